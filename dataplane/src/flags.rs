@@ -1,0 +1,153 @@
+//! libfabric's flag words, one type per use, with libfabric's bit values.
+//!
+//! Several bits mean different things in different words (bit 59 is `FI_DIRECTED_RECV`,
+//! `FI_CLAIM` and `FI_SELECTIVE_COMPLETION`), which separate types keep apart.
+
+use bitflags::bitflags;
+
+bitflags! {
+    /// Flags of one data transfer operation, and the default ones of an endpoint (`op_flags`).
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+    pub struct OpFlags: u64 {
+        /// `FI_MULTICAST`.
+        const MULTICAST = 1 << 5;
+        /// `FI_MULTI_RECV`: one buffer takes many messages.
+        const MULTI_RECV = 1 << 16;
+        /// `FI_REMOTE_CQ_DATA`: eight bytes for the receiver's completion.
+        const REMOTE_CQ_DATA = 1 << 17;
+        /// `FI_MORE`: another operation follows at once.
+        const MORE = 1 << 18;
+        /// `FI_PEEK`: look for an unexpected message.
+        const PEEK = 1 << 19;
+        /// `FI_FENCE`: after everything posted before it to the same peer.
+        const FENCE = 1 << 21;
+        /// `FI_COMPLETION`: write a completion although the queue is selective.
+        const COMPLETION = 1 << 24;
+        /// `FI_INJECT`: the source buffer may be reused on return.
+        const INJECT = 1 << 25;
+        /// `FI_INJECT_COMPLETE`: complete when the source buffer may be reused.
+        const INJECT_COMPLETE = 1 << 26;
+        /// `FI_TRANSMIT_COMPLETE`: complete when nothing here is needed any more.
+        const TRANSMIT_COMPLETE = 1 << 27;
+        /// `FI_DELIVERY_COMPLETE`: complete when the peer has placed the message.
+        const DELIVERY_COMPLETE = 1 << 28;
+        /// `FI_MATCH_COMPLETE`: complete when the peer has matched the message.
+        const MATCH_COMPLETE = 1 << 31;
+        /// `FI_DISCARD`: throw the message away.
+        const DISCARD = 1 << 58;
+        /// `FI_CLAIM`: take the message that a peek or a buffered-receive event announced.
+        const CLAIM = 1 << 59;
+    }
+}
+
+bitflags! {
+    /// Flags of a completion.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+    pub struct CqFlags: u64 {
+        /// `FI_MSG`.
+        const MSG = 1 << 1;
+        /// `FI_RMA`.
+        const RMA = 1 << 2;
+        /// `FI_TAGGED`.
+        const TAGGED = 1 << 3;
+        /// `FI_ATOMIC`.
+        const ATOMIC = 1 << 4;
+        /// `FI_COLLECTIVE`.
+        const COLLECTIVE = 1 << 6;
+        /// `FI_READ`.
+        const READ = 1 << 8;
+        /// `FI_WRITE`.
+        const WRITE = 1 << 9;
+        /// `FI_RECV`.
+        const RECV = 1 << 10;
+        /// `FI_SEND`.
+        const SEND = 1 << 11;
+        /// `FI_REMOTE_READ`.
+        const REMOTE_READ = 1 << 12;
+        /// `FI_REMOTE_WRITE`.
+        const REMOTE_WRITE = 1 << 13;
+        /// `FI_MULTI_RECV`: the buffer was released.
+        const MULTI_RECV = 1 << 16;
+        /// `FI_REMOTE_CQ_DATA`: `data` is valid.
+        const REMOTE_CQ_DATA = 1 << 17;
+        /// `FI_MORE`: only part of a buffered message is in `buf`.
+        const MORE = 1 << 18;
+        /// `FI_BUFFERED_RECV`: `op_context` names a message to claim or discard. (libfabric 1.x
+        /// reuses its mode bit here.)
+        const BUFFERED_RECV = 1 << 51;
+        /// `FI_CLAIM`.
+        const CLAIM = 1 << 59;
+    }
+}
+
+bitflags! {
+    /// Capabilities of an endpoint.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+    pub struct Caps: u64 {
+        /// `FI_MSG`.
+        const MSG = 1 << 1;
+        /// `FI_RMA`.
+        const RMA = 1 << 2;
+        /// `FI_TAGGED`.
+        const TAGGED = 1 << 3;
+        /// `FI_ATOMIC`.
+        const ATOMIC = 1 << 4;
+        /// `FI_MULTICAST`.
+        const MULTICAST = 1 << 5;
+        /// `FI_COLLECTIVE`.
+        const COLLECTIVE = 1 << 6;
+        /// `FI_READ`.
+        const READ = 1 << 8;
+        /// `FI_WRITE`.
+        const WRITE = 1 << 9;
+        /// `FI_RECV`.
+        const RECV = 1 << 10;
+        /// `FI_SEND`.
+        const SEND = 1 << 11;
+        /// `FI_REMOTE_READ`.
+        const REMOTE_READ = 1 << 12;
+        /// `FI_REMOTE_WRITE`.
+        const REMOTE_WRITE = 1 << 13;
+        /// `FI_MULTI_RECV`.
+        const MULTI_RECV = 1 << 16;
+        /// `FI_FENCE`.
+        const FENCE = 1 << 21;
+        /// `FI_SOURCE_ERR`.
+        const SOURCE_ERR = 1 << 50;
+        /// `FI_LOCAL_COMM`.
+        const LOCAL_COMM = 1 << 51;
+        /// `FI_REMOTE_COMM`.
+        const REMOTE_COMM = 1 << 52;
+        /// `FI_SHARED_AV`.
+        const SHARED_AV = 1 << 53;
+        /// `FI_RMA_EVENT`.
+        const RMA_EVENT = 1 << 56;
+        /// `FI_SOURCE`.
+        const SOURCE = 1 << 57;
+        /// `FI_NAMED_RX_CTX`.
+        const NAMED_RX_CTX = 1 << 58;
+        /// `FI_DIRECTED_RECV`.
+        const DIRECTED_RECV = 1 << 59;
+    }
+}
+
+bitflags! {
+    /// Directions and options with which a queue or counter is bound to an endpoint.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+    pub struct BindFlags: u64 {
+        /// `FI_READ`: counts reads and fetches issued here.
+        const READ = 1 << 8;
+        /// `FI_WRITE`: counts writes and atomics issued here.
+        const WRITE = 1 << 9;
+        /// `FI_RECV`.
+        const RECV = 1 << 10;
+        /// `FI_SEND` (`FI_TRANSMIT`).
+        const TRANSMIT = 1 << 11;
+        /// `FI_REMOTE_READ`.
+        const REMOTE_READ = 1 << 12;
+        /// `FI_REMOTE_WRITE`.
+        const REMOTE_WRITE = 1 << 13;
+        /// `FI_SELECTIVE_COMPLETION`: only operations with `FI_COMPLETION` complete.
+        const SELECTIVE_COMPLETION = 1 << 59;
+    }
+}

@@ -1,0 +1,9 @@
+//! The protocols, as state machines without IO: bytes, state and time in; bytes, completions and
+//! deadlines out.
+#![forbid(unsafe_code)]
+
+pub mod error;
+pub mod flags;
+pub mod node;
+mod slab;
+pub mod types;

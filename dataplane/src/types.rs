@@ -1,0 +1,164 @@
+//! Time, addresses and completions: the plain values that cross every boundary of this crate.
+
+use std::fmt;
+use std::ops::Add;
+use std::str::FromStr;
+
+use barewire_driver::port::MacAddr;
+
+use crate::error::Error;
+use crate::flags::CqFlags;
+
+/// A moment, nanoseconds from an arbitrary start. The dataplane never reads a clock: every entry
+/// takes `now`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub struct Instant(pub u64);
+
+impl Instant {
+    /// Nanoseconds from `earlier` to `self`, 0 if it is later.
+    pub const fn since(self, earlier: Self) -> u64 {
+        self.0.saturating_sub(earlier.0)
+    }
+}
+
+impl Add<u64> for Instant {
+    type Output = Self;
+
+    /// `ns` nanoseconds later, at most the end of time.
+    fn add(self, ns: u64) -> Self {
+        Self(self.0.saturating_add(ns))
+    }
+}
+
+/// `fi_addr_t`: an index in an address vector, or [`FI_ADDR_UNSPEC`].
+pub type FiAddr = u64;
+
+/// Any source on a receive; nobody on a send. Also `FI_ADDR_NOTAVAIL`.
+pub const FI_ADDR_UNSPEC: FiAddr = u64::MAX;
+
+/// The address of an endpoint: 16 bytes, `fi_getname`'s native form (`FI_FORMAT_UNSPEC` with
+/// addrlen 16 and, as text, `FI_ADDR_STR`).
+///
+/// | bytes | field |
+/// |---|---|
+/// | 0..6 | MAC of the port |
+/// | 6..8 | endpoint number, little-endian |
+/// | 8..16 | incarnation of the domain, little-endian; 0 means whichever lives there now |
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct EpAddr {
+    /// MAC of the port.
+    pub mac: MacAddr,
+    /// Number of the endpoint within its domain, 0 to 65,535.
+    pub ep: u16,
+    /// The domain's random name for this one life of it, or 0 for any life.
+    pub incarnation: u64,
+}
+
+impl EpAddr {
+    /// Length of the native form, bytes.
+    pub const LEN: usize = 16;
+
+    /// The native form.
+    pub fn to_bytes(self) -> [u8; Self::LEN] {
+        let mut b = [0; Self::LEN];
+        b[..6].copy_from_slice(&self.mac.0);
+        b[6..8].copy_from_slice(&self.ep.to_le_bytes());
+        b[8..].copy_from_slice(&self.incarnation.to_le_bytes());
+        b
+    }
+
+    /// The inverse of [`to_bytes`](Self::to_bytes).
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if the MAC is a group address or zero: no endpoint has it.
+    pub fn from_bytes(b: &[u8; Self::LEN]) -> Result<Self, Error> {
+        let mut mac = [0; 6];
+        mac.copy_from_slice(&b[..6]);
+        let mac = MacAddr(mac);
+        if mac.is_group() || mac == MacAddr::default() {
+            return Err(Error::Invalid("address: not a station's MAC"));
+        }
+        let mut inc = [0; 8];
+        inc.copy_from_slice(&b[8..]);
+        let ep = u16::from_le_bytes([b[6], b[7]]);
+        Ok(Self { mac, ep, incarnation: u64::from_le_bytes(inc) })
+    }
+}
+
+impl fmt::Display for EpAddr {
+    /// `barewire://02:00:00:00:00:01/7` or, with an incarnation,
+    /// `barewire://02:00:00:00:00:01/7#00c0ffee00c0ffee`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "barewire://{}/{}", self.mac, self.ep)?;
+        if self.incarnation != 0 {
+            write!(f, "#{:016x}", self.incarnation)?;
+        }
+        Ok(())
+    }
+}
+
+impl FromStr for EpAddr {
+    type Err = Error;
+
+    fn from_str(s: &str) -> Result<Self, Error> {
+        const BAD: Error = Error::Invalid("address: expected barewire://MAC/EP[#INCARNATION]");
+        let s = s.strip_prefix("barewire://").unwrap_or(s);
+        let (mac, rest) = s.split_once('/').ok_or(BAD)?;
+        let (ep, inc) = rest.split_once('#').unwrap_or((rest, "0"));
+        let addr = Self {
+            mac: mac.parse().map_err(|_| BAD)?,
+            ep: ep.parse().map_err(|_| BAD)?,
+            incarnation: u64::from_str_radix(inc, 16).map_err(|_| BAD)?,
+        };
+        Self::from_bytes(&addr.to_bytes())
+    }
+}
+
+/// One completion, the union of all formats (`fi_cq_tagged_entry` plus the source).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Cqe {
+    /// The operation's context, verbatim.
+    pub op_context: u64,
+    /// What completed.
+    pub flags: CqFlags,
+    /// Bytes received; 0 for sends.
+    pub len: u64,
+    /// Where a multi-recv or buffered message starts, an address; else 0.
+    pub buf: u64,
+    /// Remote CQ data if `flags` says so.
+    pub data: u64,
+    /// The tag of a tagged message.
+    pub tag: u64,
+    /// The sender for `readfrom`, [`FI_ADDR_UNSPEC`] (`FI_ADDR_NOTAVAIL`) if not known.
+    pub src: FiAddr,
+}
+
+/// One failed operation (`fi_cq_err_entry`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CqErr {
+    /// As in a success. `len` is what was placed.
+    pub cqe: Cqe,
+    /// Bytes that did not fit, for [`Error::Trunc`].
+    pub olen: u64,
+    /// Why.
+    pub err: Error,
+    /// Whether the peer may have executed the operation.
+    pub prov_errno: ProvErrno,
+    /// The raw address of an unknown sender (`FI_SOURCE_ERR`).
+    pub err_data: Option<EpAddr>,
+}
+
+/// Finer reason of a failed operation, in `prov_errno`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[repr(i32)]
+pub enum ProvErrno {
+    /// Nothing to add to `err`.
+    #[default]
+    None = 0,
+    /// The peer has certainly not executed it.
+    NotExecuted = 1,
+    /// The peer may or may not have executed it.
+    UnknownOutcome = 2,
+    /// The peer had no such endpoint.
+    NoEndpoint = 3,
+}

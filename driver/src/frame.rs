@@ -1,0 +1,213 @@
+//! A frame on its way out and a frame on its way in.
+
+use std::marker::PhantomData;
+
+use crate::mem::IoBuf;
+
+/// Bytes of destination, source and EtherType that start every frame.
+pub const ETH_HDR_LEN: usize = 14;
+
+/// What stands between the head and the tail of a frame.
+#[derive(Clone, Copy)]
+pub enum Body<'a> {
+    /// Bytes that the caller owns. Empty for none.
+    Bytes(&'a [u8]),
+    /// `len` bytes at `offset` of the application's memory.
+    Io {
+        /// The memory, which stays registered while the frame is sent.
+        buf: &'a IoBuf,
+        /// First byte, at most `buf.len()`.
+        offset: usize,
+        /// Number of bytes; `offset + len` is at most `buf.len()`.
+        len: usize,
+    },
+}
+
+impl Body<'_> {
+    /// Number of bytes.
+    pub fn len(&self) -> usize {
+        match *self {
+            Body::Bytes(b) => b.len(),
+            Body::Io { len, .. } => len,
+        }
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Copies all of it to `dst`, which is exactly as long.
+    pub fn copy_to(&self, dst: &mut [u8]) {
+        match *self {
+            Body::Bytes(b) => dst.copy_from_slice(b),
+            Body::Io { buf, offset, len } => {
+                assert_eq!(dst.len(), len);
+                buf.read_at(offset, dst);
+            }
+        }
+    }
+
+    /// CRC32C of `crc`'s bytes followed by these.
+    pub fn crc32c(&self, crc: u32) -> u32 {
+        match *self {
+            Body::Bytes(b) => crc32c::crc32c_append(crc, b),
+            Body::Io { buf, offset, len } => buf.crc32c(crc, offset, len),
+        }
+    }
+}
+
+/// A frame to send: head (Ethernet header and everything of ours before the payload), body, tail.
+#[derive(Clone, Copy)]
+pub struct TxFrame<'a> {
+    /// Starts with the 14-byte Ethernet header.
+    pub head: &'a [u8],
+    /// The payload.
+    pub body: Body<'a>,
+    /// What follows the payload: a checksum, or nothing.
+    pub tail: &'a [u8],
+}
+
+impl<'a> TxFrame<'a> {
+    /// A frame that lies in one piece.
+    pub fn whole(bytes: &'a [u8]) -> Self {
+        Self { head: bytes, body: Body::Bytes(&[]), tail: &[] }
+    }
+
+    /// Bytes in total.
+    pub fn len(&self) -> usize {
+        self.head.len() + self.body.len() + self.tail.len()
+    }
+
+    /// Whether there are none, which no port sends.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The destination address.
+    pub fn dst(&self) -> crate::port::MacAddr {
+        let mut mac = [0; 6];
+        mac.copy_from_slice(&self.head[..6]);
+        crate::port::MacAddr(mac)
+    }
+
+    /// Copies the whole frame to the start of `dst` and returns its length.
+    ///
+    /// # Panics
+    /// If `dst` is shorter than [`len`](Self::len).
+    pub fn copy_to(&self, dst: &mut [u8]) -> usize {
+        let (head, rest) = dst.split_at_mut(self.head.len());
+        let (body, rest) = rest.split_at_mut(self.body.len());
+        head.copy_from_slice(self.head);
+        self.body.copy_to(body);
+        rest[..self.tail.len()].copy_from_slice(self.tail);
+        self.len()
+    }
+}
+
+/// A received frame, lent by the port for the length of a call.
+///
+/// Its bytes may lie in memory that a hostile process can still write, so there is no way to
+/// borrow them: what is to be checked is copied first.
+pub struct RxFrame<'a> {
+    base: *const u8,
+    len: usize,
+    memory: PhantomData<&'a [u8]>,
+}
+
+impl<'a> RxFrame<'a> {
+    /// A frame in private memory.
+    pub fn new(bytes: &'a [u8]) -> Self {
+        Self { base: bytes.as_ptr(), len: bytes.len(), memory: PhantomData }
+    }
+
+    /// A frame in memory that others may write.
+    ///
+    /// # Safety
+    /// `len` bytes from `base` are mapped and readable for `'a`. Another process may write them
+    /// meanwhile.
+    pub unsafe fn from_raw(base: *const u8, len: usize) -> Self {
+        Self { base, len, memory: PhantomData }
+    }
+
+    /// Length with the Ethernet header; padding that the link added is part of it.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether the frame has no byte.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Copies the first `N` bytes out, or `None` if there are fewer.
+    #[inline]
+    pub fn first_chunk<const N: usize>(&self) -> Option<[u8; N]> {
+        self.chunk_at(0)
+    }
+
+    /// Copies `N` bytes at `offset` out, or `None` if there are fewer.
+    #[inline]
+    pub fn chunk_at<const N: usize>(&self, offset: usize) -> Option<[u8; N]> {
+        if self.len < N || offset > self.len - N {
+            return None;
+        }
+        // SAFETY: `read_unaligned` needs `N` readable bytes at `base + offset`: `offset + N <= len`
+        // was just checked and `len` bytes are mapped for `'a` (`new`, `from_raw`). A concurrent
+        // writer can only make the copy a mixture (D2 in docs/memory.md), and every byte is valid.
+        Some(unsafe { self.base.add(offset).cast::<[u8; N]>().read_unaligned() })
+    }
+
+    /// Copies `dst.len()` bytes at `offset` out and says whether there were as many. If not,
+    /// nothing was copied.
+    pub fn copy_to(&self, offset: usize, dst: &mut [u8]) -> bool {
+        if offset > self.len || self.len - offset < dst.len() {
+            return false;
+        }
+        // SAFETY: `copy_nonoverlapping` needs `dst.len()` readable bytes at the source (checked
+        // against `len`, which is mapped for `'a`) and writable ones at `dst` (a `&mut`); device
+        // memory and a Rust borrow do not overlap.
+        unsafe {
+            std::ptr::copy_nonoverlapping(self.base.add(offset), dst.as_mut_ptr(), dst.len());
+        }
+        true
+    }
+
+    /// Copies `len` bytes at `offset` to `buf_offset` of the application's memory: the one copy
+    /// that a received payload makes.
+    ///
+    /// # Panics
+    /// If the frame or `buf` is too short; the caller has checked both against the header.
+    pub fn copy_to_io(&self, offset: usize, buf: &IoBuf, buf_offset: usize, len: usize) {
+        assert!(offset <= self.len && len <= self.len - offset);
+        // SAFETY: `write_from_raw` needs `len` readable bytes at the source: checked against
+        // `self.len`, which is mapped for `'a`.
+        unsafe { buf.write_from_raw(buf_offset, self.base.add(offset), len) }
+    }
+
+    /// CRC32C of `crc`'s bytes followed by `len` bytes at `offset`, or `None` if there are fewer.
+    pub fn crc32c(&self, crc: u32, offset: usize, len: usize) -> Option<u32> {
+        if offset > self.len || self.len - offset < len {
+            return None;
+        }
+        // The checksum guards against accidents, never against a writer who races with us, so
+        // reading the bytes a second time later is no hole. They are copied in pieces because a
+        // slice must not change under its reader.
+        let mut crc = crc;
+        let mut piece = [0_u8; 2048];
+        let mut done = 0;
+        while done < len {
+            let n = (len - done).min(piece.len());
+            self.copy_to(offset + done, &mut piece[..n]);
+            crc = crc32c::crc32c_append(crc, &piece[..n]);
+            done += n;
+        }
+        Some(crc)
+    }
+
+    /// Asks the processor to fetch the first cache line.
+    #[inline]
+    pub fn prefetch(&self) {
+        crate::mem::prefetch(self.base);
+    }
+}

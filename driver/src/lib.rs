@@ -1,0 +1,11 @@
+//! Moves Ethernet frames and owns the memory they come from and go to; knows no packet of ours.
+//!
+//! - [`port`]: the [`Port`](port::Port) trait and what a port says of itself.
+//! - [`frame`]: a frame on its way out ([`TxFrame`](frame::TxFrame)) and on its way in
+//!   ([`RxFrame`](frame::RxFrame)).
+//! - [`mem`]: the application's memory, reached by bounded copies only.
+
+pub mod clock;
+pub mod frame;
+pub mod mem;
+pub mod port;

@@ -1,0 +1,17 @@
+//! Memory of the application and of the fabric, reached only by bounded copies.
+
+mod span;
+
+pub use span::{IOV_LIMIT, IoBuf, Span};
+
+/// Asks the processor to fetch the cache line at `p`, which need not be valid.
+#[inline]
+pub fn prefetch(p: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch is a hint, reads nothing architecturally and cannot fault.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(p.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = p;
+}

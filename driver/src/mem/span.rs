@@ -1,0 +1,215 @@
+//! The application's memory during one operation.
+//!
+//! Whoever makes a [`Span`] promises, once, that the memory stays; everybody after that reaches it
+//! by offsets that are checked here. There is no way to borrow the bytes: a peer may be writing
+//! them through another operation at any time.
+
+use std::ptr;
+
+/// Most pieces that one operation's memory may have (`iov_limit`).
+pub const IOV_LIMIT: usize = 8;
+
+/// `len` bytes of the application's memory from `base`, lent to the fabric.
+///
+/// Neither `Clone` nor `Copy`: it belongs to one operation, and goes when that has completed.
+#[derive(Debug)]
+pub struct Span {
+    base: *mut u8,
+    len: usize,
+}
+
+// SAFETY: a span is an address and a promise that the memory behind it stays (`from_raw`), which
+// holds on every thread.
+unsafe impl Send for Span {}
+
+impl Span {
+    /// No memory.
+    pub const EMPTY: Self = Self { base: ptr::null_mut(), len: 0 };
+
+    /// Lends `len` bytes at `base` to the fabric.
+    ///
+    /// # Safety
+    /// Until the span is dropped or the operation it was given to has completed, the bytes are
+    /// mapped; readable if the operation reads them (a send), writable if it writes them (a
+    /// receive); and no Rust reference to them is alive in the second case. `base` may be null or
+    /// dangling if `len` is 0.
+    pub const unsafe fn from_raw(base: *mut u8, len: usize) -> Self {
+        Self { base, len }
+    }
+
+    /// Number of bytes.
+    pub const fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are none.
+    pub const fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The address, for completions that report where a message was placed.
+    pub fn addr(&self) -> usize {
+        self.base as usize
+    }
+}
+
+/// The memory of one operation: 0 to [`IOV_LIMIT`] spans, used one after the other.
+#[derive(Debug)]
+pub struct IoBuf {
+    len: usize,
+    count: usize,
+    spans: [Span; IOV_LIMIT],
+}
+
+impl Default for IoBuf {
+    fn default() -> Self {
+        Self::EMPTY
+    }
+}
+
+impl IoBuf {
+    /// No memory.
+    pub const EMPTY: Self = Self { len: 0, count: 0, spans: [Span::EMPTY; IOV_LIMIT] };
+
+    /// One span.
+    pub const fn one(span: Span) -> Self {
+        let mut buf = Self::EMPTY;
+        buf.len = span.len;
+        buf.count = 1;
+        buf.spans[0] = span;
+        buf
+    }
+
+    /// Appends a span and says whether there was room and the total length did not overflow.
+    /// If not, nothing changed.
+    pub fn push(&mut self, span: Span) -> bool {
+        let Some(len) = self.len.checked_add(span.len) else { return false };
+        if self.count == IOV_LIMIT {
+            return false;
+        }
+        self.len = len;
+        self.spans[self.count] = span;
+        self.count += 1;
+        true
+    }
+
+    /// Bytes in total.
+    pub const fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are none.
+    pub const fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The address of the byte at `offset`, 0 if it lies beyond the end.
+    pub fn addr_at(&self, offset: usize) -> usize {
+        let mut at = offset;
+        for span in &self.spans[..self.count] {
+            if at < span.len {
+                return span.base as usize + at;
+            }
+            at -= span.len;
+        }
+        0
+    }
+
+    /// Copies `dst.len()` bytes at `offset` out.
+    ///
+    /// # Panics
+    /// If they are not all inside.
+    #[inline]
+    pub fn read_at(&self, offset: usize, dst: &mut [u8]) {
+        let to = dst.as_mut_ptr();
+        // SAFETY: `each` calls with `n` bytes at `piece` inside a lent span, and with `done + n <=
+        // dst.len()`, so source and destination hold `n` bytes; `dst` is an exclusive borrow and
+        // so overlaps no lent memory.
+        self.each(offset, dst.len(), |piece, done, n| unsafe {
+            ptr::copy_nonoverlapping(piece, to.add(done), n);
+        });
+    }
+
+    /// Copies `src` to `offset`.
+    ///
+    /// # Panics
+    /// If it does not fit.
+    #[inline]
+    pub fn write_at(&self, offset: usize, src: &[u8]) {
+        // SAFETY: `src` is readable for its length.
+        unsafe { self.write_from_raw(offset, src.as_ptr(), src.len()) }
+    }
+
+    /// Copies `len` bytes from `src` to `offset`.
+    ///
+    /// # Safety
+    /// `len` bytes at `src` are readable. They may overlap this memory or be written meanwhile.
+    ///
+    /// # Panics
+    /// If they do not fit.
+    #[inline]
+    pub(crate) unsafe fn write_from_raw(&self, offset: usize, src: *const u8, len: usize) {
+        // SAFETY: `each` calls with `n` writable bytes at `piece` (the lender's promise) and with
+        // `done + n <= len`, which the caller says are readable; `copy` allows overlap.
+        self.each(offset, len, |piece, done, n| unsafe {
+            ptr::copy(src.add(done), piece, n);
+        });
+    }
+
+    /// Copies `len` bytes at `offset` to `dst`, for ports whose slots lie in shared memory.
+    ///
+    /// # Safety
+    /// `len` bytes at `dst` are writable. They may be read by others meanwhile.
+    ///
+    /// # Panics
+    /// If they are not all inside.
+    #[inline]
+    pub unsafe fn read_to_raw(&self, offset: usize, dst: *mut u8, len: usize) {
+        // SAFETY: as in `read_at`, with the caller's promise for `dst`.
+        self.each(offset, len, |piece, done, n| unsafe {
+            ptr::copy(piece, dst.add(done), n);
+        });
+    }
+
+    /// CRC32C of `crc`'s bytes followed by `len` bytes at `offset`.
+    ///
+    /// # Panics
+    /// If they are not all inside.
+    pub fn crc32c(&self, crc: u32, offset: usize, len: usize) -> u32 {
+        let mut crc = crc;
+        let mut piece = [0_u8; 2048];
+        let mut done = 0;
+        while done < len {
+            let n = (len - done).min(piece.len());
+            self.read_at(offset + done, &mut piece[..n]);
+            crc = crc32c::crc32c_append(crc, &piece[..n]);
+            done += n;
+        }
+        crc
+    }
+
+    /// Calls `f(address, bytes before, bytes)` for every contiguous piece of `offset..offset+len`.
+    #[inline]
+    fn each(&self, offset: usize, len: usize, mut f: impl FnMut(*mut u8, usize, usize)) {
+        assert!(offset <= self.len && len <= self.len - offset, "copy outside the lent memory");
+        if len == 0 {
+            return;
+        }
+        let mut at = offset;
+        let mut done = 0;
+        for span in &self.spans[..self.count] {
+            if at >= span.len {
+                at -= span.len;
+                continue;
+            }
+            let n = (span.len - at).min(len - done);
+            // SAFETY: `add` stays inside the lent span: `at < span.len`.
+            f(unsafe { span.base.add(at) }, done, n);
+            done += n;
+            at = 0;
+            if done == len {
+                return;
+            }
+        }
+    }
+}

@@ -1,0 +1,213 @@
+//! The one trait every device implements, and what a device says of itself.
+//!
+//! Frames are not queued between a port and its user. A frame to send is described by the caller
+//! and copied by the port straight into device memory (one copy in); a frame received is lent to
+//! the caller where the device put it and is copied once, to where the application wants it (one
+//! copy out). So neither side allocates and a frame has no owner to forget it.
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::frame::{RxFrame, TxFrame};
+
+/// An Ethernet address, in the order it has on the wire.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct MacAddr(pub [u8; 6]);
+
+impl MacAddr {
+    /// All stations of the segment.
+    pub const BROADCAST: Self = Self([0xff; 6]);
+
+    /// Whether the group bit is set: broadcast or multicast.
+    pub const fn is_group(self) -> bool {
+        self.0[0] & 1 != 0
+    }
+
+    /// The address as a number below 2^48, first byte on the wire most significant.
+    pub const fn to_u64(self) -> u64 {
+        let b = self.0;
+        u64::from_be_bytes([0, 0, b[0], b[1], b[2], b[3], b[4], b[5]])
+    }
+
+    /// The inverse of [`to_u64`](Self::to_u64); bits 48 to 63 are ignored.
+    pub const fn from_u64(v: u64) -> Self {
+        let b = v.to_be_bytes();
+        Self([b[2], b[3], b[4], b[5], b[6], b[7]])
+    }
+}
+
+impl fmt::Display for MacAddr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [a, b, c, d, e, g] = self.0;
+        write!(f, "{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{g:02x}")
+    }
+}
+
+impl fmt::Debug for MacAddr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// A string that is not six hexadecimal bytes separated by colons.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("\"{0}\" is not a MAC address: write six hexadecimal bytes, such as 02:00:00:00:00:01")]
+pub struct BadMac(pub String);
+
+impl FromStr for MacAddr {
+    type Err = BadMac;
+
+    fn from_str(s: &str) -> Result<Self, BadMac> {
+        let bad = || BadMac(s.to_owned());
+        let mut mac = [0; 6];
+        let mut parts = s.split(':');
+        for byte in &mut mac {
+            let part = parts.next().ok_or_else(bad)?;
+            if part.is_empty() || part.len() > 2 {
+                return Err(bad());
+            }
+            *byte = u8::from_str_radix(part, 16).map_err(|_| bad())?;
+        }
+        if parts.next().is_some() { Err(bad()) } else { Ok(Self(mac)) }
+    }
+}
+
+/// Fixed facts of a port, true for its life.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PortCaps {
+    /// The station address that unicast frames to this port carry.
+    pub mac: MacAddr,
+    /// Largest number of bytes after the 14-byte Ethernet header that a frame may carry, either
+    /// way. At least 256 or the fabric does not open on this port.
+    pub mtu: usize,
+    /// A unicast frame that [`Port::tx`] answered [`Tx::Sent`] for lies, unchanged and in order, in
+    /// the receiver's memory: it can be lost only with the receiver, and survives the sender.
+    pub lossless: bool,
+    /// [`Port::tx`] can take the body of a frame from registered memory without copying it.
+    pub gather: bool,
+    /// Round trip below which a retransmission timer would only fire on scheduling noise,
+    /// nanoseconds: 100,000 on hardware, 1,000,000 through a kernel.
+    pub rto_floor_ns: u64,
+    /// Link speed, bit/s, as the device reports it; 0 if it does not.
+    pub link_bps: u64,
+    /// The string that would open this port again, such as `shm:job7`.
+    pub name: String,
+}
+
+/// What became of a frame given to [`Port::tx`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tx {
+    /// The port has it; its bytes may be reused.
+    Sent,
+    /// The ring (the port's, or on a shared segment the receiver's) has no room. The frame was not
+    /// taken: try again after a while. Back-pressure, not an error.
+    Full,
+    /// Nobody on the segment has the destination address, and the port can tell. Not taken.
+    NoRoute,
+}
+
+/// The device is gone: unplugged, removed, or its segment destroyed. Nothing will work again.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("port {port} is gone: {why}")]
+pub struct PortGone {
+    /// [`PortCaps::name`] of the port.
+    pub port: String,
+    /// What happened, for a person.
+    pub why: String,
+}
+
+/// Takes the frames of a receive burst.
+pub trait RxSink {
+    /// Called for every frame of the burst before [`frame`](Self::frame) is called for the first,
+    /// so that the memory a frame will need can be on its way. Does nothing by default.
+    fn prefetch(&mut self, frame: &RxFrame<'_>) {
+        let _ = frame;
+    }
+
+    /// Takes one frame, Ethernet header first. It is gone when this returns.
+    fn frame(&mut self, frame: &RxFrame<'_>);
+}
+
+impl<F: FnMut(&RxFrame<'_>)> RxSink for F {
+    fn frame(&mut self, frame: &RxFrame<'_>) {
+        self(frame);
+    }
+}
+
+/// What a port counted since it was opened. Every frame that was not passed on has its cause here.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PortCounters {
+    /// Frames lent to the sink, and their bytes with Ethernet headers.
+    pub rx_frames: u64,
+    /// Bytes of `rx_frames`.
+    pub rx_bytes: u64,
+    /// Frames taken from the caller.
+    pub tx_frames: u64,
+    /// Bytes of `tx_frames`.
+    pub tx_bytes: u64,
+    /// Calls that answered [`Tx::Full`].
+    pub tx_full: u64,
+    /// Calls that answered [`Tx::NoRoute`].
+    pub tx_no_route: u64,
+    /// Received frames dropped by the port: malformed, too long, or their sender died half way.
+    pub rx_dropped: u64,
+    /// Frames the port itself lost on the way out: a full ring for a group address, or on purpose
+    /// (the `fault` port).
+    pub tx_dropped: u64,
+}
+
+/// Moves whole Ethernet frames (no frame check sequence). One thread at a time uses a port.
+pub trait Port: Send {
+    /// Fixed facts, true for the port's life.
+    fn caps(&self) -> &PortCaps;
+
+    /// Sends one frame, or says why not. Never blocks or allocates.
+    ///
+    /// `frame.len()` is at most 14 + [`PortCaps::mtu`]; a longer one is a bug of the caller and
+    /// panics. A port may keep frames back until [`flush`](Self::flush).
+    ///
+    /// # Errors
+    /// [`PortGone`]: the frame was not sent, and no later one will be.
+    fn tx(&mut self, frame: &TxFrame<'_>) -> Result<Tx, PortGone>;
+
+    /// Makes what [`tx`](Self::tx) took visible to the other side now. Called once per poll turn
+    /// that sent something.
+    ///
+    /// # Errors
+    /// [`PortGone`].
+    fn flush(&mut self) -> Result<(), PortGone>;
+
+    /// Lends at most `max` received frames to `sink`, oldest first, and says how many. Never blocks
+    /// or allocates.
+    ///
+    /// # Errors
+    /// [`PortGone`]: no further frame will come.
+    fn rx_burst(&mut self, max: usize, sink: &mut dyn RxSink) -> Result<usize, PortGone>;
+
+    /// What was counted so far.
+    fn counters(&self) -> PortCounters;
+
+    /// A handle on which another thread can sleep until a frame may have come, or `None` if this
+    /// port can only be polled.
+    fn waiter(&self) -> Option<Arc<dyn PortWaiter>> {
+        None
+    }
+
+    /// When the port itself wants to be polled again even if no frame comes (a `fault` port that
+    /// holds a delayed frame), in the time of [`crate::clock::now_ns`].
+    fn next_deadline_ns(&self) -> Option<u64> {
+        None
+    }
+}
+
+/// Sleeps until a port may have something to receive.
+pub trait PortWaiter: Send + Sync {
+    /// Returns when a frame may be there, after `timeout` at the latest, at once if one is there
+    /// already. May return early for no reason. A wake-up may be late by at most one millisecond.
+    fn wait(&self, timeout: Duration);
+
+    /// Makes one `wait` that runs now, or the next one, return at once.
+    fn wake(&self);
+}
