@@ -5,5 +5,7 @@
 pub mod error;
 pub mod flags;
 pub mod node;
-mod slab;
+pub mod rel;
+pub mod slab;
 pub mod types;
+pub mod wheel;

@@ -1,8 +1,359 @@
-//! Placeholder until the tables land.
+//! Fixed tables: a slab of slots, and lists threaded through them.
+//!
+//! A slab reserves room for all its slots when it is made and touches a slot's memory when the slot
+//! is first used, so a large table of a node that stays small costs address space alone. Slots are
+//! named by index; whoever keeps an index across a free keeps a [`Handle`] instead.
+//!
+//! An index that names no used slot is our own bug and panics in every build: it would hand one
+//! operation's state to another.
 
-/// An index with a generation.
+use std::ops::{Index, IndexMut};
+
+/// No slot: the end of a list.
+pub const NONE: u32 = u32::MAX;
+
+/// The index of a slot with the generation it had: names one life of the slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Handle {
     pub(crate) idx: u32,
     pub(crate) generation: u32,
+}
+
+impl Handle {
+    /// Puts together what [`idx`](Self::idx) and [`generation`](Self::generation) took apart. Parts
+    /// that never were a handle name nothing.
+    pub const fn from_parts(idx: u32, generation: u32) -> Self {
+        Self { idx, generation }
+    }
+
+    /// The slot.
+    pub const fn idx(self) -> u32 {
+        self.idx
+    }
+
+    /// Which life of the slot. Starts at 1, so a handle of two zeros names nothing.
+    pub const fn generation(self) -> u32 {
+        self.generation
+    }
+}
+
+/// A table of at most `capacity` values, each named by the index of its slot.
+///
+/// The slot freed last is given out first, while its memory is still in the cache.
+#[derive(Debug)]
+pub struct Slab<T> {
+    slots: Vec<Slot<T>>,
+    capacity: usize,
+    free_head: u32,
+    len: u32,
+}
+
+/// The generation stands in both variants, where it shares a word with the tag.
+#[derive(Debug)]
+enum Slot<T> {
+    Free { generation: u32, next: u32 },
+    Used { generation: u32, value: T },
+}
+
+impl<T> Slab<T> {
+    /// An empty slab. Reserves room for `n` values and touches none of it.
+    ///
+    /// # Panics
+    /// If `n` does not fit an index, or address space is exhausted.
+    pub fn with_capacity(n: usize) -> Self {
+        assert!(n < NONE as usize, "slab: {n} slots do not fit an index");
+        Self { slots: Vec::with_capacity(n), capacity: n, free_head: NONE, len: 0 }
+    }
+
+    /// Puts `value` into a free slot; `None`, and `value` dropped, if there is none. Never
+    /// allocates.
+    #[inline]
+    pub fn alloc(&mut self, value: T) -> Option<u32> {
+        let idx = self.free_head;
+        if let Some(slot) = self.slots.get_mut(idx as usize) {
+            let Slot::Free { generation, next } = *slot else { panic!("slab: free list broken") };
+            self.free_head = next;
+            *slot = Slot::Used { generation: generation.wrapping_add(1), value };
+            self.len += 1;
+            return Some(idx);
+        }
+        self.alloc_fresh(value)
+    }
+
+    #[cold]
+    fn alloc_fresh(&mut self, value: T) -> Option<u32> {
+        if self.slots.len() == self.capacity {
+            return None;
+        }
+        let idx = self.slots.len() as u32;
+        self.slots.push(Slot::Used { generation: 1, value });
+        self.len += 1;
+        Some(idx)
+    }
+
+    /// Takes the value out and gives the slot back.
+    ///
+    /// # Panics
+    /// If the slot is not in use.
+    #[inline]
+    pub fn free(&mut self, idx: u32) -> T {
+        let slot = &mut self.slots[idx as usize];
+        let generation = match *slot {
+            Slot::Used { generation, .. } => generation,
+            Slot::Free { .. } => not_used(idx),
+        };
+        let old = std::mem::replace(slot, Slot::Free { generation, next: self.free_head });
+        self.free_head = idx;
+        self.len -= 1;
+        match old {
+            Slot::Used { value, .. } => value,
+            Slot::Free { .. } => not_used(idx),
+        }
+    }
+
+    /// The value of a slot, `None` if the slot is not in use.
+    #[inline]
+    pub fn get(&self, idx: u32) -> Option<&T> {
+        match self.slots.get(idx as usize) {
+            Some(Slot::Used { value, .. }) => Some(value),
+            _ => None,
+        }
+    }
+
+    /// As [`get`](Self::get), to change it.
+    #[inline]
+    pub fn get_mut(&mut self, idx: u32) -> Option<&mut T> {
+        match self.slots.get_mut(idx as usize) {
+            Some(Slot::Used { value, .. }) => Some(value),
+            _ => None,
+        }
+    }
+
+    /// How often the slot has been used so far, this time included; 0 for one never used. Wraps.
+    pub fn generation(&self, idx: u32) -> u32 {
+        match self.slots.get(idx as usize) {
+            Some(Slot::Used { generation, .. } | Slot::Free { generation, .. }) => *generation,
+            None => 0,
+        }
+    }
+
+    /// A name for this life of the slot.
+    pub fn handle(&self, idx: u32) -> Handle {
+        Handle { idx, generation: self.generation(idx) }
+    }
+
+    /// What `handle` named, `None` if its slot has been freed since.
+    #[inline]
+    pub fn by_handle(&self, handle: Handle) -> Option<&T> {
+        match self.slots.get(handle.idx as usize) {
+            Some(Slot::Used { generation, value }) if *generation == handle.generation => {
+                Some(value)
+            }
+            _ => None,
+        }
+    }
+
+    /// As [`by_handle`](Self::by_handle), to change it.
+    #[inline]
+    pub fn by_handle_mut(&mut self, handle: Handle) -> Option<&mut T> {
+        match self.slots.get_mut(handle.idx as usize) {
+            Some(Slot::Used { generation, value }) if *generation == handle.generation => {
+                Some(value)
+            }
+            _ => None,
+        }
+    }
+
+    /// Slots in use.
+    pub fn len(&self) -> usize {
+        self.len as usize
+    }
+
+    /// Whether no slot is in use.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Slots there are.
+    pub fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    /// Slots not in use.
+    pub fn free_count(&self) -> usize {
+        self.capacity - self.len()
+    }
+
+    /// The used slots in order of index. Costs a look at every slot ever used.
+    pub fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
+        self.slots.iter().enumerate().filter_map(|(i, slot)| match slot {
+            Slot::Used { value, .. } => Some((i as u32, value)),
+            Slot::Free { .. } => None,
+        })
+    }
+
+    /// As [`iter`](Self::iter), to change the values.
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = (u32, &mut T)> {
+        self.slots.iter_mut().enumerate().filter_map(|(i, slot)| match slot {
+            Slot::Used { value, .. } => Some((i as u32, value)),
+            Slot::Free { .. } => None,
+        })
+    }
+}
+
+impl<T> Index<u32> for Slab<T> {
+    type Output = T;
+
+    #[inline]
+    fn index(&self, idx: u32) -> &T {
+        match &self.slots[idx as usize] {
+            Slot::Used { value, .. } => value,
+            Slot::Free { .. } => not_used(idx),
+        }
+    }
+}
+
+impl<T> IndexMut<u32> for Slab<T> {
+    #[inline]
+    fn index_mut(&mut self, idx: u32) -> &mut T {
+        match &mut self.slots[idx as usize] {
+            Slot::Used { value, .. } => value,
+            Slot::Free { .. } => not_used(idx),
+        }
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn not_used(idx: u32) -> ! {
+    panic!("slab: slot {idx} is not in use")
+}
+
+/// The neighbours of an entry in one list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Link {
+    /// The entry before, or [`NONE`].
+    pub prev: u32,
+    /// The entry after, or [`NONE`].
+    pub next: u32,
+}
+
+impl Default for Link {
+    fn default() -> Self {
+        Self { prev: NONE, next: NONE }
+    }
+}
+
+/// An entry that can stand in the list number `LIST` of its slab. One that can stand in two lists
+/// at once implements it twice.
+pub trait Linked<const LIST: usize> {
+    /// The neighbours, to change them.
+    fn link(&mut self) -> &mut Link;
+    /// The neighbours.
+    fn link_ref(&self) -> &Link;
+}
+
+/// A doubly linked list of slots of one slab.
+///
+/// Holds indices only: every call is given the slab, always the same. An entry must leave the list
+/// before its slot is freed.
+#[derive(Clone, Copy, Debug)]
+pub struct List<const LIST: usize> {
+    /// The first entry, or [`NONE`].
+    pub head: u32,
+    /// The last entry, or [`NONE`].
+    pub tail: u32,
+    /// Entries in the list.
+    pub len: u32,
+}
+
+impl<const LIST: usize> Default for List<LIST> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<const LIST: usize> List<LIST> {
+    /// An empty list.
+    pub const fn new() -> Self {
+        Self { head: NONE, tail: NONE, len: 0 }
+    }
+
+    /// Whether nothing is in the list.
+    #[inline]
+    pub const fn is_empty(&self) -> bool {
+        self.head == NONE
+    }
+
+    /// Appends `idx`, which is in no list of this number.
+    #[inline]
+    pub fn push_back<T: Linked<LIST>>(&mut self, slab: &mut Slab<T>, idx: u32) {
+        *slab[idx].link() = Link { prev: self.tail, next: NONE };
+        if self.tail == NONE {
+            self.head = idx;
+        } else {
+            slab[self.tail].link().next = idx;
+        }
+        self.tail = idx;
+        self.len += 1;
+    }
+
+    /// Puts `idx`, which is in no list of this number, before all others.
+    #[inline]
+    pub fn push_front<T: Linked<LIST>>(&mut self, slab: &mut Slab<T>, idx: u32) {
+        *slab[idx].link() = Link { prev: NONE, next: self.head };
+        if self.head == NONE {
+            self.tail = idx;
+        } else {
+            slab[self.head].link().prev = idx;
+        }
+        self.head = idx;
+        self.len += 1;
+    }
+
+    /// Takes the first entry out of the list.
+    #[inline]
+    pub fn pop_front<T: Linked<LIST>>(&mut self, slab: &mut Slab<T>) -> Option<u32> {
+        let idx = self.head;
+        if idx == NONE {
+            return None;
+        }
+        self.remove(slab, idx);
+        Some(idx)
+    }
+
+    /// Takes `idx`, which is in this list, out of it.
+    ///
+    /// # Panics
+    /// If `idx` stands at an end and it is not this list's end: it is in another list or in none.
+    #[inline]
+    pub fn remove<T: Linked<LIST>>(&mut self, slab: &mut Slab<T>, idx: u32) {
+        let Link { prev, next } = std::mem::take(slab[idx].link());
+        if prev == NONE {
+            assert!(self.head == idx, "list: {idx} is not in this list");
+            self.head = next;
+        } else {
+            slab[prev].link().next = next;
+        }
+        if next == NONE {
+            assert!(self.tail == idx, "list: {idx} is not in this list");
+            self.tail = prev;
+        } else {
+            slab[next].link().prev = prev;
+        }
+        self.len -= 1;
+    }
+
+    /// The entry after `idx`.
+    #[inline]
+    pub fn next<T: Linked<LIST>>(&self, slab: &Slab<T>, idx: u32) -> Option<u32> {
+        let next = slab[idx].link_ref().next;
+        (next != NONE).then_some(next)
+    }
+
+    /// The entries from first to last.
+    pub fn iter<'a, T: Linked<LIST>>(&self, slab: &'a Slab<T>) -> impl Iterator<Item = u32> + 'a {
+        let some = |idx: u32| (idx != NONE).then_some(idx);
+        std::iter::successors(some(self.head), move |&idx| some(slab[idx].link_ref().next))
+    }
 }

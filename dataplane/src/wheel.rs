@@ -1,0 +1,273 @@
+//! A timer wheel: one deadline for each of many ids.
+//!
+//! 512 slots of 16.384 microseconds, 8.4 ms around. A deadline is rounded up to a slot, so it comes
+//! up to one slot late and never early. One farther than the wheel goes around waits in the
+//! farthest slot and is moved on when that one is due. Arming an armed id with a later deadline
+//! only notes the deadline, since most timers are pushed on many times before they ring: the id is
+//! moved when its old slot is due.
+//!
+//! Invariant: every occupied slot stands for one tick of `cur..cur + 512`.
+
+use crate::slab::NONE;
+use crate::types::Instant;
+
+/// A slot's width as a power of two, nanoseconds.
+const TICK_SHIFT: u32 = 14;
+/// Slots of the wheel.
+const SLOTS: usize = 512;
+/// Words of the bitmap of occupied slots.
+const WORDS: usize = SLOTS / 64;
+/// The list, beyond the slots, of ids whose slot was due and whose deadline was not. Empty outside
+/// a round of [`Wheel::expire`].
+const LATER: u16 = SLOTS as u16;
+/// The slot of an id that is not armed.
+const UNARMED: u16 = u16::MAX;
+/// The last tick that can be told, 146 years from the start of time.
+const TICK_MAX: u64 = (1 << 48) - 1;
+
+/// Deadlines of ids below a fixed number, one each.
+///
+/// Time does not go backwards: a `now` before an earlier one fires nothing early, but what is
+/// armed then may be late by the difference.
+#[derive(Debug)]
+pub struct Wheel {
+    /// Before this moment nothing is due, nanoseconds. Never later than the earliest slot.
+    due_ns: u64,
+    /// The latest time we were told, nanoseconds.
+    now_ns: u64,
+    /// Every slot before this tick is empty.
+    cur: u64,
+    len: u32,
+    id_max: u32,
+    occupied: [u64; WORDS],
+    heads: [u32; SLOTS + 1],
+    timers: Vec<Timer>,
+}
+
+/// 16 bytes an id.
+#[derive(Clone, Copy, Debug)]
+struct Timer {
+    prev: u32,
+    next: u32,
+    /// The tick of the deadline above, the slot it waits in below (16 bits).
+    key: u64,
+}
+
+impl Timer {
+    const IDLE: Self = Self { prev: NONE, next: NONE, key: UNARMED as u64 };
+
+    const fn tick(self) -> u64 {
+        self.key >> 16
+    }
+
+    const fn slot(self) -> u16 {
+        self.key as u16
+    }
+}
+
+impl Wheel {
+    /// The width of a slot, nanoseconds: how late a deadline may come.
+    pub const TICK_NS: u64 = 1 << TICK_SHIFT;
+
+    /// A wheel for the ids `0..n`, none of them armed. Reserves 16 bytes an id, touched when the id
+    /// is first armed.
+    pub fn new(n: usize, now: Instant) -> Self {
+        assert!(n < NONE as usize, "wheel: {n} ids do not fit an index");
+        Self {
+            due_ns: u64::MAX,
+            now_ns: now.0,
+            cur: now.0 >> TICK_SHIFT,
+            len: 0,
+            id_max: n as u32,
+            occupied: [0; WORDS],
+            heads: [NONE; SLOTS + 1],
+            timers: Vec::with_capacity(n),
+        }
+    }
+
+    /// Lets `id` come out of [`expire`](Self::expire) at `at`, instead of when it would have if it
+    /// was armed. A moment that has passed comes out of the next `expire`.
+    ///
+    /// # Panics
+    /// If `id` is not below the number the wheel was made for.
+    #[inline]
+    pub fn arm(&mut self, id: u32, at: Instant) {
+        let tick = tick_after(at);
+        match self.timers.get_mut(id as usize) {
+            Some(timer) if timer.slot() != UNARMED => {
+                let slot = timer.slot();
+                timer.key = (tick << 16) | u64::from(slot);
+                if slot == LATER || tick >= tick_of(self.cur, slot) {
+                    return; // moved when the slot it stands in is due
+                }
+                self.unlink(id);
+            }
+            Some(_) => {}
+            None => self.touch(id),
+        }
+        if self.len == 0 {
+            // Nothing is in a slot, so the wheel may turn to the present at once.
+            self.cur = self.cur.max(self.now_ns >> TICK_SHIFT);
+        }
+        let slot_tick = self.link(id, tick);
+        self.due_ns = self.due_ns.min(slot_tick << TICK_SHIFT);
+    }
+
+    /// Takes `id`'s deadline back, if it has one.
+    #[inline]
+    pub fn disarm(&mut self, id: u32) {
+        if self.is_armed(id) {
+            self.unlink(id);
+        }
+    }
+
+    /// Whether `id` has a deadline.
+    #[inline]
+    pub fn is_armed(&self, id: u32) -> bool {
+        self.timers.get(id as usize).is_some_and(|t| t.slot() != UNARMED)
+    }
+
+    /// Ids that have a deadline.
+    pub fn len(&self) -> usize {
+        self.len as usize
+    }
+
+    /// Whether no id has a deadline.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// When to call [`expire`](Self::expire) next: at most one slot after the earliest deadline,
+    /// and before it if that was pushed on or is far.
+    pub fn next_deadline(&self) -> Option<Instant> {
+        if self.heads[LATER as usize] != NONE {
+            return Some(Instant(self.cur << TICK_SHIFT));
+        }
+        self.first_occupied().map(|tick| Instant(tick << TICK_SHIFT))
+    }
+
+    /// Takes out one id whose deadline has passed; call it until `None`. Costs a comparison while
+    /// nothing is due, and a walk over 512 bits at most however far `now` has jumped.
+    ///
+    /// An id that is armed for a moment not after `now` while the caller loops comes out again in
+    /// the same loop.
+    #[inline]
+    pub fn expire(&mut self, now: Instant) -> Option<u32> {
+        self.now_ns = now.0;
+        if now.0 < self.due_ns {
+            return None;
+        }
+        self.expire_due(now.0 >> TICK_SHIFT)
+    }
+
+    #[cold]
+    fn expire_due(&mut self, now_tick: u64) -> Option<u32> {
+        loop {
+            match self.first_occupied() {
+                Some(tick) if tick <= now_tick => {
+                    self.cur = tick;
+                    let id = self.heads[tick as usize % SLOTS];
+                    let deadline = self.timers[id as usize].tick();
+                    self.unlink(id);
+                    if deadline <= now_tick {
+                        return Some(id);
+                    }
+                    // Its slot after `now` may stand for an earlier tick until `cur` gets there.
+                    self.link_slot(id, deadline, LATER);
+                }
+                next => {
+                    self.cur = self.cur.max(now_tick);
+                    if self.heads[LATER as usize] == NONE {
+                        self.due_ns = next.map_or(u64::MAX, |tick| tick << TICK_SHIFT);
+                        return None;
+                    }
+                    self.place_later();
+                }
+            }
+        }
+    }
+
+    /// Puts the ids that wait in no slot into one.
+    fn place_later(&mut self) {
+        loop {
+            let id = self.heads[LATER as usize];
+            if id == NONE {
+                return;
+            }
+            let deadline = self.timers[id as usize].tick();
+            self.unlink(id);
+            self.link(id, deadline);
+        }
+    }
+
+    /// The tick of the earliest occupied slot.
+    fn first_occupied(&self) -> Option<u64> {
+        let start = self.cur as usize % SLOTS;
+        let (word, bit) = (start / 64, start % 64);
+        // The first word is looked at twice: from `start` up, and at the end for what is below.
+        let upper = self.occupied[word] & (u64::MAX << bit);
+        for i in 0..=WORDS {
+            let at = (word + i) % WORDS;
+            let bits = if i == 0 { upper } else { self.occupied[at] };
+            if bits != 0 {
+                let slot = at * 64 + bits.trailing_zeros() as usize;
+                return Some(tick_of(self.cur, slot as u16));
+            }
+        }
+        None
+    }
+
+    /// Links `id` where its deadline belongs, and says the tick of that slot.
+    fn link(&mut self, id: u32, tick: u64) -> u64 {
+        let slot_tick = tick.clamp(self.cur, self.cur + SLOTS as u64 - 1);
+        self.link_slot(id, tick, (slot_tick % SLOTS as u64) as u16);
+        slot_tick
+    }
+
+    fn link_slot(&mut self, id: u32, tick: u64, slot: u16) {
+        let next = self.heads[slot as usize];
+        if next != NONE {
+            self.timers[next as usize].prev = id;
+        }
+        self.timers[id as usize] = Timer { prev: NONE, next, key: (tick << 16) | u64::from(slot) };
+        self.heads[slot as usize] = id;
+        if slot != LATER {
+            self.occupied[slot as usize / 64] |= 1 << (slot % 64);
+        }
+        self.len += 1;
+    }
+
+    fn unlink(&mut self, id: u32) {
+        let timer = std::mem::replace(&mut self.timers[id as usize], Timer::IDLE);
+        let slot = timer.slot();
+        if timer.next != NONE {
+            self.timers[timer.next as usize].prev = timer.prev;
+        }
+        if timer.prev != NONE {
+            self.timers[timer.prev as usize].next = timer.next;
+        } else {
+            self.heads[slot as usize] = timer.next;
+            if timer.next == NONE && slot != LATER {
+                self.occupied[slot as usize / 64] &= !(1 << (slot % 64));
+            }
+        }
+        self.len -= 1;
+    }
+
+    #[cold]
+    fn touch(&mut self, id: u32) {
+        assert!(id < self.id_max, "wheel: id {id} of {}", self.id_max);
+        self.timers.resize(id as usize + 1, Timer::IDLE);
+    }
+}
+
+/// The first tick that does not begin before `at`.
+const fn tick_after(at: Instant) -> u64 {
+    let tick = at.0.saturating_add(Wheel::TICK_NS - 1) >> TICK_SHIFT;
+    if tick < TICK_MAX { tick } else { TICK_MAX }
+}
+
+/// The tick that `slot` stands for while the wheel is at `cur`.
+const fn tick_of(cur: u64, slot: u16) -> u64 {
+    cur + ((slot as u64).wrapping_sub(cur) % SLOTS as u64)
+}
