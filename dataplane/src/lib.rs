@@ -5,6 +5,7 @@
 pub mod error;
 pub mod flags;
 pub mod node;
+pub mod plant;
 pub mod rel;
 pub mod slab;
 pub mod types;

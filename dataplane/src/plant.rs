@@ -1,0 +1,133 @@
+//! Bugs planted on purpose, so that the simulator can be tested as well.
+//!
+//! Without the feature `plant` [`planted`] is a constant `false` and costs nothing. With it, a test
+//! switches one bug on for its own thread ([`with`]) and sees which stage finds it. A switch stands
+//! in the code where a hand could really slip, and says in one line what goes wrong there.
+
+/// One way to get the protocol wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Bug {
+    /// A packet below the window is delivered again.
+    OldDuplicateDelivered,
+    /// A packet already in the window is delivered again.
+    DuplicateDelivered,
+    /// A rendezvous send completes when its announcement is acknowledged, before the data is here.
+    RendezvousDoneOnAck,
+    /// A packet held for order is never given back.
+    HeldPacketLeaked,
+    /// Operations that only wait for an answer are forgotten when a session ends.
+    WaitingForgotten,
+    /// A send completes on a SACK bit although an earlier packet may be lost for good.
+    DoneOnSack,
+    /// The word of a SACK bit is found by dividing by 8 instead of 64.
+    SackWordInBytes,
+    /// The receive bitmap is not cleared past its first word when the window moves.
+    BitmapNotCleared,
+    /// A packet for an earlier life of this node is taken.
+    NoIncarnationCheck,
+    /// Nothing is sent while an operation waits for the peer only.
+    NoKeepalive,
+    /// A session is named without its epoch: a packet of the one before is taken.
+    NoSessionEpoch,
+    /// The receiver takes the packet one past its window.
+    WindowPlusOne,
+    /// Credit of a consumed message is not granted again.
+    CreditNotReturned,
+    /// An acknowledgement of packets that were never sent is believed.
+    AckOfUnsent,
+    /// A wildcard receive is found before an older exact one.
+    WildcardOrderIgnored,
+    /// A message longer than its receive buffer is reported as a success.
+    TruncationIsSuccess,
+    /// A reset is believed although it does not name this session.
+    ResetWithoutEcho,
+    /// The place in a completion queue that a failed operation had reserved is not given back.
+    CqReservationLeaked,
+    /// A piece of a message is placed where it claims to belong, unchecked.
+    PieceOffsetUnchecked,
+    /// The timer of a lost packet is not armed again after its first firing.
+    RetransmitOnce,
+    /// Silence is counted although this node itself was not polled.
+    SilenceWhileStarved,
+    /// A message for an endpoint is matched before an earlier one that has not arrived in full.
+    OrderGateOpen,
+    /// Remote CQ data is left out of the second and later messages of a shared frame.
+    PackedDataDropped,
+    /// A cancelled receive stays in the matching list.
+    CancelKeepsMatch,
+}
+
+/// All of them, in order of declaration.
+pub const ALL: [Bug; 24] = [
+    Bug::OldDuplicateDelivered,
+    Bug::DuplicateDelivered,
+    Bug::RendezvousDoneOnAck,
+    Bug::HeldPacketLeaked,
+    Bug::WaitingForgotten,
+    Bug::DoneOnSack,
+    Bug::SackWordInBytes,
+    Bug::BitmapNotCleared,
+    Bug::NoIncarnationCheck,
+    Bug::NoKeepalive,
+    Bug::NoSessionEpoch,
+    Bug::WindowPlusOne,
+    Bug::CreditNotReturned,
+    Bug::AckOfUnsent,
+    Bug::WildcardOrderIgnored,
+    Bug::TruncationIsSuccess,
+    Bug::ResetWithoutEcho,
+    Bug::CqReservationLeaked,
+    Bug::PieceOffsetUnchecked,
+    Bug::RetransmitOnce,
+    Bug::SilenceWhileStarved,
+    Bug::OrderGateOpen,
+    Bug::PackedDataDropped,
+    Bug::CancelKeepsMatch,
+];
+
+/// Whether `bug` is switched on for this thread.
+#[cfg(not(feature = "plant"))]
+#[inline(always)]
+pub const fn planted(_bug: Bug) -> bool {
+    false
+}
+
+/// Whether `bug` is switched on for this thread. Marks it as reached if so.
+#[cfg(feature = "plant")]
+#[inline]
+pub fn planted(bug: Bug) -> bool {
+    let on = state::ON.get() == Some(bug);
+    if on {
+        state::REACHED.set(true);
+    }
+    on
+}
+
+/// Runs `f` with `bug` switched on for this thread, and says whether the place was reached.
+#[cfg(feature = "plant")]
+pub fn with<T>(bug: Bug, f: impl FnOnce() -> T) -> (T, bool) {
+    /// Switches the bug off again, also when `f` panics, which a planted bug may well cause.
+    struct Off;
+    impl Drop for Off {
+        fn drop(&mut self) {
+            state::ON.set(None);
+        }
+    }
+    state::REACHED.set(false);
+    state::ON.set(Some(bug));
+    let off = Off;
+    let out = f();
+    drop(off);
+    (out, state::REACHED.get())
+}
+
+#[cfg(feature = "plant")]
+mod state {
+    use std::cell::Cell;
+
+    thread_local! {
+        pub(super) static ON: Cell<Option<super::Bug>> = const { Cell::new(None) };
+        pub(super) static REACHED: Cell<bool> = const { Cell::new(false) };
+    }
+}

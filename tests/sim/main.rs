@@ -1,0 +1,1 @@
+//! Deterministic simulator of whole nodes.
