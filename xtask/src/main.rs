@@ -1,3 +1,67 @@
-//! Placeholder.
+//! The commands of the workspace: `cargo xtask test`, `demo` and `bench`.
+//!
+//! Needs nothing but Rust. Everything it runs is started without standard input, so that nothing
+//! can wait for an answer.
 
-fn main() {}
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+mod bench;
+mod demo;
+mod packages;
+mod process;
+mod report;
+mod test;
+
+/// Builds, checks, shows and measures barewire.
+#[derive(Parser)]
+#[command(name = "cargo xtask", version, max_term_width = 100)]
+struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Runs every suite, or the ones named, and ends with the counts.
+    Test(test::TestArgs),
+    /// Builds the command and shows two processes exchanging messages over shared memory.
+    Demo,
+    /// Builds the benches in release and runs all of them, or the one named.
+    Bench(bench::BenchArgs),
+}
+
+fn main() -> ExitCode {
+    let done = match Args::parse().command {
+        Command::Test(args) => test::run(&args),
+        Command::Demo => demo::run(),
+        Command::Bench(args) => bench::run(&args),
+    };
+    done.unwrap_or_else(|why| {
+        eprintln!("error: {why}");
+        ExitCode::FAILURE
+    })
+}
+
+/// The folder that holds the workspace's `Cargo.toml`.
+fn root() -> PathBuf {
+    // Taken at run time where cargo gives it, so that a moved checkout still works.
+    let manifest = std::env::var_os("CARGO_MANIFEST_DIR")
+        .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
+    manifest.parent().map_or_else(|| manifest.clone(), Path::to_path_buf)
+}
+
+/// Where cargo puts what it builds.
+fn target_dir() -> PathBuf {
+    match std::env::var_os("CARGO_TARGET_DIR") {
+        Some(dir) => root().join(dir),
+        None => root().join("target"),
+    }
+}
+
+/// The cargo that runs us, so that `cargo +toolchain xtask` means one toolchain throughout.
+fn cargo() -> PathBuf {
+    std::env::var_os("CARGO").map_or_else(|| PathBuf::from("cargo"), PathBuf::from)
+}

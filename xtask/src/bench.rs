@@ -1,0 +1,135 @@
+//! `cargo xtask bench`: builds `benches/` in release and runs what it holds.
+//!
+//! A bench is a binary in `benches/src/bin`. It takes `--json` (one object a line) and `--quick`
+//! (the smallest size that still runs everything).
+
+use std::process::{Command, ExitCode, Stdio};
+
+use serde_json::{Map, Value};
+
+use crate::{cargo, root, target_dir};
+
+/// Which benches to run and how to print.
+#[derive(clap::Args)]
+#[command(after_help = "\
+With --json every line is one object: `bench`, `case`, `value`, `unit`, and where they apply
+`reference`, `reference_value`, `ratio` (value / reference), `min`, `p50`, `p99`, `n`, `placement`.
+
+Examples:
+  cargo xtask bench                   all of them
+  cargo xtask bench latency           one
+  cargo xtask bench latency --json    for a program to read")]
+pub(crate) struct BenchArgs {
+    /// A file of benches/src/bin, without its ending; all of them if it is not given.
+    name: Option<String>,
+    /// Prints one JSON object a line and nothing else.
+    #[arg(long)]
+    json: bool,
+    /// Takes the smallest size: shows that the bench runs, measures nothing worth keeping.
+    #[arg(long)]
+    quick: bool,
+}
+
+/// Builds and runs the benches.
+///
+/// # Errors
+/// No such bench, or it does not build.
+pub(crate) fn run(args: &BenchArgs) -> Result<ExitCode, String> {
+    let all = names()?;
+    let chosen = match &args.name {
+        None => all,
+        Some(name) if all.contains(name) => vec![name.clone()],
+        Some(name) => return Err(format!("no bench {name}: there are {}", all.join(", "))),
+    };
+    let built = Command::new(cargo())
+        .args(["build", "--release", "--quiet", "--package", "barewire-benches", "--bins"])
+        .current_dir(root())
+        .stdin(Stdio::null())
+        .status()
+        .map_err(|why| format!("cargo does not start: {why}"))?;
+    if !built.success() {
+        return Err("the benches do not build".to_owned());
+    }
+    let mut failed = Vec::new();
+    for name in chosen {
+        let mut command = Command::new(target_dir().join("release").join(&name));
+        command.current_dir(root()).stdin(Stdio::null());
+        command.args(args.json.then_some("--json")).args(args.quick.then_some("--quick"));
+        if !args.json {
+            println!("{name}");
+        }
+        if !command.status().is_ok_and(|status| status.success()) {
+            failed.push(name);
+        }
+    }
+    if failed.is_empty() {
+        return Ok(ExitCode::SUCCESS);
+    }
+    Err(format!("failed: {}", failed.join(", ")))
+}
+
+/// The benches there are, sorted by name.
+///
+/// # Errors
+/// `benches/src/bin` cannot be read. That it is missing means there are none.
+pub(crate) fn names() -> Result<Vec<String>, String> {
+    let dir = root().join("benches/src/bin");
+    if !dir.is_dir() {
+        return Ok(Vec::new());
+    }
+    let files = std::fs::read_dir(&dir).map_err(|why| format!("{}: {why}", dir.display()))?;
+    let mut names: Vec<String> = files
+        .flatten()
+        .map(|file| file.path())
+        .filter(|path| path.extension().is_some_and(|ext| ext == "rs"))
+        .filter_map(|path| Some(path.file_stem()?.to_str()?.to_owned()))
+        .collect();
+    names.sort();
+    Ok(names)
+}
+
+/// Checks that every line that a bench printed under `--json` is an object with the fields that
+/// every line has, and that there is one.
+///
+/// # Errors
+/// Says which line is wrong and why.
+pub(crate) fn check_json(output: &str) -> Result<(), String> {
+    let mut count = 0;
+    for line in output.lines().filter(|line| !line.trim().is_empty()) {
+        let object: Map<String, Value> =
+            serde_json::from_str(line).map_err(|why| format!("{why}: {line}"))?;
+        let text = ["bench", "case", "unit"];
+        if let Some(key) = text.iter().find(|key| !object.get(**key).is_some_and(Value::is_string))
+        {
+            return Err(format!("no text \"{key}\": {line}"));
+        }
+        let numbers = ["reference_value", "ratio", "min", "p50", "p99", "n"];
+        let wrong = numbers.iter().find(|key| object.get(**key).is_some_and(|v| !v.is_number()));
+        if let Some(key) = wrong {
+            return Err(format!("\"{key}\" is no number: {line}"));
+        }
+        if !object.get("value").is_some_and(Value::is_number) {
+            return Err(format!("no number \"value\": {line}"));
+        }
+        count += 1;
+    }
+    if count == 0 { Err("it printed nothing".to_owned()) } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_without_what_every_line_has_is_refused() {
+        let good = r#"{"bench":"latency","case":"shm-8B","value":1.5,"unit":"ns","ratio":1.2}"#;
+        assert_eq!(check_json(good), Ok(()));
+        for key in ["bench", "case", "value", "unit"] {
+            let bad = good.replacen(&format!("\"{key}\""), "\"other\"", 1);
+            assert!(check_json(&bad).is_err_and(|why| why.contains(key)), "{key}");
+        }
+        assert!(check_json(&good.replace("1.2", "\"1.2\"")).is_err());
+        assert!(check_json("words").is_err());
+        assert!(check_json("").is_err());
+    }
+}

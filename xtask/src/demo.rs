@@ -1,0 +1,48 @@
+//! `cargo xtask demo`: two processes exchange messages over shared memory, and a table says how.
+
+use std::process::{Command, ExitCode, Stdio};
+use std::time::Instant;
+
+use crate::{cargo, root, target_dir};
+
+/// Builds `barewire` in release, runs a ping-pong and a verified stream, each between two
+/// processes that the command starts itself.
+///
+/// # Errors
+/// It does not build, or a run failed; what failed has printed why.
+pub(crate) fn run() -> Result<ExitCode, String> {
+    println!("Building barewire (release). The first time takes a minute or two.");
+    let started = Instant::now();
+    let built = Command::new(cargo())
+        .args(["build", "--release", "--quiet", "--package", "barewire-cli"])
+        .current_dir(root())
+        .stdin(Stdio::null())
+        .status()
+        .map_err(|why| format!("cargo does not start: {why}"))?;
+    if !built.success() {
+        return Err("barewire does not build".to_owned());
+    }
+    println!("Built in {:.0} s.\n", started.elapsed().as_secs_f64());
+    step("Two processes, one message to and fro at a time:", &["pingpong", "--spawn"])?;
+    step(
+        "Two processes, one sends, the other compares every byte:",
+        &["bench", "--spawn", "--verify"],
+    )?;
+    println!(
+        "Next: `barewire info` says what this machine offers, `barewire doctor` what it lacks."
+    );
+    println!("The command is {}.", target_dir().join("release/barewire").display());
+    Ok(ExitCode::SUCCESS)
+}
+
+fn step(what: &str, args: &[&str]) -> Result<(), String> {
+    println!("{what}\n  $ barewire {}", args.join(" "));
+    let status = Command::new(target_dir().join("release/barewire"))
+        .args(args)
+        .current_dir(root())
+        .stdin(Stdio::null())
+        .status()
+        .map_err(|why| format!("barewire does not start: {why}"))?;
+    println!();
+    if status.success() { Ok(()) } else { Err(format!("barewire {} failed", args.join(" "))) }
+}

@@ -1,0 +1,93 @@
+//! The programs of other people that some tests call, and how they get here.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+/// A program that a test wants to call and the Debian package it comes in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Tool {
+    pub(crate) program: &'static str,
+    pub(crate) package: &'static str,
+}
+
+/// Decodes what `barewire capture` wrote.
+pub(crate) const TSHARK: Tool = Tool { program: "tshark", package: "tshark" };
+/// Counts instructions.
+pub(crate) const VALGRIND: Tool = Tool { program: "valgrind", package: "valgrind" };
+/// Counts system calls.
+pub(crate) const STRACE: Tool = Tool { program: "strace", package: "strace" };
+/// Reads the shell scripts.
+pub(crate) const SHELLCHECK: Tool = Tool { program: "shellcheck", package: "shellcheck" };
+
+/// Installs what is missing of `tools` if we are root, or says what is missing.
+///
+/// Never fails: what is not there afterwards shows up as a skipped test.
+pub(crate) fn provide(tools: &[Tool]) {
+    let mut missing: Vec<Tool> = Vec::new();
+    for tool in tools {
+        if !in_path(tool.program) && !missing.contains(tool) {
+            missing.push(*tool);
+        }
+    }
+    if missing.is_empty() {
+        return;
+    }
+    let packages: Vec<&str> = missing.iter().map(|tool| tool.package).collect();
+    let list = packages.join(" ");
+    let root = nix::unistd::geteuid().is_root();
+    if !root || !in_path("apt-get") {
+        let how = if root { "apt-get is not here either" } else { "not root" };
+        println!("missing: {list} ({how}); tests that need them will be skipped");
+        println!("         to install them: sudo apt-get install -y {list}");
+        return;
+    }
+    println!("installing: {list}");
+    let installed = apt(&["update", "-qq"])
+        && apt(&[&["install", "-y", "-qq", "--no-install-recommends"], &packages[..]].concat());
+    if !installed {
+        println!("missing: {list} could not be installed; tests that need them will be skipped");
+    }
+}
+
+/// Whether an executable of this name is in `PATH`.
+pub(crate) fn in_path(program: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).any(|dir| is_executable(&dir.join(program)))
+}
+
+fn is_executable(file: &Path) -> bool {
+    use std::os::unix::fs::PermissionsExt;
+    file.metadata().is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
+}
+
+/// Runs apt-get so that it asks nothing, and shows what it said only if it failed.
+fn apt(args: &[&str]) -> bool {
+    let output = Command::new("apt-get")
+        .args(["-o", "DPkg::Lock::Timeout=60", "-o", "Acquire::Retries=2"])
+        .args(args)
+        .env("DEBIAN_FRONTEND", "noninteractive")
+        .stdin(Stdio::null())
+        .output();
+    match output {
+        Ok(output) if output.status.success() => true,
+        Ok(output) => {
+            eprint!("{}", String::from_utf8_lossy(&output.stderr));
+            false
+        }
+        Err(why) => {
+            eprintln!("apt-get does not start: {why}");
+            false
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn programs_are_found_by_name() {
+        assert!(in_path("sh"));
+        assert!(!in_path("no-such-program-of-that-name"));
+    }
+}

@@ -1,0 +1,134 @@
+//! Runs a command to its end or to a time limit, keeping what it says.
+
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+/// How a command ended.
+pub(crate) struct Ended {
+    /// It exited with 0 within its time.
+    pub(crate) ok: bool,
+    /// It was killed because its time was over.
+    pub(crate) timed_out: bool,
+    /// Standard output and standard error as they came, undecodable bytes replaced.
+    pub(crate) output: String,
+}
+
+/// Runs `command` with no standard input, both outputs appended to the file `log`.
+///
+/// After `limit` the command and everything it started is killed.
+///
+/// # Errors
+/// The log cannot be written or the command cannot be started.
+pub(crate) fn run(command: &mut Command, log: &Path, limit: Duration) -> io::Result<Ended> {
+    if let Some(dir) = log.parent() {
+        std::fs::create_dir_all(dir)?;
+    }
+    let mut file = File::options().create(true).append(true).read(true).open(log)?;
+    let start = file.metadata()?.len();
+    let started = Instant::now();
+    let mut child =
+        command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file.try_clone()?).spawn()?;
+    let mut timed_out = false;
+    let status = loop {
+        if let Some(status) = child.try_wait()? {
+            break status;
+        }
+        if started.elapsed() > limit {
+            timed_out = true;
+            kill_tree(child.id());
+            break child.wait()?;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    };
+    file.seek(SeekFrom::Start(start))?;
+    let mut bytes = Vec::new();
+    file.read_to_end(&mut bytes)?;
+    let output = String::from_utf8_lossy(&bytes).into_owned();
+    Ok(Ended { ok: status.success() && !timed_out, timed_out, output })
+}
+
+/// Kills `pid` and all its descendants.
+///
+/// The tree is walked rather than a process group used, because an own group would take the
+/// children away from the terminal's Ctrl-C.
+fn kill_tree(pid: u32) {
+    let mut doomed = vec![pid];
+    let mut next = 0;
+    while let Some(&parent) = doomed.get(next) {
+        doomed.extend(children_of(parent));
+        next += 1;
+    }
+    for pid in doomed {
+        if let Ok(pid) = i32::try_from(pid) {
+            // It may have ended by itself meanwhile, which is as good.
+            let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
+        }
+    }
+}
+
+fn children_of(parent: u32) -> Vec<u32> {
+    let Ok(proc) = std::fs::read_dir("/proc") else { return Vec::new() };
+    proc.flatten()
+        .filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok())
+        .filter(|pid| {
+            std::fs::read_to_string(format!("/proc/{pid}/stat"))
+                .ok()
+                .and_then(|stat| ppid(&stat))
+                .is_some_and(|ppid| ppid == parent)
+        })
+        .collect()
+}
+
+/// The parent in a line of `/proc/PID/stat`. The name before it is in parentheses and may hold
+/// anything, parentheses and spaces included.
+fn ppid(stat: &str) -> Option<u32> {
+    stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ppid_survives_a_hostile_process_name() {
+        assert_eq!(ppid("12 (a) S 9 b) R 7 12 12 0"), Some(7));
+        assert_eq!(ppid("12 (a"), None);
+    }
+
+    /// Goal: a suite that hangs ends, with the children it started. Method: a shell that starts
+    /// another one and waits for it.
+    #[test]
+    fn a_command_over_its_time_dies_with_its_children() {
+        let dir = std::env::temp_dir().join(format!("xtask-kill-{}", std::process::id()));
+        let log = dir.join("log");
+        let mut command = Command::new("sh");
+        command.args(["-c", "sleep 600 & echo child $!; wait"]);
+        let ended = run(&mut command, &log, Duration::from_millis(300)).unwrap();
+        assert!(ended.timed_out && !ended.ok);
+        let child: u32 = ended.output.trim().strip_prefix("child ").unwrap().parse().unwrap();
+        let gone = (0..200).any(|_| {
+            std::thread::sleep(Duration::from_millis(10));
+            let stat = std::fs::read_to_string(format!("/proc/{child}/stat"));
+            stat.is_err() || stat.is_ok_and(|s| s.contains(") Z "))
+        });
+        assert!(gone, "the child {child} outlived its limit");
+        std::fs::remove_dir_all(dir).unwrap();
+    }
+
+    #[test]
+    fn what_a_command_says_and_its_exit_code_are_kept() {
+        let dir = std::env::temp_dir().join(format!("xtask-say-{}", std::process::id()));
+        let mut command = Command::new("sh");
+        command.args(["-c", "echo out; echo err >&2; exit 3"]);
+        let ended = run(&mut command, &dir.join("log"), Duration::from_secs(10)).unwrap();
+        assert!(!ended.ok && !ended.timed_out);
+        assert_eq!(ended.output, "out\nerr\n");
+        std::fs::remove_dir_all(dir).unwrap();
+    }
+}

@@ -1,0 +1,127 @@
+//! Reads what `cargo test` says and adds up the counts.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::ops::AddAssign;
+
+/// How many checks ended which way.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Counts {
+    pub(crate) passed: u64,
+    pub(crate) failed: u64,
+    pub(crate) skipped: u64,
+}
+
+impl AddAssign for Counts {
+    fn add_assign(&mut self, other: Self) {
+        self.passed += other.passed;
+        self.failed += other.failed;
+        self.skipped += other.skipped;
+    }
+}
+
+impl fmt::Display for Counts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} passed, {} failed, {} skipped", self.passed, self.failed, self.skipped)
+    }
+}
+
+/// What a run of `cargo test -- --show-output` said.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Tests {
+    pub(crate) counts: Counts,
+    /// `test name: reason` of every test that skipped itself.
+    pub(crate) skips: Vec<String>,
+}
+
+/// What a test that cannot run here prints at the start of a line before it returns.
+pub(crate) const SKIPPED: &str = "SKIPPED: ";
+
+/// Adds up the `test result:` lines of `output`.
+///
+/// A test that printed a line starting with [`SKIPPED`] has returned and so stands among the
+/// passed of its line; it is moved to the skipped. Ignored tests are skipped ones as well.
+pub(crate) fn read_tests(output: &str) -> Tests {
+    let mut tests = Tests::default();
+    // Names are unique within a binary only, so those seen are forgotten at its result line.
+    let mut skipped_here = BTreeSet::new();
+    let mut test = "";
+    for line in output.lines() {
+        if let Some(name) = line.strip_prefix("---- ").and_then(|l| l.strip_suffix(" stdout ----"))
+        {
+            test = name;
+        } else if let Some(reason) = line.strip_prefix(SKIPPED) {
+            if skipped_here.insert(test.to_owned()) {
+                tests.skips.push(format!("{test}: {reason}"));
+            }
+        } else if let Some(result) = line.strip_prefix("test result: ") {
+            let mut counts = read_result(result);
+            let skipped = skipped_here.len() as u64;
+            counts.passed = counts.passed.saturating_sub(skipped);
+            counts.skipped += skipped;
+            tests.counts += counts;
+            skipped_here.clear();
+            test = "";
+        }
+    }
+    tests
+}
+
+/// Reads `ok. 3 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.00s`.
+fn read_result(result: &str) -> Counts {
+    let field = |name: &str| {
+        result
+            .split(['.', ';'])
+            .find_map(|part| part.trim().strip_suffix(name)?.trim().parse().ok())
+            .unwrap_or(0)
+    };
+    Counts { passed: field("passed"), failed: field("failed"), skipped: field("ignored") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OUTPUT: &str = "\
+running 3 tests
+test a ... ok
+test b ... FAILED
+test c ... ok
+
+successes:
+
+---- a stdout ----
+some words
+SKIPPED: tshark is not installed
+SKIPPED: and once more
+---- c stdout ----
+not SKIPPED: in the middle of a line
+
+successes:
+    a
+    c
+
+test result: FAILED. 2 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.00s
+
+running 1 test
+test result: ok. 1 passed; 0 failed; 2 ignored; 0 measured; 5 filtered out; finished in 1.50s
+";
+
+    #[test]
+    fn counts_are_added_up_and_a_skipped_test_did_not_pass() {
+        let tests = read_tests(OUTPUT);
+        assert_eq!(tests.counts, Counts { passed: 2, failed: 1, skipped: 3 });
+        assert_eq!(tests.skips, ["a: tshark is not installed"]);
+    }
+
+    #[test]
+    fn the_last_line_has_the_form_that_scripts_read() {
+        let counts = Counts { passed: 12, failed: 0, skipped: 3 };
+        assert_eq!(counts.to_string(), "12 passed, 0 failed, 3 skipped");
+    }
+
+    #[test]
+    fn output_without_results_counts_nothing() {
+        assert_eq!(read_tests("error: could not compile"), Tests::default());
+    }
+}

@@ -1,0 +1,351 @@
+//! `cargo xtask test`: the suites, in order, with one line each.
+
+use std::io::Write;
+use std::path::Path;
+use std::process::{Command, ExitCode};
+use std::time::{Duration, Instant};
+
+use crate::packages::{self, Tool};
+use crate::process::{self, Ended};
+use crate::report::{Counts, read_tests};
+use crate::{bench, cargo, root, target_dir};
+
+/// Suites to run and how long a size to take.
+#[derive(clap::Args)]
+#[command(after_help = "\
+Each suite writes what it said to target/xtask/SUITE.log; a failed one shows it as well.
+The last line is `N passed, N failed, N skipped`, and the exit code is 0 if nothing failed.
+
+A test that cannot run here prints a line that starts with `SKIPPED: ` and returns. With CI=true
+in the environment a skipped test counts as failed.
+
+Examples:
+  cargo xtask test                  everything
+  cargo xtask test sim e2e          two suites
+  SIM_SEED=17 cargo xtask test sim  one seed of the simulator, as a failure prints it
+  cargo xtask test --nightly sim    the long sizes")]
+pub(crate) struct TestArgs {
+    /// Suites to run, all of them if none is named.
+    #[arg(value_enum)]
+    suites: Vec<Suite>,
+    /// Takes the sizes that need hours: sets BAREWIRE_NIGHTLY=1 for the tests.
+    #[arg(long)]
+    nightly: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
+enum Suite {
+    /// rustfmt changes nothing.
+    Fmt,
+    /// Clippy has no warning in any target.
+    Clippy,
+    /// The sources keep the directions between the rooms and the rules of docs/style.md.
+    Tidy,
+    /// Tests and examples inside every crate.
+    Unit,
+    /// Whole nodes in virtual time over a seeded network.
+    Sim,
+    /// Real processes over real ports.
+    E2e,
+    /// Man pages of libfabric, clause by clause.
+    Conformance,
+    /// Every fuzz target over its corpus, and its body as a property test.
+    Fuzz,
+    /// The documentation builds without a warning.
+    Doc,
+    /// shellcheck is content with every script.
+    Shellcheck,
+    /// Every bench runs once in its smallest size and prints what it promises.
+    Benches,
+}
+
+impl Suite {
+    /// In the order in which they run: what is quick to fail comes first.
+    const ALL: [Self; 11] = [
+        Self::Fmt,
+        Self::Clippy,
+        Self::Tidy,
+        Self::Unit,
+        Self::Sim,
+        Self::E2e,
+        Self::Conformance,
+        Self::Fuzz,
+        Self::Doc,
+        Self::Shellcheck,
+        Self::Benches,
+    ];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Fmt => "fmt",
+            Self::Clippy => "clippy",
+            Self::Tidy => "tidy",
+            Self::Unit => "unit",
+            Self::Sim => "sim",
+            Self::E2e => "e2e",
+            Self::Conformance => "conformance",
+            Self::Fuzz => "fuzz",
+            Self::Doc => "doc",
+            Self::Shellcheck => "shellcheck",
+            Self::Benches => "benches",
+        }
+    }
+
+    fn tools(self) -> &'static [Tool] {
+        match self {
+            Self::E2e | Self::Conformance => &[packages::TSHARK],
+            Self::Shellcheck => &[packages::SHELLCHECK],
+            Self::Benches => &[packages::VALGRIND, packages::STRACE],
+            _ => &[],
+        }
+    }
+
+    /// Far above what it needs, so that reaching it means a hang.
+    fn limit(self, nightly: bool) -> Duration {
+        Duration::from_secs(if nightly { 6 * 3600 } else { 900 })
+    }
+}
+
+/// Runs the suites and prints the counts.
+///
+/// # Errors
+/// A suite cannot even be started.
+pub(crate) fn run(args: &TestArgs) -> Result<ExitCode, String> {
+    let suites = if args.suites.is_empty() { Suite::ALL.to_vec() } else { args.suites.clone() };
+    let ci = std::env::var("CI").is_ok_and(|ci| ci == "true");
+    let tools: Vec<Tool> = suites.iter().flat_map(|suite| suite.tools()).copied().collect();
+    packages::provide(&tools);
+    let started = Instant::now();
+    let mut total = Counts::default();
+    for suite in suites {
+        total += run_suite(suite, args.nightly, ci)?;
+    }
+    println!("in {:.1} s", started.elapsed().as_secs_f64());
+    println!("{total}");
+    Ok(if total.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// What one suite came to.
+#[derive(Default)]
+struct Outcome {
+    counts: Counts,
+    /// Why tests were skipped, for the reader.
+    skips: Vec<String>,
+    /// What to show of a failure.
+    output: String,
+}
+
+impl Outcome {
+    /// A suite that is one check.
+    fn single(ok: bool, output: String) -> Self {
+        let counts = Counts { passed: u64::from(ok), failed: u64::from(!ok), skipped: 0 };
+        Self { counts, skips: Vec::new(), output }
+    }
+
+    fn skipped(why: String) -> Self {
+        let counts = Counts { skipped: 1, ..Counts::default() };
+        Self { counts, skips: vec![why], output: String::new() }
+    }
+}
+
+fn run_suite(suite: Suite, nightly: bool, ci: bool) -> Result<Counts, String> {
+    print!("{:<12}", suite.name());
+    // Nothing else is printed for minutes, and whoever watches wants to know what runs.
+    let _ = std::io::stdout().flush();
+    let started = Instant::now();
+    // That of the last run; that there is none is fine.
+    let _ = std::fs::remove_file(log_of(&target_dir(), suite));
+    let mut outcome = match suite {
+        Suite::Fmt => check(suite, nightly, &["fmt", "--all", "--check"], &[])?,
+        Suite::Clippy => {
+            let args = ["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"];
+            check(suite, nightly, &args, &[])?
+        }
+        Suite::Doc => {
+            let args = ["doc", "--workspace", "--no-deps", "--document-private-items"];
+            check(suite, nightly, &args, &[("RUSTDOCFLAGS", "-D warnings")])?
+        }
+        Suite::Unit => {
+            cargo_test(suite, nightly, &["--workspace", "--exclude", "barewire-fuzz"], true)?
+        }
+        Suite::Tidy => integration(suite, nightly, "tests/tidy.rs")?,
+        Suite::Sim | Suite::E2e | Suite::Conformance => {
+            integration(suite, nightly, &format!("tests/{}/main.rs", suite.name()))?
+        }
+        Suite::Fuzz => cargo_test(suite, nightly, &["--package", "barewire-fuzz"], false)?,
+        Suite::Shellcheck => shellcheck(suite)?,
+        Suite::Benches => benches(suite, nightly)?,
+    };
+    if ci {
+        outcome.counts.failed += std::mem::take(&mut outcome.counts.skipped);
+    }
+    let seconds = started.elapsed().as_secs_f64();
+    let verdict = if outcome.counts.failed == 0 { "ok" } else { "FAILED" };
+    println!("{verdict:<7} {seconds:>7.1} s   {}", outcome.counts);
+    if outcome.counts.failed > 0 {
+        println!("{}", outcome.output.trim_end());
+    }
+    for skip in &outcome.skips {
+        println!("    SKIPPED: {skip}");
+    }
+    Ok(outcome.counts)
+}
+
+/// Runs `cargo ARGS`, which is one check.
+fn check(
+    suite: Suite,
+    nightly: bool,
+    args: &[&str],
+    env: &[(&str, &str)],
+) -> Result<Outcome, String> {
+    let mut command = Command::new(cargo());
+    command.args(args).envs(env.iter().copied());
+    let ended = start(suite, nightly, &mut command)?;
+    let missing = ["is not installed for the toolchain", "no such command: `"];
+    if !ended.ok && missing.iter().any(|words| ended.output.contains(words)) {
+        let component = if suite == Suite::Fmt { "rustfmt" } else { "clippy" };
+        let mend = format!("cargo {0} is not here: rustup component add {component}", args[0]);
+        return Ok(Outcome::skipped(mend));
+    }
+    Ok(Outcome::single(ended.ok, ended.output))
+}
+
+/// Runs `cargo test ARGS`; with `inside`, only what is inside the crates and not the suites of
+/// `tests/`, which have their own lines.
+fn cargo_test(suite: Suite, nightly: bool, args: &[&str], inside: bool) -> Result<Outcome, String> {
+    let mut outcome = Outcome::default();
+    let mut runs = vec![args.to_vec()];
+    if inside {
+        runs = vec![
+            [args, &["--exclude", "barewire-tests"]].concat(),
+            vec!["--package", "barewire-tests", "--lib", "--bins"],
+        ];
+    }
+    for args in runs {
+        let mut command = Command::new(cargo());
+        command.arg("test").args(args).args(["--no-fail-fast", "--", "--show-output"]);
+        let ended = start(suite, nightly, &mut command)?;
+        let tests = read_tests(&ended.output);
+        outcome.counts += tests.counts;
+        outcome.skips.extend(tests.skips);
+        if !ended.ok {
+            // It did not build, or a test took its whole process down.
+            outcome.counts.failed += u64::from(tests.counts.failed == 0);
+            outcome.output.push_str(failures(&ended.output));
+        }
+    }
+    Ok(outcome)
+}
+
+/// Runs one suite of the crate `barewire-tests`.
+fn integration(suite: Suite, nightly: bool, file: &str) -> Result<Outcome, String> {
+    if !root().join(file).is_file() {
+        return Ok(Outcome::skipped(format!("{file} does not exist")));
+    }
+    cargo_test(suite, nightly, &["--package", "barewire-tests", "--test", suite.name()], false)
+}
+
+/// The part of a test run that explains a failure: without it the output of thousands of passed
+/// tests would hide the one that matters.
+fn failures(output: &str) -> &str {
+    let from = output.find("\nfailures:\n").or_else(|| output.find("\nerror")).unwrap_or(0);
+    &output[from..]
+}
+
+fn shellcheck(suite: Suite) -> Result<Outcome, String> {
+    if !packages::in_path("shellcheck") {
+        let mend = "shellcheck is not installed: sudo apt-get install -y shellcheck";
+        return Ok(Outcome::skipped(mend.to_owned()));
+    }
+    let mut scripts = vec![root().join(".ci/run")];
+    for dir in [root(), root().join("tests"), root().join("docs"), root().join("fuzz")] {
+        let files = std::fs::read_dir(&dir).into_iter().flatten().flatten();
+        let paths = files.map(|file| file.path());
+        scripts.extend(paths.filter(|path| path.extension().is_some_and(|ext| ext == "sh")));
+    }
+    let mut command = Command::new("shellcheck");
+    command.args(scripts);
+    let ended = start(suite, false, &mut command)?;
+    Ok(Outcome::single(ended.ok, ended.output))
+}
+
+/// Runs every bench in its smallest size. Built like the tests and not in release: what counts
+/// here is that it runs, and the crates are already built that way.
+fn benches(suite: Suite, nightly: bool) -> Result<Outcome, String> {
+    let mut outcome = Outcome::default();
+    let names = bench::names()?;
+    if names.is_empty() {
+        return Ok(Outcome::skipped("benches/src/bin holds no bench".to_owned()));
+    }
+    let mut build = Command::new(cargo());
+    build.args(["build", "--package", "barewire-benches", "--bins", "--profile", "test"]);
+    let ended = start(suite, nightly, &mut build)?;
+    if !ended.ok {
+        return Ok(Outcome::single(false, ended.output));
+    }
+    for name in names {
+        let mut command = Command::new(target_dir().join("debug").join(&name));
+        command.args(["--quick", "--json"]);
+        let ended = start(suite, nightly, &mut command)?;
+        let skip = ended.output.lines().find_map(|l| l.strip_prefix(crate::report::SKIPPED));
+        if let (true, Some(why)) = (ended.ok, skip) {
+            outcome.counts.skipped += 1;
+            outcome.skips.push(format!("{name}: {why}"));
+            continue;
+        }
+        let wrong = bench::check_json(&ended.output).err();
+        let ok = ended.ok && wrong.is_none();
+        outcome.counts += Outcome::single(ok, String::new()).counts;
+        if !ok {
+            let wrong = wrong.unwrap_or_default();
+            outcome.output.push_str(&format!("bench {name}: {wrong}\n{}\n", ended.output));
+        }
+    }
+    Ok(outcome)
+}
+
+/// Runs a command of a suite with its log and its time limit.
+fn start(suite: Suite, nightly: bool, command: &mut Command) -> Result<Ended, String> {
+    command.current_dir(root());
+    // Set for our own build by `cargo run`; a test that read them would believe it is xtask.
+    for name in ["CARGO_MANIFEST_DIR", "CARGO_PKG_NAME", "CARGO_PKG_VERSION"] {
+        command.env_remove(name);
+    }
+    command.env("CARGO_TERM_COLOR", "never");
+    if nightly {
+        command.env("BAREWIRE_NIGHTLY", "1");
+    }
+    let log = log_of(&target_dir(), suite);
+    let limit = suite.limit(nightly);
+    let mut ended = process::run(command, &log, limit)
+        .map_err(|why| format!("{}: {} {why}", suite.name(), command.get_program().display()))?;
+    if ended.timed_out {
+        ended.output.push_str(&format!("\nerror: killed after {} s\n", limit.as_secs()));
+    }
+    Ok(ended)
+}
+
+fn log_of(target: &Path, suite: Suite) -> std::path::PathBuf {
+    target.join("xtask").join(format!("{}.log", suite.name()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::ValueEnum;
+
+    #[test]
+    fn every_suite_runs_once_and_under_the_name_that_calls_it() {
+        assert_eq!(Suite::ALL, Suite::value_variants());
+        for suite in Suite::ALL {
+            assert_eq!(Suite::from_str(suite.name(), false), Ok(suite));
+        }
+    }
+
+    #[test]
+    fn a_failure_is_shown_without_what_passed() {
+        let output = "\nsuccesses:\n\n---- a ----\nnoise\n\nfailures:\n\n---- b ----\nwhy\n";
+        assert_eq!(failures(output), "\nfailures:\n\n---- b ----\nwhy\n");
+        assert_eq!(failures("x\nerror: no\n"), "\nerror: no\n");
+    }
+}
