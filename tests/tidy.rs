@@ -1,0 +1,615 @@
+//! Reads the sources of the workspace and refuses what docs/style.md refuses.
+//!
+//! Every check is a function from a path and a text to what is wrong, and has a test that feeds it
+//! a text it must refuse, so that a check that sees nothing any more is noticed.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// One thing that is wrong, as `path:line: what`.
+type Wrong = String;
+
+/// A source file: its text, and its text without comments and the insides of literals.
+struct Source {
+    /// From the root of the workspace, with `/`.
+    path: String,
+    text: String,
+    /// As long as `text` and with the same lines; what is no code is blank.
+    code: String,
+}
+
+impl Source {
+    fn new(path: &str, text: &str) -> Self {
+        Self { path: path.to_owned(), text: text.to_owned(), code: blank(text) }
+    }
+
+    /// Lines of code with their numbers, from 1.
+    fn lines(&self) -> impl Iterator<Item = (usize, &str)> {
+        self.code.lines().enumerate().map(|(i, line)| (i + 1, line))
+    }
+
+    fn wrong(&self, line: usize, what: &str) -> Wrong {
+        format!("{}:{line}: {what}", self.path)
+    }
+
+    fn in_any(&self, places: &[&str]) -> bool {
+        places.iter().any(|place| self.path == *place || self.path.starts_with(&dir(place)))
+    }
+}
+
+fn dir(place: &str) -> String {
+    format!("{}/", place.trim_end_matches('/'))
+}
+
+// ---------------------------------------------------------------------------------------------
+// The checks
+// ---------------------------------------------------------------------------------------------
+
+#[test]
+fn the_rooms_keep_their_direction() {
+    expect_clean(direction);
+}
+
+#[test]
+fn protocols_know_no_clock_no_io_no_thread_and_no_lock() {
+    expect_clean(sans_io);
+}
+
+#[test]
+fn unsafe_stays_where_its_arguments_are() {
+    expect_clean(unsafe_places);
+}
+
+#[test]
+fn the_dataplane_forbids_unsafe() {
+    let lib = fs::read_to_string(root().join("dataplane/src/lib.rs")).unwrap();
+    assert!(lib.lines().any(|line| line == "#![forbid(unsafe_code)]"));
+}
+
+#[test]
+fn no_line_is_wider_than_100() {
+    expect_clean(width);
+}
+
+#[test]
+fn nothing_is_left_to_do() {
+    expect_clean(left_over);
+}
+
+#[test]
+fn a_long_function_is_meant() {
+    expect_clean(creeping_functions);
+}
+
+#[test]
+fn no_test_is_ignored() {
+    expect_clean(ignored);
+}
+
+#[test]
+fn a_skip_is_printed_so_that_it_is_counted() {
+    expect_clean(skips);
+}
+
+#[test]
+fn no_path_of_somebodys_machine_is_written_down() {
+    let mut wrong = Vec::new();
+    for file in files(&root(), &|_| true) {
+        // What is not text has no path that a reader could see.
+        let Ok(text) = fs::read_to_string(root().join(&file)) else { continue };
+        if file != "tests/tidy.rs" {
+            wrong.extend(workplace(&file, &text));
+        }
+    }
+    assert!(wrong.is_empty(), "\n{}\n", wrong.join("\n"));
+}
+
+/// Which crates of ours a room may name.
+const ROOMS: &[(&str, &[&str])] = &[
+    ("driver", &[]),
+    ("dataplane", &["barewire_driver"]),
+    ("api", &["barewire_driver", "barewire_dataplane"]),
+    ("provider", &["barewire"]),
+    ("xtask", &[]),
+];
+
+/// The rooms inside dataplane, lowest first: one may name those before it.
+const FLOORS: &[&str] = &["wire", "rel", "proto", "node", "poll"];
+
+fn direction(source: &Source) -> Vec<Wrong> {
+    let ours = ["barewire", "barewire_driver", "barewire_dataplane", "barewire_cli"];
+    let mut wrong = Vec::new();
+    let room = ROOMS.iter().find(|(room, _)| source.path.starts_with(&format!("{room}/src/")));
+    for (number, line) in source.lines() {
+        if let Some((room, allowed)) = room {
+            for krate in ours.iter().filter(|krate| !allowed.contains(krate)) {
+                if names_path(line, krate) {
+                    wrong.push(source.wrong(number, &format!("{room} must not name {krate}")));
+                }
+            }
+        }
+        if let Some(floor) = floor(&source.path) {
+            for upper in &FLOORS[floor + 1..] {
+                if names_path(line, &format!("crate::{upper}")) || names_path(line, upper) {
+                    let what = format!("{} must not name {upper}", FLOORS[floor]);
+                    wrong.push(source.wrong(number, &what));
+                }
+            }
+        }
+    }
+    wrong
+}
+
+/// Which floor of dataplane a file lies on.
+fn floor(path: &str) -> Option<usize> {
+    let inside = path.strip_prefix("dataplane/src/")?;
+    let name = inside.split('/').next()?.trim_end_matches(".rs");
+    FLOORS.iter().position(|floor| *floor == name)
+}
+
+/// Whether `line` holds `path` as whole words, followed by `::` or `;` or as the last word of a
+/// `use`.
+fn names_path(line: &str, path: &str) -> bool {
+    words(line, path).any(|at| {
+        let before = line[..at].trim_end();
+        let after = line[at + path.len()..].trim_start();
+        let starts_path = !before.ends_with("::") || path.contains("::");
+        let used = line.trim_start().starts_with("use ") || line.contains(" use ");
+        starts_path && (after.starts_with("::") || (used && after.starts_with([';', ' ', ','])))
+            // `use crate::{node, wire};` names the module after a brace.
+            || (before.contains("use crate::{") && !before.ends_with("::"))
+    })
+}
+
+fn sans_io(source: &Source) -> Vec<Wrong> {
+    let rooms = ["wire", "rel", "proto", "node"].map(|room| format!("dataplane/src/{room}"));
+    let inside = rooms
+        .iter()
+        .any(|room| source.path.starts_with(&dir(room)) || source.path == format!("{room}.rs"));
+    if !inside {
+        return Vec::new();
+    }
+    let refused = [
+        "std::time::Instant",
+        "std::time::SystemTime",
+        "std::thread",
+        "std::sync::Mutex",
+        "std::sync::RwLock",
+        "std::sync::Condvar",
+        "std::io",
+        "std::net",
+        "std::fs",
+        "std::env",
+        "std::process",
+        "clock::now",
+        "println!",
+        "eprintln!",
+    ];
+    let mut wrong = Vec::new();
+    for (number, line) in until_tests(source) {
+        for name in refused {
+            if words(line, name).next().is_some() {
+                wrong.push(source.wrong(number, &format!("{name} in a sans-IO room")));
+            }
+        }
+    }
+    wrong
+}
+
+/// The lines before the tests of a file, which stand last.
+fn until_tests(source: &Source) -> impl Iterator<Item = (usize, &str)> {
+    source.lines().take_while(|(_, line)| line.trim() != "#[cfg(test)]")
+}
+
+/// Where `unsafe` may stand. Each place argues for its blocks at the block.
+const UNSAFE: &[&str] = &[
+    "driver/src/mem",
+    "driver/src/ring",
+    "driver/src/ring.rs",
+    "driver/src/backend",
+    "driver/src/frame.rs",
+    "driver/src/clock.rs",
+    "api/src/buf.rs",
+    "api/src/raw.rs",
+    "provider",
+];
+
+fn unsafe_places(source: &Source) -> Vec<Wrong> {
+    if source.in_any(UNSAFE) {
+        return Vec::new();
+    }
+    let found = source.lines().filter(|(_, line)| words(line, "unsafe").next().is_some());
+    found.map(|(number, _)| source.wrong(number, "unsafe outside the places for it")).collect()
+}
+
+fn width(source: &Source) -> Vec<Wrong> {
+    let lines = source.text.lines().enumerate();
+    let wide = lines.filter(|(_, line)| line.chars().count() > 100);
+    wide.map(|(i, _)| source.wrong(i + 1, "wider than 100 characters")).collect()
+}
+
+fn left_over(source: &Source) -> Vec<Wrong> {
+    let mut wrong = Vec::new();
+    for (number, line) in source.lines() {
+        for name in ["todo!", "unimplemented!", "dbg!"] {
+            if words(line, name).next().is_some() {
+                wrong.push(source.wrong(number, name));
+            }
+        }
+    }
+    // Spelled in two halves, because this file is read as well.
+    for word in [concat!("FIX", "ME"), concat!("TO", "DO"), concat!("XX", "X")] {
+        for (i, line) in source.text.lines().enumerate() {
+            if words(line, word).next().is_some() {
+                wrong.push(source.wrong(i + 1, word));
+            }
+        }
+    }
+    wrong
+}
+
+fn ignored(source: &Source) -> Vec<Wrong> {
+    let found = source.lines().filter(|(_, line)| line.contains("#[ignore"));
+    found.map(|(number, _)| source.wrong(number, "an ignored test")).collect()
+}
+
+/// A skip is found by xtask at the start of a line that a test prints, so the word must open the
+/// literal of a print.
+fn skips(source: &Source) -> Vec<Wrong> {
+    // xtask reads the word and the style guide explains it.
+    if source.in_any(&["xtask", "tests/tidy.rs"]) {
+        return Vec::new();
+    }
+    let mut wrong = Vec::new();
+    let mut before = String::new();
+    for ((number, code), text) in source.lines().zip(source.text.lines()) {
+        let comment = text.trim_start().starts_with("//");
+        if text.contains("SKIPPED") && !comment {
+            let printed = code.contains("println!(") || before.contains("println!(");
+            if !(printed && text.contains("\"SKIPPED: ")) {
+                wrong.push(source.wrong(number, "print a skip as println!(\"SKIPPED: why\")"));
+            }
+        }
+        before = code.to_owned();
+    }
+    wrong
+}
+
+/// A function that nobody meant to be long is stopped at 71 lines; one that is longer than 80 was
+/// meant.
+fn creeping_functions(source: &Source) -> Vec<Wrong> {
+    let mut wrong = Vec::new();
+    for (name, first, last) in functions(source) {
+        let lines = last - first + 1;
+        if (71..=80).contains(&lines) {
+            let what = format!("fn {name} has {lines} lines: at most 70, or mean it");
+            wrong.push(source.wrong(first, &what));
+        }
+    }
+    wrong
+}
+
+/// Name, first and last line of every function with a body.
+fn functions(source: &Source) -> Vec<(String, usize, usize)> {
+    let code = &source.code;
+    let line_of = |at: usize| code[..at].matches('\n').count() + 1;
+    let mut found = Vec::new();
+    for at in words(code, "fn") {
+        let rest = &code[at + 2..];
+        let name: String =
+            rest.trim_start().chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
+        if name.is_empty() {
+            continue; // a function pointer type
+        }
+        if let Some(end) = body_end(rest) {
+            found.push((name, line_of(at), line_of(at + 2 + end)));
+        }
+    }
+    found
+}
+
+/// Where the body that follows a signature ends, or `None` if a `;` comes first.
+fn body_end(rest: &str) -> Option<usize> {
+    let mut braces = 0_usize;
+    let mut brackets = 0_usize;
+    for (i, c) in rest.char_indices() {
+        match c {
+            '(' | '[' => brackets += 1,
+            ')' | ']' => brackets = brackets.saturating_sub(1),
+            ';' if braces == 0 && brackets == 0 => return None,
+            '{' => braces += 1,
+            '}' => {
+                braces = braces.saturating_sub(1);
+                // A const argument in braces would end the signature early; we write none.
+                if braces == 0 {
+                    return Some(i);
+                }
+            }
+            _ => {}
+        }
+    }
+    None
+}
+
+/// Absolute and relative paths that exist on the author's machine only.
+fn workplace(path: &str, text: &str) -> Vec<Wrong> {
+    let refused = [
+        concat!("../sha", "red"),
+        concat!("/wo", "rk/"),
+        concat!("/ho", "me/"),
+        concat!("/ro", "ot/"),
+    ];
+    let mut wrong = Vec::new();
+    for (i, line) in text.lines().enumerate() {
+        for name in refused {
+            if line.contains(name) {
+                wrong.push(format!("{path}:{}: {name}", i + 1));
+            }
+        }
+    }
+    wrong
+}
+
+// ---------------------------------------------------------------------------------------------
+// The tests of the checks
+// ---------------------------------------------------------------------------------------------
+
+/// Asserts that `check` finds something in `bad` and nothing in `good`, both at `path`.
+fn expect(check: fn(&Source) -> Vec<Wrong>, path: &str, bad: &str, good: &str) {
+    assert!(!check(&Source::new(path, bad)).is_empty(), "passed in {path}:\n{bad}");
+    assert_eq!(check(&Source::new(path, good)), Vec::<Wrong>::new(), "refused in {path}:\n{good}");
+}
+
+#[test]
+fn direction_sees_a_use_upwards() {
+    let cases = [
+        ("driver/src/port.rs", "use barewire_dataplane::node::Node;", "use crate::frame::RxFrame;"),
+        ("dataplane/src/node/cq.rs", "use barewire::Cq;", "use barewire_driver::mem::IoBuf;"),
+        ("dataplane/src/wire/hdr.rs", "use crate::rel::Psn;", "use crate::types::EpId;"),
+        ("dataplane/src/wire.rs", "use crate::{node, types};", "use crate::{error, types};"),
+        ("dataplane/src/rel/mod.rs", "let x = crate::node::X;", "let x = crate::wire::X;"),
+        ("dataplane/src/proto/msg.rs", "use crate::node;", "use crate::rel; // use crate::node"),
+        ("dataplane/src/node/ep.rs", "use crate::poll::Engine;", "use crate::proto::Msg;"),
+        ("api/src/ep.rs", "use barewire_cli::x;", "use barewire_dataplane::node;"),
+        ("provider/src/lib.rs", "use barewire_driver::port;", "use barewire::Domain;"),
+        ("xtask/src/main.rs", "use barewire::Domain;", "let barewire = \"barewire::Domain\";"),
+    ];
+    for (path, bad, good) in cases {
+        expect(direction, path, bad, good);
+    }
+}
+
+#[test]
+fn sans_io_sees_a_clock_a_lock_and_a_print() {
+    let good = "use std::time::Duration;\n#[cfg(test)]\nmod tests { fn f() { println!(); } }";
+    for bad in [
+        "use std::time::Instant;",
+        "std::thread::spawn(f);",
+        "use std::sync::Mutex;",
+        "use std::io::Read;",
+        "use std::net::UdpSocket;",
+        "std::fs::read(p)",
+        "println!(\"x\")",
+        "let t = clock::now_ns();",
+    ] {
+        let bad =
+            if bad.contains("now_ns") { bad.replace("now_ns", "now") } else { bad.to_owned() };
+        expect(sans_io, "dataplane/src/rel/rto.rs", &bad, good);
+    }
+    assert!(sans_io(&Source::new("dataplane/src/poll.rs", "use std::time::Instant;")).is_empty());
+}
+
+#[test]
+fn unsafe_places_sees_a_block_in_the_wrong_room() {
+    let good = "// unsafe\nlet s = \"unsafe\"; let not_unsafe = 1;";
+    expect(unsafe_places, "api/src/ep.rs", "unsafe { f() }", good);
+    expect(unsafe_places, "tests/sim/main.rs", "pub unsafe fn f() {}", good);
+    for path in ["driver/src/mem/span.rs", "driver/src/backend/shm.rs", "api/src/buf.rs"] {
+        assert!(unsafe_places(&Source::new(path, "unsafe { f() }")).is_empty(), "{path}");
+    }
+}
+
+#[test]
+fn width_sees_the_hundred_and_first_character() {
+    expect(width, "cli/src/main.rs", &"x".repeat(101), &"ü".repeat(100));
+}
+
+#[test]
+fn left_over_sees_every_kind() {
+    for bad in ["todo!()", "unimplemented!(\"x\")", "dbg!(x)", concat!("// FIX", "ME later")] {
+        expect(left_over, "api/src/cq.rs", bad, "// todo! is refused\nlet s = \"dbg!\";");
+    }
+}
+
+#[test]
+fn ignored_sees_an_attribute() {
+    expect(ignored, "tests/sim/main.rs", "#[ignore = \"slow\"]\nfn f() {}", "// #[ignore]");
+}
+
+#[test]
+fn skips_sees_one_that_is_not_counted() {
+    let good = "println!(\"SKIPPED: no tshark: {why}\");\nprintln!(\n    \"SKIPPED: x\"\n);";
+    let path = "tests/e2e/main.rs";
+    expect(skips, path, "println!(\"test SKIPPED\");", good);
+    expect(skips, path, "print(\"SKIPPED: x\");", good);
+}
+
+#[test]
+fn creeping_functions_sees_71_to_80_lines() {
+    let function = |lines: usize| {
+        let body = "    let x = \"}\"; // {\n".repeat(lines - 2);
+        format!("trait T {{ fn g(&self) -> [u8; 2]; }}\nfn f<const N: usize>() {{\n{body}}}\n")
+    };
+    for lines in [71, 75, 80] {
+        expect(creeping_functions, "api/src/ep.rs", &function(lines), &function(70));
+    }
+    expect(creeping_functions, "api/src/ep.rs", &function(71), &function(81));
+}
+
+#[test]
+fn workplace_sees_a_path() {
+    let bad = format!("see {}/docs", concat!("../sha", "red"));
+    assert_eq!(workplace("README.md", &bad).len(), 1);
+    assert!(workplace("README.md", "see docs/style.md, /tmp and /dev/shm").is_empty());
+}
+
+#[test]
+fn blank_keeps_code_and_lines_only() {
+    let text =
+        "a /* { /* nested */ \n } */ b // {\nc \"{\\\"{\" d r#\"{\"{\"# e '{' f '\\'' g 'a: loop";
+    let code = blank(text);
+    assert_eq!(code.len(), text.len());
+    assert_eq!(code.lines().count(), text.lines().count());
+    assert!(!code.contains('{') && !code.contains('}'), "{code}");
+    for word in ["a", "b", "c", "d", "e", "f", "g", "'a: loop"] {
+        assert!(words(&code, word).next().is_some(), "{word} in {code}");
+    }
+}
+
+#[test]
+fn the_sources_are_found() {
+    let sources = sources();
+    for path in ["driver/src/port.rs", "dataplane/src/lib.rs", "tests/tidy.rs", "xtask/src/main.rs"]
+    {
+        assert!(sources.iter().any(|source| source.path == path), "{path}");
+    }
+}
+
+// ---------------------------------------------------------------------------------------------
+// Reading
+// ---------------------------------------------------------------------------------------------
+
+fn expect_clean(check: fn(&Source) -> Vec<Wrong>) {
+    let wrong: Vec<Wrong> = sources().iter().flat_map(check).collect();
+    assert!(wrong.is_empty(), "\n{}\n", wrong.join("\n"));
+}
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()
+}
+
+fn sources() -> Vec<Source> {
+    let paths = files(&root(), &|path| path.ends_with(".rs"));
+    let read = |path: &String| fs::read_to_string(root().join(path)).unwrap();
+    paths.iter().map(|path| Source::new(path, &read(path))).collect()
+}
+
+/// Every file under `root` that `wanted` says yes to, without what git and cargo keep there.
+fn files(root: &Path, wanted: &dyn Fn(&str) -> bool) -> Vec<String> {
+    let mut found = Vec::new();
+    let mut dirs = vec![root.to_owned()];
+    while let Some(dir) = dirs.pop() {
+        for entry in fs::read_dir(&dir).unwrap() {
+            let entry = entry.unwrap();
+            let path = entry.path();
+            let name = entry.file_name();
+            let kind = entry.file_type().unwrap();
+            if kind.is_dir() {
+                if name != ".git" && name != "target" {
+                    dirs.push(path);
+                }
+            } else if kind.is_file() && name != ".git" {
+                let path = path.strip_prefix(root).unwrap().to_str().unwrap().to_owned();
+                if wanted(&path) {
+                    found.push(path);
+                }
+            }
+        }
+    }
+    found.sort();
+    found
+}
+
+/// Where `word` stands in `text` with no letter, digit or underscore beside it.
+fn words<'a>(text: &'a str, word: &'a str) -> impl Iterator<Item = usize> + 'a {
+    let part = |c: char| c.is_alphanumeric() || c == '_';
+    text.match_indices(word).map(|(at, _)| at).filter(move |&at| {
+        let before = text[..at].chars().next_back();
+        let after = text[at + word.len()..].chars().next();
+        let ends_open = word.ends_with(part) && after.is_some_and(part);
+        let starts_open = word.starts_with(part) && before.is_some_and(part);
+        !ends_open && !starts_open
+    })
+}
+
+/// `text` with comments and the insides of string and character literals blanked, byte for byte.
+fn blank(text: &str) -> String {
+    let bytes = text.as_bytes();
+    let mut out = bytes.to_vec();
+    let mut at = 0;
+    while at < bytes.len() {
+        let end = not_code(bytes, at);
+        for byte in &mut out[at..end] {
+            if *byte != b'\n' {
+                *byte = b' ';
+            }
+        }
+        at = if end > at { end } else { at + 1 };
+    }
+    String::from_utf8(out).unwrap()
+}
+
+/// The end of the comment or literal that starts at `at`, or `at` if none does.
+fn not_code(bytes: &[u8], at: usize) -> usize {
+    let rest = &bytes[at..];
+    let find = |from: usize, what: &[u8]| {
+        let found = rest[from..].windows(what.len()).position(|window| window == what);
+        found.map_or(bytes.len(), |i| at + from + i)
+    };
+    let word_before = at > 0 && (bytes[at - 1].is_ascii_alphanumeric() || bytes[at - 1] == b'_');
+    match rest {
+        [b'/', b'/', ..] => find(0, b"\n"),
+        [b'/', b'*', ..] => comment_end(bytes, at),
+        [b'"', ..] => string_end(bytes, at + 1),
+        [b'r', b'"' | b'#', ..] if !word_before => {
+            let hashes = rest[1..].iter().take_while(|byte| **byte == b'#').count();
+            if rest.get(1 + hashes) != Some(&b'"') {
+                return at; // r#name
+            }
+            let close: Vec<u8> = [&b"\""[..], &vec![b'#'; hashes]].concat();
+            find(2 + hashes, &close) + close.len()
+        }
+        [b'\'', b'\\', ..] => find(3, b"'") + 1,
+        [b'\'', ..] => {
+            // A character ends with a quote after one code point; a lifetime does not.
+            let len = std::str::from_utf8(&rest[1..]).ok().and_then(|s| s.chars().next());
+            let len = len.map_or(1, char::len_utf8);
+            if rest.get(1 + len) == Some(&b'\'') { at + 2 + len } else { at }
+        }
+        _ => at,
+    }
+}
+
+fn comment_end(bytes: &[u8], at: usize) -> usize {
+    let mut depth = 0;
+    let mut i = at;
+    while i < bytes.len() {
+        match bytes[i..] {
+            [b'/', b'*', ..] => {
+                depth += 1;
+                i += 2;
+            }
+            [b'*', b'/', ..] => {
+                depth -= 1;
+                i += 2;
+            }
+            _ => i += 1,
+        }
+        if depth == 0 {
+            return i;
+        }
+    }
+    bytes.len()
+}
+
+fn string_end(bytes: &[u8], from: usize) -> usize {
+    let mut i = from;
+    while i < bytes.len() {
+        match bytes[i] {
+            b'\\' => i += 2,
+            b'"' => return i + 1,
+            _ => i += 1,
+        }
+    }
+    bytes.len()
+}
