@@ -10,3 +10,4 @@ pub mod rel;
 pub mod slab;
 pub mod types;
 pub mod wheel;
+pub mod wire;

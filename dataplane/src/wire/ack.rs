@@ -1,0 +1,72 @@
+//! ACK: what has arrived, 8 bytes and up to four words of selective acknowledgement.
+
+use barewire_driver::frame::RxFrame;
+
+use super::{BASE_LEN, Base, Bytes, WireError};
+use crate::rel::psn::Psn;
+
+/// Header of an ACK. The base's `cack` is the cumulative part, its `psn` the sender's `snd_nxt`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AckOp {
+    /// Time since the newest packet arrived, in units of 64 ns; `u16::MAX` for 4.2 ms or more.
+    pub delay: u16,
+    /// PSN of the packet that arrived last: the round trip is measured on it. `cack - 1` if none
+    /// has arrived yet.
+    pub newest: Psn,
+    /// Bit `j` of word `i`: PSN `cack + 1 + 64 i + j` has arrived. Words from `count` on are 0.
+    pub words: [u64; 4],
+    /// Number of words sent, 0 to 4.
+    pub count: u8,
+}
+
+impl AckOp {
+    /// Most words an ACK has.
+    pub const WORDS_MAX: usize = 4;
+
+    /// Length in a frame, bytes.
+    pub fn op_len(&self) -> usize {
+        8 + 8 * usize::from(self.count)
+    }
+
+    /// Copies and checks the header.
+    ///
+    /// # Errors
+    /// [`WireError::SackCount`], [`WireError::OpReserved`], [`WireError::OpTruncated`].
+    #[inline]
+    pub fn parse(frame: &RxFrame<'_>, base: &Base) -> Result<Self, WireError> {
+        let b = frame.chunk_at(BASE_LEN).ok_or(WireError::OpTruncated)?;
+        let b = Bytes::<8>(b);
+        let count = b.u8::<2>();
+        if usize::from(count) > Self::WORDS_MAX {
+            return Err(WireError::SackCount);
+        }
+        if b.u8::<3>() != 0 {
+            return Err(WireError::OpReserved);
+        }
+        let mut ack = Self { delay: b.u16::<0>(), newest: Psn(b.u32::<4>()), words: [0; 4], count };
+        for (i, word) in ack.words.iter_mut().take(count.into()).enumerate() {
+            let w = frame.chunk_at(BASE_LEN + 8 + 8 * i).ok_or(WireError::OpTruncated)?;
+            *word = u64::from_le_bytes(w);
+        }
+        base.check_end(frame, BASE_LEN + ack.op_len())?;
+        Ok(ack)
+    }
+
+    /// Writes the header to the start of `out` and returns its length.
+    ///
+    /// # Panics
+    /// If `out` is too short or `count` above 4.
+    #[inline]
+    pub fn emit(&self, out: &mut [u8]) -> usize {
+        let mut b = Bytes::<8>::ZERO;
+        b.put16::<0>(self.delay);
+        b.put8::<2>(self.count);
+        b.put32::<4>(self.newest.0);
+        let mut at = b.write(out);
+        for word in &self.words[..self.count.into()] {
+            out[at..at + 8].copy_from_slice(&word.to_le_bytes());
+            at += 8;
+        }
+        at
+    }
+}

@@ -1,0 +1,258 @@
+//! What every packet starts with: Ethernet header, prologue and base, 32 bytes.
+
+use barewire_driver::frame::RxFrame;
+use barewire_driver::port::MacAddr;
+
+use super::{BASE_LEN, Bytes, ETHERTYPE, IMM_LEN, TRAILER_LEN, Ty, VERSION, WireError, verify_crc};
+use crate::rel::psn::Psn;
+
+const SEC: u16 = 1 << 7;
+const AR: u16 = 1 << 6;
+const RTX: u16 = 1 << 5;
+const CE: u16 = 1 << 4;
+const RESERVED: u16 = 3 << 2;
+const TRAILER: u16 = 3;
+const TRAILER_CRC: u16 = 1;
+
+/// EtherType and prologue as one big-endian word: the bits that are the same in every frame of
+/// this version, and what they are.
+const FIXED_MASK: u32 = 0xffff_0000 | (0xe000 | SEC | CE | RESERVED | 2) as u32;
+const FIXED: u32 = (ETHERTYPE as u32) << 16 | (VERSION as u32) << 13;
+
+/// Multiples of eight that any operation header with its remote CQ data may be long, now and
+/// later. Bounds the search for the checksum of a packet of unknown type.
+const OP_WORDS_MAX: usize = 12;
+
+/// Ethernet header, prologue and base of a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Base {
+    /// Destination station.
+    pub dst: MacAddr,
+    /// Source station.
+    pub src: MacAddr,
+    /// What the packet is.
+    pub ty: Ty,
+    /// The sender wants an acknowledgement at once.
+    pub ar: bool,
+    /// The packet was sent before, with this PSN.
+    pub rtx: bool,
+    /// A CRC32C follows the payload.
+    pub crc: bool,
+    /// The receiver's name of the session: bits 0 to 19 slot, 20 to 31 generation. 0 if the sender
+    /// does not know one, in OPEN and RST alone.
+    pub dst_sid: u32,
+    /// Sequence number; in a control packet its type says what.
+    pub psn: Psn,
+    /// The next PSN the sender expects: all before it have arrived.
+    pub cack: Psn,
+    /// Low 16 bits of the count of eager units that the sender has ever granted the receiver.
+    pub grant: u16,
+    /// Payload bytes, without checksum and Ethernet padding.
+    pub plen: u16,
+}
+
+/// What can be said of a frame whose type is unknown: enough to refuse its packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RawBase {
+    /// Destination station.
+    pub dst: MacAddr,
+    /// Source station.
+    pub src: MacAddr,
+    /// The protocol's major version, 0 to 7.
+    pub version: u8,
+    /// The type's number, 0 to 31.
+    pub ty: u8,
+    /// The receiver's name of the session.
+    pub dst_sid: u32,
+    /// Sequence number.
+    pub psn: Psn,
+}
+
+impl Base {
+    /// Copies the first 32 bytes out of `frame` and checks everything that does not need the
+    /// operation header, and the checksum if there is one.
+    ///
+    /// When it succeeds the frame holds at least the operation header's least length, `plen` bytes
+    /// and the checksum. What the remote CQ data of a message adds is checked by the operation's
+    /// own parse.
+    ///
+    /// # Errors
+    /// The cause. [`WireError::UnknownType`] is given only for an undamaged packet (as far as it
+    /// carries a checksum), so that it may be answered by a NACK: [`Base::parse_raw`] has what
+    /// that needs. All other causes are to be counted and dropped; another
+    /// [`WireError::Version`] says nothing of the frame being undamaged.
+    #[inline]
+    pub fn parse(frame: &RxFrame<'_>) -> Result<Self, WireError> {
+        let Some(b) = frame.first_chunk() else { return Err(WireError::Short) };
+        let b = Bytes::<BASE_LEN>(b);
+        let fixed = u32::from_be_bytes(b.get::<12, 4>());
+        let Ok(ty) = Ty::try_from((fixed >> 8) as u8 & 31) else {
+            return Err(unfit(frame, &b));
+        };
+        let src = b.get::<6, 6>();
+        let base = Self {
+            dst: MacAddr(b.get::<0, 6>()),
+            src: MacAddr(src),
+            ty,
+            ar: fixed as u16 & AR != 0,
+            rtx: fixed as u16 & RTX != 0,
+            crc: fixed as u16 & TRAILER != 0,
+            dst_sid: b.u32::<16>(),
+            psn: Psn(b.u32::<20>()),
+            cack: Psn(b.u32::<24>()),
+            grant: b.u16::<28>(),
+            plen: b.u16::<30>(),
+        };
+        let fits = fixed & FIXED_MASK == FIXED
+            && is_station(src)
+            && (base.dst_sid != 0 || ty.allows_no_sid())
+            && (base.plen == 0 || ty.has_payload())
+            && frame.len() >= base.end(BASE_LEN + ty.op_len());
+        if !fits {
+            return Err(unfit(frame, &b));
+        }
+        if base.crc {
+            base.check_crc(frame)?;
+        }
+        Ok(base)
+    }
+
+    /// The fields of a frame whose type this version does not know, or `None` if it is shorter
+    /// than 32 bytes. Checks nothing else.
+    #[cold]
+    pub fn parse_raw(frame: &RxFrame<'_>) -> Option<RawBase> {
+        let b = Bytes::<BASE_LEN>(frame.first_chunk()?);
+        let prologue = u16::from_be_bytes(b.get::<14, 2>());
+        Some(RawBase {
+            dst: MacAddr(b.get::<0, 6>()),
+            src: MacAddr(b.get::<6, 6>()),
+            version: (prologue >> 13) as u8,
+            ty: (prologue >> 8) as u8 & 31,
+            dst_sid: b.u32::<16>(),
+            psn: Psn(b.u32::<20>()),
+        })
+    }
+
+    /// Writes the 32 bytes.
+    #[inline]
+    pub fn emit(&self, out: &mut [u8; BASE_LEN]) {
+        let mut prologue = u16::from(VERSION) << 13 | (self.ty as u16) << 8;
+        prologue |= u16::from(self.ar) << 6 | u16::from(self.rtx) << 5 | u16::from(self.crc);
+        let mut b = Bytes::<BASE_LEN>::ZERO;
+        b.set::<0, 6>(self.dst.0);
+        b.set::<6, 6>(self.src.0);
+        b.set::<12, 2>(ETHERTYPE.to_be_bytes());
+        b.set::<14, 2>(prologue.to_be_bytes());
+        b.put32::<16>(self.dst_sid);
+        b.put32::<20>(self.psn.0);
+        b.put32::<24>(self.cack.0);
+        b.put16::<28>(self.grant);
+        b.put16::<30>(self.plen);
+        *out = b.0;
+    }
+
+    /// Where a frame whose payload starts at `payload_off` ends, checksum included.
+    #[inline]
+    pub fn end(&self, payload_off: usize) -> usize {
+        let trailer = if self.crc { TRAILER_LEN } else { 0 };
+        payload_off + usize::from(self.plen) + trailer
+    }
+
+    /// Checks that payload and checksum lie within the frame if the payload starts at
+    /// `payload_off`, later than [`parse`](Self::parse) could know.
+    #[inline]
+    pub(super) fn check_end(
+        &self,
+        frame: &RxFrame<'_>,
+        payload_off: usize,
+    ) -> Result<(), WireError> {
+        if frame.len() >= self.end(payload_off) {
+            Ok(())
+        } else {
+            Err(truncated(frame.len(), payload_off, self.plen.into()))
+        }
+    }
+
+    /// Finds where the payload ends from the bytes that the operation's parse will copy again, and
+    /// checks the checksum behind it.
+    fn check_crc(&self, frame: &RxFrame<'_>) -> Result<(), WireError> {
+        let op = frame.chunk_at::<8>(BASE_LEN).unwrap_or([0; 8]);
+        let extra = match self.ty {
+            Ty::Ack => usize::from(op[2]) * 8,
+            _ if self.ty.has_imm() && op[4] & super::msg::IMM != 0 => IMM_LEN,
+            _ => 0,
+        };
+        let payload_off = BASE_LEN + self.ty.op_len() + extra;
+        self.check_end(frame, payload_off)?;
+        if verify_crc(frame, payload_off + usize::from(self.plen)) {
+            Ok(())
+        } else {
+            Err(WireError::Crc)
+        }
+    }
+}
+
+/// Whether `mac` can be the source of a frame.
+#[inline]
+fn is_station(mac: [u8; 6]) -> bool {
+    mac[0] & 1 == 0 && mac != [0; 6]
+}
+
+/// Says what is wrong with a base that did not pass.
+#[cold]
+#[inline(never)]
+fn unfit(frame: &RxFrame<'_>, b: &Bytes<BASE_LEN>) -> WireError {
+    let prologue = u16::from_be_bytes(b.get::<14, 2>());
+    let plen = usize::from(b.u16::<30>());
+    if u16::from_be_bytes(b.get::<12, 2>()) != ETHERTYPE {
+        return WireError::EtherType;
+    }
+    if prologue >> 13 != VERSION.into() {
+        return WireError::Version;
+    }
+    if prologue & SEC != 0 {
+        return WireError::Secured;
+    }
+    if prologue & CE != 0 {
+        return WireError::CongestionEcho;
+    }
+    if prologue & RESERVED != 0 {
+        return WireError::PrologueReserved;
+    }
+    if prologue & TRAILER > TRAILER_CRC {
+        return WireError::TrailerCode;
+    }
+    if !is_station(b.get::<6, 6>()) {
+        return WireError::Source;
+    }
+    let crc = prologue & TRAILER == TRAILER_CRC;
+    let no_sid = b.u32::<16>() == 0;
+    match Ty::try_from((prologue >> 8) as u8 & 31) {
+        Err(..16) => WireError::ReservedType,
+        Err(_) if no_sid => WireError::NoSid,
+        Err(_) if crc && !crc_anywhere(frame, plen) => WireError::Crc,
+        Err(_) => WireError::UnknownType,
+        Ok(ty) if no_sid && !ty.allows_no_sid() => WireError::NoSid,
+        Ok(ty) if plen != 0 && !ty.has_payload() => WireError::StrayPayload,
+        Ok(ty) => truncated(frame.len(), BASE_LEN + ty.op_len(), plen),
+    }
+}
+
+/// Says which part of a frame of `len` bytes is cut.
+#[cold]
+fn truncated(len: usize, payload_off: usize, plen: usize) -> WireError {
+    if len < payload_off {
+        WireError::OpTruncated
+    } else if len < payload_off + plen {
+        WireError::PayloadTruncated
+    } else {
+        WireError::TrailerTruncated
+    }
+}
+
+/// Whether the checksum of a packet of unknown type is right at any of the places where it can be.
+/// A damaged type must not be taken for a new one: its refusal would take a good packet out of the
+/// sequence.
+fn crc_anywhere(frame: &RxFrame<'_>, plen: usize) -> bool {
+    (0..=OP_WORDS_MAX).any(|words| verify_crc(frame, BASE_LEN + words * 8 + plen))
+}

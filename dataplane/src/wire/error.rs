@@ -1,0 +1,119 @@
+//! Why a frame was refused.
+
+macro_rules! wire_errors {
+    ($($(#[$doc:meta])* $variant:ident = $name:literal, $text:literal;)*) => {
+        /// Why a frame was refused. One variant per cause, and the node counts each.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
+        #[repr(u8)]
+        pub enum WireError {
+            $($(#[$doc])* #[error($text)] $variant,)*
+        }
+
+        impl WireError {
+            /// All causes, in the order of [`index`](Self::index).
+            pub const ALL: &[Self] = &[$(Self::$variant),*];
+
+            /// Number of causes: the length of an array of counters.
+            pub const COUNT: usize = Self::ALL.len();
+
+            /// Name of the cause's counter, as in `docs/wire.md`.
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Self::$variant => $name,)*
+                }
+            }
+        }
+    };
+}
+
+wire_errors! {
+    /// Shorter than Ethernet header, prologue and base.
+    Short = "short", "frame is shorter than 32 bytes";
+    /// Another EtherType: not ours.
+    EtherType = "ethertype", "EtherType is not 0x88b5";
+    /// The source address is a group address or zero.
+    Source = "source", "source address is no station's";
+    /// Another major version. The rest of the frame cannot be interpreted.
+    Version = "version", "unknown protocol version";
+    /// Prologue bit 7: secured packets do not exist yet.
+    Secured = "secured", "SEC bit set";
+    /// Prologue bit 4: congestion echo does not exist yet.
+    CongestionEcho = "congestion_echo", "CE bit set";
+    /// Prologue bits 3 and 2.
+    PrologueReserved = "prologue_reserved", "reserved prologue bits set";
+    /// Trailer code 2 or 3.
+    TrailerCode = "trailer_code", "unknown trailer code";
+    /// Type 16 to 31: a reliable packet of a later minor version. Answered by NACK, for the packet
+    /// has a PSN and the sequence would wait for it.
+    UnknownType = "unknown_type", "unknown packet type";
+    /// Type 0, 11 or 12: no packet has it, or a control packet of a later minor version. Dropped,
+    /// never answered.
+    ReservedType = "reserved_type", "reserved packet type";
+    /// `dst_sid` is 0 in a packet other than OPEN and RST.
+    NoSid = "no_sid", "packet names no session";
+    /// `plen` is not 0 in a packet that has no payload.
+    StrayPayload = "stray_payload", "payload where none belongs";
+    /// The frame ends before the operation header, its remote CQ data or its SACK words do.
+    OpTruncated = "op_truncated", "frame ends within the operation header";
+    /// The frame ends before the payload does.
+    PayloadTruncated = "payload_truncated", "frame ends within the payload";
+    /// The frame ends before the checksum does.
+    TrailerTruncated = "trailer_truncated", "frame ends within the checksum";
+    /// The checksum is wrong: the frame was damaged on its way.
+    Crc = "crc", "checksum is wrong";
+    /// Reserved bytes of the operation header are not zero.
+    OpReserved = "op_reserved", "reserved bytes of the operation header set";
+    /// Unknown bits in the flags of a message.
+    MsgFlags = "msg_flags", "unknown message flags set";
+    /// A tag in a message that is not tagged.
+    StrayTag = "stray_tag", "tag in an untagged message";
+    /// The record length in a message that is not in a PACK.
+    StrayLen = "stray_len", "record length outside of a pack";
+    /// A piece or data packet without payload.
+    EmptyPiece = "empty_piece", "piece without payload";
+    /// A piece that ends after its message does, or beyond 2^64.
+    PieceRange = "piece_range", "piece ends beyond its message";
+    /// Remote CQ data in a piece other than the first.
+    LateImm = "late_imm", "remote CQ data in a later piece";
+    /// A pack of 0 or more than 255 messages.
+    PackCount = "pack_count", "pack of no or too many messages";
+    /// A record that ends after its pack does.
+    PackRecord = "pack_record", "record ends beyond its pack";
+    /// Padding of a record that is not zero.
+    PackPadding = "pack_padding", "record padding is not zero";
+    /// Payload behind the last record.
+    PackTrailing = "pack_trailing", "bytes behind the last record of a pack";
+    /// A PULL of 0 or more than 1 MiB, or one that ends beyond 2^64.
+    PullRange = "pull_range", "pull of no or too many bytes";
+    /// An END status that does not exist.
+    EndStatus = "end_status", "unknown status of an END";
+    /// A NACK reason that does not exist.
+    NackReason = "nack_reason", "unknown reason of a NACK";
+    /// An ACK with more than four SACK words.
+    SackCount = "sack_count", "more than four SACK words";
+    /// An RST reason that does not exist.
+    RstReason = "rst_reason", "unknown reason of an RST";
+    /// An RST or OPEN from incarnation 0, or an OPEN with epoch or sid 0.
+    Nameless = "nameless", "sender's incarnation, epoch or session name is zero";
+    /// An OPEN whose echo is half there, or is not the session it was sent to.
+    OpenEcho = "open_echo", "echo of an OPEN does not fit its destination";
+    /// An OPEN with window 0.
+    OpenWindow = "open_window", "window of an OPEN is zero";
+    /// An OPEN whose sender accepts frames of less than 256 bytes.
+    OpenMaxFrame = "open_max_frame", "frame length of an OPEN is below 256";
+}
+
+impl WireError {
+    /// Place of the cause's counter, 0 to `COUNT - 1`.
+    pub const fn index(self) -> usize {
+        self as usize
+    }
+
+    /// Whether the packet was whole and undamaged but its operation header was not: if it is
+    /// reliable, its PSN is to be refused with [`NackReason::Malformed`](super::NackReason).
+    /// Causes that may be damage, or that leave type and PSN in doubt, are dropped in silence, and
+    /// the sender repeats.
+    pub const fn is_malformed_op(self) -> bool {
+        self as u8 >= Self::OpReserved as u8
+    }
+}

@@ -1,0 +1,149 @@
+//! The bytes of a packet: one file per header, every byte in `docs/wire.md`.
+//!
+//! A frame is Ethernet header (14) | prologue (2) | base (16) | operation header | payload |
+//! trailer (0 or 4) | padding. [`Base::parse`] copies the first 32 bytes out once, checks all that
+//! can be checked without the operation header, and the checksum if there is one; then the
+//! operation's own `parse` copies and checks its header. Both copy before they check, because the
+//! frame may lie in memory that its sender still writes. What they return has been checked: a
+//! payload of `base.plen` bytes at `payload_off()` lies within the frame.
+//!
+//! This room knows no state: whether a session, endpoint or operation that a packet names exists
+//! is decided above.
+
+mod ack;
+mod base;
+mod crc;
+mod error;
+mod msg;
+mod nack;
+mod open;
+mod pack;
+mod rndv;
+mod rst;
+mod ty;
+
+pub use ack::AckOp;
+pub use base::{Base, RawBase};
+pub use crc::{crc_of_head, trailer, verify_crc};
+pub use error::WireError;
+pub use msg::{MsgMOp, MsgOp};
+pub use nack::{NackOp, NackReason};
+pub use open::OpenOp;
+pub use pack::{PackOp, PackRecords, record_len};
+pub use rndv::{DataOp, EndOp, EndStatus, PullOp, RndvOp};
+pub use rst::{RstOp, RstReason};
+pub use ty::Ty;
+
+/// EtherType of every frame: IEEE 802 local experimental 1. Does not leave the site.
+pub const ETHERTYPE: u16 = 0x88B5;
+
+/// Version in the first three bits of the prologue.
+pub const VERSION: u8 = 1;
+
+/// Bytes before the operation header: Ethernet 14, prologue 2, base 16.
+pub const BASE_LEN: usize = 32;
+
+/// Where the prologue starts, and with it what the checksum covers.
+pub const PROLOGUE_OFF: usize = 14;
+
+/// Room for any operation header with its remote CQ data; the longest of version 1 is 56 bytes.
+pub const OP_MAX: usize = 72;
+
+/// Room for any head: Ethernet header to payload, rounded up.
+pub const HEAD_MAX: usize = 112;
+
+/// Bytes of the checksum behind the payload.
+pub const TRAILER_LEN: usize = 4;
+
+/// Bytes of remote CQ data.
+pub const IMM_LEN: usize = 8;
+
+/// Most bytes that one PULL asks for.
+pub const PULL_MAX: u32 = 1 << 20;
+
+/// Least `max_frame` a node may announce: what the smallest port carries.
+pub const MAX_FRAME_MIN: u32 = 256;
+
+/// Payload bytes of one eager unit.
+pub const UNIT_LEN: u64 = 256;
+
+/// Eager units that a message of `len` bytes costs: one per 256 bytes begun, at least one.
+pub const fn units_of(len: u64) -> u64 {
+    if len == 0 { 1 } else { len.div_ceil(UNIT_LEN) }
+}
+
+/// A header as bytes; integers at constant offsets, little-endian. An offset outside of it does
+/// not compile.
+#[derive(Clone, Copy)]
+struct Bytes<const N: usize>([u8; N]);
+
+impl<const N: usize> Bytes<N> {
+    const ZERO: Self = Self([0; N]);
+
+    #[inline(always)]
+    fn get<const AT: usize, const W: usize>(&self) -> [u8; W] {
+        const { assert!(AT + W <= N) };
+        let mut b = [0; W];
+        b.copy_from_slice(&self.0[AT..AT + W]);
+        b
+    }
+
+    #[inline(always)]
+    fn set<const AT: usize, const W: usize>(&mut self, v: [u8; W]) {
+        const { assert!(AT + W <= N) };
+        self.0[AT..AT + W].copy_from_slice(&v);
+    }
+
+    #[inline(always)]
+    fn u8<const AT: usize>(&self) -> u8 {
+        self.get::<AT, 1>()[0]
+    }
+
+    #[inline(always)]
+    fn u16<const AT: usize>(&self) -> u16 {
+        u16::from_le_bytes(self.get::<AT, 2>())
+    }
+
+    #[inline(always)]
+    fn u32<const AT: usize>(&self) -> u32 {
+        u32::from_le_bytes(self.get::<AT, 4>())
+    }
+
+    #[inline(always)]
+    fn u64<const AT: usize>(&self) -> u64 {
+        u64::from_le_bytes(self.get::<AT, 8>())
+    }
+
+    #[inline(always)]
+    fn put8<const AT: usize>(&mut self, v: u8) {
+        self.set::<AT, 1>([v]);
+    }
+
+    #[inline(always)]
+    fn put16<const AT: usize>(&mut self, v: u16) {
+        self.set::<AT, 2>(v.to_le_bytes());
+    }
+
+    #[inline(always)]
+    fn put32<const AT: usize>(&mut self, v: u32) {
+        self.set::<AT, 4>(v.to_le_bytes());
+    }
+
+    #[inline(always)]
+    fn put64<const AT: usize>(&mut self, v: u64) {
+        self.set::<AT, 8>(v.to_le_bytes());
+    }
+
+    /// Writes the header to the start of `out` and returns its length.
+    ///
+    /// # Panics
+    /// If `out` is shorter: the caller brings [`OP_MAX`] bytes.
+    #[inline(always)]
+    fn write(&self, out: &mut [u8]) -> usize {
+        out[..N].copy_from_slice(&self.0);
+        N
+    }
+}
+
+#[cfg(test)]
+mod tests;

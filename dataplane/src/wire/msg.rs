@@ -1,0 +1,235 @@
+//! MSG, a whole message in one packet, and MSGM, a piece of one in several.
+
+use barewire_driver::frame::RxFrame;
+
+use super::{BASE_LEN, Base, Bytes, IMM_LEN, WireError};
+
+/// The message is tagged.
+pub(super) const TAGGED: u8 = 1;
+/// Eight bytes of remote CQ data follow the header.
+pub(super) const IMM: u8 = 2;
+
+/// Header of a MSG, and of each record of a PACK.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MsgOp {
+    /// Endpoint it is for.
+    pub dst_ep: u16,
+    /// Endpoint it is from.
+    pub src_ep: u16,
+    /// Whether it matches tagged receives, or untagged ones.
+    pub tagged: bool,
+    /// Remote CQ data, in the byte order of the sender's integer.
+    pub imm: Option<u64>,
+    /// The tag; 0 unless tagged.
+    pub tag: u64,
+    /// Bytes of the message in a record of a PACK; 0 in a MSG, whose length is the base's `plen`.
+    pub len: u16,
+}
+
+impl MsgOp {
+    /// Length without remote CQ data, bytes.
+    pub const LEN: usize = 16;
+
+    /// Length in a frame with remote CQ data if there is any: 16 or 24.
+    #[inline]
+    pub fn op_len(&self) -> usize {
+        Self::LEN + imm_len(self.imm)
+    }
+
+    /// Where the payload of a MSG starts in its frame.
+    #[inline]
+    pub fn payload_off(&self) -> usize {
+        BASE_LEN + self.op_len()
+    }
+
+    /// Copies and checks the header of a MSG.
+    ///
+    /// # Errors
+    /// [`WireError::MsgFlags`], [`WireError::OpReserved`], [`WireError::StrayTag`],
+    /// [`WireError::StrayLen`], or, when remote CQ data makes the packet longer than the frame,
+    /// one of the truncations.
+    #[inline]
+    pub fn parse(frame: &RxFrame<'_>, base: &Base) -> Result<Self, WireError> {
+        let op = Self::parse_at(frame, BASE_LEN)?;
+        if op.len != 0 {
+            return Err(WireError::StrayLen);
+        }
+        if op.imm.is_some() {
+            base.check_end(frame, op.payload_off())?;
+        }
+        Ok(op)
+    }
+
+    /// Copies and checks a header and its remote CQ data at `at`, be it a MSG's or a record's.
+    #[inline]
+    pub(super) fn parse_at(frame: &RxFrame<'_>, at: usize) -> Result<Self, WireError> {
+        let Some(b) = frame.chunk_at(at) else { return Err(WireError::OpTruncated) };
+        let b = Bytes::<{ Self::LEN }>(b);
+        let flags = b.u8::<4>();
+        let tag = b.u64::<8>();
+        if flags & !(TAGGED | IMM) != 0 {
+            return Err(WireError::MsgFlags);
+        }
+        if b.u8::<5>() != 0 {
+            return Err(WireError::OpReserved);
+        }
+        let tagged = flags & TAGGED != 0;
+        if !tagged && tag != 0 {
+            return Err(WireError::StrayTag);
+        }
+        Ok(Self {
+            dst_ep: b.u16::<0>(),
+            src_ep: b.u16::<2>(),
+            tagged,
+            imm: imm_at(frame, flags, at + Self::LEN)?,
+            tag,
+            len: b.u16::<6>(),
+        })
+    }
+
+    /// Writes header and remote CQ data to the start of `out` and returns their length.
+    ///
+    /// # Panics
+    /// If `out` is too short.
+    #[inline]
+    pub fn emit(&self, out: &mut [u8]) -> usize {
+        let mut b = Bytes::<{ Self::LEN }>::ZERO;
+        b.put16::<0>(self.dst_ep);
+        b.put16::<2>(self.src_ep);
+        b.put8::<4>(flags(self.tagged, self.imm));
+        b.put16::<6>(self.len);
+        b.put64::<8>(self.tag);
+        let at = b.write(out);
+        put_imm(out, at, self.imm)
+    }
+}
+
+/// Header of a MSGM. The pieces of a message follow each other in the sequence, first to last.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MsgMOp {
+    /// Endpoint it is for.
+    pub dst_ep: u16,
+    /// Endpoint it is from.
+    pub src_ep: u16,
+    /// Whether it matches tagged receives, or untagged ones.
+    pub tagged: bool,
+    /// Remote CQ data, in the first piece alone.
+    pub imm: Option<u64>,
+    /// The tag; 0 unless tagged.
+    pub tag: u64,
+    /// Bytes of the whole message.
+    pub msg_len: u64,
+    /// Where in the message this packet's payload starts.
+    pub offset: u64,
+}
+
+impl MsgMOp {
+    /// Length without remote CQ data, bytes.
+    pub const LEN: usize = 32;
+
+    /// Length in a frame with remote CQ data if there is any: 32 or 40.
+    #[inline]
+    pub fn op_len(&self) -> usize {
+        Self::LEN + imm_len(self.imm)
+    }
+
+    /// Where the payload starts in the frame.
+    #[inline]
+    pub fn payload_off(&self) -> usize {
+        BASE_LEN + self.op_len()
+    }
+
+    /// Copies and checks the header, and that the piece lies within its message.
+    ///
+    /// # Errors
+    /// As [`MsgOp::parse`] but `StrayLen`, and [`WireError::EmptyPiece`],
+    /// [`WireError::PieceRange`], [`WireError::LateImm`].
+    #[inline]
+    pub fn parse(frame: &RxFrame<'_>, base: &Base) -> Result<Self, WireError> {
+        let (op, msg_len, offset) = long_msg_at(frame)?;
+        if base.plen == 0 {
+            return Err(WireError::EmptyPiece);
+        }
+        if offset.checked_add(base.plen.into()).is_none_or(|end| end > msg_len) {
+            return Err(WireError::PieceRange);
+        }
+        if op.imm.is_some() {
+            if offset != 0 {
+                return Err(WireError::LateImm);
+            }
+            base.check_end(frame, BASE_LEN + Self::LEN + IMM_LEN)?;
+        }
+        let MsgOp { dst_ep, src_ep, tagged, imm, tag, .. } = op;
+        Ok(Self { dst_ep, src_ep, tagged, imm, tag, msg_len, offset })
+    }
+
+    /// Writes header and remote CQ data to the start of `out` and returns their length.
+    ///
+    /// # Panics
+    /// If `out` is too short.
+    #[inline]
+    pub fn emit(&self, out: &mut [u8]) -> usize {
+        let mut b = Bytes::<{ Self::LEN }>::ZERO;
+        b.put16::<0>(self.dst_ep);
+        b.put16::<2>(self.src_ep);
+        b.put8::<4>(flags(self.tagged, self.imm));
+        b.put64::<8>(self.tag);
+        b.put64::<16>(self.msg_len);
+        b.put64::<24>(self.offset);
+        let at = b.write(out);
+        put_imm(out, at, self.imm)
+    }
+}
+
+/// The 32-byte header that MSGM and RNDV share: as a MSG with no record length, the message's
+/// length, and eight bytes that differ.
+#[inline]
+pub(super) fn long_msg_at(frame: &RxFrame<'_>) -> Result<(MsgOp, u64, u64), WireError> {
+    let Some(b) = frame.chunk_at(BASE_LEN) else { return Err(WireError::OpTruncated) };
+    let b = Bytes::<{ MsgMOp::LEN }>(b);
+    let flags = b.u8::<4>();
+    let tag = b.u64::<8>();
+    if flags & !(TAGGED | IMM) != 0 {
+        return Err(WireError::MsgFlags);
+    }
+    if b.u8::<5>() != 0 || b.u16::<6>() != 0 {
+        return Err(WireError::OpReserved);
+    }
+    let tagged = flags & TAGGED != 0;
+    if !tagged && tag != 0 {
+        return Err(WireError::StrayTag);
+    }
+    let imm = imm_at(frame, flags, BASE_LEN + MsgMOp::LEN)?;
+    let op = MsgOp { dst_ep: b.u16::<0>(), src_ep: b.u16::<2>(), tagged, imm, tag, len: 0 };
+    Ok((op, b.u64::<16>(), b.u64::<24>()))
+}
+
+/// The flags byte of a message.
+#[inline]
+pub(super) fn flags(tagged: bool, imm: Option<u64>) -> u8 {
+    (u8::from(tagged) * TAGGED) | (u8::from(imm.is_some()) * IMM)
+}
+
+/// Bytes of remote CQ data, 0 or 8.
+#[inline]
+pub(super) fn imm_len(imm: Option<u64>) -> usize {
+    if imm.is_some() { IMM_LEN } else { 0 }
+}
+
+/// The remote CQ data at `at`, if `flags` say that there is any.
+#[inline]
+fn imm_at(frame: &RxFrame<'_>, flags: u8, at: usize) -> Result<Option<u64>, WireError> {
+    if flags & IMM == 0 {
+        return Ok(None);
+    }
+    let b = frame.chunk_at(at).ok_or(WireError::OpTruncated)?;
+    Ok(Some(u64::from_le_bytes(b)))
+}
+
+/// Writes the remote CQ data, if any, at `at` and returns where it ends.
+#[inline]
+pub(super) fn put_imm(out: &mut [u8], at: usize, imm: Option<u64>) -> usize {
+    let Some(v) = imm else { return at };
+    out[at..at + IMM_LEN].copy_from_slice(&v.to_le_bytes());
+    at + IMM_LEN
+}

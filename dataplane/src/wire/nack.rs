@@ -1,0 +1,70 @@
+//! NACK: a packet was refused, and its PSN does not count as received.
+
+use barewire_driver::frame::RxFrame;
+
+use super::{BASE_LEN, Base, Bytes, WireError};
+
+/// Why a packet was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u16)]
+pub enum NackReason {
+    /// The receiver does not know the packet's type.
+    UnknownType = 1,
+    /// There is no such endpoint.
+    NoEndpoint = 2,
+    /// The operation header is malformed.
+    Malformed = 3,
+    /// The sender had no credit for it.
+    Overdrawn = 4,
+}
+
+impl TryFrom<u16> for NackReason {
+    type Error = WireError;
+
+    #[inline]
+    fn try_from(v: u16) -> Result<Self, WireError> {
+        Ok(match v {
+            1 => Self::UnknownType,
+            2 => Self::NoEndpoint,
+            3 => Self::Malformed,
+            4 => Self::Overdrawn,
+            _ => return Err(WireError::NackReason),
+        })
+    }
+}
+
+/// Header of a NACK. The base's `psn` is that of the refused packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NackOp {
+    /// Why.
+    pub reason: NackReason,
+}
+
+impl NackOp {
+    /// Length in a frame, bytes.
+    pub const LEN: usize = 8;
+
+    /// Copies and checks the header.
+    ///
+    /// # Errors
+    /// [`WireError::NackReason`], [`WireError::OpReserved`], [`WireError::OpTruncated`].
+    pub fn parse(frame: &RxFrame<'_>, _base: &Base) -> Result<Self, WireError> {
+        let b = frame.chunk_at(BASE_LEN).ok_or(WireError::OpTruncated)?;
+        let b = Bytes::<{ Self::LEN }>(b);
+        let reason = b.u16::<0>().try_into()?;
+        if b.u16::<2>() != 0 || b.u32::<4>() != 0 {
+            return Err(WireError::OpReserved);
+        }
+        Ok(Self { reason })
+    }
+
+    /// Writes the header to the start of `out` and returns its length.
+    ///
+    /// # Panics
+    /// If `out` is too short.
+    pub fn emit(&self, out: &mut [u8]) -> usize {
+        let mut b = Bytes::<{ Self::LEN }>::ZERO;
+        b.put16::<0>(self.reason as u16);
+        b.write(out)
+    }
+}

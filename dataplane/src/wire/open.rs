@@ -1,0 +1,102 @@
+//! OPEN: makes a session.
+
+use barewire_driver::frame::RxFrame;
+
+use super::{BASE_LEN, Base, Bytes, MAX_FRAME_MIN, WireError};
+
+/// Header of an OPEN. The base's `psn` is the first one its sender will use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OpenOp {
+    /// The sender's name of the session, to be put in every packet to it. Not 0.
+    pub sid: u32,
+    /// The sender's epoch: a counter that grows with every session it makes. Not 0.
+    pub epoch: u32,
+    /// The sender's incarnation. Not 0.
+    pub inc: u64,
+    /// The incarnation that the session is wanted with; 0 for any.
+    pub target_inc: u64,
+    /// The receiver's `sid`, from the OPEN that this one answers; 0 if it answers none.
+    pub echo_sid: u32,
+    /// The receiver's `epoch`, likewise.
+    pub echo_epoch: u32,
+    /// What the sender can do besides; a bit not known here is a feature not used. 0 now.
+    pub caps: u32,
+    /// Most bytes behind the Ethernet header that the sender accepts, at least 256.
+    pub max_frame: u32,
+    /// Most packets that the sender accepts from the first not yet received on. Not 0.
+    pub window: u16,
+    /// Minor version.
+    pub minor: u16,
+    /// Eager units granted from the start.
+    pub grant: u32,
+    /// Reserved for a handshake under pressure; 0 now.
+    pub cookie: u64,
+}
+
+impl OpenOp {
+    /// Length in a frame, bytes.
+    pub const LEN: usize = 56;
+
+    /// Whether it answers an OPEN of its receiver.
+    pub fn is_answer(&self) -> bool {
+        self.echo_sid != 0
+    }
+
+    /// Copies and checks the header.
+    ///
+    /// # Errors
+    /// [`WireError::Nameless`], [`WireError::OpenEcho`], [`WireError::OpenWindow`],
+    /// [`WireError::OpenMaxFrame`], [`WireError::OpTruncated`].
+    pub fn parse(frame: &RxFrame<'_>, base: &Base) -> Result<Self, WireError> {
+        let b = frame.chunk_at(BASE_LEN).ok_or(WireError::OpTruncated)?;
+        let b = Bytes::<{ Self::LEN }>(b);
+        let op = Self {
+            sid: b.u32::<0>(),
+            epoch: b.u32::<4>(),
+            inc: b.u64::<8>(),
+            target_inc: b.u64::<16>(),
+            echo_sid: b.u32::<24>(),
+            echo_epoch: b.u32::<28>(),
+            caps: b.u32::<32>(),
+            max_frame: b.u32::<36>(),
+            window: b.u16::<40>(),
+            minor: b.u16::<42>(),
+            grant: b.u32::<44>(),
+            cookie: b.u64::<48>(),
+        };
+        if op.sid == 0 || op.epoch == 0 || op.inc == 0 {
+            return Err(WireError::Nameless);
+        }
+        if op.echo_sid != base.dst_sid || (op.echo_sid == 0) != (op.echo_epoch == 0) {
+            return Err(WireError::OpenEcho);
+        }
+        if op.window == 0 {
+            return Err(WireError::OpenWindow);
+        }
+        if op.max_frame < MAX_FRAME_MIN {
+            return Err(WireError::OpenMaxFrame);
+        }
+        Ok(op)
+    }
+
+    /// Writes the header to the start of `out` and returns its length.
+    ///
+    /// # Panics
+    /// If `out` is too short.
+    pub fn emit(&self, out: &mut [u8]) -> usize {
+        let mut b = Bytes::<{ Self::LEN }>::ZERO;
+        b.put32::<0>(self.sid);
+        b.put32::<4>(self.epoch);
+        b.put64::<8>(self.inc);
+        b.put64::<16>(self.target_inc);
+        b.put32::<24>(self.echo_sid);
+        b.put32::<28>(self.echo_epoch);
+        b.put32::<32>(self.caps);
+        b.put32::<36>(self.max_frame);
+        b.put16::<40>(self.window);
+        b.put16::<42>(self.minor);
+        b.put32::<44>(self.grant);
+        b.put64::<48>(self.cookie);
+        b.write(out)
+    }
+}

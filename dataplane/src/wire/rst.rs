@@ -1,0 +1,104 @@
+//! RST: the session that a packet named does not exist, or ends.
+
+use barewire_driver::frame::RxFrame;
+
+use super::{BASE_LEN, Base, Bytes, WireError};
+use crate::rel::psn::Psn;
+
+/// Why there is no session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u16)]
+pub enum RstReason {
+    /// The sender of the RST knows no session of that name.
+    UnknownSession = 1,
+    /// It closed the session.
+    Closed = 2,
+    /// It speaks another version.
+    Version = 3,
+    /// The packet was for another incarnation.
+    WrongIncarnation = 4,
+    /// It took its peer for dead.
+    Dead = 5,
+}
+
+impl TryFrom<u16> for RstReason {
+    type Error = WireError;
+
+    fn try_from(v: u16) -> Result<Self, WireError> {
+        Ok(match v {
+            1 => Self::UnknownSession,
+            2 => Self::Closed,
+            3 => Self::Version,
+            4 => Self::WrongIncarnation,
+            5 => Self::Dead,
+            _ => return Err(WireError::RstReason),
+        })
+    }
+}
+
+/// Header of an RST. Its receiver believes it only if it can have been sent by one who saw the
+/// receiver's packets: `docs/wire.md`, "RST".
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RstOp {
+    /// `dst_sid` of the packet that caused it, or 0.
+    pub echo_sid: u32,
+    /// `psn` of the packet that caused it, or 0.
+    pub echo_psn: Psn,
+    /// Incarnation of the RST's sender.
+    pub inc: u64,
+    /// Incarnation of the node that the RST is for; 0 if its sender does not know it.
+    pub victim_inc: u64,
+    /// Epoch of that node's session; 0 if the sender does not know it.
+    pub victim_epoch: u32,
+    /// Why.
+    pub reason: RstReason,
+    /// Major version that the sender speaks.
+    pub version: u8,
+}
+
+impl RstOp {
+    /// Length in a frame, bytes.
+    pub const LEN: usize = 32;
+
+    /// Copies and checks the header.
+    ///
+    /// # Errors
+    /// [`WireError::RstReason`], [`WireError::OpReserved`], [`WireError::Nameless`],
+    /// [`WireError::OpTruncated`].
+    pub fn parse(frame: &RxFrame<'_>, _base: &Base) -> Result<Self, WireError> {
+        let b = frame.chunk_at(BASE_LEN).ok_or(WireError::OpTruncated)?;
+        let b = Bytes::<{ Self::LEN }>(b);
+        let reason = b.u16::<28>().try_into()?;
+        if b.u8::<31>() != 0 {
+            return Err(WireError::OpReserved);
+        }
+        if b.u64::<8>() == 0 {
+            return Err(WireError::Nameless);
+        }
+        Ok(Self {
+            echo_sid: b.u32::<0>(),
+            echo_psn: Psn(b.u32::<4>()),
+            inc: b.u64::<8>(),
+            victim_inc: b.u64::<16>(),
+            victim_epoch: b.u32::<24>(),
+            reason,
+            version: b.u8::<30>(),
+        })
+    }
+
+    /// Writes the header to the start of `out` and returns its length.
+    ///
+    /// # Panics
+    /// If `out` is too short.
+    pub fn emit(&self, out: &mut [u8]) -> usize {
+        let mut b = Bytes::<{ Self::LEN }>::ZERO;
+        b.put32::<0>(self.echo_sid);
+        b.put32::<4>(self.echo_psn.0);
+        b.put64::<8>(self.inc);
+        b.put64::<16>(self.victim_inc);
+        b.put32::<24>(self.victim_epoch);
+        b.put16::<28>(self.reason as u16);
+        b.put8::<30>(self.version);
+        b.write(out)
+    }
+}
