@@ -2,10 +2,14 @@
 //! deadlines out.
 #![forbid(unsafe_code)]
 
+pub mod av;
+mod cntr;
+mod cq;
 pub mod error;
 pub mod flags;
 pub mod node;
 pub mod plant;
+pub mod proto;
 pub mod rel;
 pub mod slab;
 pub mod types;

@@ -174,6 +174,12 @@ impl<T> Slab<T> {
         self.len == 0
     }
 
+    /// Whether every slot is in use.
+    #[inline]
+    pub fn is_full(&self) -> bool {
+        self.free_head == NONE && self.slots.len() == self.capacity
+    }
+
     /// Slots there are.
     pub fn capacity(&self) -> usize {
         self.capacity

@@ -1,0 +1,214 @@
+//! Address vectors: `fi_addr_t` to endpoint, and back for `FI_SOURCE`.
+//!
+//! Inserting and removing are the control path and may allocate; lookups never do.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+use crate::slab::NONE;
+use crate::types::{EpAddr, FiAddr};
+
+/// An endpoint as the node knows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AvEntry {
+    /// Number of its peer in the node's table.
+    pub peer: u32,
+    /// Number of the endpoint at the peer.
+    pub ep: u16,
+    /// The address as it was inserted.
+    pub addr: EpAddr,
+}
+
+/// An address vector (table and map alike: `fi_addr_t` is an index).
+///
+/// The same endpoint may be inserted any number of times. Each index stays usable until it is
+/// removed; the way back names one of them.
+#[derive(Debug, Default)]
+pub struct Av {
+    slots: Vec<Option<Slot>>,
+    /// The indices that were removed and not given out again.
+    free: BinaryHeap<Reverse<u32>>,
+    reverse: Reversed,
+}
+
+/// An entry with its neighbours among those of the same endpoint, a list from newest to oldest.
+#[derive(Clone, Copy, Debug)]
+struct Slot {
+    entry: AvEntry,
+    newer: u32,
+    older: u32,
+}
+
+impl Av {
+    /// An empty vector with room for `count` addresses; it grows when they are more.
+    pub fn with_capacity(count: usize) -> Self {
+        // A hint comes from the application, so it is believed only so far.
+        let count = count.min(1 << 20);
+        let mut av = Self { slots: Vec::with_capacity(count), ..Self::default() };
+        av.reverse.reserve(count);
+        av
+    }
+
+    /// Inserts an endpoint at the lowest index that is free.
+    ///
+    /// # Panics
+    /// At 2^32 - 1 addresses, which memory does not hold.
+    pub fn insert(&mut self, entry: AvEntry) -> FiAddr {
+        let idx = self.free.pop().map_or(self.slots.len() as u32, |Reverse(idx)| idx);
+        assert!(idx != NONE, "av: indices exhausted");
+        let older = self.reverse.insert(key(entry.peer, entry.ep), idx).unwrap_or(NONE);
+        if let Some(slot) = self.slot_mut(older) {
+            slot.newer = idx;
+        }
+        let slot = Some(Slot { entry, newer: NONE, older });
+        match self.slots.get_mut(idx as usize) {
+            Some(place) => *place = slot,
+            None => self.slots.push(slot),
+        }
+        FiAddr::from(idx)
+    }
+
+    /// Removes an index, and says what it named; `None` if it names nothing. Other indices of the
+    /// same endpoint stay.
+    pub fn remove(&mut self, addr: FiAddr) -> Option<AvEntry> {
+        let Slot { entry, newer, older } =
+            self.slots.get_mut(usize::try_from(addr).ok()?)?.take()?;
+        if let Some(slot) = self.slot_mut(older) {
+            slot.newer = newer;
+        }
+        if let Some(slot) = self.slot_mut(newer) {
+            slot.older = older;
+        } else if older != NONE {
+            self.reverse.insert(key(entry.peer, entry.ep), older);
+        } else {
+            self.reverse.remove(key(entry.peer, entry.ep));
+        }
+        self.free.push(Reverse(addr as u32));
+        Some(entry)
+    }
+
+    /// What `addr` names, `None` if nothing.
+    #[inline]
+    pub fn lookup(&self, addr: FiAddr) -> Option<&AvEntry> {
+        self.slots.get(usize::try_from(addr).ok()?)?.as_ref().map(|slot| &slot.entry)
+    }
+
+    /// An index that names endpoint `ep` of `peer`, `None` if it was not inserted.
+    #[inline]
+    pub fn reverse(&self, peer: u32, ep: u16) -> Option<FiAddr> {
+        self.reverse.get(key(peer, ep)).map(FiAddr::from)
+    }
+
+    /// Indices in use.
+    pub fn len(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
+    /// Whether no index is in use.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The indices in use in order, with what they name.
+    pub fn iter(&self) -> impl Iterator<Item = (FiAddr, &AvEntry)> {
+        let used = self.slots.iter().enumerate();
+        used.filter_map(|(i, slot)| slot.as_ref().map(|slot| (i as FiAddr, &slot.entry)))
+    }
+
+    fn slot_mut(&mut self, idx: u32) -> Option<&mut Slot> {
+        self.slots.get_mut(idx as usize)?.as_mut()
+    }
+}
+
+/// The endpoint as a key of [`Reversed`]. Below 2^48, so never [`Reversed::EMPTY`].
+const fn key(peer: u32, ep: u16) -> u64 {
+    (peer as u64) << 16 | ep as u64
+}
+
+/// A hash table from 48-bit keys to indices: open addressing, linear probing, at most half full.
+#[derive(Debug, Default)]
+struct Reversed {
+    /// A power of two of cells, or none.
+    cells: Vec<(u64, u32)>,
+    len: usize,
+}
+
+impl Reversed {
+    const EMPTY: u64 = u64::MAX;
+
+    /// Room for `n` keys in all.
+    fn reserve(&mut self, n: usize) {
+        if n * 2 <= self.cells.len() {
+            return;
+        }
+        let cells = vec![(Self::EMPTY, NONE); (n * 2).next_power_of_two().max(16)];
+        for (key, idx) in std::mem::replace(&mut self.cells, cells) {
+            if key != Self::EMPTY {
+                let at = self.find(key);
+                self.cells[at] = (key, idx);
+            }
+        }
+    }
+
+    /// Sets the index of `key` and says the one before.
+    fn insert(&mut self, key: u64, idx: u32) -> Option<u32> {
+        self.reserve(self.len + 1);
+        let at = self.find(key);
+        let old = std::mem::replace(&mut self.cells[at], (key, idx));
+        if old.0 == key {
+            return Some(old.1);
+        }
+        self.len += 1;
+        None
+    }
+
+    fn get(&self, key: u64) -> Option<u32> {
+        if self.len == 0 {
+            return None;
+        }
+        let (found, idx) = self.cells[self.find(key)];
+        (found == key).then_some(idx)
+    }
+
+    /// Removes `key`, and moves back what had to step over its cell.
+    fn remove(&mut self, key: u64) {
+        if self.len == 0 {
+            return;
+        }
+        let mask = self.cells.len() - 1;
+        let mut hole = self.find(key);
+        if self.cells[hole].0 != key {
+            return;
+        }
+        self.len -= 1;
+        let mut at = hole;
+        loop {
+            at = (at + 1) & mask;
+            let (other, _) = self.cells[at];
+            if other == Self::EMPTY {
+                break;
+            }
+            // It may move back unless that would put it before its home.
+            if at.wrapping_sub(self.home(other)) & mask >= at.wrapping_sub(hole) & mask {
+                self.cells[hole] = self.cells[at];
+                hole = at;
+            }
+        }
+        self.cells[hole] = (Self::EMPTY, NONE);
+    }
+
+    /// The cell of `key`, or the empty one where it would go. There is one: at most half are full.
+    fn find(&self, key: u64) -> usize {
+        let mask = self.cells.len() - 1;
+        let mut at = self.home(key);
+        while self.cells[at].0 != key && self.cells[at].0 != Self::EMPTY {
+            at = (at + 1) & mask;
+        }
+        at
+    }
+
+    fn home(&self, key: u64) -> usize {
+        let bits = self.cells.len().trailing_zeros();
+        (key.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - bits)) as usize
+    }
+}

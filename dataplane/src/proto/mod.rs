@@ -1,0 +1,3 @@
+//! The protocols between endpoints, above a reliable stream of packets.
+
+pub mod matching;
