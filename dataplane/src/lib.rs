@@ -10,6 +10,7 @@ pub mod flags;
 pub mod node;
 pub mod plant;
 pub mod proto;
+pub mod psn;
 pub mod rel;
 pub mod slab;
 pub mod types;

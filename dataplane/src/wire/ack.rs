@@ -3,7 +3,7 @@
 use barewire_driver::frame::RxFrame;
 
 use super::{BASE_LEN, Base, Bytes, WireError};
-use crate::rel::psn::Psn;
+use crate::psn::Psn;
 
 /// Header of an ACK. The base's `cack` is the cumulative part, its `psn` the sender's `snd_nxt`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -4,7 +4,7 @@ use barewire_driver::frame::RxFrame;
 use barewire_driver::port::MacAddr;
 
 use super::{BASE_LEN, Bytes, ETHERTYPE, IMM_LEN, TRAILER_LEN, Ty, VERSION, WireError, verify_crc};
-use crate::rel::psn::Psn;
+use crate::psn::Psn;
 
 const SEC: u16 = 1 << 7;
 const AR: u16 = 1 << 6;

@@ -3,7 +3,7 @@
 use barewire_driver::frame::RxFrame;
 
 use super::{BASE_LEN, Base, Bytes, WireError};
-use crate::rel::psn::Psn;
+use crate::psn::Psn;
 
 /// Why there is no session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -4,7 +4,7 @@ use barewire_driver::frame::RxFrame;
 use barewire_driver::port::MacAddr;
 
 use super::*;
-use crate::rel::psn::Psn;
+use crate::psn::Psn;
 
 /// A MSG goes out and comes back as it was, at the offsets that `docs/wire.md` names.
 #[test]
