@@ -1,3 +1,62 @@
-//! Placeholder.
+//! The command `barewire`: what this machine is able to do, why not, and what goes over the wire.
+//!
+//! Every command prints for people or, with `--json`, one object a line for programs. An error is
+//! one line that says what is wrong and, where one does, the command that mends it. Exit codes: 0
+//! done, 1 failed, 2 called wrongly.
 
-fn main() {}
+use std::io::IsTerminal;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use tracing_subscriber::EnvFilter;
+
+mod doctor;
+mod fail;
+mod table;
+
+use fail::Fail;
+
+/// Messages over plain Ethernet: shows, checks and measures this machine's fabric.
+#[derive(Parser)]
+#[command(name = "barewire", version, max_term_width = 100, after_long_help = AFTER)]
+struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+const AFTER: &str = "\
+Exit codes:
+  0  done
+  1  it failed; standard error says why on one line
+  2  it was called wrongly
+
+Environment:
+  BAREWIRE_PORT  the port where --port is not given, such as shm:job7 (default: a segment of this user)
+  BAREWIRE_LOG   what to log to standard error, such as `debug` or `barewire=trace` (default: warn)";
+
+#[derive(Subcommand)]
+enum Command {
+    Doctor(doctor::DoctorArgs),
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    start_log();
+    let done = match args.command {
+        Command::Doctor(args) => doctor::run(&args),
+    };
+    done.unwrap_or_else(|fail: Fail| {
+        eprintln!("barewire: {fail}");
+        fail.exit_code()
+    })
+}
+
+/// Sends log lines to standard error, so that what is printed stays readable for programs.
+fn start_log() {
+    let filter = EnvFilter::try_from_env("BAREWIRE_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
+        .init();
+}

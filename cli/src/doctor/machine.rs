@@ -1,0 +1,175 @@
+//! Where the checks look: a tree of files, which is this machine's or a test's.
+
+use std::path::{Path, PathBuf};
+
+/// A machine as the checks see it.
+pub(super) struct Machine {
+    root: PathBuf,
+    /// Bytes free for us in `/dev/shm`, or why they are not.
+    pub(super) shm_free: Result<u64, String>,
+}
+
+impl Machine {
+    /// The one we run on.
+    pub(super) fn this() -> Self {
+        Self { root: PathBuf::from("/"), shm_free: shm_free(Path::new("/dev/shm")) }
+    }
+
+    /// The text of a file without the white space around it, or `None` if it cannot be read.
+    pub(super) fn read(&self, path: &str) -> Option<String> {
+        let text = std::fs::read_to_string(self.at(path)).ok()?;
+        Some(text.trim().to_owned())
+    }
+
+    /// A file that holds one number.
+    pub(super) fn number(&self, path: &str) -> Option<u64> {
+        self.read(path)?.parse().ok()
+    }
+
+    pub(super) fn exists(&self, path: &str) -> bool {
+        self.at(path).exists()
+    }
+
+    /// The names in a folder, sorted; none if it cannot be read.
+    pub(super) fn names(&self, path: &str) -> Vec<String> {
+        let entries = std::fs::read_dir(self.at(path)).into_iter().flatten().flatten();
+        let mut names: Vec<String> =
+            entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+        names.sort();
+        names
+    }
+
+    /// The value of a word of the kernel's command line: `Some("")` for one without a value.
+    pub(super) fn boot_option(&self, name: &str) -> Option<String> {
+        let line = self.read("/proc/cmdline")?;
+        let word = line.split_whitespace().find(|word| word.split('=').next() == Some(name))?;
+        Some(word.split_once('=').map_or("", |(_, value)| value).to_owned())
+    }
+
+    /// Whether a hypervisor runs us.
+    pub(super) fn is_virtual(&self) -> bool {
+        self.cpu_line("flags").is_some_and(|flags| flags.split(' ').any(|f| f == "hypervisor"))
+    }
+
+    /// The first line of `/proc/cpuinfo` of that name.
+    pub(super) fn cpu_line(&self, name: &str) -> Option<String> {
+        let info = self.read("/proc/cpuinfo")?;
+        info.lines().find_map(|line| {
+            let (key, value) = line.split_once(':')?;
+            (key.trim() == name).then(|| value.trim().to_owned())
+        })
+    }
+
+    fn at(&self, path: &str) -> PathBuf {
+        self.root.join(path.trim_start_matches('/'))
+    }
+}
+
+/// Bytes that we may still use there, if we may write there at all.
+fn shm_free(dir: &Path) -> Result<u64, String> {
+    use nix::unistd::{AccessFlags, access};
+    let show = |why: nix::Error| format!("{}: {}", dir.display(), why.desc());
+    access(dir, AccessFlags::W_OK | AccessFlags::X_OK).map_err(show)?;
+    let stat = nix::sys::statvfs::statvfs(dir).map_err(show)?;
+    Ok(stat.blocks_available() * stat.fragment_size())
+}
+
+#[cfg(test)]
+pub(super) mod fixture {
+    use super::*;
+
+    /// A made-up machine in a folder of its own.
+    pub(in super::super) struct Fixture {
+        dir: tempfile::TempDir,
+        shm_free: Result<u64, String>,
+    }
+
+    impl Fixture {
+        /// Nothing can be read.
+        pub(in super::super) fn empty() -> Self {
+            let shm_free = Err("/dev/shm: No such file or directory".to_owned());
+            Self { dir: tempfile::tempdir().unwrap(), shm_free }
+        }
+
+        /// Everything is as it should be.
+        pub(in super::super) fn full() -> Self {
+            Self::empty()
+                .with("/proc/sys/kernel/osrelease", "6.1.0-32-amd64\n")
+                .with("/proc/cmdline", "quiet isolcpus=2-3 nohz_full=2-3 intel_iommu=on\n")
+                .with("/proc/cpuinfo", "vendor_id\t: GenuineIntel\nflags\t\t: fpu tsc\n")
+                .with(
+                    "/proc/self/limits",
+                    "Limit                     Soft Limit           Hard Limit           Units\n\
+                     Max locked memory         unlimited            unlimited            bytes\n",
+                )
+                .with(&format!("{NODE0}/hugepages-2048kB/nr_hugepages"), "512\n")
+                .with(&format!("{NODE0}/hugepages-2048kB/free_hugepages"), "500\n")
+                .with(&format!("{NODE0}/hugepages-1048576kB/nr_hugepages"), "4\n")
+                .with(&format!("{NODE0}/hugepages-1048576kB/free_hugepages"), "4\n")
+                .with("/sys/kernel/mm/transparent_hugepage/enabled", "always [madvise] never\n")
+                .with("/sys/devices/system/cpu/online", "0-3\n")
+                .with("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor", "performance\n")
+                .with("/sys/devices/system/cpu/cpu1/cpufreq/scaling_governor", "performance\n")
+                .with("/sys/devices/system/cpu/smt/active", "0\n")
+                .with(&format!("{CLOCK}/current_clocksource"), "tsc\n")
+                .with(&format!("{CLOCK}/available_clocksource"), "tsc hpet acpi_pm\n")
+                .with("/sys/kernel/iommu_groups/0/type", "DMA\n")
+                .with("/sys/kernel/iommu_groups/1/type", "DMA\n")
+                .with("/dev/vfio/vfio", "")
+                .with("/sys/bus/pci/drivers/vfio-pci/new_id", "")
+                .with("/usr/lib/x86_64-linux-gnu/pkgconfig/libdpdk.pc", "Version: 22.11.8\n")
+                .shm(Ok(1 << 30))
+        }
+
+        pub(in super::super) fn with(self, path: &str, text: &str) -> Self {
+            let file = self.dir.path().join(path.trim_start_matches('/'));
+            std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+            std::fs::write(file, text).unwrap();
+            self
+        }
+
+        pub(in super::super) fn without(self, path: &str) -> Self {
+            let file = self.dir.path().join(path.trim_start_matches('/'));
+            if file.is_dir() {
+                std::fs::remove_dir_all(file).unwrap();
+            } else {
+                std::fs::remove_file(file).unwrap();
+            }
+            self
+        }
+
+        pub(in super::super) fn shm(self, shm_free: Result<u64, String>) -> Self {
+            Self { shm_free, ..self }
+        }
+
+        /// The machine; it is gone with the fixture.
+        pub(in super::super) fn machine(&self) -> Machine {
+            Machine { root: self.dir.path().to_owned(), shm_free: self.shm_free.clone() }
+        }
+    }
+
+    pub(in super::super) const NODE0: &str = "/sys/devices/system/node/node0/hugepages";
+    pub(in super::super) const CLOCK: &str = "/sys/devices/system/clocksource/clocksource0";
+}
+
+#[cfg(test)]
+mod tests {
+    use super::fixture::Fixture;
+    use super::*;
+
+    #[test]
+    fn boot_options_are_whole_words() {
+        let fixture = Fixture::empty().with("/proc/cmdline", "xisolcpus=9 isolcpus=1,2 quiet");
+        let machine = fixture.machine();
+        assert_eq!(machine.boot_option("isolcpus").as_deref(), Some("1,2"));
+        assert_eq!(machine.boot_option("quiet").as_deref(), Some(""));
+        assert_eq!(machine.boot_option("nohz_full"), None);
+    }
+
+    #[test]
+    fn space_is_asked_of_the_system_with_its_reason() {
+        assert!(shm_free(Path::new("/tmp")).is_ok_and(|free| free > 0));
+        let why = shm_free(Path::new("/no/such/folder")).unwrap_err();
+        assert_eq!(why, "/no/such/folder: No such file or directory");
+    }
+}

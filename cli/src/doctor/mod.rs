@@ -1,0 +1,187 @@
+//! `barewire doctor`: what this machine has and lacks, and the command that mends each.
+
+use std::process::ExitCode;
+
+use serde::Serialize;
+
+use crate::fail::Fail;
+
+mod cpu;
+mod device;
+mod machine;
+mod memory;
+
+use machine::Machine;
+
+/// Checks what this machine has for the fabric, and names the command that mends what it lacks
+///
+/// Each check is `ok`, `warn` (it runs, but slower or less steadily) or `missing` (the ports named
+/// beside it do not work). Nothing is changed.
+#[derive(clap::Args)]
+#[command(after_long_help = "\
+Exit codes:
+  0  the port shm has all it needs, whatever else is missing
+  1  the port shm does not work here
+
+Examples:
+  barewire doctor          a list for people
+  barewire doctor --json   one object a line: check, status, needed_for, found, mend")]
+pub(crate) struct DoctorArgs {
+    /// Prints one JSON object a line.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the checks on this machine and prints them.
+///
+/// # Errors
+/// None: what cannot be read is a check that says so.
+pub(crate) fn run(args: &DoctorArgs) -> Result<ExitCode, Fail> {
+    let checks = all(&Machine::this());
+    for check in &checks {
+        if args.json {
+            println!("{}", serde_json::to_string(check).map_err(Fail::new)?);
+        } else {
+            print!("{}", text(check));
+        }
+    }
+    Ok(exit_code(&checks))
+}
+
+/// What a check found.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct Check {
+    /// Its name.
+    check: &'static str,
+    status: Status,
+    /// What does not work while it is `missing`.
+    needed_for: &'static str,
+    /// What is there, or what is wrong with it.
+    found: String,
+    /// The command that mends it. Never there with `ok`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    mend: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Status {
+    Ok,
+    Warn,
+    Missing,
+}
+
+/// What [`Check::needed_for`] says of a check without which the first command fails.
+const SHM: &str = "shm";
+/// Of a check that only costs time.
+const SPEED: &str = "speed";
+const VFIO: &str = "vfio";
+const DPDK: &str = "dpdk";
+
+impl Check {
+    fn ok(check: &'static str, needed_for: &'static str, found: impl Into<String>) -> Self {
+        Self { check, status: Status::Ok, needed_for, found: found.into(), mend: None }
+    }
+
+    fn warn(
+        check: &'static str,
+        needed_for: &'static str,
+        found: impl Into<String>,
+        mend: impl Into<String>,
+    ) -> Self {
+        let mend = Some(mend.into());
+        Self { check, status: Status::Warn, needed_for, found: found.into(), mend }
+    }
+
+    fn missing(
+        check: &'static str,
+        needed_for: &'static str,
+        found: impl Into<String>,
+        mend: impl Into<String>,
+    ) -> Self {
+        Self { status: Status::Missing, ..Self::warn(check, needed_for, found, mend) }
+    }
+}
+
+fn all(machine: &Machine) -> Vec<Check> {
+    vec![
+        cpu::kernel(machine),
+        memory::shm_space(machine),
+        memory::memlock(machine),
+        memory::huge_2m(machine),
+        memory::huge_1g(machine),
+        memory::transparent(machine),
+        cpu::count(machine),
+        cpu::isolation(machine),
+        cpu::governor(machine),
+        cpu::smt(machine),
+        cpu::clocksource(machine),
+        device::iommu(machine),
+        device::vfio(machine),
+        device::dpdk(machine),
+    ]
+}
+
+fn exit_code(checks: &[Check]) -> ExitCode {
+    let lacking = |c: &Check| c.status == Status::Missing && c.needed_for == SHM;
+    if checks.iter().any(lacking) { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+}
+
+fn text(check: &Check) -> String {
+    let status = match check.status {
+        Status::Ok => "ok",
+        Status::Warn => "warn",
+        Status::Missing => "missing",
+    };
+    let need = match check.status {
+        Status::Missing => format!(" (needed for {})", check.needed_for),
+        Status::Ok | Status::Warn => String::new(),
+    };
+    let mut text = format!("{status:<8} {:<13} {}{need}\n", check.check, check.found);
+    if let Some(mend) = &check.mend {
+        text.push_str(&format!("{:<22} mend: {mend}\n", ""));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use machine::fixture::Fixture;
+
+    #[test]
+    fn only_what_shm_needs_decides_the_exit_code() {
+        let checks = |need| [Check::ok("a", SHM, ""), Check::missing("b", need, "", "x")];
+        assert_eq!(exit_code(&checks(VFIO)), ExitCode::SUCCESS);
+        assert_eq!(exit_code(&checks(SHM)), ExitCode::FAILURE);
+        assert_eq!(exit_code(&[Check::warn("a", SHM, "", "x")]), ExitCode::SUCCESS);
+    }
+
+    #[test]
+    fn a_machine_with_everything_has_nothing_to_mend() {
+        let checks = all(&Fixture::full().machine());
+        assert!(checks.iter().all(|c| c.status == Status::Ok && c.mend.is_none()), "{checks:#?}");
+    }
+
+    /// Goal: no check panics or stays silent where nothing can be read.
+    #[test]
+    fn an_empty_machine_is_told_what_it_lacks() {
+        let checks = all(&Fixture::empty().machine());
+        assert_eq!(exit_code(&checks), ExitCode::FAILURE);
+        for check in &checks {
+            assert!(!check.found.is_empty(), "{check:?}");
+            assert_eq!(check.mend.is_none(), check.status == Status::Ok, "{check:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_missing_is_printed_with_its_use_and_its_mend() {
+        let check = Check::missing("vfio", VFIO, "no /dev/vfio/vfio", "sudo modprobe vfio-pci");
+        let lines = text(&check);
+        assert!(lines.starts_with("missing  vfio          no /dev/vfio/vfio (needed for vfio)\n"));
+        assert!(lines.ends_with("mend: sudo modprobe vfio-pci\n"));
+        let json = serde_json::to_value(&check).unwrap();
+        assert_eq!(json["status"], "missing");
+        assert_eq!(json["mend"], "sudo modprobe vfio-pci");
+    }
+}

@@ -1,0 +1,57 @@
+//! Why a command ended without doing what it was asked for.
+
+use std::fmt;
+use std::process::ExitCode;
+
+/// What is wrong, and the command that mends it if one does. Prints as one line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Fail {
+    what: String,
+    mend: Option<String>,
+    usage: bool,
+}
+
+impl Fail {
+    /// Something went wrong: exit code 1.
+    pub(crate) fn new(what: impl fmt::Display) -> Self {
+        Self { what: one_line(what), mend: None, usage: false }
+    }
+
+    /// The caller asked for something that cannot be: exit code 2.
+    pub(crate) fn usage(what: impl fmt::Display) -> Self {
+        Self { usage: true, ..Self::new(what) }
+    }
+
+    /// Adds what to do about it.
+    pub(crate) fn mend(self, mend: impl fmt::Display) -> Self {
+        Self { mend: Some(one_line(mend)), ..self }
+    }
+
+    pub(crate) fn exit_code(&self) -> ExitCode {
+        ExitCode::from(if self.usage { 2 } else { 1 })
+    }
+}
+
+impl fmt::Display for Fail {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.what)?;
+        self.mend.as_ref().map_or(Ok(()), |mend| write!(f, "; {mend}"))
+    }
+}
+
+fn one_line(text: impl fmt::Display) -> String {
+    text.to_string().split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failure_is_one_line_with_what_mends_it() {
+        let fail = Fail::new("no\nspace").mend("try: df /dev/shm");
+        assert_eq!(fail.to_string(), "no space; try: df /dev/shm");
+        assert_eq!(fail.exit_code(), ExitCode::from(1));
+        assert_eq!(Fail::usage("x").exit_code(), ExitCode::from(2));
+    }
+}
