@@ -212,3 +212,91 @@ impl Reversed {
         (key.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - bits)) as usize
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use barewire_driver::port::MacAddr;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn entry(peer: u32, ep: u16) -> AvEntry {
+        let mut mac = [2; 6];
+        mac[2..].copy_from_slice(&peer.to_be_bytes());
+        AvEntry { peer, ep, addr: EpAddr { mac: MacAddr(mac), ep, incarnation: 0 } }
+    }
+
+    #[derive(Clone, Copy, Debug)]
+    enum Op {
+        Insert(u32, u16),
+        Remove(usize),
+        RemoveUnset(u64),
+    }
+
+    /// Peers and endpoints few enough that duplicates are common.
+    fn op() -> impl Strategy<Value = Op> {
+        let peer = prop_oneof![0u32..6, Just(u32::MAX)];
+        let ep = prop_oneof![0u16..3, Just(u16::MAX)];
+        let far = [FiAddr::MAX, u64::from(u32::MAX), 1 << 32, 1 << 33];
+        prop_oneof![
+            6 => (peer, ep).prop_map(|(peer, ep)| Op::Insert(peer, ep)),
+            5 => any::<usize>().prop_map(Op::Remove),
+            1 => prop_oneof![0u64..80, prop::sample::select(far.to_vec())].prop_map(Op::RemoveUnset),
+        ]
+    }
+
+    proptest! {
+        /// The vector against a map from index to endpoint.
+        #[test]
+        fn av_is_a_map_both_ways(hint in 0usize..40, ops in prop::collection::vec(op(), 1..200)) {
+            let mut av = Av::with_capacity(hint);
+            let mut model: BTreeMap<FiAddr, AvEntry> = BTreeMap::new();
+            for op in ops {
+                match op {
+                    Op::Insert(peer, ep) => {
+                        let lowest = (0..).find(|i| !model.contains_key(i)).unwrap();
+                        prop_assert_eq!(av.insert(entry(peer, ep)), lowest);
+                        model.insert(lowest, entry(peer, ep));
+                    }
+                    Op::Remove(nth) if !model.is_empty() => {
+                        let addr = *model.keys().nth(nth % model.len()).unwrap();
+                        prop_assert_eq!(av.remove(addr), model.remove(&addr));
+                    }
+                    Op::RemoveUnset(addr) if !model.contains_key(&addr) => {
+                        prop_assert_eq!(av.remove(addr), None);
+                        prop_assert_eq!(av.lookup(addr), None);
+                    }
+                    _ => {}
+                }
+                prop_assert_eq!(av.len(), model.len());
+                prop_assert!(av.iter().eq(model.iter().map(|(&addr, entry)| (addr, entry))));
+                for peer in (0..6).chain([u32::MAX]) {
+                    for ep in (0..3).chain([u16::MAX]) {
+                        let named = av.reverse(peer, ep).map(|addr| model.get(&addr).copied());
+                        let known = model.values().any(|e| (e.peer, e.ep) == (peer, ep));
+                        prop_assert_eq!(named, known.then_some(Some(entry(peer, ep))));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Enough endpoints to grow the way back many times, removed in another order.
+    #[test]
+    fn many_endpoints_come_and_go() {
+        let mut av = Av::with_capacity(0);
+        let of = |i: u32| (i % 1_000, (i / 1_000) as u16);
+        for i in 0..20_000 {
+            assert_eq!(av.insert(entry(of(i).0, of(i).1)), FiAddr::from(i));
+        }
+        for i in (0..20_000).map(|i| i * 7_919 % 20_000) {
+            assert_eq!(av.reverse(of(i).0, of(i).1), Some(FiAddr::from(i)));
+            assert!(av.remove(FiAddr::from(i)).is_some());
+            assert_eq!(av.reverse(of(i).0, of(i).1), None);
+        }
+        assert!(av.is_empty());
+        assert_eq!(av.reverse.len, 0);
+    }
+}

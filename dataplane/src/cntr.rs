@@ -53,3 +53,27 @@ impl Cntr {
         std::mem::take(&mut self.signal)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_both_kinds_apart_and_signals_each_change() {
+        let mut cntr = Cntr::default();
+        assert!(!cntr.take_signal());
+        let changes: [(fn(&mut Cntr), (u64, u64)); 6] = [
+            (|c| c.add(2), (2, 0)),
+            (|c| c.adderr(3), (2, 3)),
+            (|c| c.set(u64::MAX), (u64::MAX, 3)),
+            (|c| c.add(2), (1, 3)),
+            (|c| c.seterr(u64::MAX), (1, u64::MAX)),
+            (|c| c.adderr(1), (1, 0)),
+        ];
+        for (change, want) in changes {
+            change(&mut cntr);
+            assert_eq!((cntr.read(), cntr.readerr()), want);
+            assert!(cntr.take_signal() && !cntr.take_signal());
+        }
+    }
+}

@@ -186,3 +186,142 @@ impl Cq {
         self.ring.push(slot);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::types::ProvErrno;
+
+    #[derive(Clone, Copy, Debug)]
+    enum Op {
+        Reserve,
+        Unreserve,
+        Push,
+        PushErr,
+        TryPush,
+        Read(usize),
+        ReadErr,
+        TakeSignal,
+    }
+
+    fn op() -> impl Strategy<Value = Op> {
+        prop_oneof![
+            6 => Just(Op::Reserve),
+            1 => Just(Op::Unreserve),
+            4 => Just(Op::Push),
+            2 => Just(Op::PushErr),
+            2 => Just(Op::TryPush),
+            4 => (0usize..6).prop_map(Op::Read),
+            2 => Just(Op::ReadErr),
+            1 => Just(Op::TakeSignal),
+        ]
+    }
+
+    fn cqe(n: u64) -> Cqe {
+        Cqe { op_context: n, len: n + 1, ..Cqe::default() }
+    }
+
+    fn failure(n: u64) -> CqErr {
+        let (err, prov_errno) = (Error::Canceled, ProvErrno::None);
+        CqErr { cqe: cqe(n), olen: n, err, prov_errno, err_data: None }
+    }
+
+    /// What a read must say: the successes before the next failure.
+    fn expected(model: &mut VecDeque<(u64, bool)>, most: usize) -> Result<Vec<Cqe>> {
+        match model.front() {
+            None => return Err(Error::Again),
+            Some((_, false)) => return Err(Error::Avail),
+            Some((_, true)) => {}
+        }
+        let mut out = Vec::new();
+        while out.len() < most && matches!(model.front(), Some((_, true))) {
+            out.push(cqe(model.pop_front().unwrap().0));
+        }
+        Ok(out)
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(1_000))]
+
+        /// The queue against a `VecDeque` of (number, success): nothing lost, nothing out of order,
+        /// never more than the capacity promised or used, no allocation.
+        #[test]
+        fn queue_keeps_order_and_promises(
+            size in 1usize..20,
+            ops in prop::collection::vec(op(), 1..300),
+        ) {
+            let mut cq = Cq::new(size);
+            let capacity = cq.capacity();
+            prop_assert!(capacity >= size && capacity < 2 * size && capacity.is_power_of_two());
+            let room = cq.ring.as_ptr();
+            let mut model: VecDeque<(u64, bool)> = VecDeque::new();
+            let (mut reserved, mut signal) = (0, false);
+            for (n, op) in (0u64..).zip(ops) {
+                let has_room = model.len() + reserved < capacity;
+                let before = model.len();
+                match op {
+                    Op::Reserve => {
+                        prop_assert_eq!(cq.reserve(), has_room);
+                        reserved += usize::from(has_room);
+                    }
+                    Op::Unreserve if reserved > 0 => {
+                        cq.unreserve();
+                        reserved -= 1;
+                    }
+                    Op::Push if reserved > 0 => {
+                        cq.push(cqe(n));
+                        reserved -= 1;
+                        model.push_back((n, true));
+                    }
+                    Op::PushErr if reserved > 0 => {
+                        cq.push_err(failure(n));
+                        reserved -= 1;
+                        model.push_back((n, false));
+                    }
+                    Op::TryPush => {
+                        prop_assert_eq!(cq.try_push(cqe(n)), has_room);
+                        model.extend(has_room.then_some((n, true)));
+                    }
+                    Op::Read(most) => {
+                        let mut out = vec![cqe(u64::MAX - 1); most];
+                        let got = cq.read(&mut out).map(|n| out[..n].to_vec());
+                        prop_assert_eq!(got, expected(&mut model, most));
+                    }
+                    Op::ReadErr => {
+                        let want = match model.front() {
+                            Some(&(n, false)) => {
+                                model.pop_front();
+                                Ok(failure(n))
+                            }
+                            _ => Err(Error::Again),
+                        };
+                        prop_assert_eq!(cq.readerr(), want);
+                    }
+                    Op::TakeSignal => {
+                        prop_assert_eq!(cq.take_signal(), signal);
+                        signal = false;
+                    }
+                    _ => {}
+                }
+                signal |= model.len() > before;
+                prop_assert_eq!((cq.ready(), cq.reserved()), (model.len(), reserved));
+            }
+            prop_assert_eq!(cq.ring.as_ptr(), room, "it allocated after it was made");
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "nothing is reserved")]
+    fn a_push_without_reservation_panics() {
+        Cq::new(4).push(Cqe::default());
+    }
+
+    #[test]
+    fn an_entry_is_a_cache_line() {
+        assert_eq!(size_of::<Slot>(), 64);
+    }
+}

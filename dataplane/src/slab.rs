@@ -363,3 +363,191 @@ impl<const LIST: usize> List<LIST> {
         std::iter::successors(some(self.head), move |&idx| some(slab[idx].link_ref().next))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[derive(Clone, Copy, Debug)]
+    enum Op {
+        Alloc,
+        Free(usize),
+        StaleHandle(usize),
+    }
+
+    fn op() -> impl Strategy<Value = Op> {
+        prop_oneof![
+            5 => Just(Op::Alloc),
+            4 => any::<usize>().prop_map(Op::Free),
+            1 => any::<usize>().prop_map(Op::StaleHandle),
+        ]
+    }
+
+    proptest! {
+        /// A slab against a map: same values at the same indices, full when it says so, the last
+        /// freed slot first, and a handle that lives exactly as long as its value.
+        #[test]
+        fn slab_is_a_bounded_map(capacity in 0usize..12, ops in prop::collection::vec(op(), 1..300)) {
+            let mut slab = Slab::with_capacity(capacity);
+            let room = slab.slots.as_ptr();
+            let mut model = BTreeMap::new();
+            let mut freed = Vec::new();
+            let mut dead: BTreeSet<(u32, u32)> = BTreeSet::new();
+            for (n, op) in ops.into_iter().enumerate() {
+                match op {
+                    Op::Alloc => {
+                        prop_assert_eq!(slab.is_full(), model.len() == capacity);
+                        let Some(idx) = slab.alloc(n) else {
+                            prop_assert_eq!(model.len(), capacity);
+                            continue;
+                        };
+                        prop_assert_eq!(idx, freed.pop().unwrap_or(model.len() as u32));
+                        prop_assert!(model.insert(idx, n).is_none());
+                        prop_assert_eq!(slab.by_handle(slab.handle(idx)), Some(&n));
+                    }
+                    Op::Free(nth) if !model.is_empty() => {
+                        let idx = *model.keys().nth(nth % model.len()).unwrap();
+                        let handle = slab.handle(idx);
+                        prop_assert!(dead.insert((handle.idx(), handle.generation())));
+                        prop_assert_eq!(slab.free(idx), model.remove(&idx).unwrap());
+                        prop_assert_eq!(slab.get(idx), None);
+                        freed.push(idx);
+                    }
+                    Op::StaleHandle(nth) if !dead.is_empty() => {
+                        let &(idx, generation) = dead.iter().nth(nth % dead.len()).unwrap();
+                        let handle = Handle::from_parts(idx, generation);
+                        prop_assert_eq!(slab.by_handle(handle), None);
+                        prop_assert_eq!(slab.by_handle_mut(handle), None);
+                    }
+                    _ => {}
+                }
+                let want: Vec<_> = model.iter().map(|(i, v)| (*i, v)).collect();
+                prop_assert_eq!(slab.iter().collect::<Vec<_>>(), want);
+                prop_assert_eq!(slab.len() + slab.free_count(), capacity);
+                prop_assert_eq!(slab.len(), model.len());
+            }
+            prop_assert_eq!(slab.slots.as_ptr(), room, "it allocated after it was made");
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "not in use")]
+    fn freeing_twice_panics() {
+        let mut slab = Slab::with_capacity(2);
+        let idx = slab.alloc(7).unwrap();
+        slab.free(idx);
+        slab.free(idx);
+    }
+
+    #[test]
+    #[should_panic(expected = "not in use")]
+    fn indexing_a_free_slot_panics() {
+        let mut slab = Slab::with_capacity(2);
+        let idx = slab.alloc(7).unwrap();
+        slab.free(idx);
+        let _ = slab[idx];
+    }
+
+    #[test]
+    fn a_handle_of_zeros_names_nothing() {
+        let mut slab = Slab::with_capacity(1);
+        slab.alloc(()).unwrap();
+        assert_eq!(slab.by_handle(Handle::from_parts(0, 0)), None);
+    }
+
+    #[derive(Default)]
+    struct Entry([Link; 2]);
+
+    impl Linked<0> for Entry {
+        fn link(&mut self) -> &mut Link {
+            &mut self.0[0]
+        }
+        fn link_ref(&self) -> &Link {
+            &self.0[0]
+        }
+    }
+
+    impl Linked<1> for Entry {
+        fn link(&mut self) -> &mut Link {
+            &mut self.0[1]
+        }
+        fn link_ref(&self) -> &Link {
+            &self.0[1]
+        }
+    }
+
+    /// What a list does, drawn; the same for the list and for the queue it is compared with.
+    fn turn<const LIST: usize>(
+        list: &mut List<LIST>,
+        model: &mut VecDeque<u32>,
+        slab: &mut Slab<Entry>,
+        (what, nth): (u8, usize),
+    ) -> Result<(), TestCaseError>
+    where
+        Entry: Linked<LIST>,
+    {
+        let outside: Vec<u32> =
+            slab.iter().map(|(i, _)| i).filter(|i| !model.contains(i)).collect();
+        match what {
+            0 if !outside.is_empty() => {
+                let idx = outside[nth % outside.len()];
+                list.push_back(slab, idx);
+                model.push_back(idx);
+            }
+            1 if !outside.is_empty() => {
+                let idx = outside[nth % outside.len()];
+                list.push_front(slab, idx);
+                model.push_front(idx);
+            }
+            2 => prop_assert_eq!(list.pop_front(slab), model.pop_front()),
+            _ if !model.is_empty() => {
+                let idx = model.remove(nth % model.len()).unwrap();
+                list.remove(slab, idx);
+            }
+            _ => {}
+        }
+        prop_assert!(list.iter(slab).eq(model.iter().copied()));
+        prop_assert_eq!(list.len as usize, model.len());
+        prop_assert_eq!(list.is_empty(), model.is_empty());
+        for pair in model.iter().zip(model.iter().skip(1)) {
+            prop_assert_eq!(list.next(slab, *pair.0), Some(*pair.1));
+            prop_assert_eq!(<Entry as Linked<LIST>>::link_ref(&slab[*pair.1]).prev, *pair.0);
+        }
+        Ok(())
+    }
+
+    proptest! {
+        /// Two lists through the same entries against two queues.
+        #[test]
+        fn lists_are_queues(
+            ops in prop::collection::vec((any::<bool>(), 0u8..5, any::<usize>()), 1..300),
+        ) {
+            let mut slab = Slab::with_capacity(8);
+            while slab.alloc(Entry::default()).is_some() {}
+            let (mut a, mut b) = (List::<0>::new(), List::<1>::new());
+            let (mut in_a, mut in_b) = (VecDeque::new(), VecDeque::new());
+            for (first, what, nth) in ops {
+                if first {
+                    turn(&mut a, &mut in_a, &mut slab, (what, nth))?;
+                } else {
+                    turn(&mut b, &mut in_b, &mut slab, (what, nth))?;
+                }
+            }
+            prop_assert!(a.iter(&slab).eq(in_a) && b.iter(&slab).eq(in_b));
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "not in this list")]
+    fn removing_what_is_in_no_list_panics() {
+        let mut slab = Slab::with_capacity(2);
+        let mut list = List::<0>::new();
+        let (a, b) = (slab.alloc(Entry::default()).unwrap(), slab.alloc(Entry::default()).unwrap());
+        list.push_back(&mut slab, a);
+        list.remove(&mut slab, b);
+    }
+}

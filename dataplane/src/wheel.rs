@@ -42,6 +42,9 @@ pub struct Wheel {
     occupied: [u64; WORDS],
     heads: [u32; SLOTS + 1],
     timers: Vec<Timer>,
+    /// Ids and slots that [`expire`](Self::expire) has looked at.
+    #[cfg(test)]
+    steps: usize,
 }
 
 /// 16 bytes an id.
@@ -82,6 +85,8 @@ impl Wheel {
             occupied: [0; WORDS],
             heads: [NONE; SLOTS + 1],
             timers: Vec::with_capacity(n),
+            #[cfg(test)]
+            steps: 0,
         }
     }
 
@@ -163,6 +168,10 @@ impl Wheel {
     #[cold]
     fn expire_due(&mut self, now_tick: u64) -> Option<u32> {
         loop {
+            #[cfg(test)]
+            {
+                self.steps += 1;
+            }
             match self.first_occupied() {
                 Some(tick) if tick <= now_tick => {
                     self.cur = tick;
@@ -193,6 +202,10 @@ impl Wheel {
             let id = self.heads[LATER as usize];
             if id == NONE {
                 return;
+            }
+            #[cfg(test)]
+            {
+                self.steps += 1;
             }
             let deadline = self.timers[id as usize].tick();
             self.unlink(id);
@@ -270,4 +283,182 @@ const fn tick_after(at: Instant) -> u64 {
 /// The tick that `slot` stands for while the wheel is at `cur`.
 const fn tick_of(cur: u64, slot: u16) -> u64 {
     cur + ((slot as u64).wrapping_sub(cur) % SLOTS as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const IDS: u32 = 24;
+
+    #[derive(Clone, Copy, Debug)]
+    enum Op {
+        /// Arms an id so many nanoseconds from now, or before it.
+        Arm(u32, i64),
+        Disarm(u32),
+        /// Lets time pass and expires at most so many ids.
+        Pass(u64, usize),
+    }
+
+    /// From within a slot to hours, with the exact edges of slots and of the wheel in it.
+    fn distance() -> impl Strategy<Value = u64> {
+        const AROUND: u64 = SLOTS as u64 * Wheel::TICK_NS;
+        prop_oneof![
+            0..Wheel::TICK_NS * 3,
+            (0u64..1030).prop_map(|ticks| ticks * Wheel::TICK_NS),
+            0..AROUND + 10,
+            (0u64..3).prop_map(|d| AROUND - 1 + d),
+            0..AROUND * 40,
+            0..36_000_000_000_000u64,
+        ]
+    }
+
+    fn op() -> impl Strategy<Value = Op> {
+        let pass = (distance(), prop_oneof![Just(usize::MAX), 0usize..3]);
+        prop_oneof![
+            6 => (0..IDS, distance()).prop_map(|(id, d)| Op::Arm(id, d as i64)),
+            1 => (0..IDS, distance()).prop_map(|(id, d)| Op::Arm(id, -(d as i64))),
+            1 => (0..IDS).prop_map(|id| Op::Arm(id, i64::MAX)),
+            2 => (0..IDS).prop_map(Op::Disarm),
+            5 => pass.prop_map(|(ns, most)| Op::Pass(ns, most)),
+        ]
+    }
+
+    /// The latest moment by which a deadline must have come out.
+    fn bound(at: u64) -> u64 {
+        at.saturating_add(Wheel::TICK_NS - 1)
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(1_000))]
+
+        /// The wheel against a map from id to deadline. Nothing comes out early, nothing more than
+        /// a slot late, nothing twice; and the next deadline promises no more than that.
+        #[test]
+        fn wheel_is_a_map_of_deadlines(
+            start in prop_oneof![0..2 * Wheel::TICK_NS, 1u64 << 40..1 << 41],
+            ops in prop::collection::vec(op(), 1..120),
+        ) {
+            let mut now = start;
+            let mut wheel = Wheel::new(IDS as usize, Instant(now));
+            let mut model: BTreeMap<u32, u64> = BTreeMap::new();
+            for op in ops {
+                match op {
+                    Op::Arm(id, d) => {
+                        let at = now.saturating_add_signed(d);
+                        wheel.arm(id, Instant(at));
+                        model.insert(id, at);
+                    }
+                    Op::Disarm(id) => {
+                        wheel.disarm(id);
+                        model.remove(&id);
+                    }
+                    Op::Pass(ns, most) => {
+                        now += ns;
+                        let mut done = false;
+                        for _ in 0..most {
+                            let Some(id) = wheel.expire(Instant(now)) else {
+                                done = true;
+                                break;
+                            };
+                            let at = model.remove(&id);
+                            prop_assert!(at.is_some_and(|at| at <= now), "{id}: {at:?} at {now}");
+                        }
+                        if done {
+                            prop_assert!(model.values().all(|&at| bound(at) > now));
+                            let next = wheel.next_deadline();
+                            prop_assert!(next.is_none_or(|at| at.0 > now), "the caller spins");
+                        }
+                    }
+                }
+                prop_assert_eq!(wheel.len(), model.len());
+                prop_assert!((0..IDS).all(|id| wheel.is_armed(id) == model.contains_key(&id)));
+                let next = wheel.next_deadline();
+                prop_assert_eq!(next.is_some(), !model.is_empty());
+                if let (Some(next), Some(&first)) = (next, model.values().min()) {
+                    // What has been due all along comes out of the next call, whenever that is.
+                    prop_assert!(next.0 <= bound(first.max(now)), "{next:?} for {first} at {now}");
+                }
+            }
+        }
+    }
+
+    /// A caller that sleeps until the next deadline each time gets every id in its time, also one
+    /// hours away.
+    #[test]
+    fn following_the_next_deadline_finds_every_timer() {
+        let mut wheel = Wheel::new(4, Instant(5));
+        let at = [1_000, 20_000_000, 3_600_000_000_000, 3_600_000_000_001];
+        for (id, at) in at.iter().enumerate() {
+            wheel.arm(id as u32, Instant(*at));
+        }
+        let mut rounds = 0;
+        let mut seen = Vec::new();
+        while let Some(now) = wheel.next_deadline() {
+            rounds += 1;
+            while let Some(id) = wheel.expire(now) {
+                assert!(at[id as usize] <= now.0 && now.0 <= bound(at[id as usize]));
+                seen.push(id);
+            }
+        }
+        seen.sort_unstable();
+        assert_eq!(seen, [0, 1, 2, 3]);
+        // Once around the wheel for each 8.4 ms of the hour.
+        assert!(rounds < 3_600_000 / 8 + 10, "{rounds}");
+    }
+
+    /// Hours in one step, with every slot occupied and as many deadlines not reached yet: each id
+    /// is handled a fixed number of times, and an empty slot costs nothing.
+    #[test]
+    fn a_jump_of_hours_handles_each_id_a_few_times() {
+        const HOUR: u64 = 3_600_000_000_000;
+        let mut wheel = Wheel::new(4096, Instant(0));
+        for id in 0..4096u32 {
+            let at = if id % 2 == 0 { u64::from(id) * 4096 } else { 11 * HOUR + u64::from(id) };
+            wheel.arm(id, Instant(at));
+        }
+        let mut due = 0;
+        while wheel.expire(Instant(10 * HOUR)).is_some() {
+            due += 1;
+        }
+        assert_eq!((due, wheel.len()), (2048, 2048));
+        assert!(wheel.steps < 3 * 4096, "{} steps", wheel.steps);
+        assert!(wheel.next_deadline().is_some_and(|at| at.0 > 10 * HOUR));
+        while wheel.expire(Instant(12 * HOUR)).is_some() {
+            due += 1;
+        }
+        assert_eq!((due, wheel.len()), (4096, 0));
+    }
+
+    /// What most timers do: pushed on at every packet, never reached. The list is not touched, and
+    /// the wheel comes by once each time around.
+    #[test]
+    fn pushing_a_timer_on_is_lazy() {
+        let mut wheel = Wheel::new(1, Instant(0));
+        let mut now = 0;
+        for _ in 0..100_000 {
+            now += 1_000;
+            wheel.arm(0, Instant(now + 1_000_000));
+            assert_eq!(wheel.expire(Instant(now)), None);
+        }
+        // 100 ms in all, a timer of 1 ms: one visit of four steps each millisecond.
+        assert!(wheel.steps <= 4 * 102, "{} steps", wheel.steps);
+        now += 1_000_000 + Wheel::TICK_NS;
+        assert_eq!(wheel.expire(Instant(now)), Some(0));
+    }
+
+    #[test]
+    fn an_id_costs_16_bytes() {
+        assert_eq!(size_of::<Timer>(), 16);
+    }
+
+    #[test]
+    #[should_panic(expected = "id 3 of 3")]
+    fn an_id_past_the_end_panics() {
+        Wheel::new(3, Instant(0)).arm(3, Instant(1));
+    }
 }

@@ -16,6 +16,7 @@
 
 use std::ops::{Index, IndexMut};
 
+use crate::plant::{Bug, planted};
 use crate::slab::{Link, Linked, List, NONE, Slab};
 
 /// A sender, as a receive names it and a message carries it.
@@ -170,7 +171,7 @@ impl Matcher {
         while wild != NONE {
             probe();
             let posted = &pool.0[wild];
-            if posted.seq > before {
+            if posted.seq > before && !planted(Bug::WildcardOrderIgnored) {
                 break;
             }
             if (posted.tag ^ tag) & !posted.ignore == 0 && posted.src.takes(src) {
@@ -525,4 +526,270 @@ impl Table {
 #[inline]
 fn some(idx: u32) -> Option<u32> {
     (idx != NONE).then_some(idx)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const TAGS: [u64; 5] = [0, 1, 2, 1 << 63, u64::MAX];
+    const IGNORES: [u64; 6] = [0, 0, 0, 1, 1 << 63, u64::MAX];
+
+    fn src(n: u8) -> Src {
+        match n % 4 {
+            0 => Src::ANY,
+            n => from(n),
+        }
+    }
+
+    /// A sender: never [`Src::ANY`].
+    fn from(n: u8) -> Src {
+        [Src::of(0, 0), Src::of(0, 1), Src::of(u32::MAX, u16::MAX)][usize::from(n % 3)]
+    }
+
+    #[derive(Clone, Copy, Debug)]
+    enum Op {
+        /// Posts a receive unless a message waits for it, as an endpoint does.
+        Post { tag: usize, ignore: usize, src: u8 },
+        /// Gives a message to a posted receive, or keeps it.
+        Arrive { tag: usize, src: u8 },
+        /// Cancels the first of the receives from `nth` on whose tag is the same.
+        Cancel { nth: usize },
+        /// Throws away the nth unexpected message.
+        Discard { nth: usize },
+        /// Ends the receive that was matched first and holds its slot since then.
+        FreeMatched,
+    }
+
+    fn op() -> impl Strategy<Value = Op> {
+        let (tag, ignore) = (0..TAGS.len(), 0..IGNORES.len());
+        prop_oneof![
+            8 => (tag.clone(), ignore, any::<u8>())
+                .prop_map(|(tag, ignore, src)| Op::Post { tag, ignore, src }),
+            8 => (tag, any::<u8>()).prop_map(|(tag, src)| Op::Arrive { tag, src }),
+            1 => any::<usize>().prop_map(|nth| Op::Cancel { nth }),
+            1 => any::<usize>().prop_map(|nth| Op::Discard { nth }),
+            4 => Just(Op::FreeMatched),
+        ]
+    }
+
+    /// What one matcher holds, in two vectors in order. The number of a receive or message is what
+    /// tells it from its likes.
+    #[derive(Default)]
+    struct Model {
+        posted: Vec<(u64, u64, Src, usize)>,
+        unexpected: Vec<(u64, Src, usize)>,
+    }
+
+    struct World {
+        posted: PostedPool<usize>,
+        unexpected: UnexpectedPool<usize>,
+        /// Two endpoints with one pool between them.
+        eps: [(Matcher, Model); 2],
+        /// Unlinked receives whose slot is still in use.
+        matched: Vec<(u32, usize)>,
+    }
+
+    impl World {
+        fn new(buckets: usize, room: usize) -> Self {
+            let ep = || (Matcher::new(buckets), Model::default());
+            Self {
+                posted: PostedPool::with_capacity(room),
+                unexpected: UnexpectedPool::with_capacity(room),
+                eps: [ep(), ep()],
+                matched: Vec::new(),
+            }
+        }
+
+        fn turn(&mut self, ep: usize, op: Op, id: usize) -> Result<(), TestCaseError> {
+            match op {
+                Op::Post { tag, ignore, src: n } => {
+                    self.post(ep, (TAGS[tag], IGNORES[ignore], src(n)), id)?;
+                }
+                Op::Arrive { tag, src: n } => self.arrive(ep, TAGS[tag], from(n), id)?,
+                Op::Cancel { nth } => self.cancel(ep, nth)?,
+                Op::Discard { nth } => self.discard(ep, nth)?,
+                Op::FreeMatched if !self.matched.is_empty() => {
+                    let (idx, id) = self.matched.remove(0);
+                    prop_assert_eq!(self.posted.free(idx), id);
+                }
+                Op::FreeMatched => {}
+            }
+            self.check()
+        }
+
+        fn post(
+            &mut self,
+            ep: usize,
+            (tag, ignore, src): (u64, u64, Src),
+            id: usize,
+        ) -> Result<(), TestCaseError> {
+            let (matcher, model) = &mut self.eps[ep];
+            let takes = |m: &(u64, Src, usize)| {
+                (m.0 | ignore) == (tag | ignore) && (src == Src::ANY || src == m.1)
+            };
+            let want = model.unexpected.iter().position(takes);
+            let got = matcher.match_unexpected(&self.unexpected, tag, ignore, src);
+            let got_id = got.map(|idx| self.unexpected[idx].payload);
+            prop_assert_eq!(got_id, want.map(|i| model.unexpected[i].2));
+            if let (Some(idx), Some(i)) = (got, want) {
+                matcher.unlink_unexpected(&mut self.unexpected, idx);
+                prop_assert_eq!(self.unexpected.free(idx), model.unexpected.remove(i).2);
+                return Ok(());
+            }
+            let full = self.posted.is_full();
+            match matcher.post(&mut self.posted, tag, ignore, src, id) {
+                Ok(_) => model.posted.push((tag, ignore, src, id)),
+                Err(back) => prop_assert_eq!(back, id),
+            }
+            prop_assert_eq!(model.posted.iter().any(|r| r.3 == id), !full);
+            Ok(())
+        }
+
+        fn arrive(
+            &mut self,
+            ep: usize,
+            tag: u64,
+            src: Src,
+            id: usize,
+        ) -> Result<(), TestCaseError> {
+            let (matcher, model) = &mut self.eps[ep];
+            let takes = |r: &(u64, u64, Src, usize)| {
+                (r.0 | r.1) == (tag | r.1) && (r.2 == Src::ANY || r.2 == src)
+            };
+            let want = model.posted.iter().position(takes);
+            let got = matcher.match_posted(&self.posted, src, tag);
+            let got_id = got.map(|idx| self.posted[idx].payload);
+            prop_assert_eq!(got_id, want.map(|i| model.posted[i].3));
+            if let (Some(idx), Some(i)) = (got, want) {
+                matcher.unlink_posted(&mut self.posted, idx);
+                self.matched.push((idx, model.posted.remove(i).3));
+                return Ok(());
+            }
+            let full = self.unexpected.is_full();
+            match matcher.add_unexpected(&mut self.unexpected, src, tag, id) {
+                Ok(_) => model.unexpected.push((tag, src, id)),
+                Err(back) => prop_assert_eq!(back, id),
+            }
+            prop_assert_eq!(model.unexpected.iter().any(|m| m.2 == id), !full);
+            Ok(())
+        }
+
+        fn cancel(&mut self, ep: usize, nth: usize) -> Result<(), TestCaseError> {
+            let (matcher, model) = &mut self.eps[ep];
+            let Some(&(tag, ..)) = model.posted.get(nth % model.posted.len().max(1)) else {
+                return Ok(());
+            };
+            let i = model.posted.iter().position(|r| r.0 == tag).unwrap();
+            let got = matcher.find_posted(&self.posted, |r| r.tag == tag);
+            prop_assert_eq!(got.map(|idx| self.posted[idx].payload), Some(model.posted[i].3));
+            matcher.unlink_posted(&mut self.posted, got.unwrap());
+            prop_assert_eq!(self.posted.free(got.unwrap()), model.posted.remove(i).3);
+            Ok(())
+        }
+
+        fn discard(&mut self, ep: usize, nth: usize) -> Result<(), TestCaseError> {
+            let (matcher, model) = &mut self.eps[ep];
+            if model.unexpected.is_empty() {
+                return Ok(());
+            }
+            let (.., id) = model.unexpected.remove(nth % model.unexpected.len());
+            let got = matcher.find_unexpected(&self.unexpected, |m| m.payload == id);
+            matcher.unlink_unexpected(&mut self.unexpected, got.unwrap());
+            prop_assert_eq!(self.unexpected.free(got.unwrap()), id);
+            Ok(())
+        }
+
+        fn check(&self) -> Result<(), TestCaseError> {
+            let (mut posted, mut unexpected) = (self.matched.len(), 0);
+            for (matcher, model) in &self.eps {
+                prop_assert_eq!(matcher.posted_len(), model.posted.len());
+                prop_assert_eq!(matcher.unexpected_len(), model.unexpected.len());
+                let first = matcher.first_posted(&self.posted).map(|i| self.posted[i].payload);
+                prop_assert_eq!(first, model.posted.first().map(|r| r.3));
+                let first = matcher.first_unexpected(&self.unexpected);
+                let first = first.map(|i| self.unexpected[i].payload);
+                prop_assert_eq!(first, model.unexpected.first().map(|m| m.2));
+                posted += model.posted.len();
+                unexpected += model.unexpected.len();
+            }
+            prop_assert_eq!((self.posted.len(), self.unexpected.len()), (posted, unexpected));
+            Ok(())
+        }
+    }
+
+    fn play(buckets: u32, room: usize, ops: &[(usize, Op)]) -> Result<(), TestCaseError> {
+        let mut world = World::new(1 << buckets, room);
+        ops.iter().enumerate().try_for_each(|(id, &(ep, op))| world.turn(ep, op, id))
+    }
+
+    fn ops() -> impl Strategy<Value = Vec<(usize, Op)>> {
+        prop::collection::vec((0usize..2, op()), 1..250)
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(1_000))]
+
+        /// Every match, in both directions, against a walk over all receives or messages in order;
+        /// with one bucket, few, and many, and with pools that run full.
+        #[test]
+        fn matching_is_the_first_in_order(buckets in 0u32..5, room in 1usize..40, ops in ops()) {
+            play(buckets, room, &ops)?;
+        }
+    }
+
+    #[cfg(feature = "plant")]
+    #[test]
+    fn the_model_sees_the_planted_bug() {
+        use proptest::test_runner::{Config, TestRunner};
+        let config = Config { failure_persistence: None, ..Config::with_cases(1_000) };
+        let mut runner = TestRunner::new(config);
+        let (found, reached) = crate::plant::with(Bug::WildcardOrderIgnored, || {
+            runner.run(&ops(), |ops| play(4, 40, &ops))
+        });
+        assert!(reached && found.is_err());
+    }
+
+    /// How many receives a message is compared with, while 10^4 others are posted.
+    #[test]
+    fn matching_does_not_walk_the_posted_receives() {
+        const DEPTH: u64 = 10_000;
+        // Tags as MPI libraries build them: counting up, in the upper bits, and all the same.
+        for (tags, tag_of) in [
+            ("counting", (|i| i) as fn(u64) -> u64),
+            ("upper bits", |i| i << 40),
+            ("rank and tag", |i| ((i % 100) << 32) | (i / 100)),
+            ("one tag", |_| 7),
+        ] {
+            let mut pool = PostedPool::with_capacity(DEPTH as usize + 1);
+            let mut matcher = Matcher::new(1 << 14);
+            for i in 0..DEPTH {
+                matcher.post(&mut pool, tag_of(i), 0, Src::ANY, i).unwrap();
+            }
+            // A younger wildcard costs the one comparison that tells that it is younger.
+            matcher.post(&mut pool, 0, u64::MAX, Src::ANY, DEPTH).unwrap();
+            let (mut sum, mut worst) = (0, 0);
+            for i in 0..DEPTH {
+                let mut probes = 0u64;
+                let got = matcher.scan_posted(&pool, Src::of(1, 1), tag_of(i), || probes += 1);
+                let want = if tags == "one tag" { 0 } else { i };
+                assert_eq!(got.map(|idx| pool[idx].payload), Some(want));
+                sum += probes;
+                worst = worst.max(probes);
+            }
+            assert!(sum <= 3 * DEPTH && worst <= 12, "{tags}: {sum} probes, {worst} at worst");
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "is not in this table")]
+    fn unlinking_twice_panics() {
+        let mut pool = PostedPool::with_capacity(2);
+        let mut matcher = Matcher::new(4);
+        let idx = matcher.post(&mut pool, 1, 0, Src::ANY, ()).unwrap();
+        matcher.unlink_posted(&mut pool, idx);
+        matcher.unlink_posted(&mut pool, idx);
+    }
 }
