@@ -31,8 +31,8 @@ Exit codes:
   2  it was called wrongly
 
 Environment:
-  BAREWIRE_PORT  the port where --port is not given, such as shm:job7 (default: a segment of this user)
-  BAREWIRE_LOG   what to log to standard error, such as `debug` or `barewire=trace` (default: warn)";
+  BAREWIRE_PORT  the port where --port is not given, such as shm:job7 (default: this user's segment)
+  BAREWIRE_LOG   what to log to standard error, `debug` or `barewire=trace` (default: warn)";
 
 #[derive(Subcommand)]
 enum Command {
