@@ -2,7 +2,7 @@
 
 use std::marker::PhantomData;
 
-use crate::mem::IoBuf;
+use crate::mem::{IoBuf, copy_short};
 
 /// Bytes of destination, source and EtherType that start every frame.
 pub const ETH_HDR_LEN: usize = 14;
@@ -102,6 +102,27 @@ impl<'a> TxFrame<'a> {
         self.body.copy_to(body);
         rest[..self.tail.len()].copy_from_slice(self.tail);
         self.len()
+    }
+
+    /// Copies the whole frame to `dst`: the one copy that a frame makes on its way out.
+    ///
+    /// # Safety
+    /// [`len`](Self::len) bytes at `dst` are writable and overlap no memory of the frame. Others
+    /// may read or write them meanwhile.
+    #[inline]
+    pub unsafe fn copy_to_raw(&self, dst: *mut u8) {
+        let (head, tail) = (self.head, self.tail);
+        // SAFETY: the three pieces are `len()` bytes together, which the caller has room for; a
+        // slice is readable for its length, and `read_to_raw` checks its range itself.
+        unsafe {
+            copy_short(head.as_ptr(), dst, head.len());
+            let at = dst.add(head.len());
+            match self.body {
+                Body::Bytes(b) => copy_short(b.as_ptr(), at, b.len()),
+                Body::Io { buf, offset, len } => buf.read_to_raw(offset, at, len),
+            }
+            copy_short(tail.as_ptr(), at.add(self.body.len()), tail.len());
+        }
     }
 }
 

@@ -5,7 +5,9 @@
 //!   ([`RxFrame`](frame::RxFrame)).
 //! - [`mem`]: the application's memory, reached by bounded copies only.
 
+pub mod backend;
 pub mod clock;
 pub mod frame;
 pub mod mem;
 pub mod port;
+pub mod ring;

@@ -1,7 +1,9 @@
 //! Memory of the application and of the fabric, reached only by bounded copies.
 
+mod copy;
 mod span;
 
+pub(crate) use copy::copy_short;
 pub use span::{IOV_LIMIT, IoBuf, Span};
 
 /// Asks the processor to fetch the cache line at `p`, which need not be valid.

@@ -1,0 +1,3 @@
+//! The devices, and ports around a port.
+
+pub mod loopback;

@@ -1,0 +1,270 @@
+//! A ring of bytes between one producer and one consumer, with the frames inside it.
+//!
+//! ```text
+//!  granule  0        1        2        3        4        5
+//!          [word|frame ............ ][word|frame .... ][ 0 |   free
+//!          ^ consumer's head                          ^ producer's tail
+//! ```
+//!
+//! A frame lies in one piece in as many 64-byte granules as it needs, after a word that says so.
+//! The word is published last, so the consumer polls the very line that the frame starts in: one
+//! line moves between two cores for a short frame, and no index is shared on the way.
+//!
+//! Invariants:
+//! - **The word at the tail is 0.** Before a word is published, the word where the next one will
+//!   come is cleared. So what the consumer finds at its head is 0 or a word that the producer
+//!   meant for this place, never an old frame's bytes, whatever they are.
+//! - **A word carries its place**: bits 32 to 63 are the low bits of the producer's total in
+//!   granules. It tells a consumer that has lost its place (or whose memory was scribbled over)
+//!   from one that has not, and is compared before the length is used.
+//! - **Totals never wrap** (64 bits of bytes); a place is a total modulo the length.
+//! - A frame that does not fit before the end leaves a padding word there and starts at 0.
+//!
+//! What the consumer reads is checked against private state before it becomes an offset: a hostile
+//! producer can deny its own frames and nothing else. The same holds for the head that the
+//! producer reads.
+//!
+//! # Ordering
+//! - `publish` is a Release store and `word` an Acquire load of the same place: whoever sees the
+//!   word sees the frame's bytes and the cleared word after it. `clear` is Relaxed, being ordered
+//!   before the next `publish` by that one's Release, and is the only writer of that place since
+//!   the consumer gave it back.
+//! - `set_head` is a Release store after the consumer's last read of the bytes, `head` an Acquire
+//!   load before the producer's first write over them: a frame is never overwritten under its
+//!   reader.
+//! - Nothing needs SeqCst: there is no decision that depends on two places at once. (The doorbell
+//!   beside the ring does; see `backend::shm`.)
+//!
+//! The model checker loom runs this code in the tests below.
+
+/// Unit of space in a ring: a cache line.
+pub const GRANULE: usize = 64;
+
+/// Bytes of the word before a frame.
+pub const WORD_LEN: usize = 8;
+
+/// In place of a length: the rest of the ring is empty, continue at its start.
+const PAD: u32 = u32::MAX;
+
+/// The shared memory of one ring. `pos` is a multiple of [`GRANULE`] below the ring's length.
+pub trait RingMem {
+    /// Reads the word at `pos`; Acquire.
+    fn word(&self, pos: usize) -> u64;
+    /// Writes 0 at `pos`; Relaxed.
+    fn clear(&self, pos: usize);
+    /// Writes `word` at `pos`; Release.
+    fn publish(&self, pos: usize, word: u64);
+    /// Reads the total that the consumer has given back; Acquire.
+    fn head(&self) -> u64;
+    /// Writes the total that the consumer has given back; Release.
+    fn set_head(&self, total: u64);
+}
+
+/// Bytes of ring that a frame of `len` bytes takes.
+#[inline]
+pub const fn slot_len(len: usize) -> usize {
+    (len + WORD_LEN + GRANULE - 1) & !(GRANULE - 1)
+}
+
+#[inline]
+const fn word_of(total: u64, len: u32) -> u64 {
+    (total / GRANULE as u64) << 32 | len as u64
+}
+
+/// Why there is no place for a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NoRoom {
+    /// The consumer has to give something back first.
+    Full,
+    /// The consumer's total makes no sense: the shared memory was written by somebody else.
+    Broken,
+}
+
+/// A place for one frame, to be filled and then committed.
+#[derive(Clone, Copy, Debug)]
+pub struct Place {
+    /// Where the frame's first byte goes.
+    pub frame_pos: usize,
+    start: u64,
+    end: u64,
+}
+
+/// The writing end.
+pub struct Producer<M> {
+    mem: M,
+    len: u64,
+    tail: u64,
+    /// `tail` may not pass this; what the consumer gave back when last asked, plus `len`.
+    limit: u64,
+}
+
+impl<M: RingMem> Producer<M> {
+    /// The writing end of an empty ring of `len` bytes, a power of two and at least two granules,
+    /// whose head is 0 and whose first word is 0.
+    pub fn new(mem: M, len: usize) -> Self {
+        assert!(len.is_power_of_two() && len >= 2 * GRANULE);
+        Self { mem, len: len as u64, tail: 0, limit: len as u64 }
+    }
+
+    /// The memory below.
+    pub fn mem(&self) -> &M {
+        &self.mem
+    }
+
+    /// Finds a place for a frame of `len` bytes, which is at most a quarter of the ring.
+    ///
+    /// # Errors
+    /// [`NoRoom`]; nothing changed.
+    #[inline]
+    pub fn reserve(&mut self, len: usize) -> Result<Place, NoRoom> {
+        let slot = slot_len(len) as u64;
+        let at = self.tail & (self.len - 1);
+        let start = if at + slot > self.len { self.tail + (self.len - at) } else { self.tail };
+        let end = start + slot;
+        // One granule more for the word that has to be cleared after this slot.
+        if end + GRANULE as u64 > self.limit {
+            self.refill(end + GRANULE as u64)?;
+        }
+        Ok(Place { frame_pos: (start & (self.len - 1)) as usize + WORD_LEN, start, end })
+    }
+
+    #[cold]
+    fn refill(&mut self, need: u64) -> Result<(), NoRoom> {
+        let head = self.mem.head();
+        if head > self.tail || self.tail - head > self.len {
+            return Err(NoRoom::Broken);
+        }
+        self.limit = head + self.len;
+        if need > self.limit { Err(NoRoom::Full) } else { Ok(()) }
+    }
+
+    /// Makes the frame of `len` bytes that was written to `place` visible.
+    #[inline]
+    pub fn commit(&mut self, place: Place, len: usize) {
+        let mask = self.len - 1;
+        self.mem.clear((place.end & mask) as usize);
+        let word = word_of(place.start, len as u32);
+        self.mem.publish((place.start & mask) as usize, word);
+        if place.start != self.tail {
+            // The consumer is still before the padding, so this is what makes the frame visible.
+            self.mem.publish((self.tail & mask) as usize, word_of(self.tail, PAD));
+        }
+        self.tail = place.end;
+    }
+
+    /// Where the word of the next frame but one will come, if frames stay as long as `place`: the
+    /// line worth asking for before it is needed.
+    #[inline]
+    pub fn next_pos(&self, place: Place) -> usize {
+        ((place.end + (place.end - place.start)) & (self.len - 1)) as usize
+    }
+}
+
+/// What is at the head of a ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Taken {
+    /// Nothing yet.
+    Empty,
+    /// A frame of `len` bytes at `pos`, lent until [`Consumer::release`].
+    Frame {
+        /// Its first byte.
+        pos: usize,
+        /// Its length, at least `frame_min` and at most `frame_max`.
+        len: usize,
+    },
+    /// Something that no producer of ours writes. The ring cannot be used any more.
+    Broken,
+}
+
+/// The reading end.
+pub struct Consumer<M> {
+    mem: M,
+    len: u64,
+    frame_min: u32,
+    frame_max: u32,
+    head: u64,
+    published: u64,
+}
+
+impl<M: RingMem> Consumer<M> {
+    /// The reading end of an empty ring of `len` bytes, a power of two.
+    ///
+    /// # Panics
+    /// If a frame of `frame_max` bytes takes more than a quarter of the ring, from where on the
+    /// producer could wait for ever.
+    pub fn new(mem: M, len: usize, frame_min: usize, frame_max: usize) -> Self {
+        assert!(len.is_power_of_two() && slot_len(frame_max) <= len / 4 && frame_min > 0);
+        let (frame_min, frame_max) = (frame_min as u32, frame_max as u32);
+        Self { mem, len: len as u64, frame_min, frame_max, head: 0, published: 0 }
+    }
+
+    /// The memory below.
+    pub fn mem(&self) -> &M {
+        &self.mem
+    }
+
+    /// Whether [`take`](Self::take) would find something.
+    #[inline]
+    pub fn pending(&self) -> bool {
+        self.mem.word(self.pos()) != 0
+    }
+
+    /// Where the next word will come.
+    #[inline]
+    pub fn pos(&self) -> usize {
+        (self.head & (self.len - 1)) as usize
+    }
+
+    /// Takes the frame at the head. Its bytes stay until [`release`](Self::release).
+    #[inline]
+    pub fn take(&mut self) -> Taken {
+        let word = self.mem.word(self.pos());
+        if word == 0 {
+            return Taken::Empty;
+        }
+        self.check(word)
+    }
+
+    #[inline]
+    fn check(&mut self, word: u64) -> Taken {
+        let len = word as u32;
+        let pos = self.pos();
+        if word != word_of(self.head, len) {
+            return Taken::Broken;
+        }
+        if len == PAD {
+            return self.skip(pos);
+        }
+        let slot = slot_len(len as usize);
+        if len < self.frame_min || len > self.frame_max || pos + slot > self.len as usize {
+            return Taken::Broken;
+        }
+        self.head += slot as u64;
+        Taken::Frame { pos: pos + WORD_LEN, len: len as usize }
+    }
+
+    #[cold]
+    fn skip(&mut self, pos: usize) -> Taken {
+        // Padding fills the end, so it is never at the start; this also bounds the recursion.
+        if pos == 0 {
+            return Taken::Broken;
+        }
+        self.head += self.len - pos as u64;
+        self.take()
+    }
+
+    /// Gives all that was taken back to the producer.
+    ///
+    /// It is told only after an eighth of the ring, since telling costs it a cache miss. It can
+    /// send meanwhile: an eighth and a frame with its padding are less than the ring.
+    #[inline]
+    pub fn release(&mut self) {
+        if self.head - self.published >= self.len / 8 {
+            self.published = self.head;
+            self.mem.set_head(self.head);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
