@@ -11,12 +11,13 @@ const AR: u16 = 1 << 6;
 const RTX: u16 = 1 << 5;
 const CE: u16 = 1 << 4;
 const RESERVED: u16 = 3 << 2;
+/// Trailer code: none of the two bits, or both for a checksum. Two, so that no single flipped bit
+/// hides the checksum that would have shown it.
 const TRAILER: u16 = 3;
-const TRAILER_CRC: u16 = 1;
 
 /// EtherType and prologue as one big-endian word: the bits that are the same in every frame of
 /// this version, and what they are.
-const FIXED_MASK: u32 = 0xffff_0000 | (0xe000 | SEC | CE | RESERVED | 2) as u32;
+const FIXED_MASK: u32 = 0xffff_0000 | (0xe000 | SEC | CE | RESERVED) as u32;
 const FIXED: u32 = (ETHERTYPE as u32) << 16 | (VERSION as u32) << 13;
 
 /// Multiples of eight that any operation header with its remote CQ data may be long, now and
@@ -104,6 +105,7 @@ impl Base {
             plen: b.u16::<30>(),
         };
         let fits = fixed & FIXED_MASK == FIXED
+            && (fixed ^ fixed >> 1) & 1 == 0
             && is_station(src)
             && (base.dst_sid != 0 || ty.allows_no_sid())
             && (base.plen == 0 || ty.has_payload())
@@ -137,7 +139,8 @@ impl Base {
     #[inline]
     pub fn emit(&self, out: &mut [u8; BASE_LEN]) {
         let mut prologue = u16::from(VERSION) << 13 | (self.ty as u16) << 8;
-        prologue |= u16::from(self.ar) << 6 | u16::from(self.rtx) << 5 | u16::from(self.crc);
+        prologue |= u16::from(self.ar) << 6 | u16::from(self.rtx) << 5;
+        prologue |= u16::from(self.crc) * TRAILER;
         let mut b = Bytes::<BASE_LEN>::ZERO;
         b.set::<0, 6>(self.dst.0);
         b.set::<6, 6>(self.src.0);
@@ -219,13 +222,13 @@ fn unfit(frame: &RxFrame<'_>, b: &Bytes<BASE_LEN>) -> WireError {
     if prologue & RESERVED != 0 {
         return WireError::PrologueReserved;
     }
-    if prologue & TRAILER > TRAILER_CRC {
+    if prologue & TRAILER != 0 && prologue & TRAILER != TRAILER {
         return WireError::TrailerCode;
     }
     if !is_station(b.get::<6, 6>()) {
         return WireError::Source;
     }
-    let crc = prologue & TRAILER == TRAILER_CRC;
+    let crc = prologue & TRAILER == TRAILER;
     let no_sid = b.u32::<16>() == 0;
     match Ty::try_from((prologue >> 8) as u8 & 31) {
         Err(..16) => WireError::ReservedType,

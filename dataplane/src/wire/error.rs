@@ -41,7 +41,7 @@ wire_errors! {
     CongestionEcho = "congestion_echo", "CE bit set";
     /// Prologue bits 3 and 2.
     PrologueReserved = "prologue_reserved", "reserved prologue bits set";
-    /// Trailer code 2 or 3.
+    /// Trailer code 1 or 2.
     TrailerCode = "trailer_code", "unknown trailer code";
     /// Type 16 to 31: a reliable packet of a later minor version. Answered by NACK, for the packet
     /// has a PSN and the sequence would wait for it.

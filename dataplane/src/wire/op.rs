@@ -1,0 +1,126 @@
+//! Any operation header as one value, for tests, fuzzing and tools that look at all packets. The
+//! node calls the header that it needs.
+
+use barewire_driver::frame::{Body, RxFrame};
+
+use super::*;
+
+/// The operation header of a packet, whichever it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Op {
+    /// Of an ACK.
+    Ack(AckOp),
+    /// Of a MSG.
+    Msg(MsgOp),
+    /// Of a PACK.
+    Pack(PackOp),
+    /// Of a MSGM.
+    MsgM(MsgMOp),
+    /// Of an RNDV.
+    Rndv(RndvOp),
+    /// Of a PULL.
+    Pull(PullOp),
+    /// Of a DATA.
+    Data(DataOp),
+    /// Of an END.
+    End(EndOp),
+    /// A NOP has none.
+    Nop,
+    /// Of a NACK.
+    Nack(NackOp),
+    /// A PING has none.
+    Ping,
+    /// Of an RST.
+    Rst(RstOp),
+    /// Of an OPEN.
+    Open(OpenOp),
+}
+
+impl Op {
+    /// Copies and checks the header that `base` announces, and the records of a PACK.
+    ///
+    /// # Errors
+    /// Those of the header's own parse.
+    pub fn parse(frame: &RxFrame<'_>, base: &Base) -> Result<Self, WireError> {
+        Ok(match base.ty {
+            Ty::Ack => Self::Ack(AckOp::parse(frame, base)?),
+            Ty::Msg => Self::Msg(MsgOp::parse(frame, base)?),
+            Ty::Pack => {
+                let op = PackOp::parse(frame, base)?;
+                PackRecords::new(frame, op.payload_off(), base.plen, op.count).check()?;
+                Self::Pack(op)
+            }
+            Ty::MsgM => Self::MsgM(MsgMOp::parse(frame, base)?),
+            Ty::Rndv => Self::Rndv(RndvOp::parse(frame, base)?),
+            Ty::Pull => Self::Pull(PullOp::parse(frame, base)?),
+            Ty::Data => Self::Data(DataOp::parse(frame, base)?),
+            Ty::End => Self::End(EndOp::parse(frame, base)?),
+            Ty::Nop => Self::Nop,
+            Ty::Nack => Self::Nack(NackOp::parse(frame, base)?),
+            Ty::Ping => Self::Ping,
+            Ty::Rst => Self::Rst(RstOp::parse(frame, base)?),
+            Ty::Open => Self::Open(OpenOp::parse(frame, base)?),
+        })
+    }
+
+    /// Writes the header, with remote CQ data if there is any, to the start of `out` and returns
+    /// its length: at most [`OP_MAX`].
+    ///
+    /// # Panics
+    /// If `out` is too short.
+    pub fn emit(&self, out: &mut [u8]) -> usize {
+        match self {
+            Self::Ack(op) => op.emit(out),
+            Self::Msg(op) => op.emit(out),
+            Self::Pack(op) => op.emit(out),
+            Self::MsgM(op) => op.emit(out),
+            Self::Rndv(op) => op.emit(out),
+            Self::Pull(op) => op.emit(out),
+            Self::Data(op) => op.emit(out),
+            Self::End(op) => op.emit(out),
+            Self::Nop | Self::Ping => 0,
+            Self::Nack(op) => op.emit(out),
+            Self::Rst(op) => op.emit(out),
+            Self::Open(op) => op.emit(out),
+        }
+    }
+
+    /// The type of a packet with this header.
+    pub fn ty(&self) -> Ty {
+        match self {
+            Self::Ack(_) => Ty::Ack,
+            Self::Msg(_) => Ty::Msg,
+            Self::Pack(_) => Ty::Pack,
+            Self::MsgM(_) => Ty::MsgM,
+            Self::Rndv(_) => Ty::Rndv,
+            Self::Pull(_) => Ty::Pull,
+            Self::Data(_) => Ty::Data,
+            Self::End(_) => Ty::End,
+            Self::Nop => Ty::Nop,
+            Self::Nack(_) => Ty::Nack,
+            Self::Ping => Ty::Ping,
+            Self::Rst(_) => Ty::Rst,
+            Self::Open(_) => Ty::Open,
+        }
+    }
+}
+
+/// A whole frame: `base` with the type of `op` and the length of `payload`, and a checksum if
+/// `base` says so. Allocates, so it is for tests and tools.
+///
+/// # Panics
+/// If `payload` is longer than 65,535 bytes.
+pub fn frame(base: &Base, op: &Op, payload: &[u8]) -> Vec<u8> {
+    let plen = payload.len().try_into().expect("payload of a packet is below 64 KiB");
+    let base = Base { ty: op.ty(), plen, ..*base };
+    let mut head = [0; HEAD_MAX];
+    let (first, rest) = head.split_first_chunk_mut().expect("HEAD_MAX is more than BASE_LEN");
+    base.emit(first);
+    let head_len = BASE_LEN + op.emit(rest);
+    let mut frame = head[..head_len].to_vec();
+    frame.extend_from_slice(payload);
+    if base.crc {
+        frame.extend_from_slice(&trailer(&head[..head_len], &Body::Bytes(payload)));
+    }
+    frame
+}
