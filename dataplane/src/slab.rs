@@ -69,26 +69,45 @@ impl<T> Slab<T> {
     /// allocates.
     #[inline]
     pub fn alloc(&mut self, value: T) -> Option<u32> {
-        let idx = self.free_head;
-        if let Some(slot) = self.slots.get_mut(idx as usize) {
-            let Slot::Free { generation, next } = *slot else { panic!("slab: free list broken") };
-            self.free_head = next;
-            *slot = Slot::Used { generation: generation.wrapping_add(1), value };
-            self.len += 1;
-            return Some(idx);
-        }
-        self.alloc_fresh(value)
+        self.vacant().map(|_| self.fill(value))
     }
 
-    #[cold]
-    fn alloc_fresh(&mut self, value: T) -> Option<u32> {
-        if self.slots.len() == self.capacity {
+    /// The slot that the next [`fill`](Self::fill) takes, `None` if there is none. For a value that
+    /// the caller wants to keep if it finds no place.
+    #[inline]
+    pub fn vacant(&mut self) -> Option<u32> {
+        if self.free_head == NONE && !self.grow() {
             return None;
         }
-        let idx = self.slots.len() as u32;
-        self.slots.push(Slot::Used { generation: 1, value });
+        Some(self.free_head)
+    }
+
+    /// Puts `value` into the slot that [`vacant`](Self::vacant) has just named.
+    ///
+    /// # Panics
+    /// If there is none.
+    #[inline]
+    pub fn fill(&mut self, value: T) -> u32 {
+        let idx = self.free_head;
+        let slot = &mut self.slots[idx as usize];
+        let Slot::Free { generation, next } = *slot else { broken() };
+        *slot = Slot::Used { generation: generation.wrapping_add(1), value };
+        self.free_head = next;
         self.len += 1;
-        Some(idx)
+        idx
+    }
+
+    /// Makes the next slot that was never used a free one. Within the capacity of the vector, so it
+    /// does not allocate.
+    #[cold]
+    #[inline(never)]
+    fn grow(&mut self) -> bool {
+        if self.slots.len() == self.capacity {
+            return false;
+        }
+        self.free_head = self.slots.len() as u32;
+        self.slots.push(Slot::Free { generation: 0, next: NONE });
+        true
     }
 
     /// Takes the value out and gives the slot back.
@@ -227,6 +246,12 @@ impl<T> IndexMut<u32> for Slab<T> {
             Slot::Free { .. } => not_used(idx),
         }
     }
+}
+
+#[cold]
+#[inline(never)]
+fn broken() -> ! {
+    panic!("slab: no free slot where the free list says")
 }
 
 #[cold]
