@@ -448,6 +448,18 @@ fn unknown_types_are_known_from_damaged_ones() {
     assert_eq!((raw.dst, raw.src), (base.dst, base.src));
 }
 
+/// A reserved trailer code is refused even where a right checksum follows.
+#[test]
+fn reserved_trailer_codes_are_refused() {
+    for code in [1, 2] {
+        let mut bytes = frame(&Base { crc: true, ..a_base() }, &Op::Nop, &[]);
+        bytes[15] = code;
+        let crc = crc_of_head(&bytes[..BASE_LEN]);
+        bytes[BASE_LEN..].copy_from_slice(&crc.to_le_bytes());
+        assert_eq!(parse(&bytes), Err(WireError::TrailerCode));
+    }
+}
+
 /// A missing IMM is noticed although the base's own check cannot see it.
 #[test]
 fn imm_beyond_the_frame_is_refused() {
