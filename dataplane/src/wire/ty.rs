@@ -32,34 +32,46 @@ pub enum Ty {
     Open = 15,
 }
 
-/// Consumes a PSN.
-const R: u8 = 1;
-/// May carry a payload.
-const P: u8 = 2;
-/// May carry remote CQ data behind its header (the flag is bit 1 of its fifth byte).
-const I: u8 = 4;
-/// May have a `dst_sid` of 0.
-const Z: u8 = 8;
+/// What is fixed by a type, laid out so that the checks of a base are a load and a comparison each.
+#[derive(Clone, Copy)]
+struct Info {
+    /// Least length of the operation header.
+    op_len: u16,
+    /// Most payload.
+    plen_max: u16,
+    /// Least `dst_sid`.
+    sid_min: u16,
+    /// Consumes a PSN.
+    reliable: bool,
+    /// Remote CQ data may follow the header (the flag is bit 1 of its fifth byte).
+    imm: bool,
+}
 
-/// Length of the operation header (without remote CQ data or SACK words) and properties, by type.
-const INFO: [(u8, u8); 16] = [
-    (0, 0),
-    (8, 0),          // ACK
-    (16, R | P | I), // MSG
-    (8, R | P),      // PACK
-    (32, R | P | I), // MSGM
-    (32, R | I),     // RNDV
-    (32, R),         // PULL
-    (16, R | P),     // DATA
-    (16, R),         // END
-    (0, R),          // NOP
-    (8, 0),          // NACK
-    (0, 0),
-    (0, 0),
-    (0, 0),  // PING
-    (32, Z), // RST
-    (56, Z), // OPEN
-];
+const fn control(op_len: u16, sid_min: u16) -> Info {
+    Info { op_len, plen_max: 0, sid_min, reliable: false, imm: false }
+}
+
+const fn reliable(op_len: u16, plen_max: u16, imm: bool) -> Info {
+    Info { op_len, plen_max, sid_min: 1, reliable: true, imm }
+}
+
+const INFO: [Info; 16] = {
+    let mut info = [control(0, 1); 16];
+    info[Ty::Ack as usize] = control(8, 1);
+    info[Ty::Msg as usize] = reliable(16, u16::MAX, true);
+    info[Ty::Pack as usize] = reliable(8, u16::MAX, false);
+    info[Ty::MsgM as usize] = reliable(32, u16::MAX, true);
+    info[Ty::Rndv as usize] = reliable(32, 0, true);
+    info[Ty::Pull as usize] = reliable(32, 0, false);
+    info[Ty::Data as usize] = reliable(16, u16::MAX, false);
+    info[Ty::End as usize] = reliable(16, 0, false);
+    info[Ty::Nop as usize] = reliable(0, 0, false);
+    info[Ty::Nack as usize] = control(8, 1);
+    info[Ty::Ping as usize] = control(0, 1);
+    info[Ty::Rst as usize] = control(32, 0);
+    info[Ty::Open as usize] = control(56, 0);
+    info
+};
 
 impl Ty {
     /// All types, in the order of their numbers.
@@ -79,40 +91,53 @@ impl Ty {
         Self::Open,
     ];
 
+    /// The type whose number the low five bits of `bits` are.
     #[inline]
-    fn info(self, bit: u8) -> bool {
-        INFO[self as usize & 15].1 & bit != 0
+    pub(super) fn from_bits(bits: u8) -> Option<Self> {
+        BY_BITS[usize::from(bits & 31)]
+    }
+
+    #[inline]
+    fn info(self) -> &'static Info {
+        const { assert!((Self::Open as usize) < INFO.len()) };
+        &INFO[self as usize]
     }
 
     /// Whether a packet of this type consumes a PSN and is acknowledged. The others are control:
     /// idempotent, never acknowledged, never repeated by a timer of the sequence.
     #[inline]
     pub fn is_reliable(self) -> bool {
-        self.info(R)
+        self.info().reliable
     }
 
     /// Whether a payload may follow the operation header.
     #[inline]
     pub fn has_payload(self) -> bool {
-        self.info(P)
+        self.info().plen_max != 0
     }
 
     /// Whether remote CQ data may follow the operation header.
     #[inline]
     pub fn has_imm(self) -> bool {
-        self.info(I)
+        self.info().imm
     }
 
-    /// Whether `dst_sid` may be 0: the sender does not know a name of the receiver's yet.
+    /// Least `dst_sid`: 0 if the sender may not know a name of the receiver's yet, else 1.
     #[inline]
-    pub fn allows_no_sid(self) -> bool {
-        self.info(Z)
+    pub fn sid_min(self) -> u32 {
+        self.info().sid_min.into()
+    }
+
+    /// Most payload bytes: 0 or as many as `plen` can say.
+    #[inline]
+    pub fn plen_max(self) -> u16 {
+        self.info().plen_max
     }
 
     /// Least length of the operation header, bytes: without remote CQ data and SACK words.
     #[inline]
     pub fn op_len(self) -> usize {
-        INFO[self as usize & 15].0.into()
+        self.info().op_len.into()
     }
 
     /// Name as in `docs/wire.md`.
@@ -135,27 +160,23 @@ impl Ty {
     }
 }
 
+/// Types by number, of the prologue's five bits.
+const BY_BITS: [Option<Ty>; 32] = {
+    let mut by_bits = [None; 32];
+    let mut i = 0;
+    while i < Ty::ALL.len() {
+        by_bits[Ty::ALL[i] as usize] = Some(Ty::ALL[i]);
+        i += 1;
+    }
+    by_bits
+};
+
 impl TryFrom<u8> for Ty {
     /// The number, which no type of this version has.
     type Error = u8;
 
     #[inline]
     fn try_from(v: u8) -> Result<Self, u8> {
-        Ok(match v {
-            1 => Self::Ack,
-            2 => Self::Msg,
-            3 => Self::Pack,
-            4 => Self::MsgM,
-            5 => Self::Rndv,
-            6 => Self::Pull,
-            7 => Self::Data,
-            8 => Self::End,
-            9 => Self::Nop,
-            10 => Self::Nack,
-            13 => Self::Ping,
-            14 => Self::Rst,
-            15 => Self::Open,
-            _ => return Err(v),
-        })
+        if v < 32 { Self::from_bits(v).ok_or(v) } else { Err(v) }
     }
 }
