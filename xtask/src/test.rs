@@ -231,7 +231,7 @@ fn cargo_test(suite: Suite, nightly: bool, args: &[&str], inside: bool) -> Resul
         if !ended.ok {
             // It did not build, or a test took its whole process down.
             outcome.counts.failed += u64::from(tests.counts.failed == 0);
-            outcome.output.push_str(failures(&ended.output));
+            outcome.output.push_str(&failures(&ended.output));
         }
     }
     Ok(outcome)
@@ -245,11 +245,22 @@ fn integration(suite: Suite, nightly: bool, file: &str) -> Result<Outcome, Strin
     cargo_test(suite, nightly, &["--package", "barewire-tests", "--test", suite.name()], false)
 }
 
-/// The part of a test run that explains a failure: without it the output of thousands of passed
+/// The parts of a test run that explain a failure: without it the output of thousands of passed
 /// tests would hide the one that matters.
-fn failures(output: &str) -> &str {
-    let from = output.find("\nfailures:\n").or_else(|| output.find("\nerror")).unwrap_or(0);
-    &output[from..]
+fn failures(output: &str) -> String {
+    let mut shown = String::new();
+    let mut inside = false;
+    for line in output.lines() {
+        // A run names what failed from here to its result; a build stops at its errors.
+        inside |= line == "failures:" || line.starts_with("error");
+        if inside {
+            shown.push_str(line);
+            shown.push('\n');
+        }
+        let run_begins = line.starts_with("     Running ") || line.starts_with("   Doc-tests ");
+        inside &= !run_begins && !line.starts_with("test result: ");
+    }
+    shown
 }
 
 fn shellcheck(suite: Suite) -> Result<Outcome, String> {
@@ -344,8 +355,12 @@ mod tests {
 
     #[test]
     fn a_failure_is_shown_without_what_passed() {
-        let output = "\nsuccesses:\n\n---- a ----\nnoise\n\nfailures:\n\n---- b ----\nwhy\n";
-        assert_eq!(failures(output), "\nfailures:\n\n---- b ----\nwhy\n");
-        assert_eq!(failures("x\nerror: no\n"), "\nerror: no\n");
+        let output = "successes:\n---- a ----\nnoise\nfailures:\n---- b ----\nwhy\n\
+                      test result: FAILED. 1 passed\n     Running c\ntest d ... ok\n\
+                      test result: ok. 1 passed\nerror: 1 target failed:\n    `-p x`\n";
+        let shown = "failures:\n---- b ----\nwhy\ntest result: FAILED. 1 passed\n\
+                     error: 1 target failed:\n    `-p x`\n";
+        assert_eq!(failures(output), shown);
+        assert_eq!(failures("   Compiling x\nerror: no\n --> y\n"), "error: no\n --> y\n");
     }
 }
