@@ -62,7 +62,8 @@ mod tests {
     fn counts_both_kinds_apart_and_signals_each_change() {
         let mut cntr = Cntr::default();
         assert!(!cntr.take_signal());
-        let changes: [(fn(&mut Cntr), (u64, u64)); 6] = [
+        type Change = (fn(&mut Cntr), (u64, u64));
+        let changes: [Change; 6] = [
             (|c| c.add(2), (2, 0)),
             (|c| c.adderr(3), (2, 3)),
             (|c| c.set(u64::MAX), (u64::MAX, 3)),

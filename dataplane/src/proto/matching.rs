@@ -717,7 +717,7 @@ mod tests {
             let got_id = got.map(|idx| self.posted[idx].payload);
             prop_assert_eq!(got_id, want.map(|i| model.posted[i].3));
             if let (Some(idx), Some(i)) = (got, want) {
-                if id % 2 == 0 {
+                if id.is_multiple_of(2) {
                     matcher.unlink_posted(&mut self.posted, idx);
                 } else {
                     prop_assert_eq!(
