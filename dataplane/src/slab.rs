@@ -416,7 +416,10 @@ mod tests {
         /// A slab against a map: same values at the same indices, full when it says so, the last
         /// freed slot first, and a handle that lives exactly as long as its value.
         #[test]
-        fn slab_is_a_bounded_map(capacity in 0usize..12, ops in prop::collection::vec(op(), 1..300)) {
+        fn slab_is_a_bounded_map(
+            capacity in 0usize..12,
+            ops in prop::collection::vec(op(), 1..300),
+        ) {
             let mut slab = Slab::with_capacity(capacity);
             let room = slab.slots.as_ptr();
             let mut model = BTreeMap::new();
