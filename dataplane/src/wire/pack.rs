@@ -97,7 +97,10 @@ impl<'f, 'm> PackRecords<'f, 'm> {
         if self.end - self.at < MsgOp::LEN {
             return Err(WireError::PackRecord);
         }
-        let op = MsgOp::parse_at(self.frame, self.at)?;
+        let op = MsgOp::parse_at(self.frame, self.at).map_err(|e| match e {
+            WireError::OpTruncated => WireError::PackRecord,
+            e => e,
+        })?;
         let len = usize::from(op.len);
         let padded = record_len(op.imm.is_some(), len);
         if self.end - self.at < padded {
