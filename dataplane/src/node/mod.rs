@@ -4,13 +4,42 @@
 //! what is to be sent, and both of them, with the time, again by [`Node::next_deadline`]. The poll
 //! loop in [`crate::poll`] does it with a port and a clock, the simulator with virtual ones.
 
-use barewire_driver::frame::{RxFrame, TxFrame};
-use barewire_driver::mem::IoBuf;
-use barewire_driver::port::{PortCaps, Tx};
+mod ep;
+mod input;
+mod objects;
+mod ops;
+mod output;
+mod peer;
+mod post;
+mod recv;
+mod session;
+mod stats;
+#[cfg(test)]
+mod tests;
 
-use crate::error::Result;
-use crate::flags::{BindFlags, Caps, OpFlags};
-use crate::types::{CqErr, Cqe, EpAddr, FiAddr, Instant};
+use std::collections::{HashMap, VecDeque};
+
+use barewire_driver::frame::{ETH_HDR_LEN, TxFrame};
+use barewire_driver::mem::IoBuf;
+use barewire_driver::port::{MacAddr, PortCaps, Tx};
+
+use crate::av::Av;
+use crate::cntr::Cntr;
+use crate::cq::Cq;
+use crate::error::{Error, Result};
+use crate::flags::{Caps, OpFlags};
+use crate::proto::blocks::{BlockPool, UNIT};
+use crate::proto::matching::{PostedPool, UnexpectedPool};
+use crate::rel::sent::SentPool;
+use crate::slab::{Handle, List, Slab};
+use crate::types::{FiAddr, Instant};
+use crate::wheel::Wheel;
+
+use ep::Ep;
+use ops::{Held, Pull, RecvWr, Stored, TxWr};
+use peer::Peer;
+
+pub use stats::{EpCounters, Levels, NodeCounters, SessionInfo};
 
 /// Sizes and times of a node. All tables are sized by them when it is made; nothing grows later.
 #[derive(Clone, Debug)]
@@ -59,19 +88,19 @@ impl Default for NodeSettings {
 
 /// A completion queue of a [`Node`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct CqId(pub(crate) crate::slab::Handle);
+pub struct CqId(pub(crate) Handle);
 
 /// A counter of a [`Node`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct CntrId(pub(crate) crate::slab::Handle);
+pub struct CntrId(pub(crate) Handle);
 
 /// An address vector of a [`Node`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct AvId(pub(crate) crate::slab::Handle);
+pub struct AvId(pub(crate) Handle);
 
 /// An endpoint of a [`Node`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct EpId(pub(crate) crate::slab::Handle);
+pub struct EpId(pub(crate) Handle);
 
 /// What an endpoint is made with.
 #[derive(Clone, Debug)]
@@ -167,5 +196,233 @@ pub trait FrameSink {
 impl<F: FnMut(&TxFrame<'_>) -> Tx> FrameSink for F {
     fn send(&mut self, frame: &TxFrame<'_>) -> Tx {
         self(frame)
+    }
+}
+
+/// An address vector and who uses it.
+#[derive(Debug)]
+pub(crate) struct AvTable {
+    pub(crate) av: Av,
+    pub(crate) bound: u32,
+}
+
+/// A completion queue and who uses it.
+#[derive(Debug)]
+pub(crate) struct CqTable {
+    pub(crate) cq: Cq,
+    pub(crate) bound: u32,
+    /// A message waits because the queue had no room for its completion.
+    pub(crate) starved: bool,
+}
+
+/// A counter and who uses it.
+#[derive(Debug, Default)]
+pub(crate) struct CntrTable {
+    pub(crate) cntr: Cntr,
+    pub(crate) bound: u32,
+}
+
+/// A control packet for somebody without a session: a finished frame.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Reply {
+    pub(crate) bytes: [u8; Self::LEN],
+    pub(crate) len: usize,
+}
+
+impl Reply {
+    pub(crate) const LEN: usize = 96;
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Node {
+    pub(crate) settings: NodeSettings,
+    pub(crate) mac: MacAddr,
+    /// Bytes after the Ethernet header that the port takes.
+    pub(crate) frame_max: u32,
+    pub(crate) lossless: bool,
+    pub(crate) crc: bool,
+    pub(crate) rto_floor_ns: u64,
+
+    pub(crate) peers: Slab<Peer>,
+    pub(crate) by_mac: HashMap<MacAddr, u32>,
+    /// The generation that the next session in each peer slot gets.
+    pub(crate) sid_gen: Vec<u32>,
+    pub(crate) epoch: u32,
+    pub(crate) eps: Slab<Ep>,
+    /// Endpoint slot by number, `NONE` where there is none.
+    pub(crate) by_number: Vec<u32>,
+    pub(crate) cqs: Slab<CqTable>,
+    pub(crate) cntrs: Slab<CntrTable>,
+    pub(crate) avs: Slab<AvTable>,
+
+    pub(crate) tx: Slab<TxWr>,
+    /// Copies of injected messages, by the index of their request.
+    pub(crate) inject: Vec<[u8; Node::INJECT_SIZE]>,
+    pub(crate) sent: SentPool,
+    pub(crate) packs: Packs,
+    pub(crate) posted: PostedPool<RecvWr>,
+    pub(crate) stored: UnexpectedPool<Stored>,
+    pub(crate) blocks: BlockPool,
+    /// Blocks neither in use nor promised to a peer.
+    pub(crate) blocks_unpromised: usize,
+    pub(crate) pulls: Slab<Pull>,
+    pub(crate) pull_wait: List<2>,
+    /// Bytes asked for and not yet here.
+    pub(crate) pull_out: u64,
+    pub(crate) held: Slab<Held>,
+    pub(crate) held_bytes: Vec<u8>,
+
+    pub(crate) wheel: Wheel,
+    /// Peers with something to send.
+    pub(crate) ready: VecDeque<u32>,
+    /// Peers that wait for blocks to become free.
+    pub(crate) starved: VecDeque<u32>,
+    pub(crate) replies: VecDeque<Reply>,
+    /// Frames to ourselves.
+    pub(crate) looped: VecDeque<Vec<u8>>,
+    pub(crate) looped_free: Vec<Vec<u8>>,
+    /// Replies to strangers left in this window of time.
+    pub(crate) reply_tokens: u32,
+    pub(crate) reply_refill: Instant,
+
+    pub(crate) counters: NodeCounters,
+    pub(crate) rng: u64,
+    /// Nanoseconds in which our own loop ran.
+    pub(crate) active_ns: u64,
+    pub(crate) polled_at: Instant,
+    /// When the frame that is owed an acknowledgement arrived first.
+    pub(crate) owed_since: Option<Instant>,
+    /// Frames taken since the last transmit.
+    pub(crate) fresh: u32,
+    /// The port had no room in the last turn.
+    pub(crate) blocked: bool,
+    pub(crate) gone: bool,
+}
+
+/// Buffers of frames that carry several messages, kept until acknowledged.
+#[derive(Debug)]
+pub(crate) struct Packs {
+    pub(crate) bytes: Vec<Vec<u8>>,
+    pub(crate) free: Vec<u32>,
+}
+
+impl Packs {
+    fn new(count: usize, len: usize) -> Self {
+        let bytes = (0..count).map(|_| Vec::with_capacity(len)).collect();
+        Self { bytes, free: (0..count as u32).collect() }
+    }
+}
+
+impl Node {
+    /// Longest message of the inject calls, bytes.
+    pub const INJECT_SIZE: usize = 256;
+
+    /// Longest message, bytes.
+    pub const MAX_MSG_SIZE: u64 = 1 << 40;
+
+    /// Largest number of peers a node can be set to.
+    pub const PEER_MAX: usize = 1 << peer::SLOT_BITS;
+
+    /// Makes a node for a port with `caps`.
+    ///
+    /// # Errors
+    /// - [`Error::Invalid`]: a setting is out of range; the text says which.
+    /// - [`Error::MsgTooLong`]: the port's MTU is below 256.
+    pub fn new(settings: NodeSettings, caps: &PortCaps) -> Result<Self> {
+        let s = &settings;
+        let check = |ok: bool, why| if ok { Ok(()) } else { Err(Error::Invalid(why)) };
+        check(s.incarnation != 0, "incarnation must not be 0")?;
+        check(s.t_dead_ns >= 100_000_000, "T_dead must be at least 100 ms")?;
+        check((1..=Self::PEER_MAX).contains(&s.peer_max), "peer_max must be 1 to 2^20")?;
+        check(s.tx_wr_max > 0 && s.rx_wr_max > 0, "request tables must not be empty")?;
+        check(s.unexpected_bytes >= 64 * UNIT, "unexpected_bytes must be at least 16 KiB")?;
+        check(s.eager_max <= 1 << 20, "eager_max must be at most 1 MiB")?;
+        check(s.pull_window > 0, "pull_window must not be 0")?;
+        if caps.mtu < 256 {
+            return Err(Error::MsgTooLong);
+        }
+        let crc = s.crc.unwrap_or(!caps.lossless);
+        let frame_max = caps.mtu.min(usize::from(u16::MAX)) as u32;
+        let blocks = s.unexpected_bytes / UNIT;
+        let sent = s.tx_wr_max * 4 + 4096;
+        let held = 1024;
+        let frame_len = frame_max as usize + ETH_HDR_LEN;
+        Ok(Self {
+            mac: caps.mac,
+            frame_max,
+            lossless: caps.lossless,
+            crc,
+            rto_floor_ns: caps.rto_floor_ns.max(1_000),
+            peers: Slab::with_capacity(s.peer_max),
+            by_mac: HashMap::with_capacity(s.peer_max.min(4096)),
+            sid_gen: Vec::with_capacity(s.peer_max),
+            epoch: 0,
+            eps: Slab::with_capacity(65536),
+            by_number: Vec::new(),
+            cqs: Slab::with_capacity(65536),
+            cntrs: Slab::with_capacity(65536),
+            avs: Slab::with_capacity(1024),
+            tx: Slab::with_capacity(s.tx_wr_max),
+            inject: Vec::with_capacity(s.tx_wr_max),
+            sent: Slab::with_capacity(sent),
+            packs: Packs::new(if caps.lossless { 1 } else { 64 }, frame_len),
+            posted: PostedPool::with_capacity(s.rx_wr_max),
+            stored: UnexpectedPool::with_capacity(blocks),
+            blocks: BlockPool::with_capacity(blocks),
+            blocks_unpromised: blocks,
+            pulls: Slab::with_capacity(s.rx_wr_max + blocks),
+            pull_wait: List::new(),
+            pull_out: 0,
+            held: Slab::with_capacity(held),
+            held_bytes: Vec::with_capacity(held * frame_len),
+            wheel: Wheel::new(s.peer_max, Instant(0)),
+            ready: VecDeque::with_capacity(s.peer_max.min(4096)),
+            starved: VecDeque::new(),
+            replies: VecDeque::with_capacity(64),
+            looped: VecDeque::with_capacity(64),
+            looped_free: Vec::with_capacity(64),
+            reply_tokens: session::REPLIES_PER_MS,
+            reply_refill: Instant(0),
+            counters: NodeCounters::default(),
+            rng: s.seed | 1,
+            active_ns: 0,
+            polled_at: Instant(0),
+            owed_since: None,
+            fresh: 0,
+            blocked: false,
+            gone: false,
+            settings,
+        })
+    }
+
+    /// What the node was made with.
+    pub fn settings(&self) -> &NodeSettings {
+        &self.settings
+    }
+
+    /// What was counted so far.
+    pub fn counters(&self) -> &NodeCounters {
+        &self.counters
+    }
+
+    /// A pseudo-random number: xorshift64*, enough to make names and numbers hard to hit by
+    /// accident; what must resist a guess is drawn by the caller (`seed`).
+    pub(crate) fn random(&mut self) -> u64 {
+        let mut x = self.rng;
+        x ^= x >> 12;
+        x ^= x << 25;
+        x ^= x >> 27;
+        self.rng = x;
+        x.wrapping_mul(0x2545_F491_4F6C_DD1D)
+    }
+
+    /// Puts a peer into the queue of those to be served in the next transmit.
+    pub(crate) fn make_ready(&mut self, p: u32) {
+        let peer = &mut self.peers[p];
+        if !peer.queued {
+            peer.queued = true;
+            self.ready.push_back(p);
+        }
     }
 }

@@ -393,6 +393,16 @@ impl<P> PostedPool<P> {
 }
 
 impl<U> UnexpectedPool<U> {
+    /// All messages, in no particular order.
+    pub fn iter(&self) -> impl Iterator<Item = (u32, &Unexpected<U>)> {
+        self.0.iter()
+    }
+
+    /// How often the slot `idx` has been used, which tells a message from an earlier one there.
+    pub fn generation(&self, idx: u32) -> u32 {
+        self.0.generation(idx)
+    }
+
     /// Room for `n` unexpected messages, reserved and not touched.
     pub fn with_capacity(n: usize) -> Self {
         Self(Slab::with_capacity(n))

@@ -1,3 +1,4 @@
 //! The protocols between endpoints, above a reliable stream of packets.
 
+pub mod blocks;
 pub mod matching;

@@ -1,5 +1,7 @@
-//! Reliability: what makes a stream of packets that are lost, repeated and reordered arrive in
-//! order and each once.
+//! Reliability of one session, one direction at a time: sequence numbers, what is in flight, what
+//! has arrived, round trips.
 
 pub mod psn;
+pub mod rtt;
 pub mod sack;
+pub mod sent;

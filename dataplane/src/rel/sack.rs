@@ -35,6 +35,11 @@ impl RcvBitmap {
         fresh
     }
 
+    /// Forgets that the packet `rcv_nxt` has arrived: it was refused.
+    pub fn clear_first(&mut self) {
+        self.words[0] &= !1;
+    }
+
     /// Whether the packet `dist` after `rcv_nxt` has arrived; false outside the window.
     #[inline]
     pub fn is_set(&self, dist: u32) -> bool {

@@ -80,6 +80,21 @@ impl IoBuf {
         buf
     }
 
+    /// A copy of `bytes` in memory that is never freed, for tests and examples.
+    pub fn leaked(bytes: &[u8]) -> Self {
+        Self::leaked_pair(bytes).0
+    }
+
+    /// As [`leaked`](Self::leaked), with a second handle on the same memory to look at it while an
+    /// operation has the first.
+    pub fn leaked_pair(bytes: &[u8]) -> (Self, Self) {
+        let memory = Box::leak(Box::<[u8]>::from(bytes));
+        let (base, len) = (memory.as_mut_ptr(), memory.len());
+        // SAFETY: leaked memory stays mapped and writable for ever, and the one reference to it
+        // ends here.
+        unsafe { (Self::one(Span::from_raw(base, len)), Self::one(Span::from_raw(base, len))) }
+    }
+
     /// Appends a span and says whether there was room and the total length did not overflow.
     /// If not, nothing changed.
     pub fn push(&mut self, span: Span) -> bool {

@@ -1,0 +1,377 @@
+//! Endpoints: what they are bound to, and their life from open to close.
+
+use super::ops::WrFlags;
+use super::peer::Inbound;
+use super::{AvId, CntrId, CqId, EpAttr, EpCounters, EpId, MsgKind, Node};
+use crate::error::{Error, Result};
+use crate::flags::{BindFlags, Caps, OpFlags};
+use crate::proto::matching::Matcher;
+use crate::slab::NONE;
+use crate::types::{EpAddr, Instant};
+use crate::wire::EndStatus;
+
+/// Buckets of each of an endpoint's two matching tables.
+const BUCKETS: usize = 256;
+
+/// One endpoint.
+#[derive(Debug)]
+pub(crate) struct Ep {
+    pub(crate) number: u16,
+    pub(crate) enabled: bool,
+    pub(crate) caps: Caps,
+    /// Slots of the bound objects, `NONE` if there is none.
+    pub(crate) tx_cq: u32,
+    pub(crate) rx_cq: u32,
+    pub(crate) tx_selective: bool,
+    pub(crate) rx_selective: bool,
+    pub(crate) av: u32,
+    pub(crate) tx_cntr: u32,
+    pub(crate) rx_cntr: u32,
+    pub(crate) tx_size: u32,
+    pub(crate) rx_size: u32,
+    pub(crate) tx_used: u32,
+    pub(crate) rx_used: u32,
+    pub(crate) tx_op_flags: OpFlags,
+    pub(crate) rx_op_flags: OpFlags,
+    pub(crate) min_multi_recv: u64,
+    pub(crate) buffered: bool,
+    /// Bytes of a message that a buffered-receive event shows at least, and the length above
+    /// which it shows no more than that.
+    pub(crate) buffered_min: usize,
+    pub(crate) buffered_limit: usize,
+    /// A message could not be delivered because a queue was full: later ones must not overtake it.
+    pub(crate) starved: bool,
+    /// Untagged and tagged.
+    pub(crate) matcher: [Matcher; 2],
+    /// Messages taken out of matching by a peek or an announcement: (context, message).
+    pub(crate) claimed: Vec<(u64, u32)>,
+    pub(crate) counters: EpCounters,
+}
+
+impl Ep {
+    pub(crate) fn matcher_of(&mut self, kind: MsgKind) -> &mut Matcher {
+        &mut self.matcher[kind as usize]
+    }
+}
+
+impl Node {
+    /// Makes an endpoint, not yet enabled.
+    ///
+    /// # Errors
+    /// - [`Error::AddrInUse`]: another endpoint of this domain has the number.
+    /// - [`Error::Invalid`]: a queue size is 0.
+    /// - [`Error::OpNotSupp`]: a capability that no endpoint here has.
+    /// - [`Error::NoMem`]: there are 65,536 endpoints already.
+    pub fn ep_open(&mut self, attr: EpAttr) -> Result<EpId> {
+        if attr.tx_size == 0 || attr.rx_size == 0 {
+            return Err(Error::Invalid("queue size must not be 0"));
+        }
+        if attr.caps.intersects(Caps::MULTICAST) {
+            return Err(Error::OpNotSupp("FI_MULTICAST"));
+        }
+        let number = match attr.number {
+            Some(n) if self.ep_slot(n) != NONE => return Err(Error::AddrInUse),
+            Some(n) => n,
+            None => (0..=u16::MAX).find(|&n| self.ep_slot(n) == NONE).ok_or(Error::NoMem)?,
+        };
+        let caps = with_directions(attr.caps);
+        let ep = Ep {
+            number,
+            enabled: false,
+            caps,
+            tx_cq: NONE,
+            rx_cq: NONE,
+            tx_selective: false,
+            rx_selective: false,
+            av: NONE,
+            tx_cntr: NONE,
+            rx_cntr: NONE,
+            tx_size: attr.tx_size.min(1 << 30) as u32,
+            rx_size: attr.rx_size.min(1 << 30) as u32,
+            tx_used: 0,
+            rx_used: 0,
+            tx_op_flags: attr.tx_op_flags,
+            rx_op_flags: attr.rx_op_flags,
+            min_multi_recv: 64,
+            buffered: attr.buffered_recv,
+            buffered_min: 0,
+            buffered_limit: usize::MAX,
+            starved: false,
+            matcher: [Matcher::new(BUCKETS), Matcher::new(BUCKETS)],
+            claimed: Vec::with_capacity(64),
+            counters: EpCounters { number, ..EpCounters::default() },
+        };
+        let idx = self.eps.alloc(ep).ok_or(Error::NoMem)?;
+        let at = usize::from(number);
+        if self.by_number.len() <= at {
+            self.by_number.resize(at + 1, NONE);
+        }
+        self.by_number[at] = idx;
+        Ok(EpId(self.eps.handle(idx)))
+    }
+
+    /// Binds a completion queue for the directions in `flags` (`TRANSMIT`, `RECV`), optionally with
+    /// `SELECTIVE_COMPLETION`.
+    ///
+    /// # Errors
+    /// - [`Error::BadFd`]: one of them was closed.
+    /// - [`Error::BadFlags`]: no direction, or another flag.
+    /// - [`Error::OpBadState`]: the endpoint is enabled.
+    /// - [`Error::Invalid`]: a queue is bound for the direction already.
+    pub fn ep_bind_cq(&mut self, ep: EpId, cq: CqId, flags: BindFlags) -> Result<()> {
+        let directions = BindFlags::TRANSMIT | BindFlags::RECV;
+        if !flags.intersects(directions)
+            || !(directions | BindFlags::SELECTIVE_COMPLETION).contains(flags)
+        {
+            return Err(Error::BadFlags);
+        }
+        let table = self.cqs.by_handle_mut(cq.0).ok_or(Error::BadFd)?;
+        let e = self.eps.by_handle_mut(ep.0).ok_or(Error::BadFd)?;
+        if e.enabled {
+            return Err(Error::OpBadState);
+        }
+        let (tx, rx) = (flags.contains(BindFlags::TRANSMIT), flags.contains(BindFlags::RECV));
+        if tx && e.tx_cq != NONE || rx && e.rx_cq != NONE {
+            return Err(Error::Invalid("a completion queue is bound for this direction"));
+        }
+        let selective = flags.contains(BindFlags::SELECTIVE_COMPLETION);
+        if tx {
+            (e.tx_cq, e.tx_selective) = (cq.0.idx(), selective);
+            table.bound += 1;
+        }
+        if rx {
+            (e.rx_cq, e.rx_selective) = (cq.0.idx(), selective);
+            table.bound += 1;
+        }
+        Ok(())
+    }
+
+    /// Binds a counter for sends (`TRANSMIT`) and receives (`RECV`). The directions of one-sided
+    /// operations are accepted and count nothing yet.
+    ///
+    /// # Errors
+    /// As [`ep_bind_cq`](Self::ep_bind_cq).
+    pub fn ep_bind_cntr(&mut self, ep: EpId, cntr: CntrId, flags: BindFlags) -> Result<()> {
+        if flags.is_empty() || flags.contains(BindFlags::SELECTIVE_COMPLETION) {
+            return Err(Error::BadFlags);
+        }
+        let table = self.cntrs.by_handle_mut(cntr.0).ok_or(Error::BadFd)?;
+        let e = self.eps.by_handle_mut(ep.0).ok_or(Error::BadFd)?;
+        if e.enabled {
+            return Err(Error::OpBadState);
+        }
+        let (tx, rx) = (flags.contains(BindFlags::TRANSMIT), flags.contains(BindFlags::RECV));
+        if tx && e.tx_cntr != NONE || rx && e.rx_cntr != NONE {
+            return Err(Error::Invalid("a counter is bound for this direction"));
+        }
+        if tx {
+            e.tx_cntr = cntr.0.idx();
+            table.bound += 1;
+        }
+        if rx {
+            e.rx_cntr = cntr.0.idx();
+            table.bound += 1;
+        }
+        Ok(())
+    }
+
+    /// Binds the address vector.
+    ///
+    /// # Errors
+    /// As [`ep_bind_cq`](Self::ep_bind_cq).
+    pub fn ep_bind_av(&mut self, ep: EpId, av: AvId) -> Result<()> {
+        let table = self.avs.by_handle_mut(av.0).ok_or(Error::BadFd)?;
+        let e = self.eps.by_handle_mut(ep.0).ok_or(Error::BadFd)?;
+        if e.enabled {
+            return Err(Error::OpBadState);
+        }
+        if e.av != NONE {
+            return Err(Error::Invalid("an address vector is bound"));
+        }
+        e.av = av.0.idx();
+        table.bound += 1;
+        Ok(())
+    }
+
+    /// Lets the endpoint send and receive.
+    ///
+    /// # Errors
+    /// - [`Error::NoAv`], [`Error::NoCq`]: it has no address vector, or a direction it has the
+    ///   capability for has no completion queue (a counter alone does not do: errors need a queue).
+    /// - [`Error::OpBadState`]: it is enabled.
+    pub fn ep_enable(&mut self, ep: EpId) -> Result<()> {
+        let e = self.eps.by_handle_mut(ep.0).ok_or(Error::BadFd)?;
+        if e.enabled {
+            return Err(Error::OpBadState);
+        }
+        if e.av == NONE {
+            return Err(Error::NoAv);
+        }
+        if e.caps.contains(Caps::SEND) && e.tx_cq == NONE
+            || e.caps.contains(Caps::RECV) && e.rx_cq == NONE
+        {
+            return Err(Error::NoCq);
+        }
+        e.enabled = true;
+        Ok(())
+    }
+
+    /// The address others reach the endpoint by.
+    ///
+    /// # Errors
+    /// [`Error::BadFd`].
+    pub fn addr_of(&self, ep: EpId) -> Result<EpAddr> {
+        let ep = self.eps.by_handle(ep.0).ok_or(Error::BadFd)?.number;
+        Ok(EpAddr { mac: self.mac, ep, incarnation: self.settings.incarnation })
+    }
+
+    /// The flags of transmit and receive calls that take none.
+    ///
+    /// # Errors
+    /// [`Error::BadFd`].
+    pub fn ep_op_flags(&self, ep: EpId) -> Result<(OpFlags, OpFlags)> {
+        let e = self.eps.by_handle(ep.0).ok_or(Error::BadFd)?;
+        Ok((e.tx_op_flags, e.rx_op_flags))
+    }
+
+    /// Sets the flags that [`ep_op_flags`](Self::ep_op_flags) tells.
+    ///
+    /// # Errors
+    /// [`Error::BadFd`].
+    pub fn ep_set_op_flags(&mut self, ep: EpId, tx: OpFlags, rx: OpFlags) -> Result<()> {
+        let e = self.eps.by_handle_mut(ep.0).ok_or(Error::BadFd)?;
+        (e.tx_op_flags, e.rx_op_flags) = (tx, rx);
+        Ok(())
+    }
+
+    /// `FI_OPT_MIN_MULTI_RECV`: a multi-receive buffer is released when its free tail is shorter.
+    ///
+    /// # Errors
+    /// [`Error::BadFd`].
+    pub fn ep_set_min_multi_recv(&mut self, ep: EpId, bytes: usize) -> Result<()> {
+        self.eps.by_handle_mut(ep.0).ok_or(Error::BadFd)?.min_multi_recv = bytes as u64;
+        Ok(())
+    }
+
+    /// See [`ep_set_min_multi_recv`](Self::ep_set_min_multi_recv). Default 64.
+    ///
+    /// # Errors
+    /// [`Error::BadFd`].
+    pub fn ep_min_multi_recv(&self, ep: EpId) -> Result<usize> {
+        Ok(self.eps.by_handle(ep.0).ok_or(Error::BadFd)?.min_multi_recv as usize)
+    }
+
+    /// `FI_OPT_BUFFERED_MIN` and `FI_OPT_BUFFERED_LIMIT`: bytes that a buffered-receive event
+    /// shows at least, at most 256, and the message length above which it shows no more.
+    ///
+    /// # Errors
+    /// [`Error::BadFd`]; [`Error::Invalid`] for a minimum above 256.
+    pub fn ep_set_buffered(&mut self, ep: EpId, min: usize, limit: usize) -> Result<()> {
+        if min > crate::proto::blocks::UNIT {
+            return Err(Error::Invalid("FI_OPT_BUFFERED_MIN is at most 256"));
+        }
+        let e = self.eps.by_handle_mut(ep.0).ok_or(Error::BadFd)?;
+        (e.buffered_min, e.buffered_limit) = (min, limit);
+        Ok(())
+    }
+
+    /// Closes the endpoint. Every operation of it that is not complete gets an error entry with
+    /// [`Error::Canceled`] before this returns, and none of its memory is touched afterwards.
+    ///
+    /// # Errors
+    /// [`Error::BadFd`]: it was closed before.
+    pub fn ep_close(&mut self, now: Instant, ep: EpId) -> Result<()> {
+        let idx = self.eps.by_handle(ep.0).map(|_| ep.0.idx()).ok_or(Error::BadFd)?;
+        self.eps[idx].enabled = false;
+        self.close_sends(now, idx);
+        self.close_receives(now, idx);
+        let e = self.eps.free(idx);
+        self.by_number[usize::from(e.number)] = NONE;
+        for cq in [e.tx_cq, e.rx_cq].into_iter().filter(|&cq| cq != NONE) {
+            self.cqs[cq].bound -= 1;
+        }
+        for cntr in [e.tx_cntr, e.rx_cntr].into_iter().filter(|&c| c != NONE) {
+            self.cntrs[cntr].bound -= 1;
+        }
+        if e.av != NONE {
+            self.avs[e.av].bound -= 1;
+        }
+        Ok(())
+    }
+
+    /// Ends the sends of endpoint `idx`. A packet in flight keeps its number as a NOP, so that the
+    /// session goes on.
+    fn close_sends(&mut self, now: Instant, idx: u32) {
+        let wrs: Vec<u32> = self.tx.iter().filter(|(_, wr)| wr.ep == idx).map(|(i, _)| i).collect();
+        for w in wrs {
+            self.abandon_wr(w);
+            let reported = self.tx[w].flags.contains(WrFlags::REPORTED);
+            let p = self.tx[w].peer;
+            if reported {
+                self.free_wr(w);
+            } else {
+                self.fail_wr(w, Error::Canceled, crate::types::ProvErrno::UnknownOutcome);
+            }
+            self.arm_timer(now, p);
+        }
+    }
+
+    /// Ends the receives of endpoint `idx` and throws away what was stored for it.
+    fn close_receives(&mut self, now: Instant, idx: u32) {
+        let pulls: Vec<u32> = (self.pulls.iter())
+            .filter(|(_, pull)| pull.recv != NONE && self.posted[pull.recv].payload.ep == idx)
+            .map(|(i, _)| i)
+            .collect();
+        for pull in pulls {
+            let recv = std::mem::replace(&mut self.pulls[pull].recv, NONE);
+            self.posted[recv].payload.active -= 1;
+            self.end_pull(now, pull, EndStatus::Closed);
+            self.cancel_if_unlinked(recv);
+        }
+        let peers: Vec<u32> = self.peers.iter().map(|(i, _)| i).collect();
+        for p in peers {
+            if let Inbound::Recv { recv, .. } = self.peers[p].inbound
+                && self.posted[recv].payload.ep == idx
+            {
+                self.peers[p].inbound = Inbound::None;
+                self.posted[recv].payload.active -= 1;
+                self.cancel_if_unlinked(recv);
+            }
+        }
+        for kind in [MsgKind::Msg, MsgKind::Tagged] {
+            while let Some(recv) = self.eps[idx].matcher[kind as usize].first_posted(&self.posted) {
+                self.eps[idx].matcher[kind as usize].unlink_posted(&mut self.posted, recv);
+                self.fail_recv(recv, Error::Canceled);
+            }
+        }
+        let stored: Vec<u32> =
+            (self.stored.iter()).filter(|(_, m)| m.payload.ep == idx).map(|(i, _)| i).collect();
+        for msg in stored {
+            self.discard_stored(now, msg, EndStatus::Closed);
+        }
+        self.eps[idx].claimed.clear();
+    }
+
+    /// Ends a receive that matching no longer knows and nothing is placed into any more.
+    fn cancel_if_unlinked(&mut self, recv: u32) {
+        let wr = &self.posted[recv].payload;
+        if wr.active == 0 && (!wr.multi || wr.closed) {
+            self.fail_recv(recv, Error::Canceled);
+        }
+    }
+
+    /// The slot of the endpoint with this number, or `NONE`.
+    pub(crate) fn ep_slot(&self, number: u16) -> u32 {
+        self.by_number.get(usize::from(number)).copied().unwrap_or(NONE)
+    }
+}
+
+/// `FI_MSG` or `FI_TAGGED` alone stand for both directions.
+fn with_directions(caps: Caps) -> Caps {
+    let messages = caps.intersects(Caps::MSG | Caps::TAGGED);
+    if messages && !caps.intersects(Caps::SEND | Caps::RECV) {
+        caps | Caps::SEND | Caps::RECV
+    } else {
+        caps
+    }
+}

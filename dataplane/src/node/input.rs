@@ -1,0 +1,613 @@
+//! From a frame to what it means: the codec, the session, acknowledgements, order, operations.
+
+use barewire_driver::frame::RxFrame;
+
+use super::Node;
+use super::ops::{Held, WrFlags};
+use super::peer::{Inbound, State, slot_of};
+use super::recv::Verdict;
+use crate::error::Error;
+use crate::plant::{Bug, planted};
+use crate::rel::psn::Psn;
+use crate::rel::sack::RcvBitmap;
+use crate::rel::sent::BodyRef;
+use crate::slab::{Handle, Link, NONE};
+use crate::types::{Instant, ProvErrno};
+use crate::wire::{
+    AckOp, Base, DataOp, EndOp, EndStatus, MsgMOp, MsgOp, NackOp, NackReason, OpenOp, PackOp,
+    PackRecords, PullOp, RndvOp, RstOp, Ty, WireError,
+};
+
+/// Packets received before an acknowledgement of their own leaves, on a lossy port and on one that
+/// loses nothing.
+const ACK_EVERY: u16 = 8;
+pub(super) const ACK_EVERY_LOSSLESS: u16 = 64;
+
+impl Node {
+    /// Takes a frame that arrived. Whatever is in it, nothing but a counter changes unless it is a
+    /// packet of a session that we have, or an OPEN.
+    #[inline]
+    pub fn on_frame(&mut self, now: Instant, frame: &RxFrame<'_>) {
+        self.counters.rx_frames += 1;
+        self.fresh += 1;
+        let base = match Base::parse(frame) {
+            Ok(base) => base,
+            Err(err) => return self.on_malformed(now, frame, err),
+        };
+        if base.dst != self.mac {
+            self.counters.rx_not_ours += 1;
+            return;
+        }
+        if self.crc && !base.crc {
+            self.counters.rx_no_crc += 1;
+            return;
+        }
+        let p = slot_of(base.dst_sid);
+        let known = self.peers.get(p).is_some_and(|peer| {
+            peer.sid == base.dst_sid && peer.mac == base.src && peer.state != State::Idle
+        });
+        if !known || base.ty == Ty::Open || base.ty == Ty::Rst {
+            return self.on_stranger(now, frame, &base);
+        }
+        self.on_packet(now, p, frame, &base);
+    }
+
+    /// Asks for the memory that [`on_frame`](Self::on_frame) will need.
+    #[inline]
+    pub fn prefetch(&self, frame: &RxFrame<'_>) {
+        if let Some(sid) = frame.chunk_at::<4>(16) {
+            let p = slot_of(u32::from_le_bytes(sid));
+            if let Some(peer) = self.peers.get(p) {
+                barewire_driver::mem::prefetch(std::ptr::from_ref(peer).cast());
+            }
+        }
+    }
+
+    #[cold]
+    fn on_malformed(&mut self, now: Instant, frame: &RxFrame<'_>, err: WireError) {
+        self.counters.rx_wire[err.index()] += 1;
+        if err != WireError::UnknownType {
+            return;
+        }
+        // A later minor version may have it: the sender learns that we do not, and the session
+        // goes on.
+        let Some(raw) = Base::parse_raw(frame) else { return };
+        let p = slot_of(raw.dst_sid);
+        let next = self.peers.get(p).is_some_and(|peer| {
+            peer.sid == raw.dst_sid && peer.mac == raw.src && peer.rcv_nxt == raw.psn
+        });
+        if next && raw.dst == self.mac {
+            self.refuse(now, p, NackReason::UnknownType);
+        }
+    }
+
+    /// OPEN, RST, and packets for sessions that do not exist.
+    #[cold]
+    fn on_stranger(&mut self, now: Instant, frame: &RxFrame<'_>, base: &Base) {
+        match base.ty {
+            Ty::Open => match OpenOp::parse(frame, base) {
+                Ok(op) => self.on_open(now, base, &op),
+                Err(err) => self.counters.rx_wire[err.index()] += 1,
+            },
+            Ty::Rst => match RstOp::parse(frame, base) {
+                Ok(op) => self.on_rst(now, base, &op),
+                Err(err) => self.counters.rx_wire[err.index()] += 1,
+            },
+            // An answer to these could be answered again, for ever.
+            Ty::Ack | Ty::Nack => self.counters.rx_no_session += 1,
+            _ => self.on_no_session(now, base.src, base.dst_sid, base.psn),
+        }
+    }
+
+    /// A packet of a session that exists.
+    #[inline]
+    fn on_packet(&mut self, now: Instant, p: u32, frame: &RxFrame<'_>, base: &Base) {
+        let active = self.active_ns;
+        let peer = &mut self.peers[p];
+        if base.cack != peer.snd.una {
+            if peer.snd.check(base.cack).is_err() && !planted(Bug::AckOfUnsent) {
+                self.counters.rx_bad_ack += 1;
+                return;
+            }
+        }
+        if peer.state != State::Open {
+            // Naming our sid proves that the answer arrived.
+            self.opened(now, p);
+        }
+        let peer = &mut self.peers[p];
+        peer.heard = active;
+        peer.probes = 0;
+        let more = base.grant.wrapping_sub(peer.credit as u16);
+        if more != 0 && more < 1 << 15 {
+            peer.credit = peer.credit.wrapping_add(u32::from(more));
+            if !peer.txq.is_empty() {
+                self.make_ready(p);
+            }
+        }
+        if base.cack != self.peers[p].snd.una {
+            self.on_cack(now, p, base.cack);
+        }
+        if base.ty.is_reliable() {
+            self.on_reliable(now, p, frame, base);
+        } else {
+            self.on_control(now, p, frame, base);
+        }
+        if base.ar {
+            self.peers[p].ack_now = true;
+            self.make_ready(p);
+        }
+    }
+
+    fn on_control(&mut self, now: Instant, p: u32, frame: &RxFrame<'_>, base: &Base) {
+        match base.ty {
+            Ty::Ack => match AckOp::parse(frame, base) {
+                Ok(op) => self.on_ack(now, p, base, &op),
+                Err(err) => self.counters.rx_wire[err.index()] += 1,
+            },
+            Ty::Nack => match NackOp::parse(frame, base) {
+                Ok(op) => self.on_nack(now, p, base.psn, op.reason),
+                Err(err) => self.counters.rx_wire[err.index()] += 1,
+            },
+            Ty::Ping => {
+                self.peers[p].ack_now = true;
+                self.make_ready(p);
+            }
+            _ => {}
+        }
+    }
+
+    /// Everything before `cack` has arrived in order.
+    #[inline]
+    fn on_cack(&mut self, now: Instant, p: u32, cack: Psn) {
+        let peer = &mut self.peers[p];
+        if !peer.snd.advance(cack) {
+            return;
+        }
+        peer.progress_at = now;
+        peer.backoff = 0;
+        peer.probed = false;
+        while let Some(idx) = self.peers[p].snd.pop_acked(&mut self.sent) {
+            self.on_acked(now, p, idx);
+        }
+        let peer = &self.peers[p];
+        if !peer.txq.is_empty() || !peer.dataq.is_empty() || !peer.ctlq.is_empty() {
+            self.make_ready(p);
+        }
+    }
+
+    /// The entry `idx`, which is out of its list, is acknowledged.
+    fn on_acked(&mut self, now: Instant, p: u32, idx: u32) {
+        let entry = self.sent.free(idx);
+        let rtt = now.since(entry.at);
+        if entry.rtx && !entry.sacked && rtt < self.peers[p].rtt.min_ns() {
+            self.peers[p].rtt.on_spurious();
+        }
+        if let BodyRef::Pack { buf, .. } = entry.body {
+            self.packs.free.push(buf);
+            let mut w = entry.wr;
+            while w != NONE {
+                let next = self.tx[w].pull_op;
+                self.settle_wr(w);
+                w = next;
+            }
+        } else if entry.wr != NONE {
+            self.settle_wr(entry.wr);
+        }
+    }
+
+    /// One packet of a request has been acknowledged.
+    fn settle_wr(&mut self, w: u32) {
+        self.tx[w].unacked -= 1;
+        self.finish_if_done(w);
+    }
+
+    /// Completes a request of which nothing is outstanding.
+    #[inline]
+    pub(super) fn finish_if_done(&mut self, w: u32) {
+        let wr = &self.tx[w];
+        if wr.flags.contains(WrFlags::ALL_SENT) && wr.unacked == 0 {
+            let p = wr.peer;
+            self.report_wr(w);
+            self.free_wr(w);
+            // A fenced request may have waited for this one.
+            if !self.peers[p].txq.is_empty() {
+                self.make_ready(p);
+            }
+        }
+    }
+
+    /// An acknowledgement of its own: round trip, what arrived out of order, what is lost.
+    fn on_ack(&mut self, now: Instant, p: u32, base: &Base, op: &AckOp) {
+        if self.lossless {
+            return;
+        }
+        let peer = &mut self.peers[p];
+        let delay = u64::from(op.delay) * 64;
+        let newest = peer.snd.by_psn(&self.sent, op.newest);
+        let fresh = newest.map(|idx| &self.sent[idx]).filter(|e| !e.rtx && !e.sacked);
+        if let Some(entry) = fresh {
+            let rtt = now.since(entry.at).saturating_sub(delay).max(1);
+            peer.rtt.sample(rtt);
+        }
+        if op.count == 0 {
+            return;
+        }
+        if let Some(newest) = peer.snd.on_sack(&mut self.sent, op, base.cack) {
+            peer.progress_at = now;
+            let again = peer.snd.detect(&mut self.sent, newest, &peer.rtt);
+            peer.reorder_at = again.unwrap_or(Instant(0));
+            if planted(Bug::DoneOnSack) {
+                self.complete_sacked(p);
+            }
+            if self.peers[p].snd.lost > 0 {
+                self.make_ready(p);
+            }
+            self.arm_timer(now, p);
+        }
+    }
+
+    /// The bug of completing what may still be lost, for the simulator to find.
+    #[cold]
+    fn complete_sacked(&mut self, p: u32) {
+        let mut done = Vec::new();
+        self.peers[p].snd.for_each(&mut self.sent, |entry| {
+            if entry.sacked && entry.wr != NONE && !matches!(entry.body, BodyRef::Pack { .. }) {
+                done.push(entry.wr);
+            }
+        });
+        for w in done {
+            if self.tx[w].flags.contains(WrFlags::ALL_SENT) && self.tx[w].unacked == 1 {
+                self.report_wr(w);
+            }
+        }
+    }
+
+    /// A packet that was refused: its operation fails, and a NOP takes its place.
+    fn on_nack(&mut self, now: Instant, p: u32, psn: Psn, reason: NackReason) {
+        let peer = &mut self.peers[p];
+        if psn != peer.snd.una || peer.snd.in_flight() == 0 {
+            return;
+        }
+        let Some(idx) = peer.snd.by_psn(&self.sent, psn) else {
+            // Nobody waits for that packet's outcome.
+            peer.nop_for = Some(psn);
+            self.make_ready(p);
+            return;
+        };
+        let entry = &self.sent[idx];
+        let (ty, op, w, body) = (entry.ty, entry.op, entry.wr, entry.body);
+        peer.snd.mark_lost(&mut self.sent, idx);
+        self.make_ready(p);
+        let err = match reason {
+            NackReason::NoEndpoint => Error::ConnRefused,
+            NackReason::UnknownType => Error::NoProtoOpt,
+            NackReason::Malformed | NackReason::Overdrawn => Error::ConnReset,
+        };
+        if ty == Ty::Pull {
+            let entry = &mut self.sent[idx];
+            (entry.ty, entry.op_len) = (Ty::Nop, 0);
+            let word = |at: usize| u32::from_le_bytes([op[at], op[at + 1], op[at + 2], op[at + 3]]);
+            let handle = Handle::from_parts(word(8), word(12));
+            if self.pulls.by_handle(handle).is_some_and(|pull| pull.peer == p) {
+                self.fail_pull(handle.idx(), Error::Canceled);
+            }
+            return;
+        }
+        let entry = &mut self.sent[idx];
+        (entry.ty, entry.op_len, entry.wr, entry.body) = (Ty::Nop, 0, NONE, BodyRef::None);
+        if let BodyRef::Pack { buf, .. } = body {
+            self.packs.free.push(buf);
+            let mut next = w;
+            while next != NONE {
+                let w = next;
+                next = self.tx[w].pull_op;
+                self.fail_wr(w, err, ProvErrno::NoEndpoint);
+            }
+        } else if w != NONE {
+            self.tx[w].unacked -= 1;
+            self.abandon_wr(w);
+            self.fail_wr(w, err, ProvErrno::NoEndpoint);
+        }
+        self.arm_timer(now, p);
+    }
+
+    /// A packet with a number: in order it is taken, early it waits (or, if it can be placed
+    /// anyhow, is placed), late it is only acknowledged.
+    #[inline]
+    fn on_reliable(&mut self, now: Instant, p: u32, frame: &RxFrame<'_>, base: &Base) {
+        let peer = &mut self.peers[p];
+        let dist = base.psn.since(peer.rcv_nxt);
+        if dist == 0 && peer.rcv.is_empty() && peer.refused == 0 {
+            peer.rx_newest = base.psn;
+            if !self.lossless {
+                self.peers[p].rx_at = now;
+            }
+            match self.on_op(now, p, frame, base) {
+                Verdict::Accept => self.took(now, p, 1),
+                Verdict::Refuse(reason) => self.refuse_or_drop(now, p, base, reason),
+            }
+            return;
+        }
+        self.on_reliable_slow(now, p, frame, base, dist);
+    }
+
+    fn on_reliable_slow(
+        &mut self,
+        now: Instant,
+        p: u32,
+        frame: &RxFrame<'_>,
+        base: &Base,
+        dist: i32,
+    ) {
+        let peer = &mut self.peers[p];
+        peer.ack_now = true;
+        let limit = RcvBitmap::LEN as i32 + i32::from(planted(Bug::WindowPlusOne));
+        if dist < 0 && planted(Bug::OldDuplicateDelivered) {
+            let _ = self.on_op(now, p, frame, base);
+        } else if dist < 0 || dist < limit && peer.rcv.is_set(dist as u32) {
+            self.counters.rx_duplicate += 1;
+            if planted(Bug::DuplicateDelivered) {
+                let _ = self.on_op(now, p, frame, base);
+            }
+        } else if dist >= limit {
+            self.counters.rx_out_of_window += 1;
+        } else if dist == 0 {
+            self.on_next(now, p, frame, base);
+        } else {
+            self.on_early(now, p, frame, base, dist as u32);
+        }
+        self.make_ready(p);
+    }
+
+    /// The packet that was missing, or the one that takes the place of a refused one.
+    fn on_next(&mut self, now: Instant, p: u32, frame: &RxFrame<'_>, base: &Base) {
+        let peer = &mut self.peers[p];
+        (peer.rx_newest, peer.rx_at) = (base.psn, now);
+        if peer.refused != 0 {
+            if base.ty != Ty::Nop {
+                peer.want_nack = true;
+                return;
+            }
+            peer.refused = 0;
+        }
+        match self.on_op(now, p, frame, base) {
+            Verdict::Accept => {
+                self.took(now, p, 1);
+                self.take_held(now, p);
+            }
+            Verdict::Refuse(reason) => self.refuse_or_drop(now, p, base, reason),
+        }
+    }
+
+    /// A packet whose predecessors are missing.
+    fn on_early(&mut self, now: Instant, p: u32, frame: &RxFrame<'_>, base: &Base, dist: u32) {
+        if base.ty == Ty::Data {
+            if let Verdict::Accept = self.on_op(now, p, frame, base) {
+                let peer = &mut self.peers[p];
+                peer.rcv.set(dist);
+                (peer.rx_newest, peer.rx_at) = (base.psn, now);
+            }
+            return;
+        }
+        let frame_len = self.frame_max as usize + barewire_driver::frame::ETH_HDR_LEN;
+        let len = frame.len();
+        if len > frame_len {
+            self.counters.rx_no_buffer += 1;
+            return;
+        }
+        let held = Held { psn: base.psn, len, link: Link::default() };
+        let Some(idx) = self.held.alloc(held) else {
+            self.counters.rx_no_buffer += 1;
+            if self.lossless {
+                // It will not come again.
+                self.end_session(now, p, Error::ConnReset, true);
+            }
+            return;
+        };
+        let at = idx as usize * frame_len;
+        if self.held_bytes.len() < at + frame_len {
+            self.held_bytes.resize(at + frame_len, 0);
+        }
+        assert!(frame.copy_to(0, &mut self.held_bytes[at..at + len]), "length is the frame's");
+        let peer = &mut self.peers[p];
+        peer.held.push_back(&mut self.held, idx);
+        peer.rcv.set(dist);
+        (peer.rx_newest, peer.rx_at) = (base.psn, now);
+    }
+
+    /// Takes the packets that waited for the one just taken.
+    fn take_held(&mut self, now: Instant, p: u32) {
+        let frame_len = self.frame_max as usize + barewire_driver::frame::ETH_HDR_LEN;
+        while self.peers[p].rcv.is_set(0) && self.peers[p].refused == 0 {
+            let peer = &mut self.peers[p];
+            let next = peer.rcv_nxt;
+            let found = peer.held.iter(&self.held).find(|&idx| self.held[idx].psn == next);
+            let Some(idx) = found else {
+                // Data, placed when it came.
+                self.took(now, p, 1);
+                continue;
+            };
+            peer.held.remove(&mut self.held, idx);
+            let len = self.held[idx].len;
+            let at = idx as usize * frame_len;
+            // The bytes move out while they are taken, since taking may need all of the node.
+            let store = std::mem::take(&mut self.held_bytes);
+            let frame = RxFrame::new(&store[at..at + len]);
+            let verdict = match Base::parse(&frame) {
+                Ok(base) => Some((self.on_op(now, p, &frame, &base), base)),
+                Err(_) => None,
+            };
+            self.held_bytes = store;
+            if !planted(Bug::HeldPacketLeaked) {
+                self.held.free(idx);
+            }
+            match verdict {
+                Some((Verdict::Accept, _)) => self.took(now, p, 1),
+                Some((Verdict::Refuse(reason), base)) => {
+                    // The bit goes: the packet that takes its place has to come again.
+                    self.peers[p].rcv.clear_first();
+                    self.refuse_or_drop(now, p, &base, reason);
+                }
+                None => self.took(now, p, 1),
+            }
+        }
+    }
+
+    /// `n` packets in order have been dealt with.
+    #[inline]
+    fn took(&mut self, now: Instant, p: u32, n: u32) {
+        let every = if self.lossless { ACK_EVERY_LOSSLESS } else { ACK_EVERY };
+        let lossless = self.lossless;
+        let peer = &mut self.peers[p];
+        peer.rcv_nxt = Psn(peer.rcv_nxt.0.wrapping_add(n));
+        if !peer.rcv.is_empty() {
+            peer.rcv.advance(n);
+        }
+        peer.owed = peer.owed.saturating_add(1);
+        if peer.owed >= every {
+            peer.ack_now = true;
+            self.make_ready(p);
+        } else if !lossless {
+            if self.owed_since.is_none() {
+                self.owed_since = Some(now);
+            }
+            self.make_ready(p);
+        }
+    }
+
+    /// Refuses the packet next in order, or, if its sender does not wait to hear of it, drops it.
+    fn refuse_or_drop(&mut self, now: Instant, p: u32, base: &Base, reason: NackReason) {
+        let waits = !self.lossless || base.ar || reason != NackReason::NoEndpoint;
+        if waits {
+            self.refuse(now, p, reason);
+        } else {
+            self.took(now, p, 1);
+        }
+    }
+
+    fn refuse(&mut self, _now: Instant, p: u32, reason: NackReason) {
+        self.counters.rx_refused += 1;
+        let peer = &mut self.peers[p];
+        peer.refused = reason as u8;
+        peer.want_nack = true;
+        self.make_ready(p);
+    }
+
+    /// Does what a packet says.
+    #[inline]
+    fn on_op(&mut self, now: Instant, p: u32, frame: &RxFrame<'_>, base: &Base) -> Verdict {
+        if self.peers[p].inbound != Inbound::None
+            && matches!(base.ty, Ty::Msg | Ty::Pack | Ty::Rndv | Ty::Nop)
+        {
+            self.abort_inbound(now, p);
+        }
+        if base.ty == Ty::Msg {
+            return match MsgOp::parse(frame, base) {
+                Ok(op) => {
+                    let at = (op.payload_off(), usize::from(base.plen));
+                    self.on_msg(now, p, frame, &op, at)
+                }
+                Err(err) => self.malformed(err),
+            };
+        }
+        self.on_other_op(now, p, frame, base)
+    }
+
+    fn on_other_op(&mut self, now: Instant, p: u32, frame: &RxFrame<'_>, base: &Base) -> Verdict {
+        let plen = usize::from(base.plen);
+        let result = match base.ty {
+            Ty::Pack => return self.on_pack(now, p, frame, base),
+            Ty::MsgM => MsgMOp::parse(frame, base)
+                .map(|op| self.on_msgm(now, p, frame, &op, (op.payload_off(), plen))),
+            Ty::Rndv => RndvOp::parse(frame, base).map(|op| self.on_rndv(now, p, &op)),
+            Ty::Pull => PullOp::parse(frame, base).map(|op| self.on_pull(now, p, &op)),
+            Ty::Data => DataOp::parse(frame, base).map(|op| {
+                self.on_data(now, p, frame, &op, (op.payload_off(), plen));
+                Verdict::Accept
+            }),
+            Ty::End => EndOp::parse(frame, base).map(|op| {
+                self.on_end(p, &op);
+                Verdict::Accept
+            }),
+            _ => Ok(Verdict::Accept),
+        };
+        result.unwrap_or_else(|err| self.malformed(err))
+    }
+
+    #[cold]
+    fn malformed(&mut self, err: WireError) -> Verdict {
+        self.counters.rx_wire[err.index()] += 1;
+        Verdict::Refuse(NackReason::Malformed)
+    }
+
+    /// Several messages in one packet. They are taken one by one; what is refused of them is
+    /// dropped and counted, since the packet has one number.
+    fn on_pack(&mut self, now: Instant, p: u32, frame: &RxFrame<'_>, base: &Base) -> Verdict {
+        let op = match PackOp::parse(frame, base) {
+            Ok(op) => op,
+            Err(err) => return self.malformed(err),
+        };
+        let records = PackRecords::new(frame, op.payload_off(), base.plen, op.count);
+        if let Err(err) = records.check() {
+            return self.malformed(err);
+        }
+        let mut taken = 0;
+        for record in records {
+            let Ok((mut msg, off, len)) = record else { return Verdict::Accept };
+            if taken > 0 && planted(Bug::PackedDataDropped) {
+                msg.imm = None;
+            }
+            match self.on_msg(now, p, frame, &msg, (off, len)) {
+                Verdict::Refuse(reason) if taken == 0 => return Verdict::Refuse(reason),
+                _ => taken += 1,
+            }
+        }
+        Verdict::Accept
+    }
+
+    /// The receiver of an announced message asks for bytes of it.
+    fn on_pull(&mut self, _now: Instant, p: u32, op: &PullOp) -> Verdict {
+        let handle = Handle::from_parts(op.src_op, op.src_gen);
+        let known = self.tx.by_handle_mut(handle).filter(|wr| {
+            wr.peer == p && wr.flags.contains(WrFlags::ANNOUNCED) && op.offset == wr.asked
+        });
+        let Some(wr) = known else { return Verdict::Refuse(NackReason::Malformed) };
+        let end = op.offset + u64::from(op.len);
+        let same = wr.asked == 0 || (wr.pull_op, wr.pull_gen) == (op.dst_op, op.dst_gen);
+        if end > wr.len || !same || wr.flags.contains(WrFlags::ALL_SENT) {
+            return Verdict::Refuse(NackReason::Malformed);
+        }
+        (wr.pull_op, wr.pull_gen, wr.asked) = (op.dst_op, op.dst_gen, end);
+        if !wr.flags.contains(WrFlags::IN_DATAQ) {
+            wr.flags |= WrFlags::IN_DATAQ;
+            self.peers[p].dataq.push_back(&mut self.tx, op.src_op);
+        }
+        self.make_ready(p);
+        Verdict::Accept
+    }
+
+    /// The receiver of an announced message wants no more of it.
+    fn on_end(&mut self, p: u32, op: &EndOp) {
+        let handle = Handle::from_parts(op.src_op, op.src_gen);
+        let known = self
+            .tx
+            .by_handle_mut(handle)
+            .filter(|wr| wr.peer == p && wr.flags.contains(WrFlags::ANNOUNCED));
+        let Some(wr) = known else {
+            self.counters.rx_stray += 1;
+            return;
+        };
+        let w = op.src_op;
+        if wr.flags.contains(WrFlags::IN_DATAQ) {
+            wr.flags.remove(WrFlags::IN_DATAQ);
+            self.peers[p].dataq.remove(&mut self.tx, w);
+        }
+        if op.status == EndStatus::Closed {
+            self.abandon_wr(w);
+            self.fail_wr(w, Error::ConnRefused, ProvErrno::NoEndpoint);
+            return;
+        }
+        self.tx[w].flags |= WrFlags::ALL_SENT;
+        self.finish_if_done(w);
+    }
+}

@@ -1,0 +1,278 @@
+//! Completion queues, counters and address vectors: the calls on them.
+
+use super::peer::Peer;
+use super::{AvId, AvTable, CntrId, CntrTable, CqId, CqTable, Node};
+use crate::av::{Av, AvEntry};
+use crate::cq::Cq;
+use crate::error::{Error, Result};
+use crate::types::{CqErr, Cqe, EpAddr, FiAddr, Instant};
+
+impl Node {
+    /// Makes a completion queue that holds at least `size` entries.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`]: `size` is 0 or above 2^24. [`Error::NoMem`]: too many queues.
+    pub fn cq_open(&mut self, size: usize) -> Result<CqId> {
+        if !(1..=1 << 24).contains(&size) {
+            return Err(Error::Invalid("a completion queue has 1 to 2^24 entries"));
+        }
+        let table = CqTable { cq: Cq::new(size), bound: 0, starved: false };
+        let idx = self.cqs.alloc(table).ok_or(Error::NoMem)?;
+        Ok(CqId(self.cqs.handle(idx)))
+    }
+
+    /// Closes a completion queue with what is in it.
+    ///
+    /// # Errors
+    /// [`Error::Busy`]: an endpoint is bound to it. [`Error::BadFd`]: it was closed.
+    pub fn cq_close(&mut self, cq: CqId) -> Result<()> {
+        let table = self.cqs.by_handle(cq.0).ok_or(Error::BadFd)?;
+        if table.bound > 0 {
+            return Err(Error::Busy);
+        }
+        self.cqs.free(cq.0.idx());
+        Ok(())
+    }
+
+    /// Takes up to `out.len()` completions, oldest first.
+    ///
+    /// # Errors
+    /// [`Error::Again`]: none is there. [`Error::Avail`]: the next one is an error.
+    #[inline]
+    pub fn cq_read(&mut self, cq: CqId, out: &mut [Cqe]) -> Result<usize> {
+        let table = self.cqs.by_handle_mut(cq.0).ok_or(Error::BadFd)?;
+        let n = table.cq.read(out);
+        if table.starved {
+            self.feed(cq.0.idx());
+        }
+        n
+    }
+
+    /// Takes the error entry at the head.
+    ///
+    /// # Errors
+    /// [`Error::Again`]: the head is no error.
+    pub fn cq_readerr(&mut self, cq: CqId) -> Result<CqErr> {
+        let table = self.cqs.by_handle_mut(cq.0).ok_or(Error::BadFd)?;
+        let err = table.cq.readerr();
+        if table.starved {
+            self.feed(cq.0.idx());
+        }
+        err
+    }
+
+    /// Number of entries waiting, errors included.
+    ///
+    /// # Errors
+    /// [`Error::BadFd`].
+    #[inline]
+    pub fn cq_ready(&self, cq: CqId) -> Result<usize> {
+        Ok(self.cqs.by_handle(cq.0).ok_or(Error::BadFd)?.cq.ready())
+    }
+
+    /// Whether an entry was written since the last call, for wait objects.
+    ///
+    /// # Errors
+    /// [`Error::BadFd`].
+    pub fn cq_take_signal(&mut self, cq: CqId) -> Result<bool> {
+        Ok(self.cqs.by_handle_mut(cq.0).ok_or(Error::BadFd)?.cq.take_signal())
+    }
+
+    /// Makes a counter, 0.
+    ///
+    /// # Errors
+    /// [`Error::NoMem`]: too many counters.
+    pub fn cntr_open(&mut self) -> Result<CntrId> {
+        let idx = self.cntrs.alloc(CntrTable::default()).ok_or(Error::NoMem)?;
+        Ok(CntrId(self.cntrs.handle(idx)))
+    }
+
+    /// Closes a counter.
+    ///
+    /// # Errors
+    /// [`Error::Busy`]: an endpoint is bound to it. [`Error::BadFd`]: it was closed.
+    pub fn cntr_close(&mut self, cntr: CntrId) -> Result<()> {
+        if self.cntr(cntr)?.bound > 0 {
+            return Err(Error::Busy);
+        }
+        self.cntrs.free(cntr.0.idx());
+        Ok(())
+    }
+
+    /// The value.
+    ///
+    /// # Errors
+    /// [`Error::BadFd`], as all calls on counters.
+    pub fn cntr_read(&self, cntr: CntrId) -> Result<u64> {
+        Ok(self.cntr(cntr)?.cntr.read())
+    }
+
+    /// The error value.
+    ///
+    /// # Errors
+    /// [`Error::BadFd`].
+    pub fn cntr_readerr(&self, cntr: CntrId) -> Result<u64> {
+        Ok(self.cntr(cntr)?.cntr.readerr())
+    }
+
+    /// Adds to the value.
+    ///
+    /// # Errors
+    /// [`Error::BadFd`].
+    pub fn cntr_add(&mut self, cntr: CntrId, n: u64) -> Result<()> {
+        self.cntr_mut(cntr)?.cntr.add(n);
+        Ok(())
+    }
+
+    /// Adds to the error value.
+    ///
+    /// # Errors
+    /// [`Error::BadFd`].
+    pub fn cntr_adderr(&mut self, cntr: CntrId, n: u64) -> Result<()> {
+        self.cntr_mut(cntr)?.cntr.adderr(n);
+        Ok(())
+    }
+
+    /// Sets the value.
+    ///
+    /// # Errors
+    /// [`Error::BadFd`].
+    pub fn cntr_set(&mut self, cntr: CntrId, v: u64) -> Result<()> {
+        self.cntr_mut(cntr)?.cntr.set(v);
+        Ok(())
+    }
+
+    /// Sets the error value.
+    ///
+    /// # Errors
+    /// [`Error::BadFd`].
+    pub fn cntr_seterr(&mut self, cntr: CntrId, v: u64) -> Result<()> {
+        self.cntr_mut(cntr)?.cntr.seterr(v);
+        Ok(())
+    }
+
+    /// Whether the counter changed since the last call, for wait objects.
+    ///
+    /// # Errors
+    /// [`Error::BadFd`].
+    pub fn cntr_take_signal(&mut self, cntr: CntrId) -> Result<bool> {
+        Ok(self.cntr_mut(cntr)?.cntr.take_signal())
+    }
+
+    /// Makes an address vector for about `count` addresses.
+    ///
+    /// # Errors
+    /// [`Error::NoMem`]: there are 1,024 already.
+    pub fn av_open(&mut self, count: usize) -> Result<AvId> {
+        let table = AvTable { av: Av::with_capacity(count.min(1 << 20)), bound: 0 };
+        let idx = self.avs.alloc(table).ok_or(Error::NoMem)?;
+        Ok(AvId(self.avs.handle(idx)))
+    }
+
+    /// Closes an address vector.
+    ///
+    /// # Errors
+    /// [`Error::Busy`]: an endpoint is bound to it. [`Error::BadFd`]: it was closed.
+    pub fn av_close(&mut self, av: AvId) -> Result<()> {
+        if self.avs.by_handle(av.0).ok_or(Error::BadFd)?.bound > 0 {
+            return Err(Error::Busy);
+        }
+        let table = self.avs.free(av.0.idx());
+        for (_, entry) in table.av.iter() {
+            self.peers[entry.peer].av_refs -= 1;
+        }
+        Ok(())
+    }
+
+    /// Adds an address and returns its index: the lowest that is free, so 0, 1, 2 and so on.
+    ///
+    /// An address that names another life of a peer than the one a session is open with ends that
+    /// session at once (rule S9).
+    ///
+    /// # Errors
+    /// [`Error::NoMem`]: the node knows as many peers as it was set to, and all are in use.
+    pub fn av_insert(&mut self, now: Instant, av: AvId, addr: EpAddr) -> Result<FiAddr> {
+        self.avs.by_handle(av.0).ok_or(Error::BadFd)?;
+        let p = self.peer_of(now, addr.mac).ok_or(Error::NoMem)?;
+        let known = self.peers[p].inc;
+        if addr.incarnation != 0 && known != addr.incarnation {
+            if known != 0 {
+                self.end_session(now, p, Error::ConnReset, true);
+            }
+            let peer = &mut self.peers[p];
+            peer.inc = addr.incarnation;
+            peer.closed_epoch = 0;
+        }
+        self.peers[p].av_refs += 1;
+        Ok(self.avs[av.0.idx()].av.insert(AvEntry { peer: p, ep: addr.ep, addr }))
+    }
+
+    /// Removes an address. Operations on their way to it go on.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`]: nothing is inserted under this index.
+    pub fn av_remove(&mut self, av: AvId, addr: FiAddr) -> Result<()> {
+        let table = self.avs.by_handle_mut(av.0).ok_or(Error::BadFd)?;
+        let entry = table.av.remove(addr).ok_or(Error::Invalid("address not in the AV"))?;
+        self.peers[entry.peer].av_refs -= 1;
+        Ok(())
+    }
+
+    /// The address under an index.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`]: nothing is inserted under this index.
+    pub fn av_lookup(&self, av: AvId, addr: FiAddr) -> Result<EpAddr> {
+        let table = self.avs.by_handle(av.0).ok_or(Error::BadFd)?;
+        Ok(table.av.lookup(addr).ok_or(Error::Invalid("address not in the AV"))?.addr)
+    }
+
+    /// The record of the node with this MAC, made if there is none. `None` if the table is full of
+    /// peers in use.
+    pub(crate) fn peer_of(
+        &mut self,
+        now: Instant,
+        mac: barewire_driver::port::MacAddr,
+    ) -> Option<u32> {
+        if let Some(&p) = self.by_mac.get(&mac) {
+            return Some(p);
+        }
+        if self.peers.free_count() == 0 {
+            self.evict(now)?;
+        }
+        let mut peer = Peer::new(mac, now);
+        peer.heard = self.active_ns;
+        let p = self.peers.alloc(peer)?;
+        self.by_mac.insert(mac, p);
+        let slot = p as usize;
+        if self.sid_gen.len() <= slot {
+            let first = self.random() as u32;
+            self.sid_gen.push(first);
+            debug_assert_eq!(self.sid_gen.len(), slot + 1);
+        }
+        if mac == self.mac {
+            self.open_to_self(p);
+        }
+        Some(p)
+    }
+
+    /// Forgets the peer that nobody names and that was heard least recently.
+    fn evict(&mut self, now: Instant) -> Option<()> {
+        let (p, _) = (self.peers.iter())
+            .filter(|(_, peer)| peer.av_refs == 0 && peer.is_idle() && !peer.queued)
+            .min_by_key(|(_, peer)| peer.heard)?;
+        self.end_session(now, p, Error::ConnReset, true);
+        self.wheel.disarm(p);
+        let peer = self.peers.free(p);
+        self.by_mac.remove(&peer.mac);
+        Some(())
+    }
+
+    fn cntr(&self, cntr: CntrId) -> Result<&CntrTable> {
+        self.cntrs.by_handle(cntr.0).ok_or(Error::BadFd)
+    }
+
+    fn cntr_mut(&mut self, cntr: CntrId) -> Result<&mut CntrTable> {
+        self.cntrs.by_handle_mut(cntr.0).ok_or(Error::BadFd)
+    }
+}

@@ -1,0 +1,209 @@
+//! Operations in flight: what was posted and is not yet complete.
+
+use barewire_driver::mem::IoBuf;
+use bitflags::bitflags;
+
+use crate::proto::blocks::Chain;
+use crate::slab::{Link, Linked, NONE};
+
+bitflags! {
+    /// What a transmit request asked for.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+    pub(crate) struct WrFlags: u16 {
+        /// A tagged message.
+        const TAGGED = 1;
+        /// `data` goes along.
+        const IMM = 1 << 1;
+        /// The payload was copied to the node's inject memory.
+        const INJECTED = 1 << 2;
+        /// Waits until everything before it has completed.
+        const FENCE = 1 << 3;
+        /// Writes a completion on success.
+        const CQE = 1 << 4;
+        /// Completes only when the peer has processed it.
+        const DELIVERY = 1 << 5;
+        /// Completes only when the peer has matched it, so it is announced whatever its length.
+        const MATCH = 1 << 6;
+        /// Completes as soon as the source may be reused.
+        const EARLY = 1 << 7;
+        /// Another operation follows at once.
+        const MORE = 1 << 8;
+        /// In the queue of messages.
+        const IN_TXQ = 1 << 9;
+        /// In the queue of data that the peer asked for.
+        const IN_DATAQ = 1 << 10;
+        /// The success completion has been written; only memory of ours is still in use.
+        const REPORTED = 1 << 11;
+        /// Announced by RNDV.
+        const ANNOUNCED = 1 << 12;
+        /// Everything was handed to the port at least once, or the peer said END.
+        const ALL_SENT = 1 << 13;
+        /// Shares a packet with others.
+        const PACKED = 1 << 14;
+    }
+}
+
+/// A message being sent.
+#[derive(Debug)]
+pub(crate) struct TxWr {
+    pub(crate) buf: IoBuf,
+    pub(crate) context: u64,
+    pub(crate) tag: u64,
+    pub(crate) data: u64,
+    pub(crate) len: u64,
+    /// Bytes put into packets so far.
+    pub(crate) sent: u64,
+    /// Bytes the peer asked for so far.
+    pub(crate) asked: u64,
+    /// The peer's pull; for a message that shares a packet, the next one in it.
+    pub(crate) pull_op: u32,
+    pub(crate) pull_gen: u32,
+    pub(crate) peer: u32,
+    pub(crate) ep: u32,
+    /// Packets of this message that are kept until acknowledged.
+    pub(crate) unacked: u32,
+    pub(crate) dst_ep: u16,
+    pub(crate) src_ep: u16,
+    pub(crate) flags: WrFlags,
+    pub(crate) queue: Link,
+    pub(crate) of_peer: Link,
+}
+
+impl Linked<0> for TxWr {
+    fn link(&mut self) -> &mut Link {
+        &mut self.queue
+    }
+
+    fn link_ref(&self) -> &Link {
+        &self.queue
+    }
+}
+
+impl Linked<1> for TxWr {
+    fn link(&mut self) -> &mut Link {
+        &mut self.of_peer
+    }
+
+    fn link_ref(&self) -> &Link {
+        &self.of_peer
+    }
+}
+
+/// A posted receive.
+#[derive(Debug)]
+pub(crate) struct RecvWr {
+    pub(crate) buf: IoBuf,
+    pub(crate) context: u64,
+    pub(crate) ep: u32,
+    pub(crate) tagged: bool,
+    /// Writes a completion on success.
+    pub(crate) cqe: bool,
+    /// Takes many messages.
+    pub(crate) multi: bool,
+    /// No longer matched: the free tail is too short, or it was cancelled.
+    pub(crate) closed: bool,
+    /// Messages that are being placed.
+    pub(crate) active: u32,
+    /// Bytes taken, for a multi-receive.
+    pub(crate) used: u64,
+}
+
+/// A message nobody has posted a receive for.
+#[derive(Debug)]
+pub(crate) struct Stored {
+    pub(crate) peer: u32,
+    pub(crate) src_ep: u16,
+    /// Endpoint it is for.
+    pub(crate) ep: u32,
+    pub(crate) tagged: bool,
+    pub(crate) imm: Option<u64>,
+    pub(crate) msg_len: u64,
+    /// The announcer's request if it has to be pulled, else `NONE`.
+    pub(crate) src_op: u32,
+    pub(crate) src_gen: u32,
+    /// Credits it holds.
+    pub(crate) units: u32,
+    pub(crate) chain: Chain,
+    /// All pieces are here.
+    pub(crate) complete: bool,
+    /// A peek or an announcement took it out of matching.
+    pub(crate) claimed: bool,
+    /// The receive that waits for the last piece, or `NONE`.
+    pub(crate) recv: u32,
+    /// Its session ended before it was pulled: whoever claims it gets an error.
+    pub(crate) dead: bool,
+    /// Taken by nobody: throw it away when the last piece is here.
+    pub(crate) discard: bool,
+}
+
+impl Stored {
+    pub(crate) fn is_announced(&self) -> bool {
+        self.src_op != NONE
+    }
+}
+
+/// A message being pulled: asked for in pieces, placed as it comes.
+#[derive(Debug)]
+pub(crate) struct Pull {
+    pub(crate) peer: u32,
+    pub(crate) src_op: u32,
+    pub(crate) src_gen: u32,
+    /// The receive it goes to, `NONE` if nobody wants it any more.
+    pub(crate) recv: u32,
+    /// Where in the receive's buffer it starts.
+    pub(crate) base: u64,
+    pub(crate) msg_len: u64,
+    /// Bytes wanted: the message or what the buffer holds of it.
+    pub(crate) want: u64,
+    pub(crate) asked: u64,
+    pub(crate) got: u64,
+    pub(crate) src_ep: u16,
+    pub(crate) tagged: bool,
+    pub(crate) tag: u64,
+    pub(crate) imm: Option<u64>,
+    /// END status, once nothing more will be asked for.
+    pub(crate) end: Option<crate::wire::EndStatus>,
+    pub(crate) in_ctlq: bool,
+    /// Waits for room in the pull window.
+    pub(crate) waiting: bool,
+    pub(crate) queue: Link,
+    pub(crate) of_peer: Link,
+    pub(crate) wait: Link,
+}
+
+macro_rules! linked {
+    ($list:literal, $field:ident) => {
+        impl Linked<$list> for Pull {
+            fn link(&mut self) -> &mut Link {
+                &mut self.$field
+            }
+
+            fn link_ref(&self) -> &Link {
+                &self.$field
+            }
+        }
+    };
+}
+
+linked!(0, queue);
+linked!(1, of_peer);
+linked!(2, wait);
+
+/// A packet that arrived before one that it has to wait for; its bytes lie in a frame-sized slot
+/// of the same index.
+#[derive(Debug)]
+pub(crate) struct Held {
+    pub(crate) psn: crate::rel::psn::Psn,
+    pub(crate) len: usize,
+    pub(crate) link: Link,
+}
+
+impl Linked<0> for Held {
+    fn link(&mut self) -> &mut Link {
+        &mut self.link
+    }
+
+    fn link_ref(&self) -> &Link {
+        &self.link
+    }
+}

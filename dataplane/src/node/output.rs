@@ -1,0 +1,800 @@
+//! From what waits to frames: who may send, in which order, and how a packet is put together.
+//!
+//! A peer that has something to send stands in the queue of ready peers and is served once a
+//! transmit, oldest first: what it owes (OPEN, refusals), what was lost, answers to announcements,
+//! then messages and pulled data by turns, at last an acknowledgement if nothing carried it.
+
+use barewire_driver::frame::{Body, ETH_HDR_LEN, RxFrame, TxFrame};
+use barewire_driver::port::Tx;
+
+use super::input::ACK_EVERY_LOSSLESS;
+use super::ops::WrFlags;
+use super::peer::State;
+use super::{FrameSink, Node};
+use crate::plant::{Bug, planted};
+use crate::proto::blocks::units;
+use crate::rel::psn::Psn;
+use crate::rel::sent::{BodyRef, Sent};
+use crate::slab::NONE;
+use crate::types::Instant;
+use crate::wire::{
+    self, AckOp, BASE_LEN, Base, DataOp, EndOp, HEAD_MAX, MsgMOp, MsgOp, NackOp, NackReason,
+    OpenOp, PackOp, PullOp, RndvOp, TRAILER_LEN, Ty, record_len,
+};
+
+/// Frames that one peer may send before the next has its turn.
+const TURN: usize = 64;
+
+/// Time that a lossy port's acknowledgement may wait for company, nanoseconds.
+const ACK_DELAY_NS: u64 = 10_000;
+
+/// Time after which a port that had no room is tried again, nanoseconds.
+const FULL_RETRY_NS: u64 = 2_000;
+
+/// Frames to ourselves that may lie between two turns.
+const LOOP_MAX: usize = 64;
+
+/// Longest message that shares a packet with others.
+const PACK_MSG_MAX: u64 = 512;
+
+/// A packet about to be sent.
+struct Packet<'a> {
+    ty: Ty,
+    psn: Psn,
+    op: &'a [u8],
+    body: BodyRef,
+    /// The request whose memory the body lies in, or `NONE`.
+    wr: u32,
+    /// Ask for an acknowledgement.
+    ar: bool,
+    rtx: bool,
+}
+
+impl Node {
+    /// Sends what is due and returns how many frames left. Stops with a peer when the port has no
+    /// room for it, and goes on with the next.
+    ///
+    /// Call it after posting, after each burst of received frames, and at the time that
+    /// [`next_deadline`](Self::next_deadline) tells.
+    pub fn transmit(&mut self, now: Instant, out: &mut dyn FrameSink) -> usize {
+        self.tick(now);
+        let before = self.counters.tx_frames;
+        let idle = std::mem::take(&mut self.fresh) == 0;
+        self.blocked = false;
+        while let Some(p) = self.wheel.expire(now) {
+            self.on_timer(now, p);
+        }
+        let flush = idle || self.owed_since.is_some_and(|at| now.since(at) >= ACK_DELAY_NS);
+        if flush {
+            self.owed_since = None;
+        }
+        for _ in 0..self.ready.len() {
+            let Some(p) = self.ready.pop_front() else { break };
+            let Some(peer) = self.peers.get_mut(p) else { continue };
+            peer.queued = false;
+            self.serve(now, p, flush, out);
+        }
+        while let Some(reply) = self.replies.front() {
+            if out.send(&TxFrame::whole(&reply.bytes[..reply.len])) == Tx::Full {
+                self.blocked = true;
+                break;
+            }
+            self.replies.pop_front();
+            self.counters.tx_frames += 1;
+        }
+        if !self.looped.is_empty() {
+            self.drain_loop(now);
+        }
+        (self.counters.tx_frames - before) as usize
+    }
+
+    /// When [`transmit`](Self::transmit) must be called again even if nothing arrives and nothing
+    /// is posted; `None` if nothing is waiting for time to pass.
+    pub fn next_deadline(&self) -> Option<Instant> {
+        let wheel = self.wheel.next_deadline();
+        let mut due = wheel.unwrap_or(Instant(u64::MAX));
+        if let Some(at) = self.owed_since {
+            due = due.min(at + ACK_DELAY_NS);
+        }
+        if self.blocked {
+            due = due.min(self.polled_at + FULL_RETRY_NS);
+        } else if !self.ready.is_empty() && self.owed_since.is_none() || !self.looped.is_empty() {
+            due = due.min(self.polled_at);
+        }
+        (due != Instant(u64::MAX)).then_some(due)
+    }
+
+    /// Frames to ourselves arrive at once.
+    fn drain_loop(&mut self, now: Instant) {
+        for _ in 0..self.looped.len() {
+            let Some(bytes) = self.looped.pop_front() else { return };
+            self.on_frame(now, &RxFrame::new(&bytes));
+            self.looped_free.push(bytes);
+        }
+    }
+
+    /// Sends what one peer has to send.
+    fn serve(&mut self, now: Instant, p: u32, flush: bool, out: &mut dyn FrameSink) {
+        match self.peers[p].state {
+            State::Idle => return,
+            State::Opening | State::Answered => {
+                if self.peers[p].want_open {
+                    self.send_open(p, out);
+                }
+                return;
+            }
+            State::Open => {}
+        }
+        let done = self.serve_owed(now, p, out)
+            && self.serve_lost(now, p, out)
+            && self.serve_pulls(now, p, out)
+            && self.serve_messages(now, p, out);
+        let peer = &self.peers[p];
+        let owed = if self.lossless { peer.owed >= ACK_EVERY_LOSSLESS } else { peer.owed > 0 };
+        if peer.ack_now || owed && flush {
+            self.send_ack(now, p, out);
+        }
+        let peer = &self.peers[p];
+        if !done || peer.ack_now || !self.lossless && peer.owed > 0 {
+            self.make_ready(p);
+        }
+        self.arm_timer(now, p);
+    }
+
+    /// Refusals and probes. False if the port is full.
+    fn serve_owed(&mut self, now: Instant, p: u32, out: &mut dyn FrameSink) -> bool {
+        let peer = &mut self.peers[p];
+        if peer.want_nack {
+            peer.want_nack = false;
+            let psn = peer.rcv_nxt;
+            let reason = NackReason::try_from(u16::from(peer.refused));
+            if let Ok(reason) = reason {
+                let mut op = [0; 8];
+                NackOp { reason }.emit(&mut op);
+                let packet = Packet::control(Ty::Nack, psn, &op);
+                if self.emit(p, &packet, out) != Tx::Sent {
+                    self.peers[p].want_nack = true;
+                    return false;
+                }
+            }
+        }
+        if let Some(psn) = self.peers[p].nop_for {
+            if self.emit(p, &Packet::control(Ty::Nop, psn, &[]), out) != Tx::Sent {
+                return false;
+            }
+            self.peers[p].nop_for = None;
+        }
+        if self.peers[p].want_nop && self.peers[p].snd.open() && self.sent.free_count() > 0 {
+            let psn = self.peers[p].snd.nxt;
+            let packet = Packet { ar: false, ..Packet::control(Ty::Nop, psn, &[]) };
+            if !self.send_numbered(now, p, packet, true, out) {
+                return false;
+            }
+            self.peers[p].want_nop = false;
+        }
+        if self.peers[p].want_ping {
+            let psn = self.peers[p].snd.nxt;
+            let packet = Packet { ar: true, ..Packet::control(Ty::Ping, psn, &[]) };
+            if self.emit(p, &packet, out) != Tx::Sent {
+                return false;
+            }
+            self.peers[p].want_ping = false;
+            self.counters.tx_probes += 1;
+        }
+        true
+    }
+
+    /// Packets that have to be sent again. False if the port is full.
+    fn serve_lost(&mut self, now: Instant, p: u32, out: &mut dyn FrameSink) -> bool {
+        let mut turn = TURN;
+        while self.peers[p].snd.lost > 0 {
+            let Some(idx) = self.peers[p].snd.first_lost(&self.sent) else { break };
+            if turn == 0 {
+                return false;
+            }
+            turn -= 1;
+            let entry = &self.sent[idx];
+            let (ty, psn, body, wr) = (entry.ty, entry.psn, entry.body, entry.wr);
+            let (op, op_len) = (entry.op, usize::from(entry.op_len));
+            let last = self.peers[p].snd.lost == 1;
+            let ar = last || self.lossless;
+            let packet = Packet { ty, psn, op: &op[..op_len], body, wr, ar, rtx: true };
+            if self.emit(p, &packet, out) != Tx::Sent {
+                return false;
+            }
+            self.counters.tx_retransmits += 1;
+            self.peers[p].snd.on_resent(&mut self.sent, idx, now);
+        }
+        true
+    }
+
+    /// PULL and END. False if the port is full or the window is.
+    fn serve_pulls(&mut self, now: Instant, p: u32, out: &mut dyn FrameSink) -> bool {
+        while self.peers[p].ctlq.head != NONE {
+            let idx = self.peers[p].ctlq.head;
+            if !self.peers[p].snd.open() {
+                return true;
+            }
+            if self.sent.free_count() == 0 {
+                return false;
+            }
+            let pull = &self.pulls[idx];
+            let mut op = [0; 32];
+            let (ty, op_len, len) = if let Some(status) = pull.end {
+                let end = EndOp { src_op: pull.src_op, src_gen: pull.src_gen, status };
+                (Ty::End, end.emit(&mut op), 0)
+            } else {
+                let (offset, len) = self.next_piece(idx);
+                let (dst_op, dst_gen) = (idx, self.pulls.generation(idx));
+                let (src_op, src_gen) = (pull.src_op, pull.src_gen);
+                let ask = PullOp { src_op, src_gen, dst_op, dst_gen, offset, len };
+                (Ty::Pull, ask.emit(&mut op), len)
+            };
+            let psn = self.peers[p].snd.nxt;
+            let packet = Packet {
+                ty,
+                psn,
+                op: &op[..op_len],
+                body: BodyRef::None,
+                wr: NONE,
+                ar: self.lossless,
+                rtx: false,
+            };
+            if !self.send_numbered(now, p, packet, true, out) {
+                return false;
+            }
+            if ty == Ty::End {
+                self.free_pull(idx);
+                continue;
+            }
+            self.pulls[idx].in_ctlq = false;
+            self.peers[p].ctlq.remove(&mut self.pulls, idx);
+            self.pulls[idx].asked += u64::from(len);
+            self.pull_out += u64::from(len);
+        }
+        true
+    }
+
+    /// Messages and pulled data by turns. False if there is more and the window is open.
+    fn serve_messages(&mut self, now: Instant, p: u32, out: &mut dyn FrameSink) -> bool {
+        for _ in 0..TURN {
+            let peer = &self.peers[p];
+            let (message, data) = (peer.txq.head, peer.dataq.head);
+            if message == NONE && data == NONE || !peer.snd.open() {
+                return true;
+            }
+            if data != NONE {
+                match self.send_data(now, p, data, out) {
+                    Step::Sent => {}
+                    Step::Wait => return true,
+                    Step::Full => return false,
+                }
+            }
+            if message != NONE && self.peers[p].snd.open() {
+                match self.send_message(now, p, message, out) {
+                    Step::Sent => {}
+                    Step::Wait if data == NONE => return true,
+                    Step::Wait => {}
+                    Step::Full => return false,
+                }
+            }
+        }
+        false
+    }
+
+    /// Sends the next packet of the message at the head of the queue.
+    fn send_message(&mut self, now: Instant, p: u32, w: u32, out: &mut dyn FrameSink) -> Step {
+        let wr = &self.tx[w];
+        if wr.flags.contains(WrFlags::FENCE) && self.peers[p].wrs.head != w {
+            return Step::Wait;
+        }
+        if wr.sent > 0 {
+            return self.send_piece(now, p, w, out);
+        }
+        let cost = units(wr.len);
+        let credits = self.peers[p].credits();
+        let imm = if wr.flags.contains(WrFlags::IMM) { wire::IMM_LEN } else { 0 };
+        let whole = self.payload_max(p, MsgOp::LEN + imm);
+        let small = wr.len <= whole as u64;
+        let pull = wr.flags.contains(WrFlags::MATCH)
+            || wr.len > (self.settings.eager_max as u64).max(if small { 4096 } else { 0 })
+            || cost > credits && cost > 1;
+        if credits == 0 {
+            return Step::Wait;
+        }
+        if pull {
+            self.send_announcement(now, p, w, out)
+        } else if !small {
+            self.send_piece(now, p, w, out)
+        } else if wr.len <= PACK_MSG_MAX && wr.queue.next != NONE && self.can_pack(w) {
+            self.send_pack(now, p, out)
+        } else {
+            self.send_whole(now, p, w, out)
+        }
+    }
+
+    /// A message that fits one packet.
+    #[inline]
+    fn send_whole(&mut self, now: Instant, p: u32, w: u32, out: &mut dyn FrameSink) -> Step {
+        let wr = &self.tx[w];
+        let mut op = [0; 24];
+        let len = wr.len;
+        let op_len = MsgOp {
+            dst_ep: wr.dst_ep,
+            src_ep: wr.src_ep,
+            tagged: wr.flags.contains(WrFlags::TAGGED),
+            imm: wr.flags.contains(WrFlags::IMM).then_some(wr.data),
+            tag: wr.tag,
+            len: 0,
+        }
+        .emit(&mut op);
+        let body = BodyRef::Wr { wr: w, offset: 0, len: len as u32 };
+        let keep = self.keeps(w);
+        let packet = self.data_packet(p, Ty::Msg, &op[..op_len], body, w, keep);
+        if keep && self.sent.free_count() == 0 || !self.send_numbered(now, p, packet, keep, out) {
+            return Step::Full;
+        }
+        let peer = &mut self.peers[p];
+        peer.credit_used = peer.credit_used.wrapping_add(units(len));
+        self.tx[w].sent = len;
+        self.all_sent(p, w);
+        Step::Sent
+    }
+
+    /// The next piece of a message that takes several packets.
+    fn send_piece(&mut self, now: Instant, p: u32, w: u32, out: &mut dyn FrameSink) -> Step {
+        let wr = &self.tx[w];
+        let first = wr.sent == 0;
+        let imm = (first && wr.flags.contains(WrFlags::IMM)).then_some(wr.data);
+        let room = self.payload_max(p, MsgMOp::LEN + imm.map_or(0, |_| wire::IMM_LEN));
+        let len = (wr.len - wr.sent).min(room as u64);
+        let mut op = [0; 40];
+        let op_len = MsgMOp {
+            dst_ep: wr.dst_ep,
+            src_ep: wr.src_ep,
+            tagged: wr.flags.contains(WrFlags::TAGGED),
+            imm,
+            tag: wr.tag,
+            msg_len: wr.len,
+            offset: wr.sent,
+        }
+        .emit(&mut op);
+        let (total, offset) = (wr.len, wr.sent);
+        let body = BodyRef::Wr { wr: w, offset, len: len as u32 };
+        let keep = self.keeps(w);
+        let packet = self.data_packet(p, Ty::MsgM, &op[..op_len], body, w, keep);
+        if keep && self.sent.free_count() == 0 || !self.send_numbered(now, p, packet, keep, out) {
+            return Step::Full;
+        }
+        if first {
+            let peer = &mut self.peers[p];
+            peer.credit_used = peer.credit_used.wrapping_add(units(total));
+        }
+        self.tx[w].sent = offset + len;
+        if offset + len == total {
+            self.all_sent(p, w);
+        }
+        Step::Sent
+    }
+
+    /// Announces a message, for the receiver to pull.
+    fn send_announcement(&mut self, now: Instant, p: u32, w: u32, out: &mut dyn FrameSink) -> Step {
+        let wr = &self.tx[w];
+        let mut op = [0; 40];
+        let op_len = RndvOp {
+            dst_ep: wr.dst_ep,
+            src_ep: wr.src_ep,
+            tagged: wr.flags.contains(WrFlags::TAGGED),
+            imm: wr.flags.contains(WrFlags::IMM).then_some(wr.data),
+            tag: wr.tag,
+            msg_len: wr.len,
+            src_op: w,
+            src_gen: self.tx.generation(w),
+        }
+        .emit(&mut op);
+        if self.sent.free_count() == 0 {
+            return Step::Full;
+        }
+        let packet = self.data_packet(p, Ty::Rndv, &op[..op_len], BodyRef::None, w, true);
+        if !self.send_numbered(now, p, packet, true, out) {
+            return Step::Full;
+        }
+        let peer = &mut self.peers[p];
+        peer.credit_used = peer.credit_used.wrapping_add(1);
+        peer.txq.remove(&mut self.tx, w);
+        let wr = &mut self.tx[w];
+        wr.flags.remove(WrFlags::IN_TXQ);
+        wr.flags |= WrFlags::ANNOUNCED;
+        if planted(Bug::RendezvousDoneOnAck) {
+            self.tx[w].flags |= WrFlags::ALL_SENT;
+        }
+        Step::Sent
+    }
+
+    /// The next piece of what the receiver asked for.
+    fn send_data(&mut self, now: Instant, p: u32, w: u32, out: &mut dyn FrameSink) -> Step {
+        let wr = &self.tx[w];
+        let room = self.payload_max(p, DataOp::LEN);
+        let len = (wr.asked - wr.sent).min(room as u64);
+        let mut op = [0; 16];
+        let offset = wr.sent;
+        let op_len = DataOp { dst_op: wr.pull_op, dst_gen: wr.pull_gen, offset }.emit(&mut op);
+        let body = BodyRef::Wr { wr: w, offset, len: len as u32 };
+        let keep = !self.lossless;
+        let packet = self.data_packet(p, Ty::Data, &op[..op_len], body, w, false);
+        if keep && self.sent.free_count() == 0 || !self.send_numbered(now, p, packet, keep, out) {
+            return Step::Full;
+        }
+        let wr = &mut self.tx[w];
+        wr.sent += len;
+        if wr.sent == wr.asked {
+            wr.flags.remove(WrFlags::IN_DATAQ);
+            self.peers[p].dataq.remove(&mut self.tx, w);
+        } else {
+            // By turns with the other messages that are being pulled.
+            let dataq = &mut self.peers[p].dataq;
+            dataq.remove(&mut self.tx, w);
+            dataq.push_back(&mut self.tx, w);
+        }
+        Step::Sent
+    }
+
+    /// Whether the message after `w` may share its packet.
+    fn can_pack(&self, w: u32) -> bool {
+        let next = &self.tx[self.tx[w].queue.next];
+        let alone = WrFlags::FENCE | WrFlags::MATCH;
+        next.len <= PACK_MSG_MAX && !next.flags.intersects(alone) && !self.packs.free.is_empty()
+    }
+
+    /// Sends as many of the small messages at the head of the queue as fit one packet.
+    fn send_pack(&mut self, now: Instant, p: u32, out: &mut dyn FrameSink) -> Step {
+        let Some(&buf) = self.packs.free.last() else { return Step::Full };
+        if self.sent.free_count() == 0 {
+            return Step::Full;
+        }
+        let room = self.payload_max(p, PackOp::LEN).min(usize::from(u16::MAX) - 64);
+        let mut bytes = std::mem::take(&mut self.packs.bytes[buf as usize]);
+        bytes.clear();
+        let (count, cost) = self.fill_pack(p, &mut bytes, room);
+        let len = bytes.len() as u32;
+        self.packs.bytes[buf as usize] = bytes;
+        let first = self.peers[p].txq.head;
+        if count < 2 {
+            return self.send_whole(now, p, first, out);
+        }
+        let mut op = [0; 8];
+        let op_len = PackOp { count }.emit(&mut op);
+        let any_kept = {
+            let (mut w, mut any) = (first, false);
+            for _ in 0..count {
+                any |= self.keeps(w);
+                w = self.tx[w].queue.next;
+            }
+            any
+        };
+        let body = BodyRef::Pack { buf, len };
+        let packet = self.data_packet(p, Ty::Pack, &op[..op_len], body, first, any_kept);
+        if !self.send_numbered(now, p, packet, any_kept, out) {
+            return Step::Full;
+        }
+        let peer = &mut self.peers[p];
+        peer.credit_used = peer.credit_used.wrapping_add(cost);
+        if any_kept {
+            self.packs.free.pop();
+            self.tx[first].unacked -= 1;
+        }
+        self.chain_pack(p, count, any_kept);
+        Step::Sent
+    }
+
+    /// Writes records for the messages at the head of the queue; returns how many, and their cost.
+    fn fill_pack(&self, p: u32, bytes: &mut Vec<u8>, room: usize) -> (u16, u32) {
+        let credits = self.peers[p].credits();
+        let (mut count, mut cost) = (0, 0);
+        let mut w = self.peers[p].txq.head;
+        while w != NONE && count < PackOp::COUNT_MAX {
+            let wr = &self.tx[w];
+            let imm = wr.flags.contains(WrFlags::IMM).then_some(wr.data);
+            let size = record_len(imm.is_some(), wr.len as usize);
+            let alone = wr.flags.intersects(WrFlags::MATCH | WrFlags::FENCE) && count > 0;
+            if wr.len > PACK_MSG_MAX || alone || cost + units(wr.len) > credits {
+                break;
+            }
+            if bytes.len() + size > room {
+                break;
+            }
+            let at = bytes.len();
+            bytes.resize(at + size, 0);
+            let op_len = MsgOp {
+                dst_ep: wr.dst_ep,
+                src_ep: wr.src_ep,
+                tagged: wr.flags.contains(WrFlags::TAGGED),
+                imm,
+                tag: wr.tag,
+                len: wr.len as u16,
+            }
+            .emit(&mut bytes[at..]);
+            let from = at + op_len;
+            let to = from + wr.len as usize;
+            self.body(BodyRef::Wr { wr: w, offset: 0, len: wr.len as u32 })
+                .copy_to(&mut bytes[from..to]);
+            count += 1;
+            cost += units(wr.len);
+            w = wr.queue.next;
+        }
+        (count, cost)
+    }
+
+    /// Links the requests of a packet that has left, so that its acknowledgement finds them.
+    fn chain_pack(&mut self, p: u32, count: u16, kept: bool) {
+        let mut before = NONE;
+        for _ in 0..count {
+            let w = self.peers[p].txq.head;
+            let wr = &mut self.tx[w];
+            wr.sent = wr.len;
+            if kept {
+                wr.unacked += 1;
+                wr.flags |= WrFlags::PACKED;
+                wr.pull_op = NONE;
+                if before != NONE {
+                    self.tx[before].pull_op = w;
+                }
+                before = w;
+            }
+            self.all_sent(p, w);
+        }
+    }
+
+    /// Everything of a message has been handed to the port once.
+    #[inline]
+    fn all_sent(&mut self, p: u32, w: u32) {
+        let wr = &mut self.tx[w];
+        wr.flags.remove(WrFlags::IN_TXQ);
+        wr.flags |= WrFlags::ALL_SENT;
+        let early = wr.flags.contains(WrFlags::EARLY);
+        self.peers[p].txq.remove(&mut self.tx, w);
+        if early {
+            self.report_wr(w);
+        }
+        self.finish_if_done(w);
+    }
+
+    /// Whether the packets of a request are kept until acknowledged: always where frames get lost,
+    /// else only if the application waits for the peer.
+    #[inline]
+    fn keeps(&self, w: u32) -> bool {
+        !self.lossless || self.tx[w].flags.contains(WrFlags::DELIVERY)
+    }
+
+    #[inline]
+    fn data_packet<'a>(
+        &self,
+        p: u32,
+        ty: Ty,
+        op: &'a [u8],
+        body: BodyRef,
+        wr: u32,
+        keep: bool,
+    ) -> Packet<'a> {
+        // The last packet before the window closes asks for an acknowledgement, and so does, on a
+        // port that loses nothing, one that somebody waits for.
+        let ar = keep && self.lossless || self.peers[p].snd.in_flight() % 64 == 63;
+        Packet { ty, psn: self.peers[p].snd.nxt, op, body, wr, ar, rtx: false }
+    }
+
+    /// Payload bytes that fit behind `op_len` bytes of operation header.
+    #[inline]
+    fn payload_max(&self, p: u32, op_len: usize) -> usize {
+        let trailer = if self.crc { TRAILER_LEN } else { 0 };
+        let room = self.peers[p].frame_max as usize + ETH_HDR_LEN - BASE_LEN - op_len - trailer;
+        room.min(usize::from(u16::MAX))
+    }
+
+    /// Sends a packet with the next number, and keeps what it takes to send it again if `keep`.
+    #[inline]
+    fn send_numbered(
+        &mut self,
+        now: Instant,
+        p: u32,
+        packet: Packet<'_>,
+        keep: bool,
+        out: &mut dyn FrameSink,
+    ) -> bool {
+        if self.emit(p, &packet, out) != Tx::Sent {
+            return false;
+        }
+        let peer = &mut self.peers[p];
+        let first = peer.snd.is_empty();
+        if peer.snd.in_flight() == 0 {
+            peer.probe_at = now;
+        }
+        let psn = peer.snd.number();
+        if keep {
+            let Packet { ty, op, body, wr, .. } = packet;
+            let entry = Sent::new(psn, ty, op, body, wr, now);
+            let idx = self.sent.alloc(entry).expect("a free slot was seen");
+            let peer = &mut self.peers[p];
+            peer.snd.push(&mut self.sent, idx);
+            if first {
+                peer.progress_at = now;
+                peer.probed = false;
+            }
+            if wr != NONE {
+                self.tx[wr].unacked += 1;
+            }
+        }
+        true
+    }
+
+    /// Puts a packet together and hands it to the port.
+    #[inline]
+    fn emit(&mut self, p: u32, packet: &Packet<'_>, out: &mut dyn FrameSink) -> Tx {
+        let peer = &self.peers[p];
+        let body = self.body(packet.body);
+        let base = Base {
+            dst: peer.mac,
+            src: self.mac,
+            ty: packet.ty,
+            ar: packet.ar,
+            rtx: packet.rtx,
+            crc: self.crc,
+            dst_sid: peer.remote_sid,
+            psn: packet.psn,
+            cack: peer.rcv_nxt,
+            grant: peer.granted as u16,
+            plen: body.len() as u16,
+        };
+        let mut head = [0; HEAD_MAX];
+        let (fixed, rest) = head.split_first_chunk_mut().expect("a head holds a base");
+        base.emit(fixed);
+        rest[..packet.op.len()].copy_from_slice(packet.op);
+        let head = &head[..BASE_LEN + packet.op.len()];
+        let mut tail = [0; TRAILER_LEN];
+        if self.crc {
+            tail = wire::trailer(head, &body);
+        }
+        let tail = &tail[..if self.crc { TRAILER_LEN } else { 0 }];
+        let frame = TxFrame { head, body, tail };
+        if peer.mac == self.mac {
+            return self.emit_to_self(p, packet);
+        }
+        let sent = out.send(&frame);
+        match sent {
+            Tx::Sent => {
+                self.counters.tx_frames += 1;
+                let peer = &mut self.peers[p];
+                if peer.rcv.is_empty() {
+                    (peer.owed, peer.ack_now) = (0, false);
+                }
+            }
+            Tx::Full => self.blocked = true,
+            // The peer may come back; T_dead decides.
+            Tx::NoRoute => self.blocked = true,
+        }
+        sent
+    }
+
+    /// A frame to ourselves: bytes that [`transmit`](Self::transmit) gives to `on_frame`.
+    #[cold]
+    fn emit_to_self(&mut self, p: u32, packet: &Packet<'_>) -> Tx {
+        if self.looped.len() >= LOOP_MAX {
+            return Tx::Full;
+        }
+        let mut bytes = self.looped_free.pop().unwrap_or_default();
+        let body = self.body(packet.body);
+        let peer = &self.peers[p];
+        let base = Base {
+            dst: self.mac,
+            src: self.mac,
+            ty: packet.ty,
+            ar: packet.ar,
+            rtx: packet.rtx,
+            crc: self.crc,
+            dst_sid: peer.remote_sid,
+            psn: packet.psn,
+            cack: peer.rcv_nxt,
+            grant: peer.granted as u16,
+            plen: body.len() as u16,
+        };
+        let head_len = BASE_LEN + packet.op.len();
+        bytes.clear();
+        bytes.resize(head_len + body.len(), 0);
+        let (fixed, rest) = bytes.split_first_chunk_mut().expect("a head holds a base");
+        base.emit(fixed);
+        rest[..packet.op.len()].copy_from_slice(packet.op);
+        body.copy_to(&mut rest[packet.op.len()..]);
+        if self.crc {
+            let crc = wire::crc_of_head(&bytes).to_le_bytes();
+            bytes.extend_from_slice(&crc);
+        }
+        self.looped.push_back(bytes);
+        self.counters.tx_frames += 1;
+        let peer = &mut self.peers[p];
+        (peer.owed, peer.ack_now) = (0, false);
+        Tx::Sent
+    }
+
+    /// The bytes that a packet carries.
+    #[inline]
+    fn body(&self, body: BodyRef) -> Body<'_> {
+        match body {
+            BodyRef::None => Body::Bytes(&[]),
+            BodyRef::Wr { wr, offset, len } => {
+                let (offset, len) = (offset as usize, len as usize);
+                let request = &self.tx[wr];
+                if request.flags.contains(WrFlags::INJECTED) {
+                    Body::Bytes(&self.inject[wr as usize][offset..offset + len])
+                } else {
+                    Body::Io { buf: &request.buf, offset, len }
+                }
+            }
+            BodyRef::Pack { buf, len } => {
+                Body::Bytes(&self.packs.bytes[buf as usize][..len as usize])
+            }
+        }
+    }
+
+    fn send_open(&mut self, p: u32, out: &mut dyn FrameSink) {
+        let peer = &self.peers[p];
+        let answers = peer.state == State::Answered;
+        let op = OpenOp {
+            sid: peer.sid,
+            epoch: peer.epoch,
+            inc: self.settings.incarnation,
+            target_inc: peer.inc,
+            echo_sid: if answers { peer.remote_sid } else { 0 },
+            echo_epoch: if answers { peer.peer_epoch } else { 0 },
+            caps: 0,
+            max_frame: self.frame_max,
+            window: crate::rel::sent::WINDOW as u16,
+            minor: 0,
+            grant: peer.granted,
+            cookie: 0,
+        };
+        let mut bytes = [0; OpenOp::LEN];
+        op.emit(&mut bytes);
+        let psn = peer.snd.una;
+        let sid = peer.remote_sid;
+        if !answers {
+            self.peers[p].remote_sid = 0;
+        }
+        let sent = self.emit(p, &Packet::control(Ty::Open, psn, &bytes), out);
+        self.peers[p].remote_sid = sid;
+        if sent == Tx::Sent {
+            self.peers[p].want_open = false;
+        } else {
+            self.make_ready(p);
+        }
+    }
+
+    /// An acknowledgement of its own, with what arrived out of order.
+    fn send_ack(&mut self, now: Instant, p: u32, out: &mut dyn FrameSink) {
+        let peer = &self.peers[p];
+        let (count, words) = peer.rcv.sack_words();
+        let delay = (now.since(peer.rx_at) / 64).min(u64::from(u16::MAX)) as u16;
+        let op = AckOp { delay, newest: peer.rx_newest, words, count };
+        let mut bytes = [0; 40];
+        let len = op.emit(&mut bytes);
+        let psn = peer.snd.nxt;
+        if self.emit(p, &Packet::control(Ty::Ack, psn, &bytes[..len]), out) == Tx::Sent {
+            let peer = &mut self.peers[p];
+            (peer.owed, peer.ack_now) = (0, false);
+            self.counters.tx_acks += 1;
+        }
+    }
+}
+
+/// What became of an attempt to send.
+enum Step {
+    Sent,
+    /// Something else has to happen first; it will put the peer into the queue again.
+    Wait,
+    /// The port or a pool has no room now.
+    Full,
+}
+
+impl<'a> Packet<'a> {
+    fn control(ty: Ty, psn: Psn, op: &'a [u8]) -> Self {
+        Self { ty, psn, op, body: BodyRef::None, wr: NONE, ar: false, rtx: false }
+    }
+}

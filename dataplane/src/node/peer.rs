@@ -1,0 +1,252 @@
+//! What a node knows of another node, and the session with it.
+//!
+//! A peer is a MAC. It has at most one session at a time, named by an index and a generation that
+//! this side chose (`sid`) and by those that the other side chose (`remote_sid`). A session is set
+//! up by three packets: OPEN, OPEN with an echo, and any packet that names the echo's sender's
+//! sid; nothing that an application sent is in the first two, so a stale OPEN can waste a record
+//! but not repeat a message. The states:
+//!
+//! | state | meaning | leaves by |
+//! |---|---|---|
+//! | `Idle` | no session | something to send; an OPEN |
+//! | `Opening` | our OPEN is out | an OPEN that echoes ours; an OPEN that crossed it |
+//! | `Answered` | we answered theirs | a packet that names our sid; an OPEN that echoes ours |
+//! | `Open` | both know | silence, RST, close |
+
+use barewire_driver::port::MacAddr;
+
+use crate::rel::psn::Psn;
+use crate::rel::rtt::Rtt;
+use crate::rel::sack::RcvBitmap;
+use crate::rel::sent::SendWindow;
+use crate::slab::{List, NONE};
+use crate::types::Instant;
+
+/// Bits of a session name that are the peer's index; the rest is a generation.
+pub(crate) const SLOT_BITS: u32 = 20;
+
+/// Credits given with an OPEN.
+pub(crate) const GRANT_FIRST: u32 = 8;
+
+/// Credits a busy peer may hold.
+pub(crate) const GRANT_MAX: u32 = 4096;
+
+/// See the table above.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum State {
+    Idle,
+    Opening,
+    Answered,
+    Open,
+}
+
+/// Where the pieces of the message go that is arriving in several packets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Inbound {
+    /// No message is half here.
+    None,
+    /// Into a posted receive, from `base` of its buffer.
+    Recv { recv: u32, base: u64 },
+    /// Into an unexpected message.
+    Store { msg: u32 },
+}
+
+/// One peer.
+#[derive(Debug)]
+pub(crate) struct Peer {
+    pub(crate) mac: MacAddr,
+    pub(crate) state: State,
+    /// An acknowledgement must go out in this turn.
+    pub(crate) ack_now: bool,
+    /// An OPEN must go out in this turn.
+    pub(crate) want_open: bool,
+    /// A PING must go out in this turn.
+    pub(crate) want_ping: bool,
+    /// The next packet in order was refused for this reason and has to be replaced.
+    pub(crate) refused: u8,
+    /// Stands in the queue of peers to be served.
+    pub(crate) queued: bool,
+    /// Timeouts in a row.
+    pub(crate) backoff: u8,
+    /// The tail probe of this flight is out.
+    pub(crate) probed: bool,
+    /// Stands in the list of peers that wait for free blocks.
+    pub(crate) starved: bool,
+    /// Our name for the session, 0 while idle.
+    pub(crate) sid: u32,
+    /// Theirs.
+    pub(crate) remote_sid: u32,
+    /// Largest number of bytes after the Ethernet header that both take.
+    pub(crate) frame_max: u32,
+
+    pub(crate) rcv_nxt: Psn,
+    /// Packets received since the last acknowledgement.
+    pub(crate) owed: u16,
+    /// Probes without an answer.
+    pub(crate) probes: u16,
+    pub(crate) rcv: RcvBitmap,
+    /// The packet received last, and when.
+    pub(crate) rx_newest: Psn,
+    pub(crate) rx_at: Instant,
+
+    pub(crate) snd: SendWindow,
+    /// Credits the peer granted since the session began, and those used.
+    pub(crate) credit: u32,
+    pub(crate) credit_used: u32,
+    /// Credits we granted, and those the peer used.
+    pub(crate) granted: u32,
+    pub(crate) consumed: u32,
+    /// Credits the peer should hold.
+    pub(crate) target: u32,
+
+    /// Transmit requests not yet sent in full, in order.
+    pub(crate) txq: List<0>,
+    /// Transmit requests with bytes that the peer asked for.
+    pub(crate) dataq: List<0>,
+    /// All transmit requests to this peer, in the order of their posting.
+    pub(crate) wrs: List<1>,
+    /// Pulls that have a PULL or an END to send.
+    pub(crate) ctlq: List<0>,
+    /// All pulls from this peer.
+    pub(crate) pulls: List<1>,
+    /// Packets that arrived before one they have to wait for.
+    pub(crate) held: List<0>,
+
+    pub(crate) inbound: Inbound,
+    pub(crate) in_len: u64,
+    pub(crate) in_off: u64,
+    pub(crate) in_imm: Option<u64>,
+
+    pub(crate) rtt: Rtt,
+    /// When the oldest packet in flight was sent, or the last progress was made.
+    pub(crate) progress_at: Instant,
+    /// When packets that were overtaken are lost, if not 0.
+    pub(crate) reorder_at: Instant,
+    /// When the last probe or OPEN went out.
+    pub(crate) probe_at: Instant,
+    /// Time in which our own loop ran, when the peer was last heard, or when we began to wait.
+    pub(crate) heard: u64,
+    /// When the wheel calls at the latest; the end of time if it will not.
+    pub(crate) timer_at: Instant,
+    /// A NOP must go out, so that the receiver of half a message learns that it ends there.
+    pub(crate) want_nop: bool,
+    /// The refusal of the next packet must be said.
+    pub(crate) want_nack: bool,
+    /// A packet that was refused and has no entry: a NOP with its number must go out.
+    pub(crate) nop_for: Option<Psn>,
+
+    /// The life of the peer that the session is with, or that the application named; 0 any.
+    pub(crate) inc: u64,
+    pub(crate) epoch: u32,
+    pub(crate) peer_epoch: u32,
+    /// Epochs up to this one of `inc` are over.
+    pub(crate) closed_epoch: u32,
+    /// Address vector entries that name this peer.
+    pub(crate) av_refs: u32,
+    /// Messages of this peer that wait for a receive.
+    pub(crate) stored: u32,
+}
+
+impl Peer {
+    pub(crate) fn new(mac: MacAddr, now: Instant) -> Self {
+        Self {
+            mac,
+            state: State::Idle,
+            ack_now: false,
+            want_open: false,
+            want_ping: false,
+            refused: 0,
+            queued: false,
+            backoff: 0,
+            probed: false,
+            starved: false,
+            sid: 0,
+            remote_sid: 0,
+            frame_max: 0,
+            rcv_nxt: Psn(0),
+            owed: 0,
+            probes: 0,
+            rcv: RcvBitmap::default(),
+            rx_newest: Psn(0),
+            rx_at: now,
+            snd: SendWindow::new(Psn(0)),
+            credit: 0,
+            credit_used: 0,
+            granted: 0,
+            consumed: 0,
+            target: GRANT_FIRST,
+            txq: List::new(),
+            dataq: List::new(),
+            wrs: List::new(),
+            ctlq: List::new(),
+            pulls: List::new(),
+            held: List::new(),
+            inbound: Inbound::None,
+            in_len: 0,
+            in_off: 0,
+            in_imm: None,
+            rtt: Rtt::default(),
+            progress_at: now,
+            reorder_at: Instant(0),
+            probe_at: now,
+            heard: 0,
+            timer_at: Instant(u64::MAX),
+            want_nop: false,
+            want_nack: false,
+            nop_for: None,
+            inc: 0,
+            epoch: 0,
+            peer_epoch: 0,
+            closed_epoch: 0,
+            av_refs: 0,
+            stored: 0,
+        }
+    }
+
+    /// Credits left to send with.
+    pub(crate) fn credits(&self) -> u32 {
+        self.credit.wrapping_sub(self.credit_used)
+    }
+
+    /// Credits the peer still holds.
+    pub(crate) fn outstanding(&self) -> u32 {
+        self.granted.wrapping_sub(self.consumed)
+    }
+
+    /// Whether the peer owes us something, so that its silence counts.
+    pub(crate) fn owes(&self) -> bool {
+        match self.state {
+            State::Idle => false,
+            State::Opening | State::Answered => !self.wrs.is_empty(),
+            State::Open => {
+                self.snd.in_flight() > 0
+                    || !self.wrs.is_empty()
+                    || !self.pulls.is_empty()
+                    || self.inbound != Inbound::None
+            }
+        }
+    }
+
+    /// Whether the session could be forgotten without anybody noticing.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.wrs.is_empty()
+            && self.pulls.is_empty()
+            && self.held.is_empty()
+            && self.stored == 0
+            && self.snd.in_flight() == 0
+            && self.inbound == Inbound::None
+    }
+}
+
+/// The index in a session name.
+pub(crate) const fn slot_of(sid: u32) -> u32 {
+    sid & ((1 << SLOT_BITS) - 1)
+}
+
+/// The session name after `sid` for the same slot; never 0.
+pub(crate) const fn next_sid(slot: u32, generation: u32) -> u32 {
+    let sid = slot | generation << SLOT_BITS;
+    if sid == 0 { 1 << SLOT_BITS } else { sid }
+}
+
+const _: () = assert!(NONE > 1 << SLOT_BITS);

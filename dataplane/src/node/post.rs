@@ -1,0 +1,405 @@
+//! Posting: checks a call, takes a record for it, and queues or answers it.
+//!
+//! A refused call has no side effect (R1). Everything that can be refused is checked before the
+//! first table is touched, and every accepted operation has its place in a completion queue.
+
+use super::ops::{RecvWr, TxWr, WrFlags};
+use super::{EpId, MsgKind, Node, RecvReq, SendReq};
+use crate::error::{Error, Result};
+use crate::flags::{Caps, CqFlags, OpFlags};
+use crate::proto::matching::Src;
+use crate::slab::{Link, NONE};
+use crate::types::{Cqe, FI_ADDR_UNSPEC, Instant, ProvErrno};
+use crate::wire::EndStatus;
+
+/// Flags that any send may carry.
+const SEND_FLAGS: OpFlags = OpFlags::REMOTE_CQ_DATA
+    .union(OpFlags::MORE)
+    .union(OpFlags::COMPLETION)
+    .union(OpFlags::INJECT)
+    .union(LEVELS);
+
+/// Completion levels.
+const LEVELS: OpFlags = OpFlags::INJECT_COMPLETE
+    .union(OpFlags::TRANSMIT_COMPLETE)
+    .union(OpFlags::DELIVERY_COMPLETE)
+    .union(OpFlags::MATCH_COMPLETE);
+
+/// Flags that any receive may carry.
+const RECV_FLAGS: OpFlags =
+    OpFlags::MORE.union(OpFlags::COMPLETION).union(LEVELS).union(OpFlags::INJECT);
+
+impl Node {
+    /// Posts a message. It leaves with the next [`transmit`](Self::transmit).
+    ///
+    /// # Errors
+    /// Nothing was sent, nothing will complete:
+    /// - [`Error::OpBadState`]: the endpoint is not enabled. [`Error::BadFd`]: it was closed.
+    /// - [`Error::OpNotSupp`]: it has no `FI_SEND`, or not `FI_MSG` or `FI_TAGGED`.
+    /// - [`Error::BadFlags`]: a flag is unknown here or was not granted (`FI_FENCE`,
+    ///   `FI_MULTICAST`).
+    /// - [`Error::Invalid`]: `dest` is not in the address vector.
+    /// - [`Error::MsgTooLong`]: above [`Self::MAX_MSG_SIZE`], or injected and above
+    ///   [`Self::INJECT_SIZE`].
+    /// - [`Error::Again`]: the transmit queue or the completion queue is full.
+    #[inline]
+    pub fn post_send(&mut self, now: Instant, ep: EpId, req: SendReq) -> Result<()> {
+        let (e, entry) = self.check_send(ep, &req)?;
+        let len = req.buf.len() as u64;
+        let ep = &mut self.eps[e];
+        if ep.tx_used >= ep.tx_size || self.tx.free_count() == 0 {
+            return Err(Error::Again);
+        }
+        if !self.cqs[ep.tx_cq].cq.reserve() {
+            return Err(Error::Again);
+        }
+        ep.tx_used += 1;
+        let mut flags = wr_flags(&req, ep.tx_selective);
+        let src_ep = ep.number;
+        let (p, dst_ep, inc) = entry;
+        let mut wr = TxWr {
+            buf: req.buf,
+            context: req.context,
+            tag: req.tag,
+            data: req.data,
+            len,
+            sent: 0,
+            asked: 0,
+            pull_op: NONE,
+            pull_gen: 0,
+            peer: p,
+            ep: e,
+            unacked: 0,
+            dst_ep,
+            src_ep,
+            flags,
+            queue: Link::default(),
+            of_peer: Link::default(),
+        };
+        if flags.contains(WrFlags::INJECTED) {
+            let mut bytes = [0; Self::INJECT_SIZE];
+            wr.buf.read_at(0, &mut bytes[..len as usize]);
+            wr.buf = barewire_driver::mem::IoBuf::EMPTY;
+            let w = self.alloc_wr(wr);
+            self.inject[w as usize] = bytes;
+            self.queue_wr(now, p, w, inc);
+            return Ok(());
+        }
+        flags.remove(WrFlags::INJECTED);
+        let w = self.alloc_wr(wr);
+        self.queue_wr(now, p, w, inc);
+        Ok(())
+    }
+
+    fn alloc_wr(&mut self, wr: TxWr) -> u32 {
+        let w = self.tx.alloc(wr).expect("a free slot was seen");
+        if self.inject.len() <= w as usize {
+            self.inject.resize(w as usize + 1, [0; Self::INJECT_SIZE]);
+        }
+        w
+    }
+
+    fn queue_wr(&mut self, now: Instant, p: u32, w: u32, inc: u64) {
+        self.tick(now);
+        let active = self.active_ns;
+        let peer = &mut self.peers[p];
+        if !peer.owes() {
+            peer.heard = active;
+            peer.probes = 0;
+        }
+        peer.wrs.push_back(&mut self.tx, w);
+        if inc != 0 && peer.inc == 0 {
+            peer.inc = inc;
+        }
+        if self.gone || inc != 0 && peer.inc != 0 && inc != peer.inc {
+            // The address names an earlier life of the peer: nobody will ever answer to it.
+            let err = if self.gone { Error::NetDown } else { Error::ConnReset };
+            self.fail_wr(w, err, ProvErrno::NotExecuted);
+            return;
+        }
+        self.tx[w].flags |= WrFlags::IN_TXQ;
+        peer.txq.push_back(&mut self.tx, w);
+        self.kick(now, p);
+    }
+
+    /// Checks everything about a send that does not depend on what is free. Returns the endpoint's
+    /// slot and the peer, endpoint number and incarnation of the destination.
+    #[inline]
+    fn check_send(&self, ep: EpId, req: &SendReq) -> Result<(u32, (u32, u16, u64))> {
+        let e = self.eps.by_handle(ep.0).ok_or(Error::BadFd)?;
+        if !e.enabled {
+            return Err(Error::OpBadState);
+        }
+        let kind = kind_cap(req.kind);
+        if !e.caps.contains(Caps::SEND | kind) {
+            return Err(Error::OpNotSupp("FI_SEND with FI_MSG or FI_TAGGED was not requested"));
+        }
+        let mut allowed = SEND_FLAGS;
+        if e.caps.contains(Caps::FENCE) {
+            allowed |= OpFlags::FENCE;
+        }
+        if !allowed.contains(req.flags) {
+            return Err(Error::BadFlags);
+        }
+        let len = req.buf.len() as u64;
+        let inject = req.flags.contains(OpFlags::INJECT);
+        if len > Self::MAX_MSG_SIZE || inject && len > Self::INJECT_SIZE as u64 {
+            return Err(Error::MsgTooLong);
+        }
+        let entry = self.avs[e.av].av.lookup(req.dest);
+        let entry = entry.ok_or(Error::Invalid("destination is not in the AV"))?;
+        Ok((ep.0.idx(), (entry.peer, entry.ep, entry.addr.incarnation)))
+    }
+
+    /// Posts a receive, or with `PEEK`, `CLAIM` and `DISCARD` asks for a message that has come.
+    ///
+    /// # Errors
+    /// Nothing was posted, nothing will complete:
+    /// - [`Error::OpBadState`]: the endpoint is not enabled. [`Error::BadFd`]: it was closed.
+    /// - [`Error::OpNotSupp`]: it has no `FI_RECV`, or not `FI_MSG` or `FI_TAGGED`.
+    /// - [`Error::BadFlags`]: a flag is unknown here or was not granted, or the combination of
+    ///   `PEEK`, `CLAIM`, `DISCARD` and `MULTI_RECV` means nothing.
+    /// - [`Error::Invalid`]: with `FI_DIRECTED_RECV`, `src` is not in the address vector; or a
+    ///   claim names no announced message.
+    /// - [`Error::Again`]: the receive queue or the completion queue is full.
+    #[inline]
+    pub fn post_recv(&mut self, now: Instant, ep: EpId, req: RecvReq) -> Result<()> {
+        let (e, src) = self.check_recv(ep, &req)?;
+        let special = OpFlags::PEEK | OpFlags::CLAIM | OpFlags::DISCARD;
+        if req.flags.intersects(special) {
+            return self.post_special(now, e, src, req);
+        }
+        let ep = &mut self.eps[e];
+        if ep.rx_used >= ep.rx_size || self.posted.is_full() {
+            return Err(Error::Again);
+        }
+        if !self.cqs[ep.rx_cq].cq.reserve() {
+            return Err(Error::Again);
+        }
+        ep.rx_used += 1;
+        let multi = req.flags.contains(OpFlags::MULTI_RECV);
+        let (tag, ignore, kind) = (req.tag, req.ignore, req.kind);
+        let wr = recv_wr(e, ep.rx_selective, multi, req);
+        let matcher = &mut ep.matcher[kind as usize];
+        let found = if multi || matcher.unexpected_len() == 0 {
+            None
+        } else {
+            matcher.match_unexpected(&self.stored, tag, ignore, src)
+        };
+        let recv = matcher.post(&mut self.posted, tag, ignore, src, wr);
+        let recv = recv.unwrap_or_else(|_| unreachable!("a free slot was seen"));
+        if let Some(msg) = found {
+            matcher.unlink_posted(&mut self.posted, recv);
+            self.unmatch_stored(msg);
+            self.deliver_stored(now, msg, recv, 0);
+        } else if multi {
+            self.fill_multi(now, e, kind, recv);
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn check_recv(&self, ep: EpId, req: &RecvReq) -> Result<(u32, Src)> {
+        let e = self.eps.by_handle(ep.0).ok_or(Error::BadFd)?;
+        if !e.enabled {
+            return Err(Error::OpBadState);
+        }
+        if !e.caps.contains(Caps::RECV | kind_cap(req.kind)) {
+            return Err(Error::OpNotSupp("FI_RECV with FI_MSG or FI_TAGGED was not requested"));
+        }
+        let mut allowed = RECV_FLAGS;
+        if e.caps.contains(Caps::MULTI_RECV) && req.kind == MsgKind::Msg {
+            allowed |= OpFlags::MULTI_RECV;
+        }
+        if req.kind == MsgKind::Tagged {
+            allowed |= OpFlags::PEEK;
+        }
+        if req.kind == MsgKind::Tagged || e.buffered {
+            allowed |= OpFlags::CLAIM | OpFlags::DISCARD;
+        }
+        if !allowed.contains(req.flags) || !special_ok(req, e.buffered) {
+            return Err(Error::BadFlags);
+        }
+        let src = if req.src == FI_ADDR_UNSPEC || !e.caps.contains(Caps::DIRECTED_RECV) {
+            Src::ANY
+        } else {
+            let entry = self.avs[e.av].av.lookup(req.src);
+            let entry = entry.ok_or(Error::Invalid("source is not in the AV"))?;
+            Src::of(entry.peer, entry.ep)
+        };
+        Ok((ep.0.idx(), src))
+    }
+
+    /// Peek, claim and discard: all are answered at once.
+    fn post_special(&mut self, now: Instant, e: u32, src: Src, req: RecvReq) -> Result<()> {
+        let (peek, claim) = (req.flags.contains(OpFlags::PEEK), req.flags.contains(OpFlags::CLAIM));
+        let discard = req.flags.contains(OpFlags::DISCARD);
+        let ep = &mut self.eps[e];
+        let claimed = ep.claimed.iter().position(|&(context, _)| context == req.context);
+        if !peek && claimed.is_none() {
+            return Err(Error::Invalid("no message was claimed or announced with this context"));
+        }
+        if peek && claim && claimed.is_some() {
+            return Err(Error::Invalid("a message is claimed with this context already"));
+        }
+        if ep.rx_used >= ep.rx_size || self.posted.is_full() || !self.cqs[ep.rx_cq].cq.reserve() {
+            return Err(Error::Again);
+        }
+        if !peek {
+            let (_, msg) = ep.claimed.swap_remove(claimed.expect("checked above"));
+            if discard {
+                self.report_peek(e, msg, &req);
+                self.discard_stored(now, msg, EndStatus::Discarded);
+                return Ok(());
+            }
+            return self.receive_claimed(now, e, msg, req);
+        }
+        let matcher = &ep.matcher[req.kind as usize];
+        let Some(msg) = matcher.match_unexpected(&self.stored, req.tag, req.ignore, src) else {
+            let flags = CqFlags::RECV | CqFlags::TAGGED;
+            let (op_context, tag) = (req.context, req.tag);
+            let cqe = Cqe { op_context, flags, tag, src: FI_ADDR_UNSPEC, ..Cqe::default() };
+            self.error_to(e, cqe, Error::NoMsg);
+            return Ok(());
+        };
+        self.report_peek(e, msg, &req);
+        if discard {
+            self.discard_stored(now, msg, EndStatus::Discarded);
+        } else if claim {
+            self.unmatch_stored(msg);
+            self.stored[msg].payload.claimed = true;
+            self.eps[e].claimed.push((req.context, msg));
+        }
+        Ok(())
+    }
+
+    fn receive_claimed(&mut self, now: Instant, e: u32, msg: u32, req: RecvReq) -> Result<()> {
+        let ep = &mut self.eps[e];
+        if self.stored[msg].payload.dead {
+            let flags = CqFlags::RECV | CqFlags::TAGGED;
+            let (op_context, tag) = (req.context, self.stored[msg].tag);
+            let cqe = Cqe { op_context, flags, tag, src: FI_ADDR_UNSPEC, ..Cqe::default() };
+            self.error_to(e, cqe, Error::ConnReset);
+            self.free_stored(now, msg);
+            return Ok(());
+        }
+        ep.rx_used += 1;
+        let kind = req.kind;
+        let wr = recv_wr(e, ep.rx_selective, false, req);
+        let matcher = &mut ep.matcher[kind as usize];
+        let tag = self.stored[msg].tag;
+        let recv = matcher.post(&mut self.posted, tag, 0, Src::ANY, wr);
+        let recv = recv.unwrap_or_else(|_| unreachable!("a free slot was seen"));
+        matcher.unlink_posted(&mut self.posted, recv);
+        self.deliver_stored(now, msg, recv, 0);
+        Ok(())
+    }
+
+    /// Completes a peek or a discard with what is known of the message.
+    fn report_peek(&mut self, e: u32, msg: u32, req: &RecvReq) {
+        let tag = self.stored[msg].tag;
+        let m = &self.stored[msg].payload;
+        let mut flags = CqFlags::RECV;
+        flags |= if m.tagged { CqFlags::TAGGED } else { CqFlags::MSG };
+        if m.imm.is_some() {
+            flags |= CqFlags::REMOTE_CQ_DATA;
+        }
+        let ep = &self.eps[e];
+        let src = self.avs[ep.av].av.reverse(m.peer, m.src_ep).unwrap_or(FI_ADDR_UNSPEC);
+        let cqe = Cqe {
+            op_context: req.context,
+            flags,
+            len: m.msg_len,
+            buf: 0,
+            data: m.imm.unwrap_or(0),
+            tag,
+            src,
+        };
+        self.cqs[ep.rx_cq].cq.push(cqe);
+    }
+
+    /// Cancels the oldest receive posted with `context`, or the oldest send that has not begun to
+    /// leave. It completes with [`Error::Canceled`].
+    ///
+    /// # Errors
+    /// [`Error::NoData`]: there is none; it completes, or has completed, by itself.
+    /// [`Error::BadFd`]: the endpoint was closed.
+    pub fn cancel(&mut self, ep: EpId, context: u64) -> Result<()> {
+        self.eps.by_handle(ep.0).ok_or(Error::BadFd)?;
+        let e = ep.0.idx();
+        for kind in [MsgKind::Msg, MsgKind::Tagged] {
+            let matcher = &mut self.eps[e].matcher[kind as usize];
+            let found = matcher.find_posted(&self.posted, |r| r.payload.context == context);
+            let Some(recv) = found else { continue };
+            if !crate::plant::planted(crate::plant::Bug::CancelKeepsMatch) {
+                matcher.unlink_posted(&mut self.posted, recv);
+            }
+            let wr = &mut self.posted[recv].payload;
+            wr.closed = true;
+            if wr.active == 0 {
+                self.fail_recv(recv, Error::Canceled);
+            }
+            return Ok(());
+        }
+        let unsent = self.tx.iter().find(|(_, wr)| {
+            wr.ep == e
+                && wr.context == context
+                && wr.sent == 0
+                && wr.flags.contains(WrFlags::IN_TXQ)
+        });
+        let Some((w, _)) = unsent else { return Err(Error::NoData) };
+        self.fail_wr(w, Error::Canceled, ProvErrno::NotExecuted);
+        Ok(())
+    }
+}
+
+fn kind_cap(kind: MsgKind) -> Caps {
+    match kind {
+        MsgKind::Msg => Caps::MSG,
+        MsgKind::Tagged => Caps::TAGGED,
+    }
+}
+
+/// Whether `PEEK`, `CLAIM`, `DISCARD` and `MULTI_RECV` stand in a combination that means something.
+fn special_ok(req: &RecvReq, buffered: bool) -> bool {
+    let f = req.flags;
+    let special = f.intersects(OpFlags::PEEK | OpFlags::CLAIM | OpFlags::DISCARD);
+    let multi = f.contains(OpFlags::MULTI_RECV);
+    let all = f.contains(OpFlags::PEEK | OpFlags::CLAIM | OpFlags::DISCARD);
+    let bare_discard =
+        f.contains(OpFlags::DISCARD) && !f.intersects(OpFlags::PEEK | OpFlags::CLAIM) && !buffered;
+    !(special && multi || all || bare_discard)
+}
+
+fn recv_wr(e: u32, selective: bool, multi: bool, req: RecvReq) -> RecvWr {
+    RecvWr {
+        buf: req.buf,
+        context: req.context,
+        ep: e,
+        tagged: req.kind == MsgKind::Tagged,
+        cqe: !selective || req.flags.contains(OpFlags::COMPLETION),
+        multi,
+        closed: false,
+        active: 0,
+        used: 0,
+    }
+}
+
+fn wr_flags(req: &SendReq, selective: bool) -> WrFlags {
+    let f = req.flags;
+    let cqe = !req.no_completion && (!selective || f.contains(OpFlags::COMPLETION));
+    let mut flags = WrFlags::empty();
+    flags.set(WrFlags::TAGGED, req.kind == MsgKind::Tagged);
+    flags.set(WrFlags::IMM, f.contains(OpFlags::REMOTE_CQ_DATA));
+    flags.set(WrFlags::INJECTED, f.contains(OpFlags::INJECT));
+    flags.set(WrFlags::FENCE, f.contains(OpFlags::FENCE));
+    flags.set(WrFlags::MORE, f.contains(OpFlags::MORE));
+    flags.set(WrFlags::CQE, cqe);
+    flags.set(WrFlags::MATCH, f.contains(OpFlags::MATCH_COMPLETE));
+    flags.set(WrFlags::DELIVERY, f.contains(OpFlags::DELIVERY_COMPLETE));
+    // An injected message that nobody waits for longer than its source is in use.
+    let early = f.contains(OpFlags::INJECT_COMPLETE | OpFlags::INJECT)
+        && !f.intersects(OpFlags::DELIVERY_COMPLETE | OpFlags::MATCH_COMPLETE);
+    flags.set(WrFlags::EARLY, early);
+    flags
+}

@@ -1,0 +1,944 @@
+//! The receiving side of messages: matching, placing, storing what came early, pulling what was
+//! announced, completing.
+//!
+//! Packets reach this file in the order of their numbers, each once; [`Node::on_data`] alone takes
+//! them as they come. Nothing here trusts a length: what a header says was checked against the
+//! frame by the codec, and is checked against the buffer here.
+
+use barewire_driver::frame::RxFrame;
+
+use super::ops::{Pull, Stored};
+use super::peer::{GRANT_MAX, Inbound, State};
+use super::{MsgKind, Node};
+use crate::error::Error;
+use crate::flags::{Caps, CqFlags};
+use crate::plant::{Bug, planted};
+use crate::proto::blocks::{Chain, units};
+use crate::proto::matching::Src;
+use crate::slab::{Handle, Link, NONE};
+use crate::types::{CqErr, Cqe, EpAddr, FI_ADDR_UNSPEC, Instant, ProvErrno};
+use crate::wire::{DataOp, EndStatus, MsgMOp, MsgOp, NackReason, PULL_MAX, RndvOp};
+
+/// What becomes of a packet that is next in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// Taken.
+    Accept,
+    /// Answered by a NACK; the sender puts a NOP in its place.
+    Refuse(NackReason),
+}
+
+/// Bytes asked for at once.
+const PULL_CHUNK: u64 = 256 << 10;
+
+/// What a message's header says, whatever packet it came in.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct MsgHead {
+    pub(crate) peer: u32,
+    pub(crate) src_ep: u16,
+    pub(crate) tagged: bool,
+    pub(crate) tag: u64,
+    pub(crate) imm: Option<u64>,
+    pub(crate) len: u64,
+}
+
+impl MsgHead {
+    fn kind(&self) -> MsgKind {
+        if self.tagged { MsgKind::Tagged } else { MsgKind::Msg }
+    }
+
+    fn src(&self) -> Src {
+        Src::of(self.peer, self.src_ep)
+    }
+}
+
+/// Where a message goes.
+enum Target {
+    /// Into this receive, from `base` of its buffer.
+    Recv { recv: u32, base: u64 },
+    /// Nobody wants it yet.
+    Store,
+}
+
+impl Node {
+    /// Takes a whole message that lies at `off..off + len` of `frame`.
+    #[inline]
+    pub(crate) fn on_msg(
+        &mut self,
+        now: Instant,
+        p: u32,
+        frame: &RxFrame<'_>,
+        op: &MsgOp,
+        (off, len): (usize, usize),
+    ) -> Verdict {
+        let head = MsgHead {
+            peer: p,
+            src_ep: op.src_ep,
+            tagged: op.tagged,
+            tag: op.tag,
+            imm: op.imm,
+            len: len as u64,
+        };
+        let e = match self.admit(p, op.dst_ep, &head, units(head.len)) {
+            Ok(e) => e,
+            Err(reason) => return Verdict::Refuse(reason),
+        };
+        match self.target(e, &head) {
+            Target::Recv { recv, base } => {
+                let n = self.room(recv, base).min(head.len);
+                if n > 0 {
+                    let buf = &self.posted[recv].payload.buf;
+                    frame.copy_to_io(off, buf, base as usize, n as usize);
+                }
+                self.release_units(p, units(head.len));
+                self.complete_recv(recv, &head, base, n);
+            }
+            Target::Store => {
+                let msg = self.store(e, &head, NONE, 0);
+                let stored = &mut self.stored[msg].payload;
+                let kept = self.blocks.append(&mut stored.chain, frame, off, len);
+                assert!(kept, "blocks were promised with the credit");
+                stored.complete = true;
+                self.announce(e, msg);
+            }
+        }
+        self.regrant(now, p);
+        Verdict::Accept
+    }
+
+    /// Takes a piece of a message that comes in several packets.
+    pub(crate) fn on_msgm(
+        &mut self,
+        now: Instant,
+        p: u32,
+        frame: &RxFrame<'_>,
+        op: &MsgMOp,
+        (off, len): (usize, usize),
+    ) -> Verdict {
+        if op.offset == 0 {
+            if let Err(reason) = self.begin_inbound(now, p, op) {
+                return Verdict::Refuse(reason);
+            }
+        }
+        let peer = &self.peers[p];
+        let fits = peer.in_off == op.offset && peer.in_len == op.msg_len;
+        if peer.inbound == Inbound::None || !fits && !planted(Bug::PieceOffsetUnchecked) {
+            return Verdict::Refuse(NackReason::Malformed);
+        }
+        let end = op.offset + len as u64;
+        if end > op.msg_len || len == 0 && op.msg_len > 0 {
+            return Verdict::Refuse(NackReason::Malformed);
+        }
+        match peer.inbound {
+            Inbound::None => {}
+            Inbound::Recv { recv, base } => {
+                let room = self.room(recv, base).saturating_sub(op.offset);
+                let n = room.min(len as u64);
+                if n > 0 {
+                    let at = (base + op.offset) as usize;
+                    frame.copy_to_io(off, &self.posted[recv].payload.buf, at, n as usize);
+                }
+            }
+            Inbound::Store { msg } => {
+                let chain = &mut self.stored[msg].payload.chain;
+                let kept = self.blocks.append(chain, frame, off, len);
+                assert!(kept, "blocks were promised with the credit");
+            }
+        }
+        self.peers[p].in_off = end;
+        if end == op.msg_len {
+            self.finish_inbound(now, p, op);
+        }
+        Verdict::Accept
+    }
+
+    fn begin_inbound(&mut self, now: Instant, p: u32, op: &MsgMOp) -> Result<(), NackReason> {
+        self.abort_inbound(now, p);
+        let head = msgm_head(p, op);
+        let e = self.admit(p, op.dst_ep, &head, units(head.len))?;
+        let inbound = match self.target(e, &head) {
+            Target::Recv { recv, base } => {
+                self.posted[recv].payload.active += 1;
+                self.release_units(p, units(head.len));
+                Inbound::Recv { recv, base }
+            }
+            Target::Store => Inbound::Store { msg: self.store(e, &head, NONE, 0) },
+        };
+        let peer = &mut self.peers[p];
+        (peer.inbound, peer.in_off, peer.in_len) = (inbound, 0, op.msg_len);
+        peer.in_imm = op.imm;
+        self.regrant(now, p);
+        Ok(())
+    }
+
+    fn finish_inbound(&mut self, now: Instant, p: u32, op: &MsgMOp) {
+        let inbound = std::mem::replace(&mut self.peers[p].inbound, Inbound::None);
+        match inbound {
+            Inbound::None => {}
+            Inbound::Recv { recv, base } => {
+                self.posted[recv].payload.active -= 1;
+                let mut head = msgm_head(p, op);
+                head.imm = self.peers[p].in_imm;
+                let n = self.room(recv, base).min(head.len);
+                self.complete_recv(recv, &head, base, n);
+            }
+            Inbound::Store { msg } => {
+                let stored = &mut self.stored[msg].payload;
+                stored.complete = true;
+                let (recv, e) = (stored.recv, stored.ep);
+                if stored.discard {
+                    self.free_stored(now, msg);
+                } else if recv != NONE {
+                    self.stored[msg].payload.recv = NONE;
+                    self.posted[recv].payload.active -= 1;
+                    self.deliver_stored(now, msg, recv, 0);
+                } else {
+                    self.announce(e, msg);
+                }
+            }
+        }
+    }
+
+    /// The sender gave up the message of which the first pieces are here.
+    pub(crate) fn abort_inbound(&mut self, now: Instant, p: u32) {
+        match std::mem::replace(&mut self.peers[p].inbound, Inbound::None) {
+            Inbound::None => {}
+            Inbound::Recv { recv, .. } => {
+                self.posted[recv].payload.active -= 1;
+                self.fail_placing(recv, Error::ConnReset);
+            }
+            Inbound::Store { msg } => {
+                let recv = self.stored[msg].payload.recv;
+                self.unmatch_stored(msg);
+                self.free_stored(now, msg);
+                if recv != NONE {
+                    self.posted[recv].payload.active -= 1;
+                    self.fail_placing(recv, Error::ConnReset);
+                }
+            }
+        }
+    }
+
+    /// Takes the announcement of a message to be pulled.
+    pub(crate) fn on_rndv(&mut self, now: Instant, p: u32, op: &RndvOp) -> Verdict {
+        let head = MsgHead {
+            peer: p,
+            src_ep: op.src_ep,
+            tagged: op.tagged,
+            tag: op.tag,
+            imm: op.imm,
+            len: op.msg_len,
+        };
+        let e = match self.admit(p, op.dst_ep, &head, 1) {
+            Ok(e) => e,
+            Err(reason) => return Verdict::Refuse(reason),
+        };
+        let target =
+            if self.pulls.free_count() > 0 { self.target(e, &head) } else { Target::Store };
+        match target {
+            Target::Recv { recv, base } => {
+                self.release_units(p, 1);
+                self.pull(now, recv, base, &head, op.src_op, op.src_gen);
+            }
+            Target::Store => {
+                let msg = self.store(e, &head, op.src_op, op.src_gen);
+                self.stored[msg].payload.complete = true;
+                self.announce(e, msg);
+            }
+        }
+        self.regrant(now, p);
+        Verdict::Accept
+    }
+
+    /// Takes a piece of a pulled message, in any order.
+    pub(crate) fn on_data(
+        &mut self,
+        now: Instant,
+        p: u32,
+        frame: &RxFrame<'_>,
+        op: &DataOp,
+        (off, len): (usize, usize),
+    ) {
+        let handle = Handle::from_parts(op.dst_op, op.dst_gen);
+        let Some(pull) = self.pulls.by_handle_mut(handle).filter(|pull| pull.peer == p) else {
+            self.counters.rx_stray += 1;
+            return;
+        };
+        let len64 = len as u64;
+        let end = op.offset.checked_add(len64);
+        if end.is_none_or(|end| end > pull.asked) || pull.got + len64 > pull.asked {
+            self.counters.rx_stray += 1;
+            return;
+        }
+        pull.got += len64;
+        self.pull_out -= len64;
+        let (recv, base) = (pull.recv, pull.base);
+        let done = pull.got == pull.want && pull.end.is_none();
+        let more = pull.asked < pull.want && pull.asked - pull.got <= PULL_CHUNK;
+        if recv != NONE && len > 0 {
+            let at = (base + op.offset) as usize;
+            frame.copy_to_io(off, &self.posted[recv].payload.buf, at, len);
+        }
+        if done {
+            self.finish_pull(now, op.dst_op);
+        } else if more {
+            self.ask(now, op.dst_op);
+        }
+        self.serve_waiting_pulls(now);
+    }
+
+    /// Checks endpoint and credit of a message, and takes the credit.
+    #[inline]
+    fn admit(&mut self, p: u32, dst_ep: u16, head: &MsgHead, cost: u32) -> Result<u32, NackReason> {
+        let e = self.ep_slot(dst_ep);
+        let kind = if head.tagged { Caps::TAGGED } else { Caps::MSG };
+        let open =
+            self.eps.get(e).is_some_and(|ep| ep.enabled && ep.caps.contains(Caps::RECV | kind));
+        if !open {
+            self.counters.rx_no_endpoint += 1;
+            return Err(NackReason::NoEndpoint);
+        }
+        let peer = &mut self.peers[p];
+        if peer.outstanding() < cost {
+            return Err(NackReason::Overdrawn);
+        }
+        peer.consumed = peer.consumed.wrapping_add(cost);
+        Ok(e)
+    }
+
+    /// Finds the receive a message goes to, and takes it out of matching if it takes no other.
+    #[inline]
+    fn target(&mut self, e: u32, head: &MsgHead) -> Target {
+        let ep = &mut self.eps[e];
+        if ep.starved {
+            return Target::Store;
+        }
+        let matcher = &mut ep.matcher[head.kind() as usize];
+        let (src, tag) = (head.src(), head.tag);
+        let Some(recv) = matcher.take_posted(&mut self.posted, src, tag, |wr| !wr.multi) else {
+            return Target::Store;
+        };
+        if !self.posted[recv].payload.multi {
+            return Target::Recv { recv, base: 0 };
+        }
+        self.target_multi(e, recv, head)
+    }
+
+    /// Takes the next bytes of a multi-receive, if the queue has room for the completion.
+    fn target_multi(&mut self, e: u32, recv: u32, head: &MsgHead) -> Target {
+        let ep = &mut self.eps[e];
+        let table = &mut self.cqs[ep.rx_cq];
+        if !table.cq.reserve() {
+            table.starved = true;
+            ep.starved = true;
+            return Target::Store;
+        }
+        let min = ep.min_multi_recv;
+        let wr = &mut self.posted[recv].payload;
+        let base = wr.used;
+        let room = wr.buf.len() as u64 - base;
+        wr.used = base + head.len.min(room);
+        if wr.buf.len() as u64 - wr.used < min.max(1) {
+            wr.closed = true;
+            ep.matcher[head.kind() as usize].unlink_posted(&mut self.posted, recv);
+        }
+        Target::Recv { recv, base }
+    }
+
+    /// Bytes of a receive's buffer from `base` on.
+    #[inline]
+    fn room(&self, recv: u32, base: u64) -> u64 {
+        self.posted[recv].payload.buf.len() as u64 - base
+    }
+
+    /// Keeps a message for later.
+    fn store(&mut self, e: u32, head: &MsgHead, src_op: u32, src_gen: u32) -> u32 {
+        let cost = if src_op == NONE { units(head.len) } else { 1 };
+        let stored = Stored {
+            peer: head.peer,
+            src_ep: head.src_ep,
+            ep: e,
+            tagged: head.tagged,
+            imm: head.imm,
+            msg_len: head.len,
+            src_op,
+            src_gen,
+            units: cost,
+            chain: Chain::default(),
+            complete: false,
+            claimed: false,
+            recv: NONE,
+            dead: false,
+            discard: false,
+        };
+        let matcher = self.eps[e].matcher_of(head.kind());
+        let added = matcher.add_unexpected(&mut self.stored, head.src(), head.tag, stored);
+        self.counters.msgs_unexpected += 1;
+        self.peers[head.peer].stored += 1;
+        added.unwrap_or_else(|_| unreachable!("a record was promised with the credit"))
+    }
+
+    /// Tells the application of a stored message, if it wants to be told (`FI_BUFFERED_RECV`).
+    pub(crate) fn announce(&mut self, e: u32, msg: u32) {
+        if !self.eps[e].buffered {
+            return;
+        }
+        let (tag, m) = (self.stored[msg].tag, &self.stored[msg].payload);
+        let (buf, piece) = self.blocks.first_piece(&m.chain);
+        let mut flags = CqFlags::RECV | CqFlags::BUFFERED_RECV;
+        flags |= if m.tagged { CqFlags::TAGGED } else { CqFlags::MSG };
+        if (piece as u64) < m.msg_len {
+            flags |= CqFlags::MORE;
+        }
+        if m.imm.is_some() {
+            flags |= CqFlags::REMOTE_CQ_DATA;
+        }
+        let handle = u64::from(self.stored.generation(msg)) << 32 | u64::from(msg);
+        let src = self.source_of(e, m.peer, m.src_ep).unwrap_or(FI_ADDR_UNSPEC);
+        let data = m.imm.unwrap_or(0);
+        let cqe = Cqe { op_context: handle, flags, len: m.msg_len, buf, data, tag, src };
+        let ep = &mut self.eps[e];
+        let table = &mut self.cqs[ep.rx_cq];
+        if ep.starved || !table.cq.try_push(cqe) {
+            table.starved = true;
+            ep.starved = true;
+            return;
+        }
+        ep.claimed.push((handle, msg));
+        self.unmatch_stored(msg);
+        self.stored[msg].payload.claimed = true;
+    }
+
+    /// Hands a stored message to a receive, from `base` of its buffer.
+    pub(crate) fn deliver_stored(&mut self, now: Instant, msg: u32, recv: u32, base: u64) {
+        let tag = self.stored[msg].tag;
+        let m = &mut self.stored[msg].payload;
+        let head = MsgHead {
+            peer: m.peer,
+            src_ep: m.src_ep,
+            tagged: m.tagged,
+            tag,
+            imm: m.imm,
+            len: m.msg_len,
+        };
+        if m.is_announced() {
+            let (src_op, src_gen) = (m.src_op, m.src_gen);
+            self.free_stored(now, msg);
+            self.pull(now, recv, base, &head, src_op, src_gen);
+        } else if m.complete {
+            let n = self.room(recv, base).min(head.len);
+            let (chain, buf) = (&self.stored[msg].payload.chain, &self.posted[recv].payload.buf);
+            self.blocks.copy_out(chain, buf, base as usize, n as usize);
+            self.free_stored(now, msg);
+            self.complete_recv(recv, &head, base, n);
+        } else {
+            m.recv = recv;
+            self.posted[recv].payload.active += 1;
+        }
+    }
+
+    /// Takes a stored message out of its matching table, unless it was claimed.
+    pub(crate) fn unmatch_stored(&mut self, msg: u32) {
+        let m = &self.stored[msg].payload;
+        if m.claimed || m.recv != NONE || m.discard {
+            return;
+        }
+        let kind = if m.tagged { MsgKind::Tagged } else { MsgKind::Msg };
+        let e = m.ep;
+        self.eps[e].matcher[kind as usize].unlink_unexpected(&mut self.stored, msg);
+    }
+
+    /// Throws a stored message away; its sender is told `status` if it announced it.
+    pub(crate) fn discard_stored(&mut self, now: Instant, msg: u32, status: EndStatus) {
+        self.unmatch_stored(msg);
+        let m = &mut self.stored[msg].payload;
+        let recv = std::mem::replace(&mut m.recv, NONE);
+        if recv != NONE {
+            self.posted[recv].payload.active -= 1;
+            self.fail_placing(recv, Error::Canceled);
+        }
+        let m = &mut self.stored[msg].payload;
+        if m.is_announced() {
+            let pull = empty_pull(m.peer, m.src_op, m.src_gen, Some(status));
+            self.free_stored(now, msg);
+            self.add_pull(now, pull);
+        } else if m.complete {
+            self.free_stored(now, msg);
+        } else {
+            m.discard = true;
+        }
+    }
+
+    /// Gives back the record and blocks of a message that is out of its matching table.
+    pub(crate) fn free_stored(&mut self, now: Instant, msg: u32) {
+        let mut m = self.stored.free(msg);
+        self.blocks.release(&mut m.chain);
+        self.peers[m.peer].stored -= 1;
+        self.blocks_unpromised += m.units as usize;
+        while self.blocks_unpromised > 0
+            && let Some(p) = self.starved.pop_front()
+        {
+            if self.peers.get(p).is_some() {
+                self.peers[p].starved = false;
+                self.regrant(now, p);
+            }
+        }
+    }
+
+    /// The credit of a message that went straight to its receive is free again.
+    #[inline]
+    fn release_units(&mut self, _p: u32, cost: u32) {
+        if !planted(Bug::CreditNotReturned) {
+            self.blocks_unpromised += cost as usize;
+        }
+    }
+
+    /// Grants the peer new credits when it has used half of them. A peer that uses them up gets
+    /// twice as many the next time, as long as half of all blocks are free.
+    #[inline]
+    pub(crate) fn regrant(&mut self, now: Instant, p: u32) {
+        let peer = &mut self.peers[p];
+        let outstanding = peer.outstanding();
+        if outstanding >= peer.target / 2 {
+            return;
+        }
+        self.regrant_now(now, p);
+    }
+
+    fn regrant_now(&mut self, _now: Instant, p: u32) {
+        let blocks = self.settings.unexpected_bytes / crate::proto::blocks::UNIT;
+        let peer = &mut self.peers[p];
+        if peer.state == State::Idle {
+            return;
+        }
+        if self.blocks_unpromised > blocks / 2 {
+            peer.target = (peer.target * 2).min(GRANT_MAX);
+        }
+        let more = peer.target.saturating_sub(peer.outstanding());
+        let more = more.min(self.blocks_unpromised.min(GRANT_MAX as usize) as u32);
+        if more == 0 {
+            if !peer.starved {
+                peer.starved = true;
+                self.starved.push_back(p);
+            }
+            return;
+        }
+        peer.granted = peer.granted.wrapping_add(more);
+        self.blocks_unpromised -= more as usize;
+        peer.ack_now = true;
+        self.make_ready(p);
+    }
+
+    /// Starts to pull an announced message into a receive.
+    fn pull(
+        &mut self,
+        now: Instant,
+        recv: u32,
+        base: u64,
+        head: &MsgHead,
+        src_op: u32,
+        src_gen: u32,
+    ) {
+        let mut pull = empty_pull(head.peer, src_op, src_gen, None);
+        pull.recv = recv;
+        pull.base = base;
+        pull.msg_len = head.len;
+        pull.want = head.len.min(self.room(recv, base));
+        pull.src_ep = head.src_ep;
+        pull.tagged = head.tagged;
+        pull.tag = head.tag;
+        pull.imm = head.imm;
+        self.posted[recv].payload.active += 1;
+        self.add_pull(now, pull);
+    }
+
+    fn add_pull(&mut self, now: Instant, pull: Pull) {
+        let (p, ended) = (pull.peer, pull.end.is_some());
+        let Some(idx) = self.pulls.alloc(pull) else {
+            // There is a record for every announcement that credit allows, so this peer has more
+            // under way than an honest one can.
+            self.end_session(now, p, Error::ConnReset, true);
+            return;
+        };
+        self.peers[p].pulls.push_back(&mut self.pulls, idx);
+        if ended {
+            self.queue_pull(p, idx);
+        } else if self.pulls[idx].want == 0 {
+            self.finish_pull(now, idx);
+        } else {
+            self.ask(now, idx);
+        }
+    }
+
+    /// Asks for the next bytes, or waits for room in the pull window.
+    fn ask(&mut self, _now: Instant, idx: u32) {
+        let window = self.settings.pull_window as u64;
+        let pull = &mut self.pulls[idx];
+        if pull.in_ctlq || pull.waiting {
+            return;
+        }
+        if self.pull_out > 0 && self.pull_out + PULL_CHUNK > window {
+            pull.waiting = true;
+            self.pull_wait.push_back(&mut self.pulls, idx);
+            return;
+        }
+        let p = pull.peer;
+        self.queue_pull(p, idx);
+    }
+
+    fn serve_waiting_pulls(&mut self, now: Instant) {
+        let window = self.settings.pull_window as u64;
+        while !self.pull_wait.is_empty()
+            && (self.pull_out == 0 || self.pull_out + PULL_CHUNK <= window)
+        {
+            let Some(idx) = self.pull_wait.pop_front(&mut self.pulls) else { return };
+            self.pulls[idx].waiting = false;
+            self.ask(now, idx);
+            let (_, len) = self.next_piece(idx);
+            if len == 0 {
+                break;
+            }
+        }
+    }
+
+    /// The piece that the next PULL of `idx` asks for.
+    pub(crate) fn next_piece(&self, idx: u32) -> (u64, u32) {
+        let pull = &self.pulls[idx];
+        let len = (pull.want - pull.asked).min(PULL_CHUNK).min(u64::from(PULL_MAX));
+        (pull.asked, len as u32)
+    }
+
+    fn queue_pull(&mut self, p: u32, idx: u32) {
+        let pull = &mut self.pulls[idx];
+        if !pull.in_ctlq {
+            pull.in_ctlq = true;
+            self.peers[p].ctlq.push_back(&mut self.pulls, idx);
+        }
+        self.make_ready(p);
+    }
+
+    /// All that was wanted is here: completes the receive and says END.
+    fn finish_pull(&mut self, now: Instant, idx: u32) {
+        let pull = &mut self.pulls[idx];
+        let status = if pull.want < pull.msg_len { EndStatus::Truncated } else { EndStatus::Ok };
+        let recv = std::mem::replace(&mut pull.recv, NONE);
+        let head = MsgHead {
+            peer: pull.peer,
+            src_ep: pull.src_ep,
+            tagged: pull.tagged,
+            tag: pull.tag,
+            imm: pull.imm,
+            len: pull.msg_len,
+        };
+        let (base, want) = (pull.base, pull.want);
+        self.end_pull(now, idx, status);
+        if recv != NONE {
+            self.posted[recv].payload.active -= 1;
+            self.complete_recv(recv, &head, base, want);
+        }
+    }
+
+    /// Says END with `status` as soon as a packet can leave; nothing more is asked for.
+    pub(crate) fn end_pull(&mut self, now: Instant, idx: u32, status: EndStatus) {
+        let pull = &mut self.pulls[idx];
+        pull.end = Some(status);
+        let p = pull.peer;
+        self.settle_pull(idx);
+        self.queue_pull(p, idx);
+        self.serve_waiting_pulls(now);
+    }
+
+    /// Bytes that were asked for and will not be waited for any more leave the account.
+    fn settle_pull(&mut self, idx: u32) {
+        let pull = &mut self.pulls[idx];
+        self.pull_out -= pull.asked - pull.got;
+        pull.got = pull.asked;
+        if std::mem::take(&mut pull.waiting) {
+            self.pull_wait.remove(&mut self.pulls, idx);
+        }
+    }
+
+    /// Takes a pull out of every list and gives it back.
+    pub(crate) fn free_pull(&mut self, idx: u32) -> Pull {
+        self.settle_pull(idx);
+        let p = self.pulls[idx].peer;
+        if std::mem::take(&mut self.pulls[idx].in_ctlq) {
+            self.peers[p].ctlq.remove(&mut self.pulls, idx);
+        }
+        self.peers[p].pulls.remove(&mut self.pulls, idx);
+        self.pulls.free(idx)
+    }
+
+    /// A pull that will never end well: its session is over or the announcement was withdrawn.
+    pub(crate) fn fail_pull(&mut self, idx: u32, err: Error) {
+        let pull = self.free_pull(idx);
+        if pull.recv != NONE {
+            self.posted[pull.recv].payload.active -= 1;
+            self.fail_placing(pull.recv, err);
+        }
+    }
+
+    /// The fi_addr of a sender in the address vector of endpoint `e`.
+    fn source_of(&self, e: u32, p: u32, src_ep: u16) -> Option<u64> {
+        let ep = &self.eps[e];
+        if !ep.caps.intersects(Caps::SOURCE | Caps::SOURCE_ERR) {
+            return None;
+        }
+        self.avs[ep.av].av.reverse(p, src_ep)
+    }
+
+    /// Writes the outcome of a message of which `n` bytes were placed at `base`.
+    #[inline]
+    pub(crate) fn complete_recv(&mut self, recv: u32, head: &MsgHead, base: u64, n: u64) {
+        let wr = &self.posted[recv].payload;
+        let (e, multi, wanted) = (wr.ep, wr.multi, wr.cqe);
+        let mut flags = CqFlags::RECV;
+        flags |= if head.tagged { CqFlags::TAGGED } else { CqFlags::MSG };
+        if head.imm.is_some() {
+            flags |= CqFlags::REMOTE_CQ_DATA;
+        }
+        let buf = if multi { wr.buf.addr_at(base as usize) as u64 } else { 0 };
+        let context = wr.context;
+        let source = self.source_of(e, head.peer, head.src_ep);
+        let mut cqe = Cqe {
+            op_context: context,
+            flags,
+            len: n,
+            buf,
+            data: head.imm.unwrap_or(0),
+            tag: head.tag,
+            src: source.unwrap_or(FI_ADDR_UNSPEC),
+        };
+        let last = multi && wr.closed && wr.active == 0;
+        let ep = &mut self.eps[e];
+        let err = if n < head.len && !planted(Bug::TruncationIsSuccess) {
+            Some(Error::Trunc)
+        } else if source.is_none() && ep.caps.contains(Caps::SOURCE_ERR) {
+            Some(Error::AddrNotAvail)
+        } else {
+            None
+        };
+        self.counters.msgs_received += 1;
+        ep.counters.received += 1;
+        ep.counters.received_bytes += n;
+        let (cntr, cq) = (ep.rx_cntr, ep.rx_cq);
+        let cq = &mut self.cqs[cq].cq;
+        if let Some(err) = err {
+            ep.counters.errors += 1;
+            let (mac, incarnation) = (self.peers[head.peer].mac, self.peers[head.peer].inc);
+            let from = EpAddr { mac, ep: head.src_ep, incarnation };
+            let err_data = (err == Error::AddrNotAvail).then_some(from);
+            let (olen, prov_errno) = (head.len - n, ProvErrno::None);
+            cq.push_err(CqErr { cqe, olen, err, prov_errno, err_data });
+            self.count(cntr, false);
+        } else {
+            // The buffer's release rides on its last message, but for one that is not reported.
+            if last && wanted {
+                cqe.flags |= CqFlags::MULTI_RECV;
+            }
+            if wanted {
+                cq.push(cqe);
+            } else {
+                cq.unreserve();
+            }
+            self.count(cntr, true);
+        }
+        if !multi {
+            self.free_recv(recv);
+        } else if last {
+            self.release_multi(recv, wanted && err.is_none());
+        }
+    }
+
+    /// Gives a multi-receive back to the application; its last completion has said so already if
+    /// `told`.
+    fn release_multi(&mut self, recv: u32, told: bool) {
+        let wr = &self.posted[recv].payload;
+        let cqe = Cqe {
+            op_context: wr.context,
+            flags: CqFlags::RECV | CqFlags::MSG | CqFlags::MULTI_RECV,
+            src: FI_ADDR_UNSPEC,
+            ..Cqe::default()
+        };
+        let cq = &mut self.cqs[self.eps[wr.ep].rx_cq].cq;
+        if told {
+            cq.unreserve();
+        } else {
+            cq.push(cqe);
+        }
+        self.free_recv(recv);
+    }
+
+    fn free_recv(&mut self, recv: u32) {
+        let wr = self.posted.free(recv);
+        self.eps[wr.ep].rx_used -= 1;
+    }
+
+    /// The message that was being placed into `recv` will not come.
+    fn fail_placing(&mut self, recv: u32, err: Error) {
+        let wr = &self.posted[recv].payload;
+        if !wr.multi {
+            self.fail_recv(recv, err);
+            return;
+        }
+        let (e, last) = (wr.ep, wr.closed && wr.active == 0);
+        let cqe =
+            Cqe { op_context: wr.context, flags: CqFlags::RECV | CqFlags::MSG, ..Cqe::default() };
+        let ep = &mut self.eps[e];
+        ep.counters.errors += 1;
+        let (cntr, cq) = (ep.rx_cntr, ep.rx_cq);
+        let (olen, prov_errno) = (0, ProvErrno::None);
+        self.cqs[cq].cq.push_err(CqErr { cqe, olen, err, prov_errno, err_data: None });
+        self.count(cntr, false);
+        if last {
+            self.release_multi(recv, false);
+        }
+    }
+
+    /// Ends a receive that is out of matching with an error entry.
+    pub(crate) fn fail_recv(&mut self, recv: u32, err: Error) {
+        let tag = self.posted[recv].tag;
+        let wr = &self.posted[recv].payload;
+        let mut flags = CqFlags::RECV;
+        flags |= if wr.tagged { CqFlags::TAGGED } else { CqFlags::MSG };
+        if wr.multi {
+            flags |= CqFlags::MULTI_RECV;
+        }
+        let cqe = Cqe { op_context: wr.context, flags, tag, src: FI_ADDR_UNSPEC, ..Cqe::default() };
+        let e = wr.ep;
+        self.error_to(e, cqe, err);
+        self.free_recv(recv);
+    }
+
+    /// Writes an error entry to the receive queue of endpoint `e`, using up a reservation.
+    pub(crate) fn error_to(&mut self, e: u32, cqe: Cqe, err: Error) {
+        let ep = &mut self.eps[e];
+        ep.counters.errors += 1;
+        let (cntr, cq) = (ep.rx_cntr, ep.rx_cq);
+        let prov_errno = ProvErrno::None;
+        self.cqs[cq].cq.push_err(CqErr { cqe, olen: 0, err, prov_errno, err_data: None });
+        self.count(cntr, false);
+    }
+
+    /// Counts an outcome in a bound counter.
+    #[inline]
+    pub(crate) fn count(&mut self, cntr: u32, success: bool) {
+        if cntr == NONE {
+            return;
+        }
+        let cntr = &mut self.cntrs[cntr].cntr;
+        if success {
+            cntr.add(1);
+        } else {
+            cntr.adderr(1);
+        }
+    }
+
+    /// A queue that had no room was read: delivers what had to wait, in order.
+    pub(crate) fn feed(&mut self, cq: u32) {
+        self.cqs[cq].starved = false;
+        let now = self.polled_at;
+        let eps: Vec<u32> = (self.eps.iter())
+            .filter(|(_, ep)| ep.rx_cq == cq && ep.starved)
+            .map(|(e, _)| e)
+            .collect();
+        for e in eps {
+            self.eps[e].starved = false;
+            for kind in [MsgKind::Msg, MsgKind::Tagged] {
+                self.feed_kind(now, e, kind);
+            }
+        }
+    }
+
+    fn feed_kind(&mut self, now: Instant, e: u32, kind: MsgKind) {
+        while !self.eps[e].starved {
+            let (ep, posted) = (&self.eps[e], &self.posted);
+            let matcher = &ep.matcher[kind as usize];
+            let buffered = ep.buffered;
+            let found = matcher.find_unexpected(&self.stored, |m| {
+                buffered && m.payload.complete
+                    || matcher.match_posted(posted, m.src, m.tag).is_some()
+            });
+            let Some(msg) = found else { return };
+            let tag = self.stored[msg].tag;
+            let m = &self.stored[msg].payload;
+            let head = MsgHead {
+                peer: m.peer,
+                src_ep: m.src_ep,
+                tagged: m.tagged,
+                tag,
+                imm: m.imm,
+                len: m.msg_len,
+            };
+            match self.target(e, &head) {
+                Target::Recv { recv, base } => {
+                    self.unmatch_stored(msg);
+                    self.deliver_stored(now, msg, recv, base);
+                }
+                Target::Store if buffered => self.announce(e, msg),
+                Target::Store => return,
+            }
+        }
+    }
+
+    /// Posts a multi-receive for what has come already; true if its buffer is used up by that.
+    pub(crate) fn fill_multi(&mut self, now: Instant, e: u32, kind: MsgKind, recv: u32) {
+        loop {
+            let posted = &self.posted[recv];
+            if posted.payload.closed || self.eps[e].starved {
+                return;
+            }
+            let (tag, ignore, src) = (posted.tag, posted.ignore, posted.src);
+            let matcher = &self.eps[e].matcher[kind as usize];
+            let Some(msg) = matcher.match_unexpected(&self.stored, tag, ignore, src) else {
+                return;
+            };
+            let tag = self.stored[msg].tag;
+            let m = &self.stored[msg].payload;
+            let head = MsgHead {
+                peer: m.peer,
+                src_ep: m.src_ep,
+                tagged: m.tagged,
+                tag,
+                imm: m.imm,
+                len: m.msg_len,
+            };
+            let Target::Recv { recv, base } = self.target_multi(e, recv, &head) else { return };
+            self.unmatch_stored(msg);
+            let was_last = self.posted[recv].payload.closed;
+            self.deliver_stored(now, msg, recv, base);
+            if was_last {
+                return;
+            }
+        }
+    }
+}
+
+fn msgm_head(p: u32, op: &MsgMOp) -> MsgHead {
+    let (src_ep, tagged, tag, imm) = (op.src_ep, op.tagged, op.tag, op.imm);
+    MsgHead { peer: p, src_ep, tagged, tag, imm, len: op.msg_len }
+}
+
+fn empty_pull(peer: u32, src_op: u32, src_gen: u32, end: Option<EndStatus>) -> Pull {
+    Pull {
+        peer,
+        src_op,
+        src_gen,
+        recv: NONE,
+        base: 0,
+        msg_len: 0,
+        want: 0,
+        asked: 0,
+        got: 0,
+        src_ep: 0,
+        tagged: false,
+        tag: 0,
+        imm: None,
+        end,
+        in_ctlq: false,
+        waiting: false,
+        queue: Link::default(),
+        of_peer: Link::default(),
+        wait: Link::default(),
+    }
+}

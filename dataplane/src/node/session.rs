@@ -1,0 +1,699 @@
+//! Sessions: opening, timing, probing, ending. The table of states stands in `peer.rs`.
+//!
+//! Silence counts only while our own loop ran (rule S10): [`Node::tick`] keeps a clock that stands
+//! still when nobody called us in time, and a peer is dead by that clock.
+
+use barewire_driver::port::MacAddr;
+
+use super::ops::WrFlags;
+use super::peer::{GRANT_FIRST, Peer, SLOT_BITS, State, next_sid};
+use super::{Node, Reply};
+use crate::error::Error;
+use crate::flags::CqFlags;
+use crate::plant::{Bug, planted};
+use crate::rel::psn::Psn;
+use crate::rel::rtt::Rtt;
+use crate::rel::sack::RcvBitmap;
+use crate::rel::sent::{BodyRef, SendWindow, WINDOW};
+use crate::slab::NONE;
+use crate::types::{CqErr, Cqe, FI_ADDR_UNSPEC, Instant, ProvErrno};
+use crate::wire::{self, Base, OpenOp, RstOp, RstReason, Ty};
+
+/// Replies to strangers in a millisecond.
+pub(crate) const REPLIES_PER_MS: u32 = 4;
+
+/// A gap between two polls above which our own silence is not held against the peer.
+const STARVED_NS: u64 = 1_000_000;
+
+/// Probes without an answer before a peer may be dead.
+const PROBES_MIN: u16 = 8;
+
+/// First interval between two OPENs, nanoseconds.
+const OPEN_RTO_NS: u64 = 1_000_000;
+
+impl Node {
+    /// Moves the clock of our own running on.
+    #[inline]
+    pub(crate) fn tick(&mut self, now: Instant) {
+        let gap = now.since(self.polled_at);
+        if gap <= STARVED_NS {
+            self.active_ns += gap;
+            self.polled_at = self.polled_at.max(now);
+            return;
+        }
+        self.tick_after_gap(now, gap);
+    }
+
+    #[cold]
+    fn tick_after_gap(&mut self, now: Instant, gap: u64) {
+        let due = self.wheel.next_deadline().unwrap_or(now);
+        let overrun = now.since(due.max(self.polled_at));
+        let counted = overrun <= STARVED_NS || planted(Bug::SilenceWhileStarved);
+        self.active_ns += if counted { gap } else { gap - overrun };
+        self.polled_at = now;
+    }
+
+    /// There is something to send to `p`: opens a session or puts it into the queue.
+    pub(crate) fn kick(&mut self, now: Instant, p: u32) {
+        match self.peers[p].state {
+            State::Idle => self.begin(now, p, State::Opening),
+            State::Opening | State::Answered => {}
+            State::Open => self.make_ready(p),
+        }
+    }
+
+    /// Gives the peer a new session of ours in `state`, which has an OPEN to send.
+    fn begin(&mut self, now: Instant, p: u32, state: State) {
+        let first = Psn(self.random() as u32);
+        self.epoch = self.epoch.wrapping_add(1);
+        let generation = self.sid_gen[p as usize];
+        self.sid_gen[p as usize] = generation.wrapping_add(1);
+        let grant = GRANT_FIRST.min(self.blocks_unpromised as u32);
+        let (epoch, active) = (self.epoch, self.active_ns);
+        let peer = &mut self.peers[p];
+        peer.state = state;
+        peer.sid = next_sid(p, generation & ((1 << (32 - SLOT_BITS)) - 1));
+        peer.epoch = epoch;
+        peer.snd = SendWindow::new(first);
+        peer.rcv = RcvBitmap::new();
+        peer.rtt = Rtt::default();
+        (peer.credit, peer.credit_used, peer.consumed) = (0, 0, 0);
+        (peer.granted, peer.target) = (grant, GRANT_FIRST);
+        (peer.backoff, peer.probes, peer.probed, peer.refused) = (0, 0, false, 0);
+        (peer.owed, peer.ack_now, peer.want_ping, peer.want_nop) = (0, false, false, false);
+        peer.want_open = true;
+        peer.heard = active;
+        peer.probe_at = now;
+        peer.reorder_at = Instant(0);
+        self.blocks_unpromised -= grant as usize;
+        self.make_ready(p);
+        self.arm_timer(now, p);
+    }
+
+    /// The session with ourselves has one record for both of its ends.
+    pub(crate) fn open_to_self(&mut self, p: u32) {
+        let now = self.polled_at;
+        self.begin(now, p, State::Open);
+        let inc = self.settings.incarnation;
+        let peer = &mut self.peers[p];
+        peer.want_open = false;
+        peer.remote_sid = peer.sid;
+        peer.rcv_nxt = peer.snd.nxt;
+        peer.credit = peer.granted;
+        peer.inc = inc;
+        peer.peer_epoch = peer.epoch;
+        peer.frame_max = self.frame_max;
+    }
+
+    /// Takes an OPEN, first or answering.
+    pub(crate) fn on_open(&mut self, now: Instant, base: &Base, op: &OpenOp) {
+        let me = self.settings.incarnation;
+        if base.src == self.mac {
+            self.counters.rx_bad_open += 1;
+            return;
+        }
+        if op.target_inc != 0 && op.target_inc != me && !planted(Bug::NoIncarnationCheck) {
+            self.refuse_open(now, base, op, RstReason::WrongIncarnation);
+            return;
+        }
+        let Some(p) = self.peer_of(now, base.src) else {
+            self.counters.rx_bad_open += 1;
+            return;
+        };
+        let peer = &self.peers[p];
+        let ours = op.echo_sid == peer.sid && op.echo_epoch == peer.epoch && peer.sid != 0;
+        let theirs = op.inc == peer.inc && op.epoch == peer.peer_epoch;
+        let over = op.inc == peer.inc
+            && op.epoch.wrapping_sub(peer.closed_epoch) as i32 <= 0
+            && peer.closed_epoch != 0
+            && !planted(Bug::NoSessionEpoch);
+        match peer.state {
+            State::Idle if op.is_answer() => {
+                self.refuse_open(now, base, op, RstReason::UnknownSession);
+            }
+            State::Idle if over => self.refuse_open(now, base, op, RstReason::Closed),
+            State::Idle => self.answer(now, p, base, op),
+            State::Opening if ours && (peer.inc == 0 || peer.inc == op.inc) => {
+                self.pair(p, base, op);
+                self.opened(now, p);
+                self.peers[p].ack_now = true;
+            }
+            State::Opening if op.is_answer() || over => {
+                self.refuse_open(now, base, op, RstReason::UnknownSession);
+            }
+            State::Opening if peer.inc != 0 && peer.inc != op.inc => {
+                // The application named another life. That one does not exist any more, which the
+                // answer to our OPEN will say.
+                self.counters.rx_bad_open += 1;
+            }
+            State::Opening => {
+                self.pair(p, base, op);
+                self.peers[p].state = State::Answered;
+                self.peers[p].want_open = true;
+                self.make_ready(p);
+            }
+            State::Answered if theirs && ours => {
+                self.opened(now, p);
+                self.peers[p].ack_now = true;
+            }
+            State::Answered if theirs => {
+                self.peers[p].want_open = true;
+                self.make_ready(p);
+            }
+            State::Answered if over || op.is_answer() => {
+                self.refuse_open(now, base, op, RstReason::UnknownSession);
+            }
+            State::Answered => {
+                // They gave up the session that we answered. Ours pairs with that one only (S3).
+                self.forget(p);
+                self.answer(now, p, base, op);
+            }
+            State::Open if theirs => {
+                self.peers[p].ack_now = true;
+                self.make_ready(p);
+            }
+            State::Open => {
+                // Either this OPEN is old or the peer has lost the session: it will say which.
+                self.counters.rx_bad_open += 1;
+                self.peers[p].want_ping = true;
+                self.make_ready(p);
+            }
+        }
+    }
+
+    /// Answers a first OPEN with a new session of ours.
+    fn answer(&mut self, now: Instant, p: u32, base: &Base, op: &OpenOp) {
+        if self.peers[p].inc != op.inc {
+            self.peers[p].closed_epoch = 0;
+        }
+        self.begin(now, p, State::Answered);
+        self.pair(p, base, op);
+    }
+
+    /// Notes who the other end of the session is.
+    fn pair(&mut self, p: u32, base: &Base, op: &OpenOp) {
+        let frame_max = self.frame_max.min(op.max_frame);
+        let peer = &mut self.peers[p];
+        peer.inc = op.inc;
+        peer.peer_epoch = op.epoch;
+        peer.remote_sid = op.sid;
+        peer.rcv_nxt = base.psn;
+        peer.rx_newest = base.psn;
+        peer.credit = op.grant;
+        peer.frame_max = frame_max;
+    }
+
+    /// Both ends know: what waits may leave.
+    pub(crate) fn opened(&mut self, now: Instant, p: u32) {
+        let active = self.active_ns;
+        let peer = &mut self.peers[p];
+        peer.state = State::Open;
+        peer.heard = active;
+        (peer.backoff, peer.probes) = (0, 0);
+        peer.probe_at = now;
+        peer.progress_at = now;
+        peer.want_open = false;
+        self.counters.sessions_opened += 1;
+        self.make_ready(p);
+        self.arm_timer(now, p);
+    }
+
+    fn refuse_open(&mut self, now: Instant, base: &Base, op: &OpenOp, reason: RstReason) {
+        self.counters.rx_bad_open += 1;
+        let rst = RstOp {
+            echo_sid: base.dst_sid,
+            echo_psn: base.psn,
+            inc: self.settings.incarnation,
+            victim_inc: op.inc,
+            victim_epoch: op.epoch,
+            reason,
+            version: wire::VERSION,
+        };
+        self.reply_rst(now, base.src, op.sid, rst);
+    }
+
+    /// A packet named a session that does not exist here.
+    pub(crate) fn on_no_session(&mut self, now: Instant, src: MacAddr, sid: u32, psn: Psn) {
+        self.counters.rx_no_session += 1;
+        let rst = RstOp {
+            echo_sid: sid,
+            echo_psn: psn,
+            inc: self.settings.incarnation,
+            victim_inc: 0,
+            victim_epoch: 0,
+            reason: RstReason::UnknownSession,
+            version: wire::VERSION,
+        };
+        self.reply_rst(now, src, 0, rst);
+    }
+
+    /// Puts an RST into the queue of replies, as far as their rate allows.
+    fn reply_rst(&mut self, now: Instant, dst: MacAddr, dst_sid: u32, rst: RstOp) {
+        if now.since(self.reply_refill) >= 1_000_000 {
+            self.reply_refill = now;
+            self.reply_tokens = REPLIES_PER_MS;
+        }
+        if self.reply_tokens == 0 || self.replies.len() >= 64 {
+            self.counters.tx_replies_limited += 1;
+            return;
+        }
+        self.reply_tokens -= 1;
+        let psn = Psn(0);
+        let base = self.control(dst, Ty::Rst, dst_sid, psn);
+        let mut reply = Reply { bytes: [0; Reply::LEN], len: 0 };
+        let (head, rest) = reply.bytes.split_first_chunk_mut().expect("a reply holds a head");
+        base.emit(head);
+        reply.len = wire::BASE_LEN + rst.emit(rest);
+        if self.crc {
+            let crc = wire::crc_of_head(&reply.bytes[..reply.len]).to_le_bytes();
+            reply.bytes[reply.len..reply.len + wire::TRAILER_LEN].copy_from_slice(&crc);
+            reply.len += wire::TRAILER_LEN;
+        }
+        self.replies.push_back(reply);
+    }
+
+    /// The base of a packet that carries no acknowledgement.
+    fn control(&self, dst: MacAddr, ty: Ty, dst_sid: u32, psn: Psn) -> Base {
+        Base {
+            dst,
+            src: self.mac,
+            ty,
+            ar: false,
+            rtx: false,
+            crc: self.crc,
+            dst_sid,
+            psn,
+            cack: Psn(0),
+            grant: 0,
+            plen: 0,
+        }
+    }
+
+    /// Takes an RST. Only one that proves to know the session is believed (S4): it echoes a packet
+    /// that we could have sent, or our own incarnation and epoch.
+    pub(crate) fn on_rst(&mut self, now: Instant, base: &Base, op: &RstOp) {
+        let known = self.by_mac.get(&base.src).copied().filter(|_| base.src != self.mac);
+        let Some(p) = known else {
+            self.counters.rx_bad_rst += 1;
+            return;
+        };
+        let peer = &self.peers[p];
+        let back = peer.snd.nxt.0.wrapping_sub(op.echo_psn.0);
+        let echoes = op.echo_sid != 0
+            && op.echo_sid == peer.remote_sid
+            && back <= peer.snd.in_flight() + WINDOW;
+        let names = op.victim_inc == self.settings.incarnation && op.victim_epoch == peer.epoch;
+        let idle = peer.state == State::Idle;
+        if idle || !(echoes && peer.state == State::Open || names || planted(Bug::ResetWithoutEcho))
+        {
+            self.counters.rx_bad_rst += 1;
+            return;
+        }
+        self.counters.sessions_reset += 1;
+        let stale_answer = peer.state == State::Answered && op.reason == RstReason::UnknownSession;
+        if stale_answer {
+            // We answered an OPEN that its sender no longer means. Nothing was sent yet.
+            self.forget(p);
+            if !self.peers[p].wrs.is_empty() {
+                self.begin(now, p, State::Opening);
+            }
+            return;
+        }
+        let err = match op.reason {
+            RstReason::Version => Error::NoProtoOpt,
+            _ => Error::ConnReset,
+        };
+        self.end_session(now, p, err, false);
+        if op.inc != self.peers[p].inc || op.reason == RstReason::WrongIncarnation {
+            self.peers[p].inc = 0;
+            self.peers[p].closed_epoch = 0;
+        }
+    }
+
+    /// Forgets a session over which nothing was sent yet. Operations stay queued.
+    fn forget(&mut self, p: u32) {
+        let peer = &mut self.peers[p];
+        self.blocks_unpromised += peer.outstanding() as usize;
+        (peer.granted, peer.consumed) = (0, 0);
+        peer.closed_epoch = peer.peer_epoch;
+        peer.state = State::Idle;
+        (peer.sid, peer.remote_sid) = (0, 0);
+        (peer.want_open, peer.ack_now) = (false, false);
+        peer.timer_at = Instant(u64::MAX);
+        self.wheel.disarm(p);
+    }
+
+    /// Ends a session: every operation that needs it ends with `err`, and what it held is free
+    /// (S8). The peer is told once, best effort, if `tell`.
+    pub(crate) fn end_session(&mut self, now: Instant, p: u32, err: Error, tell: bool) {
+        let state = self.peers[p].state;
+        if state != State::Idle {
+            if tell && self.peers[p].mac != self.mac {
+                self.tell_closed(now, p);
+            }
+            self.drop_packets(p);
+        }
+        while self.peers[p].wrs.head != NONE {
+            let w = self.peers[p].wrs.head;
+            let wr = &self.tx[w];
+            let begun = !wr.flags.contains(WrFlags::IN_TXQ) || wr.sent > 0;
+            if begun && wr.flags.contains(WrFlags::ANNOUNCED) && planted(Bug::WaitingForgotten) {
+                self.unlink_wr(w);
+                continue;
+            }
+            let prov = if begun && state == State::Open {
+                ProvErrno::UnknownOutcome
+            } else {
+                ProvErrno::NotExecuted
+            };
+            self.fail_wr(w, err, prov);
+        }
+        while self.peers[p].pulls.head != NONE {
+            let idx = self.peers[p].pulls.head;
+            self.fail_pull(idx, err);
+        }
+        self.abort_inbound(now, p);
+        self.drop_announced(now, p);
+        if state == State::Idle {
+            return;
+        }
+        self.forget(p);
+        let peer = &mut self.peers[p];
+        peer.rcv = RcvBitmap::new();
+        (peer.owed, peer.refused) = (0, 0);
+        (peer.want_ping, peer.want_nop) = (false, false);
+        peer.snd = SendWindow::new(peer.snd.nxt);
+        if peer.mac == self.mac {
+            self.open_to_self(p);
+        }
+    }
+
+    /// Tells the peer that the session is over.
+    fn tell_closed(&mut self, now: Instant, p: u32) {
+        let peer = &self.peers[p];
+        let rst = RstOp {
+            echo_sid: peer.sid,
+            echo_psn: peer.rcv_nxt,
+            inc: self.settings.incarnation,
+            victim_inc: peer.inc,
+            victim_epoch: peer.peer_epoch,
+            reason: RstReason::Closed,
+            version: wire::VERSION,
+        };
+        let (mac, sid, known) = (peer.mac, peer.remote_sid, peer.state != State::Opening);
+        if known {
+            self.reply_rst(now, mac, sid, rst);
+        }
+    }
+
+    /// Gives back what is in flight and what waits for an earlier packet.
+    fn drop_packets(&mut self, p: u32) {
+        while let Some(idx) = self.peers[p].snd.pop_any(&mut self.sent) {
+            let entry = self.sent.free(idx);
+            if let BodyRef::Pack { buf, .. } = entry.body {
+                self.packs.free.push(buf);
+            }
+        }
+        while let Some(idx) = self.peers[p].held.pop_front(&mut self.held) {
+            if !planted(Bug::HeldPacketLeaked) {
+                self.held.free(idx);
+            }
+        }
+    }
+
+    /// Throws away announced messages of a peer that can no longer be pulled.
+    fn drop_announced(&mut self, now: Instant, p: u32) {
+        if self.peers[p].stored == 0 {
+            return;
+        }
+        let announced: Vec<u32> = (self.stored.iter())
+            .filter(|(_, m)| m.payload.peer == p && m.payload.is_announced() && !m.payload.dead)
+            .map(|(idx, _)| idx)
+            .collect();
+        for msg in announced {
+            if self.stored[msg].payload.claimed {
+                let m = &mut self.stored[msg].payload;
+                (m.dead, m.src_op) = (true, NONE);
+            } else {
+                self.unmatch_stored(msg);
+                self.free_stored(now, msg);
+            }
+        }
+    }
+
+    /// Forgets the session with `mac` without telling anybody, as if its memory had been lost.
+    /// For tests of what the other side makes of it.
+    pub fn drop_session(&mut self, now: Instant, mac: MacAddr) {
+        if let Some(&p) = self.by_mac.get(&mac) {
+            self.end_session(now, p, Error::ConnReset, false);
+        }
+    }
+
+    /// The device is gone: every operation ends in [`Error::NetDown`], and so does every later one.
+    pub fn port_gone(&mut self, now: Instant) {
+        self.gone = true;
+        let peers: Vec<u32> = self.peers.iter().map(|(p, _)| p).collect();
+        for p in peers {
+            self.end_session(now, p, Error::NetDown, false);
+        }
+        let eps: Vec<u32> = self.eps.iter().map(|(e, _)| e).collect();
+        for e in eps {
+            for kind in 0..2 {
+                while let Some(recv) = self.eps[e].matcher[kind].first_posted(&self.posted) {
+                    self.eps[e].matcher[kind].unlink_posted(&mut self.posted, recv);
+                    self.fail_recv(recv, Error::NetDown);
+                }
+            }
+        }
+    }
+
+    /// Makes the wheel call at the time when something is due for `p`, unless it will earlier.
+    pub(crate) fn arm_timer(&mut self, _now: Instant, p: u32) {
+        let Some(due) = self.due(&self.peers[p]) else { return };
+        let peer = &mut self.peers[p];
+        if due < peer.timer_at {
+            peer.timer_at = due;
+            self.wheel.arm(p, due);
+        }
+    }
+
+    /// When something is due for a peer, if anything is.
+    fn due(&self, peer: &Peer) -> Option<Instant> {
+        match peer.state {
+            State::Idle => None,
+            State::Opening | State::Answered => Some(peer.probe_at + open_rto(peer.backoff)),
+            State::Open => {
+                let mut due = peer.owes().then(|| peer.probe_at + self.probe_interval(peer));
+                let mut sooner = |at: Instant| due = Some(due.map_or(at, |d| d.min(at)));
+                if !self.lossless && !peer.snd.is_empty() {
+                    sooner(peer.progress_at + self.patience(peer));
+                    if peer.reorder_at != Instant(0) {
+                        sooner(peer.reorder_at);
+                    }
+                }
+                due
+            }
+        }
+    }
+
+    /// How long the oldest packet in flight may go without progress: two round trips until the
+    /// tail probe, then the retransmission timeout.
+    fn patience(&self, peer: &Peer) -> u64 {
+        let rto = peer.rtt.rto_ns(self.rto_floor_ns, peer.backoff);
+        if peer.probed || peer.rtt.srtt_ns() == 0 {
+            return rto;
+        }
+        (2 * peer.rtt.srtt_ns() + self.rto_floor_ns / 4).min(rto)
+    }
+
+    /// A tenth of T_dead; less while a lost grant may be all that keeps us from sending.
+    fn probe_interval(&self, peer: &Peer) -> u64 {
+        let tenth = self.settings.t_dead_ns / 10;
+        let stalled = !self.lossless && peer.snd.is_empty() && !peer.txq.is_empty();
+        if stalled {
+            peer.rtt.rto_ns(self.rto_floor_ns, peer.probes.min(16) as u8).min(tenth)
+        } else {
+            tenth
+        }
+    }
+
+    /// The wheel called for `p`.
+    pub(crate) fn on_timer(&mut self, now: Instant, p: u32) {
+        self.peers[p].timer_at = Instant(u64::MAX);
+        let silent = self.active_ns.saturating_sub(self.peers[p].heard);
+        let overdue = silent >= self.settings.t_dead_ns;
+        match self.peers[p].state {
+            State::Idle => return,
+            State::Opening | State::Answered => {
+                if overdue {
+                    self.counters.sessions_dead += 1;
+                    self.end_session(now, p, Error::HostUnreach, false);
+                    return;
+                }
+                let peer = &mut self.peers[p];
+                if now >= peer.probe_at + open_rto(peer.backoff) {
+                    peer.want_open = true;
+                    peer.backoff = peer.backoff.saturating_add(1);
+                    peer.probe_at = now;
+                    self.make_ready(p);
+                }
+            }
+            State::Open => {
+                if overdue && self.peers[p].owes() && self.peers[p].probes >= PROBES_MIN {
+                    self.counters.sessions_dead += 1;
+                    self.end_session(now, p, Error::HostUnreach, true);
+                    return;
+                }
+                self.on_open_timer(now, p);
+            }
+        }
+        self.arm_timer(now, p);
+    }
+
+    fn on_open_timer(&mut self, now: Instant, p: u32) {
+        if !self.lossless && !self.peers[p].snd.is_empty() {
+            self.on_loss_timer(now, p);
+        }
+        let interval = self.probe_interval(&self.peers[p]);
+        let peer = &mut self.peers[p];
+        if peer.owes() && now >= peer.probe_at + interval && !planted(Bug::NoKeepalive) {
+            peer.want_ping = true;
+            peer.probes = peer.probes.saturating_add(1);
+            peer.probe_at = now;
+            self.make_ready(p);
+        }
+    }
+
+    fn on_loss_timer(&mut self, now: Instant, p: u32) {
+        let patience = self.patience(&self.peers[p]);
+        let peer = &mut self.peers[p];
+        if peer.reorder_at != Instant(0) && now >= peer.reorder_at {
+            peer.reorder_at = Instant(0);
+            let before = now.0.saturating_sub(peer.rtt.srtt_ns() + peer.rtt.reorder_ns());
+            peer.snd.expire(&mut self.sent, Instant(before));
+            self.make_ready(p);
+        }
+        let peer = &mut self.peers[p];
+        if now < peer.progress_at + patience {
+            return;
+        }
+        peer.progress_at = now;
+        if !peer.probed && peer.rtt.srtt_ns() > 0 {
+            peer.probed = true;
+            if let Some(idx) = peer.snd.newest(&self.sent) {
+                peer.snd.mark_lost(&mut self.sent, idx);
+            }
+        } else if !(planted(Bug::RetransmitOnce) && peer.backoff > 0) {
+            self.counters.timeouts += 1;
+            peer.backoff = peer.backoff.saturating_add(1);
+            peer.snd.expire(&mut self.sent, now);
+        }
+        self.make_ready(p);
+    }
+
+    /// Takes the memory of a request out of reach of the packets in flight: they keep their
+    /// numbers and carry nothing.
+    pub(crate) fn abandon_wr(&mut self, w: u32) {
+        let wr = &self.tx[w];
+        let p = wr.peer;
+        let half = wr.sent > 0
+            && wr.sent < wr.len
+            && !wr.flags.intersects(WrFlags::ANNOUNCED | WrFlags::ALL_SENT);
+        let next = wr.pull_op;
+        self.peers[p].snd.for_each(&mut self.sent, |entry| {
+            if let BodyRef::Pack { .. } = entry.body {
+                if entry.wr == w {
+                    entry.wr = next;
+                }
+            } else if entry.wr == w {
+                entry.ty = Ty::Nop;
+                entry.op_len = 0;
+                entry.body = BodyRef::None;
+                entry.wr = NONE;
+            }
+        });
+        for (_, other) in self.tx.iter_mut() {
+            if other.peer == p && other.pull_op == w && other.flags.contains(WrFlags::PACKED) {
+                other.pull_op = next;
+            }
+        }
+        if half {
+            self.peers[p].want_nop = true;
+            self.make_ready(p);
+        }
+    }
+
+    /// Takes a request out of every list.
+    fn unlink_wr(&mut self, w: u32) {
+        let wr = &mut self.tx[w];
+        let p = wr.peer;
+        let flags = wr.flags;
+        wr.flags.remove(WrFlags::IN_TXQ | WrFlags::IN_DATAQ);
+        let peer = &mut self.peers[p];
+        if flags.contains(WrFlags::IN_TXQ) {
+            peer.txq.remove(&mut self.tx, w);
+        }
+        if flags.contains(WrFlags::IN_DATAQ) {
+            peer.dataq.remove(&mut self.tx, w);
+        }
+        peer.wrs.remove(&mut self.tx, w);
+    }
+
+    /// Gives back a request whose outcome has been written.
+    pub(crate) fn free_wr(&mut self, w: u32) {
+        self.unlink_wr(w);
+        let wr = self.tx.free(w);
+        self.eps[wr.ep].tx_used -= 1;
+    }
+
+    /// Writes the success of a request, once.
+    #[inline]
+    pub(crate) fn report_wr(&mut self, w: u32) {
+        let wr = &mut self.tx[w];
+        if wr.flags.contains(WrFlags::REPORTED) {
+            return;
+        }
+        wr.flags |= WrFlags::REPORTED;
+        let flags = send_flags(wr.flags);
+        let cqe = Cqe { op_context: wr.context, flags, src: FI_ADDR_UNSPEC, ..Cqe::default() };
+        let wanted = wr.flags.contains(WrFlags::CQE);
+        let ep = &mut self.eps[wr.ep];
+        ep.counters.sent += 1;
+        ep.counters.sent_bytes += wr.len;
+        let (cntr, cq) = (ep.tx_cntr, &mut self.cqs[ep.tx_cq].cq);
+        if wanted {
+            cq.push(cqe);
+        } else {
+            cq.unreserve();
+        }
+        self.counters.msgs_sent += 1;
+        self.count(cntr, true);
+    }
+
+    /// Ends a request with an error entry, unless its success has been told.
+    pub(crate) fn fail_wr(&mut self, w: u32, err: Error, prov_errno: ProvErrno) {
+        let wr = &self.tx[w];
+        if !wr.flags.contains(WrFlags::REPORTED) {
+            let flags = send_flags(wr.flags);
+            let (op_context, tag) = (wr.context, wr.tag);
+            let cqe = Cqe { op_context, flags, tag, src: FI_ADDR_UNSPEC, ..Cqe::default() };
+            let ep = &mut self.eps[wr.ep];
+            ep.counters.errors += 1;
+            let (cntr, cq) = (ep.tx_cntr, ep.tx_cq);
+            self.cqs[cq].cq.push_err(CqErr { cqe, olen: 0, err, prov_errno, err_data: None });
+            if planted(Bug::CqReservationLeaked) {
+                self.cqs[cq].cq.reserve();
+            }
+            self.count(cntr, false);
+        }
+        self.free_wr(w);
+    }
+}
+
+fn send_flags(flags: WrFlags) -> CqFlags {
+    CqFlags::SEND | if flags.contains(WrFlags::TAGGED) { CqFlags::TAGGED } else { CqFlags::MSG }
+}
+
+fn open_rto(backoff: u8) -> u64 {
+    OPEN_RTO_NS << backoff.min(6)
+}

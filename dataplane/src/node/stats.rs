@@ -1,0 +1,226 @@
+//! What a node counts, and how full its tables are.
+
+use barewire_driver::port::MacAddr;
+
+use super::peer::State;
+use super::{EpId, Node};
+use crate::error::{Error, Result};
+use crate::wire::WireError;
+
+/// Everything that happened in a node since it was made. Every frame that was not used has its
+/// cause here.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodeCounters {
+    /// Frames given to the node.
+    pub rx_frames: u64,
+    /// Frames refused by the codec, by [`WireError::index`].
+    pub rx_wire: [u64; WireError::COUNT],
+    /// Frames for another station.
+    pub rx_not_ours: u64,
+    /// Frames without the checksum that this node demands.
+    pub rx_no_crc: u64,
+    /// Packets for a session that does not exist.
+    pub rx_no_session: u64,
+    /// Packets whose acknowledgement covers what was never sent.
+    pub rx_bad_ack: u64,
+    /// Packets that had arrived before.
+    pub rx_duplicate: u64,
+    /// Packets beyond the receive window.
+    pub rx_out_of_window: u64,
+    /// Packets that came early and had to be dropped because no buffer was free to keep them.
+    pub rx_no_buffer: u64,
+    /// Packets that were refused with a NACK.
+    pub rx_refused: u64,
+    /// Messages dropped because their endpoint does not exist (the sender did not wait).
+    pub rx_no_endpoint: u64,
+    /// Pieces that belong to no operation.
+    pub rx_stray: u64,
+    /// RST packets that name nothing of ours.
+    pub rx_bad_rst: u64,
+    /// OPEN packets that were refused or ignored.
+    pub rx_bad_open: u64,
+    /// Frames handed to the port.
+    pub tx_frames: u64,
+    /// Of these, packets sent again.
+    pub tx_retransmits: u64,
+    /// Of these, acknowledgements of their own.
+    pub tx_acks: u64,
+    /// Of these, probes.
+    pub tx_probes: u64,
+    /// Replies to strangers that the limit held back.
+    pub tx_replies_limited: u64,
+    /// Messages sent, received, and kept for a later receive.
+    pub msgs_sent: u64,
+    /// Messages received into the application's memory.
+    pub msgs_received: u64,
+    /// Messages that came before their receive.
+    pub msgs_unexpected: u64,
+    /// Sessions opened.
+    pub sessions_opened: u64,
+    /// Sessions that ended because the peer was silent.
+    pub sessions_dead: u64,
+    /// Sessions that the peer ended.
+    pub sessions_reset: u64,
+    /// Retransmission timeouts.
+    pub timeouts: u64,
+}
+
+impl Default for NodeCounters {
+    fn default() -> Self {
+        Self {
+            rx_frames: 0,
+            rx_wire: [0; WireError::COUNT],
+            rx_not_ours: 0,
+            rx_no_crc: 0,
+            rx_no_session: 0,
+            rx_bad_ack: 0,
+            rx_duplicate: 0,
+            rx_out_of_window: 0,
+            rx_no_buffer: 0,
+            rx_refused: 0,
+            rx_no_endpoint: 0,
+            rx_stray: 0,
+            rx_bad_rst: 0,
+            rx_bad_open: 0,
+            tx_frames: 0,
+            tx_retransmits: 0,
+            tx_acks: 0,
+            tx_probes: 0,
+            tx_replies_limited: 0,
+            msgs_sent: 0,
+            msgs_received: 0,
+            msgs_unexpected: 0,
+            sessions_opened: 0,
+            sessions_dead: 0,
+            sessions_reset: 0,
+            timeouts: 0,
+        }
+    }
+}
+
+/// How much of each table is in use. All zero but `peers` when nothing is going on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Levels {
+    /// Peers known.
+    pub peers: usize,
+    /// Sends in flight.
+    pub tx: usize,
+    /// Packets kept until acknowledged.
+    pub sent: usize,
+    /// Buffers of shared frames in use.
+    pub packs: usize,
+    /// Receives posted.
+    pub posted: usize,
+    /// Messages waiting for a receive.
+    pub stored: usize,
+    /// Blocks that hold such messages.
+    pub blocks: usize,
+    /// Messages being pulled.
+    pub pulls: usize,
+    /// Bytes asked for and not here.
+    pub pull_bytes: u64,
+    /// Packets that wait for an earlier one.
+    pub held: usize,
+    /// Completions reserved in all queues.
+    pub cq_reserved: usize,
+    /// Timers armed.
+    pub timers: usize,
+}
+
+/// One session, for an operator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SessionInfo {
+    /// The peer.
+    pub mac: MacAddr,
+    /// Its incarnation, 0 if not known.
+    pub incarnation: u64,
+    /// `idle`, `opening`, `answered` or `open`.
+    pub state: &'static str,
+    /// Packets in flight.
+    pub in_flight: u32,
+    /// Smoothed round trip, nanoseconds; 0 if not measured.
+    pub srtt_ns: u64,
+    /// Credits left to send with.
+    pub credits: u32,
+    /// Operations that wait for the peer.
+    pub waiting: u32,
+}
+
+/// Counters of one endpoint.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EpCounters {
+    /// Its number.
+    pub number: u16,
+    /// Sends completed.
+    pub sent: u64,
+    /// Bytes of these.
+    pub sent_bytes: u64,
+    /// Messages received.
+    pub received: u64,
+    /// Bytes of these.
+    pub received_bytes: u64,
+    /// Operations that ended in an error.
+    pub errors: u64,
+    /// Messages waiting for a receive now.
+    pub unexpected: u32,
+    /// Receives posted now.
+    pub posted: u32,
+}
+
+impl Node {
+    /// How full the tables are.
+    pub fn levels(&self) -> Levels {
+        Levels {
+            peers: self.peers.len(),
+            tx: self.tx.len(),
+            sent: self.sent.len(),
+            packs: self.packs.bytes.len() - self.packs.free.len(),
+            posted: self.posted.len(),
+            stored: self.stored.len(),
+            blocks: self.settings.unexpected_bytes / crate::proto::blocks::UNIT
+                - self.blocks.free_count(),
+            pulls: self.pulls.len(),
+            pull_bytes: self.pull_out,
+            held: self.held.len(),
+            cq_reserved: self.cqs.iter().map(|(_, t)| t.cq.reserved()).sum(),
+            timers: self.wheel.len(),
+        }
+    }
+
+    /// All peers with what is going on between us.
+    pub fn sessions(&self) -> impl Iterator<Item = SessionInfo> {
+        self.peers.iter().map(|(_, p)| SessionInfo {
+            mac: p.mac,
+            incarnation: p.inc,
+            state: match p.state {
+                State::Idle => "idle",
+                State::Opening => "opening",
+                State::Answered => "answered",
+                State::Open => "open",
+            },
+            in_flight: p.snd.in_flight(),
+            srtt_ns: p.rtt.srtt_ns(),
+            credits: p.credits(),
+            waiting: p.wrs.len + p.pulls.len,
+        })
+    }
+
+    /// The counters of one endpoint.
+    ///
+    /// # Errors
+    /// [`Error::BadFd`]: it was closed.
+    pub fn ep_counters(&self, ep: EpId) -> Result<EpCounters> {
+        let ep = self.eps.by_handle(ep.0).ok_or(Error::BadFd)?;
+        Ok(EpCounters {
+            number: ep.number,
+            unexpected: (ep.matcher[0].unexpected_len() + ep.matcher[1].unexpected_len()) as u32,
+            posted: ep.rx_used,
+            ..ep.counters
+        })
+    }
+
+    /// All open endpoints.
+    pub fn ep_ids(&self) -> impl Iterator<Item = EpId> {
+        self.eps.iter().map(|(idx, _)| EpId(self.eps.handle(idx)))
+    }
+}

@@ -1,0 +1,305 @@
+//! Two nodes and a wire of vectors: the paths that everything else stands on. What loss, delay and
+//! crashes do to them is the simulator's to show (`tests/sim`).
+
+use std::collections::VecDeque;
+
+use barewire_driver::frame::{RxFrame, TxFrame};
+use barewire_driver::mem::IoBuf;
+use barewire_driver::port::{MacAddr, PortCaps, Tx};
+
+use super::*;
+use crate::flags::{BindFlags, CqFlags};
+use crate::types::{CqErr, Cqe, FI_ADDR_UNSPEC};
+
+struct End {
+    node: Node,
+    ep: EpId,
+    cq: CqId,
+    av: AvId,
+    peer: FiAddr,
+    out: VecDeque<Vec<u8>>,
+}
+
+struct Pair {
+    now: Instant,
+    ends: [End; 2],
+    /// Every `drop`th frame is lost, if not 0.
+    drop: usize,
+    frames: usize,
+}
+
+fn caps(mac: u8, mtu: usize, lossless: bool) -> PortCaps {
+    PortCaps {
+        mac: MacAddr([2, 0, 0, 0, 0, mac]),
+        mtu,
+        lossless,
+        gather: false,
+        rto_floor_ns: 100_000,
+        link_bps: 0,
+        name: "test".into(),
+    }
+}
+
+fn end(mac: u8, mtu: usize, lossless: bool) -> End {
+    let settings = NodeSettings {
+        incarnation: u64::from(mac) + 100,
+        seed: u64::from(mac) * 77,
+        t_dead_ns: 500_000_000,
+        ..NodeSettings::default()
+    };
+    let mut node = Node::new(settings, &caps(mac, mtu, lossless)).unwrap();
+    let cq = node.cq_open(128).unwrap();
+    let av = node.av_open(8).unwrap();
+    let ep_caps = Caps::MSG | Caps::TAGGED | Caps::SOURCE | Caps::MULTI_RECV | Caps::DIRECTED_RECV;
+    let ep = node.ep_open(EpAttr { caps: ep_caps, ..EpAttr::default() }).unwrap();
+    node.ep_bind_cq(ep, cq, BindFlags::TRANSMIT | BindFlags::RECV).unwrap();
+    node.ep_bind_av(ep, av).unwrap();
+    node.ep_enable(ep).unwrap();
+    End { node, ep, cq, av, peer: 0, out: VecDeque::new() }
+}
+
+impl Pair {
+    fn new(mtu: usize, lossless: bool) -> Self {
+        let mut ends = [end(1, mtu, lossless), end(2, mtu, lossless)];
+        for i in 0..2 {
+            let addr = ends[1 - i].node.addr_of(ends[1 - i].ep).unwrap();
+            let end = &mut ends[i];
+            end.peer = end.node.av_insert(Instant(0), end.av, addr).unwrap();
+        }
+        Self { now: Instant(1), ends, drop: 0, frames: 0 }
+    }
+
+    fn send(&mut self, i: usize, buf: IoBuf, tag: u64, flags: OpFlags, context: u64) -> Result<()> {
+        let end = &mut self.ends[i];
+        let kind = if tag == u64::MAX { MsgKind::Msg } else { MsgKind::Tagged };
+        let tag = if tag == u64::MAX { 0 } else { tag };
+        let (dest, data) = (end.peer, 4711);
+        let no_completion = false;
+        let req = SendReq { kind, buf, dest, tag, data, context, flags, no_completion };
+        end.node.post_send(self.now, end.ep, req)
+    }
+
+    fn recv(&mut self, i: usize, buf: IoBuf, tag: u64, flags: OpFlags, context: u64) -> Result<()> {
+        let end = &mut self.ends[i];
+        let kind = if tag == u64::MAX { MsgKind::Msg } else { MsgKind::Tagged };
+        let tag = if tag == u64::MAX { 0 } else { tag };
+        let src = FI_ADDR_UNSPEC;
+        let req = RecvReq { kind, buf, src, tag, ignore: 0, context, flags };
+        end.node.post_recv(self.now, end.ep, req)
+    }
+
+    /// Lets `ns` pass and everything happen in it.
+    fn run(&mut self, ns: u64) {
+        let until = self.now + ns;
+        while self.now < until {
+            for i in 0..2 {
+                let End { node, out, .. } = &mut self.ends[i];
+                let mut sink = |frame: &TxFrame<'_>| {
+                    let mut bytes = vec![0; frame.len()];
+                    frame.copy_to(&mut bytes);
+                    out.push_back(bytes);
+                    Tx::Sent
+                };
+                node.transmit(self.now, &mut sink);
+            }
+            for i in 0..2 {
+                for bytes in std::mem::take(&mut self.ends[i].out) {
+                    self.frames += 1;
+                    if self.drop == 0 || self.frames % self.drop != 0 {
+                        self.ends[1 - i].node.on_frame(self.now, &RxFrame::new(&bytes));
+                    }
+                }
+            }
+            self.now = self.now + 5_000;
+        }
+    }
+
+    fn read(&mut self, i: usize) -> Vec<Cqe> {
+        let mut out = [Cqe::default(); 64];
+        let end = &mut self.ends[i];
+        let n = end.node.cq_read(end.cq, &mut out).unwrap_or(0);
+        out[..n].to_vec()
+    }
+
+    fn read_err(&mut self, i: usize) -> CqErr {
+        let end = &mut self.ends[i];
+        end.node.cq_readerr(end.cq).unwrap()
+    }
+
+    /// Both nodes are as empty as when they were made.
+    fn assert_quiet(&self) {
+        for end in &self.ends {
+            let levels = end.node.levels();
+            assert_eq!(levels, Levels { peers: 1, timers: levels.timers, ..Levels::default() });
+        }
+    }
+}
+
+fn bytes(len: usize) -> Vec<u8> {
+    (0..len).map(|i| (i * 7 + i / 251) as u8).collect()
+}
+
+fn contents(buf: &IoBuf) -> Vec<u8> {
+    let mut out = vec![0; buf.len()];
+    buf.read_at(0, &mut out);
+    out
+}
+
+/// A second handle on the same leaked memory, to look at it while the node has the first.
+fn shared(len: usize) -> (IoBuf, IoBuf) {
+    IoBuf::leaked_pair(&vec![0xEE; len])
+}
+
+#[test]
+fn message_of_every_size_class_arrives_expected_and_unexpected() {
+    for lossless in [true, false] {
+        for mtu in [256, 1500, 9000, 65_535] {
+            let mut pair = Pair::new(mtu, lossless);
+            for len in [0, 1, 64, 255, 256, 257, 1400, 1500, 4096, 9000, 16384, 16385, 300_000] {
+                for early in [false, true] {
+                    let data = bytes(len);
+                    let (buf, look) = shared(len + 3);
+                    if !early {
+                        pair.recv(1, buf, 5, OpFlags::empty(), 1).unwrap();
+                        pair.send(0, IoBuf::leaked(&data), 5, OpFlags::REMOTE_CQ_DATA, 2).unwrap();
+                    } else {
+                        pair.send(0, IoBuf::leaked(&data), 5, OpFlags::REMOTE_CQ_DATA, 2).unwrap();
+                        pair.run(100_000);
+                        pair.recv(1, buf, 5, OpFlags::empty(), 1).unwrap();
+                    }
+                    pair.run(3_000_000);
+                    let got = pair.read(1);
+                    let what = format!("lossless {lossless} mtu {mtu} len {len} early {early}");
+                    assert_eq!(got.len(), 1, "{what}");
+                    assert_eq!(
+                        (got[0].len, got[0].data, got[0].src),
+                        (len as u64, 4711, 0),
+                        "{what}"
+                    );
+                    assert_eq!(&contents(&look)[..len], data, "{what}");
+                    assert_eq!(&contents(&look)[len..], [0xEE; 3], "{what}");
+                    let sent = pair.read(0);
+                    assert_eq!(sent.len(), 1, "{what}");
+                    assert_eq!(sent[0].flags, CqFlags::SEND | CqFlags::TAGGED, "{what}");
+                }
+            }
+            pair.run(600_000_000);
+            pair.assert_quiet();
+        }
+    }
+}
+
+#[test]
+fn stream_survives_the_loss_of_every_fifth_frame() {
+    let mut pair = Pair::new(1500, false);
+    pair.drop = 5;
+    let mut looks = Vec::new();
+    for i in 0..60 {
+        let len = [10, 1000, 5000, 40_000][i % 4];
+        let (buf, look) = shared(len);
+        looks.push((look, len));
+        pair.recv(1, buf, 9, OpFlags::empty(), i as u64).unwrap();
+        pair.send(0, IoBuf::leaked(&bytes(len)), 9, OpFlags::empty(), i as u64).unwrap();
+    }
+    pair.run(1_000_000_000);
+    let got: Vec<u64> = pair.read(1).iter().map(|c| c.op_context).collect();
+    assert_eq!(got.len(), 60);
+    let sent = pair.read(0);
+    assert_eq!(sent.len(), 60);
+    for (look, len) in looks {
+        assert_eq!(contents(&look), bytes(len));
+    }
+    pair.run(600_000_000);
+    pair.assert_quiet();
+}
+
+#[test]
+fn silent_peer_is_dead_within_a_tenth_over_t_dead() {
+    for lossless in [true, false] {
+        let mut pair = Pair::new(1500, lossless);
+        pair.recv(1, IoBuf::leaked(&[0; 8]), 1, OpFlags::empty(), 0).unwrap();
+        pair.send(0, IoBuf::leaked(&[1; 8]), 1, OpFlags::empty(), 1).unwrap();
+        pair.run(1_000_000);
+        assert_eq!(pair.read(0).len(), 1);
+        pair.drop = 1;
+        pair.send(0, IoBuf::leaked(&[1; 8]), 1, OpFlags::DELIVERY_COMPLETE, 2).unwrap();
+        pair.run(499_000_000);
+        assert!(pair.ends[0].node.cq_ready(pair.ends[0].cq).unwrap() == 0);
+        pair.run(52_000_000);
+        let err = pair.read_err(0);
+        assert_eq!((err.err, err.cqe.op_context), (Error::HostUnreach, 2));
+    }
+}
+
+#[test]
+fn truncated_message_says_what_was_lost() {
+    for len in [64_usize, 300_000] {
+        let mut pair = Pair::new(1500, false);
+        let (buf, look) = shared(16);
+        pair.recv(1, buf, u64::MAX, OpFlags::empty(), 3).unwrap();
+        pair.send(0, IoBuf::leaked(&bytes(len)), u64::MAX, OpFlags::empty(), 4).unwrap();
+        pair.run(10_000_000);
+        let err = pair.read_err(1);
+        assert_eq!((err.err, err.cqe.len, err.olen), (Error::Trunc, 16, len as u64 - 16));
+        assert_eq!(contents(&look), bytes(16));
+        assert_eq!(pair.read(0).len(), 1);
+    }
+}
+
+#[test]
+fn message_to_an_endpoint_that_is_not_there_fails_at_the_sender() {
+    let mut pair = Pair::new(1500, false);
+    let mut addr = pair.ends[1].node.addr_of(pair.ends[1].ep).unwrap();
+    addr.ep = 77;
+    let end = &mut pair.ends[0];
+    end.peer = end.node.av_insert(Instant(0), end.av, addr).unwrap();
+    pair.send(0, IoBuf::leaked(&[1; 8]), 1, OpFlags::empty(), 1).unwrap();
+    pair.run(5_000_000);
+    assert_eq!(pair.read_err(0).err, Error::ConnRefused);
+    pair.ends[0].peer = 0;
+    pair.recv(1, IoBuf::leaked(&[0; 8]), 1, OpFlags::empty(), 2).unwrap();
+    pair.send(0, IoBuf::leaked(&[1; 8]), 1, OpFlags::empty(), 3).unwrap();
+    pair.run(5_000_000);
+    assert_eq!(pair.read(0)[0].op_context, 3);
+    assert_eq!(pair.read(1)[0].op_context, 2);
+}
+
+#[test]
+fn message_to_oneself_arrives() {
+    let mut pair = Pair::new(1500, true);
+    let addr = pair.ends[0].node.addr_of(pair.ends[0].ep).unwrap();
+    let end = &mut pair.ends[0];
+    end.peer = end.node.av_insert(Instant(0), end.av, addr).unwrap();
+    for len in [5, 5000, 200_000] {
+        let (buf, look) = shared(len);
+        pair.recv(0, buf, 1, OpFlags::empty(), 1).unwrap();
+        pair.send(0, IoBuf::leaked(&bytes(len)), 1, OpFlags::empty(), 2).unwrap();
+        pair.run(5_000_000);
+        assert_eq!(pair.read(0).len(), 2, "{len}");
+        assert_eq!(contents(&look), bytes(len));
+    }
+}
+
+#[test]
+fn multi_recv_takes_messages_back_to_back_and_is_released_once() {
+    let mut pair = Pair::new(1500, false);
+    let (buf, look) = shared(256);
+    let node = &mut pair.ends[1];
+    node.node.ep_set_min_multi_recv(node.ep, 32).unwrap();
+    pair.recv(1, buf, u64::MAX, OpFlags::MULTI_RECV, 1).unwrap();
+    for _ in 0..3 {
+        pair.send(0, IoBuf::leaked(&bytes(100)), u64::MAX, OpFlags::empty(), 4).unwrap();
+        pair.run(1_000_000);
+    }
+    let got = pair.read(1);
+    assert_eq!(got.len(), 2);
+    assert_eq!(got[1].buf - got[0].buf, 100);
+    let err = pair.read_err(1);
+    assert_eq!((err.err, err.cqe.len, err.olen), (Error::Trunc, 56, 44));
+    let last = pair.read(1);
+    assert_eq!(last.len(), 1);
+    assert!(last[0].flags.contains(CqFlags::MULTI_RECV));
+    assert_eq!(&contents(&look)[..100], bytes(100));
+    pair.run(600_000_000);
+    pair.assert_quiet();
+}

@@ -1,0 +1,189 @@
+//! Where messages lie that nobody has posted a receive for.
+//!
+//! Storage comes in blocks of [`UNIT`] bytes, the unit in which a receiver grants credit: whatever a
+//! peer may send without asking has its blocks set aside before the peer is told, so storing can
+//! only fail for a peer that overdraws, and its packet is refused. Blocks are touched when they are
+//! first used, not before.
+
+use barewire_driver::frame::RxFrame;
+use barewire_driver::mem::IoBuf;
+
+use crate::slab::NONE;
+
+/// Bytes of a block, and of one credit.
+pub const UNIT: usize = 256;
+
+/// Credits that a message of `len` bytes costs: one for an empty one, as it needs a record.
+pub const fn units(len: u64) -> u32 {
+    if len == 0 { 1 } else { len.div_ceil(UNIT as u64) as u32 }
+}
+
+/// The stored part of a message: blocks in order.
+#[derive(Clone, Copy, Debug)]
+pub struct Chain {
+    head: u32,
+    tail: u32,
+    len: u32,
+}
+
+impl Default for Chain {
+    fn default() -> Self {
+        Self { head: NONE, tail: NONE, len: 0 }
+    }
+}
+
+impl Chain {
+    /// Bytes stored.
+    pub fn len(&self) -> usize {
+        self.len as usize
+    }
+
+    /// Whether nothing is stored.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+}
+
+/// All blocks of a node.
+#[derive(Debug)]
+pub struct BlockPool {
+    bytes: Vec<[u8; UNIT]>,
+    next: Vec<u32>,
+    free: u32,
+    free_count: usize,
+    capacity: usize,
+}
+
+impl BlockPool {
+    /// `capacity` blocks, none of them touched.
+    pub fn with_capacity(capacity: usize) -> Self {
+        let (bytes, next) = (Vec::with_capacity(capacity), Vec::with_capacity(capacity));
+        Self { bytes, next, free: NONE, free_count: capacity, capacity }
+    }
+
+    /// Blocks not in use.
+    pub fn free_count(&self) -> usize {
+        self.free_count
+    }
+
+    /// Appends `len` bytes at `offset` of `frame`, and says whether there were blocks enough. If
+    /// not, nothing was stored.
+    pub fn append(
+        &mut self,
+        chain: &mut Chain,
+        frame: &RxFrame<'_>,
+        offset: usize,
+        len: usize,
+    ) -> bool {
+        let room = (UNIT - chain.len() % UNIT) % UNIT;
+        if len.saturating_sub(room).div_ceil(UNIT) > self.free_count {
+            return false;
+        }
+        let mut done = 0;
+        while done < len {
+            let at = chain.len() % UNIT;
+            if at == 0 {
+                self.grow(chain);
+            }
+            let n = (len - done).min(UNIT - at);
+            let block = &mut self.bytes[chain.tail as usize];
+            assert!(frame.copy_to(offset + done, &mut block[at..at + n]), "length was checked");
+            chain.len += n as u32;
+            done += n;
+        }
+        true
+    }
+
+    /// Copies the first `len` bytes of `chain` to `buf_offset` of `buf`.
+    pub fn copy_out(&self, chain: &Chain, buf: &IoBuf, buf_offset: usize, len: usize) {
+        assert!(len <= chain.len());
+        let (mut block, mut done) = (chain.head, 0);
+        while done < len {
+            let n = (len - done).min(UNIT);
+            buf.write_at(buf_offset + done, &self.bytes[block as usize][..n]);
+            done += n;
+            block = self.next[block as usize];
+        }
+    }
+
+    /// The address and length of the piece that lies in the first block, for an announcement.
+    pub fn first_piece(&self, chain: &Chain) -> (u64, usize) {
+        if chain.is_empty() {
+            return (0, 0);
+        }
+        (self.bytes[chain.head as usize].as_ptr() as u64, chain.len().min(UNIT))
+    }
+
+    /// Gives the blocks back and empties `chain`.
+    pub fn release(&mut self, chain: &mut Chain) {
+        let mut block = chain.head;
+        while block != NONE {
+            let next = self.next[block as usize];
+            self.next[block as usize] = self.free;
+            self.free = block;
+            self.free_count += 1;
+            block = next;
+        }
+        *chain = Chain::default();
+    }
+
+    fn grow(&mut self, chain: &mut Chain) {
+        let block = if self.free == NONE {
+            assert!(self.bytes.len() < self.capacity, "free_count was checked");
+            self.bytes.push([0; UNIT]);
+            self.next.push(NONE);
+            (self.bytes.len() - 1) as u32
+        } else {
+            let block = self.free;
+            self.free = self.next[block as usize];
+            block
+        };
+        self.free_count -= 1;
+        self.next[block as usize] = NONE;
+        if chain.tail == NONE {
+            chain.head = block;
+        } else {
+            self.next[chain.tail as usize] = block;
+        }
+        chain.tail = block;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    #[test]
+    fn chain_gives_back_what_was_stored() {
+        let mut pool = BlockPool::with_capacity(8);
+        let data: Vec<u8> = (0..1500_usize).map(|i| i as u8).collect();
+        let mut out = vec![0_u8; 1500];
+        let buf = IoBuf::leaked(&out);
+        for pieces in [vec![1500], vec![1, 255, 256, 257, 731], vec![100; 15]] {
+            let mut chain = Chain::default();
+            let mut at = 0;
+            for n in pieces {
+                assert!(pool.append(&mut chain, &RxFrame::new(&data), at, n));
+                at += n;
+            }
+            buf.write_at(0, &[0; 1500]);
+            pool.copy_out(&chain, &buf, 0, 1500);
+            buf.read_at(0, &mut out);
+            assert_eq!(out, data);
+            assert_eq!(pool.free_count(), 2);
+            pool.release(&mut chain);
+            assert_eq!(pool.free_count(), 8);
+        }
+    }
+
+    #[test]
+    fn pool_that_is_too_small_stores_nothing() {
+        let mut pool = BlockPool::with_capacity(2);
+        let data = [7_u8; 600];
+        let mut chain = Chain::default();
+        assert!(!pool.append(&mut chain, &RxFrame::new(&data), 0, 513));
+        assert_eq!((chain.len(), pool.free_count()), (0, 2));
+        assert!(pool.append(&mut chain, &RxFrame::new(&data), 0, 500));
+        assert!(!pool.append(&mut chain, &RxFrame::new(&data), 0, 13));
+        assert!(pool.append(&mut chain, &RxFrame::new(&data), 0, 12));
+    }
+}

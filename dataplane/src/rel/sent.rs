@@ -1,0 +1,320 @@
+//! The packets a session has in flight.
+//!
+//! Packets are numbered without holes and kept in a list in that order until the peer has
+//! acknowledged everything up to and including them. An entry holds all it takes to send the
+//! packet again but the payload, which stays where it is (the application's memory or a pool).
+//!
+//! Loss is found by time (RFC 8985): a packet is lost when one that was sent later than it, by more
+//! than the reordering allowance, has arrived. The timer behind it is the caller's.
+//!
+//! On a lossless port only packets whose acknowledgement somebody waits for have an entry.
+
+use crate::rel::psn::Psn;
+use crate::rel::rtt::Rtt;
+use crate::slab::{Link, Linked, List, NONE, Slab};
+use crate::types::Instant;
+use crate::wire::{AckOp, Ty};
+
+/// Packets a session may have in flight.
+pub const WINDOW: u32 = 256;
+
+/// Longest operation header of a reliable packet, with its eight bytes of remote CQ data.
+pub const OP_MAX: usize = 40;
+
+/// Where the payload of a packet lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BodyRef {
+    /// Nowhere: there is none.
+    None,
+    /// `len` bytes at `offset` of the memory of transmit request `wr`.
+    Wr {
+        /// The request.
+        wr: u32,
+        /// First byte.
+        offset: u64,
+        /// Number of bytes.
+        len: u32,
+    },
+    /// The first `len` bytes of a buffer of the aggregation pool, which hold several messages.
+    Pack {
+        /// The buffer.
+        buf: u32,
+        /// Number of bytes.
+        len: u32,
+    },
+}
+
+/// One packet in flight.
+#[derive(Debug)]
+pub struct Sent {
+    /// Its number.
+    pub psn: Psn,
+    /// Its type.
+    pub ty: Ty,
+    /// Length of its operation header in `op`.
+    pub op_len: u8,
+    /// The operation header.
+    pub op: [u8; OP_MAX],
+    /// Its payload.
+    pub body: BodyRef,
+    /// The transmit request that waits for it, or [`NONE`].
+    pub wr: u32,
+    /// When it was sent last.
+    pub at: Instant,
+    /// The peer has it, out of order.
+    pub sacked: bool,
+    /// To be sent again.
+    pub lost: bool,
+    /// Was sent more than once.
+    pub rtx: bool,
+    link: Link,
+}
+
+impl Sent {
+    /// A packet that is being sent for the first time.
+    pub fn new(psn: Psn, ty: Ty, op: &[u8], body: BodyRef, wr: u32, at: Instant) -> Self {
+        let mut bytes = [0; OP_MAX];
+        bytes[..op.len()].copy_from_slice(op);
+        let op_len = op.len() as u8;
+        let (sacked, lost, rtx) = (false, false, false);
+        Self { psn, ty, op_len, op: bytes, body, wr, at, sacked, lost, rtx, link: Link::default() }
+    }
+}
+
+impl Linked<0> for Sent {
+    fn link(&mut self) -> &mut Link {
+        &mut self.link
+    }
+
+    fn link_ref(&self) -> &Link {
+        &self.link
+    }
+}
+
+/// Shared by all sessions of a node.
+pub type SentPool = Slab<Sent>;
+
+/// What an acknowledgement says that no honest peer would.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AckOfUnsent;
+
+/// The send side of a session.
+#[derive(Debug)]
+pub struct SendWindow {
+    /// Oldest packet not acknowledged.
+    pub una: Psn,
+    /// Next packet to number.
+    pub nxt: Psn,
+    /// Packets marked lost and not yet sent again.
+    pub lost: u32,
+    list: List<0>,
+}
+
+impl SendWindow {
+    /// Nothing in flight; the first packet will be `first`.
+    pub fn new(first: Psn) -> Self {
+        Self { una: first, nxt: first, lost: 0, list: List::default() }
+    }
+
+    /// Packets sent and not acknowledged in order.
+    pub fn in_flight(&self) -> u32 {
+        self.nxt.0.wrapping_sub(self.una.0)
+    }
+
+    /// Whether another packet may be numbered.
+    pub fn open(&self) -> bool {
+        self.in_flight() < WINDOW
+    }
+
+    /// Whether no entry is held.
+    pub fn is_empty(&self) -> bool {
+        self.list.is_empty()
+    }
+
+    /// Numbers a packet that needs no entry.
+    pub fn number(&mut self) -> Psn {
+        let psn = self.nxt;
+        self.nxt = psn.next();
+        psn
+    }
+
+    /// Keeps the entry `idx` of the packet numbered last.
+    pub fn push(&mut self, pool: &mut SentPool, idx: u32) {
+        self.list.push_back(pool, idx);
+    }
+
+    /// Whether `cack` acknowledges only what was sent.
+    pub fn check(&self, cack: Psn) -> Result<(), AckOfUnsent> {
+        let ahead = cack.0.wrapping_sub(self.una.0);
+        let behind = self.una.0.wrapping_sub(cack.0);
+        // An old acknowledgement that was overtaken lies at most a few windows back.
+        if ahead <= self.in_flight() || behind <= u32::MAX / 2 { Ok(()) } else { Err(AckOfUnsent) }
+    }
+
+    /// Moves `una` up to `cack` (already checked) and says whether it moved. Entries before it stay
+    /// listed until [`pop_acked`](Self::pop_acked) has given them back.
+    pub fn advance(&mut self, cack: Psn) -> bool {
+        if cack.since(self.una) <= 0 {
+            return false;
+        }
+        self.una = cack;
+        true
+    }
+
+    /// Gives back the oldest entry if it is acknowledged in order. The entry is out of the list and
+    /// still in the pool.
+    pub fn pop_acked(&mut self, pool: &mut SentPool) -> Option<u32> {
+        let idx = self.list.head;
+        if idx == NONE || pool[idx].psn.since(self.una) >= 0 {
+            return None;
+        }
+        self.list.remove(pool, idx);
+        if pool[idx].lost {
+            self.lost -= 1;
+        }
+        Some(idx)
+    }
+
+    /// Gives back any entry, for the end of a session.
+    pub fn pop_any(&mut self, pool: &mut SentPool) -> Option<u32> {
+        self.lost = 0;
+        self.list.pop_front(pool)
+    }
+
+    /// Marks what the peer holds out of order, and what is therefore lost. Returns the send time of
+    /// the newest packet that was reported for the first time.
+    pub fn on_sack(&mut self, pool: &mut SentPool, ack: &AckOp, cack: Psn) -> Option<Instant> {
+        let mut newest = None;
+        let mut at = self.first();
+        while let Some(idx) = at {
+            at = self.list.next(pool, idx);
+            let entry = &mut pool[idx];
+            let dist = entry.psn.since(cack);
+            if dist < 1 {
+                continue;
+            }
+            let (word, bit) = ((dist as usize - 1) / 64, (dist as usize - 1) % 64);
+            if word >= usize::from(ack.count) {
+                break;
+            }
+            if ack.words[word] >> bit & 1 == 0 || entry.sacked {
+                continue;
+            }
+            entry.sacked = true;
+            if entry.lost {
+                entry.lost = false;
+                self.lost -= 1;
+            }
+            newest = newest.max(Some(entry.at));
+        }
+        newest
+    }
+
+    /// Marks as lost every packet sent at least the reordering allowance before `newest`, a packet
+    /// that has arrived. Returns when the oldest of the others would be lost, if it is not
+    /// acknowledged by then.
+    pub fn detect(&mut self, pool: &mut SentPool, newest: Instant, rtt: &Rtt) -> Option<Instant> {
+        let allowance = rtt.reorder_ns();
+        let mut at = self.first();
+        let mut again: Option<Instant> = None;
+        while let Some(idx) = at {
+            at = self.list.next(pool, idx);
+            let entry = &mut pool[idx];
+            if entry.sacked || entry.lost {
+                continue;
+            }
+            if entry.at + allowance < newest {
+                entry.lost = true;
+                self.lost += 1;
+            } else if entry.at < newest {
+                let due = entry.at + allowance + rtt.srtt_ns();
+                again = Some(again.map_or(due, |a| a.min(due)));
+            }
+        }
+        again
+    }
+
+    /// Marks as lost what was sent before `before` and is not acknowledged: the timer expired.
+    pub fn expire(&mut self, pool: &mut SentPool, before: Instant) {
+        let mut at = self.first();
+        while let Some(idx) = at {
+            at = self.list.next(pool, idx);
+            let entry = &mut pool[idx];
+            if !entry.sacked && !entry.lost && entry.at <= before {
+                entry.lost = true;
+                self.lost += 1;
+            }
+        }
+    }
+
+    /// Marks one packet lost.
+    pub fn mark_lost(&mut self, pool: &mut SentPool, idx: u32) {
+        let entry = &mut pool[idx];
+        if !entry.lost && !entry.sacked {
+            entry.lost = true;
+            self.lost += 1;
+        }
+    }
+
+    /// The oldest packet marked lost.
+    pub fn first_lost(&self, pool: &SentPool) -> Option<u32> {
+        self.find(pool, |e| e.lost)
+    }
+
+    /// The oldest packet the peer does not have.
+    pub fn oldest(&self, pool: &SentPool) -> Option<u32> {
+        self.find(pool, |e| !e.sacked)
+    }
+
+    /// The newest packet the peer does not have, for a tail probe.
+    pub fn newest(&self, pool: &SentPool) -> Option<u32> {
+        let mut at = self.list.tail;
+        while at != NONE {
+            if !pool[at].sacked {
+                return Some(at);
+            }
+            at = pool[at].link.prev;
+        }
+        None
+    }
+
+    /// The entry numbered `psn`.
+    pub fn by_psn(&self, pool: &SentPool, psn: Psn) -> Option<u32> {
+        self.find(pool, |e| e.psn == psn)
+    }
+
+    /// Takes the mark off a packet that is being sent again.
+    pub fn on_resent(&mut self, pool: &mut SentPool, idx: u32, now: Instant) {
+        let entry = &mut pool[idx];
+        if entry.lost {
+            entry.lost = false;
+            self.lost -= 1;
+        }
+        entry.rtx = true;
+        entry.at = now;
+    }
+
+    /// Calls `f` for every entry, oldest first.
+    pub fn for_each(&self, pool: &mut SentPool, mut f: impl FnMut(&mut Sent)) {
+        let mut at = self.first();
+        while let Some(idx) = at {
+            f(&mut pool[idx]);
+            at = self.list.next(pool, idx);
+        }
+    }
+
+    fn first(&self) -> Option<u32> {
+        (self.list.head != NONE).then_some(self.list.head)
+    }
+
+    fn find(&self, pool: &SentPool, f: impl Fn(&Sent) -> bool) -> Option<u32> {
+        let mut at = self.first();
+        while let Some(idx) = at {
+            if f(&pool[idx]) {
+                return Some(idx);
+            }
+            at = self.list.next(pool, idx);
+        }
+        None
+    }
+}
