@@ -9,5 +9,6 @@ pub mod backend;
 pub mod clock;
 pub mod frame;
 pub mod mem;
+pub mod open;
 pub mod port;
 pub mod ring;

@@ -1,1 +1,816 @@
+//! An Ethernet segment between processes of one machine, in a file of /dev/shm.
+//!
+//! Every ordered pair of members has a ring of its own ([`crate::ring`]) with the frames inside
+//! it; it takes memory only while the pair talks. Why one ring per pair and not one per receiver:
+//! - the only shared line on a short frame's way is the one that the frame starts in: no
+//!   read-modify-write, no index;
+//! - a sender that is killed half way through a frame has not published it, and nobody else's
+//!   frames stand behind it. In a shared ring the others would have to detect and skip its slot;
+//! - a sender's memory is bounded, and full for its own frames only.
+//!
+//! The price is that a receiver has to know which rings to look at. It *watches* up to
+//! two rings directly (their senders do nothing but publish, which is the ping-pong case), and for
+//! the others has one *doorbell* word with a bit per sender, set by an atomic OR when it is not
+//! set yet. So an idle poll reads three lines however many processes are attached.
+//!
+//! Publishing and then reading whether the bell is set, or whether the receiver watches, is a
+//! store followed by a load of another place, which without a fence may be answered by an old
+//! value: the bell is then not rung. Every [`SWEEP_EVERY`] polls the receiver therefore looks at one
+//! ring regardless, in turn; that bounds the harm to microseconds and costs the sender nothing. The
+//! same sweep notices senders that have left.
+//!
+//! A frame is visible once [`Port::tx`] returns; [`Port::flush`] only wakes members that sleep.
+//!
+//! # Life and death
+//! A member shows its life by a lock on a byte of the file (`lock`), which the kernel releases when
+//! it dies. Joining, leaving, opening a ring and cleaning up happen under a lock of the same
+//! kind; the data path never takes one. What a member sent before it left or died stays in the
+//! receivers' rings until they have read it; then the receiver gives the ring's memory back. The
+//! dead are found by whoever joins, opens a ring, or finds a ring full for long.
+//!
+//! # Trust
+//! The file is the user's own (0600, checked), but nothing read from it is believed: lengths and
+//! places are checked against private state after they were copied, members are indices below a
+//! private bound, and frames are lent as [`RxFrame`], which can only be copied from. A scribbled-on
+//! ring is closed and counted ([`PortCounters::rx_dropped`]), and its sender opens it anew.
 
+mod layout;
+mod lock;
+mod segment;
+mod wait;
+
+#[cfg(test)]
+mod tests;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+use crate::clock::now_ns;
+use crate::frame::{ETH_HDR_LEN, RxFrame, TxFrame};
+use crate::open::OpenError;
+use crate::port::{MacAddr, Port, PortCaps, PortCounters, PortGone, PortWaiter, RxSink, Tx};
+use crate::ring::{Consumer, NoRoom, Producer, RingMem, Taken};
+use layout::{Layout, MEMBERS_MAX};
+use segment::{BELL, CLOSED, RawRing, WATCH};
+use wait::{Shared, Waiter};
+
+/// Largest MTU: with its Ethernet header a frame is 64 KiB.
+pub const MTU_MAX: usize = 65_536 - ETH_HDR_LEN;
+/// Smallest MTU that the fabric can work with.
+pub const MTU_MIN: usize = 256;
+
+/// Frames lent at once; a larger `max` of `rx_burst` is cut to this.
+const BURST: usize = 64;
+/// Rings that a receiver looks at in every poll.
+const WATCHES: usize = 2;
+/// A watched ring may be exchanged for a busier one after so many polls without a frame.
+const WATCH_IDLE: u32 = 512;
+/// Polls between two looks at a ring that is neither watched nor rung for.
+const SWEEP_EVERY: u32 = 64;
+/// Refusals for want of room before the receiver's life is checked, and the least time between.
+const PROBE_FULLS: u32 = 1024;
+const PROBE_NS: u64 = 5_000_000;
+/// No address: 48 bits never look like it.
+const NO_KEY: u64 = u64::MAX;
+
+/// How a segment is joined, and how it is made if there is none.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ShmSettings {
+    /// Name of the segment: letters, digits, `-`, `_` and `.`, 1 to 64 of them. Default `default`,
+    /// so that two processes of one user meet without an argument.
+    pub name: String,
+    /// This member's address. Default: a random locally administered one.
+    pub mac: Option<MacAddr>,
+    /// Largest number of bytes after the Ethernet header that this member sends or takes, 256 to
+    /// [`MTU_MAX`]. Default 65,520, or less if the segment's rings are too small for that.
+    pub mtu: Option<usize>,
+    /// Bytes of one ring, a power of two from 4096; a frame may take a quarter of it. The member
+    /// that makes the segment decides. Default 1 MiB: 16 frames of 64 KiB less padding. Each pair
+    /// that talks takes that much memory per direction.
+    pub ring_len: Option<usize>,
+    /// Most members, 2 to 64; the member that makes the segment decides. Default 64. Costs 128
+    /// bytes per pair of places, 512 KiB in all at 64.
+    pub members: Option<usize>,
+    /// Where the file is. Default /dev/shm; anything else is for tests.
+    pub dir: PathBuf,
+}
+
+impl Default for ShmSettings {
+    fn default() -> Self {
+        Self {
+            name: "default".into(),
+            mac: None,
+            mtu: None,
+            ring_len: None,
+            members: None,
+            dir: "/dev/shm".into(),
+        }
+    }
+}
+
+impl ShmSettings {
+    /// The settings of the segment `name`.
+    pub fn named(name: &str) -> Self {
+        Self { name: name.into(), ..Self::default() }
+    }
+
+    /// The segment's file.
+    pub fn path(&self) -> PathBuf {
+        let uid = nix::unistd::geteuid();
+        self.dir.join(format!("barewire-{uid}-{}", self.name))
+    }
+
+    fn check(&self) -> Result<(), OpenError> {
+        let bad = |spec: &str, why: &str| OpenError::BadSpec { spec: spec.into(), why: why.into() };
+        let legal = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+        if !(1..=64).contains(&self.name.len()) || !self.name.chars().all(legal) {
+            let why = "a segment's name is 1 to 64 letters, digits, -, _ or ., such as shm:job7";
+            return Err(bad(&self.name, why));
+        }
+        match self.mac {
+            Some(mac) if mac.is_group() || mac == MacAddr::default() => {
+                let why = "a station's address has an even first byte; write mac=02:00:00:00:00:01";
+                Err(bad(&mac.to_string(), why))
+            }
+            _ => self.check_mtu(MTU_MAX),
+        }
+    }
+
+    fn check_mtu(&self, max: usize) -> Result<(), OpenError> {
+        let mtu = self.mtu.unwrap_or(max);
+        if (MTU_MIN..=max).contains(&mtu) {
+            return Ok(());
+        }
+        Err(OpenError::BadMtu { mtu, min: MTU_MIN, max })
+    }
+
+    /// The sizes to make a segment with.
+    fn layout(&self) -> Result<Layout, OpenError> {
+        let ring_len = self.ring_len.unwrap_or(RING_LEN);
+        let frame_max = (MTU_MAX + ETH_HDR_LEN).min((ring_len / 4).saturating_sub(64));
+        let layout = Layout { members: self.members.unwrap_or(MEMBERS_MAX), ring_len, frame_max };
+        if layout.is_sound() {
+            return Ok(layout);
+        }
+        let spec = format!("ring={ring_len},members={}", layout.members);
+        let why = "ring= is a power of two from 4096, members= is 2 to 64".into();
+        Err(OpenError::BadSpec { spec, why })
+    }
+
+    /// Whether a segment of these sizes is what was asked for.
+    fn check_against(&self, layout: &Layout, path: &Path) -> Result<(), OpenError> {
+        let pairs =
+            [("ring", self.ring_len, layout.ring_len), ("members", self.members, layout.members)];
+        for (what, asked, is) in pairs {
+            if let Some(asked) = asked.filter(|&asked| asked != is) {
+                return Err(OpenError::Differs { path: path.to_owned(), what, is, asked });
+            }
+        }
+        self.check_mtu(layout.frame_max - ETH_HDR_LEN)
+    }
+}
+
+/// Default length of a ring.
+const RING_LEN: usize = 1 << 20;
+/// Default MTU: what is left of 64 KiB beside an Ethernet header, rounded down to 16.
+const MTU: usize = 65_520;
+
+/// A member of a segment.
+pub struct ShmPort {
+    caps: PortCaps,
+    frame_max: usize,
+    /// Addresses whose ring is open, by [`route_slot`].
+    routes: Box<[Route; ROUTES]>,
+    /// The process that opened the port; a forked child is another.
+    pid: u32,
+    /// Members with frames of ours whom we have to wake.
+    sleepers: u64,
+    counters: PortCounters,
+    polls: u32,
+    /// Senders that may have something beyond what the watched words show.
+    ready: u64,
+    watches: [Watch; WATCHES],
+    /// Where the next burst starts to look, so that none of many busy senders is left out.
+    turn: u32,
+    sweep_at: usize,
+    bell: *const AtomicU64,
+    outs: Vec<Out>,
+    ins: Vec<In>,
+    burst: Box<[(*const u8, u32); BURST]>,
+    /// Epoch at which `peers` was read from the segment.
+    epoch: u64,
+    peers: Vec<Peer>,
+    inc: u64,
+    warned_ns: u64,
+    /// Last: the pointers above go into its mapping.
+    shared: Arc<Shared>,
+}
+
+// SAFETY: the raw pointers are addresses in the mapping that `shared` keeps, used through `&mut
+// self` or for atomics; nothing is tied to the thread.
+unsafe impl Send for ShmPort {}
+
+/// A ring that we look at in every poll.
+#[derive(Clone, Copy)]
+struct Watch {
+    /// Where the next word comes, or a word of ours that stays 0.
+    next: *const AtomicU64,
+    bit: u64,
+    sender: usize,
+    /// Poll in which it last had a frame.
+    last_poll: u32,
+}
+
+/// What a watch looks at that watches nothing.
+static NOTHING: AtomicU64 = AtomicU64::new(0);
+
+impl Watch {
+    const NONE: Self = Self { next: &NOTHING, bit: 0, sender: usize::MAX, last_poll: 0 };
+}
+
+/// The sending end towards one member.
+struct Out {
+    ring: Producer<RawRing>,
+    rx_open: *const AtomicU64,
+    bell: *const AtomicU64,
+    sleeping: *const std::sync::atomic::AtomicU32,
+    is_open: bool,
+    fulls: u32,
+    probed_ns: u64,
+}
+
+/// The receiving end from one member.
+struct In {
+    ring: Consumer<RawRing>,
+    is_open: bool,
+}
+
+/// What the segment last said of a member; 0 for an empty place.
+#[derive(Clone, Copy)]
+struct Peer {
+    state: u64,
+    key: u64,
+}
+
+/// An address and the member who has it.
+#[derive(Clone, Copy)]
+struct Route {
+    key: u64,
+    to: usize,
+}
+
+/// Places for routes: twice the members, so that few collide; two that do are looked up anew.
+const ROUTES: usize = 128;
+
+/// Where in the routes an address is looked for.
+#[inline(always)]
+fn route_slot(key: u64) -> usize {
+    (key.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 57) as usize
+}
+
+/// The address as it lies in memory; only compared.
+#[inline(always)]
+fn key_of(mac: &[u8]) -> u64 {
+    let (a, b) = (&mac[..4], &mac[4..6]);
+    let a = u32::from_le_bytes([a[0], a[1], a[2], a[3]]);
+    u64::from(a) | u64::from(u16::from_le_bytes([b[0], b[1]])) << 32
+}
+
+impl ShmPort {
+    /// Joins the segment, making it if there is none.
+    ///
+    /// # Errors
+    /// [`OpenError`]; nothing is left behind.
+    pub fn open(settings: &ShmSettings) -> Result<Self, OpenError> {
+        settings.check()?;
+        let segment::Joined { seg, me, inc, mac } = segment::join(settings)?;
+        let layout = seg.layout;
+        let mtu = settings.mtu.unwrap_or(MTU.min(layout.frame_max - ETH_HDR_LEN));
+        let caps = PortCaps {
+            mac,
+            mtu,
+            lossless: true,
+            gather: false,
+            rto_floor_ns: 1_000_000,
+            link_bps: 0,
+            name: format!("shm:{}", settings.name),
+        };
+        let out = |r| Out {
+            ring: Producer::new(seg.ring(me, r), layout.ring_len),
+            rx_open: seg.link(me, r).rx_open,
+            bell: seg.bell(r),
+            sleeping: seg.sleeping(r),
+            is_open: false,
+            fulls: 0,
+            probed_ns: 0,
+        };
+        let outs = (0..layout.members).map(out).collect();
+        let ins = (0..layout.members).map(|s| In { ring: consumer(&seg, s, me), is_open: false });
+        let ins = ins.collect();
+        let bell = std::ptr::from_ref(seg.bell(me));
+        tracing::debug!(path = %seg.path.display(), %mac, mtu, "joined");
+        Ok(Self {
+            caps,
+            frame_max: ETH_HDR_LEN + mtu,
+            routes: Box::new([Route { key: NO_KEY, to: 0 }; ROUTES]),
+            pid: std::process::id(),
+            sleepers: 0,
+            counters: PortCounters::default(),
+            polls: 0,
+            ready: 0,
+            watches: [Watch::NONE; WATCHES],
+            turn: 0,
+            sweep_at: 0,
+            bell,
+            outs,
+            ins,
+            burst: Box::new([(std::ptr::null(), 0); BURST]),
+            epoch: 0,
+            peers: vec![Peer { state: 0, key: NO_KEY }; layout.members],
+            inc,
+            warned_ns: 0,
+            shared: Arc::new(Shared::new(seg, me)),
+        })
+    }
+
+    /// The segment's file.
+    pub fn path(&self) -> &Path {
+        &self.shared.seg.path
+    }
+}
+
+fn consumer(seg: &segment::Segment, s: usize, r: usize) -> Consumer<RawRing> {
+    let layout = seg.layout;
+    Consumer::new(seg.ring(s, r), layout.ring_len, ETH_HDR_LEN, layout.frame_max)
+}
+
+impl Drop for ShmPort {
+    fn drop(&mut self) {
+        // A child forked from the member is none: the parent still is.
+        if self.pid == std::process::id() {
+            self.shared.seg.leave(self.shared.me);
+        }
+    }
+}
+
+/// What became of a frame offered to one member.
+enum Pushed {
+    Sent,
+    Full,
+    Closed,
+}
+
+/// Sending.
+impl ShmPort {
+    /// Copies `frame` into the ring towards `r`, which is open on our side.
+    #[inline(always)]
+    fn push(&mut self, r: usize, frame: &TxFrame<'_>, len: usize) -> Pushed {
+        let out = &mut self.outs[r];
+        // SAFETY: `rx_open`, `bell` and `sleeping` are words of the mapping (`open`), which
+        // `shared` keeps.
+        let (rx_open, bell, sleeping) = unsafe { (&*out.rx_open, &*out.bell, &*out.sleeping) };
+        if rx_open.load(Relaxed) == CLOSED {
+            return Pushed::Closed;
+        }
+        let place = match out.ring.reserve(len) {
+            Ok(place) => place,
+            Err(NoRoom::Full) => return Pushed::Full,
+            Err(NoRoom::Broken) => return Pushed::Closed,
+        };
+        // SAFETY: `reserve` found room for `len` bytes at `frame_pos` in a ring of the mapping,
+        // which the receiver is not reading and no `TxFrame` overlaps.
+        unsafe { frame.copy_to_raw(out.ring.mem().at(place.frame_pos)) };
+        out.ring.commit(place, len);
+        out.fulls = 0;
+        // The three loads below may be answered before the frame is visible: see the file's head.
+        if rx_open.load(Relaxed) != WATCH {
+            let bit = 1 << self.shared.me;
+            if bell.load(Relaxed) & bit == 0 {
+                // Release: the one who takes the bit sees the frame.
+                bell.fetch_or(bit, Release);
+            }
+        }
+        if sleeping.load(Relaxed) != 0 {
+            self.sleepers |= 1 << r;
+        }
+        Pushed::Sent
+    }
+
+    /// Finds the member with address `key` and opens the ring towards it.
+    #[cold]
+    fn route(&mut self, key: u64) -> Result<usize, Tx> {
+        self.refresh();
+        let Some(r) = self.peers.iter().position(|p| p.key == key && p.state != 0) else {
+            return Err(Tx::NoRoute);
+        };
+        if !self.outs[r].is_open {
+            match self.connect(r) {
+                Tx::Sent => {}
+                other => return Err(other),
+            }
+        }
+        self.routes[route_slot(key)] = Route { key, to: r };
+        Ok(r)
+    }
+
+    /// Reads the members anew if one came or went since the last time.
+    fn refresh(&mut self) {
+        let seg = &self.shared.seg;
+        // Acquire: who sees the number sees the entries that it was raised for.
+        let epoch = seg.epoch().load(Acquire);
+        if epoch == self.epoch {
+            return;
+        }
+        self.epoch = epoch;
+        for (m, peer) in self.peers.iter_mut().enumerate() {
+            let state = seg.state(m).load(Acquire);
+            let mac = MacAddr::from_u64(seg.mac(m).load(Relaxed));
+            *peer = Peer { state, key: key_of(&mac.0) };
+        }
+    }
+
+    /// Opens the ring towards `r`. [`Tx::Full`] if that has to wait: for the lock, for memory, or
+    /// for the receiver to read what our place's former holder sent.
+    fn connect(&mut self, r: usize) -> Tx {
+        let Shared { seg, me, .. } = &*self.shared;
+        let Some(_guard) = seg.try_lock() else { return Tx::Full };
+        let state = seg.state(r).load(Acquire);
+        if state == 0 || state != self.peers[r].state {
+            self.epoch = self.epoch.wrapping_sub(1);
+            return Tx::NoRoute;
+        }
+        if r != *me && !seg.lives(r) {
+            seg.clear(r);
+            return Tx::NoRoute;
+        }
+        let link = seg.link(*me, r);
+        if link.rx_open.load(Acquire) != CLOSED {
+            return Tx::Full;
+        }
+        link.tx_inc.store(self.inc, Relaxed);
+        link.rx_inc.store(state >> 32, Relaxed);
+        // First, so that whoever cleans up after us if we die here gives the memory back.
+        link.tx_open.store(1, Release);
+        if let Err(error) = seg.allocate(*me, r) {
+            link.tx_open.store(0, Release);
+            let now = now_ns();
+            if now.wrapping_sub(self.warned_ns) > 1_000_000_000 {
+                self.warned_ns = now;
+                let path = seg.path.display();
+                tracing::warn!(%path, %error, "no memory for a ring: enlarge /dev/shm (mount -o remount,size=1G /dev/shm)");
+            }
+            return Tx::Full;
+        }
+        let ring = seg.ring(*me, r);
+        ring.clear(0);
+        ring.set_head(0);
+        // Release: the receiver that sees the link open sees the ring empty.
+        link.rx_open.store(BELL, Release);
+        let out = &mut self.outs[r];
+        out.ring = Producer::new(ring, seg.layout.ring_len);
+        (out.is_open, out.fulls) = (true, 0);
+        Tx::Sent
+    }
+
+    /// Takes note that `r` has closed its end (it left, died, or found the ring damaged).
+    #[cold]
+    fn close_out(&mut self, r: usize) {
+        let Shared { seg, me, .. } = &*self.shared;
+        for route in self.routes.iter_mut().filter(|route| route.to == r) {
+            route.key = NO_KEY;
+        }
+        if !std::mem::take(&mut self.outs[r].is_open) {
+            return;
+        }
+        let link = seg.link(*me, r);
+        if link.rx_open.load(Acquire) == CLOSED {
+            seg.give_back(*me, r);
+        }
+        link.tx_open.store(0, Release);
+    }
+
+    #[cold]
+    fn full(&mut self, r: usize) -> Tx {
+        let out = &mut self.outs[r];
+        out.fulls = out.fulls.wrapping_add(1);
+        if !out.fulls.is_multiple_of(PROBE_FULLS) || r == self.shared.me {
+            return Tx::Full;
+        }
+        let now = now_ns();
+        if now.wrapping_sub(out.probed_ns) < PROBE_NS {
+            return Tx::Full;
+        }
+        out.probed_ns = now;
+        if self.shared.seg.lives(r) || !self.shared.seg.reap(r) {
+            return Tx::Full;
+        }
+        self.close_out(r);
+        Tx::NoRoute
+    }
+
+    /// Sends to every other member. Those whose ring is full do not get it.
+    #[cold]
+    fn tx_group(&mut self, frame: &TxFrame<'_>, len: usize) {
+        self.refresh();
+        for r in 0..self.peers.len() {
+            if r == self.shared.me || self.peers[r].state == 0 {
+                continue;
+            }
+            let is_open = self.outs[r].is_open || matches!(self.connect(r), Tx::Sent);
+            match if is_open { self.push(r, frame, len) } else { Pushed::Full } {
+                Pushed::Sent => {}
+                Pushed::Full => self.counters.tx_dropped += 1,
+                Pushed::Closed => self.close_out(r),
+            }
+        }
+    }
+
+    #[cold]
+    fn tx_slow(&mut self, frame: &TxFrame<'_>, len: usize, key: u64) -> Tx {
+        // The lowest bit of the first byte says that it is a group address.
+        if key & 1 != 0 {
+            self.tx_group(frame, len);
+            return Tx::Sent;
+        }
+        // Twice: a ring that proves closed is closed on our side too, and the address looked up
+        // again, since its owner may have come back.
+        for _ in 0..2 {
+            let r = match self.route(key) {
+                Ok(r) => r,
+                Err(other) => return other,
+            };
+            match self.push(r, frame, len) {
+                Pushed::Sent => return Tx::Sent,
+                Pushed::Full => return self.full(r),
+                Pushed::Closed => self.close_out(r),
+            }
+        }
+        Tx::NoRoute
+    }
+}
+
+/// What was found in a ring.
+enum Gathered {
+    Nothing,
+    Some,
+    Damaged,
+}
+
+/// Receiving.
+impl ShmPort {
+    /// Collects frames from the senders in `mask`, lends them, and gives their room back.
+    fn burst(&mut self, mask: u64, max: usize, sink: &mut dyn RxSink) -> usize {
+        let max = max.min(BURST);
+        self.ready = mask;
+        let (mut count, mut touched, mut damaged) = (0, 0_u64, 0_u64);
+        let turn = self.turn;
+        let mut order = mask.rotate_right(turn);
+        while order != 0 && count < max {
+            let s = (order.trailing_zeros() + turn) & 63;
+            order &= order - 1;
+            match self.gather(s as usize, &mut count, max, sink) {
+                Gathered::Nothing => {}
+                Gathered::Some => touched |= 1 << s,
+                Gathered::Damaged => damaged |= 1 << s,
+            }
+            self.turn = s + 1;
+        }
+        self.turn &= 63;
+        for &(base, len) in &self.burst[..count] {
+            // SAFETY: `from_raw` needs `len` mapped bytes at `base`: `gather` took them from a
+            // ring of the mapping, whose consumer checked the range. The sender does not write
+            // them before `release` below; that anybody else might is D2.
+            sink.frame(&unsafe { RxFrame::from_raw(base, len as usize) });
+            self.counters.rx_bytes += u64::from(len);
+        }
+        self.counters.rx_frames += count as u64;
+        while touched != 0 {
+            let s = touched.trailing_zeros() as usize;
+            touched &= touched - 1;
+            self.released(s);
+        }
+        while damaged != 0 {
+            self.damaged(damaged.trailing_zeros() as usize);
+            damaged &= damaged - 1;
+        }
+        count
+    }
+
+    /// Appends frames of sender `s` to the burst.
+    #[inline]
+    fn gather(
+        &mut self,
+        s: usize,
+        count: &mut usize,
+        max: usize,
+        sink: &mut dyn RxSink,
+    ) -> Gathered {
+        // A bell bit of a place that the segment does not have is a scribble.
+        if s >= self.ins.len() || (!self.ins[s].is_open && !self.accept(s)) {
+            self.ready &= !(1 << s);
+            return Gathered::Nothing;
+        }
+        let ring = &mut self.ins[s].ring;
+        let mut gathered = Gathered::Nothing;
+        while *count < max {
+            match ring.take() {
+                Taken::Frame { len, .. } if len > self.frame_max => {
+                    self.counters.rx_dropped += 1;
+                    // One a burst: a sender who does nothing else must not keep us here.
+                    return Gathered::Some;
+                }
+                Taken::Frame { pos, len } => {
+                    let base = ring.mem().at(pos).cast_const();
+                    // SAFETY: as in `burst`.
+                    sink.prefetch(&unsafe { RxFrame::from_raw(base, len) });
+                    self.burst[*count] = (base, len as u32);
+                    *count += 1;
+                    gathered = Gathered::Some;
+                }
+                Taken::Empty => {
+                    self.ready &= !(1 << s);
+                    break;
+                }
+                Taken::Broken => return Gathered::Damaged,
+            }
+        }
+        gathered
+    }
+
+    /// Gives back what was taken from `s` and keeps the watches where the frames are.
+    #[inline]
+    fn released(&mut self, s: usize) {
+        let ring = &mut self.ins[s].ring;
+        ring.release();
+        let pos = ring.pos();
+        let next = ring.mem().word_at(pos);
+        self.shared.next_at[s].store(self.shared.seg.layout.ring(s, self.shared.me) + pos, Relaxed);
+        for watch in &mut self.watches {
+            if watch.sender == s {
+                (watch.next, watch.last_poll) = (next, self.polls);
+                return;
+            }
+        }
+        self.watch(s, next);
+    }
+
+    /// Watches `s` if a watch is free or has seen nothing for a while.
+    #[cold]
+    fn watch(&mut self, s: usize, next: *const AtomicU64) {
+        let polls = self.polls;
+        let idle = |w: &Watch| w.bit == 0 || polls.wrapping_sub(w.last_poll) > WATCH_IDLE;
+        let Some(watch) = self.watches.iter_mut().find(|w| idle(w)) else { return };
+        let old =
+            std::mem::replace(watch, Watch { next, bit: 1 << s, sender: s, last_poll: polls });
+        let Shared { seg, me, .. } = &*self.shared;
+        seg.link(s, *me).rx_open.store(WATCH, Relaxed);
+        if old.bit != 0 {
+            seg.link(old.sender, *me).rx_open.store(BELL, Relaxed);
+            // What it published before it could see that comes without a bell.
+            self.ready |= old.bit;
+        }
+    }
+
+    /// Starts to receive from `s`, if it has opened its ring towards us.
+    #[cold]
+    fn accept(&mut self, s: usize) -> bool {
+        let Shared { seg, me, next_at, .. } = &*self.shared;
+        let link = seg.link(s, *me);
+        if link.rx_open.load(Acquire) == CLOSED || link.rx_inc.load(Relaxed) != self.inc {
+            return false;
+        }
+        // The sender has reserved it; asking again costs little and makes sure, since to touch a
+        // page that is not there could be SIGBUS.
+        if seg.allocate(s, *me).is_err() {
+            return false;
+        }
+        self.ins[s] = In { ring: consumer(seg, s, *me), is_open: true };
+        next_at[s].store(seg.layout.ring(s, *me), Relaxed);
+        true
+    }
+
+    /// Stops receiving from `s`: it is gone and all is read, or its ring was scribbled on.
+    fn close_in(&mut self, s: usize) {
+        let Shared { seg, me, next_at, .. } = &*self.shared;
+        for watch in &mut self.watches {
+            if watch.sender == s {
+                *watch = Watch::NONE;
+            }
+        }
+        self.ready &= !(1 << s);
+        self.ins[s].is_open = false;
+        next_at[s].store(0, Relaxed);
+        let link = seg.link(s, *me);
+        if link.tx_open.load(Acquire) == 0 {
+            seg.give_back(s, *me);
+        }
+        // Release: our last read of the ring comes before whoever opens it again.
+        link.rx_open.store(CLOSED, Release);
+    }
+
+    #[cold]
+    fn damaged(&mut self, s: usize) {
+        self.counters.rx_dropped += 1;
+        tracing::error!(path = %self.shared.seg.path.display(), sender = s, "a ring was damaged; closing it");
+        self.close_in(s);
+    }
+
+    /// Looks at one ring that nobody pointed to, and says whether it has something.
+    #[cold]
+    fn sweep(&mut self) -> u64 {
+        let s = self.sweep_at;
+        self.sweep_at = if s + 1 < self.ins.len() { s + 1 } else { 0 };
+        let Shared { seg, me, .. } = &*self.shared;
+        let link = seg.link(s, *me);
+        if !self.ins[s].is_open {
+            let opened = link.rx_open.load(Relaxed) != CLOSED;
+            return u64::from(opened) << s;
+        }
+        // Acquire: if the sender has closed, all that it ever published shows below.
+        let is_over = link.tx_open.load(Acquire) == 0;
+        if self.ins[s].ring.pending() {
+            return 1 << s;
+        }
+        if is_over {
+            self.close_in(s);
+        }
+        0
+    }
+}
+
+impl Port for ShmPort {
+    fn caps(&self) -> &PortCaps {
+        &self.caps
+    }
+
+    fn tx(&mut self, frame: &TxFrame<'_>) -> Result<Tx, PortGone> {
+        let len = frame.len();
+        assert!(frame.head.len() >= ETH_HDR_LEN && len <= self.frame_max, "frame of {len} bytes");
+        let key = key_of(&frame.head[..6]);
+        let route = self.routes[route_slot(key)];
+        let sent = if key == route.key {
+            match self.push(route.to, frame, len) {
+                Pushed::Sent => Tx::Sent,
+                Pushed::Full => self.full(route.to),
+                Pushed::Closed => {
+                    self.close_out(route.to);
+                    self.tx_slow(frame, len, key)
+                }
+            }
+        } else {
+            self.tx_slow(frame, len, key)
+        };
+        match sent {
+            Tx::Sent => {
+                self.counters.tx_frames += 1;
+                self.counters.tx_bytes += len as u64;
+            }
+            Tx::Full => self.counters.tx_full += 1,
+            Tx::NoRoute => self.counters.tx_no_route += 1,
+        }
+        Ok(sent)
+    }
+
+    fn flush(&mut self) -> Result<(), PortGone> {
+        while self.sleepers != 0 {
+            let r = self.sleepers.trailing_zeros() as usize;
+            self.sleepers &= self.sleepers - 1;
+            wait::wake_member(&self.shared.seg, r);
+        }
+        Ok(())
+    }
+
+    fn rx_burst(&mut self, max: usize, sink: &mut dyn RxSink) -> Result<usize, PortGone> {
+        self.polls = self.polls.wrapping_add(1);
+        let mut mask = self.ready;
+        for watch in &self.watches {
+            // SAFETY: `next` is a word of a ring in the mapping, or a static.
+            if unsafe { &*watch.next }.load(Relaxed) != 0 {
+                mask |= watch.bit;
+            }
+        }
+        // SAFETY: a word of the mapping (`open`).
+        let bell = unsafe { &*self.bell };
+        if bell.load(Relaxed) != 0 {
+            // Acquire: the frames that it was rung for are visible.
+            mask |= bell.swap(0, Acquire);
+        }
+        if self.polls.is_multiple_of(SWEEP_EVERY) {
+            mask |= self.sweep();
+        }
+        if mask == 0 {
+            return Ok(0);
+        }
+        Ok(self.burst(mask, max, sink))
+    }
+
+    fn counters(&self) -> PortCounters {
+        self.counters
+    }
+
+    fn waiter(&self) -> Option<Arc<dyn PortWaiter>> {
+        Some(Arc::new(Waiter(Arc::clone(&self.shared))))
+    }
+}

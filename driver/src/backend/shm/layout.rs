@@ -1,0 +1,122 @@
+//! Where everything lies in a segment's file. Numbers only; nothing here touches memory.
+//!
+//! ```text
+//! 0        magic, version, members, ring_len, frame_max, file_len     written once, by the maker
+//! 64       next incarnation                                           under the segment's lock
+//! 128      epoch, changed with every attach and detach                under the segment's lock
+//! 4096     member 0..64, 128 bytes each
+//!          +0   incarnation << 32 | 1 while attached, else 0          under the segment's lock
+//!          +8   MAC        +16  pid (for messages only)               under the segment's lock
+//!          +64  doorbell bits, one per sender                         senders set, member clears
+//!          +72  sleeping: a futex                                     member sets, senders clear
+//! 12288    link of (sender s, receiver r) at (r * members + s) * 128
+//!          +0   tx_open    +8   tx_inc   +16  rx_inc
+//!          +64  rx_open    +72  head
+//! data     ring of (s, r) at (r * members + s) * ring_len, allocated while the link is open
+//! ```
+
+use crate::ring::slot_len;
+
+/// "barewire" read as a little-endian number.
+pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"barewire");
+/// Changes with every change of this file or of what its words mean.
+pub(super) const VERSION: u64 = 1;
+/// Most members that a segment can have: bits in a doorbell word.
+pub(super) const MEMBERS_MAX: usize = 64;
+/// Bytes of the part that [`Layout`] is read from.
+pub(super) const HEADER_LEN: usize = 48;
+
+pub(super) const NEXT_INC: usize = 64;
+pub(super) const EPOCH: usize = 128;
+
+const MEMBER_AT: usize = 4096;
+const MEMBER_LEN: usize = 128;
+const LINK_AT: usize = MEMBER_AT + MEMBERS_MAX * MEMBER_LEN;
+const LINK_LEN: usize = 128;
+const PAGE: usize = 4096;
+
+/// Smallest and largest ring: a quarter has to hold a frame of the least MTU, and the file's size
+/// has to stay a number that the kernel takes (64 * 64 rings below 2^63).
+const RING_LEN_MIN: usize = 4096;
+const RING_LEN_MAX: usize = 1 << 40;
+
+/// The sizes that a segment was made with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Layout {
+    pub(super) members: usize,
+    pub(super) ring_len: usize,
+    pub(super) frame_max: usize,
+}
+
+impl Layout {
+    /// Whether the numbers are in range; nothing below overflows then.
+    pub(super) fn is_sound(&self) -> bool {
+        (2..=MEMBERS_MAX).contains(&self.members)
+            && self.ring_len.is_power_of_two()
+            && (RING_LEN_MIN..=RING_LEN_MAX).contains(&self.ring_len)
+            && (64..=1 << 20).contains(&self.frame_max)
+            && slot_len(self.frame_max) <= self.ring_len / 4
+    }
+
+    /// What `header` says, if it is a segment's of this version and sound.
+    ///
+    /// # Errors
+    /// What it is instead.
+    pub(super) fn parse(header: &[u8; HEADER_LEN]) -> Result<(Self, u64), String> {
+        let word = |i: usize| {
+            let mut bytes = [0; 8];
+            bytes.copy_from_slice(&header[i * 8..][..8]);
+            u64::from_le_bytes(bytes)
+        };
+        if word(0) != MAGIC {
+            return Err("no segment of barewire".into());
+        }
+        if word(1) != VERSION {
+            return Err(format!("a segment of version {}", word(1)));
+        }
+        let size = |i| usize::try_from(word(i)).unwrap_or(0);
+        let layout = Self { members: size(2), ring_len: size(3), frame_max: size(4) };
+        if !layout.is_sound() || word(5) != layout.file_len() as u64 {
+            return Err("a segment with damaged sizes".into());
+        }
+        Ok((layout, word(5)))
+    }
+
+    /// The inverse of [`parse`](Self::parse).
+    pub(super) fn header(&self) -> [u8; HEADER_LEN] {
+        let sizes = [self.members, self.ring_len, self.frame_max, self.file_len()];
+        let words = [MAGIC, VERSION].into_iter().chain(sizes.map(|n| n as u64));
+        let mut header = [0; HEADER_LEN];
+        for (to, word) in header.chunks_exact_mut(8).zip(words) {
+            to.copy_from_slice(&word.to_le_bytes());
+        }
+        header
+    }
+
+    pub(super) fn member(&self, m: usize) -> usize {
+        assert!(m < self.members);
+        MEMBER_AT + m * MEMBER_LEN
+    }
+
+    fn pair(&self, s: usize, r: usize) -> usize {
+        assert!(s < self.members && r < self.members);
+        r * self.members + s
+    }
+
+    pub(super) fn link(&self, s: usize, r: usize) -> usize {
+        LINK_AT + self.pair(s, r) * LINK_LEN
+    }
+
+    /// Bytes before the first ring.
+    pub(super) fn data_at(&self) -> usize {
+        (LINK_AT + self.members * self.members * LINK_LEN).next_multiple_of(PAGE)
+    }
+
+    pub(super) fn ring(&self, s: usize, r: usize) -> usize {
+        self.data_at() + self.pair(s, r) * self.ring_len
+    }
+
+    pub(super) fn file_len(&self) -> usize {
+        self.data_at() + self.members * self.members * self.ring_len
+    }
+}

@@ -1,0 +1,479 @@
+//! The segment's file: made, joined, left, and cleaned up after the dead.
+//!
+//! Everything here is rare and happens under the segment's lock, or on words that are the caller's
+//! alone. Each change is ordered so that a process killed between two of its steps leaves a state
+//! that the next one can finish: an entry counts only once its last word is written, and a dead
+//! member's entry is cleared last.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicU32, AtomicU64, fence};
+use std::time::Duration;
+
+use memmap2::{Advice, MmapOptions, MmapRaw};
+use nix::fcntl::{FallocateFlags, fallocate};
+use nix::sys::statvfs::fstatvfs;
+
+use super::ShmSettings;
+use super::layout::{EPOCH, HEADER_LEN, Layout, NEXT_INC};
+use super::lock::{self, Guard};
+use crate::open::OpenError;
+use crate::port::MacAddr;
+use crate::ring::RingMem;
+
+/// How long opening waits for the lock; what is done under it takes milliseconds.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Values of [`Link::rx_open`].
+pub(super) const CLOSED: u64 = 0;
+/// The receiver looks when its doorbell is rung.
+pub(super) const BELL: u64 = 1;
+/// The receiver looks at this ring all the time.
+pub(super) const WATCH: u64 = 2;
+
+/// A mapped segment that this process may be a member of.
+pub(super) struct Segment {
+    map: MmapRaw,
+    file: File,
+    pub(super) path: PathBuf,
+    pub(super) layout: Layout,
+}
+
+/// The words of one direction of one pair. A ring is used by its two ends from the moment that
+/// `rx_open` is not [`CLOSED`]; each end closes its own word, and when both are closed the ring's
+/// memory has been given back and the next sender may open it again.
+#[derive(Clone, Copy)]
+pub(super) struct Link<'a> {
+    /// 1 while the sender may write; the sender's, or after its death the lock holder's.
+    pub(super) tx_open: &'a AtomicU64,
+    /// Incarnations that the link was opened between; written while both ends are closed.
+    pub(super) tx_inc: &'a AtomicU64,
+    pub(super) rx_inc: &'a AtomicU64,
+    /// [`CLOSED`], [`BELL`] or [`WATCH`]; the receiver's, or after its death the lock holder's.
+    pub(super) rx_open: &'a AtomicU64,
+}
+
+/// The shared words and bytes of one ring; see [`RingMem`]. Valid while its segment is mapped.
+#[derive(Clone, Copy)]
+pub(super) struct RawRing {
+    data: *mut u8,
+    head: *const AtomicU64,
+}
+
+// SAFETY: two addresses in shared memory that is reached by atomics and raw copies only; whoever
+// holds them keeps the mapping (`ShmPort::seg`).
+unsafe impl Send for RawRing {}
+
+impl RawRing {
+    #[inline]
+    pub(super) fn at(&self, pos: usize) -> *mut u8 {
+        // `wrapping_add` needs nothing; the callers below and the port say why it is inside.
+        self.data.wrapping_add(pos)
+    }
+
+    #[inline]
+    pub(super) fn word_at(&self, pos: usize) -> *const AtomicU64 {
+        self.at(pos).cast_const().cast()
+    }
+}
+
+impl RingMem for RawRing {
+    #[inline]
+    fn word(&self, pos: usize) -> u64 {
+        // SAFETY: `pos` is a multiple of 64 below the ring's length (`RingMem`), the ring is that
+        // long, mapped and page aligned, and all accesses to its words are atomic or, as frame
+        // bytes, raw copies by the end that owns the place at the time (D2).
+        unsafe { (*self.word_at(pos)).load(Acquire) }
+    }
+
+    #[inline]
+    fn clear(&self, pos: usize) {
+        // SAFETY: as in `word`.
+        unsafe { (*self.word_at(pos)).store(0, Relaxed) }
+    }
+
+    #[inline]
+    fn publish(&self, pos: usize, word: u64) {
+        // SAFETY: as in `word`.
+        unsafe { (*self.word_at(pos)).store(word, Release) }
+    }
+
+    #[inline]
+    fn head(&self) -> u64 {
+        // SAFETY: an aligned word of the mapping (`Segment::ring`).
+        unsafe { (*self.head).load(Acquire) }
+    }
+
+    #[inline]
+    fn set_head(&self, total: u64) {
+        // SAFETY: as in `head`.
+        unsafe { (*self.head).store(total, Release) }
+    }
+}
+
+/// A place in a segment.
+pub(super) struct Joined {
+    pub(super) seg: Segment,
+    pub(super) me: usize,
+    /// Unique in the segment's life, never 0.
+    pub(super) inc: u64,
+    pub(super) mac: MacAddr,
+}
+
+/// Joins the segment that `settings` name; makes it if there is none or only dead ones used it.
+pub(super) fn join(settings: &ShmSettings) -> Result<Joined, OpenError> {
+    let path = settings.path();
+    loop {
+        let file = open_file(&path)?;
+        let locked = OpenError::Locked { path: path.clone(), seconds: PATIENCE.as_secs() };
+        let guard = Guard::take(&file, PATIENCE).ok_or(locked)?;
+        let meta = file.metadata().map_err(|e| os("cannot look at", &path, e))?;
+        if meta.nlink() == 0 {
+            continue; // The last member left between our open and our lock, and removed it.
+        }
+        check_owner(&path, &meta)?;
+        let mut magic = [0; 8];
+        let made = file.read_exact_at(&mut magic, 0).is_ok() && magic != [0; 8];
+        if !made && let Err(e) = make(&file, &path, settings) {
+            let _ = std::fs::remove_file(&path);
+            return Err(e);
+        }
+        let layout = read_layout(&file, &path)?;
+        if made && !lock::lives(&file, 0, layout.members) {
+            tracing::info!(path = %path.display(), "removing a segment that only dead processes used");
+            std::fs::remove_file(&path).map_err(|e| os("cannot remove", &path, e))?;
+            continue;
+        }
+        let joined = enter(&file, &path, layout, settings);
+        if joined.is_err() && !made {
+            let _ = std::fs::remove_file(&path);
+        }
+        let (map, me, inc, mac) = joined?;
+        drop(guard);
+        return Ok(Joined { seg: Segment { map, file, path, layout }, me, inc, mac });
+    }
+}
+
+fn os(what: &'static str, path: &Path, source: io::Error) -> OpenError {
+    let hint = match source.raw_os_error() {
+        Some(libc::EACCES | libc::EPERM) => "; use another name, or have its owner remove it",
+        Some(libc::ENOENT) => "; is /dev/shm mounted? mount -t tmpfs tmpfs /dev/shm",
+        Some(libc::ENOMEM) => "; raise the limit on address space (ulimit -v unlimited)",
+        Some(libc::EFBIG) => "; raise the limit on file size (ulimit -f unlimited)",
+        _ => "",
+    };
+    OpenError::Os { what, path: path.to_owned(), source, hint }
+}
+
+fn open_file(path: &Path) -> Result<File, OpenError> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).mode(0o600).custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC);
+    for _ in 0..1000 {
+        match options.clone().create_new(true).open(path) {
+            Ok(file) => {
+                // The umask may have taken bits that the check below insists on.
+                let mode = std::fs::Permissions::from_mode(0o600);
+                file.set_permissions(mode).map_err(|e| os("cannot set the mode of", path, e))?;
+                return Ok(file);
+            }
+            Err(e) if e.kind() != io::ErrorKind::AlreadyExists => {
+                return Err(os("cannot make", path, e));
+            }
+            Err(_) => {}
+        }
+        match options.open(path) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {} // Removed just now: make it.
+            Err(e) if e.raw_os_error() == Some(libc::ELOOP) => {
+                let why = "it is a symbolic link".into();
+                return Err(OpenError::NotOurs { path: path.to_owned(), why });
+            }
+            opened => return opened.map_err(|e| os("cannot open", path, e)),
+        }
+    }
+    Err(OpenError::Locked { path: path.to_owned(), seconds: 0 })
+}
+
+fn check_owner(path: &Path, meta: &std::fs::Metadata) -> Result<(), OpenError> {
+    let (uid, mode) = (nix::unistd::geteuid().as_raw(), meta.mode() & 0o7777);
+    let why = if !meta.is_file() {
+        "it is no regular file".into()
+    } else if meta.uid() != uid {
+        format!("it belongs to user {}, not {uid}", meta.uid())
+    } else if mode != 0o600 {
+        format!("its mode is {mode:o}, not 600")
+    } else if meta.nlink() != 1 {
+        format!("it has {} names", meta.nlink())
+    } else {
+        return Ok(());
+    };
+    Err(OpenError::NotOurs { path: path.to_owned(), why })
+}
+
+/// Writes an empty segment into `file`, its magic number last.
+fn make(file: &File, path: &Path, settings: &ShmSettings) -> Result<(), OpenError> {
+    let layout = settings.layout()?;
+    // Twice, so that what a maker who died here left is zero again.
+    file.set_len(0).map_err(|e| os("cannot empty", path, e))?;
+    file.set_len(layout.file_len() as u64).map_err(|e| os("cannot size", path, e))?;
+    check_space(file, path, (layout.data_at() + 2 * layout.ring_len) as u64)?;
+    match fallocate(file, FallocateFlags::empty(), 0, layout.data_at() as i64) {
+        Ok(()) => {}
+        Err(nix::errno::Errno::ENOSPC) => {
+            let need = (layout.data_at() + 2 * layout.ring_len) as u64;
+            return Err(OpenError::NoSpace { path: path.to_owned(), need, free: 0 });
+        }
+        Err(e) => return Err(os("cannot reserve memory in", path, e.into())),
+    }
+    let header = layout.header();
+    let written =
+        file.write_all_at(&header[8..], 8).and_then(|()| file.write_all_at(&header[..8], 0));
+    written.map_err(|e| os("cannot write", path, e))
+}
+
+/// Sees that a ring each way could be had now. Later ones are reserved when they are opened: a
+/// page that is not reserved must never be touched, since for want of memory that is SIGBUS.
+fn check_space(file: &File, path: &Path, need: u64) -> Result<(), OpenError> {
+    let stat = fstatvfs(file).map_err(|e| os("cannot look at", path, e.into()))?;
+    let free = stat.blocks_available().saturating_mul(stat.fragment_size());
+    // A tmpfs without a limit says 0 of 0.
+    if stat.blocks() > 0 && free < need {
+        return Err(OpenError::NoSpace { path: path.to_owned(), need, free });
+    }
+    Ok(())
+}
+
+fn read_layout(file: &File, path: &Path) -> Result<Layout, OpenError> {
+    let other = |found: String| OpenError::OtherVersion {
+        path: path.to_owned(),
+        found,
+        version: super::layout::VERSION,
+    };
+    let mut header = [0; HEADER_LEN];
+    file.read_exact_at(&mut header, 0).map_err(|_| other("too short for a segment".into()))?;
+    let (layout, file_len) = Layout::parse(&header).map_err(other)?;
+    let is = file.metadata().map_err(|e| os("cannot look at", path, e))?.len();
+    if is != file_len {
+        return Err(other(format!("a segment of {is} bytes that should have {file_len}")));
+    }
+    Ok(layout)
+}
+
+type Entered = (MmapRaw, usize, u64, MacAddr);
+
+/// Becomes a member; the caller holds the lock.
+fn enter(
+    file: &File,
+    path: &Path,
+    layout: Layout,
+    settings: &ShmSettings,
+) -> Result<Entered, OpenError> {
+    settings.check_against(&layout, path)?;
+    check_space(file, path, 2 * layout.ring_len as u64)?;
+    let map = MmapOptions::new().len(layout.file_len()).map_raw(file);
+    let map = map.map_err(|e| os("cannot map", path, e))?;
+    // A core dump without gigabytes of other processes' frames; only a wish.
+    let _ = map.advise(Advice::DontDump);
+    let dup = file.try_clone().map_err(|e| os("cannot use", path, e))?;
+    let seg = Segment { map, file: dup, path: path.to_owned(), layout };
+    seg.reap_dead(None);
+    let mac = seg.choose_mac(settings.mac)?;
+    // The oldest free place: its rings are the likeliest to be drained.
+    let inc = seg.word(NEXT_INC).load(Relaxed).wrapping_add(1) & u64::from(u32::MAX);
+    let inc = inc.max(1);
+    seg.word(NEXT_INC).store(inc, Relaxed);
+    let mut places = (0..layout.members).map(|i| (inc as usize + i) % layout.members);
+    let me = places.find(|&m| seg.state(m).load(Relaxed) == 0);
+    let crowded = OpenError::Crowded { path: path.to_owned(), members: layout.members };
+    let me = me.ok_or(crowded)?;
+    lock::show_life(file, me).map_err(|e| os("cannot lock", path, e))?;
+    seg.bell(me).store(0, Relaxed);
+    seg.sleeping(me).store(0, Relaxed);
+    seg.mac(me).store(mac.to_u64(), Relaxed);
+    seg.pid(me).store(u64::from(std::process::id()), Relaxed);
+    // Release: who sees the state sees the address.
+    seg.state(me).store(inc << 32 | 1, Release);
+    seg.word(EPOCH).fetch_add(1, Release);
+    Ok((seg.map, me, inc, mac))
+}
+
+impl Segment {
+    pub(super) fn word(&self, at: usize) -> &AtomicU64 {
+        assert!(at.is_multiple_of(8) && at + 8 <= self.map.len());
+        // SAFETY: an aligned word inside the mapping (checked), which lives as long as `self`; the
+        // file is as long as the mapping (checked at join, and D5 of docs/memory.md: nobody
+        // shortens it). Every access to it by anybody is atomic.
+        unsafe { AtomicU64::from_ptr(self.map.as_mut_ptr().add(at).cast()) }
+    }
+
+    pub(super) fn state(&self, m: usize) -> &AtomicU64 {
+        self.word(self.layout.member(m))
+    }
+
+    pub(super) fn mac(&self, m: usize) -> &AtomicU64 {
+        self.word(self.layout.member(m) + 8)
+    }
+
+    fn pid(&self, m: usize) -> &AtomicU64 {
+        self.word(self.layout.member(m) + 16)
+    }
+
+    pub(super) fn bell(&self, m: usize) -> &AtomicU64 {
+        self.word(self.layout.member(m) + 64)
+    }
+
+    /// 1 while a thread of `m` sleeps on this futex, else 0.
+    pub(super) fn sleeping(&self, m: usize) -> &AtomicU32 {
+        let at = self.layout.member(m) + 72;
+        assert!(at + 4 <= self.map.len());
+        // SAFETY: as in `word`, for four bytes that nobody reaches as part of a larger word.
+        unsafe { AtomicU32::from_ptr(self.map.as_mut_ptr().add(at).cast()) }
+    }
+
+    pub(super) fn epoch(&self) -> &AtomicU64 {
+        self.word(EPOCH)
+    }
+
+    pub(super) fn link(&self, s: usize, r: usize) -> Link<'_> {
+        let at = self.layout.link(s, r);
+        Link {
+            tx_open: self.word(at),
+            tx_inc: self.word(at + 8),
+            rx_inc: self.word(at + 16),
+            rx_open: self.word(at + 64),
+        }
+    }
+
+    pub(super) fn ring(&self, s: usize, r: usize) -> RawRing {
+        let at = self.layout.ring(s, r);
+        assert!(at + self.layout.ring_len <= self.map.len());
+        let head = std::ptr::from_ref(self.word(self.layout.link(s, r) + 72));
+        RawRing { data: self.map.as_mut_ptr().wrapping_add(at), head }
+    }
+
+    /// Reserves the memory of a ring, and maps it so that the first lap is as fast as the others.
+    pub(super) fn allocate(&self, s: usize, r: usize) -> io::Result<()> {
+        let (at, len) = (self.layout.ring(s, r), self.layout.ring_len);
+        fallocate(&self.file, FallocateFlags::empty(), at as i64, len as i64)?;
+        // Before Linux 5.14 the pages come one fault at a time instead.
+        let _ = self.map.advise_range(Advice::PopulateWrite, at, len);
+        Ok(())
+    }
+
+    /// Gives the memory of a ring back to the system; it reads as zero afterwards.
+    pub(super) fn give_back(&self, s: usize, r: usize) {
+        let (at, len) = (self.layout.ring(s, r), self.layout.ring_len);
+        let punch = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
+        if let Err(error) = fallocate(&self.file, punch, at as i64, len as i64) {
+            tracing::warn!(%error, path = %self.path.display(), "a ring's memory stays in use");
+        }
+    }
+
+    pub(super) fn try_lock(&self) -> Option<Guard<'_>> {
+        Guard::try_take(&self.file)
+    }
+
+    pub(super) fn lives(&self, m: usize) -> bool {
+        lock::lives(&self.file, m, 1)
+    }
+
+    /// Cleans up after every member that died without leaving; the caller holds the lock.
+    pub(super) fn reap_dead(&self, me: Option<usize>) {
+        for m in 0..self.layout.members {
+            if Some(m) != me && self.state(m).load(Acquire) != 0 && !self.lives(m) {
+                tracing::info!(member = m, path = %self.path.display(), "cleaning up after a dead member");
+                self.clear(m);
+            }
+        }
+    }
+
+    /// Cleans up after `m`, which was found dead, and says whether it did: not if the lock is taken
+    /// or a new member has the place.
+    pub(super) fn reap(&self, m: usize) -> bool {
+        let Some(_guard) = self.try_lock() else { return false };
+        if self.lives(m) {
+            return false;
+        }
+        if self.state(m).load(Acquire) != 0 {
+            self.clear(m);
+        }
+        true
+    }
+
+    /// Closes all of `m`'s ends and clears its entry. `m` is dead and the caller holds the lock, or
+    /// `m` is the caller.
+    pub(super) fn clear(&self, m: usize) {
+        // The dead one's last stores are visible: its lock was released by its exit, which is in
+        // the kernel and ordered after them, and was asked for before this.
+        fence(Acquire);
+        for x in 0..self.layout.members {
+            // What it sent stays for `x` to read; the last to close gives the memory back.
+            let out = self.link(m, x);
+            if out.tx_open.load(Acquire) != 0 {
+                if out.rx_open.load(Acquire) == CLOSED {
+                    self.give_back(m, x);
+                }
+                // Release: the receiver that sees it sees every frame published before.
+                out.tx_open.store(0, Release);
+            }
+            let inward = self.link(x, m);
+            if inward.rx_open.load(Acquire) != CLOSED {
+                if inward.tx_open.load(Acquire) == 0 {
+                    self.give_back(x, m);
+                }
+                inward.rx_open.store(CLOSED, Release);
+            }
+        }
+        self.state(m).store(0, Release);
+        self.epoch().fetch_add(1, Release);
+    }
+
+    fn choose_mac(&self, wanted: Option<MacAddr>) -> Result<MacAddr, OpenError> {
+        let members = || (0..self.layout.members).filter(|&m| self.state(m).load(Acquire) != 0);
+        let owner = |mac: MacAddr| members().find(|&m| self.mac(m).load(Relaxed) == mac.to_u64());
+        let Some(mac) = wanted else {
+            loop {
+                let mac = random_mac();
+                if owner(mac).is_none() {
+                    return Ok(mac);
+                }
+            }
+        };
+        let Some(m) = owner(mac) else { return Ok(mac) };
+        let pid = self.pid(m).load(Relaxed) as u32;
+        Err(OpenError::MacInUse { mac, pid, path: self.path.clone() })
+    }
+
+    /// Leaves the segment; the last one to leave removes its file.
+    pub(super) fn leave(&self, me: usize) {
+        // Without the lock (a stopped process has it) leaving is still right, these being our own
+        // words; only the file stays, for the next one to find without a living member.
+        let guard = Guard::take(&self.file, Duration::from_secs(1));
+        self.clear(me);
+        lock::end_life(&self.file, me);
+        if guard.is_some() && !lock::lives(&self.file, 0, self.layout.members) {
+            let same = |meta: &std::fs::Metadata| {
+                self.file
+                    .metadata()
+                    .is_ok_and(|own| own.ino() == meta.ino() && own.dev() == meta.dev())
+            };
+            // Whoever waits for the lock sees that the file has no name left, and starts again.
+            if std::fs::symlink_metadata(&self.path).is_ok_and(|meta| same(&meta)) {
+                let _ = std::fs::remove_file(&self.path);
+            }
+        }
+    }
+}
+
+/// A locally administered unicast address that nobody is likely to have had before.
+fn random_mac() -> MacAddr {
+    use std::hash::{BuildHasher, Hasher, RandomState};
+    let mut hasher = RandomState::new().build_hasher();
+    hasher.write_u64(crate::clock::now_ns());
+    hasher.write_u32(std::process::id());
+    let mut mac = MacAddr::from_u64(hasher.finish());
+    mac.0[0] = 0x02;
+    mac
+}

@@ -1,0 +1,493 @@
+use std::collections::{HashMap, VecDeque};
+use std::fs::OpenOptions;
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
+use std::sync::atomic::{AtomicBool, AtomicU32};
+use std::time::{Duration, Instant};
+
+use super::*;
+
+/// Settings of a segment that no other test uses.
+fn fresh() -> ShmSettings {
+    static SERIAL: AtomicU32 = AtomicU32::new(0);
+    let serial = SERIAL.fetch_add(1, Relaxed);
+    ShmSettings::named(&format!("unit-{}-{serial}", std::process::id()))
+}
+
+fn small() -> ShmSettings {
+    ShmSettings { ring_len: Some(8192), members: Some(8), ..fresh() }
+}
+
+fn open(settings: &ShmSettings) -> ShmPort {
+    ShmPort::open(settings).expect("a segment can be joined")
+}
+
+fn frame_to(dst: MacAddr, src: MacAddr, payload: &[u8]) -> Vec<u8> {
+    [&dst.0[..], &src.0, &[0x88, 0xb5], payload].concat()
+}
+
+fn send(from: &mut ShmPort, to: MacAddr, payload: &[u8]) -> Tx {
+    let bytes = frame_to(to, from.caps().mac, payload);
+    from.tx(&TxFrame::whole(&bytes)).expect("shm is never gone")
+}
+
+/// The payloads that are there now.
+fn drain(port: &mut ShmPort) -> Vec<Vec<u8>> {
+    let mut got = Vec::new();
+    // Enough polls for the sweep to come round to every ring.
+    for _ in 0..SWEEP_EVERY * 65 {
+        let mut sink = |f: &RxFrame<'_>| {
+            let mut bytes = vec![0; f.len() - ETH_HDR_LEN];
+            assert!(f.copy_to(ETH_HDR_LEN, &mut bytes));
+            got.push(bytes);
+        };
+        port.rx_burst(7, &mut sink).expect("shm is never gone");
+    }
+    got
+}
+
+#[test]
+fn every_length_arrives_whole_and_in_order() {
+    let settings = fresh();
+    let (mut a, mut b) = (open(&settings), open(&settings));
+    let (to, mtu) = (b.caps().mac, a.caps().mtu);
+    assert_eq!(mtu, 65_520);
+    let lens = (0..400).chain([1000, 1499, 1500, 4096, 9000, 65_519, mtu, mtu, mtu]);
+    for (i, len) in lens.enumerate() {
+        let payload: Vec<u8> = (0..len).map(|j| (i * 7 + j) as u8).collect();
+        assert_eq!(send(&mut a, to, &payload), Tx::Sent);
+        assert!(drain(&mut b) == [payload], "{len} bytes");
+    }
+    assert_eq!(b.counters().rx_frames, a.counters().tx_frames);
+    assert_eq!(b.counters().rx_bytes, a.counters().tx_bytes);
+}
+
+#[test]
+#[should_panic(expected = "frame of")]
+fn a_frame_beyond_the_mtu_is_the_callers_bug() {
+    let settings = ShmSettings { mtu: Some(1500), ..fresh() };
+    let mut a = open(&settings);
+    let to = a.caps().mac;
+    send(&mut a, to, &[0; 1501]);
+}
+
+#[test]
+fn a_frame_beyond_the_receivers_mtu_is_dropped_there() {
+    let settings = small();
+    let mut a = open(&settings);
+    let mut b = open(&ShmSettings { mtu: Some(300), ..settings });
+    let to = b.caps().mac;
+    for payload in [vec![1; 301], vec![2; 300], vec![3; 1000], vec![4; 4]] {
+        assert_eq!(send(&mut a, to, &payload), Tx::Sent);
+    }
+    assert_eq!(drain(&mut b), [vec![2; 300], vec![4; 4]]);
+    assert_eq!(b.counters().rx_dropped, 2);
+}
+
+#[test]
+fn groups_reach_all_others_and_ones_own_address_oneself() {
+    let settings = small();
+    let mut ports: Vec<_> = (0..5).map(|_| open(&settings)).collect();
+    assert_eq!(send(&mut ports[1], MacAddr::BROADCAST, b"all"), Tx::Sent);
+    assert_eq!(send(&mut ports[2], MacAddr([0x33, 0x33, 0, 0, 0, 1]), b"some"), Tx::Sent);
+    let own = ports[3].caps().mac;
+    assert_eq!(send(&mut ports[3], own, b"me"), Tx::Sent);
+    for (i, port) in ports.iter_mut().enumerate() {
+        let mut got = drain(port);
+        got.sort();
+        let mut want: Vec<&[u8]> = Vec::new();
+        want.extend((i != 1).then_some(&b"all"[..]));
+        want.extend((i == 3).then_some(&b"me"[..]));
+        want.extend((i != 2).then_some(&b"some"[..]));
+        assert_eq!(got, want, "port {i}");
+    }
+}
+
+#[test]
+fn a_full_ring_pushes_back_one_sender_only() {
+    let settings = small();
+    let (mut a, mut b, mut c) = (open(&settings), open(&settings), open(&settings));
+    let to = b.caps().mac;
+    let mut sent = 0_u32;
+    while send(&mut a, to, &sent.to_le_bytes()) == Tx::Sent {
+        sent += 1;
+    }
+    // 8192 bytes of granules, one for the cleared word.
+    assert_eq!(sent, 127);
+    assert_eq!(send(&mut c, to, b"other"), Tx::Sent);
+    assert_eq!(send(&mut a, MacAddr::BROADCAST, b"group"), Tx::Sent);
+    assert_eq!((a.counters().tx_full, a.counters().tx_dropped), (1, 1));
+    let got = drain(&mut b);
+    let from_a: Vec<_> = got.iter().filter(|p| *p != b"other").cloned().collect();
+    let want: Vec<_> = (0..sent).map(|i| i.to_le_bytes().to_vec()).collect();
+    assert_eq!(from_a, want);
+    assert_eq!(send(&mut a, to, b"again"), Tx::Sent);
+    assert_eq!(drain(&mut b), [b"again"]);
+}
+
+#[test]
+fn frames_survive_their_sender_and_precede_its_successors() {
+    // Two places: whoever comes next gets the place of the one who left.
+    let settings = ShmSettings { members: Some(2), ..small() };
+    let mut b = open(&settings);
+    let to = b.caps().mac;
+    for round in 0..20_u8 {
+        let mut a = open(&settings);
+        assert_eq!(send(&mut a, to, &[round, 1]), Tx::Sent);
+        assert_eq!(send(&mut a, to, &[round, 2]), Tx::Sent);
+        drop(a);
+        let mut next = open(&settings);
+        assert_eq!(send(&mut next, to, b"early"), Tx::Full, "the old frames are not read yet");
+        assert_eq!(drain(&mut b), [[round, 1], [round, 2]]);
+        assert_eq!(send(&mut next, to, b"late"), Tx::Sent);
+        assert_eq!(drain(&mut b), [b"late"]);
+        drop(next);
+        // The receiver notices in its own time; until then the place's ring is not free.
+        assert!(drain(&mut b).is_empty());
+    }
+}
+
+#[test]
+fn a_receiver_that_left_has_no_route_and_is_found_again() {
+    let settings = ShmSettings { members: Some(2), ..small() };
+    let mut a = open(&settings);
+    let mac = MacAddr([2, 0, 0, 0, 0, 9]);
+    for round in 0..20_u8 {
+        let mut b = open(&ShmSettings { mac: Some(mac), ..settings.clone() });
+        assert_eq!(send(&mut a, mac, &[round]), Tx::Sent);
+        assert_eq!(drain(&mut b), [[round]]);
+        assert_eq!(send(&mut a, mac, b"lost with the receiver"), Tx::Sent);
+        drop(b);
+        if round & 1 == 0 {
+            assert_eq!(send(&mut a, mac, b"x"), Tx::NoRoute);
+        }
+    }
+    assert_eq!(send(&mut a, MacAddr([2, 1, 1, 1, 1, 1]), b"x"), Tx::NoRoute);
+}
+
+/// Goal: memory of a pair is held only while both are there. Method: blocks of the file.
+#[test]
+fn leaving_gives_memory_back_and_the_last_removes_the_file() {
+    let settings = fresh();
+    let mut a = open(&settings);
+    let blocks = || std::fs::metadata(settings.path()).unwrap().blocks();
+    let idle = blocks();
+    for _ in 0..3 {
+        let (mut b, c) = (open(&settings), open(&settings));
+        let (mac_a, mac_b) = (a.caps().mac, b.caps().mac);
+        assert_eq!(send(&mut a, mac_b, b"ab"), Tx::Sent);
+        assert_eq!(send(&mut b, mac_a, b"ba"), Tx::Sent);
+        assert!(blocks() >= idle + 2 * (RING_LEN as u64) / 512);
+        drop((b, c));
+        assert_eq!(drain(&mut a), [b"ba"]);
+        assert_eq!(send(&mut a, mac_b, b"x"), Tx::NoRoute);
+        assert!(blocks() < idle + 64, "{} blocks remain of {idle}", blocks());
+    }
+    drop(a);
+    assert!(!settings.path().exists());
+}
+
+/// Goal: rings that are not watched are served, in order, without loss, and none starves.
+#[test]
+fn more_senders_than_watches_are_all_served() {
+    let settings = small();
+    let mut b = open(&settings);
+    let mut senders: Vec<_> = (0..7).map(|_| open(&settings)).collect();
+    let to = b.caps().mac;
+    let mut next = [0_u8; 7];
+    for round in 0..200_u8 {
+        for (i, a) in senders.iter_mut().enumerate() {
+            for n in 0..2 {
+                assert_eq!(send(a, to, &[i as u8, 2 * (round % 100) + n]), Tx::Sent);
+            }
+        }
+        let mut count = 0;
+        for _ in 0..10 {
+            let mut sink = |f: &RxFrame<'_>| {
+                let [i, n] = f.chunk_at(ETH_HDR_LEN).unwrap();
+                assert_eq!(n, next[i as usize]);
+                next[i as usize] = (n + 1) % 200;
+                count += 1;
+            };
+            b.rx_burst(3, &mut sink).unwrap();
+        }
+        assert_eq!(count, 14, "10 polls of 3 see all 14");
+    }
+}
+
+/// Goal: per pair, frames are a queue, whoever joins and leaves meanwhile. Method: random
+/// operations on up to 8 ports against queues; printed seed.
+#[test]
+fn segment_follows_its_model() {
+    for seed in 1..=60_u64 {
+        println!("SHM_SEED={seed}");
+        model_run(seed);
+    }
+}
+
+fn xorshift(x: &mut u64) -> u64 {
+    *x ^= *x << 13;
+    *x ^= *x >> 7;
+    *x ^= *x << 17;
+    *x
+}
+
+fn model_run(seed: u64) {
+    let mut rng = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let settings = ShmSettings { members: Some(5), ..small() };
+    let mut ports: Vec<ShmPort> = Vec::new();
+    // By (sender, receiver) address: what is on the way.
+    let mut queues: HashMap<(MacAddr, MacAddr), VecDeque<Vec<u8>>> = HashMap::new();
+    let mut serial = 0_u32;
+    for _ in 0..1500 {
+        let pick = xorshift(&mut rng) as usize;
+        let i = if ports.is_empty() { 0 } else { pick / 100 % ports.len() };
+        match pick % 100 {
+            0..3 if ports.len() < 5 => ports.push(open(&settings)),
+            3..5 if ports.len() > 1 => {
+                let gone = ports.swap_remove(i).caps().mac;
+                queues.retain(|&(_, to), _| to != gone);
+            }
+            5..60 if !ports.is_empty() => {
+                let to = ports[xorshift(&mut rng) as usize % ports.len()].caps().mac;
+                serial += 1;
+                let len = xorshift(&mut rng) as usize % if pick & 1 == 0 { 60 } else { 1900 } + 4;
+                let mut payload = vec![serial as u8; len];
+                payload[..4].copy_from_slice(&serial.to_le_bytes());
+                let from = ports[i].caps().mac;
+                match send(&mut ports[i], to, &payload) {
+                    Tx::Sent => queues.entry((from, to)).or_default().push_back(payload),
+                    Tx::Full => {}
+                    Tx::NoRoute => panic!("{to} is attached"),
+                }
+            }
+            60.. if !ports.is_empty() => {
+                let me = ports[i].caps().mac;
+                let mut sink = |f: &RxFrame<'_>| {
+                    let mut bytes = vec![0; f.len()];
+                    assert!(f.copy_to(0, &mut bytes));
+                    let from =
+                        MacAddr([bytes[6], bytes[7], bytes[8], bytes[9], bytes[10], bytes[11]]);
+                    let want = queues.get_mut(&(from, me)).and_then(VecDeque::pop_front);
+                    assert_eq!(Some(&bytes[ETH_HDR_LEN..]), want.as_deref());
+                };
+                ports[i].rx_burst(pick % 40, &mut sink).unwrap();
+            }
+            _ => {}
+        }
+    }
+    for port in &mut ports {
+        let me = port.caps().mac;
+        let count: usize =
+            queues.iter().filter(|((_, to), _)| *to == me).map(|(_, q)| q.len()).sum();
+        assert_eq!(drain(port).len(), count, "frames to {me}");
+    }
+}
+
+/// Goal: whatever anybody writes to the segment, members do not panic, loop or leave their memory.
+/// Method: a thread writes noise and near-truths everywhere while two members talk.
+#[test]
+fn a_scribbler_is_survived() {
+    let settings = small();
+    let (mut a, mut b) = (open(&settings), open(&settings));
+    let to = [a.caps().mac, b.caps().mac];
+    let stop = Arc::new(AtomicBool::new(false));
+    let scribbler = {
+        let (stop, path) = (Arc::clone(&stop), settings.path());
+        let layout = settings.layout().unwrap();
+        std::thread::spawn(move || scribble(&path, layout, &stop))
+    };
+    let until = Instant::now() + Duration::from_millis(1500);
+    let (mut frames, mut n) = (0_u64, 0_usize);
+    while Instant::now() < until {
+        for _ in 0..100 {
+            n += 1;
+            send(&mut a, to[n & 1], &[7; 1200][..n % 1200]);
+            send(&mut b, to[n >> 1 & 1], &[9; 1200][..n % 900]);
+            a.tx(&TxFrame::whole(&frame_to(MacAddr::BROADCAST, to[0], b"all"))).unwrap();
+            for port in [&mut a, &mut b] {
+                let mut sink = |f: &RxFrame<'_>| {
+                    let mut bytes = [0; 8192];
+                    assert!(f.len() >= ETH_HDR_LEN && f.copy_to(0, &mut bytes[..f.len()]));
+                    frames += 1;
+                };
+                assert!(port.rx_burst(32, &mut sink).unwrap() <= 32);
+            }
+            a.flush().unwrap();
+            b.flush().unwrap();
+        }
+        b.waiter().unwrap().wait(Duration::from_micros(1));
+    }
+    stop.store(true, Relaxed);
+    let writes = scribbler.join().unwrap();
+    let dropped = a.counters().rx_dropped + b.counters().rx_dropped;
+    assert!(writes > 1000 && frames > 100 && dropped > 0, "{writes} {frames} {dropped}");
+    drop((a, b));
+    let _ = std::fs::remove_file(settings.path());
+}
+
+fn scribble(path: &Path, layout: Layout, stop: &AtomicBool) -> u64 {
+    let file = OpenOptions::new().write(true).open(path).unwrap();
+    let mut rng = 88_172_645_463_325_252_u64;
+    let mut writes = 0;
+    while !stop.load(Relaxed) {
+        let r = xorshift(&mut rng);
+        let (s, d) = (r as usize >> 8 & 7, r as usize >> 11 & 7);
+        let at = match r & 7 {
+            // The header is not read again; members, links and rings are.
+            0 => 4096 + (r >> 20) as usize % 1024,
+            1 => layout.member(d) + [0, 8, 64, 72][(r >> 30 & 3) as usize],
+            2 => layout.link(s, d) + [0, 8, 16, 64, 72][(r >> 30) as usize % 5],
+            // Frame words: near-truths come from writing small numbers.
+            _ => layout.ring(s, d) + (r >> 40) as usize % (layout.ring_len / 64) * 64,
+        };
+        let value = match r >> 16 & 3 {
+            0 => xorshift(&mut rng),
+            1 => 0,
+            2 => xorshift(&mut rng) % 300,
+            _ => ((xorshift(&mut rng) % 200) << 32) | (xorshift(&mut rng) % 2100),
+        };
+        file.write_all_at(&value.to_le_bytes(), at as u64).unwrap();
+        writes += 1;
+        // Slow enough that rings get opened between two blows.
+        if writes % 4 == 0 {
+            std::thread::yield_now();
+        }
+    }
+    writes
+}
+
+#[test]
+fn a_sleeper_is_woken_by_a_frame_and_by_wake() {
+    let settings = small();
+    let (mut a, b) = (open(&settings), open(&settings));
+    let to = b.caps().mac;
+    let waiter = b.waiter().unwrap();
+    let t = std::thread::spawn(move || {
+        let began = Instant::now();
+        waiter.wait(Duration::from_secs(20));
+        let first = began.elapsed();
+        drop(b);
+        first
+    });
+    std::thread::sleep(Duration::from_millis(20));
+    assert_eq!(send(&mut a, to, b"x"), Tx::Sent);
+    a.flush().unwrap();
+    let slept = t.join().unwrap();
+    assert!(slept >= Duration::from_millis(10) && slept < Duration::from_secs(5), "{slept:?}");
+
+    let waiter = a.waiter().unwrap();
+    waiter.wake();
+    let began = Instant::now();
+    waiter.wait(Duration::from_secs(20));
+    assert!(began.elapsed() < Duration::from_secs(5));
+    let began = Instant::now();
+    waiter.wait(Duration::from_millis(30));
+    assert!(began.elapsed() >= Duration::from_millis(30), "nothing had come");
+}
+
+fn refused(settings: &ShmSettings) -> OpenError {
+    match ShmPort::open(settings) {
+        Ok(_) => panic!("{settings:?} was accepted"),
+        Err(e) => {
+            let text = e.to_string();
+            assert!(!text.contains('\n') && text.len() < 400, "{text}");
+            e
+        }
+    }
+}
+
+#[test]
+fn bad_settings_are_refused_and_leave_nothing() {
+    let s = fresh();
+    let mac = Some(MacAddr([1, 0, 0, 0, 0, 1]));
+    for bad in [
+        ShmSettings { name: "a/b".into(), ..s.clone() },
+        ShmSettings { name: String::new(), ..s.clone() },
+        ShmSettings { mac, ..s.clone() },
+        ShmSettings { mtu: Some(255), ..s.clone() },
+        ShmSettings { mtu: Some(MTU_MAX + 1), ..s.clone() },
+        ShmSettings { ring_len: Some(3 << 20), ..s.clone() },
+        ShmSettings { ring_len: Some(8192), mtu: Some(4000), ..s.clone() },
+        ShmSettings { members: Some(65), ..s.clone() },
+    ] {
+        assert_eq!(refused(&bad).errno(), libc::EINVAL);
+        assert!(!s.path().exists(), "{bad:?} left its file");
+    }
+    let huge = ShmSettings { ring_len: Some(1 << 40), members: Some(2), ..s.clone() };
+    let e = refused(&huge);
+    assert!(matches!(e, OpenError::NoSpace { .. }) && e.to_string().contains("remount"), "{e}");
+    assert!(!s.path().exists());
+    let e = refused(&ShmSettings { dir: "/nonexistent".into(), ..s });
+    assert!(e.errno() == libc::ENOENT && e.to_string().contains("/nonexistent/barewire-"), "{e}");
+}
+
+#[test]
+fn members_must_agree_on_sizes_and_differ_in_address() {
+    let s = ShmSettings { members: Some(2), mac: Some(MacAddr([2, 0, 0, 0, 0, 1])), ..small() };
+    let _a = open(&s);
+    let e = refused(&s);
+    assert!(e.errno() == libc::EADDRINUSE && e.to_string().contains("02:00:00:00:00:01"), "{e}");
+    let s = ShmSettings { mac: None, ..s };
+    assert!(matches!(
+        refused(&ShmSettings { ring_len: Some(16384), ..s.clone() }),
+        OpenError::Differs { .. }
+    ));
+    let _b = open(&ShmSettings { ring_len: None, members: None, ..s.clone() });
+    assert!(matches!(refused(&s), OpenError::Crowded { members: 2, .. }));
+}
+
+#[test]
+fn a_file_that_is_not_a_safe_segment_is_refused_and_kept() {
+    let s = small();
+    let write = |at: u64, bytes: &[u8]| {
+        OpenOptions::new().write(true).open(s.path()).unwrap().write_all_at(bytes, at).unwrap();
+    };
+    let with_segment = |spoil: &dyn Fn()| {
+        let a = open(&s);
+        spoil();
+        let e = refused(&s);
+        assert!(e.to_string().contains("rm /dev/shm/barewire-"), "{e}");
+        assert!(s.path().exists());
+        drop(a);
+        let _ = std::fs::remove_file(s.path());
+        e
+    };
+    let e = with_segment(&|| {
+        std::fs::set_permissions(s.path(), std::fs::Permissions::from_mode(0o640)).unwrap();
+    });
+    assert!(matches!(e, OpenError::NotOurs { .. }) && e.to_string().contains("640"), "{e}");
+    let e = with_segment(&|| write(8, &7_u64.to_le_bytes()));
+    assert!(
+        matches!(e, OpenError::OtherVersion { .. }) && e.to_string().contains("version 7"),
+        "{e}"
+    );
+    with_segment(&|| write(0, b"somebody"));
+    with_segment(&|| write(16, &u64::MAX.to_le_bytes()));
+    with_segment(&|| write(24, &0_u64.to_le_bytes()));
+    with_segment(&|| {
+        let file = OpenOptions::new().write(true).open(s.path()).unwrap();
+        file.set_len(file.metadata().unwrap().len() + 4096).unwrap();
+    });
+
+    std::os::unix::fs::symlink("/etc/passwd", s.path()).unwrap();
+    assert!(matches!(refused(&s), OpenError::NotOurs { .. }));
+    std::fs::remove_file(s.path()).unwrap();
+}
+
+#[test]
+fn what_dead_processes_left_is_made_anew() {
+    let s = small();
+    // A maker who died half way, and a segment whose members are gone without leaving.
+    std::fs::write(s.path(), [0; 5000]).unwrap();
+    std::fs::set_permissions(s.path(), std::fs::Permissions::from_mode(0o600)).unwrap();
+    drop(open(&s));
+    let a = open(&s);
+    let copy = std::fs::read(s.path()).unwrap();
+    drop(a);
+    std::fs::write(s.path(), copy).unwrap();
+    std::fs::set_permissions(s.path(), std::fs::Permissions::from_mode(0o600)).unwrap();
+    let (mut a, mut b) = (open(&s), open(&s));
+    let to = b.caps().mac;
+    assert_eq!(send(&mut a, to, b"x"), Tx::Sent);
+    assert_eq!(drain(&mut b), [b"x"]);
+}
