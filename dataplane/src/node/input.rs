@@ -104,11 +104,10 @@ impl Node {
     fn on_packet(&mut self, now: Instant, p: u32, frame: &RxFrame<'_>, base: &Base) {
         let active = self.active_ns;
         let peer = &mut self.peers[p];
-        if base.cack != peer.snd.una {
-            if peer.snd.check(base.cack).is_err() && !planted(Bug::AckOfUnsent) {
-                self.counters.rx_bad_ack += 1;
-                return;
-            }
+        let bad = base.cack != peer.snd.una && peer.snd.check(base.cack).is_err();
+        if bad && !planted(Bug::AckOfUnsent) {
+            self.counters.rx_bad_ack += 1;
+            return;
         }
         if peer.state != State::Open {
             // Naming our sid proves that the answer arrived.

@@ -115,10 +115,10 @@ impl Node {
         op: &MsgMOp,
         (off, len): (usize, usize),
     ) -> Verdict {
-        if op.offset == 0 {
-            if let Err(reason) = self.begin_inbound(now, p, op) {
-                return Verdict::Refuse(reason);
-            }
+        if op.offset == 0
+            && let Err(reason) = self.begin_inbound(now, p, op)
+        {
+            return Verdict::Refuse(reason);
         }
         let peer = &self.peers[p];
         let fits = peer.in_off == op.offset && peer.in_len == op.msg_len;
