@@ -267,9 +267,8 @@ ops[7] = function(state, tree, op)
   names(tree, op, 0, "dst")
   tree:add_le(f["offset"], op(8, 8))
   local offset = op(8, 8):le_uint64()
-  if state.plen == 0 then refuse(state, "empty_piece") end
   if offset + UInt64(state.plen) < offset then refuse(state, "piece_range") end
-  state.info = state.info .. " " .. text("offset", op(8, 8))
+  state.info = state.info .. (state.plen == 0 and " withdrawn" or " " .. text("offset", op(8, 8)))
 end
 
 ops[8] = function(state, tree, op)
