@@ -165,18 +165,8 @@ impl Node {
         peer.progress_at = now;
         peer.backoff = 0;
         peer.probed = false;
-        let mut sent_at = None;
         while let Some(idx) = self.peers[p].snd.pop_acked(&mut self.sent) {
-            let entry = &self.sent[idx];
-            if !entry.rtx && !entry.sacked {
-                sent_at = Some(entry.at);
-            }
             self.on_acked(now, p, idx);
-        }
-        if let Some(at) = sent_at
-            && !self.lossless
-        {
-            self.peers[p].rtt.sample(now.since(at));
         }
         let peer = &self.peers[p];
         if !peer.txq.is_empty() || !peer.dataq.is_empty() || !peer.ctlq.is_empty() {
@@ -238,7 +228,8 @@ impl Node {
             let rtt = now.since(entry.at).saturating_sub(delay).max(1);
             peer.rtt.sample(rtt);
         }
-        if op.count == 0 {
+        // An older one may call a packet arrived that was refused since.
+        if op.count == 0 || base.cack != peer.snd.una {
             return;
         }
         if let Some(newest) = peer.snd.on_sack(&mut self.sent, op, base.cack) {
@@ -285,6 +276,8 @@ impl Node {
         };
         let entry = &self.sent[idx];
         let (ty, op, w, body) = (entry.ty, entry.op, entry.wr, entry.body);
+        // It may have been reported as arrived while it waited for its turn to be refused.
+        self.sent[idx].sacked = false;
         peer.snd.mark_lost(&mut self.sent, idx);
         self.make_ready(p);
         let err = match reason {
@@ -583,7 +576,7 @@ impl Node {
         let Some(wr) = known else { return Verdict::Refuse(NackReason::Malformed) };
         let end = op.offset + u64::from(op.len);
         let same = wr.asked == 0 || (wr.pull_op, wr.pull_gen) == (op.dst_op, op.dst_gen);
-        if end > wr.len || !same || wr.ep == NONE || wr.flags.contains(WrFlags::ALL_SENT) {
+        if end > wr.len || !same || wr.flags.contains(WrFlags::ALL_SENT) {
             return Verdict::Refuse(NackReason::Malformed);
         }
         (wr.pull_op, wr.pull_gen, wr.asked) = (op.dst_op, op.dst_gen, end);
