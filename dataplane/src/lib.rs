@@ -9,6 +9,7 @@ pub mod error;
 pub mod flags;
 pub mod node;
 pub mod plant;
+pub mod poll;
 pub mod proto;
 pub mod psn;
 pub mod rel;

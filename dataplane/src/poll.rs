@@ -1,0 +1,209 @@
+//! The loop that joins a node to a port and a clock.
+//!
+//! The one file of this crate that holds a [`Port`] and reads the clock. It has no lock and no
+//! thread: whoever owns the [`Engine`] decides who turns it, and the application that reads a queue
+//! and the progress thread run the same [`Engine::turn`].
+//!
+//! A turn takes what arrived in bursts, lets the node look at every frame of a burst before it
+//! handles the first (so that the memory is on its way), and sends what is due when a burst came
+//! back short: an acknowledgement then covers everything that had arrived, and a busy receiver
+//! sends one for many frames.
+
+use std::sync::Arc;
+
+use barewire_driver::clock;
+use barewire_driver::frame::{RxFrame, TxFrame};
+use barewire_driver::port::{Port, PortCaps, PortCounters, PortGone, PortWaiter, RxSink, Tx};
+
+use crate::error::Result as OpResult;
+use crate::flags::OpFlags;
+use crate::node::{EpId, Node, RecvReq, SendReq};
+use crate::types::Instant;
+
+/// Frames taken from the port at once.
+const BURST: usize = 32;
+
+/// Full bursts after which a turn sends what is due although more frames wait: a peer that floods
+/// us must not keep acknowledgements and our own data from leaving.
+const BURSTS_PER_TURN: usize = 4;
+
+/// A node and its port.
+pub struct Engine {
+    node: Node,
+    port: Box<dyn Port>,
+    /// Set when the port has gone; nothing touches it any more.
+    gone: Option<PortGone>,
+    /// When the clock was last read.
+    now: Instant,
+}
+
+/// What a port lends goes to the node, with the time of the burst.
+struct ToNode<'a> {
+    node: &'a mut Node,
+    now: Instant,
+}
+
+impl RxSink for ToNode<'_> {
+    #[inline]
+    fn prefetch(&mut self, frame: &RxFrame<'_>) {
+        self.node.prefetch(frame);
+    }
+
+    #[inline]
+    fn frame(&mut self, frame: &RxFrame<'_>) {
+        self.node.on_frame(self.now, frame);
+    }
+}
+
+impl Engine {
+    /// Joins `node` to `port`, whose capabilities the node was made with.
+    pub fn new(node: Node, port: Box<dyn Port>) -> Self {
+        Self { node, port, gone: None, now: Self::now() }
+    }
+
+    /// The clock, in the time the node lives by.
+    #[inline]
+    pub fn now() -> Instant {
+        Instant(clock::now_ns())
+    }
+
+    /// When the clock was last read, for what need not be exact.
+    pub fn last_now(&self) -> Instant {
+        self.now
+    }
+
+    /// The node.
+    #[inline]
+    pub fn node(&self) -> &Node {
+        &self.node
+    }
+
+    /// The node, to call it.
+    #[inline]
+    pub fn node_mut(&mut self) -> &mut Node {
+        &mut self.node
+    }
+
+    /// Facts of the port.
+    pub fn caps(&self) -> &PortCaps {
+        self.port.caps()
+    }
+
+    /// What the port counted.
+    pub fn port_counters(&self) -> PortCounters {
+        self.port.counters()
+    }
+
+    /// A handle to sleep on until a frame may have come.
+    pub fn waiter(&self) -> Option<Arc<dyn PortWaiter>> {
+        self.port.waiter()
+    }
+
+    /// Why the port has gone, if it has.
+    pub fn gone(&self) -> Option<&PortGone> {
+        self.gone.as_ref()
+    }
+
+    /// One turn: receives, lets timers fire, sends. Returns the number of frames moved; 0 means
+    /// that there was nothing to do. Never blocks or allocates.
+    ///
+    /// # Errors
+    /// [`PortGone`], at once and from then on. Every operation has ended with `FI_ENETDOWN`.
+    #[inline]
+    pub fn turn(&mut self) -> Result<usize, PortGone> {
+        if let Some(gone) = &self.gone {
+            return Err(gone.clone());
+        }
+        let now = Self::now();
+        self.now = now;
+        let mut moved = 0;
+        for _ in 0..BURSTS_PER_TURN {
+            let mut sink = ToNode { node: &mut self.node, now };
+            let got = match self.port.rx_burst(BURST, &mut sink) {
+                Ok(got) => got,
+                Err(gone) => return Err(self.lost(gone)),
+            };
+            moved += got;
+            if got < BURST {
+                break;
+            }
+        }
+        Ok(moved + self.transmit(now)?)
+    }
+
+    /// Posts a send and, unless more follows at once (`FI_MORE`), sends what is due. A refused
+    /// post sends what earlier ones with `FI_MORE` held back.
+    ///
+    /// # Errors
+    /// Those of [`Node::post_send`]. Nothing of this request was queued.
+    #[inline]
+    pub fn post_send(&mut self, ep: EpId, req: SendReq) -> OpResult<()> {
+        let now = Self::now();
+        let more = req.flags.contains(OpFlags::MORE);
+        let posted = self.node.post_send(now, ep, req);
+        if !more || posted.is_err() {
+            self.after_post(now);
+        }
+        posted
+    }
+
+    /// Posts a receive. What it makes the node want to send (a pull, a credit) leaves with the
+    /// next turn.
+    ///
+    /// # Errors
+    /// Those of [`Node::post_recv`]. Nothing of this request was queued.
+    #[inline]
+    pub fn post_recv(&mut self, ep: EpId, req: RecvReq) -> OpResult<()> {
+        self.node.post_recv(Self::now(), ep, req)
+    }
+
+    /// Sends what a post made due. A port that is found gone here is reported by the next
+    /// [`turn`](Self::turn).
+    #[inline]
+    pub fn after_post(&mut self, now: Instant) {
+        if self.gone.is_none() {
+            self.now = now;
+            // Remembered in `gone`, and every operation has been ended by then.
+            let _ = self.transmit(now);
+        }
+    }
+
+    /// When [`turn`](Self::turn) must be called even if nothing arrives and nothing is posted.
+    pub fn next_deadline(&self) -> Option<Instant> {
+        if self.gone.is_some() {
+            return None;
+        }
+        let port = self.port.next_deadline_ns().map(Instant);
+        match (self.node.next_deadline(), port) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        }
+    }
+
+    #[inline]
+    fn transmit(&mut self, now: Instant) -> Result<usize, PortGone> {
+        let Self { node, port, .. } = self;
+        let mut gone = None;
+        let sent = node.transmit(now, &mut |frame: &TxFrame<'_>| match port.tx(frame) {
+            Ok(tx) => tx,
+            Err(why) => {
+                gone = Some(why);
+                Tx::Full
+            }
+        });
+        if gone.is_none() && sent > 0 {
+            gone = port.flush().err();
+        }
+        match gone {
+            None => Ok(sent),
+            Some(gone) => Err(self.lost(gone)),
+        }
+    }
+
+    #[cold]
+    fn lost(&mut self, gone: PortGone) -> PortGone {
+        self.node.port_gone(self.now);
+        self.gone = Some(gone.clone());
+        gone
+    }
+}
