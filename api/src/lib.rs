@@ -1,1 +1,75 @@
-//! Placeholder.
+//! libfabric's calls over plain Ethernet, as Rust.
+//!
+//! One method per `fi_` call, with its name (searching the documentation for `fi_tsend` finds
+//! [`Endpoint::tsend`]); constants and error codes are libfabric's. The *safe face* takes buffers
+//! by value and its completions give them back; the *raw face* ([`raw`]) takes addresses and is for
+//! the C provider.
+//!
+//! ```no_run
+//! use barewire::*;
+//!
+//! let hints = Info { caps: flags::Caps::TAGGED, ..Info::default() };
+//! let info = getinfo(API_VERSION, None, None, flags::InfoFlags::empty(), Some(&hints))?.remove(0);
+//! let fabric = fabric(&info.fabric_attr)?;
+//! let domain = fabric.domain(&info)?;
+//! let (cq, av) = (domain.cq_open(CqAttr::default())?, domain.av_open(AvAttr::default())?);
+//! let ep = domain.endpoint(&info)?;
+//! ep.bind_cq(&cq, flags::BindFlags::TRANSMIT | flags::BindFlags::RECV)?;
+//! ep.bind_av(&av)?;
+//! ep.enable()?;
+//! let mut myself = [0];
+//! av.insert(&[ep.getname()?], &mut myself)?;
+//! ep.trecv(Buf::zeroed(64), myself[0], 7, 0, 1)?;
+//! ep.tsend(Buf::from(&b"hello"[..]), myself[0], 7, 2)?;
+//! let mut done = [Completion::default()];
+//! loop {
+//!     match cq.read(&mut done) {
+//!         Ok(_) if done[0].op_context == 1 => break,
+//!         Ok(_) | Err(Error::Again) => {}
+//!         Err(_) => return Err(cq.readerr()?.err.into()),
+//!     }
+//! }
+//! assert_eq!(done[0].bytes(), b"hello");
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+pub mod av;
+pub mod buf;
+pub mod cntr;
+pub mod cq;
+pub mod domain;
+pub mod ep;
+pub mod eq;
+pub mod errno;
+pub mod fabric;
+pub mod flags;
+pub mod info;
+mod inner;
+mod lock;
+pub mod mr;
+pub mod msg;
+pub mod raw;
+pub mod settings;
+pub mod stats;
+pub mod tagged;
+pub mod wait;
+
+pub use av::{Av, AvAttr, AvType, FI_ADDR_NOTAVAIL, resolve};
+pub use barewire_dataplane::types::{EpAddr, FI_ADDR_UNSPEC, FiAddr, ProvErrno};
+pub use buf::{Buf, Bufs, Piece, Refused, SharedBuf};
+pub use cntr::{Cntr, CntrAttr};
+pub use cq::{Completion, CompletionError, Cq, CqAttr, CqFormat, WaitCond};
+pub use domain::{Domain, Levels};
+pub use ep::{Endpoint, EpCommon, opt};
+pub use eq::{Eq, EqAttr, EqErr};
+pub use errno::{Error, OpenError, Result, strerror};
+pub use fabric::{Fabric, Waitable, fabric};
+pub use info::{
+    API_VERSION, AddrFormat, DomainAttr, EndpointAttr, EpType, FabricAttr, Info, ResourceMgmt,
+    RxAttr, TxAttr, getinfo, getinfo_with, version,
+};
+pub use mr::{Mr, MrAttr};
+pub use msg::{Msg, Posted};
+pub use settings::{Idle, Progress, Settings, Threading};
+pub use tagged::TaggedMsg;
+pub use wait::WaitObj;

@@ -1,0 +1,248 @@
+//! Address vectors: from addresses that travel between processes to the numbers that data calls
+//! take.
+
+use std::sync::Arc;
+
+use barewire_dataplane::node::AvId;
+use barewire_dataplane::poll::Engine;
+use barewire_dataplane::types::{EpAddr, FI_ADDR_UNSPEC, FiAddr};
+
+use crate::errno::{Error, Result};
+use crate::inner::DomainRef;
+
+/// `FI_ADDR_NOTAVAIL`: an address that could not be inserted, or a sender that is not known.
+pub const FI_ADDR_NOTAVAIL: FiAddr = FI_ADDR_UNSPEC;
+
+/// How `fi_addr_t`s are made (`enum fi_av_type`). Both kinds are indexes here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum AvType {
+    /// `FI_AV_UNSPEC`: a table.
+    #[default]
+    Unspec,
+    /// `FI_AV_MAP`: accepted for old applications.
+    Map,
+    /// `FI_AV_TABLE`: indexes 0, 1, 2 ... in the order of insertion.
+    Table,
+}
+
+/// What an address vector is made with (`struct fi_av_attr`).
+#[derive(Clone, Copy, Debug, Default)]
+pub struct AvAttr {
+    /// The kind.
+    pub av_type: AvType,
+    /// Addresses expected; 0 if not known.
+    pub count: usize,
+    /// `FI_EVENT`, asynchronous insertion: deprecated, refused with `FI_ENOSYS`.
+    pub event: bool,
+    /// A name, to share the vector with other processes (`FI_SHARED_AV`): refused with
+    /// `FI_ENOSYS`.
+    pub name: Option<&'static str>,
+}
+
+pub(crate) struct AvInner {
+    pub(crate) dom: DomainRef,
+    pub(crate) id: AvId,
+}
+
+/// An address vector (`struct fid_av`).
+pub struct Av(pub(crate) Arc<AvInner>);
+
+impl Av {
+    pub(crate) fn open(dom: &DomainRef, attr: AvAttr) -> Result<Self> {
+        if attr.event || attr.name.is_some() {
+            return Err(Error::NoSys);
+        }
+        let id = dom.enter()?.node().av_open(attr.count)?;
+        Ok(Self(Arc::new(AvInner { dom: dom.clone(), id })))
+    }
+
+    /// Inserts `addrs` and stores their indexes in `fi_addrs`, which is as long, or empty if the
+    /// indexes are not wanted. Returns how many were inserted; a failed slot holds
+    /// [`FI_ADDR_NOTAVAIL`].
+    ///
+    /// An index whose address was removed is used again. The same address twice gives the same or
+    /// another index, and both work.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`]: `fi_addrs` has another length. Nothing was inserted.
+    ///
+    /// Source: fi_av(3), "fi_av_insert".
+    #[doc(alias = "fi_av_insert")]
+    pub fn insert(&self, addrs: &[EpAddr], fi_addrs: &mut [FiAddr]) -> Result<usize> {
+        let each = addrs.iter().map(|a| Ok(*a));
+        self.insert_each(each, addrs.len(), fi_addrs, None)
+    }
+
+    /// As [`insert`](Self::insert), from 16-byte native addresses back to back, and with the
+    /// reason of every failure in `errors` (`FI_SYNC_ERR`) if that is given: as long, 0 for
+    /// success.
+    ///
+    /// # Errors
+    /// As [`insert`](Self::insert); also if `addrs` is no multiple of 16 bytes.
+    pub fn insert_bytes(
+        &self,
+        addrs: &[u8],
+        fi_addrs: &mut [FiAddr],
+        errors: Option<&mut [i32]>,
+    ) -> Result<usize> {
+        let (addrs, rest) = addrs.as_chunks::<{ EpAddr::LEN }>();
+        if !rest.is_empty() {
+            return Err(Error::Invalid("addr: not a multiple of 16 bytes"));
+        }
+        self.insert_each(addrs.iter().map(EpAddr::from_bytes), addrs.len(), fi_addrs, errors)
+    }
+
+    fn insert_each(
+        &self,
+        addrs: impl Iterator<Item = Result<EpAddr>>,
+        count: usize,
+        fi_addrs: &mut [FiAddr],
+        mut errors: Option<&mut [i32]>,
+    ) -> Result<usize> {
+        let wrong = |len: usize| len != 0 && len != count;
+        if wrong(fi_addrs.len()) || errors.as_ref().is_some_and(|e| e.len() != count) {
+            return Err(Error::Invalid("fi_addr: not as many as addresses"));
+        }
+        let mut core = self.0.dom.enter()?;
+        let now = Engine::now();
+        let mut inserted = 0;
+        for (i, addr) in addrs.enumerate() {
+            let at = addr.and_then(|addr| core.node().av_insert(now, self.0.id, addr));
+            inserted += usize::from(at.is_ok());
+            if let Some(slot) = fi_addrs.get_mut(i) {
+                *slot = at.unwrap_or(FI_ADDR_NOTAVAIL);
+            }
+            if let Some(slot) = errors.as_mut().map(|e| &mut e[i]) {
+                *slot = at.map_or_else(|e| e.fi_errno(), |_| 0);
+            }
+        }
+        Ok(inserted)
+    }
+
+    /// Inserts the address that `node` and `service` name (see [`resolve`]) and returns its index.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`]: they name none. [`Error::NoMem`]: the table is full.
+    #[doc(alias = "fi_av_insertsvc")]
+    pub fn insertsvc(&self, node: &str, service: &str) -> Result<FiAddr> {
+        let addr = resolve(node, Some(service).filter(|s| !s.is_empty()))?;
+        self.0.dom.enter()?.node().av_insert(Engine::now(), self.0.id, addr)
+    }
+
+    /// Inserts `node_count` times `service_count` addresses: the MAC `node` and those that follow
+    /// it, each with endpoint number `service` and those that follow it. Returns how many were
+    /// inserted.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`]: `node` and `service` name no address, or a number would overflow, or
+    /// `fi_addrs` has another length. Nothing was inserted.
+    #[doc(alias = "fi_av_insertsym")]
+    pub fn insertsym(
+        &self,
+        node: &str,
+        node_count: usize,
+        service: &str,
+        service_count: usize,
+        fi_addrs: &mut [FiAddr],
+    ) -> Result<usize> {
+        let first = resolve(node, Some(service).filter(|s| !s.is_empty()))?;
+        let last_ep = usize::from(first.ep) + service_count.saturating_sub(1);
+        let last_mac = first.mac.to_u64().checked_add(node_count.saturating_sub(1) as u64);
+        if last_ep > usize::from(u16::MAX) || last_mac.is_none_or(|m| m >= 1 << 48) {
+            return Err(Error::Invalid("count: past the last address"));
+        }
+        let all = (0..node_count).flat_map(|n| {
+            (0..service_count).map(move |s| {
+                let mac = barewire_driver::port::MacAddr::from_u64(first.mac.to_u64() + n as u64);
+                EpAddr::from_bytes(&EpAddr { mac, ep: first.ep + s as u16, ..first }.to_bytes())
+            })
+        });
+        self.insert_each(all, node_count * service_count, fi_addrs, None)
+    }
+
+    /// Removes addresses. Operations in flight to them go on.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`]: one is not set. Those before it are removed, those after it are not.
+    #[doc(alias = "fi_av_remove")]
+    pub fn remove(&self, fi_addrs: &[FiAddr]) -> Result<()> {
+        let mut core = self.0.dom.enter()?;
+        fi_addrs.iter().try_for_each(|&a| core.node().av_remove(self.0.id, a))
+    }
+
+    /// The address behind an index.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`]: the index is not set.
+    #[doc(alias = "fi_av_lookup")]
+    pub fn lookup(&self, fi_addr: FiAddr) -> Result<EpAddr> {
+        self.0.dom.enter()?.node().av_lookup(self.0.id, fi_addr)
+    }
+
+    /// An address in text, as [`resolve`] and `FI_ADDR_STR` take it.
+    #[doc(alias = "fi_av_straddr")]
+    pub fn straddr(&self, addr: &EpAddr) -> String {
+        addr.to_string()
+    }
+
+    /// Closes the vector.
+    ///
+    /// # Errors
+    /// [`Error::Busy`], and the vector again: an endpoint is bound to it.
+    #[doc(alias = "fi_close")]
+    pub fn close(self) -> std::result::Result<(), (Error, Self)> {
+        if Arc::strong_count(&self.0) > 1 { Err((Error::Busy, self)) } else { Ok(()) }
+    }
+}
+
+impl Drop for AvInner {
+    fn drop(&mut self) {
+        let Ok(mut core) = self.dom.lock.enter_to_close() else { return };
+        if let Err(e) = core.node().av_close(self.id) {
+            tracing::error!("closing an address vector: {e}");
+        }
+    }
+}
+
+/// The address that `node` and `service` name: a whole address such as
+/// `barewire://02:00:00:00:00:01/7` and no service, or a MAC and the number of an endpoint (0
+/// without a service).
+///
+/// # Errors
+/// [`Error::Invalid`]: they name none.
+pub fn resolve(node: &str, service: Option<&str>) -> Result<EpAddr> {
+    match service {
+        None if node.contains('/') => node.parse(),
+        None => format!("{node}/0").parse(),
+        Some(_) if node.contains('/') => {
+            Err(Error::Invalid("service: the node is a whole address already"))
+        }
+        Some(service) => format!("{node}/{service}").parse(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn node_and_service_name_an_address() {
+        let text = "barewire://02:00:00:00:00:01/7";
+        let addr = resolve(text, None).unwrap();
+        assert_eq!((addr.ep, addr.incarnation), (7, 0));
+        assert_eq!(resolve("02:00:00:00:00:01", Some("7")), Ok(addr));
+        assert_eq!(resolve("02:00:00:00:00:01", None).map(|a| a.ep), Ok(0));
+        assert_eq!(addr.to_string(), text);
+        let bad = [
+            (text, Some("7")),
+            ("", None),
+            ("host", Some("1")),
+            ("02:00:00:00:00:01", Some("65536")),
+            ("01:00:00:00:00:01", Some("1")),
+        ];
+        for (node, service) in bad {
+            let e = resolve(node, service).unwrap_err();
+            assert_eq!(e.fi_errno(), 22, "{node} {service:?}");
+        }
+    }
+}

@@ -1,0 +1,675 @@
+//! Owned buffers, and the table that holds them while an operation does.
+//!
+//! An operation of the safe face takes its buffers by value and its completion gives them back.
+//! In between they belong to the domain ([`OpTable`]), so that nothing the application does, not
+//! dropping the endpoint, not leaking a completion, not ending a thread, can free memory that the
+//! dataplane may still write.
+//!
+//! Invariants of this file, on which every `unsafe` block in it rests:
+//! - a [`Buf`] is the only way to its bytes: it is not `Clone`, and lends them by borrow;
+//! - an `IoBuf` made by [`OpTable::lend`] names bytes of buffers that stay in the table until the
+//!   operation ends. The node drops its `IoBuf` before it writes the completion that ends it, or
+//!   when it refuses the post, and only these two remove the buffers from the table;
+//! - bytes of a [`SharedBuf`] that a completion has announced ([`Piece`]) are never written again
+//!   while the piece lives: the node places messages one after the other, and a buffer with living
+//!   pieces is not lent a second time.
+
+use std::fmt;
+use std::mem::ManuallyDrop;
+use std::ops::{Deref, DerefMut};
+use std::ptr::{self, NonNull};
+use std::slice;
+use std::sync::Arc;
+
+use barewire_dataplane::flags::{CqFlags, OpFlags};
+use barewire_dataplane::types::Cqe;
+use barewire_driver::mem::{IOV_LIMIT, IoBuf, Span};
+
+use crate::errno::{Error, Result};
+
+/// Bytes on the heap that a send reads or a receive fills: a `Vec<u8>` whose memory keeps its
+/// place.
+///
+/// Making one from a `Vec` and back copies nothing.
+pub struct Buf {
+    base: NonNull<u8>,
+    /// What an operation uses.
+    len: usize,
+    /// Bytes that were ever initialised, from the start.
+    init: usize,
+    capacity: usize,
+}
+
+// SAFETY: a `Buf` owns its bytes like a `Vec<u8>`, which is `Send` and `Sync`.
+unsafe impl Send for Buf {}
+// SAFETY: as above.
+unsafe impl Sync for Buf {}
+
+impl Buf {
+    /// `len` zero bytes.
+    pub fn zeroed(len: usize) -> Self {
+        vec![0; len].into()
+    }
+
+    /// Sets the number of bytes that the next operation uses.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if the buffer never held as many. Nothing changed.
+    pub fn set_len(&mut self, len: usize) -> Result<()> {
+        if len > self.init {
+            return Err(Error::Invalid("length: the buffer is shorter"));
+        }
+        self.len = len;
+        Ok(())
+    }
+
+    /// The largest length that [`set_len`](Self::set_len) takes.
+    pub fn len_max(&self) -> usize {
+        self.init
+    }
+
+    /// The bytes as a vector again.
+    pub fn into_vec(self) -> Vec<u8> {
+        let b = ManuallyDrop::new(self);
+        // SAFETY: base and capacity came from a `Vec<u8>` that was taken apart, and `len <= init`
+        // bytes are initialised; `b` is not dropped.
+        unsafe { Vec::from_raw_parts(b.base.as_ptr(), b.len, b.capacity) }
+    }
+
+    fn span(&self) -> Span {
+        // SAFETY: the caller puts `self` into the table, where it stays until the operation is
+        // over: see the invariants of the file.
+        unsafe { Span::from_raw(self.base.as_ptr(), self.len) }
+    }
+}
+
+impl From<Vec<u8>> for Buf {
+    fn from(v: Vec<u8>) -> Self {
+        let mut v = ManuallyDrop::new(v);
+        let (len, capacity) = (v.len(), v.capacity());
+        // SAFETY: a vector's pointer is never null.
+        let base = unsafe { NonNull::new_unchecked(v.as_mut_ptr()) };
+        Self { base, len, init: len, capacity }
+    }
+}
+
+impl From<&[u8]> for Buf {
+    fn from(bytes: &[u8]) -> Self {
+        bytes.to_vec().into()
+    }
+}
+
+impl Default for Buf {
+    fn default() -> Self {
+        Vec::new().into()
+    }
+}
+
+impl Drop for Buf {
+    fn drop(&mut self) {
+        // SAFETY: as in `into_vec`; the vector made here is the only owner and frees the memory.
+        drop(unsafe { Vec::from_raw_parts(self.base.as_ptr(), self.len, self.capacity) });
+    }
+}
+
+impl Deref for Buf {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: `len <= init` initialised bytes, owned by `self`; an operation that writes them
+        // owns the `Buf`, so nobody writes while it is borrowed here.
+        unsafe { slice::from_raw_parts(self.base.as_ptr(), self.len) }
+    }
+}
+
+impl DerefMut for Buf {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above, and `&mut self` is the only borrow.
+        unsafe { slice::from_raw_parts_mut(self.base.as_ptr(), self.len) }
+    }
+}
+
+impl fmt::Debug for Buf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Buf({} bytes)", self.len)
+    }
+}
+
+/// A buffer for many messages (`FI_MULTI_RECV`): each completion hands out its [`Piece`] while the
+/// rest still receives.
+#[derive(Debug)]
+pub struct SharedBuf(Arc<Buf>);
+
+impl SharedBuf {
+    /// The buffer, if no piece of it is alive.
+    ///
+    /// # Errors
+    /// `self` again.
+    pub fn into_buf(self) -> std::result::Result<Buf, Self> {
+        Arc::try_unwrap(self.0).map_err(Self)
+    }
+
+    /// Whether no piece of it is alive, which posting it needs.
+    pub fn is_unique(&mut self) -> bool {
+        // Not `strong_count`: this one also orders what the last piece's reader did before us.
+        Arc::get_mut(&mut self.0).is_some()
+    }
+
+    /// Number of bytes.
+    pub fn len(&self) -> usize {
+        self.0.len
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.0.len == 0
+    }
+}
+
+impl From<Buf> for SharedBuf {
+    fn from(buf: Buf) -> Self {
+        Self(Arc::new(buf))
+    }
+}
+
+/// One message in a [`SharedBuf`].
+#[derive(Clone)]
+pub struct Piece {
+    buf: Arc<Buf>,
+    offset: usize,
+    len: usize,
+}
+
+impl Piece {
+    /// Where the message starts in its buffer, bytes.
+    pub fn offset(&self) -> usize {
+        self.offset
+    }
+}
+
+impl Deref for Piece {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: `piece_of` checked that the range lies inside the initialised bytes of `buf`,
+        // which the `Arc` keeps alive. Other bytes of the buffer may be written meanwhile, these
+        // are not: see the invariants of the file.
+        unsafe { slice::from_raw_parts(self.buf.base.as_ptr().add(self.offset), self.len) }
+    }
+}
+
+impl fmt::Debug for Piece {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Piece({}..{})", self.offset, self.offset + self.len)
+    }
+}
+
+/// The memory of one operation.
+#[derive(Debug, Default)]
+pub enum Bufs {
+    /// None, for an empty message and for operations that move no data.
+    #[default]
+    None,
+    /// One buffer.
+    One(Buf),
+    /// A scatter or gather list of at most 8.
+    Many(Vec<Buf>),
+    /// A buffer for many messages.
+    Shared(SharedBuf),
+}
+
+impl From<()> for Bufs {
+    fn from((): ()) -> Self {
+        Self::None
+    }
+}
+
+impl From<Buf> for Bufs {
+    fn from(b: Buf) -> Self {
+        Self::One(b)
+    }
+}
+
+impl From<Vec<Buf>> for Bufs {
+    fn from(v: Vec<Buf>) -> Self {
+        Self::Many(v)
+    }
+}
+
+impl From<SharedBuf> for Bufs {
+    fn from(b: SharedBuf) -> Self {
+        Self::Shared(b)
+    }
+}
+
+impl Bufs {
+    /// The one buffer, if it is one.
+    pub fn into_one(self) -> Option<Buf> {
+        if let Self::One(b) = self { Some(b) } else { None }
+    }
+
+    /// The list, if it is one.
+    pub fn into_many(self) -> Option<Vec<Buf>> {
+        if let Self::Many(v) = self { Some(v) } else { None }
+    }
+
+    /// The shared buffer, if it is one.
+    pub fn into_shared(self) -> Option<SharedBuf> {
+        if let Self::Shared(b) = self { Some(b) } else { None }
+    }
+
+    fn io(&mut self) -> Result<IoBuf> {
+        match self {
+            Self::None => Ok(IoBuf::EMPTY),
+            Self::One(b) => Ok(IoBuf::one(b.span())),
+            Self::Shared(b) => {
+                if b.is_unique() {
+                    Ok(IoBuf::one(b.0.span()))
+                } else {
+                    Err(Error::Busy)
+                }
+            }
+            Self::Many(v) if v.len() > IOV_LIMIT => Err(Error::Invalid("iov_count: above 8")),
+            Self::Many(v) => {
+                let mut io = IoBuf::EMPTY;
+                for b in v {
+                    // A span cannot fail to fit: the count was checked, and the lengths of buffers
+                    // in one address space do not overflow.
+                    assert!(io.push(b.span()));
+                }
+                Ok(io)
+            }
+        }
+    }
+}
+
+/// A call that was refused: why, and the buffers that it did not take.
+#[derive(Debug, thiserror::Error)]
+#[error("{error}")]
+pub struct Refused {
+    /// Why. Nothing was queued.
+    pub error: Error,
+    /// What the caller gave.
+    pub bufs: Bufs,
+}
+
+impl From<Refused> for Error {
+    fn from(r: Refused) -> Self {
+        r.error
+    }
+}
+
+/// A name for an operation of the safe face, which the node carries as its context. Bit 63 is set,
+/// so that it is never taken for an address or for a context that the node chose.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct OpKey(pub(crate) u64);
+
+const KEY_BIT: u64 = 1 << 63;
+
+/// What an operation of the safe face needs besides what the node knows.
+#[derive(Debug)]
+struct Op {
+    /// Even: free. Odd: in use. 31 bits of it are in the key.
+    generation: u32,
+    /// The next free slot while this one is.
+    next: u32,
+    /// Number of the endpoint object, for `cancel` and `claim`.
+    ep: u32,
+    kind: OpKind,
+    /// The application's.
+    context: u64,
+    /// Name of the announced message that this operation claims.
+    claims: Option<u64>,
+    bufs: Bufs,
+}
+
+/// What the completion of an operation means for its slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum OpKind {
+    /// The first completion ends it.
+    Once,
+    /// As `Once`, but success is not shown (`FI_SELECTIVE_COMPLETION` without `FI_COMPLETION`).
+    Silent,
+    /// Ends with the completion that says `FI_MULTI_RECV`.
+    Multi,
+    /// A peek that claims: success keeps the name for the claim that follows.
+    Reserve,
+    /// Reserved by a peek, nothing posted.
+    Reserved,
+}
+
+/// The operations of the safe face. Never grows after it is made.
+pub(crate) struct OpTable {
+    ops: Vec<Op>,
+    free: u32,
+    room: usize,
+    /// How many operations claim an announced message, so that completions need not look.
+    claiming: usize,
+}
+
+const NO_OP: u32 = u32::MAX;
+
+/// An operation that ended or a message that arrived, for the application.
+#[derive(Debug)]
+pub(crate) struct Ended {
+    pub(crate) context: u64,
+    pub(crate) bufs: Bufs,
+    pub(crate) piece: Option<Piece>,
+    /// Success of an operation that asked for no completion.
+    pub(crate) silent: bool,
+}
+
+impl OpTable {
+    pub(crate) fn new(room: usize) -> Self {
+        Self { ops: Vec::with_capacity(room), free: NO_OP, room, claiming: 0 }
+    }
+
+    /// Takes the buffers of an operation and lends them to the node.
+    ///
+    /// # Errors
+    /// [`Error::Again`] if the table is full, [`Error::Invalid`] for too long a list,
+    /// [`Error::Busy`] for a shared buffer with living pieces; the buffers come back.
+    #[inline]
+    pub(crate) fn lend(
+        &mut self,
+        ep: u32,
+        kind: OpKind,
+        context: u64,
+        mut bufs: Bufs,
+    ) -> std::result::Result<(OpKey, IoBuf), Refused> {
+        let io = match bufs.io() {
+            Ok(io) => io,
+            Err(error) => return Err(Refused { error, bufs }),
+        };
+        let idx = if self.free != NO_OP {
+            let idx = self.free;
+            self.free = self.ops[idx as usize].next;
+            idx
+        } else if self.ops.len() < self.room {
+            self.ops.push(Op {
+                generation: 0,
+                next: NO_OP,
+                ep: 0,
+                kind: OpKind::Once,
+                context: 0,
+                claims: None,
+                bufs: Bufs::None,
+            });
+            self.ops.len() as u32 - 1
+        } else {
+            return Err(Refused { error: Error::Again, bufs });
+        };
+        let op = &mut self.ops[idx as usize];
+        op.generation = op.generation.wrapping_add(1);
+        (op.ep, op.kind, op.context, op.claims, op.bufs) = (ep, kind, context, None, bufs);
+        Ok((key_of(idx, op.generation), io))
+    }
+
+    /// Takes back the buffers of an operation that the node refused.
+    pub(crate) fn refuse(&mut self, key: OpKey, error: Error) -> Refused {
+        let bufs = self.find(key).map(|idx| self.release(idx)).unwrap_or_default();
+        Refused { error, bufs }
+    }
+
+    /// Says that operation `key` claims the message `announced`, whose name its completion carries.
+    pub(crate) fn claims(&mut self, key: OpKey, announced: u64) {
+        if let Some(idx) = self.find(key) {
+            self.ops[idx].claims = Some(announced);
+            self.claiming += 1;
+        }
+    }
+
+    /// The reservation that a peek of endpoint `ep` made under `context`.
+    pub(crate) fn reserved(&self, ep: u32, context: u64) -> Option<OpKey> {
+        self.search(|op| op.kind == OpKind::Reserved && op.ep == ep && op.context == context)
+    }
+
+    /// The operation in flight of endpoint `ep` with `context`.
+    pub(crate) fn posted(&self, ep: u32, context: u64) -> Option<OpKey> {
+        self.search(|op| op.kind != OpKind::Reserved && op.ep == ep && op.context == context)
+    }
+
+    fn search(&self, wanted: impl Fn(&Op) -> bool) -> Option<OpKey> {
+        let found = self.ops.iter().position(|op| op.generation % 2 == 1 && wanted(op))?;
+        Some(key_of(found as u32, self.ops[found].generation))
+    }
+
+    /// Lends `bufs` under a name that a peek reserved.
+    pub(crate) fn lend_reserved(
+        &mut self,
+        key: OpKey,
+        mut bufs: Bufs,
+        kind: OpKind,
+    ) -> std::result::Result<IoBuf, Refused> {
+        let io = match bufs.io() {
+            Ok(io) => io,
+            Err(error) => return Err(Refused { error, bufs }),
+        };
+        let Some(idx) = self.find(key) else {
+            return Err(Refused { error: Error::Invalid("context: nothing is reserved"), bufs });
+        };
+        self.ops[idx].bufs = bufs;
+        self.ops[idx].kind = kind;
+        Ok(io)
+    }
+
+    /// Takes back the buffers of a refused claim; the reservation stays.
+    pub(crate) fn refuse_reserved(&mut self, key: OpKey, error: Error) -> Refused {
+        let bufs = match self.find(key) {
+            None => Bufs::None,
+            Some(idx) => {
+                self.ops[idx].kind = OpKind::Reserved;
+                std::mem::take(&mut self.ops[idx].bufs)
+            }
+        };
+        Refused { error, bufs }
+    }
+
+    /// Forgets the reservations of a closed endpoint.
+    pub(crate) fn forget_reserved(&mut self, ep: u32) {
+        for idx in 0..self.ops.len() {
+            let op = &self.ops[idx];
+            if op.generation % 2 == 1 && op.kind == OpKind::Reserved && op.ep == ep {
+                self.release(idx);
+            }
+        }
+    }
+
+    /// Translates a completion of the node and, if it ends its operation, gives up the buffers.
+    #[inline]
+    pub(crate) fn complete(&mut self, cqe: &Cqe, failed: Option<Error>) -> Ended {
+        let mut ended =
+            Ended { context: cqe.op_context, bufs: Bufs::None, piece: None, silent: false };
+        let Some(idx) = self.find_for(cqe) else { return ended };
+        let op = &mut self.ops[idx];
+        ended.context = op.context;
+        match op.kind {
+            OpKind::Multi => {
+                ended.piece = piece_of(&op.bufs, cqe);
+                let last = cqe.flags.contains(CqFlags::MULTI_RECV);
+                if last || failed == Some(Error::Canceled) || failed == Some(Error::NetDown) {
+                    ended.bufs = self.release(idx);
+                }
+            }
+            OpKind::Reserve if failed.is_none() => op.kind = OpKind::Reserved,
+            kind => {
+                ended.silent = kind == OpKind::Silent && failed.is_none();
+                ended.bufs = self.release(idx);
+            }
+        }
+        ended
+    }
+
+    #[inline]
+    fn find_for(&self, cqe: &Cqe) -> Option<usize> {
+        if cqe.flags.contains(CqFlags::BUFFERED_RECV) {
+            return None; // an announcement
+        }
+        if cqe.op_context & KEY_BIT != 0
+            && let Some(idx) = self.find(OpKey(cqe.op_context))
+        {
+            return Some(idx);
+        }
+        if self.claiming == 0 {
+            return None; // an error of an inject call
+        }
+        let name = Some(cqe.op_context);
+        self.ops.iter().position(|op| op.generation % 2 == 1 && op.claims == name)
+    }
+
+    #[inline]
+    fn find(&self, key: OpKey) -> Option<usize> {
+        let idx = key.0 as u32 as usize;
+        let op = self.ops.get(idx)?;
+        (key_of(idx as u32, op.generation) == key && op.generation % 2 == 1).then_some(idx)
+    }
+
+    #[inline]
+    fn release(&mut self, idx: usize) -> Bufs {
+        let op = &mut self.ops[idx];
+        op.generation = op.generation.wrapping_add(1);
+        op.next = self.free;
+        self.free = idx as u32;
+        if op.claims.take().is_some() {
+            self.claiming -= 1;
+        }
+        std::mem::take(&mut op.bufs)
+    }
+
+    /// Operations in the table, for leak checks.
+    pub(crate) fn in_use(&self) -> usize {
+        self.ops.iter().filter(|op| op.generation % 2 == 1).count()
+    }
+}
+
+fn key_of(idx: u32, generation: u32) -> OpKey {
+    OpKey(KEY_BIT | u64::from(generation & 0x7fff_ffff) << 32 | u64::from(idx))
+}
+
+/// The bytes of the message that `cqe` announces in a multi-receive buffer.
+fn piece_of(bufs: &Bufs, cqe: &Cqe) -> Option<Piece> {
+    let Bufs::Shared(SharedBuf(buf)) = bufs else { return None };
+    let received = cqe.flags.contains(CqFlags::RECV) && cqe.buf != 0;
+    if !received {
+        return None;
+    }
+    let offset = (cqe.buf as usize).checked_sub(buf.base.as_ptr() as usize);
+    let inside = offset.filter(|&o| o <= buf.len && cqe.len as usize <= buf.len - o);
+    let offset = inside.expect("the node placed a message outside its buffer");
+    Some(Piece { buf: Arc::clone(buf), offset, len: cqe.len as usize })
+}
+
+/// Lends `bytes` for the length of a call that keeps nothing: the source of the inject calls of the
+/// safe face.
+#[inline]
+pub(crate) fn with_borrowed<R>(bytes: &[u8], call: impl FnOnce(IoBuf) -> R) -> R {
+    let base = ptr::from_ref(bytes).cast::<u8>().cast_mut();
+    // SAFETY: an inject call only reads the bytes, copies them before it returns and drops the
+    // `IoBuf`; `bytes` is borrowed until then.
+    call(IoBuf::one(unsafe { Span::from_raw(base, bytes.len()) }))
+}
+
+/// How an operation with these flags ends.
+pub(crate) fn kind_of(flags: OpFlags, silent: bool) -> OpKind {
+    if flags.contains(OpFlags::MULTI_RECV) {
+        OpKind::Multi
+    } else if flags.contains(OpFlags::PEEK | OpFlags::CLAIM) && !flags.contains(OpFlags::DISCARD) {
+        OpKind::Reserve
+    } else if silent {
+        OpKind::Silent
+    } else {
+        OpKind::Once
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cqe(key: OpKey, flags: CqFlags) -> Cqe {
+        Cqe { op_context: key.0, flags, ..Cqe::default() }
+    }
+
+    #[test]
+    fn a_buffer_is_a_vector_that_keeps_its_place() {
+        let v: Vec<u8> = (0..100).collect();
+        let at = v.as_ptr();
+        let mut b = Buf::from(v);
+        b.set_len(10).unwrap();
+        assert_eq!(b.set_len(101), Err(Error::Invalid("length: the buffer is shorter")));
+        b[0] = 77;
+        b.set_len(100).unwrap();
+        let v = b.into_vec();
+        assert_eq!((v.as_ptr(), v[0], v[99]), (at, 77, 99));
+    }
+
+    #[test]
+    fn buffers_come_back_once_and_with_their_context() {
+        let mut t = OpTable::new(2);
+        let (key, io) = t.lend(1, OpKind::Once, 42, Buf::zeroed(8).into()).unwrap();
+        io.write_at(0, &[1, 2, 3]);
+        let ended = t.complete(&cqe(key, CqFlags::RECV), None);
+        assert_eq!(ended.context, 42);
+        assert_eq!(&ended.bufs.into_one().unwrap()[..4], &[1, 2, 3, 0]);
+        let again = t.complete(&cqe(key, CqFlags::RECV), None);
+        assert!(matches!(again.bufs, Bufs::None), "a stale key found something");
+        assert_eq!(t.in_use(), 0);
+    }
+
+    #[test]
+    fn a_full_table_gives_the_buffer_back() {
+        let mut t = OpTable::new(1);
+        let (key, _io) = t.lend(1, OpKind::Once, 1, Bufs::None).unwrap();
+        let refused = t.lend(1, OpKind::Once, 2, Buf::zeroed(3).into()).unwrap_err();
+        assert_eq!(refused.error, Error::Again);
+        assert_eq!(refused.bufs.into_one().unwrap().len(), 3);
+        t.refuse(key, Error::Again);
+        assert!(t.lend(1, OpKind::Once, 2, Bufs::None).is_ok());
+    }
+
+    #[test]
+    fn nine_pieces_are_too_many() {
+        let mut t = OpTable::new(1);
+        let nine: Vec<Buf> = (0..9).map(|_| Buf::zeroed(1)).collect();
+        let refused = t.lend(1, OpKind::Once, 0, nine.into()).unwrap_err();
+        assert_eq!(refused.error.fi_errno(), 22);
+        assert_eq!(refused.bufs.into_many().unwrap().len(), 9);
+    }
+
+    #[test]
+    fn a_multi_receive_buffer_is_lent_again_only_without_pieces() {
+        let mut t = OpTable::new(2);
+        let shared = SharedBuf::from(Buf::zeroed(64));
+        let base = shared.0.base.as_ptr() as u64;
+        let (key, io) = t.lend(1, OpKind::Multi, 5, shared.into()).unwrap();
+        io.write_at(8, b"hello");
+        let mut first = cqe(key, CqFlags::RECV | CqFlags::MSG);
+        (first.buf, first.len) = (base + 8, 5);
+        let piece = t.complete(&first, None).piece.unwrap();
+        assert_eq!((&*piece, piece.offset()), (&b"hello"[..], 8));
+        let last = t.complete(&cqe(key, CqFlags::MULTI_RECV), None);
+        let back = last.bufs.into_shared().unwrap();
+        let refused = t.lend(1, OpKind::Multi, 5, back.into()).unwrap_err();
+        assert_eq!(refused.error, Error::Busy);
+        drop(piece);
+        assert!(t.lend(1, OpKind::Multi, 5, refused.bufs).is_ok());
+    }
+
+    #[test]
+    fn a_claiming_peek_keeps_its_name_until_the_claim() {
+        let mut t = OpTable::new(2);
+        let (key, _) = t.lend(3, OpKind::Reserve, 9, Bufs::None).unwrap();
+        assert_eq!(t.reserved(3, 9), None);
+        t.complete(&cqe(key, CqFlags::RECV), None);
+        assert_eq!(t.reserved(3, 9), Some(key));
+        assert_eq!(t.reserved(4, 9), None);
+        t.lend_reserved(key, Buf::zeroed(4).into(), OpKind::Once).unwrap();
+        assert_eq!(t.posted(3, 9), Some(key));
+        let ended = t.complete(&cqe(key, CqFlags::RECV), None);
+        assert_eq!(ended.bufs.into_one().unwrap().len(), 4);
+        assert_eq!(t.in_use(), 0);
+        let (key, _) = t.lend(3, OpKind::Reserve, 9, Bufs::None).unwrap();
+        t.complete(&cqe(key, CqFlags::RECV), Some(Error::NoMsg));
+        assert_eq!((t.reserved(3, 9), t.in_use()), (None, 0));
+    }
+}

@@ -1,0 +1,195 @@
+//! Counters: how many operations ended, without an entry for each.
+
+use std::os::fd::RawFd;
+use std::sync::Arc;
+
+use barewire_dataplane::node::CntrId;
+
+use crate::errno::{Error, Result};
+use crate::inner::{Core, DomainRef};
+use crate::wait::{Target, WaitObj, timeout_of};
+
+/// What a counter is made with (`struct fi_cntr_attr`); it counts completions
+/// (`FI_CNTR_EVENTS_COMP`).
+#[derive(Clone, Copy, Debug)]
+pub struct CntrAttr {
+    /// How it can be waited for. Default `FI_WAIT_UNSPEC`.
+    pub wait_obj: WaitObj,
+}
+
+impl Default for CntrAttr {
+    fn default() -> Self {
+        Self { wait_obj: WaitObj::Unspec }
+    }
+}
+
+pub(crate) struct CntrInner {
+    pub(crate) dom: DomainRef,
+    pub(crate) id: CntrId,
+    wait_obj: WaitObj,
+    watch: Option<usize>,
+}
+
+/// A counter (`struct fid_cntr`).
+///
+/// Reading it turns the loop of a domain with manual progress. It wraps at 2^64.
+pub struct Cntr(pub(crate) Arc<CntrInner>);
+
+impl Cntr {
+    pub(crate) fn open(dom: &DomainRef, attr: CntrAttr) -> Result<Self> {
+        let waits = attr.wait_obj.waits()?;
+        if attr.wait_obj == WaitObj::Fd {
+            dom.prepare_wait(attr.wait_obj)?;
+        }
+        let mut core = dom.enter()?;
+        let id = core.node().cntr_open()?;
+        let mut watch = None;
+        if waits {
+            match core.watch.open(Target::Cntr(id), attr.wait_obj == WaitObj::Fd) {
+                Ok(idx) => watch = Some(idx),
+                Err(e) => {
+                    core.node().cntr_close(id)?;
+                    return Err(e);
+                }
+            }
+        }
+        drop(core);
+        let inner = CntrInner { dom: dom.clone(), id, wait_obj: attr.wait_obj, watch };
+        Ok(Self(Arc::new(inner)))
+    }
+
+    /// The number of operations that succeeded.
+    ///
+    /// # Errors
+    /// [`Error::OpBadState`]: the domain is closed to this caller.
+    #[doc(alias = "fi_cntr_read")]
+    pub fn read(&self) -> Result<u64> {
+        let mut core = self.0.dom.enter()?;
+        core.turn_if_manual(&self.0.dom);
+        core.node().cntr_read(self.0.id)
+    }
+
+    /// The number of operations that failed.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    #[doc(alias = "fi_cntr_readerr")]
+    pub fn readerr(&self) -> Result<u64> {
+        let mut core = self.0.dom.enter()?;
+        core.turn_if_manual(&self.0.dom);
+        core.node().cntr_readerr(self.0.id)
+    }
+
+    /// Adds `value` to the successes.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    #[doc(alias = "fi_cntr_add")]
+    pub fn add(&self, value: u64) -> Result<()> {
+        self.change(|core, id| core.node().cntr_add(id, value))
+    }
+
+    /// Adds `value` to the failures.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    #[doc(alias = "fi_cntr_adderr")]
+    pub fn adderr(&self, value: u64) -> Result<()> {
+        self.change(|core, id| core.node().cntr_adderr(id, value))
+    }
+
+    /// Sets the successes to `value`.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    #[doc(alias = "fi_cntr_set")]
+    pub fn set(&self, value: u64) -> Result<()> {
+        self.change(|core, id| core.node().cntr_set(id, value))
+    }
+
+    /// Sets the failures to `value`.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    #[doc(alias = "fi_cntr_seterr")]
+    pub fn seterr(&self, value: u64) -> Result<()> {
+        self.change(|core, id| core.node().cntr_seterr(id, value))
+    }
+
+    fn change(&self, f: impl FnOnce(&mut Core, CntrId) -> Result<()>) -> Result<()> {
+        let mut core = self.0.dom.enter()?;
+        f(&mut core, self.0.id)?;
+        core.posted(&self.0.dom);
+        Ok(())
+    }
+
+    /// Sleeps until the successes have reached `threshold`, at most `timeout_ms` milliseconds
+    /// (negative: for ever).
+    ///
+    /// # Errors
+    /// - [`Error::TimedOut`]: they have not in time.
+    /// - [`Error::Avail`]: the failures changed while waiting.
+    /// - [`Error::NoSys`]: the counter was opened with `FI_WAIT_NONE`.
+    ///
+    /// Source: fi_cntr(3), "fi_cntr_wait".
+    #[doc(alias = "fi_cntr_wait")]
+    pub fn wait(&self, threshold: u64, timeout_ms: i32) -> Result<()> {
+        let CntrInner { dom, id, watch, .. } = &*self.0;
+        let Some(idx) = *watch else { return Err(Error::NoSys) };
+        let errors = dom.enter()?.node().cntr_readerr(*id)?;
+        let attempt = |core: &mut Core| {
+            core.turn_if_manual(dom);
+            match (core.node().cntr_read(*id), core.node().cntr_readerr(*id)) {
+                (Ok(value), _) if value >= threshold => Some(Ok(())),
+                (Ok(_), Ok(now)) if now == errors => None,
+                (Ok(_), Ok(_)) => Some(Err(Error::Avail)),
+                (Err(e), _) | (_, Err(e)) => Some(Err(e)),
+            }
+        };
+        let want = |_| (threshold.saturating_sub(1), errors);
+        dom.wait_for(idx, timeout_of(timeout_ms), attempt, want)?.unwrap_or(Err(Error::TimedOut))
+    }
+
+    /// The eventfd of a counter opened with `FI_WAIT_FD` (`FI_GETWAIT`).
+    ///
+    /// # Errors
+    /// [`Error::NoSys`]: it was opened with something else.
+    pub fn wait_fd(&self) -> Result<RawFd> {
+        let CntrInner { dom, watch, wait_obj, .. } = &*self.0;
+        let idx = watch.filter(|_| *wait_obj == WaitObj::Fd).ok_or(Error::NoSys)?;
+        dom.enter()?.watch.fd(idx).ok_or(Error::NoSys)
+    }
+
+    pub(crate) fn trywait(&self) -> Result<()> {
+        let CntrInner { dom, watch, .. } = &*self.0;
+        let Some(idx) = *watch else { return Err(Error::NoSys) };
+        let mut core = dom.enter()?;
+        core.turn_if_manual(dom);
+        let Core { engine, watch, .. } = &mut *core;
+        let changed = watch.pending(idx, engine.node());
+        // Unlike the entries of a queue, a change stays seen.
+        watch.clear_fd(idx, engine.node());
+        if changed { Err(Error::Again) } else { Ok(()) }
+    }
+
+    /// Closes the counter.
+    ///
+    /// # Errors
+    /// [`Error::Busy`], and the counter again: an endpoint is bound to it.
+    #[doc(alias = "fi_close")]
+    pub fn close(self) -> std::result::Result<(), (Error, Self)> {
+        if Arc::strong_count(&self.0) > 1 { Err((Error::Busy, self)) } else { Ok(()) }
+    }
+}
+
+impl Drop for CntrInner {
+    fn drop(&mut self) {
+        let Ok(mut core) = self.dom.lock.enter_to_close() else { return };
+        if let Some(idx) = self.watch {
+            core.watch.close(idx);
+        }
+        if let Err(e) = core.node().cntr_close(self.id) {
+            tracing::error!("closing a counter: {e}");
+        }
+    }
+}

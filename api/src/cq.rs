@@ -1,0 +1,543 @@
+//! Completion queues: what became of the operations.
+
+use std::fmt;
+use std::os::fd::RawFd;
+use std::sync::Arc;
+
+use barewire_dataplane::node::CqId;
+use barewire_dataplane::types::{CqErr, Cqe, EpAddr, FI_ADDR_UNSPEC, FiAddr, ProvErrno};
+
+use crate::buf::{Buf, Bufs, Piece};
+use crate::errno::{self, Error, Result};
+use crate::flags::CqFlags;
+use crate::inner::{Core, DomainRef};
+use crate::wait::{Target, WaitObj, timeout_of};
+
+/// Which fields of a completion are filled (`enum fi_cq_format`); the others are 0. Flags are
+/// always there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub enum CqFormat {
+    /// `FI_CQ_FORMAT_UNSPEC`: everything there is, as `Tagged`.
+    #[default]
+    Unspec,
+    /// `FI_CQ_FORMAT_CONTEXT`: `op_context`.
+    Context,
+    /// `FI_CQ_FORMAT_MSG`: also `len`.
+    Msg,
+    /// `FI_CQ_FORMAT_DATA`: also `buf` (a [`Piece`] in the safe face) and `data`.
+    Data,
+    /// `FI_CQ_FORMAT_TAGGED`: also `tag`.
+    Tagged,
+}
+
+/// When a blocking read wakes (`enum fi_cq_wait_cond`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum WaitCond {
+    /// `FI_CQ_COND_NONE`: as soon as there is an entry.
+    #[default]
+    None,
+    /// `FI_CQ_COND_THRESHOLD`: when there are as many as the call says, or an error.
+    Threshold,
+}
+
+/// What a completion queue is made with (`struct fi_cq_attr`).
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CqAttr {
+    /// Entries, rounded up to a power of two; 0 takes 4,096. A full queue refuses posts with
+    /// `FI_EAGAIN` and loses nothing.
+    pub size: usize,
+    /// Which fields are filled.
+    pub format: CqFormat,
+    /// How it can be waited for.
+    pub wait_obj: WaitObj,
+    /// When a blocking read wakes.
+    pub wait_cond: WaitCond,
+}
+
+const DEFAULT_SIZE: usize = 4096;
+
+/// One completed operation, with its buffers.
+#[derive(Debug)]
+pub struct Completion {
+    /// The operation's context, verbatim; of a buffered message that is announced, the name to
+    /// claim or discard it by.
+    pub op_context: u64,
+    /// What completed.
+    pub flags: CqFlags,
+    /// Bytes received; 0 for sends.
+    pub len: usize,
+    /// Remote CQ data if `flags` has `REMOTE_CQ_DATA`.
+    pub data: u64,
+    /// The tag of a tagged message.
+    pub tag: u64,
+    /// The sender, for `readfrom`; [`FI_ADDR_UNSPEC`] (`FI_ADDR_NOTAVAIL`) if it is not known or
+    /// the endpoint has no `FI_SOURCE`.
+    pub src: FiAddr,
+    /// The operation's memory, back from the fabric.
+    pub bufs: Bufs,
+    /// The message, if it lies in a multi-receive buffer.
+    pub piece: Option<Piece>,
+}
+
+impl Default for Completion {
+    fn default() -> Self {
+        Self {
+            op_context: 0,
+            flags: CqFlags::empty(),
+            len: 0,
+            data: 0,
+            tag: 0,
+            src: FI_ADDR_UNSPEC,
+            bufs: Bufs::None,
+            piece: None,
+        }
+    }
+}
+
+impl Completion {
+    /// The operation's one buffer, taken out.
+    pub fn take_buf(&mut self) -> Option<Buf> {
+        std::mem::take(&mut self.bufs).into_one()
+    }
+
+    /// The bytes received: of the piece, or the first `len` of the one buffer.
+    pub fn bytes(&self) -> &[u8] {
+        match (&self.piece, &self.bufs) {
+            (Some(piece), _) => piece,
+            (None, Bufs::One(buf)) => &buf[..self.len.min(buf.len())],
+            _ => &[],
+        }
+    }
+
+    fn new(cqe: &Cqe, format: CqFormat, bufs: Bufs, piece: Option<Piece>, context: u64) -> Self {
+        let cqe = trim(*cqe, format);
+        Self {
+            op_context: context,
+            flags: cqe.flags,
+            len: cqe.len as usize,
+            data: cqe.data,
+            tag: cqe.tag,
+            src: cqe.src,
+            bufs,
+            piece,
+        }
+    }
+}
+
+/// Clears what a format does not have.
+#[inline]
+fn trim(mut cqe: Cqe, format: CqFormat) -> Cqe {
+    if matches!(format, CqFormat::Unspec | CqFormat::Tagged) {
+        return cqe;
+    }
+    cqe.tag = 0;
+    if format < CqFormat::Data {
+        (cqe.data, cqe.buf) = (0, 0);
+    }
+    if format < CqFormat::Msg {
+        cqe.len = 0;
+    }
+    cqe
+}
+
+/// One failed operation (`struct fi_cq_err_entry`), with its buffers.
+#[derive(Debug)]
+pub struct CompletionError {
+    /// As in a success; `len` is what was placed. All fields are filled, whatever the format.
+    pub entry: Completion,
+    /// Bytes that did not fit, for [`Error::Trunc`].
+    pub olen: usize,
+    /// Why.
+    pub err: Error,
+    /// Whether the peer may have executed the operation.
+    pub prov_errno: ProvErrno,
+    /// The raw address of an unknown sender (`FI_SOURCE_ERR`), fit for `Av::insert`.
+    pub err_data: Option<EpAddr>,
+}
+
+impl fmt::Display for CompletionError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "operation {:#x}: {} ({})", self.entry.op_context, self.err, prov(self))
+    }
+}
+
+fn prov(e: &CompletionError) -> &'static str {
+    prov_strerror(e.prov_errno as i32)
+}
+
+/// The text of a `prov_errno`.
+pub(crate) fn prov_strerror(prov_errno: i32) -> &'static str {
+    match prov_errno {
+        0 => "nothing to add",
+        1 => "the peer has not executed it",
+        2 => "the peer may have executed it",
+        3 => "the peer has no such endpoint",
+        _ => "unknown provider error",
+    }
+}
+
+/// What both faces share: the node's queue, and what waits for it.
+pub(crate) struct CqInner {
+    pub(crate) dom: DomainRef,
+    pub(crate) id: CqId,
+    pub(crate) raw: bool,
+    format: CqFormat,
+    cond: WaitCond,
+    wait_obj: WaitObj,
+    watch: Option<usize>,
+}
+
+impl CqInner {
+    pub(crate) fn open(dom: &DomainRef, attr: CqAttr, raw: bool) -> Result<Arc<Self>> {
+        let waits = attr.wait_obj.waits()?;
+        let size = if attr.size == 0 { DEFAULT_SIZE } else { attr.size };
+        if waits {
+            dom.prepare_wait(attr.wait_obj)?;
+        }
+        let mut core = dom.enter()?;
+        let id = core.node().cq_open(size)?;
+        let mut watch = None;
+        if waits {
+            match core.watch.open(Target::Cq(id), attr.wait_obj == WaitObj::Fd) {
+                Ok(idx) => watch = Some(idx),
+                Err(e) => {
+                    core.node().cq_close(id)?;
+                    return Err(e);
+                }
+            }
+        }
+        drop(core);
+        Ok(Arc::new(Self {
+            dom: dom.clone(),
+            id,
+            raw,
+            format: attr.format,
+            cond: attr.wait_cond,
+            wait_obj: attr.wait_obj,
+            watch,
+        }))
+    }
+
+    /// Reads entries of the node into `out`; turns the loop if there is none.
+    #[inline]
+    pub(crate) fn read_cqes(&self, out: &mut [Cqe]) -> Result<usize> {
+        let mut core = self.dom.enter()?;
+        let n = self.cqes(&mut core, out)?;
+        if self.format != CqFormat::Unspec && self.format != CqFormat::Tagged {
+            out[..n].iter_mut().for_each(|e| *e = trim(*e, self.format));
+        }
+        Ok(n)
+    }
+
+    #[inline]
+    pub(crate) fn cqes(&self, core: &mut Core, out: &mut [Cqe]) -> Result<usize> {
+        match core.node().cq_read(self.id, out) {
+            Err(Error::Again) => {
+                core.turn_if_manual(&self.dom);
+                let read = core.node().cq_read(self.id, out);
+                if read == Err(Error::Again) {
+                    self.seen_empty(core);
+                }
+                read
+            }
+            Ok(n) => {
+                core.read_something(&self.dom);
+                Ok(n)
+            }
+            Err(e) => Err(e),
+        }
+    }
+
+    #[inline]
+    fn seen_empty(&self, core: &mut Core) {
+        if let Some(idx) = self.watch {
+            let Core { engine, watch, .. } = core;
+            watch.clear_fd(idx, engine.node());
+        }
+    }
+
+    /// Reads entries and takes their buffers out of the table.
+    #[inline]
+    fn take(&self, core: &mut Core, out: &mut [Completion]) -> Result<usize> {
+        let mut n = 0;
+        while n < out.len() {
+            let mut one = [Cqe::default()];
+            let read = if n == 0 {
+                self.cqes(core, &mut one)
+            } else {
+                core.node().cq_read(self.id, &mut one)
+            };
+            match read {
+                Ok(_) => {
+                    let ended = core.ops.complete(&one[0], None);
+                    if !ended.silent {
+                        let (bufs, piece) = (ended.bufs, ended.piece);
+                        out[n] = Completion::new(&one[0], self.format, bufs, piece, ended.context);
+                        n += 1;
+                    }
+                }
+                Err(_) if n > 0 => break,
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(n)
+    }
+
+    pub(crate) fn readerr_raw(&self) -> Result<CqErr> {
+        self.dom.enter()?.node().cq_readerr(self.id)
+    }
+
+    fn readerr(&self) -> Result<CompletionError> {
+        let mut core = self.dom.enter()?;
+        let e = core.node().cq_readerr(self.id)?;
+        let ended = core.ops.complete(&e.cqe, Some(e.err));
+        Ok(CompletionError {
+            entry: Completion::new(
+                &e.cqe,
+                CqFormat::Tagged,
+                ended.bufs,
+                ended.piece,
+                ended.context,
+            ),
+            olen: e.olen as usize,
+            err: e.err,
+            prov_errno: e.prov_errno,
+            err_data: e.err_data,
+        })
+    }
+
+    /// Waits until `read` finds something.
+    pub(crate) fn sread(
+        &self,
+        threshold: usize,
+        timeout_ms: i32,
+        mut read: impl FnMut(&Self, &mut Core) -> Result<usize>,
+    ) -> Result<usize> {
+        let Some(idx) = self.watch else { return Err(Error::NoSys) };
+        let least = if self.cond == WaitCond::Threshold { threshold.max(1) } else { 1 };
+        let attempt = |core: &mut Core| {
+            if least > 1 && !self.enough(core, least) {
+                return None;
+            }
+            match read(self, core) {
+                Err(Error::Again) => None,
+                other => Some(other),
+            }
+        };
+        let timeout = timeout_of(timeout_ms);
+        match self.dom.wait_for(idx, timeout, attempt, |(ready, _)| (ready, 0))? {
+            Some(answer) => answer,
+            None => Err(Error::Again),
+        }
+    }
+
+    /// Whether `least` entries or an error are there.
+    fn enough(&self, core: &mut Core, least: usize) -> bool {
+        core.turn_if_manual(&self.dom);
+        let ready = core.node().cq_ready(self.id).unwrap_or(0);
+        ready >= least || core.node().cq_read(self.id, &mut []) == Err(Error::Avail)
+    }
+
+    pub(crate) fn signal(&self) -> Result<()> {
+        let Some(idx) = self.watch else { return Err(Error::NoSys) };
+        self.dom.enter()?.watch.signal(idx);
+        self.dom.sleep.notify();
+        Ok(())
+    }
+
+    pub(crate) fn wait_fd(&self) -> Result<RawFd> {
+        let idx = self.watch.filter(|_| self.wait_obj == WaitObj::Fd).ok_or(Error::NoSys)?;
+        self.dom.enter()?.watch.fd(idx).ok_or(Error::NoSys)
+    }
+
+    /// Whether a thread may sleep on the descriptor: nothing is there, and it has been cleared.
+    pub(crate) fn trywait(&self) -> Result<()> {
+        let Some(idx) = self.watch else { return Err(Error::NoSys) };
+        let mut core = self.dom.enter()?;
+        core.turn_if_manual(&self.dom);
+        let Core { engine, watch, .. } = &mut *core;
+        if watch.pending(idx, engine.node()) {
+            watch.take_signal(idx);
+            return Err(Error::Again);
+        }
+        watch.clear_fd(idx, engine.node());
+        Ok(())
+    }
+}
+
+impl Drop for CqInner {
+    fn drop(&mut self) {
+        // In an owned domain another thread cannot close: the queue then goes with the domain.
+        let Ok(mut core) = self.dom.lock.enter_to_close() else { return };
+        if !self.raw {
+            drain(&mut core, self.id);
+        }
+        if let Some(idx) = self.watch {
+            core.watch.close(idx);
+        }
+        if let Err(e) = core.node().cq_close(self.id) {
+            // Its endpoints hold it, so they are gone.
+            tracing::error!("closing a completion queue: {e}");
+        }
+    }
+}
+
+/// Frees the buffers of completions that nobody read.
+fn drain(core: &mut Core, id: CqId) {
+    let mut one = [Cqe::default()];
+    loop {
+        match core.node().cq_read(id, &mut one) {
+            Ok(n) if n > 0 => drop(core.ops.complete(&one[0], None)),
+            Err(Error::Avail) => match core.node().cq_readerr(id) {
+                Ok(e) => drop(core.ops.complete(&e.cqe, Some(e.err))),
+                Err(_) => return,
+            },
+            _ => return,
+        }
+    }
+}
+
+/// A completion queue of the safe face (`struct fid_cq`).
+///
+/// Reading it turns the loop of a domain with manual progress.
+pub struct Cq(pub(crate) Arc<CqInner>);
+
+impl Cq {
+    /// Takes at most `out.len()` completions, oldest first, and says how many.
+    ///
+    /// What `out` held is dropped. Reads stop before an error entry.
+    ///
+    /// # Errors
+    /// - [`Error::Again`]: there is none.
+    /// - [`Error::Avail`]: the next entry is an error; [`readerr`](Self::readerr) takes it.
+    ///
+    /// Source: fi_cq(3), "fi_cq_read".
+    #[doc(alias = "fi_cq_read")]
+    #[inline]
+    pub fn read(&self, out: &mut [Completion]) -> Result<usize> {
+        let mut core = self.0.dom.enter()?;
+        self.0.take(&mut core, out)
+    }
+
+    /// As [`read`](Self::read), and copies the senders to `src`, which is at least as long as
+    /// `out`; [`FI_ADDR_UNSPEC`] where there is none.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read). [`Error::Invalid`] if `src` is shorter; nothing was read.
+    #[doc(alias = "fi_cq_readfrom")]
+    pub fn readfrom(&self, out: &mut [Completion], src: &mut [FiAddr]) -> Result<usize> {
+        if src.len() < out.len() {
+            return Err(Error::Invalid("src_addr: shorter than the buffer"));
+        }
+        let n = self.read(out)?;
+        sources(&out[..n], src);
+        Ok(n)
+    }
+
+    /// Takes the error entry at the head.
+    ///
+    /// # Errors
+    /// [`Error::Again`]: the next entry is no error, or there is none.
+    ///
+    /// Source: fi_cq(3), "fi_cq_readerr".
+    #[doc(alias = "fi_cq_readerr")]
+    pub fn readerr(&self) -> Result<CompletionError> {
+        self.0.readerr()
+    }
+
+    /// As [`read`](Self::read), but sleeps up to `timeout_ms` milliseconds (negative: for ever)
+    /// until there is an entry; with [`WaitCond::Threshold`], until there are `cond` or an error.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read); [`Error::Again`] when time is up or the queue was
+    /// [signalled](Self::signal). [`Error::NoSys`]: it was opened with `FI_WAIT_NONE`.
+    #[doc(alias = "fi_cq_sread")]
+    pub fn sread(&self, out: &mut [Completion], cond: usize, timeout_ms: i32) -> Result<usize> {
+        self.0.sread(cond, timeout_ms, |cq, core| cq.take(core, out))
+    }
+
+    /// As [`sread`](Self::sread), with the senders.
+    ///
+    /// # Errors
+    /// As [`sread`](Self::sread) and [`readfrom`](Self::readfrom).
+    #[doc(alias = "fi_cq_sreadfrom")]
+    pub fn sreadfrom(
+        &self,
+        out: &mut [Completion],
+        src: &mut [FiAddr],
+        cond: usize,
+        timeout_ms: i32,
+    ) -> Result<usize> {
+        if src.len() < out.len() {
+            return Err(Error::Invalid("src_addr: shorter than the buffer"));
+        }
+        let n = self.sread(out, cond, timeout_ms)?;
+        sources(&out[..n], src);
+        Ok(n)
+    }
+
+    /// Makes a blocking read that runs now, or the next one, return with `FI_EAGAIN`.
+    ///
+    /// # Errors
+    /// [`Error::NoSys`]: the queue was opened with `FI_WAIT_NONE`.
+    #[doc(alias = "fi_cq_signal")]
+    pub fn signal(&self) -> Result<()> {
+        self.0.signal()
+    }
+
+    /// The text of a `prov_errno`.
+    #[doc(alias = "fi_cq_strerror")]
+    pub fn strerror(&self, prov_errno: i32) -> &'static str {
+        prov_strerror(prov_errno)
+    }
+
+    /// The eventfd of a queue opened with `FI_WAIT_FD` (`FI_GETWAIT`): readable while an entry may
+    /// be there. Call `Fabric::trywait` before sleeping on it. It is closed with the queue.
+    ///
+    /// # Errors
+    /// [`Error::NoSys`]: it was opened with something else.
+    pub fn wait_fd(&self) -> Result<RawFd> {
+        self.0.wait_fd()
+    }
+
+    /// Closes the queue. Entries not read are lost, their buffers freed.
+    ///
+    /// # Errors
+    /// [`Error::Busy`], and the queue again: an endpoint is bound to it.
+    #[doc(alias = "fi_close")]
+    pub fn close(self) -> std::result::Result<(), (Error, Self)> {
+        if Arc::strong_count(&self.0) > 1 { Err((Error::Busy, self)) } else { Ok(()) }
+    }
+}
+
+fn sources(from: &[Completion], to: &mut [FiAddr]) {
+    for (to, from) in to.iter_mut().zip(from) {
+        *to = from.src;
+    }
+}
+
+/// The text of an error entry's `err`, for people.
+pub fn strerror(err: Error) -> &'static str {
+    errno::strerror(err.fi_errno())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_format_clears_what_it_does_not_have() {
+        let full =
+            Cqe { op_context: 1, flags: CqFlags::RECV, len: 2, buf: 3, data: 4, tag: 5, src: 6 };
+        let fields = |f| {
+            let e = trim(full, f);
+            assert_eq!((e.op_context, e.flags, e.src), (1, CqFlags::RECV, 6));
+            (e.len, e.buf, e.data, e.tag)
+        };
+        assert_eq!(fields(CqFormat::Context), (0, 0, 0, 0));
+        assert_eq!(fields(CqFormat::Msg), (2, 0, 0, 0));
+        assert_eq!(fields(CqFormat::Data), (2, 3, 4, 0));
+        assert_eq!(fields(CqFormat::Tagged), (2, 3, 4, 5));
+        assert_eq!(fields(CqFormat::Unspec), (2, 3, 4, 5));
+    }
+}

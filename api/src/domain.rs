@@ -1,0 +1,254 @@
+//! Domains: one port, one node, and everything that lives on them.
+
+use std::io::Read;
+
+use barewire_dataplane::node::{Node, NodeSettings};
+use barewire_dataplane::poll::Engine;
+use barewire_driver::port::{Port, PortCaps, PortCounters};
+
+use crate::av::{Av, AvAttr};
+use crate::buf::Buf;
+use crate::cntr::{Cntr, CntrAttr};
+use crate::cq::{Cq, CqAttr, CqInner};
+use crate::ep::Endpoint;
+use crate::eq::Eq;
+use crate::errno::{Error, OpenError, Result};
+use crate::info::Info;
+use crate::inner::DomainRef;
+use crate::lock::Entry;
+use crate::mr::{self, Mr, MrAttr};
+use crate::raw::{RawCq, RawEndpoint};
+use crate::settings::{Idle, Progress, Settings};
+use crate::stats::Publisher;
+
+/// A domain (`struct fid_domain`): a port and the node behind it.
+///
+/// Its objects keep it open; it closes when the last of them and this handle are gone. A forked
+/// child cannot use it: every call there returns `FI_EOPBADSTATE`, and dropping it there leaves the
+/// parent's port alone.
+pub struct Domain {
+    dom: DomainRef,
+}
+
+/// How full the tables of a domain are, to see whether everything came back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Levels {
+    /// Operations of the safe face that have not been reported.
+    pub ops: usize,
+    /// Registered regions.
+    pub regions: usize,
+    /// The node's tables.
+    pub node: barewire_dataplane::node::Levels,
+}
+
+impl Domain {
+    pub(crate) fn open(
+        info: &Info,
+        settings: Settings,
+        port: Box<dyn Port>,
+        entry: Entry,
+    ) -> std::result::Result<Self, OpenError> {
+        let caps = port.caps();
+        let name = caps.name.clone();
+        let node = Node::new(node_settings(&settings)?, caps).map_err(|e| {
+            OpenError::new(e, format!("port {name} (MTU {}): {e}", port.caps().mtu))
+        })?;
+        let engine = Engine::new(node, port);
+        let stats = if settings.stats { Publisher::create(&engine) } else { None };
+        let dom = DomainRef::new(engine, settings, entry, stats);
+        let progress = info.domain_attr.data_progress;
+        let auto = match progress {
+            Progress::Unspec => dom.settings.progress == Progress::Auto,
+            asked => asked == Progress::Auto,
+        };
+        if auto {
+            dom.drive(dom.settings.idle).map_err(|e| {
+                OpenError::new(e, format!("port {name}: the progress thread did not start: {e}"))
+            })?;
+        }
+        Ok(Self { dom })
+    }
+
+    /// Opens an endpoint of type `FI_EP_RDM`.
+    ///
+    /// # Errors
+    /// - [`Error::OpNotSupp`]: another type, an authentication key, or `FI_MULTICAST`.
+    /// - [`Error::AddrInUse`]: the number that `info.src_addr` asks for is taken.
+    /// - [`Error::AddrNotAvail`]: `info.src_addr` is another port's.
+    /// - [`Error::NoMem`]: the domain has no room for one more.
+    ///
+    /// Source: fi_endpoint(3).
+    #[doc(alias = "fi_endpoint")]
+    pub fn endpoint(&self, info: &Info) -> Result<Endpoint> {
+        Endpoint::open(&self.dom, info)
+    }
+
+    /// As [`endpoint`](Self::endpoint), of the raw face.
+    ///
+    /// # Errors
+    /// As [`endpoint`](Self::endpoint).
+    pub fn raw_endpoint(&self, info: &Info) -> Result<RawEndpoint> {
+        RawEndpoint::open(&self.dom, info)
+    }
+
+    /// Opens a completion queue.
+    ///
+    /// # Errors
+    /// [`Error::NoSys`]: the wait object is not offered. [`Error::NoMem`]: no room, or no
+    /// descriptor is left.
+    #[doc(alias = "fi_cq_open")]
+    pub fn cq_open(&self, attr: CqAttr) -> Result<Cq> {
+        CqInner::open(&self.dom, attr, false).map(Cq)
+    }
+
+    /// As [`cq_open`](Self::cq_open), for endpoints of the raw face.
+    ///
+    /// # Errors
+    /// As [`cq_open`](Self::cq_open).
+    pub fn raw_cq_open(&self, attr: CqAttr) -> Result<RawCq> {
+        CqInner::open(&self.dom, attr, true).map(RawCq)
+    }
+
+    /// Opens a counter.
+    ///
+    /// # Errors
+    /// As [`cq_open`](Self::cq_open).
+    #[doc(alias = "fi_cntr_open")]
+    pub fn cntr_open(&self, attr: CntrAttr) -> Result<Cntr> {
+        Cntr::open(&self.dom, attr)
+    }
+
+    /// Opens an address vector.
+    ///
+    /// # Errors
+    /// [`Error::NoSys`]: asynchronous or shared. [`Error::NoMem`]: no room.
+    #[doc(alias = "fi_av_open")]
+    pub fn av_open(&self, attr: AvAttr) -> Result<Av> {
+        Av::open(&self.dom, attr)
+    }
+
+    /// Registers a buffer.
+    ///
+    /// # Errors
+    /// - [`Error::NoKey`]: the requested key is in use.
+    /// - [`Error::BadFlags`]: a flag is set.
+    /// - [`Error::Invalid`]: no access, or no bytes.
+    #[doc(alias = "fi_mr_reg")]
+    pub fn mr_reg(&self, buf: Buf, attr: &MrAttr) -> Result<Mr> {
+        Mr::register(&self.dom, vec![buf], attr)
+    }
+
+    /// Registers a list of at most 8 buffers as one region.
+    ///
+    /// # Errors
+    /// As [`mr_reg`](Self::mr_reg).
+    #[doc(alias = "fi_mr_regv")]
+    #[doc(alias = "fi_mr_regattr")]
+    pub fn mr_regv(&self, bufs: Vec<Buf>, attr: &MrAttr) -> Result<Mr> {
+        Mr::register(&self.dom, bufs, attr)
+    }
+
+    /// Registers `len` bytes in `count` pieces that the caller keeps, and returns the key. The
+    /// memory is not touched through it until remote access arrives.
+    ///
+    /// # Errors
+    /// As [`mr_reg`](Self::mr_reg).
+    pub fn raw_mr_reg(&self, count: usize, len: usize, attr: &MrAttr) -> Result<u64> {
+        mr::add(&self.dom, attr, count, len)
+    }
+
+    /// Ends a registration of [`raw_mr_reg`](Self::raw_mr_reg).
+    pub fn raw_mr_close(&self, key: u64) {
+        mr::remove(&self.dom, key);
+    }
+
+    /// Binds an event queue, which hears when the port has gone.
+    ///
+    /// # Errors
+    /// [`Error::OpBadState`] as for every call.
+    #[doc(alias = "fi_domain_bind")]
+    pub fn bind_eq(&self, eq: &Eq) -> Result<()> {
+        drop(self.dom.enter()?);
+        self.dom.bind_eq(&eq.0);
+        eq.0.bind(self.dom.arc());
+        Ok(())
+    }
+
+    /// Facts of the port.
+    pub fn port(&self) -> &PortCaps {
+        &self.dom.caps
+    }
+
+    /// What the port counted.
+    ///
+    /// # Errors
+    /// [`Error::OpBadState`] as for every call.
+    pub fn port_counters(&self) -> Result<PortCounters> {
+        Ok(self.dom.enter()?.engine.port_counters())
+    }
+
+    /// How full the tables are.
+    ///
+    /// # Errors
+    /// [`Error::OpBadState`] as for every call.
+    pub fn levels(&self) -> Result<Levels> {
+        let mut core = self.dom.enter()?;
+        let (ops, regions) = (core.ops.in_use(), core.mrs.level().0);
+        Ok(Levels { ops, regions, node: core.node().levels() })
+    }
+
+    /// Turns the loop once and says how many frames moved; for applications that have nothing to
+    /// read. Reading a queue does the same.
+    ///
+    /// # Errors
+    /// [`Error::OpBadState`] as for every call.
+    pub fn progress(&self) -> Result<usize> {
+        Ok(self.dom.enter()?.turn(&self.dom))
+    }
+
+    /// Lets another thread own a domain opened with `FI_THREAD_DOMAIN`: the next that calls it
+    /// does.
+    ///
+    /// # Errors
+    /// [`Error::OpBadState`]: this thread does not own it.
+    pub fn disown(&self) -> Result<()> {
+        self.dom.lock.disown()
+    }
+
+    /// Closes the domain.
+    ///
+    /// # Errors
+    /// [`Error::Busy`], and the domain again: objects of it are open.
+    #[doc(alias = "fi_close")]
+    pub fn close(self) -> std::result::Result<(), (Error, Self)> {
+        if self.dom.objects() > 1 { Err((Error::Busy, self)) } else { Ok(()) }
+    }
+}
+
+impl DomainRef {
+    /// Makes it possible that one thread waits while others work: the lock becomes a real one, and
+    /// for a descriptor somebody has to receive while the application sleeps on it.
+    pub(crate) fn prepare_wait(&self, how: crate::wait::WaitObj) -> Result<()> {
+        self.enter()?.share();
+        if how == crate::wait::WaitObj::Fd { self.drive(Idle::Sleep) } else { Ok(()) }
+    }
+}
+
+fn node_settings(settings: &Settings) -> std::result::Result<NodeSettings, OpenError> {
+    let mut random = [0; 16];
+    let path = "/dev/urandom";
+    std::fs::File::open(path)
+        .and_then(|mut f| f.read_exact(&mut random))
+        .map_err(|e| OpenError::new(Error::NoDev, format!("{path}: {e}")))?;
+    let [a, b] = [&random[..8], &random[8..]]
+        .map(|half| half.iter().fold(0_u64, |n, &byte| n << 8 | u64::from(byte)));
+    let mut node = NodeSettings { incarnation: a.max(1), seed: b, ..NodeSettings::default() };
+    node.t_dead_ns = u64::try_from(settings.t_dead.as_nanos()).unwrap_or(u64::MAX);
+    let set = |to: &mut usize, from: Option<usize>| *to = from.unwrap_or(*to);
+    set(&mut node.eager_max, settings.eager_max);
+    set(&mut node.peer_max, settings.peer_max);
+    set(&mut node.unexpected_bytes, settings.unexpected_bytes);
+    set(&mut node.tx_wr_max, settings.tx_max);
+    set(&mut node.rx_wr_max, settings.rx_max);
+    Ok(node)
+}

@@ -1,0 +1,497 @@
+//! Endpoints: their life, what is bound to them and their options. The data calls of the safe face
+//! stand in `msg.rs` and `tagged.rs`, those of the raw face in `raw.rs`.
+
+use std::ops::Deref;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use barewire_dataplane::node::{EpAttr as NodeEpAttr, EpId, MsgKind, Node, RecvReq, SendReq};
+use barewire_dataplane::poll::Engine;
+use barewire_dataplane::types::{EpAddr, FiAddr};
+
+use crate::av::{Av, AvInner};
+use crate::buf::{Bufs, OpKind, Refused, kind_of};
+use crate::cntr::{Cntr, CntrInner};
+use crate::cq::{Cq, CqInner};
+use crate::eq::{Eq, EqInner};
+use crate::errno::{Error, Result};
+use crate::flags::{BindFlags, Caps, OpFlags};
+use crate::info::{EpType, Info};
+use crate::inner::DomainRef;
+
+/// Names of endpoint options (`FI_OPT_ENDPOINT`), as `setopt` and `getopt` take them. All values
+/// are `size_t` or `bool`.
+pub mod opt {
+    /// Free bytes below which a multi-receive buffer is released.
+    pub const FI_OPT_MIN_MULTI_RECV: i32 = 0;
+    /// Connection data; 0, as endpoints are connectionless.
+    pub const FI_OPT_CM_DATA_SIZE: i32 = 1;
+    /// Bytes of a message that are buffered before it is announced.
+    pub const FI_OPT_BUFFERED_MIN: i32 = 2;
+    /// Length above which only `FI_OPT_BUFFERED_MIN` bytes are buffered.
+    pub const FI_OPT_BUFFERED_LIMIT: i32 = 3;
+    /// Sends in flight at most.
+    pub const FI_OPT_TX_SIZE: i32 = 6;
+    /// Receives posted at most.
+    pub const FI_OPT_RX_SIZE: i32 = 7;
+    /// Whether CUDA may be called. It never is: false may be set, true may not.
+    pub const FI_OPT_CUDA_API_PERMITTED: i32 = 10;
+    /// Whether shared memory may be used: a fact of the port, true for `shm`.
+    pub const FI_OPT_SHARED_MEMORY_PERMITTED: i32 = 11;
+    /// Longest untagged message.
+    pub const FI_OPT_MAX_MSG_SIZE: i32 = 12;
+    /// Longest tagged message.
+    pub const FI_OPT_MAX_TAGGED_SIZE: i32 = 13;
+    /// Longest remote memory access: 0, there is none yet.
+    pub const FI_OPT_MAX_RMA_SIZE: i32 = 14;
+    /// Longest atomic: 0, there is none yet.
+    pub const FI_OPT_MAX_ATOMIC_SIZE: i32 = 15;
+    /// Longest untagged inject.
+    pub const FI_OPT_INJECT_MSG_SIZE: i32 = 16;
+    /// Longest tagged inject.
+    pub const FI_OPT_INJECT_TAGGED_SIZE: i32 = 17;
+    /// Longest injected write: 0.
+    pub const FI_OPT_INJECT_RMA_SIZE: i32 = 18;
+    /// Longest injected atomic: 0.
+    pub const FI_OPT_INJECT_ATOMIC_SIZE: i32 = 19;
+}
+
+use opt::*;
+
+/// What is kept alive because an endpoint uses it.
+#[derive(Default)]
+struct Bound {
+    cqs: Vec<Arc<CqInner>>,
+    cntrs: Vec<Arc<CntrInner>>,
+    avs: Vec<Arc<AvInner>>,
+    eqs: Vec<Arc<EqInner>>,
+}
+
+/// What endpoints of both faces share.
+pub struct EpCommon {
+    pub(crate) dom: DomainRef,
+    pub(crate) id: EpId,
+    /// Number of this object, for the table of operations.
+    pub(crate) object: u32,
+    caps: Caps,
+    limits: (usize, usize),
+    buffered: (AtomicUsize, AtomicUsize),
+    buffered_recv: bool,
+    tx_op_flags: AtomicU64,
+    rx_op_flags: AtomicU64,
+    pub(crate) tx_selective: AtomicBool,
+    pub(crate) rx_selective: AtomicBool,
+    bound: Mutex<Bound>,
+}
+
+impl EpCommon {
+    pub(crate) fn open(dom: &DomainRef, info: &Info) -> Result<Self> {
+        if !matches!(info.ep_attr.ep_type, EpType::Unspec | EpType::Rdm) {
+            return Err(Error::OpNotSupp("endpoint type: only FI_EP_RDM"));
+        }
+        if !info.ep_attr.auth_key.is_empty() {
+            return Err(Error::OpNotSupp("FI_AUTH_KEY: authentication keys are not offered"));
+        }
+        if info.caps.contains(Caps::MULTICAST) {
+            return Err(Error::OpNotSupp("FI_MULTICAST is not offered"));
+        }
+        let number = info.source_number(&dom.caps)?;
+        let attr = NodeEpAttr {
+            number,
+            caps: info.caps,
+            tx_size: info.tx_attr.size,
+            rx_size: info.rx_attr.size,
+            tx_op_flags: info.tx_attr.op_flags,
+            rx_op_flags: info.rx_attr.op_flags,
+            buffered_recv: info.mode.contains(crate::flags::Mode::BUFFERED_RECV),
+        };
+        let buffered_recv = attr.buffered_recv;
+        let id = dom.enter()?.node().ep_open(attr)?;
+        Ok(Self {
+            dom: dom.clone(),
+            id,
+            object: dom.ep_count.fetch_add(1, Ordering::Relaxed),
+            caps: info.caps,
+            limits: (info.tx_attr.size, info.rx_attr.size),
+            buffered: (AtomicUsize::new(0), AtomicUsize::new(0)),
+            buffered_recv,
+            tx_op_flags: AtomicU64::new(info.tx_attr.op_flags.bits()),
+            rx_op_flags: AtomicU64::new(info.rx_attr.op_flags.bits()),
+            tx_selective: AtomicBool::new(false),
+            rx_selective: AtomicBool::new(false),
+            bound: Mutex::default(),
+        })
+    }
+
+    fn bound(&self) -> std::sync::MutexGuard<'_, Bound> {
+        self.bound.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn bind_cq_inner(&self, cq: &Arc<CqInner>, flags: BindFlags) -> Result<()> {
+        self.same_domain(&cq.dom)?;
+        self.dom.enter()?.node().ep_bind_cq(self.id, cq.id, flags)?;
+        let selective = flags.contains(BindFlags::SELECTIVE_COMPLETION);
+        if flags.contains(BindFlags::TRANSMIT) {
+            self.tx_selective.store(selective, Ordering::Relaxed);
+        }
+        if flags.contains(BindFlags::RECV) {
+            self.rx_selective.store(selective, Ordering::Relaxed);
+        }
+        self.bound().cqs.push(Arc::clone(cq));
+        Ok(())
+    }
+
+    fn same_domain(&self, other: &DomainRef) -> Result<()> {
+        let same = std::ptr::eq(&*self.dom as *const _, &**other as *const _);
+        if same { Ok(()) } else { Err(Error::Invalid("bind: the object is of another domain")) }
+    }
+
+    /// Binds a counter for the directions in `flags`.
+    ///
+    /// # Errors
+    /// - [`Error::BadFlags`]: a direction is not one of a counter.
+    /// - [`Error::Invalid`]: the counter is of another domain.
+    /// - [`Error::OpBadState`]: the endpoint is enabled.
+    #[doc(alias = "fi_ep_bind")]
+    pub fn bind_cntr(&self, cntr: &Cntr, flags: BindFlags) -> Result<()> {
+        self.same_domain(&cntr.0.dom)?;
+        self.dom.enter()?.node().ep_bind_cntr(self.id, cntr.0.id, flags)?;
+        self.bound().cntrs.push(Arc::clone(&cntr.0));
+        Ok(())
+    }
+
+    /// Binds the address vector that destinations and sources are looked up in.
+    ///
+    /// # Errors
+    /// As [`bind_cntr`](Self::bind_cntr).
+    #[doc(alias = "fi_ep_bind")]
+    pub fn bind_av(&self, av: &Av) -> Result<()> {
+        self.same_domain(&av.0.dom)?;
+        self.dom.enter()?.node().ep_bind_av(self.id, av.0.id)?;
+        self.bound().avs.push(Arc::clone(&av.0));
+        Ok(())
+    }
+
+    /// Binds an event queue, which hears when the port has gone. An endpoint needs none.
+    ///
+    /// # Errors
+    /// [`Error::OpBadState`] as for every call.
+    #[doc(alias = "fi_ep_bind")]
+    pub fn bind_eq(&self, eq: &Eq) -> Result<()> {
+        drop(self.dom.enter()?);
+        self.dom.bind_eq(&eq.0);
+        eq.0.bind(self.dom.arc());
+        self.bound().eqs.push(Arc::clone(&eq.0));
+        Ok(())
+    }
+
+    /// Makes the endpoint able to send and receive.
+    ///
+    /// # Errors
+    /// - [`Error::NoCq`]: a direction that its capabilities allow has no completion queue.
+    /// - [`Error::NoAv`]: no address vector is bound.
+    /// - [`Error::OpBadState`]: it is enabled already.
+    ///
+    /// Source: fi_endpoint(3), "fi_enable".
+    #[doc(alias = "fi_enable")]
+    pub fn enable(&self) -> Result<()> {
+        self.dom.enter()?.node().ep_enable(self.id)
+    }
+
+    /// The endpoint's address, for others to insert.
+    ///
+    /// # Errors
+    /// [`Error::OpBadState`] as for every call.
+    #[doc(alias = "fi_getname")]
+    pub fn getname(&self) -> Result<EpAddr> {
+        self.dom.enter()?.node().addr_of(self.id)
+    }
+
+    /// Copies the endpoint's native address to `to` and returns its length, 16.
+    ///
+    /// # Errors
+    /// [`Error::TooSmall`]: `to` is shorter than 16 bytes. Nothing was copied.
+    pub fn getname_bytes(&self, to: &mut [u8]) -> Result<usize> {
+        let to = to.get_mut(..EpAddr::LEN).ok_or(Error::TooSmall)?;
+        to.copy_from_slice(&self.getname()?.to_bytes());
+        Ok(EpAddr::LEN)
+    }
+
+    /// What the endpoint was granted.
+    pub fn caps(&self) -> Caps {
+        self.caps
+    }
+
+    /// Default flags of the transmit calls that take none (`FI_GETOPSFLAG` with `FI_TRANSMIT`).
+    pub fn tx_op_flags(&self) -> OpFlags {
+        OpFlags::from_bits_retain(self.tx_op_flags.load(Ordering::Relaxed))
+    }
+
+    /// Default flags of the receive calls that take none (`FI_GETOPSFLAG` with `FI_RECV`).
+    pub fn rx_op_flags(&self) -> OpFlags {
+        OpFlags::from_bits_retain(self.rx_op_flags.load(Ordering::Relaxed))
+    }
+
+    /// Sets the default flags of transmit calls (`FI_SETOPSFLAG`).
+    ///
+    /// # Errors
+    /// [`Error::BadFlags`]: one is not a transmit flag. Nothing changed.
+    pub fn set_tx_op_flags(&self, flags: OpFlags) -> Result<()> {
+        if !crate::info::TX_OP_FLAGS.contains(flags) {
+            return Err(Error::BadFlags);
+        }
+        self.tx_op_flags.store(flags.bits(), Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Sets the default flags of receive calls (`FI_SETOPSFLAG`).
+    ///
+    /// # Errors
+    /// [`Error::BadFlags`]: one is not a receive flag. Nothing changed.
+    pub fn set_rx_op_flags(&self, flags: OpFlags) -> Result<()> {
+        if !crate::info::RX_OP_FLAGS.contains(flags) {
+            return Err(Error::BadFlags);
+        }
+        self.rx_op_flags.store(flags.bits(), Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Sets option `name` (see [`opt`]).
+    ///
+    /// # Errors
+    /// - [`Error::NoProtoOpt`]: the option is not known, or can only be read.
+    /// - [`Error::Invalid`]: the value cannot be.
+    #[doc(alias = "fi_setopt")]
+    pub fn setopt(&self, name: i32, value: usize) -> Result<()> {
+        let mut core = self.dom.enter()?;
+        let (min, limit) = (&self.buffered.0, &self.buffered.1);
+        match name {
+            FI_OPT_MIN_MULTI_RECV => core.node().ep_set_min_multi_recv(self.id, value),
+            FI_OPT_BUFFERED_MIN | FI_OPT_BUFFERED_LIMIT if self.buffered_recv => {
+                let old = (min.load(Ordering::Relaxed), limit.load(Ordering::Relaxed));
+                let new = if name == FI_OPT_BUFFERED_MIN { (value, old.1) } else { (old.0, value) };
+                core.node().ep_set_buffered(self.id, new.0, new.1)?;
+                min.store(new.0, Ordering::Relaxed);
+                limit.store(new.1, Ordering::Relaxed);
+                Ok(())
+            }
+            FI_OPT_CUDA_API_PERMITTED if value == 0 => Ok(()),
+            FI_OPT_CUDA_API_PERMITTED => Err(Error::Invalid("FI_OPT_CUDA_API_PERMITTED: no CUDA")),
+            FI_OPT_SHARED_MEMORY_PERMITTED => match (value != 0, self.shared_memory()) {
+                (false, true) => Err(Error::Invalid("FI_OPT_SHARED_MEMORY_PERMITTED: the port is")),
+                _ => Ok(()),
+            },
+            _ => Err(Error::NoProtoOpt),
+        }
+    }
+
+    /// The value of option `name` (see [`opt`]).
+    ///
+    /// # Errors
+    /// [`Error::NoProtoOpt`]: the option is not known.
+    #[doc(alias = "fi_getopt")]
+    pub fn getopt(&self, name: i32) -> Result<usize> {
+        let mut core = self.dom.enter()?;
+        let long = usize::try_from(Node::MAX_MSG_SIZE).unwrap_or(usize::MAX);
+        let only = |cap, value| if self.caps.contains(cap) { value } else { 0 };
+        Ok(match name {
+            FI_OPT_MIN_MULTI_RECV => core.node().ep_min_multi_recv(self.id)?,
+            FI_OPT_BUFFERED_MIN if self.buffered_recv => self.buffered.0.load(Ordering::Relaxed),
+            FI_OPT_BUFFERED_LIMIT if self.buffered_recv => self.buffered.1.load(Ordering::Relaxed),
+            FI_OPT_TX_SIZE => self.limits.0,
+            FI_OPT_RX_SIZE => self.limits.1,
+            FI_OPT_SHARED_MEMORY_PERMITTED => usize::from(self.shared_memory()),
+            FI_OPT_MAX_MSG_SIZE => only(Caps::MSG, long),
+            FI_OPT_MAX_TAGGED_SIZE => only(Caps::TAGGED, long),
+            FI_OPT_INJECT_MSG_SIZE => only(Caps::MSG, Node::INJECT_SIZE),
+            FI_OPT_INJECT_TAGGED_SIZE => only(Caps::TAGGED, Node::INJECT_SIZE),
+            FI_OPT_CM_DATA_SIZE
+            | FI_OPT_CUDA_API_PERMITTED
+            | FI_OPT_MAX_RMA_SIZE
+            | FI_OPT_MAX_ATOMIC_SIZE
+            | FI_OPT_INJECT_RMA_SIZE
+            | FI_OPT_INJECT_ATOMIC_SIZE => 0,
+            _ => return Err(Error::NoProtoOpt),
+        })
+    }
+
+    fn shared_memory(&self) -> bool {
+        self.dom.caps.name.contains("shm")
+    }
+}
+
+impl Drop for EpCommon {
+    fn drop(&mut self) {
+        // In an owned domain another thread cannot close: the endpoint goes with the domain.
+        let Ok(mut core) = self.dom.lock.enter_to_close() else { return };
+        let now = Engine::now();
+        if let Err(e) = core.node().ep_close(now, self.id) {
+            tracing::error!("closing an endpoint: {e}");
+        }
+        core.ops.forget_reserved(self.object);
+        core.engine.after_post(now);
+        core.posted(&self.dom);
+    }
+}
+
+/// An endpoint of the safe face (`struct fid_ep`, type `FI_EP_RDM`): reliable, connectionless,
+/// with message boundaries.
+///
+/// Data calls take their buffers by value; the completion gives them back. Dropping the endpoint
+/// cancels what is pending: each such operation gets an error entry `FI_ECANCELED`, which holds
+/// its buffers.
+pub struct Endpoint(EpCommon);
+
+impl Deref for Endpoint {
+    type Target = EpCommon;
+
+    fn deref(&self) -> &EpCommon {
+        &self.0
+    }
+}
+
+/// A send of the safe face, before flags are looked at.
+pub(crate) struct Send {
+    pub(crate) kind: MsgKind,
+    pub(crate) bufs: Bufs,
+    pub(crate) dest: FiAddr,
+    pub(crate) tag: u64,
+    pub(crate) data: u64,
+    pub(crate) context: u64,
+    pub(crate) flags: OpFlags,
+}
+
+/// A receive of the safe face, before flags are looked at.
+pub(crate) struct Recv {
+    pub(crate) kind: MsgKind,
+    pub(crate) bufs: Bufs,
+    pub(crate) src: FiAddr,
+    pub(crate) tag: u64,
+    pub(crate) ignore: u64,
+    pub(crate) context: u64,
+    pub(crate) flags: OpFlags,
+}
+
+impl Endpoint {
+    pub(crate) fn open(dom: &DomainRef, info: &Info) -> Result<Self> {
+        EpCommon::open(dom, info).map(Self)
+    }
+
+    /// Binds a completion queue for the directions in `flags`; with `SELECTIVE_COMPLETION` only
+    /// operations with `FI_COMPLETION` are reported. The buffers of one that is not are freed when
+    /// it is done: an application of the safe face that wants them back asks for the completion.
+    ///
+    /// # Errors
+    /// - [`Error::BadFlags`]: not directions of a queue.
+    /// - [`Error::Invalid`]: the queue is of another domain.
+    /// - [`Error::OpBadState`]: the endpoint is enabled.
+    #[doc(alias = "fi_ep_bind")]
+    pub fn bind_cq(&self, cq: &Cq, flags: BindFlags) -> Result<()> {
+        self.0.bind_cq_inner(&cq.0, flags)
+    }
+
+    /// Cancels one operation posted with `context`: a receive, or a send of which nothing has left
+    /// yet. Its error entry `FI_ECANCELED` holds its buffers; if it completes first, there is only
+    /// that completion.
+    ///
+    /// # Errors
+    /// [`Error::NoData`]: no such operation is pending.
+    ///
+    /// Source: fi_endpoint(3), "fi_cancel".
+    #[doc(alias = "fi_cancel")]
+    pub fn cancel(&self, context: u64) -> Result<()> {
+        let mut core = self.dom.enter()?;
+        let key = core.ops.posted(self.object, context).ok_or(Error::NoData)?;
+        core.node().cancel(self.id, key.0)?;
+        core.posted(&self.dom);
+        Ok(())
+    }
+
+    /// Closes the endpoint.
+    #[doc(alias = "fi_close")]
+    pub fn close(self) {}
+
+    #[inline]
+    pub(crate) fn post_send(&self, send: Send) -> std::result::Result<(), Refused> {
+        let Send { kind, bufs, dest, tag, data, context, mut flags } = send;
+        let silent =
+            self.tx_selective.load(Ordering::Relaxed) && !flags.contains(OpFlags::COMPLETION);
+        // The table must hear of the end of every operation that holds memory.
+        flags |= OpFlags::COMPLETION;
+        let mut core = match self.dom.enter() {
+            Ok(core) => core,
+            Err(error) => return Err(Refused { error, bufs }),
+        };
+        let how = if silent { OpKind::Silent } else { OpKind::Once };
+        let (key, buf) = core.ops.lend(self.object, how, context, bufs)?;
+        let context = key.0;
+        let req = SendReq { kind, buf, dest, tag, data, context, flags, no_completion: false };
+        match core.engine.post_send(self.id, req) {
+            Ok(()) => {
+                core.posted(&self.dom);
+                Ok(())
+            }
+            Err(error) => Err(core.ops.refuse(key, error)),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn post_inject(
+        &self,
+        kind: MsgKind,
+        bytes: &[u8],
+        dest: FiAddr,
+        tag: u64,
+        data: Option<u64>,
+    ) -> Result<()> {
+        let mut flags = OpFlags::INJECT;
+        flags.set(OpFlags::REMOTE_CQ_DATA, data.is_some());
+        let data = data.unwrap_or(0);
+        let mut core = self.dom.enter()?;
+        let posted = crate::buf::with_borrowed(bytes, |buf| {
+            let (context, no_completion) = (0, true);
+            let req = SendReq { kind, buf, dest, tag, data, context, flags, no_completion };
+            core.engine.post_send(self.id, req)
+        });
+        core.posted(&self.dom);
+        posted
+    }
+
+    #[inline]
+    pub(crate) fn post_recv(&self, recv: Recv) -> std::result::Result<(), Refused> {
+        let Recv { kind, bufs, src, tag, ignore, context, mut flags } = recv;
+        // A peek or a discard is always answered.
+        let shown = OpFlags::COMPLETION | OpFlags::PEEK | OpFlags::DISCARD;
+        let silent = self.rx_selective.load(Ordering::Relaxed) && !flags.intersects(shown);
+        flags |= OpFlags::COMPLETION;
+        if flags.contains(OpFlags::MULTI_RECV) && !matches!(bufs, Bufs::Shared(_)) {
+            return Err(Refused { error: Error::Invalid("FI_MULTI_RECV: not a SharedBuf"), bufs });
+        }
+        let mut core = match self.dom.enter() {
+            Ok(core) => core,
+            Err(error) => return Err(Refused { error, bufs }),
+        };
+        let how = kind_of(flags, silent);
+        let claim =
+            !flags.contains(OpFlags::PEEK) && flags.intersects(OpFlags::CLAIM | OpFlags::DISCARD);
+        let reserved = if claim { core.ops.reserved(self.object, context) } else { None };
+        let (key, buf) = match reserved {
+            Some(key) => (key, core.ops.lend_reserved(key, bufs, how)?),
+            None => core.ops.lend(self.object, how, context, bufs)?,
+        };
+        // A message that was announced goes by the name the node gave it.
+        let name = if claim && reserved.is_none() { context } else { key.0 };
+        let req = RecvReq { kind, buf, src, tag, ignore, context: name, flags };
+        match core.engine.post_recv(self.id, req) {
+            Ok(()) => {
+                if name != key.0 {
+                    core.ops.claims(key, name);
+                }
+                core.posted(&self.dom);
+                Ok(())
+            }
+            Err(error) if reserved.is_some() => Err(core.ops.refuse_reserved(key, error)),
+            Err(error) => Err(core.ops.refuse(key, error)),
+        }
+    }
+}

@@ -1,0 +1,321 @@
+//! Event queues: what happens to objects rather than to transfers, and events that the application
+//! inserts itself.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use nix::sys::eventfd::{EfdFlags, EventFd};
+
+use crate::errno::{self, Error, Result};
+use crate::inner::Shared;
+use crate::wait::{WaitObj, timeout_of};
+
+/// What an event queue is made with (`struct fi_eq_attr`).
+#[derive(Clone, Copy, Debug, Default)]
+pub struct EqAttr {
+    /// Entries; 0 takes 256. Errors of the fabric find room beyond it.
+    pub size: usize,
+    /// `FI_WRITE`: the application inserts events.
+    pub write: bool,
+    /// How it can be waited for.
+    pub wait_obj: WaitObj,
+}
+
+/// An event queue (`struct fid_eq`).
+///
+/// Reading it turns the loop of every domain bound to it that has manual progress.
+pub struct Eq(pub(crate) Arc<EqInner>);
+
+pub(crate) struct EqInner {
+    attr: EqAttr,
+    state: Mutex<State>,
+    filled: Condvar,
+    fd: Option<EventFd>,
+    domains: Mutex<Vec<Weak<Shared>>>,
+}
+
+#[derive(Default)]
+struct State {
+    items: VecDeque<Item>,
+}
+
+enum Item {
+    Event { event: u32, bytes: Vec<u8> },
+    Error(EqErr),
+}
+
+/// An error event (`struct fi_eq_err_entry`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EqErr {
+    /// Why. [`Error::NetDown`]: the port of a bound domain has gone.
+    pub err: Error,
+    /// The context of the object, 0 if it has none.
+    pub context: u64,
+    /// Depends on the event.
+    pub data: u64,
+}
+
+/// How long a blocking read leaves a domain with manual progress alone.
+const PERIOD: Duration = Duration::from_millis(1);
+
+impl Eq {
+    pub(crate) fn open(attr: EqAttr) -> Result<Self> {
+        attr.wait_obj.waits()?;
+        let fd = match attr.wait_obj {
+            WaitObj::Fd => {
+                let flags = EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC;
+                Some(EventFd::from_value_and_flags(0, flags).map_err(|_errno| Error::NoMem)?)
+            }
+            _ => None,
+        };
+        let size = if attr.size == 0 { 256 } else { attr.size };
+        Ok(Self(Arc::new(EqInner {
+            attr: EqAttr { size, ..attr },
+            state: Mutex::default(),
+            filled: Condvar::new(),
+            fd,
+            domains: Mutex::default(),
+        })))
+    }
+
+    /// Copies the oldest event to `buf`, removes it, and returns its number and length.
+    ///
+    /// # Errors
+    /// - [`Error::Again`]: the queue is empty.
+    /// - [`Error::Avail`]: the oldest entry is an error; [`readerr`](Self::readerr) takes it.
+    /// - [`Error::TooSmall`]: the event does not fit `buf`. It stays.
+    ///
+    /// Source: fi_eq(3), "fi_eq_read".
+    #[doc(alias = "fi_eq_read")]
+    pub fn read(&self, buf: &mut [u8]) -> Result<(u32, usize)> {
+        self.0.progress();
+        self.0.take(buf, true)
+    }
+
+    /// As [`read`](Self::read), but the event stays (`FI_PEEK`).
+    pub fn peek(&self, buf: &mut [u8]) -> Result<(u32, usize)> {
+        self.0.progress();
+        self.0.take(buf, false)
+    }
+
+    /// As [`read`](Self::read), but waits up to `timeout_ms` milliseconds (negative: for ever) for
+    /// an event.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read); [`Error::Again`] when time is up. [`Error::NoSys`] if the queue was
+    /// opened with `FI_WAIT_NONE`.
+    #[doc(alias = "fi_eq_sread")]
+    pub fn sread(&self, buf: &mut [u8], timeout_ms: i32) -> Result<(u32, usize)> {
+        let eq = &*self.0;
+        if !eq.attr.wait_obj.waits()? {
+            return Err(Error::NoSys);
+        }
+        let end = timeout_of(timeout_ms).map(|t| Instant::now() + t);
+        loop {
+            let drive = eq.progress();
+            match eq.take(buf, true) {
+                Err(Error::Again) => {}
+                other => return other,
+            }
+            let left = end.map(|end| end.saturating_duration_since(Instant::now()));
+            if left == Some(Duration::ZERO) {
+                return Err(Error::Again);
+            }
+            let longest = if drive { PERIOD } else { Duration::from_secs(1) };
+            let state = eq.lock();
+            if state.items.is_empty() {
+                let time = left.map_or(longest, |l| l.min(longest));
+                drop(eq.filled.wait_timeout(state, time).unwrap_or_else(PoisonError::into_inner));
+            }
+        }
+    }
+
+    /// Appends event number `event` with the bytes `buf`, which the reader gets as they are.
+    ///
+    /// # Errors
+    /// - [`Error::OpNotSupp`]: the queue was opened without [`EqAttr::write`].
+    /// - [`Error::Again`]: the queue is full. Nothing was appended.
+    #[doc(alias = "fi_eq_write")]
+    pub fn write(&self, event: u32, buf: &[u8]) -> Result<usize> {
+        if !self.0.attr.write {
+            return Err(Error::OpNotSupp("fi_eq_write: the queue was opened without FI_WRITE"));
+        }
+        let mut state = self.0.lock();
+        if state.items.len() >= self.0.attr.size {
+            return Err(Error::Again);
+        }
+        state.items.push_back(Item::Event { event, bytes: buf.to_vec() });
+        drop(state);
+        self.0.tell();
+        Ok(buf.len())
+    }
+
+    /// Removes the error entry at the head.
+    ///
+    /// # Errors
+    /// [`Error::Again`]: the oldest entry is no error, or there is none.
+    #[doc(alias = "fi_eq_readerr")]
+    pub fn readerr(&self) -> Result<EqErr> {
+        let mut state = self.0.lock();
+        let Some(&Item::Error(err)) = state.items.front() else { return Err(Error::Again) };
+        state.items.pop_front();
+        self.0.untell(&state);
+        Ok(err)
+    }
+
+    /// The text of a provider error number; ours say no more than the `fi_errno`.
+    #[doc(alias = "fi_eq_strerror")]
+    pub fn strerror(&self, prov_errno: i32) -> &'static str {
+        errno::strerror(prov_errno)
+    }
+
+    /// The descriptor of a queue opened with `FI_WAIT_FD` (`FI_GETWAIT`).
+    ///
+    /// # Errors
+    /// [`Error::NoSys`]: it was opened with something else.
+    pub fn wait_fd(&self) -> Result<RawFd> {
+        self.0.fd.as_ref().map(AsRawFd::as_raw_fd).ok_or(Error::NoSys)
+    }
+}
+
+impl EqInner {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn take(&self, buf: &mut [u8], remove: bool) -> Result<(u32, usize)> {
+        let mut state = self.lock();
+        let (event, len) = match state.items.front() {
+            None => return Err(Error::Again),
+            Some(Item::Error(_)) => return Err(Error::Avail),
+            Some(Item::Event { event, bytes }) => {
+                let to = buf.get_mut(..bytes.len()).ok_or(Error::TooSmall)?;
+                to.copy_from_slice(bytes);
+                (*event, bytes.len())
+            }
+        };
+        if remove {
+            state.items.pop_front();
+            self.untell(&state);
+        }
+        Ok((event, len))
+    }
+
+    pub(crate) fn push_error(&self, err: Error) {
+        self.lock().items.push_back(Item::Error(EqErr { err, context: 0, data: 0 }));
+        self.tell();
+    }
+
+    fn tell(&self) {
+        self.filled.notify_all();
+        if let Some(fd) = &self.fd {
+            // Fails only if the count would pass 2^64 - 2.
+            let _ = fd.write(1);
+        }
+    }
+
+    fn untell(&self, state: &State) {
+        if let Some(fd) = self.fd.as_ref().filter(|_| state.items.is_empty()) {
+            // Fails only if it is clear already.
+            let _ = fd.read();
+        }
+    }
+
+    pub(crate) fn bind(&self, domain: &Arc<Shared>) {
+        let mut domains = self.domains.lock().unwrap_or_else(PoisonError::into_inner);
+        domains.push(Arc::downgrade(domain));
+    }
+
+    /// Turns the loops that nobody else turns, and says whether there are any.
+    fn progress(&self) -> bool {
+        let mut domains = self.domains.lock().unwrap_or_else(PoisonError::into_inner);
+        domains.retain(|d| d.strong_count() > 0);
+        let alive: Vec<_> = domains.iter().filter_map(Weak::upgrade).collect();
+        drop(domains);
+        let mut any = false;
+        for domain in alive {
+            if !domain.manual.load(Ordering::Relaxed) {
+                continue;
+            }
+            if let Ok(mut core) = domain.enter() {
+                core.turn(&domain);
+                any = true;
+            }
+        }
+        any
+    }
+
+    /// Whether a thread may go to sleep on the descriptor.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.progress();
+        self.lock().items.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn eq(wait_obj: WaitObj) -> Eq {
+        Eq::open(EqAttr { size: 4, write: true, wait_obj }).unwrap()
+    }
+
+    #[test]
+    fn events_come_back_in_order_and_whole() {
+        let q = eq(WaitObj::None);
+        let mut buf = [0; 8];
+        assert_eq!(q.read(&mut buf), Err(Error::Again));
+        for n in 0..4 {
+            assert_eq!(q.write(n, &[n as u8; 5]), Ok(5));
+        }
+        assert_eq!(q.write(9, &[]), Err(Error::Again));
+        assert_eq!(q.read(&mut buf[..4]), Err(Error::TooSmall));
+        for n in 0..4 {
+            assert_eq!(q.peek(&mut buf), Ok((n, 5)));
+            assert_eq!(q.read(&mut buf), Ok((n, 5)));
+            assert_eq!(buf[..5], [n as u8; 5]);
+        }
+        assert_eq!(q.read(&mut buf), Err(Error::Again));
+    }
+
+    #[test]
+    fn an_error_stands_in_line() {
+        let q = eq(WaitObj::None);
+        q.write(1, b"x").unwrap();
+        q.0.push_error(Error::NetDown);
+        q.write(2, b"y").unwrap();
+        let mut buf = [0; 8];
+        assert_eq!(q.readerr(), Err(Error::Again));
+        assert_eq!(q.read(&mut buf), Ok((1, 1)));
+        assert_eq!(q.read(&mut buf), Err(Error::Avail));
+        assert_eq!(q.readerr().map(|e| e.err), Ok(Error::NetDown));
+        assert_eq!(q.read(&mut buf), Ok((2, 1)));
+    }
+
+    #[test]
+    fn a_blocking_read_waits_for_the_event_or_the_end_of_time() {
+        let q = Arc::new(eq(WaitObj::Unspec));
+        let start = Instant::now();
+        assert_eq!(q.sread(&mut [0; 8], 30), Err(Error::Again));
+        assert!(start.elapsed() >= Duration::from_millis(30));
+        let there = Arc::clone(&q);
+        let reader = std::thread::spawn(move || there.sread(&mut [0; 8], 10_000));
+        std::thread::sleep(Duration::from_millis(20));
+        q.write(7, b"abc").unwrap();
+        assert_eq!(reader.join().unwrap(), Ok((7, 3)));
+        assert!(start.elapsed() < Duration::from_secs(5));
+    }
+
+    #[test]
+    fn what_was_not_asked_for_is_refused() {
+        let q = Eq::open(EqAttr::default()).unwrap();
+        assert_eq!(q.write(0, &[]).unwrap_err().fi_errno(), 95);
+        assert_eq!(q.sread(&mut [], 0), Err(Error::NoSys));
+        assert_eq!(q.wait_fd(), Err(Error::NoSys));
+        let set = EqAttr { wait_obj: WaitObj::Set, ..EqAttr::default() };
+        assert_eq!(Eq::open(set).err(), Some(Error::NoSys));
+    }
+}

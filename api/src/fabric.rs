@@ -1,0 +1,186 @@
+//! The fabric object, and where its ports come from.
+
+use barewire_driver::port::Port;
+
+use crate::cntr::Cntr;
+use crate::cq::Cq;
+use crate::domain::Domain;
+use crate::eq::{Eq, EqAttr};
+use crate::errno::{Error, OpenError, Result};
+use crate::info::{FABRIC_NAME, FabricAttr, Info, PROV_NAME};
+use crate::lock::Entry;
+use crate::raw::RawCq;
+use crate::settings::{Settings, Threading};
+
+/// The port that is used when nobody names one: the machine's default segment of this user.
+pub const DEFAULT_PORT: &str = "shm";
+
+/// Whether a port of this name could be opened in principle: whether its device, behind whatever
+/// wraps it, is one of this build.
+pub(crate) fn knows_port(name: &str) -> bool {
+    let mut device = name;
+    while device.starts_with("fault(") || device.starts_with("pcap(") {
+        let Some((_, inside)) = device.split_once("):") else { return false };
+        device = inside;
+    }
+    let end = device.find([':', ',']).unwrap_or(device.len());
+    &device[..end] == "shm"
+}
+
+fn open_port(name: &str) -> std::result::Result<Box<dyn Port>, OpenError> {
+    barewire_driver::open::open(name)
+        .map_err(|e| OpenError::new(error_of(e.errno()), e.to_string()))
+}
+
+/// The error of ours that says best what an errno of the system does.
+fn error_of(errno: i32) -> Error {
+    match errno {
+        libc::EINVAL => Error::Invalid("port"),
+        libc::EADDRINUSE => Error::AddrInUse,
+        libc::EACCES | libc::EPERM => Error::Access,
+        libc::EBUSY => Error::Busy,
+        libc::ENOSPC | libc::ENOMEM | libc::EUSERS => Error::NoMem,
+        libc::EPROTO => Error::NoProtoOpt,
+        _ => Error::NoDev,
+    }
+}
+
+/// A fabric (`struct fid_fabric`): what domains and event queues are opened in.
+#[derive(Clone, Debug)]
+pub struct Fabric {
+    attr: FabricAttr,
+}
+
+/// Opens the fabric.
+///
+/// # Errors
+/// [`Error::NoData`]: `attr` names another fabric or provider.
+///
+/// Source: fi_fabric(3).
+#[doc(alias = "fi_fabric")]
+pub fn fabric(attr: &FabricAttr) -> Result<Fabric> {
+    let is = |hint: &Option<String>, ours: &str| hint.as_deref().is_none_or(|h| h == ours);
+    if !is(&attr.name, FABRIC_NAME) || !is(&attr.prov_name, PROV_NAME) {
+        return Err(Error::NoData);
+    }
+    Ok(Fabric { attr: attr.clone() })
+}
+
+/// Something that [`Fabric::trywait`] takes.
+#[derive(Clone, Copy)]
+pub enum Waitable<'a> {
+    /// A completion queue.
+    Cq(&'a Cq),
+    /// A completion queue of the raw face.
+    RawCq(&'a RawCq),
+    /// A counter.
+    Cntr(&'a Cntr),
+    /// An event queue.
+    Eq(&'a Eq),
+}
+
+impl Fabric {
+    /// What the fabric was opened with.
+    pub fn attr(&self) -> &FabricAttr {
+        &self.attr
+    }
+
+    /// Opens the domain of `info` ([`crate::getinfo`]) on its port, with the settings of the
+    /// environment.
+    ///
+    /// With `FI_THREAD_DOMAIN` and manual progress the domain takes no lock. It then belongs to the
+    /// thread that uses it first, and calls from others return `FI_EOPBADSTATE`, until
+    /// [`Domain::disown`].
+    ///
+    /// # Errors
+    /// [`OpenError`]: a number and a line that says what is missing. Nothing was opened.
+    ///
+    /// Source: fi_domain(3).
+    #[doc(alias = "fi_domain")]
+    pub fn domain(&self, info: &Info) -> std::result::Result<Domain, OpenError> {
+        let settings = Settings::from_env()
+            .map_err(|e| OpenError::new(Error::Invalid("environment"), e.to_string()))?;
+        self.domain_with(info, settings)
+    }
+
+    /// As [`domain`](Self::domain), with given settings.
+    ///
+    /// # Errors
+    /// As [`domain`](Self::domain).
+    pub fn domain_with(
+        &self,
+        info: &Info,
+        settings: Settings,
+    ) -> std::result::Result<Domain, OpenError> {
+        let name = info.domain_attr.name.as_deref().or(settings.port.as_deref());
+        let port = open_port(name.unwrap_or(DEFAULT_PORT))?;
+        self.domain_on(info, settings, port)
+    }
+
+    /// As [`domain_with`](Self::domain_with), on a port that is open already.
+    ///
+    /// # Errors
+    /// As [`domain`](Self::domain).
+    pub fn domain_on(
+        &self,
+        info: &Info,
+        settings: Settings,
+        port: Box<dyn Port>,
+    ) -> std::result::Result<Domain, OpenError> {
+        let entry = match info.domain_attr.threading {
+            Threading::Domain => Entry::Owned,
+            _ => Entry::Shared,
+        };
+        Domain::open(info, settings, port, entry)
+    }
+
+    /// As [`domain_on`](Self::domain_on), for a caller of several threads who keeps the promise of
+    /// `FI_THREAD_DOMAIN` himself, such as a C application.
+    ///
+    /// # Errors
+    /// As [`domain`](Self::domain).
+    pub fn domain_serial(
+        &self,
+        info: &Info,
+        settings: Settings,
+        port: Box<dyn Port>,
+        promise: crate::raw::SerialPromise,
+    ) -> std::result::Result<Domain, OpenError> {
+        let entry = match info.domain_attr.threading {
+            Threading::Domain => promise.entry(),
+            _ => Entry::Shared,
+        };
+        Domain::open(info, settings, port, entry)
+    }
+
+    /// Opens an event queue.
+    ///
+    /// # Errors
+    /// [`Error::NoSys`]: the wait object is not offered. [`Error::NoMem`]: no descriptor is left.
+    #[doc(alias = "fi_eq_open")]
+    pub fn eq_open(&self, attr: EqAttr) -> Result<Eq> {
+        Eq::open(attr)
+    }
+
+    /// Whether the calling thread may now sleep on the descriptors of all these objects: each has
+    /// been seen empty and its descriptor will become readable when it is not.
+    ///
+    /// # Errors
+    /// - [`Error::Again`]: one has something already. Read it instead of sleeping.
+    /// - [`Error::NoSys`]: one has no wait object.
+    ///
+    /// Source: fi_poll(3), "fi_trywait".
+    #[doc(alias = "fi_trywait")]
+    pub fn trywait(&self, objects: &[Waitable<'_>]) -> Result<()> {
+        for object in objects {
+            match object {
+                Waitable::Cq(cq) => cq.0.trywait()?,
+                Waitable::RawCq(cq) => cq.0.trywait()?,
+                Waitable::Cntr(cntr) => cntr.trywait()?,
+                Waitable::Eq(eq) if !eq.0.is_empty() => return Err(Error::Again),
+                Waitable::Eq(_) => {}
+            }
+        }
+        Ok(())
+    }
+}

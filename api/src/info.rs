@@ -1,0 +1,691 @@
+//! What there is to use: `fi_getinfo`, its hints and its answers.
+//!
+//! A hint that is not set (empty, 0, `Unspec`) is a wildcard; one that is set must hold or the
+//! answer is left out. Primary capabilities are granted only when asked for, and nothing in an
+//! answer goes beyond what was asked. No port is opened: that one really works is seen when its
+//! domain is opened.
+
+use barewire_dataplane::node::{Node, NodeSettings};
+use barewire_dataplane::types::EpAddr;
+use barewire_driver::mem::IOV_LIMIT;
+use barewire_driver::port::{MacAddr, PortCaps};
+
+use crate::av::{AvType, resolve};
+use crate::errno::{Error, Result};
+use crate::flags::{Caps, InfoFlags, Mode, MrMode, OpFlags, Order};
+use crate::mr::MR_IOV_LIMIT;
+use crate::settings::{Progress, Settings, Threading};
+
+/// A version of the interface, as `FI_VERSION(major, minor)`.
+pub const fn version(major: u32, minor: u32) -> u32 {
+    major << 16 | minor
+}
+
+/// The newest version of the interface that is offered.
+pub const API_VERSION: u32 = version(2, 6);
+
+/// `fi_fabric_attr.prov_name`.
+pub const PROV_NAME: &str = "barewire";
+
+/// `fi_fabric_attr.name`: there is one fabric, Ethernet.
+pub const FABRIC_NAME: &str = "ethernet";
+
+/// `fi_ep_attr.protocol`: ours, with the bit of protocols that only one provider has.
+pub const PROTOCOL: u32 = 1 << 31 | 0x6277;
+
+/// Version of the wire format.
+pub const PROTOCOL_VERSION: u32 = 1;
+
+/// Everything an endpoint can be granted.
+pub const CAPS: Caps = PRIMARY.union(SECONDARY);
+
+const PRIMARY: Caps =
+    Caps::MSG.union(Caps::TAGGED).union(Caps::SEND).union(Caps::RECV).union(Caps::DIRECTED_RECV);
+
+/// Granted unasked as well: they cost nothing and expose nothing. `FI_SOURCE_ERR` is only granted
+/// when asked for, as it turns a message from a stranger into an error entry.
+const UNASKED: Caps = Caps::MULTI_RECV
+    .union(Caps::SOURCE)
+    .union(Caps::FENCE)
+    .union(Caps::LOCAL_COMM)
+    .union(Caps::REMOTE_COMM);
+
+const SECONDARY: Caps = UNASKED.union(Caps::SOURCE_ERR);
+
+const DIRECTIONS: Caps = Caps::SEND.union(Caps::RECV);
+
+/// Flags that can be defaults of transmit calls.
+pub const TX_OP_FLAGS: OpFlags = OpFlags::COMPLETION
+    .union(OpFlags::INJECT)
+    .union(OpFlags::INJECT_COMPLETE)
+    .union(OpFlags::TRANSMIT_COMPLETE)
+    .union(OpFlags::DELIVERY_COMPLETE)
+    .union(OpFlags::MATCH_COMPLETE);
+
+/// Flags that can be defaults of receive calls.
+pub const RX_OP_FLAGS: OpFlags = OpFlags::COMPLETION.union(OpFlags::MULTI_RECV);
+
+/// Domain capabilities.
+const DOMAIN_CAPS: Caps = Caps::LOCAL_COMM.union(Caps::REMOTE_COMM);
+
+/// Longest message, bytes.
+pub const MAX_MSG_SIZE: u64 = Node::MAX_MSG_SIZE;
+
+/// Endpoints of a domain.
+const EP_COUNT: usize = 1 << 16;
+
+/// Queues and counters of a domain.
+const QUEUE_COUNT: usize = 1 << 16;
+
+/// How addresses are written (`fi_info.addr_format`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum AddrFormat {
+    /// `FI_FORMAT_UNSPEC`: ours, 16 bytes ([`EpAddr`]).
+    #[default]
+    Unspec,
+    /// `FI_ADDR_STR`: text such as `barewire://02:00:00:00:00:01/7`.
+    Str,
+    /// Any other of libfabric's, which nothing here matches.
+    Other(u32),
+}
+
+/// `enum fi_ep_type`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum EpType {
+    /// `FI_EP_UNSPEC`.
+    #[default]
+    Unspec,
+    /// `FI_EP_MSG`: connected; not offered.
+    Msg,
+    /// `FI_EP_DGRAM`: not offered.
+    Dgram,
+    /// `FI_EP_RDM`: reliable, connectionless.
+    Rdm,
+}
+
+/// `enum fi_resource_mgmt`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum ResourceMgmt {
+    /// `FI_RM_UNSPEC`.
+    #[default]
+    Unspec,
+    /// `FI_RM_DISABLED`: the application takes care not to overrun anything. It is guarded all the
+    /// same.
+    Disabled,
+    /// `FI_RM_ENABLED`: a full queue refuses, nothing is lost.
+    Enabled,
+}
+
+/// `struct fi_tx_attr`. Sizes of 0 and empty sets are wildcards in hints.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct TxAttr {
+    /// Capabilities of the transmit side; a subset of the endpoint's.
+    pub caps: Caps,
+    /// Default flags of calls that take none.
+    pub op_flags: OpFlags,
+    /// Orders that hold.
+    pub msg_order: Order,
+    /// Orders of completions. None is promised.
+    pub comp_order: Order,
+    /// Longest inject, bytes.
+    pub inject_size: usize,
+    /// Operations in flight at most.
+    pub size: usize,
+    /// Pieces of a gather list at most.
+    pub iov_limit: usize,
+    /// Pieces of remote memory at most: 0, there is no remote access yet.
+    pub rma_iov_limit: usize,
+    /// Traffic class; labels (`0x200` up) are taken and mean nothing on a segment.
+    pub tclass: u32,
+}
+
+/// `struct fi_rx_attr`. Sizes of 0 and empty sets are wildcards in hints.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct RxAttr {
+    /// Capabilities of the receive side; a subset of the endpoint's.
+    pub caps: Caps,
+    /// Default flags of calls that take none.
+    pub op_flags: OpFlags,
+    /// Orders that hold.
+    pub msg_order: Order,
+    /// Orders of completions. None is promised.
+    pub comp_order: Order,
+    /// Bytes of unexpected messages that are kept.
+    pub total_buffered_recv: usize,
+    /// Receives posted at most.
+    pub size: usize,
+    /// Pieces of a scatter list at most.
+    pub iov_limit: usize,
+}
+
+/// `struct fi_ep_attr`.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct EndpointAttr {
+    /// The type.
+    pub ep_type: EpType,
+    /// [`PROTOCOL`].
+    pub protocol: u32,
+    /// [`PROTOCOL_VERSION`].
+    pub protocol_version: u32,
+    /// Longest message, bytes.
+    pub max_msg_size: u64,
+    /// Room for a prefix before messages: 0, none is needed.
+    pub msg_prefix_size: usize,
+    /// Which bits of a tag the application uses; all 64 are matched.
+    pub mem_tag_format: u64,
+    /// Transmit contexts: 1. `usize::MAX` asks for a shared one, which is not offered.
+    pub tx_ctx_cnt: usize,
+    /// Receive contexts: 1.
+    pub rx_ctx_cnt: usize,
+    /// Authentication key: not offered.
+    pub auth_key: Vec<u8>,
+}
+
+/// `struct fi_domain_attr`.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct DomainAttr {
+    /// The port, such as `shm:job7`.
+    pub name: Option<String>,
+    /// Which calls come from several threads at once.
+    pub threading: Threading,
+    /// Who turns the loop for connections and events.
+    pub control_progress: Progress,
+    /// Who turns the loop for data.
+    pub data_progress: Progress,
+    /// What happens to full queues.
+    pub resource_mgmt: ResourceMgmt,
+    /// Kind of address vectors.
+    pub av_type: AvType,
+    /// What registration needs from the application: nothing.
+    pub mr_mode: MrMode,
+    /// Bytes of a key.
+    pub mr_key_size: usize,
+    /// Bytes of remote CQ data.
+    pub cq_data_size: usize,
+    /// Completion queues at most.
+    pub cq_cnt: usize,
+    /// Endpoints at most.
+    pub ep_cnt: usize,
+    /// Transmit contexts of an endpoint.
+    pub max_ep_tx_ctx: usize,
+    /// Receive contexts of an endpoint.
+    pub max_ep_rx_ctx: usize,
+    /// Counters at most.
+    pub cntr_cnt: usize,
+    /// Pieces of a registration at most.
+    pub mr_iov_limit: usize,
+    /// Capabilities of the domain.
+    pub caps: Caps,
+    /// Authentication key: not offered.
+    pub auth_key: Vec<u8>,
+    /// Largest `err_data`, bytes: an address.
+    pub max_err_data: usize,
+    /// Registrations at most; 0 in an answer: bounded by memory.
+    pub mr_cnt: usize,
+}
+
+/// `struct fi_fabric_attr`.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct FabricAttr {
+    /// [`FABRIC_NAME`].
+    pub name: Option<String>,
+    /// [`PROV_NAME`].
+    pub prov_name: Option<String>,
+    /// Version of barewire, as [`version`].
+    pub prov_version: u32,
+    /// Version of the interface that was asked for.
+    pub api_version: u32,
+}
+
+/// `struct fi_info`: hints for [`getinfo`], and one answer of it.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct Info {
+    /// Capabilities.
+    pub caps: Caps,
+    /// What the application is ready to do for the provider. Nothing is asked of it; `BUFFERED_RECV`
+    /// asks for buffered receive.
+    pub mode: Mode,
+    /// How addresses are written.
+    pub addr_format: AddrFormat,
+    /// The endpoint's own address, in `addr_format`. Only its number counts if its MAC is zero.
+    pub src_addr: Option<Vec<u8>>,
+    /// The peer's address, in `addr_format`.
+    pub dest_addr: Option<Vec<u8>>,
+    /// Transmit side.
+    pub tx_attr: TxAttr,
+    /// Receive side.
+    pub rx_attr: RxAttr,
+    /// Endpoint.
+    pub ep_attr: EndpointAttr,
+    /// Domain.
+    pub domain_attr: DomainAttr,
+    /// Fabric.
+    pub fabric_attr: FabricAttr,
+}
+
+/// What can be used, best first, with the settings of the environment.
+///
+/// `node` and `service` name an address as [`resolve`] takes it: ours with
+/// [`InfoFlags::SOURCE`] (then a service alone asks for that endpoint number), else the peer's.
+///
+/// # Errors
+/// - [`Error::NoData`]: nothing matches.
+/// - [`Error::NoSys`]: `version` is newer than [`API_VERSION`].
+/// - [`Error::Invalid`]: `node` and `service` name no address, or a variable of the environment
+///   means nothing (logged).
+///
+/// Source: fi_getinfo(3).
+#[doc(alias = "fi_getinfo")]
+pub fn getinfo(
+    version: u32,
+    node: Option<&str>,
+    service: Option<&str>,
+    flags: InfoFlags,
+    hints: Option<&Info>,
+) -> Result<Vec<Info>> {
+    let settings = Settings::from_env().map_err(|e| {
+        tracing::error!("{e}");
+        Error::Invalid("environment")
+    })?;
+    getinfo_with(&settings, version, node, service, flags, hints)
+}
+
+/// As [`getinfo`], with given settings.
+///
+/// # Errors
+/// As [`getinfo`].
+pub fn getinfo_with(
+    settings: &Settings,
+    version: u32,
+    node: Option<&str>,
+    service: Option<&str>,
+    flags: InfoFlags,
+    hints: Option<&Info>,
+) -> Result<Vec<Info>> {
+    if version > API_VERSION {
+        return Err(Error::NoSys);
+    }
+    if !InfoFlags::all().contains(flags) {
+        return Err(Error::BadFlags);
+    }
+    let wild = Info::default();
+    let hints = hints.unwrap_or(&wild);
+    check_fabric(&hints.fabric_attr)?;
+    let mut answers = Vec::new();
+    for port in ports(settings, hints) {
+        let mut answer = offer(settings, hints, port);
+        answer.fabric_attr.api_version = version;
+        if !flags.contains(InfoFlags::PROV_ATTR_ONLY) {
+            check(hints, &answer)?;
+            addresses(&mut answer, hints, node, service, flags)?;
+        }
+        answers.push(answer);
+    }
+    if answers.is_empty() { Err(Error::NoData) } else { Ok(answers) }
+}
+
+/// An answer with flags given as a word.
+///
+/// # Errors
+/// As [`getinfo`]; [`Error::BadFlags`] for a bit that is not known.
+pub fn getinfo_raw(
+    version: u32,
+    node: Option<&str>,
+    service: Option<&str>,
+    flags: u64,
+    hints: Option<&Info>,
+) -> Result<Vec<Info>> {
+    let flags = InfoFlags::from_bits(flags).ok_or(Error::BadFlags)?;
+    getinfo(version, node, service, flags, hints)
+}
+
+/// The ports that match: the one that the hints name, the one that is set, or the default segment.
+fn ports(settings: &Settings, hints: &Info) -> Vec<String> {
+    let default =
+        || settings.port.clone().unwrap_or_else(|| crate::fabric::DEFAULT_PORT.to_owned());
+    match &hints.domain_attr.name {
+        Some(name) if crate::fabric::knows_port(name) => vec![name.clone()],
+        Some(_) => Vec::new(),
+        None => vec![default()],
+    }
+}
+
+fn check_fabric(hint: &FabricAttr) -> Result<()> {
+    let is = |hint: &Option<String>, ours: &str| hint.as_deref().is_none_or(|h| h == ours);
+    if is(&hint.name, FABRIC_NAME) && is(&hint.prov_name, PROV_NAME) {
+        Ok(())
+    } else {
+        Err(Error::NoData)
+    }
+}
+
+/// Everything there is, cut down to what the hints ask for.
+fn offer(settings: &Settings, hints: &Info, port: String) -> Info {
+    let caps = grant(hints.caps);
+    let side = |asked: Caps, direction: Caps| {
+        let caps = if asked.is_empty() { caps } else { with_directions(asked) & caps };
+        caps - (DIRECTIONS - direction)
+    };
+    let defaults = NodeSettings::default();
+    let (tx, rx) = (&hints.tx_attr, &hints.rx_attr);
+    let (tx_max, rx_max) = table_sizes(settings);
+    let size = |asked: usize, usual: usize, max: usize| match asked {
+        0 => usual.min(max),
+        n => n.min(max),
+    };
+    let order = |asked: Order| if asked.is_empty() { Order::SAS } else { asked };
+    Info {
+        caps,
+        mode: hints.mode & Mode::BUFFERED_RECV,
+        addr_format: hints.addr_format,
+        src_addr: None,
+        dest_addr: None,
+        tx_attr: TxAttr {
+            caps: side(tx.caps, Caps::SEND),
+            op_flags: tx.op_flags,
+            msg_order: order(tx.msg_order),
+            comp_order: Order::empty(),
+            inject_size: Node::INJECT_SIZE,
+            size: size(tx.size, 1024, tx_max),
+            iov_limit: IOV_LIMIT,
+            rma_iov_limit: 0,
+            tclass: tx.tclass,
+        },
+        rx_attr: RxAttr {
+            caps: side(rx.caps, Caps::RECV),
+            op_flags: rx.op_flags,
+            msg_order: order(rx.msg_order),
+            comp_order: Order::empty(),
+            total_buffered_recv: settings.unexpected_bytes.unwrap_or(defaults.unexpected_bytes),
+            size: size(rx.size, 4096, rx_max),
+            iov_limit: IOV_LIMIT,
+        },
+        ep_attr: EndpointAttr {
+            ep_type: EpType::Rdm,
+            protocol: PROTOCOL,
+            protocol_version: PROTOCOL_VERSION,
+            max_msg_size: MAX_MSG_SIZE,
+            msg_prefix_size: 0,
+            mem_tag_format: match hints.ep_attr.mem_tag_format {
+                0 => u64::MAX,
+                asked => asked,
+            },
+            tx_ctx_cnt: 1,
+            rx_ctx_cnt: 1,
+            auth_key: Vec::new(),
+        },
+        domain_attr: offer_domain(settings, &hints.domain_attr, port),
+        fabric_attr: FabricAttr {
+            name: Some(FABRIC_NAME.to_owned()),
+            prov_name: Some(PROV_NAME.to_owned()),
+            prov_version: version(0, 1),
+            api_version: 0,
+        },
+    }
+}
+
+/// Operations in flight and receives posted that a domain has room for.
+fn table_sizes(settings: &Settings) -> (usize, usize) {
+    let defaults = NodeSettings::default();
+    let tx = settings.tx_max.unwrap_or(defaults.tx_wr_max);
+    (tx, settings.rx_max.unwrap_or(defaults.rx_wr_max))
+}
+
+fn offer_domain(settings: &Settings, hint: &DomainAttr, port: String) -> DomainAttr {
+    let progress = |asked: Progress| match (asked, settings.progress) {
+        (Progress::Unspec, Progress::Unspec) => Progress::Manual,
+        (Progress::Unspec, set) => set,
+        (asked, _) => asked,
+    };
+    let threading = match (hint.threading, settings.threading) {
+        (Threading::Unspec, Threading::Unspec) => Threading::Safe,
+        (Threading::Unspec, set) => set,
+        (asked, _) => asked,
+    };
+    DomainAttr {
+        name: Some(port),
+        threading,
+        control_progress: progress(hint.control_progress),
+        data_progress: progress(hint.data_progress),
+        resource_mgmt: ResourceMgmt::Enabled,
+        av_type: if hint.av_type == AvType::Map { AvType::Map } else { AvType::Table },
+        // The two old values name a whole model and are given back; of the bits, none is needed.
+        mr_mode: hint.mr_mode & (MrMode::BASIC | MrMode::SCALABLE),
+        mr_key_size: 8,
+        cq_data_size: 8,
+        cq_cnt: QUEUE_COUNT,
+        ep_cnt: EP_COUNT,
+        max_ep_tx_ctx: 1,
+        max_ep_rx_ctx: 1,
+        cntr_cnt: QUEUE_COUNT,
+        mr_iov_limit: MR_IOV_LIMIT,
+        caps: DOMAIN_CAPS,
+        auth_key: Vec::new(),
+        max_err_data: EpAddr::LEN,
+        mr_cnt: 0,
+    }
+}
+
+/// What an endpoint with these hints gets.
+fn grant(asked: Caps) -> Caps {
+    if asked.is_empty() {
+        return CAPS - Caps::SOURCE_ERR;
+    }
+    with_directions(asked) | UNASKED
+}
+
+/// Messages without a direction go both ways.
+pub(crate) fn with_directions(caps: Caps) -> Caps {
+    if caps.intersects(Caps::MSG | Caps::TAGGED) && !caps.intersects(DIRECTIONS) {
+        caps | DIRECTIONS
+    } else {
+        caps
+    }
+}
+
+/// Whether every hint holds of the answer.
+fn check(hints: &Info, answer: &Info) -> Result<()> {
+    let (tx, rx) = (&hints.tx_attr, &hints.rx_attr);
+    let (has_tx, has_rx) = (&answer.tx_attr, &answer.rx_attr);
+    let holds = CAPS.contains(hints.caps)
+        && matches!(hints.addr_format, AddrFormat::Unspec | AddrFormat::Str)
+        && answer.caps.contains(tx.caps | rx.caps)
+        && TX_OP_FLAGS.contains(tx.op_flags)
+        && RX_OP_FLAGS.contains(rx.op_flags)
+        && Order::SAS.contains(tx.msg_order | rx.msg_order)
+        && (tx.comp_order | rx.comp_order).is_empty()
+        && tx.inject_size <= has_tx.inject_size
+        && tx.iov_limit.max(rx.iov_limit) <= IOV_LIMIT
+        && tx.rma_iov_limit == 0
+        && (tx.tclass == 0 || (0x200..0x206).contains(&tx.tclass))
+        && tx.size <= has_tx.size
+        && rx.size <= has_rx.size
+        && rx.total_buffered_recv <= has_rx.total_buffered_recv
+        && check_ep(&hints.ep_attr)
+        && check_domain(&hints.domain_attr);
+    if holds { Ok(()) } else { Err(Error::NoData) }
+}
+
+fn check_ep(hint: &EndpointAttr) -> bool {
+    matches!(hint.ep_type, EpType::Unspec | EpType::Rdm)
+        && (hint.protocol == 0 || hint.protocol == PROTOCOL)
+        && (hint.protocol_version == 0 || hint.protocol_version == PROTOCOL_VERSION)
+        && hint.max_msg_size <= MAX_MSG_SIZE
+        && hint.msg_prefix_size == 0
+        && hint.tx_ctx_cnt <= 1
+        && hint.rx_ctx_cnt <= 1
+        && hint.auth_key.is_empty()
+}
+
+fn check_domain(hint: &DomainAttr) -> bool {
+    hint.mr_key_size <= 8
+        && hint.cq_data_size <= 8
+        && hint.cq_cnt <= QUEUE_COUNT
+        && hint.ep_cnt <= EP_COUNT
+        && hint.max_ep_tx_ctx <= 1
+        && hint.max_ep_rx_ctx <= 1
+        && hint.cntr_cnt <= QUEUE_COUNT
+        && hint.mr_iov_limit <= MR_IOV_LIMIT
+        && DOMAIN_CAPS.contains(hint.caps)
+        && hint.auth_key.is_empty()
+        && hint.max_err_data <= EpAddr::LEN
+        // Asking for both old models at once asks for a contradiction.
+        && !hint.mr_mode.contains(MrMode::BASIC | MrMode::SCALABLE)
+}
+
+/// Fills in the addresses that node, service and hints name.
+fn addresses(
+    answer: &mut Info,
+    hints: &Info,
+    node: Option<&str>,
+    service: Option<&str>,
+    flags: InfoFlags,
+) -> Result<()> {
+    let source = flags.contains(InfoFlags::SOURCE);
+    let format = answer.addr_format;
+    let named = match (node, service) {
+        (None, None) => None,
+        (Some(node), service) => Some(resolve(node, service)?),
+        (None, Some(service)) if source => {
+            let ep = service.parse().map_err(|_| Error::Invalid("service: not a number"))?;
+            Some(EpAddr { mac: MacAddr::default(), ep, incarnation: 0 })
+        }
+        (None, Some(_)) => return Err(Error::Invalid("service: a peer's needs its node")),
+    };
+    let text = |a: EpAddr| match format {
+        AddrFormat::Str => a.to_string().into_bytes(),
+        _ => a.to_bytes().to_vec(),
+    };
+    let wrong = |given: &Option<Vec<u8>>| {
+        given.as_ref().is_some_and(|bytes| decode(format, bytes).is_err())
+    };
+    if wrong(&hints.src_addr) || wrong(&hints.dest_addr) {
+        return Err(Error::NoData);
+    }
+    answer.src_addr = hints.src_addr.clone();
+    answer.dest_addr = hints.dest_addr.clone();
+    if source {
+        answer.src_addr = named.map(text);
+    } else if let Some(addr) = named {
+        answer.dest_addr = Some(text(addr));
+    }
+    Ok(())
+}
+
+/// An address of an `Info`, of which the MAC may be zero.
+fn decode(format: AddrFormat, bytes: &[u8]) -> Result<EpAddr> {
+    if format == AddrFormat::Str {
+        let end = bytes.iter().position(|&b| b == 0).unwrap_or(bytes.len());
+        let text = std::str::from_utf8(&bytes[..end]);
+        return resolve(text.map_err(|_| Error::Invalid("address: not text"))?, None);
+    }
+    let bytes: &[u8; EpAddr::LEN] =
+        bytes.try_into().map_err(|_| Error::Invalid("address: not 16 bytes"))?;
+    if bytes[..6] == [0; 6] {
+        let ep = u16::from_le_bytes([bytes[6], bytes[7]]);
+        return Ok(EpAddr { mac: MacAddr::default(), ep, incarnation: 0 });
+    }
+    EpAddr::from_bytes(bytes)
+}
+
+impl Info {
+    /// The peer's address, if there is one.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`]: it is not one in `addr_format`.
+    pub fn dest(&self) -> Result<Option<EpAddr>> {
+        self.dest_addr.as_ref().map(|bytes| decode(self.addr_format, bytes)).transpose()
+    }
+
+    /// The number that the endpoint asks for.
+    ///
+    /// # Errors
+    /// [`Error::AddrNotAvail`]: the source address is another port's.
+    pub(crate) fn source_number(&self, port: &PortCaps) -> Result<Option<u16>> {
+        let Some(bytes) = &self.src_addr else { return Ok(None) };
+        let addr = decode(self.addr_format, bytes)?;
+        if addr.mac != MacAddr::default() && addr.mac != port.mac {
+            return Err(Error::AddrNotAvail);
+        }
+        Ok(Some(addr.ep))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ask(change: impl FnOnce(&mut Info)) -> Result<Vec<Info>> {
+        let mut hints = Info::default();
+        change(&mut hints);
+        let s = Settings::default();
+        getinfo_with(&s, API_VERSION, None, None, InfoFlags::empty(), Some(&hints))
+    }
+
+    #[test]
+    fn one_of_everything_that_is_not_offered_is_no_data() {
+        let refused: &[fn(&mut Info)] = &[
+            |i| i.caps = Caps::RMA,
+            |i| i.caps = Caps::MSG | Caps::MULTICAST,
+            |i| i.caps = Caps::MSG | Caps::ATOMIC,
+            |i| i.addr_format = AddrFormat::Other(2),
+            |i| i.tx_attr.caps = Caps::RMA,
+            |i| i.tx_attr.inject_size = 257,
+            |i| i.tx_attr.iov_limit = 9,
+            |i| i.tx_attr.rma_iov_limit = 1,
+            |i| i.tx_attr.msg_order = Order::RAW,
+            |i| i.tx_attr.comp_order = Order::SAS,
+            |i| i.tx_attr.size = 1 << 20,
+            |i| i.tx_attr.op_flags = OpFlags::PEEK,
+            |i| i.rx_attr.iov_limit = 9,
+            |i| i.rx_attr.size = 1 << 30,
+            |i| i.rx_attr.total_buffered_recv = usize::MAX,
+            |i| i.rx_attr.op_flags = OpFlags::INJECT,
+            |i| i.ep_attr.ep_type = EpType::Msg,
+            |i| i.ep_attr.ep_type = EpType::Dgram,
+            |i| i.ep_attr.protocol = 1,
+            |i| i.ep_attr.max_msg_size = MAX_MSG_SIZE + 1,
+            |i| i.ep_attr.tx_ctx_cnt = usize::MAX,
+            |i| i.ep_attr.auth_key = vec![1],
+            |i| i.domain_attr.auth_key = vec![1],
+            |i| i.domain_attr.name = Some("no:such:port".into()),
+            |i| i.domain_attr.cq_data_size = 9,
+            |i| i.domain_attr.caps = Caps::SHARED_AV,
+            |i| i.fabric_attr.name = Some("infiniband".into()),
+            |i| i.fabric_attr.prov_name = Some("tcp".into()),
+            |i| i.src_addr = Some(vec![1, 2, 3]),
+        ];
+        for (i, change) in refused.iter().enumerate() {
+            assert_eq!(ask(change).err(), Some(Error::NoData), "case {i}");
+        }
+    }
+
+    #[test]
+    fn sizes_asked_for_are_the_sizes_given() {
+        let info = ask(|i| (i.tx_attr.size, i.rx_attr.size) = (2048, 8192)).unwrap();
+        assert_eq!((info[0].tx_attr.size, info[0].rx_attr.size), (2048, 8192));
+    }
+
+    #[test]
+    fn a_source_names_the_endpoints_number() {
+        let s = Settings::default();
+        let get = |node, service| {
+            getinfo_with(&s, API_VERSION, node, service, InfoFlags::SOURCE, None).unwrap().remove(0)
+        };
+        let mac: MacAddr = "02:00:00:00:00:05".parse().unwrap();
+        let caps = PortCaps {
+            mac,
+            mtu: 1500,
+            lossless: true,
+            gather: false,
+            rto_floor_ns: 1,
+            link_bps: 0,
+            name: "x".into(),
+        };
+        assert_eq!(get(None, Some("9")).source_number(&caps), Ok(Some(9)));
+        assert_eq!(get(Some("02:00:00:00:00:05"), Some("3")).source_number(&caps), Ok(Some(3)));
+        let other = get(Some("02:00:00:00:00:06"), Some("3"));
+        assert_eq!(other.source_number(&caps), Err(Error::AddrNotAvail));
+        assert_eq!(Info::default().source_number(&caps), Ok(None));
+    }
+}

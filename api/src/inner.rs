@@ -1,0 +1,372 @@
+//! What the objects of a domain share: the engine under its lock, the sleepers, and the thread
+//! that turns the loop if the application does not.
+
+use std::ops::Deref;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use barewire_dataplane::node::Node;
+use barewire_dataplane::poll::Engine;
+use barewire_dataplane::types::Instant;
+use barewire_driver::port::PortCaps;
+
+use crate::buf::OpTable;
+use crate::eq::EqInner;
+use crate::errno::{Error, Result};
+use crate::lock::{Entry, Guard, Lock};
+use crate::mr::MrTable;
+use crate::settings::{Idle, Settings};
+use crate::stats::Publisher;
+use crate::wait::{Sleep, Watch};
+
+/// What the lock of a domain guards.
+pub(crate) struct Core {
+    pub(crate) engine: Engine,
+    pub(crate) ops: OpTable,
+    pub(crate) watch: Watch,
+    pub(crate) mrs: MrTable,
+    pub(crate) stats: Option<Publisher>,
+    /// Until when the progress thread sleeps if nobody wakes it; `None` while it is awake.
+    asleep_until: Option<Instant>,
+    /// Reads that found an entry since the loop was last turned.
+    reads: u32,
+    /// The event queues have been told that the port is gone.
+    mourned: bool,
+}
+
+/// Reads of a non-empty queue after which the loop is turned all the same, so that somebody who
+/// takes entries one by one still acknowledges and retransmits.
+const READS_PER_TURN: u32 = 32;
+
+/// Turns that a blocking call polls before it sleeps: about as long as a wake-up costs.
+const TURNS_BEFORE_SLEEP: u32 = 200;
+
+impl Core {
+    #[inline]
+    pub(crate) fn node(&mut self) -> &mut Node {
+        self.engine.node_mut()
+    }
+
+    /// One turn of the loop, and what follows from it for those who wait.
+    #[inline]
+    pub(crate) fn turn(&mut self, shared: &Shared) -> usize {
+        self.reads = 0;
+        let moved = match self.engine.turn() {
+            Ok(moved) => moved,
+            Err(_gone) => self.mourn(shared),
+        };
+        self.look(shared);
+        moved
+    }
+
+    /// Turns the loop if the application is the one who has to.
+    #[inline]
+    pub(crate) fn turn_if_manual(&mut self, shared: &Shared) {
+        // While the thread sleeps, whoever polls is faster than its wake-up.
+        if shared.manual.load(Ordering::Relaxed) || self.asleep_until.is_some() {
+            self.turn(shared);
+        }
+    }
+
+    /// Counts a read that found something, and turns the loop now and then.
+    #[inline]
+    pub(crate) fn read_something(&mut self, shared: &Shared) {
+        self.reads += 1;
+        if self.reads >= READS_PER_TURN {
+            self.turn_if_manual(shared);
+            self.reads = 0;
+        }
+    }
+
+    /// What a post may have changed: entries of queues, and the next deadline.
+    #[inline]
+    pub(crate) fn posted(&mut self, shared: &Shared) {
+        if self.watch.any() {
+            self.watch.notify(self.engine.node(), &shared.sleep);
+        }
+        if let Some(until) = self.asleep_until {
+            self.wake_if_due(shared, until);
+        }
+    }
+
+    #[cold]
+    fn wake_if_due(&mut self, shared: &Shared, until: Instant) {
+        if self.engine.next_deadline().is_some_and(|d| d < until) {
+            self.asleep_until = None;
+            shared.sleep.wake_port();
+        }
+    }
+
+    #[inline]
+    fn look(&mut self, shared: &Shared) {
+        if self.watch.any() {
+            self.watch.notify(self.engine.node(), &shared.sleep);
+        }
+        if let Some(stats) = &mut self.stats
+            && stats.is_due(self.engine.last_now())
+        {
+            stats.publish(&self.engine);
+        }
+    }
+
+    #[cold]
+    fn mourn(&mut self, shared: &Shared) -> usize {
+        if !std::mem::replace(&mut self.mourned, true) {
+            let why = self.engine.gone().map(ToString::to_string).unwrap_or_default();
+            tracing::error!("{why}: every operation of its domain ends with FI_ENETDOWN");
+            for eq in shared.event_queues() {
+                eq.push_error(Error::NetDown);
+            }
+        }
+        0
+    }
+}
+
+/// A domain, as its objects and its progress thread see it.
+pub(crate) struct Shared {
+    pub(crate) lock: Lock<Core>,
+    pub(crate) sleep: Sleep,
+    /// The application turns the loop.
+    pub(crate) manual: AtomicBool,
+    pub(crate) caps: PortCaps,
+    pub(crate) settings: Settings,
+    /// Numbers endpoint objects.
+    pub(crate) ep_count: AtomicU32,
+    eqs: Mutex<Vec<Weak<EqInner>>>,
+    stop: AtomicBool,
+}
+
+impl Shared {
+    pub(crate) fn enter(&self) -> Result<Guard<'_, Core>> {
+        self.lock.enter()
+    }
+
+    /// The event queues bound to the domain that still exist.
+    pub(crate) fn event_queues(&self) -> Vec<Arc<EqInner>> {
+        let mut eqs = self.eqs.lock().unwrap_or_else(PoisonError::into_inner);
+        eqs.retain(|eq| eq.strong_count() > 0);
+        eqs.iter().filter_map(Weak::upgrade).collect()
+    }
+
+    pub(crate) fn bind_eq(&self, eq: &Arc<EqInner>) {
+        let mut eqs = self.eqs.lock().unwrap_or_else(PoisonError::into_inner);
+        eqs.push(Arc::downgrade(eq));
+    }
+
+    /// Runs `attempt` until it answers, a signal or the end of `timeout` comes (`None`), sleeping
+    /// in between while entry `idx` of the watch list has no more than `attempt` saw.
+    ///
+    /// `attempt` gets the chance to turn the loop; `want` says above which level of value and at
+    /// which error count to wake again.
+    pub(crate) fn wait_for<R>(
+        &self,
+        idx: usize,
+        timeout: Option<Duration>,
+        mut attempt: impl FnMut(&mut Core) -> Option<R>,
+        want: impl Fn((u64, u64)) -> (u64, u64),
+    ) -> Result<Option<R>> {
+        let end = timeout.map(|t| Engine::now() + u64::try_from(t.as_nanos()).unwrap_or(u64::MAX));
+        let mut turns = 0;
+        loop {
+            let epoch = self.sleep.epoch();
+            let mut core = self.enter()?;
+            if let Some(answer) = attempt(&mut core) {
+                return Ok(Some(answer));
+            }
+            if core.watch.take_signal(idx) {
+                return Ok(None);
+            }
+            let now = Engine::now();
+            if end.is_some_and(|end| end <= now) {
+                return Ok(None);
+            }
+            turns += 1;
+            if turns < TURNS_BEFORE_SLEEP {
+                drop(core);
+                std::hint::spin_loop();
+                continue;
+            }
+            let manual = self.manual.load(Ordering::Relaxed);
+            let Core { engine, watch, .. } = &mut *core;
+            let (above, errors) = want(watch.level(idx, engine.node()));
+            watch.sleep_on(idx, above, errors);
+            let due = if manual { engine.next_deadline() } else { None };
+            drop(core);
+            let until = [end, due].into_iter().flatten().min();
+            let left = until.map_or(Duration::MAX, |u| Duration::from_nanos(u.since(now)));
+            self.sleep.sleep(epoch, left, manual);
+            self.enter()?.watch.awake(idx);
+        }
+    }
+}
+
+/// Ends the progress thread and the domain when its last object goes.
+pub(crate) struct Owner {
+    shared: Arc<Shared>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// What every object of a domain holds.
+#[derive(Clone)]
+pub(crate) struct DomainRef {
+    shared: Arc<Shared>,
+    owner: Arc<Owner>,
+}
+
+impl Deref for DomainRef {
+    type Target = Shared;
+
+    #[inline]
+    fn deref(&self) -> &Shared {
+        &self.shared
+    }
+}
+
+impl DomainRef {
+    /// Makes the shared part of a domain around `engine`. Manual progress until
+    /// [`drive`](Self::drive) is called.
+    pub(crate) fn new(
+        engine: Engine,
+        settings: Settings,
+        entry: Entry,
+        stats: Option<Publisher>,
+    ) -> Self {
+        let node = engine.node().settings();
+        let room = node.tx_wr_max + node.rx_wr_max;
+        let (caps, waiter) = (engine.caps().clone(), engine.waiter());
+        let core = Core {
+            engine,
+            ops: OpTable::new(room),
+            watch: Watch::default(),
+            mrs: MrTable::default(),
+            stats,
+            asleep_until: None,
+            reads: 0,
+            mourned: false,
+        };
+        let shared = Arc::new(Shared {
+            lock: Lock::new(core, entry),
+            sleep: Sleep::new(waiter),
+            manual: AtomicBool::new(true),
+            caps,
+            settings,
+            ep_count: AtomicU32::new(0),
+            eqs: Mutex::default(),
+            stop: AtomicBool::new(false),
+        });
+        let owner = Arc::new(Owner { shared: Arc::clone(&shared), thread: Mutex::default() });
+        Self { shared, owner }
+    }
+
+    /// The shared part alone, for those who must not keep the domain open.
+    pub(crate) fn arc(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
+    /// How many objects of the domain exist, this one included.
+    pub(crate) fn objects(&self) -> usize {
+        Arc::strong_count(&self.owner)
+    }
+
+    /// Starts the progress thread, unless it runs.
+    ///
+    /// # Errors
+    /// [`Error::NoMem`] if the system has no thread left, [`Error::Invalid`] if the processor it
+    /// shall stay on does not exist. [`Error::OpBadState`] as for every call.
+    pub(crate) fn drive(&self, idle: Idle) -> Result<()> {
+        let mut thread = self.owner.thread.lock().unwrap_or_else(PoisonError::into_inner);
+        if thread.is_some() {
+            return Ok(());
+        }
+        if let Some(cpu) = self.settings.cpu {
+            cpu_set(cpu)?;
+        }
+        self.enter()?.share();
+        let shared = Arc::clone(&self.shared);
+        let started = std::thread::Builder::new()
+            .name("barewire".to_owned())
+            .spawn(move || drive(&shared, idle))
+            .map_err(|_io| Error::NoMem)?;
+        *thread = Some(started);
+        self.manual.store(false, Ordering::Relaxed);
+        // A leader among the sleepers waits on the port, which is the thread's now.
+        self.sleep.notify();
+        Ok(())
+    }
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        if self.shared.lock.forked() {
+            // The port is the parent's: even to close it would write to shared memory.
+            std::mem::forget(Arc::clone(&self.shared));
+            return;
+        }
+        self.shared.stop.store(true, Ordering::Relaxed);
+        self.shared.sleep.wake_port();
+        let thread = self.thread.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if let Some(thread) = thread.take() {
+            // It panics only by our own bug, which it has told already.
+            let _ = thread.join();
+        }
+        // What arrived while the objects were closed is acknowledged.
+        if let Ok(mut core) = self.shared.lock.enter_to_close() {
+            core.turn(&self.shared);
+        }
+    }
+}
+
+fn cpu_set(cpu: usize) -> Result<nix::sched::CpuSet> {
+    let bad = |_errno| Error::Invalid("BAREWIRE_CPU: no such processor");
+    let mut set = nix::sched::CpuSet::new();
+    set.set(cpu).map_err(bad)?;
+    let allowed = nix::sched::sched_getaffinity(nix::unistd::Pid::from_raw(0)).map_err(bad)?;
+    if allowed.is_set(cpu).map_err(bad)? {
+        Ok(set)
+    } else {
+        Err(Error::Invalid("BAREWIRE_CPU: no such processor"))
+    }
+}
+
+/// Empty turns after which the thread yields or sleeps.
+const IDLE_TURNS: u32 = 200;
+
+/// Turns the loop until the domain goes or its port has gone.
+fn drive(shared: &Shared, idle: Idle) {
+    if let Some(set) = shared.settings.cpu.and_then(|cpu| cpu_set(cpu).ok())
+        && let Err(e) = nix::sched::sched_setaffinity(nix::unistd::Pid::from_raw(0), &set)
+    {
+        tracing::warn!("progress thread is not pinned: {e}");
+    }
+    let mut empty = 0_u32;
+    while !shared.stop.load(Ordering::Relaxed) {
+        let Ok(mut core) = shared.enter() else { return };
+        core.asleep_until = None;
+        let moved = core.turn(shared);
+        if core.engine.gone().is_some() {
+            return;
+        }
+        empty = if moved > 0 { 0 } else { empty.saturating_add(1) };
+        let mut sleep = None;
+        if idle == Idle::Sleep && empty > IDLE_TURNS {
+            let now = Engine::now();
+            let until = core.engine.next_deadline().unwrap_or(now + 1_000_000_000);
+            core.asleep_until = Some(until);
+            sleep = Some(Duration::from_nanos(until.since(now)));
+        }
+        drop(core);
+        shared.lock.let_others_in();
+        if let Some(time) = sleep {
+            shared.sleep.wait_port(time);
+        } else if idle != Idle::Spin && empty > IDLE_TURNS {
+            std::thread::yield_now();
+        } else {
+            // Leaves the lock free for a moment, for those who come without waiting.
+            for _ in 0..8 {
+                std::hint::spin_loop();
+            }
+        }
+    }
+}

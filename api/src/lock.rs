@@ -1,0 +1,392 @@
+//! The one lock of a domain, and who may go without it.
+//!
+//! A domain is in one of two modes. *Shared* (`FI_THREAD_SAFE` and whatever has a progress thread):
+//! a spin lock, one exchange when nobody else is there, which yields the processor when somebody
+//! is, since his holder may be waiting for it. *Owned* (`FI_THREAD_DOMAIN` with manual progress):
+//! no atomic read-modify-write at all; one thread owns the domain and everybody else is turned
+//! away. The safe face checks that by the thread's number, so that a caller who breaks his promise
+//! gets `FI_EOPBADSTATE` and not a data race. In *serial* mode, which only an unsafe call gives, we
+//! take his word.
+//!
+//! A forked child shares the parent's device memory and must never touch it: every entry compares
+//! the number of forks in this process's ancestry.
+
+use std::cell::{Cell, UnsafeCell};
+use std::marker::PhantomData;
+use std::ops::{Deref, DerefMut};
+use std::sync::Once;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+
+use crate::errno::{Error, Result};
+
+const OWNED: u8 = 0;
+const SHARED: u8 = 1;
+const SERIAL: u8 = 3;
+/// Somebody panicked inside, which only our own bug can cause: nothing is certain any more.
+const POISONED: u8 = 2;
+
+/// Who may enter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Entry {
+    /// One thread, which is checked.
+    Owned,
+    /// One thread at a time, which the application has promised (`Fabric::domain_serial`).
+    Serial,
+    /// Everybody.
+    Shared,
+}
+
+/// Nobody owns an owned lock yet; the next to come does.
+const NOBODY: u64 = 0;
+
+/// Tries before the first yield. A turn that does something takes about as long.
+const SPINS: u32 = 128;
+
+pub(crate) struct Lock<T> {
+    mode: AtomicU8,
+    /// Somebody is inside. In owned mode a plain flag against re-entry from a port.
+    held: AtomicBool,
+    forks: u32,
+    /// Number of the owning thread.
+    owner: AtomicU64,
+    /// Threads that want in and found it held.
+    waiting: AtomicU32,
+    value: UnsafeCell<T>,
+}
+
+// SAFETY: the value moves between threads (hence `T: Send`) but is only reached through a `Guard`,
+// of which there is one at a time:
+// - shared mode: `held` goes from false to true in one exchange, with acquire, and back with
+//   release;
+// - owned mode: only the owner gets past `enter`, he alone writes `held`, and ownership passes by
+//   a release store and an acquiring exchange;
+// - serial mode: whoever opened the domain has promised, in an unsafe call, that one thread at a
+//   time is inside and that what one did happened before what the next does;
+// - from owned or serial to shared: only a guard's holder changes the mode, and others see the new mode only
+//   after that store, so they find `held` still true until he leaves.
+unsafe impl<T: Send> Sync for Lock<T> {}
+
+/// The right to touch the value. Stays on its thread.
+pub(crate) struct Guard<'a, T> {
+    lock: &'a Lock<T>,
+    /// Entered while the thread was already unwinding, to close something.
+    closing: bool,
+    on_this_thread: PhantomData<*const ()>,
+}
+
+impl<T> Lock<T> {
+    pub(crate) fn new(value: T, entry: Entry) -> Self {
+        watch_forks();
+        Self {
+            mode: AtomicU8::new(match entry {
+                Entry::Owned => OWNED,
+                Entry::Serial => SERIAL,
+                Entry::Shared => SHARED,
+            }),
+            held: AtomicBool::new(false),
+            forks: FORKS.load(Ordering::Relaxed),
+            owner: AtomicU64::new(NOBODY),
+            waiting: AtomicU32::new(0),
+            value: UnsafeCell::new(value),
+        }
+    }
+
+    /// Takes the lock.
+    ///
+    /// # Errors
+    /// [`Error::OpBadState`] in a forked child, on a thread that does not own an owned domain, when
+    /// called back from inside, and after a panic inside.
+    #[inline]
+    pub(crate) fn enter(&self) -> Result<Guard<'_, T>> {
+        if self.forked() {
+            return Err(Error::OpBadState);
+        }
+        match self.mode.load(Ordering::Relaxed) {
+            OWNED
+                if self.owner.load(Ordering::Relaxed) == thread_number()
+                    && !self.held.load(Ordering::Relaxed) =>
+            {
+                self.held.store(true, Ordering::Relaxed);
+                Ok(self.guard())
+            }
+            SHARED => self.enter_shared(),
+            SERIAL if !self.held.load(Ordering::Relaxed) => {
+                self.held.store(true, Ordering::Relaxed);
+                Ok(self.guard())
+            }
+            _ => self.enter_slow(),
+        }
+    }
+
+    #[cold]
+    fn enter_slow(&self) -> Result<Guard<'_, T>> {
+        loop {
+            match self.mode.load(Ordering::Acquire) {
+                SHARED => return self.enter_shared(),
+                OWNED => {
+                    let me = thread_number();
+                    match self.owner.load(Ordering::Relaxed) {
+                        NOBODY => {
+                            // Acquires what the last owner did; the mode may be another now.
+                            let (order, fail) = (Ordering::Acquire, Ordering::Relaxed);
+                            let _ = self.owner.compare_exchange(NOBODY, me, order, fail);
+                        }
+                        owner if owner == me => {
+                            if self.held.load(Ordering::Relaxed) {
+                                return Err(Error::OpBadState);
+                            }
+                            self.held.store(true, Ordering::Relaxed);
+                            return Ok(self.guard());
+                        }
+                        _ => return Err(Error::OpBadState),
+                    }
+                }
+                _ => return Err(Error::OpBadState),
+            }
+        }
+    }
+
+    #[inline]
+    fn enter_shared(&self) -> Result<Guard<'_, T>> {
+        if self.held.swap(true, Ordering::Acquire) {
+            self.wait_for_it();
+        }
+        if self.mode.load(Ordering::Relaxed) == POISONED {
+            self.held.store(false, Ordering::Release);
+            return Err(Error::OpBadState);
+        }
+        Ok(self.guard())
+    }
+
+    #[cold]
+    fn wait_for_it(&self) {
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        let mut tries = 0_u32;
+        while self.held.load(Ordering::Relaxed) || self.held.swap(true, Ordering::Acquire) {
+            tries += 1;
+            if tries < SPINS {
+                std::hint::spin_loop();
+            } else {
+                std::thread::yield_now();
+            }
+        }
+        self.waiting.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    #[inline]
+    fn guard(&self) -> Guard<'_, T> {
+        Guard { lock: self, closing: false, on_this_thread: PhantomData }
+    }
+
+    /// As [`enter`](Self::enter) for a destructor, which may run while its thread unwinds from a
+    /// panic elsewhere.
+    pub(crate) fn enter_to_close(&self) -> Result<Guard<'_, T>> {
+        let mut guard = self.enter()?;
+        guard.closing = std::thread::panicking();
+        Ok(guard)
+    }
+
+    /// Lets go of an owned domain, so that another thread may own it: the next to enter does.
+    ///
+    /// # Errors
+    /// As [`enter`](Self::enter): only the owner can.
+    pub(crate) fn disown(&self) -> Result<()> {
+        drop(self.enter()?);
+        self.owner.store(NOBODY, Ordering::Release);
+        Ok(())
+    }
+
+    /// Lets a thread that turned the loop stand back while others want in.
+    pub(crate) fn let_others_in(&self) {
+        // Bounded: a waiter may have been stopped by a debugger.
+        for _ in 0..64 {
+            if self.waiting.load(Ordering::Relaxed) == 0 {
+                return;
+            }
+            std::thread::yield_now();
+        }
+    }
+
+    /// Whether this is a forked child's copy.
+    #[inline]
+    pub(crate) fn forked(&self) -> bool {
+        self.forks != FORKS.load(Ordering::Relaxed)
+    }
+}
+
+impl<T> Guard<'_, T> {
+    /// Makes the lock shared, before another thread of ours may come.
+    pub(crate) fn share(&mut self) {
+        if matches!(self.lock.mode.load(Ordering::Relaxed), OWNED | SERIAL) {
+            self.lock.mode.store(SHARED, Ordering::Release);
+        }
+    }
+}
+
+impl<T> Deref for Guard<'_, T> {
+    type Target = T;
+
+    #[inline]
+    fn deref(&self) -> &T {
+        // SAFETY: there is one guard at a time (see `Sync`) and it lends the value while borrowed.
+        unsafe { &*self.lock.value.get() }
+    }
+}
+
+impl<T> DerefMut for Guard<'_, T> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: as above; `&mut self` keeps out a second borrow through this guard.
+        unsafe { &mut *self.lock.value.get() }
+    }
+}
+
+impl<T> Drop for Guard<'_, T> {
+    #[inline]
+    fn drop(&mut self) {
+        if std::thread::panicking() && !self.closing {
+            self.lock.mode.store(POISONED, Ordering::Relaxed);
+        }
+        self.lock.held.store(false, Ordering::Release);
+    }
+}
+
+/// A number of this thread that no other thread of the process ever has, not 0.
+#[inline]
+fn thread_number() -> u64 {
+    thread_local! {
+        static NUMBER: Cell<u64> = const { Cell::new(NOBODY) };
+    }
+    NUMBER.with(|n| match n.get() {
+        NOBODY => {
+            static NEXT: AtomicU64 = AtomicU64::new(1);
+            n.set(NEXT.fetch_add(1, Ordering::Relaxed));
+            n.get()
+        }
+        number => number,
+    })
+}
+
+/// Forks between the first domain and this process.
+static FORKS: AtomicU32 = AtomicU32::new(0);
+
+extern "C" fn in_child() {
+    FORKS.fetch_add(1, Ordering::Relaxed);
+}
+
+fn watch_forks() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        // SAFETY: `pthread_atfork` needs a handler that may run in the child of a threaded process,
+        // where only async-signal-safe work is allowed: ours is one atomic addition. The handler
+        // lives as long as the code that registers it. It fails only for want of memory; then a
+        // child is not recognised, as it was before this call.
+        unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+
+    #[test]
+    fn an_owned_domain_turns_other_threads_away_until_it_is_disowned() {
+        let lock = Arc::new(Lock::new(0_u64, Entry::Owned));
+        *lock.enter().unwrap() += 1;
+        let there = Arc::clone(&lock);
+        let other = std::thread::spawn(move || there.enter().map(|mut g| *g += 1));
+        assert_eq!(other.join().unwrap().err(), Some(Error::OpBadState));
+        lock.disown().unwrap();
+        let there = Arc::clone(&lock);
+        std::thread::spawn(move || *there.enter().unwrap() += 10).join().unwrap();
+        assert_eq!(lock.enter().err(), Some(Error::OpBadState));
+        let there = Arc::clone(&lock);
+        assert_eq!(there.disown(), Err(Error::OpBadState));
+    }
+
+    #[test]
+    fn a_serial_domain_passes_from_thread_to_thread() {
+        let lock = Arc::new(Lock::new(0_u64, Entry::Serial));
+        *lock.enter().unwrap() += 1;
+        let there = Arc::clone(&lock);
+        std::thread::spawn(move || *there.enter().unwrap() += 1).join().unwrap();
+        let inside = lock.enter().unwrap();
+        assert_eq!(*inside, 2);
+        assert_eq!(lock.enter().err(), Some(Error::OpBadState));
+    }
+
+    #[test]
+    fn an_owned_domain_is_not_entered_twice() {
+        let lock = Lock::new((), Entry::Owned);
+        let _inside = lock.enter().unwrap();
+        assert_eq!(lock.enter().err(), Some(Error::OpBadState));
+    }
+
+    #[test]
+    fn a_shared_domain_counts_right_under_contention() {
+        let lock = Arc::new(Lock::new(0_u64, Entry::Shared));
+        let threads: Vec<_> = (0..4)
+            .map(|_| {
+                let lock = Arc::clone(&lock);
+                std::thread::spawn(move || {
+                    for _ in 0..50_000 {
+                        let mut g = lock.enter().unwrap();
+                        let seen = *g;
+                        std::hint::black_box(&mut g);
+                        *g = seen + 1;
+                    }
+                })
+            })
+            .collect();
+        threads.into_iter().for_each(|t| t.join().unwrap());
+        assert_eq!(*lock.enter().unwrap(), 200_000);
+        assert_eq!(lock.waiting.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn sharing_while_inside_keeps_others_out_until_the_guard_goes() {
+        let lock = Arc::new(Lock::new(0_u64, Entry::Owned));
+        let mut inside = lock.enter().unwrap();
+        inside.share();
+        let there = Arc::clone(&lock);
+        let other = std::thread::spawn(move || *there.enter().unwrap());
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        *inside = 7;
+        drop(inside);
+        assert_eq!(other.join().unwrap(), 7);
+    }
+
+    #[test]
+    fn a_panic_inside_closes_the_domain() {
+        for entry in [Entry::Owned, Entry::Serial, Entry::Shared] {
+            let lock = Arc::new(Lock::new((), entry));
+            let there = Arc::clone(&lock);
+            let r = std::thread::spawn(move || {
+                let _inside = there.enter().unwrap();
+                panic!("planted");
+            });
+            assert!(r.join().is_err());
+            assert_eq!(lock.enter().err(), Some(Error::OpBadState), "{entry:?}");
+        }
+    }
+
+    #[test]
+    fn a_forked_child_is_turned_away() {
+        let lock = Lock::new((), Entry::Shared);
+        // SAFETY: the child only makes async-signal-safe calls: an atomic load and `_exit`.
+        let pid = unsafe { libc::fork() };
+        assert!(pid >= 0);
+        if pid == 0 {
+            let code = i32::from(lock.enter().err() != Some(Error::OpBadState));
+            // SAFETY: ends the child without running anybody's destructors.
+            unsafe { libc::_exit(code) };
+        }
+        let mut status = -1;
+        // SAFETY: `status` is a valid place for the child's state.
+        assert_eq!(unsafe { libc::waitpid(pid, &mut status, 0) }, pid);
+        assert_eq!(status, 0, "the child got in");
+        assert!(lock.enter().is_ok());
+    }
+}

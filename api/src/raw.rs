@@ -1,0 +1,316 @@
+//! The raw face: data calls that take addresses, for the C provider.
+//!
+//! It differs from the safe face in memory only. Contexts are the node's and come back verbatim,
+//! so a queue belongs to one face: endpoints of the other cannot be bound to it.
+//!
+//! # The promise of the unsafe calls
+//! From the call until the operation has ended (its entry was read, its counter has counted it, or
+//! the call was refused; for an inject call until it returns), every piece of memory that the call
+//! names is mapped, readable for a send and writable for a receive, and in the latter case nothing
+//! else reads or writes it. A multi-receive buffer is such until the entry with `FI_MULTI_RECV`. A
+//! piece of length 0 may have any address. The list itself is only read during the call.
+
+use std::ops::Deref;
+use std::os::fd::RawFd;
+use std::ptr;
+use std::sync::Arc;
+
+use barewire_dataplane::node::{MsgKind, RecvReq, SendReq};
+use barewire_dataplane::types::{CqErr, Cqe, FiAddr};
+use barewire_driver::mem::{IOV_LIMIT, IoBuf, Span};
+
+use crate::cq::{CqInner, prov_strerror};
+use crate::ep::EpCommon;
+use crate::errno::{Error, Result};
+use crate::flags::{BindFlags, OpFlags};
+use crate::info::Info;
+use crate::inner::DomainRef;
+use crate::lock::Entry;
+
+/// A piece of memory (`struct iovec`).
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct IoVec {
+    /// Address.
+    pub base: *mut u8,
+    /// Bytes.
+    pub len: usize,
+}
+
+impl IoVec {
+    /// No memory.
+    pub const EMPTY: Self = Self { base: ptr::null_mut(), len: 0 };
+}
+
+/// A send in full.
+#[derive(Clone, Copy, Debug)]
+pub struct RawSend<'a> {
+    /// Untagged or tagged.
+    pub kind: MsgKind,
+    /// Gather list.
+    pub iov: &'a [IoVec],
+    /// Destination.
+    pub dest: FiAddr,
+    /// Tag; 0 for an untagged message.
+    pub tag: u64,
+    /// Remote CQ data.
+    pub data: u64,
+    /// Comes back in the completion.
+    pub context: u64,
+}
+
+/// A receive in full.
+#[derive(Clone, Copy, Debug)]
+pub struct RawRecv<'a> {
+    /// Untagged or tagged.
+    pub kind: MsgKind,
+    /// Scatter list.
+    pub iov: &'a [IoVec],
+    /// Source.
+    pub src: FiAddr,
+    /// Tag; 0 for an untagged message.
+    pub tag: u64,
+    /// Bits of the tag that do not matter.
+    pub ignore: u64,
+    /// Comes back in the completion.
+    pub context: u64,
+}
+
+/// An endpoint of the raw face.
+pub struct RawEndpoint(EpCommon);
+
+impl Deref for RawEndpoint {
+    type Target = EpCommon;
+
+    fn deref(&self) -> &EpCommon {
+        &self.0
+    }
+}
+
+impl RawEndpoint {
+    pub(crate) fn open(dom: &DomainRef, info: &Info) -> Result<Self> {
+        EpCommon::open(dom, info).map(Self)
+    }
+
+    /// As [`crate::Endpoint::bind_cq`], for a queue of this face.
+    ///
+    /// # Errors
+    /// As there.
+    #[doc(alias = "fi_ep_bind")]
+    pub fn bind_cq(&self, cq: &RawCq, flags: BindFlags) -> Result<()> {
+        self.0.bind_cq_inner(&cq.0, flags)
+    }
+
+    /// As [`crate::Endpoint::cancel`].
+    ///
+    /// # Errors
+    /// As there.
+    #[doc(alias = "fi_cancel")]
+    pub fn cancel(&self, context: u64) -> Result<()> {
+        let mut core = self.dom.enter()?;
+        core.node().cancel(self.id, context)?;
+        core.posted(&self.dom);
+        Ok(())
+    }
+
+    /// `fi_send` and `fi_tsend`, `fi_sendv` and `fi_tsendv` with the endpoint's flags; with
+    /// `more_flags` [`OpFlags::REMOTE_CQ_DATA`], `fi_senddata` and `fi_tsenddata`.
+    ///
+    /// # Errors
+    /// Those of [`crate::msg`].
+    ///
+    /// # Safety
+    /// The [promise](self) of the file.
+    #[inline]
+    pub unsafe fn send(&self, send: RawSend<'_>, more_flags: OpFlags) -> Result<()> {
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.sendmsg(send, self.tx_op_flags() | more_flags) }
+    }
+
+    /// `fi_sendmsg` and `fi_tsendmsg`: `flags` in place of the endpoint's.
+    ///
+    /// # Errors
+    /// Those of [`crate::msg`].
+    ///
+    /// # Safety
+    /// The [promise](self) of the file.
+    #[inline]
+    pub unsafe fn sendmsg(&self, send: RawSend<'_>, flags: OpFlags) -> Result<()> {
+        let RawSend { kind, iov, dest, tag, data, context } = send;
+        // SAFETY: the caller's promise is the same.
+        let buf = unsafe { io(iov)? };
+        let req = SendReq { kind, buf, dest, tag, data, context, flags, no_completion: false };
+        let mut core = self.dom.enter()?;
+        let posted = core.engine.post_send(self.id, req);
+        core.posted(&self.dom);
+        posted
+    }
+
+    /// `fi_inject` and `fi_tinject`, and with `data` `fi_injectdata` and `fi_tinjectdata`.
+    ///
+    /// # Errors
+    /// Those of [`crate::msg`].
+    ///
+    /// # Safety
+    /// `len` bytes at `base` are readable until the call returns.
+    #[inline]
+    pub unsafe fn inject(
+        &self,
+        kind: MsgKind,
+        (base, len): (*const u8, usize),
+        dest: FiAddr,
+        tag: u64,
+        data: Option<u64>,
+    ) -> Result<()> {
+        let mut flags = OpFlags::INJECT;
+        flags.set(OpFlags::REMOTE_CQ_DATA, data.is_some());
+        // SAFETY: readable during the call, which is as long as an inject keeps it; it only reads.
+        let buf = IoBuf::one(unsafe { Span::from_raw(base.cast_mut(), len) });
+        let data = data.unwrap_or(0);
+        let req = SendReq { kind, buf, dest, tag, data, context: 0, flags, no_completion: true };
+        let mut core = self.dom.enter()?;
+        let posted = core.engine.post_send(self.id, req);
+        core.posted(&self.dom);
+        posted
+    }
+
+    /// `fi_recv` and `fi_trecv`, `fi_recvv` and `fi_trecvv` with the endpoint's flags.
+    ///
+    /// # Errors
+    /// Those of [`crate::msg`].
+    ///
+    /// # Safety
+    /// The [promise](self) of the file.
+    #[inline]
+    pub unsafe fn recv(&self, recv: RawRecv<'_>) -> Result<()> {
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.recvmsg(recv, self.rx_op_flags()) }
+    }
+
+    /// `fi_recvmsg` and `fi_trecvmsg`: `flags` in place of the endpoint's.
+    ///
+    /// # Errors
+    /// Those of [`crate::msg`].
+    ///
+    /// # Safety
+    /// The [promise](self) of the file.
+    #[inline]
+    pub unsafe fn recvmsg(&self, recv: RawRecv<'_>, flags: OpFlags) -> Result<()> {
+        let RawRecv { kind, iov, src, tag, ignore, context } = recv;
+        // SAFETY: the caller's promise is the same.
+        let buf = unsafe { io(iov)? };
+        let req = RecvReq { kind, buf, src, tag, ignore, context, flags };
+        let mut core = self.dom.enter()?;
+        core.engine.post_recv(self.id, req)?;
+        core.posted(&self.dom);
+        Ok(())
+    }
+}
+
+/// Lends a list.
+///
+/// # Safety
+/// The [promise](self) of the file.
+#[inline]
+unsafe fn io(iov: &[IoVec]) -> Result<IoBuf> {
+    if let [one] = iov {
+        // SAFETY: the caller's promise is that of `from_raw`.
+        return Ok(IoBuf::one(unsafe { Span::from_raw(one.base, one.len) }));
+    }
+    if iov.len() > IOV_LIMIT {
+        return Err(Error::Invalid("iov_count: above 8"));
+    }
+    let mut buf = IoBuf::EMPTY;
+    for piece in iov {
+        // SAFETY: as above.
+        if !buf.push(unsafe { Span::from_raw(piece.base, piece.len) }) {
+            return Err(Error::MsgTooLong);
+        }
+    }
+    Ok(buf)
+}
+
+/// A completion queue of the raw face: entries as the node has them.
+pub struct RawCq(pub(crate) Arc<CqInner>);
+
+impl RawCq {
+    /// As [`crate::Cq::read`] and `readfrom`.
+    ///
+    /// # Errors
+    /// As there.
+    #[doc(alias = "fi_cq_read")]
+    #[inline]
+    pub fn read(&self, out: &mut [Cqe]) -> Result<usize> {
+        self.0.read_cqes(out)
+    }
+
+    /// As [`crate::Cq::readerr`].
+    ///
+    /// # Errors
+    /// As there.
+    #[doc(alias = "fi_cq_readerr")]
+    pub fn readerr(&self) -> Result<CqErr> {
+        self.0.readerr_raw()
+    }
+
+    /// As [`crate::Cq::sread`].
+    ///
+    /// # Errors
+    /// As there.
+    #[doc(alias = "fi_cq_sread")]
+    pub fn sread(&self, out: &mut [Cqe], cond: usize, timeout_ms: i32) -> Result<usize> {
+        self.0.sread(cond, timeout_ms, |cq, core| cq.cqes(core, out))
+    }
+
+    /// As [`crate::Cq::signal`].
+    ///
+    /// # Errors
+    /// As there.
+    #[doc(alias = "fi_cq_signal")]
+    pub fn signal(&self) -> Result<()> {
+        self.0.signal()
+    }
+
+    /// As [`crate::Cq::wait_fd`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn wait_fd(&self) -> Result<RawFd> {
+        self.0.wait_fd()
+    }
+
+    /// The text of a `prov_errno`.
+    #[doc(alias = "fi_cq_strerror")]
+    pub fn strerror(&self, prov_errno: i32) -> &'static str {
+        prov_strerror(prov_errno)
+    }
+
+    /// As [`crate::Cq::close`].
+    ///
+    /// # Errors
+    /// As there.
+    #[doc(alias = "fi_close")]
+    pub fn close(self) -> std::result::Result<(), (Error, Self)> {
+        if Arc::strong_count(&self.0) > 1 { Err((Error::Busy, self)) } else { Ok(()) }
+    }
+}
+
+/// The promise of `FI_THREAD_DOMAIN`, made once instead of checked at every call.
+#[derive(Debug)]
+pub struct SerialPromise(());
+
+impl SerialPromise {
+    /// Makes it.
+    ///
+    /// # Safety
+    /// As long as any object of the domain that is opened with it lives, one thread at a time calls
+    /// the domain and its objects (dropping them included), and each call happens before the next.
+    /// Once an object with a wait object other than `FI_WAIT_NONE` was opened, calls may overlap.
+    pub unsafe fn new() -> Self {
+        Self(())
+    }
+
+    pub(crate) fn entry(self) -> Entry {
+        Entry::Serial
+    }
+}

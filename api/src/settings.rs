@@ -1,0 +1,269 @@
+//! What can be set: one struct, parsed once from strings and the environment into types that
+//! cannot be wrong.
+
+use std::time::Duration;
+
+/// Who turns the poll loop (`fi_domain_attr.progress`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Progress {
+    /// `FI_PROGRESS_UNSPEC`: whichever suits the domain best, which is manual.
+    #[default]
+    Unspec,
+    /// `FI_PROGRESS_AUTO`: a thread of ours.
+    Auto,
+    /// `FI_PROGRESS_MANUAL`: whoever reads a completion queue, event queue or counter.
+    Manual,
+}
+
+/// Which calls the application makes from several threads at once (`fi_domain_attr.threading`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Threading {
+    /// `FI_THREAD_UNSPEC`: the same as `Safe`.
+    #[default]
+    Unspec,
+    /// `FI_THREAD_SAFE`: any.
+    Safe,
+    /// `FI_THREAD_FID`: one thread at a time in an object; several objects share a domain, so this
+    /// takes the same lock as `Safe`.
+    Fid,
+    /// `FI_THREAD_DOMAIN`: one thread at a time in a domain and all its objects. No lock.
+    Domain,
+    /// `FI_THREAD_COMPLETION`: one thread at a time in a queue and what is bound to it; as `Safe`.
+    Completion,
+    /// `FI_THREAD_ENDPOINT`: one thread at a time in an endpoint; as `Safe`.
+    Endpoint,
+}
+
+/// What the progress thread does when it finds nothing to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Idle {
+    /// Polls on: lowest latency, one core.
+    Spin,
+    /// Polls on, but offers the core to others after some empty turns.
+    #[default]
+    Yield,
+    /// Polls for a few microseconds, then sleeps until the port has something. A wake-up costs
+    /// what the kernel needs for it, about 5 to 50 microseconds.
+    Sleep,
+}
+
+/// Settings of a domain. [`Settings::from_env`] reads them from the environment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// The port, such as `shm:job7` (`BAREWIRE_PORT`). Default: none, which offers the machine's
+    /// default segment `shm`; a domain name in the hints goes before it.
+    pub port: Option<String>,
+    /// Silence after which a peer that owes us something is dead (`BAREWIRE_T_DEAD_MS`), at least
+    /// 100 ms. Default 5 s: long enough for a process that swaps, short enough for a person.
+    pub t_dead: Duration,
+    /// Who turns the loop if the hints do not say (`BAREWIRE_PROGRESS`: `manual`, `auto`).
+    pub progress: Progress,
+    /// Threading level if the hints do not say (`BAREWIRE_THREADING`: `safe`, `domain`).
+    pub threading: Threading,
+    /// Processor that the progress thread stays on (`BAREWIRE_CPU`). Default: the scheduler's
+    /// choice.
+    pub cpu: Option<usize>,
+    /// What the progress thread does when idle (`BAREWIRE_IDLE`: `spin`, `yield`, `sleep`).
+    pub idle: Idle,
+    /// Longest message sent without asking the receiver, bytes (`BAREWIRE_EAGER_MAX`). Default:
+    /// the dataplane's, 16 KiB. Larger spares a round trip and costs the receiver a copy when no
+    /// receive is posted.
+    pub eager_max: Option<usize>,
+    /// Peers known at once (`BAREWIRE_PEER_MAX`). Default: the dataplane's, 4,096.
+    pub peer_max: Option<usize>,
+    /// Memory for messages that nobody has posted a receive for, bytes
+    /// (`BAREWIRE_UNEXPECTED_BYTES`). Default: the dataplane's, 256 MiB, touched only when used.
+    pub unexpected_bytes: Option<usize>,
+    /// Operations in flight, all endpoints together (`BAREWIRE_TX_MAX`). Default 4,096.
+    pub tx_max: Option<usize>,
+    /// Posted receives, all endpoints together (`BAREWIRE_RX_MAX`). Default 16,384.
+    pub rx_max: Option<usize>,
+    /// Whether counters are published for `barewire stats` (`BAREWIRE_STATS`: `0`, `1`). Default
+    /// yes: about 30 KiB of memory and a few hundred stores every 10 ms.
+    pub stats: bool,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            port: None,
+            t_dead: Duration::from_secs(5),
+            progress: Progress::Unspec,
+            threading: Threading::Unspec,
+            cpu: None,
+            idle: Idle::Yield,
+            eager_max: None,
+            peer_max: None,
+            unexpected_bytes: None,
+            tx_max: None,
+            rx_max: None,
+            stats: true,
+        }
+    }
+}
+
+/// A setting that means nothing.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{name}=\"{value}\": expected {expected}")]
+pub struct BadSetting {
+    /// Name of the variable.
+    pub name: &'static str,
+    /// What it holds.
+    pub value: String,
+    /// What it may hold.
+    pub expected: &'static str,
+}
+
+/// Names of the variables, what they hold and their default, for `barewire info` and `fi_info -e`.
+pub const VARIABLES: &[(&str, &str, &str)] = &[
+    ("BAREWIRE_PORT", "port, such as shm:job7 or fault(loss=0.01):shm", "shm"),
+    ("BAREWIRE_T_DEAD_MS", "milliseconds of silence after which a peer is dead, from 100", "5000"),
+    ("BAREWIRE_PROGRESS", "manual or auto", "manual"),
+    ("BAREWIRE_THREADING", "safe or domain", "safe"),
+    ("BAREWIRE_CPU", "processor of the progress thread", "any"),
+    ("BAREWIRE_IDLE", "spin, yield or sleep", "yield"),
+    ("BAREWIRE_EAGER_MAX", "bytes sent without asking the receiver", "16384"),
+    ("BAREWIRE_PEER_MAX", "peers known at once", "4096"),
+    ("BAREWIRE_UNEXPECTED_BYTES", "memory for unexpected messages", "268435456"),
+    ("BAREWIRE_TX_MAX", "operations in flight", "4096"),
+    ("BAREWIRE_RX_MAX", "posted receives", "16384"),
+    ("BAREWIRE_STATS", "0 or 1: publish counters", "1"),
+];
+
+impl Settings {
+    /// Reads the variables of the environment; one that is not set or empty keeps its default.
+    ///
+    /// # Errors
+    /// [`BadSetting`], the first that was found.
+    pub fn from_env() -> Result<Self, BadSetting> {
+        Self::parse(|name| std::env::var_os(name).map(|v| v.to_string_lossy().into_owned()))
+    }
+
+    /// Reads settings from `lookup`, which knows variables by name.
+    ///
+    /// # Errors
+    /// [`BadSetting`], the first that was found.
+    pub fn parse(lookup: impl Fn(&str) -> Option<String>) -> Result<Self, BadSetting> {
+        let get = |name: &'static str| {
+            lookup(name).map(|v| v.trim().to_owned()).filter(|v| !v.is_empty()).map(|v| (name, v))
+        };
+        let mut s = Self { port: get("BAREWIRE_PORT").map(|(_, v)| v), ..Self::default() };
+        if let Some(ms) = number(get("BAREWIRE_T_DEAD_MS"), 100, "milliseconds, at least 100")? {
+            s.t_dead = Duration::from_millis(ms as u64);
+        }
+        let progress = [("manual", Progress::Manual), ("auto", Progress::Auto)];
+        if let Some(v) = word(get("BAREWIRE_PROGRESS"), &progress, "manual or auto")? {
+            s.progress = v;
+        }
+        let threading = [("safe", Threading::Safe), ("domain", Threading::Domain)];
+        if let Some(v) = word(get("BAREWIRE_THREADING"), &threading, "safe or domain")? {
+            s.threading = v;
+        }
+        let idle = [("spin", Idle::Spin), ("yield", Idle::Yield), ("sleep", Idle::Sleep)];
+        if let Some(v) = word(get("BAREWIRE_IDLE"), &idle, "spin, yield or sleep")? {
+            s.idle = v;
+        }
+        let stats = [("0", false), ("1", true)];
+        if let Some(v) = word(get("BAREWIRE_STATS"), &stats, "0 or 1")? {
+            s.stats = v;
+        }
+        s.cpu = number(get("BAREWIRE_CPU"), 0, "the number of a processor")?;
+        s.eager_max = number(get("BAREWIRE_EAGER_MAX"), 0, "bytes")?;
+        s.peer_max = number(get("BAREWIRE_PEER_MAX"), 1, "a number of peers, at least 1")?;
+        s.unexpected_bytes = number(get("BAREWIRE_UNEXPECTED_BYTES"), 0, "bytes")?;
+        s.tx_max = number(get("BAREWIRE_TX_MAX"), 1, "a number of operations, at least 1")?;
+        s.rx_max = number(get("BAREWIRE_RX_MAX"), 1, "a number of receives, at least 1")?;
+        Ok(s)
+    }
+}
+
+type Given = Option<(&'static str, String)>;
+
+fn number(given: Given, min: usize, expected: &'static str) -> Result<Option<usize>, BadSetting> {
+    let Some((name, value)) = given else { return Ok(None) };
+    match value.parse() {
+        // Sizes above 2^40 are typing errors and would overflow sums of them.
+        Ok(n) if n >= min && n <= 1 << 40 => Ok(Some(n)),
+        _ => Err(BadSetting { name, value, expected }),
+    }
+}
+
+fn word<T: Copy>(
+    given: Given,
+    words: &[(&str, T)],
+    expected: &'static str,
+) -> Result<Option<T>, BadSetting> {
+    let Some((name, value)) = given else { return Ok(None) };
+    match words.iter().find(|(w, _)| value.eq_ignore_ascii_case(w)) {
+        Some(&(_, v)) => Ok(Some(v)),
+        None => Err(BadSetting { name, value, expected }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(vars: &[(&str, &str)]) -> Result<Settings, BadSetting> {
+        Settings::parse(|n| vars.iter().find(|(k, _)| *k == n).map(|(_, v)| (*v).to_owned()))
+    }
+
+    #[test]
+    fn nothing_set_is_the_default() {
+        assert_eq!(parse(&[]), Ok(Settings::default()));
+        assert_eq!(parse(&[("BAREWIRE_PORT", ""), ("BAREWIRE_CPU", " ")]), Ok(Settings::default()));
+    }
+
+    #[test]
+    fn every_variable_is_read() {
+        let s = parse(&[
+            ("BAREWIRE_PORT", "shm:job7"),
+            ("BAREWIRE_T_DEAD_MS", "500"),
+            ("BAREWIRE_PROGRESS", "Auto"),
+            ("BAREWIRE_THREADING", "domain"),
+            ("BAREWIRE_CPU", "1"),
+            ("BAREWIRE_IDLE", "sleep"),
+            ("BAREWIRE_EAGER_MAX", "4096"),
+            ("BAREWIRE_PEER_MAX", "100000"),
+            ("BAREWIRE_UNEXPECTED_BYTES", "1048576"),
+            ("BAREWIRE_TX_MAX", "16"),
+            ("BAREWIRE_RX_MAX", "32"),
+            ("BAREWIRE_STATS", "0"),
+        ]);
+        let want = Settings {
+            port: Some("shm:job7".into()),
+            t_dead: Duration::from_millis(500),
+            progress: Progress::Auto,
+            threading: Threading::Domain,
+            cpu: Some(1),
+            idle: Idle::Sleep,
+            eager_max: Some(4096),
+            peer_max: Some(100_000),
+            unexpected_bytes: Some(1 << 20),
+            tx_max: Some(16),
+            rx_max: Some(32),
+            stats: false,
+        };
+        assert_eq!(s, Ok(want));
+    }
+
+    #[test]
+    fn a_value_that_means_nothing_names_itself_and_what_would_do() {
+        for (name, value) in [
+            ("BAREWIRE_T_DEAD_MS", "99"),
+            ("BAREWIRE_T_DEAD_MS", "5s"),
+            ("BAREWIRE_PROGRESS", "maybe"),
+            ("BAREWIRE_THREADING", "endpoint?"),
+            ("BAREWIRE_CPU", "-1"),
+            ("BAREWIRE_IDLE", "never"),
+            ("BAREWIRE_EAGER_MAX", "99999999999999"),
+            ("BAREWIRE_PEER_MAX", "0"),
+            ("BAREWIRE_STATS", "yes"),
+        ] {
+            let e = parse(&[(name, value)]).expect_err(name);
+            assert_eq!((e.name, e.value.as_str()), (name, value));
+            let line = e.to_string();
+            assert!(line.starts_with(&format!("{name}=\"{value}\": expected ")), "{line}");
+        }
+    }
+}

@@ -1,0 +1,326 @@
+//! Wait objects: how a thread sleeps until a queue or counter has something for it.
+//!
+//! Nobody spins. In a domain with a progress thread, sleepers wait for it to notice. In a domain
+//! with manual progress somebody has to turn the loop: one sleeper, the *leader*, waits on the port
+//! itself and turns the loop when a frame comes; the others wait for him. When he leaves, the next
+//! one leads.
+//!
+//! No wake-up is lost: a sleeper notes the epoch, looks, registers under the domain's lock and
+//! sleeps only if the epoch is still the same; whoever makes its queue ready later finds it
+//! registered and moves the epoch.
+
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use barewire_dataplane::node::{CntrId, CqId, Node};
+use barewire_driver::port::PortWaiter;
+use nix::sys::eventfd::{EfdFlags, EventFd};
+
+use crate::errno::{Error, Result};
+
+/// How a queue or counter can be waited for (`enum fi_wait_obj`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum WaitObj {
+    /// `FI_WAIT_NONE`: not at all; the blocking calls return `FI_ENOSYS`.
+    #[default]
+    None,
+    /// `FI_WAIT_UNSPEC`: by the blocking calls.
+    Unspec,
+    /// `FI_WAIT_SET`: deprecated, refused with `FI_ENOSYS`.
+    Set,
+    /// `FI_WAIT_FD`: by the blocking calls, and by an eventfd that is readable while an entry may
+    /// be there. In a domain with manual progress the first such object starts the progress
+    /// thread with the idle policy `sleep`: somebody has to receive while the application sleeps
+    /// in poll(2).
+    Fd,
+    /// `FI_WAIT_MUTEX_COND`: deprecated, refused with `FI_ENOSYS`.
+    MutexCond,
+    /// `FI_WAIT_YIELD`: as `Unspec`.
+    Yield,
+    /// `FI_WAIT_POLLFD`: refused with `FI_ENOSYS`.
+    PollFd,
+}
+
+impl WaitObj {
+    /// Whether there is anything to wait on, or [`Error::NoSys`] for a kind that is not offered.
+    pub(crate) fn waits(self) -> Result<bool> {
+        match self {
+            Self::None => Ok(false),
+            Self::Unspec | Self::Fd | Self::Yield => Ok(true),
+            Self::Set | Self::MutexCond | Self::PollFd => Err(Error::NoSys),
+        }
+    }
+}
+
+/// Milliseconds as the blocking calls take them: negative is for ever.
+pub(crate) fn timeout_of(ms: i32) -> Option<Duration> {
+    u64::try_from(ms).ok().map(Duration::from_millis)
+}
+
+/// What is waited for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Target {
+    Cq(CqId),
+    Cntr(CntrId),
+}
+
+/// The level of a target that its sleepers compare with what they saw: entries of a queue, or
+/// value and errors of a counter.
+fn level(node: &Node, target: Target) -> (u64, u64) {
+    match target {
+        Target::Cq(cq) => (node.cq_ready(cq).unwrap_or(0) as u64, 0),
+        Target::Cntr(c) => (node.cntr_read(c).unwrap_or(0), node.cntr_readerr(c).unwrap_or(0)),
+    }
+}
+
+/// Everything of a domain that somebody may wait for. Lives under the domain's lock.
+#[derive(Default)]
+pub(crate) struct Watch {
+    entries: Vec<Option<Entry>>,
+    /// Entries with a sleeper or a descriptor: 0 keeps the poll turn away from here.
+    active: usize,
+}
+
+struct Entry {
+    target: Target,
+    sleepers: u32,
+    /// Sleepers wake above this level or when the errors differ from these.
+    above: u64,
+    errors: u64,
+    /// They have been woken already.
+    woken: bool,
+    /// `fi_cq_signal`s that no sleeper has taken yet.
+    signals: u32,
+    fd: Option<EventFd>,
+    fd_set: bool,
+    /// Level of a counter when its descriptor was last cleared.
+    cleared: (u64, u64),
+}
+
+impl Entry {
+    fn active(&self) -> bool {
+        self.sleepers > 0 || self.fd.is_some()
+    }
+}
+
+impl Watch {
+    pub(crate) fn any(&self) -> bool {
+        self.active > 0
+    }
+
+    /// Registers a target, with a descriptor or without.
+    ///
+    /// # Errors
+    /// [`Error::NoMem`] if the process has no descriptor left.
+    pub(crate) fn open(&mut self, target: Target, fd: bool) -> Result<usize> {
+        let flags = EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC;
+        let fd = match fd {
+            false => None,
+            true => Some(EventFd::from_value_and_flags(0, flags).map_err(|_errno| Error::NoMem)?),
+        };
+        let entry = Entry {
+            target,
+            sleepers: 0,
+            above: 0,
+            errors: 0,
+            woken: false,
+            signals: 0,
+            fd,
+            fd_set: false,
+            cleared: (0, 0),
+        };
+        self.active += usize::from(entry.active());
+        let free = self.entries.iter().position(Option::is_none);
+        let idx = free.unwrap_or_else(|| {
+            self.entries.push(None);
+            self.entries.len() - 1
+        });
+        self.entries[idx] = Some(entry);
+        Ok(idx)
+    }
+
+    pub(crate) fn close(&mut self, idx: usize) {
+        if let Some(entry) = self.entries[idx].take() {
+            self.active -= usize::from(entry.active());
+        }
+    }
+
+    fn entry(&mut self, idx: usize) -> &mut Entry {
+        self.entries[idx].as_mut().expect("the object that owns the entry is open")
+    }
+
+    pub(crate) fn fd(&mut self, idx: usize) -> Option<RawFd> {
+        self.entry(idx).fd.as_ref().map(AsRawFd::as_raw_fd)
+    }
+
+    /// Asks for one sleeper, now or next, to return without an entry.
+    pub(crate) fn signal(&mut self, idx: usize) {
+        let entry = self.entry(idx);
+        entry.signals = entry.sleepers.max(1);
+        entry.set_fd();
+    }
+
+    /// Takes a signal, if there is one.
+    pub(crate) fn take_signal(&mut self, idx: usize) -> bool {
+        let entry = self.entry(idx);
+        let there = entry.signals > 0;
+        entry.signals -= u32::from(there);
+        there
+    }
+
+    /// The level now, to decide above which one to sleep.
+    pub(crate) fn level(&mut self, idx: usize, node: &Node) -> (u64, u64) {
+        level(node, self.entry(idx).target)
+    }
+
+    /// Registers a sleeper who wakes above level `above` or when errors are not `errors`.
+    pub(crate) fn sleep_on(&mut self, idx: usize, above: u64, errors: u64) {
+        let entry = self.entry(idx);
+        let was = entry.active();
+        entry.above = if entry.sleepers == 0 { above } else { entry.above.min(above) };
+        (entry.errors, entry.woken) = (errors, false);
+        entry.sleepers += 1;
+        self.active += usize::from(!was);
+    }
+
+    pub(crate) fn awake(&mut self, idx: usize) {
+        let entry = self.entry(idx);
+        entry.sleepers -= 1;
+        let is = entry.active();
+        self.active -= usize::from(!is);
+    }
+
+    /// Sets descriptors and wakes sleepers whose target is ready.
+    pub(crate) fn notify(&mut self, node: &Node, sleep: &Sleep) {
+        let mut wake = false;
+        for entry in self.entries.iter_mut().flatten().filter(|e| e.active()) {
+            let (at, errors) = level(node, entry.target);
+            if entry.sleepers > 0 && !entry.woken && (at > entry.above || errors != entry.errors) {
+                entry.woken = true;
+                wake = true;
+            }
+            let ready = match entry.target {
+                Target::Cq(_) => at > 0,
+                Target::Cntr(_) => (at, errors) != entry.cleared,
+            };
+            if ready {
+                entry.set_fd();
+            }
+        }
+        if wake {
+            sleep.notify();
+        }
+    }
+
+    /// Makes the descriptor unreadable again: the caller has seen the target empty.
+    #[cold]
+    pub(crate) fn clear_fd(&mut self, idx: usize, node: &Node) {
+        let entry = self.entry(idx);
+        entry.cleared = level(node, entry.target);
+        if std::mem::take(&mut entry.fd_set)
+            && let Some(fd) = &entry.fd
+        {
+            // Fails only if it is clear already.
+            let _ = fd.read();
+        }
+    }
+
+    /// Whether the descriptor must stay readable: an entry is there or a signal is owed.
+    pub(crate) fn pending(&mut self, idx: usize, node: &Node) -> bool {
+        let entry = self.entry(idx);
+        let now = level(node, entry.target);
+        match entry.target {
+            Target::Cq(_) => now.0 > 0 || entry.signals > 0,
+            Target::Cntr(_) => now != entry.cleared,
+        }
+    }
+}
+
+impl Entry {
+    fn set_fd(&mut self) {
+        if let Some(fd) = self.fd.as_ref().filter(|_| !self.fd_set) {
+            // Fails only if the count would pass 2^64 - 2.
+            let _ = fd.write(1);
+            self.fd_set = true;
+        }
+    }
+}
+
+/// Where the threads of a domain sleep.
+pub(crate) struct Sleep {
+    epoch: AtomicU64,
+    /// Whether somebody waits on the port itself.
+    led: Mutex<bool>,
+    woken: Condvar,
+    port: Option<Arc<dyn PortWaiter>>,
+}
+
+/// Longest sleep in one piece. What could be missed longer than this does not exist.
+const LONGEST: Duration = Duration::from_secs(1);
+
+/// Period of a leader whose port cannot be slept on.
+const POLL_PERIOD: Duration = Duration::from_micros(200);
+
+impl Sleep {
+    pub(crate) fn new(port: Option<Arc<dyn PortWaiter>>) -> Self {
+        Self { epoch: AtomicU64::new(0), led: Mutex::new(false), woken: Condvar::new(), port }
+    }
+
+    /// To be noted before the queue is looked at.
+    pub(crate) fn epoch(&self) -> u64 {
+        self.epoch.load(Ordering::Acquire)
+    }
+
+    /// Wakes everybody, to look again.
+    pub(crate) fn notify(&self) {
+        let led = self.lock();
+        self.epoch.fetch_add(1, Ordering::Release);
+        let somebody_leads = *led;
+        drop(led);
+        self.woken.notify_all();
+        if somebody_leads {
+            self.wake_port();
+        }
+    }
+
+    /// Sleeps until the epoch is not `seen` any more, the port has something (if `may_lead` and
+    /// nobody else does), or `timeout` is over. May return early.
+    pub(crate) fn sleep(&self, seen: u64, timeout: Duration, may_lead: bool) {
+        let timeout = timeout.min(LONGEST);
+        let mut led = self.lock();
+        if self.epoch() != seen {
+            return;
+        }
+        if may_lead && !*led {
+            *led = true;
+            drop(led);
+            self.wait_port(timeout);
+            *self.lock() = false;
+            // Whoever waited for us may have to lead now.
+            self.woken.notify_all();
+            return;
+        }
+        let slept = self.woken.wait_timeout(led, timeout);
+        drop(slept.unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// Sleeps on the port alone, for the progress thread.
+    pub(crate) fn wait_port(&self, timeout: Duration) {
+        match &self.port {
+            Some(port) => port.wait(timeout.min(LONGEST)),
+            None => std::thread::sleep(timeout.min(POLL_PERIOD)),
+        }
+    }
+
+    pub(crate) fn wake_port(&self) {
+        if let Some(port) = &self.port {
+            port.wake();
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, bool> {
+        self.led.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
