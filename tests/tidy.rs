@@ -208,7 +208,9 @@ const UNSAFE: &[&str] = &[
     "driver/src/frame.rs",
     "driver/src/clock.rs",
     "api/src/buf.rs",
+    "api/src/lock.rs",
     "api/src/raw.rs",
+    "api/src/stats.rs",
     "provider",
 ];
 

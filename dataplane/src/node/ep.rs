@@ -324,8 +324,9 @@ impl Node {
             .collect();
         for pull in pulls {
             let recv = std::mem::replace(&mut self.pulls[pull].recv, NONE);
+            self.posted[recv].payload.active -= 1;
             self.end_pull(now, pull, EndStatus::Closed);
-            self.cancel_placing(recv);
+            self.cancel_if_unlinked(recv);
         }
         let peers: Vec<u32> = self.peers.iter().map(|(i, _)| i).collect();
         for p in peers {
@@ -333,13 +334,9 @@ impl Node {
                 && self.posted[recv].payload.ep == idx
             {
                 self.peers[p].inbound = Inbound::None;
-                self.cancel_placing(recv);
+                self.posted[recv].payload.active -= 1;
+                self.cancel_if_unlinked(recv);
             }
-        }
-        let stored: Vec<u32> =
-            (self.stored.iter()).filter(|(_, m)| m.payload.ep == idx).map(|(i, _)| i).collect();
-        for msg in stored {
-            self.discard_stored(now, msg, EndStatus::Closed);
         }
         for kind in [MsgKind::Msg, MsgKind::Tagged] {
             while let Some(recv) = self.eps[idx].matcher[kind as usize].first_posted(&self.posted) {
@@ -347,21 +344,18 @@ impl Node {
                 self.fail_recv(recv, Error::Canceled);
             }
         }
+        let stored: Vec<u32> =
+            (self.stored.iter()).filter(|(_, m)| m.payload.ep == idx).map(|(i, _)| i).collect();
+        for msg in stored {
+            self.discard_stored(now, msg, EndStatus::Closed);
+        }
         self.eps[idx].claimed.clear();
     }
 
-    /// A message that was being placed will not be: ends its receive, unless that is a
-    /// multi-receive which matching still knows or another message is being placed into.
-    fn cancel_placing(&mut self, recv: u32) {
-        let wr = &mut self.posted[recv].payload;
-        wr.active -= 1;
-        let (e, multi, last) = (wr.ep, wr.multi, wr.active == 0 && (!wr.multi || wr.closed));
-        if multi {
-            // Each message of a multi-receive has an entry of its own reserved.
-            let cq = self.eps[e].rx_cq;
-            self.cqs[cq].cq.unreserve();
-        }
-        if last {
+    /// Ends a receive that matching no longer knows and nothing is placed into any more.
+    fn cancel_if_unlinked(&mut self, recv: u32) {
+        let wr = &self.posted[recv].payload;
+        if wr.active == 0 && (!wr.multi || wr.closed) {
             self.fail_recv(recv, Error::Canceled);
         }
     }

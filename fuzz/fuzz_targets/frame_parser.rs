@@ -1,4 +1,0 @@
-//! libFuzzer's entry; the body is in `barewire-fuzz`.
-#![no_main]
-
-libfuzzer_sys::fuzz_target!(|data: &[u8]| barewire_fuzz::frame_parser(data));

@@ -1,0 +1,276 @@
+//! Two sides that talk, and how to wait for what they get.
+
+use std::time::{Duration, Instant};
+
+use barewire::flags::{BindFlags, Caps, InfoFlags, OpFlags};
+use barewire::*;
+use barewire_driver::backend::loopback::{Loopback, LoopbackSettings};
+use barewire_driver::port::Port;
+
+/// Long enough for a machine that does other things, short enough for a person.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+
+pub(crate) const BOTH: BindFlags = BindFlags::TRANSMIT.union(BindFlags::RECV);
+
+/// Everything but `FI_SOURCE_ERR`.
+pub(crate) fn usual_caps() -> Caps {
+    Caps::MSG
+        | Caps::TAGGED
+        | Caps::SEND
+        | Caps::RECV
+        | Caps::DIRECTED_RECV
+        | Caps::MULTI_RECV
+        | Caps::SOURCE
+        | Caps::FENCE
+}
+
+/// How a side is made.
+#[derive(Clone)]
+pub(crate) struct Plan {
+    pub(crate) info: Info,
+    pub(crate) settings: Settings,
+    pub(crate) cq: CqAttr,
+    pub(crate) bind: BindFlags,
+}
+
+impl Default for Plan {
+    fn default() -> Self {
+        let hints = Info { caps: usual_caps(), ..Info::default() };
+        Self { info: info(&hints), settings: settings(), cq: CqAttr::default(), bind: BOTH }
+    }
+}
+
+pub(crate) fn settings() -> Settings {
+    Settings {
+        t_dead: Duration::from_secs(2),
+        unexpected_bytes: Some(16 << 20),
+        stats: false,
+        ..Settings::default()
+    }
+}
+
+/// The answer to `hints`.
+pub(crate) fn info(hints: &Info) -> Info {
+    let none = InfoFlags::empty();
+    getinfo_with(&settings(), API_VERSION, None, None, none, Some(hints)).unwrap().remove(0)
+}
+
+pub(crate) fn fabric() -> Fabric {
+    barewire::fabric(&FabricAttr::default()).unwrap()
+}
+
+/// Ports of one segment.
+pub(crate) fn ports(count: usize) -> Vec<Box<dyn Port>> {
+    ports_with(count, LoopbackSettings::default())
+}
+
+pub(crate) fn ports_with(count: usize, settings: LoopbackSettings) -> Vec<Box<dyn Port>> {
+    Loopback::segment(count, settings).into_iter().map(|p| Box::new(p) as Box<dyn Port>).collect()
+}
+
+/// A domain with one endpoint, one queue for both directions and one vector.
+pub(crate) struct Side {
+    pub(crate) ep: Endpoint,
+    pub(crate) cq: Cq,
+    pub(crate) av: Av,
+    pub(crate) domain: Domain,
+    /// The other side, in `av`.
+    pub(crate) peer: FiAddr,
+    /// This side, in `av`.
+    pub(crate) me: FiAddr,
+}
+
+impl Side {
+    pub(crate) fn new(port: Box<dyn Port>, plan: &Plan) -> Self {
+        let domain = fabric().domain_on(&plan.info, plan.settings.clone(), port).unwrap();
+        let cq = domain.cq_open(plan.cq).unwrap();
+        let av = domain.av_open(AvAttr::default()).unwrap();
+        let ep = domain.endpoint(&plan.info).unwrap();
+        ep.bind_cq(&cq, plan.bind).unwrap();
+        ep.bind_av(&av).unwrap();
+        ep.enable().unwrap();
+        let mut side = Self { ep, cq, av, domain, peer: 0, me: 0 };
+        side.me = side.knows(side.ep.getname().unwrap());
+        side.peer = side.me;
+        side
+    }
+
+    pub(crate) fn knows(&self, addr: EpAddr) -> FiAddr {
+        let mut at = [FI_ADDR_NOTAVAIL];
+        assert_eq!(self.av.insert(&[addr], &mut at), Ok(1));
+        at[0]
+    }
+
+    /// A completion, if one is there.
+    pub(crate) fn read(&self) -> Option<Completion> {
+        let mut one = [Completion::default()];
+        match self.cq.read(&mut one) {
+            Ok(1) => Some(std::mem::take(&mut one[0])),
+            Ok(n) => panic!("{n} completions for a buffer of one"),
+            Err(Error::Again) => None,
+            Err(Error::Avail) => panic!("{}", self.cq.readerr().unwrap()),
+            Err(e) => panic!("reading the queue: {e}"),
+        }
+    }
+
+    /// An error entry, if one is next.
+    pub(crate) fn read_error(&self) -> Option<CompletionError> {
+        match self.cq.read(&mut [Completion::default()]) {
+            Ok(_) => panic!("a success where an error was expected"),
+            Err(Error::Avail) => Some(self.cq.readerr().unwrap()),
+            Err(Error::Again) => None,
+            Err(e) => panic!("reading the queue: {e}"),
+        }
+    }
+}
+
+/// Two sides that know each other.
+pub(crate) struct Pair {
+    pub(crate) a: Side,
+    pub(crate) b: Side,
+}
+
+impl Default for Pair {
+    fn default() -> Self {
+        Self::new(&Plan::default())
+    }
+}
+
+impl Pair {
+    pub(crate) fn new(plan: &Plan) -> Self {
+        Self::with(plan, plan, ports(2))
+    }
+
+    pub(crate) fn with(a: &Plan, b: &Plan, ports: Vec<Box<dyn Port>>) -> Self {
+        let mut ports = ports.into_iter();
+        let mut next = || ports.next().expect("two ports");
+        let (mut a, mut b) = (Side::new(next(), a), Side::new(next(), b));
+        a.peer = a.knows(b.ep.getname().unwrap());
+        b.peer = b.knows(a.ep.getname().unwrap());
+        Self { a, b }
+    }
+
+    /// Turns both loops a few times and says whether anything moved.
+    pub(crate) fn turn(&self) -> bool {
+        let moved: usize = (0..4)
+            .map(|_| self.a.domain.progress().unwrap() + self.b.domain.progress().unwrap())
+            .sum();
+        moved > 0
+    }
+
+    /// Turns both loops until nothing moves any more.
+    pub(crate) fn settle(&self) {
+        let start = Instant::now();
+        let mut quiet = 0;
+        while quiet < 50 {
+            quiet = if self.turn() { 0 } else { quiet + 1 };
+            assert!(start.elapsed() < PATIENCE, "the two sides never come to rest");
+        }
+    }
+
+    /// The next completion of A.
+    pub(crate) fn at_a(&self) -> Completion {
+        until("a completion at A", || {
+            self.turn();
+            self.a.read()
+        })
+    }
+
+    /// The next completion of B.
+    pub(crate) fn at_b(&self) -> Completion {
+        until("a completion at B", || {
+            self.turn();
+            self.b.read()
+        })
+    }
+
+    /// The next entry of A, which is an error.
+    pub(crate) fn error_at_a(&self) -> CompletionError {
+        until("an error at A", || {
+            self.turn();
+            self.a.read_error()
+        })
+    }
+
+    /// The next entry of B, which is an error.
+    pub(crate) fn error_at_b(&self) -> CompletionError {
+        until("an error at B", || {
+            self.turn();
+            self.b.read_error()
+        })
+    }
+
+    /// Asserts that neither queue holds anything, now and after everything has settled.
+    pub(crate) fn nothing_more(&self) {
+        self.settle();
+        for (name, side) in [("A", &self.a), ("B", &self.b)] {
+            if let Some(c) = side.read() {
+                panic!("left over at {name}: {c:?}");
+            }
+        }
+    }
+
+    /// Asserts that nothing is in flight, lent or stored on either side.
+    pub(crate) fn all_is_back(&self) {
+        self.nothing_more();
+        for (name, side) in [("A", &self.a), ("B", &self.b)] {
+            let levels = side.domain.levels().unwrap();
+            let node = levels.node;
+            let busy = node.tx + node.sent + node.posted + node.stored + node.blocks + node.pulls;
+            assert_eq!((levels.ops, busy + node.cq_reserved), (0, 0), "{name}: {levels:?}");
+        }
+    }
+}
+
+/// Tries until there is an answer.
+pub(crate) fn until<R>(what: &str, mut attempt: impl FnMut() -> Option<R>) -> R {
+    let start = Instant::now();
+    loop {
+        if let Some(answer) = attempt() {
+            return answer;
+        }
+        assert!(start.elapsed() < PATIENCE, "no {what} in {PATIENCE:?}");
+    }
+}
+
+/// Bytes that are different everywhere and for every seed.
+pub(crate) fn pattern(len: usize, seed: u64) -> Vec<u8> {
+    let mut x = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut bytes = Vec::with_capacity(len + 8);
+    while bytes.len() < len {
+        x ^= x << 13;
+        x ^= x >> 7;
+        x ^= x << 17;
+        bytes.extend_from_slice(&x.to_le_bytes());
+    }
+    bytes.truncate(len);
+    bytes
+}
+
+pub(crate) fn buf(len: usize, seed: u64) -> Buf {
+    pattern(len, seed).into()
+}
+
+/// A refused post: its error, after checking that the buffers came back.
+pub(crate) fn refusal(posted: Posted, bytes: usize) -> Error {
+    let refused = posted.expect_err("the call was accepted");
+    let back = match &refused.bufs {
+        Bufs::None => 0,
+        Bufs::One(b) => b.len(),
+        Bufs::Many(v) => v.iter().map(|b| b.len()).sum(),
+        Bufs::Shared(s) => s.len(),
+    };
+    assert_eq!(back, bytes, "the refused call kept memory");
+    refused.error
+}
+
+pub(crate) fn untagged(bufs: impl Into<Bufs>, addr: FiAddr, context: u64) -> Msg {
+    Msg { bufs: bufs.into(), addr, context, data: 0 }
+}
+
+pub(crate) fn tagged(bufs: impl Into<Bufs>, addr: FiAddr, tag: u64, context: u64) -> TaggedMsg {
+    TaggedMsg { bufs: bufs.into(), addr, tag, ignore: 0, context, data: 0 }
+}
+
+/// No flag, for the `msg` calls.
+pub(crate) const PLAIN: OpFlags = OpFlags::empty();
