@@ -1,6 +1,5 @@
 //! Endpoints: what they are bound to, and their life from open to close.
 
-use super::ops::WrFlags;
 use super::peer::Inbound;
 use super::{AvId, CntrId, CqId, EpAttr, EpCounters, EpId, MsgKind, Node};
 use crate::error::{Error, Result};
@@ -304,14 +303,9 @@ impl Node {
     fn close_sends(&mut self, now: Instant, idx: u32) {
         let wrs: Vec<u32> = self.tx.iter().filter(|(_, wr)| wr.ep == idx).map(|(i, _)| i).collect();
         for w in wrs {
-            self.abandon_wr(w);
-            let reported = self.tx[w].flags.contains(WrFlags::REPORTED);
             let p = self.tx[w].peer;
-            if reported {
-                self.free_wr(w);
-            } else {
-                self.fail_wr(w, Error::Canceled, crate::types::ProvErrno::UnknownOutcome);
-            }
+            self.abandon_wr(w);
+            self.cancel_wr(w);
             self.arm_timer(now, p);
         }
     }

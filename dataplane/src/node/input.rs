@@ -166,8 +166,18 @@ impl Node {
         peer.progress_at = now;
         peer.backoff = 0;
         peer.probed = false;
+        let mut sent_at = None;
         while let Some(idx) = self.peers[p].snd.pop_acked(&mut self.sent) {
+            let entry = &self.sent[idx];
+            if !entry.rtx && !entry.sacked {
+                sent_at = Some(entry.at);
+            }
             self.on_acked(now, p, idx);
+        }
+        if let Some(at) = sent_at
+            && !self.lossless
+        {
+            self.peers[p].rtt.sample(now.since(at));
         }
         let peer = &self.peers[p];
         if !peer.txq.is_empty() || !peer.dataq.is_empty() || !peer.ctlq.is_empty() {
@@ -574,7 +584,7 @@ impl Node {
         let Some(wr) = known else { return Verdict::Refuse(NackReason::Malformed) };
         let end = op.offset + u64::from(op.len);
         let same = wr.asked == 0 || (wr.pull_op, wr.pull_gen) == (op.dst_op, op.dst_gen);
-        if end > wr.len || !same || wr.flags.contains(WrFlags::ALL_SENT) {
+        if end > wr.len || !same || wr.ep == NONE || wr.flags.contains(WrFlags::ALL_SENT) {
             return Verdict::Refuse(NackReason::Malformed);
         }
         (wr.pull_op, wr.pull_gen, wr.asked) = (op.dst_op, op.dst_gen, end);

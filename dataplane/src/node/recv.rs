@@ -264,6 +264,11 @@ impl Node {
             self.counters.rx_stray += 1;
             return;
         };
+        if len == 0 {
+            // Its sender closed the endpoint.
+            self.fail_pull(op.dst_op, Error::Canceled);
+            return;
+        }
         let len64 = len as u64;
         let end = op.offset.checked_add(len64);
         if end.is_none_or(|end| end > pull.asked) || pull.got + len64 > pull.asked {
@@ -275,7 +280,7 @@ impl Node {
         let (recv, base) = (pull.recv, pull.base);
         let done = pull.got == pull.want && pull.end.is_none();
         let more = pull.asked < pull.want && pull.asked - pull.got <= PULL_CHUNK;
-        if recv != NONE && len > 0 {
+        if recv != NONE {
             let at = (base + op.offset) as usize;
             frame.copy_to_io(off, &self.posted[recv].payload.buf, at, len);
         }
@@ -583,9 +588,13 @@ impl Node {
             return;
         }
         let p = pull.peer;
+        let (_, len) = self.next_piece(idx);
+        self.pulls[idx].asking = len;
+        self.pull_out += u64::from(len);
         self.queue_pull(p, idx);
     }
 
+    /// Lets the pulls that have waited longest ask, as far as there is room now.
     fn serve_waiting_pulls(&mut self, now: Instant) {
         let window = self.settings.pull_window as u64;
         while !self.pull_wait.is_empty()
@@ -594,10 +603,6 @@ impl Node {
             let Some(idx) = self.pull_wait.pop_front(&mut self.pulls) else { return };
             self.pulls[idx].waiting = false;
             self.ask(now, idx);
-            let (_, len) = self.next_piece(idx);
-            if len == 0 {
-                break;
-            }
         }
     }
 
@@ -651,8 +656,8 @@ impl Node {
     /// Bytes that were asked for and will not be waited for any more leave the account.
     fn settle_pull(&mut self, idx: u32) {
         let pull = &mut self.pulls[idx];
-        self.pull_out -= pull.asked - pull.got;
-        pull.got = pull.asked;
+        self.pull_out -= pull.asked - pull.got + u64::from(pull.asking);
+        (pull.got, pull.asking) = (pull.asked, 0);
         if std::mem::take(&mut pull.waiting) {
             self.pull_wait.remove(&mut self.pulls, idx);
         }
@@ -930,6 +935,7 @@ fn empty_pull(peer: u32, src_op: u32, src_gen: u32, end: Option<EndStatus>) -> P
         want: 0,
         asked: 0,
         got: 0,
+        asking: 0,
         src_ep: 0,
         tagged: false,
         tag: 0,
