@@ -441,9 +441,18 @@ impl Node {
 
     /// Whether the message after `w` may share its packet.
     fn can_pack(&self, w: u32) -> bool {
-        let next = &self.tx[self.tx[w].queue.next];
+        let next = self.tx[w].queue.next;
+        !self.packs.free.is_empty() && self.tx[next].len <= PACK_MSG_MAX && self.packs_with(w, next)
+    }
+
+    /// Whether `next` may follow `first` in a packet. The messages of a packet share its fate, so
+    /// they go to one endpoint and are of one kind.
+    fn packs_with(&self, first: u32, next: u32) -> bool {
+        let (a, b) = (&self.tx[first], &self.tx[next]);
         let alone = WrFlags::FENCE | WrFlags::MATCH;
-        next.len <= PACK_MSG_MAX && !next.flags.intersects(alone) && !self.packs.free.is_empty()
+        a.dst_ep == b.dst_ep
+            && !(a.flags ^ b.flags).contains(WrFlags::TAGGED)
+            && !b.flags.intersects(alone)
     }
 
     /// Sends as many of the small messages at the head of the queue as fit one packet.
@@ -491,12 +500,13 @@ impl Node {
     fn fill_pack(&self, p: u32, bytes: &mut Vec<u8>, room: usize) -> (u16, u32) {
         let credits = self.peers[p].credits();
         let (mut count, mut cost) = (0, 0);
-        let mut w = self.peers[p].txq.head;
+        let first = self.peers[p].txq.head;
+        let mut w = first;
         while w != NONE && count < PackOp::COUNT_MAX {
             let wr = &self.tx[w];
             let imm = wr.flags.contains(WrFlags::IMM).then_some(wr.data);
             let size = record_len(imm.is_some(), wr.len as usize);
-            let alone = wr.flags.intersects(WrFlags::MATCH | WrFlags::FENCE) && count > 0;
+            let alone = count > 0 && !self.packs_with(first, w);
             if wr.len > PACK_MSG_MAX || alone || cost + units(wr.len) > credits {
                 break;
             }

@@ -101,12 +101,8 @@ impl Node {
 
     fn queue_wr(&mut self, now: Instant, p: u32, w: u32, inc: u64) {
         self.tick(now);
-        let active = self.active_ns;
+        self.begin_to_wait(now, p);
         let peer = &mut self.peers[p];
-        if !peer.owes() {
-            peer.heard = active;
-            peer.probes = 0;
-        }
         peer.wrs.push_back(&mut self.tx, w);
         if inc != 0 && peer.inc == 0 {
             peer.inc = inc;

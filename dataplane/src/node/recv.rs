@@ -559,6 +559,7 @@ impl Node {
 
     fn add_pull(&mut self, now: Instant, pull: Pull) {
         let (p, ended) = (pull.peer, pull.end.is_some());
+        self.begin_to_wait(now, p);
         let Some(idx) = self.pulls.alloc(pull) else {
             // There is a record for every announcement that credit allows, so this peer has more
             // under way than an honest one can.

@@ -53,6 +53,17 @@ impl Node {
         self.polled_at = now;
     }
 
+    /// An operation is about to wait for `p`: if none did, its silence counts from now.
+    pub(crate) fn begin_to_wait(&mut self, now: Instant, p: u32) {
+        let active = self.active_ns;
+        let peer = &mut self.peers[p];
+        if !peer.owes() {
+            peer.heard = active;
+            peer.probes = 0;
+            peer.probe_at = now;
+        }
+    }
+
     /// There is something to send to `p`: opens a session or puts it into the queue.
     pub(crate) fn kick(&mut self, now: Instant, p: u32) {
         match self.peers[p].state {
@@ -479,11 +490,18 @@ impl Node {
 
     /// When something is due for a peer, if anything is.
     fn due(&self, peer: &Peer) -> Option<Instant> {
+        let silent = self.active_ns.saturating_sub(peer.heard);
+        // When the silence will have lasted T_dead; that has passed if only probes are missing.
+        let left = self.settings.t_dead_ns.checked_sub(silent).filter(|&left| left > 0);
+        let death = left.map_or(Instant(u64::MAX), |left| self.polled_at + left);
         match peer.state {
             State::Idle => None,
-            State::Opening | State::Answered => Some(peer.probe_at + open_rto(peer.backoff)),
+            State::Opening | State::Answered => {
+                Some((peer.probe_at + open_rto(peer.backoff)).min(death))
+            }
             State::Open => {
-                let mut due = peer.owes().then(|| peer.probe_at + self.probe_interval(peer));
+                let probe = || (peer.probe_at + self.probe_interval(peer)).min(death);
+                let mut due = peer.owes().then(probe);
                 let mut sooner = |at: Instant| due = Some(due.map_or(at, |d| d.min(at)));
                 if !self.lossless && !peer.snd.is_empty() {
                     sooner(peer.progress_at + self.patience(peer));

@@ -13,9 +13,17 @@ use crate::slab::NONE;
 /// Bytes of a block, and of one credit.
 pub const UNIT: usize = 256;
 
-/// Credits that a message of `len` bytes costs: one for an empty one, as it needs a record.
+/// Credits that a message of `len` bytes costs: one for an empty one, as it needs a record. A length
+/// that no credit could cover, as only a forged header has it, costs more than anybody holds.
 pub const fn units(len: u64) -> u32 {
-    if len == 0 { 1 } else { len.div_ceil(UNIT as u64) as u32 }
+    let units = len.div_ceil(UNIT as u64);
+    if units == 0 {
+        1
+    } else if units > u32::MAX as u64 {
+        u32::MAX
+    } else {
+        units as u32
+    }
 }
 
 /// The stored part of a message: blocks in order.
@@ -173,6 +181,12 @@ mod tests {
             pool.release(&mut chain);
             assert_eq!(pool.free_count(), 8);
         }
+    }
+
+    #[test]
+    fn cost_never_wraps() {
+        assert_eq!((units(0), units(1), units(256), units(257)), (1, 1, 1, 2));
+        assert_eq!((units(256 << 32), units(u64::MAX)), (u32::MAX, u32::MAX));
     }
 
     #[test]
