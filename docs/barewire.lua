@@ -267,9 +267,8 @@ ops[7] = function(state, tree, op)
   names(tree, op, 0, "dst")
   tree:add_le(f["offset"], op(8, 8))
   local offset = op(8, 8):le_uint64()
-  if state.plen == 0 then refuse(state, "empty_piece") end
   if offset + UInt64(state.plen) < offset then refuse(state, "piece_range") end
-  state.info = state.info .. " " .. text("offset", op(8, 8))
+  state.info = state.info .. (state.plen == 0 and " withdrawn" or " " .. text("offset", op(8, 8)))
 end
 
 ops[8] = function(state, tree, op)
@@ -332,6 +331,15 @@ ops[15] = function(state, tree, op)
     .. string.format(" sid=0x%08x epoch=%d", sid, epoch)
 end
 
+-- Refuses a frame that is shorter than an operation header of `op_len` bytes and what follows it.
+local function whole(state, buf, op_len)
+  local stop = 18 + op_len + state.plen
+  if buf:len() < 18 + op_len then refuse(state, "op_truncated", true) end
+  if buf:len() < stop then refuse(state, "payload_truncated", true) end
+  if buf:len() < stop + state.crc_len then refuse(state, "trailer_truncated", true) end
+  return stop
+end
+
 -- Whether an unknown type's checksum, if it has one, is right at any place where it can be.
 local function crc_anywhere(state, buf)
   if state.trailer == 0 then return true end
@@ -357,6 +365,7 @@ local function prologue(state, buf, pinfo, tree)
   if band(w, 0x0C) ~= 0 then refuse(state, "prologue_reserved", true) end
   state.trailer = band(w, 3)
   if TRAILER[state.trailer] == nil then refuse(state, "trailer_code", true) end
+  state.crc_len = state.trailer == 3 and 4 or 0
   local src = tostring(pinfo.dl_src)
   if src == "00:00:00:00:00:00" or band(tonumber(src:sub(1, 2), 16) or 0, 1) == 1 then
     refuse(state, "source", true)
@@ -380,18 +389,10 @@ local function prologue(state, buf, pinfo, tree)
     refuse(state, "no_sid", true)
   end
   if TYPES[state.type] == nil then
+    whole(state, buf, 0)
     refuse(state, crc_anywhere(state, buf) and "unknown_type" or "crc", true)
   end
   if state.plen > 0 and not HAS_PAYLOAD[state.type] then refuse(state, "stray_payload", true) end
-end
-
--- Refuses a frame that is shorter than an operation header of `op_len` bytes and what follows it.
-local function whole(state, buf, op_len)
-  local stop = 18 + op_len + state.plen
-  if buf:len() < 18 + op_len then refuse(state, "op_truncated", true) end
-  if buf:len() < stop then refuse(state, "payload_truncated", true) end
-  if buf:len() < stop + state.crc_len then refuse(state, "trailer_truncated", true) end
-  return stop
 end
 
 -- In the order of the codec, so that a frame with several faults has the same first one: least
@@ -401,7 +402,6 @@ local function packet(state, buf, pinfo, tree)
   prologue(state, buf, pinfo, tree)
   local ty, plen = state.type, state.plen
   local op_len = OP_LEN[ty]
-  state.crc_len = state.trailer == 3 and 4 or 0
   whole(state, buf, op_len)
   local count = ty == 1 and buf(20, 1):uint() or 0
   local imm = HAS_IMM[ty] and band(buf(22, 1):uint(), 2) ~= 0

@@ -240,6 +240,9 @@ fn unfit(frame: &RxFrame<'_>) -> WireError {
     match Ty::try_from((prologue >> 8) as u8 & 31) {
         Err(..16) => WireError::ReservedType,
         Err(_) if no_sid => WireError::NoSid,
+        Err(_) if frame.len() < BASE_LEN + plen + if crc { TRAILER_LEN } else { 0 } => {
+            truncated(frame.len(), BASE_LEN, plen)
+        }
         Err(_) if crc && !crc_anywhere(frame, plen) => WireError::Crc,
         Err(_) => WireError::UnknownType,
         Ok(ty) if no_sid && ty.sid_min() != 0 => WireError::NoSid,

@@ -81,7 +81,7 @@ impl<'f, 'm> PackRecords<'f, 'm> {
     #[inline]
     pub fn new(frame: &'f RxFrame<'m>, payload_off: usize, plen: u16, count: u16) -> Self {
         let end = (payload_off + usize::from(plen)).min(frame.len());
-        Self { frame, at: payload_off, end, left: count, done: false }
+        Self { frame, at: payload_off.min(end), end, left: count, done: false }
     }
 
     /// Whether all records are well-formed and fill the payload.

@@ -138,7 +138,7 @@ impl PullOp {
     }
 }
 
-/// Header of a DATA.
+/// Header of a DATA. One without payload withdraws the message: no more of it will come.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DataOp {
     /// The puller's slot, from its PULL.
@@ -162,15 +162,12 @@ impl DataOp {
     /// Copies and checks the header.
     ///
     /// # Errors
-    /// [`WireError::EmptyPiece`], [`WireError::PieceRange`], [`WireError::OpTruncated`].
+    /// [`WireError::PieceRange`], [`WireError::OpTruncated`].
     #[inline]
     pub fn parse(frame: &RxFrame<'_>, base: &Base) -> Result<Self, WireError> {
         let b = frame.chunk_at(BASE_LEN).ok_or(WireError::OpTruncated)?;
         let b = Bytes::<{ Self::LEN }>(b);
         let offset = b.u64::<8>();
-        if base.plen == 0 {
-            return Err(WireError::EmptyPiece);
-        }
         if offset.checked_add(base.plen.into()).is_none() {
             return Err(WireError::PieceRange);
         }

@@ -398,7 +398,6 @@ fn operations_are_refused_for_their_own_cause() {
     refused(Ty::Msg, 38, &[1], E::StrayLen);
     refused(Ty::Msg, 39, &[1], E::StrayLen);
     refused(Ty::MsgM, 30, &[0], E::EmptyPiece);
-    refused(Ty::Data, 30, &[0], E::EmptyPiece);
     refused(Ty::MsgM, 48, &[49], E::PieceRange);
     refused(Ty::MsgM, 56, &[0xff; 8], E::PieceRange);
     refused(Ty::Data, 40, &[0xff; 8], E::PieceRange);

@@ -1,0 +1,152 @@
+//! Every fuzz target on any toolchain: its corpus, random bytes, and mutated seeds.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use barewire_dataplane::wire::{Base, Op, TRAILER_LEN, Ty, crc_of_head};
+use barewire_driver::frame::RxFrame;
+use barewire_fuzz::{Body, TARGETS};
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestRunner};
+
+/// Cases per target and kind; a nightly run multiplies it by the environment's `FUZZ_FACTOR`.
+const CASES: u32 = 5_000;
+
+fn cases() -> u32 {
+    let factor = std::env::var("FUZZ_FACTOR").ok().and_then(|f| f.parse().ok()).unwrap_or(1_u32);
+    CASES.saturating_mul(factor)
+}
+
+fn here() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// The seeds of a target by file, in the order of their names.
+fn corpus(target: &str) -> Vec<(PathBuf, Vec<u8>)> {
+    let dir = here().join("corpus").join(target);
+    let entries = fs::read_dir(&dir).unwrap_or_else(|e| panic!("{}: {e}", dir.display()));
+    let mut files: Vec<_> = entries.map(|entry| entry.unwrap().path()).collect();
+    files.sort();
+    assert!(!files.is_empty(), "{} has no seed", dir.display());
+    files.into_iter().map(|file| (file.clone(), fs::read(file).unwrap())).collect()
+}
+
+#[test]
+fn every_seed_passes() {
+    for (name, body) in TARGETS {
+        for (file, data) in corpus(name) {
+            println!("{}", file.display()); // shown when the body panics
+            body(&data);
+        }
+    }
+}
+
+/// A target without libFuzzer's file, or without a body, is noticed.
+#[test]
+fn every_target_is_whole() {
+    let manifest = fs::read_to_string(here().join("fuzz_targets/Cargo.toml")).unwrap();
+    for (name, _) in TARGETS {
+        assert!(manifest.contains(&format!("path = \"{name}.rs\"")), "{name} in the manifest");
+        let file = here().join(format!("fuzz_targets/{name}.rs"));
+        let text = fs::read_to_string(file).unwrap();
+        assert!(text.contains(&format!("barewire_fuzz::{name}(")), "{name}.rs");
+    }
+    for entry in fs::read_dir(here().join("corpus")).unwrap() {
+        let name = entry.unwrap().file_name().into_string().unwrap();
+        assert!(TARGETS.iter().any(|(target, _)| *target == name), "corpus of {name}");
+    }
+}
+
+/// The seeds of the parser hold a good frame of each type, and are still good after a change of the
+/// format.
+#[test]
+fn every_type_has_a_seed() {
+    let seeds = corpus("frame_parser");
+    for ty in Ty::ALL {
+        for name in [ty.name().to_lowercase(), format!("{}-crc", ty.name().to_lowercase())] {
+            let found = seeds.iter().find(|(file, _)| file.ends_with(&name));
+            let rx = RxFrame::new(&found.expect(&name).1);
+            let base = Base::parse(&rx).unwrap_or_else(|e| panic!("{name}: {e}"));
+            assert_eq!(Op::parse(&rx, &base).map(|op| op.ty()), Ok(ty), "{name}");
+        }
+    }
+}
+
+fn run(strategy: impl Strategy<Value = Vec<u8>>, body: Body) {
+    let config = Config { cases: cases(), failure_persistence: None, ..Config::default() };
+    let mut runner = TestRunner::new(config);
+    let result = runner.run(&strategy, |data| {
+        body(&data);
+        Ok(())
+    });
+    result.unwrap_or_else(|e| panic!("{e}"));
+}
+
+#[test]
+fn random_bytes_pass() {
+    for (_, body) in TARGETS {
+        run(proptest::collection::vec(any::<u8>(), 0..400), *body);
+    }
+}
+
+/// One change of an input, as libFuzzer would make it.
+#[derive(Clone, Debug)]
+enum Change {
+    Byte(prop::sample::Index, u8),
+    Bit(prop::sample::Index, u8),
+    Word(prop::sample::Index, u32),
+    Cut(prop::sample::Index),
+    Append(Vec<u8>),
+    /// The right CRC32C at the end, so that what lies behind the check is reached.
+    Checksum,
+}
+
+fn a_change() -> impl Strategy<Value = Change> {
+    let at = any::<prop::sample::Index>;
+    let edge = prop_oneof![Just(0), Just(1), Just(u32::MAX), Just(1 << 31), any::<u32>()];
+    prop_oneof![
+        4 => (at(), prop_oneof![Just(0), Just(0xff), any::<u8>()])
+            .prop_map(|(at, b)| Change::Byte(at, b)),
+        4 => (at(), 0..8_u8).prop_map(|(at, bit)| Change::Bit(at, bit)),
+        2 => (at(), edge).prop_map(|(at, word)| Change::Word(at, word)),
+        1 => at().prop_map(Change::Cut),
+        1 => proptest::collection::vec(any::<u8>(), 0..64).prop_map(Change::Append),
+        1 => Just(Change::Checksum),
+    ]
+}
+
+fn apply(data: &mut Vec<u8>, change: &Change) {
+    if data.is_empty() {
+        return;
+    }
+    let len = data.len();
+    match change {
+        Change::Byte(at, b) => data[at.index(len)] = *b,
+        Change::Bit(at, bit) => data[at.index(len)] ^= 1 << bit,
+        Change::Word(at, word) => {
+            let at = at.index(len);
+            let n = (len - at).min(4);
+            data[at..at + n].copy_from_slice(&word.to_le_bytes()[..n]);
+        }
+        Change::Cut(at) => data.truncate(at.index(len)),
+        Change::Append(more) => data.extend_from_slice(more),
+        Change::Checksum if len >= 32 + TRAILER_LEN => {
+            let crc = crc_of_head(&data[..len - TRAILER_LEN]);
+            data[len - TRAILER_LEN..].copy_from_slice(&crc.to_le_bytes());
+        }
+        Change::Checksum => {}
+    }
+}
+
+#[test]
+fn mutated_seeds_pass() {
+    for (name, body) in TARGETS {
+        let seeds: Vec<_> = corpus(name).into_iter().map(|(_, data)| data).collect();
+        let changes = proptest::collection::vec(a_change(), 1..6);
+        let mutated = (prop::sample::select(seeds), changes).prop_map(|(mut data, changes)| {
+            changes.iter().for_each(|change| apply(&mut data, change));
+            data
+        });
+        run(mutated, *body);
+    }
+}
