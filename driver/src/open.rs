@@ -1,31 +1,159 @@
 //! Ports by name: `shm`, `shm:job7,mtu=9000`, `fault(loss=0.01,seed=7):shm:job7`.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use crate::backend::shm::{ShmPort, ShmSettings};
+use crate::backend::fault::{Fault, FaultSettings};
+use crate::backend::pcap::Pcap;
+use crate::backend::shm::{MTU_MIN, ShmPort, ShmSettings};
 use crate::port::{MacAddr, Port};
 
 /// Opens the port that `spec` names.
 ///
-/// `shm` is the user's default segment, `shm:job7` another one, both with options after a comma:
-/// `mac=02:00:00:00:00:07`, `mtu=9000`, `ring=262144` (bytes per pair), `members=16`.
+/// - `shm` is the user's default segment, `shm:job7` another one, both with options after a comma:
+///   `mac=02:00:00:00:00:07`, `mtu=9000`, `ring=262144` (bytes per pair), `members=16`. See
+///   [`ShmSettings`].
+/// - `fault(loss=0.01,dup=0.001,reorder=0.01,corrupt=0.001,delay_us=50,mtu=1500,hold=256,seed=7):PORT`
+///   spoils what `PORT` sends; every option may be left out. See [`FaultSettings`].
+/// - `pcap(file=PATH):PORT` records what passes `PORT`.
 ///
 /// # Errors
-/// [`OpenError`]; nothing is left behind.
+/// [`OpenError`]; nothing is left behind, but a capture's file that was made before `PORT` failed.
 pub fn open(spec: &str) -> Result<Box<dyn Port>, OpenError> {
-    let (kind, rest) = split_kind(spec);
+    let kind = spec.split([':', ',', '(']).next().unwrap_or("");
     match kind {
-        "shm" => Ok(Box::new(ShmPort::open(&shm_settings(spec, rest)?)?)),
+        "shm" => Ok(Box::new(ShmPort::open(&shm_settings(spec)?)?)),
+        "fault" => {
+            let (wrapper, options, inner) = wrapped(spec)?;
+            let settings = fault_settings(wrapper, options)?;
+            let inner = open(inner)?;
+            let fault = Fault::new(inner, settings, wrapper);
+            check_mtu(fault, &settings)
+        }
+        "pcap" => {
+            let (wrapper, options, inner) = wrapped(spec)?;
+            let path = options.strip_prefix("file=").filter(|path| !path.is_empty());
+            let path = path.ok_or_else(|| bad(wrapper, "write pcap(file=PATH):PORT"))?;
+            let os = |source| OpenError::Os {
+                what: "cannot write the capture",
+                path: path.into(),
+                source,
+                hint: "; choose another file",
+            };
+            Ok(Box::new(Pcap::new(open(inner)?, Path::new(path), wrapper).map_err(os)?))
+        }
         _ => Err(unknown(spec, kind)),
     }
 }
 
-/// The part before the first colon or comma, and what follows it.
-fn split_kind(spec: &str) -> (&str, &str) {
-    let end = spec.find([':', ',', '(']).unwrap_or(spec.len());
-    let (kind, rest) = spec.split_at(end);
-    (kind, rest.strip_prefix(':').unwrap_or(rest))
+/// What a port of this machine is called, and whether it can be opened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PortInfo {
+    /// What to write to open it, or its kind if there is nothing to open.
+    pub spec: String,
+    /// What it is.
+    pub what: String,
+    /// Why it cannot be opened and what to do, in one line; `None` if it can.
+    pub why_not: Option<String>,
+}
+
+/// The ports that this machine offers, and the kinds that it does not, with the reason.
+pub fn list() -> Vec<PortInfo> {
+    let mut ports = vec![PortInfo {
+        spec: "shm".into(),
+        what: "Ethernet segment between this user's processes, in /dev/shm".into(),
+        why_not: shm_why_not(Path::new("/dev/shm")),
+    }];
+    let prefix = format!("barewire-{}-", nix::unistd::geteuid());
+    let dir = std::fs::read_dir("/dev/shm").into_iter().flatten().flatten();
+    let mut names: Vec<String> = dir.filter_map(|e| e.file_name().into_string().ok()).collect();
+    names.sort();
+    for name in names.iter().filter_map(|n| n.strip_prefix(&prefix)).filter(|&n| n != "default") {
+        let what = "segment that exists now".into();
+        ports.push(PortInfo { spec: format!("shm:{name}"), what, why_not: None });
+    }
+    for (kind, what) in NOT_BUILT {
+        let why_not = Some("not part of this build; use shm".into());
+        ports.push(PortInfo { spec: kind.into(), what: what.into(), why_not });
+    }
+    ports
+}
+
+/// Kinds that this build knows of and does not have.
+const NOT_BUILT: [(&str, &str); 4] = [
+    ("afpacket", "any Linux network interface, through the kernel"),
+    ("udp", "another host, inside UDP"),
+    ("dpdk", "a NIC driven by DPDK"),
+    ("vfio", "a NIC driven by barewire itself"),
+];
+
+fn shm_why_not(dir: &Path) -> Option<String> {
+    use nix::unistd::{AccessFlags, access};
+    let at = dir.display();
+    if let Err(errno) = access(dir, AccessFlags::W_OK | AccessFlags::X_OK) {
+        return Some(format!("{at}: {}; mount -t tmpfs -o mode=1777 tmpfs {at}", errno.desc()));
+    }
+    let stat = nix::sys::statvfs::statvfs(dir).ok()?;
+    let free = stat.blocks_available().saturating_mul(stat.fragment_size());
+    // What a segment of default sizes takes with one pair that talks.
+    let need = 3 << 20;
+    let is_short = stat.blocks() > 0 && free < need;
+    is_short.then(|| format!("{at} has {free} bytes free; mount -o remount,size=1G {at}"))
+}
+
+/// Splits `kind(options):rest`.
+fn wrapped(spec: &str) -> Result<(&str, &str, &str), OpenError> {
+    let parts = || {
+        let open = spec.find('(')?;
+        // A capture's path may hold a parenthesis; what ends the options is the one with a colon.
+        let close = spec.find("):")?;
+        let options = spec.get(open + 1..close)?;
+        Some((&spec[..=close], options, &spec[close + 2..]))
+    };
+    parts().ok_or_else(|| {
+        let kind = spec.split([':', ',', '(']).next().unwrap_or("");
+        bad(spec, format!("a port around a port is written {kind}(OPTION=VALUE,...):PORT"))
+    })
+}
+
+fn fault_settings(spec: &str, options: &str) -> Result<FaultSettings, OpenError> {
+    let mut settings = FaultSettings::default();
+    for part in options.split(',').filter(|part| !part.is_empty()) {
+        let (key, value) = part.split_once('=').unwrap_or((part, ""));
+        match key {
+            "loss" => settings.loss = probability(spec, value)?,
+            "dup" => settings.dup = probability(spec, value)?,
+            "reorder" => settings.reorder = probability(spec, value)?,
+            "corrupt" => settings.corrupt = probability(spec, value)?,
+            "delay_us" => settings.delay_us = parse::<u32>(spec, value)?.into(),
+            "mtu" => settings.mtu = Some(parse(spec, value)?),
+            "hold" => settings.hold_count = parse::<u16>(spec, value)?.into(),
+            "seed" => settings.seed = parse(spec, value)?,
+            _ => {
+                let why =
+                    "there are loss=, dup=, reorder=, corrupt=, delay_us=, mtu=, hold= and seed=";
+                return Err(bad(spec, format!("no option \"{key}\"; {why}")));
+            }
+        }
+    }
+    Ok(settings)
+}
+
+fn probability(spec: &str, value: &str) -> Result<f64, OpenError> {
+    let p = parse(spec, value)?;
+    if (0.0..=1.0).contains(&p) {
+        return Ok(p);
+    }
+    Err(bad(spec, format!("{value} is no probability; write 0 to 1, such as 0.01 for one in 100")))
+}
+
+fn check_mtu(fault: Fault, settings: &FaultSettings) -> Result<Box<dyn Port>, OpenError> {
+    let max = fault.caps().mtu;
+    let mtu = settings.mtu.unwrap_or(max);
+    if (MTU_MIN..=max).contains(&mtu) {
+        return Ok(Box::new(fault));
+    }
+    Err(OpenError::BadMtu { mtu, min: MTU_MIN, max: max.max(MTU_MIN) })
 }
 
 fn bad(spec: &str, why: impl Into<String>) -> OpenError {
@@ -42,7 +170,9 @@ fn unknown(spec: &str, kind: &str) -> OpenError {
     }
 }
 
-fn shm_settings(spec: &str, rest: &str) -> Result<ShmSettings, OpenError> {
+fn shm_settings(spec: &str) -> Result<ShmSettings, OpenError> {
+    let rest = spec.strip_prefix("shm").unwrap_or(spec);
+    let rest = rest.strip_prefix(':').unwrap_or(rest);
     let mut settings = ShmSettings::default();
     let mut parts = rest.split(',');
     let name = parts.next().unwrap_or("");
@@ -202,5 +332,75 @@ impl OpenError {
             Self::Crowded { .. } => libc::EUSERS,
             Self::Locked { .. } => libc::EBUSY,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn why(spec: &str) -> String {
+        match open(spec) {
+            Ok(port) => panic!("{spec} opened {}", port.caps().name),
+            Err(e) => e.to_string(),
+        }
+    }
+
+    #[test]
+    fn specs_open_what_they_say() {
+        let name = format!("open-{}", std::process::id());
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("a.pcapng");
+        let spec = format!(
+            "fault(loss=0.5,mtu=1500,seed=7):pcap(file={}):shm:{name},mac=02:00:00:00:00:77,ring=65536,members=4",
+            file.display()
+        );
+        let port = open(&spec).unwrap();
+        let caps = port.caps();
+        assert_eq!((caps.mac.to_string().as_str(), caps.mtu), ("02:00:00:00:00:77", 1500));
+        assert!(!caps.lossless && caps.name.starts_with("fault(loss=0.5,mtu=1500,seed=7):pcap("));
+        assert!(file.exists());
+        let other = open(&format!("shm:{name},mtu=9000")).unwrap();
+        assert_eq!((other.caps().mtu, other.caps().lossless), (9000, true));
+        assert!(list().iter().any(|p| p.spec == format!("shm:{name}") && p.why_not.is_none()));
+        let e = why(&format!("fault(mtu=9000):shm:{name},mtu=1500"));
+        assert!(e.contains("mtu=1500 or less"), "{e}");
+    }
+
+    #[test]
+    fn wrong_specs_say_what_to_write() {
+        for (spec, says) in [
+            ("", "write shm"),
+            ("eth0", "write shm"),
+            ("shmem", "write shm"),
+            ("afpacket:eth0", "not part of this build"),
+            ("loopback:", "one program"),
+            ("shm:", "a name is missing"),
+            ("shm:a b", "letters, digits"),
+            ("shm:x,mtu=12k", "invalid digit"),
+            ("shm:x,mtu=100", "256 to"),
+            ("shm:x,mac=zz", "02:00:00:00:00:01"),
+            ("shm:x,speed=1", "no option \"speed\""),
+            ("fault:shm", "fault(OPTION=VALUE,...):PORT"),
+            ("fault(loss=0.1)shm", "fault(OPTION=VALUE,...):PORT"),
+            ("fault(loss=2):shm", "0 to 1"),
+            ("fault(loss=NaN):shm", "0 to 1"),
+            ("fault(lost=1):shm", "there are loss="),
+            ("pcap():shm", "pcap(file=PATH):PORT"),
+            ("pcap(file=/nonexistent/x):shm:open-pcap-x", "/nonexistent/x: No such file"),
+        ] {
+            let e = why(spec);
+            assert!(e.contains(says) && !e.contains('\n'), "{spec}: {e}");
+        }
+    }
+
+    #[test]
+    fn list_names_every_kind_with_a_reason() {
+        let ports = list();
+        assert_eq!(ports[0].spec, "shm");
+        for (kind, _) in NOT_BUILT {
+            assert!(ports.iter().any(|p| p.spec == kind && p.why_not.is_some()));
+        }
+        assert!(shm_why_not(Path::new("/nonexistent")).unwrap().contains("mount -t tmpfs"));
     }
 }

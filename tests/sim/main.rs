@@ -1,1 +1,21 @@
 //! Deterministic simulator of whole nodes.
+//!
+//! Real nodes and the real codec exchange bytes over a virtual segment in virtual time. Faults, the
+//! applications' calls and the moments at which anybody looks are drawn from one seed. A failure
+//! prints `SIM_SEED=n`, and with that in the environment the same stage runs that seed alone;
+//! `SIM_TRACE=1` prints every frame. `SIM_NIGHTLY=1` runs the large sizes.
+//!
+//! - [`plan`]: what a seed decides. [`net`]: time and the segment. [`arena`]: the applications'
+//!   memory. [`caller`]: what they call. [`ledger`]: the checker. [`world`]: the run.
+//! - `stages`: the tests.
+
+mod alloc;
+mod arena;
+mod caller;
+mod ledger;
+mod net;
+mod plan;
+mod rig;
+mod rng;
+mod stages;
+mod world;

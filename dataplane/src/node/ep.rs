@@ -318,9 +318,8 @@ impl Node {
             .collect();
         for pull in pulls {
             let recv = std::mem::replace(&mut self.pulls[pull].recv, NONE);
-            self.posted[recv].payload.active -= 1;
             self.end_pull(now, pull, EndStatus::Closed);
-            self.cancel_if_unlinked(recv);
+            self.cancel_placing(recv);
         }
         let peers: Vec<u32> = self.peers.iter().map(|(i, _)| i).collect();
         for p in peers {
@@ -328,14 +327,7 @@ impl Node {
                 && self.posted[recv].payload.ep == idx
             {
                 self.peers[p].inbound = Inbound::None;
-                self.posted[recv].payload.active -= 1;
-                self.cancel_if_unlinked(recv);
-            }
-        }
-        for kind in [MsgKind::Msg, MsgKind::Tagged] {
-            while let Some(recv) = self.eps[idx].matcher[kind as usize].first_posted(&self.posted) {
-                self.eps[idx].matcher[kind as usize].unlink_posted(&mut self.posted, recv);
-                self.fail_recv(recv, Error::Canceled);
+                self.cancel_placing(recv);
             }
         }
         let stored: Vec<u32> =
@@ -343,13 +335,27 @@ impl Node {
         for msg in stored {
             self.discard_stored(now, msg, EndStatus::Closed);
         }
+        for kind in [MsgKind::Msg, MsgKind::Tagged] {
+            while let Some(recv) = self.eps[idx].matcher[kind as usize].first_posted(&self.posted) {
+                self.eps[idx].matcher[kind as usize].unlink_posted(&mut self.posted, recv);
+                self.fail_recv(recv, Error::Canceled);
+            }
+        }
         self.eps[idx].claimed.clear();
     }
 
-    /// Ends a receive that matching no longer knows and nothing is placed into any more.
-    fn cancel_if_unlinked(&mut self, recv: u32) {
-        let wr = &self.posted[recv].payload;
-        if wr.active == 0 && (!wr.multi || wr.closed) {
+    /// A message that was being placed will not be: ends its receive, unless that is a
+    /// multi-receive which matching still knows or another message is being placed into.
+    fn cancel_placing(&mut self, recv: u32) {
+        let wr = &mut self.posted[recv].payload;
+        wr.active -= 1;
+        let (e, multi, last) = (wr.ep, wr.multi, wr.active == 0 && (!wr.multi || wr.closed));
+        if multi {
+            // Each message of a multi-receive has an entry of its own reserved.
+            let cq = self.eps[e].rx_cq;
+            self.cqs[cq].cq.unreserve();
+        }
+        if last {
             self.fail_recv(recv, Error::Canceled);
         }
     }

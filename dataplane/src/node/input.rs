@@ -104,11 +104,10 @@ impl Node {
     fn on_packet(&mut self, now: Instant, p: u32, frame: &RxFrame<'_>, base: &Base) {
         let active = self.active_ns;
         let peer = &mut self.peers[p];
-        if base.cack != peer.snd.una {
-            if peer.snd.check(base.cack).is_err() && !planted(Bug::AckOfUnsent) {
-                self.counters.rx_bad_ack += 1;
-                return;
-            }
+        let bad = base.cack != peer.snd.una && peer.snd.check(base.cack).is_err();
+        if bad && !planted(Bug::AckOfUnsent) {
+            self.counters.rx_bad_ack += 1;
+            return;
         }
         if peer.state != State::Open {
             // Naming our sid proves that the answer arrived.
@@ -239,7 +238,8 @@ impl Node {
             let rtt = now.since(entry.at).saturating_sub(delay).max(1);
             peer.rtt.sample(rtt);
         }
-        if op.count == 0 {
+        // An older one may call a packet arrived that was refused since.
+        if op.count == 0 || base.cack != peer.snd.una {
             return;
         }
         if let Some(newest) = peer.snd.on_sack(&mut self.sent, op, base.cack) {
@@ -286,6 +286,8 @@ impl Node {
         };
         let entry = &self.sent[idx];
         let (ty, op, w, body) = (entry.ty, entry.op, entry.wr, entry.body);
+        // It may have been reported as arrived while it waited for its turn to be refused.
+        self.sent[idx].sacked = false;
         peer.snd.mark_lost(&mut self.sent, idx);
         self.make_ready(p);
         let err = match reason {

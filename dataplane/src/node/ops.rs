@@ -157,6 +157,8 @@ pub(crate) struct Pull {
     pub(crate) want: u64,
     pub(crate) asked: u64,
     pub(crate) got: u64,
+    /// Bytes that the PULL in the queue will ask for; they count as outstanding already.
+    pub(crate) asking: u32,
     pub(crate) src_ep: u16,
     pub(crate) tagged: bool,
     pub(crate) tag: u64,

@@ -164,7 +164,7 @@ impl Node {
             }
             self.peers[p].nop_for = None;
         }
-        if self.peers[p].want_nop && self.peers[p].snd.open() && self.sent.free_count() > 0 {
+        if self.peers[p].want_nop && self.peers[p].snd.open() && self.can_keep() {
             let psn = self.peers[p].snd.nxt;
             let packet = Packet { ar: false, ..Packet::control(Ty::Nop, psn, &[]) };
             if !self.send_numbered(now, p, packet, true, out) {
@@ -215,7 +215,7 @@ impl Node {
             if !self.peers[p].snd.open() {
                 return true;
             }
-            if self.sent.free_count() == 0 {
+            if !self.can_keep() {
                 return false;
             }
             let pull = &self.pulls[idx];
@@ -224,7 +224,7 @@ impl Node {
                 let end = EndOp { src_op: pull.src_op, src_gen: pull.src_gen, status };
                 (Ty::End, end.emit(&mut op), 0)
             } else {
-                let (offset, len) = self.next_piece(idx);
+                let (offset, len) = (pull.asked, pull.asking);
                 let (dst_op, dst_gen) = (idx, self.pulls.generation(idx));
                 let (src_op, src_gen) = (pull.src_op, pull.src_gen);
                 let ask = PullOp { src_op, src_gen, dst_op, dst_gen, offset, len };
@@ -249,8 +249,9 @@ impl Node {
             }
             self.pulls[idx].in_ctlq = false;
             self.peers[p].ctlq.remove(&mut self.pulls, idx);
-            self.pulls[idx].asked += u64::from(len);
-            self.pull_out += u64::from(len);
+            let pull = &mut self.pulls[idx];
+            pull.asked += u64::from(len);
+            pull.asking = 0;
         }
         true
     }
@@ -331,7 +332,7 @@ impl Node {
         let body = BodyRef::Wr { wr: w, offset: 0, len: len as u32 };
         let keep = self.keeps(w);
         let packet = self.data_packet(p, Ty::Msg, &op[..op_len], body, w, keep);
-        if keep && self.sent.free_count() == 0 || !self.send_numbered(now, p, packet, keep, out) {
+        if keep && !self.can_keep() || !self.send_numbered(now, p, packet, keep, out) {
             return Step::Full;
         }
         let peer = &mut self.peers[p];
@@ -363,7 +364,7 @@ impl Node {
         let body = BodyRef::Wr { wr: w, offset, len: len as u32 };
         let keep = self.keeps(w);
         let packet = self.data_packet(p, Ty::MsgM, &op[..op_len], body, w, keep);
-        if keep && self.sent.free_count() == 0 || !self.send_numbered(now, p, packet, keep, out) {
+        if keep && !self.can_keep() || !self.send_numbered(now, p, packet, keep, out) {
             return Step::Full;
         }
         if first {
@@ -392,7 +393,7 @@ impl Node {
             src_gen: self.tx.generation(w),
         }
         .emit(&mut op);
-        if self.sent.free_count() == 0 {
+        if !self.can_keep() {
             return Step::Full;
         }
         let packet = self.data_packet(p, Ty::Rndv, &op[..op_len], BodyRef::None, w, true);
@@ -414,6 +415,9 @@ impl Node {
     /// The next piece of what the receiver asked for.
     fn send_data(&mut self, now: Instant, p: u32, w: u32, out: &mut dyn FrameSink) -> Step {
         let wr = &self.tx[w];
+        if wr.ep == NONE {
+            return self.send_withdrawal(now, p, w, out);
+        }
         let room = self.payload_max(p, DataOp::LEN);
         let len = (wr.asked - wr.sent).min(room as u64);
         let mut op = [0; 16];
@@ -422,7 +426,7 @@ impl Node {
         let body = BodyRef::Wr { wr: w, offset, len: len as u32 };
         let keep = !self.lossless;
         let packet = self.data_packet(p, Ty::Data, &op[..op_len], body, w, false);
-        if keep && self.sent.free_count() == 0 || !self.send_numbered(now, p, packet, keep, out) {
+        if keep && !self.can_keep() || !self.send_numbered(now, p, packet, keep, out) {
             return Step::Full;
         }
         let wr = &mut self.tx[w];
@@ -436,6 +440,23 @@ impl Node {
             dataq.remove(&mut self.tx, w);
             dataq.push_back(&mut self.tx, w);
         }
+        Step::Sent
+    }
+
+    /// Says that no more will come of a message whose endpoint was closed.
+    #[cold]
+    fn send_withdrawal(&mut self, now: Instant, p: u32, w: u32, out: &mut dyn FrameSink) -> Step {
+        let wr = &self.tx[w];
+        let mut op = [0; 16];
+        DataOp { dst_op: wr.pull_op, dst_gen: wr.pull_gen, offset: 0 }.emit(&mut op);
+        if !self.can_keep() {
+            return Step::Full;
+        }
+        let packet = self.data_packet(p, Ty::Data, &op, BodyRef::None, NONE, true);
+        if !self.send_numbered(now, p, packet, true, out) {
+            return Step::Full;
+        }
+        self.free_wr(w);
         Step::Sent
     }
 
@@ -458,7 +479,7 @@ impl Node {
     /// Sends as many of the small messages at the head of the queue as fit one packet.
     fn send_pack(&mut self, now: Instant, p: u32, out: &mut dyn FrameSink) -> Step {
         let Some(&buf) = self.packs.free.last() else { return Step::Full };
-        if self.sent.free_count() == 0 {
+        if !self.can_keep() {
             return Step::Full;
         }
         let room = self.payload_max(p, PackOp::LEN).min(usize::from(u16::MAX) - 64);
@@ -569,6 +590,14 @@ impl Node {
         self.finish_if_done(w);
     }
 
+    /// Whether there is room to keep another packet. If not, the peer is served again later.
+    #[inline]
+    fn can_keep(&mut self) -> bool {
+        let free = self.sent.free_count() > 0;
+        self.blocked |= !free;
+        free
+    }
+
     /// Whether the packets of a request are kept until acknowledged: always where frames get lost,
     /// else only if the application waits for the peer.
     #[inline]
@@ -586,9 +615,9 @@ impl Node {
         wr: u32,
         keep: bool,
     ) -> Packet<'a> {
-        // The last packet before the window closes asks for an acknowledgement, and so does, on a
-        // port that loses nothing, one that somebody waits for.
-        let ar = keep && self.lossless || self.peers[p].snd.in_flight() % 64 == 63;
+        // Now and then one asks for an acknowledgement, before the window closes; on a port that
+        // loses nothing it is the one that somebody waits for.
+        let ar = if self.lossless { keep } else { self.peers[p].snd.in_flight() % 64 == 63 };
         Packet { ty, psn: self.peers[p].snd.nxt, op, body, wr, ar, rtx: false }
     }
 

@@ -115,10 +115,10 @@ impl Node {
         op: &MsgMOp,
         (off, len): (usize, usize),
     ) -> Verdict {
-        if op.offset == 0 {
-            if let Err(reason) = self.begin_inbound(now, p, op) {
-                return Verdict::Refuse(reason);
-            }
+        if op.offset == 0
+            && let Err(reason) = self.begin_inbound(now, p, op)
+        {
+            return Verdict::Refuse(reason);
         }
         let peer = &self.peers[p];
         let fits = peer.in_off == op.offset && peer.in_len == op.msg_len;
@@ -682,6 +682,8 @@ impl Node {
             self.posted[pull.recv].payload.active -= 1;
             self.fail_placing(pull.recv, err);
         }
+        // What it had asked for is not waited for any more: others may ask.
+        self.serve_waiting_pulls(self.polled_at);
     }
 
     /// The fi_addr of a sender in the address vector of endpoint `e`.

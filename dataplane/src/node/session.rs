@@ -661,7 +661,9 @@ impl Node {
     pub(crate) fn free_wr(&mut self, w: u32) {
         self.unlink_wr(w);
         let wr = self.tx.free(w);
-        self.eps[wr.ep].tx_used -= 1;
+        if wr.ep != NONE {
+            self.eps[wr.ep].tx_used -= 1;
+        }
     }
 
     /// Writes the success of a request, once.
@@ -690,8 +692,33 @@ impl Node {
 
     /// Ends a request with an error entry, unless its success has been told.
     pub(crate) fn fail_wr(&mut self, w: u32, err: Error, prov_errno: ProvErrno) {
-        let wr = &self.tx[w];
-        if !wr.flags.contains(WrFlags::REPORTED) {
+        self.report_failure(w, err, prov_errno);
+        self.free_wr(w);
+    }
+
+    /// Ends a request whose endpoint is being closed. The record stays if the peer has asked for
+    /// the message and must be told that it will not come.
+    pub(crate) fn cancel_wr(&mut self, w: u32) {
+        self.report_failure(w, Error::Canceled, ProvErrno::UnknownOutcome);
+        let wr = &mut self.tx[w];
+        if wr.asked == 0 || wr.flags.contains(WrFlags::ALL_SENT) {
+            self.free_wr(w);
+            return;
+        }
+        wr.buf = barewire_driver::mem::IoBuf::EMPTY;
+        let (e, p) = (std::mem::replace(&mut wr.ep, NONE), wr.peer);
+        self.eps[e].tx_used -= 1;
+        if !wr.flags.contains(WrFlags::IN_DATAQ) {
+            wr.flags |= WrFlags::IN_DATAQ;
+            self.peers[p].dataq.push_back(&mut self.tx, w);
+        }
+        self.make_ready(p);
+    }
+
+    fn report_failure(&mut self, w: u32, err: Error, prov_errno: ProvErrno) {
+        let wr = &mut self.tx[w];
+        if wr.ep != NONE && !wr.flags.contains(WrFlags::REPORTED) {
+            wr.flags |= WrFlags::REPORTED;
             let flags = send_flags(wr.flags);
             let (op_context, tag) = (wr.context, wr.tag);
             let cqe = Cqe { op_context, flags, tag, src: FI_ADDR_UNSPEC, ..Cqe::default() };
@@ -704,7 +731,6 @@ impl Node {
             }
             self.count(cntr, false);
         }
-        self.free_wr(w);
     }
 }
 

@@ -105,7 +105,7 @@ impl Pair {
             for i in 0..2 {
                 for bytes in std::mem::take(&mut self.ends[i].out) {
                     self.frames += 1;
-                    if self.drop == 0 || self.frames % self.drop != 0 {
+                    if self.drop == 0 || !self.frames.is_multiple_of(self.drop) {
                         self.ends[1 - i].node.on_frame(self.now, &RxFrame::new(&bytes));
                     }
                 }

@@ -1,4 +1,6 @@
 //! The devices, and ports around a port.
 
+pub mod fault;
 pub mod loopback;
+pub mod pcap;
 pub mod shm;

@@ -1,0 +1,313 @@
+//! A port around a port that writes what passes, both ways, to a pcapng file.
+//!
+//! Link type Ethernet, nanosecond timestamps, direction in `epb_flags`. Frames that the port below
+//! did not take are not written. A write that fails is counted and logged, and ends the recording
+//! but never the port: half a block would make the rest unreadable.
+//!
+//! Source: PCAP Next Generation file format, draft-ietf-opsawg-pcapng, sections 4.1 to 4.3.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use crate::clock::now_ns;
+use crate::frame::{RxFrame, TxFrame};
+use crate::port::{Port, PortCaps, PortCounters, PortGone, PortWaiter, RxSink, Tx};
+
+/// What is buffered at most before it is written.
+const BUFFER_LEN: usize = 256 << 10;
+/// How long a frame stays in the buffer at most, as long as the port is polled.
+const FLUSH_NS: u64 = 100_000_000;
+
+/// Which way a frame went; the value of `epb_flags`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// Received.
+    In = 1,
+    /// Sent.
+    Out = 2,
+}
+
+/// Writes a pcapng file of one interface.
+pub struct PcapWriter<W: Write> {
+    to: W,
+    buffer: Vec<u8>,
+    /// [`now_ns`] plus this is nanoseconds since 1970.
+    epoch_ns: u64,
+    flushed_ns: u64,
+    failed: bool,
+    /// Frames that were written or are buffered.
+    pub frames: u64,
+    /// Frames that a failed write lost, and all after it.
+    pub lost_frames: u64,
+}
+
+impl<W: Write> PcapWriter<W> {
+    /// Starts a file with an interface called `name`.
+    ///
+    /// # Errors
+    /// Those of `to`.
+    pub fn new(mut to: W, name: &str) -> io::Result<Self> {
+        let mut head = Vec::new();
+        // Section: byte order magic, version 1.0, length unknown.
+        block(&mut head, 0x0a0d_0d0a, |b| {
+            b.extend(0x1a2b_3c4d_u32.to_le_bytes());
+            b.extend([1, 0, 0, 0]);
+            b.extend(u64::MAX.to_le_bytes());
+        });
+        // Interface: link type 1 is Ethernet, no snap length; if_name, if_tsresol 10^-9.
+        block(&mut head, 1, |b| {
+            b.extend([1, 0, 0, 0, 0, 0, 0, 0]);
+            let name = &name.as_bytes()[..name.len().min(255)];
+            option(b, 2, name);
+            option(b, 9, &[9]);
+            option(b, 0, &[]);
+        });
+        to.write_all(&head)?;
+        let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let now = now_ns();
+        Ok(Self {
+            to,
+            buffer: Vec::with_capacity(BUFFER_LEN + (1 << 17)),
+            epoch_ns: (since_1970.as_nanos() as u64).wrapping_sub(now),
+            flushed_ns: now,
+            failed: false,
+            frames: 0,
+            lost_frames: 0,
+        })
+    }
+
+    /// Appends a frame that passed at `at_ns` of [`now_ns`]; `fill` writes its `len` bytes.
+    pub fn frame(&mut self, at_ns: u64, way: Direction, len: usize, fill: impl FnOnce(&mut [u8])) {
+        if self.failed {
+            self.lost_frames += 1;
+            return;
+        }
+        let at = at_ns.wrapping_add(self.epoch_ns);
+        block(&mut self.buffer, 6, |b| {
+            b.extend(0_u32.to_le_bytes());
+            b.extend(((at >> 32) as u32).to_le_bytes());
+            b.extend((at as u32).to_le_bytes());
+            b.extend((len as u32).to_le_bytes());
+            b.extend((len as u32).to_le_bytes());
+            let start = b.len();
+            b.resize(start + len.next_multiple_of(4), 0);
+            fill(&mut b[start..start + len]);
+            option(b, 2, &(way as u32).to_le_bytes());
+            option(b, 0, &[]);
+        });
+        self.frames += 1;
+        if self.buffer.len() >= BUFFER_LEN {
+            self.flush(at_ns);
+        }
+    }
+
+    /// Writes what is buffered.
+    pub fn flush(&mut self, now: u64) {
+        self.flushed_ns = now;
+        if self.failed || self.buffer.is_empty() {
+            return;
+        }
+        if let Err(error) = self.to.write_all(&self.buffer).and_then(|()| self.to.flush()) {
+            tracing::error!(%error, "cannot write the capture; it ends here, the port goes on");
+            self.failed = true;
+            self.lost_frames += 1;
+        }
+        self.buffer.clear();
+    }
+
+    fn tick(&mut self) {
+        if !self.buffer.is_empty() {
+            let now = now_ns();
+            if now.wrapping_sub(self.flushed_ns) > FLUSH_NS {
+                self.flush(now);
+            }
+        }
+    }
+}
+
+impl<W: Write> Drop for PcapWriter<W> {
+    fn drop(&mut self) {
+        self.flush(now_ns());
+    }
+}
+
+/// Appends a block: type, length, what `body` appends, length.
+fn block(to: &mut Vec<u8>, kind: u32, body: impl FnOnce(&mut Vec<u8>)) {
+    let start = to.len();
+    to.extend(kind.to_le_bytes());
+    to.extend([0; 4]);
+    body(to);
+    let len = (to.len() - start + 4) as u32;
+    to.extend(len.to_le_bytes());
+    to[start + 4..start + 8].copy_from_slice(&len.to_le_bytes());
+}
+
+fn option(to: &mut Vec<u8>, code: u16, value: &[u8]) {
+    to.extend(code.to_le_bytes());
+    to.extend((value.len() as u16).to_le_bytes());
+    to.extend(value);
+    to.resize(to.len() + (4 - value.len() % 4) % 4, 0);
+}
+
+/// See the module's documentation.
+pub struct Pcap {
+    inner: Box<dyn Port>,
+    caps: PortCaps,
+    writer: PcapWriter<File>,
+}
+
+impl Pcap {
+    /// Wraps `inner` and makes (or empties) the file at `path`.
+    ///
+    /// # Errors
+    /// Those of making and writing it.
+    pub fn new(inner: Box<dyn Port>, path: &Path, spec: &str) -> io::Result<Self> {
+        let mut caps = inner.caps().clone();
+        let writer = PcapWriter::new(File::create(path)?, &caps.name)?;
+        caps.name = format!("{spec}:{}", caps.name);
+        Ok(Self { inner, caps, writer })
+    }
+}
+
+impl Port for Pcap {
+    fn caps(&self) -> &PortCaps {
+        &self.caps
+    }
+
+    fn tx(&mut self, frame: &TxFrame<'_>) -> Result<Tx, PortGone> {
+        let sent = self.inner.tx(frame)?;
+        if sent == Tx::Sent {
+            let fill = |to: &mut [u8]| {
+                frame.copy_to(to);
+            };
+            self.writer.frame(now_ns(), Direction::Out, frame.len(), fill);
+        }
+        Ok(sent)
+    }
+
+    fn flush(&mut self) -> Result<(), PortGone> {
+        self.inner.flush()
+    }
+
+    fn rx_burst(&mut self, max: usize, sink: &mut dyn RxSink) -> Result<usize, PortGone> {
+        self.writer.tick();
+        let mut tap = Tap { sink, writer: &mut self.writer, now: now_ns() };
+        self.inner.rx_burst(max, &mut tap)
+    }
+
+    fn counters(&self) -> PortCounters {
+        self.inner.counters()
+    }
+
+    fn waiter(&self) -> Option<Arc<dyn PortWaiter>> {
+        self.inner.waiter()
+    }
+
+    fn next_deadline_ns(&self) -> Option<u64> {
+        self.inner.next_deadline_ns()
+    }
+}
+
+struct Tap<'a> {
+    sink: &'a mut dyn RxSink,
+    writer: &'a mut PcapWriter<File>,
+    now: u64,
+}
+
+impl RxSink for Tap<'_> {
+    fn prefetch(&mut self, frame: &RxFrame<'_>) {
+        self.sink.prefetch(frame);
+    }
+
+    fn frame(&mut self, frame: &RxFrame<'_>) {
+        let fill = |to: &mut [u8]| {
+            frame.copy_to(0, to);
+        };
+        self.writer.frame(self.now, Direction::In, frame.len(), fill);
+        self.sink.frame(frame);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::loopback::Loopback;
+
+    fn u32_at(b: &[u8], at: usize) -> u32 {
+        u32::from_le_bytes(b[at..at + 4].try_into().unwrap())
+    }
+
+    /// Reads the file back by the block lengths alone: (direction, time, frame).
+    fn read(path: &Path) -> Vec<(u32, u64, Vec<u8>)> {
+        let file = std::fs::read(path).unwrap();
+        let (mut at, mut found) = (0, Vec::new());
+        let mut kinds = Vec::new();
+        while at < file.len() {
+            let (kind, len) = (u32_at(&file, at), u32_at(&file, at + 4) as usize);
+            assert_eq!((len % 4, u32_at(&file, at + len - 4) as usize), (0, len));
+            kinds.push(kind);
+            if kind == 6 {
+                let n = u32_at(&file, at + 20) as usize;
+                let time =
+                    u64::from(u32_at(&file, at + 12)) << 32 | u64::from(u32_at(&file, at + 16));
+                let flags = at + 28 + n.next_multiple_of(4);
+                assert_eq!(file[flags..flags + 4], [2, 0, 4, 0]);
+                found.push((u32_at(&file, flags + 4), time, file[at + 28..at + 28 + n].to_vec()));
+            }
+            at += len;
+        }
+        assert_eq!(kinds[..2], [0x0a0d_0d0a, 1]);
+        found
+    }
+
+    #[test]
+    fn frames_of_both_ways_are_in_the_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("x.pcapng");
+        let (a, mut b) = Loopback::pair();
+        let (mac_a, mac_b) = (a.caps().mac, b.caps().mac);
+        let mut a = Pcap::new(Box::new(a), &path, "pcap(file=x)").unwrap();
+        let out = [&mac_b.0[..], &[1; 20]].concat();
+        let back = [&mac_a.0[..], &[2; 61]].concat();
+        assert_eq!(a.tx(&TxFrame::whole(&out)), Ok(Tx::Sent));
+        assert_eq!(b.tx(&TxFrame::whole(&back)), Ok(Tx::Sent));
+        let nobody = [&[2; 6][..], &[3; 20]].concat();
+        assert_eq!(a.tx(&TxFrame::whole(&nobody)), Ok(Tx::NoRoute));
+        let mut seen = 0;
+        let mut sink = |_: &RxFrame<'_>| seen += 1;
+        a.rx_burst(8, &mut sink).unwrap();
+        // The buffer goes out by itself while the port is polled.
+        std::thread::sleep(std::time::Duration::from_millis(120));
+        a.rx_burst(8, &mut sink).unwrap();
+        assert_eq!(seen, 1);
+        let found = read(&path);
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos() as u64;
+        assert!(found.iter().all(|f| now - f.1 < 60_000_000_000), "times are those of the day");
+        let frames: Vec<_> = found.into_iter().map(|(way, _, f)| (way, f)).collect();
+        assert_eq!(frames, [(2, out.clone()), (1, back)]);
+        assert_eq!(a.tx(&TxFrame::whole(&out)), Ok(Tx::Sent));
+        drop(a);
+        assert_eq!(read(&path).len(), 3);
+    }
+
+    #[test]
+    fn a_full_disk_ends_the_capture_and_not_the_port() {
+        let (a, mut b) = Loopback::pair();
+        let mac = b.caps().mac;
+        // The header is written at once, so the file fails from the start.
+        assert!(PcapWriter::new(File::create("/dev/full").unwrap(), "x").is_err());
+        let dir = tempfile::tempdir().unwrap();
+        let mut a = Pcap::new(Box::new(a), &dir.path().join("x"), "pcap(file=x)").unwrap();
+        a.writer.to = File::create("/dev/full").unwrap();
+        let frame = [&mac.0[..], &[1; 20]].concat();
+        for i in 0..3 {
+            assert_eq!(a.tx(&TxFrame::whole(&frame)), Ok(Tx::Sent));
+            a.writer.flush(now_ns());
+            assert_eq!(b.rx_burst(8, &mut |_: &RxFrame<'_>| {}), Ok(1), "frame {i}");
+        }
+        assert_eq!(a.writer.lost_frames, 3);
+    }
+}

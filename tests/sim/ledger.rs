@@ -1,0 +1,769 @@
+//! The checker: knows every operation and what it may have done.
+//!
+//! Rules (reliability-security.md 4.3). Each accepted operation has one outcome and none after its
+//! endpoint closed. A message is delivered at most once, whole, to the endpoint and the life that it
+//! was addressed to, and if its send succeeded and the target lives, it is. Nothing outside lent
+//! memory is written. Messages of one stream are matched in order (`FI_ORDER_SAS`), receives in
+//! posting order. An error needs a cause that the simulator knows of.
+
+use std::collections::HashMap;
+
+use barewire_dataplane::error::Error;
+use barewire_dataplane::flags::CqFlags;
+use barewire_dataplane::node::MsgKind;
+use barewire_dataplane::types::{CqErr, Cqe, ProvErrno};
+
+use crate::arena::{Arena, Buf, claimed_id, is_content};
+use crate::rng::mix;
+
+/// What went wrong, for a person.
+pub(crate) type Violation = String;
+
+/// Fails with a message built like `format!` unless the condition holds.
+macro_rules! ensure {
+    ($cond:expr, $($arg:tt)+) => {
+        if !$cond {
+            return Err(format!($($arg)+));
+        }
+    };
+}
+pub(crate) use ensure;
+
+/// An endpoint of one life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct EpKey {
+    pub(crate) life: u32,
+    /// Which opening of which endpoint of that life.
+    pub(crate) ep: u32,
+}
+
+/// To whom a message is addressed, or from whom a receive wants one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Addr {
+    pub(crate) host: usize,
+    pub(crate) number: u16,
+    /// The life meant; `None` for whichever is there.
+    pub(crate) life: Option<u32>,
+}
+
+/// A message sent.
+#[derive(Clone, Debug)]
+pub(crate) struct Msg {
+    pub(crate) src: EpKey,
+    pub(crate) src_host: usize,
+    pub(crate) src_number: u16,
+    pub(crate) dst: Addr,
+    pub(crate) kind: MsgKind,
+    pub(crate) tag: u64,
+    pub(crate) len: usize,
+    /// Carries its own id as remote CQ data.
+    pub(crate) imm: bool,
+    pub(crate) fence: bool,
+    /// Place among the accepted messages of the world, which orders those of one stream.
+    pub(crate) seq: u64,
+    pub(crate) sent: Sent,
+    /// The receive it was placed by.
+    pub(crate) taken: Option<Taken>,
+}
+
+/// What the sender knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sent {
+    /// A completion is due.
+    Pending,
+    /// No success completion will come.
+    Silent,
+    Ok,
+    Failed(Error, ProvErrno),
+    /// Its process or endpoint is gone.
+    Orphan,
+}
+
+/// Where a message went.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Taken {
+    pub(crate) by: EpKey,
+    op: usize,
+    /// Place of the receive in posting order; of a multi-receive also the offset.
+    post: (u64, u64),
+    /// Taken by claim: out of order on purpose.
+    claimed: bool,
+}
+
+/// A receive or a peek.
+#[derive(Clone, Debug)]
+pub(crate) struct Recv {
+    pub(crate) kind: MsgKind,
+    pub(crate) tag: u64,
+    pub(crate) ignore: u64,
+    pub(crate) src: Option<Addr>,
+    pub(crate) mode: RecvMode,
+}
+
+/// What a receive call does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RecvMode {
+    Plain,
+    Multi,
+    Peek,
+    PeekClaim,
+    PeekDiscard,
+    Claim,
+    ClaimDiscard,
+}
+
+#[derive(Clone, Debug)]
+enum What {
+    Send(usize),
+    Recv(Recv),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Pending,
+    /// No success completion will come; an error may.
+    Silent,
+    Done,
+    /// Its process is gone.
+    Dead,
+}
+
+struct Op {
+    at: EpKey,
+    what: What,
+    state: State,
+    buf: Option<Buf>,
+    seq: u64,
+    cancelled: bool,
+    /// Ended well.
+    ok: bool,
+    /// Upper half of its context.
+    nonce: u64,
+}
+
+/// One life of one process.
+struct Life {
+    host: usize,
+    alive: bool,
+    /// Endpoints ever opened: number, and whether still open.
+    eps: Vec<Ep>,
+}
+
+struct Ep {
+    number: u16,
+    open: bool,
+    /// Its close has been called: what is pending ends now.
+    closing: bool,
+    pending: u64,
+    sends_ok: u64,
+    sends_failed: u64,
+    /// Messages thrown away by peeks, by tag and length.
+    discards: HashMap<(u64, u64), u64>,
+    source: bool,
+}
+
+/// What is known to have gone wrong between two hosts, and excuses errors and losses.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Excuse {
+    /// Operations may fail.
+    pub(crate) errors: bool,
+    /// A completed message may be lost (a session dropped with frames in a lossless ring).
+    pub(crate) loss: bool,
+}
+
+/// Counts of a run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Tally {
+    pub(crate) accepted: u64,
+    pub(crate) refused: u64,
+    pub(crate) ok: u64,
+    pub(crate) failed: u64,
+    pub(crate) delivered: u64,
+    pub(crate) delivered_bytes: u64,
+    pub(crate) truncated: u64,
+    /// Operations that ended because the peer was taken for dead.
+    pub(crate) deaths: u64,
+}
+
+/// All operations of a run.
+pub(crate) struct Ledger {
+    pub(crate) tally: Tally,
+    msgs: Vec<Msg>,
+    ops: Vec<Op>,
+    lives: Vec<Life>,
+    excuses: Vec<Excuse>,
+    hosts: usize,
+    seq: u64,
+    salt: u64,
+    /// Calls that posted, accepted or not.
+    posts: u64,
+    /// An endpoint was closed: messages it had begun to send may end half way at their receivers.
+    withdrawn: bool,
+}
+
+impl Ledger {
+    pub(crate) fn new(seed: u64, hosts: usize) -> Self {
+        // Life 0 stands for nobody.
+        let nobody = Life { host: usize::MAX, alive: false, eps: Vec::new() };
+        Self {
+            tally: Tally::default(),
+            msgs: Vec::new(),
+            ops: Vec::new(),
+            lives: vec![nobody],
+            excuses: vec![Excuse::default(); hosts * hosts],
+            hosts,
+            seq: 0,
+            salt: seed,
+            posts: 0,
+            withdrawn: false,
+        }
+    }
+
+    pub(crate) fn life_new(&mut self, host: usize) -> u32 {
+        self.lives.push(Life { host, alive: true, eps: Vec::new() });
+        (self.lives.len() - 1) as u32
+    }
+
+    pub(crate) fn life_dead(&mut self, life: u32) {
+        self.lives[life as usize].alive = false;
+        for op in &mut self.ops {
+            if op.at.life == life && matches!(op.state, State::Pending | State::Silent) {
+                op.state = State::Dead;
+                if let What::Send(m) = op.what {
+                    self.msgs[m].sent = Sent::Orphan;
+                }
+            }
+        }
+    }
+
+    pub(crate) fn ep_new(&mut self, life: u32, number: u16, source: bool) -> EpKey {
+        let eps = &mut self.lives[life as usize].eps;
+        let discards = HashMap::new();
+        let (open, closing) = (true, false);
+        let (pending, sends_ok, sends_failed) = (0, 0, 0);
+        eps.push(Ep { number, open, closing, pending, sends_ok, sends_failed, discards, source });
+        EpKey { life, ep: (eps.len() - 1) as u32 }
+    }
+
+    /// The endpoint is about to be closed: what is pending may end in `Canceled`.
+    pub(crate) fn ep_closing(&mut self, at: EpKey) {
+        self.ep_mut(at).closing = true;
+        self.withdrawn = true;
+    }
+
+    /// The endpoint was closed and its queue read to the end: nothing may be pending any more.
+    pub(crate) fn ep_closed(&mut self, at: EpKey) -> Result<(), Violation> {
+        self.ep_mut(at).open = false;
+        for (i, op) in self.ops.iter_mut().enumerate().filter(|(_, op)| op.at == at) {
+            ensure!(op.state != State::Pending, "op {i} has no outcome after its endpoint closed");
+            if op.state == State::Silent {
+                op.state = State::Dead;
+                if let What::Send(m) = op.what {
+                    self.msgs[m].sent = Sent::Orphan;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn excuse(&mut self, a: usize, b: usize, e: Excuse) {
+        for i in [a * self.hosts + b, b * self.hosts + a] {
+            self.excuses[i].errors |= e.errors;
+            self.excuses[i].loss |= e.loss;
+        }
+    }
+
+    fn excused(&self, a: usize, b: usize) -> Excuse {
+        self.excuses[a * self.hosts + b]
+    }
+
+    fn ep(&self, at: EpKey) -> &Ep {
+        &self.lives[at.life as usize].eps[at.ep as usize]
+    }
+
+    fn ep_mut(&mut self, at: EpKey) -> &mut Ep {
+        &mut self.lives[at.life as usize].eps[at.ep as usize]
+    }
+
+    /// The id of the next message.
+    pub(crate) fn next_msg(&self) -> u64 {
+        self.msgs.len() as u64
+    }
+
+    /// Notes a send that is about to be posted, and gives its context.
+    pub(crate) fn send(&mut self, at: EpKey, mut msg: Msg, buf: Option<Buf>) -> u64 {
+        self.seq += 1;
+        msg.seq = self.seq;
+        let state = if msg.sent == Sent::Silent { State::Silent } else { State::Pending };
+        self.msgs.push(msg);
+        self.op(at, What::Send(self.msgs.len() - 1), state, buf)
+    }
+
+    /// Notes a receive that is about to be posted, and gives its context.
+    pub(crate) fn recv(&mut self, at: EpKey, recv: Recv, buf: Option<Buf>) -> u64 {
+        self.seq += 1;
+        self.op(at, What::Recv(recv), State::Pending, buf)
+    }
+
+    fn op(&mut self, at: EpKey, what: What, state: State, buf: Option<Buf>) -> u64 {
+        self.posts += 1;
+        let nonce = mix(self.salt ^ self.posts) << 32;
+        self.ops.push(Op {
+            at,
+            what,
+            state,
+            buf,
+            seq: self.seq,
+            cancelled: false,
+            ok: false,
+            nonce,
+        });
+        self.ep_mut(at).pending += 1;
+        self.tally.accepted += 1;
+        self.context(self.ops.len() - 1)
+    }
+
+    /// A claim reuses the context of the peek that reserved the message.
+    pub(crate) fn claim(&mut self, context: u64, mode: RecvMode, buf: Option<Buf>) {
+        let Ok(i) = self.find(context) else { unreachable!("our own context") };
+        let op = &mut self.ops[i];
+        op.state = State::Pending;
+        op.ok = false;
+        op.buf = buf;
+        if let What::Recv(r) = &mut op.what {
+            r.mode = mode;
+        }
+        let at = op.at;
+        self.ep_mut(at).pending += 1;
+    }
+
+    /// The last call was refused: it has no side effect and no completion. Gives the buffer back.
+    pub(crate) fn refused(&mut self, context: u64) -> Option<Buf> {
+        let Ok(i) = self.find(context) else { unreachable!("our own context") };
+        self.tally.accepted -= 1;
+        self.tally.refused += 1;
+        // Its context is never given again, so that a completion of it is found out.
+        assert!(i + 1 == self.ops.len(), "only the last call can be refused");
+        let op = self.ops.pop()?;
+        if let What::Send(m) = op.what {
+            assert!(m + 1 == self.msgs.len(), "only the last message can be refused");
+            self.msgs.pop();
+        }
+        self.ep_mut(op.at).pending -= 1;
+        op.buf
+    }
+
+    /// `Node::cancel` said that it found the operation.
+    pub(crate) fn cancelled(&mut self, context: u64) -> Result<(), Violation> {
+        let i = self.find(context)?;
+        let op = &mut self.ops[i];
+        ensure!(op.state == State::Pending, "cancel found op {i}, which is {:?}", op.state);
+        op.cancelled = true;
+        Ok(())
+    }
+
+    /// Verbatim return is part of the check, so a context is an index in disguise.
+    fn context(&self, i: usize) -> u64 {
+        self.ops[i].nonce | i as u64
+    }
+
+    fn find(&self, context: u64) -> Result<usize, Violation> {
+        let i = (context & 0xffff_ffff) as usize;
+        let known = i < self.ops.len() && self.context(i) == context;
+        ensure!(known, "completion with a context that nobody gave: {context:#x}");
+        Ok(i)
+    }
+
+    /// Contexts of receives posted at `at` and not completed.
+    pub(crate) fn open_recvs(&self, at: EpKey) -> Vec<u64> {
+        let open =
+            |op: &Op| op.at == at && op.state == State::Pending && matches!(op.what, What::Recv(_));
+        (0..self.ops.len()).filter(|&i| open(&self.ops[i])).map(|i| self.context(i)).collect()
+    }
+
+    /// Whether everything has ended that must end without another receive: sends, claims and
+    /// cancelled receives of living processes, and messages that a living target must get.
+    pub(crate) fn settled(&self) -> bool {
+        self.ops.iter().all(|op| !self.must_end(op)) && self.msgs.iter().all(|m| !self.missing(m))
+    }
+
+    /// What [`settled`](Self::settled) still waits for, for a person.
+    pub(crate) fn unsettled(&self) -> String {
+        let ops = self.ops.iter().enumerate().filter(|(_, op)| self.must_end(op));
+        let ops: Vec<_> = ops.map(|(i, op)| format!("op {i} {:?} {:?}", op.at, op.what)).collect();
+        let msgs = self.msgs.iter().enumerate().filter(|(_, m)| self.missing(m));
+        let msgs: Vec<_> = msgs.map(|(i, m)| format!("message {i} {m:?}")).collect();
+        format!("{} ops {:.3?}; {} msgs {:.3?}", ops.len(), first(&ops), msgs.len(), first(&msgs))
+    }
+
+    fn must_end(&self, op: &Op) -> bool {
+        let send = match &op.what {
+            What::Send(_) => true,
+            What::Recv(r) => !matches!(r.mode, RecvMode::Plain | RecvMode::Multi),
+        };
+        op.state == State::Pending && (send || op.cancelled)
+    }
+
+    /// Whether a message has to be delivered and was not yet.
+    fn missing(&self, m: &Msg) -> bool {
+        if m.taken.is_some() || !matches!(m.sent, Sent::Ok | Sent::Silent) {
+            return false;
+        }
+        let sender_lives = self.lives[m.src.life as usize].alive;
+        if self.excused(m.src_host, m.dst.host).loss || (m.sent == Sent::Silent && !sender_lives) {
+            return false;
+        }
+        // Somebody who was there when it was sent and has been since.
+        let target = self.lives.iter().enumerate().find(|(_, l)| l.host == m.dst.host && l.alive);
+        let Some((life, target)) = target else { return false };
+        let first = !self.lives[..life].iter().any(|l| l.host == m.dst.host);
+        let meant = m.dst.life.map_or(first, |l| l == life as u32);
+        let mut eps = target.eps.iter().filter(|e| e.number == m.dst.number);
+        let (Some(ep), None) = (eps.next(), eps.next()) else { return false };
+        meant && ep.open && !ep.discards.contains_key(&(m.tag, m.len as u64))
+    }
+
+    /// A success entry was read from a queue of `life`.
+    pub(crate) fn success(
+        &mut self,
+        life: u32,
+        cqe: &Cqe,
+        src: Option<Addr>,
+        arena: &mut Arena,
+    ) -> Result<(), Violation> {
+        let i = self.find(cqe.op_context)?;
+        let op = &mut self.ops[i];
+        op.ok = true;
+        ensure!(op.at.life == life, "op {i} of life {} completed in life {life}", op.at.life);
+        ensure!(op.state == State::Pending, "op {i} completed, but is {:?}: {cqe:?}", op.state);
+        // What a cancelled multi-receive had begun to take still arrives.
+        let multi = matches!(&op.what, What::Recv(r) if r.mode == RecvMode::Multi);
+        ensure!(!op.cancelled || multi, "op {i} was cancelled and succeeded");
+        let (at, what) = (op.at, op.what.clone());
+        ensure!(self.ep(at).open, "op {i} completed after its endpoint closed");
+        match what {
+            What::Send(m) => self.send_done(i, m, cqe, arena),
+            What::Recv(r) => self.recv_done(i, &r, cqe, src, arena),
+        }
+    }
+
+    fn send_done(
+        &mut self,
+        i: usize,
+        m: usize,
+        cqe: &Cqe,
+        arena: &mut Arena,
+    ) -> Result<(), String> {
+        let flags = CqFlags::SEND | kind_flag(self.msgs[m].kind);
+        ensure!(cqe.flags == flags, "send {i} completed with {:?}, not {flags:?}", cqe.flags);
+        self.msgs[m].sent = Sent::Ok;
+        if self.msgs[m].fence {
+            self.check_fence(i, m)?;
+        }
+        self.tally.ok += 1;
+        let at = self.ops[i].at;
+        self.ep_mut(at).sends_ok += 1;
+        self.end(i, arena)
+    }
+
+    /// A fenced operation completes after everything posted before it to the same peer.
+    fn check_fence(&self, i: usize, m: usize) -> Result<(), Violation> {
+        let fenced = &self.msgs[m];
+        for (j, op) in self.ops[..i].iter().enumerate().rev().take(300) {
+            let What::Send(n) = op.what else { continue };
+            let same = op.at == self.ops[i].at && self.msgs[n].dst == fenced.dst;
+            let late = same && op.state == State::Pending;
+            ensure!(!late, "fenced send {i} completed before send {j} to the same peer");
+        }
+        Ok(())
+    }
+
+    fn recv_done(
+        &mut self,
+        i: usize,
+        r: &Recv,
+        cqe: &Cqe,
+        src: Option<Addr>,
+        arena: &mut Arena,
+    ) -> Result<(), Violation> {
+        let known = CqFlags::RECV | kind_flag(r.kind) | CqFlags::REMOTE_CQ_DATA;
+        let known = known | CqFlags::MULTI_RECV | CqFlags::CLAIM;
+        ensure!(known.contains(cqe.flags), "receive {i} completed with {:?}", cqe.flags);
+        match r.mode {
+            RecvMode::Peek | RecvMode::PeekClaim => return self.end(i, arena),
+            RecvMode::PeekDiscard | RecvMode::ClaimDiscard => {
+                let at = self.ops[i].at;
+                *self.ep_mut(at).discards.entry((cqe.tag, cqe.len)).or_default() += 1;
+                return self.end(i, arena);
+            }
+            RecvMode::Plain | RecvMode::Multi | RecvMode::Claim => {}
+        }
+        let multi = r.mode == RecvMode::Multi;
+        let released = !multi || cqe.flags.contains(CqFlags::MULTI_RECV);
+        let buf = self.ops[i].buf.ok_or("a receive without a buffer")?;
+        // The entry that only gives the buffer back names no place in it.
+        let alone = multi && released && cqe.buf == 0;
+        if !alone {
+            let at = if multi { cqe.buf.wrapping_sub(arena.addr(buf)) } else { 0 };
+            let end = at.checked_add(cqe.len);
+            let inside = end.is_some_and(|e| e <= buf.len as u64);
+            ensure!(inside, "receive {i}: {} bytes at {at} of {}", cqe.len, buf.len);
+            let placed = arena.bytes(buf)[at as usize..][..cqe.len as usize].to_vec();
+            self.delivered(i, r, cqe, cqe.len as usize, &placed, at, src)?;
+            let rest = arena.untouched(buf, cqe.len as usize);
+            ensure!(multi || rest, "receive {i} wrote behind its {} bytes", cqe.len);
+        }
+        arena.guards(buf).map_err(|e| format!("receive {i}: {e}"))?;
+        if released { self.end(i, arena) } else { Ok(()) }
+    }
+
+    /// A message arrived: which one is it, and may it be here?
+    #[expect(clippy::too_many_arguments, reason = "the facts of one delivery")]
+    fn delivered(
+        &mut self,
+        i: usize,
+        r: &Recv,
+        cqe: &Cqe,
+        len: usize,
+        placed: &[u8],
+        offset: u64,
+        src: Option<Addr>,
+    ) -> Result<(), Violation> {
+        let at = self.ops[i].at;
+        let m = self.identify(cqe, placed)?;
+        let host = self.lives[at.life as usize].host;
+        let number = self.ep(at).number;
+        let msg = &self.msgs[m];
+        let dup = msg.taken.map(|t| t.by);
+        ensure!(dup.is_none(), "message {m} arrived twice: at {dup:?} and {at:?}: {msg:?}");
+        let right = msg.dst.host == host && msg.dst.number == number;
+        ensure!(right, "message {m} for {:?} arrived at host {host} ep {number}", msg.dst);
+        let life = msg.dst.life.is_none_or(|l| l == at.life);
+        ensure!(life, "message {m} for {:?} arrived in life {}", msg.dst, at.life);
+        let clean = !matches!(msg.sent, Sent::Failed(_, ProvErrno::NotExecuted));
+        ensure!(clean, "message {m} was reported as not executed and arrived");
+        ensure!(eligible(msg, r), "message {m} {msg:?} matched {r:?}");
+        ensure!(msg.len == len, "message {m} has {} bytes, {len} reported", msg.len);
+        ensure!(cqe.tag == msg.tag, "message {m}: tag {:#x}, {:#x} sent", cqe.tag, msg.tag);
+        ensure!(is_content(placed, m as u64), "message {m}: {} bytes are wrong", placed.len());
+        let imm = cqe.flags.contains(CqFlags::REMOTE_CQ_DATA);
+        let data = imm == msg.imm && (!imm || cqe.data == m as u64);
+        ensure!(data, "message {m}: data {:#x} {imm}, {} sent", cqe.data, msg.imm);
+        if let Some(src) = src {
+            let from = src.host == msg.src_host && src.number == msg.src_number;
+            let from = from && src.life.is_none_or(|l| l == msg.src.life);
+            ensure!(from, "message {m} {msg:?} reported from {src:?} to {at:?}");
+        } else {
+            ensure!(!self.ep(at).source, "message {m} has no source");
+        }
+        let post = (self.ops[i].seq, offset);
+        let claimed = r.mode == RecvMode::Claim;
+        self.msgs[m].taken = Some(Taken { by: at, op: i, post, claimed });
+        self.tally.delivered += 1;
+        self.tally.delivered_bytes += placed.len() as u64;
+        Ok(())
+    }
+
+    /// Finds the message by its first bytes, or by its remote CQ data: callers see to it that there
+    /// is one of them.
+    fn identify(&self, cqe: &Cqe, placed: &[u8]) -> Result<usize, Violation> {
+        let imm = cqe.flags.contains(CqFlags::REMOTE_CQ_DATA);
+        let id = claimed_id(placed).or(imm.then_some(cqe.data));
+        let id = id.ok_or(format!("{} bytes without a name arrived: {cqe:?}", placed.len()))?;
+        let known = usize::try_from(id).ok().filter(|&m| m < self.msgs.len());
+        known.ok_or(format!("a message {id} arrived that was never sent, or refused: {cqe:?}"))
+    }
+
+    /// An error entry was read from a queue of `life`.
+    pub(crate) fn error(
+        &mut self,
+        life: u32,
+        e: &CqErr,
+        src: Option<Addr>,
+        arena: &mut Arena,
+    ) -> Result<(), Violation> {
+        let i = self.find(e.cqe.op_context)?;
+        let op = &self.ops[i];
+        ensure!(op.at.life == life, "op {i} of life {} failed in life {life}", op.at.life);
+        let live = matches!(op.state, State::Pending | State::Silent);
+        ensure!(live, "op {i} failed, but is {:?}: {e:?}", op.state);
+        self.tally.failed += 1;
+        match op.what.clone() {
+            What::Send(m) => self.send_failed(i, m, e, arena),
+            What::Recv(r) => self.recv_failed(i, &r, e, src, arena),
+        }
+    }
+
+    fn send_failed(
+        &mut self,
+        i: usize,
+        m: usize,
+        e: &CqErr,
+        arena: &mut Arena,
+    ) -> Result<(), String> {
+        let at = self.ops[i].at;
+        let closing = self.ep(at).closing;
+        let msg = &self.msgs[m];
+        let broken = self.excused(msg.src_host, msg.dst.host).errors;
+        let fair = match e.err {
+            Error::Canceled => closing || self.ops[i].cancelled,
+            Error::HostUnreach => broken,
+            // An endpoint that closes in the middle of a message is as good as gone.
+            Error::ConnReset => broken || !self.ep_always_open(msg.dst),
+            Error::ConnRefused => !self.ep_always_open(msg.dst),
+            _ => false,
+        };
+        ensure!(fair, "send {i} failed without a cause: {e:?} {msg:?}");
+        let no = e.prov_errno == ProvErrno::NotExecuted && msg.taken.is_some();
+        ensure!(!no, "message {m} was delivered and reported as not executed");
+        self.tally.deaths += u64::from(e.err == Error::HostUnreach);
+        self.msgs[m].sent = Sent::Failed(e.err, e.prov_errno);
+        self.ep_mut(at).sends_failed += 1;
+        self.end(i, arena)
+    }
+
+    /// Whether every life of that host has had that endpoint open all the time.
+    fn ep_always_open(&self, to: Addr) -> bool {
+        let mut lives = self.lives.iter().filter(|l| l.host == to.host);
+        lives.all(|l| l.eps.iter().filter(|e| e.number == to.number).all(|e| !e.closing))
+    }
+
+    fn recv_failed(
+        &mut self,
+        i: usize,
+        r: &Recv,
+        e: &CqErr,
+        src: Option<Addr>,
+        arena: &mut Arena,
+    ) -> Result<(), Violation> {
+        let at = self.ops[i].at;
+        let host = self.lives[at.life as usize].host;
+        let broken = (0..self.hosts).any(|h| self.excused(host, h).errors);
+        let peek = matches!(r.mode, RecvMode::Peek | RecvMode::PeekClaim | RecvMode::PeekDiscard);
+        let claim = matches!(r.mode, RecvMode::Claim | RecvMode::ClaimDiscard);
+        let fair = match e.err {
+            Error::Canceled => self.ep(at).closing || self.ops[i].cancelled || self.withdrawn,
+            Error::NoMsg => peek || (claim && broken),
+            Error::Trunc => matches!(r.mode, RecvMode::Plain | RecvMode::Multi | RecvMode::Claim),
+            Error::HostUnreach => broken,
+            Error::ConnReset => broken || self.withdrawn,
+            _ => false,
+        };
+        ensure!(fair, "receive {i} {r:?} at {at:?} failed without a cause: {e:?}");
+        let multi = r.mode == RecvMode::Multi;
+        let buf = self.ops[i].buf;
+        if let (Error::Trunc, Some(buf)) = (e.err, buf) {
+            let at = if multi { e.cqe.buf.wrapping_sub(arena.addr(buf)) } else { 0 };
+            let len = e.cqe.len as usize;
+            let full = at.checked_add(e.cqe.len) == Some(buf.len as u64);
+            ensure!(full, "receive {i}: {len} bytes placed at {at} of {}: {e:?}", buf.len);
+            ensure!(e.olen > 0, "receive {i} was truncated by nothing");
+            let placed = arena.bytes(buf)[at as usize..][..len].to_vec();
+            self.delivered(i, r, &e.cqe, len + e.olen as usize, &placed, at, src)?;
+            self.tally.truncated += 1;
+        }
+        if let Some(buf) = buf {
+            arena.guards(buf).map_err(|w| format!("receive {i}: {w}"))?;
+        }
+        if !multi || e.cqe.flags.contains(CqFlags::MULTI_RECV) {
+            return self.end(i, arena);
+        }
+        Ok(())
+    }
+
+    fn end(&mut self, i: usize, arena: &mut Arena) -> Result<(), Violation> {
+        self.ops[i].state = State::Done;
+        let at = self.ops[i].at;
+        self.ep_mut(at).pending -= 1;
+        match self.ops[i].buf.take() {
+            Some(buf) => arena.give(buf).map_err(|e| format!("op {i}: {e}")),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether the peek with this context found a message.
+    pub(crate) fn peek_found(&self, context: u64) -> bool {
+        self.find(context).is_ok_and(|i| self.ops[i].state == State::Done && self.ops[i].ok)
+    }
+
+    /// A claim was refused for lack of room: the reservation stands. Gives the buffer back.
+    pub(crate) fn unclaimed(&mut self, context: u64) -> Option<Buf> {
+        let Ok(i) = self.find(context) else { unreachable!("our own context") };
+        let op = &mut self.ops[i];
+        op.state = State::Done;
+        let (at, buf) = (op.at, op.buf.take());
+        self.ep_mut(at).pending -= 1;
+        buf
+    }
+
+    /// Whether the operation has ended.
+    pub(crate) fn is_done(&self, context: u64) -> bool {
+        self.find(context).is_ok_and(|i| self.ops[i].state == State::Done)
+    }
+
+    /// Successes and failures that the endpoint's transmit counter must show.
+    pub(crate) fn sends(&self, at: EpKey) -> (u64, u64) {
+        let silent = |op: &&Op| op.at == at && op.state == State::Silent;
+        let silent = self.ops.iter().filter(silent).count() as u64;
+        let ep = self.ep(at);
+        (ep.sends_ok + silent, ep.sends_failed)
+    }
+
+    /// The rules that can only be judged when all is over.
+    pub(crate) fn verdict(&self) -> Result<(), Violation> {
+        self.check_order()?;
+        for (m, msg) in self.msgs.iter().enumerate() {
+            ensure!(!self.missing(msg), "message {m} was sent and never arrived: {msg:?}");
+        }
+        Ok(())
+    }
+
+    /// Of two messages of one stream, the older one gets the older of the receives that both could
+    /// have had.
+    fn check_order(&self) -> Result<(), Violation> {
+        let mut streams: HashMap<(EpKey, EpKey, bool), Vec<usize>> = HashMap::new();
+        for (m, msg) in self.msgs.iter().enumerate() {
+            if let Some(t) = msg.taken.filter(|t| !t.claimed) {
+                let key = (msg.src, t.by, msg.kind == MsgKind::Tagged);
+                streams.entry(key).or_default().push(m);
+            }
+        }
+        for stream in streams.values() {
+            for (n, &m) in stream.iter().enumerate() {
+                let Some(t) = self.msgs[m].taken else { continue };
+                let What::Recv(r) = &self.ops[t.op].what else { continue };
+                for &older in stream[..n].iter().rev().take(200) {
+                    let (old, young) = (&self.msgs[older], &self.msgs[m]);
+                    let Some(o) = old.taken else { continue };
+                    let fair = o.post <= t.post || !eligible(old, r);
+                    ensure!(
+                        fair,
+                        "messages {older} and {m} overtook: {old:?} in receive {}, {young:?} in {}",
+                        o.op,
+                        t.op
+                    );
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn first(v: &[String]) -> &[String] {
+    &v[..v.len().min(3)]
+}
+
+fn kind_flag(kind: MsgKind) -> CqFlags {
+    match kind {
+        MsgKind::Msg => CqFlags::MSG,
+        MsgKind::Tagged => CqFlags::TAGGED,
+    }
+}
+
+/// Whether the receive may take the message.
+fn eligible(m: &Msg, r: &Recv) -> bool {
+    let src = r.src.is_none_or(|s| {
+        s.host == m.src_host && s.number == m.src_number && s.life.is_none_or(|l| l == m.src.life)
+    });
+    m.kind == r.kind && src && (m.tag ^ r.tag) & !r.ignore == 0
+}

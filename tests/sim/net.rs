@@ -1,0 +1,391 @@
+//! Virtual time and the segment between the stations: what was sent, when it arrives, if it does.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+use barewire_dataplane::node::FrameSink;
+use barewire_driver::frame::{ETH_HDR_LEN, TxFrame};
+use barewire_driver::port::{MacAddr, Tx};
+
+use crate::plan::LinkPlan;
+use crate::rng::{Rng, mix};
+
+/// Preamble, start delimiter, frame check sequence and gap of a frame on a cable, bytes.
+pub(crate) const ETH_GAP: u64 = 24;
+
+/// What can happen at a moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Event {
+    /// Frame number `frame` of the pool reaches the station that had life `life` when it was sent.
+    Arrive { to: usize, life: u32, frame: u32 },
+    /// A poll turn; void unless `stamp` is the host's newest.
+    Poll { host: usize, stamp: u32 },
+    /// The application looks at the world; void unless it is still `life`.
+    App { host: usize, life: u32 },
+    /// A process starts at a station whose last one crashed.
+    Restart { host: usize },
+    /// A frame held back to be swapped with its successor that never came.
+    Release { path: usize },
+}
+
+/// One thing done to one frame, counted from the first of the run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Script {
+    pub(crate) frame: u64,
+    pub(crate) act: Act,
+}
+
+/// What a [`Script`] does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Act {
+    Drop,
+    Duplicate,
+    /// Arrives right after the next frame of the same path.
+    Swap,
+    /// Bit `bit` counted from the end of the Ethernet header.
+    Flip {
+        bit: usize,
+    },
+}
+
+/// Counts of a run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct NetStats {
+    pub(crate) events: u64,
+    pub(crate) frames: u64,
+    pub(crate) bytes: u64,
+    pub(crate) dropped: u64,
+    pub(crate) duplicated: u64,
+    pub(crate) corrupted: u64,
+    pub(crate) full: u64,
+}
+
+struct Station {
+    /// The life that is there now, 0 if none.
+    life: u32,
+    /// When its transmitter is free again.
+    tx_free: u64,
+    /// Frames on their way to it and in its ring.
+    queued: usize,
+}
+
+#[derive(Clone, Default)]
+struct Path {
+    cut: bool,
+    down_until: u64,
+    clog_until: u64,
+    last_arrival: u64,
+    held: Option<(u32, u32)>,
+}
+
+/// The segment and the clock.
+pub(crate) struct Net {
+    pub(crate) now: u64,
+    pub(crate) stats: NetStats,
+    /// Hash of everything that was sent, when and by whom.
+    pub(crate) trace: u64,
+    pub(crate) script: Option<Script>,
+    /// Copies of all frames, if somebody wants them.
+    pub(crate) tap: Option<Vec<Vec<u8>>>,
+    queue: BinaryHeap<Reverse<(u64, u64, Event)>>,
+    pushed: u64,
+    pool: Vec<Vec<u8>>,
+    free: Vec<u32>,
+    rng: Rng,
+    link: LinkPlan,
+    stations: Vec<Station>,
+    paths: Vec<Path>,
+    print: bool,
+}
+
+impl Net {
+    pub(crate) fn new(seed: u64, hosts: usize, link: LinkPlan) -> Self {
+        let stations = (0..hosts).map(|_| Station { life: 0, tx_free: 0, queued: 0 }).collect();
+        Self {
+            now: 1_000_000,
+            stats: NetStats::default(),
+            trace: seed,
+            script: None,
+            tap: None,
+            queue: BinaryHeap::new(),
+            pushed: 0,
+            pool: Vec::new(),
+            free: Vec::new(),
+            rng: Rng::new(seed, 2),
+            link,
+            stations,
+            paths: vec![Path::default(); hosts * hosts],
+            print: std::env::var_os("SIM_TRACE").is_some(),
+        }
+    }
+
+    /// The station address of host `i`.
+    pub(crate) fn mac(host: usize) -> MacAddr {
+        let [a, b] = (host as u16).to_be_bytes();
+        MacAddr([2, 0, 0, 0, a, b])
+    }
+
+    pub(crate) fn set_life(&mut self, host: usize, life: u32) {
+        self.stations[host].life = life;
+        if life == 0 {
+            self.stations[host].tx_free = self.now;
+        }
+    }
+
+    pub(crate) fn at(&mut self, time: u64, event: Event) {
+        self.pushed += 1;
+        self.queue.push(Reverse((time.max(self.now), self.pushed, event)));
+    }
+
+    /// Advances time to the next event.
+    pub(crate) fn pop(&mut self) -> Option<Event> {
+        let Reverse((time, _, event)) = self.queue.pop()?;
+        debug_assert!(time >= self.now);
+        self.now = time;
+        self.stats.events += 1;
+        Some(event)
+    }
+
+    /// When the next event is.
+    pub(crate) fn next_at(&self) -> Option<u64> {
+        self.queue.peek().map(|Reverse((t, _, _))| *t)
+    }
+
+    pub(crate) fn frame(&self, frame: u32) -> &[u8] {
+        &self.pool[frame as usize]
+    }
+
+    /// A frame has left the receive ring of `host`.
+    pub(crate) fn consumed(&mut self, host: usize, frame: u32) {
+        self.stations[host].queued -= 1;
+        self.free.push(frame);
+    }
+
+    /// Whether an arriving frame finds the life it was sent to and room; frees it if not.
+    pub(crate) fn accept(&mut self, to: usize, life: u32, frame: u32, ring: usize) -> bool {
+        let here = self.stations[to].life;
+        let gone = here == 0 || (self.link.lossless && here != life);
+        if gone || (!self.link.lossless && ring >= self.link.rx_ring) {
+            self.stats.dropped += 1;
+            self.consumed(to, frame);
+            return false;
+        }
+        true
+    }
+
+    /// The held frame of `path` comes after all, alone.
+    pub(crate) fn release(&mut self, path: usize) {
+        if let Some((frame, life)) = self.paths[path].held.take() {
+            let to = path % self.stations.len();
+            self.at(self.now, Event::Arrive { to, life, frame });
+        }
+    }
+
+    pub(crate) fn cut(&mut self, from: usize, to: usize) {
+        let p = self.path(from, to);
+        self.paths[p].cut = true;
+    }
+
+    pub(crate) fn is_cut(&self, from: usize, to: usize) -> bool {
+        self.paths[self.path(from, to)].cut
+    }
+
+    pub(crate) fn flap(&mut self, a: usize, b: usize, ns: u64) {
+        for p in [self.path(a, b), self.path(b, a)] {
+            self.paths[p].down_until = self.now + ns;
+        }
+    }
+
+    pub(crate) fn clog(&mut self, from: usize, to: usize, ns: u64) {
+        let p = self.path(from, to);
+        self.paths[p].clog_until = self.now + ns;
+    }
+
+    /// Ends every fault but the cuts, which are for ever.
+    pub(crate) fn heal(&mut self) {
+        let l = &mut self.link;
+        (l.loss, l.dup, l.jitter_ns, l.spike, l.corrupt, l.full) = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0);
+        for p in &mut self.paths {
+            (p.down_until, p.clog_until) = (0, 0);
+        }
+    }
+
+    /// Puts bytes on the segment that no node sent.
+    pub(crate) fn inject(&mut self, to: usize, bytes: &[u8]) {
+        let frame = self.alloc();
+        self.pool[frame as usize].extend_from_slice(bytes);
+        self.stations[to].queued += 1;
+        let life = self.stations[to].life;
+        self.at(self.now, Event::Arrive { to, life, frame });
+    }
+
+    fn path(&self, from: usize, to: usize) -> usize {
+        from * self.stations.len() + to
+    }
+
+    fn alloc(&mut self) -> u32 {
+        let frame = self.free.pop().unwrap_or_else(|| {
+            self.pool.push(Vec::new());
+            (self.pool.len() - 1) as u32
+        });
+        self.pool[frame as usize].clear();
+        frame
+    }
+
+    /// What `Port::tx` of host `from` answers.
+    fn transmit(&mut self, from: usize, tx: &TxFrame<'_>) -> Tx {
+        let len = tx.len();
+        assert!(len <= ETH_HDR_LEN + self.link.mtu[from], "frame of {len} bytes is over the MTU");
+        let dst = tx.dst().0;
+        let to = usize::from(u16::from_be_bytes([dst[4], dst[5]]));
+        assert!(dst[..4] == [2, 0, 0, 0] && to < self.stations.len(), "frame to nobody: {dst:?}");
+        if self.no_room(from, to) || self.rng.chance(self.link.full) {
+            self.stats.full += 1;
+            return Tx::Full;
+        }
+        if self.link.lossless && self.stations[to].life == 0 {
+            return Tx::NoRoute;
+        }
+        let frame = self.alloc();
+        let mut bytes = std::mem::take(&mut self.pool[frame as usize]);
+        bytes.resize(len, 0);
+        tx.copy_to(&mut bytes);
+        self.stats.frames += 1;
+        self.stats.bytes += len as u64;
+        self.trace = trace(self.trace, self.now, from, &bytes);
+        if self.print {
+            eprintln!("{:>12} {from} -> {to} {len:>5} {:02x?}", self.now, &bytes[14..len.min(64)]);
+        }
+        if let Some(tap) = &mut self.tap {
+            tap.push(bytes.clone());
+        }
+        self.pool[frame as usize] = bytes;
+        self.carry(from, to, frame, len);
+        Tx::Sent
+    }
+
+    fn no_room(&self, from: usize, to: usize) -> bool {
+        if self.link.lossless {
+            return self.stations[to].queued >= self.link.rx_ring;
+        }
+        let backlog_ns = self.stations[from].tx_free.saturating_sub(self.now);
+        let frame_ns = (self.link.mtu[from] as u64 + ETH_GAP) * 8_000_000_000 / self.link.bps;
+        backlog_ns > frame_ns * self.link.tx_ring as u64
+    }
+
+    /// Sends a frame through serialisation, latency and whatever is wrong with the path.
+    fn carry(&mut self, from: usize, to: usize, frame: u32, len: usize) {
+        let wire_ns = (len.max(60) as u64 + ETH_GAP) * 8_000_000_000 / self.link.bps;
+        let start = self.stations[from].tx_free.max(self.now);
+        self.stations[from].tx_free = start + wire_ns;
+        let mut at = start + wire_ns + self.link.latency_ns;
+        let p = self.path(from, to);
+        let down = self.paths[p].cut || self.paths[p].down_until > self.now;
+        let scripted = self.script.filter(|s| s.frame + 1 == self.stats.frames).map(|s| s.act);
+        let long = len > ETH_HDR_LEN + self.link.mtu[to];
+        let lost = self.rng.chance(self.link.loss) || scripted == Some(Act::Drop);
+        self.stations[to].queued += 1;
+        if down || lost || long {
+            self.stats.dropped += 1;
+            self.consumed(to, frame);
+            return;
+        }
+        let copies = self.copies(scripted);
+        for _ in 0..copies {
+            let copy = self.alloc();
+            let bytes = std::mem::take(&mut self.pool[frame as usize]);
+            self.pool[copy as usize].extend_from_slice(&bytes);
+            self.pool[frame as usize] = bytes;
+            self.stations[to].queued += 1;
+            self.stats.duplicated += 1;
+            let late = self.link.dup_late && self.rng.chance(0.02);
+            let mean = if late { 1e9 } else { 20_000.0 };
+            let at = at + self.rng.exp(mean);
+            self.arrive_at(at, to, copy);
+        }
+        self.damage(frame, scripted);
+        if self.link.jitter_ns > 0.0 {
+            at += self.rng.exp(self.link.jitter_ns);
+        } else {
+            at = at.max(self.paths[p].last_arrival);
+        }
+        if self.rng.chance(self.link.spike) {
+            at += self.rng.below(self.link.spike_ns);
+        }
+        at = at.max(self.paths[p].clog_until);
+        if self.link.jitter_ns == 0.0 && self.link.spike == 0.0 {
+            self.paths[p].last_arrival = at;
+        }
+        let life = self.stations[to].life;
+        if scripted == Some(Act::Swap) {
+            self.paths[p].held = Some((frame, life));
+            self.at(at + 1_000_000, Event::Release { path: p });
+            return;
+        }
+        self.arrive_at(at, to, frame);
+        if let Some((held, life)) = self.paths[p].held.take() {
+            self.at(at, Event::Arrive { to, life, frame: held });
+        }
+    }
+
+    fn arrive_at(&mut self, at: u64, to: usize, frame: u32) {
+        let life = self.stations[to].life;
+        self.at(at, Event::Arrive { to, life, frame });
+    }
+
+    fn copies(&mut self, scripted: Option<Act>) -> u64 {
+        if scripted == Some(Act::Duplicate) {
+            return 1;
+        }
+        if self.rng.chance(self.link.dup) { self.rng.range(1, 3) } else { 0 }
+    }
+
+    /// Flips bits behind the Ethernet addresses, as a switch or a bus could after the frame check
+    /// sequence was verified.
+    fn damage(&mut self, frame: u32, scripted: Option<Act>) {
+        let bytes = &mut self.pool[frame as usize];
+        if let Some(Act::Flip { bit }) = scripted {
+            if let Some(b) = bytes.get_mut(ETH_HDR_LEN + bit / 8) {
+                *b ^= 1 << (bit % 8);
+                self.stats.corrupted += 1;
+            }
+            return;
+        }
+        if !self.rng.chance(self.link.corrupt) {
+            return;
+        }
+        self.stats.corrupted += 1;
+        for _ in 0..self.rng.range(1, 3) {
+            let at = 12 + self.rng.index(bytes.len() - 12);
+            bytes[at] ^= 1 << self.rng.below(8);
+        }
+    }
+}
+
+/// The transmitter of one host.
+pub(crate) struct Egress<'a> {
+    pub(crate) net: &'a mut Net,
+    pub(crate) from: usize,
+    /// Whether a frame was turned away for lack of room, and whether for lack of a receiver.
+    pub(crate) full: bool,
+    pub(crate) no_route: bool,
+}
+
+impl FrameSink for Egress<'_> {
+    fn send(&mut self, frame: &TxFrame<'_>) -> Tx {
+        let answer = self.net.transmit(self.from, frame);
+        self.full |= answer == Tx::Full;
+        self.no_route |= answer == Tx::NoRoute;
+        answer
+    }
+}
+
+fn trace(hash: u64, now: u64, from: usize, bytes: &[u8]) -> u64 {
+    let mut h = mix(hash ^ now ^ ((from as u64) << 56) ^ ((bytes.len() as u64) << 40));
+    for chunk in bytes.chunks(8).take(9) {
+        let mut w = [0; 8];
+        w[..chunk.len()].copy_from_slice(chunk);
+        h = mix(h ^ u64::from_le_bytes(w));
+    }
+    h
+}

@@ -1,0 +1,321 @@
+//! What one seed decides: sizes, faults and their strength, the callers' manners.
+
+use barewire_dataplane::node::NodeSettings;
+
+use crate::rng::Rng;
+
+/// Everything about a run that is fixed before it starts.
+#[derive(Clone, Debug)]
+pub(crate) struct Plan {
+    pub(crate) seed: u64,
+    pub(crate) hosts: usize,
+    /// Endpoints per host.
+    pub(crate) eps: usize,
+    /// Calls that post something, accepted or not.
+    pub(crate) ops: u64,
+    pub(crate) link: LinkPlan,
+    pub(crate) faults: FaultPlan,
+    pub(crate) node: NodePlan,
+    pub(crate) caller: CallerPlan,
+}
+
+/// The segment.
+#[derive(Clone, Debug)]
+pub(crate) struct LinkPlan {
+    /// `PortCaps::lossless`, and a link that keeps the promise.
+    pub(crate) lossless: bool,
+    /// Largest frame after the Ethernet header, per host.
+    pub(crate) mtu: Vec<usize>,
+    pub(crate) bps: u64,
+    pub(crate) latency_ns: u64,
+    /// Frames in a host's transmit ring, and in its receive ring.
+    pub(crate) tx_ring: usize,
+    pub(crate) rx_ring: usize,
+    pub(crate) loss: f64,
+    pub(crate) dup: f64,
+    /// Whether copies may come seconds later.
+    pub(crate) dup_late: bool,
+    /// Mean of the exponential extra delay, 0 for a link in order.
+    pub(crate) jitter_ns: f64,
+    /// Chance of a delay spike, and its limit.
+    pub(crate) spike: f64,
+    pub(crate) spike_ns: u64,
+    pub(crate) corrupt: f64,
+    /// Chance that a full transmit ring is played although there is room.
+    pub(crate) full: f64,
+}
+
+/// What happens to hosts and paths, and after how many calls.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct FaultPlan {
+    /// Sorted by call number.
+    pub(crate) at: Vec<(u64, Fault)>,
+    /// How long faults go on after the last call.
+    pub(crate) linger_ns: u64,
+}
+
+/// One fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fault {
+    /// The process is gone; `back_ns` later another starts at the same station, or never.
+    Crash { host: usize, back_ns: Option<u64> },
+    /// `host` forgets its session with `peer`.
+    SessionLoss { host: usize, peer: usize },
+    /// Nothing from `from` reaches `to`, never again.
+    CutOneWay { from: usize, to: usize },
+    /// Nothing passes between the two, never again.
+    Cut { a: usize, b: usize },
+    /// Nothing passes between the two for a while.
+    Flap { a: usize, b: usize, ns: u64 },
+    /// What `from` sends to `to` arrives this much later, but does.
+    Clog { from: usize, to: usize, ns: u64 },
+    /// The host's clock jumps ahead.
+    Jump { host: usize, ns: u64 },
+    /// The host is not polled.
+    Starve { host: usize, ns: u64 },
+}
+
+/// Sizes of every node.
+#[derive(Clone, Debug)]
+pub(crate) struct NodePlan {
+    pub(crate) t_dead_ns: u64,
+    pub(crate) eager_max: usize,
+    pub(crate) tx_wr_max: usize,
+    pub(crate) rx_wr_max: usize,
+    pub(crate) unexpected_bytes: usize,
+    pub(crate) pull_window: usize,
+    pub(crate) peer_max: usize,
+    pub(crate) cq_size: usize,
+    pub(crate) crc: Option<bool>,
+}
+
+impl NodePlan {
+    /// The settings of one life.
+    pub(crate) fn settings(&self, incarnation: u64, seed: u64) -> NodeSettings {
+        NodeSettings {
+            incarnation,
+            seed,
+            t_dead_ns: self.t_dead_ns,
+            eager_max: self.eager_max,
+            peer_max: self.peer_max,
+            tx_wr_max: self.tx_wr_max,
+            rx_wr_max: self.rx_wr_max,
+            unexpected_bytes: self.unexpected_bytes,
+            pull_window: self.pull_window,
+            crc: self.crc,
+        }
+    }
+}
+
+/// How the applications behave.
+#[derive(Clone, Debug)]
+pub(crate) struct CallerPlan {
+    /// Mean time between two looks of an application at the world.
+    pub(crate) think_ns: f64,
+    /// Calls per look, at most.
+    pub(crate) batch: u64,
+    /// Mean time from the arrival of a frame to the poll that finds it.
+    pub(crate) poll_ns: f64,
+    /// Chance that a look reads the completion queue.
+    pub(crate) reads: f64,
+    /// Share of sends among sends and receives.
+    pub(crate) sends: f64,
+    /// Longest message.
+    pub(crate) len_max: usize,
+    /// Tags in use: few make many messages alike.
+    pub(crate) tags: u64,
+    /// Share of tagged traffic.
+    pub(crate) tagged: f64,
+    /// Share of receives that name their sender.
+    pub(crate) directed: f64,
+    /// Share of sends to an address without incarnation.
+    pub(crate) any_life: f64,
+    /// Share of endpoints with selective completion.
+    pub(crate) selective: f64,
+    /// Whether rare calls (close, peek, multi-receive, cancel) are in the mix.
+    pub(crate) rare: f64,
+}
+
+const US: u64 = 1_000;
+const MS: u64 = 1_000_000;
+
+impl Plan {
+    /// A quiet segment and an ordinary load, the base of the directed stages.
+    pub(crate) fn calm(seed: u64, ops: u64) -> Self {
+        Self {
+            seed,
+            hosts: 2,
+            eps: 1,
+            ops,
+            link: LinkPlan {
+                lossless: false,
+                mtu: vec![1500; 2],
+                bps: 10_000_000_000,
+                latency_ns: 5 * US,
+                tx_ring: 256,
+                rx_ring: 512,
+                loss: 0.0,
+                dup: 0.0,
+                dup_late: false,
+                jitter_ns: 0.0,
+                spike: 0.0,
+                spike_ns: 0,
+                corrupt: 0.0,
+                full: 0.0,
+            },
+            faults: FaultPlan::default(),
+            node: NodePlan {
+                t_dead_ns: 500 * MS,
+                eager_max: 4096,
+                tx_wr_max: 64,
+                rx_wr_max: 128,
+                unexpected_bytes: 1 << 20,
+                pull_window: 64 << 10,
+                peer_max: 16,
+                cq_size: 256,
+                crc: Some(true),
+            },
+            caller: CallerPlan {
+                think_ns: 20_000.0,
+                batch: 4,
+                poll_ns: 500.0,
+                reads: 0.7,
+                sends: 0.5,
+                len_max: 32 << 10,
+                tags: 3,
+                tagged: 0.5,
+                directed: 0.2,
+                any_life: 0.3,
+                selective: 0.2,
+                rare: 0.0,
+            },
+        }
+    }
+
+    /// Any mixture of faults, sizes and manners: each seed draws which are on and how strong.
+    pub(crate) fn swarm(seed: u64, ops: u64) -> Self {
+        let mut r = Rng::new(seed, 1);
+        let mut p = Self::calm(seed, ops);
+        p.hosts = 2 + r.pick(&[0, 0, 1, 1, 2, 3]);
+        p.eps = 1 + r.index(3);
+        p.draw_link(&mut r);
+        p.draw_node(&mut r);
+        p.draw_caller(&mut r);
+        p.draw_faults(&mut r);
+        p
+    }
+
+    fn draw_link(&mut self, r: &mut Rng) {
+        let l = &mut self.link;
+        l.lossless = r.chance(0.2);
+        let mtu = r.pick(&[256, 512, 1500, 1500, 4160, 9000, 65_536]);
+        l.mtu = vec![mtu; self.hosts];
+        if r.chance(0.15) {
+            l.mtu = (0..self.hosts).map(|_| r.pick(&[256, 600, 1500, 9000])).collect();
+        }
+        l.bps = r.pick(&[1, 10, 10, 100]) * 1_000_000_000;
+        l.latency_ns = r.pick(&[300, 2 * US, 5 * US, 50 * US]);
+        l.tx_ring = r.pick(&[2, 16, 256, 256]);
+        l.rx_ring = r.pick(&[8, 64, 512, 512]);
+        l.full = if r.chance(0.3) { r.unit() * 0.3 } else { 0.0 };
+        if l.lossless {
+            return;
+        }
+        let on = |r: &mut Rng, p: f64, most: f64| {
+            if r.chance(p) { most * r.unit() * r.unit() } else { 0.0 }
+        };
+        l.loss = on(r, 0.6, 0.3);
+        l.dup = on(r, 0.5, 0.5);
+        l.dup_late = r.chance(0.5);
+        l.jitter_ns = on(r, 0.5, 50_000.0);
+        l.spike = on(r, 0.4, 0.05);
+        l.spike_ns = 20 * MS;
+        l.corrupt = on(r, 0.4, 0.05);
+    }
+
+    fn draw_node(&mut self, r: &mut Rng) {
+        let n = &mut self.node;
+        n.t_dead_ns = r.pick(&[300 * MS, 1000 * MS, 2000 * MS]);
+        if self.link.loss > 0.1 {
+            n.t_dead_ns = 2000 * MS;
+        }
+        n.eager_max = r.pick(&[256, 1500, 4096, 16 << 10, 64 << 10]);
+        n.pull_window = r.pick(&[4 << 10, 64 << 10, 4 << 20]);
+        n.peer_max = if r.chance(0.2) { self.hosts + 1 } else { 64 };
+        n.cq_size = r.pick(&[16, 64, 512, 512]);
+        // Sends that wait for a receive must leave room in the queue to post one.
+        n.tx_wr_max = r.pick(&[4, 64, 512, 512]).min(n.cq_size / 2);
+        n.rx_wr_max = r.pick(&[16, 128, 1024, 1024]);
+        n.unexpected_bytes = r.pick(&[64 << 10, 256 << 10, 4 << 20]);
+        n.crc = (!self.link.lossless || r.chance(0.3)).then_some(true);
+    }
+
+    fn draw_caller(&mut self, r: &mut Rng) {
+        let c = &mut self.caller;
+        c.think_ns = r.pick(&[2e3, 20e3, 20e3, 200e3, 2e6]);
+        c.batch = r.pick(&[1, 4, 16, 64]);
+        c.poll_ns = r.pick(&[50.0, 500.0, 500.0, 20e3]);
+        c.reads = r.pick(&[1.0, 0.7, 0.2, 0.02]);
+        c.sends = r.pick(&[0.5, 0.5, 0.35, 0.65]);
+        c.len_max = r.pick(&[2 << 10, 16 << 10, 64 << 10, 200 << 10]);
+        let smallest = self.link.mtu.iter().copied().min().unwrap_or(1500);
+        c.len_max = c.len_max.min(100 * smallest);
+        c.tags = r.pick(&[1, 3, 3, 20]);
+        c.tagged = r.pick(&[0.0, 0.5, 0.5, 1.0]);
+        c.directed = r.pick(&[0.0, 0.3, 0.8]);
+        c.any_life = r.pick(&[0.0, 0.3, 1.0]);
+        c.selective = r.pick(&[0.0, 0.0, 0.5, 1.0]);
+        c.rare = r.pick(&[0.0, 0.1, 0.1, 0.3]);
+    }
+
+    fn draw_faults(&mut self, r: &mut Rng) {
+        self.faults.linger_ns = r.pick(&[0, MS, 50 * MS]);
+        let mut at = Vec::new();
+        let two = |r: &mut Rng, n: usize| {
+            let a = r.index(n);
+            (a, (a + 1 + r.index(n - 1)) % n)
+        };
+        let n = self.hosts;
+        if r.chance(0.35) {
+            for _ in 0..r.range(1, 4) {
+                let back_ns = r.chance(0.7).then(|| r.exp(20e6));
+                at.push(Fault::Crash { host: r.index(n), back_ns });
+            }
+        }
+        if r.chance(0.3) {
+            for _ in 0..r.range(1, 4) {
+                let (host, peer) = two(r, n);
+                at.push(Fault::SessionLoss { host, peer });
+            }
+        }
+        let lossless = self.link.lossless;
+        if r.chance(0.15) && !lossless {
+            let (a, b) = two(r, n);
+            let cut = Fault::Cut { a, b };
+            at.push(if r.chance(0.5) { cut } else { Fault::CutOneWay { from: a, to: b } });
+        }
+        if r.chance(0.3) && !lossless {
+            for _ in 0..r.range(1, 6) {
+                let (a, b) = two(r, n);
+                at.push(Fault::Flap { a, b, ns: r.exp(2e6) });
+            }
+        }
+        if r.chance(0.2) && !lossless {
+            let (from, to) = two(r, n);
+            let ns = r.pick(&[MS, 20 * MS, 500 * MS, 5000 * MS]);
+            at.push(Fault::Clog { from, to, ns });
+        }
+        if r.chance(0.2) {
+            at.push(Fault::Jump { host: r.index(n), ns: r.range(1, 3000) * MS });
+        }
+        if r.chance(0.3) {
+            for _ in 0..r.range(1, 3) {
+                let long = r.chance(0.1);
+                let ns = if long { r.range(1, 5000) * MS } else { r.exp(300e3) };
+                at.push(Fault::Starve { host: r.index(n), ns });
+            }
+        }
+        self.faults.at = at.into_iter().map(|f| (r.below(self.ops), f)).collect();
+        self.faults.at.sort_by_key(|&(k, _)| k);
+    }
+}

@@ -1,0 +1,262 @@
+//! Stages that end in a figure: goodput, time to detect a death, memory of a session.
+
+use std::time::Instant;
+
+use barewire_dataplane::error::Error;
+use barewire_dataplane::node::Node;
+use barewire_dataplane::psn::Psn;
+use barewire_dataplane::types::Instant as Moment;
+use barewire_dataplane::wire::{self, AckOp, Base, Op, OpenOp, Ty};
+use barewire_driver::frame::RxFrame;
+use barewire_driver::port::{MacAddr, Tx};
+
+use super::{for_seeds, nightly};
+use crate::ledger::ensure;
+use crate::plan::Plan;
+use crate::rig::Rig;
+use crate::rng::Rng;
+use crate::world::{caps, guarded};
+
+const KIB: usize = 1024;
+const MS: u64 = 1_000_000;
+
+/// Goal: bars B5 and B6. Method: sixteen messages of 64 KiB always under way from one node to
+/// another, 10 Gbit/s, 5 us one way; with and without exponential reordering. Line is what the
+/// cable can carry in payload with our headers, preambles and gaps.
+#[test]
+fn goodput() {
+    let start = Instant::now();
+    println!("goodput: MTU reorder loss: goodput / ((1 - loss) x line)");
+    let plain = [(0.0, 0.99), (0.001, 0.99), (0.01, 0.99), (0.05, 0.97), (0.2, 0.90)];
+    let reorder = [(0.0, 0.90), (0.001, 0.90), (0.01, 0.90), (0.05, 0.90), (0.1, 0.85)];
+    let mut short = Vec::new();
+    for mtu in [1500, 4160] {
+        for (jitter_us, bars) in [(0, plain), (20, reorder)] {
+            for (loss, bar) in bars {
+                let share = stream(mtu, f64::from(jitter_us) * 1000.0, loss);
+                let line = format!("goodput: {mtu} {jitter_us} us {loss}: {share:.4} (bar {bar})");
+                println!("{line}");
+                if share < bar {
+                    short.push(line);
+                }
+            }
+        }
+    }
+    println!("goodput: time {:.1} s", start.elapsed().as_secs_f64());
+    assert!(short.is_empty(), "below the bar: {short:#?}");
+}
+
+/// Goodput of a stream over what is possible.
+fn stream(mtu: usize, jitter_ns: f64, loss: f64) -> f64 {
+    const LEN: usize = 64 * KIB;
+    let total = if nightly() { 8192 } else { 1024 };
+    let mut plan = Plan::calm(1, 0);
+    plan.link.mtu = vec![mtu; 2];
+    plan.link.jitter_ns = jitter_ns;
+    plan.link.loss = loss;
+    plan.link.rx_ring = 4096;
+    plan.caller.poll_ns = 100.0;
+    plan.node.pull_window = 4 << 20;
+    plan.node.eager_max = 16 << 10;
+    let bps = plan.link.bps as f64;
+    let mut rig = Rig::new(plan, 2);
+    let peer = rig.peer(0, 1, 2);
+    let from = rig.net.now;
+    let (mut sent, mut got) = (0, 0);
+    for i in 0..16 {
+        let r = rig.at(1).arena.take(LEN).expect("fresh memory");
+        assert!(rig.recv(1, None, r, i));
+        let s = rig.at(0).arena.take(LEN).expect("fresh memory");
+        assert!(rig.send(0, peer, s, i));
+        sent += 1;
+    }
+    let mut bufs: Vec<_> = (0..16).map(|_| rig.at(0).arena.take(LEN).expect("memory")).collect();
+    let mut recvs: Vec<_> = (0..16).map(|_| rig.at(1).arena.take(LEN).expect("memory")).collect();
+    while got < total {
+        let (more, polled) = rig.step(from + 20_000 * MS);
+        assert!(more, "the stream stopped after {got} of {total} messages");
+        match polled {
+            Some(0) => {
+                while rig.read(0).is_some() {
+                    if sent < total {
+                        // Sixteen lent, sixteen at hand: the one used longest ago is free again.
+                        let buf = bufs.remove(0);
+                        bufs.push(buf);
+                        assert!(rig.send(0, peer, buf, sent));
+                        sent += 1;
+                    }
+                }
+            }
+            Some(1) => {
+                while rig.read(1).is_some() {
+                    got += 1;
+                    let buf = recvs.remove(0);
+                    recvs.push(buf);
+                    assert!(rig.recv(1, None, buf, got));
+                }
+            }
+            _ => {}
+        }
+    }
+    let seconds = (rig.net.now - from) as f64 / 1e9;
+    let headers = 2 + 16 + 16 + 4;
+    let on_cable = (mtu + 14) as f64 + crate::net::ETH_GAP as f64;
+    let line = bps / 8.0 * (mtu - headers) as f64 / on_cable;
+    (total as usize * LEN) as f64 / seconds / (line * (1.0 - loss))
+}
+
+/// Goal: a peer that dies ends every operation, not before T_dead and not after 1.1 times it; one
+/// that restarts is noticed when it answers (B9). Method: mixed operations, the target killed at a
+/// random moment, restarted in half of the seeds.
+#[test]
+fn true_death() {
+    let start = Instant::now();
+    let sum = for_seeds("true_death", if nightly() { 3_000 } else { 300 }, |seed, sum| {
+        guarded(|| death(seed))?;
+        sum.runs += 1;
+        Ok(())
+    });
+    sum.print("true_death", start);
+}
+
+fn death(seed: u64) -> Result<(), String> {
+    let mut r = Rng::new(seed, 6);
+    let mut plan = Plan::calm(seed, 0);
+    let t_dead = plan.node.t_dead_ns;
+    plan.link.loss = if r.chance(0.3) { 0.1 * r.unit() } else { 0.0 };
+    let mut rig = Rig::new(plan, 2);
+    let peer = rig.peer(0, 1, r.pick(&[0, 2]));
+    let count = r.range(1, 40);
+    for i in 0..count {
+        let len = r.pick(&[0, 8, 300, 5000, 60_000]);
+        let buf = rig.at(0).arena.take(len)?;
+        ensure!(rig.send(0, peer, buf, i), "send {i} of {count} refused");
+        if r.chance(0.5) {
+            let buf = rig.at(1).arena.take(60_000)?;
+            ensure!(rig.recv(1, None, buf, i), "receive {i} refused");
+        }
+    }
+    // A first contact, so that the peer was there; then any moment of the rest.
+    rig.run_to(rig.net.now + 30_000 + r.below(300_000));
+    rig.kill(1);
+    let killed = rig.net.now;
+    let back = r.chance(0.5);
+    if back {
+        rig.start(1, 77);
+    }
+    let mut last = killed;
+    let mut first = u64::MAX;
+    let mut errors = 0;
+    let (mut done, limit) = (0, killed + 3 * t_dead);
+    while done < count {
+        let (more, polled) = rig.step(limit);
+        ensure!(more, "{done} of {count} operations ended in three T_dead");
+        if polled != Some(0) {
+            continue;
+        }
+        while rig.read(0).is_some() {
+            done += 1;
+        }
+        while let Some(e) = rig.error(0) {
+            let due = if back { Error::ConnReset } else { Error::HostUnreach };
+            ensure!(e.err == due, "an operation ended in {:?}, not {due:?}", e.err);
+            (last, first) = (rig.net.now, first.min(rig.net.now));
+            (done, errors) = (done + 1, errors + 1);
+            while rig.read(0).is_some() {
+                done += 1;
+            }
+        }
+    }
+    let (first, last) = (first.saturating_sub(killed), last - killed);
+    if errors > 0 && back {
+        ensure!(last <= 200 * MS, "a restarted peer was noticed after {last} ns");
+    } else if errors > 0 {
+        // The last frame heard may have been under way when its sender died.
+        let early = t_dead.saturating_sub(MS);
+        ensure!(first >= early, "declared dead {first} ns after the death");
+        ensure!(last <= t_dead + t_dead / 10, "the last operation ended {last} ns after the death");
+    }
+    Ok(())
+}
+
+/// Goal: an idle session costs at most 512 bytes. Method: 10^5 stations open a session with one
+/// node; what the node allocated more than with one session, divided. Allocated, not touched: this
+/// is the upper bound.
+#[test]
+fn memory_per_peer() {
+    const PEERS: usize = 100_000;
+    let start = Instant::now();
+    let one = bytes_with(1);
+    let many = bytes_with(PEERS);
+    let each = (many - one) as f64 / (PEERS - 1) as f64;
+    println!(
+        "memory_per_peer: peers {PEERS} bytes per idle session {each:.0} (bar 512, aim 256) time {:.1} s",
+        start.elapsed().as_secs_f64()
+    );
+    assert!(each <= 512.0, "{each:.0} bytes per idle session");
+}
+
+/// Bytes that a node holds with `peers` sessions.
+fn bytes_with(peers: usize) -> isize {
+    let mut plan = Plan::calm(1, 0);
+    plan.node.peer_max = peers;
+    let before = crate::alloc::held();
+    let mut node = Node::new(plan.node.settings(1, 1), &caps(&plan, 0)).expect("a valid plan");
+    let mut now = Moment(1_000_000);
+    for i in 0..peers {
+        let src = MacAddr::from_u64(0x0200_1000_0000 + i as u64);
+        now = now + 10_000;
+        open_session(&mut node, now, src);
+    }
+    for _ in 0..100 {
+        now = now + 1_000_000;
+        node.transmit(now, &mut |_: &barewire_driver::frame::TxFrame<'_>| Tx::Sent);
+    }
+    let open = node.sessions().filter(|s| s.state == "open").count();
+    assert_eq!(open, peers, "sessions open");
+    crate::alloc::held() - before
+}
+
+/// Plays the peer at `src` until its session with `node` is open.
+fn open_session(node: &mut Node, now: Moment, src: MacAddr) {
+    let base = Base {
+        dst: crate::net::Net::mac(0),
+        src,
+        ty: Ty::Open,
+        ar: false,
+        rtx: false,
+        crc: true,
+        dst_sid: 0,
+        psn: Psn(7),
+        cack: Psn(0),
+        grant: 0,
+        plen: 0,
+    };
+    let open = OpenOp {
+        sid: 5,
+        epoch: 1,
+        inc: src.to_u64(),
+        target_inc: 1,
+        max_frame: 1500,
+        window: 256,
+        grant: 16,
+        ..OpenOp::default()
+    };
+    let bytes = wire::frame(&base, &Op::Open(open), &[]);
+    node.on_frame(now, &RxFrame::new(&bytes));
+    let mut answer = None;
+    node.transmit(now, &mut |f: &barewire_driver::frame::TxFrame<'_>| {
+        let mut bytes = vec![0; f.len()];
+        f.copy_to(&mut bytes);
+        answer = Some(bytes);
+        Tx::Sent
+    });
+    let answer = answer.expect("an OPEN is answered");
+    let frame = RxFrame::new(&answer);
+    let got = Base::parse(&frame).expect("our own frame");
+    let theirs = OpenOp::parse(&frame, &got).expect("an OPEN in answer");
+    let base = Base { dst_sid: theirs.sid, psn: Psn(7), cack: got.psn, ..base };
+    let ack = AckOp { newest: Psn(got.psn.0.wrapping_sub(1)), ..AckOp::default() };
+    let bytes = wire::frame(&base, &Op::Ack(ack), &[]);
+    node.on_frame(now, &RxFrame::new(&bytes));
+}

@@ -1,0 +1,144 @@
+//! The tests, and what they have in common: seeds, threads and the line of figures at the end.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use crate::ledger::Violation;
+use crate::world::Report;
+
+mod directed;
+mod hostile;
+mod measure;
+#[cfg(feature = "plant")]
+mod planted;
+mod random;
+
+/// Sums over the runs of a stage.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Sum {
+    pub(crate) runs: u64,
+    pub(crate) ops: u64,
+    pub(crate) refused: u64,
+    pub(crate) failed: u64,
+    pub(crate) delivered: u64,
+    pub(crate) events: u64,
+    pub(crate) frames: u64,
+    pub(crate) dropped: u64,
+    pub(crate) duplicated: u64,
+    pub(crate) corrupted: u64,
+    pub(crate) crashes: u64,
+    pub(crate) deaths: u64,
+}
+
+impl Sum {
+    pub(crate) fn add(&mut self, r: &Report) {
+        self.runs += 1;
+        self.ops += r.tally.accepted;
+        self.refused += r.tally.refused;
+        self.failed += r.tally.failed;
+        self.delivered += r.tally.delivered;
+        self.events += r.net.events;
+        self.frames += r.net.frames;
+        self.dropped += r.net.dropped;
+        self.duplicated += r.net.duplicated;
+        self.corrupted += r.net.corrupted;
+        self.crashes += r.crashes;
+        self.deaths += r.tally.deaths;
+    }
+
+    pub(crate) fn merge(&mut self, s: &Self) {
+        self.runs += s.runs;
+        self.ops += s.ops;
+        self.refused += s.refused;
+        self.failed += s.failed;
+        self.delivered += s.delivered;
+        self.events += s.events;
+        self.frames += s.frames;
+        self.dropped += s.dropped;
+        self.duplicated += s.duplicated;
+        self.corrupted += s.corrupted;
+        self.crashes += s.crashes;
+        self.deaths += s.deaths;
+    }
+
+    /// The line of a stage.
+    pub(crate) fn print(&self, stage: &str, start: Instant) {
+        println!(
+            "{stage}: runs {} ops {} refused {} failed {} delivered {} events {} frames {} \
+             dropped {} duplicated {} corrupted {} crashes {} deaths {} violations 0 time {:.1} s",
+            self.runs,
+            self.ops,
+            self.refused,
+            self.failed,
+            self.delivered,
+            self.events,
+            self.frames,
+            self.dropped,
+            self.duplicated,
+            self.corrupted,
+            self.crashes,
+            self.deaths,
+            start.elapsed().as_secs_f64(),
+        );
+    }
+}
+
+/// Whether the large sizes are asked for.
+pub(crate) fn nightly() -> bool {
+    std::env::var_os("SIM_NIGHTLY").is_some()
+}
+
+/// The seeds of a stage: those below `count`, or the one in `SIM_SEED`.
+pub(crate) fn seeds(count: u64) -> std::ops::Range<u64> {
+    match std::env::var("SIM_SEED") {
+        Ok(s) => {
+            let one = s.parse().expect("SIM_SEED is a number");
+            one..one + 1
+        }
+        Err(_) => 0..count,
+    }
+}
+
+/// Runs `body` for every seed on two threads and sums up.
+///
+/// # Panics
+/// On the violation with the lowest seed, which it names.
+pub(crate) fn for_seeds(
+    stage: &str,
+    count: u64,
+    body: impl Fn(u64, &mut Sum) -> Result<(), Violation> + Sync,
+) -> Sum {
+    let range = seeds(count);
+    let next = AtomicU64::new(range.start);
+    let sum = Mutex::new(Vec::new());
+    let bad: Mutex<Vec<(u64, Violation)>> = Mutex::new(Vec::new());
+    std::thread::scope(|s| {
+        for _ in 0..2 {
+            s.spawn(|| {
+                let mut mine = Sum::default();
+                loop {
+                    let seed = next.fetch_add(1, Ordering::Relaxed);
+                    if seed >= range.end || bad.lock().expect("no panic inside").len() > 4 {
+                        break;
+                    }
+                    if let Err(e) = body(seed, &mut mine) {
+                        bad.lock().expect("no panic inside").push((seed, e));
+                    }
+                }
+                sum.lock().expect("no panic inside").push(mine);
+            });
+        }
+    });
+    let mut bad = bad.into_inner().expect("no panic inside");
+    bad.sort();
+    for (seed, why) in &bad {
+        eprintln!("SIM_SEED={seed} cargo test -p barewire-tests --test sim {stage}: {why}");
+    }
+    assert!(bad.is_empty(), "{stage}: {} seeds failed, first SIM_SEED={}", bad.len(), bad[0].0);
+    let mut all = Sum::default();
+    for s in sum.into_inner().expect("no panic inside") {
+        all.merge(&s);
+    }
+    all
+}

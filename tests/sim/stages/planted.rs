@@ -1,0 +1,93 @@
+//! The test of the tests: bugs planted in the dataplane, and which stage finds them.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
+
+use barewire_dataplane::plant::{ALL, Bug, with};
+
+use super::{directed, hostile, random};
+use crate::ledger::Violation;
+
+/// A stage in small: runs part `i` of it.
+type Part = fn(u64) -> Result<(), Violation>;
+
+/// In the order in which they are tried: name, parts at most.
+const STAGES: [(&str, u64, Part); 6] = [
+    ("sim_quick", 60, |seed| random::one(seed, 500)),
+    ("crash_at_every_step", 6, |seed| directed::crash_steps(seed, 12).map(|_| ())),
+    ("drop_dup_swap_each_packet", 3, |seed| directed::each_packet(seed, 12).map(|_| ())),
+    ("hostile_peer", 30, |seed| hostile::hostile(seed, 2_000)),
+    ("false_death", 60, |seed| random::no_death(seed).map(|_| ())),
+    ("sim_quick, more", 400, |seed| random::one(1000 + seed, 500)),
+];
+
+/// Goal: the stages find what they are for. Method: every bug of `plant` is switched on alone, and
+/// the stages run until one reports a violation.
+#[test]
+fn planted_bugs() {
+    let start = Instant::now();
+    silence_panics();
+    let next = AtomicUsize::new(0);
+    let lines = Mutex::new(Vec::new());
+    std::thread::scope(|s| {
+        for _ in 0..2 {
+            s.spawn(|| {
+                while let Some(&bug) = ALL.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let line = (bug as u8, bug, hunt(bug));
+                    lines.lock().expect("no panic inside").push(line);
+                }
+            });
+        }
+    });
+    let mut lines = lines.into_inner().expect("no panic inside");
+    lines.sort_by_key(|l| l.0);
+    let (mut found, mut planted) = (0, 0);
+    for (_, bug, hunt) in &lines {
+        planted += u64::from(hunt.reached);
+        match &hunt.found {
+            Some((stage, part, why)) => {
+                found += 1;
+                println!("planted_bugs: {bug:?}: {stage}, part {part}: {why:.100}");
+            }
+            None if hunt.reached => println!("planted_bugs: {bug:?}: NOT FOUND"),
+            None => println!("planted_bugs: {bug:?}: no place reached"),
+        }
+    }
+    println!(
+        "planted_bugs: kinds {} reached {planted} found {found} time {:.1} s",
+        ALL.len(),
+        start.elapsed().as_secs_f64()
+    );
+    assert!(planted >= 15, "only {planted} kinds of bugs are planted");
+    assert!(found * 5 >= planted * 4, "{found} of {planted} planted bugs found");
+}
+
+struct Hunt {
+    found: Option<(&'static str, u64, Violation)>,
+    reached: bool,
+}
+
+fn hunt(bug: Bug) -> Hunt {
+    let (found, reached) = with(bug, || {
+        for (stage, parts, part) in STAGES {
+            for i in 0..parts {
+                if let Err(why) = part(i) {
+                    return Some((stage, i, why));
+                }
+            }
+        }
+        None
+    });
+    Hunt { found, reached }
+}
+
+/// A planted bug may well panic a node, which is a find; its message would only be noise.
+fn silence_panics() {
+    let usual = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        if std::thread::current().name().is_some() {
+            usual(info);
+        }
+    }));
+}

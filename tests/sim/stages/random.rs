@@ -1,0 +1,70 @@
+//! Random mixtures of faults and calls.
+
+use std::time::Instant;
+
+use super::{for_seeds, nightly};
+use crate::ledger::{Violation, ensure};
+use crate::plan::{Fault, Plan};
+use crate::rng::Rng;
+use crate::world::{Report, run};
+
+/// Goal: no rule of the ledger broken under any mixture of faults. Method: every seed draws which
+/// faults are on and how strong, the sizes of all tables and the callers' manners; one seed in a
+/// hundred runs twice and must do the same.
+#[test]
+fn sim_quick() {
+    let (seeds, ops) = if nightly() { (10_000, 10_000) } else { (1_000, 1_000) };
+    let start = Instant::now();
+    let sum = for_seeds("sim_quick", seeds, |seed, sum| {
+        let plan = Plan::swarm(seed, ops);
+        let report = run(&plan)?;
+        if seed.is_multiple_of(100) {
+            let again = run(&plan)?;
+            ensure!(again.trace == report.trace, "the same seed ran differently the second time");
+        }
+        sum.add(&report);
+        Ok(())
+    });
+    sum.print("sim_quick", start);
+}
+
+/// Goal: nobody alive is taken for dead (B8). Method: loss to 30 %, spikes, starved loops and clock
+/// jumps, T_dead 2 s, and nothing that would excuse an error.
+#[test]
+fn false_death() {
+    let seeds = if nightly() { 10_000 } else { 300 };
+    let start = Instant::now();
+    let sum = for_seeds("false_death", seeds, |seed, sum| {
+        sum.add(&no_death(seed)?);
+        Ok(())
+    });
+    sum.print("false_death", start);
+}
+
+/// One seed of `sim_quick`.
+#[cfg(feature = "plant")]
+pub(crate) fn one(seed: u64, ops: u64) -> Result<(), Violation> {
+    run(&Plan::swarm(seed, ops)).map(|_| ())
+}
+
+/// One seed of `false_death`.
+pub(crate) fn no_death(seed: u64) -> Result<Report, Violation> {
+    let mut plan = Plan::swarm(seed, 300);
+    let mut r = Rng::new(seed, 4);
+    plan.node.t_dead_ns = 2_000_000_000;
+    if !plan.link.lossless {
+        plan.link.loss = 0.3 * r.unit();
+    }
+    plan.faults.at.clear();
+    for _ in 0..r.range(1, 4) {
+        let host = r.index(plan.hosts);
+        let jump = Fault::Jump { host, ns: r.range(1, 3000) * 1_000_000 };
+        let starve = Fault::Starve { host, ns: r.exp(300e3).min(900_000_000) };
+        let at = r.below(plan.ops);
+        plan.faults.at.push((at, if r.chance(0.5) { jump } else { starve }));
+    }
+    plan.faults.at.sort_by_key(|&(k, _)| k);
+    let report = run(&plan)?;
+    ensure!(report.tally.deaths == 0, "{} false deaths", report.tally.deaths);
+    Ok(report)
+}

@@ -1,0 +1,550 @@
+//! The run of one plan: hosts, events, faults, and the end that every run must reach.
+
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use barewire_dataplane::node::{Levels, Node};
+use barewire_dataplane::types::Instant;
+use barewire_driver::frame::RxFrame;
+use barewire_driver::port::PortCaps;
+
+use crate::caller::{App, Resident, View};
+use crate::ledger::{Excuse, Ledger, Tally, Violation, ensure};
+use crate::net::{Egress, Event, Net, NetStats, Script};
+use crate::plan::{Fault, Plan};
+use crate::rng::{Rng, mix};
+
+/// What a run counted.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Report {
+    pub(crate) net: NetStats,
+    pub(crate) tally: Tally,
+    pub(crate) crashes: u64,
+    pub(crate) trace: u64,
+    /// Virtual time, nanoseconds.
+    pub(crate) time_ns: u64,
+    /// Events until all operations had ended.
+    pub(crate) busy_events: u64,
+}
+
+/// A station and the process that lives there.
+struct Host {
+    life: Option<Box<Life>>,
+    rx: VecDeque<u32>,
+    poll_at: u64,
+    poll_stamp: u32,
+    /// How far its clock is ahead.
+    offset: u64,
+    starved_until: u64,
+    /// Polls in a row that the node asked for and did nothing with.
+    idle_polls: u32,
+    restarting: bool,
+}
+
+impl Host {
+    /// Whether messages that came early wait for a receive.
+    fn stores(&self) -> bool {
+        self.life.as_ref().is_some_and(|l| l.node.levels().stored > 0)
+    }
+}
+
+/// A process. The node goes before the memory it was lent.
+struct Life {
+    node: Node,
+    app: App,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// The applications call, faults strike.
+    Active,
+    /// The applications call no more, faults go on.
+    Linger,
+    /// Everything is whole again, the applications only take what comes.
+    Drain,
+    /// Nothing is posted any more.
+    Still,
+}
+
+/// Frames taken in one poll turn at most.
+const BURST: usize = 32;
+
+/// Everything.
+pub(crate) struct World {
+    plan: Plan,
+    pub(crate) net: Net,
+    pub(crate) ledger: Ledger,
+    hosts: Vec<Host>,
+    residents: Vec<Resident>,
+    calls: u64,
+    next_fault: usize,
+    phase: Phase,
+    rng: Rng,
+    crashes: u64,
+    /// A fault to happen after so many events.
+    strike: Option<(u64, Fault)>,
+}
+
+/// Runs a plan to its end. A panic of a node counts as a violation.
+pub(crate) fn run(plan: &Plan) -> Result<Report, Violation> {
+    run_with(plan, None, None)
+}
+
+/// Runs a plan with one frame treated specially, or one fault at one moment.
+pub(crate) fn run_with(
+    plan: &Plan,
+    script: Option<Script>,
+    strike: Option<(u64, Fault)>,
+) -> Result<Report, Violation> {
+    let body = || {
+        let mut w = World::new(plan.clone())?;
+        w.net.script = script;
+        w.strike = strike;
+        w.run().map_err(|e| format!("{e} (at {} ns, {:?})", w.net.now, w.phase))
+    };
+    guarded(body)
+}
+
+/// Turns a panic into a violation.
+pub(crate) fn guarded<T>(f: impl FnOnce() -> Result<T, Violation>) -> Result<T, Violation> {
+    catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|p| {
+        let text = p.downcast_ref::<String>().cloned();
+        let text = text.or_else(|| p.downcast_ref::<&str>().map(|s| (*s).to_owned()));
+        Err(format!("panic: {}", text.unwrap_or_default()))
+    })
+}
+
+/// What the port of `host` says of itself.
+pub(crate) fn caps(plan: &Plan, host: usize) -> PortCaps {
+    PortCaps {
+        mac: Net::mac(host),
+        mtu: plan.link.mtu[host],
+        lossless: plan.link.lossless,
+        gather: mix(plan.seed) & 1 == 0,
+        rto_floor_ns: 100_000,
+        link_bps: plan.link.bps,
+        name: format!("sim:{host}"),
+    }
+}
+
+impl World {
+    pub(crate) fn new(plan: Plan) -> Result<Self, Violation> {
+        let n = plan.hosts;
+        let host = |_| Host {
+            life: None,
+            rx: VecDeque::new(),
+            poll_at: u64::MAX,
+            poll_stamp: 0,
+            offset: 0,
+            starved_until: 0,
+            idle_polls: 0,
+            restarting: false,
+        };
+        let mut w = Self {
+            net: Net::new(plan.seed, n, plan.link.clone()),
+            ledger: Ledger::new(plan.seed, n),
+            hosts: (0..n).map(host).collect(),
+            residents: Vec::new(),
+            calls: 0,
+            next_fault: 0,
+            phase: Phase::Active,
+            rng: Rng::new(plan.seed, 3),
+            crashes: 0,
+            strike: None,
+            plan,
+        };
+        for host in 0..n {
+            let life = w.ledger.life_new(host);
+            let incarnation = incarnation(w.plan.seed, life);
+            w.residents.push(Resident { life, incarnation, alive: true });
+        }
+        for host in 0..n {
+            w.start(host)?;
+        }
+        Ok(w)
+    }
+
+    /// A process starts at `host` as the resident that was noted.
+    fn start(&mut self, host: usize) -> Result<(), Violation> {
+        let me = self.residents[host];
+        let seed = mix(self.plan.seed ^ (u64::from(me.life) << 32));
+        let settings = self.plan.node.settings(me.incarnation, seed);
+        let mut node =
+            Node::new(settings, &caps(&self.plan, host)).map_err(|e| format!("Node::new: {e}"))?;
+        self.net.set_life(host, me.life);
+        let now = self.time(host);
+        let mut v = View {
+            now,
+            host,
+            residents: &self.residents,
+            plan: &self.plan,
+            ledger: &mut self.ledger,
+        };
+        let app = App::new(&mut v, &mut node, me.life).map_err(|e| format!("opening: {e}"))?;
+        let h = &mut self.hosts[host];
+        h.life = Some(Box::new(Life { node, app }));
+        h.restarting = false;
+        let first = self.rng.exp(self.plan.caller.think_ns);
+        self.net.at(self.net.now + first, Event::App { host, life: me.life });
+        Ok(())
+    }
+
+    fn time(&self, host: usize) -> Instant {
+        Instant(self.net.now + self.hosts[host].offset)
+    }
+
+    /// From the first call to the last check.
+    fn run(&mut self) -> Result<Report, Violation> {
+        while self.calls < self.plan.ops {
+            ensure!(self.step()?, "nothing happens any more, and nobody calls");
+            if self.net.now > ACTIVE_MAX_NS {
+                break;
+            }
+        }
+        self.phase = Phase::Linger;
+        let until = self.net.now + self.plan.faults.linger_ns;
+        while self.net.next_at().is_some_and(|t| t <= until) {
+            self.step()?;
+        }
+        self.heal();
+        self.settle("after healing")?;
+        let busy_events = self.net.stats.events;
+        self.greet()?;
+        self.quiet()?;
+        self.check_end()?;
+        Ok(Report {
+            net: self.net.stats,
+            tally: self.ledger.tally,
+            crashes: self.crashes,
+            trace: self.net.trace,
+            time_ns: self.net.now,
+            busy_events,
+        })
+    }
+
+    /// Handles one event, and says whether there was one.
+    fn step(&mut self) -> Result<bool, Violation> {
+        let Some(event) = self.net.pop() else { return Ok(false) };
+        match event {
+            Event::Arrive { to, life, frame } => self.arrive(to, life, frame),
+            Event::Poll { host, stamp } if stamp == self.hosts[host].poll_stamp => {
+                self.poll(host)?
+            }
+            Event::App { host, life } if self.lives(host, life) => self.look(host, life)?,
+            Event::Restart { host } => self.restart(host)?,
+            Event::Release { path } => self.net.release(path),
+            Event::Poll { .. } | Event::App { .. } => {}
+        }
+        if let Some((_, fault)) = self.strike.take_if(|s| s.0 <= self.net.stats.events) {
+            self.fault(fault);
+        }
+        Ok(true)
+    }
+
+    fn lives(&self, host: usize, life: u32) -> bool {
+        self.hosts[host].life.as_ref().is_some_and(|l| l.app.life == life)
+    }
+
+    fn arrive(&mut self, to: usize, life: u32, frame: u32) {
+        if !self.net.accept(to, life, frame, self.hosts[to].rx.len()) {
+            return;
+        }
+        self.hosts[to].rx.push_back(frame);
+        let at = self.net.now + self.rng.exp(self.plan.caller.poll_ns);
+        self.poll_by(to, at);
+    }
+
+    /// Sees that `host` is polled at `at` or before.
+    fn poll_by(&mut self, host: usize, at: u64) {
+        let h = &mut self.hosts[host];
+        let at = at.max(h.starved_until);
+        if at < h.poll_at {
+            h.poll_at = at;
+            h.poll_stamp += 1;
+            self.net.at(at, Event::Poll { host, stamp: h.poll_stamp });
+        }
+    }
+
+    /// One poll turn: a burst of frames in, whatever is due out.
+    fn poll(&mut self, host: usize) -> Result<(), Violation> {
+        let now = self.time(host);
+        let h = &mut self.hosts[host];
+        h.poll_at = u64::MAX;
+        if h.starved_until > self.net.now {
+            let at = h.starved_until;
+            self.poll_by(host, at);
+            return Ok(());
+        }
+        let Some(life) = &mut h.life else { return Ok(()) };
+        let taken = h.rx.len().min(BURST);
+        for &frame in h.rx.iter().take(taken) {
+            life.node.prefetch(&RxFrame::new(self.net.frame(frame)));
+        }
+        for frame in h.rx.drain(..taken) {
+            life.node.on_frame(now, &RxFrame::new(self.net.frame(frame)));
+            self.net.consumed(host, frame);
+        }
+        let mut out = Egress { net: &mut self.net, from: host, full: false, no_route: false };
+        let sent = life.node.transmit(now, &mut out);
+        let (full, no_route) = (out.full, out.no_route);
+        let due = life.node.next_deadline().map(|d| d.0.saturating_sub(h.offset));
+        // A node asks again soon for a station that is gone; the loop takes its time.
+        let pause = if no_route { 200_000 } else { 50 };
+        let backlog = !h.rx.is_empty();
+        let busy = taken > 0 || sent > 0 || full || no_route;
+        let again = due.is_some_and(|d| d <= self.net.now);
+        h.idle_polls = if again && !busy { h.idle_polls + 1 } else { 0 };
+        ensure!(h.idle_polls < 1000, "node {host} asks to be polled at once and does nothing");
+        if full {
+            self.poll_by(host, self.net.now + 2_000);
+        }
+        if backlog {
+            self.poll_by(host, self.net.now + 100);
+        }
+        if let Some(due) = due {
+            self.poll_by(host, due.max(self.net.now + pause));
+        }
+        if taken > 0 && self.phase == Phase::Drain {
+            let life = self.residents[host].life;
+            self.net.at(self.net.now + 2_000, Event::App { host, life });
+        }
+        Ok(())
+    }
+
+    /// The application of `host` acts.
+    fn look(&mut self, host: usize, life: u32) -> Result<(), Violation> {
+        let h = &self.hosts[host];
+        if h.starved_until > self.net.now {
+            self.net.at(h.starved_until, Event::App { host, life });
+            return Ok(());
+        }
+        let phase = self.phase;
+        let calls = self.with_app(host, |app, v, node| match phase {
+            Phase::Active => app.look(v, node),
+            Phase::Drain => app.drain(v, node).map(|()| 0),
+            Phase::Linger | Phase::Still => app.read_all(v, node).map(|()| 0),
+        })?;
+        self.poll_by(host, self.net.now);
+        if phase == Phase::Active {
+            let next = self.net.now + self.rng.exp(self.plan.caller.think_ns) + 100;
+            self.net.at(next, Event::App { host, life });
+            self.calls += calls;
+            while let Some(&(at, fault)) = self.plan.faults.at.get(self.next_fault) {
+                if at >= self.calls {
+                    break;
+                }
+                self.next_fault += 1;
+                self.fault(fault);
+            }
+        }
+        Ok(())
+    }
+
+    fn with_app<T>(
+        &mut self,
+        host: usize,
+        f: impl FnOnce(&mut App, &mut View<'_>, &mut Node) -> Result<T, Violation>,
+    ) -> Result<T, Violation> {
+        let now = self.time(host);
+        let life = self.hosts[host].life.as_mut().ok_or("nobody lives there")?;
+        let mut v = View {
+            now,
+            host,
+            residents: &self.residents,
+            plan: &self.plan,
+            ledger: &mut self.ledger,
+        };
+        f(&mut life.app, &mut v, &mut life.node)
+    }
+
+    fn fault(&mut self, fault: Fault) {
+        let limit = self.plan.node.t_dead_ns / 2;
+        let errors = Excuse { errors: true, loss: false };
+        match fault {
+            Fault::Crash { host, back_ns } => self.crash(host, back_ns),
+            Fault::SessionLoss { host, peer } => {
+                let loss = self.plan.link.lossless;
+                self.ledger.excuse(host, peer, Excuse { errors: true, loss });
+                let now = self.time(host);
+                if let Some(life) = &mut self.hosts[host].life {
+                    life.node.drop_session(now, Net::mac(peer));
+                    self.poll_by(host, self.net.now);
+                }
+            }
+            Fault::CutOneWay { from, to } => {
+                self.net.cut(from, to);
+                self.ledger.excuse(from, to, errors);
+            }
+            Fault::Cut { a, b } => {
+                self.net.cut(a, b);
+                self.net.cut(b, a);
+                self.ledger.excuse(a, b, errors);
+            }
+            Fault::Flap { a, b, ns } => {
+                self.net.flap(a, b, ns);
+                if ns > limit {
+                    self.ledger.excuse(a, b, errors);
+                }
+            }
+            Fault::Clog { from, to, ns } => {
+                self.net.clog(from, to, ns);
+                if ns > limit {
+                    self.ledger.excuse(from, to, errors);
+                }
+            }
+            Fault::Jump { host, ns } => self.hosts[host].offset += ns,
+            Fault::Starve { host, ns } => {
+                self.hosts[host].starved_until = self.net.now + ns;
+                if ns > limit {
+                    (0..self.hosts.len()).for_each(|h| self.ledger.excuse(host, h, errors));
+                }
+            }
+        }
+    }
+
+    fn crash(&mut self, host: usize, back_ns: Option<u64>) {
+        let h = &mut self.hosts[host];
+        let Some(life) = h.life.take() else { return };
+        self.crashes += 1;
+        self.ledger.life_dead(life.app.life);
+        self.residents[host].alive = false;
+        self.net.set_life(host, 0);
+        for frame in h.rx.drain(..) {
+            self.net.consumed(host, frame);
+        }
+        h.poll_stamp += 1;
+        (h.poll_at, h.starved_until) = (u64::MAX, 0);
+        let errors = Excuse { errors: true, loss: false };
+        (0..self.hosts.len()).for_each(|other| self.ledger.excuse(host, other, errors));
+        if let Some(ns) = back_ns {
+            self.hosts[host].restarting = true;
+            self.net.at(self.net.now + ns, Event::Restart { host });
+        }
+    }
+
+    fn restart(&mut self, host: usize) -> Result<(), Violation> {
+        let life = self.ledger.life_new(host);
+        let incarnation = incarnation(self.plan.seed, life);
+        self.residents[host] = Resident { life, incarnation, alive: true };
+        self.start(host)
+    }
+
+    /// Ends all faults but cuts and deaths; the applications stop calling.
+    fn heal(&mut self) {
+        self.phase = Phase::Drain;
+        self.strike = None;
+        self.net.heal();
+        for host in 0..self.hosts.len() {
+            self.hosts[host].starved_until = 0;
+            self.hosts[host].poll_at = u64::MAX;
+            self.poll_by(host, self.net.now);
+        }
+    }
+
+    /// Runs until everything has ended that must end.
+    fn settle(&mut self, when: &str) -> Result<(), Violation> {
+        let limit = self.net.now + 3 * self.plan.node.t_dead_ns + 8_000_000_000;
+        let mut tick = self.net.now;
+        loop {
+            for host in 0..self.hosts.len() {
+                let r = self.residents[host];
+                if r.alive {
+                    self.net.at(tick, Event::App { host, life: r.life });
+                }
+            }
+            while self.net.next_at().is_some_and(|t| t <= tick) {
+                self.step()?;
+            }
+            let whole = self.hosts.iter().all(|h| !h.restarting && !h.stores());
+            if whole && self.ledger.settled() {
+                return Ok(());
+            }
+            let late = self.net.now > limit;
+            let levels = self.hosts.iter().filter_map(|h| h.life.as_ref());
+            let levels: Vec<_> =
+                levels.map(|l| (l.node.levels(), l.node.sessions().collect::<Vec<_>>())).collect();
+            let left = self.ledger.unsettled();
+            ensure!(!late, "{when}, some operations never end: {left} {levels:#?}");
+            tick = self.net.now.max(tick) + 2_000_000;
+        }
+    }
+
+    /// Everybody who lives and can be reached exchanges one more message with everybody: all tables
+    /// have room again, and every pair finds a session.
+    fn greet(&mut self) -> Result<(), Violation> {
+        let n = self.hosts.len();
+        let alive: Vec<_> = (0..n).filter(|&h| self.residents[h].alive).collect();
+        let mut todo: Vec<Vec<usize>> = vec![Vec::new(); n];
+        for &a in &alive {
+            let whole = |&b: &usize| !self.net.is_cut(a, b) && !self.net.is_cut(b, a);
+            todo[a] = alive.iter().copied().filter(whole).collect();
+        }
+        for _ in 0..1000 {
+            for &host in &alive {
+                let mut to = std::mem::take(&mut todo[host]);
+                self.with_app(host, |app, v, node| app.greet(v, node, &mut to))?;
+                todo[host] = to;
+                self.poll_by(host, self.net.now);
+            }
+            self.settle("at the end")?;
+            if todo.iter().all(Vec::is_empty) {
+                return Ok(());
+            }
+        }
+        Err(format!("EAGAIN for ever: {todo:?} still to be greeted"))
+    }
+
+    /// Takes back every receive and waits until no node has anything to do.
+    fn quiet(&mut self) -> Result<(), Violation> {
+        self.phase = Phase::Still;
+        for host in 0..self.hosts.len() {
+            if self.residents[host].alive {
+                self.with_app(host, |app, v, node| app.cancel_all(v, node))?;
+                self.poll_by(host, self.net.now);
+            }
+        }
+        let limit = self.net.now + 3 * self.plan.node.t_dead_ns + 30_000_000_000;
+        while let Some(t) = self.net.next_at() {
+            if t > limit {
+                break;
+            }
+            self.step()?;
+        }
+        for (i, h) in self.hosts.iter().enumerate() {
+            let Some(life) = &h.life else { continue };
+            let due = life.node.next_deadline();
+            let levels = life.node.levels();
+            ensure!(due.is_none(), "node {i} is not quiet: {due:?}, {levels:?}");
+        }
+        Ok(())
+    }
+
+    fn check_end(&mut self) -> Result<(), Violation> {
+        self.ledger.verdict()?;
+        for host in 0..self.hosts.len() {
+            if !self.residents[host].alive {
+                continue;
+            }
+            self.with_app(host, |app, v, node| {
+                app.read_all(v, node)?;
+                app.check_counters(v, node)?;
+                let levels = node.levels();
+                let idle = Levels { peers: levels.peers, ..Levels::default() };
+                ensure!(levels == idle, "node {host} has not given everything back: {levels:?}");
+                Ok(())
+            })?;
+        }
+        let s = self.net.stats;
+        let whole = s.bytes / 256 + 50 * self.ledger.tally.accepted;
+        let calm = whole * 4 + 20_000 + s.full;
+        ensure!(s.frames < calm, "{} frames for {whole} pieces: a storm", s.frames);
+        Ok(())
+    }
+}
+
+/// Virtual time after which the applications stop calling even if they could not do much.
+const ACTIVE_MAX_NS: u64 = 60_000_000_000;
+
+fn incarnation(seed: u64, life: u32) -> u64 {
+    mix(seed ^ mix(u64::from(life))) | 1
+}
