@@ -109,7 +109,7 @@ impl<'a> TxFrame<'a> {
     /// # Safety
     /// [`len`](Self::len) bytes at `dst` are writable and overlap no memory of the frame. Others
     /// may read or write them meanwhile.
-    #[inline]
+    #[inline(always)]
     pub unsafe fn copy_to_raw(&self, dst: *mut u8) {
         let (head, tail) = (self.head, self.tail);
         // SAFETY: the three pieces are `len()` bytes together, which the caller has room for; a

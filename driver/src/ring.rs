@@ -115,7 +115,7 @@ impl<M: RingMem> Producer<M> {
     ///
     /// # Errors
     /// [`NoRoom`]; nothing changed.
-    #[inline]
+    #[inline(always)]
     pub fn reserve(&mut self, len: usize) -> Result<Place, NoRoom> {
         let slot = slot_len(len) as u64;
         let at = self.tail & (self.len - 1);
@@ -139,7 +139,7 @@ impl<M: RingMem> Producer<M> {
     }
 
     /// Makes the frame of `len` bytes that was written to `place` visible.
-    #[inline]
+    #[inline(always)]
     pub fn commit(&mut self, place: Place, len: usize) {
         let mask = self.len - 1;
         self.mem.clear((place.end & mask) as usize);
@@ -216,7 +216,7 @@ impl<M: RingMem> Consumer<M> {
     }
 
     /// Takes the frame at the head. Its bytes stay until [`release`](Self::release).
-    #[inline]
+    #[inline(always)]
     pub fn take(&mut self) -> Taken {
         let word = self.mem.word(self.pos());
         if word == 0 {
@@ -225,7 +225,7 @@ impl<M: RingMem> Consumer<M> {
         self.check(word)
     }
 
-    #[inline]
+    #[inline(always)]
     fn check(&mut self, word: u64) -> Taken {
         let len = word as u32;
         let pos = self.pos();
@@ -250,14 +250,17 @@ impl<M: RingMem> Consumer<M> {
             return Taken::Broken;
         }
         self.head += self.len - pos as u64;
-        self.take()
+        match self.mem.word(0) {
+            0 => Taken::Empty,
+            word => self.check(word),
+        }
     }
 
     /// Gives all that was taken back to the producer.
     ///
     /// It is told only after an eighth of the ring, since telling costs it a cache miss. It can
     /// send meanwhile: an eighth and a frame with its padding are less than the ring.
-    #[inline]
+    #[inline(always)]
     pub fn release(&mut self) {
         if self.head - self.published >= self.len / 8 {
             self.published = self.head;

@@ -2,15 +2,15 @@
 
 use std::ptr;
 
-/// Copies `len` bytes like [`ptr::copy_nonoverlapping`], up to 128 of them inline.
+/// Copies `len` bytes like [`ptr::copy`], up to 128 of them inline.
 ///
 /// A frame is assembled from two or three short pieces, and for those the call into the library's
 /// `memcpy` and its dispatch on the length cost more than the bytes do.
 ///
 /// # Safety
-/// As `copy_nonoverlapping`: `len` bytes are readable at `src` and writable at `dst`, and the two
-/// do not overlap. Others may write the source or read the destination meanwhile (D2 in
-/// docs/memory.md).
+/// As `copy`: `len` bytes are readable at `src` and writable at `dst`. The two may overlap: every
+/// short length reads all before it writes. Others may write the source or read the destination
+/// meanwhile (D2 in docs/memory.md).
 #[inline(always)]
 pub(crate) unsafe fn copy_short(src: *const u8, dst: *mut u8, len: usize) {
     // SAFETY: every branch moves `N` bytes from the start and `N` from the end of both, with
@@ -27,7 +27,7 @@ pub(crate) unsafe fn copy_short(src: *const u8, dst: *mut u8, len: usize) {
             16..=31 => ends::<16>(src, dst, len),
             32..=63 => ends::<32>(src, dst, len),
             64..=128 => ends::<64>(src, dst, len),
-            _ => ptr::copy_nonoverlapping(src, dst, len),
+            _ => ptr::copy(src, dst, len),
         }
     }
 }

@@ -164,6 +164,13 @@ impl IoBuf {
     /// If they do not fit.
     #[inline]
     pub(crate) unsafe fn write_from_raw(&self, offset: usize, src: *const u8, len: usize) {
+        if self.count == 1 {
+            assert!(offset <= self.len && len <= self.len - offset, "copy outside the lent memory");
+            // SAFETY: one span holds all `self.len` bytes, so `offset + len` is inside it; the
+            // caller vouches for `src`, and overlap is allowed.
+            unsafe { super::copy_short(src, self.spans[0].base.wrapping_add(offset), len) };
+            return;
+        }
         // SAFETY: `each` calls with `n` writable bytes at `piece` (the lender's promise) and with
         // `done + n <= len`, which the caller says are readable; `copy` allows overlap.
         self.each(offset, len, |piece, done, n| unsafe {
@@ -180,6 +187,13 @@ impl IoBuf {
     /// If they are not all inside.
     #[inline]
     pub unsafe fn read_to_raw(&self, offset: usize, dst: *mut u8, len: usize) {
+        if self.count == 1 {
+            assert!(offset <= self.len && len <= self.len - offset, "copy outside the lent memory");
+            // SAFETY: one span holds all `self.len` bytes, so `offset + len` is inside it; the
+            // caller vouches for `dst`.
+            unsafe { super::copy_short(self.spans[0].base.wrapping_add(offset), dst, len) };
+            return;
+        }
         // SAFETY: as in `read_at`, with the caller's promise for `dst`.
         self.each(offset, len, |piece, done, n| unsafe {
             ptr::copy(piece, dst.add(done), n);

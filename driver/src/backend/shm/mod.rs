@@ -245,6 +245,8 @@ struct Out {
 struct In {
     ring: Consumer<RawRing>,
     is_open: bool,
+    /// Which of the watches is on it, or [`WATCHES`].
+    watch: usize,
 }
 
 /// What the segment last said of a member; 0 for an empty place.
@@ -307,7 +309,7 @@ impl ShmPort {
             probed_ns: 0,
         };
         let outs = (0..layout.members).map(out).collect();
-        let ins = (0..layout.members).map(|s| In { ring: consumer(&seg, s, me), is_open: false });
+        let ins = (0..layout.members).map(|s| In::closed(&seg, s, me));
         let ins = ins.collect();
         let bell = std::ptr::from_ref(seg.bell(me));
         tracing::debug!(path = %seg.path.display(), %mac, mtu, "joined");
@@ -341,9 +343,12 @@ impl ShmPort {
     }
 }
 
-fn consumer(seg: &segment::Segment, s: usize, r: usize) -> Consumer<RawRing> {
-    let layout = seg.layout;
-    Consumer::new(seg.ring(s, r), layout.ring_len, ETH_HDR_LEN, layout.frame_max)
+impl In {
+    fn closed(seg: &segment::Segment, s: usize, r: usize) -> Self {
+        let layout = seg.layout;
+        let ring = Consumer::new(seg.ring(s, r), layout.ring_len, ETH_HDR_LEN, layout.frame_max);
+        Self { ring, is_open: false, watch: WATCHES }
+    }
 }
 
 impl Drop for ShmPort {
@@ -560,10 +565,29 @@ enum Gathered {
 
 /// Receiving.
 impl ShmPort {
-    /// Collects frames from the senders in `mask`, lends them, and gives their room back.
-    fn burst(&mut self, mask: u64, max: usize, sink: &mut dyn RxSink) -> usize {
-        let max = max.min(BURST);
+    /// What the poll saw is not nothing: finds out from whom, and takes it.
+    #[inline(never)]
+    fn poll(&mut self, seen: [u64; WATCHES], max: usize, sink: &mut dyn RxSink) -> usize {
+        let mut mask = self.ready;
+        for (watch, word) in self.watches.iter().zip(seen) {
+            mask |= if word != 0 { watch.bit } else { 0 };
+        }
+        // SAFETY: a word of the mapping (`open`).
+        let bell = unsafe { &*self.bell };
+        if bell.load(Relaxed) != 0 {
+            // Acquire: the frames that it was rung for are visible.
+            mask |= bell.swap(0, Acquire);
+        }
+        if self.polls.is_multiple_of(SWEEP_EVERY) {
+            mask |= self.sweep();
+        }
         self.ready = mask;
+        self.burst(mask, max.min(BURST), sink)
+    }
+
+    /// Collects frames from the senders in `mask`, lends them, and gives their room back.
+    #[inline(always)]
+    fn burst(&mut self, mask: u64, max: usize, sink: &mut dyn RxSink) -> usize {
         let (mut count, mut touched, mut damaged) = (0, 0_u64, 0_u64);
         let turn = self.turn;
         let mut order = mask.rotate_right(turn);
@@ -575,16 +599,17 @@ impl ShmPort {
                 Gathered::Some => touched |= 1 << s,
                 Gathered::Damaged => damaged |= 1 << s,
             }
-            self.turn = s + 1;
+            self.turn = (s + 1) & 63;
         }
-        self.turn &= 63;
-        for &(base, len) in &self.burst[..count] {
+        let mut bytes = 0;
+        for &(base, len) in self.burst.iter().take(count) {
             // SAFETY: `from_raw` needs `len` mapped bytes at `base`: `gather` took them from a
             // ring of the mapping, whose consumer checked the range. The sender does not write
             // them before `release` below; that anybody else might is D2.
             sink.frame(&unsafe { RxFrame::from_raw(base, len as usize) });
-            self.counters.rx_bytes += u64::from(len);
+            bytes += u64::from(len);
         }
+        self.counters.rx_bytes += bytes;
         self.counters.rx_frames += count as u64;
         while touched != 0 {
             let s = touched.trailing_zeros() as usize;
@@ -599,7 +624,7 @@ impl ShmPort {
     }
 
     /// Appends frames of sender `s` to the burst.
-    #[inline]
+    #[inline(always)]
     fn gather(
         &mut self,
         s: usize,
@@ -640,20 +665,17 @@ impl ShmPort {
     }
 
     /// Gives back what was taken from `s` and keeps the watches where the frames are.
-    #[inline]
+    #[inline(always)]
     fn released(&mut self, s: usize) {
-        let ring = &mut self.ins[s].ring;
-        ring.release();
-        let pos = ring.pos();
-        let next = ring.mem().word_at(pos);
-        self.shared.next_at[s].store(self.shared.seg.layout.ring(s, self.shared.me) + pos, Relaxed);
-        for watch in &mut self.watches {
-            if watch.sender == s {
-                (watch.next, watch.last_poll) = (next, self.polls);
-                return;
-            }
+        let from = &mut self.ins[s];
+        from.ring.release();
+        let next = from.ring.mem().word_at(from.ring.pos());
+        // Relaxed: a hint for sleepers.
+        self.shared.next_at[s & 63].store(next.cast_mut(), Relaxed);
+        match self.watches.get_mut(from.watch) {
+            Some(watch) => (watch.next, watch.last_poll) = (next, self.polls),
+            None => self.watch(s, next),
         }
-        self.watch(s, next);
     }
 
     /// Watches `s` if a watch is free or has seen nothing for a while.
@@ -661,12 +683,14 @@ impl ShmPort {
     fn watch(&mut self, s: usize, next: *const AtomicU64) {
         let polls = self.polls;
         let idle = |w: &Watch| w.bit == 0 || polls.wrapping_sub(w.last_poll) > WATCH_IDLE;
-        let Some(watch) = self.watches.iter_mut().find(|w| idle(w)) else { return };
-        let old =
-            std::mem::replace(watch, Watch { next, bit: 1 << s, sender: s, last_poll: polls });
+        let Some(i) = self.watches.iter().position(idle) else { return };
+        let new = Watch { next, bit: 1 << s, sender: s, last_poll: polls };
+        let old = std::mem::replace(&mut self.watches[i], new);
+        self.ins[s].watch = i;
         let Shared { seg, me, .. } = &*self.shared;
         seg.link(s, *me).rx_open.store(WATCH, Relaxed);
         if old.bit != 0 {
+            self.ins[old.sender].watch = WATCHES;
             seg.link(old.sender, *me).rx_open.store(BELL, Relaxed);
             // What it published before it could see that comes without a bell.
             self.ready |= old.bit;
@@ -686,22 +710,20 @@ impl ShmPort {
         if seg.allocate(s, *me).is_err() {
             return false;
         }
-        self.ins[s] = In { ring: consumer(seg, s, *me), is_open: true };
-        next_at[s].store(seg.layout.ring(s, *me), Relaxed);
+        self.ins[s] = In { is_open: true, ..In::closed(seg, s, *me) };
+        next_at[s].store(self.ins[s].ring.mem().word_at(0).cast_mut(), Relaxed);
         true
     }
 
     /// Stops receiving from `s`: it is gone and all is read, or its ring was scribbled on.
     fn close_in(&mut self, s: usize) {
         let Shared { seg, me, next_at, .. } = &*self.shared;
-        for watch in &mut self.watches {
-            if watch.sender == s {
-                *watch = Watch::NONE;
-            }
+        if let Some(watch) = self.watches.get_mut(self.ins[s].watch) {
+            *watch = Watch::NONE;
         }
         self.ready &= !(1 << s);
-        self.ins[s].is_open = false;
-        next_at[s].store(0, Relaxed);
+        (self.ins[s].is_open, self.ins[s].watch) = (false, WATCHES);
+        next_at[s].store(std::ptr::null_mut(), Relaxed);
         let link = seg.link(s, *me);
         if link.tx_open.load(Acquire) == 0 {
             seg.give_back(s, *me);
@@ -784,26 +806,16 @@ impl Port for ShmPort {
 
     fn rx_burst(&mut self, max: usize, sink: &mut dyn RxSink) -> Result<usize, PortGone> {
         self.polls = self.polls.wrapping_add(1);
-        let mut mask = self.ready;
-        for watch in &self.watches {
-            // SAFETY: `next` is a word of a ring in the mapping, or a static.
-            if unsafe { &*watch.next }.load(Relaxed) != 0 {
-                mask |= watch.bit;
-            }
-        }
-        // SAFETY: a word of the mapping (`open`).
-        let bell = unsafe { &*self.bell };
-        if bell.load(Relaxed) != 0 {
-            // Acquire: the frames that it was rung for are visible.
-            mask |= bell.swap(0, Acquire);
-        }
-        if self.polls.is_multiple_of(SWEEP_EVERY) {
-            mask |= self.sweep();
-        }
-        if mask == 0 {
+        // SAFETY: `next` is a word of a ring in the mapping, or a static; `bell` one of the mapping.
+        let (seen, bell) = unsafe {
+            let seen = self.watches.each_ref().map(|watch| (*watch.next).load(Relaxed));
+            (seen, (*self.bell).load(Relaxed))
+        };
+        let is_idle = seen.iter().fold(bell | self.ready, |all, word| all | word) == 0;
+        if is_idle && !self.polls.is_multiple_of(SWEEP_EVERY) {
             return Ok(0);
         }
-        Ok(self.burst(mask, max, sink))
+        Ok(self.poll(seen, max, sink))
     }
 
     fn counters(&self) -> PortCounters {

@@ -9,7 +9,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, fence};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, fence};
 use std::time::{Duration, Instant};
 
 use super::layout::MEMBERS_MAX;
@@ -23,16 +23,16 @@ const LOOK: Duration = Duration::from_millis(1);
 pub(super) struct Shared {
     pub(super) seg: Segment,
     pub(super) me: usize,
-    /// Where in the file the next frame's word of each sender comes; 0 for none. Written by the
-    /// port's thread after each burst: a sleeper that reads an old one sees a word that is not 0
-    /// or one that was, and looks a millisecond later again.
-    pub(super) next_at: [AtomicUsize; MEMBERS_MAX],
+    /// Where the next frame's word of each sender comes, in the mapping; null for none. Written by
+    /// the port's thread after each burst: a sleeper that reads an old one sees a word that is not
+    /// 0 or one that was, and looks a millisecond later again.
+    pub(super) next_at: [AtomicPtr<AtomicU64>; MEMBERS_MAX],
     woken: AtomicBool,
 }
 
 impl Shared {
     pub(super) fn new(seg: Segment, me: usize) -> Self {
-        let next_at = [const { AtomicUsize::new(0) }; MEMBERS_MAX];
+        let next_at = [const { AtomicPtr::new(std::ptr::null_mut()) }; MEMBERS_MAX];
         Self { seg, me, next_at, woken: AtomicBool::new(false) }
     }
 
@@ -40,7 +40,8 @@ impl Shared {
         self.seg.bell(self.me).load(Acquire) != 0
             || self.next_at.iter().any(|at| {
                 let at = at.load(Acquire);
-                at != 0 && self.seg.word(at).load(Acquire) != 0
+                // SAFETY: null or a word of the mapping that `seg` keeps.
+                unsafe { at.as_ref() }.is_some_and(|word| word.load(Acquire) != 0)
             })
     }
 }

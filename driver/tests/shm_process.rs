@@ -1,0 +1,295 @@
+//! The shm port between processes that are killed.
+//!
+//! The children are this test binary started again with [`ROLE`] in the environment, which makes
+//! the test `child` act and the others not run.
+
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::MetadataExt;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use barewire_driver::backend::shm::{ShmPort, ShmSettings};
+use barewire_driver::frame::{RxFrame, TxFrame};
+use barewire_driver::open::{OpenError, open};
+use barewire_driver::port::{MacAddr, Port, Tx};
+
+const ROLE: &str = "BAREWIRE_SHM_ROLE";
+const SURVIVORS: [MacAddr; 2] = [MacAddr([2, 0, 0, 0, 1, 0]), MacAddr([2, 0, 0, 0, 1, 1])];
+const VICTIMS: [MacAddr; 2] = [MacAddr([2, 0, 0, 0, 2, 0]), MacAddr([2, 0, 0, 0, 2, 1])];
+const RING_LEN: usize = 65_536;
+
+fn name(what: &str) -> String {
+    format!("{what}-{}", std::process::id())
+}
+
+fn join(name: &str, mac: MacAddr) -> ShmPort {
+    let ring_len = Some(RING_LEN);
+    let settings =
+        ShmSettings { mac: Some(mac), ring_len, members: Some(6), ..ShmSettings::named(name) };
+    let until = Instant::now() + Duration::from_secs(10);
+    loop {
+        match ShmPort::open(&settings) {
+            Ok(port) => return port,
+            // A killed process is dead only once the kernel has taken it down.
+            Err(OpenError::MacInUse { .. }) if Instant::now() < until => std::thread::yield_now(),
+            Err(e) => panic!("{e}"),
+        }
+    }
+}
+
+fn start(role: &str, name: &str, mac: MacAddr) -> Child {
+    let exe = std::env::current_exe().expect("we are a file");
+    Command::new(exe)
+        .args(["--exact", "child", "--nocapture"])
+        .env(ROLE, format!("{role} {name} {mac}"))
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("the test binary starts")
+}
+
+/// Waits until the child says that it is at work.
+fn await_ready(child: &mut Child) {
+    let mut lines = BufReader::new(child.stdout.take().expect("piped")).lines();
+    while let Some(Ok(line)) = lines.next() {
+        if line.contains("ready") {
+            return;
+        }
+    }
+    panic!("the child ended before it was ready");
+}
+
+/// A frame whose every byte follows from its sender's run, its serial number and its length.
+fn fill(buf: &mut Vec<u8>, to: MacAddr, from: MacAddr, run: u32, serial: u64) {
+    let len = (serial * 2_654_435_761 % 5000) as usize;
+    buf.clear();
+    buf.extend(to.0);
+    buf.extend(from.0);
+    buf.extend([0x88, 0xb5]);
+    buf.extend(run.to_le_bytes());
+    buf.extend(serial.to_le_bytes());
+    buf.extend((0..len).map(|i| (serial as usize + i) as u8));
+}
+
+/// Checks frames as [`fill`] made them: whole, each once and in order per sender and run.
+#[derive(Default)]
+struct Checker {
+    seen: std::collections::HashMap<([u8; 6], u32), u64>,
+    buf: Vec<u8>,
+    frames: u64,
+    /// The others had sent to a predecessor at this address before.
+    joined_late: bool,
+}
+
+impl Checker {
+    fn frame(&mut self, f: &RxFrame<'_>) {
+        self.buf.resize(f.len(), 0);
+        assert!(f.copy_to(0, &mut self.buf));
+        let from: [u8; 6] = f.chunk_at(6).expect("a header");
+        let run = u32::from_le_bytes(f.chunk_at(14).expect("a run"));
+        let serial = u64::from_le_bytes(f.chunk_at(18).expect("a serial number"));
+        let mut want = Vec::new();
+        fill(&mut want, MacAddr(f.chunk_at(0).expect("a header")), MacAddr(from), run, serial);
+        assert!(self.buf == want, "frame {serial} of run {run} is damaged");
+        // Runs of one address are different senders: the new one's frames may pass what its dead
+        // predecessor left in another ring. Within a run each is the successor of the last.
+        let first = if self.joined_late { serial } else { 0 };
+        let next = self.seen.entry((from, run)).or_insert(first);
+        assert_eq!(serial, *next, "of run {run}");
+        *next += 1;
+        self.frames += 1;
+    }
+}
+
+/// Sends to all others as fast as they take it and checks what comes, for ever. `run` orders this
+/// process among those that had its address before.
+fn talk(port: &mut ShmPort, run: u32, mut go_on: impl FnMut(u64) -> bool) -> (u64, u64) {
+    let me = port.caps().mac;
+    let others: Vec<_> = SURVIVORS.into_iter().chain(VICTIMS).filter(|&mac| mac != me).collect();
+    let mut serials = vec![0_u64; others.len()];
+    let mut no_route = vec![false; others.len()];
+    let mut checker = Checker { joined_late: !SURVIVORS.contains(&me), ..Checker::default() };
+    let mut buf = Vec::new();
+    let mut turn = 0_u64;
+    while go_on(turn) {
+        turn += 1;
+        for (i, &to) in others.iter().enumerate() {
+            fill(&mut buf, to, me, run, serials[i]);
+            match port.tx(&TxFrame::whole(&buf)).expect("shm is never gone") {
+                Tx::Sent => serials[i] += 1,
+                Tx::Full => {}
+                Tx::NoRoute => no_route[i] = true,
+            }
+        }
+        port.flush().expect("shm is never gone");
+        let mut sink = |f: &RxFrame<'_>| checker.frame(f);
+        port.rx_burst(32, &mut sink).expect("shm is never gone");
+        if turn.is_multiple_of(16) {
+            // Two cores for four talkers: let the others come to their turn.
+            std::thread::yield_now();
+        }
+    }
+    (serials.iter().sum(), checker.frames)
+}
+
+/// Acts as a child if started as one; otherwise there is nothing to test here.
+#[test]
+fn child() {
+    let Ok(role) = std::env::var(ROLE) else { return };
+    let words: Vec<&str> = role.split(' ').collect();
+    let mac = words[2].parse().expect("an address");
+    let run = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    // Milliseconds of the day's clock order the runs of one address.
+    let run = (run.expect("after 1970").as_millis() & 0x7fff_ffff) as u32;
+    let mut port = join(words[1], mac);
+    match words[0] {
+        "talk" => {
+            println!("ready");
+            talk(&mut port, run, |_| true);
+        }
+        "send3" => {
+            let mut buf = Vec::new();
+            for serial in 0..3 {
+                fill(&mut buf, SURVIVORS[0], mac, run, serial);
+                assert_eq!(port.tx(&TxFrame::whole(&buf)), Ok(Tx::Sent));
+            }
+            println!("ready");
+            std::thread::sleep(Duration::from_secs(60));
+        }
+        other => panic!("no role {other}"),
+    }
+}
+
+fn kill(child: &mut Child) {
+    let ended = child.try_wait().expect("our child can be waited for");
+    assert_eq!(ended, None, "the child failed by itself");
+    child.kill().expect("our child can be killed");
+    child.wait().expect("our child can be waited for");
+}
+
+/// Goal: kill -9 at any instant stalls and corrupts nobody, and all is reclaimed. Method: two
+/// survivors and two victims, all talking to all; 50 kills and restarts at random instants;
+/// every frame is checked for its bytes and its place; then memory and places are counted.
+#[test]
+fn fifty_kills_leave_the_others_at_work() {
+    let name = name("kills");
+    let mut a = join(&name, SURVIVORS[0]);
+    let mut b = join(&name, SURVIVORS[1]);
+    let path = a.path().to_owned();
+    let mut victims: Vec<Child> = VICTIMS.iter().map(|&mac| start("talk", &name, mac)).collect();
+    victims.iter_mut().for_each(await_ready);
+    let done = std::sync::atomic::AtomicBool::new(false);
+    let stop = || done.load(std::sync::atomic::Ordering::Relaxed);
+    let (sent, got) = std::thread::scope(|scope| {
+        let survivors = [&mut a, &mut b].map(|port| scope.spawn(|| talk(port, 1, |_| !stop())));
+        let mut rng = 0x2545_f491_4f6c_dd1d_u64;
+        for kill_no in 0..50_usize {
+            rng ^= rng << 13;
+            rng ^= rng >> 7;
+            rng ^= rng << 17;
+            std::thread::sleep(Duration::from_micros(rng % 40_000));
+            let i = kill_no % 2;
+            kill(&mut victims[i]);
+            victims[i] = start("talk", &name, VICTIMS[i]);
+            // Some are killed while they join.
+            if kill_no % 3 != 0 {
+                await_ready(&mut victims[i]);
+            }
+        }
+        victims.iter_mut().for_each(kill);
+        done.store(true, std::sync::atomic::Ordering::Relaxed);
+        let results = survivors.map(|t| t.join().expect("a survivor survives"));
+        (results[0].0 + results[1].0, results[0].1 + results[1].1)
+    });
+    println!("survivors sent {sent} and received {got} frames");
+    assert!(sent > 10_000 && got > 10_000, "{sent} {got}");
+    assert_eq!(a.counters().rx_dropped + b.counters().rx_dropped, 0, "no ring was damaged");
+
+    // The survivors still reach each other, the dead give their places and memory back.
+    let joiners: Vec<_> = (0..4).map(|i| join(&name, MacAddr([2, 0, 0, 0, 3, i]))).collect();
+    assert_eq!(joiners.len(), 4);
+    drop(joiners);
+    let mut checker = Checker::default();
+    let mut buf = Vec::new();
+    for round in 0..1000 {
+        fill(&mut buf, VICTIMS[round % 2], SURVIVORS[0], 2, 0);
+        assert_ne!(a.tx(&TxFrame::whole(&buf)), Ok(Tx::Sent), "nobody is there");
+        a.rx_burst(64, &mut |_: &RxFrame<'_>| {}).expect("shm is never gone");
+        b.rx_burst(64, &mut |_: &RxFrame<'_>| {}).expect("shm is never gone");
+    }
+    fill(&mut buf, SURVIVORS[1], SURVIVORS[0], 2, 0);
+    assert_eq!(a.tx(&TxFrame::whole(&buf)), Ok(Tx::Sent));
+    for _ in 0..1000 {
+        b.rx_burst(64, &mut |f: &RxFrame<'_>| checker.frame(f)).expect("shm is never gone");
+    }
+    assert_eq!(checker.frames, 1);
+    for port in [&mut a, &mut b] {
+        for to in VICTIMS {
+            fill(&mut buf, to, SURVIVORS[0], 2, 0);
+            assert_eq!(port.tx(&TxFrame::whole(&buf)), Ok(Tx::NoRoute));
+        }
+    }
+    // Two rings between the survivors, and the words before the rings.
+    let held = std::fs::metadata(&path).expect("the segment is there").blocks() * 512;
+    assert!(held < 5 * RING_LEN as u64, "{held} bytes are still held");
+    drop((a, b));
+    assert!(!path.exists());
+}
+
+/// Goal: what a process sent before it was killed arrives; one that is killed without anybody to
+/// notice is cleaned up by the next. Also: its address is free again.
+#[test]
+fn frames_survive_a_killed_sender() {
+    let name = name("last-words");
+    let mut a = join(&name, SURVIVORS[0]);
+    for _ in 0..5 {
+        let mut victim = start("send3", &name, VICTIMS[0]);
+        await_ready(&mut victim);
+        kill(&mut victim);
+        // The next joins before we have read what the last one sent.
+        let next = join(&name, VICTIMS[0]);
+        let mut checker = Checker::default();
+        for _ in 0..1000 {
+            a.rx_burst(2, &mut |f: &RxFrame<'_>| checker.frame(f)).expect("shm is never gone");
+        }
+        assert_eq!(checker.frames, 3);
+        drop(next);
+    }
+}
+
+/// Goal: a receiver that is killed becomes `NoRoute`, not `Full` for ever.
+#[test]
+fn a_killed_receiver_has_no_route_in_the_end() {
+    let name = name("gone");
+    let mut a = join(&name, SURVIVORS[0]);
+    let mut victim = start("send3", &name, VICTIMS[0]);
+    await_ready(&mut victim);
+    let mut buf = Vec::new();
+    let mut send = |port: &mut ShmPort| {
+        fill(&mut buf, VICTIMS[0], SURVIVORS[0], 1, 3);
+        port.tx(&TxFrame::whole(&buf)).expect("shm is never gone")
+    };
+    while send(&mut a) == Tx::Sent {}
+    assert_eq!(send(&mut a), Tx::Full, "alive and not reading");
+    kill(&mut victim);
+    let until = Instant::now() + Duration::from_secs(5);
+    while send(&mut a) == Tx::Full {
+        assert!(Instant::now() < until, "Full for ever");
+    }
+    assert_eq!(send(&mut a), Tx::NoRoute);
+}
+
+/// Goal: a forked child neither keeps its dead parent's place nor gives it up for the living one.
+#[test]
+fn a_child_that_stays_does_not_keep_its_parents_place() {
+    let name = name("fork");
+    let a = join(&name, SURVIVORS[0]);
+    // `sleep` is started by fork and exec while the port is open, and outlives the port.
+    let mut sleeper = Command::new("sleep").arg("30").spawn().expect("sleep starts");
+    let mac_taken = open(&format!("shm:{name},mac={}", SURVIVORS[0]));
+    assert!(matches!(mac_taken, Err(OpenError::MacInUse { .. })), "the parent lives");
+    drop(a);
+    let again = join(&name, SURVIVORS[0]);
+    drop(again);
+    sleeper.kill().expect("our child can be killed");
+    sleeper.wait().expect("our child can be waited for");
+}
