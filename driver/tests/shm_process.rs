@@ -155,7 +155,28 @@ fn child() {
             println!("ready");
             std::thread::sleep(Duration::from_secs(60));
         }
+        "fork" => fork_and_stay(port),
         other => panic!("no role {other}"),
+    }
+}
+
+/// Leaves behind a child that drops its copy of the port and lives for five seconds.
+fn fork_and_stay(port: ShmPort) {
+    // SAFETY: the child only drops the port (which does nothing there but unmap and close), sleeps
+    // and ends without running anything of its parent's.
+    match unsafe { nix::unistd::fork() }.expect("fork works") {
+        nix::unistd::ForkResult::Child => {
+            drop(port);
+            std::thread::sleep(Duration::from_secs(5));
+            // SAFETY: ends the process; takes a number.
+            unsafe { libc::_exit(0) }
+        }
+        nix::unistd::ForkResult::Parent { .. } => {
+            std::thread::sleep(Duration::from_millis(100));
+            println!("ready");
+            std::thread::sleep(Duration::from_secs(60));
+            drop(port);
+        }
     }
 }
 
@@ -278,18 +299,28 @@ fn a_killed_receiver_has_no_route_in_the_end() {
     assert_eq!(send(&mut a), Tx::NoRoute);
 }
 
-/// Goal: a forked child neither keeps its dead parent's place nor gives it up for the living one.
+/// Goal: a forked child that lives on neither keeps its dead parent's place nor gives up that of
+/// a living one. Method: one child through fork and exec, and one through fork alone.
 #[test]
-fn a_child_that_stays_does_not_keep_its_parents_place() {
+fn forked_children_have_no_part_in_the_segment() {
     let name = name("fork");
     let a = join(&name, SURVIVORS[0]);
-    // `sleep` is started by fork and exec while the port is open, and outlives the port.
     let mut sleeper = Command::new("sleep").arg("30").spawn().expect("sleep starts");
     let mac_taken = open(&format!("shm:{name},mac={}", SURVIVORS[0]));
     assert!(matches!(mac_taken, Err(OpenError::MacInUse { .. })), "the parent lives");
     drop(a);
-    let again = join(&name, SURVIVORS[0]);
-    drop(again);
+    drop(join(&name, SURVIVORS[0]));
     sleeper.kill().expect("our child can be killed");
     sleeper.wait().expect("our child can be waited for");
+
+    let _other = join(&name, SURVIVORS[1]);
+    let mut parent = start("fork", &name, VICTIMS[0]);
+    await_ready(&mut parent);
+    let mac_taken = open(&format!("shm:{name},mac={}", VICTIMS[0]));
+    assert!(matches!(mac_taken, Err(OpenError::MacInUse { .. })), "the child dropped its copy");
+    kill(&mut parent);
+    // The grandchild lives for seconds more; `join` gives up after ten.
+    let began = Instant::now();
+    drop(join(&name, VICTIMS[0]));
+    assert!(began.elapsed() < Duration::from_secs(2), "the grandchild kept the place");
 }

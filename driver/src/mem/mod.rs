@@ -1,8 +1,10 @@
 //! Memory of the application and of the fabric, reached only by bounded copies.
 
+mod arena;
 mod copy;
 mod span;
 
+pub use arena::{Arena, ArenaError, Block, Hugepages};
 pub(crate) use copy::copy_short;
 pub use span::{IOV_LIMIT, IoBuf, Span};
 

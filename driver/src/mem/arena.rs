@@ -1,0 +1,309 @@
+//! Page-aligned memory of our own, from hugepages if there are any.
+//!
+//! An [`Arena`] is one memfd mapped once; [`Block`]s are cut from it and come back when dropped.
+//! Hugepages are reserved by the mapping itself, so a block is never lost to SIGBUS later.
+
+use std::fs::File;
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use memmap2::{MmapOptions, MmapRaw};
+use nix::sys::memfd::{MFdFlags, memfd_create};
+
+/// Whether an arena is to lie in hugepages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Hugepages {
+    /// If enough are free; otherwise ordinary pages, and the log says so. The default.
+    #[default]
+    IfFree,
+    /// Or not at all.
+    Required,
+    /// Never.
+    No,
+}
+
+/// Why there is no arena. Nothing is left behind.
+#[derive(Debug, thiserror::Error)]
+pub enum ArenaError {
+    /// Hugepages were required and too few are free.
+    #[error(
+        "{need} hugepages of {page_len} bytes are needed and {free} free ({source}); reserve them: \
+         sudo sysctl vm.nr_hugepages={need}"
+    )]
+    NoHugepages {
+        /// Pages that the arena takes.
+        need: usize,
+        /// Pages that are free.
+        free: usize,
+        /// Bytes of one.
+        page_len: usize,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// The system has no memory for it, or refuses a memfd.
+    #[error("cannot map {len} bytes of memory: {source}; ask for less, or see ulimit -v")]
+    Os {
+        /// Bytes asked for.
+        len: usize,
+        /// What the kernel said.
+        source: io::Error,
+    },
+}
+
+/// Zero-initialised memory that blocks are cut from. Cloning shares it.
+#[derive(Clone)]
+pub struct Arena(Arc<Inner>);
+
+struct Inner {
+    map: MmapRaw,
+    len: usize,
+    page_len: usize,
+    is_huge: bool,
+    free: Mutex<FreeList>,
+}
+
+/// What is not handed out.
+struct FreeList {
+    /// (offset, length), by offset, no two adjacent.
+    ranges: Vec<(usize, usize)>,
+    /// Bytes from here on were never handed out and so are still zero.
+    fresh_at: usize,
+}
+
+/// Granularity of blocks: a page, also inside hugepages.
+const PAGE: usize = 4096;
+
+impl Arena {
+    /// Maps at least `len` bytes.
+    ///
+    /// # Errors
+    /// [`ArenaError`]; with [`Hugepages::IfFree`] only for want of ordinary memory.
+    pub fn new(len: usize, hugepages: Hugepages) -> Result<Self, ArenaError> {
+        let len = len.max(1);
+        if hugepages != Hugepages::No {
+            let (page_len, free) = hugepages_free();
+            let huge_len = len.next_multiple_of(page_len);
+            match map(huge_len, MFdFlags::MFD_HUGETLB) {
+                Ok(map) => {
+                    tracing::info!(len = huge_len, page_len, "arena in hugepages");
+                    return Ok(Self::over(map, huge_len, page_len, true));
+                }
+                Err(source) if hugepages == Hugepages::Required => {
+                    let need = huge_len / page_len;
+                    return Err(ArenaError::NoHugepages { need, free, page_len, source });
+                }
+                Err(error) => {
+                    tracing::info!(len, free, %error, "arena in ordinary pages: no hugepages");
+                }
+            }
+        }
+        let len = len.next_multiple_of(PAGE);
+        let map = map(len, MFdFlags::empty()).map_err(|source| ArenaError::Os { len, source })?;
+        Ok(Self::over(map, len, PAGE, false))
+    }
+
+    fn over(map: MmapRaw, len: usize, page_len: usize, is_huge: bool) -> Self {
+        let free = Mutex::new(FreeList { ranges: vec![(0, len)], fresh_at: 0 });
+        Self(Arc::new(Inner { map, len, page_len, is_huge, free }))
+    }
+
+    /// Whether it lies in hugepages.
+    pub fn is_huge(&self) -> bool {
+        self.0.is_huge
+    }
+
+    /// Bytes of one page of it.
+    pub fn page_len(&self) -> usize {
+        self.0.page_len
+    }
+
+    /// Bytes in total.
+    pub fn len(&self) -> usize {
+        self.0.len
+    }
+
+    /// Never: an arena has at least a page.
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+
+    /// Bytes that are not handed out; the largest block may be smaller.
+    pub fn free_len(&self) -> usize {
+        self.0.free().ranges.iter().map(|&(_, len)| len).sum()
+    }
+
+    /// Cuts off `len` zero bytes, page aligned, or `None` if there are not as many in one piece.
+    pub fn block(&self, len: usize) -> Option<Block> {
+        let room = len.max(1).checked_next_multiple_of(PAGE)?;
+        let (offset, fresh_at) = {
+            let mut free = self.0.free();
+            let i = free.ranges.iter().position(|&(_, len)| len >= room)?;
+            let (offset, whole) = free.ranges[i];
+            if whole == room {
+                free.ranges.remove(i);
+            } else {
+                free.ranges[i] = (offset + room, whole - room);
+            }
+            let fresh_at = free.fresh_at;
+            free.fresh_at = fresh_at.max(offset + room);
+            (offset, fresh_at)
+        };
+        let mut block = Block { arena: Arc::clone(&self.0), offset, len, room };
+        let used = fresh_at.saturating_sub(offset).min(len);
+        block.as_mut_slice()[..used].fill(0);
+        Some(block)
+    }
+}
+
+impl Inner {
+    fn free(&self) -> MutexGuard<'_, FreeList> {
+        // No code that can panic runs between two steps of a change.
+        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl FreeList {
+    /// Takes a range back and joins it with its neighbours.
+    fn put(&mut self, offset: usize, len: usize) {
+        let i = self.ranges.partition_point(|&(at, _)| at < offset);
+        self.ranges.insert(i, (offset, len));
+        if i + 1 < self.ranges.len() && offset + len == self.ranges[i + 1].0 {
+            self.ranges[i].1 += self.ranges.remove(i + 1).1;
+        }
+        if i > 0 && self.ranges[i - 1].0 + self.ranges[i - 1].1 == offset {
+            self.ranges[i - 1].1 += self.ranges.remove(i).1;
+        }
+    }
+}
+
+/// Memory from an arena, owned; goes back when dropped, and keeps the arena until then.
+pub struct Block {
+    arena: Arc<Inner>,
+    offset: usize,
+    len: usize,
+    room: usize,
+}
+
+impl Block {
+    /// Number of bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The first byte; page aligned, valid for [`len`](Self::len) bytes until the block is
+    /// dropped. To give it to a device or a peer is to give up the slices meanwhile.
+    pub fn as_mut_ptr(&self) -> *mut u8 {
+        self.arena.map.as_mut_ptr().wrapping_add(self.offset)
+    }
+
+    /// The bytes.
+    pub fn as_slice(&self) -> &[u8] {
+        // SAFETY: `len` bytes from `offset` lie in the mapping (the free list only ever had such
+        // ranges) which the `Arc` keeps; they are initialised (the kernel zero-fills); no other
+        // block has them, and `&self` keeps out this one's writers. Whoever took the raw pointer
+        // promised the rest.
+        unsafe { std::slice::from_raw_parts(self.as_mut_ptr(), self.len) }
+    }
+
+    /// The bytes, to write.
+    pub fn as_mut_slice(&mut self) -> &mut [u8] {
+        // SAFETY: as in `as_slice`, with `&mut self` keeping out everybody else.
+        unsafe { std::slice::from_raw_parts_mut(self.as_mut_ptr(), self.len) }
+    }
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        self.arena.free().put(self.offset, self.room);
+    }
+}
+
+fn map(len: usize, flags: MFdFlags) -> io::Result<MmapRaw> {
+    let file = File::from(memfd_create(c"barewire", MFdFlags::MFD_CLOEXEC | flags)?);
+    file.set_len(len as u64)?;
+    MmapOptions::new().len(len).map_raw(&file)
+}
+
+/// Bytes of a default hugepage and how many are free, as the kernel says; 2 MiB and 0 if it does
+/// not.
+fn hugepages_free() -> (usize, usize) {
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    parse_meminfo(&text)
+}
+
+fn parse_meminfo(text: &str) -> (usize, usize) {
+    let value = |key: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(key))?;
+        line.split_whitespace().next()?.parse::<usize>().ok()
+    };
+    let page_len = value("Hugepagesize:").filter(|kib| kib.is_power_of_two());
+    (page_len.unwrap_or(2048) * 1024, value("HugePages_Free:").unwrap_or(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn an_arena_opens_on_any_machine_and_says_what_it_is() {
+        let arena = Arena::new(10_000, Hugepages::IfFree).unwrap();
+        assert!(arena.len() >= 10_000 && arena.len() % arena.page_len() == 0);
+        assert_eq!(arena.is_huge(), arena.page_len() > PAGE);
+        assert!(!Arena::new(1, Hugepages::No).unwrap().is_huge());
+    }
+
+    #[test]
+    fn required_hugepages_are_given_or_the_error_says_the_command() {
+        // More than any machine has: 16 TiB.
+        let e = match Arena::new(1 << 44, Hugepages::Required) {
+            Ok(_) => panic!("16 TiB of hugepages"),
+            Err(e) => e.to_string(),
+        };
+        assert!(e.contains("sudo sysctl vm.nr_hugepages=") && !e.contains('\n'), "{e}");
+        assert_eq!(parse_meminfo("HugePages_Free:   7\nHugepagesize:    2048 kB\n"), (2 << 20, 7));
+        assert_eq!(parse_meminfo(""), (2 << 20, 0));
+    }
+
+    proptest! {
+        /// Goal: blocks are zero, aligned, disjoint, and all come back. Method: random takes and
+        /// drops, each block filled with its own number.
+        #[test]
+        fn blocks_are_zero_apart_and_come_back(
+            ops in prop::collection::vec((any::<bool>(), 0..40_000_usize), 1..120)
+        ) {
+            let arena = Arena::new(64 * PAGE, Hugepages::No).unwrap();
+            let mut held: Vec<(Block, u8)> = Vec::new();
+            for (serial, (take, n)) in ops.into_iter().enumerate() {
+                let mark = serial as u8 | 1;
+                if take {
+                    let Some(mut block) = arena.block(n) else {
+                        prop_assert!(arena.free_len() < 64 * PAGE);
+                        continue;
+                    };
+                    prop_assert_eq!(block.len(), n);
+                    prop_assert_eq!(block.as_mut_ptr() as usize % PAGE, 0);
+                    prop_assert!(block.as_slice().iter().all(|&b| b == 0));
+                    block.as_mut_slice().fill(mark);
+                    held.push((block, mark));
+                } else if !held.is_empty() {
+                    let (block, mark) = held.swap_remove(n % held.len());
+                    prop_assert!(block.as_slice().iter().all(|&b| b == mark));
+                }
+            }
+            for (block, mark) in &held {
+                prop_assert!(block.as_slice().iter().all(|b| b == mark));
+            }
+            held.clear();
+            prop_assert_eq!(arena.free_len(), 64 * PAGE);
+            prop_assert!(arena.block(64 * PAGE).is_some(), "the pieces joined again");
+            prop_assert!(arena.block(64 * PAGE + 1).is_none());
+        }
+    }
+}
