@@ -1,6 +1,7 @@
 //! Memory of the application and of the fabric, reached only by bounded copies.
 
 mod arena;
+pub mod atomic;
 mod copy;
 mod span;
 

@@ -219,7 +219,7 @@ impl IoBuf {
 
     /// Calls `f(address, bytes before, bytes)` for every contiguous piece of `offset..offset+len`.
     #[inline]
-    fn each(&self, offset: usize, len: usize, mut f: impl FnMut(*mut u8, usize, usize)) {
+    pub(super) fn each(&self, offset: usize, len: usize, mut f: impl FnMut(*mut u8, usize, usize)) {
         assert!(offset <= self.len && len <= self.len - offset, "copy outside the lent memory");
         if len == 0 {
             return;

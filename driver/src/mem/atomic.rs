@@ -1,0 +1,336 @@
+//! Remote atomics on the application's memory: every operation on every type, element by element.
+//!
+//! One entry, [`IoBuf::atomic`], checks everything (bounds, alignment, operand lengths, whether the
+//! operation has a meaning on the type) before it touches the first byte, so that a refusal has
+//! changed nothing. What the operations compute is written down in docs/atomics.md and compared
+//! with a C compiler's answer by the suite `atomics`.
+//!
+//! A region is either [`Sharing::Single`], changed by one thread only and so by plain loads and
+//! stores that the compiler turns into vectors, or shared, and then by compare-and-swap or, where
+//! an element is too wide for that, under a lock. The unit of atomicity is the element, never the
+//! array. This file knows no packet, no key and no access right.
+
+mod complex;
+mod elem;
+mod exec;
+#[cfg(target_arch = "x86_64")]
+mod f80;
+mod fpenv;
+mod lock;
+#[cfg(test)]
+mod tests;
+
+use thiserror::Error;
+
+pub use self::lock::{LocalLocks, WideLock};
+use super::span::IoBuf;
+
+/// `enum fi_op`, with libfabric's numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum AtomicOp {
+    /// `FI_MIN`: the smaller stays.
+    Min = 0,
+    /// `FI_MAX`: the larger stays.
+    Max = 1,
+    /// `FI_SUM`; integers wrap.
+    Sum = 2,
+    /// `FI_PROD`; integers wrap.
+    Prod = 3,
+    /// `FI_LOR`: 1 if either is not zero, else 0.
+    Lor = 4,
+    /// `FI_LAND`: 1 if neither is zero, else 0.
+    Land = 5,
+    /// `FI_BOR`.
+    Bor = 6,
+    /// `FI_BAND`.
+    Band = 7,
+    /// `FI_LXOR`: 1 if exactly one is not zero, else 0.
+    Lxor = 8,
+    /// `FI_BXOR`.
+    Bxor = 9,
+    /// `FI_ATOMIC_READ`: the target's value is the result.
+    Read = 10,
+    /// `FI_ATOMIC_WRITE`: the operand replaces the target's value.
+    Write = 11,
+    /// `FI_CSWAP`: the operand replaces the value if compare == value.
+    Cswap = 12,
+    /// `FI_CSWAP_NE`: ... if compare != value.
+    CswapNe = 13,
+    /// `FI_CSWAP_LE`: ... if compare <= value.
+    CswapLe = 14,
+    /// `FI_CSWAP_LT`: ... if compare < value.
+    CswapLt = 15,
+    /// `FI_CSWAP_GE`: ... if compare >= value.
+    CswapGe = 16,
+    /// `FI_CSWAP_GT`: ... if compare > value.
+    CswapGt = 17,
+    /// `FI_MSWAP`: the bits set in compare are taken from the operand.
+    Mswap = 18,
+}
+
+impl AtomicOp {
+    /// Every operation, in the order of their numbers.
+    pub const ALL: [Self; 19] = [
+        Self::Min,
+        Self::Max,
+        Self::Sum,
+        Self::Prod,
+        Self::Lor,
+        Self::Land,
+        Self::Bor,
+        Self::Band,
+        Self::Lxor,
+        Self::Bxor,
+        Self::Read,
+        Self::Write,
+        Self::Cswap,
+        Self::CswapNe,
+        Self::CswapLe,
+        Self::CswapLt,
+        Self::CswapGe,
+        Self::CswapGt,
+        Self::Mswap,
+    ];
+
+    /// Whether it takes a compare operand.
+    pub const fn compares(self) -> bool {
+        self as u8 >= Self::Cswap as u8
+    }
+}
+
+/// A number that names no operation or no type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error("no such operation or datatype: {0}")]
+pub struct UnknownNumber(pub u32);
+
+impl TryFrom<u32> for AtomicOp {
+    type Error = UnknownNumber;
+
+    fn try_from(number: u32) -> Result<Self, UnknownNumber> {
+        Self::ALL.get(number as usize).copied().ok_or(UnknownNumber(number))
+    }
+}
+
+/// `enum fi_datatype` up to `FI_LONG_DOUBLE_COMPLEX`, with libfabric's numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum Datatype {
+    /// `FI_INT8`.
+    Int8 = 0,
+    /// `FI_UINT8`.
+    Uint8 = 1,
+    /// `FI_INT16`.
+    Int16 = 2,
+    /// `FI_UINT16`.
+    Uint16 = 3,
+    /// `FI_INT32`.
+    Int32 = 4,
+    /// `FI_UINT32`.
+    Uint32 = 5,
+    /// `FI_INT64`.
+    Int64 = 6,
+    /// `FI_UINT64`.
+    Uint64 = 7,
+    /// `FI_FLOAT`: IEEE binary32.
+    Float = 8,
+    /// `FI_DOUBLE`: IEEE binary64.
+    Double = 9,
+    /// `FI_FLOAT_COMPLEX`: real part, then imaginary part.
+    FloatComplex = 10,
+    /// `FI_DOUBLE_COMPLEX`.
+    DoubleComplex = 11,
+    /// `FI_LONG_DOUBLE`: the x87's 10 bytes and 6 bytes of padding.
+    LongDouble = 12,
+    /// `FI_LONG_DOUBLE_COMPLEX`: two of them.
+    LongDoubleComplex = 13,
+}
+
+impl Datatype {
+    /// Every type, in the order of their numbers.
+    pub const ALL: [Self; 14] = [
+        Self::Int8,
+        Self::Uint8,
+        Self::Int16,
+        Self::Uint16,
+        Self::Int32,
+        Self::Uint32,
+        Self::Int64,
+        Self::Uint64,
+        Self::Float,
+        Self::Double,
+        Self::FloatComplex,
+        Self::DoubleComplex,
+        Self::LongDouble,
+        Self::LongDoubleComplex,
+    ];
+
+    /// Bytes of one element, in memory and on the wire; C's `sizeof`.
+    pub const fn size(self) -> usize {
+        match self {
+            Self::Int8 | Self::Uint8 => 1,
+            Self::Int16 | Self::Uint16 => 2,
+            Self::Int32 | Self::Uint32 | Self::Float => 4,
+            Self::Int64 | Self::Uint64 | Self::Double | Self::FloatComplex => 8,
+            Self::DoubleComplex | Self::LongDouble => 16,
+            Self::LongDoubleComplex => 32,
+        }
+    }
+
+    /// What a target address must be a multiple of: C's alignment, but never more than 8 (rule
+    /// S10), since allocators for 8-byte alignment exist that know nothing of `long double`.
+    pub const fn align(self) -> usize {
+        match self {
+            Self::FloatComplex => 4,
+            _ if self.size() < 8 => self.size(),
+            _ => 8,
+        }
+    }
+
+    /// Whether it is one of the eight integers.
+    pub const fn is_integer(self) -> bool {
+        (self as u8) < Self::Float as u8
+    }
+
+    /// Whether it is one of the three complex types.
+    pub const fn is_complex(self) -> bool {
+        matches!(self, Self::FloatComplex | Self::DoubleComplex | Self::LongDoubleComplex)
+    }
+
+    /// Whether it is made of `long double`s, which only x86-64 has in this form.
+    pub const fn is_extended(self) -> bool {
+        matches!(self, Self::LongDouble | Self::LongDoubleComplex)
+    }
+}
+
+impl TryFrom<u32> for Datatype {
+    type Error = UnknownNumber;
+
+    fn try_from(number: u32) -> Result<Self, UnknownNumber> {
+        Self::ALL.get(number as usize).copied().ok_or(UnknownNumber(number))
+    }
+}
+
+/// Who else changes a region by atomics while this thread does.
+#[derive(Clone, Copy, Default)]
+pub enum Sharing {
+    /// Nobody. Plain loads and stores, no locked instruction.
+    #[default]
+    Single,
+    /// Other threads of this process, by this function; and, for elements of up to 8 bytes at
+    /// multiples of their size, anybody who uses the processor's atomic instructions.
+    Shared,
+    /// As `Shared`, with the wider elements under locks that other processes know as well.
+    SharedBy(&'static dyn WideLock),
+}
+
+impl std::fmt::Debug for Sharing {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Single => "Single",
+            Self::Shared => "Shared",
+            Self::SharedBy(_) => "SharedBy",
+        })
+    }
+}
+
+/// Why an atomic was refused. Memory and result are as they were.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum AtomicFault {
+    /// The elements are not all inside the memory.
+    #[error("elements outside the memory")]
+    Bounds,
+    /// The first element's address is not a multiple of [`Datatype::align`].
+    #[error("element address not aligned to its type")]
+    Misaligned,
+    /// An element lies in two pieces of memory.
+    #[error("element straddles two pieces of memory")]
+    Straddles,
+    /// The operation has no meaning on the type, or this processor has no such type.
+    #[error("operation has no meaning on the type")]
+    Unsupported,
+    /// An operand has not the length that operation, type and count ask for.
+    #[error("operand of the wrong length")]
+    Operand,
+}
+
+impl IoBuf {
+    /// Executes `op` on `count` elements of type `ty` from `offset`, in ascending order.
+    ///
+    /// `operand` and `compare` hold `count` elements, little-endian, at any address; an operation
+    /// that does not use one (`Read`: the operand; all but `Cswap*` and `Mswap`: compare) ignores
+    /// it, and it may be empty. `result` receives the values before the operation if it has room
+    /// for `count` elements; empty, it asks for none.
+    ///
+    /// Each element is changed atomically as `sharing` says, the array is not. Elements whose value
+    /// stays because a comparison failed are not written. Allocates nothing.
+    ///
+    /// # Errors
+    /// See [`AtomicFault`]: nothing was read into `result` or written.
+    #[allow(clippy::too_many_arguments)] // the fields of one packet, each used once
+    pub fn atomic(
+        &self,
+        offset: usize,
+        op: AtomicOp,
+        ty: Datatype,
+        count: usize,
+        operand: &[u8],
+        compare: &[u8],
+        result: &mut [u8],
+        sharing: Sharing,
+    ) -> Result<(), AtomicFault> {
+        let len = self.check_atomic(offset, ty, count)?;
+        let needs_operand = op != AtomicOp::Read;
+        if !exec::has_meaning(op, ty) {
+            return Err(AtomicFault::Unsupported);
+        }
+        if (needs_operand && operand.len() != len)
+            || (op.compares() && compare.len() != len)
+            || !(result.is_empty() || result.len() == len)
+        {
+            return Err(AtomicFault::Operand);
+        }
+        let to = if result.is_empty() { std::ptr::null_mut() } else { result.as_mut_ptr() };
+        self.each(offset, len, |piece, done, n| {
+            let part = exec::Part {
+                target: piece,
+                operand: operand.as_ptr().wrapping_add(done),
+                compare: compare.as_ptr().wrapping_add(done),
+                result: if to.is_null() { to } else { to.wrapping_add(done) },
+                count: n / ty.size(),
+            };
+            // SAFETY: `exec` needs
+            // - `count` aligned elements at `target`, readable and writable: `piece` has `n` bytes
+            //   inside a lent span, and `check_atomic` found start and length of every piece to be
+            //   multiples of alignment and size;
+            // - operand and compare readable for as many bytes if `op` uses them: their lengths
+            //   were just compared with `len`, and `done + n <= len`;
+            // - result null or writable, overlapping nothing: an exclusive borrow of `len` bytes;
+            // - a meaningful pair: just checked.
+            unsafe { exec::exec(op, ty, part, sharing) };
+        });
+        Ok(())
+    }
+
+    /// Checks where `count` elements from `offset` lie, and returns their length in bytes.
+    fn check_atomic(
+        &self,
+        offset: usize,
+        ty: Datatype,
+        count: usize,
+    ) -> Result<usize, AtomicFault> {
+        let len = count.checked_mul(ty.size()).ok_or(AtomicFault::Bounds)?;
+        if offset > self.len() || len > self.len() - offset {
+            return Err(AtomicFault::Bounds);
+        }
+        let mut fault = None;
+        self.each(offset, len, |piece, _, n| {
+            if !n.is_multiple_of(ty.size()) {
+                fault = fault.or(Some(AtomicFault::Straddles));
+            } else if !(piece as usize).is_multiple_of(ty.align()) {
+                fault = fault.or(Some(AtomicFault::Misaligned));
+            }
+        });
+        fault.map_or(Ok(len), Err)
+    }
+}

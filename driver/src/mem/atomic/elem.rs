@@ -1,0 +1,331 @@
+//! The element types: how each lies in memory and what its operations compute.
+
+use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
+
+use super::complex::{Complex, Real};
+#[cfg(target_arch = "x86_64")]
+use super::f80::F80;
+
+/// A value of one element.
+pub(super) trait Elem: Copy {
+    const LEN: usize;
+
+    /// Reads an element at any address.
+    ///
+    /// # Safety
+    /// `LEN` bytes at `at` are readable.
+    unsafe fn load(at: *const u8) -> Self;
+
+    /// Writes an element at any address.
+    ///
+    /// # Safety
+    /// `LEN` bytes at `at` are writable.
+    unsafe fn store(self, at: *mut u8);
+
+    /// Replaces the element by `f` of it, or leaves it if `f` says `None`, in one atomic step, and
+    /// returns what it was. `None`, with nothing done, if no instruction does that for this type at
+    /// this address.
+    ///
+    /// # Safety
+    /// `LEN` bytes at `at` are readable and writable, and `at` is aligned as C aligns the type or
+    /// to 8.
+    unsafe fn swap(at: *mut u8, f: impl Fn(Self) -> Option<Self>) -> Option<Self>;
+}
+
+/// What every type can do.
+pub(super) trait Num: Elem {
+    fn sum(self, other: Self) -> Self;
+    fn prod(self, other: Self) -> Self;
+    /// C's truth: not equal to zero. A NaN is true.
+    fn truth(self) -> bool;
+    fn of_truth(truth: bool) -> Self;
+    fn same(self, other: Self) -> bool;
+}
+
+/// What types with an order can do as well. False with a NaN.
+pub(super) trait Ordered: Num {
+    fn less(self, other: Self) -> bool;
+    fn less_or_same(self, other: Self) -> bool;
+}
+
+/// What integers can do as well.
+pub(super) trait Bits: Num {
+    fn or(self, other: Self) -> Self;
+    fn and(self, other: Self) -> Self;
+    fn xor(self, other: Self) -> Self;
+    fn not(self) -> Self;
+}
+
+/// Memory layout of a primitive whose bits fit an atomic word.
+macro_rules! word_elem {
+    ($elem:ty, $word:ty, $atomic:ty, $to:expr, $from:expr) => {
+        impl Elem for $elem {
+            const LEN: usize = size_of::<Self>();
+
+            #[inline(always)]
+            unsafe fn load(at: *const u8) -> Self {
+                // SAFETY: readable by the caller's word; unaligned is declared, and every bit
+                // pattern is a value.
+                unsafe { at.cast::<Self>().read_unaligned() }
+            }
+
+            #[inline(always)]
+            unsafe fn store(self, at: *mut u8) {
+                // SAFETY: writable by the caller's word; unaligned is declared.
+                unsafe { at.cast::<Self>().write_unaligned(self) }
+            }
+
+            #[inline(always)]
+            unsafe fn swap(at: *mut u8, f: impl Fn(Self) -> Option<Self>) -> Option<Self> {
+                if at as usize % size_of::<$word>() != 0 {
+                    return None; // a float complex at a multiple of 4
+                }
+                // SAFETY: `from_ptr` needs a mapped, aligned word (the caller's word and the line
+                // above) that is reached by atomic accesses as long as the reference lives, which
+                // is this call: regions reached in other ways as well are D2 in docs/memory.md.
+                let word = unsafe { <$atomic>::from_ptr(at.cast()) };
+                let step = |bits| f($from(bits)).map($to);
+                let old = match word.fetch_update(Ordering::AcqRel, Ordering::Acquire, step) {
+                    Ok(old) | Err(old) => old,
+                };
+                Some($from(old))
+            }
+        }
+    };
+}
+
+macro_rules! integer {
+    ($int:ty, $word:ty, $atomic:ty) => {
+        word_elem!($int, $word, $atomic, |v: $int| v as $word, |w: $word| w as $int);
+
+        impl Num for $int {
+            #[inline(always)]
+            fn sum(self, other: Self) -> Self {
+                self.wrapping_add(other)
+            }
+
+            #[inline(always)]
+            fn prod(self, other: Self) -> Self {
+                self.wrapping_mul(other)
+            }
+
+            #[inline(always)]
+            fn truth(self) -> bool {
+                self != 0
+            }
+
+            #[inline(always)]
+            fn of_truth(truth: bool) -> Self {
+                Self::from(truth)
+            }
+
+            #[inline(always)]
+            fn same(self, other: Self) -> bool {
+                self == other
+            }
+        }
+
+        impl Ordered for $int {
+            #[inline(always)]
+            fn less(self, other: Self) -> bool {
+                self < other
+            }
+
+            #[inline(always)]
+            fn less_or_same(self, other: Self) -> bool {
+                self <= other
+            }
+        }
+
+        impl Bits for $int {
+            #[inline(always)]
+            fn or(self, other: Self) -> Self {
+                self | other
+            }
+
+            #[inline(always)]
+            fn and(self, other: Self) -> Self {
+                self & other
+            }
+
+            #[inline(always)]
+            fn xor(self, other: Self) -> Self {
+                self ^ other
+            }
+
+            #[inline(always)]
+            fn not(self) -> Self {
+                !self
+            }
+        }
+    };
+}
+
+integer!(i8, u8, AtomicU8);
+integer!(u8, u8, AtomicU8);
+integer!(i16, u16, AtomicU16);
+integer!(u16, u16, AtomicU16);
+integer!(i32, u32, AtomicU32);
+integer!(u32, u32, AtomicU32);
+integer!(i64, u64, AtomicU64);
+integer!(u64, u64, AtomicU64);
+
+word_elem!(f32, u32, AtomicU32, f32::to_bits, f32::from_bits);
+word_elem!(f64, u64, AtomicU64, f64::to_bits, f64::from_bits);
+word_elem!(Complex<f32>, u64, AtomicU64, complex_to_bits, complex_from_bits);
+
+fn complex_to_bits(v: Complex<f32>) -> u64 {
+    u64::from(v.re.to_bits()) | u64::from(v.im.to_bits()) << 32
+}
+
+fn complex_from_bits(bits: u64) -> Complex<f32> {
+    Complex { re: f32::from_bits(bits as u32), im: f32::from_bits((bits >> 32) as u32) }
+}
+
+// The parts of the words above, and the operands of every type, are read in the host's order.
+const _: () = assert!(cfg!(target_endian = "little"), "operands on the wire are little-endian");
+
+impl Elem for Complex<f64> {
+    const LEN: usize = 16;
+
+    #[inline(always)]
+    unsafe fn load(at: *const u8) -> Self {
+        // SAFETY: readable by the caller's word; unaligned is declared, every bit pattern is good.
+        unsafe { at.cast::<Self>().read_unaligned() }
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, at: *mut u8) {
+        // SAFETY: writable by the caller's word; unaligned is declared.
+        unsafe { at.cast::<Self>().write_unaligned(self) }
+    }
+
+    unsafe fn swap(_: *mut u8, _: impl Fn(Self) -> Option<Self>) -> Option<Self> {
+        None
+    }
+}
+
+/// What the floating types have in common: the trait's methods by those of `Real`.
+macro_rules! real_num {
+    ($real:ty) => {
+        impl Num for $real {
+            #[inline(always)]
+            fn sum(self, other: Self) -> Self {
+                self.add(other)
+            }
+
+            #[inline(always)]
+            fn prod(self, other: Self) -> Self {
+                self.mul(other)
+            }
+
+            #[inline(always)]
+            fn truth(self) -> bool {
+                !self.equals(<$real>::ZERO)
+            }
+
+            #[inline(always)]
+            fn of_truth(truth: bool) -> Self {
+                if truth { <$real>::ONE } else { <$real>::ZERO }
+            }
+
+            #[inline(always)]
+            fn same(self, other: Self) -> bool {
+                self.equals(other)
+            }
+        }
+
+        impl Ordered for $real {
+            #[inline(always)]
+            fn less(self, other: Self) -> bool {
+                Real::less(self, other)
+            }
+
+            #[inline(always)]
+            fn less_or_same(self, other: Self) -> bool {
+                Real::less(self, other) || self.equals(other)
+            }
+        }
+    };
+}
+
+real_num!(f32);
+real_num!(f64);
+#[cfg(target_arch = "x86_64")]
+real_num!(F80);
+
+impl<R: Real> Num for Complex<R>
+where
+    Self: Elem,
+{
+    #[inline(always)]
+    fn sum(self, other: Self) -> Self {
+        Complex::sum(self, other)
+    }
+
+    #[inline(always)]
+    fn prod(self, other: Self) -> Self {
+        self.product(other)
+    }
+
+    #[inline(always)]
+    fn truth(self) -> bool {
+        !self.equals(Self { re: R::ZERO, im: R::ZERO })
+    }
+
+    #[inline(always)]
+    fn of_truth(truth: bool) -> Self {
+        Self { re: if truth { R::ONE } else { R::ZERO }, im: R::ZERO }
+    }
+
+    #[inline(always)]
+    fn same(self, other: Self) -> bool {
+        self.equals(other)
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+impl Elem for F80 {
+    const LEN: usize = 16;
+
+    #[inline(always)]
+    unsafe fn load(at: *const u8) -> Self {
+        // SAFETY: two words that are readable by the caller's word; unaligned is declared.
+        let [significand, exponent] = unsafe { at.cast::<[u64; 2]>().read_unaligned() };
+        Self::from_words(significand, exponent)
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, at: *mut u8) {
+        // SAFETY: two words that are writable by the caller's word; unaligned is declared.
+        unsafe { at.cast::<[u64; 2]>().write_unaligned(self.words()) }
+    }
+
+    unsafe fn swap(_: *mut u8, _: impl Fn(Self) -> Option<Self>) -> Option<Self> {
+        None
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+impl Elem for Complex<F80> {
+    const LEN: usize = 32;
+
+    #[inline(always)]
+    unsafe fn load(at: *const u8) -> Self {
+        // SAFETY: the two halves of the 32 bytes that the caller vouches for.
+        unsafe { Self { re: F80::load(at), im: F80::load(at.add(16)) } }
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, at: *mut u8) {
+        // SAFETY: the two halves of the 32 bytes that the caller vouches for.
+        unsafe {
+            self.re.store(at);
+            self.im.store(at.add(16));
+        }
+    }
+
+    unsafe fn swap(_: *mut u8, _: impl Fn(Self) -> Option<Self>) -> Option<Self> {
+        None
+    }
+}

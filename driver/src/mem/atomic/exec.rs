@@ -1,0 +1,294 @@
+//! One contiguous run of elements: from operation, type and sharing to a loop.
+
+use super::complex::Complex;
+use super::elem::{Bits, Elem, Num, Ordered};
+#[cfg(target_arch = "x86_64")]
+use super::f80::F80;
+use super::fpenv::IeeeDefaults;
+use super::lock::{LOCAL, WideLock};
+use super::{AtomicOp, Datatype, Sharing};
+
+/// Where the elements and the operands of one run lie.
+#[derive(Clone, Copy)]
+pub(super) struct Part {
+    /// Aligned for the type.
+    pub(super) target: *mut u8,
+    /// At any address, as the next two.
+    pub(super) operand: *const u8,
+    pub(super) compare: *const u8,
+    /// Null if nobody asks.
+    pub(super) result: *mut u8,
+    /// Elements.
+    pub(super) count: usize,
+}
+
+impl Part {
+    /// Operand `i`.
+    ///
+    /// # Safety
+    /// As `exec`, with `i < count` and an operation that has an operand.
+    #[inline(always)]
+    unsafe fn operand<E: Elem>(&self, i: usize) -> E {
+        // SAFETY: inside the operand, by the caller's word.
+        unsafe { E::load(self.operand.add(i * E::LEN)) }
+    }
+
+    /// Compare operand `i`.
+    ///
+    /// # Safety
+    /// As `exec`, with `i < count` and an operation that has a compare operand.
+    #[inline(always)]
+    unsafe fn compare<E: Elem>(&self, i: usize) -> E {
+        // SAFETY: inside the compare operand, by the caller's word.
+        unsafe { E::load(self.compare.add(i * E::LEN)) }
+    }
+}
+
+/// Whether `op` means something on `ty`, on this processor: the groups of docs/atomics.md.
+pub(super) fn has_meaning(op: AtomicOp, ty: Datatype) -> bool {
+    use AtomicOp::{Band, Bor, Bxor, CswapGe, CswapGt, CswapLe, CswapLt, Max, Min, Mswap};
+    if ty.is_extended() && !cfg!(target_arch = "x86_64") {
+        return false;
+    }
+    match op {
+        Bor | Band | Bxor | Mswap => ty.is_integer(),
+        Min | Max | CswapLe | CswapLt | CswapGe | CswapGt => !ty.is_complex(),
+        _ => true,
+    }
+}
+
+/// Executes one run of elements.
+///
+/// # Safety
+/// `has_meaning(op, ty)`. At `part.target`, `count` elements aligned to [`Datatype::align`] are
+/// readable and writable; at `operand` and `compare`, as many are readable if `op` uses them;
+/// `result` is null or as many are writable there, and it overlaps none of the others.
+pub(super) unsafe fn exec(op: AtomicOp, ty: Datatype, part: Part, sharing: Sharing) {
+    // SAFETY: passed on.
+    unsafe {
+        match sharing {
+            Sharing::Single => exec_in(op, ty, part, Plain),
+            Sharing::Shared => exec_in(op, ty, part, Atomic(&LOCAL)),
+            Sharing::SharedBy(locks) => exec_in(op, ty, part, Atomic(locks)),
+        }
+    }
+}
+
+/// # Safety
+/// As [`exec`].
+unsafe fn exec_in(op: AtomicOp, ty: Datatype, part: Part, mode: impl Mode) {
+    // Moving floats needs no rounding, and comparing them does: subnormals might equal zero.
+    let _defaults = (!ty.is_integer()).then(IeeeDefaults::enter);
+    // SAFETY: passed on; the type is the one that `ty` names.
+    unsafe {
+        match ty {
+            Datatype::Int8 => integer::<i8>(op, part, mode),
+            Datatype::Uint8 => integer::<u8>(op, part, mode),
+            Datatype::Int16 => integer::<i16>(op, part, mode),
+            Datatype::Uint16 => integer::<u16>(op, part, mode),
+            Datatype::Int32 => integer::<i32>(op, part, mode),
+            Datatype::Uint32 => integer::<u32>(op, part, mode),
+            Datatype::Int64 => integer::<i64>(op, part, mode),
+            Datatype::Uint64 => integer::<u64>(op, part, mode),
+            Datatype::Float => real::<f32>(op, part, mode),
+            Datatype::Double => real::<f64>(op, part, mode),
+            Datatype::FloatComplex => any::<Complex<f32>>(op, part, mode),
+            Datatype::DoubleComplex => any::<Complex<f64>>(op, part, mode),
+            #[cfg(target_arch = "x86_64")]
+            Datatype::LongDouble => real::<F80>(op, part, mode),
+            #[cfg(target_arch = "x86_64")]
+            Datatype::LongDoubleComplex => any::<Complex<F80>>(op, part, mode),
+            #[cfg(not(target_arch = "x86_64"))]
+            Datatype::LongDouble | Datatype::LongDoubleComplex => {
+                unreachable!("has_meaning refuses it")
+            }
+        }
+    }
+}
+
+/// How an element is changed.
+trait Mode {
+    /// For every element in ascending order: the result is its value, and its new value is
+    /// `f(index, value)`, unless that is `None`.
+    ///
+    /// # Safety
+    /// As [`exec`] for elements `E`; `f` is called with indexes below the count.
+    unsafe fn update<E: Elem>(&self, part: Part, f: impl Fn(usize, E) -> Option<E>);
+}
+
+/// By whoever is alone.
+struct Plain;
+
+impl Mode for Plain {
+    #[inline(always)]
+    unsafe fn update<E: Elem>(&self, part: Part, f: impl Fn(usize, E) -> Option<E>) {
+        let Part { target, result, count, .. } = part;
+        // Two loops without a branch on the result inside, so that both become vectors.
+        if result.is_null() {
+            for i in 0..count {
+                // SAFETY: element `i < count` of the target.
+                unsafe {
+                    let at = target.add(i * E::LEN);
+                    if let Some(new) = f(i, E::load(at)) {
+                        new.store(at);
+                    }
+                }
+            }
+        } else {
+            for i in 0..count {
+                // SAFETY: element `i < count` of the target and of the result.
+                unsafe {
+                    let at = target.add(i * E::LEN);
+                    let old = E::load(at);
+                    if let Some(new) = f(i, old) {
+                        new.store(at);
+                    }
+                    old.store(result.add(i * E::LEN));
+                }
+            }
+        }
+    }
+}
+
+/// Among others: by one instruction where there is one, else under a lock.
+struct Atomic<'a>(&'a dyn WideLock);
+
+impl Mode for Atomic<'_> {
+    #[inline(always)]
+    unsafe fn update<E: Elem>(&self, part: Part, f: impl Fn(usize, E) -> Option<E>) {
+        let Part { target, result, count, .. } = part;
+        for i in 0..count {
+            // SAFETY: element `i < count` of the target and, unless null, of the result; the
+            // target is aligned as `swap` asks, and wide elements are changed under the lock.
+            unsafe {
+                let at = target.add(i * E::LEN);
+                let old = match E::swap(at, |old| f(i, old)) {
+                    Some(old) => old,
+                    None => locked(self.0, at, |old| f(i, old)),
+                };
+                if !result.is_null() {
+                    old.store(result.add(i * E::LEN));
+                }
+            }
+        }
+    }
+}
+
+/// Updates one element under its lock and returns what it was.
+///
+/// # Safety
+/// `E::LEN` bytes at `at` are readable and writable.
+unsafe fn locked<E: Elem>(locks: &dyn WideLock, at: *mut u8, f: impl Fn(E) -> Option<E>) -> E {
+    let mut was = None;
+    locks.with(at as usize, &mut || {
+        // SAFETY: readable and writable by the caller's word; alone among those who lock.
+        unsafe {
+            let old = E::load(at);
+            if let Some(new) = f(old) {
+                new.store(at);
+            }
+            was = Some(old);
+        }
+    });
+    was.expect("a lock calls what it is given")
+}
+
+/// # Safety
+/// As [`exec`] for elements `E`.
+#[inline(never)]
+unsafe fn integer<E: Ordered + Bits>(op: AtomicOp, part: Part, mode: impl Mode) {
+    // SAFETY: in every arm, `update` calls with indexes below the count, and the operands read are
+    // those that the operation has.
+    unsafe {
+        match op {
+            AtomicOp::Bor => {
+                mode.update::<E>(part, move |i, at| Some(at.or(part.operand(i))));
+            }
+            AtomicOp::Band => {
+                mode.update::<E>(part, move |i, at| Some(at.and(part.operand(i))));
+            }
+            AtomicOp::Bxor => {
+                mode.update::<E>(part, move |i, at| Some(at.xor(part.operand(i))));
+            }
+            AtomicOp::Mswap => mode.update::<E>(part, move |i, at| {
+                let mask: E = part.compare(i);
+                Some(part.operand::<E>(i).and(mask).or(at.and(mask.not())))
+            }),
+            _ => real::<E>(op, part, mode),
+        }
+    }
+}
+
+/// # Safety
+/// As [`exec`] for elements `E`.
+#[inline(never)]
+unsafe fn real<E: Ordered>(op: AtomicOp, part: Part, mode: impl Mode) {
+    // SAFETY: in every arm, as in `integer`.
+    unsafe {
+        match op {
+            // The value in memory stays if they are equal or one is a NaN (rule S3).
+            AtomicOp::Min => mode.update::<E>(part, move |i, at| {
+                let new: E = part.operand(i);
+                Some(if new.less(at) { new } else { at })
+            }),
+            AtomicOp::Max => mode.update::<E>(part, move |i, at| {
+                let new: E = part.operand(i);
+                Some(if at.less(new) { new } else { at })
+            }),
+            AtomicOp::CswapLe => {
+                swap_if::<E>(part, mode, |compare, at| compare.less_or_same(at));
+            }
+            AtomicOp::CswapLt => swap_if::<E>(part, mode, |compare, at| compare.less(at)),
+            AtomicOp::CswapGe => {
+                swap_if::<E>(part, mode, |compare, at| at.less_or_same(compare));
+            }
+            AtomicOp::CswapGt => swap_if::<E>(part, mode, |compare, at| at.less(compare)),
+            _ => any::<E>(op, part, mode),
+        }
+    }
+}
+
+/// # Safety
+/// As [`exec`] for elements `E`.
+#[inline(never)]
+unsafe fn any<E: Num>(op: AtomicOp, part: Part, mode: impl Mode) {
+    // SAFETY: in every arm, as in `integer`.
+    unsafe {
+        match op {
+            AtomicOp::Sum => mode.update::<E>(part, move |i, at| Some(at.sum(part.operand(i)))),
+            AtomicOp::Prod => mode.update::<E>(part, move |i, at| Some(at.prod(part.operand(i)))),
+            AtomicOp::Lor => logical::<E>(part, mode, |a, b| a | b),
+            AtomicOp::Land => logical::<E>(part, mode, |a, b| a & b),
+            AtomicOp::Lxor => logical::<E>(part, mode, |a, b| a ^ b),
+            AtomicOp::Read => mode.update::<E>(part, |_, _| None),
+            AtomicOp::Write => mode.update::<E>(part, move |i, _| Some(part.operand(i))),
+            AtomicOp::Cswap => swap_if::<E>(part, mode, |compare, at| compare.same(at)),
+            AtomicOp::CswapNe => swap_if::<E>(part, mode, |compare, at| !compare.same(at)),
+            _ => unreachable!("has_meaning refuses it"),
+        }
+    }
+}
+
+/// # Safety
+/// As [`exec`] for elements `E`, with an operand.
+#[inline(always)]
+unsafe fn logical<E: Num>(part: Part, mode: impl Mode, f: impl Fn(bool, bool) -> bool) {
+    // SAFETY: passed on.
+    unsafe {
+        mode.update::<E>(part, move |i, at| {
+            Some(E::of_truth(f(at.truth(), part.operand::<E>(i).truth())))
+        });
+    }
+}
+
+/// Stores the operand where `f(compare, value)` holds: compare stands on the left.
+///
+/// # Safety
+/// As [`exec`] for elements `E`, with both operands.
+#[inline(always)]
+unsafe fn swap_if<E: Num>(part: Part, mode: impl Mode, f: impl Fn(E, E) -> bool) {
+    // SAFETY: passed on.
+    unsafe {
+        mode.update::<E>(part, move |i, at| f(part.compare(i), at).then(|| part.operand(i)));
+    }
+}
