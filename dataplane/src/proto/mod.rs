@@ -1,4 +1,5 @@
 //! The protocols between endpoints, above a reliable stream of packets.
 
+pub mod atomic;
 pub mod blocks;
 pub mod matching;

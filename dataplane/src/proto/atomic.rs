@@ -1,0 +1,182 @@
+//! Which operation has a meaning on which type, in which form of call.
+//!
+//! One table answers the three valid calls, `fi_query_atomic`, the call that starts an atomic and
+//! the target that executes it: 354 of the 420 combinations of form, operation and type. What they
+//! compute is in `driver::mem::atomic` and docs/atomics.md. No wire format here.
+
+pub use barewire_driver::mem::atomic::{AtomicFault, AtomicOp, Datatype, Sharing, UnknownNumber};
+
+/// Bytes of each operand that one call may carry: count times size of the type, for the base, the
+/// fetch and the compare form alike (B.5). More than one packet holds is cut into several.
+pub const OPERAND_LEN_MAX: usize = 4096;
+
+/// The form of a call: what goes to the target and what comes back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum AtomicKind {
+    /// `fi_atomic`: an operand goes, nothing comes back.
+    Base,
+    /// `fi_fetch_atomic`: the values before the operation come back.
+    Fetch,
+    /// `fi_compare_atomic`: operand and compare go, the values before the operation come back.
+    Compare,
+}
+
+impl AtomicKind {
+    /// Every form.
+    pub const ALL: [Self; 3] = [Self::Base, Self::Fetch, Self::Compare];
+}
+
+/// Whether `op` on `ty` is executed in the form `kind`. What is not is refused with
+/// `FI_EOPNOTSUPP`.
+///
+/// Pairs with `long double` parts are valid where the processor has the type (x86-64).
+pub const fn valid(kind: AtomicKind, op: AtomicOp, ty: Datatype) -> bool {
+    if ty.is_extended() && !cfg!(target_arch = "x86_64") {
+        return false;
+    }
+    types(kind, op) & 1 << ty as u8 != 0
+}
+
+/// Most elements of `ty` in one call, whatever the form.
+pub const fn count_max(ty: Datatype) -> usize {
+    OPERAND_LEN_MAX / ty.size()
+}
+
+/// Bit `ty` is set for the eight integers.
+const INTEGERS: u16 = 0x00ff;
+/// ... for the integers, `float`, `double` and `long double`, which have an order.
+const ORDERED: u16 = 0x13ff;
+/// ... for all types.
+const ALL: u16 = 0x3fff;
+
+/// The table: the types that `op` has a meaning on in the form `kind`.
+const fn types(kind: AtomicKind, op: AtomicOp) -> u16 {
+    use AtomicKind::{Base, Compare, Fetch};
+    use AtomicOp::*;
+    match (kind, op) {
+        (Base | Fetch, Min | Max) => ORDERED,
+        (Base | Fetch, Sum | Prod | Lor | Land | Lxor | Write) => ALL,
+        (Base | Fetch, Bor | Band | Bxor) => INTEGERS,
+        (Fetch, Read) => ALL,
+        (Compare, Cswap | CswapNe) => ALL,
+        (Compare, CswapLe | CswapLt | CswapGe | CswapGt) => ORDERED,
+        (Compare, Mswap) => INTEGERS,
+        _ => 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use barewire_driver::mem::IoBuf;
+
+    /// The combinations that a form's part of the table holds.
+    fn pairs(kind: AtomicKind) -> Vec<(AtomicOp, Datatype)> {
+        let all =
+            AtomicOp::ALL.iter().flat_map(|op| Datatype::ALL.iter().map(move |ty| (*op, *ty)));
+        all.filter(|(op, ty)| valid(kind, *op, *ty)).collect()
+    }
+
+    /// Goal: the counts of the acceptance list, and the cells that a form can ask for at all.
+    #[test]
+    #[cfg(target_arch = "x86_64")]
+    fn the_table_has_354_pairs() {
+        let counts = AtomicKind::ALL.map(|kind| pairs(kind).len());
+        assert_eq!(counts, [130, 144, 80]);
+        assert_eq!(counts.iter().sum::<usize>(), 354);
+        // 11 operations have a base form, 12 a fetch form, 7 a compare form.
+        assert_eq!((11 + 12 + 7) * Datatype::ALL.len() - 354, 66);
+    }
+
+    /// The matrix of libfabric's documentation, one row an operation: `I` the integers, `F` float
+    /// and double, `C` their complex, `L` long double, `Z` its complex.
+    const GROUPS: &[(AtomicKind, &str, &str)] = &[
+        (AtomicKind::Base, "Min Max", "IFL"),
+        (AtomicKind::Base, "Sum Prod Lor Land Lxor Write", "IFCLZ"),
+        (AtomicKind::Base, "Bor Band Bxor", "I"),
+        (AtomicKind::Fetch, "Min Max", "IFL"),
+        (AtomicKind::Fetch, "Sum Prod Lor Land Lxor Read Write", "IFCLZ"),
+        (AtomicKind::Fetch, "Bor Band Bxor", "I"),
+        (AtomicKind::Compare, "Cswap CswapNe", "IFCLZ"),
+        (AtomicKind::Compare, "CswapLe CswapLt CswapGe CswapGt", "IFL"),
+        (AtomicKind::Compare, "Mswap", "I"),
+    ];
+
+    fn letter(ty: Datatype) -> char {
+        match ty {
+            Datatype::Float | Datatype::Double => 'F',
+            Datatype::FloatComplex | Datatype::DoubleComplex => 'C',
+            Datatype::LongDouble => 'L',
+            Datatype::LongDoubleComplex => 'Z',
+            _ => 'I',
+        }
+    }
+
+    /// Goal: cell by cell what B.2 says, each of 3 x 19 x 14.
+    #[test]
+    #[cfg(target_arch = "x86_64")]
+    fn the_table_is_the_groups() {
+        for kind in AtomicKind::ALL {
+            for op in AtomicOp::ALL {
+                for ty in Datatype::ALL {
+                    let name = format!("{op:?}");
+                    let wanted = GROUPS.iter().any(|(group, ops, types)| {
+                        *group == kind
+                            && ops.split(' ').any(|op| op == name)
+                            && types.contains(letter(ty))
+                    });
+                    assert_eq!(valid(kind, op, ty), wanted, "{kind:?} {op:?} {ty:?}");
+                }
+            }
+        }
+    }
+
+    /// Goal: the engine executes what the table allows and refuses an operation on a type that no
+    /// form allows.
+    #[test]
+    fn the_engine_agrees_with_the_table() {
+        for op in AtomicOp::ALL {
+            for ty in Datatype::ALL {
+                let allowed = AtomicKind::ALL.iter().any(|kind| valid(*kind, op, ty));
+                let target = IoBuf::leaked(&[0; 40]);
+                let at = target.addr_at(0).next_multiple_of(8) - target.addr_at(0);
+                let (operand, mut result) = ([0; 32], [0; 32]);
+                let operand = &operand[..ty.size()];
+                let result = &mut result[..ty.size()];
+                let done = target.atomic(at, op, ty, 1, operand, operand, result, Sharing::Single);
+                let wanted = if allowed { Ok(()) } else { Err(AtomicFault::Unsupported) };
+                assert_eq!(done, wanted, "{op:?} {ty:?}");
+            }
+        }
+    }
+
+    /// Goal: libfabric's numbers, and no others. The anchors are from its rdma/fabric.h.
+    #[test]
+    fn numbers_are_libfabrics() {
+        for number in 0..19 {
+            assert_eq!(AtomicOp::try_from(number).unwrap() as u32, number);
+        }
+        for number in 0..14 {
+            assert_eq!(Datatype::try_from(number).unwrap() as u32, number);
+        }
+        assert_eq!(AtomicOp::try_from(10), Ok(AtomicOp::Read));
+        assert_eq!(AtomicOp::try_from(12), Ok(AtomicOp::Cswap));
+        assert_eq!(AtomicOp::try_from(18), Ok(AtomicOp::Mswap));
+        assert_eq!(Datatype::try_from(8), Ok(Datatype::Float));
+        assert_eq!(Datatype::try_from(12), Ok(Datatype::LongDouble));
+        for number in [19, 20, 255, 256, u32::MAX] {
+            assert_eq!(AtomicOp::try_from(number), Err(UnknownNumber(number)));
+        }
+        for number in [14, 15, 255, 256, u32::MAX] {
+            assert_eq!(Datatype::try_from(number), Err(UnknownNumber(number)));
+        }
+    }
+
+    /// Goal: every form carries at least 4,096 bytes of whole elements.
+    #[test]
+    fn counts_fill_the_operand() {
+        for ty in Datatype::ALL {
+            assert_eq!(count_max(ty) * ty.size(), 4096, "{ty:?}");
+        }
+    }
+}
