@@ -15,7 +15,7 @@ local TYPES = {
 }
 -- Least length of the operation header.
 local OP_LEN = {
-  [1] = 8, [2] = 16, [3] = 8, [4] = 32, [5] = 32, [6] = 32, [7] = 16, [8] = 16, [9] = 0, [10] = 8,
+  [1] = 8, [2] = 16, [3] = 8, [4] = 32, [5] = 32, [6] = 32, [7] = 16, [8] = 16, [9] = 8, [10] = 8,
   [13] = 0, [14] = 32, [15] = 56,
 }
 local HAS_PAYLOAD = { [2] = true, [3] = true, [4] = true, [7] = true }
@@ -76,6 +76,7 @@ field("delay", ProtoField.uint16, "Delay since the newest packet (64 ns)", base.
 field("sack_count", ProtoField.uint8, "SACK words", base.DEC)
 field("newest", ProtoField.uint32, "Newest PSN", base.DEC)
 field("sack", ProtoField.uint64, "SACK word", base.HEX)
+field("units", ProtoField.uint32, "Eager units used by what it replaces", base.DEC)
 field("nack_reason", ProtoField.uint16, "Reason", base.DEC, NACK_REASON)
 field("echo_sid", ProtoField.uint32, "Echoed session", base.HEX)
 field("echo_psn", ProtoField.uint32, "Echoed PSN", base.DEC)
@@ -280,7 +281,11 @@ ops[8] = function(state, tree, op)
   state.info = state.info .. " " .. (status or "?")
 end
 
-ops[9] = function() end
+ops[9] = function(state, tree, op)
+  tree:add_le(f["units"], op(0, 4))
+  zero(state, tree, op(4, 4))
+end
+
 ops[13] = function() end
 
 ops[10] = function(state, tree, op)

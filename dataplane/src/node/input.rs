@@ -8,14 +8,15 @@ use super::peer::{Inbound, State, slot_of};
 use super::recv::Verdict;
 use crate::error::Error;
 use crate::plant::{Bug, planted};
+use crate::proto::blocks::units;
 use crate::rel::psn::Psn;
 use crate::rel::sack::RcvBitmap;
 use crate::rel::sent::BodyRef;
 use crate::slab::{Handle, Link, NONE};
 use crate::types::{Instant, ProvErrno};
 use crate::wire::{
-    AckOp, Base, DataOp, EndOp, EndStatus, MsgMOp, MsgOp, NackOp, NackReason, OpenOp, PackOp,
-    PackRecords, PullOp, RndvOp, RstOp, Ty, WireError,
+    AckOp, Base, DataOp, EndOp, EndStatus, MsgMOp, MsgOp, NackOp, NackReason, NopOp, OpenOp,
+    PackOp, PackRecords, PullOp, RndvOp, RstOp, Ty, WireError,
 };
 
 /// Packets received before an acknowledgement of their own leaves, on a lossy port and on one that
@@ -296,8 +297,7 @@ impl Node {
             NackReason::Malformed | NackReason::Overdrawn => Error::ConnReset,
         };
         if ty == Ty::Pull {
-            let entry = &mut self.sent[idx];
-            (entry.ty, entry.op_len) = (Ty::Nop, 0);
+            self.sent[idx].become_nop();
             let word = |at: usize| u32::from_le_bytes([op[at], op[at + 1], op[at + 2], op[at + 3]]);
             let handle = Handle::from_parts(word(8), word(12));
             if self.pulls.by_handle(handle).is_some_and(|pull| pull.peer == p) {
@@ -305,8 +305,7 @@ impl Node {
             }
             return;
         }
-        let entry = &mut self.sent[idx];
-        (entry.ty, entry.op_len, entry.wr, entry.body) = (Ty::Nop, 0, NONE, BodyRef::None);
+        self.sent[idx].become_nop();
         if let BodyRef::Pack { buf, .. } = body {
             self.packs.free.push(buf);
             let mut next = w;
@@ -493,6 +492,7 @@ impl Node {
         if waits {
             self.refuse(now, p, reason);
         } else {
+            self.waive(now, p, self.refused_units);
             self.took(now, p, 1);
         }
     }
@@ -541,6 +541,10 @@ impl Node {
                 self.on_end(p, &op);
                 Verdict::Accept
             }),
+            Ty::Nop => NopOp::parse(frame, base).map(|op| {
+                self.waive(now, p, op.units);
+                Verdict::Accept
+            }),
             _ => Ok(Verdict::Accept),
         };
         result.unwrap_or_else(|err| self.malformed(err))
@@ -564,14 +568,19 @@ impl Node {
             return self.malformed(err);
         }
         let mut taken = 0;
-        for record in records {
+        for record in records.clone() {
             let Ok((mut msg, off, len)) = record else { return Verdict::Accept };
             if taken > 0 && planted(Bug::PackedDataDropped) {
                 msg.imm = None;
             }
             match self.on_msg(now, p, frame, &msg, (off, len)) {
-                Verdict::Refuse(reason) if taken == 0 => return Verdict::Refuse(reason),
-                _ => taken += 1,
+                Verdict::Refuse(reason) if taken == 0 => {
+                    let all = records.flatten().map(|(_, _, len)| units(len as u64));
+                    self.refused_units = all.fold(0, u32::saturating_add);
+                    return Verdict::Refuse(reason);
+                }
+                Verdict::Refuse(_) => self.waive(now, p, units(len as u64)),
+                Verdict::Accept => taken += 1,
             }
         }
         Verdict::Accept

@@ -293,6 +293,8 @@ pub struct Node {
     pub(crate) polled_at: Instant,
     /// When the frame that is owed an acknowledgement arrived first.
     pub(crate) owed_since: Option<Instant>,
+    /// Credit that the message refused last had used.
+    pub(crate) refused_units: u32,
     /// Frames taken since the last transmit.
     pub(crate) fresh: u32,
     /// The port had no room in the last turn.
@@ -389,6 +391,7 @@ impl Node {
             active_ns: 0,
             polled_at: Instant(0),
             owed_since: None,
+            refused_units: 0,
             fresh: 0,
             blocked: false,
             gone: false,

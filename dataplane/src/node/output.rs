@@ -18,7 +18,7 @@ use crate::rel::sent::{BodyRef, Sent};
 use crate::slab::NONE;
 use crate::types::Instant;
 use crate::wire::{
-    self, AckOp, BASE_LEN, Base, DataOp, EndOp, HEAD_MAX, MsgMOp, MsgOp, NackOp, NackReason,
+    self, AckOp, BASE_LEN, Base, DataOp, EndOp, HEAD_MAX, MsgMOp, MsgOp, NackOp, NackReason, NopOp,
     OpenOp, PackOp, PullOp, RndvOp, TRAILER_LEN, Ty, record_len,
 };
 
@@ -159,14 +159,14 @@ impl Node {
             }
         }
         if let Some(psn) = self.peers[p].nop_for {
-            if self.emit(p, &Packet::control(Ty::Nop, psn, &[]), out) != Tx::Sent {
+            if self.emit(p, &Packet::control(Ty::Nop, psn, &[0; NopOp::LEN]), out) != Tx::Sent {
                 return false;
             }
             self.peers[p].nop_for = None;
         }
         if self.peers[p].want_nop && self.peers[p].snd.open() && self.can_keep() {
             let psn = self.peers[p].snd.nxt;
-            let packet = Packet { ar: false, ..Packet::control(Ty::Nop, psn, &[]) };
+            let packet = Packet { ar: false, ..Packet::control(Ty::Nop, psn, &[0; NopOp::LEN]) };
             if !self.send_numbered(now, p, packet, true, out) {
                 return false;
             }
@@ -335,8 +335,7 @@ impl Node {
         if keep && !self.can_keep() || !self.send_numbered(now, p, packet, keep, out) {
             return Step::Full;
         }
-        let peer = &mut self.peers[p];
-        peer.credit_used = peer.credit_used.wrapping_add(units(len));
+        self.charge(p, units(len), keep);
         self.tx[w].sent = len;
         self.all_sent(p, w);
         Step::Sent
@@ -368,8 +367,7 @@ impl Node {
             return Step::Full;
         }
         if first {
-            let peer = &mut self.peers[p];
-            peer.credit_used = peer.credit_used.wrapping_add(units(total));
+            self.charge(p, units(total), keep);
         }
         self.tx[w].sent = offset + len;
         if offset + len == total {
@@ -400,8 +398,8 @@ impl Node {
         if !self.send_numbered(now, p, packet, true, out) {
             return Step::Full;
         }
+        self.charge(p, 1, true);
         let peer = &mut self.peers[p];
-        peer.credit_used = peer.credit_used.wrapping_add(1);
         peer.txq.remove(&mut self.tx, w);
         let wr = &mut self.tx[w];
         wr.flags.remove(WrFlags::IN_TXQ);
@@ -460,6 +458,16 @@ impl Node {
         Step::Sent
     }
 
+    /// Uses credit for the packet sent last, which remembers it if it was kept.
+    #[inline]
+    fn charge(&mut self, p: u32, cost: u32, kept: bool) {
+        let peer = &mut self.peers[p];
+        peer.credit_used = peer.credit_used.wrapping_add(cost);
+        if let Some(idx) = peer.snd.last().filter(|_| kept) {
+            self.sent[idx].units = cost;
+        }
+    }
+
     /// Whether the message after `w` may share its packet.
     fn can_pack(&self, w: u32) -> bool {
         let next = self.tx[w].queue.next;
@@ -507,8 +515,7 @@ impl Node {
         if !self.send_numbered(now, p, packet, any_kept, out) {
             return Step::Full;
         }
-        let peer = &mut self.peers[p];
-        peer.credit_used = peer.credit_used.wrapping_add(cost);
+        self.charge(p, cost, any_kept);
         if any_kept {
             self.packs.free.pop();
             self.tx[first].unacked -= 1;

@@ -299,6 +299,7 @@ impl Node {
         let kind = if head.tagged { Caps::TAGGED } else { Caps::MSG };
         let open =
             self.eps.get(e).is_some_and(|ep| ep.enabled && ep.caps.contains(Caps::RECV | kind));
+        self.refused_units = cost;
         if !open {
             self.counters.rx_no_endpoint += 1;
             return Err(NackReason::NoEndpoint);
@@ -480,14 +481,30 @@ impl Node {
         self.blocks.release(&mut m.chain);
         self.peers[m.peer].stored -= 1;
         self.blocks_unpromised += m.units as usize;
-        while self.blocks_unpromised > 0
-            && let Some(p) = self.starved.pop_front()
-        {
+        self.serve_starved(now);
+    }
+
+    /// Grants credits to the peers that wait for free blocks, as far as there are any.
+    fn serve_starved(&mut self, now: Instant) {
+        for _ in 0..self.starved.len() {
+            if self.blocks_unpromised == 0 {
+                return;
+            }
+            let Some(p) = self.starved.pop_front() else { return };
             if self.peers.get(p).is_some() {
                 self.peers[p].starved = false;
-                self.regrant(now, p);
+                self.regrant_now(now, p);
             }
         }
+    }
+
+    /// The peer used credit for something that was not taken: it counts as used, and is free again.
+    pub(crate) fn waive(&mut self, now: Instant, p: u32, cost: u32) {
+        let peer = &mut self.peers[p];
+        let cost = cost.min(peer.outstanding());
+        peer.consumed = peer.consumed.wrapping_add(cost);
+        self.release_units(p, cost);
+        self.regrant(now, p);
     }
 
     /// The credit of a message that went straight to its receive is free again.
@@ -504,10 +521,12 @@ impl Node {
     pub(crate) fn regrant(&mut self, now: Instant, p: u32) {
         let peer = &mut self.peers[p];
         let outstanding = peer.outstanding();
-        if outstanding >= peer.target / 2 {
-            return;
+        if outstanding < peer.target / 2 {
+            self.regrant_now(now, p);
         }
-        self.regrant_now(now, p);
+        if !self.starved.is_empty() {
+            self.serve_starved(now);
+        }
     }
 
     fn regrant_now(&mut self, _now: Instant, p: u32) {
@@ -520,6 +539,9 @@ impl Node {
             peer.target = (peer.target * 2).min(GRANT_MAX);
         }
         let more = peer.target.saturating_sub(peer.outstanding());
+        if more == 0 {
+            return;
+        }
         let more = more.min(self.blocks_unpromised.min(GRANT_MAX as usize) as u32);
         if more == 0 {
             if !peer.starved {

@@ -624,10 +624,7 @@ impl Node {
                     entry.wr = next;
                 }
             } else if entry.wr == w {
-                entry.ty = Ty::Nop;
-                entry.op_len = 0;
-                entry.body = BodyRef::None;
-                entry.wr = NONE;
+                entry.become_nop();
             }
         });
         for (_, other) in self.tx.iter_mut() {

@@ -13,7 +13,7 @@ use crate::rel::psn::Psn;
 use crate::rel::rtt::Rtt;
 use crate::slab::{Link, Linked, List, NONE, Slab};
 use crate::types::Instant;
-use crate::wire::{AckOp, Ty};
+use crate::wire::{AckOp, NopOp, Ty};
 
 /// Packets a session may have in flight.
 pub const WINDOW: u32 = 256;
@@ -59,6 +59,8 @@ pub struct Sent {
     pub body: BodyRef,
     /// The transmit request that waits for it, or [`NONE`].
     pub wr: u32,
+    /// Eager units it used.
+    pub units: u32,
     /// When it was sent last.
     pub at: Instant,
     /// The peer has it, out of order.
@@ -77,7 +79,14 @@ impl Sent {
         bytes[..op.len()].copy_from_slice(op);
         let op_len = op.len() as u8;
         let (sacked, lost, rtx) = (false, false, false);
-        Self { psn, ty, op_len, op: bytes, body, wr, at, sacked, lost, rtx, link: Link::default() }
+        let (units, link) = (0, Link::default());
+        Self { psn, ty, op_len, op: bytes, body, wr, units, at, sacked, lost, rtx, link }
+    }
+
+    /// Keeps number and cost, and carries nothing any more.
+    pub fn become_nop(&mut self) {
+        self.op_len = NopOp { units: self.units }.emit(&mut self.op) as u8;
+        (self.ty, self.body, self.wr) = (Ty::Nop, BodyRef::None, NONE);
     }
 }
 
@@ -141,6 +150,11 @@ impl SendWindow {
     /// Keeps the entry `idx` of the packet numbered last.
     pub fn push(&mut self, pool: &mut SentPool, idx: u32) {
         self.list.push_back(pool, idx);
+    }
+
+    /// The entry kept last.
+    pub fn last(&self) -> Option<u32> {
+        (self.list.tail != NONE).then_some(self.list.tail)
     }
 
     /// Whether `cack` acknowledges only what was sent.

@@ -24,8 +24,8 @@ pub enum Op {
     Data(DataOp),
     /// Of an END.
     End(EndOp),
-    /// A NOP has none.
-    Nop,
+    /// Of a NOP.
+    Nop(NopOp),
     /// Of a NACK.
     Nack(NackOp),
     /// A PING has none.
@@ -55,7 +55,7 @@ impl Op {
             Ty::Pull => Self::Pull(PullOp::parse(frame, base)?),
             Ty::Data => Self::Data(DataOp::parse(frame, base)?),
             Ty::End => Self::End(EndOp::parse(frame, base)?),
-            Ty::Nop => Self::Nop,
+            Ty::Nop => Self::Nop(NopOp::parse(frame, base)?),
             Ty::Nack => Self::Nack(NackOp::parse(frame, base)?),
             Ty::Ping => Self::Ping,
             Ty::Rst => Self::Rst(RstOp::parse(frame, base)?),
@@ -78,7 +78,8 @@ impl Op {
             Self::Pull(op) => op.emit(out),
             Self::Data(op) => op.emit(out),
             Self::End(op) => op.emit(out),
-            Self::Nop | Self::Ping => 0,
+            Self::Nop(op) => op.emit(out),
+            Self::Ping => 0,
             Self::Nack(op) => op.emit(out),
             Self::Rst(op) => op.emit(out),
             Self::Open(op) => op.emit(out),
@@ -96,7 +97,7 @@ impl Op {
             Self::Pull(_) => Ty::Pull,
             Self::Data(_) => Ty::Data,
             Self::End(_) => Ty::End,
-            Self::Nop => Ty::Nop,
+            Self::Nop(_) => Ty::Nop,
             Self::Nack(_) => Ty::Nack,
             Self::Ping => Ty::Ping,
             Self::Rst(_) => Ty::Rst,

@@ -88,7 +88,7 @@ fn one_of_each() -> Vec<(Base, Op, Vec<u8>)> {
         (Op::Pull(pull), vec![]),
         (Op::Data(DataOp { dst_op: 1, dst_gen: 2, offset: 3 }), vec![1, 2, 3]),
         (Op::End(end), vec![]),
-        (Op::Nop, vec![]),
+        (Op::Nop(NopOp { units: 3 }), vec![]),
         (Op::Nack(NackOp { reason: NackReason::NoEndpoint }), vec![]),
         (Op::Ping, vec![]),
         (Op::Rst(rst), vec![]),
@@ -169,7 +169,7 @@ fn any_op() -> impl Strategy<Value = (Op, Vec<u8>)> {
             let status = (status % 4).try_into().unwrap();
             none(Op::End(EndOp { src_op, src_gen, status }))
         }),
-        Just(none(Op::Nop)),
+        any::<u32>().prop_map(|units| (Op::Nop(NopOp { units }), vec![])),
         (1..=4_u16).prop_map(move |r| none(Op::Nack(NackOp { reason: r.try_into().unwrap() }))),
         Just(none(Op::Ping)),
         any_rst().prop_map(move |op| none(Op::Rst(op))),
@@ -268,7 +268,7 @@ proptest! {
         rest in proptest::collection::vec(prop_oneof![Just(0), Just(1), any::<u8>()], 0..300),
         plen in 0..300_u16,
     ) {
-        let mut bytes = frame(&a_base(), &Op::Nop, &[]);
+        let mut bytes = frame(&a_base(), &Op::Ping, &[]);
         bytes[14] = VERSION << 5 | ty;
         bytes[15] = u8::from(trailer) * 3;
         bytes[30..32].copy_from_slice(&plen.to_le_bytes());
@@ -363,7 +363,7 @@ fn bases_are_refused_for_their_own_cause() {
         }
     }
     refused(Ty::Msg, 30, &[6], E::PayloadTruncated);
-    refused(Ty::Nop, 14, &[VERSION << 5 | 1], E::OpTruncated);
+    refused(Ty::Ping, 14, &[VERSION << 5 | 1], E::OpTruncated);
 }
 
 /// Each cause of the operation headers, each once.
@@ -378,6 +378,7 @@ fn operations_are_refused_for_their_own_cause() {
         (Ty::Rndv, &[5, 6, 7]),
         (Ty::Pull, &[28, 29, 30, 31]),
         (Ty::End, &[10, 11, 12, 13, 14, 15]),
+        (Ty::Nop, &[4, 5, 6, 7]),
         (Ty::Nack, &[2, 3, 4, 5, 6, 7]),
         (Ty::Rst, &[31]),
     ];
@@ -451,7 +452,7 @@ fn unknown_types_are_known_from_damaged_ones() {
 #[test]
 fn reserved_trailer_codes_are_refused() {
     for code in [1, 2] {
-        let mut bytes = frame(&Base { crc: true, ..a_base() }, &Op::Nop, &[]);
+        let mut bytes = frame(&Base { crc: true, ..a_base() }, &Op::Ping, &[]);
         bytes[15] = code;
         let crc = crc_of_head(&bytes[..BASE_LEN]);
         bytes[BASE_LEN..].copy_from_slice(&crc.to_le_bytes());

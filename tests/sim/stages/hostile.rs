@@ -6,8 +6,8 @@ use barewire_dataplane::node::{Levels, SessionInfo};
 use barewire_dataplane::psn::Psn;
 use barewire_dataplane::types::FiAddr;
 use barewire_dataplane::wire::{
-    self, AckOp, Base, DataOp, EndOp, EndStatus, MsgMOp, MsgOp, NackOp, NackReason, Op, OpenOp,
-    PackOp, PullOp, RndvOp, RstOp, RstReason, Ty,
+    self, AckOp, Base, DataOp, EndOp, EndStatus, MsgMOp, MsgOp, NackOp, NackReason, NopOp, Op,
+    OpenOp, PackOp, PullOp, RndvOp, RstOp, RstReason, Ty,
 };
 use barewire_driver::frame::RxFrame;
 
@@ -393,7 +393,7 @@ impl Villain {
             }
             14 if r.chance(0.1) => return (self.reset(), Vec::new()),
             14 => return (Op::Pack(PackOp { count: r.pick(&[1, 2, 255]) }), payload),
-            _ => return (Op::Nop, Vec::new()),
+            _ => return (Op::Nop(NopOp { units: r.pick(&[0, 1, u32::MAX]) }), Vec::new()),
         };
         (op, payload)
     }
