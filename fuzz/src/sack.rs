@@ -20,7 +20,8 @@ pub fn sack(data: &[u8]) {
     let mut model = BTreeSet::new();
     let mut rcv_nxt = 0_u64;
     // Longer inputs say nothing new, and a set is slow.
-    for &byte in moves.iter().take(200) {
+    let moves = &moves[..moves.len().min(200)];
+    for (i, &byte) in moves.iter().enumerate() {
         // Low distances are likely, so that the window moves.
         let dist = if byte & 1 == 0 { byte / 32 } else { byte };
         let fresh = model.insert(rcv_nxt + u64::from(dist));
@@ -33,6 +34,9 @@ pub fn sack(data: &[u8]) {
         }
         assert_eq!(window.take_run(), run);
         assert_eq!(window.is_empty(), model.is_empty());
+        if i % 16 != 15 && i + 1 != moves.len() {
+            continue; // making and reading a whole frame is what costs
+        }
         let cack = Psn(first).add(rcv_nxt as u32);
         let read = over_the_wire(&window, cack);
         let want: BTreeSet<Psn2> =
