@@ -166,18 +166,19 @@ impl Node {
         peer.progress_at = now;
         peer.backoff = 0;
         peer.probed = false;
-        let mut sent_at = None;
+        let (mut sent_at, mut count) = (None, 0);
         while let Some(idx) = self.peers[p].snd.pop_acked(&mut self.sent) {
             let entry = &self.sent[idx];
             if !entry.rtx && !entry.sacked {
                 sent_at = Some(entry.at);
             }
+            count += u32::from(!entry.sacked);
             self.on_acked(now, p, idx);
         }
         if let Some(at) = sent_at
             && !self.lossless
         {
-            self.peers[p].rtt.sample(now.since(at));
+            self.on_round_trip(p, now, now.since(at), count);
         }
         let peer = &self.peers[p];
         if !peer.txq.is_empty() || !peer.dataq.is_empty() || !peer.ctlq.is_empty() {
@@ -231,30 +232,35 @@ impl Node {
         if self.lossless {
             return;
         }
-        let peer = &mut self.peers[p];
-        let delay = u64::from(op.delay) * 64;
-        let newest = peer.snd.by_psn(&self.sent, op.newest);
-        let fresh = newest.map(|idx| &self.sent[idx]).filter(|e| !e.rtx && !e.sacked);
-        if let Some(entry) = fresh {
-            let rtt = now.since(entry.at).saturating_sub(delay).max(1);
-            peer.rtt.sample(rtt);
-        }
         // An older one may call a packet arrived that was refused since.
+        let peer = &mut self.peers[p];
         if op.count == 0 || base.cack != peer.snd.una {
             return;
         }
-        if let Some(newest) = peer.snd.on_sack(&mut self.sent, op, base.cack) {
-            peer.progress_at = now;
-            let again = peer.snd.detect(&mut self.sent, newest, &peer.rtt);
-            peer.reorder_at = again.unwrap_or(Instant(0));
-            if planted(Bug::DoneOnSack) {
-                self.complete_sacked(p);
-            }
-            if self.peers[p].snd.lost > 0 {
-                self.make_ready(p);
-            }
-            self.arm_timer(now, p);
+        let news = peer.snd.on_sack(&mut self.sent, now, op, base.cack, &mut peer.rtt);
+        let Some(newest) = news.newest else { return };
+        peer.progress_at = now;
+        if let Some(at) = news.first_sent {
+            let delay = u64::from(op.delay) * 64;
+            self.on_round_trip(p, now, now.since(at).saturating_sub(delay), news.count);
         }
+        let peer = &mut self.peers[p];
+        let again = peer.snd.detect(&mut self.sent, newest, &peer.rtt);
+        peer.reorder_at = again.unwrap_or(Instant(0));
+        if planted(Bug::DoneOnSack) {
+            self.complete_sacked(p);
+        }
+        // What is lost is sent again, and what has arrived makes room for more.
+        self.make_ready(p);
+        self.arm_timer(now, p);
+    }
+
+    /// An acknowledgement for `count` packets came back after `rtt_ns`.
+    fn on_round_trip(&mut self, p: u32, now: Instant, rtt_ns: u64, count: u32) {
+        let floor = self.rto_floor_ns;
+        let peer = &mut self.peers[p];
+        peer.rtt.sample(rtt_ns);
+        peer.snd.cwnd.on_ack(now, rtt_ns, count, &peer.rtt, floor);
     }
 
     /// The bug of completing what may still be lost, for the simulator to find.
@@ -287,9 +293,7 @@ impl Node {
         };
         let entry = &self.sent[idx];
         let (ty, op, w, body) = (entry.ty, entry.op, entry.wr, entry.body);
-        // It may have been reported as arrived while it waited for its turn to be refused.
-        self.sent[idx].sacked = false;
-        peer.snd.mark_lost(&mut self.sent, idx);
+        peer.snd.on_refused(&mut self.sent, idx);
         self.make_ready(p);
         let err = match reason {
             NackReason::NoEndpoint => Error::ConnRefused,

@@ -189,6 +189,9 @@ impl Node {
         let mut turn = TURN;
         while self.peers[p].snd.lost > 0 {
             let Some(idx) = self.peers[p].snd.first_lost(&self.sent) else { break };
+            if !self.peers[p].snd.may_resend() {
+                break;
+            }
             if turn == 0 {
                 return false;
             }

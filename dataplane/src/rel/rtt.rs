@@ -43,6 +43,11 @@ impl Rtt {
         u64::from(self.srtt_ns)
     }
 
+    /// Mean deviation of the round trip.
+    pub fn var_ns(&self) -> u64 {
+        u64::from(self.var_ns)
+    }
+
     /// Smallest round trip seen, `u32::MAX` before the first sample.
     pub fn min_ns(&self) -> u64 {
         u64::from(self.min_ns)

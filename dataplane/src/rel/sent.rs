@@ -9,6 +9,7 @@
 //!
 //! On a lossless port only packets whose acknowledgement somebody waits for have an entry.
 
+use crate::rel::cwnd::Cwnd;
 use crate::rel::psn::Psn;
 use crate::rel::rtt::Rtt;
 use crate::slab::{Link, Linked, List, NONE, Slab};
@@ -103,6 +104,17 @@ impl Linked<0> for Sent {
 /// Shared by all sessions of a node.
 pub type SentPool = Slab<Sent>;
 
+/// What an acknowledgement reported for the first time.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Sacked {
+    /// Packets.
+    pub count: u32,
+    /// When the one that was sent last was sent.
+    pub newest: Option<Instant>,
+    /// The same among those that were sent once, whose round trip is known.
+    pub first_sent: Option<Instant>,
+}
+
 /// What an acknowledgement says that no honest peer would.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AckOfUnsent;
@@ -116,13 +128,18 @@ pub struct SendWindow {
     pub nxt: Psn,
     /// Packets marked lost and not yet sent again.
     pub lost: u32,
+    /// How many packets may be under way.
+    pub cwnd: Cwnd,
+    /// Packets listed that the peer has.
+    sacked: u32,
     list: List<0>,
 }
 
 impl SendWindow {
     /// Nothing in flight; the first packet will be `first`.
     pub fn new(first: Psn) -> Self {
-        Self { una: first, nxt: first, lost: 0, list: List::default() }
+        let (lost, sacked) = (0, 0);
+        Self { una: first, nxt: first, lost, cwnd: Cwnd::default(), sacked, list: List::default() }
     }
 
     /// Packets sent and not acknowledged in order.
@@ -130,9 +147,22 @@ impl SendWindow {
         self.nxt.0.wrapping_sub(self.una.0)
     }
 
-    /// Whether another packet may be numbered.
+    /// Packets kept that are neither with the peer nor lost: what is under way.
+    #[inline]
+    pub fn pipe(&self) -> u32 {
+        self.list.len - self.sacked - self.lost
+    }
+
+    /// Whether another packet may be numbered and sent.
+    #[inline]
     pub fn open(&self) -> bool {
-        self.in_flight() < WINDOW
+        self.in_flight() < WINDOW && self.pipe() < self.cwnd.packets()
+    }
+
+    /// Whether a lost packet may be sent again.
+    #[inline]
+    pub fn may_resend(&self) -> bool {
+        self.pipe() < self.cwnd.packets()
     }
 
     /// Whether no entry is held.
@@ -186,19 +216,29 @@ impl SendWindow {
         if pool[idx].lost {
             self.lost -= 1;
         }
+        if pool[idx].sacked {
+            self.sacked -= 1;
+        }
         Some(idx)
     }
 
     /// Gives back any entry, for the end of a session.
     pub fn pop_any(&mut self, pool: &mut SentPool) -> Option<u32> {
-        self.lost = 0;
+        (self.lost, self.sacked) = (0, 0);
         self.list.pop_front(pool)
     }
 
-    /// Marks what the peer holds out of order, and what is therefore lost. Returns the send time of
-    /// the newest packet that was reported for the first time.
-    pub fn on_sack(&mut self, pool: &mut SentPool, ack: &AckOp, cack: Psn) -> Option<Instant> {
-        let mut newest = None;
+    /// Marks what the peer holds out of order. What was sent again and arrived sooner than it could
+    /// have was not lost: the reordering allowance grows.
+    pub fn on_sack(
+        &mut self,
+        pool: &mut SentPool,
+        now: Instant,
+        ack: &AckOp,
+        cack: Psn,
+        rtt: &mut Rtt,
+    ) -> Sacked {
+        let mut news = Sacked::default();
         let mut at = self.first();
         while let Some(idx) = at {
             at = self.list.next(pool, idx);
@@ -215,13 +255,22 @@ impl SendWindow {
                 continue;
             }
             entry.sacked = true;
+            self.sacked += 1;
+            news.count += 1;
             if entry.lost {
                 entry.lost = false;
                 self.lost -= 1;
             }
-            newest = newest.max(Some(entry.at));
+            if entry.rtx && now.since(entry.at) < rtt.min_ns() {
+                rtt.on_spurious();
+                continue;
+            }
+            news.newest = news.newest.max(Some(entry.at));
+            if !entry.rtx {
+                news.first_sent = news.first_sent.max(Some(entry.at));
+            }
         }
-        newest
+        news
     }
 
     /// Marks as lost every packet sent at least the reordering allowance before `newest`, a packet
@@ -259,6 +308,14 @@ impl SendWindow {
                 self.lost += 1;
             }
         }
+    }
+
+    /// A packet that was refused: whatever was reported of it, it has to be sent again.
+    pub fn on_refused(&mut self, pool: &mut SentPool, idx: u32) {
+        if std::mem::take(&mut pool[idx].sacked) {
+            self.sacked -= 1;
+        }
+        self.mark_lost(pool, idx);
     }
 
     /// Marks one packet lost.

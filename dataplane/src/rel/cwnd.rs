@@ -1,0 +1,92 @@
+//! How many packets may be under way at once: a window ruled by delay.
+//!
+//! A queue in the path shows as a round trip longer than the shortest one. As long as it is not,
+//! the window grows; when it is, the window shrinks in proportion, at most once a round trip. So
+//! the queue stays short, which keeps the repair of a loss short as well: a lost packet is sent
+//! again after one round trip, and the 256 packets that may be numbered beyond it last for several.
+//! Loss by itself changes nothing: on the links this is made for it is noise more often than
+//! congestion. A path that reorders has long round trips without a queue, so the allowance follows
+//! their variation.
+
+use crate::rel::rtt::Rtt;
+use crate::rel::sent::WINDOW;
+use crate::types::Instant;
+
+/// Packets that may always be under way.
+const MIN: u32 = 8;
+
+/// Packets that a new session may have under way.
+const FIRST: u32 = 64;
+
+/// Fractions of a packet.
+const ONE: u32 = 256;
+
+/// The window of one session.
+#[derive(Clone, Copy, Debug)]
+pub struct Cwnd {
+    /// In 256ths of a packet.
+    size: u32,
+    /// Grows by what is acknowledged, until the first queue.
+    slow_start: bool,
+    /// When it shrank last.
+    cut_at: Instant,
+}
+
+impl Default for Cwnd {
+    fn default() -> Self {
+        Self { size: FIRST * ONE, slow_start: true, cut_at: Instant(0) }
+    }
+}
+
+impl Cwnd {
+    /// Packets that may be under way.
+    #[inline]
+    pub fn packets(&self) -> u32 {
+        self.size / ONE
+    }
+
+    /// Takes the round trip of an acknowledgement for `acked` packets.
+    pub fn on_ack(&mut self, now: Instant, sample_ns: u64, acked: u32, rtt: &Rtt, floor_ns: u64) {
+        let limit = rtt.min_ns() + (floor_ns / 4).max(4 * rtt.var_ns());
+        if sample_ns <= limit {
+            let packets = self.packets().max(1);
+            let grow = if self.slow_start { acked * ONE } else { acked * ONE / packets };
+            self.size = (self.size + grow).min(WINDOW * ONE);
+        } else if now.since(self.cut_at) > rtt.srtt_ns() {
+            let over = ((sample_ns - limit) * 256 / sample_ns) as u32;
+            self.size -= self.size / 512 * over.min(256);
+            self.size = self.size.max(MIN * ONE);
+            self.slow_start = false;
+            self.cut_at = now;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn window_follows_the_queue() {
+        let mut rtt = Rtt::default();
+        for _ in 0..50 {
+            rtt.sample(20_000);
+        }
+        let mut cwnd = Cwnd::default();
+        let mut now = Instant(0);
+        for _ in 0..100 {
+            cwnd.on_ack(now, 20_000, 8, &rtt, 100_000);
+        }
+        assert_eq!(cwnd.packets(), WINDOW, "no queue: as many as may be numbered");
+        for _ in 0..100 {
+            now = now + 25_000;
+            cwnd.on_ack(now, 400_000, 8, &rtt, 100_000);
+        }
+        assert_eq!(cwnd.packets(), MIN, "a queue that stays: the least");
+        for _ in 0..10 {
+            cwnd.on_ack(now, 20_000, 8, &rtt, 100_000);
+        }
+        let grown = cwnd.packets();
+        assert!((MIN + 5..MIN + 12).contains(&grown), "about one a round trip, not {grown}");
+    }
+}
