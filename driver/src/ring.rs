@@ -68,7 +68,8 @@ pub const fn slot_len(len: usize) -> usize {
 
 #[inline]
 const fn word_of(total: u64, len: u32) -> u64 {
-    (total / GRANULE as u64) << 32 | len as u64
+    // A total is a multiple of GRANULE: this is its number in granules, shifted by 32.
+    total << (32 - GRANULE.trailing_zeros()) | len as u64
 }
 
 /// Why there is no place for a frame.
@@ -85,8 +86,12 @@ pub enum NoRoom {
 pub struct Place {
     /// Where the frame's first byte goes.
     pub frame_pos: usize,
+    word_pos: usize,
+    end_pos: usize,
     start: u64,
     end: u64,
+    /// Whether padding comes first, at the tail.
+    is_padded: bool,
 }
 
 /// The writing end.
@@ -118,14 +123,18 @@ impl<M: RingMem> Producer<M> {
     #[inline(always)]
     pub fn reserve(&mut self, len: usize) -> Result<Place, NoRoom> {
         let slot = slot_len(len) as u64;
-        let at = self.tail & (self.len - 1);
-        let start = if at + slot > self.len { self.tail + (self.len - at) } else { self.tail };
+        let mask = self.len - 1;
+        let at = self.tail & mask;
+        let is_padded = at + slot > self.len;
+        let start = if is_padded { self.tail + (self.len - at) } else { self.tail };
         let end = start + slot;
         // One granule more for the word that has to be cleared after this slot.
         if end + GRANULE as u64 > self.limit {
             self.refill(end + GRANULE as u64)?;
         }
-        Ok(Place { frame_pos: (start & (self.len - 1)) as usize + WORD_LEN, start, end })
+        let word_pos = (start & mask) as usize;
+        let end_pos = (end & mask) as usize;
+        Ok(Place { frame_pos: word_pos + WORD_LEN, word_pos, end_pos, start, end, is_padded })
     }
 
     #[cold]
@@ -141,22 +150,14 @@ impl<M: RingMem> Producer<M> {
     /// Makes the frame of `len` bytes that was written to `place` visible.
     #[inline(always)]
     pub fn commit(&mut self, place: Place, len: usize) {
-        let mask = self.len - 1;
-        self.mem.clear((place.end & mask) as usize);
-        let word = word_of(place.start, len as u32);
-        self.mem.publish((place.start & mask) as usize, word);
-        if place.start != self.tail {
+        self.mem.clear(place.end_pos);
+        self.mem.publish(place.word_pos, word_of(place.start, len as u32));
+        if place.is_padded {
             // The consumer is still before the padding, so this is what makes the frame visible.
-            self.mem.publish((self.tail & mask) as usize, word_of(self.tail, PAD));
+            let at = (self.tail & (self.len - 1)) as usize;
+            self.mem.publish(at, word_of(self.tail, PAD));
         }
         self.tail = place.end;
-    }
-
-    /// Where the word of the next frame but one will come, if frames stay as long as `place`: the
-    /// line worth asking for before it is needed.
-    #[inline]
-    pub fn next_pos(&self, place: Place) -> usize {
-        ((place.end + (place.end - place.start)) & (self.len - 1)) as usize
     }
 }
 
@@ -223,6 +224,25 @@ impl<M: RingMem> Consumer<M> {
             return Taken::Empty;
         }
         self.check(word)
+    }
+
+    /// Takes the frame at the head if it has at most `len_max` bytes and nothing but a frame is
+    /// there; otherwise changes nothing and says [`Taken::Empty`].
+    #[inline(always)]
+    pub fn take_if(&mut self, len_max: usize) -> Taken {
+        let pos = self.pos();
+        let word = self.mem.word(pos);
+        let len = word as u32;
+        let slot = slot_len(len as usize);
+        let is_plain = word == word_of(self.head, len)
+            && len >= self.frame_min
+            && len as usize <= len_max.min(self.frame_max as usize)
+            && pos + slot <= self.len as usize;
+        if !is_plain {
+            return Taken::Empty;
+        }
+        self.head += slot as u64;
+        Taken::Frame { pos: pos + WORD_LEN, len: len as usize }
     }
 
     #[inline(always)]

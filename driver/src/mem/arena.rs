@@ -254,7 +254,7 @@ mod tests {
     #[test]
     fn an_arena_opens_on_any_machine_and_says_what_it_is() {
         let arena = Arena::new(10_000, Hugepages::IfFree).unwrap();
-        assert!(arena.len() >= 10_000 && arena.len() % arena.page_len() == 0);
+        assert!(arena.len() >= 10_000 && arena.len().is_multiple_of(arena.page_len()));
         assert_eq!(arena.is_huge(), arena.page_len() > PAGE);
         assert!(!Arena::new(1, Hugepages::No).unwrap().is_huge());
     }

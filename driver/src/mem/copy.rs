@@ -2,49 +2,84 @@
 
 use std::ptr;
 
-/// Copies `len` bytes like [`ptr::copy`], up to 128 of them inline.
-///
-/// A frame is assembled from two or three short pieces, and for those the call into the library's
-/// `memcpy` and its dispatch on the length cost more than the bytes do.
+/// Most bytes that [`copy_short`] copies without a call.
+pub(crate) const SHORT: usize = 128;
+
+/// Copies `len` bytes like [`ptr::copy_nonoverlapping`], up to [`SHORT`] of them inline.
 ///
 /// # Safety
-/// As `copy`: `len` bytes are readable at `src` and writable at `dst`. The two may overlap: every
-/// short length reads all before it writes. Others may write the source or read the destination
-/// meanwhile (D2 in docs/memory.md).
+/// As `copy_nonoverlapping`: `len` bytes are readable at `src` and writable at `dst`, and the two
+/// do not overlap. Others may write the source or read the destination meanwhile (D2 in
+/// docs/memory.md).
 #[inline(always)]
 pub(crate) unsafe fn copy_short(src: *const u8, dst: *mut u8, len: usize) {
-    // SAFETY: every branch moves `N` bytes from the start and `N` from the end of both, with
-    // `N <= len <= 2 N`, so all lies within the `len` bytes the caller vouches for.
+    // SAFETY: the caller's promise, for all lengths.
     unsafe {
-        match len {
-            0 => {}
-            1..=3 => {
-                let (a, b, c) = (*src, *src.add(len / 2), *src.add(len - 1));
-                (*dst, *dst.add(len / 2), *dst.add(len - 1)) = (a, b, c);
-            }
-            4..=7 => ends::<4>(src, dst, len),
-            8..=15 => ends::<8>(src, dst, len),
-            16..=31 => ends::<16>(src, dst, len),
-            32..=63 => ends::<32>(src, dst, len),
-            64..=128 => ends::<64>(src, dst, len),
-            _ => ptr::copy(src, dst, len),
+        if len > SHORT {
+            ptr::copy_nonoverlapping(src, dst, len);
+        } else {
+            copy_inline(src, dst, len);
         }
     }
 }
 
-/// Copies the first and the last `N` of `len` bytes.
+/// [`copy_short`] for callers that know the length to be at most [`SHORT`].
 ///
 /// # Safety
-/// `N <= len`, and as [`copy_short`].
+/// As [`copy_short`], and `len <= SHORT`.
 #[inline(always)]
-unsafe fn ends<const N: usize>(src: *const u8, dst: *mut u8, len: usize) {
-    // SAFETY: `N <= len`, so both pieces are inside; unaligned accesses are declared as such.
+pub(crate) unsafe fn copy_inline(src: *const u8, dst: *mut u8, len: usize) {
+    // SAFETY: every piece lies within the `len` bytes the caller vouches for: those from the start
+    // reach to 16, 32 or 64 and those from the end as far back, under a condition that `len` is at
+    // least that. Together they reach all bytes, `len` being at most twice that.
     unsafe {
-        let first = src.cast::<[u8; N]>().read_unaligned();
-        let last = src.add(len - N).cast::<[u8; N]>().read_unaligned();
-        dst.cast::<[u8; N]>().write_unaligned(first);
-        dst.add(len - N).cast::<[u8; N]>().write_unaligned(last);
+        if len >= 16 {
+            if len > 32 {
+                if len > 64 {
+                    pieces(src.add(32), dst.add(32));
+                    pieces(src.add(len - 64), dst.add(len - 64));
+                }
+                pieces(src, dst);
+                pieces(src.add(len - 32), dst.add(len - 32));
+            } else {
+                piece::<16>(src, dst);
+                piece::<16>(src.add(len - 16), dst.add(len - 16));
+            }
+        } else if len >= 8 {
+            piece::<8>(src, dst);
+            piece::<8>(src.add(len - 8), dst.add(len - 8));
+        } else if len >= 4 {
+            piece::<4>(src, dst);
+            piece::<4>(src.add(len - 4), dst.add(len - 4));
+        } else if len > 0 {
+            piece::<1>(src, dst);
+            piece::<1>(src.add(len / 2), dst.add(len / 2));
+            piece::<1>(src.add(len - 1), dst.add(len - 1));
+        }
     }
+}
+
+/// Copies 32 bytes.
+///
+/// # Safety
+/// They are readable at `src` and writable at `dst`.
+#[inline(always)]
+unsafe fn pieces(src: *const u8, dst: *mut u8) {
+    // SAFETY: 16 and 16 of the 32 bytes that the caller vouches for.
+    unsafe {
+        piece::<16>(src, dst);
+        piece::<16>(src.add(16), dst.add(16));
+    }
+}
+
+/// Copies `N` bytes in one move.
+///
+/// # Safety
+/// `N` bytes are readable at `src` and writable at `dst`.
+#[inline(always)]
+unsafe fn piece<const N: usize>(src: *const u8, dst: *mut u8) {
+    // SAFETY: the caller's promise; unaligned accesses are declared as such.
+    unsafe { dst.cast::<[u8; N]>().write_unaligned(src.cast::<[u8; N]>().read_unaligned()) }
 }
 
 #[cfg(test)]
@@ -55,9 +90,9 @@ mod tests {
     /// with guards on both sides.
     #[test]
     fn copy_short_copies_exactly_its_bytes() {
-        let src: Vec<u8> = (0..200).map(|i| i as u8 | 1).collect();
-        for len in 0..=180 {
-            let mut dst = vec![0_u8; 220];
+        let src: Vec<u8> = (0..400).map(|i| i as u8 | 1).collect();
+        for len in 0..=330 {
+            let mut dst = vec![0_u8; 350];
             // SAFETY: `len` bytes fit in `src` from 3 and in `dst` from 7; two allocations.
             unsafe { copy_short(src.as_ptr().add(3), dst.as_mut_ptr().add(7), len) };
             assert_eq!(&dst[7..7 + len], &src[3..3 + len], "{len}");

@@ -118,6 +118,16 @@ impl IoBuf {
         self.len == 0
     }
 
+    /// The address of `len` bytes at `offset`, or `None` if there are not as many or they are not in
+    /// one span for sure (only a single span is looked at).
+    #[inline(always)]
+    pub(crate) fn in_one_piece(&self, offset: usize, len: usize) -> Option<*const u8> {
+        if self.count != 1 || offset > self.len || len > self.len - offset {
+            return None;
+        }
+        Some(self.spans[0].base.wrapping_add(offset).cast_const())
+    }
+
     /// The address of the byte at `offset`, 0 if it lies beyond the end.
     pub fn addr_at(&self, offset: usize) -> usize {
         let mut at = offset;
@@ -158,7 +168,7 @@ impl IoBuf {
     /// Copies `len` bytes from `src` to `offset`.
     ///
     /// # Safety
-    /// `len` bytes at `src` are readable. They may overlap this memory or be written meanwhile.
+    /// `len` bytes at `src` are readable and none of this memory. They may be written meanwhile.
     ///
     /// # Panics
     /// If they do not fit.
@@ -167,12 +177,12 @@ impl IoBuf {
         if self.count == 1 {
             assert!(offset <= self.len && len <= self.len - offset, "copy outside the lent memory");
             // SAFETY: one span holds all `self.len` bytes, so `offset + len` is inside it; the
-            // caller vouches for `src`, and overlap is allowed.
+            // caller vouches for `src`.
             unsafe { super::copy_short(src, self.spans[0].base.wrapping_add(offset), len) };
             return;
         }
         // SAFETY: `each` calls with `n` writable bytes at `piece` (the lender's promise) and with
-        // `done + n <= len`, which the caller says are readable; `copy` allows overlap.
+        // `done + n <= len`, which the caller says are readable.
         self.each(offset, len, |piece, done, n| unsafe {
             ptr::copy(src.add(done), piece, n);
         });
@@ -181,7 +191,8 @@ impl IoBuf {
     /// Copies `len` bytes at `offset` to `dst`, for ports whose slots lie in shared memory.
     ///
     /// # Safety
-    /// `len` bytes at `dst` are writable. They may be read by others meanwhile.
+    /// `len` bytes at `dst` are writable and none of this memory. They may be read by others
+    /// meanwhile.
     ///
     /// # Panics
     /// If they are not all inside.
