@@ -12,6 +12,8 @@ use tracing_subscriber::EnvFilter;
 
 mod doctor;
 mod fail;
+mod out;
+mod perf;
 mod table;
 
 use fail::Fail;
@@ -37,6 +39,9 @@ Environment:
 #[derive(Subcommand)]
 enum Command {
     Doctor(doctor::DoctorArgs),
+    #[command(name = "pingpong")]
+    PingPong(perf::PingPongArgs),
+    Bench(perf::BenchArgs),
 }
 
 fn main() -> ExitCode {
@@ -44,6 +49,8 @@ fn main() -> ExitCode {
     start_log();
     let done = match args.command {
         Command::Doctor(args) => doctor::run(&args),
+        Command::PingPong(args) => perf::pingpong(&args),
+        Command::Bench(args) => perf::bench(&args),
     };
     done.unwrap_or_else(|fail: Fail| {
         eprintln!("barewire: {fail}");

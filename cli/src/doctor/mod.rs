@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use serde::Serialize;
 
 use crate::fail::Fail;
+use crate::out;
 
 mod cpu;
 mod device;
@@ -40,9 +41,9 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<ExitCode, Fail> {
     let checks = all(&Machine::this());
     for check in &checks {
         if args.json {
-            println!("{}", serde_json::to_string(check).map_err(Fail::new)?);
+            out::json(check)?;
         } else {
-            print!("{}", text(check));
+            out::print(text(check))?;
         }
     }
     Ok(exit_code(&checks))

@@ -1,0 +1,275 @@
+//! The side that asks, sends first, measures and prints.
+
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use barewire::{Buf, EpAddr, FiAddr};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+use super::control::{Control, Mode, Run};
+use super::link::{Event, Link};
+use super::report::{Line, Times, table};
+use super::spawn::Spawned;
+use super::{Common, Until, pattern};
+use crate::fail::Fail;
+use crate::out;
+
+/// Memory that the buffers of one side may take before it uses fewer of them.
+const BUFFER_BYTES: u64 = 256 << 20;
+
+/// Bytes and messages that warm a run up: caches, the session, memory of the segment.
+const WARM_BYTES: u64 = 16 << 20;
+const WARM_COUNT: u64 = 1000;
+
+/// Measures every size and prints.
+///
+/// # Errors
+/// The other side cannot be reached or failed, or a byte was wrong.
+pub(super) fn run(args: &Common, mode: Mode, window: u32, sizes: &[u64]) -> Result<ExitCode, Fail> {
+    let given = args.addr.as_deref().map(parse_addr).transpose()?;
+    let mut link = Link::open(&args.port)?;
+    let spawned = if args.spawn { Some(Spawned::start(&args.port)?) } else { None };
+    let addr = match (given, &spawned) {
+        (Some(addr), _) => addr,
+        (None, Some(server)) => parse_addr(&server.addr)?,
+        (None, None) => return Err(Fail::usage("no address of the other side")),
+    };
+    let peer = link.add_peer(addr)?;
+    let me = link.addr()?.to_bytes();
+    let bar = bar(args, sizes);
+    let mut lines = Vec::new();
+    for &size in sizes {
+        let room = u32::try_from(BUFFER_BYTES / size.max(1)).unwrap_or(u32::MAX);
+        let window = window.min(room).max(1);
+        let run = Run { client: me, mode, tagged: args.tagged, verify: args.verify, size, window };
+        let mut client = Client { link: &mut link, peer, run, bar: &bar };
+        let warm = WARM_COUNT.min(WARM_BYTES / size.max(1)).max(2);
+        client.measure(Until::Count(warm))?;
+        let line = client.measure(args.until())?;
+        bar.inc(1);
+        if args.json {
+            out::json(&line)?;
+        }
+        lines.push(line);
+    }
+    link.say(peer, Control::Bye)?;
+    // What was said last has to leave before the endpoint closes.
+    settle(&mut link)?;
+    if let Some(server) = spawned {
+        server.finish()?;
+    }
+    bar.finish_and_clear();
+    if !args.json {
+        out::print(header(&link, args, mode))?;
+        out::print(table(&lines))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn parse_addr(text: &str) -> Result<EpAddr, Fail> {
+    let mend = "give the address that the other side printed, barewire://MAC/NUMBER";
+    text.parse().map_err(|_| Fail::usage(format!("\"{text}\" is no address")).mend(mend))
+}
+
+/// Turns the loop for a moment.
+fn settle(link: &mut Link) -> Result<(), Fail> {
+    let started = Instant::now();
+    while started.elapsed() < Duration::from_millis(20) {
+        link.poll()?;
+    }
+    Ok(())
+}
+
+/// A bar for people who watch; nobody else sees it.
+fn bar(args: &Common, sizes: &[u64]) -> ProgressBar {
+    if args.json {
+        return ProgressBar::hidden();
+    }
+    let target = ProgressDrawTarget::stderr();
+    let bar = ProgressBar::with_draw_target(Some(sizes.len() as u64), target);
+    let style = ProgressStyle::with_template("{bar:30} {pos}/{len} sizes  {msg}");
+    bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+}
+
+fn header(link: &Link, args: &Common, mode: Mode) -> String {
+    let kind = if args.tagged { "tagged messages" } else { "messages" };
+    let what = match mode {
+        Mode::PingPong => "half round trip",
+        Mode::Stream => "one way; times are from posting to completion",
+    };
+    format!("{kind} over {}, {what}\n", link.port())
+}
+
+struct Client<'a> {
+    link: &'a mut Link,
+    peer: FiAddr,
+    run: Run,
+    bar: &'a ProgressBar,
+}
+
+impl Client<'_> {
+    /// One run, from Start to Done.
+    fn measure(&mut self, until: Until) -> Result<Line, Fail> {
+        let size = crate::table::bytes(self.run.size);
+        self.bar.set_message(size.clone());
+        self.link.say(self.peer, Control::Start(self.run))?;
+        self.wait_for(|said| said == Control::Ready)?;
+        let mut times = Times::new();
+        let (sent, seconds) = match self.run.mode {
+            Mode::PingPong => self.ping_pong(until, &mut times)?,
+            Mode::Stream => self.stream(until, &mut times)?,
+        };
+        let line = Line {
+            run: match self.run.mode {
+                Mode::PingPong => "pingpong",
+                Mode::Stream => "stream",
+            },
+            port: self.link.port().to_owned(),
+            tagged: self.run.tagged,
+            verified: self.run.verify,
+            size: self.run.size,
+            window: self.run.window,
+            n: sent,
+            seconds: 0.0,
+            min_ns: 0,
+            p50_ns: 0,
+            p99_ns: 0,
+            p999_ns: 0,
+            max_ns: 0,
+            rate: 0.0,
+            goodput: 0.0,
+        };
+        Ok(line.measured(&times, seconds))
+    }
+
+    /// Sends one message at a time and waits for it to come back. Says how many and how long one
+    /// way of all of them took.
+    fn ping_pong(&mut self, until: Until, times: &mut Times) -> Result<(u64, f64), Fail> {
+        let Run { size, tagged, verify, .. } = self.run;
+        let len = usize::try_from(size).map_err(Fail::new)?;
+        let inject = len <= self.link.inject_size();
+        let mut out_buf = Some(Buf::zeroed(len));
+        let mut in_buf = Some(Buf::zeroed(len));
+        let mut sent = 0;
+        let mut total = Duration::ZERO;
+        let started = Instant::now();
+        while !over(until, sent, started) {
+            let mut message = out_buf.take().unwrap_or_default();
+            if verify {
+                pattern::fill(sent, &mut message);
+            }
+            self.link.recv(in_buf.take().unwrap_or_default(), tagged, 0)?;
+            let posted = Instant::now();
+            if inject {
+                self.link.inject(&message, self.peer, tagged)?;
+                out_buf = Some(message);
+            } else {
+                self.link.send(message, self.peer, tagged, 1)?;
+            }
+            let mut took = None;
+            while took.is_none() || out_buf.is_none() {
+                match self.link.next()? {
+                    Event::Received { buf, len: got, .. } => {
+                        took = Some(posted.elapsed());
+                        if verify && !(got == len && pattern::holds(sent, &buf)) {
+                            return Err(wrong(1, sent + 1));
+                        }
+                        in_buf = Some(buf);
+                    }
+                    Event::Sent { buf, .. } => out_buf = Some(buf),
+                    Event::Said(_) | Event::Cancelled => {}
+                }
+            }
+            let took = took.unwrap_or_default();
+            times.add((took.as_nanos() / 2) as u64);
+            total += took;
+            sent += 1;
+        }
+        self.stop(sent)?;
+        Ok((sent, total.as_secs_f64() / 2.0))
+    }
+
+    /// Keeps as many messages in flight as the window allows. Says how many were sent and how long
+    /// it took until the server had them all.
+    fn stream(&mut self, until: Until, times: &mut Times) -> Result<(u64, f64), Fail> {
+        let Run { size, tagged, verify, window, .. } = self.run;
+        let len = usize::try_from(size).map_err(Fail::new)?;
+        let mut free: Vec<(usize, Buf)> =
+            (0..window as usize).map(|slot| (slot, Buf::zeroed(len))).collect();
+        let started = Instant::now();
+        let mut posted = vec![started; window as usize];
+        let mut sent = 0;
+        while !over(until, sent, started) || free.len() < window as usize {
+            let mut room = true;
+            let mut now = Instant::now();
+            while room && !over_at(now, until, sent, started) {
+                let Some((slot, mut buf)) = free.pop() else { break };
+                if verify {
+                    pattern::fill(sent, &mut buf);
+                }
+                posted[slot] = now;
+                match self.link.try_send(buf, self.peer, tagged, slot)? {
+                    None => sent += 1,
+                    Some(buf) => {
+                        free.push((slot, buf));
+                        room = false;
+                    }
+                }
+                now = Instant::now();
+            }
+            let mut event = Some(self.link.next()?);
+            let now = Instant::now();
+            while let Some(happened) = event {
+                if let Event::Sent { slot, buf } = happened {
+                    times.add(now.saturating_duration_since(posted[slot]).as_nanos() as u64);
+                    free.push((slot, buf));
+                }
+                event = self.link.poll()?;
+            }
+        }
+        self.stop(sent)?;
+        Ok((sent, started.elapsed().as_secs_f64()))
+    }
+
+    /// Ends the run and hears what the server makes of it.
+    fn stop(&mut self, sent: u64) -> Result<(), Fail> {
+        self.link.say(self.peer, Control::Stop { sent })?;
+        let said = self.wait_for(|said| matches!(said, Control::Done { .. }))?;
+        match said {
+            Control::Done { received, .. } if received != sent => {
+                Err(Fail::new(format!("{sent} messages were sent and {received} arrived")))
+            }
+            Control::Done { wrong: count, .. } if count > 0 => Err(wrong(count, sent)),
+            _ => Ok(()),
+        }
+    }
+
+    fn wait_for(&mut self, wanted: impl Fn(Control) -> bool) -> Result<Control, Fail> {
+        loop {
+            match self.link.next()? {
+                Event::Said(said) if wanted(said) => return Ok(said),
+                Event::Said(said) => {
+                    return Err(Fail::new(format!("the other side said {said:?} out of turn")));
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+fn wrong(count: u64, sent: u64) -> Fail {
+    Fail::new(format!("{count} of {sent} messages arrived with wrong bytes"))
+        .mend("please report it, with the command line")
+}
+
+/// Whether a run has had its count or its time.
+fn over(until: Until, sent: u64, started: Instant) -> bool {
+    over_at(Instant::now(), until, sent, started)
+}
+
+fn over_at(now: Instant, until: Until, sent: u64, started: Instant) -> bool {
+    match until {
+        Until::Count(count) => sent >= count,
+        Until::Time(time) => now.saturating_duration_since(started) >= time && sent > 0,
+    }
+}

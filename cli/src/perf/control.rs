@@ -1,0 +1,212 @@
+//! What client and server of a measurement say to each other beside the measured messages.
+//!
+//! One fixed record of [`LEN`] bytes, little-endian, always a tagged message with
+//! [`CONTROL_TAG`], so that it is never taken for a measured one.
+
+use std::fmt;
+
+/// Bytes of a record.
+pub(super) const LEN: usize = 64;
+/// The tag of control messages.
+pub(super) const CONTROL_TAG: u64 = 0x6261_7265_0000_0001;
+/// The tag of measured messages, where those are tagged.
+pub(super) const DATA_TAG: u64 = 0x6261_7265_0000_0002;
+
+const MAGIC: u32 = 0x7070_7762;
+const VERSION: u16 = 1;
+
+/// One thing said.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Control {
+    /// Client: a run begins. The server answers [`Ready`](Self::Ready).
+    Start(Run),
+    /// Server: receives are posted, go on.
+    Ready,
+    /// Client: `sent` messages were sent, no more will come. The server answers
+    /// [`Done`](Self::Done) when it has them all.
+    Stop {
+        /// Messages of the run, warm-up included.
+        sent: u64,
+    },
+    /// Server: how the run went on its side.
+    Done {
+        /// Messages received.
+        received: u64,
+        /// Messages of which a byte was wrong; 0 if nobody looked.
+        wrong: u64,
+    },
+    /// Client: that was all.
+    Bye,
+}
+
+/// A run as the client wants it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Run {
+    /// Address of the client's endpoint.
+    pub(super) client: [u8; 16],
+    pub(super) mode: Mode,
+    /// Measured messages are tagged.
+    pub(super) tagged: bool,
+    /// Every byte is compared.
+    pub(super) verify: bool,
+    /// Bytes of a message.
+    pub(super) size: u64,
+    /// Messages in flight.
+    pub(super) window: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Mode {
+    /// The server sends every message back.
+    PingPong,
+    /// The server takes them.
+    Stream,
+}
+
+/// Why a record was not understood.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum BadControl {
+    /// Not from this command at all.
+    Foreign,
+    /// From another version of it.
+    Version(u16),
+    /// A field holds what it may not.
+    Field,
+}
+
+impl fmt::Display for BadControl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Foreign => f.write_str("the peer is not a barewire pingpong or bench"),
+            Self::Version(v) => write!(f, "the peer speaks version {v}, we speak {VERSION}"),
+            Self::Field => f.write_str("the peer sent a control message that makes no sense"),
+        }
+    }
+}
+
+impl Control {
+    pub(super) fn to_bytes(self) -> [u8; LEN] {
+        let mut b = [0; LEN];
+        b[..4].copy_from_slice(&MAGIC.to_le_bytes());
+        b[4..6].copy_from_slice(&VERSION.to_le_bytes());
+        let kind = match self {
+            Self::Start(run) => {
+                b[8..24].copy_from_slice(&run.client);
+                b[24] = u8::from(run.mode == Mode::Stream);
+                b[25] = u8::from(run.tagged);
+                b[26] = u8::from(run.verify);
+                b[28..32].copy_from_slice(&run.window.to_le_bytes());
+                b[32..40].copy_from_slice(&run.size.to_le_bytes());
+                1
+            }
+            Self::Ready => 2,
+            Self::Stop { sent } => {
+                b[40..48].copy_from_slice(&sent.to_le_bytes());
+                3
+            }
+            Self::Done { received, wrong } => {
+                b[40..48].copy_from_slice(&received.to_le_bytes());
+                b[48..56].copy_from_slice(&wrong.to_le_bytes());
+                4
+            }
+            Self::Bye => 5,
+        };
+        b[6] = kind;
+        b
+    }
+
+    /// Reads a record of a peer, which may be anything.
+    pub(super) fn from_bytes(b: &[u8]) -> Result<Self, BadControl> {
+        let b: &[u8; LEN] = b.try_into().map_err(|_| BadControl::Foreign)?;
+        let u64_at = |at: usize| {
+            let mut word = [0; 8];
+            word.copy_from_slice(&b[at..at + 8]);
+            u64::from_le_bytes(word)
+        };
+        if b[..4] != MAGIC.to_le_bytes() {
+            return Err(BadControl::Foreign);
+        }
+        let version = u16::from_le_bytes([b[4], b[5]]);
+        if version != VERSION {
+            return Err(BadControl::Version(version));
+        }
+        match b[6] {
+            1 => {
+                let mut client = [0; 16];
+                client.copy_from_slice(&b[8..24]);
+                Ok(Self::Start(Run {
+                    client,
+                    mode: if flag(b[24])? { Mode::Stream } else { Mode::PingPong },
+                    tagged: flag(b[25])?,
+                    verify: flag(b[26])?,
+                    size: u64_at(32),
+                    window: u32::from_le_bytes([b[28], b[29], b[30], b[31]]),
+                }))
+            }
+            2 => Ok(Self::Ready),
+            3 => Ok(Self::Stop { sent: u64_at(40) }),
+            4 => Ok(Self::Done { received: u64_at(40), wrong: u64_at(48) }),
+            5 => Ok(Self::Bye),
+            _ => Err(BadControl::Field),
+        }
+    }
+}
+
+fn flag(byte: u8) -> Result<bool, BadControl> {
+    match byte {
+        0 => Ok(false),
+        1 => Ok(true),
+        _ => Err(BadControl::Field),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn every_kind() -> [Control; 6] {
+        let run = Run {
+            client: *b"0123456789abcdef",
+            mode: Mode::PingPong,
+            tagged: true,
+            verify: false,
+            size: 1 << 40,
+            window: 64,
+        };
+        [
+            Control::Start(run),
+            Control::Start(Run { mode: Mode::Stream, tagged: false, verify: true, ..run }),
+            Control::Ready,
+            Control::Stop { sent: u64::MAX },
+            Control::Done { received: 7, wrong: 1 },
+            Control::Bye,
+        ]
+    }
+
+    #[test]
+    fn what_is_said_is_understood() {
+        for said in every_kind() {
+            assert_eq!(Control::from_bytes(&said.to_bytes()), Ok(said));
+        }
+    }
+
+    #[test]
+    fn strangers_are_refused_by_cause() {
+        for said in every_kind() {
+            let bytes = said.to_bytes();
+            assert_eq!(Control::from_bytes(&bytes[..LEN - 1]), Err(BadControl::Foreign));
+            let with = |at: usize, value: u8| {
+                let mut bytes = bytes;
+                bytes[at] = value;
+                Control::from_bytes(&bytes)
+            };
+            assert_eq!(with(0, 0), Err(BadControl::Foreign));
+            assert_eq!(with(4, 9), Err(BadControl::Version(9)));
+            assert_eq!(with(6, 0), Err(BadControl::Field));
+            assert_eq!(with(6, 6), Err(BadControl::Field));
+        }
+        let mut bytes = every_kind()[0].to_bytes();
+        bytes[25] = 2;
+        assert_eq!(Control::from_bytes(&bytes), Err(BadControl::Field));
+    }
+}

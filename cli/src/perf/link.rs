@@ -1,0 +1,335 @@
+//! An endpoint with what belongs to it, and the patience to use it.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use barewire::flags::{BindFlags, Caps, InfoFlags};
+use barewire::{
+    API_VERSION, Av, AvAttr, Buf, Completion, Cq, CqAttr, Domain, DomainAttr, Endpoint, EpAddr,
+    Error, FI_ADDR_UNSPEC, FiAddr, Info, Progress, Refused, Settings, Threading, fabric,
+    getinfo_with,
+};
+
+use super::control::{CONTROL_TAG, Control, DATA_TAG, LEN};
+use crate::fail::Fail;
+
+/// Without any completion for so long, the peer is given up. Longer than the dataplane needs to
+/// find a peer dead, so that a dead one is reported as that.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Empty reads after which the processor is offered to others: the peer may need it.
+const SPINS: u32 = 2000;
+
+/// Contexts from here on are control receives; below are the measured messages' slots.
+const CONTROL_AT: u64 = 1 << 32;
+const CONTROL_BUFS: u64 = 4;
+
+/// Something that happened.
+pub(super) enum Event {
+    /// The peer said something; from an endpoint that only the message names.
+    Said(Control),
+    /// A measured message arrived in `buf`, `len` bytes of it.
+    Received { slot: usize, buf: Buf, len: usize },
+    /// A measured message left `buf`.
+    Sent { slot: usize, buf: Buf },
+    /// A receive was cancelled.
+    Cancelled,
+}
+
+/// One endpoint, used by one thread.
+pub(super) struct Link {
+    ep: Endpoint,
+    cq: Cq,
+    av: Av,
+    domain: Domain,
+    inject_size: usize,
+    batch: Vec<Completion>,
+    /// Read, and not yet looked at.
+    waiting: VecDeque<Event>,
+    spins: u32,
+    /// Since when nothing has happened.
+    quiet_since: Option<Instant>,
+}
+
+impl Link {
+    /// Opens an endpoint on `port`.
+    ///
+    /// # Errors
+    /// The line says what is missing.
+    pub(super) fn open(port: &str) -> Result<Self, Fail> {
+        let mut settings = Settings::from_env().map_err(Fail::usage)?;
+        settings.port = Some(port.to_owned());
+        let hints = Info {
+            caps: Caps::MSG | Caps::TAGGED | Caps::SEND | Caps::RECV,
+            domain_attr: DomainAttr {
+                name: Some(port.to_owned()),
+                threading: Threading::Domain,
+                data_progress: Progress::Manual,
+                ..DomainAttr::default()
+            },
+            ..Info::default()
+        };
+        let none = InfoFlags::empty();
+        let infos = getinfo_with(&settings, API_VERSION, None, None, none, Some(&hints));
+        let info = infos
+            .map_err(|why| Fail::new(format!("port {port}: {why}")))?
+            .into_iter()
+            .next()
+            .ok_or_else(|| Fail::new(format!("port {port}: nothing offers messages on it")))?;
+        let fabric = fabric(&info.fabric_attr).map_err(Fail::new)?;
+        let domain = fabric.domain_with(&info, settings).map_err(Fail::new)?;
+        let cq = domain.cq_open(CqAttr::default()).map_err(Fail::new)?;
+        let av = domain.av_open(AvAttr::default()).map_err(Fail::new)?;
+        let ep = domain.endpoint(&info).map_err(Fail::new)?;
+        ep.bind_cq(&cq, BindFlags::TRANSMIT | BindFlags::RECV).map_err(Fail::new)?;
+        ep.bind_av(&av).map_err(Fail::new)?;
+        ep.enable().map_err(Fail::new)?;
+        let batch = (0..32).map(|_| Completion::default()).collect();
+        let mut link = Self {
+            ep,
+            cq,
+            av,
+            domain,
+            inject_size: info.tx_attr.inject_size,
+            batch,
+            waiting: VecDeque::new(),
+            spins: 0,
+            quiet_since: None,
+        };
+        for i in 0..CONTROL_BUFS {
+            link.post_control(Buf::zeroed(LEN), CONTROL_AT + i)?;
+        }
+        Ok(link)
+    }
+
+    /// Our address.
+    pub(super) fn addr(&self) -> Result<EpAddr, Fail> {
+        self.ep.getname().map_err(Fail::new)
+    }
+
+    /// The port's name.
+    pub(super) fn port(&self) -> &str {
+        &self.domain.port().name
+    }
+
+    /// Longest message that [`inject`](Self::inject) takes.
+    pub(super) fn inject_size(&self) -> usize {
+        self.inject_size
+    }
+
+    /// Makes `addr` a destination.
+    pub(super) fn add_peer(&self, addr: EpAddr) -> Result<FiAddr, Fail> {
+        let mut fi_addr = [FI_ADDR_UNSPEC];
+        self.av.insert(&[addr], &mut fi_addr).map_err(Fail::new)?;
+        if fi_addr[0] == FI_ADDR_UNSPEC {
+            return Err(Fail::new(format!("{addr} cannot be reached from port {}", self.port())));
+        }
+        Ok(fi_addr[0])
+    }
+
+    /// Forgets a destination.
+    pub(super) fn remove_peer(&self, peer: FiAddr) -> Result<(), Fail> {
+        self.av.remove(&[peer]).map_err(Fail::new)
+    }
+
+    /// Says `what` to `peer`, waiting for room as long as it takes.
+    pub(super) fn say(&mut self, peer: FiAddr, what: Control) -> Result<(), Fail> {
+        let bytes = what.to_bytes();
+        loop {
+            match self.ep.tinject(&bytes, peer, CONTROL_TAG) {
+                Err(Error::Again) => self.breathe()?,
+                done => return done.map_err(Fail::new),
+            }
+        }
+    }
+
+    /// Sends a small measured message, waiting for room as long as it takes.
+    pub(super) fn inject(&mut self, bytes: &[u8], peer: FiAddr, tagged: bool) -> Result<(), Fail> {
+        loop {
+            let posted = if tagged {
+                self.ep.tinject(bytes, peer, DATA_TAG)
+            } else {
+                self.ep.inject(bytes, peer)
+            };
+            match posted {
+                Err(Error::Again) => self.breathe()?,
+                done => return done.map_err(Fail::new),
+            }
+        }
+    }
+
+    /// Sends a measured message, or gives it back because there is no room now.
+    pub(super) fn try_send(
+        &mut self,
+        buf: Buf,
+        peer: FiAddr,
+        tagged: bool,
+        slot: usize,
+    ) -> Result<Option<Buf>, Fail> {
+        let posted = if tagged {
+            self.ep.tsend(buf, peer, DATA_TAG, slot as u64)
+        } else {
+            self.ep.send(buf, peer, slot as u64)
+        };
+        match posted {
+            Ok(()) => Ok(None),
+            Err(Refused { error: Error::Again, bufs }) => Ok(bufs.into_one()),
+            Err(Refused { error, .. }) => Err(Fail::new(error)),
+        }
+    }
+
+    /// Sends a measured message, waiting for room as long as it takes.
+    pub(super) fn send(
+        &mut self,
+        buf: Buf,
+        peer: FiAddr,
+        tagged: bool,
+        slot: usize,
+    ) -> Result<(), Fail> {
+        let mut buf = buf;
+        while let Some(refused) = self.try_send(buf, peer, tagged, slot)? {
+            buf = refused;
+            self.breathe()?;
+        }
+        Ok(())
+    }
+
+    /// Posts a receive for a measured message.
+    pub(super) fn recv(&mut self, buf: Buf, tagged: bool, slot: usize) -> Result<(), Fail> {
+        let mut buf = buf;
+        loop {
+            let posted = if tagged {
+                self.ep.trecv(buf, FI_ADDR_UNSPEC, DATA_TAG, 0, slot as u64)
+            } else {
+                self.ep.recv(buf, FI_ADDR_UNSPEC, slot as u64)
+            };
+            match posted {
+                Ok(()) => return Ok(()),
+                Err(Refused { error: Error::Again, bufs }) => {
+                    buf = bufs.into_one().unwrap_or_default();
+                    self.breathe()?;
+                }
+                Err(Refused { error, .. }) => return Err(Fail::new(error)),
+            }
+        }
+    }
+
+    /// Cancels the receive of a slot; an event follows, unless it has completed already.
+    pub(super) fn cancel(&self, slot: usize) {
+        // What it says is whether there was one, which the caller cannot know either.
+        let _ = self.ep.cancel(slot as u64);
+    }
+
+    /// What happened, if anything has; turns the poll loop.
+    pub(super) fn poll(&mut self) -> Result<Option<Event>, Fail> {
+        if self.waiting.is_empty() {
+            self.read()?;
+        }
+        Ok(self.waiting.pop_front())
+    }
+
+    /// What happens next.
+    ///
+    /// # Errors
+    /// Nothing happened for [`PATIENCE`].
+    pub(super) fn next(&mut self) -> Result<Event, Fail> {
+        loop {
+            if let Some(event) = self.poll()? {
+                return Ok(event);
+            }
+            self.check_patience()?;
+        }
+    }
+
+    /// Takes in what has happened while a call waits for room.
+    fn breathe(&mut self) -> Result<(), Fail> {
+        let before = self.waiting.len();
+        self.read()?;
+        if self.waiting.len() == before {
+            self.check_patience()?;
+        }
+        Ok(())
+    }
+
+    fn check_patience(&mut self) -> Result<(), Fail> {
+        self.spins += 1;
+        if self.spins < SPINS {
+            std::hint::spin_loop();
+            return Ok(());
+        }
+        self.spins = 0;
+        std::thread::yield_now();
+        let since = *self.quiet_since.get_or_insert_with(Instant::now);
+        if since.elapsed() < PATIENCE {
+            return Ok(());
+        }
+        let what = format!("nothing came from the other side for {} s", PATIENCE.as_secs());
+        Err(Fail::new(what).mend("does `barewire pingpong --listen` run there, on the same port?"))
+    }
+
+    fn read(&mut self) -> Result<(), Fail> {
+        match self.cq.read(&mut self.batch) {
+            Ok(count) => {
+                self.spins = 0;
+                self.quiet_since = None;
+                for i in 0..count {
+                    let completion = std::mem::take(&mut self.batch[i]);
+                    self.take_in(completion)?;
+                }
+                Ok(())
+            }
+            Err(Error::Again) => Ok(()),
+            Err(Error::Avail) => self.read_error(),
+            Err(why) => Err(Fail::new(why)),
+        }
+    }
+
+    fn take_in(&mut self, mut completion: Completion) -> Result<(), Fail> {
+        let context = completion.op_context;
+        let len = completion.len;
+        let buf = completion.take_buf().unwrap_or_default();
+        if context >= CONTROL_AT {
+            let said = Control::from_bytes(&buf[..len.min(buf.len())]);
+            self.post_control(buf, context)?;
+            self.waiting.push_back(Event::Said(said.map_err(Fail::new)?));
+            return Ok(());
+        }
+        let slot = context as usize;
+        let sent = completion.flags.contains(barewire::flags::CqFlags::SEND);
+        let event =
+            if sent { Event::Sent { slot, buf } } else { Event::Received { slot, buf, len } };
+        self.waiting.push_back(event);
+        Ok(())
+    }
+
+    fn read_error(&mut self) -> Result<(), Fail> {
+        match self.cq.readerr() {
+            Ok(failed) if failed.err == Error::Canceled => {
+                self.waiting.push_back(Event::Cancelled);
+                Ok(())
+            }
+            Ok(failed) => {
+                let mend =
+                    "is the other side still there? start it with barewire pingpong --listen";
+                Err(Fail::new(failed.err).mend(mend))
+            }
+            Err(Error::Again) => Ok(()),
+            Err(why) => Err(Fail::new(why)),
+        }
+    }
+
+    fn post_control(&mut self, buf: Buf, context: u64) -> Result<(), Fail> {
+        let mut buf = buf;
+        loop {
+            match self.ep.trecv(buf, FI_ADDR_UNSPEC, CONTROL_TAG, 0, context) {
+                Ok(()) => return Ok(()),
+                Err(Refused { error: Error::Again, bufs }) => {
+                    buf = bufs.into_one().unwrap_or_default();
+                    // Not `breathe`, which could come back here.
+                    self.domain.progress().map_err(Fail::new)?;
+                }
+                Err(Refused { error, .. }) => return Err(Fail::new(error)),
+            }
+        }
+    }
+}

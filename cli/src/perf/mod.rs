@@ -1,0 +1,220 @@
+//! `barewire pingpong` and `barewire bench`: two processes measure what goes between them.
+//!
+//! A server ([`server`]) waits for clients on a port and serves one after the other, whichever of
+//! the two commands they are. A client ([`client`]) says what it wants with [`control`] messages,
+//! measures, and prints. With `--spawn` the client starts its own server.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Args;
+
+use crate::fail::Fail;
+use control::Mode;
+
+mod client;
+mod control;
+mod link;
+mod pattern;
+mod report;
+mod server;
+mod spawn;
+
+/// Measures the time of a message between two processes, to and fro
+///
+/// Start one side with --listen and the other with the address that it prints, or both at once with
+/// --spawn. The figure is half the round trip. Small messages are injected.
+#[derive(Args)]
+#[command(after_long_help = "\
+Exit codes:
+  0  every run was measured, and with --verify every byte was right
+  1  a side failed, a message did not come, or a byte was wrong
+  2  called wrongly
+
+Examples:
+  barewire pingpong --spawn                          both sides on this machine
+  barewire pingpong --listen                         one side; prints what to run on the other
+  barewire pingpong barewire://02:00:00:00:00:01/0   the other side
+  barewire pingpong --spawn --port 'fault(loss=0.01,seed=7):shm' --size 64k --verify
+  barewire pingpong --spawn --json                   one object a line
+
+Environment:
+  BAREWIRE_PORT  the port where --port is not given (default: this user's segment, shm)")]
+pub(crate) struct PingPongArgs {
+    #[command(flatten)]
+    common: Common,
+}
+
+/// Measures how many messages and bytes a second go from one process to another
+///
+/// Start one side with --listen and the other with the address that it prints, or both at once with
+/// --spawn. The client sends, with a number of messages in flight; the time of a message is from
+/// its posting to its completion, and the rate counts until the server has them all.
+#[derive(Args)]
+#[command(after_long_help = "\
+Exit codes:
+  0  every run was measured, and with --verify every byte was right
+  1  a side failed, a message did not come, or a byte was wrong
+  2  called wrongly
+
+Examples:
+  barewire bench --spawn                            both sides on this machine
+  barewire bench --spawn --verify --size 64,1m      the server compares every byte
+  barewire bench --listen                           one side; prints what to run on the other
+  barewire bench barewire://02:00:00:00:00:01/0     the other side
+  barewire bench --spawn --window 1 --size 8        no two messages in flight
+
+Environment:
+  BAREWIRE_PORT  the port where --port is not given (default: this user's segment, shm)")]
+pub(crate) struct BenchArgs {
+    #[command(flatten)]
+    common: Common,
+    /// Messages in flight, 1 to 512.
+    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=512))]
+    window: u32,
+}
+
+#[derive(Args)]
+struct Common {
+    /// Address of the side that listens, as it printed it.
+    #[arg(value_name = "ADDR", required_unless_present_any = ["listen", "spawn"])]
+    #[arg(conflicts_with_all = ["listen", "spawn"])]
+    addr: Option<String>,
+    /// Waits for clients and prints the address to give them. Serves pingpong and bench.
+    #[arg(long, conflicts_with = "spawn")]
+    listen: bool,
+    /// Ends after one client.
+    #[arg(long, requires = "listen")]
+    once: bool,
+    /// Starts the other side too.
+    #[arg(long)]
+    spawn: bool,
+    /// The port, such as shm:job7 or fault(loss=0.01):shm.
+    #[arg(long, env = "BAREWIRE_PORT", hide_env = true, default_value = "shm")]
+    port: String,
+    /// Bytes of a message, several separated by commas; k, m and g stand for 2^10, 2^20, 2^30.
+    #[arg(long, value_delimiter = ',', value_parser = parse_size)]
+    size: Vec<u64>,
+    /// Sends tagged messages.
+    #[arg(long)]
+    tagged: bool,
+    /// Compares every byte.
+    #[arg(long)]
+    verify: bool,
+    /// Messages to measure for each size, instead of a time.
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
+    iterations: Option<u64>,
+    /// Time to measure each size, seconds, 0.001 to 3600.
+    #[arg(long, default_value = "1", value_parser = parse_seconds, conflicts_with = "iterations")]
+    seconds: Duration,
+    /// Ends when this process, which started us, has ended.
+    #[arg(long, hide = true)]
+    parent: Option<i32>,
+    /// CPU to stay on.
+    #[arg(long)]
+    cpu: Option<usize>,
+    /// Prints one JSON object a line.
+    #[arg(long)]
+    json: bool,
+}
+
+/// How long a size is measured.
+#[derive(Clone, Copy, Debug)]
+enum Until {
+    Count(u64),
+    Time(Duration),
+}
+
+impl Common {
+    fn until(&self) -> Until {
+        self.iterations.map_or(Until::Time(self.seconds), Until::Count)
+    }
+
+    fn sizes(&self, default: &[u64]) -> Vec<u64> {
+        if self.size.is_empty() { default.to_vec() } else { self.size.clone() }
+    }
+}
+
+/// Runs `barewire pingpong`.
+///
+/// # Errors
+/// A side failed, or a byte was wrong.
+pub(crate) fn pingpong(args: &PingPongArgs) -> Result<ExitCode, Fail> {
+    run(&args.common, Mode::PingPong, 1, &[8, 64, 1 << 10, 4 << 10, 64 << 10, 1 << 20])
+}
+
+/// Runs `barewire bench`.
+///
+/// # Errors
+/// A side failed, or a byte was wrong.
+pub(crate) fn bench(args: &BenchArgs) -> Result<ExitCode, Fail> {
+    run(&args.common, Mode::Stream, args.window, &[64, 1 << 10, 4 << 10, 64 << 10, 1 << 20])
+}
+
+fn run(args: &Common, mode: Mode, window: u32, sizes: &[u64]) -> Result<ExitCode, Fail> {
+    if let Some(cpu) = args.cpu {
+        stay_on(cpu)?;
+    }
+    if args.listen {
+        return server::run(args);
+    }
+    client::run(args, mode, window, &args.sizes(sizes))
+}
+
+/// Keeps this thread, and those it starts, on one CPU.
+fn stay_on(cpu: usize) -> Result<(), Fail> {
+    let fail = |why: nix::Error| {
+        Fail::usage(format!("--cpu {cpu}: {}", why.desc())).mend("nproc says how many there are")
+    };
+    let mut set = nix::sched::CpuSet::new();
+    set.set(cpu).map_err(fail)?;
+    nix::sched::sched_setaffinity(nix::unistd::Pid::from_raw(0), &set).map_err(fail)
+}
+
+/// Reads `64`, `4k`, `1m`, `2g`.
+fn parse_size(text: &str) -> Result<u64, String> {
+    let lower = text.trim().to_ascii_lowercase();
+    let shifts = [("k", 10), ("m", 20), ("g", 30)];
+    let (digits, shift) = shifts
+        .iter()
+        .find_map(|(unit, shift)| Some((lower.strip_suffix(unit)?, *shift)))
+        .unwrap_or((&lower, 0));
+    let number: u64 = digits.parse().map_err(|_| "expected a number such as 64, 4k or 1m")?;
+    let bytes = number.checked_mul(1 << shift).filter(|bytes| *bytes <= MAX_SIZE);
+    bytes.ok_or_else(|| "at most 8g".to_owned())
+}
+
+/// Each side holds at least two buffers of the size.
+const MAX_SIZE: u64 = 8 << 30;
+
+fn parse_seconds(text: &str) -> Result<Duration, String> {
+    let seconds: f64 = text.parse().map_err(|_| "expected a number of seconds")?;
+    if !(0.001..=3600.0).contains(&seconds) {
+        return Err("expected 0.001 to 3600".to_owned());
+    }
+    Ok(Duration::from_secs_f64(seconds))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_have_units_and_a_limit() {
+        for (text, bytes) in [("0", 0), ("64", 64), ("4k", 4096), ("1M", 1 << 20), ("8g", 8 << 30)]
+        {
+            assert_eq!(parse_size(text), Ok(bytes));
+        }
+        for text in ["", "k", "-1", "1.5k", "9g", "1t", "99999999999999999999", "17179869184g"] {
+            assert!(parse_size(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn seconds_have_limits() {
+        assert_eq!(parse_seconds("0.5"), Ok(Duration::from_millis(500)));
+        for text in ["0", "-1", "nan", "inf", "4000", "x"] {
+            assert!(parse_seconds(text).is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,277 @@
+//! The side that waits for clients: sends back what a ping-pong sends, takes and compares what a
+//! stream sends.
+
+use std::collections::VecDeque;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use barewire::{Buf, EpAddr, FiAddr};
+use serde::Serialize;
+
+use super::control::{Control, Mode, Run};
+use super::link::{Event, Link};
+use super::{Common, pattern};
+use crate::fail::Fail;
+use crate::out::{json, mention, print};
+
+/// Polls so long at full speed after something happened, then looks every millisecond: a server
+/// that waits for a person takes no processor.
+const AWAKE: Duration = Duration::from_millis(200);
+
+#[derive(Serialize)]
+struct Listening {
+    listening: String,
+    port: String,
+}
+
+#[derive(Serialize)]
+struct Served {
+    client: String,
+    run: &'static str,
+    size: u64,
+    received: u64,
+    wrong: u64,
+}
+
+/// Listens, prints how to reach us, and serves until interrupted or, with `--once`, one client.
+///
+/// # Errors
+/// The port does not open. A client that fails ends its run and nothing else, unless it is the
+/// only one.
+pub(super) fn run(args: &Common) -> Result<ExitCode, Fail> {
+    let mut link = Link::open(&args.port)?;
+    let addr = link.addr()?.to_string();
+    if args.json {
+        json(&Listening { listening: addr, port: link.port().to_owned() })?;
+    } else {
+        let port =
+            if args.port == "shm" { String::new() } else { format!("--port '{}' ", args.port) };
+        print(format_args!(
+            "listening on {}\non the other side: barewire pingpong {port}{addr}\n",
+            link.port()
+        ))?;
+    }
+    let mut later = VecDeque::new();
+    loop {
+        let next = later.pop_front();
+        let next = next.map_or_else(|| wait_for_client(&mut link, args.parent), |r| Ok(Some(r)));
+        let Some(start) = next? else { return Ok(ExitCode::SUCCESS) };
+        let served = serve(&mut link, start, &mut later, args.json);
+        match served {
+            Ok(()) if args.once => return Ok(ExitCode::SUCCESS),
+            Ok(()) => {}
+            Err(why) if args.once => return Err(why),
+            Err(why) => eprintln!("barewire: a client failed: {why}"),
+        }
+    }
+}
+
+/// The first run of a client, or `None` if the process that started us has gone.
+fn wait_for_client(link: &mut Link, parent: Option<i32>) -> Result<Option<Run>, Fail> {
+    let mut awake = Instant::now();
+    loop {
+        match link.poll() {
+            Ok(Some(Event::Said(Control::Start(run)))) => return Ok(Some(run)),
+            Ok(Some(_)) => awake = Instant::now(),
+            Ok(None) if awake.elapsed() < AWAKE => std::thread::yield_now(),
+            Ok(None) => std::thread::sleep(Duration::from_millis(1)),
+            // What a former client left behind; it must not end the server.
+            Err(why) => tracing::debug!("{why}"),
+        }
+        if parent.is_some_and(|pid| nix::unistd::getppid().as_raw() != pid) {
+            return Ok(None);
+        }
+    }
+}
+
+/// Serves one client from its first Start to its Bye. Others that come meanwhile are put in
+/// `later`.
+fn serve(
+    link: &mut Link,
+    first: Run,
+    later: &mut VecDeque<Run>,
+    as_json: bool,
+) -> Result<(), Fail> {
+    let addr = EpAddr::from_bytes(&first.client).map_err(Fail::new)?;
+    let peer = link.add_peer(addr)?;
+    let mut start = first;
+    let done = loop {
+        let mut server = Server::new(link, peer, start, later);
+        let done = server.run();
+        server.clean_up();
+        let (received, wrong) = match done {
+            Ok(counts) => counts,
+            Err(why) => break Err(why),
+        };
+        report(&addr, &start, received, wrong, as_json);
+        match next_run(link, first.client, later) {
+            Ok(Some(run)) => start = run,
+            Ok(None) => break Ok(()),
+            Err(why) => break Err(why),
+        }
+    };
+    link.remove_peer(peer)?;
+    done
+}
+
+/// The next run of `client`, or `None` if it is done.
+fn next_run(
+    link: &mut Link,
+    client: [u8; 16],
+    later: &mut VecDeque<Run>,
+) -> Result<Option<Run>, Fail> {
+    loop {
+        match link.next()? {
+            Event::Said(Control::Start(run)) if run.client == client => return Ok(Some(run)),
+            Event::Said(Control::Start(run)) => later.push_back(run),
+            Event::Said(Control::Bye) => return Ok(None),
+            _ => {}
+        }
+    }
+}
+
+fn report(addr: &EpAddr, run: &Run, received: u64, wrong: u64, as_json: bool) {
+    let name = match run.mode {
+        Mode::PingPong => "pingpong",
+        Mode::Stream => "stream",
+    };
+    let client = addr.to_string();
+    if as_json {
+        let served = Served { client, run: name, size: run.size, received, wrong };
+        mention(serde_json::to_string(&served).unwrap_or_default());
+    } else {
+        let size = crate::table::bytes(run.size);
+        let checked = match (run.verify, wrong) {
+            (false, _) => String::new(),
+            (true, 0) => ", every byte right".to_owned(),
+            (true, wrong) => format!(", {wrong} WRONG"),
+        };
+        mention(format_args!("{client}: {name}, {received} messages of {size}{checked}"));
+    }
+}
+
+/// Memory for receives of one run.
+const BUFFER_BYTES: u64 = 256 << 20;
+
+/// One run.
+struct Server<'a> {
+    link: &'a mut Link,
+    peer: FiAddr,
+    run: Run,
+    later: &'a mut VecDeque<Run>,
+    /// Slots with a posted receive and the number of the message it will take: messages match in
+    /// the order of posting, and may complete out of it.
+    posted: Vec<(usize, u64)>,
+    next_number: u64,
+    /// Messages on their way back.
+    returning: usize,
+    received: u64,
+    wrong: u64,
+}
+
+impl<'a> Server<'a> {
+    fn new(link: &'a mut Link, peer: FiAddr, run: Run, later: &'a mut VecDeque<Run>) -> Self {
+        let (next_number, returning, received, wrong) = (0, 0, 0, 0);
+        let posted = Vec::new();
+        Self { link, peer, run, later, posted, next_number, returning, received, wrong }
+    }
+
+    /// Posts receives, says Ready, and serves until Stop and the last message.
+    fn run(&mut self) -> Result<(u64, u64), Fail> {
+        let len = usize::try_from(self.run.size).map_err(Fail::new)?;
+        let room = BUFFER_BYTES / self.run.size.max(1);
+        let slots = room.min(u64::from(self.run.window)).max(2) as usize;
+        for slot in 0..slots {
+            self.post(slot, Buf::zeroed(len))?;
+        }
+        self.drain()?;
+        self.link.say(self.peer, Control::Ready)?;
+        let mut total = None;
+        while total != Some(self.received) || self.returning > 0 {
+            match self.link.next()? {
+                Event::Received { slot, buf, len } => self.take(slot, buf, len)?,
+                Event::Sent { slot, buf } => {
+                    self.returning -= 1;
+                    self.post(slot, buf)?;
+                }
+                Event::Said(Control::Stop { sent }) => total = Some(sent),
+                Event::Said(Control::Start(run)) if run.client != self.run.client => {
+                    self.later.push_back(run);
+                }
+                Event::Said(said) => {
+                    return Err(Fail::new(format!("the client said {said:?} in a run")));
+                }
+                Event::Cancelled => {}
+            }
+        }
+        let (received, wrong) = (self.received, self.wrong);
+        self.link.say(self.peer, Control::Done { received, wrong })?;
+        Ok((received, wrong))
+    }
+
+    /// Throws away what a client that broke off has sent: ours sends nothing before Ready.
+    fn drain(&mut self) -> Result<(), Fail> {
+        let mut quiet = 0;
+        while quiet < 100 {
+            quiet += 1;
+            if let Some(Event::Received { slot, buf, .. }) = self.link.poll()? {
+                self.posted.retain(|(posted, _)| *posted != slot);
+                self.post(slot, buf)?;
+                quiet = 0;
+            }
+        }
+        for (number, (_, takes)) in (0..).zip(&mut self.posted) {
+            *takes = number;
+        }
+        self.next_number = self.posted.len() as u64;
+        Ok(())
+    }
+
+    fn post(&mut self, slot: usize, buf: Buf) -> Result<(), Fail> {
+        self.link.recv(buf, self.run.tagged, slot)?;
+        self.posted.push((slot, self.next_number));
+        self.next_number += 1;
+        Ok(())
+    }
+
+    fn take(&mut self, slot: usize, buf: Buf, len: usize) -> Result<(), Fail> {
+        let place = self.posted.iter().position(|(posted, _)| *posted == slot);
+        let place = place.ok_or_else(|| Fail::new("a message came where none was expected"))?;
+        let (_, number) = self.posted.remove(place);
+        self.received += 1;
+        if self.run.mode == Mode::PingPong {
+            return self.send_back(slot, buf, len);
+        }
+        if self.run.verify && !(len == buf.len() && pattern::holds(number, &buf)) {
+            self.wrong += 1;
+        }
+        self.post(slot, buf)
+    }
+
+    fn send_back(&mut self, slot: usize, buf: Buf, len: usize) -> Result<(), Fail> {
+        let tagged = self.run.tagged;
+        if len <= self.link.inject_size() {
+            self.link.inject(&buf[..len], self.peer, tagged)?;
+            return self.post(slot, buf);
+        }
+        self.returning += 1;
+        self.link.send(buf, self.peer, tagged, slot)
+    }
+
+    /// Takes the receives back that are still posted, and hears of their end, so that nothing of
+    /// this run is seen in the next.
+    fn clean_up(&mut self) {
+        let mut pending = self.posted.len() + self.returning;
+        for (slot, _) in std::mem::take(&mut self.posted) {
+            self.link.cancel(slot);
+        }
+        let started = Instant::now();
+        while pending > 0 && started.elapsed() < Duration::from_secs(1) {
+            match self.link.poll() {
+                Ok(Some(Event::Said(Control::Start(run)))) => self.later.push_back(run),
+                Ok(Some(Event::Said(_)) | None) => std::hint::spin_loop(),
+                Ok(Some(_)) | Err(_) => pending -= 1,
+            }
+        }
+    }
+}
