@@ -130,6 +130,8 @@ pub(crate) struct Stored {
     pub(crate) claimed: bool,
     /// The receive that waits for the last piece, or `NONE`.
     pub(crate) recv: u32,
+    /// Where in that receive's buffer it goes.
+    pub(crate) base: u64,
     /// Its session ended before it was pulled: whoever claims it gets an error.
     pub(crate) dead: bool,
     /// Taken by nobody: throw it away when the last piece is here.

@@ -177,14 +177,18 @@ impl Node {
         let (tag, ignore, kind) = (req.tag, req.ignore, req.kind);
         let wr = recv_wr(e, ep.rx_selective, multi, req);
         let matcher = &mut ep.matcher[kind as usize];
-        let found = if multi || matcher.unexpected_len() == 0 {
+        let starved = ep.starved;
+        let found = if multi || starved || matcher.unexpected_len() == 0 {
             None
         } else {
             matcher.match_unexpected(&self.stored, tag, ignore, src)
         };
         let recv = matcher.post(&mut self.posted, tag, ignore, src, wr);
         let recv = recv.unwrap_or_else(|_| unreachable!("a free slot was seen"));
-        if let Some(msg) = found {
+        if starved {
+            // What waits for room in the queue may be for an older receive than this one.
+            self.feed_ep(now, e);
+        } else if let Some(msg) = found {
             matcher.unlink_posted(&mut self.posted, recv);
             self.unmatch_stored(msg);
             self.deliver_stored(now, msg, recv, 0);

@@ -185,13 +185,13 @@ impl Node {
             Inbound::Store { msg } => {
                 let stored = &mut self.stored[msg].payload;
                 stored.complete = true;
-                let (recv, e) = (stored.recv, stored.ep);
+                let (recv, base, e) = (stored.recv, stored.base, stored.ep);
                 if stored.discard {
                     self.free_stored(now, msg);
                 } else if recv != NONE {
                     self.stored[msg].payload.recv = NONE;
                     self.posted[recv].payload.active -= 1;
-                    self.deliver_stored(now, msg, recv, 0);
+                    self.deliver_stored(now, msg, recv, base);
                 } else {
                     self.announce(e, msg);
                 }
@@ -374,6 +374,7 @@ impl Node {
             complete: false,
             claimed: false,
             recv: NONE,
+            base: 0,
             dead: false,
             discard: false,
         };
@@ -438,7 +439,7 @@ impl Node {
             self.free_stored(now, msg);
             self.complete_recv(recv, &head, base, n);
         } else {
-            m.recv = recv;
+            (m.recv, m.base) = (recv, base);
             self.posted[recv].payload.active += 1;
         }
     }
@@ -873,10 +874,16 @@ impl Node {
             .map(|(e, _)| e)
             .collect();
         for e in eps {
-            self.eps[e].starved = false;
-            for kind in [MsgKind::Msg, MsgKind::Tagged] {
-                self.feed_kind(now, e, kind);
-            }
+            self.feed_ep(now, e);
+        }
+    }
+
+    /// Delivers what had to wait for room in the queue of endpoint `e`, in order, as far as there
+    /// is room.
+    pub(crate) fn feed_ep(&mut self, now: Instant, e: u32) {
+        self.eps[e].starved = false;
+        for kind in [MsgKind::Msg, MsgKind::Tagged] {
+            self.feed_kind(now, e, kind);
         }
     }
 
