@@ -623,6 +623,11 @@ impl Node {
             return;
         };
         let w = op.src_op;
+        if wr.ep == NONE {
+            // Its endpoint was closed, and only the withdrawal was still to be sent.
+            self.free_wr(w);
+            return;
+        }
         if wr.flags.contains(WrFlags::IN_DATAQ) {
             wr.flags.remove(WrFlags::IN_DATAQ);
             self.peers[p].dataq.remove(&mut self.tx, w);

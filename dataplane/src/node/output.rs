@@ -144,6 +144,8 @@ impl Node {
     /// Refusals and probes. False if the port is full.
     fn serve_owed(&mut self, now: Instant, p: u32, out: &mut dyn FrameSink) -> bool {
         let peer = &mut self.peers[p];
+        // A NACK may get lost, and a packet that was reported as held is not sent again.
+        peer.want_nack |= peer.refused != 0 && peer.ack_now;
         if peer.want_nack {
             peer.want_nack = false;
             let psn = peer.rcv_nxt;
