@@ -27,6 +27,8 @@ pub(crate) struct View<'a> {
     pub(crate) residents: &'a [Resident],
     pub(crate) plan: &'a Plan,
     pub(crate) ledger: &'a mut Ledger,
+    /// Print what happens.
+    pub(crate) trace: bool,
 }
 
 /// An address the application inserted.
@@ -489,9 +491,6 @@ impl App {
         }
         let context = ep.posted.swap_remove(self.rng.index(ep.posted.len()));
         let found = node.cancel(ep.id, context);
-        if std::env::var_os("SIM_TRACE").is_some() {
-            eprintln!("cancel {context:#x}: {found:?}");
-        }
         if found.is_ok() {
             v.ledger.cancelled(context)?;
         }
@@ -518,9 +517,6 @@ impl App {
     ) -> std::result::Result<(), Violation> {
         // What completed before the call may be read after it.
         self.read_all(v, node)?;
-        if std::env::var_os("SIM_TRACE").is_some() {
-            eprintln!("close {:?}", self.eps[e].key);
-        }
         v.ledger.ep_closing(self.eps[e].key);
         node.ep_close(v.now, self.eps[e].id).map_err(|err| format!("ep_close: {err}"))?;
         self.eps[e].open = false;
@@ -544,6 +540,9 @@ impl App {
                     Ok(n) => {
                         ensure!(n > 0, "cq_read gave nothing and no error");
                         for cqe in &cqes[..n] {
+                            if v.trace {
+                                eprintln!("{} cqe {cqe:x?}", v.host);
+                            }
                             let src = self.source(node, cqe)?;
                             v.ledger.success(self.life, cqe, src, &mut self.arena)?;
                         }
@@ -552,6 +551,9 @@ impl App {
                     Err(Error::Avail) => {
                         let e = node.cq_readerr(cq).map_err(|e| format!("cq_readerr: {e}"))?;
                         let src = self.source(node, &e.cqe)?;
+                        if v.trace {
+                            eprintln!("{} err {e:x?}", v.host);
+                        }
                         v.ledger.error(self.life, &e, src, &mut self.arena)?;
                         false
                     }

@@ -762,8 +762,7 @@ fn kind_flag(kind: MsgKind) -> CqFlags {
 
 /// Whether the receive may take the message.
 fn eligible(m: &Msg, r: &Recv) -> bool {
-    let src = r.src.is_none_or(|s| {
-        s.host == m.src_host && s.number == m.src_number && s.life.is_none_or(|l| l == m.src.life)
-    });
+    // A directed receive names a station and an endpoint: it does not tell lives apart.
+    let src = r.src.is_none_or(|s| s.host == m.src_host && s.number == m.src_number);
     m.kind == r.kind && src && (m.tag ^ r.tag) & !r.ignore == 0
 }

@@ -95,7 +95,8 @@ pub(crate) struct Net {
     link: LinkPlan,
     stations: Vec<Station>,
     paths: Vec<Path>,
-    print: bool,
+    /// Print every frame and completion.
+    pub(crate) print: bool,
 }
 
 impl Net {
@@ -208,6 +209,11 @@ impl Net {
         for p in &mut self.paths {
             (p.down_until, p.clog_until) = (0, 0);
         }
+    }
+
+    /// Whether no frame is on its way or in a ring.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.stations.iter().all(|s| s.queued == 0)
     }
 
     /// Puts bytes on the segment that no node sent.

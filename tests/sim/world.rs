@@ -42,9 +42,10 @@ struct Host {
 }
 
 impl Host {
-    /// Whether messages that came early wait for a receive.
-    fn stores(&self) -> bool {
-        self.life.as_ref().is_some_and(|l| l.node.levels().stored > 0)
+    /// Whether messages are under way from here, or wait here for a receive.
+    fn busy(&self) -> bool {
+        let busy = |l: Levels| l.stored > 0 || l.tx > 0 || l.pulls > 0;
+        self.life.as_ref().is_some_and(|l| busy(l.node.levels()))
     }
 }
 
@@ -179,6 +180,7 @@ impl World {
             residents: &self.residents,
             plan: &self.plan,
             ledger: &mut self.ledger,
+            trace: self.net.print,
         };
         let app = App::new(&mut v, &mut node, me.life).map_err(|e| format!("opening: {e}"))?;
         let h = &mut self.hosts[host];
@@ -196,8 +198,10 @@ impl World {
     /// From the first call to the last check.
     fn run(&mut self) -> Result<Report, Violation> {
         while self.calls < self.plan.ops {
-            ensure!(self.step()?, "nothing happens any more, and nobody calls");
-            if self.net.now > ACTIVE_MAX_NS {
+            let dead = self.residents.iter().all(|r| !r.alive);
+            let more = self.step()?;
+            ensure!(more || dead, "nothing happens any more, and nobody calls");
+            if !more || self.net.now > ACTIVE_MAX_NS {
                 break;
             }
         }
@@ -353,6 +357,7 @@ impl World {
             residents: &self.residents,
             plan: &self.plan,
             ledger: &mut self.ledger,
+            trace: self.net.print,
         };
         f(&mut life.app, &mut v, &mut life.node)
     }
@@ -455,8 +460,10 @@ impl World {
             while self.net.next_at().is_some_and(|t| t <= tick) {
                 self.step()?;
             }
-            let whole = self.hosts.iter().all(|h| !h.restarting && !h.stores());
-            if whole && self.ledger.settled() {
+            let whole = self.hosts.iter().all(|h| !h.restarting && !h.busy());
+            // A lossless sender is done when the frame has left.
+            let arrived = !self.plan.link.lossless || self.net.is_empty();
+            if whole && arrived && self.ledger.settled() {
                 return Ok(());
             }
             let late = self.net.now > limit;
