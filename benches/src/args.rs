@@ -1,0 +1,41 @@
+//! The command line of every bench.
+
+use clap::Parser;
+
+/// Options that every bench takes.
+#[derive(Parser, Clone, Debug)]
+#[command(about = "A bench of barewire; `cargo xtask bench` runs them all")]
+pub struct Args {
+    /// One JSON object a line and nothing else.
+    #[arg(long)]
+    pub json: bool,
+    /// The smallest size that still runs everything. Measures nothing worth keeping.
+    #[arg(long)]
+    pub quick: bool,
+    /// Runs only the cases whose name contains this.
+    #[arg(long)]
+    pub only: Option<String>,
+    /// Runs one case for `--count` times in place of measuring it: what the counting tools watch.
+    #[arg(long, hide = true)]
+    pub steady: Option<String>,
+    /// How often `--steady` repeats.
+    #[arg(long, hide = true, default_value_t = 0)]
+    pub count: u64,
+}
+
+impl Args {
+    /// Reads the command line; ends the process if it makes no sense.
+    pub fn read() -> Self {
+        Self::parse()
+    }
+
+    /// `full`, or `quick` under `--quick`.
+    pub fn size(&self, full: u64, quick: u64) -> u64 {
+        if self.quick { quick } else { full }
+    }
+
+    /// Whether a case was asked for.
+    pub fn wants(&self, case: &str) -> bool {
+        self.only.as_deref().is_none_or(|part| case.contains(part))
+    }
+}

@@ -1,0 +1,168 @@
+//! Bytes a second in one direction between two processes: long messages against a copy in memory
+//! of the same length, and messages over a link that loses frames against one that does not.
+
+use barewire_benches::duo::{First, Rounds, Second, Task, start};
+use barewire_benches::end::{End, Made, Memory, RawEnd};
+use barewire_benches::{Args, Report, Row};
+use barewire_driver::clock::now_ns;
+use barewire_driver::port::MacAddr;
+
+/// Buffers that take turns, here and in the copy that it is compared with.
+const WINDOW: usize = 16;
+
+/// The second process receives `count` messages of `len` bytes.
+const SINK: u64 = 0;
+
+fn main() {
+    let args = Args::read();
+    let mut report = Report::new("goodput", &args);
+    for (case, len) in [("shm-1MiB", 1 << 20), ("shm-64KiB", 64 << 10)] {
+        if args.wants(case) {
+            let measured = plain(case, len, &args, &mut report);
+            measured.unwrap_or_else(|why| report.skip(case, &why));
+        }
+    }
+    for percent in ["0.1", "1", "5"] {
+        let case = format!("shm-64KiB-loss-{percent}%");
+        if args.wants(&case) {
+            let measured = lossy(&case, percent, &args, &mut report);
+            measured.unwrap_or_else(|why| report.skip(&case, &why));
+        }
+    }
+}
+
+/// Messages of `len` bytes against copies of `len` bytes.
+fn plain(case: &str, len: usize, args: &Args, report: &mut Report) -> Made<()> {
+    let rounds = args.size(15, 2);
+    let count = args.size((256 << 20) / len as u64, 64);
+    let mut link = Link::open("shm:", case, len)?;
+    let (from, to) = (Memory::new(len * WINDOW), Memory::new(len * WINDOW));
+    let before = link.first.line_ns()?;
+    let mut pairs = Rounds::default();
+    for round in 0..=rounds {
+        let copy = copy_rate(&from, &to, len, count);
+        let messages = link.stream(len, count)?;
+        if round > 0 {
+            pairs.push(messages, copy);
+        }
+    }
+    let after = link.first.line_ns()?;
+    let (low, high) = pairs.ratio_range();
+    let row = Row::new(case, pairs.value(), "GB/s")
+        .against("memcpy", pairs.reference(), pairs.ratio())
+        .placed(before, after)
+        .count(rounds * count)
+        .note(format!("window {WINDOW}, ratios {low:.2} to {high:.2}"));
+    report.row(row);
+    Ok(())
+}
+
+/// 64 KiB messages over a port that drops frames at random, against one that is as careful and
+/// drops none.
+fn lossy(case: &str, percent: &str, args: &Args, report: &mut Report) -> Made<()> {
+    const LEN: usize = 64 << 10;
+    let loss: f64 = percent.parse().map_err(|_| "loss")?;
+    let (rounds, count) = (args.size(11, 2), args.size(2000, 32));
+    let lossy_port = format!("fault(loss={},seed=7):shm:", loss / 100.0);
+    let mut lossy = Link::open(&lossy_port, &format!("{case}-a"), LEN)?;
+    let mut clean = Link::open("fault(loss=0,seed=7):shm:", &format!("{case}-b"), LEN)?;
+    let before = clean.first.line_ns()?;
+    let mut pairs = Rounds::default();
+    for round in 0..=rounds {
+        let reference = clean.stream(LEN, count)?;
+        let value = lossy.stream(LEN, count)?;
+        if round > 0 {
+            pairs.push(value, reference);
+        }
+    }
+    let after = clean.first.line_ns()?;
+    let (low, high) = pairs.ratio_range();
+    let row = Row::new(case, pairs.value(), "GB/s")
+        .against("lossless", pairs.reference(), pairs.ratio())
+        .placed(before, after)
+        .count(rounds * count)
+        .note(format!("window {WINDOW}, ratios {low:.2} to {high:.2}"));
+    report.row(row);
+    Ok(())
+}
+
+/// Copies on one core, in GB/s, over as many buffers as the messages use.
+fn copy_rate(from: &Memory, to: &Memory, len: usize, count: u64) -> f64 {
+    let start = now_ns();
+    for i in 0..count as usize {
+        let at = i % WINDOW * len;
+        let (src, dst) = (from.at(at, len), to.at(at, len));
+        // SAFETY: `at` checked that `len` bytes are there; two allocations do not overlap.
+        unsafe { std::ptr::copy_nonoverlapping(src, dst, len) };
+        std::hint::black_box(dst);
+    }
+    (len as u64 * count) as f64 / (now_ns() - start) as f64
+}
+
+/// Two processes with a port each.
+struct Link {
+    first: First,
+    end: RawEnd,
+}
+
+impl Link {
+    /// Opens the ports `prefix` + a segment of its own.
+    fn open(prefix: &str, case: &str, len: usize) -> Made<Self> {
+        let case: String = case.chars().filter(char::is_ascii_alphanumeric).collect();
+        let spec = format!("{prefix}bench-{case}-{}", std::process::id());
+        let first = start(|second| serve(second, &spec, len))?;
+        let mut end = RawEnd::open(&spec, len * WINDOW)?;
+        let peer = first.meet(end.addr().mac);
+        end.connect(addr_at(&end, peer));
+        Ok(Self { first, end })
+    }
+
+    /// Sends `count` messages and says how many GB/s that was, to the last completion of the
+    /// receiver.
+    fn stream(&mut self, len: usize, count: u64) -> Made<f64> {
+        let Self { first, end } = self;
+        let start = now_ns();
+        first.begin(Task { what: SINK, len, count });
+        let (mut posted, mut done) = (0, 0);
+        while done < count {
+            if posted < count && posted - done < WINDOW as u64 {
+                let at = posted as usize % WINDOW * len;
+                posted += u64::from(end.send(at, len, false));
+            }
+            done += end.poll().sent;
+        }
+        first.finish(|| {
+            end.poll();
+        })?;
+        Ok((len as u64 * count) as f64 / (now_ns() - start) as f64)
+    }
+}
+
+fn addr_at(end: &RawEnd, mac: MacAddr) -> barewire::EpAddr {
+    barewire::EpAddr { mac, incarnation: 0, ..end.addr() }
+}
+
+/// The second process.
+fn serve(second: &Second, spec: &str, len: usize) -> Made<()> {
+    let mut end = RawEnd::open(spec, len * WINDOW)?;
+    let peer = second.meet(end.addr().mac);
+    end.connect(addr_at(&end, peer));
+    second.serve(
+        &mut end,
+        |end| {
+            end.poll();
+        },
+        |end, task| {
+            let (mut posted, mut done) = (0, 0);
+            while done < task.count {
+                if posted < task.count && posted - done < WINDOW as u64 {
+                    let at = posted as usize % WINDOW * task.len;
+                    posted += u64::from(end.recv(at, task.len));
+                    continue;
+                }
+                done += end.poll().received;
+            }
+            Ok(())
+        },
+    )
+}

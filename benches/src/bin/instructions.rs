@@ -1,0 +1,170 @@
+//! What one message costs: instructions, allocations and system calls for posting a receive,
+//! sending, and polling to both completions. One thread owns both ends, so nothing idles.
+
+use barewire_benches::count::{Counting, allocations, instructions, steady, syscalls};
+use barewire_benches::end::{End, Made, NodeEnd, RawEnd, SafeEnd};
+use barewire_benches::{Args, Report, Row};
+
+#[global_allocator]
+static ALLOC: Counting = Counting;
+
+const LEN: usize = 64;
+
+/// Messages that are not counted: the session opens, credits grow, tables are touched.
+const WARM_UP: u64 = 20_000;
+
+/// How the message is sent.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum How {
+    Send,
+    Inject,
+}
+
+fn main() {
+    let args = Args::read();
+    if let Some(case) = &args.steady {
+        if let Err(why) = run_case(case, args.count) {
+            eprintln!("{case}: {why}");
+            std::process::exit(1);
+        }
+        return;
+    }
+    let mut report = Report::new("instructions", &args);
+    let (few, many) = (args.size(10_000, 100), args.size(60_000, 200));
+    let cases = [
+        ("shm-tagged-64B", Some((600.0, "bar 600, aim 450"))),
+        ("shm-tagged-64B-inject", None),
+        ("shm-tagged-64B-safe", None),
+        ("node-tagged-64B", None),
+    ];
+    for (case, bar) in cases.into_iter().filter(|(case, _)| args.wants(case)) {
+        match instructions(case, few, many) {
+            Ok(n) => {
+                let mut row = Row::new(case, n, "instr/message").count(many - few);
+                if let Some((bar, note)) = bar {
+                    row = row.against("bar", bar, n / bar).note(note);
+                }
+                report.row(row);
+            }
+            Err(why) => report.skip(case, &why),
+        }
+    }
+    if args.wants("floor") {
+        match instructions("floor", few, many) {
+            Ok(n) => report.row(Row::new("floor", n, "instr/message").count(many - few)),
+            Err(why) => report.skip("floor", &why),
+        }
+    }
+    if args.wants("allocations") {
+        match count_allocations(args.size(100_000, 1000)) {
+            Ok((per, n)) => report.row(Row::new("allocations", per, "per message").count(n)),
+            Err(why) => report.skip("allocations", &why),
+        }
+    }
+    if args.wants("syscalls") {
+        match syscalls("shm-tagged-64B", few, many) {
+            Ok(n) => report.row(Row::new("syscalls", n, "per message").count(many - few)),
+            Err(why) => report.skip("syscalls", &why),
+        }
+    }
+}
+
+/// Runs `case` for `count` messages, in the function that the tools look at.
+fn run_case(case: &str, count: u64) -> Made<()> {
+    let how = if case.ends_with("inject") { How::Inject } else { How::Send };
+    match case {
+        "floor" => steady(|| {
+            for i in 0..count {
+                std::hint::black_box(i);
+            }
+        }),
+        "shm-tagged-64B" | "shm-tagged-64B-inject" => {
+            let mut pair = shm_pair()?;
+            exchange(&mut pair, how, WARM_UP)?;
+            steady(|| exchange(&mut pair, how, count))?;
+        }
+        "shm-tagged-64B-safe" => {
+            let spec = segment();
+            let open = || SafeEnd::open(&spec, 8, LEN);
+            let mut pair = joined([open()?, open()?])?;
+            exchange(&mut pair, how, WARM_UP)?;
+            steady(|| exchange(&mut pair, how, count))?;
+        }
+        "node-tagged-64B" => {
+            let spec = segment();
+            let open = |n| NodeEnd::open_on(&spec, n, 4096);
+            let mut pair = joined([open(1)?, open(2)?])?;
+            exchange(&mut pair, how, WARM_UP)?;
+            steady(|| exchange(&mut pair, how, count))?;
+        }
+        _ => return Err("no such case".to_owned()),
+    }
+    Ok(())
+}
+
+/// Two ends of the raw face on one segment.
+fn shm_pair() -> Made<[RawEnd; 2]> {
+    let spec = segment();
+    joined([RawEnd::open(&spec, 4096)?, RawEnd::open(&spec, 4096)?])
+}
+
+/// A segment of this process alone, which goes with the last end on it.
+fn segment() -> String {
+    format!("shm:bench-instructions-{}", std::process::id())
+}
+
+fn joined<E: End>(mut pair: [E; 2]) -> Made<[E; 2]> {
+    for i in 0..2 {
+        let addr = pair[1 - i].addr();
+        pair[i].connect(addr);
+    }
+    Ok(pair)
+}
+
+/// `count` messages from the first to the second end, one after the other.
+#[inline(never)]
+fn exchange<E: End>(pair: &mut [E; 2], how: How, count: u64) -> Made<()> {
+    let [a, b] = pair;
+    for _ in 0..count {
+        let posted = b.recv(0, LEN);
+        let sent = match how {
+            How::Send => a.send(0, LEN, false),
+            How::Inject => a.inject(0, LEN),
+        };
+        if !posted || !sent {
+            return Err("refused in steady state".to_owned());
+        }
+        let mut received = 0;
+        let mut done = u64::from(how == How::Inject);
+        for _ in 0..100_000_000 {
+            if received == 0 {
+                received += b.poll().received;
+            }
+            if done == 0 {
+                done += a.poll().sent;
+            }
+            if received + done == 2 {
+                break;
+            }
+            // Only before the session is open, or when the sender waits for credit.
+            if received == 0 {
+                a.poll();
+            }
+        }
+        if received + done != 2 {
+            return Err("a message did not arrive".to_owned());
+        }
+    }
+    Ok(())
+}
+
+/// Allocations per message in steady state.
+fn count_allocations(n: u64) -> Made<(f64, u64)> {
+    let mut pair = shm_pair()?;
+    exchange(&mut pair, How::Send, WARM_UP)?;
+    exchange(&mut pair, How::Inject, WARM_UP)?;
+    let before = allocations();
+    exchange(&mut pair, How::Send, n)?;
+    exchange(&mut pair, How::Inject, n)?;
+    Ok(((allocations() - before) as f64 / (2 * n) as f64, 2 * n))
+}

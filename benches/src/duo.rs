@@ -1,0 +1,256 @@
+//! Two processes: the one that measures, and a second one, forked from it, that does what it is
+//! told. They share a page of commands and two cache lines to bounce.
+
+use std::mem::size_of;
+use std::ptr::NonNull;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::time::{Duration, Instant};
+
+use barewire_driver::port::MacAddr;
+use nix::sys::wait::waitpid;
+use nix::unistd::{ForkResult, Pid, fork};
+
+use crate::place::{Line, Place, bounce, echo};
+use crate::{Sample, median};
+
+/// Longest time that the second process may take over a command.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Round trips of a cache line in one probe, and in one chunk of them.
+const PROBE: u64 = 20_000;
+const CHUNK: u64 = 100;
+
+const QUIT: u64 = 0;
+const BOUNCE: u64 = 1;
+const WORK: u64 = 2;
+
+/// What the two processes share.
+#[derive(Debug, Default)]
+#[repr(C)]
+struct Board {
+    ping: Line,
+    pong: Line,
+    /// Raised with every command, and once more when it is done.
+    asked: Line,
+    done: Line,
+    kind: Line,
+    args: [AtomicU64; 4],
+    /// Addresses of the two ports, 0 until known.
+    macs: [AtomicU64; 2],
+}
+
+/// A command to the second process: a number that says what, and what goes with it.
+#[derive(Clone, Copy, Debug)]
+pub struct Task {
+    /// What to do; the bench knows.
+    pub what: u64,
+    /// Bytes.
+    pub len: usize,
+    /// How often.
+    pub count: u64,
+}
+
+/// The side of the second process.
+pub struct Second {
+    board: &'static Board,
+}
+
+/// The side of the one that measures. Ends the other when dropped.
+pub struct First {
+    board: &'static Board,
+    pid: Pid,
+    commands: u64,
+}
+
+/// Forks. `second` runs in the new process, pinned to the second processor, and gets the commands.
+///
+/// # Errors
+/// What the system refused.
+pub fn start(second: impl FnOnce(&Second) -> Result<(), String>) -> Result<First, String> {
+    let place = Place::find()?;
+    let board = share()?;
+    // SAFETY: `fork` needs a process with one thread, since of the others only their locks would
+    // be copied: benches start no thread before this.
+    match unsafe { fork() }.map_err(|e| format!("fork: {e}"))? {
+        ForkResult::Child => {
+            // SAFETY: `prctl(PR_SET_PDEATHSIG)` takes a signal and touches no memory.
+            unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
+            let ended = place.pin(1).and_then(|()| second(&Second { board }));
+            if let Err(why) = &ended {
+                eprintln!("second process: {why}");
+            }
+            std::process::exit(i32::from(ended.is_err()));
+        }
+        ForkResult::Parent { child } => {
+            place.pin(0)?;
+            Ok(First { board, pid: child, commands: 0 })
+        }
+    }
+}
+
+/// A page that a forked child shares. Stays mapped until the process ends.
+fn share() -> Result<&'static Board, String> {
+    let (prot, flags) =
+        (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_ANONYMOUS);
+    // SAFETY: a new mapping at an address of the kernel's choice touches no other memory.
+    let at = unsafe { libc::mmap(std::ptr::null_mut(), size_of::<Board>(), prot, flags, -1, 0) };
+    if at == libc::MAP_FAILED {
+        return Err(format!("mmap: {}", std::io::Error::last_os_error()));
+    }
+    let board = NonNull::new(at.cast::<Board>()).ok_or("mmap: null")?;
+    // SAFETY: mapped for ever, page-aligned, as long as a `Board`; zeros are one, since it consists
+    // of atomic words; only ever reached by shared references.
+    Ok(unsafe { board.as_ref() })
+}
+
+impl Second {
+    /// Tells the other process the address of this one's port, and waits for the other's.
+    pub fn meet(&self, mac: MacAddr) -> MacAddr {
+        meet(self.board, 1, mac)
+    }
+
+    /// Takes commands until there are no more. `idle` is called while there is none.
+    ///
+    /// # Errors
+    /// That of `work`.
+    pub fn serve<S>(
+        &self,
+        state: &mut S,
+        mut idle: impl FnMut(&mut S),
+        mut work: impl FnMut(&mut S, Task) -> Result<(), String>,
+    ) -> Result<(), String> {
+        let mut seen = 0;
+        loop {
+            let asked = self.board.asked.0.load(Acquire);
+            if asked == seen {
+                idle(state);
+                continue;
+            }
+            seen = asked;
+            let arg = |i: usize| self.board.args[i].load(Relaxed);
+            match self.board.kind.0.load(Relaxed) {
+                QUIT => return Ok(()),
+                BOUNCE => echo(&self.board.ping, &self.board.pong, arg(0), arg(1)),
+                _ => {
+                    let task = Task { what: arg(0), len: arg(1) as usize, count: arg(2) };
+                    work(state, task)?;
+                }
+            }
+            self.board.done.0.store(seen, Release);
+        }
+    }
+}
+
+impl First {
+    /// Tells the other process the address of this one's port, and waits for the other's.
+    pub fn meet(&self, mac: MacAddr) -> MacAddr {
+        meet(self.board, 0, mac)
+    }
+
+    /// Gives the other process a command; do our part of it, then [`finish`](Self::finish).
+    pub fn begin(&mut self, task: Task) {
+        self.ask(WORK, [task.what, task.len as u64, task.count]);
+    }
+
+    /// Waits until the other process has done what it was told, calling `idle` meanwhile.
+    ///
+    /// # Errors
+    /// It did not within a minute, or it has ended.
+    pub fn finish(&self, mut idle: impl FnMut()) -> Result<(), String> {
+        let start = Instant::now();
+        let mut turns = 0_u64;
+        while self.board.done.0.load(Acquire) != self.commands {
+            idle();
+            turns += 1;
+            if turns.is_multiple_of(1 << 16) && start.elapsed() > PATIENCE {
+                return Err("the second process does not answer".to_owned());
+            }
+        }
+        Ok(())
+    }
+
+    /// Round trips of a cache line between the two processes, nanoseconds: one value for every
+    /// hundred of them.
+    ///
+    /// # Errors
+    /// As [`finish`](Self::finish).
+    pub fn line(&mut self) -> Result<Sample, String> {
+        let start = self.commands << 32;
+        self.ask(BOUNCE, [start, PROBE, 0]);
+        let chunks = bounce(&self.board.ping, &self.board.pong, start, PROBE, CHUNK);
+        self.finish(|| {})?;
+        Ok(chunks.into_iter().collect())
+    }
+
+    /// The median of [`line`](Self::line).
+    ///
+    /// # Errors
+    /// As [`finish`](Self::finish).
+    pub fn line_ns(&mut self) -> Result<f64, String> {
+        Ok(self.line()?.median())
+    }
+
+    fn ask(&mut self, kind: u64, args: [u64; 3]) {
+        self.commands += 1;
+        self.board.kind.0.store(kind, Relaxed);
+        for (to, arg) in self.board.args.iter().zip(args) {
+            to.store(arg, Relaxed);
+        }
+        self.board.asked.0.store(self.commands, Release);
+    }
+}
+
+impl Drop for First {
+    fn drop(&mut self) {
+        self.ask(QUIT, [0; 3]);
+        // Nothing to do about one that is gone already.
+        let _ = waitpid(self.pid, None);
+    }
+}
+
+fn meet(board: &Board, me: usize, mac: MacAddr) -> MacAddr {
+    board.macs[me].store(mac.to_u64(), Release);
+    loop {
+        let other = board.macs[1 - me].load(Acquire);
+        if other != 0 {
+            return MacAddr::from_u64(other);
+        }
+        std::hint::spin_loop();
+    }
+}
+
+/// Rounds of something and of what it is compared with, by turns.
+#[derive(Debug, Default)]
+pub struct Rounds {
+    /// (value, reference) of every round.
+    pairs: Vec<(f64, f64)>,
+}
+
+impl Rounds {
+    /// Adds a round.
+    pub fn push(&mut self, value: f64, reference: f64) {
+        self.pairs.push((value, reference));
+    }
+
+    /// The median value.
+    pub fn value(&self) -> f64 {
+        median(self.pairs.iter().map(|p| p.0))
+    }
+
+    /// The median of what it is compared with.
+    pub fn reference(&self) -> f64 {
+        median(self.pairs.iter().map(|p| p.1))
+    }
+
+    /// The median of the rounds' ratios.
+    pub fn ratio(&self) -> f64 {
+        median(self.pairs.iter().map(|p| p.0 / p.1))
+    }
+
+    /// The least and the largest of the rounds' ratios.
+    pub fn ratio_range(&self) -> (f64, f64) {
+        let ratios: Sample = self.pairs.iter().map(|p| p.0 / p.1).collect();
+        (ratios.min(), ratios.quantile(1.0))
+    }
+}

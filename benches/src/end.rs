@@ -1,0 +1,444 @@
+//! An end of a fabric to measure, three times: [`RawEnd`] is the raw face of the api, which the C
+//! provider uses, [`SafeEnd`] its safe face, [`NodeEnd`] a node on a port with nothing around them.
+
+use std::mem::take;
+
+use barewire::raw::{IoVec, RawCq, RawEndpoint, RawRecv, RawSend, SerialPromise};
+use barewire::{Av, AvAttr, Buf, Completion, Cq, CqAttr, Domain, Endpoint, Info, Settings};
+use barewire_dataplane::error::Error;
+use barewire_dataplane::flags::{BindFlags, Caps, CqFlags, OpFlags};
+use barewire_dataplane::node::{
+    AvId, CqId, EpAttr, EpId, MsgKind, Node, NodeSettings, RecvReq, SendReq,
+};
+use barewire_dataplane::types::{Cqe, EpAddr, FI_ADDR_UNSPEC, FiAddr, Instant};
+use barewire_driver::clock::now_ns;
+use barewire_driver::frame::{RxFrame, TxFrame};
+use barewire_driver::mem::{IoBuf, Span};
+use barewire_driver::port::{Port, PortCaps, RxSink, Tx};
+
+/// The tag of every message here.
+pub const TAG: u64 = 7;
+
+/// Operations that ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Done {
+    /// Sends, by their completion.
+    pub sent: u64,
+    /// Receives.
+    pub received: u64,
+}
+
+/// One end: tagged messages to and from one peer, over memory of its own.
+pub trait End {
+    /// Where this end is.
+    fn addr(&self) -> EpAddr;
+
+    /// To whom messages go from now on.
+    fn connect(&mut self, peer: EpAddr);
+
+    /// Posts a receive of `len` bytes to place `at` of the memory. False if there is no room now.
+    fn recv(&mut self, at: usize, len: usize) -> bool;
+
+    /// Sends `len` bytes from place `at`, with a completion; `more` follow at once. False if there
+    /// is no room now.
+    fn send(&mut self, at: usize, len: usize, more: bool) -> bool;
+
+    /// As [`send`](Self::send), injected and without a completion.
+    fn inject(&mut self, at: usize, len: usize) -> bool;
+
+    /// Reads completions, and turns the loop if there is none.
+    fn poll(&mut self) -> Done;
+}
+
+/// Memory that a bench lends to operations: mapped, and touched, until the process ends.
+#[derive(Debug)]
+pub struct Memory {
+    base: *mut u8,
+    len: usize,
+}
+
+impl Memory {
+    /// `len` bytes.
+    pub fn new(len: usize) -> Self {
+        let bytes = Box::leak(vec![0x5a_u8; len].into_boxed_slice());
+        Self { base: bytes.as_mut_ptr(), len }
+    }
+
+    /// The address of `len` bytes at `at`.
+    ///
+    /// # Panics
+    /// If they are not inside.
+    pub fn at(&self, at: usize, len: usize) -> *mut u8 {
+        assert!(at <= self.len && len <= self.len - at);
+        // SAFETY: inside the allocation, as was just checked.
+        unsafe { self.base.add(at) }
+    }
+
+    /// Lends a part of it to an operation.
+    #[inline]
+    pub fn lend(&self, at: usize, len: usize) -> IoBuf {
+        // SAFETY: `from_raw` needs memory that stays mapped and that nobody has a reference to: it
+        // was leaked, and its only reference became `base`.
+        IoBuf::one(unsafe { Span::from_raw(self.at(at, len), len) })
+    }
+}
+
+/// A node on a port, with one endpoint.
+pub struct NodeEnd {
+    node: Node,
+    port: Box<dyn Port>,
+    ep: EpId,
+    cq: CqId,
+    av: AvId,
+    peer: FiAddr,
+    memory: Memory,
+}
+
+/// What goes wrong while an end is made, in words.
+pub type Made<T> = Result<T, String>;
+
+/// Settings of a node that differ from each other by `number`.
+pub fn node_settings(number: u64) -> NodeSettings {
+    NodeSettings { incarnation: 0xbe9c_0000 + number, seed: 77 + number, ..NodeSettings::default() }
+}
+
+/// A node with one endpoint for tagged messages.
+///
+/// # Errors
+/// What the node refused.
+pub fn node(settings: NodeSettings, caps: &PortCaps) -> Made<(Node, EpId, CqId, AvId)> {
+    let said = |e: Error| format!("node: {e}");
+    let mut node = Node::new(settings, caps).map_err(said)?;
+    let cq = node.cq_open(4096).map_err(said)?;
+    let av = node.av_open(16).map_err(said)?;
+    let caps = Caps::MSG | Caps::TAGGED | Caps::SEND | Caps::RECV;
+    let ep = node.ep_open(EpAttr { caps, ..EpAttr::default() }).map_err(said)?;
+    node.ep_bind_cq(ep, cq, BindFlags::TRANSMIT | BindFlags::RECV).map_err(said)?;
+    node.ep_bind_av(ep, av).map_err(said)?;
+    node.ep_enable(ep).map_err(said)?;
+    Ok((node, ep, cq, av))
+}
+
+impl NodeEnd {
+    /// Opens an end on `port` with `memory` bytes of memory.
+    ///
+    /// # Errors
+    /// What the node refused.
+    pub fn open(port: Box<dyn Port>, number: u64, memory: usize) -> Made<Self> {
+        let (node, ep, cq, av) = node(node_settings(number), port.caps())?;
+        let memory = Memory::new(memory);
+        Ok(Self { node, port, ep, cq, av, peer: FI_ADDR_UNSPEC, memory })
+    }
+
+    /// Opens the port that `spec` names and an end on it.
+    ///
+    /// # Errors
+    /// What the port or the node refused.
+    pub fn open_on(spec: &str, number: u64, memory: usize) -> Made<Self> {
+        let port = barewire_driver::open::open(spec).map_err(|e| e.to_string())?;
+        Self::open(port, number, memory)
+    }
+
+    #[inline]
+    fn transmit(&mut self, now: Instant) {
+        let port = &mut self.port;
+        let sent =
+            self.node.transmit(now, &mut |frame: &TxFrame<'_>| port.tx(frame).unwrap_or(Tx::Full));
+        if sent > 0 {
+            // A port that is gone shows by the next `poll` that moves nothing.
+            let _ = self.port.flush();
+        }
+    }
+
+    #[inline]
+    fn turn(&mut self) {
+        let now = Instant(now_ns());
+        let mut sink = ToNode { node: &mut self.node, now };
+        let _ = self.port.rx_burst(32, &mut sink);
+        self.transmit(now);
+    }
+
+    #[inline]
+    fn read(&mut self) -> Done {
+        let mut entries = [Cqe::default(); 8];
+        let n = self.node.cq_read(self.cq, &mut entries).unwrap_or(0);
+        count(&entries[..n])
+    }
+
+    #[inline]
+    fn post(&mut self, at: usize, len: usize, flags: OpFlags, no_completion: bool) -> bool {
+        let req = SendReq {
+            kind: MsgKind::Tagged,
+            buf: self.memory.lend(at, len),
+            dest: self.peer,
+            tag: TAG,
+            data: 0,
+            context: 0,
+            flags,
+            no_completion,
+        };
+        let now = Instant(now_ns());
+        let posted = self.node.post_send(now, self.ep, req);
+        if !flags.contains(OpFlags::MORE) || posted.is_err() {
+            self.transmit(now);
+        }
+        posted.is_ok()
+    }
+}
+
+/// Tells sends from receives.
+#[inline]
+pub fn count(entries: &[Cqe]) -> Done {
+    let received = entries.iter().filter(|e| e.flags.contains(CqFlags::RECV)).count() as u64;
+    Done { sent: entries.len() as u64 - received, received }
+}
+
+impl End for NodeEnd {
+    fn addr(&self) -> EpAddr {
+        self.node.addr_of(self.ep).expect("the endpoint is open")
+    }
+
+    fn connect(&mut self, peer: EpAddr) {
+        let inserted = self.node.av_insert(Instant(now_ns()), self.av, peer);
+        self.peer = inserted.expect("the address vector has room");
+    }
+
+    #[inline]
+    fn recv(&mut self, at: usize, len: usize) -> bool {
+        let req = RecvReq {
+            kind: MsgKind::Tagged,
+            buf: self.memory.lend(at, len),
+            src: FI_ADDR_UNSPEC,
+            tag: TAG,
+            ignore: 0,
+            context: 0,
+            flags: OpFlags::empty(),
+        };
+        self.node.post_recv(Instant(now_ns()), self.ep, req).is_ok()
+    }
+
+    #[inline]
+    fn send(&mut self, at: usize, len: usize, more: bool) -> bool {
+        self.post(at, len, if more { OpFlags::MORE } else { OpFlags::empty() }, false)
+    }
+
+    #[inline]
+    fn inject(&mut self, at: usize, len: usize) -> bool {
+        self.post(at, len, OpFlags::INJECT, true)
+    }
+
+    #[inline]
+    fn poll(&mut self) -> Done {
+        let done = self.read();
+        if done != Done::default() {
+            return done;
+        }
+        self.turn();
+        self.read()
+    }
+}
+
+/// What a port lends goes to the node.
+struct ToNode<'a> {
+    node: &'a mut Node,
+    now: Instant,
+}
+
+impl RxSink for ToNode<'_> {
+    #[inline]
+    fn prefetch(&mut self, frame: &RxFrame<'_>) {
+        self.node.prefetch(frame);
+    }
+
+    #[inline]
+    fn frame(&mut self, frame: &RxFrame<'_>) {
+        self.node.on_frame(self.now, frame);
+    }
+}
+
+/// A domain of the api on the port that `spec` names, for one thread, with what else it takes.
+fn domain(spec: &str) -> Made<(Domain, Info, Av)> {
+    let said = |e: barewire::Error| format!("{spec}: {e}");
+    let mut hints = Info { caps: Caps::TAGGED, ..Info::default() };
+    hints.domain_attr.threading = barewire::Threading::Domain;
+    hints.domain_attr.name = Some(spec.to_owned());
+    let version = barewire::API_VERSION;
+    let none = barewire::flags::InfoFlags::empty();
+    let settings = Settings { stats: false, ..Settings::default() };
+    let info = barewire::getinfo_with(&settings, version, None, None, none, Some(&hints));
+    let info = info.map_err(said)?.into_iter().next().ok_or("no info")?;
+    let fabric = barewire::fabric(&info.fabric_attr).map_err(said)?;
+    let port = barewire_driver::open::open(spec).map_err(|e| e.to_string())?;
+    // SAFETY: an end owns everything of its domain and is used by one thread.
+    let promise = unsafe { SerialPromise::new() };
+    let domain = fabric.domain_serial(&info, settings, port, promise);
+    let domain = domain.map_err(|e| e.to_string())?;
+    let av = domain.av_open(AvAttr::default()).map_err(said)?;
+    Ok((domain, info, av))
+}
+
+/// An endpoint of the raw face.
+pub struct RawEnd {
+    ep: RawEndpoint,
+    cq: RawCq,
+    av: Av,
+    peer: FiAddr,
+    memory: Memory,
+}
+
+impl RawEnd {
+    /// Opens the port that `spec` names and an end on it, with `memory` bytes of memory.
+    ///
+    /// # Errors
+    /// What the port or the api refused.
+    pub fn open(spec: &str, memory: usize) -> Made<Self> {
+        let said = |e: barewire::Error| format!("{spec}: {e}");
+        let (domain, info, av) = domain(spec)?;
+        let cq = domain.raw_cq_open(CqAttr::default()).map_err(said)?;
+        let ep = domain.raw_endpoint(&info).map_err(said)?;
+        ep.bind_cq(&cq, BindFlags::TRANSMIT | BindFlags::RECV).map_err(said)?;
+        ep.bind_av(&av).map_err(said)?;
+        ep.enable().map_err(said)?;
+        Ok(Self { ep, cq, av, peer: FI_ADDR_UNSPEC, memory: Memory::new(memory) })
+    }
+
+    #[inline]
+    fn read(&mut self) -> Done {
+        let mut entries = [Cqe::default(); 8];
+        let n = self.cq.read(&mut entries).unwrap_or(0);
+        count(&entries[..n])
+    }
+}
+
+/// Inserts the one peer of an end.
+fn insert(av: &Av, peer: EpAddr) -> FiAddr {
+    let mut to = [FI_ADDR_UNSPEC];
+    av.insert(&[peer], &mut to).expect("the address vector has room");
+    to[0]
+}
+
+impl End for RawEnd {
+    fn addr(&self) -> EpAddr {
+        self.ep.getname().expect("the endpoint is open")
+    }
+
+    fn connect(&mut self, peer: EpAddr) {
+        self.peer = insert(&self.av, peer);
+    }
+
+    #[inline]
+    fn recv(&mut self, at: usize, len: usize) -> bool {
+        let iov = [IoVec { base: self.memory.at(at, len), len }];
+        let recv = RawRecv {
+            kind: MsgKind::Tagged,
+            iov: &iov,
+            src: FI_ADDR_UNSPEC,
+            tag: TAG,
+            ignore: 0,
+            context: 0,
+        };
+        // SAFETY: the memory stays mapped for ever and nobody else uses it.
+        unsafe { self.ep.recv(recv) }.is_ok()
+    }
+
+    #[inline]
+    fn send(&mut self, at: usize, len: usize, more: bool) -> bool {
+        let iov = [IoVec { base: self.memory.at(at, len), len }];
+        let send = RawSend {
+            kind: MsgKind::Tagged,
+            iov: &iov,
+            dest: self.peer,
+            tag: TAG,
+            data: 0,
+            context: 0,
+        };
+        let flags = if more { OpFlags::MORE } else { OpFlags::empty() };
+        // SAFETY: as in `recv`.
+        unsafe { self.ep.send(send, flags) }.is_ok()
+    }
+
+    #[inline]
+    fn inject(&mut self, at: usize, len: usize) -> bool {
+        let bytes = (self.memory.at(at, len).cast_const(), len);
+        // SAFETY: as in `recv`.
+        unsafe { self.ep.inject(MsgKind::Tagged, bytes, self.peer, TAG, None) }.is_ok()
+    }
+
+    #[inline]
+    fn poll(&mut self) -> Done {
+        self.read()
+    }
+}
+
+/// An endpoint of the safe face, with buffers that come back from completions.
+pub struct SafeEnd {
+    ep: Endpoint,
+    cq: Cq,
+    av: Av,
+    peer: FiAddr,
+    spare: Vec<Buf>,
+    done: [Completion; 8],
+    bytes: Vec<u8>,
+}
+
+impl SafeEnd {
+    /// Opens the port that `spec` names and an end on it, with `count` buffers of `len` bytes: all
+    /// operations are as long as that.
+    ///
+    /// # Errors
+    /// What the port or the api refused.
+    pub fn open(spec: &str, count: usize, len: usize) -> Made<Self> {
+        let said = |e: barewire::Error| format!("{spec}: {e}");
+        let (domain, info, av) = domain(spec)?;
+        let cq = domain.cq_open(CqAttr::default()).map_err(said)?;
+        let ep = domain.endpoint(&info).map_err(said)?;
+        ep.bind_cq(&cq, BindFlags::TRANSMIT | BindFlags::RECV).map_err(said)?;
+        ep.bind_av(&av).map_err(said)?;
+        ep.enable().map_err(said)?;
+        let spare = (0..count).map(|_| Buf::zeroed(len)).collect();
+        let done = std::array::from_fn(|_| Completion::default());
+        Ok(Self { ep, cq, av, peer: FI_ADDR_UNSPEC, spare, done, bytes: vec![0x5a; len] })
+    }
+}
+
+impl End for SafeEnd {
+    fn addr(&self) -> EpAddr {
+        self.ep.getname().expect("the endpoint is open")
+    }
+
+    fn connect(&mut self, peer: EpAddr) {
+        self.peer = insert(&self.av, peer);
+    }
+
+    #[inline]
+    fn recv(&mut self, _at: usize, _len: usize) -> bool {
+        let Some(buf) = self.spare.pop() else { return false };
+        self.ep.trecv(buf, FI_ADDR_UNSPEC, TAG, 0, 0).is_ok()
+    }
+
+    #[inline]
+    fn send(&mut self, _at: usize, _len: usize, _more: bool) -> bool {
+        let Some(buf) = self.spare.pop() else { return false };
+        self.ep.tsend(buf, self.peer, TAG, 0).is_ok()
+    }
+
+    #[inline]
+    fn inject(&mut self, _at: usize, len: usize) -> bool {
+        self.ep.tinject(&self.bytes[..len], self.peer, TAG).is_ok()
+    }
+
+    #[inline]
+    fn poll(&mut self) -> Done {
+        let n = self.cq.read(&mut self.done).unwrap_or(0);
+        let mut done = Done::default();
+        for entry in &mut self.done[..n] {
+            if entry.flags.contains(CqFlags::RECV) {
+                done.received += 1;
+            } else {
+                done.sent += 1;
+            }
+            self.spare.extend(take(&mut entry.bufs).into_one());
+        }
+        done
+    }
+}

@@ -1,0 +1,77 @@
+//! Where two threads of a bench run, and how far apart that is.
+
+use std::sync::OnceLock;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{Acquire, Release};
+
+use barewire_driver::clock::now_ns;
+use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
+use nix::unistd::Pid;
+
+/// A word with two cache lines of its own, so that no prefetcher joins it to another.
+#[repr(align(128))]
+#[derive(Debug, Default)]
+pub(crate) struct Line(pub(crate) AtomicU64);
+
+/// The processors that a bench uses: the first two that this process may run on.
+#[derive(Clone, Copy, Debug)]
+pub struct Place {
+    cpus: [usize; 2],
+}
+
+impl Place {
+    /// Finds them.
+    ///
+    /// # Errors
+    /// Why there are not two.
+    pub fn find() -> Result<Self, String> {
+        // Once: who is pinned may run on one only.
+        static FOUND: OnceLock<Result<Place, String>> = OnceLock::new();
+        FOUND.get_or_init(Self::look).clone()
+    }
+
+    fn look() -> Result<Self, String> {
+        let set = sched_getaffinity(Pid::from_raw(0)).map_err(|e| format!("affinity: {e}"))?;
+        let mut allowed = (0..CpuSet::count()).filter(|&cpu| set.is_set(cpu).unwrap_or(false));
+        match (allowed.next(), allowed.next()) {
+            (Some(a), Some(b)) => Ok(Self { cpus: [a, b] }),
+            _ => Err("needs two processors, this process may run on one".to_owned()),
+        }
+    }
+
+    /// Keeps the calling thread on the first or second processor.
+    ///
+    /// # Errors
+    /// What the system said.
+    pub fn pin(self, which: usize) -> Result<(), String> {
+        let mut set = CpuSet::new();
+        set.set(self.cpus[which]).map_err(|e| format!("cpu {}: {e}", self.cpus[which]))?;
+        sched_setaffinity(Pid::from_raw(0), &set).map_err(|e| format!("affinity: {e}"))
+    }
+}
+
+/// Sends a cache line to and fro `rounds` times and returns the nanoseconds of each chunk of
+/// `chunk` of them, per round trip.
+pub(crate) fn bounce(ping: &Line, pong: &Line, start: u64, rounds: u64, chunk: u64) -> Vec<f64> {
+    let mut chunks = Vec::with_capacity((rounds / chunk) as usize);
+    let mut at = now_ns();
+    for i in 1..=rounds {
+        ping.0.store(start + i, Release);
+        // Without a pause instruction, which on some processors takes longer than the line.
+        while pong.0.load(Acquire) != start + i {}
+        if i % chunk == 0 {
+            let now = now_ns();
+            chunks.push((now - at) as f64 / chunk as f64);
+            at = now;
+        }
+    }
+    chunks
+}
+
+/// The other side of [`bounce`].
+pub(crate) fn echo(ping: &Line, pong: &Line, start: u64, rounds: u64) {
+    for i in 1..=rounds {
+        while ping.0.load(Acquire) != start + i {}
+        pong.0.store(start + i, Release);
+    }
+}

@@ -1,0 +1,76 @@
+//! From samples to the figures of a line.
+
+/// Measurements of one thing.
+#[derive(Clone, Debug, Default)]
+pub struct Sample(Vec<f64>);
+
+impl Sample {
+    /// Room for `n`, so that measuring does not allocate.
+    pub fn with_capacity(n: usize) -> Self {
+        Self(Vec::with_capacity(n))
+    }
+
+    /// Adds one.
+    #[inline]
+    pub fn push(&mut self, value: f64) {
+        self.0.push(value);
+    }
+
+    /// Adds those of another sample.
+    pub fn extend(&mut self, other: &Self) {
+        self.0.extend_from_slice(&other.0);
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The value below which the fraction `q` of them lies; 0 if there is none.
+    pub fn quantile(&self, q: f64) -> f64 {
+        let mut sorted = self.0.clone();
+        sorted.sort_by(f64::total_cmp);
+        let at = (sorted.len() as f64 * q) as usize;
+        sorted.get(at.min(sorted.len().saturating_sub(1))).copied().unwrap_or(0.0)
+    }
+
+    /// The middle one.
+    pub fn median(&self) -> f64 {
+        self.quantile(0.5)
+    }
+
+    /// The least.
+    pub fn min(&self) -> f64 {
+        self.quantile(0.0)
+    }
+}
+
+impl FromIterator<f64> for Sample {
+    fn from_iter<I: IntoIterator<Item = f64>>(iter: I) -> Self {
+        Self(iter.into_iter().collect())
+    }
+}
+
+/// The middle of `values`; 0 if there is none.
+pub fn median(values: impl IntoIterator<Item = f64>) -> f64 {
+    values.into_iter().collect::<Sample>().median()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quantiles_are_values_of_the_sample() {
+        let sample: Sample = (0..100).rev().map(f64::from).collect();
+        assert_eq!((sample.min(), sample.median(), sample.quantile(0.99)), (0.0, 50.0, 99.0));
+        assert_eq!(sample.quantile(1.0), 99.0);
+        assert_eq!(median([]), 0.0);
+        assert_eq!(median([3.0, 1.0, 2.0]), 2.0);
+    }
+}
