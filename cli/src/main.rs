@@ -12,8 +12,10 @@ use tracing_subscriber::EnvFilter;
 
 mod doctor;
 mod fail;
+mod info;
 mod out;
 mod perf;
+mod stats;
 mod table;
 
 use fail::Fail;
@@ -38,16 +40,20 @@ Environment:
 
 #[derive(Subcommand)]
 enum Command {
+    Info(info::InfoArgs),
     Doctor(doctor::DoctorArgs),
     #[command(name = "pingpong")]
     PingPong(perf::PingPongArgs),
     Bench(perf::BenchArgs),
+    Stats(stats::StatsArgs),
 }
 
 fn main() -> ExitCode {
     let args = Args::parse();
     start_log();
     let done = match args.command {
+        Command::Info(args) => info::run(&args),
+        Command::Stats(args) => stats::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::PingPong(args) => perf::pingpong(&args),
         Command::Bench(args) => perf::bench(&args),

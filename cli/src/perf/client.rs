@@ -7,7 +7,7 @@ use barewire::{Buf, EpAddr, FiAddr};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::control::{Control, Mode, Run};
-use super::link::{Event, Link};
+use super::link::{CLIENT_PATIENCE, Event, Link};
 use super::report::{Line, Times, table};
 use super::spawn::Spawned;
 use super::{Common, Until, pattern};
@@ -27,7 +27,7 @@ const WARM_COUNT: u64 = 1000;
 /// The other side cannot be reached or failed, or a byte was wrong.
 pub(super) fn run(args: &Common, mode: Mode, window: u32, sizes: &[u64]) -> Result<ExitCode, Fail> {
     let given = args.addr.as_deref().map(parse_addr).transpose()?;
-    let mut link = Link::open(&args.port)?;
+    let mut link = Link::open(&args.port, CLIENT_PATIENCE)?;
     let spawned = if args.spawn { Some(Spawned::start(&args.port)?) } else { None };
     let addr = match (given, &spawned) {
         (Some(addr), _) => addr,

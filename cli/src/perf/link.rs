@@ -13,9 +13,11 @@ use barewire::{
 use super::control::{CONTROL_TAG, Control, DATA_TAG, LEN};
 use crate::fail::Fail;
 
-/// Without any completion for so long, the peer is given up. Longer than the dataplane needs to
-/// find a peer dead, so that a dead one is reported as that.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Without any completion for so long, a client gives the server up. Longer than the dataplane
+/// needs to find a peer dead, so that a dead one is reported as that.
+pub(super) const CLIENT_PATIENCE: Duration = Duration::from_secs(10);
+/// As long, a server gives a client up. Shorter, so that the next client, who waits, is served.
+pub(super) const SERVER_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Empty reads after which the processor is offered to others: the peer may need it.
 const SPINS: u32 = 2000;
@@ -47,6 +49,7 @@ pub(super) struct Link {
     /// Read, and not yet looked at.
     waiting: VecDeque<Event>,
     spins: u32,
+    patience: Duration,
     /// Since when nothing has happened.
     quiet_since: Option<Instant>,
 }
@@ -56,7 +59,7 @@ impl Link {
     ///
     /// # Errors
     /// The line says what is missing.
-    pub(super) fn open(port: &str) -> Result<Self, Fail> {
+    pub(super) fn open(port: &str, patience: Duration) -> Result<Self, Fail> {
         let mut settings = Settings::from_env().map_err(Fail::usage)?;
         settings.port = Some(port.to_owned());
         let hints = Info {
@@ -94,6 +97,7 @@ impl Link {
             batch,
             waiting: VecDeque::new(),
             spins: 0,
+            patience,
             quiet_since: None,
         };
         for i in 0..CONTROL_BUFS {
@@ -231,7 +235,7 @@ impl Link {
     /// What happens next.
     ///
     /// # Errors
-    /// Nothing happened for [`PATIENCE`].
+    /// Nothing happened for as long as its patience lasts.
     pub(super) fn next(&mut self) -> Result<Event, Fail> {
         loop {
             if let Some(event) = self.poll()? {
@@ -260,10 +264,10 @@ impl Link {
         self.spins = 0;
         std::thread::yield_now();
         let since = *self.quiet_since.get_or_insert_with(Instant::now);
-        if since.elapsed() < PATIENCE {
+        if since.elapsed() < self.patience {
             return Ok(());
         }
-        let what = format!("nothing came from the other side for {} s", PATIENCE.as_secs());
+        let what = format!("nothing came from the other side for {} s", self.patience.as_secs());
         Err(Fail::new(what).mend("does `barewire pingpong --listen` run there, on the same port?"))
     }
 

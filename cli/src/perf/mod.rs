@@ -84,7 +84,7 @@ struct Common {
     #[arg(long, conflicts_with = "spawn")]
     listen: bool,
     /// Ends after one client.
-    #[arg(long, requires = "listen")]
+    #[arg(long, requires = "listen", conflicts_with_all = ["spawn", "addr"])]
     once: bool,
     /// Starts the other side too.
     #[arg(long)]

@@ -9,7 +9,7 @@ use barewire::{Buf, EpAddr, FiAddr};
 use serde::Serialize;
 
 use super::control::{Control, Mode, Run};
-use super::link::{Event, Link};
+use super::link::{Event, Link, SERVER_PATIENCE};
 use super::{Common, pattern};
 use crate::fail::Fail;
 use crate::out::{json, mention, print};
@@ -39,7 +39,7 @@ struct Served {
 /// The port does not open. A client that fails ends its run and nothing else, unless it is the
 /// only one.
 pub(super) fn run(args: &Common) -> Result<ExitCode, Fail> {
-    let mut link = Link::open(&args.port)?;
+    let mut link = Link::open(&args.port, SERVER_PATIENCE)?;
     let addr = link.addr()?.to_string();
     if args.json {
         json(&Listening { listening: addr, port: link.port().to_owned() })?;

@@ -1,0 +1,210 @@
+//! Two processes of the command over a real segment: what they measure, what they publish, and
+//! what happens when one of them dies.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, ChildStdout, Command, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use serde_json::Value;
+
+fn command(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_barewire"));
+    command.args(args).stdin(Stdio::null()).env_remove("BAREWIRE_PORT");
+    // A peer that was killed is noticed soon enough for a test.
+    command.env("BAREWIRE_T_DEAD_MS", "1000");
+    command
+}
+
+fn run(args: &[&str]) -> Output {
+    command(args).output().unwrap()
+}
+
+/// A segment of our own.
+fn segment() -> String {
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    let number = COUNT.fetch_add(1, Ordering::Relaxed);
+    format!("shm:cli-{}-{number}", std::process::id())
+}
+
+fn objects(output: &Output) -> Vec<Value> {
+    let text = String::from_utf8(output.stdout.clone()).unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{}\n{text}\n{stderr}", output.status);
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+/// A server, ended with the test.
+struct Server {
+    child: Child,
+    lines: BufReader<ChildStdout>,
+    addr: String,
+}
+
+impl Server {
+    fn start(port: &str) -> Self {
+        let mut child = command(&["pingpong", "--listen", "--json", "--port", port])
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap());
+        let mut line = String::new();
+        lines.read_line(&mut line).unwrap();
+        let said: Value = serde_json::from_str(&line).unwrap();
+        let addr = said["listening"].as_str().unwrap().to_owned();
+        Self { child, lines, addr }
+    }
+
+    fn next_line(&mut self) -> Value {
+        let mut line = String::new();
+        self.lines.read_line(&mut line).unwrap();
+        serde_json::from_str(&line).unwrap()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+/// Every length from nothing over injected, eager and pulled, both matchings, every byte compared.
+#[test]
+fn pingpong_and_bench_carry_every_kind_of_message() {
+    for tagged in [&[][..], &["--tagged"]] {
+        for what in ["pingpong", "bench"] {
+            let port = segment();
+            let args = [what, "--spawn", "--verify", "--json", "--port", &port];
+            let sizes = ["--iterations", "40", "--size", "0,1,8,256,257,4k,100k,1m"];
+            let lines = objects(&run(&[&args[..], &sizes, tagged].concat()));
+            assert_eq!(lines.len(), 8, "{what}");
+            for line in lines {
+                assert_eq!(line["n"], 40, "{line}");
+                assert_eq!(line["verified"], true, "{line}");
+                assert_eq!(line["tagged"], !tagged.is_empty(), "{line}");
+                assert!(line["p50_ns"].as_u64() >= line["min_ns"].as_u64(), "{line}");
+                assert!(line["p99_ns"].as_u64().is_some_and(|ns| ns > 0), "{line}");
+                assert!(line["rate"].as_f64().is_some_and(|rate| rate > 0.0), "{line}");
+            }
+        }
+    }
+}
+
+/// What the network loses, repeats, reorders and damages is made good.
+#[test]
+fn a_bad_segment_delivers_every_byte() {
+    let port = format!("fault(loss=0.02,dup=0.02,reorder=0.02,corrupt=0.02,seed=7):{}", segment());
+    let args = ["bench", "--spawn", "--verify", "--json", "--port", &port];
+    let lines = objects(&run(&[&args[..], &["--iterations", "300", "--size", "64,64k"]].concat()));
+    assert_eq!(lines.len(), 2);
+}
+
+#[test]
+fn a_table_has_a_row_for_every_size() {
+    let port = segment();
+    let output =
+        run(&["pingpong", "--spawn", "--iterations", "10", "--size", "8,64k", "--port", &port]);
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success(), "{text}");
+    let rows: Vec<&str> = text.lines().collect();
+    assert_eq!(rows.len(), 4, "{text}");
+    assert!(rows[2].contains("8 B") && rows[3].contains("64 KiB"), "{text}");
+}
+
+/// One client after the other, the second after the first was killed in the middle.
+#[test]
+fn a_server_outlives_a_client_that_is_killed() {
+    let port = segment();
+    let mut server = Server::start(&port);
+    let addr = server.addr.clone();
+    let mut doomed = command(&["pingpong", &addr, "--seconds", "60", "--port", &port])
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(400));
+    doomed.kill().unwrap();
+    doomed.wait().unwrap();
+    let args = ["bench", &addr, "--verify", "--json", "--iterations", "50", "--size", "1k"];
+    // The server finds out that the first one is dead before it serves the second.
+    let lines = (0..3).find_map(|_| {
+        let output = run(&[&args[..], &["--port", &port]].concat());
+        output.status.success().then(|| objects(&output))
+    });
+    assert_eq!(lines.unwrap()[0]["n"], 50);
+    let said = std::iter::repeat_with(|| server.next_line());
+    let mut streams = said.skip_while(|line| line["run"] != "stream" || line["received"] != 50);
+    assert_eq!(streams.next().unwrap()["wrong"], 0);
+}
+
+#[test]
+fn a_client_without_a_server_says_so_on_one_line() {
+    let port = segment();
+    let gone = Server::start(&port).addr.clone();
+    let output = run(&["pingpong", &gone, "--port", &port]);
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert_eq!(text.lines().count(), 1, "{text}");
+    assert!(text.contains("pingpong --listen"), "{text}");
+}
+
+#[test]
+fn a_port_that_cannot_be_is_one_line() {
+    for port in ["dpdk:0", "shm:a/b", "wifi", "fault(loss=2):shm"] {
+        let output = run(&["pingpong", "--listen", "--port", port]);
+        let text = String::from_utf8(output.stderr).unwrap();
+        assert!(!output.status.success(), "{port}");
+        assert_eq!(text.lines().count(), 1, "{port}: {text}");
+    }
+}
+
+#[test]
+fn a_wrong_call_is_exit_code_2() {
+    for args in [
+        &["pingpong"][..],
+        &["pingpong", "nonsense"],
+        &["pingpong", "--listen", "--spawn"],
+        &["pingpong", "--once", "--spawn"],
+        &["bench", "--spawn", "--window", "0"],
+        &["bench", "--spawn", "--size", "4x"],
+        &["bench", "--spawn", "--seconds", "0"],
+        &["bench", "--spawn", "--cpu", "100000"],
+        &["stats", "--watch", "--interval", "0"],
+    ] {
+        let output = run(args);
+        assert_eq!(output.status.code(), Some(2), "{args:?}: {output:?}");
+    }
+}
+
+#[test]
+fn stats_shows_what_a_running_process_counts() {
+    let port = segment();
+    let server = Server::start(&port);
+    let args = ["bench", &server.addr, "--json", "--iterations", "500", "--size", "64"];
+    objects(&run(&[&args[..], &["--port", &port]].concat()));
+    // It publishes while it polls, at most 10 ms late.
+    std::thread::sleep(std::time::Duration::from_millis(100));
+    let pid = server.child.id().to_string();
+    let domains = objects(&run(&["stats", "--json", "--pid", &pid]));
+    assert_eq!(domains.len(), 1);
+    let domain = &domains[0];
+    assert_eq!(domain["port"], port);
+    assert!(server.addr.contains(domain["mac"].as_str().unwrap()), "{domain}");
+    assert!(domain["node_counters"]["msgs_received"].as_u64().unwrap() >= 500, "{domain}");
+    assert!(domain["endpoints"][0]["received"].as_u64().unwrap() >= 500, "{domain}");
+    assert_eq!(domain["sessions"].as_array().unwrap().len(), 1, "{domain}");
+    let text = String::from_utf8(run(&["stats", "--pid", &pid]).stdout).unwrap();
+    assert!(text.contains("msgs_received") && text.contains("session with"), "{text}");
+}
+
+#[test]
+fn info_opens_what_works_and_explains_the_rest() {
+    let ports = objects(&run(&["info", "--json"]));
+    let shm = ports.iter().find(|port| port["port"] == "shm").unwrap();
+    assert_eq!(shm["works"], true, "{shm}");
+    assert!(shm["mtu"].as_u64().unwrap() >= 256, "{shm}");
+    for port in ports.iter().filter(|port| port["works"] == false) {
+        assert!(port["why_not"].is_string(), "{port}");
+    }
+    let settings = objects(&run(&["info", "--settings", "--json"]));
+    assert!(settings.iter().any(|s| s["variable"] == "BAREWIRE_T_DEAD_MS" && s["value"] == "1000"));
+}
