@@ -45,7 +45,8 @@ impl Node {
         }
         let p = slot_of(base.dst_sid);
         let known = self.peers.get(p).is_some_and(|peer| {
-            peer.sid == base.dst_sid && peer.mac == base.src && peer.state != State::Idle
+            let paired = matches!(peer.state, State::Answered | State::Open);
+            peer.sid == base.dst_sid && peer.mac == base.src && paired
         });
         if !known || base.ty == Ty::Open || base.ty == Ty::Rst {
             return self.on_stranger(now, frame, &base);

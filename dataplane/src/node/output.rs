@@ -719,6 +719,12 @@ impl Node {
                 }
             }
             Tx::Full => self.blocked = true,
+            // Nobody is there to miss it, and nobody here waits for it.
+            Tx::NoRoute if !packet.ty.is_reliable() || packet.ty == Ty::Nop => {
+                let peer = &mut self.peers[p];
+                (peer.owed, peer.ack_now) = (0, false);
+                return Tx::Sent;
+            }
             // The peer may come back; T_dead decides.
             Tx::NoRoute => self.blocked = true,
         }

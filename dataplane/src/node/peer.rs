@@ -223,6 +223,7 @@ impl Peer {
                     || !self.wrs.is_empty()
                     || !self.pulls.is_empty()
                     || self.inbound != Inbound::None
+                    || !self.held.is_empty()
             }
         }
     }
