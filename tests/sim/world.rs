@@ -437,7 +437,6 @@ impl World {
     /// Ends all faults but cuts and deaths; the applications stop calling.
     fn heal(&mut self) {
         self.phase = Phase::Drain;
-        self.strike = None;
         self.net.heal();
         for host in 0..self.hosts.len() {
             self.hosts[host].starved_until = 0;
