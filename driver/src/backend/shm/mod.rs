@@ -189,6 +189,8 @@ pub struct ShmPort {
     sleepers: u64,
     counters: PortCounters,
     polls: u32,
+    /// Frames come several at a time.
+    in_bulk: bool,
     /// Senders that may have something beyond what the watched words show.
     ready: u64,
     watches: [Watch; WATCHES],
@@ -321,6 +323,7 @@ impl ShmPort {
             sleepers: 0,
             counters: PortCounters::default(),
             polls: 0,
+            in_bulk: false,
             ready: 0,
             watches: [Watch::NONE; WATCHES],
             turn: 0,
@@ -576,31 +579,32 @@ enum Gathered {
 
 /// Receiving.
 impl ShmPort {
-    /// Takes the one frame that watch `i` shows, if there is no second one behind it: the latency
-    /// case, spared what a burst of many needs. Otherwise says how many frames it put into the
-    /// burst instead.
+    /// Takes the one frame that watch `i` shows, and says whether there was one.
+    ///
+    /// After a poll without a frame it does not look whether a second one stands behind it: the
+    /// sender has just written there, so to look is a cache miss that the answer to this frame
+    /// would wait for. After a poll with one it does, and the next poll takes a burst.
     #[inline(always)]
-    fn one(&mut self, i: usize, sink: &mut dyn RxSink) -> Result<(), usize> {
+    fn one(&mut self, i: usize, sink: &mut dyn RxSink) -> bool {
         let watch = &mut self.watches[i];
-        let from = self.ins.get_mut(watch.sender).ok_or(0_usize)?;
-        let Taken::Frame { pos, len } = from.ring.take_if(self.frame_max) else { return Err(0) };
+        let Some(from) = self.ins.get_mut(watch.sender) else { return false };
+        let Taken::Frame { pos, len } = from.ring.take_if(self.frame_max) else { return false };
         let base = from.ring.mem().at(pos).cast_const();
         // SAFETY: as in `burst`.
         let frame = unsafe { RxFrame::from_raw(base, len) };
         sink.prefetch(&frame);
-        if from.ring.pending() {
-            self.burst[0] = (base, len as u32);
-            return Err(1);
-        }
         sink.frame(&frame);
         from.ring.release();
         let next = from.ring.mem().word_at(from.ring.pos());
+        if self.polls.wrapping_sub(watch.last_poll) == 1 {
+            self.in_bulk = from.ring.pending();
+        }
         (watch.next, watch.last_poll) = (next, self.polls);
         // Relaxed: a hint for sleepers.
         self.shared.next_at[watch.sender & 63].store(next.cast_mut(), Relaxed);
         self.counters.rx_frames += 1;
         self.counters.rx_bytes += len as u64;
-        Ok(())
+        true
     }
 
     /// What the poll saw is not nothing, or it is time to sweep.
@@ -612,32 +616,22 @@ impl ShmPort {
         max: usize,
         sink: &mut dyn RxSink,
     ) -> usize {
-        let mut count = 0;
         // The first watch is the first that ever had a frame: the only peer, if there is one.
-        if elsewhere | seen[1] == 0 && max > 0 && !self.polls.is_multiple_of(SWEEP_EVERY) {
-            match self.one(0, sink) {
-                Ok(()) => return 1,
-                Err(taken) => count = taken,
-            }
+        let is_alone =
+            elsewhere | seen[1] == 0 && !self.in_bulk && !self.polls.is_multiple_of(SWEEP_EVERY);
+        if is_alone && max > 0 && self.one(0, sink) {
+            return 1;
         }
-        self.poll(seen, count, max, sink)
+        self.poll(seen, max, sink)
     }
 
-    /// What the poll saw is not nothing: finds out from whom, and takes it. `count` frames of the
-    /// watched `seen` are in the burst already.
+    /// What the poll saw is not nothing: finds out from whom, and takes it.
     #[inline(never)]
-    fn poll(
-        &mut self,
-        seen: [u64; WATCHES],
-        count: usize,
-        max: usize,
-        sink: &mut dyn RxSink,
-    ) -> usize {
+    fn poll(&mut self, seen: [u64; WATCHES], max: usize, sink: &mut dyn RxSink) -> usize {
         let mut mask = self.ready;
         for (watch, word) in self.watches.iter().zip(seen) {
             mask |= if word != 0 { watch.bit } else { 0 };
         }
-        let first = if count > 0 { mask } else { 0 };
         // SAFETY: a word of the mapping (`open`).
         let bell = unsafe { &*self.bell };
         if bell.load(Relaxed) != 0 {
@@ -648,21 +642,15 @@ impl ShmPort {
             mask |= self.sweep();
         }
         self.ready = mask;
-        self.burst(mask, first, count, max.min(BURST), sink)
+        let count = self.burst(mask, max.min(BURST), sink);
+        self.in_bulk = count > 1;
+        count
     }
 
-    /// Collects frames from the senders in `mask` behind the `count` that are there from those in
-    /// `touched`, lends them, and gives their room back.
+    /// Collects frames from the senders in `mask`, lends them, and gives their room back.
     #[inline(always)]
-    fn burst(
-        &mut self,
-        mask: u64,
-        mut touched: u64,
-        mut count: usize,
-        max: usize,
-        sink: &mut dyn RxSink,
-    ) -> usize {
-        let mut damaged = 0_u64;
+    fn burst(&mut self, mask: u64, max: usize, sink: &mut dyn RxSink) -> usize {
+        let (mut count, mut touched, mut damaged) = (0, 0_u64, 0_u64);
         let turn = self.turn;
         let mut order = mask.rotate_right(turn);
         while order != 0 && count < max {
