@@ -111,7 +111,8 @@ impl Client<'_> {
     /// One run, from Start to Done.
     fn measure(&mut self, until: Until) -> Result<Line, Fail> {
         let size = crate::table::bytes(self.run.size);
-        self.bar.set_message(size.clone());
+        self.bar.set_message(size);
+        self.link.begin();
         self.link.say(self.peer, Control::Start(self.run))?;
         self.wait_for(|said| said == Control::Ready)?;
         let mut times = Times::new();
@@ -177,7 +178,8 @@ impl Client<'_> {
                         in_buf = Some(buf);
                     }
                     Event::Sent { buf, .. } => out_buf = Some(buf),
-                    Event::Said(_) | Event::Cancelled => {}
+                    Event::Failed(why) | Event::InjectFailed(why) => return Err(why),
+                    Event::Said(_) => {}
                 }
             }
             let took = took.unwrap_or_default();
@@ -220,9 +222,13 @@ impl Client<'_> {
             let mut event = Some(self.link.next()?);
             let now = Instant::now();
             while let Some(happened) = event {
-                if let Event::Sent { slot, buf } = happened {
-                    times.add(now.saturating_duration_since(posted[slot]).as_nanos() as u64);
-                    free.push((slot, buf));
+                match happened {
+                    Event::Sent { slot, buf } => {
+                        times.add(now.saturating_duration_since(posted[slot]).as_nanos() as u64);
+                        free.push((slot, buf));
+                    }
+                    Event::Failed(why) | Event::InjectFailed(why) => return Err(why),
+                    Event::Said(_) | Event::Received { .. } => {}
                 }
                 event = self.link.poll()?;
             }
@@ -251,7 +257,8 @@ impl Client<'_> {
                 Event::Said(said) => {
                     return Err(Fail::new(format!("the other side said {said:?} out of turn")));
                 }
-                _ => {}
+                Event::Failed(why) | Event::InjectFailed(why) => return Err(why),
+                Event::Sent { .. } | Event::Received { .. } => {}
             }
         }
     }

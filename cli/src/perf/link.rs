@@ -22,11 +22,14 @@ pub(super) const SERVER_PATIENCE: Duration = Duration::from_secs(5);
 /// Empty reads after which the processor is offered to others: the peer may need it.
 const SPINS: u32 = 2000;
 
-/// Contexts from here on are control receives; below are the measured messages' slots.
-const CONTROL_AT: u64 = 1 << 32;
+/// Contexts from here on are control receives; below are the measured messages: the number of the
+/// run times [`SLOTS`] plus the slot.
+const CONTROL_AT: u64 = 1 << 48;
+/// More than any window.
+const SLOTS: u64 = 1 << 16;
 const CONTROL_BUFS: u64 = 4;
 
-/// Something that happened.
+/// Something that happened in the current run; what an earlier one left behind is dropped.
 pub(super) enum Event {
     /// The peer said something; from an endpoint that only the message names.
     Said(Control),
@@ -34,8 +37,10 @@ pub(super) enum Event {
     Received { slot: usize, buf: Buf, len: usize },
     /// A measured message left `buf`.
     Sent { slot: usize, buf: Buf },
-    /// A receive was cancelled.
-    Cancelled,
+    /// A measured message in a buffer of ours did not get through.
+    Failed(Fail),
+    /// An injected message, of this run or an earlier one, did not get through.
+    InjectFailed(Fail),
 }
 
 /// One endpoint, used by one thread.
@@ -46,6 +51,8 @@ pub(super) struct Link {
     domain: Domain,
     inject_size: usize,
     batch: Vec<Completion>,
+    /// Number of the current run.
+    run: u64,
     /// Read, and not yet looked at.
     waiting: VecDeque<Event>,
     spins: u32,
@@ -95,6 +102,7 @@ impl Link {
             domain,
             inject_size: info.tx_attr.inject_size,
             batch,
+            run: 0,
             waiting: VecDeque::new(),
             spins: 0,
             patience,
@@ -104,6 +112,17 @@ impl Link {
             link.post_control(Buf::zeroed(LEN), CONTROL_AT + i)?;
         }
         Ok(link)
+    }
+
+    /// Begins a run: events of earlier ones are not reported any more.
+    pub(super) fn begin(&mut self) {
+        self.run += 1;
+        self.quiet_since = None;
+        self.waiting.retain(|event| matches!(event, Event::Said(_)));
+    }
+
+    fn context(&self, slot: usize) -> u64 {
+        self.run * SLOTS + slot as u64
     }
 
     /// Our address.
@@ -170,10 +189,11 @@ impl Link {
         tagged: bool,
         slot: usize,
     ) -> Result<Option<Buf>, Fail> {
+        let context = self.context(slot);
         let posted = if tagged {
-            self.ep.tsend(buf, peer, DATA_TAG, slot as u64)
+            self.ep.tsend(buf, peer, DATA_TAG, context)
         } else {
-            self.ep.send(buf, peer, slot as u64)
+            self.ep.send(buf, peer, context)
         };
         match posted {
             Ok(()) => Ok(None),
@@ -201,11 +221,12 @@ impl Link {
     /// Posts a receive for a measured message.
     pub(super) fn recv(&mut self, buf: Buf, tagged: bool, slot: usize) -> Result<(), Fail> {
         let mut buf = buf;
+        let context = self.context(slot);
         loop {
             let posted = if tagged {
-                self.ep.trecv(buf, FI_ADDR_UNSPEC, DATA_TAG, 0, slot as u64)
+                self.ep.trecv(buf, FI_ADDR_UNSPEC, DATA_TAG, 0, context)
             } else {
-                self.ep.recv(buf, FI_ADDR_UNSPEC, slot as u64)
+                self.ep.recv(buf, FI_ADDR_UNSPEC, context)
             };
             match posted {
                 Ok(()) => return Ok(()),
@@ -218,10 +239,10 @@ impl Link {
         }
     }
 
-    /// Cancels the receive of a slot; an event follows, unless it has completed already.
+    /// Cancels the receive of a slot.
     pub(super) fn cancel(&self, slot: usize) {
         // What it says is whether there was one, which the caller cannot know either.
-        let _ = self.ep.cancel(slot as u64);
+        let _ = self.ep.cancel(self.context(slot));
     }
 
     /// What happened, if anything has; turns the poll loop.
@@ -298,7 +319,10 @@ impl Link {
             self.waiting.push_back(Event::Said(said.map_err(Fail::new)?));
             return Ok(());
         }
-        let slot = context as usize;
+        if context / SLOTS != self.run {
+            return Ok(());
+        }
+        let slot = (context % SLOTS) as usize;
         let sent = completion.flags.contains(barewire::flags::CqFlags::SEND);
         let event =
             if sent { Event::Sent { slot, buf } } else { Event::Received { slot, buf, len } };
@@ -308,14 +332,17 @@ impl Link {
 
     fn read_error(&mut self) -> Result<(), Fail> {
         match self.cq.readerr() {
-            Ok(failed) if failed.err == Error::Canceled => {
-                self.waiting.push_back(Event::Cancelled);
-                Ok(())
-            }
             Ok(failed) => {
                 let mend =
                     "is the other side still there? start it with barewire pingpong --listen";
-                Err(Fail::new(failed.err).mend(mend))
+                let why = Fail::new(failed.err).mend(mend);
+                let context = failed.entry.op_context;
+                if context == 0 {
+                    self.waiting.push_back(Event::InjectFailed(why));
+                } else if context / SLOTS == self.run && failed.err != Error::Canceled {
+                    self.waiting.push_back(Event::Failed(why));
+                }
+                Ok(())
             }
             Err(Error::Again) => Ok(()),
             Err(why) => Err(Fail::new(why)),

@@ -98,7 +98,7 @@ fn serve(
     let done = loop {
         let mut server = Server::new(link, peer, start, later);
         let done = server.run();
-        server.clean_up();
+        server.take_back();
         let (received, wrong) = match done {
             Ok(counts) => counts,
             Err(why) => break Err(why),
@@ -178,6 +178,7 @@ impl<'a> Server<'a> {
 
     /// Posts receives, says Ready, and serves until Stop and the last message.
     fn run(&mut self) -> Result<(u64, u64), Fail> {
+        self.link.begin();
         let len = usize::try_from(self.run.size).map_err(Fail::new)?;
         let room = BUFFER_BYTES / self.run.size.max(1);
         let slots = room.min(u64::from(self.run.window)).max(2) as usize;
@@ -201,7 +202,9 @@ impl<'a> Server<'a> {
                 Event::Said(said) => {
                     return Err(Fail::new(format!("the client said {said:?} in a run")));
                 }
-                Event::Cancelled => {}
+                Event::Failed(why) => return Err(why),
+                // Perhaps of a client that has died; of ours, the message will be missed.
+                Event::InjectFailed(why) => tracing::debug!("{why}"),
             }
         }
         let (received, wrong) = (self.received, self.wrong);
@@ -258,20 +261,11 @@ impl<'a> Server<'a> {
         self.link.send(buf, self.peer, tagged, slot)
     }
 
-    /// Takes the receives back that are still posted, and hears of their end, so that nothing of
-    /// this run is seen in the next.
-    fn clean_up(&mut self) {
-        let mut pending = self.posted.len() + self.returning;
+    /// Takes the receives back that are still posted, so that none of this run is matched in the
+    /// next.
+    fn take_back(&mut self) {
         for (slot, _) in std::mem::take(&mut self.posted) {
             self.link.cancel(slot);
-        }
-        let started = Instant::now();
-        while pending > 0 && started.elapsed() < Duration::from_secs(1) {
-            match self.link.poll() {
-                Ok(Some(Event::Said(Control::Start(run)))) => self.later.push_back(run),
-                Ok(Some(Event::Said(_)) | None) => std::hint::spin_loop(),
-                Ok(Some(_)) | Err(_) => pending -= 1,
-            }
         }
     }
 }
