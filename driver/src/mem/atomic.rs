@@ -17,12 +17,14 @@ mod exec;
 mod f80;
 mod fpenv;
 mod lock;
+mod process_lock;
 #[cfg(test)]
 mod tests;
 
 use thiserror::Error;
 
 pub use self::lock::{LocalLocks, WideLock};
+pub use self::process_lock::ProcessLocks;
 use super::span::IoBuf;
 
 /// `enum fi_op`, with libfabric's numbers.

@@ -11,12 +11,12 @@ fn memory(bytes: &[u8]) -> (IoBuf, IoBuf) {
     leaked.0[..bytes.len()].copy_from_slice(bytes);
     let base = leaked.0.as_mut_ptr();
     // SAFETY: leaked memory stays mapped and writable, and the reference to it ends here.
-    unsafe { (one(base, bytes.len()), one(base, bytes.len())) }
+    unsafe { (at(base, bytes.len()), at(base, bytes.len())) }
 }
 
 /// # Safety
 /// As [`Span::from_raw`].
-unsafe fn one(base: *mut u8, len: usize) -> IoBuf {
+unsafe fn at(base: *mut u8, len: usize) -> IoBuf {
     // SAFETY: passed on.
     IoBuf::one(unsafe { Span::from_raw(base, len) })
 }
@@ -153,4 +153,315 @@ fn sharing_changes_no_value() {
             assert_eq!(run(Sharing::SharedBy(&LOCKS)), single, "{op:?} {ty:?} round {round}");
         }
     }
+}
+
+/// Goal: the six bytes of padding of a long double decide nothing, and are zero in what is written
+/// and returned (rule S6).
+#[test]
+#[cfg(target_arch = "x86_64")]
+fn padding_is_ignored_and_written_as_zero() {
+    let one = |padding: u8| {
+        let mut bytes = vec![0; 16];
+        bytes[7..10].copy_from_slice(&[0x80, 0xff, 0x3f]);
+        bytes[10..].fill(padding);
+        bytes
+    };
+    let run = |op, ty: Datatype, sharing| {
+        let parts = ty.size() / 16;
+        let (target, look) = memory(&one(0x11).repeat(parts));
+        let (operand, compare) = (one(0x22).repeat(parts), one(0x33).repeat(parts));
+        let mut result = vec![0; ty.size()];
+        target.atomic(0, op, ty, 1, &operand, &compare, &mut result, sharing).unwrap();
+        assert_eq!(result, one(0).repeat(parts), "{op:?} {ty:?}");
+        bytes(&look)
+    };
+    for ty in [Datatype::LongDouble, Datatype::LongDoubleComplex] {
+        let parts = ty.size() / 16;
+        for sharing in [Sharing::Single, Sharing::Shared] {
+            // A swap that takes place although the padding differs, and one that does not.
+            assert_eq!(run(AtomicOp::Cswap, ty, sharing), one(0).repeat(parts));
+            assert_eq!(run(AtomicOp::CswapNe, ty, sharing), one(0x11).repeat(parts));
+            assert_eq!(run(AtomicOp::Write, ty, sharing), one(0).repeat(parts));
+            assert_eq!(run(AtomicOp::Read, ty, sharing), one(0x11).repeat(parts));
+            for ops in [AtomicOp::Sum, AtomicOp::Prod, AtomicOp::Lxor] {
+                let after = run(ops, ty, sharing);
+                let padding = after.chunks(16).flat_map(|part| &part[10..]);
+                assert!(padding.copied().all(|b| b == 0), "{ops:?} {ty:?}");
+            }
+        }
+    }
+}
+
+/// Goal: subnormals and rounding are IEEE's whatever the thread runs with, and the thread runs on
+/// with what it had (rule S8). Method: flush to zero, round up, and cut the x87 to 53 bits.
+#[test]
+#[cfg(target_arch = "x86_64")]
+fn the_threads_float_settings_do_not_count() {
+    fn set(mxcsr: u32, x87: u16) {
+        // SAFETY: loads two control registers with valid values; what floats the test itself
+        // computes meanwhile, none, would be rounded otherwise.
+        unsafe {
+            std::arch::asm!("ldmxcsr [{}]", "fldcw [{}]",
+                in(reg) &raw const mxcsr, in(reg) &raw const x87, options(nostack));
+        }
+    }
+    fn now() -> (u32, u16) {
+        let (mut mxcsr, mut x87) = (0_u32, 0_u16);
+        // SAFETY: stores two control registers to the variables given.
+        unsafe {
+            std::arch::asm!("stmxcsr [{}]", "fnstcw [{}]",
+                in(reg) &raw mut mxcsr, in(reg) &raw mut x87, options(nostack));
+        }
+        (mxcsr & !0x3f, x87)
+    }
+    // Subnormals, and sums that are rounded: 1 and a little less than half a unit in the last
+    // place, for a long double a little more than nothing.
+    let f32s = [1_u32, 0x0070_0000, 0x3f80_0000, 0x337f_ffff].map(u32::to_le_bytes).concat();
+    let f64s = [1_u64, 0x000f << 48, 0x3ff0 << 48, 0x3c9f << 48].map(u64::to_le_bytes).concat();
+    let f80s = [1_u64, 0, 1 << 63, 0x3fff, 0xffff << 47, 0x3fbe, (1 << 63) | 1, 0x3fff];
+    let f80s = f80s.map(u64::to_le_bytes).concat();
+    let types = [
+        (Datatype::Float, &f32s),
+        (Datatype::Double, &f64s),
+        (Datatype::FloatComplex, &f32s),
+        (Datatype::DoubleComplex, &f64s),
+        (Datatype::LongDouble, &f80s),
+        (Datatype::LongDoubleComplex, &f80s),
+    ];
+    let run = || {
+        let mut all = Vec::new();
+        for (ty, values) in &types {
+            for op in [AtomicOp::Sum, AtomicOp::Prod, AtomicOp::Lor, AtomicOp::Cswap] {
+                let count = values.len() / ty.size();
+                let (target, look) = memory(values);
+                // Every value with the one before it.
+                let mut operand = values.to_vec();
+                operand.rotate_right(ty.size());
+                let zeros = vec![0; values.len()];
+                target
+                    .atomic(0, op, *ty, count, &operand, &zeros, &mut [], Sharing::Single)
+                    .unwrap();
+                all.push(bytes(&look));
+            }
+        }
+        all
+    };
+    let usual = now();
+    let wanted = run();
+    // Flush to zero, subnormals are zero, round up; double precision, round down.
+    for (mxcsr, x87) in [(0xdfc0, 0x067f), (0x9fc0, 0x027f), (0x5f80, 0x0b7f)] {
+        set(mxcsr, x87);
+        let got = run();
+        let after = now();
+        set(usual.0, usual.1);
+        assert_eq!(got, wanted, "under {mxcsr:x} {x87:x}");
+        assert_eq!(after, (mxcsr, x87));
+    }
+}
+
+/// Adds 1 to the element at 0 of each target, `rounds` times, from a thread each.
+fn add_ones(targets: Vec<IoBuf>, ty: Datatype, one: &[u8], rounds: usize, sharing: Sharing) {
+    let start = std::sync::Barrier::new(targets.len());
+    let start = &start;
+    std::thread::scope(|scope| {
+        for target in targets {
+            scope.spawn(move || {
+                start.wait();
+                let mut result = vec![0; ty.size()];
+                for _ in 0..rounds {
+                    target.atomic(0, AtomicOp::Sum, ty, 1, one, &[], &mut result, sharing).unwrap();
+                }
+            });
+        }
+    });
+}
+
+/// The number 1 of a type.
+fn one_of(ty: Datatype) -> Vec<u8> {
+    let (target, look) = memory(&vec![0; ty.size()]);
+    let one = [1_u8; 32];
+    let run = |op, operand: &[u8]| {
+        target.atomic(0, op, ty, 1, operand, &[], &mut [], Sharing::Single).unwrap();
+    };
+    // Something that is not zero, whatever the type: true is 1.
+    run(AtomicOp::Lor, &one[..ty.size()]);
+    bytes(&look)
+}
+
+/// Goal: no addition to a shared element is lost, for every type. Method: four threads add 1 to
+/// one element; the sum is what one thread gets by as many additions.
+#[test]
+fn shared_sums_are_exact() {
+    static LOCKS: LocalLocks = LocalLocks::new();
+    const ROUNDS: usize = 100_000;
+    for ty in Datatype::ALL.into_iter().filter(|ty| exec::has_meaning(AtomicOp::Sum, *ty)) {
+        let one = one_of(ty);
+        let (alone, wanted) = memory(&vec![0; ty.size()]);
+        add_ones(vec![alone], ty, &one, 4 * ROUNDS, Sharing::Single);
+        for sharing in [Sharing::Shared, Sharing::SharedBy(&LOCKS)] {
+            let (first, look) = memory(&vec![0; ty.size()]);
+            let base = first.addr_at(0) as *mut u8;
+            let more = (1..4).map(|_| {
+                // SAFETY: the same leaked memory, changed by atomics only.
+                unsafe { at(base, ty.size()) }
+            });
+            let targets = std::iter::once(first).chain(more).collect();
+            add_ones(targets, ty, &one, ROUNDS, sharing);
+            assert_eq!(bytes(&look), bytes(&wanted), "{ty:?} {sharing:?}");
+        }
+    }
+}
+
+/// Goal: an element of 8, 16 or 32 bytes is read as a whole (AR1). Method: one thread writes
+/// elements whose bytes are all alike, another reads.
+#[test]
+fn shared_reads_are_not_torn() {
+    for ty in [Datatype::Uint64, Datatype::DoubleComplex, Datatype::LongDoubleComplex] {
+        if !exec::has_meaning(AtomicOp::Write, ty) {
+            continue;
+        }
+        let (writer, reader) = memory(&vec![0; ty.size()]);
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                for i in 0..200_000 {
+                    let (op, new) = (AtomicOp::Write, vec![i as u8; ty.size()]);
+                    writer.atomic(0, op, ty, 1, &new, &[], &mut [], Sharing::Shared).unwrap();
+                }
+            });
+            scope.spawn(move || {
+                let mut got = vec![0; ty.size()];
+                for _ in 0..200_000 {
+                    reader
+                        .atomic(0, AtomicOp::Read, ty, 1, &[], &[], &mut got, Sharing::Shared)
+                        .unwrap();
+                    // The padding of a long double is always zero in what is returned.
+                    let mut value = got.chunks(16).flat_map(|part| match ty {
+                        Datatype::LongDoubleComplex => &part[..10],
+                        _ => part,
+                    });
+                    assert!(value.all(|b| *b == got[0]), "{ty:?}: {got:x?}");
+                }
+            });
+        });
+    }
+}
+
+/// A forked process that ends with 0, or is killed.
+#[cfg(target_arch = "x86_64")]
+struct Child(nix::unistd::Pid);
+
+#[cfg(target_arch = "x86_64")]
+impl Child {
+    /// Runs `f`, which must not allocate: another thread may have held the allocator's lock.
+    fn run(f: impl FnOnce()) -> Self {
+        // SAFETY: the child only runs `f`, which computes and locks what this process does not
+        // hold, and then leaves without any destructor.
+        match unsafe { nix::unistd::fork() }.unwrap() {
+            nix::unistd::ForkResult::Parent { child } => Self(child),
+            nix::unistd::ForkResult::Child => {
+                f();
+                // SAFETY: _exit has no preconditions.
+                unsafe { libc::_exit(0) }
+            }
+        }
+    }
+
+    fn ended_well(&self) -> bool {
+        use nix::sys::wait::{WaitStatus, waitpid};
+        waitpid(self.0, None).unwrap() == WaitStatus::Exited(self.0, 0)
+    }
+}
+
+/// Killed, if it has not ended, and waited for.
+#[cfg(target_arch = "x86_64")]
+impl Drop for Child {
+    fn drop(&mut self) {
+        // Both fail for a child that `ended_well` has waited for.
+        let _ = nix::sys::signal::kill(self.0, nix::sys::signal::SIGKILL);
+        let _ = nix::sys::wait::waitpid(self.0, None);
+    }
+}
+
+/// Goal: two processes that share memory and a domain name are one actor (AR8), and one of them
+/// may die with a lock held. Method: a forked child adds to the same elements by the same locks;
+/// then children are killed while they add, and the parent still gets every lock.
+#[test]
+#[cfg(target_arch = "x86_64")]
+fn processes_share_locks() {
+    const ROUNDS: usize = 300_000;
+    let dir = tempfile::tempdir().unwrap();
+    let locks = ProcessLocks::open(&dir.path().join("locks")).unwrap();
+    let file = tempfile::tempfile_in(dir.path()).unwrap();
+    file.set_len(4096).unwrap();
+    let shared = memmap2::MmapOptions::new().map_raw(&file).unwrap();
+    for ty in [Datatype::LongDouble, Datatype::DoubleComplex, Datatype::LongDoubleComplex] {
+        let one_value = one_of(ty);
+        let (alone, wanted) = memory(&vec![0; ty.size()]);
+        add_ones(vec![alone], ty, &one_value, 2 * ROUNDS, Sharing::Single);
+        // SAFETY: `shared` is mapped until the end of the test, longer than any element, and
+        // reached through this only.
+        let target = unsafe { at(shared.as_mut_ptr(), ty.size()) };
+        target.write_at(0, &vec![0; ty.size()]);
+        let add = |rounds| {
+            let sharing = Sharing::SharedBy(locks);
+            for _ in 0..rounds {
+                let op = AtomicOp::Sum;
+                target.atomic(0, op, ty, 1, &one_value, &[], &mut [], sharing).unwrap();
+            }
+        };
+        // Both go when both are there, each having counted itself.
+        // SAFETY: as for `target`, at another place of the same mapping.
+        let there = unsafe { at(shared.as_mut_ptr().wrapping_add(2048), 8) };
+        there.write_at(0, &[0; 8]);
+        let meet = || {
+            let (ty, one) = (Datatype::Uint64, 1_u64.to_le_bytes());
+            let mut seen = [0; 8];
+            there.atomic(0, AtomicOp::Sum, ty, 1, &one, &[], &mut [], Sharing::Shared).unwrap();
+            while u64::from_le_bytes(seen) < 2 {
+                std::thread::yield_now();
+                let op = AtomicOp::Read;
+                there.atomic(0, op, ty, 1, &[], &[], &mut seen, Sharing::Shared).unwrap();
+            }
+        };
+        let child = Child::run(|| {
+            meet();
+            add(ROUNDS);
+        });
+        meet();
+        add(ROUNDS);
+        assert!(child.ended_well());
+        assert_eq!(bytes(&target), bytes(&wanted), "{ty:?}");
+        for _ in 0..50 {
+            let child = Child::run(|| add(50_000_000));
+            add(2_000);
+            drop(child);
+            add(1);
+        }
+    }
+}
+
+/// Goal: whoever opens the table gets the one table, and what is no table is refused.
+#[test]
+fn a_table_of_locks_is_one_and_checked() {
+    use std::io::ErrorKind::{InvalidData, NotFound};
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("locks");
+    let opened: Vec<_> = std::thread::scope(|scope| {
+        let threads: Vec<_> =
+            (0..4).map(|_| scope.spawn(|| ProcessLocks::open(&path).unwrap())).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    assert!(opened.iter().all(|locks| std::ptr::eq(*locks, opened[0])));
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "a draft is left");
+    let refused = |name: &str, bytes: Option<&[u8]>| {
+        let path = dir.path().join(name);
+        if let Some(bytes) = bytes {
+            std::fs::write(&path, bytes).unwrap();
+        }
+        ProcessLocks::open(&path).unwrap_err().kind()
+    };
+    assert_eq!(refused("short", Some(&[0; 100])), InvalidData);
+    let len = std::fs::metadata(&path).unwrap().len() as usize;
+    assert_eq!(refused("blank", Some(&vec![0; len])), InvalidData);
+    assert_eq!(refused("no/such/place", None), NotFound);
 }

@@ -1,0 +1,185 @@
+//! Locks that the processes of one domain name share.
+//!
+//! fi_atomic(3) calls one domain name one actor: two processes that registered the same memory
+//! under it must be right together. The processor's instructions see to that for elements up to 8
+//! bytes; for the wider ones this is the lock.
+
+use std::cell::UnsafeCell;
+use std::collections::HashMap;
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use memmap2::{MmapOptions, MmapRaw};
+
+use super::lock::{STRIPES, WideLock, stripe};
+
+/// The contents of the file: robust mutexes of the C library, one cache line each.
+///
+/// Robust, because the owner may be killed at any instruction. The next one in then finds the
+/// element half changed, which is what a death in mid-update means, and goes on.
+#[derive(Debug)]
+pub struct ProcessLocks {
+    table: *const Table,
+}
+
+#[repr(C, align(64))]
+struct Table {
+    magic: u64,
+    locks: [Stripe; STRIPES],
+}
+
+#[repr(C, align(64))]
+struct Stripe(UnsafeCell<libc::pthread_mutex_t>);
+
+/// "bwlocks" and the number of the layout.
+const MAGIC: u64 = u64::from_le_bytes(*b"bwlocks1");
+
+// SAFETY: the address of a mapping that is never taken away; what lies there are a word that does
+// not change and mutexes for any thread of any process.
+unsafe impl Send for ProcessLocks {}
+// SAFETY: as for Send.
+unsafe impl Sync for ProcessLocks {}
+
+impl ProcessLocks {
+    /// The locks in the file at `path`, which is made if it is not there, for this user alone.
+    ///
+    /// The same table for the same path, and mapped until the process ends. Belongs on a file
+    /// system in memory; the file stays, 4 KiB, because nobody can know that he is the last.
+    ///
+    /// # Errors
+    /// Those of opening and mapping; `PermissionDenied` if the file is another user's or no
+    /// regular file, `InvalidData` if it is no table of this version.
+    pub fn open(path: &Path) -> io::Result<&'static Self> {
+        static OPEN: Mutex<Option<HashMap<PathBuf, &'static ProcessLocks>>> = Mutex::new(None);
+        let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+        let open = open.get_or_insert_default();
+        if let Some(locks) = open.get(path) {
+            return Ok(locks);
+        }
+        let file = match existing(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                make(path)?;
+                existing(path)?
+            }
+            other => other?,
+        };
+        let map = map(&file)?;
+        let table = map.as_mut_ptr().cast::<Table>();
+        // SAFETY: a word inside the mapping that nobody changes after the file has its name.
+        if unsafe { (*table).magic } != MAGIC {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        // Regions hold the locks without a lifetime, so the mapping has to stay.
+        std::mem::forget(map);
+        let locks: &'static Self = Box::leak(Box::new(Self { table }));
+        open.insert(path.to_owned(), locks);
+        Ok(locks)
+    }
+}
+
+impl WideLock for ProcessLocks {
+    fn with(&self, addr: usize, f: &mut dyn FnMut()) {
+        // SAFETY: the table is mapped for ever and has `STRIPES` locks, of which `stripe` names
+        // one; a raw pointer, so no reference to memory that others change.
+        let mutex = unsafe { UnsafeCell::raw_get(&raw const (*self.table).locks[stripe(addr)].0) };
+        let _held = Held::take(mutex);
+        f();
+    }
+}
+
+/// A mutex held by this thread.
+struct Held(*mut libc::pthread_mutex_t);
+
+impl Held {
+    fn take(mutex: *mut libc::pthread_mutex_t) -> Self {
+        // SAFETY: a mutex that was initialised before its file had a name, at an address that
+        // stays. This thread does not hold it: what runs under it locks nothing.
+        let mut error = unsafe { libc::pthread_mutex_lock(mutex) };
+        if error == libc::EOWNERDEAD {
+            // SAFETY: the mutex is robust and this thread holds it, as EOWNERDEAD says.
+            error = unsafe { libc::pthread_mutex_consistent(mutex) };
+        }
+        // Going on without the lock would break the other's update.
+        assert!(error == 0, "a shared lock is broken: error {error}");
+        Self(mutex)
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        // SAFETY: this thread locked it in `take`. Unlocking a held robust mutex does not fail.
+        unsafe { libc::pthread_mutex_unlock(self.0) };
+    }
+}
+
+/// Opens the table of this user at `path`.
+fn existing(path: &Path) -> io::Result<File> {
+    let file =
+        OpenOptions::new().read(true).write(true).custom_flags(libc::O_NOFOLLOW).open(path)?;
+    let meta = file.metadata()?;
+    // SAFETY: geteuid has no preconditions.
+    if !meta.is_file() || meta.uid() != unsafe { libc::geteuid() } {
+        return Err(io::ErrorKind::PermissionDenied.into());
+    }
+    if meta.len() != size_of::<Table>() as u64 {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    Ok(file)
+}
+
+/// Puts a table with all locks free at `path`, unless somebody else does so first.
+///
+/// It is made under another name and gets its own when it is complete: nobody sees half of it.
+fn make(path: &Path) -> io::Result<()> {
+    static SERIAL: AtomicU32 = AtomicU32::new(0);
+    let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
+    let mut draft = path.as_os_str().to_owned();
+    draft.push(format!(".{}.{serial}", std::process::id()));
+    let file =
+        OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&draft)?;
+    let named = fill(&file).and_then(|()| match fs::hard_link(&draft, path) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        other => other,
+    });
+    fs::remove_file(&draft)?;
+    named
+}
+
+/// Writes a fresh table.
+fn fill(file: &File) -> io::Result<()> {
+    file.set_len(size_of::<Table>() as u64)?;
+    let map = map(file)?;
+    let table = map.as_mut_ptr().cast::<Table>();
+    let mut attr = MaybeUninit::<libc::pthread_mutexattr_t>::uninit();
+    // SAFETY: `attr` is initialised first and given up last; both settings are values that the
+    // call knows. Nobody else has the file yet, so the mutexes are initialised once, in place, and
+    // the word and they lie inside the mapping, which is page-aligned.
+    let errors = unsafe {
+        let mut errors = libc::pthread_mutexattr_init(attr.as_mut_ptr());
+        let attr = attr.as_mut_ptr();
+        errors |= libc::pthread_mutexattr_setpshared(attr, libc::PTHREAD_PROCESS_SHARED);
+        errors |= libc::pthread_mutexattr_setrobust(attr, libc::PTHREAD_MUTEX_ROBUST);
+        for i in 0..STRIPES {
+            let mutex = UnsafeCell::raw_get(&raw const (*table).locks[i].0);
+            errors |= libc::pthread_mutex_init(mutex, attr);
+        }
+        errors |= libc::pthread_mutexattr_destroy(attr);
+        (*table).magic = MAGIC;
+        errors
+    };
+    if errors != 0 {
+        return Err(io::Error::other("the C library has no robust mutexes between processes"));
+    }
+    Ok(())
+}
+
+/// Maps the whole file.
+fn map(file: &File) -> io::Result<MmapRaw> {
+    MmapOptions::new().len(size_of::<Table>()).map_raw(file.as_raw_fd())
+}
