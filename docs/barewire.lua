@@ -74,6 +74,8 @@ field("status", ProtoField.uint16, "Status", base.DEC, END_STATUS)
 -- Control.
 field("delay", ProtoField.uint16, "Delay since the newest packet (64 ns)", base.DEC)
 field("sack_count", ProtoField.uint8, "SACK words", base.DEC)
+field("dups", ProtoField.uint8, "Duplicates since the last ACK", base.DEC, nil, 0x7f)
+field("resent", ProtoField.bool, "Newest was a retransmission", 8, nil, 0x80)
 field("newest", ProtoField.uint32, "Newest PSN", base.DEC)
 field("sack", ProtoField.uint64, "SACK word", base.HEX)
 field("units", ProtoField.uint32, "Eager units used by what it replaces", base.DEC)
@@ -212,7 +214,8 @@ local ops = {}
 ops[1] = function(state, tree, op)
   tree:add_le(f["delay"], op(0, 2))
   tree:add_le(f["sack_count"], op(2, 1))
-  zero(state, tree, op(3, 1))
+  tree:add_le(f["dups"], op(3, 1))
+  tree:add_le(f["resent"], op(3, 1))
   tree:add_le(f["newest"], op(4, 4))
   local cack = state.cack
   for i = 0, op(2, 1):uint() - 1 do

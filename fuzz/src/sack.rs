@@ -52,7 +52,7 @@ struct Psn2(u32);
 /// The PSNs that an ACK of `window` names, read from its bytes.
 fn over_the_wire(window: &RcvBitmap, cack: Psn) -> BTreeSet<Psn2> {
     let (count, words) = window.sack_words();
-    let ack = AckOp { delay: 0, newest: cack, words, count };
+    let ack = AckOp { delay: 0, newest: cack, words, count, dups: 0, resent: false };
     let mac = MacAddr([2, 0, 0, 0, 0, 1]);
     let base = Base {
         dst: mac,

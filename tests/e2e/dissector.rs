@@ -112,7 +112,14 @@ fn each_type() -> Vec<(Op, Vec<u8>, &'static str)> {
         src_gen: 6,
         ..RndvOp::default()
     };
-    let ack = AckOp { delay: 20, newest: Psn(10), words: [5, 1 << 63, 0, 0], count: 2 };
+    let ack = AckOp {
+        delay: 20,
+        newest: Psn(10),
+        words: [5, 1 << 63, 0, 0],
+        count: 2,
+        dups: 3,
+        resent: true,
+    };
     let rst = RstOp {
         echo_sid: 1,
         echo_psn: Psn(2),

@@ -125,13 +125,17 @@ impl Node {
                 self.make_ready(p);
             }
         }
-        if base.cack != self.peers[p].snd.una {
-            self.on_cack(now, p, base.cack);
-        }
-        if base.ty.is_reliable() {
-            self.on_reliable(now, p, frame, base);
+        if base.ty == Ty::Ack {
+            self.on_ack(now, p, frame, base);
         } else {
-            self.on_control(now, p, frame, base);
+            if base.cack != self.peers[p].snd.una {
+                self.on_cack(now, p, base.cack, true);
+            }
+            if base.ty.is_reliable() {
+                self.on_reliable(now, p, frame, base);
+            } else {
+                self.on_control(now, p, frame, base);
+            }
         }
         if base.ar {
             self.peers[p].ack_now = true;
@@ -141,10 +145,6 @@ impl Node {
 
     fn on_control(&mut self, now: Instant, p: u32, frame: &RxFrame<'_>, base: &Base) {
         match base.ty {
-            Ty::Ack => match AckOp::parse(frame, base) {
-                Ok(op) => self.on_ack(now, p, base, &op),
-                Err(err) => self.counters.rx_wire[err.index()] += 1,
-            },
             Ty::Nack => match NackOp::parse(frame, base) {
                 Ok(op) => self.on_nack(now, p, base.psn, op.reason),
                 Err(err) => self.counters.rx_wire[err.index()] += 1,
@@ -157,9 +157,9 @@ impl Node {
         }
     }
 
-    /// Everything before `cack` has arrived in order.
+    /// Everything before `cack` has arrived in order. The round trip is taken from it if `measure`.
     #[inline]
-    fn on_cack(&mut self, now: Instant, p: u32, cack: Psn) {
+    fn on_cack(&mut self, now: Instant, p: u32, cack: Psn, measure: bool) {
         let peer = &mut self.peers[p];
         if !peer.snd.advance(cack) {
             return;
@@ -174,9 +174,10 @@ impl Node {
                 sent_at = Some(entry.at);
             }
             count += u32::from(!entry.sacked);
-            self.on_acked(now, p, idx);
+            self.on_acked(p, idx);
         }
         if let Some(at) = sent_at
+            && measure
             && !self.lossless
         {
             self.on_round_trip(p, now, now.since(at), count);
@@ -188,11 +189,10 @@ impl Node {
     }
 
     /// The entry `idx`, which is out of its list, is acknowledged.
-    fn on_acked(&mut self, now: Instant, p: u32, idx: u32) {
+    fn on_acked(&mut self, p: u32, idx: u32) {
         let entry = self.sent.free(idx);
-        let rtt = now.since(entry.at);
-        if entry.rtx && !entry.sacked && rtt < self.peers[p].rtt.min_ns() {
-            self.peers[p].rtt.on_spurious();
+        if entry.rtx && !entry.sacked {
+            self.peers[p].rtt.on_resent_arrived();
         }
         if let BodyRef::Pack { buf, .. } = entry.body {
             self.packs.free.push(buf);
@@ -229,23 +229,37 @@ impl Node {
     }
 
     /// An acknowledgement of its own: round trip, what arrived out of order, what is lost.
-    fn on_ack(&mut self, now: Instant, p: u32, base: &Base, op: &AckOp) {
+    fn on_ack(&mut self, now: Instant, p: u32, frame: &RxFrame<'_>, base: &Base) {
+        let op = match AckOp::parse(frame, base) {
+            Ok(op) => op,
+            Err(err) => return self.counters.rx_wire[err.index()] += 1,
+        };
+        let peer = &mut self.peers[p];
+        let pipe = peer.snd.pipe();
+        let round_trip = peer.snd.round_trip(&self.sent, now, &op);
+        if base.cack != peer.snd.una {
+            self.on_cack(now, p, base.cack, false);
+        }
         if self.lossless {
             return;
         }
-        // An older one may call a packet arrived that was refused since.
+        self.on_sack(now, p, base, &op);
+        if let Some(rtt_ns) = round_trip {
+            let arrived = pipe.saturating_sub(self.peers[p].snd.pipe());
+            self.on_round_trip(p, now, rtt_ns, arrived);
+        }
+    }
+
+    fn on_sack(&mut self, now: Instant, p: u32, base: &Base, op: &AckOp) {
         let peer = &mut self.peers[p];
+        peer.rtt.on_duplicates(op.dups);
+        // An older one may call a packet arrived that was refused since.
         if op.count == 0 || base.cack != peer.snd.una {
             return;
         }
         let news = peer.snd.on_sack(&mut self.sent, now, op, base.cack, &mut peer.rtt);
         let Some(newest) = news.newest else { return };
         peer.progress_at = now;
-        if let Some(at) = news.first_sent {
-            let delay = u64::from(op.delay) * 64;
-            self.on_round_trip(p, now, now.since(at).saturating_sub(delay), news.count);
-        }
-        let peer = &mut self.peers[p];
         let again = peer.snd.detect(&mut self.sent, newest, &peer.rtt);
         peer.reorder_at = again.unwrap_or(Instant(0));
         if planted(Bug::DoneOnSack) {
@@ -261,7 +275,7 @@ impl Node {
         let floor = self.rto_floor_ns;
         let peer = &mut self.peers[p];
         peer.rtt.sample(rtt_ns);
-        peer.snd.cwnd.on_ack(now, rtt_ns, count, &peer.rtt, floor);
+        peer.snd.cwnd.on_ack(now, count, &peer.rtt, floor);
     }
 
     /// The bug of completing what may still be lost, for the simulator to find.
@@ -334,9 +348,8 @@ impl Node {
         let peer = &mut self.peers[p];
         let dist = base.psn.since(peer.rcv_nxt);
         if dist == 0 && peer.rcv.is_empty() && peer.refused == 0 {
-            peer.rx_newest = base.psn;
             if !self.lossless {
-                self.peers[p].rx_at = now;
+                (peer.rx_newest, peer.rx_at, peer.rx_resent) = (base.psn, now, base.rtx);
             }
             match self.on_op(now, p, frame, base) {
                 Verdict::Accept => self.took(now, p, 1),
@@ -362,6 +375,7 @@ impl Node {
             let _ = self.on_op(now, p, frame, base);
         } else if dist < 0 || dist < limit && peer.rcv.is_set(dist as u32) {
             self.counters.rx_duplicate += 1;
+            peer.dups = peer.dups.saturating_add(1);
             if planted(Bug::DuplicateDelivered) {
                 let _ = self.on_op(now, p, frame, base);
             }
@@ -378,7 +392,7 @@ impl Node {
     /// The packet that was missing, or the one that takes the place of a refused one.
     fn on_next(&mut self, now: Instant, p: u32, frame: &RxFrame<'_>, base: &Base) {
         let peer = &mut self.peers[p];
-        (peer.rx_newest, peer.rx_at) = (base.psn, now);
+        (peer.rx_newest, peer.rx_at, peer.rx_resent) = (base.psn, now, base.rtx);
         if peer.refused != 0 {
             if base.ty != Ty::Nop {
                 peer.want_nack = true;
@@ -401,7 +415,7 @@ impl Node {
             if let Verdict::Accept = self.on_op(now, p, frame, base) {
                 let peer = &mut self.peers[p];
                 peer.rcv.set(dist);
-                (peer.rx_newest, peer.rx_at) = (base.psn, now);
+                (peer.rx_newest, peer.rx_at, peer.rx_resent) = (base.psn, now, base.rtx);
             }
             return;
         }
@@ -428,7 +442,7 @@ impl Node {
         let peer = &mut self.peers[p];
         peer.held.push_back(&mut self.held, idx);
         peer.rcv.set(dist);
-        (peer.rx_newest, peer.rx_at) = (base.psn, now);
+        (peer.rx_newest, peer.rx_at, peer.rx_resent) = (base.psn, now, base.rtx);
     }
 
     /// Takes the packets that waited for the one just taken.

@@ -437,11 +437,6 @@ impl Node {
         if wr.sent == wr.asked {
             wr.flags.remove(WrFlags::IN_DATAQ);
             self.peers[p].dataq.remove(&mut self.tx, w);
-        } else {
-            // By turns with the other messages that are being pulled.
-            let dataq = &mut self.peers[p].dataq;
-            dataq.remove(&mut self.tx, w);
-            dataq.push_back(&mut self.tx, w);
         }
         Step::Sent
     }
@@ -829,13 +824,14 @@ impl Node {
         let peer = &self.peers[p];
         let (count, words) = peer.rcv.sack_words();
         let delay = (now.since(peer.rx_at) / 64).min(u64::from(u16::MAX)) as u16;
-        let op = AckOp { delay, newest: peer.rx_newest, words, count };
+        let (dups, resent) = (peer.dups, peer.rx_resent);
+        let op = AckOp { delay, newest: peer.rx_newest, words, count, dups, resent };
         let mut bytes = [0; 40];
         let len = op.emit(&mut bytes);
         let psn = peer.snd.nxt;
         if self.emit(p, &Packet::control(Ty::Ack, psn, &bytes[..len]), out) == Tx::Sent {
             let peer = &mut self.peers[p];
-            (peer.owed, peer.ack_now) = (0, false);
+            (peer.owed, peer.ack_now, peer.dups) = (0, false, 0);
             self.counters.tx_acks += 1;
         }
     }

@@ -82,12 +82,16 @@ pub(crate) struct Peer {
     pub(crate) rcv_nxt: Psn,
     /// Packets received since the last acknowledgement.
     pub(crate) owed: u16,
+    /// Packets that arrived again since the last acknowledgement of its own.
+    pub(crate) dups: u8,
     /// Probes without an answer.
     pub(crate) probes: u16,
     pub(crate) rcv: RcvBitmap,
     /// The packet received last, and when.
     pub(crate) rx_newest: Psn,
     pub(crate) rx_at: Instant,
+    /// It came as one that was sent again.
+    pub(crate) rx_resent: bool,
 
     pub(crate) snd: SendWindow,
     /// Credits the peer granted since the session began, and those used.
@@ -165,10 +169,12 @@ impl Peer {
             frame_max: 0,
             rcv_nxt: Psn(0),
             owed: 0,
+            dups: 0,
             probes: 0,
             rcv: RcvBitmap::default(),
             rx_newest: Psn(0),
             rx_at: now,
+            rx_resent: false,
             snd: SendWindow::new(Psn(0)),
             credit: 0,
             credit_used: 0,
@@ -246,8 +252,10 @@ pub(crate) const fn slot_of(sid: u32) -> u32 {
 
 /// The session name after `sid` for the same slot; never 0.
 pub(crate) const fn next_sid(slot: u32, generation: u32) -> u32 {
-    let sid = slot | generation << SLOT_BITS;
-    if sid == 0 { 1 << SLOT_BITS } else { sid }
+    slot | (1 + generation % GENERATIONS) << SLOT_BITS
 }
+
+/// Generations of a slot before a name comes back. 0 is none of them, so that no name is 0.
+const GENERATIONS: u32 = (1 << (32 - SLOT_BITS)) - 1;
 
 const _: () = assert!(NONE > 1 << SLOT_BITS);

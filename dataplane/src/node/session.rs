@@ -6,7 +6,7 @@
 use barewire_driver::port::MacAddr;
 
 use super::ops::WrFlags;
-use super::peer::{GRANT_FIRST, Peer, SLOT_BITS, State, next_sid};
+use super::peer::{GRANT_FIRST, Peer, State, next_sid};
 use super::{Node, Reply};
 use crate::error::Error;
 use crate::flags::CqFlags;
@@ -27,9 +27,6 @@ const STARVED_NS: u64 = 1_000_000;
 
 /// Probes without an answer before a peer may be dead.
 const PROBES_MIN: u16 = 8;
-
-/// First interval between two OPENs, nanoseconds.
-const OPEN_RTO_NS: u64 = 1_000_000;
 
 impl Node {
     /// Moves the clock of our own running on.
@@ -83,7 +80,7 @@ impl Node {
         let (epoch, active) = (self.epoch, self.active_ns);
         let peer = &mut self.peers[p];
         peer.state = state;
-        peer.sid = next_sid(p, generation & ((1 << (32 - SLOT_BITS)) - 1));
+        peer.sid = next_sid(p, generation);
         peer.epoch = epoch;
         peer.snd = SendWindow::new(first);
         peer.rcv = RcvBitmap::new();
@@ -497,7 +494,7 @@ impl Node {
         match peer.state {
             State::Idle => None,
             State::Opening | State::Answered => {
-                Some((peer.probe_at + open_rto(peer.backoff)).min(death))
+                Some((peer.probe_at + self.open_rto(peer)).min(death))
             }
             State::Open => {
                 let probe = || (peer.probe_at + self.probe_interval(peer)).min(death);
@@ -524,6 +521,11 @@ impl Node {
         (2 * peer.rtt.srtt_ns() + self.rto_floor_ns / 4).min(rto)
     }
 
+    /// How long an OPEN may go without an answer.
+    fn open_rto(&self, peer: &Peer) -> u64 {
+        Rtt::default().rto_ns(self.rto_floor_ns, peer.backoff)
+    }
+
     /// A tenth of T_dead; less while a lost grant may be all that keeps us from sending.
     fn probe_interval(&self, peer: &Peer) -> u64 {
         let tenth = self.settings.t_dead_ns / 10;
@@ -548,8 +550,9 @@ impl Node {
                     self.end_session(now, p, Error::HostUnreach, false);
                     return;
                 }
+                let rto = self.open_rto(&self.peers[p]);
                 let peer = &mut self.peers[p];
-                if now >= peer.probe_at + open_rto(peer.backoff) {
+                if now >= peer.probe_at + rto {
                     peer.want_open = true;
                     peer.backoff = peer.backoff.saturating_add(1);
                     peer.probe_at = now;
@@ -735,6 +738,3 @@ fn send_flags(flags: WrFlags) -> CqFlags {
     CqFlags::SEND | if flags.contains(WrFlags::TAGGED) { CqFlags::TAGGED } else { CqFlags::MSG }
 }
 
-fn open_rto(backoff: u8) -> u64 {
-    OPEN_RTO_NS << backoff.min(6)
-}

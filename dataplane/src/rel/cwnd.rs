@@ -45,15 +45,17 @@ impl Cwnd {
         self.size / ONE
     }
 
-    /// Takes the round trip of an acknowledgement for `acked` packets.
-    pub fn on_ack(&mut self, now: Instant, sample_ns: u64, acked: u32, rtt: &Rtt, floor_ns: u64) {
+    /// Takes an acknowledgement for `acked` packets, whose round trip `rtt` has seen already. It is
+    /// the smoothed one that counts: a single packet may be late for reasons of its own.
+    pub fn on_ack(&mut self, now: Instant, acked: u32, rtt: &Rtt, floor_ns: u64) {
         let limit = rtt.min_ns() + (floor_ns / 4).max(4 * rtt.var_ns());
-        if sample_ns <= limit {
+        let srtt = rtt.srtt_ns();
+        if srtt <= limit {
             let packets = self.packets().max(1);
             let grow = if self.slow_start { acked * ONE } else { acked * ONE / packets };
             self.size = (self.size + grow).min(WINDOW * ONE);
-        } else if now.since(self.cut_at) > rtt.srtt_ns() {
-            let over = ((sample_ns - limit) * 256 / sample_ns) as u32;
+        } else if now.since(self.cut_at) > srtt {
+            let over = ((srtt - limit) * 256 / srtt) as u32;
             self.size -= self.size / 512 * over.min(256);
             self.size = self.size.max(MIN * ONE);
             self.slow_start = false;
@@ -75,16 +77,20 @@ mod tests {
         let mut cwnd = Cwnd::default();
         let mut now = Instant(0);
         for _ in 0..100 {
-            cwnd.on_ack(now, 20_000, 8, &rtt, 100_000);
+            cwnd.on_ack(now, 8, &rtt, 100_000);
         }
         assert_eq!(cwnd.packets(), WINDOW, "no queue: as many as may be numbered");
         for _ in 0..100 {
-            now = now + 25_000;
-            cwnd.on_ack(now, 400_000, 8, &rtt, 100_000);
+            rtt.sample(400_000);
+            now = now + 500_000;
+            cwnd.on_ack(now, 8, &rtt, 100_000);
         }
         assert_eq!(cwnd.packets(), MIN, "a queue that stays: the least");
+        for _ in 0..200 {
+            rtt.sample(20_000);
+        }
         for _ in 0..10 {
-            cwnd.on_ack(now, 20_000, 8, &rtt, 100_000);
+            cwnd.on_ack(now, 8, &rtt, 100_000);
         }
         let grown = cwnd.packets();
         assert!((MIN + 5..MIN + 12).contains(&grown), "about one a round trip, not {grown}");

@@ -13,13 +13,16 @@ pub struct Rtt {
     srtt_ns: u32,
     var_ns: u32,
     min_ns: u32,
-    /// Reordering allowance in quarters of the smoothed round trip, 1 to 32.
-    reo_quarters: u8,
+    /// Reordering allowance in 64ths of the smoothed round trip.
+    reo: u16,
 }
+
+/// Bounds of the reordering allowance, in 64ths of the smoothed round trip: a quarter and four.
+const REO: std::ops::RangeInclusive<u16> = 16..=256;
 
 impl Default for Rtt {
     fn default() -> Self {
-        Self { srtt_ns: 0, var_ns: 0, min_ns: u32::MAX, reo_quarters: 1 }
+        Self { srtt_ns: 0, var_ns: 0, min_ns: u32::MAX, reo: *REO.start() }
     }
 }
 
@@ -65,12 +68,18 @@ impl Rtt {
 
     /// How much later than a packet another one may have been sent and still arrive first.
     pub fn reorder_ns(&self) -> u64 {
-        u64::from(self.srtt_ns) * u64::from(self.reo_quarters) / 4
+        u64::from(self.srtt_ns) * u64::from(self.reo) / 64
     }
 
-    /// A retransmission was needless: the original had only been overtaken.
-    pub fn on_spurious(&mut self) {
-        self.reo_quarters = (self.reo_quarters + 1).min(32);
+    /// The peer got `dups` packets twice: some had been overtaken and were not lost, so more time
+    /// is allowed. Nine repairs that were needed take back what one that was not has added.
+    pub fn on_duplicates(&mut self, dups: u8) {
+        self.reo = (self.reo + 9 * u16::from(dups.min(16))).min(*REO.end());
+    }
+
+    /// A packet that had been sent again has arrived.
+    pub fn on_resent_arrived(&mut self) {
+        self.reo = (self.reo - 1).max(*REO.start());
     }
 }
 
@@ -96,13 +105,17 @@ mod tests {
     }
 
     #[test]
-    fn reordering_allowance_grows_and_stops() {
+    fn reordering_allowance_grows_shrinks_and_stops() {
         let mut rtt = Rtt::default();
         rtt.sample(40_000);
         assert_eq!(rtt.reorder_ns(), 10_000);
         for _ in 0..100 {
-            rtt.on_spurious();
+            rtt.on_duplicates(1);
         }
-        assert_eq!(rtt.reorder_ns(), 320_000);
+        assert_eq!(rtt.reorder_ns(), 160_000);
+        for _ in 0..1000 {
+            rtt.on_resent_arrived();
+        }
+        assert_eq!(rtt.reorder_ns(), 10_000);
     }
 }

@@ -62,7 +62,9 @@ pub struct Sent {
     pub wr: u32,
     /// Eager units it used.
     pub units: u32,
-    /// When it was sent last.
+    /// When it was sent first, and last.
+    pub first_at: Instant,
+    /// See `first_at`.
     pub at: Instant,
     /// The peer has it, out of order.
     pub sacked: bool,
@@ -78,10 +80,21 @@ impl Sent {
     pub fn new(psn: Psn, ty: Ty, op: &[u8], body: BodyRef, wr: u32, at: Instant) -> Self {
         let mut bytes = [0; OP_MAX];
         bytes[..op.len()].copy_from_slice(op);
-        let op_len = op.len() as u8;
-        let (sacked, lost, rtx) = (false, false, false);
-        let (units, link) = (0, Link::default());
-        Self { psn, ty, op_len, op: bytes, body, wr, units, at, sacked, lost, rtx, link }
+        Self {
+            psn,
+            ty,
+            op_len: op.len() as u8,
+            units: 0,
+            op: bytes,
+            body,
+            wr,
+            first_at: at,
+            at,
+            sacked: false,
+            lost: false,
+            rtx: false,
+            link: Link::default(),
+        }
     }
 
     /// Keeps number and cost, and carries nothing any more.
@@ -111,8 +124,6 @@ pub struct Sacked {
     pub count: u32,
     /// When the one that was sent last was sent.
     pub newest: Option<Instant>,
-    /// The same among those that were sent once, whose round trip is known.
-    pub first_sent: Option<Instant>,
 }
 
 /// What an acknowledgement says that no honest peer would.
@@ -228,8 +239,15 @@ impl SendWindow {
         self.list.pop_front(pool)
     }
 
-    /// Marks what the peer holds out of order. What was sent again and arrived sooner than it could
-    /// have was not lost: the reordering allowance grows.
+    /// The round trip that an acknowledgement shows, if the packet it names is still listed. The peer
+    /// says which copy of it arrived, so one that was sent again without need is measured as well.
+    pub fn round_trip(&self, pool: &SentPool, now: Instant, ack: &AckOp) -> Option<u64> {
+        let entry = &pool[self.by_psn(pool, ack.newest)?];
+        let sent_at = if ack.resent { entry.at } else { entry.first_at };
+        Some(now.since(sent_at).saturating_sub(u64::from(ack.delay) * 64).max(1))
+    }
+
+    /// Marks what the peer holds out of order.
     pub fn on_sack(
         &mut self,
         pool: &mut SentPool,
@@ -261,14 +279,14 @@ impl SendWindow {
                 entry.lost = false;
                 self.lost -= 1;
             }
-            if entry.rtx && now.since(entry.at) < rtt.min_ns() {
-                rtt.on_spurious();
-                continue;
+            if entry.rtx {
+                rtt.on_resent_arrived();
+                if now.since(entry.at) < rtt.min_ns() {
+                    // It is the first copy that arrived: this one's time says nothing.
+                    continue;
+                }
             }
             news.newest = news.newest.max(Some(entry.at));
-            if !entry.rtx {
-                news.first_sent = news.first_sent.max(Some(entry.at));
-            }
         }
         news
     }

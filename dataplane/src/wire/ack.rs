@@ -17,9 +17,17 @@ pub struct AckOp {
     pub words: [u64; 4],
     /// Number of words sent, 0 to 4.
     pub count: u8,
+    /// Packets that arrived a second time since the last ACK, at most [`Self::DUPS_MAX`]: what was
+    /// sent again without need, or doubled on the way.
+    pub dups: u8,
+    /// The packet `newest` arrived as one that had been sent again (RTX was set).
+    pub resent: bool,
 }
 
 impl AckOp {
+    /// Most duplicates an ACK reports.
+    pub const DUPS_MAX: u8 = 127;
+
     /// Most words an ACK has.
     pub const WORDS_MAX: usize = 4;
 
@@ -31,7 +39,7 @@ impl AckOp {
     /// Copies and checks the header.
     ///
     /// # Errors
-    /// [`WireError::SackCount`], [`WireError::OpReserved`], [`WireError::OpTruncated`].
+    /// [`WireError::SackCount`], [`WireError::OpTruncated`].
     #[inline]
     pub fn parse(frame: &RxFrame<'_>, base: &Base) -> Result<Self, WireError> {
         let b = frame.chunk_at(BASE_LEN).ok_or(WireError::OpTruncated)?;
@@ -40,10 +48,9 @@ impl AckOp {
         if usize::from(count) > Self::WORDS_MAX {
             return Err(WireError::SackCount);
         }
-        if b.u8::<3>() != 0 {
-            return Err(WireError::OpReserved);
-        }
-        let mut ack = Self { delay: b.u16::<0>(), newest: Psn(b.u32::<4>()), words: [0; 4], count };
+        let (delay, newest) = (b.u16::<0>(), Psn(b.u32::<4>()));
+        let (dups, resent) = (b.u8::<3>() & Self::DUPS_MAX, b.u8::<3>() > Self::DUPS_MAX);
+        let mut ack = Self { delay, newest, words: [0; 4], count, dups, resent };
         for (i, word) in ack.words.iter_mut().take(count.into()).enumerate() {
             let w = frame.chunk_at(BASE_LEN + 8 + 8 * i).ok_or(WireError::OpTruncated)?;
             *word = u64::from_le_bytes(w);
@@ -61,6 +68,7 @@ impl AckOp {
         let mut b = Bytes::<8>::ZERO;
         b.put16::<0>(self.delay);
         b.put8::<2>(self.count);
+        b.put8::<3>(self.dups.min(Self::DUPS_MAX) | u8::from(self.resent) << 7);
         b.put32::<4>(self.newest.0);
         let mut at = b.write(out);
         for word in &self.words[..self.count.into()] {

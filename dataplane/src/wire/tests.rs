@@ -77,7 +77,14 @@ fn one_of_each() -> Vec<(Base, Op, Vec<u8>)> {
         version: VERSION,
     };
     let pull = PullOp { src_op: 1, src_gen: 2, dst_op: 3, dst_gen: 4, offset: 5, len: 6 };
-    let ack = AckOp { delay: 1, newest: Psn(2), words: [3, u64::MAX, 0, 0], count: 2 };
+    let ack = AckOp {
+        delay: 1,
+        newest: Psn(2),
+        words: [3, u64::MAX, 0, 0],
+        count: 2,
+        dups: 5,
+        resent: true,
+    };
     let end = EndOp { src_op: 1, src_gen: 2, status: EndStatus::Truncated };
     let all = vec![
         (Op::Ack(ack), vec![]),
@@ -142,7 +149,14 @@ fn any_op() -> impl Strategy<Value = (Op, Vec<u8>)> {
         any::<(u16, u32, [u64; 4], u8)>().prop_map(move |(delay, newest, mut words, n)| {
             let count = n % 5;
             words[count.into()..].fill(0);
-            none(Op::Ack(AckOp { delay, newest: Psn(newest), words, count }))
+            none(Op::Ack(AckOp {
+                delay,
+                newest: Psn(newest),
+                words,
+                count,
+                dups: count * 7,
+                resent: count & 1 == 1,
+            }))
         }),
         (any_msg(), any_bytes(0)).prop_map(|(op, payload)| (Op::Msg(op), payload)),
         any_pack(),
@@ -371,7 +385,6 @@ fn bases_are_refused_for_their_own_cause() {
 fn operations_are_refused_for_their_own_cause() {
     use WireError as E;
     let zeros: &[(Ty, &[usize])] = &[
-        (Ty::Ack, &[3]),
         (Ty::Msg, &[5]),
         (Ty::Pack, &[2, 3, 4, 5, 6, 7]),
         (Ty::MsgM, &[5, 6, 7]),

@@ -384,7 +384,14 @@ impl Villain {
             12 => {
                 let newest = Psn(self.cack.wrapping_add(r.pick(&[0, 1, 1000])));
                 let words = [r.next(), r.next(), 0, r.next()];
-                let op = AckOp { delay: r.next() as u16, newest, words, count: 4 };
+                let op = AckOp {
+                    delay: r.next() as u16,
+                    newest,
+                    words,
+                    count: 4,
+                    dups: 0,
+                    resent: false,
+                };
                 return (Op::Ack(op), Vec::new());
             }
             13 => {

@@ -21,7 +21,8 @@ const KIB: usize = 1024;
 const MS: u64 = 1_000_000;
 
 /// Goal: bars B5 and B6. Method: sixteen messages of 64 KiB always under way from one node to
-/// another, 10 Gbit/s, 5 us one way; with and without exponential reordering. Line is what the
+/// another, 10 Gbit/s, 5 us one way; with and without exponential reordering; the mean of four
+/// seeds. Line is what the
 /// cable can carry in payload with our headers, preambles and gaps.
 #[test]
 fn goodput() {
@@ -33,7 +34,11 @@ fn goodput() {
     for mtu in [1500, 4160] {
         for (jitter_us, bars) in [(0, plain), (20, reorder)] {
             for (loss, bar) in bars {
-                let share = stream(mtu, f64::from(jitter_us) * 1000.0, loss);
+                let seeds = 1..=if loss == 0.0 { 1 } else { 4 };
+            let sum: f64 = (seeds.clone())
+                .map(|seed| stream(seed, mtu, f64::from(jitter_us) * 1000.0, loss))
+                .sum();
+            let share = sum / f64::from(*seeds.end() as u32);
                 let line = format!("goodput: {mtu} {jitter_us} us {loss}: {share:.4} (bar {bar})");
                 println!("{line}");
                 if share < bar {
@@ -47,10 +52,10 @@ fn goodput() {
 }
 
 /// Goodput of a stream over what is possible.
-fn stream(mtu: usize, jitter_ns: f64, loss: f64) -> f64 {
+fn stream(seed: u64, mtu: usize, jitter_ns: f64, loss: f64) -> f64 {
     const LEN: usize = 64 * KIB;
     let total = if nightly() { 8192 } else { 1024 };
-    let mut plan = Plan::calm(1, 0);
+    let mut plan = Plan::calm(seed, 0);
     plan.link.mtu = vec![mtu; 2];
     plan.link.jitter_ns = jitter_ns;
     plan.link.loss = loss;
