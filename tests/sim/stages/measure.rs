@@ -35,10 +35,10 @@ fn goodput() {
         for (jitter_us, bars) in [(0, plain), (20, reorder)] {
             for (loss, bar) in bars {
                 let seeds = 1..=if loss == 0.0 { 1 } else { 4 };
-            let sum: f64 = (seeds.clone())
-                .map(|seed| stream(seed, mtu, f64::from(jitter_us) * 1000.0, loss))
-                .sum();
-            let share = sum / f64::from(*seeds.end() as u32);
+                let sum: f64 = (seeds.clone())
+                    .map(|seed| stream(seed, mtu, f64::from(jitter_us) * 1000.0, loss))
+                    .sum();
+                let share = sum / f64::from(*seeds.end() as u32);
                 let line = format!("goodput: {mtu} {jitter_us} us {loss}: {share:.4} (bar {bar})");
                 println!("{line}");
                 if share < bar {
