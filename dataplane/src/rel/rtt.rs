@@ -72,9 +72,9 @@ impl Rtt {
     }
 
     /// The peer got `dups` packets twice: some had been overtaken and were not lost, so more time
-    /// is allowed. Nine repairs that were needed take back what one that was not has added.
+    /// is allowed. Six repairs that were needed take back what one that was not has added.
     pub fn on_duplicates(&mut self, dups: u8) {
-        self.reo = (self.reo + 9 * u16::from(dups.min(16))).min(*REO.end());
+        self.reo = (self.reo + 6 * u16::from(dups.min(16))).min(*REO.end());
     }
 
     /// A packet that had been sent again has arrived.
