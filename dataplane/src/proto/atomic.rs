@@ -131,6 +131,51 @@ mod tests {
         }
     }
 
+    /// Goal: docs/atomics.md promises what the table does, and says the sizes.
+    #[test]
+    #[cfg(target_arch = "x86_64")]
+    fn the_document_is_the_table() {
+        let doc = include_str!("../../../docs/atomics.md");
+        let rows: Vec<Vec<&str>> = doc
+            .lines()
+            .filter(|line| line.starts_with("| `FI_"))
+            .map(|line| line.split('|').map(str::trim).collect())
+            .collect();
+        let is_op = |row: &&Vec<&str>| row[2].contains("fetch") || row[2] == "compare";
+        let class = |ty: Datatype| match () {
+            () if ty.is_integer() => "int",
+            () if ty.is_complex() => "complex",
+            () => "real",
+        };
+        let mut promised = 0;
+        for (row, op) in rows.iter().filter(is_op).zip(AtomicOp::ALL) {
+            let name = row[1].replace(['`', '_'], "").replace("FI", "").replace("ATOMIC", "");
+            assert_eq!(name, format!("{op:?}").to_uppercase());
+            for kind in AtomicKind::ALL {
+                let form = format!("{kind:?}").to_lowercase();
+                for ty in Datatype::ALL {
+                    let wanted = row[2].split(' ').any(|f| f == form)
+                        && row[3].split(' ').any(|types| types == class(ty));
+                    assert_eq!(valid(kind, op, ty), wanted, "{kind:?} {op:?} {ty:?}");
+                    promised += usize::from(wanted);
+                }
+            }
+        }
+        assert_eq!(promised, 354);
+        let mut sized = 0;
+        for row in rows.iter().filter(|row| !is_op(row)) {
+            for name in row[1].split(' ') {
+                let name = name.replace(['`', '_'], "").replacen("FI", "", 1);
+                let ty =
+                    Datatype::ALL.into_iter().find(|t| name == format!("{t:?}").to_uppercase());
+                let ty = ty.expect("a type of the table");
+                assert_eq!([row[2], row[3]], [ty.size().to_string(), ty.align().to_string()]);
+                sized += 1;
+            }
+        }
+        assert_eq!(sized, 14);
+    }
+
     /// Goal: the engine executes what the table allows and refuses an operation on a type that no
     /// form allows.
     #[test]
