@@ -94,6 +94,11 @@ impl Node {
         peer.probe_at = now;
         peer.reorder_at = Instant(0);
         self.blocks_unpromised -= grant as usize;
+        if grant == 0 && !self.peers[p].starved {
+            // The peer cannot use anything up and so would never be granted more.
+            self.peers[p].starved = true;
+            self.starved.push_back(p);
+        }
         self.make_ready(p);
         self.arm_timer(now, p);
     }

@@ -123,6 +123,8 @@ pub struct Levels {
     pub held: usize,
     /// Completions reserved in all queues.
     pub cq_reserved: usize,
+    /// Blocks neither free to be promised, nor promised to a peer, nor behind a stored message.
+    pub blocks_lost: usize,
     /// Timers armed.
     pub timers: usize,
 }
@@ -183,8 +185,16 @@ impl Node {
             pull_bytes: self.pull_out,
             held: self.held.len(),
             cq_reserved: self.cqs.iter().map(|(_, t)| t.cq.reserved()).sum(),
+            blocks_lost: self.blocks_lost(),
             timers: self.wheel.len(),
         }
+    }
+
+    fn blocks_lost(&self) -> usize {
+        let promised: usize = self.peers.iter().map(|(_, p)| p.outstanding() as usize).sum();
+        let used: usize = self.stored.iter().map(|(_, m)| m.payload.units as usize).sum();
+        let all = self.settings.unexpected_bytes / crate::proto::blocks::UNIT;
+        all.abs_diff(self.blocks_unpromised + promised + used)
     }
 
     /// All peers with what is going on between us.
