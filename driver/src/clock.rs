@@ -78,7 +78,9 @@ fn calibrate_tsc() -> Option<Tsc> {
     None
 }
 
-fn monotonic_ns() -> u64 {
+/// `CLOCK_MONOTONIC` itself, the same in every process of the machine: [`now_ns`] of two processes
+/// drifts apart by what their calibrations differ.
+pub(crate) fn monotonic_ns() -> u64 {
     let mut ts = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: `clock_gettime` writes one timespec to a valid pointer; CLOCK_MONOTONIC exists on
     // every Linux, so the call cannot fail.

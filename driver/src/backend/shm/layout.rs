@@ -6,7 +6,9 @@
 //! 128      epoch, changed with every attach and detach                under the segment's lock
 //! 4096     member 0..64, 128 bytes each
 //!          +0   incarnation << 32 | 1 while attached, else 0          under the segment's lock
+//!               bit 1: a monitor
 //!          +8   MAC        +16  pid (for messages only)               under the segment's lock
+//!          +24  frames that a monitor missed                          senders add
 //!          +64  doorbell bits, one per sender                         senders set, member clears
 //!          +72  sleeping: a futex                                     member sets, senders clear
 //! 12288    link of (sender s, receiver r) at (r * members + s) * 128
@@ -20,7 +22,7 @@ use crate::ring::slot_len;
 /// "barewire" read as a little-endian number.
 pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"barewire");
 /// Changes with every change of this file or of what its words mean.
-pub(super) const VERSION: u64 = 1;
+pub(super) const VERSION: u64 = 2;
 /// Most members that a segment can have: bits in a doorbell word.
 pub(super) const MEMBERS_MAX: usize = 64;
 /// Bytes of the part that [`Layout`] is read from.

@@ -28,6 +28,12 @@
 //! receivers' rings until they have read it; then the receiver gives the ring's memory back. The
 //! dead are found by whoever joins, opens a ring, or finds a ring full for long.
 //!
+//! # Monitors
+//! A [`Monitor`] is a member that has no address and gets a copy of every frame, stamped with the time
+//! of its sending. A sender who knows of one keeps no routes, so that every frame takes the slow
+//! way, on which the copies are made; without one the fast way does not even ask. Members learn of
+//! a monitor in their next sweep. One that is too slow misses frames and never holds up anybody.
+//!
 //! # Trust
 //! The file is the user's own (0600, checked), but nothing read from it is believed: lengths and
 //! places are checked against private state after they were copied, members are indices below a
@@ -36,24 +42,27 @@
 
 mod layout;
 mod lock;
+mod monitor;
 mod segment;
 mod wait;
 
 #[cfg(test)]
 mod tests;
 
+pub use monitor::Monitor;
+
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
-use crate::clock::now_ns;
+use crate::clock::{monotonic_ns, now_ns};
 use crate::frame::{ETH_HDR_LEN, RxFrame, TxFrame};
 use crate::open::OpenError;
 use crate::port::{MacAddr, Port, PortCaps, PortCounters, PortGone, PortWaiter, RxSink, Tx};
-use crate::ring::{Consumer, NoRoom, Producer, RingMem, Taken};
+use crate::ring::{Consumer, NoRoom, Producer, RingMem, Taken, WORD_LEN};
 use layout::{Layout, MEMBERS_MAX};
-use segment::{BELL, CLOSED, RawRing, WATCH};
+use segment::{BELL, CLOSED, RawRing, STATION, WATCH, is_monitor};
 use wait::{Shared, Waiter};
 
 /// Largest MTU: with its Ethernet header a frame is 64 KiB.
@@ -181,6 +190,10 @@ const MTU: usize = 65_520;
 pub struct ShmPort {
     caps: PortCaps,
     frame_max: usize,
+    /// Bytes behind each frame that we receive: a monitor's stamp.
+    extra: usize,
+    /// Members who get a copy of each frame that we send, one bit each.
+    monitors: u64,
     /// Addresses whose ring is open, by [`route_slot`].
     routes: Box<[Route; ROUTES]>,
     /// The process that opened the port; a forked child is another.
@@ -288,8 +301,12 @@ impl ShmPort {
     /// # Errors
     /// [`OpenError`]; nothing is left behind.
     pub fn open(settings: &ShmSettings) -> Result<Self, OpenError> {
+        Self::open_as(settings, STATION)
+    }
+
+    fn open_as(settings: &ShmSettings, role: u64) -> Result<Self, OpenError> {
         settings.check()?;
-        let segment::Joined { seg, me, inc, mac } = segment::join(settings)?;
+        let segment::Joined { seg, me, inc, mac } = segment::join(settings, role)?;
         let layout = seg.layout;
         let mtu = settings.mtu.unwrap_or(MTU.min(layout.frame_max - ETH_HDR_LEN));
         let caps = PortCaps {
@@ -311,13 +328,16 @@ impl ShmPort {
             probed_ns: 0,
         };
         let outs = (0..layout.members).map(out).collect();
-        let ins = (0..layout.members).map(|s| In::closed(&seg, s, me));
+        let extra = if is_monitor(role) { monitor::STAMP_LEN } else { 0 };
+        let ins = (0..layout.members).map(|s| In::closed(&seg, s, me, extra));
         let ins = ins.collect();
         let bell = std::ptr::from_ref(seg.bell(me));
         tracing::debug!(path = %seg.path.display(), %mac, mtu, "joined");
         Ok(Self {
             caps,
-            frame_max: ETH_HDR_LEN + mtu,
+            frame_max: ETH_HDR_LEN + mtu + extra,
+            extra,
+            monitors: 0,
             routes: Box::new([Route { key: NO_KEY, to: 0 }; ROUTES]),
             pid: std::process::id(),
             sleepers: 0,
@@ -347,9 +367,10 @@ impl ShmPort {
 }
 
 impl In {
-    fn closed(seg: &segment::Segment, s: usize, r: usize) -> Self {
+    fn closed(seg: &segment::Segment, s: usize, r: usize, extra: usize) -> Self {
         let layout = seg.layout;
-        let ring = Consumer::new(seg.ring(s, r), layout.ring_len, ETH_HDR_LEN, layout.frame_max);
+        let len_max = (layout.frame_max + extra).min(layout.ring_len / 4 - WORD_LEN);
+        let ring = Consumer::new(seg.ring(s, r), layout.ring_len, ETH_HDR_LEN, len_max);
         Self { ring, is_open: false, watch: WATCHES }
     }
 }
@@ -430,7 +451,9 @@ impl ShmPort {
                 other => return Err(other),
             }
         }
-        self.routes[route_slot(key)] = Route { key, to: r };
+        if self.monitors == 0 {
+            self.routes[route_slot(key)] = Route { key, to: r };
+        }
         Ok(r)
     }
 
@@ -446,7 +469,15 @@ impl ShmPort {
         for (m, peer) in self.peers.iter_mut().enumerate() {
             let state = seg.state(m).load(Acquire);
             let mac = MacAddr::from_u64(seg.mac(m).load(Relaxed));
-            *peer = Peer { state, key: key_of(&mac.0) };
+            // A monitor has no address.
+            let key = if is_monitor(state) { NO_KEY } else { key_of(&mac.0) };
+            *peer = Peer { state, key };
+        }
+        let bits = self.peers.iter().enumerate();
+        let bits = bits.filter(|(m, peer)| *m != self.shared.me && is_monitor(peer.state));
+        self.monitors = bits.fold(0, |mask, (m, _)| mask | 1 << m);
+        if self.monitors != 0 {
+            self.routes.fill(Route { key: NO_KEY, to: 0 });
         }
     }
 
@@ -534,7 +565,7 @@ impl ShmPort {
     fn tx_group(&mut self, frame: &TxFrame<'_>, len: usize) {
         self.refresh();
         for r in 0..self.peers.len() {
-            if r == self.shared.me || self.peers[r].state == 0 {
+            if r == self.shared.me || self.peers[r].state == 0 || is_monitor(self.peers[r].state) {
                 continue;
             }
             let is_open = self.outs[r].is_open || matches!(self.connect(r), Tx::Sent);
@@ -548,6 +579,44 @@ impl ShmPort {
 
     #[cold]
     fn tx_slow(&mut self, frame: &TxFrame<'_>, len: usize, key: u64) -> Tx {
+        self.refresh();
+        if self.monitors == 0 {
+            return self.tx_looked_up(frame, len, key);
+        }
+        // Before it is sent, or an answer to it could bear an earlier time.
+        let at = monotonic_ns();
+        let sent = self.tx_looked_up(frame, len, key);
+        if sent == Tx::Sent {
+            self.mirror(frame, at);
+        }
+        sent
+    }
+
+    /// Gives every monitor a copy of a frame that was sent at `at`.
+    fn mirror(&mut self, frame: &TxFrame<'_>, at: u64) {
+        let mut tail = [0; monitor::TAIL_MAX];
+        let Some(stamped) = monitor::stamped(frame, at, &mut tail) else { return };
+        let mut left = self.monitors;
+        while left != 0 {
+            let r = left.trailing_zeros() as usize;
+            left &= left - 1;
+            let is_open = self.outs[r].is_open || self.connect(r) == Tx::Sent;
+            let len = stamped.len();
+            match if is_open { self.push_slow(r, &stamped, len) } else { Pushed::Full } {
+                Pushed::Sent => {}
+                Pushed::Full => {
+                    // Relaxed: a number to show.
+                    self.shared.seg.missed(r).fetch_add(1, Relaxed);
+                    // Finds out now and then whether the monitor still lives.
+                    self.full(r);
+                }
+                Pushed::Closed => self.close_out(r),
+            }
+        }
+    }
+
+    /// Sends a frame whose route is not at hand.
+    fn tx_looked_up(&mut self, frame: &TxFrame<'_>, len: usize, key: u64) -> Tx {
         // The lowest bit of the first byte says that it is a group address.
         if key & 1 != 0 {
             self.tx_group(frame, len);
@@ -772,7 +841,7 @@ impl ShmPort {
         if seg.allocate(s, *me).is_err() {
             return false;
         }
-        self.ins[s] = In { is_open: true, ..In::closed(seg, s, *me) };
+        self.ins[s] = In { is_open: true, ..In::closed(seg, s, *me, self.extra) };
         next_at[s].store(self.ins[s].ring.mem().word_at(0).cast_mut(), Relaxed);
         true
     }
@@ -804,6 +873,11 @@ impl ShmPort {
     /// Looks at one ring that nobody pointed to, and says whether it has something.
     #[cold]
     fn sweep(&mut self) -> u64 {
+        // Who has all the routes it needs would not see a monitor come. Relaxed: `refresh` looks
+        // properly.
+        if self.shared.seg.epoch().load(Relaxed) != self.epoch {
+            self.refresh();
+        }
         let s = self.sweep_at;
         self.sweep_at = if s + 1 < self.ins.len() { s + 1 } else { 0 };
         let Shared { seg, me, .. } = &*self.shared;

@@ -114,6 +114,15 @@ impl RingMem for RawRing {
     }
 }
 
+/// Low bits of a member's state: a station, or one that gets a copy of every frame.
+pub(super) const STATION: u64 = 1;
+pub(super) const MONITOR: u64 = 3;
+
+/// Whether a member with this state is a monitor.
+pub(super) fn is_monitor(state: u64) -> bool {
+    state & MONITOR == MONITOR
+}
+
 /// A place in a segment.
 pub(super) struct Joined {
     pub(super) seg: Segment,
@@ -123,8 +132,9 @@ pub(super) struct Joined {
     pub(super) mac: MacAddr,
 }
 
-/// Joins the segment that `settings` name; makes it if there is none or only dead ones used it.
-pub(super) fn join(settings: &ShmSettings) -> Result<Joined, OpenError> {
+/// Joins the segment that `settings` name as [`STATION`] or [`MONITOR`]; makes it if there is none or
+/// only dead ones used it.
+pub(super) fn join(settings: &ShmSettings, role: u64) -> Result<Joined, OpenError> {
     let path = settings.path();
     loop {
         let file = open_file(&path)?;
@@ -147,7 +157,7 @@ pub(super) fn join(settings: &ShmSettings) -> Result<Joined, OpenError> {
             std::fs::remove_file(&path).map_err(|e| os("cannot remove", &path, e))?;
             continue;
         }
-        let joined = enter(&file, &path, layout, settings);
+        let joined = enter(&file, &path, layout, settings, role);
         if joined.is_err() && !made {
             let _ = std::fs::remove_file(&path);
         }
@@ -269,6 +279,7 @@ fn enter(
     path: &Path,
     layout: Layout,
     settings: &ShmSettings,
+    role: u64,
 ) -> Result<Entered, OpenError> {
     settings.check_against(&layout, path)?;
     check_space(file, path, 2 * layout.ring_len as u64)?;
@@ -293,8 +304,9 @@ fn enter(
     seg.sleeping(me).store(0, Relaxed);
     seg.mac(me).store(mac.to_u64(), Relaxed);
     seg.pid(me).store(u64::from(std::process::id()), Relaxed);
+    seg.missed(me).store(0, Relaxed);
     // Release: who sees the state sees the address.
-    seg.state(me).store(inc << 32 | 1, Release);
+    seg.state(me).store(inc << 32 | role, Release);
     seg.word(EPOCH).fetch_add(1, Release);
     Ok((seg.map, me, inc, mac))
 }
@@ -318,6 +330,11 @@ impl Segment {
 
     fn pid(&self, m: usize) -> &AtomicU64 {
         self.word(self.layout.member(m) + 16)
+    }
+
+    /// Frames that the monitor `m` was too slow for.
+    pub(super) fn missed(&self, m: usize) -> &AtomicU64 {
+        self.word(self.layout.member(m) + 24)
     }
 
     pub(super) fn bell(&self, m: usize) -> &AtomicU64 {

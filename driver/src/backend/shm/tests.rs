@@ -296,9 +296,13 @@ fn a_scribbler_is_survived() {
         let layout = settings.layout().unwrap();
         std::thread::spawn(move || scribble(&path, layout, &stop))
     };
-    let until = Instant::now() + Duration::from_millis(1500);
+    let started = Instant::now();
     let (mut frames, mut n) = (0_u64, 0_usize);
-    while Instant::now() < until {
+    let dropped = |a: &ShmPort, b: &ShmPort| a.counters().rx_dropped + b.counters().rx_dropped;
+    // Damage is a matter of luck, and of how often the scribbler gets to run.
+    while started.elapsed() < Duration::from_millis(1500)
+        || (dropped(&a, &b) == 0 && started.elapsed() < Duration::from_secs(30))
+    {
         for _ in 0..100 {
             n += 1;
             send(&mut a, to[n & 1], &[7; 1200][..n % 1200]);
@@ -319,7 +323,7 @@ fn a_scribbler_is_survived() {
     }
     stop.store(true, Relaxed);
     let writes = scribbler.join().unwrap();
-    let dropped = a.counters().rx_dropped + b.counters().rx_dropped;
+    let dropped = dropped(&a, &b);
     assert!(writes > 1000 && frames > 100 && dropped > 0, "{writes} {frames} {dropped}");
     drop((a, b));
     let _ = std::fs::remove_file(settings.path());
@@ -490,4 +494,67 @@ fn what_dead_processes_left_is_made_anew() {
     let to = b.caps().mac;
     assert_eq!(send(&mut a, to, b"x"), Tx::Sent);
     assert_eq!(drain(&mut b), [b"x"]);
+}
+
+/// What a monitor sees now: payloads in the order of their stamps.
+fn overhear(monitor: &mut Monitor) -> Vec<Vec<u8>> {
+    let mut got = Vec::new();
+    for _ in 0..SWEEP_EVERY * 65 {
+        let each = |at: u64, f: &RxFrame<'_>, len: usize| {
+            let mut bytes = vec![0; len - ETH_HDR_LEN];
+            assert!(f.copy_to(ETH_HDR_LEN, &mut bytes));
+            got.push((at, bytes));
+        };
+        monitor.read(7, each).expect("shm is never gone");
+    }
+    got.sort();
+    got.into_iter().map(|(_, bytes)| bytes).collect()
+}
+
+#[test]
+fn a_monitor_sees_each_frame_once_and_in_the_order_of_sending() {
+    let settings = fresh();
+    let (mut a, mut b) = (open(&settings), open(&settings));
+    let (to_a, to_b) = (a.caps().mac, b.caps().mac);
+    // The routes are there before the monitor is.
+    assert_eq!(send(&mut a, to_b, b"before"), Tx::Sent);
+    assert_eq!(send(&mut b, to_a, b"before"), Tx::Sent);
+    let mut monitor = Monitor::open(&settings).expect("a segment can be joined");
+    drain(&mut a);
+    drain(&mut b);
+    let long = vec![7; a.caps().mtu];
+    assert_eq!(send(&mut a, to_b, b"1 request"), Tx::Sent);
+    assert_eq!(send(&mut b, to_a, b"2 reply"), Tx::Sent);
+    assert_eq!(send(&mut a, MacAddr::BROADCAST, b"3 all"), Tx::Sent);
+    assert_eq!(send(&mut a, to_b, &long), Tx::Sent);
+    let nobody = MacAddr([2, 0, 0, 0, 0, 99]);
+    assert_eq!(send(&mut a, nobody, b"lost"), Tx::NoRoute);
+    assert!(overhear(&mut monitor) == [&b"1 request"[..], b"2 reply", b"3 all", &long]);
+    assert_eq!(drain(&mut b).len(), 3);
+    // It is nobody to the others, and they forget it when it leaves.
+    assert_eq!(send(&mut a, monitor.port.caps().mac, b"x"), Tx::NoRoute);
+    drop(monitor);
+    drain(&mut a);
+    assert_eq!(a.monitors, 0);
+    assert_eq!(send(&mut a, to_b, b"after"), Tx::Sent);
+    assert_eq!(a.routes.iter().filter(|route| route.key != NO_KEY).count(), 1);
+    assert_eq!(drain(&mut b), [b"after"]);
+}
+
+#[test]
+fn a_slow_monitor_misses_frames_and_holds_up_nobody() {
+    let settings = small();
+    let mut monitor = Monitor::open(&settings).expect("a segment can be joined");
+    let (mut a, mut b) = (open(&settings), open(&settings));
+    let to = b.caps().mac;
+    for i in 0..1000_u32 {
+        assert_eq!(send(&mut a, to, &i.to_le_bytes()), Tx::Sent);
+        if i % 10 == 9 {
+            assert_eq!(drain(&mut b).len(), 10);
+        }
+    }
+    let seen = overhear(&mut monitor);
+    assert!(!seen.is_empty() && seen.len() < 1000, "{}", seen.len());
+    assert_eq!(seen.len() as u64 + monitor.missed(), 1000);
+    assert_eq!(seen[0], 0_u32.to_le_bytes());
 }
