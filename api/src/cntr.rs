@@ -2,6 +2,7 @@
 
 use std::os::fd::RawFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use barewire_dataplane::node::CntrId;
 
@@ -28,6 +29,8 @@ pub(crate) struct CntrInner {
     pub(crate) id: CntrId,
     wait_obj: WaitObj,
     watch: Option<usize>,
+    /// The failures that the application has been told of.
+    told: AtomicU64,
 }
 
 /// A counter (`struct fid_cntr`).
@@ -54,7 +57,8 @@ impl Cntr {
             }
         }
         drop(core);
-        let inner = CntrInner { dom: dom.clone(), id, wait_obj: attr.wait_obj, watch };
+        let told = AtomicU64::new(0);
+        let inner = CntrInner { dom: dom.clone(), id, wait_obj: attr.wait_obj, watch, told };
         Ok(Self(Arc::new(inner)))
     }
 
@@ -77,7 +81,9 @@ impl Cntr {
     pub fn readerr(&self) -> Result<u64> {
         let mut core = self.0.dom.enter()?;
         core.turn_if_manual(&self.0.dom);
-        core.node().cntr_readerr(self.0.id)
+        let failed = core.node().cntr_readerr(self.0.id)?;
+        self.0.told.store(failed, Ordering::Relaxed);
+        Ok(failed)
     }
 
     /// Adds `value` to the successes.
@@ -113,6 +119,7 @@ impl Cntr {
     /// As [`read`](Self::read).
     #[doc(alias = "fi_cntr_seterr")]
     pub fn seterr(&self, value: u64) -> Result<()> {
+        self.0.told.store(value, Ordering::Relaxed);
         self.change(|core, id| core.node().cntr_seterr(id, value))
     }
 
@@ -128,21 +135,25 @@ impl Cntr {
     ///
     /// # Errors
     /// - [`Error::TimedOut`]: they have not in time.
-    /// - [`Error::Avail`]: the failures changed while waiting.
+    /// - [`Error::Avail`]: there are failures that neither [`readerr`](Self::readerr) nor an
+    ///   earlier wait has told, so that one just before the call is not slept through.
     /// - [`Error::NoSys`]: the counter was opened with `FI_WAIT_NONE`.
     ///
     /// Source: fi_cntr(3), "fi_cntr_wait".
     #[doc(alias = "fi_cntr_wait")]
     pub fn wait(&self, threshold: u64, timeout_ms: i32) -> Result<()> {
-        let CntrInner { dom, id, watch, .. } = &*self.0;
+        let CntrInner { dom, id, watch, told, .. } = &*self.0;
         let Some(idx) = *watch else { return Err(Error::NoSys) };
-        let errors = dom.enter()?.node().cntr_readerr(*id)?;
+        let errors = told.load(Ordering::Relaxed);
         let attempt = |core: &mut Core| {
             core.turn_if_manual(dom);
             match (core.node().cntr_read(*id), core.node().cntr_readerr(*id)) {
                 (Ok(value), _) if value >= threshold => Some(Ok(())),
                 (Ok(_), Ok(now)) if now == errors => None,
-                (Ok(_), Ok(_)) => Some(Err(Error::Avail)),
+                (Ok(_), Ok(now)) => {
+                    told.store(now, Ordering::Relaxed);
+                    Some(Err(Error::Avail))
+                }
                 (Err(e), _) | (_, Err(e)) => Some(Err(e)),
             }
         };

@@ -64,9 +64,13 @@ impl Core {
     /// Turns the loop if the application is the one who has to.
     #[inline]
     pub(crate) fn turn_if_manual(&mut self, shared: &Shared) {
-        // While the thread sleeps, whoever polls is faster than its wake-up.
-        if shared.manual.load(Ordering::Relaxed) || self.asleep_until.is_some() {
+        if shared.manual.load(Ordering::Relaxed) {
             self.turn(shared);
+        } else if let Some(until) = self.asleep_until {
+            // Whoever polls is faster than the thread's wake-up. What the turn made due is the
+            // thread's again, since the caller may go to sleep now.
+            self.turn(shared);
+            self.wake_if_due(shared, until);
         }
     }
 

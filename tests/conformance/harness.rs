@@ -55,7 +55,7 @@ pub(crate) fn info(hints: &Info) -> Info {
     getinfo_with(&settings(), API_VERSION, None, None, none, Some(hints)).unwrap().remove(0)
 }
 
-pub(crate) fn fabric() -> Fabric {
+pub(crate) fn the_fabric() -> Fabric {
     barewire::fabric(&FabricAttr::default()).unwrap()
 }
 
@@ -82,7 +82,7 @@ pub(crate) struct Side {
 
 impl Side {
     pub(crate) fn new(port: Box<dyn Port>, plan: &Plan) -> Self {
-        let domain = fabric().domain_on(&plan.info, plan.settings.clone(), port).unwrap();
+        let domain = the_fabric().domain_on(&plan.info, plan.settings.clone(), port).unwrap();
         let cq = domain.cq_open(plan.cq).unwrap();
         let av = domain.av_open(AvAttr::default()).unwrap();
         let ep = domain.endpoint(&plan.info).unwrap();
@@ -111,6 +111,15 @@ impl Side {
             Err(Error::Avail) => panic!("{}", self.cq.readerr().unwrap()),
             Err(e) => panic!("reading the queue: {e}"),
         }
+    }
+
+    /// As [`read`](Self::read), leaving the processor to the progress threads if there is nothing.
+    pub(crate) fn read_or_yield(&self) -> Option<Completion> {
+        let got = self.read();
+        if got.is_none() {
+            std::thread::yield_now();
+        }
+        got
     }
 
     /// An error entry, if one is next.
@@ -166,6 +175,14 @@ impl Pair {
             quiet = if self.turn() { 0 } else { quiet + 1 };
             assert!(start.elapsed() < PATIENCE, "the two sides never come to rest");
         }
+    }
+
+    /// Makes the two know each other, so that messages leave without an answer of the other side.
+    pub(crate) fn meet(&self) {
+        self.b.ep.recv((), FI_ADDR_UNSPEC, 0).unwrap();
+        self.a.ep.send((), self.a.peer, 0).unwrap();
+        self.at_b();
+        self.at_a();
     }
 
     /// The next completion of A.
@@ -274,3 +291,35 @@ pub(crate) fn tagged(bufs: impl Into<Bufs>, addr: FiAddr, tag: u64, context: u64
 
 /// No flag, for the `msg` calls.
 pub(crate) const PLAIN: OpFlags = OpFlags::empty();
+
+/// Adds up the time in which nobody let us poll: silence counts only while our own loop runs (rule
+/// S10), so a busy machine may take that much longer.
+pub(crate) struct Polls {
+    last: Instant,
+    pub(crate) starved: Duration,
+}
+
+impl Polls {
+    pub(crate) fn new() -> Self {
+        Self { last: Instant::now(), starved: Duration::ZERO }
+    }
+
+    /// Called before every poll.
+    pub(crate) fn mark(&mut self) {
+        let gap = self.last.elapsed();
+        self.last = Instant::now();
+        if gap > Duration::from_millis(1) {
+            self.starved += gap;
+        }
+    }
+}
+
+/// Sets a flag when it goes, however that happens, so that a thread which waits for it ends with the
+/// test that failed.
+pub(crate) struct Finally<'a>(pub(crate) &'a std::sync::atomic::AtomicBool);
+
+impl Drop for Finally<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, std::sync::atomic::Ordering::Relaxed);
+    }
+}

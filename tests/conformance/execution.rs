@@ -1,0 +1,116 @@
+//! Section C.7: who makes progress, and what that costs.
+
+use std::time::{Duration, Instant};
+
+use barewire::flags::{Mode, OpFlags};
+use barewire::*;
+
+use crate::harness::*;
+
+fn with(progress: Progress, idle: Idle) -> Plan {
+    let mut plan = Plan::default();
+    plan.info.domain_attr.data_progress = progress;
+    plan.settings.idle = idle;
+    plan
+}
+
+/// X70: with automatic progress a message arrives, a large one is pulled and its sender completes
+/// while the receiving application makes no call at all; with manual progress it does not.
+#[test]
+fn x70_progress_without_calls() {
+    for idle in [Idle::Spin, Idle::Yield, Idle::Sleep] {
+        let p = Pair::with(&Plan::default(), &with(Progress::Auto, idle), ports(2));
+        p.b.ep.recv(Buf::zeroed(1 << 20), FI_ADDR_UNSPEC, 1).unwrap();
+        p.a.ep.send(buf(1 << 20, 1), p.a.peer, 2).unwrap();
+        // Only A is driven.
+        let sent = until("the send", || p.a.read());
+        assert_eq!(sent.op_context, 2, "{idle:?}");
+        let got = until("the receive", || p.b.read());
+        assert!(got.bytes() == &pattern(1 << 20, 1)[..]);
+    }
+    let p = Pair::default();
+    p.b.ep.recv(Buf::zeroed(1 << 20), FI_ADDR_UNSPEC, 1).unwrap();
+    p.a.ep.send(buf(1 << 20, 1), p.a.peer, 2).unwrap();
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_millis(100) {
+        assert!(p.a.read().is_none(), "nobody turned B's loop");
+    }
+    p.at_a();
+}
+
+/// X70: threads that post are not starved by a progress thread that spins, and its sleep ends in
+/// time for a retransmission.
+#[test]
+fn x70_the_progress_thread_shares() {
+    let side = Side::new(ports(1).remove(0), &with(Progress::Auto, Idle::Spin));
+    let start = Instant::now();
+    for n in 0..2_000 {
+        side.ep.recv(Buf::zeroed(8), FI_ADDR_UNSPEC, n).unwrap();
+        side.ep.cancel(n).unwrap();
+        assert_eq!(side.read_error().unwrap().err, Error::Canceled);
+    }
+    assert!(start.elapsed() < Duration::from_secs(10), "{:?} for 6,000 calls", start.elapsed());
+    drop(side);
+    let sleepy = with(Progress::Auto, Idle::Sleep);
+    let p = Pair::with(&sleepy, &sleepy, crate::rules::bad_ports(2, 11));
+    for n in 0..200 {
+        p.b.ep.recv(Buf::zeroed(8), FI_ADDR_UNSPEC, n).unwrap();
+        p.a.ep.send(buf(8, n), p.a.peer, n).unwrap();
+        until("the message, over a bad link", || p.b.read_or_yield());
+        until("the send, over a bad link", || p.a.read_or_yield());
+    }
+}
+
+/// X72: the table of resource management for messages: a full queue is EAGAIN (R3, X44), a message
+/// without a receive waits (X55), a short buffer is ETRUNC, and the endpoint works on.
+#[test]
+fn x72_an_endpoint_survives_its_errors() {
+    let p = Pair::default();
+    for _ in 0..3 {
+        p.b.ep.recv(Buf::zeroed(2), FI_ADDR_UNSPEC, 1).unwrap();
+        p.a.ep.inject(&[1; 5], p.a.peer).unwrap();
+        assert_eq!(p.error_at_b().err, Error::Trunc);
+        p.b.ep.recv(Buf::zeroed(5), FI_ADDR_UNSPEC, 2).unwrap();
+        p.a.ep.inject(&[2; 5], p.a.peer).unwrap();
+        assert_eq!(p.at_b().bytes(), [2; 5]);
+    }
+    // An endpoint number that nobody has.
+    let mut nobody = p.b.ep.getname().unwrap();
+    nobody.ep = 999;
+    let to = p.a.knows(nobody);
+    p.a.ep.sendmsg(untagged(buf(5, 1), to, 7), OpFlags::DELIVERY_COMPLETE).unwrap();
+    let e = p.error_at_a();
+    assert_eq!((e.entry.op_context, e.err), (7, Error::ConnRefused));
+    assert_eq!(e.prov_errno, ProvErrno::NoEndpoint);
+    p.b.ep.recv(Buf::zeroed(5), FI_ADDR_UNSPEC, 2).unwrap();
+    p.a.ep.inject(&[3; 5], p.a.peer).unwrap();
+    assert_eq!(p.at_b().bytes(), [3; 5]);
+    p.all_is_back();
+}
+
+/// X76: an endpoint sends to itself and to its neighbours without the wire.
+#[test]
+fn x76_local_communication() {
+    let side = Side::new(ports(1).remove(0), &Plan::default());
+    for len in [0, 8, 256, 9_001, 300_000] {
+        side.ep.recv(Buf::zeroed(len), FI_ADDR_UNSPEC, 1).unwrap();
+        side.ep.send(buf(len, 2), side.me, 2).unwrap();
+        let mut ends =
+            [until("the first end", || side.read()), until("the second", || side.read())];
+        ends.sort_by_key(|c| c.op_context);
+        assert!(ends[0].bytes() == &pattern(len, 2)[..], "{len} bytes");
+        assert_eq!(ends[0].src, side.me);
+    }
+    let frames = side.domain.port_counters().unwrap();
+    assert_eq!((frames.tx_frames, frames.tx_no_route), (0, 0), "frames to ourselves went out");
+    assert_eq!(side.domain.levels().unwrap().ops, 0);
+}
+
+/// X82: no mode is asked for, whatever the application offers.
+#[test]
+fn x82_no_modes() {
+    let offered = Mode::all() - Mode::BUFFERED_RECV;
+    let hints = Info { mode: offered, ..Info::default() };
+    assert_eq!(info(&hints).mode, Mode::empty());
+    assert_eq!(info(&Info::default()).mode, Mode::empty());
+}
