@@ -171,7 +171,8 @@ fn m7_a_dead_peer_ends_everything_in_time() {
         Pair::with(&plan, &plan, crate::rules::bad_ports(3, 9).into_iter().take(2).collect());
     p.b.ep.recv(Buf::zeroed(1), FI_ADDR_UNSPEC, 0).unwrap();
     p.a.ep.send(buf(1, 1), p.a.peer, 0).unwrap();
-    (p.at_a(), p.at_b());
+    p.at_a();
+    p.at_b();
     // B stops: nobody turns its loop any more.
     p.a.ep.send(buf(100, 1), p.a.peer, 1).unwrap();
     p.a.ep.send(buf(100_000, 1), p.a.peer, 2).unwrap();

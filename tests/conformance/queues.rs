@@ -206,7 +206,7 @@ fn x34_trywait_loses_no_wake_up() {
                 x ^= x << 13;
                 x ^= x >> 7;
                 x ^= x << 17;
-                if x % 4 == 0 {
+                if x.is_multiple_of(4) {
                     std::thread::sleep(Duration::from_micros(x % 700));
                 }
                 for _ in 0..x % 2000 {
