@@ -242,8 +242,8 @@ pub struct FabricAttr {
 pub struct Info {
     /// Capabilities.
     pub caps: Caps,
-    /// What the application is ready to do for the provider. Nothing is asked of it; `BUFFERED_RECV`
-    /// asks for buffered receive.
+    /// What the application is ready to do for the provider. Nothing is asked of it;
+    /// `BUFFERED_RECV` asks for buffered receive.
     pub mode: Mode,
     /// How addresses are written.
     pub addr_format: AddrFormat,

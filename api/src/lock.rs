@@ -62,8 +62,8 @@ pub(crate) struct Lock<T> {
 //   a release store and an acquiring exchange;
 // - serial mode: whoever opened the domain has promised, in an unsafe call, that one thread at a
 //   time is inside and that what one did happened before what the next does;
-// - from owned or serial to shared: only a guard's holder changes the mode, and others see the new mode only
-//   after that store, so they find `held` still true until he leaves.
+// - from owned or serial to shared: only a guard's holder changes the mode, and others see the new
+//   mode only after that store, so they find `held` still true until he leaves.
 unsafe impl<T: Send> Sync for Lock<T> {}
 
 /// The right to touch the value. Stays on its thread.

@@ -314,8 +314,8 @@ impl Polls {
     }
 }
 
-/// Sets a flag when it goes, however that happens, so that a thread which waits for it ends with the
-/// test that failed.
+/// Sets a flag when it goes, however that happens, so that a thread which waits for it ends with
+/// the test that failed.
 pub(crate) struct Finally<'a>(pub(crate) &'a std::sync::atomic::AtomicBool);
 
 impl Drop for Finally<'_> {

@@ -215,8 +215,8 @@ fn x50_two_worlds() {
     assert_eq!(p.at_b().op_context, 1);
 }
 
-/// X51: a peek shows a message and leaves it; a claiming peek reserves it; a claim receives it, with
-/// FI_DISCARD drops it, and a discarding peek drops it at once.
+/// X51: a peek shows a message and leaves it; a claiming peek reserves it; a claim receives it,
+/// with FI_DISCARD drops it, and a discarding peek drops it at once.
 #[test]
 fn x51_peek_claim_discard() {
     let p = Pair::default();
