@@ -10,6 +10,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
 
+mod capture;
 mod doctor;
 mod fail;
 mod info;
@@ -46,6 +47,7 @@ enum Command {
     PingPong(perf::PingPongArgs),
     Bench(perf::BenchArgs),
     Stats(stats::StatsArgs),
+    Capture(capture::CaptureArgs),
 }
 
 fn main() -> ExitCode {
@@ -54,6 +56,7 @@ fn main() -> ExitCode {
     let done = match args.command {
         Command::Info(args) => info::run(&args),
         Command::Stats(args) => stats::run(&args),
+        Command::Capture(args) => capture::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::PingPong(args) => perf::pingpong(&args),
         Command::Bench(args) => perf::bench(&args),

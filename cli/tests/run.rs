@@ -208,3 +208,93 @@ fn info_opens_what_works_and_explains_the_rest() {
     let settings = objects(&run(&["info", "--settings", "--json"]));
     assert!(settings.iter().any(|s| s["variable"] == "BAREWIRE_T_DEAD_MS" && s["value"] == "1000"));
 }
+
+/// The frames of a pcapng file of ours: time and bytes.
+fn frames(file: &[u8]) -> Vec<(u64, Vec<u8>)> {
+    let word = |at: usize| u32::from_le_bytes(file[at..at + 4].try_into().unwrap());
+    let (mut at, mut frames) = (0, Vec::new());
+    while at < file.len() {
+        let len = word(at + 4) as usize;
+        assert_eq!(word(at + len - 4) as usize, len, "block at {at}");
+        if word(at) == 6 {
+            let time = u64::from(word(at + 12)) << 32 | u64::from(word(at + 16));
+            frames.push((time, file[at + 28..at + 28 + word(at + 20) as usize].to_vec()));
+        }
+        at += len;
+    }
+    frames
+}
+
+/// A bench between two other processes is captured whole, in order, and ended with Ctrl-C. What
+/// was captured is what tshark with our dissector calls barewire.
+#[test]
+fn capture_sees_what_others_send() {
+    let port = segment();
+    let server = Server::start(&port);
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("run.pcapng");
+    let file = path.to_str().unwrap();
+    let mut capture =
+        command(&["capture", "--port", &port, "-o", file]).stderr(Stdio::piped()).spawn().unwrap();
+    let mut said = BufReader::new(capture.stderr.take().unwrap());
+    let mut line = String::new();
+    said.read_line(&mut line).unwrap();
+    assert!(line.starts_with(&format!("capturing on {port}")), "{line}");
+    // All of it fits into the capture's rings, should the capture not get to run.
+    let args = ["pingpong", &server.addr, "--json", "--iterations", "200", "--size", "64"];
+    objects(&run(&[&args[..], &["--port", &port, "--verify"]].concat()));
+    std::thread::sleep(std::time::Duration::from_millis(100));
+    let pid = nix::unistd::Pid::from_raw(i32::try_from(capture.id()).unwrap());
+    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGINT).unwrap();
+    assert_eq!(capture.wait().unwrap().code(), Some(0));
+    line.clear();
+    said.read_line(&mut line).unwrap();
+    let bytes = std::fs::read(&path).unwrap();
+    let frames = frames(&bytes);
+    assert_eq!(line, format!("{} frames, 0 missed\n", frames.len()));
+    // 200 there and 200 back, and the warm-up before.
+    assert!(frames.len() > 400, "{line}");
+    assert!(frames.iter().all(|(_, frame)| frame[12..14] == [0x88, 0xb5]));
+    assert!(frames.windows(2).all(|two| two[0].0 <= two[1].0), "out of order");
+    check_with_tshark(file, frames.len());
+}
+
+fn check_with_tshark(file: &str, count: usize) {
+    if Command::new("tshark").arg("--version").output().is_err() {
+        println!("SKIPPED: tshark is not installed (apt-get install tshark)");
+        return;
+    }
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/barewire.lua");
+    let output = Command::new("tshark")
+        .args(["-r", file, "-X", &format!("lua_script:{script}")])
+        .args(["-Y", "barewire && !barewire.refused", "-T", "fields", "-e", "frame.number"])
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert_eq!(text.lines().count(), count, "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+fn capture_ends_after_a_count() {
+    let port = segment();
+    let capture = command(&["capture", "--port", &port, "-o", "-", "--count", "10"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    objects(&run(&["pingpong", "--spawn", "--json", "--iterations", "50", "--port", &port]));
+    let output = capture.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(0));
+    assert_eq!(frames(&output.stdout).len(), 10);
+}
+
+#[test]
+fn capture_says_why_it_cannot() {
+    for (port, out) in [("udp:1", "-"), ("fault(loss=0.1):shm", "-"), ("shm", "/no/such/x")] {
+        let output = run(&["capture", "--port", port, "-o", out]);
+        let text = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{port} {out}: {text}");
+        assert_eq!(text.lines().count(), 1, "{port} {out}: {text}");
+    }
+}

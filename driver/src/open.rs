@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use crate::backend::fault::{Fault, FaultSettings};
 use crate::backend::pcap::Pcap;
-use crate::backend::shm::{MTU_MIN, ShmPort, ShmSettings};
+use crate::backend::shm::{MTU_MIN, Monitor, ShmPort, ShmSettings};
 use crate::port::{MacAddr, Port};
 
 /// Opens the port that `spec` names.
@@ -44,6 +44,20 @@ pub fn open(spec: &str) -> Result<Box<dyn Port>, OpenError> {
         }
         _ => Err(unknown(spec, kind)),
     }
+}
+
+/// Joins the segment that `spec` names (`shm` or `shm:NAME`) to see what passes on it.
+///
+/// # Errors
+/// [`OpenError`]; nothing is left behind. Ports other than `shm` have no monitors: a `pcap` around
+/// the port of one of the programs records what that one sends and receives.
+pub fn monitor(spec: &str) -> Result<Monitor, OpenError> {
+    if spec.split([':', ',', '(']).next() == Some("shm") {
+        return Monitor::open(&shm_settings(spec)?);
+    }
+    let why = "only a segment shows what others send, write shm or shm:NAME; to record one program, \
+               give it the port pcap(file=FILE):PORT";
+    Err(bad(spec, why))
 }
 
 /// What a port of this machine is called, and whether it can be opened.
