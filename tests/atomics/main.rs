@@ -112,6 +112,9 @@ fn cases(kind: AtomicKind, op: AtomicOp, ty: Datatype) -> Vec<Case> {
     }
     let limit = count_max(ty);
     crossed.chunks(limit).for_each(&mut push);
+    if ty.is_integer() && ty.size() >= 4 {
+        crossed.chunks(1).for_each(&mut push); // a single word has code of its own
+    }
     for count in [1, 2, 3, limit - 1, limit] {
         let rounds = if count < 4 { 20 } else { 2 };
         for _ in 0..rounds {

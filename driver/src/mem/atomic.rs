@@ -169,24 +169,18 @@ impl Datatype {
 
     /// Bytes of one element, in memory and on the wire; C's `sizeof`.
     pub const fn size(self) -> usize {
-        match self {
-            Self::Int8 | Self::Uint8 => 1,
-            Self::Int16 | Self::Uint16 => 2,
-            Self::Int32 | Self::Uint32 | Self::Float => 4,
-            Self::Int64 | Self::Uint64 | Self::Double | Self::FloatComplex => 8,
-            Self::DoubleComplex | Self::LongDouble => 16,
-            Self::LongDoubleComplex => 32,
-        }
+        1 << self.size_log2()
+    }
+
+    /// Every size is a power of two: four bits of a word for each type, which costs a shift.
+    const fn size_log2(self) -> u32 {
+        (0x54_4332_3322_1100_u64 >> (4 * self as u32)) as u32 & 15
     }
 
     /// What a target address must be a multiple of: C's alignment, but never more than 8 (rule
     /// S10), since allocators for 8-byte alignment exist that know nothing of `long double`.
     pub const fn align(self) -> usize {
-        match self {
-            Self::FloatComplex => 4,
-            _ if self.size() < 8 => self.size(),
-            _ => 8,
-        }
+        1 << ((0x33_3232_3322_1100_u64 >> (4 * self as u32)) as u32 & 15)
     }
 
     /// Whether it is one of the eight integers.
@@ -281,7 +275,7 @@ impl IoBuf {
         result: &mut [u8],
         sharing: Sharing,
     ) -> Result<(), AtomicFault> {
-        let len = self.check_atomic(offset, ty, count)?;
+        let (len, first) = self.check_atomic(offset, ty, count)?;
         let needs_operand = op != AtomicOp::Read;
         if !exec::has_meaning(op, ty) {
             return Err(AtomicFault::Unsupported);
@@ -293,46 +287,63 @@ impl IoBuf {
             return Err(AtomicFault::Operand);
         }
         let to = if result.is_empty() { std::ptr::null_mut() } else { result.as_mut_ptr() };
-        self.each(offset, len, |piece, done, n| {
-            let part = exec::Part {
-                target: piece,
-                operand: operand.as_ptr().wrapping_add(done),
-                compare: compare.as_ptr().wrapping_add(done),
-                result: if to.is_null() { to } else { to.wrapping_add(done) },
-                count: n / ty.size(),
-            };
-            // SAFETY: `exec` needs
-            // - `count` aligned elements at `target`, readable and writable: `piece` has `n` bytes
-            //   inside a lent span, and `check_atomic` found start and length of every piece to be
-            //   multiples of alignment and size;
-            // - operand and compare readable for as many bytes if `op` uses them: their lengths
-            //   were just compared with `len`, and `done + n <= len`;
-            // - result null or writable, overlapping nothing: an exclusive borrow of `len` bytes;
-            // - a meaningful pair: just checked.
-            unsafe { exec::exec(op, ty, part, sharing) };
+        let (operand, compare) = (operand.as_ptr(), compare.as_ptr());
+        // SAFETY, for both ways: `exec` and `exec_word` need
+        // - `count` aligned elements at `target`, readable and writable: a piece has `n` bytes
+        //   inside a lent span, and `check_atomic` found start and length of every piece to be
+        //   multiples of alignment and size;
+        // - operand and compare readable for as many bytes if `op` uses them: their lengths were
+        //   just compared with `len`, and `done + n <= len`;
+        // - result null or writable, overlapping nothing: an exclusive borrow of `len` bytes;
+        // - a meaningful pair: just checked.
+        let part = |target, done: usize, n: usize| exec::Part {
+            target,
+            operand: operand.wrapping_add(done),
+            compare: compare.wrapping_add(done),
+            result: if to.is_null() { to } else { to.wrapping_add(done) },
+            count: n >> ty.size_log2(),
+        };
+        // Counters and locks: most atomics are one word, and that deserves a short way.
+        if let (Some(piece), Sharing::Single, 1) = (first, sharing, count) {
+            // SAFETY: as said above.
+            if unsafe { exec::exec_word(op, ty, part(piece, 0, len)) } {
+                return Ok(());
+            }
+        }
+        // SAFETY: as said above.
+        self.each(offset, len, |piece, done, n| unsafe {
+            exec::exec(op, ty, part(piece, done, n), sharing);
         });
         Ok(())
     }
 
-    /// Checks where `count` elements from `offset` lie, and returns their length in bytes.
+    /// Checks where `count` elements from `offset` lie, and returns their length in bytes and, if
+    /// they are all in the first span, their address.
+    #[inline]
     fn check_atomic(
         &self,
         offset: usize,
         ty: Datatype,
         count: usize,
-    ) -> Result<usize, AtomicFault> {
+    ) -> Result<(usize, Option<*mut u8>), AtomicFault> {
         let len = count.checked_mul(ty.size()).ok_or(AtomicFault::Bounds)?;
+        let check = |piece: *mut u8, n: usize| {
+            if n & (ty.size() - 1) != 0 {
+                Err(AtomicFault::Straddles)
+            } else if piece as usize & (ty.align() - 1) != 0 && n != 0 {
+                Err(AtomicFault::Misaligned)
+            } else {
+                Ok(())
+            }
+        };
+        if let Some(piece) = self.in_first(offset, len) {
+            return check(piece, len).map(|()| (len, Some(piece)));
+        }
         if offset > self.len() || len > self.len() - offset {
             return Err(AtomicFault::Bounds);
         }
-        let mut fault = None;
-        self.each(offset, len, |piece, _, n| {
-            if !n.is_multiple_of(ty.size()) {
-                fault = fault.or(Some(AtomicFault::Straddles));
-            } else if !(piece as usize).is_multiple_of(ty.align()) {
-                fault = fault.or(Some(AtomicFault::Misaligned));
-            }
-        });
-        fault.map_or(Ok(len), Err)
+        let mut checked = Ok(());
+        self.each(offset, len, |piece, _, n| checked = checked.and_then(|()| check(piece, n)));
+        checked.map(|()| (len, None))
     }
 }

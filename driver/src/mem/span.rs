@@ -228,6 +228,14 @@ impl IoBuf {
         crc
     }
 
+    /// The address of `len` bytes at `offset`, if they lie in the first span: the usual case.
+    #[inline]
+    pub(super) fn in_first(&self, offset: usize, len: usize) -> Option<*mut u8> {
+        let span = &self.spans[0];
+        let inside = offset <= span.len && len <= span.len - offset;
+        inside.then(|| span.base.wrapping_add(offset))
+    }
+
     /// Calls `f(address, bytes before, bytes)` for every contiguous piece of `offset..offset+len`.
     #[inline]
     pub(super) fn each(&self, offset: usize, len: usize, mut f: impl FnMut(*mut u8, usize, usize)) {

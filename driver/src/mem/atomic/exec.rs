@@ -45,17 +45,31 @@ impl Part {
 }
 
 /// Whether `op` means something on `ty`, on this processor: the groups of docs/atomics.md.
-pub(super) fn has_meaning(op: AtomicOp, ty: Datatype) -> bool {
-    use AtomicOp::{Band, Bor, Bxor, CswapGe, CswapGt, CswapLe, CswapLt, Max, Min, Mswap};
-    if ty.is_extended() && !cfg!(target_arch = "x86_64") {
-        return false;
-    }
-    match op {
-        Bor | Band | Bxor | Mswap => ty.is_integer(),
-        Min | Max | CswapLe | CswapLt | CswapGe | CswapGt => !ty.is_complex(),
-        _ => true,
-    }
+#[inline]
+pub(super) const fn has_meaning(op: AtomicOp, ty: Datatype) -> bool {
+    MEANINGS[op as usize] & 1 << ty as u8 != 0
 }
+
+/// Bit `ty` of entry `op`.
+static MEANINGS: [u16; AtomicOp::ALL.len()] = {
+    use AtomicOp::{Band, Bor, Bxor, CswapGe, CswapGt, CswapLe, CswapLt, Max, Min, Mswap};
+    let mut meanings = [0; AtomicOp::ALL.len()];
+    let mut at = 0;
+    while at < meanings.len() * Datatype::ALL.len() {
+        let op = AtomicOp::ALL[at / Datatype::ALL.len()];
+        let ty = Datatype::ALL[at % Datatype::ALL.len()];
+        let meaning = match op {
+            Bor | Band | Bxor | Mswap => ty.is_integer(),
+            Min | Max | CswapLe | CswapLt | CswapGe | CswapGt => !ty.is_complex(),
+            _ => true,
+        };
+        if meaning && (!ty.is_extended() || cfg!(target_arch = "x86_64")) {
+            meanings[op as usize] |= 1 << ty as u8;
+        }
+        at += 1;
+    }
+    meanings
+};
 
 /// Executes one run of elements.
 ///
@@ -72,6 +86,26 @@ pub(super) unsafe fn exec(op: AtomicOp, ty: Datatype, part: Part, sharing: Shari
             Sharing::SharedBy(locks) => exec_in(op, ty, part, Atomic(locks)),
         }
     }
+}
+
+/// Executes one element for whoever is alone, and says so, if its type is an integer of 4 or 8
+/// bytes.
+///
+/// # Safety
+/// As [`exec`] with a count of 1.
+#[inline(always)]
+pub(super) unsafe fn exec_word(op: AtomicOp, ty: Datatype, part: Part) -> bool {
+    // SAFETY: passed on; the type is the one that `ty` names.
+    unsafe {
+        match ty {
+            Datatype::Int64 => one::<i64>(op, part),
+            Datatype::Uint64 => one::<u64>(op, part),
+            Datatype::Int32 => one::<i32>(op, part),
+            Datatype::Uint32 => one::<u32>(op, part),
+            _ => return false,
+        }
+    }
+    true
 }
 
 /// # Safety
@@ -102,6 +136,49 @@ unsafe fn exec_in(op: AtomicOp, ty: Datatype, part: Part, mode: impl Mode) {
             Datatype::LongDouble | Datatype::LongDoubleComplex => {
                 unreachable!("has_meaning refuses it")
             }
+        }
+    }
+}
+
+/// Executes one element for whoever is alone, by the formulas of `integer`, `real` and `any`.
+///
+/// # Safety
+/// As [`exec`] for elements `E` and a count of 1.
+#[inline(always)]
+unsafe fn one<E: Ordered + Bits>(op: AtomicOp, part: Part) {
+    // SAFETY: element 0 of target, result and, where the operation has one, operand and compare.
+    unsafe {
+        let at = E::load(part.target);
+        let new = || part.operand::<E>(0);
+        let compare = || part.compare::<E>(0);
+        let logical = |f: fn(bool, bool) -> bool| E::of_truth(f(at.truth(), new().truth()));
+        let swap_if = |swap: bool| if swap { Some(new()) } else { None };
+        let value = match op {
+            AtomicOp::Min => Some(if new().less(at) { new() } else { at }),
+            AtomicOp::Max => Some(if at.less(new()) { new() } else { at }),
+            AtomicOp::Sum => Some(at.sum(new())),
+            AtomicOp::Prod => Some(at.prod(new())),
+            AtomicOp::Lor => Some(logical(|a, b| a | b)),
+            AtomicOp::Land => Some(logical(|a, b| a & b)),
+            AtomicOp::Bor => Some(at.or(new())),
+            AtomicOp::Band => Some(at.and(new())),
+            AtomicOp::Lxor => Some(logical(|a, b| a ^ b)),
+            AtomicOp::Bxor => Some(at.xor(new())),
+            AtomicOp::Read => None,
+            AtomicOp::Write => Some(new()),
+            AtomicOp::Cswap => swap_if(compare().same(at)),
+            AtomicOp::CswapNe => swap_if(!compare().same(at)),
+            AtomicOp::CswapLe => swap_if(compare().less_or_same(at)),
+            AtomicOp::CswapLt => swap_if(compare().less(at)),
+            AtomicOp::CswapGe => swap_if(at.less_or_same(compare())),
+            AtomicOp::CswapGt => swap_if(at.less(compare())),
+            AtomicOp::Mswap => Some(new().and(compare()).or(at.and(compare().not()))),
+        };
+        if let Some(value) = value {
+            value.store(part.target);
+        }
+        if !part.result.is_null() {
+            at.store(part.result);
         }
     }
 }
