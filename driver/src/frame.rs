@@ -104,8 +104,8 @@ impl<'a> TxFrame<'a> {
         self.len()
     }
 
-    /// Copies the whole frame to `dst` without a call, if its pieces are few and short: says whether
-    /// it did. If not, nothing was copied.
+    /// Copies the whole frame to `dst` without a call, if its pieces are few and short: says
+    /// whether it did. If not, nothing was copied.
     ///
     /// # Safety
     /// As [`copy_to_raw`](Self::copy_to_raw).

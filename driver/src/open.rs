@@ -13,8 +13,9 @@ use crate::port::{MacAddr, Port};
 /// - `shm` is the user's default segment, `shm:job7` another one, both with options after a comma:
 ///   `mac=02:00:00:00:00:07`, `mtu=9000`, `ring=262144` (bytes per pair), `members=16`. See
 ///   [`ShmSettings`].
-/// - `fault(loss=0.01,dup=0.001,reorder=0.01,corrupt=0.001,delay_us=50,mtu=1500,hold=256,seed=7):PORT`
-///   spoils what `PORT` sends; every option may be left out. See [`FaultSettings`].
+/// - `fault(loss=0.01,dup=0.001,reorder=0.01,corrupt=0.001,seed=7):PORT` spoils what `PORT` sends;
+///   every option may be left out, and there are `delay_us=50`, `mtu=1500` and `hold=256` besides.
+///   See [`FaultSettings`].
 /// - `pcap(file=PATH):PORT` records what passes `PORT`.
 ///
 /// # Errors
@@ -55,8 +56,8 @@ pub fn monitor(spec: &str) -> Result<Monitor, OpenError> {
     if spec.split([':', ',', '(']).next() == Some("shm") {
         return Monitor::open(&shm_settings(spec)?);
     }
-    let why = "only a segment shows what others send, write shm or shm:NAME; to record one program, \
-               give it the port pcap(file=FILE):PORT";
+    let why = "only a segment shows what others send, write shm or shm:NAME; to record one \
+               program, give it the port pcap(file=FILE):PORT";
     Err(bad(spec, why))
 }
 
@@ -245,8 +246,8 @@ pub enum OpenError {
     },
     /// The file system of the segment has too little room for it.
     #[error(
-        "no room for a segment in {path}: {need} bytes needed, {free} free; free some (ls -l {dir}), \
-         enlarge it (mount -o remount,size=1G {dir}), or ask for less (ring=262144)",
+        "no room for a segment in {path}: {need} bytes needed, {free} free; free some (ls -l \
+         {dir}), enlarge it (mount -o remount,size=1G {dir}), or ask for less (ring=262144)",
         dir = path.parent().unwrap_or(path).display(), path = path.display()
     )]
     NoSpace {
@@ -366,7 +367,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("a.pcapng");
         let spec = format!(
-            "fault(loss=0.5,mtu=1500,seed=7):pcap(file={}):shm:{name},mac=02:00:00:00:00:77,ring=65536,members=4",
+            "fault(loss=0.5,mtu=1500,seed=7):pcap(file={}):\
+             shm:{name},mac=02:00:00:00:00:77,ring=65536,members=4",
             file.display()
         );
         let port = open(&spec).unwrap();

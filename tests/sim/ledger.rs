@@ -1,8 +1,8 @@
 //! The checker: knows every operation and what it may have done.
 //!
 //! Rules (reliability-security.md 4.3). Each accepted operation has one outcome and none after its
-//! endpoint closed. A message is delivered at most once, whole, to the endpoint and the life that it
-//! was addressed to, and if its send succeeded and the target lives, it is. Nothing outside lent
+//! endpoint closed. A message is delivered at most once, whole, to the endpoint and the life that
+//! it was addressed to, and if its send succeeded and the target lives, it is. Nothing outside lent
 //! memory is written. Messages of one stream are matched in order (`FI_ORDER_SAS`), receives in
 //! posting order. An error needs a cause that the simulator knows of.
 

@@ -1,5 +1,5 @@
-//! Bare nodes on the segment, driven by the stage itself: for stages that measure, or that speak the
-//! protocol with their own hands.
+//! Bare nodes on the segment, driven by the stage itself: for stages that measure, or that speak
+//! the protocol with their own hands.
 
 use std::collections::VecDeque;
 

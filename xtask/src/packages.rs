@@ -3,9 +3,11 @@
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// A program that a test wants to call and the Debian package it comes in.
+/// A program that a test wants to call, or a file that it wants to read, and the Debian package that
+/// has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Tool {
+    /// Found in `PATH`; a file if it starts with `/`.
     pub(crate) program: &'static str,
     pub(crate) package: &'static str,
 }
@@ -16,6 +18,11 @@ pub(crate) const TSHARK: Tool = Tool { program: "tshark", package: "tshark" };
 pub(crate) const VALGRIND: Tool = Tool { program: "valgrind", package: "valgrind" };
 /// Counts system calls.
 pub(crate) const STRACE: Tool = Tool { program: "strace", package: "strace" };
+/// Compiles what our arithmetic is compared with.
+pub(crate) const CC: Tool = Tool { program: "cc", package: "gcc" };
+/// The numbers of libfabric's error codes.
+pub(crate) const LIBFABRIC: Tool =
+    Tool { program: "/usr/include/rdma/fi_errno.h", package: "libfabric-dev" };
 /// Reads the shell scripts.
 pub(crate) const SHELLCHECK: Tool = Tool { program: "shellcheck", package: "shellcheck" };
 
@@ -25,7 +32,11 @@ pub(crate) const SHELLCHECK: Tool = Tool { program: "shellcheck", package: "shel
 pub(crate) fn provide(tools: &[Tool]) {
     let mut missing: Vec<Tool> = Vec::new();
     for tool in tools {
-        if !in_path(tool.program) && !missing.contains(tool) {
+        let is_here = match tool.program.strip_prefix('/') {
+            Some(_) => Path::new(tool.program).exists(),
+            None => in_path(tool.program),
+        };
+        if !is_here && !missing.contains(tool) {
             missing.push(*tool);
         }
     }

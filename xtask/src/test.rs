@@ -45,7 +45,7 @@ enum Suite {
     Unit,
     /// Whole nodes in virtual time over a seeded network.
     Sim,
-    /// Real processes over real ports.
+    /// Real processes over real ports, and whatever else `tests/Cargo.toml` has.
     E2e,
     /// Man pages of libfabric, clause by clause.
     Conformance,
@@ -93,7 +93,9 @@ impl Suite {
 
     fn tools(self) -> &'static [Tool] {
         match self {
-            Self::E2e | Self::Conformance => &[packages::TSHARK],
+            Self::Unit => &[packages::TSHARK, packages::LIBFABRIC],
+            Self::E2e => &[packages::TSHARK, packages::CC],
+            Self::Conformance => &[packages::LIBFABRIC],
             Self::Shellcheck => &[packages::SHELLCHECK],
             Self::Benches => &[packages::VALGRIND, packages::STRACE],
             _ => &[],
@@ -169,7 +171,8 @@ fn run_suite(suite: Suite, nightly: bool, ci: bool) -> Result<Counts, String> {
             cargo_test(suite, nightly, &["--workspace", "--exclude", "barewire-fuzz"], true)?
         }
         Suite::Tidy => integration(suite, nightly, "tests/tidy.rs")?,
-        Suite::Sim | Suite::E2e | Suite::Conformance => {
+        Suite::E2e => e2e(suite, nightly)?,
+        Suite::Sim | Suite::Conformance => {
             integration(suite, nightly, &format!("tests/{}/main.rs", suite.name()))?
         }
         Suite::Fuzz => cargo_test(suite, nightly, &["--package", "barewire-fuzz"], false)?,
@@ -243,6 +246,27 @@ fn integration(suite: Suite, nightly: bool, file: &str) -> Result<Outcome, Strin
         return Ok(Outcome::skipped(format!("{file} does not exist")));
     }
     cargo_test(suite, nightly, &["--package", "barewire-tests", "--test", suite.name()], false)
+}
+
+/// Runs every test of `barewire-tests` that has no suite of its own, so that none is forgotten.
+fn e2e(suite: Suite, nightly: bool) -> Result<Outcome, String> {
+    let file = root().join("tests/Cargo.toml");
+    let manifest = std::fs::read_to_string(&file).map_err(|why| format!("{file:?}: {why}"))?;
+    let own: Vec<&str> = Suite::ALL.iter().filter(|s| **s != suite).map(|s| s.name()).collect();
+    let rest = test_targets(&manifest).filter(|name| !own.contains(name));
+    let args: Vec<&str> = rest.flat_map(|name| ["--test", name]).collect();
+    if args.is_empty() {
+        return Ok(Outcome::skipped("tests/Cargo.toml has no such test".to_owned()));
+    }
+    cargo_test(suite, nightly, &[&["--package", "barewire-tests"], &args[..]].concat(), false)
+}
+
+/// Names of the `[[test]]` tables of a manifest.
+fn test_targets(manifest: &str) -> impl Iterator<Item = &str> {
+    manifest.split("[[test]]").skip(1).filter_map(|table| {
+        let line = table.lines().find(|line| line.trim_start().starts_with("name"))?;
+        line.split('"').nth(1)
+    })
 }
 
 /// The parts of a test run that explain a failure: without it the output of thousands of passed
@@ -351,6 +375,13 @@ mod tests {
         for suite in Suite::ALL {
             assert_eq!(Suite::from_str(suite.name(), false), Ok(suite));
         }
+    }
+
+    #[test]
+    fn the_tests_of_a_manifest_are_found() {
+        let manifest = "[package]\nname = \"x\"\n[[test]]\nname = \"sim\"\npath = \"y\"\n\n\
+                        [[test]]\npath = \"z\"\nname = \"e2e\"\n";
+        assert_eq!(test_targets(manifest).collect::<Vec<_>>(), ["sim", "e2e"]);
     }
 
     #[test]

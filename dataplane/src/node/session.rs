@@ -134,12 +134,7 @@ impl Node {
             return;
         };
         let peer = &self.peers[p];
-        let ours = op.echo_sid == peer.sid && op.echo_epoch == peer.epoch && peer.sid != 0;
-        let theirs = op.inc == peer.inc && op.epoch == peer.peer_epoch;
-        let over = op.inc == peer.inc
-            && op.epoch.wrapping_sub(peer.closed_epoch) as i32 <= 0
-            && peer.closed_epoch != 0
-            && !planted(Bug::NoSessionEpoch);
+        let (ours, theirs, over) = compare(peer, op);
         match peer.state {
             State::Idle if op.is_answer() => {
                 self.refuse_open(now, base, op, RstReason::UnknownSession);
@@ -741,4 +736,16 @@ impl Node {
 
 fn send_flags(flags: WrFlags) -> CqFlags {
     CqFlags::SEND | if flags.contains(WrFlags::TAGGED) { CqFlags::TAGGED } else { CqFlags::MSG }
+}
+
+/// Whether an OPEN answers ours, whether it is of the session that we know, and whether it is of one
+/// that is over.
+fn compare(peer: &Peer, op: &OpenOp) -> (bool, bool, bool) {
+    let ours = op.echo_sid == peer.sid && op.echo_epoch == peer.epoch && peer.sid != 0;
+    let theirs = op.inc == peer.inc && op.epoch == peer.peer_epoch;
+    let over = op.inc == peer.inc
+        && op.epoch.wrapping_sub(peer.closed_epoch) as i32 <= 0
+        && peer.closed_epoch != 0
+        && !planted(Bug::NoSessionEpoch);
+    (ours, theirs, over)
 }

@@ -1,7 +1,7 @@
 //! Where messages lie that nobody has posted a receive for.
 //!
-//! Storage comes in blocks of [`UNIT`] bytes, the unit in which a receiver grants credit: whatever a
-//! peer may send without asking has its blocks set aside before the peer is told, so storing can
+//! Storage comes in blocks of [`UNIT`] bytes, the unit in which a receiver grants credit: whatever
+//! a peer may send without asking has its blocks set aside before the peer is told, so storing can
 //! only fail for a peer that overdraws, and its packet is refused. Blocks are touched when they are
 //! first used, not before.
 
@@ -13,8 +13,9 @@ use crate::slab::NONE;
 /// Bytes of a block, and of one credit.
 pub const UNIT: usize = 256;
 
-/// Credits that a message of `len` bytes costs: one for an empty one, as it needs a record. A length
-/// that no credit could cover, as only a forged header has it, costs more than anybody holds.
+/// Credits that a message of `len` bytes costs: one for an empty one, as it needs a record. A
+/// length that no credit could cover, as only a forged header has it, costs more than anybody
+/// holds.
 pub const fn units(len: u64) -> u32 {
     let units = len.div_ceil(UNIT as u64);
     if units == 0 {

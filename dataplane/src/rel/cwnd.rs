@@ -1,12 +1,12 @@
 //! How many packets may be under way at once: a window ruled by delay.
 //!
 //! A queue in the path shows as a round trip longer than the shortest one. As long as it is not,
-//! the window grows by two packets a round trip; when it is, the window shrinks in proportion, at most once a round trip. So
-//! the queue stays short, which keeps the repair of a loss short as well: a lost packet is sent
-//! again after one round trip, and the 256 packets that may be numbered beyond it last for several.
-//! Loss by itself changes nothing: on the links this is made for it is noise more often than
-//! congestion. A path that reorders has long round trips without a queue, so the allowance follows
-//! their variation.
+//! the window grows by two packets a round trip; when it is, the window shrinks in proportion, at
+//! most once a round trip. So the queue stays short, which keeps the repair of a loss short as
+//! well: a lost packet is sent again after one round trip, and the 256 packets that may be numbered
+//! beyond it last for several. Loss by itself changes nothing: on the links this is made for it is
+//! noise more often than congestion. A path that reorders has long round trips without a queue, so
+//! the allowance follows their variation.
 
 use crate::rel::rtt::Rtt;
 use crate::rel::sent::WINDOW;

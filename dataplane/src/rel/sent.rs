@@ -239,8 +239,9 @@ impl SendWindow {
         self.list.pop_front(pool)
     }
 
-    /// The round trip that an acknowledgement shows, if the packet it names is still listed. The peer
-    /// says which copy of it arrived, so one that was sent again without need is measured as well.
+    /// The round trip that an acknowledgement shows, if the packet it names is still listed. The
+    /// peer says which copy of it arrived, so one that was sent again without need is measured as
+    /// well.
     pub fn round_trip(&self, pool: &SentPool, now: Instant, ack: &AckOp) -> Option<u64> {
         let entry = &pool[self.by_psn(pool, ack.newest)?];
         let sent_at = if ack.resent { entry.at } else { entry.first_at };

@@ -348,7 +348,8 @@ mod tests {
         let settings = FaultSettings { loss: 0.05, ..FaultSettings::default() };
         let (got, counters, lossless) = run(settings);
         let lost = COUNT as usize - got.len();
-        // Binomial, n = 20,000, p = 0.05: 1000 +- 31; a redraw per retry would lose three times that.
+        // Binomial, n = 20,000, p = 0.05: 1000 +- 31; a redraw per retry would lose three times
+        // that.
         assert!(!lossless && (850..1150).contains(&lost), "{lost} lost");
         assert_eq!(counters.tx_dropped, lost as u64);
         assert_eq!(run(settings).0, got);

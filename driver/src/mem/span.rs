@@ -118,8 +118,8 @@ impl IoBuf {
         self.len == 0
     }
 
-    /// The address of `len` bytes at `offset`, or `None` if there are not as many or they are not in
-    /// one span for sure (only a single span is looked at).
+    /// The address of `len` bytes at `offset`, or `None` if there are not as many or they are not
+    /// in one span for sure (only a single span is looked at).
     #[inline(always)]
     pub(crate) fn in_one_piece(&self, offset: usize, len: usize) -> Option<*const u8> {
         if self.count != 1 || offset > self.len || len > self.len - offset {

@@ -22,8 +22,8 @@ fn scenario(seed: u64, ops: u64) -> Plan {
     p
 }
 
-/// Goal: whatever the moment, a failure ends every operation once and leaks nothing. Method: a crash
-/// for good, a crash with restart, a lost session and a one-way cut after every single event.
+/// Goal: whatever the moment, a failure ends every operation once and leaks nothing. Method: a
+/// crash for good, a crash with restart, a lost session and a one-way cut after every single event.
 #[test]
 fn crash_at_every_step() {
     let (seeds, ops) = if nightly() { (100, 30) } else { (12, 12) };

@@ -195,7 +195,8 @@ fn memory_per_peer() {
     let many = bytes_with(PEERS);
     let each = (many - one) as f64 / (PEERS - 1) as f64;
     println!(
-        "memory_per_peer: peers {PEERS} bytes per idle session {each:.0} (bar 512, aim 256) time {:.1} s",
+        "memory_per_peer: peers {PEERS} bytes per idle session {each:.0} (bar 512, aim 256) \
+         time {:.1} s",
         start.elapsed().as_secs_f64()
     );
     assert!(each <= 512.0, "{each:.0} bytes per idle session");

@@ -15,9 +15,9 @@
 //!
 //! Publishing and then reading whether the bell is set, or whether the receiver watches, is a
 //! store followed by a load of another place, which without a fence may be answered by an old
-//! value: the bell is then not rung. Every [`SWEEP_EVERY`] polls the receiver therefore looks at one
-//! ring regardless, in turn; that bounds the harm to microseconds and costs the sender nothing. The
-//! same sweep notices senders that have left.
+//! value: the bell is then not rung. Every [`SWEEP_EVERY`] polls the receiver therefore looks at
+//! one ring regardless, in turn; that bounds the harm to microseconds and costs the sender nothing.
+//! The same sweep notices senders that have left.
 //!
 //! A frame is visible once [`Port::tx`] returns; [`Port::flush`] only wakes members that sleep.
 //!
@@ -29,10 +29,11 @@
 //! dead are found by whoever joins, opens a ring, or finds a ring full for long.
 //!
 //! # Monitors
-//! A [`Monitor`] is a member that has no address and gets a copy of every frame, stamped with the time
-//! of its sending. A sender who knows of one keeps no routes, so that every frame takes the slow
-//! way, on which the copies are made; without one the fast way does not even ask. Members learn of
-//! a monitor in their next sweep. One that is too slow misses frames and never holds up anybody.
+//! A [`Monitor`] is a member that has no address and gets a copy of every frame, stamped with the
+//! time of its sending. A sender who knows of one keeps no routes, so that every frame takes the
+//! slow way, on which the copies are made; without one the fast way does not even ask. Members
+//! learn of a monitor in their next sweep. One that is too slow misses frames and never holds up
+//! anybody.
 //!
 //! # Trust
 //! The file is the user's own (0600, checked), but nothing read from it is believed: lengths and
@@ -509,7 +510,8 @@ impl ShmPort {
             if now.wrapping_sub(self.warned_ns) > 1_000_000_000 {
                 self.warned_ns = now;
                 let path = seg.path.display();
-                tracing::warn!(%path, %error, "no memory for a ring: enlarge /dev/shm (mount -o remount,size=1G /dev/shm)");
+                let mend = "mount -o remount,size=1G /dev/shm";
+                tracing::warn!(%path, %error, "no memory for a ring: enlarge /dev/shm ({mend})");
             }
             return Tx::Full;
         }
@@ -866,7 +868,8 @@ impl ShmPort {
     #[cold]
     fn damaged(&mut self, s: usize) {
         self.counters.rx_dropped += 1;
-        tracing::error!(path = %self.shared.seg.path.display(), sender = s, "a ring was damaged; closing it");
+        let path = self.shared.seg.path.display();
+        tracing::error!(%path, sender = s, "a ring was damaged; closing it");
         self.close_in(s);
     }
 
@@ -942,7 +945,8 @@ impl Port for ShmPort {
 
     fn rx_burst(&mut self, max: usize, sink: &mut dyn RxSink) -> Result<usize, PortGone> {
         self.polls = self.polls.wrapping_add(1);
-        // SAFETY: `next` is a word of a ring in the mapping, or a static; `bell` one of the mapping.
+        // SAFETY: `next` is a word of a ring in the mapping, or a static; `bell` one of the
+        // mapping.
         let (seen, bell) = unsafe {
             let seen = self.watches.each_ref().map(|watch| (*watch.next).load(Relaxed));
             (seen, (*self.bell).load(Relaxed))

@@ -54,8 +54,8 @@ impl Monitor {
         &self.port.caps().name
     }
 
-    /// Lends at most `max` frames to `each`, with the time of sending (`CLOCK_MONOTONIC`, ns) and the
-    /// length without what this adds behind the frame. Frames of one sender come in order; of
+    /// Lends at most `max` frames to `each`, with the time of sending (`CLOCK_MONOTONIC`, ns) and
+    /// the length without what this adds behind the frame. Frames of one sender come in order; of
     /// several, the times say which was first. Never blocks.
     ///
     /// # Errors

@@ -132,8 +132,8 @@ pub(super) struct Joined {
     pub(super) mac: MacAddr,
 }
 
-/// Joins the segment that `settings` name as [`STATION`] or [`MONITOR`]; makes it if there is none or
-/// only dead ones used it.
+/// Joins the segment that `settings` name as [`STATION`] or [`MONITOR`]; makes it if there is none
+/// or only dead ones used it.
 pub(super) fn join(settings: &ShmSettings, role: u64) -> Result<Joined, OpenError> {
     let path = settings.path();
     loop {
@@ -153,7 +153,8 @@ pub(super) fn join(settings: &ShmSettings, role: u64) -> Result<Joined, OpenErro
         }
         let layout = read_layout(&file, &path)?;
         if made && !lock::lives(&file, 0, layout.members) {
-            tracing::info!(path = %path.display(), "removing a segment that only dead processes used");
+            let path = path.display();
+            tracing::info!(%path, "removing a segment that only dead processes used");
             std::fs::remove_file(&path).map_err(|e| os("cannot remove", &path, e))?;
             continue;
         }
@@ -400,7 +401,8 @@ impl Segment {
     pub(super) fn reap_dead(&self, me: Option<usize>) {
         for m in 0..self.layout.members {
             if Some(m) != me && self.state(m).load(Acquire) != 0 && !self.lives(m) {
-                tracing::info!(member = m, path = %self.path.display(), "cleaning up after a dead member");
+                let path = self.path.display();
+                tracing::info!(member = m, %path, "cleaning up after a dead member");
                 self.clear(m);
             }
         }
