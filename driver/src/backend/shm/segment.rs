@@ -153,8 +153,8 @@ pub(super) fn join(settings: &ShmSettings, role: u64) -> Result<Joined, OpenErro
         }
         let layout = read_layout(&file, &path)?;
         if made && !lock::lives(&file, 0, layout.members) {
-            let path = path.display();
-            tracing::info!(%path, "removing a segment that only dead processes used");
+            let shown = path.display();
+            tracing::info!(path = %shown, "removing a segment that only dead processes used");
             std::fs::remove_file(&path).map_err(|e| os("cannot remove", &path, e))?;
             continue;
         }
