@@ -87,6 +87,8 @@ pub(crate) struct Net {
     pub(crate) script: Option<Script>,
     /// Copies of all frames, if somebody wants them.
     pub(crate) tap: Option<Vec<Vec<u8>>>,
+    /// Events that are more than any sane run has.
+    pub(crate) events_max: u64,
     queue: BinaryHeap<Reverse<(u64, u64, Event)>>,
     pushed: u64,
     pool: Vec<Vec<u8>>,
@@ -108,6 +110,7 @@ impl Net {
             trace: seed,
             script: None,
             tap: None,
+            events_max: 100_000_000,
             queue: BinaryHeap::new(),
             pushed: 0,
             pool: Vec::new(),
@@ -144,6 +147,7 @@ impl Net {
         debug_assert!(time >= self.now);
         self.now = time;
         self.stats.events += 1;
+        assert!(self.stats.events < self.events_max, "{} events: a storm", self.events_max);
         Some(event)
     }
 

@@ -21,8 +21,6 @@ pub(crate) struct Report {
     pub(crate) tally: Tally,
     pub(crate) crashes: u64,
     pub(crate) trace: u64,
-    /// Virtual time, nanoseconds.
-    pub(crate) time_ns: u64,
     /// Events until all operations had ended.
     pub(crate) busy_events: u64,
 }
@@ -154,6 +152,7 @@ impl World {
             strike: None,
             plan,
         };
+        w.net.events_max = 500_000 + 1000 * w.plan.ops;
         for host in 0..n {
             let life = w.ledger.life_new(host);
             let incarnation = incarnation(w.plan.seed, life);
@@ -221,7 +220,6 @@ impl World {
             tally: self.ledger.tally,
             crashes: self.crashes,
             trace: self.net.trace,
-            time_ns: self.net.now,
             busy_events,
         })
     }

@@ -72,10 +72,14 @@ impl Node {
 
     /// Gives the peer a new session of ours in `state`, which has an OPEN to send.
     fn begin(&mut self, now: Instant, p: u32, state: State) {
-        let first = Psn(self.random() as u32);
+        let mut first = Psn(self.random() as u32);
         self.epoch = self.epoch.wrapping_add(1);
         let generation = self.sid_gen[p as usize];
-        self.sid_gen[p as usize] = generation.wrapping_add(1);
+        if planted(Bug::NoSessionEpoch) {
+            first = Psn(1);
+        } else {
+            self.sid_gen[p as usize] = generation.wrapping_add(1);
+        }
         let grant = GRANT_FIRST.min(self.blocks_unpromised as u32);
         let (epoch, active) = (self.epoch, self.active_ns);
         let peer = &mut self.peers[p];
@@ -135,13 +139,14 @@ impl Node {
         };
         let peer = &self.peers[p];
         let (ours, theirs, over) = compare(peer, op);
+        let named = peer.inc == 0 || peer.inc == op.inc;
         match peer.state {
             State::Idle if op.is_answer() => {
                 self.refuse_open(now, base, op, RstReason::UnknownSession);
             }
             State::Idle if over => self.refuse_open(now, base, op, RstReason::Closed),
             State::Idle => self.answer(now, p, base, op),
-            State::Opening if ours && (peer.inc == 0 || peer.inc == op.inc) => {
+            State::Opening if ours && (named || planted(Bug::NoIncarnationCheck)) => {
                 self.pair(p, base, op);
                 self.opened(now, p);
                 self.peers[p].ack_now = true;

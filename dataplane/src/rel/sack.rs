@@ -54,7 +54,8 @@ impl RcvBitmap {
         let moved = if planted(Bug::BitmapNotCleared) { 1 } else { Self::WORDS };
         for i in 0..moved {
             let low = self.words.get(i + skip).copied().unwrap_or(0) >> shift;
-            let high = self.words.get(i + skip + 1).copied().unwrap_or(0);
+            let above = if planted(Bug::BitmapNotCleared) { None } else { Some(i + skip + 1) };
+            let high = above.and_then(|i| self.words.get(i)).copied().unwrap_or(0);
             // Two shifts: one by 64 would be none at all.
             self.words[i] = low | (high << (63 - shift) << 1);
         }
