@@ -3,8 +3,8 @@
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// A program that a test wants to call, or a file that it wants to read, and the Debian package that
-/// has it.
+/// A program that a test wants to call, or a file that it wants to read, and the Debian package
+/// that has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Tool {
     /// Found in `PATH`; a file if it starts with `/`.

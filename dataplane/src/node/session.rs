@@ -743,8 +743,8 @@ fn send_flags(flags: WrFlags) -> CqFlags {
     CqFlags::SEND | if flags.contains(WrFlags::TAGGED) { CqFlags::TAGGED } else { CqFlags::MSG }
 }
 
-/// Whether an OPEN answers ours, whether it is of the session that we know, and whether it is of one
-/// that is over.
+/// Whether an OPEN answers ours, whether it is of the session that we know, and whether it is of
+/// one that is over.
 fn compare(peer: &Peer, op: &OpenOp) -> (bool, bool, bool) {
     let ours = op.echo_sid == peer.sid && op.echo_epoch == peer.epoch && peer.sid != 0;
     let theirs = op.inc == peer.inc && op.epoch == peer.peer_epoch;
