@@ -12,17 +12,30 @@ local p = Proto("barewire", "barewire fabric")
 local TYPES = {
   [1] = "ACK", [2] = "MSG", [3] = "PACK", [4] = "MSGM", [5] = "RNDV", [6] = "PULL", [7] = "DATA",
   [8] = "END", [9] = "NOP", [10] = "NACK", [13] = "PING", [14] = "RST", [15] = "OPEN",
+  [16] = "WRITE", [17] = "READ", [18] = "ATOMIC", [19] = "RESP",
 }
 -- Least length of the operation header.
 local OP_LEN = {
   [1] = 8, [2] = 16, [3] = 8, [4] = 32, [5] = 32, [6] = 32, [7] = 16, [8] = 16, [9] = 8, [10] = 8,
-  [13] = 0, [14] = 32, [15] = 56,
+  [13] = 0, [14] = 32, [15] = 56, [16] = 32, [17] = 48, [18] = 40, [19] = 16,
 }
-local HAS_PAYLOAD = { [2] = true, [3] = true, [4] = true, [7] = true }
-local HAS_IMM = { [2] = true, [4] = true, [5] = true }
+local HAS_PAYLOAD = {
+  [2] = true, [3] = true, [4] = true, [7] = true, [16] = true, [18] = true, [19] = true,
+}
+local HAS_IMM = { [2] = true, [4] = true, [5] = true, [16] = true, [18] = true }
 local END_STATUS = { [0] = "ok", [1] = "truncated", [2] = "discarded", [3] = "endpoint closed" }
 local NACK_REASON = {
   [1] = "unknown type", [2] = "no such endpoint", [3] = "malformed", [4] = "credit overdrawn",
+  [5] = "unknown key", [6] = "access denied", [7] = "no such atomic", [8] = "misaligned",
+  [9] = "no receive for the tag",
+}
+local ATOMIC_OP = {
+  [0] = "MIN", "MAX", "SUM", "PROD", "LOR", "LAND", "BOR", "BAND", "LXOR", "BXOR", "READ", "WRITE",
+  "CSWAP", "CSWAP_NE", "CSWAP_LE", "CSWAP_LT", "CSWAP_GE", "CSWAP_GT", "MSWAP",
+}
+local DATATYPE = {
+  [0] = "INT8", "UINT8", "INT16", "UINT16", "INT32", "UINT32", "INT64", "UINT64", "FLOAT", "DOUBLE",
+  "FLOAT_COMPLEX", "DOUBLE_COMPLEX", "LONG_DOUBLE", "LONG_DOUBLE_COMPLEX",
 }
 local RST_REASON = {
   [1] = "unknown session", [2] = "closed", [3] = "version", [4] = "wrong incarnation",
@@ -71,6 +84,25 @@ field("dst_op", ProtoField.uint32, "Puller's operation", base.DEC)
 field("dst_gen", ProtoField.uint32, "Puller's generation", base.DEC)
 field("pull_len", ProtoField.uint32, "Bytes wanted", base.DEC)
 field("status", ProtoField.uint16, "Status", base.DEC, END_STATUS)
+-- One-sided operations.
+field("rma_flags", ProtoField.uint8, "Flags", base.HEX)
+field("rma_flags.last", ProtoField.bool, "Last packet", 8, nil, 0x01)
+field("rma_flags.imm", ProtoField.bool, "Remote CQ data", 8, nil, 0x02)
+field("rma_flags.end", ProtoField.bool, "Last packet for this range", 8, nil, 0x04)
+field("rma_flags.fetch", ProtoField.bool, "Old values wanted", 8, nil, 0x08)
+field("rma_flags.compare", ProtoField.bool, "Compare values", 8, nil, 0x10)
+field("rma_flags.tagged", ProtoField.bool, "On a posted receive", 8, nil, 0x20)
+field("rma_flags.void", ProtoField.bool, "Withdrawn", 8, nil, 0x40)
+field("seq", ProtoField.uint16, "Operation", base.DEC)
+field("rkey", ProtoField.uint64, "Key", base.HEX)
+field("addr", ProtoField.uint64, "Address", base.HEX)
+field("left", ProtoField.uint64, "Bytes left of the range", base.DEC)
+field("read_len", ProtoField.uint32, "Bytes wanted", base.DEC)
+field("elements", ProtoField.uint16, "Elements", base.DEC)
+field("atomic_op", ProtoField.uint8, "Operation", base.DEC, ATOMIC_OP)
+field("datatype", ProtoField.uint8, "Datatype", base.DEC, DATATYPE)
+field("result_at", ProtoField.uint32, "Offset in the result", base.DEC)
+field("resp_status", ProtoField.uint16, "Status", base.DEC, NACK_REASON)
 -- Control.
 field("delay", ProtoField.uint16, "Delay since the newest packet (64 ns)", base.DEC)
 field("sack_count", ProtoField.uint8, "SACK words", base.DEC)
@@ -337,6 +369,82 @@ ops[15] = function(state, tree, op)
   if op(36, 4):le_uint() < 256 then refuse(state, "open_max_frame") end
   state.info = state.info .. (echo_sid == 0 and "" or " answer")
     .. string.format(" sid=0x%08x epoch=%d", sid, epoch)
+end
+
+-- The first 24 bytes of WRITE, READ and ATOMIC; `known` are the flags that the type has. Returns
+-- the flags.
+local function range(state, tree, op, known)
+  tree:add_le(f["dst_ep"], op(0, 2))
+  tree:add_le(f["src_ep"], op(2, 2))
+  local flags = op(4, 1):uint()
+  local t = tree:add(f["rma_flags"], op(4, 1))
+  for _, name in ipairs({ "last", "imm", "end", "fetch", "compare", "tagged", "void" }) do
+    t:add(f["rma_flags." .. name], op(4, 1))
+  end
+  if band(flags, 255 - known) ~= 0 then refuse(state, "rma_flags") end
+  zero(state, tree, op(5, 1))
+  tree:add_le(f["seq"], op(6, 2))
+  tree:add_le(f["rkey"], op(8, 8))
+  tree:add_le(f["addr"], op(16, 8))
+  state.info = state.info .. string.format(" ep %d > %d addr=0x", op(2, 2):le_uint(),
+    op(0, 2):le_uint()) .. op(16, 8):le_uint64():tohex()
+  return flags
+end
+
+-- Remote CQ data has to be there, and in the last packet.
+local function last_imm(state, flags)
+  if band(flags, 2) == 0 then return end
+  if state.buf:len() < 18 + OP_LEN[state.type] + 8 then refuse(state, "op_truncated", true) end
+  if band(flags, 1) == 0 then refuse(state, "late_imm") end
+end
+
+local function beyond(at, len)
+  return at + len < at
+end
+
+ops[16] = function(state, tree, op)
+  local flags = range(state, tree, op, 0x03)
+  tree:add_le(f["left"], op(24, 8))
+  local left = op(24, 8):le_uint64()
+  if left < UInt64(state.plen) or beyond(op(16, 8):le_uint64(), left) then
+    refuse(state, "rma_range")
+  end
+  last_imm(state, flags)
+end
+
+ops[17] = function(state, tree, op)
+  range(state, tree, op, 0x05)
+  names(tree, op, 24, "dst")
+  tree:add_le(f["offset"], op(32, 8))
+  tree:add_le(f["read_len"], op(40, 4))
+  local len = op(40, 4):le_uint()
+  if len > 262144 or beyond(op(16, 8):le_uint64(), UInt64(len))
+    or beyond(op(32, 8):le_uint64(), UInt64(len)) then
+    refuse(state, "rma_range")
+  end
+  zero(state, tree, op(44, 4))
+  state.info = state.info .. string.format(" len=%d", len)
+end
+
+ops[18] = function(state, tree, op)
+  local flags = range(state, tree, op, 0x7f)
+  names(tree, op, 24, "dst")
+  tree:add_le(f["elements"], op(32, 2))
+  tree:add(f["atomic_op"], op(34, 1))
+  tree:add(f["datatype"], op(35, 1))
+  tree:add_le(f["result_at"], op(36, 4))
+  last_imm(state, flags)
+  state.info = state.info .. string.format(" %s %s x %d", ATOMIC_OP[op(34, 1):uint()] or "?",
+    DATATYPE[op(35, 1):uint()] or "?", op(32, 2):le_uint())
+end
+
+ops[19] = function(state, tree, op)
+  names(tree, op, 0, "dst")
+  tree:add_le(f["result_at"], op(8, 4))
+  tree:add_le(f["resp_status"], op(12, 2))
+  local status = op(12, 2):le_uint()
+  if status ~= 0 and NACK_REASON[status] == nil then refuse(state, "resp_status") end
+  zero(state, tree, op(14, 2))
 end
 
 -- Refuses a frame that is shorter than an operation header of `op_len` bytes and what follows it.

@@ -61,7 +61,7 @@ pub const PORT_NAMES: [&str; 8] = [
 ];
 
 /// Counters of the node, but for the refusals of the codec.
-pub const NODE_NAMES: [&str; 26] = [
+pub const NODE_NAMES: [&str; 31] = [
     "rx_frames",
     "rx_not_ours",
     "rx_no_crc",
@@ -73,6 +73,9 @@ pub const NODE_NAMES: [&str; 26] = [
     "rx_refused",
     "rx_no_endpoint",
     "rx_stray",
+    "rx_bad_key",
+    "rx_bad_access",
+    "rx_bad_atomic",
     "rx_bad_rst",
     "rx_bad_open",
     "tx_frames",
@@ -83,6 +86,8 @@ pub const NODE_NAMES: [&str; 26] = [
     "msgs_sent",
     "msgs_received",
     "msgs_unexpected",
+    "rma_done",
+    "rma_executed",
     "sessions_opened",
     "sessions_dead",
     "sessions_reset",
@@ -91,7 +96,7 @@ pub const NODE_NAMES: [&str; 26] = [
 ];
 
 /// How much of each table is in use.
-pub const LEVEL_NAMES: [&str; 11] = [
+pub const LEVEL_NAMES: [&str; 13] = [
     "tx",
     "sent",
     "packs",
@@ -101,6 +106,8 @@ pub const LEVEL_NAMES: [&str; 11] = [
     "pulls",
     "pull_bytes",
     "held",
+    "jobs",
+    "late",
     "cq_reserved",
     "timers",
 ];
@@ -293,6 +300,9 @@ fn counters(engine: &Engine, put: &mut impl FnMut(usize, u64)) {
         c.rx_refused,
         c.rx_no_endpoint,
         c.rx_stray,
+        c.rx_bad_key,
+        c.rx_bad_access,
+        c.rx_bad_atomic,
         c.rx_bad_rst,
         c.rx_bad_open,
         c.tx_frames,
@@ -303,6 +313,8 @@ fn counters(engine: &Engine, put: &mut impl FnMut(usize, u64)) {
         c.msgs_sent,
         c.msgs_received,
         c.msgs_unexpected,
+        c.rma_done,
+        c.rma_executed,
         c.sessions_opened,
         c.sessions_dead,
         c.sessions_reset,
@@ -319,6 +331,8 @@ fn counters(engine: &Engine, put: &mut impl FnMut(usize, u64)) {
         l.pulls as u64,
         l.pull_bytes,
         l.held as u64,
+        l.jobs as u64,
+        l.late as u64,
         l.cq_reserved as u64,
         l.timers as u64,
     ];

@@ -9,6 +9,8 @@ bitflags! {
     /// Flags of one data transfer operation, and the default ones of an endpoint (`op_flags`).
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
     pub struct OpFlags: u64 {
+        /// `FI_TAGGED` of an atomic operation: the target is a posted receive.
+        const TAGGED = 1 << 3;
         /// `FI_MULTICAST`.
         const MULTICAST = 1 << 5;
         /// `FI_MULTI_RECV`: one buffer takes many messages.
@@ -128,6 +130,25 @@ bitflags! {
         const NAMED_RX_CTX = 1 << 58;
         /// `FI_DIRECTED_RECV`.
         const DIRECTED_RECV = 1 << 59;
+    }
+}
+
+bitflags! {
+    /// What may be done with a memory region.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+    pub struct MrAccess: u64 {
+        /// `FI_READ`: may be the destination of a read issued here.
+        const READ = 1 << 8;
+        /// `FI_WRITE`: may be the source of a write issued here.
+        const WRITE = 1 << 9;
+        /// `FI_RECV`.
+        const RECV = 1 << 10;
+        /// `FI_SEND`.
+        const SEND = 1 << 11;
+        /// `FI_REMOTE_READ`: peers may read it.
+        const REMOTE_READ = 1 << 12;
+        /// `FI_REMOTE_WRITE`: peers may write it.
+        const REMOTE_WRITE = 1 << 13;
     }
 }
 

@@ -196,6 +196,57 @@ fn each_type() -> Vec<(Op, Vec<u8>, &'static str)> {
             max_frame=1500 window=256 minor=0 open_grant=64 cookie=0x0000000000000000",
         ),
     ]
+    .into_iter()
+    .chain(one_sided())
+    .collect()
+}
+
+fn one_sided() -> Vec<(Op, Vec<u8>, &'static str)> {
+    let range = RemoteRange { dst_ep: 1, src_ep: 2, seq: 3, last: true, rkey: 4, addr: 0x50 };
+    let atomic = AtomicOp {
+        range,
+        imm: Some(6),
+        fetch: true,
+        dst_op: 7,
+        dst_gen: 8,
+        count: 1,
+        op: 2,
+        ty: 7,
+        offset: 16,
+        ..AtomicOp::default()
+    };
+    let status = Some(NackReason::BadKey);
+    vec![
+        (
+            Op::Write(WriteOp { range, imm: Some(6), left: 5 }),
+            b"hello".to_vec(),
+            "rma_flags=0x03 rma_flags.last=1 rma_flags.imm=1 rma_flags.end=0 rma_flags.fetch=0 \
+            rma_flags.compare=0 rma_flags.tagged=0 rma_flags.void=0 seq=3 \
+            rkey=0x0000000000000004 addr=0x0000000000000050 left=5 imm=0x0000000000000006 \
+            payload=68656c6c6f",
+        ),
+        (
+            Op::Read(ReadOp { range, end: true, dst_op: 7, dst_gen: 8, offset: 9, len: 10 }),
+            vec![],
+            "rma_flags=0x05 rma_flags.last=1 rma_flags.imm=0 rma_flags.end=1 rma_flags.fetch=0 \
+            rma_flags.compare=0 rma_flags.tagged=0 rma_flags.void=0 seq=3 \
+            rkey=0x0000000000000004 addr=0x0000000000000050 dst_op=7 dst_gen=8 offset=9 \
+            read_len=10",
+        ),
+        (
+            Op::Atomic(atomic),
+            vec![1; 8],
+            "rma_flags=0x0b rma_flags.last=1 rma_flags.imm=1 rma_flags.end=0 rma_flags.fetch=1 \
+            rma_flags.compare=0 rma_flags.tagged=0 rma_flags.void=0 seq=3 \
+            rkey=0x0000000000000004 addr=0x0000000000000050 dst_op=7 dst_gen=8 elements=1 \
+            atomic_op=2 datatype=7 result_at=16 imm=0x0000000000000006 payload=0101010101010101",
+        ),
+        (
+            Op::Resp(RespOp { dst_op: 7, dst_gen: 8, offset: 16, status }),
+            vec![2],
+            "dst_op=7 dst_gen=8 result_at=16 resp_status=5 payload=02",
+        ),
+    ]
 }
 
 #[test]

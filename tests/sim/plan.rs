@@ -102,6 +102,7 @@ impl NodePlan {
             rx_wr_max: self.rx_wr_max,
             unexpected_bytes: self.unexpected_bytes,
             pull_window: self.pull_window,
+            mr_max: 64,
             crc: self.crc,
         }
     }

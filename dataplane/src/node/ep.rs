@@ -1,6 +1,7 @@
 //! Endpoints: what they are bound to, and their life from open to close.
 
 use super::peer::Inbound;
+use super::rma::{READ, REMOTE_READ, REMOTE_WRITE, WRITE};
 use super::{AvId, CntrId, CqId, EpAttr, EpCounters, EpId, MsgKind, Node};
 use crate::error::{Error, Result};
 use crate::flags::{BindFlags, Caps, OpFlags};
@@ -26,6 +27,8 @@ pub(crate) struct Ep {
     pub(crate) av: u32,
     pub(crate) tx_cntr: u32,
     pub(crate) rx_cntr: u32,
+    /// Counters of one-sided operations, by the places in `rma.rs`.
+    pub(crate) rma_cntr: [u32; 4],
     pub(crate) tx_size: u32,
     pub(crate) rx_size: u32,
     pub(crate) tx_used: u32,
@@ -85,6 +88,7 @@ impl Node {
             av: NONE,
             tx_cntr: NONE,
             rx_cntr: NONE,
+            rma_cntr: [NONE; 4],
             tx_size: attr.tx_size.min(1 << 30) as u32,
             rx_size: attr.rx_size.min(1 << 30) as u32,
             tx_used: 0,
@@ -145,8 +149,9 @@ impl Node {
         Ok(())
     }
 
-    /// Binds a counter for sends (`TRANSMIT`) and receives (`RECV`). The directions of one-sided
-    /// operations are accepted and count nothing yet.
+    /// Binds a counter for sends (`TRANSMIT`), receives (`RECV`), and the one-sided operations that
+    /// this endpoint issues (`READ`, `WRITE`; fetching atomics are reads) or is the target of
+    /// (`REMOTE_READ`, `REMOTE_WRITE`; these count only with `FI_RMA_EVENT`).
     ///
     /// # Errors
     /// As [`ep_bind_cq`](Self::ep_bind_cq).
@@ -160,7 +165,16 @@ impl Node {
             return Err(Error::OpBadState);
         }
         let (tx, rx) = (flags.contains(BindFlags::TRANSMIT), flags.contains(BindFlags::RECV));
-        if tx && e.tx_cntr != NONE || rx && e.rx_cntr != NONE {
+        let one_sided = [
+            (BindFlags::READ, READ),
+            (BindFlags::WRITE, WRITE),
+            (BindFlags::REMOTE_READ, REMOTE_READ),
+            (BindFlags::REMOTE_WRITE, REMOTE_WRITE),
+        ];
+        let wanted =
+            one_sided.into_iter().filter(|(flag, _)| flags.contains(*flag)).map(|(_, at)| at);
+        let mut taken = wanted.clone().map(|at| e.rma_cntr[at]);
+        if tx && e.tx_cntr != NONE || rx && e.rx_cntr != NONE || taken.any(|c| c != NONE) {
             return Err(Error::Invalid("a counter is bound for this direction"));
         }
         if tx {
@@ -169,6 +183,10 @@ impl Node {
         }
         if rx {
             e.rx_cntr = cntr.0.idx();
+            table.bound += 1;
+        }
+        for which in wanted {
+            e.rma_cntr[which] = cntr.0.idx();
             table.bound += 1;
         }
         Ok(())
@@ -206,7 +224,7 @@ impl Node {
         if e.av == NONE {
             return Err(Error::NoAv);
         }
-        if e.caps.contains(Caps::SEND) && e.tx_cq == NONE
+        if e.caps.intersects(Caps::SEND | Caps::READ | Caps::WRITE) && e.tx_cq == NONE
             || e.caps.contains(Caps::RECV) && e.rx_cq == NONE
         {
             return Err(Error::NoCq);
@@ -284,12 +302,14 @@ impl Node {
         self.eps[idx].enabled = false;
         self.close_sends(now, idx);
         self.close_receives(now, idx);
+        self.drop_late(now, idx);
         let e = self.eps.free(idx);
         self.by_number[usize::from(e.number)] = NONE;
         for cq in [e.tx_cq, e.rx_cq].into_iter().filter(|&cq| cq != NONE) {
             self.cqs[cq].bound -= 1;
         }
-        for cntr in [e.tx_cntr, e.rx_cntr].into_iter().filter(|&c| c != NONE) {
+        let cntrs = [e.tx_cntr, e.rx_cntr].into_iter().chain(e.rma_cntr);
+        for cntr in cntrs.filter(|&c| c != NONE) {
             self.cntrs[cntr].bound -= 1;
         }
         if e.av != NONE {
@@ -366,12 +386,19 @@ impl Node {
     }
 }
 
-/// `FI_MSG` or `FI_TAGGED` alone stand for both directions.
-fn with_directions(caps: Caps) -> Caps {
-    let messages = caps.intersects(Caps::MSG | Caps::TAGGED);
-    if messages && !caps.intersects(Caps::SEND | Caps::RECV) {
-        caps | Caps::SEND | Caps::RECV
-    } else {
-        caps
+/// `FI_MSG` or `FI_TAGGED` alone stand for both directions, `FI_RMA` or `FI_ATOMIC` for all four.
+fn with_directions(mut caps: Caps) -> Caps {
+    let groups = [
+        (Caps::MSG | Caps::TAGGED, Caps::SEND | Caps::RECV),
+        (
+            Caps::RMA | Caps::ATOMIC,
+            Caps::READ | Caps::WRITE | Caps::REMOTE_READ | Caps::REMOTE_WRITE,
+        ),
+    ];
+    for (kinds, directions) in groups {
+        if caps.intersects(kinds) && !caps.intersects(directions) {
+            caps |= directions;
+        }
     }
+    caps
 }

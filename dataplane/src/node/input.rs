@@ -15,8 +15,8 @@ use crate::rel::sent::BodyRef;
 use crate::slab::{Handle, Link, NONE};
 use crate::types::{Instant, ProvErrno};
 use crate::wire::{
-    AckOp, Base, DataOp, EndOp, EndStatus, MsgMOp, MsgOp, NackOp, NackReason, NopOp, OpenOp,
-    PackOp, PackRecords, PullOp, RndvOp, RstOp, Ty, WireError,
+    AckOp, AtomicOp, Base, DataOp, EndOp, EndStatus, MsgMOp, MsgOp, NackOp, NackReason, NopOp,
+    OpenOp, PackOp, PackRecords, PullOp, ReadOp, RespOp, RndvOp, RstOp, Ty, WireError, WriteOp,
 };
 
 /// Packets received before an acknowledgement of their own leaves, on a lossy port and on one that
@@ -183,7 +183,11 @@ impl Node {
             self.on_round_trip(p, now, now.since(at), count);
         }
         let peer = &self.peers[p];
-        if !peer.txq.is_empty() || !peer.dataq.is_empty() || !peer.ctlq.is_empty() {
+        if !(peer.txq.is_empty()
+            && peer.dataq.is_empty()
+            && peer.ctlq.is_empty()
+            && peer.jobq.is_empty())
+        {
             self.make_ready(p);
         }
     }
@@ -204,6 +208,9 @@ impl Node {
             }
         } else if entry.wr != NONE {
             self.settle_wr(entry.wr);
+        } else if entry.body != BodyRef::None {
+            self.region_read(entry.body);
+            self.drop_body(entry.body);
         }
     }
 
@@ -310,11 +317,7 @@ impl Node {
         let (ty, op, w, body) = (entry.ty, entry.op, entry.wr, entry.body);
         peer.snd.on_refused(&mut self.sent, idx);
         self.make_ready(p);
-        let err = match reason {
-            NackReason::NoEndpoint => Error::ConnRefused,
-            NackReason::UnknownType => Error::NoProtoOpt,
-            NackReason::Malformed | NackReason::Overdrawn => Error::ConnReset,
-        };
+        let err = nack_error(reason);
         if ty == Ty::Pull {
             self.sent[idx].become_nop();
             let word = |at: usize| u32::from_le_bytes([op[at], op[at + 1], op[at + 2], op[at + 3]]);
@@ -325,7 +328,11 @@ impl Node {
             return;
         }
         self.sent[idx].become_nop();
-        if let BodyRef::Pack { buf, .. } = body {
+        if matches!(ty, Ty::Write | Ty::Read | Ty::Atomic) {
+            self.on_rma_nack(p, ty, &op, w, body, reason);
+        } else if let BodyRef::Job { .. } | BodyRef::Mr { .. } = body {
+            self.drop_body(body);
+        } else if let BodyRef::Pack { buf, .. } = body {
             self.packs.free.push(buf);
             let mut next = w;
             while next != NONE {
@@ -507,7 +514,8 @@ impl Node {
 
     /// Refuses the packet next in order, or, if its sender does not wait to hear of it, drops it.
     fn refuse_or_drop(&mut self, now: Instant, p: u32, base: &Base, reason: NackReason) {
-        let waits = !self.lossless || base.ar || reason != NackReason::NoEndpoint;
+        let one_sided = matches!(base.ty, Ty::Write | Ty::Read | Ty::Atomic);
+        let waits = !self.lossless || base.ar || one_sided || reason != NackReason::NoEndpoint;
         if waits {
             self.refuse(now, p, reason);
         } else {
@@ -562,6 +570,15 @@ impl Node {
             }),
             Ty::Nop => NopOp::parse(frame, base).map(|op| {
                 self.waive(now, p, op.units);
+                Verdict::Accept
+            }),
+            Ty::Write => WriteOp::parse(frame, base)
+                .map(|op| self.on_write(now, p, frame, &op, (op.payload_off(), plen))),
+            Ty::Read => ReadOp::parse(frame, base).map(|op| self.on_read(p, &op)),
+            Ty::Atomic => AtomicOp::parse(frame, base)
+                .map(|op| self.on_atomic(now, p, frame, &op, (op.payload_off(), plen))),
+            Ty::Resp => RespOp::parse(frame, base).map(|op| {
+                self.on_resp(p, frame, &op, (op.payload_off(), plen));
                 Verdict::Accept
             }),
             _ => Ok(Verdict::Accept),
@@ -654,5 +671,19 @@ impl Node {
         }
         self.tx[w].flags |= WrFlags::ALL_SENT;
         self.finish_if_done(w);
+    }
+}
+
+/// How an operation ends whose packet was refused.
+pub(super) fn nack_error(reason: NackReason) -> Error {
+    match reason {
+        NackReason::NoEndpoint => Error::ConnRefused,
+        NackReason::UnknownType => Error::NoProtoOpt,
+        NackReason::Malformed | NackReason::Overdrawn => Error::ConnReset,
+        NackReason::BadKey => Error::KeyRejected,
+        NackReason::BadAccess => Error::Access,
+        NackReason::BadAtomic => Error::OpNotSupp("the target has no such atomic operation"),
+        NackReason::Misaligned => Error::Invalid("elements are not aligned at the target"),
+        NackReason::NoMatch => Error::NoMsg,
     }
 }

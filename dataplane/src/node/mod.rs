@@ -6,12 +6,16 @@
 
 mod ep;
 mod input;
+mod mr;
 mod objects;
 mod ops;
 mod output;
 mod peer;
 mod post;
 mod recv;
+mod rma;
+mod rma_in;
+mod rma_out;
 mod session;
 mod stats;
 #[cfg(test)]
@@ -36,9 +40,12 @@ use crate::types::{FiAddr, Instant};
 use crate::wheel::Wheel;
 
 use ep::Ep;
-use ops::{Held, Pull, RecvWr, Stored, TxWr};
+use mr::Mr;
+use ops::{Held, Job, Late, Pull, RecvWr, Rma, Stored, TxWr};
 use peer::Peer;
 
+pub use mr::{MrId, MrReq};
+pub use rma::{AtomicReq, ReadReq, RmaIov, RmaList, WriteReq};
 pub use stats::{EpCounters, Levels, NodeCounters, SessionInfo};
 
 /// Sizes and times of a node. All tables are sized by them when it is made; nothing grows later.
@@ -65,6 +72,8 @@ pub struct NodeSettings {
     pub unexpected_bytes: usize,
     /// Bytes of pulled messages asked for and not yet here, all peers together. Default 4 MiB.
     pub pull_window: usize,
+    /// Memory regions registered at once. Default 65,536; 2^20 at most.
+    pub mr_max: usize,
     /// Whether frames carry a CRC32C trailer. Default: if the port is not lossless.
     pub crc: Option<bool>,
 }
@@ -81,6 +90,7 @@ impl Default for NodeSettings {
             rx_wr_max: 16384,
             unexpected_bytes: 256 << 20,
             pull_window: 4 << 20,
+            mr_max: 65536,
             crc: None,
         }
     }
@@ -213,6 +223,8 @@ pub(crate) struct CqTable {
     pub(crate) bound: u32,
     /// A message waits because the queue had no room for its completion.
     pub(crate) starved: bool,
+    /// Remote CQ data that waits for the same reason, oldest first.
+    pub(crate) late: VecDeque<Late>,
 }
 
 /// A counter and who uses it.
@@ -270,6 +282,17 @@ pub struct Node {
     pub(crate) pull_wait: List<2>,
     /// Bytes asked for and not yet here.
     pub(crate) pull_out: u64,
+    pub(crate) mrs: Slab<Mr>,
+    /// Regions by the key that the application chose.
+    pub(crate) mr_by_key: HashMap<u64, u32>,
+    /// Keys drawn so far.
+    pub(crate) mr_drawn: u64,
+    pub(crate) rma: Slab<Rma>,
+    pub(crate) jobs: Slab<Job>,
+    /// Operands of the atomic operation being executed.
+    pub(crate) scratch: Vec<u8>,
+    /// Memory for operands and old values that are long, kept for the next ones.
+    pub(crate) spare: Vec<Vec<u8>>,
     pub(crate) held: Slab<Held>,
     pub(crate) held_bytes: Vec<u8>,
 
@@ -340,6 +363,7 @@ impl Node {
         check(s.tx_wr_max > 0 && s.rx_wr_max > 0, "request tables must not be empty")?;
         check(s.unexpected_bytes >= 64 * UNIT, "unexpected_bytes must be at least 16 KiB")?;
         check(s.eager_max <= 1 << 20, "eager_max must be at most 1 MiB")?;
+        check(s.mr_max <= mr::MR_MAX, "mr_max must be at most 2^20")?;
         check(s.pull_window > 0, "pull_window must not be 0")?;
         if caps.mtu < 256 {
             return Err(Error::MsgTooLong);
@@ -373,9 +397,16 @@ impl Node {
             stored: UnexpectedPool::with_capacity(blocks),
             blocks: BlockPool::with_capacity(blocks),
             blocks_unpromised: blocks,
-            pulls: Slab::with_capacity(s.rx_wr_max + blocks),
+            pulls: Slab::with_capacity(s.rx_wr_max + blocks + s.tx_wr_max),
             pull_wait: List::new(),
             pull_out: 0,
+            mrs: Slab::with_capacity(s.mr_max),
+            mr_by_key: HashMap::new(),
+            mr_drawn: 0,
+            rma: Slab::with_capacity(s.tx_wr_max),
+            jobs: Slab::with_capacity((s.peer_max * rma_out::ANSWERS_MAX).min(1 << 16)),
+            scratch: Vec::new(),
+            spare: Vec::new(),
             held: Slab::with_capacity(held),
             held_bytes: Vec::with_capacity(held * frame_len),
             wheel: Wheel::new(s.peer_max, Instant(0)),

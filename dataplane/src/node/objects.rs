@@ -16,7 +16,12 @@ impl Node {
         if !(1..=1 << 24).contains(&size) {
             return Err(Error::Invalid("a completion queue has 1 to 2^24 entries"));
         }
-        let table = CqTable { cq: Cq::new(size), bound: 0, starved: false };
+        let table = CqTable {
+            cq: Cq::new(size),
+            bound: 0,
+            starved: false,
+            late: std::collections::VecDeque::new(),
+        };
         let idx = self.cqs.alloc(table).ok_or(Error::NoMem)?;
         Ok(CqId(self.cqs.handle(idx)))
     }

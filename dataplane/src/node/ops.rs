@@ -3,8 +3,10 @@
 use barewire_driver::mem::IoBuf;
 use bitflags::bitflags;
 
+use super::rma::RmaList;
 use crate::proto::blocks::Chain;
 use crate::slab::{Link, Linked, NONE};
+use crate::wire::NackReason;
 
 bitflags! {
     /// What a transmit request asked for.
@@ -40,10 +42,13 @@ bitflags! {
         const ALL_SENT = 1 << 13;
         /// Shares a packet with others.
         const PACKED = 1 << 14;
+        /// A one-sided operation: `pull_op` is its [`Rma`] record, `len` and `sent` count bytes of
+        /// a read or write, elements of an atomic operation.
+        const RMA = 1 << 15;
     }
 }
 
-/// A message being sent.
+/// A message being sent, or the part of a one-sided operation that is like one.
 #[derive(Debug)]
 pub(crate) struct TxWr {
     pub(crate) buf: IoBuf,
@@ -152,6 +157,10 @@ pub(crate) struct Pull {
     pub(crate) src_gen: u32,
     /// The receive it goes to, `NONE` if nobody wants it any more.
     pub(crate) recv: u32,
+    /// A read of the peer's memory: what comes goes to the memory of transmit request `wr`, or, if
+    /// that is `NONE`, nowhere, and is only waited for.
+    pub(crate) read: bool,
+    pub(crate) wr: u32,
     /// Where in the receive's buffer it starts.
     pub(crate) base: u64,
     pub(crate) msg_len: u64,
@@ -210,4 +219,125 @@ impl Linked<0> for Held {
     fn link_ref(&self) -> &Link {
         &self.link
     }
+}
+
+/// What a one-sided operation has besides its [`TxWr`].
+#[derive(Debug)]
+pub(crate) struct Rma {
+    pub(crate) kind: RmaKind,
+    /// The remote ranges, and how far into which one the packets made so far reach: bytes, or
+    /// elements of an atomic operation.
+    pub(crate) iov: RmaList,
+    pub(crate) at: usize,
+    pub(crate) done: u64,
+    /// Number of the operation on the wire, from its first packet on.
+    pub(crate) seq: u16,
+    /// The pull of a read, while there is one.
+    pub(crate) pull: u32,
+}
+
+/// Which one-sided operation.
+#[derive(Debug)]
+pub(crate) enum RmaKind {
+    Write,
+    Read,
+    Atomic(AtomicWr),
+}
+
+/// What an atomic operation has besides.
+#[derive(Debug)]
+pub(crate) struct AtomicWr {
+    /// `enum fi_op`, `enum fi_datatype` and bytes of an element.
+    pub(crate) op: u8,
+    pub(crate) ty: u8,
+    pub(crate) elem_len: u8,
+    /// Bytes of operands and compare values that an element sends.
+    pub(crate) sent_len: u8,
+    /// The old values are wanted.
+    pub(crate) fetch: bool,
+    pub(crate) tagged: bool,
+    /// Where they go.
+    pub(crate) result: IoBuf,
+    /// Operands, and behind them compare values, if they are too long for the inject memory.
+    pub(crate) operands: Vec<u8>,
+    /// Packets of it that are not answered yet, and bytes of those that are.
+    pub(crate) answers: u32,
+    pub(crate) got: u64,
+    /// The last packet has left.
+    pub(crate) all_out: bool,
+}
+
+/// Something that a peer asked for and that has to be sent.
+#[derive(Debug)]
+pub(crate) struct Job {
+    pub(crate) peer: u32,
+    /// The peer's name of its operation.
+    pub(crate) dst_op: u32,
+    pub(crate) dst_gen: u32,
+    pub(crate) kind: JobKind,
+    pub(crate) queued: bool,
+    pub(crate) link: Link,
+}
+
+/// What a [`Job`] sends.
+#[derive(Debug)]
+pub(crate) enum JobKind {
+    /// Bytes of a region.
+    Read {
+        mr: u32,
+        /// Offset in the region of the next byte, and in the peer's operation.
+        from: u64,
+        to: u64,
+        left: u32,
+        /// As in [`BodyRef::Mr`](crate::rel::sent::BodyRef).
+        ends: u32,
+        region_ends: bool,
+    },
+    /// Old values; `offset` as in the RESP.
+    Values { offset: u32, len: u32, short: [u8; Job::SHORT], long: Vec<u8> },
+    /// That `len` bytes will not come.
+    Failed { len: u32, reason: NackReason },
+}
+
+impl Job {
+    /// Old values up to this length need no memory of their own.
+    pub(crate) const SHORT: usize = 16;
+
+    /// Whether it reads region `m`.
+    pub(crate) fn reads(&self, m: u32) -> bool {
+        matches!(self.kind, JobKind::Read { mr, .. } if mr == m)
+    }
+
+    /// The old values.
+    pub(crate) fn values(&self) -> &[u8] {
+        match &self.kind {
+            JobKind::Values { len, short, long, .. } => {
+                if long.is_empty() {
+                    &short[..*len as usize]
+                } else {
+                    long
+                }
+            }
+            _ => &[],
+        }
+    }
+}
+
+impl Linked<0> for Job {
+    fn link(&mut self) -> &mut Link {
+        &mut self.link
+    }
+
+    fn link_ref(&self) -> &Link {
+        &self.link
+    }
+}
+
+/// A completion of remote CQ data that waits for room in its queue. It holds an eager unit of its
+/// sender, so their number is bounded.
+#[derive(Debug)]
+pub(crate) struct Late {
+    pub(crate) ep: u32,
+    pub(crate) peer: u32,
+    pub(crate) cqe: crate::types::Cqe,
 }

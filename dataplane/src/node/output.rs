@@ -19,7 +19,7 @@ use crate::slab::NONE;
 use crate::types::Instant;
 use crate::wire::{
     self, AckOp, BASE_LEN, Base, DataOp, EndOp, HEAD_MAX, MsgMOp, MsgOp, NackOp, NackReason, NopOp,
-    OpenOp, PackOp, PullOp, RndvOp, TRAILER_LEN, Ty, record_len,
+    OpenOp, PackOp, PullOp, ReadOp, RndvOp, TRAILER_LEN, Ty, record_len,
 };
 
 /// Frames that one peer may send before the next has its turn.
@@ -38,16 +38,16 @@ const LOOP_MAX: usize = 64;
 const PACK_MSG_MAX: u64 = 512;
 
 /// A packet about to be sent.
-struct Packet<'a> {
-    ty: Ty,
-    psn: Psn,
-    op: &'a [u8],
-    body: BodyRef,
+pub(super) struct Packet<'a> {
+    pub(super) ty: Ty,
+    pub(super) psn: Psn,
+    pub(super) op: &'a [u8],
+    pub(super) body: BodyRef,
     /// The request whose memory the body lies in, or `NONE`.
-    wr: u32,
+    pub(super) wr: u32,
     /// Ask for an acknowledgement.
-    ar: bool,
-    rtx: bool,
+    pub(super) ar: bool,
+    pub(super) rtx: bool,
 }
 
 impl Node {
@@ -214,7 +214,7 @@ impl Node {
     }
 
     /// PULL and END. False if the port is full or the window is.
-    fn serve_pulls(&mut self, now: Instant, p: u32, out: &mut dyn FrameSink) -> bool {
+    pub(super) fn serve_pulls(&mut self, now: Instant, p: u32, out: &mut dyn FrameSink) -> bool {
         while self.peers[p].ctlq.head != NONE {
             let idx = self.peers[p].ctlq.head;
             if !self.peers[p].snd.open() {
@@ -224,8 +224,12 @@ impl Node {
                 return false;
             }
             let pull = &self.pulls[idx];
-            let mut op = [0; 32];
-            let (ty, op_len, len) = if let Some(status) = pull.end {
+            let mut op = [0; ReadOp::LEN];
+            let (read, wr) = (pull.read, pull.wr);
+            let (ty, op_len, len) = if read {
+                let len = pull.asking;
+                (Ty::Read, self.emit_read(idx, &mut op), len)
+            } else if let Some(status) = pull.end {
                 let end = EndOp { src_op: pull.src_op, src_gen: pull.src_gen, status };
                 (Ty::End, end.emit(&mut op), 0)
             } else {
@@ -241,8 +245,8 @@ impl Node {
                 psn,
                 op: &op[..op_len],
                 body: BodyRef::None,
-                wr: NONE,
-                ar: self.lossless,
+                wr,
+                ar: self.lossless && !read,
                 rtx: false,
             };
             if !self.send_numbered(now, p, packet, true, out) {
@@ -257,6 +261,9 @@ impl Node {
             let pull = &mut self.pulls[idx];
             pull.asked += u64::from(len);
             pull.asking = 0;
+            if read {
+                self.rma_of(wr).done += u64::from(len);
+            }
         }
         true
     }
@@ -265,9 +272,17 @@ impl Node {
     fn serve_messages(&mut self, now: Instant, p: u32, out: &mut dyn FrameSink) -> bool {
         for _ in 0..TURN {
             let peer = &self.peers[p];
-            let (message, data) = (peer.txq.head, peer.dataq.head);
-            if message == NONE && data == NONE || !peer.snd.open() {
+            let (message, data, job) = (peer.txq.head, peer.dataq.head, peer.jobq.head);
+            if message == NONE && data == NONE && job == NONE || !peer.snd.open() {
                 return true;
+            }
+            if job != NONE {
+                if let Step::Full = self.send_job(now, p, job, out) {
+                    return false;
+                }
+                if !self.peers[p].snd.open() {
+                    return true;
+                }
             }
             if data != NONE {
                 match self.send_data(now, p, data, out) {
@@ -279,7 +294,7 @@ impl Node {
             if message != NONE && self.peers[p].snd.open() {
                 match self.send_message(now, p, message, out) {
                     Step::Sent => {}
-                    Step::Wait if data == NONE => return true,
+                    Step::Wait if data == NONE && job == NONE => return true,
                     Step::Wait => {}
                     Step::Full => return false,
                 }
@@ -293,6 +308,9 @@ impl Node {
         let wr = &self.tx[w];
         if wr.flags.contains(WrFlags::FENCE) && self.peers[p].wrs.head != w {
             return Step::Wait;
+        }
+        if wr.flags.contains(WrFlags::RMA) {
+            return self.send_rma(now, p, w, out);
         }
         if wr.sent > 0 {
             return self.send_piece(now, p, w, out);
@@ -460,7 +478,7 @@ impl Node {
 
     /// Uses credit for the packet sent last, which remembers it if it was kept.
     #[inline]
-    fn charge(&mut self, p: u32, cost: u32, kept: bool) {
+    pub(super) fn charge(&mut self, p: u32, cost: u32, kept: bool) {
         let peer = &mut self.peers[p];
         peer.credit_used = peer.credit_used.wrapping_add(cost);
         if let Some(idx) = peer.snd.last().filter(|_| kept) {
@@ -478,7 +496,7 @@ impl Node {
     /// they go to one endpoint and are of one kind.
     fn packs_with(&self, first: u32, next: u32) -> bool {
         let (a, b) = (&self.tx[first], &self.tx[next]);
-        let alone = WrFlags::FENCE | WrFlags::MATCH;
+        let alone = WrFlags::FENCE | WrFlags::MATCH | WrFlags::RMA;
         a.dst_ep == b.dst_ep
             && !(a.flags ^ b.flags).contains(WrFlags::TAGGED)
             && !b.flags.intersects(alone)
@@ -585,7 +603,7 @@ impl Node {
 
     /// Everything of a message has been handed to the port once.
     #[inline]
-    fn all_sent(&mut self, p: u32, w: u32) {
+    pub(super) fn all_sent(&mut self, p: u32, w: u32) {
         let wr = &mut self.tx[w];
         wr.flags.remove(WrFlags::IN_TXQ);
         wr.flags |= WrFlags::ALL_SENT;
@@ -599,7 +617,7 @@ impl Node {
 
     /// Whether there is room to keep another packet. If not, the peer is served again later.
     #[inline]
-    fn can_keep(&mut self) -> bool {
+    pub(super) fn can_keep(&mut self) -> bool {
         let free = self.sent.free_count() > 0;
         self.blocked |= !free;
         free
@@ -630,7 +648,7 @@ impl Node {
 
     /// Payload bytes that fit behind `op_len` bytes of operation header.
     #[inline]
-    fn payload_max(&self, p: u32, op_len: usize) -> usize {
+    pub(super) fn payload_max(&self, p: u32, op_len: usize) -> usize {
         let trailer = if self.crc { TRAILER_LEN } else { 0 };
         let room = self.peers[p].frame_max as usize + ETH_HDR_LEN - BASE_LEN - op_len - trailer;
         room.min(usize::from(u16::MAX))
@@ -638,7 +656,7 @@ impl Node {
 
     /// Sends a packet with the next number, and keeps what it takes to send it again if `keep`.
     #[inline]
-    fn send_numbered(
+    pub(super) fn send_numbered(
         &mut self,
         now: Instant,
         p: u32,
@@ -780,6 +798,14 @@ impl Node {
                     Body::Io { buf: &request.buf, offset, len }
                 }
             }
+            BodyRef::Operands { wr, offset, len } => {
+                Body::Bytes(self.operands(wr, offset as usize, len as usize))
+            }
+            BodyRef::Mr { mr, offset, len, .. } => {
+                let (offset, len) = (offset as usize, len as usize);
+                Body::Io { buf: &self.mrs[mr].buf, offset, len }
+            }
+            BodyRef::Job { job } => Body::Bytes(self.jobs[job].values()),
             BodyRef::Pack { buf, len } => {
                 Body::Bytes(&self.packs.bytes[buf as usize][..len as usize])
             }
@@ -838,7 +864,7 @@ impl Node {
 }
 
 /// What became of an attempt to send.
-enum Step {
+pub(super) enum Step {
     Sent,
     /// Something else has to happen first; it will put the peer into the queue again.
     Wait,

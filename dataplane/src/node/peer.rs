@@ -115,6 +115,17 @@ pub(crate) struct Peer {
     pub(crate) pulls: List<1>,
     /// Packets that arrived before one they have to wait for.
     pub(crate) held: List<0>,
+    /// Answers to the peer's one-sided operations that have packets to send.
+    pub(crate) jobq: List<0>,
+    /// Such answers, those in flight included.
+    pub(crate) jobs: u16,
+    /// Number of the next one-sided operation to the peer.
+    pub(crate) rma_seq: u16,
+    /// Number of the peer's operation of which a packet was refused, `NONE` if none was.
+    pub(crate) bad_seq: u32,
+    /// Atomic packets whose answer is missing, and reads that have bytes missing.
+    pub(crate) answers: u16,
+    pub(crate) reads: u16,
 
     pub(crate) inbound: Inbound,
     pub(crate) in_len: u64,
@@ -187,6 +198,12 @@ impl Peer {
             ctlq: List::new(),
             pulls: List::new(),
             held: List::new(),
+            jobq: List::new(),
+            jobs: 0,
+            rma_seq: 0,
+            bad_seq: NONE,
+            answers: 0,
+            reads: 0,
             inbound: Inbound::None,
             in_len: 0,
             in_off: 0,
@@ -239,6 +256,7 @@ impl Peer {
         self.wrs.is_empty()
             && self.pulls.is_empty()
             && self.held.is_empty()
+            && self.jobs == 0
             && self.stored == 0
             && self.snd.in_flight() == 0
             && self.inbound == Inbound::None

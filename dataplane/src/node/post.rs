@@ -91,7 +91,7 @@ impl Node {
         Ok(())
     }
 
-    fn alloc_wr(&mut self, wr: TxWr) -> u32 {
+    pub(super) fn alloc_wr(&mut self, wr: TxWr) -> u32 {
         let w = self.tx.alloc(wr).expect("a free slot was seen");
         if self.inject.len() <= w as usize {
             self.inject.resize(w as usize + 1, [0; Self::INJECT_SIZE]);
@@ -99,7 +99,7 @@ impl Node {
         w
     }
 
-    fn queue_wr(&mut self, now: Instant, p: u32, w: u32, inc: u64) {
+    pub(super) fn queue_wr(&mut self, now: Instant, p: u32, w: u32, inc: u64) {
         self.tick(now);
         self.begin_to_wait(now, p);
         let peer = &mut self.peers[p];

@@ -29,7 +29,7 @@ pub(crate) enum Verdict {
 }
 
 /// Bytes asked for at once.
-const PULL_CHUNK: u64 = 256 << 10;
+pub(super) const PULL_CHUNK: u64 = 256 << 10;
 
 /// What a message's header says, whatever packet it came in.
 #[derive(Clone, Copy, Debug)]
@@ -264,6 +264,9 @@ impl Node {
             self.counters.rx_stray += 1;
             return;
         };
+        if pull.read {
+            return self.on_read_data(now, p, frame, op, (off, len));
+        }
         if len == 0 {
             // Its sender closed the endpoint.
             self.fail_pull(op.dst_op, Error::Canceled);
@@ -600,7 +603,7 @@ impl Node {
     }
 
     /// Asks for the next bytes, or waits for room in the pull window.
-    fn ask(&mut self, _now: Instant, idx: u32) {
+    pub(crate) fn ask(&mut self, _now: Instant, idx: u32) {
         let window = self.settings.pull_window as u64;
         let pull = &mut self.pulls[idx];
         if pull.in_ctlq || pull.waiting {
@@ -619,7 +622,7 @@ impl Node {
     }
 
     /// Lets the pulls that have waited longest ask, as far as there is room now.
-    fn serve_waiting_pulls(&mut self, now: Instant) {
+    pub(crate) fn serve_waiting_pulls(&mut self, now: Instant) {
         let window = self.settings.pull_window as u64;
         while !self.pull_wait.is_empty()
             && (self.pull_out == 0 || self.pull_out + PULL_CHUNK <= window)
@@ -633,7 +636,10 @@ impl Node {
     /// The piece that the next PULL of `idx` asks for.
     pub(crate) fn next_piece(&self, idx: u32) -> (u64, u32) {
         let pull = &self.pulls[idx];
-        let len = (pull.want - pull.asked).min(PULL_CHUNK).min(u64::from(PULL_MAX));
+        let mut len = (pull.want - pull.asked).min(PULL_CHUNK).min(u64::from(PULL_MAX));
+        if pull.read {
+            len = len.min(self.read_room(pull.wr));
+        }
         (pull.asked, len as u32)
     }
 
@@ -695,6 +701,9 @@ impl Node {
             self.peers[p].ctlq.remove(&mut self.pulls, idx);
         }
         self.peers[p].pulls.remove(&mut self.pulls, idx);
+        if self.pulls[idx].read {
+            self.peers[p].reads -= 1;
+        }
         self.pulls.free(idx)
     }
 
@@ -710,7 +719,7 @@ impl Node {
     }
 
     /// The fi_addr of a sender in the address vector of endpoint `e`.
-    fn source_of(&self, e: u32, p: u32, src_ep: u16) -> Option<u64> {
+    pub(crate) fn source_of(&self, e: u32, p: u32, src_ep: u16) -> Option<u64> {
         let ep = &self.eps[e];
         if !ep.caps.intersects(Caps::SOURCE | Caps::SOURCE_ERR) {
             return None;
@@ -869,6 +878,7 @@ impl Node {
     pub(crate) fn feed(&mut self, cq: u32) {
         self.cqs[cq].starved = false;
         let now = self.polled_at;
+        self.feed_late(now, cq);
         let eps: Vec<u32> = (self.eps.iter())
             .filter(|(_, ep)| ep.rx_cq == cq && ep.starved)
             .map(|(e, _)| e)
@@ -956,12 +966,14 @@ fn msgm_head(p: u32, op: &MsgMOp) -> MsgHead {
     MsgHead { peer: p, src_ep, tagged, tag, imm, len: op.msg_len }
 }
 
-fn empty_pull(peer: u32, src_op: u32, src_gen: u32, end: Option<EndStatus>) -> Pull {
+pub(super) fn empty_pull(peer: u32, src_op: u32, src_gen: u32, end: Option<EndStatus>) -> Pull {
     Pull {
         peer,
         src_op,
         src_gen,
         recv: NONE,
+        read: false,
+        wr: NONE,
         base: 0,
         msg_len: 0,
         want: 0,

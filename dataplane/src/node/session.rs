@@ -17,7 +17,7 @@ use crate::rel::sack::RcvBitmap;
 use crate::rel::sent::{BodyRef, SendWindow, WINDOW};
 use crate::slab::NONE;
 use crate::types::{CqErr, Cqe, FI_ADDR_UNSPEC, Instant, ProvErrno};
-use crate::wire::{self, Base, OpenOp, RstOp, RstReason, Ty};
+use crate::wire::{self, AtomicOp, Base, OpenOp, RstOp, RstReason, Ty};
 
 /// Replies to strangers in a millisecond.
 pub(crate) const REPLIES_PER_MS: u32 = 4;
@@ -395,6 +395,7 @@ impl Node {
         peer.rcv = RcvBitmap::new();
         (peer.owed, peer.refused) = (0, 0);
         (peer.want_ping, peer.want_nop) = (false, false);
+        (peer.bad_seq, peer.answers) = (NONE, 0);
         peer.snd = SendWindow::new(peer.snd.nxt);
         if peer.mac == self.mac {
             self.open_to_self(p);
@@ -425,7 +426,12 @@ impl Node {
             let entry = self.sent.free(idx);
             if let BodyRef::Pack { buf, .. } = entry.body {
                 self.packs.free.push(buf);
+            } else {
+                self.drop_body(entry.body);
             }
+        }
+        while self.peers[p].jobq.head != NONE {
+            self.free_job(self.peers[p].jobq.head);
         }
         while let Some(idx) = self.peers[p].held.pop_front(&mut self.held) {
             if !planted(Bug::HeldPacketLeaked) {
@@ -624,7 +630,7 @@ impl Node {
         let p = wr.peer;
         let half = wr.sent > 0
             && wr.sent < wr.len
-            && !wr.flags.intersects(WrFlags::ANNOUNCED | WrFlags::ALL_SENT);
+            && !wr.flags.intersects(WrFlags::ANNOUNCED | WrFlags::ALL_SENT | WrFlags::RMA);
         let next = wr.pull_op;
         self.peers[p].snd.for_each(&mut self.sent, |entry| {
             if let BodyRef::Pack { .. } = entry.body {
@@ -632,7 +638,15 @@ impl Node {
                     entry.wr = next;
                 }
             } else if entry.wr == w {
-                entry.become_nop();
+                match entry.ty {
+                    // The target has it or will have it, and answers. That is waited for.
+                    Ty::Read => (entry.body, entry.wr) = (BodyRef::None, NONE),
+                    Ty::Atomic if AtomicOp::fetches(&entry.op) => {
+                        AtomicOp::make_void(&mut entry.op);
+                        (entry.body, entry.wr) = (BodyRef::None, NONE);
+                    }
+                    _ => entry.become_nop(),
+                }
             }
         });
         for (_, other) in self.tx.iter_mut() {
@@ -669,6 +683,9 @@ impl Node {
         if wr.ep != NONE {
             self.eps[wr.ep].tx_used -= 1;
         }
+        if wr.flags.contains(WrFlags::RMA) {
+            self.free_rma(wr.pull_op);
+        }
     }
 
     /// Writes the success of a request, once.
@@ -679,6 +696,9 @@ impl Node {
             return;
         }
         wr.flags |= WrFlags::REPORTED;
+        if wr.flags.contains(WrFlags::RMA) {
+            return self.report_rma(w);
+        }
         let flags = send_flags(wr.flags);
         let cqe = Cqe { op_context: wr.context, flags, src: FI_ADDR_UNSPEC, ..Cqe::default() };
         let wanted = wr.flags.contains(WrFlags::CQE);
@@ -724,13 +744,20 @@ impl Node {
         let wr = &mut self.tx[w];
         if wr.ep != NONE && !wr.flags.contains(WrFlags::REPORTED) {
             wr.flags |= WrFlags::REPORTED;
-            let flags = send_flags(wr.flags);
-            let (op_context, tag) = (wr.context, wr.tag);
+            let one_sided = wr.flags.contains(WrFlags::RMA);
+            let (op_context, tag, e) = (wr.context, wr.tag, wr.ep);
+            // Bytes of a refused write that are written nevertheless.
+            let olen = if one_sided { wr.asked } else { 0 };
+            let (flags, cntr) = if one_sided {
+                self.rma_outcome(w)
+            } else {
+                (send_flags(wr.flags), self.eps[e].tx_cntr)
+            };
             let cqe = Cqe { op_context, flags, tag, src: FI_ADDR_UNSPEC, ..Cqe::default() };
-            let ep = &mut self.eps[wr.ep];
+            let ep = &mut self.eps[e];
             ep.counters.errors += 1;
-            let (cntr, cq) = (ep.tx_cntr, ep.tx_cq);
-            self.cqs[cq].cq.push_err(CqErr { cqe, olen: 0, err, prov_errno, err_data: None });
+            let cq = ep.tx_cq;
+            self.cqs[cq].cq.push_err(CqErr { cqe, olen, err, prov_errno, err_data: None });
             if planted(Bug::CqReservationLeaked) {
                 self.cqs[cq].cq.reserve();
             }

@@ -35,6 +35,12 @@ pub struct NodeCounters {
     pub rx_no_endpoint: u64,
     /// Pieces that belong to no operation.
     pub rx_stray: u64,
+    /// One-sided packets refused because no region has their key.
+    pub rx_bad_key: u64,
+    /// One-sided packets refused because region or endpoint do not allow what they want.
+    pub rx_bad_access: u64,
+    /// Atomic packets refused because they make no sense.
+    pub rx_bad_atomic: u64,
     /// RST packets that name nothing of ours.
     pub rx_bad_rst: u64,
     /// OPEN packets that were refused or ignored.
@@ -55,6 +61,10 @@ pub struct NodeCounters {
     pub msgs_received: u64,
     /// Messages that came before their receive.
     pub msgs_unexpected: u64,
+    /// One-sided operations of this node that succeeded.
+    pub rma_done: u64,
+    /// One-sided operations of peers that were executed here.
+    pub rma_executed: u64,
     /// Sessions opened.
     pub sessions_opened: u64,
     /// Sessions that ended because the peer was silent.
@@ -80,6 +90,9 @@ impl Default for NodeCounters {
             rx_refused: 0,
             rx_no_endpoint: 0,
             rx_stray: 0,
+            rx_bad_key: 0,
+            rx_bad_access: 0,
+            rx_bad_atomic: 0,
             rx_bad_rst: 0,
             rx_bad_open: 0,
             tx_frames: 0,
@@ -90,6 +103,8 @@ impl Default for NodeCounters {
             msgs_sent: 0,
             msgs_received: 0,
             msgs_unexpected: 0,
+            rma_done: 0,
+            rma_executed: 0,
             sessions_opened: 0,
             sessions_dead: 0,
             sessions_reset: 0,
@@ -121,6 +136,10 @@ pub struct Levels {
     pub pull_bytes: u64,
     /// Packets that wait for an earlier one.
     pub held: usize,
+    /// Answers to one-sided operations of peers.
+    pub jobs: usize,
+    /// Completions with remote CQ data that wait for room.
+    pub late: usize,
     /// Completions reserved in all queues.
     pub cq_reserved: usize,
     /// Blocks neither free to be promised, nor promised to a peer, nor behind a stored message.
@@ -184,6 +203,8 @@ impl Node {
             pulls: self.pulls.len(),
             pull_bytes: self.pull_out,
             held: self.held.len(),
+            jobs: self.jobs.len(),
+            late: self.cqs.iter().map(|(_, t)| t.late.len()).sum(),
             cq_reserved: self.cqs.iter().map(|(_, t)| t.cq.reserved()).sum(),
             blocks_lost: self.blocks_lost(),
             timers: self.wheel.len(),

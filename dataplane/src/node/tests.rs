@@ -7,6 +7,9 @@ use barewire_driver::frame::{RxFrame, TxFrame};
 use barewire_driver::mem::IoBuf;
 use barewire_driver::port::{MacAddr, PortCaps, Tx};
 
+mod atomic;
+mod rma;
+
 use super::*;
 use crate::flags::{BindFlags, CqFlags};
 use crate::types::{CqErr, Cqe, FI_ADDR_UNSPEC};
@@ -25,6 +28,10 @@ struct Pair {
     ends: [End; 2],
     /// Every `drop`th frame is lost, if not 0.
     drop: usize,
+    /// Every `dup`th frame comes twice, if not 0.
+    dup: usize,
+    /// Losses come at random, not in a rhythm.
+    scatter: bool,
     frames: usize,
 }
 
@@ -51,6 +58,7 @@ fn end(mac: u8, mtu: usize, lossless: bool) -> End {
     let cq = node.cq_open(128).unwrap();
     let av = node.av_open(8).unwrap();
     let ep_caps = Caps::MSG | Caps::TAGGED | Caps::SOURCE | Caps::MULTI_RECV | Caps::DIRECTED_RECV;
+    let ep_caps = ep_caps | Caps::RMA | Caps::ATOMIC | Caps::RMA_EVENT | Caps::FENCE;
     let ep = node.ep_open(EpAttr { caps: ep_caps, ..EpAttr::default() }).unwrap();
     node.ep_bind_cq(ep, cq, BindFlags::TRANSMIT | BindFlags::RECV).unwrap();
     node.ep_bind_av(ep, av).unwrap();
@@ -66,7 +74,7 @@ impl Pair {
             let end = &mut ends[i];
             end.peer = end.node.av_insert(Instant(0), end.av, addr).unwrap();
         }
-        Self { now: Instant(1), ends, drop: 0, frames: 0 }
+        Self { now: Instant(1), ends, drop: 0, dup: 0, scatter: false, frames: 0 }
     }
 
     fn send(&mut self, i: usize, buf: IoBuf, tag: u64, flags: OpFlags, context: u64) -> Result<()> {
@@ -105,13 +113,26 @@ impl Pair {
             for i in 0..2 {
                 for bytes in std::mem::take(&mut self.ends[i].out) {
                     self.frames += 1;
-                    if self.drop == 0 || !self.frames.is_multiple_of(self.drop) {
+                    if self.drop == 0 || !self.mixed().is_multiple_of(self.drop) {
                         self.ends[1 - i].node.on_frame(self.now, &RxFrame::new(&bytes));
+                        if self.dup != 0 && self.frames.is_multiple_of(self.dup) {
+                            self.ends[1 - i].node.on_frame(self.now, &RxFrame::new(&bytes));
+                        }
                     }
                 }
             }
             self.now = self.now + 5_000;
         }
+    }
+
+    /// A number drawn from that of the frame, if `scatter`: a rhythm of losses can meet the rhythm
+    /// of repetitions, and then the same packet is lost for ever.
+    fn mixed(&self) -> usize {
+        if !self.scatter {
+            return self.frames;
+        }
+        let x = (self.frames as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        ((x ^ x >> 29).wrapping_mul(0xBF58_476D_1CE4_E5B9) >> 32) as usize
     }
 
     fn read(&mut self, i: usize) -> Vec<Cqe> {

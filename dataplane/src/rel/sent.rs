@@ -20,7 +20,7 @@ use crate::wire::{AckOp, NopOp, Ty};
 pub const WINDOW: u32 = 256;
 
 /// Longest operation header of a reliable packet, with its eight bytes of remote CQ data.
-pub const OP_MAX: usize = 40;
+pub const OP_MAX: usize = 48;
 
 /// Where the payload of a packet lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,6 +35,33 @@ pub enum BodyRef {
         offset: u64,
         /// Number of bytes.
         len: u32,
+    },
+    /// `len` bytes at `offset` of the operands that atomic request `wr` keeps.
+    Operands {
+        /// The request.
+        wr: u32,
+        /// First byte.
+        offset: u32,
+        /// Number of bytes.
+        len: u32,
+    },
+    /// `len` bytes at `offset` of a memory region that a peer reads.
+    Mr {
+        /// The region.
+        mr: u32,
+        /// First byte.
+        offset: u64,
+        /// Number of bytes.
+        len: u32,
+        /// The peer's operation ends with it: endpoint whose counter counts it, or `NONE`.
+        ends: u32,
+        /// Its access to this region ends with it.
+        region_ends: bool,
+    },
+    /// The old values that answer an atomic operation.
+    Job {
+        /// The answer's record.
+        job: u32,
     },
     /// The first `len` bytes of a buffer of the aggregation pool, which hold several messages.
     Pack {

@@ -43,7 +43,7 @@ wire_errors! {
     PrologueReserved = "prologue_reserved", "reserved prologue bits set";
     /// Trailer code 1 or 2.
     TrailerCode = "trailer_code", "unknown trailer code";
-    /// Type 16 to 31: a reliable packet of a later minor version. Answered by NACK, for the packet
+    /// Type 20 to 31: a reliable packet of a later minor version. Answered by NACK, for the packet
     /// has a PSN and the sequence would wait for it.
     UnknownType = "unknown_type", "unknown packet type";
     /// Type 0, 11 or 12: no packet has it, or a control packet of a later minor version. Dropped,
@@ -73,8 +73,9 @@ wire_errors! {
     EmptyPiece = "empty_piece", "piece without payload";
     /// A piece that ends after its message does, or beyond 2^64.
     PieceRange = "piece_range", "piece ends beyond its message";
-    /// Remote CQ data in a piece other than the first.
-    LateImm = "late_imm", "remote CQ data in a later piece";
+    /// Remote CQ data in a piece of a message other than the first, or of a one-sided operation
+    /// other than the last.
+    LateImm = "late_imm", "remote CQ data in the wrong piece";
     /// A pack of 0 or more than 255 messages.
     PackCount = "pack_count", "pack of no or too many messages";
     /// A record that ends after its pack does.
@@ -87,6 +88,13 @@ wire_errors! {
     PullRange = "pull_range", "pull of no or too many bytes";
     /// An END status that does not exist.
     EndStatus = "end_status", "unknown status of an END";
+    /// Unknown bits in the flags of a one-sided operation.
+    RmaFlags = "rma_flags", "unknown flags of a one-sided operation set";
+    /// A range that ends beyond 2^64, a WRITE with more payload than is left of its range, or a
+    /// READ of more than 256 KiB.
+    RmaRange = "rma_range", "range of a one-sided operation makes no sense";
+    /// A RESP status that does not exist.
+    RespStatus = "resp_status", "unknown status of a RESP";
     /// A NACK reason that does not exist.
     NackReason = "nack_reason", "unknown reason of a NACK";
     /// An ACK with more than four SACK words.

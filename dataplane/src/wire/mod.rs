@@ -20,6 +20,7 @@ mod nop;
 mod op;
 mod open;
 mod pack;
+mod rma;
 mod rndv;
 mod rst;
 mod ty;
@@ -34,6 +35,7 @@ pub use nop::NopOp;
 pub use op::{Op, frame};
 pub use open::OpenOp;
 pub use pack::{PackOp, PackRecords, record_len};
+pub use rma::{AtomicOp, ReadOp, RemoteRange, RespOp, WriteOp};
 pub use rndv::{DataOp, EndOp, EndStatus, PullOp, RndvOp};
 pub use rst::{RstOp, RstReason};
 pub use ty::Ty;
@@ -64,6 +66,9 @@ pub const IMM_LEN: usize = 8;
 
 /// Most bytes that one PULL asks for.
 pub const PULL_MAX: u32 = 1 << 20;
+
+/// Most bytes that one READ asks for.
+pub const READ_MAX: u32 = 256 << 10;
 
 /// Least `max_frame` a node may announce: what the smallest port carries.
 pub const MAX_FRAME_MIN: u32 = 256;

@@ -218,7 +218,7 @@ pub(super) fn imm_len(imm: Option<u64>) -> usize {
 
 /// The remote CQ data at `at`, if `flags` say that there is any.
 #[inline]
-fn imm_at(frame: &RxFrame<'_>, flags: u8, at: usize) -> Result<Option<u64>, WireError> {
+pub(super) fn imm_at(frame: &RxFrame<'_>, flags: u8, at: usize) -> Result<Option<u64>, WireError> {
     if flags & IMM == 0 {
         return Ok(None);
     }

@@ -16,6 +16,16 @@ pub enum NackReason {
     Malformed = 3,
     /// The sender had no credit for it.
     Overdrawn = 4,
+    /// No region has the key.
+    BadKey = 5,
+    /// The region does not allow it, ends before it does, or belongs to another endpoint.
+    BadAccess = 6,
+    /// There is no such atomic operation, or not on that datatype.
+    BadAtomic = 7,
+    /// The elements of an atomic operation are not aligned.
+    Misaligned = 8,
+    /// No receive is posted for the tag of an atomic operation.
+    NoMatch = 9,
 }
 
 impl TryFrom<u16> for NackReason {
@@ -28,6 +38,11 @@ impl TryFrom<u16> for NackReason {
             2 => Self::NoEndpoint,
             3 => Self::Malformed,
             4 => Self::Overdrawn,
+            5 => Self::BadKey,
+            6 => Self::BadAccess,
+            7 => Self::BadAtomic,
+            8 => Self::Misaligned,
+            9 => Self::NoMatch,
             _ => return Err(WireError::NackReason),
         })
     }

@@ -34,6 +34,14 @@ pub enum Op {
     Rst(RstOp),
     /// Of an OPEN.
     Open(OpenOp),
+    /// Of a WRITE.
+    Write(WriteOp),
+    /// Of a READ.
+    Read(ReadOp),
+    /// Of an ATOMIC.
+    Atomic(AtomicOp),
+    /// Of a RESP.
+    Resp(RespOp),
 }
 
 impl Op {
@@ -60,6 +68,10 @@ impl Op {
             Ty::Ping => Self::Ping,
             Ty::Rst => Self::Rst(RstOp::parse(frame, base)?),
             Ty::Open => Self::Open(OpenOp::parse(frame, base)?),
+            Ty::Write => Self::Write(WriteOp::parse(frame, base)?),
+            Ty::Read => Self::Read(ReadOp::parse(frame, base)?),
+            Ty::Atomic => Self::Atomic(AtomicOp::parse(frame, base)?),
+            Ty::Resp => Self::Resp(RespOp::parse(frame, base)?),
         })
     }
 
@@ -83,6 +95,10 @@ impl Op {
             Self::Nack(op) => op.emit(out),
             Self::Rst(op) => op.emit(out),
             Self::Open(op) => op.emit(out),
+            Self::Write(op) => op.emit(out),
+            Self::Read(op) => op.emit(out),
+            Self::Atomic(op) => op.emit(out),
+            Self::Resp(op) => op.emit(out),
         }
     }
 
@@ -102,6 +118,10 @@ impl Op {
             Self::Ping => Ty::Ping,
             Self::Rst(_) => Ty::Rst,
             Self::Open(_) => Ty::Open,
+            Self::Write(_) => Ty::Write,
+            Self::Read(_) => Ty::Read,
+            Self::Atomic(_) => Ty::Atomic,
+            Self::Resp(_) => Ty::Resp,
         }
     }
 }

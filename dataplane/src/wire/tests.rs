@@ -86,6 +86,18 @@ fn one_of_each() -> Vec<(Base, Op, Vec<u8>)> {
         resent: true,
     };
     let end = EndOp { src_op: 1, src_gen: 2, status: EndStatus::Truncated };
+    let range = RemoteRange { dst_ep: 1, src_ep: 2, seq: 3, last: true, rkey: 4, addr: 5 };
+    let atomic = AtomicOp {
+        range,
+        imm: Some(6),
+        end: true,
+        fetch: true,
+        compare: true,
+        count: 1,
+        op: 12,
+        ty: 7,
+        ..AtomicOp::default()
+    };
     let all = vec![
         (Op::Ack(ack), vec![]),
         (Op::Msg(msg), b"hello".to_vec()),
@@ -100,6 +112,10 @@ fn one_of_each() -> Vec<(Base, Op, Vec<u8>)> {
         (Op::Ping, vec![]),
         (Op::Rst(rst), vec![]),
         (Op::Open(open), vec![]),
+        (Op::Write(WriteOp { range, imm: Some(4), left: 5 }), b"bytes".to_vec()),
+        (Op::Read(ReadOp { range, end: true, dst_op: 1, dst_gen: 2, offset: 3, len: 4 }), vec![]),
+        (Op::Atomic(atomic), vec![9; 16]),
+        (Op::Resp(RespOp { dst_op: 1, dst_gen: 2, offset: 8, status: None }), vec![1; 8]),
     ];
     assert!(all.iter().map(|(op, _)| op.ty()).eq(Ty::ALL));
     all.into_iter().map(|(op, payload)| (a_base(), op, payload)).collect()
@@ -184,10 +200,75 @@ fn any_op() -> impl Strategy<Value = (Op, Vec<u8>)> {
             none(Op::End(EndOp { src_op, src_gen, status }))
         }),
         any::<u32>().prop_map(|units| (Op::Nop(NopOp { units }), vec![])),
-        (1..=4_u16).prop_map(move |r| none(Op::Nack(NackOp { reason: r.try_into().unwrap() }))),
+        (1..=9_u16).prop_map(move |r| none(Op::Nack(NackOp { reason: r.try_into().unwrap() }))),
         Just(none(Op::Ping)),
         any_rst().prop_map(move |op| none(Op::Rst(op))),
         any_open().prop_map(move |op| none(Op::Open(op))),
+        any_one_sided(),
+    ]
+}
+
+prop_compose! {
+    fn any_range()(
+        (dst_ep, src_ep, seq, last) in any::<(u16, u16, u16, bool)>(),
+        (rkey, addr) in any::<(u64, u64)>(),
+    ) -> RemoteRange {
+        RemoteRange { dst_ep, src_ep, seq, last, rkey, addr: addr >> 1 }
+    }
+}
+
+/// WRITE, READ, ATOMIC and RESP.
+fn any_one_sided() -> impl Strategy<Value = (Op, Vec<u8>)> {
+    let names = || any::<(u32, u32)>();
+    prop_oneof![
+        (any_range(), any::<Option<u64>>(), any_bytes(0), any::<u32>()).prop_map(
+            |(range, imm, payload, more)| {
+                let imm = imm.filter(|_| range.last);
+                let left = payload.len() as u64 + u64::from(more);
+                (Op::Write(WriteOp { range, imm, left }), payload)
+            }
+        ),
+        (any_range(), names(), any::<(bool, u32)>(), 0..=READ_MAX).prop_map(
+            |(range, (dst_op, dst_gen), (end, at), len)| {
+                let offset = u64::from(at) << 16;
+                (Op::Read(ReadOp { range, end, dst_op, dst_gen, offset, len }), vec![])
+            }
+        ),
+        (
+            any_range(),
+            any::<Option<u64>>(),
+            any::<(bool, bool, bool, bool, bool)>(),
+            names(),
+            any::<(u16, u8, u8, u32)>(),
+            any_bytes(0),
+        )
+            .prop_map(|(range, imm, flags, (dst_op, dst_gen), numbers, payload)| {
+                let imm = imm.filter(|_| range.last);
+                let (end, fetch, compare, tagged, void) = flags;
+                let (count, op, ty, offset) = numbers;
+                let op = AtomicOp {
+                    range,
+                    imm,
+                    end,
+                    fetch,
+                    compare,
+                    tagged,
+                    void,
+                    dst_op,
+                    dst_gen,
+                    count,
+                    op,
+                    ty,
+                    offset,
+                };
+                (Op::Atomic(op), payload)
+            }),
+        (names(), any::<u32>(), proptest::option::of(1..=9_u16), any_bytes(0)).prop_map(
+            |((dst_op, dst_gen), offset, status, payload)| {
+                let status = status.map(|r| r.try_into().unwrap());
+                (Op::Resp(RespOp { dst_op, dst_gen, offset, status }), payload)
+            }
+        ),
     ]
 }
 
@@ -295,6 +376,9 @@ proptest! {
                 Ok(Op::Data(op)) => op.payload_off(),
                 Ok(Op::Rndv(op)) => op.payload_off(),
                 Ok(Op::Pack(op)) => op.payload_off(),
+                Ok(Op::Write(op)) => op.payload_off(),
+                Ok(Op::Atomic(op)) => op.payload_off(),
+                Ok(Op::Resp(op)) => op.payload_off(),
                 _ => BASE_LEN,
             };
             prop_assert!(base.end(payload_off) <= bytes.len());
@@ -364,7 +448,7 @@ fn bases_are_refused_for_their_own_cause() {
     for ty in [0, 11, 12] {
         refused(Ty::Nop, 14, &[VERSION << 5 | ty], E::ReservedType);
     }
-    for ty in 16..32 {
+    for ty in 20..32 {
         refused(Ty::Nop, 14, &[VERSION << 5 | ty], E::UnknownType);
     }
     for ty in Ty::ALL {
@@ -394,6 +478,10 @@ fn operations_are_refused_for_their_own_cause() {
         (Ty::Nop, &[4, 5, 6, 7]),
         (Ty::Nack, &[2, 3, 4, 5, 6, 7]),
         (Ty::Rst, &[31]),
+        (Ty::Write, &[5]),
+        (Ty::Read, &[5, 44, 45, 46, 47]),
+        (Ty::Atomic, &[5]),
+        (Ty::Resp, &[14, 15]),
     ];
     for (ty, at) in zeros {
         for at in *at {
@@ -428,7 +516,20 @@ fn operations_are_refused_for_their_own_cause() {
     refused(Ty::Pull, 48, &[0xff; 8], E::PullRange);
     refused(Ty::End, 40, &[4], E::EndStatus);
     refused(Ty::Nack, 32, &[0], E::NackReason);
-    refused(Ty::Nack, 32, &[5], E::NackReason);
+    refused(Ty::Nack, 32, &[10], E::NackReason);
+    for (ty, known) in [(Ty::Write, 0x03), (Ty::Read, 0x05), (Ty::Atomic, 0x7f)] {
+        for bit in (0..8).filter(|bit| known & 1 << bit == 0) {
+            refused(ty, 36, &[1 << bit], E::RmaFlags);
+        }
+    }
+    refused(Ty::Write, 36, &[2], E::LateImm);
+    refused(Ty::Atomic, 36, &[2], E::LateImm);
+    refused(Ty::Write, 56, &[4], E::RmaRange);
+    refused(Ty::Write, 48, &[0xff; 8], E::RmaRange);
+    refused(Ty::Read, 48, &[0xff; 8], E::RmaRange);
+    refused(Ty::Read, 64, &[0xff; 8], E::RmaRange);
+    refused(Ty::Read, 72, &(READ_MAX + 1).to_le_bytes(), E::RmaRange);
+    refused(Ty::Resp, 44, &[10], E::RespStatus);
     refused(Ty::Ack, 34, &[5], E::SackCount);
     refused(Ty::Ack, 34, &[3], E::OpTruncated);
     refused(Ty::Rst, 60, &[0], E::RstReason);
@@ -448,7 +549,7 @@ fn operations_are_refused_for_their_own_cause() {
 fn unknown_types_are_known_from_damaged_ones() {
     let (base, op, payload) = one_of_each().swap_remove(1);
     let mut bytes = frame(&Base { crc: true, ..base }, &op, &payload);
-    bytes[14] ^= 16; // MSG becomes type 18
+    bytes[14] ^= 24; // MSG becomes type 26
     assert_eq!(parse(&bytes), Err(WireError::Crc));
     let end = bytes.len() - TRAILER_LEN;
     let crc = crc_of_head(&bytes[..end]);
@@ -457,7 +558,7 @@ fn unknown_types_are_known_from_damaged_ones() {
     bytes.resize(100, 0xaa);
     assert_eq!(parse(&bytes), Err(WireError::UnknownType));
     let raw = Base::parse_raw(&RxFrame::new(&bytes)).unwrap();
-    assert_eq!((raw.version, raw.ty, raw.dst_sid, raw.psn), (1, 18, base.dst_sid, base.psn));
+    assert_eq!((raw.version, raw.ty, raw.dst_sid, raw.psn), (1, 26, base.dst_sid, base.psn));
     assert_eq!((raw.dst, raw.src), (base.dst, base.src));
 }
 
@@ -476,8 +577,9 @@ fn reserved_trailer_codes_are_refused() {
 /// A missing IMM is noticed although the base's own check cannot see it.
 #[test]
 fn imm_beyond_the_frame_is_refused() {
-    for ty in [Ty::Msg, Ty::MsgM, Ty::Rndv] {
-        let (base, op, payload) = one_of_each().swap_remove(ty as usize - 1);
+    for ty in [Ty::Msg, Ty::MsgM, Ty::Rndv, Ty::Write, Ty::Atomic] {
+        let (base, op, payload) =
+            one_of_each().into_iter().find(|(_, op, _)| op.ty() == ty).unwrap();
         let bytes = frame(&base, &op, &payload);
         let rx = RxFrame::new(&bytes[..bytes.len() - 8]);
         let base = Base::parse(&rx).unwrap();

@@ -30,6 +30,14 @@ pub enum Ty {
     Rst = 14,
     /// Makes a session.
     Open = 15,
+    /// Bytes for a memory region.
+    Write = 16,
+    /// Asks for bytes of a memory region.
+    Read = 17,
+    /// Changes elements of a memory region.
+    Atomic = 18,
+    /// What an ATOMIC found, or why a READ was not served.
+    Resp = 19,
 }
 
 /// What is fixed by a type, laid out so that the checks of a base are a load and a comparison each.
@@ -55,8 +63,8 @@ const fn reliable(op_len: u16, plen_max: u16, imm: bool) -> Info {
     Info { op_len, plen_max, sid_min: 1, reliable: true, imm }
 }
 
-const INFO: [Info; 16] = {
-    let mut info = [control(0, 1); 16];
+const INFO: [Info; 20] = {
+    let mut info = [control(0, 1); 20];
     info[Ty::Ack as usize] = control(8, 1);
     info[Ty::Msg as usize] = reliable(16, u16::MAX, true);
     info[Ty::Pack as usize] = reliable(8, u16::MAX, false);
@@ -70,12 +78,16 @@ const INFO: [Info; 16] = {
     info[Ty::Ping as usize] = control(0, 1);
     info[Ty::Rst as usize] = control(32, 0);
     info[Ty::Open as usize] = control(56, 0);
+    info[Ty::Write as usize] = reliable(32, u16::MAX, true);
+    info[Ty::Read as usize] = reliable(48, 0, false);
+    info[Ty::Atomic as usize] = reliable(40, u16::MAX, true);
+    info[Ty::Resp as usize] = reliable(16, u16::MAX, false);
     info
 };
 
 impl Ty {
     /// All types, in the order of their numbers.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 17] = [
         Self::Ack,
         Self::Msg,
         Self::Pack,
@@ -89,6 +101,10 @@ impl Ty {
         Self::Ping,
         Self::Rst,
         Self::Open,
+        Self::Write,
+        Self::Read,
+        Self::Atomic,
+        Self::Resp,
     ];
 
     /// The type whose number the low five bits of `bits` are.
@@ -99,7 +115,7 @@ impl Ty {
 
     #[inline]
     fn info(self) -> &'static Info {
-        const { assert!((Self::Open as usize) < INFO.len()) };
+        const { assert!((Self::Resp as usize) < INFO.len()) };
         &INFO[self as usize]
     }
 
@@ -156,6 +172,10 @@ impl Ty {
             Self::Ping => "PING",
             Self::Rst => "RST",
             Self::Open => "OPEN",
+            Self::Write => "WRITE",
+            Self::Read => "READ",
+            Self::Atomic => "ATOMIC",
+            Self::Resp => "RESP",
         }
     }
 }

@@ -95,6 +95,19 @@ impl IoBuf {
         unsafe { (Self::one(Span::from_raw(base, len)), Self::one(Span::from_raw(base, len))) }
     }
 
+    /// The part `offset..offset + len`, and the rest is lent no more. For tests.
+    ///
+    /// # Panics
+    /// If it is not all inside.
+    pub fn piece(self, offset: usize, len: usize) -> Self {
+        let mut part = Self::EMPTY;
+        self.each(offset, len, |base, _, n| {
+            part.spans[part.count] = Span { base, len: n };
+            (part.count, part.len) = (part.count + 1, part.len + n);
+        });
+        part
+    }
+
     /// Appends a span and says whether there was room and the total length did not overflow.
     /// If not, nothing changed.
     pub fn push(&mut self, span: Span) -> bool {
@@ -126,6 +139,17 @@ impl IoBuf {
             return None;
         }
         Some(self.spans[0].base.wrapping_add(offset).cast_const())
+    }
+
+    /// Whether a byte is in both.
+    pub fn overlaps(&self, other: &Self) -> bool {
+        self.spans[..self.count].iter().any(|a| {
+            other.spans[..other.count].iter().any(|b| {
+                let (a0, b0) = (a.base as usize, b.base as usize);
+                let (a1, b1) = (a0.saturating_add(a.len), b0.saturating_add(b.len));
+                a.len > 0 && b.len > 0 && a0 < b1 && b0 < a1
+            })
+        })
     }
 
     /// The address of the byte at `offset`, 0 if it lies beyond the end.

@@ -1,0 +1,234 @@
+//! Memory regions: what peers may read and write, by key.
+//!
+//! A key is 20 bits of slot and 44 random bits, drawn anew at every registration, or the
+//! application's own number. Whoever looks one up compares all 64 bits. The slot of a closed region
+//! goes to the next one with other random bits, so a packet that is still on its way when a region
+//! closes finds nobody, and nothing is written once [`Node::mr_close`] has returned.
+//!
+//! What is found is (region, offset): an offset in the lent memory, checked against its length.
+
+#[expect(
+    deprecated,
+    reason = "the one keyed hash of the standard library that takes its keys"
+)]
+use std::hash::{Hasher, SipHasher};
+
+use barewire_driver::mem::IoBuf;
+
+use super::{CntrId, EpId, Node};
+use crate::error::{Error, Result};
+use crate::flags::MrAccess;
+use crate::proto::atomic::Sharing;
+use crate::rel::sent::BodyRef;
+use crate::slab::{Handle, NONE};
+use crate::types::Instant;
+use crate::wire::{DataOp, NackReason, RespOp, Ty};
+
+/// Bits of a key that are the region's slot.
+const SLOT_BITS: u32 = 20;
+
+/// Most regions that a node can be set to.
+pub(crate) const MR_MAX: usize = 1 << SLOT_BITS;
+
+/// A memory region of a [`Node`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct MrId(pub(crate) Handle);
+
+/// A region to register. `buf` stays lent until [`Node::mr_close`] has returned.
+#[derive(Debug)]
+pub struct MrReq {
+    /// The memory.
+    pub buf: IoBuf,
+    /// What may be done with it.
+    pub access: MrAccess,
+    /// The application's key; `None` draws one that cannot be guessed.
+    pub requested_key: Option<u64>,
+    /// Remote addresses are addresses of this process (`FI_MR_VIRT_ADDR`), else offsets from 0.
+    pub virt_addr: bool,
+    /// The one endpoint that peers reach it through (`FI_MR_ENDPOINT`); `None`: any.
+    pub ep: Option<EpId>,
+    /// Who else changes the memory by atomics: other processes that registered the same memory, or
+    /// threads of this one. All but [`Sharing::Single`] cost locked instructions.
+    pub sharing: Sharing,
+}
+
+/// A registered region.
+#[derive(Debug)]
+pub(crate) struct Mr {
+    pub(crate) key: u64,
+    pub(crate) buf: IoBuf,
+    /// Remote address of the first byte.
+    pub(crate) base: u64,
+    pub(crate) access: MrAccess,
+    pub(crate) scope: Option<EpId>,
+    pub(crate) sharing: Sharing,
+    by_app: bool,
+    /// Counters of remote reads and writes, `NONE` if not bound.
+    pub(crate) read_cntr: u32,
+    pub(crate) write_cntr: u32,
+    /// READs being answered and packets in flight that carry its bytes.
+    pub(crate) readers: u32,
+}
+
+impl Node {
+    /// Registers memory, and so lets peers that know the key reach it.
+    ///
+    /// # Errors
+    /// - [`Error::NoKey`]: a region has the requested key.
+    /// - [`Error::Invalid`]: the last byte's remote address would be above 2^64.
+    /// - [`Error::NoMem`]: there are as many regions as the node was set to.
+    /// - [`Error::BadFd`]: the endpoint was closed.
+    pub fn mr_reg(&mut self, req: MrReq) -> Result<MrId> {
+        if let Some(ep) = req.ep {
+            self.eps.by_handle(ep.0).ok_or(Error::BadFd)?;
+        }
+        let base = if req.virt_addr { req.buf.addr_at(0) as u64 } else { 0 };
+        if base.checked_add(req.buf.len() as u64).is_none() {
+            return Err(Error::Invalid("region ends above 2^64"));
+        }
+        if req.requested_key.is_some_and(|key| self.mr_of(key).is_some()) {
+            return Err(Error::NoKey);
+        }
+        let slot = self.mrs.vacant().ok_or(Error::NoMem)?;
+        let key = match req.requested_key {
+            Some(key) => {
+                self.mr_by_key.insert(key, slot);
+                key
+            }
+            None => self.draw_key(slot),
+        };
+        let by_app = req.requested_key.is_some();
+        let MrReq { buf, access, ep: scope, sharing, .. } = req;
+        let (read_cntr, write_cntr, readers) = (NONE, NONE, 0);
+        let mr =
+            Mr { key, buf, base, access, scope, sharing, by_app, read_cntr, write_cntr, readers };
+        let idx = self.mrs.fill(mr);
+        Ok(MrId(self.mrs.handle(idx)))
+    }
+
+    /// A key for `slot` that no region has.
+    fn draw_key(&mut self, slot: u32) -> u64 {
+        loop {
+            self.mr_drawn += 1;
+            // Keyed by the seed, which a live domain takes from the kernel: no number of keys seen
+            // tells the next one.
+            #[expect(deprecated, reason = "see the import")]
+            let mut hash = SipHasher::new_with_keys(self.settings.seed, self.settings.incarnation);
+            hash.write_u64(self.mr_drawn);
+            let key = hash.finish() << SLOT_BITS | u64::from(slot);
+            if self.mr_of(key).is_none() {
+                return key;
+            }
+        }
+    }
+
+    /// The key that peers name the region by.
+    ///
+    /// # Errors
+    /// [`Error::BadFd`]: it was closed.
+    pub fn mr_key(&self, mr: MrId) -> Result<u64> {
+        Ok(self.mrs.by_handle(mr.0).ok_or(Error::BadFd)?.key)
+    }
+
+    /// Binds a counter of remote accesses, `reads` or writes (fetching atomics are reads, the others
+    /// writes).
+    ///
+    /// # Errors
+    /// [`Error::BadFd`]: one of them was closed. [`Error::Invalid`]: one is bound already.
+    pub fn mr_bind_cntr(&mut self, mr: MrId, cntr: CntrId, reads: bool) -> Result<()> {
+        let table = self.cntrs.by_handle_mut(cntr.0).ok_or(Error::BadFd)?;
+        let mr = self.mrs.by_handle_mut(mr.0).ok_or(Error::BadFd)?;
+        let place = if reads { &mut mr.read_cntr } else { &mut mr.write_cntr };
+        if *place != NONE {
+            return Err(Error::Invalid("a counter is bound for these accesses"));
+        }
+        *place = cntr.0.idx();
+        table.bound += 1;
+        Ok(())
+    }
+
+    /// Closes a region. When this returns none of its bytes is read or written any more: packets
+    /// that name its key are refused, and READs being answered end with an error at their
+    /// initiator.
+    ///
+    /// # Errors
+    /// [`Error::BadFd`]: it was closed before.
+    pub fn mr_close(&mut self, _now: Instant, mr: MrId) -> Result<()> {
+        self.mrs.by_handle(mr.0).ok_or(Error::BadFd)?;
+        let m = mr.0.idx();
+        if self.mrs[m].readers > 0 {
+            self.end_readers(m);
+        }
+        let mr = self.mrs.free(m);
+        if mr.by_app {
+            self.mr_by_key.remove(&mr.key);
+        }
+        for cntr in [mr.read_cntr, mr.write_cntr].into_iter().filter(|&c| c != NONE) {
+            self.cntrs[cntr].bound -= 1;
+        }
+        Ok(())
+    }
+
+    /// Answers what is being read from region `m` by RESP, also in packets that are in flight.
+    fn end_readers(&mut self, m: u32) {
+        let jobs: Vec<u32> =
+            (self.jobs.iter()).filter(|(_, job)| job.reads(m)).map(|(j, _)| j).collect();
+        for j in jobs {
+            self.fail_job(j, NackReason::BadKey);
+        }
+        for (_, entry) in self.sent.iter_mut() {
+            let BodyRef::Mr { mr, len, .. } = entry.body else { continue };
+            if mr != m {
+                continue;
+            }
+            let word = |at: usize| {
+                let b = &entry.op[at..at + 4];
+                u32::from_le_bytes([b[0], b[1], b[2], b[3]])
+            };
+            const { assert!(DataOp::LEN == RespOp::LEN) };
+            let (dst_op, dst_gen) = (word(0), word(4));
+            let status = Some(NackReason::BadKey);
+            let len = RespOp { dst_op, dst_gen, offset: len, status }.emit(&mut entry.op);
+            (entry.ty, entry.op_len, entry.body) = (Ty::Resp, len as u8, BodyRef::None);
+        }
+    }
+
+    /// The region with this key.
+    #[inline]
+    fn mr_of(&self, key: u64) -> Option<u32> {
+        let slot = key as u32 & ((1 << SLOT_BITS) - 1);
+        if self.mrs.get(slot).is_some_and(|mr| mr.key == key && !mr.by_app) {
+            return Some(slot);
+        }
+        if self.mr_by_key.is_empty() { None } else { self.mr_by_key.get(&key).copied() }
+    }
+
+    /// Finds `len` bytes at the remote address `addr` of the region with `key`, if a packet for
+    /// endpoint `e` may access them so. Returns region and offset.
+    #[inline]
+    pub(crate) fn mr_find(
+        &mut self,
+        e: u32,
+        key: u64,
+        addr: u64,
+        len: u64,
+        need: MrAccess,
+    ) -> std::result::Result<(u32, usize), NackReason> {
+        let Some(m) = self.mr_of(key) else {
+            self.counters.rx_bad_key += 1;
+            return Err(NackReason::BadKey);
+        };
+        let mr = &self.mrs[m];
+        let offset = addr.checked_sub(mr.base);
+        let end = offset.and_then(|at| at.checked_add(len));
+        let inside = end.is_some_and(|end| end <= mr.buf.len() as u64);
+        let scope = mr.scope.is_none_or(|ep| ep.0 == self.eps.handle(e));
+        match offset {
+            Some(at) if inside && scope && mr.access.contains(need) => Ok((m, at as usize)),
+            _ => {
+                self.counters.rx_bad_access += 1;
+                Err(NackReason::BadAccess)
+            }
+        }
+    }
+}

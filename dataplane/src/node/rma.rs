@@ -1,0 +1,496 @@
+//! One-sided operations at their initiator: posting them, and their outcome.
+//!
+//! An operation is a transmit request like a message, with a record of its own besides
+//! ([`Rma`](super::ops::Rma)), and goes through the same queue, so that a fence, the end of a
+//! session and the close of an endpoint meet it there. It completes when the target has executed
+//! all of it: for a write that is the acknowledgement of its last packet, for a read its last byte,
+//! for a fetching atomic its last answer. No completion level is weaker than that, because a packet
+//! that is refused has to find an operation that has not told its success (rule S11).
+
+use barewire_driver::mem::IoBuf;
+
+use super::ops::{AtomicWr, Rma, RmaKind, TxWr, WrFlags};
+use super::{EpId, Node};
+use crate::error::{Error, Result};
+use crate::flags::{Caps, CqFlags, OpFlags};
+use crate::proto::atomic::{self, AtomicKind, AtomicOp, Datatype};
+use crate::slab::{Link, NONE};
+use crate::types::{Cqe, FI_ADDR_UNSPEC, FiAddr, Instant};
+
+/// Places of an endpoint's counters of one-sided operations.
+pub(crate) const READ: usize = 0;
+pub(crate) const WRITE: usize = 1;
+pub(crate) const REMOTE_READ: usize = 2;
+pub(crate) const REMOTE_WRITE: usize = 3;
+
+/// Bytes of operands and compare values that certainly fit the smallest packet.
+const COMPARE_SHORT: usize = 128;
+
+/// Flags that any one-sided operation may carry.
+const FLAGS: OpFlags = OpFlags::MORE
+    .union(OpFlags::COMPLETION)
+    .union(OpFlags::INJECT_COMPLETE)
+    .union(OpFlags::TRANSMIT_COMPLETE)
+    .union(OpFlags::DELIVERY_COMPLETE);
+
+/// A range of a remote region (`fi_rma_iov`, `fi_rma_ioc`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RmaIov {
+    /// First byte, as the region's owner addresses it.
+    pub addr: u64,
+    /// Bytes; of an atomic operation, elements.
+    pub len: u64,
+    /// Key of the region.
+    pub key: u64,
+}
+
+/// Up to [`RmaList::MAX`] remote ranges.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct RmaList {
+    count: usize,
+    iov: [RmaIov; Self::MAX],
+}
+
+impl RmaList {
+    /// Most ranges of one operation (`rma_iov_limit`).
+    pub const MAX: usize = 8;
+
+    /// One range.
+    pub fn one(addr: u64, len: u64, key: u64) -> Self {
+        let mut list = Self::default();
+        list.push(RmaIov { addr, len, key });
+        list
+    }
+
+    /// Appends a range and says whether there was room.
+    pub fn push(&mut self, range: RmaIov) -> bool {
+        let room = self.count < Self::MAX;
+        if room {
+            self.iov[self.count] = range;
+            self.count += 1;
+        }
+        room
+    }
+
+    /// The ranges.
+    pub fn as_slice(&self) -> &[RmaIov] {
+        &self.iov[..self.count]
+    }
+
+    /// The sum of the lengths, `None` if that is above 2^64.
+    fn total(&self) -> Option<u64> {
+        self.as_slice().iter().try_fold(0_u64, |sum, range| sum.checked_add(range.len))
+    }
+}
+
+/// A write to remote memory. `buf` stays lent until the operation has completed, or, with
+/// [`OpFlags::INJECT`], until the call returns.
+#[derive(Debug)]
+pub struct WriteReq {
+    /// The bytes.
+    pub buf: IoBuf,
+    /// To whom.
+    pub dest: FiAddr,
+    /// To where; as many bytes as `buf` has. Of no meaning if that is none.
+    pub rma: RmaList,
+    /// Remote CQ data, sent if `flags` has `REMOTE_CQ_DATA`.
+    pub data: u64,
+    /// Comes back in the completion.
+    pub context: u64,
+    /// All flags of the operation: the caller has merged in the endpoint's default flags.
+    pub flags: OpFlags,
+    /// One of the `inject` calls: no success completion is ever written.
+    pub no_completion: bool,
+}
+
+/// A read of remote memory. `buf` stays lent until the operation has completed.
+#[derive(Debug)]
+pub struct ReadReq {
+    /// Where the bytes go.
+    pub buf: IoBuf,
+    /// From whom.
+    pub dest: FiAddr,
+    /// From where; as many bytes as `buf` has. Of no meaning if that is none.
+    pub rma: RmaList,
+    /// Comes back in the completion.
+    pub context: u64,
+    /// As in [`WriteReq::flags`].
+    pub flags: OpFlags,
+}
+
+/// An atomic operation on remote memory. `result` stays lent until it has completed; `operand` and
+/// `compare` only until the call returns.
+#[derive(Debug)]
+pub struct AtomicReq {
+    /// Which family.
+    pub kind: AtomicKind,
+    /// `enum fi_op`.
+    pub op: u32,
+    /// `enum fi_datatype`.
+    pub ty: u32,
+    /// The operands; ignored by an atomic read.
+    pub operand: IoBuf,
+    /// The compare values; empty unless `kind` is `Compare`.
+    pub compare: IoBuf,
+    /// Where the old values go; empty if `kind` is `Base`.
+    pub result: IoBuf,
+    /// To whom.
+    pub dest: FiAddr,
+    /// On what; lengths count elements.
+    pub rma: RmaList,
+    /// As in [`WriteReq::data`].
+    pub data: u64,
+    /// Comes back in the completion.
+    pub context: u64,
+    /// As in [`WriteReq::flags`].
+    pub flags: OpFlags,
+    /// As in [`WriteReq::no_completion`].
+    pub no_completion: bool,
+}
+
+/// What all of them have in common, checked.
+struct Common {
+    e: u32,
+    peer: u32,
+    dst_ep: u16,
+    inc: u64,
+    context: u64,
+    data: u64,
+    flags: WrFlags,
+}
+
+impl Node {
+    /// Posts a write. It leaves with the next [`transmit`](Self::transmit), and completes when the
+    /// target has executed it.
+    ///
+    /// # Errors
+    /// Nothing was sent, nothing will complete:
+    /// - [`Error::OpBadState`]: the endpoint is not enabled. [`Error::BadFd`]: it was closed.
+    /// - [`Error::OpNotSupp`]: it has no `FI_RMA` or no `FI_WRITE`.
+    /// - [`Error::BadFlags`]: a flag is unknown here or was not granted.
+    /// - [`Error::Invalid`]: `dest` is not in the address vector, or the lengths on both sides
+    ///   differ.
+    /// - [`Error::MsgTooLong`]: above [`Self::MAX_MSG_SIZE`], or injected and above
+    ///   [`Self::INJECT_SIZE`].
+    /// - [`Error::Again`]: the transmit queue or the completion queue is full.
+    pub fn post_write(&mut self, now: Instant, ep: EpId, req: WriteReq) -> Result<()> {
+        let allowed = FLAGS | OpFlags::REMOTE_CQ_DATA | OpFlags::INJECT;
+        let mut common =
+            self.check_rma(ep, Caps::RMA | Caps::WRITE, req.dest, req.flags, allowed)?;
+        let len = req.buf.len() as u64;
+        let inject = req.flags.contains(OpFlags::INJECT);
+        check_len(len, &req.rma)?;
+        if inject && len > Self::INJECT_SIZE as u64 {
+            return Err(Error::MsgTooLong);
+        }
+        self.take_room(common.e)?;
+        (common.context, common.data) = (req.context, req.data);
+        if req.no_completion {
+            common.flags.remove(WrFlags::CQE);
+        }
+        let mut bytes = [0; Self::INJECT_SIZE];
+        let mut buf = req.buf;
+        if inject {
+            buf.read_at(0, &mut bytes[..len as usize]);
+            buf = IoBuf::EMPTY;
+        }
+        let w = self.alloc_rma(&common, buf, len, RmaKind::Write, req.rma);
+        if inject {
+            self.inject[w as usize] = bytes;
+        }
+        self.queue_wr(now, common.peer, w, common.inc);
+        Ok(())
+    }
+
+    /// Posts a read. It completes when all bytes are in `buf`.
+    ///
+    /// # Errors
+    /// As [`post_write`](Self::post_write), with `FI_READ`.
+    pub fn post_read(&mut self, now: Instant, ep: EpId, req: ReadReq) -> Result<()> {
+        let mut common = self.check_rma(ep, Caps::RMA | Caps::READ, req.dest, req.flags, FLAGS)?;
+        let len = req.buf.len() as u64;
+        check_len(len, &req.rma)?;
+        self.take_room(common.e)?;
+        common.context = req.context;
+        let w = self.alloc_rma(&common, req.buf, len, RmaKind::Read, req.rma);
+        self.queue_wr(now, common.peer, w, common.inc);
+        Ok(())
+    }
+
+    /// Posts an atomic operation. It completes when the target has executed it on every element,
+    /// each of them atomically, and the old values are in `result` if they were asked for.
+    ///
+    /// # Errors
+    /// As [`post_write`](Self::post_write), with `FI_ATOMIC` and `FI_WRITE`, or `FI_READ` if old
+    /// values are asked for; and
+    /// - [`Error::OpNotSupp`]: the operation has no meaning on the type, or not in this family.
+    /// - [`Error::Invalid`]: no element, or lists of different lengths, or `result` overlaps
+    ///   operands or compare values.
+    /// - [`Error::MsgTooLong`]: more elements than [`atomic_valid`](Self::atomic_valid) says, or
+    ///   injected and more than [`Self::INJECT_SIZE`] bytes of operands.
+    pub fn post_atomic(&mut self, now: Instant, ep: EpId, req: AtomicReq) -> Result<()> {
+        let allowed = FLAGS | OpFlags::REMOTE_CQ_DATA | OpFlags::INJECT | OpFlags::TAGGED;
+        let way = if req.kind == AtomicKind::Base { Caps::WRITE } else { Caps::READ };
+        let caps = Caps::ATOMIC | way;
+        let mut common = self.check_rma(ep, caps, req.dest, req.flags, allowed)?;
+        let (op, ty, count) = check_atomic(&req)?;
+        self.take_room(common.e)?;
+        (common.context, common.data) = (req.context, req.data);
+        if req.no_completion {
+            common.flags.remove(WrFlags::CQE);
+        }
+        let elem_len = ty.size();
+        let per_elem = match (op, req.kind) {
+            (AtomicOp::Read, _) => 0,
+            (_, AtomicKind::Compare) => 2 * elem_len,
+            _ => elem_len,
+        };
+        let len = per_elem * count;
+        // What fits is kept as an injected message is; compare values only if one packet will do,
+        // since those of each packet lie behind its own operands.
+        let compares = per_elem > elem_len;
+        let few = if compares { COMPARE_SHORT } else { Self::INJECT_SIZE };
+        let short = len <= few && !(compares && req.rma.as_slice().len() > 1);
+        common.flags.set(WrFlags::INJECTED, short);
+        let split = if compares { len / 2 } else { len };
+        let mut operands = Vec::new();
+        let mut bytes = [0; Self::INJECT_SIZE];
+        if len > 0 {
+            let to = if short {
+                &mut bytes[..len]
+            } else {
+                operands = self.spare.pop().unwrap_or_default();
+                operands.resize(len, 0);
+                &mut operands[..]
+            };
+            let (operand, compare) = to.split_at_mut(split);
+            req.operand.read_at(0, operand);
+            req.compare.read_at(0, compare);
+        }
+        let kind = RmaKind::Atomic(AtomicWr {
+            op: op as u8,
+            ty: ty as u8,
+            elem_len: elem_len as u8,
+            sent_len: per_elem as u8,
+            fetch: req.kind != AtomicKind::Base,
+            tagged: req.flags.contains(OpFlags::TAGGED),
+            result: req.result,
+            operands,
+            answers: 0,
+            got: 0,
+            all_out: false,
+        });
+        let w = self.alloc_rma(&common, IoBuf::EMPTY, count as u64, kind, req.rma);
+        if short {
+            self.inject[w as usize][..len].copy_from_slice(&bytes[..len]);
+        }
+        self.queue_wr(now, common.peer, w, common.inc);
+        Ok(())
+    }
+
+    /// Whether an atomic operation exists, and the most elements of one call.
+    ///
+    /// # Errors
+    /// [`Error::OpNotSupp`].
+    pub fn atomic_valid(kind: AtomicKind, op: u32, ty: u32) -> Result<usize> {
+        let (_, ty) = valid_pair(kind, op, ty)?;
+        Ok(atomic::count_max(ty))
+    }
+
+    /// What every one-sided call checks.
+    fn check_rma(
+        &self,
+        ep: EpId,
+        caps: Caps,
+        dest: FiAddr,
+        flags: OpFlags,
+        mut allowed: OpFlags,
+    ) -> Result<Common> {
+        let e = self.eps.by_handle(ep.0).ok_or(Error::BadFd)?;
+        if !e.enabled {
+            return Err(Error::OpBadState);
+        }
+        if !e.caps.contains(caps) {
+            return Err(Error::OpNotSupp("FI_RMA or FI_ATOMIC with this direction not requested"));
+        }
+        if e.caps.contains(Caps::FENCE) {
+            allowed |= OpFlags::FENCE;
+        }
+        if !allowed.contains(flags) {
+            return Err(Error::BadFlags);
+        }
+        let entry = self.avs[e.av].av.lookup(dest);
+        let entry = entry.ok_or(Error::Invalid("destination is not in the AV"))?;
+        let (peer, dst_ep, inc) = (entry.peer, entry.ep, entry.addr.incarnation);
+        let flags = wr_flags(flags, e.tx_selective);
+        Ok(Common { e: ep.0.idx(), peer, dst_ep, inc, context: 0, data: 0, flags })
+    }
+
+    /// Takes a place in the queues of endpoint `e`.
+    fn take_room(&mut self, e: u32) -> Result<()> {
+        let ep = &mut self.eps[e];
+        if ep.tx_used >= ep.tx_size || self.tx.free_count() == 0 {
+            return Err(Error::Again);
+        }
+        if !self.cqs[ep.tx_cq].cq.reserve() {
+            return Err(Error::Again);
+        }
+        ep.tx_used += 1;
+        Ok(())
+    }
+
+    fn alloc_rma(
+        &mut self,
+        common: &Common,
+        buf: IoBuf,
+        len: u64,
+        kind: RmaKind,
+        iov: RmaList,
+    ) -> u32 {
+        let rma = Rma { kind, iov, at: 0, done: 0, seq: 0, pull: NONE };
+        let r = self.rma.alloc(rma).expect("as many records as requests");
+        self.alloc_wr(TxWr {
+            buf,
+            context: common.context,
+            tag: 0,
+            data: common.data,
+            len,
+            sent: 0,
+            asked: 0,
+            pull_op: r,
+            pull_gen: 0,
+            peer: common.peer,
+            ep: common.e,
+            unacked: 0,
+            dst_ep: common.dst_ep,
+            src_ep: self.eps[common.e].number,
+            flags: common.flags,
+            queue: Link::default(),
+            of_peer: Link::default(),
+        })
+    }
+
+    /// The record of a one-sided operation.
+    #[inline]
+    pub(crate) fn rma_of(&mut self, w: u32) -> &mut Rma {
+        &mut self.rma[self.tx[w].pull_op]
+    }
+
+    /// Completion flags of a one-sided operation, and the place of its counter.
+    fn rma_flags(&self, w: u32) -> (CqFlags, usize) {
+        match &self.rma[self.tx[w].pull_op].kind {
+            RmaKind::Write => (CqFlags::RMA | CqFlags::WRITE, WRITE),
+            RmaKind::Read => (CqFlags::RMA | CqFlags::READ, READ),
+            RmaKind::Atomic(a) if a.fetch => (CqFlags::ATOMIC | CqFlags::READ, READ),
+            RmaKind::Atomic(_) => (CqFlags::ATOMIC | CqFlags::WRITE, WRITE),
+        }
+    }
+
+    /// Completion flags of a one-sided request, and the counter that counts its outcome.
+    pub(crate) fn rma_outcome(&self, w: u32) -> (CqFlags, u32) {
+        let (flags, which) = self.rma_flags(w);
+        (flags, self.eps[self.tx[w].ep].rma_cntr[which])
+    }
+
+    /// Writes the success of a one-sided request.
+    pub(crate) fn report_rma(&mut self, w: u32) {
+        let (flags, cntr) = self.rma_outcome(w);
+        let wr = &self.tx[w];
+        let cqe = Cqe { op_context: wr.context, flags, src: FI_ADDR_UNSPEC, ..Cqe::default() };
+        let cq = &mut self.cqs[self.eps[wr.ep].tx_cq].cq;
+        if wr.flags.contains(WrFlags::CQE) {
+            cq.push(cqe);
+        } else {
+            cq.unreserve();
+        }
+        self.counters.rma_done += 1;
+        self.count(cntr, true);
+    }
+
+    /// Bytes of the operands that an atomic operation keeps.
+    pub(crate) fn operands(&self, w: u32, offset: usize, len: usize) -> &[u8] {
+        match &self.rma[self.tx[w].pull_op].kind {
+            RmaKind::Atomic(a) => &a.operands[offset..offset + len],
+            RmaKind::Write | RmaKind::Read => &[],
+        }
+    }
+
+    /// Gives back the record of a one-sided operation whose request is being given back. What a
+    /// read has asked for is still to come, and is waited for.
+    pub(crate) fn free_rma(&mut self, r: u32) {
+        let rma = self.rma.free(r);
+        if rma.pull != NONE {
+            self.orphan_read(rma.pull);
+        }
+        if let RmaKind::Atomic(AtomicWr { operands, .. }) = rma.kind {
+            self.spare_bytes(operands);
+        }
+    }
+
+    /// Keeps memory for the next one who needs some.
+    pub(crate) fn spare_bytes(&mut self, mut bytes: Vec<u8>) {
+        if bytes.capacity() > 0 && self.spare.len() < 64 {
+            bytes.clear();
+            self.spare.push(bytes);
+        }
+    }
+}
+
+fn valid_pair(kind: AtomicKind, op: u32, ty: u32) -> Result<(AtomicOp, Datatype)> {
+    const NONE: Error = Error::OpNotSupp("no such atomic operation on this datatype");
+    let (op, ty) = (AtomicOp::try_from(op), Datatype::try_from(ty));
+    let (Ok(op), Ok(ty)) = (op, ty) else { return Err(NONE) };
+    if atomic::valid(kind, op, ty) { Ok((op, ty)) } else { Err(NONE) }
+}
+
+/// Checks operation, type and all lengths of an atomic call. Returns the number of elements.
+fn check_atomic(req: &AtomicReq) -> Result<(AtomicOp, Datatype, usize)> {
+    const LENGTHS: Error = Error::Invalid("element counts differ");
+    let (op, ty) = valid_pair(req.kind, req.op, req.ty)?;
+    let count = req.rma.total().ok_or(LENGTHS)?;
+    if count == 0 {
+        return Err(Error::Invalid("no element"));
+    }
+    if count > atomic::count_max(ty) as u64 {
+        return Err(Error::MsgTooLong);
+    }
+    let count = count as usize;
+    let len = count * ty.size();
+    let inject = req.flags.contains(OpFlags::INJECT);
+    if inject && op != AtomicOp::Read && len > Node::INJECT_SIZE {
+        return Err(Error::MsgTooLong);
+    }
+    let operand = op == AtomicOp::Read || req.operand.len() == len;
+    let compare = req.kind != AtomicKind::Compare || req.compare.len() == len;
+    let result = req.kind == AtomicKind::Base || req.result.len() == len;
+    if !(operand && compare && result) {
+        return Err(LENGTHS);
+    }
+    let sources = [(&req.operand, op != AtomicOp::Read), (&req.compare, true)];
+    let fetch = req.kind != AtomicKind::Base;
+    if fetch && sources.into_iter().any(|(from, used)| used && from.overlaps(&req.result)) {
+        return Err(Error::Invalid("result overlaps operands or compare values"));
+    }
+    Ok((op, ty, count))
+}
+
+/// Checks the length of an operation against its remote ranges.
+fn check_len(len: u64, rma: &RmaList) -> Result<()> {
+    if len > Node::MAX_MSG_SIZE {
+        return Err(Error::MsgTooLong);
+    }
+    if len > 0 && rma.total() != Some(len) {
+        return Err(Error::Invalid("local and remote lengths differ"));
+    }
+    Ok(())
+}
+
+fn wr_flags(f: OpFlags, selective: bool) -> WrFlags {
+    let mut flags = WrFlags::RMA;
+    flags.set(WrFlags::IMM, f.contains(OpFlags::REMOTE_CQ_DATA));
+    flags.set(WrFlags::INJECTED, f.contains(OpFlags::INJECT));
+    flags.set(WrFlags::FENCE, f.contains(OpFlags::FENCE));
+    flags.set(WrFlags::MORE, f.contains(OpFlags::MORE));
+    flags.set(WrFlags::CQE, !selective || f.contains(OpFlags::COMPLETION));
+    flags
+}

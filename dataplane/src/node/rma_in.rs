@@ -1,0 +1,635 @@
+//! One-sided operations on their way in: the target executes them, the initiator takes the answers.
+//!
+//! The target checks everything that a packet says against its own tables, as if its initiator had
+//! checked nothing. Packets reach this file in order and each once, but for the bytes of reads,
+//! which are placed as they come. A refused packet ends its operation: those of its packets that
+//! are behind it name the same number and are dropped without another word, since the initiator
+//! learns of the refusal before it can learn that they were taken.
+
+use barewire_driver::frame::RxFrame;
+
+use super::ops::{Job, JobKind, Late, Pull, RmaKind, WrFlags};
+use super::recv::Verdict;
+use super::rma::{REMOTE_READ, REMOTE_WRITE};
+use super::{MsgKind, Node};
+use crate::error::Error;
+use crate::flags::{Caps, CqFlags, MrAccess};
+use crate::proto::atomic::{self, AtomicFault, AtomicKind, Datatype, Sharing};
+use crate::proto::matching::Src;
+use crate::rel::sent::{BodyRef, OP_MAX};
+use crate::slab::{Handle, Link, NONE};
+use crate::types::{Cqe, FI_ADDR_UNSPEC, Instant, ProvErrno};
+use crate::wire::{AtomicOp, DataOp, NackReason, ReadOp, RemoteRange, RespOp, Ty, WriteOp};
+
+/// What an atomic operation changes: a region or a posted receive, from an offset.
+#[derive(Clone, Copy)]
+enum Target {
+    Region(u32, usize),
+    Receive(u32, usize),
+}
+
+/// Answers that one peer may have outstanding here: more than any initiator asks for at once, with
+/// what it asked for and does not want any more.
+const JOBS_MAX: u16 = 1024;
+
+impl Node {
+    /// Bytes for a region.
+    #[inline]
+    pub(crate) fn on_write(
+        &mut self,
+        now: Instant,
+        p: u32,
+        frame: &RxFrame<'_>,
+        op: &WriteOp,
+        (off, len): (usize, usize),
+    ) -> Verdict {
+        if self.of_refused(p, &op.range) {
+            self.waive(now, p, op.imm.is_some().into());
+            return Verdict::Accept;
+        }
+        match self.do_write(now, p, frame, op, (off, len)) {
+            Ok(()) => Verdict::Accept,
+            Err(reason) => self.refuse_rma(p, &op.range, reason),
+        }
+    }
+
+    fn do_write(
+        &mut self,
+        now: Instant,
+        p: u32,
+        frame: &RxFrame<'_>,
+        op: &WriteOp,
+        (off, len): (usize, usize),
+    ) -> Result<(), NackReason> {
+        let e = self.remote_ep(op.range.dst_ep, Caps::RMA | Caps::REMOTE_WRITE)?;
+        if op.imm.is_some() && self.peers[p].outstanding() == 0 {
+            return Err(NackReason::Overdrawn);
+        }
+        if op.left > 0 {
+            let (key, addr) = (op.range.rkey, op.range.addr);
+            let (m, at) = self.mr_find(e, key, addr, op.left, MrAccess::REMOTE_WRITE)?;
+            let mr = &self.mrs[m];
+            frame.copy_to_io(off, &mr.buf, at, len);
+            if len as u64 == op.left {
+                let cntr = mr.write_cntr;
+                self.count(cntr, true);
+            }
+        }
+        if op.range.last {
+            self.counters.rma_executed += 1;
+            self.count_remote(e, REMOTE_WRITE);
+        }
+        if let Some(data) = op.imm {
+            let flags = CqFlags::RMA | CqFlags::REMOTE_WRITE;
+            self.tell_remote(now, p, e, op.range.src_ep, flags, data);
+        }
+        Ok(())
+    }
+
+    /// An atomic operation.
+    #[inline]
+    pub(crate) fn on_atomic(
+        &mut self,
+        now: Instant,
+        p: u32,
+        frame: &RxFrame<'_>,
+        op: &AtomicOp,
+        (off, len): (usize, usize),
+    ) -> Verdict {
+        if self.of_refused(p, &op.range) {
+            self.waive(now, p, op.imm.is_some().into());
+            return Verdict::Accept;
+        }
+        let done = if op.void {
+            self.do_void(now, p, op)
+        } else {
+            self.do_atomic(now, p, frame, op, (off, len))
+        };
+        match done {
+            Ok(()) => Verdict::Accept,
+            Err(reason) => self.refuse_rma(p, &op.range, reason),
+        }
+    }
+
+    /// A withdrawn one: its initiator waits for nothing but the answer.
+    fn do_void(&mut self, now: Instant, p: u32, op: &AtomicOp) -> Result<(), NackReason> {
+        if op.fetch {
+            self.job_room(p)?;
+            self.answer_values(p, op, 0, [0; Job::SHORT], Vec::new());
+        }
+        self.waive(now, p, op.imm.is_some().into());
+        Ok(())
+    }
+
+    fn do_atomic(
+        &mut self,
+        now: Instant,
+        p: u32,
+        frame: &RxFrame<'_>,
+        op: &AtomicOp,
+        (off, len): (usize, usize),
+    ) -> Result<(), NackReason> {
+        let (what, ty) = self.check_atomic(p, op, len)?;
+        let reads = what == atomic::AtomicOp::Read;
+        let mut caps = Caps::ATOMIC;
+        let mut access = MrAccess::empty();
+        if op.fetch {
+            (caps, access) = (caps | Caps::REMOTE_READ, access | MrAccess::REMOTE_READ);
+        }
+        if !reads {
+            (caps, access) = (caps | Caps::REMOTE_WRITE, access | MrAccess::REMOTE_WRITE);
+        }
+        let e = self.remote_ep(op.range.dst_ep, caps)?;
+        if op.imm.is_some() && self.peers[p].outstanding() == 0 {
+            return Err(NackReason::Overdrawn);
+        }
+        if op.fetch {
+            self.job_room(p)?;
+        }
+        let bytes = usize::from(op.count) * ty.size();
+        let target = if op.tagged {
+            self.tagged_target(p, e, op)?
+        } else {
+            let (key, addr) = (op.range.rkey, op.range.addr);
+            let (m, at) = self.mr_find(e, key, addr, bytes as u64, access)?;
+            Target::Region(m, at)
+        };
+        let (mut short, mut long) = ([0; Job::SHORT], Vec::new());
+        if op.fetch && bytes > Job::SHORT {
+            long = self.spare.pop().unwrap_or_default();
+            long.resize(bytes, 0);
+        }
+        let old = match () {
+            () if !op.fetch => &mut [],
+            () if bytes > Job::SHORT => &mut long[..],
+            () => &mut short[..bytes],
+        };
+        let mut scratch = std::mem::take(&mut self.scratch);
+        let mut few = [0; 32];
+        let operands = if len <= few.len() {
+            &mut few[..len]
+        } else {
+            scratch.resize(len, 0);
+            &mut scratch[..]
+        };
+        assert!(frame.copy_to(off, operands), "length was checked");
+        let split = if op.compare { len / 2 } else { len };
+        let (operand, compare) = operands.split_at(split);
+        let (buf, at, sharing) = match target {
+            Target::Region(m, at) => (&self.mrs[m].buf, at, self.mrs[m].sharing),
+            Target::Receive(r, at) => (&self.posted[r].payload.buf, at, Sharing::Single),
+        };
+        let count = op.count.into();
+        let done = buf.atomic(at, what, ty, count, operand, compare, old, sharing);
+        self.scratch = scratch;
+        done.map_err(|fault| self.atomic_fault(fault))?;
+        self.atomic_done(now, p, e, op, target);
+        if op.fetch {
+            self.answer_values(p, op, bytes as u32, short, long);
+        }
+        Ok(())
+    }
+
+    /// Checks everything about an atomic packet that needs no table of ours.
+    fn check_atomic(
+        &mut self,
+        p: u32,
+        op: &AtomicOp,
+        len: usize,
+    ) -> Result<(atomic::AtomicOp, Datatype), NackReason> {
+        let kind = match (op.fetch, op.compare) {
+            (false, false) => AtomicKind::Base,
+            (true, false) => AtomicKind::Fetch,
+            (true, true) => AtomicKind::Compare,
+            (false, true) => return Err(self.atomic_fault(AtomicFault::Unsupported)),
+        };
+        let what = atomic::AtomicOp::try_from(u32::from(op.op));
+        let ty = Datatype::try_from(u32::from(op.ty));
+        let (Ok(what), Ok(ty)) = (what, ty) else {
+            return Err(self.atomic_fault(AtomicFault::Unsupported));
+        };
+        if !atomic::valid(kind, what, ty) {
+            return Err(self.atomic_fault(AtomicFault::Unsupported));
+        }
+        let bytes = usize::from(op.count) * ty.size();
+        let operands = match (what, kind) {
+            (atomic::AtomicOp::Read, _) => 0,
+            (_, AtomicKind::Compare) => 2 * bytes,
+            _ => bytes,
+        };
+        let answers = !op.fetch || bytes <= self.payload_max(p, RespOp::LEN);
+        if bytes == 0 || bytes > atomic::OPERAND_LEN_MAX || len != operands || !answers {
+            return Err(self.atomic_fault(AtomicFault::Operand));
+        }
+        Ok((what, ty))
+    }
+
+    #[cold]
+    fn atomic_fault(&mut self, fault: AtomicFault) -> NackReason {
+        self.counters.rx_bad_atomic += 1;
+        match fault {
+            AtomicFault::Bounds => NackReason::BadAccess,
+            AtomicFault::Misaligned | AtomicFault::Straddles => NackReason::Misaligned,
+            AtomicFault::Unsupported => NackReason::BadAtomic,
+            AtomicFault::Operand => NackReason::Malformed,
+        }
+    }
+
+    /// The first receive posted for the tag of a tagged atomic. It stays posted.
+    fn tagged_target(&mut self, p: u32, e: u32, op: &AtomicOp) -> Result<Target, NackReason> {
+        let ep = &self.eps[e];
+        let src = Src::of(p, op.range.src_ep);
+        let matcher = &ep.matcher[MsgKind::Tagged as usize];
+        let tagged = ep.caps.contains(Caps::TAGGED);
+        let found = matcher.match_posted(&self.posted, src, op.range.rkey).filter(|_| tagged);
+        let recv = found.ok_or(NackReason::NoMatch)?;
+        let at = usize::try_from(op.range.addr).map_err(|_| NackReason::BadAccess)?;
+        Ok(Target::Receive(recv, at))
+    }
+
+    /// Counts an atomic operation that was executed, and tells the application if it is to be told.
+    fn atomic_done(&mut self, now: Instant, p: u32, e: u32, op: &AtomicOp, target: Target) {
+        if let Target::Region(m, _) = target
+            && op.end
+        {
+            let mr = &self.mrs[m];
+            let cntr = if op.fetch { mr.read_cntr } else { mr.write_cntr };
+            self.count(cntr, true);
+        }
+        if op.range.last {
+            self.counters.rma_executed += 1;
+            self.count_remote(e, if op.fetch { REMOTE_READ } else { REMOTE_WRITE });
+        }
+        if let Some(data) = op.imm {
+            let way = if op.fetch { CqFlags::REMOTE_READ } else { CqFlags::REMOTE_WRITE };
+            self.tell_remote(now, p, e, op.range.src_ep, CqFlags::ATOMIC | way, data);
+        }
+    }
+
+    /// Sends the old values, which are kept until the peer has them: a repeated request is a
+    /// duplicate and meets this answer, not another execution.
+    fn answer_values(
+        &mut self,
+        p: u32,
+        op: &AtomicOp,
+        len: u32,
+        short: [u8; Job::SHORT],
+        long: Vec<u8>,
+    ) {
+        let kind = JobKind::Values { offset: op.offset, len, short, long };
+        let (dst_op, dst_gen, link) = (op.dst_op, op.dst_gen, Link::default());
+        self.add_job(Job { peer: p, dst_op, dst_gen, kind, queued: true, link });
+    }
+
+    /// Whether an operation was refused before and this is a later packet of it.
+    #[inline]
+    fn of_refused(&mut self, p: u32, range: &RemoteRange) -> bool {
+        let bad = &mut self.peers[p].bad_seq;
+        if *bad == NONE {
+            return false;
+        }
+        let same = *bad == u32::from(range.seq);
+        if !same || range.last {
+            *bad = NONE;
+        }
+        same
+    }
+
+    fn refuse_rma(&mut self, p: u32, range: &RemoteRange, reason: NackReason) -> Verdict {
+        if !range.last {
+            self.peers[p].bad_seq = range.seq.into();
+        }
+        Verdict::Refuse(reason)
+    }
+
+    /// The slot of the endpoint that a one-sided operation is for.
+    #[inline]
+    fn remote_ep(&mut self, number: u16, caps: Caps) -> Result<u32, NackReason> {
+        let e = self.ep_slot(number);
+        let Some(ep) = self.eps.get(e).filter(|ep| ep.enabled) else {
+            self.counters.rx_no_endpoint += 1;
+            return Err(NackReason::NoEndpoint);
+        };
+        if ep.caps.contains(caps) {
+            return Ok(e);
+        }
+        self.counters.rx_bad_access += 1;
+        Err(NackReason::BadAccess)
+    }
+
+    /// Counts a remote operation in the counter of endpoint `e`, if it has `FI_RMA_EVENT`.
+    #[inline]
+    pub(crate) fn count_remote(&mut self, e: u32, which: usize) {
+        let Some(ep) = self.eps.get(e) else { return };
+        if ep.caps.contains(Caps::RMA_EVENT) {
+            let cntr = ep.rma_cntr[which];
+            self.count(cntr, true);
+        }
+    }
+
+    /// Writes a completion with remote CQ data for endpoint `e`; without room in the queue it
+    /// waits, in the place of the message that its sender had credit for.
+    fn tell_remote(
+        &mut self,
+        now: Instant,
+        p: u32,
+        e: u32,
+        src_ep: u16,
+        flags: CqFlags,
+        data: u64,
+    ) {
+        let peer = &mut self.peers[p];
+        peer.consumed = peer.consumed.wrapping_add(1);
+        let src = self.source_of(e, p, src_ep).unwrap_or(FI_ADDR_UNSPEC);
+        let flags = flags | CqFlags::REMOTE_CQ_DATA;
+        let cqe = Cqe { flags, data, src, ..Cqe::default() };
+        let cq = self.eps[e].rx_cq;
+        if cq != NONE {
+            let table = &mut self.cqs[cq];
+            if !table.late.is_empty() || !table.cq.try_push(cqe) {
+                table.starved = true;
+                table.late.push_back(Late { ep: e, peer: p, cqe });
+                self.peers[p].stored += 1;
+                return;
+            }
+        }
+        self.blocks_unpromised += 1;
+        self.regrant(now, p);
+    }
+
+    /// Writes the completions that waited for room in queue `cq`.
+    pub(crate) fn feed_late(&mut self, now: Instant, cq: u32) {
+        while let Some(late) = self.cqs[cq].late.front() {
+            let (cqe, p) = (late.cqe, late.peer);
+            let table = &mut self.cqs[cq];
+            if !table.cq.try_push(cqe) {
+                table.starved = true;
+                return;
+            }
+            table.late.pop_front();
+            self.release_late(now, p);
+        }
+    }
+
+    /// Throws away what waits for endpoint `e`, which is being closed.
+    pub(crate) fn drop_late(&mut self, now: Instant, e: u32) {
+        let cq = self.eps[e].rx_cq;
+        if cq == NONE {
+            return;
+        }
+        let waiting = std::mem::take(&mut self.cqs[cq].late);
+        for late in waiting {
+            if late.ep == e {
+                self.release_late(now, late.peer);
+            } else {
+                self.cqs[cq].late.push_back(late);
+            }
+        }
+    }
+
+    fn release_late(&mut self, now: Instant, p: u32) {
+        self.peers[p].stored -= 1;
+        self.blocks_unpromised += 1;
+        self.regrant(now, p);
+    }
+
+    /// A peer asks for bytes of a region.
+    pub(crate) fn on_read(&mut self, p: u32, op: &ReadOp) -> Verdict {
+        match self.do_read(p, op) {
+            Ok(()) => Verdict::Accept,
+            Err(reason) => Verdict::Refuse(reason),
+        }
+    }
+
+    fn do_read(&mut self, p: u32, op: &ReadOp) -> Result<(), NackReason> {
+        let e = self.remote_ep(op.range.dst_ep, Caps::RMA | Caps::REMOTE_READ)?;
+        if op.len == 0 {
+            self.counters.rma_executed += 1;
+            self.count_remote(e, REMOTE_READ);
+            return Ok(());
+        }
+        let (key, addr) = (op.range.rkey, op.range.addr);
+        let (mr, at) = self.mr_find(e, key, addr, op.len.into(), MrAccess::REMOTE_READ)?;
+        self.job_room(p)?;
+        self.mrs[mr].readers += 1;
+        self.counters.rma_executed += u64::from(op.range.last);
+        let kind = JobKind::Read {
+            mr,
+            from: at as u64,
+            to: op.offset,
+            left: op.len,
+            ends: if op.range.last { e } else { NONE },
+            region_ends: op.end,
+        };
+        let (dst_op, dst_gen, link) = (op.dst_op, op.dst_gen, Link::default());
+        self.add_job(Job { peer: p, dst_op, dst_gen, kind, queued: true, link });
+        Ok(())
+    }
+
+    /// Whether there is a record for another answer to `p`.
+    fn job_room(&self, p: u32) -> Result<(), NackReason> {
+        let room = self.peers[p].jobs < JOBS_MAX && self.jobs.free_count() > 0;
+        if room { Ok(()) } else { Err(NackReason::Overdrawn) }
+    }
+
+    /// Starts to ask for the bytes of read `w`.
+    pub(crate) fn begin_read(&mut self, now: Instant, p: u32, w: u32) {
+        let mut pull = super::recv::empty_pull(p, NONE, 0, None);
+        (pull.read, pull.wr, pull.want) = (true, w, self.tx[w].len);
+        let idx = self.pulls.alloc(pull).expect("there is a pull for every request");
+        self.peers[p].pulls.push_back(&mut self.pulls, idx);
+        self.rma_of(w).pull = idx;
+        self.ask(now, idx);
+    }
+
+    /// Bytes of a read, in any order.
+    pub(crate) fn on_read_data(
+        &mut self,
+        now: Instant,
+        p: u32,
+        frame: &RxFrame<'_>,
+        op: &DataOp,
+        (off, len): (usize, usize),
+    ) {
+        let pull = &mut self.pulls[op.dst_op];
+        let (w, len64) = (pull.wr, len as u64);
+        let end = op.offset.checked_add(len64);
+        if end.is_none_or(|end| end > pull.want) || pull.got + len64 > pull.asked {
+            self.counters.rx_stray += 1;
+            return;
+        }
+        pull.got += len64;
+        self.pull_out -= len64;
+        let done = pull.got == pull.want;
+        let more = pull.asked < pull.want && pull.asked - pull.got <= super::recv::PULL_CHUNK;
+        if w == NONE {
+            self.free_if_idle(op.dst_op);
+        } else {
+            frame.copy_to_io(off, &self.tx[w].buf, op.offset as usize, len);
+            if done {
+                self.rma_of(w).pull = NONE;
+                self.free_pull(op.dst_op);
+                self.tx[w].flags |= WrFlags::ALL_SENT;
+                self.finish_if_done(w);
+            } else if more {
+                self.ask(now, op.dst_op);
+            }
+        }
+        if !self.peers[p].txq.is_empty() {
+            self.make_ready(p);
+        }
+        self.serve_waiting_pulls(now);
+    }
+
+    /// Nobody wants what read `idx` has asked for any more: it is waited for, and goes nowhere.
+    pub(crate) fn orphan_read(&mut self, idx: u32) {
+        let pull = &mut self.pulls[idx];
+        pull.wr = NONE;
+        self.pull_out -= u64::from(std::mem::take(&mut pull.asking));
+        let p = pull.peer;
+        if std::mem::take(&mut pull.in_ctlq) {
+            self.peers[p].ctlq.remove(&mut self.pulls, idx);
+        }
+        if std::mem::take(&mut self.pulls[idx].waiting) {
+            self.pull_wait.remove(&mut self.pulls, idx);
+        }
+        // Any byte of the operation may still come.
+        self.free_if_idle(idx);
+    }
+
+    /// Gives back a read that nobody wants, once nothing of it is missing.
+    fn free_if_idle(&mut self, idx: u32) {
+        let pull = &self.pulls[idx];
+        if pull.wr == NONE && pull.got == pull.asked {
+            let p = pull.peer;
+            self.free_pull(idx);
+            if !self.peers[p].txq.is_empty() {
+                self.make_ready(p);
+            }
+        }
+    }
+
+    /// `len` bytes that read `handle` has asked for will not come. Fails its operation.
+    pub(crate) fn read_failed(&mut self, p: u32, handle: Handle, len: u32, err: Error) {
+        let known = self.pulls.by_handle(handle).filter(|pull| pull.peer == p && pull.read);
+        let missing = |pull: &&Pull| len > 0 && u64::from(len) <= pull.asked - pull.got;
+        let Some(pull) = known.filter(missing) else {
+            self.counters.rx_stray += 1;
+            return;
+        };
+        let (w, idx) = (pull.wr, handle.idx());
+        if w != NONE {
+            self.abandon_wr(w);
+            self.fail_wr(w, err, ProvErrno::NotExecuted);
+        }
+        self.pulls[idx].asked -= u64::from(len);
+        self.pull_out -= u64::from(len);
+        self.free_if_idle(idx);
+        self.serve_waiting_pulls(self.polled_at);
+    }
+
+    /// The answer to an atomic operation, or that a read cannot be served.
+    pub(crate) fn on_resp(
+        &mut self,
+        p: u32,
+        frame: &RxFrame<'_>,
+        op: &RespOp,
+        (off, len): (usize, usize),
+    ) {
+        let handle = Handle::from_parts(op.dst_op, op.dst_gen);
+        if let Some(reason) = op.status {
+            self.read_failed(p, handle, op.offset, super::input::nack_error(reason));
+            return;
+        }
+        let peer = &mut self.peers[p];
+        peer.answers = peer.answers.saturating_sub(1);
+        if !peer.txq.is_empty() {
+            self.make_ready(p);
+        }
+        let known = self.tx.by_handle(handle);
+        let known = known.filter(|wr| wr.peer == p && wr.flags.contains(WrFlags::RMA));
+        let Some(total) = known.map(|wr| wr.len) else {
+            self.counters.rx_stray += 1;
+            return;
+        };
+        let w = handle.idx();
+        let RmaKind::Atomic(a) = &mut self.rma_of(w).kind else {
+            self.counters.rx_stray += 1;
+            return;
+        };
+        let at = op.offset as usize;
+        if a.answers == 0 || at > a.result.len() || len > a.result.len() - at {
+            self.counters.rx_stray += 1;
+            return;
+        }
+        frame.copy_to_io(off, &a.result, at, len);
+        a.got += len as u64;
+        a.answers -= 1;
+        if a.answers > 0 || !a.all_out {
+            return;
+        }
+        if a.got == total * u64::from(a.elem_len) {
+            self.tx[w].flags |= WrFlags::ALL_SENT;
+            self.finish_if_done(w);
+        } else {
+            // The peer lies.
+            self.abandon_wr(w);
+            self.fail_wr(w, Error::ConnReset, ProvErrno::UnknownOutcome);
+        }
+    }
+
+    /// A packet of a one-sided operation was refused, and is a NOP now: the operation fails.
+    pub(crate) fn on_rma_nack(
+        &mut self,
+        p: u32,
+        ty: Ty,
+        op: &[u8; OP_MAX],
+        w: u32,
+        body: BodyRef,
+        reason: NackReason,
+    ) {
+        let err = super::input::nack_error(reason);
+        let word = |at: usize| u32::from_le_bytes([op[at], op[at + 1], op[at + 2], op[at + 3]]);
+        if ty == Ty::Atomic {
+            self.drop_refused(p, op);
+        }
+        if w != NONE {
+            let wr = &mut self.tx[w];
+            wr.unacked -= 1;
+            if let (Ty::Write, BodyRef::Wr { offset, .. }) = (ty, body) {
+                wr.asked = offset;
+            }
+            // Packets before this one have been executed.
+            let first = match body {
+                BodyRef::Wr { offset, .. } => offset == 0,
+                BodyRef::Operands { offset, .. } => offset == 0,
+                _ => word(36) == 0,
+            };
+            let prov = match reason {
+                NackReason::NoEndpoint => ProvErrno::NoEndpoint,
+                _ if first || ty == Ty::Read => ProvErrno::NotExecuted,
+                _ => ProvErrno::UnknownOutcome,
+            };
+            self.abandon_wr(w);
+            self.fail_wr(w, err, prov);
+        }
+        let handle = Handle::from_parts(word(24), word(28));
+        if ty == Ty::Read && handle.generation() != 0 {
+            self.read_failed(p, handle, word(40), err);
+        }
+    }
+
+    /// The packets of a refused atomic operation that are in flight behind the refused one are
+    /// dropped by the target: none of them is answered, and none needs its operands.
+    fn drop_refused(&mut self, p: u32, op: &[u8; OP_MAX]) {
+        let mut unanswered = u16::from(AtomicOp::fetches(op));
+        self.peers[p].snd.for_each(&mut self.sent, |entry| {
+            if entry.ty == Ty::Atomic && entry.op[6..8] == op[6..8] {
+                unanswered += u16::from(AtomicOp::fetches(&entry.op));
+                entry.become_nop();
+            }
+        });
+        let peer = &mut self.peers[p];
+        peer.answers = peer.answers.saturating_sub(unanswered);
+    }
+}

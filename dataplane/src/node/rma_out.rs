@@ -1,0 +1,411 @@
+//! One-sided operations on their way out: the packets of the initiator, and the answers of the
+//! target.
+//!
+//! Writes and atomics are packets that the target executes at once; only the packet window bounds
+//! them. A read is asked for in pieces by the pull engine, which bounds the bytes that are under
+//! way to this node from everywhere. What the target has to remember of a peer is bounded by its
+//! initiator: [`READS_MAX`] reads and [`ANSWERS_MAX`] atomic packets whose old values are missing.
+
+use super::ops::{Job, JobKind, RmaKind, WrFlags};
+use super::output::{Packet, Step};
+use super::{FrameSink, Node, RmaIov};
+use crate::rel::sent::BodyRef;
+use crate::slab::NONE;
+use crate::types::Instant;
+use crate::wire::{self, AtomicOp, DataOp, NackReason, ReadOp, RemoteRange, RespOp, Ty, WriteOp};
+
+/// Atomic packets of one initiator to one target of which the answer is missing.
+pub(crate) const ANSWERS_MAX: usize = 64;
+
+/// Reads of one initiator from one target that have bytes missing.
+const READS_MAX: u16 = 32;
+
+/// Operand bytes of an atomic packet, so that its answer needs no more memory than that.
+const ATOMIC_LEN_MAX: usize = 4096;
+
+impl Node {
+    /// The next packet of the one-sided operation at the head of the queue.
+    #[inline]
+    pub(super) fn send_rma(
+        &mut self,
+        now: Instant,
+        p: u32,
+        w: u32,
+        out: &mut dyn FrameSink,
+    ) -> Step {
+        if !self.can_keep() {
+            return Step::Full;
+        }
+        match &self.rma_of(w).kind {
+            RmaKind::Write => self.send_write(now, p, w, out),
+            RmaKind::Read => self.send_read(now, p, w, out),
+            RmaKind::Atomic(_) => self.send_atomic(now, p, w, out),
+        }
+    }
+
+    /// The remote range that the next packet of `w` belongs to, less what lies behind it.
+    fn next_range(&mut self, w: u32) -> RmaIov {
+        let rma = self.rma_of(w);
+        let list = rma.iov.as_slice();
+        while rma.at < list.len() && rma.done == list[rma.at].len {
+            (rma.at, rma.done) = (rma.at + 1, 0);
+        }
+        let Some(range) = list.get(rma.at) else { return RmaIov::default() };
+        RmaIov { addr: range.addr, len: range.len - rma.done, key: range.key }
+    }
+
+    /// Numbers an operation whose first packet is about to leave.
+    fn number_rma(&mut self, p: u32, w: u32) -> u16 {
+        if self.tx[w].sent == 0 {
+            // Taken back if the packet does not leave: then it is the next one's again.
+            let seq = self.peers[p].rma_seq;
+            self.rma_of(w).seq = seq;
+        }
+        self.rma_of(w).seq
+    }
+
+    fn send_write(&mut self, now: Instant, p: u32, w: u32, out: &mut dyn FrameSink) -> Step {
+        let range = self.next_range(w);
+        let seq = self.number_rma(p, w);
+        let wr = &self.tx[w];
+        let imm = wr.flags.contains(WrFlags::IMM).then_some(wr.data);
+        let room = self.payload_max(p, WriteOp::LEN + imm.map_or(0, |_| wire::IMM_LEN));
+        let left = range.len.min(wr.len - wr.sent);
+        let len = left.min(room as u64);
+        let last = wr.sent + len == wr.len;
+        let imm = imm.filter(|_| last);
+        if imm.is_some() && self.peers[p].credits() == 0 {
+            return Step::Wait;
+        }
+        let done = self.rma_of(w).done;
+        let wr = &self.tx[w];
+        let (dst_ep, src_ep) = (wr.dst_ep, wr.src_ep);
+        let (rkey, addr) = (range.key, range.addr.wrapping_add(done));
+        let range = RemoteRange { dst_ep, src_ep, seq, last, rkey, addr };
+        let mut op = [0; 40];
+        let op_len = WriteOp { range, imm, left }.emit(&mut op);
+        let body = BodyRef::Wr { wr: w, offset: wr.sent, len: len as u32 };
+        let packet = self.rma_packet(p, Ty::Write, &op[..op_len], body, w, last);
+        if !self.send_numbered(now, p, packet, true, out) {
+            return Step::Full;
+        }
+        self.charge(p, imm.is_some().into(), true);
+        self.rma_of(w).done += len;
+        self.rma_sent(p, w, len, last);
+        Step::Sent
+    }
+
+    /// Notes that a packet left that carries `n` bytes or elements of `w`.
+    fn rma_sent(&mut self, p: u32, w: u32, n: u64, last: bool) {
+        let wr = &mut self.tx[w];
+        if wr.sent == 0 {
+            let peer = &mut self.peers[p];
+            peer.rma_seq = peer.rma_seq.wrapping_add(1);
+        }
+        wr.sent += n;
+        if last {
+            self.all_sent(p, w);
+        }
+    }
+
+    fn rma_packet<'a>(
+        &self,
+        p: u32,
+        ty: Ty,
+        op: &'a [u8],
+        body: BodyRef,
+        wr: u32,
+        wait: bool,
+    ) -> Packet<'a> {
+        let snd = &self.peers[p].snd;
+        let ar = wait && self.lossless || snd.in_flight() % 64 == 63;
+        Packet { ty, psn: snd.nxt, op, body, wr, ar, rtx: false }
+    }
+
+    /// Hands a read to the pull engine.
+    fn send_read(&mut self, now: Instant, p: u32, w: u32, out: &mut dyn FrameSink) -> Step {
+        if self.tx[w].len == 0 {
+            let wr = &self.tx[w];
+            let (dst_ep, src_ep) = (wr.dst_ep, wr.src_ep);
+            let range = RemoteRange { dst_ep, src_ep, last: true, ..RemoteRange::default() };
+            let mut op = [0; ReadOp::LEN];
+            ReadOp { range, ..ReadOp::default() }.emit(&mut op);
+            let packet = self.rma_packet(p, Ty::Read, &op, BodyRef::None, w, true);
+            if !self.send_numbered(now, p, packet, true, out) {
+                return Step::Full;
+            }
+            self.all_sent(p, w);
+            return Step::Sent;
+        }
+        if self.peers[p].reads >= READS_MAX {
+            return Step::Wait;
+        }
+        self.peers[p].reads += 1;
+        self.peers[p].txq.remove(&mut self.tx, w);
+        self.tx[w].flags.remove(WrFlags::IN_TXQ);
+        self.begin_read(now, p, w);
+        if self.serve_pulls(now, p, out) { Step::Sent } else { Step::Full }
+    }
+
+    /// Writes the header that asks for the next piece of read `idx` and returns its length, and
+    /// how far into its range it reaches.
+    pub(super) fn emit_read(&mut self, idx: u32, out: &mut [u8]) -> usize {
+        let pull = &self.pulls[idx];
+        let (w, offset, len) = (pull.wr, pull.asked, pull.asking);
+        let last = offset + u64::from(len) == pull.want;
+        let range = self.next_range(w);
+        let done = self.rma_of(w).done;
+        let wr = &self.tx[w];
+        let (dst_ep, src_ep) = (wr.dst_ep, wr.src_ep);
+        let (rkey, addr) = (range.key, range.addr.wrapping_add(done));
+        let end = range.len == u64::from(len);
+        let (dst_op, dst_gen) = (idx, self.pulls.generation(idx));
+        let range = RemoteRange { dst_ep, src_ep, seq: 0, last, rkey, addr };
+        ReadOp { range, end, dst_op, dst_gen, offset, len }.emit(out)
+    }
+
+    /// Bytes that the next piece of a read of `w` may ask for: a piece has one range.
+    pub(crate) fn read_room(&self, w: u32) -> u64 {
+        let rma = &self.rma[self.tx[w].pull_op];
+        let mut done = rma.done;
+        for range in &rma.iov.as_slice()[rma.at..] {
+            if range.len > done {
+                return range.len - done;
+            }
+            done = 0;
+        }
+        0
+    }
+
+    fn send_atomic(&mut self, now: Instant, p: u32, w: u32, out: &mut dyn FrameSink) -> Step {
+        let range = self.next_range(w);
+        let seq = self.number_rma(p, w);
+        let imm_len = if self.tx[w].flags.contains(WrFlags::IMM) { wire::IMM_LEN } else { 0 };
+        let room = self.payload_max(p, AtomicOp::LEN + imm_len);
+        let seg = self.atomic_segment(w, room);
+        if self.tx[w].sent == 0 {
+            self.lay_out_operands(w, seg);
+        }
+        let wr = &self.tx[w];
+        let (index, total) = (wr.sent, wr.len);
+        let n = range.len.min(total - index).min(seg);
+        let last = index + n == total;
+        let imm = (last && imm_len > 0).then_some(wr.data);
+        let (dst_ep, src_ep, injected) =
+            (wr.dst_ep, wr.src_ep, wr.flags.contains(WrFlags::INJECTED));
+        let (dst_op, dst_gen) = (w, self.tx.generation(w));
+        let credits = self.peers[p].credits();
+        let answers = usize::from(self.peers[p].answers);
+        let rma = self.rma_of(w);
+        let (done, RmaKind::Atomic(a)) = (rma.done, &rma.kind) else { return Step::Wait };
+        if imm.is_some() && credits == 0 || a.fetch && answers >= ANSWERS_MAX {
+            return Step::Wait;
+        }
+        let addr = range.addr.wrapping_add(done * u64::from(a.elem_len));
+        let end = n == range.len;
+        let (rkey, sent_len, fetch) = (range.key, u64::from(a.sent_len), a.fetch);
+        let range = RemoteRange { dst_ep, src_ep, seq, last, rkey, addr };
+        let op = AtomicOp {
+            range,
+            imm,
+            end,
+            fetch,
+            compare: a.sent_len > a.elem_len,
+            tagged: a.tagged,
+            void: false,
+            dst_op,
+            dst_gen,
+            count: n as u16,
+            op: a.op,
+            ty: a.ty,
+            offset: (index * u64::from(a.elem_len)) as u32,
+        };
+        let mut bytes = [0; 48];
+        let op_len = op.emit(&mut bytes);
+        let (offset, len) = (index * sent_len, (n * sent_len) as u32);
+        let body = match injected {
+            _ if len == 0 => BodyRef::None,
+            true => BodyRef::Wr { wr: w, offset, len },
+            false => BodyRef::Operands { wr: w, offset: offset as u32, len },
+        };
+        let packet = self.rma_packet(p, Ty::Atomic, &bytes[..op_len], body, w, last && !fetch);
+        if !self.send_numbered(now, p, packet, true, out) {
+            return Step::Full;
+        }
+        self.atomic_sent(p, w, n, imm.is_some(), last);
+        Step::Sent
+    }
+
+    fn atomic_sent(&mut self, p: u32, w: u32, n: u64, imm: bool, last: bool) {
+        self.charge(p, imm.into(), true);
+        let rma = self.rma_of(w);
+        rma.done += n;
+        let RmaKind::Atomic(a) = &mut rma.kind else { return };
+        let fetch = a.fetch;
+        if fetch {
+            a.answers += 1;
+            a.all_out = last;
+            self.peers[p].answers += 1;
+        }
+        self.rma_sent(p, w, n, last && !fetch);
+        if fetch && last {
+            // It waits for its answers, which say when it is done.
+            self.tx[w].flags.remove(WrFlags::IN_TXQ);
+            self.peers[p].txq.remove(&mut self.tx, w);
+        }
+    }
+
+    /// Elements that one packet with `room` for payload takes, and its answer.
+    fn atomic_segment(&mut self, w: u32, room: usize) -> u64 {
+        let RmaKind::Atomic(a) = &self.rma_of(w).kind else { return 1 };
+        let elem = usize::from(a.elem_len);
+        let per_elem = elem.max(usize::from(a.sent_len));
+        (room / per_elem).min(ATOMIC_LEN_MAX / elem) as u64
+    }
+
+    /// Puts the operands and compare values of each packet side by side, if there will be several.
+    fn lay_out_operands(&mut self, w: u32, seg: u64) {
+        let total = self.tx[w].len as usize;
+        let rma = self.rma_of(w);
+        let list = rma.iov;
+        let RmaKind::Atomic(a) = &mut rma.kind else { return };
+        let single = list.as_slice().iter().filter(|range| range.len > 0).count() == 1;
+        let elem = usize::from(a.elem_len);
+        if a.operands.is_empty() || a.sent_len <= a.elem_len || single && total as u64 <= seg {
+            return;
+        }
+        let mut laid = Vec::with_capacity(a.operands.len());
+        let mut at = 0;
+        for range in list.as_slice() {
+            let mut left = range.len as usize;
+            while left > 0 {
+                let n = left.min(seg as usize);
+                for base in [at, total + at] {
+                    laid.extend_from_slice(&a.operands[base * elem..(base + n) * elem]);
+                }
+                (at, left) = (at + n, left - n);
+            }
+        }
+        a.operands = laid;
+    }
+
+    /// The next packet of an answer.
+    pub(super) fn send_job(
+        &mut self,
+        now: Instant,
+        p: u32,
+        j: u32,
+        out: &mut dyn FrameSink,
+    ) -> Step {
+        if !self.lossless && !self.can_keep() {
+            return Step::Full;
+        }
+        let job = &self.jobs[j];
+        let (dst_op, dst_gen) = (job.dst_op, job.dst_gen);
+        let mut op = [0; 16];
+        let (ty, body, n) = match job.kind {
+            JobKind::Read { mr, from, to, left, ends, region_ends } => {
+                let len = left.min(self.payload_max(p, DataOp::LEN) as u32);
+                DataOp { dst_op, dst_gen, offset: to }.emit(&mut op);
+                let done = len == left;
+                let ends = if done { ends } else { NONE };
+                let region_ends = region_ends && done;
+                (Ty::Data, BodyRef::Mr { mr, offset: from, len, ends, region_ends }, len)
+            }
+            JobKind::Values { offset, len, .. } => {
+                RespOp { dst_op, dst_gen, offset, status: None }.emit(&mut op);
+                (Ty::Resp, if len > 0 { BodyRef::Job { job: j } } else { BodyRef::None }, 0)
+            }
+            JobKind::Failed { len, reason } => {
+                RespOp { dst_op, dst_gen, offset: len, status: Some(reason) }.emit(&mut op);
+                (Ty::Resp, BodyRef::None, 0)
+            }
+        };
+        let packet = self.rma_packet(p, ty, &op, body, NONE, false);
+        if !self.send_numbered(now, p, packet, !self.lossless, out) {
+            return Step::Full;
+        }
+        self.job_sent(p, j, n, body);
+        Step::Sent
+    }
+
+    /// A packet of an answer has left, with `n` bytes of a region if it is a read's.
+    fn job_sent(&mut self, p: u32, j: u32, n: u32, body: BodyRef) {
+        if let JobKind::Read { mr, from, to, left, .. } = &mut self.jobs[j].kind {
+            (*from, *to, *left) = (*from + u64::from(n), *to + u64::from(n), *left - n);
+            let (m, done) = (*mr, *left == 0);
+            if self.lossless {
+                self.region_read(body);
+            } else {
+                self.mrs[m].readers += 1;
+            }
+            if done {
+                self.free_job(j);
+            } else {
+                let jobq = &mut self.peers[p].jobq;
+                jobq.remove(&mut self.jobs, j);
+                jobq.push_back(&mut self.jobs, j);
+            }
+        } else if !self.lossless && matches!(body, BodyRef::Job { .. }) {
+            // Kept until acknowledged, which is what makes a repeated answer the first one.
+            self.peers[p].jobq.remove(&mut self.jobs, j);
+            self.jobs[j].queued = false;
+        } else {
+            self.free_job(j);
+        }
+    }
+
+    /// Puts an answer into the queue of its peer.
+    pub(crate) fn add_job(&mut self, job: Job) {
+        let p = job.peer;
+        let j = self.jobs.alloc(job).expect("a free slot was seen");
+        let peer = &mut self.peers[p];
+        peer.jobs += 1;
+        peer.jobq.push_back(&mut self.jobs, j);
+        self.make_ready(p);
+    }
+
+    /// A read cannot be answered any more.
+    pub(crate) fn fail_job(&mut self, j: u32, reason: NackReason) {
+        let job = &mut self.jobs[j];
+        if let JobKind::Read { mr, left, .. } = job.kind {
+            self.mrs[mr].readers -= 1;
+            job.kind = JobKind::Failed { len: left, reason };
+        }
+    }
+
+    /// Gives an answer back.
+    pub(crate) fn free_job(&mut self, j: u32) {
+        let p = self.jobs[j].peer;
+        if self.jobs[j].queued {
+            self.peers[p].jobq.remove(&mut self.jobs, j);
+        }
+        self.peers[p].jobs -= 1;
+        match self.jobs.free(j).kind {
+            JobKind::Read { mr, .. } => self.mrs[mr].readers -= 1,
+            JobKind::Values { long, .. } => self.spare_bytes(long),
+            JobKind::Failed { .. } => {}
+        }
+    }
+
+    /// A packet that is kept until acknowledged, and that no request waits for, is given back.
+    pub(crate) fn drop_body(&mut self, body: BodyRef) {
+        match body {
+            BodyRef::Mr { mr, .. } => self.mrs[mr].readers -= 1,
+            BodyRef::Job { job } => self.free_job(job),
+            _ => {}
+        }
+    }
+
+    /// The peer has bytes of a region: counts the read if they were its last.
+    pub(crate) fn region_read(&mut self, body: BodyRef) {
+        let BodyRef::Mr { mr, ends, region_ends, .. } = body else { return };
+        if region_ends {
+            let cntr = self.mrs[mr].read_cntr;
+            self.count(cntr, true);
+        }
+        if ends != NONE {
+            self.count_remote(ends, super::rma::REMOTE_READ);
+        }
+    }
+}

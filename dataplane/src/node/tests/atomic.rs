@@ -1,0 +1,357 @@
+//! Atomic operations between two nodes. What each computes is compared with a C compiler elsewhere
+//! (`tests/atomics`); here is what the wire, the checks and the loss of frames do to them.
+
+use super::rma::ALL;
+use super::*;
+use crate::flags::MrAccess;
+use crate::proto::atomic::{AtomicKind, AtomicOp, Datatype, OPERAND_LEN_MAX, count_max, valid};
+use crate::types::ProvErrno;
+
+use AtomicKind::{Base, Compare, Fetch};
+
+const U64: u32 = Datatype::Uint64 as u32;
+const SUM: u32 = AtomicOp::Sum as u32;
+const CSWAP: u32 = AtomicOp::Cswap as u32;
+
+/// An atomic call; `result` is filled in by [`Pair::atomic`].
+struct Call<'a> {
+    kind: AtomicKind,
+    op: u32,
+    ty: u32,
+    operand: &'a [u8],
+    compare: &'a [u8],
+    rma: RmaList,
+    flags: OpFlags,
+    context: u64,
+}
+
+impl<'a> Call<'a> {
+    fn sum(kind: AtomicKind, operand: &'a [u8], rma: RmaList) -> Self {
+        let (op, ty, compare) = (SUM, U64, &[][..]);
+        Self { kind, op, ty, operand, compare, rma, flags: OpFlags::empty(), context: 1 }
+    }
+}
+
+impl Pair {
+    /// Posts `call` with room for `len` bytes of old values, and returns a look at them.
+    fn atomic(&mut self, call: Call<'_>, len: usize) -> Result<IoBuf> {
+        let (result, look) = shared(len);
+        let end = &mut self.ends[0];
+        let Call { kind, op, ty, operand, compare, rma, flags, context } = call;
+        let (operand, compare) = (IoBuf::leaked(operand), IoBuf::leaked(compare));
+        let (dest, data, no_completion) = (end.peer, 4711, false);
+        let req = AtomicReq {
+            kind,
+            op,
+            ty,
+            operand,
+            compare,
+            result,
+            dest,
+            rma,
+            data,
+            context,
+            flags,
+            no_completion,
+        };
+        end.node.post_atomic(self.now, end.ep, req)?;
+        Ok(look)
+    }
+}
+
+fn words(bytes: &[u8]) -> Vec<u64> {
+    bytes.chunks_exact(8).map(|b| u64::from_le_bytes(b.try_into().unwrap())).collect()
+}
+
+fn bytes_of(words: &[u64]) -> Vec<u8> {
+    words.iter().flat_map(|w| w.to_le_bytes()).collect()
+}
+
+/// All three families, every count that is a limit somewhere, at several MTUs, with and without
+/// loss: the target's words and the old values are right, and there is one completion.
+#[test]
+fn arrays_of_every_length_come_back_right() {
+    for (lossless, drop) in [(true, 0), (false, 0), (false, 5)] {
+        for mtu in [256, 1500, 65_535] {
+            let mut pair = Pair::new(mtu, lossless);
+            (pair.drop, pair.scatter) = (drop, true);
+            let region = pair.region(1, 8 * 600, ALL);
+            let limit = Node::atomic_valid(Fetch, SUM, U64).unwrap();
+            assert_eq!(limit * 8, OPERAND_LEN_MAX);
+            for count in [1, 2, 3, 8, 16, 17, 31, 32, 33, limit - 1, limit] {
+                let what = format!("lossless {lossless} mtu {mtu} count {count}");
+                let before = words(&region.bytes());
+                let add: Vec<u64> = (0..count as u64).map(|i| i * 3 + 1).collect();
+                let mut list = RmaList::default();
+                let key = region.key;
+                let first = count as u64 / 3;
+                list.push(RmaIov { addr: 16, len: first, key });
+                list.push(RmaIov { addr: 16 + first * 8, len: count as u64 - first, key });
+                let added: Vec<u64> = before[2..][..count]
+                    .iter()
+                    .zip(&add)
+                    .map(|(a, b)| a.wrapping_add(*b))
+                    .collect();
+                for (i, kind) in [Base, Fetch].into_iter().enumerate() {
+                    let len = if kind == Base { 0 } else { count * 8 };
+                    let look = pair.atomic(Call::sum(kind, &bytes_of(&add), list), len).unwrap();
+                    pair.run(if drop > 0 { 200_000_000 } else { 2_000_000 });
+                    let done = pair.read(0);
+                    assert_eq!(done.len(), 1, "{what}");
+                    let way = [CqFlags::WRITE, CqFlags::READ][i];
+                    assert_eq!(done[0].flags, CqFlags::ATOMIC | way, "{what}");
+                    if kind == Fetch {
+                        assert_eq!(words(&contents(&look)), added, "{what}");
+                    }
+                }
+                let twice: Vec<u64> =
+                    added.iter().zip(&add).map(|(a, b)| a.wrapping_add(*b)).collect();
+                assert_eq!(words(&region.bytes())[2..][..count], twice, "{what}");
+                // Every other word matches and is swapped.
+                let new: Vec<u64> = (0..count as u64).map(|i| i << 32).collect();
+                let mut guess = twice.clone();
+                guess.iter_mut().step_by(2).for_each(|w| *w ^= 1);
+                let call = Call {
+                    kind: Compare,
+                    op: CSWAP,
+                    compare: &bytes_of(&guess),
+                    ..Call::sum(Compare, &[], list)
+                };
+                let new_bytes = bytes_of(&new);
+                let look = pair.atomic(Call { operand: &new_bytes, ..call }, count * 8).unwrap();
+                pair.run(if drop > 0 { 200_000_000 } else { 2_000_000 });
+                assert_eq!(pair.read(0).len(), 1, "{what}");
+                assert_eq!(words(&contents(&look)), twice, "{what}");
+                let swapped: Vec<u64> =
+                    (0..count).map(|i| if i % 2 == 0 { twice[i] } else { new[i] }).collect();
+                assert_eq!(words(&region.bytes())[2..][..count], swapped, "{what}");
+                region.assert_guards();
+            }
+            pair.run(600_000_000);
+            pair.assert_quiet();
+        }
+    }
+}
+
+/// Rows of A.0.2 and A.0.1: what the call refuses, with no side effect.
+#[test]
+fn impossible_calls_are_refused() {
+    let mut pair = Pair::new(1500, true);
+    let region = pair.region(1, 8192, ALL);
+    let one = RmaList::one(0, 1, region.key);
+    let word = [1; 8];
+    let supp = |r: Result<IoBuf>| assert!(matches!(r, Err(Error::OpNotSupp(_))), "{r:?}");
+    let call = |kind, op, ty| Call { kind, op, ty, compare: &word, ..Call::sum(kind, &word, one) };
+    let mut refused = 0;
+    for kind in AtomicKind::ALL {
+        for op in 0..20 {
+            for ty in 0..15 {
+                let pair_of = AtomicOp::try_from(op).ok().zip(Datatype::try_from(ty).ok());
+                if !pair_of.is_some_and(|(op, ty)| valid(kind, op, ty)) {
+                    supp(pair.atomic(call(kind, op, ty), 8));
+                    assert!(Node::atomic_valid(kind, op, ty).is_err());
+                    refused += 1;
+                }
+            }
+        }
+    }
+    assert_eq!(refused, 3 * 20 * 15 - 354);
+    supp(pair.atomic(call(Base, 99, U64), 8));
+    supp(pair.atomic(call(Base, SUM, 99), 8));
+    let sum = |rma| Call { rma, ..Call::sum(Fetch, &word, one) };
+    let none = Error::Invalid("no element");
+    assert_eq!(pair.atomic(sum(RmaList::one(0, 0, region.key)), 8).unwrap_err(), none);
+    let many = count_max(Datatype::Uint64) as u64 + 1;
+    let many = pair.atomic(sum(RmaList::one(0, many, region.key)), 8).unwrap_err();
+    assert_eq!(many, Error::MsgTooLong);
+    let differ = Error::Invalid("element counts differ");
+    assert_eq!(pair.atomic(sum(RmaList::one(0, 2, region.key)), 8).unwrap_err(), differ);
+    assert_eq!(pair.atomic(sum(one), 16).unwrap_err(), differ);
+    let flags = OpFlags::from_bits_retain(1 << 62);
+    assert_eq!(pair.atomic(Call { flags, ..sum(one) }, 8).unwrap_err(), Error::BadFlags);
+    let long = [1; 264];
+    let rma = RmaList::one(0, 33, region.key);
+    let inject = Call { flags: OpFlags::INJECT, ..Call::sum(Base, &long, rma) };
+    assert_eq!(pair.atomic(inject, 0).unwrap_err(), Error::MsgTooLong);
+    pair.run(5_000_000);
+    assert_eq!(pair.ends[0].node.cq_ready(pair.ends[0].cq), Ok(0));
+    assert_eq!(pair.ends[0].node.counters().tx_frames, 0);
+    region.assert_untouched();
+}
+
+/// Rights x family, misalignment, bounds, keys: one error entry each, nothing is changed.
+#[test]
+fn protection_holds_for_atomics() {
+    for lossless in [true, false] {
+        let mut pair = Pair::new(1500, lossless);
+        let all = pair.region(1, 4096, ALL);
+        let readable = pair.region(1, 4096, MrAccess::REMOTE_READ);
+        let writable = pair.region(1, 4096, MrAccess::REMOTE_WRITE);
+        let closed = pair.region(1, 4096, ALL);
+        pair.ends[1].node.mr_close(pair.now, closed.id).unwrap();
+        let unaligned = Error::Invalid("elements are not aligned at the target");
+        let atomic_read = AtomicOp::Read as u32;
+        let probes = [
+            (Base, SUM, 1, all.key ^ 1 << 33, 0, Error::KeyRejected),
+            (Fetch, SUM, 300, all.key ^ 1 << 33, 0, Error::KeyRejected),
+            (Compare, CSWAP, 300, closed.key, 0, Error::KeyRejected),
+            (Base, SUM, 1, all.key, 4096, Error::Access),
+            (Base, SUM, 400, all.key, 4000, Error::Access),
+            (Fetch, SUM, 1, all.key, u64::MAX - 7, Error::Access),
+            (Base, SUM, 1, readable.key, 0, Error::Access),
+            (Fetch, SUM, 1, readable.key, 0, Error::Access),
+            (Compare, CSWAP, 1, readable.key, 0, Error::Access),
+            (Fetch, SUM, 1, writable.key, 0, Error::Access),
+            (Fetch, atomic_read, 1, writable.key, 0, Error::Access),
+            (Compare, CSWAP, 1, writable.key, 0, Error::Access),
+            (Base, SUM, 1, all.key, 4, unaligned),
+            (Fetch, SUM, 1, all.key, 1, unaligned),
+        ];
+        for (kind, op, count, key, addr, err) in probes {
+            let bytes = vec![1; count * 8];
+            let rma = RmaList::one(addr, count as u64, key);
+            let len = if kind == Base { 0 } else { count * 8 };
+            let call = Call { op, compare: &bytes, context: 9, ..Call::sum(kind, &bytes, rma) };
+            let look = pair.atomic(call, len).unwrap();
+            pair.run(2_000_000);
+            let got = pair.only_error(9);
+            let what = format!("{kind:?} {op} x {count} at {addr}");
+            // Of 400 words at 4000 the first packet is refused already only if it is the first.
+            if count < 400 {
+                assert_eq!(got.prov_errno, ProvErrno::NotExecuted, "{what}");
+            }
+            assert_eq!(got.err, err, "{what}");
+            assert!(contents(&look).iter().all(|&b| b == 0xEE), "{what}");
+        }
+        for region in [&all, &readable, &writable, &closed] {
+            region.assert_untouched();
+        }
+        // A read needs the right to read alone, and takes no operand.
+        let rma = RmaList::one(8, 2, readable.key);
+        let call = Call { op: atomic_read, ..Call::sum(Fetch, &[], rma) };
+        let look = pair.atomic(call, 16).unwrap();
+        pair.run(2_000_000);
+        assert_eq!(pair.read(0).len(), 1);
+        assert_eq!(contents(&look), [0xEE; 16]);
+        pair.run(600_000_000);
+        pair.assert_quiet();
+    }
+}
+
+/// Exactly once: sums stay exact and every old value is seen once, under loss and duplication of
+/// requests and answers, with more operations than answers may be outstanding.
+#[test]
+fn fetch_adds_are_executed_once_under_loss_and_duplication() {
+    for drop in [0, 3, 5, 7] {
+        let mut pair = Pair::new(1500, false);
+        (pair.drop, pair.dup, pair.scatter) = (drop, 2, true);
+        let region = pair.region(1, 16, ALL);
+        let start = words(&region.bytes())[1];
+        let (mut looks, mut contexts) = (Vec::new(), Vec::new());
+        for round in 0..5 {
+            for i in 0..100_u64 {
+                let (one, rma) = (bytes_of(&[1]), RmaList::one(8, 1, region.key));
+                let call = Call { context: round * 100 + i, ..Call::sum(Fetch, &one, rma) };
+                looks.push(pair.atomic(call, 8).unwrap());
+            }
+            pair.run(400_000_000);
+            let outcomes = pair.outcomes(0);
+            assert!(outcomes.iter().all(|o| o.1.is_none()), "drop {drop}");
+            contexts.extend(outcomes.iter().map(|o| o.0));
+        }
+        contexts.sort_unstable();
+        assert_eq!(contexts, (0..500).collect::<Vec<_>>(), "drop {drop}");
+        assert_eq!(words(&region.bytes())[1], start.wrapping_add(500));
+        let mut old: Vec<u64> =
+            looks.iter().map(|look| words(&contents(look))[0].wrapping_sub(start)).collect();
+        old.sort_unstable();
+        assert_eq!(old, (0..500).collect::<Vec<_>>(), "drop {drop}");
+        pair.run(600_000_000);
+        pair.assert_quiet();
+    }
+}
+
+/// The initiator's endpoint closes with answers outstanding: the next endpoint gets as many answers
+/// at a time as the first, and what was executed was executed once.
+#[test]
+fn withdrawn_fetches_give_their_answers_back() {
+    for lossless in [true, false] {
+        for steps in 1..12 {
+            let mut pair = Pair::new(1500, lossless);
+            if !lossless && steps % 2 == 0 {
+                (pair.drop, pair.scatter) = (4, true);
+            }
+            let region = pair.region(1, 8192, ALL);
+            let many = bytes_of(&[1; 512]);
+            for _ in 0..60 {
+                let call = Call::sum(Fetch, &many, RmaList::one(0, 512, region.key));
+                pair.atomic(call, 4096).unwrap();
+            }
+            pair.run(steps * 5_000);
+            let end = &mut pair.ends[0];
+            end.node.ep_close(pair.now, end.ep).unwrap();
+            let outcomes = pair.outcomes(0);
+            assert_eq!(outcomes.len(), 60);
+            pair.run(400_000_000);
+            let sum = words(&region.bytes())[0].wrapping_sub(u64::from_le_bytes([0xEE; 8]));
+            let ok = outcomes.iter().filter(|o| o.1.is_none()).count() as u64;
+            assert!((ok..=60).contains(&sum), "{sum} executed, {ok} reported");
+            let end = &mut pair.ends[0];
+            let caps = Caps::ATOMIC;
+            end.ep = end.node.ep_open(EpAttr { caps, ..EpAttr::default() }).unwrap();
+            end.node.ep_bind_cq(end.ep, end.cq, BindFlags::TRANSMIT | BindFlags::RECV).unwrap();
+            end.node.ep_bind_av(end.ep, end.av).unwrap();
+            end.node.ep_enable(end.ep).unwrap();
+            for i in 0..100 {
+                let rma = RmaList::one(4096, 1, region.key);
+                let call = Call { context: i, ..Call::sum(Fetch, &many[..8], rma) };
+                pair.atomic(call, 8).unwrap();
+            }
+            pair.run(900_000_000);
+            let outcomes = pair.outcomes(0);
+            assert_eq!(outcomes.len(), 100, "lossless {lossless} steps {steps}");
+            assert!(outcomes.iter().all(|o| o.1.is_none()));
+            pair.run(600_000_000);
+            pair.assert_quiet();
+        }
+    }
+}
+
+/// Remote CQ data tells the target; a tagged atomic changes the receive that its tag matches, and
+/// leaves it posted.
+#[test]
+fn tagged_atomics_change_a_posted_receive() {
+    for lossless in [true, false] {
+        let mut pair = Pair::new(1500, lossless);
+        let (buf, look) = shared(32);
+        let word = bytes_of(&[5]);
+        let flags = OpFlags::TAGGED | OpFlags::REMOTE_CQ_DATA;
+        let call = |kind, addr| Call { flags, ..Call::sum(kind, &word, RmaList::one(addr, 1, 77)) };
+        pair.atomic(call(Base, 8), 0).unwrap();
+        pair.run(2_000_000);
+        assert_eq!(pair.only_error(1).err, Error::NoMsg);
+        pair.recv(1, buf, 77, OpFlags::empty(), 3).unwrap();
+        let old = pair.atomic(call(Fetch, 8), 8).unwrap();
+        pair.atomic(call(Base, 8), 0).unwrap();
+        pair.atomic(call(Base, 32), 0).unwrap();
+        pair.run(2_000_000);
+        let mut outcomes = pair.outcomes(0);
+        outcomes.sort_by_key(|o| o.1.is_some());
+        assert_eq!(outcomes, [(1, None), (1, None), (1, Some(Error::Access))]);
+        let told = pair.read(1);
+        let flags = CqFlags::ATOMIC | CqFlags::REMOTE_CQ_DATA;
+        assert_eq!(told.len(), 2);
+        assert_eq!((told[0].flags, told[0].data), (flags | CqFlags::REMOTE_READ, 4711));
+        assert_eq!((told[1].flags, told[1].data), (flags | CqFlags::REMOTE_WRITE, 4711));
+        let base = u64::from_le_bytes([0xEE; 8]);
+        assert_eq!(words(&contents(&old)), [base]);
+        assert_eq!(words(&contents(&look)), [base, base + 10, base, base]);
+        pair.send(0, IoBuf::leaked(&[7; 32]), 77, OpFlags::empty(), 2).unwrap();
+        pair.run(2_000_000);
+        assert_eq!(pair.read(1)[0].op_context, 3);
+        assert_eq!(contents(&look), [7; 32]);
+        pair.read(0);
+        pair.run(600_000_000);
+        pair.assert_quiet();
+    }
+}

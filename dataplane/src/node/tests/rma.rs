@@ -1,0 +1,496 @@
+//! One-sided operations between two nodes.
+
+use super::*;
+use crate::flags::MrAccess;
+use crate::proto::atomic::Sharing;
+use crate::types::ProvErrno;
+
+pub(super) const ALL: MrAccess = MrAccess::all();
+
+/// A region of `len` bytes in the middle of `len + 2 * GUARD`, and a look at all of it.
+const GUARD: usize = 64;
+
+pub(super) struct Region {
+    pub(super) id: MrId,
+    pub(super) key: u64,
+    look: IoBuf,
+    len: usize,
+}
+
+impl Region {
+    pub(super) fn bytes(&self) -> Vec<u8> {
+        contents(&self.look)[GUARD..GUARD + self.len].to_vec()
+    }
+
+    /// Nothing around the region was touched.
+    pub(super) fn assert_guards(&self) {
+        let all = contents(&self.look);
+        let (before, rest) = all.split_at(GUARD);
+        let around = before.iter().chain(&rest[self.len..]);
+        assert!(around.into_iter().all(|&b| b == 0xEE), "written outside of the region");
+    }
+
+    /// Nothing at all was touched.
+    pub(super) fn assert_untouched(&self) {
+        assert!(contents(&self.look).iter().all(|&b| b == 0xEE));
+    }
+}
+
+impl Pair {
+    pub(super) fn region(&mut self, i: usize, len: usize, access: MrAccess) -> Region {
+        self.region_of(i, len, |buf| MrReq {
+            buf,
+            access,
+            requested_key: None,
+            virt_addr: false,
+            ep: None,
+            sharing: Sharing::Single,
+        })
+    }
+
+    fn region_of(&mut self, i: usize, len: usize, req: impl FnOnce(IoBuf) -> MrReq) -> Region {
+        let (whole, look) = shared(len + 2 * GUARD);
+        let node = &mut self.ends[i].node;
+        let id = node.mr_reg(req(whole.piece(GUARD, len))).unwrap();
+        Region { id, key: node.mr_key(id).unwrap(), look, len }
+    }
+
+    fn write(&mut self, data: &[u8], rma: RmaList, flags: OpFlags, context: u64) -> Result<()> {
+        let end = &mut self.ends[0];
+        let (buf, dest, no_completion) = (IoBuf::leaked(data), end.peer, false);
+        let req = WriteReq { buf, dest, rma, data: 4711, context, flags, no_completion };
+        end.node.post_write(self.now, end.ep, req)
+    }
+
+    fn read_to(&mut self, buf: IoBuf, rma: RmaList, context: u64) -> Result<()> {
+        let end = &mut self.ends[0];
+        let (dest, flags) = (end.peer, OpFlags::empty());
+        end.node.post_read(self.now, end.ep, ReadReq { buf, dest, rma, context, flags })
+    }
+
+    /// Everything in the queue: contexts, and errors if there are.
+    pub(super) fn outcomes(&mut self, i: usize) -> Vec<(u64, Option<Error>)> {
+        let mut all = Vec::new();
+        while self.ends[i].node.cq_ready(self.ends[i].cq).unwrap() > 0 {
+            let done = self.read(i);
+            if done.is_empty() {
+                let err = self.read_err(i);
+                all.push((err.cqe.op_context, Some(err.err)));
+            }
+            all.extend(done.iter().map(|cqe| (cqe.op_context, None)));
+        }
+        all
+    }
+
+    /// The one outcome of what was posted last, an error.
+    pub(super) fn only_error(&mut self, context: u64) -> CqErr {
+        let err = self.read_err(0);
+        assert_eq!(err.cqe.op_context, context);
+        assert_eq!(self.ends[0].node.cq_ready(self.ends[0].cq), Ok(0), "a second outcome");
+        err
+    }
+}
+
+const SIZES: [usize; 13] =
+    [0, 1, 8, 64, 255, 1400, 1500, 4096, 9000, 65_535, 65_536, 262_145, 300_000];
+
+/// Goal: bytes arrive where they belong, once, and nowhere else. Method: all size classes at
+/// several MTUs, on a lossless wire and on one that loses every fifth and repeats every third
+/// frame.
+#[test]
+fn writes_and_reads_of_every_size_class_move_their_bytes() {
+    for (lossless, drop, dup) in [(true, 0, 0), (false, 0, 0), (false, 5, 3)] {
+        for mtu in [256, 1500, 9000, 65_535] {
+            let mut pair = Pair::new(mtu, lossless);
+            (pair.drop, pair.dup) = (drop, dup);
+            for len in SIZES {
+                let what = format!("lossless {lossless} mtu {mtu} len {len}");
+                let region = pair.region(1, len + 7, ALL);
+                let data = bytes(len);
+                pair.write(&data, RmaList::one(7, len as u64, region.key), OpFlags::empty(), 1)
+                    .unwrap();
+                pair.run(if drop > 0 { 500_000_000 } else { 3_000_000 });
+                let done = pair.read(0);
+                assert_eq!(done.len(), 1, "{what}");
+                assert_eq!(done[0].flags, CqFlags::RMA | CqFlags::WRITE, "{what}");
+                assert_eq!(region.bytes()[7..], data, "{what}");
+                assert_eq!(region.bytes()[..7], [0xEE; 7], "{what}");
+                region.assert_guards();
+
+                let (buf, look) = shared(len);
+                pair.read_to(buf, RmaList::one(7, len as u64, region.key), 2).unwrap();
+                pair.run(if drop > 0 { 500_000_000 } else { 3_000_000 });
+                let done = pair.read(0);
+                assert_eq!(done.len(), 1, "{what}");
+                assert_eq!(done[0].flags, CqFlags::RMA | CqFlags::READ, "{what}");
+                assert_eq!(contents(&look), data, "{what}");
+                assert_eq!(pair.ends[1].node.cq_ready(pair.ends[1].cq), Ok(0), "{what}");
+                pair.ends[1].node.mr_close(pair.now, region.id).unwrap();
+            }
+            pair.run(600_000_000);
+            pair.assert_quiet();
+        }
+    }
+}
+
+/// A.0.2: what a peer may not do ends in one error entry of its own kind, and nothing is touched.
+#[test]
+fn protection_holds_for_writes_and_reads() {
+    for lossless in [true, false] {
+        for len in [8_u64, 5000] {
+            let mut pair = Pair::new(1500, lossless);
+            let region = pair.region(1, 4096, ALL);
+            let readable = pair.region(1, 8192, MrAccess::REMOTE_READ);
+            let writable = pair.region(1, 8192, MrAccess::REMOTE_WRITE);
+            let other = pair.ends[1].node.ep_open(EpAttr::default()).unwrap();
+            let scoped = pair.region_of(1, 8192, |buf| MrReq {
+                buf,
+                access: ALL,
+                requested_key: None,
+                virt_addr: false,
+                ep: Some(other),
+                sharing: Sharing::Single,
+            });
+            let closed = pair.region(1, 8192, ALL);
+            pair.ends[1].node.mr_close(pair.now, closed.id).unwrap();
+            let virt = pair.region_of(1, 8192, |buf| MrReq {
+                buf,
+                access: ALL,
+                requested_key: None,
+                virt_addr: true,
+                ep: None,
+                sharing: Sharing::Single,
+            });
+            let base = virt.look.addr_at(GUARD) as u64;
+            let probes = [
+                ("wrong key", region.key ^ 1 << 30, 0, Error::KeyRejected, true, true),
+                ("closed", closed.key, 0, Error::KeyRejected, true, true),
+                ("past the end", region.key, 4097 - len.min(4097), Error::Access, true, true),
+                ("far past the end", region.key, 1 << 40, Error::Access, true, true),
+                ("wraps", region.key, u64::MAX - len, Error::Access, true, true),
+                ("below", virt.key, base - 1, Error::Access, true, true),
+                ("read-only", readable.key, 0, Error::Access, true, false),
+                ("write-only", writable.key, 0, Error::Access, false, true),
+                ("of another endpoint", scoped.key, 0, Error::Access, true, true),
+            ];
+            for (what, key, addr, err, write, read) in probes {
+                let list = RmaList::one(addr, len, key);
+                for flags in [OpFlags::empty(), OpFlags::INJECT_COMPLETE] {
+                    if write {
+                        pair.write(&bytes(len as usize), list, flags, 1).unwrap();
+                        pair.run(2_000_000);
+                        let got = pair.only_error(1);
+                        assert_eq!((got.err, got.olen), (err, 0), "{what}");
+                        assert_eq!(got.prov_errno, ProvErrno::NotExecuted, "{what}");
+                    }
+                }
+                if read {
+                    let (buf, look) = shared(len as usize);
+                    pair.read_to(buf, list, 2).unwrap();
+                    pair.run(2_000_000);
+                    assert_eq!(pair.only_error(2).err, err, "{what}");
+                    assert_eq!(contents(&look), vec![0xEE; len as usize], "{what}");
+                }
+            }
+            for region in [&region, &readable, &writable, &scoped, &closed, &virt] {
+                region.assert_untouched();
+            }
+            // The session and everything else go on.
+            pair.write(b"12345678", RmaList::one(0, 8, region.key), OpFlags::empty(), 3).unwrap();
+            pair.run(2_000_000);
+            assert_eq!(pair.read(0)[0].op_context, 3);
+            assert_eq!(region.bytes()[..8], *b"12345678");
+            pair.run(600_000_000);
+            pair.assert_quiet();
+        }
+    }
+}
+
+#[test]
+fn lists_on_both_sides_are_split_differently() {
+    for lossless in [true, false] {
+        let mut pair = Pair::new(1500, lossless);
+        let (a, b) = (pair.region(1, 5000, ALL), pair.region(1, 9000, ALL));
+        let data = bytes(7000);
+        let mut list = RmaList::default();
+        for (key, addr, len) in
+            [(a.key, 10, 3000), (b.key, 0, 0), (b.key, 100, 3500), (a.key, 4000, 500)]
+        {
+            assert!(list.push(RmaIov { addr, len, key }));
+        }
+        pair.write(&data, list, OpFlags::empty(), 1).unwrap();
+        pair.run(3_000_000);
+        assert_eq!(pair.read(0).len(), 1);
+        assert_eq!(a.bytes()[10..3010], data[..3000]);
+        assert_eq!(b.bytes()[100..3600], data[3000..6500]);
+        assert_eq!(a.bytes()[4000..4500], data[6500..]);
+        let (buf, look) = shared(7000);
+        pair.read_to(buf, list, 2).unwrap();
+        pair.run(3_000_000);
+        assert_eq!(pair.read(0).len(), 1);
+        assert_eq!(contents(&look), data);
+        // A list whose second range is refused: one error, and what follows is not executed.
+        let mut list = RmaList::default();
+        for (key, addr, len) in [(b.key, 4000, 2000), (a.key, 4999, 2), (b.key, 6000, 2000)] {
+            list.push(RmaIov { addr, len, key });
+        }
+        let flags = OpFlags::REMOTE_CQ_DATA;
+        pair.write(&bytes(4002), list, flags, 3).unwrap();
+        pair.run(3_000_000);
+        let err = pair.only_error(3);
+        assert_eq!((err.err, err.olen), (Error::Access, 2000));
+        assert_eq!(err.prov_errno, ProvErrno::UnknownOutcome);
+        assert_eq!(b.bytes()[6000..8000], [0xEE; 2000]);
+        assert_eq!(pair.read(1), [], "remote CQ data of a failed write");
+        pair.run(600_000_000);
+        pair.assert_quiet();
+    }
+}
+
+/// Remote CQ data is never lost: with a queue of one entry it waits, and comes in order.
+#[test]
+fn remote_cq_data_waits_for_room() {
+    for lossless in [true, false] {
+        let mut pair = Pair::new(1500, lossless);
+        let end = &mut pair.ends[1];
+        let cq = end.node.cq_open(1).unwrap();
+        let caps = Caps::RMA | Caps::RMA_EVENT | Caps::SOURCE;
+        let ep = end.node.ep_open(EpAttr { caps, ..EpAttr::default() }).unwrap();
+        end.node.ep_bind_cq(ep, cq, BindFlags::TRANSMIT | BindFlags::RECV).unwrap();
+        end.node.ep_bind_av(ep, end.av).unwrap();
+        let cntr = end.node.cntr_open().unwrap();
+        end.node.ep_bind_cntr(ep, cntr, BindFlags::REMOTE_WRITE).unwrap();
+        end.node.ep_enable(ep).unwrap();
+        let addr = end.node.addr_of(ep).unwrap();
+        let from = &mut pair.ends[0];
+        from.peer = from.node.av_insert(pair.now, from.av, addr).unwrap();
+        let region = pair.region(1, 64, ALL);
+        for data in 0..50_u64 {
+            let end = &mut pair.ends[0];
+            let (buf, dest) = (IoBuf::leaked(&data.to_le_bytes()), end.peer);
+            let rma = RmaList::one(8, 8, region.key);
+            let flags = OpFlags::REMOTE_CQ_DATA;
+            let no_completion = false;
+            let req = WriteReq { buf, dest, rma, data, context: data, flags, no_completion };
+            end.node.post_write(pair.now, end.ep, req).unwrap();
+        }
+        let mut got = Vec::new();
+        for _ in 0..80 {
+            pair.run(200_000);
+            let mut out = [Cqe::default(); 4];
+            if let Ok(n) = pair.ends[1].node.cq_read(cq, &mut out) {
+                assert_eq!(n, 1);
+                let flags = CqFlags::RMA | CqFlags::REMOTE_WRITE | CqFlags::REMOTE_CQ_DATA;
+                assert_eq!((out[0].flags, out[0].op_context, out[0].src), (flags, 0, 0));
+                got.push(out[0].data);
+            }
+        }
+        assert_eq!(got, (0..50).collect::<Vec<_>>());
+        assert_eq!(pair.read(0).len(), 50);
+        assert_eq!(pair.ends[1].node.cntr_read(cntr), Ok(50));
+        pair.run(600_000_000);
+        pair.assert_quiet();
+    }
+}
+
+/// Counters of both sides count each operation once, whatever its number of packets, and those of
+/// regions each access.
+#[test]
+fn counters_count_operations() {
+    for lossless in [true, false] {
+        let mut pair = Pair::new(1500, lossless);
+        let mut cntrs = Vec::new();
+        let region = pair.region(1, 100_000, ALL);
+        for i in 0..2 {
+            let end = &mut pair.ends[i];
+            let caps = Caps::RMA | Caps::RMA_EVENT;
+            let ep = end.node.ep_open(EpAttr { caps, ..EpAttr::default() }).unwrap();
+            end.node.ep_bind_cq(ep, end.cq, BindFlags::TRANSMIT | BindFlags::RECV).unwrap();
+            end.node.ep_bind_av(ep, end.av).unwrap();
+            let all = [
+                BindFlags::READ,
+                BindFlags::WRITE,
+                BindFlags::REMOTE_READ,
+                BindFlags::REMOTE_WRITE,
+            ];
+            for flags in all {
+                let cntr = end.node.cntr_open().unwrap();
+                end.node.ep_bind_cntr(ep, cntr, flags).unwrap();
+                cntrs.push((i, cntr));
+            }
+            end.node.ep_enable(ep).unwrap();
+            end.ep = ep;
+        }
+        for reads in [true, false] {
+            let node = &mut pair.ends[1].node;
+            let cntr = node.cntr_open().unwrap();
+            node.mr_bind_cntr(region.id, cntr, reads).unwrap();
+            assert_eq!(node.cntr_close(cntr), Err(Error::Busy));
+            cntrs.push((1, cntr));
+        }
+        let addr = pair.ends[1].node.addr_of(pair.ends[1].ep).unwrap();
+        let end = &mut pair.ends[0];
+        end.peer = end.node.av_insert(pair.now, end.av, addr).unwrap();
+        for len in [0, 8, 50_000] {
+            let mut list = RmaList::one(0, len / 2, region.key);
+            list.push(RmaIov { addr: 60_000, len: len - len / 2, key: region.key });
+            pair.write(&bytes(len as usize), list, OpFlags::empty(), 1).unwrap();
+            pair.read_to(IoBuf::leaked(&vec![0; len as usize]), list, 2).unwrap();
+            pair.run(5_000_000);
+            assert_eq!(pair.read(0).len(), 2);
+        }
+        pair.write(&[1], RmaList::one(0, 1, 5), OpFlags::empty(), 3).unwrap();
+        pair.run(5_000_000);
+        assert_eq!(pair.read_err(0).err, Error::KeyRejected);
+        let values: Vec<_> =
+            cntrs.iter().map(|&(i, c)| pair.ends[i].node.cntr_read(c).unwrap()).collect();
+        // Initiator's READ, WRITE, and nothing remote; target's remote two; the region's four
+        // reads and four writes of two ranges each.
+        assert_eq!(values, [3, 3, 0, 0, 0, 0, 3, 3, 4, 4]);
+        assert_eq!(pair.ends[0].node.cntr_readerr(cntrs[1].1), Ok(1));
+    }
+}
+
+/// After `mr_close` nothing is written and nothing more is read, wherever the packets are; both
+/// sides get their pools back, and each operation has one outcome.
+#[test]
+fn closing_a_region_in_the_middle_ends_its_operations() {
+    for lossless in [true, false] {
+        for steps in 1..30 {
+            let mut pair = Pair::new(1500, lossless);
+            if steps % 3 == 0 && !lossless {
+                (pair.drop, pair.scatter) = (4, true);
+            }
+            let region = pair.region(1, 300_000, ALL);
+            let list = RmaList::one(0, 300_000, region.key);
+            pair.write(&bytes(300_000), list, OpFlags::empty(), 1).unwrap();
+            pair.read_to(IoBuf::leaked(&[0; 300_000]), list, 2).unwrap();
+            pair.run(steps * 5_000);
+            pair.ends[1].node.mr_close(pair.now, region.id).unwrap();
+            let then = region.bytes();
+            pair.run(900_000_000);
+            assert_eq!(region.bytes(), then, "written after close");
+            let mut outcomes = pair.outcomes(0);
+            assert_eq!(outcomes.len(), 2, "{steps}");
+            outcomes.sort_by_key(|o| o.0);
+            assert_eq!((outcomes[0].0, outcomes[1].0), (1, 2), "{steps}");
+            for (_, err) in outcomes {
+                assert!(err.is_none_or(|err| err == Error::KeyRejected), "{steps}: {err:?}");
+            }
+            pair.assert_quiet();
+        }
+    }
+}
+
+/// Closing the initiator's endpoint, or losing the session, in the middle: one outcome each, the
+/// memory is not touched afterwards, and the session goes on or opens again.
+#[test]
+fn closing_the_initiator_in_the_middle_ends_its_operations() {
+    for lossless in [true, false] {
+        for steps in 1..25 {
+            for close in [true, false] {
+                let mut pair = Pair::new(1500, lossless);
+                let region = pair.region(1, 300_000, ALL);
+                let list = RmaList::one(0, 200_000, region.key);
+                let (buf, look) = shared(200_000);
+                pair.read_to(buf, list, 1).unwrap();
+                pair.write(&bytes(200_000), list, OpFlags::empty(), 2).unwrap();
+                pair.run(steps * 5_000);
+                let end = &mut pair.ends[0];
+                if close {
+                    end.node.ep_close(pair.now, end.ep).unwrap();
+                } else {
+                    let mac = MacAddr([2, 0, 0, 0, 0, 2]);
+                    end.node.drop_session(pair.now, mac);
+                }
+                let then = contents(&look);
+                let outcomes = pair.outcomes(0).len();
+                assert_eq!(outcomes, 2, "{steps}");
+                pair.run(900_000_000);
+                assert_eq!(contents(&look), then, "written after the end");
+                pair.run(600_000_000);
+                pair.assert_quiet();
+            }
+        }
+    }
+}
+
+#[test]
+fn refused_calls_have_no_side_effect() {
+    let mut pair = Pair::new(1500, true);
+    let one = RmaList::one(0, 8, 1);
+    let bad = OpFlags::from_bits_retain(1 << 62);
+    for flags in [bad, OpFlags::MULTICAST, OpFlags::MATCH_COMPLETE, OpFlags::TAGGED] {
+        assert_eq!(pair.write(&[0; 8], one, flags, 1), Err(Error::BadFlags));
+    }
+    assert_eq!(
+        pair.write(&[0; 257], RmaList::one(0, 257, 1), OpFlags::INJECT, 1),
+        Err(Error::MsgTooLong)
+    );
+    let lengths = Error::Invalid("local and remote lengths differ");
+    assert_eq!(pair.write(&[0; 9], one, OpFlags::empty(), 1), Err(lengths));
+    pair.ends[0].peer = 77;
+    let dest = Error::Invalid("destination is not in the AV");
+    assert_eq!(pair.write(&[0; 8], one, OpFlags::empty(), 1), Err(dest));
+    assert_eq!(pair.read_to(IoBuf::leaked(&[0; 8]), one, 1), Err(dest));
+    let end = &mut pair.ends[0];
+    end.peer = 0;
+    end.ep = end.node.ep_open(EpAttr::default()).unwrap();
+    assert_eq!(pair.write(&[0; 8], one, OpFlags::empty(), 1), Err(Error::OpBadState));
+    let end = &mut pair.ends[0];
+    end.node.ep_bind_cq(end.ep, end.cq, BindFlags::TRANSMIT | BindFlags::RECV).unwrap();
+    end.node.ep_bind_av(end.ep, end.av).unwrap();
+    end.node.ep_enable(end.ep).unwrap();
+    assert!(matches!(pair.write(&[0; 8], one, OpFlags::empty(), 1), Err(Error::OpNotSupp(_))));
+    pair.run(5_000_000);
+    assert_eq!(pair.ends[0].node.cq_ready(pair.ends[0].cq), Ok(0));
+    assert_eq!(pair.ends[0].node.counters().tx_frames, 0);
+}
+
+#[test]
+fn keys_are_fresh_and_the_applications_own_do_not_clash() {
+    let mut pair = Pair::new(1500, true);
+    let mut keys = Vec::new();
+    for _ in 0..1000 {
+        let region = pair.region(0, 8, ALL);
+        keys.push(region.key);
+        pair.ends[0].node.mr_close(pair.now, region.id).unwrap();
+        assert_eq!(pair.ends[0].node.mr_close(pair.now, region.id), Err(Error::BadFd));
+    }
+    keys.sort_unstable();
+    keys.dedup();
+    assert_eq!(keys.len(), 1000);
+    let own = |buf| MrReq {
+        buf,
+        access: ALL,
+        requested_key: Some(7),
+        virt_addr: false,
+        ep: None,
+        sharing: Sharing::Single,
+    };
+    let region = pair.region_of(0, 8, own);
+    assert_eq!(region.key, 7);
+    let node = &mut pair.ends[0].node;
+    assert_eq!(node.mr_reg(own(IoBuf::leaked(&[0; 8]))), Err(Error::NoKey));
+    node.mr_close(pair.now, region.id).unwrap();
+    node.mr_reg(own(IoBuf::leaked(&[0; 8]))).unwrap();
+}
+
+/// An operation on one's own memory goes through the same checks.
+#[test]
+fn operations_on_oneself_work() {
+    let mut pair = Pair::new(1500, true);
+    let addr = pair.ends[0].node.addr_of(pair.ends[0].ep).unwrap();
+    let end = &mut pair.ends[0];
+    end.peer = end.node.av_insert(Instant(0), end.av, addr).unwrap();
+    let region = pair.region(0, 70_000, ALL);
+    let list = RmaList::one(3, 66_000, region.key);
+    pair.write(&bytes(66_000), list, OpFlags::empty(), 1).unwrap();
+    let (buf, look) = shared(66_000);
+    pair.run(5_000_000);
+    pair.read_to(buf, list, 2).unwrap();
+    pair.run(5_000_000);
+    assert_eq!(pair.read(0).len(), 2);
+    assert_eq!(contents(&look), bytes(66_000));
+    region.assert_guards();
+}

@@ -1,0 +1,363 @@
+//! One-sided operations: WRITE brings bytes for a region, READ asks for bytes of one (DATA brings
+//! them), ATOMIC changes elements of one, RESP answers a READ that cannot be served and an ATOMIC
+//! that wants its old values.
+
+use barewire_driver::frame::RxFrame;
+
+use super::msg::{imm_at, imm_len, put_imm};
+use super::{BASE_LEN, Base, Bytes, NackReason, READ_MAX, WireError};
+
+/// The last packet of its operation.
+const LAST: u8 = 1;
+/// Remote CQ data follows the header; the same bit as in a message.
+const IMM: u8 = 1 << 1;
+/// READ, ATOMIC: the last packet for its remote range.
+const END: u8 = 1 << 2;
+/// ATOMIC: the old values are wanted.
+const FETCH: u8 = 1 << 3;
+/// ATOMIC: as many compare values follow the operands.
+const COMPARE: u8 = 1 << 4;
+/// ATOMIC: `rkey` is a tag, `addr` an offset in the receive posted for it.
+const TAGGED: u8 = 1 << 5;
+/// ATOMIC: withdrawn; nothing is executed, and only the answer is owed.
+const VOID: u8 = 1 << 6;
+
+/// What WRITE, READ and ATOMIC have in common.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RemoteRange {
+    /// Endpoint it is for.
+    pub dst_ep: u16,
+    /// Endpoint it is from.
+    pub src_ep: u16,
+    /// Number of the operation, one more than that of the one before from the same node. If a
+    /// packet of it is refused, its later ones are dropped.
+    pub seq: u16,
+    /// Whether it is the last packet of its operation.
+    pub last: bool,
+    /// Key of the region.
+    pub rkey: u64,
+    /// Where in the region, as its owner addresses it.
+    pub addr: u64,
+}
+
+impl RemoteRange {
+    fn put<const N: usize>(&self, b: &mut Bytes<N>, flags: u8) {
+        let mut head = Bytes::<24>::ZERO;
+        head.put16::<0>(self.dst_ep);
+        head.put16::<2>(self.src_ep);
+        head.put8::<4>(flags | if self.last { LAST } else { 0 });
+        head.put16::<6>(self.seq);
+        head.put64::<8>(self.rkey);
+        head.put64::<16>(self.addr);
+        b.0[..24].copy_from_slice(&head.0);
+    }
+
+    /// The range and the other flags.
+    fn parse<const N: usize>(b: &Bytes<N>, known: u8) -> Result<(Self, u8), WireError> {
+        let mut head = Bytes::<24>::ZERO;
+        head.0.copy_from_slice(&b.0[..24]);
+        let flags = head.u8::<4>();
+        if flags & !(LAST | known) != 0 {
+            return Err(WireError::RmaFlags);
+        }
+        if head.u8::<5>() != 0 {
+            return Err(WireError::OpReserved);
+        }
+        let range = Self {
+            dst_ep: head.u16::<0>(),
+            src_ep: head.u16::<2>(),
+            seq: head.u16::<6>(),
+            last: flags & LAST != 0,
+            rkey: head.u64::<8>(),
+            addr: head.u64::<16>(),
+        };
+        Ok((range, flags & !LAST))
+    }
+}
+
+/// Header of a WRITE.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WriteOp {
+    /// Where the payload goes.
+    pub range: RemoteRange,
+    /// Remote CQ data, in the last packet alone.
+    pub imm: Option<u64>,
+    /// Bytes from `addr` on that this packet and those behind it will write to the same range: not
+    /// less than the payload. All of them are checked before the first is written.
+    pub left: u64,
+}
+
+impl WriteOp {
+    /// Length without remote CQ data, bytes.
+    pub const LEN: usize = 32;
+
+    /// Where the payload starts in the frame.
+    #[inline]
+    pub fn payload_off(&self) -> usize {
+        BASE_LEN + Self::LEN + imm_len(self.imm)
+    }
+
+    /// Copies and checks the header.
+    ///
+    /// # Errors
+    /// [`WireError::RmaFlags`], [`WireError::RmaRange`], [`WireError::LateImm`],
+    /// [`WireError::OpReserved`], [`WireError::OpTruncated`].
+    #[inline]
+    pub fn parse(frame: &RxFrame<'_>, base: &Base) -> Result<Self, WireError> {
+        let b = frame.chunk_at(BASE_LEN).ok_or(WireError::OpTruncated)?;
+        let b = Bytes::<{ Self::LEN }>(b);
+        let (range, flags) = RemoteRange::parse(&b, IMM)?;
+        let left = b.u64::<24>();
+        if left < base.plen.into() || range.addr.checked_add(left).is_none() {
+            return Err(WireError::RmaRange);
+        }
+        let imm = imm_at(frame, flags, BASE_LEN + Self::LEN)?;
+        if imm.is_some() && !range.last {
+            return Err(WireError::LateImm);
+        }
+        let op = Self { range, imm, left };
+        base.check_end(frame, op.payload_off())?;
+        Ok(op)
+    }
+
+    /// Writes header and remote CQ data to the start of `out` and returns their length.
+    ///
+    /// # Panics
+    /// If `out` is too short.
+    #[inline]
+    pub fn emit(&self, out: &mut [u8]) -> usize {
+        let mut b = Bytes::<{ Self::LEN }>::ZERO;
+        self.range.put(&mut b, if self.imm.is_some() { IMM } else { 0 });
+        b.put64::<24>(self.left);
+        let at = b.write(out);
+        put_imm(out, at, self.imm)
+    }
+}
+
+/// Header of a READ.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ReadOp {
+    /// Where the bytes come from.
+    pub range: RemoteRange,
+    /// The last packet for this remote range.
+    pub end: bool,
+    /// The reader's slot, to be named by every DATA.
+    pub dst_op: u32,
+    /// The generation of that slot.
+    pub dst_gen: u32,
+    /// Where in the operation the bytes belong: `offset` of the first DATA.
+    pub offset: u64,
+    /// Bytes wanted, 0 to [`READ_MAX`].
+    pub len: u32,
+}
+
+impl ReadOp {
+    /// Length in a frame, bytes.
+    pub const LEN: usize = 48;
+
+    /// Copies and checks the header.
+    ///
+    /// # Errors
+    /// [`WireError::RmaFlags`], [`WireError::RmaRange`], [`WireError::OpReserved`],
+    /// [`WireError::OpTruncated`].
+    #[inline]
+    pub fn parse(frame: &RxFrame<'_>, _base: &Base) -> Result<Self, WireError> {
+        let b = frame.chunk_at(BASE_LEN).ok_or(WireError::OpTruncated)?;
+        let b = Bytes::<{ Self::LEN }>(b);
+        let (range, flags) = RemoteRange::parse(&b, END)?;
+        let end = flags & END != 0;
+        let (offset, len) = (b.u64::<32>(), b.u32::<40>());
+        let beyond = |at: u64| at.checked_add(len.into()).is_none();
+        if len > READ_MAX || beyond(range.addr) || beyond(offset) {
+            return Err(WireError::RmaRange);
+        }
+        if b.u32::<44>() != 0 {
+            return Err(WireError::OpReserved);
+        }
+        Ok(Self { range, end, dst_op: b.u32::<24>(), dst_gen: b.u32::<28>(), offset, len })
+    }
+
+    /// Writes the header to the start of `out` and returns its length.
+    ///
+    /// # Panics
+    /// If `out` is too short.
+    #[inline]
+    pub fn emit(&self, out: &mut [u8]) -> usize {
+        let mut b = Bytes::<{ Self::LEN }>::ZERO;
+        self.range.put(&mut b, if self.end { END } else { 0 });
+        b.put32::<24>(self.dst_op);
+        b.put32::<28>(self.dst_gen);
+        b.put64::<32>(self.offset);
+        b.put32::<40>(self.len);
+        b.write(out)
+    }
+}
+
+/// Header of an ATOMIC. The payload is `count` operands, then, with `compare`, as many compare
+/// values; an atomic read has none. Whether operation and datatype exist, and fit each other and
+/// the payload, is checked above: it is answered by a NACK of its own.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AtomicOp {
+    /// The elements, or with `tagged` a tag and the offset in the receive posted for it.
+    pub range: RemoteRange,
+    /// Remote CQ data, in the last packet alone.
+    pub imm: Option<u64>,
+    /// The last packet for this remote range.
+    pub end: bool,
+    /// The old values are wanted.
+    pub fetch: bool,
+    /// Compare values follow the operands.
+    pub compare: bool,
+    /// `rkey` is a tag.
+    pub tagged: bool,
+    /// Withdrawn: only the answer is owed.
+    pub void: bool,
+    /// The initiator's slot, to be named by the RESP.
+    pub dst_op: u32,
+    /// The generation of that slot.
+    pub dst_gen: u32,
+    /// Number of elements.
+    pub count: u16,
+    /// Operation, `enum fi_op`.
+    pub op: u8,
+    /// Datatype, `enum fi_datatype`.
+    pub ty: u8,
+    /// Where in the result of the operation the old values belong, bytes.
+    pub offset: u32,
+}
+
+impl AtomicOp {
+    /// Length without remote CQ data, bytes.
+    pub const LEN: usize = 40;
+
+    /// Where the payload starts in the frame.
+    #[inline]
+    pub fn payload_off(&self) -> usize {
+        BASE_LEN + Self::LEN + imm_len(self.imm)
+    }
+
+    /// Copies and checks the header.
+    ///
+    /// # Errors
+    /// As [`WriteOp::parse`].
+    #[inline]
+    pub fn parse(frame: &RxFrame<'_>, base: &Base) -> Result<Self, WireError> {
+        let b = frame.chunk_at(BASE_LEN).ok_or(WireError::OpTruncated)?;
+        let b = Bytes::<{ Self::LEN }>(b);
+        let (range, flags) = RemoteRange::parse(&b, IMM | END | FETCH | COMPARE | TAGGED | VOID)?;
+        let imm = imm_at(frame, flags, BASE_LEN + Self::LEN)?;
+        if imm.is_some() && !range.last {
+            return Err(WireError::LateImm);
+        }
+        let op = Self {
+            range,
+            imm,
+            end: flags & END != 0,
+            fetch: flags & FETCH != 0,
+            compare: flags & COMPARE != 0,
+            tagged: flags & TAGGED != 0,
+            void: flags & VOID != 0,
+            dst_op: b.u32::<24>(),
+            dst_gen: b.u32::<28>(),
+            count: b.u16::<32>(),
+            op: b.u8::<34>(),
+            ty: b.u8::<35>(),
+            offset: b.u32::<36>(),
+        };
+        base.check_end(frame, op.payload_off())?;
+        Ok(op)
+    }
+
+    /// Writes header and remote CQ data to the start of `out` and returns their length.
+    ///
+    /// # Panics
+    /// If `out` is too short.
+    #[inline]
+    pub fn emit(&self, out: &mut [u8]) -> usize {
+        let flag = |on: bool, bit: u8| if on { bit } else { 0 };
+        let flags = flag(self.imm.is_some(), IMM)
+            | flag(self.end, END)
+            | flag(self.fetch, FETCH)
+            | flag(self.compare, COMPARE)
+            | flag(self.tagged, TAGGED)
+            | flag(self.void, VOID);
+        let mut b = Bytes::<{ Self::LEN }>::ZERO;
+        self.range.put(&mut b, flags);
+        b.put32::<24>(self.dst_op);
+        b.put32::<28>(self.dst_gen);
+        b.put16::<32>(self.count);
+        b.put8::<34>(self.op);
+        b.put8::<35>(self.ty);
+        b.put32::<36>(self.offset);
+        let at = b.write(out);
+        put_imm(out, at, self.imm)
+    }
+
+    /// Whether the ATOMIC whose header `bytes` starts with is answered.
+    pub fn fetches(bytes: &[u8]) -> bool {
+        bytes[4] & FETCH != 0
+    }
+
+    /// Withdraws the ATOMIC whose header `bytes` starts with: from now on it asks for nothing but
+    /// its answer, and its remote CQ data stands for the eager unit that it used.
+    pub fn make_void(bytes: &mut [u8]) {
+        bytes[4] |= VOID;
+    }
+}
+
+/// Header of a RESP. The payload is old values, if `status` is `None`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RespOp {
+    /// The slot from the ATOMIC or READ.
+    pub dst_op: u32,
+    /// Its generation, from there too.
+    pub dst_gen: u32,
+    /// Where in the result the payload belongs; of a READ that failed, the number of bytes that
+    /// will not come.
+    pub offset: u32,
+    /// Why the bytes of a READ will not come.
+    pub status: Option<NackReason>,
+}
+
+impl RespOp {
+    /// Length in a frame, bytes.
+    pub const LEN: usize = 16;
+
+    /// Where the payload starts in the frame.
+    #[inline]
+    pub fn payload_off(&self) -> usize {
+        BASE_LEN + Self::LEN
+    }
+
+    /// Copies and checks the header.
+    ///
+    /// # Errors
+    /// [`WireError::RespStatus`], [`WireError::OpReserved`], [`WireError::OpTruncated`].
+    #[inline]
+    pub fn parse(frame: &RxFrame<'_>, _base: &Base) -> Result<Self, WireError> {
+        let b = frame.chunk_at(BASE_LEN).ok_or(WireError::OpTruncated)?;
+        let b = Bytes::<{ Self::LEN }>(b);
+        let status = match b.u16::<12>() {
+            0 => None,
+            v => Some(NackReason::try_from(v).map_err(|_| WireError::RespStatus)?),
+        };
+        if b.u16::<14>() != 0 {
+            return Err(WireError::OpReserved);
+        }
+        Ok(Self { dst_op: b.u32::<0>(), dst_gen: b.u32::<4>(), offset: b.u32::<8>(), status })
+    }
+
+    /// Writes the header to the start of `out` and returns its length.
+    ///
+    /// # Panics
+    /// If `out` is too short.
+    #[inline]
+    pub fn emit(&self, out: &mut [u8]) -> usize {
+        let mut b = Bytes::<{ Self::LEN }>::ZERO;
+        b.put32::<0>(self.dst_op);
+        b.put32::<4>(self.dst_gen);
+        b.put32::<8>(self.offset);
+        b.put16::<12>(self.status.map_or(0, |reason| reason as u16));
+        b.write(out)
+    }
+}
