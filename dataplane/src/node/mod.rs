@@ -78,6 +78,20 @@ pub struct NodeSettings {
     pub crc: Option<bool>,
 }
 
+impl NodeSettings {
+    fn check(&self) -> Result<()> {
+        let check = |ok: bool, why| if ok { Ok(()) } else { Err(Error::Invalid(why)) };
+        check(self.incarnation != 0, "incarnation must not be 0")?;
+        check(self.t_dead_ns >= 100_000_000, "T_dead must be at least 100 ms")?;
+        check((1..=Node::PEER_MAX).contains(&self.peer_max), "peer_max must be 1 to 2^20")?;
+        check(self.tx_wr_max > 0 && self.rx_wr_max > 0, "request tables must not be empty")?;
+        check(self.unexpected_bytes >= 64 * UNIT, "unexpected_bytes must be at least 16 KiB")?;
+        check(self.eager_max <= 1 << 20, "eager_max must be at most 1 MiB")?;
+        check(self.mr_max <= mr::MR_MAX, "mr_max must be at most 2^20")?;
+        check(self.pull_window > 0, "pull_window must not be 0")
+    }
+}
+
 impl Default for NodeSettings {
     fn default() -> Self {
         Self {
@@ -355,16 +369,8 @@ impl Node {
     /// - [`Error::Invalid`]: a setting is out of range; the text says which.
     /// - [`Error::MsgTooLong`]: the port's MTU is below 256.
     pub fn new(settings: NodeSettings, caps: &PortCaps) -> Result<Self> {
+        settings.check()?;
         let s = &settings;
-        let check = |ok: bool, why| if ok { Ok(()) } else { Err(Error::Invalid(why)) };
-        check(s.incarnation != 0, "incarnation must not be 0")?;
-        check(s.t_dead_ns >= 100_000_000, "T_dead must be at least 100 ms")?;
-        check((1..=Self::PEER_MAX).contains(&s.peer_max), "peer_max must be 1 to 2^20")?;
-        check(s.tx_wr_max > 0 && s.rx_wr_max > 0, "request tables must not be empty")?;
-        check(s.unexpected_bytes >= 64 * UNIT, "unexpected_bytes must be at least 16 KiB")?;
-        check(s.eager_max <= 1 << 20, "eager_max must be at most 1 MiB")?;
-        check(s.mr_max <= mr::MR_MAX, "mr_max must be at most 2^20")?;
-        check(s.pull_window > 0, "pull_window must not be 0")?;
         if caps.mtu < 256 {
             return Err(Error::MsgTooLong);
         }

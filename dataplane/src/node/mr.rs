@@ -130,8 +130,7 @@ impl Node {
         Ok(self.mrs.by_handle(mr.0).ok_or(Error::BadFd)?.key)
     }
 
-    /// Binds a counter of remote accesses, `reads` or writes (fetching atomics are reads, the others
-    /// writes).
+    /// Binds a counter of remote accesses: `reads`, which fetching atomics are too, or writes.
     ///
     /// # Errors
     /// [`Error::BadFd`]: one of them was closed. [`Error::Invalid`]: one is bound already.

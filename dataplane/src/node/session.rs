@@ -11,6 +11,7 @@ use super::{Node, Reply};
 use crate::error::Error;
 use crate::flags::CqFlags;
 use crate::plant::{Bug, planted};
+use crate::rel::cwnd::Cwnd;
 use crate::rel::psn::Psn;
 use crate::rel::rtt::Rtt;
 use crate::rel::sack::RcvBitmap;
@@ -81,12 +82,15 @@ impl Node {
             self.sid_gen[p as usize] = generation.wrapping_add(1);
         }
         let grant = GRANT_FIRST.min(self.blocks_unpromised as u32);
-        let (epoch, active) = (self.epoch, self.active_ns);
+        let (epoch, active, lossless) = (self.epoch, self.active_ns, self.lossless);
         let peer = &mut self.peers[p];
         peer.state = state;
         peer.sid = next_sid(p, generation);
         peer.epoch = epoch;
         peer.snd = SendWindow::new(first);
+        if lossless {
+            peer.snd.cwnd = Cwnd::whole();
+        }
         peer.rcv = RcvBitmap::new();
         peer.rtt = Rtt::default();
         (peer.credit, peer.credit_used, peer.consumed) = (0, 0, 0);

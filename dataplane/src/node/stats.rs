@@ -214,8 +214,9 @@ impl Node {
     fn blocks_lost(&self) -> usize {
         let promised: usize = self.peers.iter().map(|(_, p)| p.outstanding() as usize).sum();
         let used: usize = self.stored.iter().map(|(_, m)| m.payload.units as usize).sum();
+        let late: usize = self.cqs.iter().map(|(_, t)| t.late.len()).sum();
         let all = self.settings.unexpected_bytes / crate::proto::blocks::UNIT;
-        all.abs_diff(self.blocks_unpromised + promised + used)
+        all.abs_diff(self.blocks_unpromised + promised + used + late)
     }
 
     /// All peers with what is going on between us.

@@ -40,6 +40,12 @@ impl Default for Cwnd {
 }
 
 impl Cwnd {
+    /// As many packets as may be numbered, for a port that loses nothing: there nobody reports what
+    /// has arrived before half of them are under way.
+    pub fn whole() -> Self {
+        Self { size: WINDOW * ONE, ..Self::default() }
+    }
+
     /// Packets that may be under way.
     #[inline]
     pub fn packets(&self) -> u32 {
