@@ -15,6 +15,7 @@
 
 use barewire_driver::port::MacAddr;
 
+use crate::plant::{Bug, planted};
 use crate::rel::psn::Psn;
 use crate::rel::rtt::Rtt;
 use crate::rel::sack::RcvBitmap;
@@ -242,6 +243,9 @@ impl Peer {
             State::Idle => false,
             State::Opening | State::Answered => !self.wrs.is_empty(),
             State::Open => {
+                if planted(Bug::NoKeepalive) {
+                    return self.snd.in_flight() > 0;
+                }
                 self.snd.in_flight() > 0
                     || !self.wrs.is_empty()
                     || !self.pulls.is_empty()

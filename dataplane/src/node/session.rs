@@ -592,7 +592,7 @@ impl Node {
         }
         let interval = self.probe_interval(&self.peers[p]);
         let peer = &mut self.peers[p];
-        if peer.owes() && now >= peer.probe_at + interval && !planted(Bug::NoKeepalive) {
+        if peer.owes() && now >= peer.probe_at + interval {
             peer.want_ping = true;
             peer.probes = peer.probes.saturating_add(1);
             peer.probe_at = now;

@@ -38,7 +38,7 @@ fn forged_frames() {
     sum.print("forged_frames", start);
 }
 
-fn forged(seed: u64, count: u64) -> Result<(), Violation> {
+pub(crate) fn forged(seed: u64, count: u64) -> Result<(), Violation> {
     let mut r = Rng::new(seed, 7);
     let mut plan = Plan::calm(seed, 0);
     (plan.hosts, plan.link.mtu) = (3, vec![1500; 3]);
@@ -78,6 +78,9 @@ fn state(rig: &mut Rig) -> (Vec<SessionInfo>, Levels) {
 
 /// A frame that nobody honest sent. None is an undamaged OPEN: everybody may open a session.
 fn forge(r: &mut Rng, live: &[Vec<u8>]) -> Vec<u8> {
+    if r.chance(0.1) {
+        return guess(r);
+    }
     let mut f = if r.chance(0.2) || live.is_empty() {
         let mut f: Vec<u8> = (0..r.range(0, 200)).map(|_| r.next() as u8).collect();
         if f.len() >= 16 && r.chance(0.8) {
@@ -104,6 +107,35 @@ fn forge(r: &mut Rng, live: &[Vec<u8>]) -> Vec<u8> {
         f.truncate(r.index(f.len()));
     }
     f
+}
+
+/// An undamaged frame under a stolen address, of one who has to guess the names of the session.
+fn guess(r: &mut Rng) -> Vec<u8> {
+    let base = Base {
+        dst: Net::mac(0),
+        src: Net::mac(1),
+        ty: Ty::Rst,
+        ar: r.chance(0.5),
+        rtx: false,
+        crc: true,
+        dst_sid: r.next() as u32 | 1 << 31,
+        psn: Psn(r.next() as u32),
+        cack: Psn(r.next() as u32),
+        grant: r.next() as u16,
+        plen: 0,
+    };
+    let rst = RstOp {
+        echo_sid: r.next() as u32 | 1,
+        echo_psn: Psn(r.next() as u32),
+        inc: r.pick(&[2, 3]),
+        victim_inc: r.pick(&[0, 1]),
+        victim_epoch: r.next() as u32 | 1 << 20,
+        reason: r.pick(&[RstReason::Closed, RstReason::UnknownSession, RstReason::Dead]),
+        version: wire::VERSION,
+    };
+    let msg = MsgOp { dst_ep: EP, src_ep: EP, ..MsgOp::default() };
+    let op = r.pick(&[Op::Rst(rst), Op::Rst(rst), Op::Msg(msg), Op::Ping]);
+    wire::frame(&base, &op, &[])
 }
 
 /// Two honest nodes that send each other checked messages.
@@ -203,6 +235,7 @@ pub(crate) fn hostile(seed: u64, count: u64) -> Result<(), Violation> {
     plan.node.t_dead_ns = 200 * MS;
     let mut rig = Rig::new(plan, 2);
     rig.stray = Some(Vec::new());
+    rig.net.events_max = 500_000 + 200 * count;
     let mut pair = Pair::new(&mut rig);
     let mut v = Villain::new(seed);
     // The victim also sends to it, and takes some of what it says.
@@ -362,6 +395,8 @@ impl Villain {
         let op = match r.below(16) {
             0..=3 => Op::Msg(MsgOp { dst_ep, src_ep, tagged, imm, tag, len: 0 }),
             4..=7 => {
+                // Mostly pieces of one message, so that some begin where another ended.
+                let msg_len = if r.chance(0.7) { 9000 } else { msg_len };
                 let imm = imm.filter(|_| offset == 0);
                 Op::MsgM(MsgMOp { dst_ep, src_ep, tagged, imm, tag, msg_len, offset })
             }

@@ -8,14 +8,16 @@ use barewire_dataplane::plant::{ALL, Bug, with};
 
 use super::{directed, hostile, random};
 use crate::ledger::Violation;
+use crate::world::guarded;
 
 /// A stage in small: runs part `i` of it.
 type Part = fn(u64) -> Result<(), Violation>;
 
 /// In the order in which they are tried: name, parts at most.
-const STAGES: [(&str, u64, Part); 6] = [
+const STAGES: [(&str, u64, Part); 7] = [
     ("sim_quick", 40, |seed| random::one(seed, 500)),
-    ("hostile_peer", 12, |seed| hostile::hostile(seed, 2_000)),
+    ("hostile_peer", 12, |seed| guarded(|| hostile::hostile(seed, 2_000))),
+    ("forged_frames", 2, |seed| guarded(|| hostile::forged(seed, 5_000))),
     ("crash_at_every_step", 5, |seed| directed::crash_steps(seed, 12).map(|_| ())),
     ("false_death", 40, |seed| random::no_death(seed).map(|_| ())),
     ("drop_dup_swap_each_packet", 1, |seed| directed::each_packet(seed, 12).map(|_| ())),
@@ -27,7 +29,9 @@ const STAGES: [(&str, u64, Part); 6] = [
 #[test]
 fn planted_bugs() {
     let start = Instant::now();
-    silence_panics();
+    if std::env::var_os("SIM_TRACE").is_none() {
+        silence_panics();
+    }
     let next = AtomicUsize::new(0);
     let lines = Mutex::new(Vec::new());
     std::thread::scope(|s| {
