@@ -424,9 +424,17 @@ impl OpTable {
         self.search(|op| op.kind == OpKind::Reserved && op.ep == ep && op.context == context)
     }
 
-    /// The operation in flight of endpoint `ep` with `context`.
-    pub(crate) fn posted(&self, ep: u32, context: u64) -> Option<OpKey> {
-        self.search(|op| op.kind != OpKind::Reserved && op.ep == ep && op.context == context)
+    /// The operations of endpoint `ep` with `context` that have not been reported, some of which
+    /// may have ended.
+    pub(crate) fn posted(&self, ep: u32, context: u64) -> impl Iterator<Item = OpKey> {
+        let wanted = move |op: &Op| {
+            op.generation % 2 == 1
+                && op.kind != OpKind::Reserved
+                && op.ep == ep
+                && op.context == context
+        };
+        let all = self.ops.iter().enumerate().filter(move |(_, op)| wanted(op));
+        all.map(|(idx, op)| key_of(idx as u32, op.generation))
     }
 
     fn search(&self, wanted: impl Fn(&Op) -> bool) -> Option<OpKey> {
@@ -664,7 +672,7 @@ mod tests {
         assert_eq!(t.reserved(3, 9), Some(key));
         assert_eq!(t.reserved(4, 9), None);
         t.lend_reserved(key, Buf::zeroed(4).into(), OpKind::Once).unwrap();
-        assert_eq!(t.posted(3, 9), Some(key));
+        assert_eq!(t.posted(3, 9).next(), Some(key));
         let ended = t.complete(&cqe(key, CqFlags::RECV), None);
         assert_eq!(ended.bufs.into_one().unwrap().len(), 4);
         assert_eq!(t.in_use(), 0);

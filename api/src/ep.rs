@@ -10,14 +10,14 @@ use barewire_dataplane::poll::Engine;
 use barewire_dataplane::types::{EpAddr, FiAddr};
 
 use crate::av::{Av, AvInner};
-use crate::buf::{Bufs, OpKind, Refused, kind_of};
+use crate::buf::{Bufs, OpKey, OpKind, Refused, kind_of};
 use crate::cntr::{Cntr, CntrInner};
 use crate::cq::{Cq, CqInner};
 use crate::eq::{Eq, EqInner};
 use crate::errno::{Error, Result};
 use crate::flags::{BindFlags, Caps, OpFlags};
 use crate::info::{EpType, Info};
-use crate::inner::DomainRef;
+use crate::inner::{Core, DomainRef};
 
 /// Names of endpoint options (`FI_OPT_ENDPOINT`), as `setopt` and `getopt` take them. All values
 /// are `size_t` or `bool`.
@@ -401,8 +401,9 @@ impl Endpoint {
     #[doc(alias = "fi_cancel")]
     pub fn cancel(&self, context: u64) -> Result<()> {
         let mut core = self.dom.enter()?;
-        let key = core.ops.posted(self.object, context).ok_or(Error::NoData)?;
-        core.node().cancel(self.id, key.0)?;
+        let Core { engine, ops, .. } = &mut *core;
+        let mut cancel = |key: OpKey| engine.node_mut().cancel(self.id, key.0).is_ok();
+        ops.posted(self.object, context).find(|&key| cancel(key)).ok_or(Error::NoData)?;
         core.posted(&self.dom);
         Ok(())
     }

@@ -158,6 +158,17 @@ fn cancelled_receives_are_ecanceled() {
     assert_eq!((e.err.fi_errno(), e.entry.op_context), (errno::FI_ECANCELED, 8));
     assert_eq!(e.entry.bufs.into_one().unwrap().len(), 40);
     assert!(p.a.ep.cancel(8).is_err());
+    // One context for several receives: each call cancels one of them.
+    for _ in 0..3 {
+        p.a.ep.recv(buf(1, 1), FI_ADDR_UNSPEC, 9).unwrap();
+    }
+    for _ in 0..3 {
+        p.a.ep.cancel(9).unwrap();
+    }
+    assert_eq!(p.a.ep.cancel(9), Err(Error::NoData));
+    for _ in 0..3 {
+        assert_eq!(p.error_at_a().entry.op_context, 9);
+    }
     p.all_is_back();
 }
 
@@ -190,7 +201,13 @@ fn m7_a_dead_peer_ends_everything_in_time() {
         assert!(start.elapsed() < Duration::from_secs(3), "still waiting: {contexts:?}");
     }
     let took = start.elapsed() - polls.starved;
-    assert!(took < Duration::from_millis(330), "{took:?} of our own time for T_dead 300 ms");
+    // A stretch of starvation costs its own length, and once more by the probe that it delays.
+    let bound = Duration::from_millis(330) + polls.starved;
+    assert!(
+        took < bound,
+        "{took:?} of our own time for T_dead 300 ms, {:?} starved",
+        polls.starved
+    );
     contexts.sort_unstable();
     assert_eq!(contexts, [0, 1, 2]);
     // The endpoint works on, with itself and with a new B.
