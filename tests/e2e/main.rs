@@ -1,0 +1,21 @@
+//! Real processes over a real segment of shared memory.
+//!
+//! This program starts itself: with `BAREWIRE_E2E_ROLE` set, the test `worker` becomes a process
+//! that obeys lines on its standard input and answers on its standard output (`worker.rs`). The
+//! tests are the supervisors.
+
+mod environment;
+mod kills;
+mod sizes;
+mod supervisor;
+mod worker;
+
+/// Not a test but the other process; passes at once when nobody asked for it.
+#[test]
+fn worker_process() {
+    if let Some(role) = std::env::var_os(supervisor::ROLE) {
+        worker::run(&role.to_string_lossy());
+        // Without the summary of a test run.
+        std::process::exit(0);
+    }
+}

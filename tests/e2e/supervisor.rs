@@ -1,0 +1,136 @@
+//! Starts workers, talks to them by lines, and kills them.
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError, channel};
+use std::time::Duration;
+
+/// Variable that makes this program a worker.
+pub(crate) const ROLE: &str = "BAREWIRE_E2E_ROLE";
+
+/// Longest that anything may take. A hang is a failure, not a wait.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A worker process.
+pub(crate) struct Worker {
+    child: Child,
+    input: ChildStdin,
+    lines: Receiver<String>,
+    pub(crate) name: String,
+    /// Its endpoint's address in text.
+    pub(crate) addr: String,
+}
+
+impl Worker {
+    /// Starts a worker on `port`; returns when it is able to receive.
+    pub(crate) fn start(name: &str, role: &str, port: &str) -> Self {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "worker_process", "--nocapture", "--test-threads=1"])
+            .env(ROLE, role)
+            .env("BAREWIRE_E2E_PORT", port)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let (tell, lines) = channel();
+        let output = BufReader::new(child.stdout.take().unwrap());
+        std::thread::spawn(move || {
+            for line in output.lines().map_while(Result::ok) {
+                // The harness prints lines of its own.
+                if let Some((_, line)) = line.split_once("@@")
+                    && tell.send(line.to_owned()).is_err()
+                {
+                    return;
+                }
+            }
+        });
+        let input = child.stdin.take().unwrap();
+        let mut worker = Self { child, input, lines, name: name.to_owned(), addr: String::new() };
+        worker.addr = worker.answer("ADDR");
+        worker
+    }
+
+    /// Sends a line. A worker that is gone does not hear it.
+    pub(crate) fn say(&mut self, line: &str) {
+        let _ = writeln!(self.input, "{line}").and_then(|()| self.input.flush());
+    }
+
+    /// What follows `word` in the next line, which must start with it.
+    pub(crate) fn answer(&mut self, word: &str) -> String {
+        match self.lines.recv_timeout(PATIENCE) {
+            Ok(line) => match line.strip_prefix(word) {
+                Some(rest) => rest.trim().to_owned(),
+                None => panic!("{}: expected {word}, got: {line}", self.name),
+            },
+            Err(RecvTimeoutError::Timeout) => panic!("{} hangs: no {word}", self.name),
+            Err(RecvTimeoutError::Disconnected) => {
+                panic!("{} ended before {word}: {:?}", self.name, self.child.wait())
+            }
+        }
+    }
+
+    /// Whether the next line is there already; it must be `word`.
+    pub(crate) fn try_answer(&mut self, word: &str) -> bool {
+        match self.lines.try_recv() {
+            Ok(line) => {
+                assert_eq!(line, word, "{}", self.name);
+                true
+            }
+            Err(TryRecvError::Empty) => false,
+            Err(TryRecvError::Disconnected) => panic!("{} ended before {word}", self.name),
+        }
+    }
+
+    /// kill -9.
+    pub(crate) fn kill(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    /// Waits for the end, which must be a good one.
+    pub(crate) fn finish(mut self) {
+        let status = self.child.wait().unwrap();
+        assert!(status.success(), "{} ended with {status}", self.name);
+    }
+}
+
+/// A segment of its own for each test, removed when it goes.
+pub(crate) struct Segment(pub(crate) String);
+
+impl Segment {
+    pub(crate) fn new(test: &str) -> Self {
+        Self(format!("e2e-{test}-{}", std::process::id()))
+    }
+
+    pub(crate) fn port(&self) -> String {
+        format!("shm:{}", self.0)
+    }
+
+    pub(crate) fn path(&self) -> std::path::PathBuf {
+        let settings = barewire_driver::backend::shm::ShmSettings::named(&self.0);
+        settings.path()
+    }
+}
+
+impl Drop for Segment {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(self.path());
+    }
+}
+
+/// Pseudo-random numbers from a printed seed.
+pub(crate) struct Rng(u64);
+
+impl Rng {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    /// A number below `n`.
+    pub(crate) fn below(&mut self, n: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % n
+    }
+}
