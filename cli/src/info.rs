@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use crate::fail::Fail;
 use crate::out;
-use crate::table::{Align, bytes, layout};
+use crate::table::{Align, layout};
 
 /// Shows the ports that this machine offers, and why others are not
 ///
@@ -115,11 +115,8 @@ fn text(entry: &Entry) -> String {
             bps => format!(", {} Mbit/s", bps / 1_000_000),
         };
         text.push_str(&format!(
-            "{:<12} mac {}, mtu {} ({} bytes), {loss}{gather}{link}\n",
-            "",
-            facts.mac,
-            bytes(facts.mtu as u64),
-            facts.mtu
+            "{:<12} mac {}, mtu {}, {loss}{gather}{link}\n",
+            "", facts.mac, facts.mtu
         ));
     }
     if let Some(why) = &entry.why_not {

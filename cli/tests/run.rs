@@ -38,6 +38,7 @@ struct Server {
     child: Child,
     lines: BufReader<ChildStdout>,
     addr: String,
+    port: String,
 }
 
 impl Server {
@@ -51,7 +52,7 @@ impl Server {
         lines.read_line(&mut line).unwrap();
         let said: Value = serde_json::from_str(&line).unwrap();
         let addr = said["listening"].as_str().unwrap().to_owned();
-        Self { child, lines, addr }
+        Self { child, lines, addr, port: port.to_owned() }
     }
 
     fn next_line(&mut self) -> Value {
@@ -65,6 +66,11 @@ impl Drop for Server {
     fn drop(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
+        // The last one of a segment was killed: the next user of the name would tidy up, and there
+        // is none.
+        let name = self.port.trim_start_matches("shm:");
+        let _ =
+            std::fs::remove_file(format!("/dev/shm/barewire-{}-{name}", nix::unistd::geteuid()));
     }
 }
 
