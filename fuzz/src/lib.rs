@@ -15,14 +15,20 @@
 //! To add a target: a body here, a line in [`TARGETS`], a file and a `[[bin]]` in `fuzz_targets/`,
 //! and a directory of seeds. The test fails as long as one of them is missing.
 
+mod forge;
 mod frame;
+mod input;
+mod memory;
 mod sack;
+mod session;
 
 pub use frame::frame_parser;
 pub use sack::sack;
+pub use session::session;
 
 /// The body of a target.
 pub type Body = fn(&[u8]);
 
 /// Every target by its name.
-pub const TARGETS: &[(&str, Body)] = &[("frame_parser", frame_parser), ("sack", sack)];
+pub const TARGETS: &[(&str, Body)] =
+    &[("frame_parser", frame_parser), ("sack", sack), ("session", session)];

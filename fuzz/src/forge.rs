@@ -1,0 +1,277 @@
+//! Frames that nobody honest sends, made from what was overheard of a live session.
+
+use barewire_dataplane::psn::Psn;
+use barewire_dataplane::wire::{
+    self, AckOp, BASE_LEN, Base, DataOp, EndOp, EndStatus, MsgMOp, MsgOp, NackOp, NackReason,
+    NopOp, Op, OpenOp, PackOp, PullOp, RndvOp, RstOp, RstReason, TRAILER_LEN, Ty,
+};
+use barewire_driver::frame::RxFrame;
+use barewire_driver::port::MacAddr;
+
+use crate::input::Input;
+
+/// What somebody who hears everything that a node says to one station knows of their session.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Overheard {
+    /// The node's name of the session, and the station's.
+    sid: u32,
+    remote_sid: u32,
+    epoch: u32,
+    /// The number that the node expects next, and that it will use next.
+    next: u32,
+    sent: u32,
+    grant: u16,
+    /// Operations of the node: announced sends, pulls, reads.
+    ops: Vec<(u32, u32)>,
+}
+
+impl Overheard {
+    /// Learns from a frame that the node sent to the station.
+    pub(crate) fn listen(&mut self, bytes: &[u8]) {
+        let frame = RxFrame::new(bytes);
+        let Ok(base) = Base::parse(&frame) else { return };
+        if base.ty == Ty::Rst {
+            return;
+        }
+        if base.dst_sid != 0 {
+            self.remote_sid = base.dst_sid;
+        }
+        if base.ty == Ty::Open || self.sent.wrapping_sub(base.psn.0) as i32 <= 0 {
+            self.sent = base.psn.0.wrapping_add(u32::from(base.ty.is_reliable()));
+        }
+        if base.ty != Ty::Open {
+            self.next = base.cack.0;
+        }
+        match Op::parse(&frame, &base) {
+            Ok(Op::Open(o)) => (self.sid, self.epoch) = (o.sid, o.epoch),
+            Ok(Op::Rndv(o)) => self.ops.push((o.src_op, o.src_gen)),
+            Ok(Op::Pull(o)) => self.ops.push((o.dst_op, o.dst_gen)),
+            _ => {}
+        }
+        if self.ops.len() > 8 {
+            self.ops.remove(0);
+        }
+    }
+
+    /// A frame for the node as if from the station, chosen by `input`.
+    pub(crate) fn forge(&mut self, input: &mut Input<'_>, to: MacAddr, from: MacAddr) -> Vec<u8> {
+        let how = input.byte();
+        let ahead = match how % 16 {
+            0..=9 => 0,
+            10..=12 => u32::from(how >> 4),
+            13 => 252 + u32::from(how >> 4) % 8,
+            14 => u32::from(how >> 4).wrapping_neg(),
+            _ => u32::from(how) << 20,
+        };
+        let (op, payload) = self.op(input);
+        let cack = self.sent.wrapping_add(input.pick(&[0, 0, u32::MAX, 1, 1 << 31, u32::MAX - 39]));
+        let grant = self.grant.wrapping_add(input.pick(&[64, 0, 1, 0x7fff, 0x8000]));
+        let bits = input.byte();
+        let base = Base {
+            dst: to,
+            src: from,
+            ty: Ty::Nop,
+            ar: bits & 1 != 0,
+            rtx: bits & 2 != 0,
+            crc: bits & 60 != 4,
+            dst_sid: if matches!(op, Some(Op::Open(o)) if o.echo_sid == 0) { 0 } else { self.sid },
+            psn: Psn(self.next.wrapping_add(ahead)),
+            cack: Psn(cack),
+            grant,
+            plen: 0,
+        };
+        // Unless a real frame says otherwise, it was taken.
+        self.next = self.next.wrapping_add(u32::from(ahead == 0));
+        self.grant = grant;
+        let mut bytes = match op {
+            Some(op) => wire::frame(&base, &op, &payload),
+            None => raw(&base, input, &payload, &self.ops),
+        };
+        if bits & 0xc0 == 0xc0 {
+            change(&mut bytes, input);
+        }
+        bytes
+    }
+
+    fn handle(&self, input: &mut Input<'_>) -> (u32, u32) {
+        let n = usize::from(input.byte());
+        if self.ops.is_empty() || n.is_multiple_of(8) {
+            (n as u32 / 8 % 4, 1 + n as u32 / 64)
+        } else {
+            self.ops[n % self.ops.len()]
+        }
+    }
+
+    /// An operation header, and a payload that fits it more or less; `None` for the types that
+    /// [`raw`] makes.
+    fn op(&self, input: &mut Input<'_>) -> (Option<Op>, Vec<u8>) {
+        let ty = input.byte() % 20;
+        let plen = input.pick(&[0, 1, 8, 200, 257, 1000]);
+        let payload = vec![0x77; if matches!(ty, 6..=9 | 11..=15) { 0 } else { plen }];
+        let (src_op, src_gen) = self.handle(input);
+        let offset = input.pick(&[0, 0, 1, 200, 1000, 4096, u64::MAX - 2000]);
+        let tagged = input.chance(3);
+        let msg = MsgOp {
+            dst_ep: input.pick(&[0, 0, 1, 1, 2, u16::MAX]),
+            src_ep: input.pick(&[0, 1, 5]),
+            tagged,
+            imm: input.chance(6).then_some(1),
+            tag: if tagged { input.pick(&[1, 2]) } else { 0 },
+            len: 0,
+        };
+        let MsgOp { dst_ep, src_ep, imm, tag, .. } = msg;
+        let msg_len = match input.byte() {
+            n @ 0..128 => n.into(),
+            n @ 128..250 => u64::from(n) << (n % 8),
+            n => u64::MAX >> (n % 3 * 20),
+        };
+        let op = match ty {
+            0..=2 => Op::Msg(msg),
+            3..=5 => {
+                let msg_len = if offset == 0 { msg_len.max(plen as u64) } else { msg_len };
+                let imm = imm.filter(|_| offset == 0);
+                Op::MsgM(MsgMOp { dst_ep, src_ep, tagged, imm, tag, msg_len, offset })
+            }
+            6 | 7 => Op::Rndv(RndvOp { dst_ep, src_ep, tagged, imm, tag, msg_len, src_op, src_gen }),
+            8 => {
+                let (dst_op, dst_gen) = (u32::from(tagged), 1);
+                let len = (msg_len as u32).clamp(1, 1 << 20);
+                Op::Pull(PullOp { src_op, src_gen, dst_op, dst_gen, offset, len })
+            }
+            9 => {
+                let all = [EndStatus::Ok, EndStatus::Truncated, EndStatus::Discarded];
+                let status = input.pick(&[all[0], all[1], all[2], EndStatus::Closed]);
+                Op::End(EndOp { src_op, src_gen, status })
+            }
+            10 => Op::Data(DataOp { dst_op: src_op, dst_gen: src_gen, offset }),
+            11 => Op::Nop(NopOp { units: input.pick(&[0, 1, 8, u32::MAX]) }),
+            12 => Op::Nack(NackOp { reason: nack_reason(input) }),
+            13 => self.ack(input),
+            14 => Op::Rst(self.rst(input)),
+            15 => Op::Open(self.open(input)),
+            16 | 17 => return pack(input, &msg),
+            _ => return (None, payload),
+        };
+        (Some(op), payload)
+    }
+
+    fn ack(&self, input: &mut Input<'_>) -> Op {
+        let newest = Psn(self.sent.wrapping_sub(u32::from(input.byte() % 32)));
+        let words = [input.u64(), u64::from(input.byte()), 0, 0];
+        let delay = u16::from(input.byte()) * 257;
+        let (count, dups) = (input.byte() % 5, input.byte());
+        let words = std::array::from_fn(|i| if i < count.into() { words[i] } else { 0 });
+        Op::Ack(AckOp { delay, newest, words, count, dups, resent: dups & 1 == 1 })
+    }
+
+    fn rst(&self, input: &mut Input<'_>) -> RstOp {
+        let knows = input.chance(3);
+        RstOp {
+            echo_sid: if knows { self.remote_sid } else { 0 },
+            echo_psn: Psn(self.sent),
+            inc: input.pick(&[101, 102, 103]),
+            victim_inc: input.pick(&[0, 101, 102]),
+            victim_epoch: self.epoch,
+            reason: input.pick(&[
+                RstReason::Closed,
+                RstReason::UnknownSession,
+                RstReason::WrongIncarnation,
+                RstReason::Version,
+            ]),
+            version: wire::VERSION,
+        }
+    }
+
+    fn open(&self, input: &mut Input<'_>) -> OpenOp {
+        let answers = input.chance(2);
+        OpenOp {
+            sid: input.pick(&[7, 8, self.remote_sid.max(1)]),
+            epoch: 1 + u32::from(input.byte() % 8),
+            inc: input.pick(&[101, 102, 103]),
+            target_inc: input.pick(&[0, 101, 102, 103]),
+            echo_sid: if answers { self.sid } else { 0 },
+            echo_epoch: if answers && self.sid != 0 { self.epoch } else { 0 },
+            caps: 0,
+            max_frame: input.pick(&[256, 257, 1500, u32::MAX]),
+            window: input.pick(&[1, 256]),
+            minor: 0,
+            grant: input.pick(&[0, 8, 4096, u32::MAX]),
+            cookie: 0,
+        }
+    }
+}
+
+fn nack_reason(input: &mut Input<'_>) -> NackReason {
+    input.pick(&[
+        NackReason::NoEndpoint,
+        NackReason::UnknownType,
+        NackReason::Malformed,
+        NackReason::Overdrawn,
+    ])
+}
+
+/// A few messages in one packet, and a count that need not be theirs.
+fn pack(input: &mut Input<'_>, msg: &MsgOp) -> (Option<Op>, Vec<u8>) {
+    let records = 1 + u16::from(input.byte() % 4);
+    let mut bytes = Vec::new();
+    for _ in 0..records {
+        let len = input.pick(&[0, 1, 40, 300]);
+        let dst_ep = input.pick(&[msg.dst_ep, 0, 1, 9]);
+        let at = bytes.len();
+        bytes.resize(at + wire::record_len(msg.imm.is_some(), len), 0);
+        MsgOp { dst_ep, len: len as u16, ..*msg }.emit(&mut bytes[at..]);
+    }
+    let count = input.pick(&[records, records, records, records + 1, 255]);
+    (Some(Op::Pack(PackOp { count })), bytes)
+}
+
+/// A frame of any type from 0 to 31 with a header of words that something here might mean.
+fn raw(base: &Base, input: &mut Input<'_>, payload: &[u8], ops: &[(u32, u32)]) -> Vec<u8> {
+    let ty = input.byte() % 32;
+    let mut head = [0; BASE_LEN];
+    Base { plen: payload.len() as u16, ..*base }.emit(&mut head);
+    head[PROLOGUE] = head[PROLOGUE] & 0xe0 | ty;
+    let mut bytes = head.to_vec();
+    for _ in 0..input.byte() % 13 {
+        let word = match input.byte() {
+            0 => u64::MAX,
+            n @ 1..32 => ops.get(usize::from(n) % 8).map_or(1, |&(op, generation)| {
+                u64::from(generation) << 32 | u64::from(op)
+            }),
+            n @ 32..64 => u64::from(n - 32) << (n % 8 * 8),
+            n => n.into(),
+        };
+        bytes.extend_from_slice(&word.to_le_bytes());
+    }
+    bytes.extend_from_slice(payload);
+    if base.crc {
+        bytes.extend_from_slice(&[0; TRAILER_LEN]);
+        mend(&mut bytes);
+    }
+    bytes
+}
+
+/// Where version and type stand.
+const PROLOGUE: usize = 14;
+
+/// Changes a byte behind the addresses, and puts the checksum right.
+pub(crate) fn change(bytes: &mut [u8], input: &mut Input<'_>) {
+    let (at, by) = (usize::from(input.byte()), input.byte());
+    let len = bytes.len();
+    if len <= PROLOGUE {
+        return;
+    }
+    let at = PROLOGUE + at % (len - PROLOGUE);
+    bytes[at] = if by.is_multiple_of(4) { by.wrapping_mul(85) } else { bytes[at] ^ by };
+    mend(bytes);
+}
+
+/// Puts the checksum right, if the frame has one, which then stands last.
+fn mend(bytes: &mut [u8]) {
+    if bytes.len() < BASE_LEN + TRAILER_LEN || bytes[PROLOGUE + 1] & 3 == 0 {
+        return;
+    }
+    let end = bytes.len() - TRAILER_LEN;
+    let crc = wire::crc_of_head(&bytes[..end]);
+    bytes[end..].copy_from_slice(&crc.to_le_bytes());
+}

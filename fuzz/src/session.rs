@@ -1,0 +1,587 @@
+//! Two live nodes, an adversary on the wire, and a caller who does anything: the bytes are the
+//! program of all three.
+
+use std::collections::VecDeque;
+
+use barewire_dataplane::error::Error;
+use barewire_dataplane::flags::{BindFlags, Caps, CqFlags, OpFlags};
+use barewire_dataplane::node::{
+    AvId, CqId, EpAttr, EpId, Levels, MsgKind, Node, NodeCounters, NodeSettings, RecvReq, SendReq,
+};
+use barewire_dataplane::types::{Cqe, EpAddr, FI_ADDR_UNSPEC, FiAddr, Instant};
+use barewire_driver::frame::{RxFrame, TxFrame};
+use barewire_driver::port::{MacAddr, PortCaps, Tx};
+
+use crate::forge::{self, Overheard};
+use crate::input::Input;
+use crate::memory::{FILL, Memory};
+
+/// A longer program says nothing that a shorter one does not.
+const PROGRAM_MAX: usize = 600;
+
+/// Silence after which a peer is dead.
+const T_DEAD_NS: u64 = 100_000_000;
+
+/// Endpoints of a node.
+const EPS: usize = 2;
+
+/// Frames under way to one node at most; what is more is lost.
+const QUEUE_MAX: usize = 512;
+
+/// What sends hold.
+const SENT: u8 = 0x5a;
+
+/// Two nodes with small tables, a wire between them that does what the program says, and forged
+/// frames as if from the other node or from a third station.
+///
+/// Whatever the program: no panic; every operation that was posted ends once, and at the end all
+/// have; nothing outside the lent memory is written, nor lent memory after its operation has ended;
+/// no counter falls; a node with nothing to do does not ask to be called again at once; and when
+/// endpoints and sessions are gone, every pool is full again.
+pub fn session(data: &[u8]) {
+    let Some((&[setup], program)) = data.split_first_chunk() else { return };
+    let mut input = Input::new(&program[..program.len().min(PROGRAM_MAX)]);
+    let mut world = World::new(setup);
+    while !input.is_empty() {
+        world.step(&mut input);
+    }
+    world.end(setup & 0x80 != 0);
+}
+
+struct World {
+    now: Instant,
+    sides: [Side; 2],
+    ops: Vec<Op>,
+    /// Last, so that it outlives the nodes.
+    memory: Memory,
+}
+
+struct Side {
+    node: Node,
+    cqs: [CqId; EPS],
+    av: AvId,
+    eps: [Option<EpId>; EPS],
+    /// The other side's endpoints, one that does not exist, one of the third station.
+    dests: [FiAddr; 4],
+    /// Frames on their way here.
+    inbox: VecDeque<Vec<u8>>,
+    /// What an adversary knows of the sessions with the other side and with the third station.
+    overheard: [Overheard; 2],
+    /// Announced messages.
+    handles: Vec<u64>,
+    /// Frames that the port will refuse before it takes one again.
+    full: u8,
+    counted: Vec<u64>,
+}
+
+/// An operation that was accepted. Its context is its index.
+struct Op {
+    side: usize,
+    kind: Kind,
+    /// Writes an entry when it succeeds.
+    wanted: bool,
+    ended: bool,
+    memory: Option<usize>,
+    /// The memory when the operation had ended.
+    after: Option<Vec<u8>>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Send,
+    Recv,
+    Multi,
+    Special,
+}
+
+fn mac(n: usize) -> MacAddr {
+    MacAddr([2, 0, 0, 0, 0, n as u8 + 1])
+}
+
+/// The third station.
+const STRANGER: usize = 2;
+
+impl Side {
+    fn new(i: usize, setup: u8) -> Self {
+        let caps = PortCaps {
+            mac: mac(i),
+            mtu: [256, 1500, 1500, 4096][usize::from(setup >> 1) % 4],
+            lossless: setup & 1 != 0,
+            gather: false,
+            rto_floor_ns: 100_000,
+            link_bps: 0,
+            name: "fuzz".into(),
+        };
+        let settings = NodeSettings {
+            incarnation: 101 + i as u64,
+            seed: 7 + i as u64,
+            t_dead_ns: T_DEAD_NS,
+            eager_max: 2000,
+            peer_max: 4,
+            tx_wr_max: 12,
+            rx_wr_max: 12,
+            unexpected_bytes: 64 * 256,
+            pull_window: if setup & 8 != 0 { 1 } else { 600 << 10 },
+            crc: None,
+        };
+        let mut node = Node::new(settings, &caps).expect("settings are good");
+        let cqs = [16, 4].map(|size| node.cq_open(size).expect("room for a queue"));
+        let av = node.av_open(4).expect("room for a vector");
+        let mut side = Self {
+            node,
+            cqs,
+            av,
+            eps: [None; EPS],
+            dests: [0; 4],
+            inbox: VecDeque::new(),
+            overheard: Default::default(),
+            handles: Vec::new(),
+            full: 0,
+            counted: Vec::new(),
+        };
+        let known = if setup & 16 != 0 { 102 - i as u64 } else { 0 };
+        let to = [(mac(1 - i), 0, known), (mac(1 - i), 1, 0), (mac(1 - i), 9, 0)];
+        for (k, (mac, ep, incarnation)) in to.into_iter().enumerate() {
+            side.insert(k, EpAddr { mac, ep, incarnation });
+        }
+        side.insert(3, EpAddr { mac: mac(STRANGER), ep: 0, incarnation: 0 });
+        side.open(0);
+        side.open(1);
+        side
+    }
+
+    fn insert(&mut self, k: usize, addr: EpAddr) {
+        self.dests[k] = self.node.av_insert(Instant(1), self.av, addr).expect("room for a peer");
+    }
+
+    /// Opens endpoint `n`: a plain one, or one with all that is unusual.
+    fn open(&mut self, n: usize) {
+        let caps = Caps::MSG | Caps::TAGGED | Caps::SOURCE | Caps::MULTI_RECV | Caps::FENCE;
+        let caps = caps | if n == 1 { Caps::SOURCE_ERR | Caps::DIRECTED_RECV } else { caps };
+        let number = Some(n as u16);
+        let attr = EpAttr { number, caps, buffered_recv: n == 1, tx_size: 8, ..EpAttr::default() };
+        let ep = self.node.ep_open(attr).expect("the number is free");
+        let mut flags = BindFlags::TRANSMIT | BindFlags::RECV;
+        if n == 1 {
+            flags |= BindFlags::SELECTIVE_COMPLETION;
+        }
+        self.node.ep_bind_cq(ep, self.cqs[n], flags).expect("nothing is bound");
+        self.node.ep_bind_av(ep, self.av).expect("nothing is bound");
+        self.node.ep_enable(ep).expect("all is bound");
+        self.eps[n] = Some(ep);
+    }
+
+    /// Lets the node send; what leaves is put into `to`'s queue.
+    fn transmit(&mut self, i: usize, now: Instant, to: &mut VecDeque<Vec<u8>>) -> usize {
+        let Self { node, overheard, full, .. } = self;
+        let mut sink = |frame: &TxFrame<'_>| {
+            if *full > 0 {
+                *full -= 1;
+                return Tx::Full;
+            }
+            let mut bytes = vec![0; frame.len()];
+            frame.copy_to(&mut bytes);
+            if bytes[..6] == mac(1 - i).0 {
+                overheard[0].listen(&bytes);
+                if to.len() < QUEUE_MAX {
+                    to.push_back(bytes);
+                }
+            } else {
+                overheard[1].listen(&bytes);
+            }
+            Tx::Sent
+        };
+        node.transmit(now, &mut sink)
+    }
+}
+
+impl World {
+    fn new(setup: u8) -> Self {
+        let sides = [Side::new(0, setup), Side::new(1, setup)];
+        Self { now: Instant(1), sides, ops: Vec::new(), memory: Memory::default() }
+    }
+
+    fn step(&mut self, input: &mut Input<'_>) {
+        let b = input.byte();
+        let i = usize::from(b & 1);
+        match b >> 1 & 31 {
+            0..=2 => self.deliver(i),
+            3 => drop(self.sides[i].inbox.pop_front()),
+            4 => {
+                let copy = self.sides[i].inbox.front().cloned();
+                self.sides[i].inbox.extend(copy);
+            }
+            5 if self.sides[i].inbox.len() > 1 => {
+                let at = usize::from(input.byte()) % self.sides[i].inbox.len();
+                self.sides[i].inbox.swap(0, at);
+            }
+            6 => {
+                if let Some(bytes) = self.sides[i].inbox.front_mut() {
+                    forge::change(bytes, input);
+                }
+                self.deliver(i);
+            }
+            7 | 8 => self.transmit(i),
+            9 => {
+                self.sides[i].full = input.byte();
+                self.transmit(i);
+            }
+            10 => self.now = self.now + (1 << (input.byte() % 28)),
+            11 => self.pass(1 << (input.byte() % 24)),
+            12 => self.turn(usize::from(input.byte() % 8)),
+            13..=15 => self.send(i, input),
+            16..=18 => self.recv(i, input),
+            19 => self.special(i, input),
+            20 => self.cancel(i, input),
+            21 | 22 => self.read(i),
+            23 => self.open_or_close(i, input),
+            24 if input.chance(8) => {
+                self.sides[i].node.drop_session(self.now, mac(1 - i));
+            }
+            25 if input.chance(4) => self.restart_address(i, input),
+            _ => self.forge(i, input),
+        }
+    }
+
+    fn deliver(&mut self, i: usize) {
+        let Some(bytes) = self.sides[i].inbox.pop_front() else { return };
+        let side = &mut self.sides[i];
+        let rx = RxFrame::new(&bytes);
+        side.node.prefetch(&rx);
+        side.node.on_frame(self.now, &rx);
+    }
+
+    fn transmit(&mut self, i: usize) {
+        let [a, b] = &mut self.sides;
+        let (from, to) = if i == 0 { (a, b) } else { (b, a) };
+        from.transmit(i, self.now, &mut to.inbox);
+    }
+
+    /// Everything that is under way arrives, `times` times.
+    fn turn(&mut self, times: usize) {
+        for _ in 0..times {
+            for i in 0..2 {
+                self.transmit(i);
+            }
+            for i in 0..2 {
+                for _ in 0..self.sides[i].inbox.len() {
+                    self.deliver(i);
+                }
+            }
+            self.now = self.now + 1_000;
+        }
+    }
+
+    /// Time passes, and both loops run in it; nothing arrives.
+    fn pass(&mut self, ns: u64) {
+        let until = self.now + ns;
+        while self.now < until {
+            let due = self.sides.iter().filter_map(|side| side.node.next_deadline()).min();
+            let due = due.unwrap_or(until).max(self.now + 1_000);
+            self.now = due.min(self.now + 900_000).min(until);
+            self.transmit(0);
+            self.transmit(1);
+        }
+        self.check_counters();
+    }
+
+    fn kind(input: &mut Input<'_>) -> MsgKind {
+        if input.chance(2) { MsgKind::Msg } else { MsgKind::Tagged }
+    }
+
+    fn accept(&mut self, side: usize, kind: Kind, wanted: bool, memory: Option<usize>) {
+        self.ops.push(Op { side, kind, wanted, ended: false, memory, after: None });
+    }
+
+    fn send(&mut self, i: usize, input: &mut Input<'_>) {
+        let n = usize::from(input.byte() % EPS as u8);
+        let Some(ep) = self.sides[i].eps[n] else { return };
+        let len = input.pick(&[0, 1, 64, 256, 257, 600, 1400, 1999, 2001, 9000, 70_000]);
+        let flags = input.pick(&[
+            OpFlags::empty(),
+            OpFlags::COMPLETION,
+            OpFlags::DELIVERY_COMPLETE,
+            OpFlags::MATCH_COMPLETE,
+            OpFlags::INJECT,
+            OpFlags::FENCE,
+            OpFlags::MORE,
+            OpFlags::INJECT_COMPLETE,
+        ]);
+        let extra = input.byte();
+        let mut flags = flags;
+        flags.set(OpFlags::REMOTE_CQ_DATA, extra & 3 == 1);
+        flags.set(OpFlags::COMPLETION, flags.contains(OpFlags::COMPLETION) || extra & 12 == 4);
+        let kind = Self::kind(input);
+        let tag = if kind == MsgKind::Tagged { u64::from(extra >> 4 & 1) + 1 } else { 0 };
+        let no_completion = extra & 0xe0 == 0x20;
+        let (memory, buf) = self.memory.lend(len, SENT);
+        let dest = self.sides[i].dests[usize::from(input.byte() & 7).saturating_sub(4)];
+        let context = self.ops.len() as u64;
+        let req = SendReq { kind, buf, dest, tag, data: 9, context, flags, no_completion };
+        if self.sides[i].node.post_send(self.now, ep, req).is_ok() {
+            let wanted = !no_completion && (n == 0 || flags.contains(OpFlags::COMPLETION));
+            self.accept(i, Kind::Send, wanted, Some(memory));
+        }
+        if extra & 0x10 == 0 {
+            self.transmit(i);
+        }
+    }
+
+    fn recv(&mut self, i: usize, input: &mut Input<'_>) {
+        let n = usize::from(input.byte() % EPS as u8);
+        let Some(ep) = self.sides[i].eps[n] else { return };
+        let len = input.pick(&[0, 8, 256, 1400, 3000, 9000, 80_000]);
+        let kind = Self::kind(input);
+        let extra = input.byte();
+        let multi = kind == MsgKind::Msg && extra & 3 == 1;
+        let mut flags = OpFlags::empty();
+        flags.set(OpFlags::MULTI_RECV, multi);
+        flags.set(OpFlags::COMPLETION, extra & 4 != 0);
+        let (memory, buf) = self.memory.lend(len, FILL);
+        let src = if extra & 0x18 == 8 { self.sides[i].dests[3] } else { FI_ADDR_UNSPEC };
+        let (tag, ignore) = (u64::from(extra >> 5 & 1) + 1, u64::from(extra >> 6 & 1) * 3);
+        let context = self.ops.len() as u64;
+        let req = RecvReq { kind, buf, src, tag, ignore, context, flags };
+        if self.sides[i].node.post_recv(self.now, ep, req).is_ok() {
+            let wanted = n == 0 || flags.contains(OpFlags::COMPLETION);
+            let kind = if multi { Kind::Multi } else { Kind::Recv };
+            self.accept(i, kind, wanted, Some(memory));
+        }
+    }
+
+    /// Peek, claim and discard.
+    fn special(&mut self, i: usize, input: &mut Input<'_>) {
+        let n = usize::from(input.byte() % EPS as u8);
+        let Some(ep) = self.sides[i].eps[n] else { return };
+        let flags = input.pick(&[
+            OpFlags::PEEK,
+            OpFlags::PEEK | OpFlags::CLAIM,
+            OpFlags::PEEK | OpFlags::DISCARD,
+            OpFlags::CLAIM,
+            OpFlags::CLAIM,
+            OpFlags::CLAIM | OpFlags::DISCARD,
+            OpFlags::DISCARD,
+        ]);
+        let kind = Self::kind(input);
+        let which = usize::from(input.byte());
+        let peek = flags.contains(OpFlags::PEEK);
+        // A claim names what was announced, or the context of the peek that claimed it.
+        let handles = &self.sides[i].handles;
+        let mut context = self.ops.len() as u64;
+        if !peek && n == 1 && !handles.is_empty() {
+            context = handles[which % handles.len()];
+        } else if !peek {
+            let claims = self.ops.iter().rposition(|op| op.side == i && op.kind == Kind::Special);
+            context = claims.map_or(context, |at| at as u64);
+        }
+        let (memory, buf) = self.memory.lend(input.pick(&[0, 300, 3000]), FILL);
+        let (tag, ignore) = (1, 3);
+        let src = FI_ADDR_UNSPEC;
+        let req = RecvReq { kind, buf, src, tag, ignore, context, flags };
+        let posted = self.sides[i].node.post_recv(self.now, ep, req);
+        if peek && posted.is_ok() {
+            self.accept(i, Kind::Special, true, Some(memory));
+        } else if posted.is_ok() && context < self.ops.len() as u64 {
+            // The second operation of this context.
+            self.read(i);
+            self.ops[context as usize].after = None;
+        } else if posted.is_ok() {
+            self.sides[i].handles.retain(|&h| h != context);
+        }
+    }
+
+    fn cancel(&mut self, i: usize, input: &mut Input<'_>) {
+        let Some(ep) = self.sides[i].eps[usize::from(input.byte() % EPS as u8)] else { return };
+        let context = self.ops.len().saturating_sub(usize::from(input.byte() % 16)) as u64;
+        let cancelled = self.sides[i].node.cancel(ep, context);
+        assert!(matches!(cancelled, Ok(()) | Err(Error::NoData)), "{cancelled:?}");
+    }
+
+    fn read(&mut self, i: usize) {
+        for n in 0..EPS {
+            let mut out = [Cqe::default(); 8];
+            loop {
+                let side = &mut self.sides[i];
+                match side.node.cq_read(side.cqs[n], &mut out) {
+                    Ok(count) => {
+                        assert!(count > 0);
+                        out[..count].iter().for_each(|cqe| self.outcome(i, cqe, None));
+                    }
+                    Err(Error::Avail) => {
+                        let err = side.node.cq_readerr(side.cqs[n]).expect("an error is next");
+                        self.outcome(i, &err.cqe, Some(err.err));
+                    }
+                    Err(err) => {
+                        assert_eq!(err, Error::Again);
+                        break;
+                    }
+                }
+            }
+        }
+    }
+
+    fn outcome(&mut self, i: usize, cqe: &Cqe, err: Option<Error>) {
+        if cqe.flags.contains(CqFlags::BUFFERED_RECV) {
+            self.sides[i].handles.push(cqe.op_context);
+            return;
+        }
+        if cqe.op_context >> 32 != 0 {
+            return; // a claim of an announced message, which has many operations of one context
+        }
+        let op = &mut self.ops[cqe.op_context as usize];
+        assert_eq!(op.side, i);
+        match op.kind {
+            Kind::Special => {}
+            Kind::Multi => {
+                assert!(!op.ended, "a multi-receive that was released wrote {cqe:?} {err:?}");
+                op.ended = cqe.flags.contains(CqFlags::MULTI_RECV);
+            }
+            Kind::Send | Kind::Recv => {
+                assert!(!op.ended, "a second outcome: {cqe:?} {err:?}");
+                assert!(op.wanted || err.is_some(), "an outcome nobody wanted: {cqe:?}");
+                op.ended = true;
+            }
+        }
+        let Some(id) = op.memory.filter(|_| op.ended && op.kind != Kind::Send) else { return };
+        let bytes = self.memory.bytes(id);
+        if op.kind == Kind::Recv && err.is_none() {
+            let rest = &bytes[cqe.len as usize..];
+            assert!(rest.iter().all(|&b| b == FILL), "written behind the message");
+        }
+        op.after = Some(bytes.to_vec());
+    }
+
+    fn open_or_close(&mut self, i: usize, input: &mut Input<'_>) {
+        let n = usize::from(input.byte() % EPS as u8);
+        match self.sides[i].eps[n].take() {
+            Some(ep) => self.close(i, n, ep),
+            None => self.sides[i].open(n),
+        }
+    }
+
+    /// Closes an endpoint: all that was posted to it has ended by then.
+    fn close(&mut self, i: usize, n: usize, ep: EpId) {
+        let side = &mut self.sides[i];
+        side.node.ep_close(self.now, ep).expect("it is open");
+        let closed = side.node.ep_close(self.now, ep);
+        assert_eq!(closed, Err(Error::BadFd));
+        if n == 1 {
+            side.handles.clear();
+        }
+        self.read(i);
+        if n == 1 {
+            self.sides[i].handles.clear();
+        }
+    }
+
+    /// An address is removed and comes back, perhaps with another incarnation.
+    fn restart_address(&mut self, i: usize, input: &mut Input<'_>) {
+        let side = &mut self.sides[i];
+        let addr = side.node.av_lookup(side.av, side.dests[0]).expect("it was inserted");
+        side.node.av_remove(side.av, side.dests[0]).expect("it was inserted");
+        let incarnation = input.pick(&[0, 102 - i as u64, 103]);
+        if let Ok(to) = side.node.av_insert(self.now, side.av, EpAddr { incarnation, ..addr }) {
+            side.dests[0] = to;
+        }
+    }
+
+    fn forge(&mut self, i: usize, input: &mut Input<'_>) {
+        let stranger = input.chance(4);
+        let from = if stranger { mac(STRANGER + usize::from(input.byte() % 3)) } else { mac(1 - i) };
+        let side = &mut self.sides[i];
+        let bytes = side.overheard[usize::from(stranger)].forge(input, mac(i), from);
+        side.node.on_frame(self.now, &RxFrame::new(&bytes));
+        self.transmit(i);
+    }
+
+    fn check_counters(&mut self) {
+        for side in &mut self.sides {
+            let counted = values(side.node.counters());
+            let fell = side.counted.iter().zip(&counted).any(|(before, after)| before > after);
+            assert!(!fell, "a counter fell: {:?} to {counted:?}", side.counted);
+            side.counted = counted;
+        }
+    }
+
+    /// Everything ends: by silence of the wire first, if `silence`, then by closing.
+    fn end(&mut self, silence: bool) {
+        if silence {
+            self.fall_silent();
+        }
+        for i in 0..2 {
+            for n in 0..EPS {
+                if let Some(ep) = self.sides[i].eps[n].take() {
+                    self.close(i, n, ep);
+                }
+            }
+            self.read(i);
+            self.idle(i);
+            for station in 0..8 {
+                self.sides[i].node.drop_session(self.now, mac(station));
+            }
+            let node = &self.sides[i].node;
+            let levels = node.levels();
+            assert_eq!(levels, Levels { peers: levels.peers, ..Levels::default() }, "side {i}");
+        }
+        self.check_counters();
+        self.check_outcomes();
+    }
+
+    /// Who is not heard is dead after a while, and no send waits for it.
+    fn fall_silent(&mut self) {
+        for side in &mut self.sides {
+            side.inbox.clear();
+            side.full = 0;
+        }
+        for _ in 0..400 {
+            self.pass(T_DEAD_NS / 100);
+            self.sides.iter_mut().for_each(|side| side.inbox.clear());
+            // What waits in a queue may hold up others.
+            self.read(0);
+            self.read(1);
+        }
+        for (id, op) in self.ops.iter().enumerate() {
+            let waits = op.kind == Kind::Send && op.wanted && !op.ended;
+            assert!(!waits, "send {id} waits for a dead peer");
+        }
+    }
+
+    /// With nothing arriving, a node soon wants to be called at a later time or not at all.
+    fn idle(&mut self, i: usize) {
+        self.sides[i].full = 0;
+        for _ in 0..1000 {
+            self.transmit(i);
+            if self.sides[i].node.next_deadline().is_none_or(|at| at > self.now) {
+                return;
+            }
+        }
+        panic!("side {i} spins: {:?}", self.sides[i].node.levels());
+    }
+
+    fn check_outcomes(&self) {
+        self.memory.check();
+        for (id, op) in self.ops.iter().enumerate() {
+            let must = op.wanted && op.kind != Kind::Special || op.kind == Kind::Multi;
+            assert!(op.ended || !must, "operation {id} has no outcome");
+            let Some(memory) = op.memory else { continue };
+            let bytes = self.memory.bytes(memory);
+            if op.kind == Kind::Send {
+                assert!(bytes.iter().all(|&b| b == SENT), "the source of send {id} was written");
+            } else if let Some(after) = &op.after {
+                assert!(bytes == after, "operation {id} wrote after it had ended");
+            }
+        }
+    }
+}
+
+/// Everything that is counted.
+fn values(c: &NodeCounters) -> Vec<u64> {
+    let mut all = c.rx_wire.to_vec();
+    all.extend([c.rx_frames, c.rx_not_ours, c.rx_no_crc, c.rx_no_session, c.rx_bad_ack]);
+    all.extend([c.rx_duplicate, c.rx_out_of_window, c.rx_no_buffer, c.rx_refused]);
+    all.extend([c.rx_no_endpoint, c.rx_stray, c.rx_bad_rst, c.rx_bad_open, c.tx_frames]);
+    all.extend([c.tx_retransmits, c.tx_acks, c.tx_probes, c.tx_replies_limited, c.msgs_sent]);
+    all.extend([c.msgs_received, c.msgs_unexpected, c.sessions_opened, c.sessions_dead]);
+    all.extend([c.sessions_reset, c.timeouts]);
+    all
+}
