@@ -31,6 +31,7 @@ impl Overheard {
         let frame = RxFrame::new(bytes);
         let Ok(base) = Base::parse(&frame) else { return };
         if base.ty == Ty::Rst {
+            self.sid = 0;
             return;
         }
         if base.dst_sid != 0 {
@@ -63,17 +64,27 @@ impl Overheard {
             14 => u32::from(how >> 4).wrapping_neg(),
             _ => u32::from(how) << 20,
         };
-        let (op, payload) = self.op(input);
-        let cack = self.sent.wrapping_add(input.pick(&[0, 0, u32::MAX, 1, 1 << 31, u32::MAX - 39]));
-        let grant = self.grant.wrapping_add(input.pick(&[64, 0, 1, 0x7fff, 0x8000]));
+        // Without a name of the session nothing but an OPEN goes far.
+        let (op, payload) = if self.sid == 0 {
+            (Some(Op::Open(self.open(input))), Vec::new())
+        } else {
+            self.op(input)
+        };
         let bits = input.byte();
+        let acked = if bits & 0x30 == 0x30 {
+            input.pick(&[u32::MAX, 1 << 31, 39, 300])
+        } else {
+            u32::from(bits & 1)
+        };
+        let cack = self.sent.wrapping_sub(acked);
+        let grant = self.grant.wrapping_add(if bits & 0xc == 0 { 0x7fff } else { 16 });
         let base = Base {
             dst: to,
             src: from,
             ty: Ty::Nop,
             ar: bits & 1 != 0,
             rtx: bits & 2 != 0,
-            crc: bits & 60 != 4,
+            crc: bits & 0x3f != 4,
             dst_sid: if matches!(op, Some(Op::Open(o)) if o.echo_sid == 0) { 0 } else { self.sid },
             psn: Psn(self.next.wrapping_add(ahead)),
             cack: Psn(cack),
@@ -132,7 +143,9 @@ impl Overheard {
                 let imm = imm.filter(|_| offset == 0);
                 Op::MsgM(MsgMOp { dst_ep, src_ep, tagged, imm, tag, msg_len, offset })
             }
-            6 | 7 => Op::Rndv(RndvOp { dst_ep, src_ep, tagged, imm, tag, msg_len, src_op, src_gen }),
+            6 | 7 => {
+                Op::Rndv(RndvOp { dst_ep, src_ep, tagged, imm, tag, msg_len, src_op, src_gen })
+            }
             8 => {
                 let (dst_op, dst_gen) = (u32::from(tagged), 1);
                 let len = (msg_len as u32).clamp(1, 1 << 20);
@@ -235,9 +248,9 @@ fn raw(base: &Base, input: &mut Input<'_>, payload: &[u8], ops: &[(u32, u32)]) -
     for _ in 0..input.byte() % 13 {
         let word = match input.byte() {
             0 => u64::MAX,
-            n @ 1..32 => ops.get(usize::from(n) % 8).map_or(1, |&(op, generation)| {
-                u64::from(generation) << 32 | u64::from(op)
-            }),
+            n @ 1..32 => ops
+                .get(usize::from(n) % 8)
+                .map_or(1, |&(op, generation)| u64::from(generation) << 32 | u64::from(op)),
             n @ 32..64 => u64::from(n - 32) << (n % 8 * 8),
             n => n.into(),
         };

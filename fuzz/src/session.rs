@@ -65,8 +65,8 @@ struct Side {
     dests: [FiAddr; 4],
     /// Frames on their way here.
     inbox: VecDeque<Vec<u8>>,
-    /// What an adversary knows of the sessions with the other side and with the third station.
-    overheard: [Overheard; 2],
+    /// What an adversary knows of the sessions with the other side, and of its own.
+    overheard: [Overheard; STATIONS],
     /// Announced messages.
     handles: Vec<u64>,
     /// Frames that the port will refuse before it takes one again.
@@ -98,8 +98,11 @@ fn mac(n: usize) -> MacAddr {
     MacAddr([2, 0, 0, 0, 0, n as u8 + 1])
 }
 
-/// The third station.
+/// The first station of the adversary.
 const STRANGER: usize = 2;
+
+/// Stations that a node is told to know: the other side, and more strangers than there is room for.
+const STATIONS: usize = 5;
 
 impl Side {
     fn new(i: usize, setup: u8) -> Self {
@@ -181,13 +184,14 @@ impl Side {
             }
             let mut bytes = vec![0; frame.len()];
             frame.copy_to(&mut bytes);
+            let station = usize::from(bytes[5]).saturating_sub(1 + STRANGER) + 1;
             if bytes[..6] == mac(1 - i).0 {
                 overheard[0].listen(&bytes);
                 if to.len() < QUEUE_MAX {
                     to.push_back(bytes);
                 }
-            } else {
-                overheard[1].listen(&bytes);
+            } else if let Some(session) = overheard.get_mut(station) {
+                session.listen(&bytes);
             }
             Tx::Sent
         };
@@ -198,7 +202,14 @@ impl Side {
 impl World {
     fn new(setup: u8) -> Self {
         let sides = [Side::new(0, setup), Side::new(1, setup)];
-        Self { now: Instant(1), sides, ops: Vec::new(), memory: Memory::default() }
+        let mut world = Self { now: Instant(1), sides, ops: Vec::new(), memory: Memory::default() };
+        if setup & 0x40 == 0 {
+            // Most begin where a session is open.
+            world.recv(1, &mut Input::new(&[0; 8]));
+            world.send(0, &mut Input::new(&[0; 8]));
+            world.turn(3);
+        }
+        world
     }
 
     fn step(&mut self, input: &mut Input<'_>) {
@@ -235,7 +246,7 @@ impl World {
             20 => self.cancel(i, input),
             21 | 22 => self.read(i),
             23 => self.open_or_close(i, input),
-            24 if input.chance(8) => {
+            24 if input.chance(16) => {
                 self.sides[i].node.drop_session(self.now, mac(1 - i));
             }
             25 if input.chance(4) => self.restart_address(i, input),
@@ -486,10 +497,10 @@ impl World {
     }
 
     fn forge(&mut self, i: usize, input: &mut Input<'_>) {
-        let stranger = input.chance(4);
-        let from = if stranger { mac(STRANGER + usize::from(input.byte() % 3)) } else { mac(1 - i) };
+        let station = usize::from(input.byte() % 16).saturating_sub(16 - STATIONS);
+        let from = if station == 0 { mac(1 - i) } else { mac(STRANGER + station - 1) };
         let side = &mut self.sides[i];
-        let bytes = side.overheard[usize::from(stranger)].forge(input, mac(i), from);
+        let bytes = side.overheard[station].forge(input, mac(i), from);
         side.node.on_frame(self.now, &RxFrame::new(&bytes));
         self.transmit(i);
     }
@@ -516,7 +527,7 @@ impl World {
             }
             self.read(i);
             self.idle(i);
-            for station in 0..8 {
+            for station in 0..STRANGER + STATIONS {
                 self.sides[i].node.drop_session(self.now, mac(station));
             }
             let node = &self.sides[i].node;

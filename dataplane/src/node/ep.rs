@@ -353,7 +353,10 @@ impl Node {
         let stored: Vec<u32> =
             (self.stored.iter()).filter(|(_, m)| m.payload.ep == idx).map(|(i, _)| i).collect();
         for msg in stored {
-            self.discard_stored(now, msg, EndStatus::Closed);
+            // A peer that had too much under way may have lost its session, and this with it.
+            if self.stored.get(msg).is_some() {
+                self.discard_stored(now, msg, EndStatus::Closed);
+            }
         }
         for kind in [MsgKind::Msg, MsgKind::Tagged] {
             while let Some(recv) = self.eps[idx].matcher[kind as usize].first_posted(&self.posted) {

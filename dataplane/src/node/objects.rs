@@ -269,6 +269,9 @@ impl Node {
         self.end_session(now, p, Error::ConnReset, true);
         self.wheel.disarm(p);
         let peer = self.peers.free(p);
+        if peer.starved {
+            self.starved.retain(|&waiting| waiting != p);
+        }
         self.by_mac.remove(&peer.mac);
         Some(())
     }

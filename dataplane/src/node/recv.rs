@@ -208,7 +208,13 @@ impl Node {
                 self.fail_placing(recv, Error::ConnReset);
             }
             Inbound::Store { msg } => {
-                let recv = self.stored[msg].payload.recv;
+                let m = &mut self.stored[msg].payload;
+                let recv = m.recv;
+                if m.claimed && recv == NONE && !m.discard {
+                    // The application holds its name, and learns of it by asking for it.
+                    (m.dead, m.complete) = (true, true);
+                    return;
+                }
                 self.unmatch_stored(msg);
                 self.free_stored(now, msg);
                 if recv != NONE {
@@ -584,14 +590,23 @@ impl Node {
     }
 
     fn add_pull(&mut self, now: Instant, pull: Pull) {
-        let (p, ended) = (pull.peer, pull.end.is_some());
+        let (p, ended, recv) = (pull.peer, pull.end.is_some(), pull.recv);
+        if self.pulls.free_count() == 0 {
+            // There is a record for every announcement that credit allows, so somebody has more
+            // under way than an honest peer can.
+            let hog =
+                self.peers.iter().max_by_key(|(_, peer)| peer.pulls.len).map_or(p, |(h, _)| h);
+            self.end_session(now, hog, Error::ConnReset, true);
+            if hog == p {
+                if recv != NONE {
+                    self.posted[recv].payload.active -= 1;
+                    self.fail_placing(recv, Error::ConnReset);
+                }
+                return;
+            }
+        }
         self.begin_to_wait(now, p);
-        let Some(idx) = self.pulls.alloc(pull) else {
-            // There is a record for every announcement that credit allows, so this peer has more
-            // under way than an honest one can.
-            self.end_session(now, p, Error::ConnReset, true);
-            return;
-        };
+        let idx = self.pulls.alloc(pull).expect("the hog had some");
         self.peers[p].pulls.push_back(&mut self.pulls, idx);
         if ended {
             self.queue_pull(p, idx);
