@@ -125,6 +125,7 @@ impl Side {
             rx_wr_max: 12,
             unexpected_bytes: 64 * 256,
             pull_window: if setup & 8 != 0 { 1 } else { 600 << 10 },
+            mr_max: 8,
             crc: None,
         };
         let mut node = Node::new(settings, &caps).expect("settings are good");
@@ -593,6 +594,6 @@ fn values(c: &NodeCounters) -> Vec<u64> {
     all.extend([c.rx_no_endpoint, c.rx_stray, c.rx_bad_rst, c.rx_bad_open, c.tx_frames]);
     all.extend([c.tx_retransmits, c.tx_acks, c.tx_probes, c.tx_replies_limited, c.msgs_sent]);
     all.extend([c.msgs_received, c.msgs_unexpected, c.sessions_opened, c.sessions_dead]);
-    all.extend([c.sessions_reset, c.timeouts]);
+    all.extend([c.sessions_reset, c.timeouts, c.rma_done, c.rma_executed]);
     all
 }

@@ -436,7 +436,7 @@ impl Node {
     pub(crate) fn begin_read(&mut self, now: Instant, p: u32, w: u32) {
         let mut pull = super::recv::empty_pull(p, NONE, 0, None);
         (pull.read, pull.wr, pull.want) = (true, w, self.tx[w].len);
-        let idx = self.pulls.alloc(pull).expect("there is a pull for every request");
+        let idx = self.pulls.alloc(pull).expect("a free record was seen");
         self.peers[p].pulls.push_back(&mut self.pulls, idx);
         self.rma_of(w).pull = idx;
         self.ask(now, idx);

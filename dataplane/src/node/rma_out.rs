@@ -140,6 +140,11 @@ impl Node {
         if self.peers[p].reads >= READS_MAX {
             return Step::Wait;
         }
+        if self.pulls.free_count() == 0 {
+            // Announcements that a peer does not let end, and reads that nobody waits for, hold them.
+            self.blocked = true;
+            return Step::Full;
+        }
         self.peers[p].reads += 1;
         self.peers[p].txq.remove(&mut self.tx, w);
         self.tx[w].flags.remove(WrFlags::IN_TXQ);
