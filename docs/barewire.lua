@@ -110,6 +110,7 @@ field("dups", ProtoField.uint8, "Duplicates since the last ACK", base.DEC, nil, 
 field("resent", ProtoField.bool, "Newest was a retransmission", 8, nil, 0x80)
 field("newest", ProtoField.uint32, "Newest PSN", base.DEC)
 field("sack", ProtoField.uint64, "SACK word", base.HEX)
+field("cuts", ProtoField.bool, "The message under way ends here", 8, nil, 1)
 field("units", ProtoField.uint32, "Eager units used by what it replaces", base.DEC)
 field("nack_reason", ProtoField.uint16, "Reason", base.DEC, NACK_REASON)
 field("echo_sid", ProtoField.uint32, "Echoed session", base.HEX)
@@ -318,7 +319,8 @@ end
 
 ops[9] = function(state, tree, op)
   tree:add_le(f["units"], op(0, 4))
-  zero(state, tree, op(4, 4))
+  tree:add_le(f["cuts"], op(4, 1))
+  if op(4, 4):le_uint() > 1 then refuse(state, "op_reserved") end
 end
 
 ops[13] = function() end

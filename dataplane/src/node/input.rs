@@ -536,7 +536,7 @@ impl Node {
     #[inline]
     fn on_op(&mut self, now: Instant, p: u32, frame: &RxFrame<'_>, base: &Base) -> Verdict {
         if self.peers[p].inbound != Inbound::None
-            && matches!(base.ty, Ty::Msg | Ty::Pack | Ty::Rndv | Ty::Nop)
+            && matches!(base.ty, Ty::Msg | Ty::Pack | Ty::Rndv)
         {
             self.abort_inbound(now, p);
         }
@@ -569,6 +569,9 @@ impl Node {
                 Verdict::Accept
             }),
             Ty::Nop => NopOp::parse(frame, base).map(|op| {
+                if op.cuts {
+                    self.abort_inbound(now, p);
+                }
                 self.waive(now, p, op.units);
                 Verdict::Accept
             }),

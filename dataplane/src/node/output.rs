@@ -168,7 +168,9 @@ impl Node {
         }
         if self.peers[p].want_nop && self.peers[p].snd.open() && self.can_keep() {
             let psn = self.peers[p].snd.nxt;
-            let packet = Packet { ar: false, ..Packet::control(Ty::Nop, psn, &[0; NopOp::LEN]) };
+            let mut op = [0; NopOp::LEN];
+            NopOp { units: 0, cuts: true }.emit(&mut op);
+            let packet = Packet::control(Ty::Nop, psn, &op);
             if !self.send_numbered(now, p, packet, true, out) {
                 return false;
             }

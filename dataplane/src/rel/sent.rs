@@ -126,7 +126,8 @@ impl Sent {
 
     /// Keeps number and cost, and carries nothing any more.
     pub fn become_nop(&mut self) {
-        self.op_len = NopOp { units: self.units }.emit(&mut self.op) as u8;
+        let cuts = self.ty == Ty::MsgM;
+        self.op_len = NopOp { units: self.units, cuts }.emit(&mut self.op) as u8;
         (self.ty, self.body, self.wr) = (Ty::Nop, BodyRef::None, NONE);
     }
 }

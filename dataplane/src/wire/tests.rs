@@ -95,7 +95,7 @@ fn one_of_each() -> Vec<(Base, Op, Vec<u8>)> {
         (Op::Pull(pull), vec![]),
         (Op::Data(DataOp { dst_op: 1, dst_gen: 2, offset: 3 }), vec![1, 2, 3]),
         (Op::End(end), vec![]),
-        (Op::Nop(NopOp { units: 3 }), vec![]),
+        (Op::Nop(NopOp { units: 3, cuts: true }), vec![]),
         (Op::Nack(NackOp { reason: NackReason::NoEndpoint }), vec![]),
         (Op::Ping, vec![]),
         (Op::Rst(rst), vec![]),
@@ -205,7 +205,7 @@ fn any_op() -> impl Strategy<Value = (Op, Vec<u8>)> {
             let status = (status % 4).try_into().unwrap();
             none(Op::End(EndOp { src_op, src_gen, status }))
         }),
-        any::<u32>().prop_map(|units| (Op::Nop(NopOp { units }), vec![])),
+        any::<(u32, bool)>().prop_map(|(units, cuts)| (Op::Nop(NopOp { units, cuts }), vec![])),
         (1..=9_u16).prop_map(move |r| none(Op::Nack(NackOp { reason: r.try_into().unwrap() }))),
         Just(none(Op::Ping)),
         any_rst().prop_map(move |op| none(Op::Rst(op))),
@@ -481,7 +481,7 @@ fn operations_are_refused_for_their_own_cause() {
         (Ty::Rndv, &[5, 6, 7]),
         (Ty::Pull, &[28, 29, 30, 31]),
         (Ty::End, &[10, 11, 12, 13, 14, 15]),
-        (Ty::Nop, &[4, 5, 6, 7]),
+        (Ty::Nop, &[5, 6, 7]),
         (Ty::Nack, &[2, 3, 4, 5, 6, 7]),
         (Ty::Rst, &[31]),
         (Ty::Write, &[5]),

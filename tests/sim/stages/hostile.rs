@@ -435,7 +435,12 @@ impl Villain {
             }
             14 if r.chance(0.1) => return (self.reset(), Vec::new()),
             14 => return (Op::Pack(PackOp { count: r.pick(&[1, 2, 255]) }), payload),
-            _ => return (Op::Nop(NopOp { units: r.pick(&[0, 1, u32::MAX]) }), Vec::new()),
+            _ => {
+                return (
+                    Op::Nop(NopOp { units: r.pick(&[0, 1, u32::MAX]), cuts: r.chance(0.5) }),
+                    Vec::new(),
+                );
+            }
         };
         (op, payload)
     }
