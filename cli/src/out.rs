@@ -23,7 +23,7 @@ pub(crate) fn print(text: impl fmt::Display) -> Result<(), Fail> {
 /// Prints `value` as JSON on a line of its own.
 ///
 /// # Errors
-/// As [`print`].
+/// As [`print()`].
 pub(crate) fn json(value: &impl Serialize) -> Result<(), Fail> {
     let line = serde_json::to_string(value).map_err(Fail::new)?;
     print(format_args!("{line}\n"))
