@@ -1,13 +1,13 @@
 //! Owned buffers, and the table that holds them while an operation does.
 //!
 //! An operation of the safe face takes its buffers by value and its completion gives them back.
-//! In between they belong to the domain ([`OpTable`]), so that nothing the application does, not
+//! In between they belong to the domain (`OpTable`), so that nothing the application does, not
 //! dropping the endpoint, not leaking a completion, not ending a thread, can free memory that the
 //! dataplane may still write.
 //!
 //! Invariants of this file, on which every `unsafe` block in it rests:
 //! - a [`Buf`] is the only way to its bytes: it is not `Clone`, and lends them by borrow;
-//! - an `IoBuf` made by [`OpTable::lend`] names bytes of buffers that stay in the table until the
+//! - an `IoBuf` made by `OpTable::lend` names bytes of buffers that stay in the table until the
 //!   operation ends. The node drops its `IoBuf` before it writes the completion that ends it, or
 //!   when it refuses the post, and only these two remove the buffers from the table;
 //! - bytes of a [`SharedBuf`] that a completion has announced ([`Piece`]) are never written again

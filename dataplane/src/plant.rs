@@ -1,7 +1,7 @@
 //! Bugs planted on purpose, so that the simulator can be tested as well.
 //!
 //! Without the feature `plant` [`planted`] is a constant `false` and costs nothing. With it, a test
-//! switches one bug on for its own thread ([`with`]) and sees which stage finds it. A switch stands
+//! switches one bug on for its own thread (`with`) and sees which stage finds it. A switch stands
 //! in the code where a hand could really slip, and says in one line what goes wrong there.
 
 /// One way to get the protocol wrong.

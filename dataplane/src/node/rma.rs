@@ -1,7 +1,7 @@
 //! One-sided operations at their initiator: posting them, and their outcome.
 //!
 //! An operation is a transmit request like a message, with a record of its own besides
-//! ([`Rma`](super::ops::Rma)), and goes through the same queue, so that a fence, the end of a
+//! ([`Rma`]), and goes through the same queue, so that a fence, the end of a
 //! session and the close of an endpoint meet it there. It completes when the target has executed
 //! all of it: for a write that is the acknowledgement of its last packet, for a read its last byte,
 //! for a fetching atomic its last answer. No completion level is weaker than that, because a packet

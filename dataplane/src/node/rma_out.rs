@@ -141,7 +141,8 @@ impl Node {
             return Step::Wait;
         }
         if self.pulls.free_count() == 0 {
-            // Announcements that a peer does not let end, and reads that nobody waits for, hold them.
+            // Announcements that a peer does not let end, and reads that nobody waits for, hold
+            // them.
             self.blocked = true;
             return Step::Full;
         }

@@ -15,7 +15,7 @@
 //!
 //! Publishing and then reading whether the bell is set, or whether the receiver watches, is a
 //! store followed by a load of another place, which without a fence may be answered by an old
-//! value: the bell is then not rung. Every [`SWEEP_EVERY`] polls the receiver therefore looks at
+//! value: the bell is then not rung. Every `SWEEP_EVERY` polls the receiver therefore looks at
 //! one ring regardless, in turn; that bounds the harm to microseconds and costs the sender nothing.
 //! The same sweep notices senders that have left.
 //!
