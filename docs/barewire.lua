@@ -532,7 +532,6 @@ local function packet(state, buf, pinfo, tree)
   end
   if count > 4 then refuse(state, "sack_count", true) end
   if ty == 1 and buf:len() < 18 + op_len + extra then
-    zero(state, tree, buf(21, 1))
     refuse(state, "op_truncated", true)
   end
   ops[ty](state, tree, op_len > 0 and buf(18, op_len + 8 * count) or nil)

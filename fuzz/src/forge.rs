@@ -157,7 +157,10 @@ impl Overheard {
                 Op::End(EndOp { src_op, src_gen, status })
             }
             10 => Op::Data(DataOp { dst_op: src_op, dst_gen: src_gen, offset }),
-            11 => Op::Nop(NopOp { units: input.pick(&[0, 1, 8, u32::MAX]) }),
+            11 => Op::Nop(NopOp {
+                units: input.pick(&[0, 1, 8, u32::MAX]),
+                cuts: input.pick(&[false, true]),
+            }),
             12 => Op::Nack(NackOp { reason: nack_reason(input) }),
             13 => self.ack(input),
             14 => Op::Rst(self.rst(input)),
