@@ -2,13 +2,15 @@
 
 use barewire_dataplane::psn::Psn;
 use barewire_dataplane::wire::{
-    self, AckOp, BASE_LEN, Base, DataOp, EndOp, EndStatus, MsgMOp, MsgOp, NackOp, NackReason,
-    NopOp, Op, OpenOp, PackOp, PullOp, RndvOp, RstOp, RstReason, TRAILER_LEN, Ty,
+    self, AckOp, AtomicOp, BASE_LEN, Base, DataOp, EndOp, EndStatus, MsgMOp, MsgOp, NackOp,
+    NackReason, NopOp, Op, OpenOp, PackOp, PullOp, ReadOp, RemoteRange, RespOp, RndvOp, RstOp,
+    RstReason, TRAILER_LEN, Ty, WriteOp,
 };
 use barewire_driver::frame::RxFrame;
 use barewire_driver::port::MacAddr;
 
 use crate::input::Input;
+use crate::session::REGION_KEY;
 
 /// What somebody who hears everything that a node says to one station knows of their session.
 #[derive(Clone, Debug, Default)]
@@ -47,6 +49,8 @@ impl Overheard {
             Ok(Op::Open(o)) => (self.sid, self.epoch) = (o.sid, o.epoch),
             Ok(Op::Rndv(o)) => self.ops.push((o.src_op, o.src_gen)),
             Ok(Op::Pull(o)) => self.ops.push((o.dst_op, o.dst_gen)),
+            Ok(Op::Read(o)) => self.ops.push((o.dst_op, o.dst_gen)),
+            Ok(Op::Atomic(o)) => self.ops.push((o.dst_op, o.dst_gen)),
             _ => {}
         }
         if self.ops.len() > 8 {
@@ -116,7 +120,7 @@ impl Overheard {
     /// An operation header, and a payload that fits it more or less; `None` for the types that
     /// [`raw`] makes.
     fn op(&self, input: &mut Input<'_>) -> (Option<Op>, Vec<u8>) {
-        let ty = input.byte() % 20;
+        let ty = input.byte() % 28;
         let plen = input.pick(&[0, 1, 8, 200, 257, 1000]);
         let payload = vec![0x77; if matches!(ty, 6..=9 | 11..=15) { 0 } else { plen }];
         let (src_op, src_gen) = self.handle(input);
@@ -166,6 +170,7 @@ impl Overheard {
             14 => Op::Rst(self.rst(input)),
             15 => Op::Open(self.open(input)),
             16 | 17 => return pack(input, &msg),
+            18..=25 => return one_sided(input, ty, (dst_ep, src_ep), (src_op, src_gen)),
             _ => return (None, payload),
         };
         (Some(op), payload)
@@ -224,6 +229,61 @@ fn nack_reason(input: &mut Input<'_>) -> NackReason {
         NackReason::Malformed,
         NackReason::Overdrawn,
     ])
+}
+
+/// WRITE, READ, ATOMIC or RESP.
+fn one_sided(
+    input: &mut Input<'_>,
+    ty: u8,
+    (dst_ep, src_ep): (u16, u16),
+    (dst_op, dst_gen): (u32, u32),
+) -> (Option<Op>, Vec<u8>) {
+    let bits = input.byte();
+    let range = RemoteRange {
+        dst_ep,
+        src_ep,
+        seq: u16::from(bits >> 6),
+        last: bits & 1 == 0,
+        rkey: input.pick(&[REGION_KEY, REGION_KEY, REGION_KEY, 1, 2]),
+        addr: input.pick(&[0, 8, 100, 4088, 4096, u64::MAX - 9000]),
+    };
+    let len = input.pick(&[0, 8, 16, 100, 1000]);
+    let offset = input.pick(&[0, 8, 1000, 1 << 31]);
+    let imm = (bits & 2 != 0 && range.last).then_some(1);
+    let op = match ty {
+        18 | 19 => {
+            let left = len as u64 + input.pick(&[0, 0, 8, 3000]);
+            Op::Write(WriteOp { range, imm, left })
+        }
+        20 | 21 => {
+            let len = input.pick(&[0, 1, 200, 4096, 1 << 20]);
+            let offset = u64::from(offset);
+            let op = ReadOp { range, end: bits & 4 != 0, dst_op, dst_gen, offset, len };
+            return (Some(Op::Read(op)), Vec::new());
+        }
+        22..=24 => Op::Atomic(AtomicOp {
+            range,
+            imm,
+            end: bits & 4 != 0,
+            fetch: bits & 8 != 0,
+            compare: bits & 16 != 0,
+            tagged: bits & 0xe0 == 0x20,
+            void: bits & 0xe0 == 0x40,
+            dst_op,
+            dst_gen,
+            count: (len / 8) as u16 / if bits & 16 != 0 { 2 } else { 1 },
+            op: input.byte() % 24,
+            ty: input.pick(&[7, 7, 7, 6, 3, 15, 40]),
+            offset,
+        }),
+        _ => {
+            let failed = bits & 24 == 8;
+            let status = failed.then(|| nack_reason(input));
+            let payload = if failed { Vec::new() } else { vec![0x66; len] };
+            return (Some(Op::Resp(RespOp { dst_op, dst_gen, offset, status })), payload);
+        }
+    };
+    (Some(op), vec![0x77; len])
 }
 
 /// A few messages in one packet, and a count that need not be theirs.

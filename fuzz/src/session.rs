@@ -4,10 +4,12 @@
 use std::collections::VecDeque;
 
 use barewire_dataplane::error::Error;
-use barewire_dataplane::flags::{BindFlags, Caps, CqFlags, OpFlags};
+use barewire_dataplane::flags::{BindFlags, Caps, CqFlags, MrAccess, OpFlags};
 use barewire_dataplane::node::{
-    AvId, CqId, EpAttr, EpId, Levels, MsgKind, Node, NodeCounters, NodeSettings, RecvReq, SendReq,
+    AtomicReq, AvId, CqId, EpAttr, EpId, Levels, MrId, MrReq, MsgKind, Node, NodeCounters,
+    NodeSettings, ReadReq, RecvReq, RmaList, SendReq, WriteReq,
 };
+use barewire_dataplane::proto::atomic::{AtomicKind, Sharing};
 use barewire_dataplane::types::{Cqe, EpAddr, FI_ADDR_UNSPEC, FiAddr, Instant};
 use barewire_driver::frame::{RxFrame, TxFrame};
 use barewire_driver::port::{MacAddr, PortCaps, Tx};
@@ -27,6 +29,10 @@ const EPS: usize = 2;
 
 /// Frames under way to one node at most; what is more is lost.
 const QUEUE_MAX: usize = 512;
+
+/// Key and length of the region that peers may access.
+pub(crate) const REGION_KEY: u64 = 17;
+const REGION_LEN: usize = 4096;
 
 /// What sends hold.
 const SENT: u8 = 0x5a;
@@ -52,6 +58,8 @@ struct World {
     now: Instant,
     sides: [Side; 2],
     ops: Vec<Op>,
+    /// Memory of regions that were closed, as it was then.
+    closed: Vec<(usize, Vec<u8>)>,
     /// Last, so that it outlives the nodes.
     memory: Memory,
 }
@@ -69,6 +77,8 @@ struct Side {
     overheard: [Overheard; STATIONS],
     /// Announced messages.
     handles: Vec<u64>,
+    /// The region that peers may access, and its memory.
+    region: Option<(MrId, usize)>,
     /// Frames that the port will refuse before it takes one again.
     full: u8,
     counted: Vec<u64>,
@@ -92,6 +102,8 @@ enum Kind {
     Recv,
     Multi,
     Special,
+    /// A read, or an atomic operation that fetches.
+    Read,
 }
 
 fn mac(n: usize) -> MacAddr {
@@ -140,6 +152,7 @@ impl Side {
             inbox: VecDeque::new(),
             overheard: Default::default(),
             handles: Vec::new(),
+            region: None,
             full: 0,
             counted: Vec::new(),
         };
@@ -161,6 +174,7 @@ impl Side {
     /// Opens endpoint `n`: a plain one, or one with all that is unusual.
     fn open(&mut self, n: usize) {
         let caps = Caps::MSG | Caps::TAGGED | Caps::SOURCE | Caps::MULTI_RECV | Caps::FENCE;
+        let caps = caps | Caps::RMA | Caps::ATOMIC | Caps::RMA_EVENT;
         let caps = caps | if n == 1 { Caps::SOURCE_ERR | Caps::DIRECTED_RECV } else { caps };
         let number = Some(n as u16);
         let attr = EpAttr { number, caps, buffered_recv: n == 1, tx_size: 8, ..EpAttr::default() };
@@ -203,7 +217,17 @@ impl Side {
 impl World {
     fn new(setup: u8) -> Self {
         let sides = [Side::new(0, setup), Side::new(1, setup)];
-        let mut world = Self { now: Instant(1), sides, ops: Vec::new(), memory: Memory::default() };
+        let mut world = Self {
+            now: Instant(1),
+            sides,
+            ops: Vec::new(),
+            closed: Vec::new(),
+            memory: Memory::default(),
+        };
+        if setup & 0x20 == 0 {
+            world.register(0);
+            world.register(1);
+        }
         if setup & 0x40 == 0 {
             // Most begin where a session is open.
             world.recv(1, &mut Input::new(&[0; 8]));
@@ -251,6 +275,8 @@ impl World {
                 self.sides[i].node.drop_session(self.now, mac(1 - i));
             }
             25 if input.chance(4) => self.restart_address(i, input),
+            26 => self.one_sided(i, input),
+            27 if input.chance(4) => self.register(i),
             _ => self.forge(i, input),
         }
     }
@@ -361,6 +387,98 @@ impl World {
         }
     }
 
+    /// Write, read and atomic operations.
+    fn one_sided(&mut self, i: usize, input: &mut Input<'_>) {
+        let n = usize::from(input.byte() % EPS as u8);
+        let Some(ep) = self.sides[i].eps[n] else { return };
+        let (how, extra) = (input.byte(), input.byte());
+        let len = input.pick(&[0, 8, 8, 64, 256, 2000, 4096, 5000]);
+        let addr = input.pick(&[0, 0, 8, 100, 4000, u64::MAX]);
+        let key = if extra & 0x60 == 0x60 { 99 } else { REGION_KEY };
+        let flags = input.pick(&[
+            OpFlags::empty(),
+            OpFlags::COMPLETION,
+            OpFlags::INJECT,
+            OpFlags::FENCE,
+            OpFlags::DELIVERY_COMPLETE,
+            OpFlags::REMOTE_CQ_DATA,
+        ]);
+        let no_completion = extra & 0x18 == 8;
+        let dest = self.sides[i].dests[usize::from(extra & 7).saturating_sub(4)];
+        let context = self.ops.len() as u64;
+        let (memory, buf) = self.memory.lend(len, SENT);
+        let (side, now) = (&mut self.sides[i], self.now);
+        let (kind, posted) = match how % 4 {
+            0 => {
+                let rma = RmaList::one(addr, len as u64, key);
+                let req = WriteReq { buf, dest, rma, data: 3, context, flags, no_completion };
+                (Kind::Send, side.node.post_write(now, ep, req))
+            }
+            1 => {
+                let rma = RmaList::one(addr, len as u64, key);
+                let req = ReadReq { buf, dest, rma, context, flags };
+                (Kind::Read, side.node.post_read(now, ep, req))
+            }
+            _ => {
+                let kinds = [AtomicKind::Base, AtomicKind::Fetch, AtomicKind::Compare];
+                let kind = kinds[usize::from(how >> 2) % 3];
+                let rma = RmaList::one(addr, len as u64 / 8, key);
+                let mut lend = |wanted: bool| {
+                    let len = if wanted { len } else { 0 };
+                    self.memory.lend(len, SENT).1
+                };
+                let operand = lend(true);
+                let compare = lend(kind == AtomicKind::Compare);
+                let result = if kind == AtomicKind::Base { lend(false) } else { buf };
+                // 64-bit integers are type 7.
+                let (op, ty) = (u32::from(how >> 4), 7);
+                let req = AtomicReq {
+                    kind,
+                    op,
+                    ty,
+                    operand,
+                    compare,
+                    result,
+                    dest,
+                    rma,
+                    data: 4,
+                    context,
+                    flags,
+                    no_completion,
+                };
+                (Kind::Read, side.node.post_atomic(now, ep, req))
+            }
+        };
+        if posted.is_ok() {
+            let quiet = no_completion && kind != Kind::Read;
+            let wanted = !quiet && (n == 0 || flags.contains(OpFlags::COMPLETION));
+            let wanted = wanted && (how % 4 < 2 || !no_completion);
+            self.accept(i, kind, wanted, Some(memory));
+        }
+        self.transmit(i);
+    }
+
+    /// Registers the region, or closes it: from then on nobody writes to its memory.
+    fn register(&mut self, i: usize) {
+        let side = &mut self.sides[i];
+        if let Some((mr, memory)) = side.region.take() {
+            side.node.mr_close(self.now, mr).expect("it is open");
+            self.closed.push((memory, self.memory.bytes(memory).to_vec()));
+            return;
+        }
+        let (memory, buf) = self.memory.lend(REGION_LEN, FILL);
+        let req = MrReq {
+            buf,
+            access: MrAccess::REMOTE_READ | MrAccess::REMOTE_WRITE,
+            requested_key: Some(REGION_KEY),
+            virt_addr: false,
+            ep: None,
+            sharing: Sharing::Single,
+        };
+        let mr = side.node.mr_reg(req).expect("the key is free");
+        side.region = Some((mr, memory));
+    }
+
     /// Peek, claim and discard.
     fn special(&mut self, i: usize, input: &mut Input<'_>) {
         let n = usize::from(input.byte() % EPS as u8);
@@ -437,6 +555,9 @@ impl World {
             self.sides[i].handles.push(cqe.op_context);
             return;
         }
+        if cqe.flags.intersects(CqFlags::REMOTE_WRITE | CqFlags::REMOTE_READ) {
+            return; // remote CQ data of a peer's operation
+        }
         if cqe.op_context >> 32 != 0 {
             return; // a claim of an announced message, which has many operations of one context
         }
@@ -448,7 +569,7 @@ impl World {
                 assert!(!op.ended, "a multi-receive that was released wrote {cqe:?} {err:?}");
                 op.ended = cqe.flags.contains(CqFlags::MULTI_RECV);
             }
-            Kind::Send | Kind::Recv => {
+            Kind::Send | Kind::Recv | Kind::Read => {
                 assert!(!op.ended, "a second outcome: {cqe:?} {err:?}");
                 assert!(op.wanted || err.is_some(), "an outcome nobody wanted: {cqe:?}");
                 op.ended = true;
@@ -527,6 +648,9 @@ impl World {
                 }
             }
             self.read(i);
+            if self.sides[i].region.is_some() {
+                self.register(i);
+            }
             self.idle(i);
             for station in 0..STRANGER + STATIONS {
                 self.sides[i].node.drop_session(self.now, mac(station));
@@ -553,7 +677,7 @@ impl World {
             self.read(1);
         }
         for (id, op) in self.ops.iter().enumerate() {
-            let waits = op.kind == Kind::Send && op.wanted && !op.ended;
+            let waits = matches!(op.kind, Kind::Send | Kind::Read) && op.wanted && !op.ended;
             assert!(!waits, "send {id} waits for a dead peer");
         }
     }
@@ -572,6 +696,9 @@ impl World {
 
     fn check_outcomes(&self) {
         self.memory.check();
+        for (memory, then) in &self.closed {
+            assert!(self.memory.bytes(*memory) == then, "a closed region was written");
+        }
         for (id, op) in self.ops.iter().enumerate() {
             let must = op.wanted && op.kind != Kind::Special || op.kind == Kind::Multi;
             assert!(op.ended || !must, "operation {id} has no outcome");
