@@ -473,12 +473,18 @@ impl OpTable {
         Refused { error, bufs }
     }
 
-    /// Forgets the reservations of a closed endpoint.
+    /// Forgets the reservations of a closed endpoint. A peek whose completion has not been read
+    /// reserves nothing any more.
     pub(crate) fn forget_reserved(&mut self, ep: u32) {
         for idx in 0..self.ops.len() {
-            let op = &self.ops[idx];
-            if op.generation % 2 == 1 && op.kind == OpKind::Reserved && op.ep == ep {
-                self.release(idx);
+            let op = &mut self.ops[idx];
+            if op.generation.is_multiple_of(2) || op.ep != ep {
+                continue;
+            }
+            match op.kind {
+                OpKind::Reserve => op.kind = OpKind::Once,
+                OpKind::Reserved => drop(self.release(idx)),
+                _ => {}
             }
         }
     }

@@ -15,6 +15,7 @@
 //! To add a target: a body here, a line in [`TARGETS`], a file and a `[[bin]]` in `fuzz_targets/`,
 //! and a directory of seeds. The test fails as long as one of them is missing.
 
+mod api;
 mod forge;
 mod frame;
 mod input;
@@ -22,6 +23,7 @@ mod memory;
 mod sack;
 mod session;
 
+pub use api::api_calls;
 pub use frame::frame_parser;
 pub use sack::sack;
 pub use session::session;
@@ -30,5 +32,9 @@ pub use session::session;
 pub type Body = fn(&[u8]);
 
 /// Every target by its name.
-pub const TARGETS: &[(&str, Body)] =
-    &[("frame_parser", frame_parser), ("sack", sack), ("session", session)];
+pub const TARGETS: &[(&str, Body)] = &[
+    ("frame_parser", frame_parser),
+    ("sack", sack),
+    ("session", session),
+    ("api_calls", api_calls),
+];
