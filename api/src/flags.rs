@@ -223,7 +223,7 @@ mod tests {
     #[test]
     fn a_flag_that_is_not_known_is_refused() {
         assert_eq!(op_flags(FI_MORE | FI_FENCE), Ok(OpFlags::MORE | OpFlags::FENCE));
-        for raw in [1 << 62, FI_AUTH_KEY, FI_TRIGGER, FI_COMMIT_COMPLETE, FI_TAGGED] {
+        for raw in [1 << 62, FI_AUTH_KEY, FI_TRIGGER, FI_COMMIT_COMPLETE] {
             assert_eq!(op_flags(raw), Err(crate::Error::BadFlags));
         }
     }
