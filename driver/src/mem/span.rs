@@ -4,7 +4,8 @@
 //! by offsets that are checked here. There is no way to borrow the bytes: a peer may be writing
 //! them through another operation at any time.
 
-use std::ptr;
+use std::mem::MaybeUninit;
+use std::{fmt, ptr, slice};
 
 /// Most pieces that one operation's memory may have (`iov_limit`).
 pub const IOV_LIMIT: usize = 8;
@@ -54,11 +55,18 @@ impl Span {
 }
 
 /// The memory of one operation: 0 to [`IOV_LIMIT`] spans, used one after the other.
-#[derive(Debug)]
 pub struct IoBuf {
     len: usize,
     count: usize,
-    spans: [Span; IOV_LIMIT],
+    /// The first `count` are initialised. The others are not, since most operations have one span
+    /// and to clear eight would cost more than to describe the message.
+    spans: [MaybeUninit<Span>; IOV_LIMIT],
+}
+
+impl fmt::Debug for IoBuf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("IoBuf").field("len", &self.len).field("spans", &self.spans()).finish()
+    }
 }
 
 impl Default for IoBuf {
@@ -69,15 +77,36 @@ impl Default for IoBuf {
 
 impl IoBuf {
     /// No memory.
-    pub const EMPTY: Self = Self { len: 0, count: 0, spans: [Span::EMPTY; IOV_LIMIT] };
+    pub const EMPTY: Self =
+        Self { len: 0, count: 0, spans: [const { MaybeUninit::uninit() }; IOV_LIMIT] };
 
     /// One span.
+    #[inline(always)]
     pub const fn one(span: Span) -> Self {
         let mut buf = Self::EMPTY;
         buf.len = span.len;
         buf.count = 1;
-        buf.spans[0] = span;
+        buf.spans[0] = MaybeUninit::new(span);
         buf
+    }
+
+    /// Moves to `slot`, copying no more than there is.
+    #[inline(always)]
+    pub fn move_to(self, slot: &mut Self) {
+        (slot.len, slot.count) = (self.len, self.count);
+        if let [one] = self.spans() {
+            slot.spans[0] = MaybeUninit::new(Span { base: one.base, len: one.len });
+        } else {
+            slot.spans = self.spans;
+        }
+    }
+
+    /// The spans there are.
+    #[inline(always)]
+    fn spans(&self) -> &[Span] {
+        // SAFETY: the first `count` elements, at most `IOV_LIMIT`, are initialised: every function
+        // that raises `count` writes them first; and a `MaybeUninit<Span>` is laid out as a `Span`.
+        unsafe { slice::from_raw_parts(self.spans.as_ptr().cast::<Span>(), self.count) }
     }
 
     /// A copy of `bytes` in memory that is never freed, for tests and examples.
@@ -102,7 +131,7 @@ impl IoBuf {
     pub fn piece(self, offset: usize, len: usize) -> Self {
         let mut part = Self::EMPTY;
         self.each(offset, len, |base, _, n| {
-            part.spans[part.count] = Span { base, len: n };
+            part.spans[part.count] = MaybeUninit::new(Span { base, len: n });
             (part.count, part.len) = (part.count + 1, part.len + n);
         });
         part
@@ -116,7 +145,7 @@ impl IoBuf {
             return false;
         }
         self.len = len;
-        self.spans[self.count] = span;
+        self.spans[self.count] = MaybeUninit::new(span);
         self.count += 1;
         true
     }
@@ -135,16 +164,17 @@ impl IoBuf {
     /// in one span for sure (only a single span is looked at).
     #[inline(always)]
     pub(crate) fn in_one_piece(&self, offset: usize, len: usize) -> Option<*const u8> {
-        if self.count != 1 || offset > self.len || len > self.len - offset {
+        let [one] = self.spans() else { return None };
+        if offset > self.len || len > self.len - offset {
             return None;
         }
-        Some(self.spans[0].base.wrapping_add(offset).cast_const())
+        Some(one.base.wrapping_add(offset).cast_const())
     }
 
     /// Whether a byte is in both.
     pub fn overlaps(&self, other: &Self) -> bool {
-        self.spans[..self.count].iter().any(|a| {
-            other.spans[..other.count].iter().any(|b| {
+        self.spans().iter().any(|a| {
+            other.spans().iter().any(|b| {
                 let (a0, b0) = (a.base as usize, b.base as usize);
                 let (a1, b1) = (a0.saturating_add(a.len), b0.saturating_add(b.len));
                 a.len > 0 && b.len > 0 && a0 < b1 && b0 < a1
@@ -155,7 +185,7 @@ impl IoBuf {
     /// The address of the byte at `offset`, 0 if it lies beyond the end.
     pub fn addr_at(&self, offset: usize) -> usize {
         let mut at = offset;
-        for span in &self.spans[..self.count] {
+        for span in self.spans() {
             if at < span.len {
                 return span.base as usize + at;
             }
@@ -202,7 +232,7 @@ impl IoBuf {
             assert!(offset <= self.len && len <= self.len - offset, "copy outside the lent memory");
             // SAFETY: one span holds all `self.len` bytes, so `offset + len` is inside it; the
             // caller vouches for `src`.
-            unsafe { super::copy_short(src, self.spans[0].base.wrapping_add(offset), len) };
+            unsafe { super::copy_short(src, self.spans()[0].base.wrapping_add(offset), len) };
             return;
         }
         // SAFETY: `each` calls with `n` writable bytes at `piece` (the lender's promise) and with
@@ -226,7 +256,7 @@ impl IoBuf {
             assert!(offset <= self.len && len <= self.len - offset, "copy outside the lent memory");
             // SAFETY: one span holds all `self.len` bytes, so `offset + len` is inside it; the
             // caller vouches for `dst`.
-            unsafe { super::copy_short(self.spans[0].base.wrapping_add(offset), dst, len) };
+            unsafe { super::copy_short(self.spans()[0].base.wrapping_add(offset), dst, len) };
             return;
         }
         // SAFETY: as in `read_at`, with the caller's promise for `dst`.
@@ -255,7 +285,7 @@ impl IoBuf {
     /// The address of `len` bytes at `offset`, if they lie in the first span: the usual case.
     #[inline]
     pub(super) fn in_first(&self, offset: usize, len: usize) -> Option<*mut u8> {
-        let span = &self.spans[0];
+        let span = self.spans().first()?;
         let inside = offset <= span.len && len <= span.len - offset;
         inside.then(|| span.base.wrapping_add(offset))
     }
@@ -269,7 +299,7 @@ impl IoBuf {
         }
         let mut at = offset;
         let mut done = 0;
-        for span in &self.spans[..self.count] {
+        for span in self.spans() {
             if at >= span.len {
                 at -= span.len;
                 continue;

@@ -433,6 +433,15 @@ impl ShmPort {
         Pushed::Sent
     }
 
+    #[cold]
+    fn wake_sleepers(&mut self) {
+        while self.sleepers != 0 {
+            let r = self.sleepers.trailing_zeros() as usize;
+            self.sleepers &= self.sleepers - 1;
+            wait::wake_member(&self.shared.seg, r);
+        }
+    }
+
     /// [`push`](Self::push), not inlined.
     #[cold]
     fn push_slow(&mut self, r: usize, frame: &TxFrame<'_>, len: usize) -> Pushed {
@@ -663,7 +672,6 @@ impl ShmPort {
         let base = from.ring.mem().at(pos).cast_const();
         // SAFETY: as in `burst`.
         let frame = unsafe { RxFrame::from_raw(base, len) };
-        sink.prefetch(&frame);
         sink.frame(&frame);
         from.ring.release();
         let next = from.ring.mem().word_at(from.ring.pos());
@@ -935,10 +943,8 @@ impl Port for ShmPort {
     }
 
     fn flush(&mut self) -> Result<(), PortGone> {
-        while self.sleepers != 0 {
-            let r = self.sleepers.trailing_zeros() as usize;
-            self.sleepers &= self.sleepers - 1;
-            wait::wake_member(&self.shared.seg, r);
+        if self.sleepers != 0 {
+            self.wake_sleepers();
         }
         Ok(())
     }
