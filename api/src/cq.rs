@@ -231,21 +231,20 @@ impl CqInner {
 
     #[inline]
     pub(crate) fn cqes(&self, core: &mut Core, out: &mut [Cqe]) -> Result<usize> {
-        match core.node().cq_read(self.id, out) {
-            Err(Error::Again) => {
-                core.turn_if_manual(&self.dom);
-                let read = core.node().cq_read(self.id, out);
-                if read == Err(Error::Again) {
-                    self.seen_empty(core);
-                }
-                read
-            }
-            Ok(n) => {
+        // Asked first, since an empty queue is what most reads find and an error costs more.
+        if core.node().cq_ready(self.id)? > 0 {
+            let read = core.node().cq_read(self.id, out);
+            if read.is_ok() {
                 core.read_something(&self.dom);
-                Ok(n)
             }
-            Err(e) => Err(e),
+            return read;
         }
+        core.turn_if_manual(&self.dom);
+        let read = core.node().cq_read(self.id, out);
+        if read == Err(Error::Again) {
+            self.seen_empty(core);
+        }
+        read
     }
 
     #[inline]

@@ -143,6 +143,7 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
+    #[inline]
     pub(crate) fn enter(&self) -> Result<Guard<'_, Core>> {
         self.lock.enter()
     }

@@ -102,6 +102,10 @@ impl<T> Lock<T> {
             return Err(Error::OpBadState);
         }
         match self.mode.load(Ordering::Relaxed) {
+            SERIAL if !self.held.load(Ordering::Relaxed) => {
+                self.held.store(true, Ordering::Relaxed);
+                Ok(self.guard())
+            }
             OWNED
                 if self.owner.load(Ordering::Relaxed) == thread_number()
                     && !self.held.load(Ordering::Relaxed) =>
@@ -110,10 +114,6 @@ impl<T> Lock<T> {
                 Ok(self.guard())
             }
             SHARED => self.enter_shared(),
-            SERIAL if !self.held.load(Ordering::Relaxed) => {
-                self.held.store(true, Ordering::Relaxed);
-                Ok(self.guard())
-            }
             _ => self.enter_slow(),
         }
     }

@@ -95,6 +95,12 @@ impl Cq {
         room
     }
 
+    /// As [`try_push`](Self::try_push), when [`has_room`](Self::has_room) has said that it will do.
+    #[inline(always)]
+    pub(crate) fn push_free(&mut self, cqe: Cqe) {
+        self.append(Slot::Done(cqe));
+    }
+
     /// Takes successes out, as many as `out` holds or as stand before the next failure.
     ///
     /// # Errors
@@ -164,12 +170,13 @@ impl Cq {
         std::mem::take(&mut self.signal)
     }
 
+    /// Whether an entry is neither used nor reserved.
     #[inline]
-    fn has_room(&self) -> bool {
+    pub(crate) fn has_room(&self) -> bool {
         self.tail - self.head + self.reserved <= self.mask
     }
 
-    #[inline]
+    #[inline(always)]
     fn append(&mut self, slot: Slot) {
         match self.ring.get_mut((self.tail & self.mask) as usize) {
             Some(place) => *place = slot,

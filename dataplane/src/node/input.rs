@@ -31,6 +31,9 @@ impl Node {
     pub fn on_frame(&mut self, now: Instant, frame: &RxFrame<'_>) {
         self.counters.rx_frames += 1;
         self.fresh += 1;
+        if self.take_plain(now, frame) {
+            return;
+        }
         let base = match Base::parse(frame) {
             Ok(base) => base,
             Err(err) => return self.on_malformed(now, frame, err),

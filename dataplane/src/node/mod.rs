@@ -17,6 +17,7 @@ mod rma;
 mod rma_in;
 mod rma_out;
 mod session;
+mod short;
 mod stats;
 #[cfg(test)]
 mod tests;
@@ -269,6 +270,8 @@ pub struct Node {
     pub(crate) lossless: bool,
     pub(crate) crc: bool,
     pub(crate) rto_floor_ns: u64,
+    /// Longest message that leaves in one frame unasked, if the frame holds it.
+    pub(crate) eager_one: usize,
 
     pub(crate) peers: Slab<Peer>,
     pub(crate) by_mac: HashMap<MacAddr, u32>,
@@ -288,6 +291,8 @@ pub struct Node {
     pub(crate) sent: SentPool,
     pub(crate) packs: Packs,
     pub(crate) posted: PostedPool<RecvWr>,
+    /// The buffers of posted receives, by the index of their record.
+    pub(crate) recv_bufs: Vec<IoBuf>,
     pub(crate) stored: UnexpectedPool<Stored>,
     pub(crate) blocks: BlockPool,
     /// Blocks neither in use nor promised to a peer.
@@ -386,6 +391,7 @@ impl Node {
             lossless: caps.lossless,
             crc,
             rto_floor_ns: caps.rto_floor_ns.max(1_000),
+            eager_one: s.eager_max.max(4096),
             peers: Slab::with_capacity(s.peer_max),
             by_mac: HashMap::with_capacity(s.peer_max.min(4096)),
             sid_gen: Vec::with_capacity(s.peer_max),
@@ -400,6 +406,7 @@ impl Node {
             sent: Slab::with_capacity(sent),
             packs: Packs::new(if caps.lossless { 1 } else { 64 }, frame_len),
             posted: PostedPool::with_capacity(s.rx_wr_max),
+            recv_bufs: Vec::with_capacity(s.rx_wr_max),
             stored: UnexpectedPool::with_capacity(blocks),
             blocks: BlockPool::with_capacity(blocks),
             blocks_unpromised: blocks,

@@ -94,10 +94,10 @@ impl Linked<1> for TxWr {
     }
 }
 
-/// A posted receive.
+/// A posted receive. Its buffer lies in [`Node::recv_bufs`](super::Node), so that what is moved in
+/// and out of a slot is short.
 #[derive(Debug)]
 pub(crate) struct RecvWr {
-    pub(crate) buf: IoBuf,
     pub(crate) context: u64,
     pub(crate) ep: u32,
     pub(crate) tagged: bool,

@@ -79,6 +79,10 @@ pub(crate) struct Peer {
     pub(crate) remote_sid: u32,
     /// Largest number of bytes after the Ethernet header that both take.
     pub(crate) frame_max: u32,
+    /// The session is open and the port loses nothing: most messages take the short way.
+    pub(crate) plain: bool,
+    /// An index in an address vector that may name the sender of the last message.
+    pub(crate) src_hint: u32,
 
     pub(crate) rcv_nxt: Psn,
     /// Packets received since the last acknowledgement.
@@ -179,6 +183,8 @@ impl Peer {
             sid: 0,
             remote_sid: 0,
             frame_max: 0,
+            plain: false,
+            src_hint: 0,
             rcv_nxt: Psn(0),
             owed: 0,
             dups: 0,

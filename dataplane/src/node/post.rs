@@ -3,6 +3,9 @@
 //! A refused call has no side effect (R1). Everything that can be refused is checked before the
 //! first table is touched, and every accepted operation has its place in a completion queue.
 
+use barewire_driver::mem::IoBuf;
+
+use super::ep::Ep;
 use super::ops::{RecvWr, TxWr, WrFlags};
 use super::{EpId, MsgKind, Node, RecvReq, SendReq};
 use crate::error::{Error, Result};
@@ -79,7 +82,7 @@ impl Node {
         if flags.contains(WrFlags::INJECTED) {
             let mut bytes = [0; Self::INJECT_SIZE];
             wr.buf.read_at(0, &mut bytes[..len as usize]);
-            wr.buf = barewire_driver::mem::IoBuf::EMPTY;
+            wr.buf = IoBuf::EMPTY;
             let w = self.alloc_wr(wr);
             self.inject[w as usize] = bytes;
             self.queue_wr(now, p, w, inc);
@@ -175,7 +178,7 @@ impl Node {
         ep.rx_used += 1;
         let multi = req.flags.contains(OpFlags::MULTI_RECV);
         let (tag, ignore, kind) = (req.tag, req.ignore, req.kind);
-        let wr = recv_wr(e, ep.rx_selective, multi, req);
+        let wr = recv_wr(e, ep.rx_selective, multi, &req);
         let matcher = &mut ep.matcher[kind as usize];
         let starved = ep.starved;
         let found = if multi || starved || matcher.unexpected_len() == 0 {
@@ -185,6 +188,7 @@ impl Node {
         };
         let recv = matcher.post(&mut self.posted, tag, ignore, src, wr);
         let recv = recv.unwrap_or_else(|_| unreachable!("a free slot was seen"));
+        keep_buf(&mut self.recv_bufs, recv, req.buf);
         if starved {
             // What waits for room in the queue may be for an older receive than this one.
             self.feed_ep(now, e);
@@ -207,6 +211,14 @@ impl Node {
         if !e.caps.contains(Caps::RECV | kind_cap(req.kind)) {
             return Err(Error::OpNotSupp("FI_RECV with FI_MSG or FI_TAGGED was not requested"));
         }
+        if RECV_FLAGS.contains(req.flags) && req.src == FI_ADDR_UNSPEC {
+            return Ok((ep.0.idx(), Src::ANY));
+        }
+        self.check_rare_recv(e, ep.0.idx(), req)
+    }
+
+    /// The rest of [`check_recv`](Self::check_recv), for what has a flag or a source.
+    fn check_rare_recv(&self, e: &Ep, idx: u32, req: &RecvReq) -> Result<(u32, Src)> {
         let mut allowed = RECV_FLAGS;
         if e.caps.contains(Caps::MULTI_RECV) && req.kind == MsgKind::Msg {
             allowed |= OpFlags::MULTI_RECV;
@@ -227,7 +239,7 @@ impl Node {
             let entry = entry.ok_or(Error::Invalid("source is not in the AV"))?;
             Src::of(entry.peer, entry.ep)
         };
-        Ok((ep.0.idx(), src))
+        Ok((idx, src))
     }
 
     /// Peek, claim and discard: all are answered at once.
@@ -285,12 +297,13 @@ impl Node {
         }
         ep.rx_used += 1;
         let kind = req.kind;
-        let wr = recv_wr(e, ep.rx_selective, false, req);
+        let wr = recv_wr(e, ep.rx_selective, false, &req);
         let matcher = &mut ep.matcher[kind as usize];
         let tag = self.stored[msg].tag;
         let recv = matcher.post(&mut self.posted, tag, 0, Src::ANY, wr);
         let recv = recv.unwrap_or_else(|_| unreachable!("a free slot was seen"));
         matcher.unlink_posted(&mut self.posted, recv);
+        keep_buf(&mut self.recv_bufs, recv, req.buf);
         self.deliver_stored(now, msg, recv, 0);
         Ok(())
     }
@@ -353,6 +366,16 @@ impl Node {
     }
 }
 
+/// Puts the buffer of a receive where its record's index finds it.
+#[inline]
+fn keep_buf(bufs: &mut Vec<IoBuf>, recv: u32, buf: IoBuf) {
+    match bufs.get_mut(recv as usize) {
+        Some(slot) => buf.move_to(slot),
+        // Within what was reserved: there are as many as records, which are used in order.
+        None => bufs.push(buf),
+    }
+}
+
 fn kind_cap(kind: MsgKind) -> Caps {
     match kind {
         MsgKind::Msg => Caps::MSG,
@@ -371,9 +394,9 @@ fn special_ok(req: &RecvReq, buffered: bool) -> bool {
     !(special && multi || all || bare_discard)
 }
 
-fn recv_wr(e: u32, selective: bool, multi: bool, req: RecvReq) -> RecvWr {
+#[inline]
+fn recv_wr(e: u32, selective: bool, multi: bool, req: &RecvReq) -> RecvWr {
     RecvWr {
-        buf: req.buf,
         context: req.context,
         ep: e,
         tagged: req.kind == MsgKind::Tagged,

@@ -87,7 +87,7 @@ impl Node {
             Target::Recv { recv, base } => {
                 let n = self.room(recv, base).min(head.len);
                 if n > 0 {
-                    let buf = &self.posted[recv].payload.buf;
+                    let buf = &self.recv_bufs[recv as usize];
                     frame.copy_to_io(off, buf, base as usize, n as usize);
                 }
                 self.release_units(p, units(head.len));
@@ -136,7 +136,7 @@ impl Node {
                 let n = room.min(len as u64);
                 if n > 0 {
                     let at = (base + op.offset) as usize;
-                    frame.copy_to_io(off, &self.posted[recv].payload.buf, at, n as usize);
+                    frame.copy_to_io(off, &self.recv_bufs[recv as usize], at, n as usize);
                 }
             }
             Inbound::Store { msg } => {
@@ -291,7 +291,7 @@ impl Node {
         let more = pull.asked < pull.want && pull.asked - pull.got <= PULL_CHUNK;
         if recv != NONE {
             let at = (base + op.offset) as usize;
-            frame.copy_to_io(off, &self.posted[recv].payload.buf, at, len);
+            frame.copy_to_io(off, &self.recv_bufs[recv as usize], at, len);
         }
         if done {
             self.finish_pull(now, op.dst_op);
@@ -351,9 +351,10 @@ impl Node {
         let min = ep.min_multi_recv;
         let wr = &mut self.posted[recv].payload;
         let base = wr.used;
-        let room = wr.buf.len() as u64 - base;
+        let len = self.recv_bufs[recv as usize].len() as u64;
+        let room = len - base;
         wr.used = base + head.len.min(room);
-        if wr.buf.len() as u64 - wr.used < min.max(1) {
+        if len - wr.used < min.max(1) {
             wr.closed = true;
             ep.matcher[head.kind() as usize].unlink_posted(&mut self.posted, recv);
         }
@@ -363,7 +364,7 @@ impl Node {
     /// Bytes of a receive's buffer from `base` on.
     #[inline]
     fn room(&self, recv: u32, base: u64) -> u64 {
-        self.posted[recv].payload.buf.len() as u64 - base
+        self.recv_bufs[recv as usize].len() as u64 - base
     }
 
     /// Keeps a message for later.
@@ -443,7 +444,7 @@ impl Node {
             self.pull(now, recv, base, &head, src_op, src_gen);
         } else if m.complete {
             let n = self.room(recv, base).min(head.len);
-            let (chain, buf) = (&self.stored[msg].payload.chain, &self.posted[recv].payload.buf);
+            let (chain, buf) = (&self.stored[msg].payload.chain, &self.recv_bufs[recv as usize]);
             self.blocks.copy_out(chain, buf, base as usize, n as usize);
             self.free_stored(now, msg);
             self.complete_recv(recv, &head, base, n);
@@ -519,7 +520,7 @@ impl Node {
 
     /// The credit of a message that went straight to its receive is free again.
     #[inline]
-    fn release_units(&mut self, _p: u32, cost: u32) {
+    pub(super) fn release_units(&mut self, _p: u32, cost: u32) {
         if !planted(Bug::CreditNotReturned) {
             self.blocks_unpromised += cost as usize;
         }
@@ -752,7 +753,8 @@ impl Node {
         if head.imm.is_some() {
             flags |= CqFlags::REMOTE_CQ_DATA;
         }
-        let buf = if multi { wr.buf.addr_at(base as usize) as u64 } else { 0 };
+        let buf = &self.recv_bufs[recv as usize];
+        let buf = if multi { buf.addr_at(base as usize) as u64 } else { 0 };
         let context = wr.context;
         let source = self.source_of(e, head.peer, head.src_ep);
         let mut cqe = Cqe {

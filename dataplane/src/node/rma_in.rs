@@ -177,7 +177,7 @@ impl Node {
         let (operand, compare) = operands.split_at(split);
         let (buf, at, sharing) = match target {
             Target::Region(m, at) => (&self.mrs[m].buf, at, self.mrs[m].sharing),
-            Target::Receive(r, at) => (&self.posted[r].payload.buf, at, Sharing::Single),
+            Target::Receive(r, at) => (&self.recv_bufs[r as usize], at, Sharing::Single),
         };
         let count = op.count.into();
         let done = buf.atomic(at, what, ty, count, operand, compare, old, sharing);

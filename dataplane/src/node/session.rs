@@ -224,8 +224,10 @@ impl Node {
     /// Both ends know: what waits may leave.
     pub(crate) fn opened(&mut self, now: Instant, p: u32) {
         let active = self.active_ns;
+        let plain = self.lossless && !self.crc;
         let peer = &mut self.peers[p];
         peer.state = State::Open;
+        peer.plain = plain;
         peer.heard = active;
         (peer.backoff, peer.probes) = (0, 0);
         peer.probe_at = now;
@@ -355,6 +357,7 @@ impl Node {
         (peer.granted, peer.consumed) = (0, 0);
         peer.closed_epoch = peer.peer_epoch;
         peer.state = State::Idle;
+        peer.plain = false;
         (peer.sid, peer.remote_sid) = (0, 0);
         (peer.want_open, peer.ack_now) = (false, false);
         peer.timer_at = Instant(u64::MAX);

@@ -187,7 +187,7 @@ impl Matcher {
     /// [`match_posted`](Self::match_posted) and, if `last` says that the receive takes no further
     /// message, [`unlink_posted`](Self::unlink_posted) in one. Costs half as much where most
     /// messages go: to the first receive of a chain, with no wildcard posted.
-    #[inline]
+    #[inline(always)]
     pub fn take_posted<P>(
         &mut self,
         pool: &mut PostedPool<P>,

@@ -7,7 +7,7 @@ use super::{BASE_LEN, Bytes, ETHERTYPE, IMM_LEN, TRAILER_LEN, Ty, VERSION, WireE
 use crate::psn::Psn;
 
 const SEC: u16 = 1 << 7;
-const AR: u16 = 1 << 6;
+pub(super) const AR: u16 = 1 << 6;
 const RTX: u16 = 1 << 5;
 const CE: u16 = 1 << 4;
 const RESERVED: u16 = 3 << 2;
@@ -19,6 +19,9 @@ const TRAILER: u16 = 3;
 /// this version, and what they are.
 const FIXED_MASK: u32 = 0xffff_0000 | (0xe000 | SEC | CE | RESERVED) as u32;
 const FIXED: u32 = (ETHERTYPE as u32) << 16 | (VERSION as u32) << 13;
+
+/// EtherType and prologue of a MSG without any flag.
+pub(super) const PLAIN_MSG: u32 = FIXED | (Ty::Msg as u32) << 8;
 
 /// Multiples of eight that any operation header with its remote CQ data may be long, now and
 /// later. Bounds the search for the checksum of a packet of unknown type.

@@ -1,8 +1,10 @@
 //! MSG, a whole message in one packet, and MSGM, a piece of one in several.
 
 use barewire_driver::frame::RxFrame;
+use barewire_driver::port::MacAddr;
 
 use super::{BASE_LEN, Base, Bytes, IMM_LEN, WireError};
+use crate::psn::Psn;
 
 /// The message is tagged.
 pub(super) const TAGGED: u8 = 1;
@@ -101,6 +103,106 @@ impl MsgOp {
         b.put64::<8>(self.tag);
         let at = b.write(out);
         put_imm(out, at, self.imm)
+    }
+}
+
+/// The first 16 bytes of a MSG about which nothing is out of the ordinary: addresses, type, first
+/// transmission, no checksum, no acknowledgement asked for.
+pub type PlainHead = [u8; 16];
+
+/// What follows a [`PlainHead`]: base and header of a MSG.
+#[derive(Clone, Copy, Debug)]
+pub struct PlainMsg {
+    /// The receiver's name of the session.
+    pub dst_sid: u32,
+    /// Sequence number.
+    pub psn: Psn,
+    /// The next PSN the sender expects.
+    pub cack: Psn,
+    /// As [`Base::grant`].
+    pub grant: u16,
+    /// Payload bytes.
+    pub plen: u16,
+    /// The operation header.
+    pub op: MsgOp,
+}
+
+impl PlainMsg {
+    /// Length of base and header without remote CQ data.
+    pub const LEN: usize = BASE_LEN + MsgOp::LEN;
+
+    /// Length with remote CQ data.
+    pub const LEN_MAX: usize = Self::LEN + IMM_LEN;
+
+    /// The head of such messages from `src` to `dst`.
+    #[inline(always)]
+    pub fn head(dst: MacAddr, src: MacAddr) -> PlainHead {
+        let mut b = Bytes::<16>::ZERO;
+        b.set::<0, 6>(dst.0);
+        b.set::<6, 6>(src.0);
+        b.set::<12, 4>(super::base::PLAIN_MSG.to_be_bytes());
+        b.0
+    }
+
+    /// Copies head and headers at once and checks what can be checked without knowing the session:
+    /// the destination and the source that it gives are the caller's to compare. `None` for any
+    /// other packet; good or bad, [`Base::parse`] tells.
+    #[inline(always)]
+    pub fn parse(frame: &RxFrame<'_>) -> Option<([MacAddr; 2], Self)> {
+        let b = Bytes::<{ Self::LEN }>(frame.chunk_at(0)?);
+        let word = b.u32::<36>();
+        let tag = b.u64::<40>();
+        let plen = b.u16::<30>();
+        let (flags, imm_len) = (word as u8, (word & u32::from(IMM)) as usize * (IMM_LEN / 2));
+        // The word's upper bytes are reserved and the length in a record.
+        if u32::from_be_bytes(b.get::<12, 4>()) != super::base::PLAIN_MSG
+            || word & !u32::from(TAGGED | IMM) != 0
+            || frame.len() < Self::LEN + imm_len + usize::from(plen)
+            || flags & TAGGED == 0 && tag != 0
+        {
+            return None;
+        }
+        let imm = match imm_len {
+            0 => None,
+            _ => Some(u64::from_le_bytes(frame.chunk_at(Self::LEN)?)),
+        };
+        let msg = Self {
+            dst_sid: b.u32::<16>(),
+            psn: Psn(b.u32::<20>()),
+            cack: Psn(b.u32::<24>()),
+            grant: b.u16::<28>(),
+            plen,
+            op: MsgOp {
+                dst_ep: b.u16::<32>(),
+                src_ep: b.u16::<34>(),
+                tagged: flags & TAGGED != 0,
+                imm,
+                tag,
+                len: 0,
+            },
+        };
+        Some(([MacAddr(b.get::<0, 6>()), MacAddr(b.get::<6, 6>())], msg))
+    }
+
+    /// Writes a message's head and headers, asking for an acknowledgement if `ar`. Returns the
+    /// bytes and how many of them there are.
+    #[inline(always)]
+    pub fn emit(&self, head: &PlainHead, ar: bool) -> ([u8; Self::LEN_MAX], usize) {
+        let mut b = Bytes::<{ Self::LEN_MAX }>::ZERO;
+        b.set::<0, 16>(*head);
+        b.put8::<15>(head[15] | if ar { super::base::AR as u8 } else { 0 });
+        b.put32::<16>(self.dst_sid);
+        b.put32::<20>(self.psn.0);
+        b.put32::<24>(self.cack.0);
+        b.put16::<28>(self.grant);
+        b.put16::<30>(self.plen);
+        b.put16::<32>(self.op.dst_ep);
+        b.put16::<34>(self.op.src_ep);
+        b.put32::<36>(u32::from(flags(self.op.tagged, self.op.imm)));
+        b.put64::<40>(self.op.tag);
+        let Some(imm) = self.op.imm else { return (b.0, Self::LEN) };
+        b.put64::<48>(imm);
+        (b.0, Self::LEN_MAX)
     }
 }
 
