@@ -17,6 +17,10 @@ use crate::{Sample, median};
 /// Longest time that the second process may take over a command.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// Turns without a command after which the second process sleeps between turns, and how long.
+const IDLE_TURNS: u32 = 10_000;
+const NAP: Duration = Duration::from_micros(50);
+
 /// Round trips of a cache line in one probe, and in one chunk of them.
 const PROBE: u64 = 20_000;
 const CHUNK: u64 = 100;
@@ -31,8 +35,9 @@ const WORK: u64 = 2;
 struct Board {
     ping: Line,
     pong: Line,
-    /// Raised with every command, and once more when it is done.
+    /// The number of the last command given, begun and done.
     asked: Line,
+    begun: Line,
     done: Line,
     kind: Line,
     args: [AtomicU64; 4],
@@ -120,14 +125,20 @@ impl Second {
         mut idle: impl FnMut(&mut S),
         mut work: impl FnMut(&mut S, Task) -> Result<(), String>,
     ) -> Result<(), String> {
-        let mut seen = 0;
+        let (mut seen, mut turns) = (0, 0_u32);
         loop {
             let asked = self.board.asked.0.load(Acquire);
             if asked == seen {
                 idle(state);
+                turns += 1;
+                if turns > IDLE_TURNS {
+                    // Another pair of processes may be what is measured now, on the same core.
+                    std::thread::sleep(NAP);
+                }
                 continue;
             }
-            seen = asked;
+            (seen, turns) = (asked, 0);
+            self.board.begun.0.store(seen, Release);
             let arg = |i: usize| self.board.args[i].load(Relaxed);
             match self.board.kind.0.load(Relaxed) {
                 QUIT => return Ok(()),
@@ -198,6 +209,12 @@ impl First {
             to.store(arg, Relaxed);
         }
         self.board.asked.0.store(self.commands, Release);
+        // So that what is timed does not begin with the other one's waking up. Bounded, since it
+        // may have ended.
+        let start = Instant::now();
+        while self.board.begun.0.load(Acquire) != self.commands && start.elapsed() < PATIENCE {
+            std::hint::spin_loop();
+        }
     }
 }
 

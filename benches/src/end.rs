@@ -139,6 +139,11 @@ impl NodeEnd {
         Self::open(port, number, memory)
     }
 
+    /// The node, to look at what it counted.
+    pub fn node(&self) -> &Node {
+        &self.node
+    }
+
     #[inline]
     fn transmit(&mut self, now: Instant) {
         let port = &mut self.port;
@@ -189,8 +194,15 @@ impl NodeEnd {
 /// Tells sends from receives.
 #[inline]
 pub fn count(entries: &[Cqe]) -> Done {
-    let received = entries.iter().filter(|e| e.flags.contains(CqFlags::RECV)).count() as u64;
-    Done { sent: entries.len() as u64 - received, received }
+    let mut done = Done::default();
+    for entry in entries {
+        if entry.flags.contains(CqFlags::RECV) {
+            done.received += 1;
+        } else {
+            done.sent += 1;
+        }
+    }
+    done
 }
 
 impl End for NodeEnd {
@@ -284,6 +296,7 @@ pub struct RawEnd {
     av: Av,
     peer: FiAddr,
     memory: Memory,
+    entries: [Cqe; 8],
 }
 
 impl RawEnd {
@@ -299,14 +312,14 @@ impl RawEnd {
         ep.bind_cq(&cq, BindFlags::TRANSMIT | BindFlags::RECV).map_err(said)?;
         ep.bind_av(&av).map_err(said)?;
         ep.enable().map_err(said)?;
-        Ok(Self { ep, cq, av, peer: FI_ADDR_UNSPEC, memory: Memory::new(memory) })
+        let (memory, entries) = (Memory::new(memory), [Cqe::default(); 8]);
+        Ok(Self { ep, cq, av, peer: FI_ADDR_UNSPEC, memory, entries })
     }
 
     #[inline]
     fn read(&mut self) -> Done {
-        let mut entries = [Cqe::default(); 8];
-        let n = self.cq.read(&mut entries).unwrap_or(0);
-        count(&entries[..n])
+        let n = self.cq.read(&mut self.entries).unwrap_or(0);
+        count(&self.entries[..n])
     }
 }
 
