@@ -10,6 +10,8 @@
 //! - an `IoBuf` made by `OpTable::lend` names bytes of buffers that stay in the table until the
 //!   operation ends. The node drops its `IoBuf` before it writes the completion that ends it, or
 //!   when it refuses the post, and only these two remove the buffers from the table;
+//! - an `IoBuf` made by [`RegionBufs::new`] names bytes of buffers that stay until the node has
+//!   closed the region and dropped it;
 //! - bytes of a [`SharedBuf`] that a completion has announced ([`Piece`]) are never written again
 //!   while the piece lives: the node places messages one after the other, and a buffer with living
 //!   pieces is not lent a second time.
@@ -256,6 +258,16 @@ impl Bufs {
     /// The shared buffer, if it is one.
     pub fn into_shared(self) -> Option<SharedBuf> {
         if let Self::Shared(b) = self { Some(b) } else { None }
+    }
+
+    /// Bytes that an operation uses.
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            Self::None => 0,
+            Self::One(b) => b.len,
+            Self::Many(v) => v.iter().map(|b| b.len).sum(),
+            Self::Shared(b) => b.len(),
+        }
     }
 
     fn io(&mut self) -> Result<IoBuf> {
@@ -571,6 +583,55 @@ fn piece_of(bufs: &Bufs, cqe: &Cqe) -> Option<Piece> {
     let inside = offset.filter(|&o| o <= buf.len && cqe.len as usize <= buf.len - o);
     let offset = inside.expect("the node placed a message outside its buffer");
     Some(Piece { buf: Arc::clone(buf), offset, len: cqe.len as usize })
+}
+
+/// Buffers that are a memory region: lent from [`new`](Self::new) on, and given back only by who
+/// has closed the region. Dropped without that they stay allocated for ever, since peers may
+/// still write them.
+pub(crate) struct RegionBufs(ManuallyDrop<Vec<Buf>>);
+
+impl RegionBufs {
+    /// Takes the buffers and lends their memory to a region.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`]: there are more than 8.
+    pub(crate) fn new(bufs: Vec<Buf>) -> Result<(Self, IoBuf)> {
+        let mut io = IoBuf::EMPTY;
+        for b in &bufs {
+            if !io.push(b.span()) {
+                return Err(Error::Invalid("iov_count: 1 to 8 pieces"));
+            }
+        }
+        Ok((Self(ManuallyDrop::new(bufs)), io))
+    }
+
+    /// Gives the buffers back. For `mr.rs` alone, once the `IoBuf` that [`new`](Self::new) made is
+    /// gone: the node has closed the region, or has refused it.
+    pub(crate) fn take(&mut self) -> Vec<Buf> {
+        std::mem::take(&mut *self.0)
+    }
+}
+
+/// Lends two lists for the length of a call that keeps nothing: operands and compare values of the
+/// atomic calls.
+pub(crate) fn with_borrowed_pair<R>(
+    a: &[&[u8]],
+    b: &[&[u8]],
+    call: impl FnOnce(IoBuf, IoBuf) -> R,
+) -> Result<R> {
+    let lend = |list: &[&[u8]]| {
+        let mut io = IoBuf::EMPTY;
+        for bytes in list {
+            let base = ptr::from_ref(*bytes).cast::<u8>().cast_mut();
+            // SAFETY: an atomic call only reads them, copies them before it returns and drops the
+            // `IoBuf`s; the bytes are borrowed until then.
+            if !io.push(unsafe { Span::from_raw(base, bytes.len()) }) {
+                return Err(Error::Invalid("iov_count: above 8"));
+            }
+        }
+        Ok(io)
+    };
+    Ok(call(lend(a)?, lend(b)?))
 }
 
 /// Lends `bytes` for the length of a call that keeps nothing: the source of the inject calls of the

@@ -16,7 +16,7 @@ use crate::errno::{Error, OpenError, Result};
 use crate::info::Info;
 use crate::inner::DomainRef;
 use crate::lock::Entry;
-use crate::mr::{self, Mr, MrAttr};
+use crate::mr::{Mr, MrAttr};
 use crate::raw::{RawCq, RawEndpoint};
 use crate::settings::{Idle, Progress, Settings};
 use crate::stats::Publisher;
@@ -27,7 +27,7 @@ use crate::stats::Publisher;
 /// child cannot use it: every call there returns `FI_EOPBADSTATE`, and dropping it there leaves the
 /// parent's port alone.
 pub struct Domain {
-    dom: DomainRef,
+    pub(crate) dom: DomainRef,
 }
 
 /// How full the tables of a domain are, to see whether everything came back.
@@ -56,6 +56,9 @@ impl Domain {
         let engine = Engine::new(node, port);
         let stats = if settings.stats { Publisher::create(&engine) } else { None };
         let dom = DomainRef::new(engine, settings, entry, stats);
+        if let Ok(mut core) = dom.enter() {
+            core.mrs.set_mode(info.domain_attr.mr_mode);
+        }
         let progress = info.domain_attr.data_progress;
         let auto = match progress {
             Progress::Unspec => dom.settings.progress == Progress::Auto,
@@ -148,20 +151,6 @@ impl Domain {
         Mr::register(&self.dom, bufs, attr)
     }
 
-    /// Registers `len` bytes in `count` pieces that the caller keeps, and returns the key. The
-    /// memory is not touched through it until remote access arrives.
-    ///
-    /// # Errors
-    /// As [`mr_reg`](Self::mr_reg).
-    pub fn raw_mr_reg(&self, count: usize, len: usize, attr: &MrAttr) -> Result<u64> {
-        mr::add(&self.dom, attr, count, len)
-    }
-
-    /// Ends a registration of [`raw_mr_reg`](Self::raw_mr_reg).
-    pub fn raw_mr_close(&self, key: u64) {
-        mr::remove(&self.dom, key);
-    }
-
     /// Binds an event queue, which hears when the port has gone.
     ///
     /// # Errors
@@ -193,7 +182,7 @@ impl Domain {
     /// [`Error::OpBadState`] as for every call.
     pub fn levels(&self) -> Result<Levels> {
         let mut core = self.dom.enter()?;
-        let (ops, regions) = (core.ops.in_use(), core.mrs.level().0);
+        let (ops, regions) = (core.ops.in_use(), core.mrs.level());
         Ok(Levels { ops, regions, node: core.node().levels() })
     }
 

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use barewire_dataplane::node::{EpAttr as NodeEpAttr, EpId, MsgKind, Node, RecvReq, SendReq};
 use barewire_dataplane::poll::Engine;
+use barewire_dataplane::proto::atomic::OPERAND_LEN_MAX;
 use barewire_dataplane::types::{EpAddr, FiAddr};
 
 use crate::av::{Av, AvInner};
@@ -42,17 +43,17 @@ pub mod opt {
     pub const FI_OPT_MAX_MSG_SIZE: i32 = 12;
     /// Longest tagged message.
     pub const FI_OPT_MAX_TAGGED_SIZE: i32 = 13;
-    /// Longest remote memory access: 0, there is none yet.
+    /// Longest remote memory access; 0 without `FI_RMA`.
     pub const FI_OPT_MAX_RMA_SIZE: i32 = 14;
-    /// Longest atomic: 0, there is none yet.
+    /// Longest atomic, bytes of operands; 0 without `FI_ATOMIC`.
     pub const FI_OPT_MAX_ATOMIC_SIZE: i32 = 15;
     /// Longest untagged inject.
     pub const FI_OPT_INJECT_MSG_SIZE: i32 = 16;
     /// Longest tagged inject.
     pub const FI_OPT_INJECT_TAGGED_SIZE: i32 = 17;
-    /// Longest injected write: 0.
+    /// Longest injected write; 0 without `FI_RMA`.
     pub const FI_OPT_INJECT_RMA_SIZE: i32 = 18;
-    /// Longest injected atomic: 0.
+    /// Longest injected atomic; 0 without `FI_ATOMIC`.
     pub const FI_OPT_INJECT_ATOMIC_SIZE: i32 = 19;
 }
 
@@ -305,12 +306,11 @@ impl EpCommon {
             FI_OPT_MAX_TAGGED_SIZE => only(Caps::TAGGED, long),
             FI_OPT_INJECT_MSG_SIZE => only(Caps::MSG, Node::INJECT_SIZE),
             FI_OPT_INJECT_TAGGED_SIZE => only(Caps::TAGGED, Node::INJECT_SIZE),
-            FI_OPT_CM_DATA_SIZE
-            | FI_OPT_CUDA_API_PERMITTED
-            | FI_OPT_MAX_RMA_SIZE
-            | FI_OPT_MAX_ATOMIC_SIZE
-            | FI_OPT_INJECT_RMA_SIZE
-            | FI_OPT_INJECT_ATOMIC_SIZE => 0,
+            FI_OPT_MAX_RMA_SIZE => only(Caps::RMA, long),
+            FI_OPT_MAX_ATOMIC_SIZE => only(Caps::ATOMIC, OPERAND_LEN_MAX),
+            FI_OPT_INJECT_RMA_SIZE => only(Caps::RMA, Node::INJECT_SIZE),
+            FI_OPT_INJECT_ATOMIC_SIZE => only(Caps::ATOMIC, Node::INJECT_SIZE),
+            FI_OPT_CM_DATA_SIZE | FI_OPT_CUDA_API_PERMITTED => 0,
             _ => return Err(Error::NoProtoOpt),
         })
     }

@@ -14,6 +14,7 @@ use crate::av::{AvType, resolve};
 use crate::errno::{Error, Result};
 use crate::flags::{Caps, InfoFlags, Mode, MrMode, OpFlags, Order};
 use crate::mr::MR_IOV_LIMIT;
+use crate::rma::RMA_IOV_LIMIT;
 use crate::settings::{Progress, Settings, Threading};
 
 /// A version of the interface, as `FI_VERSION(major, minor)`.
@@ -39,8 +40,13 @@ pub const PROTOCOL_VERSION: u32 = 1;
 /// Everything an endpoint can be granted.
 pub const CAPS: Caps = PRIMARY.union(SECONDARY);
 
-const PRIMARY: Caps =
-    Caps::MSG.union(Caps::TAGGED).union(Caps::SEND).union(Caps::RECV).union(Caps::DIRECTED_RECV);
+const PRIMARY: Caps = Caps::MSG
+    .union(Caps::TAGGED)
+    .union(Caps::RMA)
+    .union(Caps::ATOMIC)
+    .union(DIRECTIONS)
+    .union(ONE_SIDED)
+    .union(Caps::DIRECTED_RECV);
 
 /// Granted unasked as well: they cost nothing and expose nothing. `FI_SOURCE_ERR` is only granted
 /// when asked for, as it turns a message from a stranger into an error entry.
@@ -50,9 +56,28 @@ const UNASKED: Caps = Caps::MULTI_RECV
     .union(Caps::LOCAL_COMM)
     .union(Caps::REMOTE_COMM);
 
-const SECONDARY: Caps = UNASKED.union(Caps::SOURCE_ERR);
+const SECONDARY: Caps = UNASKED.union(Caps::SOURCE_ERR).union(Caps::RMA_EVENT);
 
 const DIRECTIONS: Caps = Caps::SEND.union(Caps::RECV);
+
+const ONE_SIDED: Caps =
+    Caps::READ.union(Caps::WRITE).union(Caps::REMOTE_READ).union(Caps::REMOTE_WRITE);
+
+/// What of a node's order can be promised: everything is executed in the order of its posting, but
+/// for the bytes of a read, which are taken when there is room to send them.
+const ORDERS: Order = Order::SAS
+    .union(Order::SAW)
+    .union(Order::WAW)
+    .union(Order::WAS)
+    .union(Order::RAW)
+    .union(Order::RAS);
+
+/// Modes of registration that are honoured when they are asked for. None is demanded.
+const MR_MODES: MrMode = MrMode::BASIC
+    .union(MrMode::SCALABLE)
+    .union(MrMode::VIRT_ADDR)
+    .union(MrMode::PROV_KEY)
+    .union(MrMode::ENDPOINT);
 
 /// Flags that can be defaults of transmit calls.
 pub const TX_OP_FLAGS: OpFlags = OpFlags::COMPLETION
@@ -362,9 +387,9 @@ fn check_fabric(hint: &FabricAttr) -> Result<()> {
 /// Everything there is, cut down to what the hints ask for.
 fn offer(settings: &Settings, hints: &Info, port: String) -> Info {
     let caps = grant(hints.caps);
-    let side = |asked: Caps, direction: Caps| {
+    let side = |asked: Caps, others: Caps| {
         let caps = if asked.is_empty() { caps } else { with_directions(asked) & caps };
-        caps - (DIRECTIONS - direction)
+        caps - others
     };
     let defaults = NodeSettings::default();
     let (tx, rx) = (&hints.tx_attr, &hints.rx_attr);
@@ -381,18 +406,18 @@ fn offer(settings: &Settings, hints: &Info, port: String) -> Info {
         src_addr: None,
         dest_addr: None,
         tx_attr: TxAttr {
-            caps: side(tx.caps, Caps::SEND),
+            caps: side(tx.caps, Caps::RECV | Caps::REMOTE_READ | Caps::REMOTE_WRITE),
             op_flags: tx.op_flags,
             msg_order: order(tx.msg_order),
             comp_order: Order::empty(),
             inject_size: Node::INJECT_SIZE,
             size: size(tx.size, 1024, tx_max),
             iov_limit: IOV_LIMIT,
-            rma_iov_limit: 0,
+            rma_iov_limit: RMA_IOV_LIMIT,
             tclass: tx.tclass,
         },
         rx_attr: RxAttr {
-            caps: side(rx.caps, Caps::RECV),
+            caps: side(rx.caps, Caps::SEND | Caps::READ | Caps::WRITE),
             op_flags: rx.op_flags,
             msg_order: order(rx.msg_order),
             comp_order: Order::empty(),
@@ -449,8 +474,9 @@ fn offer_domain(settings: &Settings, hint: &DomainAttr, port: String) -> DomainA
         data_progress: progress(hint.data_progress),
         resource_mgmt: ResourceMgmt::Enabled,
         av_type: if hint.av_type == AvType::Map { AvType::Map } else { AvType::Table },
-        // The two old values name a whole model and are given back; of the bits, none is needed.
-        mr_mode: hint.mr_mode & (MrMode::BASIC | MrMode::SCALABLE),
+        // None is needed. Those that change what keys and addresses mean are honoured if asked for;
+        // the two old values name a whole model.
+        mr_mode: hint.mr_mode & MR_MODES,
         mr_key_size: 8,
         cq_data_size: 8,
         cq_cnt: QUEUE_COUNT,
@@ -474,13 +500,15 @@ fn grant(asked: Caps) -> Caps {
     with_directions(asked) | UNASKED
 }
 
-/// Messages without a direction go both ways.
-pub(crate) fn with_directions(caps: Caps) -> Caps {
-    if caps.intersects(Caps::MSG | Caps::TAGGED) && !caps.intersects(DIRECTIONS) {
-        caps | DIRECTIONS
-    } else {
-        caps
+/// Messages without a direction go both ways, and one-sided operations all four.
+pub(crate) fn with_directions(mut caps: Caps) -> Caps {
+    let groups = [(Caps::MSG | Caps::TAGGED, DIRECTIONS), (Caps::RMA | Caps::ATOMIC, ONE_SIDED)];
+    for (kinds, directions) in groups {
+        if caps.intersects(kinds) && !caps.intersects(directions) {
+            caps |= directions;
+        }
     }
+    caps
 }
 
 /// Whether every hint holds of the answer.
@@ -492,11 +520,11 @@ fn check(hints: &Info, answer: &Info) -> Result<()> {
         && answer.caps.contains(tx.caps | rx.caps)
         && TX_OP_FLAGS.contains(tx.op_flags)
         && RX_OP_FLAGS.contains(rx.op_flags)
-        && Order::SAS.contains(tx.msg_order | rx.msg_order)
+        && ORDERS.contains(tx.msg_order | rx.msg_order)
         && (tx.comp_order | rx.comp_order).is_empty()
         && tx.inject_size <= has_tx.inject_size
         && tx.iov_limit.max(rx.iov_limit) <= IOV_LIMIT
-        && tx.rma_iov_limit == 0
+        && tx.rma_iov_limit <= RMA_IOV_LIMIT
         && (tx.tclass == 0 || (0x200..0x206).contains(&tx.tclass))
         && tx.size <= has_tx.size
         && rx.size <= has_rx.size
@@ -625,15 +653,14 @@ mod tests {
     #[test]
     fn one_of_everything_that_is_not_offered_is_no_data() {
         let refused: &[fn(&mut Info)] = &[
-            |i| i.caps = Caps::RMA,
+            |i| i.caps = Caps::RMA | Caps::COLLECTIVE,
             |i| i.caps = Caps::MSG | Caps::MULTICAST,
-            |i| i.caps = Caps::MSG | Caps::ATOMIC,
             |i| i.addr_format = AddrFormat::Other(2),
-            |i| i.tx_attr.caps = Caps::RMA,
+            |i| (i.caps, i.tx_attr.caps) = (Caps::MSG, Caps::RMA),
             |i| i.tx_attr.inject_size = 257,
             |i| i.tx_attr.iov_limit = 9,
-            |i| i.tx_attr.rma_iov_limit = 1,
-            |i| i.tx_attr.msg_order = Order::RAW,
+            |i| i.tx_attr.rma_iov_limit = 9,
+            |i| i.tx_attr.msg_order = Order::WAR,
             |i| i.tx_attr.comp_order = Order::SAS,
             |i| i.tx_attr.size = 1 << 20,
             |i| i.tx_attr.op_flags = OpFlags::PEEK,

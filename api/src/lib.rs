@@ -33,6 +33,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+pub mod atomic;
 pub mod av;
 pub mod buf;
 pub mod cntr;
@@ -49,12 +50,15 @@ mod lock;
 pub mod mr;
 pub mod msg;
 pub mod raw;
+pub mod rma;
 pub mod settings;
 pub mod stats;
 pub mod tagged;
 pub mod wait;
 
+pub use atomic::{AtomicAttr, AtomicKind, AtomicMsg, AtomicOp, Datatype, What};
 pub use av::{Av, AvAttr, AvType, FI_ADDR_NOTAVAIL, resolve};
+pub use barewire_dataplane::node::RmaIov;
 pub use barewire_dataplane::types::{EpAddr, FI_ADDR_UNSPEC, FiAddr, ProvErrno};
 pub use buf::{Buf, Bufs, Piece, Refused, SharedBuf};
 pub use cntr::{Cntr, CntrAttr};
@@ -68,8 +72,9 @@ pub use info::{
     API_VERSION, AddrFormat, DomainAttr, EndpointAttr, EpType, FabricAttr, Info, ResourceMgmt,
     RxAttr, TxAttr, getinfo, getinfo_with, version,
 };
-pub use mr::{Mr, MrAttr};
+pub use mr::{Mr, MrAttr, MrCommon, RawMr};
 pub use msg::{Msg, Posted};
+pub use rma::{Remote, RmaMsg};
 pub use settings::{Idle, Progress, Settings, Threading};
 pub use tagged::TaggedMsg;
 pub use wait::WaitObj;

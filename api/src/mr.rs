@@ -1,15 +1,25 @@
-//! Registration of local buffers.
+//! Memory regions: what peers may read, write and change by atomics, named by a key.
 //!
-//! Nothing here needs it: buffers that are not registered are staged through frames, and no mode
-//! bit asks for it (`FI_MR_LOCAL` is never required). It exists for applications that register
-//! anyway, and gives descriptors and keys that hold once remote access arrives.
+//! Local buffers need no registration (`FI_MR_LOCAL` is never required). How peers name memory
+//! follows the domain's `mr_mode`: from 0, or with `FI_MR_VIRT_ADDR` by address; keys are the
+//! application's own if it asks for one, unless `FI_MR_PROV_KEY` says that it takes ours.
+//!
+//! While a region is open, peers may write its bytes at any time, so there is no borrowing them:
+//! [`Mr::load`] and [`Mr::store`] copy.
 
-use std::collections::HashMap;
-use std::hash::{BuildHasher, RandomState};
+use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::buf::Buf;
+use barewire_dataplane::flags::MrAccess;
+use barewire_dataplane::node::{MrId, MrReq};
+use barewire_dataplane::poll::Engine;
+use barewire_dataplane::proto::atomic::Sharing;
+use barewire_driver::mem::IoBuf;
+
+use crate::buf::{Buf, RegionBufs};
+use crate::cntr::{Cntr, CntrInner};
+use crate::ep::EpCommon;
 use crate::errno::{Error, Result};
-use crate::flags::Access;
+use crate::flags::{Access, BindFlags, MrMode};
 use crate::inner::DomainRef;
 
 /// Most pieces that one registration may have (`mr_iov_limit`).
@@ -29,67 +39,75 @@ pub struct MrAttr {
     pub flags: u64,
 }
 
-/// The registrations of a domain.
-#[derive(Default)]
+/// What a domain knows of its regions.
+#[derive(Debug, Default)]
 pub(crate) struct MrTable {
-    by_key: HashMap<u64, Entry>,
-}
-
-struct Entry {
-    access: Access,
-    len: usize,
+    mode: MrMode,
+    open: usize,
 }
 
 impl MrTable {
-    fn add(&mut self, attr: &MrAttr, len: usize) -> Result<u64> {
-        let key = match attr.requested_key {
-            Some(key) if self.by_key.contains_key(&key) => return Err(Error::NoKey),
-            Some(key) => key,
-            None => loop {
-                // A fresh hasher's secret is the kernel's random number.
-                let key = RandomState::new().hash_one(self.by_key.len());
-                if key != u64::MAX && !self.by_key.contains_key(&key) {
-                    break key;
-                }
-            },
-        };
-        self.by_key.insert(key, Entry { access: attr.access, len });
-        Ok(key)
+    /// How the domain names memory.
+    pub(crate) fn set_mode(&mut self, mode: MrMode) {
+        self.mode = mode;
     }
 
-    /// Regions and bytes registered, for `barewire stats` and tests.
-    pub(crate) fn level(&self) -> (usize, usize) {
-        (self.by_key.len(), self.by_key.values().map(|e| e.len).sum())
-    }
-
-    /// What a key allows.
-    pub(crate) fn access(&self, key: u64) -> Option<Access> {
-        self.by_key.get(&key).map(|e| e.access)
+    /// Regions registered, for tests.
+    pub(crate) fn level(&self) -> usize {
+        self.open
     }
 }
 
-/// A registered region of local memory (`struct fid_mr`).
-pub struct Mr {
+/// A registered region, whoever owns its memory. There is no mutable access to one, so that two
+/// cannot change places under their owners.
+pub struct MrCommon {
     dom: DomainRef,
+    id: MrId,
     key: u64,
-    bufs: Vec<Buf>,
     context: u64,
+    access: Access,
+    /// Keeps them from being closed.
+    cntrs: Mutex<Vec<Arc<CntrInner>>>,
 }
 
-impl Mr {
-    pub(crate) fn register(dom: &DomainRef, bufs: Vec<Buf>, attr: &MrAttr) -> Result<Self> {
-        let len = bufs.iter().map(|b| b.len()).sum();
-        let key = add(dom, attr, bufs.len(), len)?;
-        Ok(Self { dom: dom.clone(), key, bufs, context: attr.context })
+impl MrCommon {
+    fn register(dom: &DomainRef, buf: IoBuf, count: usize, attr: &MrAttr) -> Result<Self> {
+        if attr.flags != 0 {
+            return Err(Error::BadFlags);
+        }
+        if attr.access.is_empty() {
+            return Err(Error::Invalid("access: no bit is set"));
+        }
+        if count == 0 || count > MR_IOV_LIMIT {
+            return Err(Error::Invalid("iov_count: 1 to 8 pieces"));
+        }
+        if buf.is_empty() {
+            return Err(Error::Invalid("length: a region has at least one byte"));
+        }
+        let mut core = dom.enter()?;
+        let mode = core.mrs.mode;
+        let req = MrReq {
+            buf,
+            access: MrAccess::from_bits_truncate(attr.access.bits()),
+            requested_key: attr.requested_key.filter(|_| !mode.contains(MrMode::PROV_KEY)),
+            virt_addr: mode.intersects(MrMode::VIRT_ADDR | MrMode::BASIC),
+            ep: None,
+            sharing: Sharing::Single,
+        };
+        let id = core.node().mr_reg(req)?;
+        let key = core.node().mr_key(id)?;
+        core.mrs.open += 1;
+        let (context, access) = (attr.context, attr.access);
+        Ok(Self { dom: dom.clone(), id, key, context, access, cntrs: Mutex::default() })
     }
 
-    /// The region's key, as peers will name it.
+    /// The region's key, as peers name it.
     #[doc(alias = "fi_mr_key")]
     pub fn key(&self) -> u64 {
         self.key
     }
 
-    /// The descriptor for the `desc` argument of raw data calls, which need none.
+    /// The descriptor for the `desc` argument of data calls, which need none.
     #[doc(alias = "fi_mr_desc")]
     pub fn desc(&self) -> u64 {
         self.key
@@ -102,42 +120,150 @@ impl Mr {
 
     /// What the region may be used for.
     pub fn access(&self) -> Access {
-        let core = self.dom.enter();
-        core.ok().and_then(|c| c.mrs.access(self.key)).unwrap_or_default()
+        self.access
     }
 
-    /// Ends the registration and gives the memory back.
+    /// Binds a counter of what peers do with the region: `REMOTE_WRITE`, `REMOTE_READ`, or both.
+    ///
+    /// # Errors
+    /// - [`Error::BadFlags`]: neither, or another flag.
+    /// - [`Error::Invalid`]: the counter is of another domain, or one is bound already.
+    #[doc(alias = "fi_mr_bind")]
+    pub fn bind_cntr(&self, cntr: &Cntr, flags: BindFlags) -> Result<()> {
+        let both = BindFlags::REMOTE_READ | BindFlags::REMOTE_WRITE;
+        if flags.is_empty() || !both.contains(flags) {
+            return Err(Error::BadFlags);
+        }
+        if !Arc::ptr_eq(self.dom.arc(), cntr.0.dom.arc()) {
+            return Err(Error::Invalid("the counter is of another domain"));
+        }
+        let mut core = self.dom.enter()?;
+        for (flag, reads) in [(BindFlags::REMOTE_READ, true), (BindFlags::REMOTE_WRITE, false)] {
+            if flags.contains(flag) {
+                core.node().mr_bind_cntr(self.id, cntr.0.id, reads)?;
+            }
+        }
+        drop(core);
+        let mut cntrs = self.cntrs.lock().unwrap_or_else(PoisonError::into_inner);
+        cntrs.push(Arc::clone(&cntr.0));
+        Ok(())
+    }
+
+    /// Binds the one endpoint that peers reach the region through (`FI_MR_ENDPOINT`).
+    ///
+    /// # Errors
+    /// [`Error::Invalid`]: the endpoint is of another domain.
+    #[doc(alias = "fi_mr_bind")]
+    pub fn bind_ep(&self, ep: &EpCommon) -> Result<()> {
+        if !Arc::ptr_eq(self.dom.arc(), ep.dom.arc()) {
+            return Err(Error::Invalid("the endpoint is of another domain"));
+        }
+        self.dom.enter()?.node().mr_bind_ep(self.id, ep.id)
+    }
+
+    /// Ends the registration, and says whether it could: not from another thread than an owned
+    /// domain's.
+    fn end(&mut self) -> bool {
+        let Ok(mut core) = self.dom.lock.enter_to_close() else { return false };
+        let now = Engine::now();
+        if let Err(e) = core.node().mr_close(now, self.id) {
+            tracing::error!("closing a region: {e}");
+        }
+        core.mrs.open -= 1;
+        // Who was reading it is told.
+        core.engine.after_post(now);
+        true
+    }
+}
+
+/// A region of buffers that it owns (`struct fid_mr`). Dropping it closes it.
+pub struct Mr {
+    common: MrCommon,
+    bufs: RegionBufs,
+    ended: bool,
+}
+
+impl std::ops::Deref for Mr {
+    type Target = MrCommon;
+
+    fn deref(&self) -> &MrCommon {
+        &self.common
+    }
+}
+
+impl Mr {
+    pub(crate) fn register(dom: &DomainRef, bufs: Vec<Buf>, attr: &MrAttr) -> Result<Self> {
+        let count = bufs.len();
+        let (mut bufs, io) = RegionBufs::new(bufs)?;
+        match MrCommon::register(dom, io, count, attr) {
+            Ok(common) => Ok(Self { common, bufs, ended: false }),
+            Err(e) => {
+                bufs.take();
+                Err(e)
+            }
+        }
+    }
+
+    /// Copies `out.len()` bytes at `offset` of the region out. Each byte is as some peer or this
+    /// process left it; several may be of different writes.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`]: they are not all inside.
+    pub fn load(&self, offset: usize, out: &mut [u8]) -> Result<()> {
+        self.dom.enter()?.node().mr_load(self.id, offset, out)
+    }
+
+    /// Copies `bytes` to `offset` of the region.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`]: they do not fit.
+    pub fn store(&self, offset: usize, bytes: &[u8]) -> Result<()> {
+        self.dom.enter()?.node().mr_store(self.id, offset, bytes)
+    }
+
+    /// Ends the registration and gives the memory back: nothing is written to it any more.
     #[doc(alias = "fi_close")]
     pub fn close(mut self) -> Vec<Buf> {
-        std::mem::take(&mut self.bufs)
+        self.ended = true;
+        if self.common.end() { self.bufs.take() } else { Vec::new() }
     }
 }
 
 impl Drop for Mr {
     fn drop(&mut self) {
-        remove(&self.dom, self.key);
+        if !self.ended && self.common.end() {
+            self.bufs.take();
+        }
+        // Else the memory stays, since peers may still write it.
     }
 }
 
-/// Adds a region of `len` bytes in `count` pieces.
-pub(crate) fn add(dom: &DomainRef, attr: &MrAttr, count: usize, len: usize) -> Result<u64> {
-    if attr.flags != 0 {
-        return Err(Error::BadFlags);
+/// A region of memory that the caller keeps. Dropping it closes it.
+pub struct RawMr(MrCommon);
+
+impl RawMr {
+    pub(crate) fn register(
+        dom: &DomainRef,
+        buf: IoBuf,
+        count: usize,
+        attr: &MrAttr,
+    ) -> Result<Self> {
+        MrCommon::register(dom, buf, count, attr).map(Self)
     }
-    if attr.access.is_empty() {
-        return Err(Error::Invalid("access: no bit is set"));
-    }
-    if count == 0 || count > MR_IOV_LIMIT {
-        return Err(Error::Invalid("iov_count: 1 to 8 pieces"));
-    }
-    if len == 0 {
-        return Err(Error::Invalid("length: a region has at least one byte"));
-    }
-    dom.enter()?.mrs.add(attr, len)
 }
 
-pub(crate) fn remove(dom: &DomainRef, key: u64) {
-    if let Ok(mut core) = dom.lock.enter_to_close() {
-        core.mrs.by_key.remove(&key);
+impl std::ops::Deref for RawMr {
+    type Target = MrCommon;
+
+    fn deref(&self) -> &MrCommon {
+        &self.0
+    }
+}
+
+impl Drop for RawMr {
+    fn drop(&mut self) {
+        if !self.0.end() {
+            tracing::error!("a region of an owned domain was closed by another thread: it stays");
+        }
     }
 }

@@ -15,17 +15,22 @@ use std::os::fd::RawFd;
 use std::ptr;
 use std::sync::Arc;
 
-use barewire_dataplane::node::{MsgKind, RecvReq, SendReq};
+use barewire_dataplane::node::{AtomicReq, MsgKind, ReadReq, RecvReq, RmaIov, SendReq, WriteReq};
+use barewire_dataplane::proto::atomic::AtomicKind;
 use barewire_dataplane::types::{CqErr, Cqe, FiAddr};
 use barewire_driver::mem::{IOV_LIMIT, IoBuf, Span};
 
+use crate::atomic::{What, elements};
 use crate::cq::{CqInner, prov_strerror};
+use crate::domain::Domain;
 use crate::ep::EpCommon;
 use crate::errno::{Error, Result};
 use crate::flags::{BindFlags, OpFlags};
 use crate::info::Info;
 use crate::inner::DomainRef;
 use crate::lock::Entry;
+use crate::mr::{MrAttr, RawMr};
+use crate::rma::{Remote, list};
 
 /// A piece of memory (`struct iovec`).
 #[repr(C)]
@@ -204,6 +209,206 @@ impl RawEndpoint {
         core.engine.post_recv(self.id, req)?;
         core.posted(&self.dom);
         Ok(())
+    }
+}
+
+/// An operation on remote memory in full, for the raw face.
+#[derive(Clone, Copy, Debug)]
+pub struct RawRma<'a> {
+    /// Local memory.
+    pub iov: &'a [IoVec],
+    /// Whose memory.
+    pub dest: FiAddr,
+    /// Which ranges of it.
+    pub rma_iov: &'a [RmaIov],
+    /// Remote CQ data of a write.
+    pub data: u64,
+    /// Comes back in the completion.
+    pub context: u64,
+}
+
+impl RawEndpoint {
+    /// `fi_write` and `fi_writev`; with `more_flags` [`OpFlags::REMOTE_CQ_DATA`] `fi_writedata`.
+    ///
+    /// # Errors
+    /// Those of [`crate::rma`].
+    ///
+    /// # Safety
+    /// The [promise](self) of the file; a write reads the memory.
+    pub unsafe fn write(&self, write: RawRma<'_>, more_flags: OpFlags) -> Result<()> {
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.writemsg(write, self.rma_op_flags() | more_flags) }
+    }
+
+    /// `fi_writemsg`: `flags` in place of the endpoint's.
+    ///
+    /// # Errors
+    /// Those of [`crate::rma`].
+    ///
+    /// # Safety
+    /// As [`write`](Self::write).
+    pub unsafe fn writemsg(&self, write: RawRma<'_>, flags: OpFlags) -> Result<()> {
+        let RawRma { iov, dest, rma_iov, data, context } = write;
+        // SAFETY: the caller's promise is the same.
+        let (buf, rma) = (unsafe { io(iov)? }, list(rma_iov)?);
+        let no_completion = false;
+        let req = WriteReq { buf, dest, rma, data, context, flags, no_completion };
+        let mut core = self.dom.enter()?;
+        let posted = core.engine.post_write(self.id, req);
+        core.posted(&self.dom);
+        posted
+    }
+
+    /// `fi_inject_write` and, with `data`, `fi_inject_writedata`.
+    ///
+    /// # Errors
+    /// Those of [`crate::rma`].
+    ///
+    /// # Safety
+    /// `len` bytes at `base` are readable until the call returns.
+    pub unsafe fn inject_write(
+        &self,
+        (base, len): (*const u8, usize),
+        to: Remote,
+        data: Option<u64>,
+    ) -> Result<()> {
+        // SAFETY: readable during the call, which is as long as an inject keeps it; it only reads.
+        let buf = IoBuf::one(unsafe { Span::from_raw(base.cast_mut(), len) });
+        crate::rma::inject(self, buf, to, data)
+    }
+
+    /// `fi_read` and `fi_readv`.
+    ///
+    /// # Errors
+    /// Those of [`crate::rma`].
+    ///
+    /// # Safety
+    /// The [promise](self) of the file; a read writes the memory.
+    pub unsafe fn read(&self, read: RawRma<'_>) -> Result<()> {
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.readmsg(read, self.rma_op_flags() - OpFlags::INJECT) }
+    }
+
+    /// `fi_readmsg`: `flags` in place of the endpoint's.
+    ///
+    /// # Errors
+    /// Those of [`crate::rma`].
+    ///
+    /// # Safety
+    /// As [`read`](Self::read).
+    pub unsafe fn readmsg(&self, read: RawRma<'_>, flags: OpFlags) -> Result<()> {
+        let RawRma { iov, dest, rma_iov, context, .. } = read;
+        // SAFETY: the caller's promise is the same.
+        let (buf, rma) = (unsafe { io(iov)? }, list(rma_iov)?);
+        let mut core = self.dom.enter()?;
+        let req = ReadReq { buf, dest, rma, context, flags };
+        let posted = core.engine.post_read(self.id, req);
+        core.posted(&self.dom);
+        posted
+    }
+}
+
+/// An atomic operation in full, for the raw face. Lists name bytes, not elements.
+#[derive(Clone, Copy, Debug)]
+pub struct RawAtomic<'a> {
+    /// Which family.
+    pub kind: AtomicKind,
+    /// What to do.
+    pub what: What,
+    /// Operands; ignored by an atomic read.
+    pub operands: &'a [IoVec],
+    /// Compare values; empty unless `kind` is `Compare`.
+    pub compares: &'a [IoVec],
+    /// Where old values go; empty if `kind` is `Base`.
+    pub results: &'a [IoVec],
+    /// Whose memory.
+    pub dest: FiAddr,
+    /// Which elements of it.
+    pub rma_iov: &'a [RmaIov],
+    /// Remote CQ data.
+    pub data: u64,
+    /// Comes back in the completion.
+    pub context: u64,
+}
+
+impl RawEndpoint {
+    /// `fi_atomic`, `fi_fetch_atomic` and `fi_compare_atomic`, and their `v` forms.
+    ///
+    /// # Errors
+    /// Those of [`crate::atomic`].
+    ///
+    /// # Safety
+    /// The [promise](self) of the file: operands and compare values are read until the call
+    /// returns, results are written until the operation has completed.
+    pub unsafe fn atomic(&self, call: RawAtomic<'_>) -> Result<()> {
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.atomicmsg(call, self.rma_op_flags()) }
+    }
+
+    /// The `msg` calls: `flags` in place of the endpoint's.
+    ///
+    /// # Errors
+    /// Those of [`crate::atomic`].
+    ///
+    /// # Safety
+    /// As [`atomic`](Self::atomic).
+    pub unsafe fn atomicmsg(&self, call: RawAtomic<'_>, flags: OpFlags) -> Result<()> {
+        // SAFETY: the caller's promise is the same, for each of the three.
+        let operand = unsafe { io(call.operands)? };
+        // SAFETY: as above.
+        let compare = unsafe { io(call.compares)? };
+        // SAFETY: as above.
+        let result = unsafe { io(call.results)? };
+        let RawAtomic { kind, what, dest, data, context, .. } = call;
+        let (op, ty, rma, no_completion) = (what.op, what.datatype, list(call.rma_iov)?, false);
+        let req = AtomicReq {
+            kind,
+            op,
+            ty,
+            operand,
+            compare,
+            result,
+            dest,
+            rma,
+            data,
+            context,
+            flags,
+            no_completion,
+        };
+        let mut core = self.dom.enter()?;
+        let posted = core.engine.post_atomic(self.id, req);
+        core.posted(&self.dom);
+        posted
+    }
+
+    /// `fi_inject_atomic`.
+    ///
+    /// # Errors
+    /// Those of [`crate::atomic`].
+    ///
+    /// # Safety
+    /// The operand is readable until the call returns.
+    pub unsafe fn inject_atomic(&self, what: What, operand: IoVec, to: Remote) -> Result<()> {
+        let rma = to.range(elements(what, operand.len));
+        // SAFETY: readable during the call, which is as long as it is kept; it is only read.
+        let operand = unsafe { io(&[operand])? };
+        crate::atomic::inject(self, what, operand, to.dest, rma)
+    }
+}
+
+impl Domain {
+    /// Registers memory that the caller keeps, in at most 8 pieces.
+    ///
+    /// # Errors
+    /// As [`mr_reg`](Self::mr_reg).
+    ///
+    /// # Safety
+    /// Until the region is dropped the memory is mapped, readable and writable, and no Rust
+    /// reference to it is alive while a peer that knows the key may use it.
+    pub unsafe fn raw_mr_reg(&self, iov: &[IoVec], attr: &MrAttr) -> Result<RawMr> {
+        // SAFETY: the caller's promise covers the life of the list.
+        let buf = unsafe { io(iov)? };
+        RawMr::register(&self.dom, buf, iov.len(), attr)
     }
 }
 

@@ -17,7 +17,7 @@ use barewire_driver::port::{Port, PortCaps, PortCounters, PortGone, PortWaiter, 
 
 use crate::error::Result as OpResult;
 use crate::flags::OpFlags;
-use crate::node::{EpId, Node, RecvReq, SendReq};
+use crate::node::{AtomicReq, EpId, Node, ReadReq, RecvReq, SendReq, WriteReq};
 use crate::types::Instant;
 
 /// Frames taken from the port at once.
@@ -209,6 +209,50 @@ impl Engine {
             self.lost(gone);
         }
         sent
+    }
+
+    /// Posts a write, as [`post_send`](Self::post_send) does.
+    ///
+    /// # Errors
+    /// Those of [`Node::post_write`]. Nothing of this request was queued.
+    #[inline]
+    pub fn post_write(&mut self, ep: EpId, req: WriteReq) -> OpResult<()> {
+        let more = req.flags.contains(OpFlags::MORE);
+        self.post_with(more, |node, now| node.post_write(now, ep, req))
+    }
+
+    /// Posts a read, as [`post_send`](Self::post_send) does.
+    ///
+    /// # Errors
+    /// Those of [`Node::post_read`]. Nothing of this request was queued.
+    #[inline]
+    pub fn post_read(&mut self, ep: EpId, req: ReadReq) -> OpResult<()> {
+        let more = req.flags.contains(OpFlags::MORE);
+        self.post_with(more, |node, now| node.post_read(now, ep, req))
+    }
+
+    /// Posts an atomic operation, as [`post_send`](Self::post_send) does.
+    ///
+    /// # Errors
+    /// Those of [`Node::post_atomic`]. Nothing of this request was queued.
+    #[inline]
+    pub fn post_atomic(&mut self, ep: EpId, req: AtomicReq) -> OpResult<()> {
+        let more = req.flags.contains(OpFlags::MORE);
+        self.post_with(more, |node, now| node.post_atomic(now, ep, req))
+    }
+
+    #[inline]
+    fn post_with(
+        &mut self,
+        more: bool,
+        post: impl FnOnce(&mut Node, Instant) -> OpResult<()>,
+    ) -> OpResult<()> {
+        let now = Self::now();
+        let posted = post(&mut self.node, now);
+        if !more || posted.is_err() {
+            self.after_post(now);
+        }
+        posted
     }
 
     /// Posts a receive. What it makes the node want to send (a pull, a credit) leaves with the

@@ -275,8 +275,8 @@ fn getinfo_codes() {
     assert_eq!(ask(API_VERSION + 1, InfoFlags::empty(), &wild), Err(Error::NoSys));
     let unknown = InfoFlags::from_bits_retain(1 << 3);
     assert_eq!(ask(API_VERSION, unknown, &wild), Err(Error::BadFlags));
-    let rma = Info { caps: Caps::ATOMIC, ..Info::default() };
-    assert_eq!(ask(API_VERSION, InfoFlags::empty(), &rma), Err(Error::NoData));
+    let none = Info { caps: Caps::MULTICAST, ..Info::default() };
+    assert_eq!(ask(API_VERSION, InfoFlags::empty(), &none), Err(Error::NoData));
     assert_eq!(info::getinfo_raw(API_VERSION, None, None, 1, None), Err(Error::BadFlags));
 }
 

@@ -13,5 +13,6 @@ mod matching;
 mod msg;
 mod objects;
 mod queues;
+mod rma;
 mod rules;
 mod table;

@@ -7,7 +7,8 @@ const ROWS: &[&str] = &[
     "MF9", "MF10", "MF11", "MF12", "MF13", "MB1", "MB2", "MB3", "MB4", "MB5", "X1", "X2", "X6",
     "X10", "X16", "X17", "X19", "X20", "X21", "X22", "X30", "X31", "X32", "X33", "X34", "X35",
     "X36", "X37", "X39", "X40", "X41", "X44", "X45", "X50", "X51", "X52", "X54", "X55", "X56",
-    "X70", "X71", "X72", "X76", "X82", "X83",
+    "X43", "X60", "X61", "X62", "A1", "A14", "AR5", "AR13", "AR14", "X70", "X71", "X72", "X76",
+    "X82", "X83",
 ];
 
 /// Rows without a test here, and why.
@@ -25,6 +26,7 @@ const SOURCES: &[&str] = &[
     include_str!("msg.rs"),
     include_str!("objects.rs"),
     include_str!("queues.rs"),
+    include_str!("rma.rs"),
     include_str!("rules.rs"),
 ];
 

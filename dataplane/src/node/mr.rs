@@ -146,6 +146,38 @@ impl Node {
         Ok(())
     }
 
+    /// Makes `ep` the one endpoint that peers reach the region through.
+    ///
+    /// # Errors
+    /// [`Error::BadFd`]: one of them was closed.
+    pub fn mr_bind_ep(&mut self, mr: MrId, ep: EpId) -> Result<()> {
+        self.eps.by_handle(ep.0).ok_or(Error::BadFd)?;
+        self.mrs.by_handle_mut(mr.0).ok_or(Error::BadFd)?.scope = Some(ep);
+        Ok(())
+    }
+
+    /// Copies `out.len()` bytes at `offset` of a region out, while peers may be writing them.
+    ///
+    /// # Errors
+    /// [`Error::BadFd`]: it was closed. [`Error::Invalid`]: they are not all inside.
+    pub fn mr_load(&self, mr: MrId, offset: usize, out: &mut [u8]) -> Result<()> {
+        let mr = self.mrs.by_handle(mr.0).ok_or(Error::BadFd)?;
+        inside(&mr.buf, offset, out.len())?;
+        mr.buf.read_at(offset, out);
+        Ok(())
+    }
+
+    /// Copies `bytes` to `offset` of a region.
+    ///
+    /// # Errors
+    /// As [`mr_load`](Self::mr_load).
+    pub fn mr_store(&mut self, mr: MrId, offset: usize, bytes: &[u8]) -> Result<()> {
+        let mr = self.mrs.by_handle(mr.0).ok_or(Error::BadFd)?;
+        inside(&mr.buf, offset, bytes.len())?;
+        mr.buf.write_at(offset, bytes);
+        Ok(())
+    }
+
     /// Closes a region. When this returns none of its bytes is read or written any more: packets
     /// that name its key are refused, and READs being answered end with an error at their
     /// initiator.
@@ -230,4 +262,9 @@ impl Node {
             }
         }
     }
+}
+
+fn inside(buf: &IoBuf, offset: usize, len: usize) -> Result<()> {
+    let fits = offset <= buf.len() && len <= buf.len() - offset;
+    if fits { Ok(()) } else { Err(Error::Invalid("bytes are not all inside the region")) }
 }

@@ -1,0 +1,426 @@
+//! Remote atomics: the fourteen calls of fi_atomic(3), safe face; the raw one is in
+//! [`crate::raw`].
+//!
+//! All of them return at once. What a refused call means is told in [`crate::msg`]; in addition
+//! - [`Error::OpNotSupp`]: the operation has no meaning on the datatype, or not in this family of
+//!   calls (`docs/atomics.md` has the table); or the endpoint has no `FI_ATOMIC`, or not `FI_WRITE`
+//!   (base calls) or `FI_READ` (the others);
+//! - [`Error::MsgTooLong`]: more elements than [`Endpoint::atomicvalid`] and its sisters say;
+//! - [`Error::Invalid`]: no element, lists that count differently, or a result that overlaps its
+//!   operands.
+//!
+//! Operands and compare values are copied before a call returns, so they are borrowed here; results
+//! are lent until the completion gives them back. Base calls complete when the target has executed
+//! them, the others when the old values are in place.
+
+use barewire_dataplane::node::{AtomicReq, Node, RmaIov, RmaList};
+use barewire_dataplane::types::{FI_ADDR_UNSPEC, FiAddr};
+use barewire_driver::mem::IoBuf;
+
+pub use barewire_dataplane::proto::atomic::{AtomicKind, AtomicOp, Datatype};
+
+use crate::buf::{Buf, Bufs, Refused, with_borrowed_pair};
+use crate::domain::Domain;
+use crate::ep::{Endpoint, EpCommon};
+use crate::errno::{Error, Result};
+use crate::flags::{FI_TAGGED, OpFlags};
+use crate::msg::Posted;
+use crate::rma::{Remote, list};
+
+/// `FI_FETCH_ATOMIC`, a flag of [`Domain::query_atomic`].
+pub const FI_FETCH_ATOMIC: u64 = 1 << 58;
+
+/// `FI_COMPARE_ATOMIC`, a flag of [`Domain::query_atomic`].
+pub const FI_COMPARE_ATOMIC: u64 = 1 << 59;
+
+/// Operation and datatype by libfabric's numbers, which the calls check.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct What {
+    /// `enum fi_op`.
+    pub op: u32,
+    /// `enum fi_datatype`.
+    pub datatype: u32,
+}
+
+impl What {
+    /// `op` on elements of `datatype`.
+    pub const fn new(op: AtomicOp, datatype: Datatype) -> Self {
+        Self { op: op as u32, datatype: datatype as u32 }
+    }
+}
+
+/// What the `msg` calls take (`struct fi_msg_atomic`).
+#[derive(Debug)]
+pub struct AtomicMsg<'a> {
+    /// Operands, a gather list.
+    pub operands: &'a [&'a [u8]],
+    /// Whose memory.
+    pub addr: FiAddr,
+    /// Which elements of it; `len` counts elements. With [`OpFlags::TAGGED`] `key` is a tag.
+    pub rma_iov: Vec<RmaIov>,
+    /// What to do.
+    pub what: What,
+    /// Comes back in the completion.
+    pub context: u64,
+    /// Remote CQ data, used with [`OpFlags::REMOTE_CQ_DATA`].
+    pub data: u64,
+}
+
+impl Default for AtomicMsg<'_> {
+    fn default() -> Self {
+        let what = What { op: 0, datatype: 0 };
+        let (operands, rma_iov) = (&[][..], Vec::new());
+        Self { operands, addr: FI_ADDR_UNSPEC, rma_iov, what, context: 0, data: 0 }
+    }
+}
+
+/// `struct fi_atomic_attr`: the limits of an operation on a datatype.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AtomicAttr {
+    /// Most elements of one call.
+    pub count: usize,
+    /// Bytes of an element.
+    pub size: usize,
+}
+
+/// A call in full.
+struct Call<'a> {
+    kind: AtomicKind,
+    what: What,
+    operands: &'a [&'a [u8]],
+    compares: &'a [&'a [u8]],
+    results: Bufs,
+    dest: FiAddr,
+    rma: Result<RmaList>,
+    data: u64,
+    context: u64,
+    flags: OpFlags,
+}
+
+/// Elements of `what` in `len` bytes; 0 if the datatype does not exist, which the node then says.
+pub(crate) fn elements(what: What, len: usize) -> usize {
+    Datatype::try_from(what.datatype).map_or(0, |ty| len / ty.size())
+}
+
+fn len_of(pieces: &[&[u8]]) -> usize {
+    pieces.iter().map(|p| p.len()).sum()
+}
+
+impl Endpoint {
+    fn post_atomic(&self, call: Call<'_>) -> Posted {
+        let Call { kind, what, operands, compares, results, dest, rma, data, context, flags } =
+            call;
+        let rma = match rma {
+            Ok(rma) => rma,
+            Err(error) => return Err(Refused { error, bufs: results }),
+        };
+        self.post_one_sided(results, context, flags, |engine, result, context, flags| {
+            let (op, ty, no_completion) = (what.op, what.datatype, false);
+            with_borrowed_pair(operands, compares, |operand, compare| {
+                let req = AtomicReq {
+                    kind,
+                    op,
+                    ty,
+                    operand,
+                    compare,
+                    result,
+                    dest,
+                    rma,
+                    data,
+                    context,
+                    flags,
+                    no_completion,
+                };
+                engine.post_atomic(self.id, req)
+            })?
+        })
+    }
+
+    /// Changes `operand.len()` bytes of elements of remote memory.
+    ///
+    /// # Errors
+    /// See the [module](self).
+    ///
+    /// Source: fi_atomic(3), "fi_atomic".
+    #[doc(alias = "fi_atomic")]
+    pub fn atomic(&self, what: What, operand: &[u8], to: Remote, context: u64) -> Posted {
+        self.atomicv(what, &[operand], to, context)
+    }
+
+    /// As [`atomic`](Self::atomic), with operands from at most 8 pieces.
+    ///
+    /// # Errors
+    /// See the [module](self).
+    #[doc(alias = "fi_atomicv")]
+    pub fn atomicv(&self, what: What, operands: &[&[u8]], to: Remote, context: u64) -> Posted {
+        self.post_atomic(Call {
+            kind: AtomicKind::Base,
+            what,
+            operands,
+            compares: &[],
+            results: Bufs::None,
+            dest: to.dest,
+            rma: Ok(to.range(elements(what, len_of(operands)))),
+            data: 0,
+            context,
+            flags: self.rma_op_flags(),
+        })
+    }
+
+    /// As [`atomicv`](Self::atomicv), on a list of remote ranges, with flags in place of the
+    /// endpoint's.
+    ///
+    /// # Errors
+    /// See the [module](self).
+    #[doc(alias = "fi_atomicmsg")]
+    pub fn atomicmsg(&self, msg: AtomicMsg<'_>, flags: OpFlags) -> Posted {
+        self.post_atomic(from_msg(AtomicKind::Base, msg, &[], Bufs::None, flags))
+    }
+
+    /// As [`atomic`](Self::atomic), of at most `inject_size` bytes; success writes no completion.
+    ///
+    /// # Errors
+    /// See the [module](self).
+    #[doc(alias = "fi_inject_atomic")]
+    pub fn inject_atomic(&self, what: What, operand: &[u8], to: Remote) -> Result<()> {
+        let rma = to.range(elements(what, operand.len()));
+        with_borrowed_pair(&[operand], &[], |operand, _| inject(self, what, operand, to.dest, rma))?
+    }
+
+    /// Changes elements of remote memory, and returns what they were in `result`, whose length says
+    /// how many. An atomic read has no operand.
+    ///
+    /// # Errors
+    /// See the [module](self).
+    #[doc(alias = "fi_fetch_atomic")]
+    pub fn fetch_atomic(
+        &self,
+        what: What,
+        operand: &[u8],
+        result: impl Into<Bufs>,
+        to: Remote,
+        context: u64,
+    ) -> Posted {
+        let operands = [operand];
+        self.fetch(what, if operand.is_empty() { &[] } else { &operands }, result, to, context)
+    }
+
+    /// As [`fetch_atomic`](Self::fetch_atomic), with at most 8 pieces on each side.
+    ///
+    /// # Errors
+    /// See the [module](self).
+    #[doc(alias = "fi_fetch_atomicv")]
+    pub fn fetch_atomicv(
+        &self,
+        what: What,
+        operands: &[&[u8]],
+        results: Vec<Buf>,
+        to: Remote,
+        context: u64,
+    ) -> Posted {
+        self.fetch(what, operands, results, to, context)
+    }
+
+    fn fetch(
+        &self,
+        what: What,
+        operands: &[&[u8]],
+        result: impl Into<Bufs>,
+        to: Remote,
+        context: u64,
+    ) -> Posted {
+        let results = result.into();
+        let rma = Ok(to.range(elements(what, results.len())));
+        self.post_atomic(Call {
+            kind: AtomicKind::Fetch,
+            what,
+            operands,
+            compares: &[],
+            results,
+            dest: to.dest,
+            rma,
+            data: 0,
+            context,
+            flags: self.rma_op_flags(),
+        })
+    }
+
+    /// As [`fetch_atomicv`](Self::fetch_atomicv), on a list of remote ranges, with flags in place
+    /// of the endpoint's.
+    ///
+    /// # Errors
+    /// See the [module](self).
+    #[doc(alias = "fi_fetch_atomicmsg")]
+    pub fn fetch_atomicmsg(
+        &self,
+        msg: AtomicMsg<'_>,
+        results: impl Into<Bufs>,
+        flags: OpFlags,
+    ) -> Posted {
+        self.post_atomic(from_msg(AtomicKind::Fetch, msg, &[], results.into(), flags))
+    }
+
+    /// Changes those elements of remote memory that compare with `compare` as the operation says,
+    /// and returns what all of them were.
+    ///
+    /// # Errors
+    /// See the [module](self).
+    #[doc(alias = "fi_compare_atomic")]
+    pub fn compare_atomic(
+        &self,
+        what: What,
+        operand: &[u8],
+        compare: &[u8],
+        result: impl Into<Bufs>,
+        to: Remote,
+        context: u64,
+    ) -> Posted {
+        self.compare(what, &[operand], &[compare], result.into(), to, context)
+    }
+
+    /// As [`compare_atomic`](Self::compare_atomic), with at most 8 pieces of each.
+    ///
+    /// # Errors
+    /// See the [module](self).
+    #[doc(alias = "fi_compare_atomicv")]
+    pub fn compare_atomicv(
+        &self,
+        what: What,
+        operands: &[&[u8]],
+        compares: &[&[u8]],
+        results: Vec<Buf>,
+        to: Remote,
+        context: u64,
+    ) -> Posted {
+        self.compare(what, operands, compares, results.into(), to, context)
+    }
+
+    fn compare(
+        &self,
+        what: What,
+        operands: &[&[u8]],
+        compares: &[&[u8]],
+        results: Bufs,
+        to: Remote,
+        context: u64,
+    ) -> Posted {
+        let rma = Ok(to.range(elements(what, results.len())));
+        self.post_atomic(Call {
+            kind: AtomicKind::Compare,
+            what,
+            operands,
+            compares,
+            results,
+            dest: to.dest,
+            rma,
+            data: 0,
+            context,
+            flags: self.rma_op_flags(),
+        })
+    }
+
+    /// As [`compare_atomicv`](Self::compare_atomicv), on a list of remote ranges, with flags in
+    /// place of the endpoint's.
+    ///
+    /// # Errors
+    /// See the [module](self).
+    #[doc(alias = "fi_compare_atomicmsg")]
+    pub fn compare_atomicmsg(
+        &self,
+        msg: AtomicMsg<'_>,
+        compares: &[&[u8]],
+        results: impl Into<Bufs>,
+        flags: OpFlags,
+    ) -> Posted {
+        self.post_atomic(from_msg(AtomicKind::Compare, msg, compares, results.into(), flags))
+    }
+}
+
+fn from_msg<'a>(
+    kind: AtomicKind,
+    msg: AtomicMsg<'a>,
+    compares: &'a [&'a [u8]],
+    results: Bufs,
+    flags: OpFlags,
+) -> Call<'a> {
+    let AtomicMsg { operands, addr: dest, rma_iov, what, context, data } = msg;
+    let rma = list(&rma_iov);
+    Call { kind, what, operands, compares, results, dest, rma, data, context, flags }
+}
+
+pub(crate) fn inject(
+    ep: &EpCommon,
+    what: What,
+    operand: IoBuf,
+    dest: FiAddr,
+    rma: RmaList,
+) -> Result<()> {
+    let req = AtomicReq {
+        kind: AtomicKind::Base,
+        op: what.op,
+        ty: what.datatype,
+        operand,
+        compare: IoBuf::EMPTY,
+        result: IoBuf::EMPTY,
+        dest,
+        rma,
+        data: 0,
+        context: 0,
+        flags: OpFlags::INJECT,
+        no_completion: true,
+    };
+    let mut core = ep.dom.enter()?;
+    let posted = core.engine.post_atomic(ep.id, req);
+    core.posted(&ep.dom);
+    posted
+}
+
+impl EpCommon {
+    /// Whether the base calls have the operation, and the most elements of one.
+    ///
+    /// # Errors
+    /// [`Error::OpNotSupp`].
+    #[doc(alias = "fi_atomicvalid")]
+    pub fn atomicvalid(&self, what: What) -> Result<usize> {
+        Node::atomic_valid(AtomicKind::Base, what.op, what.datatype)
+    }
+
+    /// Whether the fetch calls have the operation, and the most elements of one.
+    ///
+    /// # Errors
+    /// [`Error::OpNotSupp`].
+    #[doc(alias = "fi_fetch_atomicvalid")]
+    pub fn fetch_atomicvalid(&self, what: What) -> Result<usize> {
+        Node::atomic_valid(AtomicKind::Fetch, what.op, what.datatype)
+    }
+
+    /// Whether the compare calls have the operation, and the most elements of one.
+    ///
+    /// # Errors
+    /// [`Error::OpNotSupp`].
+    #[doc(alias = "fi_compare_atomicvalid")]
+    pub fn compare_atomicvalid(&self, what: What) -> Result<usize> {
+        Node::atomic_valid(AtomicKind::Compare, what.op, what.datatype)
+    }
+}
+
+impl Domain {
+    /// The limits of an operation: of the base calls, or with [`FI_FETCH_ATOMIC`] or
+    /// [`FI_COMPARE_ATOMIC`] of those; `FI_TAGGED` changes nothing.
+    ///
+    /// # Errors
+    /// - [`Error::BadFlags`]: another flag, or both.
+    /// - [`Error::OpNotSupp`]: there is no such operation.
+    #[doc(alias = "fi_query_atomic")]
+    pub fn query_atomic(&self, what: What, flags: u64) -> Result<AtomicAttr> {
+        let kind = match flags & !FI_TAGGED {
+            0 => AtomicKind::Base,
+            FI_FETCH_ATOMIC => AtomicKind::Fetch,
+            FI_COMPARE_ATOMIC => AtomicKind::Compare,
+            _ => return Err(Error::BadFlags),
+        };
+        let count = Node::atomic_valid(kind, what.op, what.datatype)?;
+        let size = Datatype::try_from(what.datatype).map_or(0, Datatype::size);
+        Ok(AtomicAttr { count, size })
+    }
+}
