@@ -2,7 +2,7 @@
 
 use std::marker::PhantomData;
 
-use crate::mem::{IoBuf, SHORT, copy_inline, copy_short};
+use crate::mem::{IoBuf, copy_four, copy_inline, copy_inline_32, copy_short};
 
 /// Bytes of destination, source and EtherType that start every frame.
 pub const ETH_HDR_LEN: usize = 14;
@@ -25,6 +25,7 @@ pub enum Body<'a> {
 
 impl Body<'_> {
     /// Number of bytes.
+    #[inline]
     pub fn len(&self) -> usize {
         match *self {
             Body::Bytes(b) => b.len(),
@@ -33,6 +34,7 @@ impl Body<'_> {
     }
 
     /// Whether there are none.
+    #[inline]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -70,21 +72,25 @@ pub struct TxFrame<'a> {
 
 impl<'a> TxFrame<'a> {
     /// A frame that lies in one piece.
+    #[inline]
     pub fn whole(bytes: &'a [u8]) -> Self {
         Self { head: bytes, body: Body::Bytes(&[]), tail: &[] }
     }
 
     /// Bytes in total.
+    #[inline]
     pub fn len(&self) -> usize {
         self.head.len() + self.body.len() + self.tail.len()
     }
 
     /// Whether there are none, which no port sends.
+    #[inline]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
     /// The destination address.
+    #[inline]
     pub fn dst(&self) -> crate::port::MacAddr {
         let mut mac = [0; 6];
         mac.copy_from_slice(&self.head[..6]);
@@ -104,35 +110,47 @@ impl<'a> TxFrame<'a> {
         self.len()
     }
 
-    /// Copies the whole frame to `dst` without a call, if its pieces are few and short: says
-    /// whether it did. If not, nothing was copied.
+    /// Where the body lies, if it is in one piece for sure.
+    #[inline(always)]
+    pub(crate) fn body_in_one_piece(&self) -> Option<(*const u8, usize)> {
+        match self.body {
+            Body::Bytes(b) => Some((b.as_ptr(), b.len())),
+            Body::Io { buf, offset, len } => Some((buf.in_one_piece(offset, len)?, len)),
+        }
+    }
+
+    /// Whether head and tail are of the lengths that [`copy_short_to_raw`]
+    /// (Self::copy_short_to_raw) is made for: headers of the fabric, a checksum or none.
+    #[inline(always)]
+    pub(crate) fn is_usual(&self) -> bool {
+        self.head.len() >= 32 && matches!(self.tail.len(), 0 | 4)
+    }
+
+    /// Copies the whole frame to `dst` without a call; `body` is what
+    /// [`body_in_one_piece`](Self::body_in_one_piece) said.
+    ///
+    /// From its end to its start: a receiver looks at the first line all the time, and takes it
+    /// away from the writer whenever it does, so that line should be written last and at once.
     ///
     /// # Safety
-    /// As [`copy_to_raw`](Self::copy_to_raw).
-    // A function of its own, and a leaf: inlined into a port's `tx` it costs that more in spilled
-    // registers than the call.
-    #[inline(never)]
-    pub(crate) unsafe fn copy_short_to_raw(&self, dst: *mut u8) -> bool {
+    /// As [`copy_to_raw`](Self::copy_to_raw); the frame [`is_usual`](Self::is_usual) and has at
+    /// most `SHORT` bytes.
+    #[inline(always)]
+    pub(crate) unsafe fn copy_short_to_raw(&self, body: (*const u8, usize), dst: *mut u8) {
         let (head, tail) = (self.head, self.tail);
-        let (body, body_len) = match self.body {
-            Body::Bytes(b) => (b.as_ptr(), b.len()),
-            Body::Io { buf, offset, len } => match buf.in_one_piece(offset, len) {
-                Some(at) => (at, len),
-                None => return false,
-            },
-        };
-        if head.len().max(body_len).max(tail.len()) > SHORT {
-            return false;
-        }
         // SAFETY: the three pieces are `len()` bytes together, which the caller has room for, and
-        // are readable: two slices and lent memory in range (`in_one_piece`).
+        // are readable: two slices and lent memory in range (`in_one_piece`). None is longer than
+        // the whole, the head has 32 and the tail 0 or 4 (`is_usual`).
         unsafe {
-            copy_inline(head.as_ptr(), dst, head.len());
             let at = dst.add(head.len());
-            copy_inline(body, at, body_len);
-            copy_inline(tail.as_ptr(), at.add(body_len), tail.len());
+            if !tail.is_empty() {
+                copy_four(tail.as_ptr(), at.add(body.1));
+            }
+            if body.1 != 0 {
+                copy_inline(body.0, at, body.1);
+            }
+            copy_inline_32(head.as_ptr(), dst, head.len());
         }
-        true
     }
 
     /// Copies the whole frame to `dst`: the one copy that a frame makes on its way out.
@@ -169,6 +187,7 @@ pub struct RxFrame<'a> {
 
 impl<'a> RxFrame<'a> {
     /// A frame in private memory.
+    #[inline]
     pub fn new(bytes: &'a [u8]) -> Self {
         Self { base: bytes.as_ptr(), len: bytes.len(), memory: PhantomData }
     }
@@ -178,16 +197,19 @@ impl<'a> RxFrame<'a> {
     /// # Safety
     /// `len` bytes from `base` are mapped and readable for `'a`. Another process may write them
     /// meanwhile.
+    #[inline]
     pub unsafe fn from_raw(base: *const u8, len: usize) -> Self {
         Self { base, len, memory: PhantomData }
     }
 
     /// Length with the Ethernet header; padding that the link added is part of it.
+    #[inline]
     pub fn len(&self) -> usize {
         self.len
     }
 
     /// Whether the frame has no byte.
+    #[inline]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -212,6 +234,7 @@ impl<'a> RxFrame<'a> {
 
     /// Copies `dst.len()` bytes at `offset` out and says whether there were as many. If not,
     /// nothing was copied.
+    #[inline]
     pub fn copy_to(&self, offset: usize, dst: &mut [u8]) -> bool {
         if offset > self.len || self.len - offset < dst.len() {
             return false;
@@ -230,6 +253,7 @@ impl<'a> RxFrame<'a> {
     ///
     /// # Panics
     /// If the frame or `buf` is too short; the caller has checked both against the header.
+    #[inline]
     pub fn copy_to_io(&self, offset: usize, buf: &IoBuf, buf_offset: usize, len: usize) {
         assert!(offset <= self.len && len <= self.len - offset);
         // SAFETY: `write_from_raw` needs `len` readable bytes at the source: checked against

@@ -109,13 +109,34 @@ pub enum Tx {
 }
 
 /// The device is gone: unplugged, removed, or its segment destroyed. Nothing will work again.
+///
+/// A pointer, so that a result that may hold it stays two words.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("port {port} is gone: {why}")]
-pub struct PortGone {
+#[error("port {} is gone: {}", .0.port, .0.why)]
+pub struct PortGone(Box<Gone>);
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Gone {
+    port: String,
+    why: String,
+}
+
+impl PortGone {
+    /// The port named `port` ([`PortCaps::name`]) is gone, and `why`, for a person.
+    #[cold]
+    pub fn new(port: &str, why: &str) -> Self {
+        Self(Box::new(Gone { port: port.into(), why: why.into() }))
+    }
+
     /// [`PortCaps::name`] of the port.
-    pub port: String,
-    /// What happened, for a person.
-    pub why: String,
+    pub fn port(&self) -> &str {
+        &self.0.port
+    }
+
+    /// What happened.
+    pub fn why(&self) -> &str {
+        &self.0.why
+    }
 }
 
 /// Takes the frames of a receive burst.

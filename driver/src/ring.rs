@@ -13,7 +13,13 @@
 //! Invariants:
 //! - **The word at the tail is 0.** Before a word is published, the word where the next one will
 //!   come is cleared. So what the consumer finds at its head is 0 or a word that the producer
-//!   meant for this place, never an old frame's bytes, whatever they are.
+//!   meant for this place, never an old frame's bytes, whatever they are. The consumer never
+//!   writes into the ring.
+//! - **Clearing runs ahead.** The first words of all granules from the tail to `clear_to` are 0.
+//!   After a frame went out, some granules more are cleared, so that the next frame's way holds no
+//!   store but its own, and finds its lines already fetched for writing: to fetch them between the
+//!   frame's first byte and its word is what would cost most. It stops at what the consumer gave
+//!   back and at the ring's end; so a short frame that ends before `clear_to` needs no other check.
 //! - **A word carries its place**: bits 32 to 63 are the low bits of the producer's total in
 //!   granules. It tells a consumer that has lost its place (or whose memory was scribbled over)
 //!   from one that has not, and is compared before the length is used.
@@ -27,8 +33,9 @@
 //! # Ordering
 //! - `publish` is a Release store and `word` an Acquire load of the same place: whoever sees the
 //!   word sees the frame's bytes and the cleared word after it. `clear` is Relaxed, being ordered
-//!   before the next `publish` by that one's Release, and is the only writer of that place since
-//!   the consumer gave it back.
+//!   before the next `publish` by that one's Release (the consumer comes to a place cleared ahead
+//!   only by the word of the frame that ends there, published later), and is the only writer of
+//!   that place since the consumer gave it back.
 //! - `set_head` is a Release store after the consumer's last read of the bytes, `head` an Acquire
 //!   load before the producer's first write over them: a frame is never overwritten under its
 //!   reader.
@@ -42,6 +49,11 @@ pub const GRANULE: usize = 64;
 
 /// Bytes of the word before a frame.
 pub const WORD_LEN: usize = 8;
+
+/// How far ahead of the tail granules are cleared, and what is left when that is done again: one
+/// frame of three lines.
+const AHEAD: u64 = 16 * GRANULE as u64;
+const AHEAD_MIN: u64 = 4 * GRANULE as u64;
 
 /// In place of a length: the rest of the ring is empty, continue at its start.
 const PAD: u32 = u32::MAX;
@@ -94,6 +106,21 @@ pub struct Place {
     is_padded: bool,
 }
 
+/// A place for one short frame, taken: to be filled and then committed.
+#[derive(Debug)]
+pub struct Ahead {
+    word_pos: usize,
+    word: u64,
+}
+
+impl Ahead {
+    /// Where the frame's first byte goes.
+    #[inline(always)]
+    pub fn frame_pos(&self) -> usize {
+        self.word_pos + WORD_LEN
+    }
+}
+
 /// The writing end.
 pub struct Producer<M> {
     mem: M,
@@ -101,6 +128,8 @@ pub struct Producer<M> {
     tail: u64,
     /// `tail` may not pass this; what the consumer gave back when last asked, plus `len`.
     limit: u64,
+    /// Granules from `tail` up to this have a word of 0; above `tail`, at most `limit`.
+    clear_to: u64,
 }
 
 impl<M: RingMem> Producer<M> {
@@ -108,12 +137,50 @@ impl<M: RingMem> Producer<M> {
     /// whose head is 0 and whose first word is 0.
     pub fn new(mem: M, len: usize) -> Self {
         assert!(len.is_power_of_two() && len >= 2 * GRANULE);
-        Self { mem, len: len as u64, tail: 0, limit: len as u64 }
+        Self { mem, len: len as u64, tail: 0, limit: len as u64, clear_to: GRANULE as u64 }
     }
 
     /// The memory below.
     pub fn mem(&self) -> &M {
         &self.mem
+    }
+
+    /// Takes a place for a frame of `len` bytes that needs no clearing, padding or question to the
+    /// consumer, or answers `None` if it needs one of them. The place has to be filled and given
+    /// to [`commit_ahead`](Self::commit_ahead) before anything else is done here.
+    #[inline(always)]
+    pub fn claim_ahead(&mut self, len: usize) -> Option<Ahead> {
+        // Before `clear_to` means: before the ring's end and inside what the consumer gave back.
+        let tail = self.tail;
+        let end = tail + slot_len(len) as u64;
+        if end >= self.clear_to {
+            return None;
+        }
+        self.tail = end;
+        let word_pos = (tail & (self.len - 1)) as usize;
+        Some(Ahead { word_pos, word: word_of(tail, len as u32) })
+    }
+
+    /// Makes the frame that was written to `place` visible.
+    #[inline(always)]
+    pub fn commit_ahead(&mut self, place: Ahead) {
+        self.mem.publish(place.word_pos, place.word);
+        if self.clear_to - self.tail < AHEAD_MIN {
+            self.clear_ahead();
+        }
+    }
+
+    /// Clears the words of the next granules, as far as they are free and before the ring's end.
+    #[inline(never)]
+    fn clear_ahead(&mut self) {
+        let mask = self.len - 1;
+        let lap_end = (self.tail | mask) + 1;
+        let to = (self.tail + AHEAD).min(lap_end).min(self.limit);
+        // Nothing to do near the end or the limit: then frames clear as they go.
+        while self.clear_to < to {
+            self.mem.clear((self.clear_to & mask) as usize);
+            self.clear_to += GRANULE as u64;
+        }
     }
 
     /// Finds a place for a frame of `len` bytes, which is at most a quarter of the ring.
@@ -150,7 +217,10 @@ impl<M: RingMem> Producer<M> {
     /// Makes the frame of `len` bytes that was written to `place` visible.
     #[inline(always)]
     pub fn commit(&mut self, place: Place, len: usize) {
-        self.mem.clear(place.end_pos);
+        if place.end >= self.clear_to {
+            self.mem.clear(place.end_pos);
+            self.clear_to = place.end + GRANULE as u64;
+        }
         self.mem.publish(place.word_pos, word_of(place.start, len as u32));
         if place.is_padded {
             // The consumer is still before the padding, so this is what makes the frame visible.
@@ -158,6 +228,9 @@ impl<M: RingMem> Producer<M> {
             self.mem.publish(at, word_of(self.tail, PAD));
         }
         self.tail = place.end;
+        if self.clear_to - self.tail < AHEAD_MIN {
+            self.clear_ahead();
+        }
     }
 }
 
@@ -183,6 +256,8 @@ pub struct Consumer<M> {
     len: u64,
     frame_min: u32,
     frame_max: u32,
+    /// Longest plain frame less `frame_min`.
+    plain_span: u32,
     head: u64,
     published: u64,
 }
@@ -196,7 +271,15 @@ impl<M: RingMem> Consumer<M> {
     pub fn new(mem: M, len: usize, frame_min: usize, frame_max: usize) -> Self {
         assert!(len.is_power_of_two() && slot_len(frame_max) <= len / 4 && frame_min > 0);
         let (frame_min, frame_max) = (frame_min as u32, frame_max as u32);
-        Self { mem, len: len as u64, frame_min, frame_max, head: 0, published: 0 }
+        let plain_span = frame_max - frame_min;
+        Self { mem, len: len as u64, frame_min, frame_max, plain_span, head: 0, published: 0 }
+    }
+
+    /// Leaves frames longer than `len_max` to [`take`](Self::take).
+    pub fn plain_to(mut self, len_max: usize) -> Self {
+        let max = (len_max.min(self.frame_max as usize) as u32).max(self.frame_min);
+        self.plain_span = max - self.frame_min;
+        self
     }
 
     /// The memory below.
@@ -226,17 +309,16 @@ impl<M: RingMem> Consumer<M> {
         self.check(word)
     }
 
-    /// Takes the frame at the head if it has at most `len_max` bytes and nothing but a frame is
-    /// there; otherwise changes nothing and says [`Taken::Empty`].
+    /// Takes the frame at the head if it is no longer than [`plain_to`](Self::plain_to) said and
+    /// nothing but a frame is there; otherwise changes nothing and says [`Taken::Empty`].
     #[inline(always)]
-    pub fn take_if(&mut self, len_max: usize) -> Taken {
+    pub fn take_plain(&mut self) -> Taken {
         let pos = self.pos();
         let word = self.mem.word(pos);
         let len = word as u32;
         let slot = slot_len(len as usize);
         let is_plain = word == word_of(self.head, len)
-            && len >= self.frame_min
-            && len as usize <= len_max.min(self.frame_max as usize)
+            && len.wrapping_sub(self.frame_min) <= self.plain_span
             && pos + slot <= self.len as usize;
         if !is_plain {
             return Taken::Empty;

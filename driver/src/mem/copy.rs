@@ -33,18 +33,11 @@ pub(crate) unsafe fn copy_inline(src: *const u8, dst: *mut u8, len: usize) {
     // reach to 16, 32 or 64 and those from the end as far back, under a condition that `len` is at
     // least that. Together they reach all bytes, `len` being at most twice that.
     unsafe {
-        if len >= 16 {
-            if len > 32 {
-                if len > 64 {
-                    pieces(src.add(32), dst.add(32));
-                    pieces(src.add(len - 64), dst.add(len - 64));
-                }
-                pieces(src, dst);
-                pieces(src.add(len - 32), dst.add(len - 32));
-            } else {
-                piece::<16>(src, dst);
-                piece::<16>(src.add(len - 16), dst.add(len - 16));
-            }
+        if len > 32 {
+            copy_inline_32(src, dst, len);
+        } else if len >= 16 {
+            piece::<16>(src.add(len - 16), dst.add(len - 16));
+            piece::<16>(src, dst);
         } else if len >= 8 {
             piece::<8>(src, dst);
             piece::<8>(src.add(len - 8), dst.add(len - 8));
@@ -57,6 +50,35 @@ pub(crate) unsafe fn copy_inline(src: *const u8, dst: *mut u8, len: usize) {
             piece::<1>(src.add(len - 1), dst.add(len - 1));
         }
     }
+}
+
+/// [`copy_inline`] for callers that know the length to be at least 32. From the end to the start.
+///
+/// # Safety
+/// As [`copy_short`], and `32 <= len <= SHORT`.
+#[inline(always)]
+pub(crate) unsafe fn copy_inline_32(src: *const u8, dst: *mut u8, len: usize) {
+    // SAFETY: as in `copy_inline`: 32 from either end, and 64 if `len` is more than that.
+    unsafe {
+        if len > 64 {
+            pieces(src.add(len - 32), dst.add(len - 32));
+            pieces(src.add(len - 64), dst.add(len - 64));
+            pieces(src.add(32), dst.add(32));
+        } else {
+            pieces(src.add(len - 32), dst.add(len - 32));
+        }
+        pieces(src, dst);
+    }
+}
+
+/// Copies four bytes.
+///
+/// # Safety
+/// They are readable at `src` and writable at `dst`, and do not overlap.
+#[inline(always)]
+pub(crate) unsafe fn copy_four(src: *const u8, dst: *mut u8) {
+    // SAFETY: the caller's promise.
+    unsafe { piece::<4>(src, dst) }
 }
 
 /// Copies 32 bytes.

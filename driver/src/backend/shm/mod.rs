@@ -59,9 +59,10 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use crate::clock::{monotonic_ns, now_ns};
 use crate::frame::{ETH_HDR_LEN, RxFrame, TxFrame};
+use crate::mem::{SHORT, prefetch};
 use crate::open::OpenError;
 use crate::port::{MacAddr, Port, PortCaps, PortCounters, PortGone, PortWaiter, RxSink, Tx};
-use crate::ring::{Consumer, NoRoom, Producer, RingMem, Taken, WORD_LEN};
+use crate::ring::{Consumer, GRANULE, NoRoom, Producer, RingMem, Taken, WORD_LEN};
 use layout::{Layout, MEMBERS_MAX};
 use segment::{BELL, CLOSED, RawRing, STATION, WATCH, is_monitor};
 use wait::{Shared, Waiter};
@@ -195,6 +196,9 @@ pub struct ShmPort {
     extra: usize,
     /// Members who get a copy of each frame that we send, one bit each.
     monitors: u64,
+    /// Where the last frame went, and the longest that takes the short way there.
+    last: Route,
+    short_max: usize,
     /// Addresses whose ring is open, by [`route_slot`].
     routes: Box<[Route; ROUTES]>,
     /// The process that opened the port; a forked child is another.
@@ -246,7 +250,8 @@ impl Watch {
     const NONE: Self = Self { next: &NOTHING, bit: 0, sender: usize::MAX, last_poll: 0 };
 }
 
-/// The sending end towards one member.
+/// The sending end towards one member. Aligned for the sake of its address's arithmetic.
+#[repr(align(128))]
 struct Out {
     ring: Producer<RawRing>,
     rx_open: *const AtomicU64,
@@ -258,6 +263,7 @@ struct Out {
 }
 
 /// The receiving end from one member.
+#[repr(align(128))]
 struct In {
     ring: Consumer<RawRing>,
     is_open: bool,
@@ -339,6 +345,8 @@ impl ShmPort {
             frame_max: ETH_HDR_LEN + mtu + extra,
             extra,
             monitors: 0,
+            last: Route { key: NO_KEY, to: 0 },
+            short_max: SHORT.min(ETH_HDR_LEN + mtu),
             routes: Box::new([Route { key: NO_KEY, to: 0 }; ROUTES]),
             pid: std::process::id(),
             sleepers: 0,
@@ -412,11 +420,7 @@ impl ShmPort {
         let to = out.ring.mem().at(place.frame_pos);
         // SAFETY: `reserve` found room for `len` bytes at `frame_pos` in a ring of the mapping,
         // which the receiver is not reading and no `TxFrame` overlaps.
-        unsafe {
-            if !frame.copy_short_to_raw(to) {
-                frame.copy_to_raw(to);
-            }
-        }
+        unsafe { frame.copy_to_raw(to) };
         out.ring.commit(place, len);
         out.fulls = 0;
         // The three loads below may be answered before the frame is visible: see the file's head.
@@ -440,6 +444,66 @@ impl ShmPort {
             self.sleepers &= self.sleepers - 1;
             wait::wake_member(&self.shared.seg, r);
         }
+    }
+
+    /// Sends a short frame to a receiver that watches our ring, if there is nothing more to it than
+    /// to write it: no padding, no room to ask for, no bell. Otherwise changes nothing.
+    #[inline(always)]
+    fn push_ahead(&mut self, frame: &TxFrame<'_>, len: usize) -> bool {
+        // An address that is missing here never equals one of 48 bits.
+        if key_of(&frame.head[..6]) != self.last.key {
+            return false;
+        }
+        let Some(out) = self.outs.get_mut(self.last.to) else { return false };
+        // SAFETY: as in `push`.
+        let (rx_open, sleeping) = unsafe { (&*out.rx_open, &*out.sleeping) };
+        if rx_open.load(Relaxed) != WATCH {
+            return false;
+        }
+        let Some(body) = frame.body_in_one_piece() else { return false };
+        let Some(place) = out.ring.claim_ahead(len) else { return false };
+        self.counters.tx_frames += 1;
+        self.counters.tx_bytes += len as u64;
+        let to = out.ring.mem().at(place.frame_pos());
+        // SAFETY: as in `push`, by `claim_ahead`; `tx` has seen that the frame is usual and short.
+        unsafe { frame.copy_short_to_raw(body, to) };
+        out.ring.commit_ahead(place);
+        // May be answered before the frame is visible, as in `push`.
+        if sleeping.load(Relaxed) != 0 {
+            self.sleepers |= 1 << (self.last.to & 63);
+        }
+        true
+    }
+
+    /// [`Port::tx`] for all that [`push_ahead`](Self::push_ahead) leaves.
+    #[inline(never)]
+    fn tx_any(&mut self, frame: &TxFrame<'_>) -> Result<Tx, PortGone> {
+        let len = frame.len();
+        assert!(frame.head.len() >= ETH_HDR_LEN && len <= self.frame_max, "frame of {len} bytes");
+        let key = key_of(&frame.head[..6]);
+        let route = self.routes[route_slot(key)];
+        let sent = if key == route.key {
+            self.last = route;
+            match self.push(route.to, frame, len) {
+                Pushed::Sent => Tx::Sent,
+                Pushed::Full => self.full(route.to),
+                Pushed::Closed => {
+                    self.close_out(route.to);
+                    self.tx_slow(frame, len, key)
+                }
+            }
+        } else {
+            self.tx_slow(frame, len, key)
+        };
+        match sent {
+            Tx::Sent => {
+                self.counters.tx_frames += 1;
+                self.counters.tx_bytes += len as u64;
+            }
+            Tx::Full => self.counters.tx_full += 1,
+            Tx::NoRoute => self.counters.tx_no_route += 1,
+        }
+        Ok(sent)
     }
 
     /// [`push`](Self::push), not inlined.
@@ -488,6 +552,7 @@ impl ShmPort {
         self.monitors = bits.fold(0, |mask, (m, _)| mask | 1 << m);
         if self.monitors != 0 {
             self.routes.fill(Route { key: NO_KEY, to: 0 });
+            self.last.key = NO_KEY;
         }
     }
 
@@ -539,7 +604,8 @@ impl ShmPort {
     #[cold]
     fn close_out(&mut self, r: usize) {
         let Shared { seg, me, .. } = &*self.shared;
-        for route in self.routes.iter_mut().filter(|route| route.to == r) {
+        let routes = self.routes.iter_mut().chain([&mut self.last]);
+        for route in routes.filter(|route| route.to == r) {
             route.key = NO_KEY;
         }
         if !std::mem::take(&mut self.outs[r].is_open) {
@@ -659,20 +725,20 @@ enum Gathered {
 
 /// Receiving.
 impl ShmPort {
-    /// Takes the one frame that watch `i` shows, and says whether there was one.
+    /// Takes the one frame that the first watch shows, and says whether there was one. (The first
+    /// watch is the first that ever had a frame: the only peer, if there is one.)
     ///
     /// After a poll without a frame it does not look whether a second one stands behind it: the
     /// sender has just written there, so to look is a cache miss that the answer to this frame
     /// would wait for. After a poll with one it does, and the next poll takes a burst.
     #[inline(always)]
-    fn one(&mut self, i: usize, sink: &mut dyn RxSink) -> bool {
-        let watch = &mut self.watches[i];
+    fn one(&mut self, sink: &mut dyn RxSink) -> bool {
+        let watch = &mut self.watches[0];
         let Some(from) = self.ins.get_mut(watch.sender) else { return false };
-        let Taken::Frame { pos, len } = from.ring.take_if(self.frame_max) else { return false };
+        let Taken::Frame { pos, len } = from.ring.take_plain() else { return false };
         let base = from.ring.mem().at(pos).cast_const();
         // SAFETY: as in `burst`.
-        let frame = unsafe { RxFrame::from_raw(base, len) };
-        sink.frame(&frame);
+        sink.frame(&unsafe { RxFrame::from_raw(base, len) });
         from.ring.release();
         let next = from.ring.mem().word_at(from.ring.pos());
         if self.polls.wrapping_sub(watch.last_poll) == 1 {
@@ -686,29 +752,22 @@ impl ShmPort {
         true
     }
 
-    /// What the poll saw is not nothing, or it is time to sweep.
+    /// The first watch has a frame, and it is likely the only one.
     #[inline(never)]
-    fn some(
-        &mut self,
-        seen: [u64; WATCHES],
-        elsewhere: u64,
-        max: usize,
-        sink: &mut dyn RxSink,
-    ) -> usize {
-        // The first watch is the first that ever had a frame: the only peer, if there is one.
-        let is_alone =
-            elsewhere | seen[1] == 0 && !self.in_bulk && !self.polls.is_multiple_of(SWEEP_EVERY);
-        if is_alone && max > 0 && self.one(0, sink) {
-            return 1;
+    fn some(&mut self, max: usize, sink: &mut dyn RxSink) -> Result<usize, PortGone> {
+        if max > 0 && self.one(sink) {
+            return Ok(1);
         }
-        self.poll(seen, max, sink)
+        self.poll(max, sink)
     }
 
     /// What the poll saw is not nothing: finds out from whom, and takes it.
     #[inline(never)]
-    fn poll(&mut self, seen: [u64; WATCHES], max: usize, sink: &mut dyn RxSink) -> usize {
+    fn poll(&mut self, max: usize, sink: &mut dyn RxSink) -> Result<usize, PortGone> {
         let mut mask = self.ready;
-        for (watch, word) in self.watches.iter().zip(seen) {
+        for watch in &self.watches {
+            // SAFETY: as in `rx_burst`.
+            let word = unsafe { (*watch.next).load(Relaxed) };
             mask |= if word != 0 { watch.bit } else { 0 };
         }
         // SAFETY: a word of the mapping (`open`).
@@ -723,7 +782,7 @@ impl ShmPort {
         self.ready = mask;
         let count = self.burst(mask, max.min(BURST), sink);
         self.in_bulk = count > 1;
-        count
+        Ok(count)
     }
 
     /// Collects frames from the senders in `mask`, lends them, and gives their room back.
@@ -851,7 +910,9 @@ impl ShmPort {
         if seg.allocate(s, *me).is_err() {
             return false;
         }
-        self.ins[s] = In { is_open: true, ..In::closed(seg, s, *me, self.extra) };
+        let closed = In::closed(seg, s, *me, self.extra);
+        let ring = closed.ring.plain_to(self.frame_max);
+        self.ins[s] = In { ring, is_open: true, watch: closed.watch };
         next_at[s].store(self.ins[s].ring.mem().word_at(0).cast_mut(), Relaxed);
         true
     }
@@ -916,30 +977,11 @@ impl Port for ShmPort {
 
     fn tx(&mut self, frame: &TxFrame<'_>) -> Result<Tx, PortGone> {
         let len = frame.len();
-        assert!(frame.head.len() >= ETH_HDR_LEN && len <= self.frame_max, "frame of {len} bytes");
-        let key = key_of(&frame.head[..6]);
-        let route = self.routes[route_slot(key)];
-        let sent = if key == route.key {
-            match self.push(route.to, frame, len) {
-                Pushed::Sent => Tx::Sent,
-                Pushed::Full => self.full(route.to),
-                Pushed::Closed => {
-                    self.close_out(route.to);
-                    self.tx_slow(frame, len, key)
-                }
-            }
-        } else {
-            self.tx_slow(frame, len, key)
-        };
-        match sent {
-            Tx::Sent => {
-                self.counters.tx_frames += 1;
-                self.counters.tx_bytes += len as u64;
-            }
-            Tx::Full => self.counters.tx_full += 1,
-            Tx::NoRoute => self.counters.tx_no_route += 1,
+        let is_short = frame.is_usual() && len <= self.short_max;
+        if is_short && self.push_ahead(frame, len) {
+            return Ok(Tx::Sent);
         }
-        Ok(sent)
+        self.tx_any(frame)
     }
 
     fn flush(&mut self) -> Result<(), PortGone> {
@@ -953,16 +995,22 @@ impl Port for ShmPort {
         self.polls = self.polls.wrapping_add(1);
         // SAFETY: `next` is a word of a ring in the mapping, or a static; `bell` one of the
         // mapping.
-        let (seen, bell) = unsafe {
+        let ([first, second], bell) = unsafe {
             let seen = self.watches.each_ref().map(|watch| (*watch.next).load(Relaxed));
             (seen, (*self.bell).load(Relaxed))
         };
-        let elsewhere = bell | self.ready;
-        let is_idle = seen.iter().fold(elsewhere, |all, word| all | word) == 0;
-        if is_idle && !self.polls.is_multiple_of(SWEEP_EVERY) {
+        let elsewhere = second | bell | self.ready;
+        if elsewhere != 0 || self.in_bulk || self.polls.is_multiple_of(SWEEP_EVERY) {
+            return self.poll(max, sink);
+        }
+        if first == 0 {
             return Ok(0);
         }
-        Ok(self.some(seen, elsewhere, max, sink))
+        // A frame that goes on in the next line will be read there as well.
+        if first as u32 as usize > GRANULE - WORD_LEN {
+            prefetch(self.watches[0].next.wrapping_add(GRANULE / size_of::<u64>()).cast());
+        }
+        self.some(max, sink)
     }
 
     fn counters(&self) -> PortCounters {
