@@ -46,6 +46,7 @@ pub mod fabric;
 pub mod flags;
 pub mod info;
 mod inner;
+pub mod kfi;
 mod lock;
 pub mod mr;
 pub mod msg;

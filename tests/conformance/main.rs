@@ -9,6 +9,7 @@
 mod codes;
 mod execution;
 mod harness;
+mod kfi;
 mod matching;
 mod msg;
 mod objects;

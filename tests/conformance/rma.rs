@@ -10,7 +10,7 @@ const SUM: What = What::new(AtomicOp::Sum, Datatype::Uint64);
 const READ: What = What::new(AtomicOp::Read, Datatype::Uint64);
 const CSWAP: What = What::new(AtomicOp::Cswap, Datatype::Uint64);
 
-fn plan(mode: MrMode) -> Plan {
+pub(crate) fn plan(mode: MrMode) -> Plan {
     let caps = usual_caps() | Caps::RMA | Caps::ATOMIC | Caps::RMA_EVENT;
     let mut hints = Info { caps, ..Info::default() };
     hints.domain_attr.mr_mode = mode;
@@ -23,20 +23,20 @@ fn all(key: Option<u64>) -> MrAttr {
 }
 
 /// A region of `len` zero bytes at B, and where A finds it.
-fn region(pair: &Pair, len: usize) -> (Mr, Remote) {
+pub(crate) fn region(pair: &Pair, len: usize) -> (Mr, Remote) {
     let mr = pair.b.domain.mr_reg(Buf::zeroed(len), &all(None)).unwrap();
     let to = Remote { dest: pair.a.peer, addr: 0, key: mr.key() };
     (mr, to)
 }
 
-fn bytes(mr: &Mr, offset: usize, len: usize) -> Vec<u8> {
+pub(crate) fn bytes(mr: &Mr, offset: usize, len: usize) -> Vec<u8> {
     let mut out = vec![0; len];
     mr.load(offset, &mut out).unwrap();
     out
 }
 
 /// The buffer that a completion gives back.
-fn whole(done: Completion) -> Vec<u8> {
+pub(crate) fn whole(done: Completion) -> Vec<u8> {
     done.bufs.into_one().unwrap().to_vec()
 }
 

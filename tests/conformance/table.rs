@@ -7,8 +7,8 @@ const ROWS: &[&str] = &[
     "MF9", "MF10", "MF11", "MF12", "MF13", "MB1", "MB2", "MB3", "MB4", "MB5", "X1", "X2", "X6",
     "X10", "X16", "X17", "X19", "X20", "X21", "X22", "X30", "X31", "X32", "X33", "X34", "X35",
     "X36", "X37", "X39", "X40", "X41", "X44", "X45", "X50", "X51", "X52", "X54", "X55", "X56",
-    "X43", "X60", "X61", "X62", "A1", "A14", "AR5", "AR13", "AR14", "X70", "X71", "X72", "X76",
-    "X82", "X83",
+    "X43", "X60", "X61", "X62", "A1", "A14", "AR5", "AR13", "AR14", "K1", "K2", "K5", "X70", "X71",
+    "X72", "X76", "X82", "X83",
 ];
 
 /// Rows without a test here, and why.
@@ -22,6 +22,7 @@ const WITHOUT: &[(&str, &str)] = &[
 const SOURCES: &[&str] = &[
     include_str!("codes.rs"),
     include_str!("execution.rs"),
+    include_str!("kfi.rs"),
     include_str!("matching.rs"),
     include_str!("msg.rs"),
     include_str!("objects.rs"),
