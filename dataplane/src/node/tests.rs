@@ -167,6 +167,10 @@ impl Pair {
         for end in &self.ends {
             let levels = end.node.levels();
             assert_eq!(levels, Levels { peers: 1, timers: levels.timers, ..Levels::default() });
+            // Nor does either side believe that the other owes it an answer.
+            for (_, peer) in end.node.peers.iter() {
+                assert_eq!((peer.answers, peer.reads, peer.jobs), (0, 0, 0));
+            }
         }
     }
 }
