@@ -148,7 +148,7 @@ fn exchange<E: End>(pair: &mut [E; 2], how: How, count: u64) -> Made<()> {
             }
             // Only before the session is open, or when the sender waits for credit.
             if received == 0 {
-                a.poll();
+                done += a.poll().sent;
             }
         }
         if received + done != 2 {
