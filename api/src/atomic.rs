@@ -5,7 +5,7 @@
 //! - [`Error::OpNotSupp`]: the operation has no meaning on the datatype, or not in this family of
 //!   calls (`docs/atomics.md` has the table); or the endpoint has no `FI_ATOMIC`, or not `FI_WRITE`
 //!   (base calls) or `FI_READ` (the others);
-//! - [`Error::MsgTooLong`]: more elements than [`Endpoint::atomicvalid`] and its sisters say;
+//! - [`Error::MsgTooLong`]: more elements than `atomicvalid` and its sisters say;
 //! - [`Error::Invalid`]: no element, lists that count differently, or a result that overlaps its
 //!   operands.
 //!

@@ -10,7 +10,7 @@
 //! - an `IoBuf` made by `OpTable::lend` names bytes of buffers that stay in the table until the
 //!   operation ends. The node drops its `IoBuf` before it writes the completion that ends it, or
 //!   when it refuses the post, and only these two remove the buffers from the table;
-//! - an `IoBuf` made by [`RegionBufs::new`] names bytes of buffers that stay until the node has
+//! - an `IoBuf` made by `RegionBufs::new` names bytes of buffers that stay until the node has
 //!   closed the region and dropped it;
 //! - bytes of a [`SharedBuf`] that a completion has announced ([`Piece`]) are never written again
 //!   while the piece lives: the node places messages one after the other, and a buffer with living

@@ -119,7 +119,7 @@ impl<'a> TxFrame<'a> {
         }
     }
 
-    /// Whether head and tail are of the lengths that [`copy_short_to_raw`]
+    /// Whether head and tail are of the lengths that `copy_short_to_raw`
     /// (Self::copy_short_to_raw) is made for: headers of the fabric, a checksum or none.
     #[inline(always)]
     pub(crate) fn is_usual(&self) -> bool {
