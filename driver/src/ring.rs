@@ -17,9 +17,8 @@
 //!   writes into the ring.
 //! - **Clearing runs ahead.** The first words of all granules from the tail to `clear_to` are 0.
 //!   After a frame went out, some granules more are cleared, so that the next frame's way holds no
-//!   store but its own, and finds its lines already fetched for writing: to fetch them between the
-//!   frame's first byte and its word is what would cost most. It stops at what the consumer gave
-//!   back and at the ring's end; so a short frame that ends before `clear_to` needs no other check.
+//!   store but its own. It stops at what the consumer gave back and at the ring's end; so a short
+//!   frame that ends before `clear_to` needs no other check.
 //! - **A word carries its place**: bits 32 to 63 are the low bits of the producer's total in
 //!   granules. It tells a consumer that has lost its place (or whose memory was scribbled over)
 //!   from one that has not, and is compared before the length is used.

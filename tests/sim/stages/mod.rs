@@ -86,7 +86,8 @@ impl Sum {
 
 /// Whether the large sizes are asked for.
 pub(crate) fn nightly() -> bool {
-    std::env::var_os("SIM_NIGHTLY").is_some()
+    let set = |name| std::env::var_os(name).is_some();
+    set("SIM_NIGHTLY") || set("BAREWIRE_NIGHTLY")
 }
 
 /// The seeds of a stage: those below `count`, or the one in `SIM_SEED`.
