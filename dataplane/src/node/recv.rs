@@ -8,7 +8,7 @@
 use barewire_driver::frame::RxFrame;
 
 use super::ops::{Pull, Stored};
-use super::peer::{GRANT_MAX, Inbound, State};
+use super::peer::{GRANT_FIRST, GRANT_MAX, Inbound, State};
 use super::{MsgKind, Node};
 use crate::error::Error;
 use crate::flags::{Caps, CqFlags};
@@ -553,7 +553,11 @@ impl Node {
         if more == 0 {
             return;
         }
-        let more = more.min(self.blocks_unpromised.min(GRANT_MAX as usize) as u32);
+        // One half of the blocks is for the first credits of every session. What a peer holds beyond
+        // these comes from the other half, or a new session might get none for ever.
+        let spare = self.blocks_unpromised.saturating_sub(blocks / 2);
+        let first = GRANT_FIRST.saturating_sub(peer.outstanding()) as usize;
+        let more = more.min(spare.max(first).min(self.blocks_unpromised) as u32);
         if more == 0 {
             if !peer.starved {
                 peer.starved = true;
