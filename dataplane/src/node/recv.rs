@@ -553,8 +553,8 @@ impl Node {
         if more == 0 {
             return;
         }
-        // One half of the blocks is for the first credits of every session. What a peer holds beyond
-        // these comes from the other half, or a new session might get none for ever.
+        // One half of the blocks is for the first credits of every session. What a peer holds
+        // beyond these comes from the other half, or a new session might get none for ever.
         let spare = self.blocks_unpromised.saturating_sub(blocks / 2);
         let first = GRANT_FIRST.saturating_sub(peer.outstanding()) as usize;
         let more = more.min(spare.max(first).min(self.blocks_unpromised) as u32);
