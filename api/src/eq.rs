@@ -109,6 +109,18 @@ impl Eq {
     /// opened with `FI_WAIT_NONE`.
     #[doc(alias = "fi_eq_sread")]
     pub fn sread(&self, buf: &mut [u8], timeout_ms: i32) -> Result<(u32, usize)> {
+        self.wait(buf, timeout_ms, true)
+    }
+
+    /// As [`sread`](Self::sread), but the event stays (`FI_PEEK`).
+    ///
+    /// # Errors
+    /// As [`sread`](Self::sread).
+    pub fn speek(&self, buf: &mut [u8], timeout_ms: i32) -> Result<(u32, usize)> {
+        self.wait(buf, timeout_ms, false)
+    }
+
+    fn wait(&self, buf: &mut [u8], timeout_ms: i32, remove: bool) -> Result<(u32, usize)> {
         let eq = &*self.0;
         if !eq.attr.wait_obj.waits()? {
             return Err(Error::NoSys);
@@ -116,7 +128,7 @@ impl Eq {
         let end = timeout_of(timeout_ms).map(|t| Instant::now() + t);
         loop {
             let drive = eq.progress();
-            match eq.take(buf, true) {
+            match eq.take(buf, remove) {
                 Err(Error::Again) => {}
                 other => return other,
             }

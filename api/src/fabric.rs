@@ -153,6 +153,21 @@ impl Fabric {
         Domain::open(info, settings, port, entry)
     }
 
+    /// As [`domain_serial`](Self::domain_serial), on the port that `info` names.
+    ///
+    /// # Errors
+    /// As [`domain`](Self::domain).
+    pub fn domain_serial_with(
+        &self,
+        info: &Info,
+        settings: Settings,
+        promise: crate::raw::SerialPromise,
+    ) -> std::result::Result<Domain, OpenError> {
+        let name = info.domain_attr.name.as_deref().or(settings.port.as_deref());
+        let port = open_port(name.unwrap_or(DEFAULT_PORT))?;
+        self.domain_serial(info, settings, port, promise)
+    }
+
     /// Opens an event queue.
     ///
     /// # Errors

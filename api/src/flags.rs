@@ -110,6 +110,22 @@ bitflags! {
         const SAW = 1 << 7;
         /// `FI_ORDER_SAS`: messages between two endpoints match in the order of their posting.
         const SAS = 1 << 8;
+        /// `FI_ORDER_RMA_RAR`; the plain bits are for RMA and atomic operations together.
+        const RMA_RAR = 1 << 32;
+        /// `FI_ORDER_RMA_RAW`.
+        const RMA_RAW = 1 << 33;
+        /// `FI_ORDER_RMA_WAR`.
+        const RMA_WAR = 1 << 34;
+        /// `FI_ORDER_RMA_WAW`.
+        const RMA_WAW = 1 << 35;
+        /// `FI_ORDER_ATOMIC_RAR`.
+        const ATOMIC_RAR = 1 << 36;
+        /// `FI_ORDER_ATOMIC_RAW`.
+        const ATOMIC_RAW = 1 << 37;
+        /// `FI_ORDER_ATOMIC_WAR`.
+        const ATOMIC_WAR = 1 << 38;
+        /// `FI_ORDER_ATOMIC_WAW`.
+        const ATOMIC_WAW = 1 << 39;
     }
 }
 

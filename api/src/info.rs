@@ -70,7 +70,14 @@ const ORDERS: Order = Order::SAS
     .union(Order::WAW)
     .union(Order::WAS)
     .union(Order::RAW)
-    .union(Order::RAS);
+    .union(Order::RAS)
+    .union(Order::RMA_RAW)
+    .union(Order::RMA_WAW)
+    // An atomic operation is executed at once when it arrives, and they arrive in order.
+    .union(Order::ATOMIC_RAR)
+    .union(Order::ATOMIC_RAW)
+    .union(Order::ATOMIC_WAR)
+    .union(Order::ATOMIC_WAW);
 
 /// Modes of registration that are honoured when they are asked for. None is demanded.
 const MR_MODES: MrMode = MrMode::BASIC

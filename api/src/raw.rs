@@ -15,9 +15,11 @@ use std::os::fd::RawFd;
 use std::ptr;
 use std::sync::Arc;
 
-use barewire_dataplane::node::{AtomicReq, MsgKind, ReadReq, RecvReq, RmaIov, SendReq, WriteReq};
+pub use barewire_dataplane::node::MsgKind;
+use barewire_dataplane::node::{AtomicReq, ReadReq, RecvReq, RmaIov, SendReq, WriteReq};
 use barewire_dataplane::proto::atomic::AtomicKind;
-use barewire_dataplane::types::{CqErr, Cqe, FiAddr};
+use barewire_dataplane::types::FiAddr;
+pub use barewire_dataplane::types::{CqErr, Cqe};
 use barewire_driver::mem::{IOV_LIMIT, IoBuf, Span};
 
 use crate::atomic::{What, elements};

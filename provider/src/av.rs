@@ -1,0 +1,259 @@
+//! Address vectors.
+
+use std::ffi::{c_char, c_int, c_void};
+
+use barewire::{Av, AvAttr as OurAttr, AvType, EpAddr, Error, FI_ADDR_NOTAVAIL, Result};
+
+use crate::abi::*;
+use crate::addr::{self, Form};
+use crate::domain::DomainObject;
+use crate::guard;
+use crate::object::{Object, fid};
+
+/// What stands behind a `struct fid_av`.
+pub(crate) struct Vector {
+    pub(crate) av: Av,
+    form: Form,
+}
+
+pub(crate) type AvObject = Object<FidAv, Vector>;
+
+static FID: FiOps = FiOps { close, bind, ..FiOps::STUB };
+
+static OPS: OpsAv = OpsAv { insert, insertsvc, insertsym, remove, lookup, straddr, ..OpsAv::STUB };
+
+/// `fi_av_open`.
+pub(crate) unsafe extern "C" fn open(
+    domain: *mut FidDomain,
+    attr_at: *mut AvAttr,
+    out: *mut *mut FidAv,
+    context: *mut c_void,
+) -> c_int {
+    guard::int(|| {
+        // SAFETY: the table belongs to domains; the attributes are there or NULL.
+        let (domain, attr) = unsafe { (DomainObject::of(domain)?, attr_at.as_ref()) };
+        let mut ours = OurAttr::default();
+        if let Some(attr) = attr {
+            ours.av_type = match attr.r#type {
+                0 => AvType::Unspec,
+                1 => AvType::Map,
+                2 => AvType::Table,
+                _ => return Err(Error::Invalid("av type")),
+            };
+            ours.count = attr.count;
+            ours.event = attr.flags & FI_EVENT != 0;
+            ours.name = (!attr.name.is_null()).then_some("shared");
+            // Vectors that several processes share are read-only or symmetric ones.
+            if attr.flags & !FI_EVENT != 0 {
+                return Err(Error::BadFlags);
+            }
+            if attr.rx_ctx_bits != 0 {
+                return Err(Error::OpNotSupp("rx_ctx_bits: there are no scalable endpoints"));
+            }
+        }
+        let av = domain.domain.av_open(ours)?;
+        let abi = FidAv { fid: fid(FI_CLASS_AV, context, &FID), ops: &raw const OPS };
+        // SAFETY: `out` can be written.
+        unsafe { AvObject::open(abi, Vector { av, form: domain.form }, out) };
+        // The kind that was made is said back.
+        // SAFETY: the attributes are there or NULL, and the caller's to be written.
+        if let Some(attr) = unsafe { attr_at.as_mut() } {
+            attr.r#type = if attr.r#type == 1 { 1 } else { 2 };
+        }
+        Ok(())
+    })
+}
+
+unsafe extern "C" fn close(at: *mut Fid) -> c_int {
+    guard::int(|| {
+        // SAFETY: the table belongs to vectors, and a program closes what it does not use.
+        unsafe {
+            AvObject::close(at.cast(), |it| {
+                let Vector { av, form } = it;
+                av.close().map_err(|(e, av)| (e, Vector { av, form }))
+            })
+        }
+    })
+}
+
+/// Only an event queue can be bound, for insertions that we do not do asynchronously.
+unsafe extern "C" fn bind(_: *mut Fid, _: *mut Fid, _flags: u64) -> c_int {
+    -barewire::errno::FI_ENOSYS
+}
+
+/// # Safety
+/// `count` places are at `at`, or it is NULL.
+unsafe fn places<'a, T>(at: *mut T, count: usize) -> &'a mut [T] {
+    if at.is_null() || count == 0 {
+        return &mut [];
+    }
+    // SAFETY: the caller's promise.
+    unsafe { std::slice::from_raw_parts_mut(at, count) }
+}
+
+unsafe extern "C" fn insert(
+    at: *mut FidAv,
+    addrs: *const c_void,
+    count: usize,
+    fi_addrs: *mut u64,
+    flags: u64,
+    context: *mut c_void,
+) -> c_int {
+    guard::value(|| {
+        if flags & !(FI_MORE | FI_SYNC_ERR) != 0 {
+            return Err(Error::BadFlags);
+        }
+        if addrs.is_null() && count > 0 {
+            return Err(Error::Invalid("addr: NULL"));
+        }
+        // SAFETY: the table belongs to vectors; there are `count` addresses of the vector's form,
+        // as many places, and with `FI_SYNC_ERR` as many numbers behind `context`.
+        unsafe {
+            let it = AvObject::of(at)?;
+            let from = places(addrs.cast_mut().cast::<[u8; addr::LEN]>(), count);
+            // What is no address of the form is none of ours either, and fails in its place.
+            let native = from.iter().flat_map(|a| it.form.read(a).unwrap_or_default());
+            let native: Vec<u8> = native.collect();
+            let errors = (flags & FI_SYNC_ERR != 0 && !context.is_null())
+                .then(|| places(context.cast::<c_int>(), count));
+            let n = it.av.insert_bytes(&native, places(fi_addrs, count), errors)?;
+            c_int::try_from(n).map_err(|_| Error::Overflow)
+        }
+    })
+}
+
+/// `node` and `service` as an address.
+///
+/// # Safety
+/// Both are strings or NULL.
+unsafe fn named(node: *const c_char, service: *const c_char) -> Result<EpAddr> {
+    // SAFETY: the caller's promise.
+    let (node, service) = unsafe { (guard::text(node)?, guard::text(service)?) };
+    let found = addr::resolve(node, service).map_err(|_| Error::Invalid("node and service"))?;
+    found.ok_or(Error::Invalid("service: a peer has a number"))
+}
+
+unsafe extern "C" fn insertsvc(
+    at: *mut FidAv,
+    node: *const c_char,
+    service: *const c_char,
+    fi_addr: *mut u64,
+    flags: u64,
+    _context: *mut c_void,
+) -> c_int {
+    guard::value(|| {
+        if flags & !FI_MORE != 0 {
+            return Err(Error::BadFlags);
+        }
+        // SAFETY: the table belongs to vectors; two strings and a place or NULL.
+        unsafe {
+            let it = AvObject::of(at)?;
+            let addr = named(node, service)?;
+            Ok(it.av.insert(&[addr], places(fi_addr, 1))? as c_int)
+        }
+    })
+}
+
+unsafe extern "C" fn insertsym(
+    at: *mut FidAv,
+    node: *const c_char,
+    node_count: usize,
+    service: *const c_char,
+    service_count: usize,
+    fi_addrs: *mut u64,
+    flags: u64,
+    _context: *mut c_void,
+) -> c_int {
+    guard::value(|| {
+        if flags & !FI_MORE != 0 {
+            return Err(Error::BadFlags);
+        }
+        // SAFETY: the table belongs to vectors; two strings, and a place for every address.
+        unsafe {
+            let it = AvObject::of(at)?;
+            let count = node_count.checked_mul(service_count).ok_or(Error::Overflow)?;
+            let (node, service) = (guard::text(node)?, guard::text(service)?);
+            let (node, service) = (node.unwrap_or_default(), service.unwrap_or_default());
+            let to = places(fi_addrs, count);
+            if let Ok(first) = barewire::resolve(node, Some(service)) {
+                let node = first.mac.to_string();
+                let n = it.av.insertsym(&node, node_count, service, service_count, to)?;
+                return Ok(n as c_int);
+            }
+            // Hosts of the application's network are all this one.
+            let first = addr::resolve(Some(node), Some(service));
+            let first = first.ok().flatten().ok_or(Error::Invalid("node and service"))?;
+            if service_count > usize::from(u16::MAX - first.ep) + 1 {
+                return Err(Error::Invalid("count: past the last address"));
+            }
+            let one = (0..service_count).map(|s| addr::label(first.ep + s as u16));
+            let all: Vec<EpAddr> = (0..node_count).flat_map(|_| one.clone()).collect();
+            Ok(it.av.insert(&all, to)? as c_int)
+        }
+    })
+}
+
+unsafe extern "C" fn remove(at: *mut FidAv, addrs: *mut u64, count: usize, flags: u64) -> c_int {
+    guard::int(|| {
+        if flags != 0 {
+            return Err(Error::BadFlags);
+        }
+        // SAFETY: the table belongs to vectors, and there are `count` addresses.
+        unsafe { AvObject::of(at)?.av.remove(places(addrs, count)) }
+    })
+}
+
+/// Copies as much of `from` as fits, and says how long it is.
+///
+/// # Safety
+/// `len` is a number, and so many bytes are at `to`, or it is NULL.
+pub(crate) unsafe fn put(from: &[u8], to: *mut c_void, len: *mut usize) -> Result<bool> {
+    if len.is_null() {
+        return Err(Error::Invalid("addrlen: NULL"));
+    }
+    // SAFETY: the caller's promise.
+    unsafe {
+        let room = if to.is_null() { 0 } else { *len };
+        std::ptr::copy_nonoverlapping(from.as_ptr(), to.cast(), from.len().min(room));
+        *len = from.len();
+        Ok(room >= from.len())
+    }
+}
+
+unsafe extern "C" fn lookup(
+    at: *mut FidAv,
+    fi_addr: u64,
+    addr: *mut c_void,
+    len: *mut usize,
+) -> c_int {
+    guard::int(|| {
+        // SAFETY: the table belongs to vectors; `addr` has `*len` bytes.
+        unsafe {
+            let it = AvObject::of(at)?;
+            if fi_addr == FI_ADDR_NOTAVAIL {
+                return Err(Error::Invalid("fi_addr"));
+            }
+            // A buffer that is too short gets the beginning, and the length that it lacks.
+            put(&it.form.write(it.av.lookup(fi_addr)?), addr, len).map(drop)
+        }
+    })
+}
+
+unsafe extern "C" fn straddr(
+    at: *mut FidAv,
+    addr: *const c_void,
+    buf: *mut c_char,
+    len: *mut usize,
+) -> *const c_char {
+    guard::or(std::ptr::null(), || {
+        // SAFETY: the table belongs to vectors; an address of its form, and `*len` bytes.
+        unsafe {
+            let it = AvObject::of(at)?;
+            let native = it.form.read(&addr.cast::<[u8; addr::LEN]>().read())?;
+            let text = it.av.straddr(&EpAddr::from_bytes(&native)?);
+            guard::put_text(&text, buf, *len);
+            *len = text.len() + 1;
+            Ok(buf.cast_const())
+        }
+    })
+}

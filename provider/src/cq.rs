@@ -1,0 +1,342 @@
+//! Completion queues.
+
+use std::cell::UnsafeCell;
+use std::ffi::{c_char, c_int, c_void};
+
+use barewire::raw::{Cqe, RawCq};
+use barewire::{CqAttr as OurAttr, CqFormat, Error, Result, WaitCond};
+
+use crate::abi::*;
+use crate::addr::{self, Form};
+use crate::domain::DomainObject;
+use crate::eq::{wait_control, wait_obj};
+use crate::guard;
+use crate::object::{Object, fid};
+
+/// What stands behind a `struct fid_cq`.
+pub(crate) struct Queue {
+    pub(crate) cq: RawCq,
+    format: CqFormat,
+    wait_obj: u32,
+    wait_cond: WaitCond,
+    form: Form,
+    api_version: u32,
+    /// The address of an unknown sender, ours until the queue is read again.
+    err_data: UnsafeCell<[u8; addr::LEN]>,
+}
+
+pub(crate) type CqObject = Object<FidCq, Queue>;
+
+static FID: FiOps = FiOps { close, control, ..FiOps::STUB };
+
+static OPS: OpsCq =
+    OpsCq { read, readfrom, readerr, sread, sreadfrom, signal, strerror, ..OpsCq::STUB };
+
+/// `fi_cq_open`.
+pub(crate) unsafe extern "C" fn open(
+    domain: *mut FidDomain,
+    attr_at: *mut CqAttr,
+    out: *mut *mut FidCq,
+    context: *mut c_void,
+) -> c_int {
+    guard::int(|| {
+        // SAFETY: the table belongs to domains; the attributes are there or NULL.
+        let (domain, attr) = unsafe { (DomainObject::of(domain)?, attr_at.as_ref()) };
+        let (mut ours, mut wait) = (OurAttr::default(), 0);
+        // A queue says how long its entries are by what it was opened with, so without a format it
+        // has the shortest.
+        ours.format = CqFormat::Context;
+        if let Some(attr) = attr {
+            // FI_AFFINITY (bit 29) is advice about interrupts, of which there are none.
+            if attr.flags & !(1 << 29) != 0 {
+                return Err(Error::BadFlags);
+            }
+            wait = attr.wait_obj;
+            ours.size = attr.size;
+            ours.format = match attr.format {
+                0 | 1 => CqFormat::Context,
+                2 => CqFormat::Msg,
+                3 => CqFormat::Data,
+                4 => CqFormat::Tagged,
+                _ => return Err(Error::NoSys),
+            };
+            ours.wait_obj = wait_obj(wait)?;
+            ours.wait_cond = match attr.wait_cond {
+                0 => WaitCond::None,
+                1 => WaitCond::Threshold,
+                _ => return Err(Error::NoSys),
+            };
+        }
+        let cq = domain.domain.raw_cq_open(ours)?;
+        let abi = FidCq { fid: fid(FI_CLASS_CQ, context, &FID), ops: &raw const OPS };
+        let inner = Queue {
+            cq,
+            format: ours.format,
+            wait_obj: wait,
+            wait_cond: ours.wait_cond,
+            form: domain.form,
+            api_version: domain.api_version,
+            err_data: UnsafeCell::new([0; addr::LEN]),
+        };
+        // SAFETY: `out` can be written.
+        unsafe { CqObject::open(abi, inner, out) };
+        // The format that was chosen is said back.
+        // SAFETY: the attributes are the caller's to be written.
+        if let Some(attr) = unsafe { attr_at.as_mut() } {
+            attr.format = attr.format.max(1);
+        }
+        Ok(())
+    })
+}
+
+unsafe extern "C" fn close(at: *mut Fid) -> c_int {
+    guard::int(|| {
+        // SAFETY: the table belongs to queues, and a program closes what it does not use.
+        unsafe {
+            CqObject::close(at.cast(), |it| {
+                let Queue { cq, format, wait_obj, wait_cond, form, api_version, err_data } = it;
+                cq.close().map_err(|(e, cq)| {
+                    let it = Queue { cq, format, wait_obj, wait_cond, form, api_version, err_data };
+                    (e, it)
+                })
+            })
+        }
+    })
+}
+
+unsafe extern "C" fn control(at: *mut Fid, command: c_int, arg: *mut c_void) -> c_int {
+    guard::int(|| {
+        // SAFETY: the table belongs to queues, and the command says what `arg` is.
+        unsafe {
+            let cq = CqObject::of(at.cast())?;
+            wait_control(command, arg, cq.wait_obj, || cq.cq.wait_fd())
+        }
+    })
+}
+
+/// A number that went through us as a pointer again.
+fn pointer(value: u64) -> *mut c_void {
+    std::ptr::with_exposed_provenance_mut(value as usize)
+}
+
+/// Entries that are taken at once.
+const BATCH: usize = 8;
+
+/// Where entries go.
+#[derive(Clone, Copy)]
+struct Out {
+    buf: *mut c_void,
+    count: usize,
+    src: *mut u64,
+}
+
+impl Queue {
+    /// Writes entry number `i`.
+    ///
+    /// # Safety
+    /// There is room for it in the queue's format, and for a source if `src` is not NULL.
+    #[inline]
+    unsafe fn put(&self, out: Out, i: usize, e: &Cqe) {
+        let (op_context, flags, len) = (pointer(e.op_context), e.flags.bits(), e.len as usize);
+        let (buf, data) = (pointer(e.buf), e.data);
+        // SAFETY: the caller's promise, for the type that the format stands for.
+        unsafe {
+            match self.format {
+                CqFormat::Unspec | CqFormat::Context => {
+                    out.buf.cast::<CqEntry>().add(i).write(CqEntry { op_context });
+                }
+                CqFormat::Msg => {
+                    let entry = CqMsgEntry { op_context, flags, len };
+                    out.buf.cast::<CqMsgEntry>().add(i).write(entry);
+                }
+                CqFormat::Data => {
+                    let entry = CqDataEntry { op_context, flags, len, buf, data };
+                    out.buf.cast::<CqDataEntry>().add(i).write(entry);
+                }
+                CqFormat::Tagged => {
+                    let tag = e.tag;
+                    let entry = CqTaggedEntry { op_context, flags, len, buf, data, tag };
+                    out.buf.cast::<CqTaggedEntry>().add(i).write(entry);
+                }
+            }
+            if !out.src.is_null() {
+                *out.src.add(i) = e.src;
+            }
+        }
+    }
+
+    /// Reads entries until `out` is full or there are no more.
+    ///
+    /// # Safety
+    /// `out` has room for as many entries of the queue's format as it says.
+    #[inline]
+    unsafe fn read(&self, out: Out) -> Result<usize> {
+        if out.buf.is_null() && out.count > 0 {
+            return Err(Error::Invalid("buf: NULL"));
+        }
+        let mut done = 0;
+        let mut batch = [Cqe::default(); BATCH];
+        loop {
+            let want = BATCH.min(out.count - done);
+            let n = match self.cq.read(&mut batch[..want]) {
+                Ok(n) => n,
+                Err(_) if done > 0 => return Ok(done),
+                Err(e) => return Err(e),
+            };
+            for (i, e) in batch[..n].iter().enumerate() {
+                // SAFETY: `done + i` is below `count`.
+                unsafe { self.put(out, done + i, e) };
+            }
+            done += n;
+            if n < want || done == out.count {
+                return Ok(done);
+            }
+        }
+    }
+
+    /// Waits for entries.
+    ///
+    /// # Safety
+    /// As [`read`](Self::read).
+    unsafe fn sread(&self, out: Out, cond: *const c_void, timeout: c_int) -> Result<usize> {
+        if out.buf.is_null() && out.count > 0 {
+            return Err(Error::Invalid("buf: NULL"));
+        }
+        // The number itself stands where a pointer would.
+        let threshold = match self.wait_cond {
+            WaitCond::Threshold => cond.addr().clamp(1, out.count.max(1)),
+            WaitCond::None => 1,
+        };
+        let mut batch = [Cqe::default(); BATCH];
+        let n = self.cq.sread(&mut batch[..BATCH.min(out.count)], threshold, timeout)?;
+        for (i, e) in batch[..n].iter().enumerate() {
+            // SAFETY: `i` is below `count`.
+            unsafe { self.put(out, i, e) };
+        }
+        if n < BATCH || n == out.count {
+            return Ok(n);
+        }
+        let src = if out.src.is_null() { out.src } else { out.src.wrapping_add(n) };
+        let buf = out.buf.wrapping_byte_add(n * self.entry_len());
+        // SAFETY: what is left of the room.
+        let more = unsafe { self.read(Out { buf, count: out.count - n, src }) };
+        Ok(n + more.unwrap_or(0))
+    }
+
+    fn entry_len(&self) -> usize {
+        match self.format {
+            CqFormat::Unspec | CqFormat::Context => size_of::<CqEntry>(),
+            CqFormat::Msg => size_of::<CqMsgEntry>(),
+            CqFormat::Data => size_of::<CqDataEntry>(),
+            CqFormat::Tagged => size_of::<CqTaggedEntry>(),
+        }
+    }
+
+    /// Takes the error at the head.
+    ///
+    /// # Safety
+    /// `to` is an entry as long as the version that the program speaks has it.
+    unsafe fn readerr(&self, to: *mut CqErrEntry) -> Result<usize> {
+        let e = self.cq.readerr()?;
+        // SAFETY: the caller's promise; members are written one by one, since a program of an
+        // older version has no memory for the last ones.
+        unsafe {
+            (*to).op_context = pointer(e.cqe.op_context);
+            ((*to).flags, (*to).len) = (e.cqe.flags.bits(), e.cqe.len as usize);
+            ((*to).buf, (*to).data, (*to).tag) = (pointer(e.cqe.buf), e.cqe.data, e.cqe.tag);
+            ((*to).olen, (*to).err) = (e.olen as usize, e.err.fi_errno());
+            (*to).prov_errno = e.prov_errno as c_int;
+            if self.api_version >= version(1, 20) {
+                (*to).src_addr = e.cqe.src;
+            }
+            if self.api_version < version(1, 5) {
+                return Ok(1);
+            }
+            let data = e.err_data.map(|addr| self.form.write(addr));
+            let data = data.as_ref().map_or(&[][..], |bytes| &bytes[..]);
+            if (*to).err_data_size > 0 && !(*to).err_data.is_null() {
+                let n = data.len().min((*to).err_data_size);
+                std::ptr::copy_nonoverlapping(data.as_ptr(), (*to).err_data.cast(), n);
+                (*to).err_data_size = n;
+            } else {
+                // One thread at a time reads errors of a queue that lends them.
+                let ours = self.err_data.get().cast::<u8>();
+                std::ptr::copy_nonoverlapping(data.as_ptr(), ours, data.len());
+                (*to).err_data = if data.is_empty() { std::ptr::null_mut() } else { ours.cast() };
+                (*to).err_data_size = data.len();
+            }
+        }
+        Ok(1)
+    }
+}
+
+unsafe extern "C" fn read(at: *mut FidCq, buf: *mut c_void, count: usize) -> isize {
+    let out = Out { buf, count, src: std::ptr::null_mut() };
+    // SAFETY: the table belongs to queues, and `buf` has room for `count` entries.
+    guard::count(|| unsafe { CqObject::of(at)?.read(out) })
+}
+
+unsafe extern "C" fn readfrom(
+    at: *mut FidCq,
+    buf: *mut c_void,
+    count: usize,
+    src: *mut u64,
+) -> isize {
+    // SAFETY: as above, and `src` for `count` addresses or NULL.
+    guard::count(|| unsafe { CqObject::of(at)?.read(Out { buf, count, src }) })
+}
+
+unsafe extern "C" fn sread(
+    at: *mut FidCq,
+    buf: *mut c_void,
+    count: usize,
+    cond: *const c_void,
+    timeout: c_int,
+) -> isize {
+    let out = Out { buf, count, src: std::ptr::null_mut() };
+    // SAFETY: as in `read`.
+    guard::count(|| unsafe { CqObject::of(at)?.sread(out, cond, timeout) })
+}
+
+unsafe extern "C" fn sreadfrom(
+    at: *mut FidCq,
+    buf: *mut c_void,
+    count: usize,
+    src: *mut u64,
+    cond: *const c_void,
+    timeout: c_int,
+) -> isize {
+    // SAFETY: as in `readfrom`.
+    guard::count(|| unsafe { CqObject::of(at)?.sread(Out { buf, count, src }, cond, timeout) })
+}
+
+unsafe extern "C" fn readerr(at: *mut FidCq, buf: *mut CqErrEntry, flags: u64) -> isize {
+    guard::count(|| {
+        if flags != 0 {
+            return Err(Error::BadFlags);
+        }
+        if buf.is_null() {
+            return Err(Error::Invalid("buf: NULL"));
+        }
+        // SAFETY: the table belongs to queues, and `buf` is an entry.
+        unsafe { CqObject::of(at)?.readerr(buf) }
+    })
+}
+
+unsafe extern "C" fn signal(at: *mut FidCq) -> c_int {
+    // SAFETY: the table belongs to queues.
+    guard::int(|| unsafe { CqObject::of(at)?.cq.signal() })
+}
+
+unsafe extern "C" fn strerror(
+    at: *mut FidCq,
+    prov_errno: c_int,
+    _err_data: *const c_void,
+    buf: *mut c_char,
+    len: usize,
+) -> *const c_char {
+    guard::or(c"unknown error".as_ptr(), || {
+        // SAFETY: the table belongs to queues, and `buf` has `len` bytes or is NULL.
+        unsafe { Ok(guard::put_text(CqObject::of(at)?.cq.strerror(prov_errno), buf, len)) }
+    })
+}

@@ -1,0 +1,158 @@
+//! Domains.
+
+use std::ffi::{c_int, c_void};
+use std::sync::Arc;
+
+use barewire::raw::SerialPromise;
+use barewire::{Error, What};
+
+use crate::abi::*;
+use crate::addr::{self, Form};
+use crate::eq::EqObject;
+use crate::fabric::FabricObject;
+use crate::object::{Object, class_of, fid};
+use crate::{av, cntr, cq, ep, guard, host, info, mr};
+
+/// What stands behind a `struct fid_domain`.
+pub(crate) struct Domain {
+    pub(crate) domain: barewire::Domain,
+    /// How its addresses are written.
+    pub(crate) form: Form,
+    /// The version of the interface that the program speaks.
+    pub(crate) api_version: u32,
+    _fabric: Arc<()>,
+}
+
+pub(crate) type DomainObject = Object<FidDomain, Domain>;
+
+static FID: FiOps = FiOps { close, bind, control, ..FiOps::STUB };
+
+static OPS: OpsDomain = OpsDomain {
+    av_open: av::open,
+    cq_open: cq::open,
+    endpoint: ep::open,
+    cntr_open: cntr::open,
+    query_atomic,
+    ..OpsDomain::STUB
+};
+
+/// `fi_domain`.
+pub(crate) unsafe extern "C" fn open(
+    fabric: *mut FidFabric,
+    info: *mut FiInfo,
+    out: *mut *mut FidDomain,
+    context: *mut c_void,
+) -> c_int {
+    guard::int(|| {
+        // SAFETY: the table belongs to fabrics, and the info is whole.
+        let (fabric, info) = unsafe { (FabricObject::of(fabric)?, info.as_ref()) };
+        let info = info.ok_or(Error::Invalid("info: NULL"))?;
+        // SAFETY: as above.
+        let (mut ours, form) = unsafe { info::read(info, fabric.api_version)? };
+        let settings = host::settings().map_err(|e| {
+            host::warn(&e.to_string());
+            Error::Invalid("environment")
+        })?;
+        // SAFETY: a program that asks for `FI_THREAD_DOMAIN` makes this promise by it.
+        let promise = || unsafe { SerialPromise::new() };
+        let plain = ours.domain_attr.name.clone();
+        let labelled = with_label(&mut ours);
+        let mut opened = fabric.fabric.domain_serial_with(&ours, settings.clone(), promise());
+        if labelled && opened.as_ref().is_err_and(|e| e.error == Error::AddrInUse) {
+            // Another domain has the label. That matters only to an endpoint that wants it too,
+            // which is told then.
+            ours.domain_attr.name = plain;
+            opened = fabric.fabric.domain_serial_with(&ours, settings, promise());
+        }
+        let domain = opened.map_err(|e| {
+            host::warn(&e.to_string());
+            e.error
+        })?;
+        let abi = FidDomain {
+            fid: fid(FI_CLASS_DOMAIN, context, &FID),
+            ops: &raw const OPS,
+            mr: &raw const mr::OPS,
+        };
+        let (api_version, _fabric) = (fabric.api_version, Arc::clone(&fabric.users));
+        let inner = Domain { domain, form, api_version, _fabric };
+        // SAFETY: `out` can be written.
+        unsafe { DomainObject::open(abi, inner, out) };
+        Ok(())
+    })
+}
+
+/// Makes a port with the MAC of the label that the endpoint's own address is, if it is one.
+fn with_label(info: &mut barewire::Info) -> bool {
+    let src = info.src_addr.as_deref().and_then(|b| b.try_into().ok());
+    let src = src.and_then(|bytes| barewire::EpAddr::from_bytes(bytes).ok());
+    let Some(label) = src.filter(|src| addr::is_label(*src)) else { return false };
+    let name = info.domain_attr.name.get_or_insert_with(|| "shm".to_owned());
+    if name.contains("mac=") {
+        return false;
+    }
+    name.push_str(&format!(",mac={}", label.mac));
+    true
+}
+
+unsafe extern "C" fn close(at: *mut Fid) -> c_int {
+    guard::int(|| {
+        // SAFETY: the table belongs to domains, and a program closes what it does not use.
+        unsafe {
+            DomainObject::close(at.cast(), |it| {
+                let Domain { domain, form, api_version, _fabric } = it;
+                domain
+                    .close()
+                    .map_err(|(e, domain)| (e, Domain { domain, form, api_version, _fabric }))
+            })
+        }
+    })
+}
+
+unsafe extern "C" fn bind(at: *mut Fid, other: *mut Fid, flags: u64) -> c_int {
+    guard::int(|| {
+        // SAFETY: the table belongs to domains, and the class says what `other` is.
+        unsafe {
+            let domain = DomainObject::of(at.cast())?;
+            if class_of(other)? != FI_CLASS_EQ {
+                return Err(Error::Invalid("fid: a domain binds event queues"));
+            }
+            if flags != 0 {
+                return Err(Error::BadFlags);
+            }
+            domain.domain.bind_eq(&EqObject::of(other.cast())?.eq)
+        }
+    })
+}
+
+unsafe extern "C" fn control(at: *mut Fid, command: c_int, arg: *mut c_void) -> c_int {
+    guard::int(|| {
+        // SAFETY: the table belongs to domains.
+        unsafe { DomainObject::of(at.cast::<FidDomain>())? };
+        match command {
+            // SAFETY: the command says what `arg` is.
+            FI_MAP_RAW_MR => unsafe { mr::map_raw(arg.cast()) },
+            FI_UNMAP_KEY => Ok(()),
+            _ => Err(Error::NoSys),
+        }
+    })
+}
+
+unsafe extern "C" fn query_atomic(
+    at: *mut FidDomain,
+    datatype: u32,
+    op: u32,
+    attr: *mut AtomicAttr,
+    flags: u64,
+) -> c_int {
+    guard::int(|| {
+        // SAFETY: the table belongs to domains.
+        let domain = unsafe { DomainObject::of(at)? };
+        let limits = domain.domain.query_atomic(What { op, datatype }, flags)?;
+        if attr.is_null() {
+            return Err(Error::Invalid("attr: NULL"));
+        }
+        // SAFETY: `attr` can be written.
+        unsafe { *attr = AtomicAttr { count: limits.count, size: limits.size } };
+        Ok(())
+    })
+}

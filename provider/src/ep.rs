@@ -1,0 +1,211 @@
+//! Endpoints: their life, what is bound to them, their options and their names.
+
+use std::ffi::{c_int, c_void};
+use std::sync::Arc;
+
+use barewire::flags::{BindFlags, OpFlags};
+use barewire::raw::RawEndpoint;
+use barewire::{EpAddr, Error, Result, opt};
+
+use crate::abi::*;
+use crate::addr::{self, Form};
+use crate::av::{AvObject, put};
+use crate::cntr::CntrObject;
+use crate::cq::CqObject;
+use crate::domain::DomainObject;
+use crate::eq::EqObject;
+use crate::object::{Object, class_of, fid};
+use crate::{atomic, guard, info, msg, rma, tagged};
+
+/// What stands behind a `struct fid_ep`.
+pub(crate) struct Endpoint {
+    pub(crate) ep: Arc<RawEndpoint>,
+    form: Form,
+}
+
+pub(crate) type EpObject = Object<FidEp, Endpoint>;
+
+static FID: FiOps = FiOps { close, bind, control, ..FiOps::STUB };
+
+static OPS: OpsEp = OpsEp { cancel, getopt, setopt, ..OpsEp::STUB };
+
+static CM: OpsCm = OpsCm { getname, ..OpsCm::STUB };
+
+static COLLECTIVE: OpsCollective = OpsCollective::STUB;
+
+/// `fi_endpoint`.
+pub(crate) unsafe extern "C" fn open(
+    domain: *mut FidDomain,
+    info: *mut FiInfo,
+    out: *mut *mut FidEp,
+    context: *mut c_void,
+) -> c_int {
+    guard::int(|| {
+        // SAFETY: the table belongs to domains, and the info is whole.
+        let (domain, info) = unsafe { (DomainObject::of(domain)?, info.as_ref()) };
+        let info = info.ok_or(Error::Invalid("info: NULL"))?;
+        // SAFETY: as above.
+        let (mut ours, _) = unsafe { info::read(info, domain.api_version)? };
+        // The program has taken what we asked of it, which is nothing.
+        ours.mode = barewire::flags::Mode::empty();
+        let usual = |size: &mut usize, usual| *size = if *size == 0 { usual } else { *size };
+        usual(&mut ours.tx_attr.size, 1024);
+        usual(&mut ours.rx_attr.size, 4096);
+        let ep = domain.domain.raw_endpoint(&ours).map_err(|e| match e {
+            // The domain did not get the label, since another one has it.
+            Error::AddrNotAvail => Error::AddrInUse,
+            e => e,
+        })?;
+        let abi = FidEp {
+            fid: fid(FI_CLASS_EP, context, &FID),
+            ops: &raw const OPS,
+            cm: &raw const CM,
+            msg: &raw const msg::OPS,
+            rma: &raw const rma::OPS,
+            tagged: &raw const tagged::OPS,
+            atomic: &raw const atomic::OPS,
+            collective: &raw const COLLECTIVE,
+        };
+        let inner = Endpoint { ep: Arc::new(ep), form: domain.form };
+        // SAFETY: `out` can be written.
+        unsafe { EpObject::open(abi, inner, out) };
+        Ok(())
+    })
+}
+
+unsafe extern "C" fn close(at: *mut Fid) -> c_int {
+    // SAFETY: the table belongs to endpoints, and a program closes what it does not use.
+    guard::int(|| unsafe { EpObject::close(at.cast(), |_| Ok(())) })
+}
+
+unsafe extern "C" fn bind(at: *mut Fid, other: *mut Fid, flags: u64) -> c_int {
+    guard::int(|| {
+        // SAFETY: the table belongs to endpoints, and the class says what `other` is.
+        unsafe {
+            let ep = &EpObject::of(at.cast::<FidEp>())?.ep;
+            let bind = BindFlags::from_bits(flags).ok_or(Error::BadFlags);
+            match class_of(other)? {
+                FI_CLASS_CQ => ep.bind_cq(&CqObject::of(other.cast())?.cq, bind?),
+                FI_CLASS_CNTR => ep.bind_cntr(&CntrObject::of(other.cast())?.cntr, bind?),
+                FI_CLASS_AV => ep.bind_av(&AvObject::of(other.cast())?.av),
+                FI_CLASS_EQ => ep.bind_eq(&EqObject::of(other.cast())?.eq),
+                _ => Err(Error::Invalid("fid: cannot be bound to an endpoint")),
+            }
+        }
+    })
+}
+
+unsafe extern "C" fn control(at: *mut Fid, command: c_int, arg: *mut c_void) -> c_int {
+    guard::int(|| {
+        // SAFETY: the table belongs to endpoints, and the command says what `arg` is.
+        unsafe {
+            let ep = &EpObject::of(at.cast::<FidEp>())?.ep;
+            match command {
+                FI_ENABLE => ep.enable(),
+                FI_GETOPSFLAG | FI_SETOPSFLAG if arg.is_null() => Err(Error::Invalid("arg: NULL")),
+                FI_GETOPSFLAG => ops_flags(ep, &mut *arg.cast()),
+                FI_SETOPSFLAG => set_ops_flags(ep, *arg.cast()),
+                _ => Err(Error::NoSys),
+            }
+        }
+    })
+}
+
+/// The direction that a word of flags names goes in, its flags come out.
+fn ops_flags(ep: &RawEndpoint, word: &mut u64) -> Result<()> {
+    *word = match *word & (FI_TRANSMIT | FI_RECV) {
+        FI_TRANSMIT => ep.tx_op_flags().bits(),
+        FI_RECV => ep.rx_op_flags().bits(),
+        _ => return Err(Error::Invalid("flags: FI_TRANSMIT or FI_RECV")),
+    };
+    Ok(())
+}
+
+fn set_ops_flags(ep: &RawEndpoint, word: u64) -> Result<()> {
+    let flags = OpFlags::from_bits(word & !(FI_TRANSMIT | FI_RECV)).ok_or(Error::BadFlags)?;
+    match word & (FI_TRANSMIT | FI_RECV) {
+        FI_TRANSMIT => ep.set_tx_op_flags(flags),
+        FI_RECV => ep.set_rx_op_flags(flags),
+        _ => Err(Error::Invalid("flags: FI_TRANSMIT or FI_RECV")),
+    }
+}
+
+unsafe extern "C" fn cancel(at: *mut Fid, context: *mut c_void) -> isize {
+    // SAFETY: the table belongs to endpoints.
+    guard::call(|| unsafe { EpObject::of(at.cast::<FidEp>())?.ep.cancel(number(context)) })
+}
+
+/// A context as the number that goes through us.
+#[inline]
+pub(crate) fn number(context: *mut c_void) -> u64 {
+    context.expose_provenance() as u64
+}
+
+/// Options whose value is a C `bool` or `int`; the others are `size_t`.
+fn option_len(name: c_int) -> usize {
+    match name {
+        opt::FI_OPT_CUDA_API_PERMITTED | opt::FI_OPT_SHARED_MEMORY_PERMITTED => size_of::<bool>(),
+        _ => size_of::<usize>(),
+    }
+}
+
+unsafe extern "C" fn getopt(
+    at: *mut Fid,
+    level: c_int,
+    name: c_int,
+    value: *mut c_void,
+    len: *mut usize,
+) -> c_int {
+    guard::int(|| {
+        // SAFETY: the table belongs to endpoints; `value` has `*len` bytes.
+        unsafe {
+            let ep = &EpObject::of(at.cast::<FidEp>())?.ep;
+            if level != FI_OPT_ENDPOINT {
+                return Err(Error::NoProtoOpt);
+            }
+            let bytes = ep.getopt(name)?.to_ne_bytes();
+            // A number that fits in a byte is its first one on every machine that we run on.
+            let fits = put(&bytes[..option_len(name)], value, len)?;
+            if fits { Ok(()) } else { Err(Error::TooSmall) }
+        }
+    })
+}
+
+unsafe extern "C" fn setopt(
+    at: *mut Fid,
+    level: c_int,
+    name: c_int,
+    value: *const c_void,
+    len: usize,
+) -> c_int {
+    guard::int(|| {
+        // SAFETY: the table belongs to endpoints; `value` has `len` bytes.
+        unsafe {
+            let ep = &EpObject::of(at.cast::<FidEp>())?.ep;
+            if level != FI_OPT_ENDPOINT {
+                return Err(Error::NoProtoOpt);
+            }
+            let want = option_len(name);
+            let mut bytes = [0; size_of::<usize>()];
+            if !value.is_null() && len >= want {
+                std::ptr::copy_nonoverlapping(value.cast(), bytes.as_mut_ptr(), want);
+                return ep.setopt(name, usize::from_ne_bytes(bytes));
+            }
+            // An option that is not known is told before a length that is not.
+            ep.getopt(name)?;
+            Err(Error::Invalid("optlen"))
+        }
+    })
+}
+
+unsafe extern "C" fn getname(at: *mut Fid, addr: *mut c_void, len: *mut usize) -> c_int {
+    guard::int(|| {
+        // SAFETY: the table belongs to endpoints; `addr` has `*len` bytes.
+        unsafe {
+            let it = EpObject::of(at.cast::<FidEp>())?;
+            const { assert!(addr::LEN == EpAddr::LEN) };
+            let fits = put(&it.form.write(it.ep.getname()?), addr, len)?;
+            if fits { Ok(()) } else { Err(Error::TooSmall) }
+        }
+    })
+}

@@ -1,0 +1,203 @@
+//! Event queues.
+
+use std::ffi::{c_char, c_int, c_void};
+use std::sync::Arc;
+
+use barewire::{Eq, EqAttr as OurAttr, Error, Result, WaitObj};
+
+use crate::abi::*;
+use crate::fabric::FabricObject;
+use crate::guard;
+use crate::object::{Object, fid};
+
+/// What stands behind a `struct fid_eq`.
+pub(crate) struct EventQueue {
+    pub(crate) eq: Eq,
+    wait_obj: u32,
+    _fabric: Arc<()>,
+}
+
+pub(crate) type EqObject = Object<FidEq, EventQueue>;
+
+static FID: FiOps = FiOps { close, control, ..FiOps::STUB };
+
+static OPS: OpsEq = OpsEq { read, readerr, write, sread, strerror, ..OpsEq::STUB };
+
+/// `enum fi_wait_obj` as ours.
+pub(crate) fn wait_obj(c: u32) -> Result<WaitObj> {
+    Ok(match c {
+        0 => WaitObj::None,
+        1 => WaitObj::Unspec,
+        2 => WaitObj::Set,
+        3 => WaitObj::Fd,
+        4 => WaitObj::MutexCond,
+        5 => WaitObj::Yield,
+        6 => WaitObj::PollFd,
+        _ => return Err(Error::NoSys),
+    })
+}
+
+/// Answers `FI_GETWAIT` and `FI_GETWAITOBJ`.
+///
+/// # Safety
+/// `arg` is what the command takes.
+pub(crate) unsafe fn wait_control(
+    command: c_int,
+    arg: *mut c_void,
+    wait_obj: u32,
+    fd: impl FnOnce() -> Result<c_int>,
+) -> Result<()> {
+    let value = match command {
+        FI_GETWAIT => fd()?,
+        FI_GETWAITOBJ => wait_obj as c_int,
+        _ => return Err(Error::NoSys),
+    };
+    if arg.is_null() {
+        return Err(Error::Invalid("arg: NULL"));
+    }
+    // SAFETY: both commands take a place for an `int`.
+    unsafe { *arg.cast::<c_int>() = value };
+    Ok(())
+}
+
+/// `fi_eq_open`.
+pub(crate) unsafe extern "C" fn open(
+    fabric: *mut FidFabric,
+    attr: *mut EqAttr,
+    out: *mut *mut FidEq,
+    context: *mut c_void,
+) -> c_int {
+    guard::int(|| {
+        // SAFETY: the table belongs to fabrics; the attributes are there or NULL.
+        let (fabric, attr) = unsafe { (FabricObject::of(fabric)?, attr.as_ref()) };
+        let (size, flags, wait) = attr.map_or((0, 0, 1), |a| (a.size, a.flags, a.wait_obj));
+        // FI_AFFINITY (bit 29) is advice about interrupts, of which there are none.
+        if flags & !(FI_WRITE | 1 << 29) != 0 {
+            return Err(Error::BadFlags);
+        }
+        let ours = OurAttr { size, write: flags & FI_WRITE != 0, wait_obj: wait_obj(wait)? };
+        let eq = fabric.fabric.eq_open(ours)?;
+        let abi = FidEq { fid: fid(FI_CLASS_EQ, context, &FID), ops: &raw const OPS };
+        let inner = EventQueue { eq, wait_obj: wait, _fabric: Arc::clone(&fabric.users) };
+        // SAFETY: `out` can be written.
+        unsafe { EqObject::open(abi, inner, out) };
+        Ok(())
+    })
+}
+
+unsafe extern "C" fn close(at: *mut Fid) -> c_int {
+    // SAFETY: the table belongs to event queues, and a program closes what it does not use.
+    guard::int(|| unsafe { EqObject::close(at.cast(), |_| Ok(())) })
+}
+
+unsafe extern "C" fn control(at: *mut Fid, command: c_int, arg: *mut c_void) -> c_int {
+    guard::int(|| {
+        // SAFETY: the table belongs to event queues, and the command says what `arg` is.
+        unsafe {
+            let eq = EqObject::of(at.cast())?;
+            wait_control(command, arg, eq.wait_obj, || eq.eq.wait_fd())
+        }
+    })
+}
+
+/// # Safety
+/// `len` writable bytes are at `buf`, or it is NULL.
+unsafe fn bytes<'a>(buf: *mut c_void, len: usize) -> &'a mut [u8] {
+    if buf.is_null() || len == 0 {
+        return &mut [];
+    }
+    // SAFETY: the caller's promise.
+    unsafe { std::slice::from_raw_parts_mut(buf.cast(), len) }
+}
+
+unsafe extern "C" fn read(
+    at: *mut FidEq,
+    event: *mut u32,
+    buf: *mut c_void,
+    len: usize,
+    flags: u64,
+) -> isize {
+    guard::count(|| {
+        // SAFETY: the table belongs to event queues; `buf` has `len` bytes, `event` is a place.
+        unsafe {
+            let (eq, buf) = (EqObject::of(at)?, bytes(buf, len));
+            let (number, n) = match flags {
+                0 => eq.eq.read(buf)?,
+                FI_PEEK => eq.eq.peek(buf)?,
+                _ => return Err(Error::BadFlags),
+            };
+            *event = number;
+            Ok(n)
+        }
+    })
+}
+
+unsafe extern "C" fn sread(
+    at: *mut FidEq,
+    event: *mut u32,
+    buf: *mut c_void,
+    len: usize,
+    timeout: c_int,
+    flags: u64,
+) -> isize {
+    guard::count(|| {
+        // SAFETY: as in `read`.
+        unsafe {
+            if flags & !FI_PEEK != 0 {
+                return Err(Error::BadFlags);
+            }
+            let (eq, buf) = (EqObject::of(at)?, bytes(buf, len));
+            let (number, n) = match flags {
+                0 => eq.eq.sread(buf, timeout)?,
+                _ => eq.eq.speek(buf, timeout)?,
+            };
+            *event = number;
+            Ok(n)
+        }
+    })
+}
+
+unsafe extern "C" fn readerr(at: *mut FidEq, buf: *mut EqErrEntry, _flags: u64) -> isize {
+    guard::count(|| {
+        // SAFETY: the table belongs to event queues, and `buf` is an entry.
+        unsafe {
+            let err = EqObject::of(at)?.eq.readerr()?;
+            let context = std::ptr::without_provenance_mut(err.context as usize);
+            (*buf).fid = std::ptr::null_mut();
+            ((*buf).context, (*buf).data) = (context, err.data);
+            ((*buf).err, (*buf).prov_errno) = (err.err.fi_errno(), err.err.fi_errno());
+            // Nothing more is known; a buffer of the program's stays as it is.
+            (*buf).err_data_size = 0;
+            Ok(size_of::<EqErrEntry>())
+        }
+    })
+}
+
+unsafe extern "C" fn write(
+    at: *mut FidEq,
+    event: u32,
+    buf: *const c_void,
+    len: usize,
+    flags: u64,
+) -> isize {
+    guard::count(|| {
+        if flags != 0 {
+            return Err(Error::BadFlags);
+        }
+        // SAFETY: the table belongs to event queues, and `buf` has `len` bytes.
+        unsafe { EqObject::of(at)?.eq.write(event, bytes(buf.cast_mut(), len)) }
+    })
+}
+
+unsafe extern "C" fn strerror(
+    at: *mut FidEq,
+    prov_errno: c_int,
+    _err_data: *const c_void,
+    buf: *mut c_char,
+    len: usize,
+) -> *const c_char {
+    guard::or(c"unknown error".as_ptr(), || {
+        // SAFETY: the table belongs to event queues, and `buf` has `len` bytes or is NULL.
+        unsafe { Ok(guard::put_text(EqObject::of(at)?.eq.strerror(prov_errno), buf, len)) }
+    })
+}

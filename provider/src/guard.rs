@@ -1,0 +1,118 @@
+//! What lies between C and Rust: no panic crosses, and every result becomes a number.
+
+use std::ffi::{CString, c_char, c_int};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Mutex, PoisonError};
+
+use barewire::errno::FI_EOTHER;
+use barewire::{Error, Result};
+
+/// What a function that we do not have returns.
+pub(crate) trait Refusal {
+    /// Minus `FI_ENOSYS`, or nothing.
+    const NOSYS: Self;
+}
+
+impl Refusal for c_int {
+    const NOSYS: Self = -barewire::errno::FI_ENOSYS;
+}
+
+impl Refusal for isize {
+    const NOSYS: Self = -(barewire::errno::FI_ENOSYS as isize);
+}
+
+impl Refusal for u64 {
+    const NOSYS: Self = 0;
+}
+
+impl Refusal for *const c_char {
+    const NOSYS: Self = std::ptr::null();
+}
+
+/// Runs a call that returns 0 or a negative error number as an `int`.
+#[inline]
+pub(crate) fn int(f: impl FnOnce() -> Result<()>) -> c_int {
+    value(|| f().map(|()| 0))
+}
+
+/// Runs a call that returns a value or a negative error number as an `int`.
+#[inline]
+pub(crate) fn value(f: impl FnOnce() -> Result<c_int>) -> c_int {
+    match catch_unwind(AssertUnwindSafe(f)) {
+        Ok(Ok(value)) => value,
+        Ok(Err(e)) => -e.fi_errno(),
+        Err(_told) => -FI_EOTHER,
+    }
+}
+
+/// Runs a data call, which returns 0 or a negative error number as an `ssize_t`.
+#[inline]
+pub(crate) fn call(f: impl FnOnce() -> Result<()>) -> isize {
+    count(|| f().map(|()| 0))
+}
+
+/// Runs a call that returns a count or a negative error number as an `ssize_t`.
+#[inline]
+pub(crate) fn count(f: impl FnOnce() -> Result<usize>) -> isize {
+    match catch_unwind(AssertUnwindSafe(f)) {
+        Ok(Ok(n)) => n as isize,
+        Ok(Err(e)) => -(e.fi_errno() as isize),
+        Err(_told) => -(FI_EOTHER as isize),
+    }
+}
+
+/// Runs a call that has no way to report an error.
+pub(crate) fn or<T>(otherwise: T, f: impl FnOnce() -> Result<T>) -> T {
+    match catch_unwind(AssertUnwindSafe(f)) {
+        Ok(Ok(value)) => value,
+        _ => otherwise,
+    }
+}
+
+/// A text of ours as C wants it, for ever. There is a handful of them.
+pub(crate) fn intern(text: &str) -> *const c_char {
+    static TEXTS: Mutex<Vec<CString>> = Mutex::new(Vec::new());
+    let mut texts = TEXTS.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(known) = texts.iter().find(|t| t.as_bytes() == text.as_bytes()) {
+        return known.as_ptr();
+    }
+    let Ok(new) = CString::new(text) else { return c"".as_ptr() };
+    let at = new.as_ptr();
+    texts.push(new);
+    at
+}
+
+/// Copies `text` to the `len` bytes at `buf`, cut off if need be and always with its NUL, and
+/// returns `buf`, or the text itself if there is no room at all.
+///
+/// # Safety
+/// `buf` is NULL or has `len` writable bytes.
+pub(crate) unsafe fn put_text(text: &str, buf: *mut c_char, len: usize) -> *const c_char {
+    if buf.is_null() || len == 0 {
+        return intern(text);
+    }
+    let n = text.len().min(len - 1);
+    // SAFETY: `n` bytes and the NUL are at most `len`, which the caller has promised; the text is
+    // Rust's own and does not overlap memory that C may write.
+    unsafe {
+        std::ptr::copy_nonoverlapping(text.as_ptr().cast(), buf, n);
+        *buf.add(n) = 0;
+    }
+    buf
+}
+
+/// The string at `text`, or `None` if it is NULL.
+///
+/// # Errors
+/// [`Error::Invalid`]: it is not UTF-8, so it names nothing of ours.
+///
+/// # Safety
+/// `text` is NULL or a string with its NUL that stays as it is for `'a`.
+pub(crate) unsafe fn text<'a>(text: *const c_char) -> Result<Option<&'a str>> {
+    if text.is_null() {
+        return Ok(None);
+    }
+    // SAFETY: the caller's promise.
+    let text = unsafe { std::ffi::CStr::from_ptr(text) };
+    text.to_str().map(Some).map_err(|_| Error::Invalid("text: not UTF-8"))
+}

@@ -1,0 +1,128 @@
+//! The libfabric that loaded us: its parameters, its log and its version.
+//!
+//! We are not linked with it, so that one binary loads under every version; what we need of it is
+//! looked up in the library that the process has mapped. Without it, parameters come from the
+//! environment and warnings go nowhere.
+
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::sync::OnceLock;
+
+use barewire::settings::{BadSetting, Settings, VARIABLES};
+
+use crate::abi::Provider;
+
+type Define =
+    unsafe extern "C" fn(*const Provider, *const c_char, c_int, *const c_char, ...) -> c_int;
+type Version = unsafe extern "C" fn() -> u32;
+type Enabled = unsafe extern "C" fn(*const Provider, c_int, c_int) -> c_int;
+type Log =
+    unsafe extern "C" fn(*const Provider, c_int, c_int, *const c_char, c_int, *const c_char, ...);
+
+/// Functions of the libfabric in this process.
+struct Host {
+    define: Option<Define>,
+    version: Option<Version>,
+    enabled: Option<Enabled>,
+    log: Option<Log>,
+}
+
+fn host() -> &'static Host {
+    static HOST: OnceLock<Host> = OnceLock::new();
+    HOST.get_or_init(|| {
+        let lib = library();
+        // SAFETY: the four have these types since libfabric 1.0, and a function pointer is as
+        // large as what `dlsym` returns; `None` is its NULL.
+        unsafe {
+            use std::mem::transmute;
+            Host {
+                define: transmute::<*mut c_void, Option<Define>>(find(lib, c"fi_param_define")),
+                version: transmute::<*mut c_void, Option<Version>>(find(lib, c"fi_version")),
+                enabled: transmute::<*mut c_void, Option<Enabled>>(find(lib, c"fi_log_enabled")),
+                log: transmute::<*mut c_void, Option<Log>>(find(lib, c"fi_log")),
+            }
+        }
+    })
+}
+
+fn find(lib: *mut c_void, name: &CStr) -> *mut c_void {
+    if lib.is_null() {
+        return std::ptr::null_mut();
+    }
+    // SAFETY: `lib` is a handle that `dlopen` gave and that is never closed.
+    unsafe { libc::dlsym(lib, name.as_ptr()) }
+}
+
+/// A handle of the mapped libfabric, whatever its file is called (wheels rename it), or NULL.
+fn library() -> *mut c_void {
+    let mut lib: *mut c_void = std::ptr::null_mut();
+    // SAFETY: the callback fits, and `lib` outlives the call.
+    unsafe { libc::dl_iterate_phdr(Some(look), (&raw mut lib).cast()) };
+    lib
+}
+
+/// Stops at the first mapped library whose file name begins with `libfabric`.
+unsafe extern "C" fn look(info: *mut libc::dl_phdr_info, _size: usize, data: *mut c_void) -> c_int {
+    // SAFETY: the loader passes a valid record, whose name is NULL or a string.
+    let name = unsafe { (*info).dlpi_name };
+    if name.is_null() {
+        return 0;
+    }
+    // SAFETY: as above.
+    let path = unsafe { CStr::from_ptr(name) }.to_bytes();
+    let file = path.rsplit(|&b| b == b'/').next().unwrap_or(path);
+    if !file.starts_with(b"libfabric") {
+        return 0;
+    }
+    // SAFETY: `name` is a string; a library that is mapped already is only counted once more.
+    let lib = unsafe { libc::dlopen(name, libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
+    // SAFETY: `data` is the place that `library` passed.
+    unsafe { *data.cast::<*mut c_void>() = lib };
+    c_int::from(!lib.is_null())
+}
+
+/// The version of the interface that the library offers by default.
+pub(crate) fn version() -> Option<u32> {
+    // SAFETY: `fi_version` takes nothing and may be called at any time.
+    host().version.map(|version| unsafe { version() })
+}
+
+/// Tells libfabric our parameters, for `fi_info -e`.
+pub(crate) fn define_params(provider: *const Provider) {
+    const FI_PARAM_STRING: c_int = 0;
+    let Some(define) = host().define else { return };
+    for (name, what, default) in VARIABLES {
+        let short = name.trim_start_matches("BAREWIRE_").to_ascii_lowercase();
+        let help = format!("{what} (default {default})");
+        let (Ok(short), Ok(help)) = (CString::new(short), CString::new(help)) else { continue };
+        // SAFETY: `provider` is our static record. The library copies both strings; the help is
+        // an argument of a format, so nothing in it is taken for one.
+        unsafe {
+            define(provider, short.as_ptr(), FI_PARAM_STRING, c"%s".as_ptr(), help.as_ptr());
+        }
+    }
+}
+
+/// Settings from `FI_BAREWIRE_PORT` and its like, or `BAREWIRE_PORT` as everywhere else.
+///
+/// # Errors
+/// [`BadSetting`], the first that was found.
+pub(crate) fn settings() -> Result<Settings, BadSetting> {
+    let var = |name: &str| std::env::var_os(name).map(|v| v.to_string_lossy().into_owned());
+    Settings::parse(|name| var(&format!("FI_{name}")).or_else(|| var(name)))
+}
+
+/// Writes a line to libfabric's log at level `warn`, which `FI_LOG_LEVEL` shows.
+pub(crate) fn warn(line: &str) {
+    const FI_LOG_WARN: c_int = 0;
+    const FI_LOG_CORE: c_int = 0;
+    let provider = crate::provider();
+    let (Some(enabled), Some(log)) = (host().enabled, host().log) else { return };
+    let Ok(line) = CString::new(line) else { return };
+    // SAFETY: the provider's record is static, and the line is an argument of the format.
+    unsafe {
+        if enabled(provider, FI_LOG_WARN, FI_LOG_CORE) != 0 {
+            let (file, format) = (c"barewire".as_ptr(), c"%s\n".as_ptr());
+            log(provider, FI_LOG_WARN, FI_LOG_CORE, file, 0, format, line.as_ptr());
+        }
+    }
+}

@@ -1,0 +1,515 @@
+//! `fi_getinfo`: hints of C to ours, and our answers to C.
+
+use std::ffi::{c_char, c_int, c_void};
+
+use barewire::flags::{Caps, InfoFlags, Mode, MrMode, OpFlags, Order};
+use barewire::{
+    AvType, DomainAttr as OurDomain, EndpointAttr, EpAddr, EpType, Error, FabricAttr as OurFabric,
+    Info, Progress, ResourceMgmt, Result, RxAttr as OurRx, Settings, Threading, TxAttr as OurTx,
+};
+
+use crate::abi::*;
+use crate::addr::{self, Form};
+use crate::mem::{copy, copy_text, free, zeroed};
+use crate::{guard, host, nic};
+
+/// Flags of `fi_getinfo` that mean something here; others are the library's own.
+const FLAGS: u64 = FI_PROV_ATTR_ONLY | FI_SOURCE | FI_NUMERICHOST;
+
+/// What a transmit context can have, and what a receive context can.
+const TX_CAPS: Caps = Caps::MSG
+    .union(Caps::TAGGED)
+    .union(Caps::RMA)
+    .union(Caps::ATOMIC)
+    .union(Caps::SEND)
+    .union(Caps::READ)
+    .union(Caps::WRITE)
+    .union(Caps::FENCE);
+const RX_CAPS: Caps = Caps::MSG
+    .union(Caps::TAGGED)
+    .union(Caps::RMA)
+    .union(Caps::ATOMIC)
+    .union(Caps::RECV)
+    .union(Caps::REMOTE_READ)
+    .union(Caps::REMOTE_WRITE)
+    .union(Caps::MULTI_RECV)
+    .union(Caps::DIRECTED_RECV)
+    .union(Caps::SOURCE)
+    .union(Caps::SOURCE_ERR)
+    .union(Caps::RMA_EVENT);
+
+/// `fi_provider.getinfo`.
+pub(crate) unsafe extern "C" fn getinfo(
+    version: u32,
+    node: *const c_char,
+    service: *const c_char,
+    flags: u64,
+    hints: *const FiInfo,
+    out: *mut *mut FiInfo,
+) -> c_int {
+    guard::int(|| {
+        // SAFETY: libfabric passes strings or NULL, and hints that it has made whole or NULL.
+        let (node, service, hints) =
+            unsafe { (guard::text(node)?, guard::text(service)?, hints.as_ref()) };
+        let settings = host::settings().map_err(|e| {
+            host::warn(&e.to_string());
+            Error::NoData
+        })?;
+        // SAFETY: as above.
+        if !unsafe { asked_for(hints) } && settings.port.is_none() {
+            return Err(Error::NoData);
+        }
+        let ask = Ask { version, node, service, flags: flags & FLAGS, hints };
+        let list = answers(&ask, &settings)?;
+        // SAFETY: libfabric passes a place for the list.
+        unsafe { *out = list };
+        Ok(())
+    })
+}
+
+/// What was asked.
+struct Ask<'a> {
+    version: u32,
+    node: Option<&'a str>,
+    service: Option<&'a str>,
+    flags: u64,
+    hints: Option<&'a FiInfo>,
+}
+
+/// Whether somebody asked for us by name: no program shall change its ways because our library
+/// lies in a directory.
+///
+/// # Safety
+/// The hints are whole.
+unsafe fn asked_for(hints: Option<&FiInfo>) -> bool {
+    let named = |list: &str| {
+        let list = list.trim();
+        !list.starts_with('^')
+            && list.split([',', ';']).any(|n| n.trim() == barewire::info::PROV_NAME)
+    };
+    if std::env::var("FI_PROVIDER").is_ok_and(|list| named(&list)) {
+        return true;
+    }
+    // SAFETY: the caller's promise: the attributes are there or NULL, and so is the name.
+    let name = unsafe {
+        let attr = hints.and_then(|h| h.fabric_attr.as_ref());
+        attr.and_then(|a| guard::text(a.prov_name).ok().flatten())
+    };
+    name.is_some_and(named)
+}
+
+fn answers(ask: &Ask<'_>, settings: &Settings) -> Result<*mut FiInfo> {
+    let (mut ours, form) = match ask.hints {
+        // SAFETY: libfabric's hints are whole.
+        Some(hints) => unsafe { hints_of(hints, ask.version)? },
+        None => (Info::default(), Form::Native),
+    };
+    let source = ask.flags & FI_SOURCE != 0;
+    if ask.node.is_some() || ask.service.is_some() {
+        let named = addr::resolve(ask.node, ask.service)?.map(|a| a.to_bytes().to_vec());
+        if source {
+            ours.src_addr = named;
+        } else {
+            ours.dest_addr = named;
+        }
+    }
+    let flags = InfoFlags::from_bits_truncate(ask.flags) - InfoFlags::SOURCE;
+    let version = ask.version.min(barewire::API_VERSION);
+    let hinted = ask.hints.map(|_| &ours);
+    let found = barewire::getinfo_with(settings, version, None, None, flags, hinted)?;
+    let mut list = std::ptr::null_mut();
+    for mut info in found.into_iter().rev() {
+        if ask.hints.is_none() {
+            (info.src_addr, info.dest_addr) = (ours.src_addr.clone(), ours.dest_addr.clone());
+        }
+        trim(&mut info, ours.caps);
+        let Some(one) = to_c(&info, form, ask) else {
+            // SAFETY: the list is ours alone.
+            unsafe { free_list(list) };
+            return Err(Error::NoMem);
+        };
+        // SAFETY: a fresh structure of ours.
+        unsafe { (*one).next = list };
+        list = one;
+    }
+    Ok(list)
+}
+
+/// Takes back what libfabric's own rule leaves out unless it was asked for, and sorts the others
+/// by direction.
+fn trim(info: &mut Info, asked: Caps) {
+    info.caps -= (Caps::SOURCE | Caps::DIRECTED_RECV) - asked;
+    info.tx_attr.caps = info.tx_attr.caps & info.caps & TX_CAPS;
+    info.rx_attr.caps = info.rx_attr.caps & info.caps & RX_CAPS;
+}
+
+/// Hints of C as ours, and the form of addresses that they speak.
+///
+/// # Safety
+/// The structures of `c` are there or NULL, and whole as of the version.
+unsafe fn hints_of(c: &FiInfo, version: u32) -> Result<(Info, Form)> {
+    // SAFETY: the caller's promise.
+    let (mut info, form) = unsafe { read(c, version)? };
+    // The names of modes tell what a program can do for us. We need nothing, and answer so: what
+    // is not in the hints of a mode is as good as what is.
+    info.mode = Mode::empty();
+    info.domain_attr.mr_mode &= MrMode::BASIC | MrMode::SCALABLE;
+    // The library has seen to it that we are meant.
+    info.fabric_attr.prov_name = None;
+    Ok((info, form))
+}
+
+/// A structure of C as ours: hints, or the answer that a program opens something with.
+///
+/// # Errors
+/// [`Error::NoData`]: it has something that nothing here has.
+///
+/// # Safety
+/// The structures of `c` are there or NULL, and whole as of the version.
+pub(crate) unsafe fn read(c: &FiInfo, version: u32) -> Result<(Info, Form)> {
+    let mut info = Info {
+        caps: Caps::from_bits_retain(c.caps),
+        mode: Mode::from_bits_truncate(c.mode),
+        ..Info::default()
+    };
+    // SAFETY: the caller's promise, for each of the structures and the addresses.
+    unsafe {
+        if let Some(tx) = c.tx_attr.as_ref() {
+            info.tx_attr = read_tx(tx);
+        }
+        if let Some(rx) = c.rx_attr.as_ref() {
+            info.rx_attr = read_rx(rx);
+        }
+        if let Some(ep) = c.ep_attr.as_ref() {
+            info.ep_attr = read_ep(ep)?;
+        }
+        if let Some(domain) = c.domain_attr.as_ref() {
+            info.domain_attr = read_domain(domain, version)?;
+        }
+        if let Some(fabric) = c.fabric_attr.as_ref() {
+            info.fabric_attr.name = guard::text(fabric.name)?.map(str::to_owned);
+            info.fabric_attr.prov_name = guard::text(fabric.prov_name)?.map(str::to_owned);
+        }
+    }
+    let src = (c.src_addr, c.src_addrlen);
+    let dest = (c.dest_addr, c.dest_addrlen);
+    // SAFETY: as above.
+    let (src, dest) = unsafe { (bytes_of(src)?, bytes_of(dest)?) };
+    let form = match c.addr_format {
+        FI_FORMAT_UNSPEC => None,
+        format => Some(Form::of(format).ok_or(Error::NoData)?),
+    };
+    let native = |bytes: &[u8; addr::LEN]| {
+        let guess = if addr::looks_like_sockaddr(bytes) { Form::SockaddrIn } else { Form::Native };
+        form.unwrap_or(guess).read(bytes).map_err(|_| Error::NoData)
+    };
+    info.dest_addr = dest.as_ref().map(native).transpose()?.map(Vec::from);
+    let src = src.as_ref().map(native).transpose()?;
+    // Port 0 of a label is any number.
+    let fixed = src.filter(|s| EpAddr::from_bytes(s) != Ok(addr::label(0)));
+    info.src_addr = fixed.map(Vec::from);
+    Ok((info, form.unwrap_or(Form::Native)))
+}
+
+/// # Safety
+/// As many bytes are there, or the pointer is NULL.
+unsafe fn bytes_of((at, len): (*mut c_void, usize)) -> Result<Option<[u8; addr::LEN]>> {
+    if at.is_null() || len == 0 {
+        return Ok(None);
+    }
+    // A longer one of another family cannot be ours.
+    if len < addr::LEN {
+        return Err(Error::NoData);
+    }
+    // SAFETY: the caller's promise; bytes need no alignment.
+    Ok(Some(unsafe { at.cast::<[u8; addr::LEN]>().read() }))
+}
+
+fn read_tx(c: &TxAttr) -> OurTx {
+    OurTx {
+        caps: Caps::from_bits_retain(c.caps),
+        op_flags: OpFlags::from_bits_retain(c.op_flags),
+        msg_order: Order::from_bits_retain(c.msg_order),
+        comp_order: Order::from_bits_retain(c.comp_order),
+        inject_size: c.inject_size,
+        size: c.size,
+        iov_limit: c.iov_limit,
+        rma_iov_limit: c.rma_iov_limit,
+        tclass: c.tclass,
+    }
+}
+
+fn read_rx(c: &RxAttr) -> OurRx {
+    OurRx {
+        caps: Caps::from_bits_retain(c.caps),
+        op_flags: OpFlags::from_bits_retain(c.op_flags),
+        msg_order: Order::from_bits_retain(c.msg_order),
+        comp_order: Order::from_bits_retain(c.comp_order),
+        total_buffered_recv: c.total_buffered_recv,
+        size: c.size,
+        iov_limit: c.iov_limit,
+    }
+}
+
+/// # Safety
+/// The key is there.
+unsafe fn read_ep(c: &EpAttr) -> Result<EndpointAttr> {
+    let ep_type = match c.r#type {
+        0 => EpType::Unspec,
+        1 => EpType::Msg,
+        2 => EpType::Dgram,
+        3 => EpType::Rdm,
+        _ => return Err(Error::NoData),
+    };
+    let order = c.max_order_raw_size.max(c.max_order_war_size).max(c.max_order_waw_size);
+    if order as u64 > barewire::info::MAX_MSG_SIZE {
+        return Err(Error::NoData);
+    }
+    Ok(EndpointAttr {
+        ep_type,
+        protocol: c.protocol,
+        protocol_version: c.protocol_version,
+        max_msg_size: c.max_msg_size as u64,
+        msg_prefix_size: c.msg_prefix_size,
+        mem_tag_format: c.mem_tag_format,
+        tx_ctx_cnt: c.tx_ctx_cnt,
+        rx_ctx_cnt: c.rx_ctx_cnt,
+        // SAFETY: the caller's promise.
+        auth_key: unsafe { key_of(c.auth_key, c.auth_key_size) },
+    })
+}
+
+/// # Safety
+/// As many bytes are there, or the pointer is NULL.
+unsafe fn key_of(at: *const u8, len: usize) -> Vec<u8> {
+    if at.is_null() || len == 0 {
+        return Vec::new();
+    }
+    // SAFETY: the caller's promise. Keys are short; one that is not is refused for its length.
+    unsafe { std::slice::from_raw_parts(at, len.min(4096)) }.to_vec()
+}
+
+/// # Safety
+/// Name and key are there.
+unsafe fn read_domain(c: &DomainAttr, api: u32) -> Result<OurDomain> {
+    let threading = match c.threading {
+        0 => Threading::Unspec,
+        1 => Threading::Safe,
+        2 => Threading::Fid,
+        3 => Threading::Domain,
+        4 => Threading::Completion,
+        5 => Threading::Endpoint,
+        _ => return Err(Error::NoData),
+    };
+    let resource_mgmt = match c.resource_mgmt {
+        0 => ResourceMgmt::Unspec,
+        1 => ResourceMgmt::Disabled,
+        2 => ResourceMgmt::Enabled,
+        _ => return Err(Error::NoData),
+    };
+    let av_type = match c.av_type {
+        0 => AvType::Unspec,
+        1 => AvType::Map,
+        2 => AvType::Table,
+        _ => return Err(Error::NoData),
+    };
+    let progress = |p: u32| match p {
+        1 => Ok(Progress::Auto),
+        2 => Ok(Progress::Manual),
+        // 3 is FI_PROGRESS_CONTROL_UNIFIED: as the data's.
+        0 | 3 => Ok(Progress::Unspec),
+        _ => Err(Error::NoData),
+    };
+    // Members behind `mr_iov_limit` mean something from 1.5 on.
+    let modern = api >= version(1, 5);
+    // SAFETY: the caller's promise.
+    let (name, auth_key) = unsafe {
+        let key = if modern { key_of(c.auth_key, c.auth_key_size) } else { Vec::new() };
+        (guard::text(c.name)?.map(str::to_owned), key)
+    };
+    Ok(OurDomain {
+        name,
+        threading,
+        control_progress: progress(c.control_progress)?,
+        data_progress: progress(c.data_progress)?,
+        resource_mgmt,
+        av_type,
+        mr_mode: MrMode::from_bits_truncate(c.mr_mode as u32),
+        mr_key_size: c.mr_key_size,
+        cq_data_size: c.cq_data_size,
+        cq_cnt: c.cq_cnt,
+        ep_cnt: c.ep_cnt,
+        max_ep_tx_ctx: c.max_ep_tx_ctx,
+        max_ep_rx_ctx: c.max_ep_rx_ctx,
+        cntr_cnt: c.cntr_cnt,
+        mr_iov_limit: c.mr_iov_limit,
+        caps: if modern { Caps::from_bits_retain(c.caps) } else { Caps::empty() },
+        auth_key,
+        max_err_data: if modern { c.max_err_data } else { 0 },
+        mr_cnt: if modern { c.mr_cnt } else { 0 },
+    })
+}
+
+/// An answer in C's memory; `None` if there is none left.
+fn to_c(info: &Info, form: Form, ask: &Ask<'_>) -> Option<*mut FiInfo> {
+    let c = zeroed::<FiInfo>();
+    if c.is_null() {
+        return None;
+    }
+    let (tx, rx, ep) = (zeroed::<TxAttr>(), zeroed::<RxAttr>(), zeroed::<EpAttr>());
+    let (domain, fabric) = (zeroed::<DomainAttr>(), zeroed::<FabricAttr>());
+    // SAFETY: `c` is zeroed memory of its type that nobody else has, and zeros are a value of it.
+    let out = unsafe { &mut *c };
+    (out.tx_attr, out.rx_attr, out.ep_attr) = (tx, rx, ep);
+    (out.domain_attr, out.fabric_attr) = (domain, fabric);
+    if tx.is_null() || rx.is_null() || ep.is_null() || domain.is_null() || fabric.is_null() {
+        // SAFETY: the structure is ours alone, and what is not there is NULL.
+        unsafe { free_list(c) };
+        return None;
+    }
+    out.caps = info.caps.bits();
+    out.addr_format = match form {
+        Form::Native => addr::FORMAT_NATIVE,
+        // That of the hints: FI_SOCKADDR stays FI_SOCKADDR.
+        Form::SockaddrIn => ask.hints.map_or(FI_SOCKADDR_IN, |h| h.addr_format),
+    };
+    let address = |bytes: &Option<Vec<u8>>| {
+        let bytes: &[u8; addr::LEN] = bytes.as_deref()?.try_into().ok()?;
+        Some(form.write(EpAddr::from_bytes(bytes).ok()?))
+    };
+    if let Some(bytes) = address(&info.src_addr) {
+        (out.src_addr, out.src_addrlen) = (copy(&bytes), bytes.len());
+    }
+    if let Some(bytes) = address(&info.dest_addr) {
+        (out.dest_addr, out.dest_addrlen) = (copy(&bytes), bytes.len());
+    }
+    // SAFETY: five structures of zeroed memory that nobody else has.
+    let (tx, rx, ep, domain, fabric) =
+        unsafe { (&mut *tx, &mut *rx, &mut *ep, &mut *domain, &mut *fabric) };
+    write_tx(tx, &info.tx_attr);
+    write_rx(rx, &info.rx_attr);
+    write_ep(ep, info);
+    write_domain(domain, &info.domain_attr, ask);
+    write_fabric(fabric, &info.fabric_attr, ask.version);
+    out.nic = nic::describe(info.domain_attr.name.as_deref().unwrap_or_default());
+    Some(c)
+}
+
+fn write_tx(c: &mut TxAttr, tx: &OurTx) {
+    c.caps = tx.caps.bits();
+    c.op_flags = tx.op_flags.bits();
+    c.msg_order = tx.msg_order.bits();
+    c.comp_order = tx.comp_order.bits();
+    (c.inject_size, c.size) = (tx.inject_size, tx.size);
+    (c.iov_limit, c.rma_iov_limit) = (tx.iov_limit, tx.rma_iov_limit);
+    c.tclass = tx.tclass;
+}
+
+fn write_rx(c: &mut RxAttr, rx: &OurRx) {
+    c.caps = rx.caps.bits();
+    c.op_flags = rx.op_flags.bits();
+    c.msg_order = rx.msg_order.bits();
+    c.comp_order = rx.comp_order.bits();
+    // Deprecated, and a hint of it is checked by some programs.
+    c.total_buffered_recv = 0;
+    (c.size, c.iov_limit) = (rx.size, rx.iov_limit);
+}
+
+fn write_ep(c: &mut EpAttr, info: &Info) {
+    let ep = &info.ep_attr;
+    c.r#type = FI_EP_RDM;
+    (c.protocol, c.protocol_version) = (ep.protocol, ep.protocol_version);
+    c.max_msg_size = usize::try_from(ep.max_msg_size).unwrap_or(usize::MAX);
+    c.msg_prefix_size = ep.msg_prefix_size;
+    // An order that is granted holds for every length.
+    let orders = info.tx_attr.msg_order & info.rx_attr.msg_order;
+    let all = c.max_msg_size;
+    let size = |bits: Order| if orders.intersects(bits) { all } else { 0 };
+    c.max_order_raw_size = size(Order::RAW | Order::RMA_RAW | Order::ATOMIC_RAW);
+    c.max_order_war_size = size(Order::WAR | Order::RMA_WAR | Order::ATOMIC_WAR);
+    c.max_order_waw_size = size(Order::WAW | Order::RMA_WAW | Order::ATOMIC_WAW);
+    c.mem_tag_format = ep.mem_tag_format;
+    (c.tx_ctx_cnt, c.rx_ctx_cnt) = (ep.tx_ctx_cnt, ep.rx_ctx_cnt);
+}
+
+fn write_domain(c: &mut DomainAttr, domain: &OurDomain, ask: &Ask<'_>) {
+    // SAFETY: libfabric's hints are whole.
+    let hint = ask.hints.and_then(|h| unsafe { h.domain_attr.as_ref() });
+    let progress = |p: Progress| match p {
+        Progress::Unspec => 0,
+        Progress::Auto => 1,
+        Progress::Manual => 2,
+    };
+    c.name = copy_text(domain.name.as_deref());
+    c.threading = match domain.threading {
+        Threading::Unspec => 0,
+        Threading::Safe => 1,
+        Threading::Fid => 2,
+        Threading::Domain => 3,
+        Threading::Completion => 4,
+        Threading::Endpoint => 5,
+    };
+    c.control_progress = match hint {
+        Some(h) if h.control_progress == 3 => 3,
+        _ => progress(domain.control_progress),
+    };
+    c.data_progress = progress(domain.data_progress);
+    // A queue is guarded whether that was asked for or not; what was asked for is said back.
+    c.resource_mgmt = if hint.is_some_and(|h| h.resource_mgmt == 1) { 1 } else { 2 };
+    c.av_type = if domain.av_type == AvType::Map { 1 } else { 2 };
+    c.mr_mode = match domain.mr_mode {
+        // Before 1.5 a mode was one of two names, and 0 was no answer.
+        mode if mode.is_empty() && ask.version < version(1, 5) => FI_MR_SCALABLE,
+        mode => mode.bits() as c_int,
+    };
+    (c.mr_key_size, c.cq_data_size) = (domain.mr_key_size, domain.cq_data_size);
+    (c.cq_cnt, c.ep_cnt) = (domain.cq_cnt, domain.ep_cnt);
+    (c.tx_ctx_cnt, c.rx_ctx_cnt) = (domain.ep_cnt, domain.ep_cnt);
+    (c.max_ep_tx_ctx, c.max_ep_rx_ctx) = (domain.max_ep_tx_ctx, domain.max_ep_rx_ctx);
+    (c.cntr_cnt, c.mr_iov_limit) = (domain.cntr_cnt, domain.mr_iov_limit);
+    c.caps = domain.caps.bits();
+    (c.max_err_data, c.mr_cnt) = (domain.max_err_data, domain.mr_cnt);
+    if ask.version >= version(2, 5) {
+        // max_cntr_value and max_err_cntr_value, which 2.5 appended at 208 and 216.
+        // SAFETY: `zeroed` gave far more room than these 224 bytes, and they are aligned.
+        unsafe {
+            let tail = (&raw mut *c).cast::<u64>();
+            tail.add(208 / 8).write(u64::MAX);
+            tail.add(216 / 8).write(u64::MAX);
+        }
+    }
+}
+
+fn write_fabric(c: &mut FabricAttr, fabric: &OurFabric, version: u32) {
+    c.name = copy_text(fabric.name.as_deref());
+    // The name of the provider is libfabric's to fill in.
+    (c.prov_version, c.api_version) = (fabric.prov_version, version);
+}
+
+/// Frees a list that libfabric has not got yet.
+///
+/// # Safety
+/// It is ours, made by [`to_c`].
+unsafe fn free_list(mut list: *mut FiInfo) {
+    while !list.is_null() {
+        // SAFETY: the structure and what it names are ours, and each is freed once.
+        unsafe {
+            let c = *list;
+            if let Some(domain) = c.domain_attr.as_ref() {
+                free(domain.name);
+            }
+            if let Some(fabric) = c.fabric_attr.as_ref() {
+                free(fabric.name);
+            }
+            nic::destroy(c.nic);
+            [c.src_addr, c.dest_addr].into_iter().for_each(free);
+            free(c.tx_attr);
+            free(c.rx_attr);
+            free(c.ep_attr);
+            free(c.domain_attr);
+            free(c.fabric_attr);
+            free(list);
+            list = c.next;
+        }
+    }
+}

@@ -1,0 +1,192 @@
+//! What C holds: a structure of libfabric's with an object of ours behind it.
+//!
+//! C closes objects by hand and now and then twice. A closed one keeps its memory for a while,
+//! refuses every call with `FI_EBADF`, and is freed when many others have been closed after it.
+
+use std::cell::UnsafeCell;
+use std::collections::VecDeque;
+use std::ffi::{c_int, c_void};
+use std::sync::{Mutex, PoisonError};
+
+use barewire::{Error, Result};
+
+use crate::abi::*;
+
+/// A structure of libfabric's that begins with a `struct fid`.
+///
+/// # Safety
+/// It does, and it is `repr(C)`.
+pub(crate) unsafe trait Abi: Copy + 'static {}
+
+macro_rules! abis {
+    ($($name:ident),*) => {
+        $(
+            // SAFETY: laid out by `layouts!`, with `fid: Fid` first.
+            unsafe impl Abi for $name {}
+        )*
+    };
+}
+
+abis!(Fid, FidFabric, FidDomain, FidEp, FidAv, FidMr, FidCq, FidCntr, FidEq, FidWait, FidPoll);
+
+/// What stands behind a pointer of C.
+#[repr(C)]
+pub(crate) struct Object<A, T> {
+    /// C reads it at any time and may change the context.
+    abi: UnsafeCell<A>,
+    /// `None` once it is closed.
+    inner: UnsafeCell<Option<T>>,
+}
+
+impl<A: Abi, T: 'static> Object<A, T> {
+    /// Puts `inner` behind `abi` and stores the pointer for C in `to`.
+    ///
+    /// # Safety
+    /// `to` can be written.
+    pub(crate) unsafe fn open(abi: A, inner: T, to: *mut *mut A) -> *mut A {
+        let object = Self { abi: UnsafeCell::new(abi), inner: UnsafeCell::new(Some(inner)) };
+        let at = Box::into_raw(Box::new(object)).cast::<A>();
+        // SAFETY: the caller's promise.
+        unsafe { *to = at };
+        at
+    }
+
+    /// What is behind a pointer that C hands in.
+    ///
+    /// # Errors
+    /// [`Error::BadFd`]: it was closed.
+    ///
+    /// # Safety
+    /// `at` came from [`open`](Self::open) of the same types, its memory was not freed since, and
+    /// it is not closed while the result is in use, which is libfabric's rule for every call.
+    #[inline]
+    pub(crate) unsafe fn of<'a>(at: *const A) -> Result<&'a T> {
+        let object = at.cast::<Self>();
+        // SAFETY: by the caller's promise the object is there, and `inner` changes in `close`
+        // alone, which libfabric allows nobody to run beside another call on the object.
+        unsafe { (*(*object).inner.get()).as_ref() }.ok_or(Error::BadFd)
+    }
+
+    /// Ends the object with `end`, or leaves it open if that gives it back.
+    ///
+    /// # Safety
+    /// As [`of`](Self::of); nobody else uses the object now.
+    pub(crate) unsafe fn close(
+        at: *mut A,
+        end: impl FnOnce(T) -> std::result::Result<(), (Error, T)>,
+    ) -> Result<()> {
+        let object = at.cast::<Self>();
+        // SAFETY: nobody else uses it, by the caller's promise, so the exclusive reference is
+        // alone; it ends before the memory is given to the morgue.
+        let inner = unsafe { &mut *(*object).inner.get() };
+        match end(inner.take().ok_or(Error::BadFd)?) {
+            Err((error, back)) => {
+                *inner = Some(back);
+                Err(error)
+            }
+            Ok(()) => {
+                // SAFETY: every `Abi` begins with a `Fid`, and nobody else uses it now.
+                let fid = unsafe { &mut *at.cast::<Fid>() };
+                fid.fclass = FI_CLASS_UNSPEC;
+                fid.ops = &DEAD;
+                bury(Dead { at: object.cast(), free: Self::free });
+                Ok(())
+            }
+        }
+    }
+
+    /// # Safety
+    /// `at` came from [`open`](Self::open) of the same types, and nobody has it any more.
+    unsafe fn free(at: *mut c_void) {
+        // SAFETY: `open` made it from a box of this type.
+        drop(unsafe { Box::from_raw(at.cast::<Self>()) });
+    }
+}
+
+/// The class that an object says it is of.
+///
+/// # Errors
+/// [`Error::Invalid`] for NULL.
+///
+/// # Safety
+/// `fid` is NULL or an object of libfabric's.
+pub(crate) unsafe fn class_of(fid: *const Fid) -> Result<usize> {
+    if fid.is_null() {
+        return Err(Error::Invalid("fid: NULL"));
+    }
+    // SAFETY: the caller's promise.
+    Ok(unsafe { (*fid).fclass })
+}
+
+/// A `struct fid` for a new object.
+pub(crate) fn fid(fclass: usize, context: *mut c_void, ops: &'static FiOps) -> Fid {
+    Fid { fclass, context, ops }
+}
+
+/// What a closed object answers.
+static DEAD: FiOps = FiOps { close: closed, ..FiOps::STUB };
+
+unsafe extern "C" fn closed(_: *mut Fid) -> c_int {
+    -barewire::errno::FI_EBADF
+}
+
+/// The memory of a closed object.
+struct Dead {
+    at: *mut c_void,
+    free: unsafe fn(*mut c_void),
+}
+
+// SAFETY: the memory belongs to whoever has the record.
+unsafe impl Send for Dead {}
+
+/// Closed objects that keep their memory.
+const KEPT: usize = 1024;
+
+fn bury(dead: Dead) {
+    static MORGUE: Mutex<VecDeque<Dead>> = Mutex::new(VecDeque::new());
+    let mut kept = MORGUE.lock().unwrap_or_else(PoisonError::into_inner);
+    kept.push_back(dead);
+    if kept.len() > KEPT
+        && let Some(oldest) = kept.pop_front()
+    {
+        // SAFETY: `close` handed it over, and it has left the list.
+        unsafe { (oldest.free)(oldest.at) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    type Plain = Object<Fid, u32>;
+
+    fn open(value: u32) -> *mut Fid {
+        let mut at = std::ptr::null_mut();
+        // SAFETY: `at` can be written.
+        unsafe { Plain::open(fid(7, std::ptr::null_mut(), &FiOps::STUB), value, &mut at) };
+        at
+    }
+
+    #[test]
+    fn a_closed_object_refuses_and_closing_it_again_is_told() {
+        let at = open(5);
+        // SAFETY: `at` is a `Plain`, used by this thread alone.
+        unsafe {
+            assert_eq!(Plain::of(at), Ok(&5));
+            assert_eq!(Plain::close(at, |v| Err((Error::Busy, v))), Err(Error::Busy));
+            assert_eq!(Plain::of(at), Ok(&5));
+            assert_eq!(Plain::close(at, |_| Ok(())), Ok(()));
+            assert_eq!(Plain::of(at), Err(Error::BadFd));
+            assert_eq!(((*(*at).ops).close)(at), -9);
+            assert_eq!((*at).fclass, FI_CLASS_UNSPEC);
+        }
+    }
+
+    #[test]
+    fn the_memory_of_closed_objects_is_bounded() {
+        for _ in 0..3 * KEPT {
+            // SAFETY: a `Plain` of this thread alone.
+            unsafe { Plain::close(open(1), |_| Ok(())) }.unwrap();
+        }
+    }
+}
