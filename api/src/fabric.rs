@@ -15,18 +15,6 @@ use crate::settings::{Settings, Threading};
 /// The port that is used when nobody names one: the machine's default segment of this user.
 pub const DEFAULT_PORT: &str = "shm";
 
-/// Whether a port of this name could be opened in principle: whether its device, behind whatever
-/// wraps it, is one of this build.
-pub(crate) fn knows_port(name: &str) -> bool {
-    let mut device = name;
-    while device.starts_with("fault(") || device.starts_with("pcap(") {
-        let Some((_, inside)) = device.split_once("):") else { return false };
-        device = inside;
-    }
-    let end = device.find([':', ',']).unwrap_or(device.len());
-    &device[..end] == "shm"
-}
-
 fn open_port(name: &str) -> std::result::Result<Box<dyn Port>, OpenError> {
     barewire_driver::open::open(name)
         .map_err(|e| OpenError::new(error_of(e.errno()), e.to_string()))
@@ -41,6 +29,7 @@ fn error_of(errno: i32) -> Error {
         libc::EBUSY => Error::Busy,
         libc::ENOSPC | libc::ENOMEM | libc::EUSERS => Error::NoMem,
         libc::EPROTO => Error::NoProtoOpt,
+        libc::ENETDOWN => Error::NetDown,
         _ => Error::NoDev,
     }
 }

@@ -376,7 +376,7 @@ fn ports(settings: &Settings, hints: &Info) -> Vec<String> {
     let default =
         || settings.port.clone().unwrap_or_else(|| crate::fabric::DEFAULT_PORT.to_owned());
     match &hints.domain_attr.name {
-        Some(name) if crate::fabric::knows_port(name) => vec![name.clone()],
+        Some(name) if barewire_driver::open::is_known(name) => vec![name.clone()],
         Some(_) => Vec::new(),
         None => vec![default()],
     }

@@ -7,6 +7,10 @@ use crate::mem::{IoBuf, copy_four, copy_inline, copy_inline_32, copy_short};
 /// Bytes of destination, source and EtherType that start every frame.
 pub const ETH_HDR_LEN: usize = 14;
 
+/// EtherType of every frame of the fabric: the first of the two that IEEE 802 leaves to local
+/// experiments.
+pub const ETHERTYPE: u16 = 0x88b5;
+
 /// What stands between the head and the tail of a frame.
 #[derive(Clone, Copy)]
 pub enum Body<'a> {

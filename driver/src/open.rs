@@ -8,11 +8,16 @@ use crate::backend::pcap::Pcap;
 use crate::backend::shm::{MTU_MIN, Monitor, ShmPort, ShmSettings};
 use crate::port::{MacAddr, Port};
 
+mod wires;
+
 /// Opens the port that `spec` names.
 ///
 /// - `shm` is the user's default segment, `shm:job7` another one, both with options after a comma:
 ///   `mac=02:00:00:00:00:07`, `mtu=9000`, `ring=262144` (bytes per pair), `members=16`. See
 ///   [`ShmSettings`].
+/// - `afpacket:eth0` is a network interface, with options after a comma: `mac=`, `mtu=` and
+///   `ring=1024` (frames that can wait). See
+///   [`AfPacketSettings`](crate::backend::afpacket::AfPacketSettings).
 /// - `fault(loss=0.01,dup=0.001,reorder=0.01,corrupt=0.001,seed=7):PORT` spoils what `PORT` sends;
 ///   every option may be left out, and there are `delay_us=50`, `mtu=1500` and `hold=256` besides.
 ///   See [`FaultSettings`].
@@ -24,6 +29,7 @@ pub fn open(spec: &str) -> Result<Box<dyn Port>, OpenError> {
     let kind = spec.split([':', ',', '(']).next().unwrap_or("");
     match kind {
         "shm" => Ok(Box::new(ShmPort::open(&shm_settings(spec)?)?)),
+        "afpacket" => wires::afpacket(spec),
         "fault" => {
             let (wrapper, options, inner) = wrapped(spec)?;
             let settings = fault_settings(wrapper, options)?;
@@ -46,6 +52,21 @@ pub fn open(spec: &str) -> Result<Box<dyn Port>, OpenError> {
         _ => Err(unknown(spec, kind)),
     }
 }
+
+/// Whether this build has the kind of port that `spec` names, behind whatever wraps it: whether
+/// [`open`] could open it if everything else is right.
+pub fn is_known(spec: &str) -> bool {
+    let mut device = spec;
+    while device.starts_with("fault(") || device.starts_with("pcap(") {
+        let Some((_, inside)) = device.split_once("):") else { return false };
+        device = inside;
+    }
+    let kind = device.split([':', ',']).next().unwrap_or("");
+    BUILT.contains(&kind)
+}
+
+/// Kinds of devices that this build has.
+const BUILT: &[&str] = &["shm", "afpacket"];
 
 /// Joins the segment that `spec` names (`shm` or `shm:NAME`) to see what passes on it.
 ///
@@ -87,6 +108,7 @@ pub fn list() -> Vec<PortInfo> {
         let what = "segment that exists now".into();
         ports.push(PortInfo { spec: format!("shm:{name}"), what, why_not: None });
     }
+    ports.extend(wires::list());
     for (kind, what) in NOT_BUILT {
         let why_not = Some("not part of this build; use shm".into());
         ports.push(PortInfo { spec: kind.into(), what: what.into(), why_not });
@@ -95,8 +117,7 @@ pub fn list() -> Vec<PortInfo> {
 }
 
 /// Kinds that this build knows of and does not have.
-const NOT_BUILT: [(&str, &str); 4] = [
-    ("afpacket", "any Linux network interface, through the kernel"),
+const NOT_BUILT: [(&str, &str); 3] = [
     ("udp", "another host, inside UDP"),
     ("dpdk", "a NIC driven by DPDK"),
     ("vfio", "a NIC driven by barewire itself"),
@@ -177,7 +198,7 @@ fn bad(spec: &str, why: impl Into<String>) -> OpenError {
 
 fn unknown(spec: &str, kind: &str) -> OpenError {
     match kind {
-        "afpacket" | "udp" | "dpdk" | "vfio" => {
+        "udp" | "dpdk" | "vfio" => {
             bad(spec, format!("{kind} is not part of this build; write shm or shm:NAME"))
         }
         "loopback" => bad(spec, "loopback joins ports of one program only; write shm or shm:NAME"),
@@ -323,6 +344,18 @@ pub enum OpenError {
         /// Largest that this port carries.
         max: usize,
     },
+    /// A device or interface is not there, or not fit for use.
+    #[error("port {port}: {why}; {mend}")]
+    Device {
+        /// The port's name.
+        port: String,
+        /// What is wrong.
+        why: String,
+        /// What to do about it.
+        mend: String,
+        /// The errno that says it best.
+        errno: i32,
+    },
     /// Some process holds the segment's lock for longer than any operation takes.
     #[error("{path} is locked for over {seconds} s; is a process that uses it stopped? see: \
         fuser -v {path}", path = path.display())]
@@ -345,6 +378,7 @@ impl OpenError {
             Self::OtherVersion { .. } => libc::EPROTO,
             Self::MacInUse { .. } => libc::EADDRINUSE,
             Self::Crowded { .. } => libc::EUSERS,
+            Self::Device { errno, .. } => *errno,
             Self::Locked { .. } => libc::EBUSY,
         }
     }
@@ -376,6 +410,8 @@ mod tests {
         assert_eq!((caps.mac.to_string().as_str(), caps.mtu), ("02:00:00:00:00:77", 1500));
         assert!(!caps.lossless && caps.name.starts_with("fault(loss=0.5,mtu=1500,seed=7):pcap("));
         assert!(file.exists());
+        assert!(is_known(&spec) && is_known("shm") && is_known("afpacket:none"));
+        assert!(!is_known("fault():infiniband:x") && !is_known("") && !is_known("vfio:1"));
         let other = open(&format!("shm:{name},mtu=9000")).unwrap();
         assert_eq!((other.caps().mtu, other.caps().lossless), (9000, true));
         assert!(list().iter().any(|p| p.spec == format!("shm:{name}") && p.why_not.is_none()));
@@ -389,7 +425,12 @@ mod tests {
             ("", "write shm"),
             ("eth0", "write shm"),
             ("shmem", "write shm"),
-            ("afpacket:eth0", "not part of this build"),
+            ("udp:10.0.0.1", "not part of this build"),
+            ("afpacket", "write afpacket:eth0"),
+            ("afpacket:", "write afpacket:eth0"),
+            ("afpacket:eth0,speed=1", "no option \"speed\""),
+            ("afpacket:eth0,mtu=x", "invalid digit"),
+            ("afpacket:nothing0", "no such interface; there are "),
             ("loopback:", "one program"),
             ("shm:", "a name is missing"),
             ("shm:a b", "letters, digits"),

@@ -20,6 +20,17 @@ impl MacAddr {
     /// All stations of the segment.
     pub const BROADCAST: Self = Self([0xff; 6]);
 
+    /// A locally administered unicast address that nobody is likely to have had before.
+    pub(crate) fn random() -> Self {
+        use std::hash::{BuildHasher, Hasher, RandomState};
+        let mut hasher = RandomState::new().build_hasher();
+        hasher.write_u64(crate::clock::now_ns());
+        hasher.write_u32(std::process::id());
+        let mut mac = Self::from_u64(hasher.finish());
+        mac.0[0] = 0x02;
+        mac
+    }
+
     /// Whether the group bit is set: broadcast or multicast.
     pub const fn is_group(self) -> bool {
         self.0[0] & 1 != 0

@@ -41,7 +41,7 @@ pub use rst::{RstOp, RstReason};
 pub use ty::Ty;
 
 /// EtherType of every frame: IEEE 802 local experimental 1. Does not leave the site.
-pub const ETHERTYPE: u16 = 0x88B5;
+pub const ETHERTYPE: u16 = barewire_driver::frame::ETHERTYPE;
 
 /// Version in the first three bits of the prologue.
 pub const VERSION: u8 = 1;

@@ -454,7 +454,7 @@ impl Segment {
         let owner = |mac: MacAddr| members().find(|&m| self.mac(m).load(Relaxed) == mac.to_u64());
         let Some(mac) = wanted else {
             loop {
-                let mac = random_mac();
+                let mac = MacAddr::random();
                 if owner(mac).is_none() {
                     return Ok(mac);
                 }
@@ -484,15 +484,4 @@ impl Segment {
             }
         }
     }
-}
-
-/// A locally administered unicast address that nobody is likely to have had before.
-fn random_mac() -> MacAddr {
-    use std::hash::{BuildHasher, Hasher, RandomState};
-    let mut hasher = RandomState::new().build_hasher();
-    hasher.write_u64(crate::clock::now_ns());
-    hasher.write_u32(std::process::id());
-    let mut mac = MacAddr::from_u64(hasher.finish());
-    mac.0[0] = 0x02;
-    mac
 }

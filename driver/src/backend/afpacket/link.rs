@@ -1,0 +1,249 @@
+//! A network interface as the kernel describes it now, and a way to hear when that changes.
+//!
+//! Asked by ioctl and not in /sys: that one shows the network namespace it was mounted in, which
+//! need not be ours.
+
+use std::ffi::CStr;
+use std::io;
+use std::mem::size_of;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+
+use crate::port::MacAddr;
+
+/// What an interface is and how it is doing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Link {
+    /// The kernel's number of it, which stays when it is renamed.
+    pub index: u32,
+    /// Its name now.
+    pub name: String,
+    /// Its address; zero on `lo`.
+    pub mac: MacAddr,
+    /// Bytes after the Ethernet header that it carries.
+    pub mtu: usize,
+    /// Somebody switched it on.
+    pub is_up: bool,
+    /// It has a carrier: the other end of the cable is there.
+    pub has_carrier: bool,
+    /// Frames on it start with an Ethernet header.
+    pub is_ethernet: bool,
+    /// It is `lo`.
+    pub is_loopback: bool,
+    /// Bit/s; 0 if the driver does not say.
+    pub bps: u64,
+}
+
+/// A socket to ask with.
+pub(super) struct Asker(OwnedFd);
+
+/// `struct ifreq`, whose second half means what the request says.
+#[repr(C)]
+struct Request {
+    name: [u8; libc::IFNAMSIZ],
+    value: [u8; 24],
+}
+
+// The kernel copies a whole `struct ifreq` in and out.
+const _: () = assert!(size_of::<Request>() == size_of::<libc::ifreq>());
+
+impl Asker {
+    pub(super) fn new() -> io::Result<Self> {
+        // SAFETY: `socket` takes numbers and touches no memory.
+        let fd = unsafe { libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) };
+        Ok(Self(owned(fd)?))
+    }
+
+    fn ask(&self, what: libc::c_ulong, request: &mut Request) -> io::Result<()> {
+        // SAFETY: each `what` used here takes a `struct ifreq`, whose size was asserted; those that
+        // point to more memory (`speed`) make sure of it.
+        let done =
+            unsafe { libc::ioctl(self.0.as_raw_fd(), what as _, std::ptr::from_mut(request)) };
+        if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    }
+
+    fn about(&self, name: &str, what: libc::c_ulong) -> io::Result<[u8; 24]> {
+        let mut request = Request { name: [0; libc::IFNAMSIZ], value: [0; 24] };
+        if name.len() >= libc::IFNAMSIZ {
+            return Err(io::Error::from_raw_os_error(libc::ENODEV));
+        }
+        request.name[..name.len()].copy_from_slice(name.as_bytes());
+        self.ask(what, &mut request)?;
+        Ok(request.value)
+    }
+
+    /// The interface of that name.
+    ///
+    /// # Errors
+    /// `ENODEV`: there is none.
+    pub(super) fn link(&self, name: &str) -> io::Result<Link> {
+        let flags = self.about(name, libc::SIOCGIFFLAGS)?;
+        let flags = i32::from(i16::from_ne_bytes([flags[0], flags[1]]));
+        let hw = self.about(name, libc::SIOCGIFHWADDR)?;
+        let kind = u16::from_ne_bytes([hw[0], hw[1]]);
+        let mac = MacAddr([hw[2], hw[3], hw[4], hw[5], hw[6], hw[7]]);
+        let number = |v: [u8; 24]| u32::from_ne_bytes([v[0], v[1], v[2], v[3]]);
+        Ok(Link {
+            index: number(self.about(name, libc::SIOCGIFINDEX)?),
+            name: name.to_owned(),
+            mac,
+            mtu: number(self.about(name, libc::SIOCGIFMTU)?) as usize,
+            is_up: flags & libc::IFF_UP != 0,
+            has_carrier: flags & libc::IFF_RUNNING != 0,
+            is_ethernet: matches!(kind, libc::ARPHRD_ETHER | libc::ARPHRD_LOOPBACK),
+            is_loopback: flags & libc::IFF_LOOPBACK != 0,
+            bps: self.speed(name),
+        })
+    }
+
+    /// The interface of that number, whatever it is called now.
+    ///
+    /// # Errors
+    /// `ENODEV`: it is gone.
+    pub(super) fn link_at(&self, index: u32) -> io::Result<Link> {
+        let mut request = Request { name: [0; libc::IFNAMSIZ], value: [0; 24] };
+        request.value[..4].copy_from_slice(&index.to_ne_bytes());
+        self.ask(libc::SIOCGIFNAME, &mut request)?;
+        let name = CStr::from_bytes_until_nul(&request.name);
+        let name = name.map(|name| name.to_string_lossy().into_owned());
+        self.link(&name.map_err(|_unterminated| io::Error::from_raw_os_error(libc::ENODEV))?)
+    }
+
+    /// Link speed, bit/s; 0 if the driver does not say.
+    fn speed(&self, name: &str) -> u64 {
+        // `struct ethtool_cmd`: command first, speed in two halves at 12 and 28.
+        const GSET: u32 = 1;
+        let mut command = [0_u32; 11];
+        command[0] = GSET;
+        let mut request = Request { name: [0; libc::IFNAMSIZ], value: [0; 24] };
+        let len = name.len().min(libc::IFNAMSIZ - 1);
+        request.name[..len].copy_from_slice(&name.as_bytes()[..len]);
+        let at = command.as_mut_ptr() as usize;
+        request.value[..size_of::<usize>()].copy_from_slice(&at.to_ne_bytes());
+        // The 44 bytes of `command` are what ETHTOOL_GSET writes, and they outlive the call.
+        if self.ask(libc::SIOCETHTOOL, &mut request).is_err() {
+            return 0;
+        }
+        let low = u64::from(command[3].to_ne_bytes_low());
+        let high = u64::from(command[7].to_ne_bytes_low());
+        match high << 16 | low {
+            // SPEED_UNKNOWN, as one number or as its low half.
+            0 | 0xffff | 0xffff_ffff => 0,
+            mbit => mbit * 1_000_000,
+        }
+    }
+}
+
+/// The first two bytes in memory of a word.
+trait LowHalf {
+    fn to_ne_bytes_low(self) -> u16;
+}
+
+impl LowHalf for u32 {
+    fn to_ne_bytes_low(self) -> u16 {
+        let bytes = self.to_ne_bytes();
+        u16::from_ne_bytes([bytes[0], bytes[1]])
+    }
+}
+
+/// A descriptor that a system call returned.
+pub(super) fn owned(fd: RawFd) -> io::Result<OwnedFd> {
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel has just made it for us, so nobody else closes it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// The interfaces of this network namespace, by number.
+pub fn links() -> Vec<Link> {
+    let Ok(asker) = Asker::new() else { return Vec::new() };
+    names().iter().filter_map(|name| asker.link(name).ok()).collect()
+}
+
+/// Their names alone.
+fn names() -> Vec<String> {
+    let mut names = Vec::new();
+    // SAFETY: no argument. Returns a list that ends with an entry of index 0, or null.
+    let list = unsafe { libc::if_nameindex() };
+    if list.is_null() {
+        return names;
+    }
+    let mut at = list;
+    // SAFETY: `at` walks from the first entry to the one of index 0 and not beyond; names are
+    // strings that live until the list is freed.
+    unsafe {
+        while (*at).if_index != 0 {
+            names.push(CStr::from_ptr((*at).if_name).to_string_lossy().into_owned());
+            at = at.add(1);
+        }
+        libc::if_freenameindex(list);
+    }
+    names
+}
+
+/// Hears that some interface has changed. What exactly is asked afterwards, so nothing is parsed
+/// and nothing is lost if the kernel could not tell us everything.
+pub(super) struct Watch(OwnedFd);
+
+impl Watch {
+    pub(super) fn new() -> io::Result<Self> {
+        let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+        // SAFETY: `socket` takes numbers and touches no memory.
+        let fd = unsafe { libc::socket(libc::AF_NETLINK, kind, libc::NETLINK_ROUTE) };
+        let fd = owned(fd)?;
+        // SAFETY: zeros are a `sockaddr_nl`.
+        let mut addr: libc::sockaddr_nl = unsafe { std::mem::zeroed() };
+        addr.nl_family = libc::AF_NETLINK as libc::sa_family_t;
+        addr.nl_groups = libc::RTMGRP_LINK as u32;
+        let len = size_of::<libc::sockaddr_nl>() as libc::socklen_t;
+        // SAFETY: `bind` reads `len` bytes of a `sockaddr_nl` that lives across the call.
+        let done = unsafe { libc::bind(fd.as_raw_fd(), (&raw const addr).cast(), len) };
+        if done < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(Self(fd))
+    }
+
+    /// Whether anything has happened since the last call.
+    pub(super) fn heard(&self) -> bool {
+        let mut heard = false;
+        let mut bytes = [0_u8; 8192];
+        loop {
+            let fd = self.0.as_raw_fd();
+            // SAFETY: `recv` writes at most `bytes.len()` bytes to `bytes`.
+            let got = unsafe { libc::recv(fd, bytes.as_mut_ptr().cast(), bytes.len(), 0) };
+            // It was too much for the socket's buffer: something did happen.
+            let overrun =
+                got < 0 && io::Error::last_os_error().raw_os_error() == Some(libc::ENOBUFS);
+            if got <= 0 && !overrun {
+                return heard;
+            }
+            heard = true;
+        }
+    }
+
+    pub(super) fn fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_loopback_interface_is_found_by_name_and_number() {
+        let asker = Asker::new().unwrap();
+        let lo = asker.link("lo").unwrap();
+        assert!(lo.is_loopback && lo.is_ethernet && lo.mtu >= 1500, "{lo:?}");
+        assert_eq!(lo.mac, MacAddr::default());
+        assert_eq!(asker.link_at(lo.index).unwrap(), lo);
+        assert!(links().contains(&lo));
+        for name in ["nothing0", "a-name-that-is-too-long", ""] {
+            let why = asker.link(name).unwrap_err();
+            assert_eq!(why.raw_os_error(), Some(libc::ENODEV), "{name}");
+        }
+        assert!(asker.link_at(u32::MAX >> 1).is_err());
+        assert!(!Watch::new().unwrap().heard());
+    }
+}

@@ -1,0 +1,58 @@
+//! Names of the ports that go out on a wire through the kernel.
+
+use super::{OpenError, PortInfo, bad, parse};
+use crate::backend::afpacket::{AfPacket, AfPacketSettings, links};
+use crate::port::Port;
+
+/// Opens `afpacket:INTERFACE,...`.
+pub(super) fn afpacket(spec: &str) -> Result<Box<dyn Port>, OpenError> {
+    Ok(Box::new(AfPacket::open(&afpacket_settings(spec)?)?))
+}
+
+fn afpacket_settings(spec: &str) -> Result<AfPacketSettings, OpenError> {
+    let rest = spec.strip_prefix("afpacket:").unwrap_or("");
+    let mut parts = rest.split(',');
+    let interface = parts.next().filter(|name| !name.is_empty());
+    let interface = interface.ok_or_else(|| {
+        bad(spec, "which interface? write afpacket:eth0; barewire info lists them")
+    })?;
+    let mut settings = AfPacketSettings::named(interface);
+    for part in parts {
+        let (key, value) = part.split_once('=').unwrap_or((part, ""));
+        match key {
+            "mac" => settings.mac = Some(parse(spec, value)?),
+            "mtu" => settings.mtu = Some(parse(spec, value)?),
+            "ring" => settings.ring_count = Some(parse(spec, value)?),
+            _ => {
+                let why = format!("no option \"{key}\"; there are mac=, mtu= and ring=");
+                return Err(bad(spec, why));
+            }
+        }
+    }
+    if !matches!(settings.ring_count, None | Some(64..=65_536)) {
+        return Err(bad(spec, "ring= is 64 to 65536 frames"));
+    }
+    Ok(settings)
+}
+
+/// The interfaces of this machine.
+pub(super) fn list() -> Vec<PortInfo> {
+    let mut ports: Vec<PortInfo> = links()
+        .into_iter()
+        .filter(|link| link.is_ethernet)
+        .map(|link| {
+            let name = &link.name;
+            let cable = if link.has_carrier { "" } else { ", no carrier" };
+            let what = format!("interface {name} through the kernel, mtu {}{cable}", link.mtu);
+            let why_not = AfPacketSettings::named(name).check().err();
+            let why_not = why_not.map(|why| why.to_string());
+            PortInfo { spec: format!("afpacket:{name}"), what, why_not }
+        })
+        .collect();
+    if ports.is_empty() {
+        let what = "any Linux network interface, through the kernel".into();
+        let why_not = Some("no Ethernet interface here, see: ip link".into());
+        ports.push(PortInfo { spec: "afpacket".into(), what, why_not });
+    }
+    ports
+}
