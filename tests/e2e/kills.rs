@@ -1,80 +1,19 @@
 //! kill -9 of either process at a random time: the other one sees every operation end once and in
 //! time, loses nothing of its own, and works on with whoever comes next.
 
-use std::time::Duration;
-
-use crate::supervisor::{Rng, Segment, Worker};
-use crate::worker::T_DEAD;
-
-fn introduce(a: &mut Worker, b: &mut Worker) {
-    let (to_a, to_b) = (format!("PEER {}", b.addr), format!("PEER {}", a.addr));
-    a.say(&to_a);
-    b.say(&to_b);
-}
-
-/// Milliseconds of its own time until the last send ended, those in which it was starved, sends
-/// completed and failed, messages received.
-fn drained(worker: &mut Worker) -> [u64; 5] {
-    let answer = worker.answer("DRAINED");
-    let numbers: Vec<u64> = answer.split_whitespace().map(|n| n.parse().unwrap()).collect();
-    numbers.try_into().unwrap()
-}
-
-fn kill_rounds(test: &str, port: impl Fn(&Segment) -> String, rounds: u64, seed: u64) {
-    println!("{test}: seed {seed}");
-    let segment = Segment::new(test);
-    let port = port(&segment);
-    let mut rng = Rng::new(seed);
-    let mut pair = [0, 1].map(|n| Worker::start(&format!("worker {n}"), "traffic", &port));
-    let (mut longest, mut failed) = (0, 0);
-    {
-        let [a, b] = &mut pair;
-        introduce(a, b);
-    }
-    for round in 0..rounds {
-        std::thread::sleep(Duration::from_millis(1 + rng.below(150)));
-        let victim = rng.below(2) as usize;
-        let [a, b] = pair;
-        let (dead, mut alive) = if victim == 0 { (a, b) } else { (b, a) };
-        dead.kill();
-        alive.say("KILLED");
-        let [ms, starved, _, bad, _] = drained(&mut alive);
-        (longest, failed) = (longest.max(ms), bad.max(failed));
-        // Silence counts while the survivor's loop runs (rule S10). On a busy machine a stretch of
-        // starvation costs its own length, and once more by the probe that it delays.
-        let bound = T_DEAD.as_millis() as u64 * 11 / 10;
-        assert!(ms <= bound + starved, "round {round}: {ms} ms, not {bound}; {starved} ms starved");
-        if rng.below(10) < 3 {
-            // Nobody comes back for a while; the survivor has nothing to wait for.
-            std::thread::sleep(Duration::from_millis(50));
-        }
-        let mut fresh = Worker::start(&format!("worker of round {round}"), "traffic", &port);
-        introduce(&mut alive, &mut fresh);
-        pair = [alive, fresh];
-    }
-    std::thread::sleep(Duration::from_millis(200));
-    for worker in &mut pair {
-        worker.say("QUIET");
-    }
-    let counts: Vec<[u64; 5]> = pair.iter_mut().map(drained).collect();
-    assert!(counts.iter().all(|c| c[4] > 0), "the last two never talked: {counts:?}");
-    for worker in &mut pair {
-        worker.say("STOP");
-    }
-    for mut worker in pair {
-        let levels = worker.answer("LEVELS");
-        assert!(levels.starts_with("0 "), "{}: something did not come back: {levels}", worker.name);
-        worker.finish();
-    }
-    println!("{test}: {rounds} kills, longest wait {longest} ms, {failed} operations failed");
-}
+use crate::rounds::kill_rounds;
+use crate::supervisor::{Segment, Worker};
 
 #[test]
 fn fifty_kills_over_shared_memory() {
-    kill_rounds("kills", Segment::port, 50, 1);
+    let segment = Segment::new("kills");
+    let start = |_place, name: &str| Worker::start(name, "traffic", &segment.port());
+    kill_rounds("kills", start, 50, 1);
 }
 
 #[test]
 fn kills_over_a_bad_link() {
-    kill_rounds("kills-bad", |s| format!("fault(loss=0.05,seed=9):{}", s.port()), 12, 2);
+    let segment = Segment::new("kills-bad");
+    let port = format!("fault(loss=0.05,seed=9):{}", segment.port());
+    kill_rounds("kills-bad", |_place, name| Worker::start(name, "traffic", &port), 12, 2);
 }

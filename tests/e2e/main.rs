@@ -6,6 +6,7 @@
 
 mod environment;
 mod kills;
+mod rounds;
 mod sizes;
 mod supervisor;
 mod worker;

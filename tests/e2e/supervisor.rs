@@ -24,7 +24,12 @@ pub(crate) struct Worker {
 impl Worker {
     /// Starts a worker on `port`; returns when it is able to receive.
     pub(crate) fn start(name: &str, role: &str, port: &str) -> Self {
-        let mut child = Command::new(std::env::current_exe().unwrap())
+        Self::start_by(Command::new(std::env::current_exe().unwrap()), name, role, port)
+    }
+
+    /// The same by a command that runs this program, somewhere.
+    pub(crate) fn start_by(mut command: Command, name: &str, role: &str, port: &str) -> Self {
+        let mut child = command
             .args(["--exact", "worker_process", "--nocapture", "--test-threads=1"])
             .env(ROLE, role)
             .env("BAREWIRE_E2E_PORT", port)
@@ -57,11 +62,17 @@ impl Worker {
 
     /// What follows `word` in the next line, which must start with it.
     pub(crate) fn answer(&mut self, word: &str) -> String {
+        let line = self.next_line(word);
+        match line.strip_prefix(word) {
+            Some(rest) => rest.trim().to_owned(),
+            None => panic!("{}: expected {word}, got: {line}", self.name),
+        }
+    }
+
+    /// The next line; `word` says what was expected.
+    pub(crate) fn next_line(&mut self, word: &str) -> String {
         match self.lines.recv_timeout(PATIENCE) {
-            Ok(line) => match line.strip_prefix(word) {
-                Some(rest) => rest.trim().to_owned(),
-                None => panic!("{}: expected {word}, got: {line}", self.name),
-            },
+            Ok(line) => line,
             Err(RecvTimeoutError::Timeout) => panic!("{} hangs: no {word}", self.name),
             Err(RecvTimeoutError::Disconnected) => {
                 panic!("{} ended before {word}: {:?}", self.name, self.child.wait())

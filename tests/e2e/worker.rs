@@ -21,7 +21,7 @@ pub(crate) const T_DEAD: Duration = Duration::from_millis(500);
 const WINDOW: usize = 24;
 
 /// Answers the supervisor.
-fn say(line: &str) {
+pub(crate) fn say(line: &str) {
     let mut out = std::io::stdout().lock();
     writeln!(out, "@@{line}").and_then(|()| out.flush()).unwrap();
 }

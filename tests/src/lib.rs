@@ -1,1 +1,3 @@
-//! Placeholder.
+//! What several suites and benches share.
+
+pub mod nodes;

@@ -23,6 +23,10 @@ pub(crate) const CC: Tool = Tool { program: "cc", package: "gcc" };
 /// The numbers of libfabric's error codes.
 pub(crate) const LIBFABRIC: Tool =
     Tool { program: "/usr/include/rdma/fi_errno.h", package: "libfabric-dev" };
+/// Makes the wires between network namespaces.
+pub(crate) const IP: Tool = Tool { program: "ip", package: "iproute2" };
+/// Lets the kernel lose frames.
+pub(crate) const NFT: Tool = Tool { program: "nft", package: "nftables" };
 /// Reads the shell scripts.
 pub(crate) const SHELLCHECK: Tool = Tool { program: "shellcheck", package: "shellcheck" };
 

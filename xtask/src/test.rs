@@ -47,6 +47,8 @@ enum Suite {
     Sim,
     /// Real processes over real ports, and whatever else `tests/Cargo.toml` has.
     E2e,
+    /// The ports `afpacket` and `udp` between network namespaces.
+    Wires,
     /// Man pages of libfabric, clause by clause.
     Conformance,
     /// Every fuzz target over its corpus, and its body as a property test.
@@ -61,13 +63,14 @@ enum Suite {
 
 impl Suite {
     /// In the order in which they run: what is quick to fail comes first.
-    const ALL: [Self; 11] = [
+    const ALL: [Self; 12] = [
         Self::Fmt,
         Self::Clippy,
         Self::Tidy,
         Self::Unit,
         Self::Sim,
         Self::E2e,
+        Self::Wires,
         Self::Conformance,
         Self::Fuzz,
         Self::Doc,
@@ -83,6 +86,7 @@ impl Suite {
             Self::Unit => "unit",
             Self::Sim => "sim",
             Self::E2e => "e2e",
+            Self::Wires => "wires",
             Self::Conformance => "conformance",
             Self::Fuzz => "fuzz",
             Self::Doc => "doc",
@@ -93,7 +97,8 @@ impl Suite {
 
     fn tools(self) -> &'static [Tool] {
         match self {
-            Self::Unit => &[packages::TSHARK, packages::LIBFABRIC],
+            Self::Unit => &[packages::TSHARK, packages::LIBFABRIC, packages::IP],
+            Self::Wires => &[packages::TSHARK, packages::IP, packages::NFT],
             Self::E2e => &[packages::TSHARK, packages::CC],
             Self::Conformance => &[packages::LIBFABRIC],
             Self::Shellcheck => &[packages::SHELLCHECK],
@@ -172,7 +177,7 @@ fn run_suite(suite: Suite, nightly: bool, ci: bool) -> Result<Counts, String> {
         }
         Suite::Tidy => integration(suite, nightly, "tests/tidy.rs")?,
         Suite::E2e => e2e(suite, nightly)?,
-        Suite::Sim | Suite::Conformance => {
+        Suite::Sim | Suite::Wires | Suite::Conformance => {
             integration(suite, nightly, &format!("tests/{}/main.rs", suite.name()))?
         }
         Suite::Fuzz => cargo_test(suite, nightly, &["--package", "barewire-fuzz"], false)?,

@@ -1,0 +1,125 @@
+//! The process that begins.
+//!
+//! `caller` sends messages to an echo and compares what comes back: it hears `PEER address`,
+//! `CALL length` and answers `BACK`, until `END`. `sender` sends to its peer without a pause and
+//! tells ten times a second how many messages have arrived there, or with which error one ended and
+//! for how many milliseconds since the last arrival nobody let this process run.
+
+use std::io::BufRead;
+use std::sync::mpsc::{Receiver, TryRecvError, channel};
+use std::time::{Duration, Instant};
+
+use barewire::*;
+
+use crate::supervisor::PATIENCE;
+use crate::worker::{Node, T_DEAD, open, pattern, say, settings};
+
+/// Lines from the supervisor.
+fn orders() -> Receiver<String> {
+    let (tell, orders) = channel();
+    std::thread::spawn(move || {
+        for line in std::io::stdin().lock().lines().map_while(|line| line.ok()) {
+            if tell.send(line).is_err() {
+                return;
+            }
+        }
+    });
+    orders
+}
+
+fn port() -> String {
+    std::env::var("BAREWIRE_E2E_PORT").unwrap()
+}
+
+pub(crate) fn run() {
+    let orders = orders();
+    let patient = Settings { t_dead: Duration::from_secs(10), ..settings() };
+    let node = open(&port(), patient);
+    say(&format!("ADDR {} mtu {}", node.ep.getname().unwrap(), node.domain.port().mtu));
+    let peer = orders.recv().unwrap();
+    let peer = node.knows(peer.strip_prefix("PEER ").unwrap());
+    loop {
+        // The echo's last message has to be acknowledged while we wait for orders.
+        node.domain.progress().unwrap();
+        match orders.try_recv() {
+            Ok(order) => {
+                let Some(len) = order.strip_prefix("CALL ") else { return };
+                call(&node, peer, len.parse().unwrap());
+                say("BACK");
+            }
+            Err(TryRecvError::Empty) => std::thread::yield_now(),
+            Err(TryRecvError::Disconnected) => return,
+        }
+    }
+}
+
+fn call(node: &Node, peer: FiAddr, len: usize) {
+    node.ep.trecv(Buf::zeroed(len), peer, len as u64, 0, 1).unwrap();
+    let sent = pattern(len, len as u64);
+    node.ep.tsend(Buf::from(sent.clone()), peer, len as u64, 2).unwrap();
+    let mut one = [Completion::default()];
+    let start = Instant::now();
+    let mut back = false;
+    let mut gone = false;
+    while !(back && gone) {
+        match node.cq.read(&mut one) {
+            Ok(_) if one[0].op_context == 1 => {
+                assert_eq!((one[0].len, one[0].src), (len, peer));
+                assert!(one[0].bytes() == sent, "{len} bytes came back changed");
+                back = true;
+            }
+            Ok(_) => gone = true,
+            Err(Error::Again) => {}
+            Err(_) => panic!("{}", node.cq.readerr().unwrap()),
+        }
+        assert!(start.elapsed() < PATIENCE, "no completion of {len} bytes");
+    }
+}
+
+/// One message in flight, sent again when it has arrived; silence of T_dead is an error.
+pub(crate) fn send_on() {
+    let orders = orders();
+    let node = open(&port(), Settings { t_dead: 4 * T_DEAD, ..settings() });
+    say(&format!("ADDR {}", node.ep.getname().unwrap()));
+    let peer = orders.recv().unwrap();
+    let peer = node.knows(peer.strip_prefix("PEER ").unwrap());
+    let mut one = [Completion::default()];
+    let (mut arrived, mut told) = (0_u64, Instant::now());
+    let next = |n: u64| {
+        // As the receiver, a worker of mixed traffic, expects them.
+        let tag = n << 20 | LEN as u64;
+        node.ep.tsend(Buf::from(pattern(LEN, tag)), peer, tag, 0).unwrap();
+    };
+    next(0);
+    let (mut polled, mut starved) = (Instant::now(), Duration::ZERO);
+    loop {
+        let gap = polled.elapsed();
+        polled = Instant::now();
+        if gap > Duration::from_millis(1) {
+            starved += gap;
+        }
+        match node.cq.read(&mut one) {
+            Ok(_) => {
+                arrived += 1;
+                starved = Duration::ZERO;
+                next(arrived);
+            }
+            Err(Error::Again) => {}
+            Err(e) => {
+                let e = node.cq.readerr().map_or(e, |entry| entry.err);
+                say(&format!("FAILED {} {}", e.fi_errno(), starved.as_millis()));
+                return;
+            }
+        }
+        if told.elapsed() > Duration::from_millis(100) {
+            told = Instant::now();
+            say(&format!("ARRIVED {arrived}"));
+        }
+        if orders.try_recv().is_ok() {
+            return;
+        }
+    }
+}
+
+/// Bytes of each message of [`send_on`].
+const LEN: usize = 1000;

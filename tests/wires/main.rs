@@ -1,0 +1,46 @@
+//! Real processes on nodes of their own, joined by wires: the ports `afpacket` and `udp`.
+//!
+//! Every test makes its nodes (`barewire_tests::nodes`) and lets them go; nothing of this machine's
+//! own network is touched.
+
+#[path = "../e2e/rounds.rs"]
+mod rounds;
+// The suite `e2e` uses the rest of it.
+#[allow(dead_code)]
+#[path = "../e2e/supervisor.rs"]
+mod supervisor;
+#[path = "../e2e/worker.rs"]
+mod worker;
+
+mod caller;
+mod links;
+mod messages;
+
+use std::process::Command;
+
+use barewire_tests::nodes::Nodes;
+use supervisor::Worker;
+
+/// Not a test but the other process; passes at once when nobody asked for it.
+#[test]
+fn worker_process() {
+    if let Some(role) = std::env::var_os(supervisor::ROLE) {
+        match &*role.to_string_lossy() {
+            "caller" => caller::run(),
+            "sender" => caller::send_on(),
+            role => worker::run(role),
+        }
+        // Without the summary of a test run.
+        std::process::exit(0);
+    }
+}
+
+/// This program in a node.
+fn this_in(nodes: &Nodes, node: usize) -> Command {
+    nodes.command(node, std::env::current_exe().unwrap())
+}
+
+/// Starts a worker in a node.
+fn start(nodes: &Nodes, node: usize, role: &str, port: &str) -> Worker {
+    Worker::start_by(this_in(nodes, node), &format!("{role} in node {node}"), role, port)
+}
