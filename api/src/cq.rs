@@ -222,29 +222,47 @@ impl CqInner {
     #[inline]
     pub(crate) fn read_cqes(&self, out: &mut [Cqe]) -> Result<usize> {
         let mut core = self.dom.enter()?;
-        let n = self.cqes(&mut core, out)?;
+        let n = self.some(&mut core, out);
+        let why = if n == 0 { self.why_none(&mut core, out) } else { Ok(n) };
+        core.leave();
         if self.format != CqFormat::Unspec && self.format != CqFormat::Tagged {
             out[..n].iter_mut().for_each(|e| *e = trim(*e, self.format));
         }
-        Ok(n)
+        why
     }
 
-    #[inline]
-    pub(crate) fn cqes(&self, core: &mut Core, out: &mut [Cqe]) -> Result<usize> {
-        // Asked first, since an empty queue is what most reads find and an error costs more.
-        if core.node().cq_ready(self.id)? > 0 {
-            let read = core.node().cq_read(self.id, out);
-            if read.is_ok() {
-                core.read_something(&self.dom);
-            }
-            return read;
+    /// Takes entries, turning the loop first if there is none. 0 if there is none then either.
+    #[inline(always)]
+    fn some(&self, core: &mut Core, out: &mut [Cqe]) -> usize {
+        let n = core.node().cq_take(self.id, out);
+        if n > 0 {
+            core.read_something(&self.dom);
+            return n;
+        }
+        // An error that is next would only be found again.
+        if core.node().cq_ready(self.id) != Ok(0) {
+            return 0;
         }
         core.turn_if_manual(&self.dom);
+        core.node().cq_take(self.id, out)
+    }
+
+    /// Why [`some`](Self::some) has just taken nothing.
+    #[cold]
+    fn why_none(&self, core: &mut Core, out: &mut [Cqe]) -> Result<usize> {
         let read = core.node().cq_read(self.id, out);
         if read == Err(Error::Again) {
             self.seen_empty(core);
         }
         read
+    }
+
+    #[inline]
+    pub(crate) fn cqes(&self, core: &mut Core, out: &mut [Cqe]) -> Result<usize> {
+        match self.some(core, out) {
+            0 => self.why_none(core, out),
+            n => Ok(n),
+        }
     }
 
     #[inline]

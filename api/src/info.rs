@@ -48,15 +48,13 @@ const PRIMARY: Caps = Caps::MSG
     .union(ONE_SIDED)
     .union(Caps::DIRECTED_RECV);
 
-/// Granted unasked as well: they cost nothing and expose nothing. `FI_SOURCE_ERR` is only granted
-/// when asked for, as it turns a message from a stranger into an error entry.
-const UNASKED: Caps = Caps::MULTI_RECV
-    .union(Caps::SOURCE)
-    .union(Caps::FENCE)
-    .union(Caps::LOCAL_COMM)
-    .union(Caps::REMOTE_COMM);
+/// Granted unasked as well: they cost nothing and expose nothing. To those who name capabilities,
+/// `FI_SOURCE` is only granted when it is among them, as each message then looks its sender up, and
+/// `FI_SOURCE_ERR`, as it turns a message from a stranger into an error entry.
+const UNASKED: Caps =
+    Caps::MULTI_RECV.union(Caps::FENCE).union(Caps::LOCAL_COMM).union(Caps::REMOTE_COMM);
 
-const SECONDARY: Caps = UNASKED.union(Caps::SOURCE_ERR).union(Caps::RMA_EVENT);
+const SECONDARY: Caps = UNASKED.union(Caps::SOURCE).union(Caps::SOURCE_ERR).union(Caps::RMA_EVENT);
 
 const DIRECTIONS: Caps = Caps::SEND.union(Caps::RECV);
 

@@ -101,11 +101,17 @@ impl<T> Lock<T> {
         if self.forked() {
             return Err(Error::OpBadState);
         }
-        match self.mode.load(Ordering::Relaxed) {
-            SERIAL if !self.held.load(Ordering::Relaxed) => {
-                self.held.store(true, Ordering::Relaxed);
-                Ok(self.guard())
-            }
+        let mode = self.mode.load(Ordering::Relaxed);
+        if mode == SERIAL && !self.held.load(Ordering::Relaxed) {
+            self.held.store(true, Ordering::Relaxed);
+            return Ok(self.guard());
+        }
+        self.enter_checked(mode)
+    }
+
+    #[inline(never)]
+    fn enter_checked(&self, mode: u8) -> Result<Guard<'_, T>> {
+        match mode {
             OWNED
                 if self.owner.load(Ordering::Relaxed) == thread_number()
                     && !self.held.load(Ordering::Relaxed) =>
@@ -215,6 +221,13 @@ impl<T> Lock<T> {
 }
 
 impl<T> Guard<'_, T> {
+    /// Leaves, as dropping does, when nothing has panicked: it is not asked.
+    #[inline(always)]
+    pub(crate) fn leave(self) {
+        self.lock.held.store(false, Ordering::Release);
+        std::mem::forget(self);
+    }
+
     /// Makes the lock shared, before another thread of ours may come.
     pub(crate) fn share(&mut self) {
         if matches!(self.lock.mode.load(Ordering::Relaxed), OWNED | SERIAL) {

@@ -148,8 +148,13 @@ impl RawEndpoint {
         let buf = unsafe { io(iov)? };
         let req = SendReq { kind, buf, dest, tag, data, context, flags, no_completion: false };
         let mut core = self.dom.enter()?;
-        let posted = core.engine.post_send(self.id, req);
+        // Not by `post_send`: a request that has left need not be moved.
+        let posted = match core.engine.send_now(self.id, &req) {
+            true => Ok(()),
+            false => core.engine.post_send_long(self.id, req),
+        };
         core.posted(&self.dom);
+        core.leave();
         posted
     }
 
@@ -176,8 +181,13 @@ impl RawEndpoint {
         let data = data.unwrap_or(0);
         let req = SendReq { kind, buf, dest, tag, data, context: 0, flags, no_completion: true };
         let mut core = self.dom.enter()?;
-        let posted = core.engine.post_send(self.id, req);
+        // Not by `post_send`: a request that has left need not be moved.
+        let posted = match core.engine.send_now(self.id, &req) {
+            true => Ok(()),
+            false => core.engine.post_send_long(self.id, req),
+        };
         core.posted(&self.dom);
+        core.leave();
         posted
     }
 
@@ -208,9 +218,10 @@ impl RawEndpoint {
         let buf = unsafe { io(iov)? };
         let req = RecvReq { kind, buf, src, tag, ignore, context, flags };
         let mut core = self.dom.enter()?;
-        core.engine.post_recv(self.id, req)?;
+        let posted = core.engine.post_recv(self.id, req);
         core.posted(&self.dom);
-        Ok(())
+        core.leave();
+        posted
     }
 }
 

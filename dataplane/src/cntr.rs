@@ -5,7 +5,6 @@
 pub(crate) struct Cntr {
     value: u64,
     err: u64,
-    signal: bool,
 }
 
 impl Cntr {
@@ -13,26 +12,22 @@ impl Cntr {
     #[inline]
     pub(crate) fn add(&mut self, n: u64) {
         self.value = self.value.wrapping_add(n);
-        self.signal = true;
     }
 
     /// `fi_cntr_adderr`, and every failure.
     #[inline]
     pub(crate) fn adderr(&mut self, n: u64) {
         self.err = self.err.wrapping_add(n);
-        self.signal = true;
     }
 
     /// `fi_cntr_set`.
     pub(crate) fn set(&mut self, value: u64) {
         self.value = value;
-        self.signal = true;
     }
 
     /// `fi_cntr_seterr`.
     pub(crate) fn seterr(&mut self, err: u64) {
         self.err = err;
-        self.signal = true;
     }
 
     /// Successes.
@@ -46,12 +41,6 @@ impl Cntr {
     pub(crate) fn readerr(&self) -> u64 {
         self.err
     }
-
-    /// Whether anything changed since the last call: a thread may wait for it.
-    #[inline]
-    pub(crate) fn take_signal(&mut self) -> bool {
-        std::mem::take(&mut self.signal)
-    }
 }
 
 #[cfg(test)]
@@ -59,9 +48,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counts_both_kinds_apart_and_signals_each_change() {
+    fn counts_both_kinds_apart() {
         let mut cntr = Cntr::default();
-        assert!(!cntr.take_signal());
         type Change = (fn(&mut Cntr), (u64, u64));
         let changes: [Change; 6] = [
             (|c| c.add(2), (2, 0)),
@@ -74,7 +62,6 @@ mod tests {
         for (change, want) in changes {
             change(&mut cntr);
             assert_eq!((cntr.read(), cntr.readerr()), want);
-            assert!(cntr.take_signal() && !cntr.take_signal());
         }
     }
 }

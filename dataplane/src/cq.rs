@@ -2,7 +2,7 @@
 //! reserved the entry when the operation was posted.
 
 use crate::error::{Error, Result};
-use crate::slab::Slab;
+use crate::slab::{NONE, Slab};
 use crate::types::{CqErr, Cqe};
 
 /// A completion queue.
@@ -13,21 +13,21 @@ use crate::types::{CqErr, Cqe};
 pub(crate) struct Cq {
     /// Slots in use are `head..tail` modulo the capacity. Grows, in reserved room, up to the
     /// capacity on the first way around: what is never used is never touched.
-    ring: Vec<Slot>,
+    ring: Vec<Entry>,
     /// The records of the failures in the ring, which are long and rare.
     errs: Slab<CqErr>,
     head: u64,
     tail: u64,
     mask: u64,
     reserved: u64,
-    signal: bool,
 }
 
 /// 64 bytes.
 #[derive(Clone, Copy, Debug)]
-enum Slot {
-    Done(Cqe),
-    Failed(u32),
+struct Entry {
+    cqe: Cqe,
+    /// The record of a failure, [`NONE`] for a success.
+    err: u32,
 }
 
 impl Cq {
@@ -41,7 +41,6 @@ impl Cq {
             tail: 0,
             mask: capacity as u64 - 1,
             reserved: 0,
-            signal: false,
         }
     }
 
@@ -52,6 +51,12 @@ impl Cq {
         let room = self.has_room();
         self.reserved += u64::from(room);
         room
+    }
+
+    /// As [`reserve`](Self::reserve), when [`has_room`](Self::has_room) has said that it will do.
+    #[inline(always)]
+    pub(crate) fn reserve_free(&mut self) {
+        self.reserved += 1;
     }
 
     /// Gives one reservation back: the operation will write no completion.
@@ -68,10 +73,10 @@ impl Cq {
     ///
     /// # Panics
     /// If none is reserved: a completion would be lost.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn push(&mut self, cqe: Cqe) {
         self.unreserve();
-        self.append(Slot::Done(cqe));
+        self.append(cqe, NONE);
     }
 
     /// Appends a failure, in an entry reserved before.
@@ -81,7 +86,7 @@ impl Cq {
     pub(crate) fn push_err(&mut self, err: CqErr) {
         self.unreserve();
         let idx = self.errs.alloc(err).expect("as many records as entries");
-        self.append(Slot::Failed(idx));
+        self.append(Cqe::default(), idx);
     }
 
     /// Appends a success that nobody has reserved an entry for. False, and nothing written, if
@@ -90,7 +95,7 @@ impl Cq {
     pub(crate) fn try_push(&mut self, cqe: Cqe) -> bool {
         let room = self.has_room();
         if room {
-            self.append(Slot::Done(cqe));
+            self.append(cqe, NONE);
         }
         room
     }
@@ -98,39 +103,46 @@ impl Cq {
     /// As [`try_push`](Self::try_push), when [`has_room`](Self::has_room) has said that it will do.
     #[inline(always)]
     pub(crate) fn push_free(&mut self, cqe: Cqe) {
-        self.append(Slot::Done(cqe));
+        self.append(cqe, NONE);
     }
 
-    /// Takes successes out, as many as `out` holds or as stand before the next failure.
+    /// Takes successes out, as many as `out` holds or as stand before the next failure, and says
+    /// how many.
+    #[inline(always)]
+    pub(crate) fn take(&mut self, out: &mut [Cqe]) -> usize {
+        let mut n = 0;
+        for to in out {
+            let Some(next) = self.next() else { break };
+            if next.err != NONE {
+                break;
+            }
+            *to = next.cqe;
+            self.head += 1;
+            n += 1;
+        }
+        n
+    }
+
+    /// The entry that is next.
+    #[inline(always)]
+    fn next(&self) -> Option<&Entry> {
+        if self.head == self.tail {
+            return None;
+        }
+        self.ring.get((self.head & self.mask) as usize)
+    }
+
+    /// Why [`take`](Self::take) took nothing.
     ///
     /// # Errors
     /// - [`Error::Again`]: the queue is empty.
     /// - [`Error::Avail`]: a failure is next. Nothing was read; [`readerr`](Self::readerr) takes
     ///   it.
-    #[inline]
-    pub(crate) fn read(&mut self, out: &mut [Cqe]) -> Result<usize> {
-        let ready = (self.tail - self.head).min(out.len() as u64) as usize;
-        let mut n = 0;
-        while n < ready {
-            let Slot::Done(cqe) = self.ring[(self.head & self.mask) as usize] else { break };
-            out[n] = cqe;
-            self.head += 1;
-            n += 1;
-        }
-        if n > 0 {
-            return Ok(n);
-        }
-        self.read_nothing()
-    }
-
-    #[cold]
-    fn read_nothing(&self) -> Result<usize> {
-        if self.head == self.tail {
-            return Err(Error::Again);
-        }
-        match self.ring[(self.head & self.mask) as usize] {
-            Slot::Failed(_) => Err(Error::Avail),
-            Slot::Done(_) => Ok(0), // `out` is empty
+    pub(crate) fn why_nothing(&self) -> Result<usize> {
+        match self.next() {
+            None => Err(Error::Again),
+            Some(next) if next.err != NONE => Err(Error::Avail),
+            Some(_) => Ok(0), // there was no room to take it to
         }
     }
 
@@ -139,14 +151,13 @@ impl Cq {
     /// # Errors
     /// [`Error::Again`] if the queue is empty or a success is next. Nothing was read.
     pub(crate) fn readerr(&mut self) -> Result<CqErr> {
-        if self.head == self.tail {
-            return Err(Error::Again);
+        match self.next() {
+            Some(&Entry { err, .. }) if err != NONE => {
+                self.head += 1;
+                Ok(self.errs.free(err))
+            }
+            _ => Err(Error::Again),
         }
-        let Slot::Failed(idx) = self.ring[(self.head & self.mask) as usize] else {
-            return Err(Error::Again);
-        };
-        self.head += 1;
-        Ok(self.errs.free(idx))
     }
 
     /// Entries waiting to be read, successes and failures.
@@ -164,12 +175,6 @@ impl Cq {
         self.reserved as usize
     }
 
-    /// Whether anything was appended since the last call: a thread may wait for it.
-    #[inline]
-    pub(crate) fn take_signal(&mut self) -> bool {
-        std::mem::take(&mut self.signal)
-    }
-
     /// Whether an entry is neither used nor reserved.
     #[inline]
     pub(crate) fn has_room(&self) -> bool {
@@ -177,20 +182,23 @@ impl Cq {
     }
 
     #[inline(always)]
-    fn append(&mut self, slot: Slot) {
+    fn append(&mut self, cqe: Cqe, err: u32) {
         match self.ring.get_mut((self.tail & self.mask) as usize) {
-            Some(place) => *place = slot,
-            None => self.append_fresh(slot),
+            Some(place) => {
+                place.cqe = cqe;
+                place.err = err;
+            }
+            None => self.append_fresh(Entry { cqe, err }),
         }
         self.tail += 1;
-        self.signal = true;
     }
 
     /// The first way around. Within the capacity of the vector, so it does not allocate.
     #[cold]
-    fn append_fresh(&mut self, slot: Slot) {
+    #[inline(never)]
+    fn append_fresh(&mut self, entry: Entry) {
         assert!(self.ring.len() < self.capacity(), "cq: ring grew past its capacity");
-        self.ring.push(slot);
+        self.ring.push(entry);
     }
 }
 
@@ -212,7 +220,6 @@ mod tests {
         TryPush,
         Read(usize),
         ReadErr,
-        TakeSignal,
     }
 
     fn op() -> impl Strategy<Value = Op> {
@@ -224,7 +231,6 @@ mod tests {
             2 => Just(Op::TryPush),
             4 => (0usize..6).prop_map(Op::Read),
             2 => Just(Op::ReadErr),
-            1 => Just(Op::TakeSignal),
         ]
     }
 
@@ -266,10 +272,9 @@ mod tests {
             prop_assert!(capacity >= size && capacity < 2 * size && capacity.is_power_of_two());
             let room = cq.ring.as_ptr();
             let mut model: VecDeque<(u64, bool)> = VecDeque::new();
-            let (mut reserved, mut signal) = (0, false);
+            let mut reserved = 0;
             for (n, op) in (0u64..).zip(ops) {
                 let has_room = model.len() + reserved < capacity;
-                let before = model.len();
                 match op {
                     Op::Reserve => {
                         prop_assert_eq!(cq.reserve(), has_room);
@@ -295,7 +300,11 @@ mod tests {
                     }
                     Op::Read(most) => {
                         let mut out = vec![cqe(u64::MAX - 1); most];
-                        let got = cq.read(&mut out).map(|n| out[..n].to_vec());
+                        let got = match cq.take(&mut out) {
+                            0 => cq.why_nothing(),
+                            n => Ok(n),
+                        };
+                        let got = got.map(|n| out[..n].to_vec());
                         prop_assert_eq!(got, expected(&mut model, most));
                     }
                     Op::ReadErr => {
@@ -308,13 +317,8 @@ mod tests {
                         };
                         prop_assert_eq!(cq.readerr(), want);
                     }
-                    Op::TakeSignal => {
-                        prop_assert_eq!(cq.take_signal(), signal);
-                        signal = false;
-                    }
                     _ => {}
                 }
-                signal |= model.len() > before;
                 prop_assert_eq!((cq.ready(), cq.reserved()), (model.len(), reserved));
             }
             prop_assert_eq!(cq.ring.as_ptr(), room, "it allocated after it was made");
@@ -329,6 +333,6 @@ mod tests {
 
     #[test]
     fn an_entry_is_a_cache_line() {
-        assert_eq!(size_of::<Slot>(), 64);
+        assert_eq!(size_of::<Entry>(), 64);
     }
 }

@@ -167,16 +167,21 @@ impl Engine {
     ///
     /// # Errors
     /// Those of [`Node::post_send`]. Nothing of this request was queued.
-    #[inline]
+    #[inline(always)]
     pub fn post_send(&mut self, ep: EpId, req: SendReq) -> OpResult<()> {
-        if !req.flags.contains(OpFlags::MORE) && self.send_now(ep, &req) {
+        // A call with `FI_MORE` has a flag that the short way does not know.
+        if self.send_now(ep, &req) {
             return Ok(());
         }
         self.post_send_long(ep, req)
     }
 
+    /// The rest of [`post_send`](Self::post_send), if [`send_now`](Self::send_now) has refused.
+    ///
+    /// # Errors
+    /// As there.
     #[inline(never)]
-    fn post_send_long(&mut self, ep: EpId, req: SendReq) -> OpResult<()> {
+    pub fn post_send_long(&mut self, ep: EpId, req: SendReq) -> OpResult<()> {
         let now = Self::now();
         let more = req.flags.contains(OpFlags::MORE);
         let posted = self.node.post_send(now, ep, req);
@@ -188,20 +193,20 @@ impl Engine {
 
     /// Sends a message at once if nothing stands before it; see [`Node::send_now`].
     #[inline]
-    fn send_now(&mut self, ep: EpId, req: &SendReq) -> bool {
+    pub fn send_now(&mut self, ep: EpId, req: &SendReq) -> bool {
         if self.gone.is_some() {
             return false;
         }
         let Self { node, port, .. } = self;
         let mut gone = None;
-        let mut sink = |frame: &TxFrame<'_>| match port.tx(frame) {
+        let out = |frame: &TxFrame<'_>| match port.tx(frame) {
             Ok(tx) => tx,
             Err(why) => {
                 gone = Some(why);
                 Tx::Full
             }
         };
-        let sent = node.send_now(ep, req, &mut sink, Self::now);
+        let sent = node.send_now(ep, req, out, Self::now);
         if sent {
             gone = port.flush().err();
         }
@@ -260,8 +265,11 @@ impl Engine {
     ///
     /// # Errors
     /// Those of [`Node::post_recv`]. Nothing of this request was queued.
-    #[inline]
-    pub fn post_recv(&mut self, ep: EpId, req: RecvReq) -> OpResult<()> {
+    #[inline(always)]
+    pub fn post_recv(&mut self, ep: EpId, mut req: RecvReq) -> OpResult<()> {
+        if self.node.recv_now(ep, &mut req) {
+            return Ok(());
+        }
         self.node.post_recv(self.now, ep, req)
     }
 

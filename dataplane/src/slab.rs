@@ -97,6 +97,27 @@ impl<T> Slab<T> {
         idx
     }
 
+    /// Puts the value that `make` makes, given its index, into a free slot. `None`, and nothing
+    /// made, if there is none. Never allocates.
+    #[inline(always)]
+    pub fn alloc_with(&mut self, make: impl FnOnce(u32) -> T) -> Option<u32> {
+        let idx = self.free_head;
+        // `NONE` is beyond every slot.
+        let Some(slot) = self.slots.get_mut(idx as usize) else { return self.alloc_fresh(make) };
+        let Slot::Free { generation, next } = *slot else { broken() };
+        *slot = Slot::Used { generation: generation.wrapping_add(1), value: make(idx) };
+        self.free_head = next;
+        self.len += 1;
+        Some(idx)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn alloc_fresh(&mut self, make: impl FnOnce(u32) -> T) -> Option<u32> {
+        let idx = self.vacant()?;
+        Some(self.fill(make(idx)))
+    }
+
     /// Makes the next slot that was never used a free one. Within the capacity of the vector, so it
     /// does not allocate.
     #[cold]
@@ -128,6 +149,19 @@ impl<T> Slab<T> {
             Slot::Used { value, .. } => value,
             Slot::Free { .. } => not_used(idx),
         }
+    }
+
+    /// As [`free`](Self::free), dropping the value where it lies.
+    ///
+    /// # Panics
+    /// If the slot is not in use.
+    #[inline(always)]
+    pub fn discard(&mut self, idx: u32) {
+        let slot = &mut self.slots[idx as usize];
+        let Slot::Used { generation, .. } = *slot else { not_used(idx) };
+        *slot = Slot::Free { generation, next: self.free_head };
+        self.free_head = idx;
+        self.len -= 1;
     }
 
     /// The value of a slot, `None` if the slot is not in use.

@@ -2,7 +2,7 @@
 
 use std::marker::PhantomData;
 
-use crate::mem::{IoBuf, copy_four, copy_inline, copy_inline_32, copy_short};
+use crate::mem::{IoBuf, SHORT, copy_four, copy_inline, copy_inline_32, copy_short};
 
 /// Bytes of destination, source and EtherType that start every frame.
 pub const ETH_HDR_LEN: usize = 14;
@@ -257,12 +257,30 @@ impl<'a> RxFrame<'a> {
     ///
     /// # Panics
     /// If the frame or `buf` is too short; the caller has checked both against the header.
-    #[inline]
+    #[inline(never)]
     pub fn copy_to_io(&self, offset: usize, buf: &IoBuf, buf_offset: usize, len: usize) {
         assert!(offset <= self.len && len <= self.len - offset);
         // SAFETY: `write_from_raw` needs `len` readable bytes at the source: checked against
         // `self.len`, which is mapped for `'a`.
         unsafe { buf.write_from_raw(buf_offset, self.base.add(offset), len) }
+    }
+
+    /// As [`copy_to_io`](Self::copy_to_io) to the start of the memory, without a call if the bytes
+    /// are few and the memory is in one piece.
+    ///
+    /// # Panics
+    /// As `copy_to_io`.
+    #[inline(always)]
+    pub fn copy_to_start(&self, offset: usize, buf: &IoBuf, len: usize) {
+        let here = offset <= self.len && len <= self.len - offset;
+        match buf.in_one_piece(0, len) {
+            // SAFETY: `len` bytes at `offset` are mapped (`here`), as many are lent to be written
+            // (`in_one_piece`), and lent memory is none of the frame's.
+            Some(to) if here && len <= SHORT => unsafe {
+                copy_inline(self.base.add(offset), to.cast_mut(), len);
+            },
+            _ => self.copy_to_io(offset, buf, 0, len),
+        }
     }
 
     /// CRC32C of `crc`'s bytes followed by `len` bytes at `offset`, or `None` if there are fewer.

@@ -18,6 +18,11 @@ const BUCKETS: usize = 256;
 pub(crate) struct Ep {
     pub(crate) number: u16,
     pub(crate) enabled: bool,
+    /// Enabled, and has the capabilities to send and to receive messages of each [`MsgKind`].
+    pub(crate) may_send: [bool; 2],
+    pub(crate) may_recv: [bool; 2],
+    /// The same, and messages are neither counted nor may their senders be errors.
+    pub(crate) may_take: [bool; 2],
     pub(crate) caps: Caps,
     /// Slots of the bound objects, `NONE` if there is none.
     pub(crate) tx_cq: u32,
@@ -51,6 +56,16 @@ pub(crate) struct Ep {
 }
 
 impl Ep {
+    /// Opens or closes the endpoint for calls and messages.
+    fn enable(&mut self, enabled: bool) {
+        self.enabled = enabled;
+        let may =
+            |caps| [Caps::MSG, Caps::TAGGED].map(|kind| enabled && self.caps.contains(caps | kind));
+        (self.may_send, self.may_recv) = (may(Caps::SEND), may(Caps::RECV));
+        let simple = self.rx_cntr == NONE && !self.caps.contains(Caps::SOURCE_ERR);
+        self.may_take = self.may_recv.map(|may| may && simple);
+    }
+
     pub(crate) fn matcher_of(&mut self, kind: MsgKind) -> &mut Matcher {
         &mut self.matcher[kind as usize]
     }
@@ -80,6 +95,9 @@ impl Node {
         let ep = Ep {
             number,
             enabled: false,
+            may_send: [false; 2],
+            may_recv: [false; 2],
+            may_take: [false; 2],
             caps,
             tx_cq: NONE,
             rx_cq: NONE,
@@ -229,7 +247,7 @@ impl Node {
         {
             return Err(Error::NoCq);
         }
-        e.enabled = true;
+        e.enable(true);
         Ok(())
     }
 
@@ -299,7 +317,7 @@ impl Node {
     /// [`Error::BadFd`]: it was closed before.
     pub fn ep_close(&mut self, now: Instant, ep: EpId) -> Result<()> {
         let idx = self.eps.by_handle(ep.0).map(|_| ep.0.idx()).ok_or(Error::BadFd)?;
-        self.eps[idx].enabled = false;
+        self.eps[idx].enable(false);
         self.close_sends(now, idx);
         self.close_receives(now, idx);
         self.drop_late(now, idx);

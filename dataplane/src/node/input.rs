@@ -31,9 +31,14 @@ impl Node {
     pub fn on_frame(&mut self, now: Instant, frame: &RxFrame<'_>) {
         self.counters.rx_frames += 1;
         self.fresh += 1;
-        if self.take_plain(now, frame) {
-            return;
+        if !self.take_plain(now, frame) {
+            self.on_frame_long(now, frame);
         }
+    }
+
+    /// The long way, for every frame that the short one leaves.
+    #[inline(never)]
+    fn on_frame_long(&mut self, now: Instant, frame: &RxFrame<'_>) {
         let base = match Base::parse(frame) {
             Ok(base) => base,
             Err(err) => return self.on_malformed(now, frame, err),
@@ -140,8 +145,10 @@ impl Node {
                 self.on_control(now, p, frame, base);
             }
         }
+        let peer = &mut self.peers[p];
+        peer.note_order();
         if base.ar {
-            self.peers[p].ack_now = true;
+            peer.ack_now = true;
             self.make_ready(p);
         }
     }
@@ -530,7 +537,7 @@ impl Node {
     fn refuse(&mut self, _now: Instant, p: u32, reason: NackReason) {
         self.counters.rx_refused += 1;
         let peer = &mut self.peers[p];
-        peer.refused = reason as u8;
+        (peer.refused, peer.in_order) = (reason as u8, false);
         peer.want_nack = true;
         self.make_ready(p);
     }

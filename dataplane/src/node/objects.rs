@@ -45,9 +45,18 @@ impl Node {
     /// [`Error::Again`]: none is there. [`Error::Avail`]: the next one is an error.
     #[inline]
     pub fn cq_read(&mut self, cq: CqId, out: &mut [Cqe]) -> Result<usize> {
-        let table = self.cqs.by_handle_mut(cq.0).ok_or(Error::BadFd)?;
-        let n = table.cq.read(out);
-        if table.starved {
+        match self.cq_take(cq, out) {
+            0 => self.cqs.by_handle(cq.0).ok_or(Error::BadFd)?.cq.why_nothing(),
+            n => Ok(n),
+        }
+    }
+
+    /// As [`cq_read`](Self::cq_read), with 0 in place of an error, which that call then tells.
+    #[inline(always)]
+    pub fn cq_take(&mut self, cq: CqId, out: &mut [Cqe]) -> usize {
+        let Some(table) = self.cqs.by_handle_mut(cq.0) else { return 0 };
+        let n = table.cq.take(out);
+        if n > 0 && table.starved {
             self.feed(cq.0.idx());
         }
         n
@@ -73,14 +82,6 @@ impl Node {
     #[inline]
     pub fn cq_ready(&self, cq: CqId) -> Result<usize> {
         Ok(self.cqs.by_handle(cq.0).ok_or(Error::BadFd)?.cq.ready())
-    }
-
-    /// Whether an entry was written since the last call, for wait objects.
-    ///
-    /// # Errors
-    /// [`Error::BadFd`].
-    pub fn cq_take_signal(&mut self, cq: CqId) -> Result<bool> {
-        Ok(self.cqs.by_handle_mut(cq.0).ok_or(Error::BadFd)?.cq.take_signal())
     }
 
     /// Makes a counter, 0.
@@ -154,14 +155,6 @@ impl Node {
     pub fn cntr_seterr(&mut self, cntr: CntrId, v: u64) -> Result<()> {
         self.cntr_mut(cntr)?.cntr.seterr(v);
         Ok(())
-    }
-
-    /// Whether the counter changed since the last call, for wait objects.
-    ///
-    /// # Errors
-    /// [`Error::BadFd`].
-    pub fn cntr_take_signal(&mut self, cntr: CntrId) -> Result<bool> {
-        Ok(self.cntr_mut(cntr)?.cntr.take_signal())
     }
 
     /// Makes an address vector for about `count` addresses.

@@ -123,7 +123,7 @@ impl Node {
                 }
                 return;
             }
-            State::Open => {}
+            State::Open => self.peers[p].short_left = 0,
         }
         let done = self.serve_owed(now, p, out)
             && self.serve_lost(now, p, out)

@@ -13,15 +13,18 @@
 //! | `Answered` | we answered theirs | a packet that names our sid; an OPEN that echoes ours |
 //! | `Open` | both know | silence, RST, close |
 
+use barewire_driver::frame::ETH_HDR_LEN;
 use barewire_driver::port::MacAddr;
 
 use crate::plant::{Bug, planted};
+use crate::proto::blocks::UNIT;
 use crate::rel::psn::Psn;
 use crate::rel::rtt::Rtt;
 use crate::rel::sack::RcvBitmap;
-use crate::rel::sent::SendWindow;
+use crate::rel::sent::{SendWindow, WINDOW};
 use crate::slab::{List, NONE};
 use crate::types::Instant;
+use crate::wire::PlainMsg;
 
 /// Bits of a session name that are the peer's index; the rest is a generation.
 pub(crate) const SLOT_BITS: u32 = 20;
@@ -81,6 +84,12 @@ pub(crate) struct Peer {
     pub(crate) frame_max: u32,
     /// The session is open and the port loses nothing: most messages take the short way.
     pub(crate) plain: bool,
+    /// [`plain`](Self::plain), and the next packet in order may be taken as it is: none is early,
+    /// refused or half of a message. [`note_order`](Self::note_order) sets it.
+    pub(crate) in_order: bool,
+    /// Messages of one credit that may leave by the short way without a further question to this
+    /// record. Whatever else is sent to the peer, or queued, sets it to 0.
+    pub(crate) short_left: u16,
     /// An index in an address vector that may name the sender of the last message.
     pub(crate) src_hint: u32,
 
@@ -184,6 +193,8 @@ impl Peer {
             remote_sid: 0,
             frame_max: 0,
             plain: false,
+            in_order: false,
+            short_left: 0,
             src_hint: 0,
             rcv_nxt: Psn(0),
             owed: 0,
@@ -231,6 +242,27 @@ impl Peer {
             av_refs: 0,
             stored: 0,
         }
+    }
+
+    /// Whether the next packet in order may take the short way.
+    #[inline]
+    pub(crate) fn is_in_order(&self) -> bool {
+        self.plain && self.refused == 0 && self.inbound == Inbound::None && self.rcv.is_empty()
+    }
+
+    /// To be called when a packet has been taken the long way.
+    #[inline]
+    pub(crate) fn note_order(&mut self) {
+        self.in_order = self.is_in_order();
+    }
+
+    /// How many messages of one credit could be sent now one after the other, in a frame each.
+    pub(crate) fn short_room(&self) -> u16 {
+        let holds = self.frame_max as usize + ETH_HDR_LEN >= PlainMsg::LEN_MAX + UNIT;
+        if !self.plain || !holds || self.txq.head != NONE || !self.snd.open() {
+            return 0;
+        }
+        self.credits().min(WINDOW - self.snd.in_flight()) as u16
     }
 
     /// Credits left to send with.

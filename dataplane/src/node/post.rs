@@ -29,7 +29,7 @@ const LEVELS: OpFlags = OpFlags::INJECT_COMPLETE
     .union(OpFlags::MATCH_COMPLETE);
 
 /// Flags that any receive may carry.
-const RECV_FLAGS: OpFlags =
+pub(super) const RECV_FLAGS: OpFlags =
     OpFlags::MORE.union(OpFlags::COMPLETION).union(LEVELS).union(OpFlags::INJECT);
 
 impl Node {
@@ -117,6 +117,7 @@ impl Node {
             return;
         }
         self.tx[w].flags |= WrFlags::IN_TXQ;
+        peer.short_left = 0;
         peer.txq.push_back(&mut self.tx, w);
         self.kick(now, p);
     }
@@ -162,7 +163,7 @@ impl Node {
     ///   claim names no announced message.
     /// - [`Error::Again`]: the receive queue or the completion queue is full.
     #[inline]
-    pub fn post_recv(&mut self, now: Instant, ep: EpId, req: RecvReq) -> Result<()> {
+    pub fn post_recv(&mut self, now: Instant, ep: EpId, mut req: RecvReq) -> Result<()> {
         let (e, src) = self.check_recv(ep, &req)?;
         let special = OpFlags::PEEK | OpFlags::CLAIM | OpFlags::DISCARD;
         if req.flags.intersects(special) {
@@ -188,7 +189,7 @@ impl Node {
         };
         let recv = matcher.post(&mut self.posted, tag, ignore, src, wr);
         let recv = recv.unwrap_or_else(|_| unreachable!("a free slot was seen"));
-        keep_buf(&mut self.recv_bufs, recv, req.buf);
+        keep_buf(&mut self.recv_bufs, recv, &mut req.buf);
         if starved {
             // What waits for room in the queue may be for an older receive than this one.
             self.feed_ep(now, e);
@@ -285,7 +286,7 @@ impl Node {
         Ok(())
     }
 
-    fn receive_claimed(&mut self, now: Instant, e: u32, msg: u32, req: RecvReq) -> Result<()> {
+    fn receive_claimed(&mut self, now: Instant, e: u32, msg: u32, mut req: RecvReq) -> Result<()> {
         let ep = &mut self.eps[e];
         if self.stored[msg].payload.dead {
             let flags = CqFlags::RECV | CqFlags::TAGGED;
@@ -303,7 +304,7 @@ impl Node {
         let recv = matcher.post(&mut self.posted, tag, 0, Src::ANY, wr);
         let recv = recv.unwrap_or_else(|_| unreachable!("a free slot was seen"));
         matcher.unlink_posted(&mut self.posted, recv);
-        keep_buf(&mut self.recv_bufs, recv, req.buf);
+        keep_buf(&mut self.recv_bufs, recv, &mut req.buf);
         self.deliver_stored(now, msg, recv, 0);
         Ok(())
     }
@@ -367,12 +368,12 @@ impl Node {
 }
 
 /// Puts the buffer of a receive where its record's index finds it.
-#[inline]
-fn keep_buf(bufs: &mut Vec<IoBuf>, recv: u32, buf: IoBuf) {
+#[inline(always)]
+pub(super) fn keep_buf(bufs: &mut Vec<IoBuf>, recv: u32, buf: &mut IoBuf) {
     match bufs.get_mut(recv as usize) {
         Some(slot) => buf.move_to(slot),
         // Within what was reserved: there are as many as records, which are used in order.
-        None => bufs.push(buf),
+        None => bufs.push(std::mem::take(buf)),
     }
 }
 
@@ -394,8 +395,8 @@ fn special_ok(req: &RecvReq, buffered: bool) -> bool {
     !(special && multi || all || bare_discard)
 }
 
-#[inline]
-fn recv_wr(e: u32, selective: bool, multi: bool, req: &RecvReq) -> RecvWr {
+#[inline(always)]
+pub(super) fn recv_wr(e: u32, selective: bool, multi: bool, req: &RecvReq) -> RecvWr {
     RecvWr {
         context: req.context,
         ep: e,

@@ -228,6 +228,7 @@ impl Node {
         let peer = &mut self.peers[p];
         peer.state = State::Open;
         peer.plain = plain;
+        peer.note_order();
         peer.heard = active;
         (peer.backoff, peer.probes) = (0, 0);
         peer.probe_at = now;
@@ -357,7 +358,7 @@ impl Node {
         (peer.granted, peer.consumed) = (0, 0);
         peer.closed_epoch = peer.peer_epoch;
         peer.state = State::Idle;
-        peer.plain = false;
+        (peer.plain, peer.in_order, peer.short_left) = (false, false, 0);
         (peer.sid, peer.remote_sid) = (0, 0);
         (peer.want_open, peer.ack_now) = (false, false);
         peer.timer_at = Instant(u64::MAX);

@@ -9,19 +9,18 @@
 use barewire_driver::frame::{Body, ETH_HDR_LEN, RxFrame, TxFrame};
 use barewire_driver::port::Tx;
 
-use super::ep::Ep;
 use super::input::ACK_EVERY_LOSSLESS;
-use super::peer::{Inbound, slot_of};
-use super::recv::MsgHead;
-use super::{EpId, FrameSink, MsgKind, Node, SendReq};
+use super::ops::RecvWr;
+use super::peer::slot_of;
+use super::post::{RECV_FLAGS, keep_buf, recv_wr};
+use super::{EpId, MsgKind, Node, RecvReq, SendReq};
 use crate::flags::{Caps, CqFlags, OpFlags};
 use crate::plant::{Bug, planted};
-use crate::proto::blocks::units;
+use crate::proto::blocks::{UNIT, units};
 use crate::proto::matching::Src;
-use crate::rel::psn::Psn;
 use crate::slab::NONE;
 use crate::types::{Cqe, FI_ADDR_UNSPEC, Instant};
-use crate::wire::{IMM_LEN, MsgOp, PlainMsg};
+use crate::wire::{IMM_LEN, MsgOp, PlainMsg, mac_key};
 
 /// Flags of a send that need no record.
 const SEND_FLAGS: OpFlags = OpFlags::REMOTE_CQ_DATA
@@ -55,7 +54,7 @@ impl Node {
         &mut self,
         ep: EpId,
         req: &SendReq,
-        out: &mut impl FrameSink,
+        mut out: impl FnMut(&TxFrame<'_>) -> Tx,
         clock: impl FnOnce() -> Instant,
     ) -> bool {
         if !self.ready.is_empty() || self.gone {
@@ -64,26 +63,34 @@ impl Node {
         let Some(ep) = self.eps.by_handle_mut(ep.0) else { return false };
         let tagged = req.kind == MsgKind::Tagged;
         let len = req.buf.len();
-        if !may_send(ep, req, self.eager_one) {
+        let inject = req.flags.contains(OpFlags::INJECT);
+        if !ep.may_send[usize::from(tagged)]
+            || !SEND_FLAGS.contains(req.flags)
+            || len > if inject { Self::INJECT_SIZE } else { self.eager_one }
+            || ep.tx_used >= ep.tx_size
+        {
             return false;
         }
         let Some(entry) = self.avs[ep.av].av.lookup(req.dest) else { return false };
         let (p, dst_ep, inc) = (entry.peer, entry.ep, entry.addr.incarnation);
         let Some(peer) = self.peers.get_mut(p) else { return false };
-        let cost = units(len as u64);
-        let imm = req.flags.contains(OpFlags::REMOTE_CQ_DATA).then_some(req.data);
-        let in_flight = peer.snd.in_flight();
         let cq = &mut self.cqs[ep.tx_cq].cq;
-        if !peer.plain
-            || inc != 0 && inc != peer.inc
-            || peer.txq.head != NONE
-            || !peer.snd.open()
-            || cost > peer.credits()
-            || PlainMsg::LEN_MAX + len > peer.frame_max as usize + ETH_HDR_LEN
-            || !cq.has_room()
-        {
+        if inc != 0 && inc != peer.inc || !cq.has_room() {
             return false;
         }
+        let mut cost = 1;
+        if len > UNIT || peer.short_left == 0 {
+            cost = units(len as u64);
+            peer.short_left = peer.short_room();
+            if u32::from(peer.short_left) < cost
+                || PlainMsg::LEN_MAX + len > peer.frame_max as usize + ETH_HDR_LEN
+            {
+                return false;
+            }
+        }
+        debug_assert!(u32::from(peer.short_room()) >= cost);
+        let imm = req.flags.contains(OpFlags::REMOTE_CQ_DATA).then_some(req.data);
+        let in_flight = peer.snd.in_flight();
         let msg = PlainMsg {
             dst_sid: peer.remote_sid,
             psn: peer.snd.nxt,
@@ -94,7 +101,7 @@ impl Node {
         };
         let (head, head_len) = msg.emit(&PlainMsg::head(peer.mac, self.mac), in_flight % 64 == 63);
         let body = Body::Io { buf: &req.buf, offset: 0, len };
-        if out.send(&TxFrame { head: &head[..head_len], body, tail: &[] }) != Tx::Sent {
+        if out(&TxFrame { head: &head[..head_len], body, tail: &[] }) != Tx::Sent {
             return false;
         }
         self.counters.tx_frames += 1;
@@ -108,7 +115,8 @@ impl Node {
         }
         let cntr = ep.tx_cntr;
         peer.credit_used = peer.credit_used.wrapping_add(cost);
-        if peer.rcv.is_empty() {
+        peer.short_left -= cost as u16;
+        if peer.in_order {
             (peer.owed, peer.ack_now) = (0, false);
         }
         if in_flight == 0 || peer.timer_at == Instant(u64::MAX) {
@@ -119,6 +127,37 @@ impl Node {
         if cntr != NONE {
             self.count(cntr, true);
         }
+        true
+    }
+
+    /// Posts a receive for which nothing has come yet and that asks for nothing special: as
+    /// [`post_recv`](Self::post_recv). False if it is another one: nothing has happened, and that
+    /// is to be called. If it was posted, the request's memory went with it.
+    #[inline]
+    pub fn recv_now(&mut self, ep: EpId, req: &mut RecvReq) -> bool {
+        let e = ep.0.idx();
+        let Some(ep) = self.eps.by_handle_mut(ep.0) else { return false };
+        let matcher = &mut ep.matcher[req.kind as usize];
+        if !ep.may_recv[req.kind as usize]
+            || !RECV_FLAGS.contains(req.flags)
+            || req.src != FI_ADDR_UNSPEC
+            || req.ignore != 0
+            || ep.starved
+            || ep.rx_used >= ep.rx_size
+            || matcher.unexpected_len() != 0
+        {
+            return false;
+        }
+        let cq = &mut self.cqs[ep.rx_cq].cq;
+        if !cq.has_room() {
+            return false;
+        }
+        let wr = recv_wr(e, ep.rx_selective, false, req);
+        let posted = matcher.post_exact(&mut self.posted, req.tag, Src::ANY, wr);
+        let Some(recv) = posted else { return false };
+        cq.reserve_free();
+        ep.rx_used += 1;
+        keep_buf(&mut self.recv_bufs, recv, &mut req.buf);
         true
     }
 
@@ -144,17 +183,15 @@ impl Node {
         let Some(([dst, src], msg)) = PlainMsg::parse(frame) else { return false };
         let p = slot_of(msg.dst_sid);
         let Some(peer) = self.peers.get_mut(p) else { return false };
-        if !peer.plain
-            || dst != self.mac
-            || src != peer.mac
+        if !peer.in_order
+            || dst != mac_key(self.mac)
+            || src != mac_key(peer.mac)
             || msg.dst_sid != peer.sid
             || msg.psn != peer.rcv_nxt
-            || peer.refused != 0
-            || peer.inbound != Inbound::None
-            || !peer.rcv.is_empty()
         {
             return false;
         }
+        debug_assert!(peer.is_in_order());
         // An acknowledgement or a grant that somebody waits for goes the long way.
         let acked = msg.cack.0.wrapping_sub(peer.snd.una.0);
         let granted = msg.grant.wrapping_sub(peer.credit as u16);
@@ -168,64 +205,54 @@ impl Node {
                 return false;
             }
         }
-        let cost = units(u64::from(msg.plen));
         let Some(&e) = self.by_number.get(usize::from(msg.op.dst_ep)) else { return false };
         let Some(ep) = self.eps.get_mut(e) else { return false };
         let MsgOp { src_ep, tagged, tag, imm, .. } = msg.op;
-        let kind = if tagged { Caps::TAGGED } else { Caps::MSG };
-        let is_open = ep.enabled && ep.caps.contains(Caps::RECV | kind) && !ep.starved;
-        if !is_open || peer.outstanding() < cost {
+        let cost = units(u64::from(msg.plen));
+        let left = peer.outstanding();
+        if !ep.may_take[usize::from(tagged)] || ep.starved || left < cost {
             return false;
         }
         let matcher = &mut ep.matcher[usize::from(tagged)];
-        let from = Src::of(p, src_ep);
-        let found = matcher.take_posted(&mut self.posted, from, tag, |wr| !wr.multi);
-        let Some(recv) = found else { return false };
-        let wr = &self.posted[recv].payload;
-        if wr.multi {
-            // It was not taken out.
+        let Some((first, posted)) = matcher.first(&self.posted, Src::of(p, src_ep), tag) else {
+            return false;
+        };
+        let RecvWr { context, cqe, multi, .. } = posted.payload;
+        let buf = &self.recv_bufs[first.idx as usize];
+        let len = usize::from(msg.plen);
+        // What does not fit or is not told ends the long way.
+        if multi || !cqe || len > buf.len() {
             return false;
         }
+        frame.copy_to_start(PlainMsg::LEN + imm.map_or(0, |_| IMM_LEN), buf, len);
         peer.consumed = peer.consumed.wrapping_add(cost);
         peer.heard = self.active_ns;
         peer.probes = 0;
-        peer.snd.una = msg.cack;
-        peer.credit = peer.credit.wrapping_add(u32::from(granted));
-        peer.rcv_nxt = Psn(msg.psn.0.wrapping_add(1));
+        if acked != 0 || granted != 0 {
+            peer.snd.una = msg.cack;
+            peer.credit = peer.credit.wrapping_add(u32::from(granted));
+        }
+        peer.rcv_nxt = peer.rcv_nxt.next();
         peer.owed = peer.owed.saturating_add(1);
         let ack = peer.owed >= ACK_EVERY_LOSSLESS;
-        let regrant = peer.outstanding() < peer.target / 2 || !self.starved.is_empty();
-        let len = usize::from(msg.plen);
-        let buf = &self.recv_bufs[recv as usize];
-        let n = len.min(buf.len());
-        if n > 0 {
-            frame.copy_to_io(PlainMsg::LEN + imm.map_or(0, |_| IMM_LEN), buf, 0, n);
-        }
+        let regrant = left - cost < peer.target / 2 || !self.starved.is_empty();
         if !planted(Bug::CreditNotReturned) {
             self.blocks_unpromised += cost as usize;
         }
-        let plain = n == len && wr.cqe && ep.rx_cntr == NONE && !ep.caps.contains(Caps::SOURCE_ERR);
-        if plain {
-            let av = &self.avs[ep.av].av;
-            let mut flags = CqFlags::RECV | if tagged { CqFlags::TAGGED } else { CqFlags::MSG };
-            flags.set(CqFlags::REMOTE_CQ_DATA, imm.is_some());
-            let src = if ep.caps.contains(Caps::SOURCE) {
-                av.reverse_near(p, src_ep, &mut peer.src_hint)
-            } else {
-                FI_ADDR_UNSPEC
-            };
-            let (op_context, data, len) = (wr.context, imm.unwrap_or(0), n as u64);
-            self.counters.msgs_received += 1;
-            ep.counters.received += 1;
-            ep.counters.received_bytes += len;
-            ep.rx_used -= 1;
-            let cq = &mut self.cqs[ep.rx_cq].cq;
-            cq.push(Cqe { op_context, flags, len, buf: 0, data, tag, src });
-            self.posted.free(recv);
+        let mut flags = CqFlags::RECV | if tagged { CqFlags::TAGGED } else { CqFlags::MSG };
+        flags.set(CqFlags::REMOTE_CQ_DATA, imm.is_some());
+        let src = if ep.caps.contains(Caps::SOURCE) {
+            self.avs[ep.av].av.reverse_near(p, src_ep, &mut peer.src_hint)
         } else {
-            let head = MsgHead { peer: p, src_ep, tagged, tag, imm, len: len as u64 };
-            self.complete_recv(recv, &head, 0, n as u64);
-        }
+            FI_ADDR_UNSPEC
+        };
+        self.counters.msgs_received += 1;
+        ep.counters.received += 1;
+        ep.counters.received_bytes += len as u64;
+        ep.rx_used -= 1;
+        let (op_context, data, len) = (context, imm.unwrap_or(0), len as u64);
+        self.cqs[ep.rx_cq].cq.push(Cqe { op_context, flags, len, buf: 0, data, tag, src });
+        matcher.pop(&mut self.posted, first);
         if ack || regrant {
             self.after_plain(now, p, ack);
         }
@@ -241,17 +268,4 @@ impl Node {
             self.make_ready(p);
         }
     }
-}
-
-/// Whether the call is one that the endpoint takes, and that needs no record.
-#[inline(always)]
-fn may_send(ep: &Ep, req: &SendReq, eager_one: usize) -> bool {
-    let tagged = req.kind == MsgKind::Tagged;
-    let kind = if tagged { Caps::TAGGED } else { Caps::MSG };
-    let inject = req.flags.contains(OpFlags::INJECT);
-    ep.enabled
-        && ep.caps.contains(Caps::SEND | kind)
-        && SEND_FLAGS.contains(req.flags)
-        && req.buf.len() <= if inject { Node::INJECT_SIZE } else { eager_one }
-        && ep.tx_used < ep.tx_size
 }

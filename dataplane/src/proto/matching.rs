@@ -75,6 +75,15 @@ pub struct PostedPool<P>(Slab<Posted<P>>);
 #[derive(Debug)]
 pub struct UnexpectedPool<U>(Slab<Unexpected<U>>);
 
+/// A receive that a message goes to, and where it stands.
+#[derive(Clone, Copy, Debug)]
+pub struct First {
+    /// Its index.
+    pub idx: u32,
+    bucket: usize,
+    next: u32,
+}
+
 /// Link of a table chain, or of the list of receives that ignore bits.
 const CHAIN: usize = 0;
 /// Link of the list of unexpected messages in order of arrival.
@@ -122,22 +131,42 @@ impl Matcher {
         src: Src,
         payload: P,
     ) -> Result<u32, P> {
-        let Some(idx) = pool.0.vacant() else { return Err(payload) };
-        let seq = self.seq;
-        if ignore == 0 {
-            let ends = self.posted.ends(tag);
-            let before = ends[1].wrapping_sub(1);
-            let link = Link { prev: before, next: NONE };
-            pool.0.fill(Posted { tag, ignore, src, payload, seq, link });
-            append(ends, &mut pool.0, before, idx);
-        } else {
-            let link = Link::default();
-            pool.0.fill(Posted { tag, ignore, src, payload, seq, link });
-            self.wild.push_back(&mut pool.0, idx);
+        if pool.0.is_full() {
+            return Err(payload);
         }
+        let idx = if ignore == 0 {
+            self.post_exact(pool, tag, src, payload)
+        } else {
+            let (seq, link) = (self.seq, Link::default());
+            let idx = pool.0.alloc(Posted { tag, ignore, src, payload, seq, link });
+            let idx = idx.expect("a free slot was seen");
+            self.wild.push_back(&mut pool.0, idx);
+            (self.seq, self.posted_len) = (seq + 1, self.posted_len + 1);
+            Some(idx)
+        };
+        Ok(idx.expect("a free slot was seen"))
+    }
+
+    /// Appends a receive that ignores no bit, as [`post`](Self::post) does; `None`, and nothing
+    /// posted, if the pool is full.
+    #[inline(always)]
+    pub fn post_exact<P>(
+        &mut self,
+        pool: &mut PostedPool<P>,
+        tag: u64,
+        src: Src,
+        payload: P,
+    ) -> Option<u32> {
+        let seq = self.seq;
+        let ends = self.posted.ends(tag);
+        let before = ends[1].wrapping_sub(1);
+        let link = Link { prev: before, next: NONE };
+        let posted = move |_| Posted { tag, ignore: 0, src, payload, seq, link };
+        let idx = pool.0.alloc_with(posted)?;
+        append(ends, &mut pool.0, before, idx);
         self.seq = seq + 1;
         self.posted_len += 1;
-        Ok(idx)
+        Some(idx)
     }
 
     /// The receive for a message from `src` with `tag`: of those that match, the one posted first.
@@ -185,40 +214,8 @@ impl Matcher {
     }
 
     /// [`match_posted`](Self::match_posted) and, if `last` says that the receive takes no further
-    /// message, [`unlink_posted`](Self::unlink_posted) in one. Costs half as much where most
-    /// messages go: to the first receive of a chain, with no wildcard posted.
-    #[inline(always)]
+    /// message, [`unlink_posted`](Self::unlink_posted) in one.
     pub fn take_posted<P>(
-        &mut self,
-        pool: &mut PostedPool<P>,
-        src: Src,
-        tag: u64,
-        last: impl Fn(&P) -> bool,
-    ) -> Option<u32> {
-        let ends = self.posted.ends(tag);
-        let idx = ends[0].wrapping_sub(1);
-        if idx == NONE || self.wild.head != NONE {
-            return self.take_any(pool, src, tag, last);
-        }
-        let posted = &pool.0[idx];
-        if posted.tag != tag || !posted.src.takes(src) {
-            return self.take_any(pool, src, tag, last);
-        }
-        if last(&posted.payload) {
-            let next = posted.link.next;
-            if next == NONE {
-                *ends = [0; 2];
-            } else {
-                ends[0] = next + 1;
-                pool.0[next].link.prev = NONE;
-            }
-            self.posted_len -= 1;
-        }
-        Some(idx)
-    }
-
-    #[inline(never)]
-    fn take_any<P>(
         &mut self,
         pool: &mut PostedPool<P>,
         src: Src,
@@ -230,6 +227,38 @@ impl Matcher {
             self.unlink_posted(pool, idx);
         }
         Some(idx)
+    }
+
+    /// The receive for a message as [`match_posted`](Self::match_posted) finds it, if it is where
+    /// most are found: first in its chain, and no wildcard is posted. `None` says nothing.
+    #[inline(always)]
+    pub fn first<'p, P>(
+        &self,
+        pool: &'p PostedPool<P>,
+        src: Src,
+        tag: u64,
+    ) -> Option<(First, &'p Posted<P>)> {
+        let bucket = self.posted.bucket(tag);
+        let idx = self.posted.ends.get(bucket)?[0].wrapping_sub(1);
+        let posted = pool.0.get(idx)?;
+        if posted.tag != tag || !posted.src.takes(src) || self.wild.head != NONE {
+            return None;
+        }
+        Some((First { idx, bucket, next: posted.link.next }, posted))
+    }
+
+    /// Takes out what [`first`](Self::first) has just found, and gives its slot back.
+    #[inline(always)]
+    pub fn pop<P>(&mut self, pool: &mut PostedPool<P>, first: First) {
+        let ends = &mut self.posted.ends[first.bucket];
+        if first.next == NONE {
+            *ends = [0; 2];
+        } else {
+            ends[0] = first.next + 1;
+            pool.0[first.next].link.prev = NONE;
+        }
+        self.posted_len -= 1;
+        pool.0.discard(first.idx);
     }
 
     /// Takes a posted receive out, so that nothing matches it any more. Its slot stays in use until
@@ -576,7 +605,7 @@ impl Table {
 }
 
 /// Appends `idx`, linked back to `before` already, to the chain with these `ends`.
-#[inline]
+#[inline(always)]
 fn append<T: Linked<CHAIN>>(ends: &mut [u32; 2], slab: &mut Slab<T>, before: u32, idx: u32) {
     ends[1] = idx + 1;
     if before == NONE {

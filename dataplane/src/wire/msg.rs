@@ -110,6 +110,13 @@ impl MsgOp {
 /// transmission, no checksum, no acknowledgement asked for.
 pub type PlainHead = [u8; 16];
 
+/// An address as a number, in the byte order in which it lies in a frame: quick to compare.
+#[inline(always)]
+pub fn mac_key(mac: MacAddr) -> u64 {
+    let [a, b, c, d, e, f] = mac.0;
+    u64::from_le_bytes([a, b, c, d, e, f, 0, 0])
+}
+
 /// What follows a [`PlainHead`]: base and header of a MSG.
 #[derive(Clone, Copy, Debug)]
 pub struct PlainMsg {
@@ -145,10 +152,10 @@ impl PlainMsg {
     }
 
     /// Copies head and headers at once and checks what can be checked without knowing the session:
-    /// the destination and the source that it gives are the caller's to compare. `None` for any
-    /// other packet; good or bad, [`Base::parse`] tells.
+    /// the destination and the source that it gives, as [`mac_key`]s, are the caller's to compare.
+    /// `None` for any other packet; good or bad, [`Base::parse`] tells.
     #[inline(always)]
-    pub fn parse(frame: &RxFrame<'_>) -> Option<([MacAddr; 2], Self)> {
+    pub fn parse(frame: &RxFrame<'_>) -> Option<([u64; 2], Self)> {
         let b = Bytes::<{ Self::LEN }>(frame.chunk_at(0)?);
         let word = b.u32::<36>();
         let tag = b.u64::<40>();
@@ -181,7 +188,7 @@ impl PlainMsg {
                 len: 0,
             },
         };
-        Some(([MacAddr(b.get::<0, 6>()), MacAddr(b.get::<6, 6>())], msg))
+        Some(([b.u64::<0>() & (1 << 48) - 1, b.u64::<4>() >> 16], msg))
     }
 
     /// Writes a message's head and headers, asking for an acknowledgement if `ar`. Returns the

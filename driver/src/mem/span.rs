@@ -82,23 +82,28 @@ impl IoBuf {
 
     /// One span.
     #[inline(always)]
-    pub const fn one(span: Span) -> Self {
-        let mut buf = Self::EMPTY;
-        buf.len = span.len;
-        buf.count = 1;
+    pub fn one(span: Span) -> Self {
+        // Not from `EMPTY`, whose bytes would be copied with it.
+        // SAFETY: an array of `MaybeUninit` needs no initialisation.
+        let spans =
+            unsafe { MaybeUninit::<[MaybeUninit<Span>; IOV_LIMIT]>::uninit().assume_init() };
+        let mut buf = Self { len: span.len, count: 1, spans };
         buf.spans[0] = MaybeUninit::new(span);
         buf
     }
 
-    /// Moves to `slot`, copying no more than there is.
+    /// Moves to `slot`, copying no more than there is. Nothing is left here.
     #[inline(always)]
-    pub fn move_to(self, slot: &mut Self) {
+    pub fn move_to(&mut self, slot: &mut Self) {
         (slot.len, slot.count) = (self.len, self.count);
         if let [one] = self.spans() {
             slot.spans[0] = MaybeUninit::new(Span { base: one.base, len: one.len });
         } else {
-            slot.spans = self.spans;
+            // SAFETY: a bitwise copy of what may be uninitialised; `count` says what is, and the
+            // original is forgotten below.
+            slot.spans = unsafe { ptr::read(&raw const self.spans) };
         }
+        (self.len, self.count) = (0, 0);
     }
 
     /// The spans there are.
