@@ -155,6 +155,17 @@ impl NodeEnd {
         }
     }
 
+    #[inline(always)]
+    fn send_now(&mut self, req: &SendReq) -> bool {
+        let port = &mut self.port;
+        let mut out = |frame: &TxFrame<'_>| port.tx(frame).unwrap_or(Tx::Full);
+        let sent = self.node.send_now(self.ep, req, &mut out, || Instant(now_ns()));
+        if sent {
+            let _ = self.port.flush();
+        }
+        sent
+    }
+
     #[inline]
     fn turn(&mut self) {
         let now = Instant(now_ns());
@@ -182,6 +193,9 @@ impl NodeEnd {
             flags,
             no_completion,
         };
+        if self.send_now(&req) {
+            return true;
+        }
         let now = Instant(now_ns());
         let posted = self.node.post_send(now, self.ep, req);
         if !flags.contains(OpFlags::MORE) || posted.is_err() {
@@ -217,7 +231,7 @@ impl End for NodeEnd {
 
     #[inline]
     fn recv(&mut self, at: usize, len: usize) -> bool {
-        let req = RecvReq {
+        let mut req = RecvReq {
             kind: MsgKind::Tagged,
             buf: self.memory.lend(at, len),
             src: FI_ADDR_UNSPEC,
@@ -226,7 +240,8 @@ impl End for NodeEnd {
             context: 0,
             flags: OpFlags::empty(),
         };
-        self.node.post_recv(Instant(now_ns()), self.ep, req).is_ok()
+        self.node.recv_now(self.ep, &mut req)
+            || self.node.post_recv(Instant(now_ns()), self.ep, req).is_ok()
     }
 
     #[inline]

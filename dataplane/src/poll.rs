@@ -17,7 +17,7 @@ use barewire_driver::port::{Port, PortCaps, PortCounters, PortGone, PortWaiter, 
 
 use crate::error::Result as OpResult;
 use crate::flags::OpFlags;
-use crate::node::{AtomicReq, EpId, Node, ReadReq, RecvReq, SendReq, WriteReq};
+use crate::node::{AtomicReq, EpId, FrameSink, Node, ReadReq, RecvReq, SendReq, WriteReq};
 use crate::types::Instant;
 
 /// Frames taken from the port at once.
@@ -60,6 +60,25 @@ impl RxSink for ToNode<'_> {
     #[inline]
     fn frame(&mut self, frame: &RxFrame<'_>) {
         self.node.on_frame(self.now, frame);
+    }
+}
+
+/// What a node sends goes to the port, until that is gone.
+struct ToPort<'a> {
+    port: &'a mut dyn Port,
+    gone: Option<PortGone>,
+}
+
+impl FrameSink for ToPort<'_> {
+    #[inline(always)]
+    fn send(&mut self, frame: &TxFrame<'_>) -> Tx {
+        match self.port.tx(frame) {
+            Ok(tx) => tx,
+            Err(gone) => {
+                self.gone = Some(gone);
+                Tx::Full
+            }
+        }
     }
 }
 
@@ -198,15 +217,9 @@ impl Engine {
             return false;
         }
         let Self { node, port, .. } = self;
-        let mut gone = None;
-        let out = |frame: &TxFrame<'_>| match port.tx(frame) {
-            Ok(tx) => tx,
-            Err(why) => {
-                gone = Some(why);
-                Tx::Full
-            }
-        };
-        let sent = node.send_now(ep, req, out, Self::now);
+        let mut out = ToPort { port: &mut **port, gone: None };
+        let sent = node.send_now(ep, req, &mut out, Self::now);
+        let ToPort { port, mut gone } = out;
         if sent {
             gone = port.flush().err();
         }
@@ -299,14 +312,9 @@ impl Engine {
     #[inline]
     fn transmit(&mut self, now: Instant) -> Result<usize, PortGone> {
         let Self { node, port, .. } = self;
-        let mut gone = None;
-        let sent = node.transmit(now, &mut |frame: &TxFrame<'_>| match port.tx(frame) {
-            Ok(tx) => tx,
-            Err(why) => {
-                gone = Some(why);
-                Tx::Full
-            }
-        });
+        let mut out = ToPort { port: &mut **port, gone: None };
+        let sent = node.transmit(now, &mut out);
+        let ToPort { port, mut gone } = out;
         if gone.is_none() && sent > 0 {
             gone = port.flush().err();
         }

@@ -301,8 +301,8 @@ impl Remote {
             peer.transmit(&mut to_host);
             for bytes in &to_host {
                 let frame = RxFrame::new(bytes);
-                if let Some(([dst, src], msg)) = PlainMsg::parse(&frame) {
-                    last = Some((PlainMsg::head(dst, src), msg));
+                if let Some((_, msg)) = PlainMsg::parse(&frame) {
+                    last = frame.first_chunk().map(|head| (head, msg));
                 }
             }
             host.take(&mut to_host);

@@ -4,7 +4,7 @@ use barewire_driver::frame::RxFrame;
 
 use super::Node;
 use super::ops::{Held, WrFlags};
-use super::peer::{Inbound, State, slot_of};
+use super::peer::{Inbound, Peer, State, slot_of};
 use super::recv::Verdict;
 use crate::error::Error;
 use crate::plant::{Bug, planted};
@@ -68,7 +68,10 @@ impl Node {
         if let Some(sid) = frame.chunk_at::<4>(16) {
             let p = slot_of(u32::from_le_bytes(sid));
             if let Some(peer) = self.peers.get(p) {
-                barewire_driver::mem::prefetch(std::ptr::from_ref(peer).cast());
+                let at = std::ptr::from_ref(peer).cast::<u8>();
+                for line in [0, 64, Peer::HOT - 1] {
+                    barewire_driver::mem::prefetch(at.wrapping_add(line));
+                }
             }
         }
     }

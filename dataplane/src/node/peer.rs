@@ -30,7 +30,7 @@ use crate::wire::PlainMsg;
 pub(crate) const SLOT_BITS: u32 = 20;
 
 /// Credits given with an OPEN.
-pub(crate) const GRANT_FIRST: u32 = 8;
+pub(crate) const GRANT_FIRST: u32 = 16;
 
 /// Credits a busy peer may hold.
 pub(crate) const GRANT_MAX: u32 = 4096;
@@ -55,68 +55,79 @@ pub(crate) enum Inbound {
     Store { msg: u32 },
 }
 
-/// One peer.
+/// One peer. In the order of their declaration: what a message of the short way needs, sending or
+/// receiving, stands in the first [`HOT`](Peer::HOT) bytes, as a node with many peers finds each of
+/// them out of the cache.
 #[derive(Debug)]
+#[repr(C)]
 pub(crate) struct Peer {
-    pub(crate) mac: MacAddr,
-    pub(crate) state: State,
-    /// An acknowledgement must go out in this turn.
-    pub(crate) ack_now: bool,
-    /// An OPEN must go out in this turn.
-    pub(crate) want_open: bool,
-    /// A PING must go out in this turn.
-    pub(crate) want_ping: bool,
-    /// The next packet in order was refused for this reason and has to be replaced.
-    pub(crate) refused: u8,
-    /// Stands in the queue of peers to be served.
-    pub(crate) queued: bool,
-    /// Timeouts in a row.
-    pub(crate) backoff: u8,
-    /// The tail probe of this flight is out.
-    pub(crate) probed: bool,
-    /// Stands in the list of peers that wait for free blocks.
-    pub(crate) starved: bool,
+    /// Time in which our own loop ran, when the peer was last heard, or when we began to wait.
+    pub(crate) heard: u64,
+    /// The life of the peer that the session is with, or that the application named; 0 any.
+    pub(crate) inc: u64,
+    /// When the wheel calls at the latest; the end of time if it will not.
+    pub(crate) timer_at: Instant,
     /// Our name for the session, 0 while idle.
     pub(crate) sid: u32,
-    /// Theirs.
+    /// Their name for it.
     pub(crate) remote_sid: u32,
-    /// Largest number of bytes after the Ethernet header that both take.
-    pub(crate) frame_max: u32,
+    /// The next packet in order.
+    pub(crate) rcv_nxt: Psn,
+    /// Credits the peer granted since the session began.
+    pub(crate) credit: u32,
+    /// Those of them that are used.
+    pub(crate) credit_used: u32,
+    /// Credits we granted.
+    pub(crate) granted: u32,
+    /// Those of them that the peer used.
+    pub(crate) consumed: u32,
+    /// Credits the peer should hold.
+    pub(crate) target: u32,
+    /// An index in an address vector that may name the sender of the last message.
+    pub(crate) src_hint: u32,
+    pub(crate) mac: MacAddr,
+    /// Packets received since the last acknowledgement.
+    pub(crate) owed: u16,
+    /// Probes without an answer.
+    pub(crate) probes: u16,
+    /// Messages of one credit that may leave by the short way without a further question to this
+    /// record. Whatever else is sent to the peer, or queued, sets it to 0.
+    pub(crate) short_left: u16,
     /// The session is open and the port loses nothing: most messages take the short way.
     pub(crate) plain: bool,
     /// [`plain`](Self::plain), and the next packet in order may be taken as it is: none is early,
     /// refused or half of a message. [`note_order`](Self::note_order) sets it.
     pub(crate) in_order: bool,
-    /// Messages of one credit that may leave by the short way without a further question to this
-    /// record. Whatever else is sent to the peer, or queued, sets it to 0.
-    pub(crate) short_left: u16,
-    /// An index in an address vector that may name the sender of the last message.
-    pub(crate) src_hint: u32,
+    /// An acknowledgement must go out in this turn.
+    pub(crate) ack_now: bool,
+    /// The next packet in order was refused for this reason and has to be replaced.
+    pub(crate) refused: u8,
+    pub(crate) state: State,
+    /// Stands in the queue of peers to be served.
+    pub(crate) queued: bool,
+    /// An OPEN must go out in this turn.
+    pub(crate) want_open: bool,
+    /// A PING must go out in this turn.
+    pub(crate) want_ping: bool,
+    pub(crate) snd: SendWindow,
 
-    pub(crate) rcv_nxt: Psn,
-    /// Packets received since the last acknowledgement.
-    pub(crate) owed: u16,
-    /// Packets that arrived again since the last acknowledgement of its own.
-    pub(crate) dups: u8,
-    /// Probes without an answer.
-    pub(crate) probes: u16,
+    // From here on nothing is needed for a message of the short way.
     pub(crate) rcv: RcvBitmap,
+    pub(crate) rx_at: Instant,
+    pub(crate) inbound: Inbound,
+    pub(crate) in_len: u64,
+    pub(crate) in_off: u64,
+    pub(crate) in_imm: Option<u64>,
+    /// When the oldest packet in flight was sent, or the last progress was made.
+    pub(crate) progress_at: Instant,
+    /// When packets that were overtaken are lost, if not 0.
+    pub(crate) reorder_at: Instant,
+    /// When the last probe or OPEN went out.
+    pub(crate) probe_at: Instant,
+    /// Largest number of bytes after the Ethernet header that both take.
+    pub(crate) frame_max: u32,
     /// The packet received last, and when.
     pub(crate) rx_newest: Psn,
-    pub(crate) rx_at: Instant,
-    /// It came as one that was sent again.
-    pub(crate) rx_resent: bool,
-
-    pub(crate) snd: SendWindow,
-    /// Credits the peer granted since the session began, and those used.
-    pub(crate) credit: u32,
-    pub(crate) credit_used: u32,
-    /// Credits we granted, and those the peer used.
-    pub(crate) granted: u32,
-    pub(crate) consumed: u32,
-    /// Credits the peer should hold.
-    pub(crate) target: u32,
-
     /// Transmit requests not yet sent in full, in order.
     pub(crate) txq: List<0>,
     /// Transmit requests with bytes that the peer asked for.
@@ -131,41 +142,11 @@ pub(crate) struct Peer {
     pub(crate) held: List<0>,
     /// Answers to the peer's one-sided operations that have packets to send.
     pub(crate) jobq: List<0>,
-    /// Such answers, those in flight included.
-    pub(crate) jobs: u16,
-    /// Number of the next one-sided operation to the peer.
-    pub(crate) rma_seq: u16,
     /// Number of the peer's operation of which a packet was refused, `NONE` if none was.
     pub(crate) bad_seq: u32,
-    /// Atomic packets whose answer is missing, and reads that have bytes missing.
-    pub(crate) answers: u16,
-    pub(crate) reads: u16,
-
-    pub(crate) inbound: Inbound,
-    pub(crate) in_len: u64,
-    pub(crate) in_off: u64,
-    pub(crate) in_imm: Option<u64>,
-
     pub(crate) rtt: Rtt,
-    /// When the oldest packet in flight was sent, or the last progress was made.
-    pub(crate) progress_at: Instant,
-    /// When packets that were overtaken are lost, if not 0.
-    pub(crate) reorder_at: Instant,
-    /// When the last probe or OPEN went out.
-    pub(crate) probe_at: Instant,
-    /// Time in which our own loop ran, when the peer was last heard, or when we began to wait.
-    pub(crate) heard: u64,
-    /// When the wheel calls at the latest; the end of time if it will not.
-    pub(crate) timer_at: Instant,
-    /// A NOP must go out, so that the receiver of half a message learns that it ends there.
-    pub(crate) want_nop: bool,
-    /// The refusal of the next packet must be said.
-    pub(crate) want_nack: bool,
     /// A packet that was refused and has no entry: a NOP with its number must go out.
     pub(crate) nop_for: Option<Psn>,
-
-    /// The life of the peer that the session is with, or that the application named; 0 any.
-    pub(crate) inc: u64,
     pub(crate) epoch: u32,
     pub(crate) peer_epoch: u32,
     /// Epochs up to this one of `inc` are over.
@@ -174,9 +155,35 @@ pub(crate) struct Peer {
     pub(crate) av_refs: u32,
     /// Messages of this peer that wait for a receive.
     pub(crate) stored: u32,
+    /// Such answers, those in flight included.
+    pub(crate) jobs: u16,
+    /// Number of the next one-sided operation to the peer.
+    pub(crate) rma_seq: u16,
+    /// Atomic packets whose answer is missing, and reads that have bytes missing.
+    pub(crate) answers: u16,
+    pub(crate) reads: u16,
+    /// Timeouts in a row.
+    pub(crate) backoff: u8,
+    /// The tail probe of this flight is out.
+    pub(crate) probed: bool,
+    /// Stands in the list of peers that wait for free blocks.
+    pub(crate) starved: bool,
+    /// Packets that arrived again since the last acknowledgement of its own.
+    pub(crate) dups: u8,
+    /// It came as one that was sent again.
+    pub(crate) rx_resent: bool,
+    /// A NOP must go out, so that the receiver of half a message learns that it ends there.
+    pub(crate) want_nop: bool,
+    /// The refusal of the next packet must be said.
+    pub(crate) want_nack: bool,
 }
 
+const _: () = assert!(std::mem::offset_of!(Peer, snd) + 8 <= Peer::HOT);
+
 impl Peer {
+    /// Bytes at the start that every message touches.
+    pub(crate) const HOT: usize = 88;
+
     pub(crate) fn new(mac: MacAddr, now: Instant) -> Self {
         Self {
             mac,

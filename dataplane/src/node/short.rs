@@ -13,7 +13,7 @@ use super::input::ACK_EVERY_LOSSLESS;
 use super::ops::RecvWr;
 use super::peer::slot_of;
 use super::post::{RECV_FLAGS, keep_buf, recv_wr};
-use super::{EpId, MsgKind, Node, RecvReq, SendReq};
+use super::{EpId, FrameSink, MsgKind, Node, RecvReq, SendReq};
 use crate::flags::{Caps, CqFlags, OpFlags};
 use crate::plant::{Bug, planted};
 use crate::proto::blocks::{UNIT, units};
@@ -54,7 +54,7 @@ impl Node {
         &mut self,
         ep: EpId,
         req: &SendReq,
-        mut out: impl FnMut(&TxFrame<'_>) -> Tx,
+        out: &mut impl FrameSink,
         clock: impl FnOnce() -> Instant,
     ) -> bool {
         if !self.ready.is_empty() || self.gone {
@@ -101,7 +101,7 @@ impl Node {
         };
         let (head, head_len) = msg.emit(&PlainMsg::head(peer.mac, self.mac), in_flight % 64 == 63);
         let body = Body::Io { buf: &req.buf, offset: 0, len };
-        if out(&TxFrame { head: &head[..head_len], body, tail: &[] }) != Tx::Sent {
+        if out.send(&TxFrame { head: &head[..head_len], body, tail: &[] }) != Tx::Sent {
             return false;
         }
         self.counters.tx_frames += 1;

@@ -158,8 +158,9 @@ pub struct Sacked {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AckOfUnsent;
 
-/// The send side of a session.
+/// The send side of a session. In the order of declaration: the first two are used most.
 #[derive(Debug)]
+#[repr(C)]
 pub struct SendWindow {
     /// Oldest packet not acknowledged.
     pub una: Psn,
