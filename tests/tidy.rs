@@ -207,6 +207,7 @@ const UNSAFE: &[&str] = &[
     "driver/src/backend",
     "driver/src/frame.rs",
     "driver/src/clock.rs",
+    "driver/dpdk-sys/src",
     "api/src/buf.rs",
     "api/src/lock.rs",
     "api/src/raw.rs",
