@@ -22,6 +22,9 @@ mod wires;
 ///   every option may be left out, and there are `delay_us=50`, `mtu=1500` and `hold=256` besides.
 ///   See [`FaultSettings`].
 /// - `pcap(file=PATH):PORT` records what passes `PORT`.
+/// - `dpdk:net_tap0,iface=bw0` is a device of DPDK by its name, with what its driver is told, in
+///   builds with the feature `dpdk`. Options of ours stand before it, as in `dpdk(mtu=9000):...`;
+///   see `DpdkSettings`.
 ///
 /// # Errors
 /// [`OpenError`]; nothing is left behind, but a capture's file that was made before `PORT` failed.
@@ -30,6 +33,11 @@ pub fn open(spec: &str) -> Result<Box<dyn Port>, OpenError> {
     match kind {
         "shm" => Ok(Box::new(ShmPort::open(&shm_settings(spec)?)?)),
         "afpacket" => wires::afpacket(spec),
+        #[cfg(feature = "dpdk")]
+        "dpdk" => {
+            let settings = crate::backend::dpdk::parse(spec).map_err(|why| bad(spec, why))?;
+            Ok(Box::new(crate::backend::dpdk::DpdkPort::open(&settings)?))
+        }
         "fault" => {
             let (wrapper, options, inner) = wrapped(spec)?;
             let settings = fault_settings(wrapper, options)?;
@@ -61,12 +69,17 @@ pub fn is_known(spec: &str) -> bool {
         let Some((_, inside)) = device.split_once("):") else { return false };
         device = inside;
     }
-    let kind = device.split([':', ',']).next().unwrap_or("");
+    let kind = device.split([':', ',', '(']).next().unwrap_or("");
     BUILT.contains(&kind)
 }
 
 /// Kinds of devices that this build has.
-const BUILT: &[&str] = &["shm", "afpacket"];
+const BUILT: &[&str] = &[
+    "shm",
+    "afpacket",
+    #[cfg(feature = "dpdk")]
+    "dpdk",
+];
 
 /// Joins the segment that `spec` names (`shm` or `shm:NAME`) to see what passes on it.
 ///
@@ -109,16 +122,23 @@ pub fn list() -> Vec<PortInfo> {
         ports.push(PortInfo { spec: format!("shm:{name}"), what, why_not: None });
     }
     ports.extend(wires::list());
-    for (kind, what) in NOT_BUILT {
+    for &(kind, what) in NOT_BUILT {
         let why_not = Some("not part of this build; use shm".into());
         ports.push(PortInfo { spec: kind.into(), what: what.into(), why_not });
     }
+    #[cfg(feature = "dpdk")]
+    ports.push(PortInfo {
+        spec: "dpdk".into(),
+        what: format!("a device driven by {}", crate::backend::dpdk::version()),
+        why_not: Some("name one, such as dpdk:net_tap0,iface=bw0 or dpdk:0000:05:00.0".into()),
+    });
     ports
 }
 
 /// Kinds that this build knows of and does not have.
-const NOT_BUILT: [(&str, &str); 3] = [
+const NOT_BUILT: &[(&str, &str)] = &[
     ("udp", "another host, inside UDP"),
+    #[cfg(not(feature = "dpdk"))]
     ("dpdk", "a NIC driven by DPDK"),
     ("vfio", "a NIC driven by barewire itself"),
 ];
@@ -198,7 +218,11 @@ fn bad(spec: &str, why: impl Into<String>) -> OpenError {
 
 fn unknown(spec: &str, kind: &str) -> OpenError {
     match kind {
-        "udp" | "dpdk" | "vfio" => {
+        "dpdk" => bad(
+            spec,
+            "dpdk is not part of this build; build barewire with --features dpdk, or write shm",
+        ),
+        "udp" | "vfio" => {
             bad(spec, format!("{kind} is not part of this build; write shm or shm:NAME"))
         }
         "loopback" => bad(spec, "loopback joins ports of one program only; write shm or shm:NAME"),
@@ -456,7 +480,7 @@ mod tests {
         let ports = list();
         assert_eq!(ports[0].spec, "shm");
         for (kind, _) in NOT_BUILT {
-            assert!(ports.iter().any(|p| p.spec == kind && p.why_not.is_some()));
+            assert!(ports.iter().any(|p| p.spec == *kind && p.why_not.is_some()));
         }
         assert!(shm_why_not(Path::new("/nonexistent")).unwrap().contains("mount -t tmpfs"));
     }

@@ -27,6 +27,14 @@ pub(crate) const LIBFABRIC: Tool =
 pub(crate) const IP: Tool = Tool { program: "ip", package: "iproute2" };
 /// Lets the kernel lose frames.
 pub(crate) const NFT: Tool = Tool { program: "nft", package: "nftables" };
+/// DPDK and its headers.
+pub(crate) const DPDK: Tool =
+    Tool { program: "/usr/include/dpdk/rte_eal.h", package: "libdpdk-dev" };
+/// Reads DPDK's headers for the bindings. A package without a file that always has the same name.
+pub(crate) const LIBCLANG: Tool =
+    Tool { program: "/var/lib/dpkg/info/libclang-dev.list", package: "libclang-dev" };
+/// Says how to compile and link with DPDK.
+pub(crate) const PKG_CONFIG: Tool = Tool { program: "pkg-config", package: "pkg-config" };
 /// Reads the shell scripts.
 pub(crate) const SHELLCHECK: Tool = Tool { program: "shellcheck", package: "shellcheck" };
 

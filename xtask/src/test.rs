@@ -57,13 +57,15 @@ enum Suite {
     Doc,
     /// shellcheck is content with every script.
     Shellcheck,
+    /// What the feature `dpdk` adds, over the devices that DPDK has without hardware.
+    Dpdk,
     /// Every bench runs once in its smallest size and prints what it promises.
     Benches,
 }
 
 impl Suite {
     /// In the order in which they run: what is quick to fail comes first.
-    const ALL: [Self; 12] = [
+    const ALL: [Self; 13] = [
         Self::Fmt,
         Self::Clippy,
         Self::Tidy,
@@ -75,6 +77,7 @@ impl Suite {
         Self::Fuzz,
         Self::Doc,
         Self::Shellcheck,
+        Self::Dpdk,
         Self::Benches,
     ];
 
@@ -91,6 +94,7 @@ impl Suite {
             Self::Fuzz => "fuzz",
             Self::Doc => "doc",
             Self::Shellcheck => "shellcheck",
+            Self::Dpdk => "dpdk",
             Self::Benches => "benches",
         }
     }
@@ -102,6 +106,7 @@ impl Suite {
             Self::E2e => &[packages::TSHARK, packages::CC],
             Self::Conformance => &[packages::LIBFABRIC],
             Self::Shellcheck => &[packages::SHELLCHECK],
+            Self::Dpdk => &[packages::DPDK, packages::LIBCLANG, packages::PKG_CONFIG],
             Self::Benches => &[packages::VALGRIND, packages::STRACE],
             _ => &[],
         }
@@ -182,6 +187,7 @@ fn run_suite(suite: Suite, nightly: bool, ci: bool) -> Result<Counts, String> {
         }
         Suite::Fuzz => cargo_test(suite, nightly, &["--package", "barewire-fuzz"], false)?,
         Suite::Shellcheck => shellcheck(suite)?,
+        Suite::Dpdk => dpdk(suite, nightly)?,
         Suite::Benches => benches(suite, nightly)?,
     };
     if ci {
@@ -307,6 +313,28 @@ fn shellcheck(suite: Suite) -> Result<Outcome, String> {
     command.args(scripts);
     let ended = start(suite, false, &mut command)?;
     Ok(Outcome::single(ended.ok, ended.output))
+}
+
+/// Clippy and the tests of what is only there with the feature.
+fn dpdk(suite: Suite, nightly: bool) -> Result<Outcome, String> {
+    if !Path::new(packages::DPDK.program).exists() {
+        let mend = "DPDK is not installed: sudo apt-get install -y libdpdk-dev libclang-dev";
+        return Ok(Outcome::skipped(mend.to_owned()));
+    }
+    let with = ["--features", "dpdk"];
+    let packages = ["--package", "barewire-dpdk-sys", "--package", "barewire-driver"];
+    let lint = ["clippy", "--all-targets", "--package", "barewire-tests"];
+    let args = [&lint[..], &packages, &with, &["--", "-D", "warnings"]].concat();
+    let mut outcome = check(suite, nightly, &args, &[])?;
+    let driver = ["--package", "barewire-driver", "--lib"];
+    let tests = ["--package", "barewire-tests", "--test", "dpdk"];
+    for args in [driver.as_slice(), tests.as_slice()] {
+        let ran = cargo_test(suite, nightly, &[args, &with].concat(), false)?;
+        outcome.counts += ran.counts;
+        outcome.skips.extend(ran.skips);
+        outcome.output.push_str(&ran.output);
+    }
+    Ok(outcome)
 }
 
 /// Runs every bench in its smallest size. Built like the tests and not in release: what counts

@@ -2,6 +2,8 @@
 
 pub mod afpacket;
 mod batch;
+#[cfg(feature = "dpdk")]
+pub mod dpdk;
 pub mod fault;
 pub mod loopback;
 pub mod pcap;

@@ -1,0 +1,523 @@
+//! A device of DPDK: probed, configured, started, and taken down again.
+//!
+//! Everything here runs in EAL's thread.
+
+use std::collections::HashMap;
+use std::ffi::{CStr, CString};
+use std::mem::MaybeUninit;
+use std::ptr::null_mut;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use barewire_dpdk_sys as sys;
+
+use super::DpdkSettings;
+use super::eal::{Failure, errno};
+use super::pmd::{MTU_MOST, Mtu, Pmd, interface};
+use crate::frame::ETH_HDR_LEN;
+use crate::port::MacAddr;
+
+/// Smallest MTU that the fabric can work with.
+const MTU_MIN: usize = 256;
+
+/// Packet buffers that a thread keeps for itself, and how many such threads a pool is made for:
+/// with more of them at work at the same time a full queue finds no buffer, which is back-pressure.
+const CACHE: u32 = 64;
+const CACHES: usize = 8;
+
+/// Packet buffers in the hands of a port: bursts that it sends and receives, and its stock.
+const IN_HAND: usize = 256;
+
+/// A device that is up.
+pub(super) struct Device {
+    pub(super) port: u16,
+    pub(super) pool: Pool,
+    pub(super) mac: MacAddr,
+    pub(super) mtu: usize,
+    pub(super) frame_max: usize,
+    pub(super) link_bps: u64,
+    pub(super) pmd: Pmd,
+    /// The interface below it, with the index that it had.
+    pub(super) interface: Option<(String, u32)>,
+    /// It has been started. Only a memif client whose server is not there yet is not.
+    pub(super) is_started: bool,
+    /// The end of a pair of rings that it is.
+    link: Option<(String, usize)>,
+}
+
+/// Packet buffers of one device.
+#[derive(Clone, Copy)]
+pub(super) struct Pool(pub(super) *mut sys::rte_mempool, usize);
+
+// SAFETY: a pool of DPDK is used from any thread.
+unsafe impl Send for Pool {}
+
+/// Pools whose device is gone and some of whose buffers are still underway in another one.
+static RETIRED: Mutex<Vec<Pool>> = Mutex::new(Vec::new());
+
+/// Pairs of rings by name.
+static LINKS: Mutex<Option<HashMap<String, Link>>> = Mutex::new(None);
+
+/// Two rings between two ports of this process.
+struct Link {
+    rings: [Ring; 2],
+    taken: [bool; 2],
+}
+
+#[derive(Clone, Copy)]
+struct Ring(*mut sys::rte_ring);
+
+// SAFETY: a ring of DPDK is used from any thread.
+unsafe impl Send for Ring {}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Device {
+    /// Brings the device up.
+    ///
+    /// # Errors
+    /// [`Failure`], in DPDK's words where it has any; the device is as it was before.
+    pub(super) fn open(settings: &DpdkSettings) -> Result<Self, Failure> {
+        let pmd = Pmd::of(&settings.device);
+        let iface = settings.arg("iface").filter(|_| matches!(pmd.mtu, Mtu::Interface(_)));
+        let iface = iface.map(|name| Ok((name.to_owned(), interface(name)?))).transpose()?;
+        let mtu = wanted_mtu(&pmd, settings, iface.as_ref().map(|(name, _)| name.as_str()))?;
+        let (port, link) = match settings.arg("pair").filter(|_| pmd.is("net_ring")) {
+            Some(name) => {
+                let (port, end) = open_ring(settings, name)?;
+                (port, Some((name.to_owned(), end)))
+            }
+            None => (probe(&pmd, settings, mtu)?, None),
+        };
+        let undo = Undo { port, link: link.clone() };
+        let mut device = setup(port, &pmd, settings, mtu)?;
+        std::mem::forget(undo);
+        device.link = link;
+        device.interface = match pmd.is("net_tap") {
+            true => {
+                settings.arg("iface").and_then(|name| Some((name.into(), interface(name).ok()?)))
+            }
+            false => iface,
+        };
+        Ok(device)
+    }
+
+    /// Starts a device that is stopped.
+    ///
+    /// # Errors
+    /// The negative errno of the driver.
+    pub(super) fn start(&mut self) -> Result<(), i32> {
+        start(self.port)?;
+        self.is_started = true;
+        Ok(())
+    }
+
+    /// Stops it, removes it, and gives its memory back.
+    pub(super) fn close(self) {
+        drop(Undo { port: self.port, link: self.link });
+        lock(&RETIRED).push(self.pool);
+        reap();
+    }
+}
+
+/// Starts the device of `port`.
+///
+/// # Errors
+/// The negative errno of the driver.
+pub(super) fn start(port: u16) -> Result<(), i32> {
+    // SAFETY: a configured port.
+    match unsafe { sys::rte_eth_dev_start(port) } {
+        0 => Ok(()),
+        code => Err(code),
+    }
+}
+
+/// Stops the device of `port` and starts it again, which makes a memif client connect anew.
+pub(super) fn restart(port: u16, was_started: bool) -> Result<(), i32> {
+    if was_started {
+        // SAFETY: a port that exists and whose bursts nobody calls: the port that asks for this
+        // waits for the end. Fails only if it is stopped already.
+        let _ = unsafe { sys::rte_eth_dev_stop(port) };
+    }
+    start(port)
+}
+
+/// Whether the link of `port` is up, and its speed in bit/s, 0 if unknown.
+pub(super) fn link(port: u16) -> (bool, u64) {
+    let mut link = MaybeUninit::<sys::rte_eth_link>::zeroed();
+    // SAFETY: fills a struct that is ours; zeros are one.
+    let (code, link) = unsafe {
+        let code = sys::rte_eth_link_get_nowait(port, link.as_mut_ptr());
+        (code, link.assume_init())
+    };
+    let known = link.link_speed != 0 && link.link_speed != u32::MAX;
+    let bps = if known { u64::from(link.link_speed) * 1_000_000 } else { 0 };
+    (code == 0 && link.link_status() != 0, bps)
+}
+
+/// Takes down what was brought up.
+struct Undo {
+    port: u16,
+    link: Option<(String, usize)>,
+}
+
+impl Drop for Undo {
+    fn drop(&mut self) {
+        // SAFETY: a port that was found by its name and is nobody else's; `rte_dev_remove` closes
+        // it and frees its device, which `info` names while the port exists.
+        unsafe {
+            let _ = sys::rte_eth_dev_stop(self.port);
+            match info(self.port) {
+                Ok(info) if !info.device.is_null() => {
+                    let code = sys::rte_dev_remove(info.device);
+                    if code != 0 {
+                        tracing::warn!(port = self.port, code, "a device could not be removed");
+                    }
+                }
+                _ => {
+                    let _ = sys::rte_eth_dev_close(self.port);
+                }
+            }
+        }
+        if let Some((name, end)) = &self.link {
+            leave_link(name, *end);
+        }
+    }
+}
+
+/// The MTU that was asked for, or the largest usual one.
+fn wanted_mtu(pmd: &Pmd, settings: &DpdkSettings, iface: Option<&str>) -> Result<usize, Failure> {
+    let most = match pmd.mtu {
+        Mtu::Any | Mtu::Driver => MTU_MOST,
+        Mtu::Only(mtu) => mtu,
+        Mtu::Interface(most) => iface.and_then(interface_mtu).unwrap_or(1500).min(most),
+    };
+    let usual = if matches!(pmd.mtu, Mtu::Interface(_)) { most } else { 1500 };
+    let mtu = settings.mtu.unwrap_or(usual);
+    if (MTU_MIN..=most).contains(&mtu) {
+        return Ok(mtu);
+    }
+    let mend = match (pmd.mtu, iface) {
+        (Mtu::Interface(limit), Some(iface)) if (most..=limit).contains(&mtu) => {
+            format!("sudo ip link set {iface} mtu {mtu}")
+        }
+        _ => format!("write mtu={most} or less"),
+    };
+    let why = format!("mtu {mtu} is outside {MTU_MIN} to {most}");
+    Err(Failure::new(libc::EINVAL, why).mend(mend))
+}
+
+/// The MTU of an interface of this network namespace.
+pub(super) fn interface_mtu(name: &str) -> Option<usize> {
+    // SAFETY: `socket` touches no memory; `ioctl` reads and writes the one `ifreq`, whose name is
+    // shorter than its field and ended by a zero; `close` gets what `socket` gave.
+    unsafe {
+        let mut request: libc::ifreq = std::mem::zeroed();
+        if name.len() >= request.ifr_name.len() {
+            return None;
+        }
+        for (to, byte) in request.ifr_name.iter_mut().zip(name.bytes()) {
+            *to = byte as libc::c_char;
+        }
+        let socket = libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0);
+        let code = libc::ioctl(socket, libc::SIOCGIFMTU, &mut request);
+        libc::close(socket);
+        if code == 0 { usize::try_from(request.ifr_ifru.ifru_mtu).ok() } else { None }
+    }
+}
+
+/// Makes EAL find the device, and says which port it is.
+fn probe(pmd: &Pmd, settings: &DpdkSettings, mtu: usize) -> Result<u16, Failure> {
+    let name = &settings.device;
+    if port_of(name).is_some() {
+        let taken = Failure::new(libc::EBUSY, format!("{name} is open in this process already"));
+        return Err(taken.mend("choose another number"));
+    }
+    let args = format!("{}{}", settings.args, pmd.more_args(settings, mtu));
+    let device = format!("{name}{}{args}", if args.is_empty() { "" } else { "," });
+    let device = device.replace(",,", ",");
+    let device = cstring(&device)?;
+    // SAFETY: reads a C string.
+    let code = unsafe { sys::rte_dev_probe(device.as_ptr()) };
+    match (code, port_of(name)) {
+        // EAL says 0 of a device that no driver took.
+        (0, Some(port)) => Ok(port),
+        (0, None) => Err(Failure::new(libc::ENODEV, "")),
+        (code, _) => Err(Failure::new(-code, "")),
+    }
+}
+
+fn cstring(text: &str) -> Result<CString, Failure> {
+    CString::new(text).map_err(|_nul| Failure::new(libc::EINVAL, "a zero byte in the name"))
+}
+
+/// The port of the device `name`.
+fn port_of(name: &str) -> Option<u16> {
+    let name = cstring(name).ok()?;
+    let mut port = 0;
+    // SAFETY: reads a C string and writes a number of ours.
+    let code = unsafe { sys::rte_eth_dev_get_port_by_name(name.as_ptr(), &mut port) };
+    (code == 0).then_some(port)
+}
+
+/// What the driver says of its device.
+fn info(port: u16) -> Result<sys::rte_eth_dev_info, Failure> {
+    let mut info = MaybeUninit::<sys::rte_eth_dev_info>::zeroed();
+    // SAFETY: fills a struct that is ours; zeros are one.
+    let (code, info) = unsafe {
+        let code = sys::rte_eth_dev_info_get(port, info.as_mut_ptr());
+        (code, info.assume_init())
+    };
+    if code == 0 { Ok(info) } else { Err(failed("asking the driver", code)) }
+}
+
+/// `what` ended with the negative errno `code`; what DPDK said of it is added by the caller.
+fn failed(what: &str, code: i32) -> Failure {
+    let errno = code.abs();
+    let error = std::io::Error::from_raw_os_error(errno);
+    Failure::new(errno, format!("{what}: {error}"))
+}
+
+/// Configures the port, with one queue each way, and starts it.
+fn setup(port: u16, pmd: &Pmd, settings: &DpdkSettings, mtu: usize) -> Result<Device, Failure> {
+    let info = info(port)?;
+    // SAFETY: the name is a static string of the driver, or null.
+    let driver = unsafe { info.driver_name.as_ref().map(|name| CStr::from_ptr(name)) };
+    let driver = driver.map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    // SAFETY: zeros are the configuration with nothing special.
+    let mut conf: sys::rte_eth_conf = unsafe { MaybeUninit::zeroed().assume_init() };
+    if pmd.mtu == Mtu::Driver {
+        let most = usize::from(info.max_mtu).min(MTU_MOST);
+        if mtu > most {
+            let why = format!("mtu {mtu} is more than {driver} can");
+            return Err(Failure::new(libc::EINVAL, why).mend(format!("write mtu={most} or less")));
+        }
+        conf.rxmode.mtu = mtu as u32;
+    }
+    // SAFETY: a port that is not started; the struct is read.
+    let code = unsafe { sys::rte_eth_dev_configure(port, 1, 1, &conf) };
+    if code != 0 {
+        return Err(failed("configuring", code));
+    }
+    let frame_max = ETH_HDR_LEN + mtu;
+    let room = pmd.room(settings, mtu, frame_max).max(info.min_rx_bufsize as usize);
+    let ring = u16::try_from(settings.ring_len).unwrap_or(u16::MAX);
+    let (mut rx, mut tx) = (ring, ring);
+    // SAFETY: writes two numbers of ours.
+    let code = unsafe { sys::rte_eth_dev_adjust_nb_rx_tx_desc(port, &mut rx, &mut tx) };
+    if code != 0 {
+        return Err(failed("choosing the length of the queues", code));
+    }
+    // SAFETY: asks for a number.
+    let socket = unsafe { sys::rte_eth_dev_socket_id(port) };
+    let pool = make_pool(settings, usize::from(rx) + usize::from(tx), room, socket)?;
+    let mut device = Device {
+        port,
+        pool,
+        mac: address(port, pmd, settings),
+        mtu,
+        frame_max,
+        link_bps: 0,
+        pmd: *pmd,
+        interface: None,
+        is_started: false,
+        link: None,
+    };
+    let up =
+        queues(port, rx, tx, socket as u32, pool).and_then(|()| bring_up(&mut device, settings));
+    match up {
+        Ok(()) => {
+            tracing::info!(port, driver, mac = %device.mac, mtu, rx, tx, room, "DPDK port is up");
+            Ok(device)
+        }
+        Err(failure) => {
+            lock(&RETIRED).push(pool);
+            Err(failure)
+        }
+    }
+}
+
+/// The queues are made with what the driver likes best.
+fn queues(port: u16, rx: u16, tx: u16, socket: u32, pool: Pool) -> Result<(), Failure> {
+    // SAFETY: a configured port and a pool that outlives it; null asks for the driver's defaults.
+    let code = unsafe {
+        match sys::rte_eth_rx_queue_setup(port, 0, rx, socket, std::ptr::null(), pool.0) {
+            0 => sys::rte_eth_tx_queue_setup(port, 0, tx, socket, std::ptr::null()),
+            code => code,
+        }
+    };
+    if code == 0 { Ok(()) } else { Err(failed("making the queues", code)) }
+}
+
+fn bring_up(device: &mut Device, settings: &DpdkSettings) -> Result<(), Failure> {
+    match device.start() {
+        Ok(()) => {}
+        Err(_code) if device.pmd.is("net_memif") && settings.arg("role") != Some("server") => {
+            let socket = settings.arg("socket").unwrap_or("/run/memif.sock");
+            tracing::warn!("{}: no memif server at {socket} yet; trying on", settings.device);
+            return Ok(());
+        }
+        Err(code) => return Err(failed("starting", code)),
+    }
+    let port = device.port;
+    // SAFETY: a started port. Group addresses are needed for broadcasts of the fabric only, and
+    // drivers that filter nothing refuse to be told.
+    unsafe { sys::rte_eth_allmulticast_enable(port) };
+    if !device.pmd.own_mac && settings.mac.is_some() && device_address(port) != Some(device.mac) {
+        // SAFETY: as above. The only other way to get frames to an address that is not its own.
+        unsafe { sys::rte_eth_promiscuous_enable(port) };
+    }
+    device.link_bps = link(port).1;
+    if let Some(ethertype) = settings.ethertype {
+        super::steer::steer(port, ethertype)?;
+    }
+    Ok(())
+}
+
+/// The address in the driver's keeping.
+fn device_address(port: u16) -> Option<MacAddr> {
+    let mut addr = sys::rte_ether_addr { addr_bytes: [0; 6] };
+    // SAFETY: fills a struct that is ours.
+    let code = unsafe { sys::rte_eth_macaddr_get(port, &mut addr) };
+    (code == 0).then_some(MacAddr(addr.addr_bytes))
+}
+
+/// The address that the port answers to: the one asked for, the device's, or a random one.
+fn address(port: u16, pmd: &Pmd, settings: &DpdkSettings) -> MacAddr {
+    if let Some(mac) = settings.mac {
+        if pmd.own_mac {
+            return mac;
+        }
+        let mut addr = sys::rte_ether_addr { addr_bytes: mac.0 };
+        // SAFETY: reads a struct that is ours. A driver that cannot is made promiscuous.
+        unsafe { sys::rte_eth_dev_default_mac_addr_set(port, &mut addr) };
+        return mac;
+    }
+    match device_address(port) {
+        Some(mac) if !pmd.own_mac && mac != MacAddr::default() && !mac.is_group() => mac,
+        _ => MacAddr::random(),
+    }
+}
+
+/// Makes the packet buffers of a port.
+fn make_pool(
+    settings: &DpdkSettings,
+    ring_total: usize,
+    room: usize,
+    socket: i32,
+) -> Result<Pool, Failure> {
+    static SERIAL: Mutex<u32> = Mutex::new(0);
+    let least = ring_total + IN_HAND + CACHES * CACHE as usize * 3 / 2;
+    let count = settings.mbuf_count.unwrap_or(least).max(least);
+    let room = (room + sys::RTE_PKTMBUF_HEADROOM as usize).next_multiple_of(64);
+    let room = u16::try_from(room).map_err(|_long| {
+        let why = format!("a packet buffer of {room} bytes is too long");
+        Failure::new(libc::EINVAL, why).mend("write a smaller mtu=")
+    })?;
+    reap();
+    let name = {
+        let mut serial = lock(&SERIAL);
+        *serial += 1;
+        cstring(&format!("barewire{serial}"))?
+    };
+    // SAFETY: reads a C string; everything else is by value.
+    let pool = unsafe {
+        sys::rte_pktmbuf_pool_create(name.as_ptr(), count as u32, CACHE, 0, room, socket)
+    };
+    if !pool.is_null() {
+        return Ok(Pool(pool, count));
+    }
+    let need = (count * (usize::from(room) + 256)) >> 20;
+    let why = format!("no memory for {count} packet buffers, about {need} MiB");
+    let pages = (need / 2 + 32).next_multiple_of(64);
+    let mend =
+        format!("sudo ./hugepage-setup.sh --pages {pages}, or write mbufs= or ring= smaller");
+    Err(Failure::new(libc::ENOMEM, why).mend(mend))
+}
+
+/// Frees pools all of whose buffers are back.
+fn reap() {
+    lock(&RETIRED).retain(|&Pool(pool, count)| {
+        // SAFETY: a pool that was not freed; its device is gone, so its buffers are in the pool or
+        // in a ring of another device, and only what is whole is freed.
+        unsafe {
+            let whole = sys::rte_mempool_avail_count(pool) as usize >= count;
+            if whole {
+                sys::rte_mempool_free(pool);
+            }
+            !whole
+        }
+    });
+}
+
+// ---------------------------------------------------------------------------------------------
+// Pairs of rings
+// ---------------------------------------------------------------------------------------------
+
+/// Makes a port of one end of the pair `name`, and says which end it is.
+fn open_ring(settings: &DpdkSettings, name: &str) -> Result<(u16, usize), Failure> {
+    let mut links = lock(&LINKS);
+    let links = links.get_or_insert_default();
+    if !links.contains_key(name) {
+        links.insert(name.to_owned(), make_link(name, settings.ring_len)?);
+    }
+    let link = links.get_mut(name).expect("it was just inserted");
+    let Some(end) = link.taken.iter().position(|taken| !taken) else {
+        let taken = Failure::new(libc::EBUSY, format!("both ends of pair={name} are taken"));
+        return Err(taken.mend("choose another name"));
+    };
+    let device = cstring(&settings.device)?;
+    let (rx, tx) = (link.rings[end].0, link.rings[1 - end].0);
+    // SAFETY: reads a C string and two arrays of one ring each, which live until both ends are
+    // closed.
+    let port = unsafe { sys::rte_eth_from_rings(device.as_ptr(), &rx, 1, &tx, 1, 0) };
+    match u16::try_from(port) {
+        Ok(port) => {
+            link.taken[end] = true;
+            Ok((port, end))
+        }
+        Err(_negative) => {
+            let why = format!("{} is open in this process already", settings.device);
+            Err(Failure::new(libc::EBUSY, why).mend("choose another name"))
+        }
+    }
+}
+
+fn make_link(name: &str, ring_len: usize) -> Result<Link, Failure> {
+    let mut rings = [Ring(null_mut()); 2];
+    for (i, ring) in rings.iter_mut().enumerate() {
+        let name = cstring(&format!("bw{i}-{name}"))?;
+        // One port sends to it and one receives from it, each from one thread at a time.
+        let flags = sys::RING_F_SP_ENQ | sys::RING_F_SC_DEQ;
+        let count = ring_len.next_power_of_two() as u32;
+        // SAFETY: reads a C string.
+        ring.0 = unsafe { sys::rte_ring_create(name.as_ptr(), count, -1, flags) };
+        if ring.0.is_null() {
+            return Err(failed("making a ring", errno()));
+        }
+    }
+    Ok(Link { rings, taken: [false; 2] })
+}
+
+/// Gives an end back. The rings go with the second one, and the frames that are in them.
+fn leave_link(name: &str, end: usize) {
+    let mut links = lock(&LINKS);
+    let Some(links) = links.as_mut() else { return };
+    let Some(link) = links.get_mut(name) else { return };
+    link.taken[end] = false;
+    if link.taken != [false; 2] {
+        return;
+    }
+    for Ring(ring) in link.rings {
+        let mut mbuf = null_mut();
+        // SAFETY: nobody has an end any more; what is in the ring are packets, which are ours.
+        unsafe {
+            while sys::rte_ring_dequeue_burst(ring, &mut mbuf, 1, null_mut()) == 1 {
+                sys::rte_pktmbuf_free(mbuf.cast());
+            }
+            sys::rte_ring_free(ring);
+        }
+    }
+    links.remove(name);
+}

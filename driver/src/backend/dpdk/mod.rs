@@ -1,0 +1,559 @@
+//! Any device that DPDK drives: NICs, and its virtual ones (`dpdk:net_tap0,iface=bw0`).
+//!
+//! DPDK itself is started once in the process, by the first port ([`eal`]), and each port is a
+//! device with one queue each way ([`device`]). What is special about a driver stands in [`pmd`].
+//!
+//! A frame to send is copied into a packet buffer and waits, with others, for
+//! [`Port::flush`] or for a full burst; what the device's queue has no room for stays with the
+//! port, in order, and [`Port::tx`] answers [`Tx::Full`] until it is gone. A received one is lent
+//! where the driver put it; one that lies in several buffers is joined first. Memory of the
+//! application is never lent to a device: the contract of `tx` ends with the call.
+//!
+//! One thread at a time uses a port; a thread is made known to DPDK the first time it does, for
+//! the sake of its stock of packet buffers.
+
+mod device;
+mod eal;
+mod pmd;
+mod spec;
+mod steer;
+#[cfg(test)]
+mod tests;
+mod wait;
+
+use std::ptr::null_mut;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU8;
+use std::sync::atomic::Ordering::{Acquire, Release};
+
+use barewire_dpdk_sys as sys;
+
+use crate::clock::now_ns;
+use crate::frame::{ETH_HDR_LEN, RxFrame, TxFrame};
+use crate::mem::{Hugepages, SHORT, prefetch};
+use crate::open::OpenError;
+use crate::port::{MacAddr, Port, PortCaps, PortCounters, PortGone, PortWaiter, RxSink, Tx};
+use device::Device;
+use eal::{Eal, Failure};
+
+pub(crate) use spec::parse;
+
+/// Frames that are sent at once.
+const TX_BURST: usize = 32;
+/// Frames that are received at once; a larger `max` is cut to this.
+const RX_BURST: usize = 32;
+/// Packet buffers that are taken from the pool at once.
+const STOCK: usize = 32;
+/// Ethernet's shortest frame, without its check sequence.
+const FRAME_MIN: usize = 60;
+
+/// Polls between two readings of the clock for what is looked at now and then, and how often that
+/// is.
+const POLLS: u32 = 1024;
+const LOOK_NS: u64 = 50_000_000;
+
+/// After how long a port that keeps frames back wants to be polled.
+const RETRY_NS: u64 = 20_000;
+
+/// Which device, and how it is set up.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DpdkSettings {
+    /// Name of the device as DPDK has it: the driver and a number (`net_tap0`), or the address of
+    /// a PCI device (`0000:05:00.0`).
+    pub device: String,
+    /// What the driver is told, as `key=value` with commas between. Default: nothing.
+    pub args: String,
+    /// Bytes after the Ethernet header. Default: that of the interface below, where there is one,
+    /// otherwise 1500, since packet buffers take memory for the largest frame.
+    pub mtu: Option<usize>,
+    /// Address to answer to. Default: the device's, or a random one if it has none.
+    pub mac: Option<MacAddr>,
+    /// Descriptors of each queue, as far as the driver lets one choose. Default 512: what one
+    /// sender has underway at 64 KiB and an MTU of 1500, ten times.
+    pub ring_len: usize,
+    /// Packet buffers. Default, and least: what queues and caches can hold, about 2000.
+    pub mbuf_count: Option<usize>,
+    /// Whether DPDK uses hugepages. Decided by the first port of the process. Default: if there
+    /// are any.
+    pub hugepages: Hugepages,
+    /// Frames of this EtherType are steered to the port, where the NIC can. Default: everything
+    /// comes.
+    pub ethertype: Option<u16>,
+}
+
+impl Default for DpdkSettings {
+    fn default() -> Self {
+        Self {
+            device: String::new(),
+            args: String::new(),
+            mtu: None,
+            mac: None,
+            ring_len: 512,
+            mbuf_count: None,
+            hugepages: Hugepages::IfFree,
+            ethertype: None,
+        }
+    }
+}
+
+impl DpdkSettings {
+    /// The value of a key that the driver is told.
+    fn arg(&self, key: &str) -> Option<&str> {
+        self.args.split(',').find_map(|arg| arg.strip_prefix(key)?.strip_prefix('='))
+    }
+}
+
+/// The version of the DPDK that this build is linked with, such as `DPDK 22.11.11`.
+pub fn version() -> String {
+    eal::version()
+}
+
+type Mbuf = *mut sys::rte_mbuf;
+
+/// A port on a device of DPDK.
+pub struct DpdkPort {
+    caps: PortCaps,
+    port: u16,
+    frame_max: usize,
+    /// Shorter frames are filled up to this.
+    frame_min: usize,
+    short_max: usize,
+    /// The thread that used the port last, as [`this_thread`] names it.
+    user: usize,
+    /// Frames taken and not yet handed to the device: `tx[tx_at..tx_end]`.
+    tx: [Mbuf; TX_BURST],
+    tx_at: usize,
+    tx_end: usize,
+    /// Packet buffers to come.
+    stock: [Mbuf; STOCK],
+    stock_count: usize,
+    rx: [Mbuf; RX_BURST],
+    /// Where a frame of several buffers is joined.
+    whole: Box<[u8]>,
+    counters: PortCounters,
+    polls: u32,
+    looked_ns: u64,
+    link: Link,
+    waiter: Arc<wait::Nap>,
+    /// The process that opened the port; a forked child is another.
+    pid: u32,
+    /// Taken when the port is dropped.
+    device: Option<Device>,
+    eal: &'static Eal,
+}
+
+// SAFETY: the raw pointers are packet buffers of the port's own pool, which any thread may use;
+// what a thread has to have been made known for is asked for in every call (`user`).
+unsafe impl Send for DpdkPort {}
+
+/// What is known of the link, and what is being done about it.
+struct Link {
+    is_up: bool,
+    /// Bursts may be called.
+    is_started: bool,
+    /// It is the client of a memif, who has to connect anew when the server has gone.
+    reconnects: bool,
+    /// A restart that EAL's thread is at.
+    restart: Option<Arc<AtomicU8>>,
+}
+
+const RESTARTING: u8 = 0;
+const RESTARTED: u8 = 1;
+const REFUSED: u8 = 2;
+
+impl DpdkPort {
+    /// Starts DPDK if it does not run, and brings the device up.
+    ///
+    /// # Errors
+    /// [`OpenError`]; nothing is left behind but DPDK itself.
+    pub fn open(settings: &DpdkSettings) -> Result<Self, OpenError> {
+        let name = format!("dpdk:{}", settings.device);
+        let refused = |failure: Failure| OpenError::Device {
+            port: name.clone(),
+            why: failure.why,
+            mend: failure.mend,
+            errno: failure.errno,
+        };
+        pmd::check(settings).map_err(refused)?;
+        let eal = eal::start(settings.hugepages).map_err(refused)?;
+        let wanted = settings.clone();
+        let (opened, said) = eal.run(move || Device::open(&wanted));
+        let device = opened.map_err(|failure| {
+            let cause = eal::because(&said, failure.errno);
+            refused(match failure.why.as_str() {
+                "" => probe_failed(settings, &cause, failure.errno),
+                _ if said.is_empty() => failure,
+                why => Failure { why: format!("{why} ({cause})"), ..failure },
+            })
+        })?;
+        Ok(Self::over(device, eal, settings))
+    }
+
+    fn over(device: Device, eal: &'static Eal, settings: &DpdkSettings) -> Self {
+        let caps = PortCaps {
+            mac: device.mac,
+            mtu: device.mtu,
+            lossless: false,
+            gather: false,
+            rto_floor_ns: device.pmd.rto_floor_ns,
+            link_bps: device.link_bps,
+            name: spec::text(settings),
+        };
+        let link = Link {
+            is_up: device::link(device.port).0,
+            is_started: device.is_started,
+            reconnects: device.pmd.is("net_memif") && settings.arg("role") != Some("server"),
+            restart: None,
+        };
+        Self {
+            caps,
+            port: device.port,
+            frame_max: device.frame_max,
+            frame_min: if device.pmd.pads { FRAME_MIN } else { 0 },
+            short_max: SHORT.min(device.frame_max),
+            user: 0,
+            tx: [null_mut(); TX_BURST],
+            tx_at: 0,
+            tx_end: 0,
+            stock: [null_mut(); STOCK],
+            stock_count: 0,
+            rx: [null_mut(); RX_BURST],
+            whole: vec![0; device.frame_max].into(),
+            counters: PortCounters::default(),
+            polls: 0,
+            looked_ns: now_ns(),
+            link,
+            waiter: Arc::default(),
+            pid: std::process::id(),
+            device: Some(device),
+            eal,
+        }
+    }
+
+    /// Hands frames to the device as long as it takes any, and says whether it took all.
+    #[inline]
+    fn push(&mut self) -> bool {
+        let count = self.tx_end - self.tx_at;
+        if !self.link.is_started {
+            return count == 0;
+        }
+        // SAFETY: the port is started, this thread is the only one to use it (`&mut self`), and
+        // the frames are ours until the device has taken them.
+        let sent = unsafe {
+            let from = self.tx.as_mut_ptr().add(self.tx_at);
+            sys::tx_burst(self.port, 0, from, count as u16)
+        };
+        self.tx_at += usize::from(sent);
+        if self.tx_at < self.tx_end {
+            return false;
+        }
+        (self.tx_at, self.tx_end) = (0, 0);
+        true
+    }
+
+    /// Makes room for one more frame, or says that there is none.
+    #[cold]
+    #[inline(never)]
+    fn make_room(&mut self) -> bool {
+        if self.tx_at == 0 {
+            self.push();
+        }
+        if self.tx_at > 0 {
+            self.tx.copy_within(self.tx_at..self.tx_end, 0);
+            (self.tx_at, self.tx_end) = (0, self.tx_end - self.tx_at);
+        }
+        self.tx_end < TX_BURST
+    }
+
+    /// Fills the stock of packet buffers, and says whether it could.
+    #[inline(never)]
+    fn restock(&mut self) -> bool {
+        let Some(device) = &self.device else { return false };
+        // SAFETY: the pool lives as long as the device; the stock has room for as many.
+        let code = unsafe {
+            sys::rte_pktmbuf_alloc_bulk(device.pool.0, self.stock.as_mut_ptr(), STOCK as u32)
+        };
+        self.stock_count = if code == 0 { STOCK } else { 0 };
+        code == 0
+    }
+
+    /// Copies the frame into a packet buffer.
+    #[inline(always)]
+    fn fill(&mut self, frame: &TxFrame<'_>, len: usize) -> Mbuf {
+        self.stock_count -= 1;
+        let mbuf = self.stock[self.stock_count];
+        // SAFETY: a buffer fresh from the pool, which nobody else has: it was reset when it was
+        // taken, and has room for `frame_max` bytes behind `data_off` (`Pmd::room`), which `len`
+        // and `frame_min` do not exceed. It overlaps no memory of the frame. `copy_short_to_raw`
+        // needs what is asked for.
+        unsafe {
+            let data = (*mbuf).buf_addr.cast::<u8>().add(usize::from((*mbuf).data_off));
+            let short = len <= self.short_max && frame.is_usual();
+            match frame.body_in_one_piece() {
+                Some(body) if short => frame.copy_short_to_raw(body, data),
+                _ => frame.copy_to_raw(data),
+            }
+            let mut wire_len = len;
+            if len < self.frame_min {
+                data.add(len).write_bytes(0, self.frame_min - len);
+                wire_len = self.frame_min;
+            }
+            (*mbuf).data_len = wire_len as u16;
+            (*mbuf).pkt_len = wire_len as u32;
+        }
+        mbuf
+    }
+
+    /// Lends what `rx[..count]` holds, and gives the buffers back.
+    #[inline(always)]
+    fn lend(&mut self, count: usize, sink: &mut dyn RxSink) {
+        let Self { rx, whole, counters, frame_max, .. } = self;
+        let rx = &mut rx[..count];
+        for &mbuf in rx.iter() {
+            // SAFETY: a received packet, which is ours: `data_len` bytes lie at `data_off`.
+            let frame = unsafe {
+                prefetch((*mbuf).buf_addr.cast::<u8>().add(usize::from((*mbuf).data_off)));
+                first_piece(mbuf)
+            };
+            sink.prefetch(&frame);
+        }
+        for &mbuf in rx.iter() {
+            // SAFETY: as above.
+            let (pieces, len, first) =
+                unsafe { ((*mbuf).nb_segs, (*mbuf).pkt_len as usize, first_piece(mbuf)) };
+            if len > *frame_max || len < ETH_HDR_LEN {
+                counters.rx_dropped += 1;
+                continue;
+            }
+            counters.rx_frames += 1;
+            counters.rx_bytes += len as u64;
+            if pieces == 1 {
+                sink.frame(&first);
+            } else {
+                // SAFETY: as above; `whole` has `frame_max` bytes.
+                let joined = unsafe { join(mbuf, whole) };
+                sink.frame(&RxFrame::new(&whole[..joined]));
+            }
+        }
+        // SAFETY: the packets are ours and nobody borrows them any more.
+        unsafe { sys::rte_pktmbuf_free_bulk(rx.as_mut_ptr(), count as u32) };
+    }
+
+    /// Makes the calling thread known to DPDK.
+    #[cold]
+    fn enter(&mut self, thread: usize) {
+        self.user = thread;
+        wait::register();
+    }
+
+    /// Looks at what changes seldom.
+    #[cold]
+    #[inline(never)]
+    fn look(&mut self) -> Result<(), PortGone> {
+        let now = now_ns();
+        if now.saturating_sub(self.looked_ns) < LOOK_NS {
+            return Ok(());
+        }
+        self.looked_ns = now;
+        self.look_at_restart();
+        let Some(device) = &self.device else { return Ok(()) };
+        if let Some((name, index)) = &device.interface
+            && pmd::interface(name).ok() != Some(*index)
+        {
+            let why = format!("interface {name} was removed or renamed; ip link shows those left");
+            return Err(PortGone::new(&self.caps.name, &why));
+        }
+        // SAFETY: asks about a port that exists.
+        if unsafe { sys::rte_eth_dev_is_removed(self.port) } == 1 {
+            return Err(PortGone::new(&self.caps.name, "the device was unplugged"));
+        }
+        let (is_up, _bps) = device::link(self.port);
+        if is_up != self.link.is_up {
+            tracing::info!(port = self.caps.name, "link is {}", if is_up { "up" } else { "down" });
+            self.link.is_up = is_up;
+        }
+        if !is_up && self.link.reconnects && self.link.restart.is_none() {
+            self.restart();
+        }
+        Ok(())
+    }
+
+    /// Has EAL's thread connect the device anew. No burst is called until it has.
+    fn restart(&mut self) {
+        let state = Arc::new(AtomicU8::new(RESTARTING));
+        let (told, port, was_started) = (Arc::clone(&state), self.port, self.link.is_started);
+        self.link.is_started = false;
+        self.link.restart = Some(state);
+        self.eal.post(move || {
+            let state =
+                if device::restart(port, was_started).is_ok() { RESTARTED } else { REFUSED };
+            told.store(state, Release);
+        });
+    }
+
+    fn look_at_restart(&mut self) {
+        let Some(state) = &self.link.restart else { return };
+        match state.load(Acquire) {
+            RESTARTING => return,
+            state => self.link.is_started = state == RESTARTED,
+        }
+        self.link.restart = None;
+    }
+}
+
+/// The first buffer of a packet.
+///
+/// # Safety
+/// `mbuf` is a received packet that stays the caller's as long as the frame is used.
+#[inline(always)]
+unsafe fn first_piece<'a>(mbuf: Mbuf) -> RxFrame<'a> {
+    // SAFETY: `data_len` bytes at `data_off` of a packet's buffer are mapped.
+    unsafe {
+        let data = (*mbuf).buf_addr.cast::<u8>().add(usize::from((*mbuf).data_off));
+        RxFrame::from_raw(data, usize::from((*mbuf).data_len))
+    }
+}
+
+/// Copies a packet of several buffers to `whole` and says how long it is.
+///
+/// # Safety
+/// As [`first_piece`].
+#[cold]
+#[inline(never)]
+unsafe fn join(mbuf: Mbuf, whole: &mut [u8]) -> usize {
+    let (mut at, mut piece) = (0, mbuf);
+    while !piece.is_null() {
+        // SAFETY: every buffer of the chain is part of the packet.
+        let (frame, next) = unsafe { (first_piece(piece), (*piece).next) };
+        let Some(room) = whole.get_mut(at..at + frame.len()) else { break };
+        frame.copy_to(0, room);
+        (at, piece) = (at + frame.len(), next);
+    }
+    at
+}
+
+/// A number that no other living thread has, and never 0.
+#[inline(always)]
+fn this_thread() -> usize {
+    thread_local!(static ME: u8 = const { 0 });
+    ME.with(|me| std::ptr::from_ref(me).addr())
+}
+
+/// What to say of a device that no driver took.
+fn probe_failed(settings: &DpdkSettings, cause: &str, errno: i32) -> Failure {
+    let device = &settings.device;
+    if pmd::is_pci(device) || !pmd::Pmd::of(device).is("") {
+        return Failure::new(errno, format!("no driver took it: {cause}"));
+    }
+    let driver = device.trim_end_matches(|c: char| c.is_ascii_digit());
+    let mend = "docs/dpdk.md has names, and dpkg -l 'librte-net-*' shows what is installed";
+    Failure::new(errno, format!("DPDK has no driver called {driver}")).mend(mend)
+}
+
+impl Port for DpdkPort {
+    fn caps(&self) -> &PortCaps {
+        &self.caps
+    }
+
+    #[inline]
+    fn tx(&mut self, frame: &TxFrame<'_>) -> Result<Tx, PortGone> {
+        let len = frame.len();
+        // In every build: a longer frame would be written past its buffer.
+        assert!(frame.head.len() >= ETH_HDR_LEN && len <= self.frame_max, "frame of {len} bytes");
+        let thread = this_thread();
+        if thread != self.user {
+            self.enter(thread);
+        }
+        let has_room = self.tx_end < TX_BURST || self.make_room();
+        if !has_room || self.stock_count == 0 && !self.restock() {
+            self.counters.tx_full += 1;
+            return Ok(Tx::Full);
+        }
+        self.tx[self.tx_end] = self.fill(frame, len);
+        self.tx_end += 1;
+        self.counters.tx_frames += 1;
+        self.counters.tx_bytes += len as u64;
+        Ok(Tx::Sent)
+    }
+
+    #[inline]
+    fn flush(&mut self) -> Result<(), PortGone> {
+        if self.tx_end != 0 {
+            self.push();
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn rx_burst(&mut self, max: usize, sink: &mut dyn RxSink) -> Result<usize, PortGone> {
+        let thread = this_thread();
+        if thread != self.user {
+            self.enter(thread);
+        }
+        self.polls = self.polls.wrapping_add(1);
+        if self.polls.is_multiple_of(POLLS) {
+            self.look()?;
+        }
+        if self.tx_end != 0 {
+            self.push();
+        }
+        if !self.link.is_started {
+            return self.look_while_down();
+        }
+        let max = max.min(RX_BURST);
+        // SAFETY: the port is started, this thread is the only one to use it (`&mut self`), and
+        // `rx` has room for `max`.
+        let count = unsafe { sys::rx_burst(self.port, 0, self.rx.as_mut_ptr(), max as u16) };
+        let count = usize::from(count).min(max);
+        if count > 0 {
+            self.lend(count, sink);
+        }
+        Ok(count)
+    }
+
+    fn counters(&self) -> PortCounters {
+        self.counters
+    }
+
+    fn waiter(&self) -> Option<Arc<dyn PortWaiter>> {
+        Some(Arc::clone(&self.waiter) as Arc<dyn PortWaiter>)
+    }
+
+    fn next_deadline_ns(&self) -> Option<u64> {
+        (self.tx_end != 0).then(|| now_ns() + RETRY_NS)
+    }
+}
+
+impl DpdkPort {
+    /// A poll of a device that is being connected.
+    #[cold]
+    fn look_while_down(&mut self) -> Result<usize, PortGone> {
+        self.look_at_restart();
+        if self.link.restart.is_none() {
+            self.look()?;
+        }
+        Ok(0)
+    }
+}
+
+impl Drop for DpdkPort {
+    fn drop(&mut self) {
+        // A child forked from the process that opened it has no device, nor a thread of EAL.
+        let Some(mut device) = self.device.take().filter(|_| self.pid == std::process::id()) else {
+            return;
+        };
+        while self.link.restart.is_some() {
+            std::thread::yield_now();
+            self.look_at_restart();
+        }
+        self.push();
+        device.is_started = self.link.is_started;
+        // SAFETY: packet buffers that nobody else has.
+        unsafe {
+            let left = self.tx_end - self.tx_at;
+            sys::rte_pktmbuf_free_bulk(self.tx.as_mut_ptr().add(self.tx_at), left as u32);
+            sys::rte_pktmbuf_free_bulk(self.stock.as_mut_ptr(), self.stock_count as u32);
+        }
+        self.eal.run(move || device.close());
+    }
+}

@@ -1,0 +1,279 @@
+//! What is known of each driver of DPDK (PMD), and what can be said before one is asked.
+//!
+//! The facts were found by trying, with DPDK 22.11; docs/dpdk.md has the table for readers.
+
+use super::DpdkSettings;
+use super::eal::Failure;
+
+/// Where the largest frame comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Mtu {
+    /// The driver carries any, up to what a packet buffer holds.
+    Any,
+    /// This one and no other, whatever the driver answers.
+    Only(usize),
+    /// That of the interface below, and not more than this.
+    Interface(usize),
+    /// The driver is asked, and can be told.
+    Driver,
+}
+
+/// What is special about a driver.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Pmd {
+    /// Its name, to which a number is added for a device.
+    pub(super) name: &'static str,
+    pub(super) mtu: Mtu,
+    /// Frames shorter than Ethernet's 60 bytes are filled up: whoever is behind it may count on it.
+    pub(super) pads: bool,
+    /// The address is ours to choose: the device's own is none, or belongs to somebody else.
+    pub(super) own_mac: bool,
+    /// See `PortCaps::rto_floor_ns`.
+    pub(super) rto_floor_ns: u64,
+}
+
+const KERNEL_RTO_NS: u64 = 1_000_000;
+const NIC_RTO_NS: u64 = 100_000;
+
+/// Largest frame that a packet buffer of DPDK is made for here: its length is 16 bits, with room
+/// before and behind.
+pub(super) const MTU_MOST: usize = 63_488;
+
+const TABLE: &[Pmd] = &[
+    Pmd { name: "net_null", mtu: Mtu::Any, pads: false, own_mac: true, rto_floor_ns: NIC_RTO_NS },
+    Pmd {
+        name: "net_ring",
+        mtu: Mtu::Any,
+        pads: false,
+        own_mac: true,
+        rto_floor_ns: KERNEL_RTO_NS,
+    },
+    Pmd {
+        name: "net_memif",
+        mtu: Mtu::Any,
+        pads: false,
+        own_mac: false,
+        rto_floor_ns: KERNEL_RTO_NS,
+    },
+    // The interface has the device's address, so a bridge would keep frames to it for the host: the
+    // port answers to another one. The interface can be given another MTU, the driver reads 1500.
+    Pmd {
+        name: "net_tap",
+        mtu: Mtu::Only(1500),
+        pads: true,
+        own_mac: true,
+        rto_floor_ns: KERNEL_RTO_NS,
+    },
+    Pmd {
+        name: "net_af_packet",
+        mtu: Mtu::Interface(MTU_MOST),
+        pads: true,
+        own_mac: false,
+        rto_floor_ns: KERNEL_RTO_NS,
+    },
+    // A frame lies in one page of memory with its packet buffer.
+    Pmd {
+        name: "net_af_xdp",
+        mtu: Mtu::Interface(3498),
+        pads: true,
+        own_mac: false,
+        rto_floor_ns: KERNEL_RTO_NS,
+    },
+    Pmd {
+        name: "net_pcap",
+        mtu: Mtu::Interface(1500),
+        pads: true,
+        own_mac: false,
+        rto_floor_ns: KERNEL_RTO_NS,
+    },
+    Pmd {
+        name: "net_vhost",
+        mtu: Mtu::Only(1500),
+        pads: true,
+        own_mac: false,
+        rto_floor_ns: KERNEL_RTO_NS,
+    },
+    Pmd {
+        name: "net_virtio_user",
+        mtu: Mtu::Only(1500),
+        pads: true,
+        own_mac: false,
+        rto_floor_ns: KERNEL_RTO_NS,
+    },
+];
+
+/// A driver that is not in the table: of a NIC, or of something newer.
+const OTHER: Pmd =
+    Pmd { name: "", mtu: Mtu::Driver, pads: true, own_mac: false, rto_floor_ns: NIC_RTO_NS };
+
+impl Pmd {
+    /// The driver of a device of this name.
+    pub(super) fn of(device: &str) -> Self {
+        let named = TABLE.iter().find(|pmd| {
+            let number = device.strip_prefix(pmd.name);
+            // `net_tap0`, and `net_tap_blue`, which EAL takes as well; not `net_tapestry`.
+            number.is_some_and(|rest| !rest.starts_with(|c: char| c.is_ascii_alphabetic()))
+        });
+        named.copied().unwrap_or(OTHER)
+    }
+
+    pub(super) fn is(&self, name: &str) -> bool {
+        self.name == name
+    }
+
+    /// What to give the driver beyond what the user wrote, so that frames of `mtu` fit.
+    pub(super) fn more_args(&self, settings: &DpdkSettings, mtu: usize) -> String {
+        let has = |key: &str| settings.arg(key).is_some();
+        if self.is("net_memif") && !has("bsize") && mtu > 1500 {
+            // A frame in one buffer: a chain of them would be copied once more by the receiver.
+            return format!(",bsize={}", (mtu + 14).next_multiple_of(1024));
+        }
+        if self.is("net_af_packet") && !has("framesz") && mtu > 1500 {
+            // Room for the kernel's header before the frame.
+            let framesz = (mtu + 14 + 128).next_power_of_two();
+            return format!(",blocksz={},framesz={framesz},framecnt=512", framesz.max(65_536));
+        }
+        String::new()
+    }
+
+    /// Bytes that a packet buffer must have for a frame of `frame_max`.
+    pub(super) fn room(&self, settings: &DpdkSettings, mtu: usize, frame_max: usize) -> usize {
+        let given = |args: &str, key: &str| {
+            let value = args.split(',').find_map(|arg| arg.strip_prefix(key)?.strip_prefix('='));
+            value.and_then(|value| value.parse::<usize>().ok())
+        };
+        let args = format!("{}{}", settings.args, self.more_args(settings, mtu));
+        let key = if self.is("net_memif") { "bsize" } else { "framesz" };
+        frame_max.max(2048).max(given(&args, key).unwrap_or(0))
+    }
+}
+
+/// Whether the name is that of a PCI device.
+pub(super) fn is_pci(device: &str) -> bool {
+    let Some((bus, function)) = device.rsplit_once('.') else { return false };
+    let hex = |part: &str| !part.is_empty() && part.chars().all(|c| c.is_ascii_hexdigit());
+    let parts: Vec<&str> = bus.split(':').collect();
+    (2..=3).contains(&parts.len()) && parts.iter().all(|part| hex(part)) && hex(function)
+}
+
+/// Looks for what would make the driver fail with less to say.
+///
+/// # Errors
+/// What is missing, and the command that mends it.
+pub(super) fn check(settings: &DpdkSettings) -> Result<(), Failure> {
+    if is_pci(&settings.device) {
+        return check_pci(&settings.device);
+    }
+    let pmd = Pmd::of(&settings.device);
+    let iface = settings.arg("iface");
+    match pmd.name {
+        "net_tap" => {
+            if !std::path::Path::new("/dev/net/tun").exists() {
+                let none = Failure::new(libc::ENODEV, "there is no /dev/net/tun");
+                return Err(none.mend("sudo modprobe tun"));
+            }
+            need(CAP_NET_ADMIN, "CAP_NET_ADMIN", "makes an interface")
+        }
+        "net_af_packet" | "net_af_xdp" => {
+            let Some(iface) = iface else {
+                let mend = format!("write dpdk:{},iface=eth0", settings.device);
+                return Err(Failure::new(libc::EINVAL, "it needs an interface").mend(mend));
+            };
+            interface(iface)?;
+            need(CAP_NET_RAW, "CAP_NET_RAW", "opens a raw socket")?;
+            let xdp = pmd.is("net_af_xdp");
+            if xdp { need(CAP_NET_ADMIN, "CAP_NET_ADMIN", "loads an XDP program") } else { Ok(()) }
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The index of a network interface.
+///
+/// # Errors
+/// There is none of that name.
+pub(super) fn interface(name: &str) -> Result<u32, Failure> {
+    nix::net::if_::if_nametoindex(name).map_err(|_errno| {
+        let none = Failure::new(libc::ENODEV, format!("no such interface as {name}"));
+        none.mend("ip link shows those there are")
+    })
+}
+
+const CAP_NET_ADMIN: u32 = 12;
+const CAP_NET_RAW: u32 = 13;
+
+fn need(capability: u32, name: &str, what: &str) -> Result<(), Failure> {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let effective = effective.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok());
+    if effective.is_none_or(|set| set & 1 << capability != 0) {
+        return Ok(());
+    }
+    let why = format!("it {what}, which needs {name}");
+    Err(Failure::new(libc::EPERM, why).mend("run with sudo, or inside unshare -Urn"))
+}
+
+fn check_pci(device: &str) -> Result<(), Failure> {
+    let full =
+        if device.matches(':').count() == 1 { format!("0000:{device}") } else { device.into() };
+    let at = std::path::Path::new("/sys/bus/pci/devices").join(&full);
+    if !at.exists() {
+        let none = Failure::new(libc::ENODEV, format!("no such PCI device as {full}"));
+        return Err(none.mend("lspci -D shows those there are"));
+    }
+    let driver = std::fs::read_link(at.join("driver")).ok();
+    let driver = driver.as_deref().and_then(|path| path.file_name()?.to_str().map(str::to_owned));
+    // Those whose DPDK drivers work beside the kernel's.
+    let shared = ["vfio-pci", "uio_pci_generic", "igb_uio", "mlx4_core", "mlx5_core", "mana"];
+    match driver {
+        Some(driver) if shared.contains(&driver.as_str()) => Ok(()),
+        found => {
+            let found =
+                found.map_or("no driver".to_owned(), |driver| format!("the driver {driver}"));
+            let why = format!("{full} has {found} and needs vfio-pci");
+            let mend = format!("sudo ./hugepage-setup.sh --bind {full}");
+            Err(Failure::new(libc::EBUSY, why).mend(mend))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn drivers_are_known_by_the_names_of_their_devices() {
+        for (device, name) in [
+            ("net_tap0", "net_tap"),
+            ("net_tap", "net_tap"),
+            ("net_ring12", "net_ring"),
+            ("net_af_packet_x", "net_af_packet"),
+            ("net_tapestry0", ""),
+            ("net_bonding0", ""),
+            ("0000:05:00.0", ""),
+        ] {
+            assert_eq!(Pmd::of(device).name, name, "{device}");
+        }
+    }
+
+    #[test]
+    fn pci_addresses_are_told_from_names() {
+        for device in ["0000:05:00.0", "05:00.0", "10000:e1:1f.7"] {
+            assert!(is_pci(device), "{device}");
+        }
+        for device in ["net_tap0", "eth0.5", "0000:05:00", "a:b:c:d.0", ":05.0", ""] {
+            assert!(!is_pci(device), "{device}");
+        }
+    }
+
+    #[test]
+    fn what_is_missing_is_said_with_what_mends_it() {
+        let why = |device: &str, args: &str| {
+            let (device, args) = (device.to_owned(), args.to_owned());
+            check(&DpdkSettings { device, args, ..DpdkSettings::default() }).unwrap_err().mend
+        };
+        assert!(why("net_af_packet0", "").contains("iface="));
+        assert!(why("net_af_packet0", "iface=no-such-if").contains("ip link"));
+        assert!(why("ffff:ff:1f.7", "").contains("lspci"));
+    }
+}

@@ -1,0 +1,204 @@
+//! Ports on the devices that DPDK has without hardware, in one process.
+
+use super::*;
+use crate::frame::Body;
+use crate::mem::{IoBuf, Span};
+
+fn open(spec: &str) -> DpdkPort {
+    DpdkPort::open(&parse(spec).unwrap()).unwrap_or_else(|why| panic!("{spec}: {why}"))
+}
+
+fn why(spec: &str) -> String {
+    match DpdkPort::open(&parse(spec).unwrap()) {
+        Ok(port) => panic!("{spec} opened {}", port.caps().name),
+        Err(why) => {
+            let why = why.to_string();
+            assert!(!why.contains('\n'), "{why}");
+            why
+        }
+    }
+}
+
+fn ring_pair(name: &str, options: &str) -> [DpdkPort; 2] {
+    ["a", "b"].map(|end| open(&format!("dpdk{options}:net_ring_{name}_{end},pair={name}")))
+}
+
+/// A frame of `len` bytes that says its number.
+fn numbered(number: u32, len: usize) -> Vec<u8> {
+    let mut frame = vec![number as u8; len];
+    frame[14..18].copy_from_slice(&number.to_be_bytes());
+    frame
+}
+
+/// Everything that is there, as bytes.
+fn received(port: &mut DpdkPort) -> Vec<Vec<u8>> {
+    let mut got = Vec::new();
+    let mut sink = |frame: &RxFrame<'_>| {
+        let mut bytes = vec![0; frame.len()];
+        assert!(frame.copy_to(0, &mut bytes));
+        got.push(bytes);
+    };
+    while port.rx_burst(64, &mut sink).unwrap() > 0 {}
+    got
+}
+
+#[test]
+fn frames_of_every_length_cross_a_pair_of_rings_both_ways() {
+    let [mut a, mut b] = ring_pair("lengths", "(mtu=9000)");
+    assert_ne!(a.caps().mac, b.caps().mac);
+    assert_eq!((a.caps().mtu, a.caps().lossless), (9000, false));
+    for (i, len) in [18, 59, 60, 61, 64, 127, 128, 129, 1514, 2048, 9014].into_iter().enumerate() {
+        let frame = numbered(i as u32, len);
+        assert_eq!(a.tx(&TxFrame::whole(&frame)), Ok(Tx::Sent));
+        a.flush().unwrap();
+        assert_eq!(received(&mut b), [frame.as_slice()]);
+        let (head, tail) = frame.split_at(16);
+        assert_eq!(b.tx(&TxFrame { head, body: Body::Bytes(&[]), tail }), Ok(Tx::Sent));
+        b.flush().unwrap();
+        assert_eq!(received(&mut a), [frame.as_slice()]);
+    }
+    assert_eq!((a.counters().tx_frames, b.counters().rx_frames), (11, 11));
+    assert_eq!(a.counters().tx_bytes, b.counters().rx_bytes);
+}
+
+#[test]
+fn a_frame_is_gathered_from_its_parts() {
+    let [mut a, mut b] = ring_pair("parts", "");
+    let mut memory: Vec<u8> = (0..=255).collect();
+    // SAFETY: the memory lives until the end and is not touched meanwhile.
+    let buf = IoBuf::one(unsafe { Span::from_raw(memory.as_mut_ptr(), memory.len()) });
+    let head: Vec<u8> = (100..148).collect();
+    for (offset, len) in [(0, 0), (3, 40), (10, 200)] {
+        let body = Body::Io { buf: &buf, offset, len };
+        assert_eq!(a.tx(&TxFrame { head: &head, body, tail: &[9; 4] }), Ok(Tx::Sent));
+        a.flush().unwrap();
+        let whole: Vec<u8> =
+            [&head[..], &(offset as u8..=255).take(len).collect::<Vec<u8>>(), &[9; 4]].concat();
+        assert_eq!(received(&mut b), [whole]);
+    }
+}
+
+/// Goal: a full queue loses and reorders nothing.
+#[test]
+fn a_full_queue_is_back_pressure() {
+    let [mut a, mut b] = ring_pair("full", "(ring=64)");
+    let mut sent = 0;
+    let mut got: Vec<u32> = Vec::new();
+    let mut fulls = 0;
+    while sent < 20_000 {
+        match a.tx(&TxFrame::whole(&numbered(sent, 70))).unwrap() {
+            Tx::Sent => sent += 1,
+            Tx::Full => {
+                fulls += 1;
+                if fulls % 3 == 0 {
+                    let frames = received(&mut b);
+                    let number = |f: &Vec<u8>| u32::from_be_bytes([f[14], f[15], f[16], f[17]]);
+                    got.extend(frames.iter().map(number));
+                }
+            }
+            Tx::NoRoute => unreachable!("a ring has one other end"),
+        }
+    }
+    assert!(a.next_deadline_ns().is_some(), "frames are kept back");
+    while got.len() < sent as usize {
+        a.flush().unwrap();
+        got.extend(
+            received(&mut b).iter().map(|f| u32::from_be_bytes([f[14], f[15], f[16], f[17]])),
+        );
+    }
+    assert_eq!(got, (0..20_000).collect::<Vec<_>>());
+    assert_eq!((a.next_deadline_ns(), a.counters().tx_full), (None, fulls));
+    assert!(fulls > 100);
+}
+
+/// Goal: no packet buffer gets lost, whoever ends first and whatever is underway.
+#[test]
+fn a_device_comes_and_goes() {
+    for round in 0..5 {
+        let [mut a, mut b] = ring_pair("again", "(mbufs=2048)");
+        for i in 0..100 {
+            assert_eq!(a.tx(&TxFrame::whole(&numbered(i, 100))), Ok(Tx::Sent));
+        }
+        if round % 2 == 0 {
+            drop(a);
+            assert_eq!(received(&mut b).len(), 100, "sent before the end");
+        } else {
+            drop(b);
+            drop(a);
+        }
+    }
+}
+
+#[test]
+fn the_sink_of_null_takes_everything_and_its_source_never_ends() {
+    let mut port = open("dpdk:net_null0,size=100");
+    for i in 0..10_000 {
+        assert_eq!(port.tx(&TxFrame::whole(&numbered(i, 64))), Ok(Tx::Sent));
+    }
+    port.flush().unwrap();
+    let mut bytes = 0;
+    let mut sink = |frame: &RxFrame<'_>| bytes += frame.len();
+    assert_eq!(port.rx_burst(8, &mut sink), Ok(8));
+    assert_eq!(bytes, 800);
+}
+
+/// Goal: a port moves between threads, which come and go; more of them than DPDK has numbers for.
+#[test]
+fn any_thread_may_use_a_port() {
+    let [mut a, mut b] = ring_pair("threads", "");
+    for i in 0..200 {
+        a = std::thread::spawn(move || {
+            assert_eq!(a.tx(&TxFrame::whole(&numbered(i, 64))), Ok(Tx::Sent));
+            a.flush().unwrap();
+            a
+        })
+        .join()
+        .unwrap();
+        assert_eq!(received(&mut b), [numbered(i, 64)]);
+    }
+}
+
+#[test]
+fn dpdk_leaves_the_callers_processors_alone() {
+    let allowed = || nix::sched::sched_getaffinity(nix::unistd::Pid::from_raw(0)).unwrap();
+    let before = allowed();
+    let port = open("dpdk:net_null_affinity");
+    assert_eq!(allowed(), before);
+    assert_eq!(port.caps().name, "dpdk:net_null_affinity");
+    drop(port);
+}
+
+#[test]
+fn what_is_wrong_is_said_in_one_line_with_what_mends_it() {
+    let [_a, _b] = ring_pair("taken", "");
+    for (spec, says) in [
+        ("dpdk:net_foo0", "no driver called net_foo"),
+        ("dpdk:net_ring_c,pair=taken", "both ends"),
+        ("dpdk:net_af_packet0", "iface="),
+        ("dpdk:net_af_packet0,iface=no-such-if", "ip link"),
+        ("dpdk:net_af_packet0,iface=lo,qpairs=none", "no driver took it"),
+        ("dpdk(mtu=9000):net_tap7,iface=bwt7", "mtu=1500 or less"),
+        ("dpdk(mtu=64000):net_null7", "mtu="),
+        ("dpdk(mtu=100):net_null7", "256 to"),
+        ("dpdk(mbufs=40000000):net_null7", "hugepage-setup.sh"),
+        ("dpdk:ffff:ff:1f.7", "lspci"),
+    ] {
+        let line = why(spec);
+        assert!(line.contains(says), "{spec}: {line}");
+    }
+    let first = open("dpdk:net_null_twice");
+    assert!(why("dpdk:net_null_twice").contains("open in this process already"));
+    drop(first);
+    drop(open("dpdk:net_null_twice"));
+}
+
+#[test]
+fn a_sleeper_is_woken_and_never_sleeps_long() {
+    let port = open("dpdk:net_null_nap");
+    let waiter = port.waiter().unwrap();
+    let begun = std::time::Instant::now();
+    waiter.wait(std::time::Duration::from_secs(60));
+    assert!(begun.elapsed() < std::time::Duration::from_secs(5));
+    waiter.wake();
+    waiter.wait(std::time::Duration::from_secs(60));
+}

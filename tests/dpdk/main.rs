@@ -1,0 +1,23 @@
+//! Messages over devices of DPDK: those that need no hardware, between ports of one process and
+//! between processes.
+//!
+//! The other process is this program again, as in the suite `e2e`, whose parts are used here.
+
+#[allow(dead_code)]
+#[path = "../e2e/supervisor.rs"]
+mod supervisor;
+#[allow(dead_code)]
+#[path = "../e2e/worker.rs"]
+mod worker;
+
+mod ring;
+
+/// Not a test but the other process; passes at once when nobody asked for it.
+#[test]
+fn worker_process() {
+    if let Some(role) = std::env::var_os(supervisor::ROLE) {
+        worker::run(&role.to_string_lossy());
+        // Without the summary of a test run.
+        std::process::exit(0);
+    }
+}
