@@ -11,7 +11,7 @@ use barewire_driver::port::Tx;
 
 use super::input::ACK_EVERY_LOSSLESS;
 use super::ops::RecvWr;
-use super::peer::slot_of;
+use super::peer::{Peer, slot_of};
 use super::post::{RECV_FLAGS, keep_buf, recv_wr};
 use super::{EpId, FrameSink, MsgKind, Node, RecvReq, SendReq};
 use crate::flags::{Caps, CqFlags, OpFlags};
@@ -78,17 +78,7 @@ impl Node {
         if inc != 0 && inc != peer.inc || !cq.has_room() {
             return false;
         }
-        let mut cost = 1;
-        if len > UNIT || peer.short_left == 0 {
-            cost = units(len as u64);
-            peer.short_left = peer.short_room();
-            if u32::from(peer.short_left) < cost
-                || PlainMsg::LEN_MAX + len > peer.frame_max as usize + ETH_HDR_LEN
-            {
-                return false;
-            }
-        }
-        debug_assert!(u32::from(peer.short_room()) >= cost);
+        let Some(cost) = short_cost(peer, len) else { return false };
         let imm = req.flags.contains(OpFlags::REMOTE_CQ_DATA).then_some(req.data);
         let in_flight = peer.snd.in_flight();
         let msg = PlainMsg {
@@ -192,18 +182,10 @@ impl Node {
             return false;
         }
         debug_assert!(peer.is_in_order());
-        // An acknowledgement or a grant that somebody waits for goes the long way.
         let acked = msg.cack.0.wrapping_sub(peer.snd.una.0);
         let granted = msg.grant.wrapping_sub(peer.credit as u16);
-        if acked != 0 || granted != 0 {
-            let waited_for = peer.txq.head != NONE
-                || peer.dataq.head != NONE
-                || peer.ctlq.head != NONE
-                || peer.jobq.head != NONE
-                || !peer.snd.is_empty();
-            if waited_for || acked > peer.snd.in_flight() || granted >= 1 << 15 {
-                return false;
-            }
+        if (acked != 0 || granted != 0) && !is_unawaited(peer, acked, granted) {
+            return false;
         }
         let Some(&e) = self.by_number.get(usize::from(msg.op.dst_ep)) else { return false };
         let Some(ep) = self.eps.get_mut(e) else { return false };
@@ -268,4 +250,31 @@ impl Node {
             self.make_ready(p);
         }
     }
+}
+
+/// The credits that a message of `len` bytes costs, if it may leave in one frame now.
+#[inline(always)]
+fn short_cost(peer: &mut Peer, len: usize) -> Option<u32> {
+    let mut cost = 1;
+    if len > UNIT || peer.short_left == 0 {
+        cost = units(len as u64);
+        peer.short_left = peer.short_room();
+        let holds = PlainMsg::LEN_MAX + len <= peer.frame_max as usize + ETH_HDR_LEN;
+        if u32::from(peer.short_left) < cost || !holds {
+            return None;
+        }
+    }
+    debug_assert!(u32::from(peer.short_room()) >= cost);
+    Some(cost)
+}
+
+/// Whether nobody waits for what a packet acknowledges and grants, and it can be true.
+#[inline(always)]
+fn is_unawaited(peer: &Peer, acked: u32, granted: u16) -> bool {
+    let waited_for = peer.txq.head != NONE
+        || peer.dataq.head != NONE
+        || peer.ctlq.head != NONE
+        || peer.jobq.head != NONE
+        || !peer.snd.is_empty();
+    !waited_for && acked <= peer.snd.in_flight() && granted < 1 << 15
 }
