@@ -218,9 +218,7 @@ impl Node {
         peer.owed = peer.owed.saturating_add(1);
         let ack = peer.owed >= ACK_EVERY_LOSSLESS;
         let regrant = left - cost < peer.target / 2 || !self.starved.is_empty();
-        if !planted(Bug::CreditNotReturned) {
-            self.blocks_unpromised += cost as usize;
-        }
+        self.blocks_unpromised += if planted(Bug::CreditNotReturned) { 0 } else { cost as usize };
         let mut flags = CqFlags::RECV | if tagged { CqFlags::TAGGED } else { CqFlags::MSG };
         flags.set(CqFlags::REMOTE_CQ_DATA, imm.is_some());
         let src = if ep.caps.contains(Caps::SOURCE) {
