@@ -407,8 +407,7 @@ end
 ops[16] = function(state, tree, op)
   local flags = range(state, tree, op, 0x03)
   tree:add_le(f["left"], op(24, 8))
-  local left = op(24, 8):le_uint64()
-  if left < UInt64(state.plen) or beyond(op(16, 8):le_uint64(), left) then
+  if op(24, 8):le_uint64() < UInt64(state.plen) then
     refuse(state, "rma_range")
   end
   last_imm(state, flags)
@@ -420,8 +419,7 @@ ops[17] = function(state, tree, op)
   tree:add_le(f["offset"], op(32, 8))
   tree:add_le(f["read_len"], op(40, 4))
   local len = op(40, 4):le_uint()
-  if len > 262144 or beyond(op(16, 8):le_uint64(), UInt64(len))
-    or beyond(op(32, 8):le_uint64(), UInt64(len)) then
+  if len > 262144 or beyond(op(32, 8):le_uint64(), UInt64(len)) then
     refuse(state, "rma_range")
   end
   zero(state, tree, op(44, 4))

@@ -56,10 +56,16 @@ pub enum Bug {
     PackedDataDropped,
     /// A cancelled receive stays in the matching list.
     CancelKeepsMatch,
+    /// Of a region's key only the place in the table is compared.
+    KeyHalfChecked,
+    /// Operands and compare values are put side by side once for every try to send them.
+    OperandsLaidOutTwice,
+    /// The room of a read that is given up is not offered to those that wait for it.
+    ReadRoomKept,
 }
 
 /// All of them, in order of declaration.
-pub const ALL: [Bug; 24] = [
+pub const ALL: [Bug; 27] = [
     Bug::OldDuplicateDelivered,
     Bug::DuplicateDelivered,
     Bug::RendezvousDoneOnAck,
@@ -84,6 +90,9 @@ pub const ALL: [Bug; 24] = [
     Bug::OrderGateOpen,
     Bug::PackedDataDropped,
     Bug::CancelKeepsMatch,
+    Bug::KeyHalfChecked,
+    Bug::OperandsLaidOutTwice,
+    Bug::ReadRoomKept,
 ];
 
 /// Whether `bug` is switched on for this thread.

@@ -18,6 +18,7 @@ use barewire_driver::mem::IoBuf;
 use super::{CntrId, EpId, Node};
 use crate::error::{Error, Result};
 use crate::flags::MrAccess;
+use crate::plant::{Bug, planted};
 use crate::proto::atomic::Sharing;
 use crate::rel::sent::BodyRef;
 use crate::slab::{Handle, NONE};
@@ -228,7 +229,8 @@ impl Node {
     #[inline]
     fn mr_of(&self, key: u64) -> Option<u32> {
         let slot = key as u32 & ((1 << SLOT_BITS) - 1);
-        if self.mrs.get(slot).is_some_and(|mr| mr.key == key && !mr.by_app) {
+        let same = |mr: &Mr| mr.key == key || planted(Bug::KeyHalfChecked);
+        if self.mrs.get(slot).is_some_and(|mr| same(mr) && !mr.by_app) {
             return Some(slot);
         }
         if self.mr_by_key.is_empty() { None } else { self.mr_by_key.get(&key).copied() }

@@ -260,6 +260,8 @@ pub(crate) struct AtomicWr {
     pub(crate) result: IoBuf,
     /// Operands, and behind them compare values, if they are too long for the inject memory.
     pub(crate) operands: Vec<u8>,
+    /// They lie as its packets take them.
+    pub(crate) laid_out: bool,
     /// Packets of it that are not answered yet, and bytes of those that are.
     pub(crate) answers: u32,
     pub(crate) got: u64,

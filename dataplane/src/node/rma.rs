@@ -276,6 +276,7 @@ impl Node {
             tagged: req.flags.contains(OpFlags::TAGGED),
             result: req.result,
             operands,
+            laid_out: false,
             answers: 0,
             got: 0,
             all_out: false,

@@ -14,6 +14,7 @@ use super::rma::{REMOTE_READ, REMOTE_WRITE};
 use super::{MsgKind, Node};
 use crate::error::Error;
 use crate::flags::{Caps, CqFlags, MrAccess};
+use crate::plant::{Bug, planted};
 use crate::proto::atomic::{self, AtomicFault, AtomicKind, Datatype, Sharing};
 use crate::proto::matching::Src;
 use crate::rel::sent::{BodyRef, OP_MAX};
@@ -495,6 +496,10 @@ impl Node {
         }
         // Any byte of the operation may still come.
         self.free_if_idle(idx);
+        // What it would have asked for next is room for others.
+        if !planted(Bug::ReadRoomKept) {
+            self.serve_waiting_pulls(self.polled_at);
+        }
     }
 
     /// Gives back a read that nobody wants, once nothing of it is missing.

@@ -9,6 +9,7 @@
 use super::ops::{Job, JobKind, RmaKind, WrFlags};
 use super::output::{Packet, Step};
 use super::{FrameSink, Node, RmaIov};
+use crate::plant::{Bug, planted};
 use crate::rel::sent::BodyRef;
 use crate::slab::NONE;
 use crate::types::Instant;
@@ -275,6 +276,10 @@ impl Node {
         let rma = self.rma_of(w);
         let list = rma.iov;
         let RmaKind::Atomic(a) = &mut rma.kind else { return };
+        if std::mem::replace(&mut a.laid_out, true) && !planted(Bug::OperandsLaidOutTwice) {
+            // The first packet was tried before and did not leave.
+            return;
+        }
         let single = list.as_slice().iter().filter(|range| range.len > 0).count() == 1;
         let elem = usize::from(a.elem_len);
         if a.operands.is_empty() || a.sent_len <= a.elem_len || single && total as u64 <= seg {

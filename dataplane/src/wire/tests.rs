@@ -549,8 +549,6 @@ fn one_sided_operations_are_refused_for_their_own_cause() {
     refused(Ty::Write, 36, &[2], E::LateImm);
     refused(Ty::Atomic, 36, &[2], E::LateImm);
     refused(Ty::Write, 56, &[4], E::RmaRange);
-    refused(Ty::Write, 48, &[0xff; 8], E::RmaRange);
-    refused(Ty::Read, 48, &[0xff; 8], E::RmaRange);
     refused(Ty::Read, 64, &[0xff; 8], E::RmaRange);
     refused(Ty::Read, 72, &(READ_MAX + 1).to_le_bytes(), E::RmaRange);
     refused(Ty::Resp, 44, &[10], E::RespStatus);

@@ -167,7 +167,7 @@ fn protection_holds_for_writes_and_reads() {
                 ("closed", closed.key, 0, Error::KeyRejected, true, true),
                 ("past the end", region.key, 4097 - len.min(4097), Error::Access, true, true),
                 ("far past the end", region.key, 1 << 40, Error::Access, true, true),
-                ("wraps", region.key, u64::MAX - len, Error::Access, true, true),
+                ("wraps", region.key, u64::MAX - len / 2, Error::Access, true, true),
                 ("below", virt.key, base - 1, Error::Access, true, true),
                 ("read-only", readable.key, 0, Error::Access, true, false),
                 ("write-only", writable.key, 0, Error::Access, false, true),
