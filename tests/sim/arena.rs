@@ -127,6 +127,11 @@ impl Arena {
         write_content(self.bytes_mut(buf), id);
     }
 
+    /// Fills the buffer with `bytes`, as many as it has.
+    pub(crate) fn write(&mut self, buf: Buf, bytes: &[u8]) {
+        self.bytes_mut(buf).copy_from_slice(bytes);
+    }
+
     fn bytes_mut(&mut self, buf: Buf) -> &mut [u8] {
         let block = &self.blocks[buf.idx];
         assert!(buf.len <= block.size);

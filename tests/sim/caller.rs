@@ -9,6 +9,7 @@ use barewire_driver::mem::IoBuf;
 use crate::arena::{Arena, NAME_LEN};
 use crate::ledger::{Addr, EpKey, Ledger, Msg, Recv, RecvMode, Sent, Violation, ensure};
 use crate::net::Net;
+use crate::onesided::{ONE_SIDED, Regions};
 use crate::plan::{CallerPlan, Plan};
 use crate::rng::Rng;
 
@@ -33,19 +34,20 @@ pub(crate) struct View<'a> {
 
 /// An address the application inserted.
 #[derive(Clone, Copy)]
-struct Peer {
-    fi: FiAddr,
-    addr: Addr,
+pub(crate) struct Peer {
+    pub(crate) fi: FiAddr,
+    pub(crate) addr: Addr,
 }
 
 /// An endpoint.
 pub(crate) struct Ep {
-    id: EpId,
+    pub(crate) id: EpId,
     pub(crate) key: EpKey,
     number: u16,
     cq: CqId,
     cntr: Option<CntrId>,
-    selective: bool,
+    remote_cntr: Option<CntrId>,
+    pub(crate) selective: bool,
     directed: bool,
     open: bool,
     /// Contexts of peeks that asked to reserve, and receives that may be cancelled.
@@ -59,11 +61,12 @@ pub(crate) struct Ep {
 pub(crate) struct App {
     pub(crate) arena: Arena,
     pub(crate) life: u32,
-    rng: Rng,
+    pub(crate) rng: Rng,
     av: AvId,
     pub(crate) eps: Vec<Ep>,
+    pub(crate) regions: Regions,
     cqs: Vec<CqId>,
-    peers: Vec<Peer>,
+    pub(crate) peers: Vec<Peer>,
     /// Lives that addresses were inserted for, per host.
     known: Vec<u32>,
     /// The receives of the active phase have been taken back.
@@ -86,6 +89,7 @@ impl App {
             life,
             av,
             eps: Vec::new(),
+            regions: Regions::default(),
             cqs: Vec::new(),
             peers: Vec::new(),
             known: vec![0; v.residents.len()],
@@ -101,6 +105,9 @@ impl App {
             app.open_ep(v, node, FIRST_EP + i as u16, cq)?;
         }
         app.cqs = cqs;
+        if v.plan.caller.remote > 0.0 {
+            app.open_regions(v, node)?;
+        }
         for host in 0..v.residents.len() {
             app.resolve(v, node, host)?;
         }
@@ -114,6 +121,9 @@ impl App {
         let source = rng.chance(0.7);
         let mut caps = Caps::MSG | Caps::TAGGED | Caps::SEND | Caps::RECV;
         caps |= Caps::MULTI_RECV | Caps::FENCE;
+        if v.plan.caller.remote > 0.0 {
+            caps |= ONE_SIDED;
+        }
         caps.set(Caps::DIRECTED_RECV, directed);
         caps.set(Caps::SOURCE, source);
         let attr = EpAttr { number: Some(number), caps, ..EpAttr::default() };
@@ -131,6 +141,13 @@ impl App {
         if let Some(c) = cntr {
             node.ep_bind_cntr(id, c, BindFlags::TRANSMIT)?;
         }
+        let remote_cntr = match cntr.filter(|_| v.plan.caller.remote > 0.0) {
+            Some(_) => Some(node.cntr_open()?),
+            None => None,
+        };
+        if let Some(c) = remote_cntr {
+            node.ep_bind_cntr(id, c, BindFlags::READ | BindFlags::WRITE)?;
+        }
         node.ep_enable(id)?;
         if v.plan.caller.rare > 0.0 {
             node.ep_set_min_multi_recv(id, 64)?;
@@ -143,6 +160,7 @@ impl App {
             number,
             cq,
             cntr,
+            remote_cntr,
             selective,
             directed,
             open: true,
@@ -203,6 +221,10 @@ impl App {
     ) -> std::result::Result<(), Violation> {
         let open: Vec<usize> = (0..self.eps.len()).filter(|&i| self.eps[i].open).collect();
         let e = open[self.rng.index(open.len())];
+        let remote = v.plan.caller.remote;
+        if remote > 0.0 && self.rng.chance(remote) {
+            return self.call_remote(v, node, e, more);
+        }
         if self.rng.chance(v.plan.caller.rare) {
             return match self.rng.below(20) {
                 0 => self.reopen(v, node, e),
@@ -571,7 +593,8 @@ impl App {
 
     /// Translates the source of a completion by what was inserted.
     fn source(&self, node: &Node, cqe: &Cqe) -> std::result::Result<Option<Addr>, Violation> {
-        if cqe.src == FI_ADDR_UNSPEC || !cqe.flags.contains(CqFlags::RECV) {
+        let from = CqFlags::RECV | CqFlags::REMOTE_READ | CqFlags::REMOTE_WRITE;
+        if cqe.src == FI_ADDR_UNSPEC || !cqe.flags.intersects(from) {
             return Ok(None);
         }
         let a = node.av_lookup(self.av, cqe.src).map_err(|e| format!("source {}: {e}", cqe.src))?;
@@ -672,18 +695,21 @@ impl App {
         Ok(())
     }
 
-    /// Compares the transmit counters with what the ledger saw.
+    /// Compares the counters of what was issued with what the ledger saw.
     pub(crate) fn check_counters(
         &self,
         v: &View<'_>,
         node: &Node,
     ) -> std::result::Result<(), Violation> {
         for ep in self.eps.iter().filter(|ep| ep.open) {
-            let Some(c) = ep.cntr else { continue };
-            let read = |r: Result<u64>| r.map_err(|e| format!("cntr_read: {e}"));
-            let seen = (read(node.cntr_read(c))?, read(node.cntr_readerr(c))?);
-            let due = v.ledger.sends(ep.key);
-            ensure!(seen == due, "counter of {:?} shows {seen:?}, {due:?} happened", ep.key);
+            let all =
+                [(ep.cntr, v.ledger.sends(ep.key)), (ep.remote_cntr, v.ledger.remote_ops(ep.key))];
+            for (cntr, due) in all {
+                let Some(c) = cntr else { continue };
+                let read = |r: Result<u64>| r.map_err(|e| format!("cntr_read: {e}"));
+                let seen = (read(node.cntr_read(c))?, read(node.cntr_readerr(c))?);
+                ensure!(seen == due, "counter of {:?} shows {seen:?}, {due:?} happened", ep.key);
+            }
         }
         Ok(())
     }

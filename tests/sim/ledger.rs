@@ -4,7 +4,8 @@
 //! endpoint closed. A message is delivered at most once, whole, to the endpoint and the life that
 //! it was addressed to, and if its send succeeded and the target lives, it is. Nothing outside lent
 //! memory is written. Messages of one stream are matched in order (`FI_ORDER_SAS`), receives in
-//! posting order. An error needs a cause that the simulator knows of.
+//! posting order. An error needs a cause that the simulator knows of. What operations on remote
+//! memory must have done stands in [`crate::remote`].
 
 use std::collections::HashMap;
 
@@ -14,6 +15,7 @@ use barewire_dataplane::node::MsgKind;
 use barewire_dataplane::types::{CqErr, Cqe, ProvErrno};
 
 use crate::arena::{Arena, Buf, claimed_id, is_content};
+use crate::remote::{Act, Remote, Remotes};
 use crate::rng::mix;
 
 /// What went wrong, for a person.
@@ -116,6 +118,7 @@ pub(crate) enum RecvMode {
 enum What {
     Send(usize),
     Recv(Recv),
+    Remote(usize),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -157,6 +160,9 @@ struct Ep {
     pending: u64,
     sends_ok: u64,
     sends_failed: u64,
+    /// Operations on remote memory.
+    remote_ok: u64,
+    remote_failed: u64,
     /// Messages thrown away by peeks, by tag and length.
     discards: HashMap<(u64, u64), u64>,
     source: bool,
@@ -183,11 +189,18 @@ pub(crate) struct Tally {
     pub(crate) truncated: u64,
     /// Operations that ended because the peer was taken for dead.
     pub(crate) deaths: u64,
+    /// Operations on remote memory that succeeded.
+    pub(crate) remote: u64,
+    /// Operations on remote memory that failed, refused ones included.
+    pub(crate) remote_failed: u64,
+    /// Those that a target refused, as it had to.
+    pub(crate) denied: u64,
 }
 
 /// All operations of a run.
 pub(crate) struct Ledger {
     pub(crate) tally: Tally,
+    pub(crate) remotes: Remotes,
     msgs: Vec<Msg>,
     ops: Vec<Op>,
     lives: Vec<Life>,
@@ -207,6 +220,7 @@ impl Ledger {
         let nobody = Life { host: usize::MAX, alive: false, eps: Vec::new() };
         Self {
             tally: Tally::default(),
+            remotes: Remotes::default(),
             msgs: Vec::new(),
             ops: Vec::new(),
             lives: vec![nobody],
@@ -226,13 +240,23 @@ impl Ledger {
 
     pub(crate) fn life_dead(&mut self, life: u32) {
         self.lives[life as usize].alive = false;
-        for op in &mut self.ops {
+        for i in 0..self.ops.len() {
+            let op = &self.ops[i];
             if op.at.life == life && matches!(op.state, State::Pending | State::Silent) {
-                op.state = State::Dead;
-                if let What::Send(m) = op.what {
-                    self.msgs[m].sent = Sent::Orphan;
-                }
+                self.orphan(i);
             }
+        }
+    }
+
+    /// Nobody will hear of the outcome of operation `i`.
+    fn orphan(&mut self, i: usize) {
+        self.ops[i].state = State::Dead;
+        match self.ops[i].what {
+            What::Send(m) => self.msgs[m].sent = Sent::Orphan,
+            What::Remote(n) => {
+                let Ok(()) = self.remotes.failed(n, true) else { unreachable!("it may have been") };
+            }
+            What::Recv(_) => {}
         }
     }
 
@@ -241,7 +265,19 @@ impl Ledger {
         let discards = HashMap::new();
         let (open, closing) = (true, false);
         let (pending, sends_ok, sends_failed) = (0, 0, 0);
-        eps.push(Ep { number, open, closing, pending, sends_ok, sends_failed, discards, source });
+        let (remote_ok, remote_failed) = (0, 0);
+        eps.push(Ep {
+            number,
+            open,
+            closing,
+            pending,
+            sends_ok,
+            sends_failed,
+            remote_ok,
+            remote_failed,
+            discards,
+            source,
+        });
         EpKey { life, ep: (eps.len() - 1) as u32 }
     }
 
@@ -254,13 +290,11 @@ impl Ledger {
     /// The endpoint was closed and its queue read to the end: nothing may be pending any more.
     pub(crate) fn ep_closed(&mut self, at: EpKey) -> Result<(), Violation> {
         self.ep_mut(at).open = false;
-        for (i, op) in self.ops.iter_mut().enumerate().filter(|(_, op)| op.at == at) {
-            ensure!(op.state != State::Pending, "op {i} has no outcome after its endpoint closed");
-            if op.state == State::Silent {
-                op.state = State::Dead;
-                if let What::Send(m) = op.what {
-                    self.msgs[m].sent = Sent::Orphan;
-                }
+        for i in (0..self.ops.len()).filter(|&i| self.ops[i].at == at).collect::<Vec<_>>() {
+            let state = self.ops[i].state;
+            ensure!(state != State::Pending, "op {i} has no outcome after its endpoint closed");
+            if state == State::Silent {
+                self.orphan(i);
             }
         }
         Ok(())
@@ -305,6 +339,14 @@ impl Ledger {
         self.op(at, What::Recv(recv), State::Pending, buf)
     }
 
+    /// Notes an operation on remote memory that is about to be posted, and gives its context.
+    pub(crate) fn remote(&mut self, at: EpKey, op: Remote, buf: Option<Buf>) -> u64 {
+        self.seq += 1;
+        let state = if op.silent { State::Silent } else { State::Pending };
+        self.remotes.ops.push(op);
+        self.op(at, What::Remote(self.remotes.ops.len() - 1), state, buf)
+    }
+
     fn op(&mut self, at: EpKey, what: What, state: State, buf: Option<Buf>) -> u64 {
         self.posts += 1;
         let nonce = mix(self.salt ^ self.posts) << 32;
@@ -345,9 +387,13 @@ impl Ledger {
         // Its context is never given again, so that a completion of it is found out.
         assert!(i + 1 == self.ops.len(), "only the last call can be refused");
         let op = self.ops.pop()?;
-        if let What::Send(m) = op.what {
-            assert!(m + 1 == self.msgs.len(), "only the last message can be refused");
-            self.msgs.pop();
+        match op.what {
+            What::Send(m) => {
+                assert!(m + 1 == self.msgs.len(), "only the last message can be refused");
+                self.msgs.pop();
+            }
+            What::Remote(_) => drop(self.remotes.ops.pop()),
+            What::Recv(_) => {}
         }
         self.ep_mut(op.at).pending -= 1;
         op.buf
@@ -384,7 +430,9 @@ impl Ledger {
     /// Whether everything has ended that must end without another receive: sends, claims and
     /// cancelled receives of living processes, and messages that a living target must get.
     pub(crate) fn settled(&self) -> bool {
-        self.ops.iter().all(|op| !self.must_end(op)) && self.msgs.iter().all(|m| !self.missing(m))
+        self.ops.iter().all(|op| !self.must_end(op))
+            && self.msgs.iter().all(|m| !self.missing(m))
+            && self.remotes.ops.iter().all(|op| !self.untold(op))
     }
 
     /// What [`settled`](Self::settled) still waits for, for a person.
@@ -398,7 +446,7 @@ impl Ledger {
 
     fn must_end(&self, op: &Op) -> bool {
         let send = match &op.what {
-            What::Send(_) => true,
+            What::Send(_) | What::Remote(_) => true,
             What::Recv(r) => !matches!(r.mode, RecvMode::Plain | RecvMode::Multi),
         };
         op.state == State::Pending && (send || op.cancelled)
@@ -431,6 +479,9 @@ impl Ledger {
         src: Option<Addr>,
         arena: &mut Arena,
     ) -> Result<(), Violation> {
+        if cqe.flags.intersects(CqFlags::REMOTE_READ | CqFlags::REMOTE_WRITE) {
+            return self.remote_told(life, cqe, src);
+        }
         let i = self.find(cqe.op_context)?;
         let op = &mut self.ops[i];
         op.ok = true;
@@ -444,7 +495,67 @@ impl Ledger {
         match what {
             What::Send(m) => self.send_done(i, m, cqe, arena),
             What::Recv(r) => self.recv_done(i, &r, cqe, src, arena),
+            What::Remote(n) => self.remote_done(i, n, cqe, arena),
         }
+    }
+
+    fn remote_done(
+        &mut self,
+        i: usize,
+        n: usize,
+        cqe: &Cqe,
+        arena: &mut Arena,
+    ) -> Result<(), Violation> {
+        let op = &self.remotes.ops[n];
+        let way = if op.reads() { CqFlags::READ } else { CqFlags::WRITE };
+        let family = match op.act {
+            Act::Write(_) | Act::Read(_) => CqFlags::RMA,
+            _ => CqFlags::ATOMIC,
+        };
+        ensure!(cqe.flags == family | way, "op {i} completed with {:?}: {op:?}", cqe.flags);
+        if op.fence {
+            self.check_fence(i)?;
+        }
+        let got = match (self.ops[i].buf, op.reads()) {
+            (Some(buf), true) => arena.bytes(buf).to_vec(),
+            _ => Vec::new(),
+        };
+        let done = self.remotes.succeeded(n, &got);
+        done.map_err(|e| format!("op {i}: {e}: {}", self.remotes.ops[n]))?;
+        let at = self.ops[i].at;
+        self.ep_mut(at).remote_ok += 1;
+        self.tally.remote += 1;
+        self.end(i, arena)
+    }
+
+    /// An application is told of an operation on its memory.
+    fn remote_told(&mut self, life: u32, cqe: &Cqe, src: Option<Addr>) -> Result<(), Violation> {
+        let n = self.remotes.told(cqe.data, life)?;
+        let op = &self.remotes.ops[n];
+        let way = if op.reads() { CqFlags::REMOTE_READ } else { CqFlags::REMOTE_WRITE };
+        let family = match op.act {
+            Act::Write(_) => CqFlags::RMA,
+            _ => CqFlags::ATOMIC,
+        };
+        let flags = family | way | CqFlags::REMOTE_CQ_DATA;
+        ensure!(cqe.flags == flags, "operation {n} was told of with {:?}", cqe.flags);
+        let from = src.is_none_or(|src| src.host == op.src_host);
+        ensure!(from, "operation {n} of host {} reported from {src:?}", op.src_host);
+        Ok(())
+    }
+
+    /// The target of what the operation does to a living host knows it only by the memory: is it
+    /// certain that it was executed?
+    fn surely_executed(&self, op: &Remote) -> bool {
+        let life = self.remotes.regions[op.region].life;
+        let closed = self.remotes.regions[op.region].is_closed();
+        let calm = !self.excused(op.src_host, op.dst.host).errors;
+        calm && self.lives[life as usize].alive && !closed && self.ep_always_open(op.dst)
+    }
+
+    /// Operations on memory whose target has still to tell its application of them.
+    fn untold(&self, op: &Remote) -> bool {
+        op.imm && !op.told && op.is_ok() && self.surely_executed(op)
     }
 
     fn send_done(
@@ -458,7 +569,7 @@ impl Ledger {
         ensure!(cqe.flags == flags, "send {i} completed with {:?}, not {flags:?}", cqe.flags);
         self.msgs[m].sent = Sent::Ok;
         if self.msgs[m].fence {
-            self.check_fence(i, m)?;
+            self.check_fence(i)?;
         }
         self.tally.ok += 1;
         let at = self.ops[i].at;
@@ -467,15 +578,23 @@ impl Ledger {
     }
 
     /// A fenced operation completes after everything posted before it to the same peer.
-    fn check_fence(&self, i: usize, m: usize) -> Result<(), Violation> {
-        let fenced = &self.msgs[m];
+    fn check_fence(&self, i: usize) -> Result<(), Violation> {
+        let fenced = self.dst(&self.ops[i]);
         for (j, op) in self.ops[..i].iter().enumerate().rev().take(300) {
-            let What::Send(n) = op.what else { continue };
-            let same = op.at == self.ops[i].at && self.msgs[n].dst == fenced.dst;
+            let same = op.at == self.ops[i].at && fenced.is_some() && self.dst(op) == fenced;
             let late = same && op.state == State::Pending;
-            ensure!(!late, "fenced send {i} completed before send {j} to the same peer");
+            ensure!(!late, "fenced operation {i} completed before {j} to the same peer");
         }
         Ok(())
+    }
+
+    /// Whom an operation goes to.
+    fn dst(&self, op: &Op) -> Option<Addr> {
+        match op.what {
+            What::Send(m) => Some(self.msgs[m].dst),
+            What::Remote(n) => Some(self.remotes.ops[n].dst),
+            What::Recv(_) => None,
+        }
     }
 
     fn recv_done(
@@ -591,7 +710,44 @@ impl Ledger {
         match op.what.clone() {
             What::Send(m) => self.send_failed(i, m, e, arena),
             What::Recv(r) => self.recv_failed(i, &r, e, src, arena),
+            What::Remote(n) => self.remote_failed(i, n, e, arena),
         }
+    }
+
+    fn remote_failed(
+        &mut self,
+        i: usize,
+        n: usize,
+        e: &CqErr,
+        arena: &mut Arena,
+    ) -> Result<(), Violation> {
+        let at = self.ops[i].at;
+        let closing = self.ep(at).closing;
+        let op = &self.remotes.ops[n];
+        let region = &self.remotes.regions[op.region];
+        let gone = region.is_closed() || !self.lives[region.life as usize].alive;
+        let broken = self.excused(op.src_host, op.dst.host).errors;
+        let due = matches!(op.act, Act::Bad(err) if err.fi_errno() == e.err.fi_errno());
+        let fair = match e.err {
+            Error::Canceled => closing || self.ops[i].cancelled,
+            Error::HostUnreach => broken,
+            Error::ConnReset => broken || !self.ep_always_open(op.dst),
+            Error::ConnRefused => !self.ep_always_open(op.dst),
+            Error::KeyRejected => gone || due,
+            _ => due,
+        };
+        ensure!(fair, "operation {i} failed without a cause: {e:?} {op}");
+        self.tally.deaths += u64::from(e.err == Error::HostUnreach);
+        self.tally.denied += u64::from(due);
+        let executed = e.prov_errno != ProvErrno::NotExecuted;
+        ensure!(!(due && executed), "operation {i} was refused and may have been executed: {e:?}");
+        if let Some(buf) = self.ops[i].buf {
+            arena.guards(buf).map_err(|w| format!("operation {i}: {w}"))?;
+        }
+        self.remotes.failed(n, executed).map_err(|w| format!("operation {i}: {w}"))?;
+        self.ep_mut(at).remote_failed += 1;
+        self.tally.remote_failed += 1;
+        self.end(i, arena)
     }
 
     fn send_failed(
@@ -703,15 +859,32 @@ impl Ledger {
 
     /// Successes and failures that the endpoint's transmit counter must show.
     pub(crate) fn sends(&self, at: EpKey) -> (u64, u64) {
-        let silent = |op: &&Op| op.at == at && op.state == State::Silent;
-        let silent = self.ops.iter().filter(silent).count() as u64;
+        let (silent, _) = self.silent(at);
         let ep = self.ep(at);
         (ep.sends_ok + silent, ep.sends_failed)
     }
 
+    /// As [`sends`](Self::sends), of the counter of operations on remote memory.
+    pub(crate) fn remote_ops(&self, at: EpKey) -> (u64, u64) {
+        let (_, silent) = self.silent(at);
+        let ep = self.ep(at);
+        (ep.remote_ok + silent, ep.remote_failed)
+    }
+
+    /// Sends, and operations on remote memory, whose success nobody was told.
+    fn silent(&self, at: EpKey) -> (u64, u64) {
+        let silent = self.ops.iter().filter(|op| op.at == at && op.state == State::Silent);
+        let (sends, remote): (Vec<&Op>, _) =
+            silent.partition(|op| matches!(op.what, What::Send(_)));
+        (sends.len() as u64, remote.len() as u64)
+    }
+
     /// The rules that can only be judged when all is over.
-    pub(crate) fn verdict(&self) -> Result<(), Violation> {
+    pub(crate) fn verdict(&mut self) -> Result<(), Violation> {
         self.check_order()?;
+        let ops = self.remotes.ops.iter();
+        let sure: Vec<bool> = ops.map(|op| self.surely_executed(op)).collect();
+        self.remotes.verdict(&sure)?;
         for (m, msg) in self.msgs.iter().enumerate() {
             ensure!(!self.missing(msg), "message {m} was sent and never arrived: {msg:?}");
         }

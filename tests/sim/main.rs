@@ -6,7 +6,8 @@
 //! `SIM_TRACE=1` prints every frame. `SIM_NIGHTLY=1` runs the large sizes.
 //!
 //! - [`plan`]: what a seed decides. [`net`]: time and the segment. [`arena`]: the applications'
-//!   memory. [`caller`]: what they call. [`ledger`]: the checker. [`world`]: the run.
+//!   memory. [`caller`], [`onesided`]: what they call. [`ledger`], [`remote`]: the checker.
+//!   [`world`]: the run.
 //! - `stages`: the tests.
 
 mod alloc;
@@ -14,7 +15,9 @@ mod arena;
 mod caller;
 mod ledger;
 mod net;
+mod onesided;
 mod plan;
+mod remote;
 mod rig;
 mod rng;
 mod stages;

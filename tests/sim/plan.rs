@@ -135,6 +135,10 @@ pub(crate) struct CallerPlan {
     pub(crate) selective: f64,
     /// Whether rare calls (close, peek, multi-receive, cancel) are in the mix.
     pub(crate) rare: f64,
+    /// Share of operations on remote memory. Without any there is no region.
+    pub(crate) remote: f64,
+    /// Nothing but additions and swaps from all other hosts onto one word of the first.
+    pub(crate) one_word: bool,
 }
 
 const US: u64 = 1_000;
@@ -189,6 +193,8 @@ impl Plan {
                 any_life: 0.3,
                 selective: 0.2,
                 rare: 0.0,
+                remote: 0.0,
+                one_word: false,
             },
         }
     }
@@ -203,6 +209,7 @@ impl Plan {
         p.draw_node(&mut r);
         p.draw_caller(&mut r);
         p.draw_faults(&mut r);
+        p.caller.remote = Rng::new(seed, 6).pick(&[0.0, 0.2, 0.4, 0.8]);
         p
     }
 

@@ -361,6 +361,9 @@ impl World {
     }
 
     fn fault(&mut self, fault: Fault) {
+        if self.net.print {
+            eprintln!("{:>12} {fault:?}", self.net.now);
+        }
         let limit = self.plan.node.t_dead_ns / 2;
         let errors = Excuse { errors: true, loss: false };
         match fault {
@@ -417,7 +420,10 @@ impl World {
         }
         h.poll_stamp += 1;
         (h.poll_at, h.starved_until) = (u64::MAX, 0);
-        let errors = Excuse { errors: true, loss: false };
+        // Where nothing is lost a send ends when its frame has left. Behind a refused packet that
+        // frame waits for the NOP of its sender, which a dead one owes for ever.
+        let loss = self.plan.link.lossless && self.plan.caller.remote > 0.0;
+        let errors = Excuse { errors: true, loss };
         (0..self.hosts.len()).for_each(|other| self.ledger.excuse(host, other, errors));
         if let Some(ns) = back_ns {
             self.hosts[host].restarting = true;

@@ -15,6 +15,7 @@ fn scenario(seed: u64, ops: u64) -> Plan {
     p.caller.rare = if seed % 4 == 3 { 0.2 } else { 0.0 };
     p.caller.len_max = [600, 6000, 30_000][(seed / 3 % 3) as usize];
     p.caller.any_life = 0.4;
+    p.caller.remote = if seed % 3 == 1 { 0.5 } else { 0.0 };
     p.link.lossless = seed % 5 == 4;
     p.node.t_dead_ns = 200_000_000;
     p.node.unexpected_bytes = 64 << 10;

@@ -10,6 +10,7 @@ use crate::world::Report;
 mod directed;
 mod hostile;
 mod measure;
+mod once;
 #[cfg(feature = "plant")]
 mod planted;
 mod random;
@@ -29,6 +30,9 @@ pub(crate) struct Sum {
     pub(crate) corrupted: u64,
     pub(crate) crashes: u64,
     pub(crate) deaths: u64,
+    /// Operations on remote memory that succeeded, and that were refused as they had to be.
+    pub(crate) remote: u64,
+    pub(crate) denied: u64,
 }
 
 impl Sum {
@@ -45,6 +49,8 @@ impl Sum {
         self.corrupted += r.net.corrupted;
         self.crashes += r.crashes;
         self.deaths += r.tally.deaths;
+        self.remote += r.tally.remote;
+        self.denied += r.tally.denied;
     }
 
     pub(crate) fn merge(&mut self, s: &Self) {
@@ -60,13 +66,16 @@ impl Sum {
         self.corrupted += s.corrupted;
         self.crashes += s.crashes;
         self.deaths += s.deaths;
+        self.remote += s.remote;
+        self.denied += s.denied;
     }
 
     /// The line of a stage.
     pub(crate) fn print(&self, stage: &str, start: Instant) {
         println!(
             "{stage}: runs {} ops {} refused {} failed {} delivered {} events {} frames {} \
-             dropped {} duplicated {} corrupted {} crashes {} deaths {} violations 0 time {:.1} s",
+             remote {} denied {} dropped {} duplicated {} corrupted {} crashes {} deaths {} \
+             violations 0 time {:.1} s",
             self.runs,
             self.ops,
             self.refused,
@@ -74,6 +83,8 @@ impl Sum {
             self.delivered,
             self.events,
             self.frames,
+            self.remote,
+            self.denied,
             self.dropped,
             self.duplicated,
             self.corrupted,
@@ -90,14 +101,13 @@ pub(crate) fn nightly() -> bool {
     set("SIM_NIGHTLY") || set("BAREWIRE_NIGHTLY")
 }
 
-/// The seeds of a stage: those below `count`, or the one in `SIM_SEED`.
+/// The seeds of a stage: those below `count`, or what `SIM_SEED` says, `17` or `1000..2000`.
 pub(crate) fn seeds(count: u64) -> std::ops::Range<u64> {
-    match std::env::var("SIM_SEED") {
-        Ok(s) => {
-            let one = s.parse().expect("SIM_SEED is a number");
-            one..one + 1
-        }
-        Err(_) => 0..count,
+    let Ok(asked) = std::env::var("SIM_SEED") else { return 0..count };
+    let number = |s: &str| s.parse().expect("SIM_SEED is a number, or two with .. between them");
+    match asked.split_once("..") {
+        Some((from, to)) => number(from)..number(to),
+        None => number(&asked)..number(&asked) + 1,
     }
 }
 

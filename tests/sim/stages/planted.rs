@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use barewire_dataplane::plant::{ALL, Bug, with};
 
-use super::{directed, hostile, random};
+use super::{directed, hostile, once, random};
 use crate::ledger::Violation;
 use crate::world::guarded;
 
@@ -14,11 +14,12 @@ use crate::world::guarded;
 type Part = fn(u64) -> Result<(), Violation>;
 
 /// In the order in which they are tried: name, parts at most.
-const STAGES: [(&str, u64, Part); 7] = [
+const STAGES: [(&str, u64, Part); 8] = [
     ("sim_quick", 40, |seed| random::one(seed, 500)),
     ("hostile_peer", 12, |seed| guarded(|| hostile::hostile(seed, 2_000))),
     ("forged_frames", 2, |seed| guarded(|| hostile::forged(seed, 5_000))),
     ("crash_at_every_step", 5, |seed| directed::crash_steps(seed, 12).map(|_| ())),
+    ("exactly_once", 40, |seed| once::one_word(seed).map(|_| ())),
     ("false_death", 40, |seed| random::no_death(seed).map(|_| ())),
     ("drop_dup_swap_each_packet", 1, |seed| directed::each_packet(seed, 12).map(|_| ())),
     ("sim_quick, more", 80, |seed| random::one(40 + seed, 500)),
