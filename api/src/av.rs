@@ -4,7 +4,6 @@
 use std::sync::Arc;
 
 use barewire_dataplane::node::AvId;
-use barewire_dataplane::poll::Engine;
 use barewire_dataplane::types::{EpAddr, FI_ADDR_UNSPEC, FiAddr};
 
 use crate::errno::{Error, Result};
@@ -104,10 +103,9 @@ impl Av {
             return Err(Error::Invalid("fi_addr: not as many as addresses"));
         }
         let mut core = self.0.dom.enter()?;
-        let now = Engine::now();
         let mut inserted = 0;
         for (i, addr) in addrs.enumerate() {
-            let at = addr.and_then(|addr| core.node().av_insert(now, self.0.id, addr));
+            let at = addr.and_then(|addr| core.engine.av_insert(self.0.id, addr));
             inserted += usize::from(at.is_ok());
             if let Some(slot) = fi_addrs.get_mut(i) {
                 *slot = at.unwrap_or(FI_ADDR_NOTAVAIL);
@@ -126,7 +124,7 @@ impl Av {
     #[doc(alias = "fi_av_insertsvc")]
     pub fn insertsvc(&self, node: &str, service: &str) -> Result<FiAddr> {
         let addr = resolve(node, Some(service).filter(|s| !s.is_empty()))?;
-        self.0.dom.enter()?.node().av_insert(Engine::now(), self.0.id, addr)
+        self.0.dom.enter()?.engine.av_insert(self.0.id, addr)
     }
 
     /// Inserts `node_count` times `service_count` addresses: the MAC `node` and those that follow

@@ -17,8 +17,8 @@ use barewire_driver::port::{Port, PortCaps, PortCounters, PortGone, PortWaiter, 
 
 use crate::error::Result as OpResult;
 use crate::flags::OpFlags;
-use crate::node::{AtomicReq, EpId, FrameSink, Node, ReadReq, RecvReq, SendReq, WriteReq};
-use crate::types::Instant;
+use crate::node::{AtomicReq, AvId, EpId, FrameSink, Node, ReadReq, RecvReq, SendReq, WriteReq};
+use crate::types::{EpAddr, FiAddr, Instant};
 
 /// Frames taken from the port at once.
 const BURST: usize = 32;
@@ -26,6 +26,9 @@ const BURST: usize = 32;
 /// Full bursts after which a turn sends what is due although more frames wait: a peer that floods
 /// us must not keep acknowledgements and our own data from leaving.
 const BURSTS_PER_TURN: usize = 4;
+
+/// Bursts that hold all that a port can have for us at a moment, unless somebody floods us.
+const INBOX_BURSTS: usize = 1024;
 
 /// Turns between two readings of the clock, which costs as much as an empty turn, while turns
 /// follow each other briskly: within so many nanoseconds from one reading to the next. The harm is
@@ -147,8 +150,18 @@ impl Engine {
         } else {
             self.untimed -= 1;
         }
+        let moved = self.receive(BURSTS_PER_TURN)?;
+        if timed || self.node.has_due() {
+            return Ok(moved + self.transmit(self.now)?);
+        }
+        Ok(moved)
+    }
+
+    /// Takes what arrived, at most so many bursts of it.
+    #[inline]
+    fn receive(&mut self, burst_max: usize) -> Result<usize, PortGone> {
         let mut moved = 0;
-        for _ in 0..BURSTS_PER_TURN {
+        for _ in 0..burst_max {
             let mut sink = ToNode { node: &mut self.node, now: self.now };
             let got = match self.port.rx_burst(BURST, &mut sink) {
                 Ok(got) => got,
@@ -158,9 +171,6 @@ impl Engine {
             if got < BURST {
                 break;
             }
-        }
-        if timed || self.node.has_due() {
-            return Ok(moved + self.transmit(self.now)?);
         }
         Ok(moved)
     }
@@ -297,6 +307,20 @@ impl Engine {
         }
     }
 
+    /// Adds an address, as [`Node::av_insert`] does. If it ends the session with an earlier life of
+    /// the peer, what that one had sent and was told of as delivered is taken from the port before.
+    ///
+    /// # Errors
+    /// Those of [`Node::av_insert`].
+    pub fn av_insert(&mut self, av: AvId, addr: EpAddr) -> OpResult<FiAddr> {
+        if self.gone.is_none() && self.node.supersedes(&addr) {
+            self.now = Self::now();
+            // A port that is gone has ended every session, and the next turn reports it.
+            let _ = self.receive(INBOX_BURSTS);
+        }
+        self.node.av_insert(Self::now(), av, addr)
+    }
+
     /// When [`turn`](Self::turn) must be called even if nothing arrives and nothing is posted.
     pub fn next_deadline(&self) -> Option<Instant> {
         if self.gone.is_some() {
@@ -329,5 +353,68 @@ impl Engine {
         self.node.port_gone(self.now);
         self.gone = Some(gone.clone());
         gone
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use barewire_driver::backend::loopback::Loopback;
+    use barewire_driver::mem::IoBuf;
+
+    use super::*;
+    use crate::flags::BindFlags;
+    use crate::node::{CqId, EpAttr, MsgKind, NodeSettings};
+    use crate::types::{Cqe, FI_ADDR_UNSPEC};
+
+    /// An engine with one endpoint.
+    fn open(port: Loopback, incarnation: u64) -> (Engine, AvId, CqId, EpId) {
+        let settings = NodeSettings { incarnation, seed: incarnation, ..NodeSettings::default() };
+        let node = Node::new(settings, port.caps()).unwrap();
+        let mut engine = Engine::new(node, Box::new(port));
+        let node = engine.node_mut();
+        let (av, cq) = (node.av_open(4).unwrap(), node.cq_open(16).unwrap());
+        let ep = node.ep_open(EpAttr::default()).unwrap();
+        node.ep_bind_cq(ep, cq, BindFlags::TRANSMIT | BindFlags::RECV).unwrap();
+        node.ep_bind_av(ep, av).unwrap();
+        node.ep_enable(ep).unwrap();
+        (engine, av, cq, ep)
+    }
+
+    fn send(dest: FiAddr) -> SendReq {
+        let (kind, buf, flags) = (MsgKind::Msg, IoBuf::EMPTY, OpFlags::empty());
+        SendReq { kind, buf, dest, tag: 0, data: 0, context: 7, flags, no_completion: false }
+    }
+
+    fn recv() -> RecvReq {
+        let (kind, buf, flags) = (MsgKind::Msg, IoBuf::EMPTY, OpFlags::empty());
+        RecvReq { kind, buf, src: FI_ADDR_UNSPEC, tag: 0, ignore: 0, context: 9, flags }
+    }
+
+    /// Goal: a message whose send succeeded arrives, although its sender died and its successor was
+    /// inserted before anybody looked into the ring.
+    #[test]
+    fn what_an_earlier_life_sent_is_taken_before_it_is_superseded() {
+        let (a, b) = Loopback::pair();
+        let (mut a, a_av, a_cq, a_ep) = open(a, 11);
+        let (mut b, b_av, b_cq, b_ep) = open(b, 22);
+        let b_addr = b.node().addr_of(b_ep).unwrap();
+        let a_addr = a.node().addr_of(a_ep).unwrap();
+        let dest = a.av_insert(a_av, b_addr).unwrap();
+        b.av_insert(b_av, a_addr).unwrap();
+        let mut cqe = [Cqe::default()];
+        // The first message opens the session.
+        for _ in 0..2 {
+            b.post_recv(b_ep, recv()).unwrap();
+        }
+        a.post_send(a_ep, send(dest)).unwrap();
+        while b.node_mut().cq_read(b_cq, &mut cqe).is_err() {
+            (a.turn().unwrap(), b.turn().unwrap());
+        }
+        assert_eq!(a.node_mut().cq_read(a_cq, &mut cqe), Ok(1));
+        a.post_send(a_ep, send(dest)).unwrap();
+        assert_eq!(a.node_mut().cq_read(a_cq, &mut cqe), Ok(1), "done: it lies in b's ring");
+        drop(a);
+        b.av_insert(b_av, EpAddr { incarnation: 33, ..a_addr }).unwrap();
+        assert_eq!(b.node_mut().cq_read(b_cq, &mut cqe), Ok(1));
     }
 }

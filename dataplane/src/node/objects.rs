@@ -185,7 +185,8 @@ impl Node {
     /// Adds an address and returns its index: the lowest that is free, so 0, 1, 2 and so on.
     ///
     /// An address that names another life of a peer than the one a session is open with ends that
-    /// session at once (rule S9).
+    /// session at once (rule S9), with whatever of it is still on the way to here: on a port that
+    /// loses nothing, take it before ([`supersedes`](Self::supersedes)).
     ///
     /// # Errors
     /// [`Error::NoMem`]: the node knows as many peers as it was set to, and all are in use.
@@ -203,6 +204,14 @@ impl Node {
         }
         self.peers[p].av_refs += 1;
         Ok(self.avs[av.0.idx()].av.insert(AvEntry { peer: p, ep: addr.ep, addr }))
+    }
+
+    /// Whether inserting `addr` ends a session over a port that loses nothing. Its other end may
+    /// have been told of messages as delivered that lie in the port unseen.
+    pub fn supersedes(&self, addr: &EpAddr) -> bool {
+        let peer = self.by_mac.get(&addr.mac).map(|&p| &self.peers[p]);
+        let other = |peer: &Peer| peer.inc != 0 && peer.inc != addr.incarnation;
+        self.lossless && addr.incarnation != 0 && peer.is_some_and(other)
     }
 
     /// Removes an address. Operations on their way to it go on.
