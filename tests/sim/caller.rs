@@ -173,7 +173,7 @@ impl App {
     }
 
     /// Inserts the addresses of the endpoints that `host` has now.
-    fn resolve(&mut self, v: &View<'_>, node: &mut Node, host: usize) -> Result<()> {
+    fn resolve(&mut self, v: &mut View<'_>, node: &mut Node, host: usize) -> Result<()> {
         let there = v.residents[host];
         self.known[host] = there.life;
         if self.rng.chance(0.8) {
@@ -185,6 +185,9 @@ impl App {
             let life = (!any && there.alive).then_some(there.life);
             let incarnation = if life.is_some() { there.incarnation } else { 0 };
             let addr = EpAddr { mac: Net::mac(host), ep: number, incarnation };
+            if v.plan.link.lossless && incarnation != 0 {
+                v.ledger.supersede(v.host, host, there.life);
+            }
             let fi = node.av_insert(v.now, self.av, addr)?;
             self.peers.push(Peer { fi, addr: Addr { host, number, life } });
         }

@@ -210,6 +210,9 @@ pub(crate) struct Ledger {
     salt: u64,
     /// Calls that posted, accepted or not.
     posts: u64,
+    /// For each pair of hosts (who, of whom): the newest life that it has told its node of, on a
+    /// link that loses nothing.
+    superseded: Vec<u32>,
     /// An endpoint was closed: messages it had begun to send may end half way at their receivers.
     withdrawn: bool,
 }
@@ -225,6 +228,7 @@ impl Ledger {
             ops: Vec::new(),
             lives: vec![nobody],
             excuses: vec![Excuse::default(); hosts * hosts],
+            superseded: vec![0; hosts * hosts],
             hosts,
             seq: 0,
             salt: seed,
@@ -305,6 +309,15 @@ impl Ledger {
             self.excuses[i].errors |= e.errors;
             self.excuses[i].loss |= e.loss;
         }
+    }
+
+    /// The application of `at` has told its node that `life` lives at `host` now, over a link that
+    /// loses nothing. Sends of earlier lives are done when the frame has left, and what of them is
+    /// still on its way then is lost. A real port has no way: what it took lies in the receiver's
+    /// memory, where the loop finds it first.
+    pub(crate) fn supersede(&mut self, at: usize, host: usize, life: u32) {
+        let newest = &mut self.superseded[at * self.hosts + host];
+        *newest = life.max(*newest);
     }
 
     fn excused(&self, a: usize, b: usize) -> Excuse {
@@ -459,6 +472,9 @@ impl Ledger {
         }
         let sender_lives = self.lives[m.src.life as usize].alive;
         if self.excused(m.src_host, m.dst.host).loss || (m.sent == Sent::Silent && !sender_lives) {
+            return false;
+        }
+        if self.superseded[m.dst.host * self.hosts + m.src_host] > m.src.life {
             return false;
         }
         // Somebody who was there when it was sent and has been since.

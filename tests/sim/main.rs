@@ -2,8 +2,9 @@
 //!
 //! Real nodes and the real codec exchange bytes over a virtual segment in virtual time. Faults, the
 //! applications' calls and the moments at which anybody looks are drawn from one seed. A failure
-//! prints `SIM_SEED=n`, and with that in the environment the same stage runs that seed alone;
-//! `SIM_TRACE=1` prints every frame. `SIM_NIGHTLY=1` runs the large sizes.
+//! prints `SIM_SEED=n`, and with that in the environment the same stage runs that seed alone
+//! (`SIM_SEED=1000..2000`: those); `SIM_TRACE=1` prints every frame. `SIM_NIGHTLY=1` runs the large
+//! sizes.
 //!
 //! - [`plan`]: what a seed decides. [`net`]: time and the segment. [`arena`]: the applications'
 //!   memory. [`caller`], [`onesided`]: what they call. [`ledger`], [`remote`]: the checker.

@@ -214,6 +214,7 @@ impl World {
         let busy_events = self.net.stats.events;
         self.greet()?;
         self.quiet()?;
+        self.take_late()?;
         self.check_end()?;
         Ok(Report {
             net: self.net.stats,
@@ -525,6 +526,18 @@ impl World {
             let due = life.node.next_deadline();
             let levels = life.node.levels();
             ensure!(due.is_none(), "node {i} is not quiet: {due:?}, {levels:?}");
+        }
+        Ok(())
+    }
+
+    /// A frame that was held up on its way may have brought a message after the receives were taken
+    /// back. It waits for another one as any that nobody expected, and must be there for it.
+    fn take_late(&mut self) -> Result<(), Violation> {
+        let stored = |h: &Host| h.life.as_ref().is_some_and(|l| l.node.levels().stored > 0);
+        while self.hosts.iter().any(stored) {
+            self.phase = Phase::Drain;
+            self.settle("with what came late")?;
+            self.quiet()?;
         }
         Ok(())
     }

@@ -130,7 +130,7 @@ pub(crate) fn for_seeds(
                 let mut mine = Sum::default();
                 loop {
                     let seed = next.fetch_add(1, Ordering::Relaxed);
-                    if seed >= range.end || bad.lock().expect("no panic inside").len() > 4 {
+                    if seed >= range.end || bad.lock().expect("no panic inside").len() > 40 {
                         break;
                     }
                     if let Err(e) = body(seed, &mut mine) {
