@@ -272,7 +272,7 @@ impl Node {
 
     fn on_sack(&mut self, now: Instant, p: u32, base: &Base, op: &AckOp) {
         let peer = &mut self.peers[p];
-        peer.rtt.on_duplicates(op.dups);
+        peer.rtt.on_duplicates(peer.snd.overtaken(op.dups));
         // An older one may call a packet arrived that was refused since.
         if op.count == 0 || base.cack != peer.snd.una {
             return;
@@ -431,13 +431,16 @@ impl Node {
 
     /// A packet whose predecessors are missing.
     fn on_early(&mut self, now: Instant, p: u32, frame: &RxFrame<'_>, base: &Base, dist: u32) {
-        if base.ty == Ty::Data {
+        if self.takes_early(base.ty) {
             if let Verdict::Accept = self.on_op(now, p, frame, base) {
                 let peer = &mut self.peers[p];
                 peer.rcv.set(dist);
                 (peer.rx_newest, peer.rx_at, peer.rx_resent) = (base.psn, now, base.rtx);
+                return;
             }
-            return;
+            if base.ty == Ty::Data {
+                return;
+            }
         }
         let frame_len = self.frame_max as usize + barewire_driver::frame::ETH_HDR_LEN;
         let len = frame.len();
@@ -465,6 +468,14 @@ impl Node {
         (peer.rx_newest, peer.rx_at, peer.rx_resent) = (base.psn, now, base.rtx);
     }
 
+    /// Whether a packet of this type means the same before those that it overtook: data, and what
+    /// the puller of a message says of it, which name what they are about. A PULL that does not
+    /// follow on the one before waits for it.
+    fn takes_early(&self, ty: Ty) -> bool {
+        let gate_open = planted(Bug::OrderGateOpen) && matches!(ty, Ty::Msg | Ty::Rndv);
+        matches!(ty, Ty::Data | Ty::Pull | Ty::End) || gate_open
+    }
+
     /// Takes the packets that waited for the one just taken.
     fn take_held(&mut self, now: Instant, p: u32) {
         let frame_len = self.frame_max as usize + barewire_driver::frame::ETH_HDR_LEN;
@@ -473,7 +484,7 @@ impl Node {
             let next = peer.rcv_nxt;
             let found = peer.held.iter(&self.held).find(|&idx| self.held[idx].psn == next);
             let Some(idx) = found else {
-                // Data, placed when it came.
+                // Taken when it came.
                 self.took(now, p, 1);
                 continue;
             };
@@ -686,7 +697,21 @@ impl Node {
             return;
         }
         self.tx[w].flags |= WrFlags::ALL_SENT;
+        self.settle_ended(p, w);
         self.finish_if_done(w);
+    }
+
+    /// The receiver of a message has all that it wants of it. Its packets that are not acknowledged
+    /// yet, since one before them is missing, hold the message up no longer.
+    fn settle_ended(&mut self, p: u32, w: u32) {
+        let (sent, tx) = (&mut self.sent, &mut self.tx);
+        self.peers[p].snd.for_each_while(sent, |entry| {
+            if entry.wr == w {
+                entry.become_nop();
+                tx[w].unacked -= 1;
+            }
+            tx[w].unacked > 0
+        });
     }
 }
 

@@ -75,7 +75,8 @@ pub struct NodeSettings {
     pub pull_window: usize,
     /// Memory regions registered at once. Default 65,536; 2^20 at most.
     pub mr_max: usize,
-    /// Whether frames carry a CRC32C trailer. Default: if the port is not lossless.
+    /// Whether frames carry a CRC32C trailer. Default: if the port is not lossless. Whoever holds
+    /// the port knows better (`Port::damages`).
     pub crc: Option<bool>,
 }
 

@@ -26,6 +26,9 @@ pub(crate) const REPLIES_PER_MS: u32 = 4;
 /// A gap between two polls above which our own silence is not held against the peer.
 const STARVED_NS: u64 = 1_000_000;
 
+/// What a tail probe waits for besides round trips: an acknowledgement that its sender holds back.
+const PROBE_SLACK_NS: u64 = 20_000;
+
 /// Probes without an answer before a peer may be dead.
 const PROBES_MIN: u16 = 8;
 
@@ -531,14 +534,14 @@ impl Node {
         }
     }
 
-    /// How long the oldest packet in flight may go without progress: two round trips until the
-    /// tail probe, then the retransmission timeout.
+    /// How long the oldest packet in flight may go without progress: two round trips, their
+    /// variation and the peer's delay until the tail probe, then the retransmission timeout.
     fn patience(&self, peer: &Peer) -> u64 {
         let rto = peer.rtt.rto_ns(self.rto_floor_ns, peer.backoff);
         if peer.probed || peer.rtt.srtt_ns() == 0 {
             return rto;
         }
-        (2 * peer.rtt.srtt_ns() + self.rto_floor_ns / 4).min(rto)
+        (2 * peer.rtt.srtt_ns() + 4 * peer.rtt.var_ns() + PROBE_SLACK_NS).min(rto)
     }
 
     /// How long an OPEN may go without an answer.
@@ -622,12 +625,17 @@ impl Node {
         if !peer.probed && peer.rtt.srtt_ns() > 0 {
             peer.probed = true;
             if let Some(idx) = peer.snd.newest(&self.sent) {
-                peer.snd.mark_lost(&mut self.sent, idx);
+                peer.snd.guess(&mut self.sent, idx);
             }
         } else if !(planted(Bug::RetransmitOnce) && peer.backoff > 0) {
             self.counters.timeouts += 1;
             peer.backoff = peer.backoff.saturating_add(1);
-            peer.snd.expire(&mut self.sent, now);
+            // Perhaps only the answer is late. What the two ends of the flight bring back tells
+            // which of the others are lost.
+            let (oldest, newest) = (peer.snd.oldest(&self.sent), peer.snd.newest(&self.sent));
+            for idx in oldest.into_iter().chain(newest) {
+                peer.snd.guess(&mut self.sent, idx);
+            }
         }
         self.make_ready(p);
     }

@@ -17,12 +17,13 @@ pub struct Rtt {
     reo: u16,
 }
 
-/// Bounds of the reordering allowance, in 64ths of the smoothed round trip: a quarter and four.
+/// Bounds of the reordering allowance once reordering was seen, in 64ths of the smoothed round
+/// trip: a quarter and four. Before, there is none: a packet that was overtaken is lost.
 const REO: std::ops::RangeInclusive<u16> = 16..=256;
 
 impl Default for Rtt {
     fn default() -> Self {
-        Self { srtt_ns: 0, var_ns: 0, min_ns: u32::MAX, reo: *REO.start() }
+        Self { srtt_ns: 0, var_ns: 0, min_ns: u32::MAX, reo: 0 }
     }
 }
 
@@ -74,12 +75,14 @@ impl Rtt {
     /// The peer got `dups` packets twice: some had been overtaken and were not lost, so more time
     /// is allowed. Six repairs that were needed take back what one that was not has added.
     pub fn on_duplicates(&mut self, dups: u8) {
-        self.reo = (self.reo + 6 * u16::from(dups.min(16))).min(*REO.end());
+        if dups > 0 {
+            self.reo = (self.reo.max(*REO.start()) + 6 * u16::from(dups.min(16))).min(*REO.end());
+        }
     }
 
     /// A packet that had been sent again has arrived.
     pub fn on_resent_arrived(&mut self) {
-        self.reo = (self.reo - 1).max(*REO.start());
+        self.reo = if self.reo > *REO.start() { self.reo - 1 } else { 0 };
     }
 }
 
@@ -108,14 +111,20 @@ mod tests {
     fn reordering_allowance_grows_shrinks_and_stops() {
         let mut rtt = Rtt::default();
         rtt.sample(40_000);
-        assert_eq!(rtt.reorder_ns(), 10_000);
+        rtt.on_duplicates(0);
+        rtt.on_resent_arrived();
+        assert_eq!(rtt.reorder_ns(), 0);
+        rtt.on_duplicates(1);
+        assert_eq!(rtt.reorder_ns(), 13_750);
         for _ in 0..100 {
             rtt.on_duplicates(1);
         }
         assert_eq!(rtt.reorder_ns(), 160_000);
-        for _ in 0..1000 {
+        for _ in 0..240 {
             rtt.on_resent_arrived();
         }
         assert_eq!(rtt.reorder_ns(), 10_000);
+        rtt.on_resent_arrived();
+        assert_eq!(rtt.reorder_ns(), 0, "none was seen for long");
     }
 }

@@ -5,7 +5,8 @@
 //! packet again but the payload, which stays where it is (the application's memory or a pool).
 //!
 //! Loss is found by time (RFC 8985): a packet is lost when one that was sent later than it, by more
-//! than the reordering allowance, has arrived. The timer behind it is the caller's.
+//! than the reordering allowance, has arrived; of two that were sent at once, the one with the
+//! higher number is the later. The timer behind it is the caller's.
 //!
 //! On a lossless port only packets whose acknowledgement somebody waits for have an entry.
 
@@ -124,6 +125,11 @@ impl Sent {
         }
     }
 
+    /// Whether it was sent after a packet with this time and number, or is that packet.
+    fn is_later(&self, (at, psn): (Instant, Psn)) -> bool {
+        self.at > at || self.at == at && self.psn.since(psn) >= 0
+    }
+
     /// Keeps number and cost, and carries nothing any more.
     pub fn become_nop(&mut self) {
         let cuts = self.ty == Ty::MsgM;
@@ -150,8 +156,8 @@ pub type SentPool = Slab<Sent>;
 pub struct Sacked {
     /// Packets.
     pub count: u32,
-    /// When the one that was sent last was sent.
-    pub newest: Option<Instant>,
+    /// When the one that was sent last was sent, and its number.
+    pub newest: Option<(Instant, Psn)>,
 }
 
 /// What an acknowledgement says that no honest peer would.
@@ -170,6 +176,9 @@ pub struct SendWindow {
     pub lost: u32,
     /// How many packets may be under way.
     pub cwnd: Cwnd,
+    /// Packets sent again because a timer fired, about which the peer may say that it got them
+    /// twice.
+    guesses: u32,
     /// Packets listed that the peer has.
     sacked: u32,
     list: List<0>,
@@ -178,8 +187,9 @@ pub struct SendWindow {
 impl SendWindow {
     /// Nothing in flight; the first packet will be `first`.
     pub fn new(first: Psn) -> Self {
-        let (lost, sacked) = (0, 0);
-        Self { una: first, nxt: first, lost, cwnd: Cwnd::default(), sacked, list: List::default() }
+        let (lost, guesses, sacked) = (0, 0, 0);
+        let (cwnd, list) = (Cwnd::default(), List::default());
+        Self { una: first, nxt: first, lost, cwnd, guesses, sacked, list }
     }
 
     /// Packets sent and not acknowledged in order.
@@ -316,28 +326,35 @@ impl SendWindow {
                     continue;
                 }
             }
-            news.newest = news.newest.max(Some(entry.at));
+            if news.newest.is_none_or(|than| entry.is_later(than)) {
+                news.newest = Some((entry.at, entry.psn));
+            }
         }
         news
     }
 
-    /// Marks as lost every packet sent at least the reordering allowance before `newest`, a packet
+    /// Marks as lost every packet sent more than the reordering allowance before `newest`, a packet
     /// that has arrived. Returns when the oldest of the others would be lost, if it is not
     /// acknowledged by then.
-    pub fn detect(&mut self, pool: &mut SentPool, newest: Instant, rtt: &Rtt) -> Option<Instant> {
+    pub fn detect(
+        &mut self,
+        pool: &mut SentPool,
+        newest: (Instant, Psn),
+        rtt: &Rtt,
+    ) -> Option<Instant> {
         let allowance = rtt.reorder_ns();
         let mut at = self.first();
         let mut again: Option<Instant> = None;
         while let Some(idx) = at {
             at = self.list.next(pool, idx);
             let entry = &mut pool[idx];
-            if entry.sacked || entry.lost {
+            if entry.sacked || entry.lost || entry.is_later(newest) {
                 continue;
             }
-            if entry.at + allowance < newest {
+            if allowance == 0 || entry.at + allowance < newest.0 {
                 entry.lost = true;
                 self.lost += 1;
-            } else if entry.at < newest {
+            } else {
                 let due = entry.at + allowance + rtt.srtt_ns();
                 again = Some(again.map_or(due, |a| a.min(due)));
             }
@@ -364,6 +381,20 @@ impl SendWindow {
             self.sacked -= 1;
         }
         self.mark_lost(pool, idx);
+    }
+
+    /// A timer fired: sends packet `idx` again in case it is lost.
+    pub fn guess(&mut self, pool: &mut SentPool, idx: u32) {
+        self.guesses += 1;
+        self.mark_lost(pool, idx);
+    }
+
+    /// Of `dups` packets that arrived twice, those that were sent again because others had
+    /// overtaken them.
+    pub fn overtaken(&mut self, dups: u8) -> u8 {
+        let guessed = self.guesses.min(dups.into());
+        self.guesses -= guessed;
+        dups - guessed as u8
     }
 
     /// Marks one packet lost.
@@ -415,9 +446,19 @@ impl SendWindow {
 
     /// Calls `f` for every entry, oldest first.
     pub fn for_each(&self, pool: &mut SentPool, mut f: impl FnMut(&mut Sent)) {
+        self.for_each_while(pool, |entry| {
+            f(entry);
+            true
+        });
+    }
+
+    /// Calls `f` for the entries, oldest first, until it says false.
+    pub fn for_each_while(&self, pool: &mut SentPool, mut f: impl FnMut(&mut Sent) -> bool) {
         let mut at = self.first();
         while let Some(idx) = at {
-            f(&mut pool[idx]);
+            if !f(&mut pool[idx]) {
+                return;
+            }
             at = self.list.next(pool, idx);
         }
     }
