@@ -50,7 +50,8 @@ impl Domain {
     ) -> std::result::Result<Self, OpenError> {
         let caps = port.caps();
         let name = caps.name.clone();
-        let node = Node::new(node_settings(&settings)?, caps).map_err(|e| {
+        let node = NodeSettings { crc: Some(port.damages()), ..node_settings(&settings)? };
+        let node = Node::new(node, caps).map_err(|e| {
             OpenError::new(e, format!("port {name} (MTU {}): {e}", port.caps().mtu))
         })?;
         let engine = Engine::new(node, port);

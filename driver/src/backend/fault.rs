@@ -285,6 +285,11 @@ impl Port for Fault {
         }
     }
 
+    /// Loss, copies and delay leave a frame as it is.
+    fn damages(&self) -> bool {
+        self.settings.corrupt > 0.0 || self.inner.damages()
+    }
+
     fn waiter(&self) -> Option<Arc<dyn PortWaiter>> {
         self.inner.waiter()
     }
@@ -374,7 +379,9 @@ mod tests {
         seen.sort_unstable();
         assert_eq!(seen, (0..COUNT).collect::<Vec<_>>());
 
+        assert!(!Fault::new(Box::new(Loopback::pair().0), settings, "fault()").damages());
         let settings = FaultSettings { corrupt: 0.1, ..FaultSettings::default() };
+        assert!(Fault::new(Box::new(Loopback::pair().0), settings, "fault()").damages());
         let got = run(settings).0;
         assert_eq!(got.len(), COUNT as usize);
         let changed = got.iter().enumerate().filter(|(i, f)| {

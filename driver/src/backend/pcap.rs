@@ -202,6 +202,10 @@ impl Port for Pcap {
         self.inner.counters()
     }
 
+    fn damages(&self) -> bool {
+        self.inner.damages()
+    }
+
     fn waiter(&self) -> Option<Arc<dyn PortWaiter>> {
         self.inner.waiter()
     }
