@@ -221,10 +221,10 @@ pub trait Port: Send {
     /// What was counted so far.
     fn counters(&self) -> PortCounters;
 
-    /// Whether a frame may arrive with other bytes than it was sent with: on the way through cables,
-    /// switches and buses it may, in this machine's memory not. Where it may, a node sends and
-    /// demands a checksum. Both ends of a link have to say the same. By default: if frames can be
-    /// lost, they can be damaged.
+    /// Whether a frame may arrive with other bytes than it was sent with: through cables, switches
+    /// and buses it may, in this machine's memory not. Where it may, a node sends and demands a
+    /// checksum. Both ends of a link have to say the same. By default: if frames can be lost, they
+    /// can be damaged.
     fn damages(&self) -> bool {
         !self.caps().lossless
     }

@@ -88,14 +88,12 @@ fn lossy(case: &str, percent: &str, args: &Args, report: &mut Report) -> Made<()
     }
     let after = clean.first.line_ns()?;
     let (low, high) = pairs.ratio_range();
+    let span = format!("window {WINDOW}, ratios {low:.2} to {high:.2}");
     let row = Row::new(case, pairs.value(), "GB/s")
         .against("lossless", pairs.reference(), pairs.ratio())
         .placed(before, after)
         .count(rounds * count)
-        .note(format!(
-            "window {WINDOW}, ratios {low:.2} to {high:.2}; {:.3} of a port that may lose and does not",
-            repairs.ratio()
-        ));
+        .note(format!("{span}; {:.3} of what might be lost and is not", repairs.ratio()));
     report.row(row);
     Ok(())
 }
