@@ -191,14 +191,13 @@ impl Engine {
         self.gone.clone().expect("it was seen")
     }
 
-    /// Posts a send and, unless more follows at once (`FI_MORE`), sends what is due. A refused
-    /// post sends what earlier ones with `FI_MORE` held back.
+    /// Posts a send and, unless more follows at once (`FI_MORE`) and it pays to wait for it, sends
+    /// what is due. A refused post sends what earlier ones with `FI_MORE` held back.
     ///
     /// # Errors
     /// Those of [`Node::post_send`]. Nothing of this request was queued.
     #[inline(always)]
     pub fn post_send(&mut self, ep: EpId, req: SendReq) -> OpResult<()> {
-        // A call with `FI_MORE` has a flag that the short way does not know.
         if self.send_now(ep, &req) {
             return Ok(());
         }

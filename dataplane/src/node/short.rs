@@ -22,8 +22,10 @@ use crate::slab::NONE;
 use crate::types::{Cqe, FI_ADDR_UNSPEC, Instant};
 use crate::wire::{IMM_LEN, MsgOp, PlainMsg, mac_key};
 
-/// Flags of a send that need no record.
+/// Flags of a send that need no record. `FI_MORE` allows messages to be held back and joined, which
+/// pays where a frame costs more than what it takes to write it to memory: not here.
 const SEND_FLAGS: OpFlags = OpFlags::REMOTE_CQ_DATA
+    .union(OpFlags::MORE)
     .union(OpFlags::COMPLETION)
     .union(OpFlags::INJECT)
     .union(OpFlags::INJECT_COMPLETE)
