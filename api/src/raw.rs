@@ -108,6 +108,25 @@ impl RawEndpoint {
         self.0.bind_cq_inner(&cq.0, flags)
     }
 
+    /// Turns the loop until what was injected has left and been acknowledged, at most as long as a
+    /// silent peer is taken for alive. For a program that closes the endpoint right after its last
+    /// inject and counts on it to arrive.
+    pub fn linger(&self) {
+        let end = std::time::Instant::now() + self.dom.settings.t_dead;
+        loop {
+            let Ok(mut core) = self.dom.enter() else { return };
+            if !matches!(core.node().ep_owes(self.id), Ok(1..)) {
+                return;
+            }
+            core.turn_if_manual(&self.dom);
+            drop(core);
+            if std::time::Instant::now() >= end {
+                return;
+            }
+            std::thread::yield_now();
+        }
+    }
+
     /// As [`crate::Endpoint::cancel`].
     ///
     /// # Errors

@@ -75,7 +75,12 @@ pub(crate) unsafe extern "C" fn open(
 
 unsafe extern "C" fn close(at: *mut Fid) -> c_int {
     // SAFETY: the table belongs to endpoints, and a program closes what it does not use.
-    guard::int(|| unsafe { EpObject::close(at.cast(), |_| Ok(())) })
+    guard::int(|| unsafe {
+        EpObject::close(at.cast(), |it| {
+            it.ep.linger();
+            Ok(())
+        })
+    })
 }
 
 unsafe extern "C" fn bind(at: *mut Fid, other: *mut Fid, flags: u64) -> c_int {

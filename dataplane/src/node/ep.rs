@@ -1,5 +1,6 @@
 //! Endpoints: what they are bound to, and their life from open to close.
 
+use super::ops::WrFlags;
 use super::peer::Inbound;
 use super::rma::{READ, REMOTE_READ, REMOTE_WRITE, WRITE};
 use super::{AvId, CntrId, CqId, EpAttr, EpCounters, EpId, MsgKind, Node};
@@ -308,6 +309,18 @@ impl Node {
         let e = self.eps.by_handle_mut(ep.0).ok_or(Error::BadFd)?;
         (e.buffered_min, e.buffered_limit) = (min, limit);
         Ok(())
+    }
+
+    /// Operations of the endpoint that the application has heard the last of and that have not left
+    /// for good: injected ones, and those that completed when their source could be reused.
+    ///
+    /// # Errors
+    /// [`Error::BadFd`].
+    pub fn ep_owes(&self, ep: EpId) -> Result<usize> {
+        self.eps.by_handle(ep.0).ok_or(Error::BadFd)?;
+        let done = WrFlags::INJECTED | WrFlags::REPORTED;
+        let owed = self.tx.iter().filter(|(_, wr)| wr.ep == ep.0.idx() && wr.flags.intersects(done));
+        Ok(owed.count())
     }
 
     /// Closes the endpoint. Every operation of it that is not complete gets an error entry with
