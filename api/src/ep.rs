@@ -472,6 +472,10 @@ impl Endpoint {
             Ok(core) => core,
             Err(error) => return Err(Refused { error, bufs }),
         };
+        if flags.contains(OpFlags::PEEK) {
+            // Whoever asks again and again whether a message is here has it received.
+            core.turn_if_manual(&self.dom);
+        }
         let how = kind_of(flags, silent);
         let claim =
             !flags.contains(OpFlags::PEEK) && flags.intersects(OpFlags::CLAIM | OpFlags::DISCARD);

@@ -35,6 +35,12 @@ pub(crate) const LIBCLANG: Tool =
     Tool { program: "/var/lib/dpkg/info/libclang-dev.list", package: "libclang-dev" };
 /// Says how to compile and link with DPDK.
 pub(crate) const PKG_CONFIG: Tool = Tool { program: "pkg-config", package: "pkg-config" };
+/// libfabric's own programs.
+pub(crate) const FI_INFO: Tool = Tool { program: "fi_info", package: "libfabric-bin" };
+/// An MPI that can use libfabric, and what its programs are compiled with.
+pub(crate) const MPIRUN: Tool = Tool { program: "mpirun", package: "openmpi-bin" };
+/// See [`MPIRUN`].
+pub(crate) const MPICC: Tool = Tool { program: "mpicc", package: "libopenmpi-dev" };
 /// Reads the shell scripts.
 pub(crate) const SHELLCHECK: Tool = Tool { program: "shellcheck", package: "shellcheck" };
 

@@ -51,6 +51,8 @@ enum Suite {
     Wires,
     /// Man pages of libfabric, clause by clause.
     Conformance,
+    /// The provider under libfabric's own programs, under C programs of ours and under Open MPI.
+    Provider,
     /// Every fuzz target over its corpus, and its body as a property test.
     Fuzz,
     /// The documentation builds without a warning.
@@ -65,7 +67,7 @@ enum Suite {
 
 impl Suite {
     /// In the order in which they run: what is quick to fail comes first.
-    const ALL: [Self; 13] = [
+    const ALL: [Self; 14] = [
         Self::Fmt,
         Self::Clippy,
         Self::Tidy,
@@ -74,6 +76,7 @@ impl Suite {
         Self::E2e,
         Self::Wires,
         Self::Conformance,
+        Self::Provider,
         Self::Fuzz,
         Self::Doc,
         Self::Shellcheck,
@@ -91,6 +94,7 @@ impl Suite {
             Self::E2e => "e2e",
             Self::Wires => "wires",
             Self::Conformance => "conformance",
+            Self::Provider => "provider",
             Self::Fuzz => "fuzz",
             Self::Doc => "doc",
             Self::Shellcheck => "shellcheck",
@@ -105,6 +109,13 @@ impl Suite {
             Self::Wires => &[packages::TSHARK, packages::IP, packages::NFT],
             Self::E2e => &[packages::TSHARK, packages::CC],
             Self::Conformance => &[packages::LIBFABRIC],
+            Self::Provider => &[
+                packages::CC,
+                packages::LIBFABRIC,
+                packages::FI_INFO,
+                packages::MPIRUN,
+                packages::MPICC,
+            ],
             Self::Shellcheck => &[packages::SHELLCHECK],
             Self::Dpdk => &[packages::DPDK, packages::LIBCLANG, packages::PKG_CONFIG],
             Self::Benches => &[packages::VALGRIND, packages::STRACE],
@@ -185,6 +196,7 @@ fn run_suite(suite: Suite, nightly: bool, ci: bool) -> Result<Counts, String> {
         Suite::Sim | Suite::Wires | Suite::Conformance => {
             integration(suite, nightly, &format!("tests/{}/main.rs", suite.name()))?
         }
+        Suite::Provider => provider(suite, nightly)?,
         Suite::Fuzz => cargo_test(suite, nightly, &["--package", "barewire-fuzz"], false)?,
         Suite::Shellcheck => shellcheck(suite)?,
         Suite::Dpdk => dpdk(suite, nightly)?,
@@ -257,6 +269,17 @@ fn integration(suite: Suite, nightly: bool, file: &str) -> Result<Outcome, Strin
         return Ok(Outcome::skipped(format!("{file} does not exist")));
     }
     cargo_test(suite, nightly, &["--package", "barewire-tests", "--test", suite.name()], false)
+}
+
+/// Builds the library that libfabric loads, which no test can depend on, and runs its suite.
+fn provider(suite: Suite, nightly: bool) -> Result<Outcome, String> {
+    let mut build = Command::new(cargo());
+    build.args(["build", "--package", "barewire-provider", "--profile", "test"]);
+    let ended = start(suite, nightly, &mut build)?;
+    if !ended.ok {
+        return Ok(Outcome::single(false, ended.output));
+    }
+    integration(suite, nightly, "tests/provider/main.rs")
 }
 
 /// Runs every test of `barewire-tests` that has no suite of its own, so that none is forgotten.

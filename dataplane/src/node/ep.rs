@@ -319,7 +319,8 @@ impl Node {
     pub fn ep_owes(&self, ep: EpId) -> Result<usize> {
         self.eps.by_handle(ep.0).ok_or(Error::BadFd)?;
         let done = WrFlags::INJECTED | WrFlags::REPORTED;
-        let owed = self.tx.iter().filter(|(_, wr)| wr.ep == ep.0.idx() && wr.flags.intersects(done));
+        let owed =
+            self.tx.iter().filter(|(_, wr)| wr.ep == ep.0.idx() && wr.flags.intersects(done));
         Ok(owed.count())
     }
 

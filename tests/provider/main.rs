@@ -1,0 +1,142 @@
+//! The provider under programs that know libfabric or MPI and nothing of us: Debian's fi_info and
+//! fi_pingpong, programs in C of our own, Open MPI.
+//!
+//! The library is the one that `cargo build -p barewire-provider` made last.
+
+mod loading;
+mod mpi;
+mod probes;
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+/// The directory that libfabric finds the provider in.
+fn library_dir() -> Result<PathBuf, String> {
+    let exe = std::env::current_exe().map_err(|e| e.to_string())?;
+    // target/debug/deps/provider-HASH
+    let dir = exe.parent().and_then(Path::parent).ok_or("no directory")?.to_path_buf();
+    if dir.join("libbarewire_fi.so").is_file() {
+        Ok(dir)
+    } else {
+        Err("the library is not built: cargo build -p barewire-provider".to_owned())
+    }
+}
+
+/// Whether a program is in `PATH`.
+fn has(program: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).any(|dir| dir.join(program).is_file())
+}
+
+/// What a test needs of the machine, or why it cannot run.
+fn need(programs: &[(&str, &str)]) -> Result<PathBuf, String> {
+    for (program, package) in programs {
+        if !has(program) {
+            return Err(format!("no {program}: sudo apt-get install {package}"));
+        }
+    }
+    library_dir()
+}
+
+/// Runs `test` with what it needs, or says why not.
+fn with(programs: &[(&str, &str)], test: impl FnOnce(&Bench)) {
+    match need(programs) {
+        Ok(dir) => test(&Bench::new(dir)),
+        Err(why) => println!("SKIPPED: {why}"),
+    }
+}
+
+/// A segment of its own, and the environment in which programs find the provider.
+struct Bench {
+    dir: PathBuf,
+    segment: String,
+}
+
+impl Bench {
+    fn new(dir: PathBuf) -> Self {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let n = COUNT.fetch_add(1, Ordering::Relaxed);
+        Self { dir, segment: format!("fi{}x{n}", std::process::id()) }
+    }
+
+    /// A program that sees the provider and knows nothing of it.
+    fn bare(&self, program: &str) -> Command {
+        let mut command = Command::new(program);
+        for name in ["FI_PROVIDER", "FI_BAREWIRE_PORT", "BAREWIRE_PORT", "FI_LOG_LEVEL"] {
+            command.env_remove(name);
+        }
+        command.env("FI_PROVIDER_PATH", &self.dir).stdin(Stdio::null());
+        command
+    }
+
+    fn port(&self) -> String {
+        format!("shm:{}", self.segment)
+    }
+
+    /// A program that uses it, on the segment of this test.
+    fn program(&self, program: &str) -> Command {
+        let mut command = self.bare(program);
+        command.env("FI_PROVIDER", "barewire").env("FI_BAREWIRE_PORT", self.port());
+        command
+    }
+
+    /// Compiles a program of ours and returns where it lies.
+    fn compile(&self, to: &Path, compiler: &[&str], source: &str) -> PathBuf {
+        let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("provider").join(source);
+        let program = to.join(source.trim_end_matches(".c"));
+        let mut command = Command::new(compiler[0]);
+        command.args(["-std=gnu11", "-O1", "-Wall", "-o"]).arg(&program).arg(from);
+        let built = command.args(&compiler[1..]).output().unwrap();
+        assert!(built.status.success(), "{}", text(&built));
+        program
+    }
+}
+
+impl Drop for Bench {
+    fn drop(&mut self) {
+        // Whoever leaves last removes the file; a killed program left it.
+        let name = format!("barewire-{}-{}", nix::unistd::geteuid(), self.segment);
+        let _ = std::fs::remove_file(Path::new("/dev/shm").join(name));
+    }
+}
+
+/// Both outputs of a program.
+fn text(output: &Output) -> String {
+    let (out, err) = (&output.stdout, &output.stderr);
+    format!("{}{}", String::from_utf8_lossy(out), String::from_utf8_lossy(err))
+}
+
+/// Runs a program to its end, which is at most `seconds` away.
+fn finish(command: &mut Command, seconds: u64) -> Output {
+    use std::os::unix::process::CommandExt;
+    let command = command.stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
+    let child = command.spawn().unwrap_or_else(|e| panic!("{command:?}: {e}"));
+    let (pid, done) = (child.id(), std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false)));
+    let (watch, end) = (done.clone(), Instant::now() + Duration::from_secs(seconds));
+    let watcher = std::thread::spawn(move || {
+        while !watch.load(Ordering::Relaxed) {
+            if Instant::now() >= end {
+                // A launcher's children are in its group.
+                let group = nix::unistd::Pid::from_raw(pid as i32);
+                let _ = nix::sys::signal::killpg(group, nix::sys::signal::Signal::SIGKILL);
+                return true;
+            }
+            std::thread::park_timeout(Duration::from_millis(50));
+        }
+        false
+    });
+    let output = child.wait_with_output().unwrap();
+    done.store(true, Ordering::Relaxed);
+    watcher.thread().unpark();
+    assert!(!watcher.join().unwrap(), "not finished in {seconds} s: {}", text(&output));
+    output
+}
+
+/// Runs a program that succeeds, and returns what it said.
+fn succeed(command: &mut Command, seconds: u64) -> String {
+    let output = finish(command, seconds);
+    assert!(output.status.success(), "{command:?}: {}\n{}", output.status, text(&output));
+    text(&output)
+}
