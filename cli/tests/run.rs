@@ -96,6 +96,27 @@ fn pingpong_and_bench_carry_every_kind_of_message() {
     }
 }
 
+/// Every operation on memory of the other side, checked: on a good segment and on a bad one.
+#[test]
+fn bench_works_on_memory_of_the_other_side() {
+    for bad in ["", "fault(loss=0.02,dup=0.02,reorder=0.02,seed=7):"] {
+        for (op, size) in
+            [("write", "0,8,100k"), ("read", "0,8,100k"), ("fadd", "8"), ("cswap", "8")]
+        {
+            let port = format!("{bad}{}", segment());
+            let args = ["bench", "--spawn", "--verify", "--json", "--port", &port, "--op", op];
+            let sizes = ["--iterations", "300", "--size", size];
+            let lines = objects(&run(&[&args[..], &sizes].concat()));
+            assert_eq!(lines.len(), size.split(',').count(), "{op}");
+            for line in lines {
+                assert_eq!((&line["run"], &line["n"]), (&op.into(), &300.into()), "{line}");
+                assert!(line["p50_ns"].as_u64() >= line["min_ns"].as_u64(), "{line}");
+                assert!(line["rate"].as_f64().is_some_and(|rate| rate > 0.0), "{line}");
+            }
+        }
+    }
+}
+
 /// What the network loses, repeats, reorders and damages is made good.
 #[test]
 fn a_bad_segment_delivers_every_byte() {
@@ -172,6 +193,9 @@ fn a_wrong_call_is_exit_code_2() {
         &["pingpong", "--once", "--spawn"],
         &["bench", "--spawn", "--window", "0"],
         &["bench", "--spawn", "--size", "4x"],
+        &["bench", "--spawn", "--op", "divide"],
+        &["bench", "--spawn", "--op", "write", "--tagged"],
+        &["bench", "--spawn", "--op", "fadd", "--size", "64"],
         &["bench", "--spawn", "--seconds", "0"],
         &["bench", "--spawn", "--cpu", "100000"],
         &["stats", "--watch", "--interval", "0"],

@@ -1,12 +1,13 @@
-//! `cargo xtask demo`: two processes exchange messages over shared memory, and a table says how.
+//! `cargo xtask demo`: two processes exchange messages over shared memory and work on each other's
+//! memory, and tables say how.
 
 use std::process::{Command, ExitCode, Stdio};
 use std::time::Instant;
 
 use crate::{cargo, root, target_dir};
 
-/// Builds `barewire` in release, runs a ping-pong and a verified stream, each between two
-/// processes that the command starts itself.
+/// Builds `barewire` in release, runs a ping-pong, a verified stream, and each operation on remote
+/// memory, each between two processes that the command starts itself.
 ///
 /// # Errors
 /// It does not build, or a run failed; what failed has printed why.
@@ -28,6 +29,14 @@ pub(crate) fn run() -> Result<ExitCode, String> {
         "Two processes, one sends, the other compares every byte:",
         &["bench", "--spawn", "--verify"],
     )?;
+    for (what, op, size) in [
+        ("One writes to memory of the other, and reads it back at the end:", "write", "64k"),
+        ("It reads there:", "read", "64k"),
+        ("It adds to a word there:", "fadd", "8"),
+        ("It swaps words there, compared with what they were:", "cswap", "8"),
+    ] {
+        step(what, &["bench", "--spawn", "--verify", "--op", op, "--size", size])?;
+    }
     println!(
         "Next: `barewire info` says what this machine offers, `barewire doctor` what it lacks."
     );

@@ -8,6 +8,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::control::{Control, Mode, Run};
 use super::link::{CLIENT_PATIENCE, Event, Link};
+use super::remote::Target;
 use super::report::{Line, Times, table};
 use super::spawn::Spawned;
 use super::{Common, Until, pattern};
@@ -92,10 +93,11 @@ fn bar(args: &Common, sizes: &[u64]) -> ProgressBar {
 }
 
 fn header(link: &Link, args: &Common, mode: Mode) -> String {
-    let kind = if args.tagged { "tagged messages" } else { "messages" };
+    let kind = if args.tagged { "tagged messages" } else { mode.names().1 };
     let what = match mode {
         Mode::PingPong => "half round trip",
         Mode::Stream => "one way; times are from posting to completion",
+        _ => "on memory of the other side; times are from posting to completion",
     };
     format!("{kind} over {}, {what}\n", link.port())
 }
@@ -114,17 +116,23 @@ impl Client<'_> {
         self.bar.set_message(size);
         self.link.begin();
         self.link.say(self.peer, Control::Start(self.run))?;
-        self.wait_for(|said| said == Control::Ready)?;
+        let Control::Ready { key } = self.wait_for(|said| matches!(said, Control::Ready { .. }))?
+        else {
+            return Err(Fail::new("the other side is not ready"));
+        };
         let mut times = Times::new();
         let (sent, seconds) = match self.run.mode {
             Mode::PingPong => self.ping_pong(until, &mut times)?,
-            Mode::Stream => self.stream(until, &mut times)?,
+            mode => {
+                let target = Target::new(self.run, self.peer, key);
+                let mut target = mode.is_one_sided().then_some(target);
+                let measured = self.stream(until, &mut times, &mut target)?;
+                self.compare(target, measured.0)?;
+                measured
+            }
         };
         let line = Line {
-            run: match self.run.mode {
-                Mode::PingPong => "pingpong",
-                Mode::Stream => "stream",
-            },
+            run: self.run.mode.names().0,
             port: self.link.port().to_owned(),
             tagged: self.run.tagged,
             verified: self.run.verify,
@@ -191,9 +199,14 @@ impl Client<'_> {
         Ok((sent, total.as_secs_f64() / 2.0))
     }
 
-    /// Keeps as many messages in flight as the window allows. Says how many were sent and how long
-    /// it took until the server had them all.
-    fn stream(&mut self, until: Until, times: &mut Times) -> Result<(u64, f64), Fail> {
+    /// Keeps as many messages, or operations on `target`, in flight as the window allows. Says how
+    /// many there were and how long it took until the server had them all.
+    fn stream(
+        &mut self,
+        until: Until,
+        times: &mut Times,
+        target: &mut Option<Target>,
+    ) -> Result<(u64, f64), Fail> {
         let Run { size, tagged, verify, window, .. } = self.run;
         let len = usize::try_from(size).map_err(Fail::new)?;
         let mut free: Vec<(usize, Buf)> =
@@ -206,11 +219,19 @@ impl Client<'_> {
             let mut now = Instant::now();
             while room && !over_at(now, until, sent, started) {
                 let Some((slot, mut buf)) = free.pop() else { break };
-                if verify {
-                    pattern::fill(sent, &mut buf);
-                }
                 posted[slot] = now;
-                match self.link.try_send(buf, self.peer, tagged, slot)? {
+                let refused = match target {
+                    Some(target) => self
+                        .link
+                        .try_post(slot, |ep, context| target.post(ep, buf, slot, sent, context))?,
+                    None => {
+                        if verify {
+                            pattern::fill(sent, &mut buf);
+                        }
+                        self.link.try_send(buf, self.peer, tagged, slot)?
+                    }
+                };
+                match refused {
                     None => sent += 1,
                     Some(buf) => {
                         free.push((slot, buf));
@@ -225,6 +246,9 @@ impl Client<'_> {
                 match happened {
                     Event::Sent { slot, buf } => {
                         times.add(now.saturating_duration_since(posted[slot]).as_nanos() as u64);
+                        if let Some(target) = target {
+                            target.ended(slot, &buf);
+                        }
                         free.push((slot, buf));
                     }
                     Event::Failed(why) | Event::InjectFailed(why) => return Err(why),
@@ -233,8 +257,36 @@ impl Client<'_> {
                 event = self.link.poll()?;
             }
         }
-        self.stop(sent)?;
+        if target.is_none() {
+            self.stop(sent)?;
+        }
         Ok((sent, started.elapsed().as_secs_f64()))
+    }
+
+    /// Reads back what was written last to each place of the other side, if it is to be compared,
+    /// and ends the run.
+    fn compare(&mut self, target: Option<Target>, sent: u64) -> Result<(), Fail> {
+        let Some(mut target) = target else { return Ok(()) };
+        let len = usize::try_from(self.run.size).map_err(Fail::new)?;
+        for (slot, number) in target.to_compare() {
+            let buf = Buf::zeroed(len);
+            let read = |ep: &_, context| target.read_back(ep, buf, slot, context);
+            if self.link.try_post(slot, read)?.is_some() {
+                return Err(Fail::new("no room for one operation"));
+            }
+            loop {
+                match self.link.next()? {
+                    Event::Sent { buf, .. } => {
+                        target.wrong += u64::from(!pattern::holds(number, &buf));
+                        break;
+                    }
+                    Event::Failed(why) | Event::InjectFailed(why) => return Err(why),
+                    Event::Said(_) | Event::Received { .. } => {}
+                }
+            }
+        }
+        self.stop(sent)?;
+        if target.wrong > 0 { Err(wrong(target.wrong, sent)) } else { Ok(()) }
     }
 
     /// Ends the run and hears what the server makes of it.
@@ -265,7 +317,7 @@ impl Client<'_> {
 }
 
 fn wrong(count: u64, sent: u64) -> Fail {
-    Fail::new(format!("{count} of {sent} messages arrived with wrong bytes"))
+    Fail::new(format!("{count} of {sent} messages or answers arrived with wrong bytes"))
         .mend("please report it, with the command line")
 }
 

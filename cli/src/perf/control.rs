@@ -13,15 +13,18 @@ pub(super) const CONTROL_TAG: u64 = 0x6261_7265_0000_0001;
 pub(super) const DATA_TAG: u64 = 0x6261_7265_0000_0002;
 
 const MAGIC: u32 = 0x7070_7762;
-const VERSION: u16 = 1;
+const VERSION: u16 = 2;
 
 /// One thing said.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Control {
     /// Client: a run begins. The server answers [`Ready`](Self::Ready).
     Start(Run),
-    /// Server: receives are posted, go on.
-    Ready,
+    /// Server: receives are posted, or memory is lent by this key, from address 0 on. Go on.
+    Ready {
+        /// Of no meaning where nothing is lent.
+        key: u64,
+    },
     /// Client: `sent` messages were sent, no more will come. The server answers
     /// [`Done`](Self::Done) when it has them all.
     Stop {
@@ -61,6 +64,19 @@ pub(super) enum Mode {
     PingPong,
     /// The server takes them.
     Stream,
+    /// The client writes to memory of the server.
+    Write,
+    /// It reads from there.
+    Read,
+    /// It adds to a word there and gets the old value.
+    Fadd,
+    /// It swaps words there for others if they are what it thinks.
+    Cswap,
+}
+
+impl Mode {
+    const ALL: [Self; 6] =
+        [Self::PingPong, Self::Stream, Self::Write, Self::Read, Self::Fadd, Self::Cswap];
 }
 
 /// Why a record was not understood.
@@ -92,14 +108,17 @@ impl Control {
         let kind = match self {
             Self::Start(run) => {
                 b[8..24].copy_from_slice(&run.client);
-                b[24] = u8::from(run.mode == Mode::Stream);
+                b[24] = run.mode as u8;
                 b[25] = u8::from(run.tagged);
                 b[26] = u8::from(run.verify);
                 b[28..32].copy_from_slice(&run.window.to_le_bytes());
                 b[32..40].copy_from_slice(&run.size.to_le_bytes());
                 1
             }
-            Self::Ready => 2,
+            Self::Ready { key } => {
+                b[40..48].copy_from_slice(&key.to_le_bytes());
+                2
+            }
             Self::Stop { sent } => {
                 b[40..48].copy_from_slice(&sent.to_le_bytes());
                 3
@@ -136,14 +155,14 @@ impl Control {
                 client.copy_from_slice(&b[8..24]);
                 Ok(Self::Start(Run {
                     client,
-                    mode: if flag(b[24])? { Mode::Stream } else { Mode::PingPong },
+                    mode: *Mode::ALL.get(usize::from(b[24])).ok_or(BadControl::Field)?,
                     tagged: flag(b[25])?,
                     verify: flag(b[26])?,
                     size: u64_at(32),
                     window: u32::from_le_bytes([b[28], b[29], b[30], b[31]]),
                 }))
             }
-            2 => Ok(Self::Ready),
+            2 => Ok(Self::Ready { key: u64_at(40) }),
             3 => Ok(Self::Stop { sent: u64_at(40) }),
             4 => Ok(Self::Done { received: u64_at(40), wrong: u64_at(48) }),
             5 => Ok(Self::Bye),
@@ -164,7 +183,7 @@ fn flag(byte: u8) -> Result<bool, BadControl> {
 mod tests {
     use super::*;
 
-    fn every_kind() -> [Control; 6] {
+    fn every_kind() -> Vec<Control> {
         let run = Run {
             client: *b"0123456789abcdef",
             mode: Mode::PingPong,
@@ -173,14 +192,15 @@ mod tests {
             size: 1 << 40,
             window: 64,
         };
-        [
-            Control::Start(run),
-            Control::Start(Run { mode: Mode::Stream, tagged: false, verify: true, ..run }),
-            Control::Ready,
+        let modes = Mode::ALL.map(|mode| Control::Start(Run { mode, ..run }));
+        let others = [
+            Control::Start(Run { tagged: false, verify: true, ..run }),
+            Control::Ready { key: 0x1234_5678_9abc_def0 },
             Control::Stop { sent: u64::MAX },
             Control::Done { received: 7, wrong: 1 },
             Control::Bye,
-        ]
+        ];
+        [&modes[..], &others].concat()
     }
 
     #[test]
@@ -207,6 +227,8 @@ mod tests {
         }
         let mut bytes = every_kind()[0].to_bytes();
         bytes[25] = 2;
+        assert_eq!(Control::from_bytes(&bytes), Err(BadControl::Field));
+        (bytes[25], bytes[24]) = (0, 6);
         assert_eq!(Control::from_bytes(&bytes), Err(BadControl::Field));
     }
 }

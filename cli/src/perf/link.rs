@@ -3,10 +3,10 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use barewire::flags::{BindFlags, Caps, InfoFlags};
+use barewire::flags::{BindFlags, Caps, CqFlags, InfoFlags};
 use barewire::{
     API_VERSION, Av, AvAttr, Buf, Completion, Cq, CqAttr, Domain, DomainAttr, Endpoint, EpAddr,
-    Error, FI_ADDR_UNSPEC, FiAddr, Info, Progress, Refused, Settings, Threading, fabric,
+    Error, FI_ADDR_UNSPEC, FiAddr, Info, Posted, Progress, Refused, Settings, Threading, fabric,
     getinfo_with,
 };
 
@@ -35,7 +35,7 @@ pub(super) enum Event {
     Said(Control),
     /// A measured message arrived in `buf`, `len` bytes of it.
     Received { slot: usize, buf: Buf, len: usize },
-    /// A measured message left `buf`.
+    /// A measured message left `buf`, or a one-sided operation ended, whose answer is in `buf`.
     Sent { slot: usize, buf: Buf },
     /// A measured message in a buffer of ours did not get through.
     Failed(Fail),
@@ -70,7 +70,7 @@ impl Link {
         let mut settings = Settings::from_env().map_err(Fail::usage)?;
         settings.port = Some(port.to_owned());
         let hints = Info {
-            caps: Caps::MSG | Caps::TAGGED | Caps::SEND | Caps::RECV,
+            caps: Caps::MSG | Caps::TAGGED | Caps::RMA | Caps::ATOMIC,
             domain_attr: DomainAttr {
                 name: Some(port.to_owned()),
                 threading: Threading::Domain,
@@ -189,16 +189,37 @@ impl Link {
         tagged: bool,
         slot: usize,
     ) -> Result<Option<Buf>, Fail> {
-        let context = self.context(slot);
-        let posted = if tagged {
-            self.ep.tsend(buf, peer, DATA_TAG, context)
-        } else {
-            self.ep.send(buf, peer, context)
-        };
-        match posted {
+        self.try_post(slot, |ep, context| {
+            if tagged {
+                ep.tsend(buf, peer, DATA_TAG, context)
+            } else {
+                ep.send(buf, peer, context)
+            }
+        })
+    }
+
+    /// Posts a measured operation, or gives its buffer back because there is no room now.
+    pub(super) fn try_post(
+        &self,
+        slot: usize,
+        post: impl FnOnce(&Endpoint, u64) -> Posted,
+    ) -> Result<Option<Buf>, Fail> {
+        match post(&self.ep, self.context(slot)) {
             Ok(()) => Ok(None),
             Err(Refused { error: Error::Again, bufs }) => Ok(bufs.into_one()),
             Err(Refused { error, .. }) => Err(Fail::new(error)),
+        }
+    }
+
+    /// The domain, for what a server lends.
+    pub(super) fn domain(&self) -> &Domain {
+        &self.domain
+    }
+
+    /// Something happened that is no event: it is not quiet since before `when`.
+    pub(super) fn heard(&mut self, when: Instant) {
+        if let Some(since) = &mut self.quiet_since {
+            *since = (*since).max(when);
         }
     }
 
@@ -266,6 +287,11 @@ impl Link {
         }
     }
 
+    /// Gives the other side up if nothing has happened for too long.
+    pub(super) fn wait(&mut self) -> Result<(), Fail> {
+        self.check_patience()
+    }
+
     /// Takes in what has happened while a call waits for room.
     fn breathe(&mut self) -> Result<(), Fail> {
         let before = self.waiting.len();
@@ -323,7 +349,8 @@ impl Link {
             return Ok(());
         }
         let slot = (context % SLOTS) as usize;
-        let sent = completion.flags.contains(barewire::flags::CqFlags::SEND);
+        let ours = CqFlags::SEND | CqFlags::RMA | CqFlags::ATOMIC;
+        let sent = completion.flags.intersects(ours);
         let event =
             if sent { Event::Sent { slot, buf } } else { Event::Received { slot, buf, len } };
         self.waiting.push_back(event);

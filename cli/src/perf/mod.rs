@@ -16,6 +16,7 @@ mod client;
 mod control;
 mod link;
 mod pattern;
+mod remote;
 mod report;
 mod server;
 mod spawn;
@@ -49,7 +50,8 @@ pub(crate) struct PingPongArgs {
 ///
 /// Start one side with --listen and the other with the address that it prints, or both at once with
 /// --spawn. The client sends, with a number of messages in flight; the time of a message is from
-/// its posting to its completion, and the rate counts until the server has them all.
+/// its posting to its completion, and the rate counts until the server has them all. With --op the
+/// client writes or reads memory of the server instead, or changes 8-byte words there.
 #[derive(Args)]
 #[command(after_long_help = "\
 Exit codes:
@@ -63,6 +65,8 @@ Examples:
   barewire bench --listen                           one side; prints what to run on the other
   barewire bench barewire://02:00:00:00:00:01/0     the other side
   barewire bench --spawn --window 1 --size 8        no two messages in flight
+  barewire bench --spawn --op write --size 64k      into the server's memory
+  barewire bench --spawn --op fadd --window 1       one fetch-and-add at a time
 
 Environment:
   BAREWIRE_PORT  the port where --port is not given (default: this user's segment, shm)")]
@@ -72,6 +76,24 @@ pub(crate) struct BenchArgs {
     /// Messages in flight, 1 to 512.
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=512))]
     window: u32,
+    /// What the client does.
+    #[arg(long, value_enum, default_value_t = Op::Send)]
+    op: Op,
+}
+
+/// What a bench measures.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Op {
+    /// Sends messages.
+    Send,
+    /// Writes to the server's memory; --verify reads the last ones back.
+    Write,
+    /// Reads the server's memory.
+    Read,
+    /// Adds one to a word of the server and gets the old value.
+    Fadd,
+    /// Swaps words of the server for their successors, compared with what they were.
+    Cswap,
 }
 
 #[derive(Args)]
@@ -148,7 +170,23 @@ pub(crate) fn pingpong(args: &PingPongArgs) -> Result<ExitCode, Fail> {
 /// # Errors
 /// A side failed, or a byte was wrong.
 pub(crate) fn bench(args: &BenchArgs) -> Result<ExitCode, Fail> {
-    run(&args.common, Mode::Stream, args.window, &[64, 1 << 10, 4 << 10, 64 << 10, 1 << 20])
+    let mode = match args.op {
+        Op::Send => Mode::Stream,
+        Op::Write => Mode::Write,
+        Op::Read => Mode::Read,
+        Op::Fadd => Mode::Fadd,
+        Op::Cswap => Mode::Cswap,
+    };
+    if mode.is_one_sided() && args.common.tagged {
+        return Err(Fail::usage("--tagged is for messages, not for --op"));
+    }
+    if matches!(mode, Mode::Fadd | Mode::Cswap) {
+        if args.common.size.iter().any(|size| *size != 8) {
+            return Err(Fail::usage("--size: the words of --op fadd and cswap have 8 bytes"));
+        }
+        return run(&args.common, mode, args.window, &[8]);
+    }
+    run(&args.common, mode, args.window, &[64, 1 << 10, 4 << 10, 64 << 10, 1 << 20])
 }
 
 fn run(args: &Common, mode: Mode, window: u32, sizes: &[u64]) -> Result<ExitCode, Fail> {

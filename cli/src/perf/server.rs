@@ -1,5 +1,5 @@
 //! The side that waits for clients: sends back what a ping-pong sends, takes and compares what a
-//! stream sends.
+//! stream sends, lends memory to what writes and reads.
 
 use std::collections::VecDeque;
 use std::process::ExitCode;
@@ -10,6 +10,7 @@ use serde::Serialize;
 
 use super::control::{Control, Mode, Run};
 use super::link::{Event, Link, SERVER_PATIENCE};
+use super::remote::Lent;
 use super::{Common, pattern};
 use crate::fail::Fail;
 use crate::out::{json, mention, print};
@@ -131,10 +132,7 @@ fn next_run(
 }
 
 fn report(addr: &EpAddr, run: &Run, received: u64, wrong: u64, as_json: bool) {
-    let name = match run.mode {
-        Mode::PingPong => "pingpong",
-        Mode::Stream => "stream",
-    };
+    let (name, ops) = run.mode.names();
     let client = addr.to_string();
     if as_json {
         let served = Served { client, run: name, size: run.size, received, wrong };
@@ -143,10 +141,12 @@ fn report(addr: &EpAddr, run: &Run, received: u64, wrong: u64, as_json: bool) {
         let size = crate::table::bytes(run.size);
         let checked = match (run.verify, wrong) {
             (false, _) => String::new(),
+            // The client sees whether they are.
+            (true, 0) if run.mode.is_one_sided() => String::new(),
             (true, 0) => ", every byte right".to_owned(),
             (true, wrong) => format!(", {wrong} WRONG"),
         };
-        mention(format_args!("{client}: {name}, {received} messages of {size}{checked}"));
+        mention(format_args!("{client}: {name}, {received} {ops} of {size}{checked}"));
     }
 }
 
@@ -179,6 +179,9 @@ impl<'a> Server<'a> {
     /// Posts receives, says Ready, and serves until Stop and the last message.
     fn run(&mut self) -> Result<(u64, u64), Fail> {
         self.link.begin();
+        if self.run.mode.is_one_sided() {
+            return self.lend();
+        }
         let len = usize::try_from(self.run.size).map_err(Fail::new)?;
         let room = BUFFER_BYTES / self.run.size.max(1);
         let slots = room.min(u64::from(self.run.window)).max(2) as usize;
@@ -186,7 +189,7 @@ impl<'a> Server<'a> {
             self.post(slot, Buf::zeroed(len))?;
         }
         self.drain()?;
-        self.link.say(self.peer, Control::Ready)?;
+        self.link.say(self.peer, Control::Ready { key: 0 })?;
         let mut total = None;
         while total != Some(self.received) || self.returning > 0 {
             match self.link.next()? {
@@ -210,6 +213,32 @@ impl<'a> Server<'a> {
         let (received, wrong) = (self.received, self.wrong);
         self.link.say(self.peer, Control::Done { received, wrong })?;
         Ok((received, wrong))
+    }
+
+    /// Lends memory until Stop. What is done with it is no event, only a counter shows it.
+    fn lend(&mut self) -> Result<(u64, u64), Fail> {
+        let mut lent = Lent::new(self.link.domain(), &self.run)?;
+        self.link.say(self.peer, Control::Ready { key: lent.key() })?;
+        loop {
+            match self.link.poll()? {
+                Some(Event::Said(Control::Stop { sent })) => {
+                    self.link.say(self.peer, Control::Done { received: sent, wrong: 0 })?;
+                    return Ok((sent, 0));
+                }
+                Some(Event::Said(Control::Start(run))) if run.client != self.run.client => {
+                    self.later.push_back(run);
+                }
+                Some(Event::Said(said)) => {
+                    return Err(Fail::new(format!("the client said {said:?} in a run")));
+                }
+                Some(Event::Failed(why)) => return Err(why),
+                Some(_) => {}
+                None => {
+                    self.link.heard(lent.untouched_since()?);
+                    self.link.wait()?;
+                }
+            }
+        }
     }
 
     /// Throws away what a client that broke off has sent: ours sends nothing before Ready.
