@@ -4,7 +4,9 @@
 use std::mem::take;
 
 use barewire::raw::{IoVec, RawCq, RawEndpoint, RawRecv, RawSend, SerialPromise};
-use barewire::{Av, AvAttr, Buf, Completion, Cq, CqAttr, Domain, Endpoint, Info, Settings};
+use barewire::{
+    Av, AvAttr, Buf, Completion, Cq, CqAttr, Domain, Endpoint, Info, Progress, Settings,
+};
 use barewire_dataplane::error::Error;
 use barewire_dataplane::flags::{BindFlags, Caps, CqFlags, OpFlags};
 use barewire_dataplane::node::{
@@ -62,6 +64,12 @@ impl Memory {
     pub fn new(len: usize) -> Self {
         let bytes = Box::leak(vec![0x5a_u8; len].into_boxed_slice());
         Self { base: bytes.as_mut_ptr(), len }
+    }
+
+    /// How many bytes.
+    #[expect(clippy::len_without_is_empty, reason = "it is never empty")]
+    pub fn len(&self) -> usize {
+        self.len
     }
 
     /// The address of `len` bytes at `at`.
@@ -284,10 +292,15 @@ impl RxSink for ToNode<'_> {
 }
 
 /// A domain of the api on the port that `spec` names, for one thread, with what else it takes.
-fn domain(spec: &str) -> Made<(Domain, Info, Av)> {
+pub(crate) fn domain(spec: &str, caps: Caps, progress: Progress) -> Made<(Domain, Info, Av)> {
     let said = |e: barewire::Error| format!("{spec}: {e}");
-    let mut hints = Info { caps: Caps::TAGGED, ..Info::default() };
-    hints.domain_attr.threading = barewire::Threading::Domain;
+    let mut hints = Info { caps, ..Info::default() };
+    hints.domain_attr.data_progress = progress;
+    // A thread of the domain's own is one more.
+    hints.domain_attr.threading = match progress {
+        Progress::Auto => barewire::Threading::Safe,
+        _ => barewire::Threading::Domain,
+    };
     hints.domain_attr.name = Some(spec.to_owned());
     let version = barewire::API_VERSION;
     let none = barewire::flags::InfoFlags::empty();
@@ -321,7 +334,7 @@ impl RawEnd {
     /// What the port or the api refused.
     pub fn open(spec: &str, memory: usize) -> Made<Self> {
         let said = |e: barewire::Error| format!("{spec}: {e}");
-        let (domain, info, av) = domain(spec)?;
+        let (domain, info, av) = domain(spec, Caps::TAGGED, Progress::Manual)?;
         let cq = domain.raw_cq_open(CqAttr::default()).map_err(said)?;
         let ep = domain.raw_endpoint(&info).map_err(said)?;
         ep.bind_cq(&cq, BindFlags::TRANSMIT | BindFlags::RECV).map_err(said)?;
@@ -339,7 +352,7 @@ impl RawEnd {
 }
 
 /// Inserts the one peer of an end.
-fn insert(av: &Av, peer: EpAddr) -> FiAddr {
+pub(crate) fn insert(av: &Av, peer: EpAddr) -> FiAddr {
     let mut to = [FI_ADDR_UNSPEC];
     av.insert(&[peer], &mut to).expect("the address vector has room");
     to[0]
@@ -417,7 +430,7 @@ impl SafeEnd {
     /// What the port or the api refused.
     pub fn open(spec: &str, count: usize, len: usize) -> Made<Self> {
         let said = |e: barewire::Error| format!("{spec}: {e}");
-        let (domain, info, av) = domain(spec)?;
+        let (domain, info, av) = domain(spec, Caps::TAGGED, Progress::Manual)?;
         let cq = domain.cq_open(CqAttr::default()).map_err(said)?;
         let ep = domain.endpoint(&info).map_err(said)?;
         ep.bind_cq(&cq, BindFlags::TRANSMIT | BindFlags::RECV).map_err(said)?;

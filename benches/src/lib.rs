@@ -16,6 +16,7 @@ pub mod count;
 pub mod duo;
 pub mod end;
 mod place;
+pub mod remote;
 mod report;
 mod stats;
 

@@ -1,0 +1,151 @@
+//! An end whose peer reads, writes and changes its memory: the raw face of the api with everything
+//! that one-sided operations need, and the tagged messages that they are compared with.
+
+use barewire::flags::{Access, BindFlags, Caps};
+use barewire::raw::{IoVec, RawAtomic, RawCq, RawEndpoint, RawRecv, RawRma, RawSend};
+use barewire::{
+    AtomicKind, AtomicOp, Av, CqAttr, Datatype, Domain, EpAddr, FI_ADDR_UNSPEC, FiAddr, MrAttr,
+    Progress, RawMr, RmaIov, What,
+};
+use barewire_dataplane::flags::OpFlags;
+use barewire_dataplane::node::MsgKind;
+use barewire_dataplane::types::Cqe;
+
+use crate::end::{Done, Made, Memory, TAG, count, domain, insert};
+
+/// The key by which every end here offers its memory.
+const KEY: u64 = 7;
+
+/// One end.
+pub struct RemoteEnd {
+    ep: RawEndpoint,
+    cq: RawCq,
+    av: Av,
+    peer: FiAddr,
+    memory: Memory,
+    entries: [Cqe; 8],
+    // Before the domain that it is registered in.
+    _region: RawMr,
+    _domain: Domain,
+}
+
+impl RemoteEnd {
+    /// Opens the port that `spec` names and an end on it, with `memory` bytes of memory for its own
+    /// operations and the peer's.
+    ///
+    /// # Errors
+    /// What the port or the api refused.
+    pub fn open(spec: &str, memory: usize, progress: Progress) -> Made<Self> {
+        let said = |e: barewire::Error| format!("{spec}: {e}");
+        let caps = Caps::TAGGED | Caps::RMA | Caps::ATOMIC;
+        let (domain, info, av) = domain(spec, caps, progress)?;
+        let cq = domain.raw_cq_open(CqAttr::default()).map_err(said)?;
+        let ep = domain.raw_endpoint(&info).map_err(said)?;
+        ep.bind_cq(&cq, BindFlags::TRANSMIT | BindFlags::RECV).map_err(said)?;
+        ep.bind_av(&av).map_err(said)?;
+        ep.enable().map_err(said)?;
+        let memory = Memory::new(memory.next_multiple_of(8));
+        let access = Access::REMOTE_READ | Access::REMOTE_WRITE;
+        let attr = MrAttr { access, requested_key: Some(KEY), ..MrAttr::default() };
+        let iov = [IoVec { base: memory.at(0, memory.len()), len: memory.len() }];
+        // SAFETY: the memory stays mapped for ever and nobody has a reference to it.
+        let region = unsafe { domain.raw_mr_reg(&iov, &attr) }.map_err(said)?;
+        let entries = [Cqe::default(); 8];
+        let (peer, _region, _domain) = (FI_ADDR_UNSPEC, region, domain);
+        Ok(Self { ep, cq, av, peer, memory, entries, _region, _domain })
+    }
+
+    /// Where this end is.
+    pub fn addr(&self) -> EpAddr {
+        self.ep.getname().expect("the endpoint is open")
+    }
+
+    /// To whom operations go from now on.
+    pub fn connect(&mut self, peer: EpAddr) {
+        self.peer = insert(&self.av, peer);
+    }
+
+    /// Posts a tagged receive of `len` bytes to place `at`.
+    pub fn recv(&mut self, at: usize, len: usize) -> bool {
+        let iov = [self.iov(at, len)];
+        let (kind, src) = (MsgKind::Tagged, FI_ADDR_UNSPEC);
+        let recv = RawRecv { kind, iov: &iov, src, tag: TAG, ignore: 0, context: 0 };
+        // SAFETY: the memory stays mapped for ever and nobody has a reference to it.
+        unsafe { self.ep.recv(recv) }.is_ok()
+    }
+
+    /// Sends `len` bytes from place `at` as a tagged message.
+    pub fn send(&mut self, at: usize, len: usize) -> bool {
+        let iov = [self.iov(at, len)];
+        let (kind, dest) = (MsgKind::Tagged, self.peer);
+        let send = RawSend { kind, iov: &iov, dest, tag: TAG, data: 0, context: 0 };
+        // SAFETY: as in `recv`.
+        unsafe { self.ep.send(send, OpFlags::empty()) }.is_ok()
+    }
+
+    /// Writes `len` bytes from place `at` to the same place of the peer.
+    pub fn write(&mut self, at: usize, len: usize) -> bool {
+        let (iov, rma) =
+            ([self.iov(at, len)], [RmaIov { addr: at as u64, len: len as u64, key: KEY }]);
+        let call = RawRma { iov: &iov, dest: self.peer, rma_iov: &rma, data: 0, context: 0 };
+        // SAFETY: as in `recv`.
+        unsafe { self.ep.write(call, OpFlags::empty()) }.is_ok()
+    }
+
+    /// Reads `len` bytes from the peer's place `at` to the same place here.
+    pub fn read(&mut self, at: usize, len: usize) -> bool {
+        let (iov, rma) =
+            ([self.iov(at, len)], [RmaIov { addr: at as u64, len: len as u64, key: KEY }]);
+        let call = RawRma { iov: &iov, dest: self.peer, rma_iov: &rma, data: 0, context: 0 };
+        // SAFETY: as in `recv`.
+        unsafe { self.ep.read(call) }.is_ok()
+    }
+
+    /// Changes `count` elements at the peer's place 0. Operands, compare values and results lie
+    /// here one behind the other, 32 KiB apart.
+    pub fn atomic(
+        &mut self,
+        (kind, op, ty): (AtomicKind, AtomicOp, Datatype),
+        count: usize,
+    ) -> bool {
+        let len = count * ty.size();
+        let part = |i: usize| [self.iov(i * (32 << 10), len)];
+        let (operands, compares, results) = (part(0), part(1), part(2));
+        let used = |list: &'static [AtomicKind]| list.contains(&kind);
+        let call = RawAtomic {
+            kind,
+            what: What::new(op, ty),
+            operands: if op == AtomicOp::Read { &[] } else { &operands },
+            compares: if used(&[AtomicKind::Compare]) { &compares } else { &[] },
+            results: if used(&[AtomicKind::Fetch, AtomicKind::Compare]) { &results } else { &[] },
+            dest: self.peer,
+            rma_iov: &[RmaIov { addr: 0, len: count as u64, key: KEY }],
+            data: 0,
+            context: 0,
+        };
+        // SAFETY: as in `recv`.
+        unsafe { self.ep.atomic(call) }.is_ok()
+    }
+
+    /// Reads completions, and turns the loop if there is none and progress is manual.
+    pub fn poll(&mut self) -> Done {
+        let n = self.cq.read(&mut self.entries).unwrap_or(0);
+        count(&self.entries[..n])
+    }
+
+    /// The 8 bytes at place `at`, which the peer may be writing.
+    pub fn word(&self, at: usize) -> u64 {
+        // SAFETY: `at` checks that 8 bytes are there; they are read at once and as they are.
+        unsafe { self.memory.at(at, 8).cast::<u64>().read_volatile() }
+    }
+
+    /// Sets the 8 bytes at place `at` here.
+    pub fn set_word(&mut self, at: usize, value: u64) {
+        // SAFETY: as in `word`.
+        unsafe { self.memory.at(at, 8).cast::<u64>().write_volatile(value) };
+    }
+
+    fn iov(&self, at: usize, len: usize) -> IoVec {
+        IoVec { base: self.memory.at(at, len), len }
+    }
+}
