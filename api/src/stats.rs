@@ -61,7 +61,7 @@ pub const PORT_NAMES: [&str; 8] = [
 ];
 
 /// Counters of the node, but for the refusals of the codec.
-pub const NODE_NAMES: [&str; 31] = [
+pub const NODE_NAMES: [&str; 33] = [
     "rx_frames",
     "rx_not_ours",
     "rx_no_crc",
@@ -88,6 +88,8 @@ pub const NODE_NAMES: [&str; 31] = [
     "msgs_unexpected",
     "rma_done",
     "rma_executed",
+    "rx_coll_unknown",
+    "colls_done",
     "sessions_opened",
     "sessions_dead",
     "sessions_reset",
@@ -315,6 +317,8 @@ fn counters(engine: &Engine, put: &mut impl FnMut(usize, u64)) {
         c.msgs_unexpected,
         c.rma_done,
         c.rma_executed,
+        c.rx_coll_unknown,
+        c.colls_done,
         c.sessions_opened,
         c.sessions_dead,
         c.sessions_reset,

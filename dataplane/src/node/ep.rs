@@ -1,6 +1,7 @@
 //! Endpoints: what they are bound to, and their life from open to close.
 
 use super::ops::WrFlags;
+use super::coll::SIDE;
 use super::peer::Inbound;
 use super::rma::{READ, REMOTE_READ, REMOTE_WRITE, WRITE};
 use super::{AvId, CntrId, CqId, EpAttr, EpCounters, EpId, MsgKind, Node};
@@ -77,9 +78,10 @@ impl Node {
     ///
     /// # Errors
     /// - [`Error::AddrInUse`]: another endpoint of this domain has the number.
-    /// - [`Error::Invalid`]: a queue size is 0.
+    /// - [`Error::Invalid`]: a queue size is 0, or the number is 32,768 or more: those are kept for
+    ///   the collective sides of endpoints.
     /// - [`Error::OpNotSupp`]: a capability that no endpoint here has.
-    /// - [`Error::NoMem`]: there are 65,536 endpoints already.
+    /// - [`Error::NoMem`]: there are 32,768 endpoints already.
     pub fn ep_open(&mut self, attr: EpAttr) -> Result<EpId> {
         if attr.tx_size == 0 || attr.rx_size == 0 {
             return Err(Error::Invalid("queue size must not be 0"));
@@ -88,10 +90,18 @@ impl Node {
             return Err(Error::OpNotSupp("FI_MULTICAST"));
         }
         let number = match attr.number {
+            Some(n) if n >= SIDE => {
+                return Err(Error::Invalid("endpoint numbers from 32768 on are reserved"));
+            }
             Some(n) if self.ep_slot(n) != NONE => return Err(Error::AddrInUse),
             Some(n) => n,
-            None => (0..=u16::MAX).find(|&n| self.ep_slot(n) == NONE).ok_or(Error::NoMem)?,
+            None => (0..SIDE).find(|&n| self.ep_slot(n) == NONE).ok_or(Error::NoMem)?,
         };
+        self.ep_add(attr, number)
+    }
+
+    /// Makes the record of an endpoint whose number is free.
+    pub(super) fn ep_add(&mut self, attr: EpAttr, number: u16) -> Result<EpId> {
         let caps = with_directions(attr.caps);
         let ep = Ep {
             number,
@@ -243,12 +253,14 @@ impl Node {
         if e.av == NONE {
             return Err(Error::NoAv);
         }
-        if e.caps.intersects(Caps::SEND | Caps::READ | Caps::WRITE) && e.tx_cq == NONE
+        if e.caps.intersects(Caps::SEND | Caps::READ | Caps::WRITE | Caps::COLLECTIVE)
+            && e.tx_cq == NONE
             || e.caps.contains(Caps::RECV) && e.rx_cq == NONE
         {
             return Err(Error::NoCq);
         }
-        e.enable(true);
+        self.coll_enable(ep)?;
+        self.eps[ep.0.idx()].enable(true);
         Ok(())
     }
 
@@ -332,6 +344,7 @@ impl Node {
     pub fn ep_close(&mut self, now: Instant, ep: EpId) -> Result<()> {
         let idx = self.eps.by_handle(ep.0).map(|_| ep.0.idx()).ok_or(Error::BadFd)?;
         self.eps[idx].enable(false);
+        self.coll_ep_closed(now, idx);
         self.close_sends(now, idx);
         self.close_receives(now, idx);
         self.drop_late(now, idx);
@@ -401,7 +414,7 @@ impl Node {
 
     /// A message that was being placed will not be: ends its receive, unless that is a
     /// multi-receive which matching still knows or another message is being placed into.
-    fn cancel_placing(&mut self, recv: u32) {
+    pub(super) fn cancel_placing(&mut self, recv: u32) {
         let wr = &mut self.posted[recv].payload;
         wr.active -= 1;
         let (e, multi, last) = (wr.ep, wr.multi, wr.active == 0 && (!wr.multi || wr.closed));

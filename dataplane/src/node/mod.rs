@@ -4,6 +4,7 @@
 //! what is to be sent, and both of them, with the time, again by [`Node::next_deadline`]. The poll
 //! loop in [`crate::poll`] does it with a port and a clock, the simulator with virtual ones.
 
+mod coll;
 mod ep;
 mod input;
 mod mr;
@@ -32,7 +33,7 @@ use crate::av::Av;
 use crate::cntr::Cntr;
 use crate::cq::Cq;
 use crate::error::{Error, Result};
-use crate::flags::{Caps, OpFlags};
+use crate::flags::{BindFlags, Caps, OpFlags};
 use crate::proto::blocks::{BlockPool, UNIT};
 use crate::proto::matching::{PostedPool, UnexpectedPool};
 use crate::rel::sent::SentPool;
@@ -45,6 +46,10 @@ use mr::Mr;
 use ops::{Held, Job, Late, Pull, RecvWr, Rma, Stored, TxWr};
 use peer::Peer;
 
+pub use coll::{
+    BLOCK_MAX, CollAttr, CollModel, CollReq, GroupId, JoinEvent, JoinModel, JoinReq, Kind as CollKind,
+    MEMBERS_MAX, Role, query as query_collective,
+};
 pub use mr::{MrId, MrReq};
 pub use rma::{AtomicReq, ReadReq, RmaIov, RmaList, WriteReq};
 pub use stats::{EpCounters, Levels, NodeCounters, SessionInfo};
@@ -78,6 +83,11 @@ pub struct NodeSettings {
     /// Whether frames carry a CRC32C trailer. Default: if the port is not lossless. Whoever holds
     /// the port knows better (`Port::damages`).
     pub crc: Option<bool>,
+    /// The cost model that chooses the algorithms of collectives. All members of a group must have
+    /// the same one: a join in which they do not fails.
+    pub coll: CollModel,
+    /// How long a join waits for the other members, nanoseconds. Default 60 s.
+    pub join_ns: u64,
 }
 
 impl NodeSettings {
@@ -108,6 +118,8 @@ impl Default for NodeSettings {
             pull_window: 4 << 20,
             mr_max: 65536,
             crc: None,
+            coll: CollModel::default(),
+            join_ns: 60_000_000_000,
         }
     }
 }
@@ -315,6 +327,7 @@ pub struct Node {
     pub(crate) spare: Vec<Vec<u8>>,
     pub(crate) held: Slab<Held>,
     pub(crate) held_bytes: Vec<u8>,
+    pub(crate) coll: coll::Coll,
 
     pub(crate) wheel: Wheel,
     /// Peers with something to send.
@@ -423,6 +436,7 @@ impl Node {
             spare: Vec::new(),
             held: Slab::with_capacity(held),
             held_bytes: Vec::with_capacity(held * frame_len),
+            coll: coll::Coll::default(),
             wheel: Wheel::new(s.peer_max, Instant(0)),
             ready: VecDeque::with_capacity(s.peer_max.min(4096)),
             starved: VecDeque::new(),

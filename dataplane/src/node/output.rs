@@ -64,6 +64,9 @@ impl Node {
         while let Some(p) = self.wheel.expire(now) {
             self.on_timer(now, p);
         }
+        if self.coll.cq.is_some() {
+            self.coll_progress(now);
+        }
         let flush = idle || self.owed_since.is_some_and(|at| now.since(at) >= ACK_DELAY_NS);
         if flush {
             self.owed_since = None;
@@ -93,6 +96,9 @@ impl Node {
     pub fn next_deadline(&self) -> Option<Instant> {
         let wheel = self.wheel.next_deadline();
         let mut due = wheel.unwrap_or(Instant(u64::MAX));
+        if let Some(at) = self.coll_deadline() {
+            due = due.min(at);
+        }
         if let Some(at) = self.owed_since {
             due = due.min(at + ACK_DELAY_NS);
         }

@@ -176,6 +176,8 @@ pub(crate) struct Peer {
     pub(crate) want_nop: bool,
     /// The refusal of the next packet must be said.
     pub(crate) want_nack: bool,
+    /// Messages of collectives that are waited for.
+    pub(crate) coll_waits: u32,
 }
 
 const _: () = assert!(std::mem::offset_of!(Peer, snd) + 8 <= Peer::HOT);
@@ -248,6 +250,7 @@ impl Peer {
             closed_epoch: 0,
             av_refs: 0,
             stored: 0,
+            coll_waits: 0,
         }
     }
 
@@ -286,7 +289,7 @@ impl Peer {
     pub(crate) fn owes(&self) -> bool {
         match self.state {
             State::Idle => false,
-            State::Opening | State::Answered => !self.wrs.is_empty(),
+            State::Opening | State::Answered => !self.wrs.is_empty() || self.coll_waits > 0,
             State::Open => {
                 if planted(Bug::NoKeepalive) {
                     return self.snd.in_flight() > 0;
@@ -296,6 +299,7 @@ impl Peer {
                     || !self.pulls.is_empty()
                     || self.inbound != Inbound::None
                     || !self.held.is_empty()
+                    || self.coll_waits > 0
             }
         }
     }
@@ -309,6 +313,7 @@ impl Peer {
             && self.stored == 0
             && self.snd.in_flight() == 0
             && self.inbound == Inbound::None
+            && self.coll_waits == 0
     }
 }
 

@@ -398,7 +398,7 @@ impl Node {
     /// Tells the application of a stored message, if it wants to be told (`FI_BUFFERED_RECV`).
     pub(crate) fn announce(&mut self, e: u32, msg: u32) {
         if !self.eps[e].buffered {
-            return;
+            return self.coll_arrived(e, msg);
         }
         let (tag, m) = (self.stored[msg].tag, &self.stored[msg].payload);
         let (buf, piece) = self.blocks.first_piece(&m.chain);

@@ -338,7 +338,7 @@ impl Node {
         if stale_answer {
             // We answered an OPEN that its sender no longer means. Nothing was sent yet.
             self.forget(p);
-            if !self.peers[p].wrs.is_empty() {
+            if !self.peers[p].wrs.is_empty() || self.peers[p].coll_waits > 0 {
                 self.begin(now, p, State::Opening);
             }
             return;
@@ -399,6 +399,7 @@ impl Node {
         }
         self.abort_inbound(now, p);
         self.drop_announced(now, p);
+        self.coll_peer_lost(p, err);
         if state == State::Idle {
             return;
         }
@@ -496,6 +497,7 @@ impl Node {
                 }
             }
         }
+        self.coll_port_gone(now);
     }
 
     /// Makes the wheel call at the time when something is due for `p`, unless it will earlier.

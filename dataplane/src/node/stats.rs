@@ -65,6 +65,10 @@ pub struct NodeCounters {
     pub rma_done: u64,
     /// One-sided operations of peers that were executed here.
     pub rma_executed: u64,
+    /// Messages between collective sides of a kind that is not known here.
+    pub rx_coll_unknown: u64,
+    /// Collectives that ended well, joins included.
+    pub colls_done: u64,
     /// Sessions opened.
     pub sessions_opened: u64,
     /// Sessions that ended because the peer was silent.
@@ -105,6 +109,8 @@ impl Default for NodeCounters {
             msgs_unexpected: 0,
             rma_done: 0,
             rma_executed: 0,
+            rx_coll_unknown: 0,
+            colls_done: 0,
             sessions_opened: 0,
             sessions_dead: 0,
             sessions_reset: 0,

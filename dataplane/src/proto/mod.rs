@@ -2,4 +2,5 @@
 
 pub mod atomic;
 pub mod blocks;
+pub mod coll;
 pub mod matching;

@@ -250,6 +250,12 @@ pub enum AtomicFault {
     Operand,
 }
 
+/// Whether `op` on `ty` is one of the 116 pairs that reductions have: the ten operations from
+/// `Min` to `Bxor` where they have a meaning.
+pub const fn reduces(op: AtomicOp, ty: Datatype) -> bool {
+    op as u8 <= AtomicOp::Bxor as u8 && exec::has_meaning(op, ty)
+}
+
 impl IoBuf {
     /// Executes `op` on `count` elements of type `ty` from `offset`, in ascending order.
     ///
@@ -314,6 +320,44 @@ impl IoBuf {
         self.each(offset, len, |piece, done, n| unsafe {
             exec::exec(op, ty, part(piece, done, n), sharing);
         });
+        Ok(())
+    }
+
+    /// Sets `count` elements from `offset` to `a op b`, element by element, where `a` and `b` are
+    /// memory and an offset in it: the reductions of collectives. Any alignment will do. Either
+    /// operand may be the very elements that are set; otherwise they must not overlap them.
+    ///
+    /// The order counts: for a NaN, for zeros of different sign, `a op b` may differ from `b op a`.
+    /// Nobody else changes the elements meanwhile. Allocates nothing.
+    ///
+    /// # Errors
+    /// [`AtomicFault::Unsupported`]: `op` has no meaning on `ty`, or is none of the ten from `Min`
+    /// to `Bxor`. [`AtomicFault::Bounds`]: elements are not all inside, or not in one piece.
+    /// Nothing was written.
+    pub fn combine(
+        &self,
+        offset: usize,
+        op: AtomicOp,
+        ty: Datatype,
+        count: usize,
+        a: (&Self, usize),
+        b: (&Self, usize),
+    ) -> Result<(), AtomicFault> {
+        if !reduces(op, ty) {
+            return Err(AtomicFault::Unsupported);
+        }
+        let len = count.checked_mul(ty.size()).ok_or(AtomicFault::Bounds)?;
+        if len == 0 {
+            return Ok(());
+        }
+        let target = self.in_first(offset, len).ok_or(AtomicFault::Bounds)?;
+        let a = a.0.in_first(a.1, len).ok_or(AtomicFault::Bounds)?;
+        let b = b.0.in_first(b.1, len).ok_or(AtomicFault::Bounds)?;
+        let null = std::ptr::null_mut();
+        let part = exec::Part { target, operand: b, compare: b, result: null, count };
+        // SAFETY: three times `len` bytes inside lent spans, `target` writable by the lender's
+        // promise; the pair has a meaning.
+        unsafe { exec::combine(op, ty, part, a) };
         Ok(())
     }
 

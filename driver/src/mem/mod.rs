@@ -3,10 +3,12 @@
 mod arena;
 pub mod atomic;
 mod copy;
+mod scratch;
 mod span;
 
 pub use arena::{Arena, ArenaError, Block, Hugepages};
 pub(crate) use copy::{SHORT, copy_four, copy_inline, copy_inline_32, copy_short};
+pub use scratch::Scratch;
 pub use span::{IOV_LIMIT, IoBuf, Span};
 
 /// Asks the processor to fetch the cache line at `p`, which need not be valid.

@@ -134,12 +134,51 @@ impl IoBuf {
     /// # Panics
     /// If it is not all inside.
     pub fn piece(self, offset: usize, len: usize) -> Self {
+        self.share(offset, len)
+    }
+
+    /// A second description of `offset..offset + len`, for an operation that is made of several.
+    ///
+    /// The memory is lent as long as the first operation has not ended, so the parts end before it:
+    /// that is for whoever makes them to see to.
+    ///
+    /// # Panics
+    /// If it is not all inside.
+    pub fn share(&self, offset: usize, len: usize) -> Self {
         let mut part = Self::EMPTY;
         self.each(offset, len, |base, _, n| {
             part.spans[part.count] = MaybeUninit::new(Span { base, len: n });
             (part.count, part.len) = (part.count + 1, part.len + n);
         });
         part
+    }
+
+    /// Appends the spans of `other` and says whether there was room. If not, nothing changed.
+    pub fn append(&mut self, other: Self) -> bool {
+        let Some(len) = self.len.checked_add(other.len) else { return false };
+        if self.count + other.count > IOV_LIMIT {
+            return false;
+        }
+        for (to, from) in self.spans[self.count..].iter_mut().zip(other.spans()) {
+            *to = MaybeUninit::new(Span { base: from.base, len: from.len });
+        }
+        self.len = len;
+        self.count += other.count;
+        true
+    }
+
+    /// Copies `len` bytes at `offset` to `to_offset` of `to`. The two may be the same memory.
+    ///
+    /// # Panics
+    /// If they are not all inside.
+    pub fn copy_to(&self, offset: usize, to: &Self, to_offset: usize, len: usize) {
+        self.each(offset, len, |from, before, n| {
+            to.each(to_offset + before, n, |at, done, n| {
+                // SAFETY: `n` bytes at `from + done` lie inside a lent span of `self`, and at `at`
+                // inside one of `to`; `copy` allows them to overlap.
+                unsafe { ptr::copy(from.wrapping_add(done), at, n) };
+            });
+        });
     }
 
     /// Appends a span and says whether there was room and the total length did not overflow.
@@ -163,6 +202,11 @@ impl IoBuf {
     /// Whether there are none.
     pub const fn is_empty(&self) -> bool {
         self.len == 0
+    }
+
+    /// Whether it is one span, so that offsets in it are those of memory.
+    pub const fn is_one_piece(&self) -> bool {
+        self.count == 1
     }
 
     /// The address of `len` bytes at `offset`, or `None` if there are not as many or they are not

@@ -88,6 +88,17 @@ pub(super) unsafe fn exec(op: AtomicOp, ty: Datatype, part: Part, sharing: Shari
     }
 }
 
+/// Sets `part.count` elements at `part.target` to `first op operand`.
+///
+/// # Safety
+/// `has_meaning(op, ty)`, and `op` has one operand and always stores. `count` elements are writable
+/// at `part.target` and readable at `part.operand` and `first`; each of these is the target or does
+/// not overlap it.
+pub(super) unsafe fn combine(op: AtomicOp, ty: Datatype, part: Part, first: *const u8) {
+    // SAFETY: passed on.
+    unsafe { exec_in(op, ty, part, From(first)) }
+}
+
 /// Executes one element for whoever is alone, and says so, if its type is an integer of 4 or 8
 /// bytes.
 ///
@@ -223,6 +234,36 @@ impl Mode for Plain {
                     old.store(result.add(i * E::LEN));
                 }
             }
+        }
+    }
+}
+
+/// By whoever is alone, with the old values taken from elsewhere.
+struct From(*const u8);
+
+/// Bytes that [`From`] computes before it stores them: no store then stands between the loads of
+/// one vector and the next, whatever the memory may have in common.
+const BATCH: usize = 512;
+
+impl Mode for From {
+    #[inline(always)]
+    unsafe fn update<E: Elem>(&self, part: Part, f: impl Fn(usize, E) -> Option<E>) {
+        let Part { target, count, .. } = part;
+        let step = BATCH / E::LEN;
+        let mut batch = [std::mem::MaybeUninit::<E>::uninit(); BATCH];
+        let mut at = 0;
+        while at < count {
+            let n = step.min(count - at);
+            for (i, slot) in batch[..n].iter_mut().enumerate() {
+                // SAFETY: element `at + i < count` of what the caller vouches for.
+                let old = unsafe { E::load(self.0.add((at + i) * E::LEN)) };
+                slot.write(f(at + i, old).unwrap_or(old));
+            }
+            for (i, slot) in batch[..n].iter().enumerate() {
+                // SAFETY: element `at + i < count` of the target; the slot was just written.
+                unsafe { slot.assume_init().store(target.add((at + i) * E::LEN)) };
+            }
+            at += n;
         }
     }
 }

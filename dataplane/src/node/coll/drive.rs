@@ -1,0 +1,541 @@
+//! Schedules go on: what has ended is told to them, and what they ask for next is posted.
+
+use barewire_driver::mem::IoBuf;
+
+use super::{GroupState, JoinEvent, Op, SIDE, Scratch};
+use crate::error::Error;
+use crate::flags::{CqFlags, OpFlags};
+use crate::node::{EpId, GroupId, MsgKind, Node, RecvReq, SendReq};
+use crate::proto::coll::run::Action;
+use crate::proto::coll::{Area, Comm, Local, Place, Slice};
+use crate::proto::matching::Src;
+use crate::slab::Handle;
+use crate::types::{CqErr, Cqe, FI_ADDR_UNSPEC, FiAddr, Instant};
+
+/// Receives for control messages that every collective side has posted.
+pub(super) const LISTENING: usize = 8;
+
+/// Context of such a receive: this bit and the slot of the side.
+const CONTROL: u64 = 1 << 63;
+
+/// Kinds of messages between collective sides, in bits 12 to 15 of the tag.
+const KIND_SHIFT: u32 = 12;
+const KIND_DATA: u64 = 0;
+const KIND_CONTROL: u64 = 1;
+
+/// What a control message says.
+pub(super) const ABORT: u64 = 1;
+pub(super) const LEAVE: u64 = 2;
+
+/// Time after which a post that found no room is tried again, nanoseconds.
+const RETRY_NS: u64 = 20_000;
+
+/// Memory that is kept for the next calls.
+const SPARE: usize = 4;
+const SPARE_LEN_MAX: usize = 1 << 20;
+
+/// The tag of a message of a call.
+fn data_tag(gid: u32, seq: u16, step: u16) -> u64 {
+    u64::from(gid) << 32 | u64::from(seq) << 16 | KIND_DATA << KIND_SHIFT | u64::from(step & 0xfff)
+}
+
+pub(super) fn control_tag(gid: u32, what: u64) -> u64 {
+    u64::from(gid) << 32 | KIND_CONTROL << KIND_SHIFT | what
+}
+
+/// The name of the group, the number of the call and the kind in a tag.
+fn parts_of(tag: u64) -> (u32, u16, u64) {
+    ((tag >> 32) as u32, (tag >> 16) as u16, tag >> KIND_SHIFT & 15)
+}
+
+fn context_of(op: Handle, round: u32) -> u64 {
+    u64::from(op.idx() & 0xf_ffff)
+        | u64::from(op.generation() & 0xf_ffff) << 20
+        | u64::from(round & 0x7f_ffff) << 40
+}
+
+impl Node {
+    /// Whether [`coll_progress`](Self::coll_progress) would find something.
+    #[inline]
+    pub(crate) fn coll_due(&self) -> bool {
+        let Some(cq) = self.coll.cq else { return false };
+        let c = &self.coll;
+        self.cqs[cq.0.idx()].cq.ready() > 0
+            || !c.work.is_empty()
+            || !c.lost.is_empty()
+            || !c.arrived.is_empty()
+            || !c.owed.is_empty()
+    }
+
+    /// When progress is due even if nothing arrives.
+    pub(crate) fn coll_deadline(&self) -> Option<Instant> {
+        let retry = self.coll.stalled || !self.coll.owed.is_empty();
+        let retry = retry.then(|| self.polled_at + RETRY_NS);
+        match (self.coll.deadline, retry) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        }
+    }
+
+    /// Lets every call go on as far as it can.
+    pub(crate) fn coll_progress(&mut self, now: Instant) {
+        let Some(cq) = self.coll.cq else { return };
+        self.coll.stalled = false;
+        if self.coll.deadline.is_some_and(|at| at <= now) {
+            self.end_late_joins(now);
+        }
+        let tries = self.coll.work.len();
+        for _ in 0..tries {
+            let Some(o) = self.coll.work.pop_front() else { break };
+            if let Some(op) = self.coll.ops.get_mut(o) {
+                op.queued = false;
+                self.drive_op(now, o);
+            }
+        }
+        let mut entries = [Cqe::default(); 32];
+        loop {
+            self.take_arrived(now);
+            self.take_lost(now);
+            match self.cq_read(cq, &mut entries) {
+                Ok(n) => entries[..n].iter().for_each(|cqe| self.on_side_done(now, cqe)),
+                Err(Error::Avail) => {
+                    if let Ok(err) = self.cq_readerr(cq) {
+                        self.on_side_failed(now, &err);
+                    }
+                }
+                Err(_) => break,
+            }
+        }
+        self.send_owed(now);
+    }
+
+    /// A message between collective sides has come or gone.
+    fn on_side_done(&mut self, now: Instant, cqe: &Cqe) {
+        if cqe.op_context & CONTROL != 0 {
+            self.on_control_message(now, cqe);
+            return;
+        }
+        let Some(o) = self.op_of(cqe.op_context) else { return };
+        let op = &mut self.coll.ops[o];
+        if cqe.flags.contains(CqFlags::SEND) {
+            op.run.sent((cqe.op_context >> 40) as u32);
+            op.sends -= 1;
+        } else {
+            let (mark, g) = (op.mark, op.group);
+            op.run.received();
+            self.waits_no_more(o, cqe.src);
+            let marked = cqe.flags.contains(CqFlags::REMOTE_CQ_DATA) && cqe.data == mark;
+            if !marked {
+                return self.abort_group(now, g, DISAGREE);
+            }
+        }
+        self.drive_op(now, o);
+    }
+
+    fn on_side_failed(&mut self, now: Instant, err: &CqErr) {
+        if err.cqe.op_context & CONTROL != 0 {
+            if !self.gone {
+                self.listen(EpId(self.eps.handle(err.cqe.op_context as u32)));
+            }
+            return;
+        }
+        let Some(o) = self.op_of(err.cqe.op_context) else { return };
+        let g = self.coll.ops[o].group;
+        let why = match err.err {
+            Error::Trunc => DISAGREE,
+            // What we gave up ourselves says nothing about anybody.
+            other => other,
+        };
+        let op = &mut self.coll.ops[o];
+        if err.cqe.flags.contains(CqFlags::SEND) {
+            op.sends = op.sends.saturating_sub(1);
+        }
+        self.abort_group(now, g, why);
+    }
+
+    fn op_of(&self, context: u64) -> Option<u32> {
+        let o = (context & 0xf_ffff) as u32;
+        let op = self.coll.ops.get(o).is_some();
+        let same = self.coll.ops.generation(o) & 0xf_ffff == (context >> 20) as u32 & 0xf_ffff;
+        (op && same).then_some(o)
+    }
+
+    /// A receive of a call has ended.
+    fn waits_no_more(&mut self, o: u32, src: FiAddr) {
+        let Some(av) = self.coll.av else { return };
+        let Some(entry) = self.avs[av.0.idx()].av.lookup(src) else { return };
+        let peer = entry.peer;
+        let waits = &mut self.coll.ops[o].waits;
+        if let Some(at) = waits.iter().position(|&p| p == peer) {
+            waits.swap_remove(at);
+            self.peers[peer].coll_waits -= 1;
+        }
+    }
+
+    /// Does what a call asks for until it has to wait.
+    pub(super) fn drive_op(&mut self, now: Instant, o: u32) {
+        loop {
+            let op = &mut self.coll.ops[o];
+            let went = match op.run.action() {
+                Action::Wait => return,
+                Action::Done => return self.end_op(now, o),
+                Action::Local(local) => {
+                    compute(op, local);
+                    op.run.done();
+                    continue;
+                }
+                Action::Recv(comm) => self.post_side_recv(now, o, &comm),
+                Action::Send(comm, round) => self.post_side_send(now, o, &comm, round),
+            };
+            match went {
+                Went::On => {}
+                Went::NoRoom => {
+                    self.coll.stalled = true;
+                    let op = &mut self.coll.ops[o];
+                    if !op.queued {
+                        op.queued = true;
+                        self.coll.work.push_back(o);
+                    }
+                    return;
+                }
+                Went::Over => return,
+            }
+        }
+    }
+
+    fn post_side_recv(&mut self, now: Instant, o: u32, comm: &Comm) -> Went {
+        let handle = self.coll.ops.handle(o);
+        let op = &self.coll.ops[o];
+        let (g, round) = (op.group, op.run.number());
+        let group = &self.coll.groups[g];
+        let member = group.members[comm.peer as usize];
+        let (side, tag) = (group.side, data_tag(group.gid, op.seq, comm.step));
+        if let Some(err) = member.gone {
+            // What it sent before may be here.
+            let from = Src::of(member.peer, member.ep);
+            let matcher = &self.eps[side.0.idx()].matcher[MsgKind::Tagged as usize];
+            if matcher.match_unexpected(&self.stored, tag, 0, from).is_none() {
+                self.abort_group(now, g, err);
+                return Went::Over;
+            }
+        }
+        let req = RecvReq {
+            kind: MsgKind::Tagged,
+            buf: memory(op, &comm.slice),
+            src: member.side,
+            tag,
+            ignore: 0,
+            context: context_of(handle, round),
+            flags: OpFlags::empty(),
+        };
+        let p = member.peer;
+        self.tick(now);
+        self.begin_to_wait(now, p);
+        match self.post_recv(now, side, req) {
+            Ok(()) => {}
+            Err(Error::Again) => return Went::NoRoom,
+            Err(err) => {
+                self.abort_group(now, g, err);
+                return Went::Over;
+            }
+        }
+        self.peers[p].coll_waits += 1;
+        let op = &mut self.coll.ops[o];
+        op.waits.push(p);
+        op.run.done();
+        // Its silence counts, also if nothing was ever said between us.
+        self.kick_silent(now, p);
+        Went::On
+    }
+
+    fn kick_silent(&mut self, now: Instant, p: u32) {
+        if self.peers[p].state == super::super::peer::State::Idle && !self.gone {
+            self.kick(now, p);
+        } else {
+            self.arm_timer(now, p);
+        }
+    }
+
+    fn post_side_send(&mut self, now: Instant, o: u32, comm: &Comm, round: u32) -> Went {
+        let handle = self.coll.ops.handle(o);
+        let op = &self.coll.ops[o];
+        let g = op.group;
+        let group = &self.coll.groups[g];
+        let member = group.members[comm.peer as usize];
+        if let Some(err) = member.gone {
+            self.abort_group(now, g, err);
+            return Went::Over;
+        }
+        let inject = comm.slice.len() <= Self::INJECT_SIZE as u64;
+        let mut flags = OpFlags::REMOTE_CQ_DATA;
+        flags.set(OpFlags::INJECT, inject);
+        let (side, tag) = (group.side, data_tag(group.gid, op.seq, comm.step));
+        let req = SendReq {
+            kind: MsgKind::Tagged,
+            buf: memory(op, &comm.slice),
+            dest: member.side,
+            tag,
+            data: op.mark,
+            context: context_of(handle, round),
+            flags,
+            no_completion: inject,
+        };
+        match self.post_send(now, side, req) {
+            Ok(()) => {}
+            Err(Error::Again) => return Went::NoRoom,
+            Err(err) => {
+                self.abort_group(now, g, err);
+                return Went::Over;
+            }
+        }
+        // A peer that is known to have another life fails the post at once.
+        let Some(op) = self.coll.ops.get_mut(o) else { return Went::Over };
+        op.run.done();
+        if inject {
+            op.run.sent(round);
+        } else {
+            op.sends += 1;
+        }
+        Went::On
+    }
+
+    /// A call has ended well.
+    fn end_op(&mut self, now: Instant, o: u32) {
+        let op = self.coll.ops.free(o);
+        let g = op.group;
+        self.coll.groups[g].ops -= 1;
+        self.counters.colls_done += 1;
+        let user = op.user;
+        if user.is_none() {
+            self.end_join(now, g, &op);
+        }
+        self.give_back(op);
+        if let Some(user) = user {
+            let group = &self.coll.groups[g];
+            let e = group.ep.0.idx();
+            let ep = &mut self.eps[e];
+            ep.tx_used -= 1;
+            let (cntr, cq) = (ep.tx_cntr, &mut self.cqs[ep.tx_cq].cq);
+            if user.wanted {
+                let (op_context, flags, src) = (user.context, CqFlags::COLLECTIVE, FI_ADDR_UNSPEC);
+                cq.push(Cqe { op_context, flags, src, ..Cqe::default() });
+            } else {
+                cq.unreserve();
+            }
+            self.count(cntr, true);
+        }
+    }
+
+    /// Keeps what a call used for the next one.
+    pub(super) fn give_back(&mut self, op: Op) {
+        if let Some(scratch) = op.scratch
+            && self.coll.scratch.len() < SPARE
+            && scratch.len() <= SPARE_LEN_MAX
+        {
+            self.coll.scratch.push(scratch);
+        }
+        if self.coll.rounds.len() < SPARE {
+            self.coll.rounds.push(op.run.into_round());
+        }
+    }
+
+    /// The members of a group have exchanged who they are.
+    fn end_join(&mut self, now: Instant, g: u32, op: &Op) {
+        let mut words = [0_u64; super::JOIN_WORDS];
+        for (i, word) in words.iter_mut().enumerate() {
+            let mut bytes = [0; 8];
+            op.out.read_at(8 * i, &mut bytes);
+            *word = u64::from_le_bytes(bytes);
+        }
+        let [name, most, least] = words;
+        if most != !least || name == 0 {
+            return self.abort_group(now, g, DISAGREE);
+        }
+        let id = GroupId(self.coll.groups.handle(g));
+        let group = &mut self.coll.groups[g];
+        group.gid = name as u32;
+        group.seq = 0;
+        group.state = GroupState::Ready;
+        let (ep, context) = (group.ep, group.context);
+        let early = self.coll.over.iter().find(|(gid, _)| *gid == name as u32);
+        if let Some(&(_, err)) = early {
+            self.coll.groups[g].state = GroupState::Over(err);
+        }
+        self.coll.events.push_back(JoinEvent { ep, group: id, context, result: Ok(()) });
+    }
+
+    /// Posts a receive for control messages.
+    pub(super) fn listen(&mut self, side: EpId) {
+        let req = RecvReq {
+            kind: MsgKind::Tagged,
+            buf: IoBuf::EMPTY,
+            src: FI_ADDR_UNSPEC,
+            tag: KIND_CONTROL << KIND_SHIFT,
+            ignore: !(15 << KIND_SHIFT),
+            context: CONTROL | u64::from(side.0.idx()),
+            flags: OpFlags::empty(),
+        };
+        let posted = self.post_recv(self.polled_at, side, req);
+        // The queue holds as many as there can be calls; if it is full for once, the others listen.
+        debug_assert!(posted.is_ok());
+    }
+
+    fn on_control_message(&mut self, now: Instant, cqe: &Cqe) {
+        let side = EpId(self.eps.handle((cqe.op_context & !CONTROL) as u32));
+        self.listen(side);
+        let (gid, _, _) = parts_of(cqe.tag);
+        let Some(av) = self.coll.av else { return };
+        let Some(entry) = self.avs[av.0.idx()].av.lookup(cqe.src).copied() else {
+            return self.over_before(gid, cqe);
+        };
+        let named = |g: &super::Group| {
+            let from = |m: &super::Member| (m.peer, m.ep) == (entry.peer, entry.ep);
+            g.side == side && g.gid == gid && g.members.iter().any(from)
+        };
+        let found = self.coll.groups.iter().find(|(_, g)| named(g)).map(|(g, _)| g);
+        match (found, cqe.tag & 0xfff) {
+            (None, _) => self.over_before(gid, cqe),
+            (Some(g), LEAVE) => self.member_gone(now, g, (entry.peer, entry.ep), LEFT),
+            (Some(g), ABORT) => self.abort_group(now, g, super::fail::reason(cqe.data)),
+            _ => self.counters.rx_coll_unknown += 1,
+        }
+    }
+
+    /// A group was given up by a member before it was joined here.
+    fn over_before(&mut self, gid: u32, cqe: &Cqe) {
+        if cqe.tag & 0xfff == ABORT {
+            self.remember_over(gid, super::fail::reason(cqe.data));
+        }
+    }
+
+    /// Looks at what was stored since the last time: messages of no kind that we know, of groups
+    /// that are over, of calls that are not the one their number says.
+    fn take_arrived(&mut self, now: Instant) {
+        while let Some((msg, generation)) = self.coll.arrived.pop() {
+            if self.stored.get(msg).is_none() || self.stored.generation(msg) != generation {
+                continue;
+            }
+            let m = &self.stored[msg];
+            let (gid, seq, kind) = parts_of(m.tag);
+            if m.payload.recv != crate::slab::NONE || m.payload.claimed {
+                continue;
+            }
+            if kind > KIND_CONTROL {
+                self.counters.rx_coll_unknown += 1;
+                self.discard_stored(now, msg, crate::wire::EndStatus::Discarded);
+            } else if kind == KIND_DATA {
+                let (e, imm) = (m.payload.ep, m.payload.imm);
+                if self.coll.over.iter().any(|&(over, _)| over == gid)
+                    && !self.coll.groups.iter().any(|(_, g)| g.gid == gid)
+                {
+                    self.discard_stored(now, msg, crate::wire::EndStatus::Discarded);
+                    continue;
+                }
+                let other = self.coll.ops.iter().find(|(_, op)| {
+                    let g = &self.coll.groups[op.group];
+                    g.side.0.idx() == e && g.gid == gid && op.seq == seq && imm != Some(op.mark)
+                });
+                let g = other.filter(|_| !self.joining(gid)).map(|(_, op)| op.group);
+                if let Some(g) = g {
+                    self.abort_group(now, g, DISAGREE);
+                }
+            }
+        }
+    }
+
+    fn joining(&self, gid: u32) -> bool {
+        let joining = |g: &super::Group| matches!(g.state, GroupState::Joining(_)) && g.gid == gid;
+        self.coll.groups.iter().any(|(_, g)| joining(g))
+    }
+
+    /// A call begins: what is stored under its number must be of it.
+    pub(super) fn look_for_strangers(&mut self, o: u32) {
+        let op = &self.coll.ops[o];
+        let group = &self.coll.groups[op.group];
+        let matcher = &self.eps[group.side.0.idx()].matcher[MsgKind::Tagged as usize];
+        if matcher.unexpected_len() == 0 || matches!(group.state, GroupState::Joining(_)) {
+            return;
+        }
+        let (gid, seq, mark) = (group.gid, op.seq, op.mark);
+        let stranger = matcher.find_unexpected(&self.stored, |m| {
+            parts_of(m.tag) == (gid, seq, KIND_DATA) && m.payload.imm != Some(mark)
+        });
+        if let Some(msg) = stranger {
+            let generation = self.stored.generation(msg);
+            self.coll.arrived.push((msg, generation));
+        }
+    }
+
+    /// A message was stored for a collective side: it is looked at in the next turn.
+    #[cold]
+    pub(crate) fn coll_arrived(&mut self, e: u32, msg: u32) {
+        if self.eps[e].number >= SIDE {
+            let generation = self.stored.generation(msg);
+            self.coll.arrived.push((msg, generation));
+        }
+    }
+}
+
+/// How a post went.
+enum Went {
+    On,
+    NoRoom,
+    /// The call is no more.
+    Over,
+}
+
+/// Members called different collectives, or the same with different arguments.
+pub(super) const DISAGREE: Error =
+    Error::Invalid("members of the group called different collectives");
+
+/// A member has left the group.
+pub(super) const LEFT: Error = Error::ConnRefused;
+
+/// The memory of a slice.
+fn memory(op: &Op, slice: &Slice) -> IoBuf {
+    let piece = |(at, len): (Place, u64)| area(op, at.area).share(at.off as usize, len as usize);
+    let mut buf = match slice.pieces[0].1 {
+        0 => IoBuf::EMPTY,
+        _ => piece(slice.pieces[0]),
+    };
+    if slice.pieces[1].1 > 0 {
+        let fits = buf.append(piece(slice.pieces[1]));
+        assert!(fits, "areas are in one piece each");
+    }
+    buf
+}
+
+fn area(op: &Op, area: Area) -> IoBuf {
+    match area {
+        Area::In => op.input.share(0, op.input.len()),
+        Area::Out => op.out.share(0, op.out.len()),
+        Area::Scratch => op.scratch.as_ref().map_or(IoBuf::EMPTY, Scratch::io),
+    }
+}
+
+fn compute(op: &Op, local: Local) {
+    match local {
+        Local::Copy { from, to, len, count, from_step, to_step } => {
+            let (source, target) = (area(op, from.area), area(op, to.area));
+            for i in 0..count as i64 {
+                let at = (from.off as i64 + i * from_step) as usize;
+                let to = (to.off as i64 + i * to_step) as usize;
+                source.copy_to(at, &target, to, len as usize);
+            }
+        }
+        Local::Reduce { a, b, to, len } => {
+            let Some((red, ty)) = op.reduce else { unreachable!("only reductions compute") };
+            let count = len as usize / ty.size();
+            let (left, right) = (area(op, a.area), area(op, b.area));
+            let sum = area(op, to.area).combine(
+                to.off as usize,
+                red,
+                ty,
+                count,
+                (&left, a.off as usize),
+                (&right, b.off as usize),
+            );
+            assert!(sum.is_ok(), "a schedule stays inside its memory");
+        }
+    }
+}

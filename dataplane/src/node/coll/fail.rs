@@ -1,0 +1,341 @@
+//! What ends a group: members that die, leave, disagree or never come.
+//!
+//! Whoever finds it out ends its calls, each with one error entry, and tells the others, and each of
+//! these does the same once. In a group of up to [`FLOOD_ALL`] members everybody is told by
+//! everybody; in a larger one, by those a power of two apart, so that it takes as many deaths as
+//! members one is told by to leave anybody waiting.
+
+use super::drive::{ABORT, LEAVE, control_tag};
+use super::{GroupId, GroupState, JoinEvent, Member, Op};
+use crate::error::Error;
+use crate::flags::{CqFlags, OpFlags};
+use crate::node::peer::Inbound;
+use crate::node::{MsgKind, Node, SendReq};
+use crate::proto::matching::Src;
+use crate::slab::NONE;
+use crate::types::{CqErr, Cqe, FI_ADDR_UNSPEC, Instant, ProvErrno};
+use crate::wire::EndStatus;
+
+/// Members up to which everybody tells everybody.
+const FLOOD_ALL: usize = 64;
+
+/// Names of groups that are over, remembered at most.
+const OVER_MAX: usize = 256;
+
+/// Why a group is over, as a control message carries it.
+pub(super) fn reason(code: u64) -> Error {
+    const REASONS: [Error; 6] = [
+        Error::HostUnreach,
+        Error::Canceled,
+        Error::TimedOut,
+        Error::ConnRefused,
+        super::drive::DISAGREE,
+        Error::NetDown,
+    ];
+    let known = REASONS.into_iter().find(|err| err.fi_errno() as u64 == code);
+    known.unwrap_or(Error::ConnReset)
+}
+
+impl Node {
+    /// Ends a group and every call of it.
+    pub(super) fn abort_group(&mut self, now: Instant, g: u32, err: Error) {
+        let Some(group) = self.coll.groups.get_mut(g) else { return };
+        let joining = matches!(group.state, GroupState::Joining(_));
+        if matches!(group.state, GroupState::Over(_)) {
+            return;
+        }
+        group.state = GroupState::Over(err);
+        let (gid, ep, context) = (group.gid, group.ep, group.context);
+        self.tell_group(now, g, ABORT, err);
+        let ops: Vec<u32> =
+            self.coll.ops.iter().filter(|(_, op)| op.group == g).map(|(o, _)| o).collect();
+        for o in ops {
+            self.fail_op(now, o, err);
+        }
+        self.purge(now, g, gid);
+        if joining {
+            let group = GroupId(self.coll.groups.handle(g));
+            self.coll.events.push_back(JoinEvent { ep, group, context, result: Err(err) });
+        }
+    }
+
+    /// Ends a call with an error entry. Nothing touches its memory any more.
+    fn fail_op(&mut self, now: Instant, o: u32, err: Error) {
+        self.revoke(now, o);
+        let op = self.coll.ops.free(o);
+        let group = &mut self.coll.groups[op.group];
+        group.ops -= 1;
+        let e = group.ep.0.idx();
+        if let Some(user) = op.user
+            && let Some(ep) = self.eps.get_mut(e)
+        {
+            ep.tx_used -= 1;
+            ep.counters.errors += 1;
+            let (op_context, flags, src) = (user.context, CqFlags::COLLECTIVE, FI_ADDR_UNSPEC);
+            let cqe = Cqe { op_context, flags, src, ..Cqe::default() };
+            let (cntr, cq) = (ep.tx_cntr, ep.tx_cq);
+            let prov_errno = ProvErrno::UnknownOutcome;
+            self.cqs[cq].cq.push_err(CqErr { cqe, olen: 0, err, prov_errno, err_data: None });
+            self.count(cntr, false);
+        }
+        self.give_back(op);
+    }
+
+    /// Takes the memory of a call out of reach of everything that was posted for it.
+    fn revoke(&mut self, now: Instant, o: u32) {
+        let op = &mut self.coll.ops[o];
+        let waits = std::mem::take(&mut op.waits);
+        let side = self.coll.groups[op.group].side.0.idx();
+        let busy = !waits.is_empty() || op.sends > 0;
+        for &p in &waits {
+            self.peers[p].coll_waits -= 1;
+        }
+        if !busy {
+            return;
+        }
+        let handle = self.coll.ops.handle(o);
+        let ours = |context: u64| {
+            context >> 63 == 0
+                && context as u32 & 0xf_ffff == handle.idx() & 0xf_ffff
+                && (context >> 20) as u32 & 0xf_ffff == handle.generation() & 0xf_ffff
+        };
+        if self.coll.ops[o].sends > 0 {
+            let wrs = self.tx.iter().filter(|(_, wr)| wr.ep == side && ours(wr.context));
+            let wrs: Vec<(u32, u32)> = wrs.map(|(w, wr)| (w, wr.peer)).collect();
+            for (w, p) in wrs {
+                self.abandon_wr(w);
+                self.cancel_wr(w);
+                self.arm_timer(now, p);
+            }
+        }
+        while let Some(recv) = self.eps[side].matcher[MsgKind::Tagged as usize]
+            .find_posted(&self.posted, |r| ours(r.payload.context))
+        {
+            self.eps[side].matcher[MsgKind::Tagged as usize]
+                .unlink_posted(&mut self.posted, recv);
+            self.fail_recv(recv, Error::Canceled);
+        }
+        self.revoke_placing(now, side, &waits, &ours);
+    }
+
+    /// Messages that are half here.
+    fn revoke_placing(
+        &mut self,
+        now: Instant,
+        side: u32,
+        peers: &[u32],
+        ours: &dyn Fn(u64) -> bool,
+    ) {
+        let is_ours = |node: &Self, recv: u32| {
+            recv != NONE
+                && node.posted[recv].payload.ep == side
+                && ours(node.posted[recv].payload.context)
+        };
+        let pulls: Vec<u32> =
+            self.pulls.iter().filter(|(_, p)| is_ours(self, p.recv)).map(|(i, _)| i).collect();
+        for pull in pulls {
+            let recv = std::mem::replace(&mut self.pulls[pull].recv, NONE);
+            self.end_pull(now, pull, EndStatus::Closed);
+            self.cancel_placing(recv);
+        }
+        for &p in peers {
+            if let Inbound::Recv { recv, .. } = self.peers[p].inbound
+                && is_ours(self, recv)
+            {
+                self.peers[p].inbound = Inbound::None;
+                self.cancel_placing(recv);
+            }
+        }
+        let stored: Vec<u32> = (self.stored.iter())
+            .filter(|(_, m)| m.payload.ep == side && is_ours(self, m.payload.recv))
+            .map(|(i, _)| i)
+            .collect();
+        for msg in stored {
+            if self.stored.get(msg).is_some() {
+                self.discard_stored(now, msg, EndStatus::Closed);
+            }
+        }
+    }
+
+    /// Throws away what was stored for a group.
+    fn purge(&mut self, now: Instant, g: u32, gid: u32) {
+        let side = self.coll.groups[g].side.0.idx();
+        self.remember_over(gid, Error::Canceled);
+        if self.eps[side].matcher[MsgKind::Tagged as usize].unexpected_len() == 0 {
+            return;
+        }
+        let stored: Vec<u32> = (self.stored.iter())
+            .filter(|(_, m)| m.payload.ep == side && (m.tag >> 32) as u32 == gid)
+            .map(|(i, _)| i)
+            .collect();
+        for msg in stored {
+            if self.stored.get(msg).is_some() {
+                self.discard_stored(now, msg, EndStatus::Closed);
+            }
+        }
+    }
+
+    pub(super) fn remember_over(&mut self, gid: u32, err: Error) {
+        if self.coll.over.iter().any(|&(over, _)| over == gid) {
+            return;
+        }
+        if self.coll.over.len() == OVER_MAX {
+            self.coll.over.pop_front();
+        }
+        self.coll.over.push_back((gid, err));
+    }
+
+    /// Tells the members that a group is over or that this one leaves it.
+    fn tell_group(&mut self, now: Instant, g: u32, what: u64, err: Error) {
+        let group = &self.coll.groups[g];
+        let (n, me) = (group.members.len(), group.me as usize);
+        let (side, tag) = (group.side, control_tag(group.gid, what));
+        let mut to: Vec<usize> = if n <= FLOOD_ALL {
+            (0..n).collect()
+        } else {
+            let steps = (0..n.ilog2() + 1).map(|i| 1_usize << i).filter(|&far| far < n);
+            steps.flat_map(|far| [(me + far) % n, (me + n - far) % n]).collect()
+        };
+        if n > FLOOD_ALL && what == LEAVE {
+            let open = |m: &Member| self.peers[m.peer].state == crate::node::peer::State::Open;
+            to.extend((0..n).filter(|&rank| open(&group.members[rank])));
+        }
+        to.sort_unstable();
+        to.dedup();
+        let data = err.fi_errno() as u64;
+        for rank in to {
+            let m = group.members[rank];
+            if rank != me && m.gone.is_none() {
+                self.coll.owed.push_back((side, m.side, tag, data));
+            }
+        }
+        self.send_owed(now);
+    }
+
+    /// Sends the control messages that wait.
+    pub(super) fn send_owed(&mut self, now: Instant) {
+        while let Some(&(side, dest, tag, data)) = self.coll.owed.front() {
+            let req = SendReq {
+                kind: MsgKind::Tagged,
+                buf: barewire_driver::mem::IoBuf::EMPTY,
+                dest,
+                tag,
+                data,
+                // Nobody waits for it: no call has this name.
+                context: 0xf_ffff,
+                flags: OpFlags::REMOTE_CQ_DATA | OpFlags::INJECT,
+                no_completion: true,
+            };
+            // Another error than a full table: the member is not known any more.
+            if self.post_send(now, side, req) == Err(Error::Again) {
+                return;
+            }
+            self.coll.owed.pop_front();
+        }
+    }
+
+    /// The session with `p` has ended: nothing more will come from its members.
+    pub(crate) fn coll_peer_lost(&mut self, p: u32, err: Error) {
+        if self.coll.cq.is_some() {
+            self.coll.lost.push((p, err));
+        }
+    }
+
+    pub(super) fn take_lost(&mut self, now: Instant) {
+        while let Some((p, err)) = self.coll.lost.pop() {
+            let groups: Vec<u32> = self.coll.groups.iter().map(|(g, _)| g).collect();
+            for g in groups {
+                let Some(group) = self.coll.groups.get(g) else { continue };
+                let gone: Vec<(u32, u16)> = (group.members.iter())
+                    .filter(|m| m.peer == p && m.gone.is_none())
+                    .map(|m| (m.peer, m.ep))
+                    .collect();
+                for member in gone {
+                    self.member_gone(now, g, member, err);
+                }
+            }
+        }
+    }
+
+    /// Nothing more will come from a member. That ends the group if a call waits for it, or as
+    /// soon as one does.
+    pub(super) fn member_gone(&mut self, now: Instant, g: u32, who: (u32, u16), err: Error) {
+        let group = &mut self.coll.groups[g];
+        let side = group.side.0.idx();
+        let mut rank = NONE;
+        for (i, m) in (0..).zip(&mut group.members) {
+            if (m.peer, m.ep) == who && i != group.me {
+                m.gone = Some(err);
+                rank = i;
+            }
+        }
+        if rank == NONE {
+            return;
+        }
+        let from = Src::of(who.0, who.1);
+        let gid = group.gid;
+        let waits = |op: &Op| op.group == g && op.waits.contains(&who.0);
+        let waited = self.coll.ops.iter().any(|(_, op)| waits(op));
+        // Another endpoint of the same peer may be the one that is waited for.
+        let posted = self.eps[side].matcher[MsgKind::Tagged as usize]
+            .find_posted(&self.posted, |r| r.src == from && (r.tag >> 32) as u32 == gid);
+        if waited && posted.is_some() {
+            self.abort_group(now, g, err);
+        }
+    }
+
+    /// Joins that nobody answered.
+    pub(super) fn end_late_joins(&mut self, now: Instant) {
+        self.coll.deadline = None;
+        let joining: Vec<(u32, Instant)> = (self.coll.groups.iter())
+            .filter_map(|(g, group)| match group.state {
+                GroupState::Joining(until) => Some((g, until)),
+                _ => None,
+            })
+            .collect();
+        for (g, until) in joining {
+            if until <= now {
+                self.abort_group(now, g, Error::TimedOut);
+            } else {
+                let first = self.coll.deadline.map_or(until, |d| d.min(until));
+                self.coll.deadline = Some(first);
+            }
+        }
+    }
+
+    /// Leaves a group and forgets it.
+    pub(super) fn leave_group(&mut self, now: Instant, g: u32) {
+        let group = &self.coll.groups[g];
+        let (busy, over) = (group.ops > 0, matches!(group.state, GroupState::Over(_)));
+        if busy {
+            self.abort_group(now, g, Error::Canceled);
+        } else if !over {
+            self.tell_group(now, g, LEAVE, Error::ConnRefused);
+        }
+        let gid = self.coll.groups[g].gid;
+        self.purge(now, g, gid);
+        // What is owed was posted under the members' names, or waits for room no longer.
+        let group = self.coll.groups.free(g);
+        self.unname_members(&group.members);
+    }
+
+    /// An endpoint is being closed: it leaves its groups.
+    pub(crate) fn coll_ep_closed(&mut self, now: Instant, e: u32) {
+        let groups: Vec<u32> = (self.coll.groups.iter())
+            .filter(|(_, group)| group.ep.0.idx() == e)
+            .map(|(g, _)| g)
+            .collect();
+        for g in groups {
+            self.leave_group(now, g);
+        }
+    }
+
+    /// The port is gone.
+    pub(crate) fn coll_port_gone(&mut self, now: Instant) {
+        let groups: Vec<u32> = self.coll.groups.iter().map(|(g, _)| g).collect();
+        for g in groups {
+            self.abort_group(now, g, Error::NetDown);
+        }
+        self.coll_progress(now);
+    }
+}

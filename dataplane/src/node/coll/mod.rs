@@ -1,0 +1,786 @@
+//! Groups and collectives: the calls on them, and what a node keeps of them.
+//!
+//! A collective is a schedule ([`crate::proto::coll`]) whose messages are tagged messages between
+//! the *collective sides* of endpoints: hidden endpoints, one beside each endpoint that has
+//! `FI_COLLECTIVE`, with the number of the endpoint plus 2^15, a queue and an address vector of
+//! their own. So a message of a collective can match nothing of the application's and the other
+//! way round, and order, credit, repetition, announcement and placing are those of every message.
+//!
+//! - this file: joining, calling, closing.
+//! - `drive`: schedules go on; called with every transmit that could find something new.
+//! - `fail`: members that die, leave or disagree.
+
+mod drive;
+mod fail;
+
+use std::collections::{HashMap, VecDeque};
+
+use barewire_driver::mem::atomic::{AtomicOp, Datatype, reduces};
+use barewire_driver::mem::{IoBuf, Scratch};
+
+use super::{AvId, BindFlags, CqId, EpAttr, EpId, Node};
+use crate::error::{Error, Result};
+use crate::flags::{Caps, OpFlags};
+use crate::proto::coll::plan::{Model, Plan, choose};
+use crate::proto::coll::program::Program;
+use crate::proto::coll::run::Run;
+use crate::proto::coll::{Round, Shape};
+use crate::slab::{Handle, NONE, Slab};
+use crate::types::{EpAddr, FI_ADDR_UNSPEC, FiAddr, Instant};
+
+pub use crate::proto::coll::Kind;
+
+/// Numbers of endpoints from here on are those of collective sides.
+pub(crate) const SIDE: u16 = 1 << 15;
+
+/// Bytes of a block at most: what one member contributes to or takes from a call, or sends to one
+/// other.
+pub const BLOCK_MAX: u64 = 1 << 32;
+
+/// Members of a group at most.
+pub const MEMBERS_MAX: usize = 1 << 20;
+
+/// Groups of a node at most.
+const GROUPS_MAX: usize = 1 << 16;
+
+/// Calls under way in a node at most.
+const OPS_MAX: usize = 1 << 16;
+
+/// A group of a [`Node`]: what `fi_mc_addr` stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct GroupId(pub(crate) Handle);
+
+impl GroupId {
+    /// As a number that [`from_bits`](Self::from_bits) takes back.
+    pub const fn to_bits(self) -> u64 {
+        (self.0.generation() as u64) << 32 | self.0.idx() as u64
+    }
+
+    /// The inverse of [`to_bits`](Self::to_bits). A number that names no group is found out when
+    /// it is used.
+    pub const fn from_bits(bits: u64) -> Self {
+        Self(Handle::from_parts(bits as u32, (bits >> 32) as u32))
+    }
+}
+
+/// Who comes together and how.
+#[derive(Clone, Debug)]
+pub struct JoinReq {
+    /// The members, in the order that blocks have. Looked up in the endpoint's address vector.
+    pub members: Vec<FiAddr>,
+    /// The group that they are part of, if any.
+    pub parent: Option<GroupId>,
+    /// How the group gets its name.
+    pub model: JoinModel,
+    /// Comes back in the event.
+    pub context: u64,
+}
+
+/// How a group gets its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum JoinModel {
+    /// The application gives it, the same at all members and different for every two groups of the
+    /// same members: nothing is sent (application-managed).
+    Key(u64),
+    /// The members agree on it (provider-managed): a collective of its own.
+    Collective,
+}
+
+/// The outcome of a join.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct JoinEvent {
+    /// The endpoint that joined.
+    pub ep: EpId,
+    /// The group. Closed already if the join failed.
+    pub group: GroupId,
+    /// That of the request.
+    pub context: u64,
+    /// Why there is no group.
+    pub result: Result<()>,
+}
+
+/// What an endpoint says of its part in a broadcast (`FI_SEND`, `FI_RECV`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// It is the root.
+    Send,
+    /// It is not.
+    Recv,
+}
+
+/// A collective to call. Buffers stay lent until it has ended.
+#[derive(Debug)]
+pub struct CollReq {
+    /// What.
+    pub kind: Kind,
+    /// Among whom.
+    pub group: GroupId,
+    /// The source; of a broadcast, the one buffer it has. Must be one span.
+    pub buf: IoBuf,
+    /// The result, one span.
+    pub result: IoBuf,
+    /// Elements of a block.
+    pub count: u64,
+    /// What an element is; `None` for a barrier (`FI_VOID`).
+    pub ty: Option<Datatype>,
+    /// The reduction; `None` (`FI_NOOP`) for what does not reduce.
+    pub op: Option<AtomicOp>,
+    /// The root, as an address of the vector.
+    pub root: FiAddr,
+    /// The caller's own opinion of who is the root of a broadcast.
+    pub role: Option<Role>,
+    /// Comes back in the completion.
+    pub context: u64,
+    /// `COMPLETION` alone means something here.
+    pub flags: OpFlags,
+}
+
+/// What a call of some kind takes (`struct fi_collective_attr`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CollAttr {
+    /// Elements of a block at most; 0 for a barrier.
+    pub count: u64,
+    /// Bytes of an element; 0 for a barrier.
+    pub size: usize,
+    /// Members of a group at most.
+    pub max_members: usize,
+}
+
+/// Answers `fi_query_collective`: exactly what [`Node::coll_post`] takes.
+///
+/// # Errors
+/// [`Error::OpNotSupp`]: no such pair, or a barrier with a type, or anything else without one.
+pub fn query(kind: Kind, op: Option<AtomicOp>, ty: Option<Datatype>) -> Result<CollAttr> {
+    let max_members = MEMBERS_MAX;
+    match (kind, op, ty) {
+        (Kind::Barrier, None, None) => Ok(CollAttr { count: 0, size: 0, max_members }),
+        (_, _, None) | (Kind::Barrier, ..) => {
+            Err(Error::OpNotSupp("FI_VOID and FI_NOOP belong to barriers, and to them alone"))
+        }
+        (_, Some(op), Some(ty)) if kind.reduces() && reduces(op, ty) => Ok(attr_of(ty)),
+        (_, None, Some(ty)) if !kind.reduces() && exists(ty) => Ok(attr_of(ty)),
+        _ => Err(Error::OpNotSupp("the operation is no reduction that the datatype has")),
+    }
+}
+
+fn attr_of(ty: Datatype) -> CollAttr {
+    let size = ty.size();
+    CollAttr { count: BLOCK_MAX / size as u64, size, max_members: MEMBERS_MAX }
+}
+
+fn exists(ty: Datatype) -> bool {
+    reduces(AtomicOp::Sum, ty)
+}
+
+/// What a node has of groups and calls.
+#[derive(Debug)]
+pub(crate) struct Coll {
+    pub(super) cq: Option<CqId>,
+    av: Option<AvId>,
+    /// Collective sides by the number of their endpoint.
+    sides: HashMap<u16, EpId>,
+    groups: Slab<Group>,
+    ops: Slab<Op>,
+    /// Calls that may go on.
+    work: VecDeque<u32>,
+    /// Peers whose session has ended, and why.
+    pub(super) lost: Vec<(u32, Error)>,
+    /// Messages that were stored since the last turn, with the generations of their slots.
+    pub(super) arrived: Vec<(u32, u32)>,
+    events: VecDeque<JoinEvent>,
+    /// Members of groups in the hidden address vector.
+    named: HashMap<EpAddr, (FiAddr, u32)>,
+    /// How often each application-managed group was joined.
+    joined: HashMap<u64, u32>,
+    /// Names of groups that were closed here or given up before they were joined, oldest first.
+    over: VecDeque<(u32, Error)>,
+    /// Rounds and memory to be used again.
+    rounds: Vec<Round>,
+    scratch: Vec<Scratch>,
+    /// A post was refused for want of room: it is tried again.
+    stalled: bool,
+    /// Control messages that wait for room: (side, to, tag, data).
+    owed: VecDeque<(EpId, FiAddr, u64, u64)>,
+    /// When the first join under way ends by time.
+    deadline: Option<Instant>,
+}
+
+impl Default for Coll {
+    fn default() -> Self {
+        Self {
+            cq: None,
+            av: None,
+            sides: HashMap::new(),
+            groups: Slab::with_capacity(GROUPS_MAX),
+            ops: Slab::with_capacity(OPS_MAX),
+            work: VecDeque::new(),
+            lost: Vec::new(),
+            arrived: Vec::new(),
+            events: VecDeque::new(),
+            named: HashMap::new(),
+            joined: HashMap::new(),
+            over: VecDeque::new(),
+            rounds: Vec::new(),
+            scratch: Vec::new(),
+            stalled: false,
+            owed: VecDeque::new(),
+            deadline: None,
+        }
+    }
+}
+
+/// A member of a group.
+#[derive(Clone, Copy, Debug)]
+struct Member {
+    /// Its address in the hidden vector.
+    side: FiAddr,
+    peer: u32,
+    ep: u16,
+    /// It died or left: nothing more will come from it.
+    gone: Option<Error>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum GroupState {
+    /// Until then.
+    Joining(Instant),
+    Ready,
+    /// Every later call is refused with this.
+    Over(Error),
+}
+
+#[derive(Debug)]
+struct Group {
+    ep: EpId,
+    side: EpId,
+    members: Vec<Member>,
+    /// Address of the application to rank, in the order of addresses.
+    ranks: Vec<(FiAddr, u32)>,
+    me: u32,
+    /// Its name in every tag.
+    gid: u32,
+    /// Who its members are, in every message.
+    hash: u32,
+    /// Number of the next call.
+    seq: u16,
+    state: GroupState,
+    /// Calls under way.
+    ops: u32,
+    context: u64,
+    plans: Vec<(Shape, Plan)>,
+}
+
+/// A call under way.
+#[derive(Debug)]
+struct Op {
+    group: u32,
+    seq: u16,
+    /// What must be in every message of the call.
+    mark: u64,
+    /// `None` for the exchange of a join.
+    user: Option<User>,
+    reduce: Option<(AtomicOp, Datatype)>,
+    input: IoBuf,
+    out: IoBuf,
+    scratch: Option<Scratch>,
+    /// What a join exchanges, which `input` and `out` then name.
+    words: Option<Scratch>,
+    run: Run,
+    /// Stands in the queue of those that may go on.
+    queued: bool,
+    /// Peers that something is to come from, once per receive.
+    waits: Vec<u32>,
+    /// Sends that have not ended.
+    sends: u32,
+}
+
+/// Who called.
+#[derive(Clone, Copy, Debug)]
+struct User {
+    context: u64,
+    wanted: bool,
+}
+
+/// What the numbers of an exchange of a join are.
+const JOIN_WORDS: usize = 3;
+
+/// Distinct calls of a group whose algorithm is remembered.
+const PLANS: usize = 8;
+
+/// The hash of everything that members must agree on.
+fn mix(hash: u64, word: u64) -> u64 {
+    (hash ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29)
+}
+
+impl Node {
+    /// Gives an endpoint that is being enabled its collective side, if it may use one.
+    pub(super) fn coll_enable(&mut self, ep: EpId) -> Result<()> {
+        let e = self.eps.by_handle(ep.0).ok_or(Error::BadFd)?;
+        let number = e.number;
+        if !e.caps.contains(Caps::COLLECTIVE) || self.coll.sides.contains_key(&number) {
+            return Ok(());
+        }
+        let cq = match self.coll.cq {
+            Some(cq) => cq,
+            None => self.cq_open(1 << 17)?,
+        };
+        let av = match self.coll.av {
+            Some(av) => av,
+            None => self.av_open(0)?,
+        };
+        (self.coll.cq, self.coll.av) = (Some(cq), Some(av));
+        let kinds = Caps::TAGGED | Caps::SEND | Caps::RECV;
+        let attr = EpAttr {
+            number: Some(number | SIDE),
+            caps: kinds | Caps::DIRECTED_RECV | Caps::SOURCE,
+            tx_size: 1 << 20,
+            rx_size: 1 << 20,
+            ..EpAttr::default()
+        };
+        let side = self.ep_add(attr, number | SIDE)?;
+        self.ep_bind_cq(side, cq, BindFlags::TRANSMIT | BindFlags::RECV)?;
+        self.ep_bind_av(side, av)?;
+        self.ep_enable(side)?;
+        self.coll.sides.insert(number, side);
+        for _ in 0..drive::LISTENING {
+            self.listen(side);
+        }
+        Ok(())
+    }
+
+    /// Joins a group. How it ends is told by [`coll_event`](Self::coll_event).
+    ///
+    /// # Errors
+    /// Nothing was joined, nothing will be told:
+    /// - [`Error::BadFd`], [`Error::OpBadState`], [`Error::OpNotSupp`]: the endpoint was closed, is
+    ///   not enabled, or has no `FI_COLLECTIVE`.
+    /// - [`Error::Invalid`]: the set is empty or too large, names something that is not in the
+    ///   address vector, or an endpoint twice; or this endpoint is not in it; or a member is not in
+    ///   the parent.
+    /// - [`Error::NoMem`]: too many groups or peers.
+    pub fn coll_join(&mut self, now: Instant, ep: EpId, req: &JoinReq) -> Result<GroupId> {
+        let side = self.coll_side(ep)?;
+        let parent = self.check_parent(ep, req.parent)?;
+        let mut addrs = self.member_addrs(ep, req)?;
+        if self.coll.groups.is_full() {
+            return Err(Error::NoMem);
+        }
+        let own = self.addr_of(ep)?;
+        let me = addrs.iter().position(|a| (a.mac, a.ep) == (own.mac, own.ep));
+        let me = me.ok_or(Error::Invalid("the endpoint is not in its address vector set"))? as u32;
+        addrs[me as usize].incarnation = own.incarnation;
+        let (gid, hash) = self.group_names(&addrs, parent, req.model);
+        let members = self.name_members(now, &addrs)?;
+        let mut ranks: Vec<_> = (0..).zip(&req.members).map(|(rank, &a)| (a, rank)).collect();
+        ranks.sort_unstable();
+        let until = now + self.settings.join_ns;
+        let managed = req.model == JoinModel::Collective && members.len() > 1;
+        let state = if managed { GroupState::Joining(until) } else { GroupState::Ready };
+        let early = self.coll.over.iter().find(|(over, _)| *over == gid && !managed);
+        let state = early.map_or(state, |&(_, err)| GroupState::Over(err));
+        let group = Group {
+            ep,
+            side,
+            members,
+            ranks,
+            me,
+            gid,
+            hash,
+            seq: 0,
+            state,
+            ops: 0,
+            context: req.context,
+            plans: Vec::new(),
+        };
+        let g = self.coll.groups.alloc(group).ok_or(Error::NoMem)?;
+        let id = GroupId(self.coll.groups.handle(g));
+        if managed {
+            self.coll.deadline = Some(self.coll.deadline.map_or(until, |d| d.min(until)));
+            self.begin_join(now, g)?;
+        } else {
+            let context = req.context;
+            self.coll.events.push_back(JoinEvent { ep, group: id, context, result: Ok(()) });
+        }
+        Ok(id)
+    }
+
+    /// The collective side of an endpoint that may use it.
+    fn coll_side(&self, ep: EpId) -> Result<EpId> {
+        let e = self.eps.by_handle(ep.0).ok_or(Error::BadFd)?;
+        if !e.enabled {
+            return Err(Error::OpBadState);
+        }
+        if !e.caps.contains(Caps::COLLECTIVE) {
+            return Err(Error::OpNotSupp("FI_COLLECTIVE was not requested"));
+        }
+        self.coll.sides.get(&e.number).copied().ok_or(Error::OpBadState)
+    }
+
+    fn check_parent(&self, ep: EpId, parent: Option<GroupId>) -> Result<u64> {
+        let Some(parent) = parent else { return Ok(0) };
+        let group = self.coll.groups.by_handle(parent.0).filter(|group| group.ep == ep);
+        let group = group.ok_or(Error::Invalid("coll_addr is no group of this endpoint"))?;
+        match group.state {
+            GroupState::Ready => Ok(u64::from(group.gid) << 32 | u64::from(group.hash)),
+            GroupState::Joining(_) => Err(Error::OpBadState),
+            GroupState::Over(err) => Err(err),
+        }
+    }
+
+    fn member_addrs(&self, ep: EpId, req: &JoinReq) -> Result<Vec<EpAddr>> {
+        if req.members.is_empty() || req.members.len() > MEMBERS_MAX {
+            return Err(Error::Invalid("a group has 1 to 2^20 members"));
+        }
+        let av = &self.avs[self.eps[ep.0.idx()].av].av;
+        let known = |addr| av.lookup(addr).ok_or(Error::Invalid("a member is not in the AV"));
+        let addrs: Vec<EpAddr> =
+            req.members.iter().map(|&a| known(a).map(|e| e.addr)).collect::<Result<_>>()?;
+        let mut names: Vec<_> = addrs.iter().map(|a| (a.mac, a.ep)).collect();
+        names.sort_unstable();
+        if names.windows(2).any(|pair| pair[0] == pair[1]) {
+            return Err(Error::Invalid("an endpoint is in the set twice"));
+        }
+        if names.iter().any(|&(_, number)| number >= SIDE) {
+            return Err(Error::Invalid("endpoint numbers from 32768 on are not the application's"));
+        }
+        if let Some(parent) = req.parent {
+            let group = &self.coll.groups[parent.0.idx()];
+            let inside = |m: &FiAddr| group.ranks.binary_search_by_key(m, |r| r.0).is_ok();
+            if !req.members.iter().all(inside) {
+                return Err(Error::Invalid("a member of the set is not in the parent group"));
+            }
+        }
+        Ok(addrs)
+    }
+
+    /// The name of a group until it has agreed on another, and the hash of its members.
+    fn group_names(&mut self, addrs: &[EpAddr], parent: u64, model: JoinModel) -> (u32, u32) {
+        let mut hash = mix(parent, u64::from(self.settings.coll.hash()));
+        for a in addrs {
+            hash = mix(hash, a.mac.to_u64() << 16 | u64::from(a.ep));
+        }
+        let gid = match model {
+            JoinModel::Collective => mix(hash, 1),
+            JoinModel::Key(key) => {
+                // Lives of the members, so that a group that lost one is never taken for the one
+                // that its successor joins; and how often, so that neither is a group that ended.
+                let lives = addrs.iter().fold(mix(hash, key), |h, a| mix(h, a.incarnation));
+                let times = self.coll.joined.entry(lives).or_insert(0);
+                *times += 1;
+                mix(lives, u64::from(*times))
+            }
+        };
+        ((gid >> 32) as u32, (hash >> 32) as u32)
+    }
+
+    /// Inserts the members' collective sides in the hidden address vector.
+    fn name_members(&mut self, now: Instant, addrs: &[EpAddr]) -> Result<Vec<Member>> {
+        let av = self.coll.av.ok_or(Error::OpBadState)?;
+        let mut members = Vec::with_capacity(addrs.len());
+        for addr in addrs {
+            let addr = EpAddr { ep: addr.ep | SIDE, ..*addr };
+            let side = match self.coll.named.get_mut(&addr) {
+                Some((side, refs)) => {
+                    *refs += 1;
+                    *side
+                }
+                None => match self.av_insert(now, av, addr) {
+                    Ok(side) => {
+                        self.coll.named.insert(addr, (side, 1));
+                        side
+                    }
+                    Err(err) => {
+                        self.unname_members(&members);
+                        return Err(err);
+                    }
+                },
+            };
+            let peer = self.avs[av.0.idx()].av.lookup(side).map_or(NONE, |entry| entry.peer);
+            members.push(Member { side, peer, ep: addr.ep, gone: None });
+        }
+        Ok(members)
+    }
+
+    fn unname_members(&mut self, members: &[Member]) {
+        let Some(av) = self.coll.av else { return };
+        for m in members {
+            let Ok(addr) = self.av_lookup(av, m.side) else { continue };
+            let Some((_, refs)) = self.coll.named.get_mut(&addr) else { continue };
+            *refs -= 1;
+            if *refs == 0 {
+                self.coll.named.remove(&addr);
+                let removed = self.av_remove(av, m.side);
+                debug_assert!(removed.is_ok());
+            }
+        }
+    }
+
+    /// The members agree on a name that the first of them draws, and compare what they are.
+    fn begin_join(&mut self, now: Instant, g: u32) -> Result<()> {
+        let drawn = self.random() >> 32 | 1;
+        let group = &self.coll.groups[g];
+        let hash = u64::from(group.hash);
+        let name = if group.me == 0 { drawn } else { 0 };
+        let scratch = Scratch::new(JOIN_WORDS * 8).ok_or(Error::NoMem)?;
+        for (i, word) in [name, hash, !hash].into_iter().enumerate() {
+            scratch.io().write_at(8 * i, &word.to_le_bytes());
+        }
+        let shape = Shape {
+            kind: Kind::Allreduce,
+            n: group.members.len() as u32,
+            me: group.me,
+            root: 0,
+            count: JOIN_WORDS as u64,
+            size: 8,
+            in_place: true,
+        };
+        let reduce = Some((AtomicOp::Max, Datatype::Uint64));
+        let (input, out) = (scratch.io(), scratch.io());
+        let o = self.begin_op(g, shape, reduce, (input, out), None)?;
+        self.coll.ops[o].words = Some(scratch);
+        self.drive_op(now, o);
+        Ok(())
+    }
+
+    /// Calls a collective. It goes on with the turns of the loop.
+    ///
+    /// # Errors
+    /// Nothing was begun, nothing will complete:
+    /// - [`Error::BadFd`], [`Error::OpBadState`], [`Error::OpNotSupp`] for the endpoint as in
+    ///   [`coll_join`](Self::coll_join); [`Error::OpBadState`] also while the join goes on.
+    /// - [`Error::Invalid`]: no group of this endpoint; a root that is no member; a role that
+    ///   contradicts it; a buffer that is too short or in several pieces; source and result that
+    ///   overlap, unless they are the same memory of an allreduce or reduce.
+    /// - [`Error::OpNotSupp`]: what [`query`] refuses. [`Error::MsgTooLong`]: above its count.
+    /// - [`Error::BadFlags`]. [`Error::Again`]: a queue is full. [`Error::NoMem`].
+    /// - the error that ended the group, if a member died or left: the group is of no more use.
+    pub fn coll_post(&mut self, now: Instant, ep: EpId, req: CollReq) -> Result<()> {
+        self.coll_side(ep)?;
+        let (g, shape) = self.check_call(ep, &req)?;
+        let e = ep.0.idx();
+        if self.coll.ops.is_full() || self.eps[e].tx_used >= self.eps[e].tx_size {
+            return Err(Error::Again);
+        }
+        let cq = self.eps[e].tx_cq;
+        if !self.cqs[cq].cq.reserve() {
+            return Err(Error::Again);
+        }
+        let user = User {
+            context: req.context,
+            wanted: !self.eps[e].tx_selective || req.flags.contains(OpFlags::COMPLETION),
+        };
+        let reduce = req.op.zip(req.ty);
+        let buffers = match req.kind {
+            Kind::Broadcast => (IoBuf::EMPTY, req.buf),
+            _ => (req.buf, req.result),
+        };
+        let begun = self.begin_op(g, shape, reduce, buffers, Some(user));
+        let o = match begun {
+            Ok(o) => o,
+            Err(err) => {
+                self.cqs[cq].cq.unreserve();
+                return Err(err);
+            }
+        };
+        self.eps[e].tx_used += 1;
+        self.drive_op(now, o);
+        Ok(())
+    }
+
+    fn check_call(&self, ep: EpId, req: &CollReq) -> Result<(u32, Shape)> {
+        let group = self.coll.groups.by_handle(req.group.0).filter(|group| group.ep == ep);
+        let group = group.ok_or(Error::Invalid("coll_addr is no group of this endpoint"))?;
+        if !OpFlags::COMPLETION.contains(req.flags) {
+            return Err(Error::BadFlags);
+        }
+        let attr = query(req.kind, req.op, req.ty)?;
+        if req.count > attr.count && req.kind != Kind::Barrier {
+            return Err(Error::MsgTooLong);
+        }
+        match group.state {
+            GroupState::Ready => {}
+            GroupState::Joining(_) => return Err(Error::OpBadState),
+            GroupState::Over(err) => return Err(err),
+        }
+        let root = if req.kind.has_root() {
+            let at = group.ranks.binary_search_by_key(&req.root, |r| r.0);
+            group.ranks[at.map_err(|_| Error::Invalid("root_addr is no member of the group"))?].1
+        } else {
+            0
+        };
+        if req.role.is_some_and(|role| (role == Role::Send) != (root == group.me)) {
+            return Err(Error::Invalid("FI_SEND is for the root of a broadcast alone"));
+        }
+        let (n, me) = (group.members.len() as u32, group.me);
+        let count = if req.kind == Kind::Barrier { 0 } else { req.count };
+        let size = attr.size as u64;
+        let mut shape = Shape { kind: req.kind, n, me, root, count, size, in_place: false };
+        if shape.block().saturating_mul(u64::from(n)) > Self::MAX_MSG_SIZE {
+            return Err(Error::MsgTooLong);
+        }
+        let input = shape.block() * req.kind.blocks_in(n, me, root);
+        let out = shape.block() * req.kind.blocks_out(n, me, root);
+        let one = req.kind == Kind::Broadcast;
+        let short = if one {
+            !holds(&req.buf, out)
+        } else {
+            !holds(&req.buf, input) || !holds(&req.result, out)
+        };
+        if short {
+            return Err(Error::Invalid("a buffer is too short, or in several pieces"));
+        }
+        let (input, out) = (input as usize, out as usize);
+        if !one && input > 0 && out > 0 {
+            let same = input == out && req.buf.addr_at(0) == req.result.addr_at(0);
+            let whole = matches!(req.kind, Kind::Allreduce | Kind::Reduce);
+            shape.in_place = same && whole;
+            let apart = !req.buf.share(0, input).overlaps(&req.result.share(0, out));
+            if !shape.in_place && !apart {
+                return Err(Error::Invalid("source and result overlap"));
+            }
+        }
+        Ok((req.group.0.idx(), shape))
+    }
+
+    /// Makes the record of a call. Nothing is posted yet.
+    fn begin_op(
+        &mut self,
+        g: u32,
+        shape: Shape,
+        reduce: Option<(AtomicOp, Datatype)>,
+        (input, out): (IoBuf, IoBuf),
+        user: Option<User>,
+    ) -> Result<u32> {
+        let plan = self.plan_for(g, &shape);
+        let program = Program::new(shape, &plan);
+        let scratch = self.take_scratch(program.scratch_len())?;
+        let round = self.coll.rounds.pop().unwrap_or_default();
+        let group = &mut self.coll.groups[g];
+        let seq = group.seq;
+        let op = Op {
+            group: g,
+            seq,
+            mark: u64::from(group.hash) << 32 | u64::from(signature(&shape, reduce)),
+            user,
+            reduce,
+            input,
+            out,
+            scratch,
+            words: None,
+            run: Run::new(program, round),
+            queued: false,
+            waits: Vec::new(),
+            sends: 0,
+        };
+        let Some(o) = self.coll.ops.alloc(op) else { return Err(Error::Again) };
+        group.seq = seq.wrapping_add(1);
+        group.ops += 1;
+        self.look_for_strangers(o);
+        Ok(o)
+    }
+
+    fn plan_for(&mut self, g: u32, shape: &Shape) -> Plan {
+        // Only what all members have alike decides, so only that is compared.
+        let key = Shape { me: 0, root: 0, in_place: false, ..*shape };
+        let group = &mut self.coll.groups[g];
+        if let Some((_, plan)) = group.plans.iter().find(|(known, _)| *known == key) {
+            return *plan;
+        }
+        let (plan, _) = choose(&key, &self.settings.coll);
+        if group.plans.len() == PLANS {
+            group.plans.remove(0);
+        }
+        group.plans.push((key, plan));
+        plan
+    }
+
+    fn take_scratch(&mut self, len: u64) -> Result<Option<Scratch>> {
+        if len == 0 {
+            return Ok(None);
+        }
+        let len = usize::try_from(len).map_err(|_| Error::NoMem)?;
+        let fits = |s: &Scratch| s.len() >= len && s.len() / 4 <= len.max(4096);
+        let at = self.coll.scratch.iter().position(fits);
+        match at {
+            Some(at) => Ok(Some(self.coll.scratch.swap_remove(at))),
+            None => Scratch::new(len.max(4096)).map(Some).ok_or(Error::NoMem),
+        }
+    }
+
+    /// Leaves a group. Calls under way end with [`Error::Canceled`] here, and with an error at
+    /// every member that still needs this one.
+    ///
+    /// # Errors
+    /// [`Error::BadFd`]: it was closed.
+    pub fn coll_close(&mut self, now: Instant, group: GroupId) -> Result<()> {
+        self.coll.groups.by_handle(group.0).ok_or(Error::BadFd)?;
+        self.leave_group(now, group.0.idx());
+        Ok(())
+    }
+
+    /// The outcome of a join that has ended since the last call.
+    pub fn coll_event(&mut self) -> Option<JoinEvent> {
+        self.coll.events.pop_front()
+    }
+
+    /// Why a group is of no more use, if it is.
+    ///
+    /// # Errors
+    /// [`Error::BadFd`]: it was closed. [`Error::OpBadState`]: the join goes on. Else the reason.
+    pub fn coll_check(&self, group: GroupId) -> Result<()> {
+        match self.coll.groups.by_handle(group.0).ok_or(Error::BadFd)?.state {
+            GroupState::Ready => Ok(()),
+            GroupState::Joining(_) => Err(Error::OpBadState),
+            GroupState::Over(err) => Err(err),
+        }
+    }
+
+    /// Whether there is an event to read.
+    pub fn coll_has_event(&self) -> bool {
+        !self.coll.events.is_empty()
+    }
+}
+
+impl Default for JoinReq {
+    fn default() -> Self {
+        Self { members: Vec::new(), parent: None, model: JoinModel::Collective, context: 0 }
+    }
+}
+
+impl Default for CollReq {
+    fn default() -> Self {
+        Self {
+            kind: Kind::Barrier,
+            group: GroupId::from_bits(0),
+            buf: IoBuf::EMPTY,
+            result: IoBuf::EMPTY,
+            count: 0,
+            ty: None,
+            op: None,
+            root: FI_ADDR_UNSPEC,
+            role: None,
+            context: 0,
+            flags: OpFlags::empty(),
+        }
+    }
+}
+
+/// Whether the buffer has so many bytes, in one piece.
+fn holds(buf: &IoBuf, len: u64) -> bool {
+    let Ok(len) = usize::try_from(len) else { return false };
+    len == 0 || len <= buf.len() && buf.is_one_piece()
+}
+
+/// What members must agree on in a call, in 32 bits.
+fn signature(shape: &Shape, reduce: Option<(AtomicOp, Datatype)>) -> u32 {
+    let what = reduce.map_or(0xffff, |(op, ty)| (op as u64) << 8 | ty as u64);
+    let kind = (shape.kind as u64) << 16 | what;
+    let mut hash = mix(mix(kind, shape.count), shape.size);
+    if shape.kind.has_root() {
+        hash = mix(hash, u64::from(shape.root) + 1);
+    }
+    (hash >> 32) as u32
+}
+
+/// The model of the network that all members share, unless the operator says otherwise.
+pub type CollModel = Model;

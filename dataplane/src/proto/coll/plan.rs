@@ -1,0 +1,325 @@
+//! Which algorithm: the cheapest by a model of the network that all members share.
+//!
+//! The model is the usual one: `alpha` for a small message from one program to the other, `o` of
+//! processor time per message at either side, `beta` per byte of a link, `gamma` per byte reduced.
+//! Integers only, and nothing that differs from member to member goes in.
+
+use super::{Kind, Shape};
+
+/// What a message, a byte and an operation cost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Model {
+    /// One-way time of a small message, nanoseconds.
+    pub alpha_ns: u32,
+    /// Processor time of a message, at the sender and again at the receiver, nanoseconds.
+    pub o_ns: u32,
+    /// Time of a byte on a link, picoseconds.
+    pub beta_ps: u32,
+    /// Time of a byte that is reduced, picoseconds.
+    pub gamma_ps: u32,
+    /// Which algorithms to take.
+    pub force: Force,
+}
+
+/// A choice made by the operator in place of the model's.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Force {
+    /// The model decides.
+    #[default]
+    No,
+    /// Those with few rounds, whatever the length.
+    Latency,
+    /// Those that move each byte as seldom as possible.
+    Bandwidth,
+}
+
+impl Default for Model {
+    /// Between processes of one machine over `shm`, as measured; docs/collectives.md says how.
+    fn default() -> Self {
+        Self { alpha_ns: 400, o_ns: 80, beta_ps: 120, gamma_ps: 60, force: Force::No }
+    }
+}
+
+impl Model {
+    /// A number that differs if anything in the model does.
+    pub fn hash(&self) -> u32 {
+        let words = [self.alpha_ns, self.o_ns, self.beta_ps, self.gamma_ps, self.force as u32];
+        words.iter().fold(0x811c_9dc5, |h, &w| (h ^ w).wrapping_mul(0x0100_0193))
+    }
+
+    const fn alpha(&self) -> u64 {
+        self.alpha_ns as u64 * 1000
+    }
+
+    const fn o(&self) -> u64 {
+        self.o_ns as u64 * 1000
+    }
+
+    /// `messages` at once that carry `bytes` together.
+    fn round(&self, messages: u64, bytes: u64) -> u64 {
+        self.alpha() + messages * 2 * self.o() + self.wire(bytes)
+    }
+
+    fn wire(&self, bytes: u64) -> u64 {
+        bytes.saturating_mul(u64::from(self.beta_ps))
+    }
+
+    fn compute(&self, bytes: u64) -> u64 {
+        bytes.saturating_mul(u64::from(self.gamma_ps))
+    }
+}
+
+/// A factorisation of the number of members: how many exchange with each other in each round.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Radices {
+    len: u8,
+    radix: [u8; 20],
+}
+
+impl Radices {
+    /// The factors.
+    pub fn as_slice(&self) -> &[u8] {
+        &self.radix[..usize::from(self.len)]
+    }
+
+    fn push(mut self, r: u32) -> Self {
+        self.radix[usize::from(self.len)] = r as u8;
+        self.len += 1;
+        self
+    }
+}
+
+/// Largest number of members that exchange with each other in one round.
+pub const RADIX_MAX: u32 = 32;
+
+/// Messages of a pairwise exchange that a member has under way at once.
+pub const WINDOW: u32 = 16;
+
+/// An algorithm. Radices are chosen, places are not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Plan {
+    /// One member: nothing but copies.
+    Alone,
+    /// Barrier: everybody tells `k - 1` others in a round.
+    Dissemination {
+        /// Radix.
+        k: u32,
+    },
+    /// Broadcast, reduce, scatter, gather: a tree of radix `k`.
+    Tree {
+        /// Radix.
+        k: u32,
+    },
+    /// Broadcast: parts down a tree of radix `k`, then [`Plan::Bruck`] of radix `ag`.
+    ScatterAllgather {
+        /// Radix of the tree.
+        k: u32,
+        /// Radix of the allgather.
+        ag: u32,
+    },
+    /// Allreduce: recursive multiplying among the first members, whose number the factors give;
+    /// the others give them their vectors before and get the result after.
+    Multiply {
+        /// The factors.
+        radices: Radices,
+        /// Their product.
+        members: u32,
+    },
+    /// Reductions: a reduce-scatter by recursive splitting, then what makes of it the rest.
+    Split {
+        /// The factors of the number of members.
+        radices: Radices,
+        /// Radix of the allgather or the gather tree after it.
+        k: u32,
+    },
+    /// As `Split`, with a pairwise reduce-scatter, for numbers with large prime factors.
+    Pairs {
+        /// Radix of the allgather or the gather tree after it.
+        k: u32,
+    },
+    /// Allgather with radix `k`; alltoall with as many rounds.
+    Bruck {
+        /// Radix.
+        k: u32,
+    },
+    /// Alltoall by direct exchange.
+    Direct,
+}
+
+/// The cheapest plan and its cost in picoseconds.
+pub fn choose(shape: &Shape, model: &Model) -> (Plan, u64) {
+    let n = shape.n;
+    if n == 1 {
+        return (Plan::Alone, 0);
+    }
+    let bytes = shape.block();
+    let mut best = Best { plan: None, force: model.force };
+    match shape.kind {
+        Kind::Barrier => {
+            for k in radixes(n) {
+                best.offer(
+                    Plan::Dissemination { k },
+                    levels(n, k) * model.round(u64::from(k) - 1, 0),
+                    true,
+                );
+            }
+        }
+        Kind::Broadcast => {
+            for k in radixes(n) {
+                best.offer(Plan::Tree { k }, tree_cost(n, k, bytes, model), true);
+            }
+            let (k, tree) = best_subtree(n, bytes, model);
+            let (ag, gather) = best_bruck(n, bytes / u64::from(n), model);
+            best.offer(Plan::ScatterAllgather { k, ag }, tree + gather, false);
+        }
+        Kind::Scatter | Kind::Gather => {
+            let (k, cost) = best_subtree(n, bytes.saturating_mul(u64::from(n)), model);
+            best.offer(Plan::Tree { k }, cost, true);
+        }
+        Kind::Allgather => {
+            let (k, cost) = best_bruck(n, bytes, model);
+            best.offer(Plan::Bruck { k }, cost, true);
+        }
+        Kind::Alltoall => alltoall(&mut best, n, bytes, model),
+        Kind::Allreduce => allreduce(&mut best, n, bytes, model),
+        Kind::Reduce => {
+            for k in radixes(n) {
+                let extra = levels(n, k) * (u64::from(k) - 1) * model.compute(bytes);
+                best.offer(Plan::Tree { k }, tree_cost(n, k, bytes, model) + extra, true);
+            }
+            let (k, gather) = best_subtree(n, bytes, model);
+            scatter_reduce(&mut best, n, bytes, k, gather, model);
+        }
+        Kind::ReduceScatter => {
+            scatter_reduce(&mut best, n, bytes.saturating_mul(u64::from(n)), 2, 0, model);
+        }
+    }
+    let (plan, cost, _) = best.plan.expect("every kind has a plan");
+    (plan, cost)
+}
+
+struct Best {
+    plan: Option<(Plan, u64, bool)>,
+    force: Force,
+}
+
+impl Best {
+    /// `quick` says that the plan is one of few rounds.
+    fn offer(&mut self, plan: Plan, cost: u64, quick: bool) {
+        let forced = match self.force {
+            Force::No => None,
+            Force::Latency => Some(true),
+            Force::Bandwidth => Some(false),
+        };
+        let better = match self.plan {
+            None => true,
+            Some((_, old, was)) if forced.is_none() || was == quick => cost < old,
+            Some(_) => forced == Some(quick),
+        };
+        if better {
+            self.plan = Some((plan, cost, quick));
+        }
+    }
+}
+
+fn radixes(n: u32) -> impl Iterator<Item = u32> {
+    2..=n.clamp(2, RADIX_MAX)
+}
+
+/// Rounds of radix `k` that reach `n` members.
+pub fn levels(n: u32, k: u32) -> u64 {
+    let (mut reach, mut rounds) = (1, 0);
+    while reach < u64::from(n) {
+        reach *= u64::from(k);
+        rounds += 1;
+    }
+    rounds
+}
+
+fn tree_cost(n: u32, k: u32, bytes: u64, model: &Model) -> u64 {
+    levels(n, k) * model.round(u64::from(k) - 1, bytes.saturating_mul(u64::from(k) - 1))
+}
+
+/// The best radix of a tree down which every member's part of `total` bytes goes, or up.
+fn best_subtree(n: u32, total: u64, model: &Model) -> (u32, u64) {
+    let cost = |k: u32| levels(n, k) * model.round(u64::from(k) - 1, 0) + model.wire(total);
+    radixes(n).map(|k| (k, cost(k))).min_by_key(|&(_, cost)| cost).expect("radix 2 at least")
+}
+
+fn best_bruck(n: u32, block: u64, model: &Model) -> (u32, u64) {
+    best_subtree(n, block.saturating_mul(u64::from(n) - 1), model)
+}
+
+fn alltoall(best: &mut Best, n: u32, bytes: u64, model: &Model) {
+    for k in radixes(n) {
+        // In every round all but one part in k of the blocks move, and are copied twice.
+        let moved = bytes.saturating_mul(u64::from(n)) / u64::from(k) * (u64::from(k) - 1);
+        let round = model.round(u64::from(k) - 1, moved) + 2 * model.compute(moved);
+        best.offer(Plan::Bruck { k }, levels(n, k) * round, true);
+    }
+    let all = u64::from(n) - 1;
+    let waits = all.div_ceil(u64::from(WINDOW)) * model.alpha();
+    best.offer(Plan::Direct, waits + all * (2 * model.o() + model.wire(bytes)), false);
+}
+
+fn allreduce(best: &mut Best, n: u32, bytes: u64, model: &Model) {
+    let each = 2 * model.o() + model.wire(bytes) + model.compute(bytes);
+    let fold = 2 * model.round(1, bytes) + model.compute(bytes);
+    let whole = factors(n, model.alpha(), each);
+    if let Some((cost, radices)) = whole {
+        best.offer(Plan::Multiply { radices, members: n }, cost, true);
+    }
+    // What a fold could save: a few numbers below, and the power of two.
+    let near = (n.saturating_sub(64).max(n / 2)..n).rev();
+    let power = 1 << n.ilog2();
+    for members in near.chain([power]).filter(|&m| m > 1 && m < n && 2 * m >= n && whole.is_none()) {
+        if let Some((cost, radices)) = factors(members, model.alpha(), each) {
+            best.offer(Plan::Multiply { radices, members }, cost + fold, true);
+        }
+    }
+    let (k, gather) = best_bruck(n, bytes / u64::from(n), model);
+    scatter_reduce(best, n, bytes, k, gather, model);
+}
+
+/// Offers the plans that begin with a reduce-scatter of `total` bytes and go on for `rest`.
+fn scatter_reduce(best: &mut Best, n: u32, total: u64, k: u32, rest: u64, model: &Model) {
+    let part = total / u64::from(n) * (u64::from(n) - 1);
+    let volume = model.wire(part) + model.compute(part);
+    if let Some((cost, radices)) = factors(n, model.alpha(), 2 * model.o()) {
+        best.offer(Plan::Split { radices, k }, cost + volume + rest, false);
+    }
+    let all = u64::from(n) - 1;
+    let rounds = all.div_ceil(u64::from(WINDOW));
+    let pairs = rounds * model.alpha() + all * 2 * model.o();
+    best.offer(Plan::Pairs { k }, pairs + volume + rest, false);
+}
+
+/// The factors of `n` for which the rounds cost least, if a round costs `fixed`, and `each` for
+/// every other member in it; `None` if a prime factor is above [`RADIX_MAX`].
+pub fn factors(n: u32, fixed: u64, each: u64) -> Option<(u64, Radices)> {
+    let mut best = None;
+    search(n, 2, fixed, each, (0, Radices::default()), &mut best);
+    best
+}
+
+fn search(
+    n: u32,
+    from: u32,
+    fixed: u64,
+    each: u64,
+    (cost, radices): (u64, Radices),
+    best: &mut Option<(u64, Radices)>,
+) {
+    if n == 1 {
+        if best.is_none_or(|(old, _)| cost < old) {
+            *best = Some((cost, radices));
+        }
+        return;
+    }
+    for r in from..=n.min(RADIX_MAX) {
+        if n.is_multiple_of(r) {
+            let round = fixed + (u64::from(r) - 1) * each;
+            search(n / r, r, fixed, each, (cost + round, radices.push(r)), best);
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! The interpreter of a schedule: what is to be done next, and what is waited for.
+//!
+//! Whoever drives it takes [`Action`]s one by one with [`Run::action`], says [`Run::done`] for each
+//! that it could do, and tells of receives and sends that have ended. It holds no memory of the
+//! call and so can be driven by a clock alone.
+
+use super::program::Program;
+use super::{Comm, Local, Round};
+
+/// The next thing to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Post a receive.
+    Recv(Comm),
+    /// Post a send. Its end is to be told with the number of the round.
+    Send(Comm, u32),
+    /// Compute.
+    Local(Local),
+    /// Nothing before a message ends.
+    Wait,
+    /// The call has ended here.
+    Done,
+}
+
+/// A schedule under way.
+#[derive(Clone, Debug)]
+pub struct Run {
+    program: Program,
+    round: Round,
+    number: u32,
+    stage: Stage,
+    /// Next element of the stage's list.
+    at: usize,
+    /// Receives of this round that have not ended.
+    recvs: u32,
+    /// Sends that have not ended: of this round, of the one before, of older ones.
+    sends: [u32; 3],
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    Before,
+    Recvs,
+    Sends,
+    After,
+    Last,
+}
+
+impl Run {
+    /// Begins a schedule. `round` is memory to be used again.
+    pub fn new(program: Program, round: Round) -> Self {
+        let mut run = Self {
+            program,
+            round,
+            number: 0,
+            stage: Stage::Before,
+            at: 0,
+            recvs: 0,
+            sends: [0; 3],
+        };
+        run.advance(0);
+        run
+    }
+
+    /// What it runs.
+    pub fn program(&self) -> &Program {
+        &self.program
+    }
+
+    /// The memory of the rounds, to be used again.
+    pub fn into_round(self) -> Round {
+        self.round
+    }
+
+    /// What to do next; the same again until [`done`](Self::done) is called or something ends.
+    pub fn action(&mut self) -> Action {
+        loop {
+            match self.stage {
+                // What the older sends read may be written from here on.
+                Stage::Before if self.sends[2] > 0 => return Action::Wait,
+                Stage::Before => match self.round.before.get(self.at) {
+                    Some(&local) => return Action::Local(local),
+                    None => self.enter(Stage::Recvs),
+                },
+                Stage::Recvs => match self.round.recvs.get(self.at) {
+                    Some(&comm) => return Action::Recv(comm),
+                    None => self.enter(Stage::Sends),
+                },
+                Stage::Sends => match self.round.sends.get(self.at) {
+                    Some(&comm) => return Action::Send(comm, self.number),
+                    None => self.enter(Stage::After),
+                },
+                Stage::After if self.recvs > 0 => return Action::Wait,
+                Stage::After => match self.round.after.get(self.at) {
+                    Some(_) if self.sends[1] + self.sends[2] > 0 => return Action::Wait,
+                    Some(&local) => return Action::Local(local),
+                    None => self.advance(self.number + 1),
+                },
+                Stage::Last if self.sends != [0; 3] => return Action::Wait,
+                Stage::Last => return Action::Done,
+            }
+        }
+    }
+
+    /// The action that [`action`](Self::action) said was done.
+    pub fn done(&mut self) {
+        match self.stage {
+            Stage::Recvs => self.recvs += 1,
+            Stage::Sends => self.sends[0] += 1,
+            Stage::Before | Stage::After | Stage::Last => {}
+        }
+        self.at += 1;
+    }
+
+    /// A receive has ended.
+    pub fn received(&mut self) {
+        self.recvs -= 1;
+    }
+
+    /// A send of round `number` has ended.
+    pub fn sent(&mut self, number: u32) {
+        let age = (self.number - number).min(2) as usize;
+        self.sends[age] -= 1;
+    }
+
+    /// Rounds begun so far, less one.
+    pub fn number(&self) -> u32 {
+        self.number
+    }
+
+    fn enter(&mut self, stage: Stage) {
+        (self.stage, self.at) = (stage, 0);
+    }
+
+    fn advance(&mut self, number: u32) {
+        if number > 0 {
+            self.sends = [0, self.sends[0], self.sends[1] + self.sends[2]];
+        }
+        self.number = number;
+        let more = self.program.next_round(&mut self.round);
+        self.enter(if more { Stage::Before } else { Stage::Last });
+    }
+}
