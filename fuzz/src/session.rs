@@ -139,6 +139,7 @@ impl Side {
             pull_window: if setup & 8 != 0 { 1 } else { 600 << 10 },
             mr_max: 8,
             crc: None,
+            ..NodeSettings::default()
         };
         let mut node = Node::new(settings, &caps).expect("settings are good");
         let cqs = [16, 4].map(|size| node.cq_open(size).expect("room for a queue"));

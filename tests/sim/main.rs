@@ -9,11 +9,13 @@
 //! - [`plan`]: what a seed decides. [`net`]: time and the segment. [`arena`]: the applications'
 //!   memory. [`caller`], [`onesided`]: what they call. [`ledger`], [`remote`]: the checker.
 //!   [`world`]: the run.
+//! - [`coll`]: groups on bare nodes, and what collectives must give.
 //! - `stages`: the tests.
 
 mod alloc;
 mod arena;
 mod caller;
+mod coll;
 mod ledger;
 mod net;
 mod onesided;

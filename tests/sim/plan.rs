@@ -104,6 +104,7 @@ impl NodePlan {
             pull_window: self.pull_window,
             mr_max: 64,
             crc: self.crc,
+            ..NodeSettings::default()
         }
     }
 }

@@ -39,15 +39,22 @@ pub(crate) struct Rig {
     /// Frames that reached a station without a node, if wanted.
     pub(crate) stray: Option<Vec<(usize, Vec<u8>)>>,
     rng: Rng,
+    /// Capabilities of every endpoint beyond those of messages.
+    more: Caps,
 }
 
 impl Rig {
     /// Nodes at the first `nodes` stations of `plan`.
     pub(crate) fn new(plan: Plan, nodes: usize) -> Self {
+        Self::with(plan, nodes, Caps::empty())
+    }
+
+    /// As [`new`](Self::new), with endpoints that can do more.
+    pub(crate) fn with(plan: Plan, nodes: usize, more: Caps) -> Self {
         let net = Net::new(plan.seed, plan.hosts, plan.link.clone());
         let stations = (0..plan.hosts).map(|_| None).collect();
         let rng = Rng::new(plan.seed, 5);
-        let mut rig = Self { net, plan, stations, stray: None, rng };
+        let mut rig = Self { net, plan, stations, stray: None, rng, more };
         for host in 0..nodes {
             rig.start(host, 1 + host as u64);
         }
@@ -64,6 +71,7 @@ impl Rig {
         let cq = node.cq_open(self.plan.node.cq_size).expect("room for a queue");
         let av = node.av_open(16).expect("room for an AV");
         let all = Caps::MSG | Caps::TAGGED | Caps::SEND | Caps::RECV | Caps::DIRECTED_RECV;
+        let all = all | self.more;
         let attr = EpAttr { number: Some(EP), caps: all, ..EpAttr::default() };
         let ep = node.ep_open(attr).expect("room for an endpoint");
         node.ep_bind_av(ep, av).expect("bound once");

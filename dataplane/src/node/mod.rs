@@ -47,8 +47,8 @@ use ops::{Held, Job, Late, Pull, RecvWr, Rma, Stored, TxWr};
 use peer::Peer;
 
 pub use coll::{
-    BLOCK_MAX, CollAttr, CollModel, CollReq, GroupId, JoinEvent, JoinModel, JoinReq, Kind as CollKind,
-    MEMBERS_MAX, Role, query as query_collective,
+    BLOCK_MAX, CollAttr, CollModel, CollReq, GroupId, JoinEvent, JoinModel, JoinReq,
+    Kind as CollKind, MEMBERS_MAX, Role, query as query_collective,
 };
 pub use mr::{MrId, MrReq};
 pub use rma::{AtomicReq, ReadReq, RmaIov, RmaList, WriteReq};

@@ -7,6 +7,7 @@ use std::time::Instant;
 use crate::ledger::Violation;
 use crate::world::Report;
 
+mod coll;
 mod directed;
 mod hostile;
 mod measure;

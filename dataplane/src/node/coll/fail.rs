@@ -111,8 +111,7 @@ impl Node {
         while let Some(recv) = self.eps[side].matcher[MsgKind::Tagged as usize]
             .find_posted(&self.posted, |r| ours(r.payload.context))
         {
-            self.eps[side].matcher[MsgKind::Tagged as usize]
-                .unlink_posted(&mut self.posted, recv);
+            self.eps[side].matcher[MsgKind::Tagged as usize].unlink_posted(&mut self.posted, recv);
             self.fail_recv(recv, Error::Canceled);
         }
         self.revoke_placing(now, side, &waits, &ours);

@@ -272,7 +272,8 @@ fn allreduce(best: &mut Best, n: u32, bytes: u64, model: &Model) {
     // What a fold could save: a few numbers below, and the power of two.
     let near = (n.saturating_sub(64).max(n / 2)..n).rev();
     let power = 1 << n.ilog2();
-    for members in near.chain([power]).filter(|&m| m > 1 && m < n && 2 * m >= n && whole.is_none()) {
+    for members in near.chain([power]).filter(|&m| m > 1 && m < n && 2 * m >= n && whole.is_none())
+    {
         if let Some((cost, radices)) = factors(members, model.alpha(), each) {
             best.offer(Plan::Multiply { radices, members }, cost + fold, true);
         }

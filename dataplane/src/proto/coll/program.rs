@@ -266,8 +266,7 @@ fn tree(s: &Shape, k: u32) -> ([Phase; 3], u64) {
 fn multiply(s: &Shape, radices: Radices, members: u32) -> ([Phase; 3], u64) {
     let len = s.block();
     let most = radices.as_slice().iter().map(|&r| u64::from(r)).max().unwrap_or(2);
-    let (start, other, slots) =
-        (Place::scratch(0), Place::scratch(len), Place::scratch(2 * len));
+    let (start, other, slots) = (Place::scratch(0), Place::scratch(len), Place::scratch(2 * len));
     let room = (most + 1) * len;
     let folded = members < s.n;
     // What is sent in the first round must not be overwritten at its end.

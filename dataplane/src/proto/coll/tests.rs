@@ -287,9 +287,11 @@ fn plans(kind: Kind, n: u32) -> Vec<Plan> {
     }
     let radixes = || [2, 3, 4, 7, n.min(RADIX_MAX)].into_iter().filter(|&k| k <= n.max(2));
     // Cheap messages make small factors, dear rounds make large ones.
-    let all_factors = |n: u32| [(0, 1), (1, 0), (3, 1)].into_iter().filter_map(move |(f, e)| {
-        factors(n, f, e).map(|(_, radices)| radices)
-    });
+    let all_factors = |n: u32| {
+        [(0, 1), (1, 0), (3, 1)]
+            .into_iter()
+            .filter_map(move |(f, e)| factors(n, f, e).map(|(_, radices)| radices))
+    };
     let mut plans = Vec::new();
     for k in radixes() {
         match kind {
