@@ -173,7 +173,8 @@ impl EpCommon {
         Ok(())
     }
 
-    /// Binds an event queue, which hears when the port has gone. An endpoint needs none.
+    /// Binds an event queue, which hears when the port has gone and how a
+    /// join ended. An endpoint needs none but to join a group.
     ///
     /// # Errors
     /// [`Error::OpBadState`] as for every call.
@@ -182,8 +183,19 @@ impl EpCommon {
         drop(self.dom.enter()?);
         self.dom.bind_eq(&eq.0);
         eq.0.bind(self.dom.arc());
+        self.dom.tell_joins_to(self.id, &eq.0);
         self.bound().eqs.push(Arc::clone(&eq.0));
         Ok(())
+    }
+
+    /// Whether an event queue is bound.
+    pub(crate) fn has_eq(&self) -> bool {
+        !self.bound().eqs.is_empty()
+    }
+
+    /// Whether it is this address vector that is bound.
+    pub(crate) fn uses_av(&self, av: &Arc<AvInner>) -> bool {
+        self.bound().avs.iter().any(|bound| Arc::ptr_eq(bound, av))
     }
 
     /// Makes the endpoint able to send and receive.

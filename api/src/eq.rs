@@ -221,6 +221,19 @@ impl EqInner {
         self.tell();
     }
 
+    /// The outcome of a join: the event has the context, 8 bytes.
+    pub(crate) fn push_join(&self, context: u64, result: Result<()>) {
+        let item = match result {
+            Ok(()) => Item::Event {
+                event: crate::coll::FI_JOIN_COMPLETE,
+                bytes: context.to_le_bytes().to_vec(),
+            },
+            Err(err) => Item::Error(EqErr { err, context, data: 0 }),
+        };
+        self.lock().items.push_back(item);
+        self.tell();
+    }
+
     fn tell(&self) {
         self.filled.notify_all();
         if let Some(fd) = &self.fd {

@@ -44,6 +44,7 @@ const PRIMARY: Caps = Caps::MSG
     .union(Caps::TAGGED)
     .union(Caps::RMA)
     .union(Caps::ATOMIC)
+    .union(Caps::COLLECTIVE)
     .union(DIRECTIONS)
     .union(ONE_SIDED)
     .union(Caps::DIRECTED_RECV);
@@ -658,7 +659,7 @@ mod tests {
     #[test]
     fn one_of_everything_that_is_not_offered_is_no_data() {
         let refused: &[fn(&mut Info)] = &[
-            |i| i.caps = Caps::RMA | Caps::COLLECTIVE,
+            |i| i.caps = Caps::RMA | Caps::SHARED_AV,
             |i| i.caps = Caps::MSG | Caps::MULTICAST,
             |i| i.addr_format = AddrFormat::Other(2),
             |i| (i.caps, i.tx_attr.caps) = (Caps::MSG, Caps::RMA),

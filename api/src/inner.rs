@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use barewire_dataplane::node::Node;
+use barewire_dataplane::node::{EpId, Node};
 use barewire_dataplane::poll::Engine;
 use barewire_dataplane::types::Instant;
 use barewire_driver::port::PortCaps;
@@ -105,6 +105,9 @@ impl Core {
 
     #[inline]
     fn look(&mut self, shared: &Shared) {
+        if self.engine.node().coll_has_event() {
+            self.look_for_joins(shared);
+        }
         if self.watch.any() {
             self.watch.notify(self.engine.node(), &shared.sleep);
         }
@@ -112,6 +115,16 @@ impl Core {
             && stats.is_due(self.engine.last_now())
         {
             stats.publish(&self.engine);
+        }
+    }
+
+    /// Hands the outcomes of joins to the event queues.
+    #[cold]
+    pub(crate) fn look_for_joins(&mut self, shared: &Shared) {
+        while let Some(event) = self.node().coll_event() {
+            if let Some(eq) = shared.joiner(event.ep) {
+                eq.push_join(event.context, event.result);
+            }
         }
     }
 
@@ -138,6 +151,10 @@ pub(crate) struct Shared {
     pub(crate) settings: Settings,
     /// Numbers endpoint objects.
     pub(crate) ep_count: AtomicU32,
+    /// Numbers address vector sets.
+    sets: AtomicU32,
+    /// The event queues of endpoints, for the outcomes of joins.
+    joiners: Mutex<Vec<(EpId, Weak<EqInner>)>>,
     eqs: Mutex<Vec<Weak<EqInner>>>,
     stop: AtomicBool,
 }
@@ -153,6 +170,23 @@ impl Shared {
         let mut eqs = self.eqs.lock().unwrap_or_else(PoisonError::into_inner);
         eqs.retain(|eq| eq.strong_count() > 0);
         eqs.iter().filter_map(Weak::upgrade).collect()
+    }
+
+    /// A number for an address vector set.
+    pub(crate) fn next_set(&self) -> u64 {
+        u64::from(self.sets.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// Outcomes of joins of endpoint `ep` go to `eq` from now on.
+    pub(crate) fn tell_joins_to(&self, ep: EpId, eq: &Arc<EqInner>) {
+        let mut joiners = self.joiners.lock().unwrap_or_else(PoisonError::into_inner);
+        joiners.retain(|(other, eq)| *other != ep && eq.strong_count() > 0);
+        joiners.push((ep, Arc::downgrade(eq)));
+    }
+
+    fn joiner(&self, ep: EpId) -> Option<Arc<EqInner>> {
+        let joiners = self.joiners.lock().unwrap_or_else(PoisonError::into_inner);
+        joiners.iter().find(|(other, _)| *other == ep).and_then(|(_, eq)| eq.upgrade())
     }
 
     pub(crate) fn bind_eq(&self, eq: &Arc<EqInner>) {
@@ -258,6 +292,8 @@ impl DomainRef {
             caps,
             settings,
             ep_count: AtomicU32::new(0),
+            sets: AtomicU32::new(0),
+            joiners: Mutex::default(),
             eqs: Mutex::default(),
             stop: AtomicBool::new(false),
         });

@@ -16,7 +16,9 @@ use std::ptr;
 use std::sync::Arc;
 
 pub use barewire_dataplane::node::MsgKind;
-use barewire_dataplane::node::{AtomicReq, ReadReq, RecvReq, RmaIov, SendReq, WriteReq};
+use barewire_dataplane::node::{
+    AtomicReq, CollAttr, CollKind, CollReq, ReadReq, RecvReq, RmaIov, SendReq, WriteReq,
+};
 use barewire_dataplane::proto::atomic::AtomicKind;
 use barewire_dataplane::types::FiAddr;
 pub use barewire_dataplane::types::{CqErr, Cqe};
@@ -432,7 +434,103 @@ impl RawEndpoint {
     }
 }
 
+/// A collective in full, for the raw face. Lengths follow from `count` and the kind, as
+/// fi_collective(3) has them; a broadcast has `buf` alone.
+#[derive(Clone, Copy, Debug)]
+pub struct RawCollective {
+    /// Which.
+    pub kind: CollKind,
+    /// Source.
+    pub buf: *mut u8,
+    /// Result; may be the source for an allreduce and a reduce.
+    pub result: *mut u8,
+    /// Elements of a block.
+    pub count: usize,
+    /// `enum fi_datatype`, [`crate::coll::FI_VOID`] for a barrier.
+    pub datatype: u32,
+    /// `enum fi_op`; ignored by what does not reduce.
+    pub op: u32,
+    /// The group.
+    pub coll_addr: FiAddr,
+    /// The root, if the kind has one.
+    pub root_addr: FiAddr,
+    /// `FI_SEND` or `FI_RECV` of a broadcast, and `FI_COMPLETION`, by libfabric's values.
+    pub flags: u64,
+    /// Comes back in the completion.
+    pub context: u64,
+}
+
+impl RawEndpoint {
+    /// The nine calls of `struct fi_ops_collective`, and `fi_barrier2`. What a member gives or gets
+    /// in a call, as [`CollKind::blocks_in`] and `blocks_out` say, is the length of its buffers;
+    /// a buffer of no length may be null.
+    ///
+    /// # Errors
+    /// Those of [`crate::coll`].
+    ///
+    /// # Safety
+    /// The [promise](self) of the file, for the source (read) and the result (written).
+    pub unsafe fn collective(&self, call: RawCollective) -> Result<()> {
+        let group = crate::coll::group_of(call.coll_addr)?;
+        let (attr, op, ty) = crate::coll::attr_of_call(call.kind, call.op, call.datatype)?;
+        if call.count as u64 > attr.count && call.kind != CollKind::Barrier {
+            return Err(Error::MsgTooLong);
+        }
+        let (role, flags) = crate::coll::role_of(call.kind, call.flags, self.tx_op_flags())?;
+        let mut core = self.dom.enter()?;
+        let block = call.count * attr.size;
+        let (source, result) = core.node().coll_blocks(group, call.kind, call.root_addr)?;
+        let len = |blocks: u64| {
+            usize::try_from(blocks).ok().and_then(|n| n.checked_mul(block)).ok_or(Error::MsgTooLong)
+        };
+        let (source, result) = (len(source)?, len(result)?);
+        // SAFETY: the caller's promise: as many bytes as the call has are there.
+        let lend = |at: *mut u8, n: usize| IoBuf::one(unsafe { Span::from_raw(at, n) });
+        let (buf, result) = match call.kind {
+            CollKind::Broadcast => (lend(call.buf, result), IoBuf::EMPTY),
+            _ => (lend(call.buf, source), lend(call.result, result)),
+        };
+        let req = CollReq {
+            kind: call.kind,
+            group,
+            buf,
+            result,
+            count: call.count as u64,
+            ty,
+            op,
+            root: call.root_addr,
+            role,
+            context: call.context,
+            flags,
+        };
+        let posted = self.post_collective(&mut core, req);
+        core.posted(&self.dom);
+        posted
+    }
+}
+
 impl Domain {
+    /// `fi_query_collective` by libfabric's numbers.
+    ///
+    /// # Errors
+    /// As [`query_collective`](Self::query_collective); [`Error::OpNotSupp`] for a number that is
+    /// no collective.
+    pub fn raw_query_collective(
+        &self,
+        coll: u32,
+        op: u32,
+        datatype: u32,
+        flags: u64,
+    ) -> Result<CollAttr> {
+        let kind = CollKind::ALL.get(coll as usize).copied();
+        self.query_collective(
+            kind.ok_or(Error::OpNotSupp("no such collective"))?,
+            op,
+            datatype,
+            flags,
+        )
+    }
+
     /// Registers memory that the caller keeps, in at most 8 pieces.
     ///
     /// # Errors

@@ -3,6 +3,8 @@
 
 use std::time::Duration;
 
+use barewire_dataplane::proto::coll::plan::Force;
+
 /// Who turns the poll loop (`fi_domain_attr.progress`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Progress {
@@ -78,6 +80,9 @@ pub struct Settings {
     pub tx_max: Option<usize>,
     /// Posted receives, all endpoints together (`BAREWIRE_RX_MAX`). Default 16,384.
     pub rx_max: Option<usize>,
+    /// Which algorithms collectives take (`BAREWIRE_COLL`: `auto`, `latency`, `bandwidth`), the same
+    /// in all processes. Default: what the cost model finds cheapest.
+    pub coll: Force,
     /// Whether counters are published for `barewire stats` (`BAREWIRE_STATS`: `0`, `1`). Default
     /// yes: about 30 KiB of memory and a few hundred stores every 10 ms.
     pub stats: bool,
@@ -97,6 +102,7 @@ impl Default for Settings {
             unexpected_bytes: None,
             tx_max: None,
             rx_max: None,
+            coll: Force::No,
             stats: true,
         }
     }
@@ -127,6 +133,7 @@ pub const VARIABLES: &[(&str, &str, &str)] = &[
     ("BAREWIRE_UNEXPECTED_BYTES", "memory for unexpected messages", "268435456"),
     ("BAREWIRE_TX_MAX", "operations in flight", "4096"),
     ("BAREWIRE_RX_MAX", "posted receives", "16384"),
+    ("BAREWIRE_COLL", "auto, latency or bandwidth: algorithms of collectives", "auto"),
     ("BAREWIRE_STATS", "0 or 1: publish counters", "1"),
 ];
 
@@ -166,6 +173,11 @@ impl Settings {
         let stats = [("0", false), ("1", true)];
         if let Some(v) = word(get("BAREWIRE_STATS"), &stats, "0 or 1")? {
             s.stats = v;
+        }
+        let coll =
+            [("auto", Force::No), ("latency", Force::Latency), ("bandwidth", Force::Bandwidth)];
+        if let Some(v) = word(get("BAREWIRE_COLL"), &coll, "auto, latency or bandwidth")? {
+            s.coll = v;
         }
         s.cpu = number(get("BAREWIRE_CPU"), 0, "the number of a processor")?;
         s.eager_max = number(get("BAREWIRE_EAGER_MAX"), 0, "bytes")?;

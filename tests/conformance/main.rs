@@ -7,6 +7,7 @@
 //! everything that happens.
 
 mod codes;
+mod coll;
 mod execution;
 mod harness;
 mod kfi;

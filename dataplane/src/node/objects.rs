@@ -234,6 +234,15 @@ impl Node {
         Ok(table.av.lookup(addr).ok_or(Error::Invalid("address not in the AV"))?.addr)
     }
 
+    /// All indexes in use, in order.
+    ///
+    /// # Errors
+    /// [`Error::BadFd`].
+    pub fn av_addrs(&self, av: AvId) -> Result<Vec<FiAddr>> {
+        let table = self.avs.by_handle(av.0).ok_or(Error::BadFd)?;
+        Ok(table.av.iter().map(|(addr, _)| addr).collect())
+    }
+
     /// The record of the node with this MAC, made if there is none. `None` if the table is full of
     /// peers in use.
     pub(crate) fn peer_of(

@@ -202,7 +202,7 @@ impl Node {
             tx: self.tx.len(),
             sent: self.sent.len(),
             packs: self.packs.bytes.len() - self.packs.free.len(),
-            posted: self.posted.len(),
+            posted: self.posted.len() - self.coll_listening(),
             stored: self.stored.len(),
             blocks: self.settings.unexpected_bytes / crate::proto::blocks::UNIT
                 - self.blocks.free_count(),
@@ -211,7 +211,8 @@ impl Node {
             held: self.held.len(),
             jobs: self.jobs.len(),
             late: self.cqs.iter().map(|(_, t)| t.late.len()).sum(),
-            cq_reserved: self.cqs.iter().map(|(_, t)| t.cq.reserved()).sum(),
+            cq_reserved: self.cqs.iter().map(|(_, t)| t.cq.reserved()).sum::<usize>()
+                - self.coll_listening(),
             blocks_lost: self.blocks_lost(),
             timers: self.wheel.len(),
         }

@@ -67,6 +67,11 @@ impl Node {
             || !c.owed.is_empty()
     }
 
+    /// Receives that are posted as long as there are collective sides.
+    pub(crate) fn coll_listening(&self) -> usize {
+        self.coll.sides.len() * LISTENING
+    }
+
     /// When progress is due even if nothing arrives.
     pub(crate) fn coll_deadline(&self) -> Option<Instant> {
         let retry = self.coll.stalled || !self.coll.owed.is_empty();

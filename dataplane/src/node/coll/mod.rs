@@ -270,6 +270,13 @@ struct Group {
     plans: Vec<(Shape, Plan)>,
 }
 
+impl Group {
+    fn rank_of(&self, root: FiAddr) -> Result<u32> {
+        let at = self.ranks.binary_search_by_key(&root, |r| r.0);
+        Ok(self.ranks[at.map_err(|_| Error::Invalid("root_addr is no member of the group"))?].1)
+    }
+}
+
 /// A call under way.
 #[derive(Debug)]
 struct Op {
@@ -602,12 +609,7 @@ impl Node {
             GroupState::Joining(_) => return Err(Error::OpBadState),
             GroupState::Over(err) => return Err(err),
         }
-        let root = if req.kind.has_root() {
-            let at = group.ranks.binary_search_by_key(&req.root, |r| r.0);
-            group.ranks[at.map_err(|_| Error::Invalid("root_addr is no member of the group"))?].1
-        } else {
-            0
-        };
+        let root = if req.kind.has_root() { group.rank_of(req.root)? } else { 0 };
         if req.role.is_some_and(|role| (role == Role::Send) != (root == group.me)) {
             return Err(Error::Invalid("FI_SEND is for the root of a broadcast alone"));
         }
@@ -640,6 +642,17 @@ impl Node {
             }
         }
         Ok((req.group.0.idx(), shape))
+    }
+
+    /// Blocks that this member's source and result have in a call, of which the root is `root`.
+    ///
+    /// # Errors
+    /// [`Error::BadFd`]: the group was closed. [`Error::Invalid`]: the root is no member.
+    pub fn coll_blocks(&self, group: GroupId, kind: Kind, root: FiAddr) -> Result<(u64, u64)> {
+        let group = self.coll.groups.by_handle(group.0).ok_or(Error::BadFd)?;
+        let root = if kind.has_root() { group.rank_of(root)? } else { 0 };
+        let (n, me) = (group.members.len() as u32, group.me);
+        Ok((kind.blocks_in(n, me, root), kind.blocks_out(n, me, root)))
     }
 
     /// Makes the record of a call. Nothing is posted yet.

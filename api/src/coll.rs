@@ -1,0 +1,651 @@
+//! Collectives: address vector sets, groups, and the nine operations of fi_collective(3), safe
+//! face; the raw one is in [`crate::raw`].
+//!
+//! A set is an ordered list of members of an address vector; a group is made of it by
+//! [`Endpoint::join_collective`](EpCommon::join_collective), and the calls name the group. All members make the same
+//! calls on a group in the same order; several may be under way. What a call means, which calls can
+//! be in place and what happens when a member dies is written down in docs/collectives.md.
+//!
+//! All calls return at once. What a refused call means is told in [`crate::msg`]; in addition
+//! - [`Error::OpNotSupp`]: [`Domain::query_collective`] does not know the combination, or the
+//!   endpoint has no `FI_COLLECTIVE`;
+//! - [`Error::MsgTooLong`]: more elements than that says;
+//! - [`Error::Invalid`]: a root that is no member, a role that contradicts it, a buffer that is too
+//!   short, source and result that overlap;
+//! - [`Error::OpBadState`]: the join has not ended;
+//! - any other: the group has been given up for this reason, and is of no more use.
+
+use std::sync::Arc;
+
+use barewire_dataplane::node::{CollReq, GroupId, JoinModel, JoinReq, Node, query_collective};
+use barewire_dataplane::poll::Engine;
+use barewire_dataplane::types::FiAddr;
+use barewire_driver::mem::IoBuf;
+
+pub use barewire_dataplane::node::{CollAttr, CollKind, Role};
+
+use crate::atomic::{AtomicOp, Datatype};
+use crate::av::{Av, AvInner, FI_ADDR_NOTAVAIL};
+use crate::buf::{Buf, Bufs, OpKind, Refused};
+use crate::domain::Domain;
+use crate::ep::{Endpoint, EpCommon};
+use crate::errno::{Error, Result};
+use crate::flags::OpFlags;
+use crate::inner::DomainRef;
+use crate::msg::Posted;
+
+/// `FI_JOIN_COMPLETE`, the event that ends a join.
+pub const FI_JOIN_COMPLETE: u32 = 6;
+
+/// `FI_UNIVERSE`, a flag of [`AvSetAttr`]: all addresses of the vector.
+pub const FI_UNIVERSE: u64 = 1 << 57;
+
+/// `FI_SEND` and `FI_RECV`, flags of a broadcast and of a join.
+pub const FI_SEND: u64 = 1 << 11;
+/// See [`FI_SEND`].
+pub const FI_RECV: u64 = 1 << 10;
+
+/// `FI_NOOP`, the operation that a barrier is queried with.
+pub const FI_NOOP: u32 = 256;
+/// `FI_VOID`, the datatype that a barrier is queried with.
+pub const FI_VOID: u32 = 256;
+
+/// Addresses of groups of the calls have this bit, so that they are never taken for an index of an
+/// address vector; 0 in the other one means an address vector set.
+const GROUP: u64 = 1 << 62;
+const SET: u64 = 1 << 61;
+
+/// What a set is made with (`struct fi_av_set_attr`).
+#[derive(Clone, Copy, Debug)]
+pub struct AvSetAttr {
+    /// Members expected; 0 if not known.
+    pub count: usize,
+    /// First address of the range; [`FI_ADDR_NOTAVAIL`] with the same end for an empty set.
+    pub start_addr: FiAddr,
+    /// Last address of the range.
+    pub end_addr: FiAddr,
+    /// From one member to the next; 0 is 1.
+    pub stride: u64,
+    /// The key of the groups that are made of the set without a word between the members; the same
+    /// at all of them. `None` if the provider agrees on one.
+    pub comm_key: Option<u64>,
+    /// [`FI_UNIVERSE`], and `FI_BARRIER_SET` (`1 << 40`) to `FI_GATHER_SET`, the collectives that
+    /// the set is for; all are possible in any case.
+    pub flags: u64,
+}
+
+impl Default for AvSetAttr {
+    fn default() -> Self {
+        let (start_addr, end_addr) = (FI_ADDR_NOTAVAIL, FI_ADDR_NOTAVAIL);
+        Self { count: 0, start_addr, end_addr, stride: 1, comm_key: None, flags: 0 }
+    }
+}
+
+/// Bits of `FI_BARRIER_SET` to `FI_GATHER_SET`.
+const KINDS: u64 = ((1 << CollKind::ALL.len()) - 1) << 40;
+
+/// An ordered set of addresses (`struct fid_av_set`).
+///
+/// The members keep their order: a removed one leaves the others as they were, an intersection and a
+/// difference keep that of the set they change, a union appends what was missing in the order of the
+/// other.
+pub struct AvSet {
+    av: Arc<AvInner>,
+    members: Vec<FiAddr>,
+    comm_key: Option<u64>,
+    number: u64,
+}
+
+impl Av {
+    /// Makes a set of addresses of this vector.
+    ///
+    /// # Errors
+    /// - [`Error::Invalid`]: the range is upside down, has a stride that does not fit `count`, or
+    ///   names an address that is not set.
+    /// - [`Error::BadFlags`]: a flag is unknown.
+    ///
+    /// Source: fi_av_set(3).
+    #[doc(alias = "fi_av_set")]
+    pub fn av_set(&self, attr: &AvSetAttr) -> Result<AvSet> {
+        if attr.flags & !(FI_UNIVERSE | KINDS) != 0 {
+            return Err(Error::BadFlags);
+        }
+        let mut core = self.0.dom.enter()?;
+        let node = core.node();
+        let set = |addr: &FiAddr| node.av_lookup(self.0.id, *addr).is_ok();
+        let empty = (attr.start_addr, attr.end_addr) == (FI_ADDR_NOTAVAIL, FI_ADDR_NOTAVAIL);
+        let members: Vec<FiAddr> = if attr.flags & FI_UNIVERSE != 0 {
+            node.av_addrs(self.0.id)?
+        } else if empty {
+            Vec::new()
+        } else {
+            if attr.start_addr > attr.end_addr || attr.end_addr >= SET {
+                return Err(Error::Invalid("start_addr and end_addr: not a range"));
+            }
+            let stride = usize::try_from(attr.stride.max(1)).unwrap_or(usize::MAX);
+            let range = (attr.start_addr..=attr.end_addr).step_by(stride);
+            let members: Vec<FiAddr> = range.take_while(set).collect();
+            let all = (attr.end_addr - attr.start_addr) / stride as u64 + 1;
+            if members.len() as u64 != all {
+                return Err(Error::Invalid("the range names an address that is not set"));
+            }
+            members
+        };
+        let number = self.0.dom.next_set();
+        Ok(AvSet { av: Arc::clone(&self.0), members, comm_key: attr.comm_key, number })
+    }
+}
+
+impl AvSet {
+    fn same_av(&self, other: &Self) -> Result<()> {
+        let same = Arc::ptr_eq(&self.av, &other.av);
+        if same { Ok(()) } else { Err(Error::Invalid("the sets are of two address vectors")) }
+    }
+
+    /// Appends the members of `other` that are missing, in their order.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`]: it is of another vector.
+    #[doc(alias = "fi_av_set_union")]
+    pub fn union(&mut self, other: &Self) -> Result<()> {
+        self.same_av(other)?;
+        let known: std::collections::HashSet<FiAddr> = self.members.iter().copied().collect();
+        self.members.extend(other.members.iter().filter(|m| !known.contains(m)));
+        Ok(())
+    }
+
+    /// Keeps the members that are in `other` as well.
+    ///
+    /// # Errors
+    /// As [`union`](Self::union).
+    #[doc(alias = "fi_av_set_intersect")]
+    pub fn intersect(&mut self, other: &Self) -> Result<()> {
+        self.same_av(other)?;
+        let known: std::collections::HashSet<FiAddr> = other.members.iter().copied().collect();
+        self.members.retain(|m| known.contains(m));
+        Ok(())
+    }
+
+    /// Removes the members that are in `other`.
+    ///
+    /// # Errors
+    /// As [`union`](Self::union).
+    #[doc(alias = "fi_av_set_diff")]
+    pub fn diff(&mut self, other: &Self) -> Result<()> {
+        self.same_av(other)?;
+        let known: std::collections::HashSet<FiAddr> = other.members.iter().copied().collect();
+        self.members.retain(|m| !known.contains(m));
+        Ok(())
+    }
+
+    /// Appends a member.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`]: it is a member, or not in the address vector.
+    #[doc(alias = "fi_av_set_insert")]
+    pub fn insert(&mut self, addr: FiAddr) -> Result<()> {
+        self.av.dom.enter()?.node().av_lookup(self.av.id, addr)?;
+        if self.members.contains(&addr) {
+            return Err(Error::Invalid("the address is a member already"));
+        }
+        self.members.push(addr);
+        Ok(())
+    }
+
+    /// Removes a member.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`]: it is none.
+    #[doc(alias = "fi_av_set_remove")]
+    pub fn remove(&mut self, addr: FiAddr) -> Result<()> {
+        let at = self.members.iter().position(|&m| m == addr);
+        self.members.remove(at.ok_or(Error::Invalid("the address is no member"))?);
+        Ok(())
+    }
+
+    /// The address by which a join knows the set: one that the provider is to manage.
+    #[doc(alias = "fi_av_set_addr")]
+    pub fn addr(&self) -> FiAddr {
+        SET | self.number
+    }
+
+    /// The members in their order.
+    pub fn members(&self) -> &[FiAddr] {
+        &self.members
+    }
+
+    /// Closes the set. Groups that were made of it go on.
+    #[doc(alias = "fi_close")]
+    pub fn close(self) {}
+}
+
+/// A group, joined or being joined (`struct fid_mc`). Dropping it leaves the group.
+pub struct Mc {
+    dom: DomainRef,
+    id: GroupId,
+}
+
+impl Mc {
+    /// The address that the calls take.
+    #[doc(alias = "fi_mc_addr")]
+    pub fn addr(&self) -> FiAddr {
+        GROUP | self.id.to_bits()
+    }
+
+    /// Whether calls are possible.
+    ///
+    /// # Errors
+    /// [`Error::OpBadState`]: the join has not ended. Else why the group was given up.
+    pub fn check(&self) -> Result<()> {
+        self.dom.enter()?.node().coll_check(self.id)
+    }
+
+    /// Leaves the group. Calls under way end with [`Error::Canceled`] here and with an error at the
+    /// other members.
+    #[doc(alias = "fi_close")]
+    pub fn close(self) {}
+}
+
+impl Drop for Mc {
+    fn drop(&mut self) {
+        let Ok(mut core) = self.dom.lock.enter_to_close() else { return };
+        let now = Engine::now();
+        // A group ends with its endpoint, too.
+        let _ = core.node().coll_close(now, self.id);
+        core.engine.after_post(now);
+        core.posted(&self.dom);
+    }
+}
+
+/// The group that `addr` names. What is no group of the endpoint the node finds out.
+pub(crate) fn group_of(addr: FiAddr) -> Result<GroupId> {
+    if addr & (GROUP | SET) != GROUP || addr >> 63 != 0 {
+        return Err(Error::Invalid("coll_addr is no group"));
+    }
+    Ok(GroupId::from_bits(addr & !GROUP))
+}
+
+impl EpCommon {
+    /// Joins the group of the members of `set`, of which this endpoint is one.
+    ///
+    /// With [`FI_ADDR_NOTAVAIL`] as `coll_addr` the application manages the group: nothing is sent,
+    /// and [`AvSetAttr::comm_key`] must tell groups of the same members apart. With
+    /// [`AvSet::addr`] the members agree on the group: all of them have to join. With [`Mc::addr`],
+    /// too, and the group is a part of that one.
+    ///
+    /// The bound event queue gets [`FI_JOIN_COMPLETE`] with `context` (8 bytes, little-endian), or
+    /// an error with it if a member dies, disagrees or does not come within 60 s.
+    ///
+    /// # Errors
+    /// - [`Error::NoEq`]: no event queue is bound.
+    /// - [`Error::Invalid`]: the set is empty, of another address vector's addresses, without this
+    ///   endpoint, or no part of the parent; or `coll_addr` is none of the three.
+    /// - [`Error::BadFlags`]: other flags than [`FI_SEND`] and [`FI_RECV`], which change nothing.
+    /// - [`Error::OpNotSupp`], [`Error::OpBadState`], [`Error::NoMem`].
+    ///
+    /// Source: fi_collective(3), "fi_join_collective".
+    #[doc(alias = "fi_join_collective")]
+    pub fn join_collective(
+        &self,
+        coll_addr: FiAddr,
+        set: &AvSet,
+        flags: u64,
+        context: u64,
+    ) -> Result<Mc> {
+        const FI_COLLECTIVE: u64 = 1 << 6;
+        if flags & !(FI_SEND | FI_RECV | FI_COLLECTIVE) != 0 {
+            return Err(Error::BadFlags);
+        }
+        if !self.has_eq() {
+            return Err(Error::NoEq);
+        }
+        if !self.uses_av(&set.av) {
+            return Err(Error::Invalid("the set is of another address vector"));
+        }
+        let (model, parent) = if coll_addr == FI_ADDR_NOTAVAIL {
+            (JoinModel::Key(set.comm_key.unwrap_or(0)), None)
+        } else if coll_addr == set.addr() {
+            (JoinModel::Collective, None)
+        } else {
+            (JoinModel::Collective, Some(group_of(coll_addr)?))
+        };
+        let members = set.members.clone();
+        let req = JoinReq { members, parent, model, context };
+        let mut core = self.dom.enter()?;
+        let now = Engine::now();
+        let id = core.node().coll_join(now, self.id, &req)?;
+        core.engine.after_post(now);
+        core.look_for_joins(&self.dom);
+        core.posted(&self.dom);
+        drop(core);
+        Ok(Mc { dom: self.dom.clone(), id })
+    }
+
+    /// Hands a call to the node.
+    pub(crate) fn post_collective(
+        &self,
+        core: &mut crate::inner::Core,
+        req: CollReq,
+    ) -> Result<()> {
+        let now = Engine::now();
+        let posted = core.node().coll_post(now, self.id, req);
+        core.engine.after_post(now);
+        posted
+    }
+}
+
+impl Domain {
+    /// What the calls take: elements of a block at most, bytes of one, members at most. `op` and
+    /// `datatype` are libfabric's numbers; a barrier has [`FI_NOOP`] and [`FI_VOID`], and what does
+    /// not reduce may have any operation. `flags` is 0, or `FI_SCATTER` (7) with `coll`
+    /// [`CollKind::Reduce`] or [`CollKind::ReduceScatter`] for a reduce-scatter.
+    ///
+    /// # Errors
+    /// [`Error::OpNotSupp`]: no call has the combination. [`Error::BadFlags`].
+    #[doc(alias = "fi_query_collective")]
+    pub fn query_collective(
+        &self,
+        coll: CollKind,
+        op: u32,
+        datatype: u32,
+        flags: u64,
+    ) -> Result<CollAttr> {
+        query(coll, op, datatype, flags)
+    }
+}
+
+fn query(coll: CollKind, op: u32, datatype: u32, flags: u64) -> Result<CollAttr> {
+    let coll = match (flags, coll) {
+        (0, coll) => coll,
+        (7, CollKind::Reduce | CollKind::ReduceScatter) => CollKind::ReduceScatter,
+        _ => return Err(Error::BadFlags),
+    };
+    let known = "no such operation or datatype";
+    let ty = match datatype {
+        FI_VOID => None,
+        other => Some(Datatype::try_from(other).map_err(|_| Error::OpNotSupp(known))?),
+    };
+    let op = match op {
+        FI_NOOP if !coll.reduces() => None,
+        _ if !coll.reduces() && coll != CollKind::Barrier => None,
+        other => Some(AtomicOp::try_from(other).map_err(|_| Error::OpNotSupp(known))?),
+    };
+    query_collective(coll, op, ty)
+}
+
+/// What a call of the raw face is, checked.
+pub(crate) fn attr_of_call(
+    kind: CollKind,
+    op: u32,
+    datatype: u32,
+) -> Result<(CollAttr, Option<AtomicOp>, Option<Datatype>)> {
+    let (op, datatype) =
+        if kind == CollKind::Barrier { (FI_NOOP, FI_VOID) } else { (op, datatype) };
+    let attr = query(kind, op, datatype, 0)?;
+    let op = if kind.reduces() { AtomicOp::try_from(op).ok() } else { None };
+    Ok((attr, op, Datatype::try_from(datatype).ok()))
+}
+
+/// The role and the flags of a call of the raw face. `default` stands in for calls without flags.
+pub(crate) fn role_of(
+    kind: CollKind,
+    flags: u64,
+    default: OpFlags,
+) -> Result<(Option<Role>, OpFlags)> {
+    let bcast = kind == CollKind::Broadcast;
+    let role = match flags & (FI_SEND | FI_RECV) {
+        0 => None,
+        FI_SEND if bcast => Some(Role::Send),
+        FI_RECV if bcast => Some(Role::Recv),
+        _ => return Err(Error::BadFlags),
+    };
+    let rest = OpFlags::from_bits(flags & !(FI_SEND | FI_RECV)).ok_or(Error::BadFlags)?;
+    Ok((role, rest | default & OpFlags::COMPLETION))
+}
+
+/// One call of the safe face. The completion gives back both buffers, the source first.
+struct Call {
+    kind: CollKind,
+    source: Buf,
+    result: Buf,
+    /// Elements of a block.
+    count: usize,
+    ty: Option<Datatype>,
+    op: Option<AtomicOp>,
+    group: FiAddr,
+    root: FiAddr,
+    role: Option<Role>,
+    context: u64,
+    flags: OpFlags,
+}
+
+impl Endpoint {
+    fn collective(&self, call: Call) -> Posted {
+        let Call { kind, source, result, count, ty, op, group, root, role, context, flags } = call;
+        let split = source.len();
+        let bufs = Bufs::Many(vec![source, result]);
+        let group = match group_of(group) {
+            Ok(group) => group,
+            Err(error) => return Err(Refused { error, bufs }),
+        };
+        let mut core = match self.dom.enter() {
+            Ok(core) => core,
+            Err(error) => return Err(Refused { error, bufs }),
+        };
+        let how = self.tx_kind(flags);
+        let (key, io) = core.ops.lend(self.object, how, context, bufs)?;
+        let bcast = kind == CollKind::Broadcast;
+        let (buf, result) = match (bcast, io.len() - split) {
+            // The one buffer that a broadcast has is its result.
+            (true, all) => (io.share(split, all), IoBuf::EMPTY),
+            (false, rest) => (io.share(0, split), io.share(split, rest)),
+        };
+        let req = CollReq {
+            kind,
+            group,
+            // In place: the source is where the result goes.
+            buf: if split == 0 && !bcast { result.share(0, result.len()) } else { buf },
+            result,
+            count: count as u64,
+            ty,
+            op,
+            root,
+            role,
+            context: key.0,
+            flags: flags | OpFlags::COMPLETION,
+        };
+        let posted = self.post_collective(&mut core, req);
+        match posted {
+            Ok(()) => {
+                core.posted(&self.dom);
+                Ok(())
+            }
+            Err(error) => Err(core.ops.refuse(key, error)),
+        }
+    }
+
+    fn tx_kind(&self, flags: OpFlags) -> OpKind {
+        let selective = self.tx_selective.load(std::sync::atomic::Ordering::Relaxed);
+        let silent = selective && !flags.contains(OpFlags::COMPLETION);
+        if silent { OpKind::Silent } else { OpKind::Once }
+    }
+
+    fn call(&self, kind: CollKind, group: FiAddr, context: u64) -> Call {
+        Call {
+            kind,
+            source: Buf::default(),
+            result: Buf::default(),
+            count: 0,
+            ty: None,
+            op: None,
+            group,
+            root: FI_ADDR_NOTAVAIL,
+            role: None,
+            context,
+            flags: self.tx_op_flags() & OpFlags::COMPLETION,
+        }
+    }
+
+    /// Ends when every member has called it.
+    ///
+    /// # Errors
+    /// See the [module](self).
+    #[doc(alias = "fi_barrier")]
+    pub fn barrier(&self, group: FiAddr, context: u64) -> Posted {
+        self.collective(self.call(CollKind::Barrier, group, context))
+    }
+
+    /// As [`barrier`](Self::barrier), with flags in place of the endpoint's.
+    ///
+    /// # Errors
+    /// See the [module](self). [`Error::BadFlags`]: other than [`OpFlags::COMPLETION`].
+    #[doc(alias = "fi_barrier2")]
+    pub fn barrier2(&self, group: FiAddr, flags: OpFlags, context: u64) -> Posted {
+        self.collective(Call { flags, ..self.call(CollKind::Barrier, group, context) })
+    }
+
+    /// The root's `buf` to all: it is the source there and is filled everywhere else. `role` may
+    /// say which of the two this endpoint is.
+    ///
+    /// # Errors
+    /// See the [module](self).
+    #[doc(alias = "fi_broadcast")]
+    pub fn broadcast(
+        &self,
+        buf: Buf,
+        group: FiAddr,
+        root: FiAddr,
+        ty: Datatype,
+        role: Option<Role>,
+        context: u64,
+    ) -> Posted {
+        let (count, call) = (buf.len() / ty.size(), self.call(CollKind::Broadcast, group, context));
+        self.collective(Call { result: buf, count, ty: Some(ty), root, role, ..call })
+    }
+
+    /// Block `j` of `source` becomes this member's block of the result of member `j`. A block has
+    /// `count` elements.
+    ///
+    /// # Errors
+    /// See the [module](self).
+    #[doc(alias = "fi_alltoall")]
+    pub fn alltoall(
+        &self,
+        (source, result): (Buf, Buf),
+        count: usize,
+        group: FiAddr,
+        ty: Datatype,
+        context: u64,
+    ) -> Posted {
+        let call = self.call(CollKind::Alltoall, group, context);
+        self.collective(Call { source, result, count, ty: Some(ty), ..call })
+    }
+
+    /// The reduction of all members' sources to all. An empty source stands for the result itself.
+    ///
+    /// # Errors
+    /// See the [module](self).
+    #[doc(alias = "fi_allreduce")]
+    pub fn allreduce(
+        &self,
+        (source, result): (Buf, Buf),
+        group: FiAddr,
+        (op, ty): (AtomicOp, Datatype),
+        context: u64,
+    ) -> Posted {
+        let count = source.len().max(result.len()) / ty.size();
+        let call = self.call(CollKind::Allreduce, group, context);
+        self.collective(Call { source, result, count, ty: Some(ty), op: Some(op), ..call })
+    }
+
+    /// All members' sources, one behind the other, to all.
+    ///
+    /// # Errors
+    /// See the [module](self).
+    #[doc(alias = "fi_allgather")]
+    pub fn allgather(
+        &self,
+        (source, result): (Buf, Buf),
+        group: FiAddr,
+        ty: Datatype,
+        context: u64,
+    ) -> Posted {
+        let count = source.len() / ty.size();
+        let call = self.call(CollKind::Allgather, group, context);
+        self.collective(Call { source, result, count, ty: Some(ty), ..call })
+    }
+
+    /// The reduction of all members' sources, of which each member gets its block.
+    ///
+    /// # Errors
+    /// See the [module](self).
+    #[doc(alias = "fi_reduce_scatter")]
+    pub fn reduce_scatter(
+        &self,
+        (source, result): (Buf, Buf),
+        group: FiAddr,
+        (op, ty): (AtomicOp, Datatype),
+        context: u64,
+    ) -> Posted {
+        let count = result.len() / ty.size();
+        let call = self.call(CollKind::ReduceScatter, group, context);
+        self.collective(Call { source, result, count, ty: Some(ty), op: Some(op), ..call })
+    }
+
+    /// The reduction of all members' sources to the root; elsewhere `result` may be empty.
+    ///
+    /// # Errors
+    /// See the [module](self).
+    #[doc(alias = "fi_reduce")]
+    pub fn reduce(
+        &self,
+        (source, result): (Buf, Buf),
+        group: FiAddr,
+        root: FiAddr,
+        (op, ty): (AtomicOp, Datatype),
+        context: u64,
+    ) -> Posted {
+        let count = source.len() / ty.size();
+        let call = self.call(CollKind::Reduce, group, context);
+        let (ty, op) = (Some(ty), Some(op));
+        self.collective(Call { source, result, count, ty, op, root, ..call })
+    }
+
+    /// Block `i` of the root's source to member `i`; elsewhere `source` may be empty.
+    ///
+    /// # Errors
+    /// See the [module](self).
+    #[doc(alias = "fi_scatter")]
+    pub fn scatter(
+        &self,
+        (source, result): (Buf, Buf),
+        group: FiAddr,
+        root: FiAddr,
+        ty: Datatype,
+        context: u64,
+    ) -> Posted {
+        let count = result.len() / ty.size();
+        let call = self.call(CollKind::Scatter, group, context);
+        self.collective(Call { source, result, count, ty: Some(ty), root, ..call })
+    }
+
+    /// All members' sources, one behind the other, to the root; elsewhere `result` may be empty.
+    ///
+    /// # Errors
+    /// See the [module](self).
+    #[doc(alias = "fi_gather")]
+    pub fn gather(
+        &self,
+        (source, result): (Buf, Buf),
+        group: FiAddr,
+        root: FiAddr,
+        ty: Datatype,
+        context: u64,
+    ) -> Posted {
+        let count = source.len() / ty.size();
+        let call = self.call(CollKind::Gather, group, context);
+        self.collective(Call { source, result, count, ty: Some(ty), root, ..call })
+    }
+}
+
+const _: () = assert!(Node::MAX_MSG_SIZE < SET);

@@ -1,0 +1,530 @@
+//! Address vector sets, groups and collectives through the safe face.
+
+use std::collections::VecDeque;
+
+use barewire::coll::{FI_NOOP, FI_UNIVERSE, FI_VOID};
+use barewire::flags::{BindFlags, Caps, CqFlags, OpFlags};
+use barewire::*;
+use proptest::prelude::*;
+
+use crate::harness::*;
+
+/// Domains of one process, each with an endpoint that knows all others in the same order.
+struct Crew {
+    sides: Vec<Side>,
+    eqs: Vec<Eq>,
+    addrs: Vec<Vec<FiAddr>>,
+}
+
+fn coll_plan() -> Plan {
+    let caps = usual_caps() | Caps::COLLECTIVE;
+    Plan { info: info(&Info { caps, ..Info::default() }), ..Plan::default() }
+}
+
+impl Crew {
+    fn new(n: usize) -> Self {
+        let plan = coll_plan();
+        let sides: Vec<Side> = ports(n).into_iter().map(|port| Side::new(port, &plan)).collect();
+        let names: Vec<EpAddr> = sides.iter().map(|s| s.ep.getname().unwrap()).collect();
+        let addrs = sides.iter().map(|s| names.iter().map(|&a| s.knows(a)).collect()).collect();
+        let eq = |s: &Side| {
+            let eq = the_fabric().eq_open(EqAttr::default()).unwrap();
+            s.ep.bind_eq(&eq).unwrap();
+            eq
+        };
+        let eqs = sides.iter().map(eq).collect();
+        Self { sides, eqs, addrs }
+    }
+
+    fn turn(&self) {
+        for s in &self.sides {
+            s.domain.progress().unwrap();
+        }
+    }
+
+    /// The set of `members` at side `of`.
+    fn set(&self, of: usize, members: &[usize]) -> AvSet {
+        let mut set = self.sides[of].av.av_set(&AvSetAttr::default()).unwrap();
+        members.iter().for_each(|&m| set.insert(self.addrs[of][m]).unwrap());
+        set
+    }
+
+    /// All of `members` join, the members agreeing on the group.
+    fn join(&self, members: &[usize]) -> Vec<Mc> {
+        let join = |&of: &usize| {
+            let set = self.set(of, members);
+            self.sides[of].ep.join_collective(set.addr(), &set, 0, 1000 + of as u64).unwrap()
+        };
+        let mcs: Vec<Mc> = members.iter().map(join).collect();
+        members.iter().for_each(|&of| self.await_join(of));
+        mcs
+    }
+
+    fn await_join(&self, of: usize) {
+        let mut bytes = [0; 8];
+        let event = until("the end of a join", || {
+            self.turn();
+            self.eqs[of].read(&mut bytes).ok()
+        });
+        assert_eq!(event, (FI_JOIN_COMPLETE, 8));
+        assert_eq!(u64::from_le_bytes(bytes), 1000 + of as u64);
+    }
+
+    /// The next completion of side `of`.
+    fn done(&self, of: usize) -> Completion {
+        until("a completion", || {
+            self.turn();
+            self.sides[of].read()
+        })
+    }
+
+    fn failed(&self, of: usize) -> CompletionError {
+        until("an error entry", || {
+            self.turn();
+            self.sides[of].read_error()
+        })
+    }
+}
+
+fn words(values: &[u64]) -> Buf {
+    Buf::from(values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>())
+}
+
+fn numbers(buf: &Buf) -> Vec<u64> {
+    buf.chunks(8).map(|w| u64::from_le_bytes(w.try_into().unwrap())).collect()
+}
+
+/// The result of a call, which is the second of its buffers.
+fn result(c: Completion) -> Vec<u64> {
+    numbers(&c.bufs.into_many().unwrap()[1])
+}
+
+#[derive(Clone, Debug)]
+enum SetOp {
+    Insert(u64),
+    Remove(u64),
+    Union(Vec<u64>),
+    Intersect(Vec<u64>),
+    Diff(Vec<u64>),
+}
+
+fn set_op() -> impl Strategy<Value = SetOp> {
+    let list = || prop::collection::vec(0_u64..12, 0..8);
+    prop_oneof![
+        (0_u64..14).prop_map(SetOp::Insert),
+        (0_u64..14).prop_map(SetOp::Remove),
+        list().prop_map(SetOp::Union),
+        list().prop_map(SetOp::Intersect),
+        list().prop_map(SetOp::Diff),
+    ]
+}
+
+/// A vector with addresses 0 to 11.
+fn twelve() -> Side {
+    let side = Side::new(ports(1).remove(0), &coll_plan());
+    for i in 1..12 {
+        let name = side.ep.getname().unwrap();
+        assert_eq!(side.knows(EpAddr { ep: name.ep + i, ..name }), u64::from(i));
+    }
+    side
+}
+
+/// CO12, CO13, CO14: a set against a plain list, whatever is done to it.
+#[test]
+fn a_set_is_a_list_without_repetitions() {
+    let side = twelve();
+    let of = |members: &[u64]| {
+        let mut set = side.av.av_set(&AvSetAttr::default()).unwrap();
+        for &m in members {
+            // A repetition is refused.
+            let _ = set.insert(m);
+        }
+        set
+    };
+    proptest!(|(ops in prop::collection::vec(set_op(), 1..40))| {
+        let (mut set, mut model) = (of(&[]), VecDeque::<u64>::new());
+        for op in ops {
+            match op {
+                SetOp::Insert(m) => {
+                    let fits = m < 12 && !model.contains(&m);
+                    prop_assert_eq!(set.insert(m).is_ok(), fits);
+                    if fits { model.push_back(m) }
+                }
+                SetOp::Remove(m) => {
+                    let there = model.contains(&m);
+                    prop_assert_eq!(set.remove(m).is_ok(), there);
+                    model.retain(|&x| x != m);
+                }
+                SetOp::Union(other) => {
+                    let other = of(&other);
+                    set.union(&other).unwrap();
+                    for &m in other.members() {
+                        if !model.contains(&m) { model.push_back(m) }
+                    }
+                }
+                SetOp::Intersect(other) => {
+                    set.intersect(&of(&other)).unwrap();
+                    model.retain(|m| other.contains(m));
+                }
+                SetOp::Diff(other) => {
+                    set.diff(&of(&other)).unwrap();
+                    model.retain(|m| !other.contains(m));
+                }
+            }
+            prop_assert!(set.members().iter().eq(model.iter()));
+        }
+    });
+}
+
+/// CO12, and row 8 of what is known to go wrong elsewhere (B.7.1).
+#[test]
+fn sets_are_made_of_ranges_and_keep_their_order() {
+    let side = twelve();
+    let range = |start_addr, end_addr, stride| {
+        let attr = AvSetAttr { start_addr, end_addr, stride, ..AvSetAttr::default() };
+        side.av.av_set(&attr)
+    };
+    assert_eq!(range(2, 9, 3).unwrap().members(), [2, 5, 8]);
+    assert_eq!(range(0, 0, 1).unwrap().members(), [0]);
+    assert_eq!(range(3, 4, 0).unwrap().members(), [3, 4]);
+    for (start, end) in [(4, 3), (0, 12), (0, FI_ADDR_NOTAVAIL)] {
+        assert_eq!(range(start, end, 1).err().map(|e| e.fi_errno()), Some(22), "{start}..{end}");
+    }
+    let all = AvSetAttr { flags: FI_UNIVERSE, ..AvSetAttr::default() };
+    assert_eq!(side.av.av_set(&all).unwrap().members(), (0..12).collect::<Vec<u64>>());
+    let odd = AvSetAttr { flags: 1, ..AvSetAttr::default() };
+    assert_eq!(side.av.av_set(&odd).err(), Some(Error::BadFlags));
+
+    let mut four = range(0, 3, 1).unwrap();
+    four.diff(&range(1, 1, 1).unwrap()).unwrap();
+    assert_eq!(four.members(), [0, 2, 3], "the others stay as they are");
+    let mut four = range(0, 3, 1).unwrap();
+    let mut two = range(2, 2, 1).unwrap();
+    two.insert(0).unwrap();
+    four.intersect(&two).unwrap();
+    assert_eq!(four.members(), [0, 2], "in the order of the set that is changed");
+    two.union(&range(0, 3, 1).unwrap()).unwrap();
+    assert_eq!(two.members(), [2, 0, 1, 3], "the missing ones behind");
+    let other = twelve();
+    assert!(two.union(&other.av.av_set(&all).unwrap()).is_err(), "another vector");
+}
+
+/// CO1, CO16: what a join refuses, and that it says so.
+#[test]
+fn a_join_refuses_what_can_be_no_group() {
+    let crew = Crew::new(3);
+    let (ep, set) = (&crew.sides[0].ep, crew.set(0, &[0, 1]));
+    let join = |set: &AvSet| ep.join_collective(set.addr(), set, 0, 0).map(drop);
+    let invalid = |r: Result<()>| assert_eq!(r.unwrap_err().fi_errno(), 22);
+    invalid(join(&crew.set(0, &[])));
+    invalid(join(&crew.set(0, &[1, 2])));
+    invalid(ep.join_collective(12345, &set, 0, 0).map(drop));
+    invalid(ep.join_collective(crew.set(0, &[0]).addr(), &set, 0, 0).map(drop));
+    let flags = ep.join_collective(set.addr(), &set, 1, 0).map(drop);
+    assert_eq!(flags, Err(Error::BadFlags));
+    // An endpoint without an event queue, and one without the capability.
+    let bare = Side::new(ports(1).remove(0), &coll_plan());
+    let own = bare.av.av_set(&AvSetAttr { flags: FI_UNIVERSE, ..AvSetAttr::default() }).unwrap();
+    assert_eq!(bare.ep.join_collective(own.addr(), &own, 0, 0).err(), Some(Error::NoEq));
+    let plain = Side::new(ports(1).remove(0), &Plan::default());
+    let eq = the_fabric().eq_open(EqAttr::default()).unwrap();
+    plain.ep.bind_eq(&eq).unwrap();
+    let own = plain.av.av_set(&AvSetAttr { flags: FI_UNIVERSE, ..AvSetAttr::default() }).unwrap();
+    let refused = plain.ep.join_collective(own.addr(), &own, 0, 0).err().unwrap();
+    assert_eq!(refused.fi_errno(), 95);
+    // A member of a part must be one of the whole.
+    let whole = crew.join(&[0, 1]);
+    let part = crew.set(0, &[0, 2]);
+    invalid(ep.join_collective(whole[0].addr(), &part, 0, 0).map(drop));
+}
+
+/// CO2 to CO10, CR3, CR4, CR6: what each member gets, in the order of the set.
+#[test]
+fn the_nine_do_what_they_say() {
+    let crew = Crew::new(3);
+    // Ranks 0, 1, 2 are sides 2, 0, 1.
+    let members = [2, 0, 1];
+    let mcs = crew.join(&members);
+    let u64s = Datatype::Uint64;
+    let sum = (AtomicOp::Sum, u64s);
+    let each = |call: &dyn Fn(&Endpoint, FiAddr, u64, FiAddr) -> Posted| -> Vec<Vec<u64>> {
+        for (rank, &of) in members.iter().enumerate() {
+            let (root, context) = (crew.addrs[of][0], 500 + rank as u64);
+            call(&crew.sides[of].ep, mcs[rank].addr(), rank as u64, root).unwrap();
+            assert_eq!(context, 500 + rank as u64);
+        }
+        let get = |(rank, &of): (usize, &usize)| {
+            let c = crew.done(of);
+            assert_eq!((c.op_context, c.flags, c.len), (500 + rank as u64, CqFlags::COLLECTIVE, 0));
+            result(c)
+        };
+        members.iter().enumerate().map(get).collect()
+    };
+    let cx = |rank: u64| 500 + rank;
+    // The root is side 0, which is rank 1.
+    let got = each(&|ep, mc, r, _| ep.barrier(mc, cx(r)));
+    assert_eq!(got, [[], [], []]);
+    let got = each(&|ep, mc, r, root| {
+        ep.broadcast(words(&[r, r + 10, r + 20]), mc, root, u64s, None, cx(r))
+    });
+    assert_eq!(got, [[1, 11, 21]; 3]);
+    let got = each(&|ep, mc, r, _| {
+        ep.alltoall((words(&[10 * r, 10 * r + 1, 10 * r + 2]), words(&[9; 3])), 1, mc, u64s, cx(r))
+    });
+    assert_eq!(got, [[0, 10, 20], [1, 11, 21], [2, 12, 22]]);
+    let got = each(&|ep, mc, r, _| ep.allreduce((words(&[r, 7]), words(&[0; 2])), mc, sum, cx(r)));
+    assert_eq!(got, [[3, 21]; 3]);
+    let got = each(&|ep, mc, r, _| ep.allreduce((Buf::default(), words(&[r])), mc, sum, cx(r)));
+    assert_eq!(got, [[3]; 3], "in place");
+    let got = each(&|ep, mc, r, _| ep.allgather((words(&[r]), words(&[0; 3])), mc, u64s, cx(r)));
+    assert_eq!(got, [[0, 1, 2]; 3]);
+    let got = each(&|ep, mc, r, _| {
+        ep.reduce_scatter((words(&[r, 10 + r, 20]), words(&[0])), mc, sum, cx(r))
+    });
+    assert_eq!(got, [[3], [33], [60]]);
+    let got = each(&|ep, mc, r, root| {
+        let result = if r == 1 { words(&[0]) } else { Buf::default() };
+        ep.reduce((words(&[r + 1]), result), mc, root, sum, cx(r))
+    });
+    assert_eq!(got, [vec![], vec![6], vec![]]);
+    let got = each(&|ep, mc, r, root| {
+        let source = if r == 1 { words(&[4, 5, 6]) } else { Buf::default() };
+        ep.scatter((source, words(&[0])), mc, root, u64s, cx(r))
+    });
+    assert_eq!(got, [[4], [5], [6]]);
+    let got = each(&|ep, mc, r, root| {
+        let result = if r == 1 { words(&[0; 3]) } else { Buf::default() };
+        ep.gather((words(&[r + 5]), result), mc, root, u64s, cx(r))
+    });
+    assert_eq!(got, [vec![], vec![5, 6, 7], vec![]]);
+}
+
+/// CO11, CR11: a query says what the calls take. Rows 4 to 6 of what goes wrong elsewhere (B.7.1).
+#[test]
+fn what_is_queried_is_what_is_accepted() {
+    let crew = Crew::new(1);
+    let mcs = crew.join(&[0]);
+    let (side, mc) = (&crew.sides[0], mcs[0].addr());
+    let query = |coll, op, ty| side.domain.query_collective(coll, op, ty, 0);
+    let mut pairs = 0;
+    for op in 0..21 {
+        for ty in 0..20 {
+            let known = AtomicOp::try_from(op).ok().zip(Datatype::try_from(ty).ok());
+            for kind in [CollKind::Allreduce, CollKind::Reduce, CollKind::ReduceScatter] {
+                let answer = query(kind, op, ty);
+                if let Some((op, ty)) = known {
+                    let bufs = (Buf::zeroed(ty.size()), Buf::zeroed(ty.size()));
+                    let posted = match kind {
+                        CollKind::Allreduce => side.ep.allreduce(bufs, mc, (op, ty), 1),
+                        CollKind::Reduce => side.ep.reduce(bufs, mc, crew.addrs[0][0], (op, ty), 1),
+                        _ => side.ep.reduce_scatter(bufs, mc, (op, ty), 1),
+                    };
+                    assert_eq!(answer.is_ok(), posted.is_ok(), "{kind:?} {op:?} {ty:?}");
+                    if let Ok(attr) = answer {
+                        assert_eq!(attr.size, ty.size());
+                        assert_eq!(attr.count, (1 << 32) / ty.size() as u64);
+                        crew.done(0);
+                        pairs += u32::from(kind == CollKind::Allreduce);
+                    } else {
+                        assert_eq!(Error::from(posted.unwrap_err()).fi_errno(), 95);
+                    }
+                }
+                assert!(answer.is_ok() || answer.unwrap_err().fi_errno() == 95);
+                assert!(known.is_some() || answer.is_err(), "{op} {ty}");
+            }
+        }
+    }
+    assert_eq!(pairs, 116);
+    for kind in [CollKind::Broadcast, CollKind::Alltoall, CollKind::Gather] {
+        assert_eq!((0..20).filter(|&ty| query(kind, FI_NOOP, ty).is_ok()).count(), 14);
+        assert!(query(kind, FI_NOOP, FI_VOID).is_err());
+    }
+    assert!(query(CollKind::Barrier, FI_NOOP, FI_VOID).is_ok());
+    assert!(query(CollKind::Barrier, FI_NOOP, 3).is_err());
+    let scatter = side.domain.query_collective(CollKind::Reduce, 2, 7, 7);
+    assert_eq!(
+        scatter,
+        query(CollKind::ReduceScatter, 2, 7),
+        "FI_SCATTER asks for a reduce-scatter"
+    );
+    assert_eq!(side.domain.query_collective(CollKind::Gather, 2, 7, 7), Err(Error::BadFlags));
+}
+
+/// CO3, CR2, CR5: calls that contradict themselves are refused, and nothing completes (R1).
+#[test]
+fn a_contradiction_is_refused() {
+    let crew = Crew::new(2);
+    let mcs = crew.join(&[0, 1]);
+    let (ep, mc, own) = (&crew.sides[0].ep, mcs[0].addr(), &crew.addrs[0]);
+    let ty = Datatype::Uint64;
+    let code = |posted: Posted| Error::from(posted.unwrap_err()).fi_errno();
+    let bcast = |root, role| ep.broadcast(words(&[1]), mc, root, ty, role, 1);
+    assert_eq!(code(bcast(own[0], Some(Role::Recv))), 22);
+    assert_eq!(code(bcast(own[1], Some(Role::Send))), 22);
+    assert_eq!(code(bcast(77, None)), 22, "a root that is no member");
+    let one = || words(&[1]);
+    assert_eq!(code(ep.allgather((one(), one()), mc, ty, 1)), 22, "the result is too short");
+    assert_eq!(code(ep.barrier(own[1], 1)), 22, "an endpoint is no group");
+    assert_eq!(code(ep.barrier(mcs[1].addr() + 5, 1)), 22, "no such group");
+    assert_eq!(code(ep.barrier2(mc, OpFlags::MULTI_RECV, 1)), 260);
+    crew.turn();
+    assert!(crew.sides[0].read().is_none());
+    // All of it changed nothing: the group still works.
+    for (s, mc) in crew.sides.iter().zip(&mcs) {
+        s.ep.barrier2(mc.addr(), OpFlags::COMPLETION, 3).unwrap();
+    }
+    assert_eq!((crew.done(0).op_context, crew.done(1).op_context), (3, 3));
+}
+
+/// CR7: three groups, each with several calls under way, and messages in between.
+#[test]
+fn groups_and_messages_do_not_disturb_each_other() {
+    let crew = Crew::new(4);
+    let groups = [vec![0, 1, 2, 3], vec![3, 1], vec![2, 0, 1]];
+    let mcs: Vec<Vec<Mc>> = groups.iter().map(|g| crew.join(g)).collect();
+    let sum = (AtomicOp::Sum, Datatype::Uint64);
+    let mut expect: Vec<Vec<(u64, u64)>> = vec![Vec::new(); 4];
+    for round in 0..20_u64 {
+        for (g, members) in groups.iter().enumerate() {
+            for (rank, &of) in members.iter().enumerate() {
+                let mine = round * 100 + of as u64;
+                let context = round << 8 | g as u64;
+                let bufs = (words(&[mine]), words(&[0]));
+                crew.sides[of].ep.allreduce(bufs, mcs[g][rank].addr(), sum, context).unwrap();
+                let total: u64 = members.iter().map(|&m| round * 100 + m as u64).sum();
+                expect[of].push((context, total));
+            }
+        }
+        for of in 0..4 {
+            let next = (of + 1) % 4;
+            let before = (of + 3) % 4;
+            crew.sides[of]
+                .ep
+                .trecv(Buf::zeroed(8), crew.addrs[of][before], round, 0, 1 << 40)
+                .unwrap();
+            crew.sides[of].ep.tsend(words(&[round]), crew.addrs[of][next], round, 1 << 41).unwrap();
+        }
+    }
+    for of in 0..4 {
+        let calls = expect[of].len();
+        let mut messages = 0;
+        let mut got = Vec::new();
+        for _ in 0..calls + 40 {
+            let c = crew.done(of);
+            if c.flags.contains(CqFlags::COLLECTIVE) {
+                got.push((c.op_context, result(c)[0]));
+            } else {
+                messages += 1;
+            }
+        }
+        assert_eq!(messages, 40);
+        got.sort_unstable();
+        expect[of].sort_unstable();
+        assert_eq!(got, expect[of], "side {of}");
+    }
+}
+
+/// CO1: a group that the application names needs no word, a part of a group is one of its own, and
+/// a group can be joined again.
+#[test]
+fn groups_of_both_models_and_parts_of_groups() {
+    let crew = Crew::new(3);
+    let own = |of: usize, key| {
+        let attr = AvSetAttr { flags: FI_UNIVERSE, comm_key: Some(key), ..AvSetAttr::default() };
+        let mut set = crew.sides[of].av.av_set(&attr).unwrap();
+        // The side itself stands in its vector twice: as itself and as one of all.
+        set.remove(crew.sides[of].me).unwrap();
+        set
+    };
+    for round in 0..3 {
+        let join = |of: usize| {
+            let set = own(of, 42);
+            crew.sides[of].ep.join_collective(FI_ADDR_NOTAVAIL, &set, 0, 1000 + of as u64).unwrap()
+        };
+        let mcs: Vec<Mc> = (0..3).map(join).collect();
+        (0..3).for_each(|of| crew.await_join(of));
+        for (s, mc) in crew.sides.iter().zip(&mcs) {
+            s.ep.barrier(mc.addr(), round).unwrap();
+        }
+        (0..3).for_each(|of| assert_eq!(crew.done(of).op_context, round));
+        let part: Vec<Mc> = [0, 2]
+            .into_iter()
+            .map(|of| {
+                let set = crew.set(of, &[2, 0]);
+                let ep = &crew.sides[of].ep;
+                ep.join_collective(mcs[of].addr(), &set, 0, 1000 + of as u64).unwrap()
+            })
+            .collect();
+        [0, 2].into_iter().for_each(|of| crew.await_join(of));
+        for (of, mc) in [0, 2].into_iter().zip(&part) {
+            let bufs = (words(&[of as u64]), words(&[0; 2]));
+            crew.sides[of].ep.allgather(bufs, mc.addr(), Datatype::Uint64, 9).unwrap();
+        }
+        for of in [0, 2] {
+            assert_eq!(result(crew.done(of)), [2, 0], "in the order of the set");
+        }
+    }
+}
+
+/// CR8, CO16: a member that is closed ends what waits for it, once, and the group says so.
+#[test]
+fn a_member_that_leaves_ends_the_group() {
+    let mut crew = Crew::new(3);
+    let mut mcs = crew.join(&[0, 1, 2]);
+    for of in [0, 1] {
+        crew.sides[of].ep.barrier(mcs[of].addr(), 7).unwrap();
+    }
+    for _ in 0..50 {
+        crew.turn();
+    }
+    drop(mcs.pop());
+    for of in [0, 1] {
+        let e = crew.failed(of);
+        assert_eq!((e.entry.op_context, e.entry.flags), (7, CqFlags::COLLECTIVE));
+        assert!(crew.sides[of].read().is_none());
+        let late = Error::from(crew.sides[of].ep.barrier(mcs[of].addr(), 8).unwrap_err());
+        assert_eq!(late, e.err, "the group says why it is of no more use");
+        assert_eq!(mcs[of].check(), Err(e.err));
+    }
+    drop(mcs);
+    // The same members, another group; and this time the whole process of one is gone.
+    let mcs = crew.join(&[0, 1, 2]);
+    for of in [0, 1] {
+        crew.sides[of].ep.barrier(mcs[of].addr(), 9).unwrap();
+    }
+    let gone = crew.sides.pop();
+    let last = mcs.into_iter().last();
+    drop((last, gone));
+    for of in [0, 1] {
+        assert_eq!(crew.failed(of).entry.op_context, 9);
+    }
+}
+
+/// CR13: a counter of sends counts each collective once, successes and failures.
+#[test]
+fn a_counter_counts_each_call_once() {
+    let plan = coll_plan();
+    let domain =
+        the_fabric().domain_on(&plan.info, plan.settings.clone(), ports(1).remove(0)).unwrap();
+    let (cq, av) = (domain.cq_open(plan.cq).unwrap(), domain.av_open(AvAttr::default()).unwrap());
+    let cntr = domain.cntr_open(CntrAttr::default()).unwrap();
+    let eq = the_fabric().eq_open(EqAttr::default()).unwrap();
+    let ep = domain.endpoint(&plan.info).unwrap();
+    ep.bind_cq(&cq, BOTH | BindFlags::SELECTIVE_COMPLETION).unwrap();
+    ep.bind_cntr(&cntr, BindFlags::TRANSMIT).unwrap();
+    ep.bind_av(&av).unwrap();
+    ep.bind_eq(&eq).unwrap();
+    ep.enable().unwrap();
+    av.insert(&[ep.getname().unwrap()], &mut []).unwrap();
+    let set = av.av_set(&AvSetAttr { flags: FI_UNIVERSE, ..AvSetAttr::default() }).unwrap();
+    let mc = ep.join_collective(set.addr(), &set, 0, 5).unwrap();
+    for context in 0..3 {
+        ep.barrier(mc.addr(), context).unwrap();
+    }
+    ep.barrier2(mc.addr(), OpFlags::COMPLETION, 99).unwrap();
+    assert_eq!(cntr.read().unwrap(), 4);
+    let mut one = [Completion::default()];
+    assert_eq!(cq.read(&mut one), Ok(1));
+    assert_eq!(one[0].op_context, 99, "only the one that asked for it is reported");
+    assert_eq!(cq.read(&mut one), Err(Error::Again));
+}
