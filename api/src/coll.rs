@@ -2,9 +2,10 @@
 //! face; the raw one is in [`crate::raw`].
 //!
 //! A set is an ordered list of members of an address vector; a group is made of it by
-//! [`Endpoint::join_collective`](EpCommon::join_collective), and the calls name the group. All members make the same
-//! calls on a group in the same order; several may be under way. What a call means, which calls can
-//! be in place and what happens when a member dies is written down in docs/collectives.md.
+//! [`join_collective`](EpCommon::join_collective), and the calls name the group. All members make
+//! the same calls on a group in the same order; several may be under way. What a call means, which
+//! calls can be in place and what happens when a member dies is written down in
+//! docs/collectives.md.
 //!
 //! All calls return at once. What a refused call means is told in [`crate::msg`]; in addition
 //! - [`Error::OpNotSupp`]: [`Domain::query_collective`] does not know the combination, or the
@@ -86,9 +87,9 @@ const KINDS: u64 = ((1 << CollKind::ALL.len()) - 1) << 40;
 
 /// An ordered set of addresses (`struct fid_av_set`).
 ///
-/// The members keep their order: a removed one leaves the others as they were, an intersection and a
-/// difference keep that of the set they change, a union appends what was missing in the order of the
-/// other.
+/// The members keep their order: a removed one leaves the others as they were, an intersection and
+/// a difference keep that of the set they change, a union appends what was missing in the order of
+/// the other.
 pub struct AvSet {
     av: Arc<AvInner>,
     members: Vec<FiAddr>,

@@ -80,8 +80,8 @@ pub struct Settings {
     pub tx_max: Option<usize>,
     /// Posted receives, all endpoints together (`BAREWIRE_RX_MAX`). Default 16,384.
     pub rx_max: Option<usize>,
-    /// Which algorithms collectives take (`BAREWIRE_COLL`: `auto`, `latency`, `bandwidth`), the same
-    /// in all processes. Default: what the cost model finds cheapest.
+    /// Which algorithms collectives take (`BAREWIRE_COLL`: `auto`, `latency`, `bandwidth`), the
+    /// same in all processes. Default: what the cost model finds cheapest.
     pub coll: Force,
     /// Whether counters are published for `barewire stats` (`BAREWIRE_STATS`: `0`, `1`). Default
     /// yes: about 30 KiB of memory and a few hundred stores every 10 ms.
@@ -240,6 +240,7 @@ mod tests {
             ("BAREWIRE_UNEXPECTED_BYTES", "1048576"),
             ("BAREWIRE_TX_MAX", "16"),
             ("BAREWIRE_RX_MAX", "32"),
+            ("BAREWIRE_COLL", "bandwidth"),
             ("BAREWIRE_STATS", "0"),
         ]);
         let want = Settings {
@@ -254,6 +255,7 @@ mod tests {
             unexpected_bytes: Some(1 << 20),
             tx_max: Some(16),
             rx_max: Some(32),
+            coll: Force::Bandwidth,
             stats: false,
         };
         assert_eq!(s, Ok(want));

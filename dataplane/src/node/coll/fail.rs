@@ -1,7 +1,7 @@
 //! What ends a group: members that die, leave, disagree or never come.
 //!
-//! Whoever finds it out ends its calls, each with one error entry, and tells the others, and each of
-//! these does the same once. In a group of up to [`FLOOD_ALL`] members everybody is told by
+//! Whoever finds it out ends its calls, each with one error entry, and tells the others, and each
+//! of these does the same once. In a group of up to [`FLOOD_ALL`] members everybody is told by
 //! everybody; in a larger one, by those a power of two apart, so that it takes as many deaths as
 //! members one is told by to leave anybody waiting.
 

@@ -246,8 +246,8 @@ impl Local {
 ///
 /// The order is: `before`; all receives and sends together; when every receive has come, `after`.
 /// A place that is sent from may be written by the `after` of a later round or by the receives of
-/// the round after the next, since [`run::Run`] waits for the sends that matter; or by anything that
-/// cannot happen before the message has arrived.
+/// the round after the next, since [`run::Run`] waits for the sends that matter; or by anything
+/// that cannot happen before the message has arrived.
 #[derive(Clone, Debug, Default)]
 pub struct Round {
     /// Computed first.
