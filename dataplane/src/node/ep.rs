@@ -1,7 +1,7 @@
 //! Endpoints: what they are bound to, and their life from open to close.
 
-use super::ops::WrFlags;
 use super::coll::SIDE;
+use super::ops::WrFlags;
 use super::peer::Inbound;
 use super::rma::{READ, REMOTE_READ, REMOTE_WRITE, WRITE};
 use super::{AvId, CntrId, CqId, EpAttr, EpCounters, EpId, MsgKind, Node};
