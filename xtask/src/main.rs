@@ -1,4 +1,4 @@
-//! The commands of the workspace: `cargo xtask test`, `demo` and `bench`.
+//! The commands of the workspace: `cargo xtask test`, `demo`, `bench` and `vm`.
 //!
 //! Needs nothing but Rust. Everything it runs is started without standard input, so that nothing
 //! can wait for an answer.
@@ -14,6 +14,7 @@ mod packages;
 mod process;
 mod report;
 mod test;
+mod vm;
 
 /// Builds, checks, shows and measures barewire.
 #[derive(Parser)]
@@ -31,6 +32,8 @@ enum Command {
     Demo,
     /// Builds the benches in release and runs all of them, or the one named.
     Bench(bench::BenchArgs),
+    /// Runs a command in a virtual machine with an IOMMU and NICs bound to vfio-pci.
+    Vm(vm::VmArgs),
 }
 
 fn main() -> ExitCode {
@@ -38,6 +41,7 @@ fn main() -> ExitCode {
         Command::Test(args) => test::run(&args),
         Command::Demo => demo::run(),
         Command::Bench(args) => bench::run(&args),
+        Command::Vm(args) => vm::run(&args),
     };
     done.unwrap_or_else(|why| {
         eprintln!("error: {why}");

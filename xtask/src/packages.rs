@@ -84,7 +84,8 @@ pub(crate) fn in_path(program: &str) -> bool {
     std::env::split_paths(&path).any(|dir| is_executable(&dir.join(program)))
 }
 
-fn is_executable(file: &Path) -> bool {
+/// Whether `file` is a program or script that may be run.
+pub(crate) fn is_executable(file: &Path) -> bool {
     use std::os::unix::fs::PermissionsExt;
     file.metadata().is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
 }

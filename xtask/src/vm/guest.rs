@@ -1,0 +1,442 @@
+//! One virtual machine: what is in it, how it is started, and what came out.
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use super::NotHere;
+use super::cpio::Archive;
+use super::kernel::Kernel;
+use crate::target_dir;
+
+/// What every guest loads.
+const MODULES: [&str; 3] = ["vfio", "vfio_iommu_type1", "vfio_pci"];
+
+/// The guest's first process.
+const INIT: &str = include_str!("init.sh");
+
+/// Which NIC the guest has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Model {
+    /// virtio-net, modern, behind the IOMMU.
+    Virtio,
+    /// Intel 82574L.
+    E1000e,
+}
+
+impl Model {
+    /// The device's name for QEMU with the properties that make it usable behind an IOMMU.
+    pub(crate) fn device(self) -> &'static str {
+        match self {
+            Self::Virtio => "virtio-net-pci,disable-legacy=on,iommu_platform=on",
+            Self::E1000e => "e1000e",
+        }
+    }
+}
+
+/// What a NIC's cable leads to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Cable {
+    /// A hub that all NICs of the guest with this cable share.
+    Hub,
+    /// Unix datagram sockets: the NIC's own and the one it sends to. One frame per datagram.
+    Datagram(PathBuf, PathBuf),
+}
+
+/// A NIC of the guest.
+#[derive(Clone, Debug)]
+pub(crate) struct Nic {
+    /// QEMU's `-device` argument, without what the harness adds.
+    pub(crate) device: String,
+    pub(crate) cable: Cable,
+    /// Last two bytes of its address, 52:54:00:00:XX:XX.
+    pub(crate) station: u16,
+    /// A second function of the slot of the NIC before it, which puts both in one IOMMU group.
+    pub(crate) shares_slot: bool,
+}
+
+impl Nic {
+    /// A NIC of its own on the hub.
+    pub(crate) fn on_hub(device: &str, station: u16) -> Self {
+        Self { device: device.to_owned(), cable: Cable::Hub, station, shares_slot: false }
+    }
+}
+
+/// A guest to be run.
+#[derive(Clone, Debug)]
+pub(crate) struct Guest {
+    /// Distinguishes the files of guests that run at the same time.
+    pub(crate) name: String,
+    pub(crate) nics: Vec<Nic>,
+    pub(crate) cpu_count: usize,
+    pub(crate) memory_mib: usize,
+    /// 2 MiB pages reserved at boot.
+    pub(crate) hugepages: usize,
+    /// Bits of an address behind the IOMMU.
+    pub(crate) iova_bits: u8,
+    /// Interrupt remapping, without which VFIO refuses to work.
+    pub(crate) intremap: bool,
+    /// Binds every NIC to vfio-pci before the command runs.
+    pub(crate) bind: bool,
+    /// An IOMMU fault is expected and not a failure.
+    pub(crate) faults_allowed: bool,
+    /// Kernel modules beside those of VFIO.
+    pub(crate) modules: Vec<&'static str>,
+    /// Programs and files of the host, and where they go. A program's libraries go along.
+    pub(crate) files: Vec<(PathBuf, String)>,
+    /// What the guest's shell runs, with NICS, NIC0, NIC1 ... in its environment.
+    pub(crate) command: String,
+    pub(crate) limit: Duration,
+    /// Uses KVM instead of emulation.
+    pub(crate) kvm: bool,
+}
+
+impl Guest {
+    /// Two NICs on a hub, nothing in it yet.
+    pub(crate) fn with_pair(name: &str, device: &str) -> Self {
+        Self {
+            name: name.to_owned(),
+            nics: vec![Nic::on_hub(device, 1), Nic::on_hub(device, 2)],
+            cpu_count: 2,
+            memory_mib: 768,
+            hugepages: 64,
+            iova_bits: 48,
+            intremap: true,
+            bind: true,
+            faults_allowed: false,
+            modules: Vec::new(),
+            files: Vec::new(),
+            command: String::new(),
+            limit: Duration::from_secs(120),
+            kvm: false,
+        }
+    }
+
+    /// Adds a program of the host under its own name.
+    pub(crate) fn program(mut self, path: &Path) -> Self {
+        let name = path.file_name().map(|name| name.to_string_lossy().into_owned());
+        self.files.push((path.to_owned(), format!("usr/bin/{}", name.unwrap_or_default())));
+        self
+    }
+}
+
+/// How a guest ended.
+#[derive(Debug)]
+pub(crate) struct Ended {
+    /// The command's exit code; `None` if the guest never said one within its time.
+    pub(crate) code: Option<i32>,
+    /// Accesses that the IOMMU refused.
+    pub(crate) faults: u32,
+    /// What the command printed.
+    pub(crate) output: String,
+    /// What went wrong with the guest itself, in a few lines.
+    pub(crate) trouble: String,
+}
+
+impl Ended {
+    /// Whether the command succeeded and nothing touched memory that it must not.
+    pub(crate) fn ok(&self, guest: &Guest) -> bool {
+        self.code == Some(0) && (self.faults == 0 || guest.faults_allowed)
+    }
+}
+
+/// Boots `guest`, hands every line of its command to `tell`, and waits for its end.
+///
+/// # Errors
+/// [`NotHere`]: QEMU or the kernel cannot be had.
+pub(crate) fn run(guest: &Guest, tell: &mut dyn FnMut(&str)) -> Result<Ended, NotHere> {
+    if !crate::packages::in_path("qemu-system-x86_64") {
+        let mend = "qemu is not installed: sudo apt-get install -y qemu-system-x86";
+        return Err(NotHere(mend.to_owned()));
+    }
+    let kernel = Kernel::provide()?;
+    let dir = target_dir().join("vm").join(format!("run-{}-{}", std::process::id(), guest.name));
+    let failed = |why: std::io::Error| NotHere(format!("{}: {why}", dir.display()));
+    std::fs::create_dir_all(&dir).map_err(failed)?;
+    let initrd = initrd(guest, &kernel)?;
+    std::fs::write(dir.join("initrd"), initrd).map_err(failed)?;
+    let mut running = Running::start(guest, &kernel, &dir).map_err(failed)?;
+    let ended = running.wait(guest, tell);
+    drop(running);
+    // Its files are of no use any more.
+    let _ = std::fs::remove_dir_all(&dir);
+    Ok(ended)
+}
+
+/// What the guest boots into: a shell, the modules, the files and the command.
+fn initrd(guest: &Guest, kernel: &Kernel) -> Result<Vec<u8>, NotHere> {
+    let mut archive = Archive::default();
+    for dir in ["dev", "proc", "sys", "root", "run", "etc", "bin", "sbin"] {
+        archive.dir(dir);
+    }
+    archive.dir_with("tmp", 0o1777);
+    archive.file("init", 0o755, INIT.as_bytes());
+    archive.copy(&kernel.shell, "bin/busybox").map_err(NotHere)?;
+    archive.file(
+        "etc/passwd",
+        0o644,
+        b"root:x:0:0::/root:/bin/sh\nuser:x:1000:1000::/tmp:/bin/sh\n",
+    );
+    archive.file("etc/group", 0o644, b"root:x:0:\nuser:x:1000:\n");
+    let wanted: Vec<&str> = MODULES.iter().chain(&guest.modules).copied().collect();
+    let mut order = String::new();
+    for file in kernel.modules(&wanted)? {
+        let name = file.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        archive.copy(&file, &format!("mods/{name}")).map_err(NotHere)?;
+        order.push_str(&name);
+        order.push('\n');
+    }
+    archive.file("mods/order", 0o644, order.as_bytes());
+    let mut libraries = BTreeSet::new();
+    for (from, to) in &guest.files {
+        libraries.extend(libraries_of(from));
+        let stripped = stripped(from);
+        archive.copy(stripped.as_deref().unwrap_or(from), to).map_err(NotHere)?;
+    }
+    for library in libraries {
+        archive.copy(&library, &library.to_string_lossy()).map_err(NotHere)?;
+    }
+    let env = format!("HUGEPAGES={}\nBIND={}\n", guest.hugepages, u8::from(guest.bind));
+    archive.file("vm.env", 0o644, env.as_bytes());
+    archive.file("vm.cmd", 0o644, guest.command.as_bytes());
+    Ok(archive.finish())
+}
+
+/// The shared libraries that `program` needs, and its loader; none for what is no program.
+fn libraries_of(program: &Path) -> Vec<PathBuf> {
+    let Ok(output) = Command::new("ldd").arg(program).stdin(Stdio::null()).output() else {
+        return Vec::new();
+    };
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let words = text.split_whitespace().filter(|word| word.starts_with('/'));
+    words.map(PathBuf::from).filter(|path| path.is_file()).collect()
+}
+
+/// A copy of `program` without what only a debugger reads: the guest has little memory, and every
+/// byte is unpacked by an emulated processor.
+fn stripped(program: &Path) -> Option<PathBuf> {
+    let dir = target_dir().join("vm/stripped");
+    std::fs::create_dir_all(&dir).ok()?;
+    let to = dir.join(program.file_name()?);
+    let when = |path: &Path| path.metadata().and_then(|meta| meta.modified()).ok();
+    if to.is_file() && when(&to) >= when(program) {
+        return Some(to);
+    }
+    let part = dir.join(format!("{}.{}", program.file_name()?.display(), std::process::id()));
+    let done = Command::new("strip")
+        .arg("-o")
+        .args([&part, &program.to_owned()])
+        .stdin(Stdio::null())
+        .stderr(Stdio::null())
+        .status();
+    if !done.is_ok_and(|status| status.success()) {
+        return None;
+    }
+    std::fs::rename(part, &to).ok()?;
+    Some(to)
+}
+
+/// A guest that runs. Killed when dropped.
+struct Running {
+    child: Child,
+    dir: PathBuf,
+}
+
+impl Running {
+    fn start(guest: &Guest, kernel: &Kernel, dir: &Path) -> std::io::Result<Self> {
+        for file in ["console", "output"] {
+            File::create(dir.join(file))?;
+        }
+        let said = File::create(dir.join("qemu"))?;
+        let child = Command::new("qemu-system-x86_64")
+            .args(arguments(guest, kernel, dir))
+            .stdin(Stdio::null())
+            .stdout(said.try_clone()?)
+            .stderr(said)
+            .spawn()?;
+        Ok(Self { child, dir: dir.to_owned() })
+    }
+
+    fn wait(&mut self, guest: &Guest, tell: &mut dyn FnMut(&str)) -> Ended {
+        let started = Instant::now();
+        let mut lines = Lines::open(&self.dir.join("output"));
+        let mut ended =
+            Ended { code: None, faults: 0, output: String::new(), trouble: String::new() };
+        loop {
+            let over = self.child.try_wait().map_or(true, |status| status.is_some());
+            for line in lines.take() {
+                if let Some(result) = line.strip_prefix("VM-RESULT ") {
+                    (ended.code, ended.faults) = result_of(result);
+                } else if !line.starts_with("VM-READY") {
+                    tell(&line);
+                    ended.output.push_str(&line);
+                    ended.output.push('\n');
+                }
+            }
+            // The guest has nothing left to do; its power-off takes another half second.
+            if over || ended.code.is_some() {
+                break;
+            }
+            if started.elapsed() > guest.limit {
+                ended.trouble = format!("the guest did not end in {} s\n", guest.limit.as_secs());
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        if ended.code.is_none() {
+            for file in ["qemu", "console"] {
+                let text = std::fs::read(self.dir.join(file)).unwrap_or_default();
+                let text = String::from_utf8_lossy(&text).into_owned();
+                let lines: Vec<&str> = text.lines().collect();
+                for line in &lines[lines.len().saturating_sub(15)..] {
+                    ended.trouble.push_str(&format!("{file}: {line}\n"));
+                }
+            }
+        }
+        ended
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // Both fail if it has ended, which is what is wanted. A wedged QEMU ignores gentler signals.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// `code=0 faults=0`.
+fn result_of(text: &str) -> (Option<i32>, u32) {
+    let value = |key: &str| text.split_whitespace().find_map(|word| word.strip_prefix(key));
+    let code = value("code=").and_then(|code| code.parse().ok());
+    (code, value("faults=").and_then(|faults| faults.parse().ok()).unwrap_or(0))
+}
+
+/// A file that grows, read line by line.
+struct Lines {
+    file: Option<File>,
+    rest: Vec<u8>,
+    at: u64,
+}
+
+impl Lines {
+    fn open(path: &Path) -> Self {
+        Self { file: File::open(path).ok(), rest: Vec::new(), at: 0 }
+    }
+
+    fn take(&mut self) -> Vec<String> {
+        let Some(file) = &mut self.file else { return Vec::new() };
+        let mut fresh = Vec::new();
+        if file.seek(SeekFrom::Start(self.at)).is_ok() {
+            self.at += file.read_to_end(&mut fresh).unwrap_or(0) as u64;
+        }
+        self.rest.extend(fresh);
+        let mut lines = Vec::new();
+        while let Some(end) = self.rest.iter().position(|&b| b == b'\n') {
+            let line: Vec<u8> = self.rest.drain(..=end).collect();
+            lines.push(String::from_utf8_lossy(&line).trim_end().to_owned());
+        }
+        lines
+    }
+}
+
+/// QEMU's command line.
+fn arguments(guest: &Guest, kernel: &Kernel, dir: &Path) -> Vec<String> {
+    // Emulation: an Intel processor, because Linux then takes the time-stamp counters of several
+    // processors to agree, as they do here, and reads the clock without leaving the guest.
+    let cpu = if guest.kvm { "host" } else { "max,vendor=GenuineIntel" };
+    let accel = if guest.kvm { "kvm" } else { "tcg,thread=multi" };
+    let remap = if guest.intremap { "on" } else { "off" };
+    let append = "console=ttyS0 quiet loglevel=3 panic=-1 no_timer_check intel_iommu=on \
+                  mitigations=off";
+    let path = |name: &str| dir.join(name).display().to_string();
+    let mut args: Vec<String> = [
+        "-no-user-config -nodefaults -display none -no-reboot".to_owned(),
+        "-machine q35,kernel-irqchip=split".to_owned(),
+        format!("-accel {accel} -cpu {cpu} -smp {} -m {}", guest.cpu_count, guest.memory_mib),
+        format!("-device intel-iommu,intremap={remap},aw-bits={}", guest.iova_bits),
+    ]
+    .iter()
+    .flat_map(|words| words.split(' ').map(str::to_owned).collect::<Vec<_>>())
+    .collect();
+    for serial in ["console", "output"] {
+        args.extend(["-serial".to_owned(), format!("file:{}", path(serial))]);
+    }
+    args.extend(["-kernel".to_owned(), kernel.image.display().to_string()]);
+    args.extend(["-initrd".to_owned(), path("initrd"), "-append".to_owned(), append.to_owned()]);
+    let mut slot = 0;
+    for (n, nic) in guest.nics.iter().enumerate() {
+        if !nic.shares_slot {
+            slot += 1;
+            let port = format!(
+                "pcie-root-port,id=rp{slot},chassis={slot},slot={slot},addr={}.0",
+                slot + 3
+            );
+            args.extend(["-device".to_owned(), port]);
+        }
+        let shared = guest.nics.get(n + 1).is_some_and(|next| next.shares_slot);
+        let function = u8::from(nic.shares_slot);
+        let multi = if shared { ",multifunction=on" } else { "" };
+        args.extend(["-netdev".to_owned(), netdev(n, &nic.cable)]);
+        let [high, low] = nic.station.to_be_bytes();
+        args.extend([
+            "-device".to_owned(),
+            format!(
+                "{},netdev=n{n},bus=rp{slot},addr=0.{function}{multi},romfile=,\
+                 mac=52:54:00:00:{high:02x}:{low:02x}",
+                nic.device
+            ),
+        ]);
+    }
+    args
+}
+
+fn netdev(n: usize, cable: &Cable) -> String {
+    match cable {
+        Cable::Hub => format!("hubport,id=n{n},hubid=0"),
+        Cable::Datagram(own, other) => format!(
+            "dgram,id=n{n},local.type=unix,local.path={},remote.type=unix,remote.path={}",
+            own.display(),
+            other.display()
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_result_line_is_understood() {
+        assert_eq!(result_of("code=7 faults=2"), (Some(7), 2));
+        assert_eq!(result_of("code= faults="), (None, 0));
+    }
+
+    #[test]
+    fn functions_of_one_slot_share_a_port() {
+        let mut guest = Guest::with_pair("x", "e1000e");
+        guest.nics[1].shares_slot = true;
+        let kernel_args = {
+            let none = PathBuf::new();
+            let kernel = Kernel::at(none.clone(), none.clone(), none.clone());
+            arguments(&guest, &kernel, &none).join(" ")
+        };
+        assert!(kernel_args.contains("bus=rp1,addr=0.0,multifunction=on,romfile="));
+        assert!(kernel_args.contains("bus=rp1,addr=0.1,romfile=,mac=52:54:00:00:00:02"));
+        assert!(!kernel_args.contains("rp2"));
+    }
+
+    #[test]
+    fn a_growing_file_gives_whole_lines() {
+        let file = std::env::temp_dir().join(format!("xtask-lines-{}", std::process::id()));
+        std::fs::write(&file, "one\r\ntw").unwrap();
+        let mut lines = Lines::open(&file);
+        assert_eq!(lines.take(), ["one"]);
+        std::fs::write(&file, "one\r\ntwo\n").unwrap();
+        assert_eq!(lines.take(), ["two"]);
+        std::fs::remove_file(file).unwrap();
+    }
+}

@@ -1,0 +1,199 @@
+//! The guest's kernel, its modules and its shell: Debian packages, downloaded and unpacked under
+//! `target/vm`, never installed.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use super::NotHere;
+use crate::target_dir;
+
+/// The small kernel for virtual machines: VFIO as modules, the IOMMU built in.
+const KERNEL: &str = "linux-image-cloud-amd64";
+const SHELL: &str = "busybox-static";
+
+/// What a guest boots from.
+pub(crate) struct Kernel {
+    /// The compressed image.
+    pub(crate) image: PathBuf,
+    /// A static busybox.
+    pub(crate) shell: PathBuf,
+    modules: PathBuf,
+}
+
+impl Kernel {
+    /// Finds the unpacked packages, or fetches them.
+    ///
+    /// # Errors
+    /// [`NotHere`] if they can be had neither here nor from Debian.
+    pub(crate) fn provide() -> Result<Self, NotHere> {
+        let dir = target_dir().join("vm");
+        if let Some(kernel) = Self::find(&dir) {
+            return Ok(kernel);
+        }
+        std::fs::create_dir_all(&dir).map_err(|why| NotHere(format!("{dir:?}: {why}")))?;
+        let image = dependency(KERNEL, "linux-image-").ok_or_else(|| {
+            NotHere(format!("no package {KERNEL} is known here: sudo apt-get update"))
+        })?;
+        for package in [image.as_str(), SHELL] {
+            fetch(&dir, package)?;
+        }
+        Self::find(&dir).ok_or_else(|| NotHere(format!("{image} holds no kernel as expected")))
+    }
+
+    #[cfg(test)]
+    pub(crate) fn at(image: PathBuf, shell: PathBuf, modules: PathBuf) -> Self {
+        Self { image, shell, modules }
+    }
+
+    fn find(dir: &Path) -> Option<Self> {
+        let image = entries(&dir.join("root/boot")).into_iter();
+        let image = image.filter(|path| name_of(path).starts_with("vmlinuz-")).next_back()?;
+        let release = name_of(&image).strip_prefix("vmlinuz-")?.to_owned();
+        let modules = ["lib/modules", "usr/lib/modules"]
+            .map(|lib| dir.join("root").join(lib).join(&release))
+            .into_iter()
+            .find(|path| path.is_dir())?;
+        let shell = ["bin/busybox", "usr/bin/busybox"].map(|path| dir.join("root").join(path));
+        let shell = shell.into_iter().find(|path| path.is_file())?;
+        Some(Self { image, shell, modules })
+    }
+
+    /// The files of `wanted` modules and of those that they need, in the order to load them.
+    ///
+    /// # Errors
+    /// A module is in none of the package's files.
+    pub(crate) fn modules(&self, wanted: &[&str]) -> Result<Vec<PathBuf>, NotHere> {
+        let mut files = Vec::new();
+        collect(&self.modules.join("kernel"), &mut files);
+        let builtin = std::fs::read_to_string(self.modules.join("modules.builtin"));
+        let builtin = builtin.unwrap_or_default();
+        let mut order = Vec::new();
+        let mut seen = BTreeSet::new();
+        for name in wanted {
+            add(name, &files, &builtin, &mut seen, &mut order)?;
+        }
+        Ok(order)
+    }
+}
+
+/// Adds a module after those that it names in its `depends=`.
+fn add(
+    name: &str,
+    files: &[PathBuf],
+    builtin: &str,
+    seen: &mut BTreeSet<String>,
+    order: &mut Vec<PathBuf>,
+) -> Result<(), NotHere> {
+    let name = name.replace('-', "_");
+    let is_builtin = |line: &str| module_name(Path::new(line)) == name;
+    if !seen.insert(name.clone()) || builtin.lines().any(is_builtin) {
+        return Ok(());
+    }
+    let file = files.iter().find(|file| module_name(file) == name);
+    let file = file.ok_or_else(|| NotHere(format!("the kernel has no module {name}")))?;
+    let bytes = std::fs::read(file).map_err(|why| NotHere(format!("{file:?}: {why}")))?;
+    for needed in depends(&bytes) {
+        add(&needed, files, builtin, seen, order)?;
+    }
+    order.push(file.clone());
+    Ok(())
+}
+
+/// What stands after `depends=` in a module's information: names separated by commas.
+fn depends(module: &[u8]) -> Vec<String> {
+    let mut fields = module.split(|&b| b == 0);
+    let list = fields.find_map(|field| field.strip_prefix(b"depends="));
+    let list = String::from_utf8_lossy(list.unwrap_or_default()).into_owned();
+    list.split(',').filter(|name| !name.is_empty()).map(str::to_owned).collect()
+}
+
+/// `vfio_pci` for `.../vfio-pci.ko`.
+fn module_name(file: &Path) -> String {
+    name_of(file).split('.').next().unwrap_or("").replace('-', "_")
+}
+
+fn name_of(path: &Path) -> &str {
+    path.file_name().and_then(|name| name.to_str()).unwrap_or("")
+}
+
+fn entries(dir: &Path) -> Vec<PathBuf> {
+    let mut all: Vec<PathBuf> =
+        std::fs::read_dir(dir).into_iter().flatten().flatten().map(|e| e.path()).collect();
+    all.sort();
+    all
+}
+
+fn collect(dir: &Path, files: &mut Vec<PathBuf>) {
+    for path in entries(dir) {
+        if path.is_dir() {
+            collect(&path, files);
+        } else if name_of(&path).ends_with(".ko") {
+            files.push(path);
+        }
+    }
+}
+
+/// The package that `package` depends on and whose name starts with `prefix`.
+fn dependency(package: &str, prefix: &str) -> Option<String> {
+    let output = quiet("apt-cache").args(["depends", package]).output().ok()?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let names = text.lines().filter_map(|line| line.trim().strip_prefix("Depends: "));
+    names.map(str::to_owned).find(|name| name.starts_with(prefix))
+}
+
+/// Downloads a package and unpacks it to `root` of `dir`.
+fn fetch(dir: &Path, package: &str) -> Result<(), NotHere> {
+    println!("fetching {package} to {}", dir.display());
+    let failed = |what: &str, output: std::io::Result<std::process::Output>| match output {
+        Ok(output) if output.status.success() => Ok(()),
+        Ok(output) => {
+            let said = String::from_utf8_lossy(&output.stderr);
+            let last = said.lines().next_back().unwrap_or("no reason given").to_owned();
+            Err(NotHere(format!("{what} {package}: {last}")))
+        }
+        Err(why) => Err(NotHere(format!("{what}: {why}"))),
+    };
+    let mut download = quiet("apt-get");
+    download.args(["download", "-o", "APT::Sandbox::User=root", package]).current_dir(dir);
+    failed("apt-get download", download.output())?;
+    let deb = entries(dir).into_iter();
+    let deb = deb.filter(|path| {
+        let name = name_of(path);
+        name.starts_with(&format!("{package}_")) && name.ends_with(".deb")
+    });
+    let deb = deb.last().ok_or_else(|| NotHere(format!("{package} did not arrive")))?;
+    failed("dpkg-deb -x", quiet("dpkg-deb").arg("-x").arg(&deb).arg(dir.join("root")).output())?;
+    // Unpacked it is all there.
+    let _ = std::fs::remove_file(deb);
+    Ok(())
+}
+
+fn quiet(program: &str) -> Command {
+    let mut command = Command::new(program);
+    command.stdin(Stdio::null()).env("LC_ALL", "C");
+    command
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_module_needs_comes_before_it() {
+        let dir = std::env::temp_dir().join(format!("xtask-modules-{}", std::process::id()));
+        let kernel = dir.join("kernel/drivers");
+        std::fs::create_dir_all(&kernel).unwrap();
+        let module = |name: &str, info: &[u8]| std::fs::write(kernel.join(name), info).unwrap();
+        module("vfio-pci.ko", b"\x7fELF\0license=GPL\0depends=vfio-core,irqbypass,vfio\0");
+        module("vfio-core.ko", b"depends=vfio\0");
+        module("vfio.ko", b"depends=\0");
+        std::fs::write(dir.join("modules.builtin"), "kernel/virt/lib/irqbypass.ko\n").unwrap();
+        let kernel = Kernel { image: dir.clone(), shell: dir.clone(), modules: dir.clone() };
+        let order = kernel.modules(&["vfio_pci", "vfio"]).unwrap_or_else(|e| panic!("{}", e.0));
+        let names: Vec<&str> = order.iter().map(|path| name_of(path)).collect();
+        assert_eq!(names, ["vfio.ko", "vfio-core.ko", "vfio-pci.ko"]);
+        assert!(kernel.modules(&["nvme"]).is_err_and(|e| e.0.contains("nvme")));
+        std::fs::remove_dir_all(dir).unwrap();
+    }
+}
