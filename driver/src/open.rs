@@ -6,8 +6,10 @@ use std::path::{Path, PathBuf};
 use crate::backend::fault::{Fault, FaultSettings};
 use crate::backend::pcap::Pcap;
 use crate::backend::shm::{MTU_MIN, Monitor, ShmPort, ShmSettings};
+use crate::backend::vfio::VfioError;
 use crate::port::{MacAddr, Port};
 
+mod nics;
 mod wires;
 
 /// Opens the port that `spec` names.
@@ -18,6 +20,9 @@ mod wires;
 /// - `afpacket:eth0` is a network interface, with options after a comma: `mac=`, `mtu=` and
 ///   `ring=1024` (frames that can wait). See
 ///   [`AfPacketSettings`](crate::backend::afpacket::AfPacketSettings).
+/// - `vfio:0000:05:00.0` is a NIC of its own, by its PCI address, with `mac=`, `mtu=9000`, `rx=512`
+///   and `tx=512` (buffers) after a comma. See
+///   [`VfioSettings`](crate::backend::vfio::VfioSettings).
 /// - `fault(loss=0.01,dup=0.001,reorder=0.01,corrupt=0.001,seed=7):PORT` spoils what `PORT` sends;
 ///   every option may be left out, and there are `delay_us=50`, `mtu=1500` and `hold=256` besides.
 ///   See [`FaultSettings`].
@@ -33,6 +38,7 @@ pub fn open(spec: &str) -> Result<Box<dyn Port>, OpenError> {
     match kind {
         "shm" => Ok(Box::new(ShmPort::open(&shm_settings(spec)?)?)),
         "afpacket" => wires::afpacket(spec),
+        "vfio" => nics::vfio(spec),
         #[cfg(feature = "dpdk")]
         "dpdk" => {
             let settings = crate::backend::dpdk::parse(spec).map_err(|why| bad(spec, why))?;
@@ -122,6 +128,7 @@ pub fn list() -> Vec<PortInfo> {
         ports.push(PortInfo { spec: format!("shm:{name}"), what, why_not: None });
     }
     ports.extend(wires::list());
+    ports.extend(nics::list());
     for &(kind, what) in NOT_BUILT {
         let why_not = Some("not part of this build; use shm".into());
         ports.push(PortInfo { spec: kind.into(), what: what.into(), why_not });
@@ -140,7 +147,6 @@ const NOT_BUILT: &[(&str, &str)] = &[
     ("udp", "another host, inside UDP"),
     #[cfg(not(feature = "dpdk"))]
     ("dpdk", "a NIC driven by DPDK"),
-    ("vfio", "a NIC driven by barewire itself"),
 ];
 
 fn shm_why_not(dir: &Path) -> Option<String> {
@@ -222,9 +228,7 @@ fn unknown(spec: &str, kind: &str) -> OpenError {
             spec,
             "dpdk is not part of this build; build barewire with --features dpdk, or write shm",
         ),
-        "udp" | "vfio" => {
-            bad(spec, format!("{kind} is not part of this build; write shm or shm:NAME"))
-        }
+        "udp" => bad(spec, format!("{kind} is not part of this build; write shm or shm:NAME")),
         "loopback" => bad(spec, "loopback joins ports of one program only; write shm or shm:NAME"),
         _ => bad(spec, "no such kind of port; write shm or shm:NAME"),
     }
@@ -380,6 +384,9 @@ pub enum OpenError {
         /// The errno that says it best.
         errno: i32,
     },
+    /// A NIC cannot be taken.
+    #[error(transparent)]
+    Vfio(#[from] VfioError),
     /// Some process holds the segment's lock for longer than any operation takes.
     #[error("{path} is locked for over {seconds} s; is a process that uses it stopped? see: \
         fuser -v {path}", path = path.display())]
@@ -404,6 +411,7 @@ impl OpenError {
             Self::Crowded { .. } => libc::EUSERS,
             Self::Device { errno, .. } => *errno,
             Self::Locked { .. } => libc::EBUSY,
+            Self::Vfio(error) => error.errno(),
         }
     }
 }
@@ -456,6 +464,13 @@ mod tests {
             ("afpacket:eth0,mtu=x", "invalid digit"),
             ("afpacket:nothing0", "no such interface; there are "),
             ("loopback:", "one program"),
+            ("vfio", "a NIC's PCI address is missing"),
+            ("vfio:eth0", "write vfio:0000:05:00.0"),
+            ("vfio:fffe:00:00.0", "there is no PCI device fffe:00:00.0"),
+            ("vfio:fffe:00:00.0,speed=1", "no option \"speed\""),
+            ("vfio:fffe:00:00.0,mtu=100", "256 to"),
+            ("vfio:fffe:00:00.0,rx=3", "8 to 4096"),
+            ("vfio:fffe:00:00.0,mac=01:00:00:00:00:01", "even first byte"),
             ("shm:", "a name is missing"),
             ("shm:a b", "letters, digits"),
             ("shm:x,mtu=12k", "invalid digit"),

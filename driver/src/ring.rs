@@ -43,6 +43,10 @@
 //!
 //! The model checker loom runs this code in the tests below.
 
+pub mod e1000;
+pub mod model;
+pub mod virtq;
+
 /// Unit of space in a ring: a cache line.
 pub const GRANULE: usize = 64;
 
@@ -370,5 +374,7 @@ impl<M: RingMem> Consumer<M> {
     }
 }
 
+#[cfg(test)]
+mod device_tests;
 #[cfg(test)]
 mod tests;

@@ -5,9 +5,11 @@ mod batch;
 #[cfg(feature = "dpdk")]
 pub mod dpdk;
 pub mod fault;
+mod hairpin;
 pub mod loopback;
 pub mod pcap;
 pub mod shm;
+pub mod vfio;
 
 use std::time::Duration;
 

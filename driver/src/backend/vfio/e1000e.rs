@@ -1,0 +1,352 @@
+//! Intel 82574L (datasheet revision 3.4; QEMU's `e1000e`).
+//!
+//! One receive and one transmit ring of legacy descriptors, every frame in one buffer. Polled:
+//! every interrupt cause stays masked.
+
+use std::ptr::NonNull;
+use std::sync::atomic::Ordering::Release;
+use std::sync::atomic::fence;
+use std::time::{Duration, Instant};
+
+use super::device::{Bar, Device};
+use super::error::VfioError;
+use super::nic::{Buffers, Facts, Lent, Nic};
+use super::sys::Access;
+use super::{Started, VfioSettings};
+use crate::frame::ETH_HDR_LEN;
+use crate::port::MacAddr;
+use crate::ring::e1000::{DESC_LEN, RxRing, TxRing};
+use crate::ring::virtq::Broken;
+
+/// Registers, by their offset in BAR 0.
+mod reg {
+    pub(super) const CTRL: usize = 0x0000;
+    pub(super) const STATUS: usize = 0x0008;
+    pub(super) const ICR: usize = 0x00c0;
+    pub(super) const IMC: usize = 0x00d8;
+    pub(super) const RCTL: usize = 0x0100;
+    pub(super) const TCTL: usize = 0x0400;
+    pub(super) const TIPG: usize = 0x0410;
+    pub(super) const RDBAL: usize = 0x2800;
+    pub(super) const RDBAH: usize = 0x2804;
+    pub(super) const RDLEN: usize = 0x2808;
+    pub(super) const RDH: usize = 0x2810;
+    pub(super) const RDT: usize = 0x2818;
+    pub(super) const RDTR: usize = 0x2820;
+    pub(super) const TDBAL: usize = 0x3800;
+    pub(super) const TDBAH: usize = 0x3804;
+    pub(super) const TDLEN: usize = 0x3808;
+    pub(super) const TDH: usize = 0x3810;
+    pub(super) const TDT: usize = 0x3818;
+    pub(super) const TXDCTL: usize = 0x3828;
+    pub(super) const CRCERRS: usize = 0x4000;
+    pub(super) const MPC: usize = 0x4010;
+    pub(super) const RFCTL: usize = 0x5008;
+    /// 128 words: the hash filter of group addresses.
+    pub(super) const MTA: usize = 0x5200;
+    pub(super) const RAL0: usize = 0x5400;
+    pub(super) const RAH0: usize = 0x5404;
+    pub(super) const LEN: usize = 0x20000;
+}
+
+const CTRL_FULL_DUPLEX: u32 = 1 << 0;
+const CTRL_MASTER_DISABLE: u32 = 1 << 2;
+const CTRL_AUTO_SPEED: u32 = 1 << 5;
+const CTRL_LINK_UP: u32 = 1 << 6;
+const CTRL_RESET: u32 = 1 << 26;
+
+const STATUS_LINK_UP: u32 = 1 << 1;
+const STATUS_MASTER: u32 = 1 << 19;
+
+const RCTL_ENABLE: u32 = 1 << 1;
+const RCTL_ALL_GROUPS: u32 = 1 << 4;
+const RCTL_LONG: u32 = 1 << 5;
+const RCTL_BROADCAST: u32 = 1 << 15;
+const RCTL_STRIP_CRC: u32 = 1 << 26;
+
+const TCTL_ENABLE: u32 = 1 << 1;
+const TCTL_PAD: u32 = 1 << 3;
+/// Collision threshold and distance as the datasheet recommends for full duplex.
+const TCTL_COLLISIONS: u32 = 0x0f << 4 | 0x3f << 12;
+/// Inter-packet gap for copper.
+const TIPG_COPPER: u32 = 8 | 8 << 10 | 6 << 20;
+/// Write descriptors back one by one, thresholds counted in descriptors.
+const TXDCTL_EACH: u32 = 1 << 16 | 1 << 22 | 1 << 24;
+
+const RAH_VALID: u32 = 1 << 31;
+
+/// Longest frame of the 82574 without its check sequence is 9,230 bytes.
+const MTU_MAX: usize = 9216;
+const MTU_USUAL: usize = 1500;
+const COUNT: u16 = 256;
+
+/// Sizes of receive buffers that the device knows, and their bits in RCTL.
+const BUFFER_LENS: [(usize, u32); 4] =
+    [(2048, 0), (4096, 1 << 25 | 3 << 16), (8192, 1 << 25 | 2 << 16), (16_384, 1 << 25 | 1 << 16)];
+
+/// A started 82574.
+pub(super) struct E1000e {
+    bar: Bar,
+    rx: RxRing,
+    rx_buffers: Buffers,
+    /// Taken and not given back.
+    lent: u32,
+    tx: TxRing,
+    tx_buffers: Buffers,
+    is_queued: bool,
+    dropped: u64,
+    rx_tail: NonNull<u32>,
+    tx_tail: NonNull<u32>,
+}
+
+// SAFETY: the two pointers are registers, which any thread may write; `bar` keeps them mapped.
+unsafe impl Send for E1000e {}
+
+/// Starts the device.
+///
+/// # Errors
+/// [`VfioError`]; the device has been reset.
+pub(super) fn start(
+    device: &Device,
+    settings: &VfioSettings,
+) -> Result<Started<E1000e>, VfioError> {
+    let bar = device.bar(0)?;
+    if bar.len() < reg::LEN {
+        return Err(device.fault("its registers are too few"));
+    }
+    reset(device, &bar)?;
+    let facts = facts(device, &bar, settings)?;
+    let counts = [settings.rx_count, settings.tx_count];
+    let counts = counts.map(|count| {
+        let count = count.unwrap_or(COUNT).clamp(8, 4096);
+        1_usize << count.ilog2()
+    });
+    let [rx_count, tx_count] = counts;
+    let frame_max = ETH_HDR_LEN + facts.mtu;
+    // Four more for the check sequence, which is counted until it is stripped.
+    let rx_len = BUFFER_LENS.iter().find(|(len, _)| *len >= frame_max + 4);
+    let &(rx_stride, rx_bits) = rx_len.expect("the largest holds every frame");
+    let tx_stride = frame_max.next_multiple_of(64);
+    let container = device.container();
+    let (tx_ring_at, buffers_at) = (rx_count * DESC_LEN, (rx_count + tx_count) * DESC_LEN);
+    let buffers_at = buffers_at.next_multiple_of(4096);
+    let len = buffers_at + rx_count * rx_stride;
+    let shared = container.area(len, Access::ReadWrite, settings.hugepages)?;
+    let sent = container.area(tx_count * tx_stride, Access::Read, settings.hugepages)?;
+    let rx_iova = shared.iova() + buffers_at as u64;
+    let tx_iova = sent.iova();
+    // SAFETY: `add` stays inside the area, whose length was computed from the same offsets. Rings
+    // and buffers are disjoint parts of the two areas, which go when the port has stopped the NIC.
+    let (rx, tx, rx_buffers, tx_buffers) = unsafe {
+        (
+            RxRing::new(shared.base(), rx_count as u32, |i| {
+                rx_iova + u64::from(i) * rx_stride as u64
+            }),
+            TxRing::new(shared.base().add(tx_ring_at), tx_count as u32, |i| {
+                tx_iova + u64::from(i) * tx_stride as u64
+            }),
+            Buffers::new(shared.base().add(buffers_at), rx_stride, rx_count),
+            Buffers::new(sent.base(), tx_stride, tx_count),
+        )
+    };
+    device.set_bus_master(true)?;
+    let ring = shared.iova();
+    for (at, value) in [
+        (reg::RDBAL, ring as u32),
+        (reg::RDBAH, (ring >> 32) as u32),
+        (reg::RDLEN, (rx_count * DESC_LEN) as u32),
+        (reg::RDH, 0),
+        (reg::RDT, 0),
+        (reg::RDTR, 0),
+        // Legacy descriptors.
+        (reg::RFCTL, 0),
+    ] {
+        bar.write32(at, value);
+    }
+    let ring = shared.iova() + tx_ring_at as u64;
+    for (at, value) in [
+        (reg::TDBAL, ring as u32),
+        (reg::TDBAH, (ring >> 32) as u32),
+        (reg::TDLEN, (tx_count * DESC_LEN) as u32),
+        (reg::TDH, 0),
+        (reg::TDT, 0),
+        (reg::TXDCTL, TXDCTL_EACH),
+        (reg::TIPG, TIPG_COPPER),
+        (reg::TCTL, TCTL_ENABLE | TCTL_PAD | TCTL_COLLISIONS),
+    ] {
+        bar.write32(at, value);
+    }
+    let long = if frame_max > 1514 { RCTL_LONG } else { 0 };
+    let receive = RCTL_ENABLE | RCTL_ALL_GROUPS | RCTL_BROADCAST | RCTL_STRIP_CRC | long | rx_bits;
+    bar.write32(reg::RCTL, receive);
+    bar.write32(reg::RDT, rx.tail());
+    let (rx_tail, tx_tail) = (bar.register(reg::RDT), bar.register(reg::TDT));
+    let nic = E1000e {
+        bar,
+        rx,
+        rx_buffers,
+        lent: 0,
+        tx,
+        tx_buffers,
+        is_queued: false,
+        dropped: 0,
+        rx_tail,
+        tx_tail,
+    };
+    Ok(Started { nic, facts, areas: vec![shared, sent] })
+}
+
+/// Silences and resets the device (datasheet, section 4.6.3.2), and brings the link up.
+fn reset(device: &Device, bar: &Bar) -> Result<(), VfioError> {
+    bar.write32(reg::IMC, !0);
+    bar.write32(reg::RCTL, 0);
+    bar.write32(reg::TCTL, TCTL_PAD);
+    bar.write32(reg::CTRL, bar.read32(reg::CTRL) | CTRL_MASTER_DISABLE);
+    let until = Instant::now() + Duration::from_millis(100);
+    while bar.read32(reg::STATUS) & STATUS_MASTER != 0 && Instant::now() < until {
+        std::thread::yield_now();
+    }
+    bar.write32(reg::CTRL, bar.read32(reg::CTRL) | CTRL_RESET);
+    // No register may be touched for a microsecond; the rest is the reading of the EEPROM.
+    std::thread::sleep(Duration::from_millis(2));
+    let until = Instant::now() + Duration::from_secs(1);
+    while bar.read32(reg::CTRL) & CTRL_RESET != 0 {
+        if Instant::now() > until {
+            return Err(device.fault("it does not leave reset"));
+        }
+        std::thread::yield_now();
+    }
+    bar.write32(reg::IMC, !0);
+    bar.read32(reg::ICR);
+    let up = CTRL_FULL_DUPLEX | CTRL_AUTO_SPEED | CTRL_LINK_UP;
+    bar.write32(reg::CTRL, bar.read32(reg::CTRL) & !CTRL_MASTER_DISABLE | up);
+    Ok(())
+}
+
+fn facts(device: &Device, bar: &Bar, settings: &VfioSettings) -> Result<Facts, VfioError> {
+    let (low, high) = (bar.read32(reg::RAL0), bar.read32(reg::RAH0));
+    let [a, b, c, d] = low.to_le_bytes();
+    let [e, f, ..] = high.to_le_bytes();
+    let own = MacAddr([a, b, c, d, e, f]);
+    let is_sound = high & RAH_VALID != 0 && !own.is_group() && own != MacAddr::default();
+    let mac = match settings.mac {
+        Some(mac) => mac,
+        None if is_sound => own,
+        None => return Err(device.fault("it has no address; give it one with mac=")),
+    };
+    let [a, b, c, d, e, f] = mac.0;
+    bar.write32(reg::RAL0, u32::from_le_bytes([a, b, c, d]));
+    bar.write32(reg::RAH0, u32::from_le_bytes([e, f, 0, 0]) | RAH_VALID);
+    for i in 0..128 {
+        bar.write32(reg::MTA + 4 * i, 0);
+    }
+    let mtu = settings.mtu.unwrap_or(MTU_USUAL);
+    if mtu > MTU_MAX {
+        return Err(device.fault(format!("it carries an MTU of {MTU_MAX}, not {mtu}")));
+    }
+    // A cable that was just plugged in takes a few seconds; without one the port opens too.
+    let until = Instant::now() + Duration::from_secs(4);
+    let mut status = bar.read32(reg::STATUS);
+    while status & STATUS_LINK_UP == 0 && Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(10));
+        status = bar.read32(reg::STATUS);
+    }
+    let link_bps = match (status & STATUS_LINK_UP != 0, status >> 6 & 3) {
+        (false, _) => {
+            tracing::warn!(bdf = device.bdf, "the link is down");
+            0
+        }
+        (true, 0) => 10_000_000,
+        (true, 1) => 100_000_000,
+        (true, _) => 1_000_000_000,
+    };
+    Ok(Facts { mac, mtu, link_bps })
+}
+
+/// Writes a tail register, after everything that it lets the device read.
+#[inline]
+fn ring(register: NonNull<u32>, tail: u32) {
+    fence(Release);
+    // SAFETY: a register of the mapping that the NIC keeps.
+    unsafe { register.as_ptr().write_volatile(tail.to_le()) }
+}
+
+impl Nic for E1000e {
+    #[inline]
+    fn tx_place(&mut self) -> Result<Option<NonNull<u8>>, Broken> {
+        Ok(self.tx.place().map(|i| self.tx_buffers.at(i as usize)))
+    }
+
+    #[inline]
+    fn tx_commit(&mut self, len: usize) {
+        assert!(len <= self.tx_buffers.stride(), "longer than a buffer");
+        self.tx.push(len as u16);
+        self.is_queued = true;
+    }
+
+    #[inline]
+    fn tx_flush(&mut self) {
+        if std::mem::take(&mut self.is_queued) {
+            ring(self.tx_tail, self.tx.tail());
+        }
+    }
+
+    #[inline]
+    fn rx_take(&mut self, frames: &mut [Lent]) -> Result<usize, Broken> {
+        let mut count = 0;
+        while count < frames.len() {
+            let Some(got) = self.rx.take() else { break };
+            self.lent += 1;
+            let len = usize::from(got.len);
+            if !got.is_good || len < ETH_HDR_LEN || len > self.rx_buffers.stride() {
+                self.dropped += 1;
+                continue;
+            }
+            frames[count] = Lent { base: self.rx_buffers.at(got.id as usize).as_ptr(), len };
+            count += 1;
+        }
+        Ok(count)
+    }
+
+    #[inline]
+    fn rx_release(&mut self) {
+        if self.lent > 0 {
+            self.rx.give_back(self.lent);
+            self.lent = 0;
+            ring(self.rx_tail, self.rx.tail());
+        }
+    }
+
+    fn dropped(&self) -> u64 {
+        self.dropped
+    }
+
+    fn health(&mut self) -> Result<(), String> {
+        if self.bar.read32(reg::STATUS) == !0 {
+            return Err("the device no longer answers; was it unplugged?".into());
+        }
+        if self.bar.read32(reg::RCTL) & RCTL_ENABLE == 0 {
+            return Err("the device was reset or stopped under us; open the port again".into());
+        }
+        // These count what was lost since they were last read.
+        for counter in [reg::MPC, reg::CRCERRS] {
+            self.dropped += u64::from(self.bar.read32(counter));
+        }
+        Ok(())
+    }
+
+    fn stop(&mut self) {
+        self.bar.write32(reg::IMC, !0);
+        self.bar.write32(reg::RCTL, 0);
+        self.bar.write32(reg::TCTL, TCTL_PAD);
+        self.bar.write32(reg::CTRL, self.bar.read32(reg::CTRL) | CTRL_MASTER_DISABLE);
+        let until = Instant::now() + Duration::from_millis(100);
+        // All ones, of a device that was pulled out, never clears.
+        while !matches!(self.bar.read32(reg::STATUS), s if s & STATUS_MASTER == 0 || s == !0)
+            && Instant::now() < until
+        {
+            std::thread::yield_now();
+        }
+        self.bar.write32(reg::CTRL, self.bar.read32(reg::CTRL) | CTRL_RESET);
+    }
+}

@@ -1,0 +1,196 @@
+//! Why a NIC cannot be used through VFIO, each with the command that mends it.
+
+use std::io;
+use std::path::PathBuf;
+
+/// Why a NIC did not open. It is left as it was found.
+///
+/// Each message is one line and ends in what to do about it.
+#[derive(Debug, thiserror::Error)]
+pub enum VfioError {
+    /// No PCI device has this address.
+    #[error("there is no PCI device {bdf}; see what there is: barewire info")]
+    NoDevice {
+        /// The address that was asked for.
+        bdf: String,
+    },
+    /// The kernel put the device in no group: the IOMMU is off, or does not cover it.
+    #[error("{bdf} is behind no IOMMU; see how to switch it on: barewire doctor")]
+    NoIommu {
+        /// The NIC.
+        bdf: String,
+    },
+    /// `/dev/vfio/vfio` is missing.
+    #[error("the kernel has no VFIO loaded; sudo modprobe vfio-pci")]
+    NoVfio,
+    /// The kernel's own driver has the NIC, or none has.
+    #[error("{bdf} is {}; sudo ./hugepage-setup.sh --bind {bdf}", match driver {
+        Some(driver) => format!("driven by {driver}, not by vfio-pci"),
+        None => "not bound to vfio-pci".to_owned(),
+    })]
+    Unbound {
+        /// The NIC.
+        bdf: String,
+        /// Who has it.
+        driver: Option<String>,
+    },
+    /// The group's file belongs to somebody else.
+    #[error("{}: {source}; sudo ./hugepage-setup.sh --bind {bdf} --group $(id -gn)",
+        path.display())]
+    NoPermission {
+        /// The NIC.
+        bdf: String,
+        /// The file.
+        path: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// Another process has the group open.
+    #[error("{bdf} is in use by another process; see by which: sudo fuser -v {}", path.display())]
+    Busy {
+        /// The NIC.
+        bdf: String,
+        /// The group's file.
+        path: PathBuf,
+    },
+    /// Other devices of the same group are driven by the kernel.
+    #[error("{bdf} shares IOMMU group {group} with {}; sudo ./hugepage-setup.sh --bind {}",
+        others.join(", "), binds(bdf, others))]
+    NotViable {
+        /// The NIC.
+        bdf: String,
+        /// The group's number.
+        group: u32,
+        /// The other devices that are driven by the kernel, as `ADDRESS (DRIVER)`.
+        others: Vec<String>,
+    },
+    /// The platform cannot keep a device from forging interrupts.
+    #[error(
+        "this machine has no interrupt remapping, so that {bdf} could forge interrupts; switch it \
+         on (x2APIC and VT-d in the firmware), or trust the device: echo 1 | sudo tee \
+         /sys/module/vfio_iommu_type1/parameters/allow_unsafe_interrupts"
+    )]
+    NoRemapping {
+        /// The NIC.
+        bdf: String,
+    },
+    /// The memory that the NIC reaches may not be locked.
+    #[error(
+        "{bdf} needs {need} bytes of locked memory and the limit is {limit}; ulimit -l {}, and for \
+         every login: sudo ./hugepage-setup.sh --memlock $(id -un)", need.div_ceil(1024)
+    )]
+    Memlock {
+        /// The NIC.
+        bdf: String,
+        /// Bytes that it has to reach.
+        need: u64,
+        /// Bytes that this process may lock.
+        limit: u64,
+    },
+    /// A virtio device that goes past the IOMMU: it would take our addresses for physical ones.
+    #[error(
+        "{bdf} goes past the IOMMU (it does not offer VIRTIO_F_ACCESS_PLATFORM); start the virtual \
+         machine with -device virtio-net-pci,disable-legacy=on,iommu_platform=on"
+    )]
+    NoPlatform {
+        /// The NIC.
+        bdf: String,
+    },
+    /// There is no driver for this device.
+    #[error(
+        "{bdf} is a {vendor:04x}:{device:04x}, for which there is no driver here; there are virtio-net \
+         (1af4:1041) and Intel 82574L (8086:10d3)"
+    )]
+    Unknown {
+        /// The device.
+        bdf: String,
+        /// Its vendor.
+        vendor: u16,
+        /// Its number.
+        device: u16,
+    },
+    /// The device does not behave as its datasheet says.
+    #[error("{bdf}: {why}; reset it: echo 1 | sudo tee /sys/bus/pci/devices/{bdf}/reset")]
+    Device {
+        /// The NIC.
+        bdf: String,
+        /// What it did.
+        why: String,
+    },
+    /// The operating system refused for a reason of its own.
+    #[error("{bdf}: {what}: {source}; see the end of: sudo dmesg")]
+    Os {
+        /// The NIC.
+        bdf: String,
+        /// What was tried.
+        what: &'static str,
+        /// What the kernel said.
+        source: io::Error,
+    },
+}
+
+impl VfioError {
+    /// The errno that says it best.
+    pub fn errno(&self) -> i32 {
+        match self {
+            Self::NoDevice { .. } | Self::NoVfio | Self::Unbound { .. } => libc::ENODEV,
+            Self::NoIommu { .. } | Self::NoPlatform { .. } | Self::Unknown { .. } => {
+                libc::EOPNOTSUPP
+            }
+            Self::NoPermission { .. } => libc::EACCES,
+            Self::Busy { .. } | Self::NotViable { .. } => libc::EBUSY,
+            Self::NoRemapping { .. } => libc::EPERM,
+            Self::Memlock { .. } => libc::ENOMEM,
+            Self::Device { .. } => libc::EIO,
+            Self::Os { source, .. } => source.raw_os_error().unwrap_or(libc::EIO),
+        }
+    }
+}
+
+/// The addresses to bind: the NIC's and those at the start of each of `others`.
+fn binds(bdf: &str, others: &[String]) -> String {
+    let others = others.iter().filter_map(|other| other.split(' ').next());
+    std::iter::once(bdf).chain(others).collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: whatever is wrong is one line that names the NIC or the cure. Method: all of them.
+    #[test]
+    fn every_error_is_a_line_with_a_command() {
+        let bdf = || "0000:05:00.0".to_owned();
+        let source = || io::Error::from_raw_os_error(libc::EACCES);
+        let path = || PathBuf::from("/dev/vfio/7");
+        let others = vec!["0000:05:00.1 (e1000e)".to_owned()];
+        let all = [
+            VfioError::NoDevice { bdf: bdf() },
+            VfioError::NoIommu { bdf: bdf() },
+            VfioError::NoVfio,
+            VfioError::Unbound { bdf: bdf(), driver: Some("e1000e".into()) },
+            VfioError::Unbound { bdf: bdf(), driver: None },
+            VfioError::NoPermission { bdf: bdf(), path: path(), source: source() },
+            VfioError::Busy { bdf: bdf(), path: path() },
+            VfioError::NotViable { bdf: bdf(), group: 7, others },
+            VfioError::NoRemapping { bdf: bdf() },
+            VfioError::Memlock { bdf: bdf(), need: 4 << 20, limit: 65_536 },
+            VfioError::NoPlatform { bdf: bdf() },
+            VfioError::Unknown { bdf: bdf(), vendor: 0x15b3, device: 0x1017 },
+            VfioError::Device { bdf: bdf(), why: "it does not leave reset".into() },
+            VfioError::Os { bdf: bdf(), what: "cannot map", source: source() },
+        ];
+        let words = ["sudo ", "barewire ", "-device ", "there are virtio-net"];
+        for error in all {
+            let line = error.to_string();
+            assert!(!line.contains('\n') && words.iter().any(|w| line.contains(w)), "{line}");
+            assert!(error.errno() > 0);
+        }
+        let line = VfioError::NotViable {
+            bdf: bdf(),
+            group: 7,
+            others: vec!["0000:05:00.1 (e1000e)".to_owned()],
+        };
+        assert!(line.to_string().ends_with("--bind 0000:05:00.0 0000:05:00.1"), "{line}");
+    }
+}

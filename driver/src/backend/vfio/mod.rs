@@ -1,0 +1,402 @@
+//! A NIC of our own: taken from the kernel through VFIO, driven from this process.
+//!
+//! ```text
+//!  VfioPort          counts, filters, lends; the same for every NIC
+//!    nic::Nic        what a driver does: place, commit, flush, take, release
+//!      virtio        virtio-net: `netq` (data path) over `ring::virtq`
+//!      e1000e        Intel 82574L over `ring::e1000`
+//!    device          container, group, device, registers, memory that the device reaches
+//!      sys, iova     the kernel's calls; addresses behind the IOMMU
+//!    survey          the NICs of this machine and what keeps them from being used
+//! ```
+//!
+//! A frame to send is copied once, into a buffer that the device only reads; a received one is lent
+//! where the device put it. All memory that the device can reach is reserved when the port opens:
+//! one area that it reads and writes (rings and receive buffers), one that it only reads. The IOMMU
+//! holds it to that.
+//!
+//! What the device writes is checked before it becomes an address (`ring`); a device that breaks
+//! its rules, was reset, lost its bus mastering or is wanted back makes the port
+//! [gone](PortGone) and is released at once, whatever the application does. This is looked at
+//! every [`CHECK_EVERY`] polls.
+//!
+//! # Adding a NIC
+//! A file that implements [`nic::Nic`] and has a `start`, and a line in [`KNOWN`] and in `open`.
+
+mod device;
+mod e1000e;
+mod error;
+mod iova;
+pub mod netq;
+pub mod nic;
+pub mod survey;
+mod sys;
+mod virtio;
+
+pub use error::VfioError;
+pub use iova::IovaSpace;
+
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use nix::sys::eventfd::{EfdFlags, EventFd};
+
+use super::hairpin::Hairpin;
+use crate::frame::{ETH_HDR_LEN, RxFrame, TxFrame};
+use crate::mem::Hugepages;
+use crate::open::OpenError;
+use crate::port::{MacAddr, Port, PortCaps, PortCounters, PortGone, PortWaiter, RxSink, Tx};
+use device::{Device, DmaArea};
+use nic::{Facts, Lent, Nic};
+
+/// Devices that have a driver here.
+const KNOWN: [(u16, u16, &str); 3] = [
+    (0x1af4, 0x1041, "virtio-net"),
+    (0x1af4, 0x1000, "virtio-net"),
+    (0x8086, 0x10d3, "Intel 82574L"),
+];
+
+/// What a device is called, if there is a driver for it.
+fn known((vendor, device): (u16, u16)) -> Option<&'static str> {
+    let found = KNOWN.iter().find(|known| (known.0, known.1) == (vendor, device));
+    found.map(|known| known.2)
+}
+
+/// Frames lent at once; a larger `max` of `rx_burst` is cut to this.
+const BURST: usize = 64;
+/// Polls between two looks at the device's state, which cost a few microseconds.
+const CHECK_EVERY: u32 = 32_768;
+/// What a poll after a sleep counts for: those come a millisecond apart.
+const CHECK_SLEPT: u32 = CHECK_EVERY / 16;
+/// Frames to ourselves that may wait.
+const OWN_FRAMES: usize = 64;
+
+/// How a NIC is opened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VfioSettings {
+    /// Its PCI address with the domain, such as `0000:05:00.0`.
+    pub bdf: String,
+    /// The station's address. Default: the one that the device was made with.
+    pub mac: Option<MacAddr>,
+    /// Largest number of bytes after the Ethernet header. Default 1,500, or what the device says;
+    /// larger ones need a network whose switches carry them. Costs as many bytes per buffer.
+    pub mtu: Option<usize>,
+    /// Receive buffers, a power of two. Default 256, at which a burst of 20 us at 10 Gbit/s of
+    /// full frames fits; costs a buffer each.
+    pub rx_count: Option<u16>,
+    /// Transmit buffers, a power of two. Default 256.
+    pub tx_count: Option<u16>,
+    /// Whether its memory lies in hugepages. Default: if any are free. One of 2 MiB for each
+    /// direction does for the default sizes; fewer entries of the IOMMU's cache are needed then.
+    pub hugepages: Hugepages,
+}
+
+impl VfioSettings {
+    /// The settings of the NIC at this PCI address.
+    pub fn at(bdf: &str) -> Self {
+        Self {
+            bdf: bdf.to_owned(),
+            mac: None,
+            mtu: None,
+            rx_count: None,
+            tx_count: None,
+            hugepages: Hugepages::IfFree,
+        }
+    }
+}
+
+/// A NIC that runs, and the memory that it reaches.
+struct Started<N> {
+    nic: N,
+    facts: Facts,
+    areas: Vec<DmaArea>,
+}
+
+/// Takes the NIC and starts it.
+///
+/// # Errors
+/// [`OpenError::Vfio`]; the NIC is as it was, but for having been reset.
+pub fn open(settings: &VfioSettings) -> Result<Box<dyn Port>, OpenError> {
+    let device = Device::open(&settings.bdf)?;
+    let id = (device.config_u16(0)?, device.config_u16(2)?);
+    match known(id) {
+        Some("virtio-net") => {
+            let started = start(&device, || virtio::start(&device, settings))?;
+            Ok(Box::new(VfioPort::new(started, device, settings)))
+        }
+        Some(_) => {
+            let started = start(&device, || e1000e::start(&device, settings))?;
+            Ok(Box::new(VfioPort::new(started, device, settings)))
+        }
+        None => {
+            let (vendor, number) = id;
+            let bdf = device.bdf.clone();
+            Err(VfioError::Unknown { bdf, vendor, device: number }.into())
+        }
+    }
+}
+
+/// Starts a NIC; one that does not behave is reset (FLR where it has it) and started once more.
+fn start<N>(
+    device: &Device,
+    start: impl Fn() -> Result<Started<N>, VfioError>,
+) -> Result<Started<N>, VfioError> {
+    match start() {
+        Err(VfioError::Device { why, .. }) if device.reset().is_ok() => {
+            tracing::warn!(bdf = device.bdf, why, "reset; starting it again");
+            start()
+        }
+        started => started,
+    }
+}
+
+/// A port that a driver of ours moves the frames of.
+pub struct VfioPort<N: Nic> {
+    caps: PortCaps,
+    /// The station's address as the first six bytes of a frame, read as one number.
+    own: u64,
+    live: Option<Live<N>>,
+    /// Why there is no `live` any more.
+    gone: Option<PortGone>,
+    counters: PortCounters,
+    polls: u32,
+    hairpin: Hairpin,
+    waiting: Option<Arc<Waiting>>,
+}
+
+/// What goes when the port does, in this order: the driver stops the NIC, its memory is unmapped,
+/// the device is given back.
+struct Live<N: Nic> {
+    nic: N,
+    _areas: Vec<DmaArea>,
+    device: Option<Device>,
+}
+
+impl<N: Nic> Drop for Live<N> {
+    fn drop(&mut self) {
+        // A forked child has the same registers before it and must not touch them.
+        if self.device.as_ref().is_none_or(Device::is_ours) {
+            self.nic.stop();
+        }
+    }
+}
+
+/// A frame's first six bytes in the low bits of a number as it lies in memory.
+const fn addr_word(mac: MacAddr) -> u64 {
+    let b = mac.0;
+    u64::from_le_bytes([b[0], b[1], b[2], b[3], b[4], b[5], 0, 0])
+}
+
+impl<N: Nic> VfioPort<N> {
+    fn new(started: Started<N>, device: Device, settings: &VfioSettings) -> Self {
+        let Started { nic, facts, areas } = started;
+        let live = Live { nic, _areas: areas, device: Some(device) };
+        Self::with(live, facts, &settings.bdf)
+    }
+
+    /// A port over a driver whose device is looked after elsewhere: a model in a test.
+    pub fn over(nic: N, facts: Facts, bdf: &str) -> Self {
+        Self::with(Live { nic, _areas: Vec::new(), device: None }, facts, bdf)
+    }
+
+    fn with(live: Live<N>, facts: Facts, bdf: &str) -> Self {
+        let Facts { mac, mtu, link_bps } = facts;
+        let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
+        let wake = EventFd::from_value_and_flags(0, flags).ok();
+        Self {
+            caps: PortCaps {
+                mac,
+                mtu,
+                lossless: false,
+                gather: false,
+                rto_floor_ns: 100_000,
+                link_bps,
+                name: format!("vfio:{bdf}"),
+            },
+            own: addr_word(mac),
+            live: Some(live),
+            gone: None,
+            counters: PortCounters::default(),
+            polls: 0,
+            hairpin: Hairpin::new(OWN_FRAMES, ETH_HDR_LEN + mtu),
+            waiting: wake.map(|wake| Arc::new(Waiting { wake, slept: AtomicU32::new(0) })),
+        }
+    }
+
+    /// Gives the device up and remembers why.
+    #[cold]
+    fn lose(&mut self, why: &str) -> PortGone {
+        tracing::error!(port = self.caps.name, why, "port is gone");
+        self.counters = self.counters();
+        self.live = None;
+        let gone = PortGone::new(&self.caps.name, why);
+        self.gone = Some(gone.clone());
+        gone
+    }
+
+    #[cold]
+    fn still_gone(&self) -> PortGone {
+        self.gone.clone().unwrap_or_else(|| PortGone::new(&self.caps.name, "it was closed"))
+    }
+
+    /// Looks at the device's state.
+    #[cold]
+    fn check(&mut self) -> Result<(), PortGone> {
+        self.polls = 0;
+        let Some(live) = &mut self.live else { return Err(self.still_gone()) };
+        let trouble = live.device.as_ref().and_then(Device::trouble);
+        match trouble.map_or_else(|| live.nic.health(), Err) {
+            Ok(()) => Ok(()),
+            Err(why) => Err(self.lose(&why)),
+        }
+    }
+
+    fn tx_own(&mut self, frame: &TxFrame<'_>) -> Tx {
+        let sent = self.hairpin.push(frame);
+        match sent {
+            Tx::Sent => {
+                self.counters.tx_frames += 1;
+                self.counters.tx_bytes += frame.len() as u64;
+            }
+            _ => self.counters.tx_full += 1,
+        }
+        sent
+    }
+
+    fn rx_own(&mut self, max: usize, sink: &mut dyn RxSink) -> usize {
+        let (count, byte_count) = self.hairpin.lend(max, sink);
+        self.counters.rx_frames += count as u64;
+        self.counters.rx_bytes += byte_count;
+        count
+    }
+}
+
+impl<N: Nic> Port for VfioPort<N> {
+    fn caps(&self) -> &PortCaps {
+        &self.caps
+    }
+
+    #[inline]
+    fn tx(&mut self, frame: &TxFrame<'_>) -> Result<Tx, PortGone> {
+        let len = frame.len();
+        assert!(frame.head.len() >= ETH_HDR_LEN && len <= ETH_HDR_LEN + self.caps.mtu);
+        let Some(live) = &mut self.live else { return Err(self.still_gone()) };
+        if addr_word(frame.dst()) == self.own {
+            return Ok(self.tx_own(frame));
+        }
+        let place = match live.nic.tx_place() {
+            Ok(Some(place)) => place,
+            Ok(None) => {
+                // Nothing becomes free before the device has heard of what is queued.
+                live.nic.tx_flush();
+                self.counters.tx_full += 1;
+                return Ok(Tx::Full);
+            }
+            Err(broken) => return Err(self.lose(&broken.to_string())),
+        };
+        // SAFETY: a place has room for a header and `mtu` bytes (`Nic`), and the frame is no longer
+        // (checked above). It is device memory, which no frame's head, body or tail lies in.
+        unsafe { frame.copy_to_raw(place.as_ptr()) };
+        live.nic.tx_commit(len);
+        self.counters.tx_frames += 1;
+        self.counters.tx_bytes += len as u64;
+        Ok(Tx::Sent)
+    }
+
+    #[inline]
+    fn flush(&mut self) -> Result<(), PortGone> {
+        match &mut self.live {
+            Some(live) => {
+                live.nic.tx_flush();
+                Ok(())
+            }
+            None => Err(self.still_gone()),
+        }
+    }
+
+    #[inline]
+    fn rx_burst(&mut self, max: usize, sink: &mut dyn RxSink) -> Result<usize, PortGone> {
+        self.polls += 1;
+        if let Some(waiting) = &self.waiting
+            && waiting.slept.load(Relaxed) != 0
+        {
+            self.polls += waiting.slept.swap(0, Relaxed).min(16) * CHECK_SLEPT;
+        }
+        if self.polls >= CHECK_EVERY {
+            self.check()?;
+        }
+        let Some(live) = &mut self.live else { return Err(self.still_gone()) };
+        let mut lent = [Lent::NONE; BURST];
+        let taken = match live.nic.rx_take(&mut lent[..max.min(BURST)]) {
+            Ok(taken) => taken,
+            Err(broken) => return Err(self.lose(&broken.to_string())),
+        };
+        let mut kept = 0;
+        if taken > 0 {
+            // SAFETY: a driver lends what the device wrote to one of its buffers, whole and until
+            // it is released below; the device writes there no more (D1), and a writer who does so
+            // regardless can only make a copy a mixture (D2).
+            let frame = |lent: Lent| unsafe { RxFrame::from_raw(lent.base, lent.len) };
+            for i in 0..taken {
+                let dst = frame(lent[i]).first_chunk::<8>().map_or(0, u64::from_le_bytes);
+                // Ours or a group's: the lowest bit of the first byte.
+                if dst & 0xffff_ffff_ffff == self.own || dst & 1 != 0 {
+                    lent[kept] = lent[i];
+                    kept += 1;
+                    sink.prefetch(&frame(lent[i]));
+                }
+            }
+            for &lent in &lent[..kept] {
+                sink.frame(&frame(lent));
+                self.counters.rx_bytes += lent.len as u64;
+            }
+            self.counters.rx_frames += kept as u64;
+            self.counters.rx_dropped += (taken - kept) as u64;
+        }
+        // Also of frames that the driver dropped by itself.
+        live.nic.rx_release();
+        if !self.hairpin.is_empty() {
+            kept += self.rx_own(max - kept, sink);
+        }
+        Ok(kept)
+    }
+
+    fn counters(&self) -> PortCounters {
+        let by_nic = self.live.as_ref().map_or(0, |live| live.nic.dropped());
+        PortCounters { rx_dropped: self.counters.rx_dropped + by_nic, ..self.counters }
+    }
+
+    fn waiter(&self) -> Option<Arc<dyn PortWaiter>> {
+        let waiting = self.waiting.as_ref()?;
+        Some(Arc::clone(waiting) as Arc<dyn PortWaiter>)
+    }
+}
+
+/// Sleeping: the sleeper looks every millisecond, and is woken by other threads.
+struct Waiting {
+    wake: EventFd,
+    /// Sleeps since the last poll.
+    slept: AtomicU32,
+}
+
+/// Longest time between two looks at the rings.
+const LOOK: Duration = Duration::from_millis(1);
+
+impl PortWaiter for Waiting {
+    fn wait(&self, timeout: Duration) {
+        let mut fds =
+            [libc::pollfd { fd: self.wake.as_raw_fd(), events: libc::POLLIN, revents: 0 }];
+        super::sleep(&mut fds, timeout.min(LOOK));
+        // Nothing to read if nobody woke us.
+        let _ = self.wake.read();
+        self.slept.fetch_add(1, Relaxed);
+    }
+
+    fn wake(&self) {
+        // It fails only if it counts 2^64 wake-ups, and is readable then too.
+        let _ = self.wake.write(1);
+    }
+}

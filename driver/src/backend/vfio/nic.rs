@@ -1,0 +1,112 @@
+//! What a NIC's driver has to do: one file per kind of NIC implements this, and
+//! [`VfioPort`](super::VfioPort) makes a port of it.
+//!
+//! A driver owns descriptor rings and buffers, and moves whole frames. It knows no addresses, no
+//! counters of frames and nothing of who sends: the port filters, counts and lends.
+
+use std::ptr::NonNull;
+
+use crate::port::MacAddr;
+use crate::ring::virtq::Broken;
+
+/// A received frame in a buffer of the driver's, valid until [`Nic::rx_release`].
+#[derive(Clone, Copy, Debug)]
+pub struct Lent {
+    /// Its first byte.
+    pub base: *const u8,
+    /// Its length, at most that of the buffer.
+    pub len: usize,
+}
+
+impl Lent {
+    /// No frame.
+    pub const NONE: Self = Self { base: std::ptr::null(), len: 0 };
+}
+
+/// What a driver found out about its device when it started it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Facts {
+    /// The station's address.
+    pub mac: MacAddr,
+    /// Largest number of bytes after the Ethernet header.
+    pub mtu: usize,
+    /// Link speed in bit/s, 0 if the device does not say.
+    pub link_bps: u64,
+}
+
+/// The driver of one kind of NIC, started.
+///
+/// Used by one thread at a time. Nothing here blocks or allocates but [`stop`](Self::stop).
+pub trait Nic: Send {
+    /// Where the next frame to send goes: room for a header and the largest frame. `None` while
+    /// the ring is full. Asking twice gives the same place.
+    ///
+    /// # Errors
+    /// [`Broken`].
+    fn tx_place(&mut self) -> Result<Option<NonNull<u8>>, Broken>;
+
+    /// Queues the `len` bytes that were written to the last place.
+    fn tx_commit(&mut self, len: usize);
+
+    /// Tells the device of what was queued.
+    fn tx_flush(&mut self);
+
+    /// Takes received frames, oldest first, and says how many.
+    ///
+    /// # Errors
+    /// [`Broken`].
+    fn rx_take(&mut self, frames: &mut [Lent]) -> Result<usize, Broken>;
+
+    /// Gives the device the buffers of all frames that were taken.
+    fn rx_release(&mut self);
+
+    /// Frames that the device or the driver dropped so far: no buffer, a bad checksum, a length
+    /// that cannot be.
+    fn dropped(&self) -> u64;
+
+    /// Whether the device still runs as it was started.
+    ///
+    /// # Errors
+    /// What is wrong, for a person.
+    fn health(&mut self) -> Result<(), String>;
+
+    /// Makes the device reach for no memory any more. Waits for it, at most a tenth of a second.
+    fn stop(&mut self);
+}
+
+/// Buffers of one length in a row.
+#[derive(Clone, Copy)]
+pub(super) struct Buffers {
+    base: NonNull<u8>,
+    stride: usize,
+    count: usize,
+}
+
+// SAFETY: an address, and whoever has it answers for its use on whichever thread.
+unsafe impl Send for Buffers {}
+
+impl Buffers {
+    /// `count` buffers of `stride` bytes from `base` on.
+    ///
+    /// # Safety
+    /// `count * stride` bytes at `base` are mapped for as long as this is used.
+    pub(super) unsafe fn new(base: NonNull<u8>, stride: usize, count: usize) -> Self {
+        Self { base, stride, count }
+    }
+
+    /// Bytes of each.
+    pub(super) fn stride(&self) -> usize {
+        self.stride
+    }
+
+    /// The first byte of buffer `i`.
+    ///
+    /// # Panics
+    /// If there is none.
+    #[inline]
+    pub(super) fn at(&self, i: usize) -> NonNull<u8> {
+        assert!(i < self.count, "no such buffer");
+        // SAFETY: inside the `count * stride` mapped bytes (`new`).
+        unsafe { self.base.add(i * self.stride) }
+    }
+}

@@ -1,0 +1,220 @@
+//! The NICs of this machine as sysfs shows them: who drives them, what shares their IOMMU group,
+//! and what it takes to free one. Nothing is opened or changed.
+
+use std::path::Path;
+
+/// Where the kernel shows PCI devices.
+pub(super) const DEVICES: &str = "/sys/bus/pci/devices";
+
+/// A NIC of this machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NicInfo {
+    /// Its PCI address.
+    pub bdf: String,
+    /// Vendor and device.
+    pub id: (u16, u16),
+    /// The kernel's driver that has it.
+    pub driver: Option<String>,
+    /// Names of the kernel's interfaces on it.
+    pub interfaces: Vec<String>,
+    /// Its IOMMU group.
+    pub group: Option<u32>,
+    /// Devices of the group that the kernel drives, as `ADDRESS (DRIVER)`. Empty: the group is
+    /// viable once the NIC itself is bound.
+    pub in_the_way: Vec<String>,
+    /// Its NUMA node, if the machine has several.
+    pub numa_node: Option<u32>,
+    /// Whether there is a driver for it here.
+    pub is_known: bool,
+}
+
+impl NicInfo {
+    /// The kind of NIC in words.
+    pub fn what(&self) -> &'static str {
+        super::known(self.id).unwrap_or("NIC without a driver here")
+    }
+
+    /// Where it sits: number, IOMMU group, NUMA node, who drives it.
+    pub fn place(&self) -> String {
+        let (vendor, device) = self.id;
+        let mut place = format!("{vendor:04x}:{device:04x}");
+        if let Some(group) = self.group {
+            place.push_str(&format!(", IOMMU group {group}"));
+        }
+        if let Some(node) = self.numa_node {
+            place.push_str(&format!(", NUMA node {node}"));
+        }
+        let driver = self.driver.as_deref().unwrap_or("none");
+        place.push_str(&format!(", driver {driver}"));
+        if !self.interfaces.is_empty() {
+            place.push_str(&format!(" ({})", self.interfaces.join(", ")));
+        }
+        place
+    }
+
+    /// Why it cannot be opened, and the command that mends it; `None` if nothing is in the way.
+    pub fn why_not(&self) -> Option<String> {
+        let bdf = &self.bdf;
+        if !self.is_known {
+            let (vendor, device) = self.id;
+            let error = super::error::VfioError::Unknown { bdf: bdf.clone(), vendor, device };
+            return Some(error.to_string());
+        }
+        if self.group.is_none() {
+            return Some("behind no IOMMU; see how to switch it on: barewire doctor".into());
+        }
+        let busy = match self.interfaces.as_slice() {
+            [] => String::new(),
+            names => format!(" ({} stops working then)", names.join(", ")),
+        };
+        let mut binds = bdf.clone();
+        for other in self.in_the_way.iter().filter_map(|other| other.split(' ').next()) {
+            binds.push(' ');
+            binds.push_str(other);
+        }
+        let free = format!("sudo ./hugepage-setup.sh --bind {binds}{busy}");
+        if !self.in_the_way.is_empty() {
+            return Some(format!("its group also has {}; {free}", self.in_the_way.join(", ")));
+        }
+        match self.driver.as_deref() {
+            Some("vfio-pci") => None,
+            Some(driver) => Some(format!("driven by {driver}; {free}")),
+            None => Some(format!("not bound to vfio-pci; {free}")),
+        }
+    }
+}
+
+/// The Ethernet controllers of this machine, by address.
+pub fn nics() -> Vec<NicInfo> {
+    nics_in(Path::new(DEVICES))
+}
+
+/// As [`nics`], in a folder that looks like `/sys/bus/pci/devices`.
+pub fn nics_in(devices: &Path) -> Vec<NicInfo> {
+    let mut names = names(devices);
+    names.retain(|bdf| number(&devices.join(bdf).join("class")).is_some_and(|c| c >> 8 == 0x0200));
+    names.into_iter().filter_map(|bdf| nic(devices, bdf)).collect()
+}
+
+fn nic(devices: &Path, bdf: String) -> Option<NicInfo> {
+    let dir = devices.join(&bdf);
+    let half = |name| number(&dir.join(name)).and_then(|n| u16::try_from(n).ok());
+    let id = (half("vendor")?, half("device")?);
+    let node = std::fs::read_to_string(dir.join("numa_node")).unwrap_or_default();
+    let mut interfaces = names(&dir.join("net"));
+    // A virtio NIC has its interface one level below.
+    for inner in names(&dir).into_iter().filter(|name| name.starts_with("virtio")) {
+        interfaces.extend(names(&dir.join(inner).join("net")));
+    }
+    Some(NicInfo {
+        id,
+        driver: driver_of(&dir),
+        interfaces,
+        group: group_of(&dir),
+        in_the_way: in_the_way(&dir),
+        numa_node: node.trim().parse().ok(),
+        is_known: super::known(id).is_some(),
+        bdf,
+    })
+}
+
+/// The number of a device's IOMMU group.
+pub(super) fn group_of(dir: &Path) -> Option<u32> {
+    std::fs::read_link(dir.join("iommu_group")).ok()?.file_name()?.to_str()?.parse().ok()
+}
+
+/// The name of the driver that has a device.
+pub(super) fn driver_of(dir: &Path) -> Option<String> {
+    let link = std::fs::read_link(dir.join("driver")).ok()?;
+    Some(link.file_name()?.to_str()?.to_owned())
+}
+
+/// Other devices of the same group whose drivers keep VFIO from using it. Bridges are allowed, as
+/// are devices without a driver.
+pub(super) fn in_the_way(dir: &Path) -> Vec<String> {
+    let own = dir.file_name().and_then(|name| name.to_str()).unwrap_or("");
+    let group = dir.join("iommu_group/devices");
+    let others = names(&group).into_iter().filter(|name| name != own);
+    others
+        .filter_map(|name| {
+            let driver = driver_of(&group.join(&name))?;
+            let is_fine = ["vfio-pci", "pcieport", "pci-stub"].contains(&driver.as_str());
+            (!is_fine).then(|| format!("{name} ({driver})"))
+        })
+        .collect()
+}
+
+fn names(dir: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+    let mut names: Vec<String> = entries.filter_map(|e| e.file_name().into_string().ok()).collect();
+    names.sort();
+    names
+}
+
+/// A file that holds a number such as `0x1af4`.
+fn number(file: &Path) -> Option<u32> {
+    let text = std::fs::read_to_string(file).ok()?;
+    u32::from_str_radix(text.trim().strip_prefix("0x")?, 16).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{create_dir_all, write};
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    /// A folder like sysfs with two NICs in group 7, one of them the kernel's.
+    fn machine(first: Option<&str>, second: Option<&str>) -> tempfile::TempDir {
+        let root = tempfile::tempdir().unwrap();
+        let at = |path: &str| root.path().join(path);
+        create_dir_all(at("groups/7/devices")).unwrap();
+        for driver in ["vfio-pci", "e1000e", "pcieport"] {
+            create_dir_all(at(&format!("drivers/{driver}"))).unwrap();
+        }
+        let devices = [
+            ("0000:00:01.0", "0x060400", "0x8086", "0x3420", Some("pcieport")),
+            ("0000:05:00.0", "0x020000", "0x8086", "0x10d3", first),
+            ("0000:05:00.1", "0x020000", "0x15b3", "0x1017", second),
+        ];
+        for (bdf, class, vendor, device, driver) in devices {
+            let dir = at(&format!("devices/{bdf}"));
+            create_dir_all(dir.join("net/eth0")).unwrap();
+            for (file, text) in [("class", class), ("vendor", vendor), ("device", device)] {
+                write(dir.join(file), format!("{text}\n")).unwrap();
+            }
+            write(dir.join("numa_node"), "-1\n").unwrap();
+            symlink(at("groups/7"), dir.join("iommu_group")).unwrap();
+            symlink(&dir, at(&format!("groups/7/devices/{bdf}"))).unwrap();
+            if let Some(driver) = driver {
+                symlink(at(&format!("drivers/{driver}")), dir.join("driver")).unwrap();
+            }
+        }
+        root
+    }
+
+    fn why_not(first: Option<&str>, second: Option<&str>) -> Option<String> {
+        let root = machine(first, second);
+        let nics = nics_in(&root.path().join("devices"));
+        assert_eq!(
+            nics.iter().map(|n| &*n.bdf).collect::<Vec<_>>(),
+            ["0000:05:00.0", "0000:05:00.1"]
+        );
+        assert!(nics[0].is_known && !nics[1].is_known && nics[0].group == Some(7));
+        assert!(nics[1].why_not().unwrap().contains("15b3:1017"));
+        nics[0].why_not()
+    }
+
+    #[test]
+    fn a_nic_says_what_keeps_it_from_being_used() {
+        assert_eq!(why_not(Some("vfio-pci"), None), None);
+        assert_eq!(why_not(Some("vfio-pci"), Some("vfio-pci")), None);
+        let own = why_not(Some("e1000e"), None).unwrap();
+        let bind = "sudo ./hugepage-setup.sh --bind 0000:05:00.0";
+        assert_eq!(own, format!("driven by e1000e; {bind} (eth0 stops working then)"));
+        assert!(why_not(None, None).unwrap().starts_with("not bound to vfio-pci; sudo"));
+        let shared = why_not(Some("vfio-pci"), Some("e1000e")).unwrap();
+        assert!(shared.contains("0000:05:00.1 (e1000e)"), "{shared}");
+        assert!(shared.contains(&format!("{bind} 0000:05:00.1")), "{shared}");
+    }
+}

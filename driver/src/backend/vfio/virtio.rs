@@ -1,0 +1,612 @@
+//! virtio-net as a modern PCI device (virtio 1.2, sections 4.1 and 5.1).
+//!
+//! Split queues, one pair, no offloads, frames in one buffer each. The device has to offer
+//! VIRTIO_F_VERSION_1 and VIRTIO_F_ACCESS_PLATFORM: without the second it does not go through the
+//! IOMMU and would take our addresses for physical ones.
+
+use std::ptr::NonNull;
+use std::time::{Duration, Instant};
+
+use super::device::{Bar, Device, DmaArea};
+use super::error::VfioError;
+use super::netq::{Doorbell, HDR_LEN, NetQueues, QueueMemory};
+use super::nic::{Facts, Lent, Nic};
+use super::sys::Access;
+use super::{Started, VfioSettings};
+use crate::frame::ETH_HDR_LEN;
+use crate::port::MacAddr;
+use crate::ring::virtq::{Broken, Layout, Virtq};
+
+/// Offsets in `struct virtio_pci_common_cfg`.
+mod common {
+    pub(super) const DEVICE_FEATURE_SELECT: usize = 0;
+    pub(super) const DEVICE_FEATURE: usize = 4;
+    pub(super) const DRIVER_FEATURE_SELECT: usize = 8;
+    pub(super) const DRIVER_FEATURE: usize = 12;
+    pub(super) const CONFIG_MSIX: usize = 16;
+    pub(super) const STATUS: usize = 20;
+    pub(super) const GENERATION: usize = 21;
+    pub(super) const QUEUE_SELECT: usize = 22;
+    pub(super) const QUEUE_SIZE: usize = 24;
+    pub(super) const QUEUE_MSIX: usize = 26;
+    pub(super) const QUEUE_ENABLE: usize = 28;
+    pub(super) const QUEUE_NOTIFY_OFF: usize = 30;
+    pub(super) const QUEUE_DESC: usize = 32;
+    pub(super) const QUEUE_DRIVER: usize = 40;
+    pub(super) const QUEUE_DEVICE: usize = 48;
+    pub(super) const LEN: usize = 56;
+}
+
+/// Bits of the device's status.
+mod status {
+    pub(super) const ACKNOWLEDGE: u8 = 1;
+    pub(super) const DRIVER: u8 = 2;
+    pub(super) const DRIVER_OK: u8 = 4;
+    pub(super) const FEATURES_OK: u8 = 8;
+    pub(super) const NEEDS_RESET: u8 = 64;
+}
+
+/// Feature bits.
+mod feature {
+    pub(super) const MTU: u64 = 1 << 3;
+    pub(super) const MAC: u64 = 1 << 5;
+    pub(super) const STATUS: u64 = 1 << 16;
+    pub(super) const CTRL_VQ: u64 = 1 << 17;
+    pub(super) const CTRL_RX: u64 = 1 << 18;
+    pub(super) const CTRL_MAC_ADDR: u64 = 1 << 23;
+    pub(super) const VERSION_1: u64 = 1 << 32;
+    pub(super) const ACCESS_PLATFORM: u64 = 1 << 33;
+    pub(super) const ORDER_PLATFORM: u64 = 1 << 36;
+    /// What we make use of if it is offered.
+    pub(super) const WANTED: u64 = MTU
+        | MAC
+        | STATUS
+        | CTRL_VQ
+        | CTRL_RX
+        | CTRL_MAC_ADDR
+        | VERSION_1
+        | ACCESS_PLATFORM
+        | ORDER_PLATFORM;
+}
+
+/// Offsets in `struct virtio_net_config`.
+const CONFIG_STATUS: usize = 6;
+const CONFIG_MTU: usize = 10;
+
+/// Commands of the control queue: class and number.
+const RX_PROMISC: [u8; 2] = [0, 0];
+const RX_ALLMULTI: [u8; 2] = [0, 1];
+const MAC_ADDR_SET: [u8; 2] = [1, 1];
+
+/// Bytes after the Ethernet header where the device names no limit, and the most that are asked of
+/// such a device.
+const MTU_USUAL: usize = 1500;
+const MTU_MOST: usize = 9216;
+
+/// No vector: nothing interrupts.
+const NO_VECTOR: u16 = 0xffff;
+
+/// Largest queues that we use by ourselves.
+const COUNT: u16 = 256;
+
+/// How long the device may take for a step of its start.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// A window of the device's registers, found through its capabilities.
+struct Window {
+    bar: Bar,
+    at: usize,
+    len: usize,
+}
+
+impl Window {
+    /// Where `at` of this window lies in the BAR.
+    fn at(&self, at: usize, len: usize) -> usize {
+        assert!(at + len <= self.len, "outside the window");
+        self.at + at
+    }
+}
+
+/// A started virtio NIC.
+pub(super) struct Virtio {
+    queues: NetQueues,
+    common: Window,
+    /// Keeps the doorbells mapped.
+    _notify: Bar,
+}
+
+impl Virtio {
+    fn status(&self) -> u8 {
+        self.common.bar.read8(self.common.at(common::STATUS, 1))
+    }
+}
+
+/// Starts the device.
+///
+/// # Errors
+/// [`VfioError`]; the device has been reset.
+pub(super) fn start(
+    device: &Device,
+    settings: &VfioSettings,
+) -> Result<Started<Virtio>, VfioError> {
+    let windows = Windows::find(device)?;
+    let setup = Setup { device, windows, features: 0 };
+    let started = setup.run(settings);
+    if started.is_err() {
+        // Whatever it has heard of so far must not be used; its memory goes away.
+        let _ = device.set_bus_master(false);
+    }
+    started
+}
+
+/// The parts of the device's registers.
+struct Windows {
+    common: Window,
+    notify: Window,
+    notify_step: usize,
+    config: Window,
+}
+
+/// A capability that says where a window is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Capability {
+    kind: u8,
+    bar: u8,
+    offset: u32,
+    len: u32,
+    /// Bytes from one doorbell to the next.
+    notify_step: u32,
+}
+
+/// Virtio's capabilities in a configuration space.
+fn capabilities(space: &[u8; 256]) -> Vec<Capability> {
+    let word = |at: usize| {
+        let bytes = space.get(at..).and_then(|rest| rest.first_chunk());
+        bytes.map_or(0, |bytes| u32::from_le_bytes(*bytes))
+    };
+    let mut found = Vec::new();
+    // Bit 4 of the status: there is a list.
+    let mut at = if space[6] & 0x10 != 0 { usize::from(space[0x34] & 0xfc) } else { 0 };
+    // A list that leads back ends here: there is room for no more in 256 bytes.
+    for _ in 0..48 {
+        if !(0x40..=0xf0).contains(&at) {
+            break;
+        }
+        let (id, next, kind, bar) = (space[at], space[at + 1], space[at + 3], space[at + 4]);
+        if id == 0x09 {
+            let (offset, len) = (word(at + 8), word(at + 12));
+            found.push(Capability { kind, bar, offset, len, notify_step: word(at + 16) });
+        }
+        at = usize::from(next & 0xfc);
+    }
+    found
+}
+
+impl Windows {
+    fn find(device: &Device) -> Result<Self, VfioError> {
+        let mut space = [0; 256];
+        device.config(0, &mut space)?;
+        let capabilities = capabilities(&space);
+        let mut bars: Vec<(u8, Bar)> = Vec::new();
+        let mut window = |kind: u8, len_min: usize| {
+            let found = capabilities.iter().find(|c| c.kind == kind && c.bar <= 5);
+            let found = found.ok_or_else(|| device.fault("it is no modern virtio device"))?;
+            let bar = match bars.iter().find(|(index, _)| *index == found.bar) {
+                Some((_, bar)) => bar.clone(),
+                None => {
+                    let bar = device.bar(found.bar)?;
+                    bars.push((found.bar, bar.clone()));
+                    bar
+                }
+            };
+            let (at, len) = (found.offset as usize, found.len as usize);
+            if len < len_min || at % 4 != 0 || at > bar.len() || len > bar.len() - at {
+                return Err(device.fault("its registers lie outside its BAR"));
+            }
+            Ok((Window { bar, at, len }, found.notify_step as usize))
+        };
+        let (common, _) = window(1, common::LEN)?;
+        let (notify, notify_step) = window(2, 2)?;
+        let (config, _) = window(4, CONFIG_MTU + 2)?;
+        Ok(Self { common, notify, notify_step, config })
+    }
+}
+
+/// The steps of virtio 1.2, section 3.1.1.
+struct Setup<'a> {
+    device: &'a Device,
+    windows: Windows,
+    features: u64,
+}
+
+impl Setup<'_> {
+    fn run(mut self, settings: &VfioSettings) -> Result<Started<Virtio>, VfioError> {
+        self.device.set_bus_master(true)?;
+        self.reset()?;
+        self.add_status(status::ACKNOWLEDGE);
+        self.add_status(status::DRIVER);
+        self.negotiate()?;
+        let facts = self.facts(settings)?;
+        let stride = (HDR_LEN + ETH_HDR_LEN + facts.mtu).next_multiple_of(64);
+        let rx_count = self.queue_count(0, settings.rx_count)?;
+        let tx_count = self.queue_count(1, settings.tx_count)?;
+        let queue_len = |count: u16| NetQueues::queue_len(count).next_multiple_of(64);
+        let (rx_len, tx_len) = (queue_len(rx_count), queue_len(tx_count));
+        let container = self.device.container();
+        let control_at = rx_len + tx_len;
+        let buffers_at = control_at + CONTROL_LEN;
+        let len = buffers_at + usize::from(rx_count) * stride;
+        let shared = container.area(len, Access::ReadWrite, settings.hugepages)?;
+        // The device only reads what it sends.
+        let len = usize::from(tx_count) * stride;
+        let sent = container.area(len, Access::Read, settings.hugepages)?;
+        let rx_bell = self.enable_queue(0, &shared, 0, rx_count)?;
+        let tx_bell = self.enable_queue(1, &shared, rx_len, tx_count)?;
+        let rx = QueueMemory {
+            queue: part(&shared, 0),
+            count: rx_count,
+            buffers: part(&shared, buffers_at),
+            buffers_iova: shared.iova() + buffers_at as u64,
+            stride,
+            doorbell: rx_bell,
+        };
+        let tx = QueueMemory {
+            queue: part(&shared, rx_len),
+            count: tx_count,
+            buffers: sent.base(),
+            buffers_iova: sent.iova(),
+            stride,
+            doorbell: tx_bell,
+        };
+        // SAFETY: the queues and buffers are disjoint parts of two areas, zeroed and of the lengths
+        // that were just computed; they and the registers go when the port has stopped the NIC.
+        let queues = unsafe { NetQueues::new(&rx, &tx) };
+        let mut control = self.control(&shared, control_at)?;
+        self.add_status(status::DRIVER_OK);
+        if self.read_status() & status::DRIVER_OK == 0 {
+            return Err(self.device.fault("it does not start"));
+        }
+        queues.start();
+        if let Some(control) = &mut control {
+            self.set_filter(control, &shared, control_at, settings.mac)?;
+        }
+        let Windows { common, notify, .. } = self.windows;
+        let nic = Virtio { queues, common, _notify: notify.bar };
+        Ok(Started { nic, facts, areas: vec![shared, sent] })
+    }
+
+    fn common8(&self, at: usize) -> u8 {
+        self.windows.common.bar.read8(self.windows.common.at(at, 1))
+    }
+
+    fn common16(&self, at: usize) -> u16 {
+        self.windows.common.bar.read16(self.windows.common.at(at, 2))
+    }
+
+    fn set_common16(&self, at: usize, value: u16) {
+        self.windows.common.bar.write16(self.windows.common.at(at, 2), value);
+    }
+
+    fn set_common32(&self, at: usize, value: u32) {
+        self.windows.common.bar.write32(self.windows.common.at(at, 4), value);
+    }
+
+    fn set_common64(&self, at: usize, value: u64) {
+        self.windows.common.bar.write64(self.windows.common.at(at, 8), value);
+    }
+
+    fn read_status(&self) -> u8 {
+        self.common8(common::STATUS)
+    }
+
+    fn add_status(&self, bit: u8) {
+        let at = self.windows.common.at(common::STATUS, 1);
+        self.windows.common.bar.write8(at, self.read_status() | bit);
+    }
+
+    fn reset(&self) -> Result<(), VfioError> {
+        let at = self.windows.common.at(common::STATUS, 1);
+        self.windows.common.bar.write8(at, 0);
+        let until = Instant::now() + PATIENCE;
+        while self.read_status() != 0 {
+            if Instant::now() > until {
+                return Err(self.device.fault("it does not reset"));
+            }
+        }
+        Ok(())
+    }
+
+    fn negotiate(&mut self) -> Result<(), VfioError> {
+        let mut offered = 0;
+        for half in 0..2 {
+            self.set_common32(common::DEVICE_FEATURE_SELECT, half);
+            let at = self.windows.common.at(common::DEVICE_FEATURE, 4);
+            offered |= u64::from(self.windows.common.bar.read32(at)) << (32 * half);
+        }
+        if offered & feature::ACCESS_PLATFORM == 0 {
+            return Err(VfioError::NoPlatform { bdf: self.device.bdf.clone() });
+        }
+        if offered & feature::VERSION_1 == 0 {
+            return Err(self.device.fault("it is no modern virtio device"));
+        }
+        self.features = offered & feature::WANTED;
+        for half in 0..2 {
+            self.set_common32(common::DRIVER_FEATURE_SELECT, half);
+            self.set_common32(common::DRIVER_FEATURE, (self.features >> (32 * half)) as u32);
+        }
+        self.add_status(status::FEATURES_OK);
+        if self.read_status() & status::FEATURES_OK == 0 {
+            return Err(self.device.fault("it takes back the features that it offered"));
+        }
+        Ok(())
+    }
+
+    /// Reads the device's own configuration, again if it changed meanwhile.
+    fn facts(&self, settings: &VfioSettings) -> Result<Facts, VfioError> {
+        let config = &self.windows.config;
+        let (mut mac, mut mtu);
+        loop {
+            let generation = self.common8(common::GENERATION);
+            let byte = |i| config.bar.read8(config.at(i, 1));
+            mac = MacAddr([0, 1, 2, 3, 4, 5].map(byte));
+            mtu = config.bar.read16(config.at(CONFIG_MTU, 2)).into();
+            if self.features & feature::STATUS != 0
+                && config.bar.read16(config.at(CONFIG_STATUS, 2)) & 1 == 0
+            {
+                tracing::warn!(bdf = self.device.bdf, "the link is down");
+            }
+            if self.common8(common::GENERATION) == generation {
+                break;
+            }
+        }
+        let has_mac = self.features & feature::MAC != 0;
+        let mac = match settings.mac {
+            Some(mac) => mac,
+            None if has_mac && !mac.is_group() => mac,
+            None => return Err(self.device.fault("it has no address; give it one with mac=")),
+        };
+        let has_mtu = self.features & feature::MTU != 0;
+        let most = if has_mtu { mtu } else { MTU_MOST };
+        let usual = if has_mtu { mtu } else { MTU_USUAL };
+        let mtu = settings.mtu.unwrap_or(usual.min(MTU_MOST));
+        if mtu > most.min(MTU_MOST) {
+            let most = most.min(MTU_MOST);
+            return Err(self.device.fault(format!("it carries an MTU of {most}, not {mtu}")));
+        }
+        Ok(Facts { mac, mtu, link_bps: 0 })
+    }
+
+    /// Chooses how many descriptors queue `index` has.
+    fn queue_count(&self, index: u16, asked: Option<u16>) -> Result<u16, VfioError> {
+        self.set_common16(common::QUEUE_SELECT, index);
+        let most = self.common16(common::QUEUE_SIZE);
+        if most == 0 || self.common16(common::QUEUE_ENABLE) != 0 {
+            return Err(self.device.fault(format!("it has no queue {index}")));
+        }
+        let count = asked.unwrap_or(COUNT).min(most).min(1 << 15);
+        // A power of two, which split queues are by definition.
+        Ok(1 << count.max(1).ilog2())
+    }
+
+    /// Tells the device where queue `index` is, and says where its doorbell is.
+    fn enable_queue(
+        &self,
+        index: u16,
+        area: &DmaArea,
+        at: usize,
+        count: u16,
+    ) -> Result<Doorbell, VfioError> {
+        let layout = Layout::of(count);
+        let iova = area.iova() + at as u64;
+        self.set_common16(common::QUEUE_SELECT, index);
+        self.set_common16(common::QUEUE_SIZE, count);
+        self.set_common16(common::CONFIG_MSIX, NO_VECTOR);
+        self.set_common16(common::QUEUE_MSIX, NO_VECTOR);
+        self.set_common64(common::QUEUE_DESC, iova + layout.desc as u64);
+        self.set_common64(common::QUEUE_DRIVER, iova + layout.avail as u64);
+        self.set_common64(common::QUEUE_DEVICE, iova + layout.used as u64);
+        let notify = &self.windows.notify;
+        let at = usize::from(self.common16(common::QUEUE_NOTIFY_OFF)) * self.windows.notify_step;
+        if at + 2 > notify.len || !at.is_multiple_of(2) {
+            return Err(self.device.fault("a doorbell lies outside its BAR"));
+        }
+        self.set_common16(common::QUEUE_ENABLE, 1);
+        Ok(Doorbell { register: notify.bar.register(notify.at(at, 2)), queue: index })
+    }
+
+    /// The control queue, if the device has one.
+    fn control(&self, area: &DmaArea, at: usize) -> Result<Option<Control>, VfioError> {
+        if self.features & feature::CTRL_VQ == 0 {
+            return Ok(None);
+        }
+        // Without several pairs of queues it comes after the first.
+        let index = 2;
+        let count = self.queue_count(index, Some(CONTROL_COUNT))?;
+        if count < 2 {
+            return Err(self.device.fault("its control queue is too short"));
+        }
+        let bell = self.enable_queue(index, area, at, count)?;
+        // SAFETY: `CONTROL_LEN` zeroed bytes at `at` are set aside for this queue and its command.
+        let queue = unsafe { Virtq::new(part(area, at), count) };
+        Ok(Some(Control { queue, bell }))
+    }
+
+    /// Takes frames to our address and to groups, and no others. The port filters as well: a
+    /// device without these commands hands us everything.
+    fn set_filter(
+        &self,
+        control: &mut Control,
+        area: &DmaArea,
+        at: usize,
+        mac: Option<MacAddr>,
+    ) -> Result<(), VfioError> {
+        if let Some(mac) = mac {
+            if self.features & feature::CTRL_MAC_ADDR == 0 {
+                return Err(self.device.fault("its address cannot be changed; leave out mac="));
+            }
+            control.command(self.device, area, at, MAC_ADDR_SET, &mac.0)?;
+        }
+        if self.features & feature::CTRL_RX != 0 {
+            control.command(self.device, area, at, RX_ALLMULTI, &[1])?;
+            control.command(self.device, area, at, RX_PROMISC, &[0])?;
+        }
+        Ok(())
+    }
+}
+
+/// A part of an area.
+fn part(area: &DmaArea, at: usize) -> NonNull<u8> {
+    assert!(at < area.len());
+    // SAFETY: inside the area.
+    unsafe { area.base().add(at) }
+}
+
+/// Descriptors of the control queue, and bytes of it with the command behind it.
+const CONTROL_COUNT: u16 = 16;
+const CONTROL_LEN: usize = Layout::of(CONTROL_COUNT).len + 64;
+
+/// The control queue, which carries one command at a time.
+struct Control {
+    queue: Virtq,
+    bell: Doorbell,
+}
+
+impl Control {
+    /// Sends a command and waits for its answer.
+    fn command(
+        &mut self,
+        device: &Device,
+        area: &DmaArea,
+        at: usize,
+        command: [u8; 2],
+        data: &[u8],
+    ) -> Result<(), VfioError> {
+        let at = at + Layout::of(CONTROL_COUNT).len;
+        let bytes = [&command[..], data].concat();
+        let (answer_at, unanswered) = (at + 32, 0xff_u8);
+        assert!(bytes.len() <= 32 && at + 64 <= area.len());
+        let base = part(area, at).as_ptr();
+        // SAFETY: 64 bytes from `base` belong to commands; the device has none of them now.
+        unsafe {
+            std::ptr::copy_nonoverlapping(bytes.as_ptr(), base, bytes.len());
+            base.add(32).write_volatile(unanswered);
+        }
+        self.queue.describe(0, area.iova() + at as u64, bytes.len() as u32, false);
+        self.queue.describe(1, area.iova() + answer_at as u64, 1, true);
+        self.queue.chain(0, 1);
+        self.queue.post(0);
+        self.queue.publish();
+        self.bell.kick();
+        let until = Instant::now() + PATIENCE;
+        loop {
+            match self.queue.take() {
+                Ok(Some(_)) => break,
+                Ok(None) if Instant::now() < until => std::thread::yield_now(),
+                Ok(None) => return Err(device.fault("it does not answer on its control queue")),
+                Err(why) => return Err(device.fault(why.to_string())),
+            }
+        }
+        // SAFETY: as above; the device has written it or not.
+        let answer = unsafe { base.add(32).read_volatile() };
+        if answer == 0 { Ok(()) } else { Err(device.fault("it refuses to filter addresses")) }
+    }
+}
+
+impl Nic for Virtio {
+    #[inline]
+    fn tx_place(&mut self) -> Result<Option<NonNull<u8>>, Broken> {
+        self.queues.tx_place()
+    }
+
+    #[inline]
+    fn tx_commit(&mut self, len: usize) {
+        self.queues.tx_commit(len);
+    }
+
+    #[inline]
+    fn tx_flush(&mut self) {
+        self.queues.tx_flush();
+    }
+
+    #[inline]
+    fn rx_take(&mut self, frames: &mut [Lent]) -> Result<usize, Broken> {
+        self.queues.rx_take(frames)
+    }
+
+    #[inline]
+    fn rx_release(&mut self) {
+        self.queues.rx_release();
+    }
+
+    fn dropped(&self) -> u64 {
+        self.queues.dropped()
+    }
+
+    fn health(&mut self) -> Result<(), String> {
+        let wanted = status::DRIVER_OK | status::FEATURES_OK;
+        match self.status() {
+            0xff => Err("the device no longer answers; was it unplugged?".into()),
+            s if s & status::NEEDS_RESET != 0 => Err("the device asks for a reset".into()),
+            s if s & wanted != wanted => {
+                Err("the device was reset or stopped under us; open the port again".into())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn stop(&mut self) {
+        let at = self.common.at(common::STATUS, 1);
+        self.common.bar.write8(at, 0);
+        let until = Instant::now() + Duration::from_millis(100);
+        while !matches!(self.status(), 0 | 0xff) && Instant::now() < until {
+            std::thread::yield_now();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A configuration space with QEMU's list: MSI-X, then the windows of virtio.
+    fn space() -> [u8; 256] {
+        let mut space = [0; 256];
+        space[6] = 0x10;
+        space[0x34] = 0x98;
+        let mut put = |at: usize, bytes: &[u8]| space[at..at + bytes.len()].copy_from_slice(bytes);
+        put(0x98, &[0x11, 0x84, 0, 0]);
+        let word = |n: u32| n.to_le_bytes();
+        put(
+            0x84,
+            &[&[9, 0x70, 20, 2, 4, 0, 0, 0][..], &word(0x3000), &word(0x1000), &word(4)].concat(),
+        );
+        put(0x70, &[&[9, 0x40, 16, 4, 4, 0, 0, 0][..], &word(0x2000), &word(0x1000)].concat());
+        put(0x40, &[&[9, 0, 16, 1, 4, 0, 0, 0][..], &word(0), &word(0x1000)].concat());
+        space
+    }
+
+    #[test]
+    fn windows_are_found_through_the_list() {
+        let found = capabilities(&space());
+        let kinds: Vec<(u8, u8, u32)> = found.iter().map(|c| (c.kind, c.bar, c.offset)).collect();
+        assert_eq!(kinds, [(2, 4, 0x3000), (4, 4, 0x2000), (1, 4, 0)]);
+        assert_eq!(found[0].notify_step, 4);
+    }
+
+    #[test]
+    fn a_list_that_leads_back_or_out_ends() {
+        let mut looped = space();
+        looped[0x41] = 0x84;
+        assert!((3..=48).contains(&capabilities(&looped).len()));
+        for at in 0..256 {
+            for value in [0, 0x3c, 0xf0, 0xfc, 0xff] {
+                let mut bad = space();
+                bad[at] = value;
+                capabilities(&bad);
+            }
+        }
+        let mut none = space();
+        none[6] = 0;
+        assert!(capabilities(&none).is_empty());
+    }
+}

@@ -1,0 +1,75 @@
+//! Names of NICs that a driver of ours drives.
+
+use super::{MTU_MIN, OpenError, PortInfo, bad, parse};
+use crate::backend::vfio::{self, VfioSettings, survey};
+use crate::port::{MacAddr, Port};
+
+/// Opens `vfio:ADDRESS,...`.
+pub(super) fn vfio(spec: &str) -> Result<Box<dyn Port>, OpenError> {
+    vfio::open(&vfio_settings(spec)?)
+}
+
+fn vfio_settings(spec: &str) -> Result<VfioSettings, OpenError> {
+    let rest = spec.strip_prefix("vfio").unwrap_or(spec);
+    let mut parts = rest.strip_prefix(':').unwrap_or(rest).split(',');
+    let bdf = parts.next().unwrap_or("").to_ascii_lowercase();
+    let Some(bdf) = full_address(&bdf) else {
+        let why = "a NIC's PCI address is missing; write vfio:0000:05:00.0, as barewire info shows";
+        return Err(bad(spec, why));
+    };
+    let mut settings = VfioSettings::at(&bdf);
+    for part in parts {
+        let (key, value) = part.split_once('=').unwrap_or((part, ""));
+        match key {
+            "mac" => settings.mac = Some(parse(spec, value)?),
+            "mtu" => settings.mtu = Some(parse(spec, value)?),
+            "rx" => settings.rx_count = Some(parse(spec, value)?),
+            "tx" => settings.tx_count = Some(parse(spec, value)?),
+            _ => {
+                let why = format!("no option \"{key}\"; there are mac=, mtu=, rx= and tx=");
+                return Err(bad(spec, why));
+            }
+        }
+    }
+    if settings.mac.is_some_and(|mac| mac.is_group() || mac == MacAddr::default()) {
+        return Err(bad(spec, "a station's address has an even first byte; write mac=02:00:..."));
+    }
+    for count in [settings.rx_count, settings.tx_count].into_iter().flatten() {
+        if !(8..=4096).contains(&count) {
+            return Err(bad(spec, format!("{count} buffers; write a number from 8 to 4096")));
+        }
+    }
+    match settings.mtu {
+        Some(mtu) if mtu < MTU_MIN => Err(OpenError::BadMtu { mtu, min: MTU_MIN, max: 9216 }),
+        _ => Ok(settings),
+    }
+}
+
+/// `0000:05:00.0` for that or for `05:00.0`, if it looks like a PCI address.
+fn full_address(bdf: &str) -> Option<String> {
+    let full = if bdf.len() == 7 { format!("0000:{bdf}") } else { bdf.to_owned() };
+    let (rest, function) = full.split_once('.')?;
+    let parts: Vec<&str> = rest.split(':').collect();
+    let is_hex = |s: &str, len: usize| s.len() == len && s.bytes().all(|b| b.is_ascii_hexdigit());
+    let [domain, bus, device] = parts[..] else { return None };
+    let is_sound = (4..=8).contains(&domain.len()) && is_hex(domain, domain.len());
+    (is_sound && is_hex(bus, 2) && is_hex(device, 2) && is_hex(function, 1)).then_some(full)
+}
+
+/// The NICs of this machine, or the kind if there is none.
+pub(super) fn list() -> Vec<PortInfo> {
+    let nics = survey::nics();
+    if nics.is_empty() {
+        return vec![PortInfo {
+            spec: "vfio".into(),
+            what: "a NIC driven by barewire itself".into(),
+            why_not: Some("this machine shows no PCI network card; see: ls /sys/bus/pci".into()),
+        }];
+    }
+    let port = |nic: survey::NicInfo| PortInfo {
+        spec: format!("vfio:{}", nic.bdf),
+        what: format!("{}, {}", nic.what(), nic.place()),
+        why_not: nic.why_not(),
+    };
+    nics.into_iter().map(port).collect()
+}

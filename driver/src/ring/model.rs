@@ -1,0 +1,209 @@
+//! Models of the devices at the other end of descriptor rings, for the tests and for the bench that
+//! counts a driver's instructions on any machine.
+//!
+//! A model does what the specification asks of a device, and only when it is told to: its caller
+//! decides when it looks, in which order it completes, and when it stalls. It reaches memory through
+//! an [`Iommu`], which panics where a real one would log a fault.
+
+use std::ptr::NonNull;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64};
+
+use super::e1000::{DESC_LEN, DONE, RX_END};
+use super::virtq::{DESC_NEXT, DESC_WRITE, Layout, NO_NOTIFY};
+
+/// The memory that a model may reach, and how.
+#[derive(Clone, Debug, Default)]
+pub struct Iommu {
+    areas: Vec<(u64, usize, usize, bool)>,
+}
+
+impl Iommu {
+    /// Lets the device reach `len` bytes at `base` under the address `iova`; to write them only if
+    /// `writable`.
+    ///
+    /// # Safety
+    /// The bytes stay mapped for as long as the model is used, and are reached by the driver under
+    /// test and the model alone.
+    pub unsafe fn map(&mut self, iova: u64, base: NonNull<u8>, len: usize, writable: bool) {
+        self.areas.push((iova, base.as_ptr() as usize, len, writable));
+    }
+
+    /// Where `len` bytes at `iova` are.
+    ///
+    /// # Panics
+    /// If the device may not reach them so: the fault that a real IOMMU would log.
+    fn at(&self, iova: u64, len: usize, write: bool) -> *mut u8 {
+        let fits = |&&(start, _, area_len, writable): &&(u64, usize, usize, bool)| {
+            let at = iova.wrapping_sub(start);
+            (writable || !write) && at <= area_len as u64 && len as u64 <= area_len as u64 - at
+        };
+        let found = self.areas.iter().find(fits);
+        let Some(&(start, base, ..)) = found else {
+            panic!("IOMMU fault: {len} bytes at {iova:#x}, write {write}")
+        };
+        (base + (iova - start) as usize) as *mut u8
+    }
+
+    /// Copies memory out as the device would read it.
+    ///
+    /// # Panics
+    /// On a fault.
+    pub fn read(&self, iova: u64, bytes: &mut [u8]) {
+        let from = self.at(iova, bytes.len(), false);
+        // SAFETY: `at` found `bytes.len()` mapped bytes, which no Rust reference of ours covers.
+        unsafe { std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), bytes.len()) }
+    }
+
+    /// Writes memory as the device would.
+    ///
+    /// # Panics
+    /// On a fault.
+    pub fn write(&self, iova: u64, bytes: &[u8]) {
+        let to = self.at(iova, bytes.len(), true);
+        // SAFETY: as in `read`.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) }
+    }
+}
+
+/// A descriptor as the device reads it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Desc {
+    /// The buffer's address.
+    pub addr: u64,
+    /// Its length.
+    pub len: u32,
+    /// The device writes it.
+    pub is_write: bool,
+    /// The next one of its chain.
+    pub next: Option<u16>,
+}
+
+/// The device's end of a virtio split queue.
+pub struct VirtqDevice {
+    base: NonNull<u8>,
+    layout: Layout,
+    mask: u16,
+    avail_idx: u16,
+    used_idx: u16,
+}
+
+impl VirtqDevice {
+    /// The device's end of the queue at `base`.
+    ///
+    /// # Safety
+    /// As [`Virtq::new`](super::virtq::Virtq::new), whose other end this is.
+    pub unsafe fn new(base: NonNull<u8>, count: u16) -> Self {
+        Self { base, layout: Layout::of(count), mask: count - 1, avail_idx: 0, used_idx: 0 }
+    }
+
+    fn at<T>(&self, at: usize) -> &T {
+        assert!(at + size_of::<T>() <= self.layout.len && at.is_multiple_of(align_of::<T>()));
+        // SAFETY: inside the queue's memory and aligned, both just checked; mapped (`new`).
+        unsafe { self.base.add(at).cast::<T>().as_ref() }
+    }
+
+    /// Takes the next buffer that the driver made available.
+    pub fn next_id(&mut self) -> Option<u16> {
+        let idx = u16::from_le(self.at::<AtomicU16>(self.layout.avail + 2).load(Acquire));
+        if idx == self.avail_idx {
+            return None;
+        }
+        let at = self.layout.avail + 4 + 2 * (self.avail_idx & self.mask) as usize;
+        self.avail_idx = self.avail_idx.wrapping_add(1);
+        Some(u16::from_le(self.at::<AtomicU16>(at).load(Relaxed)))
+    }
+
+    /// Reads a descriptor.
+    pub fn desc(&self, id: u16) -> Desc {
+        let at = self.layout.desc + 16 * id as usize;
+        let rest = u32::from_le(self.at::<AtomicU32>(at + 12).load(Relaxed));
+        let (flags, next) = (rest as u16, (rest >> 16) as u16);
+        Desc {
+            addr: u64::from_le(self.at::<AtomicU64>(at).load(Relaxed)),
+            len: u32::from_le(self.at::<AtomicU32>(at + 8).load(Relaxed)),
+            is_write: flags & DESC_WRITE != 0,
+            next: (flags & DESC_NEXT != 0).then_some(next),
+        }
+    }
+
+    /// Returns a buffer into which `len` bytes were written; whatever it is, if the device is a bad
+    /// one.
+    pub fn used(&mut self, id: u32, len: u32) {
+        let at = self.layout.used + 4 + 8 * (self.used_idx & self.mask) as usize;
+        self.at::<AtomicU32>(at).store(id.to_le(), Relaxed);
+        self.at::<AtomicU32>(at + 4).store(len.to_le(), Relaxed);
+        self.used_idx = self.used_idx.wrapping_add(1);
+        self.set_used_idx(self.used_idx);
+    }
+
+    /// Writes the used index, right or wrong.
+    pub fn set_used_idx(&self, idx: u16) {
+        self.at::<AtomicU16>(self.layout.used + 2).store(idx.to_le(), Release);
+    }
+
+    /// Whether the driver has to kick.
+    pub fn set_kicks(&self, wanted: bool) {
+        let flags = if wanted { 0 } else { NO_NOTIFY };
+        self.at::<AtomicU16>(self.layout.used).store(flags.to_le(), Relaxed);
+    }
+}
+
+/// The device's end of a ring of Intel's legacy descriptors.
+pub struct LegacyDevice {
+    base: NonNull<u8>,
+    mask: u32,
+    head: u32,
+}
+
+impl LegacyDevice {
+    /// The device's end of the ring at `base`.
+    ///
+    /// # Safety
+    /// As [`RxRing::new`](super::e1000::RxRing::new), whose other end this is.
+    pub unsafe fn new(base: NonNull<u8>, count: u32) -> Self {
+        Self { base, mask: count - 1, head: 0 }
+    }
+
+    fn half(&self, i: u32, half: usize) -> &AtomicU64 {
+        let at = (i & self.mask) as usize * DESC_LEN + 8 * half;
+        // SAFETY: masked, so inside the ring, aligned, and mapped (`new`).
+        unsafe { self.base.add(at).cast::<AtomicU64>().as_ref() }
+    }
+
+    /// Whether the tail register leaves the device a descriptor.
+    pub fn has_next(&self, tail: u32) -> bool {
+        self.head & self.mask != tail & self.mask
+    }
+
+    /// Puts a frame into the next descriptor's buffer.
+    ///
+    /// # Panics
+    /// On a fault of `iommu`.
+    pub fn receive(&mut self, iommu: &Iommu, frame: &[u8]) {
+        let addr = u64::from_le(self.half(self.head, 0).load(Relaxed));
+        iommu.write(addr, frame);
+        let word = frame.len() as u64 | DONE | RX_END;
+        self.half(self.head, 1).store(word.to_le(), Release);
+        self.head = self.head.wrapping_add(1);
+    }
+
+    /// Sends the next descriptor's frame.
+    ///
+    /// # Panics
+    /// On a fault of `iommu`.
+    pub fn send(&mut self, iommu: &Iommu) -> Vec<u8> {
+        let addr = u64::from_le(self.half(self.head, 0).load(Relaxed));
+        let word = u64::from_le(self.half(self.head, 1).load(Acquire));
+        let mut frame = vec![0; word as u16 as usize];
+        iommu.read(addr, &mut frame);
+        self.half(self.head, 1).store((word | DONE).to_le(), Release);
+        self.head = self.head.wrapping_add(1);
+        frame
+    }
+
+    /// Writes the second half of a descriptor, right or wrong.
+    pub fn scribble(&self, i: u32, word: u64) {
+        self.half(i, 1).store(word.to_le(), Release);
+    }
+}
