@@ -82,6 +82,7 @@ pub fn is_known(spec: &str) -> bool {
 /// Kinds of devices that this build has.
 const BUILT: &[&str] = &[
     "shm",
+    "vfio",
     "afpacket",
     #[cfg(feature = "dpdk")]
     "dpdk",

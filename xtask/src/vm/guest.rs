@@ -136,13 +136,6 @@ pub(crate) struct Ended {
     pub(crate) trouble: String,
 }
 
-impl Ended {
-    /// Whether the command succeeded and nothing touched memory that it must not.
-    pub(crate) fn ok(&self, guest: &Guest) -> bool {
-        self.code == Some(0) && (self.faults == 0 || guest.faults_allowed)
-    }
-}
-
 /// Boots `guest`, hands every line of its command to `tell`, and waits for its end.
 ///
 /// # Errors

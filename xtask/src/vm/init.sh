@@ -45,8 +45,12 @@ fi
 dmesg -c >/tmp/boot.dmesg
 echo "VM-READY $(cut -d' ' -f1 /proc/uptime)"
 cd /root || exit 1
-sh /vm.cmd
+# Through a pipe: what the command prints is not for a terminal.
+mkfifo /tmp/said
+cat </tmp/said &
+sh /vm.cmd >/tmp/said 2>&1
 code=$?
+wait
 faults=$(dmesg | grep -c 'DMAR:.*fault addr')
 if [ "$faults" -gt 0 ]; then dmesg | grep 'DMAR:' | head -5; fi
 if dmesg | grep -q 'BUG:\|Oops\|general protection'; then dmesg | tail -30; fi

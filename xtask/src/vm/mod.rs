@@ -67,6 +67,10 @@ pub(crate) struct VmArgs {
     /// A kernel module to load beside those of VFIO.
     #[arg(long)]
     module: Vec<String>,
+    /// Joins a NIC to a socket instead of the hub: OWN:OTHER, two paths of Unix datagram sockets,
+    /// once per NIC from the first on. One frame is one datagram.
+    #[arg(long, value_name = "OWN:OTHER")]
+    socket: Vec<String>,
     /// Seconds until the guest is killed.
     #[arg(long, default_value_t = 120)]
     limit: u64,
@@ -84,6 +88,10 @@ pub(crate) fn run(args: &VmArgs) -> Result<ExitCode, String> {
     let mut guest = Guest::with_pair("vm", args.nic.device());
     let stations = 1..=args.nics;
     guest.nics = stations.map(|n| guest::Nic::on_hub(args.nic.device(), n)).collect();
+    for (nic, paths) in guest.nics.iter_mut().zip(&args.socket) {
+        let (own, other) = paths.split_once(':').ok_or("--socket takes OWN:OTHER")?;
+        nic.cable = guest::Cable::Datagram(own.into(), other.into());
+    }
     guest.cpu_count = args.cpus;
     guest.hugepages = args.hugepages;
     guest.iova_bits = args.iova_bits;
