@@ -2,8 +2,8 @@
 //! counts a driver's instructions on any machine.
 //!
 //! A model does what the specification asks of a device, and only when it is told to: its caller
-//! decides when it looks, in which order it completes, and when it stalls. It reaches memory through
-//! an [`Iommu`], which panics where a real one would log a fault.
+//! decides when it looks, in which order it completes, and when it stalls. It reaches memory
+//! through an [`Iommu`], which panics where a real one would log a fault.
 
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};

@@ -162,7 +162,7 @@ pub(crate) fn run(guest: &Guest, tell: &mut dyn FnMut(&str)) -> Result<Ended, No
 /// What the guest boots into: a shell, the modules, the files and the command.
 fn initrd(guest: &Guest, kernel: &Kernel) -> Result<Vec<u8>, NotHere> {
     let mut archive = Archive::default();
-    for dir in ["dev", "proc", "sys", "root", "run", "etc", "bin", "sbin"] {
+    for dir in ["dev", "proc", "sys", "data", "run", "etc", "bin", "sbin"] {
         archive.dir(dir);
     }
     archive.dir_with("tmp", 0o1777);
@@ -171,7 +171,7 @@ fn initrd(guest: &Guest, kernel: &Kernel) -> Result<Vec<u8>, NotHere> {
     archive.file(
         "etc/passwd",
         0o644,
-        b"root:x:0:0::/root:/bin/sh\nuser:x:1000:1000::/tmp:/bin/sh\n",
+        b"root:x:0:0::/tmp:/bin/sh\nuser:x:1000:1000::/tmp:/bin/sh\n",
     );
     archive.file("etc/group", 0o644, b"root:x:0:\nuser:x:1000:\n");
     let wanted: Vec<&str> = MODULES.iter().chain(&guest.modules).copied().collect();
@@ -295,7 +295,7 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // Both fail if it has ended, which is what is wanted. A wedged QEMU ignores gentler signals.
+        // Both fail if it has ended, which is as good. A wedged QEMU ignores gentler signals.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

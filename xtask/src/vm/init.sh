@@ -2,7 +2,7 @@
 # First process of the guest: mounts, loads the modules, gives the NICs to vfio-pci, runs the
 # command, and says on the second serial line how it ended.
 /bin/busybox --install -s /bin
-export PATH=/bin:/usr/bin:/sbin HOME=/root LC_ALL=C
+export PATH=/bin:/usr/bin:/sbin HOME=/tmp LC_ALL=C
 mount -t proc proc /proc
 mount -t sysfs sys /sys
 mount -t devtmpfs dev /dev
@@ -44,7 +44,7 @@ if [ "$BIND" = 1 ]; then
 fi
 dmesg -c >/tmp/boot.dmesg
 echo "VM-READY $(cut -d' ' -f1 /proc/uptime)"
-cd /root || exit 1
+cd /data || exit 1
 # Through a pipe: what the command prints is not for a terminal.
 mkfifo /tmp/said
 cat </tmp/said &

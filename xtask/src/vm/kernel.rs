@@ -47,8 +47,8 @@ impl Kernel {
     }
 
     fn find(dir: &Path) -> Option<Self> {
-        let image = entries(&dir.join("root/boot")).into_iter();
-        let image = image.filter(|path| name_of(path).starts_with("vmlinuz-")).next_back()?;
+        let mut image = entries(&dir.join("root/boot")).into_iter();
+        let image = image.rfind(|path| name_of(path).starts_with("vmlinuz-"))?;
         let release = name_of(&image).strip_prefix("vmlinuz-")?.to_owned();
         let modules = ["lib/modules", "usr/lib/modules"]
             .map(|lib| dir.join("root").join(lib).join(&release))
@@ -157,12 +157,11 @@ fn fetch(dir: &Path, package: &str) -> Result<(), NotHere> {
     let mut download = quiet("apt-get");
     download.args(["download", "-o", "APT::Sandbox::User=root", package]).current_dir(dir);
     failed("apt-get download", download.output())?;
-    let deb = entries(dir).into_iter();
-    let deb = deb.filter(|path| {
+    let deb = entries(dir).into_iter().rfind(|path| {
         let name = name_of(path);
         name.starts_with(&format!("{package}_")) && name.ends_with(".deb")
     });
-    let deb = deb.last().ok_or_else(|| NotHere(format!("{package} did not arrive")))?;
+    let deb = deb.ok_or_else(|| NotHere(format!("{package} did not arrive")))?;
     failed("dpkg-deb -x", quiet("dpkg-deb").arg("-x").arg(&deb).arg(dir.join("root")).output())?;
     // Unpacked it is all there.
     let _ = std::fs::remove_file(deb);

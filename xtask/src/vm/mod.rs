@@ -35,7 +35,7 @@ Examples:
   cargo xtask vm -- barewire doctor
   cargo xtask vm --nic e1000e -- barewire info
   cargo xtask vm -- 'barewire pingpong --listen --once --port vfio:$NIC0 & barewire ...'
-  cargo xtask vm --with ./notes.txt -- cat /root/notes.txt")]
+  cargo xtask vm --with ./notes.txt -- cat notes.txt")]
 pub(crate) struct VmArgs {
     /// Kind of the guest's NICs.
     #[arg(long, value_enum, default_value = "virtio")]
@@ -61,7 +61,7 @@ pub(crate) struct VmArgs {
     /// Uses KVM, which has to work with an emulated IOMMU.
     #[arg(long)]
     kvm: bool,
-    /// Another program or file to take along: programs to /usr/bin, others to /root.
+    /// Another program or file to take along: programs to /usr/bin, others to where COMMAND starts.
     #[arg(long)]
     with: Vec<PathBuf>,
     /// A kernel module to load beside those of VFIO.
@@ -105,7 +105,7 @@ pub(crate) fn run(args: &VmArgs) -> Result<ExitCode, String> {
     guest = with_setup(guest);
     for file in &args.with {
         let name = file.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let dir = if packages::is_executable(file) { "usr/bin" } else { "root" };
+        let dir = if packages::is_executable(file) { "usr/bin" } else { "data" };
         guest.files.push((file.clone(), format!("{dir}/{name}")));
     }
     guest.command = command_line(&args.command);

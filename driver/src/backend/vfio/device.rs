@@ -289,7 +289,7 @@ impl Bar {
     }
 
     pub(super) fn read8(&self, at: usize) -> u8 {
-        // SAFETY: inside the mapping and aligned (`at`); reading a register has no effect on memory.
+        // SAFETY: inside the mapping and aligned (`at`); reading a register changes no memory.
         unsafe { self.at::<u8>(at).read_volatile() }
     }
 

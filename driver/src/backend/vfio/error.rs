@@ -98,8 +98,8 @@ pub enum VfioError {
     },
     /// There is no driver for this device.
     #[error(
-        "{bdf} is a {vendor:04x}:{device:04x}, for which there is no driver here; there are virtio-net \
-         (1af4:1041) and Intel 82574L (8086:10d3)"
+        "{bdf} is a {vendor:04x}:{device:04x}, for which there is no driver here; there are \
+         virtio-net (1af4:1041) and Intel 82574L (8086:10d3)"
     )]
     Unknown {
         /// The device.
