@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::time::{Duration, Instant};
 
 use barewire_driver::port::MacAddr;
+use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::waitpid;
 use nix::unistd::{ForkResult, Pid, fork};
 
@@ -200,6 +201,18 @@ impl First {
     /// As [`finish`](Self::finish).
     pub fn line_ns(&mut self) -> Result<f64, String> {
         Ok(self.line()?.median())
+    }
+
+    /// Stops the other process where it is, so that it takes no time from somebody else who is
+    /// measured on its processor.
+    pub fn pause(&self) {
+        // It may have ended, which the next command notices.
+        let _ = kill(self.pid, Signal::SIGSTOP);
+    }
+
+    /// Lets it go on.
+    pub fn resume(&self) {
+        let _ = kill(self.pid, Signal::SIGCONT);
     }
 
     fn ask(&mut self, kind: u64, args: [u64; 3]) {

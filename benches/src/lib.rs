@@ -19,6 +19,7 @@ mod place;
 pub mod remote;
 mod report;
 mod stats;
+pub mod wires;
 
 pub use args::Args;
 pub use place::Place;

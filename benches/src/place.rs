@@ -39,6 +39,11 @@ impl Place {
         }
     }
 
+    /// The number of the first or second processor.
+    pub fn cpu(self, which: usize) -> usize {
+        self.cpus[which]
+    }
+
     /// Keeps the calling thread on the first or second processor.
     ///
     /// # Errors

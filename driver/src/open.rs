@@ -23,6 +23,9 @@ mod wires;
 /// - `vfio:0000:05:00.0` is a NIC of its own, by its PCI address, with `mac=`, `mtu=9000`, `rx=512`
 ///   and `tx=512` (buffers) after a comma. See
 ///   [`VfioSettings`](crate::backend::vfio::VfioSettings).
+/// - `udp:10.0.0.1` or `udp:10.0.0.1:50000` carries frames inside UDP from that address of this
+///   host (or of that interface: `udp:eth0`), with `mtu=` as an option. See
+///   [`UdpSettings`](crate::backend::udp::UdpSettings).
 /// - `fault(loss=0.01,dup=0.001,reorder=0.01,corrupt=0.001,seed=7):PORT` spoils what `PORT` sends;
 ///   every option may be left out, and there are `delay_us=50`, `mtu=1500` and `hold=256` besides.
 ///   See [`FaultSettings`].
@@ -44,6 +47,7 @@ pub fn open(spec: &str) -> Result<Box<dyn Port>, OpenError> {
             let settings = crate::backend::dpdk::parse(spec).map_err(|why| bad(spec, why))?;
             Ok(Box::new(crate::backend::dpdk::DpdkPort::open(&settings)?))
         }
+        "udp" => wires::udp(spec),
         "fault" => {
             let (wrapper, options, inner) = wrapped(spec)?;
             let settings = fault_settings(wrapper, options)?;
@@ -84,6 +88,7 @@ const BUILT: &[&str] = &[
     "shm",
     "vfio",
     "afpacket",
+    "udp",
     #[cfg(feature = "dpdk")]
     "dpdk",
 ];
@@ -145,7 +150,6 @@ pub fn list() -> Vec<PortInfo> {
 
 /// Kinds that this build knows of and does not have.
 const NOT_BUILT: &[(&str, &str)] = &[
-    ("udp", "another host, inside UDP"),
     #[cfg(not(feature = "dpdk"))]
     ("dpdk", "a NIC driven by DPDK"),
 ];
@@ -229,7 +233,6 @@ fn unknown(spec: &str, kind: &str) -> OpenError {
             spec,
             "dpdk is not part of this build; build barewire with --features dpdk, or write shm",
         ),
-        "udp" => bad(spec, format!("{kind} is not part of this build; write shm or shm:NAME")),
         "loopback" => bad(spec, "loopback joins ports of one program only; write shm or shm:NAME"),
         _ => bad(spec, "no such kind of port; write shm or shm:NAME"),
     }
@@ -445,6 +448,8 @@ mod tests {
         assert!(file.exists());
         assert!(is_known(&spec) && is_known("shm") && is_known("afpacket:none"));
         assert!(!is_known("fault():infiniband:x") && !is_known("") && !is_known("vfio:1"));
+        let udp = open("udp:127.0.0.1:60007,mtu=1000").unwrap();
+        assert_eq!((udp.caps().name.as_str(), udp.caps().mtu), ("udp:127.0.0.1:60007", 1000));
         let other = open(&format!("shm:{name},mtu=9000")).unwrap();
         assert_eq!((other.caps().mtu, other.caps().lossless), (9000, true));
         assert!(list().iter().any(|p| p.spec == format!("shm:{name}") && p.why_not.is_none()));
@@ -458,7 +463,12 @@ mod tests {
             ("", "write shm"),
             ("eth0", "write shm"),
             ("shmem", "write shm"),
-            ("udp:10.0.0.1", "not part of this build"),
+            ("udp:192.0.2.1", "this host has "),
+            ("udp", "write udp:10.0.0.1"),
+            ("udp:", "write udp:10.0.0.1"),
+            ("udp:127.0.0.1:x", "invalid digit"),
+            ("udp:127.0.0.1:80", "49152 to 65535"),
+            ("udp:127.0.0.1,ring=7", "no option \"ring\""),
             ("afpacket", "write afpacket:eth0"),
             ("afpacket:", "write afpacket:eth0"),
             ("afpacket:eth0,speed=1", "no option \"speed\""),

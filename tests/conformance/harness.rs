@@ -59,8 +59,13 @@ pub(crate) fn the_fabric() -> Fabric {
     barewire::fabric(&FabricAttr::default()).unwrap()
 }
 
-/// Ports of one segment.
+/// Ports of one segment: of a loopback, or those that BAREWIRE_TEST_PORT names (`afpacket:lo`,
+/// `udp:127.0.0.1`), opened so many times.
 pub(crate) fn ports(count: usize) -> Vec<Box<dyn Port>> {
+    if let Ok(spec) = std::env::var("BAREWIRE_TEST_PORT") {
+        let open = |_| barewire_driver::open::open(&spec).unwrap_or_else(|e| panic!("{e}"));
+        return (0..count).map(open).collect();
+    }
     ports_with(count, LoopbackSettings::default())
 }
 

@@ -361,6 +361,10 @@ fn x40_x41_completion_levels() {
         (0..2_000).any(|_| p.a.read().is_some())
     };
     assert!(alone(OpFlags::INJECT | OpFlags::INJECT_COMPLETE));
+    if !p.a.domain.port().lossless {
+        // Nothing else completes without the peer.
+        return;
+    }
     // On a port that loses nothing, what was handed over survives its sender.
     assert!(alone(OpFlags::TRANSMIT_COMPLETE));
     assert!(!alone(OpFlags::DELIVERY_COMPLETE));

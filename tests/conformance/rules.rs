@@ -174,6 +174,10 @@ fn r7_flags_of_a_msg_call_replace_those_of_the_endpoint() {
     let mut plan = Plan::default();
     plan.info.tx_attr.op_flags = OpFlags::DELIVERY_COMPLETE;
     let p = Pair::new(&plan);
+    if !p.a.domain.port().lossless {
+        // There everything waits for the peer, and the two cannot be told apart.
+        return;
+    }
     p.meet();
     let only_a = || (0..1000).find_map(|_| p.a.read());
     p.a.ep.send(buf(8, 1), p.a.peer, 1).unwrap();

@@ -227,10 +227,7 @@ impl Nodes {
     /// What the system said.
     pub fn enter(&self, node: usize) -> Result<(), String> {
         let user = self.user.as_ref().map(File::as_raw_fd);
-        for fd in user.into_iter().chain([self.nets[node].as_raw_fd()]) {
-            setns(fd).map_err(|e| format!("setns: {e}"))?;
-        }
-        Ok(())
+        enter_all([user, Some(self.nets[node].as_raw_fd())]).map_err(|e| format!("setns: {e}"))
     }
 }
 
@@ -244,13 +241,23 @@ fn setns(fd: RawFd) -> std::io::Result<()> {
     if unsafe { libc::setns(fd, 0) } < 0 { Err(std::io::Error::last_os_error()) } else { Ok(()) }
 }
 
+/// Enters a user and a network namespace, where given. Makes system calls only.
+fn enter_all([user, net]: [Option<RawFd>; 2]) -> std::io::Result<()> {
+    if let Some(user) = user {
+        match setns(user) {
+            // We are in it already, which is refused. If it is another, the next call fails.
+            Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {}
+            other => other?,
+        }
+    }
+    net.map_or(Ok(()), setns)
+}
+
 /// Makes the child enter the namespaces before it becomes the program, keep `kept` open, and die
 /// with the thread that started it.
 fn entering(command: &mut Command, user: Option<RawFd>, net: Option<RawFd>, kept: Option<RawFd>) {
     let enter = move || {
-        for fd in [user, net].into_iter().flatten() {
-            setns(fd)?;
-        }
+        enter_all([user, net])?;
         // SAFETY: both take numbers and touch no memory. The signal is forgotten when a process
         // gains rights, so it is set after that.
         unsafe {

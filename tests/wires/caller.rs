@@ -42,6 +42,7 @@ pub(crate) fn run() {
         // The echo's last message has to be acknowledged while we wait for orders.
         node.domain.progress().unwrap();
         match orders.try_recv() {
+            Ok(order) if order == "COUNT" => say(&counts(&node)),
             Ok(order) => {
                 let Some(len) = order.strip_prefix("CALL ") else { return };
                 call(&node, peer, len.parse().unwrap());
@@ -51,6 +52,19 @@ pub(crate) fn run() {
             Err(TryRecvError::Disconnected) => return,
         }
     }
+}
+
+/// What the port dropped and the node refused.
+fn counts(node: &Node) -> String {
+    let mac = node.domain.port().mac;
+    // Published a hundred times a second while the loop turns.
+    let until = Instant::now() + Duration::from_millis(50);
+    while Instant::now() < until {
+        node.domain.progress().unwrap();
+    }
+    let seen = stats::read_all().unwrap().into_iter().find(|s| s.mac == mac && s.alive).unwrap();
+    let refused: u64 = seen.refused.iter().map(|(_cause, count)| count).sum();
+    format!("COUNTS {} {refused}", node.domain.port_counters().unwrap().rx_dropped)
 }
 
 fn call(node: &Node, peer: FiAddr, len: usize) {

@@ -8,6 +8,9 @@ use barewire_tests::nodes::{FABRIC, Nodes, or_skip};
 use crate::start;
 use crate::supervisor::{PATIENCE, Worker};
 
+const AFPACKET: &str = "afpacket:fab0";
+const UDP: &str = "udp:fab0";
+
 /// A sender in node 0 and a receiver in node 1 that talk.
 struct Stream {
     nodes: Nodes,
@@ -24,10 +27,10 @@ enum Said {
 }
 
 impl Stream {
-    fn new() -> Option<Self> {
+    fn new(port: &str) -> Option<Self> {
         let nodes = or_skip(Nodes::pair(1500))?;
-        let mut receiver = start(&nodes, 1, "traffic", "afpacket:fab0");
-        let mut sender = start(&nodes, 0, "sender", "afpacket:fab0");
+        let mut receiver = start(&nodes, 1, "traffic", port);
+        let mut sender = start(&nodes, 0, "sender", port);
         sender.say(&format!("PEER {}", receiver.addr));
         receiver.say("QUIET");
         receiver.answer("DRAINED");
@@ -108,20 +111,22 @@ const NOTICED: Duration = Duration::from_millis(2_200 + 300);
 
 #[test]
 fn a_link_that_flaps_for_a_second_is_no_error() {
-    let Some(mut stream) = Stream::new() else { return };
-    for node in [0, 1] {
-        stream.ip(node, "link set fab0 down");
-        stream.pause(FLAP);
-        stream.ip(node, "link set fab0 up");
-        stream.flows();
+    for port in [AFPACKET, UDP] {
+        let Some(mut stream) = Stream::new(port) else { return };
+        for node in [0, 1] {
+            stream.ip(node, "link set fab0 down");
+            stream.pause(FLAP);
+            stream.ip(node, "link set fab0 up");
+            stream.flows();
+        }
+        stream.end();
     }
-    stream.end();
 }
 
 #[test]
 fn a_link_that_stays_down_ends_operations_with_an_error() {
-    for node in [0, 1] {
-        let Some(mut stream) = Stream::new() else { return };
+    for (port, node) in [(AFPACKET, 0), (AFPACKET, 1), (UDP, 0)] {
+        let Some(mut stream) = Stream::new(port) else { return };
         stream.ip(node, "link set fab0 down");
         let (code, took) = stream.fails();
         assert_eq!(code, FI_EHOSTUNREACH);
@@ -132,7 +137,7 @@ fn a_link_that_stays_down_ends_operations_with_an_error() {
 
 #[test]
 fn an_interface_that_is_renamed_goes_on() {
-    let Some(mut stream) = Stream::new() else { return };
+    let Some(mut stream) = Stream::new(AFPACKET) else { return };
     stream.ip(0, "link set fab0 down");
     stream.ip(0, "link set fab0 name other0");
     stream.ip(0, "link set other0 up");
@@ -142,7 +147,7 @@ fn an_interface_that_is_renamed_goes_on() {
 
 #[test]
 fn an_interface_that_is_removed_is_an_error_at_once() {
-    let Some(mut stream) = Stream::new() else { return };
+    let Some(mut stream) = Stream::new(AFPACKET) else { return };
     stream.ip(0, "link del fab0");
     let (code, took) = stream.fails();
     assert_eq!(code, FI_ENETDOWN);
@@ -152,7 +157,7 @@ fn an_interface_that_is_removed_is_an_error_at_once() {
 
 #[test]
 fn frames_longer_than_a_lowered_mtu_wait_for_a_while_and_then_fail() {
-    let Some(mut stream) = Stream::new() else { return };
+    let Some(mut stream) = Stream::new(AFPACKET) else { return };
     for node in [0, 1] {
         stream.ip(node, "link set fab0 mtu 600");
         stream.pause(FLAP);

@@ -13,8 +13,11 @@ mod supervisor;
 mod worker;
 
 mod caller;
+mod environment;
+mod foreign;
 mod links;
 mod messages;
+mod raw;
 
 use std::process::Command;
 
@@ -28,6 +31,13 @@ fn worker_process() {
         match &*role.to_string_lossy() {
             "caller" => caller::run(),
             "sender" => caller::send_on(),
+            "noise" => foreign::make_noise(),
+            "datagrams" => foreign::send_datagrams(),
+            "opener" => environment::try_open(),
+            "powerless" => {
+                environment::without_power();
+                environment::try_open();
+            }
             role => worker::run(role),
         }
         // Without the summary of a test run.

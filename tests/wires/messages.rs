@@ -5,8 +5,21 @@ use barewire_tests::nodes::{FABRIC, Nodes, or_skip};
 use crate::rounds::kill_rounds;
 use crate::start;
 
+/// What the caller counted.
+#[derive(Debug)]
+pub(crate) struct Counts {
+    /// Frames that its port dropped.
+    pub(crate) rx_dropped: u64,
+    /// Frames that its node refused.
+    pub(crate) refused: u64,
+}
+
 /// Every length there and back between a caller in node 0 and an echo in node 1.
-fn there_and_back(nodes: &Nodes, ports: [&str; 2], sizes: impl Fn(usize) -> Vec<usize>) {
+pub(crate) fn there_and_back(
+    nodes: &Nodes,
+    ports: [&str; 2],
+    mut sizes: impl FnMut(usize) -> Vec<usize>,
+) -> Counts {
     let mut echo = start(nodes, 1, "echo", ports[1]);
     let mut caller = start(nodes, 0, "caller", ports[0]);
     let (addr, mtu) = caller.addr.split_once(" mtu ").unwrap();
@@ -21,9 +34,14 @@ fn there_and_back(nodes: &Nodes, ports: [&str; 2], sizes: impl Fn(usize) -> Vec<
         echo.answer("ECHOED");
     }
     echo.say("END");
+    caller.say("COUNT");
+    let counts = caller.answer("COUNTS");
+    let mut counts = counts.split_whitespace().map(|n| n.parse().unwrap());
+    let counts = Counts { rx_dropped: counts.next().unwrap(), refused: counts.next().unwrap() };
     caller.say("END");
     echo.finish();
     caller.finish();
+    counts
 }
 
 /// Lengths around every limit of the port and the protocol.
@@ -37,7 +55,8 @@ fn fewer_sizes(mtu: usize) -> Vec<usize> {
     vec![0, 1, 256, 257, mtu - 38, mtu, mtu + 1, 16_385, 1 << 20]
 }
 
-const AFPACKET: &str = "afpacket:fab0";
+pub(crate) const AFPACKET: &str = "afpacket:fab0";
+pub(crate) const UDP: &str = "udp:fab0";
 
 #[test]
 fn every_length_over_a_wire() {
@@ -55,11 +74,30 @@ fn every_length_in_jumbo_frames_without_any_privilege() {
     });
 }
 
+#[test]
+fn every_length_inside_udp() {
+    let Some(nodes) = or_skip(Nodes::pair(1500)) else { return };
+    there_and_back(&nodes, [UDP; 2], |mtu| {
+        assert_eq!(mtu, 1500 - 42);
+        all_sizes(mtu)
+    });
+}
+
+/// Loss by our port one way, by the kernel the other.
+#[test]
+fn every_length_inside_udp_that_gets_lost() {
+    let Some(nodes) = or_skip(Nodes::pair(9000)) else { return };
+    if or_skip(nodes.lose(0, FABRIC, 5)).is_some() {
+        let port = format!("fault(loss=0.05,seed=5):{UDP}");
+        there_and_back(&nodes, [&port, UDP], fewer_sizes);
+    }
+}
+
 /// The two ends carry different sizes: the smaller one rules.
 #[test]
 fn every_length_between_unequal_ports() {
     let Some(nodes) = or_skip(Nodes::pair(9000)) else { return };
-    there_and_back(&nodes, [AFPACKET, "afpacket:fab0,mtu=600"], all_sizes);
+    there_and_back(&nodes, [AFPACKET, "afpacket:fab0,mtu=600"], fewer_sizes);
 }
 
 #[test]
@@ -110,6 +148,13 @@ fn kills_over_a_wire() {
     let Some(nodes) = or_skip(Nodes::pair(1500)) else { return };
     let begin = |place, _name: &str| start(&nodes, place, "traffic", AFPACKET);
     kill_rounds("kills-wire", begin, 12, 3);
+}
+
+#[test]
+fn kills_inside_udp() {
+    let Some(nodes) = or_skip(Nodes::pair(1500)) else { return };
+    let begin = |place, _name: &str| start(&nodes, place, "traffic", "udp:fab0:50000");
+    kill_rounds("kills-udp", begin, 12, 5);
 }
 
 #[test]

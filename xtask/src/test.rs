@@ -193,7 +193,8 @@ fn run_suite(suite: Suite, nightly: bool, ci: bool) -> Result<Counts, String> {
         }
         Suite::Tidy => integration(suite, nightly, "tests/tidy.rs")?,
         Suite::E2e => e2e(suite, nightly)?,
-        Suite::Sim | Suite::Wires | Suite::Conformance => {
+        Suite::Wires => wires(suite, nightly)?,
+        Suite::Sim | Suite::Conformance => {
             integration(suite, nightly, &format!("tests/{}/main.rs", suite.name()))?
         }
         Suite::Provider => provider(suite, nightly)?,
@@ -248,17 +249,31 @@ fn cargo_test(suite: Suite, nightly: bool, args: &[&str], inside: bool) -> Resul
         ];
     }
     for args in runs {
-        let mut command = Command::new(cargo());
-        command.arg("test").args(args).args(["--no-fail-fast", "--", "--show-output"]);
-        let ended = start(suite, nightly, &mut command)?;
-        let tests = read_tests(&ended.output);
-        outcome.counts += tests.counts;
-        outcome.skips.extend(tests.skips);
-        if !ended.ok {
-            // It did not build, or a test took its whole process down.
-            outcome.counts.failed += u64::from(tests.counts.failed == 0);
-            outcome.output.push_str(&failures(&ended.output));
-        }
+        let one = cargo_test_with(suite, nightly, &args, &[])?;
+        outcome.counts += one.counts;
+        outcome.skips.extend(one.skips);
+        outcome.output.push_str(&one.output);
+    }
+    Ok(outcome)
+}
+
+/// Runs `cargo test ARGS` with variables of the environment.
+fn cargo_test_with(
+    suite: Suite,
+    nightly: bool,
+    args: &[&str],
+    env: &[(&str, &str)],
+) -> Result<Outcome, String> {
+    let mut command = Command::new(cargo());
+    command.arg("test").args(args).args(["--no-fail-fast", "--", "--show-output"]);
+    command.envs(env.iter().copied());
+    let ended = start(suite, nightly, &mut command)?;
+    let tests = read_tests(&ended.output);
+    let mut outcome = Outcome { counts: tests.counts, skips: tests.skips, output: String::new() };
+    if !ended.ok {
+        // It did not build, or a test took its whole process down.
+        outcome.counts.failed += u64::from(tests.counts.failed == 0);
+        outcome.output = failures(&ended.output);
     }
     Ok(outcome)
 }
@@ -280,6 +295,28 @@ fn provider(suite: Suite, nightly: bool) -> Result<Outcome, String> {
         return Ok(Outcome::single(false, ended.output));
     }
     integration(suite, nightly, "tests/provider/main.rs")
+}
+
+/// Runs the suite `wires`, and `conformance` once more over each port that two domains of one
+/// process can meet on, in a network namespace of its own.
+fn wires(suite: Suite, nightly: bool) -> Result<Outcome, String> {
+    let mut outcome = integration(suite, nightly, "tests/wires/main.rs")?;
+    let unshare = if nix::unistd::geteuid().is_root() { "-n" } else { "-Urn" };
+    let runner = format!(
+        "target.'cfg(all())'.runner = ['unshare', '{unshare}', 'sh', '-c', \
+         'ip link set lo up; exec \"$@\"', 'sh']"
+    );
+    for port in ["afpacket:lo", "udp:127.0.0.1"] {
+        let args = ["--config", &runner, "--package", "barewire-tests", "--test", "conformance"];
+        let env = [("BAREWIRE_TEST_PORT", port)];
+        let over = cargo_test_with(suite, nightly, &args, &env)?;
+        outcome.counts += over.counts;
+        outcome.skips.extend(over.skips);
+        if over.counts.failed > 0 {
+            outcome.output.push_str(&format!("conformance over {port}:\n{}", over.output));
+        }
+    }
+    Ok(outcome)
 }
 
 /// Runs every test of `barewire-tests` that has no suite of its own, so that none is forgotten.

@@ -81,6 +81,11 @@ impl Batch {
         }
     }
 
+    /// Where the first that is left goes.
+    pub(super) fn first_name(&self) -> Option<libc::sockaddr_in> {
+        self.names.as_ref().map(|names| names[self.first])
+    }
+
     fn one(&mut self, fd: RawFd) -> io::Result<usize> {
         let bytes = &self.bytes[self.first * self.slot_len..][..self.lens[self.first]];
         let name = self.names.as_ref().map(|names| &names[self.first]);

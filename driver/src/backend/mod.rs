@@ -9,9 +9,14 @@ mod hairpin;
 pub mod loopback;
 pub mod pcap;
 pub mod shm;
+pub mod udp;
 pub mod vfio;
 
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::time::Duration;
+
+use nix::sys::eventfd::{EfdFlags, EventFd};
 
 /// Sleeps until one of `fds` has something, at most for `timeout`. May return early.
 fn sleep(fds: &mut [libc::pollfd], timeout: Duration) {
@@ -25,4 +30,62 @@ fn sleep(fds: &mut [libc::pollfd], timeout: Duration) {
         let (at, count) = (fds.as_mut_ptr(), fds.len() as libc::nfds_t);
         libc::ppoll(at, count, &raw const timeout, std::ptr::null());
     }
+}
+
+/// An entry for [`sleep`]: until `fd` can be read.
+fn readable(fd: RawFd) -> libc::pollfd {
+    libc::pollfd { fd, events: libc::POLLIN, revents: 0 }
+}
+
+/// Wakes who sleeps in [`sleep`].
+struct Bell(EventFd);
+
+impl Bell {
+    fn new() -> io::Result<Self> {
+        let flags = EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC;
+        Ok(Self(EventFd::from_value_and_flags(0, flags)?))
+    }
+
+    fn fd(&self) -> RawFd {
+        self.0.as_fd().as_raw_fd()
+    }
+
+    fn ring(&self) {
+        // Fails only if the count would pass 2^64 - 2.
+        let _ = self.0.write(1);
+    }
+
+    fn clear(&self) {
+        // Fails only if another sleeper has done it.
+        let _ = self.0.read();
+    }
+}
+
+/// A descriptor that a system call returned, or the error.
+fn owned(fd: RawFd) -> io::Result<OwnedFd> {
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel has just made it for us, so nobody else closes it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Sets an option of a socket.
+fn set_option<T>(fd: RawFd, level: i32, option: i32, value: &T) -> io::Result<()> {
+    let len = size_of::<T>() as libc::socklen_t;
+    // SAFETY: the kernel reads `len` bytes of a value that lives across the call, and of a filter
+    // also the program that it points to, which its caller keeps.
+    let done =
+        unsafe { libc::setsockopt(fd, level, option, std::ptr::from_ref(value).cast(), len) };
+    if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Takes the error that is left on a socket, so that [`sleep`] does not return for it again.
+fn clear_error(fd: RawFd) {
+    let mut error: libc::c_int = 0;
+    let mut len = size_of::<libc::c_int>() as libc::socklen_t;
+    let (level, option) = (libc::SOL_SOCKET, libc::SO_ERROR);
+    // SAFETY: the kernel writes at most `len` bytes to `error`, which is as long. There is nothing
+    // to be done about what it says.
+    unsafe { libc::getsockopt(fd, level, option, (&raw mut error).cast(), &raw mut len) };
 }

@@ -2,6 +2,7 @@
 
 use super::{OpenError, PortInfo, bad, parse};
 use crate::backend::afpacket::{AfPacket, AfPacketSettings, links};
+use crate::backend::udp::{Udp, UdpSettings, addresses};
 use crate::port::Port;
 
 /// Opens `afpacket:INTERFACE,...`.
@@ -35,7 +36,32 @@ fn afpacket_settings(spec: &str) -> Result<AfPacketSettings, OpenError> {
     Ok(settings)
 }
 
-/// The interfaces of this machine.
+/// Opens `udp:ADDRESS,...`.
+pub(super) fn udp(spec: &str) -> Result<Box<dyn Port>, OpenError> {
+    Ok(Box::new(Udp::open(&udp_settings(spec)?)?))
+}
+
+fn udp_settings(spec: &str) -> Result<UdpSettings, OpenError> {
+    let rest = spec.strip_prefix("udp:").unwrap_or("");
+    let mut parts = rest.split(',');
+    let place = parts.next().filter(|place| !place.is_empty());
+    let place = place.ok_or_else(|| {
+        bad(spec, "which address of this host? write udp:10.0.0.1, or udp:eth0 for that of eth0")
+    })?;
+    let (host, port) = place.split_once(':').map_or((place, None), |(h, p)| (h, Some(p)));
+    let mut settings = UdpSettings::at(host);
+    settings.port = port.map(|port| parse(spec, port)).transpose()?;
+    for part in parts {
+        let (key, value) = part.split_once('=').unwrap_or((part, ""));
+        match key {
+            "mtu" => settings.mtu = Some(parse(spec, value)?),
+            _ => return Err(bad(spec, format!("no option \"{key}\"; there is mtu="))),
+        }
+    }
+    Ok(settings)
+}
+
+/// The interfaces of this machine, and its addresses.
 pub(super) fn list() -> Vec<PortInfo> {
     let mut ports: Vec<PortInfo> = links()
         .into_iter()
@@ -53,6 +79,10 @@ pub(super) fn list() -> Vec<PortInfo> {
         let what = "any Linux network interface, through the kernel".into();
         let why_not = Some("no Ethernet interface here, see: ip link".into());
         ports.push(PortInfo { spec: "afpacket".into(), what, why_not });
+    }
+    for (name, ip) in addresses() {
+        let what = format!("another host, inside UDP from {name}");
+        ports.push(PortInfo { spec: format!("udp:{ip}"), what, why_not: None });
     }
     ports
 }

@@ -6,8 +6,9 @@
 use std::ffi::CStr;
 use std::io;
 use std::mem::size_of;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
+use super::super::owned;
 use crate::port::MacAddr;
 
 /// What an interface is and how it is doing.
@@ -100,12 +101,20 @@ impl Asker {
     /// # Errors
     /// `ENODEV`: it is gone.
     pub(super) fn link_at(&self, index: u32) -> io::Result<Link> {
-        let mut request = Request { name: [0; libc::IFNAMSIZ], value: [0; 24] };
-        request.value[..4].copy_from_slice(&index.to_ne_bytes());
-        self.ask(libc::SIOCGIFNAME, &mut request)?;
-        let name = CStr::from_bytes_until_nul(&request.name);
-        let name = name.map(|name| name.to_string_lossy().into_owned());
-        self.link(&name.map_err(|_unterminated| io::Error::from_raw_os_error(libc::ENODEV))?)
+        loop {
+            let mut request = Request { name: [0; libc::IFNAMSIZ], value: [0; 24] };
+            request.value[..4].copy_from_slice(&index.to_ne_bytes());
+            self.ask(libc::SIOCGIFNAME, &mut request)?;
+            let name = CStr::from_bytes_until_nul(&request.name);
+            let name = name.map_or_else(|_| String::new(), |n| n.to_string_lossy().into_owned());
+            match self.link(&name) {
+                Ok(link) if link.index == index => return Ok(link),
+                // It got another name meanwhile, or none.
+                Ok(_) => {}
+                Err(e) if e.raw_os_error() == Some(libc::ENODEV) => {}
+                Err(e) => return Err(e),
+            }
+        }
     }
 
     /// Link speed, bit/s; 0 if the driver does not say.
@@ -143,15 +152,6 @@ impl LowHalf for u32 {
         let bytes = self.to_ne_bytes();
         u16::from_ne_bytes([bytes[0], bytes[1]])
     }
-}
-
-/// A descriptor that a system call returned.
-pub(super) fn owned(fd: RawFd) -> io::Result<OwnedFd> {
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the kernel has just made it for us, so nobody else closes it.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
 /// The interfaces of this network namespace, by number.

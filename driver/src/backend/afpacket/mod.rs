@@ -27,14 +27,13 @@ mod ring;
 mod socket;
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use nix::sys::eventfd::{EfdFlags, EventFd};
-
+use super::Bell;
 use super::batch::Batch;
 use crate::clock::now_ns;
 use crate::frame::{ETH_HDR_LEN, ETHERTYPE, TxFrame};
@@ -182,7 +181,7 @@ impl AfPacketSettings {
 struct Shared {
     socket: OwnedFd,
     watch: Watch,
-    wake: EventFd,
+    bell: Bell,
     /// A sleeper saw something other than a frame.
     look: AtomicBool,
 }
@@ -243,8 +242,7 @@ impl AfPacket {
             socket::join(fd, &link, mac).map_err(os)?;
         }
         socket::bind(fd, &link, settings.ethertype).map_err(os)?;
-        let flags = EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC;
-        let wake = EventFd::from_value_and_flags(0, flags).map_err(|e| os(e.into()))?;
+        let bell = Bell::new().map_err(os)?;
         let look = AtomicBool::new(true);
         let caps = PortCaps {
             mac,
@@ -270,7 +268,7 @@ impl AfPacket {
             looked_ns: 0,
             too_long_ns: None,
             told: Vec::new(),
-            shared: Arc::new(Shared { socket, watch, wake, look }),
+            shared: Arc::new(Shared { socket, watch, bell, look }),
             _claim: claim,
         })
     }
@@ -355,10 +353,17 @@ impl AfPacket {
             return Ok(());
         }
         self.looked_ns = now;
-        let Ok(link) = self.asker.link_at(self.link.index) else {
-            let name = &self.link.name;
-            let why = format!("the interface {name} was removed; see: ip link, and open it again");
-            return Err(PortGone::new(&self.caps.name, &why));
+        let link = match self.asker.link_at(self.link.index) {
+            Ok(link) => link,
+            Err(e) if e.raw_os_error() == Some(libc::ENODEV) => {
+                let name = &self.link.name;
+                let why = format!("interface {name} was removed; see: ip link, and open it again");
+                return Err(PortGone::new(&self.caps.name, &why));
+            }
+            Err(error) => {
+                tracing::warn!(port = %self.caps.name, %error, "cannot ask for the interface");
+                return Ok(());
+            }
         };
         let was = std::mem::replace(&mut self.link, link);
         self.tell(&was);
@@ -496,30 +501,21 @@ struct Waiter(Arc<Shared>);
 
 impl PortWaiter for Waiter {
     fn wait(&self, timeout: Duration) {
-        let Shared { socket, watch, wake, look } = &*self.0;
-        let [mut frames, mut changes, mut woken] =
-            [socket.as_raw_fd(), watch.fd(), wake.as_fd().as_raw_fd()].map(|fd| libc::pollfd {
-                fd,
-                events: libc::POLLIN,
-                revents: 0,
-            });
-        // An interface that is down is an error of the socket until somebody reads it.
-        frames.events |= libc::POLLERR;
-        let mut fds = [frames, changes, woken];
+        let Shared { socket, watch, bell, look } = &*self.0;
+        let mut fds = [socket.as_raw_fd(), watch.fd(), bell.fd()].map(super::readable);
         super::sleep(&mut fds, timeout);
-        [frames, changes, woken] = fds;
+        let [frames, changes, woken] = fds;
         if changes.revents != 0 || frames.revents & libc::POLLERR != 0 {
-            socket::clear_error(socket.as_raw_fd());
+            // An interface that went down is an error of the socket until somebody takes it.
+            super::clear_error(socket.as_raw_fd());
             look.store(true, Relaxed);
         }
         if woken.revents != 0 {
-            // Fails only if another sleeper has read it.
-            let _ = wake.read();
+            bell.clear();
         }
     }
 
     fn wake(&self) {
-        // Fails only if the count would pass 2^64 - 2.
-        let _ = self.0.wake.write(1);
+        self.0.bell.ring();
     }
 }

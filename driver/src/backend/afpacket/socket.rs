@@ -4,7 +4,8 @@ use std::io;
 use std::mem::size_of;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
-use super::link::{Link, owned};
+use super::super::{owned, set_option};
+use super::link::Link;
 use crate::port::MacAddr;
 
 /// Asked for as the socket's send buffer: a burst of the longest frames.
@@ -12,16 +13,7 @@ const SEND_BUFFER: libc::c_int = 4 << 20;
 
 /// Sets an option of the packet layer.
 pub(super) fn set<T>(fd: RawFd, option: libc::c_int, value: &T) -> io::Result<()> {
-    set_at(fd, libc::SOL_PACKET, option, value)
-}
-
-fn set_at<T>(fd: RawFd, level: libc::c_int, option: libc::c_int, value: &T) -> io::Result<()> {
-    let len = size_of::<T>() as libc::socklen_t;
-    // SAFETY: the kernel reads `len` bytes of a value that lives across the call; for a filter
-    // also the program that it points to, which its caller keeps.
-    let done =
-        unsafe { libc::setsockopt(fd, level, option, std::ptr::from_ref(value).cast(), len) };
-    if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    set_option(fd, libc::SOL_PACKET, option, value)
 }
 
 /// A raw socket that hears nothing yet.
@@ -40,13 +32,13 @@ pub(super) fn prepare(fd: RawFd, ethertype: u16, mac: MacAddr) -> io::Result<()>
     let on: libc::c_int = 1;
     // Straight to the driver, past the queueing discipline: the fabric has windows of its own.
     set(fd, libc::PACKET_QDISC_BYPASS, &on)?;
-    if set_at(fd, libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, &SEND_BUFFER).is_err() {
+    if set_option(fd, libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, &SEND_BUFFER).is_err() {
         // Without CAP_NET_ADMIN it is cut to the system's limit, which is enough to work.
-        set_at(fd, libc::SOL_SOCKET, libc::SO_SNDBUF, &SEND_BUFFER)?;
+        set_option(fd, libc::SOL_SOCKET, libc::SO_SNDBUF, &SEND_BUFFER)?;
     }
     let mut program = filter(ethertype, mac);
     let program = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
-    set_at(fd, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, &program)
+    set_option(fd, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, &program)
 }
 
 /// Makes the interface take frames to `mac`, which is not its own: by its address filter, or by
@@ -85,16 +77,6 @@ pub(super) fn lost(fd: RawFd) -> u64 {
     let done =
         unsafe { libc::getsockopt(fd, level, option, (&raw mut stats).cast(), &raw mut len) };
     if done < 0 { 0 } else { stats.tp_drops.into() }
-}
-
-/// Takes the error that an interface going down leaves on the socket.
-pub(super) fn clear_error(fd: RawFd) {
-    let mut error: libc::c_int = 0;
-    let mut len = size_of::<libc::c_int>() as libc::socklen_t;
-    let (level, option) = (libc::SOL_SOCKET, libc::SO_ERROR);
-    // SAFETY: the kernel writes at most `len` bytes to `error`, which is as long. What it says the
-    // interface itself tells better, so nothing is done with it.
-    unsafe { libc::getsockopt(fd, level, option, (&raw mut error).cast(), &raw mut len) };
 }
 
 /// The name that keeps `mac` on interface `index` for one process. It is one of the network

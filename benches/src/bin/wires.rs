@@ -1,0 +1,254 @@
+//! Half a round trip of 64 bytes between two network namespaces joined by a veth: the fabric's
+//! ports `afpacket` and `udp` against raw sockets on the same wire, the kernel's UDP and TCP, and
+//! libfabric's `fi_pingpong` over its tcp and udp providers.
+//!
+//! All of them play by turns, on the same two processors, spinning; every round measures the round
+//! trip of a cache line before and after, and only rounds that begin and end in the state in which
+//! most do are compared. Run it with real-time priority on a machine that does other things:
+//! `chrt -r 50 target/release/wires`.
+
+use std::net::SocketAddr;
+use std::process::Command;
+
+use barewire::EpAddr;
+use barewire_benches::duo::{First, Second, Task, start};
+use barewire_benches::end::{End, Made};
+use barewire_benches::wires::{Fabric, LEN, Pingpong, Ring, Socket, Tcp, Udp, Wire, ping, pong};
+use barewire_benches::{Args, Place, Report, Row, Sample, median};
+use barewire_driver::port::MacAddr;
+use barewire_tests::nodes::{FABRIC, Nodes, address};
+
+/// What plays, in the order in which it does; the second process knows them by their number.
+const AFPACKET: usize = 0;
+const SOCKET: usize = 1;
+const RING: usize = 2;
+const KERNEL_UDP: usize = 3;
+const KERNEL_TCP: usize = 4;
+const UDP: usize = 5;
+const OURS: usize = 6;
+/// Programs of libfabric, after those of ours.
+const FI_TCP: usize = 6;
+const FI_RXD: usize = 7;
+const PLAYERS: usize = 8;
+
+const NAMES: [&str; PLAYERS] = [
+    "afpacket-64B",
+    "raw-socket-64B",
+    "raw-ring-64B",
+    "kernel-udp-64B",
+    "kernel-tcp-64B",
+    "udp-64B",
+    "fi-tcp-64B",
+    "fi-rxd-64B",
+];
+
+/// Case, what is measured and what it is set against.
+const CASES: [(&str, usize, usize); 7] = [
+    ("afpacket-64B/raw", AFPACKET, SOCKET),
+    ("afpacket-64B/raw-ring", AFPACKET, RING),
+    ("afpacket-64B/tcp", AFPACKET, FI_TCP),
+    ("afpacket-64B/rxd", AFPACKET, FI_RXD),
+    ("afpacket-64B/kernel-udp", AFPACKET, KERNEL_UDP),
+    ("afpacket-64B/kernel-tcp", AFPACKET, KERNEL_TCP),
+    ("udp-64B/kernel-udp", UDP, KERNEL_UDP),
+];
+
+const PROGRAMS: [Pingpong; 2] = [
+    Pingpong { provider: "tcp", control: 47_700 },
+    Pingpong { provider: "udp;ofi_rxd", control: 47_800 },
+];
+
+/// Round trips that are timed together.
+const CHUNK: u64 = 50;
+
+/// Between a cache line that goes to and fro in one place and one that crosses the machine.
+const NEAR_NS: f64 = 250.0;
+
+fn main() {
+    let args = Args::read();
+    let mut report = Report::new("wires", &args);
+    if let Err(why) = measure(&args, &mut report) {
+        // The first word says to xtask that nothing is wrong with the bench.
+        println!("SKIPPED: {why}");
+    }
+}
+
+fn measure(args: &Args, report: &mut Report) -> Made<()> {
+    let nodes = Nodes::pair(1500)?;
+    let mut first = start(|second| serve(second, &nodes))?;
+    nodes.enter(0)?;
+    let mut players = open(0, |mac| first.meet(mac))?;
+    let rounds = Rounds::play(args, &mut first, &mut players, &nodes)?;
+    rounds.tell(args, report);
+    Ok(())
+}
+
+fn at(node: usize, port: u16) -> Made<SocketAddr> {
+    format!("{}:{port}", address(node)).parse().map_err(|e| format!("{e}"))
+}
+
+/// The ends of node `me`, which has entered its namespace. `meet` exchanges addresses.
+fn open(me: usize, mut meet: impl FnMut(MacAddr) -> MacAddr) -> Made<Vec<Box<dyn Wire>>> {
+    let mut fabrics = Vec::new();
+    for spec in [format!("afpacket:{FABRIC}"), format!("udp:{FABRIC}:50000")] {
+        let mut end = Fabric::open(&spec)?;
+        let mac = meet(end.0.addr().mac);
+        end.0.connect(EpAddr { mac, incarnation: 0, ..end.0.addr() });
+        fabrics.push(end);
+    }
+    let [Some(udp), Some(afpacket)] = [fabrics.pop(), fabrics.pop()] else { unreachable!() };
+    let (here, there) = (at(me, 40_000)?, at(1 - me, 40_000)?);
+    let tcp = if me == 1 { Tcp::listen(here)? } else { Tcp::connect(there)? };
+    Ok(vec![
+        Box::new(afpacket),
+        Box::new(Socket::open(FABRIC)?),
+        Box::new(Ring::open(FABRIC)?),
+        Box::new(Udp::open(here, there)?),
+        Box::new(tcp),
+        Box::new(udp),
+    ])
+}
+
+/// The second process.
+fn serve(second: &Second, nodes: &Nodes) -> Made<()> {
+    nodes.enter(1)?;
+    let mut players = open(1, |mac| second.meet(mac))?;
+    second.serve(
+        &mut players,
+        |players| players.iter_mut().for_each(|player| player.idle()),
+        |players, task| pong(&mut *players[task.what as usize], task.count),
+    )
+}
+
+/// One round: half round trips of each player (0 if it did not play) and the cache line's round
+/// trip before and after.
+struct Round {
+    ns: [f64; PLAYERS],
+    line: [f64; 2],
+}
+
+struct Rounds {
+    rounds: Vec<Round>,
+    singles: Vec<Sample>,
+    /// Why a program did not play.
+    missing: [Option<String>; 2],
+}
+
+impl Rounds {
+    fn play(
+        args: &Args,
+        first: &mut First,
+        players: &mut [Box<dyn Wire>],
+        nodes: &Nodes,
+    ) -> Made<Self> {
+        let count = args.size(4_000, 200);
+        let mut all = Self {
+            rounds: Vec::new(),
+            singles: vec![Sample::default(); PLAYERS],
+            missing: [None, None],
+        };
+        // The first round opens sessions and touches memory.
+        for round in 0..=args.size(25, 1) {
+            let before = first.line_ns()?;
+            let mut ns = [0.0; PLAYERS];
+            for what in 0..OURS {
+                let task = |count| Task { what: what as u64, len: LEN, count };
+                first.begin(task(count));
+                let chunks = ping(&mut *players[what], count, CHUNK)?;
+                first.finish(|| players[what].idle())?;
+                first.begin(task(count / 4));
+                let single = ping(&mut *players[what], count / 4, 1)?;
+                first.finish(|| players[what].idle())?;
+                ns[what] = chunks.median();
+                if round > 0 {
+                    all.singles[what].extend(&single);
+                }
+            }
+            all.programs(args, first, nodes, &mut ns)?;
+            let line = [before, first.line_ns()?];
+            if round > 0 {
+                all.rounds.push(Round { ns, line });
+            }
+        }
+        Ok(all)
+    }
+
+    /// Lets the programs of libfabric play, unless one of them cannot.
+    fn programs(
+        &mut self,
+        args: &Args,
+        first: &First,
+        nodes: &Nodes,
+        ns: &mut [f64; PLAYERS],
+    ) -> Made<()> {
+        let place = Place::find()?;
+        let count = args.size(4_000, 100);
+        first.pause();
+        for (i, program) in PROGRAMS.iter().enumerate() {
+            if self.missing[i].is_some() {
+                continue;
+            }
+            let on = |node: usize| -> Command {
+                let mut command = nodes.command(node, "taskset");
+                command.args(["-c", &place.cpu(node).to_string(), "fi_pingpong"]);
+                command
+            };
+            match program.run(on(1), on(0), &address(1), count) {
+                Ok(half) => ns[OURS + i] = half,
+                Err(why) => self.missing[i] = Some(why),
+            }
+        }
+        first.resume();
+        Ok(())
+    }
+
+    /// The rounds in the state in which most are, with its name.
+    fn comparable(&self) -> (Vec<&Round>, &'static str) {
+        let is_near = |ns: f64| ns < NEAR_NS;
+        let (near, rest): (Vec<&Round>, Vec<&Round>) =
+            self.rounds.iter().partition(|r| r.line.iter().all(|&ns| is_near(ns)));
+        let far: Vec<&Round> =
+            rest.into_iter().filter(|r| !r.line.iter().any(|&ns| is_near(ns))).collect();
+        if near.len() >= far.len() { (near, "near") } else { (far, "far") }
+    }
+
+    fn tell(&self, args: &Args, report: &mut Report) {
+        let (rounds, state) = self.comparable();
+        let played = |who: usize| rounds.iter().filter(move |r| r.ns[who] > 0.0);
+        let line = |i: usize| median(rounds.iter().map(|r| r.line[i]));
+        for (who, name) in NAMES.iter().enumerate().filter(|(_, name)| args.wants(name)) {
+            let value = median(played(who).map(|r| r.ns[who]));
+            if value == 0.0 {
+                continue;
+            }
+            let spread = match self.singles[who].is_empty() {
+                true => played(who).map(|r| r.ns[who]).collect(),
+                false => self.singles[who].clone(),
+            };
+            let row = Row::new(*name, value, "ns half trip").spread(&spread);
+            report.row(row.placed(line(0), line(1)));
+        }
+        for (case, who, against) in CASES.iter().filter(|case| args.wants(case.0)) {
+            let both = || played(*who).filter(|r| r.ns[*against] > 0.0);
+            if both().next().is_none() {
+                let why = against.checked_sub(OURS).and_then(|i| self.missing[i].clone());
+                report.skip(case, &why.unwrap_or_else(|| "no comparable round".to_owned()));
+                continue;
+            }
+            let ratios: Sample = both().map(|r| r.ns[*who] / r.ns[*against]).collect();
+            let (value, reference) =
+                (median(both().map(|r| r.ns[*who])), median(both().map(|r| r.ns[*against])));
+            let note = format!(
+                "ratios {:.2} to {:.2} in {} of {} rounds, {state}",
+                ratios.min(),
+                ratios.quantile(1.0),
+                ratios.len(),
+                self.rounds.len()
+            );
+            let row = Row::new(*case, value, "ns half trip")
+                .against(NAMES[*against], reference, ratios.median())
+                .placed(line(0), line(1));
+            report.row(row.note(note));
+        }
+    }
+}

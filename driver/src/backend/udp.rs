@@ -1,0 +1,657 @@
+//! Frames inside UDP, between hosts that let a program do no more than that.
+//!
+//! A datagram holds one whole Ethernet frame, header first, so that everything above is the same
+//! as on a wire. Needs no privilege.
+//!
+//! # Addresses
+//! A port's address *is* its place: the IPv4 address and 14 bits of the UDP port fill the 46 bits
+//! that a local unicast address leaves free ([`mac_of`], [`addr_of`]). So there is no address book
+//! and nothing to resolve or to learn: whoever knows the address of an endpoint can send to it.
+//! That is why UDP ports are 49152 to 65535, and why there is no port behind address translation,
+//! which would make it another place.
+//!
+//! # Trust
+//! A frame is taken only if its source address is the place that the datagram came from, its
+//! destination is ours and its EtherType is the fabric's. Everything else is dropped and counted.
+//! So nobody can speak for another port unless he can send from its IP address, which is what a
+//! switch gives on a wire as well; the rest is the protocol's (`docs/wire.md`).
+//!
+//! # Length
+//! Datagrams are not fragmented (DF is set). The MTU is that of the interface that has the address,
+//! less 42 bytes for IP, UDP and our Ethernet header. A path that carries less refuses longer
+//! frames, which is logged with what to write.
+
+use std::fmt;
+use std::io;
+use std::net::{Ipv4Addr, SocketAddrV4};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::afpacket::{Link, links};
+use super::batch::Batch;
+use super::{Bell, owned, set_option, sleep};
+use crate::clock::now_ns;
+use crate::frame::{ETH_HDR_LEN, ETHERTYPE, RxFrame, TxFrame};
+use crate::open::OpenError;
+use crate::port::{MacAddr, Port, PortCaps, PortCounters, PortGone, PortWaiter, RxSink, Tx};
+
+/// IPv4 and UDP headers.
+const OUTER_LEN: usize = 28;
+/// Longest payload of a datagram.
+const DATAGRAM_MAX: usize = 65_535 - OUTER_LEN;
+/// Largest MTU of a port.
+pub const MTU_MAX: usize = DATAGRAM_MAX - ETH_HDR_LEN;
+/// Smallest MTU that the fabric can work with.
+pub const MTU_MIN: usize = 256;
+
+/// UDP ports that have an address of the fabric.
+pub const PORTS: std::ops::RangeInclusive<u16> = 0xc000..=0xffff;
+/// Those that are tried in turn when none is named: one rule of a firewall lets them through.
+pub const PORTS_TRIED: std::ops::RangeInclusive<u16> = 52_000..=52_063;
+
+/// Frames lent at once.
+const BURST: usize = 32;
+/// Asked for as the socket's buffers; without privilege cut to net.core.rmem_max and wmem_max.
+const BUFFER_LEN: libc::c_int = 8 << 20;
+/// Until frames that the kernel had no room for are offered again.
+const RETRY_NS: u64 = 50_000;
+
+/// The address of the port at `addr`, if its UDP port has one.
+pub fn mac_of(addr: SocketAddrV4) -> Option<MacAddr> {
+    let [a, b, c, d] = addr.ip().octets();
+    let [high, low] = addr.port().to_be_bytes();
+    PORTS.contains(&addr.port()).then_some(MacAddr([(high & 0x3f) << 2 | 2, a, b, c, d, low]))
+}
+
+/// Where the port with address `mac` is, if it is one of this kind.
+pub fn addr_of(mac: MacAddr) -> Option<SocketAddrV4> {
+    let [high, a, b, c, d, low] = mac.0;
+    let port = u16::from_be_bytes([high >> 2 | 0xc0, low]);
+    (high & 3 == 2).then(|| SocketAddrV4::new(Ipv4Addr::new(a, b, c, d), port))
+}
+
+/// Where to be, and how.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UdpSettings {
+    /// An IPv4 address of this host, or the name of an interface that has one.
+    pub host: String,
+    /// The UDP port, one of [`PORTS`]. Default: the first free one of [`PORTS_TRIED`].
+    pub port: Option<u16>,
+    /// Largest number of bytes after the Ethernet header, 256 to what the interface carries less
+    /// 42, which is the default.
+    pub mtu: Option<usize>,
+}
+
+/// An interface with an address.
+struct Place {
+    ip: Ipv4Addr,
+    link: Option<Link>,
+}
+
+impl UdpSettings {
+    /// The settings of a port at `host`.
+    pub fn at(host: &str) -> Self {
+        Self { host: host.to_owned(), port: None, mtu: None }
+    }
+
+    fn refuse(&self, errno: i32, why: impl Into<String>, mend: impl Into<String>) -> OpenError {
+        let port = format!("udp:{}", self.host);
+        OpenError::Device { port, why: why.into(), mend: mend.into(), errno }
+    }
+
+    fn os(&self, what: &str, e: &io::Error) -> OpenError {
+        let errno = e.raw_os_error().unwrap_or(libc::EIO);
+        self.refuse(errno, format!("{what}: {e}"), "choose another port, see: barewire info")
+    }
+
+    /// Our address, and the interface that has it.
+    fn place(&self) -> Result<Place, OpenError> {
+        let here = addresses();
+        let asked: Option<Ipv4Addr> = self.host.parse().ok();
+        let found = here.iter().find(|(name, ip)| match asked {
+            Some(asked) => *ip == asked,
+            None => *name == self.host,
+        });
+        let Some((name, ip)) = found else {
+            let list: Vec<String> =
+                here.iter().map(|(name, ip)| format!("{ip} ({name})")).collect();
+            let mend = format!("this host has {}; write udp:ADDRESS", list.join(", "));
+            let why = match asked {
+                Some(_) => "no interface of this host has that address",
+                None => "neither an IPv4 address nor an interface with one",
+            };
+            return Err(self.refuse(libc::EADDRNOTAVAIL, why, mend));
+        };
+        let link = links().into_iter().find(|link| link.name == *name);
+        if link.as_ref().is_some_and(|link| !link.is_up) {
+            let mend = format!("ip link set {name} up");
+            return Err(self.refuse(libc::ENETDOWN, format!("interface {name} is down"), mend));
+        }
+        Ok(Place { ip: *ip, link })
+    }
+
+    fn mtu(&self, place: &Place) -> Result<usize, OpenError> {
+        let outer = OUTER_LEN + ETH_HDR_LEN;
+        let carried = place.link.as_ref().map_or(1500, |link| link.mtu);
+        let max = carried.saturating_sub(outer).min(MTU_MAX);
+        let mtu = self.mtu.unwrap_or(max);
+        if (MTU_MIN..=max).contains(&mtu) {
+            return Ok(mtu);
+        }
+        Err(OpenError::BadMtu { mtu, min: MTU_MIN, max: max.max(MTU_MIN) })
+    }
+
+    /// Gives the socket its place.
+    fn bind(&self, fd: RawFd, ip: Ipv4Addr) -> Result<SocketAddrV4, OpenError> {
+        let Some(port) = self.port else {
+            let free = PORTS_TRIED.map(|port| SocketAddrV4::new(ip, port));
+            let bound = free.into_iter().find(|addr| bind(fd, *addr).is_ok());
+            return bound.ok_or_else(|| {
+                let (first, last) = (PORTS_TRIED.start(), PORTS_TRIED.end());
+                let why = format!("UDP ports {first} to {last} are all in use");
+                let mend = format!("name another, 49152 to 65535: udp:{}:50000", self.host);
+                self.refuse(libc::EADDRINUSE, why, mend)
+            });
+        };
+        let addr = SocketAddrV4::new(ip, port);
+        if mac_of(addr).is_none() {
+            let why = format!("UDP port {port} has no address of the fabric");
+            let mend = format!("write 49152 to 65535: udp:{}:50000", self.host);
+            return Err(self.refuse(libc::EINVAL, why, mend));
+        }
+        bind(fd, addr).map(|()| addr).map_err(|e| match e.raw_os_error() {
+            Some(libc::EADDRINUSE) => {
+                let why = format!("UDP port {port} is in use by another process");
+                let mend = format!("choose another or none, see: ss -ulnp sport = :{port}");
+                self.refuse(libc::EADDRINUSE, why, mend)
+            }
+            _ => self.os("cannot bind the socket", &e),
+        })
+    }
+}
+
+/// Interfaces and their IPv4 addresses, as `(name, address)`.
+pub fn addresses() -> Vec<(String, Ipv4Addr)> {
+    let mut found = Vec::new();
+    let mut list = std::ptr::null_mut();
+    // SAFETY: `getifaddrs` writes the head of a list to `list`, or fails and leaves it.
+    if unsafe { libc::getifaddrs(&raw mut list) } < 0 {
+        return found;
+    }
+    let mut at = list;
+    while !at.is_null() {
+        // SAFETY: an entry of the list, which is not freed yet; its name is a string, its address
+        // null or as long as its family says.
+        unsafe {
+            let entry = &*at;
+            if !entry.ifa_addr.is_null() && i32::from((*entry.ifa_addr).sa_family) == libc::AF_INET
+            {
+                let addr = entry.ifa_addr.cast::<libc::sockaddr_in>().read_unaligned();
+                let name = std::ffi::CStr::from_ptr(entry.ifa_name).to_string_lossy();
+                found.push((name.into_owned(), u32::from_be(addr.sin_addr.s_addr).into()));
+            }
+            at = entry.ifa_next;
+        }
+    }
+    // SAFETY: the list that `getifaddrs` made, freed once.
+    unsafe { libc::freeifaddrs(list) };
+    found
+}
+
+fn name_of(addr: SocketAddrV4) -> libc::sockaddr_in {
+    // SAFETY: zeros are a `sockaddr_in`.
+    let mut name: libc::sockaddr_in = unsafe { std::mem::zeroed() };
+    name.sin_family = libc::AF_INET as libc::sa_family_t;
+    name.sin_port = addr.port().to_be();
+    name.sin_addr.s_addr = u32::from(*addr.ip()).to_be();
+    name
+}
+
+fn addr_in(name: &libc::sockaddr_in) -> SocketAddrV4 {
+    SocketAddrV4::new(u32::from_be(name.sin_addr.s_addr).into(), u16::from_be(name.sin_port))
+}
+
+fn bind(fd: RawFd, addr: SocketAddrV4) -> io::Result<()> {
+    let name = name_of(addr);
+    let len = size_of::<libc::sockaddr_in>() as libc::socklen_t;
+    // SAFETY: `bind` reads `len` bytes of a `sockaddr_in` that lives across the call.
+    let done = unsafe { libc::bind(fd, (&raw const name).cast(), len) };
+    if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+fn socket() -> io::Result<OwnedFd> {
+    let kind = libc::SOCK_DGRAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+    // SAFETY: `socket` takes numbers and touches no memory.
+    let fd = owned(unsafe { libc::socket(libc::AF_INET, kind, 0) })?;
+    let at = fd.as_raw_fd();
+    for (forced, asked) in
+        [(libc::SO_RCVBUFFORCE, libc::SO_RCVBUF), (libc::SO_SNDBUFFORCE, libc::SO_SNDBUF)]
+    {
+        if set_option(at, libc::SOL_SOCKET, forced, &BUFFER_LEN).is_err() {
+            set_option(at, libc::SOL_SOCKET, asked, &BUFFER_LEN)?;
+        }
+    }
+    set_option(at, libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, &libc::IP_PMTUDISC_DO)?;
+    Ok(fd)
+}
+
+/// What the port's thread shares with those that sleep on it.
+struct Shared {
+    socket: OwnedFd,
+    bell: Bell,
+}
+
+/// See the module's documentation.
+pub struct Udp {
+    caps: PortCaps,
+    frame_max: usize,
+    batch: Batch,
+    inbox: Inbox,
+    /// Several frames came in turn: more than one is asked for.
+    in_bulk: bool,
+    last_came: bool,
+    counters: PortCounters,
+    /// Errors that have been logged.
+    told: Vec<i32>,
+    shared: Arc<Shared>,
+}
+
+impl fmt::Debug for Udp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Udp").field(&self.caps.name).finish()
+    }
+}
+
+impl Udp {
+    /// Opens a port at an address of this host.
+    ///
+    /// # Errors
+    /// [`OpenError`]; nothing is left behind.
+    pub fn open(settings: &UdpSettings) -> Result<Self, OpenError> {
+        let place = settings.place()?;
+        let mtu = settings.mtu(&place)?;
+        let os = |e: io::Error| settings.os("cannot make a UDP socket", &e);
+        let socket = socket().map_err(os)?;
+        let addr = settings.bind(socket.as_raw_fd(), place.ip)?;
+        let mac = mac_of(addr).expect("a UDP port without an address was refused");
+        let bell = Bell::new().map_err(os)?;
+        let frame_max = ETH_HDR_LEN + mtu;
+        let caps = PortCaps {
+            mac,
+            mtu,
+            lossless: false,
+            gather: false,
+            rto_floor_ns: 1_000_000,
+            link_bps: place.link.map_or(0, |link| link.bps),
+            name: format!("udp:{addr}"),
+        };
+        tracing::debug!(port = %caps.name, %mac, mtu, "opened");
+        Ok(Self {
+            caps,
+            frame_max,
+            batch: Batch::new(frame_max, 0, true),
+            inbox: Inbox::new(frame_max),
+            in_bulk: false,
+            last_came: false,
+            counters: PortCounters::default(),
+            told: Vec::new(),
+            shared: Arc::new(Shared { socket, bell }),
+        })
+    }
+
+    /// Gives what was taken to the kernel, as far as it has room.
+    fn push(&mut self) {
+        let fd = self.shared.socket.as_raw_fd();
+        while let Err(e) = self.batch.send(fd) {
+            match e.raw_os_error().unwrap_or(libc::EIO) {
+                libc::EINTR => {}
+                libc::EAGAIN | libc::ENOBUFS => return,
+                errno => {
+                    self.tell(errno);
+                    self.batch.drop_first();
+                    self.counters.tx_dropped += 1;
+                }
+            }
+        }
+    }
+
+    /// Says once for every kind of refusal what it means.
+    #[cold]
+    fn tell(&mut self, errno: i32) {
+        if self.told.contains(&errno) {
+            return;
+        }
+        self.told.push(errno);
+        let (port, error) = (&self.caps.name, io::Error::from_raw_os_error(errno));
+        let to = self.batch.first_name().map_or_else(String::new, |n| addr_in(&n).to_string());
+        let mend = match errno {
+            libc::EMSGSIZE => "the path there carries less; open the port with a smaller mtu=",
+            libc::EPERM => "a rule of this host's firewall drops it, see: nft list ruleset",
+            _ => "see: ip route get ADDRESS",
+        };
+        tracing::warn!(%port, %to, %error, "frames are refused and lost; {mend}");
+    }
+
+    /// Whether a frame that came from `from` is one of ours to us.
+    fn is_fit(&self, frame: &RxFrame<'_>, from: &libc::sockaddr_in) -> bool {
+        let Some(head) = frame.first_chunk::<ETH_HDR_LEN>() else { return false };
+        let source = mac_of(addr_in(from)).is_some_and(|mac| head[6..12] == mac.0);
+        source && head[..6] == self.caps.mac.0 && head[12..] == ETHERTYPE.to_be_bytes()
+    }
+}
+
+/// Where received datagrams lie.
+struct Inbox {
+    bytes: Box<[u8]>,
+    slot_len: usize,
+    names: Box<[libc::sockaddr_in; BURST]>,
+    /// Length of each; more than a slot holds if it was cut.
+    lens: [usize; BURST],
+}
+
+impl Inbox {
+    fn new(frame_max: usize) -> Self {
+        let slot_len = frame_max.next_multiple_of(64);
+        // SAFETY: zeros are a `sockaddr_in`.
+        let nobody: libc::sockaddr_in = unsafe { std::mem::zeroed() };
+        let bytes = vec![0; slot_len * BURST].into();
+        Self { bytes, slot_len, names: Box::new([nobody; BURST]), lens: [0; BURST] }
+    }
+
+    fn frame(&self, i: usize) -> Option<RxFrame<'_>> {
+        self.bytes[i * self.slot_len..][..self.slot_len].get(..self.lens[i]).map(RxFrame::new)
+    }
+
+    /// Receives one datagram; says how many there were.
+    fn one(&mut self, fd: RawFd) -> usize {
+        let mut name_len = size_of::<libc::sockaddr_in>() as libc::socklen_t;
+        let slot = &mut self.bytes[..self.slot_len];
+        // SAFETY: `recvfrom` writes at most the slot's length to it and at most `name_len` bytes
+        // to a `sockaddr_in`, both of which live across the call.
+        let got = unsafe {
+            let flags = libc::MSG_DONTWAIT | libc::MSG_TRUNC;
+            let (at, name) = (slot.as_mut_ptr().cast(), (&raw mut self.names[0]).cast());
+            libc::recvfrom(fd, at, slot.len(), flags, name, &raw mut name_len)
+        };
+        // Nothing there, or an error of some datagram we sent: whoever waits for it notices.
+        let Ok(len) = usize::try_from(got) else { return 0 };
+        self.lens[0] = len;
+        1
+    }
+
+    /// Receives up to `max` datagrams; says how many there were.
+    fn many(&mut self, fd: RawFd, max: usize) -> usize {
+        // SAFETY: zeros are an `iovec` and an `mmsghdr`.
+        let (mut iovs, mut msgs): ([libc::iovec; BURST], [libc::mmsghdr; BURST]) =
+            unsafe { (std::mem::zeroed(), std::mem::zeroed()) };
+        for (i, slot) in self.bytes.chunks_exact_mut(self.slot_len).enumerate().take(max) {
+            iovs[i] = libc::iovec { iov_base: slot.as_mut_ptr().cast(), iov_len: slot.len() };
+            let head = &mut msgs[i].msg_hdr;
+            (head.msg_iov, head.msg_iovlen) = (&raw mut iovs[i], 1);
+            head.msg_name = (&raw mut self.names[i]).cast();
+            head.msg_namelen = size_of::<libc::sockaddr_in>() as libc::socklen_t;
+        }
+        let flags = libc::MSG_DONTWAIT | libc::MSG_TRUNC;
+        let count = max.min(BURST) as u32;
+        let none = std::ptr::null_mut();
+        // SAFETY: `recvmmsg` writes `count` headers at most, each with one slot of `bytes` and one
+        // of `names`, all of which live across the call; no timeout.
+        let got = unsafe { libc::recvmmsg(fd, msgs.as_mut_ptr(), count, flags as _, none) };
+        let got = usize::try_from(got).unwrap_or(0);
+        for (len, msg) in self.lens.iter_mut().zip(&msgs[..got]) {
+            *len = msg.msg_len as usize;
+        }
+        got
+    }
+}
+
+impl Port for Udp {
+    fn caps(&self) -> &PortCaps {
+        &self.caps
+    }
+
+    fn tx(&mut self, frame: &TxFrame<'_>) -> Result<Tx, PortGone> {
+        let len = frame.len();
+        assert!(frame.head.len() >= ETH_HDR_LEN && len <= self.frame_max, "frame of {len} bytes");
+        let to = match addr_of(frame.dst()) {
+            Some(to) => to,
+            None if frame.dst().is_group() => {
+                // Nobody keeps a list of the others.
+                self.counters.tx_dropped += 1;
+                return Ok(Tx::Sent);
+            }
+            None => {
+                self.counters.tx_no_route += 1;
+                return Ok(Tx::NoRoute);
+            }
+        };
+        if self.batch.is_full() {
+            self.push();
+            if self.batch.is_full() {
+                self.counters.tx_full += 1;
+                return Ok(Tx::Full);
+            }
+        }
+        self.batch.push(frame, Some(name_of(to)));
+        self.counters.tx_frames += 1;
+        self.counters.tx_bytes += len as u64;
+        Ok(Tx::Sent)
+    }
+
+    fn flush(&mut self) -> Result<(), PortGone> {
+        self.push();
+        Ok(())
+    }
+
+    fn rx_burst(&mut self, max: usize, sink: &mut dyn RxSink) -> Result<usize, PortGone> {
+        if !self.batch.is_empty() {
+            self.push();
+        }
+        let fd = self.shared.socket.as_raw_fd();
+        let max = max.min(BURST);
+        let got = match max {
+            0 => 0,
+            _ if self.in_bulk => self.inbox.many(fd, max),
+            _ => self.inbox.one(fd),
+        };
+        // In a ping-pong every frame is followed by polls that find nothing, and asking for one is
+        // cheaper; in a stream it is not.
+        self.in_bulk = got > 0 && (self.in_bulk || self.last_came);
+        self.last_came = got > 0;
+        let mut lent = 0;
+        for i in 0..got {
+            let frame = self.inbox.frame(i);
+            let fit = frame.filter(|frame| self.is_fit(frame, &self.inbox.names[i]));
+            match fit {
+                Some(frame) => {
+                    lent += 1;
+                    sink.prefetch(&frame);
+                }
+                None => {
+                    self.inbox.lens[i] = 0;
+                    self.counters.rx_dropped += 1;
+                }
+            }
+        }
+        for frame in (0..got).filter_map(|i| self.inbox.frame(i)).filter(|f| !f.is_empty()) {
+            self.counters.rx_frames += 1;
+            self.counters.rx_bytes += frame.len() as u64;
+            sink.frame(&frame);
+        }
+        Ok(lent)
+    }
+
+    fn counters(&self) -> PortCounters {
+        self.counters
+    }
+
+    fn waiter(&self) -> Option<Arc<dyn PortWaiter>> {
+        Some(Arc::new(Waiter(Arc::clone(&self.shared))))
+    }
+
+    fn next_deadline_ns(&self) -> Option<u64> {
+        (!self.batch.is_empty()).then(|| now_ns() + RETRY_NS)
+    }
+}
+
+struct Waiter(Arc<Shared>);
+
+impl PortWaiter for Waiter {
+    fn wait(&self, timeout: Duration) {
+        let Shared { socket, bell } = &*self.0;
+        let mut fds = [socket.as_raw_fd(), bell.fd()].map(super::readable);
+        sleep(&mut fds, timeout);
+        let [frames, woken] = fds;
+        if frames.revents & libc::POLLERR != 0 {
+            super::clear_error(socket.as_raw_fd());
+        }
+        if woken.revents != 0 {
+            bell.clear();
+        }
+    }
+
+    fn wake(&self) {
+        self.0.bell.ring();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Instant;
+
+    fn open(port: Option<u16>) -> Udp {
+        Udp::open(&UdpSettings { port, ..UdpSettings::at("127.0.0.1") }).unwrap()
+    }
+
+    fn frame(to: MacAddr, from: MacAddr, ty: u16, payload: &[u8]) -> Vec<u8> {
+        [&to.0[..], &from.0, &ty.to_be_bytes(), payload].concat()
+    }
+
+    /// What arrives until nothing has for a while.
+    fn drain(port: &mut Udp) -> Vec<Vec<u8>> {
+        let mut got = Vec::new();
+        let mut last = Instant::now();
+        while last.elapsed() < Duration::from_millis(50) {
+            let mut sink = |f: &RxFrame<'_>| {
+                let mut bytes = vec![0; f.len()];
+                assert!(f.copy_to(0, &mut bytes));
+                got.push(bytes);
+            };
+            if port.rx_burst(64, &mut sink).unwrap() > 0 {
+                last = Instant::now();
+            }
+        }
+        got
+    }
+
+    #[test]
+    fn an_address_is_a_place() {
+        for port in [0xc000, 0xc001, 0xcb20, 0xff00, 0xffff] {
+            for ip in [[10, 0, 0, 1], [255, 255, 255, 255], [0, 0, 0, 0], [127, 0, 0, 1]] {
+                let addr = SocketAddrV4::new(ip.into(), port);
+                let mac = mac_of(addr).unwrap();
+                assert!(!mac.is_group() && mac.0[0] & 2 == 2);
+                assert_eq!(addr_of(mac), Some(addr));
+            }
+        }
+        assert_eq!(mac_of(SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0xbfff)), None);
+        assert_eq!(addr_of(MacAddr::BROADCAST), None);
+        assert_eq!(addr_of(MacAddr([0, 1, 2, 3, 4, 5])), None);
+    }
+
+    #[test]
+    fn frames_arrive_one_by_one_and_in_bulk() {
+        let (mut a, mut b) = (open(None), open(None));
+        let (from, to) = (a.caps().mac, b.caps().mac);
+        assert_eq!(a.caps().mtu, MTU_MAX);
+        let sent: Vec<_> = (0..100_u8)
+            .map(|i| frame(to, from, ETHERTYPE, &vec![i; 1 + 19 * usize::from(i)]))
+            .collect();
+        for (i, frame) in sent.iter().enumerate() {
+            assert_eq!(a.tx(&TxFrame::whole(frame)), Ok(Tx::Sent));
+            if i == 0 {
+                a.flush().unwrap();
+            }
+        }
+        a.flush().unwrap();
+        assert_eq!(drain(&mut b), sent);
+        let long = frame(to, from, ETHERTYPE, &vec![7; MTU_MAX]);
+        assert_eq!(a.tx(&TxFrame::whole(&long)), Ok(Tx::Sent));
+        a.flush().unwrap();
+        assert!(drain(&mut b) == [long]);
+        let nobody = frame(MacAddr([0, 1, 2, 3, 4, 5]), from, ETHERTYPE, b"x");
+        assert_eq!(a.tx(&TxFrame::whole(&nobody)), Ok(Tx::NoRoute));
+        let all = frame(MacAddr::BROADCAST, from, ETHERTYPE, b"x");
+        assert_eq!((a.tx(&TxFrame::whole(&all)), a.counters().tx_dropped), (Ok(Tx::Sent), 1));
+    }
+
+    /// Goal: nothing but a frame to us from where it says it is from gets in.
+    #[test]
+    fn what_is_not_from_where_it_says_is_dropped() {
+        let (a, mut b) = (open(None), open(None));
+        let (from, to) = (a.caps().mac, b.caps().mac);
+        let at = addr_of(to).unwrap();
+        let liar = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        let outside = std::net::UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let good = frame(to, from, ETHERTYPE, &[1; 50]);
+        liar.send_to(&good, at).unwrap();
+        outside.send_to(&[], at).unwrap();
+        outside.send_to(&good[..13], at).unwrap();
+        let honest = mac_of(match liar.local_addr().unwrap() {
+            std::net::SocketAddr::V4(addr) => addr,
+            std::net::SocketAddr::V6(_) => unreachable!(),
+        });
+        let mut dropped = 3;
+        // The kernel gives out ports from below ours as well.
+        if let Some(honest) = honest {
+            liar.send_to(&frame(from, honest, ETHERTYPE, &[1; 50]), at).unwrap();
+            liar.send_to(&frame(to, honest, 0x0806, &[1; 50]), at).unwrap();
+            dropped += 2;
+            let fine = frame(to, honest, ETHERTYPE, &[1; 50]);
+            liar.send_to(&fine, at).unwrap();
+            assert_eq!(drain(&mut b), [fine]);
+        } else {
+            assert!(drain(&mut b).is_empty());
+        }
+        let long = vec![1; DATAGRAM_MAX];
+        let mut short =
+            Udp::open(&UdpSettings { mtu: Some(256), ..UdpSettings::at("lo") }).unwrap();
+        liar.send_to(&long, addr_of(short.caps().mac).unwrap()).unwrap();
+        assert!(drain(&mut short).is_empty());
+        assert_eq!((b.counters().rx_dropped, short.counters().rx_dropped), (dropped, 1));
+    }
+
+    #[test]
+    fn what_cannot_be_opened_says_why() {
+        let why = |settings: UdpSettings| Udp::open(&settings).unwrap_err();
+        let here = UdpSettings::at("127.0.0.1");
+        let first = open(Some(60_001));
+        let e = why(UdpSettings { port: Some(60_001), ..here.clone() });
+        assert_eq!(e.errno(), libc::EADDRINUSE, "{e}");
+        let e = why(UdpSettings { port: Some(80), ..here.clone() });
+        assert!(e.errno() == libc::EINVAL && e.to_string().contains("49152 to 65535"), "{e}");
+        let e = why(UdpSettings { mtu: Some(70_000), ..here });
+        assert!(e.to_string().contains("65493"), "{e}");
+        for host in ["192.0.2.1", "nothing0", "0.0.0.0"] {
+            let e = why(UdpSettings::at(host));
+            assert!(e.errno() == libc::EADDRNOTAVAIL && e.to_string().contains("127.0.0.1 (lo)"));
+        }
+        drop(first);
+    }
+
+    #[test]
+    fn a_waiter_returns_when_a_frame_comes_or_somebody_wakes_it() {
+        let (mut a, b) = (open(None), open(None));
+        let waiter = b.waiter().unwrap();
+        let frame = frame(b.caps().mac, a.caps().mac, ETHERTYPE, b"x");
+        let start = Instant::now();
+        waiter.wake();
+        waiter.wait(Duration::from_secs(20));
+        assert_eq!(a.tx(&TxFrame::whole(&frame)), Ok(Tx::Sent));
+        a.flush().unwrap();
+        waiter.wait(Duration::from_secs(20));
+        assert!(start.elapsed() < Duration::from_secs(10));
+    }
+}
