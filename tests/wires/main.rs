@@ -15,6 +15,7 @@ mod worker;
 mod caller;
 mod environment;
 mod foreign;
+mod lengths;
 mod links;
 mod messages;
 mod raw;

@@ -2,57 +2,17 @@
 
 use barewire_tests::nodes::{FABRIC, Nodes, or_skip};
 
+use crate::lengths::{self, Counts, all_sizes, fewer_sizes};
 use crate::rounds::kill_rounds;
 use crate::start;
 
-/// What the caller counted.
-#[derive(Debug)]
-pub(crate) struct Counts {
-    /// Frames that its port dropped.
-    pub(crate) rx_dropped: u64,
-    /// Frames that its node refused.
-    pub(crate) refused: u64,
-}
-
-/// Every length there and back between a caller in node 0 and an echo in node 1.
+/// Every length there and back between node 0 and node 1.
 pub(crate) fn there_and_back(
     nodes: &Nodes,
     ports: [&str; 2],
-    mut sizes: impl FnMut(usize) -> Vec<usize>,
+    sizes: impl FnMut(usize) -> Vec<usize>,
 ) -> Counts {
-    let mut echo = start(nodes, 1, "echo", ports[1]);
-    let mut caller = start(nodes, 0, "caller", ports[0]);
-    let (addr, mtu) = caller.addr.split_once(" mtu ").unwrap();
-    let mtu = mtu.parse().unwrap();
-    echo.say(&format!("PEER {addr}"));
-    let to = format!("PEER {}", echo.addr);
-    caller.say(&to);
-    for len in sizes(mtu) {
-        echo.say(&format!("SIZE {len}"));
-        caller.say(&format!("CALL {len}"));
-        caller.answer("BACK");
-        echo.answer("ECHOED");
-    }
-    echo.say("END");
-    caller.say("COUNT");
-    let counts = caller.answer("COUNTS");
-    let mut counts = counts.split_whitespace().map(|n| n.parse().unwrap());
-    let counts = Counts { rx_dropped: counts.next().unwrap(), refused: counts.next().unwrap() };
-    caller.say("END");
-    echo.finish();
-    caller.finish();
-    counts
-}
-
-/// Lengths around every limit of the port and the protocol.
-fn all_sizes(mtu: usize) -> Vec<usize> {
-    let mut sizes = vec![0, 1, 12, 13, 255, 256, 257, 16_383, 16_384, 16_385];
-    sizes.extend([mtu - 48, mtu - 38, mtu - 1, mtu, mtu + 1, 1 << 20, 16 << 20]);
-    sizes
-}
-
-fn fewer_sizes(mtu: usize) -> Vec<usize> {
-    vec![0, 1, 256, 257, mtu - 38, mtu, mtu + 1, 16_385, 1 << 20]
+    lengths::there_and_back(|node, role| start(nodes, node, role, ports[node]), sizes)
 }
 
 pub(crate) const AFPACKET: &str = "afpacket:fab0";
@@ -121,26 +81,11 @@ fn every_length_over_a_wire_that_the_kernel_spoils() {
 #[test]
 fn every_length_over_the_loopback_interface() {
     let Some(nodes) = or_skip(Nodes::new(1)) else { return };
-    let mut both = Vec::new();
-    for role in ["echo", "caller"] {
-        both.push(start(&nodes, 0, role, "afpacket:lo"));
-    }
-    let [mut echo, mut caller]: [_; 2] = both.try_into().ok().unwrap();
-    let (addr, mtu) = caller.addr.split_once(" mtu ").unwrap();
-    assert_eq!(mtu, "65520");
-    echo.say(&format!("PEER {addr}"));
-    let to = format!("PEER {}", echo.addr);
-    caller.say(&to);
-    for len in [0, 1, 65_472, 65_520, 65_521, 1 << 20] {
-        echo.say(&format!("SIZE {len}"));
-        caller.say(&format!("CALL {len}"));
-        caller.answer("BACK");
-        echo.answer("ECHOED");
-    }
-    echo.say("END");
-    caller.say("END");
-    echo.finish();
-    caller.finish();
+    let begin = |_place, role: &str| start(&nodes, 0, role, "afpacket:lo");
+    lengths::there_and_back(begin, |mtu| {
+        assert_eq!(mtu, 65_520);
+        vec![0, 1, 65_472, 65_520, 65_521, 1 << 20]
+    });
 }
 
 #[test]

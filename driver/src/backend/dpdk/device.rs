@@ -6,12 +6,14 @@ use std::collections::HashMap;
 use std::ffi::{CStr, CString};
 use std::mem::MaybeUninit;
 use std::ptr::null_mut;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use barewire_dpdk_sys as sys;
 
 use super::DpdkSettings;
 use super::eal::{Failure, errno};
+use super::leash;
+use super::listener::Listener;
 use super::pmd::{MTU_MOST, Mtu, Pmd, interface};
 use crate::frame::ETH_HDR_LEN;
 use crate::port::MacAddr;
@@ -40,8 +42,9 @@ pub(super) struct Device {
     pub(super) interface: Option<(String, u32)>,
     /// It has been started. Only a memif client whose server is not there yet is not.
     pub(super) is_started: bool,
-    /// The end of a pair of rings that it is.
-    link: Option<(String, usize)>,
+    /// What keeps the interrupt thread away, if it is a memif.
+    pub(super) leash: Option<Arc<leash::Member>>,
+    undo: Undo,
 }
 
 /// Packet buffers of one device.
@@ -90,10 +93,8 @@ impl Device {
             }
             None => (probe(&pmd, settings, mtu)?, None),
         };
-        let undo = Undo { port, link: link.clone() };
-        let mut device = setup(port, &pmd, settings, mtu)?;
-        std::mem::forget(undo);
-        device.link = link;
+        let undo = Undo { port, link, _listener: Listener::of(settings) };
+        let mut device = setup(undo, &pmd, settings, mtu)?;
         device.interface = match pmd.is("net_tap") {
             true => {
                 settings.arg("iface").and_then(|name| Some((name.into(), interface(name).ok()?)))
@@ -115,7 +116,7 @@ impl Device {
 
     /// Stops it, removes it, and gives its memory back.
     pub(super) fn close(self) {
-        drop(Undo { port: self.port, link: self.link });
+        drop(self.undo);
         lock(&RETIRED).push(self.pool);
         reap();
     }
@@ -159,11 +160,15 @@ pub(super) fn link(port: u16) -> (bool, u64) {
 /// Takes down what was brought up.
 struct Undo {
     port: u16,
+    /// The end of a pair of rings that it is.
     link: Option<(String, usize)>,
+    /// Goes when the device is gone, since fields are dropped last.
+    _listener: Option<Listener>,
 }
 
 impl Drop for Undo {
     fn drop(&mut self) {
+        leash::leave(self.port);
         // SAFETY: a port that was found by its name and is nobody else's; `rte_dev_remove` closes
         // it and frees its device, which `info` names while the port exists.
         unsafe {
@@ -193,7 +198,8 @@ fn wanted_mtu(pmd: &Pmd, settings: &DpdkSettings, iface: Option<&str>) -> Result
         Mtu::Only(mtu) => mtu,
         Mtu::Interface(most) => iface.and_then(interface_mtu).unwrap_or(1500).min(most),
     };
-    let usual = if matches!(pmd.mtu, Mtu::Interface(_)) { most } else { 1500 };
+    let most = pmd.mtu_most(settings).map_or(most, |limit| limit.min(most));
+    let usual = if matches!(pmd.mtu, Mtu::Interface(_)) { most } else { most.min(1500) };
     let mtu = settings.mtu.unwrap_or(usual);
     if (MTU_MIN..=most).contains(&mtu) {
         return Ok(mtu);
@@ -280,7 +286,8 @@ fn failed(what: &str, code: i32) -> Failure {
 }
 
 /// Configures the port, with one queue each way, and starts it.
-fn setup(port: u16, pmd: &Pmd, settings: &DpdkSettings, mtu: usize) -> Result<Device, Failure> {
+fn setup(undo: Undo, pmd: &Pmd, settings: &DpdkSettings, mtu: usize) -> Result<Device, Failure> {
+    let port = undo.port;
     let info = info(port)?;
     // SAFETY: the name is a static string of the driver, or null.
     let driver = unsafe { info.driver_name.as_ref().map(|name| CStr::from_ptr(name)) };
@@ -322,7 +329,8 @@ fn setup(port: u16, pmd: &Pmd, settings: &DpdkSettings, mtu: usize) -> Result<De
         pmd: *pmd,
         interface: None,
         is_started: false,
-        link: None,
+        leash: pmd.is("net_memif").then(|| leash::join(port)),
+        undo,
     };
     let up =
         queues(port, rx, tx, socket as u32, pool).and_then(|()| bring_up(&mut device, settings));

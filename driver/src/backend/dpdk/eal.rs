@@ -12,13 +12,14 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use barewire_dpdk_sys as sys;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
+use super::leash;
 use crate::mem::Hugepages;
 
 /// Why something of DPDK did not work.
@@ -141,9 +142,19 @@ fn main(huge: bool, tell: &Sender<Result<(), Failure>>, todo: &Receiver<Job>) {
     if tell.send(started).is_err() || !runs {
         return;
     }
-    while let Ok(job) = todo.recv() {
-        // A panic was told by the hook; the devices of others must go on to work.
-        let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(job));
+    loop {
+        let job = match leash::due() {
+            Some(time) => todo.recv_timeout(time),
+            None => todo.recv().map_err(|_gone| RecvTimeoutError::Disconnected),
+        };
+        match job {
+            // A panic was told by the hook; the devices of others must go on to work.
+            Ok(job) => leash::alone(|| {
+                let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(job));
+            }),
+            Err(RecvTimeoutError::Timeout) => leash::window(),
+            Err(RecvTimeoutError::Disconnected) => return,
+        }
     }
 }
 
@@ -263,6 +274,8 @@ pub(super) fn because(said: &[String], errno: i32) -> String {
         "Multi-process socket",
         "No available",
         "No free",
+        // Said of every memif: there is no second process of DPDK to talk to.
+        "Failed to register mp action callback",
     ];
     let says = |line: &&String| !empty_words.iter().any(|words| line.contains(words));
     match said.iter().find(says) {

@@ -1,7 +1,8 @@
 //! Any device that DPDK drives: NICs, and its virtual ones (`dpdk:net_tap0,iface=bw0`).
 //!
 //! DPDK itself is started once in the process, by the first port ([`eal`]), and each port is a
-//! device with one queue each way ([`device`]). What is special about a driver stands in [`pmd`].
+//! device with one queue each way ([`device`]). What is special about a driver stands in [`pmd`], and what
+//! memif takes besides in [`leash`].
 //!
 //! A frame to send is copied into a packet buffer and waits, with others, for
 //! [`Port::flush`] or for a full burst; what the device's queue has no room for stays with the
@@ -14,6 +15,8 @@
 
 mod device;
 mod eal;
+mod leash;
+mod listener;
 mod pmd;
 mod spec;
 mod steer;
@@ -134,6 +137,7 @@ pub struct DpdkPort {
     polls: u32,
     looked_ns: u64,
     link: Link,
+    leash: Option<Arc<leash::Member>>,
     waiter: Arc<wait::Nap>,
     /// The process that opened the port; a forked child is another.
     pid: u32,
@@ -223,6 +227,7 @@ impl DpdkPort {
             polls: 0,
             looked_ns: now_ns(),
             link,
+            leash: device.leash.clone(),
             waiter: Arc::default(),
             pid: std::process::id(),
             device: Some(device),
@@ -237,12 +242,18 @@ impl DpdkPort {
         if !self.link.is_started {
             return count == 0;
         }
+        if self.leash.as_ref().is_some_and(|leash| !leash.begin()) {
+            return count == 0;
+        }
         // SAFETY: the port is started, this thread is the only one to use it (`&mut self`), and
         // the frames are ours until the device has taken them.
         let sent = unsafe {
             let from = self.tx.as_mut_ptr().add(self.tx_at);
             sys::tx_burst(self.port, 0, from, count as u16)
         };
+        if let Some(leash) = &self.leash {
+            leash.end();
+        }
         self.tx_at += usize::from(sent);
         if self.tx_at < self.tx_end {
             return false;
@@ -500,10 +511,16 @@ impl Port for DpdkPort {
         if !self.link.is_started {
             return self.look_while_down();
         }
+        if self.leash.as_ref().is_some_and(|leash| !leash.begin()) {
+            return Ok(0);
+        }
         let max = max.min(RX_BURST);
         // SAFETY: the port is started, this thread is the only one to use it (`&mut self`), and
         // `rx` has room for `max`.
         let count = unsafe { sys::rx_burst(self.port, 0, self.rx.as_mut_ptr(), max as u16) };
+        if let Some(leash) = &self.leash {
+            leash.end();
+        }
         let count = usize::from(count).min(max);
         if count > 0 {
             self.lend(count, sink);

@@ -4,6 +4,7 @@
 
 use super::DpdkSettings;
 use super::eal::Failure;
+use crate::frame::ETH_HDR_LEN;
 
 /// Where the largest frame comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,6 +35,9 @@ pub(super) struct Pmd {
 
 const KERNEL_RTO_NS: u64 = 1_000_000;
 const NIC_RTO_NS: u64 = 100_000;
+
+/// Most bytes of one ring of a memif.
+const MEMIF_RING_LEN: usize = 2 << 20;
 
 /// Largest frame that a packet buffer of DPDK is made for here: its length is 16 bits, with room
 /// before and behind.
@@ -124,9 +128,19 @@ impl Pmd {
     /// What to give the driver beyond what the user wrote, so that frames of `mtu` fit.
     pub(super) fn more_args(&self, settings: &DpdkSettings, mtu: usize) -> String {
         let has = |key: &str| settings.arg(key).is_some();
-        if self.is("net_memif") && !has("bsize") && mtu > 1500 {
-            // A frame in one buffer: a chain of them would be copied once more by the receiver.
-            return format!(",bsize={}", (mtu + 14).next_multiple_of(1024));
+        if self.is("net_memif") {
+            let bsize = settings.arg("bsize").and_then(|bsize| bsize.parse().ok());
+            let bsize = bsize.unwrap_or((mtu + ETH_HDR_LEN).next_multiple_of(1024).max(2048));
+            // A ring that fits a cache, since every buffer of it is touched in turn.
+            let slots = settings.ring_len.min(MEMIF_RING_LEN / bsize).max(32);
+            let mut args = String::new();
+            if !has("bsize") {
+                args.push_str(&format!(",bsize={bsize}"));
+            }
+            if !has("rsize") {
+                args.push_str(&format!(",rsize={}", slots.ilog2()));
+            }
+            return args;
         }
         if self.is("net_af_packet") && !has("framesz") && mtu > 1500 {
             // Room for the kernel's header before the frame.
@@ -134,6 +148,15 @@ impl Pmd {
             return format!(",blocksz={},framesz={framesz},framecnt=512", framesz.max(65_536));
         }
         String::new()
+    }
+
+    /// The largest MTU that the driver's own buffers leave, where the user has chosen them.
+    ///
+    /// memif cuts a longer frame into several buffers, and when its ring is nearly full it then
+    /// writes past the free ones (seen with 22.11: the ring stands still for ever).
+    pub(super) fn mtu_most(&self, settings: &DpdkSettings) -> Option<usize> {
+        let bsize = settings.arg("bsize").filter(|_| self.is("net_memif"))?;
+        Some(bsize.parse::<usize>().ok()?.saturating_sub(ETH_HDR_LEN))
     }
 
     /// Bytes that a packet buffer must have for a frame of `frame_max`.

@@ -129,6 +129,54 @@ fn a_device_comes_and_goes() {
     }
 }
 
+/// Goal: a memif carries frames of every length both ways, also through a ring that is full, and
+/// either end may leave first, polled or not. Both are in this process, which DPDK allows if the
+/// server comes first.
+#[test]
+fn a_memif_carries_frames_and_may_be_left() {
+    let socket = format!("barewire-unit-{}", std::process::id());
+    let sizes = ["", ",bsize=9216", ",bsize=9216,rsize=6"];
+    for (i, options) in sizes.into_iter().cycle().take(12).enumerate() {
+        let [mut server, mut client] = ["server", "client"].map(|role| {
+            let args = format!("role={role},id={i},socket={socket}{options}");
+            open(&format!("dpdk(mtu=9000):net_memif_{role}{i},{args}"))
+        });
+        let begun = std::time::Instant::now();
+        while !device::link(client.port).0 || !device::link(server.port).0 {
+            assert!(begun.elapsed().as_secs() < 20, "no connection");
+        }
+        stream(&mut client, &mut server, 1000);
+        stream(&mut server, &mut client, 1000);
+        let (first, mut second) = if i % 2 == 0 { (client, server) } else { (server, client) };
+        drop(first);
+        for _ in 0..i * 1000 {
+            second.rx_burst(32, &mut |_: &RxFrame<'_>| {}).unwrap();
+            let _ = second.tx(&TxFrame::whole(&numbered(1, 100))).unwrap();
+            second.flush().unwrap();
+        }
+    }
+}
+
+/// Sends frames of all lengths from `a` to `b` as fast as they fit.
+fn stream(a: &mut DpdkPort, b: &mut DpdkPort, count: u32) {
+    let len = |number: u32| 18 + number as usize * 7919 % 8997;
+    let begun = std::time::Instant::now();
+    let (mut sent, mut got) = (0, 0);
+    while got < count {
+        let frame = numbered(sent, len(sent));
+        if sent < count && a.tx(&TxFrame::whole(&frame)) == Ok(Tx::Sent) {
+            sent += 1;
+            continue;
+        }
+        a.flush().unwrap();
+        for frame in received(b) {
+            assert!(frame == numbered(got, len(got)), "frame {got} has {} bytes", frame.len());
+            got += 1;
+        }
+        assert!(begun.elapsed().as_secs() < 20, "{sent} sent, {got} received");
+    }
+}
+
 #[test]
 fn the_sink_of_null_takes_everything_and_its_source_never_ends() {
     let mut port = open("dpdk:net_null0,size=100");
@@ -179,6 +227,7 @@ fn what_is_wrong_is_said_in_one_line_with_what_mends_it() {
         ("dpdk:net_af_packet0,iface=lo,qpairs=none", "no driver took it"),
         ("dpdk(mtu=9000):net_tap7,iface=bwt7", "mtu=1500 or less"),
         ("dpdk(mtu=64000):net_null7", "mtu="),
+        ("dpdk(mtu=9000):net_memif7,bsize=2048", "mtu=2034 or less"),
         ("dpdk(mtu=100):net_null7", "256 to"),
         ("dpdk(mbufs=40000000):net_null7", "hugepage-setup.sh"),
         ("dpdk:ffff:ff:1f.7", "lspci"),
