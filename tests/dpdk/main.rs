@@ -16,6 +16,7 @@ mod supervisor;
 mod worker;
 
 mod memif;
+mod nodes;
 mod ring;
 
 /// Not a test but the other process; passes at once when nobody asked for it.

@@ -318,7 +318,8 @@ fn setup(undo: Undo, pmd: &Pmd, settings: &DpdkSettings, mtu: usize) -> Result<D
     }
     // SAFETY: asks for a number.
     let socket = unsafe { sys::rte_eth_dev_socket_id(port) };
-    let pool = make_pool(settings, usize::from(rx) + usize::from(tx), room, socket)?;
+    let ring_total = (usize::from(rx) + usize::from(tx)).max(pmd.held());
+    let pool = make_pool(settings, ring_total, room, socket)?;
     let mut device = Device {
         port,
         pool,

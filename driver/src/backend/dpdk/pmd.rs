@@ -144,10 +144,18 @@ impl Pmd {
         }
         if self.is("net_af_packet") && !has("framesz") && mtu > 1500 {
             // Room for the kernel's header before the frame.
-            let framesz = (mtu + 14 + 128).next_power_of_two();
-            return format!(",blocksz={},framesz={framesz},framecnt=512", framesz.max(65_536));
+            let framesz = (mtu + ETH_HDR_LEN + 128).next_power_of_two();
+            // The kernel locks both rings, and an ordinary user may lock 8 MiB.
+            let count = ((2 << 20) / framesz).max(32);
+            return format!(",blocksz={},framesz={framesz},framecnt={count}", framesz.max(65_536));
         }
         String::new()
+    }
+
+    /// Packet buffers that its queues hold, however long they are asked to be.
+    pub(super) fn held(&self) -> usize {
+        // Rings of 2048 to receive, to send, and to give back.
+        if self.is("net_af_xdp") { 3 * 2048 } else { 0 }
     }
 
     /// The largest MTU that the driver's own buffers leave, where the user has chosen them.
