@@ -1,8 +1,8 @@
 //! Any device that DPDK drives: NICs, and its virtual ones (`dpdk:net_tap0,iface=bw0`).
 //!
 //! DPDK itself is started once in the process, by the first port ([`eal`]), and each port is a
-//! device with one queue each way ([`device`]). What is special about a driver stands in [`pmd`], and what
-//! memif takes besides in [`leash`].
+//! device with one queue each way ([`device`]). What is special about a driver stands in [`pmd`],
+//! and what memif takes besides in [`leash`] and [`listener`].
 //!
 //! A frame to send is copied into a packet buffer and waits, with others, for
 //! [`Port::flush`] or for a full burst; what the device's queue has no room for stays with the
