@@ -4,18 +4,28 @@
 //! that obeys lines on its standard input and answers on its standard output (`worker.rs`). The
 //! tests are the supervisors.
 
+#[path = "../atomics/cases.rs"]
+mod cases;
 mod environment;
 mod kills;
+mod matrix;
+mod remote;
 mod rounds;
 mod sizes;
 mod supervisor;
+mod target;
+#[path = "../atomics/values.rs"]
+mod values;
 mod worker;
 
 /// Not a test but the other process; passes at once when nobody asked for it.
 #[test]
 fn worker_process() {
     if let Some(role) = std::env::var_os(supervisor::ROLE) {
-        worker::run(&role.to_string_lossy());
+        let role = role.to_string_lossy();
+        if !target::run(&role) {
+            worker::run(&role);
+        }
         // Without the summary of a test run.
         std::process::exit(0);
     }

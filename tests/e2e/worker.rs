@@ -77,8 +77,8 @@ pub(crate) fn settings() -> Settings {
     Settings { t_dead: T_DEAD, unexpected_bytes: Some(64 << 20), ..Settings::default() }
 }
 
-pub(crate) fn run(role: &str) {
-    let port = std::env::var("BAREWIRE_E2E_PORT").unwrap();
+/// The lines that the supervisor says.
+pub(crate) fn orders() -> Receiver<String> {
     let (tell, orders) = channel();
     std::thread::spawn(move || {
         for line in std::io::stdin().lock().lines().map_while(|line| line.ok()) {
@@ -87,6 +87,12 @@ pub(crate) fn run(role: &str) {
             }
         }
     });
+    orders
+}
+
+pub(crate) fn run(role: &str) {
+    let port = std::env::var("BAREWIRE_E2E_PORT").unwrap();
+    let orders = orders();
     let mut settings = settings();
     if role == "echo" {
         settings.t_dead = Duration::from_secs(10);

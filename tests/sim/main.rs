@@ -15,6 +15,8 @@
 mod alloc;
 mod arena;
 mod caller;
+#[path = "../atomics/cases.rs"]
+mod cases;
 mod coll;
 mod ledger;
 mod net;
@@ -24,4 +26,6 @@ mod remote;
 mod rig;
 mod rng;
 mod stages;
+#[path = "../atomics/values.rs"]
+mod values;
 mod world;

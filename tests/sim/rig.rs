@@ -11,6 +11,7 @@ use barewire_driver::frame::RxFrame;
 use crate::arena::{Arena, Buf};
 use crate::ledger::ensure;
 use crate::net::{Egress, Event, Net};
+use crate::onesided::ONE_SIDED;
 use crate::plan::Plan;
 use crate::rng::Rng;
 use crate::world::caps;
@@ -71,7 +72,7 @@ impl Rig {
         let cq = node.cq_open(self.plan.node.cq_size).expect("room for a queue");
         let av = node.av_open(16).expect("room for an AV");
         let all = Caps::MSG | Caps::TAGGED | Caps::SEND | Caps::RECV | Caps::DIRECTED_RECV;
-        let all = all | self.more;
+        let all = all | ONE_SIDED | self.more;
         let attr = EpAttr { number: Some(EP), caps: all, ..EpAttr::default() };
         let ep = node.ep_open(attr).expect("room for an endpoint");
         node.ep_bind_av(ep, av).expect("bound once");

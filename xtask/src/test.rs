@@ -107,6 +107,7 @@ impl Suite {
         match self {
             Self::Unit => &[packages::TSHARK, packages::LIBFABRIC, packages::IP],
             Self::Wires => &[packages::TSHARK, packages::IP, packages::NFT],
+            Self::Sim => &[packages::CC],
             Self::E2e => &[packages::TSHARK, packages::CC],
             Self::Conformance => &[packages::LIBFABRIC],
             Self::Provider => &[

@@ -10,6 +10,8 @@ use crate::world::Report;
 mod coll;
 mod directed;
 mod hostile;
+#[cfg(target_arch = "x86_64")]
+mod matrix;
 mod measure;
 mod once;
 #[cfg(feature = "plant")]

@@ -1,0 +1,158 @@
+//! The processes of tests on remote memory.
+//!
+//! `target` and `sleeper` lend memory by known keys and answer `WORD n` with `VALUE v`; the one
+//! turns its loop, the other has a thread for it and sleeps. `adder` adds one to words of the
+//! target until it is killed, and keeps a journal of it in a file.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::sync::mpsc::{Receiver, TryRecvError};
+use std::time::{Duration, Instant};
+
+use barewire::flags::{Access, BindFlags, Caps, InfoFlags};
+use barewire::*;
+
+use crate::worker::{Node, orders, say, settings};
+
+/// Keys of the memory that may be written and read, only be read, and only be written.
+pub(crate) const ALL: u64 = 7;
+pub(crate) const READ_ONLY: u64 = 8;
+pub(crate) const WRITE_ONLY: u64 = 9;
+
+/// Bytes of each.
+pub(crate) const LEN: usize = 16 << 10;
+
+/// What the memory holds at first.
+pub(crate) const FILL: u8 = 0xc5;
+
+/// Operations of an adder in flight.
+pub(crate) const WINDOW: u64 = 16;
+
+/// Opens a domain on `port` with an endpoint for everything one-sided.
+pub(crate) fn open(port: &str, progress: Progress) -> Node {
+    let mut hints = Info { caps: Caps::TAGGED | Caps::RMA | Caps::ATOMIC, ..Info::default() };
+    hints.domain_attr.name = Some(port.to_owned());
+    hints.domain_attr.data_progress = progress;
+    let settings = settings();
+    let none = InfoFlags::empty();
+    let info = getinfo_with(&settings, API_VERSION, None, None, none, Some(&hints));
+    let info = info.unwrap().remove(0);
+    let domain = fabric(&info.fabric_attr).unwrap().domain_with(&info, settings);
+    let domain = domain.unwrap_or_else(|e| panic!("{e}"));
+    let cq = domain.cq_open(CqAttr::default()).unwrap();
+    let av = domain.av_open(AvAttr::default()).unwrap();
+    let ep = domain.endpoint(&info).unwrap();
+    ep.bind_cq(&cq, BindFlags::TRANSMIT | BindFlags::RECV).unwrap();
+    ep.bind_av(&av).unwrap();
+    ep.enable().unwrap();
+    Node { ep, cq, av, domain }
+}
+
+/// Runs one of the roles of this file, if `role` is one.
+pub(crate) fn run(role: &str) -> bool {
+    let open = |progress| open(&std::env::var("BAREWIRE_E2E_PORT").unwrap(), progress);
+    match role {
+        "target" => lend(&open(Progress::Manual), &orders(), false),
+        "sleeper" => lend(&open(Progress::Auto), &orders(), true),
+        "adder" => add(&open(Progress::Manual), &orders()),
+        _ => return false,
+    }
+    true
+}
+
+/// Lends memory until told to stop.
+fn lend(node: &Node, orders: &Receiver<String>, sleeps: bool) {
+    let region = |key, access| {
+        let attr = MrAttr { access, requested_key: Some(key), ..MrAttr::default() };
+        node.domain.mr_reg(Buf::from(vec![FILL; LEN]), &attr).unwrap()
+    };
+    let (read, write) = (Access::REMOTE_READ, Access::REMOTE_WRITE);
+    let all = region(ALL, read | write);
+    let others = [region(READ_ONLY, read), region(WRITE_ONLY, write)];
+    say(&format!("ADDR {}", node.ep.getname().unwrap()));
+    loop {
+        let order = if sleeps {
+            orders.recv().ok()
+        } else {
+            node.domain.progress().unwrap();
+            match orders.try_recv() {
+                Ok(order) => Some(order),
+                Err(TryRecvError::Empty) => {
+                    std::thread::yield_now();
+                    continue;
+                }
+                Err(TryRecvError::Disconnected) => None,
+            }
+        };
+        let Some(order) = order else { return };
+        if let Some(at) = order.strip_prefix("WORD ") {
+            let mut word = [0; 8];
+            all.load(8 * at.parse::<usize>().unwrap(), &mut word).unwrap();
+            say(&format!("VALUE {}", u64::from_le_bytes(word)));
+        } else if order == "ZERO" {
+            all.store(0, &[0; LEN]).unwrap();
+            say("ZEROED");
+        } else if order == "CANARIES" {
+            // What no peer may change: all of the other two.
+            let mut bytes = vec![0; LEN];
+            let whole = others.iter().all(|mr| {
+                mr.load(0, &mut bytes).unwrap();
+                bytes.iter().all(|b| *b == FILL)
+            });
+            say(&format!("WHOLE {whole}"));
+        } else {
+            return;
+        }
+    }
+}
+
+/// Adds one to word 0 of the peer, which others add to as well, and to a word of its own, by turns.
+/// The file has, as 64-bit words: how many were posted, how many have ended, and the old values of
+/// those in order.
+fn add(node: &Node, orders: &Receiver<String>) {
+    say(&format!("ADDR {}", node.ep.getname().unwrap()));
+    let order = orders.recv().unwrap();
+    let words: Vec<&str> = order.split(' ').collect();
+    let [_, addr, own, journal] = words[..] else { panic!("{order}") };
+    let peer = node.knows(addr);
+    let own: u64 = own.parse().unwrap();
+    let journal = File::options().write(true).create_new(true).open(journal).unwrap();
+    let note = |at: u64, value: u64| journal.write_all_at(&value.to_le_bytes(), 8 * at).unwrap();
+    let sum = What::new(AtomicOp::Sum, Datatype::Uint64);
+    let one = 1_u64.to_le_bytes();
+    let (mut posted, mut ended, mut stop) = (0_u64, 0_u64, false);
+    note(0, 0);
+    let start = Instant::now();
+    while !stop || ended < posted {
+        stop |= matches!(orders.try_recv(), Ok(order) if order == "STOP");
+        while !stop && posted - ended < WINDOW {
+            let word = if posted.is_multiple_of(2) { 0 } else { own };
+            let to = Remote { dest: peer, addr: 8 * word, key: ALL };
+            // It may be killed right behind the call: better one too many.
+            note(0, posted + 1);
+            match node.ep.fetch_atomic(sum, &one, Buf::zeroed(8), to, posted) {
+                Ok(()) => posted += 1,
+                Err(refused) => {
+                    assert_eq!(refused.error, Error::Again);
+                    break;
+                }
+            }
+        }
+        let mut done = [Completion::default()];
+        match node.cq.read(&mut done) {
+            Ok(_) => {
+                // Of one target and one endpoint: they end in the order of posting.
+                assert_eq!(done[0].op_context, ended, "{ended} operations ended");
+                let old = done[0].take_buf().expect("what the result was lent");
+                note(2 + ended, u64::from_le_bytes(old[..].try_into().unwrap()));
+                ended += 1;
+                note(1, ended);
+            }
+            Err(Error::Again) => std::thread::yield_now(),
+            Err(_) => panic!("{}", node.cq.readerr().unwrap()),
+        }
+        assert!(start.elapsed() < Duration::from_secs(120), "the supervisor forgot us");
+    }
+    note(0, posted);
+    say(&format!("STOPPED {ended}"));
+}
