@@ -72,6 +72,9 @@ pub const MTU_MAX: usize = 65_536 - ETH_HDR_LEN;
 /// Smallest MTU that the fabric can work with.
 pub const MTU_MIN: usize = 256;
 
+/// How the names of segments' files begin.
+const FILE_PREFIX: &str = "barewire-";
+
 /// Frames lent at once; a larger `max` of `rx_burst` is cut to this.
 const BURST: usize = 64;
 /// Rings that a receiver looks at in every poll.
@@ -130,7 +133,7 @@ impl ShmSettings {
     /// The segment's file.
     pub fn path(&self) -> PathBuf {
         let uid = nix::unistd::geteuid();
-        self.dir.join(format!("barewire-{uid}-{}", self.name))
+        self.dir.join(format!("{FILE_PREFIX}{uid}-{}", self.name))
     }
 
     fn check(&self) -> Result<(), OpenError> {

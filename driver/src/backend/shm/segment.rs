@@ -164,8 +164,39 @@ pub(super) fn join(settings: &ShmSettings, role: u64) -> Result<Joined, OpenErro
         }
         let (map, me, inc, mac) = joined?;
         drop(guard);
+        if !made {
+            remove_dead_ones(&path);
+        }
         return Ok(Joined { seg: Segment { map, file, path, layout }, me, inc, mac });
     }
+}
+
+/// Removes the segments beside `path` that only dead processes of this user used: their memory
+/// would stay taken until somebody came back to their names, which jobs never do. Whatever cannot
+/// be looked at stays.
+fn remove_dead_ones(path: &Path) {
+    let prefix = format!("{}{}-", super::FILE_PREFIX, nix::unistd::geteuid());
+    let Some(entries) = path.parent().and_then(|dir| std::fs::read_dir(dir).ok()) else { return };
+    let paths = entries.filter_map(|entry| Some(entry.ok()?.path()));
+    let named = |path: &Path| path.file_name()?.to_str()?.starts_with(&prefix).then_some(());
+    for other in paths.filter(|other| other != path && named(other).is_some()) {
+        remove_if_dead(&other);
+    }
+}
+
+fn remove_if_dead(path: &Path) -> Option<()> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC);
+    let file = options.open(path).ok()?;
+    // Who holds it is about to join or to leave.
+    let _guard = Guard::try_take(&file)?;
+    let layout = read_layout(&file, path).ok()?;
+    check_owner(path, &file.metadata().ok()?).ok()?;
+    if lock::lives(&file, 0, layout.members) {
+        return None;
+    }
+    tracing::info!(path = %path.display(), "removing a segment that only dead processes used");
+    std::fs::remove_file(path).ok()
 }
 
 fn os(what: &'static str, path: &Path, source: io::Error) -> OpenError {

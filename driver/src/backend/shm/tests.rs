@@ -496,6 +496,24 @@ fn what_dead_processes_left_is_made_anew() {
     assert_eq!(drain(&mut b), [b"x"]);
 }
 
+/// Whoever makes a segment removes those of the dead, and touches no other file.
+#[test]
+fn what_dead_processes_left_under_other_names_is_removed() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let named = |name: &str| ShmSettings { dir: dir.path().into(), name: name.into(), ..small() };
+    let (dead, living, foreign) = (named("dead"), named("living"), named("foreign"));
+    let member = open(&living);
+    let copy = std::fs::read(living.path()).unwrap();
+    for (path, bytes) in [(dead.path(), &copy[..]), (foreign.path(), &[7; 64])] {
+        std::fs::write(&path, bytes).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
+    }
+    let maker = open(&named("new"));
+    let left = [&dead, &living, &foreign].map(|s| s.path().exists());
+    assert_eq!(left, [false, true, true]);
+    drop((member, maker));
+}
+
 /// What a monitor sees now: payloads in the order of their stamps.
 fn overhear(monitor: &mut Monitor) -> Vec<Vec<u8>> {
     let mut got = Vec::new();
