@@ -174,6 +174,26 @@ impl Queue {
         if out.buf.is_null() && out.count > 0 {
             return Err(Error::Invalid("buf: NULL"));
         }
+        if out.count == 1 {
+            // Most programs poll for one, most often in vain.
+            let mut one = [Cqe::default()];
+            let n = self.cq.read(&mut one)?;
+            if n == 1 {
+                // SAFETY: there is room for one.
+                unsafe { self.put(out, 0, &one[0]) };
+            }
+            return Ok(n);
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.read_many(out) }
+    }
+
+    /// As [`read`](Self::read), for more than one.
+    ///
+    /// # Safety
+    /// As there.
+    #[inline(never)]
+    unsafe fn read_many(&self, out: Out) -> Result<usize> {
         let mut done = 0;
         let mut batch = [Cqe::default(); BATCH];
         loop {

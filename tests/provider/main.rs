@@ -5,6 +5,7 @@
 
 mod loading;
 mod mpi;
+mod package;
 mod probes;
 
 use std::path::{Path, PathBuf};

@@ -41,8 +41,10 @@ pub(crate) fn run(args: &BenchArgs) -> Result<ExitCode, String> {
         Some(name) if all.contains(name) => vec![name.clone()],
         Some(name) => return Err(format!("no bench {name}: there are {}", all.join(", "))),
     };
+    // The bench of the provider loads it, which Cargo does not know.
     let built = Command::new(cargo())
         .args(["build", "--release", "--quiet", "--package", "barewire-benches", "--bins"])
+        .args(["--package", "barewire-provider", "--lib"])
         .current_dir(root())
         .stdin(Stdio::null())
         .status()

@@ -1,4 +1,4 @@
-//! The commands of the workspace: `cargo xtask test`, `demo`, `bench` and `vm`.
+//! The commands of the workspace: `cargo xtask test`, `demo`, `bench`, `deb` and `vm`.
 //!
 //! Needs nothing but Rust. Everything it runs is started without standard input, so that nothing
 //! can wait for an answer.
@@ -9,6 +9,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 mod bench;
+mod deb;
 mod demo;
 mod packages;
 mod process;
@@ -34,6 +35,8 @@ enum Command {
     Bench(bench::BenchArgs),
     /// Runs a command in a virtual machine with an IOMMU and NICs bound to vfio-pci.
     Vm(vm::VmArgs),
+    /// Makes a package for Debian: the provider, the command, man pages, the dissector.
+    Deb(deb::DebArgs),
 }
 
 fn main() -> ExitCode {
@@ -42,6 +45,7 @@ fn main() -> ExitCode {
         Command::Demo => demo::run(),
         Command::Bench(args) => bench::run(&args),
         Command::Vm(args) => vm::run(&args),
+        Command::Deb(args) => deb::run(&args),
     };
     done.unwrap_or_else(|why| {
         eprintln!("error: {why}");

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use crate::packages::{self, Tool};
 use crate::process::{self, Ended};
 use crate::report::{Counts, read_tests};
-use crate::{bench, cargo, root, target_dir};
+use crate::{bench, cargo, deb, root, target_dir};
 
 /// Suites to run and how long a size to take.
 #[derive(clap::Args)]
@@ -294,6 +294,12 @@ fn provider(suite: Suite, nightly: bool) -> Result<Outcome, String> {
     let ended = start(suite, nightly, &mut build)?;
     if !ended.ok {
         return Ok(Outcome::single(false, ended.output));
+    }
+    // Where there is no dpkg there is no package, and its test says so.
+    if packages::in_path("dpkg-deb")
+        && let Err(why) = deb::build("test")
+    {
+        return Ok(Outcome::single(false, why));
     }
     integration(suite, nightly, "tests/provider/main.rs")
 }

@@ -1,0 +1,208 @@
+//! What the face of libfabric costs: the same program in C over our provider and over libfabric's
+//! own for shared memory, and Open MPI over us and over TCP.
+//!
+//! Needs what Debian has as `libfabric-dev`, `libopenmpi-dev` and `valgrind`, and the provider
+//! beside this program (`cargo build --release -p barewire-provider`, which `cargo xtask bench`
+//! does).
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use barewire_benches::{Args, Report, Row, Sample};
+
+fn main() {
+    let args = Args::read();
+    let mut report = Report::new("provider", &args);
+    let place = match Place::new() {
+        Ok(place) => place,
+        Err(why) => {
+            // For a suite that runs every bench: nothing is wrong with this one.
+            println!("SKIPPED: {why}");
+            return;
+        }
+    };
+    if args.wants("instructions-64B") {
+        let (few, many) = (args.size(10_000, 1000), args.size(60_000, 2000));
+        match place.instructions(few, many) {
+            Ok([ours, theirs]) => report.row(
+                Row::new("instructions-64B", ours, "instr/message")
+                    .against("libfabric shm", theirs, ours / theirs)
+                    .count(many - few)
+                    .note("bar 600, aim 0.33 of shm"),
+            ),
+            Err(why) => report.skip("instructions-64B", &why),
+        }
+    }
+    if args.wants("ns-64B") {
+        match place.rounds(args.size(5, 1), |over| place.pair(over, args.size(200_000, 1000))) {
+            Ok(both) => report.row(
+                compared("ns-64B", "ns/message", "libfabric shm", &both).note("bar 0.40 of shm"),
+            ),
+            Err(why) => report.skip("ns-64B", &why),
+        }
+    }
+    for case in ["pingpong", "allreduce"] {
+        let name = format!("openmpi-{case}-8B");
+        if !args.wants(&name) {
+            continue;
+        }
+        let count = args.size(300, 3);
+        match place.rounds(args.size(3, 1), |over| place.mpi(over, case, count)) {
+            Ok(both) => report
+                .row(compared(&name, "ns", "tcp;ofi_rxm", &both).note("bar 0.5, aim 0.2; 2 ranks")),
+            Err(why) => report.skip(&name, &why),
+        }
+    }
+}
+
+/// Which provider a program runs over.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Over {
+    Us,
+    /// libfabric's own: `shm` for a pair, `tcp;ofi_rxm` for MPI.
+    Theirs,
+}
+
+/// The middle of ours to the middle of theirs.
+fn compared(name: &str, unit: &'static str, theirs: &str, [us, them]: &[Sample; 2]) -> Row {
+    let (ours, other) = (us.median(), them.median());
+    Row::new(name, ours, unit).against(theirs, other, ours / other).spread(us)
+}
+
+/// Where the library is and where our programs in C are compiled to.
+struct Place {
+    library: PathBuf,
+    programs: PathBuf,
+    segment: String,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        // Nothing is left to do if they stay.
+        let _ = std::fs::remove_dir_all(&self.programs);
+    }
+}
+
+impl Place {
+    fn new() -> Result<Self, String> {
+        let exe = std::env::current_exe().map_err(|why| format!("own path: {why}"))?;
+        let library = exe.parent().unwrap_or(Path::new(".")).to_path_buf();
+        if !library.join("libbarewire_fi.so").is_file() {
+            return Err(
+                "the provider is not built: cargo build --release -p barewire-provider".to_owned()
+            );
+        }
+        if !Path::new("/usr/include/rdma/fabric.h").is_file() {
+            return Err("no rdma/fabric.h: sudo apt-get install libfabric-dev".to_owned());
+        }
+        let programs =
+            std::env::temp_dir().join(format!("barewire-bench-provider-{}", std::process::id()));
+        std::fs::create_dir_all(&programs).map_err(|why| format!("{programs:?}: {why}"))?;
+        let segment = format!("shm:bench-provider-{}", std::process::id());
+        let place = Self { library, programs, segment };
+        place.compile("cc", "pair.c", &["-lfabric"])?;
+        Ok(place)
+    }
+
+    /// Compiles a program of `benches/provider`.
+    fn compile(&self, compiler: &str, source: &str, libs: &[&str]) -> Result<PathBuf, String> {
+        let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("provider").join(source);
+        let to = self.programs.join(source.trim_end_matches(".c"));
+        let mut command = Command::new(compiler);
+        command.args(["-std=gnu11", "-O2", "-o"]).arg(&to).arg(from).args(libs);
+        let built = command
+            .output()
+            .map_err(|why| format!("{compiler} does not start ({why}): see libopenmpi-dev, gcc"))?;
+        if built.status.success() {
+            Ok(to)
+        } else {
+            Err(String::from_utf8_lossy(&built.stderr).into_owned())
+        }
+    }
+
+    /// A program in the environment that `over` needs.
+    fn command(&self, program: impl AsRef<std::ffi::OsStr>, over: Over) -> Command {
+        let mut command = Command::new(program);
+        command.env_remove("FI_PROVIDER").env_remove("FI_LOG_LEVEL").stdin(Stdio::null());
+        if over == Over::Us {
+            command.env("FI_PROVIDER", "barewire").env("FI_PROVIDER_PATH", &self.library);
+            command.env("FI_BAREWIRE_PORT", &self.segment);
+        }
+        command
+    }
+
+    fn pair(&self, over: Over, count: u64) -> Result<Sample, String> {
+        let name = if over == Over::Us { "barewire" } else { "shm" };
+        let mut command = self.command(self.programs.join("pair"), over);
+        numbers(command.args([name, &count.to_string()]))
+    }
+
+    fn mpi(&self, over: Over, case: &str, count: u64) -> Result<Sample, String> {
+        let program = self.compile("mpicc", "mpi.c", &[])?;
+        let name = if over == Over::Us { "barewire" } else { "tcp;ofi_rxm" };
+        let mut command = self.command("mpirun", over);
+        command.args(["-n", "2", "--oversubscribe", "--bind-to", "core"]);
+        if nix::unistd::geteuid().is_root() {
+            command.arg("--allow-run-as-root");
+        }
+        let settings =
+            [("pml", "cm"), ("mtl", "ofi"), ("mtl_ofi_provider_include", name), ("btl", "self")];
+        for (key, value) in settings {
+            command.args(["--mca", key, value]);
+        }
+        if over == Over::Theirs {
+            command.env("FI_TCP_IFACE", "lo");
+        }
+        numbers(command.arg(program).args([case, &count.to_string()]))
+    }
+
+    /// Both in turns, so that what the machine does beside hits both.
+    fn rounds(
+        &self,
+        rounds: u64,
+        run: impl Fn(Over) -> Result<Sample, String>,
+    ) -> Result<[Sample; 2], String> {
+        let mut both = [Sample::default(), Sample::default()];
+        for _ in 0..rounds {
+            both[0].extend(&run(Over::Us)?);
+            both[1].extend(&run(Over::Theirs)?);
+        }
+        Ok(both)
+    }
+
+    /// Instructions a message, ours and theirs: two lengths of a run, subtracted.
+    fn instructions(&self, few: u64, many: u64) -> Result<[f64; 2], String> {
+        let per = |over| {
+            let [a, b] = [few, many].map(|count| self.callgrind(over, count));
+            Ok::<_, String>((b? as f64 - a? as f64) / (many - few) as f64)
+        };
+        Ok([per(Over::Us)?, per(Over::Theirs)?])
+    }
+
+    fn callgrind(&self, over: Over, count: u64) -> Result<u64, String> {
+        let name = if over == Over::Us { "barewire" } else { "shm" };
+        let out = self.programs.join(format!("callgrind.{name}.{count}"));
+        let mut command = self.command("valgrind", over);
+        command
+            .args(["--tool=callgrind", "--quiet", "--collect-atstart=no"])
+            .arg("--toggle-collect=exchange")
+            .arg(format!("--callgrind-out-file={}", out.display()))
+            .arg(self.programs.join("pair"))
+            .args([name, &count.to_string()]);
+        numbers(&mut command)?;
+        let written = std::fs::read_to_string(&out).map_err(|why| format!("{out:?}: {why}"))?;
+        let total = written.lines().find_map(|line| line.strip_prefix("totals: "));
+        total.and_then(|n| n.trim().parse().ok()).ok_or_else(|| "nothing was counted".to_owned())
+    }
+}
+
+/// The numbers that a program prints, a line each.
+fn numbers(command: &mut Command) -> Result<Sample, String> {
+    let ran = command.output().map_err(|why| format!("{:?}: {why}", command.get_program()))?;
+    if !ran.status.success() {
+        let said = String::from_utf8_lossy(&ran.stderr);
+        return Err(said.lines().next_back().unwrap_or("it failed").to_owned());
+    }
+    let said = String::from_utf8_lossy(&ran.stdout);
+    Ok(said.lines().filter_map(|line| line.trim().parse().ok()).collect())
+}
