@@ -19,12 +19,12 @@ fn package() -> Result<PathBuf, String> {
 const SCRIPT: &str = r#"
 set -e
 mount -t tmpfs tmpfs "$1"
-mkdir "$1/up" "$1/work" "$1/root"
-mount -t overlay overlay -o "lowerdir=/,upperdir=$1/up,workdir=$1/work" "$1/root" || exit 77
-mount --bind /dev "$1/root/dev"
-mkdir -p "$1/root/tmp"
-cp "$2" "$1/root/tmp/barewire.deb"
-exec env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin LC_ALL=C chroot "$1/root" sh -ec '
+mkdir "$1/up" "$1/work" "$1/all"
+mount -t overlay overlay -o "lowerdir=/,upperdir=$1/up,workdir=$1/work" "$1/all" || exit 77
+mount --bind /dev "$1/all/dev"
+mkdir -p "$1/all/tmp"
+cp "$2" "$1/all/tmp/barewire.deb"
+exec env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin LC_ALL=C chroot "$1/all" sh -ec '
 dpkg --install /tmp/barewire.deb
 fi_info -p barewire
 fi_info -l | grep -A1 "^barewire"
