@@ -407,7 +407,8 @@ mod tests {
         }
         a.post_send(a_ep, send(dest)).unwrap();
         while b.node_mut().cq_read(b_cq, &mut cqe).is_err() {
-            (a.turn().unwrap(), b.turn().unwrap());
+            a.turn().unwrap();
+            b.turn().unwrap();
         }
         assert_eq!(a.node_mut().cq_read(a_cq, &mut cqe), Ok(1));
         a.post_send(a_ep, send(dest)).unwrap();

@@ -449,12 +449,8 @@ impl Node {
             return;
         }
         let held = Held { psn: base.psn, len, link: Link::default() };
-        let Some(idx) = self.held.alloc(held) else {
+        let Some(idx) = self.held_room(now, p).then(|| self.held.alloc(held)).flatten() else {
             self.counters.rx_no_buffer += 1;
-            if self.lossless {
-                // It will not come again.
-                self.end_session(now, p, Error::ConnReset, true);
-            }
             return;
         };
         let at = idx as usize * frame_len;
@@ -466,6 +462,23 @@ impl Node {
         peer.held.push_back(&mut self.held, idx);
         peer.rcv.set(dist);
         (peer.rx_newest, peer.rx_at, peer.rx_resent) = (base.psn, now, base.rtx);
+    }
+
+    /// Whether another early packet of `p` may be kept. A peer may have a quarter of as many as are
+    /// free: alone a whole window, and however many there are, they leave some for one more.
+    fn held_room(&mut self, now: Instant, p: u32) -> bool {
+        let mine = self.peers[p].held.len as usize;
+        if !self.lossless {
+            return mine < self.held.free_count() / 4;
+        }
+        if self.held.free_count() > 0 {
+            return true;
+        }
+        // It will not come again, so somebody has to go: whoever keeps most of them waiting.
+        let most = self.peers.iter().max_by_key(|(_, peer)| peer.held.len);
+        let hog = most.map_or(p, |(hog, _)| hog);
+        self.end_session(now, hog, Error::ConnReset, true);
+        hog != p
     }
 
     /// Whether a packet of this type means the same before those that it overtook: data, and what

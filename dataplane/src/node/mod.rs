@@ -288,6 +288,8 @@ pub struct Node {
 
     pub(crate) peers: Slab<Peer>,
     pub(crate) by_mac: HashMap<MacAddr, u32>,
+    /// Where the search for a peer to forget goes on.
+    pub(crate) evict_hand: u32,
     /// The generation that the next session in each peer slot gets.
     pub(crate) sid_gen: Vec<u32>,
     pub(crate) epoch: u32,
@@ -397,7 +399,7 @@ impl Node {
         let frame_max = caps.mtu.min(usize::from(u16::MAX)) as u32;
         let blocks = s.unexpected_bytes / UNIT;
         let sent = s.tx_wr_max * 4 + 4096;
-        let held = 1024;
+        let held = 8 * crate::rel::sent::WINDOW as usize;
         let frame_len = frame_max as usize + ETH_HDR_LEN;
         Ok(Self {
             mac: caps.mac,
@@ -408,6 +410,7 @@ impl Node {
             eager_one: s.eager_max.max(4096),
             peers: Slab::with_capacity(s.peer_max),
             by_mac: HashMap::with_capacity(s.peer_max.min(4096)),
+            evict_hand: 0,
             sid_gen: Vec::with_capacity(s.peer_max),
             epoch: 0,
             eps: Slab::with_capacity(65536),

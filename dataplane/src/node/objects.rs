@@ -1,6 +1,6 @@
 //! Completion queues, counters and address vectors: the calls on them.
 
-use super::peer::Peer;
+use super::peer::{Peer, State};
 use super::{AvId, AvTable, CntrId, CntrTable, CqId, CqTable, Node};
 use crate::av::{Av, AvEntry};
 use crate::cq::Cq;
@@ -192,7 +192,7 @@ impl Node {
     /// [`Error::NoMem`]: the node knows as many peers as it was set to, and all are in use.
     pub fn av_insert(&mut self, now: Instant, av: AvId, addr: EpAddr) -> Result<FiAddr> {
         self.avs.by_handle(av.0).ok_or(Error::BadFd)?;
-        let p = self.peer_of(now, addr.mac).ok_or(Error::NoMem)?;
+        let p = self.peer_of(now, addr.mac, usize::MAX).ok_or(Error::NoMem)?;
         let known = self.peers[p].inc;
         if addr.incarnation != 0 && known != addr.incarnation {
             if known != 0 {
@@ -243,21 +243,23 @@ impl Node {
         Ok(table.av.iter().map(|(addr, _)| addr).collect())
     }
 
-    /// The record of the node with this MAC, made if there is none. `None` if the table is full of
-    /// peers in use.
+    /// The record of the node with this MAC, made if there is none. `None` if the table is full and
+    /// there is none among the next `looks` records that could be forgotten.
     pub(crate) fn peer_of(
         &mut self,
         now: Instant,
         mac: barewire_driver::port::MacAddr,
+        looks: usize,
     ) -> Option<u32> {
         if let Some(&p) = self.by_mac.get(&mac) {
             return Some(p);
         }
-        if self.peers.free_count() == 0 {
-            self.evict(now)?;
-        }
         let mut peer = Peer::new(mac, now);
         peer.heard = self.active_ns;
+        if self.peers.free_count() == 0 {
+            // Its slot is the next to be given out, and its place among the starved goes with it.
+            peer.starved = self.evict(now, looks)?;
+        }
         let p = self.peers.alloc(peer)?;
         self.by_mac.insert(mac, p);
         let slot = p as usize;
@@ -272,19 +274,31 @@ impl Node {
         Some(p)
     }
 
-    /// Forgets the peer that nobody names and that was heard least recently.
-    fn evict(&mut self, now: Instant) -> Option<()> {
-        let (p, _) = (self.peers.iter())
-            .filter(|(_, peer)| peer.av_refs == 0 && peer.is_idle() && !peer.queued)
-            .min_by_key(|(_, peer)| peer.heard)?;
+    /// Forgets one of the next `looks` peers, of those that nobody names and that nothing is under
+    /// way with: one without an open session if there is one, and the one heard least recently.
+    /// Says whether it stood in the list of the starved, where its slot still stands.
+    ///
+    /// A stranger's OPEN may cost a few looks and not a walk over the table, or a flood of them
+    /// would stop us.
+    fn evict(&mut self, now: Instant, looks: usize) -> Option<bool> {
+        let count = self.peers.len();
+        let mut found = None;
+        for _ in 0..looks.min(count) {
+            let p = self.evict_hand;
+            self.evict_hand = (p + 1) % count as u32;
+            let Some(peer) = self.peers.get(p) else { continue };
+            if peer.av_refs > 0 || peer.queued || !peer.is_idle() {
+                continue;
+            }
+            let rank = (peer.state == State::Open, peer.heard, p);
+            found = Some(found.map_or(rank, |best| rank.min(best)));
+        }
+        let (_, _, p) = found?;
         self.end_session(now, p, Error::ConnReset, true);
         self.wheel.disarm(p);
         let peer = self.peers.free(p);
-        if peer.starved {
-            self.starved.retain(|&waiting| waiting != p);
-        }
         self.by_mac.remove(&peer.mac);
-        Some(())
+        Some(peer.starved)
     }
 
     fn cntr(&self, cntr: CntrId) -> Result<&CntrTable> {

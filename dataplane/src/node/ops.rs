@@ -176,6 +176,8 @@ pub(crate) struct Pull {
     pub(crate) imm: Option<u64>,
     /// END status, once nothing more will be asked for.
     pub(crate) end: Option<crate::wire::EndStatus>,
+    /// Time in which our own loop ran, when bytes of it came last, or when it asked for the first.
+    pub(crate) heard: u64,
     pub(crate) in_ctlq: bool,
     /// Waits for room in the pull window.
     pub(crate) waiting: bool,

@@ -155,6 +155,8 @@ pub(crate) struct Peer {
     pub(crate) av_refs: u32,
     /// Messages of this peer that wait for a receive.
     pub(crate) stored: u32,
+    /// Bytes that pulls from this peer have asked for and that are not here.
+    pub(crate) pull_out: u32,
     /// Such answers, those in flight included.
     pub(crate) jobs: u16,
     /// Number of the next one-sided operation to the peer.
@@ -251,6 +253,7 @@ impl Peer {
             av_refs: 0,
             stored: 0,
             coll_waits: 0,
+            pull_out: 0,
         }
     }
 

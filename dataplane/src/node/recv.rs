@@ -266,10 +266,12 @@ impl Node {
         (off, len): (usize, usize),
     ) {
         let handle = Handle::from_parts(op.dst_op, op.dst_gen);
+        let active = self.active_ns;
         let Some(pull) = self.pulls.by_handle_mut(handle).filter(|pull| pull.peer == p) else {
             self.counters.rx_stray += 1;
             return;
         };
+        pull.heard = active;
         if pull.read {
             return self.on_read_data(now, p, frame, op, (off, len));
         }
@@ -285,10 +287,10 @@ impl Node {
             return;
         }
         pull.got += len64;
-        self.pull_out -= len64;
         let (recv, base) = (pull.recv, pull.base);
         let done = pull.got == pull.want && pull.end.is_none();
         let more = pull.asked < pull.want && pull.asked - pull.got <= PULL_CHUNK;
+        self.pull_settled(p, len64);
         if recv != NONE {
             let at = (base + op.offset) as usize;
             frame.copy_to_io(off, &self.recv_bufs[recv as usize], at, len);
@@ -624,29 +626,68 @@ impl Node {
 
     /// Asks for the next bytes, or waits for room in the pull window.
     pub(crate) fn ask(&mut self, _now: Instant, idx: u32) {
-        let window = self.settings.pull_window as u64;
-        let pull = &mut self.pulls[idx];
+        let pull = &self.pulls[idx];
         if pull.in_ctlq || pull.waiting {
             return;
         }
-        if self.pull_out > 0 && self.pull_out + PULL_CHUNK > window {
-            pull.waiting = true;
+        let p = pull.peer;
+        // One peer may hold half of the window: who asks for nothing but what does not come must
+        // not keep the others from asking.
+        let share = (self.settings.pull_window as u64 / 2).min(1 << 30);
+        let out = u64::from(self.peers[p].pull_out);
+        if !self.pull_room() || out > 0 && out + PULL_CHUNK > share {
+            self.pulls[idx].waiting = true;
             self.pull_wait.push_back(&mut self.pulls, idx);
             return;
         }
-        let p = pull.peer;
         let (_, len) = self.next_piece(idx);
-        self.pulls[idx].asking = len;
+        let pull = &mut self.pulls[idx];
+        if pull.asked == pull.got {
+            pull.heard = self.active_ns;
+        }
+        pull.asking = len;
         self.pull_out += u64::from(len);
+        self.peers[p].pull_out += len;
         self.queue_pull(p, idx);
+    }
+
+    /// Whether there is room for a piece in the window of all pulls.
+    fn pull_room(&self) -> bool {
+        self.pull_out == 0 || self.pull_out + PULL_CHUNK <= self.settings.pull_window as u64
+    }
+
+    /// `len` bytes that were asked for from `p` are here, or will not be waited for any more.
+    pub(crate) fn pull_settled(&mut self, p: u32, len: u64) {
+        self.pull_out -= len;
+        self.peers[p].pull_out -= len as u32;
+    }
+
+    /// Whether pulls from `p` have bytes outstanding of which none has come for T_dead.
+    pub(crate) fn pulls_stalled(&self, p: u32) -> bool {
+        if self.peers[p].pull_out == 0 {
+            return false;
+        }
+        let since = self.active_ns.saturating_sub(self.settings.t_dead_ns);
+        let mut waits = false;
+        for idx in self.peers[p].pulls.iter(&self.pulls) {
+            let pull = &self.pulls[idx];
+            if pull.asked > pull.got {
+                waits = true;
+                if pull.heard > since {
+                    return false;
+                }
+            }
+        }
+        waits
     }
 
     /// Lets the pulls that have waited longest ask, as far as there is room now.
     pub(crate) fn serve_waiting_pulls(&mut self, now: Instant) {
-        let window = self.settings.pull_window as u64;
-        while !self.pull_wait.is_empty()
-            && (self.pull_out == 0 || self.pull_out + PULL_CHUNK <= window)
-        {
+        // Those whose peer has its share asked for already go to the end of the queue.
+        for _ in 0..self.pull_wait.len.min(64) {
+            if !self.pull_room() {
+                return;
+            }
             let Some(idx) = self.pull_wait.pop_front(&mut self.pulls) else { return };
             self.pulls[idx].waiting = false;
             self.ask(now, idx);
@@ -706,11 +747,12 @@ impl Node {
     /// Bytes that were asked for and will not be waited for any more leave the account.
     fn settle_pull(&mut self, idx: u32) {
         let pull = &mut self.pulls[idx];
-        self.pull_out -= pull.asked - pull.got + u64::from(pull.asking);
+        let (p, left) = (pull.peer, pull.asked - pull.got + u64::from(pull.asking));
         (pull.got, pull.asking) = (pull.asked, 0);
         if std::mem::take(&mut pull.waiting) {
             self.pull_wait.remove(&mut self.pulls, idx);
         }
+        self.pull_settled(p, left);
     }
 
     /// Takes a pull out of every list and gives it back.
@@ -1006,6 +1048,7 @@ pub(super) fn empty_pull(peer: u32, src_op: u32, src_gen: u32, end: Option<EndSt
         tag: 0,
         imm: None,
         end,
+        heard: 0,
         in_ctlq: false,
         waiting: false,
         queue: Link::default(),

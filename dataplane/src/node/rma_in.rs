@@ -460,9 +460,9 @@ impl Node {
             return;
         }
         pull.got += len64;
-        self.pull_out -= len64;
         let done = pull.got == pull.want;
         let more = pull.asked < pull.want && pull.asked - pull.got <= super::recv::PULL_CHUNK;
+        self.pull_settled(p, len64);
         if w == NONE {
             self.free_if_idle(op.dst_op);
         } else {
@@ -486,9 +486,9 @@ impl Node {
     pub(crate) fn orphan_read(&mut self, idx: u32) {
         let pull = &mut self.pulls[idx];
         pull.wr = NONE;
-        self.pull_out -= u64::from(std::mem::take(&mut pull.asking));
-        let p = pull.peer;
-        if std::mem::take(&mut pull.in_ctlq) {
+        let (p, asking) = (pull.peer, std::mem::take(&mut pull.asking));
+        self.pull_settled(p, u64::from(asking));
+        if std::mem::take(&mut self.pulls[idx].in_ctlq) {
             self.peers[p].ctlq.remove(&mut self.pulls, idx);
         }
         if std::mem::take(&mut self.pulls[idx].waiting) {
@@ -528,7 +528,7 @@ impl Node {
             self.fail_wr(w, err, ProvErrno::NotExecuted);
         }
         self.pulls[idx].asked -= u64::from(len);
-        self.pull_out -= u64::from(len);
+        self.pull_settled(p, u64::from(len));
         self.free_if_idle(idx);
         self.serve_waiting_pulls(self.polled_at);
     }

@@ -23,6 +23,10 @@ use crate::wire::{self, AtomicOp, Base, OpenOp, RstOp, RstReason, Ty};
 /// Replies to strangers in a millisecond.
 pub(crate) const REPLIES_PER_MS: u32 = 4;
 
+/// Records looked at for one to forget when a stranger's OPEN finds the table full. It comes again
+/// if none of these can be.
+const EVICT_LOOKS: usize = 16;
+
 /// A gap between two polls above which our own silence is not held against the peer.
 const STARVED_NS: u64 = 1_000_000;
 
@@ -141,7 +145,7 @@ impl Node {
             self.refuse_open(now, base, op, RstReason::WrongIncarnation);
             return;
         }
-        let Some(p) = self.peer_of(now, base.src) else {
+        let Some(p) = self.peer_of(now, base.src, EVICT_LOOKS) else {
             self.counters.rx_bad_open += 1;
             return;
         };
@@ -585,7 +589,9 @@ impl Node {
                 }
             }
             State::Open => {
-                if overdue && self.peers[p].owes() && self.peers[p].probes >= PROBES_MIN {
+                let silent = overdue && self.peers[p].owes() && self.peers[p].probes >= PROBES_MIN;
+                // Alive, but what it announced does not come, and others want to pull.
+                if silent || self.pulls_stalled(p) {
                     self.counters.sessions_dead += 1;
                     self.end_session(now, p, Error::HostUnreach, true);
                     return;

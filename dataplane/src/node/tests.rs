@@ -8,6 +8,7 @@ use barewire_driver::mem::IoBuf;
 use barewire_driver::port::{MacAddr, PortCaps, Tx};
 
 mod atomic;
+mod hostile;
 mod rma;
 
 use super::*;
@@ -35,6 +36,8 @@ struct Pair {
     frames: usize,
     /// Sends take the short way where it is open, and how many did.
     short: Option<usize>,
+    /// Frames to neither of the two.
+    stray: Vec<Vec<u8>>,
 }
 
 fn caps(mac: u8, mtu: usize, lossless: bool) -> PortCaps {
@@ -76,7 +79,9 @@ impl Pair {
             let end = &mut ends[i];
             end.peer = end.node.av_insert(Instant(0), end.av, addr).unwrap();
         }
-        Self { now: Instant(1), ends, drop: 0, dup: 0, scatter: false, frames: 0, short: None }
+        let (drop, dup, frames) = (0, 0, 0);
+        let (scatter, short, stray) = (false, None, Vec::new());
+        Self { now: Instant(1), ends, drop, dup, scatter, frames, short, stray }
     }
 
     fn send(&mut self, i: usize, buf: IoBuf, tag: u64, flags: OpFlags, context: u64) -> Result<()> {
@@ -127,6 +132,10 @@ impl Pair {
             }
             for i in 0..2 {
                 for bytes in std::mem::take(&mut self.ends[i].out) {
+                    if bytes[..6] != self.ends[1 - i].node.mac.0 {
+                        self.stray.push(bytes);
+                        continue;
+                    }
                     self.frames += 1;
                     if self.drop == 0 || !self.mixed().is_multiple_of(self.drop) {
                         self.ends[1 - i].node.on_frame(self.now, &RxFrame::new(&bytes));

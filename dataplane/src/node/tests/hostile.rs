@@ -1,0 +1,225 @@
+//! What somebody who speaks the protocol well, and means harm, can take from the others.
+
+use super::*;
+use crate::psn::Psn;
+use crate::wire::{self, AckOp, Base, MsgMOp, MsgOp, Op, OpenOp, RndvOp, Ty};
+
+/// A station that speaks to the second node of a pair, one packet at a time.
+struct Puppet {
+    mac: u8,
+    /// What the node calls the session.
+    sid: u32,
+    psn: u32,
+    /// The next packet expected of the node.
+    cack: u32,
+}
+
+impl Puppet {
+    /// Opens a session.
+    fn open(pair: &mut Pair, mac: u8) -> Self {
+        let mut puppet = Self { mac, sid: 0, psn: 7000, cack: 0 };
+        let inc = 900 + u64::from(mac);
+        let max_frame = pair.ends[1].node.frame_max;
+        let (sid, epoch, window, grant) = (5, 1, 256, 64);
+        let open = OpenOp { sid, epoch, inc, max_frame, window, grant, ..OpenOp::default() };
+        puppet.put(pair, 0, &Op::Open(open), &[]);
+        pair.run(10_000);
+        puppet.listen(pair);
+        assert!(puppet.sid != 0, "no answer to an OPEN");
+        puppet.put(pair, 0, &Op::Ping, &[]);
+        puppet
+    }
+
+    /// A frame with the number `ahead` of the next.
+    fn put(&self, pair: &mut Pair, ahead: u32, op: &Op, payload: &[u8]) {
+        let node = &mut pair.ends[1].node;
+        let base = Base {
+            dst: node.mac,
+            src: MacAddr([2, 0, 0, 0, 0, self.mac]),
+            ty: op.ty(),
+            ar: false,
+            rtx: false,
+            crc: node.crc,
+            dst_sid: self.sid,
+            psn: Psn(self.psn.wrapping_add(ahead)),
+            cack: Psn(self.cack),
+            grant: 64,
+            plen: 0,
+        };
+        node.on_frame(pair.now, &RxFrame::new(&wire::frame(&base, op, payload)));
+    }
+
+    /// The next packet.
+    fn say(&mut self, pair: &mut Pair, op: &Op, payload: &[u8]) {
+        self.put(pair, 0, op, payload);
+        self.psn = self.psn.wrapping_add(1);
+    }
+
+    /// Takes what the node sent, and acknowledges it.
+    fn listen(&mut self, pair: &mut Pair) {
+        let mac = MacAddr([2, 0, 0, 0, 0, self.mac]);
+        let heard = std::mem::take(&mut pair.stray);
+        for bytes in heard {
+            let frame = RxFrame::new(&bytes);
+            let Ok(base) = Base::parse(&frame) else { continue };
+            if base.dst != mac {
+                pair.stray.push(bytes);
+                continue;
+            }
+            match Op::parse(&frame, &base) {
+                Ok(Op::Open(open)) => (self.sid, self.cack) = (open.sid, base.psn.0),
+                Ok(_) if base.ty.is_reliable() => self.cack = base.psn.0.wrapping_add(1),
+                _ => {}
+            }
+        }
+        if self.sid != 0 {
+            let newest = Psn(self.cack.wrapping_sub(1));
+            let ack = AckOp { delay: 0, newest, words: [0; 4], count: 0, dups: 0, resent: false };
+            self.put(pair, 0, &Op::Ack(ack), &[]);
+        }
+    }
+
+    fn rndv(&mut self, pair: &mut Pair, n: u32, msg_len: u64) {
+        let (dst_ep, src_ep, src_op, src_gen) = (end_number(pair), 1, n, 1);
+        let (tagged, imm, tag) = (true, None, 5);
+        let op = RndvOp { dst_ep, src_ep, tagged, imm, tag, msg_len, src_op, src_gen };
+        self.say(pair, &Op::Rndv(op), &[]);
+    }
+}
+
+fn end_number(pair: &Pair) -> u16 {
+    let end = &pair.ends[1];
+    end.node.addr_of(end.ep).unwrap().ep
+}
+
+/// Goal: who announces messages, acknowledges that they are asked for and never sends them takes
+/// the window of all pulls from nobody, and the receives that wait for him end.
+#[test]
+fn announced_messages_that_never_come_hold_up_nobody_for_ever() {
+    const LEN: usize = 256 << 10;
+    let mut pair = Pair::new(9000, false);
+    let mut puppet = Puppet::open(&mut pair, 9);
+    for n in 0..24 {
+        pair.recv(1, IoBuf::leaked(&vec![0; LEN]), 5, OpFlags::empty(), 100).unwrap();
+        puppet.rndv(&mut pair, n, LEN as u64);
+        pair.run(20_000);
+        puppet.listen(&mut pair);
+    }
+    let half = pair.ends[1].node.settings.pull_window as u64 / 2;
+    assert_eq!(pair.ends[1].node.levels().pull_bytes, half, "all that one peer may hold");
+    let (buf, look) = shared(2 * LEN);
+    pair.recv(1, buf, 6, OpFlags::empty(), 7).unwrap();
+    pair.send(0, IoBuf::leaked(&bytes(2 * LEN)), 6, OpFlags::empty(), 8).unwrap();
+    pair.run(20_000_000);
+    assert_eq!(pair.read(1).first().map(|c| c.op_context), Some(7), "somebody else's message");
+    assert_eq!(contents(&look), bytes(2 * LEN));
+    // It goes on to acknowledge, so it is never silent.
+    let mut ended = 0;
+    for _ in 0..60 {
+        pair.run(10_000_000);
+        puppet.listen(&mut pair);
+        while let Ok(err) = pair.ends[1].node.cq_readerr(pair.ends[1].cq) {
+            assert_eq!((err.err, err.cqe.op_context), (Error::HostUnreach, 100));
+            ended += 1;
+        }
+    }
+    assert_eq!((ended, pair.ends[1].node.levels().pulls), (24, 0));
+}
+
+/// Goal: nobody takes the last of the memory for packets that came early. Method: more sessions
+/// than fill it, each of which leaves out one packet.
+#[test]
+fn early_packets_of_some_leave_room_for_those_of_others() {
+    let mut pair = Pair::new(1500, false);
+    let msg = MsgOp { dst_ep: end_number(&pair), src_ep: 1, ..MsgOp::default() };
+    for mac in 20..32 {
+        let puppet = Puppet::open(&mut pair, mac);
+        for ahead in 1..255 {
+            puppet.put(&mut pair, ahead, &Op::Msg(msg), &[]);
+        }
+    }
+    let held = pair.ends[1].node.levels().held;
+    assert!((1500..2000).contains(&held), "{held} of 2,048 are kept");
+    pair.drop = 4;
+    for i in 0..20 {
+        pair.recv(1, IoBuf::leaked(&[0; 100]), 9, OpFlags::empty(), i).unwrap();
+        pair.send(0, IoBuf::leaked(&bytes(100)), 9, OpFlags::empty(), i).unwrap();
+    }
+    pair.run(400_000_000);
+    assert_eq!(pair.read(1).len(), 20);
+}
+
+/// Goal: a stranger's OPEN costs as much with many peers as with few. Method: full tables of both
+/// sizes, and the time that further OPENs take.
+#[test]
+fn an_open_of_a_stranger_does_not_walk_the_table() {
+    let time = |peer_max: usize| {
+        let settings =
+            NodeSettings { incarnation: 1, seed: 1, peer_max, ..NodeSettings::default() };
+        let mut node = Node::new(settings, &caps(1, 1500, false)).unwrap();
+        let open = |node: &mut Node, n: u32| {
+            let [a, b, c, d] = n.to_be_bytes();
+            let src = MacAddr([6, 0, a, b, c, d]);
+            let base = Base {
+                dst: node.mac,
+                src,
+                ty: Ty::Open,
+                ar: false,
+                rtx: false,
+                crc: node.crc,
+                dst_sid: 0,
+                psn: Psn(1),
+                cack: Psn(0),
+                grant: 0,
+                plen: 0,
+            };
+            let (sid, epoch, inc, max_frame, window) = (5, 1, 77, 1500, 256);
+            let op = Op::Open(OpenOp { sid, epoch, inc, max_frame, window, ..OpenOp::default() });
+            node.on_frame(Instant(1000), &RxFrame::new(&wire::frame(&base, &op, &[])));
+        };
+        let mut sink = |_: &TxFrame<'_>| Tx::Sent;
+        for n in 0..peer_max as u32 {
+            open(&mut node, n);
+            node.transmit(Instant(1000), &mut sink);
+        }
+        assert_eq!(node.levels().peers, peer_max);
+        let rounds = (0..5).map(|round| {
+            let start = std::time::Instant::now();
+            for n in 0..500 {
+                open(&mut node, (1 << 24) + round * 500 + n);
+                node.transmit(Instant(1000), &mut sink);
+            }
+            start.elapsed()
+        });
+        let best = rounds.min().unwrap();
+        assert_eq!(node.levels().peers, peer_max);
+        best
+    };
+    let (few, many) = (time(64), time(64 << 10));
+    // A walk takes a thousand times as long; the caches may cost some.
+    assert!(many < 30 * few, "500 OPENs: {few:?} with 64 peers, {many:?} with 65,536");
+}
+
+/// Goal: a message of which pieces are still to come is placed where its multi-receive has room for
+/// it, behind what came before it.
+#[test]
+fn half_a_message_goes_behind_the_one_before_in_a_multi_receive() {
+    let mut pair = Pair::new(1500, false);
+    let mut puppet = Puppet::open(&mut pair, 9);
+    let (dst_ep, src_ep) = (end_number(&pair), 1);
+    puppet.say(&mut pair, &Op::Msg(MsgOp { dst_ep, src_ep, ..MsgOp::default() }), &bytes(100));
+    let data = bytes(2000);
+    let piece = |offset: u64| {
+        let (tagged, imm, tag, msg_len) = (false, None, 0, 2000);
+        Op::MsgM(MsgMOp { dst_ep, src_ep, tagged, imm, tag, msg_len, offset })
+    };
+    puppet.say(&mut pair, &piece(0), &data[..1200]);
+    let (buf, look) = shared(8192);
+    pair.recv(1, buf, u64::MAX, OpFlags::MULTI_RECV, 3).unwrap();
+    puppet.say(&mut pair, &piece(1200), &data[1200..]);
+    let got = pair.read(1);
+    assert_eq!(got.iter().map(|c| c.len).collect::<Vec<_>>(), [100, 2000]);
+    assert_eq!(got[1].buf - got[0].buf, 100);
+    assert_eq!(&contents(&look)[..100], bytes(100));
+    assert_eq!(&contents(&look)[100..2100], data);
+}
