@@ -117,7 +117,8 @@ pub(crate) struct Peer {
     pub(crate) inbound: Inbound,
     pub(crate) in_len: u64,
     pub(crate) in_off: u64,
-    pub(crate) in_imm: Option<u64>,
+    /// Its remote CQ data, if [`in_has_imm`](Self::in_has_imm).
+    pub(crate) in_imm: u64,
     /// When the oldest packet in flight was sent, or the last progress was made.
     pub(crate) progress_at: Instant,
     /// When packets that were overtaken are lost, if not 0.
@@ -178,6 +179,8 @@ pub(crate) struct Peer {
     pub(crate) want_nop: bool,
     /// The refusal of the next packet must be said.
     pub(crate) want_nack: bool,
+    /// The message that is half here has remote CQ data.
+    pub(crate) in_has_imm: bool,
     /// Messages of collectives that are waited for.
     pub(crate) coll_waits: u32,
 }
@@ -236,7 +239,8 @@ impl Peer {
             inbound: Inbound::None,
             in_len: 0,
             in_off: 0,
-            in_imm: None,
+            in_imm: 0,
+            in_has_imm: false,
             rtt: Rtt::default(),
             progress_at: now,
             reorder_at: Instant(0),

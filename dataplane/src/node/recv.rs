@@ -166,7 +166,7 @@ impl Node {
         };
         let peer = &mut self.peers[p];
         (peer.inbound, peer.in_off, peer.in_len) = (inbound, 0, op.msg_len);
-        peer.in_imm = op.imm;
+        (peer.in_has_imm, peer.in_imm) = (op.imm.is_some(), op.imm.unwrap_or(0));
         self.regrant(now, p);
         Ok(())
     }
@@ -178,7 +178,8 @@ impl Node {
             Inbound::Recv { recv, base } => {
                 self.posted[recv].payload.active -= 1;
                 let mut head = msgm_head(p, op);
-                head.imm = self.peers[p].in_imm;
+                let peer = &self.peers[p];
+                head.imm = peer.in_has_imm.then_some(peer.in_imm);
                 let n = self.room(recv, base).min(head.len);
                 self.complete_recv(recv, &head, base, n);
             }
