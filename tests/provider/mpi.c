@@ -1,10 +1,12 @@
 /*
- * Every kind of MPI call once, with every byte looked at. Ends with "all N ranks agree".
+ * Every kind of MPI call once, with every byte looked at. Ends with "all N ranks agree". With
+ * "short" only collectives; with "forever" collectives until somebody kills a rank.
  */
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static int rank, ranks;
 
@@ -187,6 +189,16 @@ int main(int argc, char **argv)
 	MPI_Init(&argc, &argv);
 	MPI_Comm_rank(WORLD, &rank);
 	MPI_Comm_size(WORLD, &ranks);
+	if (argc > 1 && !strcmp(argv[1], "forever")) {
+		printf("pid %d\n", (int) getpid());
+		fflush(stdout);
+		for (;;)
+			collectives(1000);
+	}
+	if (argc > 1 && !strcmp(argv[1], "short")) {
+		collectives(100);
+		goto done;
+	}
 	ring();
 	for (int count = 1; count <= 10000; count *= 10)
 		collectives(count);
@@ -194,6 +206,7 @@ int main(int argc, char **argv)
 	matching();
 	unexpected();
 	one_sided();
+done:
 	MPI_Barrier(WORLD);
 	if (rank == 0)
 		printf("all %d ranks agree\n", ranks);
