@@ -106,7 +106,7 @@ fn facts(caps: &PortCaps) -> Facts {
 }
 
 fn text(entry: &Entry) -> String {
-    let mut text = format!("{:<12} {}\n", entry.port, entry.what);
+    let mut text = format!("{:<18} {}\n", entry.port, entry.what);
     if let Some(facts) = &entry.facts {
         let loss = if facts.lossless { "lossless" } else { "may lose frames" };
         let gather = if facts.gather { ", sends from registered memory" } else { "" };
@@ -115,12 +115,12 @@ fn text(entry: &Entry) -> String {
             bps => format!(", {} Mbit/s", bps / 1_000_000),
         };
         text.push_str(&format!(
-            "{:<12} mac {}, mtu {}, {loss}{gather}{link}\n",
+            "{:<18} mac {}, mtu {}, {loss}{gather}{link}\n",
             "", facts.mac, facts.mtu
         ));
     }
     if let Some(why) = &entry.why_not {
-        text.push_str(&format!("{:<12} not here: {why}\n", ""));
+        text.push_str(&format!("{:<18} not here: {why}\n", ""));
     }
     text
 }

@@ -447,7 +447,7 @@ mod tests {
         assert!(!caps.lossless && caps.name.starts_with("fault(loss=0.5,mtu=1500,seed=7):pcap("));
         assert!(file.exists());
         assert!(is_known(&spec) && is_known("shm") && is_known("afpacket:none"));
-        assert!(!is_known("fault():infiniband:x") && !is_known("") && !is_known("vfio:1"));
+        assert!(!is_known("fault():infiniband:x") && !is_known("") && !is_known("rocket:1"));
         let udp = open("udp:127.0.0.1:60007,mtu=1000").unwrap();
         assert_eq!((udp.caps().name.as_str(), udp.caps().mtu), ("udp:127.0.0.1:60007", 1000));
         let other = open(&format!("shm:{name},mtu=9000")).unwrap();

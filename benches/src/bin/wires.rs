@@ -15,6 +15,7 @@ use barewire_benches::duo::{First, Second, Task, start};
 use barewire_benches::end::{End, Made};
 use barewire_benches::wires::{Fabric, LEN, Pingpong, Ring, Socket, Tcp, Udp, Wire, ping, pong};
 use barewire_benches::{Args, Place, Report, Row, Sample, median};
+use barewire_driver::backend::udp::mac_of;
 use barewire_driver::port::MacAddr;
 use barewire_tests::nodes::{FABRIC, Nodes, address};
 
@@ -61,6 +62,9 @@ const PROGRAMS: [Pingpong; 2] = [
 /// Round trips that are timed together.
 const CHUNK: u64 = 50;
 
+/// Where the port `udp` is at both ends.
+const UDP_PORT: u16 = 50_000;
+
 /// Between a cache line that goes to and fro in one place and one that crosses the machine.
 const NEAR_NS: f64 = 250.0;
 
@@ -88,15 +92,15 @@ fn at(node: usize, port: u16) -> Made<SocketAddr> {
 }
 
 /// The ends of node `me`, which has entered its namespace. `meet` exchanges addresses.
-fn open(me: usize, mut meet: impl FnMut(MacAddr) -> MacAddr) -> Made<Vec<Box<dyn Wire>>> {
-    let mut fabrics = Vec::new();
-    for spec in [format!("afpacket:{FABRIC}"), format!("udp:{FABRIC}:50000")] {
-        let mut end = Fabric::open(&spec)?;
-        let mac = meet(end.0.addr().mac);
-        end.0.connect(EpAddr { mac, incarnation: 0, ..end.0.addr() });
-        fabrics.push(end);
-    }
-    let [Some(udp), Some(afpacket)] = [fabrics.pop(), fabrics.pop()] else { unreachable!() };
+fn open(me: usize, meet: impl FnOnce(MacAddr) -> MacAddr) -> Made<Vec<Box<dyn Wire>>> {
+    let mut afpacket = Fabric::open(&format!("afpacket:{FABRIC}"))?;
+    let mac = meet(afpacket.0.addr().mac);
+    afpacket.0.connect(EpAddr { mac, incarnation: 0, ..afpacket.0.addr() });
+    let mut udp = Fabric::open(&format!("udp:{FABRIC}:{UDP_PORT}"))?;
+    // Where it is says what its address is.
+    let place = format!("{}:{UDP_PORT}", address(1 - me)).parse().map_err(|e| format!("{e}"))?;
+    let mac = mac_of(place).ok_or("a place without an address")?;
+    udp.0.connect(EpAddr { mac, incarnation: 0, ..udp.0.addr() });
     let (here, there) = (at(me, 40_000)?, at(1 - me, 40_000)?);
     let tcp = if me == 1 { Tcp::listen(here)? } else { Tcp::connect(there)? };
     Ok(vec![

@@ -2,17 +2,22 @@
 
 use std::path::{Path, PathBuf};
 
+use barewire_driver::backend::afpacket::{Link, links};
+
 /// A machine as the checks see it.
 pub(super) struct Machine {
     root: PathBuf,
     /// Bytes free for us in `/dev/shm`, or why they are not.
     pub(super) shm_free: Result<u64, String>,
+    /// Its network interfaces.
+    pub(super) links: Vec<Link>,
 }
 
 impl Machine {
     /// The one we run on.
     pub(super) fn this() -> Self {
-        Self { root: PathBuf::from("/"), shm_free: shm_free(Path::new("/dev/shm")) }
+        let shm_free = shm_free(Path::new("/dev/shm"));
+        Self { root: PathBuf::from("/"), shm_free, links: links() }
     }
 
     /// The text of a file without the white space around it, or `None` if it cannot be read.
@@ -82,13 +87,29 @@ pub(super) mod fixture {
     pub(in super::super) struct Fixture {
         dir: tempfile::TempDir,
         shm_free: Result<u64, String>,
+        links: Vec<Link>,
+    }
+
+    /// An interface that works.
+    pub(in super::super) fn link(name: &str) -> Link {
+        Link {
+            index: 2,
+            name: name.to_owned(),
+            mac: "02:00:00:00:00:01".parse().unwrap(),
+            mtu: 1500,
+            is_up: true,
+            has_carrier: true,
+            is_ethernet: true,
+            is_loopback: false,
+            bps: 0,
+        }
     }
 
     impl Fixture {
         /// Nothing can be read.
         pub(in super::super) fn empty() -> Self {
             let shm_free = Err("/dev/shm: No such file or directory".to_owned());
-            Self { dir: tempfile::tempdir().unwrap(), shm_free }
+            Self { dir: tempfile::tempdir().unwrap(), shm_free, links: Vec::new() }
         }
 
         /// Everything is as it should be.
@@ -118,6 +139,8 @@ pub(super) mod fixture {
                 .with("/dev/vfio/vfio", "")
                 .with("/sys/bus/pci/drivers/vfio-pci/new_id", "")
                 .with("/usr/lib/x86_64-linux-gnu/pkgconfig/libdpdk.pc", "Version: 22.11.8\n")
+                .with("/proc/self/status", "CapInh:\t0\nCapEff:\t000001ffffffffff\n")
+                .links(vec![link("eth0")])
                 .shm(Ok(1 << 30))
         }
 
@@ -142,9 +165,14 @@ pub(super) mod fixture {
             Self { shm_free, ..self }
         }
 
+        pub(in super::super) fn links(self, links: Vec<Link>) -> Self {
+            Self { links, ..self }
+        }
+
         /// The machine; it is gone with the fixture.
         pub(in super::super) fn machine(&self) -> Machine {
-            Machine { root: self.dir.path().to_owned(), shm_free: self.shm_free.clone() }
+            let (root, shm_free) = (self.dir.path().to_owned(), self.shm_free.clone());
+            Machine { root, shm_free, links: self.links.clone() }
         }
     }
 

@@ -11,6 +11,7 @@ mod cpu;
 mod device;
 mod machine;
 mod memory;
+mod wire;
 
 use machine::Machine;
 
@@ -76,6 +77,7 @@ enum Status {
 const SHM: &str = "shm";
 /// Of a check that only costs time.
 const SPEED: &str = "speed";
+const AFPACKET: &str = "afpacket";
 const VFIO: &str = "vfio";
 const DPDK: &str = "dpdk";
 
@@ -117,6 +119,9 @@ fn all(machine: &Machine) -> Vec<Check> {
         cpu::governor(machine),
         cpu::smt(machine),
         cpu::clocksource(machine),
+        wire::interfaces(machine),
+        wire::raw_socket(machine),
+        wire::udp_buffers(machine),
         device::iommu(machine),
         device::vfio(machine),
         device::dpdk(machine),

@@ -1,0 +1,107 @@
+//! Checks of what the ports on a wire need: interfaces, raw sockets, buffers of UDP.
+
+use super::machine::Machine;
+use super::{AFPACKET, Check, SPEED};
+
+/// Bits of a set of capabilities.
+const NET_ADMIN: u32 = 12;
+const NET_RAW: u32 = 13;
+
+/// What a burst of frames takes that arrives while nobody polls, bytes.
+const BUFFER_LEN: u64 = 4 << 20;
+
+pub(super) fn interfaces(machine: &Machine) -> Check {
+    let name = "interfaces";
+    let wires = || machine.links.iter().filter(|link| link.is_ethernet && !link.is_loopback);
+    let up: Vec<String> = wires()
+        .filter(|link| link.is_up && link.has_carrier)
+        .map(|link| format!("{} (mtu {})", link.name, link.mtu))
+        .collect();
+    if !up.is_empty() {
+        return Check::ok(name, AFPACKET, up.join(", "));
+    }
+    if let Some(down) = wires().find(|link| !link.is_up) {
+        let mend = format!("sudo ip link set {} up", down.name);
+        return Check::missing(name, AFPACKET, format!("{} is down", down.name), mend);
+    }
+    match wires().next() {
+        Some(idle) => {
+            let found = format!("{} has no carrier: is its cable in?", idle.name);
+            Check::missing(name, AFPACKET, found, format!("sudo ethtool {}", idle.name))
+        }
+        None => Check::missing(name, AFPACKET, "no Ethernet interface", "ip link"),
+    }
+}
+
+pub(super) fn raw_socket(machine: &Machine) -> Check {
+    let name = "raw-socket";
+    if may(machine, NET_RAW) {
+        return Check::ok(name, AFPACKET, "this program may open them (CAP_NET_RAW)");
+    }
+    let mend = "sudo setcap cap_net_raw+ep \"$(command -v barewire)\"";
+    Check::missing(name, AFPACKET, "this program may not open them (CAP_NET_RAW)", mend)
+}
+
+pub(super) fn udp_buffers(machine: &Machine) -> Check {
+    let name = "udp-buffers";
+    let limit = machine.number("/proc/sys/net/core/rmem_max").unwrap_or(0);
+    if may(machine, NET_ADMIN) {
+        return Check::ok(name, SPEED, "this program may choose their size (CAP_NET_ADMIN)");
+    }
+    if limit >= BUFFER_LEN {
+        return Check::ok(name, SPEED, format!("up to {limit} bytes"));
+    }
+    let mend = "sudo sysctl -w net.core.rmem_max=8388608 net.core.wmem_max=8388608";
+    let found = format!("up to {limit} bytes: the port udp loses frames that come in bursts");
+    Check::warn(name, SPEED, found, mend)
+}
+
+/// Whether this process has a capability.
+fn may(machine: &Machine, bit: u32) -> bool {
+    let status = machine.read("/proc/self/status").unwrap_or_default();
+    let set = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let set = set.and_then(|set| u64::from_str_radix(set.trim(), 16).ok());
+    set.unwrap_or(0) >> bit & 1 == 1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use barewire_driver::backend::afpacket::Link;
+
+    use crate::doctor::Status;
+    use crate::doctor::machine::fixture::{Fixture, link};
+
+    #[test]
+    fn the_first_interface_that_can_be_mended_is_named() {
+        let of = |links| interfaces(&Fixture::empty().links(links).machine());
+        let lo = || Link { is_loopback: true, ..link("lo") };
+        let check = of(vec![lo(), link("eth0"), link("eth1")]);
+        assert_eq!((check.status, &*check.found), (Status::Ok, "eth0 (mtu 1500), eth1 (mtu 1500)"));
+        let down = Link { is_up: false, has_carrier: false, ..link("eth0") };
+        let check = of(vec![lo(), down.clone()]);
+        assert_eq!(check.mend.unwrap(), "sudo ip link set eth0 up");
+        let check = of(vec![down, link("eth1")]);
+        assert_eq!((check.status, &*check.found), (Status::Ok, "eth1 (mtu 1500)"));
+        let check = of(vec![Link { has_carrier: false, ..link("eth0") }]);
+        assert!(check.found.contains("no carrier"), "{check:?}");
+        assert_eq!(of(vec![lo()]).status, Status::Missing);
+    }
+
+    #[test]
+    fn what_a_program_may_do_is_read_from_its_capabilities() {
+        let of =
+            |set: &str| Fixture::empty().with("/proc/self/status", &format!("CapEff:\t{set}\n"));
+        let all = of("000001ffffffffff");
+        let both = (raw_socket(&all.machine()).status, udp_buffers(&all.machine()).status);
+        assert_eq!(both, (Status::Ok, Status::Ok));
+        let raw = of("0000000000002000");
+        assert_eq!(raw_socket(&raw.machine()).status, Status::Ok);
+        assert_eq!(udp_buffers(&raw.machine()).status, Status::Warn);
+        let wide = raw.with("/proc/sys/net/core/rmem_max", "8388608\n");
+        assert_eq!(udp_buffers(&wide.machine()).status, Status::Ok);
+        let none = of("0000000000001000");
+        let check = raw_socket(&none.machine());
+        assert!(check.mend.unwrap().starts_with("sudo setcap cap_net_raw+ep"));
+    }
+}
