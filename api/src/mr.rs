@@ -75,9 +75,6 @@ impl MrCommon {
         if attr.flags != 0 {
             return Err(Error::BadFlags);
         }
-        if attr.access.is_empty() {
-            return Err(Error::Invalid("access: no bit is set"));
-        }
         if count == 0 || count > MR_IOV_LIMIT {
             return Err(Error::Invalid("iov_count: 1 to 8 pieces"));
         }

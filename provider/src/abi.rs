@@ -445,7 +445,7 @@ numbers! {
         FI_GET_RAW_MR = 8, FI_MAP_RAW_MR = 9, FI_UNMAP_KEY = 10, FI_REFRESH = 14, FI_DUP = 15,
         FI_GETWAITOBJ = 16;
     u32: FI_FORMAT_UNSPEC = 0, FI_SOCKADDR = 1, FI_SOCKADDR_IN = 2, FI_LINK_UP = 2,
-        FI_EP_RDM = 3;
+        FI_EP_DGRAM = 2, FI_EP_RDM = 3;
     c_int: FI_OPT_ENDPOINT = 0, FI_MR_SCALABLE = 2;
     u64: FI_SYNC_ERR = 1 << 58, FI_EVENT = 1 << 24, FI_MORE = 1 << 18, FI_PEEK = 1 << 19,
         FI_WRITE = 1 << 9, FI_SOURCE = 1 << 57, FI_NUMERICHOST = 1 << 55,

@@ -2,7 +2,7 @@
 
 use std::ffi::{c_int, c_void};
 
-use barewire::{Cntr, CntrAttr as OurAttr, Error};
+use barewire::{Cntr, CntrAttr as OurAttr, Error, WaitObj};
 
 use crate::abi::*;
 use crate::domain::DomainObject;
@@ -39,7 +39,12 @@ pub(crate) unsafe extern "C" fn open(
         if flags != 0 {
             return Err(Error::BadFlags);
         }
-        let cntr = domain.domain.cntr_open(OurAttr { wait_obj: wait_obj(wait)? })?;
+        // Programs wait on counters that they opened without anything to wait on.
+        let ours = match wait_obj(wait)? {
+            WaitObj::None => WaitObj::Unspec,
+            named => named,
+        };
+        let cntr = domain.domain.cntr_open(OurAttr { wait_obj: ours })?;
         let abi = FidCntr { fid: fid(FI_CLASS_CNTR, context, &FID), ops: &raw const OPS };
         // SAFETY: `out` can be written.
         unsafe { CntrObject::open(abi, Counter { cntr, wait_obj: wait }, out) };

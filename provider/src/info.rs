@@ -16,6 +16,10 @@ use crate::{guard, host, nic};
 /// Flags of `fi_getinfo` that mean something here; others are the library's own.
 const FLAGS: u64 = FI_PROV_ATTR_ONLY | FI_SOURCE | FI_NUMERICHOST;
 
+/// libfabric's own mark of a question by one of its layers, which would sit down on our datagrams
+/// and offer what we offer ourselves.
+const LAYERED: u64 = 1 << 59;
+
 /// What a transmit context can have, and what a receive context can.
 const TX_CAPS: Caps = Caps::MSG
     .union(Caps::TAGGED)
@@ -57,6 +61,10 @@ pub(crate) unsafe extern "C" fn getinfo(
         })?;
         // SAFETY: as above.
         if !unsafe { asked_for(hints) } && settings.port.is_none() {
+            return Err(Error::NoData);
+        }
+        // SAFETY: as above.
+        if flags & LAYERED != 0 && unsafe { wants_datagrams(hints) } {
             return Err(Error::NoData);
         }
         let ask = Ask { version, node, service, flags: flags & FLAGS, hints };
@@ -257,8 +265,8 @@ unsafe fn read_ep(c: &EpAttr) -> Result<EndpointAttr> {
     let ep_type = match c.r#type {
         0 => EpType::Unspec,
         1 => EpType::Msg,
-        2 => EpType::Dgram,
-        3 => EpType::Rdm,
+        // A datagram may get lost and change places with others; ours do not.
+        FI_EP_DGRAM | FI_EP_RDM => EpType::Rdm,
         _ => return Err(Error::NoData),
     };
     let order = c.max_order_raw_size.max(c.max_order_war_size).max(c.max_order_waw_size);
@@ -377,9 +385,9 @@ fn to_c(info: &Info, form: Form, ask: &Ask<'_>) -> Option<*mut FiInfo> {
         let bytes: &[u8; addr::LEN] = bytes.as_deref()?.try_into().ok()?;
         Some(form.write(EpAddr::from_bytes(bytes).ok()?))
     };
-    if let Some(bytes) = address(&info.src_addr) {
-        (out.src_addr, out.src_addrlen) = (copy(&bytes), bytes.len());
-    }
+    // Some programs take it for granted that there is one: port 0 of a label is any.
+    let src = address(&info.src_addr).unwrap_or_else(|| form.write(addr::label(0)));
+    (out.src_addr, out.src_addrlen) = (copy(&src), src.len());
     if let Some(bytes) = address(&info.dest_addr) {
         (out.dest_addr, out.dest_addrlen) = (copy(&bytes), bytes.len());
     }
@@ -388,7 +396,7 @@ fn to_c(info: &Info, form: Form, ask: &Ask<'_>) -> Option<*mut FiInfo> {
         unsafe { (&mut *tx, &mut *rx, &mut *ep, &mut *domain, &mut *fabric) };
     write_tx(tx, &info.tx_attr);
     write_rx(rx, &info.rx_attr);
-    write_ep(ep, info);
+    write_ep(ep, info, ask);
     write_domain(domain, &info.domain_attr, ask);
     write_fabric(fabric, &info.fabric_attr, ask.version);
     out.nic = nic::describe(info.domain_attr.name.as_deref().unwrap_or_default());
@@ -415,9 +423,18 @@ fn write_rx(c: &mut RxAttr, rx: &OurRx) {
     (c.size, c.iov_limit) = (rx.size, rx.iov_limit);
 }
 
-fn write_ep(c: &mut EpAttr, info: &Info) {
+/// # Safety
+/// The hints are whole.
+unsafe fn wants_datagrams(hints: Option<&FiInfo>) -> bool {
+    // SAFETY: the caller's promise.
+    let attr = hints.and_then(|h| unsafe { h.ep_attr.as_ref() });
+    attr.is_some_and(|ep| ep.r#type == FI_EP_DGRAM)
+}
+
+fn write_ep(c: &mut EpAttr, info: &Info, ask: &Ask<'_>) {
     let ep = &info.ep_attr;
-    c.r#type = FI_EP_RDM;
+    // SAFETY: libfabric's hints are whole.
+    c.r#type = if unsafe { wants_datagrams(ask.hints) } { FI_EP_DGRAM } else { FI_EP_RDM };
     (c.protocol, c.protocol_version) = (ep.protocol, ep.protocol_version);
     c.max_msg_size = usize::try_from(ep.max_msg_size).unwrap_or(usize::MAX);
     c.msg_prefix_size = ep.msg_prefix_size;
@@ -456,7 +473,15 @@ fn write_domain(c: &mut DomainAttr, domain: &OurDomain, ask: &Ask<'_>) {
     c.data_progress = progress(domain.data_progress);
     // A queue is guarded whether that was asked for or not; what was asked for is said back.
     c.resource_mgmt = if hint.is_some_and(|h| h.resource_mgmt == 1) { 1 } else { 2 };
-    c.av_type = if domain.av_type == AvType::Map { 1 } else { 2 };
+    // Who did not ask can have either.
+    let asked = hint.is_none_or(|h| h.av_type != 0);
+    c.av_type = if !asked {
+        0
+    } else if domain.av_type == AvType::Map {
+        1
+    } else {
+        2
+    };
     c.mr_mode = match domain.mr_mode {
         // Before 1.5 a mode was one of two names, and 0 was no answer.
         mode if mode.is_empty() && ask.version < version(1, 5) => FI_MR_SCALABLE,

@@ -71,10 +71,10 @@ fn every_call_of_fi_rma_moves_its_bytes() {
     assert_eq!(pair.at_a().op_context, 4);
     a.inject_writedata(&pattern(6, 5), 55, at(400)).unwrap();
     a.inject_write(&pattern(7, 6), at(500)).unwrap();
-    for data in [33, 44, 55] {
+    for (data, len) in [(33, 50), (44, 5), (55, 6)] {
         let told = pair.at_b();
         let flags = CqFlags::RMA | CqFlags::REMOTE_WRITE | CqFlags::REMOTE_CQ_DATA;
-        assert_eq!((told.flags, told.data, told.op_context), (flags, data, 0));
+        assert_eq!((told.flags, told.data, told.len, told.op_context), (flags, data, len, 0));
     }
     pair.settle();
     assert_eq!(bytes(&mr, 400, 6), pattern(6, 5));

@@ -555,6 +555,10 @@ impl Ledger {
         };
         let flags = family | way | CqFlags::REMOTE_CQ_DATA;
         ensure!(cqe.flags == flags, "operation {n} was told of with {:?}", cqe.flags);
+        if let Act::Write(parts) = &op.act {
+            let len: usize = parts.iter().map(|part| part.len).sum();
+            ensure!(cqe.len == len as u64, "operation {n} of {len} bytes told with {}", cqe.len);
+        }
         let from = src.is_none_or(|src| src.host == op.src_host);
         ensure!(from, "operation {n} of host {} reported from {src:?}", op.src_host);
         Ok(())

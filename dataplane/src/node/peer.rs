@@ -145,6 +145,8 @@ pub(crate) struct Peer {
     pub(crate) jobq: List<0>,
     /// Number of the peer's operation of which a packet was refused, `NONE` if none was.
     pub(crate) bad_seq: u32,
+    /// Bytes that the peer's write, of which packets are still to come, has written so far.
+    pub(crate) written: u64,
     pub(crate) rtt: Rtt,
     /// A packet that was refused and has no entry: a NOP with its number must go out.
     pub(crate) nop_for: Option<Psn>,
@@ -234,6 +236,7 @@ impl Peer {
             jobs: 0,
             rma_seq: 0,
             bad_seq: NONE,
+            written: 0,
             answers: 0,
             reads: 0,
             inbound: Inbound::None,

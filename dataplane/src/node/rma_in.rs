@@ -76,13 +76,16 @@ impl Node {
                 self.count(cntr, true);
             }
         }
+        let written = self.peers[p].written.wrapping_add(len as u64);
+        self.peers[p].written = if op.range.last { 0 } else { written };
         if op.range.last {
             self.counters.rma_executed += 1;
             self.count_remote(e, REMOTE_WRITE);
         }
         if let Some(data) = op.imm {
             let flags = CqFlags::RMA | CqFlags::REMOTE_WRITE;
-            self.tell_remote(now, p, e, op.range.src_ep, flags, data);
+            let cqe = Cqe { flags, len: written, data, ..Cqe::default() };
+            self.tell_remote(now, p, e, op.range.src_ep, cqe);
         }
         Ok(())
     }
@@ -263,7 +266,8 @@ impl Node {
         }
         if let Some(data) = op.imm {
             let way = if op.fetch { CqFlags::REMOTE_READ } else { CqFlags::REMOTE_WRITE };
-            self.tell_remote(now, p, e, op.range.src_ep, CqFlags::ATOMIC | way, data);
+            let cqe = Cqe { flags: CqFlags::ATOMIC | way, data, ..Cqe::default() };
+            self.tell_remote(now, p, e, op.range.src_ep, cqe);
         }
     }
 
@@ -297,6 +301,7 @@ impl Node {
     }
 
     fn refuse_rma(&mut self, p: u32, range: &RemoteRange, reason: NackReason) -> Verdict {
+        self.peers[p].written = 0;
         if !range.last {
             self.peers[p].bad_seq = range.seq.into();
         }
@@ -330,20 +335,11 @@ impl Node {
 
     /// Writes a completion with remote CQ data for endpoint `e`; without room in the queue it
     /// waits, in the place of the message that its sender had credit for.
-    fn tell_remote(
-        &mut self,
-        now: Instant,
-        p: u32,
-        e: u32,
-        src_ep: u16,
-        flags: CqFlags,
-        data: u64,
-    ) {
+    fn tell_remote(&mut self, now: Instant, p: u32, e: u32, src_ep: u16, cqe: Cqe) {
         let peer = &mut self.peers[p];
         peer.consumed = peer.consumed.wrapping_add(1);
         let src = self.source_of(e, p, src_ep).unwrap_or(FI_ADDR_UNSPEC);
-        let flags = flags | CqFlags::REMOTE_CQ_DATA;
-        let cqe = Cqe { flags, data, src, ..Cqe::default() };
+        let cqe = Cqe { flags: cqe.flags | CqFlags::REMOTE_CQ_DATA, src, ..cqe };
         let cq = self.eps[e].rx_cq;
         if cq != NONE {
             let table = &mut self.cqs[cq];

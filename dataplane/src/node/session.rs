@@ -412,7 +412,7 @@ impl Node {
         peer.rcv = RcvBitmap::new();
         (peer.owed, peer.refused) = (0, 0);
         (peer.want_ping, peer.want_nop) = (false, false);
-        (peer.bad_seq, peer.answers) = (NONE, 0);
+        (peer.bad_seq, peer.written, peer.answers) = (NONE, 0, 0);
         peer.snd = SendWindow::new(peer.snd.nxt);
         if peer.mac == self.mac {
             self.open_to_self(p);
