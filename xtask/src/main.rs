@@ -1,4 +1,4 @@
-//! The commands of the workspace: `cargo xtask test`, `demo`, `bench`, `deb` and `vm`.
+//! The commands of the workspace: `cargo xtask test`, `demo`, `bench`, `deb`, `mpi` and `vm`.
 //!
 //! Needs nothing but Rust. Everything it runs is started without standard input, so that nothing
 //! can wait for an answer.
@@ -11,6 +11,7 @@ use clap::{Parser, Subcommand};
 mod bench;
 mod deb;
 mod demo;
+mod mpi;
 mod packages;
 mod process;
 mod report;
@@ -37,6 +38,8 @@ enum Command {
     Vm(vm::VmArgs),
     /// Makes a package for Debian: the provider, the command, man pages, the dissector.
     Deb(deb::DebArgs),
+    /// Runs an MPI program over barewire and says the command line that does it.
+    Mpi(mpi::MpiArgs),
 }
 
 fn main() -> ExitCode {
@@ -46,6 +49,7 @@ fn main() -> ExitCode {
         Command::Bench(args) => bench::run(&args),
         Command::Vm(args) => vm::run(&args),
         Command::Deb(args) => deb::run(&args),
+        Command::Mpi(args) => mpi::run(&args),
     };
     done.unwrap_or_else(|why| {
         eprintln!("error: {why}");
