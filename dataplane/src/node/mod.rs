@@ -398,7 +398,6 @@ impl Node {
         let crc = s.crc.unwrap_or(!caps.lossless);
         let frame_max = caps.mtu.min(usize::from(u16::MAX)) as u32;
         let blocks = s.unexpected_bytes / UNIT;
-        let sent = s.tx_wr_max * 4 + 4096;
         let held = 8 * crate::rel::sent::WINDOW as usize;
         let frame_len = frame_max as usize + ETH_HDR_LEN;
         Ok(Self {
@@ -420,7 +419,7 @@ impl Node {
             avs: Slab::with_capacity(1024),
             tx: Slab::with_capacity(s.tx_wr_max),
             inject: Vec::with_capacity(s.tx_wr_max),
-            sent: Slab::with_capacity(sent),
+            sent: Slab::with_capacity(s.tx_wr_max * 4 + 4096),
             packs: Packs::new(if caps.lossless { 1 } else { 64 }, frame_len),
             posted: PostedPool::with_capacity(s.rx_wr_max),
             recv_bufs: Vec::with_capacity(s.rx_wr_max),

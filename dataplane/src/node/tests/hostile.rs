@@ -149,55 +149,54 @@ fn early_packets_of_some_leave_room_for_those_of_others() {
     assert_eq!(pair.read(1).len(), 20);
 }
 
-/// Goal: a stranger's OPEN costs as much with many peers as with few. Method: full tables of both
-/// sizes, and the time that further OPENs take.
+/// Goal: a stranger's OPEN costs as much with many peers as with few, whether or not one of them can
+/// be forgotten. Method: full tables, and how far each further OPEN has looked.
 #[test]
 fn an_open_of_a_stranger_does_not_walk_the_table() {
-    let time = |peer_max: usize| {
-        let settings =
-            NodeSettings { incarnation: 1, seed: 1, peer_max, ..NodeSettings::default() };
+    const PEERS: u32 = 4096;
+    for named in [0, PEERS] {
+        let (peer_max, incarnation, seed) = (PEERS as usize, 1, 1);
+        let settings = NodeSettings { incarnation, seed, peer_max, ..NodeSettings::default() };
         let mut node = Node::new(settings, &caps(1, 1500, false)).unwrap();
-        let open = |node: &mut Node, n: u32| {
+        let av = node.av_open(1).unwrap();
+        let mac = |n: u32| {
             let [a, b, c, d] = n.to_be_bytes();
-            let src = MacAddr([6, 0, a, b, c, d]);
-            let base = Base {
-                dst: node.mac,
-                src,
-                ty: Ty::Open,
-                ar: false,
-                rtx: false,
-                crc: node.crc,
-                dst_sid: 0,
-                psn: Psn(1),
-                cack: Psn(0),
-                grant: 0,
-                plen: 0,
-            };
-            let (sid, epoch, inc, max_frame, window) = (5, 1, 77, 1500, 256);
-            let op = Op::Open(OpenOp { sid, epoch, inc, max_frame, window, ..OpenOp::default() });
-            node.on_frame(Instant(1000), &RxFrame::new(&wire::frame(&base, &op, &[])));
+            MacAddr([6, 0, a, b, c, d])
         };
-        let mut sink = |_: &TxFrame<'_>| Tx::Sent;
-        for n in 0..peer_max as u32 {
-            open(&mut node, n);
-            node.transmit(Instant(1000), &mut sink);
+        for n in 0..named {
+            let addr = crate::types::EpAddr { mac: mac(n), ep: 1, incarnation: 0 };
+            node.av_insert(Instant(1000), av, addr).unwrap();
+        }
+        for n in named..3 * PEERS {
+            let before = node.evict_hand;
+            open_from(&mut node, mac(n));
+            let looks = (node.evict_hand + PEERS - before) % PEERS;
+            assert!(looks <= 16, "OPEN {n} looked at {looks} peers");
+            node.transmit(Instant(1000), &mut |_: &TxFrame<'_>| Tx::Sent);
         }
         assert_eq!(node.levels().peers, peer_max);
-        let rounds = (0..5).map(|round| {
-            let start = std::time::Instant::now();
-            for n in 0..500 {
-                open(&mut node, (1 << 24) + round * 500 + n);
-                node.transmit(Instant(1000), &mut sink);
-            }
-            start.elapsed()
-        });
-        let best = rounds.min().unwrap();
-        assert_eq!(node.levels().peers, peer_max);
-        best
+        assert_eq!(node.by_mac.contains_key(&mac(3 * PEERS - 1)), named == 0);
+    }
+}
+
+/// A first OPEN of the station `src`.
+fn open_from(node: &mut Node, src: MacAddr) {
+    let base = Base {
+        dst: node.mac,
+        src,
+        ty: Ty::Open,
+        ar: false,
+        rtx: false,
+        crc: node.crc,
+        dst_sid: 0,
+        psn: Psn(1),
+        cack: Psn(0),
+        grant: 0,
+        plen: 0,
     };
-    let (few, many) = (time(64), time(64 << 10));
-    // A walk takes a thousand times as long; the caches may cost some.
-    assert!(many < 30 * few, "500 OPENs: {few:?} with 64 peers, {many:?} with 65,536");
+    let (sid, epoch, inc, max_frame, window) = (5, 1, 77, 1500, 256);
+    let op = Op::Open(OpenOp { sid, epoch, inc, max_frame, window, ..OpenOp::default() });
+    node.on_frame(Instant(1000), &RxFrame::new(&wire::frame(&base, &op, &[])));
 }
 
 /// Goal: a message of which pieces are still to come is placed where its multi-receive has room for
