@@ -149,8 +149,8 @@ fn early_packets_of_some_leave_room_for_those_of_others() {
     assert_eq!(pair.read(1).len(), 20);
 }
 
-/// Goal: a stranger's OPEN costs as much with many peers as with few, whether or not one of them can
-/// be forgotten. Method: full tables, and how far each further OPEN has looked.
+/// Goal: a stranger's OPEN costs as much with many peers as with few, whether one of them can be
+/// forgotten or not. Method: full tables, and how far each further OPEN has looked.
 #[test]
 fn an_open_of_a_stranger_does_not_walk_the_table() {
     const PEERS: u32 = 4096;
