@@ -583,6 +583,19 @@ impl RawCq {
         self.0.read_cqes(out)
     }
 
+    /// Number of entries that wait, an error included, after a turn of the loop if there is none.
+    ///
+    /// # Errors
+    /// [`Error::OpBadState`] as for every call.
+    #[doc(alias = "fi_poll")]
+    pub fn ready(&self) -> Result<usize> {
+        let mut core = self.0.dom.enter()?;
+        if core.node().cq_ready(self.0.id)? == 0 {
+            core.turn_if_manual(&self.0.dom);
+        }
+        core.node().cq_ready(self.0.id)
+    }
+
     /// As [`crate::Cq::readerr`].
     ///
     /// # Errors

@@ -11,7 +11,7 @@ use crate::addr::{self, Form};
 use crate::eq::EqObject;
 use crate::fabric::FabricObject;
 use crate::object::{Object, class_of, fid};
-use crate::{av, cntr, cq, ep, guard, host, info, mr};
+use crate::{av, cntr, cq, ep, guard, host, info, mr, poll};
 
 /// What stands behind a `struct fid_domain`.
 pub(crate) struct Domain {
@@ -32,6 +32,7 @@ static OPS: OpsDomain = OpsDomain {
     cq_open: cq::open,
     endpoint: ep::open,
     cntr_open: cntr::open,
+    poll_open: poll::open,
     query_atomic,
     ..OpsDomain::STUB
 };

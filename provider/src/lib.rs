@@ -23,6 +23,7 @@ mod mr;
 mod msg;
 mod nic;
 mod object;
+mod poll;
 mod rma;
 mod tagged;
 

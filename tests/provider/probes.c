@@ -89,7 +89,7 @@ static void open_domain(struct side *s)
 
 	must("fi_fabric", fi_fabric(info->fabric_attr, &s->fabric, NULL));
 	must("fi_domain", fi_domain(s->fabric, info, &s->domain, NULL));
-	must("fi_cq_open", fi_cq_open(s->domain, &cq, &s->cq, NULL));
+	must("fi_cq_open", fi_cq_open(s->domain, &cq, &s->cq, s));
 	must("fi_av_open", fi_av_open(s->domain, &av, &s->av, NULL));
 	must("fi_cntr_open", fi_cntr_open(s->domain, &cntr, &s->cntr, NULL));
 	must("fi_endpoint", fi_endpoint(s->domain, info, &s->ep, s));
@@ -425,8 +425,8 @@ static void infos(void)
 	       -FI_ENOSYS);
 	expect("fi_getinfo of an unknown node",
 	       fi_getinfo(fi_version(), "192.0.2.1", "7", 0, hints, &list), -FI_ENODATA);
-	hints->ep_attr->type = FI_EP_DGRAM;
-	expect("fi_getinfo of FI_EP_DGRAM", fi_getinfo(fi_version(), NULL, NULL, 0, hints, &list),
+	hints->ep_attr->type = FI_EP_MSG;
+	expect("fi_getinfo of FI_EP_MSG", fi_getinfo(fi_version(), NULL, NULL, 0, hints, &list),
 	       -FI_ENODATA);
 	hints->ep_attr->type = FI_EP_RDM;
 	hints->caps = FI_MSG | FI_MULTICAST;
@@ -525,6 +525,37 @@ static void formats(struct side *a, struct side *b)
 	}
 }
 
+/* Queues and counters of both sides in one set. */
+static void polls(struct side *a, struct side *b)
+{
+	struct fi_poll_attr attr = { 0 };
+	struct fid_poll *set;
+	struct fi_cq_err_entry e;
+	void *context[4] = { NULL };
+	char in[8];
+	int n = 0;
+
+	must("fi_poll_open", fi_poll_open(a->domain, &attr, &set));
+	must("fi_poll_add", fi_poll_add(set, &a->cq->fid, 0));
+	must("fi_poll_add", fi_poll_add(set, &a->cntr->fid, 0));
+	expect("fi_poll_add of an endpoint", fi_poll_add(set, &a->ep->fid, 0), -FI_EINVAL);
+	fi_poll(set, context, 4);
+	expect("fi_poll of nothing", fi_poll(set, context, 4), 0);
+	must("fi_cntr_add", fi_cntr_add(a->cntr, 1));
+	expect("fi_poll of a counter", fi_poll(set, context, 4), 1);
+	expect("fi_poll of a counter again", fi_poll(set, context, 4), 0);
+	must("fi_recv", fi_recv(a->ep, in, 8, NULL, FI_ADDR_UNSPEC, NULL));
+	must("fi_send", fi_send(b->ep, "x", 1, NULL, b->peer, NULL));
+	for (double end = now() + 10; n == 0 && now() < end;)
+		n = fi_poll(set, context, 4);
+	expect("fi_poll of a queue", n, 1);
+	expect("fi_poll of a queue: context", context[0] == a, 1);
+	expect("fi_poll takes nothing away", next(a, b, &e), 0);
+	expect("fi_poll: sent", next(b, a, &e), 0);
+	must("fi_poll_del", fi_poll_del(set, &a->cq->fid, 0));
+	must("close", fi_close(&set->fid));
+}
+
 static void forks(struct side *a, struct side *b)
 {
 	struct fi_cq_tagged_entry entry;
@@ -582,6 +613,7 @@ int main(void)
 	objects(&a);
 	formats(&a, &b);
 	without_tagged();
+	polls(&a, &b);
 	forks(&a, &b);
 	done(&a);
 	done(&b);
