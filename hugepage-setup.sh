@@ -165,7 +165,10 @@ unbind_nic() {
 # ---- users --------------------------------------------------------------------------------------
 
 allow_lock() {
-	mkdir -p "${LIMITS%/*}"
+	if [ ! -d "${LIMITS%/*}" ]; then
+		mkdir -p "${LIMITS%/*}"
+		remember "dir ${LIMITS%/*}"
+	fi
 	if ! grep -qs "^$1 - memlock unlimited" "$LIMITS"; then
 		remember "file $LIMITS"
 		echo "$1 - memlock unlimited" >>"$LIMITS"
@@ -270,6 +273,7 @@ undo() {
 		nic) give_back "$what" "$value" ;;
 		owner) if [ -e "$what" ]; then chown "$value" "$what" && chmod "$rest" "$what"; fi ;;
 		file) rm -f "$what" ;;
+		dir) rmdir "$what" 2>/dev/null || say "$what holds something else and stays" ;;
 		unit)
 			systemctl disable -q "$(basename "$what")" || true
 			rm -f "$what"
@@ -281,9 +285,16 @@ undo() {
 }
 
 give_back() {
-	[ -d "$SYS/bus/pci/devices/$1" ] || return 0
+	dev=$SYS/bus/pci/devices/$1
+	[ -d "$dev" ] || return 0
+	if [ "$2" = - ]; then
+		# It had no driver, and gets none.
+		if [ -e "$dev/driver" ]; then echo "$1" >"$dev/driver/unbind"; fi
+		echo "" >"$dev/driver_override"
+		return 0
+	fi
 	give "$1" ""
-	if [ "$2" != - ] && [ -z "$(driver_of "$1")" ]; then
+	if [ -z "$(driver_of "$1")" ]; then
 		echo "$1" >"$SYS/bus/pci/drivers/$2/bind" || say "$2 does not take $1 back"
 	fi
 }

@@ -59,14 +59,19 @@ pub(crate) fn the_fabric() -> Fabric {
     barewire::fabric(&FabricAttr::default()).unwrap()
 }
 
-/// Ports of one segment: of a loopback, or those that BAREWIRE_TEST_PORT names (`afpacket:lo`,
-/// `udp:127.0.0.1`), opened so many times.
+/// Names the ports to test on instead of a loopback segment: one that is opened so many times
+/// (`afpacket:lo`, `udp:127.0.0.1`), or several with spaces between them, one for each side.
+pub(crate) const PORTS: &str = "BAREWIRE_TEST_PORT";
+
+/// Ports of one segment.
 pub(crate) fn ports(count: usize) -> Vec<Box<dyn Port>> {
-    if let Ok(spec) = std::env::var("BAREWIRE_TEST_PORT") {
-        let open = |_| barewire_driver::open::open(&spec).unwrap_or_else(|e| panic!("{e}"));
-        return (0..count).map(open).collect();
-    }
-    ports_with(count, LoopbackSettings::default())
+    let Ok(specs) = std::env::var(PORTS) else {
+        return ports_with(count, LoopbackSettings::default());
+    };
+    let specs: Vec<&str> = specs.split(' ').collect();
+    assert!(specs.len() == 1 || specs.len() >= count, "{PORTS} names too few");
+    let open = |spec| barewire_driver::open::open(spec).unwrap_or_else(|e| panic!("{e}"));
+    specs.iter().cycle().take(count).map(|spec| open(spec)).collect()
 }
 
 pub(crate) fn ports_with(count: usize, settings: LoopbackSettings) -> Vec<Box<dyn Port>> {
@@ -169,15 +174,25 @@ impl Pair {
         let moved: usize = (0..4)
             .map(|_| self.a.domain.progress().unwrap() + self.b.domain.progress().unwrap())
             .sum();
+        if moved == 0 && std::env::var_os(PORTS).is_some() {
+            // On a real port nothing moves while a frame is on its way.
+            std::thread::sleep(Duration::from_micros(100));
+        }
         moved > 0
     }
 
     /// Turns both loops until nothing moves any more.
     pub(crate) fn settle(&self) {
         let start = Instant::now();
-        let mut quiet = 0;
-        while quiet < 50 {
-            quiet = if self.turn() { 0 } else { quiet + 1 };
+        // On a real port a frame may be on its way for as long as another process runs.
+        let rest = Duration::from_millis(if std::env::var_os(PORTS).is_some() { 100 } else { 0 });
+        let (mut quiet, mut moved) = (0, start);
+        while quiet < 50 || moved.elapsed() < rest {
+            if self.turn() {
+                (quiet, moved) = (0, Instant::now());
+            } else {
+                quiet += 1;
+            }
             assert!(start.elapsed() < PATIENCE, "the two sides never come to rest");
         }
     }

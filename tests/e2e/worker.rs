@@ -26,6 +26,15 @@ pub(crate) fn say(line: &str) {
     writeln!(out, "@@{line}").and_then(|()| out.flush()).unwrap();
 }
 
+/// Lets others run while there is nothing to do, where that was asked for: on an emulated
+/// processor a loop that spins takes the device's time.
+pub(crate) fn nap() {
+    static ASKED: std::sync::OnceLock<bool> = std::sync::OnceLock::new();
+    if *ASKED.get_or_init(|| std::env::var_os("BAREWIRE_TEST_NAPS").is_some()) {
+        std::thread::sleep(Duration::from_micros(50));
+    }
+}
+
 /// Bytes that are different everywhere and for every seed.
 pub(crate) fn pattern(len: usize, seed: u64) -> Vec<u8> {
     let mut x = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
@@ -124,7 +133,7 @@ fn echo(node: &Node, orders: &Receiver<String>) {
                         node.ep.tsend(buf, peer, len as u64, 2).unwrap();
                     }
                 }
-                Err(Error::Again) => {}
+                Err(Error::Again) => nap(),
                 Err(_) => panic!("{}", node.cq.readerr().unwrap()),
             }
         }
@@ -252,7 +261,7 @@ impl Traffic {
         let mut out: [Completion; 8] = Default::default();
         match self.node.cq.read(&mut out) {
             Ok(n) => out.into_iter().take(n).for_each(|c| self.ended(c)),
-            Err(Error::Again) => {}
+            Err(Error::Again) => nap(),
             Err(Error::Avail) => {
                 let e = self.node.cq.readerr().unwrap();
                 self.broke(e);

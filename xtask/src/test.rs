@@ -1,5 +1,6 @@
 //! `cargo xtask test`: the suites, in order, with one line each.
 
+use std::fs::File;
 use std::io::Write;
 use std::path::Path;
 use std::process::{Command, ExitCode};
@@ -8,6 +9,7 @@ use std::time::{Duration, Instant};
 use crate::packages::{self, Tool};
 use crate::process::{self, Ended};
 use crate::report::{Counts, read_tests};
+use crate::vm::{NotHere, suite};
 use crate::{bench, cargo, deb, root, target_dir};
 
 /// Suites to run and how long a size to take.
@@ -61,13 +63,15 @@ enum Suite {
     Shellcheck,
     /// What the feature `dpdk` adds, over the devices that DPDK has without hardware.
     Dpdk,
+    /// NICs of our own in a virtual machine with an IOMMU.
+    Vfio,
     /// Every bench runs once in its smallest size and prints what it promises.
     Benches,
 }
 
 impl Suite {
     /// In the order in which they run: what is quick to fail comes first.
-    const ALL: [Self; 14] = [
+    const ALL: [Self; 15] = [
         Self::Fmt,
         Self::Clippy,
         Self::Tidy,
@@ -81,6 +85,7 @@ impl Suite {
         Self::Doc,
         Self::Shellcheck,
         Self::Dpdk,
+        Self::Vfio,
         Self::Benches,
     ];
 
@@ -99,6 +104,7 @@ impl Suite {
             Self::Doc => "doc",
             Self::Shellcheck => "shellcheck",
             Self::Dpdk => "dpdk",
+            Self::Vfio => "vfio",
             Self::Benches => "benches",
         }
     }
@@ -119,6 +125,7 @@ impl Suite {
             ],
             Self::Shellcheck => &[packages::SHELLCHECK],
             Self::Dpdk => &[packages::DPDK, packages::LIBCLANG, packages::PKG_CONFIG],
+            Self::Vfio => &[crate::vm::QEMU],
             Self::Benches => &[packages::VALGRIND, packages::STRACE],
             _ => &[],
         }
@@ -202,6 +209,7 @@ fn run_suite(suite: Suite, nightly: bool, ci: bool) -> Result<Counts, String> {
         Suite::Fuzz => cargo_test(suite, nightly, &["--package", "barewire-fuzz"], false)?,
         Suite::Shellcheck => shellcheck(suite)?,
         Suite::Dpdk => dpdk(suite, nightly)?,
+        Suite::Vfio => vfio(suite, nightly)?,
         Suite::Benches => benches(suite, nightly)?,
     };
     if ci {
@@ -402,6 +410,68 @@ fn dpdk(suite: Suite, nightly: bool) -> Result<Outcome, String> {
         outcome.output.push_str(&ran.output);
     }
     Ok(outcome)
+}
+
+/// Runs the test program `vfio` inside guests, one after the other.
+fn vfio(suite: Suite, nightly: bool) -> Result<Outcome, String> {
+    let built = start(suite, nightly, &mut suite::build())?;
+    let Some(program) = suite::program(&built.output).filter(|_| built.ok) else {
+        return Ok(Outcome::single(false, built.output));
+    };
+    let mut outcome = Outcome::default();
+    for run in suite::runs(&program) {
+        let began = Instant::now();
+        let ended = match run.run() {
+            Ok(ended) => ended,
+            Err(NotHere(why)) => {
+                outcome.counts.skipped += 1;
+                outcome.skips.push(format!("{}: {why}", run.name));
+                continue;
+            }
+        };
+        let seconds = began.elapsed().as_secs_f64();
+        let log = format!("guest {}, {seconds:.1} s\n{}{}", run.name, ended.output, ended.trouble);
+        append(suite, &log);
+        let tests = read_tests(&ended.output);
+        outcome.counts += tests.counts;
+        outcome.skips.extend(tests.skips.iter().map(|skip| format!("{}: {skip}", run.name)));
+        let faults = ended.faults > 0;
+        if ended.code != Some(0) || faults {
+            // The guest itself failed, or its IOMMU refused something that no test noticed.
+            outcome.counts.failed += u64::from(tests.counts.failed == 0);
+            let why = if faults { "the IOMMU refused accesses\n" } else { "" };
+            let said = format!("{}{}", failures(&ended.output), ended.trouble);
+            outcome.output.push_str(&format!("guest {}: {why}{said}", run.name));
+        }
+    }
+    let pair = two_guests(suite)?;
+    outcome.counts += pair.counts;
+    outcome.skips.extend(pair.skips);
+    if pair.counts.failed > 0 {
+        outcome.output.push_str(&pair.output);
+    }
+    Ok(outcome)
+}
+
+/// Two guests, one of which sends to the other over a cable that loses frames: one check.
+fn two_guests(suite: Suite) -> Result<Outcome, String> {
+    match suite::two_guests(&crate::vm::barewire()?) {
+        Err(NotHere(why)) => Ok(Outcome::skipped(format!("two guests: {why}"))),
+        Ok((ends, cable)) => {
+            let said: String =
+                ends.iter().map(|end| format!("{}{}", end.output, end.trouble)).collect();
+            let said = format!("two guests: {cable}\n{said}");
+            append(suite, &said);
+            let ok = ends.iter().all(|end| end.code == Some(0) && end.faults == 0);
+            Ok(Outcome::single(ok, said))
+        }
+    }
+}
+
+/// Adds to a suite's log. Without a log the verdict is the same.
+fn append(suite: Suite, text: &str) {
+    let file = File::options().create(true).append(true).open(log_of(&target_dir(), suite));
+    let _ = file.and_then(|mut file| file.write_all(text.as_bytes()));
 }
 
 /// Runs every bench in its smallest size. Built like the tests and not in release: what counts

@@ -65,7 +65,8 @@ impl Machine {
         })
     }
 
-    fn at(&self, path: &str) -> PathBuf {
+    /// Where a path of the machine really is.
+    pub(super) fn at(&self, path: &str) -> PathBuf {
         self.root.join(path.trim_start_matches('/'))
     }
 }

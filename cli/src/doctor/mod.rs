@@ -11,6 +11,7 @@ mod cpu;
 mod device;
 mod machine;
 mod memory;
+mod nic;
 mod wire;
 
 use machine::Machine;
@@ -107,7 +108,7 @@ impl Check {
 }
 
 fn all(machine: &Machine) -> Vec<Check> {
-    vec![
+    let mut checks = vec![
         cpu::kernel(machine),
         memory::shm_space(machine),
         memory::memlock(machine),
@@ -125,7 +126,9 @@ fn all(machine: &Machine) -> Vec<Check> {
         device::iommu(machine),
         device::vfio(machine),
         device::dpdk(machine),
-    ]
+    ];
+    checks.extend(nic::nics(machine));
+    checks
 }
 
 fn exit_code(checks: &[Check]) -> ExitCode {

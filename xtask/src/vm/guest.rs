@@ -162,7 +162,7 @@ pub(crate) fn run(guest: &Guest, tell: &mut dyn FnMut(&str)) -> Result<Ended, No
 /// What the guest boots into: a shell, the modules, the files and the command.
 fn initrd(guest: &Guest, kernel: &Kernel) -> Result<Vec<u8>, NotHere> {
     let mut archive = Archive::default();
-    for dir in ["dev", "proc", "sys", "data", "run", "etc", "bin", "sbin"] {
+    for dir in ["dev", "proc", "sys", "data", "run", "etc/security/limits.d", "bin", "sbin"] {
         archive.dir(dir);
     }
     archive.dir_with("tmp", 0o1777);
@@ -258,8 +258,12 @@ impl Running {
         let mut lines = Lines::open(&self.dir.join("output"));
         let mut ended =
             Ended { code: None, faults: 0, output: String::new(), trouble: String::new() };
+        let mut status = None;
         loop {
-            let over = self.child.try_wait().map_or(true, |status| status.is_some());
+            let over = self.child.try_wait().map_or(true, |ended| {
+                status = ended;
+                ended.is_some()
+            });
             for line in lines.take() {
                 if let Some(result) = line.strip_prefix("VM-RESULT ") {
                     (ended.code, ended.faults) = result_of(result);
@@ -280,6 +284,9 @@ impl Running {
             std::thread::sleep(Duration::from_millis(20));
         }
         if ended.code.is_none() {
+            if let Some(status) = status {
+                ended.trouble.push_str(&format!("qemu ended by itself: {status}\n"));
+            }
             for file in ["qemu", "console"] {
                 let text = std::fs::read(self.dir.join(file)).unwrap_or_default();
                 let text = String::from_utf8_lossy(&text).into_owned();

@@ -7,6 +7,8 @@
 mod cpio;
 pub(crate) mod guest;
 mod kernel;
+pub(crate) mod suite;
+mod wire;
 
 use std::path::PathBuf;
 use std::process::{Command, ExitCode, Stdio};

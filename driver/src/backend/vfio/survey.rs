@@ -53,15 +53,15 @@ impl NicInfo {
     }
 
     /// Why it cannot be opened, and the command that mends it; `None` if nothing is in the way.
-    pub fn why_not(&self) -> Option<String> {
+    pub fn obstacle(&self) -> Option<(String, String)> {
         let bdf = &self.bdf;
         if !self.is_known {
-            let (vendor, device) = self.id;
-            let error = super::error::VfioError::Unknown { bdf: bdf.clone(), vendor, device };
-            return Some(error.to_string());
+            let why = "there is no driver for it here".to_owned();
+            return Some((why, format!("take it through DPDK (dpdk:{bdf}) or the kernel")));
         }
         if self.group.is_none() {
-            return Some("behind no IOMMU; see how to switch it on: barewire doctor".into());
+            let why = "behind no IOMMU".to_owned();
+            return Some((why, "see how to switch it on: barewire doctor".to_owned()));
         }
         let busy = match self.interfaces.as_slice() {
             [] => String::new(),
@@ -74,13 +74,18 @@ impl NicInfo {
         }
         let free = format!("sudo ./hugepage-setup.sh --bind {binds}{busy}");
         if !self.in_the_way.is_empty() {
-            return Some(format!("its group also has {}; {free}", self.in_the_way.join(", ")));
+            return Some((format!("its group also has {}", self.in_the_way.join(", ")), free));
         }
         match self.driver.as_deref() {
             Some("vfio-pci") => None,
-            Some(driver) => Some(format!("driven by {driver}; {free}")),
-            None => Some(format!("not bound to vfio-pci; {free}")),
+            Some(driver) => Some((format!("driven by {driver}"), free)),
+            None => Some(("not bound to vfio-pci".to_owned(), free)),
         }
+    }
+
+    /// [`obstacle`](Self::obstacle) in one line.
+    pub fn why_not(&self) -> Option<String> {
+        self.obstacle().map(|(why, mend)| format!("{why}; {mend}"))
     }
 }
 
@@ -201,7 +206,8 @@ mod tests {
             ["0000:05:00.0", "0000:05:00.1"]
         );
         assert!(nics[0].is_known && !nics[1].is_known && nics[0].group == Some(7));
-        assert!(nics[1].why_not().unwrap().contains("15b3:1017"));
+        assert!(nics[1].why_not().unwrap().contains("no driver for it here"));
+        assert!(nics[1].place().starts_with("15b3:1017, IOMMU group 7"));
         nics[0].why_not()
     }
 

@@ -1,0 +1,183 @@
+//! What a NIC's driver costs: instructions for a frame in and a frame out, counted on any machine
+//! against a model of the device. The model's own work is not counted.
+
+use std::ptr::NonNull;
+use std::sync::atomic::AtomicU16;
+
+use barewire_benches::count::{instructions, steady};
+use barewire_benches::end::Made;
+use barewire_benches::{Args, Report, Row};
+use barewire_driver::backend::vfio::VfioPort;
+use barewire_driver::backend::vfio::netq::{Doorbell, HDR_LEN, NetQueues, QueueMemory};
+use barewire_driver::backend::vfio::nic::Facts;
+use barewire_driver::frame::{RxFrame, TxFrame};
+use barewire_driver::mem::{Arena, Block, Hugepages};
+use barewire_driver::port::{MacAddr, Port, Tx};
+use barewire_driver::ring::model::{Iommu, VirtqDevice};
+
+/// Buffers of a queue, and bytes of each.
+const COUNT: u16 = 256;
+const STRIDE: usize = 1536;
+/// Bytes of a frame.
+const LEN: usize = 64;
+
+const OWN: MacAddr = MacAddr([2, 0, 0, 0, 0, 1]);
+const PEER: MacAddr = MacAddr([2, 0, 0, 0, 0, 2]);
+
+fn main() {
+    let args = Args::read();
+    if let Some(case) = &args.steady {
+        if let Err(why) = run_case(case, args.count) {
+            eprintln!("{case}: {why}");
+            std::process::exit(1);
+        }
+        return;
+    }
+    let mut report = Report::new("vfio", &args);
+    let (few, many) = (args.size(3_200, 320), args.size(35_200, 640));
+    let cases = [
+        ("virtio-instructions", Some("bar 150, aim 100; rx and tx of one frame, bursts of 32")),
+        ("virtio-instructions-rx", None),
+        ("virtio-instructions-tx", None),
+        ("virtio-instructions-alone", None),
+    ];
+    for (case, bar) in cases.into_iter().filter(|(case, _)| args.wants(case)) {
+        match instructions(case, few, many) {
+            Ok(n) => {
+                let mut row = Row::new(case, n, "instr/frame").count(many - few);
+                if let Some(note) = bar {
+                    row = row.against("bar", 150.0, n / 150.0).note(note);
+                }
+                report.row(row);
+            }
+            Err(why) => report.skip(case, &why),
+        }
+    }
+}
+
+fn run_case(case: &str, count: u64) -> Made<()> {
+    let burst = if case.ends_with("alone") { 1 } else { 32 };
+    let mut bench = Bench::new()?;
+    // What is counted goes through `steady`; rings and caches have been round once by then.
+    bench.rounds(u64::from(COUNT) * 3 / burst as u64, burst, false, false);
+    let (rx, tx) = (!case.ends_with("-tx"), !case.ends_with("-rx"));
+    bench.rounds(count / burst as u64, burst, rx, tx);
+    Ok(())
+}
+
+/// A port whose device is a model.
+struct Bench {
+    port: VfioPort<NetQueues>,
+    rx: VirtqDevice,
+    tx: VirtqDevice,
+    iommu: Iommu,
+    frame: [u8; LEN],
+    _memory: [Block; 2],
+    _doorbell: Box<AtomicU16>,
+}
+
+impl Bench {
+    fn new() -> Made<Self> {
+        let queue_len = NetQueues::queue_len(COUNT).next_multiple_of(4096);
+        let buffers_len = usize::from(COUNT) * STRIDE;
+        let block = |len: usize| -> Made<Block> {
+            let arena = Arena::new(len, Hugepages::IfFree).map_err(|e| e.to_string())?;
+            arena.block(len).ok_or_else(|| "a new arena has no room".into())
+        };
+        let (queues, buffers) = (block(2 * queue_len)?, block(2 * buffers_len)?);
+        let doorbell = Box::new(AtomicU16::new(0));
+        let at = |block: &Block, offset: usize| {
+            NonNull::new(block.as_mut_ptr().wrapping_add(offset)).ok_or("no memory")
+        };
+        let register = NonNull::new(doorbell.as_ptr()).ok_or("no memory")?;
+        let memory = |n: usize| -> Made<QueueMemory> {
+            Ok(QueueMemory {
+                queue: at(&queues, n * queue_len)?,
+                count: COUNT,
+                buffers: at(&buffers, n * buffers_len)?,
+                buffers_iova: (1 + n as u64) << 32,
+                stride: STRIDE,
+                doorbell: Doorbell { register, queue: n as u16 },
+            })
+        };
+        let (rx, tx) = (memory(0)?, memory(1)?);
+        let mut iommu = Iommu::default();
+        // SAFETY: both blocks are kept beside what uses them, are zero, page aligned, as long as
+        // was asked for, and reached by the driver and its model alone. So is the doorbell.
+        let (queues_of_driver, devices) = unsafe {
+            iommu.map(rx.buffers_iova, rx.buffers, buffers_len, true);
+            iommu.map(tx.buffers_iova, tx.buffers, buffers_len, false);
+            let devices = [&rx, &tx].map(|q| VirtqDevice::new(q.queue, COUNT));
+            (NetQueues::new(&rx, &tx), devices)
+        };
+        let facts = Facts { mac: OWN, mtu: 1500, link_bps: 0 };
+        let [rx, tx] = devices;
+        rx.set_kicks(false);
+        tx.set_kicks(false);
+        let mut frame = [0x5a; LEN];
+        frame[..6].copy_from_slice(&PEER.0);
+        frame[6..12].copy_from_slice(&OWN.0);
+        let port = VfioPort::over(queues_of_driver, facts, "model");
+        let memory = [queues, buffers];
+        Ok(Self { port, rx, tx, iommu, frame, _memory: memory, _doorbell: doorbell })
+    }
+
+    /// `count` times: `burst` frames in, `burst` frames out.
+    fn rounds(&mut self, count: u64, burst: usize, count_rx: bool, count_tx: bool) {
+        for _ in 0..count {
+            self.deliver(burst);
+            let got = if count_rx { steady(|| self.receive(burst)) } else { self.receive(burst) };
+            assert_eq!(got, burst);
+            if count_tx {
+                steady(|| self.send(burst));
+            } else {
+                self.send(burst);
+            }
+            self.complete(burst);
+        }
+    }
+
+    #[inline(never)]
+    fn receive(&mut self, burst: usize) -> usize {
+        let mut sum = 0_u64;
+        let mut sink = |f: &RxFrame<'_>| {
+            sum = sum.wrapping_add(f.chunk_at(14).map_or(0, u64::from_le_bytes));
+        };
+        let got = self.port.rx_burst(burst, &mut sink);
+        std::hint::black_box(sum);
+        got.unwrap_or(0)
+    }
+
+    #[inline(never)]
+    fn send(&mut self, burst: usize) {
+        for _ in 0..burst {
+            let sent = self.port.tx(&TxFrame::whole(&self.frame));
+            assert_eq!(sent, Ok(Tx::Sent));
+        }
+        assert_eq!(self.port.flush(), Ok(()));
+    }
+
+    /// The device's side of a receive.
+    fn deliver(&mut self, burst: usize) {
+        let mut frame = self.frame;
+        frame[..6].copy_from_slice(&OWN.0);
+        for _ in 0..burst {
+            let Some(id) = self.rx.next_id() else { return };
+            let desc = self.rx.desc(id);
+            self.iommu.write(desc.addr + HDR_LEN as u64, &frame);
+            self.rx.used(id.into(), (HDR_LEN + LEN) as u32);
+        }
+    }
+
+    /// The device's side of a send.
+    fn complete(&mut self, burst: usize) {
+        let mut frame = [0; LEN];
+        for _ in 0..burst {
+            let Some(id) = self.tx.next_id() else { return };
+            let desc = self.tx.desc(id);
+            self.iommu.read(desc.addr + HDR_LEN as u64, &mut frame);
+            assert_eq!(frame, self.frame, "a frame was sent changed");
+            self.tx.used(id.into(), 0);
+        }
+    }
+}

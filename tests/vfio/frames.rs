@@ -1,0 +1,234 @@
+//! What a port promises, frame by frame: both NICs in one thread, on one hub.
+
+use std::time::{Duration, Instant};
+
+use barewire_driver::frame::{Body, RxFrame, TxFrame};
+use barewire_driver::mem::{IoBuf, Span};
+use barewire_driver::port::{MacAddr, Port, Tx};
+
+use crate::machine::{nic, pair, port};
+use crate::worker::pattern;
+
+/// Longest that a frame may take.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A frame of `len` bytes after its header, different for every `serial`.
+fn frame(dst: MacAddr, src: MacAddr, len: usize, serial: u64) -> Vec<u8> {
+    let body = pattern(len, serial);
+    [&dst.0[..], &src.0, &[0x88, 0xb5], &body].concat()
+}
+
+fn send(port: &mut dyn Port, bytes: &[u8]) -> Tx {
+    port.tx(&TxFrame::whole(bytes)).unwrap()
+}
+
+/// What has arrived, at most `max` frames.
+fn take(port: &mut dyn Port, max: usize) -> Vec<Vec<u8>> {
+    let mut got = Vec::new();
+    let mut sink = |f: &RxFrame<'_>| {
+        let mut bytes = vec![0; f.len()];
+        assert!(f.copy_to(0, &mut bytes));
+        got.push(bytes);
+    };
+    port.rx_burst(max, &mut sink).unwrap();
+    got
+}
+
+/// The next `count` frames.
+fn next(port: &mut dyn Port, count: usize) -> Vec<Vec<u8>> {
+    let start = Instant::now();
+    let mut got = Vec::new();
+    while got.len() < count {
+        let more = take(port, 64.min(count - got.len()));
+        if more.is_empty() {
+            std::thread::sleep(Duration::from_micros(50));
+        }
+        got.extend(more);
+        assert!(start.elapsed() < PATIENCE, "{} of {count} frames came", got.len());
+    }
+    got
+}
+
+/// Nothing comes for a while.
+fn silence(port: &mut dyn Port) {
+    for _ in 0..20 {
+        assert_eq!(take(port, 64), Vec::<Vec<u8>>::new());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Whether `got` is `sent`, with whatever a short frame was padded with.
+fn same(sent: &[u8], got: &[u8]) -> bool {
+    let (start, padding) = got.split_at(sent.len().min(got.len()));
+    start == sent && padding.iter().all(|&b| b == 0) && (padding.is_empty() || got.len() <= 60)
+}
+
+fn every_length(options: &str) {
+    let Some([mut a, mut b]) = pair(options) else { return };
+    let mtu = a.caps().mtu;
+    let (from, to) = (a.caps().mac, b.caps().mac);
+    let steps = [0, 1, 45, 46, 47, 63, 64, 255, 256, mtu / 2, mtu - 1, mtu];
+    let lens = steps.into_iter().chain((0..mtu).step_by(131));
+    for (serial, len) in lens.enumerate() {
+        let bytes = frame(to, from, len, serial as u64);
+        assert_eq!(send(&mut *a, &bytes), Tx::Sent);
+        a.flush().unwrap();
+        let got = next(&mut *b, 1);
+        assert!(same(&bytes, &got[0]), "{len} bytes came changed, {} long", got[0].len());
+    }
+    let (sent, got) = (a.counters(), b.counters());
+    assert_eq!((sent.tx_frames, sent.tx_dropped), (got.rx_frames, 0));
+    println!("{}: mtu {mtu}, {} frames", a.caps().name, got.rx_frames);
+}
+
+#[test]
+fn every_length_arrives_unchanged() {
+    every_length("");
+}
+
+#[test]
+fn jumbo_frames_arrive_unchanged() {
+    every_length(",mtu=9000");
+}
+
+#[test]
+fn small_rings_and_an_odd_size_work_too() {
+    every_length(",mtu=2030,rx=16,tx=8");
+}
+
+/// A frame in three pieces, the middle one in the application's memory in two.
+#[test]
+fn pieces_are_joined_in_order() {
+    let Some([mut a, mut b]) = pair("") else { return };
+    let whole = frame(b.caps().mac, a.caps().mac, 1000, 1);
+    let mut body = whole[40..900].to_vec();
+    let (first, rest) = body.split_at_mut(300);
+    // SAFETY: `body` lives to the end of the test and nobody writes it.
+    let spans = unsafe { [first, rest].map(|part| Span::from_raw(part.as_mut_ptr(), part.len())) };
+    let mut buf = IoBuf::EMPTY;
+    for span in spans {
+        assert!(buf.push(span));
+    }
+    let body = Body::Io { buf: &buf, offset: 0, len: 860 };
+    let frame = TxFrame { head: &whole[..40], body, tail: &whole[900..] };
+    assert_eq!(a.tx(&frame), Ok(Tx::Sent));
+    a.flush().unwrap();
+    assert_eq!(next(&mut *b, 1), [whole]);
+}
+
+/// Goal: nothing is lost, doubled or changed when both rings are full again and again. Method:
+/// many times more frames than there are buffers, in both directions, the receiver slower than the
+/// sender. A hub under QEMU may exchange two frames, so order is not asked for.
+#[test]
+fn full_rings_push_back_and_lose_nothing() {
+    let Some(mut ports) = pair("") else { return };
+    let macs = [ports[0].caps().mac, ports[1].caps().mac];
+    let total = 3000_u64;
+    let mut sent = [0_u64; 2];
+    let mut seen = [vec![0_u8; total as usize], vec![0; total as usize]];
+    let mut pushed_back = 0;
+    let start = Instant::now();
+    while seen.iter().any(|seen| seen.contains(&0)) {
+        assert!(start.elapsed() < 3 * PATIENCE, "sent {sent:?}");
+        let mut idle = true;
+        for i in 0..2 {
+            while sent[i] < total {
+                let len = 46 + (sent[i] * 37 % 1400) as usize;
+                let mut bytes = frame(macs[1 - i], macs[i], len, sent[i]);
+                bytes[14..22].copy_from_slice(&sent[i].to_le_bytes());
+                if send(&mut *ports[i], &bytes) == Tx::Full {
+                    pushed_back += 1;
+                    break;
+                }
+                sent[i] += 1;
+                idle = false;
+            }
+            ports[i].flush().unwrap();
+            for got in take(&mut *ports[i], 32) {
+                idle = false;
+                let serial = u64::from_le_bytes(got[14..22].try_into().unwrap());
+                let len = 46 + (serial * 37 % 1400) as usize;
+                assert!(got[22..] == frame(macs[i], macs[1 - i], len, serial)[22..], "changed");
+                seen[i][serial as usize] += 1;
+            }
+        }
+        if idle {
+            std::thread::sleep(Duration::from_micros(100));
+        }
+    }
+    assert!(seen.iter().flatten().all(|&times| times == 1), "a frame came twice");
+    assert!(pushed_back > 0, "the rings were never full");
+    for port in &ports {
+        let counters = port.counters();
+        assert_eq!((counters.tx_frames, counters.rx_frames), (total, total));
+        assert_eq!(counters.rx_dropped, 0);
+    }
+}
+
+#[test]
+fn frames_for_others_are_not_passed_on() {
+    let Some([mut a, mut b]) = pair("") else { return };
+    let from = a.caps().mac;
+    for stranger in [MacAddr([2, 9, 9, 9, 9, 9]), from] {
+        send(&mut *a, &frame(stranger, from, 100, 1));
+    }
+    a.flush().unwrap();
+    silence(&mut *b);
+    let group = MacAddr([0x33, 0x33, 0, 0, 0, 1]);
+    for dst in [MacAddr::BROADCAST, group, b.caps().mac] {
+        let bytes = frame(dst, from, 100, 2);
+        send(&mut *a, &bytes);
+        a.flush().unwrap();
+        assert_eq!(next(&mut *b, 1), [bytes]);
+    }
+    // What a station sends to itself comes back without having been out.
+    assert_eq!(next(&mut *a, 1), [frame(from, from, 100, 1)]);
+    silence(&mut *a);
+}
+
+#[test]
+fn an_address_of_ones_own() {
+    let Some(n) = nic(0) else { return };
+    let Some(m) = nic(1) else { return };
+    let mac: MacAddr = "02:00:00:00:00:77".parse().unwrap();
+    let mut a = port(&format!("vfio:{n},mac={mac}"));
+    let mut b = port(&format!("vfio:{m}"));
+    assert_eq!(a.caps().mac, mac);
+    let bytes = frame(mac, b.caps().mac, 100, 1);
+    send(&mut *b, &bytes);
+    b.flush().unwrap();
+    assert_eq!(next(&mut *a, 1), [bytes]);
+    // The old one is back with the next who opens it.
+    drop(a);
+    let a = port(&format!("vfio:{n}"));
+    assert_ne!(a.caps().mac, mac);
+}
+
+/// Goal: everything is given back. Method: open and close often; the memory that a process may
+/// lock would run out, and a group stay busy.
+#[test]
+fn a_port_can_be_opened_again_and_again() {
+    let Some(n) = nic(0) else { return };
+    let locked = || {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap();
+        status.lines().find(|line| line.starts_with("VmPin:")).map(str::to_owned)
+    };
+    let before = locked();
+    for _ in 0..5 {
+        drop(port(&format!("vfio:{n}")));
+    }
+    assert_eq!(locked(), before);
+}
+
+/// A sleeper returns when somebody wakes it, and within a millisecond or two by itself.
+#[test]
+fn a_sleeper_looks_and_can_be_woken() {
+    let Some(n) = nic(0) else { return };
+    let port = port(&format!("vfio:{n}"));
+    let waiter = port.waiter().unwrap();
+    let start = Instant::now();
+    waiter.wait(Duration::from_secs(20));
+    waiter.wake();
+    waiter.wait(Duration::from_secs(20));
+    assert!(start.elapsed() < Duration::from_secs(5));
+}

@@ -1,0 +1,90 @@
+//! Code that is not ours at the other end: the kernel's own driver, reached over AF_PACKET.
+//!
+//! The guest has the kernel's virtio-net, which takes NIC1.
+
+use std::time::{Duration, Instant};
+
+use barewire_driver::frame::{ETHERTYPE, RxFrame, TxFrame};
+use barewire_driver::port::{MacAddr, Port, Tx};
+
+use crate::machine::{nic, port, rebind, sh, sysfs};
+use crate::worker::pattern;
+
+/// The kernel's interface on a NIC, once it is there.
+fn interface(nic: &str) -> String {
+    let start = Instant::now();
+    loop {
+        let dir = sysfs(nic);
+        let found = sh(&format!("ls -d {}/virtio*/net/* 2>/dev/null || true", dir.display()));
+        if let Some((_, name)) = found.trim().rsplit_once('/') {
+            return name.to_owned();
+        }
+        assert!(start.elapsed() < Duration::from_secs(10), "no interface on {nic}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+fn frame(dst: MacAddr, src: MacAddr, serial: u64) -> Vec<u8> {
+    let len = 46 + (serial * 61 % 1455) as usize;
+    [&dst.0[..], &src.0, &ETHERTYPE.to_be_bytes(), &pattern(len, serial)].concat()
+}
+
+/// Sends `count` numbered frames and sees each of them arrive as it was sent.
+fn stream(from: &mut dyn Port, to: &mut dyn Port, count: u64) {
+    let (dst, src) = (to.caps().mac, from.caps().mac);
+    let (mut sent, mut missing) = (0, count);
+    let mut seen = vec![false; count as usize];
+    let start = Instant::now();
+    while missing > 0 {
+        assert!(start.elapsed() < Duration::from_secs(60), "{missing} of {count} are missing");
+        // Few on the way at once: the kernel drops what its socket has no room for.
+        while sent < count && sent < count - missing + 64 {
+            match from.tx(&TxFrame::whole(&frame(dst, src, sent))).unwrap() {
+                Tx::Sent => sent += 1,
+                _ => break,
+            }
+        }
+        from.flush().unwrap();
+        let mut sink = |f: &RxFrame<'_>| {
+            let mut bytes = vec![0; f.len()];
+            assert!(f.copy_to(0, &mut bytes));
+            if bytes[12..14] != ETHERTYPE.to_be_bytes() {
+                return; // the kernel's neighbour discovery
+            }
+            let is_it = |&serial: &u64| frame(dst, src, serial) == bytes;
+            let serial = (0..sent).rev().find(is_it).expect("a frame came changed");
+            assert!(!std::mem::replace(&mut seen[serial as usize], true), "{serial} came twice");
+            missing -= 1;
+        };
+        if to.rx_burst(32, &mut sink).unwrap() == 0 {
+            std::thread::sleep(Duration::from_micros(100));
+        }
+    }
+}
+
+/// Goal: what our driver sends is what the kernel's receives, and the other way round, with equal
+/// counts on both sides.
+#[test]
+fn frames_to_and_from_the_kernels_driver() {
+    let (Some(n), Some(m)) = (nic(0), nic(1)) else { return };
+    rebind(&m, "virtio-pci");
+    let name = interface(&m);
+    sh(&format!("ip link set {name} up"));
+    let mut ours = port(&format!("vfio:{n}"));
+    let mut theirs = port(&format!("afpacket:{name}"));
+    let count = 400;
+    stream(&mut *ours, &mut *theirs, count);
+    stream(&mut *theirs, &mut *ours, count);
+    let (a, b) = (ours.counters(), theirs.counters());
+    assert_eq!((a.tx_frames, b.rx_frames, b.tx_frames), (count, count, count));
+    assert!(a.rx_frames >= count && a.rx_dropped == 0, "{a:?}");
+    let statistic = |what: &str| {
+        let file = format!("/sys/class/net/{name}/statistics/{what}");
+        std::fs::read_to_string(file).unwrap().trim().parse::<u64>().unwrap()
+    };
+    assert_eq!((statistic("rx_packets"), statistic("rx_errors")), (count, 0));
+    assert!(statistic("tx_packets") >= count);
+    println!("{count} frames each way between vfio:{n} and {name} (virtio_net)");
+    drop((ours, theirs));
+    rebind(&m, "vfio-pci");
+}

@@ -1,0 +1,70 @@
+//! The guest that a test runs in.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use barewire_driver::open::open;
+use barewire_driver::port::Port;
+
+/// PCI address of the guest's NIC `n`; prints why there is none.
+pub(crate) fn nic(n: usize) -> Option<String> {
+    let nic = std::env::var(format!("NIC{n}")).ok();
+    if nic.is_none() {
+        println!("SKIPPED: no NIC{n} in the environment, see cargo xtask test vfio");
+    }
+    nic
+}
+
+/// The first two NICs as ports.
+pub(crate) fn pair(options: &str) -> Option<[Box<dyn Port>; 2]> {
+    let names = [nic(0)?, nic(1)?];
+    Some(names.map(|nic| port(&format!("vfio:{nic}{options}"))))
+}
+
+/// Opens a port, which has to work.
+pub(crate) fn port(spec: &str) -> Box<dyn Port> {
+    open(spec).unwrap_or_else(|e| panic!("{e}"))
+}
+
+/// The one line that a port says when it does not open.
+pub(crate) fn refusal(spec: &str) -> String {
+    match open(spec) {
+        Ok(_) => panic!("{spec} opened"),
+        Err(e) => {
+            let line = e.to_string();
+            assert!(!line.contains('\n'), "{line}");
+            println!("{line}");
+            line
+        }
+    }
+}
+
+/// A device's folder in sysfs.
+pub(crate) fn sysfs(nic: &str) -> PathBuf {
+    Path::new("/sys/bus/pci/devices").join(nic)
+}
+
+/// Runs a line of shell, which has to succeed, and gives what it printed.
+pub(crate) fn sh(line: &str) -> String {
+    let output = Command::new("sh").args(["-c", line]).output().unwrap();
+    let said = [&output.stdout[..], &output.stderr].concat();
+    let said = String::from_utf8_lossy(&said).into_owned();
+    assert!(output.status.success(), "{line}: {}\n{said}", output.status);
+    said
+}
+
+/// Lets the driver `to`, or none, have a NIC.
+pub(crate) fn rebind(nic: &str, to: &str) {
+    let dev = sysfs(nic).display().to_string();
+    sh(&format!(
+        "if [ -e {dev}/driver ]; then echo {nic} > {dev}/driver/unbind; fi; \
+         echo {to} > {dev}/driver_override; \
+         if [ -n '{to}' ]; then echo {nic} > /sys/bus/pci/drivers_probe; fi"
+    ));
+}
+
+/// The driver that has a NIC.
+pub(crate) fn driver(nic: &str) -> Option<String> {
+    let link = std::fs::read_link(sysfs(nic).join("driver")).ok()?;
+    Some(link.file_name()?.to_str()?.to_owned())
+}

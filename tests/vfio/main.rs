@@ -1,0 +1,48 @@
+//! Real NICs through VFIO, inside the virtual machine of `cargo xtask test vfio`.
+//!
+//! `machine` says what the guest is: `NIC0`, `NIC1` ... are the PCI addresses of its NICs. Outside
+//! of a guest every test reports itself as skipped.
+//!
+//! - `frames`: what a port promises, frame by frame, both NICs in one process.
+//! - `msg`, `matching`, `rma`: the clauses of fi_msg, fi_tagged, fi_rma and fi_atomic from the
+//!   conformance suite, over both NICs.
+//! - `processes`: two processes, one NIC each: messages, a bad link, kill -9.
+//! - `kernel`: the kernel's own driver at the other end.
+//! - `refusals`, `trouble`, `setup`: what an operator gets wrong, what happens to a NIC while it is
+//!   used, and the script that prepares a machine.
+
+#[path = "../conformance/harness.rs"]
+#[allow(dead_code, reason = "not all of it is needed here")]
+mod harness;
+#[path = "../conformance/matching.rs"]
+mod matching;
+#[path = "../conformance/msg.rs"]
+mod msg;
+#[path = "../conformance/rma.rs"]
+#[allow(dead_code, unreachable_pub, reason = "others use more of it")]
+mod rma;
+
+#[path = "../e2e/supervisor.rs"]
+#[allow(dead_code, reason = "not all of it is needed here")]
+mod supervisor;
+#[path = "../e2e/worker.rs"]
+#[allow(dead_code, reason = "not all of it is needed here")]
+mod worker;
+
+mod frames;
+mod kernel;
+mod machine;
+mod processes;
+mod refusals;
+mod setup;
+mod trouble;
+
+/// Not a test but the other process; passes at once when nobody asked for it.
+#[test]
+fn worker_process() {
+    if let Some(role) = std::env::var_os(supervisor::ROLE) {
+        worker::run(&role.to_string_lossy());
+        // Without the summary of a test run.
+        std::process::exit(0);
+    }
+}

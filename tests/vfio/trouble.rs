@@ -1,0 +1,78 @@
+//! What happens to a NIC while it is used: the port says so in one line and is given back, and the
+//! next one works.
+
+use std::os::unix::fs::FileExt;
+use std::time::{Duration, Instant};
+
+use barewire_driver::frame::{RxFrame, TxFrame};
+use barewire_driver::port::Port;
+
+use crate::machine::{driver, nic, port, rebind, sysfs};
+
+/// Polls until the port is gone, and says why.
+fn end_of(port: &mut dyn Port) -> String {
+    let start = Instant::now();
+    let gone = loop {
+        match port.rx_burst(32, &mut |_: &RxFrame<'_>| {}) {
+            Err(gone) => break gone,
+            Ok(_) => assert!(start.elapsed() < Duration::from_secs(30), "the port hangs"),
+        }
+    };
+    // From now on everything says the same.
+    let frame = [0xff; 60];
+    assert_eq!(port.tx(&TxFrame::whole(&frame)), Err(gone.clone()));
+    assert_eq!(port.flush(), Err(gone.clone()));
+    assert_eq!(port.rx_burst(1, &mut |_: &RxFrame<'_>| {}), Err(gone.clone()));
+    let line = gone.to_string();
+    assert!(!line.contains('\n'));
+    println!("{line}");
+    line
+}
+
+fn config(nic: &str) -> std::fs::File {
+    std::fs::File::options().read(true).write(true).open(sysfs(nic).join("config")).unwrap()
+}
+
+#[test]
+fn the_device_is_reset() {
+    let Some(n) = nic(0) else { return };
+    let methods = std::fs::read_to_string(sysfs(&n).join("reset_method")).unwrap();
+    if !methods.contains("flr") {
+        println!("QEMU's 82574 has no reset that another process could ask for: {methods}");
+        return;
+    }
+    let mut a = port(&format!("vfio:{n}"));
+    std::fs::write(sysfs(&n).join("reset"), "1").unwrap();
+    assert!(end_of(&mut *a).contains("reset or stopped under us"));
+    // It was given back at once: nobody has to drop the port first.
+    port(&format!("vfio:{n}"));
+}
+
+#[test]
+fn bus_mastering_is_switched_off() {
+    let Some(n) = nic(0) else { return };
+    let mut a = port(&format!("vfio:{n}"));
+    let mut command = [0; 2];
+    config(&n).read_exact_at(&mut command, 4).unwrap();
+    command[0] &= !4;
+    config(&n).write_all_at(&command, 4).unwrap();
+    let line = end_of(&mut *a);
+    assert!(line.contains("bus mastering") || line.contains("stopped under us"), "{line}");
+    port(&format!("vfio:{n}"));
+}
+
+/// Somebody unbinds the device while it is used: it is let go, and the unbinding ends.
+#[test]
+fn the_device_is_wanted_back() {
+    let Some(n) = nic(0) else { return };
+    let mut a = port(&format!("vfio:{n}"));
+    let unbinding = std::thread::spawn({
+        let n = n.clone();
+        move || rebind(&n, "")
+    });
+    assert!(end_of(&mut *a).contains("wants the device back"));
+    unbinding.join().unwrap();
+    assert_eq!(driver(&n), None);
+    rebind(&n, "vfio-pci");
+    port(&format!("vfio:{n}"));
+}

@@ -1,0 +1,142 @@
+//! The suite `vfio`: the test program `vfio` of `barewire-tests`, run inside guests.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use super::guest::{self, Ended, Guest, Model, Nic};
+use super::wire::Wire;
+use super::{NotHere, with_setup};
+use crate::{cargo, target_dir};
+
+/// One guest of the suite: what it is for, the machine, and what the test program is told.
+pub(crate) struct Run {
+    pub(crate) name: &'static str,
+    guest: Guest,
+}
+
+/// `cargo` arguments that build the test program and say where it is.
+pub(crate) fn build() -> Command {
+    let mut command = Command::new(cargo());
+    command.args(["test", "--package", "barewire-tests", "--test", "vfio", "--no-run"]);
+    command.args(["--message-format", "json-render-diagnostics"]);
+    command
+}
+
+/// The test program in what [`build`] printed.
+pub(crate) fn program(output: &str) -> Option<PathBuf> {
+    let mut objects = output.lines().filter_map(|line| {
+        let object: serde_json::Value = serde_json::from_str(line).ok()?;
+        let is_it = object.pointer("/target/name")?.as_str()? == "vfio";
+        is_it.then(|| object.get("executable")?.as_str().map(PathBuf::from)).flatten()
+    });
+    objects.next_back()
+}
+
+/// The guests of the suite, in order.
+pub(crate) fn runs(program: &Path) -> Vec<Run> {
+    // Left out: what says nothing of a port, and takes long in emulation.
+    let pair = |name: &'static str, model: Model| {
+        let mut guest = Guest::with_pair(name, model.device());
+        guest.command =
+            "--skip refusals:: --skip setup:: --skip kernel:: --skip the_models --skip mf5 --skip \
+                         unexpected_messages_are_bounded"
+                .to_owned();
+        Run { name, guest }
+    };
+    let virtio = Model::Virtio.device();
+    let mut wrong = Guest::with_pair("wrong", virtio);
+    wrong.iova_bits = 39;
+    wrong.modules = vec!["virtio_pci", "virtio_net", "af_packet"];
+    wrong.nics.push(Nic::on_hub("virtio-net-pci,disable-legacy=on", 3));
+    wrong.nics.push(Nic::on_hub(virtio, 4));
+    wrong.nics.push(Nic { shares_slot: true, ..Nic::on_hub(virtio, 5) });
+    wrong.command = "refusals:: setup:: kernel:: frames::every_length".to_owned();
+    let mut remapping = Guest::with_pair("remapping", virtio);
+    remapping.intremap = false;
+    remapping.command = "refusals::a_machine_without_interrupt_remapping".to_owned();
+    let mut runs = vec![
+        pair("virtio", Model::Virtio),
+        pair("e1000e", Model::E1000e),
+        Run { name: "refusals", guest: wrong },
+        Run { name: "remapping", guest: remapping },
+    ];
+    for run in &mut runs {
+        let guest = std::mem::replace(&mut run.guest, Guest::with_pair("", ""));
+        let mut guest = with_setup(guest);
+        guest.files.push((program.to_owned(), "usr/bin/vfio-tests".to_owned()));
+        let no_remapping = if guest.intremap { "" } else { "export VM_NO_REMAPPING=1\n" };
+        guest.command = format!(
+            "export RUST_BACKTRACE=0 BAREWIRE_TEST_NAPS=1\n\
+             export BAREWIRE_TEST_PORT=\"vfio:$NIC0 vfio:$NIC1\"\n{no_remapping}\
+             exec vfio-tests --show-output --test-threads=1 {}\n",
+            guest.command
+        );
+        // Far above what it needs.
+        guest.limit = Duration::from_secs(240);
+        run.guest = guest;
+    }
+    runs
+}
+
+impl Run {
+    /// Boots the guest and runs its tests.
+    ///
+    /// # Errors
+    /// [`NotHere`].
+    pub(crate) fn run(&self) -> Result<Ended, NotHere> {
+        guest::run(&self.guest, &mut |_| {})
+    }
+}
+
+/// Frames in a hundred that the cable between two guests loses.
+const LOSS_PERCENT: u64 = 5;
+
+/// Two guests with one NIC each, joined by a cable that loses frames: `barewire` in one sends, in
+/// the other it compares every byte. Says how the guests ended, and what went over the cable.
+///
+/// # Errors
+/// [`NotHere`].
+pub(crate) fn two_guests(barewire: &Path) -> Result<(Vec<Ended>, String), NotHere> {
+    let dir = target_dir().join("vm").join(format!("wire-{}", std::process::id()));
+    let wire =
+        Wire::lay(&dir, LOSS_PERCENT, 1).map_err(|why| NotHere(format!("{dir:?}: {why}")))?;
+    let guest = |end: &'static str, station: u16, command: &str| {
+        let mut guest = Guest::with_pair(end, Model::E1000e.device()).program(barewire);
+        guest.nics =
+            vec![Nic { cable: wire.end(end), ..Nic::on_hub(Model::E1000e.device(), station) }];
+        guest.cpu_count = 1;
+        guest.memory_mib = 512;
+        guest.limit = Duration::from_secs(150);
+        guest.command = command.to_owned();
+        guest
+    };
+    let listens = guest("a", 1, "exec barewire pingpong --listen --once --port vfio:$NIC0\n");
+    // The first attempts may come before the other guest is up.
+    let sends = "for try in 1 2 3 4 5 6 7 8; do\n\
+                 barewire pingpong barewire://52:54:00:00:00:01/0 --port vfio:$NIC0 \
+                 --iterations 40 --size 64,4k,16k --verify && exit 0\nsleep 1\ndone\nexit 1\n";
+    let sends = guest("b", 2, sends);
+    let both = std::thread::scope(|scope| {
+        let threads =
+            [listens, sends].map(|guest| scope.spawn(move || guest::run(&guest, &mut |_| {})));
+        threads.map(|thread| thread.join().unwrap_or_else(|_| Err(NotHere("it panicked".into()))))
+    });
+    let (carried, lost) = wire.counts();
+    let both = both.into_iter().collect::<Result<Vec<Ended>, NotHere>>()?;
+    Ok((both, format!("{carried} frames carried, {lost} lost")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_program_is_found_among_what_cargo_says() {
+        let output = "{\"reason\":\"x\",\"target\":{\"name\":\"sim\"},\"executable\":\"/a\"}\n\
+                      {\"target\":{\"name\":\"vfio\"},\"executable\":\"/b/vfio-1\"}\n\
+                      {\"reason\":\"build-finished\",\"success\":true}\n";
+        assert_eq!(program(output), Some(PathBuf::from("/b/vfio-1")));
+        assert_eq!(program("words\n"), None);
+    }
+}
