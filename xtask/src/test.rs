@@ -126,7 +126,9 @@ impl Suite {
             Self::Shellcheck => &[packages::SHELLCHECK],
             Self::Dpdk => &[packages::DPDK, packages::LIBCLANG, packages::PKG_CONFIG],
             Self::Vfio => &[crate::vm::QEMU],
-            Self::Benches => &[packages::VALGRIND, packages::STRACE],
+            Self::Benches => {
+                &[packages::VALGRIND, packages::STRACE, packages::IP, packages::FI_INFO]
+            }
             _ => &[],
         }
     }

@@ -87,6 +87,13 @@ fn measure(args: &Args, report: &mut Report) -> Made<()> {
     Ok(())
 }
 
+/// Whether somebody asked for a player, or for a case in which it plays.
+fn wanted(args: &Args, who: usize) -> bool {
+    let plays =
+        |case: &&(&str, usize, usize)| args.wants(case.0) && [case.1, case.2].contains(&who);
+    args.wants(NAMES[who]) || CASES.iter().any(|case| plays(&case))
+}
+
 fn at(node: usize, port: u16) -> Made<SocketAddr> {
     format!("{}:{port}", address(node)).parse().map_err(|e| format!("{e}"))
 }
@@ -155,7 +162,7 @@ impl Rounds {
         for round in 0..=args.size(25, 1) {
             let before = first.line_ns()?;
             let mut ns = [0.0; PLAYERS];
-            for what in 0..OURS {
+            for what in (0..OURS).filter(|what| wanted(args, *what)) {
                 let task = |count| Task { what: what as u64, len: LEN, count };
                 first.begin(task(count));
                 let chunks = ping(&mut *players[what], count, CHUNK)?;
@@ -189,7 +196,7 @@ impl Rounds {
         let count = args.size(4_000, 100);
         first.pause();
         for (i, program) in PROGRAMS.iter().enumerate() {
-            if self.missing[i].is_some() {
+            if self.missing[i].is_some() || !wanted(args, OURS + i) {
                 continue;
             }
             let on = |node: usize| -> Command {

@@ -325,7 +325,13 @@ impl AfPacket {
             "the mtu of {name} was lowered to {mtu} while in use; ip link set {name} mtu {was}, \
              and open it again"
         );
-        Err(PortGone::new(&self.caps.name, &why))
+        Err(self.gone(&why))
+    }
+
+    /// Nothing will work again; for whoever reads logs, and for the fabric.
+    fn gone(&self, why: &str) -> PortGone {
+        tracing::error!(port = %self.caps.name, "{why}");
+        PortGone::new(&self.caps.name, why)
     }
 
     /// What is looked after now and then.
@@ -358,7 +364,7 @@ impl AfPacket {
             Err(e) if e.raw_os_error() == Some(libc::ENODEV) => {
                 let name = &self.link.name;
                 let why = format!("interface {name} was removed; see: ip link, and open it again");
-                return Err(PortGone::new(&self.caps.name, &why));
+                return Err(self.gone(&why));
             }
             Err(error) => {
                 tracing::warn!(port = %self.caps.name, %error, "cannot ask for the interface");

@@ -31,9 +31,10 @@ pub(super) struct RxRing {
     block_len: usize,
     slots_per_block: usize,
     slot_count: usize,
-    /// The next slot to look at, and where it starts.
-    at: usize,
+    /// The next slot to look at: how many follow it in its block, and where it and its block start.
+    left_in_block: usize,
     offset: usize,
+    block: usize,
     frame_max: usize,
 }
 
@@ -94,8 +95,9 @@ impl RxRing {
             block_len,
             slots_per_block,
             slot_count,
-            at: 0,
+            left_in_block: slots_per_block - 1,
             offset: 0,
+            block: 0,
             frame_max,
         })
     }
@@ -130,9 +132,15 @@ impl RxRing {
     #[inline]
     pub(super) fn advance(&mut self) -> usize {
         let was = self.offset;
-        self.at = if self.at + 1 < self.slot_count { self.at + 1 } else { 0 };
-        let (block, slot) = (self.at / self.slots_per_block, self.at % self.slots_per_block);
-        self.offset = block * self.block_len + slot * self.slot_len;
+        if self.left_in_block > 0 {
+            self.left_in_block -= 1;
+            self.offset += self.slot_len;
+            return was;
+        }
+        let next = self.block + self.block_len;
+        self.block = if next < self.map.len() { next } else { 0 };
+        self.offset = self.block;
+        self.left_in_block = self.slots_per_block - 1;
         was
     }
 
