@@ -9,6 +9,8 @@ mod caller;
 mod lengths;
 #[path = "../e2e/rounds.rs"]
 mod rounds;
+#[path = "../wires/stream.rs"]
+mod stream;
 #[allow(dead_code)]
 #[path = "../e2e/supervisor.rs"]
 mod supervisor;
@@ -18,6 +20,15 @@ mod worker;
 mod memif;
 mod nodes;
 mod ring;
+
+use barewire_tests::nodes::Nodes;
+use supervisor::Worker;
+
+/// Starts a worker in a node.
+fn start(nodes: &Nodes, node: usize, role: &str, port: &str) -> Worker {
+    let this = nodes.command(node, std::env::current_exe().unwrap());
+    Worker::start_by(this, &format!("{role} in node {node}"), role, port)
+}
 
 /// Not a test but the other process; passes at once when nobody asked for it.
 #[test]

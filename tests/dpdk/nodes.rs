@@ -1,17 +1,16 @@
 //! Devices of DPDK on the interfaces of network namespaces: raw sockets and XDP on a wire, and taps
 //! on bridges.
 
+use std::time::Duration;
+
+use barewire::errno::{FI_EHOSTUNREACH, FI_ENETDOWN};
 use barewire_tests::nodes::{FABRIC, Nodes, or_skip};
 
 use crate::lengths::{all_sizes, fewer_sizes, there_and_back};
 use crate::rounds::kill_rounds;
+use crate::start;
+use crate::stream::{FLAP, NOTICED, Stream};
 use crate::supervisor::Worker;
-
-/// Starts a worker in a node.
-fn start(nodes: &Nodes, node: usize, role: &str, port: &str) -> Worker {
-    let this = nodes.command(node, std::env::current_exe().unwrap());
-    Worker::start_by(this, &format!("{role} in node {node}"), role, port)
-}
 
 fn af_packet() -> String {
     format!("dpdk:net_af_packet0,iface={FABRIC}")
@@ -56,6 +55,34 @@ fn kills_over_af_packet() {
     let Some(nodes) = or_skip(Nodes::pair(1500)) else { return };
     let begin = |node, _name: &str| start(&nodes, node, "traffic", &af_packet());
     kill_rounds("kills-af-packet", begin, 8, 7);
+}
+
+#[test]
+fn an_interface_that_flaps_is_no_error_and_one_that_stays_down_is() {
+    let Some(mut stream) = Stream::new(&af_packet()) else { return };
+    for node in [0, 1] {
+        stream.ip(node, "link set fab0 down");
+        stream.pause(FLAP);
+        stream.ip(node, "link set fab0 up");
+        stream.flows();
+    }
+    stream.end();
+    let Some(mut stream) = Stream::new(&af_packet()) else { return };
+    stream.ip(0, "link set fab0 down");
+    let (code, took) = stream.fails();
+    assert_eq!(code, FI_EHOSTUNREACH);
+    assert!(took < NOTICED, "{took:?}");
+    stream.sender.finish();
+}
+
+#[test]
+fn an_interface_that_is_removed_is_an_error_at_once() {
+    let Some(mut stream) = Stream::new(&af_packet()) else { return };
+    stream.ip(0, "link del fab0");
+    let (code, took) = stream.fails();
+    assert_eq!(code, FI_ENETDOWN);
+    assert!(took < Duration::from_secs(1), "{took:?}");
+    stream.sender.finish();
 }
 
 /// Whether the kernel has AF_XDP at all; a test of it says nothing about a kernel without.

@@ -19,6 +19,7 @@ mod lengths;
 mod links;
 mod messages;
 mod raw;
+mod stream;
 
 use std::process::Command;
 

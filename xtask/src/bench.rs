@@ -3,11 +3,16 @@
 //! A bench is a binary in `benches/src/bin`. It takes `--json` (one object a line) and `--quick`
 //! (the smallest size that still runs everything).
 
+use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
 
 use serde_json::{Map, Value};
 
+use crate::packages::DPDK as DPDK_HEADER;
 use crate::{cargo, root, target_dir};
+
+/// The bench, and the feature it needs. Its sources are in benches/src/dpdk.
+pub(crate) const DPDK: &str = "dpdk";
 
 /// Which benches to run and how to print.
 #[derive(clap::Args)]
@@ -20,7 +25,8 @@ Examples:
   cargo xtask bench latency           one
   cargo xtask bench latency --json    for a program to read")]
 pub(crate) struct BenchArgs {
-    /// A file of benches/src/bin, without its ending; all of them if it is not given.
+    /// A file of benches/src/bin, without its ending, or `dpdk`; all of them if it is not given,
+    /// `dpdk` among them where DPDK is installed.
     name: Option<String>,
     /// Prints one JSON object a line and nothing else.
     #[arg(long)]
@@ -35,22 +41,22 @@ pub(crate) struct BenchArgs {
 /// # Errors
 /// No such bench, or it does not build.
 pub(crate) fn run(args: &BenchArgs) -> Result<ExitCode, String> {
-    let all = names()?;
+    let mut all = names()?;
+    if Path::new(DPDK_HEADER.program).exists() {
+        all.push(DPDK.to_owned());
+    }
     let chosen = match &args.name {
         None => all,
         Some(name) if all.contains(name) => vec![name.clone()],
         Some(name) => return Err(format!("no bench {name}: there are {}", all.join(", "))),
     };
-    // The bench of the provider loads it, which Cargo does not know.
-    let built = Command::new(cargo())
-        .args(["build", "--release", "--quiet", "--package", "barewire-benches", "--bins"])
-        .args(["--package", "barewire-provider", "--lib"])
-        .current_dir(root())
-        .stdin(Stdio::null())
-        .status()
-        .map_err(|why| format!("cargo does not start: {why}"))?;
-    if !built.success() {
-        return Err("the benches do not build".to_owned());
+    let (with_dpdk, plain): (Vec<_>, Vec<_>) = chosen.iter().partition(|name| *name == DPDK);
+    if !plain.is_empty() {
+        // The bench of the provider loads it, which Cargo does not know.
+        build(&["--bins", "--package", "barewire-provider", "--lib"])?;
+    }
+    if !with_dpdk.is_empty() {
+        build(&["--bin", DPDK, "--features", DPDK])?;
     }
     let mut failed = Vec::new();
     for name in chosen {
@@ -70,7 +76,18 @@ pub(crate) fn run(args: &BenchArgs) -> Result<ExitCode, String> {
     Err(format!("failed: {}", failed.join(", ")))
 }
 
-/// The benches there are, sorted by name.
+fn build(what: &[&str]) -> Result<(), String> {
+    let built = Command::new(cargo())
+        .args(["build", "--release", "--quiet", "--package", "barewire-benches"])
+        .args(what)
+        .current_dir(root())
+        .stdin(Stdio::null())
+        .status()
+        .map_err(|why| format!("cargo does not start: {why}"))?;
+    if built.success() { Ok(()) } else { Err("the benches do not build".to_owned()) }
+}
+
+/// The benches that need no feature, sorted by name.
 ///
 /// # Errors
 /// `benches/src/bin` cannot be read. That it is missing means there are none.

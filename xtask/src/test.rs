@@ -124,7 +124,13 @@ impl Suite {
                 packages::MPICC,
             ],
             Self::Shellcheck => &[packages::SHELLCHECK],
-            Self::Dpdk => &[packages::DPDK, packages::LIBCLANG, packages::PKG_CONFIG],
+            Self::Dpdk => &[
+                packages::DPDK,
+                packages::LIBCLANG,
+                packages::PKG_CONFIG,
+                packages::IP,
+                packages::VALGRIND,
+            ],
             Self::Vfio => &[crate::vm::QEMU],
             Self::Benches => {
                 &[packages::VALGRIND, packages::STRACE, packages::IP, packages::FI_INFO]
@@ -411,6 +417,11 @@ fn dpdk(suite: Suite, nightly: bool) -> Result<Outcome, String> {
         outcome.skips.extend(ran.skips);
         outcome.output.push_str(&ran.output);
     }
+    let bench = [bench::DPDK.to_owned()];
+    let ran = run_benches(suite, nightly, &bench, &["--bin", bench::DPDK, "--features", "dpdk"])?;
+    outcome.counts += ran.counts;
+    outcome.skips.extend(ran.skips);
+    outcome.output.push_str(&ran.output);
     Ok(outcome)
 }
 
@@ -476,22 +487,32 @@ fn append(suite: Suite, text: &str) {
     let _ = file.and_then(|mut file| file.write_all(text.as_bytes()));
 }
 
-/// Runs every bench in its smallest size. Built like the tests and not in release: what counts
-/// here is that it runs, and the crates are already built that way.
+/// Runs every bench in its smallest size.
 fn benches(suite: Suite, nightly: bool) -> Result<Outcome, String> {
-    let mut outcome = Outcome::default();
     let names = bench::names()?;
     if names.is_empty() {
         return Ok(Outcome::skipped("benches/src/bin holds no bench".to_owned()));
     }
+    run_benches(suite, nightly, &names, &["--bins"])
+}
+
+/// Builds benches like the tests and not in release: what counts here is that they run, and the
+/// crates are already built that way. `what` says which, and with which features.
+fn run_benches(
+    suite: Suite,
+    nightly: bool,
+    names: &[String],
+    what: &[&str],
+) -> Result<Outcome, String> {
+    let mut outcome = Outcome::default();
     let mut build = Command::new(cargo());
-    build.args(["build", "--package", "barewire-benches", "--bins", "--profile", "test"]);
+    build.args(["build", "--package", "barewire-benches", "--profile", "test"]).args(what);
     let ended = start(suite, nightly, &mut build)?;
     if !ended.ok {
         return Ok(Outcome::single(false, ended.output));
     }
     for name in names {
-        let mut command = Command::new(target_dir().join("debug").join(&name));
+        let mut command = Command::new(target_dir().join("debug").join(name));
         command.args(["--quick", "--json"]);
         let ended = start(suite, nightly, &mut command)?;
         let skip = ended.output.lines().find_map(|l| l.strip_prefix(crate::report::SKIPPED));

@@ -369,9 +369,9 @@ impl DpdkPort {
         self.look_at_restart();
         let Some(device) = &self.device else { return Ok(()) };
         if let Some((name, index)) = &device.interface
-            && pmd::interface(name).ok() != Some(*index)
+            && !pmd::has_interface(*index)
         {
-            let why = format!("interface {name} was removed or renamed; ip link shows those left");
+            let why = format!("interface {name} was removed; ip link shows those left");
             return Err(PortGone::new(&self.caps.name, &why));
         }
         // SAFETY: asks about a port that exists.

@@ -230,6 +230,13 @@ pub(super) fn interface(name: &str) -> Result<u32, Failure> {
     })
 }
 
+/// Whether the interface of this index is still there, whatever it is called by now.
+pub(super) fn has_interface(index: u32) -> bool {
+    let mut name = [0; libc::IFNAMSIZ];
+    // SAFETY: writes a name of at most `IFNAMSIZ` bytes.
+    !unsafe { libc::if_indextoname(index, name.as_mut_ptr()) }.is_null()
+}
+
 const CAP_NET_ADMIN: u32 = 12;
 const CAP_NET_RAW: u32 = 13;
 

@@ -1,0 +1,500 @@
+//! Messages over devices of DPDK against DPDK with nothing around it, on the same two processors, in
+//! the same rounds, by turns: memif between two processes, a pair of rings between two threads, and
+//! what a packet costs on a device that does nothing.
+
+mod raw;
+
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{Acquire, Release};
+
+use barewire_benches::count::{instructions, steady};
+use barewire_benches::duo::{First, Rounds, Second, Task, start};
+use barewire_benches::end::{End, Made, RawEnd};
+use barewire_benches::{Args, Place, Report, Row, Sample};
+use barewire_driver::clock::now_ns;
+use barewire_driver::frame::{RxFrame, TxFrame};
+use barewire_driver::port::MacAddr;
+use raw::RawPort;
+
+const LEN: usize = 64;
+const LARGE: usize = 64 << 10;
+const WINDOW: u64 = 64;
+const LARGE_WINDOW: u64 = 16;
+const MEMORY: usize = LARGE * LARGE_WINDOW as usize;
+
+/// A raw frame with the bytes of one message behind an Ethernet header.
+const RAW_LEN: usize = 14 + LEN;
+const RAW_LARGE: usize = 9000;
+
+/// Round trips that are timed together.
+const CHUNK: u64 = 50;
+
+/// What the second process does.
+const ECHO: u64 = 0;
+const SINK: u64 = 1;
+const SINK_LARGE: u64 = 2;
+const RAW_ECHO: u64 = 3;
+const RAW_SINK: u64 = 4;
+const RAW_SINK_LARGE: u64 = 5;
+const RAW_SINK_COPY: u64 = 6;
+
+fn main() {
+    let args = Args::read();
+    if let Some(case) = &args.steady {
+        if let Err(why) = run_steady(case, args.count) {
+            eprintln!("{case}: {why}");
+            std::process::exit(1);
+        }
+        return;
+    }
+    let mut report = Report::new("dpdk", &args);
+    if args.wants("memif")
+        && let Err(why) = memif(&args, &mut report)
+    {
+        report.skip("memif", &why);
+    }
+    if args.wants("null-instructions") {
+        null_instructions(&args, &mut report);
+    }
+    // Last, since it starts threads and DPDK in this process.
+    if args.wants("ring-64B/raw")
+        && let Err(why) = ring(&args, &mut report)
+    {
+        report.skip("ring-64B/raw", &why);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------
+// memif
+// ---------------------------------------------------------------------------------------------
+
+const SERVER: &str = "server";
+const CLIENT: &str = "client";
+
+/// One side of two memifs of ours and two raw ones.
+struct Side {
+    small: RawEnd,
+    large: RawEnd,
+    raw: RawPort,
+    raw_large: RawPort,
+    bytes: Vec<u8>,
+}
+
+impl Side {
+    fn open(role: &str, parent: u32) -> Made<Self> {
+        let args = |id: u64| format!("role={role},id={id},socket=barewire-bench-{parent}-{id}");
+        let port = |i: u64, mtu| {
+            let mac = address(role, i);
+            format!("dpdk(mac={mac},mtu={mtu}):net_memif{i},{}", args(i))
+        };
+        let mut small = RawEnd::open(&port(0, 1500), MEMORY)?;
+        let mut large = RawEnd::open(&port(1, 9000), MEMORY)?;
+        let other = if role == SERVER { CLIENT } else { SERVER };
+        for (i, end) in [&mut small, &mut large].into_iter().enumerate() {
+            let mac = address(other, i as u64);
+            end.connect(barewire::EpAddr { mac, incarnation: 0, ..end.addr() });
+        }
+        let tries = std::time::Instant::now();
+        // A raw client does not try again by itself.
+        let raw = loop {
+            match RawPort::open("net_memif2", &args(2), 2048) {
+                Ok(raw) => break raw,
+                Err(why) if tries.elapsed().as_secs() > 10 => return Err(why),
+                Err(_early) => std::thread::yield_now(),
+            }
+        };
+        let raw_large = RawPort::open("net_memif3", &format!("{},bsize=9216", args(3)), 9216)?;
+        Ok(Self { small, large, raw, raw_large, bytes: vec![0x5a; 1 << 20] })
+    }
+
+    /// Turns both loops, for what is still underway.
+    fn idle(&mut self) {
+        self.small.poll();
+        self.large.poll();
+    }
+}
+
+fn memif(args: &Args, report: &mut Report) -> Made<()> {
+    let parent = std::process::id();
+    let mut first = start(|second| serve(second, parent))?;
+    let mut side = Side::open(SERVER, parent)?;
+    meet(&mut side, |mac| first.meet(mac))?;
+    let rounds = args.size(21, 2);
+    if args.wants("memif-64B/raw") {
+        memif_latency(rounds, args.size(20_000, 500), &mut first, &mut side, report)?;
+    }
+    let rounds = args.size(15, 2);
+    if args.wants("memif-rate/raw") {
+        memif_rate(rounds, args.size(400_000, 2000), &mut first, &mut side, report)?;
+    }
+    if args.wants("memif-64KiB/raw") {
+        memif_goodput(rounds, args.size(6000, 50), &mut first, &mut side, report)?;
+    }
+    Ok(())
+}
+
+/// The address of the port `i` of a side.
+fn address(role: &str, i: u64) -> MacAddr {
+    MacAddr::from_u64(0x0200_0000_0000 + 2 * i + u64::from(role == CLIENT))
+}
+
+/// Waits until the two processes see each other.
+fn meet(side: &mut Side, meet: impl Fn(MacAddr) -> MacAddr) -> Made<()> {
+    let begun = std::time::Instant::now();
+    while !side.raw.is_up() || !side.raw_large.is_up() {
+        side.idle();
+        if begun.elapsed().as_secs() > 20 {
+            return Err("the two sides do not meet".to_owned());
+        }
+    }
+    meet(side.small.addr().mac);
+    Ok(())
+}
+
+fn memif_latency(
+    rounds: u64,
+    count: u64,
+    first: &mut First,
+    side: &mut Side,
+    report: &mut Report,
+) -> Made<()> {
+    let (mut pairs, mut single) = (Rounds::default(), Sample::default());
+    let before = first.line_ns()?;
+    for round in 0..=rounds {
+        first.begin(Task { what: ECHO, len: LEN, count });
+        let ours: Sample = ping_pong(&mut side.small, count, CHUNK).into_iter().collect();
+        first.finish(|| side.idle())?;
+        first.begin(Task { what: RAW_ECHO, len: RAW_LEN, count });
+        let raw: Sample = side.raw.ping_pong(RAW_LEN, count, CHUNK).into_iter().collect();
+        first.finish(|| side.idle())?;
+        if round > 0 {
+            pairs.push(ours.median(), raw.median());
+            single.extend(&ours);
+        }
+    }
+    let row = Row::new("memif-64B/raw", pairs.value(), "ns half trip");
+    report.row(
+        told(row, &pairs, "raw memif half trip", rounds)
+            .spread(&single)
+            .placed(before, first.line_ns()?),
+    );
+    Ok(())
+}
+
+/// The row with what it is set against.
+fn told(row: Row, pairs: &Rounds, reference: &str, rounds: u64) -> Row {
+    let (low, high) = pairs.ratio_range();
+    row.against(reference, pairs.reference(), pairs.ratio())
+        .note(format!("ratios {low:.2} to {high:.2} in {rounds} rounds"))
+}
+
+fn memif_rate(
+    rounds: u64,
+    count: u64,
+    first: &mut First,
+    side: &mut Side,
+    report: &mut Report,
+) -> Made<()> {
+    let (mut pairs, mut sample) = (Rounds::default(), Sample::default());
+    let before = first.line_ns()?;
+    for round in 0..=rounds {
+        let ours = timed(count, || {
+            first.begin(Task { what: SINK, len: LEN, count });
+            stream(&mut side.small, LEN, WINDOW, count, true);
+            first.finish(|| side.idle())
+        })?;
+        let raw = timed(count, || {
+            first.begin(Task { what: RAW_SINK, len: RAW_LEN, count });
+            side.raw.stream(RAW_LEN, count, None);
+            first.finish(|| {})
+        })?;
+        if round > 0 {
+            pairs.push(1e3 / ours, 1e3 / raw);
+            sample.push(1e3 / ours);
+        }
+    }
+    let row = Row::new("memif-rate/raw", pairs.value(), "M messages/s").spread(&sample);
+    let row = told(row, &pairs, "raw memif, bursts of 32", rounds);
+    report.row(row.placed(before, first.line_ns()?));
+    Ok(())
+}
+
+fn memif_goodput(
+    rounds: u64,
+    count: u64,
+    first: &mut First,
+    side: &mut Side,
+    report: &mut Report,
+) -> Made<()> {
+    let payload = RAW_LARGE - 22;
+    let frames = count * LARGE as u64 / payload as u64;
+    let mut pairs = [Rounds::default(), Rounds::default()];
+    let before = first.line_ns()?;
+    for round in 0..=rounds {
+        let ours = timed(count * LARGE as u64, || {
+            first.begin(Task { what: SINK_LARGE, len: LARGE, count });
+            stream(&mut side.large, LARGE, LARGE_WINDOW, count, false);
+            first.finish(|| side.idle())
+        })?;
+        for (what, pairs) in [RAW_SINK_LARGE, RAW_SINK_COPY].into_iter().zip(&mut pairs) {
+            let raw = timed(frames * payload as u64, || {
+                first.begin(Task { what, len: RAW_LARGE, count: frames });
+                let from = (what == RAW_SINK_COPY).then_some(&side.bytes[..]);
+                side.raw_large.stream(RAW_LARGE, frames, from);
+                first.finish(|| {})
+            })?;
+            if round > 0 {
+                pairs.push(8.0 / ours, 8.0 / raw);
+            }
+        }
+    }
+    let after = first.line_ns()?;
+    let cases = [
+        ("memif-64KiB/raw", "raw memif, frames of 9000 B"),
+        ("memif-64KiB/raw-copied", "the same, copied in and out"),
+    ];
+    for ((case, reference), pairs) in cases.into_iter().zip(&pairs) {
+        let row = told(Row::new(case, pairs.value(), "Gbit/s"), pairs, reference, rounds);
+        report.row(row.placed(before, after));
+    }
+    Ok(())
+}
+
+/// Nanoseconds for each of `count`.
+fn timed(count: u64, work: impl FnOnce() -> Made<()>) -> Made<f64> {
+    let begun = now_ns();
+    work()?;
+    Ok((now_ns() - begun) as f64 / count as f64)
+}
+
+/// The second process.
+fn serve(second: &Second, parent: u32) -> Made<()> {
+    let mut side = Side::open(CLIENT, parent)?;
+    meet(&mut side, |mac| second.meet(mac))?;
+    let work = |side: &mut Side, task: Task| {
+        match task.what {
+            ECHO => echo(&mut side.small, task.count),
+            SINK => sink(&mut side.small, task.len, WINDOW, task.count),
+            SINK_LARGE => sink(&mut side.large, task.len, LARGE_WINDOW, task.count),
+            RAW_ECHO => side.raw.echo(task.count),
+            RAW_SINK => side.raw.sink(task.count, None),
+            RAW_SINK_LARGE => side.raw_large.sink(task.count, None),
+            _ => side.raw_large.sink(task.count, Some(&mut side.bytes)),
+        }
+        Ok(())
+    };
+    second.serve(&mut side, Side::idle, work)
+}
+
+// ---------------------------------------------------------------------------------------------
+// Messages
+// ---------------------------------------------------------------------------------------------
+
+/// Half round trips, nanoseconds, the mean of every `chunk` of them.
+fn ping_pong(end: &mut RawEnd, count: u64, chunk: u64) -> Vec<f64> {
+    let mut chunks = Vec::with_capacity((count / chunk) as usize);
+    let mut sends = 0;
+    end.recv(0, LEN);
+    let mut at = now_ns();
+    for i in 1..=count {
+        one_way(end, &mut sends, i < count, true);
+        if i.is_multiple_of(chunk) {
+            let now = now_ns();
+            chunks.push((now - at) as f64 / (2 * chunk) as f64);
+            at = now;
+        }
+    }
+    while sends > 0 {
+        sends -= end.poll().sent;
+    }
+    chunks
+}
+
+/// Sends a message and waits for one, in this order or the other.
+#[inline(always)]
+fn one_way(end: &mut RawEnd, sends: &mut u64, again: bool, begins: bool) {
+    let send = |end: &mut RawEnd, sends: &mut u64| {
+        while !end.send(1024, LEN, false) {
+            *sends -= end.poll().sent;
+        }
+        *sends += 1;
+    };
+    if begins {
+        send(end, sends);
+    }
+    let mut received = 0;
+    while received == 0 {
+        let new = end.poll();
+        received += new.received;
+        *sends -= new.sent;
+    }
+    if !begins {
+        send(end, sends);
+    }
+    if again {
+        end.recv(0, LEN);
+    }
+}
+
+fn echo(end: &mut RawEnd, count: u64) {
+    let mut sends = 0;
+    end.recv(0, LEN);
+    for i in 1..=count {
+        one_way(end, &mut sends, i < count, false);
+    }
+    while sends > 0 {
+        sends -= end.poll().sent;
+    }
+}
+
+/// Sends `count` messages, `window` at a time; with `more`, all but every sixteenth say that
+/// another follows.
+fn stream(end: &mut RawEnd, len: usize, window: u64, count: u64, more: bool) {
+    let (mut posted, mut done) = (0, 0);
+    while done < count {
+        if posted < count && posted - done < window {
+            let at = (posted % window) as usize * len;
+            let more = more && posted % 16 != 15 && posted + 1 < count;
+            if end.send(at, len, more) {
+                posted += 1;
+                continue;
+            }
+        }
+        done += end.poll().sent;
+    }
+}
+
+fn sink(end: &mut RawEnd, len: usize, window: u64, count: u64) {
+    let (mut posted, mut done) = (0, 0);
+    while done < count {
+        if posted < count && posted - done < window {
+            let at = (posted % window) as usize * len;
+            posted += u64::from(end.recv(at, len));
+            continue;
+        }
+        done += end.poll().received;
+    }
+}
+
+// ---------------------------------------------------------------------------------------------
+// A pair of rings
+// ---------------------------------------------------------------------------------------------
+
+fn ring(args: &Args, report: &mut Report) -> Made<()> {
+    let place = Place::find()?;
+    let port = |end| format!("dpdk:net_ring_bench{end},pair=bench");
+    let (rounds, count) = (args.size(21, 2), args.size(20_000, 500));
+    let mut near = RawEnd::open(&port(0), MEMORY)?;
+    let [mut raw, mut raw_far] = RawPort::ring_pair(2048)?;
+    // What the other thread does next: 1 for ours, 2 for raw, 3 for the end; and its address.
+    let (turn, mac) = (AtomicU64::new(0), AtomicU64::new(0));
+    let near_addr = near.addr();
+    let mut pairs = Rounds::default();
+    let mut single = Sample::default();
+    std::thread::scope(|scope| -> Made<()> {
+        let other = scope.spawn(|| -> Made<()> {
+            place.pin(1)?;
+            let mut far = RawEnd::open(&port(1), MEMORY)?;
+            far.connect(near_addr);
+            mac.store(far.addr().mac.to_u64(), Release);
+            loop {
+                match turn.load(Acquire) {
+                    0 => {
+                        far.poll();
+                        continue;
+                    }
+                    1 => echo(&mut far, count),
+                    2 => raw_far.echo(count),
+                    _ => return Ok(()),
+                }
+                turn.store(0, Release);
+            }
+        });
+        place.pin(0)?;
+        let far = loop {
+            match mac.load(Acquire) {
+                0 if other.is_finished() => return other.join().map_err(|_| "panic".to_owned())?,
+                0 => std::thread::yield_now(),
+                mac => break MacAddr::from_u64(mac),
+            }
+        };
+        near.connect(barewire::EpAddr { mac: far, incarnation: 0, ..near_addr });
+        let wait = |near: &mut RawEnd| {
+            while turn.load(Acquire) != 0 {
+                near.poll();
+            }
+        };
+        for round in 0..=rounds {
+            turn.store(1, Release);
+            let ours: Sample = ping_pong(&mut near, count, CHUNK).into_iter().collect();
+            wait(&mut near);
+            turn.store(2, Release);
+            let bare: Sample = raw.ping_pong(RAW_LEN, count, CHUNK).into_iter().collect();
+            wait(&mut near);
+            if round > 0 {
+                pairs.push(ours.median(), bare.median());
+                single.extend(&ours);
+            }
+        }
+        turn.store(3, Release);
+        Ok(())
+    })?;
+    let row = Row::new("ring-64B/raw", pairs.value(), "ns half trip").spread(&single);
+    report.row(told(row, &pairs, "raw net_ring half trip", rounds));
+    Ok(())
+}
+
+// ---------------------------------------------------------------------------------------------
+// A device that does nothing
+// ---------------------------------------------------------------------------------------------
+
+/// Instructions that a frame costs in our port above what it costs in a loop with nothing but
+/// DPDK, sent and received one by one and in bursts.
+fn null_instructions(args: &Args, report: &mut Report) {
+    let (few, many) = (args.size(2000, 100), args.size(22_000, 200));
+    for burst in [1, 32] {
+        let count = |what| instructions(&format!("{what}-{burst}"), few, many);
+        match count("port").and_then(|port| Ok((port, count("raw")?))) {
+            Ok((port, raw)) => {
+                let [port, raw] = [port, raw].map(|n| n / f64::from(burst));
+                let case = match burst {
+                    1 => "null-instructions".to_owned(),
+                    burst => format!("null-instructions-{burst}"),
+                };
+                let row = Row::new(case, port - raw, "instr/frame").count(many - few);
+                let row = row.against("driver's own", raw, (port - raw) / raw);
+                report.row(row.note(format!("{burst} at a time, sent and received: {port:.1}")));
+            }
+            Err(why) => report.skip("null-instructions", &why),
+        }
+    }
+}
+
+/// Runs what is counted, `count` times.
+fn run_steady(case: &str, count: u64) -> Made<()> {
+    let (what, burst) = case.split_once('-').ok_or("no burst")?;
+    let burst: usize = burst.parse().map_err(|e| format!("{burst}: {e}"))?;
+    // Without hugepages: valgrind knows nothing of them.
+    let mut port = barewire_driver::open::open("dpdk(huge=no):net_null0,size=78")
+        .map_err(|e| e.to_string())?;
+    if what == "raw" {
+        let mut raw = RawPort::open("net_null1", "size=78", 2048)?;
+        raw.turn(RAW_LEN, burst);
+        steady(|| (0..count).for_each(|_| raw.turn(RAW_LEN, burst)));
+        return Ok(());
+    }
+    let frame = [0x5a; RAW_LEN];
+    let mut turn = || {
+        for _ in 0..burst {
+            let _ = port.tx(&TxFrame::whole(&frame));
+        }
+        let _ = port.flush();
+        let mut sink = |frame: &RxFrame<'_>| {
+            std::hint::black_box(frame.len());
+        };
+        let _ = port.rx_burst(burst, &mut sink);
+    };
+    turn();
+    steady(|| (0..count).for_each(|_| turn()));
+    Ok(())
+}

@@ -1,0 +1,107 @@
+//! A stream of messages between two nodes, to look at while something happens to the wire.
+
+use std::time::{Duration, Instant};
+
+use barewire_tests::nodes::{Nodes, or_skip};
+
+use crate::start;
+use crate::supervisor::{PATIENCE, Worker};
+
+/// A sender in node 0 and a receiver in node 1 that talk.
+pub(crate) struct Stream {
+    nodes: Nodes,
+    pub(crate) sender: Worker,
+    receiver: Worker,
+    arrived: u64,
+}
+
+/// What a sender says.
+enum Said {
+    Arrived(u64),
+    /// An errno, and the milliseconds in which the sender did not run.
+    Failed(i32, u64),
+}
+
+impl Stream {
+    pub(crate) fn new(port: &str) -> Option<Self> {
+        let nodes = or_skip(Nodes::pair(1500))?;
+        let mut receiver = start(&nodes, 1, "traffic", port);
+        let mut sender = start(&nodes, 0, "sender", port);
+        sender.say(&format!("PEER {}", receiver.addr));
+        receiver.say("QUIET");
+        receiver.answer("DRAINED");
+        let mut stream = Self { nodes, sender, receiver, arrived: 0 };
+        stream.flows();
+        Some(stream)
+    }
+
+    pub(crate) fn ip(&self, node: usize, args: &str) {
+        self.nodes.ip(node, args).unwrap();
+    }
+
+    fn next(&mut self) -> Said {
+        let line = self.sender.next_line("ARRIVED");
+        if let Some(count) = line.strip_prefix("ARRIVED ") {
+            return Said::Arrived(count.parse().unwrap());
+        }
+        let failed = line.strip_prefix("FAILED ").unwrap_or_else(|| panic!("{line}"));
+        let (code, starved) = failed.split_once(' ').unwrap();
+        Said::Failed(code.parse().unwrap(), starved.parse().unwrap())
+    }
+
+    /// Waits until more messages have arrived.
+    pub(crate) fn flows(&mut self) {
+        // What was said before may still be unread.
+        let start = Instant::now();
+        let mut more = 0;
+        while more < 3 {
+            match self.next() {
+                Said::Arrived(count) => {
+                    more += u64::from(count > self.arrived);
+                    self.arrived = count;
+                }
+                Said::Failed(code, _) => panic!("error {code}"),
+            }
+            assert!(start.elapsed() < PATIENCE, "nothing arrives any more");
+        }
+    }
+
+    /// Lets time pass, in which nothing may fail.
+    pub(crate) fn pause(&mut self, time: Duration) {
+        let until = Instant::now() + time;
+        while Instant::now() < until {
+            match self.next() {
+                Said::Arrived(count) => self.arrived = count,
+                Said::Failed(code, _) => panic!("error {code}"),
+            }
+        }
+    }
+
+    /// Waits for the error, and says how long that took. Time in which the sender did not run does
+    /// not count (rule S10), and once more for the probes that it delays.
+    pub(crate) fn fails(&mut self) -> (i32, Duration) {
+        let start = Instant::now();
+        loop {
+            if let Said::Failed(code, starved) = self.next() {
+                let starved = Duration::from_millis(starved);
+                return (code, start.elapsed().saturating_sub(2 * starved));
+            }
+            assert!(start.elapsed() < PATIENCE, "no error");
+        }
+    }
+
+    pub(crate) fn end(mut self) {
+        self.sender.say("END");
+        self.sender.finish();
+        self.receiver.say("STOP");
+        let levels = self.receiver.answer("LEVELS");
+        assert!(levels.starts_with("0 "), "something did not come back: {levels}");
+        self.receiver.finish();
+    }
+}
+
+/// How long a link is down that comes back.
+pub(crate) const FLAP: Duration = Duration::from_secs(1);
+
+/// Longest that a sender with T_dead of two seconds may take, with what it takes us to hear of it.
+pub(crate) const NOTICED: Duration = Duration::from_millis(2_200 + 300);
