@@ -1,6 +1,6 @@
-//! Messages over devices of DPDK against DPDK with nothing around it, on the same two processors, in
-//! the same rounds, by turns: memif between two processes, a pair of rings between two threads, and
-//! what a packet costs on a device that does nothing.
+//! Messages over devices of DPDK against DPDK with nothing around it, on the same two processors,
+//! in the same rounds, by turns: memif between two processes, a pair of rings between two threads,
+//! and what a packet costs on a device that does nothing.
 
 mod raw;
 

@@ -204,7 +204,8 @@ impl RawPort {
         }
     }
 
-    /// Receives `count` frames, touching the start of each; with `to`, their bytes are copied there.
+    /// Receives `count` frames, touching the start of each; with `to`, their bytes are copied
+    /// there.
     pub(crate) fn sink(&mut self, count: u64, mut to: Option<&mut [u8]>) {
         let (mut left, mut last) = (count, 0);
         while left > 0 {
