@@ -48,7 +48,8 @@ fn main() {
         return;
     }
     let mut report = Report::new("dpdk", &args);
-    if args.wants("memif")
+    let over_memif = ["memif-64B/raw", "memif-rate/raw", "memif-64KiB/raw"];
+    if over_memif.into_iter().any(|case| args.wants(case))
         && let Err(why) = memif(&args, &mut report)
     {
         report.skip("memif", &why);

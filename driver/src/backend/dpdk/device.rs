@@ -114,6 +114,12 @@ impl Device {
         Ok(())
     }
 
+    /// Whether a frame that the device has taken is in the memory of its receiver, who is in this
+    /// process: it is one end of a pair of rings.
+    pub(super) fn is_lossless(&self) -> bool {
+        self.undo.link.is_some()
+    }
+
     /// Stops it, removes it, and gives its memory back.
     pub(super) fn close(self) {
         drop(self.undo);

@@ -6,7 +6,8 @@
 //!
 //! A frame to send is copied into a packet buffer and waits, with others, for
 //! [`Port::flush`] or for a full burst; what the device's queue has no room for stays with the
-//! port, in order, and [`Port::tx`] answers [`Tx::Full`] until it is gone. A received one is lent
+//! port, in order, and [`Port::tx`] answers [`Tx::Full`] until it is gone. The ends of a pair of
+//! rings keep nothing back: what is in the ring is in the receiver's memory. A received one is lent
 //! where the driver put it; one that lies in several buffers is joined first. Memory of the
 //! application is never lent to a device: the contract of `tx` ends with the call.
 //!
@@ -197,7 +198,7 @@ impl DpdkPort {
         let caps = PortCaps {
             mac: device.mac,
             mtu: device.mtu,
-            lossless: false,
+            lossless: device.is_lossless(),
             gather: false,
             rto_floor_ns: device.pmd.rto_floor_ns,
             link_bps: device.link_bps,
@@ -274,6 +275,15 @@ impl DpdkPort {
             (self.tx_at, self.tx_end) = (0, self.tx_end - self.tx_at);
         }
         self.tx_end < TX_BURST
+    }
+
+    /// Takes the frame that the device had no room for out of the queue, into the stock.
+    #[cold]
+    fn take_back(&mut self) {
+        self.stock[self.stock_count] = self.tx[self.tx_at];
+        self.stock_count += 1;
+        (self.tx_at, self.tx_end) = (0, 0);
+        self.counters.tx_full += 1;
     }
 
     /// Fills the stock of packet buffers, and says whether it could.
@@ -482,6 +492,11 @@ impl Port for DpdkPort {
         }
         self.tx[self.tx_end] = self.fill(frame, len);
         self.tx_end += 1;
+        if self.caps.lossless && !self.push() {
+            // What was answered `Sent` has to be where the receiver finds it without us.
+            self.take_back();
+            return Ok(Tx::Full);
+        }
         self.counters.tx_frames += 1;
         self.counters.tx_bytes += len as u64;
         Ok(Tx::Sent)
