@@ -11,7 +11,7 @@ use crate::addr::{self, Form};
 use crate::eq::EqObject;
 use crate::fabric::FabricObject;
 use crate::object::{Object, class_of, fid};
-use crate::{av, cntr, cq, ep, guard, host, info, mr, poll};
+use crate::{av, cntr, cq, ep, guard, host, info, log, mr, poll};
 
 /// What stands behind a `struct fid_domain`.
 pub(crate) struct Domain {
@@ -48,6 +48,7 @@ pub(crate) unsafe extern "C" fn open(
         // SAFETY: the table belongs to fabrics, and the info is whole.
         let (fabric, info) = unsafe { (FabricObject::of(fabric)?, info.as_ref()) };
         let info = info.ok_or(Error::Invalid("info: NULL"))?;
+        log::start();
         // SAFETY: as above.
         let (mut ours, form) = unsafe { info::read(info, fabric.api_version)? };
         let settings = host::settings().map_err(|e| {

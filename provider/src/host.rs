@@ -114,15 +114,25 @@ pub(crate) fn settings() -> Result<Settings, BadSetting> {
 /// Writes a line to libfabric's log at level `warn`, which `FI_LOG_LEVEL` shows.
 pub(crate) fn warn(line: &str) {
     const FI_LOG_WARN: c_int = 0;
-    const FI_LOG_CORE: c_int = 0;
-    let provider = crate::provider();
-    let (Some(enabled), Some(log)) = (host().enabled, host().log) else { return };
-    let Ok(line) = CString::new(line) else { return };
-    // SAFETY: the provider's record is static, and the line is an argument of the format.
-    unsafe {
-        if enabled(provider, FI_LOG_WARN, FI_LOG_CORE) != 0 {
-            let (file, format) = (c"barewire".as_ptr(), c"%s\n".as_ptr());
-            log(provider, FI_LOG_WARN, FI_LOG_CORE, file, 0, format, line.as_ptr());
-        }
+    if logs(FI_LOG_WARN) {
+        log(FI_LOG_WARN, line);
     }
+}
+
+/// The part of libfabric's log that is ours.
+const FI_LOG_CORE: c_int = 0;
+
+/// Whether libfabric shows lines of a level (`enum fi_log_level`).
+pub(crate) fn logs(level: c_int) -> bool {
+    // SAFETY: the provider's record is static, and level and part are numbers.
+    host().enabled.is_some_and(|on| unsafe { on(crate::provider(), level, FI_LOG_CORE) != 0 })
+}
+
+/// Writes a line to libfabric's log.
+pub(crate) fn log(level: c_int, line: &str) {
+    let Some(log) = host().log else { return };
+    let Ok(line) = CString::new(line) else { return };
+    let (file, format) = (c"barewire".as_ptr(), c"%s\n".as_ptr());
+    // SAFETY: the provider's record is static, and the line is an argument of the format.
+    unsafe { log(crate::provider(), level, FI_LOG_CORE, file, 0, format, line.as_ptr()) };
 }

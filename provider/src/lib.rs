@@ -18,6 +18,7 @@ mod fabric;
 mod guard;
 mod host;
 mod info;
+mod log;
 mod mem;
 mod mr;
 mod msg;

@@ -27,5 +27,9 @@ fn a_process_may_live_and_end_as_it_likes() {
             survives(bench, &program, case);
             survives(bench, &program, &format!("{case}-auto"));
         }
+        // What lies below logs to libfabric's log.
+        let mut command = bench.program(program.to_str().unwrap());
+        let said = succeed(command.arg("exit").env("FI_LOG_LEVEL", "debug"), 60);
+        assert!(said.contains("joined path=/dev/shm/barewire-"), "{said}");
     });
 }
