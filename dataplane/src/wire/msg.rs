@@ -188,7 +188,7 @@ impl PlainMsg {
                 len: 0,
             },
         };
-        Some(([b.u64::<0>() & (1 << 48) - 1, b.u64::<4>() >> 16], msg))
+        Some(([b.u64::<0>() & ((1 << 48) - 1), b.u64::<4>() >> 16], msg))
     }
 
     /// Writes a message's head and headers, asking for an acknowledgement if `ar`. Returns the
