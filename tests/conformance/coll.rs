@@ -405,8 +405,8 @@ fn groups_and_messages_do_not_disturb_each_other() {
             crew.sides[of].ep.tsend(words(&[round]), crew.addrs[of][next], round, 1 << 41).unwrap();
         }
     }
-    for of in 0..4 {
-        let calls = expect[of].len();
+    for (of, expect) in expect.iter_mut().enumerate() {
+        let calls = expect.len();
         let mut messages = 0;
         let mut got = Vec::new();
         for _ in 0..calls + 40 {
@@ -419,8 +419,8 @@ fn groups_and_messages_do_not_disturb_each_other() {
         }
         assert_eq!(messages, 40);
         got.sort_unstable();
-        expect[of].sort_unstable();
-        assert_eq!(got, expect[of], "side {of}");
+        expect.sort_unstable();
+        assert_eq!(got, *expect, "side {of}");
     }
 }
 

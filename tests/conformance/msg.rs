@@ -234,7 +234,7 @@ fn mf3_x39_selective_completion() {
 #[test]
 fn mf5_more_is_a_hint_that_does_not_strand_messages() {
     let settings = FaultSettings { loss: f64::MIN_POSITIVE, ..FaultSettings::default() };
-    let lossy = |port| Box::new(Fault::new(port, settings.clone(), "fault")) as Box<dyn Port>;
+    let lossy = |port| Box::new(Fault::new(port, settings, "fault")) as Box<dyn Port>;
     let plan = Plan::default();
     let p = Pair::with(&plan, &plan, ports(2).into_iter().map(lossy).collect());
     p.meet();

@@ -174,9 +174,8 @@ impl Team {
     pub(crate) fn post(&mut self, gang: &Gang, rank: usize, call: &Call) -> Result<Pending, i32> {
         let (host, n) = (gang.hosts[rank], gang.hosts.len());
         let (input, out) = (source(call, rank, n), vec![0x11; result_len(call, rank, n)]);
-        let (input, out) = if call.in_place {
-            (Guarded::new(&[]), Guarded::new(&input))
-        } else if call.kind == CollKind::Broadcast && rank == call.root {
+        let sends_its_result = call.kind == CollKind::Broadcast && rank == call.root;
+        let (input, out) = if call.in_place || sends_its_result {
             (Guarded::new(&[]), Guarded::new(&input))
         } else {
             (Guarded::new(&input), Guarded::new(&out))
