@@ -225,8 +225,8 @@ unsafe fn bytes_of((at, len): (*mut c_void, usize)) -> Result<Option<[u8; addr::
     if at.is_null() || len == 0 {
         return Ok(None);
     }
-    // A longer one of another family cannot be ours.
-    if len < addr::LEN {
+    // What has another length is of another family, such as a `sockaddr_in6`.
+    if len != addr::LEN {
         return Err(Error::NoData);
     }
     // SAFETY: the caller's promise; bytes need no alignment.

@@ -435,6 +435,23 @@ static void infos(void)
 	hints->caps = FI_MSG | FI_HMEM;
 	expect("fi_getinfo of FI_HMEM", fi_getinfo(fi_version(), NULL, NULL, 0, hints, &list),
 	       -FI_ENODATA);
+	hints->caps = FI_MSG;
+	hints->src_addr = calloc(1, 28);
+	hints->src_addrlen = 28;
+	expect("fi_getinfo with the address of another family",
+	       fi_getinfo(fi_version(), NULL, NULL, 0, hints, &list), -FI_ENODATA);
+	free(hints->src_addr);
+	hints->src_addr = NULL;
+	hints->src_addrlen = 0;
+	for (unsigned bit = 0; bit < 64; bit++) {
+		hints->caps = 1ULL << bit;
+		list = NULL;
+		if (fi_getinfo(FI_VERSION(1, 5), NULL, NULL, 0, hints, &list) == 0) {
+			if (!(list->caps & hints->caps))
+				expect("an answer has what was asked for", bit, -1);
+			fi_freeinfo(list);
+		}
+	}
 	hints->caps = FI_TAGGED;
 	hints->domain_attr->threading = FI_THREAD_DOMAIN;
 	hints->domain_attr->data_progress = FI_PROGRESS_AUTO;
