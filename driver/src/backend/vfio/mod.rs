@@ -18,10 +18,10 @@
 //! What the device writes is checked before it becomes an address (`ring`); a device that breaks
 //! its rules, was reset, lost its bus mastering or is wanted back makes the port
 //! [gone](PortGone) and is released at once, whatever the application does. This is looked at
-//! every [`CHECK_EVERY`] polls.
+//! every `CHECK_EVERY` polls.
 //!
 //! # Adding a NIC
-//! A file that implements [`nic::Nic`] and has a `start`, and a line in [`KNOWN`] and in `open`.
+//! A file that implements [`nic::Nic`] and has a `start`, and a line in `KNOWN` and in `open`.
 
 mod device;
 mod e1000e;
