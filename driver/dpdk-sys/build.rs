@@ -59,61 +59,28 @@ mod dpdk {
         "RING_F_S[PC]_.*",
     ];
 
-    /// Drivers that a static program has. EAL finds no others.
-    const STATIC: &[&str] = &[
-        "mempool_ring",
-        "bus_pci",
-        "bus_vdev",
-        "net_af_packet",
-        "net_af_xdp",
-        "net_e1000",
-        "net_i40e",
-        "net_iavf",
-        "net_ice",
-        "net_igc",
-        "net_ixgbe",
-        "net_memif",
-        "net_mlx5",
-        "net_null",
-        "net_ring",
-        "net_tap",
-        "net_vhost",
-        "net_virtio",
-        "net_vmxnet3",
-    ];
-
     pub(crate) fn build() -> Result<(), String> {
         for file in ["wrapper.h", "shim.h", "shim.c", "build.rs"] {
             println!("cargo::rerun-if-changed={file}");
         }
-        let is_static = env::var_os("CARGO_FEATURE_STATIC").is_some();
         pkg_config::Config::new()
             .atleast_version(OLDEST)
-            .cargo_metadata(!is_static)
             .probe("libdpdk")
             .map_err(|_found_none| format!("DPDK {OLDEST} or newer is not installed: {INSTALL}"))?;
         let flags = cflags()?;
         let out = PathBuf::from(env::var_os("OUT_DIR").ok_or("no OUT_DIR: run cargo")?);
         bind(&flags, &out)?;
         compile(&flags, &out);
-        if is_static {
-            link_static()?;
-        } else {
-            // Not in libdpdk's list, since programs are not meant to call drivers.
-            println!("cargo::rustc-link-lib=rte_net_ring");
-        }
+        // Not in libdpdk's list, since programs are not meant to call drivers.
+        println!("cargo::rustc-link-lib=rte_net_ring");
         Ok(())
     }
 
     /// All of them: the crate pkg-config drops `-include` and `-march`, without which the headers
     /// do not compile.
     fn cflags() -> Result<Vec<String>, String> {
-        pkg_config(&["--cflags"])
-    }
-
-    fn pkg_config(args: &[&str]) -> Result<Vec<String>, String> {
         let program = env::var("PKG_CONFIG").unwrap_or_else(|_unset| "pkg-config".to_owned());
-        let output = Command::new(&program).args(args).arg("libdpdk").output();
+        let output = Command::new(&program).args(["--cflags", "libdpdk"]).output();
         let output = output.map_err(|why| format!("{program}: {why}: {INSTALL}"))?;
         let text = String::from_utf8_lossy(&output.stdout);
         Ok(text.split_whitespace().map(str::to_owned).collect())
@@ -158,59 +125,5 @@ mod dpdk {
         }
         build.file(out.join("static_fns.c")).file("shim.c").include(".").opt_level(3);
         build.warnings(false).compile("barewire_dpdk_shim");
-    }
-
-    /// The libraries that pkg-config names for a static program, less the drivers not wanted.
-    fn link_static() -> Result<(), String> {
-        for flag in pkg_config(&["--static", "--libs"])? {
-            if let Some(dir) = flag.strip_prefix("-L") {
-                println!("cargo::rustc-link-search=native={dir}");
-            }
-        }
-        let dir = pkg_config(&["--variable=libdir"])?.concat();
-        println!("cargo::rustc-link-search=native={dir}");
-        let mut system: Vec<String> = Vec::new();
-        for flag in pkg_config(&["--static", "--libs"])? {
-            // Drivers are named by path, the rest by `-l`.
-            let name = flag.strip_prefix("-l:lib").and_then(|name| name.strip_suffix(".a"));
-            let ours = name.and_then(|name| name.strip_prefix("rte_"));
-            match (ours, flag.strip_prefix("-l")) {
-                (Some(lib), _) if wanted(lib) => {
-                    println!("cargo::rustc-link-lib=static:+whole-archive=rte_{lib}");
-                }
-                (Some(_), _) => {}
-                (None, Some(lib)) if !lib.starts_with("rte_") && !lib.starts_with(':') => {
-                    system.push(lib.to_owned());
-                }
-                _ => {}
-            }
-        }
-        system.dedup();
-        for lib in system {
-            println!("cargo::rustc-link-lib={lib}");
-        }
-        Ok(())
-    }
-
-    /// Whether a library belongs into a static program: all but the drivers that nobody named.
-    fn wanted(lib: &str) -> bool {
-        let kinds = [
-            "net_",
-            "mempool_",
-            "bus_",
-            "common_",
-            "raw_",
-            "crypto_",
-            "compress_",
-            "regex_",
-            "vdpa_",
-            "event_",
-            "baseband_",
-            "gpu_",
-            "dma_",
-            "ml_",
-        ];
-        let is_driver = kinds.iter().any(|kind| lib.starts_with(kind));
-        !is_driver || lib.starts_with("common_") || STATIC.contains(&lib)
     }
 }
