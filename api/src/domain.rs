@@ -152,6 +152,21 @@ impl Domain {
         Mr::register(&self.dom, bufs, attr)
     }
 
+    /// The key for calls on a region whose owner named it so (`FI_MR_RAW`). Nothing has to be
+    /// undone: [`mr_unmap_key`](Self::mr_unmap_key) does nothing.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`]: the raw key has not [`RAW_KEY_LEN`](crate::mr::RAW_KEY_LEN) bytes.
+    #[doc(alias = "fi_mr_map_raw")]
+    pub fn mr_map_raw(&self, _base_addr: u64, raw_key: &[u8]) -> Result<u64> {
+        let bytes = raw_key.try_into().map_err(|_| Error::Invalid("key_size: not 8 bytes"))?;
+        Ok(u64::from_le_bytes(bytes))
+    }
+
+    /// Gives back what [`mr_map_raw`](Self::mr_map_raw) gave.
+    #[doc(alias = "fi_mr_unmap_key")]
+    pub fn mr_unmap_key(&self, _key: u64) {}
+
     /// Binds an event queue, which hears when the port has gone.
     ///
     /// # Errors

@@ -78,10 +78,15 @@ const ORDERS: Order = Order::SAS
     .union(Order::ATOMIC_WAR)
     .union(Order::ATOMIC_WAW);
 
-/// Modes of registration that are honoured when they are asked for. None is demanded.
+/// Modes of registration that are honoured when they are asked for. None is demanded: who asks for
+/// `LOCAL` may register local buffers, who asks for `ALLOCATED` registers memory that is there, and
+/// both work without.
 const MR_MODES: MrMode = MrMode::BASIC
     .union(MrMode::SCALABLE)
+    .union(MrMode::LOCAL)
+    .union(MrMode::RAW)
     .union(MrMode::VIRT_ADDR)
+    .union(MrMode::ALLOCATED)
     .union(MrMode::PROV_KEY)
     .union(MrMode::ENDPOINT);
 
@@ -667,6 +672,10 @@ mod tests {
             |i| i.tx_attr.iov_limit = 9,
             |i| i.tx_attr.rma_iov_limit = 9,
             |i| i.tx_attr.msg_order = Order::WAR,
+            |i| i.tx_attr.msg_order = Order::RAR,
+            |i| i.rx_attr.msg_order = Order::SAR,
+            |i| i.tx_attr.msg_order = Order::RMA_WAR,
+            |i| i.tx_attr.msg_order = Order::RMA_RAR,
             |i| i.tx_attr.comp_order = Order::SAS,
             |i| i.tx_attr.size = 1 << 20,
             |i| i.tx_attr.op_flags = OpFlags::PEEK,
@@ -691,6 +700,19 @@ mod tests {
         for (i, change) in refused.iter().enumerate() {
             assert_eq!(ask(change).err(), Some(Error::NoData), "case {i}");
         }
+    }
+
+    #[test]
+    fn orders_and_modes_asked_for_are_given() {
+        let every_mode = MR_MODES - MrMode::BASIC;
+        let asked = |i: &mut Info| {
+            (i.tx_attr.msg_order, i.rx_attr.msg_order) = (ORDERS, ORDERS);
+            i.domain_attr.mr_mode = every_mode | MrMode::HMEM;
+        };
+        let got = ask(asked).unwrap().remove(0);
+        assert_eq!((got.tx_attr.msg_order, got.rx_attr.msg_order), (ORDERS, ORDERS));
+        assert_eq!(got.domain_attr.mr_mode, every_mode);
+        assert_eq!(ask(|_| {}).unwrap()[0].domain_attr.mr_mode, MrMode::empty());
     }
 
     #[test]

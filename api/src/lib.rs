@@ -75,7 +75,7 @@ pub use info::{
     API_VERSION, AddrFormat, DomainAttr, EndpointAttr, EpType, FabricAttr, Info, ResourceMgmt,
     RxAttr, TxAttr, getinfo, getinfo_with, version,
 };
-pub use mr::{Mr, MrAttr, MrCommon, RawMr};
+pub use mr::{Mr, MrAttr, MrCommon, RawMr, Shared};
 pub use msg::{Msg, Posted};
 pub use rma::{Remote, RmaMsg};
 pub use settings::{Idle, Progress, Settings, Threading};

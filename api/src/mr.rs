@@ -14,6 +14,7 @@ use barewire_dataplane::node::{MrId, MrReq};
 use barewire_dataplane::poll::Engine;
 use barewire_dataplane::proto::atomic::Sharing;
 use barewire_driver::mem::IoBuf;
+use barewire_driver::mem::atomic::ProcessLocks;
 
 use crate::buf::{Buf, RegionBufs};
 use crate::cntr::{Cntr, CntrInner};
@@ -21,6 +22,9 @@ use crate::ep::EpCommon;
 use crate::errno::{Error, Result};
 use crate::flags::{Access, BindFlags, MrMode};
 use crate::inner::DomainRef;
+
+/// Bytes of a key where keys are raw.
+pub const RAW_KEY_LEN: usize = 8;
 
 /// Most pieces that one registration may have (`mr_iov_limit`).
 pub const MR_IOV_LIMIT: usize = 8;
@@ -37,6 +41,24 @@ pub struct MrAttr {
     pub context: u64,
     /// Flags of the call: none is known.
     pub flags: u64,
+    /// Who else changes the memory by remote atomics.
+    pub shared: Shared,
+}
+
+/// Who changes the memory of a region by remote atomics beside the domain that registers it. All
+/// but [`Alone`](Self::Alone) cost locked instructions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Shared {
+    /// Other processes if the memory is a shared mapping, else nobody. Memory that the region owns
+    /// is never shared.
+    #[default]
+    Mapped,
+    /// Nobody.
+    Alone,
+    /// Other domains of this process that registered the same memory.
+    Process,
+    /// Domains of other processes, on a port of the same name, that registered the same memory.
+    Name,
 }
 
 /// What a domain knows of its regions.
@@ -64,6 +86,8 @@ pub struct MrCommon {
     dom: DomainRef,
     id: MrId,
     key: u64,
+    /// Remote address of the first byte.
+    base: u64,
     context: u64,
     access: Access,
     /// Keeps them from being closed.
@@ -71,7 +95,13 @@ pub struct MrCommon {
 }
 
 impl MrCommon {
-    fn register(dom: &DomainRef, buf: IoBuf, count: usize, attr: &MrAttr) -> Result<Self> {
+    fn register(
+        dom: &DomainRef,
+        buf: IoBuf,
+        count: usize,
+        attr: &MrAttr,
+        sharing: Sharing,
+    ) -> Result<Self> {
         if attr.flags != 0 {
             return Err(Error::BadFlags);
         }
@@ -83,19 +113,21 @@ impl MrCommon {
         }
         let mut core = dom.enter()?;
         let mode = core.mrs.mode;
+        let virt_addr = mode.intersects(MrMode::VIRT_ADDR | MrMode::BASIC);
+        let base = if virt_addr { buf.addr_at(0) as u64 } else { 0 };
         let req = MrReq {
             buf,
             access: MrAccess::from_bits_truncate(attr.access.bits()),
             requested_key: attr.requested_key.filter(|_| !mode.contains(MrMode::PROV_KEY)),
-            virt_addr: mode.intersects(MrMode::VIRT_ADDR | MrMode::BASIC),
+            virt_addr,
             ep: None,
-            sharing: Sharing::Single,
+            sharing,
         };
         let id = core.node().mr_reg(req)?;
         let key = core.node().mr_key(id)?;
         core.mrs.open += 1;
         let (context, access) = (attr.context, attr.access);
-        Ok(Self { dom: dom.clone(), id, key, context, access, cntrs: Mutex::default() })
+        Ok(Self { dom: dom.clone(), id, key, base, context, access, cntrs: Mutex::default() })
     }
 
     /// The region's key, as peers name it.
@@ -108,6 +140,13 @@ impl MrCommon {
     #[doc(alias = "fi_mr_desc")]
     pub fn desc(&self) -> u64 {
         self.key
+    }
+
+    /// What names the region where keys are raw (`FI_MR_RAW`): its base address and its key in
+    /// bytes, for [`Domain::mr_map_raw`](crate::Domain::mr_map_raw) of a peer.
+    #[doc(alias = "fi_mr_raw_attr")]
+    pub fn raw_attr(&self) -> (u64, [u8; RAW_KEY_LEN]) {
+        (self.base, self.key.to_le_bytes())
     }
 
     /// What was given as context.
@@ -192,7 +231,8 @@ impl Mr {
     pub(crate) fn register(dom: &DomainRef, bufs: Vec<Buf>, attr: &MrAttr) -> Result<Self> {
         let count = bufs.len();
         let (mut bufs, io) = RegionBufs::new(bufs)?;
-        match MrCommon::register(dom, io, count, attr) {
+        // The memory is nobody else's but the region's.
+        match MrCommon::register(dom, io, count, attr, Sharing::Single) {
             Ok(common) => Ok(Self { common, bufs, ended: false }),
             Err(e) => {
                 bufs.take();
@@ -245,8 +285,55 @@ impl RawMr {
         count: usize,
         attr: &MrAttr,
     ) -> Result<Self> {
-        MrCommon::register(dom, buf, count, attr).map(Self)
+        let remote = attr.access.intersects(Access::REMOTE_WRITE);
+        let shared = match attr.shared {
+            Shared::Mapped if remote && is_shared_mapping(&buf) => Shared::Name,
+            Shared::Mapped => Shared::Alone,
+            other => other,
+        };
+        let sharing = match shared {
+            Shared::Name => Sharing::SharedBy(locks(&dom.caps.name)?),
+            Shared::Process => Sharing::Shared,
+            Shared::Mapped | Shared::Alone => Sharing::Single,
+        };
+        MrCommon::register(dom, buf, count, attr, sharing).map(Self)
     }
+}
+
+/// Whether any byte of `buf` lies in a mapping that other processes may have as well.
+fn is_shared_mapping(buf: &IoBuf) -> bool {
+    let Ok(maps) = std::fs::read_to_string("/proc/self/maps") else {
+        // Then it may be.
+        return true;
+    };
+    let shared = maps.lines().filter_map(|line| {
+        let mut words = line.split(' ');
+        let (from, to) = words.next()?.split_once('-')?;
+        let range = usize::from_str_radix(from, 16).ok()?..usize::from_str_radix(to, 16).ok()?;
+        words.next()?.ends_with('s').then_some(range)
+    });
+    let shared: Vec<_> = shared.collect();
+    let mut at = 0;
+    while at < buf.len() {
+        let addr = buf.addr_at(at);
+        if shared.iter().any(|range| range.contains(&addr)) {
+            return true;
+        }
+        // To the next page, or into the next piece.
+        at += 4096 - addr % 4096;
+    }
+    false
+}
+
+/// The locks of everybody who has a domain on a port of this name.
+fn locks(port: &str) -> Result<&'static ProcessLocks> {
+    let name: String =
+        port.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
+    let path = format!("/dev/shm/barewire-{}-locks-{name}", nix::unistd::geteuid());
+    ProcessLocks::open(path.as_ref()).map_err(|e| {
+        tracing::error!("{path}, the locks of shared regions: {e}; remove it if nobody uses it");
+        Error::Invalid("locks of shared regions")
+    })
 }
 
 impl std::ops::Deref for RawMr {

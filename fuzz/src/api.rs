@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use barewire::flags::{BindFlags, Caps, CqFlags, InfoFlags, OpFlags};
+use barewire::flags::{Access, BindFlags, Caps, CqFlags, InfoFlags, OpFlags};
 use barewire::*;
 use barewire_driver::backend::loopback::{Loopback, LoopbackSettings};
 
@@ -61,7 +61,8 @@ struct Side {
 impl Side {
     fn new(setup: u8, port: Loopback) -> Self {
         let caps = if setup & 1 == 0 {
-            Caps::MSG | Caps::TAGGED | Caps::DIRECTED_RECV | Caps::MULTI_RECV | Caps::SOURCE
+            let messages = Caps::MSG | Caps::TAGGED | Caps::DIRECTED_RECV | Caps::MULTI_RECV;
+            messages | Caps::SOURCE | Caps::RMA | Caps::ATOMIC
         } else {
             Caps::TAGGED | Caps::SEND
         };
@@ -218,6 +219,7 @@ impl World {
             25 => self.cancel(i, input),
             26 | 27 => self.option(i, input),
             28 => self.event(i, input),
+            29 | 30 => self.remote(i, input),
             _ => self.turn(),
         }
     }
@@ -310,6 +312,51 @@ impl World {
         }
     }
 
+    /// A call on memory of either side, or on none.
+    fn remote(&mut self, i: usize, input: &mut Input<'_>) {
+        self.context += 1;
+        let context = self.context;
+        let (of, how, at) = (usize::from(input.chance(4)) ^ (1 - i), input.byte(), input.byte());
+        let region = self.sides[of].mrs[slot(input)].as_ref();
+        let key = region.map_or_else(|| u64::from(input.byte()), |mr| mr.key());
+        let Some(ep) = &self.sides[i].eps[slot(input)] else { return };
+        let to = Remote { dest: addr(input), addr: u64::from(at) % 80, key };
+        let what = What { op: u32::from(input.byte() % 21), datatype: u32::from(at % 16) };
+        let (len, bytes) = (len(input) % 5000, [how; 5000]);
+        let (bytes, buf) = (&bytes[..len], Buf::zeroed(len));
+        let operands = [bytes];
+        let rma_iov = vec![RmaIov { addr: to.addr, len: len as u64, key }; usize::from(how % 10)];
+        let atomic = || AtomicMsg {
+            operands: &operands,
+            addr: to.dest,
+            rma_iov: rma_iov.clone(),
+            what,
+            context,
+            data: 9,
+        };
+        let rma = |bufs| RmaMsg { bufs, addr: to.dest, rma_iov: rma_iov.clone(), context, data: 9 };
+        let result = match how % 11 {
+            0 => ep.write(buf, to, context).map_err(|r| r.error),
+            1 => ep.read(buf, to, context).map_err(|r| r.error),
+            2 => ep.atomic(what, bytes, to, context).map_err(|r| r.error),
+            3 => ep.fetch_atomic(what, bytes, buf, to, context).map_err(|r| r.error),
+            4 => ep.compare_atomic(what, bytes, bytes, buf, to, context).map_err(|r| r.error),
+            5 => ep.writemsg(rma(buf.into()), flags(input)).map_err(|r| r.error),
+            6 => ep.readmsg(rma(buf.into()), flags(input)).map_err(|r| r.error),
+            7 => ep.atomicmsg(atomic(), flags(input)).map_err(|r| r.error),
+            8 => ep.compare_atomicmsg(atomic(), &operands, buf, flags(input)).map_err(|r| r.error),
+            9 => {
+                allow(ep.inject_writedata(bytes, 4, to), POST);
+                return;
+            }
+            _ => {
+                allow(ep.inject_atomic(what, bytes, to), POST);
+                return;
+            }
+        };
+        self.posted(context, false, result);
+    }
+
     fn read(&mut self, i: usize, n: usize) {
         let Some(cq) = &self.sides[i].cqs[n] else { return };
         let mut out: [Completion; 4] = Default::default();
@@ -351,7 +398,8 @@ impl World {
             }
             4 if mrs[n].is_none() => {
                 let key = input.chance(2).then_some(u64::from(what));
-                let attr = MrAttr { requested_key: key, ..MrAttr::default() };
+                let access = Access::from_bits_truncate(input.u64());
+                let attr = MrAttr { requested_key: key, access, ..MrAttr::default() };
                 mrs[n] = allow(domain.mr_reg(Buf::zeroed(size), &attr), &codes);
             }
             _ => {}

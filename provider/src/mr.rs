@@ -50,6 +50,7 @@ unsafe fn register(domain: *mut Fid, ask: Ask<'_>, out: *mut *mut FidMr) -> Resu
         requested_key: Some(ask.key),
         context: number(ask.context),
         flags: ask.flags,
+        ..OurAttr::default()
     };
     // SAFETY: the caller's promise is that of the raw face.
     let mr = unsafe { domain.domain.raw_mr_reg(ask.iov, &attr)? };

@@ -79,6 +79,56 @@ fn every_pair_does_the_same_under_both_names() {
     pair.all_is_back();
 }
 
+/// K5: the 13 calls of the SYNOPSIS of kfi_atomic, with what the C arguments are here: `datatype`
+/// and `op` are a [`What`]; `dest_addr`, `addr` and `key` a [`Remote`]; a buffer with its count or
+/// length a slice or [`Buf`]; `desc` is not needed. Does not compile if one is missing or differs.
+#[test]
+fn the_names_and_arguments_are_those_of_the_synopsis() {
+    // kfi_atomic(ep, buf, count, desc, dest_addr, addr, key, datatype, op, context)
+    let _: fn(&Endpoint, What, Buf, Remote, u64) -> Posted = kfi_atomic;
+    // kfi_atomicv(ep, iov, desc, count, dest_addr, addr, key, datatype, op, context)
+    let _: fn(&Endpoint, What, Vec<Buf>, Remote, u64) -> Posted = kfi_atomicv;
+    // kfi_atomicmsg(ep, msg, flags)
+    let _: fn(&Endpoint, AtomicMsg<'_>, Bufs, KfiFlags) -> Posted = kfi_atomicmsg;
+    // kfi_inject_atomic(ep, buf, count, dest_addr, addr, key, datatype, op)
+    let _: fn(&Endpoint, What, &[u8], Remote) -> Result<()> = kfi_inject_atomic;
+    // kfi_fetch_atomic(ep, buf, count, desc, result, result_desc, dest_addr, addr, key, ...)
+    let _: fn(&Endpoint, What, &[u8], Buf, Remote, u64) -> Posted = kfi_fetch_atomic;
+    // kfi_fetch_atomicv(ep, iov, desc, count, resultv, result_desc, result_count, ...)
+    let _: fn(&Endpoint, What, &[&[u8]], Vec<Buf>, Remote, u64) -> Posted = kfi_fetch_atomicv;
+    // kfi_fetch_atomicmsg(ep, msg, resultv, result_desc, result_count, flags)
+    let _: fn(&Endpoint, AtomicMsg<'_>, Bufs, KfiFlags) -> Posted = kfi_fetch_atomicmsg;
+    // kfi_compare_atomic(ep, buf, count, desc, compare, compare_desc, result, result_desc, ...)
+    type Two<'a> = (&'a [u8], &'a [u8]);
+    let _: fn(&Endpoint, What, Two<'_>, Buf, Remote, u64) -> Posted = kfi_compare_atomic;
+    // kfi_compare_atomicv(ep, iov, desc, count, comparev, compare_desc, compare_count, ...)
+    type Lists<'a> = (&'a [&'a [u8]], &'a [&'a [u8]]);
+    let _: for<'a> fn(&Endpoint, What, Lists<'a>, Vec<Buf>, Remote, u64) -> Posted =
+        |ep, what, lists, bufs, to, context| {
+            kfi_compare_atomicv(ep, what, lists, bufs, to, context)
+        };
+    // kfi_compare_atomicmsg(ep, msg, comparev, compare_desc, compare_count, resultv, ..., flags)
+    let _: fn(&Endpoint, AtomicMsg<'_>, &[&[u8]], Bufs, KfiFlags) -> Posted = kfi_compare_atomicmsg;
+    // kfi_atomicvalid(ep, datatype, op, count), and of the other families
+    let valid: [fn(&Endpoint, What) -> Result<usize>; 3] =
+        [kfi_atomicvalid, kfi_fetch_atomicvalid, kfi_compare_atomicvalid];
+    assert_eq!(valid.len() + 10, 13);
+    // enum kfi_datatype and enum kfi_op, in their order; the errors.
+    let types = [KFI_INT8, KFI_UINT8, KFI_INT16, KFI_UINT16, KFI_INT32, KFI_UINT32, KFI_INT64];
+    assert_eq!(types, [0, 1, 2, 3, 4, 5, 6]);
+    let types = [KFI_UINT64, KFI_FLOAT, KFI_DOUBLE, KFI_FLOAT_COMPLEX, KFI_DOUBLE_COMPLEX];
+    assert_eq!(types, [7, 8, 9, 10, 11]);
+    assert_eq!([KFI_LONG_DOUBLE, KFI_LONG_DOUBLE_COMPLEX], [12, 13]);
+    let ops = [KFI_MIN, KFI_MAX, KFI_SUM, KFI_PROD, KFI_LOR, KFI_LAND, KFI_BOR, KFI_BAND];
+    assert_eq!(ops, [0, 1, 2, 3, 4, 5, 6, 7]);
+    let ops = [KFI_LXOR, KFI_BXOR, KFI_ATOMIC_READ, KFI_ATOMIC_WRITE, KFI_CSWAP, KFI_CSWAP_NE];
+    assert_eq!(ops, [8, 9, 10, 11, 12, 13]);
+    let ops = [KFI_CSWAP_LE, KFI_CSWAP_LT, KFI_CSWAP_GE, KFI_CSWAP_GT, KFI_MSWAP];
+    assert_eq!(ops, [14, 15, 16, 17, 18]);
+    let errors = [KFI_EAGAIN.fi_errno(), KFI_EMSGSIZE.fi_errno(), KFI_EOPNOTSUPP];
+    assert_eq!(errors, [11, 90, 95]);
+}
+
 /// K2: KFI_REMOTE_SIGNAL raises a completion at the target, by each of the three `msg` calls; a
 /// flag that is not known is refused.
 #[test]

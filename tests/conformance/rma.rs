@@ -184,7 +184,10 @@ fn limits_of_one_sided_calls_are_told() {
 /// another endpoint, and one that is closed.
 #[test]
 fn regions_follow_the_mode_that_was_asked_for() {
-    for mode in [MrMode::empty(), MrMode::VIRT_ADDR, MrMode::PROV_KEY, MrMode::BASIC] {
+    let every = MrMode::LOCAL | MrMode::ALLOCATED | MrMode::RAW | MrMode::ENDPOINT;
+    let every = every | MrMode::VIRT_ADDR | MrMode::PROV_KEY;
+    let modes = [MrMode::empty(), MrMode::VIRT_ADDR, MrMode::PROV_KEY, MrMode::BASIC];
+    for mode in modes.into_iter().chain([MrMode::LOCAL, MrMode::ALLOCATED, MrMode::RAW, every]) {
         let plan = plan(mode);
         assert_eq!(plan.info.domain_attr.mr_mode, mode);
         let pair = Pair::new(&plan);
@@ -194,7 +197,13 @@ fn regions_follow_the_mode_that_was_asked_for() {
         assert_eq!(mr.key() == 5, !mode.contains(MrMode::PROV_KEY));
         let virt = mode.intersects(MrMode::VIRT_ADDR | MrMode::BASIC);
         let base = if virt { start } else { 0 };
-        let to = Remote { dest: pair.a.peer, addr: base + 8, key: mr.key() };
+        // What a peer makes of the raw name is the key.
+        let (raw_base, raw_key) = mr.raw_attr();
+        assert_eq!(raw_base, base);
+        let key = pair.a.domain.mr_map_raw(raw_base, &raw_key).unwrap();
+        assert_eq!(key, mr.key());
+        assert!(pair.a.domain.mr_map_raw(raw_base, &raw_key[..7]).is_err());
+        let to = Remote { dest: pair.a.peer, addr: base + 8, key };
         pair.a.ep.write(buf(8, 1), to, 1).unwrap();
         pair.at_a();
         assert_eq!(bytes(&mr, 8, 8), pattern(8, 1));

@@ -8,7 +8,7 @@ use barewire::flags::OpFlags;
 use barewire::*;
 
 use crate::supervisor::{PATIENCE, Rng, Segment, Worker};
-use crate::target::{ALL, FILL, LEN, READ_ONLY, WINDOW, WRITE_ONLY, open};
+use crate::target::{ALL, FILL, LEN, READ_ONLY, SHARED_LEN, WINDOW, WRITE_ONLY, open};
 use crate::worker::Node;
 
 const SUM: What = What::new(AtomicOp::Sum, Datatype::Uint64);
@@ -284,4 +284,58 @@ fn sums_are_exact_whoever_is_killed() {
     assert!(olds.iter().all(|old| *old < is));
     assert!(completed > kills, "hardly anything happened");
     finish(&mut target);
+}
+
+/// AR8: one domain name is one actor. Two processes lend the same memory, and both are asked at the
+/// same time to add to a word and to a number of 16 bytes in it: nothing is lost. That the memory
+/// is shared they see for themselves.
+#[test]
+fn two_processes_of_one_name_are_right_together() {
+    const COUNT: usize = 20_000;
+    let segment = Segment::new("together");
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("memory");
+    fs::write(&path, [0; SHARED_LEN]).unwrap();
+    let mut targets = ["one", "other"].map(|name| {
+        let mut target = Worker::start(name, "sharer", &segment.port());
+        target.say(&format!("SHARE {}", path.display()));
+        target.answer("SHARED");
+        target
+    });
+    let node = open(&segment.port(), Progress::Manual);
+    let peers = targets.each_ref().map(|target| node.knows(&target.addr));
+    let complex = What::new(AtomicOp::Sum, Datatype::DoubleComplex);
+    let one = 1_u64.to_le_bytes();
+    let i = [1_f64.to_le_bytes(), 2_f64.to_le_bytes()].concat();
+    let (mut posted, mut done) = ([0; 2], 0);
+    while done < 2 * COUNT {
+        for (peer, posted) in peers.into_iter().zip(&mut posted) {
+            // Several in a row, so that both have some all the time.
+            for _ in 0..64 {
+                let to = Remote { dest: peer, addr: 0, key: ALL };
+                let call = match *posted {
+                    COUNT => break,
+                    n if n % 2 == 0 => node.ep.atomic(SUM, &one, to, 1),
+                    _ => node.ep.atomic(complex, &i, Remote { addr: 64, ..to }, 1),
+                };
+                if let Err(refused) = call {
+                    assert_eq!(refused.error, Error::Again);
+                    break;
+                }
+                *posted += 1;
+            }
+        }
+        let mut out: [Completion; 16] = Default::default();
+        match node.cq.read(&mut out) {
+            Ok(n) => done += n,
+            Err(Error::Again) => std::thread::yield_now(),
+            Err(_) => panic!("{}", node.cq.readerr().unwrap()),
+        }
+    }
+    let bytes = fs::read(&path).unwrap();
+    let word = |at: usize| <[u8; 8]>::try_from(&bytes[at..at + 8]).unwrap();
+    assert_eq!(u64::from_le_bytes(word(0)), COUNT as u64);
+    let (re, im) = (f64::from_le_bytes(word(64)), f64::from_le_bytes(word(72)));
+    assert_eq!((re, im), (COUNT as f64, 2.0 * COUNT as f64));
+    targets.iter_mut().for_each(|target| target.say("END"));
 }

@@ -2,7 +2,8 @@
 //!
 //! `target` and `sleeper` lend memory by known keys and answer `WORD n` with `VALUE v`; the one
 //! turns its loop, the other has a thread for it and sleeps. `adder` adds one to words of the
-//! target until it is killed, and keeps a journal of it in a file.
+//! target until it is killed, and keeps a journal of it in a file. A `sharer` lends a file that
+//! another one lends as well.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -10,6 +11,7 @@ use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::{Duration, Instant};
 
 use barewire::flags::{Access, BindFlags, Caps, InfoFlags};
+use barewire::raw::IoVec;
 use barewire::*;
 
 use crate::worker::{Node, orders, say, settings};
@@ -24,6 +26,9 @@ pub(crate) const LEN: usize = 16 << 10;
 
 /// What the memory holds at first.
 pub(crate) const FILL: u8 = 0xc5;
+
+/// Bytes of a file that two processes lend.
+pub(crate) const SHARED_LEN: usize = 4096;
 
 /// Operations of an adder in flight.
 pub(crate) const WINDOW: u64 = 16;
@@ -55,6 +60,7 @@ pub(crate) fn run(role: &str) -> bool {
         "target" => lend(&open(Progress::Manual), &orders(), false),
         "sleeper" => lend(&open(Progress::Auto), &orders(), true),
         "adder" => add(&open(Progress::Manual), &orders()),
+        "sharer" => share(&open(Progress::Manual), &orders()),
         _ => return false,
     }
     true
@@ -104,6 +110,26 @@ fn lend(node: &Node, orders: &Receiver<String>, sleeps: bool) {
             return;
         }
     }
+}
+
+/// Lends a file that another process lends as well.
+fn share(node: &Node, orders: &Receiver<String>) {
+    say(&format!("ADDR {}", node.ep.getname().unwrap()));
+    let order = orders.recv().unwrap();
+    let path = order.strip_prefix("SHARE ").expect("an order");
+    let file = File::options().read(true).write(true).open(path).unwrap();
+    let map = memmap2::MmapOptions::new().len(SHARED_LEN).map_raw(&file).unwrap();
+    let access = Access::REMOTE_READ | Access::REMOTE_WRITE;
+    let attr = MrAttr { access, requested_key: Some(ALL), ..MrAttr::default() };
+    let iov = [IoVec { base: map.as_mut_ptr(), len: SHARED_LEN }];
+    // SAFETY: mapped until the end of this function, where the region goes first; nobody has a
+    // reference to it.
+    let region = unsafe { node.domain.raw_mr_reg(&iov, &attr) }.unwrap();
+    say("SHARED");
+    while matches!(orders.try_recv(), Err(TryRecvError::Empty)) {
+        node.domain.progress().unwrap();
+    }
+    drop(region);
 }
 
 /// Adds one to word 0 of the peer, which others add to as well, and to a word of its own, by turns.

@@ -152,7 +152,7 @@ impl Node {
         let peer = &mut self.peers[p];
         // A NACK may get lost, and a packet that was reported as held is not sent again.
         peer.want_nack |= peer.refused != 0 && peer.ack_now;
-        if peer.want_nack {
+        if peer.want_nack && peer.nack_waits(now).is_none() {
             peer.want_nack = false;
             let psn = peer.rcv_nxt;
             let reason = NackReason::try_from(u16::from(peer.refused));

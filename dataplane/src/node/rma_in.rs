@@ -48,7 +48,9 @@ impl Node {
             self.waive(now, p, op.imm.is_some().into());
             return Verdict::Accept;
         }
-        match self.do_write(now, p, frame, op, (off, len)) {
+        let done = self.do_write(now, p, frame, op, (off, len));
+        self.note_key(p, done);
+        match done {
             Ok(()) => Verdict::Accept,
             Err(reason) => self.refuse_rma(p, &op.range, reason),
         }
@@ -109,6 +111,7 @@ impl Node {
         } else {
             self.do_atomic(now, p, frame, op, (off, len))
         };
+        self.note_key(p, done);
         match done {
             Ok(()) => Verdict::Accept,
             Err(reason) => self.refuse_rma(p, &op.range, reason),
@@ -300,6 +303,13 @@ impl Node {
         same
     }
 
+    /// Slows a peer down that tries one key after the other: what stands behind a packet that is
+    /// refused waits until it has heard of that.
+    #[inline]
+    fn note_key(&mut self, p: u32, done: Result<(), NackReason>) {
+        self.peers[p].note_key(self.polled_at, done == Err(NackReason::BadKey));
+    }
+
     fn refuse_rma(&mut self, p: u32, range: &RemoteRange, reason: NackReason) -> Verdict {
         self.peers[p].written = 0;
         if !range.last {
@@ -392,7 +402,9 @@ impl Node {
 
     /// A peer asks for bytes of a region.
     pub(crate) fn on_read(&mut self, p: u32, op: &ReadOp) -> Verdict {
-        match self.do_read(p, op) {
+        let done = self.do_read(p, op);
+        self.note_key(p, done);
+        match done {
             Ok(()) => Verdict::Accept,
             Err(reason) => Verdict::Refuse(reason),
         }

@@ -529,6 +529,10 @@ impl Node {
                 let probe = || (peer.probe_at + self.probe_interval(peer)).min(death);
                 let mut due = peer.owes().then(probe);
                 let mut sooner = |at: Instant| due = Some(due.map_or(at, |d| d.min(at)));
+                // Once its time has come it goes out with the next turn.
+                if let Some(at) = peer.nack_waits(self.polled_at).filter(|_| peer.want_nack) {
+                    sooner(at);
+                }
                 if !self.lossless && !peer.snd.is_empty() {
                     sooner(peer.progress_at + self.patience(peer));
                     if peer.reorder_at != Instant(0) {
@@ -605,6 +609,9 @@ impl Node {
     fn on_open_timer(&mut self, now: Instant, p: u32) {
         if !self.lossless && !self.peers[p].snd.is_empty() {
             self.on_loss_timer(now, p);
+        }
+        if self.peers[p].want_nack && self.peers[p].nack_waits(now).is_none() {
+            self.make_ready(p);
         }
         let interval = self.probe_interval(&self.peers[p]);
         let peer = &mut self.peers[p];

@@ -355,3 +355,46 @@ fn tagged_atomics_change_a_posted_receive() {
         pair.assert_quiet();
     }
 }
+
+/// The orders that are told hold (X64): of operations posted one behind the other, a fetch sees the
+/// write and the atomics before it and none behind it, and a read the writes and atomics before it.
+#[test]
+fn operations_are_executed_in_the_order_of_posting() {
+    for (lossless, drop) in [(true, 0), (false, 0), (false, 5)] {
+        for mtu in [256, 1500] {
+            let mut pair = Pair::new(mtu, lossless);
+            (pair.drop, pair.scatter) = (drop, true);
+            let region = pair.region(1, 4096, ALL);
+            let word = RmaList::one(8, 1, region.key);
+            let bytes = RmaList::one(8, 8, region.key);
+            let mut looks = Vec::new();
+            for i in 0..5_u64 {
+                let (first, added) = (1000 * i, 1000 * i + 7);
+                // WAW, RAW: a write and the fetch behind it.
+                let long = [first.to_le_bytes().to_vec(), vec![0; 500]].concat();
+                let list = RmaList::one(8, long.len() as u64, region.key);
+                pair.write(&long, list, OpFlags::empty(), 1).unwrap();
+                let (seven, one) = (7_u64.to_le_bytes(), 1_u64.to_le_bytes());
+                let call = Call::sum(Fetch, &seven, word);
+                looks.push((pair.atomic(call, 8).unwrap(), first));
+                // ATOMIC_RAW, ATOMIC_WAW: an update, and a fetch that replaces what it left.
+                pair.atomic(Call::sum(Base, &one, word), 0).unwrap();
+                let call = Call::sum(Fetch, &one, word);
+                looks.push((pair.atomic(call, 8).unwrap(), added + 1));
+                // RAW of a read; nothing is posted behind it, since WAR is not told.
+                let (buf, look) = shared(8);
+                pair.read_to(buf, bytes, 1).unwrap();
+                looks.push((look, added + 2));
+                let posted = 5;
+                let mut done = 0;
+                while done < posted {
+                    pair.run(1_000_000);
+                    done += pair.read(0).len();
+                }
+            }
+            for (i, (look, wanted)) in looks.iter().enumerate() {
+                assert_eq!(words(&contents(look)), [*wanted], "{lossless} {drop} {mtu}: {i}");
+            }
+        }
+    }
+}

@@ -55,14 +55,20 @@ impl Pair {
         Region { id, key: node.mr_key(id).unwrap(), look, len }
     }
 
-    fn write(&mut self, data: &[u8], rma: RmaList, flags: OpFlags, context: u64) -> Result<()> {
+    pub(super) fn write(
+        &mut self,
+        data: &[u8],
+        rma: RmaList,
+        flags: OpFlags,
+        context: u64,
+    ) -> Result<()> {
         let end = &mut self.ends[0];
         let (buf, dest, no_completion) = (IoBuf::leaked(data), end.peer, false);
         let req = WriteReq { buf, dest, rma, data: 4711, context, flags, no_completion };
         end.node.post_write(self.now, end.ep, req)
     }
 
-    fn read_to(&mut self, buf: IoBuf, rma: RmaList, context: u64) -> Result<()> {
+    pub(super) fn read_to(&mut self, buf: IoBuf, rma: RmaList, context: u64) -> Result<()> {
         let end = &mut self.ends[0];
         let (dest, flags) = (end.peer, OpFlags::empty());
         end.node.post_read(self.now, end.ep, ReadReq { buf, dest, rma, context, flags })
@@ -493,4 +499,39 @@ fn operations_on_oneself_work() {
     assert_eq!(pair.read(0).len(), 2);
     assert_eq!(contents(&look), bytes(66_000));
     region.assert_guards();
+}
+
+/// Who tries keys is told of no more than a thousand a second after the first 64; with a right one
+/// all is as before.
+#[test]
+fn guessing_keys_is_slow() {
+    for (lossless, drop) in [(true, 0), (false, 0), (false, 5)] {
+        let mut pair = Pair::new(1500, lossless);
+        let region = pair.region(1, 64, ALL);
+        pair.write(b"hello", RmaList::one(0, 5, region.key), OpFlags::empty(), 1).unwrap();
+        pair.run(2_000_000);
+        assert_eq!(pair.read(0).len(), 1);
+        pair.drop = drop;
+        let mut took = Vec::new();
+        for i in 0..84 {
+            let start = pair.now;
+            let key = region.key ^ (1 + i) << 30;
+            pair.write(b"guess", RmaList::one(0, 5, key), OpFlags::empty(), 2).unwrap();
+            let cq = pair.ends[0].cq;
+            while pair.ends[0].node.cq_ready(cq).unwrap() == 0 {
+                pair.run(20_000);
+                assert!(pair.now.since(start) < 2_000_000_000, "guess {i} is never refused");
+            }
+            assert_eq!(pair.only_error(2).err, Error::KeyRejected);
+            took.push(pair.now.since(start));
+        }
+        let (before, after): (u64, u64) = (took[..64].iter().sum(), took[64..].iter().sum());
+        assert!(drop > 0 || before < 64 * 200_000, "lossless {lossless}: {before} ns for 64");
+        assert!(after >= 20 * 950_000, "lossless {lossless}: only {after} ns for 20");
+        pair.write(b"right", RmaList::one(0, 5, region.key), OpFlags::empty(), 3).unwrap();
+        pair.write(b"wrong", RmaList::one(0, 5, 5), OpFlags::empty(), 4).unwrap();
+        pair.run(if drop > 0 { 50_000_000 } else { 500_000 });
+        assert_eq!(pair.read(0).len(), 1);
+        assert_eq!(pair.only_error(4).err, Error::KeyRejected);
+    }
 }
