@@ -290,6 +290,8 @@ pub struct Node {
     pub(crate) by_mac: HashMap<MacAddr, u32>,
     /// Where the search for a peer to forget goes on.
     pub(crate) evict_hand: u32,
+    /// Peers that no address names any more but a posted receive does: each has a reference.
+    pub(crate) awaited: Vec<u32>,
     /// The generation that the next session in each peer slot gets.
     pub(crate) sid_gen: Vec<u32>,
     pub(crate) epoch: u32,
@@ -410,6 +412,7 @@ impl Node {
             peers: Slab::with_capacity(s.peer_max),
             by_mac: HashMap::with_capacity(s.peer_max.min(4096)),
             evict_hand: 0,
+            awaited: Vec::new(),
             sid_gen: Vec::with_capacity(s.peer_max),
             epoch: 0,
             eps: Slab::with_capacity(65536),

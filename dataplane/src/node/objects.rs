@@ -192,6 +192,9 @@ impl Node {
     /// [`Error::NoMem`]: the node knows as many peers as it was set to, and all are in use.
     pub fn av_insert(&mut self, now: Instant, av: AvId, addr: EpAddr) -> Result<FiAddr> {
         self.avs.by_handle(av.0).ok_or(Error::BadFd)?;
+        if self.peers.free_count() == 0 {
+            self.release_awaited();
+        }
         let p = self.peer_of(now, addr.mac, usize::MAX).ok_or(Error::NoMem)?;
         let known = self.peers[p].inc;
         if addr.incarnation != 0 && known != addr.incarnation {
@@ -221,8 +224,22 @@ impl Node {
     pub fn av_remove(&mut self, av: AvId, addr: FiAddr) -> Result<()> {
         let table = self.avs.by_handle_mut(av.0).ok_or(Error::BadFd)?;
         let entry = table.av.remove(addr).ok_or(Error::Invalid("address not in the AV"))?;
-        self.peers[entry.peer].av_refs -= 1;
+        // A receive that names the peer does so by its record, which must not become another's.
+        self.awaited.push(entry.peer);
+        self.release_awaited();
         Ok(())
+    }
+
+    /// Gives back the references to peers that no receive names any more.
+    fn release_awaited(&mut self) {
+        let Self { awaited, posted, peers, .. } = self;
+        awaited.retain(|&p| {
+            let named = posted.names(p);
+            if !named {
+                peers[p].av_refs -= 1;
+            }
+            named
+        });
     }
 
     /// The address under an index.

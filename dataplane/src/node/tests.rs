@@ -13,7 +13,7 @@ mod rma;
 
 use super::*;
 use crate::flags::{BindFlags, CqFlags};
-use crate::types::{CqErr, Cqe, FI_ADDR_UNSPEC};
+use crate::types::{CqErr, Cqe, EpAddr, FI_ADDR_UNSPEC};
 
 struct End {
     node: Node,
@@ -408,4 +408,26 @@ fn the_short_way_is_the_long_way() {
     let (short, taken) = run(Some(0));
     assert_eq!(short, long);
     assert!(taken > Some(100), "{taken:?} of 600 went the short way");
+}
+
+/// The record of a peer whose address was removed stays its own while a directed receive names it,
+/// so that nobody else's messages match; after that it is given to others.
+#[test]
+fn a_directed_receive_keeps_the_record_of_its_peer() {
+    let End { mut node, ep, av, .. } = end(1, 1500, true);
+    let addr = |n: u16| {
+        let [a, b] = n.to_be_bytes();
+        EpAddr { mac: MacAddr([2, 7, 0, 0, a, b]), ep: 3, incarnation: 0 }
+    };
+    let fi = node.av_insert(Instant(1), av, addr(0)).unwrap();
+    let (kind, buf) = (MsgKind::Tagged, IoBuf::leaked(&[0; 8]));
+    let (tag, ignore, context, flags) = (7, 0, 1, OpFlags::empty());
+    node.post_recv(Instant(1), ep, RecvReq { kind, buf, src: fi, tag, ignore, context, flags })
+        .unwrap();
+    node.av_remove(av, fi).unwrap();
+    let more = (1..).take_while(|&n| node.av_insert(Instant(1), av, addr(n)).is_ok()).count();
+    assert!(more > 1000, "{more} others fit");
+    node.cancel(ep, 1).unwrap();
+    node.av_insert(Instant(1), av, addr(9999)).unwrap();
+    assert_eq!(node.av_insert(Instant(1), av, addr(9998)), Err(Error::NoMem));
 }

@@ -383,6 +383,12 @@ impl Matcher {
 }
 
 impl<P> PostedPool<P> {
+    /// Whether a receive waits for a message of this peer only. Looks at all of them.
+    pub fn names(&self, peer: u32) -> bool {
+        let of = |src: Src| src != Src::ANY && src.0 >> 16 == u64::from(peer);
+        self.0.iter().any(|(_, posted)| of(posted.src))
+    }
+
     /// Room for `n` posted receives, reserved and not touched.
     pub fn with_capacity(n: usize) -> Self {
         Self(Slab::with_capacity(n))
