@@ -415,7 +415,7 @@ impl Node {
         (peer.rx_newest, peer.rx_at, peer.rx_resent) = (base.psn, now, base.rtx);
         if peer.refused != 0 {
             if base.ty != Ty::Nop {
-                peer.want_nack = true;
+                peer.nack.want = true;
                 return;
             }
             peer.refused = 0;
@@ -565,7 +565,7 @@ impl Node {
         self.counters.rx_refused += 1;
         let peer = &mut self.peers[p];
         (peer.refused, peer.in_order) = (reason as u8, false);
-        peer.want_nack = true;
+        peer.nack.want = true;
         self.make_ready(p);
     }
 

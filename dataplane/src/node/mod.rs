@@ -397,7 +397,6 @@ impl Node {
         if caps.mtu < 256 {
             return Err(Error::MsgTooLong);
         }
-        let crc = s.crc.unwrap_or(!caps.lossless);
         let frame_max = caps.mtu.min(usize::from(u16::MAX)) as u32;
         let blocks = s.unexpected_bytes / UNIT;
         let held = 8 * crate::rel::sent::WINDOW as usize;
@@ -406,7 +405,7 @@ impl Node {
             mac: caps.mac,
             frame_max,
             lossless: caps.lossless,
-            crc,
+            crc: s.crc.unwrap_or(!caps.lossless),
             rto_floor_ns: caps.rto_floor_ns.max(1_000),
             eager_one: s.eager_max.max(4096),
             peers: Slab::with_capacity(s.peer_max),

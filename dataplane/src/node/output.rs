@@ -151,9 +151,9 @@ impl Node {
     fn serve_owed(&mut self, now: Instant, p: u32, out: &mut dyn FrameSink) -> bool {
         let peer = &mut self.peers[p];
         // A NACK may get lost, and a packet that was reported as held is not sent again.
-        peer.want_nack |= peer.refused != 0 && peer.ack_now;
-        if peer.want_nack && peer.nack_waits(now).is_none() {
-            peer.want_nack = false;
+        peer.nack.want |= peer.refused != 0 && peer.ack_now;
+        if peer.nack.is_due(now) {
+            peer.nack.want = false;
             let psn = peer.rcv_nxt;
             let reason = NackReason::try_from(u16::from(peer.refused));
             if let Ok(reason) = reason {
@@ -161,7 +161,7 @@ impl Node {
                 NackOp { reason }.emit(&mut op);
                 let packet = Packet::control(Ty::Nack, psn, &op);
                 if self.emit(p, &packet, out) != Tx::Sent {
-                    self.peers[p].want_nack = true;
+                    self.peers[p].nack.want = true;
                     return false;
                 }
             }

@@ -179,19 +179,26 @@ pub(crate) struct Peer {
     pub(crate) rx_resent: bool,
     /// A NOP must go out, so that the receiver of half a message learns that it ends there.
     pub(crate) want_nop: bool,
-    /// The refusal of the next packet must be said.
-    pub(crate) want_nack: bool,
+    /// The refusal of the next packet.
+    pub(crate) nack: Nack,
     /// The message that is half here has remote CQ data.
     pub(crate) in_has_imm: bool,
-    /// Packets in a row whose key no region has, and until when the refusal of the last one waits
-    /// if there are too many, in units of [`NACK_UNIT_BITS`].
-    pub(crate) bad_keys: u8,
-    nack_after: u32,
     /// Messages of collectives that are waited for.
     pub(crate) coll_waits: u32,
 }
 
 const _: () = assert!(std::mem::offset_of!(Peer, snd) + 8 <= Peer::HOT);
+
+/// How the refusal of a packet is said.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Nack {
+    /// It must be said.
+    pub(crate) want: bool,
+    /// Packets in a row whose key no region has.
+    bad_keys: u8,
+    /// Until when the refusal waits if these are too many, in units of [`NACK_UNIT_BITS`].
+    after: u32,
+}
 
 /// Wrong keys in a row after which a peer hears of each further one only a millisecond later.
 const BAD_KEYS_MAX: u8 = 64;
@@ -199,7 +206,7 @@ const BAD_KEYS_MAX: u8 = 64;
 /// Nanoseconds are shifted by so much to units of 131 us, of which eight are a millisecond.
 const NACK_UNIT_BITS: u32 = 17;
 
-impl Peer {
+impl Nack {
     /// Notes whether the key of a packet was one.
     #[inline]
     pub(crate) fn note_key(&mut self, now: Instant, bad: bool) {
@@ -208,19 +215,26 @@ impl Peer {
             return;
         }
         self.bad_keys = self.bad_keys.saturating_add(1);
-        self.nack_after = ((now.0 >> NACK_UNIT_BITS) as u32).wrapping_add(8);
+        self.after = ((now.0 >> NACK_UNIT_BITS) as u32).wrapping_add(8);
     }
 
-    /// Until when the refusal of the next packet waits, if it does.
-    pub(crate) fn nack_waits(&self, now: Instant) -> Option<Instant> {
-        if self.bad_keys <= BAD_KEYS_MAX {
+    /// Whether it must be said, and now.
+    pub(crate) fn is_due(&self, now: Instant) -> bool {
+        self.want && self.waits(now).is_none()
+    }
+
+    /// Until when it waits, if it must be said and waits.
+    pub(crate) fn waits(&self, now: Instant) -> Option<Instant> {
+        if !self.want || self.bad_keys <= BAD_KEYS_MAX {
             return None;
         }
         let unit = now.0 >> NACK_UNIT_BITS;
-        let left = self.nack_after.wrapping_sub(unit as u32) as i32;
+        let left = self.after.wrapping_sub(unit as u32) as i32;
         (left > 0).then(|| Instant((unit + left as u64) << NACK_UNIT_BITS))
     }
+}
 
+impl Peer {
     /// Bytes at the start that every message touches.
     pub(crate) const HOT: usize = 88;
 
@@ -282,9 +296,7 @@ impl Peer {
             heard: 0,
             timer_at: Instant(u64::MAX),
             want_nop: false,
-            want_nack: false,
-            bad_keys: 0,
-            nack_after: 0,
+            nack: Nack::default(),
             nop_for: None,
             inc: 0,
             epoch: 0,

@@ -307,7 +307,7 @@ impl Node {
     /// refused waits until it has heard of that.
     #[inline]
     fn note_key(&mut self, p: u32, done: Result<(), NackReason>) {
-        self.peers[p].note_key(self.polled_at, done == Err(NackReason::BadKey));
+        self.peers[p].nack.note_key(self.polled_at, done == Err(NackReason::BadKey));
     }
 
     fn refuse_rma(&mut self, p: u32, range: &RemoteRange, reason: NackReason) -> Verdict {

@@ -104,7 +104,7 @@ impl Node {
         (peer.granted, peer.target) = (grant, GRANT_FIRST);
         (peer.backoff, peer.probes, peer.probed, peer.refused) = (0, 0, false, 0);
         (peer.owed, peer.ack_now, peer.want_ping, peer.want_nop) = (0, false, false, false);
-        (peer.want_nack, peer.nop_for) = (false, None);
+        (peer.nack.want, peer.nop_for) = (false, None);
         peer.want_open = true;
         peer.heard = active;
         peer.probe_at = now;
@@ -530,7 +530,7 @@ impl Node {
                 let mut due = peer.owes().then(probe);
                 let mut sooner = |at: Instant| due = Some(due.map_or(at, |d| d.min(at)));
                 // Once its time has come it goes out with the next turn.
-                if let Some(at) = peer.nack_waits(self.polled_at).filter(|_| peer.want_nack) {
+                if let Some(at) = peer.nack.waits(self.polled_at) {
                     sooner(at);
                 }
                 if !self.lossless && !peer.snd.is_empty() {
@@ -610,7 +610,7 @@ impl Node {
         if !self.lossless && !self.peers[p].snd.is_empty() {
             self.on_loss_timer(now, p);
         }
-        if self.peers[p].want_nack && self.peers[p].nack_waits(now).is_none() {
+        if self.peers[p].nack.is_due(now) {
             self.make_ready(p);
         }
         let interval = self.probe_interval(&self.peers[p]);
