@@ -1,5 +1,5 @@
 //! The provider under programs that know libfabric or MPI and nothing of us: Debian's fi_info and
-//! fi_pingpong, programs in C of our own, Open MPI.
+//! fi_pingpong, programs in C of our own, Open MPI, MPICH.
 //!
 //! The library is the one that `cargo build -p barewire-provider` made last.
 
@@ -8,6 +8,7 @@ mod loading;
 mod mpi;
 mod package;
 mod probes;
+mod ranks;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};

@@ -132,17 +132,21 @@ static void matching(void)
 static void unexpected(void)
 {
 	enum { COUNT = 1000, SIZE = 300 };
-	char bytes[SIZE];
+	static char out[COUNT][SIZE], bytes[SIZE];
+	MPI_Request sent[COUNT];
 
+	/* A blocking send may wait for its receive. */
 	for (int k = 0; k < COUNT && rank == 0; k++) {
-		memset(bytes, k, SIZE);
-		MPI_Send(bytes, SIZE, MPI_CHAR, ranks - 1, 3, WORLD);
+		memset(out[k], k, SIZE);
+		MPI_Isend(out[k], SIZE, MPI_CHAR, ranks - 1, 3, WORLD, &sent[k]);
 	}
 	MPI_Barrier(WORLD);
 	for (int k = 0; k < COUNT && rank == ranks - 1; k++) {
 		MPI_Recv(bytes, SIZE, MPI_CHAR, 0, 3, WORLD, MPI_STATUS_IGNORE);
 		CHECK(bytes[0] == (char) k && bytes[SIZE - 1] == (char) k);
 	}
+	if (rank == 0)
+		MPI_Waitall(COUNT, sent, MPI_STATUSES_IGNORE);
 }
 
 static void one_sided(void)

