@@ -190,7 +190,12 @@ impl Node {
             }
             State::Answered => {
                 // They gave up the session that we answered. Ours pairs with that one only (S3).
-                self.forget(p);
+                // What waits for it was meant for the life that it was with.
+                if peer.inc == op.inc {
+                    self.forget(p);
+                } else {
+                    self.end_session(now, p, Error::ConnReset, false);
+                }
                 self.answer(now, p, base, op);
             }
             State::Open if theirs => {

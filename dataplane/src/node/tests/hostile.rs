@@ -18,16 +18,20 @@ impl Puppet {
     /// Opens a session.
     fn open(pair: &mut Pair, mac: u8) -> Self {
         let mut puppet = Self { mac, sid: 0, psn: 7000, cack: 0 };
-        let inc = 900 + u64::from(mac);
-        let max_frame = pair.ends[1].node.frame_max;
-        let (sid, epoch, window, grant) = (5, 1, 256, 64);
-        let open = OpenOp { sid, epoch, inc, max_frame, window, grant, ..OpenOp::default() };
-        puppet.put(pair, 0, &Op::Open(open), &[]);
+        puppet.knock(pair, 900 + u64::from(mac));
         pair.run(10_000);
         puppet.listen(pair);
         assert!(puppet.sid != 0, "no answer to an OPEN");
         puppet.put(pair, 0, &Op::Ping, &[]);
         puppet
+    }
+
+    /// Says OPEN in the life `inc`.
+    fn knock(&self, pair: &mut Pair, inc: u64) {
+        let max_frame = pair.ends[1].node.frame_max;
+        let (sid, epoch, window, grant) = (5, 1, 256, 64);
+        let open = OpenOp { sid, epoch, inc, max_frame, window, grant, ..OpenOp::default() };
+        self.put(pair, 0, &Op::Open(open), &[]);
     }
 
     /// A frame with the number `ahead` of the next.
@@ -221,4 +225,23 @@ fn half_a_message_goes_behind_the_one_before_in_a_multi_receive() {
     assert_eq!(got[1].buf - got[0].buf, 100);
     assert_eq!(&contents(&look)[..100], bytes(100));
     assert_eq!(&contents(&look)[100..2100], data);
+}
+
+/// Goal: what is meant for one life of a peer never reaches the next. Method: the peer restarts
+/// after we answered its OPEN and before it said anything else, while a message for it waits.
+#[test]
+fn a_message_for_a_life_that_never_confirmed_ends_with_it() {
+    let mut pair = Pair::new(1500, false);
+    let puppet = Puppet { mac: 9, sid: 0, psn: 7000, cack: 0 };
+    puppet.knock(&mut pair, 901);
+    pair.run(10_000);
+    let end = &mut pair.ends[1];
+    let mac = MacAddr([2, 0, 0, 0, 0, 9]);
+    let addr = crate::types::EpAddr { mac, ep: 1, incarnation: 901 };
+    end.peer = end.node.av_insert(pair.now, end.av, addr).unwrap();
+    pair.send(1, IoBuf::leaked(&[1; 8]), 1, OpFlags::empty(), 4).unwrap();
+    puppet.knock(&mut pair, 902);
+    let err = pair.read_err(1);
+    assert_eq!((err.err, err.cqe.op_context), (Error::ConnReset, 4));
+    assert_eq!(err.prov_errno, crate::types::ProvErrno::NotExecuted);
 }
