@@ -137,6 +137,7 @@ pub(crate) fn for_seeds(
                         break;
                     }
                     if let Err(e) = body(seed, &mut mine) {
+                        eprintln!("{stage}: SIM_SEED={seed} failed");
                         bad.lock().expect("no panic inside").push((seed, e));
                     }
                 }
