@@ -369,7 +369,7 @@ impl Node {
         let dist = base.psn.since(peer.rcv_nxt);
         if dist == 0 && peer.rcv.is_empty() && peer.refused == 0 {
             if !self.lossless {
-                (peer.rx_newest, peer.rx_at, peer.rx_resent) = (base.psn, now, base.rtx);
+                peer.note_arrival(now, base.psn, base.rtx);
             }
             match self.on_op(now, p, frame, base) {
                 Verdict::Accept => self.took(now, p, 1),
@@ -412,7 +412,7 @@ impl Node {
     /// The packet that was missing, or the one that takes the place of a refused one.
     fn on_next(&mut self, now: Instant, p: u32, frame: &RxFrame<'_>, base: &Base) {
         let peer = &mut self.peers[p];
-        (peer.rx_newest, peer.rx_at, peer.rx_resent) = (base.psn, now, base.rtx);
+        peer.note_arrival(now, base.psn, base.rtx);
         if peer.refused != 0 {
             if base.ty != Ty::Nop {
                 peer.nack.want = true;
@@ -435,7 +435,7 @@ impl Node {
             if let Verdict::Accept = self.on_op(now, p, frame, base) {
                 let peer = &mut self.peers[p];
                 peer.rcv.set(dist);
-                (peer.rx_newest, peer.rx_at, peer.rx_resent) = (base.psn, now, base.rtx);
+                peer.note_arrival(now, base.psn, base.rtx);
                 return;
             }
             if base.ty == Ty::Data {
@@ -461,7 +461,7 @@ impl Node {
         let peer = &mut self.peers[p];
         peer.held.push_back(&mut self.held, idx);
         peer.rcv.set(dist);
-        (peer.rx_newest, peer.rx_at, peer.rx_resent) = (base.psn, now, base.rtx);
+        peer.note_arrival(now, base.psn, base.rtx);
     }
 
     /// Whether another early packet of `p` may be kept. A peer may have a quarter of as many as are

@@ -9,7 +9,7 @@ use barewire_driver::port::Tx;
 
 use super::input::ACK_EVERY_LOSSLESS;
 use super::ops::WrFlags;
-use super::peer::State;
+use super::peer::{State, ack_time};
 use super::{FrameSink, Node};
 use crate::plant::{Bug, planted};
 use crate::proto::blocks::units;
@@ -857,7 +857,7 @@ impl Node {
     fn send_ack(&mut self, now: Instant, p: u32, out: &mut dyn FrameSink) {
         let peer = &self.peers[p];
         let (count, words) = peer.rcv.sack_words();
-        let delay = (now.since(peer.rx_at) / 64).min(u64::from(u16::MAX)) as u16;
+        let delay = ack_time(now).wrapping_sub(peer.rx_at).min(u32::from(u16::MAX)) as u16;
         let (dups, resent) = (peer.dups, peer.rx_resent);
         let op = AckOp { delay, newest: peer.rx_newest, words, count, dups, resent };
         let mut bytes = [0; 40];

@@ -113,7 +113,6 @@ pub(crate) struct Peer {
 
     // From here on nothing is needed for a message of the short way.
     pub(crate) rcv: RcvBitmap,
-    pub(crate) rx_at: Instant,
     pub(crate) inbound: Inbound,
     pub(crate) in_len: u64,
     pub(crate) in_off: u64,
@@ -127,8 +126,9 @@ pub(crate) struct Peer {
     pub(crate) probe_at: Instant,
     /// Largest number of bytes after the Ethernet header that both take.
     pub(crate) frame_max: u32,
-    /// The packet received last, and when.
+    /// The packet received last, and when, as [`ack_time`] says it.
     pub(crate) rx_newest: Psn,
+    pub(crate) rx_at: u32,
     /// Transmit requests not yet sent in full, in order.
     pub(crate) txq: List<0>,
     /// Transmit requests with bytes that the peer asked for.
@@ -263,7 +263,7 @@ impl Peer {
             probes: 0,
             rcv: RcvBitmap::default(),
             rx_newest: Psn(0),
-            rx_at: now,
+            rx_at: ack_time(now),
             rx_resent: false,
             snd: SendWindow::new(Psn(0)),
             credit: 0,
@@ -330,6 +330,12 @@ impl Peer {
         self.credits().min(WINDOW - self.snd.in_flight()) as u16
     }
 
+    /// Notes which packet has just arrived.
+    #[inline]
+    pub(crate) fn note_arrival(&mut self, now: Instant, psn: Psn, resent: bool) {
+        (self.rx_newest, self.rx_at, self.rx_resent) = (psn, ack_time(now), resent);
+    }
+
     /// Credits left to send with.
     pub(crate) fn credits(&self) -> u32 {
         self.credit.wrapping_sub(self.credit_used)
@@ -370,6 +376,13 @@ impl Peer {
             && self.inbound == Inbound::None
             && self.coll_waits == 0
     }
+}
+
+/// A time in the unit of an acknowledgement's delay. Wraps after minutes; a delay above four
+/// milliseconds says only that.
+#[inline]
+pub(crate) const fn ack_time(now: Instant) -> u32 {
+    (now.0 / 64) as u32
 }
 
 /// The index in a session name.
