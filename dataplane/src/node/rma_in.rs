@@ -9,6 +9,7 @@
 use barewire_driver::frame::RxFrame;
 
 use super::ops::{Job, JobKind, Late, Pull, RmaKind, WrFlags};
+use super::peer::Peer;
 use super::recv::Verdict;
 use super::rma::{REMOTE_READ, REMOTE_WRITE};
 use super::{MsgKind, Node};
@@ -78,8 +79,7 @@ impl Node {
                 self.count(cntr, true);
             }
         }
-        let written = self.peers[p].written.wrapping_add(len as u64);
-        self.peers[p].written = if op.range.last { 0 } else { written };
+        let written = self.note_written(p, &op.range, len as u64);
         if op.range.last {
             self.counters.rma_executed += 1;
             self.count_remote(e, REMOTE_WRITE);
@@ -308,6 +308,17 @@ impl Node {
     #[inline]
     fn note_key(&mut self, p: u32, done: Result<(), NackReason>) {
         self.peers[p].nack.note_key(self.polled_at, done == Err(NackReason::BadKey));
+    }
+
+    /// Counts `len` bytes of a write, and says how many it has written with them. One that was given
+    /// up half way says so nowhere but in the number of its successor.
+    fn note_written(&mut self, p: u32, range: &RemoteRange, len: u64) -> u64 {
+        let number = u64::from(range.seq) << Peer::WRITTEN_BITS;
+        let before = self.peers[p].written ^ number;
+        let written = if before >> Peer::WRITTEN_BITS == 0 { before + len } else { len };
+        let written = written & ((1 << Peer::WRITTEN_BITS) - 1);
+        self.peers[p].written = if range.last { 0 } else { number | written };
+        written
     }
 
     fn refuse_rma(&mut self, p: u32, range: &RemoteRange, reason: NackReason) -> Verdict {
