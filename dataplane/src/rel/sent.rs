@@ -174,11 +174,11 @@ pub struct SendWindow {
     pub nxt: Psn,
     /// Packets marked lost and not yet sent again.
     pub lost: u32,
-    /// How many packets may be under way.
-    pub cwnd: Cwnd,
     /// Packets sent again because a timer fired, about which the peer may say that it got them
     /// twice.
     guesses: u32,
+    /// How many packets may be under way.
+    pub cwnd: Cwnd,
     /// Packets listed that the peer has.
     sacked: u32,
     list: List<0>,
