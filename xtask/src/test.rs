@@ -389,7 +389,13 @@ fn shellcheck(suite: Suite) -> Result<Outcome, String> {
         return Ok(Outcome::skipped(mend.to_owned()));
     }
     let mut scripts = vec![root().join(".ci/run")];
-    for dir in [root(), root().join("tests"), root().join("docs"), root().join("fuzz")] {
+    for dir in [
+        root(),
+        root().join("tests"),
+        root().join("docs"),
+        root().join("fuzz"),
+        root().join("xtask/src/vm"),
+    ] {
         let files = std::fs::read_dir(&dir).into_iter().flatten().flatten();
         let paths = files.map(|file| file.path());
         scripts.extend(paths.filter(|path| path.extension().is_some_and(|ext| ext == "sh")));

@@ -172,7 +172,7 @@ impl Virtq {
     ///
     /// # Panics
     /// If the device has it, or there is no such descriptor.
-    #[inline]
+    #[inline(always)]
     pub fn post(&mut self, id: u16) {
         let posted = &mut self.posted[id as usize];
         assert!(!*posted, "a descriptor that the device has");
@@ -181,6 +181,18 @@ impl Virtq {
         let at = self.layout.avail + 4 + 2 * (self.avail_idx & self.mask) as usize;
         self.half(at).store(id.to_le(), Relaxed);
         self.avail_idx = self.avail_idx.wrapping_add(1);
+    }
+
+    /// Gives buffer `id`, of `len` bytes now, to the device: [`set_len`](Self::set_len) and
+    /// [`post`](Self::post) with one check.
+    ///
+    /// # Panics
+    /// If the device has it, or there is no such descriptor.
+    #[inline(always)]
+    pub fn post_len(&mut self, id: u16, len: u32) {
+        // What `post` checks: a number below `count`, which is what the descriptor's place needs.
+        self.post(id);
+        self.word(self.layout.desc + 16 * id as usize + 8).store(len.to_le(), Relaxed);
     }
 
     /// Shows the device what was posted.
@@ -206,7 +218,7 @@ impl Virtq {
     ///
     /// # Errors
     /// [`Broken`]: nothing that the device writes can be believed any more.
-    #[inline]
+    #[inline(always)]
     pub fn take(&mut self) -> Result<Option<(u16, u32)>, Broken> {
         if self.used_idx == self.used_seen {
             let seen = u16::from_le(self.half(self.layout.used + 2).load(Acquire));

@@ -1,4 +1,5 @@
 #!/bin/busybox sh
+# shellcheck shell=sh
 # First process of the guest: mounts, loads the modules, gives the NICs to vfio-pci, runs the
 # command, and says on the second serial line how it ended.
 /bin/busybox --install -s /bin

@@ -159,6 +159,8 @@ pub struct VfioPort<N: Nic> {
     /// The station's address as the first six bytes of a frame, read as one number.
     own: u64,
     live: Option<Live<N>>,
+    /// Room for a burst, so that it need not be cleared for each.
+    lent: Box<[Lent; BURST]>,
     /// Why there is no `live` any more.
     gone: Option<PortGone>,
     counters: PortCounters,
@@ -183,6 +185,9 @@ impl<N: Nic> Drop for Live<N> {
         }
     }
 }
+
+/// The bits of an address in the first eight bytes of a frame.
+const ADDR_BITS: u64 = (1 << 48) - 1;
 
 /// A frame's first six bytes in the low bits of a number as it lies in memory.
 const fn addr_word(mac: MacAddr) -> u64 {
@@ -218,6 +223,7 @@ impl<N: Nic> VfioPort<N> {
             },
             own: addr_word(mac),
             live: Some(live),
+            lent: Box::new([Lent::NONE; BURST]),
             gone: None,
             counters: PortCounters::default(),
             polls: 0,
@@ -284,7 +290,8 @@ impl<N: Nic> Port for VfioPort<N> {
         let len = frame.len();
         assert!(frame.head.len() >= ETH_HDR_LEN && len <= ETH_HDR_LEN + self.caps.mtu);
         let Some(live) = &mut self.live else { return Err(self.still_gone()) };
-        if addr_word(frame.dst()) == self.own {
+        let dst = frame.head.first_chunk().map_or(0, |dst| u64::from_le_bytes(*dst));
+        if dst & ADDR_BITS == self.own {
             return Ok(self.tx_own(frame));
         }
         let place = match live.nic.tx_place() {
@@ -336,7 +343,7 @@ impl<N: Nic> Port for VfioPort<N> {
             self.check()?;
         }
         let Some(live) = &mut self.live else { return Err(self.still_gone()) };
-        let mut lent = [Lent::NONE; BURST];
+        let lent = &mut *self.lent;
         let taken = match live.nic.rx_take(&mut lent[..max.min(BURST)]) {
             Ok(taken) => taken,
             Err(broken) => return Err(self.lose(&broken.to_string())),
@@ -350,7 +357,7 @@ impl<N: Nic> Port for VfioPort<N> {
             for i in 0..taken {
                 let dst = frame(lent[i]).first_chunk::<8>().map_or(0, u64::from_le_bytes);
                 // Ours or a group's: the lowest bit of the first byte.
-                if dst & 0xffff_ffff_ffff == self.own || dst & 1 != 0 {
+                if dst & ADDR_BITS == self.own || dst & 1 != 0 {
                     lent[kept] = lent[i];
                     kept += 1;
                     sink.prefetch(&frame(lent[i]));

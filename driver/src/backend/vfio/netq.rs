@@ -57,8 +57,9 @@ pub struct NetQueues {
     rx: Virtq,
     rx_buffers: Buffers,
     rx_bell: Doorbell,
-    /// Buffers that were lent or dropped and have to go back.
-    lent: Vec<u16>,
+    /// Buffers that were lent or dropped and have to go back: the first `lent_count`.
+    lent: Box<[u16]>,
+    lent_count: usize,
     dropped: u64,
     tx: Virtq,
     tx_buffers: Buffers,
@@ -105,7 +106,8 @@ impl NetQueues {
             rx: rx_queue,
             rx_buffers: buffers(rx),
             rx_bell: rx.doorbell,
-            lent: Vec::with_capacity(rx.count.into()),
+            lent: vec![0; rx.count.into()].into(),
+            lent_count: 0,
             dropped: 0,
             tx: tx_queue,
             tx_buffers: buffers(tx),
@@ -153,8 +155,7 @@ impl Nic for NetQueues {
     fn tx_commit(&mut self, len: usize) {
         assert!(len <= self.tx_buffers.stride() - HDR_LEN, "longer than a buffer");
         let id = self.free.pop().expect("a place was asked for");
-        self.tx.set_len(id, (HDR_LEN + len) as u32);
-        self.tx.post(id);
+        self.tx.post_len(id, (HDR_LEN + len) as u32);
         self.is_queued = true;
     }
 
@@ -174,7 +175,9 @@ impl Nic for NetQueues {
         let mut count = 0;
         while count < frames.len() {
             let Some((id, len)) = self.rx.take()? else { break };
-            self.lent.push(id);
+            // No more are taken than there are.
+            self.lent[self.lent_count] = id;
+            self.lent_count += 1;
             let len = len as usize;
             if len < HDR_LEN + ETH_HDR_LEN || len > self.rx_buffers.stride() {
                 self.dropped += 1;
@@ -189,13 +192,13 @@ impl Nic for NetQueues {
 
     #[inline]
     fn rx_release(&mut self) {
-        if self.lent.is_empty() {
+        if self.lent_count == 0 {
             return;
         }
-        for &id in &self.lent {
+        for &id in &self.lent[..self.lent_count] {
             self.rx.post(id);
         }
-        self.lent.clear();
+        self.lent_count = 0;
         self.rx.publish();
         if self.rx.wants_kick() {
             self.rx_bell.kick();

@@ -18,6 +18,9 @@ pub struct Lent {
     pub len: usize,
 }
 
+// SAFETY: an address; whoever reads there answers for it, on whichever thread.
+unsafe impl Send for Lent {}
+
 impl Lent {
     /// No frame.
     pub const NONE: Self = Self { base: std::ptr::null(), len: 0 };
