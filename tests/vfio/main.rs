@@ -7,6 +7,7 @@
 //! - `msg`, `matching`, `rma`: the clauses of fi_msg, fi_tagged, fi_rma and fi_atomic from the
 //!   conformance suite, over both NICs.
 //! - `processes`: two processes, one NIC each: messages, a bad link, kill -9.
+//! - `wire`: two guests on a cable that loses frames.
 //! - `kernel`: the kernel's own driver at the other end.
 //! - `refusals`, `trouble`, `setup`: what an operator gets wrong, what happens to a NIC while it is
 //!   used, and the script that prepares a machine.
@@ -36,6 +37,7 @@ mod processes;
 mod refusals;
 mod setup;
 mod trouble;
+mod wire;
 
 /// Not a test but the other process; passes at once when nobody asked for it.
 #[test]
