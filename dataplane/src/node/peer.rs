@@ -189,8 +189,6 @@ pub(crate) struct Peer {
 }
 
 const _: () = assert!(std::mem::offset_of!(Peer, snd) + 8 <= Peer::HOT);
-// What else an idle session costs makes it 512.
-const _: () = assert!(size_of::<Peer>() <= 408);
 
 /// How the refusal of a packet is said.
 #[derive(Clone, Copy, Debug, Default)]
