@@ -180,10 +180,10 @@ pub(crate) struct Peer {
     pub(crate) rx_resent: bool,
     /// A NOP must go out, so that the receiver of half a message learns that it ends there.
     pub(crate) want_nop: bool,
-    /// The refusal of the next packet.
-    pub(crate) nack: Nack,
     /// The message that is half here has remote CQ data.
     pub(crate) in_has_imm: bool,
+    /// The refusal of the next packet.
+    pub(crate) nack: Nack,
     /// Messages of collectives that are waited for.
     pub(crate) coll_waits: u32,
 }
