@@ -56,6 +56,9 @@ const FRAME_MIN: usize = 60;
 const POLLS: u32 = 1024;
 const LOOK_NS: u64 = 50_000_000;
 
+/// Time that a memif's connection may take.
+const CONNECT_NS: u64 = 500_000_000;
+
 /// After how long a port that keeps frames back wants to be polled.
 const RETRY_NS: u64 = 20_000;
 
@@ -158,6 +161,8 @@ struct Link {
     is_started: bool,
     /// It is the client of a memif, who has to connect anew when the server has gone.
     reconnects: bool,
+    /// When it last began to connect.
+    tried_ns: u64,
     /// A restart that EAL's thread is at.
     restart: Option<Arc<AtomicU8>>,
 }
@@ -208,6 +213,7 @@ impl DpdkPort {
             is_up: device::link(device.port).0,
             is_started: device.is_started,
             reconnects: device.pmd.is("net_memif") && settings.arg("role") != Some("server"),
+            tried_ns: now_ns(),
             restart: None,
         };
         Self {
@@ -392,8 +398,12 @@ impl DpdkPort {
         if is_up != self.link.is_up {
             tracing::info!(port = self.caps.name, "link is {}", if is_up { "up" } else { "down" });
             self.link.is_up = is_up;
+            self.link.tried_ns = 0;
         }
-        if !is_up && self.link.reconnects && self.link.restart.is_none() {
+        // A connection that is being made is left alone: a server panics over one that ends early.
+        let is_tried = self.link.is_started && now < self.link.tried_ns + CONNECT_NS;
+        if !is_up && !is_tried && self.link.reconnects && self.link.restart.is_none() {
+            self.link.tried_ns = now;
             self.restart();
         }
         Ok(())
