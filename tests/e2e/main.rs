@@ -6,6 +6,7 @@
 
 #[path = "../atomics/cases.rs"]
 mod cases;
+mod coll;
 mod environment;
 mod kills;
 mod matrix;
@@ -23,7 +24,7 @@ mod worker;
 fn worker_process() {
     if let Some(role) = std::env::var_os(supervisor::ROLE) {
         let role = role.to_string_lossy();
-        if !target::run(&role) {
+        if !target::run(&role) && !coll::run(&role) {
             worker::run(&role);
         }
         // Without the summary of a test run.

@@ -58,7 +58,11 @@ pub(crate) struct Node {
 }
 
 pub(crate) fn open(port: &str, settings: Settings) -> Node {
-    let mut hints = Info { caps: Caps::TAGGED | Caps::SOURCE, ..Info::default() };
+    open_with(port, settings, Caps::TAGGED | Caps::SOURCE)
+}
+
+pub(crate) fn open_with(port: &str, settings: Settings, caps: Caps) -> Node {
+    let mut hints = Info { caps, ..Info::default() };
     hints.domain_attr.name = Some(port.to_owned());
     let none = InfoFlags::empty();
     let info = getinfo_with(&settings, API_VERSION, None, None, none, Some(&hints));

@@ -33,6 +33,13 @@ pub(crate) struct Gang {
     pub(crate) ids: Vec<GroupId>,
 }
 
+impl Gang {
+    /// Whether the call is of this group.
+    pub(crate) fn has(&self, p: &Pending) -> bool {
+        self.hosts.get(p.rank) == Some(&p.host) && self.ids[p.rank] == p.group
+    }
+}
+
 /// One collective, as all members call it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Call {
@@ -62,6 +69,7 @@ pub(crate) struct Pending {
     pub(crate) host: usize,
     rank: usize,
     pub(crate) context: u64,
+    group: GroupId,
     call: Call,
     input: Guarded,
     out: Guarded,
@@ -198,7 +206,8 @@ impl Team {
         let s = self.rig.at(host);
         s.node.coll_post(now, s.ep, req).map_err(|e| e.fi_errno())?;
         self.rig.poll_by(host, now.0);
-        Ok(Pending { host, rank, context, call: *call, input, out, outcome: None })
+        let group = gang.ids[rank];
+        Ok(Pending { host, rank, context, group, call: *call, input, out, outcome: None })
     }
 
     /// Takes what `host` has in its queue.

@@ -37,6 +37,10 @@ pub(crate) fn run() -> Result<ExitCode, String> {
     ] {
         step(what, &["bench", "--spawn", "--verify", "--op", op, "--size", size])?;
     }
+    step(
+        "Four processes add up what each of them has:",
+        &["bench", "--spawn", "4", "--verify", "--op", "allreduce"],
+    )?;
     println!(
         "Next: `barewire info` says what this machine offers, `barewire doctor` what it lacks."
     );

@@ -29,7 +29,7 @@ const WARM_COUNT: u64 = 1000;
 pub(super) fn run(args: &Common, mode: Mode, window: u32, sizes: &[u64]) -> Result<ExitCode, Fail> {
     let given = args.addr.as_deref().map(parse_addr).transpose()?;
     let mut link = Link::open(&args.port, CLIENT_PATIENCE)?;
-    let spawned = if args.spawn { Some(Spawned::start(&args.port)?) } else { None };
+    let spawned = if args.spawn.is_some() { Some(Spawned::start(&args.port)?) } else { None };
     let addr = match (given, &spawned) {
         (Some(addr), _) => addr,
         (None, Some(server)) => parse_addr(&server.addr)?,

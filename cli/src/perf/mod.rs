@@ -13,6 +13,7 @@ use crate::fail::Fail;
 use control::Mode;
 
 mod client;
+mod coll;
 mod control;
 mod link;
 mod pattern;
@@ -51,7 +52,8 @@ pub(crate) struct PingPongArgs {
 /// Start one side with --listen and the other with the address that it prints, or both at once with
 /// --spawn. The client sends, with a number of messages in flight; the time of a message is from
 /// its posting to its completion, and the rate counts until the server has them all. With --op the
-/// client writes or reads memory of the server instead, or changes 8-byte words there.
+/// client writes or reads memory of the server instead, or changes 8-byte words there; or all
+/// processes call a collective together, and the size is that of a block of it.
 #[derive(Args)]
 #[command(after_long_help = "\
 Exit codes:
@@ -67,6 +69,7 @@ Examples:
   barewire bench --spawn --window 1 --size 8        no two messages in flight
   barewire bench --spawn --op write --size 64k      into the server's memory
   barewire bench --spawn --op fadd --window 1       one fetch-and-add at a time
+  barewire bench --spawn 4 --op allreduce           a sum among four processes
 
 Environment:
   BAREWIRE_PORT  the port where --port is not given (default: this user's segment, shm)")]
@@ -76,9 +79,12 @@ pub(crate) struct BenchArgs {
     /// Messages in flight, 1 to 512.
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=512))]
     window: u32,
-    /// What the client does.
+    /// What the client does, or all processes do together.
     #[arg(long, value_enum, default_value_t = Op::Send)]
     op: Op,
+    /// This is one of the processes that another one started for a collective.
+    #[arg(long, hide = true)]
+    rank: Option<u32>,
 }
 
 /// What a bench measures.
@@ -94,6 +100,32 @@ enum Op {
     Fadd,
     /// Swaps words of the server for their successors, compared with what they were.
     Cswap,
+    /// All processes wait for each other. This and the next ones need --spawn.
+    Barrier,
+    /// One process's words to all.
+    Broadcast,
+    /// The sum of all processes' words to all.
+    Allreduce,
+    /// All processes' words to all.
+    Allgather,
+    /// Words from each process to each.
+    Alltoall,
+    /// The sum of all processes' words, a part to each.
+    ReduceScatter,
+}
+
+impl Op {
+    fn collective(self) -> Option<coll::Call> {
+        Some(match self {
+            Self::Barrier => coll::Call::Barrier,
+            Self::Broadcast => coll::Call::Broadcast,
+            Self::Allreduce => coll::Call::Allreduce,
+            Self::Allgather => coll::Call::Allgather,
+            Self::Alltoall => coll::Call::Alltoall,
+            Self::ReduceScatter => coll::Call::ReduceScatter,
+            _ => return None,
+        })
+    }
 }
 
 #[derive(Args)]
@@ -108,9 +140,10 @@ struct Common {
     /// Ends after one client.
     #[arg(long, requires = "listen", conflicts_with_all = ["spawn", "addr"])]
     once: bool,
-    /// Starts the other side too.
-    #[arg(long)]
-    spawn: bool,
+    /// Starts the other side too; for collectives, so many processes in all, 2 to 64.
+    #[arg(long, value_name = "N", num_args = 0..=1, default_missing_value = "2")]
+    #[arg(value_parser = clap::value_parser!(u32).range(2..=64))]
+    spawn: Option<u32>,
     /// The port, such as shm:job7 or fault(loss=0.01):shm.
     #[arg(long, env = "BAREWIRE_PORT", hide_env = true, default_value = "shm")]
     port: String,
@@ -170,12 +203,23 @@ pub(crate) fn pingpong(args: &PingPongArgs) -> Result<ExitCode, Fail> {
 /// # Errors
 /// A side failed, or a byte was wrong.
 pub(crate) fn bench(args: &BenchArgs) -> Result<ExitCode, Fail> {
+    if let Some(call) = args.op.collective() {
+        if args.common.spawn.is_none() {
+            return Err(Fail::usage("collectives are measured with --spawn N"));
+        }
+        let default = if call == coll::Call::Barrier { vec![0] } else { vec![8, 1 << 10, 64 << 10] };
+        let sizes = args.common.sizes(&default);
+        return coll::run(&args.common, call, &sizes, args.rank);
+    }
+    if args.common.spawn.is_some_and(|n| n != 2) {
+        return Err(Fail::usage("--spawn N is for collectives, see --op"));
+    }
     let mode = match args.op {
         Op::Send => Mode::Stream,
         Op::Write => Mode::Write,
         Op::Read => Mode::Read,
         Op::Fadd => Mode::Fadd,
-        Op::Cswap => Mode::Cswap,
+        _ => Mode::Cswap,
     };
     if mode.is_one_sided() && args.common.tagged {
         return Err(Fail::usage("--tagged is for messages, not for --op"));

@@ -22,9 +22,9 @@ impl Times {
 }
 
 /// One size of one run.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub(super) struct Line {
-    /// `pingpong` or `stream`.
+    /// `pingpong`, `stream`, or the operation.
     pub(super) run: &'static str,
     /// The port, as it would be opened again.
     pub(super) port: String,

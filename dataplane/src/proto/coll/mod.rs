@@ -258,6 +258,8 @@ pub struct Round {
     pub sends: Vec<Comm>,
     /// Computed last, in this order.
     pub after: Vec<Local>,
+    /// The next round needs nothing of what this one receives, so it need not wait for all of it.
+    pub free: bool,
 }
 
 impl Round {
@@ -267,6 +269,7 @@ impl Round {
         self.recvs.clear();
         self.sends.clear();
         self.after.clear();
+        self.free = false;
     }
 
     fn is_empty(&self) -> bool {

@@ -659,6 +659,8 @@ impl Maker<'_> {
             let own = Local::copy(Place::input(at(me)), Place::out(at(me)), len);
             self.out.before.push(own);
         }
+        // Every block has a place of its own.
+        self.out.free = true;
         for i in first..n.min(first + WINDOW) {
             let (from, to) = ((me + n - i) % n, (me + i) % n);
             self.recv(from, self.level, Slice::one(Place::out(at(from)), len));

@@ -4,6 +4,7 @@
 //! that it could do, and tells of receives and sends that have ended. It holds no memory of the
 //! call and so can be driven by a clock alone.
 
+use super::plan::WINDOW;
 use super::program::Program;
 use super::{Comm, Local, Round};
 
@@ -31,7 +32,7 @@ pub struct Run {
     stage: Stage,
     /// Next element of the stage's list.
     at: usize,
-    /// Receives of this round that have not ended.
+    /// Receives that have not ended: of this round, and of free ones before it.
     recvs: u32,
     /// Sends that have not ended: of this round, of the one before, of older ones.
     sends: [u32; 3],
@@ -90,16 +91,21 @@ impl Run {
                     Some(&comm) => return Action::Send(comm, self.number),
                     None => self.enter(Stage::After),
                 },
-                Stage::After if self.recvs > 0 => return Action::Wait,
+                Stage::After if self.recvs > self.may_stay() => return Action::Wait,
                 Stage::After => match self.round.after.get(self.at) {
                     Some(_) if self.sends[1] + self.sends[2] > 0 => return Action::Wait,
                     Some(&local) => return Action::Local(local),
                     None => self.advance(self.number + 1),
                 },
-                Stage::Last if self.sends != [0; 3] => return Action::Wait,
+                Stage::Last if self.recvs > 0 || self.sends != [0; 3] => return Action::Wait,
                 Stage::Last => return Action::Done,
             }
         }
+    }
+
+    /// Receives that the next round may begin without.
+    fn may_stay(&self) -> u32 {
+        if self.round.free { WINDOW } else { 0 }
     }
 
     /// The action that [`action`](Self::action) said was done.

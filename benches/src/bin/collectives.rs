@@ -1,0 +1,218 @@
+//! What collectives cost in the model that chooses them: every member runs the schedules that nodes
+//! run, on a clock instead of a network.
+//!
+//! A message costs `o` of processor time at the sender and again at the receiver, `beta` a byte on
+//! the sender's link and on the receiver's (both at once, as a switch passes on what comes), and is
+//! `alpha` under way. A byte that is reduced or copied costs `gamma`. Every member has one
+//! processor; the network between the links is never short of anything. The reference of a case is
+//! the least that the formulas of docs/collectives.md give for any radix.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap};
+
+use barewire_benches::{Args, Report, Row};
+use barewire_dataplane::proto::coll::plan::{Force, Model, choose, levels};
+use barewire_dataplane::proto::coll::program::Program;
+use barewire_dataplane::proto::coll::run::{Action, Run};
+use barewire_dataplane::proto::coll::{Kind, Local, Round, Shape};
+
+/// An ordinary fast Ethernet: 2.5 us one way, 60 ns a message, 100 Gbit/s, 30 GB/s.
+const MODEL: Model =
+    Model { alpha_ns: 2500, o_ns: 60, beta_ps: 80, gamma_ps: 33, force: Force::No };
+
+/// Picoseconds.
+type Time = u64;
+
+const ALPHA: Time = MODEL.alpha_ns as Time * 1000;
+const O: Time = MODEL.o_ns as Time * 1000;
+const BETA: Time = MODEL.beta_ps as Time;
+const GAMMA: Time = MODEL.gamma_ps as Time;
+
+struct Member {
+    run: Run,
+    /// When processor and links are free.
+    cpu: Time,
+    tx: Time,
+    rx: Time,
+    /// Receives posted and messages here, by sender and step: positive and negative.
+    open: HashMap<(u32, u16), i32>,
+    end: Option<Time>,
+}
+
+struct World {
+    members: Vec<Member>,
+    /// (when, number, to, from, step, bytes).
+    arrivals: BinaryHeap<Reverse<(Time, u64, u32, u32, u16, u64)>>,
+    sent: u64,
+}
+
+impl World {
+    /// Runs one call; member `late` begins `by` later. Returns when the last member has ended.
+    fn run(shape: Shape, late: u32, by: Time) -> (Time, u64) {
+        let (plan, _) = choose(&shape, &MODEL);
+        let member = |me| Member {
+            run: Run::new(Program::new(Shape { me, ..shape }, &plan), Round::default()),
+            cpu: if me == late { by } else { 0 },
+            tx: 0,
+            rx: 0,
+            open: HashMap::new(),
+            end: None,
+        };
+        let members = (0..shape.n).map(member).collect();
+        let mut w = Self { members, arrivals: BinaryHeap::new(), sent: 0 };
+        for me in 0..shape.n {
+            w.go_on(me);
+        }
+        while let Some(Reverse((at, _, to, from, step, _))) = w.arrivals.pop() {
+            let m = &mut w.members[to as usize];
+            m.cpu = m.cpu.max(at) + O;
+            let open = m.open.entry((from, step)).or_default();
+            *open -= 1;
+            if *open >= 0 {
+                m.run.received();
+            }
+            w.go_on(to);
+        }
+        let ends = w.members.iter().map(|m| m.end.expect("everybody ends"));
+        (ends.max().unwrap_or(0), w.sent)
+    }
+
+    /// What member `me` does until it waits.
+    fn go_on(&mut self, me: u32) {
+        loop {
+            let m = &mut self.members[me as usize];
+            match m.run.action() {
+                Action::Wait => return,
+                Action::Done => {
+                    let end = m.cpu;
+                    m.end.get_or_insert(end);
+                    return;
+                }
+                Action::Local(local) => m.cpu += GAMMA * bytes_of(&local),
+                Action::Recv(comm) => {
+                    let open = m.open.entry((comm.peer, comm.step)).or_default();
+                    *open += 1;
+                    let here = *open <= 0;
+                    m.run.done();
+                    if here {
+                        m.run.received();
+                    }
+                    continue;
+                }
+                Action::Send(comm, round) => {
+                    m.cpu += O;
+                    let wire = BETA * comm.slice.len();
+                    let start = m.cpu.max(m.tx);
+                    m.tx = start + wire;
+                    m.run.done();
+                    m.run.sent(round);
+                    self.sent += 1;
+                    let (number, len) = (self.sent, comm.slice.len());
+                    let to = &mut self.members[comm.peer as usize];
+                    to.rx = (to.rx + wire).max(start + wire + ALPHA);
+                    let arrival = (to.rx, number, comm.peer, me, comm.step, len);
+                    self.arrivals.push(Reverse(arrival));
+                    continue;
+                }
+            }
+            m.run.done();
+        }
+    }
+}
+
+fn bytes_of(local: &Local) -> u64 {
+    match *local {
+        Local::Copy { len, count, .. } => len * count,
+        Local::Reduce { len, .. } => len,
+    }
+}
+
+/// The least of the formulas, over all radices.
+fn bound(s: &Shape) -> Time {
+    let n = u64::from(s.n);
+    let m = s.block();
+    let over = |f: &dyn Fn(u64, u64) -> Time| {
+        (2..=s.n.clamp(2, 64)).map(|k| f(levels(s.n, k), u64::from(k) - 1)).min().unwrap_or(0)
+    };
+    let share = |bytes: u64| (u128::from(bytes) * u128::from(n - 1) / u128::from(n)) as u64;
+    match s.kind {
+        Kind::Barrier => over(&|rounds, r| rounds * (ALPHA + 2 * r * O)),
+        Kind::Allreduce => {
+            let small = over(&|rounds, r| rounds * (ALPHA + r * (2 * O + m * (BETA + GAMMA))));
+            let large = over(&|rounds, r| 2 * rounds * (ALPHA + 2 * r * O));
+            small.min(large + 2 * BETA * share(m) + GAMMA * share(m))
+        }
+        Kind::Allgather => over(&|rounds, r| rounds * (ALPHA + 2 * r * O)) + BETA * m * (n - 1),
+        Kind::Alltoall => {
+            let direct = ALPHA + (n - 1) * (2 * O + m * BETA);
+            let bruck = over(&|rounds, r| {
+                rounds * (ALPHA + 2 * r * O + (BETA + 2 * GAMMA) * (m * n / (r + 1) * r))
+            });
+            direct.min(bruck)
+        }
+        _ => unreachable!("the other kinds have no row"),
+    }
+}
+
+fn shape(kind: Kind, n: u32, bytes: u64) -> Shape {
+    let (count, size) = if kind == Kind::Barrier { (0, 0) } else { (bytes / 8, 8) };
+    Shape { kind, n, me: 0, root: 0, count, size, in_place: false }
+}
+
+fn name(kind: Kind, bytes: u64, n: u32) -> String {
+    let kind_name = format!("{kind:?}").to_lowercase();
+    match (kind, bytes) {
+        (Kind::Barrier, _) => format!("sim-barrier-{n}"),
+        (_, b) if b >= 1 << 20 => format!("sim-{kind_name}-{}MiB-{n}", b >> 20),
+        (_, b) if b >= 1 << 10 => format!("sim-{kind_name}-{}KiB-{n}", b >> 10),
+        (_, b) => format!("sim-{kind_name}-{b}B-{n}"),
+    }
+}
+
+fn main() {
+    let args = Args::read();
+    let mut report = Report::new("collectives", &args);
+    let sizes: &[u32] = if args.quick { &[2, 8] } else { &[2, 8, 64, 1024, 10_000] };
+    let most: &[u32] = if args.quick { &[] } else { &[100_000] };
+    let cases: [(Kind, u64, u32, bool); 6] = [
+        (Kind::Barrier, 0, u32::MAX, true),
+        (Kind::Allreduce, 8, u32::MAX, true),
+        (Kind::Allreduce, 1 << 20, u32::MAX, false),
+        (Kind::Allgather, 8, u32::MAX, false),
+        (Kind::Alltoall, 8, u32::MAX, false),
+        (Kind::Alltoall, 64 << 10, 1024, false),
+    ];
+    for (kind, bytes, largest, far) in cases {
+        let far = if far { most } else { &[] };
+        for &n in sizes.iter().chain(far).filter(|&&n| n <= largest) {
+            let case = name(kind, bytes, n);
+            if !args.wants(&case) {
+                continue;
+            }
+            let shape = shape(kind, n, bytes);
+            let (time, messages) = World::run(shape, 0, 0);
+            let (us, least) = (time as f64 / 1e6, bound(&shape) as f64 / 1e6);
+            let bar = if bytes > 4096 { "1.10" } else { "1.15" };
+            let note = format!("bar {bar}, {} messages a member", messages / u64::from(n));
+            report.row(Row::new(case, us, "us").against("bound", least, us / least).note(note));
+        }
+    }
+    straggler(&args, &mut report);
+}
+
+/// One member comes 100 us late: how much later all have ended.
+fn straggler(args: &Args, report: &mut Report) {
+    let late = 100_000_000;
+    for n in [64, 1024] {
+        let case = format!("sim-straggler-allreduce-8B-{n}");
+        if !args.wants(&case) || args.quick && n > 64 {
+            continue;
+        }
+        let shape = shape(Kind::Allreduce, n, 8);
+        let on_time = World::run(shape, 0, 0).0;
+        let worst = (0..n).step_by(n as usize / 16).map(|m| World::run(shape, m, late).0).max();
+        let extra = (worst.unwrap_or(0) - on_time) as f64 / 1e6;
+        let row = Row::new(case, extra, "us").against("its delay", 100.0, extra / 100.0);
+        report.row(row.note("bar 1.05"));
+    }
+}

@@ -1,0 +1,394 @@
+//! `barewire bench --op barrier, allreduce, ...`: N processes call collectives.
+//!
+//! The first process starts the others, which say their addresses on their standard output and get
+//! all addresses, in the order of ranks, on their standard input. From there on they talk by
+//! collectives alone: the first broadcasts how often the next one is called, and 0 ends it.
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
+
+use barewire::flags::{BindFlags, Caps, InfoFlags};
+use barewire::{
+    API_VERSION, AtomicOp, Av, AvAttr, AvSetAttr, Buf, Completion, Cq, CqAttr, Datatype, Domain,
+    DomainAttr, Endpoint, EpAddr, Eq, EqAttr, Error, FiAddr, Info, Mc, Posted, Progress, Settings,
+    Threading, fabric, getinfo_with,
+};
+
+use super::report::{Line, Times, table};
+use super::{Common, Until};
+use crate::fail::Fail;
+
+/// A collective to measure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Call {
+    Barrier,
+    Broadcast,
+    Allreduce,
+    Allgather,
+    Alltoall,
+    ReduceScatter,
+}
+
+impl Call {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Barrier => "barrier",
+            Self::Broadcast => "broadcast",
+            Self::Allreduce => "allreduce",
+            Self::Allgather => "allgather",
+            Self::Alltoall => "alltoall",
+            Self::ReduceScatter => "reduce-scatter",
+        }
+    }
+
+    /// Words of the source and of the result of a member, of which a block has `block`.
+    const fn words(self, block: usize, n: usize) -> (usize, usize) {
+        match self {
+            Self::Barrier => (0, 0),
+            Self::Broadcast => (0, block),
+            Self::Allreduce => (block, block),
+            Self::Allgather => (block, block * n),
+            Self::Alltoall => (block * n, block * n),
+            Self::ReduceScatter => (block * n, block),
+        }
+    }
+
+    /// Word `i` of the source of `rank`.
+    const fn source(rank: usize, i: usize) -> u64 {
+        (rank as u64 + 1) * 1_000_003 + i as u64
+    }
+
+    /// What word `i` of the result of `me` must be.
+    fn result(self, me: usize, n: usize, block: usize, i: usize) -> u64 {
+        match self {
+            Self::Barrier => 0,
+            Self::Broadcast => Self::source(0, i),
+            Self::Allreduce => (0..n).map(|rank| Self::source(rank, i)).sum(),
+            Self::Allgather => Self::source(i / block, i % block),
+            Self::Alltoall => Self::source(i / block, me * block + i % block),
+            Self::ReduceScatter => (0..n).map(|rank| Self::source(rank, me * block + i)).sum(),
+        }
+    }
+}
+
+/// A process of the group.
+struct Member {
+    ep: Endpoint,
+    cq: Cq,
+    eq: Eq,
+    av: Av,
+    _domain: Domain,
+    mc: Option<Mc>,
+    root: FiAddr,
+    rank: usize,
+    n: usize,
+}
+
+/// How long a process waits for another.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Empty reads after which the processor is offered to others: the group may need it.
+const SPINS: u32 = 200;
+
+/// Calls before the first that counts.
+const WARM_UP: u64 = 20;
+
+impl Member {
+    fn open(port: &str) -> Result<Self, Fail> {
+        let mut settings = Settings::from_env().map_err(Fail::usage)?;
+        settings.port = Some(port.to_owned());
+        let hints = Info {
+            caps: Caps::COLLECTIVE,
+            domain_attr: DomainAttr {
+                name: Some(port.to_owned()),
+                threading: Threading::Domain,
+                data_progress: Progress::Manual,
+                ..DomainAttr::default()
+            },
+            ..Info::default()
+        };
+        let none = InfoFlags::empty();
+        let infos = getinfo_with(&settings, API_VERSION, None, None, none, Some(&hints));
+        let info = infos.map_err(|why| Fail::new(format!("port {port}: {why}")))?.into_iter().next();
+        let info = info.ok_or_else(|| Fail::new(format!("port {port}: no collectives on it")))?;
+        let fabric = fabric(&info.fabric_attr).map_err(Fail::new)?;
+        let domain = fabric.domain_with(&info, settings).map_err(Fail::new)?;
+        let cq = domain.cq_open(CqAttr::default()).map_err(Fail::new)?;
+        let av = domain.av_open(AvAttr::default()).map_err(Fail::new)?;
+        let eq = fabric.eq_open(EqAttr::default()).map_err(Fail::new)?;
+        let ep = domain.endpoint(&info).map_err(Fail::new)?;
+        ep.bind_cq(&cq, BindFlags::TRANSMIT | BindFlags::RECV).map_err(Fail::new)?;
+        ep.bind_av(&av).map_err(Fail::new)?;
+        ep.bind_eq(&eq).map_err(Fail::new)?;
+        ep.enable().map_err(Fail::new)?;
+        Ok(Self { ep, cq, eq, av, _domain: domain, mc: None, root: 0, rank: 0, n: 1 })
+    }
+
+    /// Joins the group of `addrs`, of which this is number `rank`.
+    fn join(&mut self, addrs: &[EpAddr], rank: usize) -> Result<(), Fail> {
+        let mut at = vec![0; addrs.len()];
+        self.av.insert(addrs, &mut at).map_err(Fail::new)?;
+        let mut set = self.av.av_set(&AvSetAttr::default()).map_err(Fail::new)?;
+        at.iter().try_for_each(|&a| set.insert(a)).map_err(Fail::new)?;
+        (self.root, self.rank, self.n) = (at[0], rank, at.len());
+        self.mc = Some(self.ep.join_collective(set.addr(), &set, 0, 0).map_err(Fail::new)?);
+        let start = Instant::now();
+        loop {
+            match self.eq.read(&mut [0; 8]) {
+                Ok(_) => return Ok(()),
+                Err(Error::Again) if start.elapsed() < PATIENCE => std::thread::yield_now(),
+                Err(Error::Avail) => {
+                    let why = self.eq.readerr().map_or(Error::Again, |e| e.err);
+                    return Err(Fail::new(format!("the group was not joined: {why}")));
+                }
+                Err(why) => return Err(Fail::new(format!("the group was not joined: {why}"))),
+            }
+        }
+    }
+
+    /// Makes one call and waits for its end. Returns its buffers, the source first.
+    fn call(&self, what: Call, source: Buf, result: Buf) -> Result<(Buf, Buf), Fail> {
+        let group = self.mc.as_ref().map_or(0, Mc::addr);
+        let (ep, ty, sum) = (&self.ep, Datatype::Uint64, (AtomicOp::Sum, Datatype::Uint64));
+        let posted: Posted = match what {
+            Call::Barrier => ep.barrier(group, 1),
+            Call::Broadcast => ep.broadcast(result, group, self.root, ty, None, 1),
+            Call::Allreduce => ep.allreduce((source, result), group, sum, 1),
+            Call::Allgather => ep.allgather((source, result), group, ty, 1),
+            Call::Alltoall => {
+                let count = source.len() / 8 / self.n;
+                ep.alltoall((source, result), count, group, ty, 1)
+            }
+            Call::ReduceScatter => ep.reduce_scatter((source, result), group, sum, 1),
+        };
+        posted.map_err(|refused| Fail::new(format!("{}: {}", what.name(), refused.error)))?;
+        let mut one = [Completion::default()];
+        let (mut spins, mut since) = (0, None);
+        loop {
+            match self.cq.read(&mut one) {
+                Ok(_) => break,
+                Err(Error::Again) => {
+                    spins += 1;
+                    if spins % SPINS == 0 {
+                        let since = *since.get_or_insert_with(Instant::now);
+                        if since.elapsed() > PATIENCE {
+                            return Err(Fail::new(format!("{} does not end", what.name())));
+                        }
+                        std::thread::yield_now();
+                    }
+                }
+                Err(_) => {
+                    let why = self.cq.readerr().map_or(Error::Again, |e| e.err);
+                    return Err(Fail::new(format!("{}: {why}", what.name())));
+                }
+            }
+        }
+        let bufs = std::mem::take(&mut one[0].bufs).into_many().unwrap_or_default();
+        let mut bufs = bufs.into_iter();
+        Ok((bufs.next().unwrap_or_default(), bufs.next().unwrap_or_default()))
+    }
+
+    /// Broadcasts a number from the first process.
+    fn agree(&self, number: u64) -> Result<u64, Fail> {
+        let (_, said) = self.call(Call::Broadcast, Buf::default(), words(1, |_| number))?;
+        Ok(word(&said, 0))
+    }
+
+    /// One size; `times` counts at the first process.
+    fn run(&self, what: Call, size: u64, args: &Common, times: &mut Times) -> Result<Ran, Fail> {
+        let block = size as usize / 8;
+        let (source, result) = what.words(block, self.n);
+        let is_root = self.rank == 0;
+        let mut source = words(source, |i| Call::source(self.rank, i));
+        let mut result = words(result, |i| if is_root { Call::source(0, i) } else { 0 });
+        let mut ran = Ran { calls: 0, wrong: 0, seconds: 0.0 };
+        let (mut batch, mut warm) = (WARM_UP, true);
+        let mut start = Instant::now();
+        loop {
+            let now = self.agree(if is_root { batch } else { 0 })?;
+            if now == 0 {
+                break;
+            }
+            for _ in 0..now {
+                if args.verify && !(what == Call::Broadcast && is_root) {
+                    result.fill(0);
+                }
+                let before = Instant::now();
+                (source, result) = self.call(what, source, result)?;
+                if !warm {
+                    let ns = before.elapsed().as_nanos();
+                    times.add(u64::try_from(ns).unwrap_or(u64::MAX));
+                    ran.calls += 1;
+                }
+                if args.verify {
+                    let want = |i| what.result(self.rank, self.n, block, i);
+                    let right = (0..result.len() / 8).all(|i| word(&result, i) == want(i));
+                    ran.wrong += u64::from(!right);
+                }
+            }
+            if warm {
+                (warm, start) = (false, Instant::now());
+            }
+            ran.seconds = start.elapsed().as_secs_f64();
+            batch = match args.until() {
+                Until::Count(n) => n.saturating_sub(ran.calls).min(1000),
+                Until::Time(t) if ran.seconds < t.as_secs_f64() => 50,
+                Until::Time(_) => 0,
+            };
+        }
+        let wrong = words(1, |_| ran.wrong);
+        let (_, all) = self.call(Call::Allreduce, wrong, words(1, |_| 0))?;
+        ran.wrong = word(&all, 0);
+        Ok(ran)
+    }
+}
+
+/// What a size came to.
+struct Ran {
+    calls: u64,
+    /// Calls with a wrong result, at all processes.
+    wrong: u64,
+    seconds: f64,
+}
+
+fn words(count: usize, value: impl Fn(usize) -> u64) -> Buf {
+    (0..count).flat_map(|i| value(i).to_le_bytes()).collect::<Vec<u8>>().into()
+}
+
+fn word(buf: &[u8], i: usize) -> u64 {
+    let mut bytes = [0; 8];
+    bytes.copy_from_slice(&buf[8 * i..8 * i + 8]);
+    u64::from_le_bytes(bytes)
+}
+
+/// The processes that the first one started; killed if it fails.
+struct Others(Vec<Child>);
+
+impl Drop for Others {
+    fn drop(&mut self) {
+        for child in &mut self.0 {
+            // Both fail if it has ended, which is what is wanted.
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// Starts processes 1 to `n - 1` and returns them with their addresses.
+fn spawn(n: u32, args: &[String]) -> Result<(Others, Vec<EpAddr>), Fail> {
+    let exe = std::env::current_exe()
+        .map_err(|why| Fail::new(format!("the path of this program is not known: {why}")))?;
+    let (mut others, mut addrs) = (Others(Vec::new()), Vec::new());
+    for rank in 1..n {
+        let child = Command::new(&exe)
+            .args(args)
+            .args(["--rank", &rank.to_string()])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .map_err(|why| Fail::new(format!("process {rank} does not start: {why}")))?;
+        others.0.push(child);
+    }
+    for child in &mut others.0 {
+        let mut line = String::new();
+        if let Some(stdout) = child.stdout.take() {
+            // An error leaves the line empty, which is judged below.
+            let _ = BufReader::new(stdout).read_line(&mut line);
+        }
+        let addr = line.trim().parse();
+        addrs.push(addr.map_err(|_| Fail::new("another process ended before it was ready"))?);
+    }
+    Ok((others, addrs))
+}
+
+/// Runs the first process, which starts the others, or one of these.
+///
+/// # Errors
+/// A process does not start or dies, or a result was wrong.
+pub(super) fn run(
+    args: &Common,
+    what: Call,
+    sizes: &[u64],
+    rank: Option<u32>,
+) -> Result<ExitCode, Fail> {
+    if sizes.iter().any(|size| size % 8 != 0 || *size == 0 && what != Call::Barrier) {
+        return Err(Fail::usage("--size: collectives are measured with words of 8 bytes"));
+    }
+    let mut member = Member::open(&args.port)?;
+    let own = member.ep.getname().map_err(Fail::new)?;
+    if let Some(rank) = rank {
+        println!("{own}");
+        let mut line = String::new();
+        // Nothing if the first process has ended, and so no group to join.
+        std::io::stdin().read_line(&mut line).map_err(Fail::new)?;
+        let addrs: Result<Vec<EpAddr>, _> = line.split_whitespace().map(str::parse).collect();
+        member.join(&addrs.map_err(Fail::new)?, rank as usize)?;
+        for &size in sizes {
+            member.run(what, size, args, &mut Times::new())?;
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
+    let n = args.spawn.unwrap_or(2);
+    let (mut others, theirs) = spawn(n, &child_args(args, what, sizes))?;
+    let addrs: Vec<EpAddr> = std::iter::once(own).chain(theirs).collect();
+    let line: String = addrs.iter().map(|a| format!("{a} ")).collect();
+    for child in &mut others.0 {
+        if let Some(mut stdin) = child.stdin.take() {
+            writeln!(stdin, "{line}").map_err(Fail::new)?;
+        }
+    }
+    member.join(&addrs, 0)?;
+    let lines = measure(&member, args, what, sizes)?;
+    for child in &mut others.0 {
+        let status = child.wait().map_err(Fail::new)?;
+        if !status.success() {
+            return Err(Fail::new(format!("another process failed: {status}")));
+        }
+    }
+    if !args.json {
+        print!("{} among {n} processes\n{}", what.name(), table(&lines));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn child_args(args: &Common, what: Call, sizes: &[u64]) -> Vec<String> {
+    let sizes: Vec<String> = sizes.iter().map(u64::to_string).collect();
+    let mut line: Vec<String> = ["bench", "--op", what.name(), "--port", &args.port, "--size"]
+        .map(str::to_owned)
+        .into();
+    line.push(sizes.join(","));
+    // Positional arguments ask for a server; a member has none.
+    line.push("--spawn".to_owned());
+    if args.verify {
+        line.push("--verify".to_owned());
+    }
+    line
+}
+
+fn measure(member: &Member, args: &Common, what: Call, sizes: &[u64]) -> Result<Vec<Line>, Fail> {
+    let mut lines = Vec::new();
+    for &size in sizes {
+        let mut times = Times::new();
+        let ran = member.run(what, size, args, &mut times)?;
+        if ran.wrong > 0 {
+            return Err(Fail::new(format!("{} of {size} bytes: wrong results", what.name())));
+        }
+        let line = Line {
+            run: what.name(),
+            port: args.port.clone(),
+            tagged: false,
+            verified: args.verify,
+            size,
+            window: 1,
+            n: ran.calls,
+            ..Line::default()
+        };
+        let line = line.measured(&times, ran.seconds);
+        if args.json {
+            println!("{}", serde_json::to_string(&line).map_err(Fail::new)?);
+        }
+        lines.push(line);
+    }
+    Ok(lines)
+}
