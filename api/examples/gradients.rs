@@ -4,7 +4,7 @@ use barewire::flags::{BindFlags, Caps, InfoFlags};
 use barewire::*;
 
 fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
-    let args: Vec<u8> = std::env::args().skip(1).map(|a| a.parse()).collect::<Result<_, _>>()?;
+    let args: Vec<u8> = std::env::args().skip(1).flat_map(|a| a.parse()).collect();
     let [rank, n] = args[..] else { return Err("usage: gradients RANK N".into()) };
     // Everybody knows everybody's address beforehand: a MAC with the rank in it, endpoint 0.
     let mac = |rank: u8| format!("02:67:72:61:64:{rank:02x}");

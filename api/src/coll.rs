@@ -210,6 +210,13 @@ impl AvSet {
         SET | self.number
     }
 
+    /// Another set with the same members.
+    pub fn duplicate(&self) -> Self {
+        let (av, members) = (Arc::clone(&self.av), self.members.clone());
+        let number = self.av.dom.next_set();
+        Self { av, members, comm_key: self.comm_key, number }
+    }
+
     /// The members in their order.
     pub fn members(&self) -> &[FiAddr] {
         &self.members
@@ -293,6 +300,22 @@ impl EpCommon {
         flags: u64,
         context: u64,
     ) -> Result<Mc> {
+        self.join_with(coll_addr, set, flags, context, None)
+    }
+
+    /// As [`join_collective`](Self::join_collective), for the C provider: the event is a `struct
+    /// fi_eq_entry` of 24 bytes with `fid`, the context and 0.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn join_with(
+        &self,
+        coll_addr: FiAddr,
+        set: &AvSet,
+        flags: u64,
+        context: u64,
+        fid: Option<u64>,
+    ) -> Result<Mc> {
         const FI_COLLECTIVE: u64 = 1 << 6;
         if flags & !(FI_SEND | FI_RECV | FI_COLLECTIVE) != 0 {
             return Err(Error::BadFlags);
@@ -315,6 +338,9 @@ impl EpCommon {
         let mut core = self.dom.enter()?;
         let now = Engine::now();
         let id = core.node().coll_join(now, self.id, &req)?;
+        if let Some(fid) = fid {
+            core.join_fids.push((id, fid));
+        }
         core.engine.after_post(now);
         core.look_for_joins(&self.dom);
         core.posted(&self.dom);

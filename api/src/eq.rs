@@ -221,12 +221,15 @@ impl EqInner {
         self.tell();
     }
 
-    /// The outcome of a join: the event has the context, 8 bytes.
-    pub(crate) fn push_join(&self, context: u64, result: Result<()>) {
+    /// The outcome of a join: the event has the context, 8 bytes, or with `fid` an entry as C has it.
+    pub(crate) fn push_join(&self, fid: Option<u64>, context: u64, result: Result<()>) {
         let item = match result {
             Ok(()) => Item::Event {
                 event: crate::coll::FI_JOIN_COMPLETE,
-                bytes: context.to_le_bytes().to_vec(),
+                bytes: match fid {
+                    None => context.to_ne_bytes().to_vec(),
+                    Some(fid) => [fid, context, 0].map(u64::to_ne_bytes).concat(),
+                },
             },
             Err(err) => Item::Error(EqErr { err, context, data: 0 }),
         };

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use barewire_dataplane::node::{EpId, Node};
+use barewire_dataplane::node::{EpId, GroupId, Node};
 use barewire_dataplane::poll::Engine;
 use barewire_dataplane::types::Instant;
 use barewire_driver::port::PortCaps;
@@ -28,6 +28,8 @@ pub(crate) struct Core {
     pub(crate) watch: Watch,
     pub(crate) mrs: MrTable,
     pub(crate) stats: Option<Publisher>,
+    /// What C knows groups by whose join goes on.
+    pub(crate) join_fids: Vec<(GroupId, u64)>,
     /// Until when the progress thread sleeps if nobody wakes it; `None` while it is awake.
     asleep_until: Option<Instant>,
     /// Reads that found an entry since the loop was last turned.
@@ -122,8 +124,10 @@ impl Core {
     #[cold]
     pub(crate) fn look_for_joins(&mut self, shared: &Shared) {
         while let Some(event) = self.node().coll_event() {
+            let at = self.join_fids.iter().position(|(group, _)| *group == event.group);
+            let fid = at.map(|at| self.join_fids.swap_remove(at).1);
             if let Some(eq) = shared.joiner(event.ep) {
-                eq.push_join(event.context, event.result);
+                eq.push_join(fid, event.context, event.result);
             }
         }
     }
@@ -281,6 +285,7 @@ impl DomainRef {
             watch: Watch::default(),
             mrs: MrTable::default(),
             stats,
+            join_fids: Vec::new(),
             asleep_until: None,
             reads: 0,
             mourned: false,

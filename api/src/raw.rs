@@ -15,10 +15,10 @@ use std::os::fd::RawFd;
 use std::ptr;
 use std::sync::Arc;
 
-pub use barewire_dataplane::node::MsgKind;
 use barewire_dataplane::node::{
-    AtomicReq, CollAttr, CollKind, CollReq, ReadReq, RecvReq, RmaIov, SendReq, WriteReq,
+    AtomicReq, CollAttr, CollReq, ReadReq, RecvReq, RmaIov, SendReq, WriteReq,
 };
+pub use barewire_dataplane::node::{CollKind, MsgKind};
 use barewire_dataplane::proto::atomic::AtomicKind;
 use barewire_dataplane::types::FiAddr;
 pub use barewire_dataplane::types::{CqErr, Cqe};

@@ -122,6 +122,16 @@ layouts! {
         tagged: *const OpsTagged, atomic: *const OpsAtomic, collective: *const OpsCollective,
     }
     "struct fid_pep" FidPep { fid: Fid, ops: *const OpsEp, cm: *const OpsCm, }
+    "struct fid_av_set" FidAvSet { fid: Fid, ops: *const OpsAvSet, }
+    "struct fid_mc" FidMc { fid: Fid, fi_addr: Addr, }
+    "struct fi_av_set_attr" AvSetAttr {
+        count: usize, start_addr: Addr, end_addr: Addr, stride: u64, comm_key_size: usize,
+        comm_key: *const u8, flags: u64,
+    }
+    "struct fi_collective_addr" CollectiveAddr { set: *const FidAvSet, coll_addr: Addr, }
+    "struct fi_collective_attr" CollectiveAttr {
+        op: u32, datatype: u32, datatype_attr: AtomicAttr, max_members: usize, mode: u64,
+    }
     "struct fid_stx" FidStx { fid: Fid, ops: *const OpsEp, }
     "struct fid_av" FidAv { fid: Fid, ops: *const OpsAv, }
     "struct fid_mr" FidMr { fid: Fid, mem_desc: P, key: u64, }
@@ -275,7 +285,7 @@ tables! {
         stx_ctx(*mut FidDomain, *mut TxAttr, *mut *mut FidStx, P) -> c_int;
         srx_ctx(*mut FidDomain, *mut RxAttr, *mut *mut FidEp, P) -> c_int;
         query_atomic(*mut FidDomain, u32, u32, *mut AtomicAttr, u64) -> c_int;
-        query_collective(*mut FidDomain, u32, P, u64) -> c_int;
+        query_collective(*mut FidDomain, u32, *mut CollectiveAttr, u64) -> c_int;
         endpoint2(*mut FidDomain, *mut FiInfo, *mut *mut FidEp, u64, P) -> c_int;
         @since 206 { xpu_ctx(*mut FidDomain, P, *mut P, P) -> c_int; }
     }
@@ -291,7 +301,15 @@ tables! {
         remove(*mut FidAv, *mut Addr, usize, u64) -> c_int;
         lookup(*mut FidAv, Addr, P, *mut usize) -> c_int;
         straddr(*mut FidAv, *const c_void, *mut c_char, *mut usize) -> Text;
-        av_set(*mut FidAv, P, *mut P, P) -> c_int;
+        av_set(*mut FidAv, *mut AvSetAttr, *mut *mut FidAvSet, P) -> c_int;
+    }
+    "struct fi_ops_av_set" OpsAvSet {
+        set_union(*mut FidAvSet, *const FidAvSet) -> c_int;
+        intersect(*mut FidAvSet, *const FidAvSet) -> c_int;
+        diff(*mut FidAvSet, *const FidAvSet) -> c_int;
+        insert(*mut FidAvSet, Addr) -> c_int;
+        remove(*mut FidAvSet, Addr) -> c_int;
+        addr(*mut FidAvSet, *mut Addr) -> c_int;
     }
     "struct fi_ops_ep" OpsEp {
         cancel(*mut Fid, P) -> isize;
@@ -312,7 +330,7 @@ tables! {
         accept(*mut FidEp, *const c_void, usize) -> c_int;
         reject(*mut FidPep, *mut Fid, *const c_void, usize) -> c_int;
         shutdown(*mut FidEp, u64) -> c_int;
-        join(*mut FidEp, *const c_void, u64, *mut P, P) -> c_int;
+        join(*mut FidEp, *const c_void, u64, *mut *mut FidMc, P) -> c_int;
     }
     "struct fi_ops_msg" OpsMsg {
         recv(*mut FidEp, P, usize, P, Addr, P) -> isize;
@@ -440,7 +458,8 @@ macro_rules! numbers {
 numbers! {
     usize: FI_CLASS_UNSPEC = 0, FI_CLASS_FABRIC = 1, FI_CLASS_DOMAIN = 2, FI_CLASS_EP = 3,
         FI_CLASS_AV = 11, FI_CLASS_MR = 12, FI_CLASS_EQ = 13, FI_CLASS_CQ = 14,
-        FI_CLASS_CNTR = 15, FI_CLASS_POLL = 17, FI_CLASS_NIC = 20;
+        FI_CLASS_CNTR = 15, FI_CLASS_POLL = 17, FI_CLASS_MC = 19, FI_CLASS_NIC = 20,
+        FI_CLASS_AV_SET = 21;
     c_int: FI_GETOPSFLAG = 2, FI_SETOPSFLAG = 3, FI_GETWAIT = 5, FI_ENABLE = 6,
         FI_GET_RAW_MR = 8, FI_MAP_RAW_MR = 9, FI_UNMAP_KEY = 10, FI_REFRESH = 14, FI_DUP = 15,
         FI_GETWAITOBJ = 16;
@@ -449,7 +468,7 @@ numbers! {
     c_int: FI_OPT_ENDPOINT = 0, FI_MR_SCALABLE = 2;
     u64: FI_SYNC_ERR = 1 << 58, FI_EVENT = 1 << 24, FI_MORE = 1 << 18, FI_PEEK = 1 << 19,
         FI_WRITE = 1 << 9, FI_SOURCE = 1 << 57, FI_NUMERICHOST = 1 << 55,
-        FI_PROV_ATTR_ONLY = 1 << 54, FI_TRANSMIT = 1 << 11, FI_RECV = 1 << 10;
+        FI_COLLECTIVE = 1 << 6, FI_PROV_ATTR_ONLY = 1 << 54, FI_TRANSMIT = 1 << 11, FI_RECV = 1 << 10;
 }
 
 #[cfg(test)]

@@ -20,7 +20,16 @@ pub(crate) type AvObject = Object<FidAv, Vector>;
 
 static FID: FiOps = FiOps { close, bind, ..FiOps::STUB };
 
-static OPS: OpsAv = OpsAv { insert, insertsvc, insertsym, remove, lookup, straddr, ..OpsAv::STUB };
+static OPS: OpsAv = OpsAv {
+    insert,
+    insertsvc,
+    insertsym,
+    remove,
+    lookup,
+    straddr,
+    av_set: crate::coll::av_set,
+    ..OpsAv::STUB
+};
 
 /// `fi_av_open`.
 pub(crate) unsafe extern "C" fn open(

@@ -15,7 +15,7 @@ use crate::cq::CqObject;
 use crate::domain::DomainObject;
 use crate::eq::EqObject;
 use crate::object::{Object, class_of, fid};
-use crate::{atomic, guard, info, msg, rma, tagged};
+use crate::{atomic, coll, guard, info, msg, rma, tagged};
 
 /// What stands behind a `struct fid_ep`.
 pub(crate) struct Endpoint {
@@ -29,9 +29,7 @@ static FID: FiOps = FiOps { close, bind, control, ..FiOps::STUB };
 
 static OPS: OpsEp = OpsEp { cancel, getopt, setopt, ..OpsEp::STUB };
 
-static CM: OpsCm = OpsCm { getname, ..OpsCm::STUB };
-
-static COLLECTIVE: OpsCollective = OpsCollective::STUB;
+static CM: OpsCm = OpsCm { getname, join: coll::join, ..OpsCm::STUB };
 
 /// `fi_endpoint`.
 pub(crate) unsafe extern "C" fn open(
@@ -64,7 +62,7 @@ pub(crate) unsafe extern "C" fn open(
             rma: &raw const rma::OPS,
             tagged: &raw const tagged::OPS,
             atomic: &raw const atomic::OPS,
-            collective: &raw const COLLECTIVE,
+            collective: &raw const coll::OPS,
         };
         let inner = Endpoint { ep: Arc::new(ep), form: domain.form };
         // SAFETY: `out` can be written.

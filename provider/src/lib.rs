@@ -10,6 +10,7 @@ mod addr;
 mod atomic;
 mod av;
 mod cntr;
+mod coll;
 mod cq;
 mod domain;
 mod ep;

@@ -27,7 +27,10 @@ macro_rules! abis {
     };
 }
 
-abis!(Fid, FidFabric, FidDomain, FidEp, FidAv, FidMr, FidCq, FidCntr, FidEq, FidWait, FidPoll);
+abis!(
+    Fid, FidFabric, FidDomain, FidEp, FidAv, FidAvSet, FidMc, FidMr, FidCq, FidCntr, FidEq,
+    FidWait, FidPoll
+);
 
 /// What stands behind a pointer of C.
 #[repr(C)]

@@ -110,7 +110,8 @@ impl Member {
         };
         let none = InfoFlags::empty();
         let infos = getinfo_with(&settings, API_VERSION, None, None, none, Some(&hints));
-        let info = infos.map_err(|why| Fail::new(format!("port {port}: {why}")))?.into_iter().next();
+        let info =
+            infos.map_err(|why| Fail::new(format!("port {port}: {why}")))?.into_iter().next();
         let info = info.ok_or_else(|| Fail::new(format!("port {port}: no collectives on it")))?;
         let fabric = fabric(&info.fabric_attr).map_err(Fail::new)?;
         let domain = fabric.domain_with(&info, settings).map_err(Fail::new)?;
@@ -354,9 +355,8 @@ pub(super) fn run(
 
 fn child_args(args: &Common, what: Call, sizes: &[u64]) -> Vec<String> {
     let sizes: Vec<String> = sizes.iter().map(u64::to_string).collect();
-    let mut line: Vec<String> = ["bench", "--op", what.name(), "--port", &args.port, "--size"]
-        .map(str::to_owned)
-        .into();
+    let mut line: Vec<String> =
+        ["bench", "--op", what.name(), "--port", &args.port, "--size"].map(str::to_owned).into();
     line.push(sizes.join(","));
     // Positional arguments ask for a server; a member has none.
     line.push("--spawn".to_owned());

@@ -207,7 +207,8 @@ pub(crate) fn bench(args: &BenchArgs) -> Result<ExitCode, Fail> {
         if args.common.spawn.is_none() {
             return Err(Fail::usage("collectives are measured with --spawn N"));
         }
-        let default = if call == coll::Call::Barrier { vec![0] } else { vec![8, 1 << 10, 64 << 10] };
+        let default =
+            if call == coll::Call::Barrier { vec![0] } else { vec![8, 1 << 10, 64 << 10] };
         let sizes = args.common.sizes(&default);
         return coll::run(&args.common, call, &sizes, args.rank);
     }

@@ -78,8 +78,7 @@ impl Node {
     ///
     /// # Errors
     /// - [`Error::AddrInUse`]: another endpoint of this domain has the number.
-    /// - [`Error::Invalid`]: a queue size is 0, or the number is 32,768 or more: those are kept for
-    ///   the collective sides of endpoints.
+    /// - [`Error::Invalid`]: a queue size is 0.
     /// - [`Error::OpNotSupp`]: a capability that no endpoint here has.
     /// - [`Error::NoMem`]: there are 32,768 endpoints already.
     pub fn ep_open(&mut self, attr: EpAttr) -> Result<EpId> {
@@ -90,9 +89,6 @@ impl Node {
             return Err(Error::OpNotSupp("FI_MULTICAST"));
         }
         let number = match attr.number {
-            Some(n) if n >= SIDE => {
-                return Err(Error::Invalid("endpoint numbers from 32768 on are reserved"));
-            }
             Some(n) if self.ep_slot(n) != NONE => return Err(Error::AddrInUse),
             Some(n) => n,
             None => (0..SIDE).find(|&n| self.ep_slot(n) == NONE).ok_or(Error::NoMem)?,

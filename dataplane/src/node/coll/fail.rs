@@ -117,7 +117,8 @@ impl Node {
         self.revoke_placing(now, side, &waits, &ours);
     }
 
-    /// Messages that are half here.
+    /// Messages that are half here. Their senders learn why from the ABORT, not from a send that
+    /// fails, so these end as if the messages had been taken.
     fn revoke_placing(
         &mut self,
         now: Instant,
@@ -134,7 +135,7 @@ impl Node {
             self.pulls.iter().filter(|(_, p)| is_ours(self, p.recv)).map(|(i, _)| i).collect();
         for pull in pulls {
             let recv = std::mem::replace(&mut self.pulls[pull].recv, NONE);
-            self.end_pull(now, pull, EndStatus::Closed);
+            self.end_pull(now, pull, EndStatus::Discarded);
             self.cancel_placing(recv);
         }
         for &p in peers {
@@ -151,7 +152,7 @@ impl Node {
             .collect();
         for msg in stored {
             if self.stored.get(msg).is_some() {
-                self.discard_stored(now, msg, EndStatus::Closed);
+                self.discard_stored(now, msg, EndStatus::Discarded);
             }
         }
     }
@@ -169,7 +170,7 @@ impl Node {
             .collect();
         for msg in stored {
             if self.stored.get(msg).is_some() {
-                self.discard_stored(now, msg, EndStatus::Closed);
+                self.discard_stored(now, msg, EndStatus::Discarded);
             }
         }
     }

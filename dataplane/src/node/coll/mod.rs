@@ -324,7 +324,9 @@ impl Node {
     pub(super) fn coll_enable(&mut self, ep: EpId) -> Result<()> {
         let e = self.eps.by_handle(ep.0).ok_or(Error::BadFd)?;
         let number = e.number;
-        if !e.caps.contains(Caps::COLLECTIVE) || self.coll.sides.contains_key(&number) {
+        // A number that is too high, or whose side's number somebody has taken by name, has none.
+        let free = number < SIDE && self.ep_slot(number | SIDE) == NONE;
+        if !e.caps.contains(Caps::COLLECTIVE) || !free {
             return Ok(());
         }
         let cq = match self.coll.cq {
@@ -420,7 +422,8 @@ impl Node {
         if !e.caps.contains(Caps::COLLECTIVE) {
             return Err(Error::OpNotSupp("FI_COLLECTIVE was not requested"));
         }
-        self.coll.sides.get(&e.number).copied().ok_or(Error::OpBadState)
+        let side = self.coll.sides.get(&e.number).copied();
+        side.ok_or(Error::OpNotSupp("endpoints with a number from 32768 on have no collectives"))
     }
 
     fn check_parent(&self, ep: EpId, parent: Option<GroupId>) -> Result<u64> {
