@@ -10,7 +10,7 @@ use crate::worker::{Node, open_with, say, settings};
 
 /// T_dead of a group: many processes share few processors here, and one that is not scheduled is as
 /// silent as a dead one.
-pub(crate) const PATIENT: Duration = Duration::from_secs(2);
+const PATIENT: Duration = Duration::from_secs(2);
 
 /// Becomes a worker with the role `coll`, or says that it is not meant.
 pub(crate) fn run(role: &str) -> bool {
@@ -191,7 +191,7 @@ fn collectives_among_processes() {
 #[test]
 fn a_killed_member_ends_the_calls_of_the_others() {
     let mut rng = Rng::new(3);
-    for round in 0..6 {
+    for round in 0..4 {
         let n = 2 + round % 4;
         let segment = Segment::new(&format!("collkill{round}"));
         let mut all = group(n, &segment);
@@ -200,13 +200,13 @@ fn a_killed_member_ends_the_calls_of_the_others() {
         std::thread::sleep(Duration::from_micros(rng.below(20_000)));
         let victim = rng.below(n as u64) as usize;
         all.remove(victim).kill();
-        let start = Instant::now();
+        // Within T_dead of the time that each survivor really ran (rule S10), which on a machine
+        // with other things to do is any time: `answer` says when it is too long. The simulator
+        // holds the bound.
         for worker in &mut all {
             let code: i32 = worker.answer("ENDED").parse().unwrap();
             assert!([104, 111, 113].contains(&code), "{}: {code}", worker.name);
         }
-        // T_dead, and what a busy machine adds to it.
-        assert!(start.elapsed() < PATIENT * 11 / 10 + Duration::from_secs(3), "{n} members");
         finish(all);
     }
 }

@@ -3,6 +3,7 @@
 //!
 //! The library is the one that `cargo build -p barewire-provider` made last.
 
+mod collectives;
 mod life;
 mod loading;
 mod mpi;

@@ -406,7 +406,7 @@ static void objects(struct side *a)
 	       0);
 	expect("fi_shutdown", fi_shutdown(a->ep, 0), -FI_ENOSYS);
 	expect("fi_connect", fi_connect(a->ep, name, NULL, 0), -FI_ENOSYS);
-	expect("fi_barrier", fi_barrier(a->ep, 0, NULL), -FI_ENOSYS);
+	expect("fi_barrier", fi_barrier(a->ep, 0, NULL), -FI_EINVAL);
 	expect("fi_scalable_ep", fi_scalable_ep(a->domain, info, &ep, NULL), -FI_ENOSYS);
 	expect("fi_stx_context", fi_stx_context(a->domain, info->tx_attr, &stx, NULL), -FI_ENOSYS);
 	expect("fi_passive_ep", fi_passive_ep(a->fabric, info, &pep, NULL), -FI_ENOSYS);

@@ -64,7 +64,7 @@ impl Node {
         while let Some(p) = self.wheel.expire(now) {
             self.on_timer(now, p);
         }
-        if self.coll.cq.is_some() {
+        if self.coll_wants(now) {
             self.coll_progress(now);
         }
         let flush = idle || self.owed_since.is_some_and(|at| now.since(at) >= ACK_DELAY_NS);

@@ -393,6 +393,13 @@ fn a_join_that_cannot_be_ends_with_an_error() {
         assert!(ended.unwrap_err().contains("timed out"));
     }
     assert!(team.rig.net.now > 60_000_000_000);
+    // What the first attempt left behind is no part of the next one.
+    for host in [0, 1] {
+        let now = team.rig.now();
+        team.rig.at(host).node.coll_close(now, ids[host].1).unwrap();
+    }
+    let gang = team.join(&[0, 1, 2], JoinModel::Collective).unwrap();
+    team.call(&gang, &Call::of(CollKind::Allreduce, 0, 5, 1)).unwrap();
     // One is dead.
     let mut team = Team::new(plan(2, 3, false));
     team.rig.kill(2);
@@ -402,6 +409,33 @@ fn a_join_that_cannot_be_ends_with_an_error() {
         assert!(team.await_join(host, id).unwrap().is_err());
     }
     assert!(team.rig.net.now - start < 600_000_000, "within T_dead and a little");
+}
+
+/// Goal: a member that leaves as soon as it has joined leaves nobody waiting, though the others may
+/// not have joined yet.
+#[test]
+fn a_member_may_leave_at_once() {
+    for seed in 0..40 {
+        let mut team = Team::new(plan(seed, 4, seed % 2 == 0));
+        let set = [0, 1, 2, 3];
+        let ids = set.map(|host| team.join_at(host, &set, JoinModel::Collective, None).unwrap());
+        let first = seed as usize % 4;
+        team.await_join(first, ids[first]).unwrap().unwrap();
+        let now = team.rig.now();
+        team.rig.at(first).node.coll_close(now, ids[first]).unwrap();
+        team.rig.poll_by(first, now.0);
+        let gang = Gang { hosts: set.to_vec(), ids: ids.to_vec() };
+        let barrier = Call::of(CollKind::Barrier, 0, 0, 1);
+        let mut all = Vec::new();
+        for host in (0..4).filter(|&h| h != first) {
+            if team.await_join(host, ids[host]).unwrap().is_ok() {
+                all.extend(team.post(&gang, host, &barrier));
+            }
+        }
+        let until = team.rig.net.now + 1_000_000_000;
+        team.run(&mut all, until).unwrap_or_else(|e| panic!("seed {seed}: {e}"));
+        assert!(all.iter().all(|p| matches!(p.outcome, Some(Err(_)))));
+    }
 }
 
 /// Goal: what waits for a member that left is told, what does not need it is not disturbed.

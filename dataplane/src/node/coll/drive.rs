@@ -67,6 +67,13 @@ impl Node {
             || !c.owed.is_empty()
     }
 
+    /// Whether there is something to do, be it only by time.
+    #[inline]
+    pub(crate) fn coll_wants(&self, now: Instant) -> bool {
+        let by_time = self.coll.stalled || self.coll.deadline.is_some_and(|at| at <= now);
+        by_time || self.coll_due()
+    }
+
     /// Receives that are posted as long as there are collective sides.
     pub(crate) fn coll_listening(&self) -> usize {
         self.coll.sides.len() * LISTENING
@@ -74,8 +81,13 @@ impl Node {
 
     /// When progress is due even if nothing arrives.
     pub(crate) fn coll_deadline(&self) -> Option<Instant> {
-        let retry = self.coll.stalled || !self.coll.owed.is_empty();
-        let retry = retry.then(|| self.polled_at + RETRY_NS);
+        let busy = self.coll.stalled || !self.coll.owed.is_empty();
+        // What came while the last transmit gave frames to ourselves is looked at by the next one.
+        let retry = if busy {
+            Some(self.polled_at + RETRY_NS)
+        } else {
+            self.coll_due().then_some(self.polled_at)
+        };
         match (self.coll.deadline, retry) {
             (Some(a), Some(b)) => Some(a.min(b)),
             (a, b) => a.or(b),
@@ -399,17 +411,25 @@ impl Node {
         };
         let found = self.coll.groups.iter().find(|(_, g)| named(g)).map(|(g, _)| g);
         match (found, cqe.tag & 0xfff) {
-            (None, _) => self.over_before(gid, cqe),
+            (None, _) => {
+                self.purge_join((entry.peer, Some(entry.ep)), Some(gid));
+                self.over_before(gid, cqe);
+            }
             (Some(g), LEAVE) => self.member_gone(now, g, (entry.peer, entry.ep), LEFT),
-            (Some(g), ABORT) => self.abort_group(now, g, super::fail::reason(cqe.data)),
+            (Some(g), ABORT) => {
+                self.purge_join((entry.peer, Some(entry.ep)), Some(gid));
+                self.abort_group(now, g, super::fail::reason(cqe.data));
+            }
             _ => self.counters.rx_coll_unknown += 1,
         }
     }
 
-    /// A group was given up by a member before it was joined here.
+    /// A group was given up or left by a member before it was joined here.
     fn over_before(&mut self, gid: u32, cqe: &Cqe) {
-        if cqe.tag & 0xfff == ABORT {
-            self.remember_over(gid, super::fail::reason(cqe.data));
+        match cqe.tag & 0xfff {
+            ABORT => self.remember_over(gid, super::fail::reason(cqe.data)),
+            LEAVE => self.remember_over(gid, LEFT),
+            _ => self.counters.rx_coll_unknown += 1,
         }
     }
 

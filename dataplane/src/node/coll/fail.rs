@@ -6,7 +6,7 @@
 //! members one is told by to leave anybody waiting.
 
 use super::drive::{ABORT, LEAVE, control_tag};
-use super::{GroupId, GroupState, JoinEvent, Member, Op};
+use super::{GroupId, GroupState, JOIN, JoinEvent, Member, Op, SIDE};
 use crate::error::Error;
 use crate::flags::{CqFlags, OpFlags};
 use crate::node::peer::Inbound;
@@ -161,6 +161,10 @@ impl Node {
     fn purge(&mut self, now: Instant, g: u32, gid: u32) {
         let side = self.coll.groups[g].side.0.idx();
         self.remember_over(gid, Error::Canceled);
+        if gid & JOIN != 0 {
+            // Others may be at their next attempt already; see `purge_join`.
+            return;
+        }
         if self.eps[side].matcher[MsgKind::Tagged as usize].unexpected_len() == 0 {
             return;
         }
@@ -175,8 +179,33 @@ impl Node {
         }
     }
 
+    /// Throws away what a member, or every member of a peer, has said in joins that it gave up:
+    /// everything that is here, since its next attempt comes behind its ABORT.
+    pub(super) fn purge_join(&mut self, (p, number): (u32, Option<u16>), gid: Option<u32>) {
+        let now = self.polled_at;
+        if self.peers.get(p).is_none_or(|peer| peer.stored == 0) {
+            return;
+        }
+        let stored: Vec<u32> = (self.stored.iter())
+            .filter(|(_, m)| {
+                let name = (m.tag >> 32) as u32;
+                m.payload.peer == p
+                    && number.is_none_or(|n| m.payload.src_ep == n)
+                    && self.eps.get(m.payload.ep).is_some_and(|ep| ep.number >= SIDE)
+                    && name & JOIN != 0
+                    && gid.is_none_or(|gid| gid == name)
+            })
+            .map(|(i, _)| i)
+            .collect();
+        for msg in stored {
+            if self.stored.get(msg).is_some() {
+                self.discard_stored(now, msg, EndStatus::Discarded);
+            }
+        }
+    }
+
     pub(super) fn remember_over(&mut self, gid: u32, err: Error) {
-        if self.coll.over.iter().any(|&(over, _)| over == gid) {
+        if gid & JOIN != 0 || self.coll.over.iter().any(|&(over, _)| over == gid) {
             return;
         }
         if self.coll.over.len() == OVER_MAX {
@@ -243,6 +272,7 @@ impl Node {
 
     pub(super) fn take_lost(&mut self, now: Instant) {
         while let Some((p, err)) = self.coll.lost.pop() {
+            self.purge_join((p, None), None);
             let groups: Vec<u32> = self.coll.groups.iter().map(|(g, _)| g).collect();
             for g in groups {
                 let Some(group) = self.coll.groups.get(g) else { continue };

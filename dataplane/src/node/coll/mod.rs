@@ -308,6 +308,10 @@ struct User {
     wanted: bool,
 }
 
+/// Bit of the names under which groups agree on their names. The same members have the same such
+/// name every time, so it is never over for good.
+const JOIN: u32 = 1 << 31;
+
 /// What the numbers of an exchange of a join are.
 const JOIN_WORDS: usize = 3;
 
@@ -480,7 +484,9 @@ impl Node {
                 mix(lives, u64::from(*times))
             }
         };
-        ((gid >> 32) as u32, (hash >> 32) as u32)
+        let gid = (gid >> 32) as u32 & !JOIN;
+        let join = if model == JoinModel::Collective { JOIN } else { 0 };
+        (gid | join, (hash >> 32) as u32)
     }
 
     /// Inserts the members' collective sides in the hidden address vector.
@@ -527,7 +533,7 @@ impl Node {
 
     /// The members agree on a name that the first of them draws, and compare what they are.
     fn begin_join(&mut self, now: Instant, g: u32) -> Result<()> {
-        let drawn = self.random() >> 32 | 1;
+        let drawn = self.random() >> 32 & u64::from(!JOIN) | 1;
         let group = &self.coll.groups[g];
         let hash = u64::from(group.hash);
         let name = if group.me == 0 { drawn } else { 0 };
