@@ -41,8 +41,8 @@ struct Member {
 
 struct World {
     members: Vec<Member>,
-    /// (when, number, to, from, step, bytes).
-    arrivals: BinaryHeap<Reverse<(Time, u64, u32, u32, u16, u64)>>,
+    /// (when, number, to, from, step, time that the receiver's link still takes for it).
+    arrivals: BinaryHeap<Reverse<(Time, u64, u32, u32, u16, Time)>>,
     sent: u64,
 }
 
@@ -63,8 +63,14 @@ impl World {
         for me in 0..shape.n {
             w.go_on(me);
         }
-        while let Some(Reverse((at, _, to, from, step, _))) = w.arrivals.pop() {
+        while let Some(Reverse((at, number, to, from, step, wire))) = w.arrivals.pop() {
             let m = &mut w.members[to as usize];
+            if wire > 0 {
+                // Its first byte is here. The last one is when the link has taken it.
+                m.rx = m.rx.max(at) + wire;
+                w.arrivals.push(Reverse((m.rx, number, to, from, step, 0)));
+                continue;
+            }
             m.cpu = m.cpu.max(at) + O;
             let open = m.open.entry((from, step)).or_default();
             *open -= 1;
@@ -107,10 +113,7 @@ impl World {
                     m.run.done();
                     m.run.sent(round);
                     self.sent += 1;
-                    let (number, len) = (self.sent, comm.slice.len());
-                    let to = &mut self.members[comm.peer as usize];
-                    to.rx = (to.rx + wire).max(start + wire + ALPHA);
-                    let arrival = (to.rx, number, comm.peer, me, comm.step, len);
+                    let arrival = (start + ALPHA, self.sent, comm.peer, me, comm.step, wire);
                     self.arrivals.push(Reverse(arrival));
                     continue;
                 }
