@@ -221,7 +221,8 @@ impl EqInner {
         self.tell();
     }
 
-    /// The outcome of a join: the event has the context, 8 bytes, or with `fid` an entry as C has it.
+    /// The outcome of a join: the event has the context, 8 bytes, or with `fid` an entry as C has
+    /// it.
     pub(crate) fn push_join(&self, fid: Option<u64>, context: u64, result: Result<()>) {
         let item = match result {
             Ok(()) => Item::Event {
