@@ -237,7 +237,7 @@ fn a_member_may_die_at_every_step() {
             let mut c = Crash { n, call, at: 0, victim: 0, seed };
             let events = crash_once(&c, false)?.unwrap_or(0);
             // Every event of most short calls, and as many moments of longer ones.
-            let moments = if nightly() { 400 } else { 40 };
+            let moments = if nightly() { 400 } else { 10 };
             let step = (events / moments).max(1);
             for at in (0..events).step_by(step as usize) {
                 (c.at, c.victim) = (at, (at / step + seed / 45) as usize % n);
