@@ -77,7 +77,7 @@ fn words(count: usize, f: impl Fn(usize) -> u64) -> Buf {
     Buf::from((0..count).flat_map(|i| f(i).to_le_bytes()).collect::<Vec<u8>>())
 }
 
-fn end(node: &Node) -> std::result::Result<Completion, CompletionError> {
+fn end(node: &Node) -> Result<Completion> {
     let mut one = [Completion::default()];
     let start = Instant::now();
     loop {
@@ -87,7 +87,7 @@ fn end(node: &Node) -> std::result::Result<Completion, CompletionError> {
                 return Ok(std::mem::take(&mut one[0]));
             }
             Err(Error::Again) => std::thread::yield_now(),
-            Err(_) => return Err(node.cq.readerr().unwrap()),
+            Err(_) => return Err(node.cq.readerr().unwrap().err),
         }
         assert!(start.elapsed() < PATIENCE, "a collective does not end");
     }
@@ -145,7 +145,7 @@ fn until_error(node: &Node, mc: FiAddr, rank: usize) -> i32 {
         let bufs = (words(count, |i| source(rank, i)), words(count, |_| 0));
         let posted = node.ep.allreduce(bufs, mc, sum, 1);
         let failed = match posted {
-            Ok(()) => end(node).err().map(|e| e.err),
+            Ok(()) => end(node).err(),
             Err(refused) => Some(refused.error),
         };
         if let Some(err) = failed {

@@ -39,10 +39,12 @@ struct Member {
     end: Option<Time>,
 }
 
+type Arrival = (Time, u64, u32, u32, u16, Time);
+
 struct World {
     members: Vec<Member>,
     /// (when, number, to, from, step, time that the receiver's link still takes for it).
-    arrivals: BinaryHeap<Reverse<(Time, u64, u32, u32, u16, Time)>>,
+    arrivals: BinaryHeap<Reverse<Arrival>>,
     sent: u64,
 }
 

@@ -140,7 +140,7 @@ const T_DEAD_NS: u64 = 200_000_000;
 /// Runs a call of a fresh group up to the crash and on to the end. Returns the events that the call
 /// takes without a crash, or `None` with one.
 fn crash_once(c: &Crash, crash: bool) -> Result<Option<u64>, Violation> {
-    let mut p = plan(c.seed, c.n, c.seed % 3 == 0);
+    let mut p = plan(c.seed, c.n, c.seed.is_multiple_of(3));
     p.node.t_dead_ns = T_DEAD_NS;
     let mut team = Team::new(p);
     let ranks: Vec<usize> = (0..c.n).collect();
