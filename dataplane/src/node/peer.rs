@@ -364,6 +364,8 @@ impl Peer {
                     || !self.pulls.is_empty()
                     || self.inbound != Inbound::None
                     || !self.held.is_empty()
+                    // Answers that cannot be sent: a station that is gone would have them for ever.
+                    || self.jobs > 0
                     || self.coll_waits > 0
             }
         }
