@@ -95,7 +95,8 @@ fn the_names_and_arguments_are_those_of_the_synopsis() {
     // kfi_fetch_atomic(ep, buf, count, desc, result, result_desc, dest_addr, addr, key, ...)
     let _: fn(&Endpoint, What, &[u8], Buf, Remote, u64) -> Posted = kfi_fetch_atomic;
     // kfi_fetch_atomicv(ep, iov, desc, count, resultv, result_desc, result_count, ...)
-    let _: fn(&Endpoint, What, &[&[u8]], Vec<Buf>, Remote, u64) -> Posted = kfi_fetch_atomicv;
+    type FetchV = fn(&Endpoint, What, &[&[u8]], Vec<Buf>, Remote, u64) -> Posted;
+    let _: FetchV = kfi_fetch_atomicv;
     // kfi_fetch_atomicmsg(ep, msg, resultv, result_desc, result_count, flags)
     let _: fn(&Endpoint, AtomicMsg<'_>, Bufs, KfiFlags) -> Posted = kfi_fetch_atomicmsg;
     // kfi_compare_atomic(ep, buf, count, desc, compare, compare_desc, result, result_desc, ...)
