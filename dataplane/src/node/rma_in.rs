@@ -310,8 +310,8 @@ impl Node {
         self.peers[p].nack.note_key(self.polled_at, done == Err(NackReason::BadKey));
     }
 
-    /// Counts `len` bytes of a write, and says how many it has written with them. One that was given
-    /// up half way says so nowhere but in the number of its successor.
+    /// Counts `len` bytes of a write, and says how many it has written with them. One that was
+    /// given up half way says so nowhere but in the number of its successor.
     fn note_written(&mut self, p: u32, range: &RemoteRange, len: u64) -> u64 {
         let number = u64::from(range.seq) << Peer::WRITTEN_BITS;
         let before = self.peers[p].written ^ number;

@@ -188,16 +188,7 @@ impl Node {
             State::Answered if over || op.is_answer() => {
                 self.refuse_open(now, base, op, RstReason::UnknownSession);
             }
-            State::Answered => {
-                // They gave up the session that we answered. Ours pairs with that one only (S3).
-                // What waits for it was meant for the life that it was with.
-                if peer.inc == op.inc {
-                    self.forget(p);
-                } else {
-                    self.end_session(now, p, Error::ConnReset, false);
-                }
-                self.answer(now, p, base, op);
-            }
+            State::Answered => self.answer_anew(now, p, base, op),
             State::Open if theirs => {
                 self.peers[p].ack_now = true;
                 self.make_ready(p);
@@ -209,6 +200,17 @@ impl Node {
                 self.make_ready(p);
             }
         }
+    }
+
+    /// They gave up the session that we answered. Ours pairs with that one only (S3).
+    fn answer_anew(&mut self, now: Instant, p: u32, base: &Base, op: &OpenOp) {
+        if self.peers[p].inc == op.inc {
+            self.forget(p);
+        } else {
+            // What waits for it was meant for the life that it was with.
+            self.end_session(now, p, Error::ConnReset, false);
+        }
+        self.answer(now, p, base, op);
     }
 
     /// Answers a first OPEN with a new session of ours.
