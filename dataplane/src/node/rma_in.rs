@@ -310,8 +310,8 @@ impl Node {
         self.peers[p].nack.note_key(self.polled_at, done == Err(NackReason::BadKey));
     }
 
-    /// Counts `len` bytes of a write, and says how many it has written with them. One that was
-    /// given up half way says so nowhere but in the number of its successor.
+    /// Counts `len` bytes of a write, and says how many it has written with them. What one that was
+    /// given up or refused half way had written ends with the number of its successor.
     fn note_written(&mut self, p: u32, range: &RemoteRange, len: u64) -> u64 {
         let number = u64::from(range.seq) << Peer::WRITTEN_BITS;
         let before = self.peers[p].written ^ number;
@@ -322,7 +322,6 @@ impl Node {
     }
 
     fn refuse_rma(&mut self, p: u32, range: &RemoteRange, reason: NackReason) -> Verdict {
-        self.peers[p].written = 0;
         if !range.last {
             self.peers[p].bad_seq = range.seq.into();
         }
