@@ -659,6 +659,7 @@ impl Node {
                 peer.snd.guess(&mut self.sent, idx);
             }
         }
+        self.peers[p].snd.make_room(&mut self.sent);
         self.make_ready(p);
     }
 

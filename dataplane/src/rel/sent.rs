@@ -282,6 +282,11 @@ impl SendWindow {
     /// peer says which copy of it arrived, so one that was sent again without need is measured as
     /// well.
     pub fn round_trip(&self, pool: &SentPool, now: Instant, ack: &AckOp) -> Option<u64> {
+        // The answer to a probe names a packet that came long ago: as long as the field holds, or
+        // longer. Taken for a round trip, each would be longer than the one before.
+        if ack.delay == u16::MAX {
+            return None;
+        }
         let entry = &pool[self.by_psn(pool, ack.newest)?];
         let sent_at = if ack.resent { entry.at } else { entry.first_at };
         Some(now.since(sent_at).saturating_sub(u64::from(ack.delay) * 64).max(1))
@@ -387,6 +392,15 @@ impl SendWindow {
     pub fn guess(&mut self, pool: &mut SentPool, idx: u32) {
         self.guesses += 1;
         self.mark_lost(pool, idx);
+    }
+
+    /// Gives up the oldest packets under way, as [`guess`](Self::guess) does, until another one may
+    /// be sent: what is lost unnoticed would else fill the window for as long as nothing is sent.
+    pub fn make_room(&mut self, pool: &mut SentPool) {
+        while !self.may_resend() {
+            let Some(idx) = self.find(pool, |e| !e.sacked && !e.lost) else { return };
+            self.guess(pool, idx);
+        }
     }
 
     /// Of `dups` packets that arrived twice, those that were sent again because others had
