@@ -31,5 +31,6 @@ fn all_processes_have_the_same_sum() {
         assert_eq!(said, format!("rank {rank} of 4: 6 ... 4002\n"));
     }
     let path = barewire_driver::backend::shm::ShmSettings::named(&segment).path();
-    std::fs::remove_file(path).unwrap();
+    // Whoever makes another segment may have removed it.
+    let _ = std::fs::remove_file(path);
 }

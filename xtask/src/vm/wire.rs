@@ -29,14 +29,18 @@ impl Wire {
         let over = Arc::new(AtomicBool::new(false));
         let counts = Arc::new([AtomicU64::new(0), AtomicU64::new(0)]);
         let mut threads = Vec::new();
-        for (end, other) in [("a", "b"), ("b", "a")] {
-            let socket = UnixDatagram::bind(dir.join(format!("wire-{end}")))?;
+        let bind = |end: &str| UnixDatagram::bind(dir.join(format!("wire-{end}")));
+        let sockets = [bind("a")?, bind("b")?];
+        for (from, other) in [(0, "b"), (1, "a")] {
+            let socket = sockets[from].try_clone()?;
             socket.set_read_timeout(Some(Duration::from_millis(100)))?;
+            // A NIC that is connected hears nobody but the socket at its own end.
+            let out = sockets[1 - from].try_clone()?;
             let to = dir.join(format!("nic-{other}"));
             let (over, counts) = (Arc::clone(&over), Arc::clone(&counts));
-            let seed = seed.wrapping_mul(2) + u64::from(end == "a");
+            let seed = seed.wrapping_mul(2) + u64::from(from == 0);
             threads.push(std::thread::spawn(move || {
-                carry(&socket, &to, loss_percent, seed, &over, &counts);
+                carry(&socket, (&out, &to), loss_percent, seed, &over, &counts);
             }));
         }
         Ok(Self { dir: dir.to_owned(), over, counts, threads })
@@ -67,7 +71,7 @@ impl Drop for Wire {
 
 fn carry(
     from: &UnixDatagram,
-    to: &Path,
+    (out, to): (&UnixDatagram, &Path),
     loss_percent: u64,
     seed: u64,
     over: &AtomicBool,
@@ -87,7 +91,7 @@ fn carry(
         x ^= x >> 7;
         x ^= x << 17;
         // Nobody at the other end yet, or any more: a cable does not care.
-        let lost = x % 100 < loss_percent || from.send_to(&frame[..len], to).is_err();
+        let lost = x % 100 < loss_percent || out.send_to(&frame[..len], to).is_err();
         counts[usize::from(lost)].fetch_add(1, Relaxed);
     }
 }
