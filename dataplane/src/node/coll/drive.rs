@@ -154,6 +154,7 @@ impl Node {
             if !self.gone {
                 self.listen(EpId(self.eps.handle(err.cqe.op_context as u32)));
             }
+            self.on_strange_control(err);
             return;
         }
         let Some(o) = self.op_of(err.cqe.op_context) else { return };
@@ -168,6 +169,16 @@ impl Node {
             op.sends = op.sends.saturating_sub(1);
         }
         self.abort_group(now, g, why);
+    }
+
+    /// A control message of somebody who is in no group of ours (yet).
+    fn on_strange_control(&mut self, err: &CqErr) {
+        let Some(from) = err.err_data else { return };
+        let (gid, _, _) = parts_of(err.cqe.tag);
+        if let Some(&p) = self.by_mac.get(&from.mac) {
+            self.purge_join((p, Some(from.ep)), Some(gid));
+        }
+        self.over_before(gid, &err.cqe);
     }
 
     fn op_of(&self, context: u64) -> Option<u32> {

@@ -345,7 +345,8 @@ impl Node {
         let kinds = Caps::TAGGED | Caps::SEND | Caps::RECV;
         let attr = EpAttr {
             number: Some(number | SIDE),
-            caps: kinds | Caps::DIRECTED_RECV | Caps::SOURCE,
+            // Who is not known by a group yet may have something to say of a join.
+            caps: kinds | Caps::DIRECTED_RECV | Caps::SOURCE | Caps::SOURCE_ERR,
             tx_size: 1 << 20,
             rx_size: 1 << 20,
             ..EpAttr::default()
