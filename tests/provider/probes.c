@@ -227,38 +227,6 @@ static void messages(struct side *a, struct side *b)
 	expect("cancelled receive: context", e.op_context == &ctx, 1);
 }
 
-/* A short message that nobody has asked for yet completes at its sender all the same, however many
- * there are: a program may send first and receive later. */
-static void unexpected(struct side *a, struct side *b)
-{
-	enum { BURST = 100, ROUNDS = 10, LEN = 300 };
-	static char out[BURST][LEN];
-	struct fi_cq_err_entry e;
-	char in[LEN];
-	int sent = 0, right = 0;
-
-	/* The receiver looks only after each burst, so credit runs out in the middle of one, and
-	 * lengths that cost one and two of it leave one over. */
-	for (int round = 0; round < ROUNDS && sent == round * BURST; round++) {
-		for (int i = 0; i < BURST; i++) {
-			memset(out[i], i, LEN);
-			must("fi_tsend", fi_tsend(a->ep, out[i], i % 3 ? LEN : 8, NULL, a->peer, 0x77,
-						  NULL));
-		}
-		for (int i = 0; i < BURST && next(a, b, &e) == 0; i++)
-			sent++;
-	}
-	expect("unexpected messages complete", sent, ROUNDS * BURST);
-	for (int i = 0; i < sent; i++) {
-		size_t len = i % BURST % 3 ? LEN : 8;
-		must("fi_trecv", fi_trecv(b->ep, in, LEN, NULL, FI_ADDR_UNSPEC, 0x77, 0, NULL));
-		if (next(b, a, &e) == 0 && e.len == len && in[0] == (char) (i % BURST) &&
-		    in[len - 1] == (char) (i % BURST))
-			right++;
-	}
-	expect("unexpected messages arrive in order", right, sent);
-}
-
 static void peeks(struct side *a, struct side *b)
 {
 	struct fi_cq_err_entry e;
@@ -656,7 +624,6 @@ int main(void)
 	know(&b, &a);
 	sends(&a);
 	messages(&a, &b);
-	unexpected(&a, &b);
 	peeks(&a, &b);
 	atomics(&a);
 	remote(&a, &b);

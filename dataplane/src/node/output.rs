@@ -9,7 +9,7 @@ use barewire_driver::port::Tx;
 
 use super::input::ACK_EVERY_LOSSLESS;
 use super::ops::WrFlags;
-use super::peer::{GRANT_FIRST, State, ack_time};
+use super::peer::{State, ack_time};
 use super::{FrameSink, Node};
 use crate::plant::{Bug, planted};
 use crate::proto::blocks::units;
@@ -331,12 +331,7 @@ impl Node {
         let pull = wr.flags.contains(WrFlags::MATCH)
             || wr.len > (self.settings.eager_max as u64).max(if small { 4096 } else { 0 })
             || cost > credits && cost > 1;
-        // A short message that credit is a little short for waits to hear what is granted for those
-        // under way. It would be announced for nothing, and complete only when it is matched, which
-        // a program that sends first and receives later may wait for in vain. Once nothing is under
-        // way, the peer has no blocks: then it is announced, so that others can go on.
-        let soon = cost > credits && cost <= GRANT_FIRST && self.peers[p].snd.in_flight() > 0;
-        if credits == 0 || soon {
+        if credits == 0 {
             return Step::Wait;
         }
         if pull {
