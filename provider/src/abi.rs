@@ -108,7 +108,8 @@ macro_rules! tables {
     };
 }
 
-type P = *mut c_void;
+/// Any pointer.
+pub(crate) type P = *mut c_void;
 type Text = *const c_char;
 type Addr = u64;
 

@@ -1,14 +1,14 @@
 //! The calls of fi_atomic(3). What the promises are is told in [`crate::msg`].
 
-use std::ffi::{c_int, c_void};
+use std::ffi::c_int;
 
 use barewire::flags::op_flags;
-use barewire::raw::{IoVec, RawAtomic};
+use barewire::raw::{IoVec, RawAtomic, RawEndpoint};
 use barewire::{AtomicKind, Datatype, Error, Remote, Result, RmaIov as OurIov, What};
 
 use crate::abi::*;
 use crate::ep::{EpObject, number};
-use crate::guard::{call, int};
+use crate::guard::{entries, int};
 use crate::msg::given;
 use crate::rma::Ranges;
 
@@ -44,7 +44,7 @@ impl Pieces {
     }
 
     /// `count` elements at `at`; no piece at all for an atomic read, which has no operand.
-    fn one(at: *mut c_void, count: usize, what: What) -> Self {
+    fn one(at: P, count: usize, what: What) -> Self {
         let mut all = [IoVec::EMPTY; LIMIT];
         all[0] = IoVec { base: at.cast(), len: bytes(count, what) };
         Self { all, count: 1 }
@@ -52,7 +52,7 @@ impl Pieces {
 
     /// # Safety
     /// `count` pieces are at `at`.
-    unsafe fn list(at: *const Ioc, count: usize, what: What) -> Result<Self> {
+    unsafe fn list((at, count): (*const Ioc, usize), what: What) -> Result<Self> {
         let mut all = [IoVec::EMPTY; LIMIT];
         let Some(to) = all.get_mut(..count) else {
             return Err(Error::Invalid("iov_count: above 8"));
@@ -81,53 +81,113 @@ fn elements(iov: &[IoVec], what: What) -> u64 {
     Datatype::try_from(what.datatype).map_or(0, |ty| len / ty.size()) as u64
 }
 
-/// A call on one remote range.
-struct Call<'a> {
-    kind: AtomicKind,
-    what: What,
-    operands: &'a Pieces,
-    compares: &'a Pieces,
-    results: &'a Pieces,
-    to: Remote,
-    count: u64,
-    context: *mut c_void,
-}
-
 const NONE: Pieces = Pieces { all: [IoVec::EMPTY; LIMIT], count: 0 };
 
-/// # Safety
-/// `at` is an endpoint; the memory is lent as fi_atomic(3) says.
-unsafe fn post(at: *mut FidEp, c: Call<'_>) -> Result<()> {
-    let ranges = [OurIov { addr: c.to.addr, len: c.count, key: c.to.key }];
-    let call = RawAtomic {
-        kind: c.kind,
-        what: c.what,
-        operands: c.operands.as_slice(),
-        compares: c.compares.as_slice(),
-        results: c.results.as_slice(),
-        dest: c.to.dest,
-        rma_iov: &ranges,
-        data: 0,
-        context: number(c.context),
-    };
-    // SAFETY: the caller's promise is that of the raw face.
-    unsafe { EpObject::of(at)?.ep.atomic(call) }
+/// The operand of a fetch: an atomic read ignores what stands there.
+fn operand(buf: P, count: usize, what: What) -> Pieces {
+    if buf.is_null() { NONE } else { Pieces::one(buf, count, what) }
 }
 
+/// What a call on one remote range says besides its lists.
+struct Call<'a> {
+    ep: &'a RawEndpoint,
+    what: What,
+    to: Remote,
+    context: P,
+}
+
+impl Call<'_> {
+    /// # Safety
+    /// The memory is lent as fi_atomic(3) says.
+    unsafe fn post(
+        &self,
+        kind: AtomicKind,
+        operands: &Pieces,
+        compares: &Pieces,
+        results: &Pieces,
+    ) -> Result<()> {
+        let lists = [operands, compares, results].map(Pieces::as_slice);
+        let [operands, compares, results] = lists;
+        let Self { what, to: Remote { dest, addr, key }, context, .. } = *self;
+        let len = elements(if kind == AtomicKind::Base { operands } else { results }, what);
+        let (rma_iov, context) = (&[OurIov { addr, len, key }], number(context));
+        let data = 0;
+        let call =
+            RawAtomic { kind, what, operands, compares, results, dest, rma_iov, data, context };
+        // SAFETY: the caller's promise is that of the raw face.
+        unsafe { self.ep.atomic(call) }
+    }
+}
+
+/// Entries for calls on one remote range, which end in the same arguments.
+macro_rules! on_one_range {
+    ($($name:ident($($arg:ident: $ty:ty),*) |$call:ident| $post:expr;)*) => {
+        entries! {$(
+            $name(
+                $($arg: $ty,)*
+                dest: u64, addr: u64, key: u64, datatype: u32, op: u32, context: P
+            ) |ep| {
+                let (what, to) = (What { op, datatype }, Remote { dest, addr, key });
+                let $call = Call { ep, what, to, context };
+                $post
+            };
+        )*}
+    };
+}
+
+on_one_range! {
+    write(buf: P, n: usize, _desc: P)
+        |c| c.post(AtomicKind::Base, &Pieces::one(buf, n, c.what), &NONE, &NONE);
+    writev(iov: *const Ioc, _desc: *mut P, n: usize)
+        |c| c.post(AtomicKind::Base, &Pieces::list((iov, n), c.what)?, &NONE, &NONE);
+    readwrite(buf: P, n: usize, _desc: P, result: P, _result_desc: P) |c| {
+        let result = &Pieces::one(result, n, c.what);
+        c.post(AtomicKind::Fetch, &operand(buf, n, c.what), &NONE, result)
+    };
+    readwritev(
+        iov: *const Ioc, _desc: *mut P, n: usize,
+        resultv: *const Ioc, _result_desc: *mut P, result_n: usize
+    ) |c| {
+        let operand = &Pieces::list((iov, n), c.what)?;
+        c.post(AtomicKind::Fetch, operand, &NONE, &Pieces::list((resultv, result_n), c.what)?)
+    };
+    compwrite(
+        buf: P, n: usize, _desc: P,
+        compare: P, _compare_desc: P, result: P, _result_desc: P
+    ) |c| {
+        let [operand, compare, result] =
+            &[buf, compare, result].map(|at| Pieces::one(at, n, c.what));
+        c.post(AtomicKind::Compare, operand, compare, result)
+    };
+    compwritev(
+        iov: *const Ioc, _desc: *mut P, n: usize,
+        comparev: *const Ioc, _compare_desc: *mut P, compare_n: usize,
+        resultv: *const Ioc, _result_desc: *mut P, result_n: usize
+    ) |c| {
+        let operand = &Pieces::list((iov, n), c.what)?;
+        let compare = &Pieces::list((comparev, compare_n), c.what)?;
+        c.post(AtomicKind::Compare, operand, compare, &Pieces::list((resultv, result_n), c.what)?)
+    };
+}
+
+/// No list.
+const EMPTY: (*const Ioc, usize) = (std::ptr::null(), 0);
+
 /// # Safety
-/// As [`post`], and the message is whole.
+/// The message is whole, or NULL; the lists have as many pieces as they say.
 unsafe fn post_msg(
-    at: *mut FidEp,
+    ep: &RawEndpoint,
     kind: AtomicKind,
     msg: *const MsgAtomic,
-    (compares, results): (&Pieces, &Pieces),
+    (compares, results): ((*const Ioc, usize), (*const Ioc, usize)),
     flags: u64,
 ) -> Result<()> {
     // SAFETY: the caller's promise.
     unsafe {
         let m = given(msg)?;
         let what = What { op: m.op, datatype: m.datatype };
-        let operands = Pieces::list(m.msg_iov, m.iov_count, what)?;
+        let (compares, results) = (Pieces::list(compares, what)?, Pieces::list(results, what)?);
+        let operands = Pieces::list((m.msg_iov, m.iov_count), what)?;
         if m.rma_iov.is_null() && m.rma_iov_count > 0 {
             return Err(Error::Invalid("rma_iov: NULL"));
         }
@@ -146,278 +206,48 @@ unsafe fn post_msg(
             data: m.data,
             context: number(m.context),
         };
-        EpObject::of(at)?.ep.atomicmsg(call, op_flags(flags)?)
+        ep.atomicmsg(call, op_flags(flags)?)
     }
 }
 
-unsafe extern "C" fn write(
-    at: *mut FidEp,
-    buf: *mut c_void,
-    count: usize,
-    _desc: *mut c_void,
-    dest: u64,
-    addr: u64,
-    key: u64,
-    datatype: u32,
-    op: u32,
-    context: *mut c_void,
-) -> isize {
-    call(|| {
-        let (what, to) = (What { op, datatype }, Remote { dest, addr, key });
-        let (operands, count) = (&Pieces::one(buf, count, what), count as u64);
-        let (kind, compares, results) = (AtomicKind::Base, &NONE, &NONE);
-        // SAFETY: the table belongs to endpoints; the memory is lent as fi_atomic(3) says.
-        unsafe { post(at, Call { kind, what, operands, compares, results, to, count, context }) }
-    })
+entries! {
+    writemsg(msg: *const MsgAtomic, flags: u64)
+        |ep| post_msg(ep, AtomicKind::Base, msg, (EMPTY, EMPTY), flags);
+    readwritemsg(
+        msg: *const MsgAtomic, resultv: *const Ioc, _result_desc: *mut P, n: usize, flags: u64
+    ) |ep| post_msg(ep, AtomicKind::Fetch, msg, (EMPTY, (resultv, n)), flags);
+    compwritemsg(
+        msg: *const MsgAtomic, comparev: *const Ioc, _compare_desc: *mut P, compare_n: usize,
+        resultv: *const Ioc, _result_desc: *mut P, n: usize, flags: u64
+    ) |ep| post_msg(ep, AtomicKind::Compare, msg, ((comparev, compare_n), (resultv, n)), flags);
+    inject(
+        buf: P, n: usize, dest: u64, addr: u64, key: u64, datatype: u32, op: u32
+    ) |ep| {
+        let what = What { op, datatype };
+        let operand = IoVec { base: buf.cast(), len: bytes(n, what) };
+        ep.inject_atomic(what, operand, Remote { dest, addr, key })
+    };
 }
 
-unsafe extern "C" fn writev(
-    at: *mut FidEp,
-    iov: *const Ioc,
-    _desc: *mut *mut c_void,
-    iov_count: usize,
-    dest: u64,
-    addr: u64,
-    key: u64,
-    datatype: u32,
-    op: u32,
-    context: *mut c_void,
-) -> isize {
-    call(|| {
-        let (what, to) = (What { op, datatype }, Remote { dest, addr, key });
-        let (kind, compares, results) = (AtomicKind::Base, &NONE, &NONE);
-        // SAFETY: as in `write`.
-        unsafe {
-            let operands = &Pieces::list(iov, iov_count, what)?;
-            let count = elements(operands.as_slice(), what);
-            post(at, Call { kind, what, operands, compares, results, to, count, context })
+/// Whether an operation exists, and for how many elements.
+macro_rules! valid {
+    ($($name:ident $ask:ident;)*) => {$(
+        unsafe extern "C" fn $name(at: *mut FidEp, ty: u32, op: u32, count: *mut usize) -> c_int {
+            int(|| {
+                // SAFETY: the table belongs to endpoints.
+                let found = unsafe { EpObject::of(at)?.ep.$ask(What { op, datatype: ty })? };
+                // SAFETY: `count` can be written or is NULL.
+                if let Some(count) = unsafe { count.as_mut() } {
+                    *count = found;
+                }
+                Ok(())
+            })
         }
-    })
+    )*};
 }
 
-unsafe extern "C" fn writemsg(at: *mut FidEp, msg: *const MsgAtomic, flags: u64) -> isize {
-    // SAFETY: as in `write`.
-    call(|| unsafe { post_msg(at, AtomicKind::Base, msg, (&NONE, &NONE), flags) })
-}
-
-unsafe extern "C" fn inject(
-    at: *mut FidEp,
-    buf: *mut c_void,
-    count: usize,
-    dest: u64,
-    addr: u64,
-    key: u64,
-    datatype: u32,
-    op: u32,
-) -> isize {
-    call(|| {
-        let (what, to) = (What { op, datatype }, Remote { dest, addr, key });
-        let operand = IoVec { base: buf.cast(), len: bytes(count, what) };
-        // SAFETY: the table belongs to endpoints, and the memory is readable during the call.
-        unsafe { EpObject::of(at)?.ep.inject_atomic(what, operand, to) }
-    })
-}
-
-/// The operand of a fetch: an atomic read ignores what stands there.
-fn operand(buf: *mut c_void, count: usize, what: What) -> Pieces {
-    if buf.is_null() { NONE } else { Pieces::one(buf, count, what) }
-}
-
-unsafe extern "C" fn readwrite(
-    at: *mut FidEp,
-    buf: *mut c_void,
-    count: usize,
-    _desc: *mut c_void,
-    result: *mut c_void,
-    _result_desc: *mut c_void,
-    dest: u64,
-    addr: u64,
-    key: u64,
-    datatype: u32,
-    op: u32,
-    context: *mut c_void,
-) -> isize {
-    call(|| {
-        let (what, to) = (What { op, datatype }, Remote { dest, addr, key });
-        let (operands, compares) = (&operand(buf, count, what), &NONE);
-        let (results, count) = (&Pieces::one(result, count, what), count as u64);
-        let kind = AtomicKind::Fetch;
-        // SAFETY: as in `write`.
-        unsafe { post(at, Call { kind, what, operands, compares, results, to, count, context }) }
-    })
-}
-
-unsafe extern "C" fn readwritev(
-    at: *mut FidEp,
-    iov: *const Ioc,
-    _desc: *mut *mut c_void,
-    iov_count: usize,
-    resultv: *const Ioc,
-    _result_desc: *mut *mut c_void,
-    result_count: usize,
-    dest: u64,
-    addr: u64,
-    key: u64,
-    datatype: u32,
-    op: u32,
-    context: *mut c_void,
-) -> isize {
-    call(|| {
-        let (what, to) = (What { op, datatype }, Remote { dest, addr, key });
-        let (kind, compares) = (AtomicKind::Fetch, &NONE);
-        // SAFETY: as in `write`.
-        unsafe {
-            let operands = &Pieces::list(iov, iov_count, what)?;
-            let results = &Pieces::list(resultv, result_count, what)?;
-            let count = elements(results.as_slice(), what);
-            post(at, Call { kind, what, operands, compares, results, to, count, context })
-        }
-    })
-}
-
-unsafe extern "C" fn readwritemsg(
-    at: *mut FidEp,
-    msg: *const MsgAtomic,
-    resultv: *const Ioc,
-    _result_desc: *mut *mut c_void,
-    result_count: usize,
-    flags: u64,
-) -> isize {
-    call(|| {
-        // SAFETY: as in `write`.
-        unsafe {
-            let m = given(msg)?;
-            let what = What { op: m.op, datatype: m.datatype };
-            let results = Pieces::list(resultv, result_count, what)?;
-            post_msg(at, AtomicKind::Fetch, msg, (&NONE, &results), flags)
-        }
-    })
-}
-
-unsafe extern "C" fn compwrite(
-    at: *mut FidEp,
-    buf: *mut c_void,
-    count: usize,
-    _desc: *mut c_void,
-    compare: *mut c_void,
-    _compare_desc: *mut c_void,
-    result: *mut c_void,
-    _result_desc: *mut c_void,
-    dest: u64,
-    addr: u64,
-    key: u64,
-    datatype: u32,
-    op: u32,
-    context: *mut c_void,
-) -> isize {
-    call(|| {
-        let (what, to) = (What { op, datatype }, Remote { dest, addr, key });
-        let (operands, compares) =
-            (&Pieces::one(buf, count, what), &Pieces::one(compare, count, what));
-        let (results, count) = (&Pieces::one(result, count, what), count as u64);
-        let kind = AtomicKind::Compare;
-        // SAFETY: as in `write`.
-        unsafe { post(at, Call { kind, what, operands, compares, results, to, count, context }) }
-    })
-}
-
-unsafe extern "C" fn compwritev(
-    at: *mut FidEp,
-    iov: *const Ioc,
-    _desc: *mut *mut c_void,
-    iov_count: usize,
-    comparev: *const Ioc,
-    _compare_desc: *mut *mut c_void,
-    compare_count: usize,
-    resultv: *const Ioc,
-    _result_desc: *mut *mut c_void,
-    result_count: usize,
-    dest: u64,
-    addr: u64,
-    key: u64,
-    datatype: u32,
-    op: u32,
-    context: *mut c_void,
-) -> isize {
-    call(|| {
-        let (what, to) = (What { op, datatype }, Remote { dest, addr, key });
-        let kind = AtomicKind::Compare;
-        // SAFETY: as in `write`.
-        unsafe {
-            let operands = &Pieces::list(iov, iov_count, what)?;
-            let compares = &Pieces::list(comparev, compare_count, what)?;
-            let results = &Pieces::list(resultv, result_count, what)?;
-            let count = elements(results.as_slice(), what);
-            post(at, Call { kind, what, operands, compares, results, to, count, context })
-        }
-    })
-}
-
-unsafe extern "C" fn compwritemsg(
-    at: *mut FidEp,
-    msg: *const MsgAtomic,
-    comparev: *const Ioc,
-    _compare_desc: *mut *mut c_void,
-    compare_count: usize,
-    resultv: *const Ioc,
-    _result_desc: *mut *mut c_void,
-    result_count: usize,
-    flags: u64,
-) -> isize {
-    call(|| {
-        // SAFETY: as in `write`.
-        unsafe {
-            let m = given(msg)?;
-            let what = What { op: m.op, datatype: m.datatype };
-            let compares = Pieces::list(comparev, compare_count, what)?;
-            let results = Pieces::list(resultv, result_count, what)?;
-            post_msg(at, AtomicKind::Compare, msg, (&compares, &results), flags)
-        }
-    })
-}
-
-/// # Safety
-/// `count` can be written or is NULL.
-unsafe fn put_count(count: *mut usize, value: usize) -> Result<()> {
-    // SAFETY: the caller's promise.
-    if let Some(count) = unsafe { count.as_mut() } {
-        *count = value;
-    }
-    Ok(())
-}
-
-unsafe extern "C" fn writevalid(
-    at: *mut FidEp,
-    datatype: u32,
-    op: u32,
-    count: *mut usize,
-) -> c_int {
-    // SAFETY: the table belongs to endpoints, and `count` can be written or is NULL.
-    int(|| unsafe { put_count(count, EpObject::of(at)?.ep.atomicvalid(What { op, datatype })?) })
-}
-
-unsafe extern "C" fn readwritevalid(
-    at: *mut FidEp,
-    datatype: u32,
-    op: u32,
-    count: *mut usize,
-) -> c_int {
-    int(|| {
-        // SAFETY: as above.
-        unsafe { put_count(count, EpObject::of(at)?.ep.fetch_atomicvalid(What { op, datatype })?) }
-    })
-}
-
-unsafe extern "C" fn compwritevalid(
-    at: *mut FidEp,
-    datatype: u32,
-    op: u32,
-    count: *mut usize,
-) -> c_int {
-    int(|| {
-        // SAFETY: as above.
-        unsafe {
-            put_count(count, EpObject::of(at)?.ep.compare_atomicvalid(What { op, datatype })?)
-        }
-    })
+valid! {
+    writevalid atomicvalid;
+    readwritevalid fetch_atomicvalid;
+    compwritevalid compare_atomicvalid;
 }

@@ -10,7 +10,7 @@ use crate::abi::*;
 use crate::av::AvObject;
 use crate::domain::DomainObject;
 use crate::ep::{EpObject, number};
-use crate::guard;
+use crate::guard::{self, entries};
 use crate::object::{Object, fid};
 
 type SetObject = Object<FidAvSet, Mutex<AvSet>>;
@@ -110,29 +110,22 @@ unsafe fn with_two(
     unsafe { with_set(to, |to| f(to, &other)) }
 }
 
-unsafe extern "C" fn set_union(to: *mut FidAvSet, from: *const FidAvSet) -> c_int {
-    // SAFETY: the table belongs to sets.
-    guard::int(|| unsafe { with_two(to, from, AvSet::union) })
+/// Entries for what is done to one set.
+macro_rules! of_sets {
+    ($($name:ident($other:ident: $ty:ty) |$to:ident| $call:expr;)*) => {$(
+        unsafe extern "C" fn $name($to: *mut FidAvSet, $other: $ty) -> c_int {
+            // SAFETY: the table belongs to sets, and so do both.
+            guard::int(|| unsafe { $call })
+        }
+    )*};
 }
 
-unsafe extern "C" fn intersect(to: *mut FidAvSet, from: *const FidAvSet) -> c_int {
-    // SAFETY: the table belongs to sets.
-    guard::int(|| unsafe { with_two(to, from, AvSet::intersect) })
-}
-
-unsafe extern "C" fn diff(to: *mut FidAvSet, from: *const FidAvSet) -> c_int {
-    // SAFETY: the table belongs to sets.
-    guard::int(|| unsafe { with_two(to, from, AvSet::diff) })
-}
-
-unsafe extern "C" fn insert(at: *mut FidAvSet, addr: u64) -> c_int {
-    // SAFETY: the table belongs to sets.
-    guard::int(|| unsafe { with_set(at, |set| set.insert(addr)) })
-}
-
-unsafe extern "C" fn remove(at: *mut FidAvSet, addr: u64) -> c_int {
-    // SAFETY: the table belongs to sets.
-    guard::int(|| unsafe { with_set(at, |set| set.remove(addr)) })
+of_sets! {
+    set_union(from: *const FidAvSet) |to| with_two(to, from, AvSet::union);
+    intersect(from: *const FidAvSet) |to| with_two(to, from, AvSet::intersect);
+    diff(from: *const FidAvSet) |to| with_two(to, from, AvSet::diff);
+    insert(addr: u64) |to| with_set(to, |set| set.insert(addr));
+    remove(addr: u64) |to| with_set(to, |set| set.remove(addr));
 }
 
 unsafe extern "C" fn addr(at: *mut FidAvSet, out: *mut u64) -> c_int {
@@ -211,212 +204,50 @@ pub(crate) unsafe extern "C" fn query(
     })
 }
 
-/// What all calls have.
-struct Call {
-    kind: CollKind,
-    buf: *mut c_void,
-    count: usize,
-    result: *mut c_void,
-    coll_addr: u64,
-    root_addr: u64,
-    datatype: u32,
-    op: u32,
-    flags: u64,
-    context: *mut c_void,
+/// A call without buffers.
+fn bare(kind: CollKind, coll_addr: u64, flags: u64, context: P) -> RawCollective {
+    let (none, root_addr) = (std::ptr::null_mut(), FI_ADDR_NOTAVAIL);
+    let (buf, result, count, datatype, op) = (none, none, 0, 0, 0);
+    let context = number(context);
+    RawCollective { kind, buf, result, count, datatype, op, coll_addr, root_addr, flags, context }
 }
 
-impl Call {
-    fn new(kind: CollKind, coll_addr: u64, flags: u64, context: *mut c_void) -> Self {
-        Self {
-            kind,
-            buf: std::ptr::null_mut(),
-            count: 0,
-            result: std::ptr::null_mut(),
-            coll_addr,
-            root_addr: FI_ADDR_NOTAVAIL,
-            datatype: 0,
-            op: 0,
-            flags,
-            context,
-        }
-    }
-
-    /// # Safety
-    /// `at` is an endpoint of ours, and the buffers are what the call says.
-    unsafe fn post(self, at: *mut FidEp) -> isize {
-        guard::call(|| {
-            let Self { kind, buf, count, result, coll_addr, root_addr, datatype, op, .. } = self;
-            // SAFETY: the caller's promise.
-            unsafe {
-                EpObject::of(at)?.ep.collective(RawCollective {
-                    kind,
-                    buf: buf.cast(),
-                    result: result.cast(),
-                    count,
-                    datatype,
-                    op,
-                    coll_addr,
-                    root_addr,
-                    flags: self.flags,
-                    context: number(self.context),
-                })
-            }
-        })
-    }
+/// Entries for calls with a source and a result, which begin and end in the same arguments.
+macro_rules! with_buffers {
+    ($($name:ident $kind:ident($($arg:ident: $ty:ty),*);)*) => {
+        entries! {$(
+            $name(
+                buf: P, count: usize, _desc: P, result: P, _result_desc: P, group: u64,
+                $($arg: $ty,)* flags: u64, context: P
+            ) |ep| {
+                let (buf, result) = (buf.cast(), result.cast());
+                let call = bare(CollKind::$kind, group, flags, context);
+                ep.collective(RawCollective { buf, count, result, $($arg,)* ..call })
+            };
+        )*}
+    };
 }
 
-unsafe extern "C" fn barrier(at: *mut FidEp, group: u64, context: *mut c_void) -> isize {
-    // SAFETY: the table belongs to endpoints.
-    unsafe { Call::new(CollKind::Barrier, group, 0, context).post(at) }
+with_buffers! {
+    alltoall Alltoall(datatype: u32);
+    allreduce Allreduce(datatype: u32, op: u32);
+    allgather Allgather(datatype: u32);
+    reduce_scatter ReduceScatter(datatype: u32, op: u32);
+    reduce Reduce(root_addr: u64, datatype: u32, op: u32);
+    scatter Scatter(root_addr: u64, datatype: u32);
+    gather Gather(root_addr: u64, datatype: u32);
 }
 
-unsafe extern "C" fn barrier2(
-    at: *mut FidEp,
-    group: u64,
-    flags: u64,
-    context: *mut c_void,
-) -> isize {
-    // SAFETY: the table belongs to endpoints.
-    unsafe { Call::new(CollKind::Barrier, group, flags, context).post(at) }
-}
-
-unsafe extern "C" fn broadcast(
-    at: *mut FidEp,
-    buf: *mut c_void,
-    count: usize,
-    _desc: *mut c_void,
-    group: u64,
-    root_addr: u64,
-    datatype: u32,
-    flags: u64,
-    context: *mut c_void,
-) -> isize {
-    let call = Call::new(CollKind::Broadcast, group, flags, context);
-    // SAFETY: the table belongs to endpoints, and the buffer has `count` elements.
-    unsafe { Call { buf, count, root_addr, datatype, ..call }.post(at) }
-}
-
-unsafe extern "C" fn alltoall(
-    at: *mut FidEp,
-    buf: *mut c_void,
-    count: usize,
-    _desc: *mut c_void,
-    result: *mut c_void,
-    _result_desc: *mut c_void,
-    group: u64,
-    datatype: u32,
-    flags: u64,
-    context: *mut c_void,
-) -> isize {
-    let call = Call::new(CollKind::Alltoall, group, flags, context);
-    // SAFETY: the table belongs to endpoints, and both buffers have a block for every member.
-    unsafe { Call { buf, count, result, datatype, ..call }.post(at) }
-}
-
-unsafe extern "C" fn allreduce(
-    at: *mut FidEp,
-    buf: *mut c_void,
-    count: usize,
-    _desc: *mut c_void,
-    result: *mut c_void,
-    _result_desc: *mut c_void,
-    group: u64,
-    datatype: u32,
-    op: u32,
-    flags: u64,
-    context: *mut c_void,
-) -> isize {
-    let call = Call::new(CollKind::Allreduce, group, flags, context);
-    // SAFETY: the table belongs to endpoints, and both buffers have `count` elements.
-    unsafe { Call { buf, count, result, datatype, op, ..call }.post(at) }
-}
-
-unsafe extern "C" fn allgather(
-    at: *mut FidEp,
-    buf: *mut c_void,
-    count: usize,
-    _desc: *mut c_void,
-    result: *mut c_void,
-    _result_desc: *mut c_void,
-    group: u64,
-    datatype: u32,
-    flags: u64,
-    context: *mut c_void,
-) -> isize {
-    let call = Call::new(CollKind::Allgather, group, flags, context);
-    // SAFETY: the table belongs to endpoints, and the result has a block for every member.
-    unsafe { Call { buf, count, result, datatype, ..call }.post(at) }
-}
-
-unsafe extern "C" fn reduce_scatter(
-    at: *mut FidEp,
-    buf: *mut c_void,
-    count: usize,
-    _desc: *mut c_void,
-    result: *mut c_void,
-    _result_desc: *mut c_void,
-    group: u64,
-    datatype: u32,
-    op: u32,
-    flags: u64,
-    context: *mut c_void,
-) -> isize {
-    let call = Call::new(CollKind::ReduceScatter, group, flags, context);
-    // SAFETY: the table belongs to endpoints, and the source has a block for every member.
-    unsafe { Call { buf, count, result, datatype, op, ..call }.post(at) }
-}
-
-unsafe extern "C" fn reduce(
-    at: *mut FidEp,
-    buf: *mut c_void,
-    count: usize,
-    _desc: *mut c_void,
-    result: *mut c_void,
-    _result_desc: *mut c_void,
-    group: u64,
-    root_addr: u64,
-    datatype: u32,
-    op: u32,
-    flags: u64,
-    context: *mut c_void,
-) -> isize {
-    let call = Call::new(CollKind::Reduce, group, flags, context);
-    // SAFETY: the table belongs to endpoints, and the buffers are as the call has them.
-    unsafe { Call { buf, count, result, root_addr, datatype, op, ..call }.post(at) }
-}
-
-unsafe extern "C" fn scatter(
-    at: *mut FidEp,
-    buf: *mut c_void,
-    count: usize,
-    _desc: *mut c_void,
-    result: *mut c_void,
-    _result_desc: *mut c_void,
-    group: u64,
-    root_addr: u64,
-    datatype: u32,
-    flags: u64,
-    context: *mut c_void,
-) -> isize {
-    let call = Call::new(CollKind::Scatter, group, flags, context);
-    // SAFETY: the table belongs to endpoints, and the root's source has a block for every member.
-    unsafe { Call { buf, count, result, root_addr, datatype, ..call }.post(at) }
-}
-
-unsafe extern "C" fn gather(
-    at: *mut FidEp,
-    buf: *mut c_void,
-    count: usize,
-    _desc: *mut c_void,
-    result: *mut c_void,
-    _result_desc: *mut c_void,
-    group: u64,
-    root_addr: u64,
-    datatype: u32,
-    flags: u64,
-    context: *mut c_void,
-) -> isize {
-    let call = Call::new(CollKind::Gather, group, flags, context);
-    // SAFETY: the table belongs to endpoints, and the root's result has a block for every member.
-    unsafe { Call { buf, count, result, root_addr, datatype, ..call }.post(at) }
+entries! {
+    barrier(group: u64, context: P)
+        |ep| ep.collective(bare(CollKind::Barrier, group, 0, context));
+    barrier2(group: u64, flags: u64, context: P)
+        |ep| ep.collective(bare(CollKind::Barrier, group, flags, context));
+    broadcast(
+        buf: P, count: usize, _desc: P, group: u64,
+        root_addr: u64, datatype: u32, flags: u64, context: P
+    ) |ep| {
+        let call = bare(CollKind::Broadcast, group, flags, context);
+        ep.collective(RawCollective { buf: buf.cast(), count, root_addr, datatype, ..call })
+    };
 }

@@ -15,7 +15,7 @@ use crate::cq::CqObject;
 use crate::domain::DomainObject;
 use crate::eq::EqObject;
 use crate::object::{Object, class_of, fid};
-use crate::{atomic, coll, guard, info, msg, rma, tagged};
+use crate::{atomic, coll, guard, info, msg, rma};
 
 /// What stands behind a `struct fid_ep`.
 pub(crate) struct Endpoint {
@@ -58,9 +58,9 @@ pub(crate) unsafe extern "C" fn open(
             fid: fid(FI_CLASS_EP, context, &FID),
             ops: &raw const OPS,
             cm: &raw const CM,
-            msg: &raw const msg::OPS,
+            msg: &raw const msg::untagged::OPS,
             rma: &raw const rma::OPS,
-            tagged: &raw const tagged::OPS,
+            tagged: &raw const msg::tagged::OPS,
             atomic: &raw const atomic::OPS,
             collective: &raw const coll::OPS,
         };

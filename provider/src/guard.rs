@@ -7,6 +7,23 @@ use std::sync::{Mutex, PoisonError};
 use barewire::errno::FI_EOTHER;
 use barewire::{Error, Result};
 
+/// Functions of a table of endpoints, in C's calling convention: arguments behind the endpoint, and
+/// the call of ours that they become.
+macro_rules! entries {
+    ($($name:ident($($arg:ident: $ty:ty),* $(,)?) |$ep:ident| $call:expr;)*) => {$(
+        unsafe extern "C" fn $name(at: *mut FidEp, $($arg: $ty),*) -> isize {
+            // SAFETY: the table belongs to endpoints, and what the arguments name is there and lent
+            // as the manual page of the call says, which is the promise of the raw face.
+            crate::guard::call(|| unsafe {
+                let $ep = &*crate::ep::EpObject::of(at)?.ep;
+                $call
+            })
+        }
+    )*};
+}
+
+pub(crate) use entries;
+
 /// What a function that we do not have returns.
 pub(crate) trait Refusal {
     /// Minus `FI_ENOSYS`, or nothing.

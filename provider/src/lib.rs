@@ -27,7 +27,6 @@ mod nic;
 mod object;
 mod poll;
 mod rma;
-mod tagged;
 
 use std::cell::UnsafeCell;
 use std::sync::Once;

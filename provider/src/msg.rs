@@ -1,28 +1,10 @@
-//! The nine calls of fi_msg(3).
+//! The nine calls of fi_msg(3), and as many of fi_tagged(3), which differ in the tag alone.
 
-use std::ffi::c_void;
-
-use barewire::flags::{OpFlags, op_flags};
 use barewire::raw::{IoVec, MsgKind, RawRecv, RawSend};
 use barewire::{Error, Result};
 
 use crate::abi::*;
-use crate::ep::{EpObject, number};
-use crate::guard::call;
-
-/// The table.
-pub(crate) static OPS: OpsMsg = OpsMsg {
-    recv,
-    recvv,
-    recvmsg,
-    send,
-    sendv,
-    sendmsg,
-    inject,
-    senddata,
-    injectdata,
-    ..OpsMsg::STUB
-};
+use crate::ep::number;
 
 /// A list of C as ours.
 ///
@@ -43,7 +25,7 @@ pub(crate) unsafe fn list<'a>(at: *const Iovec, count: usize) -> Result<&'a [IoV
 
 /// One piece.
 #[inline]
-pub(crate) fn one(base: *mut c_void, len: usize) -> [IoVec; 1] {
+pub(crate) fn one(base: P, len: usize) -> [IoVec; 1] {
     [IoVec { base: base.cast(), len }]
 }
 
@@ -57,132 +39,103 @@ pub(crate) unsafe fn given<'a, T>(msg: *const T) -> Result<&'a T> {
     unsafe { msg.as_ref() }.ok_or(Error::Invalid("msg: NULL"))
 }
 
-const KIND: MsgKind = MsgKind::Msg;
-
-unsafe extern "C" fn recv(
-    at: *mut FidEp,
-    buf: *mut c_void,
-    len: usize,
-    _desc: *mut c_void,
+/// The first two of `tags` are the tag and what of it to ignore.
+#[inline]
+fn get<const N: usize>(
+    kind: MsgKind,
+    iov: &[IoVec],
     src: u64,
-    context: *mut c_void,
-) -> isize {
-    call(|| {
-        let (iov, context) = (&one(buf, len), number(context));
-        let recv = RawRecv { kind: KIND, iov, src, tag: 0, ignore: 0, context };
-        // SAFETY: the table belongs to endpoints; the memory is lent as fi_msg(3) says, which is
-        // the promise of the raw face.
-        unsafe { EpObject::of(at)?.ep.recv(recv) }
-    })
+    tags: [u64; N],
+    context: P,
+) -> RawRecv<'_> {
+    RawRecv { kind, iov, src, tag: tags[0], ignore: tags[1], context: number(context) }
 }
 
-unsafe extern "C" fn recvv(
-    at: *mut FidEp,
-    iov: *const Iovec,
-    _desc: *mut *mut c_void,
-    count: usize,
-    src: u64,
-    context: *mut c_void,
-) -> isize {
-    call(|| {
-        let context = number(context);
-        // SAFETY: as in `recv`.
-        unsafe {
-            let iov = list(iov, count)?;
-            let recv = RawRecv { kind: KIND, iov, src, tag: 0, ignore: 0, context };
-            EpObject::of(at)?.ep.recv(recv)
-        }
-    })
-}
-
-unsafe extern "C" fn recvmsg(at: *mut FidEp, msg: *const Msg, flags: u64) -> isize {
-    call(|| {
-        // SAFETY: as in `recv`.
-        unsafe {
-            let (m, flags) = (given(msg)?, op_flags(flags)?);
-            let (iov, context) = (list(m.msg_iov, m.iov_count)?, number(m.context));
-            let recv = RawRecv { kind: KIND, iov, src: m.addr, tag: 0, ignore: 0, context };
-            EpObject::of(at)?.ep.recvmsg(recv, flags)
-        }
-    })
-}
-
-unsafe extern "C" fn send(
-    at: *mut FidEp,
-    buf: *mut c_void,
-    len: usize,
-    _desc: *mut c_void,
-    dest: u64,
-    context: *mut c_void,
-) -> isize {
-    call(|| {
-        let (iov, context) = (&one(buf, len), number(context));
-        let send = RawSend { kind: KIND, iov, dest, tag: 0, data: 0, context };
-        // SAFETY: as in `recv`.
-        unsafe { EpObject::of(at)?.ep.send(send, OpFlags::empty()) }
-    })
-}
-
-unsafe extern "C" fn sendv(
-    at: *mut FidEp,
-    iov: *const Iovec,
-    _desc: *mut *mut c_void,
-    count: usize,
-    dest: u64,
-    context: *mut c_void,
-) -> isize {
-    call(|| {
-        let context = number(context);
-        // SAFETY: as in `recv`.
-        unsafe {
-            let iov = list(iov, count)?;
-            let send = RawSend { kind: KIND, iov, dest, tag: 0, data: 0, context };
-            EpObject::of(at)?.ep.send(send, OpFlags::empty())
-        }
-    })
-}
-
-unsafe extern "C" fn sendmsg(at: *mut FidEp, msg: *const Msg, flags: u64) -> isize {
-    call(|| {
-        // SAFETY: as in `recv`.
-        unsafe {
-            let (m, flags) = (given(msg)?, op_flags(flags)?);
-            let (iov, context) = (list(m.msg_iov, m.iov_count)?, number(m.context));
-            let send = RawSend { kind: KIND, iov, dest: m.addr, tag: 0, data: m.data, context };
-            EpObject::of(at)?.ep.sendmsg(send, flags)
-        }
-    })
-}
-
-unsafe extern "C" fn inject(at: *mut FidEp, buf: *mut c_void, len: usize, dest: u64) -> isize {
-    // SAFETY: the table belongs to endpoints, and the memory is readable during the call.
-    call(|| unsafe { EpObject::of(at)?.ep.inject(KIND, (buf.cast(), len), dest, 0, None) })
-}
-
-unsafe extern "C" fn senddata(
-    at: *mut FidEp,
-    buf: *mut c_void,
-    len: usize,
-    _desc: *mut c_void,
+/// The first of `tags` is the tag.
+#[inline]
+fn put<const N: usize>(
+    kind: MsgKind,
+    iov: &[IoVec],
     data: u64,
     dest: u64,
-    context: *mut c_void,
-) -> isize {
-    call(|| {
-        let (iov, context) = (&one(buf, len), number(context));
-        let send = RawSend { kind: KIND, iov, dest, tag: 0, data, context };
-        // SAFETY: as in `recv`.
-        unsafe { EpObject::of(at)?.ep.send(send, OpFlags::REMOTE_CQ_DATA) }
-    })
+    tags: [u64; N],
+    context: P,
+) -> RawSend<'_> {
+    RawSend { kind, iov, dest, tag: tags[0], data, context: number(context) }
 }
 
-unsafe extern "C" fn injectdata(
-    at: *mut FidEp,
-    buf: *mut c_void,
-    len: usize,
-    data: u64,
-    dest: u64,
-) -> isize {
-    // SAFETY: as in `inject`.
-    call(|| unsafe { EpObject::of(at)?.ep.inject(KIND, (buf.cast(), len), dest, 0, Some(data)) })
+/// The table of one kind of message; a tagged one names the arguments that are its tag and the bits
+/// of it to ignore, and what has none has 0 there.
+macro_rules! messages {
+    ($kind:ident, $ops:ident, $msg:ident $(, $tag:ident, $ignore:ident)?) => {
+        use barewire::flags::{OpFlags, op_flags};
+
+        use super::{MsgKind, get, given, list, one, put};
+        use crate::abi::*;
+        use crate::guard::entries;
+
+        const KIND: MsgKind = MsgKind::$kind;
+
+        const NO_FLAGS: OpFlags = OpFlags::empty();
+
+        /// The table.
+        pub(crate) static OPS: $ops = $ops {
+            recv,
+            recvv,
+            recvmsg,
+            send,
+            sendv,
+            sendmsg,
+            inject,
+            senddata,
+            injectdata,
+            ..$ops::STUB
+        };
+
+        entries! {
+            recv(buf: P, len: usize, _desc: P, src: u64, $($tag: u64, $ignore: u64,)? context: P)
+                |ep| ep.recv(get(KIND, &one(buf, len), src, [$($tag, $ignore,)? 0, 0], context));
+            recvv(
+                iov: *const Iovec, _desc: *mut P, count: usize,
+                src: u64, $($tag: u64, $ignore: u64,)? context: P
+            ) |ep| ep.recv(get(KIND, list(iov, count)?, src, [$($tag, $ignore,)? 0, 0], context));
+            recvmsg(msg: *const $msg, flags: u64) |ep| {
+                let (m, flags) = (given(msg)?, op_flags(flags)?);
+                let (iov, tags) = (list(m.msg_iov, m.iov_count)?, [$(m.$tag, m.$ignore,)? 0, 0]);
+                ep.recvmsg(get(KIND, iov, m.addr, tags, m.context), flags)
+            };
+            send(buf: P, len: usize, _desc: P, dest: u64, $($tag: u64,)? context: P)
+                |ep| ep.send(put(KIND, &one(buf, len), 0, dest, [$($tag,)? 0], context), NO_FLAGS);
+            sendv(
+                iov: *const Iovec, _desc: *mut P, count: usize,
+                dest: u64, $($tag: u64,)? context: P
+            ) |ep| ep.send(put(KIND, list(iov, count)?, 0, dest, [$($tag,)? 0], context), NO_FLAGS);
+            sendmsg(msg: *const $msg, flags: u64) |ep| {
+                let (m, flags) = (given(msg)?, op_flags(flags)?);
+                let iov = list(m.msg_iov, m.iov_count)?;
+                ep.sendmsg(put(KIND, iov, m.data, m.addr, [$(m.$tag,)? 0], m.context), flags)
+            };
+            inject(buf: P, len: usize, dest: u64 $(, $tag: u64)?)
+                |ep| ep.inject(KIND, (buf.cast(), len), dest, [$($tag,)? 0][0], None);
+            senddata(
+                buf: P, len: usize, _desc: P, data: u64, dest: u64, $($tag: u64,)? context: P
+            ) |ep| {
+                let iov = &one(buf, len);
+                let send = put(KIND, iov, data, dest, [$($tag,)? 0], context);
+                ep.send(send, OpFlags::REMOTE_CQ_DATA)
+            };
+            injectdata(buf: P, len: usize, data: u64, dest: u64 $(, $tag: u64)?)
+                |ep| ep.inject(KIND, (buf.cast(), len), dest, [$($tag,)? 0][0], Some(data));
+        }
+    };
+}
+
+/// fi_msg(3).
+pub(crate) mod untagged {
+    messages!(Msg, OpsMsg, Msg);
+}
+
+/// fi_tagged(3).
+pub(crate) mod tagged {
+    messages!(Tagged, OpsTagged, MsgTagged, tag, ignore);
 }

@@ -1,14 +1,12 @@
 //! The nine calls of fi_rma(3). What the promises are is told in [`crate::msg`].
 
-use std::ffi::c_void;
-
 use barewire::flags::{OpFlags, op_flags};
 use barewire::raw::{IoVec, RawRma};
 use barewire::{Error, Remote, Result, RmaIov as OurIov};
 
 use crate::abi::*;
-use crate::ep::{EpObject, number};
-use crate::guard::call;
+use crate::ep::number;
+use crate::guard::entries;
 use crate::msg::{given, list, one};
 
 /// The table.
@@ -67,172 +65,72 @@ fn len_of(iov: &[IoVec]) -> u64 {
     iov.iter().map(|piece| piece.len as u64).fold(0, u64::wrapping_add)
 }
 
-/// One remote range for a list of local pieces.
-fn whole(iov: &[IoVec], addr: u64, key: u64) -> [OurIov; 1] {
-    [OurIov { addr, len: len_of(iov), key }]
-}
-
-unsafe extern "C" fn read(
-    at: *mut FidEp,
-    buf: *mut c_void,
-    len: usize,
-    _desc: *mut c_void,
-    dest: u64,
-    addr: u64,
-    key: u64,
-    context: *mut c_void,
-) -> isize {
-    call(|| {
-        let (iov, context) = (&one(buf, len), number(context));
-        let rma_iov = &whole(iov, addr, key);
-        // SAFETY: the table belongs to endpoints; the memory is lent as fi_rma(3) says, which is
-        // the promise of the raw face.
-        unsafe { EpObject::of(at)?.ep.read(RawRma { iov, dest, rma_iov, data: 0, context }) }
-    })
-}
-
-unsafe extern "C" fn readv(
-    at: *mut FidEp,
-    iov: *const Iovec,
-    _desc: *mut *mut c_void,
-    count: usize,
-    dest: u64,
-    addr: u64,
-    key: u64,
-    context: *mut c_void,
-) -> isize {
-    call(|| {
-        let context = number(context);
-        // SAFETY: as in `read`.
-        unsafe {
-            let iov = list(iov, count)?;
-            let rma_iov = &whole(few(iov)?, addr, key);
-            EpObject::of(at)?.ep.read(RawRma { iov, dest, rma_iov, data: 0, context })
-        }
-    })
-}
-
-/// A list that is short enough to be looked at: beyond the limit that was told, nothing says that
-/// its pieces are there.
-fn few(iov: &[IoVec]) -> Result<&[IoVec]> {
-    if iov.len() > barewire::rma::RMA_IOV_LIMIT {
+/// A list of pieces, short enough to be looked at: beyond the limit that was told, nothing says
+/// that its pieces are there.
+///
+/// # Safety
+/// As [`list`].
+unsafe fn few<'a>(iov: *const Iovec, count: usize) -> Result<&'a [IoVec]> {
+    if count > barewire::rma::RMA_IOV_LIMIT {
         return Err(Error::Invalid("iov_count: above 8"));
     }
-    Ok(iov)
+    // SAFETY: the caller's promise.
+    unsafe { list(iov, count) }
 }
 
-unsafe extern "C" fn readmsg(at: *mut FidEp, msg: *const MsgRma, flags: u64) -> isize {
-    call(|| {
-        // SAFETY: as in `read`.
-        unsafe {
-            let (m, flags) = (given(msg)?, op_flags(flags)?);
-            let (iov, context) = (list(m.msg_iov, m.iov_count)?, number(m.context));
-            let ranges = ranges(m.rma_iov, m.rma_iov_count)?;
-            let (dest, rma_iov) = (m.addr, ranges.as_slice());
-            let read = RawRma { iov, dest, rma_iov, data: m.data, context };
-            EpObject::of(at)?.ep.readmsg(read, flags)
-        }
-    })
+/// Local pieces and the one remote range for all of them, handed to `post`.
+fn on_one(
+    iov: &[IoVec],
+    (dest, addr, key): (u64, u64, u64),
+    (data, context): (u64, P),
+    post: impl FnOnce(RawRma<'_>) -> Result<()>,
+) -> Result<()> {
+    let rma_iov = &[OurIov { addr, len: len_of(iov), key }];
+    post(RawRma { iov, dest, rma_iov, data, context: number(context) })
 }
 
-unsafe extern "C" fn write(
-    at: *mut FidEp,
-    buf: *mut c_void,
-    len: usize,
-    _desc: *mut c_void,
-    dest: u64,
-    addr: u64,
-    key: u64,
-    context: *mut c_void,
-) -> isize {
-    call(|| {
-        let (iov, context) = (&one(buf, len), number(context));
-        let rma_iov = &whole(iov, addr, key);
-        let write = RawRma { iov, dest, rma_iov, data: 0, context };
-        // SAFETY: as in `read`.
-        unsafe { EpObject::of(at)?.ep.write(write, OpFlags::empty()) }
-    })
+/// A message and its flags, handed to `post`.
+///
+/// # Safety
+/// The message is whole, or NULL.
+unsafe fn on_msg(
+    msg: *const MsgRma,
+    flags: u64,
+    post: impl FnOnce(RawRma<'_>, OpFlags) -> Result<()>,
+) -> Result<()> {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let (m, flags) = (given(msg)?, op_flags(flags)?);
+        let (iov, ranges) = (list(m.msg_iov, m.iov_count)?, ranges(m.rma_iov, m.rma_iov_count)?);
+        let (rma_iov, context) = (ranges.as_slice(), number(m.context));
+        post(RawRma { iov, dest: m.addr, rma_iov, data: m.data, context }, flags)
+    }
 }
 
-unsafe extern "C" fn writev(
-    at: *mut FidEp,
-    iov: *const Iovec,
-    _desc: *mut *mut c_void,
-    count: usize,
-    dest: u64,
-    addr: u64,
-    key: u64,
-    context: *mut c_void,
-) -> isize {
-    call(|| {
-        let context = number(context);
-        // SAFETY: as in `read`.
-        unsafe {
-            let iov = list(iov, count)?;
-            let rma_iov = &whole(few(iov)?, addr, key);
-            let write = RawRma { iov, dest, rma_iov, data: 0, context };
-            EpObject::of(at)?.ep.write(write, OpFlags::empty())
-        }
-    })
-}
+const NO_FLAGS: OpFlags = OpFlags::empty();
 
-unsafe extern "C" fn writemsg(at: *mut FidEp, msg: *const MsgRma, flags: u64) -> isize {
-    call(|| {
-        // SAFETY: as in `read`.
-        unsafe {
-            let (m, flags) = (given(msg)?, op_flags(flags)?);
-            let (iov, context) = (list(m.msg_iov, m.iov_count)?, number(m.context));
-            let ranges = ranges(m.rma_iov, m.rma_iov_count)?;
-            let (dest, rma_iov) = (m.addr, ranges.as_slice());
-            let write = RawRma { iov, dest, rma_iov, data: m.data, context };
-            EpObject::of(at)?.ep.writemsg(write, flags)
-        }
-    })
-}
-
-unsafe extern "C" fn inject(
-    at: *mut FidEp,
-    buf: *mut c_void,
-    len: usize,
-    dest: u64,
-    addr: u64,
-    key: u64,
-) -> isize {
-    let to = Remote { dest, addr, key };
-    // SAFETY: the table belongs to endpoints, and the memory is readable during the call.
-    call(|| unsafe { EpObject::of(at)?.ep.inject_write((buf.cast(), len), to, None) })
-}
-
-unsafe extern "C" fn writedata(
-    at: *mut FidEp,
-    buf: *mut c_void,
-    len: usize,
-    _desc: *mut c_void,
-    data: u64,
-    dest: u64,
-    addr: u64,
-    key: u64,
-    context: *mut c_void,
-) -> isize {
-    call(|| {
-        let (iov, context) = (&one(buf, len), number(context));
-        let rma_iov = &whole(iov, addr, key);
-        let write = RawRma { iov, dest, rma_iov, data, context };
-        // SAFETY: as in `read`.
-        unsafe { EpObject::of(at)?.ep.write(write, OpFlags::REMOTE_CQ_DATA) }
-    })
-}
-
-unsafe extern "C" fn injectdata(
-    at: *mut FidEp,
-    buf: *mut c_void,
-    len: usize,
-    data: u64,
-    dest: u64,
-    addr: u64,
-    key: u64,
-) -> isize {
-    let to = Remote { dest, addr, key };
-    // SAFETY: as in `inject`.
-    call(|| unsafe { EpObject::of(at)?.ep.inject_write((buf.cast(), len), to, Some(data)) })
+entries! {
+    read(buf: P, len: usize, _desc: P, dest: u64, addr: u64, key: u64, context: P)
+        |ep| on_one(&one(buf, len), (dest, addr, key), (0, context), |r| ep.read(r));
+    readv(
+        iov: *const Iovec, _desc: *mut P, count: usize,
+        dest: u64, addr: u64, key: u64, context: P,
+    ) |ep| on_one(few(iov, count)?, (dest, addr, key), (0, context), |r| ep.read(r));
+    readmsg(msg: *const MsgRma, flags: u64) |ep| on_msg(msg, flags, |r, f| ep.readmsg(r, f));
+    write(buf: P, len: usize, _desc: P, dest: u64, addr: u64, key: u64, context: P)
+        |ep| on_one(&one(buf, len), (dest, addr, key), (0, context), |w| ep.write(w, NO_FLAGS));
+    writev(
+        iov: *const Iovec, _desc: *mut P, count: usize,
+        dest: u64, addr: u64, key: u64, context: P,
+    ) |ep| on_one(few(iov, count)?, (dest, addr, key), (0, context), |w| ep.write(w, NO_FLAGS));
+    writemsg(msg: *const MsgRma, flags: u64) |ep| on_msg(msg, flags, |w, f| ep.writemsg(w, f));
+    writedata(
+        buf: P, len: usize, _desc: P, data: u64, dest: u64, addr: u64, key: u64, context: P,
+    ) |ep| on_one(&one(buf, len), (dest, addr, key), (data, context), |w| {
+        ep.write(w, OpFlags::REMOTE_CQ_DATA)
+    });
+    inject(buf: P, len: usize, dest: u64, addr: u64, key: u64)
+        |ep| ep.inject_write((buf.cast(), len), Remote { dest, addr, key }, None);
+    injectdata(buf: P, len: usize, data: u64, dest: u64, addr: u64, key: u64)
+        |ep| ep.inject_write((buf.cast(), len), Remote { dest, addr, key }, Some(data));
 }
