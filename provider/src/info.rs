@@ -143,10 +143,13 @@ fn answers(ask: &Ask<'_>, settings: &Settings) -> Result<*mut FiInfo> {
     Ok(list)
 }
 
-/// Takes back what libfabric's own rule leaves out unless it was asked for, and sorts the others
-/// by direction.
+/// Takes back what is not given to those who name capabilities unless it is among them, and sorts
+/// the others by direction. Who names none is told of all: MPICH decides by that answer whether the
+/// sender's rank goes into the tag.
 fn trim(info: &mut Info, asked: Caps) {
-    info.caps -= (Caps::SOURCE | Caps::DIRECTED_RECV) - asked;
+    if !asked.is_empty() {
+        info.caps -= (Caps::SOURCE | Caps::DIRECTED_RECV) - asked;
+    }
     info.tx_attr.caps = info.tx_attr.caps & info.caps & TX_CAPS;
     info.rx_attr.caps = info.rx_attr.caps & info.caps & RX_CAPS;
 }
