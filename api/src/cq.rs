@@ -218,54 +218,56 @@ impl CqInner {
         }))
     }
 
-    /// Reads entries of the node into `out`; turns the loop if there is none.
-    #[inline]
-    pub(crate) fn read_cqes(&self, out: &mut [Cqe]) -> Result<usize> {
+    /// Takes up to `most` entries of the node and lends each to `put`; turns the loop if there is
+    /// none.
+    #[inline(always)]
+    pub(crate) fn read_cqes(&self, most: usize, put: impl FnMut(&Cqe)) -> Result<usize> {
         let mut core = self.dom.enter()?;
-        let n = self.some(&mut core, out);
-        let why = if n == 0 { self.why_none(&mut core, out) } else { Ok(n) };
+        let read = self.cqes(&mut core, most, put);
         core.leave();
-        if self.format != CqFormat::Unspec && self.format != CqFormat::Tagged {
-            out[..n].iter_mut().for_each(|e| *e = trim(*e, self.format));
-        }
-        why
+        read
     }
 
-    /// Takes entries, turning the loop first if there is none. 0 if there is none then either.
+    /// Takes entries, turning the loop first if there is none.
     #[inline(always)]
-    fn some(&self, core: &mut Core, out: &mut [Cqe]) -> usize {
-        let n = core.node().cq_take(self.id, out);
+    pub(crate) fn cqes(
+        &self,
+        core: &mut Core,
+        most: usize,
+        mut put: impl FnMut(&Cqe),
+    ) -> Result<usize> {
+        let n = core.node().cq_take(self.id, most, &mut put);
         if n > 0 {
             core.read_something(&self.dom);
-            return n;
+            return Ok(n);
         }
         // An error that is next would only be found again.
-        if core.node().cq_ready(self.id) != Ok(0) {
-            return 0;
+        if core.node().cq_ready(self.id) == Ok(0) {
+            core.turn_if_manual(&self.dom);
+            let n = core.node().cq_take(self.id, most, put);
+            if n > 0 {
+                return Ok(n);
+            }
         }
-        core.turn_if_manual(&self.dom);
-        core.node().cq_take(self.id, out)
+        self.why_none(core)
     }
 
-    /// Why [`some`](Self::some) has just taken nothing.
+    /// An entry as the queue's format has it.
+    pub(crate) fn trimmed(&self, cqe: &Cqe) -> Cqe {
+        trim(*cqe, self.format)
+    }
+
+    /// Why nothing was taken.
     #[cold]
-    fn why_none(&self, core: &mut Core, out: &mut [Cqe]) -> Result<usize> {
-        let read = core.node().cq_read(self.id, out);
-        match read {
+    fn why_none(&self, core: &mut Core) -> Result<usize> {
+        let why = core.node().cq_why_nothing(self.id);
+        match why {
             Err(Error::Again) => self.seen_empty(core),
             // Somebody who reads nothing but errors still makes progress.
             Err(Error::Avail) => core.read_something(&self.dom),
             _ => {}
         }
-        read
-    }
-
-    #[inline]
-    pub(crate) fn cqes(&self, core: &mut Core, out: &mut [Cqe]) -> Result<usize> {
-        match self.some(core, out) {
-            0 => self.why_none(core, out),
-            n => Ok(n),
-        }
+        why
     }
 
     #[inline]
@@ -283,7 +285,7 @@ impl CqInner {
         while n < out.len() {
             let mut one = [Cqe::default()];
             let read = if n == 0 {
-                self.cqes(core, &mut one)
+                self.cqes(core, 1, |cqe| one[0] = *cqe)
             } else {
                 core.node().cq_read(self.id, &mut one)
             };
@@ -355,7 +357,7 @@ impl CqInner {
     fn enough(&self, core: &mut Core, least: usize) -> bool {
         core.turn_if_manual(&self.dom);
         let ready = core.node().cq_ready(self.id).unwrap_or(0);
-        ready >= least || core.node().cq_read(self.id, &mut []) == Err(Error::Avail)
+        ready >= least || core.node().cq_why_nothing(self.id) == Err(Error::Avail)
     }
 
     pub(crate) fn signal(&self) -> Result<()> {

@@ -149,7 +149,7 @@ impl RawEndpoint {
     ///
     /// # Safety
     /// The [promise](self) of the file.
-    #[inline]
+    #[inline(always)]
     pub unsafe fn send(&self, send: RawSend<'_>, more_flags: OpFlags) -> Result<()> {
         // SAFETY: the caller's promise is the same.
         unsafe { self.sendmsg(send, self.tx_op_flags() | more_flags) }
@@ -162,7 +162,7 @@ impl RawEndpoint {
     ///
     /// # Safety
     /// The [promise](self) of the file.
-    #[inline]
+    #[inline(always)]
     pub unsafe fn sendmsg(&self, send: RawSend<'_>, flags: OpFlags) -> Result<()> {
         let RawSend { kind, iov, dest, tag, data, context } = send;
         // SAFETY: the caller's promise is the same.
@@ -219,7 +219,7 @@ impl RawEndpoint {
     ///
     /// # Safety
     /// The [promise](self) of the file.
-    #[inline]
+    #[inline(always)]
     pub unsafe fn recv(&self, recv: RawRecv<'_>) -> Result<()> {
         // SAFETY: the caller's promise is the same.
         unsafe { self.recvmsg(recv, self.rx_op_flags()) }
@@ -232,7 +232,7 @@ impl RawEndpoint {
     ///
     /// # Safety
     /// The [promise](self) of the file.
-    #[inline]
+    #[inline(always)]
     pub unsafe fn recvmsg(&self, recv: RawRecv<'_>, flags: OpFlags) -> Result<()> {
         let RawRecv { kind, iov, src, tag, ignore, context } = recv;
         // SAFETY: the caller's promise is the same.
@@ -580,7 +580,22 @@ impl RawCq {
     #[doc(alias = "fi_cq_read")]
     #[inline]
     pub fn read(&self, out: &mut [Cqe]) -> Result<usize> {
-        self.0.read_cqes(out)
+        let mut to = out.iter_mut();
+        self.take(to.len(), |cqe| {
+            if let Some(to) = to.next() {
+                *to = self.0.trimmed(cqe);
+            }
+        })
+    }
+
+    /// As [`read`](Self::read) of at most `most` entries, but each is lent to `put` where it lies,
+    /// whole, whatever the format.
+    ///
+    /// # Errors
+    /// As there.
+    #[inline(always)]
+    pub fn take(&self, most: usize, put: impl FnMut(&Cqe)) -> Result<usize> {
+        self.0.read_cqes(most, put)
     }
 
     /// Number of entries that wait, an error included, after a turn of the loop if there is none.
@@ -605,13 +620,19 @@ impl RawCq {
         self.0.readerr_raw()
     }
 
-    /// As [`crate::Cq::sread`].
+    /// As [`crate::Cq::sread`], lending entries as [`take`](Self::take) does.
     ///
     /// # Errors
     /// As there.
     #[doc(alias = "fi_cq_sread")]
-    pub fn sread(&self, out: &mut [Cqe], cond: usize, timeout_ms: i32) -> Result<usize> {
-        self.0.sread(cond, timeout_ms, |cq, core| cq.cqes(core, out))
+    pub fn sread(
+        &self,
+        most: usize,
+        mut put: impl FnMut(&Cqe),
+        cond: usize,
+        timeout_ms: i32,
+    ) -> Result<usize> {
+        self.0.sread(cond, timeout_ms, |cq, core| cq.cqes(core, most, &mut put))
     }
 
     /// As [`crate::Cq::signal`].

@@ -106,17 +106,17 @@ impl Cq {
         self.append(cqe, NONE);
     }
 
-    /// Takes successes out, as many as `out` holds or as stand before the next failure, and says
-    /// how many.
+    /// Takes successes out, at most `most` or as many as stand before the next failure, and says
+    /// how many. Each is lent to `put` where it lies.
     #[inline(always)]
-    pub(crate) fn take(&mut self, out: &mut [Cqe]) -> usize {
+    pub(crate) fn take(&mut self, most: usize, mut put: impl FnMut(&Cqe)) -> usize {
         let mut n = 0;
-        for to in out {
+        while n < most {
             let Some(next) = self.next() else { break };
             if next.err != NONE {
                 break;
             }
-            *to = next.cqe;
+            put(&next.cqe);
             self.head += 1;
             n += 1;
         }
@@ -243,6 +243,11 @@ mod tests {
         CqErr { cqe: cqe(n), olen: n, err, prov_errno, err_data: None }
     }
 
+    fn copied(cq: &mut Cq, out: &mut [Cqe]) -> usize {
+        let mut to = out.iter_mut();
+        cq.take(to.len(), |cqe| *to.next().unwrap() = *cqe)
+    }
+
     /// What a read must say: the successes before the next failure.
     fn expected(model: &mut VecDeque<(u64, bool)>, most: usize) -> Result<Vec<Cqe>> {
         match model.front() {
@@ -300,7 +305,7 @@ mod tests {
                     }
                     Op::Read(most) => {
                         let mut out = vec![cqe(u64::MAX - 1); most];
-                        let got = match cq.take(&mut out) {
+                        let got = match copied(&mut cq, &mut out) {
                             0 => cq.why_nothing(),
                             n => Ok(n),
                         };

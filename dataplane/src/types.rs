@@ -114,7 +114,9 @@ impl FromStr for EpAddr {
     }
 }
 
-/// One completion, the union of all formats (`fi_cq_tagged_entry` plus the source).
+/// One completion, the union of all formats (`fi_cq_tagged_entry` plus the source), in C's order of
+/// members, so that it is copied to C's as a whole.
+#[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cqe {
     /// The operation's context, verbatim.

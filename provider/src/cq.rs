@@ -119,9 +119,6 @@ fn pointer(value: u64) -> *mut c_void {
     std::ptr::with_exposed_provenance_mut(value as usize)
 }
 
-/// Entries that are taken at once.
-const BATCH: usize = 8;
-
 /// Where entries go.
 #[derive(Clone, Copy)]
 struct Out {
@@ -135,7 +132,7 @@ impl Queue {
     ///
     /// # Safety
     /// There is room for it in the queue's format, and for a source if `src` is not NULL.
-    #[inline]
+    #[inline(always)]
     unsafe fn put(&self, out: Out, i: usize, e: &Cqe) {
         let (op_context, flags, len) = (pointer(e.op_context), e.flags.bits(), e.len as usize);
         let (buf, data) = (pointer(e.buf), e.data);
@@ -165,53 +162,35 @@ impl Queue {
         }
     }
 
+    /// What writes entries, one behind the other.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`]: there is no room at all.
+    ///
+    /// # Safety
+    /// `out` has room for as many entries of the queue's format as it says, and the result is
+    /// called no more often.
+    #[inline(always)]
+    unsafe fn writer(&self, out: Out) -> Result<impl FnMut(&Cqe)> {
+        if out.buf.is_null() && out.count > 0 {
+            return Err(Error::Invalid("buf: NULL"));
+        }
+        let mut i = 0;
+        Ok(move |e: &Cqe| {
+            // SAFETY: the caller's promise.
+            unsafe { self.put(out, i, e) };
+            i += 1;
+        })
+    }
+
     /// Reads entries until `out` is full or there are no more.
     ///
     /// # Safety
     /// `out` has room for as many entries of the queue's format as it says.
-    #[inline]
+    #[inline(always)]
     unsafe fn read(&self, out: Out) -> Result<usize> {
-        if out.buf.is_null() && out.count > 0 {
-            return Err(Error::Invalid("buf: NULL"));
-        }
-        if out.count == 1 {
-            // Most programs poll for one, most often in vain.
-            let mut one = [Cqe::default()];
-            let n = self.cq.read(&mut one)?;
-            if n == 1 {
-                // SAFETY: there is room for one.
-                unsafe { self.put(out, 0, &one[0]) };
-            }
-            return Ok(n);
-        }
-        // SAFETY: the caller's promise.
-        unsafe { self.read_many(out) }
-    }
-
-    /// As [`read`](Self::read), for more than one.
-    ///
-    /// # Safety
-    /// As there.
-    #[inline(never)]
-    unsafe fn read_many(&self, out: Out) -> Result<usize> {
-        let mut done = 0;
-        let mut batch = [Cqe::default(); BATCH];
-        loop {
-            let want = BATCH.min(out.count - done);
-            let n = match self.cq.read(&mut batch[..want]) {
-                Ok(n) => n,
-                Err(_) if done > 0 => return Ok(done),
-                Err(e) => return Err(e),
-            };
-            for (i, e) in batch[..n].iter().enumerate() {
-                // SAFETY: `done + i` is below `count`.
-                unsafe { self.put(out, done + i, e) };
-            }
-            done += n;
-            if n < want || done == out.count {
-                return Ok(done);
-            }
-        }
+        // SAFETY: the caller's promise, and no more than `count` are taken.
+        self.cq.take(out.count, unsafe { self.writer(out)? })
     }
 
     /// Waits for entries.
@@ -219,37 +198,13 @@ impl Queue {
     /// # Safety
     /// As [`read`](Self::read).
     unsafe fn sread(&self, out: Out, cond: *const c_void, timeout: c_int) -> Result<usize> {
-        if out.buf.is_null() && out.count > 0 {
-            return Err(Error::Invalid("buf: NULL"));
-        }
         // The number itself stands where a pointer would.
         let threshold = match self.wait_cond {
             WaitCond::Threshold => cond.addr().clamp(1, out.count.max(1)),
             WaitCond::None => 1,
         };
-        let mut batch = [Cqe::default(); BATCH];
-        let n = self.cq.sread(&mut batch[..BATCH.min(out.count)], threshold, timeout)?;
-        for (i, e) in batch[..n].iter().enumerate() {
-            // SAFETY: `i` is below `count`.
-            unsafe { self.put(out, i, e) };
-        }
-        if n < BATCH || n == out.count {
-            return Ok(n);
-        }
-        let src = if out.src.is_null() { out.src } else { out.src.wrapping_add(n) };
-        let buf = out.buf.wrapping_byte_add(n * self.entry_len());
-        // SAFETY: what is left of the room.
-        let more = unsafe { self.read(Out { buf, count: out.count - n, src }) };
-        Ok(n + more.unwrap_or(0))
-    }
-
-    fn entry_len(&self) -> usize {
-        match self.format {
-            CqFormat::Unspec | CqFormat::Context => size_of::<CqEntry>(),
-            CqFormat::Msg => size_of::<CqMsgEntry>(),
-            CqFormat::Data => size_of::<CqDataEntry>(),
-            CqFormat::Tagged => size_of::<CqTaggedEntry>(),
-        }
+        // SAFETY: the caller's promise, and no more than `count` are taken.
+        self.cq.sread(out.count, unsafe { self.writer(out)? }, threshold, timeout)
     }
 
     /// Takes the error at the head.

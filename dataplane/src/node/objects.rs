@@ -45,21 +45,33 @@ impl Node {
     /// [`Error::Again`]: none is there. [`Error::Avail`]: the next one is an error.
     #[inline]
     pub fn cq_read(&mut self, cq: CqId, out: &mut [Cqe]) -> Result<usize> {
-        match self.cq_take(cq, out) {
-            0 => self.cqs.by_handle(cq.0).ok_or(Error::BadFd)?.cq.why_nothing(),
-            n => Ok(n),
-        }
+        let mut to = out.iter_mut();
+        let n = self.cq_take(cq, to.len(), |cqe| {
+            if let Some(to) = to.next() {
+                *to = *cqe;
+            }
+        });
+        if n > 0 { Ok(n) } else { self.cq_why_nothing(cq) }
     }
 
-    /// As [`cq_read`](Self::cq_read), with 0 in place of an error, which that call then tells.
+    /// Takes up to `most` completions, oldest first, lends each to `put` where it lies, and says
+    /// how many: 0 in place of an error, which [`cq_why_nothing`](Self::cq_why_nothing) tells.
     #[inline(always)]
-    pub fn cq_take(&mut self, cq: CqId, out: &mut [Cqe]) -> usize {
+    pub fn cq_take(&mut self, cq: CqId, most: usize, put: impl FnMut(&Cqe)) -> usize {
         let Some(table) = self.cqs.by_handle_mut(cq.0) else { return 0 };
-        let n = table.cq.take(out);
+        let n = table.cq.take(most, put);
         if n > 0 && table.starved {
             self.feed(cq.0.idx());
         }
         n
+    }
+
+    /// Why [`cq_take`](Self::cq_take) has taken nothing.
+    ///
+    /// # Errors
+    /// As [`cq_read`](Self::cq_read); 0 if no room was given.
+    pub fn cq_why_nothing(&self, cq: CqId) -> Result<usize> {
+        self.cqs.by_handle(cq.0).ok_or(Error::BadFd)?.cq.why_nothing()
     }
 
     /// Takes the error entry at the head.
