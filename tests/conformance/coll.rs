@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use barewire::coll::{FI_NOOP, FI_UNIVERSE, FI_VOID};
 use barewire::flags::{BindFlags, Caps, CqFlags, OpFlags};
 use barewire::*;
+use barewire_driver::port::MacAddr;
 use proptest::prelude::*;
 
 use crate::harness::*;
@@ -23,8 +24,15 @@ fn coll_plan() -> Plan {
 
 impl Crew {
     fn new(n: usize) -> Self {
-        let plan = coll_plan();
-        let sides: Vec<Side> = ports(n).into_iter().map(|port| Side::new(port, &plan)).collect();
+        Self::of((0..n).map(|_| coll_plan()).collect())
+    }
+
+    fn of(plans: Vec<Plan>) -> Self {
+        let sides: Vec<Side> = ports(plans.len())
+            .into_iter()
+            .zip(&plans)
+            .map(|(port, p)| Side::new(port, p))
+            .collect();
         let names: Vec<EpAddr> = sides.iter().map(|s| s.ep.getname().unwrap()).collect();
         let addrs = sides.iter().map(|s| names.iter().map(|&a| s.knows(a)).collect()).collect();
         let eq = |s: &Side| {
@@ -236,6 +244,74 @@ fn a_join_refuses_what_can_be_no_group() {
     let whole = crew.join(&[0, 1]);
     let part = crew.set(0, &[0, 2]);
     invalid(ep.join_collective(whole[0].addr(), &part, 0, 0).map(drop));
+}
+
+/// CO1: endpoints of any number may be members, with one exception that says so.
+#[test]
+fn any_number_of_an_endpoint_will_do() {
+    let numbered = |number: u16| {
+        let mut plan = coll_plan();
+        let own = EpAddr { mac: MacAddr([0; 6]), ep: number, incarnation: 0 };
+        plan.info.src_addr = Some(own.to_bytes().to_vec());
+        plan
+    };
+    let crew = Crew::of([47_592, 5, 65_535].map(numbered).into());
+    let mcs = crew.join(&[1, 0, 2]);
+    for (of, mc) in [1, 0, 2].into_iter().zip(&mcs) {
+        assert_eq!(crew.sides[of].ep.getname().unwrap().ep, [47_592, 5, 65_535][of]);
+        let bufs = (words(&[of as u64]), words(&[0; 3]));
+        crew.sides[of].ep.allgather(bufs, mc.addr(), Datatype::Uint64, 9).unwrap();
+    }
+    (0..3).for_each(|of| assert_eq!(result(crew.done(of)), [1, 0, 2]));
+    // The hidden endpoint beside number 5 has 32773.
+    let taken = crew.sides[1].domain.endpoint(&numbered(32_773).info).err().unwrap();
+    assert_eq!(taken, Error::AddrInUse);
+    drop(mcs);
+    // An endpoint without collectives is no obstacle before, but leaves no room beside it.
+    let side = Side::new(ports(1).remove(0), &Plan::default());
+    let number = side.ep.getname().unwrap().ep;
+    let ep = side.domain.endpoint(&numbered(number ^ 0x8000).info).unwrap();
+    let eq = the_fabric().eq_open(EqAttr::default()).unwrap();
+    ep.bind_cq(&side.cq, BOTH).unwrap();
+    ep.bind_av(&side.av).unwrap();
+    ep.bind_eq(&eq).unwrap();
+    ep.enable().unwrap();
+    side.knows(ep.getname().unwrap());
+    let all = side.av.av_set(&AvSetAttr { flags: FI_UNIVERSE, ..AvSetAttr::default() }).unwrap();
+    let refused = ep.join_collective(all.addr(), &all, 0, 0).err().unwrap();
+    assert_eq!(refused.fi_errno(), 95, "{refused}");
+}
+
+/// CO1: a group that the application manages takes its name from the lives of its members, which a
+/// member that is known by name alone does not tell until it was met.
+#[test]
+fn a_group_without_a_word_needs_full_addresses() {
+    let crew = Crew::new(2);
+    let join = |of: usize| {
+        let other = crew.sides[1 - of].ep.getname().unwrap();
+        let by_name = crew.sides[of].knows(EpAddr { incarnation: 0, ..other });
+        let attr = AvSetAttr { comm_key: Some(9), ..AvSetAttr::default() };
+        let mut set = crew.sides[of].av.av_set(&attr).unwrap();
+        let mut members = [crew.addrs[of][of], by_name];
+        members[..].rotate_left(of);
+        members.iter().for_each(|&m| set.insert(m).unwrap());
+        crew.sides[of].ep.join_collective(FI_ADDR_NOTAVAIL, &set, 0, 1000 + of as u64)
+    };
+    // All that are here were inserted by full address before, so they count as met.
+    let mcs = [join(0).unwrap(), join(1).unwrap()];
+    (0..2).for_each(|of| crew.await_join(of));
+    for (s, mc) in crew.sides.iter().zip(&mcs) {
+        s.ep.barrier(mc.addr(), 3).unwrap();
+    }
+    (0..2).for_each(|of| assert_eq!(crew.done(of).op_context, 3));
+    // And one that nobody knows anything of.
+    let side = &crew.sides[0];
+    let stranger = EpAddr { mac: MacAddr([2, 9, 9, 9, 9, 9]), ep: 0, incarnation: 0 };
+    let mut set = side.av.av_set(&AvSetAttr::default()).unwrap();
+    [side.me, side.knows(stranger)].iter().for_each(|&m| set.insert(m).unwrap());
+    let refused = side.ep.join_collective(FI_ADDR_NOTAVAIL, &set, 0, 0).err().unwrap();
+    assert_eq!(refused.fi_errno(), 22);
+    assert!(refused.to_string().contains("getname"), "{refused}");
 }
 
 /// CO2 to CO10, CR3, CR4, CR6: what each member gets, in the order of the set.

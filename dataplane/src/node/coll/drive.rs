@@ -2,7 +2,7 @@
 
 use barewire_driver::mem::IoBuf;
 
-use super::{GroupState, JoinEvent, Op, SIDE, Scratch};
+use super::{GroupState, JoinEvent, Op, Scratch};
 use crate::error::Error;
 use crate::flags::{CqFlags, OpFlags};
 use crate::node::{EpId, GroupId, MsgKind, Node, RecvReq, SendReq};
@@ -505,7 +505,7 @@ impl Node {
     /// A message was stored for a collective side: it is looked at in the next turn.
     #[cold]
     pub(crate) fn coll_arrived(&mut self, e: u32, msg: u32) {
-        if self.eps[e].number >= SIDE {
+        if self.is_side(e) {
             let generation = self.stored.generation(msg);
             self.coll.arrived.push((msg, generation));
         }

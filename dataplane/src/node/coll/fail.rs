@@ -6,7 +6,7 @@
 //! members one is told by to leave anybody waiting.
 
 use super::drive::{ABORT, LEAVE, control_tag};
-use super::{GroupId, GroupState, JOIN, JoinEvent, Member, Op, SIDE};
+use super::{GroupId, GroupState, JOIN, JoinEvent, Member, Op};
 use crate::error::Error;
 use crate::flags::{CqFlags, OpFlags};
 use crate::node::peer::Inbound;
@@ -191,7 +191,7 @@ impl Node {
                 let name = (m.tag >> 32) as u32;
                 m.payload.peer == p
                     && number.is_none_or(|n| m.payload.src_ep == n)
-                    && self.eps.get(m.payload.ep).is_some_and(|ep| ep.number >= SIDE)
+                    && self.is_side(m.payload.ep)
                     && name & JOIN != 0
                     && gid.is_none_or(|gid| gid == name)
             })

@@ -2,9 +2,10 @@
 //!
 //! A collective is a schedule ([`crate::proto::coll`]) whose messages are tagged messages between
 //! the *collective sides* of endpoints: hidden endpoints, one beside each endpoint that has
-//! `FI_COLLECTIVE`, with the number of the endpoint plus 2^15, a queue and an address vector of
-//! their own. So a message of a collective can match nothing of the application's and the other
-//! way round, and order, credit, repetition, announcement and placing are those of every message.
+//! `FI_COLLECTIVE`, with the number of the endpoint in which bit 15 is turned over, a queue and an
+//! address vector of their own. So a message of a collective can match nothing of the
+//! application's and the other way round, and order, credit, repetition, announcement and placing
+//! are those of every message.
 //!
 //! - this file: joining, calling, closing.
 //! - `drive`: schedules go on; called with every transmit that could find something new.
@@ -30,7 +31,8 @@ use crate::types::{EpAddr, FI_ADDR_UNSPEC, FiAddr, Instant};
 
 pub use crate::proto::coll::Kind;
 
-/// Numbers of endpoints from here on are those of collective sides.
+/// What the numbers of an endpoint and of its collective side differ by. Numbers that nobody asked
+/// for are below, so their sides are above and in nobody's way.
 pub(crate) const SIDE: u16 = 1 << 15;
 
 /// Bytes of a block at most: what one member contributes to or takes from a call, or sends to one
@@ -328,8 +330,8 @@ impl Node {
     pub(super) fn coll_enable(&mut self, ep: EpId) -> Result<()> {
         let e = self.eps.by_handle(ep.0).ok_or(Error::BadFd)?;
         let number = e.number;
-        // A number that is too high, or whose side's number somebody has taken by name, has none.
-        let free = number < SIDE && self.ep_slot(number | SIDE) == NONE;
+        // A number whose side's number somebody has taken by name has none.
+        let free = self.ep_slot(number ^ SIDE) == NONE;
         if !e.caps.contains(Caps::COLLECTIVE) || !free {
             return Ok(());
         }
@@ -344,14 +346,14 @@ impl Node {
         (self.coll.cq, self.coll.av) = (Some(cq), Some(av));
         let kinds = Caps::TAGGED | Caps::SEND | Caps::RECV;
         let attr = EpAttr {
-            number: Some(number | SIDE),
+            number: Some(number ^ SIDE),
             // Who is not known by a group yet may have something to say of a join.
             caps: kinds | Caps::DIRECTED_RECV | Caps::SOURCE | Caps::SOURCE_ERR,
             tx_size: 1 << 20,
             rx_size: 1 << 20,
             ..EpAttr::default()
         };
-        let side = self.ep_add(attr, number | SIDE)?;
+        let side = self.ep_add(attr, number ^ SIDE)?;
         self.ep_bind_cq(side, cq, BindFlags::TRANSMIT | BindFlags::RECV)?;
         self.ep_bind_av(side, av)?;
         self.ep_enable(side)?;
@@ -383,7 +385,7 @@ impl Node {
         let me = addrs.iter().position(|a| (a.mac, a.ep) == (own.mac, own.ep));
         let me = me.ok_or(Error::Invalid("the endpoint is not in its address vector set"))? as u32;
         addrs[me as usize].incarnation = own.incarnation;
-        let (gid, hash) = self.group_names(&addrs, parent, req.model);
+        let (gid, hash) = self.group_names(&addrs, parent, req.model)?;
         let members = self.name_members(now, &addrs)?;
         let mut ranks: Vec<_> = (0..).zip(&req.members).map(|(rank, &a)| (a, rank)).collect();
         ranks.sort_unstable();
@@ -428,7 +430,13 @@ impl Node {
             return Err(Error::OpNotSupp("FI_COLLECTIVE was not requested"));
         }
         let side = self.coll.sides.get(&e.number).copied();
-        side.ok_or(Error::OpNotSupp("endpoints with a number from 32768 on have no collectives"))
+        side.ok_or(Error::OpNotSupp("another endpoint has this one's number plus or minus 32768"))
+    }
+
+    /// Whether endpoint `e` is the collective side of one.
+    pub(super) fn is_side(&self, e: u32) -> bool {
+        let cq = self.eps.get(e).map(|ep| ep.tx_cq);
+        cq.is_some() && cq == self.coll.cq.map(|cq| cq.0.idx())
     }
 
     fn check_parent(&self, ep: EpId, parent: Option<GroupId>) -> Result<u64> {
@@ -455,9 +463,6 @@ impl Node {
         if names.windows(2).any(|pair| pair[0] == pair[1]) {
             return Err(Error::Invalid("an endpoint is in the set twice"));
         }
-        if names.iter().any(|&(_, number)| number >= SIDE) {
-            return Err(Error::Invalid("endpoint numbers from 32768 on are not the application's"));
-        }
         if let Some(parent) = req.parent {
             let group = &self.coll.groups[parent.0.idx()];
             let inside = |m: &FiAddr| group.ranks.binary_search_by_key(m, |r| r.0).is_ok();
@@ -469,7 +474,12 @@ impl Node {
     }
 
     /// The name of a group until it has agreed on another, and the hash of its members.
-    fn group_names(&mut self, addrs: &[EpAddr], parent: u64, model: JoinModel) -> (u32, u32) {
+    fn group_names(
+        &mut self,
+        addrs: &[EpAddr],
+        parent: u64,
+        model: JoinModel,
+    ) -> Result<(u32, u32)> {
         let mut hash = mix(parent, u64::from(self.settings.coll.hash()));
         for a in addrs {
             hash = mix(hash, a.mac.to_u64() << 16 | u64::from(a.ep));
@@ -479,7 +489,10 @@ impl Node {
             JoinModel::Key(key) => {
                 // Lives of the members, so that a group that lost one is never taken for the one
                 // that its successor joins; and how often, so that neither is a group that ended.
-                let lives = addrs.iter().fold(mix(hash, key), |h, a| mix(h, a.incarnation));
+                let mut lives = mix(hash, key);
+                for a in addrs {
+                    lives = mix(lives, self.life_of(a)?);
+                }
                 let times = self.coll.joined.entry(lives).or_insert(0);
                 *times += 1;
                 mix(lives, u64::from(*times))
@@ -487,7 +500,22 @@ impl Node {
         };
         let gid = (gid >> 32) as u32 & !JOIN;
         let join = if model == JoinModel::Collective { JOIN } else { 0 };
-        (gid | join, (hash >> 32) as u32)
+        Ok((gid | join, (hash >> 32) as u32))
+    }
+
+    /// The incarnation of a member, which others know as well.
+    fn life_of(&self, addr: &EpAddr) -> Result<u64> {
+        if addr.incarnation != 0 {
+            return Ok(addr.incarnation);
+        }
+        if addr.mac == self.mac {
+            return Ok(self.settings.incarnation);
+        }
+        let met = self.by_mac.get(&addr.mac).map(|&p| self.peers[p].inc).filter(|&inc| inc != 0);
+        met.ok_or(Error::Invalid(
+            "a group that the application manages: a member is known by name alone and was never \
+             met; insert what its fi_getname gave",
+        ))
     }
 
     /// Inserts the members' collective sides in the hidden address vector.
@@ -495,7 +523,7 @@ impl Node {
         let av = self.coll.av.ok_or(Error::OpBadState)?;
         let mut members = Vec::with_capacity(addrs.len());
         for addr in addrs {
-            let addr = EpAddr { ep: addr.ep | SIDE, ..*addr };
+            let addr = EpAddr { ep: addr.ep ^ SIDE, ..*addr };
             let side = match self.coll.named.get_mut(&addr) {
                 Some((side, refs)) => {
                     *refs += 1;
