@@ -656,8 +656,9 @@ impl Maker<'_> {
             return false;
         }
         if self.level == 0 {
+            // While the others' blocks are under way.
             let own = Local::copy(Place::input(at(me)), Place::out(at(me)), len);
-            self.out.before.push(own);
+            self.out.after.push(own);
         }
         // Every block has a place of its own.
         self.out.free = true;
