@@ -15,6 +15,8 @@ mod args;
 pub mod count;
 pub mod duo;
 pub mod end;
+pub mod group;
+pub mod pair;
 mod place;
 pub mod remote;
 mod report;

@@ -1,20 +1,27 @@
-//! What collectives cost in the model that chooses them: every member runs the schedules that nodes
-//! run, on a clock instead of a network.
+//! What collectives cost: in the model that chooses them, where every member runs the schedules
+//! that nodes run, on a clock instead of a network; and among real endpoints on a segment, all of
+//! them in one thread, in instructions and time per member.
 //!
-//! A message costs `o` of processor time at the sender and again at the receiver, `beta` a byte on
-//! the sender's link and on the receiver's (both at once, as a switch passes on what comes), and is
-//! `alpha` under way. A byte that is reduced or copied costs `gamma`. Every member has one
-//! processor; the network between the links is never short of anything. The reference of a case is
-//! the least that the formulas of docs/collectives.md give for any radix.
+//! In the model a message costs `o` of processor time at the sender and again at the receiver,
+//! `beta` a byte on the sender's link and on the receiver's (both at once, as a switch passes on
+//! what comes), and is `alpha` under way. A byte that is reduced or copied costs `gamma`. Every
+//! member has one processor; the network between the links is never short of anything. The
+//! reference of a case is the least that the formulas of docs/collectives.md give for any radix.
+//! That of a real one is as many messages of 8 bytes as there are members.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 
-use barewire_benches::{Args, Report, Row};
+use barewire_benches::count::{instructions, steady};
+use barewire_benches::end::Made;
+use barewire_benches::group::Group;
+use barewire_benches::pair::{How, exchange, segment, shm_pair};
+use barewire_benches::{Args, Report, Row, Sample};
 use barewire_dataplane::proto::coll::plan::{Force, Model, choose, levels};
 use barewire_dataplane::proto::coll::program::Program;
 use barewire_dataplane::proto::coll::run::{Action, Run};
 use barewire_dataplane::proto::coll::{Kind, Local, Round, Shape};
+use barewire_driver::clock::now_ns;
 
 /// An ordinary fast Ethernet: 2.5 us one way, 60 ns a message, 100 Gbit/s, 30 GB/s.
 const MODEL: Model =
@@ -176,7 +183,99 @@ fn name(kind: Kind, bytes: u64, n: u32) -> String {
 
 fn main() {
     let args = Args::read();
+    if let Some(case) = &args.steady {
+        if let Err(why) = run_case(case, args.count) {
+            eprintln!("{case}: {why}");
+            std::process::exit(1);
+        }
+        return;
+    }
     let mut report = Report::new("collectives", &args);
+    for n in [2, 4, 8] {
+        counted(n, &args, &mut report);
+        if let Err(why) = timed(n, &args, &mut report) {
+            report.skip(&format!("shm-allreduce-8B-{n}"), &why);
+        }
+    }
+    modelled(&args, &mut report);
+    straggler(&args, &mut report);
+}
+
+/// Calls that are not counted: sessions open, credits grow, tables are touched.
+const WARM_UP: u64 = 5000;
+
+/// The point-to-point message that collectives are set against.
+const MESSAGE: (How, usize) = (How::Send, 8);
+
+/// Runs `case` for `count` times, in the function that the tools look at.
+fn run_case(case: &str, count: u64) -> Made<()> {
+    if case == "shm-message-8B" {
+        let mut pair = shm_pair("collectives", 4096)?;
+        exchange(&mut pair, MESSAGE, WARM_UP)?;
+        return steady(|| exchange(&mut pair, MESSAGE, count));
+    }
+    let n = case.strip_prefix("shm-allreduce-8B-").and_then(|n| n.parse().ok());
+    let mut group = Group::open(&segment("collectives"), n.ok_or("no such case")?)?;
+    group.allreduce(WARM_UP)?;
+    steady(|| group.allreduce(count))
+}
+
+/// Instructions per member of an allreduce, against a message for each member.
+fn counted(n: u64, args: &Args, report: &mut Report) {
+    let case = format!("instr-allreduce-8B-{n}");
+    if !args.wants(&case) {
+        return;
+    }
+    let (few, many) = (args.size(2000, 50), args.size(12_000, 100));
+    let both = instructions(&format!("shm-allreduce-8B-{n}"), few, many)
+        .and_then(|all| Ok((all, instructions("shm-message-8B", few, many)?)));
+    match both {
+        Ok((all, one)) => {
+            let (each, of_messages) = (all / n as f64, one * n as f64);
+            let to = format!("{n} messages");
+            let row = Row::new(case, each, "instr/member").count(many - few);
+            report.row(row.against(to, of_messages, each / of_messages));
+        }
+        Err(why) => report.skip(&case, &why),
+    }
+}
+
+/// The same in time. One thread has all members, so a member's part is the whole by their number.
+fn timed(n: u64, args: &Args, report: &mut Report) -> Made<()> {
+    let case = format!("shm-allreduce-8B-{n}");
+    if !args.wants(&case) {
+        return Ok(());
+    }
+    let mut group = Group::open(&segment(&format!("collectives-{n}")), n as usize)?;
+    let mut pair = shm_pair("collectives", 4096)?;
+    let (calls, rounds) = (args.size(20_000, 100), args.size(11, 2));
+    let (mut each, mut messages, mut ratios) =
+        (Sample::default(), Sample::default(), Sample::default());
+    for round in 0..=rounds {
+        let start = now_ns();
+        group.allreduce(calls)?;
+        let between = now_ns();
+        exchange(&mut pair, MESSAGE, calls)?;
+        let (all, one) = ((between - start) as f64, (now_ns() - between) as f64);
+        // The first round opens the sessions.
+        if round > 0 {
+            let (a, b) = (all / (calls * n) as f64, one * n as f64 / calls as f64);
+            each.push(a);
+            messages.push(b);
+            ratios.push(a / b);
+        }
+    }
+    let row = Row::new(case, each.median(), "ns/member").against(
+        format!("{n} messages"),
+        messages.median(),
+        ratios.median(),
+    );
+    report.row(row.spread(&each).note(format!("{calls} calls a round")));
+    Ok(())
+}
+
+/// The schedules on a clock.
+fn modelled(args: &Args, report: &mut Report) {
     let sizes: &[u32] = if args.quick { &[2, 8] } else { &[2, 8, 64, 1024, 10_000] };
     let most: &[u32] = if args.quick { &[] } else { &[100_000] };
     let cases: [(Kind, u64, u32, bool); 6] = [
@@ -202,7 +301,6 @@ fn main() {
             report.row(Row::new(case, us, "us").against("bound", least, us / least).note(note));
         }
     }
-    straggler(&args, &mut report);
 }
 
 /// One member comes 100 us late: how much later all have ended.

@@ -2,7 +2,8 @@
 //! sending, and polling to both completions. One thread owns both ends, so nothing idles.
 
 use barewire_benches::count::{Counting, allocations, instructions, steady, syscalls};
-use barewire_benches::end::{End, Made, NodeEnd, RawEnd, SafeEnd};
+use barewire_benches::end::{Made, NodeEnd, SafeEnd};
+use barewire_benches::pair::{How, exchange, joined, segment, shm_pair};
 use barewire_benches::{Args, Report, Row};
 
 #[global_allocator]
@@ -12,13 +13,6 @@ const LEN: usize = 64;
 
 /// Messages that are not counted: the session opens, credits grow, tables are touched.
 const WARM_UP: u64 = 20_000;
-
-/// How the message is sent.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum How {
-    Send,
-    Inject,
-}
 
 fn main() {
     let args = Args::read();
@@ -79,92 +73,36 @@ fn run_case(case: &str, count: u64) -> Made<()> {
             }
         }),
         "shm-tagged-64B" | "shm-tagged-64B-inject" => {
-            let mut pair = shm_pair()?;
-            exchange(&mut pair, how, WARM_UP)?;
-            steady(|| exchange(&mut pair, how, count))?;
+            let mut pair = shm_pair("instructions", 4096)?;
+            exchange(&mut pair, (how, LEN), WARM_UP)?;
+            steady(|| exchange(&mut pair, (how, LEN), count))?;
         }
         "shm-tagged-64B-safe" => {
-            let spec = segment();
+            let spec = segment("instructions");
             let open = || SafeEnd::open(&spec, 8, LEN);
-            let mut pair = joined([open()?, open()?])?;
-            exchange(&mut pair, how, WARM_UP)?;
-            steady(|| exchange(&mut pair, how, count))?;
+            let mut pair = joined([open()?, open()?]);
+            exchange(&mut pair, (how, LEN), WARM_UP)?;
+            steady(|| exchange(&mut pair, (how, LEN), count))?;
         }
         "node-tagged-64B" => {
-            let spec = segment();
+            let spec = segment("instructions");
             let open = |n| NodeEnd::open_on(&spec, n, 4096);
-            let mut pair = joined([open(1)?, open(2)?])?;
-            exchange(&mut pair, how, WARM_UP)?;
-            steady(|| exchange(&mut pair, how, count))?;
+            let mut pair = joined([open(1)?, open(2)?]);
+            exchange(&mut pair, (how, LEN), WARM_UP)?;
+            steady(|| exchange(&mut pair, (how, LEN), count))?;
         }
         _ => return Err("no such case".to_owned()),
     }
     Ok(())
 }
 
-/// Two ends of the raw face on one segment.
-fn shm_pair() -> Made<[RawEnd; 2]> {
-    let spec = segment();
-    joined([RawEnd::open(&spec, 4096)?, RawEnd::open(&spec, 4096)?])
-}
-
-/// A segment of this process alone, which goes with the last end on it.
-fn segment() -> String {
-    format!("shm:bench-instructions-{}", std::process::id())
-}
-
-fn joined<E: End>(mut pair: [E; 2]) -> Made<[E; 2]> {
-    for i in 0..2 {
-        let addr = pair[1 - i].addr();
-        pair[i].connect(addr);
-    }
-    Ok(pair)
-}
-
-/// `count` messages from the first to the second end, one after the other.
-#[inline(never)]
-fn exchange<E: End>(pair: &mut [E; 2], how: How, count: u64) -> Made<()> {
-    let [a, b] = pair;
-    for _ in 0..count {
-        let posted = b.recv(0, LEN);
-        let sent = match how {
-            How::Send => a.send(0, LEN, false),
-            How::Inject => a.inject(0, LEN),
-        };
-        if !posted || !sent {
-            return Err("refused in steady state".to_owned());
-        }
-        let mut received = 0;
-        let mut done = u64::from(how == How::Inject);
-        for _ in 0..100_000_000 {
-            if received == 0 {
-                received += b.poll().received;
-            }
-            if done == 0 {
-                done += a.poll().sent;
-            }
-            if received + done == 2 {
-                break;
-            }
-            // Only before the session is open, or when the sender waits for credit.
-            if received == 0 {
-                done += a.poll().sent;
-            }
-        }
-        if received + done != 2 {
-            return Err("a message did not arrive".to_owned());
-        }
-    }
-    Ok(())
-}
-
 /// Allocations per message in steady state.
 fn count_allocations(n: u64) -> Made<(f64, u64)> {
-    let mut pair = shm_pair()?;
-    exchange(&mut pair, How::Send, WARM_UP)?;
-    exchange(&mut pair, How::Inject, WARM_UP)?;
+    let mut pair = shm_pair("instructions", 4096)?;
+    exchange(&mut pair, (How::Send, LEN), WARM_UP)?;
+    exchange(&mut pair, (How::Inject, LEN), WARM_UP)?;
     let before = allocations();
-    exchange(&mut pair, How::Send, n)?;
-    exchange(&mut pair, How::Inject, n)?;
+    exchange(&mut pair, (How::Send, LEN), n)?;
+    exchange(&mut pair, (How::Inject, LEN), n)?;
     Ok(((allocations() - before) as f64 / (2 * n) as f64, 2 * n))
 }

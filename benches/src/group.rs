@@ -1,0 +1,132 @@
+//! Members of a group in one thread, each with a domain and a port of its own on one segment: what
+//! a collective costs all of them together, with nothing that idles.
+
+use barewire::coll::CollKind;
+use barewire::flags::{BindFlags, Caps};
+use barewire::raw::{RawCollective, RawCq, RawEndpoint};
+use barewire::{
+    AtomicOp, Av, AvSetAttr, CqAttr, Datatype, EpAddr, Eq, EqAttr, FabricAttr, FiAddr, Mc,
+    Progress, fabric,
+};
+use barewire_dataplane::types::Cqe;
+
+use crate::end::{Made, Memory, domain};
+
+/// One member: a source of 8 bytes and a result.
+struct Member {
+    ep: RawEndpoint,
+    cq: RawCq,
+    av: Av,
+    eq: Eq,
+    mc: Option<Mc>,
+    group: FiAddr,
+    memory: Memory,
+    open: bool,
+}
+
+/// All members.
+pub struct Group(Vec<Member>);
+
+impl Group {
+    /// `n` members on the segment that `spec` names, which have joined.
+    ///
+    /// # Errors
+    /// What the port or the api refused.
+    pub fn open(spec: &str, n: usize) -> Made<Self> {
+        let members: Made<Vec<Member>> = (0..n).map(|_| Member::open(spec)).collect();
+        let mut group = Self(members?);
+        let said = |e: barewire::Error| format!("joining: {e}");
+        let addrs: Result<Vec<EpAddr>, _> = group.0.iter().map(|m| m.ep.getname()).collect();
+        let addrs = addrs.map_err(said)?;
+        group.0.iter_mut().try_for_each(|m| m.join(&addrs).map_err(said))?;
+        for _ in 0..1_000_000 {
+            // An empty event queue turns the loop.
+            let all = group.0.iter().filter(|m| m.eq.read(&mut [0; 8]).is_ok()).count();
+            group.0.iter_mut().for_each(|m| m.poll());
+            if all > 0 && group.0.iter().all(|m| m.mc.as_ref().is_some_and(|mc| mc.check().is_ok()))
+            {
+                return Ok(group);
+            }
+        }
+        Err("the join does not end".to_owned())
+    }
+
+    /// `count` reductions of 8 bytes to all, one after the other.
+    ///
+    /// # Errors
+    /// A call was refused or does not end.
+    #[inline(never)]
+    pub fn allreduce(&mut self, count: u64) -> Made<()> {
+        for _ in 0..count {
+            self.0.iter_mut().try_for_each(Member::post)?;
+            let mut left = self.0.len();
+            for _ in 0..1_000_000 {
+                for m in self.0.iter_mut().filter(|m| m.open) {
+                    m.poll();
+                    left -= usize::from(!m.open);
+                }
+                if left == 0 {
+                    break;
+                }
+            }
+            if left > 0 {
+                return Err("a collective does not end".to_owned());
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Member {
+    fn open(spec: &str) -> Made<Self> {
+        let said = |e: barewire::Error| format!("{spec}: {e}");
+        let (domain, info, av) = domain(spec, Caps::COLLECTIVE, Progress::Manual)?;
+        let cq = domain.raw_cq_open(CqAttr::default()).map_err(said)?;
+        let ep = domain.raw_endpoint(&info).map_err(said)?;
+        let fabric = fabric(&FabricAttr::default()).map_err(said)?;
+        let eq = fabric.eq_open(EqAttr::default()).map_err(said)?;
+        ep.bind_cq(&cq, BindFlags::TRANSMIT | BindFlags::RECV).map_err(said)?;
+        ep.bind_av(&av).map_err(said)?;
+        ep.bind_eq(&eq).map_err(said)?;
+        ep.enable().map_err(said)?;
+        let (mc, group, memory, open) = (None, 0, Memory::new(64), false);
+        Ok(Self { ep, cq, av, eq, mc, group, memory, open })
+    }
+
+    fn join(&mut self, addrs: &[EpAddr]) -> barewire::Result<()> {
+        let mut at = vec![0; addrs.len()];
+        self.av.insert(addrs, &mut at)?;
+        let mut set = self.av.av_set(&AvSetAttr::default())?;
+        at.iter().try_for_each(|&a| set.insert(a))?;
+        let mc = self.ep.join_collective(set.addr(), &set, 0, 0)?;
+        (self.group, self.mc) = (mc.addr(), Some(mc));
+        Ok(())
+    }
+
+    #[inline]
+    fn post(&mut self) -> Made<()> {
+        let call = RawCollective {
+            kind: CollKind::Allreduce,
+            buf: self.memory.at(0, 8),
+            result: self.memory.at(32, 8),
+            count: 1,
+            datatype: Datatype::Uint64 as u32,
+            op: AtomicOp::Sum as u32,
+            coll_addr: self.group,
+            root_addr: 0,
+            flags: 0,
+            context: 0,
+        };
+        // SAFETY: the memory stays mapped for ever and nobody else uses it.
+        let posted = unsafe { self.ep.collective(call) };
+        self.open = true;
+        posted.map_err(|e| format!("allreduce: {e}"))
+    }
+
+    #[inline]
+    fn poll(&mut self) {
+        if self.cq.read(&mut [Cqe::default()]).is_ok() {
+            self.open = false;
+        }
+    }
+}

@@ -1,0 +1,76 @@
+//! Two ends in one thread, and messages from one to the other: nothing idles, so what is counted
+//! or timed is the message.
+
+use crate::end::{End, Made, RawEnd};
+
+/// How a message is sent.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum How {
+    /// With a completion.
+    Send,
+    /// Injected, without one.
+    Inject,
+}
+
+/// Two ends of the raw face on one segment, with `memory` bytes each.
+///
+/// # Errors
+/// What the port or the api refused.
+pub fn shm_pair(bench: &str, memory: usize) -> Made<[RawEnd; 2]> {
+    let spec = segment(bench);
+    Ok(joined([RawEnd::open(&spec, memory)?, RawEnd::open(&spec, memory)?]))
+}
+
+/// A segment of this process alone, which goes with the last end on it.
+pub fn segment(bench: &str) -> String {
+    format!("shm:bench-{bench}-{}", std::process::id())
+}
+
+/// Makes each the peer of the other.
+pub fn joined<E: End>(mut pair: [E; 2]) -> [E; 2] {
+    for i in 0..2 {
+        let addr = pair[1 - i].addr();
+        pair[i].connect(addr);
+    }
+    pair
+}
+
+/// `count` messages of `len` bytes from the first to the second end, one after the other.
+///
+/// # Errors
+/// A call was refused, or a message did not arrive.
+#[inline(never)]
+pub fn exchange<E: End>(pair: &mut [E; 2], (how, len): (How, usize), count: u64) -> Made<()> {
+    let [a, b] = pair;
+    for _ in 0..count {
+        let posted = b.recv(0, len);
+        let sent = match how {
+            How::Send => a.send(0, len, false),
+            How::Inject => a.inject(0, len),
+        };
+        if !posted || !sent {
+            return Err("refused in steady state".to_owned());
+        }
+        let mut received = 0;
+        let mut done = u64::from(how == How::Inject);
+        for _ in 0..100_000_000 {
+            if received == 0 {
+                received += b.poll().received;
+            }
+            if done == 0 {
+                done += a.poll().sent;
+            }
+            if received + done == 2 {
+                break;
+            }
+            // Only before the session is open, or when the sender waits for credit.
+            if received == 0 {
+                done += a.poll().sent;
+            }
+        }
+        if received + done != 2 {
+            return Err("a message did not arrive".to_owned());
+        }
+    }
+    Ok(())
+}
