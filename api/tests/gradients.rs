@@ -20,7 +20,7 @@ fn all_processes_have_the_same_sum() {
             .env("SEGMENT", &segment)
             .stdout(Stdio::piped())
             .spawn()
-            .unwrap()
+            .unwrap_or_else(|e| panic!("{e}: cargo build -p barewire --example gradients"))
     };
     let all: Vec<Child> = (0..4).map(start).collect();
     for (rank, child) in all.into_iter().enumerate() {
