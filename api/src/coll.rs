@@ -355,7 +355,7 @@ impl EpCommon {
         req: CollReq,
     ) -> Result<()> {
         let now = Engine::now();
-        let posted = core.node().coll_post(now, self.id, req);
+        let posted = core.node().coll_post(self.id, req);
         core.engine.after_post(now);
         posted
     }

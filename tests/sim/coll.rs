@@ -204,7 +204,7 @@ impl Team {
         };
         let now = self.rig.now();
         let s = self.rig.at(host);
-        s.node.coll_post(now, s.ep, req).map_err(|e| e.fi_errno())?;
+        s.node.coll_post(s.ep, req).map_err(|e| e.fi_errno())?;
         self.rig.poll_by(host, now.0);
         let group = gang.ids[rank];
         Ok(Pending { host, rank, context, group, call: *call, input, out, outcome: None })

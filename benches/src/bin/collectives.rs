@@ -20,7 +20,7 @@ use barewire_benches::{Args, Report, Row, Sample};
 use barewire_dataplane::proto::coll::plan::{Force, Model, choose, levels};
 use barewire_dataplane::proto::coll::program::Program;
 use barewire_dataplane::proto::coll::run::{Action, Run};
-use barewire_dataplane::proto::coll::{Kind, Local, Round, Shape};
+use barewire_dataplane::proto::coll::{Kind, Local, Shape};
 use barewire_driver::clock::now_ns;
 
 /// An ordinary fast Ethernet: 2.5 us one way, 60 ns a message, 100 Gbit/s, 30 GB/s.
@@ -60,7 +60,7 @@ impl World {
     fn run(shape: Shape, late: u32, by: Time) -> (Time, u64) {
         let (plan, _) = choose(&shape, &MODEL);
         let member = |me| Member {
-            run: Run::new(Program::new(Shape { me, ..shape }, &plan), Round::default()),
+            run: Run::new(Program::new(Shape { me, ..shape }, &plan)),
             cpu: if me == late { by } else { 0 },
             tx: 0,
             rx: 0,

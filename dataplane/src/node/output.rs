@@ -65,7 +65,7 @@ impl Node {
             self.on_timer(now, p);
         }
         if self.coll_wants(now) {
-            self.coll_progress(now);
+            self.coll_progress(now, out);
         }
         let flush = idle || self.owed_since.is_some_and(|at| now.since(at) >= ACK_DELAY_NS);
         if flush {

@@ -1,11 +1,12 @@
 //! Schedules go on: what has ended is told to them, and what they ask for next is posted.
 
+use barewire_driver::frame::TxFrame;
 use barewire_driver::mem::IoBuf;
 
-use super::{GroupState, JoinEvent, Op, Scratch};
+use super::{GroupState, JoinEvent, Op};
 use crate::error::Error;
 use crate::flags::{CqFlags, OpFlags};
-use crate::node::{EpId, GroupId, MsgKind, Node, RecvReq, SendReq};
+use crate::node::{EpId, FrameSink, GroupId, MsgKind, Node, RecvReq, SendReq};
 use crate::proto::coll::run::Action;
 use crate::proto::coll::{Area, Comm, Local, Place, Slice};
 use crate::proto::matching::Src;
@@ -95,7 +96,7 @@ impl Node {
     }
 
     /// Lets every call go on as far as it can.
-    pub(crate) fn coll_progress(&mut self, now: Instant) {
+    pub(crate) fn coll_progress(&mut self, now: Instant, out: &mut dyn FrameSink) {
         let Some(cq) = self.coll.cq else { return };
         self.coll.stalled = false;
         if self.coll.deadline.is_some_and(|at| at <= now) {
@@ -106,7 +107,7 @@ impl Node {
             let Some(o) = self.coll.work.pop_front() else { break };
             if let Some(op) = self.coll.ops.get_mut(o) {
                 op.queued = false;
-                self.drive_op(now, o);
+                self.drive_op(now, o, out);
             }
         }
         let mut entries = [Cqe::default(); 32];
@@ -114,7 +115,7 @@ impl Node {
             self.take_arrived(now);
             self.take_lost(now);
             match self.cq_read(cq, &mut entries) {
-                Ok(n) => entries[..n].iter().for_each(|cqe| self.on_side_done(now, cqe)),
+                Ok(n) => entries[..n].iter().for_each(|cqe| self.on_side_done(now, cqe, out)),
                 Err(Error::Avail) => {
                     if let Ok(err) = self.cq_readerr(cq) {
                         self.on_side_failed(now, &err);
@@ -127,7 +128,7 @@ impl Node {
     }
 
     /// A message between collective sides has come or gone.
-    fn on_side_done(&mut self, now: Instant, cqe: &Cqe) {
+    fn on_side_done(&mut self, now: Instant, cqe: &Cqe, out: &mut dyn FrameSink) {
         if cqe.op_context & CONTROL != 0 {
             self.on_control_message(now, cqe);
             return;
@@ -146,7 +147,7 @@ impl Node {
                 return self.abort_group(now, g, DISAGREE);
             }
         }
-        self.drive_op(now, o);
+        self.drive_op(now, o, out);
     }
 
     fn on_side_failed(&mut self, now: Instant, err: &CqErr) {
@@ -200,8 +201,16 @@ impl Node {
         }
     }
 
+    /// Lets a call go on with the next turn.
+    pub(super) fn queue_op(&mut self, o: u32) {
+        let op = &mut self.coll.ops[o];
+        if !std::mem::replace(&mut op.queued, true) {
+            self.coll.work.push_back(o);
+        }
+    }
+
     /// Does what a call asks for until it has to wait.
-    pub(super) fn drive_op(&mut self, now: Instant, o: u32) {
+    fn drive_op(&mut self, now: Instant, o: u32, out: &mut dyn FrameSink) {
         loop {
             let op = &mut self.coll.ops[o];
             let went = match op.run.action() {
@@ -213,18 +222,13 @@ impl Node {
                     continue;
                 }
                 Action::Recv(comm) => self.post_side_recv(now, o, &comm),
-                Action::Send(comm, round) => self.post_side_send(now, o, &comm, round),
+                Action::Send(comm, round) => self.post_side_send(now, o, (&comm, round), out),
             };
             match went {
                 Went::On => {}
                 Went::NoRoom => {
                     self.coll.stalled = true;
-                    let op = &mut self.coll.ops[o];
-                    if !op.queued {
-                        op.queued = true;
-                        self.coll.work.push_back(o);
-                    }
-                    return;
+                    return self.queue_op(o);
                 }
                 Went::Over => return,
             }
@@ -284,7 +288,13 @@ impl Node {
         }
     }
 
-    fn post_side_send(&mut self, now: Instant, o: u32, comm: &Comm, round: u32) -> Went {
+    fn post_side_send(
+        &mut self,
+        now: Instant,
+        o: u32,
+        (comm, round): (&Comm, u32),
+        out: &mut dyn FrameSink,
+    ) -> Went {
         let handle = self.coll.ops.handle(o);
         let op = &self.coll.ops[o];
         let g = op.group;
@@ -308,7 +318,9 @@ impl Node {
             flags,
             no_completion: inject,
         };
-        match self.post_send(now, side, req) {
+        let gone = self.send_now(side, &req, &mut |frame: &TxFrame<'_>| out.send(frame), || now);
+        let posted = if gone { Ok(()) } else { self.post_send(now, side, req) };
+        match posted {
             Ok(()) => {}
             Err(Error::Again) => return Went::NoRoom,
             Err(err) => {
@@ -362,8 +374,8 @@ impl Node {
         {
             self.coll.scratch.push(scratch);
         }
-        if self.coll.rounds.len() < SPARE {
-            self.coll.rounds.push(op.run.into_round());
+        if self.coll.spare.len() < SPARE {
+            self.coll.spare.push((op.run, op.waits));
         }
     }
 
@@ -529,48 +541,57 @@ pub(super) const LEFT: Error = Error::ConnRefused;
 
 /// The memory of a slice.
 fn memory(op: &Op, slice: &Slice) -> IoBuf {
-    let piece = |(at, len): (Place, u64)| area(op, at.area).share(at.off as usize, len as usize);
-    let mut buf = match slice.pieces[0].1 {
-        0 => IoBuf::EMPTY,
-        _ => piece(slice.pieces[0]),
+    let [first, (more, rest)] = slice.pieces;
+    let mut buf = match first {
+        (_, 0) => IoBuf::EMPTY,
+        (at, len) => share(op, at, len),
     };
-    if slice.pieces[1].1 > 0 {
-        let fits = buf.append(piece(slice.pieces[1]));
+    if rest > 0 {
+        let fits = buf.append(share(op, more, rest));
         assert!(fits, "areas are in one piece each");
     }
     buf
 }
 
-fn area(op: &Op, area: Area) -> IoBuf {
-    match area {
-        Area::In => op.input.share(0, op.input.len()),
-        Area::Out => op.out.share(0, op.out.len()),
-        Area::Scratch => op.scratch.as_ref().map_or(IoBuf::EMPTY, Scratch::io),
+/// `len` bytes at a place.
+fn share(op: &Op, at: Place, len: u64) -> IoBuf {
+    with_area(op, at.area, |io| io.share(at.off as usize, len as usize))
+}
+
+/// Calls `f` with the memory of an area.
+fn with_area<R>(op: &Op, area: Area, f: impl FnOnce(&IoBuf) -> R) -> R {
+    match (area, &op.scratch) {
+        (Area::In, _) => f(&op.input),
+        (Area::Out, _) => f(&op.out),
+        (Area::Scratch, Some(scratch)) => f(&scratch.io()),
+        (Area::Scratch, None) => f(&IoBuf::EMPTY),
     }
 }
 
 fn compute(op: &Op, local: Local) {
     match local {
         Local::Copy { from, to, len, count, from_step, to_step } => {
-            let (source, target) = (area(op, from.area), area(op, to.area));
-            for i in 0..count as i64 {
-                let at = (from.off as i64 + i * from_step) as usize;
-                let to = (to.off as i64 + i * to_step) as usize;
-                source.copy_to(at, &target, to, len as usize);
-            }
+            with_area(op, from.area, |source| {
+                with_area(op, to.area, |target| {
+                    for i in 0..count as i64 {
+                        let at = (from.off as i64 + i * from_step) as usize;
+                        let to = (to.off as i64 + i * to_step) as usize;
+                        source.copy_to(at, target, to, len as usize);
+                    }
+                });
+            });
         }
         Local::Reduce { a, b, to, len } => {
             let Some((red, ty)) = op.reduce else { unreachable!("only reductions compute") };
             let count = len as usize / ty.size();
-            let (left, right) = (area(op, a.area), area(op, b.area));
-            let sum = area(op, to.area).combine(
-                to.off as usize,
-                red,
-                ty,
-                count,
-                (&left, a.off as usize),
-                (&right, b.off as usize),
-            );
+            let [a_off, b_off, to_off] = [a, b, to].map(|place| place.off as usize);
+            let sum = with_area(op, a.area, |left| {
+                with_area(op, b.area, |right| {
+                    with_area(op, to.area, |sum| {
+                        sum.combine(to_off, red, ty, count, (left, a_off), (right, b_off))
+                    })
+                })
+            });
             assert!(sum.is_ok(), "a schedule stays inside its memory");
         }
     }

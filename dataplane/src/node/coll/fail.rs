@@ -5,6 +5,9 @@
 //! everybody; in a larger one, by those a power of two apart, so that it takes as many deaths as
 //! members one is told by to leave anybody waiting.
 
+use barewire_driver::frame::TxFrame;
+use barewire_driver::port::Tx;
+
 use super::drive::{ABORT, LEAVE, control_tag};
 use super::{GroupId, GroupState, JOIN, JoinEvent, Member, Op};
 use crate::error::Error;
@@ -366,6 +369,7 @@ impl Node {
         for g in groups {
             self.abort_group(now, g, Error::NetDown);
         }
-        self.coll_progress(now);
+        // Every call has ended, so nothing is sent.
+        self.coll_progress(now, &mut |_: &TxFrame<'_>| Tx::Full);
     }
 }

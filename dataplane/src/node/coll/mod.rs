@@ -22,10 +22,10 @@ use barewire_driver::mem::{IoBuf, Scratch};
 use super::{AvId, BindFlags, CqId, EpAttr, EpId, Node};
 use crate::error::{Error, Result};
 use crate::flags::{Caps, OpFlags};
+use crate::proto::coll::Shape;
 use crate::proto::coll::plan::{Model, Plan, choose};
 use crate::proto::coll::program::Program;
 use crate::proto::coll::run::Run;
-use crate::proto::coll::{Round, Shape};
 use crate::slab::{Handle, NONE, Slab};
 use crate::types::{EpAddr, FI_ADDR_UNSPEC, FiAddr, Instant};
 
@@ -196,8 +196,8 @@ pub(crate) struct Coll {
     joined: HashMap<u64, u32>,
     /// Names of groups that were closed here or given up before they were joined, oldest first.
     over: VecDeque<(u32, Error)>,
-    /// Rounds and memory to be used again.
-    rounds: Vec<Round>,
+    /// What calls ran on, and memory, to be used again.
+    spare: Vec<(Box<Run>, Vec<u32>)>,
     scratch: Vec<Scratch>,
     /// A post was refused for want of room: it is tried again.
     stalled: bool,
@@ -222,7 +222,7 @@ impl Default for Coll {
             named: HashMap::new(),
             joined: HashMap::new(),
             over: VecDeque::new(),
-            rounds: Vec::new(),
+            spare: Vec::new(),
             scratch: Vec::new(),
             stalled: false,
             owed: VecDeque::new(),
@@ -294,7 +294,7 @@ struct Op {
     scratch: Option<Scratch>,
     /// What a join exchanges, which `input` and `out` then name.
     words: Option<Scratch>,
-    run: Run,
+    run: Box<Run>,
     /// Stands in the queue of those that may go on.
     queued: bool,
     /// Peers that something is to come from, once per receive.
@@ -412,7 +412,7 @@ impl Node {
         let id = GroupId(self.coll.groups.handle(g));
         if managed {
             self.coll.deadline = Some(self.coll.deadline.map_or(until, |d| d.min(until)));
-            self.begin_join(now, g)?;
+            self.begin_join(g)?;
         } else {
             let context = req.context;
             self.coll.events.push_back(JoinEvent { ep, group: id, context, result: Ok(()) });
@@ -561,7 +561,7 @@ impl Node {
     }
 
     /// The members agree on a name that the first of them draws, and compare what they are.
-    fn begin_join(&mut self, now: Instant, g: u32) -> Result<()> {
+    fn begin_join(&mut self, g: u32) -> Result<()> {
         let drawn = self.random() >> 32 & u64::from(!JOIN) | 1;
         let group = &self.coll.groups[g];
         let hash = u64::from(group.hash);
@@ -583,7 +583,7 @@ impl Node {
         let (input, out) = (scratch.io(), scratch.io());
         let o = self.begin_op(g, shape, reduce, (input, out), None)?;
         self.coll.ops[o].words = Some(scratch);
-        self.drive_op(now, o);
+        self.queue_op(o);
         Ok(())
     }
 
@@ -599,7 +599,7 @@ impl Node {
     /// - [`Error::OpNotSupp`]: what [`query`] refuses. [`Error::MsgTooLong`]: above its count.
     /// - [`Error::BadFlags`]. [`Error::Again`]: a queue is full. [`Error::NoMem`].
     /// - the error that ended the group, if a member died or left: the group is of no more use.
-    pub fn coll_post(&mut self, now: Instant, ep: EpId, req: CollReq) -> Result<()> {
+    pub fn coll_post(&mut self, ep: EpId, req: CollReq) -> Result<()> {
         self.coll_side(ep)?;
         let (g, shape) = self.check_call(ep, &req)?;
         let e = ep.0.idx();
@@ -628,7 +628,7 @@ impl Node {
             }
         };
         self.eps[e].tx_used += 1;
-        self.drive_op(now, o);
+        self.queue_op(o);
         Ok(())
     }
 
@@ -705,7 +705,13 @@ impl Node {
         let plan = self.plan_for(g, &shape);
         let program = Program::new(shape, &plan);
         let scratch = self.take_scratch(program.scratch_len())?;
-        let round = self.coll.rounds.pop().unwrap_or_default();
+        let (run, waits) = match self.coll.spare.pop() {
+            Some((mut run, waits)) => {
+                run.restart(program);
+                (run, waits)
+            }
+            None => (Box::new(Run::new(program)), Vec::new()),
+        };
         let group = &mut self.coll.groups[g];
         let seq = group.seq;
         let op = Op {
@@ -718,9 +724,9 @@ impl Node {
             out,
             scratch,
             words: None,
-            run: Run::new(program, round),
+            run,
             queued: false,
-            waits: Vec::new(),
+            waits,
             sends: 0,
         };
         let Some(o) = self.coll.ops.alloc(op) else { return Err(Error::Again) };

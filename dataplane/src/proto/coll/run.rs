@@ -48,11 +48,11 @@ enum Stage {
 }
 
 impl Run {
-    /// Begins a schedule. `round` is memory to be used again.
-    pub fn new(program: Program, round: Round) -> Self {
+    /// Begins a schedule.
+    pub fn new(program: Program) -> Self {
         let mut run = Self {
             program,
-            round,
+            round: Round::default(),
             number: 0,
             stage: Stage::Before,
             at: 0,
@@ -63,14 +63,16 @@ impl Run {
         run
     }
 
+    /// Begins another one in the memory of one that has ended or was given up.
+    pub fn restart(&mut self, program: Program) {
+        self.program = program;
+        (self.recvs, self.sends) = (0, [0; 3]);
+        self.advance(0);
+    }
+
     /// What it runs.
     pub fn program(&self) -> &Program {
         &self.program
-    }
-
-    /// The memory of the rounds, to be used again.
-    pub fn into_round(self) -> Round {
-        self.round
     }
 
     /// What to do next; the same again until [`done`](Self::done) is called or something ends.

@@ -214,7 +214,7 @@ fn check(shape: Shape, plan: &Plan, float: bool, seed: u64) -> Vec<Vec<u8>> {
             let len = own.len().min(areas[filled].len() - 2 * GUARD);
             areas[filled][GUARD..GUARD + len].copy_from_slice(&own[..len]);
         }
-        let run = Run::new(program, Round::default());
+        let run = Run::new(program);
         Member { run, areas, in_place: s.in_place, posted: HashMap::new(), done: false }
     });
     let members = members.collect();
