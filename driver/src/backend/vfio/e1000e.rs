@@ -273,15 +273,13 @@ fn ring(register: NonNull<u32>, tail: u32) {
 
 impl Nic for E1000e {
     #[inline]
-    fn tx_place(&mut self) -> Result<Option<NonNull<u8>>, Broken> {
-        Ok(self.tx.place().map(|i| self.tx_buffers.at(i as usize)))
-    }
-
-    #[inline]
-    fn tx_commit(&mut self, len: usize) {
+    fn tx(&mut self, len: usize, fill: impl FnOnce(NonNull<u8>)) -> Result<bool, Broken> {
         assert!(len <= self.tx_buffers.stride(), "longer than a buffer");
+        let Some(i) = self.tx.place() else { return Ok(false) };
+        fill(self.tx_buffers.at(i as usize));
         self.tx.push(len as u16);
         self.is_queued = true;
+        Ok(true)
     }
 
     #[inline]
@@ -292,9 +290,9 @@ impl Nic for E1000e {
     }
 
     #[inline]
-    fn rx_take(&mut self, frames: &mut [Lent]) -> Result<usize, Broken> {
+    fn rx_take(&mut self, max: usize, mut each: impl FnMut(Lent)) -> Result<usize, Broken> {
         let mut count = 0;
-        while count < frames.len() {
+        for _ in 0..max {
             let Some(got) = self.rx.take() else { break };
             self.lent += 1;
             let len = usize::from(got.len);
@@ -302,7 +300,7 @@ impl Nic for E1000e {
                 self.dropped += 1;
                 continue;
             }
-            frames[count] = Lent { base: self.rx_buffers.at(got.id as usize).as_ptr(), len };
+            each(Lent { base: self.rx_buffers.at(got.id as usize).as_ptr(), len });
             count += 1;
         }
         Ok(count)

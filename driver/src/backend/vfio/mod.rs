@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  VfioPort          counts, filters, lends; the same for every NIC
-//!    nic::Nic        what a driver does: place, commit, flush, take, release
+//!    nic::Nic        what a driver does: send, flush, take, release
 //!      virtio        virtio-net: `netq` (data path) over `ring::virtq`
 //!      e1000e        Intel 82574L over `ring::e1000`
 //!    device          container, group, device, registers, memory that the device reaches
@@ -37,6 +37,7 @@ pub use error::VfioError;
 pub use iova::IovaSpace;
 
 use std::os::fd::AsRawFd;
+use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
@@ -158,6 +159,8 @@ pub struct VfioPort<N: Nic> {
     caps: PortCaps,
     /// The station's address as the first six bytes of a frame, read as one number.
     own: u64,
+    /// Bytes of the longest frame.
+    frame_max: usize,
     live: Option<Live<N>>,
     /// Room for a burst, so that it need not be cleared for each.
     lent: Box<[Lent; BURST]>,
@@ -222,6 +225,7 @@ impl<N: Nic> VfioPort<N> {
                 name: format!("vfio:{bdf}"),
             },
             own: addr_word(mac),
+            frame_max: ETH_HDR_LEN + mtu,
             live: Some(live),
             lent: Box::new([Lent::NONE; BURST]),
             gone: None,
@@ -260,6 +264,17 @@ impl<N: Nic> VfioPort<N> {
         }
     }
 
+    #[cold]
+    fn tx_full(&mut self) -> Tx {
+        if let Some(live) = &mut self.live {
+            // Nothing becomes free before the device has heard of what is queued.
+            live.nic.tx_flush();
+        }
+        self.counters.tx_full += 1;
+        Tx::Full
+    }
+
+    #[cold]
     fn tx_own(&mut self, frame: &TxFrame<'_>) -> Tx {
         let sent = self.hairpin.push(frame);
         match sent {
@@ -288,33 +303,27 @@ impl<N: Nic> Port for VfioPort<N> {
     #[inline]
     fn tx(&mut self, frame: &TxFrame<'_>) -> Result<Tx, PortGone> {
         let len = frame.len();
-        assert!(frame.head.len() >= ETH_HDR_LEN && len <= ETH_HDR_LEN + self.caps.mtu);
+        assert!(frame.head.len() >= ETH_HDR_LEN && len <= self.frame_max);
         let Some(live) = &mut self.live else { return Err(self.still_gone()) };
         let dst = frame.head.first_chunk().map_or(0, |dst| u64::from_le_bytes(*dst));
         if dst & ADDR_BITS == self.own {
             return Ok(self.tx_own(frame));
         }
-        let place = match live.nic.tx_place() {
-            Ok(Some(place)) => place,
-            Ok(None) => {
-                // Nothing becomes free before the device has heard of what is queued.
-                live.nic.tx_flush();
-                self.counters.tx_full += 1;
-                return Ok(Tx::Full);
-            }
-            Err(broken) => return Err(self.lose(&broken.to_string())),
-        };
         let usual = frame.body_in_one_piece().filter(|_| len <= SHORT && frame.is_usual());
         // SAFETY: a place has room for a header and `mtu` bytes (`Nic`), and the frame is no longer
         // (checked above). It is device memory, which no frame's head, body or tail lies in. The
         // short way is for short and usual frames, as was just seen.
-        unsafe {
+        let fill = |place: NonNull<u8>| unsafe {
             match usual {
                 Some(body) => frame.copy_short_to_raw(body, place.as_ptr()),
                 None => frame.copy_to_raw(place.as_ptr()),
             }
+        };
+        match live.nic.tx(len, fill) {
+            Ok(true) => {}
+            Ok(false) => return Ok(self.tx_full()),
+            Err(broken) => return Err(self.lose(&broken.to_string())),
         }
-        live.nic.tx_commit(len);
         self.counters.tx_frames += 1;
         self.counters.tx_bytes += len as u64;
         Ok(Tx::Sent)
@@ -343,33 +352,33 @@ impl<N: Nic> Port for VfioPort<N> {
             self.check()?;
         }
         let Some(live) = &mut self.live else { return Err(self.still_gone()) };
-        let lent = &mut *self.lent;
-        let taken = match live.nic.rx_take(&mut lent[..max.min(BURST)]) {
+        let (lent, own) = (&mut *self.lent, self.own);
+        // SAFETY: a driver lends what the device wrote to one of its buffers, whole and until it is
+        // released below; the device writes there no more (D1), and a writer who does so
+        // regardless can only make a copy a mixture (D2).
+        let frame = |lent: Lent| unsafe { RxFrame::from_raw(lent.base, lent.len) };
+        let mut kept = 0;
+        let taken = live.nic.rx_take(max.min(BURST), |one| {
+            let dst = frame(one).first_chunk::<8>().map_or(0, u64::from_le_bytes);
+            // Ours or a group's: the lowest bit of the first byte.
+            if dst & ADDR_BITS == own || dst & 1 != 0 {
+                sink.prefetch(&frame(one));
+                lent[kept] = one;
+                kept += 1;
+            }
+        });
+        let taken = match taken {
             Ok(taken) => taken,
             Err(broken) => return Err(self.lose(&broken.to_string())),
         };
-        let mut kept = 0;
-        if taken > 0 {
-            // SAFETY: a driver lends what the device wrote to one of its buffers, whole and until
-            // it is released below; the device writes there no more (D1), and a writer who does so
-            // regardless can only make a copy a mixture (D2).
-            let frame = |lent: Lent| unsafe { RxFrame::from_raw(lent.base, lent.len) };
-            for i in 0..taken {
-                let dst = frame(lent[i]).first_chunk::<8>().map_or(0, u64::from_le_bytes);
-                // Ours or a group's: the lowest bit of the first byte.
-                if dst & ADDR_BITS == self.own || dst & 1 != 0 {
-                    lent[kept] = lent[i];
-                    kept += 1;
-                    sink.prefetch(&frame(lent[i]));
-                }
-            }
-            for &lent in &lent[..kept] {
-                sink.frame(&frame(lent));
-                self.counters.rx_bytes += lent.len as u64;
-            }
-            self.counters.rx_frames += kept as u64;
-            self.counters.rx_dropped += (taken - kept) as u64;
+        let mut byte_count = 0;
+        for &lent in &lent[..kept] {
+            sink.frame(&frame(lent));
+            byte_count += lent.len as u64;
         }
+        self.counters.rx_bytes += byte_count;
+        self.counters.rx_frames += kept as u64;
+        self.counters.rx_dropped += (taken - kept) as u64;
         // Also of frames that the driver dropped by itself.
         live.nic.rx_release();
         if !self.hairpin.is_empty() {

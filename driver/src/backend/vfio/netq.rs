@@ -12,10 +12,13 @@ use std::sync::atomic::fence;
 
 use super::nic::{Buffers, Lent, Nic};
 use crate::frame::ETH_HDR_LEN;
-use crate::ring::virtq::{Broken, Layout, Virtq};
+use crate::ring::virtq::{Broken, Layout, RecycledVirtq, Virtq};
 
 /// Bytes before each frame.
 pub const HDR_LEN: usize = 12;
+
+/// Bytes that the device writes at least: that header, and Ethernet's.
+const FRAME_AT_LEAST: usize = HDR_LEN + ETH_HDR_LEN;
 
 /// A queue's doorbell: writing the queue's number there makes the device look at it.
 #[derive(Clone, Copy)]
@@ -54,18 +57,14 @@ pub struct QueueMemory {
 
 /// Both queues of a virtio NIC.
 pub struct NetQueues {
-    rx: Virtq,
+    rx: RecycledVirtq,
     rx_buffers: Buffers,
     rx_bell: Doorbell,
-    /// Buffers that were lent or dropped and have to go back: the first `lent_count`.
-    lent: Box<[u16]>,
-    lent_count: usize,
     dropped: u64,
     tx: Virtq,
     tx_buffers: Buffers,
+    tx_frame_max: usize,
     tx_bell: Doorbell,
-    /// Buffers that the device does not have. The last one is the next place.
-    free: Vec<u16>,
     is_queued: bool,
 }
 
@@ -85,15 +84,14 @@ impl NetQueues {
     /// What `rx` and `tx` say of their memory holds, nobody but this and the device reaches it, and
     /// it stays mapped, as do the doorbells, for as long as this lives.
     pub unsafe fn new(rx: &QueueMemory, tx: &QueueMemory) -> Self {
+        let rx_addr = |id: u16| rx.buffers_iova + u64::from(id) * rx.stride as u64;
         // SAFETY: the caller's promise, for both.
-        let (mut rx_queue, mut tx_queue) =
-            unsafe { (Virtq::new(rx.queue, rx.count), Virtq::new(tx.queue, tx.count)) };
-        for id in 0..rx.count {
-            let addr = rx.buffers_iova + u64::from(id) * rx.stride as u64;
-            rx_queue.describe(id, addr, rx.stride as u32, true);
-            rx_queue.post(id);
-        }
-        rx_queue.publish();
+        let (rx_queue, mut tx_queue) = unsafe {
+            (
+                RecycledVirtq::new(rx.queue, rx.count, rx.stride as u32, rx_addr),
+                Virtq::new(tx.queue, tx.count),
+            )
+        };
         for id in 0..tx.count {
             let addr = tx.buffers_iova + u64::from(id) * tx.stride as u64;
             tx_queue.describe(id, addr, 0, false);
@@ -106,13 +104,11 @@ impl NetQueues {
             rx: rx_queue,
             rx_buffers: buffers(rx),
             rx_bell: rx.doorbell,
-            lent: vec![0; rx.count.into()].into(),
-            lent_count: 0,
             dropped: 0,
             tx: tx_queue,
             tx_buffers: buffers(tx),
+            tx_frame_max: tx.stride - HDR_LEN,
             tx_bell: tx.doorbell,
-            free: (0..tx.count).rev().collect(),
             is_queued: false,
         }
     }
@@ -122,10 +118,9 @@ impl NetQueues {
         self.rx_bell.kick();
     }
 
+    #[inline(never)]
     fn reclaim(&mut self) -> Result<(), Broken> {
-        while let Some((id, _)) = self.tx.take()? {
-            self.free.push(id);
-        }
+        self.tx.take_burst(usize::MAX)?;
         Ok(())
     }
 
@@ -141,25 +136,23 @@ impl NetQueues {
 
 /// The data path alone: the device is looked after by whoever made the queues.
 impl Nic for NetQueues {
-    #[inline]
-    fn tx_place(&mut self) -> Result<Option<NonNull<u8>>, Broken> {
-        if self.free.is_empty() {
+    #[inline(always)]
+    fn tx(&mut self, len: usize, fill: impl FnOnce(NonNull<u8>)) -> Result<bool, Broken> {
+        assert!(len <= self.tx_frame_max, "longer than a buffer");
+        if self.tx.next().is_none() {
             self.reclaim()?;
         }
-        let Some(&id) = self.free.last() else { return Ok(None) };
-        // SAFETY: a buffer is longer than its header.
-        Ok(Some(unsafe { self.tx_buffers.at(id.into()).add(HDR_LEN) }))
+        let Self { tx, tx_buffers, is_queued, .. } = self;
+        let posted = tx.post_as(|id| {
+            // SAFETY: a buffer is longer than its header.
+            fill(unsafe { tx_buffers.at(id.into()).add(HDR_LEN) });
+            Some((HDR_LEN + len) as u32)
+        });
+        *is_queued |= posted;
+        Ok(posted)
     }
 
-    #[inline]
-    fn tx_commit(&mut self, len: usize) {
-        assert!(len <= self.tx_buffers.stride() - HDR_LEN, "longer than a buffer");
-        let id = self.free.pop().expect("a place was asked for");
-        self.tx.post_len(id, (HDR_LEN + len) as u32);
-        self.is_queued = true;
-    }
-
-    #[inline]
+    #[inline(always)]
     fn tx_flush(&mut self) {
         if !std::mem::take(&mut self.is_queued) {
             return;
@@ -170,37 +163,27 @@ impl Nic for NetQueues {
         }
     }
 
-    #[inline]
-    fn rx_take(&mut self, frames: &mut [Lent]) -> Result<usize, Broken> {
-        let mut count = 0;
-        while count < frames.len() {
-            let Some((id, len)) = self.rx.take()? else { break };
-            // No more are taken than there are.
-            self.lent[self.lent_count] = id;
-            self.lent_count += 1;
-            let len = len as usize;
-            if len < HDR_LEN + ETH_HDR_LEN || len > self.rx_buffers.stride() {
-                self.dropped += 1;
-                continue;
+    #[inline(always)]
+    fn rx_take(&mut self, max: usize, mut each: impl FnMut(Lent)) -> Result<usize, Broken> {
+        let Self { rx, rx_buffers, .. } = self;
+        let len_max = rx_buffers.stride() - FRAME_AT_LEAST;
+        let mut bad_count = 0;
+        let taken = rx.take_burst(max, |id, len| {
+            // What is shorter than the least is far above the most.
+            if (len as usize).wrapping_sub(FRAME_AT_LEAST) > len_max {
+                bad_count += 1;
+                return;
             }
-            let base = self.rx_buffers.at(id.into()).as_ptr().wrapping_add(HDR_LEN);
-            frames[count] = Lent { base, len: len - HDR_LEN };
-            count += 1;
-        }
-        Ok(count)
+            let base = rx_buffers.at(id.into()).as_ptr().wrapping_add(HDR_LEN);
+            each(Lent { base, len: len as usize - HDR_LEN });
+        })?;
+        self.dropped += bad_count;
+        Ok(taken - bad_count as usize)
     }
 
-    #[inline]
+    #[inline(always)]
     fn rx_release(&mut self) {
-        if self.lent_count == 0 {
-            return;
-        }
-        for &id in &self.lent[..self.lent_count] {
-            self.rx.post(id);
-        }
-        self.lent_count = 0;
-        self.rx.publish();
-        if self.rx.wants_kick() {
+        if self.rx.publish() && self.rx.wants_kick() {
             self.rx_bell.kick();
         }
     }

@@ -41,24 +41,25 @@ pub struct Facts {
 ///
 /// Used by one thread at a time. Nothing here blocks or allocates but [`stop`](Self::stop).
 pub trait Nic: Send {
-    /// Where the next frame to send goes: room for a header and the largest frame. `None` while
-    /// the ring is full. Asking twice gives the same place.
+    /// Queues a frame of `len` bytes, which `fill` writes to where it goes: room for a header and
+    /// the largest frame. `false`, and `fill` was not called, while the ring is full.
     ///
     /// # Errors
     /// [`Broken`].
-    fn tx_place(&mut self) -> Result<Option<NonNull<u8>>, Broken>;
-
-    /// Queues the `len` bytes that were written to the last place.
-    fn tx_commit(&mut self, len: usize);
+    ///
+    /// # Panics
+    /// If `len` is more than fits.
+    fn tx(&mut self, len: usize, fill: impl FnOnce(NonNull<u8>)) -> Result<bool, Broken>;
 
     /// Tells the device of what was queued.
     fn tx_flush(&mut self);
 
-    /// Takes received frames, oldest first, and says how many.
+    /// Takes at most `max` received frames, oldest first, tells `each` of every one, and says how
+    /// many there were. It looks no further than `max`, also if it drops some by itself.
     ///
     /// # Errors
     /// [`Broken`].
-    fn rx_take(&mut self, frames: &mut [Lent]) -> Result<usize, Broken>;
+    fn rx_take(&mut self, max: usize, each: impl FnMut(Lent)) -> Result<usize, Broken>;
 
     /// Gives the device the buffers of all frames that were taken.
     fn rx_release(&mut self);

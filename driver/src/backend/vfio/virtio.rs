@@ -494,7 +494,8 @@ impl Control {
         self.queue.describe(0, area.iova() + at as u64, bytes.len() as u32, false);
         self.queue.describe(1, area.iova() + answer_at as u64, 1, true);
         self.queue.chain(0, 1);
-        self.queue.post(0);
+        // One command at a time, so it is always the first that is free.
+        assert!(self.queue.next() == Some(0) && self.queue.post());
         self.queue.publish();
         self.bell.kick();
         let until = Instant::now() + PATIENCE;
@@ -513,14 +514,9 @@ impl Control {
 }
 
 impl Nic for Virtio {
-    #[inline]
-    fn tx_place(&mut self) -> Result<Option<NonNull<u8>>, Broken> {
-        self.queues.tx_place()
-    }
-
-    #[inline]
-    fn tx_commit(&mut self, len: usize) {
-        self.queues.tx_commit(len);
+    #[inline(always)]
+    fn tx(&mut self, len: usize, fill: impl FnOnce(NonNull<u8>)) -> Result<bool, Broken> {
+        self.queues.tx(len, fill)
     }
 
     #[inline]
@@ -529,8 +525,8 @@ impl Nic for Virtio {
     }
 
     #[inline]
-    fn rx_take(&mut self, frames: &mut [Lent]) -> Result<usize, Broken> {
-        self.queues.rx_take(frames)
+    fn rx_take(&mut self, max: usize, each: impl FnMut(Lent)) -> Result<usize, Broken> {
+        self.queues.rx_take(max, each)
     }
 
     #[inline]
