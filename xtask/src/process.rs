@@ -53,6 +53,19 @@ pub(crate) fn run(command: &mut Command, log: &Path, limit: Duration) -> io::Res
     Ok(Ended { ok: status.success() && !timed_out, timed_out, output })
 }
 
+/// `program`, which the kernel kills when the thread that started it ends, however that happens:
+/// for what would go on by itself if we were killed.
+///
+/// Every Debian has `setpriv`; elsewhere, without it, the program outlives us as before.
+pub(crate) fn tethered(program: &str) -> Command {
+    if !crate::packages::in_path("setpriv") {
+        return Command::new(program);
+    }
+    let mut command = Command::new("setpriv");
+    command.args(["--pdeathsig", "KILL", program]);
+    command
+}
+
 /// Kills `pid` and all its descendants.
 ///
 /// The tree is walked rather than a process group used, because an own group would take the
@@ -112,13 +125,42 @@ mod tests {
         let ended = run(&mut command, &log, Duration::from_millis(300)).unwrap();
         assert!(ended.timed_out && !ended.ok);
         let child: u32 = ended.output.trim().strip_prefix("child ").unwrap().parse().unwrap();
-        let gone = (0..200).any(|_| {
-            std::thread::sleep(Duration::from_millis(10));
-            let stat = std::fs::read_to_string(format!("/proc/{child}/stat"));
-            stat.is_err() || stat.is_ok_and(|s| s.contains(") Z "))
-        });
-        assert!(gone, "the child {child} outlived its limit");
+        assert!(ends(child), "the child {child} outlived its limit");
         std::fs::remove_dir_all(dir).unwrap();
+    }
+
+    /// Whether the process ends within two seconds, or has.
+    fn ends(pid: u32) -> bool {
+        (0..200).any(|_| {
+            std::thread::sleep(Duration::from_millis(10));
+            let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"));
+            stat.is_err() || stat.is_ok_and(|s| s.contains(") Z "))
+        })
+    }
+
+    /// Goal: what is tethered does not outlive a parent that had no time to end it. Method: a
+    /// shell that starts it, and is killed.
+    #[test]
+    fn a_tethered_program_dies_with_its_parent() {
+        let tethered = tethered("sleep");
+        let words = std::iter::once(tethered.get_program()).chain(tethered.get_args());
+        let words: Vec<&str> = words.filter_map(|word| word.to_str()).collect();
+        let mut parent = Command::new("sh")
+            .args(["-c", &format!("{} 600 & echo $!; wait", words.join(" "))])
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        let mut said = io::BufReader::new(parent.stdout.take().unwrap());
+        io::BufRead::read_line(&mut said, &mut line).unwrap();
+        let child: u32 = line.trim().parse().unwrap();
+        let name = || std::fs::read_to_string(format!("/proc/{child}/comm")).unwrap_or_default();
+        while name().trim() != "sleep" {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        parent.kill().unwrap();
+        parent.wait().unwrap();
+        assert!(ends(child), "{child} outlived its parent");
     }
 
     #[test]

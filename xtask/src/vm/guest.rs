@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use super::NotHere;
 use super::cpio::Archive;
 use super::kernel::Kernel;
-use crate::target_dir;
+use crate::{process, target_dir};
 
 /// What every guest loads.
 const MODULES: [&str; 3] = ["vfio", "vfio_iommu_type1", "vfio_pci"];
@@ -146,6 +146,7 @@ pub(crate) fn run(guest: &Guest, tell: &mut dyn FnMut(&str)) -> Result<Ended, No
         return Err(NotHere(mend.to_owned()));
     }
     let kernel = Kernel::provide()?;
+    sweep(&target_dir().join("vm"));
     let dir = target_dir().join("vm").join(format!("run-{}-{}", std::process::id(), guest.name));
     let failed = |why: std::io::Error| NotHere(format!("{}: {why}", dir.display()));
     std::fs::create_dir_all(&dir).map_err(failed)?;
@@ -157,6 +158,19 @@ pub(crate) fn run(guest: &Guest, tell: &mut dyn FnMut(&str)) -> Result<Ended, No
     // Its files are of no use any more.
     let _ = std::fs::remove_dir_all(&dir);
     Ok(ended)
+}
+
+/// Removes what runs that were killed have left in `dir`.
+fn sweep(dir: &Path) {
+    for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let pid = name.strip_prefix("run-").and_then(|rest| rest.split('-').next());
+        let is_over = |pid: &str| !Path::new("/proc").join(pid).exists();
+        if pid.is_some_and(|pid| pid.parse::<u32>().is_ok() && is_over(pid)) {
+            // Whoever comes next may try again.
+            let _ = std::fs::remove_dir_all(entry.path());
+        }
+    }
 }
 
 /// What the guest boots into: a shell, the modules, the files and the command.
@@ -244,7 +258,7 @@ impl Running {
             File::create(dir.join(file))?;
         }
         let said = File::create(dir.join("qemu"))?;
-        let child = Command::new("qemu-system-x86_64")
+        let child = process::tethered("qemu-system-x86_64")
             .args(arguments(guest, kernel, dir))
             .stdin(Stdio::null())
             .stdout(said.try_clone()?)
@@ -427,6 +441,20 @@ mod tests {
         assert!(kernel_args.contains("bus=rp1,addr=0.0,multifunction=on,romfile="));
         assert!(kernel_args.contains("bus=rp1,addr=0.1,romfile=,mac=52:54:00:00:00:02"));
         assert!(!kernel_args.contains("rp2"));
+    }
+
+    #[test]
+    fn what_killed_runs_left_is_removed() {
+        let dir = std::env::temp_dir().join(format!("xtask-sweep-{}", std::process::id()));
+        let own = format!("run-{}-a", std::process::id());
+        // No process has a number above 2^22.
+        for name in ["run-4194305-a", "run-x", "root", &own] {
+            std::fs::create_dir_all(dir.join(name)).unwrap();
+        }
+        sweep(&dir);
+        let there = |name: &str| dir.join(name).exists();
+        assert!(!there("run-4194305-a") && there("run-x") && there("root") && there(&own));
+        std::fs::remove_dir_all(dir).unwrap();
     }
 
     #[test]
