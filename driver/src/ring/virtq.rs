@@ -18,8 +18,8 @@
 //! # Ordering
 //! - [`publish`](Virtq::publish) is a Release store of the available index: a device that sees it
 //!   sees the descriptors, the ring and the buffers.
-//! - [`take_burst`](Virtq::take_burst) loads the used index with Acquire: whoever sees it sees the used ring
-//!   and what the device wrote to the buffers.
+//! - [`take_burst`](Virtq::take_burst) loads the used index with Acquire: whoever sees it sees the
+//!   used ring and what the device wrote to the buffers.
 //! - [`wants_kick`](Virtq::wants_kick) reads a flag that the device sets after it has looked at the
 //!   available index for the last time. Store then load of two places: a full fence between them,
 //!   on both sides, or a kick is missed for ever.
