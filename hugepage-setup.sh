@@ -52,9 +52,10 @@ need_root() {
 	[ "$(id -u)" = 0 ] || fail "only root may do that: sudo $0 $ALL"
 }
 
+# Once: what --persist does again at every boot is given back once.
 remember() {
 	mkdir -p "${STATE%/*}"
-	echo "$*" >>"$STATE"
+	grep -qsxF "$*" "$STATE" || echo "$*" >>"$STATE"
 }
 
 # ---- hugepages ----------------------------------------------------------------------------------

@@ -9,6 +9,8 @@
 //! - `processes`: two processes, one NIC each: messages, a bad link, kill -9.
 //! - `wire`: two guests on a cable that loses frames.
 //! - `kernel`: the kernel's own driver at the other end.
+//! - `testpmd`: DPDK's drivers at the other end.
+//! - `planted`: a mistake that only the IOMMU notices, and the suite by it.
 //! - `refusals`, `trouble`, `setup`: what an operator gets wrong, what happens to a NIC while it is
 //!   used, and the script that prepares a machine.
 
@@ -33,9 +35,11 @@ mod worker;
 mod frames;
 mod kernel;
 mod machine;
+mod planted;
 mod processes;
 mod refusals;
 mod setup;
+mod testpmd;
 mod trouble;
 mod wire;
 

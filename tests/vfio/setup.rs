@@ -103,3 +103,76 @@ fn a_nic_goes_back_to_its_driver() {
     sh(&format!("{SCRIPT} --undo"));
     rebind(&n, "vfio-pci");
 }
+
+/// Goal: what `--persist` leaves behind prepares the machine again after a reboot, and `--undo`
+/// takes that away too. Method: systemd is a script that writes down how it was called; the reboot
+/// is a machine on which everything is as it was, and the command of the unit.
+#[test]
+fn a_preparation_outlives_a_reboot() {
+    let Some(n) = nic(0) else { return };
+    let calls = "/tmp/systemctl.calls";
+    sh("mkdir -p /run/systemd/system /etc/systemd/system /etc/udev/rules.d");
+    std::fs::write("/bin/systemctl", format!("#!/bin/sh\necho \"$*\" >> {calls}\n")).unwrap();
+    sh("chmod +x /bin/systemctl");
+    rebind(&n, "");
+    sh("umount /dev/hugepages; echo 0 > /proc/sys/vm/nr_hugepages");
+    let nics = [n.clone()];
+    let before = seen(&nics);
+    println!("{}", sh(&format!("{SCRIPT} --2m 6 --bind {n} --group user --persist")));
+    let unit = std::fs::read_to_string("/etc/systemd/system/barewire-setup.service").unwrap();
+    let start = unit.lines().find_map(|line| line.strip_prefix("ExecStart="));
+    let start = start.unwrap_or_else(|| panic!("{unit}")).to_owned();
+    assert!(start.starts_with('/') && !start.contains("--persist"), "{start}");
+    let rule = std::fs::read_to_string("/etc/udev/rules.d/70-barewire.rules").unwrap();
+    assert!(rule.contains("GROUP=\"user\""), "{rule}");
+    let said = sh(&format!("cat {calls}"));
+    assert_eq!(said, "daemon-reload\nenable -q barewire-setup.service\n");
+
+    rebind(&n, "");
+    sh("umount /dev/hugepages; echo 0 > /proc/sys/vm/nr_hugepages");
+    println!("{}", sh(&start));
+    assert_eq!(sh("cat /proc/sys/vm/nr_hugepages").trim(), "6");
+    assert_eq!(driver(&n).as_deref(), Some("vfio-pci"));
+
+    println!("{}", sh(&format!("{SCRIPT} --undo")));
+    assert!(sh(&format!("cat {calls}")).ends_with("disable -q barewire-setup.service\n"));
+    assert_eq!(sh("ls /etc/systemd/system /etc/udev/rules.d | grep barewire || true"), "");
+    assert_eq!(seen(&nics), before, "--undo left something");
+    rebind(&n, "vfio-pci");
+}
+
+/// Pages of 1 GiB, those of one NUMA node, and more than there is.
+#[test]
+fn pages_of_every_size_and_of_a_node() {
+    if nic(0).is_none() {
+        return;
+    }
+    let pages = "/sys/kernel/mm/hugepages/hugepages-1048576kB/nr_hugepages";
+    let on_node = "/sys/devices/system/node/node0/hugepages/hugepages-2048kB/nr_hugepages";
+    let count = |file: &str| sh(&format!("cat {file}")).trim().parse::<u64>().unwrap();
+    let before = [count(pages), count(on_node)];
+    println!("{}", sh(&format!("{SCRIPT} --1g 1 --node 0 --2m {}", before[1] + 5)));
+    assert_eq!([count(pages), count(on_node)], [1, before[1] + 5]);
+    // One that can be used: the kernel clears it when it is touched.
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_HUGETLB | 30 << 26;
+    let access = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: a new mapping, of which one byte is written before it goes.
+    unsafe {
+        let at = libc::mmap(std::ptr::null_mut(), 1 << 30, access, flags, -1, 0);
+        assert_ne!(at, libc::MAP_FAILED, "{}", std::io::Error::last_os_error());
+        at.cast::<u8>().write_volatile(1);
+        assert_eq!(libc::munmap(at, 1 << 30), 0);
+    }
+    let refusal = |arguments: &str| {
+        let line = format!("{SCRIPT} {arguments}");
+        let output = Command::new("sh").args(["-c", &line]).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!((output.status.code(), said.lines().count()), (Some(2), 1), "{said}");
+        println!("{}", said.trim());
+        said
+    };
+    assert!(refusal("--1g 50").contains("ask for less"));
+    assert!(refusal("--node 7 --2m 1").contains("on node 7"));
+    println!("{}", sh(&format!("{SCRIPT} --undo")));
+    assert_eq!([count(pages), count(on_node)], before, "--undo left pages");
+}

@@ -35,6 +35,8 @@ pub(crate) const LIBCLANG: Tool =
     Tool { program: "/var/lib/dpkg/info/libclang-dev.list", package: "libclang-dev" };
 /// Says how to compile and link with DPDK.
 pub(crate) const PKG_CONFIG: Tool = Tool { program: "pkg-config", package: "pkg-config" };
+/// Sends frames back with DPDK's drivers.
+pub(crate) const TESTPMD: Tool = Tool { program: "dpdk-testpmd", package: "dpdk-dev" };
 /// libfabric's own programs.
 pub(crate) const FI_INFO: Tool = Tool { program: "fi_info", package: "libfabric-bin" };
 /// An MPI that can use libfabric, and what its programs are compiled with.

@@ -7,11 +7,13 @@ use std::time::Duration;
 use super::guest::{self, Ended, Guest, Model, Nic};
 use super::wire::Wire;
 use super::{NotHere, with_setup};
-use crate::{cargo, target_dir};
+use crate::{cargo, packages, target_dir};
 
 /// One guest of the suite: what it is for, the machine, and what the test program is told.
 pub(crate) struct Run {
     pub(crate) name: &'static str,
+    /// Its driver makes a mistake, and its IOMMU has to notice: the test of the suite itself.
+    pub(crate) is_planted: bool,
     guest: Guest,
 }
 
@@ -43,38 +45,46 @@ pub(crate) fn runs(program: &Path) -> Vec<Run> {
             "setup::",
             "kernel::",
             "wire::",
+            "planted::",
             "the_models",
             "mf5",
             "unexpected_messages_are_bounded",
         ];
         guest.command = skipped.map(|name| format!("--skip {name} ")).concat();
-        Run { name, guest }
+        guest.files.extend(testpmd());
+        Run { name, is_planted: false, guest }
     };
     let virtio = Model::Virtio.device();
     let mut wrong = Guest::with_pair("wrong", virtio);
     wrong.iova_bits = 39;
+    // A page of 1 GiB is to be had.
+    wrong.memory_mib = 4096;
     wrong.modules = vec!["virtio_pci", "virtio_net", "af_packet"];
     wrong.nics.push(Nic::on_hub("virtio-net-pci,disable-legacy=on", 3));
     wrong.nics.push(Nic::on_hub(virtio, 4));
     wrong.nics.push(Nic { shares_slot: true, ..Nic::on_hub(virtio, 5) });
     wrong.command = "refusals:: setup:: kernel:: frames::every_length".to_owned();
+    let mut planted = Guest::with_pair("planted", virtio);
+    planted.command = "planted::".to_owned();
     let mut remapping = Guest::with_pair("remapping", virtio);
     remapping.intremap = false;
     remapping.command = "refusals::a_machine_without_interrupt_remapping".to_owned();
     let mut runs = vec![
         pair("virtio", Model::Virtio),
         pair("e1000e", Model::E1000e),
-        Run { name: "refusals", guest: wrong },
-        Run { name: "remapping", guest: remapping },
+        Run { name: "refusals", is_planted: false, guest: wrong },
+        Run { name: "remapping", is_planted: false, guest: remapping },
+        Run { name: "planted", is_planted: true, guest: planted },
     ];
     for run in &mut runs {
         let guest = std::mem::replace(&mut run.guest, Guest::with_pair("", ""));
         let mut guest = with_setup(guest);
         guest.files.push((program.to_owned(), "usr/bin/vfio-tests".to_owned()));
         let no_remapping = if guest.intremap { "" } else { "export VM_NO_REMAPPING=1\n" };
+        let planted = if run.is_planted { "export VM_PLANTED=1\n" } else { "" };
         guest.command = format!(
             "export RUST_BACKTRACE=0 BAREWIRE_TEST_NAPS=1\n\
-             export BAREWIRE_TEST_PORT=\"vfio:$NIC0 vfio:$NIC1\"\n{no_remapping}\
+             export BAREWIRE_TEST_PORT=\"vfio:$NIC0 vfio:$NIC1\"\n{no_remapping}{planted}\
              exec vfio-tests --show-output --test-threads=1 {}\n",
             guest.command
         );
@@ -83,6 +93,34 @@ pub(crate) fn runs(program: &Path) -> Vec<Run> {
         run.guest = guest;
     }
     runs
+}
+
+/// DPDK's testpmd and its drivers for our two cards, if they are here. The drivers go where DPDK
+/// loads all it finds.
+fn testpmd() -> Vec<(PathBuf, String)> {
+    let program = PathBuf::from("/usr/bin").join(packages::TESTPMD.program);
+    let lists = |dir: &Path| {
+        let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+        let mut paths: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
+        paths.sort();
+        paths
+    };
+    let dirs = lists(Path::new("/usr/lib")).into_iter().flat_map(|dir| lists(&dir.join("dpdk")));
+    let plugins: Vec<PathBuf> = dirs.flat_map(|dir| lists(&dir)).collect();
+    // Of each the name with the whole version: the others are links to it.
+    let drivers = ["librte_net_virtio.so.", "librte_net_e1000.so.", "librte_mempool_ring.so."];
+    let drivers: Vec<&PathBuf> = drivers
+        .iter()
+        .filter_map(|driver| {
+            let is_it = |path: &&PathBuf| path.to_string_lossy().contains(driver);
+            plugins.iter().filter(is_it).max_by_key(|path| path.as_os_str().len())
+        })
+        .collect();
+    if !program.is_file() || drivers.len() < 3 {
+        return Vec::new();
+    }
+    let own = |path: &Path| (path.to_owned(), path.to_string_lossy().into_owned());
+    std::iter::once(own(&program)).chain(drivers.into_iter().map(|path| own(path))).collect()
 }
 
 impl Run {

@@ -1,0 +1,242 @@
+//! Code that is not ours at the other end: DPDK's testpmd, whose own drivers of the same two cards
+//! have NIC1 and send back what arrives.
+//!
+//! Also what our driver does beside DPDK's in the same guest: how often one frame, and 32 of them,
+//! go to and fro between NIC0 and a testpmd on NIC1. An emulated card costs far more than either
+//! driver, so the figures are printed and not judged.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use barewire_driver::frame::{ETHERTYPE, RxFrame, TxFrame};
+use barewire_driver::port::{MacAddr, Port, Tx};
+
+use crate::machine::{nic, port};
+use crate::worker::pattern;
+
+const PROGRAM: &str = "/usr/bin/dpdk-testpmd";
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A testpmd that forwards what arrives at one NIC out of the same one, on processor `cpu`.
+struct Testpmd(Child);
+
+/// What it counted.
+#[derive(Debug)]
+struct Counts {
+    rx: u64,
+    tx: u64,
+}
+
+impl Testpmd {
+    /// `None`, and a line that says so, where there is none.
+    fn start(nic: &str, cpu: u32, arguments: &[&str]) -> Option<Self> {
+        if !std::path::Path::new(PROGRAM).exists() {
+            println!("SKIPPED: the guest has no {PROGRAM}");
+            return None;
+        }
+        let main = (1 - cpu).to_string();
+        let child = Command::new(PROGRAM)
+            .args(["-l", "0,1", "--main-lcore", &main, "-n", "1", "-m", "32", "--in-memory"])
+            .args(["--no-telemetry", "--iova-mode", "va", "-a", nic, "--"])
+            .args(["--port-topology=loop", "--total-num-mbufs=2048", "--nb-cores=1"])
+            .args(arguments)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::inherit())
+            .spawn()
+            .unwrap();
+        Some(Self(child))
+    }
+
+    /// Stops it, as a person does with the enter key, and reads its statistics.
+    fn stop(mut self) -> Counts {
+        let mut input = self.0.stdin.take().unwrap();
+        // It may have ended by itself; then its output says why.
+        let _ = input.write_all(b"\n");
+        drop(input);
+        let mut said = String::new();
+        self.0.stdout.take().unwrap().read_to_string(&mut said).unwrap();
+        let status = self.0.wait().unwrap();
+        assert!(status.success(), "{status}\n{said}");
+        let count = |what: &str| {
+            let (_, rest) = said.split_once(what).unwrap_or_else(|| panic!("no {what}\n{said}"));
+            rest.split_whitespace().next().unwrap().parse().unwrap()
+        };
+        Counts { rx: count("RX-packets:"), tx: count("TX-packets:") }
+    }
+}
+
+/// The address of a NIC, which our driver finds out and gives back.
+fn address(nic: &str) -> MacAddr {
+    port(&format!("vfio:{nic}")).caps().mac
+}
+
+fn frame(dst: MacAddr, src: MacAddr, serial: u64) -> Vec<u8> {
+    let len = 46 + (serial * 61 % 1455) as usize;
+    let mut bytes = [&dst.0[..], &src.0, &ETHERTYPE.to_be_bytes(), &pattern(len, serial)].concat();
+    bytes[14..22].copy_from_slice(&serial.to_le_bytes());
+    bytes
+}
+
+/// Sends numbered frames, at most 32 on the way, and sees each come back as `expected` says.
+/// Says how many were sent in all, the first of which may have been too early.
+fn echo(port: &mut dyn Port, count: u64, sent: [MacAddr; 2], expected: [MacAddr; 2]) -> u64 {
+    let mut seen = vec![false; count as usize];
+    let (mut next, mut missing, mut knocks) = (0, count, 0);
+    let start = Instant::now();
+    let mut knocked = start - PATIENCE;
+    while missing > 0 {
+        assert!(start.elapsed() < PATIENCE, "{missing} of {count} are missing");
+        // Until the first comes back nobody may be there yet.
+        if !seen[0] && knocked.elapsed() > Duration::from_millis(200) {
+            assert_eq!(port.tx(&TxFrame::whole(&frame(sent[0], sent[1], 0))), Ok(Tx::Sent));
+            (knocked, next) = (Instant::now(), 1);
+            knocks += 1;
+        }
+        while seen[0] && next < count && next < count - missing + 32 {
+            match port.tx(&TxFrame::whole(&frame(sent[0], sent[1], next))).unwrap() {
+                Tx::Sent => next += 1,
+                _ => break,
+            }
+        }
+        port.flush().unwrap();
+        let mut sink = |f: &RxFrame<'_>| {
+            let mut bytes = vec![0; f.len()];
+            assert!(f.copy_to(0, &mut bytes));
+            let serial = u64::from_le_bytes(bytes[14..22].try_into().unwrap());
+            assert!(serial < next, "what is this? {bytes:02x?}");
+            assert!(bytes == frame(expected[0], expected[1], serial), "{serial} came changed");
+            let again = std::mem::replace(&mut seen[serial as usize], true);
+            assert!(!again || serial == 0, "{serial} came twice");
+            missing -= u64::from(!again);
+        };
+        if port.rx_burst(32, &mut sink).unwrap() == 0 {
+            std::thread::sleep(Duration::from_micros(100));
+        }
+    }
+    count - 1 + knocks
+}
+
+fn sent_back(mode: &str, dst: impl Fn(MacAddr) -> MacAddr, swaps: bool) {
+    let (Some(n), Some(m)) = (nic(0), nic(1)) else { return };
+    let theirs = address(&m);
+    let mut ours = port(&format!("vfio:{n}"));
+    let mac = ours.caps().mac;
+    let peer = format!("--eth-peer=0,{mac}");
+    let Some(testpmd) = Testpmd::start(&m, 1, &["--forward-mode", mode, &peer]) else { return };
+    let sent = [dst(theirs), mac];
+    let expected = if swaps { [mac, theirs] } else { sent };
+    let count = 1000;
+    let in_all = echo(&mut *ours, count, sent, expected);
+    let counts = testpmd.stop();
+    assert_eq!(counts.rx, counts.tx, "{counts:?}");
+    assert!((count..=in_all).contains(&counts.rx), "{counts:?}, {in_all} sent");
+    println!("{mode}: {count} of ours, {counts:?}");
+}
+
+/// Goal: what we send reaches a driver that is not ours unchanged, and what it sends us. Method: it
+/// sends every frame back as it came, to the group address that it had.
+#[test]
+fn frames_come_back_from_testpmd_unchanged() {
+    sent_back("io", |_| MacAddr::BROADCAST, false);
+}
+
+/// The same to its own address, from which it answers to ours.
+#[test]
+fn frames_come_back_from_testpmd_readdressed() {
+    sent_back("mac", |theirs| theirs, true);
+}
+
+/// How long each measurement lasts.
+const MEASURED: Duration = Duration::from_secs(2);
+
+/// Frames a second that our driver sees come back when `count` of them go to and fro.
+fn our_rate(n: &str, m: &str, count: u64) -> Option<f64> {
+    let theirs = address(m);
+    let mut ours = port(&format!("vfio:{n}"));
+    let mac = ours.caps().mac;
+    let arguments = ["--forward-mode", "mac", &format!("--eth-peer=0,{mac}")];
+    let testpmd = Testpmd::start(m, 1, &arguments)?;
+    let bytes = [&theirs.0[..], &mac.0, &ETHERTYPE.to_be_bytes(), &[0x5a; 50]].concat();
+    // It is there when the first came back.
+    let mut back = 0;
+    let mut poll = |port: &mut dyn Port, answer: bool| {
+        let got = port.rx_burst(32, &mut |_: &RxFrame<'_>| {}).unwrap();
+        if answer {
+            for _ in 0..got {
+                while port.tx(&TxFrame::whole(&bytes)).unwrap() != Tx::Sent {}
+            }
+            port.flush().unwrap();
+        }
+        back += got as u64;
+        back
+    };
+    let start = Instant::now();
+    while poll(&mut *ours, false) == 0 {
+        assert!(start.elapsed() < PATIENCE, "testpmd does not answer");
+        assert_eq!(ours.tx(&TxFrame::whole(&bytes)), Ok(Tx::Sent));
+        ours.flush().unwrap();
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    // What else was on the way has come.
+    std::thread::sleep(Duration::from_millis(300));
+    let before = poll(&mut *ours, false);
+    for _ in 0..count {
+        assert_eq!(ours.tx(&TxFrame::whole(&bytes)), Ok(Tx::Sent));
+    }
+    ours.flush().unwrap();
+    let start = Instant::now();
+    let mut after = before;
+    while start.elapsed() < MEASURED {
+        // A clock may cost as much as many polls.
+        for _ in 0..256 {
+            after = poll(&mut *ours, true);
+        }
+    }
+    let rate = (after - before) as f64 / start.elapsed().as_secs_f64();
+    testpmd.stop();
+    Some(rate)
+}
+
+/// The same of DPDK's driver: a second testpmd begins, and both send back what arrives.
+fn their_rate(n: &str, m: &str, count: u64) -> Option<f64> {
+    let [a, b] = [n, m].map(address);
+    let (first, burst) = (format!("--eth-peer=0,{a}"), format!("--burst={count}"));
+    let answers = Testpmd::start(m, 1, &["--forward-mode", "mac", &first])?;
+    // It has to be there before the first frame, which nobody repeats.
+    std::thread::sleep(Duration::from_secs(4));
+    let other = format!("--eth-peer=0,{b}");
+    let begins = ["--forward-mode", "mac", &other, &burst, "--tx-first", "--stats-period=1"];
+    let mut begins = Testpmd::start(n, 0, &begins)?;
+    let mut lines = BufReader::new(begins.0.stdout.take()?).lines();
+    // Its own statistics, once a second: the rate of the last full one.
+    let mut rates = Vec::new();
+    while rates.len() < 2 + MEASURED.as_secs() as usize {
+        let line = lines.next().expect("testpmd ended").unwrap();
+        if let Some((_, rest)) = line.split_once("Rx-pps:") {
+            rates.push(rest.split_whitespace().next().unwrap().parse::<f64>().unwrap());
+        }
+    }
+    begins.0.kill().unwrap();
+    begins.0.wait().unwrap();
+    answers.stop();
+    // The first says nothing, and the second may hold the start.
+    let rates = &rates[2..];
+    Some(rates.iter().sum::<f64>() / rates.len() as f64)
+}
+
+#[test]
+fn frames_to_and_fro_beside_dpdk() {
+    let (Some(n), Some(m)) = (nic(0), nic(1)) else { return };
+    for (name, count) in [("rtt", 1), ("rate", 32)] {
+        let (Some(theirs), Some(ours)) = (their_rate(&n, &m, count), our_rate(&n, &m, count))
+        else {
+            return;
+        };
+        assert!(ours > 0.0 && theirs > 0.0, "{name}: ours {ours}, DPDK's {theirs}");
+        let ratio = ours / theirs;
+        println!("{name}: {ours:.0} frames/s, DPDK {theirs:.0}, ratio {ratio:.2}");
+    }
+}
