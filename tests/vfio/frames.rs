@@ -220,6 +220,45 @@ fn a_port_can_be_opened_again_and_again() {
     assert_eq!(locked(), before);
 }
 
+/// Goal: a sleeper sleeps while nothing comes, and a frame ends its sleep, not a look now and then.
+/// Method: the first sleep after a time of polling is short, and the poll after it asks for
+/// interrupts; then sleeps of a limited length, and one that a frame ends.
+#[test]
+fn a_frame_ends_a_sleep() {
+    let Some([mut a, mut b]) = pair("") else { return };
+    let waiter = a.waiter().unwrap();
+    let bytes = frame(a.caps().mac, b.caps().mac, 100, 1);
+    for round in 0..5 {
+        waiter.wait(Duration::from_secs(20));
+        assert_eq!(take(&mut *a, 64), Vec::<Vec<u8>>::new());
+        let start = Instant::now();
+        waiter.wait(Duration::from_millis(60));
+        assert!(start.elapsed() >= Duration::from_millis(50), "{round}: nobody sleeps");
+        assert_eq!(take(&mut *a, 64), Vec::<Vec<u8>>::new());
+        let start = Instant::now();
+        let sender = std::thread::spawn({
+            let bytes = bytes.clone();
+            move || {
+                std::thread::sleep(Duration::from_millis(20));
+                assert_eq!(send(&mut *b, &bytes), Tx::Sent);
+                b.flush().unwrap();
+                b
+            }
+        });
+        waiter.wait(Duration::from_secs(20));
+        let slept = start.elapsed();
+        b = sender.join().unwrap();
+        // Half a second is how long a sleep lasts that nothing ends.
+        assert!(slept < Duration::from_millis(400), "{round}: {slept:?}");
+        assert_eq!(next(&mut *a, 1), [bytes.clone()]);
+        println!("woken after {slept:?}");
+        // Whoever polls is not interrupted any more, and who sleeps then is again.
+        for _ in 0..1000 {
+            take(&mut *a, 1);
+        }
+    }
+}
+
 /// A sleeper returns when somebody wakes it, and within a millisecond or two by itself.
 #[test]
 fn a_sleeper_looks_and_can_be_woken() {

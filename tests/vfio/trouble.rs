@@ -61,6 +61,29 @@ fn bus_mastering_is_switched_off() {
     port(&format!("vfio:{n}"));
 }
 
+/// The same while its user sleeps, who wakes up for it.
+#[test]
+fn the_device_is_wanted_back_from_a_sleeper() {
+    let Some(n) = nic(0) else { return };
+    let mut a = port(&format!("vfio:{n}"));
+    let waiter = a.waiter().unwrap();
+    let unbinding = std::thread::spawn({
+        let n = n.clone();
+        move || rebind(&n, "")
+    });
+    let start = Instant::now();
+    let gone = loop {
+        waiter.wait(Duration::from_secs(20));
+        match a.rx_burst(32, &mut |_: &RxFrame<'_>| {}) {
+            Err(gone) => break gone.to_string(),
+            Ok(_) => assert!(start.elapsed() < Duration::from_secs(30), "the port hangs"),
+        }
+    };
+    assert!(gone.contains("wants the device back"), "{gone}");
+    unbinding.join().unwrap();
+    rebind(&n, "vfio-pci");
+}
+
 /// Somebody unbinds the device while it is used: it is let go, and the unbinding ends.
 #[test]
 fn the_device_is_wanted_back() {

@@ -203,6 +203,16 @@ fn recycled() -> (Block, RecycledVirtq, VirtqDevice) {
 const MORE: Option<&str> = Some("it returned more buffers than it had");
 const STRANGE: Option<&str> = Some("it returned a buffer that it did not have");
 
+#[test]
+fn interrupts_are_asked_for_and_not() {
+    let (_block, mut driver, device) = recycled();
+    assert!(!device.wants_interrupt());
+    driver.set_interrupt(true);
+    assert!(device.wants_interrupt());
+    driver.set_interrupt(false);
+    assert!(!device.wants_interrupt());
+}
+
 /// What a device may do that none should.
 #[test]
 fn entries_that_cannot_be_are_refused() {

@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64};
 
 use super::e1000::{DESC_LEN, DONE, RX_END};
-use super::virtq::{DESC_NEXT, DESC_WRITE, Layout, NO_NOTIFY};
+use super::virtq::{DESC_NEXT, DESC_WRITE, Layout, NO_INTERRUPT, NO_NOTIFY};
 
 /// The memory that a model may reach, and how.
 #[derive(Clone, Debug, Default)]
@@ -140,6 +140,11 @@ impl VirtqDevice {
     /// Writes the used index, right or wrong.
     pub fn set_used_idx(&self, idx: u16) {
         self.at::<AtomicU16>(self.layout.used + 2).store(idx.to_le(), Release);
+    }
+
+    /// Whether the driver wants an interrupt for a buffer that was used.
+    pub fn wants_interrupt(&self) -> bool {
+        u16::from_le(self.at::<AtomicU16>(self.layout.avail).load(Relaxed)) & NO_INTERRUPT == 0
     }
 
     /// Whether the driver has to kick.

@@ -482,6 +482,15 @@ impl RecycledVirtq {
         true
     }
 
+    /// Whether the device is to interrupt when it has used a buffer. One that it used before it
+    /// saw this may go unannounced: who asks for interrupts takes once more before it sleeps.
+    pub fn set_interrupt(&mut self, wanted: bool) {
+        let flags = if wanted { 0 } else { NO_INTERRUPT };
+        self.memory.avail_half(0).store(flags.to_le(), Relaxed);
+        // Before the look at the used index that follows.
+        fence(SeqCst);
+    }
+
     /// Whether the device wants to be told of what was published.
     #[inline(always)]
     pub fn wants_kick(&self) -> bool {

@@ -48,7 +48,7 @@ pub(super) struct Device {
     file: File,
     config: Region,
     /// Readable when somebody wants the device back (unbinding, unplugging).
-    request: Option<EventFd>,
+    request: Option<Arc<EventFd>>,
     container: Arc<Container>,
     /// Closed after the device and before the container.
     _group: File,
@@ -103,7 +103,7 @@ impl Device {
             maps_max: info.maps_left.unwrap_or(65_535),
             maps: Mutex::new(0),
         });
-        let request = request_of(&device);
+        let request = request_of(&device).map(Arc::new);
         let owner = std::process::id();
         Ok(Self { bdf, file: device, config, request, container, _group: group, owner })
     }
@@ -180,6 +180,12 @@ impl Device {
         Ok(Bar { map: Arc::new(map), len })
     }
 
+    /// An event that the device's first interrupt of the kind `index` signals, if it has such a
+    /// one. Polling needs none, sleeping does.
+    pub(super) fn interrupt(&self, index: u32) -> Option<EventFd> {
+        signalled(&self.file, index)
+    }
+
     /// Resets the device (FLR where it has it), which ends every transfer.
     ///
     /// # Errors
@@ -190,6 +196,11 @@ impl Device {
             Ok(false) => Err(self.fault("it has no reset")),
             Err(source) => Err(self.os("VFIO_DEVICE_GET_INFO", source)),
         }
+    }
+
+    /// What becomes readable when somebody wants the device back.
+    pub(super) fn request(&self) -> Option<Arc<EventFd>> {
+        self.request.clone()
     }
 
     /// What is wrong with the device as the bus sees it, if anything is.
@@ -252,7 +263,11 @@ fn open_group(bdf: &str, group: u32) -> Result<File, VfioError> {
 /// Asks to be told when somebody wants the device back. A kernel that cannot tell makes whoever
 /// unbinds the device wait.
 fn request_of(device: &File) -> Option<EventFd> {
-    let index = vfio::VFIO_PCI_REQ_IRQ_INDEX;
+    signalled(device, vfio::VFIO_PCI_REQ_IRQ_INDEX)
+}
+
+/// An event that interrupt 0 of the kind `index` signals.
+fn signalled(device: &File, index: u32) -> Option<EventFd> {
     if sys::irq_count(device, index).ok()? == 0 {
         return None;
     }

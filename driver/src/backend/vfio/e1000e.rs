@@ -1,12 +1,14 @@
 //! Intel 82574L (datasheet revision 3.4; QEMU's `e1000e`).
 //!
 //! One receive and one transmit ring of legacy descriptors, every frame in one buffer. Polled:
-//! every interrupt cause stays masked.
+//! every interrupt cause is masked, but that of a received frame while somebody sleeps.
 
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering::Release;
 use std::sync::atomic::fence;
 use std::time::{Duration, Instant};
+
+use vfio_bindings::bindings::vfio;
 
 use super::device::{Bar, Device};
 use super::error::VfioError;
@@ -23,6 +25,7 @@ mod reg {
     pub(super) const CTRL: usize = 0x0000;
     pub(super) const STATUS: usize = 0x0008;
     pub(super) const ICR: usize = 0x00c0;
+    pub(super) const IMS: usize = 0x00d0;
     pub(super) const IMC: usize = 0x00d8;
     pub(super) const RCTL: usize = 0x0100;
     pub(super) const TCTL: usize = 0x0400;
@@ -57,6 +60,9 @@ const CTRL_RESET: u32 = 1 << 26;
 
 const STATUS_LINK_UP: u32 = 1 << 1;
 const STATUS_MASTER: u32 = 1 << 19;
+
+/// A frame was received; the second is how queue 0 says it.
+const CAUSE_RX: u32 = 1 << 7 | 1 << 20;
 
 const RCTL_ENABLE: u32 = 1 << 1;
 const RCTL_ALL_GROUPS: u32 = 1 << 4;
@@ -193,7 +199,9 @@ pub(super) fn start(
         rx_tail,
         tx_tail,
     };
-    Ok(Started { nic, facts, areas: vec![shared, sent] })
+    // One message for all causes is enough.
+    let interrupt = device.interrupt(vfio::VFIO_PCI_MSI_IRQ_INDEX);
+    Ok(Started { nic, facts, areas: vec![shared, sent], interrupt })
 }
 
 /// Silences and resets the device (datasheet, section 4.6.3.2), and brings the link up.
@@ -312,6 +320,16 @@ impl Nic for E1000e {
             self.rx.give_back(self.lent);
             self.lent = 0;
             ring(self.rx_tail, self.rx.tail());
+        }
+    }
+
+    fn set_interrupt(&mut self, wanted: bool) {
+        if wanted {
+            // Reading takes back what has been signalled, so that the next cause is signalled anew.
+            self.bar.read32(reg::ICR);
+            self.bar.write32(reg::IMS, CAUSE_RX);
+        } else {
+            self.bar.write32(reg::IMC, !0);
         }
     }
 

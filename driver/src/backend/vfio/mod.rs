@@ -39,8 +39,8 @@ pub use iova::IovaSpace;
 use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU32;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::time::Duration;
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
@@ -114,6 +114,8 @@ struct Started<N> {
     nic: N,
     facts: Facts,
     areas: Vec<DmaArea>,
+    /// Signalled by the device when a frame arrives and [`Nic::set_interrupt`] asked for it.
+    interrupt: Option<EventFd>,
 }
 
 /// Takes the NIC and starts it.
@@ -170,6 +172,8 @@ pub struct VfioPort<N: Nic> {
     polls: u32,
     hairpin: Hairpin,
     waiting: Option<Arc<Waiting>>,
+    /// Polls after which interrupts are switched off, unless somebody sleeps before; 0: they are.
+    armed_polls: u32,
 }
 
 /// What goes when the port does, in this order: the driver stops the NIC, its memory is unmapped,
@@ -200,17 +204,19 @@ const fn addr_word(mac: MacAddr) -> u64 {
 
 impl<N: Nic> VfioPort<N> {
     fn new(started: Started<N>, device: Device, settings: &VfioSettings) -> Self {
-        let Started { nic, facts, areas } = started;
+        let Started { nic, facts, areas, interrupt } = started;
+        let request = device.request();
         let live = Live { nic, _areas: areas, device: Some(device) };
-        Self::with(live, facts, &settings.bdf)
+        Self::with(live, facts, &settings.bdf, Events { interrupt, request })
     }
 
     /// A port over a driver whose device is looked after elsewhere: a model in a test.
     pub fn over(nic: N, facts: Facts, bdf: &str) -> Self {
-        Self::with(Live { nic, _areas: Vec::new(), device: None }, facts, bdf)
+        let live = Live { nic, _areas: Vec::new(), device: None };
+        Self::with(live, facts, bdf, Events::default())
     }
 
-    fn with(live: Live<N>, facts: Facts, bdf: &str) -> Self {
+    fn with(live: Live<N>, facts: Facts, bdf: &str, events: Events) -> Self {
         let Facts { mac, mtu, link_bps } = facts;
         let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
         let wake = EventFd::from_value_and_flags(0, flags).ok();
@@ -232,7 +238,11 @@ impl<N: Nic> VfioPort<N> {
             counters: PortCounters::default(),
             polls: 0,
             hairpin: Hairpin::new(OWN_FRAMES, ETH_HDR_LEN + mtu),
-            waiting: wake.map(|wake| Arc::new(Waiting { wake, slept: AtomicU32::new(0) })),
+            waiting: wake.map(|wake| {
+                let slept = AtomicU32::new(0);
+                Arc::new(Waiting { wake, events, slept, is_armed: AtomicBool::new(false) })
+            }),
+            armed_polls: 0,
         }
     }
 
@@ -250,6 +260,29 @@ impl<N: Nic> VfioPort<N> {
     #[cold]
     fn still_gone(&self) -> PortGone {
         self.gone.clone().unwrap_or_else(|| PortGone::new(&self.caps.name, "it was closed"))
+    }
+
+    /// Switches interrupts on when somebody has slept, and off when nobody has for a while.
+    #[cold]
+    fn after_sleep(&mut self) {
+        let (Some(waiting), Some(live)) = (&self.waiting, &mut self.live) else { return };
+        let slept = waiting.slept.swap(0, Relaxed);
+        self.polls += slept.min(16) * CHECK_SLEPT;
+        if waiting.events.interrupt.is_none() {
+            return;
+        }
+        if slept != 0 {
+            // Also if they are on: what was signalled has been heard.
+            live.nic.set_interrupt(true);
+            self.armed_polls = ARMED_POLLS;
+        } else {
+            self.armed_polls -= 1;
+            if self.armed_polls == 0 {
+                live.nic.set_interrupt(false);
+            }
+        }
+        // Before the poll that follows: whoever sleeps after it may rely on it.
+        waiting.is_armed.store(self.armed_polls != 0, Release);
     }
 
     /// Looks at the device's state.
@@ -344,9 +377,9 @@ impl<N: Nic> Port for VfioPort<N> {
     fn rx_burst(&mut self, max: usize, sink: &mut dyn RxSink) -> Result<usize, PortGone> {
         self.polls += 1;
         if let Some(waiting) = &self.waiting
-            && waiting.slept.load(Relaxed) != 0
+            && (waiting.slept.load(Relaxed) != 0 || self.armed_polls != 0)
         {
-            self.polls += waiting.slept.swap(0, Relaxed).min(16) * CHECK_SLEPT;
+            self.after_sleep();
         }
         if self.polls >= CHECK_EVERY {
             self.check()?;
@@ -398,24 +431,52 @@ impl<N: Nic> Port for VfioPort<N> {
     }
 }
 
-/// Sleeping: the sleeper looks every millisecond, and is woken by other threads.
-struct Waiting {
-    wake: EventFd,
-    /// Sleeps since the last poll.
-    slept: AtomicU32,
+/// Events of the device.
+#[derive(Default)]
+struct Events {
+    /// A frame has arrived.
+    interrupt: Option<EventFd>,
+    /// Somebody wants the device back. Read by [`Device::trouble`].
+    request: Option<Arc<EventFd>>,
 }
 
-/// Longest time between two looks at the rings.
+/// Sleeping until a frame arrives or another thread wakes the sleeper.
+///
+/// The first sleep after a time of polling is short: the poll that follows it switches interrupts
+/// on, and from then on sleeps are long.
+struct Waiting {
+    wake: EventFd,
+    events: Events,
+    /// Sleeps since the last poll; a long one counts for many.
+    slept: AtomicU32,
+    /// The device interrupts.
+    is_armed: AtomicBool,
+}
+
+/// Longest time between two looks at the rings, without interrupts and with them.
 const LOOK: Duration = Duration::from_millis(1);
+const LOOK_ARMED: Duration = Duration::from_millis(500);
+/// Polls in which nobody slept, after which interrupts are switched off: each costs a system call's
+/// time in the kernel, and they are of no use to who polls.
+const ARMED_POLLS: u32 = 256;
 
 impl PortWaiter for Waiting {
     fn wait(&self, timeout: Duration) {
+        let armed = self.is_armed.load(Acquire);
+        let Events { interrupt, request } = &self.events;
+        // A descriptor below 0 is not looked at.
+        let fd = |event: Option<&EventFd>| event.map_or(-1, AsRawFd::as_raw_fd);
+        let interrupt = interrupt.as_ref().filter(|_| armed);
+        let fds = [Some(&self.wake), interrupt, request.as_deref().filter(|_| armed)];
         let mut fds =
-            [libc::pollfd { fd: self.wake.as_raw_fd(), events: libc::POLLIN, revents: 0 }];
-        super::sleep(&mut fds, timeout.min(LOOK));
+            fds.map(|event| libc::pollfd { fd: fd(event), events: libc::POLLIN, revents: 0 });
+        super::sleep(&mut fds, timeout.min(if armed { LOOK_ARMED } else { LOOK }));
         // Nothing to read if nobody woke us.
         let _ = self.wake.read();
-        self.slept.fetch_add(1, Relaxed);
+        if let Some(interrupt) = interrupt {
+            let _ = interrupt.read();
+        }
+        self.slept.fetch_add(if armed { 16 } else { 1 }, Relaxed);
     }
 
     fn wake(&self) {

@@ -188,6 +188,10 @@ impl Nic for NetQueues {
         }
     }
 
+    fn set_interrupt(&mut self, wanted: bool) {
+        self.rx.set_interrupt(wanted);
+    }
+
     fn dropped(&self) -> u64 {
         self.dropped
     }

@@ -64,6 +64,10 @@ pub trait Nic: Send {
     /// Gives the device the buffers of all frames that were taken.
     fn rx_release(&mut self);
 
+    /// Whether the device signals, when a frame arrives, the event that its driver gave it at the
+    /// start. Frames that arrived before may go unannounced: look once more.
+    fn set_interrupt(&mut self, wanted: bool);
+
     /// Frames that the device or the driver dropped so far: no buffer, a bad checksum, a length
     /// that cannot be.
     fn dropped(&self) -> u64;

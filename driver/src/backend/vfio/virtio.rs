@@ -7,6 +7,8 @@
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
+use vfio_bindings::bindings::vfio;
+
 use super::device::{Bar, Device, DmaArea};
 use super::error::VfioError;
 use super::netq::{Doorbell, HDR_LEN, NetQueues, QueueMemory};
@@ -240,8 +242,15 @@ impl Setup<'_> {
         // The device only reads what it sends.
         let len = usize::from(tx_count) * stride;
         let sent = container.area(len, Access::Read, settings.hugepages)?;
-        let rx_bell = self.enable_queue(0, &shared, 0, rx_count)?;
-        let tx_bell = self.enable_queue(1, &shared, rx_len, tx_count)?;
+        let mut interrupt = self.device.interrupt(vfio::VFIO_PCI_MSIX_IRQ_INDEX);
+        self.set_common16(common::CONFIG_MSIX, NO_VECTOR);
+        let vector = if interrupt.is_some() { 0 } else { NO_VECTOR };
+        let rx_bell = self.enable_queue(0, &shared, 0, rx_count, vector)?;
+        if self.common16(common::QUEUE_MSIX) != vector {
+            tracing::warn!(bdf = self.device.bdf, "no vector is left: sleepers look now and then");
+            interrupt = None;
+        }
+        let tx_bell = self.enable_queue(1, &shared, rx_len, tx_count, NO_VECTOR)?;
         let rx = QueueMemory {
             queue: part(&shared, 0),
             count: rx_count,
@@ -272,7 +281,7 @@ impl Setup<'_> {
         }
         let Windows { common, notify, .. } = self.windows;
         let nic = Virtio { queues, common, _notify: notify.bar };
-        Ok(Started { nic, facts, areas: vec![shared, sent] })
+        Ok(Started { nic, facts, areas: vec![shared, sent], interrupt })
     }
 
     fn common8(&self, at: usize) -> u8 {
@@ -388,20 +397,20 @@ impl Setup<'_> {
         Ok(1 << count.max(1).ilog2())
     }
 
-    /// Tells the device where queue `index` is, and says where its doorbell is.
+    /// Tells the device where queue `index` is and which vector it interrupts by, and says where its doorbell is.
     fn enable_queue(
         &self,
         index: u16,
         area: &DmaArea,
         at: usize,
         count: u16,
+        vector: u16,
     ) -> Result<Doorbell, VfioError> {
         let layout = Layout::of(count);
         let iova = area.iova() + at as u64;
         self.set_common16(common::QUEUE_SELECT, index);
         self.set_common16(common::QUEUE_SIZE, count);
-        self.set_common16(common::CONFIG_MSIX, NO_VECTOR);
-        self.set_common16(common::QUEUE_MSIX, NO_VECTOR);
+        self.set_common16(common::QUEUE_MSIX, vector);
         self.set_common64(common::QUEUE_DESC, iova + layout.desc as u64);
         self.set_common64(common::QUEUE_DRIVER, iova + layout.avail as u64);
         self.set_common64(common::QUEUE_DEVICE, iova + layout.used as u64);
@@ -425,7 +434,7 @@ impl Setup<'_> {
         if count < 2 {
             return Err(self.device.fault("its control queue is too short"));
         }
-        let bell = self.enable_queue(index, area, at, count)?;
+        let bell = self.enable_queue(index, area, at, count, NO_VECTOR)?;
         // SAFETY: `CONTROL_LEN` zeroed bytes at `at` are set aside for this queue and its command.
         let queue = unsafe { Virtq::new(part(area, at), count) };
         Ok(Some(Control { queue, bell }))
@@ -532,6 +541,10 @@ impl Nic for Virtio {
     #[inline]
     fn rx_release(&mut self) {
         self.queues.rx_release();
+    }
+
+    fn set_interrupt(&mut self, wanted: bool) {
+        self.queues.set_interrupt(wanted);
     }
 
     fn dropped(&self) -> u64 {
