@@ -5,6 +5,7 @@ use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::NotHere;
@@ -225,6 +226,9 @@ fn libraries_of(program: &Path) -> Vec<PathBuf> {
 /// A copy of `program` without what only a debugger reads: the guest has little memory, and every
 /// byte is unpacked by an emulated processor.
 fn stripped(program: &Path) -> Option<PathBuf> {
+    // Guests that start together take the same program along: the second finds it done.
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let dir = target_dir().join("vm/stripped");
     std::fs::create_dir_all(&dir).ok()?;
     let to = dir.join(program.file_name()?);

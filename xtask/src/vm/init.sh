@@ -7,7 +7,9 @@ export PATH=/bin:/usr/bin:/sbin HOME=/tmp LC_ALL=C
 mount -t proc proc /proc
 mount -t sysfs sys /sys
 mount -t devtmpfs dev /dev
-mkdir -p /dev/shm /dev/hugepages /dev/pts
+mkdir -p /dev/shm /dev/hugepages /dev/pts /var/run
+# A file system in memory lets everybody write at first, and DPDK takes no plugin from such a place.
+chmod 755 /
 mount -t tmpfs tmp /tmp
 mount -t tmpfs shm /dev/shm
 mount -t devpts pts /dev/pts
