@@ -85,6 +85,22 @@ fn an_interface_that_is_removed_is_an_error_at_once() {
     stream.sender.finish();
 }
 
+#[test]
+fn frames_longer_than_a_lowered_mtu_wait_for_a_while_and_then_fail() {
+    let Some(mut stream) = Stream::new(&af_packet()) else { return };
+    for node in [0, 1] {
+        stream.ip(node, "link set fab0 mtu 600");
+        stream.pause(FLAP);
+        stream.ip(node, "link set fab0 mtu 1500");
+        stream.flows();
+    }
+    stream.ip(0, "link set fab0 mtu 600");
+    let (code, took) = stream.fails();
+    assert_eq!(code, FI_EHOSTUNREACH);
+    assert!(took < NOTICED, "{took:?}");
+    stream.sender.finish();
+}
+
 /// Whether the kernel has AF_XDP at all; a test of it says nothing about a kernel without.
 fn has_xdp() -> bool {
     // SAFETY: takes numbers; the descriptor is ours to close.

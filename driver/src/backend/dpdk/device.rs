@@ -446,8 +446,7 @@ fn make_pool(
     let need = (count * (usize::from(room) + 256)) >> 20;
     let why = format!("no memory for {count} packet buffers, about {need} MiB");
     let pages = (need / 2 + 32).next_multiple_of(64);
-    let mend =
-        format!("sudo ./hugepage-setup.sh --pages {pages}, or write mbufs= or ring= smaller");
+    let mend = format!("sudo ./hugepage-setup.sh --2m {pages}, or write mbufs= or ring= smaller");
     Err(Failure::new(libc::ENOMEM, why).mend(mend))
 }
 

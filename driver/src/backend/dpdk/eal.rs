@@ -76,7 +76,7 @@ fn use_hugepages(wanted: Hugepages) -> Result<bool, Failure> {
     if free >= HUGE_LEAST {
         return Ok(true);
     }
-    let mend = "sudo ./hugepage-setup.sh --pages 512, or sudo sysctl vm.nr_hugepages=512";
+    let mend = "sudo ./hugepage-setup.sh --2m 512, or sudo sysctl vm.nr_hugepages=512";
     if wanted == Hugepages::Required {
         let why = format!("{} MiB of hugepages are free, DPDK needs 32", free >> 20);
         return Err(Failure::new(libc::ENOMEM, why).mend(mend));
@@ -181,7 +181,7 @@ fn init(huge: bool) -> Result<(), Failure> {
     })
 }
 
-fn arguments(huge: bool) -> Vec<String> {
+pub(super) fn arguments(huge: bool) -> Vec<String> {
     let mut args = vec!["barewire".to_owned()];
     // One worker, whose thread is this one; without it EAL starts and pins one for each processor.
     args.extend(["--lcores".to_owned(), format!("0@{}", last_cpu())]);

@@ -140,6 +140,8 @@ pub struct DpdkPort {
     counters: PortCounters,
     polls: u32,
     looked_ns: u64,
+    /// What the interface below carried when it was last looked at.
+    interface_mtu: usize,
     link: Link,
     leash: Option<Arc<leash::Member>>,
     waiter: Arc<wait::Nap>,
@@ -217,6 +219,7 @@ impl DpdkPort {
             restart: None,
         };
         Self {
+            interface_mtu: caps.mtu,
             caps,
             port: device.port,
             frame_max: device.frame_max,
@@ -389,6 +392,23 @@ impl DpdkPort {
         {
             let why = format!("interface {name} was removed; ip link shows those left");
             return Err(PortGone::new(&self.caps.name, &why));
+        }
+        if let Some((name, _)) = &device.interface
+            && device.pmd.follows_interface()
+            && let Some(mtu) = device::interface_mtu(name)
+            && mtu != self.interface_mtu
+        {
+            let (port, was) = (&self.caps.name, self.caps.mtu);
+            if mtu < was {
+                tracing::warn!(
+                    port,
+                    "the mtu of {name} is {mtu} now, longer frames are lost until: ip link set \
+                     {name} mtu {was}"
+                );
+            } else if self.interface_mtu < was {
+                tracing::info!(port, "the mtu of {name} is {mtu} again");
+            }
+            self.interface_mtu = mtu;
         }
         // SAFETY: asks about a port that exists.
         if unsafe { sys::rte_eth_dev_is_removed(self.port) } == 1 {

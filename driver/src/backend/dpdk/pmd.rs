@@ -158,6 +158,11 @@ impl Pmd {
         if self.is("net_af_xdp") { 3 * 2048 } else { 0 }
     }
 
+    /// Whether it carries what the interface below does, now and later.
+    pub(super) fn follows_interface(&self) -> bool {
+        matches!(self.mtu, Mtu::Interface(_))
+    }
+
     /// The largest MTU that the driver's own buffers leave, where the user has chosen them.
     ///
     /// memif cuts a longer frame into several buffers, and when its ring is nearly full it then

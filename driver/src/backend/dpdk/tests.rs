@@ -250,3 +250,66 @@ fn a_sleeper_is_woken_and_never_sleeps_long() {
     waiter.wake();
     waiter.wait(std::time::Duration::from_secs(60));
 }
+
+/// What test `name` of this program says after `@@` when `command` runs it by itself, as somebody
+/// that [`is_child`].
+fn child(command: &[&str], name: &str) -> Vec<String> {
+    let exe = std::env::current_exe().unwrap();
+    let mut words = command.iter().map(std::ffi::OsStr::new).chain([exe.as_os_str()]);
+    let output = std::process::Command::new(words.next().unwrap())
+        .args(words)
+        .args(["--exact", &format!("backend::dpdk::tests::{name}"), "--nocapture"])
+        .env("BAREWIRE_TEST_CHILD", name)
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&[&output.stdout[..], &output.stderr].concat()).into_owned();
+    assert!(output.status.success(), "{said}");
+    said.lines().filter_map(|line| Some(line.split_once("@@")?.1.to_owned())).collect()
+}
+
+fn is_child(name: &str) -> bool {
+    std::env::var_os("BAREWIRE_TEST_CHILD").is_some_and(|child| child == name)
+}
+
+#[test]
+fn dpdk_of_another_part_of_the_program_is_left_alone() {
+    let name = "dpdk_of_another_part_of_the_program_is_left_alone";
+    if is_child(name) {
+        let args =
+            eal::arguments(false).into_iter().map(|arg| std::ffi::CString::new(arg).unwrap());
+        let args: Vec<_> = args.collect();
+        let mut argv: Vec<_> = args.iter().map(|arg| arg.as_ptr().cast_mut()).collect();
+        // SAFETY: as in `eal::init`, of which there is none before in this process.
+        assert!(unsafe { sys::rte_eal_init(argv.len() as i32, argv.as_mut_ptr()) } >= 0);
+        println!("@@{}", why("dpdk:net_null0"));
+        // Nor does trying again change anything.
+        println!("@@{}", why("dpdk:net_null0"));
+        return;
+    }
+    let lines = child(&[], name);
+    assert_eq!(lines.len(), 2, "{lines:?}");
+    for line in lines {
+        assert!(line.contains("DPDK was started by another part of this program"), "{line}");
+        assert!(line.contains("use afpacket:"), "{line}");
+    }
+}
+
+#[test]
+fn devices_that_need_a_privilege_say_which() {
+    let name = "devices_that_need_a_privilege_say_which";
+    if is_child(name) {
+        println!("@@{}", why("dpdk:net_tap0,iface=bwt0"));
+        println!("@@{}", why("dpdk:net_af_packet0,iface=lo"));
+        // What needs none works.
+        drop(open("dpdk:net_null0"));
+        return;
+    }
+    let is_root = nix::unistd::geteuid().is_root();
+    let without = ["setpriv", "--bounding-set", "-all", "--inh-caps", "-all"];
+    let lines = child(if is_root { &without } else { &[] }, name);
+    let says = ["CAP_NET_ADMIN", "CAP_NET_RAW"];
+    assert_eq!(lines.len(), 2, "{lines:?}");
+    for (line, says) in lines.iter().zip(says) {
+        assert!(line.contains(says) && line.contains("run with sudo"), "{line}");
+    }
+}
