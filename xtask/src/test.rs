@@ -446,7 +446,7 @@ fn vfio(suite: Suite, nightly: bool) -> Result<Outcome, String> {
         // Nothing to explain.
         outcome.output.clear();
     }
-    for run in suite::runs(&program) {
+    for run in suite::runs(&program, nightly) {
         let began = Instant::now();
         let ended = match run.run() {
             Ok(ended) => ended,

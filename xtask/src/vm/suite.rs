@@ -35,8 +35,8 @@ pub(crate) fn program(output: &str) -> Option<PathBuf> {
     objects.next_back()
 }
 
-/// The guests of the suite, in order.
-pub(crate) fn runs(program: &Path) -> Vec<Run> {
+/// The guests of the suite, in order. What takes long is measured `nightly`.
+pub(crate) fn runs(program: &Path, nightly: bool) -> Vec<Run> {
     // Left out: what says nothing of a port, and takes long in emulation.
     let pair = |name: &'static str, model: Model| {
         let mut guest = Guest::with_pair(name, model.device());
@@ -81,15 +81,16 @@ pub(crate) fn runs(program: &Path) -> Vec<Run> {
         let mut guest = with_setup(guest);
         guest.files.push((program.to_owned(), "usr/bin/vfio-tests".to_owned()));
         let no_remapping = if guest.intremap { "" } else { "export VM_NO_REMAPPING=1\n" };
+        let nightly = if nightly { "export BAREWIRE_NIGHTLY=1\n" } else { "" };
         let planted = if run.is_planted { "export VM_PLANTED=1\n" } else { "" };
         guest.command = format!(
             "export RUST_BACKTRACE=0 BAREWIRE_TEST_NAPS=1\n\
-             export BAREWIRE_TEST_PORT=\"vfio:$NIC0 vfio:$NIC1\"\n{no_remapping}{planted}\
+             export BAREWIRE_TEST_PORT=\"vfio:$NIC0 vfio:$NIC1\"\n{no_remapping}{planted}{nightly}\
              exec vfio-tests --show-output --test-threads=1 {}\n",
             guest.command
         );
         // Far above what it needs.
-        guest.limit = Duration::from_secs(240);
+        guest.limit = Duration::from_secs(480);
         run.guest = guest;
     }
     runs
