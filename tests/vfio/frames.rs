@@ -250,7 +250,7 @@ fn a_frame_ends_a_sleep() {
         b = sender.join().unwrap();
         // Half a second is how long a sleep lasts that nothing ends.
         assert!(slept < Duration::from_millis(400), "{round}: {slept:?}");
-        assert_eq!(next(&mut *a, 1), [bytes.clone()]);
+        assert_eq!(next(&mut *a, 1), std::slice::from_ref(&bytes));
         println!("woken after {slept:?}");
         // Whoever polls is not interrupted any more, and who sleeps then is again.
         for _ in 0..1000 {

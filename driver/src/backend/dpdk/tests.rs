@@ -133,6 +133,7 @@ fn a_device_comes_and_goes() {
 /// server comes first.
 #[test]
 fn a_memif_carries_frames_and_may_be_left() {
+    let _alone = without_children();
     let socket = format!("barewire-unit-{}", std::process::id());
     let sizes = ["", ",bsize=9216", ",bsize=9216,rsize=6"];
     for (i, options) in sizes.into_iter().cycle().take(12).enumerate() {
@@ -251,9 +252,17 @@ fn a_sleeper_is_woken_and_never_sleeps_long() {
     waiter.wait(std::time::Duration::from_secs(60));
 }
 
+/// Held while a child runs, and where none may: it inherits DPDK's sockets, which are not closed
+/// when a program begins, and their names are taken for as long as it lives.
+fn without_children() -> std::sync::MutexGuard<'static, ()> {
+    static CHILDREN: std::sync::Mutex<()> = std::sync::Mutex::new(());
+    CHILDREN.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
 /// What test `name` of this program says after `@@` when `command` runs it by itself, as somebody
 /// that [`is_child`].
 fn child(command: &[&str], name: &str) -> Vec<String> {
+    let _alone = without_children();
     let exe = std::env::current_exe().unwrap();
     let mut words = command.iter().map(std::ffi::OsStr::new).chain([exe.as_os_str()]);
     let output = std::process::Command::new(words.next().unwrap())
