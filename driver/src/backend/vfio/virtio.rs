@@ -397,7 +397,8 @@ impl Setup<'_> {
         Ok(1 << count.max(1).ilog2())
     }
 
-    /// Tells the device where queue `index` is and which vector it interrupts by, and says where its doorbell is.
+    /// Tells the device where queue `index` is and by which vector it interrupts, and says where
+    /// its doorbell is.
     fn enable_queue(
         &self,
         index: u16,
