@@ -362,7 +362,7 @@ pub(crate) fn inject(
         operand,
         compare: IoBuf::EMPTY,
         result: IoBuf::EMPTY,
-        dest,
+        dest: ep.to(dest),
         rma,
         data: 0,
         context: 0,

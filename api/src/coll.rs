@@ -320,7 +320,7 @@ impl EpCommon {
         if flags & !(FI_SEND | FI_RECV | FI_COLLECTIVE) != 0 {
             return Err(Error::BadFlags);
         }
-        if !self.has_eq() {
+        if self.eq().is_none() {
             return Err(Error::NoEq);
         }
         if !self.uses_av(&set.av) {

@@ -224,7 +224,11 @@ impl CqInner {
     pub(crate) fn read_cqes(&self, most: usize, put: impl FnMut(&Cqe)) -> Result<usize> {
         let mut core = self.dom.enter()?;
         let read = self.cqes(&mut core, most, put);
+        let in_vain = read.is_err() && core.polls_in_vain();
         core.leave();
+        if in_vain {
+            std::thread::yield_now();
+        }
         read
     }
 
@@ -246,6 +250,7 @@ impl CqInner {
             core.turn_if_manual(&self.dom);
             let n = core.node().cq_take(self.id, most, put);
             if n > 0 {
+                core.found();
                 return Ok(n);
             }
         }

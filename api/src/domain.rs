@@ -1,6 +1,7 @@
 //! Domains: one port, one node, and everything that lives on them.
 
 use std::io::Read;
+use std::sync::Arc;
 
 use barewire_dataplane::node::{Node, NodeSettings};
 use barewire_dataplane::poll::Engine;
@@ -11,7 +12,7 @@ use crate::buf::Buf;
 use crate::cntr::{Cntr, CntrAttr};
 use crate::cq::{Cq, CqAttr, CqInner};
 use crate::ep::Endpoint;
-use crate::eq::Eq;
+use crate::eq::{Eq, EqInner};
 use crate::errno::{Error, OpenError, Result};
 use crate::info::Info;
 use crate::inner::DomainRef;
@@ -20,6 +21,7 @@ use crate::mr::{Mr, MrAttr};
 use crate::raw::{RawCq, RawEndpoint};
 use crate::settings::{Idle, Progress, Settings};
 use crate::stats::Publisher;
+use crate::wait::WaitObj;
 
 /// A domain (`struct fid_domain`): a port and the node behind it.
 ///
@@ -173,10 +175,7 @@ impl Domain {
     /// [`Error::OpBadState`] as for every call.
     #[doc(alias = "fi_domain_bind")]
     pub fn bind_eq(&self, eq: &Eq) -> Result<()> {
-        drop(self.dom.enter()?);
-        self.dom.bind_eq(&eq.0);
-        eq.0.bind(self.dom.arc());
-        Ok(())
+        self.dom.listen_to(&eq.0)
     }
 
     /// Facts of the port.
@@ -231,11 +230,23 @@ impl Domain {
 }
 
 impl DomainRef {
+    /// Binds an event queue. One with a descriptor needs somebody who turns the loop while the
+    /// application sleeps on it.
+    pub(crate) fn listen_to(&self, eq: &Arc<EqInner>) -> Result<()> {
+        match eq.has_fd() {
+            true => self.prepare_wait(WaitObj::Fd)?,
+            false => drop(self.enter()?),
+        }
+        self.bind_eq(eq);
+        eq.bind(self.arc());
+        Ok(())
+    }
+
     /// Makes it possible that one thread waits while others work: the lock becomes a real one, and
     /// for a descriptor somebody has to receive while the application sleeps on it.
-    pub(crate) fn prepare_wait(&self, how: crate::wait::WaitObj) -> Result<()> {
+    pub(crate) fn prepare_wait(&self, how: WaitObj) -> Result<()> {
         self.enter()?.share();
-        if how == crate::wait::WaitObj::Fd { self.drive(Idle::Sleep) } else { Ok(()) }
+        if how == WaitObj::Fd { self.drive(Idle::Sleep) } else { Ok(()) }
     }
 }
 

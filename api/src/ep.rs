@@ -12,6 +12,7 @@ use barewire_dataplane::types::{EpAddr, FiAddr};
 
 use crate::av::{Av, AvInner};
 use crate::buf::{Bufs, OpKey, OpKind, Refused, kind_of};
+use crate::cm::{CM_DATA_SIZE, Connected};
 use crate::cntr::{Cntr, CntrInner};
 use crate::cq::{Cq, CqInner};
 use crate::eq::{Eq, EqInner};
@@ -25,7 +26,7 @@ use crate::inner::{Core, DomainRef};
 pub mod opt {
     /// Free bytes below which a multi-receive buffer is released.
     pub const FI_OPT_MIN_MULTI_RECV: i32 = 0;
-    /// Connection data; 0, as endpoints are connectionless.
+    /// Bytes of connection data at most; 0 for endpoints without connections.
     pub const FI_OPT_CM_DATA_SIZE: i32 = 1;
     /// Bytes of a message that are buffered before it is announced.
     pub const FI_OPT_BUFFERED_MIN: i32 = 2;
@@ -75,6 +76,10 @@ pub struct EpCommon {
     /// Number of this object, for the table of operations.
     pub(crate) object: u32,
     caps: Caps,
+    /// What an endpoint of type `FI_EP_MSG` has besides.
+    pub(crate) connected: Option<Connected>,
+    /// All bits of a peer's address count, or none: data of a connection goes to the one peer.
+    pub(crate) addr_bits: FiAddr,
     limits: (usize, usize),
     buffered: (AtomicUsize, AtomicUsize),
     buffered_recv: bool,
@@ -87,8 +92,8 @@ pub struct EpCommon {
 
 impl EpCommon {
     pub(crate) fn open(dom: &DomainRef, info: &Info) -> Result<Self> {
-        if !matches!(info.ep_attr.ep_type, EpType::Unspec | EpType::Rdm) {
-            return Err(Error::OpNotSupp("endpoint type: only FI_EP_RDM"));
+        if info.ep_attr.ep_type == EpType::Dgram {
+            return Err(Error::OpNotSupp("endpoint type: FI_EP_RDM or FI_EP_MSG"));
         }
         if !info.ep_attr.auth_key.is_empty() {
             return Err(Error::OpNotSupp("FI_AUTH_KEY: authentication keys are not offered"));
@@ -107,10 +112,13 @@ impl EpCommon {
             buffered_recv: info.mode.contains(crate::flags::Mode::BUFFERED_RECV),
         };
         let buffered_recv = attr.buffered_recv;
+        let connected = Connected::of(dom, info)?;
         let id = dom.enter()?.node().ep_open(attr)?;
-        Ok(Self {
+        let ep = Self {
             dom: dom.clone(),
             id,
+            addr_bits: if connected.is_some() { 0 } else { FiAddr::MAX },
+            connected,
             object: dom.ep_count.fetch_add(1, Ordering::Relaxed),
             caps: info.caps,
             limits: (info.tx_attr.size, info.rx_attr.size),
@@ -121,7 +129,23 @@ impl EpCommon {
             tx_selective: AtomicBool::new(false),
             rx_selective: AtomicBool::new(false),
             bound: Mutex::default(),
-        })
+        };
+        if let Some(it) = &ep.connected {
+            ep.bind_av(it.av())?;
+        }
+        Ok(ep)
+    }
+
+    /// Whom a send for `dest` goes to.
+    #[inline(always)]
+    pub(crate) fn to(&self, dest: FiAddr) -> FiAddr {
+        dest & self.addr_bits
+    }
+
+    /// Whose messages a receive for `src` takes: all, if there is but one sender.
+    #[inline(always)]
+    pub(crate) fn from(&self, src: FiAddr) -> FiAddr {
+        src | !self.addr_bits
     }
 
     fn bound(&self) -> std::sync::MutexGuard<'_, Bound> {
@@ -180,17 +204,15 @@ impl EpCommon {
     /// [`Error::OpBadState`] as for every call.
     #[doc(alias = "fi_ep_bind")]
     pub fn bind_eq(&self, eq: &Eq) -> Result<()> {
-        drop(self.dom.enter()?);
-        self.dom.bind_eq(&eq.0);
-        eq.0.bind(self.dom.arc());
+        self.dom.listen_to(&eq.0)?;
         self.dom.tell_joins_to(self.id, &eq.0);
         self.bound().eqs.push(Arc::clone(&eq.0));
         Ok(())
     }
 
-    /// Whether an event queue is bound.
-    pub(crate) fn has_eq(&self) -> bool {
-        !self.bound().eqs.is_empty()
+    /// The event queue that is bound, if any.
+    pub(crate) fn eq(&self) -> Option<Arc<EqInner>> {
+        self.bound().eqs.last().map(Arc::clone)
     }
 
     /// Whether it is this address vector that is bound.
@@ -322,6 +344,7 @@ impl EpCommon {
             FI_OPT_MAX_ATOMIC_SIZE => only(Caps::ATOMIC, OPERAND_LEN_MAX),
             FI_OPT_INJECT_RMA_SIZE => only(Caps::RMA, Node::INJECT_SIZE),
             FI_OPT_INJECT_ATOMIC_SIZE => only(Caps::ATOMIC, Node::INJECT_SIZE),
+            FI_OPT_CM_DATA_SIZE if self.connected.is_some() => CM_DATA_SIZE,
             FI_OPT_CM_DATA_SIZE | FI_OPT_CUDA_API_PERMITTED => 0,
             _ => return Err(Error::NoProtoOpt),
         })
@@ -336,6 +359,9 @@ impl Drop for EpCommon {
     fn drop(&mut self) {
         // In an owned domain another thread cannot close: the endpoint goes with the domain.
         let Ok(mut core) = self.dom.lock.enter_to_close() else { return };
+        if let Some(it) = &self.connected {
+            it.close(&mut core);
+        }
         let now = Engine::now();
         if let Err(e) = core.node().ep_close(now, self.id) {
             tracing::error!("closing an endpoint: {e}");
@@ -386,6 +412,9 @@ pub(crate) struct Recv {
 
 impl Endpoint {
     pub(crate) fn open(dom: &DomainRef, info: &Info) -> Result<Self> {
+        if info.ep_attr.ep_type == EpType::Msg {
+            return Err(Error::OpNotSupp("endpoint type: FI_EP_MSG is of the raw face"));
+        }
         EpCommon::open(dom, info).map(Self)
     }
 

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
+use crate::cm::ConnRequest;
 use crate::errno::{self, Error, Result};
 use crate::inner::Shared;
 use crate::wait::{WaitObj, timeout_of};
@@ -43,13 +44,27 @@ struct State {
 }
 
 enum Item {
-    Event { event: u32, bytes: Vec<u8> },
+    Event(Event),
     Error(EqErr),
 }
 
+#[derive(Default)]
+struct Event {
+    event: u32,
+    bytes: Vec<u8>,
+    /// The connected or listening endpoint that it is about; 0 for none.
+    of: u64,
+    /// What came with a connection request.
+    request: Option<ConnRequest>,
+}
+
 /// An error event (`struct fi_eq_err_entry`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EqErr {
+    /// How the endpoint of a refused connection is named ([`crate::EpCommon::set_fid`]), else 0.
+    pub fid: u64,
+    /// What the other side gave with its refusal.
+    pub err_data: Vec<u8>,
     /// Why. [`Error::NetDown`]: the port of a bound domain has gone.
     pub err: Error,
     /// The context of the object, 0 if it has none.
@@ -91,6 +106,15 @@ impl Eq {
     /// Source: fi_eq(3), "fi_eq_read".
     #[doc(alias = "fi_eq_read")]
     pub fn read(&self, buf: &mut [u8]) -> Result<(u32, usize)> {
+        self.read_cm(buf).map(|(event, len, _)| (event, len))
+    }
+
+    /// As [`read`](Self::read), with what came with a connection request
+    /// ([`FI_CONNREQ`](crate::cm::FI_CONNREQ)).
+    ///
+    /// # Errors
+    /// As there.
+    pub fn read_cm(&self, buf: &mut [u8]) -> Result<(u32, usize, Option<ConnRequest>)> {
         self.0.progress();
         self.0.take(buf, true)
     }
@@ -98,7 +122,7 @@ impl Eq {
     /// As [`read`](Self::read), but the event stays (`FI_PEEK`).
     pub fn peek(&self, buf: &mut [u8]) -> Result<(u32, usize)> {
         self.0.progress();
-        self.0.take(buf, false)
+        self.0.take(buf, false).map(|(event, len, _)| (event, len))
     }
 
     /// As [`read`](Self::read), but waits up to `timeout_ms` milliseconds (negative: for ever) for
@@ -109,6 +133,18 @@ impl Eq {
     /// opened with `FI_WAIT_NONE`.
     #[doc(alias = "fi_eq_sread")]
     pub fn sread(&self, buf: &mut [u8], timeout_ms: i32) -> Result<(u32, usize)> {
+        self.sread_cm(buf, timeout_ms).map(|(event, len, _)| (event, len))
+    }
+
+    /// As [`sread`](Self::sread), with what came with a connection request.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn sread_cm(
+        &self,
+        buf: &mut [u8],
+        timeout_ms: i32,
+    ) -> Result<(u32, usize, Option<ConnRequest>)> {
         self.wait(buf, timeout_ms, true)
     }
 
@@ -117,10 +153,15 @@ impl Eq {
     /// # Errors
     /// As [`sread`](Self::sread).
     pub fn speek(&self, buf: &mut [u8], timeout_ms: i32) -> Result<(u32, usize)> {
-        self.wait(buf, timeout_ms, false)
+        self.wait(buf, timeout_ms, false).map(|(event, len, _)| (event, len))
     }
 
-    fn wait(&self, buf: &mut [u8], timeout_ms: i32, remove: bool) -> Result<(u32, usize)> {
+    fn wait(
+        &self,
+        buf: &mut [u8],
+        timeout_ms: i32,
+        remove: bool,
+    ) -> Result<(u32, usize, Option<ConnRequest>)> {
         let eq = &*self.0;
         if !eq.attr.wait_obj.waits()? {
             return Err(Error::NoSys);
@@ -159,7 +200,8 @@ impl Eq {
         if state.items.len() >= self.0.attr.size {
             return Err(Error::Again);
         }
-        state.items.push_back(Item::Event { event, bytes: buf.to_vec() });
+        let bytes = buf.to_vec();
+        state.items.push_back(Item::Event(Event { event, bytes, ..Event::default() }));
         drop(state);
         self.0.tell();
         Ok(buf.len())
@@ -172,8 +214,14 @@ impl Eq {
     #[doc(alias = "fi_eq_readerr")]
     pub fn readerr(&self) -> Result<EqErr> {
         let mut state = self.0.lock();
-        let Some(&Item::Error(err)) = state.items.front() else { return Err(Error::Again) };
-        state.items.pop_front();
+        let err = match state.items.pop_front() {
+            Some(Item::Error(err)) => err,
+            Some(event) => {
+                state.items.push_front(event);
+                return Err(Error::Again);
+            }
+            None => return Err(Error::Again),
+        };
         self.0.untell(&state);
         Ok(err)
     }
@@ -198,44 +246,95 @@ impl EqInner {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn take(&self, buf: &mut [u8], remove: bool) -> Result<(u32, usize)> {
+    fn take(&self, buf: &mut [u8], remove: bool) -> Result<(u32, usize, Option<ConnRequest>)> {
         let mut state = self.lock();
-        let (event, len) = match state.items.front() {
+        let (event, len, request) = match state.items.front_mut() {
             None => return Err(Error::Again),
             Some(Item::Error(_)) => return Err(Error::Avail),
-            Some(Item::Event { event, bytes }) => {
+            Some(Item::Event(Event { event, bytes, request, .. })) => {
                 let to = buf.get_mut(..bytes.len()).ok_or(Error::TooSmall)?;
                 to.copy_from_slice(bytes);
-                (*event, bytes.len())
+                (*event, bytes.len(), if remove { request.take() } else { None })
             }
         };
         if remove {
             state.items.pop_front();
             self.untell(&state);
         }
-        Ok((event, len))
+        Ok((event, len, request))
+    }
+
+    fn push(&self, item: Item) {
+        self.lock().items.push_back(item);
+        self.tell();
     }
 
     pub(crate) fn push_error(&self, err: Error) {
-        self.lock().items.push_back(Item::Error(EqErr { err, context: 0, data: 0 }));
-        self.tell();
+        self.push(Item::Error(EqErr { fid: 0, err_data: Vec::new(), err, context: 0, data: 0 }));
+    }
+
+    /// What happens to a connected or listening endpoint: an entry as C has it, where the pointer
+    /// to an information is 0. False, and a request is not taken, if the queue is full.
+    pub(crate) fn push_cm(
+        &self,
+        event: u32,
+        fid: u64,
+        data: &[u8],
+        request: Option<ConnRequest>,
+    ) -> bool {
+        if request.is_some() && self.lock().items.len() >= self.attr.size {
+            return false;
+        }
+        let mut bytes = [fid, 0].map(u64::to_ne_bytes).concat();
+        bytes.extend(data);
+        self.push(Item::Event(Event { event, bytes, of: fid, request }));
+        true
+    }
+
+    /// A request for a connection was refused.
+    pub(crate) fn push_refused(&self, fid: u64, err_data: Vec<u8>) {
+        let err = Error::ConnRefused;
+        self.push(Item::Error(EqErr { fid, err_data, err, context: 0, data: 0 }));
+    }
+
+    /// Drops what is said of the endpoint `fid` and has not been read, but for the requests.
+    pub(crate) fn forget(&self, fid: u64) -> Vec<ConnRequest> {
+        let mut requests = Vec::new();
+        if fid == 0 {
+            return requests;
+        }
+        let mut state = self.lock();
+        state.items.retain_mut(|item| match item {
+            Item::Event(event) if event.of == fid => {
+                requests.extend(event.request.take());
+                false
+            }
+            Item::Error(err) => err.fid != fid,
+            Item::Event(_) => true,
+        });
+        self.untell(&state);
+        requests
+    }
+
+    pub(crate) fn has_fd(&self) -> bool {
+        self.fd.is_some()
     }
 
     /// The outcome of a join: the event has the context, 8 bytes, or with `fid` an entry as C has
     /// it.
     pub(crate) fn push_join(&self, fid: Option<u64>, context: u64, result: Result<()>) {
         let item = match result {
-            Ok(()) => Item::Event {
+            Ok(()) => Item::Event(Event {
                 event: crate::coll::FI_JOIN_COMPLETE,
                 bytes: match fid {
                     None => context.to_ne_bytes().to_vec(),
                     Some(fid) => [fid, context, 0].map(u64::to_ne_bytes).concat(),
                 },
-            },
-            Err(err) => Item::Error(EqErr { err, context, data: 0 }),
+                ..Event::default()
+            }),
+            Err(err) => Item::Error(EqErr { fid: 0, err_data: Vec::new(), err, context, data: 0 }),
         };
-        self.lock().items.push_back(item);
-        self.tell();
+        self.push(item);
     }
 
     fn tell(&self) {

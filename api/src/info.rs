@@ -11,6 +11,7 @@ use barewire_driver::mem::IOV_LIMIT;
 use barewire_driver::port::{MacAddr, PortCaps};
 
 use crate::av::{AvType, resolve};
+use crate::cm::ConnRequest;
 use crate::errno::{Error, Result};
 use crate::flags::{Caps, InfoFlags, Mode, MrMode, OpFlags, Order};
 use crate::mr::MR_IOV_LIMIT;
@@ -107,6 +108,9 @@ const DOMAIN_CAPS: Caps = Caps::LOCAL_COMM.union(Caps::REMOTE_COMM);
 /// Longest message, bytes.
 pub const MAX_MSG_SIZE: u64 = Node::MAX_MSG_SIZE;
 
+/// `FI_SHARED_CONTEXT`: the number of contexts of an endpoint that shares one.
+pub const SHARED_CONTEXT: usize = usize::MAX;
+
 /// Endpoints of a domain.
 const EP_COUNT: usize = 1 << 16;
 
@@ -131,7 +135,7 @@ pub enum EpType {
     /// `FI_EP_UNSPEC`.
     #[default]
     Unspec,
-    /// `FI_EP_MSG`: connected; not offered.
+    /// `FI_EP_MSG`: connected, see [`crate::cm`].
     Msg,
     /// `FI_EP_DGRAM`: not offered.
     Dgram,
@@ -209,7 +213,8 @@ pub struct EndpointAttr {
     pub msg_prefix_size: usize,
     /// Which bits of a tag the application uses; all 64 are matched.
     pub mem_tag_format: u64,
-    /// Transmit contexts: 1. `usize::MAX` asks for a shared one, which is not offered.
+    /// Transmit contexts: 1, or [`SHARED_CONTEXT`] for one that is shared with other endpoints,
+    /// which here costs nothing and brings nothing.
     pub tx_ctx_cnt: usize,
     /// Receive contexts: 1.
     pub rx_ctx_cnt: usize,
@@ -297,6 +302,8 @@ pub struct Info {
     pub domain_attr: DomainAttr,
     /// Fabric.
     pub fabric_attr: FabricAttr,
+    /// The request that an endpoint of type `FI_EP_MSG` is opened to accept.
+    pub handle: Option<ConnRequest>,
 }
 
 /// What can be used, best first, with the settings of the environment.
@@ -437,7 +444,10 @@ fn offer(settings: &Settings, hints: &Info, port: String) -> Info {
             iov_limit: IOV_LIMIT,
         },
         ep_attr: EndpointAttr {
-            ep_type: EpType::Rdm,
+            ep_type: match hints.ep_attr.ep_type {
+                EpType::Msg => EpType::Msg,
+                _ => EpType::Rdm,
+            },
             protocol: PROTOCOL,
             protocol_version: PROTOCOL_VERSION,
             max_msg_size: MAX_MSG_SIZE,
@@ -446,7 +456,7 @@ fn offer(settings: &Settings, hints: &Info, port: String) -> Info {
                 0 => u64::MAX,
                 asked => asked,
             },
-            tx_ctx_cnt: 1,
+            tx_ctx_cnt: hints.ep_attr.tx_ctx_cnt.max(1),
             rx_ctx_cnt: 1,
             auth_key: Vec::new(),
         },
@@ -457,6 +467,7 @@ fn offer(settings: &Settings, hints: &Info, port: String) -> Info {
             prov_version: version(0, 1),
             api_version: 0,
         },
+        handle: None,
     }
 }
 
@@ -546,12 +557,12 @@ fn check(hints: &Info, answer: &Info) -> Result<()> {
 }
 
 fn check_ep(hint: &EndpointAttr) -> bool {
-    matches!(hint.ep_type, EpType::Unspec | EpType::Rdm)
+    hint.ep_type != EpType::Dgram
         && (hint.protocol == 0 || hint.protocol == PROTOCOL)
         && (hint.protocol_version == 0 || hint.protocol_version == PROTOCOL_VERSION)
         && hint.max_msg_size <= MAX_MSG_SIZE
         && hint.msg_prefix_size == 0
-        && hint.tx_ctx_cnt <= 1
+        && (hint.tx_ctx_cnt <= 1 || hint.tx_ctx_cnt == SHARED_CONTEXT)
         && hint.rx_ctx_cnt <= 1
         && hint.auth_key.is_empty()
 }
@@ -683,11 +694,11 @@ mod tests {
             |i| i.rx_attr.size = 1 << 30,
             |i| i.rx_attr.total_buffered_recv = usize::MAX,
             |i| i.rx_attr.op_flags = OpFlags::INJECT,
-            |i| i.ep_attr.ep_type = EpType::Msg,
             |i| i.ep_attr.ep_type = EpType::Dgram,
             |i| i.ep_attr.protocol = 1,
             |i| i.ep_attr.max_msg_size = MAX_MSG_SIZE + 1,
-            |i| i.ep_attr.tx_ctx_cnt = usize::MAX,
+            |i| i.ep_attr.tx_ctx_cnt = 2,
+            |i| i.ep_attr.rx_ctx_cnt = SHARED_CONTEXT,
             |i| i.ep_attr.auth_key = vec![1],
             |i| i.domain_attr.auth_key = vec![1],
             |i| i.domain_attr.name = Some("no:such:port".into()),

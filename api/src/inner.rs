@@ -13,6 +13,7 @@ use barewire_dataplane::types::Instant;
 use barewire_driver::port::PortCaps;
 
 use crate::buf::OpTable;
+use crate::cm::Cm;
 use crate::eq::EqInner;
 use crate::errno::{Error, Result};
 use crate::lock::{Entry, Guard, Lock};
@@ -30,10 +31,14 @@ pub(crate) struct Core {
     pub(crate) stats: Option<Publisher>,
     /// What C knows groups by whose join goes on.
     pub(crate) join_fids: Vec<(GroupId, u64)>,
+    /// The connection side, once there are connected endpoints.
+    pub(crate) cm: Option<Box<Cm>>,
     /// Until when the progress thread sleeps if nobody wakes it; `None` while it is awake.
     asleep_until: Option<Instant>,
     /// Reads that found an entry since the loop was last turned.
     reads: u32,
+    /// Reads since one found something.
+    empty_reads: u32,
     /// The event queues have been told that the port is gone.
     mourned: bool,
 }
@@ -41,6 +46,13 @@ pub(crate) struct Core {
 /// Reads of a non-empty queue after which the loop is turned all the same, so that somebody who
 /// takes entries one by one still acknowledges and retransmits.
 const READS_PER_TURN: u32 = 32;
+
+/// Reads in vain, some 20 microseconds, after which a program that polls lets others have the
+/// processor now and then: who it waits for may be among them.
+const READS_BEFORE_YIELD: u32 = 256;
+
+/// One in so many further reads yields. It has to be a power of two.
+const READS_PER_YIELD: u32 = 32;
 
 /// Turns that a blocking call polls before it sleeps: about as long as a wake-up costs.
 const TURNS_BEFORE_SLEEP: u32 = 200;
@@ -79,11 +91,25 @@ impl Core {
     /// Counts a read that found something, and turns the loop now and then.
     #[inline]
     pub(crate) fn read_something(&mut self, shared: &Shared) {
+        self.found();
         self.reads += 1;
         if self.reads >= READS_PER_TURN {
             self.turn_if_manual(shared);
             self.reads = 0;
         }
+    }
+
+    /// A read has found something.
+    #[inline(always)]
+    pub(crate) fn found(&mut self) {
+        self.empty_reads = 0;
+    }
+
+    /// Counts a read that found nothing, and says whether it is time to yield.
+    #[cold]
+    pub(crate) fn polls_in_vain(&mut self) -> bool {
+        self.empty_reads = self.empty_reads.wrapping_add(1);
+        self.empty_reads > READS_BEFORE_YIELD && self.empty_reads.is_multiple_of(READS_PER_YIELD)
     }
 
     /// What a post may have changed: entries of queues, and the next deadline.
@@ -109,6 +135,9 @@ impl Core {
     fn look(&mut self, shared: &Shared) {
         if self.engine.node().coll_has_event() {
             self.look_for_joins(shared);
+        }
+        if self.cm.as_ref().is_some_and(|cm| cm.is_due(self.engine.node())) {
+            Cm::look(self);
         }
         if self.watch.any() {
             self.watch.notify(self.engine.node(), &shared.sleep);
@@ -286,8 +315,10 @@ impl DomainRef {
             mrs: MrTable::default(),
             stats,
             join_fids: Vec::new(),
+            cm: None,
             asleep_until: None,
             reads: 0,
+            empty_reads: 0,
             mourned: false,
         };
         let shared = Arc::new(Shared {

@@ -36,6 +36,7 @@
 pub mod atomic;
 pub mod av;
 pub mod buf;
+pub mod cm;
 pub mod cntr;
 pub mod coll;
 pub mod cq;
@@ -63,6 +64,7 @@ pub use av::{Av, AvAttr, AvType, FI_ADDR_NOTAVAIL, resolve};
 pub use barewire_dataplane::node::RmaIov;
 pub use barewire_dataplane::types::{EpAddr, FI_ADDR_UNSPEC, FiAddr, ProvErrno};
 pub use buf::{Buf, Bufs, Piece, Refused, SharedBuf};
+pub use cm::{ConnRequest, PassiveEndpoint};
 pub use cntr::{Cntr, CntrAttr};
 pub use coll::{AvSet, AvSetAttr, CollAttr, CollKind, FI_JOIN_COMPLETE, Mc, Role};
 pub use cq::{Completion, CompletionError, Cq, CqAttr, CqFormat, WaitCond};

@@ -110,10 +110,15 @@ impl RawEndpoint {
         self.0.bind_cq_inner(&cq.0, flags)
     }
 
-    /// Turns the loop until what was injected has left and been acknowledged, at most as long as a
-    /// silent peer is taken for alive. For a program that closes the endpoint right after its last
-    /// inject and counts on it to arrive.
+    /// Ends the connection, if there is one, and turns the loop until what was injected has left
+    /// and been acknowledged, at most as long as a silent peer is taken for alive. For a program
+    /// that closes the endpoint right after its last inject and counts on it to arrive.
     pub fn linger(&self) {
+        if self.connected.is_some() {
+            // It may never have been connected.
+            let _ = self.shutdown();
+            crate::cm::linger(&self.dom);
+        }
         let end = std::time::Instant::now() + self.dom.settings.t_dead;
         loop {
             let Ok(mut core) = self.dom.enter() else { return };
@@ -165,6 +170,7 @@ impl RawEndpoint {
     #[inline(always)]
     pub unsafe fn sendmsg(&self, send: RawSend<'_>, flags: OpFlags) -> Result<()> {
         let RawSend { kind, iov, dest, tag, data, context } = send;
+        let dest = self.to(dest);
         // SAFETY: the caller's promise is the same.
         let buf = unsafe { io(iov)? };
         let req = SendReq { kind, buf, dest, tag, data, context, flags, no_completion: false };
@@ -199,7 +205,7 @@ impl RawEndpoint {
         flags.set(OpFlags::REMOTE_CQ_DATA, data.is_some());
         // SAFETY: readable during the call, which is as long as an inject keeps it; it only reads.
         let buf = IoBuf::one(unsafe { Span::from_raw(base.cast_mut(), len) });
-        let data = data.unwrap_or(0);
+        let (data, dest) = (data.unwrap_or(0), self.to(dest));
         let req = SendReq { kind, buf, dest, tag, data, context: 0, flags, no_completion: true };
         let mut core = self.dom.enter()?;
         // Not by `post_send`: a request that has left need not be moved.
@@ -235,6 +241,7 @@ impl RawEndpoint {
     #[inline(always)]
     pub unsafe fn recvmsg(&self, recv: RawRecv<'_>, flags: OpFlags) -> Result<()> {
         let RawRecv { kind, iov, src, tag, ignore, context } = recv;
+        let src = self.from(src);
         // SAFETY: the caller's promise is the same.
         let buf = unsafe { io(iov)? };
         let req = RecvReq { kind, buf, src, tag, ignore, context, flags };
@@ -287,6 +294,7 @@ impl RawEndpoint {
     /// As [`write`](Self::write).
     pub unsafe fn writemsg(&self, write: RawRma<'_>, flags: OpFlags) -> Result<()> {
         let RawRma { iov, dest, rma_iov, data, context } = write;
+        let dest = self.to(dest);
         // SAFETY: the caller's promise is the same.
         let (buf, rma) = (unsafe { io(iov)? }, list(rma_iov)?);
         let no_completion = false;
@@ -336,6 +344,7 @@ impl RawEndpoint {
     /// As [`read`](Self::read).
     pub unsafe fn readmsg(&self, read: RawRma<'_>, flags: OpFlags) -> Result<()> {
         let RawRma { iov, dest, rma_iov, context, .. } = read;
+        let dest = self.to(dest);
         // SAFETY: the caller's promise is the same.
         let (buf, rma) = (unsafe { io(iov)? }, list(rma_iov)?);
         let mut core = self.dom.enter()?;
@@ -398,6 +407,7 @@ impl RawEndpoint {
         // SAFETY: as above.
         let result = unsafe { io(call.results)? };
         let RawAtomic { kind, what, dest, data, context, .. } = call;
+        let dest = self.to(dest);
         let (op, ty, rma, no_completion) = (what.op, what.datatype, list(call.rma_iov)?, false);
         let req = AtomicReq {
             kind,

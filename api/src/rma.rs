@@ -244,7 +244,7 @@ pub(crate) fn inject(ep: &EpCommon, buf: IoBuf, to: Remote, data: Option<u64>) -
     flags.set(OpFlags::REMOTE_CQ_DATA, data.is_some());
     let (rma, data) = (to.range(buf.len()), data.unwrap_or(0));
     let (context, no_completion) = (0, true);
-    let req = WriteReq { buf, dest: to.dest, rma, data, context, flags, no_completion };
+    let req = WriteReq { buf, dest: ep.to(to.dest), rma, data, context, flags, no_completion };
     let mut core = ep.dom.enter()?;
     let posted = core.engine.post_write(ep.id, req);
     core.posted(&ep.dom);

@@ -229,17 +229,9 @@ impl Queue {
             }
             let data = e.err_data.map(|addr| self.form.write(addr));
             let data = data.as_ref().map_or(&[][..], |bytes| &bytes[..]);
-            if (*to).err_data_size > 0 && !(*to).err_data.is_null() {
-                let n = data.len().min((*to).err_data_size);
-                std::ptr::copy_nonoverlapping(data.as_ptr(), (*to).err_data.cast(), n);
-                (*to).err_data_size = n;
-            } else {
-                // One thread at a time reads errors of a queue that lends them.
-                let ours = self.err_data.get().cast::<u8>();
-                std::ptr::copy_nonoverlapping(data.as_ptr(), ours, data.len());
-                (*to).err_data = if data.is_empty() { std::ptr::null_mut() } else { ours.cast() };
-                (*to).err_data_size = data.len();
-            }
+            // One thread at a time reads errors of a queue that lends them.
+            let ours = self.err_data.get().cast();
+            guard::put_err_data(data, &mut (*to).err_data, &mut (*to).err_data_size, ours);
         }
         Ok(1)
     }

@@ -11,7 +11,7 @@ use crate::addr::{self, Form};
 use crate::eq::EqObject;
 use crate::fabric::FabricObject;
 use crate::object::{Object, class_of, fid};
-use crate::{av, cntr, coll, cq, ep, guard, host, info, log, mr, poll};
+use crate::{av, cntr, coll, cq, ep, guard, host, info, log, mr, poll, stx};
 
 /// What stands behind a `struct fid_domain`.
 pub(crate) struct Domain {
@@ -33,6 +33,7 @@ static OPS: OpsDomain = OpsDomain {
     endpoint: ep::open,
     cntr_open: cntr::open,
     poll_open: poll::open,
+    stx_ctx: stx::open,
     query_atomic,
     query_collective: coll::query,
     ..OpsDomain::STUB
@@ -52,10 +53,7 @@ pub(crate) unsafe extern "C" fn open(
         log::start();
         // SAFETY: as above.
         let (mut ours, form) = unsafe { info::read(info, fabric.api_version)? };
-        let settings = host::settings().map_err(|e| {
-            host::warn(&e.to_string());
-            Error::Invalid("environment")
-        })?;
+        let settings = host::settings_or_warn()?;
         // SAFETY: a program that asks for `FI_THREAD_DOMAIN` makes this promise by it.
         let promise = || unsafe { SerialPromise::new() };
         let plain = ours.domain_attr.name.clone();
@@ -85,7 +83,7 @@ pub(crate) unsafe extern "C" fn open(
 }
 
 /// Makes a port with the MAC of the label that the endpoint's own address is, if it is one.
-fn with_label(info: &mut barewire::Info) -> bool {
+pub(crate) fn with_label(info: &mut barewire::Info) -> bool {
     let src = info.src_addr.as_deref().and_then(|b| b.try_into().ok());
     let src = src.and_then(|bytes| barewire::EpAddr::from_bytes(bytes).ok());
     let Some(label) = src.filter(|src| addr::is_label(*src)) else { return false };

@@ -1,26 +1,31 @@
 //! Endpoints: their life, what is bound to them, their options and their names.
 
 use std::ffi::{c_int, c_void};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use barewire::flags::{BindFlags, OpFlags};
 use barewire::raw::RawEndpoint;
-use barewire::{EpAddr, Error, Result, opt};
+use barewire::{EpType, Error, Result, opt};
 
 use crate::abi::*;
-use crate::addr::{self, Form};
+use crate::addr::Form;
 use crate::av::{AvObject, put};
 use crate::cntr::CntrObject;
 use crate::cq::CqObject;
 use crate::domain::DomainObject;
 use crate::eq::EqObject;
 use crate::object::{Object, class_of, fid};
-use crate::{atomic, coll, guard, info, msg, rma};
+use crate::stx::StxObject;
+use crate::{atomic, coll, guard, info, msg, pep, rma};
 
 /// What stands behind a `struct fid_ep`.
 pub(crate) struct Endpoint {
     pub(crate) ep: Arc<RawEndpoint>,
-    form: Form,
+    pub(crate) form: Form,
+    /// The request that it was opened to accept, or NULL.
+    pub(crate) request: *mut Fid,
+    /// The shared transmit context that it is bound to.
+    stx: OnceLock<Arc<()>>,
 }
 
 pub(crate) type EpObject = Object<FidEp, Endpoint>;
@@ -30,6 +35,15 @@ static FID: FiOps = FiOps { close, bind, control, ..FiOps::STUB };
 static OPS: OpsEp = OpsEp { cancel, getopt, setopt, ..OpsEp::STUB };
 
 static CM: OpsCm = OpsCm { getname, join: coll::join, ..OpsCm::STUB };
+
+/// Those of endpoints with connections.
+static CM_MSG: OpsCm = OpsCm {
+    getpeer: pep::getpeer,
+    connect: pep::connect,
+    accept: pep::accept,
+    shutdown: pep::shutdown,
+    ..CM
+};
 
 /// `fi_endpoint`.
 pub(crate) unsafe extern "C" fn open(
@@ -46,9 +60,12 @@ pub(crate) unsafe extern "C" fn open(
         let (mut ours, _) = unsafe { info::read(info, domain.api_version)? };
         // The program has taken what we asked of it, which is nothing.
         ours.mode = barewire::flags::Mode::empty();
+        // SAFETY: the handle is NULL or an object of libfabric's.
+        ours.handle = unsafe { pep::request_of(info.handle)? };
         let usual = |size: &mut usize, usual| *size = if *size == 0 { usual } else { *size };
         usual(&mut ours.tx_attr.size, 1024);
         usual(&mut ours.rx_attr.size, 4096);
+        let connected = ours.ep_attr.ep_type == EpType::Msg;
         let ep = domain.domain.raw_endpoint(&ours).map_err(|e| match e {
             // The domain did not get the label, since another one has it.
             Error::AddrNotAvail => Error::AddrInUse,
@@ -57,16 +74,20 @@ pub(crate) unsafe extern "C" fn open(
         let abi = FidEp {
             fid: fid(FI_CLASS_EP, context, &FID),
             ops: &raw const OPS,
-            cm: &raw const CM,
+            cm: if connected { &raw const CM_MSG } else { &raw const CM },
             msg: &raw const msg::untagged::OPS,
             rma: &raw const rma::OPS,
             tagged: &raw const msg::tagged::OPS,
             atomic: &raw const atomic::OPS,
             collective: &raw const coll::OPS,
         };
-        let inner = Endpoint { ep: Arc::new(ep), form: domain.form };
+        let (form, request) = (domain.form, info.handle);
+        let inner = Endpoint { ep: Arc::new(ep), form, request, stx: OnceLock::new() };
         // SAFETY: `out` can be written.
-        unsafe { EpObject::open(abi, inner, out) };
+        unsafe {
+            let at = EpObject::open(abi, inner, out);
+            EpObject::of(at)?.ep.set_fid(at.expose_provenance() as u64);
+        }
         Ok(())
     })
 }
@@ -85,13 +106,18 @@ unsafe extern "C" fn bind(at: *mut Fid, other: *mut Fid, flags: u64) -> c_int {
     guard::int(|| {
         // SAFETY: the table belongs to endpoints, and the class says what `other` is.
         unsafe {
-            let ep = &EpObject::of(at.cast::<FidEp>())?.ep;
+            let it = EpObject::of(at.cast::<FidEp>())?;
+            let ep = &it.ep;
             let bind = BindFlags::from_bits(flags).ok_or(Error::BadFlags);
             match class_of(other)? {
                 FI_CLASS_CQ => ep.bind_cq(&CqObject::of(other.cast())?.cq, bind?),
                 FI_CLASS_CNTR => ep.bind_cntr(&CntrObject::of(other.cast())?.cntr, bind?),
                 FI_CLASS_AV => ep.bind_av(&AvObject::of(other.cast())?.av),
                 FI_CLASS_EQ => ep.bind_eq(&EqObject::of(other.cast())?.eq),
+                FI_CLASS_STX_CTX => {
+                    let stx = Arc::clone(StxObject::of(other.cast())?);
+                    it.stx.set(stx).map_err(|_| Error::Invalid("fid: a context is bound"))
+                }
                 _ => Err(Error::Invalid("fid: cannot be bound to an endpoint")),
             }
         }
@@ -206,9 +232,7 @@ unsafe extern "C" fn getname(at: *mut Fid, addr: *mut c_void, len: *mut usize) -
         // SAFETY: the table belongs to endpoints; `addr` has `*len` bytes.
         unsafe {
             let it = EpObject::of(at.cast::<FidEp>())?;
-            const { assert!(addr::LEN == EpAddr::LEN) };
-            let fits = put(&it.form.write(it.ep.getname()?), addr, len)?;
-            if fits { Ok(()) } else { Err(Error::TooSmall) }
+            pep::put_name(it.form, it.ep.getname()?, addr, len)
         }
     })
 }

@@ -1,20 +1,24 @@
 //! Event queues.
 
+use std::cell::UnsafeCell;
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::Arc;
 
-use barewire::{Eq, EqAttr as OurAttr, Error, Result, WaitObj};
+use barewire::cm::CM_DATA_SIZE;
+use barewire::{ConnRequest, Eq, EqAttr as OurAttr, Error, Result, WaitObj};
 
 use crate::abi::*;
 use crate::fabric::FabricObject;
-use crate::guard;
 use crate::object::{Object, fid};
+use crate::{guard, pep};
 
 /// What stands behind a `struct fid_eq`.
 pub(crate) struct EventQueue {
     pub(crate) eq: Eq,
     wait_obj: u32,
     _fabric: Arc<()>,
+    /// What came with a refusal, ours until errors are read again.
+    err_data: Box<UnsafeCell<[u8; CM_DATA_SIZE]>>,
 }
 
 pub(crate) type EqObject = Object<FidEq, EventQueue>;
@@ -78,7 +82,12 @@ pub(crate) unsafe extern "C" fn open(
         let ours = OurAttr { size, write: flags & FI_WRITE != 0, wait_obj: wait_obj(wait)? };
         let eq = fabric.fabric.eq_open(ours)?;
         let abi = FidEq { fid: fid(FI_CLASS_EQ, context, &FID), ops: &raw const OPS };
-        let inner = EventQueue { eq, wait_obj: wait, _fabric: Arc::clone(&fabric.users) };
+        let inner = EventQueue {
+            eq,
+            wait_obj: wait,
+            _fabric: Arc::clone(&fabric.users),
+            err_data: Box::new(UnsafeCell::new([0; CM_DATA_SIZE])),
+        };
         // SAFETY: `out` can be written.
         unsafe { EqObject::open(abi, inner, out) };
         Ok(())
@@ -110,6 +119,28 @@ unsafe fn bytes<'a>(buf: *mut c_void, len: usize) -> &'a mut [u8] {
     unsafe { std::slice::from_raw_parts_mut(buf.cast(), len) }
 }
 
+/// Completes an event: a request for a connection has an information beside it.
+///
+/// # Safety
+/// The event comes from a queue of ours.
+unsafe fn with_info(
+    (event, len, request): (u32, usize, Option<ConnRequest>),
+    buf: &mut [u8],
+) -> Result<(u32, usize)> {
+    if let Some(request) = request
+        && let Some((entry, _)) = buf.split_first_chunk_mut::<16>()
+    {
+        // SAFETY: such an event begins with the name of the passive endpoint, which is its address,
+        // and is dropped with it.
+        let info = unsafe {
+            let number = usize::from_ne_bytes(std::array::from_fn(|i| entry[i]));
+            pep::request_info(std::ptr::with_exposed_provenance_mut(number), request)?
+        };
+        entry[8..].copy_from_slice(&info.expose_provenance().to_ne_bytes());
+    }
+    Ok((event, len))
+}
+
 unsafe extern "C" fn read(
     at: *mut FidEq,
     event: *mut u32,
@@ -122,7 +153,7 @@ unsafe extern "C" fn read(
         unsafe {
             let (eq, buf) = (EqObject::of(at)?, bytes(buf, len));
             let (number, n) = match flags {
-                0 => eq.eq.read(buf)?,
+                0 => with_info(eq.eq.read_cm(buf)?, buf)?,
                 FI_PEEK => eq.eq.peek(buf)?,
                 _ => return Err(Error::BadFlags),
             };
@@ -148,7 +179,7 @@ unsafe extern "C" fn sread(
             }
             let (eq, buf) = (EqObject::of(at)?, bytes(buf, len));
             let (number, n) = match flags {
-                0 => eq.eq.sread(buf, timeout)?,
+                0 => with_info(eq.eq.sread_cm(buf, timeout)?, buf)?,
                 _ => eq.eq.speek(buf, timeout)?,
             };
             *event = number;
@@ -161,13 +192,22 @@ unsafe extern "C" fn readerr(at: *mut FidEq, buf: *mut EqErrEntry, _flags: u64) 
     guard::count(|| {
         // SAFETY: the table belongs to event queues, and `buf` is an entry.
         unsafe {
-            let err = EqObject::of(at)?.eq.readerr()?;
-            let context = std::ptr::without_provenance_mut(err.context as usize);
-            (*buf).fid = std::ptr::null_mut();
-            ((*buf).context, (*buf).data) = (context, err.data);
+            let eq = EqObject::of(at)?;
+            let err = eq.eq.readerr()?;
+            let fid: *mut Fid = std::ptr::with_exposed_provenance_mut(err.fid as usize);
+            (*buf).fid = fid;
+            (*buf).context = match fid.as_ref() {
+                Some(fid) => fid.context,
+                None => std::ptr::without_provenance_mut(err.context as usize),
+            };
+            (*buf).data = err.data;
             ((*buf).err, (*buf).prov_errno) = (err.err.fi_errno(), err.err.fi_errno());
-            // Nothing more is known; a buffer of the program's stays as it is.
-            (*buf).err_data_size = 0;
+            guard::put_err_data(
+                &err.err_data,
+                &mut (*buf).err_data,
+                &mut (*buf).err_data_size,
+                eq.err_data.get().cast(),
+            );
             Ok(size_of::<EqErrEntry>())
         }
     })

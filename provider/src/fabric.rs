@@ -10,7 +10,7 @@ use crate::cntr::CntrObject;
 use crate::cq::CqObject;
 use crate::eq::EqObject;
 use crate::object::{Object, class_of, fid};
-use crate::{domain, eq, guard};
+use crate::{domain, eq, guard, pep};
 
 /// What stands behind a `struct fid_fabric`.
 pub(crate) struct Fabric {
@@ -25,8 +25,13 @@ pub(crate) type FabricObject = Object<FidFabric, Fabric>;
 
 static FID: FiOps = FiOps { close, ..FiOps::STUB };
 
-static OPS: OpsFabric =
-    OpsFabric { domain: domain::open, eq_open: eq::open, trywait, ..OpsFabric::STUB };
+static OPS: OpsFabric = OpsFabric {
+    domain: domain::open,
+    passive_ep: pep::open,
+    eq_open: eq::open,
+    trywait,
+    ..OpsFabric::STUB
+};
 
 /// `fi_provider.fabric`.
 pub(crate) unsafe extern "C" fn open(

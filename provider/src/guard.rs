@@ -1,6 +1,6 @@
 //! What lies between C and Rust: no panic crosses, and every result becomes a number.
 
-use std::ffi::{CString, c_char, c_int};
+use std::ffi::{CString, c_char, c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, PoisonError};
 
@@ -116,6 +116,27 @@ pub(crate) unsafe fn put_text(text: &str, buf: *mut c_char, len: usize) -> *cons
         *buf.add(n) = 0;
     }
     buf
+}
+
+/// Hands out what an error entry has besides: to the program's own buffer, as much as it holds, or,
+/// if it has none, to `ours`, which stays until errors are read again.
+///
+/// # Safety
+/// `*size` bytes are at `*to` unless one of the two is 0, and `data.len()` at `ours`.
+pub(crate) unsafe fn put_err_data(
+    data: &[u8],
+    to: &mut *mut c_void,
+    size: &mut usize,
+    ours: *mut u8,
+) {
+    let theirs = *size > 0 && !to.is_null();
+    let (at, n) = if theirs { (to.cast(), data.len().min(*size)) } else { (ours, data.len()) };
+    // SAFETY: the caller's promise; the data is Rust's own and does not overlap.
+    unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), at, n) };
+    if !theirs {
+        *to = if n == 0 { std::ptr::null_mut() } else { ours.cast() };
+    }
+    *size = n;
 }
 
 /// The string at `text`, or `None` if it is NULL.

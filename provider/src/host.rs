@@ -111,6 +111,17 @@ pub(crate) fn settings() -> Result<Settings, BadSetting> {
     Settings::parse(|name| var(&format!("FI_{name}")).or_else(|| var(name)))
 }
 
+/// As [`settings`], with the reason in the log if there are none.
+///
+/// # Errors
+/// [`barewire::Error::Invalid`]: a parameter means nothing.
+pub(crate) fn settings_or_warn() -> barewire::Result<Settings> {
+    settings().map_err(|e| {
+        warn(&e.to_string());
+        barewire::Error::Invalid("environment")
+    })
+}
+
 /// Writes a line to libfabric's log at level `warn`, which `FI_LOG_LEVEL` shows.
 pub(crate) fn warn(line: &str) {
     const FI_LOG_WARN: c_int = 0;

@@ -25,6 +25,7 @@ const TX_CAPS: Caps = Caps::MSG
     .union(Caps::TAGGED)
     .union(Caps::RMA)
     .union(Caps::ATOMIC)
+    .union(Caps::COLLECTIVE)
     .union(Caps::SEND)
     .union(Caps::READ)
     .union(Caps::WRITE)
@@ -33,6 +34,7 @@ const RX_CAPS: Caps = Caps::MSG
     .union(Caps::TAGGED)
     .union(Caps::RMA)
     .union(Caps::ATOMIC)
+    .union(Caps::COLLECTIVE)
     .union(Caps::RECV)
     .union(Caps::REMOTE_READ)
     .union(Caps::REMOTE_WRITE)
@@ -64,7 +66,7 @@ pub(crate) unsafe extern "C" fn getinfo(
             return Err(Error::NoData);
         }
         // SAFETY: as above.
-        if flags & LAYERED != 0 && unsafe { wants_datagrams(hints) } {
+        if flags & LAYERED != 0 && unsafe { wants(hints, FI_EP_DGRAM) || wants(hints, FI_EP_MSG) } {
             return Err(Error::NoData);
         }
         let ask = Ask { version, node, service, flags: flags & FLAGS, hints };
@@ -267,7 +269,7 @@ fn read_rx(c: &RxAttr) -> OurRx {
 unsafe fn read_ep(c: &EpAttr) -> Result<EndpointAttr> {
     let ep_type = match c.r#type {
         0 => EpType::Unspec,
-        1 => EpType::Msg,
+        FI_EP_MSG => EpType::Msg,
         // A datagram may get lost and change places with others; ours do not.
         FI_EP_DGRAM | FI_EP_RDM => EpType::Rdm,
         _ => return Err(Error::NoData),
@@ -379,6 +381,10 @@ fn to_c(info: &Info, form: Form, ask: &Ask<'_>) -> Option<*mut FiInfo> {
         return None;
     }
     out.caps = info.caps.bits();
+    // Who offers room before his messages hears that no byte of it is used. Who offers everything
+    // that may ever be, as fi_info does, wants to know what is needed.
+    let offered = ask.hints.map_or(0, |h| h.mode);
+    out.mode = if offered == u64::MAX { 0 } else { offered & FI_MSG_PREFIX };
     out.addr_format = match form {
         Form::Native => addr::FORMAT_NATIVE,
         // That of the hints: FI_SOCKADDR stays FI_SOCKADDR.
@@ -397,6 +403,7 @@ fn to_c(info: &Info, form: Form, ask: &Ask<'_>) -> Option<*mut FiInfo> {
     // SAFETY: five structures of zeroed memory that nobody else has.
     let (tx, rx, ep, domain, fabric) =
         unsafe { (&mut *tx, &mut *rx, &mut *ep, &mut *domain, &mut *fabric) };
+    (tx.mode, rx.mode) = (out.mode, out.mode);
     write_tx(tx, &info.tx_attr);
     write_rx(rx, &info.rx_attr);
     write_ep(ep, info, ask);
@@ -404,6 +411,18 @@ fn to_c(info: &Info, form: Form, ask: &Ask<'_>) -> Option<*mut FiInfo> {
     write_fabric(fabric, &info.fabric_attr, ask.version);
     out.nic = nic::describe(info.domain_attr.name.as_deref().unwrap_or_default());
     Some(c)
+}
+
+/// What something of ours was opened with, in C's memory, as the library would complete it.
+///
+/// # Errors
+/// [`Error::NoMem`].
+pub(crate) fn whole(info: &Info, form: Form, version: u32) -> Result<*mut FiInfo> {
+    let ask = Ask { version, node: None, service: None, flags: 0, hints: None };
+    let c = to_c(info, form, &ask).ok_or(Error::NoMem)?;
+    // SAFETY: a fresh structure of ours, with a fabric's attributes.
+    unsafe { (*(*c).fabric_attr).prov_name = copy_text(Some(barewire::info::PROV_NAME)) };
+    Ok(c)
 }
 
 fn write_tx(c: &mut TxAttr, tx: &OurTx) {
@@ -428,16 +447,20 @@ fn write_rx(c: &mut RxAttr, rx: &OurRx) {
 
 /// # Safety
 /// The hints are whole.
-unsafe fn wants_datagrams(hints: Option<&FiInfo>) -> bool {
+unsafe fn wants(hints: Option<&FiInfo>, ep_type: u32) -> bool {
     // SAFETY: the caller's promise.
     let attr = hints.and_then(|h| unsafe { h.ep_attr.as_ref() });
-    attr.is_some_and(|ep| ep.r#type == FI_EP_DGRAM)
+    attr.is_some_and(|ep| ep.r#type == ep_type)
 }
 
 fn write_ep(c: &mut EpAttr, info: &Info, ask: &Ask<'_>) {
     let ep = &info.ep_attr;
-    // SAFETY: libfabric's hints are whole.
-    c.r#type = if unsafe { wants_datagrams(ask.hints) } { FI_EP_DGRAM } else { FI_EP_RDM };
+    c.r#type = match ep.ep_type {
+        EpType::Msg => FI_EP_MSG,
+        // SAFETY: libfabric's hints are whole.
+        _ if unsafe { wants(ask.hints, FI_EP_DGRAM) } => FI_EP_DGRAM,
+        _ => FI_EP_RDM,
+    };
     (c.protocol, c.protocol_version) = (ep.protocol, ep.protocol_version);
     c.max_msg_size = usize::try_from(ep.max_msg_size).unwrap_or(usize::MAX);
     c.msg_prefix_size = ep.msg_prefix_size;
@@ -494,6 +517,7 @@ fn write_domain(c: &mut DomainAttr, domain: &OurDomain, ask: &Ask<'_>) {
     (c.cq_cnt, c.ep_cnt) = (domain.cq_cnt, domain.ep_cnt);
     (c.tx_ctx_cnt, c.rx_ctx_cnt) = (domain.ep_cnt, domain.ep_cnt);
     (c.max_ep_tx_ctx, c.max_ep_rx_ctx) = (domain.max_ep_tx_ctx, domain.max_ep_rx_ctx);
+    c.max_ep_stx_ctx = domain.ep_cnt;
     (c.cntr_cnt, c.mr_iov_limit) = (domain.cntr_cnt, domain.mr_iov_limit);
     c.caps = domain.caps.bits();
     (c.max_err_data, c.mr_cnt) = (domain.max_err_data, domain.mr_cnt);

@@ -25,8 +25,10 @@ mod mr;
 mod msg;
 mod nic;
 mod object;
+mod pep;
 mod poll;
 mod rma;
+mod stx;
 
 use std::cell::UnsafeCell;
 use std::sync::Once;

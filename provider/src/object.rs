@@ -28,8 +28,8 @@ macro_rules! abis {
 }
 
 abis!(
-    Fid, FidFabric, FidDomain, FidEp, FidAv, FidAvSet, FidMc, FidMr, FidCq, FidCntr, FidEq,
-    FidWait, FidPoll
+    Fid, FidFabric, FidDomain, FidEp, FidAv, FidAvSet, FidMc, FidMr, FidCq, FidCntr, FidEq, FidPep,
+    FidStx, FidWait, FidPoll
 );
 
 /// What stands behind a pointer of C.

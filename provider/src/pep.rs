@@ -1,0 +1,272 @@
+//! Connections: endpoints that listen, requests, and what events say of them (fi_cm(3)).
+
+use std::ffi::{c_int, c_void};
+use std::sync::Arc;
+
+use barewire::cm::CM_DATA_SIZE;
+use barewire::{ConnRequest, EpAddr, Error, PassiveEndpoint, Result, opt};
+
+use crate::abi::*;
+use crate::addr::{self, Form};
+use crate::av::put;
+use crate::ep::EpObject;
+use crate::eq::EqObject;
+use crate::fabric::FabricObject;
+use crate::object::{Object, class_of, fid};
+use crate::{domain, guard, host, info, log};
+
+/// What stands behind a `struct fid_pep`.
+pub(crate) struct Passive {
+    pep: PassiveEndpoint,
+    /// What it was opened with, which requests are told with.
+    info: Box<barewire::Info>,
+    form: Form,
+    api_version: u32,
+    _fabric: Arc<()>,
+}
+
+type PepObject = Object<FidPep, Passive>;
+
+/// `fi_info.handle` of a request: closed when it was accepted or refused.
+type RequestObject = Object<Fid, ConnRequest>;
+
+static FID: FiOps = FiOps { close, bind, ..FiOps::STUB };
+
+static REQUEST_FID: FiOps = FiOps { close: close_request, ..FiOps::STUB };
+
+static OPS: OpsEp = OpsEp { getopt, ..OpsEp::STUB };
+
+static CM: OpsCm = OpsCm { getname, listen, reject, ..OpsCm::STUB };
+
+/// `fi_passive_ep`.
+pub(crate) unsafe extern "C" fn open(
+    fabric: *mut FidFabric,
+    info: *mut FiInfo,
+    out: *mut *mut FidPep,
+    context: *mut c_void,
+) -> c_int {
+    guard::int(|| {
+        // SAFETY: the table belongs to fabrics, and the info is whole.
+        let (fabric, info) = unsafe { (FabricObject::of(fabric)?, info.as_ref()) };
+        let info = info.ok_or(Error::Invalid("info: NULL"))?;
+        log::start();
+        // SAFETY: as above.
+        let (mut ours, form) = unsafe { info::read(info, fabric.api_version)? };
+        let told = ours.clone();
+        domain::with_label(&mut ours);
+        let pep = fabric.fabric.passive_ep(&ours, host::settings_or_warn()?).map_err(|e| {
+            host::warn(&e.to_string());
+            e.error
+        })?;
+        let abi = FidPep {
+            fid: fid(FI_CLASS_PEP, context, &FID),
+            ops: &raw const OPS,
+            cm: &raw const CM,
+        };
+        let (api_version, _fabric) = (fabric.api_version, Arc::clone(&fabric.users));
+        let inner = Passive { pep, info: Box::new(told), form, api_version, _fabric };
+        // SAFETY: `out` can be written.
+        unsafe {
+            let at = PepObject::open(abi, inner, out);
+            PepObject::of(at)?.pep.set_fid(at.expose_provenance() as u64);
+        }
+        Ok(())
+    })
+}
+
+unsafe extern "C" fn close(at: *mut Fid) -> c_int {
+    // SAFETY: the table belongs to passive endpoints, and a program closes what it does not use.
+    guard::int(|| unsafe { PepObject::close(at.cast(), |_| Ok(())) })
+}
+
+unsafe extern "C" fn close_request(at: *mut Fid) -> c_int {
+    // SAFETY: the table belongs to requests, and a program closes what it does not use.
+    guard::int(|| unsafe { RequestObject::close(at, |_| Ok(())) })
+}
+
+unsafe extern "C" fn bind(at: *mut Fid, other: *mut Fid, flags: u64) -> c_int {
+    guard::int(|| {
+        // SAFETY: the table belongs to passive endpoints, and the class says what `other` is.
+        unsafe {
+            let pep = &PepObject::of(at.cast::<FidPep>())?.pep;
+            if class_of(other)? != FI_CLASS_EQ {
+                return Err(Error::Invalid("fid: a passive endpoint binds event queues"));
+            }
+            if flags != 0 {
+                return Err(Error::BadFlags);
+            }
+            pep.bind_eq(&EqObject::of(other.cast())?.eq)
+        }
+    })
+}
+
+unsafe extern "C" fn getopt(
+    at: *mut Fid,
+    level: c_int,
+    name: c_int,
+    value: *mut c_void,
+    len: *mut usize,
+) -> c_int {
+    guard::int(|| {
+        if level != FI_OPT_ENDPOINT || name != opt::FI_OPT_CM_DATA_SIZE {
+            return Err(Error::NoProtoOpt);
+        }
+        // SAFETY: the table belongs to passive endpoints; `value` has `*len` bytes.
+        let fits = unsafe {
+            PepObject::of(at.cast::<FidPep>())?;
+            put(&CM_DATA_SIZE.to_ne_bytes(), value, len)?
+        };
+        if fits { Ok(()) } else { Err(Error::TooSmall) }
+    })
+}
+
+unsafe extern "C" fn getname(at: *mut Fid, to: *mut c_void, len: *mut usize) -> c_int {
+    guard::int(|| {
+        // SAFETY: the table belongs to passive endpoints; `to` has `*len` bytes.
+        unsafe {
+            let it = PepObject::of(at.cast::<FidPep>())?;
+            put_name(it.form, it.pep.getname()?, to, len)
+        }
+    })
+}
+
+/// # Safety
+/// `to` has `*len` bytes.
+pub(crate) unsafe fn put_name(
+    form: Form,
+    name: EpAddr,
+    to: *mut c_void,
+    len: *mut usize,
+) -> Result<()> {
+    const { assert!(addr::LEN == EpAddr::LEN) };
+    // SAFETY: the caller's promise.
+    let fits = unsafe { put(&form.write(name), to, len)? };
+    if fits { Ok(()) } else { Err(Error::TooSmall) }
+}
+
+unsafe extern "C" fn listen(at: *mut FidPep) -> c_int {
+    // SAFETY: the table belongs to passive endpoints.
+    guard::int(|| unsafe { PepObject::of(at)?.pep.listen() })
+}
+
+unsafe extern "C" fn reject(
+    at: *mut FidPep,
+    handle: *mut Fid,
+    param: *const c_void,
+    len: usize,
+) -> c_int {
+    guard::int(|| {
+        // SAFETY: the table belongs to passive endpoints; the handle came from `request_info`, and
+        // `param` has `len` bytes.
+        unsafe {
+            let pep = &PepObject::of(at)?.pep;
+            let request = request_of(handle)?.ok_or(Error::Invalid("handle: NULL"))?;
+            pep.reject(&request, bytes(param, len))?;
+            RequestObject::close(handle, |_| Ok(()))
+        }
+    })
+}
+
+/// # Safety
+/// `len` bytes are at `at`, or it is NULL.
+unsafe fn bytes<'a>(at: *const c_void, len: usize) -> &'a [u8] {
+    if at.is_null() || len == 0 {
+        return &[];
+    }
+    // SAFETY: the caller's promise.
+    unsafe { std::slice::from_raw_parts(at.cast(), len) }
+}
+
+/// The request that a `fi_info.handle` names, if it is not NULL.
+///
+/// # Errors
+/// [`Error::Invalid`]: it names something else. [`Error::BadFd`]: it has been answered.
+///
+/// # Safety
+/// `handle` is NULL or an object of libfabric's.
+pub(crate) unsafe fn request_of(handle: *mut Fid) -> Result<Option<ConnRequest>> {
+    if handle.is_null() {
+        return Ok(None);
+    }
+    // SAFETY: the caller's promise; the class says what is behind it.
+    unsafe {
+        match class_of(handle)? {
+            FI_CLASS_CONNREQ => RequestObject::of(handle).cloned().map(Some),
+            FI_CLASS_UNSPEC => Err(Error::BadFd),
+            _ => Err(Error::Invalid("handle: no connection request")),
+        }
+    }
+}
+
+/// What an `FI_CONNREQ` of the passive endpoint `at` tells: what it was opened with, from whom the
+/// request is, and the request as the handle.
+///
+/// # Safety
+/// `at` came from [`open`].
+pub(crate) unsafe fn request_info(at: *mut FidPep, request: ConnRequest) -> Result<*mut FiInfo> {
+    // SAFETY: the caller's promise.
+    let it = unsafe { PepObject::of(at)? };
+    let mut told = barewire::Info::clone(&it.info);
+    told.src_addr = None;
+    told.dest_addr = Some(request.peer().to_bytes().to_vec());
+    let c = info::whole(&told, it.form, it.api_version)?;
+    let mut handle = std::ptr::null_mut();
+    let abi = fid(FI_CLASS_CONNREQ, std::ptr::null_mut(), &REQUEST_FID);
+    // SAFETY: both are fresh structures of ours.
+    unsafe {
+        RequestObject::open(abi, request, &mut handle);
+        (*c).handle = handle;
+    }
+    Ok(c)
+}
+
+pub(crate) unsafe extern "C" fn connect(
+    at: *mut FidEp,
+    to: *const c_void,
+    param: *const c_void,
+    len: usize,
+) -> c_int {
+    guard::int(|| {
+        // SAFETY: the table belongs to endpoints; `to` is an address in the form of the domain, and
+        // `param` has `len` bytes.
+        unsafe {
+            let it = EpObject::of(at)?;
+            let to = to.cast::<[u8; addr::LEN]>().as_ref();
+            let native = it.form.read(to.ok_or(Error::Invalid("addr: NULL"))?)?;
+            it.ep.connect(EpAddr::from_bytes(&native)?, bytes(param, len))
+        }
+    })
+}
+
+pub(crate) unsafe extern "C" fn accept(at: *mut FidEp, param: *const c_void, len: usize) -> c_int {
+    guard::int(|| {
+        // SAFETY: the table belongs to endpoints; `param` has `len` bytes.
+        unsafe {
+            let it = EpObject::of(at)?;
+            it.ep.accept(bytes(param, len))?;
+            // Whoever closed it before has lost nothing.
+            let _ = RequestObject::close(it.request, |_| Ok(()));
+            Ok(())
+        }
+    })
+}
+
+pub(crate) unsafe extern "C" fn shutdown(at: *mut FidEp, flags: u64) -> c_int {
+    guard::int(|| {
+        if flags != 0 {
+            return Err(Error::BadFlags);
+        }
+        // SAFETY: the table belongs to endpoints.
+        unsafe { EpObject::of(at)?.ep.shutdown() }
+    })
+}
+
+pub(crate) unsafe extern "C" fn getpeer(at: *mut FidEp, to: *mut c_void, len: *mut usize) -> c_int {
+    guard::int(|| {
+        // SAFETY: the table belongs to endpoints; `to` has `*len` bytes.
+        unsafe {
+            let it = EpObject::of(at)?;
+            put_name(it.form, it.ep.getpeer()?, to, len)
+        }
+    })
+}

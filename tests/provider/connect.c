@@ -1,0 +1,269 @@
+/*
+ * Connected endpoints through the headers that are installed: a listener and those who connect to
+ * it in one process, each with a domain of its own. One line for each check: "ok NAME" or
+ * "BAD NAME: got X, want Y".
+ */
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include <rdma/fabric.h>
+#include <rdma/fi_cm.h>
+#include <rdma/fi_domain.h>
+#include <rdma/fi_endpoint.h>
+#include <rdma/fi_eq.h>
+#include <rdma/fi_errno.h>
+#include <rdma/fi_rma.h>
+#include <rdma/fi_tagged.h>
+
+enum { SECONDS = 60, LONG = 3 << 20 };
+
+struct side {
+	struct fid_domain *domain;
+	struct fid_cq *cq;
+	struct fid_ep *ep;
+};
+
+static struct fid_fabric *fabric;
+static struct fid_eq *eq;
+static struct fid_pep *pep;
+static struct fi_info *info;
+static char server[64];
+
+static void expect(const char *name, long got, long want)
+{
+	if (got == want)
+		printf("ok %s\n", name);
+	else
+		printf("BAD %s: got %ld (%s), want %ld (%s)\n", name, got,
+		       fi_strerror((int) labs(got)), want, fi_strerror((int) labs(want)));
+	fflush(stdout);
+}
+
+static void must(const char *what, long ret)
+{
+	if (ret < 0) {
+		printf("BAD %s: %ld (%s)\n", what, ret, fi_strerror((int) -ret));
+		exit(1);
+	}
+}
+
+static struct fi_info *ask(uint64_t flags, const char *node, const char *service)
+{
+	struct fi_info *hints = fi_allocinfo(), *found;
+	hints->caps = FI_MSG | FI_TAGGED | FI_RMA;
+	hints->ep_attr->type = FI_EP_MSG;
+	hints->addr_format = FI_SOCKADDR_IN;
+	must("fi_getinfo", fi_getinfo(fi_version(), node, service, flags, hints, &found));
+	fi_freeinfo(hints);
+	return found;
+}
+
+static void open_domain(struct side *s, struct fi_info *from)
+{
+	struct fi_cq_attr cq = { .format = FI_CQ_FORMAT_TAGGED, .size = 64 };
+	must("fi_domain", fi_domain(fabric, from, &s->domain, NULL));
+	must("fi_cq_open", fi_cq_open(s->domain, &cq, &s->cq, NULL));
+}
+
+static void open_ep(struct side *s, struct fi_info *from)
+{
+	must("fi_endpoint", fi_endpoint(s->domain, from, &s->ep, s));
+	must("bind", fi_ep_bind(s->ep, &s->cq->fid, FI_TRANSMIT | FI_RECV));
+	must("bind", fi_ep_bind(s->ep, &eq->fid, 0));
+}
+
+/* The next event, or -1 for an error, or -2 when time is up. */
+static long event(void *entry, size_t len)
+{
+	uint32_t number = 0;
+	ssize_t n = fi_eq_sread(eq, &number, entry, len, SECONDS * 1000, 0);
+	return n == -FI_EAVAIL ? -1 : n < 0 ? -2 : (long) number;
+}
+
+static void completion(struct side *s, struct side *other, struct fi_cq_tagged_entry *e)
+{
+	struct fi_cq_tagged_entry unused;
+	time_t end = time(NULL) + SECONDS;
+	while (fi_cq_read(s->cq, e, 1) != 1) {
+		fi_cq_read(other->cq, &unused, 0);
+		if (time(NULL) > end) {
+			printf("BAD no completion\n");
+			exit(1);
+		}
+	}
+}
+
+/* One tagged message. */
+static void message(const char *name, struct side *from, struct side *to, size_t len)
+{
+	static char out[LONG], in[LONG];
+	struct fi_cq_tagged_entry got, sent;
+	for (size_t i = 0; i < len; i++)
+		out[i] = (char) (i * 7 + len);
+	memset(in, 0, len);
+	must("fi_trecv", fi_trecv(to->ep, in, len, NULL, 0, 5, 0, in));
+	must("fi_tsend", fi_tsend(from->ep, out, len, NULL, 0, 5, out));
+	completion(to, from, &got);
+	completion(from, to, &sent);
+	expect(name, got.len == len && !memcmp(in, out, len) && got.op_context == in
+		       && sent.op_context == out, 1);
+}
+
+static void refusals(struct side *c)
+{
+	struct { struct fi_eq_cm_entry e; char data[256]; } req;
+	struct fi_eq_err_entry err = { 0 };
+	struct fid_stx *stx;
+	struct fi_info *other = ask(0, "127.0.0.1", "1");
+	char data[256] = "no", room[256];
+	size_t len = sizeof len, max = 0;
+
+	expect("FI_OPT_CM_DATA_SIZE", fi_getopt(&pep->fid, FI_OPT_ENDPOINT, FI_OPT_CM_DATA_SIZE, &max,
+						&len), 0);
+	open_ep(c, info);
+	expect("fi_stx_context", fi_stx_context(c->domain, NULL, &stx, NULL), 0);
+	expect("bind a context", fi_ep_bind(c->ep, &stx->fid, 0), 0);
+	expect("bind it twice", fi_ep_bind(c->ep, &stx->fid, 0), -FI_EINVAL);
+	expect("close a context in use", fi_close(&stx->fid), -FI_EBUSY);
+	expect("accept without a request", fi_accept(c->ep, NULL, 0), -FI_EOPBADSTATE);
+	expect("shutdown before connecting", fi_shutdown(c->ep, 0), -FI_EOPBADSTATE);
+	expect("too much data", fi_connect(c->ep, server, data, max + 1), -FI_EINVAL);
+	expect("connect", fi_connect(c->ep, server, data, max), 0);
+	expect("connect twice", fi_connect(c->ep, server, data, max), -FI_EOPBADSTATE);
+	expect("a request", event(&req, sizeof req), FI_CONNREQ);
+	expect("it is for the listener", req.e.fid == &pep->fid, 1);
+	expect("its data", memcmp(req.e.data, data, max), 0);
+	expect("its information", req.e.info->handle && req.e.info->ep_attr->type == FI_EP_MSG
+		       && !strcmp(req.e.info->fabric_attr->prov_name, "barewire"), 1);
+	expect("reject", fi_reject(pep, req.e.info->handle, "go away", 8), 0);
+	expect("reject twice", fi_reject(pep, req.e.info->handle, NULL, 0), -FI_EBADF);
+	fi_freeinfo(req.e.info);
+	expect("a refusal", event(&req, sizeof req), -1);
+	err.err_data = room;
+	err.err_data_size = sizeof room;
+	must("fi_eq_readerr", fi_eq_readerr(eq, &err, 0));
+	expect("its number", err.err, FI_ECONNREFUSED);
+	expect("its endpoint", err.fid == &c->ep->fid && err.context == c, 1);
+	expect("what was said", err.err_data_size == 8 && !strcmp(room, "go away"), 1);
+	must("close", fi_close(&c->ep->fid));
+	expect("close a context", fi_close(&stx->fid), 0);
+
+	open_ep(c, info);
+	expect("connect to nobody", fi_connect(c->ep, other->dest_addr, NULL, 0), 0);
+	expect("is refused", event(&req, sizeof req), -1);
+	memset(&err, 0, sizeof err);
+	must("fi_eq_readerr", fi_eq_readerr(eq, &err, 0));
+	expect("as nobody listens", err.err, FI_ECONNREFUSED);
+	must("close", fi_close(&c->ep->fid));
+	fi_freeinfo(other);
+}
+
+/* Connects `c` to a new endpoint of `s`. */
+static void join(struct side *c, struct side *s, int first)
+{
+	struct { struct fi_eq_cm_entry e; char data[256]; } req;
+	int client = 0, accepted = 0;
+	char peer[64], name[64];
+	size_t len = sizeof peer, name_len = sizeof name;
+
+	open_ep(c, info);
+	must("fi_connect", fi_connect(c->ep, server, "hi", 3));
+	expect("a request to accept", event(&req, sizeof req), FI_CONNREQ);
+	expect("what it says", strcmp((char *) req.e.data, "hi"), 0);
+	if (first)
+		open_domain(s, req.e.info);
+	open_ep(s, req.e.info);
+	must("fi_accept", fi_accept(s->ep, "welcome", 8));
+	fi_freeinfo(req.e.info);
+	for (int i = 0; i < 2; i++) {
+		memset(&req, 0, sizeof req);
+		expect("connected", event(&req, sizeof req), FI_CONNECTED);
+		client += req.e.fid == &c->ep->fid && !strcmp((char *) req.e.data, "welcome");
+		accepted += req.e.fid == &s->ep->fid;
+	}
+	expect("both ends are told", client == 1 && accepted == 1, 1);
+	must("fi_getpeer", fi_getpeer(c->ep, peer, &len));
+	must("fi_getname", fi_getname(&s->ep->fid, name, &name_len));
+	expect("the peer's name", len == name_len && !memcmp(peer, name, len), 1);
+}
+
+static void part(struct side *c, struct side *s)
+{
+	struct { struct fi_eq_cm_entry e; char data[256]; } end;
+	int ends = 0;
+
+	must("fi_shutdown", fi_shutdown(c->ep, 0));
+	for (int i = 0; i < 2; i++) {
+		expect("shut down", event(&end, sizeof end), FI_SHUTDOWN);
+		ends += end.e.fid == &c->ep->fid ? 1 : end.e.fid == &s->ep->fid ? 2 : 0;
+	}
+	expect("both ends, once", ends, 3);
+	expect("shut down again", fi_shutdown(s->ep, 0), 0);
+	must("close", fi_close(&c->ep->fid));
+	must("close", fi_close(&s->ep->fid));
+}
+
+/* An endpoint that is closed ends its connection, and a listener that is closed refuses. */
+static void closing(struct side *c, struct side *s)
+{
+	struct { struct fi_eq_cm_entry e; char data[256]; } end;
+	uint32_t number;
+
+	join(c, s, 0);
+	must("close", fi_close(&s->ep->fid));
+	expect("the other end hears of a close", event(&end, sizeof end), FI_SHUTDOWN);
+	expect("it is the other end", end.e.fid == &c->ep->fid, 1);
+	must("close", fi_close(&c->ep->fid));
+	expect("nothing is left", fi_eq_read(eq, &number, &end, sizeof end, 0), -FI_EAGAIN);
+
+	open_ep(c, info);
+	must("fi_connect", fi_connect(c->ep, server, NULL, 0));
+	while (fi_eq_read(eq, &number, &end, sizeof end, FI_PEEK) == -FI_EAGAIN)
+		;
+	must("close", fi_close(&pep->fid));
+	expect("a listener that closes refuses", event(&end, sizeof end), -1);
+	must("close", fi_close(&c->ep->fid));
+}
+
+int main(void)
+{
+	struct fi_eq_attr attr = { .wait_obj = FI_WAIT_UNSPEC };
+	struct side c, s;
+	size_t len = sizeof server;
+	struct fi_info *here = ask(FI_SOURCE, "127.0.0.1", "4711");
+
+	info = ask(0, "127.0.0.1", "4711");
+	expect("the type comes back", info->ep_attr->type, FI_EP_MSG);
+	must("fi_fabric", fi_fabric(info->fabric_attr, &fabric, NULL));
+	must("fi_eq_open", fi_eq_open(fabric, &attr, &eq, NULL));
+	must("fi_passive_ep", fi_passive_ep(fabric, here, &pep, NULL));
+	expect("listen without a queue", fi_listen(pep), -FI_ENOEQ);
+	must("bind", fi_pep_bind(pep, &eq->fid, 0));
+	must("fi_listen", fi_listen(pep));
+	must("fi_getname", fi_getname(&pep->fid, server, &len));
+	expect("the listener's name is what was asked for",
+	       len == info->dest_addrlen && !memcmp(server, info->dest_addr, len), 1);
+	open_domain(&c, info);
+	refusals(&c);
+	for (int round = 0; round < 3; round++) {
+		join(&c, &s, round == 0);
+		message("one way", &c, &s, 64);
+		message("the other", &s, &c, 1);
+		message("a long one", &c, &s, LONG);
+		part(&c, &s);
+	}
+	closing(&c, &s);
+	must("close", fi_close(&c.cq->fid));
+	must("close", fi_close(&s.cq->fid));
+	must("close", fi_close(&c.domain->fid));
+	must("close", fi_close(&s.domain->fid));
+	must("close", fi_close(&eq->fid));
+	must("close", fi_close(&fabric->fid));
+	fi_freeinfo(here);
+	fi_freeinfo(info);
+	printf("ok end\n");
+	return 0;
+}
