@@ -6,7 +6,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use crate::slab::NONE;
-use crate::types::{EpAddr, FI_ADDR_UNSPEC, FiAddr};
+use crate::types::{EpAddr, FiAddr};
 
 /// An endpoint as the node knows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,28 +97,6 @@ impl Av {
     #[inline]
     pub fn reverse(&self, peer: u32, ep: u16) -> Option<FiAddr> {
         self.reverse.get(key(peer, ep)).map(FiAddr::from)
-    }
-
-    /// As [`reverse`](Self::reverse), looking at the index `hint` first and noting there what was
-    /// found; [`FI_ADDR_UNSPEC`] if nothing was.
-    #[inline]
-    pub(crate) fn reverse_near(&self, peer: u32, ep: u16, hint: &mut u32) -> FiAddr {
-        match self.slots.get(*hint as usize) {
-            // The newest of those that name the endpoint, as `reverse` has it.
-            Some(Some(slot))
-                if slot.entry.peer == peer && slot.entry.ep == ep && slot.newer == NONE =>
-            {
-                FiAddr::from(*hint)
-            }
-            _ => self.reverse_far(peer, ep, hint),
-        }
-    }
-
-    #[inline(never)]
-    fn reverse_far(&self, peer: u32, ep: u16, hint: &mut u32) -> FiAddr {
-        let found = self.reverse.get(key(peer, ep));
-        *hint = found.unwrap_or(NONE);
-        found.map_or(FI_ADDR_UNSPEC, FiAddr::from)
     }
 
     /// Indices in use.

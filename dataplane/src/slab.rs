@@ -9,6 +9,8 @@
 
 use std::ops::{Index, IndexMut};
 
+use barewire_driver::mem::{prefer_large_pages, prefetch};
+
 /// No slot: the end of a list.
 pub const NONE: u32 = u32::MAX;
 
@@ -62,7 +64,9 @@ impl<T> Slab<T> {
     /// If `n` does not fit an index, or address space is exhausted.
     pub fn with_capacity(n: usize) -> Self {
         assert!(n < NONE as usize, "slab: {n} slots do not fit an index");
-        Self { slots: Vec::with_capacity(n), capacity: n, free_head: NONE, len: 0 }
+        let slots = Vec::<Slot<T>>::with_capacity(n);
+        prefer_large_pages(slots.as_ptr().cast(), n * size_of::<Slot<T>>());
+        Self { slots, capacity: n, free_head: NONE, len: 0 }
     }
 
     /// Puts `value` into a free slot; `None`, and `value` dropped, if there is none. Never
@@ -180,6 +184,20 @@ impl<T> Slab<T> {
             Some(Slot::Used { value, .. }) => Some(value),
             _ => None,
         }
+    }
+
+    /// Asks the processor to fetch the first `bytes` of the value of a slot, in use or not. Reads
+    /// nothing, so that it does not wait for one slot before it asks for the next.
+    #[inline]
+    pub fn prefetch(&self, idx: u32, bytes: usize) {
+        let Some(slot) = self.slots.get(idx as usize) else { return };
+        let at = std::ptr::from_ref(slot).cast::<u8>();
+        // The tag and the generation stand before the value.
+        let end = size_of::<Slot<T>>() - size_of::<T>() + bytes;
+        for line in (0..end).step_by(64) {
+            prefetch(at.wrapping_add(line));
+        }
+        prefetch(at.wrapping_add(end - 1));
     }
 
     /// How often the slot has been used so far, this time included; 0 for one never used. Wraps.

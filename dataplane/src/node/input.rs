@@ -66,13 +66,7 @@ impl Node {
     #[inline]
     pub fn prefetch(&self, frame: &RxFrame<'_>) {
         if let Some(sid) = frame.chunk_at::<4>(16) {
-            let p = slot_of(u32::from_le_bytes(sid));
-            if let Some(peer) = self.peers.get(p) {
-                let at = std::ptr::from_ref(peer).cast::<u8>();
-                for line in [0, 64, Peer::HOT - 1] {
-                    barewire_driver::mem::prefetch(at.wrapping_add(line));
-                }
-            }
+            self.peers.prefetch(slot_of(u32::from_le_bytes(sid)), Peer::HOT);
         }
     }
 
@@ -322,7 +316,7 @@ impl Node {
         }
         let Some(idx) = peer.snd.by_psn(&self.sent, psn) else {
             // Nobody waits for that packet's outcome.
-            peer.nop_for = Some(psn);
+            (peer.nop_for, peer.has_nop_for) = (psn, true);
             self.make_ready(p);
             return;
         };

@@ -489,6 +489,8 @@ impl Node {
         if !peer.queued {
             peer.queued = true;
             self.ready.push_back(p);
+            // All of the record is looked at when the peer is served.
+            self.peers.prefetch(p, size_of::<Peer>());
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Completion queues, counters and address vectors: the calls on them.
 
-use super::peer::{Peer, State};
+use super::peer::{Peer, SourceName, State};
 use super::{AvId, AvTable, CntrId, CntrTable, CqId, CqTable, Node};
 use crate::av::{Av, AvEntry};
 use crate::cq::Cq;
@@ -189,7 +189,8 @@ impl Node {
         }
         let table = self.avs.free(av.0.idx());
         for (_, entry) in table.av.iter() {
-            self.peers[entry.peer].av_refs -= 1;
+            let peer = &mut self.peers[entry.peer];
+            (peer.av_refs, peer.source) = (peer.av_refs - 1, SourceName::UNKNOWN);
         }
         Ok(())
     }
@@ -217,7 +218,9 @@ impl Node {
             peer.inc = addr.incarnation;
             peer.closed_epoch = 0;
         }
-        self.peers[p].av_refs += 1;
+        let peer = &mut self.peers[p];
+        // Of several indices of an endpoint the newest is told.
+        (peer.av_refs, peer.source) = (peer.av_refs + 1, SourceName::UNKNOWN);
         Ok(self.avs[av.0.idx()].av.insert(AvEntry { peer: p, ep: addr.ep, addr }))
     }
 
@@ -236,6 +239,7 @@ impl Node {
     pub fn av_remove(&mut self, av: AvId, addr: FiAddr) -> Result<()> {
         let table = self.avs.by_handle_mut(av.0).ok_or(Error::BadFd)?;
         let entry = table.av.remove(addr).ok_or(Error::Invalid("address not in the AV"))?;
+        self.peers[entry.peer].source = SourceName::UNKNOWN;
         // A receive that names the peer does so by its record, which must not become another's.
         self.awaited.push(entry.peer);
         self.release_awaited();

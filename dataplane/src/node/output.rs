@@ -166,11 +166,12 @@ impl Node {
                 }
             }
         }
-        if let Some(psn) = self.peers[p].nop_for {
+        if self.peers[p].has_nop_for {
+            let psn = self.peers[p].nop_for;
             if self.emit(p, &Packet::control(Ty::Nop, psn, &[0; NopOp::LEN]), out) != Tx::Sent {
                 return false;
             }
-            self.peers[p].nop_for = None;
+            self.peers[p].has_nop_for = false;
         }
         if self.peers[p].want_nop && self.peers[p].snd.open() && self.can_keep() {
             let psn = self.peers[p].snd.nxt;

@@ -16,14 +16,15 @@
 use barewire_driver::frame::ETH_HDR_LEN;
 use barewire_driver::port::MacAddr;
 
+use super::AvTable;
 use crate::plant::{Bug, planted};
 use crate::proto::blocks::UNIT;
 use crate::rel::psn::Psn;
 use crate::rel::rtt::Rtt;
 use crate::rel::sack::RcvBitmap;
 use crate::rel::sent::{SendWindow, WINDOW};
-use crate::slab::{List, NONE};
-use crate::types::Instant;
+use crate::slab::{List, NONE, Slab};
+use crate::types::{FI_ADDR_UNSPEC, FiAddr, Instant};
 use crate::wire::PlainMsg;
 
 /// Bits of a session name that are the peer's index; the rest is a generation.
@@ -55,6 +56,37 @@ pub(crate) enum Inbound {
     Store { msg: u32 },
 }
 
+/// What an address vector calls an endpoint of a peer, as it was found there last: who hears the
+/// same endpoint again need not look there. Whoever changes what a vector says of the peer forgets
+/// it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SourceName {
+    /// `NONE` if the vector does not have it.
+    addr: u32,
+    ep: u16,
+    av: u16,
+}
+
+impl SourceName {
+    /// No vector has this number: a node has 1,024 of them.
+    pub(crate) const UNKNOWN: Self = Self { addr: NONE, ep: 0, av: u16::MAX };
+
+    /// What vector number `at` calls endpoint `ep` of peer `p`; [`FI_ADDR_UNSPEC`] if nothing.
+    #[inline(always)]
+    pub(crate) fn of(&mut self, (at, av): (u32, &Slab<AvTable>), p: u32, ep: u16) -> FiAddr {
+        if self.ep != ep || u32::from(self.av) != at {
+            self.look_up((at, av), p, ep);
+        }
+        if self.addr == NONE { FI_ADDR_UNSPEC } else { FiAddr::from(self.addr) }
+    }
+
+    #[inline(never)]
+    fn look_up(&mut self, (at, av): (u32, &Slab<AvTable>), p: u32, ep: u16) {
+        let addr = av[at].av.reverse(p, ep).map_or(NONE, |addr| addr as u32);
+        *self = Self { addr, ep, av: at as u16 };
+    }
+}
+
 /// One peer. In the order of their declaration: what a message of the short way needs, sending or
 /// receiving, stands in the first [`HOT`](Peer::HOT) bytes, as a node with many peers finds each of
 /// them out of the cache.
@@ -83,13 +115,11 @@ pub(crate) struct Peer {
     pub(crate) consumed: u32,
     /// Credits the peer should hold.
     pub(crate) target: u32,
-    /// An index in an address vector that may name the sender of the last message.
-    pub(crate) src_hint: u32,
+    /// What the sender of the last message is called.
+    pub(crate) source: SourceName,
     pub(crate) mac: MacAddr,
     /// Packets received since the last acknowledgement.
     pub(crate) owed: u16,
-    /// Probes without an answer.
-    pub(crate) probes: u16,
     /// Messages of one credit that may leave by the short way without a further question to this
     /// record. Whatever else is sent to the peer, or queued, sets it to 0.
     pub(crate) short_left: u16,
@@ -109,6 +139,10 @@ pub(crate) struct Peer {
     pub(crate) want_open: bool,
     /// A PING must go out in this turn.
     pub(crate) want_ping: bool,
+    /// Probes without an answer.
+    pub(crate) probes: u8,
+    /// Largest number of bytes after the Ethernet header that both take.
+    pub(crate) frame_max: u32,
     pub(crate) snd: SendWindow,
 
     // From here on nothing is needed for a message of the short way.
@@ -127,8 +161,6 @@ pub(crate) struct Peer {
     pub(crate) reorder_at: Instant,
     /// When the last probe or OPEN went out.
     pub(crate) probe_at: Instant,
-    /// Largest number of bytes after the Ethernet header that both take.
-    pub(crate) frame_max: u32,
     /// The packet received last, and when, as [`ack_time`] says it.
     pub(crate) rx_newest: Psn,
     pub(crate) rx_at: u32,
@@ -149,8 +181,9 @@ pub(crate) struct Peer {
     /// Number of the peer's operation of which a packet was refused, `NONE` if none was.
     pub(crate) bad_seq: u32,
     pub(crate) rtt: Rtt,
-    /// A packet that was refused and has no entry: a NOP with its number must go out.
-    pub(crate) nop_for: Option<Psn>,
+    /// A packet that was refused and has no entry, if [`has_nop_for`](Self::has_nop_for): a NOP
+    /// with its number must go out.
+    pub(crate) nop_for: Psn,
     pub(crate) epoch: u32,
     pub(crate) peer_epoch: u32,
     /// Epochs up to this one of `inc` are over.
@@ -178,6 +211,7 @@ pub(crate) struct Peer {
     pub(crate) dups: u8,
     /// It came as one that was sent again.
     pub(crate) rx_resent: bool,
+    pub(crate) has_nop_for: bool,
     /// A NOP must go out, so that the receiver of half a message learns that it ends there.
     pub(crate) want_nop: bool,
     /// The message that is half here has remote CQ data.
@@ -237,7 +271,7 @@ impl Nack {
 
 impl Peer {
     /// Bytes at the start that every message touches.
-    pub(crate) const HOT: usize = 88;
+    pub(crate) const HOT: usize = 96;
 
     /// Bits of [`written`](Self::written) that count bytes.
     pub(crate) const WRITTEN_BITS: u32 = 48;
@@ -260,7 +294,7 @@ impl Peer {
             plain: false,
             in_order: false,
             short_left: 0,
-            src_hint: 0,
+            source: SourceName::UNKNOWN,
             rcv_nxt: Psn(0),
             owed: 0,
             dups: 0,
@@ -301,7 +335,8 @@ impl Peer {
             timer_at: Instant(u64::MAX),
             want_nop: false,
             nack: Nack::default(),
-            nop_for: None,
+            nop_for: Psn(0),
+            has_nop_for: false,
             inc: 0,
             epoch: 0,
             peer_epoch: 0,

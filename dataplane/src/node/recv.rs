@@ -403,6 +403,9 @@ impl Node {
         if !self.eps[e].buffered {
             return self.coll_arrived(e, msg);
         }
+        let m = &self.stored[msg].payload;
+        let (p, src_ep) = (m.peer, m.src_ep);
+        let src = self.source_of(e, p, src_ep).unwrap_or(FI_ADDR_UNSPEC);
         let (tag, m) = (self.stored[msg].tag, &self.stored[msg].payload);
         let (buf, piece) = self.blocks.first_piece(&m.chain);
         let mut flags = CqFlags::RECV | CqFlags::BUFFERED_RECV;
@@ -414,7 +417,6 @@ impl Node {
             flags |= CqFlags::REMOTE_CQ_DATA;
         }
         let handle = u64::from(self.stored.generation(msg)) << 32 | u64::from(msg);
-        let src = self.source_of(e, m.peer, m.src_ep).unwrap_or(FI_ADDR_UNSPEC);
         let data = m.imm.unwrap_or(0);
         let cqe = Cqe { op_context: handle, flags, len: m.msg_len, buf, data, tag, src };
         let ep = &mut self.eps[e];
@@ -782,17 +784,19 @@ impl Node {
     }
 
     /// The fi_addr of a sender in the address vector of endpoint `e`.
-    pub(crate) fn source_of(&self, e: u32, p: u32, src_ep: u16) -> Option<u64> {
+    pub(crate) fn source_of(&mut self, e: u32, p: u32, src_ep: u16) -> Option<u64> {
         let ep = &self.eps[e];
         if !ep.caps.intersects(Caps::SOURCE | Caps::SOURCE_ERR) {
             return None;
         }
-        self.avs[ep.av].av.reverse(p, src_ep)
+        let src = self.peers[p].source.of((ep.av, &self.avs), p, src_ep);
+        (src != FI_ADDR_UNSPEC).then_some(src)
     }
 
     /// Writes the outcome of a message of which `n` bytes were placed at `base`.
     #[inline]
     pub(crate) fn complete_recv(&mut self, recv: u32, head: &MsgHead, base: u64, n: u64) {
+        let source = self.source_of(self.posted[recv].payload.ep, head.peer, head.src_ep);
         let wr = &self.posted[recv].payload;
         let (e, multi, wanted) = (wr.ep, wr.multi, wr.cqe);
         let mut flags = CqFlags::RECV;
@@ -803,7 +807,6 @@ impl Node {
         let buf = &self.recv_bufs[recv as usize];
         let buf = if multi { buf.addr_at(base as usize) as u64 } else { 0 };
         let context = wr.context;
-        let source = self.source_of(e, head.peer, head.src_ep);
         let mut cqe = Cqe {
             op_context: context,
             flags,

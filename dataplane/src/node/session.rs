@@ -34,7 +34,7 @@ const STARVED_NS: u64 = 1_000_000;
 const PROBE_SLACK_NS: u64 = 20_000;
 
 /// Probes without an answer before a peer may be dead.
-const PROBES_MIN: u16 = 8;
+const PROBES_MIN: u8 = 8;
 
 impl Node {
     /// Moves the clock of our own running on.
@@ -104,7 +104,7 @@ impl Node {
         (peer.granted, peer.target) = (grant, GRANT_FIRST);
         (peer.backoff, peer.probes, peer.probed, peer.refused) = (0, 0, false, 0);
         (peer.owed, peer.ack_now, peer.want_ping, peer.want_nop) = (0, false, false, false);
-        (peer.nack.want, peer.nop_for) = (false, None);
+        (peer.nack.want, peer.has_nop_for) = (false, false);
         peer.want_open = true;
         peer.heard = active;
         peer.probe_at = now;
@@ -571,7 +571,7 @@ impl Node {
         let tenth = self.settings.t_dead_ns / 10;
         let stalled = !self.lossless && peer.snd.is_empty() && !peer.txq.is_empty();
         if stalled {
-            peer.rtt.rto_ns(self.rto_floor_ns, peer.probes.min(16) as u8).min(tenth)
+            peer.rtt.rto_ns(self.rto_floor_ns, peer.probes.min(16)).min(tenth)
         } else {
             tenth
         }

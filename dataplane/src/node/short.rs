@@ -225,7 +225,7 @@ impl Node {
         let mut flags = CqFlags::RECV | if tagged { CqFlags::TAGGED } else { CqFlags::MSG };
         flags.set(CqFlags::REMOTE_CQ_DATA, imm.is_some());
         let src = if ep.caps.contains(Caps::SOURCE) {
-            self.avs[ep.av].av.reverse_near(p, src_ep, &mut peer.src_hint)
+            peer.source.of((ep.av, &self.avs), p, src_ep)
         } else {
             FI_ADDR_UNSPEC
         };

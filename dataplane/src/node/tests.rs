@@ -431,3 +431,35 @@ fn a_directed_receive_keeps_the_record_of_its_peer() {
     node.av_insert(Instant(1), av, addr(9999)).unwrap();
     assert_eq!(node.av_insert(Instant(1), av, addr(9998)), Err(Error::NoMem));
 }
+
+/// Goal: a source is told as the vector has it now, whatever a message before was told with.
+/// Method: the peer is inserted twice and removed twice, and each time two messages come, of which
+/// the second finds the first one's name.
+#[test]
+fn a_source_is_named_as_the_vector_has_it() {
+    let mut pair = Pair::new(1500, true);
+    pair.short = Some(0);
+    let told = |pair: &mut Pair| {
+        for context in 1..3 {
+            pair.recv(1, IoBuf::leaked(&[0; 8]), 5, OpFlags::empty(), context).unwrap();
+            pair.send(0, IoBuf::leaked(&[1; 8]), 5, OpFlags::empty(), context).unwrap();
+            pair.run(50_000);
+        }
+        let [a, b] = pair.read(1)[..] else { panic!("two messages") };
+        assert_eq!(a.src, b.src);
+        pair.read(0);
+        a.src
+    };
+    let addr = pair.ends[0].node.addr_of(pair.ends[0].ep).unwrap();
+    let old = pair.ends[1].peer;
+    assert_eq!(told(&mut pair), old);
+    let new = pair.ends[1].node.av_insert(pair.now, pair.ends[1].av, addr).unwrap();
+    assert_eq!(told(&mut pair), new, "the newest of two");
+    pair.ends[1].node.av_remove(pair.ends[1].av, new).unwrap();
+    assert_eq!(told(&mut pair), old, "the one that is left");
+    pair.ends[1].node.av_remove(pair.ends[1].av, old).unwrap();
+    assert_eq!(told(&mut pair), FI_ADDR_UNSPEC, "none is left");
+    let again = pair.ends[1].node.av_insert(pair.now, pair.ends[1].av, addr).unwrap();
+    assert_eq!(told(&mut pair), again);
+    assert!(pair.short > Some(2), "{:?} went the short way", pair.short);
+}

@@ -11,6 +11,23 @@ pub(crate) use copy::{SHORT, copy_four, copy_inline, copy_inline_32, copy_short}
 pub use scratch::Scratch;
 pub use span::{IOV_LIMIT, IoBuf, Span};
 
+/// A large page of every architecture that has them.
+const LARGE_PAGE: usize = 2 << 20;
+
+/// Asks the kernel for large pages behind a table of `len` bytes that is used all over: an access
+/// at random then misses the translation of its address less often. The first large page stays in
+/// small ones, so that a table of which little is used costs little. Only a wish: a kernel without
+/// transparent large pages refuses it (madvise(2), `MADV_HUGEPAGE`).
+pub fn prefer_large_pages(table: *const u8, len: usize) {
+    let start = (table.addr() + LARGE_PAGE).next_multiple_of(LARGE_PAGE);
+    let end = (table.addr() + len) & !(LARGE_PAGE - 1);
+    if end > start {
+        let at = table.with_addr(start).cast_mut().cast();
+        // SAFETY: the advice changes neither what is mapped nor what is in it.
+        unsafe { libc::madvise(at, end - start, libc::MADV_HUGEPAGE) };
+    }
+}
+
 /// Asks the processor to fetch the cache line at `p`, which need not be valid.
 #[inline]
 pub fn prefetch(p: *const u8) {
