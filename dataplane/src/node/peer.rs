@@ -37,8 +37,9 @@ pub(crate) const GRANT_FIRST: u32 = 16;
 pub(crate) const GRANT_MAX: u32 = 4096;
 
 /// See the table above.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum State {
+    #[default]
     Idle,
     Opening,
     Answered,
@@ -46,9 +47,10 @@ pub(crate) enum State {
 }
 
 /// Where the pieces of the message go that is arriving in several packets.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Inbound {
     /// No message is half here.
+    #[default]
     None,
     /// Into a posted receive, from `base` of its buffer.
     Recv { recv: u32, base: u64 },
@@ -65,6 +67,12 @@ pub(crate) struct SourceName {
     addr: u32,
     ep: u16,
     av: u16,
+}
+
+impl Default for SourceName {
+    fn default() -> Self {
+        Self::UNKNOWN
+    }
 }
 
 impl SourceName {
@@ -90,7 +98,7 @@ impl SourceName {
 /// One peer. In the order of their declaration: what a message of the short way needs, sending or
 /// receiving, stands in the first [`HOT`](Peer::HOT) bytes, as a node with many peers finds each of
 /// them out of the cache.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 #[repr(C)]
 pub(crate) struct Peer {
     /// Time in which our own loop ran, when the peer was last heard, or when we began to wait.
@@ -279,72 +287,13 @@ impl Peer {
     pub(crate) fn new(mac: MacAddr, now: Instant) -> Self {
         Self {
             mac,
-            state: State::Idle,
-            ack_now: false,
-            want_open: false,
-            want_ping: false,
-            refused: 0,
-            queued: false,
-            backoff: 0,
-            probed: false,
-            starved: false,
-            sid: 0,
-            remote_sid: 0,
-            frame_max: 0,
-            plain: false,
-            in_order: false,
-            short_left: 0,
-            source: SourceName::UNKNOWN,
-            rcv_nxt: Psn(0),
-            owed: 0,
-            dups: 0,
-            probes: 0,
-            rcv: RcvBitmap::default(),
-            rx_newest: Psn(0),
-            rx_at: ack_time(now),
-            rx_resent: false,
-            snd: SendWindow::new(Psn(0)),
-            credit: 0,
-            credit_used: 0,
-            granted: 0,
-            consumed: 0,
             target: GRANT_FIRST,
-            txq: List::new(),
-            dataq: List::new(),
-            wrs: List::new(),
-            ctlq: List::new(),
-            pulls: List::new(),
-            held: List::new(),
-            jobq: List::new(),
-            jobs: 0,
-            rma_seq: 0,
-            bad_seq: NONE,
-            written: 0,
-            answers: 0,
-            reads: 0,
-            inbound: Inbound::None,
-            in_len: 0,
-            in_off: 0,
-            in_imm: 0,
-            in_has_imm: false,
-            rtt: Rtt::default(),
-            progress_at: now,
-            reorder_at: Instant(0),
-            probe_at: now,
-            heard: 0,
             timer_at: Instant(u64::MAX),
-            want_nop: false,
-            nack: Nack::default(),
-            nop_for: Psn(0),
-            has_nop_for: false,
-            inc: 0,
-            epoch: 0,
-            peer_epoch: 0,
-            closed_epoch: 0,
-            av_refs: 0,
-            stored: 0,
-            coll_waits: 0,
-            pull_out: 0,
+            rx_at: ack_time(now),
+            progress_at: now,
+            probe_at: now,
+            bad_seq: NONE,
+            ..Self::default()
         }
     }
 

@@ -165,7 +165,7 @@ pub struct Sacked {
 pub struct AckOfUnsent;
 
 /// The send side of a session. In the order of declaration: the first two are used most.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 #[repr(C)]
 pub struct SendWindow {
     /// Oldest packet not acknowledged.
