@@ -117,6 +117,33 @@ fn bench_works_on_memory_of_the_other_side() {
     }
 }
 
+/// Each of the nine collectives among three processes, checked.
+#[test]
+fn bench_calls_every_collective() {
+    for op in [
+        "barrier",
+        "broadcast",
+        "alltoall",
+        "allreduce",
+        "allgather",
+        "reduce-scatter",
+        "reduce",
+        "scatter",
+        "gather",
+    ] {
+        let port = segment();
+        let size = if op == "barrier" { "0" } else { "8,4k" };
+        let args = ["bench", "--spawn", "3", "--verify", "--json", "--port", &port, "--op", op];
+        let mut bench = command(&[&args[..], &["--iterations", "50", "--size", size]].concat());
+        // Three processes that never sleep share few processors; who waits for one is no news here.
+        let lines = objects(&bench.env("BAREWIRE_T_DEAD_MS", "10000").output().unwrap());
+        assert_eq!(lines.len(), size.split(',').count(), "{op}");
+        for line in lines {
+            assert_eq!((&line["run"], &line["n"]), (&op.into(), &50.into()), "{line}");
+        }
+    }
+}
+
 /// What the network loses, repeats, reorders and damages is made good.
 #[test]
 fn a_bad_segment_delivers_every_byte() {

@@ -10,65 +10,47 @@ use std::time::{Duration, Instant};
 
 use barewire::flags::{BindFlags, Caps, InfoFlags};
 use barewire::{
-    API_VERSION, AtomicOp, Av, AvAttr, AvSetAttr, Buf, Completion, Cq, CqAttr, Datatype, Domain,
-    DomainAttr, Endpoint, EpAddr, Eq, EqAttr, Error, FiAddr, Info, Mc, Posted, Progress, Settings,
-    Threading, fabric, getinfo_with,
+    API_VERSION, AtomicOp, Av, AvAttr, AvSetAttr, Buf, CollKind, Completion, Cq, CqAttr, Datatype,
+    Domain, DomainAttr, Endpoint, EpAddr, Eq, EqAttr, Error, FiAddr, Info, Mc, Posted, Progress,
+    Settings, Threading, fabric, getinfo_with,
 };
 
 use super::report::{Line, Times, table};
 use super::{Common, Until};
 use crate::fail::Fail;
 
-/// A collective to measure.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Call {
-    Barrier,
-    Broadcast,
-    Allreduce,
-    Allgather,
-    Alltoall,
-    ReduceScatter,
+/// What the command line calls it.
+const fn name(what: CollKind) -> &'static str {
+    match what {
+        CollKind::Barrier => "barrier",
+        CollKind::Broadcast => "broadcast",
+        CollKind::Alltoall => "alltoall",
+        CollKind::Allreduce => "allreduce",
+        CollKind::Allgather => "allgather",
+        CollKind::ReduceScatter => "reduce-scatter",
+        CollKind::Reduce => "reduce",
+        CollKind::Scatter => "scatter",
+        CollKind::Gather => "gather",
+    }
 }
 
-impl Call {
-    const fn name(self) -> &'static str {
-        match self {
-            Self::Barrier => "barrier",
-            Self::Broadcast => "broadcast",
-            Self::Allreduce => "allreduce",
-            Self::Allgather => "allgather",
-            Self::Alltoall => "alltoall",
-            Self::ReduceScatter => "reduce-scatter",
-        }
-    }
+/// Word `i` of the source of `rank`.
+const fn source_word(rank: usize, i: usize) -> u64 {
+    (rank as u64 + 1) * 1_000_003 + i as u64
+}
 
-    /// Words of the source and of the result of a member, of which a block has `block`.
-    const fn words(self, block: usize, n: usize) -> (usize, usize) {
-        match self {
-            Self::Barrier => (0, 0),
-            Self::Broadcast => (0, block),
-            Self::Allreduce => (block, block),
-            Self::Allgather => (block, block * n),
-            Self::Alltoall => (block * n, block * n),
-            Self::ReduceScatter => (block * n, block),
-        }
-    }
-
-    /// Word `i` of the source of `rank`.
-    const fn source(rank: usize, i: usize) -> u64 {
-        (rank as u64 + 1) * 1_000_003 + i as u64
-    }
-
-    /// What word `i` of the result of `me` must be.
-    fn result(self, me: usize, n: usize, block: usize, i: usize) -> u64 {
-        match self {
-            Self::Barrier => 0,
-            Self::Broadcast => Self::source(0, i),
-            Self::Allreduce => (0..n).map(|rank| Self::source(rank, i)).sum(),
-            Self::Allgather => Self::source(i / block, i % block),
-            Self::Alltoall => Self::source(i / block, me * block + i % block),
-            Self::ReduceScatter => (0..n).map(|rank| Self::source(rank, me * block + i)).sum(),
-        }
+/// What word `i` of the result of `me` must be, if a block has `block` words and the first process
+/// is the root.
+fn result_word(what: CollKind, me: usize, n: usize, block: usize, i: usize) -> u64 {
+    let sum = |i: usize| (0..n).map(|rank| source_word(rank, i)).sum();
+    match what {
+        CollKind::Barrier => 0,
+        CollKind::Broadcast => source_word(0, i),
+        CollKind::Alltoall => source_word(i / block, me * block + i % block),
+        CollKind::Allreduce | CollKind::Reduce => sum(i),
+        CollKind::Allgather | CollKind::Gather => source_word(i / block, i % block),
+        CollKind::ReduceScatter => sum(me * block + i),
+        CollKind::Scatter => source_word(0, me * block + i),
     }
 }
 
@@ -149,21 +131,25 @@ impl Member {
     }
 
     /// Makes one call and waits for its end. Returns its buffers, the source first.
-    fn call(&self, what: Call, source: Buf, result: Buf) -> Result<(Buf, Buf), Fail> {
+    fn call(&self, what: CollKind, source: Buf, result: Buf) -> Result<(Buf, Buf), Fail> {
         let group = self.mc.as_ref().map_or(0, Mc::addr);
-        let (ep, ty, sum) = (&self.ep, Datatype::Uint64, (AtomicOp::Sum, Datatype::Uint64));
+        let (ep, root) = (&self.ep, self.root);
+        let (ty, sum) = (Datatype::Uint64, (AtomicOp::Sum, Datatype::Uint64));
         let posted: Posted = match what {
-            Call::Barrier => ep.barrier(group, 1),
-            Call::Broadcast => ep.broadcast(result, group, self.root, ty, None, 1),
-            Call::Allreduce => ep.allreduce((source, result), group, sum, 1),
-            Call::Allgather => ep.allgather((source, result), group, ty, 1),
-            Call::Alltoall => {
+            CollKind::Barrier => ep.barrier(group, 1),
+            CollKind::Broadcast => ep.broadcast(result, group, root, ty, None, 1),
+            CollKind::Alltoall => {
                 let count = source.len() / 8 / self.n;
                 ep.alltoall((source, result), count, group, ty, 1)
             }
-            Call::ReduceScatter => ep.reduce_scatter((source, result), group, sum, 1),
+            CollKind::Allreduce => ep.allreduce((source, result), group, sum, 1),
+            CollKind::Allgather => ep.allgather((source, result), group, ty, 1),
+            CollKind::ReduceScatter => ep.reduce_scatter((source, result), group, sum, 1),
+            CollKind::Reduce => ep.reduce((source, result), group, root, sum, 1),
+            CollKind::Scatter => ep.scatter((source, result), group, root, ty, 1),
+            CollKind::Gather => ep.gather((source, result), group, root, ty, 1),
         };
-        posted.map_err(|refused| Fail::new(format!("{}: {}", what.name(), refused.error)))?;
+        posted.map_err(|refused| Fail::new(format!("{}: {}", name(what), refused.error)))?;
         let mut one = [Completion::default()];
         let (mut spins, mut since) = (0, None);
         loop {
@@ -174,14 +160,14 @@ impl Member {
                     if spins % SPINS == 0 {
                         let since = *since.get_or_insert_with(Instant::now);
                         if since.elapsed() > PATIENCE {
-                            return Err(Fail::new(format!("{} does not end", what.name())));
+                            return Err(Fail::new(format!("{} does not end", name(what))));
                         }
                         std::thread::yield_now();
                     }
                 }
                 Err(_) => {
                     let why = self.cq.readerr().map_or(Error::Again, |e| e.err);
-                    return Err(Fail::new(format!("{}: {why}", what.name())));
+                    return Err(Fail::new(format!("{}: {why}", name(what))));
                 }
             }
         }
@@ -192,17 +178,25 @@ impl Member {
 
     /// Broadcasts a number from the first process.
     fn agree(&self, number: u64) -> Result<u64, Fail> {
-        let (_, said) = self.call(Call::Broadcast, Buf::default(), words(1, |_| number))?;
+        let (_, said) = self.call(CollKind::Broadcast, Buf::default(), words(1, |_| number))?;
         Ok(word(&said, 0))
     }
 
     /// One size; `times` counts at the first process.
-    fn run(&self, what: Call, size: u64, args: &Common, times: &mut Times) -> Result<Ran, Fail> {
+    fn run(
+        &self,
+        what: CollKind,
+        size: u64,
+        args: &Common,
+        times: &mut Times,
+    ) -> Result<Ran, Fail> {
         let block = size as usize / 8;
-        let (source, result) = what.words(block, self.n);
+        let (n, me) = (self.n as u32, self.rank as u32);
         let is_root = self.rank == 0;
-        let mut source = words(source, |i| Call::source(self.rank, i));
-        let mut result = words(result, |i| if is_root { Call::source(0, i) } else { 0 });
+        let blocks = |blocks: u64| blocks as usize * block;
+        let mut source = words(blocks(what.blocks_in(n, me, 0)), |i| source_word(self.rank, i));
+        let result = blocks(what.blocks_out(n, me, 0));
+        let mut result = words(result, |i| if is_root { source_word(0, i) } else { 0 });
         let mut ran = Ran { calls: 0, wrong: 0, seconds: 0.0 };
         let (mut batch, mut warm) = (WARM_UP, true);
         let mut start = Instant::now();
@@ -212,7 +206,7 @@ impl Member {
                 break;
             }
             for _ in 0..now {
-                if args.verify && !(what == Call::Broadcast && is_root) {
+                if args.verify && !(what == CollKind::Broadcast && is_root) {
                     result.fill(0);
                 }
                 let before = Instant::now();
@@ -223,7 +217,7 @@ impl Member {
                     ran.calls += 1;
                 }
                 if args.verify {
-                    let want = |i| what.result(self.rank, self.n, block, i);
+                    let want = |i| result_word(what, self.rank, self.n, block, i);
                     let right = (0..result.len() / 8).all(|i| word(&result, i) == want(i));
                     ran.wrong += u64::from(!right);
                 }
@@ -239,7 +233,7 @@ impl Member {
             };
         }
         let wrong = words(1, |_| ran.wrong);
-        let (_, all) = self.call(Call::Allreduce, wrong, words(1, |_| 0))?;
+        let (_, all) = self.call(CollKind::Allreduce, wrong, words(1, |_| 0))?;
         ran.wrong = word(&all, 0);
         Ok(ran)
     }
@@ -309,11 +303,11 @@ fn spawn(n: u32, args: &[String]) -> Result<(Others, Vec<EpAddr>), Fail> {
 /// A process does not start or dies, or a result was wrong.
 pub(super) fn run(
     args: &Common,
-    what: Call,
+    what: CollKind,
     sizes: &[u64],
     rank: Option<u32>,
 ) -> Result<ExitCode, Fail> {
-    if sizes.iter().any(|size| size % 8 != 0 || *size == 0 && what != Call::Barrier) {
+    if sizes.iter().any(|size| size % 8 != 0 || *size == 0 && what != CollKind::Barrier) {
         return Err(Fail::usage("--size: collectives are measured with words of 8 bytes"));
     }
     let mut member = Member::open(&args.port)?;
@@ -348,15 +342,15 @@ pub(super) fn run(
         }
     }
     if !args.json {
-        print!("{} among {n} processes\n{}", what.name(), table(&lines));
+        print!("{} among {n} processes\n{}", name(what), table(&lines));
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn child_args(args: &Common, what: Call, sizes: &[u64]) -> Vec<String> {
+fn child_args(args: &Common, what: CollKind, sizes: &[u64]) -> Vec<String> {
     let sizes: Vec<String> = sizes.iter().map(u64::to_string).collect();
     let mut line: Vec<String> =
-        ["bench", "--op", what.name(), "--port", &args.port, "--size"].map(str::to_owned).into();
+        ["bench", "--op", name(what), "--port", &args.port, "--size"].map(str::to_owned).into();
     line.push(sizes.join(","));
     // Positional arguments ask for a server; a member has none.
     line.push("--spawn".to_owned());
@@ -366,16 +360,21 @@ fn child_args(args: &Common, what: Call, sizes: &[u64]) -> Vec<String> {
     line
 }
 
-fn measure(member: &Member, args: &Common, what: Call, sizes: &[u64]) -> Result<Vec<Line>, Fail> {
+fn measure(
+    member: &Member,
+    args: &Common,
+    what: CollKind,
+    sizes: &[u64],
+) -> Result<Vec<Line>, Fail> {
     let mut lines = Vec::new();
     for &size in sizes {
         let mut times = Times::new();
         let ran = member.run(what, size, args, &mut times)?;
         if ran.wrong > 0 {
-            return Err(Fail::new(format!("{} of {size} bytes: wrong results", what.name())));
+            return Err(Fail::new(format!("{} of {size} bytes: wrong results", name(what))));
         }
         let line = Line {
-            run: what.name(),
+            run: name(what),
             port: args.port.clone(),
             tagged: false,
             verified: args.verify,

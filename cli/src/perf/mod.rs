@@ -7,6 +7,7 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
+use barewire::CollKind;
 use clap::Args;
 
 use crate::fail::Fail;
@@ -112,17 +113,26 @@ enum Op {
     Alltoall,
     /// The sum of all processes' words, a part to each.
     ReduceScatter,
+    /// The sum of all processes' words to one.
+    Reduce,
+    /// One process's words, a part to each.
+    Scatter,
+    /// All processes' words to one.
+    Gather,
 }
 
 impl Op {
-    fn collective(self) -> Option<coll::Call> {
+    fn collective(self) -> Option<CollKind> {
         Some(match self {
-            Self::Barrier => coll::Call::Barrier,
-            Self::Broadcast => coll::Call::Broadcast,
-            Self::Allreduce => coll::Call::Allreduce,
-            Self::Allgather => coll::Call::Allgather,
-            Self::Alltoall => coll::Call::Alltoall,
-            Self::ReduceScatter => coll::Call::ReduceScatter,
+            Self::Barrier => CollKind::Barrier,
+            Self::Broadcast => CollKind::Broadcast,
+            Self::Allreduce => CollKind::Allreduce,
+            Self::Allgather => CollKind::Allgather,
+            Self::Alltoall => CollKind::Alltoall,
+            Self::ReduceScatter => CollKind::ReduceScatter,
+            Self::Reduce => CollKind::Reduce,
+            Self::Scatter => CollKind::Scatter,
+            Self::Gather => CollKind::Gather,
             _ => return None,
         })
     }
@@ -207,8 +217,7 @@ pub(crate) fn bench(args: &BenchArgs) -> Result<ExitCode, Fail> {
         if args.common.spawn.is_none() {
             return Err(Fail::usage("collectives are measured with --spawn N"));
         }
-        let default =
-            if call == coll::Call::Barrier { vec![0] } else { vec![8, 1 << 10, 64 << 10] };
+        let default = if call == CollKind::Barrier { vec![0] } else { vec![8, 1 << 10, 64 << 10] };
         let sizes = args.common.sizes(&default);
         return coll::run(&args.common, call, &sizes, args.rank);
     }
