@@ -51,6 +51,11 @@ fn the_rooms_keep_their_direction() {
 }
 
 #[test]
+fn commands_that_mend_have_options_that_there_are() {
+    expect_clean(setup_options);
+}
+
+#[test]
 fn protocols_know_no_clock_no_io_no_thread_and_no_lock() {
     expect_clean(sans_io);
 }
@@ -198,6 +203,28 @@ fn sans_io(source: &Source) -> Vec<Wrong> {
 fn until_tests(source: &Source) -> impl Iterator<Item = (usize, &str)> {
     source.lines().take_while(|(_, line)| line.trim() != "#[cfg(test)]")
 }
+
+/// Options of `hugepage-setup.sh` that a message or comment names and the script does not know.
+fn setup_options(source: &Source) -> Vec<Wrong> {
+    let script = fs::read_to_string(root().join(SETUP)).unwrap();
+    let option = |word: &str| {
+        let end = |c: char| !(c.is_ascii_alphanumeric() || c == '-');
+        let word = word.trim_start_matches(['[', '`', '"']).split(end).next().unwrap();
+        word.starts_with("--").then(|| word.to_owned())
+    };
+    let known: Vec<String> = script.split_whitespace().filter_map(option).collect();
+    let named = |(i, line): (usize, &str)| {
+        let after = line.split_once(SETUP).map_or("", |(_, after)| after);
+        // What follows on the line is the command, up to the next one.
+        let words = after.split([',', ';', '|']).next().unwrap().split_whitespace();
+        let strange = words.filter_map(option).find(|option| !known.contains(option));
+        strange.map(|option| source.wrong(i + 1, &format!("{SETUP} has no option {option}")))
+    };
+    source.text.lines().enumerate().filter_map(named).collect()
+}
+
+/// The script that prepares a machine.
+const SETUP: &str = "hugepage-setup.sh";
 
 /// Where `unsafe` may stand. Each place argues for its blocks at the block.
 const UNSAFE: &[&str] = &[
@@ -403,6 +430,14 @@ fn sans_io_sees_a_clock_a_lock_and_a_print() {
         expect(sans_io, "dataplane/src/rel/rto.rs", bad, good);
     }
     assert!(sans_io(&Source::new("dataplane/src/poll.rs", "use std::time::Instant;")).is_empty());
+}
+
+#[test]
+fn setup_options_sees_one_that_is_not_there() {
+    let good = format!("run: sudo ./{SETUP} --2m 64 --bind PCI, or else --what");
+    assert_eq!(setup_options(&Source::new("a.rs", &good)), [""; 0]);
+    let bad = format!("\"sudo ./{SETUP} --pages 512\"");
+    assert_eq!(setup_options(&Source::new("a.rs", &bad)).len(), 1);
 }
 
 #[test]
