@@ -96,7 +96,7 @@ fn frames_longer_than_a_lowered_mtu_wait_for_a_while_and_then_fail() {
     }
     stream.ip(0, "link set fab0 mtu 600");
     let (code, took) = stream.fails();
-    assert_eq!(code, FI_EHOSTUNREACH);
+    assert!([FI_ENETDOWN, FI_EHOSTUNREACH].contains(&code), "{code}");
     assert!(took < NOTICED, "{took:?}");
     stream.sender.finish();
 }

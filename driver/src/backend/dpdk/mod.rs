@@ -56,6 +56,9 @@ const FRAME_MIN: usize = 60;
 const POLLS: u32 = 1024;
 const LOOK_NS: u64 = 50_000_000;
 
+/// How long a lowered MTU may cost frames before the port is given up.
+const TOO_LONG_NS: u64 = 2_000_000_000;
+
 /// Time that a memif's connection may take.
 const CONNECT_NS: u64 = 500_000_000;
 
@@ -142,6 +145,10 @@ pub struct DpdkPort {
     looked_ns: u64,
     /// What the interface below carried when it was last looked at.
     interface_mtu: usize,
+    /// Length of the longest frame sent since then, if it was not a short one.
+    longest: usize,
+    /// Since when frames have been too long for it.
+    too_long_ns: Option<u64>,
     link: Link,
     leash: Option<Arc<leash::Member>>,
     waiter: Arc<wait::Nap>,
@@ -220,6 +227,8 @@ impl DpdkPort {
         };
         Self {
             interface_mtu: caps.mtu,
+            longest: 0,
+            too_long_ns: None,
             caps,
             port: device.port,
             frame_max: device.frame_max,
@@ -321,7 +330,10 @@ impl DpdkPort {
             let short = len <= self.short_max && frame.is_usual();
             match frame.body_in_one_piece() {
                 Some(body) if short => frame.copy_short_to_raw(body, data),
-                _ => frame.copy_to_raw(data),
+                _ => {
+                    self.longest = self.longest.max(len);
+                    frame.copy_to_raw(data);
+                }
             }
             let mut wire_len = len;
             if len < self.frame_min {
@@ -393,22 +405,9 @@ impl DpdkPort {
             let why = format!("interface {name} was removed; ip link shows those left");
             return Err(PortGone::new(&self.caps.name, &why));
         }
-        if let Some((name, _)) = &device.interface
-            && device.pmd.follows_interface()
-            && let Some(mtu) = device::interface_mtu(name)
-            && mtu != self.interface_mtu
-        {
-            let (port, was) = (&self.caps.name, self.caps.mtu);
-            if mtu < was {
-                tracing::warn!(
-                    port,
-                    "the mtu of {name} is {mtu} now, longer frames are lost until: ip link set \
-                     {name} mtu {was}"
-                );
-            } else if self.interface_mtu < was {
-                tracing::info!(port, "the mtu of {name} is {mtu} again");
-            }
-            self.interface_mtu = mtu;
+        let below = device.interface.as_ref().filter(|_| device.pmd.follows_interface());
+        if let Some(mtu) = below.and_then(|(name, _)| device::interface_mtu(name)) {
+            self.look_at_mtu(mtu, now)?;
         }
         // SAFETY: asks about a port that exists.
         if unsafe { sys::rte_eth_dev_is_removed(self.port) } == 1 {
@@ -425,6 +424,33 @@ impl DpdkPort {
         if !is_up && !is_tried && self.link.reconnects && self.link.restart.is_none() {
             self.link.tried_ns = now;
             self.restart();
+        }
+        Ok(())
+    }
+
+    /// Sees whether the interface below still carries our frames. The driver says nothing of those
+    /// that it does not: the kernel drops them, while shorter ones keep the peer alive.
+    fn look_at_mtu(&mut self, mtu: usize, now: u64) -> Result<(), PortGone> {
+        let (port, was) = (&self.caps.name, self.caps.mtu);
+        let interface = self.device.as_ref().and_then(|device| device.interface.as_ref());
+        let name = interface.map_or("the interface", |(name, _)| name);
+        if mtu != self.interface_mtu && mtu < was {
+            tracing::warn!(
+                port,
+                "the mtu of {name} is {mtu} now, longer frames are lost until: ip link set {name} \
+                 mtu {was}"
+            );
+        }
+        self.interface_mtu = mtu;
+        let is_too_long = std::mem::take(&mut self.longest) > ETH_HDR_LEN + mtu;
+        if mtu >= was {
+            self.too_long_ns = None;
+        } else if is_too_long && now - *self.too_long_ns.get_or_insert(now) >= TOO_LONG_NS {
+            let why = format!(
+                "the mtu of {name} was lowered to {mtu} while in use; ip link set {name} mtu \
+                 {was}, and open it again"
+            );
+            return Err(PortGone::new(port, &why));
         }
         Ok(())
     }
