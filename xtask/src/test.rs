@@ -425,6 +425,16 @@ fn dpdk(suite: Suite, nightly: bool) -> Result<Outcome, String> {
         outcome.skips.extend(ran.skips);
         outcome.output.push_str(&ran.output);
     }
+    // The calls and flags of messages, over a pair of rings: one test after the other has them.
+    let ports = "dpdk:net_ring_flags_a,pair=flags dpdk:net_ring_flags_b,pair=flags";
+    let env = [("BAREWIRE_TEST_PORT", ports), ("RUST_TEST_THREADS", "1")];
+    for tests in ["msg::", "matching::x50_the", "matching::x51"] {
+        let args = ["--package", "barewire-tests", "--test", "conformance", tests];
+        let ran = cargo_test_with(suite, nightly, &[&args[..], &with].concat(), &env)?;
+        outcome.counts += ran.counts;
+        outcome.skips.extend(ran.skips);
+        outcome.output.push_str(&ran.output);
+    }
     let bench = [bench::DPDK.to_owned()];
     let ran = run_benches(suite, nightly, &bench, &["--bin", bench::DPDK, "--features", "dpdk"])?;
     outcome.counts += ran.counts;
