@@ -19,6 +19,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::{Duration, Instant};
 
 use barewire_dataplane::node::{
     AvId, CqId, EpAttr as NodeEpAttr, EpId, MsgKind, Node, RecvReq, SendReq,
@@ -490,6 +491,12 @@ impl Cm {
         }
     }
 
+    /// Whether the acceptance of connection `number` has not been delivered.
+    fn accepts(&self, number: u32) -> bool {
+        let its = |sent: &Sent| sent.conn == number && sent.kind == Kind::Accept;
+        self.waiting.iter().any(its) || self.on_their_way.values().any(its)
+    }
+
     /// Whether a last word has not left for good.
     fn is_busy(&self) -> bool {
         let last = |sent: &Sent| !sent.kind.opens();
@@ -563,7 +570,8 @@ impl EpCommon {
     }
 
     /// Accepts the request that the endpoint was opened with ([`Info::handle`]) and gives the peer
-    /// `data`. [`FI_CONNECTED`] follows. Enables the endpoint.
+    /// `data`. [`FI_CONNECTED`] follows, when the peer's node has heard of it, for which the call
+    /// waits half a second at most. Enables the endpoint.
     ///
     /// # Errors
     /// As [`connect`](Self::connect); [`Error::OpBadState`] also if there was no request.
@@ -603,8 +611,14 @@ impl EpCommon {
         let side = FI_ADDR_UNSPEC;
         let conn = Conn { state, av, ep, eq, fid, side, side_addr, there, peer };
         let joined = Cm::with(&mut core, |cm, core| cm.join(core, kind, conn, data));
-        it.number.store(joined.ok_or(Error::OpBadState)??, Ordering::Relaxed);
+        let number = joined.ok_or(Error::OpBadState)??;
+        it.number.store(number, Ordering::Relaxed);
         core.posted(&self.dom);
+        drop(core);
+        if accepts {
+            // So that the event comes before what the other side does next.
+            turn_while(&self.dom, ACCEPT_MAX, |cm| cm.accepts(number));
+        }
         Ok(())
     }
 
@@ -648,10 +662,18 @@ impl EpCommon {
 /// Turns the loop until connection sides have said what they have to, at most as long as a silent
 /// peer is taken for alive.
 pub(crate) fn linger(dom: &DomainRef) {
-    let end = std::time::Instant::now() + dom.settings.t_dead;
-    while std::time::Instant::now() < end {
+    turn_while(dom, dom.settings.t_dead, Cm::is_busy);
+}
+
+/// How long [`EpCommon::accept`] waits at most until the other side has heard of it. Longer than a
+/// process that is alive takes to look, and no harm to one thread that owns both sides.
+const ACCEPT_MAX: Duration = Duration::from_millis(500);
+
+fn turn_while(dom: &DomainRef, longest: Duration, busy: impl Fn(&Cm) -> bool) {
+    let end = Instant::now() + longest;
+    while Instant::now() < end {
         let Ok(mut core) = dom.enter() else { return };
-        if !core.cm.as_ref().is_some_and(|cm| cm.is_busy()) {
+        if !core.cm.as_ref().is_some_and(|cm| busy(cm)) {
             return;
         }
         core.turn_if_manual(dom);

@@ -53,6 +53,27 @@ fn with(programs: &[(&str, &str)], test: impl FnOnce(&Bench)) {
     }
 }
 
+/// Runs a program of ours that calls what `header` declares and says "ok" or "BAD" of each, with
+/// both kinds of progress, and hands what it said to `more`.
+fn check(source: &str, header: &str, more: impl Fn(&str)) {
+    with(&[("cc", "gcc"), ("fi_info", "libfabric-bin")], |bench| {
+        if !Path::new("/usr/include/rdma").join(header).exists() {
+            println!("SKIPPED: no rdma/{header}: sudo apt-get install libfabric-dev");
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let program = bench.compile(dir.path(), &["cc", "-lfabric"], source);
+        for progress in ["manual", "auto"] {
+            let mut command = bench.program(program.to_str().unwrap());
+            let said = succeed(command.env("FI_BAREWIRE_PROGRESS", progress), 240);
+            let wrong: Vec<_> = said.lines().filter(|l| l.starts_with("BAD")).collect();
+            assert!(wrong.is_empty(), "progress {progress}: {wrong:#?}");
+            assert!(said.contains("ok end\n"), "{said}");
+            more(&said);
+        }
+    });
+}
+
 /// A segment of its own, and the environment in which programs find the provider.
 struct Bench {
     dir: PathBuf,
