@@ -111,6 +111,8 @@ field("resent", ProtoField.bool, "Newest was a retransmission", 8, nil, 0x80)
 field("newest", ProtoField.uint32, "Newest PSN", base.DEC)
 field("sack", ProtoField.uint64, "SACK word", base.HEX)
 field("cuts", ProtoField.bool, "The message under way ends here", 8, nil, 1)
+field("drops", ProtoField.bool, "The operation is given up", 8, nil, 2)
+field("drop_seq", ProtoField.uint16, "Number of the operation given up", base.DEC)
 field("units", ProtoField.uint32, "Eager units used by what it replaces", base.DEC)
 field("nack_reason", ProtoField.uint16, "Reason", base.DEC, NACK_REASON)
 field("echo_sid", ProtoField.uint32, "Echoed session", base.HEX)
@@ -320,7 +322,11 @@ end
 ops[9] = function(state, tree, op)
   tree:add_le(f["units"], op(0, 4))
   tree:add_le(f["cuts"], op(4, 1))
-  if op(4, 4):le_uint() > 1 then refuse(state, "op_reserved") end
+  tree:add_le(f["drops"], op(4, 1))
+  tree:add_le(f["drop_seq"], op(6, 2))
+  local flags, seq = op(4, 1):le_uint(), op(6, 2):le_uint()
+  local stray = flags < 2 and seq ~= 0
+  if flags > 3 or op(5, 1):le_uint() ~= 0 or stray then refuse(state, "op_reserved") end
 end
 
 ops[13] = function() end

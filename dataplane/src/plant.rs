@@ -62,10 +62,12 @@ pub enum Bug {
     OperandsLaidOutTwice,
     /// The room of a read that is given up is not offered to those that wait for it.
     ReadRoomKept,
+    /// What stands behind a packet of a write that is given up is executed.
+    GivenUpWriteGoesOn,
 }
 
 /// All of them, in order of declaration.
-pub const ALL: [Bug; 27] = [
+pub const ALL: [Bug; 28] = [
     Bug::OldDuplicateDelivered,
     Bug::DuplicateDelivered,
     Bug::RendezvousDoneOnAck,
@@ -93,6 +95,7 @@ pub const ALL: [Bug; 27] = [
     Bug::KeyHalfChecked,
     Bug::OperandsLaidOutTwice,
     Bug::ReadRoomKept,
+    Bug::GivenUpWriteGoesOn,
 ];
 
 /// Whether `bug` is switched on for this thread.

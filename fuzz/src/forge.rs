@@ -164,6 +164,7 @@ impl Overheard {
             11 => Op::Nop(NopOp {
                 units: input.pick(&[0, 1, 8, u32::MAX]),
                 cuts: input.pick(&[false, true]),
+                drops: input.pick(&[None, Some(0), Some(1), Some(u16::MAX)]),
             }),
             12 => Op::Nack(NackOp { reason: nack_reason(input) }),
             13 => self.ack(input),

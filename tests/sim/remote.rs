@@ -123,11 +123,6 @@ impl Remote {
         matches!(self.act, Act::Read(_) | Act::FetchAdd(_) | Act::Cswap(..) | Act::Fetch(_))
     }
 
-    /// Whether its initiator waits for it no more, and does not know what became of it.
-    pub(crate) fn is_given_up(&self) -> bool {
-        self.end == End::Unknown
-    }
-
     /// Whether success has been told, or is certain and will not be.
     pub(crate) fn is_ok(&self) -> bool {
         self.end == End::Ok

@@ -603,6 +603,11 @@ impl Node {
                 if op.cuts {
                     self.abort_inbound(now, p);
                 }
+                if let Some(seq) = op.drops
+                    && !planted(Bug::GivenUpWriteGoesOn)
+                {
+                    self.peers[p].bad_seq = seq.into();
+                }
                 self.waive(now, p, op.units);
                 Verdict::Accept
             }),

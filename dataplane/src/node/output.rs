@@ -176,7 +176,7 @@ impl Node {
         if self.peers[p].want_nop && self.peers[p].snd.open() && self.can_keep() {
             let psn = self.peers[p].snd.nxt;
             let mut op = [0; NopOp::LEN];
-            NopOp { units: 0, cuts: true }.emit(&mut op);
+            NopOp { cuts: true, ..NopOp::default() }.emit(&mut op);
             let packet = Packet::control(Ty::Nop, psn, &op);
             if !self.send_numbered(now, p, packet, true, out) {
                 return false;

@@ -186,7 +186,8 @@ pub(crate) struct Peer {
     pub(crate) held: List<0>,
     /// Answers to the peer's one-sided operations that have packets to send.
     pub(crate) jobq: List<0>,
-    /// Number of the peer's operation of which a packet was refused, `NONE` if none was.
+    /// Number of the peer's operation of which a packet was refused or given up, `NONE` if none
+    /// was.
     pub(crate) bad_seq: u32,
     pub(crate) rtt: Rtt,
     /// A packet that was refused and has no entry, if [`has_nop_for`](Self::has_nop_for): a NOP

@@ -15,7 +15,7 @@ use crate::rel::psn::Psn;
 use crate::rel::rtt::Rtt;
 use crate::slab::{Link, Linked, List, NONE, Slab};
 use crate::types::Instant;
-use crate::wire::{AckOp, NopOp, Ty};
+use crate::wire::{AckOp, NopOp, RemoteRange, Ty};
 
 /// Packets a session may have in flight.
 pub const WINDOW: u32 = 256;
@@ -132,8 +132,10 @@ impl Sent {
 
     /// Keeps number and cost, and carries nothing any more.
     pub fn become_nop(&mut self) {
-        let cuts = self.ty == Ty::MsgM;
-        self.op_len = NopOp { units: self.units, cuts }.emit(&mut self.op) as u8;
+        let one_sided = matches!(self.ty, Ty::Write | Ty::Atomic);
+        let drops = if one_sided { RemoteRange::unfinished(&self.op) } else { None };
+        let nop = NopOp { units: self.units, cuts: self.ty == Ty::MsgM, drops };
+        self.op_len = nop.emit(&mut self.op) as u8;
         (self.ty, self.body, self.wr) = (Ty::Nop, BodyRef::None, NONE);
     }
 }

@@ -20,10 +20,13 @@ mod nop;
 mod op;
 mod open;
 mod pack;
+mod plain;
 mod rma;
 mod rndv;
 mod rst;
 mod ty;
+
+use barewire_driver::frame::RxFrame;
 
 pub use ack::AckOp;
 pub use base::{Base, RawBase};
@@ -35,6 +38,7 @@ pub use nop::NopOp;
 pub use op::{Op, frame};
 pub use open::OpenOp;
 pub use pack::{PackOp, PackRecords, record_len};
+pub use plain::PlainBase;
 pub use rma::{AtomicOp, ReadOp, RemoteRange, RespOp, WriteOp};
 pub use rndv::{DataOp, EndOp, EndStatus, PullOp, RndvOp};
 pub use rst::{RstOp, RstReason};
@@ -88,6 +92,18 @@ struct Bytes<const N: usize>([u8; N]);
 
 impl<const N: usize> Bytes<N> {
     const ZERO: Self = Self([0; N]);
+
+    /// Copies the header at `at` out of `frame`.
+    #[inline(always)]
+    fn at(frame: &RxFrame<'_>, at: usize) -> Result<Self, WireError> {
+        frame.chunk_at(at).map(Self).ok_or(WireError::OpTruncated)
+    }
+
+    /// Copies the operation header out of `frame`.
+    #[inline(always)]
+    fn op(frame: &RxFrame<'_>) -> Result<Self, WireError> {
+        Self::at(frame, BASE_LEN)
+    }
 
     #[inline(always)]
     fn get<const AT: usize, const W: usize>(&self) -> [u8; W] {

@@ -65,28 +65,8 @@ impl MsgOp {
     /// Copies and checks a header and its remote CQ data at `at`, be it a MSG's or a record's.
     #[inline]
     pub(super) fn parse_at(frame: &RxFrame<'_>, at: usize) -> Result<Self, WireError> {
-        let Some(b) = frame.chunk_at(at) else { return Err(WireError::OpTruncated) };
-        let b = Bytes::<{ Self::LEN }>(b);
-        let flags = b.u8::<4>();
-        let tag = b.u64::<8>();
-        if flags & !(TAGGED | IMM) != 0 {
-            return Err(WireError::MsgFlags);
-        }
-        if b.u8::<5>() != 0 {
-            return Err(WireError::OpReserved);
-        }
-        let tagged = flags & TAGGED != 0;
-        if !tagged && tag != 0 {
-            return Err(WireError::StrayTag);
-        }
-        Ok(Self {
-            dst_ep: b.u16::<0>(),
-            src_ep: b.u16::<2>(),
-            tagged,
-            imm: imm_at(frame, flags, at + Self::LEN)?,
-            tag,
-            len: b.u16::<6>(),
-        })
+        let b = Bytes::<{ Self::LEN }>::at(frame, at)?;
+        head_of(frame, at, &b)
     }
 
     /// Writes header and remote CQ data to the start of `out` and returns their length.
@@ -290,27 +270,45 @@ impl MsgMOp {
     }
 }
 
-/// The 32-byte header that MSGM and RNDV share: as a MSG with no record length, the message's
-/// length, and eight bytes that differ.
-#[inline]
-pub(super) fn long_msg_at(frame: &RxFrame<'_>) -> Result<(MsgOp, u64, u64), WireError> {
-    let Some(b) = frame.chunk_at(BASE_LEN) else { return Err(WireError::OpTruncated) };
-    let b = Bytes::<{ MsgMOp::LEN }>(b);
+/// What MSG, MSGM and RNDV have in common: the first 16 bytes of header `b` at `at`, and the remote
+/// CQ data behind it.
+#[inline(always)]
+fn head_of<const N: usize>(
+    frame: &RxFrame<'_>,
+    at: usize,
+    b: &Bytes<N>,
+) -> Result<MsgOp, WireError> {
     let flags = b.u8::<4>();
     let tag = b.u64::<8>();
     if flags & !(TAGGED | IMM) != 0 {
         return Err(WireError::MsgFlags);
     }
-    if b.u8::<5>() != 0 || b.u16::<6>() != 0 {
+    if b.u8::<5>() != 0 {
         return Err(WireError::OpReserved);
     }
     let tagged = flags & TAGGED != 0;
     if !tagged && tag != 0 {
         return Err(WireError::StrayTag);
     }
-    let imm = imm_at(frame, flags, BASE_LEN + MsgMOp::LEN)?;
-    let op = MsgOp { dst_ep: b.u16::<0>(), src_ep: b.u16::<2>(), tagged, imm, tag, len: 0 };
-    Ok((op, b.u64::<16>(), b.u64::<24>()))
+    Ok(MsgOp {
+        dst_ep: b.u16::<0>(),
+        src_ep: b.u16::<2>(),
+        tagged,
+        imm: imm_at(frame, flags, at + N)?,
+        tag,
+        len: b.u16::<6>(),
+    })
+}
+
+/// The 32-byte header that MSGM and RNDV share: as a MSG with no record length, the message's
+/// length, and eight bytes that differ.
+#[inline]
+pub(super) fn long_msg_at(frame: &RxFrame<'_>) -> Result<(MsgOp, u64, u64), WireError> {
+    let b = Bytes::<{ MsgMOp::LEN }>::op(frame)?;
+    if b.u16::<6>() != 0 {
+        return Err(WireError::OpReserved);
+    }
+    Ok((head_of(frame, BASE_LEN, &b)?, b.u64::<16>(), b.u64::<24>()))
 }
 
 /// The flags byte of a message.

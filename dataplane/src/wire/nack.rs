@@ -2,7 +2,7 @@
 
 use barewire_driver::frame::RxFrame;
 
-use super::{BASE_LEN, Base, Bytes, WireError};
+use super::{Base, Bytes, WireError};
 
 /// Why a packet was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -64,8 +64,7 @@ impl NackOp {
     /// # Errors
     /// [`WireError::NackReason`], [`WireError::OpReserved`], [`WireError::OpTruncated`].
     pub fn parse(frame: &RxFrame<'_>, _base: &Base) -> Result<Self, WireError> {
-        let b = frame.chunk_at(BASE_LEN).ok_or(WireError::OpTruncated)?;
-        let b = Bytes::<{ Self::LEN }>(b);
+        let b = Bytes::<{ Self::LEN }>::op(frame)?;
         let reason = b.u16::<0>().try_into()?;
         if b.u16::<2>() != 0 || b.u32::<4>() != 0 {
             return Err(WireError::OpReserved);

@@ -2,7 +2,7 @@
 
 use barewire_driver::frame::RxFrame;
 
-use super::{BASE_LEN, Base, Bytes, WireError};
+use super::{Base, Bytes, WireError};
 
 /// Header of a NOP.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -12,7 +12,15 @@ pub struct NopOp {
     pub units: u32,
     /// The message of which the last pieces (MSGM) went by ends here: no more of it will come.
     pub cuts: bool,
+    /// It stands in the place of a packet of the one-sided operation with this number, which was
+    /// refused or given up: its later packets are to be dropped.
+    pub drops: Option<u16>,
 }
+
+/// See [`NopOp::cuts`].
+const CUTS: u8 = 1;
+/// See [`NopOp::drops`].
+const DROPS: u8 = 2;
 
 impl NopOp {
     /// Length in a frame, bytes.
@@ -23,13 +31,13 @@ impl NopOp {
     /// # Errors
     /// [`WireError::OpReserved`], [`WireError::OpTruncated`].
     pub fn parse(frame: &RxFrame<'_>, _base: &Base) -> Result<Self, WireError> {
-        let b = frame.chunk_at(BASE_LEN).ok_or(WireError::OpTruncated)?;
-        let b = Bytes::<{ Self::LEN }>(b);
-        let flags = b.u32::<4>();
-        if flags > 1 {
+        let b = Bytes::<{ Self::LEN }>::op(frame)?;
+        let (flags, seq) = (b.u8::<4>(), b.u16::<6>());
+        let drops = flags & DROPS != 0;
+        if flags & !(CUTS | DROPS) != 0 || b.u8::<5>() != 0 || !drops && seq != 0 {
             return Err(WireError::OpReserved);
         }
-        Ok(Self { units: b.u32::<0>(), cuts: flags == 1 })
+        Ok(Self { units: b.u32::<0>(), cuts: flags & CUTS != 0, drops: drops.then_some(seq) })
     }
 
     /// Writes the header to the start of `out` and returns its length.
@@ -39,7 +47,9 @@ impl NopOp {
     pub fn emit(&self, out: &mut [u8]) -> usize {
         let mut b = Bytes::<{ Self::LEN }>::ZERO;
         b.put32::<0>(self.units);
-        b.put32::<4>(self.cuts.into());
+        let flag = |on: bool, bit: u8| if on { bit } else { 0 };
+        b.put8::<4>(flag(self.cuts, CUTS) | flag(self.drops.is_some(), DROPS));
+        b.put16::<6>(self.drops.unwrap_or(0));
         b.write(out)
     }
 }

@@ -2,7 +2,7 @@
 
 use barewire_driver::frame::RxFrame;
 
-use super::{BASE_LEN, Base, Bytes, MAX_FRAME_MIN, WireError};
+use super::{Base, Bytes, MAX_FRAME_MIN, WireError};
 
 /// Header of an OPEN. The base's `psn` is the first one its sender will use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -48,8 +48,7 @@ impl OpenOp {
     /// [`WireError::Nameless`], [`WireError::OpenEcho`], [`WireError::OpenWindow`],
     /// [`WireError::OpenMaxFrame`], [`WireError::OpTruncated`].
     pub fn parse(frame: &RxFrame<'_>, base: &Base) -> Result<Self, WireError> {
-        let b = frame.chunk_at(BASE_LEN).ok_or(WireError::OpTruncated)?;
-        let b = Bytes::<{ Self::LEN }>(b);
+        let b = Bytes::<{ Self::LEN }>::op(frame)?;
         let op = Self {
             sid: b.u32::<0>(),
             epoch: b.u32::<4>(),

@@ -36,8 +36,7 @@ impl PackOp {
     /// [`WireError::PackCount`], [`WireError::OpReserved`], [`WireError::OpTruncated`].
     #[inline]
     pub fn parse(frame: &RxFrame<'_>, _base: &Base) -> Result<Self, WireError> {
-        let b = frame.chunk_at(BASE_LEN).ok_or(WireError::OpTruncated)?;
-        let b = Bytes::<{ Self::LEN }>(b);
+        let b = Bytes::<{ Self::LEN }>::op(frame)?;
         let count = b.u16::<0>();
         if count == 0 || count > Self::COUNT_MAX {
             return Err(WireError::PackCount);

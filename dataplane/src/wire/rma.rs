@@ -41,6 +41,12 @@ pub struct RemoteRange {
 }
 
 impl RemoteRange {
+    /// The number of the operation that header `bytes` is of, unless this is its last packet.
+    pub fn unfinished(bytes: &[u8]) -> Option<u16> {
+        (bytes[4] & LAST == 0).then(|| u16::from_le_bytes([bytes[6], bytes[7]]))
+    }
+
+    #[inline(always)]
     fn put<const N: usize>(&self, b: &mut Bytes<N>, flags: u8) {
         let mut head = Bytes::<24>::ZERO;
         head.put16::<0>(self.dst_ep);
@@ -53,6 +59,7 @@ impl RemoteRange {
     }
 
     /// The range and the other flags.
+    #[inline(always)]
     fn parse<const N: usize>(b: &Bytes<N>, known: u8) -> Result<(Self, u8), WireError> {
         let mut head = Bytes::<24>::ZERO;
         head.0.copy_from_slice(&b.0[..24]);
@@ -104,8 +111,7 @@ impl WriteOp {
     /// [`WireError::OpReserved`], [`WireError::OpTruncated`].
     #[inline]
     pub fn parse(frame: &RxFrame<'_>, base: &Base) -> Result<Self, WireError> {
-        let b = frame.chunk_at(BASE_LEN).ok_or(WireError::OpTruncated)?;
-        let b = Bytes::<{ Self::LEN }>(b);
+        let b = Bytes::<{ Self::LEN }>::op(frame)?;
         let (range, flags) = RemoteRange::parse(&b, IMM)?;
         let left = b.u64::<24>();
         if left < base.plen.into() {
@@ -162,8 +168,7 @@ impl ReadOp {
     /// [`WireError::OpTruncated`].
     #[inline]
     pub fn parse(frame: &RxFrame<'_>, _base: &Base) -> Result<Self, WireError> {
-        let b = frame.chunk_at(BASE_LEN).ok_or(WireError::OpTruncated)?;
-        let b = Bytes::<{ Self::LEN }>(b);
+        let b = Bytes::<{ Self::LEN }>::op(frame)?;
         let (range, flags) = RemoteRange::parse(&b, END)?;
         let end = flags & END != 0;
         let (offset, len) = (b.u64::<32>(), b.u32::<40>());
@@ -242,14 +247,21 @@ impl AtomicOp {
     /// As [`WriteOp::parse`].
     #[inline]
     pub fn parse(frame: &RxFrame<'_>, base: &Base) -> Result<Self, WireError> {
-        let b = frame.chunk_at(BASE_LEN).ok_or(WireError::OpTruncated)?;
-        let b = Bytes::<{ Self::LEN }>(b);
+        let op = Self::header(frame)?;
+        base.check_end(frame, op.payload_off())?;
+        Ok(op)
+    }
+
+    /// Copies and checks the header, and not where the packet ends.
+    #[inline(always)]
+    pub(super) fn header(frame: &RxFrame<'_>) -> Result<Self, WireError> {
+        let b = Bytes::<{ Self::LEN }>::op(frame)?;
         let (range, flags) = RemoteRange::parse(&b, IMM | END | FETCH | COMPARE | TAGGED | VOID)?;
         let imm = imm_at(frame, flags, BASE_LEN + Self::LEN)?;
         if imm.is_some() && !range.last {
             return Err(WireError::LateImm);
         }
-        let op = Self {
+        Ok(Self {
             range,
             imm,
             end: flags & END != 0,
@@ -263,9 +275,7 @@ impl AtomicOp {
             op: b.u8::<34>(),
             ty: b.u8::<35>(),
             offset: b.u32::<36>(),
-        };
-        base.check_end(frame, op.payload_off())?;
-        Ok(op)
+        })
     }
 
     /// Writes header and remote CQ data to the start of `out` and returns their length.
@@ -274,6 +284,13 @@ impl AtomicOp {
     /// If `out` is too short.
     #[inline]
     pub fn emit(&self, out: &mut [u8]) -> usize {
+        let at = self.bytes().write(out);
+        put_imm(out, at, self.imm)
+    }
+
+    /// The header.
+    #[inline(always)]
+    pub(super) fn bytes(&self) -> Bytes<{ Self::LEN }> {
         let flag = |on: bool, bit: u8| if on { bit } else { 0 };
         let flags = flag(self.imm.is_some(), IMM)
             | flag(self.end, END)
@@ -289,8 +306,7 @@ impl AtomicOp {
         b.put8::<34>(self.op);
         b.put8::<35>(self.ty);
         b.put32::<36>(self.offset);
-        let at = b.write(out);
-        put_imm(out, at, self.imm)
+        b
     }
 
     /// Whether the ATOMIC whose header `bytes` starts with is answered.
@@ -335,8 +351,13 @@ impl RespOp {
     /// [`WireError::RespStatus`], [`WireError::OpReserved`], [`WireError::OpTruncated`].
     #[inline]
     pub fn parse(frame: &RxFrame<'_>, _base: &Base) -> Result<Self, WireError> {
-        let b = frame.chunk_at(BASE_LEN).ok_or(WireError::OpTruncated)?;
-        let b = Bytes::<{ Self::LEN }>(b);
+        Self::header(frame)
+    }
+
+    /// Copies and checks the header.
+    #[inline(always)]
+    pub(super) fn header(frame: &RxFrame<'_>) -> Result<Self, WireError> {
+        let b = Bytes::<{ Self::LEN }>::op(frame)?;
         let status = match b.u16::<12>() {
             0 => None,
             v => Some(NackReason::try_from(v).map_err(|_| WireError::RespStatus)?),
@@ -353,11 +374,17 @@ impl RespOp {
     /// If `out` is too short.
     #[inline]
     pub fn emit(&self, out: &mut [u8]) -> usize {
+        self.bytes().write(out)
+    }
+
+    /// The header.
+    #[inline(always)]
+    pub(super) fn bytes(&self) -> Bytes<{ Self::LEN }> {
         let mut b = Bytes::<{ Self::LEN }>::ZERO;
         b.put32::<0>(self.dst_op);
         b.put32::<4>(self.dst_gen);
         b.put32::<8>(self.offset);
         b.put16::<12>(self.status.map_or(0, |reason| reason as u16));
-        b.write(out)
+        b
     }
 }

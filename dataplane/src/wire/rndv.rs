@@ -102,8 +102,7 @@ impl PullOp {
     /// [`WireError::PullRange`], [`WireError::OpReserved`], [`WireError::OpTruncated`].
     #[inline]
     pub fn parse(frame: &RxFrame<'_>, _base: &Base) -> Result<Self, WireError> {
-        let b = frame.chunk_at(BASE_LEN).ok_or(WireError::OpTruncated)?;
-        let b = Bytes::<{ Self::LEN }>(b);
+        let b = Bytes::<{ Self::LEN }>::op(frame)?;
         let (offset, len) = (b.u64::<16>(), b.u32::<24>());
         if len == 0 || len > PULL_MAX || offset.checked_add(len.into()).is_none() {
             return Err(WireError::PullRange);
@@ -165,8 +164,7 @@ impl DataOp {
     /// [`WireError::PieceRange`], [`WireError::OpTruncated`].
     #[inline]
     pub fn parse(frame: &RxFrame<'_>, base: &Base) -> Result<Self, WireError> {
-        let b = frame.chunk_at(BASE_LEN).ok_or(WireError::OpTruncated)?;
-        let b = Bytes::<{ Self::LEN }>(b);
+        let b = Bytes::<{ Self::LEN }>::op(frame)?;
         let offset = b.u64::<8>();
         if offset.checked_add(base.plen.into()).is_none() {
             return Err(WireError::PieceRange);
@@ -239,8 +237,7 @@ impl EndOp {
     /// [`WireError::EndStatus`], [`WireError::OpReserved`], [`WireError::OpTruncated`].
     #[inline]
     pub fn parse(frame: &RxFrame<'_>, _base: &Base) -> Result<Self, WireError> {
-        let b = frame.chunk_at(BASE_LEN).ok_or(WireError::OpTruncated)?;
-        let b = Bytes::<{ Self::LEN }>(b);
+        let b = Bytes::<{ Self::LEN }>::op(frame)?;
         let status = b.u16::<8>().try_into()?;
         if b.u16::<10>() != 0 || b.u32::<12>() != 0 {
             return Err(WireError::OpReserved);

@@ -2,7 +2,7 @@
 
 use barewire_driver::frame::RxFrame;
 
-use super::{BASE_LEN, Base, Bytes, WireError};
+use super::{Base, Bytes, WireError};
 use crate::psn::Psn;
 
 /// Why there is no session.
@@ -66,8 +66,7 @@ impl RstOp {
     /// [`WireError::RstReason`], [`WireError::OpReserved`], [`WireError::Nameless`],
     /// [`WireError::OpTruncated`].
     pub fn parse(frame: &RxFrame<'_>, _base: &Base) -> Result<Self, WireError> {
-        let b = frame.chunk_at(BASE_LEN).ok_or(WireError::OpTruncated)?;
-        let b = Bytes::<{ Self::LEN }>(b);
+        let b = Bytes::<{ Self::LEN }>::op(frame)?;
         let reason = b.u16::<28>().try_into()?;
         if b.u8::<31>() != 0 {
             return Err(WireError::OpReserved);

@@ -95,7 +95,7 @@ fn one_of_each() -> Vec<(Base, Op, Vec<u8>)> {
         (Op::Pull(pull), vec![]),
         (Op::Data(DataOp { dst_op: 1, dst_gen: 2, offset: 3 }), vec![1, 2, 3]),
         (Op::End(end), vec![]),
-        (Op::Nop(NopOp { units: 3, cuts: true }), vec![]),
+        (Op::Nop(NopOp { units: 3, cuts: true, drops: None }), vec![]),
         (Op::Nack(NackOp { reason: NackReason::NoEndpoint }), vec![]),
         (Op::Ping, vec![]),
         (Op::Rst(rst), vec![]),
@@ -205,7 +205,8 @@ fn any_op() -> impl Strategy<Value = (Op, Vec<u8>)> {
             let status = (status % 4).try_into().unwrap();
             none(Op::End(EndOp { src_op, src_gen, status }))
         }),
-        any::<(u32, bool)>().prop_map(|(units, cuts)| (Op::Nop(NopOp { units, cuts }), vec![])),
+        any::<(u32, bool, Option<u16>)>()
+            .prop_map(move |(units, cuts, drops)| none(Op::Nop(NopOp { units, cuts, drops }))),
         (1..=9_u16).prop_map(move |r| none(Op::Nack(NackOp { reason: r.try_into().unwrap() }))),
         Just(none(Op::Ping)),
         any_rst().prop_map(move |op| none(Op::Rst(op))),

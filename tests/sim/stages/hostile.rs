@@ -437,7 +437,11 @@ impl Villain {
             14 => return (Op::Pack(PackOp { count: r.pick(&[1, 2, 255]) }), payload),
             _ => {
                 return (
-                    Op::Nop(NopOp { units: r.pick(&[0, 1, u32::MAX]), cuts: r.chance(0.5) }),
+                    Op::Nop(NopOp {
+                        units: r.pick(&[0, 1, u32::MAX]),
+                        cuts: r.chance(0.5),
+                        drops: r.pick(&[None, Some(0), Some(1), Some(u16::MAX)]),
+                    }),
                     Vec::new(),
                 );
             }
