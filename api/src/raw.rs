@@ -16,7 +16,7 @@ use std::ptr;
 use std::sync::Arc;
 
 use barewire_dataplane::node::{
-    AtomicReq, CollAttr, CollReq, ReadReq, RecvReq, RmaIov, SendReq, WriteReq,
+    AtomicReq, CollAttr, CollReq, ReadReq, RecvReq, RmaIov, SendReq, ShortAtomic, WriteReq,
 };
 pub use barewire_dataplane::node::{CollKind, MsgKind};
 use barewire_dataplane::proto::atomic::AtomicKind;
@@ -400,6 +400,10 @@ impl RawEndpoint {
     /// # Safety
     /// As [`atomic`](Self::atomic).
     pub unsafe fn atomicmsg(&self, call: RawAtomic<'_>, flags: OpFlags) -> Result<()> {
+        // SAFETY: the caller's promise is the same.
+        if unsafe { self.atomic_now(&call, flags)? } {
+            return Ok(());
+        }
         // SAFETY: the caller's promise is the same, for each of the three.
         let operand = unsafe { io(call.operands)? };
         // SAFETY: as above.
@@ -427,6 +431,44 @@ impl RawEndpoint {
         let posted = core.engine.post_atomic(self.id, req);
         core.posted(&self.dom);
         posted
+    }
+
+    /// Posts an operation that fetches from one range to memory in one piece, if it can leave at
+    /// once. Not by `post_atomic`: a request that has left need not be put together.
+    ///
+    /// # Safety
+    /// As [`atomic`](Self::atomic).
+    #[inline]
+    unsafe fn atomic_now(&self, call: &RawAtomic<'_>, flags: OpFlags) -> Result<bool> {
+        let (RawAtomic { kind, what, dest, context, .. }, [range]) = (*call, call.rma_iov) else {
+            return Ok(false);
+        };
+        // SAFETY: the caller's promise, for each of the three.
+        let one = |list: &[IoVec]| unsafe { in_one_piece(list) };
+        let lists = (one(call.operands), one(call.compares), one(call.results));
+        let (Some(operand), Some(compare), Some(mut result)) = lists else { return Ok(false) };
+        if kind == AtomicKind::Base {
+            return Ok(false);
+        }
+        let mut req = ShortAtomic {
+            kind,
+            op: what.op,
+            ty: what.datatype,
+            operand: &operand,
+            compare: &compare,
+            result: &mut result,
+            dest,
+            range: *range,
+            context,
+            flags,
+        };
+        let mut core = self.dom.enter()?;
+        let posted = core.engine.atomic_now(self.id, &mut req);
+        if posted {
+            core.posted(&self.dom);
+        }
+        core.leave();
+        Ok(posted)
     }
 
     /// `fi_inject_atomic`.
@@ -577,6 +619,20 @@ unsafe fn io(iov: &[IoVec]) -> Result<IoBuf> {
         }
     }
     Ok(buf)
+}
+
+/// Lends a list of at most one piece.
+///
+/// # Safety
+/// As [`io`].
+#[inline(always)]
+unsafe fn in_one_piece(iov: &[IoVec]) -> Option<IoBuf> {
+    match iov {
+        [] => Some(IoBuf::one(Span::EMPTY)),
+        // SAFETY: the caller's promise is that of `from_raw`.
+        [one] => Some(IoBuf::one(unsafe { Span::from_raw(one.base, one.len) })),
+        _ => None,
+    }
 }
 
 /// A completion queue of the raw face: entries as the node has them.

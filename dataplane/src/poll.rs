@@ -17,7 +17,9 @@ use barewire_driver::port::{Port, PortCaps, PortCounters, PortGone, PortWaiter, 
 
 use crate::error::Result as OpResult;
 use crate::flags::OpFlags;
-use crate::node::{AtomicReq, AvId, EpId, FrameSink, Node, ReadReq, RecvReq, SendReq, WriteReq};
+use crate::node::{
+    AtomicReq, AvId, EpId, FrameSink, Node, ReadReq, RecvReq, SendReq, ShortAtomic, WriteReq,
+};
 use crate::types::{EpAddr, FiAddr, Instant};
 
 /// Frames taken from the port at once.
@@ -151,6 +153,9 @@ impl Engine {
             self.untimed -= 1;
         }
         let moved = self.receive(BURSTS_PER_TURN)?;
+        if moved > 0 && self.node.has_answers() {
+            self.answer();
+        }
         if timed || self.node.has_due() {
             return Ok(moved + self.transmit(self.now)?);
         }
@@ -222,12 +227,23 @@ impl Engine {
     /// Sends a message at once if nothing stands before it; see [`Node::send_now`].
     #[inline]
     pub fn send_now(&mut self, ep: EpId, req: &SendReq) -> bool {
+        self.post_now(|node, out| node.send_now(ep, req, out, Self::now))
+    }
+
+    /// Sends an atomic operation at once if nothing stands before it; see [`Node::atomic_now`].
+    #[inline]
+    pub fn atomic_now(&mut self, ep: EpId, req: &mut ShortAtomic<'_>) -> bool {
+        self.post_now(|node, out| node.atomic_now(ep, req, out, Self::now))
+    }
+
+    #[inline(always)]
+    fn post_now(&mut self, post: impl FnOnce(&mut Node, &mut ToPort<'_>) -> bool) -> bool {
         if self.gone.is_some() {
             return false;
         }
         let Self { node, port, .. } = self;
         let mut out = ToPort { port: &mut **port, gone: None };
-        let sent = node.send_now(ep, req, &mut out, Self::now);
+        let sent = post(node, &mut out);
         let ToPort { port, mut gone } = out;
         if sent {
             gone = port.flush().err();
@@ -236,6 +252,16 @@ impl Engine {
             self.lost(gone);
         }
         sent
+    }
+
+    /// Sends the answers that the burst just taken has made due.
+    #[inline(never)]
+    fn answer(&mut self) {
+        let now = self.now;
+        self.post_now(|node, out| {
+            node.send_answers(now, out);
+            true
+        });
     }
 
     /// Posts a write, as [`post_send`](Self::post_send) does.
@@ -263,7 +289,12 @@ impl Engine {
     /// # Errors
     /// Those of [`Node::post_atomic`]. Nothing of this request was queued.
     #[inline]
-    pub fn post_atomic(&mut self, ep: EpId, req: AtomicReq) -> OpResult<()> {
+    pub fn post_atomic(&mut self, ep: EpId, mut req: AtomicReq) -> OpResult<()> {
+        if let Some(mut short) = req.short()
+            && self.atomic_now(ep, &mut short)
+        {
+            return Ok(());
+        }
         let more = req.flags.contains(OpFlags::MORE);
         self.post_with(more, |node, now| node.post_atomic(now, ep, req))
     }

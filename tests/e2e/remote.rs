@@ -169,29 +169,46 @@ fn impossible_calls(a: &Initiator) {
 }
 
 /// One-sided really: the application of the target sleeps, and everything is executed all the same,
-/// at a rate that is not of another kind than that of a target that does nothing but turn its loop.
-/// The margin is wide: where processes have to share a processor, the one that offers it to others
-/// at every turn is ahead. The bench `atomics`, which pins them, says the figure.
+/// at a rate within 10 % of that at a target which does nothing but turn its loop.
+///
+/// Method: one process is both by turns. What other jobs on the machine take away from either is no
+/// matter of ours, so the best of many short rounds of each are compared, and there may be as many as
+/// it takes for both to have had the processors for themselves once. A thread that had to be woken
+/// for every operation would be behind by a factor of ten in all of them.
 #[test]
 fn a_sleeping_process_is_worked_on() {
-    // One after the other, so that never more than two processes poll.
-    let [polling, sleeping] =
-        [("active", "target"), ("sleeping", "sleeper")].map(|(name, role)| {
-            let segment = Segment::new(name);
-            let mut target = Worker::start(name, role, &segment.port());
-            let mut a = Initiator::new(&segment.port(), &target.addr);
-            let best = (0..5).map(|_| a.rate(2_000)).fold(0_f64, f64::max);
-            let bytes: Vec<u8> = (0..LEN).map(|i| i as u8).collect();
-            a.write(ALL, 0, bytes.clone()).unwrap();
-            assert_eq!(a.read(ALL, 0, LEN).unwrap(), bytes);
-            finish(&mut target);
-            best
-        });
-    let ratio = sleeping / polling;
+    const ROUNDS_MIN: u32 = 30;
+    if std::thread::available_parallelism().is_ok_and(|n| n.get() < 2) {
+        println!("SKIPPED: to poll from both sides takes two processors (add one)");
+        return;
+    }
+    let segment = Segment::new("sleeping");
+    let mut target = Worker::start("dozer", "dozer", &segment.port());
+    let asleep = target.answer("OTHER");
+    let mut a = Initiator::new(&segment.port(), &target.addr);
+    let peers = [("POLL", a.peer), ("SLEEP", a.node.knows(&asleep))];
+    let start = Instant::now();
+    let (mut best, mut rounds) = ([0_f64; 2], 0);
+    while rounds < ROUNDS_MIN || best[1] < 0.9 * best[0] && start.elapsed() < PATIENCE {
+        for ((order, peer), best) in peers.into_iter().zip(&mut best) {
+            target.say(order);
+            target.answer(order);
+            a.peer = peer;
+            *best = a.rate(300).max(*best);
+        }
+        rounds += 1;
+    }
+    // It sleeps now.
+    let bytes: Vec<u8> = (0..LEN).map(|i| i as u8).collect();
+    a.write(ALL, 0, bytes.clone()).unwrap();
+    assert_eq!(a.read(ALL, 0, LEN).unwrap(), bytes);
+    let ratio = best[1] / best[0];
     println!(
-        "fetch-and-adds at a sleeping target: {ratio:.2} of those at an active one, best of 5"
+        "fetch-and-adds a second, best of {rounds} rounds: {:.0} at an active target, {:.0} at a \
+         sleeping one, ratio {ratio:.2}",
+        best[0], best[1]
     );
-    assert!(ratio > 0.02, "only {ratio:.2}");
+    assert!(ratio >= 0.9, "only {ratio:.2} in {rounds} rounds");
 }
 
 /// What an adder wrote to its journal: posted, ended, old values of the shared word and its own.

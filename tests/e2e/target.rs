@@ -1,9 +1,9 @@
 //! The processes of tests on remote memory.
 //!
-//! `target` and `sleeper` lend memory by known keys and answer `WORD n` with `VALUE v`; the one
-//! turns its loop, the other has a thread for it and sleeps. `adder` adds one to words of the
-//! target until it is killed, and keeps a journal of it in a file. A `sharer` lends a file that
-//! another one lends as well.
+//! A `target` lends memory by known keys, turns its loop, and answers `WORD n` with `VALUE v`. A
+//! `dozer` lends some twice, and by turns polls and sleeps while a thread works on it. An `adder`
+//! adds one to words of the target until it is killed, and keeps a journal of it in a file. A
+//! `sharer` lends a file that another one lends as well.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -35,10 +35,13 @@ pub(crate) const WINDOW: u64 = 16;
 
 /// Opens a domain on `port` with an endpoint for everything one-sided.
 pub(crate) fn open(port: &str, progress: Progress) -> Node {
+    open_with(port, progress, settings())
+}
+
+fn open_with(port: &str, progress: Progress, settings: Settings) -> Node {
     let mut hints = Info { caps: Caps::TAGGED | Caps::RMA | Caps::ATOMIC, ..Info::default() };
     hints.domain_attr.name = Some(port.to_owned());
     hints.domain_attr.data_progress = progress;
-    let settings = settings();
     let none = InfoFlags::empty();
     let info = getinfo_with(&settings, API_VERSION, None, None, none, Some(&hints));
     let info = info.unwrap().remove(0);
@@ -55,10 +58,11 @@ pub(crate) fn open(port: &str, progress: Progress) -> Node {
 
 /// Runs one of the roles of this file, if `role` is one.
 pub(crate) fn run(role: &str) -> bool {
-    let open = |progress| open(&std::env::var("BAREWIRE_E2E_PORT").unwrap(), progress);
+    let port = || std::env::var("BAREWIRE_E2E_PORT").unwrap();
+    let open = |progress| open(&port(), progress);
     match role {
-        "target" => lend(&open(Progress::Manual), &orders(), false),
-        "sleeper" => lend(&open(Progress::Auto), &orders(), true),
+        "target" => lend(&open(Progress::Manual), &orders()),
+        "dozer" => doze(&port(), &orders()),
         "adder" => add(&open(Progress::Manual), &orders()),
         "sharer" => share(&open(Progress::Manual), &orders()),
         _ => return false,
@@ -66,31 +70,53 @@ pub(crate) fn run(role: &str) -> bool {
     true
 }
 
+fn region(node: &Node, key: u64, access: Access) -> Mr {
+    let attr = MrAttr { access, requested_key: Some(key), ..MrAttr::default() };
+    node.domain.mr_reg(Buf::from(vec![FILL; LEN]), &attr).unwrap()
+}
+
+/// Lends memory at two addresses until told to stop. At the first it turns the loop itself, as long
+/// as the last order was `POLL`; at the second a thread does, which sleeps while nothing comes.
+fn doze(port: &str, orders: &Receiver<String>) {
+    let active = open(port, Progress::Manual);
+    let idle = Settings { idle: Idle::Sleep, ..settings() };
+    let asleep = open_with(port, Progress::Auto, idle);
+    let all = Access::REMOTE_READ | Access::REMOTE_WRITE;
+    let _regions = [&active, &asleep].map(|node| region(node, ALL, all));
+    say(&format!("ADDR {}", active.ep.getname().unwrap()));
+    say(&format!("OTHER {}", asleep.ep.getname().unwrap()));
+    while let Ok(order) = orders.recv() {
+        say(&order);
+        if order != "POLL" {
+            continue;
+        }
+        // Until the next order, which is `SLEEP`.
+        loop {
+            match orders.try_recv() {
+                Ok(order) => break say(&order),
+                Err(TryRecvError::Empty) => active.domain.progress().unwrap(),
+                Err(TryRecvError::Disconnected) => return,
+            }
+        }
+    }
+}
+
 /// Lends memory until told to stop.
-fn lend(node: &Node, orders: &Receiver<String>, sleeps: bool) {
-    let region = |key, access| {
-        let attr = MrAttr { access, requested_key: Some(key), ..MrAttr::default() };
-        node.domain.mr_reg(Buf::from(vec![FILL; LEN]), &attr).unwrap()
-    };
+fn lend(node: &Node, orders: &Receiver<String>) {
     let (read, write) = (Access::REMOTE_READ, Access::REMOTE_WRITE);
-    let all = region(ALL, read | write);
-    let others = [region(READ_ONLY, read), region(WRITE_ONLY, write)];
+    let all = region(node, ALL, read | write);
+    let others = [region(node, READ_ONLY, read), region(node, WRITE_ONLY, write)];
     say(&format!("ADDR {}", node.ep.getname().unwrap()));
     loop {
-        let order = if sleeps {
-            orders.recv().ok()
-        } else {
-            node.domain.progress().unwrap();
-            match orders.try_recv() {
-                Ok(order) => Some(order),
-                Err(TryRecvError::Empty) => {
-                    std::thread::yield_now();
-                    continue;
-                }
-                Err(TryRecvError::Disconnected) => None,
+        node.domain.progress().unwrap();
+        let order = match orders.try_recv() {
+            Ok(order) => order,
+            Err(TryRecvError::Empty) => {
+                std::thread::yield_now();
+                continue;
             }
+            Err(TryRecvError::Disconnected) => return,
         };
-        let Some(order) = order else { return };
         if let Some(at) = order.strip_prefix("WORD ") {
             let mut word = [0; 8];
             all.load(8 * at.parse::<usize>().unwrap(), &mut word).unwrap();

@@ -97,8 +97,11 @@ fn repeat(
             return Err(format!("{what:?} refused"));
         }
         let mut turns = 0;
-        while a.poll().sent == 0 {
+        loop {
             b.poll();
+            if a.poll().sent > 0 {
+                break;
+            }
             turns += 1;
             if turns > 100_000_000 {
                 return Err(format!("{what:?} never completes"));

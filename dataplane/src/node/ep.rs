@@ -25,6 +25,8 @@ pub(crate) struct Ep {
     pub(crate) may_recv: [bool; 2],
     /// The same, and messages are neither counted nor may their senders be errors.
     pub(crate) may_take: [bool; 2],
+    /// Enabled, and has the capabilities of atomics that fetch.
+    pub(crate) may_fetch: bool,
     pub(crate) caps: Caps,
     /// Slots of the bound objects, `NONE` if there is none.
     pub(crate) tx_cq: u32,
@@ -64,6 +66,7 @@ impl Ep {
         let may =
             |caps| [Caps::MSG, Caps::TAGGED].map(|kind| enabled && self.caps.contains(caps | kind));
         (self.may_send, self.may_recv) = (may(Caps::SEND), may(Caps::RECV));
+        self.may_fetch = enabled && self.caps.contains(Caps::ATOMIC | Caps::READ);
         let simple = self.rx_cntr == NONE && !self.caps.contains(Caps::SOURCE_ERR);
         self.may_take = self.may_recv.map(|may| may && simple);
     }
@@ -105,6 +108,7 @@ impl Node {
             may_send: [false; 2],
             may_recv: [false; 2],
             may_take: [false; 2],
+            may_fetch: false,
             caps,
             tx_cq: NONE,
             rx_cq: NONE,

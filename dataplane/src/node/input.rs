@@ -31,7 +31,7 @@ impl Node {
     pub fn on_frame(&mut self, now: Instant, frame: &RxFrame<'_>) {
         self.counters.rx_frames += 1;
         self.fresh += 1;
-        if !self.take_plain(now, frame) {
+        if !self.take_plain(now, frame) && !self.take_atomic(now, frame) {
             self.on_frame_long(now, frame);
         }
     }
@@ -315,8 +315,9 @@ impl Node {
             return;
         }
         let Some(idx) = peer.snd.by_psn(&self.sent, psn) else {
-            // Nobody waits for that packet's outcome.
+            // Nobody waits for that packet's outcome, or whoever does has nothing to repeat.
             (peer.nop_for, peer.has_nop_for) = (psn, true);
+            self.on_short_nack(p, psn.0, reason);
             self.make_ready(p);
             return;
         };

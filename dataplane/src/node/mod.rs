@@ -19,6 +19,7 @@ mod rma_in;
 mod rma_out;
 mod session;
 mod short;
+mod short_rma;
 mod stats;
 #[cfg(test)]
 mod tests;
@@ -37,7 +38,7 @@ use crate::flags::{BindFlags, Caps, OpFlags};
 use crate::proto::blocks::{BlockPool, UNIT};
 use crate::proto::matching::{PostedPool, UnexpectedPool};
 use crate::rel::sent::SentPool;
-use crate::slab::{Handle, List, Slab};
+use crate::slab::{Handle, List, NONE, Slab};
 use crate::types::{FiAddr, Instant};
 use crate::wheel::Wheel;
 
@@ -52,6 +53,7 @@ pub use coll::{
 };
 pub use mr::{MrId, MrReq};
 pub use rma::{AtomicReq, ReadReq, RmaIov, RmaList, WriteReq};
+pub use short_rma::ShortAtomic;
 pub use stats::{EpCounters, Levels, NodeCounters, SessionInfo};
 
 /// Sizes and times of a node. All tables are sized by them when it is made; nothing grows later.
@@ -321,12 +323,16 @@ pub struct Node {
     pub(crate) mrs: Slab<Mr>,
     /// Regions by the key that the application chose.
     pub(crate) mr_by_key: HashMap<u64, u32>,
+    /// The region that an atomic operation was executed on last: likely the next one's.
+    mr_near: u32,
     /// Keys drawn so far.
     pub(crate) mr_drawn: u64,
     pub(crate) rma: Slab<Rma>,
     pub(crate) jobs: Slab<Job>,
     /// Operands of the atomic operation being executed.
     pub(crate) scratch: Vec<u8>,
+    /// Answers of the short way that the burst being taken has made due.
+    answers: Vec<short_rma::Answer>,
     /// Memory for operands and old values that are long, kept for the next ones.
     pub(crate) spare: Vec<Vec<u8>>,
     pub(crate) held: Slab<Held>,
@@ -433,10 +439,12 @@ impl Node {
             pull_out: 0,
             mrs: Slab::with_capacity(s.mr_max),
             mr_by_key: HashMap::new(),
+            mr_near: NONE,
             mr_drawn: 0,
             rma: Slab::with_capacity(s.tx_wr_max),
             jobs: Slab::with_capacity((s.peer_max * rma_out::ANSWERS_MAX).min(1 << 16)),
             scratch: Vec::new(),
+            answers: Vec::with_capacity(short_rma::ANSWERS_AT_ONCE),
             spare: Vec::new(),
             held: Slab::with_capacity(held),
             held_bytes: Vec::with_capacity(held * frame_len),

@@ -23,7 +23,7 @@ use crate::proto::atomic::Sharing;
 use crate::rel::sent::BodyRef;
 use crate::slab::{Handle, NONE};
 use crate::types::Instant;
-use crate::wire::{DataOp, NackReason, RespOp, Ty};
+use crate::wire::{DataOp, NackReason, RemoteRange, RespOp, Ty};
 
 /// Bits of a key that are the region's slot.
 const SLOT_BITS: u32 = 20;
@@ -233,35 +233,49 @@ impl Node {
         if self.mrs.get(slot).is_some_and(|mr| same(mr) && !mr.by_app) {
             return Some(slot);
         }
+        if self.mrs.get(self.mr_near).is_some_and(|mr| mr.key == key) {
+            return Some(self.mr_near);
+        }
         if self.mr_by_key.is_empty() { None } else { self.mr_by_key.get(&key).copied() }
     }
 
-    /// Finds `len` bytes at the remote address `addr` of the region with `key`, if a packet for
-    /// endpoint `e` may access them so. Returns region and offset.
+    /// Finds the `len` bytes from where `range` says, if a packet for endpoint `e` may access them
+    /// so. Returns region and offset.
     #[inline]
     pub(crate) fn mr_find(
         &mut self,
         e: u32,
-        key: u64,
-        addr: u64,
+        range: &RemoteRange,
         len: u64,
         need: MrAccess,
     ) -> std::result::Result<(u32, usize), NackReason> {
-        let Some(m) = self.mr_of(key) else {
-            self.counters.rx_bad_key += 1;
-            return Err(NackReason::BadKey);
-        };
+        let found = self.mr_look(e, range, len, need);
+        match found {
+            Err(NackReason::BadKey) => self.counters.rx_bad_key += 1,
+            Err(_) => self.counters.rx_bad_access += 1,
+            Ok(_) => {}
+        }
+        found
+    }
+
+    /// As [`mr_find`](Self::mr_find), and counts nothing.
+    #[inline]
+    pub(super) fn mr_look(
+        &self,
+        e: u32,
+        range: &RemoteRange,
+        len: u64,
+        need: MrAccess,
+    ) -> std::result::Result<(u32, usize), NackReason> {
+        let m = self.mr_of(range.rkey).ok_or(NackReason::BadKey)?;
         let mr = &self.mrs[m];
-        let offset = addr.checked_sub(mr.base);
+        let offset = range.addr.checked_sub(mr.base);
         let end = offset.and_then(|at| at.checked_add(len));
         let inside = end.is_some_and(|end| end <= mr.buf.len() as u64);
         let scope = mr.scope.is_none_or(|ep| ep.0 == self.eps.handle(e));
         match offset {
             Some(at) if inside && scope && mr.access.contains(need) => Ok((m, at as usize)),
-            _ => {
-                self.counters.rx_bad_access += 1;
-                Err(NackReason::BadAccess)
-            }
+            _ => Err(NackReason::BadAccess),
         }
     }
 }

@@ -11,7 +11,7 @@ use crate::wire::NackReason;
 bitflags! {
     /// What a transmit request asked for.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-    pub(crate) struct WrFlags: u16 {
+    pub(crate) struct WrFlags: u32 {
         /// A tagged message.
         const TAGGED = 1;
         /// `data` goes along.
@@ -45,6 +45,9 @@ bitflags! {
         /// A one-sided operation: `pull_op` is its [`Rma`] record, `len` and `sent` count bytes of
         /// a read or write, elements of an atomic operation.
         const RMA = 1 << 15;
+        /// And one of the short way: it has no such record, nothing of it is kept to be repeated,
+        /// and `pull_gen` is the PSN of its packet.
+        const SHORT = 1 << 16;
     }
 }
 

@@ -59,6 +59,9 @@ impl Node {
     pub fn transmit(&mut self, now: Instant, out: &mut dyn FrameSink) -> usize {
         self.tick(now);
         let before = self.counters.tx_frames;
+        if self.has_answers() {
+            self.send_answers(now, out);
+        }
         let idle = std::mem::take(&mut self.fresh) == 0;
         self.blocked = false;
         while let Some(p) = self.wheel.expire(now) {

@@ -23,6 +23,9 @@ pub(crate) const WRITE: usize = 1;
 pub(crate) const REMOTE_READ: usize = 2;
 pub(crate) const REMOTE_WRITE: usize = 3;
 
+/// Completion flags of an atomic operation that fetches, and the place of its counter.
+pub(super) const FETCHED: (CqFlags, usize) = (CqFlags::ATOMIC.union(CqFlags::READ), READ);
+
 /// Bytes of operands and compare values that certainly fit the smallest packet.
 const COMPARE_SHORT: usize = 128;
 
@@ -240,11 +243,7 @@ impl Node {
             common.flags.remove(WrFlags::CQE);
         }
         let elem_len = ty.size();
-        let per_elem = match (op, req.kind) {
-            (AtomicOp::Read, _) => 0,
-            (_, AtomicKind::Compare) => 2 * elem_len,
-            _ => elem_len,
-        };
+        let per_elem = sent_len(req.kind, op, elem_len);
         let len = per_elem * count;
         // What fits is kept as an injected message is; compare values only if one packet will do,
         // since those of each packet lie behind its own operands.
@@ -379,10 +378,13 @@ impl Node {
 
     /// Completion flags of a one-sided operation, and the place of its counter.
     fn rma_flags(&self, w: u32) -> (CqFlags, usize) {
+        if self.tx[w].flags.contains(WrFlags::SHORT) {
+            return FETCHED;
+        }
         match &self.rma[self.tx[w].pull_op].kind {
             RmaKind::Write => (CqFlags::RMA | CqFlags::WRITE, WRITE),
             RmaKind::Read => (CqFlags::RMA | CqFlags::READ, READ),
-            RmaKind::Atomic(a) if a.fetch => (CqFlags::ATOMIC | CqFlags::READ, READ),
+            RmaKind::Atomic(a) if a.fetch => FETCHED,
             RmaKind::Atomic(_) => (CqFlags::ATOMIC | CqFlags::WRITE, WRITE),
         }
     }
@@ -395,17 +397,28 @@ impl Node {
 
     /// Writes the success of a one-sided request.
     pub(crate) fn report_rma(&mut self, w: u32) {
-        let (flags, cntr) = self.rma_outcome(w);
+        let (flags, which) = self.rma_flags(w);
         let wr = &self.tx[w];
-        let cqe = Cqe { op_context: wr.context, flags, src: FI_ADDR_UNSPEC, ..Cqe::default() };
-        let cq = &mut self.cqs[self.eps[wr.ep].tx_cq].cq;
-        if wr.flags.contains(WrFlags::CQE) {
-            cq.push(cqe);
+        let (e, context) = (wr.ep, wr.context);
+        self.tell_rma(e, wr.flags.contains(WrFlags::CQE).then_some(context), flags, which);
+    }
+
+    /// Tells endpoint `e` of a success: in its queue, if the operation's `context` is given, and in
+    /// the counter at place `which`.
+    #[inline(always)]
+    pub(super) fn tell_rma(&mut self, e: u32, context: Option<u64>, flags: CqFlags, which: usize) {
+        let ep = &self.eps[e];
+        let cq = &mut self.cqs[ep.tx_cq].cq;
+        if let Some(op_context) = context {
+            cq.push(Cqe { op_context, flags, src: FI_ADDR_UNSPEC, ..Cqe::default() });
         } else {
             cq.unreserve();
         }
         self.counters.rma_done += 1;
-        self.count(cntr, true);
+        let cntr = ep.rma_cntr[which];
+        if cntr != NONE {
+            self.count(cntr, true);
+        }
     }
 
     /// Bytes of the operands that an atomic operation keeps.
@@ -416,9 +429,12 @@ impl Node {
         }
     }
 
-    /// Gives back the record of a one-sided operation whose request is being given back. What a
-    /// read has asked for is still to come, and is waited for.
+    /// Gives back the record of a one-sided operation whose request is being given back, if it has
+    /// one. What a read has asked for is still to come, and is waited for.
     pub(crate) fn free_rma(&mut self, r: u32) {
+        if r == NONE {
+            return;
+        }
         let rma = self.rma.free(r);
         if rma.pull != NONE {
             self.orphan_read(rma.pull);
@@ -444,35 +460,78 @@ fn valid_pair(kind: AtomicKind, op: u32, ty: u32) -> Result<(AtomicOp, Datatype)
     if atomic::valid(kind, op, ty) { Ok((op, ty)) } else { Err(NONE) }
 }
 
+const LENGTHS: Error = Error::Invalid("element counts differ");
+
 /// Checks operation, type and all lengths of an atomic call. Returns the number of elements.
 fn check_atomic(req: &AtomicReq) -> Result<(AtomicOp, Datatype, usize)> {
-    const LENGTHS: Error = Error::Invalid("element counts differ");
     let (op, ty) = valid_pair(req.kind, req.op, req.ty)?;
     let count = req.rma.total().ok_or(LENGTHS)?;
+    let len = checked_len(ty, count)?;
+    let inject = req.flags.contains(OpFlags::INJECT);
+    if inject && op != AtomicOp::Read && len > Node::INJECT_SIZE {
+        return Err(Error::MsgTooLong);
+    }
+    check_memory(req.kind, op, len, (&req.operand, &req.compare, &req.result))?;
+    Ok((op, ty, count as usize))
+}
+
+/// Checks what a call on one remote range of `count` elements says. Returns the bytes of the
+/// elements, and of what goes to the target.
+#[inline(always)]
+pub(super) fn check_one_range(
+    kind: AtomicKind,
+    (op, ty): (u32, u32),
+    count: u64,
+    memory: (&IoBuf, &IoBuf, &IoBuf),
+) -> Result<(usize, usize)> {
+    let (op, ty) = valid_pair(kind, op, ty)?;
+    let len = checked_len(ty, count)?;
+    check_memory(kind, op, len, memory)?;
+    Ok((len, sent_len(kind, op, len)))
+}
+
+/// Bytes of `count` elements, of which there must be one and may not be too many.
+#[inline(always)]
+fn checked_len(ty: Datatype, count: u64) -> Result<usize> {
     if count == 0 {
         return Err(Error::Invalid("no element"));
     }
     if count > atomic::count_max(ty) as u64 {
         return Err(Error::MsgTooLong);
     }
-    let count = count as usize;
-    let len = count * ty.size();
-    let inject = req.flags.contains(OpFlags::INJECT);
-    if inject && op != AtomicOp::Read && len > Node::INJECT_SIZE {
-        return Err(Error::MsgTooLong);
-    }
-    let operand = op == AtomicOp::Read || req.operand.len() == len;
-    let compare = req.kind != AtomicKind::Compare || req.compare.len() == len;
-    let result = req.kind == AtomicKind::Base || req.result.len() == len;
-    if !(operand && compare && result) {
+    Ok(count as usize * ty.size())
+}
+
+/// Checks the memory of an atomic call, of which `len` bytes of elements are to be used.
+#[inline(always)]
+fn check_memory(
+    kind: AtomicKind,
+    op: AtomicOp,
+    len: usize,
+    (operand, compare, result): (&IoBuf, &IoBuf, &IoBuf),
+) -> Result<()> {
+    let (reads, fetch) = (op == AtomicOp::Read, kind != AtomicKind::Base);
+    let compares = kind == AtomicKind::Compare;
+    let all = (reads || operand.len() == len)
+        && (!compares || compare.len() == len)
+        && (!fetch || result.len() == len);
+    if !all {
         return Err(LENGTHS);
     }
-    let sources = [(&req.operand, op != AtomicOp::Read), (&req.compare, true)];
-    let fetch = req.kind != AtomicKind::Base;
-    if fetch && sources.into_iter().any(|(from, used)| used && from.overlaps(&req.result)) {
+    if fetch && (!reads && operand.overlaps(result) || compares && compare.overlaps(result)) {
         return Err(Error::Invalid("result overlaps operands or compare values"));
     }
-    Ok((op, ty, count))
+    Ok(())
+}
+
+/// Bytes of operands and compare values that elements of `len` bytes send.
+#[inline(always)]
+pub(super) fn sent_len(kind: AtomicKind, op: AtomicOp, len: usize) -> usize {
+    match (op, kind) {
+        (AtomicOp::Read, _) => 0,
+        (_, AtomicKind::Compare) => 2 * len,
+        _ => len,
+    }
 }
 
 /// Checks the length of an operation against its remote ranges.

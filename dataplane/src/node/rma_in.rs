@@ -11,7 +11,7 @@ use barewire_driver::frame::RxFrame;
 use super::ops::{Job, JobKind, Late, Pull, RmaKind, WrFlags};
 use super::peer::Peer;
 use super::recv::Verdict;
-use super::rma::{REMOTE_READ, REMOTE_WRITE};
+use super::rma::{REMOTE_READ, REMOTE_WRITE, sent_len};
 use super::{MsgKind, Node};
 use crate::error::Error;
 use crate::flags::{Caps, CqFlags, MrAccess};
@@ -25,7 +25,7 @@ use crate::wire::{AtomicOp, DataOp, NackReason, ReadOp, RemoteRange, RespOp, Ty,
 
 /// What an atomic operation changes: a region or a posted receive, from an offset.
 #[derive(Clone, Copy)]
-enum Target {
+pub(super) enum Target {
     Region(u32, usize),
     Receive(u32, usize),
 }
@@ -45,16 +45,11 @@ impl Node {
         op: &WriteOp,
         (off, len): (usize, usize),
     ) -> Verdict {
-        if self.of_refused(p, &op.range) {
-            self.waive(now, p, op.imm.is_some().into());
+        if self.of_refused(now, p, &op.range, op.imm) {
             return Verdict::Accept;
         }
         let done = self.do_write(now, p, frame, op, (off, len));
-        self.note_key(p, done);
-        match done {
-            Ok(()) => Verdict::Accept,
-            Err(reason) => self.refuse_rma(p, &op.range, reason),
-        }
+        self.verdict(p, Some(&op.range), done)
     }
 
     fn do_write(
@@ -65,13 +60,9 @@ impl Node {
         op: &WriteOp,
         (off, len): (usize, usize),
     ) -> Result<(), NackReason> {
-        let e = self.remote_ep(op.range.dst_ep, Caps::RMA | Caps::REMOTE_WRITE)?;
-        if op.imm.is_some() && self.peers[p].outstanding() == 0 {
-            return Err(NackReason::Overdrawn);
-        }
+        let e = self.remote_ep(p, &op.range, Caps::RMA | Caps::REMOTE_WRITE, op.imm)?;
         if op.left > 0 {
-            let (key, addr) = (op.range.rkey, op.range.addr);
-            let (m, at) = self.mr_find(e, key, addr, op.left, MrAccess::REMOTE_WRITE)?;
+            let (m, at) = self.mr_find(e, &op.range, op.left, MrAccess::REMOTE_WRITE)?;
             let mr = &self.mrs[m];
             frame.copy_to_io(off, &mr.buf, at, len);
             if len as u64 == op.left {
@@ -102,8 +93,7 @@ impl Node {
         op: &AtomicOp,
         (off, len): (usize, usize),
     ) -> Verdict {
-        if self.of_refused(p, &op.range) {
-            self.waive(now, p, op.imm.is_some().into());
+        if self.of_refused(now, p, &op.range, op.imm) {
             return Verdict::Accept;
         }
         let done = if op.void {
@@ -111,11 +101,7 @@ impl Node {
         } else {
             self.do_atomic(now, p, frame, op, (off, len))
         };
-        self.note_key(p, done);
-        match done {
-            Ok(()) => Verdict::Accept,
-            Err(reason) => self.refuse_rma(p, &op.range, reason),
-        }
+        self.verdict(p, Some(&op.range), done)
     }
 
     /// A withdrawn one: its initiator waits for nothing but the answer.
@@ -136,29 +122,16 @@ impl Node {
         op: &AtomicOp,
         (off, len): (usize, usize),
     ) -> Result<(), NackReason> {
-        let (what, ty) = self.check_atomic(p, op, len)?;
-        let reads = what == atomic::AtomicOp::Read;
-        let mut caps = Caps::ATOMIC;
-        let mut access = MrAccess::empty();
-        if op.fetch {
-            (caps, access) = (caps | Caps::REMOTE_READ, access | MrAccess::REMOTE_READ);
-        }
-        if !reads {
-            (caps, access) = (caps | Caps::REMOTE_WRITE, access | MrAccess::REMOTE_WRITE);
-        }
-        let e = self.remote_ep(op.range.dst_ep, caps)?;
-        if op.imm.is_some() && self.peers[p].outstanding() == 0 {
-            return Err(NackReason::Overdrawn);
-        }
+        let (what, ty, bytes) = self.check_atomic(p, op, len)?;
+        let (caps, access) = atomic_needs(op, what);
+        let e = self.remote_ep(p, &op.range, caps, op.imm)?;
         if op.fetch {
             self.job_room(p)?;
         }
-        let bytes = usize::from(op.count) * ty.size();
         let target = if op.tagged {
             self.tagged_target(p, e, op)?
         } else {
-            let (key, addr) = (op.range.rkey, op.range.addr);
-            let (m, at) = self.mr_find(e, key, addr, bytes as u64, access)?;
+            let (m, at) = self.mr_find(e, &op.range, bytes as u64, access)?;
             Target::Region(m, at)
         };
         let (mut short, mut long) = ([0; Job::SHORT], Vec::new());
@@ -180,14 +153,7 @@ impl Node {
             &mut scratch[..]
         };
         assert!(frame.copy_to(off, operands), "length was checked");
-        let split = if op.compare { len / 2 } else { len };
-        let (operand, compare) = operands.split_at(split);
-        let (buf, at, sharing) = match target {
-            Target::Region(m, at) => (&self.mrs[m].buf, at, self.mrs[m].sharing),
-            Target::Receive(r, at) => (&self.recv_bufs[r as usize], at, Sharing::Single),
-        };
-        let count = op.count.into();
-        let done = buf.atomic(at, what, ty, count, operand, compare, old, sharing);
+        let done = self.execute(target, op, (what, ty), operands, old);
         self.scratch = scratch;
         done.map_err(|fault| self.atomic_fault(fault))?;
         self.atomic_done(now, p, e, op, target);
@@ -197,38 +163,38 @@ impl Node {
         Ok(())
     }
 
-    /// Checks everything about an atomic packet that needs no table of ours.
+    /// Changes the elements of `target`, whose old values go to `old` unless that is empty.
+    #[inline]
+    pub(super) fn execute(
+        &self,
+        target: Target,
+        op: &AtomicOp,
+        (what, ty): (atomic::AtomicOp, Datatype),
+        operands: &[u8],
+        old: &mut [u8],
+    ) -> Result<(), AtomicFault> {
+        let split = if op.compare { operands.len() / 2 } else { operands.len() };
+        let (operand, compare) = operands.split_at(split);
+        let (buf, at, sharing) = match target {
+            Target::Region(m, at) => (&self.mrs[m].buf, at, self.mrs[m].sharing),
+            Target::Receive(r, at) => (&self.recv_bufs[r as usize], at, Sharing::Single),
+        };
+        buf.atomic(at, what, ty, op.count.into(), operand, compare, old, sharing)
+    }
+
+    /// Checks everything about an atomic packet that needs no table of ours. Returns what to do and
+    /// the bytes of the elements.
     fn check_atomic(
         &mut self,
         p: u32,
         op: &AtomicOp,
         len: usize,
-    ) -> Result<(atomic::AtomicOp, Datatype), NackReason> {
-        let kind = match (op.fetch, op.compare) {
-            (false, false) => AtomicKind::Base,
-            (true, false) => AtomicKind::Fetch,
-            (true, true) => AtomicKind::Compare,
-            (false, true) => return Err(self.atomic_fault(AtomicFault::Unsupported)),
-        };
-        let what = atomic::AtomicOp::try_from(u32::from(op.op));
-        let ty = Datatype::try_from(u32::from(op.ty));
-        let (Ok(what), Ok(ty)) = (what, ty) else {
-            return Err(self.atomic_fault(AtomicFault::Unsupported));
-        };
-        if !atomic::valid(kind, what, ty) {
-            return Err(self.atomic_fault(AtomicFault::Unsupported));
-        }
-        let bytes = usize::from(op.count) * ty.size();
-        let operands = match (what, kind) {
-            (atomic::AtomicOp::Read, _) => 0,
-            (_, AtomicKind::Compare) => 2 * bytes,
-            _ => bytes,
-        };
-        let answers = !op.fetch || bytes <= self.payload_max(p, RespOp::LEN);
-        if bytes == 0 || bytes > atomic::OPERAND_LEN_MAX || len != operands || !answers {
-            return Err(self.atomic_fault(AtomicFault::Operand));
-        }
-        Ok((what, ty))
+    ) -> Result<(atomic::AtomicOp, Datatype, usize), NackReason> {
+        let decoded = decode_atomic(op, len).and_then(|(what, ty, bytes)| {
+            let answers = !op.fetch || bytes <= self.payload_max(p, RespOp::LEN);
+            if answers { Ok((what, ty, bytes)) } else { Err(AtomicFault::Operand) }
+        });
+        decoded.map_err(|fault| self.atomic_fault(fault))
     }
 
     #[cold]
@@ -255,7 +221,14 @@ impl Node {
     }
 
     /// Counts an atomic operation that was executed, and tells the application if it is to be told.
-    fn atomic_done(&mut self, now: Instant, p: u32, e: u32, op: &AtomicOp, target: Target) {
+    pub(super) fn atomic_done(
+        &mut self,
+        now: Instant,
+        p: u32,
+        e: u32,
+        op: &AtomicOp,
+        target: Target,
+    ) {
         if let Target::Region(m, _) = target
             && op.end
         {
@@ -289,9 +262,9 @@ impl Node {
         self.add_job(Job { peer: p, dst_op, dst_gen, kind, queued: true, link });
     }
 
-    /// Whether an operation was refused before and this is a later packet of it.
+    /// Whether an operation was refused before and this is a later packet of it, which is dropped.
     #[inline]
-    fn of_refused(&mut self, p: u32, range: &RemoteRange) -> bool {
+    fn of_refused(&mut self, now: Instant, p: u32, range: &RemoteRange, imm: Option<u64>) -> bool {
         let bad = &mut self.peers[p].bad_seq;
         if *bad == NONE {
             return false;
@@ -300,14 +273,29 @@ impl Node {
         if !same || range.last {
             *bad = NONE;
         }
+        if same {
+            self.waive(now, p, imm.is_some().into());
+        }
         same
     }
 
-    /// Slows a peer down that tries one key after the other: what stands behind a packet that is
-    /// refused waits until it has heard of that.
+    /// What becomes of a packet. If it is refused and `range` names its operation, so are the rest
+    /// of its packets. A peer that tries one key after the other is slowed down: what stands behind
+    /// a packet that is refused waits until it has heard of that.
     #[inline]
-    fn note_key(&mut self, p: u32, done: Result<(), NackReason>) {
-        self.peers[p].nack.note_key(self.polled_at, done == Err(NackReason::BadKey));
+    fn verdict(
+        &mut self,
+        p: u32,
+        range: Option<&RemoteRange>,
+        done: Result<(), NackReason>,
+    ) -> Verdict {
+        let peer = &mut self.peers[p];
+        peer.nack.note_key(self.polled_at, done == Err(NackReason::BadKey));
+        let Err(reason) = done else { return Verdict::Accept };
+        if let Some(range) = range.filter(|range| !range.last) {
+            peer.bad_seq = range.seq.into();
+        }
+        Verdict::Refuse(reason)
     }
 
     /// Counts `len` bytes of a write, and says how many it has written with them. What one that was
@@ -321,26 +309,29 @@ impl Node {
         written
     }
 
-    fn refuse_rma(&mut self, p: u32, range: &RemoteRange, reason: NackReason) -> Verdict {
-        if !range.last {
-            self.peers[p].bad_seq = range.seq.into();
-        }
-        Verdict::Refuse(reason)
-    }
-
-    /// The slot of the endpoint that a one-sided operation is for.
+    /// The slot of the endpoint that a one-sided operation is for, if it may be worked on so and
+    /// the peer has credit for the remote CQ data that it brings.
     #[inline]
-    fn remote_ep(&mut self, number: u16, caps: Caps) -> Result<u32, NackReason> {
-        let e = self.ep_slot(number);
+    fn remote_ep(
+        &mut self,
+        p: u32,
+        range: &RemoteRange,
+        caps: Caps,
+        imm: Option<u64>,
+    ) -> Result<u32, NackReason> {
+        let e = self.ep_slot(range.dst_ep);
         let Some(ep) = self.eps.get(e).filter(|ep| ep.enabled) else {
             self.counters.rx_no_endpoint += 1;
             return Err(NackReason::NoEndpoint);
         };
-        if ep.caps.contains(caps) {
-            return Ok(e);
+        if !ep.caps.contains(caps) {
+            self.counters.rx_bad_access += 1;
+            return Err(NackReason::BadAccess);
         }
-        self.counters.rx_bad_access += 1;
-        Err(NackReason::BadAccess)
+        if imm.is_some() && self.peers[p].outstanding() == 0 {
+            return Err(NackReason::Overdrawn);
+        }
+        Ok(e)
     }
 
     /// Counts a remote operation in the counter of endpoint `e`, if it has `FI_RMA_EVENT`.
@@ -413,22 +404,17 @@ impl Node {
     /// A peer asks for bytes of a region.
     pub(crate) fn on_read(&mut self, p: u32, op: &ReadOp) -> Verdict {
         let done = self.do_read(p, op);
-        self.note_key(p, done);
-        match done {
-            Ok(()) => Verdict::Accept,
-            Err(reason) => Verdict::Refuse(reason),
-        }
+        self.verdict(p, None, done)
     }
 
     fn do_read(&mut self, p: u32, op: &ReadOp) -> Result<(), NackReason> {
-        let e = self.remote_ep(op.range.dst_ep, Caps::RMA | Caps::REMOTE_READ)?;
+        let e = self.remote_ep(p, &op.range, Caps::RMA | Caps::REMOTE_READ, None)?;
         if op.len == 0 {
             self.counters.rma_executed += 1;
             self.count_remote(e, REMOTE_READ);
             return Ok(());
         }
-        let (key, addr) = (op.range.rkey, op.range.addr);
-        let (mr, at) = self.mr_find(e, key, addr, op.len.into(), MrAccess::REMOTE_READ)?;
+        let (mr, at) = self.mr_find(e, &op.range, op.len.into(), MrAccess::REMOTE_READ)?;
         self.job_room(p)?;
         self.mrs[mr].readers += 1;
         self.counters.rma_executed += u64::from(op.range.last);
@@ -446,7 +432,7 @@ impl Node {
     }
 
     /// Whether there is a record for another answer to `p`.
-    fn job_room(&self, p: u32) -> Result<(), NackReason> {
+    pub(super) fn job_room(&self, p: u32) -> Result<(), NackReason> {
         let room = self.peers[p].jobs < JOBS_MAX && self.jobs.free_count() > 0;
         if room { Ok(()) } else { Err(NackReason::Overdrawn) }
     }
@@ -576,6 +562,9 @@ impl Node {
             return;
         };
         let w = handle.idx();
+        if self.tx[w].flags.contains(WrFlags::SHORT) {
+            return self.on_short_resp(p, w, frame, op, (off, len));
+        }
         let RmaKind::Atomic(a) = &mut self.rma_of(w).kind else {
             self.counters.rx_stray += 1;
             return;
@@ -655,4 +644,43 @@ impl Node {
         let peer = &mut self.peers[p];
         peer.answers = peer.answers.saturating_sub(unanswered);
     }
+}
+
+/// What an atomic packet with `len` bytes of payload asks for, and the bytes of its elements.
+#[inline]
+pub(super) fn decode_atomic(
+    op: &AtomicOp,
+    len: usize,
+) -> Result<(atomic::AtomicOp, Datatype, usize), AtomicFault> {
+    let kind = match (op.fetch, op.compare) {
+        (false, false) => AtomicKind::Base,
+        (true, false) => AtomicKind::Fetch,
+        (true, true) => AtomicKind::Compare,
+        (false, true) => return Err(AtomicFault::Unsupported),
+    };
+    let what = atomic::AtomicOp::try_from(u32::from(op.op));
+    let ty = Datatype::try_from(u32::from(op.ty));
+    let (Ok(what), Ok(ty)) = (what, ty) else { return Err(AtomicFault::Unsupported) };
+    if !atomic::valid(kind, what, ty) {
+        return Err(AtomicFault::Unsupported);
+    }
+    let bytes = usize::from(op.count) * ty.size();
+    let operands = sent_len(kind, what, bytes);
+    if bytes == 0 || bytes > atomic::OPERAND_LEN_MAX || len != operands {
+        return Err(AtomicFault::Operand);
+    }
+    Ok((what, ty, bytes))
+}
+
+/// The capabilities and the rights that it takes to execute an atomic packet.
+#[inline]
+pub(super) fn atomic_needs(op: &AtomicOp, what: atomic::AtomicOp) -> (Caps, MrAccess) {
+    let (mut caps, mut access) = (Caps::ATOMIC, MrAccess::empty());
+    if op.fetch {
+        (caps, access) = (caps | Caps::REMOTE_READ, access | MrAccess::REMOTE_READ);
+    }
+    if what != atomic::AtomicOp::Read {
+        (caps, access) = (caps | Caps::REMOTE_WRITE, access | MrAccess::REMOTE_WRITE);
+    }
+    (caps, access)
 }

@@ -766,13 +766,18 @@ impl Node {
     pub(crate) fn cancel_wr(&mut self, w: u32) {
         self.report_failure(w, Error::Canceled, ProvErrno::UnknownOutcome);
         let wr = &mut self.tx[w];
-        if wr.asked == 0 || wr.flags.contains(WrFlags::ALL_SENT) {
+        let short = wr.flags.contains(WrFlags::SHORT);
+        if wr.asked == 0 && !short || wr.flags.contains(WrFlags::ALL_SENT) {
             self.free_wr(w);
             return;
         }
         wr.buf = barewire_driver::mem::IoBuf::EMPTY;
         let (e, p) = (std::mem::replace(&mut wr.ep, NONE), wr.peer);
         self.eps[e].tx_used -= 1;
+        if short {
+            // Its answer, or its refusal, is counted off when it comes.
+            return;
+        }
         if !wr.flags.contains(WrFlags::IN_DATAQ) {
             wr.flags |= WrFlags::IN_DATAQ;
             self.peers[p].dataq.push_back(&mut self.tx, w);

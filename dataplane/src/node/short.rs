@@ -158,7 +158,7 @@ impl Node {
     ///
     /// A timer that is armed is never too late on a port that loses nothing: what is due moves on
     /// only.
-    fn wait_from(&mut self, now: Instant, p: u32) {
+    pub(super) fn wait_from(&mut self, now: Instant, p: u32) {
         self.tick(now);
         self.begin_to_wait(now, p);
         let peer = &mut self.peers[p];
@@ -255,7 +255,7 @@ impl Node {
 
 /// The credits that a message of `len` bytes costs, if it may leave in one frame now.
 #[inline(always)]
-fn short_cost(peer: &mut Peer, len: usize) -> Option<u32> {
+pub(super) fn short_cost(peer: &mut Peer, len: usize) -> Option<u32> {
     let mut cost = 1;
     if len > UNIT || peer.short_left == 0 {
         cost = units(len as u64);
@@ -271,7 +271,7 @@ fn short_cost(peer: &mut Peer, len: usize) -> Option<u32> {
 
 /// Whether nobody waits for what a packet acknowledges and grants, and it can be true.
 #[inline(always)]
-fn is_unawaited(peer: &Peer, acked: u32, granted: u16) -> bool {
+pub(super) fn is_unawaited(peer: &Peer, acked: u32, granted: u16) -> bool {
     let waited_for = peer.txq.head != NONE
         || peer.dataq.head != NONE
         || peer.ctlq.head != NONE

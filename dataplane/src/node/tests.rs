@@ -92,13 +92,7 @@ impl Pair {
         let no_completion = false;
         let req = SendReq { kind, buf, dest, tag, data, context, flags, no_completion };
         if let Some(short) = &mut self.short {
-            let out = &mut end.out;
-            let mut sink = |frame: &TxFrame<'_>| {
-                let mut bytes = vec![0; frame.len()];
-                frame.copy_to(&mut bytes);
-                out.push_back(bytes);
-                Tx::Sent
-            };
+            let mut sink = sink(&mut end.out);
             if end.node.send_now(end.ep, &req, &mut sink, || self.now) {
                 *short += 1;
                 return Ok(());
@@ -122,13 +116,7 @@ impl Pair {
         while self.now < until {
             for i in 0..2 {
                 let End { node, out, .. } = &mut self.ends[i];
-                let mut sink = |frame: &TxFrame<'_>| {
-                    let mut bytes = vec![0; frame.len()];
-                    frame.copy_to(&mut bytes);
-                    out.push_back(bytes);
-                    Tx::Sent
-                };
-                node.transmit(self.now, &mut sink);
+                node.transmit(self.now, &mut sink(out));
             }
             for i in 0..2 {
                 for bytes in std::mem::take(&mut self.ends[i].out) {
@@ -181,6 +169,16 @@ impl Pair {
                 assert_eq!((peer.answers, peer.reads, peer.jobs), (0, 0, 0));
             }
         }
+    }
+}
+
+/// Takes frames to `out`.
+fn sink(out: &mut VecDeque<Vec<u8>>) -> impl FnMut(&TxFrame<'_>) -> Tx + '_ {
+    |frame| {
+        let mut bytes = vec![0; frame.len()];
+        frame.copy_to(&mut bytes);
+        out.push_back(bytes);
+        Tx::Sent
     }
 }
 

@@ -34,8 +34,20 @@ pub const fn valid(kind: AtomicKind, op: AtomicOp, ty: Datatype) -> bool {
     if ty.is_extended() && !cfg!(target_arch = "x86_64") {
         return false;
     }
-    types(kind, op) & 1 << ty as u8 != 0
+    TYPES[kind as usize][op as usize] & 1 << ty as u8 != 0
 }
+
+/// [`types`] of every form and operation, so that to ask costs a load.
+static TYPES: [[u16; AtomicOp::ALL.len()]; AtomicKind::ALL.len()] = {
+    let mut all = [[0; AtomicOp::ALL.len()]; AtomicKind::ALL.len()];
+    let mut at = 0;
+    while at < AtomicOp::ALL.len() * AtomicKind::ALL.len() {
+        let (kind, op) = (at / AtomicOp::ALL.len(), at % AtomicOp::ALL.len());
+        all[kind][op] = types(AtomicKind::ALL[kind], AtomicOp::ALL[op]);
+        at += 1;
+    }
+    all
+};
 
 /// Most elements of `ty` in one call, whatever the form.
 pub const fn count_max(ty: Datatype) -> usize {

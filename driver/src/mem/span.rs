@@ -52,6 +52,13 @@ impl Span {
     pub fn addr(&self) -> usize {
         self.base as usize
     }
+
+    #[inline(always)]
+    fn overlaps(&self, other: &Self) -> bool {
+        let (a, b) = (self.base as usize, other.base as usize);
+        let (a_end, b_end) = (a.saturating_add(self.len), b.saturating_add(other.len));
+        self.len > 0 && other.len > 0 && a < b_end && b < a_end
+    }
 }
 
 /// The memory of one operation: 0 to [`IOV_LIMIT`] spans, used one after the other.
@@ -221,14 +228,17 @@ impl IoBuf {
     }
 
     /// Whether a byte is in both.
+    #[inline(always)]
     pub fn overlaps(&self, other: &Self) -> bool {
-        self.spans().iter().any(|a| {
-            other.spans().iter().any(|b| {
-                let (a0, b0) = (a.base as usize, b.base as usize);
-                let (a1, b1) = (a0.saturating_add(a.len), b0.saturating_add(b.len));
-                a.len > 0 && b.len > 0 && a0 < b1 && b0 < a1
-            })
-        })
+        match (self.spans(), other.spans()) {
+            ([a], [b]) => a.overlaps(b),
+            _ => self.overlaps_any(other),
+        }
+    }
+
+    #[inline(never)]
+    fn overlaps_any(&self, other: &Self) -> bool {
+        self.spans().iter().any(|a| other.spans().iter().any(|b| a.overlaps(b)))
     }
 
     /// The address of the byte at `offset`, 0 if it lies beyond the end.

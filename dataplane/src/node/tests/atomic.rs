@@ -40,7 +40,7 @@ impl Pair {
         let Call { kind, op, ty, operand, compare, rma, flags, context } = call;
         let (operand, compare) = (IoBuf::leaked(operand), IoBuf::leaked(compare));
         let (dest, data, no_completion) = (end.peer, 4711, false);
-        let req = AtomicReq {
+        let mut req = AtomicReq {
             kind,
             op,
             ty,
@@ -54,6 +54,13 @@ impl Pair {
             flags,
             no_completion,
         };
+        if let Some(taken) = &mut self.short
+            && let Some(mut short) = req.short()
+            && end.node.atomic_now(end.ep, &mut short, &mut sink(&mut end.out), || self.now)
+        {
+            *taken += 1;
+            return Ok(look);
+        }
         end.node.post_atomic(self.now, end.ep, req)?;
         Ok(look)
     }
@@ -140,6 +147,16 @@ fn impossible_calls_are_refused() {
     let region = pair.region(1, 8192, ALL);
     let one = RmaList::one(0, 1, region.key);
     let word = [1; 8];
+    // One that is possible, so that the short way is open.
+    pair.short = Some(0);
+    for _ in 0..2 {
+        let read = AtomicOp::Read as u32;
+        pair.atomic(Call { op: read, ..Call::sum(Fetch, &[], one) }, 8).unwrap();
+        pair.run(5_000_000);
+        assert_eq!(pair.read(0).len(), 1);
+    }
+    assert_eq!(pair.short, Some(1));
+    let frames = pair.ends[0].node.counters().tx_frames;
     let supp = |r: Result<IoBuf>| assert!(matches!(r, Err(Error::OpNotSupp(_))), "{r:?}");
     let call = |kind, op, ty| Call { kind, op, ty, compare: &word, ..Call::sum(kind, &word, one) };
     let mut refused = 0;
@@ -175,15 +192,17 @@ fn impossible_calls_are_refused() {
     assert_eq!(pair.atomic(inject, 0).unwrap_err(), Error::MsgTooLong);
     pair.run(5_000_000);
     assert_eq!(pair.ends[0].node.cq_ready(pair.ends[0].cq), Ok(0));
-    assert_eq!(pair.ends[0].node.counters().tx_frames, 0);
+    assert_eq!(pair.ends[0].node.counters().tx_frames, frames);
+    assert_eq!(pair.short, Some(1));
     region.assert_untouched();
 }
 
 /// Rights x family, misalignment, bounds, keys: one error entry each, nothing is changed.
 #[test]
 fn protection_holds_for_atomics() {
-    for lossless in [true, false] {
+    for (lossless, short) in [(true, None), (true, Some(0)), (false, None)] {
         let mut pair = Pair::new(1500, lossless);
+        pair.short = short;
         let all = pair.region(1, 4096, ALL);
         let readable = pair.region(1, 4096, MrAccess::REMOTE_READ);
         let writable = pair.region(1, 4096, MrAccess::REMOTE_WRITE);
@@ -233,6 +252,8 @@ fn protection_holds_for_atomics() {
         pair.run(2_000_000);
         assert_eq!(pair.read(0).len(), 1);
         assert_eq!(contents(&look), [0xEE; 16]);
+        // The first found no session, three are base operations, two are long and one cannot be.
+        assert!(pair.short.is_none_or(|taken| taken >= 8), "{:?}", pair.short);
         pair.run(600_000_000);
         pair.assert_quiet();
     }
@@ -271,11 +292,73 @@ fn fetch_adds_are_executed_once_under_loss_and_duplication() {
     }
 }
 
+/// The short way and the long one are one: whichever an operation takes, and whatever is under way
+/// beside it in either direction, it is executed once, in order, and told once.
+#[test]
+fn the_short_way_does_what_the_long_one_does() {
+    let mut pair = Pair::new(1500, true);
+    let region = pair.region(1, 4096, ALL);
+    let wrong = region.key ^ 1 << 40;
+    let mut x = 1_u64;
+    let mut draw = |n: u64| {
+        x = x.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (x >> 33) % n
+    };
+    pair.short = Some(0);
+    let (mut next, mut looks, mut failing) = (words(&region.bytes())[1], Vec::new(), 0);
+    for context in 0..4000 {
+        let one = bytes_of(&[1]);
+        let add = |key| Call { context, ..Call::sum(Fetch, &one, RmaList::one(8, 1, key)) };
+        match draw(10) {
+            0 => {
+                let fence = Call { flags: OpFlags::FENCE, ..add(region.key) };
+                looks.push((pair.atomic(fence, 8).unwrap(), next));
+                next = next.wrapping_add(1);
+            }
+            1 => {
+                pair.atomic(add(wrong), 8).unwrap();
+                failing += 1;
+            }
+            2 => drop(pair.atomic(Call { kind: Base, ..add(region.key) }, 0).map(|_| next += 1)),
+            way @ (3 | 4) => {
+                let (from, len) = if way == 3 { (0, 300) } else { (1, 30) };
+                pair.recv(1 - from, shared(len).0, 5, OpFlags::empty(), context).unwrap();
+                pair.send(from, IoBuf::leaked(&bytes(len)), 5, OpFlags::empty(), context).unwrap();
+            }
+            5 => {
+                let compare = bytes_of(&[next]);
+                let swap = Call { op: CSWAP, compare: &compare, ..add(region.key) };
+                let swap = Call { kind: Compare, ..swap };
+                looks.push((pair.atomic(swap, 8).unwrap(), next));
+                next = 1;
+            }
+            _ => {
+                looks.push((pair.atomic(add(region.key), 8).unwrap(), next));
+                next = next.wrapping_add(1);
+            }
+        }
+        if draw(3) == 0 || context % 40 == 39 {
+            pair.run(5_000 * (1 + draw(4)));
+            for i in 0..2 {
+                failing -= pair.outcomes(i).iter().filter(|o| o.1.is_some()).count() as i64;
+            }
+        }
+    }
+    pair.run(5_000_000);
+    failing -= pair.outcomes(0).iter().filter(|o| o.1.is_some()).count() as i64;
+    assert_eq!(failing, 0);
+    for (n, (look, old)) in looks.iter().enumerate() {
+        assert_eq!(words(&contents(look)), [*old], "old value {n}");
+    }
+    assert_eq!(words(&region.bytes())[1], next);
+    assert!(pair.short > Some(500), "{:?} took the short way", pair.short);
+}
+
 /// The initiator's endpoint closes with answers outstanding: the next endpoint gets as many answers
 /// at a time as the first, and what was executed was executed once.
 #[test]
 fn withdrawn_fetches_give_their_answers_back() {
-    for lossless in [true, false] {
+    for (lossless, short) in [(true, None), (true, Some(0)), (false, None)] {
         for steps in 1..12 {
             let mut pair = Pair::new(1500, lossless);
             if !lossless && steps % 2 == 0 {
@@ -283,11 +366,21 @@ fn withdrawn_fetches_give_their_answers_back() {
             }
             let region = pair.region(1, 8192, ALL);
             let many = bytes_of(&[1; 512]);
-            for _ in 0..60 {
-                let call = Call::sum(Fetch, &many, RmaList::one(0, 512, region.key));
-                pair.atomic(call, 4096).unwrap();
+            if short.is_some() {
+                let none = Call::sum(Base, &[0; 8], RmaList::one(0, 1, region.key));
+                pair.atomic(none, 0).unwrap();
+                pair.run(1_000_000);
+                assert_eq!(pair.read(0).len(), 1);
+                pair.short = short;
             }
-            pair.run(steps * 5_000);
+            let words_each = if short.is_some() { 1 } else { 512 };
+            for _ in 0..60 {
+                let rma = RmaList::one(0, words_each, region.key);
+                let len = 8 * words_each as usize;
+                pair.atomic(Call::sum(Fetch, &many[..len], rma), len).unwrap();
+            }
+            assert!(pair.short.is_none_or(|taken| taken == 60));
+            pair.run((steps - 1) * 5_000);
             let end = &mut pair.ends[0];
             end.node.ep_close(pair.now, end.ep).unwrap();
             let outcomes = pair.outcomes(0);
