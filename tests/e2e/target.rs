@@ -94,7 +94,9 @@ fn doze(port: &str, orders: &Receiver<String>) {
         loop {
             match orders.try_recv() {
                 Ok(order) => break say(&order),
-                Err(TryRecvError::Empty) => active.domain.progress().unwrap(),
+                Err(TryRecvError::Empty) => {
+                    active.domain.progress().unwrap();
+                }
                 Err(TryRecvError::Disconnected) => return,
             }
         }

@@ -110,13 +110,16 @@ impl Link {
         if took.is_some() {
             end.set_word(FLAG_AT, *flag);
             while !end.write(FLAG_AT, 8) {
-                end.poll();
+                done += end.poll().sent;
             }
+            posted += 1;
         }
-        first.finish(|| {
-            end.poll();
-        })?;
+        first.finish(|| done += end.poll().sent)?;
         let took = took.unwrap_or_else(|| now_ns() - begin);
+        // What completed later would be taken for one of the next stream.
+        while done < posted {
+            done += end.poll().sent;
+        }
         Ok((LEN as u64 * count) as f64 / took as f64)
     }
 }

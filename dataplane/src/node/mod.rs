@@ -400,13 +400,10 @@ impl Node {
     pub fn new(settings: NodeSettings, caps: &PortCaps) -> Result<Self> {
         settings.check()?;
         let s = &settings;
-        if caps.mtu < 256 {
-            return Err(Error::MsgTooLong);
-        }
-        let frame_max = caps.mtu.min(usize::from(u16::MAX)) as u32;
-        let blocks = s.unexpected_bytes / UNIT;
-        let held = 8 * crate::rel::sent::WINDOW as usize;
-        let frame_len = frame_max as usize + ETH_HDR_LEN;
+        let mtu = Some(caps.mtu).filter(|&mtu| mtu >= 256).ok_or(Error::MsgTooLong)?;
+        let mtu = mtu.min(usize::from(u16::MAX));
+        let (frame_max, frame_len) = (mtu as u32, mtu + ETH_HDR_LEN);
+        let (blocks, held) = (s.unexpected_bytes / UNIT, 8 * crate::rel::sent::WINDOW as usize);
         Ok(Self {
             mac: caps.mac,
             frame_max,

@@ -1,11 +1,11 @@
 //! The short way of atomic operations that fetch, on a port that loses nothing.
 //!
 //! As in `short`: every question is asked first, nothing changes unless the answer is yes, and else
-//! the long way (`rma`, `rma_out`, `rma_in`) begins from the start. A request of one packet leaves in
-//! the call that posts it. Its record is a transmit request alone ([`WrFlags::SHORT`]): nothing is
-//! kept to send it again, and what else there is to say of it is in the packet. The target executes
-//! it when it comes, and its answer waits in a list of its own until the burst has been taken, since
-//! until then the port is lent to whoever takes it.
+//! the long way (`rma`, `rma_out`, `rma_in`) begins from the start. A request of one packet leaves
+//! in the call that posts it. Its record is a transmit request alone ([`WrFlags::SHORT`]): nothing
+//! is kept to send it again, and what else there is to say of it is in the packet. The target
+//! executes it when it comes, and its answer waits in a list of its own until the burst has been
+//! taken, since until then the port is lent to whoever takes it.
 
 use barewire_driver::frame::{Body, RxFrame, TxFrame};
 use barewire_driver::mem::{IoBuf, Span};
@@ -22,6 +22,7 @@ use super::{AtomicReq, EpId, FrameSink, Node, RmaIov};
 use crate::error::Error;
 use crate::flags::OpFlags;
 use crate::proto::atomic::AtomicKind;
+use crate::rel::psn::Psn;
 use crate::slab::{Handle, Link, NONE};
 use crate::types::{FiAddr, Instant, ProvErrno};
 use crate::wire::{AtomicOp, NackReason, PlainBase, RemoteRange, RespOp, Ty, mac_key};
@@ -37,8 +38,8 @@ const FLAGS: OpFlags = OpFlags::MORE
     .union(OpFlags::TRANSMIT_COMPLETE)
     .union(OpFlags::DELIVERY_COMPLETE);
 
-/// An atomic operation that fetches, on one remote range. As [`AtomicReq`], with the memory borrowed:
-/// `result` is taken if the operation is posted.
+/// An atomic operation that fetches, on one remote range. As [`AtomicReq`], with the memory
+/// borrowed: `result` is taken if the operation is posted.
 #[derive(Debug)]
 pub struct ShortAtomic<'a> {
     /// `Fetch` or `Compare`.
@@ -132,44 +133,13 @@ impl Node {
         {
             return false;
         }
-        let src_ep = ep.number;
-        let mut flags = WrFlags::RMA | WrFlags::SHORT;
+        let (eps, mut flags) = ((dst_ep, ep.number), WrFlags::RMA | WrFlags::SHORT);
         flags.set(WrFlags::CQE, !ep.tx_selective || req.flags.contains(OpFlags::COMPLETION));
-        let in_flight = peer.snd.in_flight();
-        let psn = peer.snd.nxt;
-        let w = self.tx.alloc_with(|_| TxWr {
-            buf: IoBuf::one(Span::EMPTY),
-            context: req.context,
-            tag: 0,
-            data: 0,
-            len: 0,
-            sent: 0,
-            asked: 0,
-            pull_op: NONE,
-            pull_gen: psn.0,
-            peer: p,
-            ep: e,
-            unacked: 0,
-            dst_ep,
-            src_ep,
-            flags,
-            queue: Link::default(),
-            of_peer: Link::default(),
-        });
+        let (in_flight, psn) = (peer.snd.in_flight(), peer.snd.nxt);
+        let w = self.tx.alloc_with(|_| short_wr(req.context, psn, (p, e), eps, flags));
         let Some(w) = w else { return false };
-        let (rkey, addr, seq) = (req.range.key, req.range.addr, peer.rma_seq);
-        let op = AtomicOp {
-            range: RemoteRange { dst_ep, src_ep, seq, last: true, rkey, addr },
-            end: true,
-            fetch: true,
-            compare: req.kind == AtomicKind::Compare,
-            dst_op: w,
-            dst_gen: self.tx.generation(w),
-            count: req.range.len as u16,
-            op: req.op as u8,
-            ty: req.ty as u8,
-            ..AtomicOp::default()
-        };
+        let handle = (w, self.tx.generation(w));
+        let op = req.header(eps, peer.rma_seq, handle);
         let base = PlainBase {
             dst_sid: peer.remote_sid,
             psn,
@@ -180,14 +150,7 @@ impl Node {
         };
         let head = op.head(&base, in_flight % 64 == 63);
         let mut both = [0; 2 * Job::SHORT];
-        let body = if op.compare {
-            let (operand, compare) = both[..len].split_at_mut(len / 2);
-            req.operand.read_at(0, operand);
-            req.compare.read_at(0, compare);
-            Body::Bytes(&both[..len])
-        } else {
-            Body::Io { buf: req.operand, offset: 0, len }
-        };
+        let body = req.body(len, &mut both);
         if out.send(&TxFrame { head: &head, body, tail: &[] }) != Tx::Sent {
             self.tx.discard(w);
             return false;
@@ -197,7 +160,7 @@ impl Node {
         ep.tx_used += 1;
         cq.reserve_free();
         peer.answers += 1;
-        peer.rma_seq = seq.wrapping_add(1);
+        peer.rma_seq = peer.rma_seq.wrapping_add(1);
         peer.short_left -= 1;
         if peer.in_order {
             (peer.owed, peer.ack_now) = (0, false);
@@ -436,7 +399,72 @@ impl Node {
     }
 }
 
+/// The record of an operation of the short way, posted to `peer` by endpoint `ep`.
+#[inline(always)]
+fn short_wr(
+    context: u64,
+    psn: Psn,
+    (peer, ep): (u32, u32),
+    (dst_ep, src_ep): (u16, u16),
+    flags: WrFlags,
+) -> TxWr {
+    TxWr {
+        buf: IoBuf::one(Span::EMPTY),
+        context,
+        tag: 0,
+        data: 0,
+        len: 0,
+        sent: 0,
+        asked: 0,
+        pull_op: NONE,
+        pull_gen: psn.0,
+        peer,
+        ep,
+        unacked: 0,
+        dst_ep,
+        src_ep,
+        flags,
+        queue: Link::default(),
+        of_peer: Link::default(),
+    }
+}
+
 impl ShortAtomic<'_> {
+    /// Its packet's header, as operation number `seq` with the name `dst_op`, `dst_gen`.
+    #[inline(always)]
+    fn header(
+        &self,
+        (dst_ep, src_ep): (u16, u16),
+        seq: u16,
+        (dst_op, dst_gen): (u32, u32),
+    ) -> AtomicOp {
+        let (rkey, addr) = (self.range.key, self.range.addr);
+        AtomicOp {
+            range: RemoteRange { dst_ep, src_ep, seq, last: true, rkey, addr },
+            end: true,
+            fetch: true,
+            compare: self.kind == AtomicKind::Compare,
+            dst_op,
+            dst_gen,
+            count: self.range.len as u16,
+            op: self.op as u8,
+            ty: self.ty as u8,
+            ..AtomicOp::default()
+        }
+    }
+
+    /// The `len` bytes of its packet's payload. Operands and compare values lie in `both` then.
+    #[inline(always)]
+    fn body<'a>(&'a self, len: usize, both: &'a mut [u8; 2 * Job::SHORT]) -> Body<'a> {
+        if self.kind != AtomicKind::Compare {
+            return Body::Io { buf: self.operand, offset: 0, len };
+        }
+        let (operand, compare) = both[..len].split_at_mut(len / 2);
+        self.operand.read_at(0, operand);
+        self.compare.read_at(0, compare);
+        Body::Bytes(&both[..len])
+    }
+
     /// Bytes of its packet's payload, if everything about the call is right and it is short.
     #[inline(always)]
     fn sent_len(&self) -> Option<usize> {

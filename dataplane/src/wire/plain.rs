@@ -28,8 +28,8 @@ pub struct PlainBase {
 }
 
 impl PlainBase {
-    /// Copies the base of an ATOMIC or a RESP out, and says which. Compares nothing with the session:
-    /// that is the caller's. `None` for any other packet; good or bad,
+    /// Copies the base of an ATOMIC or a RESP out, and says which. Compares nothing with the
+    /// session: that is the caller's. `None` for any other packet; good or bad,
     /// [`Base::parse`](super::Base::parse) tells.
     #[inline(always)]
     pub fn parse(frame: &RxFrame<'_>) -> Option<(Ty, Self)> {
