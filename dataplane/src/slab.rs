@@ -336,30 +336,67 @@ pub trait Linked<const LIST: usize> {
     fn link_ref(&self) -> &Link;
 }
 
+/// What a list knows of the number of its entries: `u32`, or nothing at all, which takes no memory.
+pub trait Count: Copy {
+    /// Of an empty list.
+    const ZERO: Self;
+    /// One more.
+    fn up(&mut self);
+    /// One less.
+    fn down(&mut self);
+}
+
+impl Count for u32 {
+    const ZERO: Self = 0;
+
+    #[inline(always)]
+    fn up(&mut self) {
+        *self += 1;
+    }
+
+    #[inline(always)]
+    fn down(&mut self) {
+        *self -= 1;
+    }
+}
+
+impl Count for () {
+    const ZERO: Self = ();
+
+    #[inline(always)]
+    fn up(&mut self) {}
+
+    #[inline(always)]
+    fn down(&mut self) {}
+}
+
+/// A list that nobody asks for its length.
+pub type Queue<const LIST: usize> = List<LIST, ()>;
+
 /// A doubly linked list of slots of one slab.
 ///
 /// Holds indices only: every call is given the slab, always the same. An entry must leave the list
 /// before its slot is freed.
 #[derive(Clone, Copy, Debug)]
-pub struct List<const LIST: usize> {
+pub struct List<const LIST: usize, C = u32> {
     /// The first entry, or [`NONE`].
     pub head: u32,
     /// The last entry, or [`NONE`].
     pub tail: u32,
     /// Entries in the list.
-    pub len: u32,
+    pub len: C,
 }
 
-impl<const LIST: usize> Default for List<LIST> {
+impl<const LIST: usize, C: Count> Default for List<LIST, C> {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl<const LIST: usize> List<LIST> {
+impl<const LIST: usize, C: Count> List<LIST, C> {
     /// An empty list.
     pub const fn new() -> Self {
-        Self { head: NONE, tail: NONE, len: 0 }
+        Self { head: NONE, tail: NONE, len: C::ZERO }
     }
 
     /// Whether nothing is in the list.
@@ -378,7 +415,7 @@ impl<const LIST: usize> List<LIST> {
             slab[self.tail].link().next = idx;
         }
         self.tail = idx;
-        self.len += 1;
+        self.len.up();
     }
 
     /// Puts `idx`, which is in no list of this number, before all others.
@@ -391,7 +428,7 @@ impl<const LIST: usize> List<LIST> {
             slab[self.head].link().prev = idx;
         }
         self.head = idx;
-        self.len += 1;
+        self.len.up();
     }
 
     /// Takes the first entry out of the list.
@@ -424,7 +461,7 @@ impl<const LIST: usize> List<LIST> {
         } else {
             slab[next].link().prev = prev;
         }
-        self.len -= 1;
+        self.len.down();
     }
 
     /// The entry after `idx`.

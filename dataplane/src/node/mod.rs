@@ -38,7 +38,7 @@ use crate::flags::{BindFlags, Caps, OpFlags};
 use crate::proto::blocks::{BlockPool, UNIT};
 use crate::proto::matching::{PostedPool, UnexpectedPool};
 use crate::rel::sent::SentPool;
-use crate::slab::{Handle, List, NONE, Slab};
+use crate::slab::{Handle, NONE, Slab};
 use crate::types::{FiAddr, Instant};
 use crate::wheel::Wheel;
 
@@ -317,7 +317,8 @@ pub struct Node {
     /// Blocks neither in use nor promised to a peer.
     pub(crate) blocks_unpromised: usize,
     pub(crate) pulls: Slab<Pull>,
-    pub(crate) pull_wait: List<2>,
+    /// Peers with pulls that wait for room in the window of all.
+    pub(crate) pull_queue: VecDeque<u32>,
     /// Bytes asked for and not yet here.
     pub(crate) pull_out: u64,
     pub(crate) mrs: Slab<Mr>,
@@ -432,7 +433,7 @@ impl Node {
             blocks: BlockPool::with_capacity(blocks),
             blocks_unpromised: blocks,
             pulls: Slab::with_capacity(s.rx_wr_max + blocks + s.tx_wr_max),
-            pull_wait: List::new(),
+            pull_queue: VecDeque::with_capacity(s.peer_max.min(4096)),
             pull_out: 0,
             mrs: Slab::with_capacity(s.mr_max),
             mr_by_key: HashMap::new(),

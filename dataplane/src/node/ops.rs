@@ -5,6 +5,7 @@ use bitflags::bitflags;
 
 use super::rma::RmaList;
 use crate::proto::blocks::Chain;
+use crate::rel::psn::Psn;
 use crate::slab::{Link, Linked, NONE};
 use crate::wire::NackReason;
 
@@ -181,6 +182,10 @@ pub(crate) struct Pull {
     pub(crate) end: Option<crate::wire::EndStatus>,
     /// Time in which our own loop ran, when bytes of it came last, or when it asked for the first.
     pub(crate) heard: u64,
+    /// The packet that asked last.
+    pub(crate) psn: Psn,
+    /// Up to where the peer had taken our packets, when that was last looked at for this one.
+    pub(crate) una: Psn,
     pub(crate) in_ctlq: bool,
     /// Waits for room in the pull window.
     pub(crate) waiting: bool,

@@ -272,7 +272,7 @@ impl Node {
             self.peers[p].ctlq.remove(&mut self.pulls, idx);
             let pull = &mut self.pulls[idx];
             pull.asked += u64::from(len);
-            pull.asking = 0;
+            (pull.asking, pull.psn) = (0, psn);
             if read {
                 self.rma_of(wr).done += u64::from(len);
             }

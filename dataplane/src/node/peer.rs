@@ -23,7 +23,7 @@ use crate::rel::psn::Psn;
 use crate::rel::rtt::Rtt;
 use crate::rel::sack::RcvBitmap;
 use crate::rel::sent::{SendWindow, WINDOW};
-use crate::slab::{List, NONE, Slab};
+use crate::slab::{List, NONE, Queue, Slab};
 use crate::types::{FI_ADDR_UNSPEC, FiAddr, Instant};
 use crate::wire::PlainMsg;
 
@@ -173,19 +173,21 @@ pub(crate) struct Peer {
     pub(crate) rx_newest: Psn,
     pub(crate) rx_at: u32,
     /// Transmit requests not yet sent in full, in order.
-    pub(crate) txq: List<0>,
+    pub(crate) txq: Queue<0>,
     /// Transmit requests with bytes that the peer asked for.
-    pub(crate) dataq: List<0>,
+    pub(crate) dataq: Queue<0>,
     /// All transmit requests to this peer, in the order of their posting.
     pub(crate) wrs: List<1>,
     /// Pulls that have a PULL or an END to send.
-    pub(crate) ctlq: List<0>,
+    pub(crate) ctlq: Queue<0>,
     /// All pulls from this peer.
     pub(crate) pulls: List<1>,
+    /// Those that wait for room in the pull window, in the order in which they may ask.
+    pub(crate) pull_wait: Queue<2>,
     /// Packets that arrived before one they have to wait for.
     pub(crate) held: List<0>,
     /// Answers to the peer's one-sided operations that have packets to send.
-    pub(crate) jobq: List<0>,
+    pub(crate) jobq: Queue<0>,
     /// Number of the peer's operation of which a packet was refused or given up, `NONE` if none
     /// was.
     pub(crate) bad_seq: u32,
@@ -216,6 +218,8 @@ pub(crate) struct Peer {
     pub(crate) probed: bool,
     /// Stands in the list of peers that wait for free blocks.
     pub(crate) starved: bool,
+    /// Stands in the queue of peers that have pulls waiting.
+    pub(crate) in_pull_queue: bool,
     /// Packets that arrived again since the last acknowledgement of its own.
     pub(crate) dups: u8,
     /// It came as one that was sent again.

@@ -15,6 +15,7 @@ use crate::flags::{Caps, CqFlags};
 use crate::plant::{Bug, planted};
 use crate::proto::blocks::{Chain, units};
 use crate::proto::matching::Src;
+use crate::rel::psn::Psn;
 use crate::slab::{Handle, Link, NONE};
 use crate::types::{CqErr, Cqe, EpAddr, FI_ADDR_UNSPEC, Instant, ProvErrno};
 use crate::wire::{DataOp, EndStatus, MsgMOp, MsgOp, NackReason, PULL_MAX, RndvOp};
@@ -634,14 +635,8 @@ impl Node {
             return;
         }
         let p = pull.peer;
-        // One peer may hold half of the window: who asks for nothing but what does not come must
-        // not keep the others from asking.
-        let share = (self.settings.pull_window as u64 / 2).min(1 << 30);
-        let out = u64::from(self.peers[p].pull_out);
-        if !self.pull_room() || out > 0 && out + PULL_CHUNK > share {
-            self.pulls[idx].waiting = true;
-            self.pull_wait.push_back(&mut self.pulls, idx);
-            return;
+        if !self.pull_room() || !self.pull_share(p) {
+            return self.wait_for_room(p, idx);
         }
         let (_, len) = self.next_piece(idx);
         let pull = &mut self.pulls[idx];
@@ -659,41 +654,90 @@ impl Node {
         self.pull_out == 0 || self.pull_out + PULL_CHUNK <= self.settings.pull_window as u64
     }
 
+    /// Whether `p` may be asked for another piece. One peer may hold half of the window: who
+    /// announces nothing but what does not come must not keep the others from asking.
+    fn pull_share(&self, p: u32) -> bool {
+        let share = (self.settings.pull_window as u64 / 2).min(1 << 30);
+        let out = u64::from(self.peers[p].pull_out);
+        out == 0 || out + PULL_CHUNK <= share
+    }
+
+    /// Pull `idx` goes on when there is room: before those of its peer that have not begun. With
+    /// all messages of a peer on their way at once, a little of each at a time, its application
+    /// would get back none to go on with before it got them all.
+    fn wait_for_room(&mut self, p: u32, idx: u32) {
+        let (peer, pulls) = (&mut self.peers[p], &mut self.pulls);
+        pulls[idx].waiting = true;
+        if pulls[idx].asked > 0 {
+            peer.pull_wait.push_front(pulls, idx);
+        } else {
+            peer.pull_wait.push_back(pulls, idx);
+        }
+        if !std::mem::replace(&mut peer.in_pull_queue, true) {
+            self.pull_queue.push_back(p);
+        }
+    }
+
+    /// Takes a pull that waits for room out of those that do.
+    pub(crate) fn unwait_pull(&mut self, idx: u32) {
+        let pull = &mut self.pulls[idx];
+        let p = pull.peer;
+        if std::mem::take(&mut pull.waiting) {
+            self.peers[p].pull_wait.remove(&mut self.pulls, idx);
+        }
+    }
+
     /// `len` bytes that were asked for from `p` are here, or will not be waited for any more.
     pub(crate) fn pull_settled(&mut self, p: u32, len: u64) {
         self.pull_out -= len;
         self.peers[p].pull_out -= len as u32;
     }
 
-    /// Whether pulls from `p` have bytes outstanding of which none has come for T_dead.
-    pub(crate) fn pulls_stalled(&self, p: u32) -> bool {
-        if self.peers[p].pull_out == 0 {
+    /// Whether pulls from `p` have bytes outstanding of which none has come for T_dead. A request
+    /// that the peer has not come to yet, since it refuses what stands before it one by one, is no
+    /// older than what it took last.
+    pub(crate) fn pulls_stalled(&mut self, p: u32) -> bool {
+        let peer = &self.peers[p];
+        if peer.pull_out == 0 {
             return false;
         }
-        let since = self.active_ns.saturating_sub(self.settings.t_dead_ns);
-        let mut waits = false;
-        for idx in self.peers[p].pulls.iter(&self.pulls) {
-            let pull = &self.pulls[idx];
+        let (active, una) = (self.active_ns, peer.snd.una);
+        let since = active.saturating_sub(self.settings.t_dead_ns);
+        let (mut at, mut waits) = (peer.pulls.head, false);
+        while let Some(pull) = self.pulls.get_mut(at) {
             if pull.asked > pull.got {
                 waits = true;
+                if una.since(pull.psn) <= 0 && una != pull.una {
+                    (pull.heard, pull.una) = (active, una);
+                }
                 if pull.heard > since {
                     return false;
                 }
             }
+            at = pull.of_peer.next;
         }
         waits
     }
 
-    /// Lets the pulls that have waited longest ask, as far as there is room now.
+    /// Lets pulls that wait ask, one of each peer by turns, as far as there is room now.
     pub(crate) fn serve_waiting_pulls(&mut self, now: Instant) {
-        // Those whose peer has its share asked for already go to the end of the queue.
-        for _ in 0..self.pull_wait.len.min(64) {
+        for _ in 0..self.pull_queue.len().min(64) {
             if !self.pull_room() {
                 return;
             }
-            let Some(idx) = self.pull_wait.pop_front(&mut self.pulls) else { return };
-            self.pulls[idx].waiting = false;
-            self.ask(now, idx);
+            let Some(p) = self.pull_queue.pop_front() else { return };
+            let Some(peer) = self.peers.get_mut(p) else { continue };
+            // The record may be another peer's by now.
+            if !peer.in_pull_queue || peer.pull_wait.is_empty() {
+                peer.in_pull_queue = false;
+                continue;
+            }
+            self.pull_queue.push_back(p);
+            if self.pull_share(p) {
+                let idx = self.peers[p].pull_wait.head;
+                self.unwait_pull(idx);
+                self.ask(now, idx);
+            }
         }
     }
 
@@ -752,9 +796,7 @@ impl Node {
         let pull = &mut self.pulls[idx];
         let (p, left) = (pull.peer, pull.asked - pull.got + u64::from(pull.asking));
         (pull.got, pull.asking) = (pull.asked, 0);
-        if std::mem::take(&mut pull.waiting) {
-            self.pull_wait.remove(&mut self.pulls, idx);
-        }
+        self.unwait_pull(idx);
         self.pull_settled(p, left);
     }
 
@@ -1053,6 +1095,8 @@ pub(super) fn empty_pull(peer: u32, src_op: u32, src_gen: u32, end: Option<EndSt
         imm: None,
         end,
         heard: 0,
+        psn: Psn(0),
+        una: Psn(0),
         in_ctlq: false,
         waiting: false,
         queue: Link::default(),

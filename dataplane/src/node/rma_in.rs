@@ -495,9 +495,7 @@ impl Node {
         if std::mem::take(&mut self.pulls[idx].in_ctlq) {
             self.peers[p].ctlq.remove(&mut self.pulls, idx);
         }
-        if std::mem::take(&mut self.pulls[idx].waiting) {
-            self.pull_wait.remove(&mut self.pulls, idx);
-        }
+        self.unwait_pull(idx);
         // Any byte of the operation may still come.
         self.free_if_idle(idx);
         // What it would have asked for next is room for others.

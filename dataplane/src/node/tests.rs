@@ -9,6 +9,7 @@ use barewire_driver::port::{MacAddr, PortCaps, Tx};
 
 mod atomic;
 mod hostile;
+mod pulls;
 mod rma;
 
 use super::*;

@@ -1,0 +1,89 @@
+//! Announced messages on a port that loses nothing: nothing waits for a timer, and what came first
+//! is asked for first.
+
+use super::*;
+
+/// A number below `below`, from a state that moves on.
+fn draw(state: &mut u64, below: u64) -> u64 {
+    *state ^= *state << 13;
+    *state ^= *state >> 7;
+    *state ^= *state << 17;
+    (*state >> 11) % below
+}
+
+/// Goal: a stream of announced messages never stops until a probe sets it going again. Method:
+/// rings of few frames, and turns of the two sides in an order and of lengths drawn from a seed; at
+/// every moment one side has a frame to take or to send.
+#[test]
+fn a_stream_of_long_messages_never_waits_for_a_probe() {
+    const LEN: usize = 300_000;
+    const QUIET_TURNS: u32 = 1_000;
+    for seed in 1..11_u64 {
+        let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        let mut pair = Pair::new(65_520, true);
+        let ring = 1 + draw(&mut state, 8) as usize;
+        let window = 1 + draw(&mut state, 12);
+        let total = 2 * window;
+        let (mut sent, mut posted, mut done, mut quiet) = (0, 0, [0; 2], 0);
+        let mut wires = [VecDeque::<Vec<u8>>::new(), VecDeque::new()];
+        while done != [total; 2] {
+            assert!(quiet < QUIET_TURNS, "seed {seed}: nothing moves at {done:?} of {total}");
+            (pair.now, quiet) = (pair.now + 500, quiet + 1);
+            let i = draw(&mut state, 2) as usize;
+            if i == 0 && sent < total.min(done[0] + window) {
+                pair.send(0, IoBuf::leaked(&[7; LEN]), 5, OpFlags::empty(), sent).unwrap();
+                sent += 1;
+            }
+            if i == 1 && posted < total.min(done[1] + window) && draw(&mut state, 3) == 0 {
+                pair.recv(1, IoBuf::leaked(&[0; LEN]), 5, OpFlags::empty(), posted).unwrap();
+                posted += 1;
+            }
+            for _ in 0..draw(&mut state, 12) {
+                let Some(bytes) = wires[1 - i].pop_front() else { break };
+                pair.ends[i].node.on_frame(pair.now, &RxFrame::new(&bytes));
+                quiet = 0;
+            }
+            let out = &mut wires[i];
+            let mut sink = |frame: &TxFrame<'_>| {
+                if out.len() >= ring {
+                    return Tx::Full;
+                }
+                let mut bytes = vec![0; frame.len()];
+                frame.copy_to(&mut bytes);
+                out.push_back(bytes);
+                Tx::Sent
+            };
+            pair.ends[i].node.transmit(pair.now, &mut sink);
+            done[i] += pair.read(i).len() as u64;
+        }
+    }
+}
+
+/// Goal: of many announced messages of a peer the oldest is here first, and not all of them a
+/// little at a time, so that a sender can go on while the rest is on its way.
+#[test]
+fn the_oldest_of_many_announced_messages_is_pulled_first() {
+    const LEN: usize = 512 << 10;
+    const COUNT: u64 = 64;
+    let mut pair = Pair::new(65_520, true);
+    for n in 0..COUNT {
+        pair.recv(1, IoBuf::leaked(&[0; LEN]), 5, OpFlags::empty(), n).unwrap();
+        pair.send(0, IoBuf::leaked(&[7; LEN]), 5, OpFlags::empty(), n).unwrap();
+    }
+    let mut order = Vec::new();
+    for turn in 0.. {
+        assert!(turn < 2_000, "{order:?}");
+        pair.run(1);
+        let none_yet = order.is_empty();
+        order.extend(pair.read(1).iter().map(|c| c.op_context));
+        if none_yet && !order.is_empty() {
+            let going_on = pair.ends[1].node.pulls.iter().filter(|(_, pull)| pull.got > 0).count();
+            let begun = order.len() + going_on;
+            assert!(begun < 32, "{begun} messages have begun when the first is here");
+        }
+        if order.len() as u64 == COUNT {
+            break;
+        }
+    }
+    assert!(order.is_sorted(), "{order:?}");
+}
