@@ -323,7 +323,9 @@ impl Node {
         };
         let entry = &self.sent[idx];
         let (ty, op, w, body) = (entry.ty, entry.op, entry.wr, entry.body);
-        peer.snd.on_refused(&mut self.sent, idx);
+        if !peer.snd.on_refused(&mut self.sent, idx) {
+            return;
+        }
         self.make_ready(p);
         let err = nack_error(reason);
         if ty == Ty::Pull {

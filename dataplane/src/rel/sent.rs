@@ -100,6 +100,8 @@ pub struct Sent {
     pub lost: bool,
     /// Was sent more than once.
     pub rtx: bool,
+    /// The peer refused it, and has been sent a NOP in its place since, or will be.
+    pub refused: bool,
     link: Link,
 }
 
@@ -121,6 +123,7 @@ impl Sent {
             sacked: false,
             lost: false,
             rtx: false,
+            refused: false,
             link: Link::default(),
         }
     }
@@ -382,12 +385,20 @@ impl SendWindow {
         }
     }
 
-    /// A packet that was refused: whatever was reported of it, it has to be sent again.
-    pub fn on_refused(&mut self, pool: &mut SentPool, idx: u32) {
+    /// A packet that was refused: whatever was reported of it, it has to be sent again. False if
+    /// that is known: then what was sent in its place is under way, and a timer sends it once more
+    /// if need be. Were every refusal answered, each answer that comes twice would be refused again
+    /// by what comes after it, and on a path with a long delay they would never end.
+    #[must_use]
+    pub fn on_refused(&mut self, pool: &mut SentPool, idx: u32) -> bool {
+        if std::mem::replace(&mut pool[idx].refused, true) {
+            return false;
+        }
         if std::mem::take(&mut pool[idx].sacked) {
             self.sacked -= 1;
         }
         self.mark_lost(pool, idx);
+        true
     }
 
     /// A timer fired: sends packet `idx` again in case it is lost.
