@@ -612,6 +612,9 @@ impl Node {
                     self.peers[p].bad_seq = seq.into();
                 }
                 self.waive(now, p, op.units);
+                if op.units == 0 && base.ar {
+                    self.regrant_now(now, p);
+                }
                 Verdict::Accept
             }),
             Ty::Write => WriteOp::parse(frame, base)

@@ -333,12 +333,14 @@ impl Node {
         let whole = self.payload_max(p, MsgOp::LEN + imm);
         let small = wr.len <= whole as u64;
         let pull = wr.flags.contains(WrFlags::MATCH)
-            || wr.len > (self.settings.eager_max as u64).max(if small { 4096 } else { 0 })
-            || cost > credits && cost > 1;
+            || wr.len > (self.settings.eager_max as u64).max(if small { 4096 } else { 0 });
         if credits == 0 {
             return Step::Wait;
         }
-        if pull {
+        let short = cost > credits;
+        if !pull && short && !self.credit_is_short(p) {
+            self.ask_for_credit(now, p, out)
+        } else if pull || short {
             self.send_announcement(now, p, w, out)
         } else if !small {
             self.send_piece(now, p, w, out)
@@ -347,6 +349,34 @@ impl Node {
         } else {
             self.send_whole(now, p, w, out)
         }
+    }
+
+    /// Whether the peer has been asked for credit, has answered, and not given what was missing.
+    fn credit_is_short(&self, p: u32) -> bool {
+        let peer = &self.peers[p];
+        peer.has_asked && peer.snd.una.since(peer.asked_at) > 0
+    }
+
+    /// Asks for credit, once, and waits for the answer. What is granted for messages under way may
+    /// be enough; only if the peer has no blocks left is a short message announced, so that others
+    /// can go on. An announced one completes when it is matched, which a program that sends first
+    /// and receives later may wait for in vain.
+    #[cold]
+    fn ask_for_credit(&mut self, now: Instant, p: u32, out: &mut dyn FrameSink) -> Step {
+        if self.peers[p].has_asked {
+            return Step::Wait;
+        }
+        if !self.can_keep() {
+            return Step::Full;
+        }
+        let psn = self.peers[p].snd.nxt;
+        let packet = Packet { ar: true, ..Packet::control(Ty::Nop, psn, &[0; NopOp::LEN]) };
+        if !self.send_numbered(now, p, packet, true, out) {
+            return Step::Full;
+        }
+        let peer = &mut self.peers[p];
+        (peer.asked_at, peer.has_asked) = (psn, true);
+        Step::Wait
     }
 
     /// A message that fits one packet.
@@ -493,6 +523,7 @@ impl Node {
     pub(super) fn charge(&mut self, p: u32, cost: u32, kept: bool) {
         let peer = &mut self.peers[p];
         peer.credit_used = peer.credit_used.wrapping_add(cost);
+        peer.has_asked = false;
         if let Some(idx) = peer.snd.last().filter(|_| kept) {
             self.sent[idx].units = cost;
         }

@@ -195,6 +195,8 @@ pub(crate) struct Peer {
     /// A packet that was refused and has no entry, if [`has_nop_for`](Self::has_nop_for): a NOP
     /// with its number must go out.
     pub(crate) nop_for: Psn,
+    /// The packet that asked for credit, if [`has_asked`](Self::has_asked).
+    pub(crate) asked_at: Psn,
     pub(crate) epoch: u32,
     pub(crate) peer_epoch: u32,
     /// Epochs up to this one of `inc` are over.
@@ -225,6 +227,8 @@ pub(crate) struct Peer {
     /// It came as one that was sent again.
     pub(crate) rx_resent: bool,
     pub(crate) has_nop_for: bool,
+    /// Credit was asked for, and none of it was used since.
+    pub(crate) has_asked: bool,
     /// A NOP must go out, so that the receiver of half a message learns that it ends there.
     pub(crate) want_nop: bool,
     /// The message that is half here has remote CQ data.

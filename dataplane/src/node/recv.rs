@@ -546,7 +546,7 @@ impl Node {
         }
     }
 
-    fn regrant_now(&mut self, _now: Instant, p: u32) {
+    pub(super) fn regrant_now(&mut self, _now: Instant, p: u32) {
         let blocks = self.settings.unexpected_bytes / crate::proto::blocks::UNIT;
         let peer = &mut self.peers[p];
         if peer.state == State::Idle {

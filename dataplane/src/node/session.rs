@@ -104,7 +104,7 @@ impl Node {
         (peer.granted, peer.target) = (grant, GRANT_FIRST);
         (peer.backoff, peer.probes, peer.probed, peer.refused) = (0, 0, false, 0);
         (peer.owed, peer.ack_now, peer.want_ping, peer.want_nop) = (0, false, false, false);
-        (peer.nack.want, peer.has_nop_for) = (false, false);
+        (peer.nack.want, peer.has_nop_for, peer.has_asked) = (false, false, false);
         peer.want_open = true;
         peer.heard = active;
         peer.probe_at = now;

@@ -8,6 +8,7 @@ use barewire_driver::mem::IoBuf;
 use barewire_driver::port::{MacAddr, PortCaps, Tx};
 
 mod atomic;
+mod credit;
 mod hostile;
 mod pulls;
 mod refused;
@@ -55,11 +56,15 @@ fn caps(mac: u8, mtu: usize, lossless: bool) -> PortCaps {
 }
 
 fn end(mac: u8, mtu: usize, lossless: bool) -> End {
+    end_with(mac, mtu, lossless, NodeSettings::default())
+}
+
+fn end_with(mac: u8, mtu: usize, lossless: bool, settings: NodeSettings) -> End {
     let settings = NodeSettings {
         incarnation: u64::from(mac) + 100,
         seed: u64::from(mac) * 77,
         t_dead_ns: 500_000_000,
-        ..NodeSettings::default()
+        ..settings
     };
     let mut node = Node::new(settings, &caps(mac, mtu, lossless)).unwrap();
     let cq = node.cq_open(128).unwrap();
@@ -75,7 +80,10 @@ fn end(mac: u8, mtu: usize, lossless: bool) -> End {
 
 impl Pair {
     fn new(mtu: usize, lossless: bool) -> Self {
-        let mut ends = [end(1, mtu, lossless), end(2, mtu, lossless)];
+        Self::of([end(1, mtu, lossless), end(2, mtu, lossless)])
+    }
+
+    fn of(mut ends: [End; 2]) -> Self {
         for i in 0..2 {
             let addr = ends[1 - i].node.addr_of(ends[1 - i].ep).unwrap();
             let end = &mut ends[i];

@@ -1,0 +1,80 @@
+//! Short messages that nobody has posted a receive for.
+
+use super::*;
+
+/// Sends `len` bytes so often, reads completions, and says how many there were after `ns` of quiet.
+fn burst(pair: &mut Pair, count: u64, len: usize, ns: u64) -> u64 {
+    let mut done = 0;
+    for n in 0..count {
+        while pair.send(0, IoBuf::leaked(&vec![n as u8; len]), 5, OpFlags::empty(), n).is_err() {
+            let started = pair.now;
+            let mut more = 0;
+            while more == 0 {
+                assert!(pair.now.since(started) < 5_000_000, "message {n} is refused for ever");
+                pair.run(5_000);
+                more = pair.read(0).len() as u64;
+            }
+            done += more;
+        }
+        done += pair.read(0).len() as u64;
+    }
+    pair.run(ns);
+    loop {
+        match pair.read(0).len() as u64 {
+            0 => return done,
+            more => done += more,
+        }
+    }
+}
+
+/// Receives so many, compares them, and says how long that took.
+fn drain(pair: &mut Pair, count: u64, len: usize) -> u64 {
+    let started = pair.now;
+    for n in 0..count {
+        let (buf, look) = shared(len);
+        pair.recv(1, buf, 5, OpFlags::empty(), n).unwrap();
+        let limit = pair.now + 1_000_000_000;
+        while pair.read(1).first().is_none_or(|cqe| cqe.op_context != n) {
+            assert!(pair.now.since(limit) == 0, "message {n} does not come");
+            pair.run(5_000);
+        }
+        assert_eq!(contents(&look), vec![n as u8; len], "message {n}");
+    }
+    pair.now.since(started)
+}
+
+/// Goal: a program may send first and receive later: short messages complete at their sender while
+/// the receiver has blocks, whatever their length makes of the credit.
+#[test]
+fn short_messages_complete_before_anybody_receives_them() {
+    for lossless in [true, false] {
+        for len in [8, 300, 3000, 4096] {
+            let mut pair = Pair::new(9000, lossless);
+            let done = burst(&mut pair, 1000, len, 2_000_000);
+            assert_eq!(done, 1000, "of {len} bytes, lossless {lossless}");
+            drain(&mut pair, 1000, len);
+            let probes = pair.ends.each_ref().map(|end| end.node.counters().tx_probes);
+            assert_eq!(probes, [0, 0], "of {len} bytes, lossless {lossless}");
+        }
+    }
+}
+
+/// Goal: a receiver whose blocks are used up holds its sender back, loses nothing, and neither of
+/// them waits for a timer when there are blocks again.
+#[test]
+fn a_full_receiver_holds_its_sender_back() {
+    for lossless in [true, false] {
+        for len in [300, 3000] {
+            let small = NodeSettings { unexpected_bytes: 32 << 10, ..NodeSettings::default() };
+            let ends = [end(1, 9000, lossless), end_with(2, 9000, lossless, small)];
+            let mut pair = Pair::of(ends);
+            let done = burst(&mut pair, 100, len, 2_000_000);
+            assert!(done < 100, "{done} messages of {len} bytes in 32 KiB");
+            let took = drain(&mut pair, 100, len);
+            assert!(took < 20_000_000, "{took} ns for {len} bytes, lossless {lossless}");
+            pair.run(2_000_000);
+            let last = std::iter::repeat_with(|| pair.read(0).len()).take_while(|&n| n > 0);
+            assert_eq!(done + last.sum::<usize>() as u64, 100);
+        }
+    }
+}
