@@ -8,6 +8,7 @@
 mod cases;
 mod coll;
 mod environment;
+mod forged;
 mod kills;
 mod matrix;
 mod remote;

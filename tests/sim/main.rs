@@ -24,8 +24,9 @@ mod onesided;
 mod plan;
 mod remote;
 mod rig;
-mod rng;
 mod stages;
 #[path = "../atomics/values.rs"]
 mod values;
 mod world;
+
+use barewire_tests::rng;

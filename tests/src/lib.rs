@@ -1,3 +1,5 @@
 //! What several suites and benches share.
 
+pub mod forge;
 pub mod nodes;
+pub mod rng;

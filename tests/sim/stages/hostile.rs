@@ -10,6 +10,7 @@ use barewire_dataplane::wire::{
     OpenOp, PackOp, PullOp, RndvOp, RstOp, RstReason, Ty,
 };
 use barewire_driver::frame::RxFrame;
+use barewire_tests::forge::Forger;
 
 use super::{for_seeds, nightly};
 use crate::arena::{Buf, is_content};
@@ -53,8 +54,10 @@ pub(crate) fn forged(seed: u64, count: u64) -> Result<(), Violation> {
     rig.run_to(quiet);
     let before = state(&mut rig);
     let now = rig.now();
+    let [victim, honest, third] = [0, 1, 2].map(Net::mac);
+    let mut forger = Forger { rng: r.clone(), victim, honest, third, crc: true, ep: EP };
     for i in 0..count {
-        let bytes = forge(&mut r, &live);
+        let bytes = forger.frame(&live);
         rig.at(0).node.on_frame(now, &RxFrame::new(&bytes));
         if i % 1000 == 0 {
             // Whatever it answers goes to the third station, who says nothing.
@@ -74,68 +77,6 @@ fn state(rig: &mut Rig) -> (Vec<SessionInfo>, Levels) {
     let mut sessions: Vec<_> = node.sessions().filter(|s| s.mac == Net::mac(1)).collect();
     sessions.iter_mut().for_each(|s| s.srtt_ns = 0);
     (sessions, Levels { peers: 0, ..node.levels() })
-}
-
-/// A frame that nobody honest sent. None is an undamaged OPEN: everybody may open a session.
-fn forge(r: &mut Rng, live: &[Vec<u8>]) -> Vec<u8> {
-    if r.chance(0.1) {
-        return guess(r);
-    }
-    let mut f = if r.chance(0.2) || live.is_empty() {
-        let mut f: Vec<u8> = (0..r.range(0, 200)).map(|_| r.next() as u8).collect();
-        if f.len() >= 16 && r.chance(0.8) {
-            f[..6].copy_from_slice(&Net::mac(0).0);
-            f[6..12].copy_from_slice(&Net::mac(r.index(3)).0);
-            f[12..14].copy_from_slice(&wire::ETHERTYPE.to_be_bytes());
-            f[14] = 0x20 | (f[14] & 0x1f);
-        }
-        return f;
-    } else {
-        live[r.index(live.len())].clone()
-    };
-    let opens = Base::parse(&RxFrame::new(&f)).is_ok_and(|b| b.ty == Ty::Open);
-    if r.chance(0.3) && !opens {
-        // Undamaged, but from a station that has no session.
-        f[6..12].copy_from_slice(&Net::mac(2).0);
-        return f;
-    }
-    // Up to three flipped bits are always found by the checksum.
-    let from = if r.chance(0.5) { 14 } else { 14.max(f.len() - 8) };
-    let at = from + r.index(f.len() - from);
-    f[at] ^= 1 << r.below(8);
-    if r.chance(0.3) {
-        f.truncate(r.index(f.len()));
-    }
-    f
-}
-
-/// An undamaged frame under a stolen address, of one who has to guess the names of the session.
-fn guess(r: &mut Rng) -> Vec<u8> {
-    let base = Base {
-        dst: Net::mac(0),
-        src: Net::mac(1),
-        ty: Ty::Rst,
-        ar: r.chance(0.5),
-        rtx: false,
-        crc: true,
-        dst_sid: r.next() as u32 | 1 << 31,
-        psn: Psn(r.next() as u32),
-        cack: Psn(r.next() as u32),
-        grant: r.next() as u16,
-        plen: 0,
-    };
-    let rst = RstOp {
-        echo_sid: r.next() as u32 | 1,
-        echo_psn: Psn(r.next() as u32),
-        inc: r.pick(&[2, 3]),
-        victim_inc: r.pick(&[0, 1]),
-        victim_epoch: r.next() as u32 | 1 << 20,
-        reason: r.pick(&[RstReason::Closed, RstReason::UnknownSession, RstReason::Dead]),
-        version: wire::VERSION,
-    };
-    let msg = MsgOp { dst_ep: EP, src_ep: EP, ..MsgOp::default() };
-    let op = r.pick(&[Op::Rst(rst), Op::Rst(rst), Op::Msg(msg), Op::Ping]);
-    wire::frame(&base, &op, &[])
 }
 
 /// Two honest nodes that send each other checked messages.

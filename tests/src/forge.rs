@@ -1,0 +1,110 @@
+//! Frames that nobody honest sent, for the suites that throw them at a node.
+
+use barewire_dataplane::psn::Psn;
+use barewire_dataplane::wire::{self, Base, MsgOp, Op, RstOp, RstReason, Ty};
+use barewire_driver::frame::RxFrame;
+use barewire_driver::port::MacAddr;
+
+use crate::rng::Rng;
+
+/// Makes them, from a seed.
+#[derive(Debug)]
+pub struct Forger {
+    /// What is drawn comes from here.
+    pub rng: Rng,
+    /// Whom the frames are for.
+    pub victim: MacAddr,
+    /// Who has a session with the victim.
+    pub honest: MacAddr,
+    /// Who has none.
+    pub third: MacAddr,
+    /// Frames have a checksum. Where they have none, a damaged copy of a real frame comes from the
+    /// third station: from under the honest one's address it would be the real frame's equal.
+    pub crc: bool,
+    /// The endpoint that messages are for.
+    pub ep: u16,
+}
+
+impl Forger {
+    /// The next frame: noise, a copy of one of the `live` frames to the victim that is damaged or
+    /// comes from a station without a session, or a whole one under a stolen address, of somebody
+    /// who has to guess the names of the session. None is an undamaged OPEN: everybody may open a
+    /// session.
+    pub fn frame(&mut self, live: &[Vec<u8>]) -> Vec<u8> {
+        loop {
+            let frame = self.any(live);
+            let opens = Base::parse(&RxFrame::new(&frame)).is_ok_and(|base| base.ty == Ty::Open);
+            if !opens {
+                return frame;
+            }
+        }
+    }
+
+    fn any(&mut self, live: &[Vec<u8>]) -> Vec<u8> {
+        if self.rng.chance(0.1) {
+            return self.guess();
+        }
+        if self.rng.chance(0.2) || live.is_empty() {
+            return self.noise();
+        }
+        let r = &mut self.rng;
+        let mut f = live[r.index(live.len())].clone();
+        if r.chance(0.3) {
+            f[6..12].copy_from_slice(&self.third.0);
+            return f;
+        }
+        if !self.crc {
+            f[6..12].copy_from_slice(&self.third.0);
+        }
+        // Up to three flipped bits are always found by the checksum.
+        let from = if r.chance(0.5) { 14 } else { 14.max(f.len() - 8) };
+        let at = from + r.index(f.len() - from);
+        f[at] ^= 1 << r.below(8);
+        if r.chance(0.3) {
+            f.truncate(r.index(f.len()));
+        }
+        f
+    }
+
+    fn noise(&mut self) -> Vec<u8> {
+        let r = &mut self.rng;
+        let mut f: Vec<u8> = (0..r.range(0, 200)).map(|_| r.next() as u8).collect();
+        if f.len() >= 16 && r.chance(0.8) {
+            f[..6].copy_from_slice(&self.victim.0);
+            let src = r.pick(&[self.victim, self.honest, self.third]);
+            f[6..12].copy_from_slice(&src.0);
+            f[12..14].copy_from_slice(&wire::ETHERTYPE.to_be_bytes());
+            f[14] = 0x20 | (f[14] & 0x1f);
+        }
+        f
+    }
+
+    fn guess(&mut self) -> Vec<u8> {
+        let r = &mut self.rng;
+        let base = Base {
+            dst: self.victim,
+            src: self.honest,
+            ty: Ty::Rst,
+            ar: r.chance(0.5),
+            rtx: false,
+            crc: self.crc,
+            dst_sid: r.next() as u32 | 1 << 31,
+            psn: Psn(r.next() as u32),
+            cack: Psn(r.next() as u32),
+            grant: r.next() as u16,
+            plen: 0,
+        };
+        let rst = RstOp {
+            echo_sid: r.next() as u32 | 1,
+            echo_psn: Psn(r.next() as u32),
+            inc: r.pick(&[2, 3]),
+            victim_inc: r.pick(&[0, 1]),
+            victim_epoch: r.next() as u32 | 1 << 20,
+            reason: r.pick(&[RstReason::Closed, RstReason::UnknownSession, RstReason::Dead]),
+            version: wire::VERSION,
+        };
+        let msg = MsgOp { dst_ep: self.ep, src_ep: self.ep, ..MsgOp::default() };
+        let op = r.pick(&[Op::Rst(rst), Op::Rst(rst), Op::Msg(msg), Op::Ping]);
+        wire::frame(&base, &op, &[])
+    }
+}
