@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use barewire_dataplane::node::{Levels, SessionInfo};
 use barewire_dataplane::psn::Psn;
+use barewire_dataplane::rel::sent::WINDOW;
 use barewire_dataplane::types::FiAddr;
 use barewire_dataplane::wire::{
     self, AckOp, Base, DataOp, EndOp, EndStatus, MsgMOp, MsgOp, NackOp, NackReason, NopOp, Op,
@@ -185,6 +186,8 @@ pub(crate) fn hostile(seed: u64, count: u64) -> Result<(), Violation> {
         if i % 64 == 0 {
             v.listen(&mut rig);
             v.knock(&mut rig);
+            let over = rig.at(0).node.sessions().find(|session| session.in_flight > WINDOW);
+            ensure!(over.is_none(), "what was never sent is acknowledged: {over:?}");
         }
         if i % 100 == 0 {
             let buf = rig.at(0).arena.take(r.pick(&[10, 9000]))?;
@@ -328,7 +331,7 @@ impl Villain {
         } else {
             self.ops[r.index(self.ops.len())]
         };
-        let offset = r.pick(&[0, 1, 700, 1400, 9000, u64::MAX - 100]);
+        let offset = r.pick(&[0, 0, 1, 300, 700, 1400, 2800, 9000, u64::MAX - 100]);
         let msg_len = r.pick(&[0, 1, 1400, 1401, 3000, 9000, 1 << 40, u64::MAX]);
         let (dst_ep, src_ep) = (r.pick(&[EP, EP, EP, 9, u16::MAX]), r.pick(&[EP, 5]));
         let (tagged, imm) = (r.chance(0.1), r.chance(0.1).then_some(1));
@@ -336,8 +339,9 @@ impl Villain {
         let op = match r.below(16) {
             0..=3 => Op::Msg(MsgOp { dst_ep, src_ep, tagged, imm, tag, len: 0 }),
             4..=7 => {
-                // Mostly pieces of one message, so that some begin where another ended.
-                let msg_len = if r.chance(0.7) { 9000 } else { msg_len };
+                // Mostly pieces of one message that the first credit covers, so that some begin
+                // where another ended, and some do not.
+                let msg_len = if r.chance(0.7) { 3000 } else { msg_len };
                 let imm = imm.filter(|_| offset == 0);
                 Op::MsgM(MsgMOp { dst_ep, src_ep, tagged, imm, tag, msg_len, offset })
             }

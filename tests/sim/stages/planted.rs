@@ -48,6 +48,8 @@ fn planted_bugs() {
     });
     let mut lines = lines.into_inner().expect("no panic inside");
     lines.sort_by_key(|l| l.0);
+    println!("| bug | found by | parts run |\n|---|---|---|");
+    lines.iter().for_each(|(_, bug, hunt)| hunt.row(*bug));
     let (mut found, mut planted) = (0, 0);
     for (_, _, hunt) in &lines {
         planted += u64::from(hunt.reached);
@@ -68,6 +70,15 @@ struct Hunt {
 }
 
 impl Hunt {
+    /// The line of the table in `docs/testing.md`.
+    fn row(&self, bug: Bug) {
+        match &self.found {
+            Some((stage, part, _)) => println!("| {bug:?} | `{stage}` | {} |", part + 1),
+            None if self.reached => println!("| {bug:?} | not found | |"),
+            None => println!("| {bug:?} | no place reached | |"),
+        }
+    }
+
     fn print(&self, bug: Bug, start: Instant) {
         let at = start.elapsed().as_secs();
         match &self.found {
