@@ -173,10 +173,10 @@ impl RawEndpoint {
         let dest = self.to(dest);
         // SAFETY: the caller's promise is the same.
         let buf = unsafe { io(iov)? };
-        let req = SendReq { kind, buf, dest, tag, data, context, flags, no_completion: false };
+        let mut req = SendReq { kind, buf, dest, tag, data, context, flags, no_completion: false };
         let mut core = self.dom.enter()?;
         // Not by `post_send`: a request that has left need not be moved.
-        let posted = match core.engine.send_now(self.id, &req) {
+        let posted = match core.engine.send_now(self.id, &mut req) {
             true => Ok(()),
             false => core.engine.post_send_long(self.id, req),
         };
@@ -206,10 +206,11 @@ impl RawEndpoint {
         // SAFETY: readable during the call, which is as long as an inject keeps it; it only reads.
         let buf = IoBuf::one(unsafe { Span::from_raw(base.cast_mut(), len) });
         let (data, dest) = (data.unwrap_or(0), self.to(dest));
-        let req = SendReq { kind, buf, dest, tag, data, context: 0, flags, no_completion: true };
+        let mut req =
+            SendReq { kind, buf, dest, tag, data, context: 0, flags, no_completion: true };
         let mut core = self.dom.enter()?;
         // Not by `post_send`: a request that has left need not be moved.
-        let posted = match core.engine.send_now(self.id, &req) {
+        let posted = match core.engine.send_now(self.id, &mut req) {
             true => Ok(()),
             false => core.engine.post_send_long(self.id, req),
         };

@@ -164,7 +164,7 @@ impl NodeEnd {
     }
 
     #[inline(always)]
-    fn send_now(&mut self, req: &SendReq) -> bool {
+    fn send_now(&mut self, req: &mut SendReq) -> bool {
         let port = &mut self.port;
         let mut out = |frame: &TxFrame<'_>| port.tx(frame).unwrap_or(Tx::Full);
         let sent = self.node.send_now(self.ep, req, &mut out, || Instant(now_ns()));
@@ -191,7 +191,7 @@ impl NodeEnd {
 
     #[inline]
     fn post(&mut self, at: usize, len: usize, flags: OpFlags, no_completion: bool) -> bool {
-        let req = SendReq {
+        let mut req = SendReq {
             kind: MsgKind::Tagged,
             buf: self.memory.lend(at, len),
             dest: self.peer,
@@ -201,7 +201,7 @@ impl NodeEnd {
             flags,
             no_completion,
         };
-        if self.send_now(&req) {
+        if self.send_now(&mut req) {
             return true;
         }
         let now = Instant(now_ns());

@@ -63,9 +63,12 @@ pub fn exchange<E: End>(pair: &mut [E; 2], (how, len): (How, usize), count: u64)
             if received + done == 2 {
                 break;
             }
-            // Only before the session is open, or when the sender waits for credit.
             if received == 0 {
+                // Only before the session is open, or when the sender waits for credit.
                 done += a.poll().sent;
+            } else {
+                // Only where the sender waits for an acknowledgement.
+                b.poll();
             }
         }
         if received + done != 2 {

@@ -202,8 +202,8 @@ impl Engine {
     /// # Errors
     /// Those of [`Node::post_send`]. Nothing of this request was queued.
     #[inline(always)]
-    pub fn post_send(&mut self, ep: EpId, req: SendReq) -> OpResult<()> {
-        if self.send_now(ep, &req) {
+    pub fn post_send(&mut self, ep: EpId, mut req: SendReq) -> OpResult<()> {
+        if self.send_now(ep, &mut req) {
             return Ok(());
         }
         self.post_send_long(ep, req)
@@ -226,7 +226,7 @@ impl Engine {
 
     /// Sends a message at once if nothing stands before it; see [`Node::send_now`].
     #[inline]
-    pub fn send_now(&mut self, ep: EpId, req: &SendReq) -> bool {
+    pub fn send_now(&mut self, ep: EpId, req: &mut SendReq) -> bool {
         self.post_now(|node, out| node.send_now(ep, req, out, Self::now))
     }
 

@@ -8,7 +8,7 @@ use barewire_driver::mem::IoBuf;
 
 use crate::arena::{Arena, NAME_LEN};
 use crate::ledger::{Addr, EpKey, Ledger, Msg, Recv, RecvMode, Sent, Violation, ensure};
-use crate::net::Net;
+use crate::net::{Egress, Net};
 use crate::onesided::{ONE_SIDED, Regions};
 use crate::plan::{CallerPlan, Plan};
 use crate::rng::Rng;
@@ -28,6 +28,8 @@ pub(crate) struct View<'a> {
     pub(crate) residents: &'a [Resident],
     pub(crate) plan: &'a Plan,
     pub(crate) ledger: &'a mut Ledger,
+    /// Where a message goes that leaves in the call that posts it.
+    pub(crate) net: &'a mut Net,
     /// Print what happens.
     pub(crate) trace: bool,
 }
@@ -336,7 +338,7 @@ impl App {
         let context = v.ledger.send(ep.key, msg, Some(buf));
         let pieces = self.rng.chance(0.2);
         let io = self.arena.lend(buf, pieces, &mut self.rng);
-        let req = SendReq {
+        let mut req = SendReq {
             kind,
             buf: io,
             dest: peer.fi,
@@ -346,7 +348,9 @@ impl App {
             flags,
             no_completion,
         };
-        let answer = node.post_send(v.now, ep.id, req);
+        let mut out = Egress { net: v.net, from: v.host, full: false, no_route: false };
+        let left = self.rng.chance(0.5) && node.send_now(ep.id, &mut req, &mut out, || v.now);
+        let answer = if left { Ok(()) } else { node.post_send(v.now, ep.id, req) };
         if inject {
             // The buffer is the application's again: what is sent must be a copy.
             self.arena.fill(buf, 0, 0xee);
@@ -425,7 +429,10 @@ impl App {
         let io = buf.map_or(IoBuf::EMPTY, |b| self.arena.lend(b, pieces, &mut self.rng));
         let flags = mode_flags(mode);
         let src = src.map_or(FI_ADDR_UNSPEC, |p| p.fi);
-        let req = RecvReq { kind, buf: io, src, tag, ignore, context, flags };
+        let mut req = RecvReq { kind, buf: io, src, tag, ignore, context, flags };
+        if self.rng.chance(0.5) && node.recv_now(ep.id, &mut req) {
+            return Ok(Some(context));
+        }
         match node.post_recv(v.now, ep.id, req) {
             Ok(()) => Ok(Some(context)),
             Err(Error::Again) => {

@@ -180,6 +180,7 @@ impl World {
             plan: &self.plan,
             ledger: &mut self.ledger,
             trace: self.net.print,
+            net: &mut self.net,
         };
         let app = App::new(&mut v, &mut node, me.life).map_err(|e| format!("opening: {e}"))?;
         let h = &mut self.hosts[host];
@@ -357,6 +358,7 @@ impl World {
             plan: &self.plan,
             ledger: &mut self.ledger,
             trace: self.net.print,
+            net: &mut self.net,
         };
         f(&mut life.app, &mut v, &mut life.node)
     }

@@ -2,7 +2,7 @@
 //! sending, and polling to both completions. One thread owns both ends, so nothing idles.
 
 use barewire_benches::count::{Counting, allocations, instructions, steady, syscalls};
-use barewire_benches::end::{Made, NodeEnd, SafeEnd};
+use barewire_benches::end::{End, Made, NodeEnd, RawEnd, SafeEnd};
 use barewire_benches::pair::{How, exchange, joined, segment, shm_pair};
 use barewire_benches::{Args, Report, Row};
 
@@ -30,6 +30,10 @@ fn main() {
         ("shm-tagged-64B-inject", None),
         ("shm-tagged-64B-safe", None),
         ("node-tagged-64B", None),
+        ("lossy-tagged-64B", None),
+        ("lossy-tagged-64B-inject", None),
+        ("lossy-crc-tagged-64B", None),
+        ("lossy-more-64B", None),
     ];
     for (case, bar) in cases.into_iter().filter(|(case, _)| args.wants(case)) {
         match instructions(case, few, many) {
@@ -91,7 +95,55 @@ fn run_case(case: &str, count: u64) -> Made<()> {
             exchange(&mut pair, (how, LEN), WARM_UP)?;
             steady(|| exchange(&mut pair, (how, LEN), count))?;
         }
+        "lossy-tagged-64B" | "lossy-tagged-64B-inject" => {
+            let mut pair = lossy_pair("loss")?;
+            exchange(&mut pair, (how, LEN), WARM_UP / 4)?;
+            steady(|| exchange(&mut pair, (how, LEN), count))?;
+        }
+        "lossy-crc-tagged-64B" => {
+            let mut pair = lossy_pair("corrupt")?;
+            exchange(&mut pair, (how, LEN), WARM_UP / 4)?;
+            steady(|| exchange(&mut pair, (how, LEN), count))?;
+        }
+        "lossy-more-64B" => {
+            let mut pair = lossy_pair("loss")?;
+            exchange_more(&mut pair, WARM_UP / 4)?;
+            steady(|| exchange_more(&mut pair, count))?;
+        }
         _ => return Err("no such case".to_owned()),
+    }
+    Ok(())
+}
+
+/// Two ends of the raw face on a segment that may lose frames, or damage them, and never does.
+fn lossy_pair(fault: &str) -> Made<[RawEnd; 2]> {
+    let spec = format!("fault({fault}=1e-15):{}", segment("instructions"));
+    Ok(joined([RawEnd::open(&spec, 4096)?, RawEnd::open(&spec, 4096)?]))
+}
+
+/// `count` messages from the first to the second end, sixteen at a time, of which all but the last
+/// say that more follow.
+#[inline(never)]
+fn exchange_more(pair: &mut [RawEnd; 2], count: u64) -> Made<()> {
+    const TOGETHER: u64 = 16;
+    let [a, b] = pair;
+    for _ in 0..count.div_ceil(TOGETHER) {
+        for i in 0..TOGETHER {
+            if !b.recv(0, LEN) || !a.send(0, LEN, i + 1 < TOGETHER) {
+                return Err("refused in steady state".to_owned());
+            }
+        }
+        let (mut received, mut done) = (0, 0);
+        for _ in 0..100_000_000 {
+            received += b.poll().received;
+            done += a.poll().sent;
+            if received + done == 2 * TOGETHER {
+                break;
+            }
+        }
+        if received + done != 2 * TOGETHER {
+            return Err("a message did not arrive".to_owned());
+        }
     }
     Ok(())
 }

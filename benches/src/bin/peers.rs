@@ -301,7 +301,7 @@ impl Remote {
             peer.transmit(&mut to_host);
             for bytes in &to_host {
                 let frame = RxFrame::new(bytes);
-                if let Some((_, msg)) = PlainMsg::parse(&frame) {
+                if let Some((_, msg)) = PlainMsg::parse(&frame, false) {
                     last = frame.first_chunk().map(|head| (head, msg));
                 }
             }

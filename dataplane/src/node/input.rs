@@ -21,7 +21,7 @@ use crate::wire::{
 
 /// Packets received before an acknowledgement of their own leaves, on a lossy port and on one that
 /// loses nothing.
-const ACK_EVERY: u16 = 8;
+pub(super) const ACK_EVERY: u16 = 8;
 pub(super) const ACK_EVERY_LOSSLESS: u16 = 64;
 
 impl Node {
@@ -31,7 +31,12 @@ impl Node {
     pub fn on_frame(&mut self, now: Instant, frame: &RxFrame<'_>) {
         self.counters.rx_frames += 1;
         self.fresh += 1;
-        if !self.take_plain(now, frame) && !self.take_atomic(now, frame) {
+        let taken = if self.lossless {
+            self.take_plain::<false>(now, frame) || self.take_atomic(now, frame)
+        } else {
+            self.take_plain_kept(now, frame)
+        };
+        if !taken {
             self.on_frame_long(now, frame);
         }
     }
@@ -166,7 +171,7 @@ impl Node {
 
     /// Everything before `cack` has arrived in order. The round trip is taken from it if `measure`.
     #[inline]
-    fn on_cack(&mut self, now: Instant, p: u32, cack: Psn, measure: bool) {
+    pub(super) fn on_cack(&mut self, now: Instant, p: u32, cack: Psn, measure: bool) {
         let peer = &mut self.peers[p];
         if !peer.snd.advance(cack) {
             return;
@@ -290,6 +295,8 @@ impl Node {
         let peer = &mut self.peers[p];
         peer.rtt.sample(rtt_ns);
         peer.snd.cwnd.on_ack(now, count, &peer.rtt, floor);
+        // It may have become smaller.
+        peer.short_left = peer.short_left.min(peer.snd.room() as u16);
     }
 
     /// The bug of completing what may still be lost, for the simulator to find.
@@ -539,10 +546,20 @@ impl Node {
             peer.ack_now = true;
             self.make_ready(p);
         } else if !lossless {
-            if self.owed_since.is_none() {
-                self.owed_since = Some(now);
-            }
-            self.make_ready(p);
+            self.owe(now, p);
+        }
+    }
+
+    /// An acknowledgement is owed to the peer, which may wait for company.
+    #[inline]
+    pub(super) fn owe(&mut self, now: Instant, p: u32) {
+        if self.owed_since.is_none() {
+            self.owed_since = Some(now);
+        }
+        let peer = &mut self.peers[p];
+        if !peer.owing {
+            peer.owing = true;
+            self.owing.push_back(p);
         }
     }
 

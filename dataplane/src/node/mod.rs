@@ -305,6 +305,8 @@ pub struct Node {
     pub(crate) avs: Slab<AvTable>,
 
     pub(crate) tx: Slab<TxWr>,
+    /// The memory of transmit requests, by their index.
+    pub(crate) send_bufs: Vec<IoBuf>,
     /// Copies of injected messages, by the index of their request.
     pub(crate) inject: Vec<[u8; Node::INJECT_SIZE]>,
     pub(crate) sent: SentPool,
@@ -343,6 +345,9 @@ pub struct Node {
     pub(crate) wheel: Wheel,
     /// Peers with something to send.
     pub(crate) ready: VecDeque<u32>,
+    /// Peers that an acknowledgement was owed to since it was looked at last, on a port that may
+    /// lose frames.
+    pub(crate) owing: VecDeque<u32>,
     /// Peers that wait for blocks to become free.
     pub(crate) starved: VecDeque<u32>,
     pub(crate) replies: VecDeque<Reply>,
@@ -358,7 +363,8 @@ pub struct Node {
     /// Nanoseconds in which our own loop ran.
     pub(crate) active_ns: u64,
     pub(crate) polled_at: Instant,
-    /// When the frame that is owed an acknowledgement arrived first.
+    /// When the first of the frames arrived that are owed an acknowledgement, since `owing` was
+    /// looked at last.
     pub(crate) owed_since: Option<Instant>,
     /// Credit that the message refused last had used.
     pub(crate) refused_units: u32,
@@ -424,6 +430,7 @@ impl Node {
             cntrs: Slab::with_capacity(65536),
             avs: Slab::with_capacity(1024),
             tx: Slab::with_capacity(s.tx_wr_max),
+            send_bufs: Vec::with_capacity(s.tx_wr_max),
             inject: Vec::with_capacity(s.tx_wr_max),
             sent: Slab::with_capacity(s.tx_wr_max * 4 + 4096),
             packs: Packs::new(if caps.lossless { 1 } else { 64 }, frame_len),
@@ -449,6 +456,7 @@ impl Node {
             coll: coll::Coll::default(),
             wheel: Wheel::new(s.peer_max, Instant(0)),
             ready: VecDeque::with_capacity(s.peer_max.min(4096)),
+            owing: VecDeque::with_capacity(s.peer_max.min(4096)),
             starved: VecDeque::new(),
             replies: VecDeque::with_capacity(64),
             looped: VecDeque::with_capacity(64),

@@ -52,10 +52,10 @@ bitflags! {
     }
 }
 
-/// A message being sent, or the part of a one-sided operation that is like one.
+/// A message being sent, or the part of a one-sided operation that is like one. Its memory lies in
+/// [`Node::send_bufs`](super::Node) or, injected, in [`Node::inject`](super::Node).
 #[derive(Debug)]
 pub(crate) struct TxWr {
-    pub(crate) buf: IoBuf,
     pub(crate) context: u64,
     pub(crate) tag: u64,
     pub(crate) data: u64,

@@ -7,7 +7,6 @@
 use barewire_driver::frame::{Body, ETH_HDR_LEN, RxFrame, TxFrame};
 use barewire_driver::port::Tx;
 
-use super::input::ACK_EVERY_LOSSLESS;
 use super::ops::WrFlags;
 use super::peer::{State, ack_time};
 use super::{FrameSink, Node};
@@ -71,14 +70,14 @@ impl Node {
             self.coll_progress(now, out);
         }
         let flush = idle || self.owed_since.is_some_and(|at| now.since(at) >= ACK_DELAY_NS);
-        if flush {
-            self.owed_since = None;
+        if flush && self.owed_since.take().is_some() {
+            self.ack_owed(now, out);
         }
         for _ in 0..self.ready.len() {
             let Some(p) = self.ready.pop_front() else { break };
             let Some(peer) = self.peers.get_mut(p) else { continue };
             peer.queued = false;
-            self.serve(now, p, flush, out);
+            self.serve(now, p, out);
         }
         while let Some(reply) = self.replies.front() {
             if out.send(&TxFrame::whole(&reply.bytes[..reply.len])) == Tx::Full {
@@ -107,7 +106,7 @@ impl Node {
         }
         if self.blocked {
             due = due.min(self.polled_at + FULL_RETRY_NS);
-        } else if !self.ready.is_empty() && self.owed_since.is_none() || !self.looped.is_empty() {
+        } else if !self.ready.is_empty() || !self.looped.is_empty() {
             due = due.min(self.polled_at);
         }
         (due != Instant(u64::MAX)).then_some(due)
@@ -122,8 +121,26 @@ impl Node {
         }
     }
 
+    /// Acknowledges what nothing that was sent since has acknowledged.
+    fn ack_owed(&mut self, now: Instant, out: &mut dyn FrameSink) {
+        while let Some(p) = self.owing.pop_front() {
+            let Some(peer) = self.peers.get_mut(p) else { continue };
+            peer.owing = false;
+            if peer.owed == 0 || peer.state != State::Open {
+                continue;
+            }
+            peer.ack_now = true;
+            if !peer.queued {
+                self.send_ack(now, p, out);
+                if self.peers[p].ack_now {
+                    self.make_ready(p);
+                }
+            }
+        }
+    }
+
     /// Sends what one peer has to send.
-    fn serve(&mut self, now: Instant, p: u32, flush: bool, out: &mut dyn FrameSink) {
+    fn serve(&mut self, now: Instant, p: u32, out: &mut dyn FrameSink) {
         match self.peers[p].state {
             State::Idle => return,
             State::Opening | State::Answered => {
@@ -138,13 +155,10 @@ impl Node {
             && self.serve_lost(now, p, out)
             && self.serve_pulls(now, p, out)
             && self.serve_messages(now, p, out);
-        let peer = &self.peers[p];
-        let owed = if self.lossless { peer.owed >= ACK_EVERY_LOSSLESS } else { peer.owed > 0 };
-        if peer.ack_now || owed && flush {
+        if self.peers[p].ack_now {
             self.send_ack(now, p, out);
         }
-        let peer = &self.peers[p];
-        if !done || peer.ack_now || !self.lossless && peer.owed > 0 {
+        if !done || self.peers[p].ack_now {
             self.make_ready(p);
         }
         self.arm_timer(now, p);
@@ -838,7 +852,7 @@ impl Node {
                 if request.flags.contains(WrFlags::INJECTED) {
                     Body::Bytes(&self.inject[wr as usize][offset..offset + len])
                 } else {
-                    Body::Io { buf: &request.buf, offset, len }
+                    Body::Io { buf: &self.send_bufs[wr as usize], offset, len }
                 }
             }
             BodyRef::Operands { wr, offset, len } => {

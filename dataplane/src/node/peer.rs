@@ -131,7 +131,8 @@ pub(crate) struct Peer {
     /// Messages of one credit that may leave by the short way without a further question to this
     /// record. Whatever else is sent to the peer, or queued, sets it to 0.
     pub(crate) short_left: u16,
-    /// The session is open and the port loses nothing: most messages take the short way.
+    /// The session is open, and the port loses nothing or damages nothing unseen: most messages
+    /// take the short way.
     pub(crate) plain: bool,
     /// [`plain`](Self::plain), and the next packet in order may be taken as it is: none is early,
     /// refused or half of a message. [`note_order`](Self::note_order) sets it.
@@ -218,6 +219,8 @@ pub(crate) struct Peer {
     pub(crate) backoff: u8,
     /// The tail probe of this flight is out.
     pub(crate) probed: bool,
+    /// Stands in the queue of peers that an acknowledgement is owed to.
+    pub(crate) owing: bool,
     /// Stands in the list of peers that wait for free blocks.
     pub(crate) starved: bool,
     /// Stands in the queue of peers that have pulls waiting.
@@ -320,11 +323,12 @@ impl Peer {
 
     /// How many messages of one credit could be sent now one after the other, in a frame each.
     pub(crate) fn short_room(&self) -> u16 {
-        let holds = self.frame_max as usize + ETH_HDR_LEN >= PlainMsg::LEN_MAX + UNIT;
+        let holds = self.frame_max as usize + ETH_HDR_LEN >= PlainMsg::AROUND_MAX + UNIT;
         if !self.plain || !holds || self.txq.head != NONE || !self.snd.open() {
             return 0;
         }
-        self.credits().min(WINDOW - self.snd.in_flight()) as u16
+        // On a port that loses nothing the second is never less than the third.
+        self.credits().min(self.snd.room()).min(WINDOW - self.snd.in_flight()) as u16
     }
 
     /// Notes which packet has just arrived.

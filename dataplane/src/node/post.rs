@@ -46,7 +46,7 @@ impl Node {
     ///   [`Self::INJECT_SIZE`].
     /// - [`Error::Again`]: the transmit queue or the completion queue is full.
     #[inline]
-    pub fn post_send(&mut self, now: Instant, ep: EpId, req: SendReq) -> Result<()> {
+    pub fn post_send(&mut self, now: Instant, ep: EpId, mut req: SendReq) -> Result<()> {
         let (e, entry) = self.check_send(ep, &req)?;
         let len = req.buf.len() as u64;
         let ep = &mut self.eps[e];
@@ -57,11 +57,10 @@ impl Node {
             return Err(Error::Again);
         }
         ep.tx_used += 1;
-        let mut flags = wr_flags(&req, ep.tx_selective);
+        let flags = wr_flags(&req, ep.tx_selective);
         let src_ep = ep.number;
         let (p, dst_ep, inc) = entry;
-        let mut wr = TxWr {
-            buf: req.buf,
+        let w = self.alloc_wr(TxWr {
             context: req.context,
             tag: req.tag,
             data: req.data,
@@ -78,18 +77,8 @@ impl Node {
             flags,
             queue: Link::default(),
             of_peer: Link::default(),
-        };
-        if flags.contains(WrFlags::INJECTED) {
-            let mut bytes = [0; Self::INJECT_SIZE];
-            wr.buf.read_at(0, &mut bytes[..len as usize]);
-            wr.buf = IoBuf::EMPTY;
-            let w = self.alloc_wr(wr);
-            self.inject[w as usize] = bytes;
-            self.queue_wr(now, p, w, inc);
-            return Ok(());
-        }
-        flags.remove(WrFlags::INJECTED);
-        let w = self.alloc_wr(wr);
+        });
+        self.keep_memory(w, &mut req.buf);
         self.queue_wr(now, p, w, inc);
         Ok(())
     }
@@ -97,9 +86,28 @@ impl Node {
     pub(super) fn alloc_wr(&mut self, wr: TxWr) -> u32 {
         let w = self.tx.alloc(wr).expect("a free slot was seen");
         if self.inject.len() <= w as usize {
-            self.inject.resize(w as usize + 1, [0; Self::INJECT_SIZE]);
+            self.touch_wr(w);
         }
         w
+    }
+
+    /// The slot of a request is used for the first time. Within what was reserved.
+    #[cold]
+    pub(super) fn touch_wr(&mut self, w: u32) {
+        let count = w as usize + 1;
+        self.inject.resize(count, [0; Self::INJECT_SIZE]);
+        self.send_bufs.resize_with(count, IoBuf::default);
+    }
+
+    /// Keeps what a request sends or reads into: a copy of what is injected, else the memory
+    /// itself, of which nothing is left in `buf`.
+    #[inline]
+    pub(super) fn keep_memory(&mut self, w: u32, buf: &mut IoBuf) {
+        if self.tx[w].flags.contains(WrFlags::INJECTED) {
+            buf.read_at(0, &mut self.inject[w as usize][..buf.len()]);
+        } else {
+            buf.move_to(&mut self.send_bufs[w as usize]);
+        }
     }
 
     pub(super) fn queue_wr(&mut self, now: Instant, p: u32, w: u32, inc: u64) {
@@ -409,7 +417,7 @@ pub(super) fn recv_wr(e: u32, selective: bool, multi: bool, req: &RecvReq) -> Re
     }
 }
 
-fn wr_flags(req: &SendReq, selective: bool) -> WrFlags {
+pub(super) fn wr_flags(req: &SendReq, selective: bool) -> WrFlags {
     let f = req.flags;
     let cqe = !req.no_completion && (!selective || f.contains(OpFlags::COMPLETION));
     let mut flags = WrFlags::empty();

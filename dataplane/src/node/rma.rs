@@ -176,7 +176,7 @@ impl Node {
     /// - [`Error::MsgTooLong`]: above [`Self::MAX_MSG_SIZE`], or injected and above
     ///   [`Self::INJECT_SIZE`].
     /// - [`Error::Again`]: the transmit queue or the completion queue is full.
-    pub fn post_write(&mut self, now: Instant, ep: EpId, req: WriteReq) -> Result<()> {
+    pub fn post_write(&mut self, now: Instant, ep: EpId, mut req: WriteReq) -> Result<()> {
         let allowed = FLAGS | OpFlags::REMOTE_CQ_DATA | OpFlags::INJECT;
         let mut common =
             self.check_rma(ep, Caps::RMA | Caps::WRITE, req.dest, req.flags, allowed)?;
@@ -191,16 +191,8 @@ impl Node {
         if req.no_completion {
             common.flags.remove(WrFlags::CQE);
         }
-        let mut bytes = [0; Self::INJECT_SIZE];
-        let mut buf = req.buf;
-        if inject {
-            buf.read_at(0, &mut bytes[..len as usize]);
-            buf = IoBuf::EMPTY;
-        }
-        let w = self.alloc_rma(&common, buf, len, RmaKind::Write, req.rma);
-        if inject {
-            self.inject[w as usize] = bytes;
-        }
+        let w = self.alloc_rma(&common, len, RmaKind::Write, req.rma);
+        self.keep_memory(w, &mut req.buf);
         self.queue_wr(now, common.peer, w, common.inc);
         Ok(())
     }
@@ -209,13 +201,14 @@ impl Node {
     ///
     /// # Errors
     /// As [`post_write`](Self::post_write), with `FI_READ`.
-    pub fn post_read(&mut self, now: Instant, ep: EpId, req: ReadReq) -> Result<()> {
+    pub fn post_read(&mut self, now: Instant, ep: EpId, mut req: ReadReq) -> Result<()> {
         let mut common = self.check_rma(ep, Caps::RMA | Caps::READ, req.dest, req.flags, FLAGS)?;
         let len = req.buf.len() as u64;
         check_len(len, &req.rma)?;
         self.take_room(common.e)?;
         common.context = req.context;
-        let w = self.alloc_rma(&common, req.buf, len, RmaKind::Read, req.rma);
+        let w = self.alloc_rma(&common, len, RmaKind::Read, req.rma);
+        self.keep_memory(w, &mut req.buf);
         self.queue_wr(now, common.peer, w, common.inc);
         Ok(())
     }
@@ -280,7 +273,7 @@ impl Node {
             got: 0,
             all_out: false,
         });
-        let w = self.alloc_rma(&common, IoBuf::EMPTY, count as u64, kind, req.rma);
+        let w = self.alloc_rma(&common, count as u64, kind, req.rma);
         if short {
             self.inject[w as usize][..len].copy_from_slice(&bytes[..len]);
         }
@@ -339,18 +332,10 @@ impl Node {
         Ok(())
     }
 
-    fn alloc_rma(
-        &mut self,
-        common: &Common,
-        buf: IoBuf,
-        len: u64,
-        kind: RmaKind,
-        iov: RmaList,
-    ) -> u32 {
+    fn alloc_rma(&mut self, common: &Common, len: u64, kind: RmaKind, iov: RmaList) -> u32 {
         let rma = Rma { kind, iov, at: 0, done: 0, seq: 0, pull: NONE };
         let r = self.rma.alloc(rma).expect("as many records as requests");
         self.alloc_wr(TxWr {
-            buf,
             context: common.context,
             tag: 0,
             data: common.data,

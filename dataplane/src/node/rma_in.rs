@@ -470,7 +470,7 @@ impl Node {
         if w == NONE {
             self.free_if_idle(op.dst_op);
         } else {
-            frame.copy_to_io(off, &self.tx[w].buf, op.offset as usize, len);
+            frame.copy_to_io(off, &self.send_bufs[w as usize], op.offset as usize, len);
             if done {
                 self.rma_of(w).pull = NONE;
                 self.free_pull(op.dst_op);

@@ -238,7 +238,7 @@ impl Node {
     /// Both ends know: what waits may leave.
     pub(crate) fn opened(&mut self, now: Instant, p: u32) {
         let active = self.active_ns;
-        let plain = self.lossless && !self.crc;
+        let plain = !(self.lossless && self.crc);
         let peer = &mut self.peers[p];
         peer.state = State::Open;
         peer.plain = plain;
@@ -771,7 +771,7 @@ impl Node {
             self.free_wr(w);
             return;
         }
-        wr.buf = barewire_driver::mem::IoBuf::EMPTY;
+        self.send_bufs[w as usize] = barewire_driver::mem::IoBuf::EMPTY;
         let (e, p) = (std::mem::replace(&mut wr.ep, NONE), wr.peer);
         self.eps[e].tx_used -= 1;
         if short {

@@ -1,26 +1,32 @@
-//! The short way: what nearly every message takes on a port that loses nothing.
+//! The short way: what nearly every message takes.
 //!
-//! A message that nothing stands before leaves in the call that posts it, without a record, since
-//! nobody will ask for it again; one that is next in order and fits its receive is placed without
-//! the questions that other packets raise. Both functions here ask all their questions first and
-//! change nothing unless the answer is yes; if it is no, the long way (`post`, `input`) begins from
-//! the start and knows every case. Whatever they do, the long way would have done.
+//! A message that nothing stands before leaves in the call that posts it; one that is next in order
+//! and fits its receive is placed without the questions that other packets raise. Both functions
+//! here ask all their questions first and change nothing unless the answer is yes; if it is no, the
+//! long way (`post`, `input`) begins from the start and knows every case. Whatever they do, the
+//! long way would have done.
+//!
+//! On a port that loses nothing the message leaves without a record, since nobody will ask for it
+//! again. Where frames get lost (`KEPT`), the same records are made as on the long way, so that all
+//! else finds what it expects, and its completion waits for the acknowledgement.
 
 use barewire_driver::frame::{Body, ETH_HDR_LEN, RxFrame, TxFrame};
+use barewire_driver::mem::IoBuf;
 use barewire_driver::port::Tx;
 
-use super::input::ACK_EVERY_LOSSLESS;
-use super::ops::RecvWr;
+use super::input::{ACK_EVERY, ACK_EVERY_LOSSLESS};
+use super::ops::{RecvWr, TxWr, WrFlags};
 use super::peer::{Peer, slot_of};
-use super::post::{RECV_FLAGS, keep_buf, recv_wr};
+use super::post::{RECV_FLAGS, keep_buf, recv_wr, wr_flags};
 use super::{EpId, FrameSink, MsgKind, Node, RecvReq, SendReq};
 use crate::flags::{Caps, CqFlags, OpFlags};
 use crate::plant::{Bug, planted};
 use crate::proto::blocks::{UNIT, units};
 use crate::proto::matching::Src;
-use crate::slab::NONE;
+use crate::rel::sent::{BodyRef, Sent};
+use crate::slab::{Link, NONE};
 use crate::types::{Cqe, FI_ADDR_UNSPEC, Instant};
-use crate::wire::{IMM_LEN, MsgOp, PlainMsg, mac_key};
+use crate::wire::{self, BASE_LEN, IMM_LEN, MsgOp, PlainMsg, TRAILER_LEN, Ty, mac_key};
 
 /// Flags of a send that need no record. `FI_MORE` allows messages to be held back and joined, which
 /// pays where a frame costs more than what it takes to write it to memory: not here.
@@ -30,6 +36,10 @@ const SEND_FLAGS: OpFlags = OpFlags::REMOTE_CQ_DATA
     .union(OpFlags::INJECT)
     .union(OpFlags::INJECT_COMPLETE)
     .union(OpFlags::TRANSMIT_COMPLETE);
+
+/// Those of a send that has one. To hold messages back and join them pays here.
+const SEND_FLAGS_KEPT: OpFlags =
+    SEND_FLAGS.difference(OpFlags::MORE).union(OpFlags::DELIVERY_COMPLETE);
 
 impl Node {
     /// Whether a frame that the port took arrives, so that nothing is sent twice or timed.
@@ -48,7 +58,8 @@ impl Node {
     /// Posts a message and sends it in the same breath, if nothing stands before it and nothing
     /// about it is out of the ordinary: as [`post_send`](Self::post_send) and then
     /// [`transmit`](Self::transmit). False if not: nothing has happened, and those two are to be
-    /// called, also to learn what is wrong with the call if anything is.
+    /// called, also to learn what is wrong with the call if anything is. If it was sent, the
+    /// request's memory may have gone with it.
     ///
     /// `clock` is read after the message has left, and only if somebody has to wait for the peer
     /// from then on.
@@ -56,10 +67,26 @@ impl Node {
     pub fn send_now(
         &mut self,
         ep: EpId,
-        req: &SendReq,
+        req: &mut SendReq,
         out: &mut impl FrameSink,
         clock: impl FnOnce() -> Instant,
     ) -> bool {
+        if self.lossless {
+            self.send_short::<false>(ep, req, out, clock)
+        } else {
+            self.send_short::<true>(ep, req, out, clock)
+        }
+    }
+
+    #[inline(always)]
+    fn send_short<const KEPT: bool>(
+        &mut self,
+        ep: EpId,
+        req: &mut SendReq,
+        out: &mut impl FrameSink,
+        clock: impl FnOnce() -> Instant,
+    ) -> bool {
+        let e = ep.0.idx();
         if !self.ready.is_empty() || self.gone {
             return false;
         }
@@ -68,7 +95,7 @@ impl Node {
         let len = req.buf.len();
         let inject = req.flags.contains(OpFlags::INJECT);
         if !ep.may_send[usize::from(tagged)]
-            || !SEND_FLAGS.contains(req.flags)
+            || !(if KEPT { SEND_FLAGS_KEPT } else { SEND_FLAGS }).contains(req.flags)
             || len > if inject { Self::INJECT_SIZE } else { self.eager_one }
             || ep.tx_used >= ep.tx_size
         {
@@ -79,6 +106,9 @@ impl Node {
         let Some(peer) = self.peers.get_mut(p) else { return false };
         let cq = &mut self.cqs[ep.tx_cq].cq;
         if inc != 0 && inc != peer.inc || !cq.has_room() {
+            return false;
+        }
+        if KEPT && (self.tx.is_full() || self.sent.is_full()) {
             return false;
         }
         let Some(cost) = short_cost(peer, len) else { return false };
@@ -92,12 +122,45 @@ impl Node {
             plen: len as u16,
             op: MsgOp { dst_ep, src_ep: ep.number, tagged, imm, tag: req.tag, len: 0 },
         };
-        let (head, head_len) = msg.emit(&PlainMsg::head(peer.mac, self.mac), in_flight % 64 == 63);
+        let crc = KEPT && self.crc;
+        let to = PlainMsg::head(peer.mac, self.mac, crc);
+        let (head, head_len) = msg.emit(&to, in_flight % 64 == 63);
+        let head = &head[..head_len];
         let body = Body::Io { buf: &req.buf, offset: 0, len };
-        if out.send(&TxFrame { head: &head[..head_len], body, tail: &[] }) != Tx::Sent {
+        let mut crc32c = [0; TRAILER_LEN];
+        if crc {
+            crc32c = wire::trailer(head, &body);
+        }
+        let tail = &crc32c[..if crc { TRAILER_LEN } else { 0 }];
+        if out.send(&TxFrame { head, body, tail }) != Tx::Sent {
             return false;
         }
         self.counters.tx_frames += 1;
+        if KEPT {
+            let wr_flags = wr_flags(req, ep.tx_selective) | WrFlags::ALL_SENT;
+            cq.reserve_free();
+            ep.tx_used += 1;
+            let wr = TxWr {
+                context: req.context,
+                tag: req.tag,
+                data: req.data,
+                len: len as u64,
+                sent: len as u64,
+                asked: 0,
+                pull_op: NONE,
+                pull_gen: 0,
+                peer: p,
+                ep: e,
+                unacked: 1,
+                dst_ep,
+                src_ep: ep.number,
+                flags: wr_flags,
+                queue: Link::default(),
+                of_peer: Link::default(),
+            };
+            self.keep_sent(clock(), wr, &mut req.buf, &head[BASE_LEN..], cost);
+            return true;
+        }
         self.counters.msgs_sent += 1;
         ep.counters.sent += 1;
         ep.counters.sent_bytes += len as u64;
@@ -169,11 +232,57 @@ impl Node {
         }
     }
 
+    /// Keeps a message that has just left with `op` in its head, to be sent again.
+    #[inline(always)]
+    fn keep_sent(&mut self, now: Instant, wr: TxWr, buf: &mut IoBuf, op: &[u8], cost: u32) {
+        let (p, len) = (wr.peer, wr.len as u32);
+        if self.peers[p].snd.in_flight() == 0 {
+            self.tick(now);
+            self.begin_to_wait(now, p);
+            self.peers[p].probe_at = now;
+        }
+        let early = wr.flags.contains(WrFlags::EARLY);
+        let w = self.alloc_wr(wr);
+        self.keep_memory(w, buf);
+        let body = BodyRef::Wr { wr: w, offset: 0, len };
+        let psn = self.peers[p].snd.number();
+        let mut entry = Sent::new(psn, Ty::Msg, op, body, w, now);
+        entry.units = cost;
+        let idx = self.sent.alloc(entry).expect("a free slot was seen");
+        let peer = &mut self.peers[p];
+        peer.credit_used = peer.credit_used.wrapping_add(cost);
+        peer.short_left -= cost.min(u32::from(peer.short_left)) as u16;
+        if peer.in_order {
+            (peer.owed, peer.ack_now) = (0, false);
+        }
+        peer.wrs.push_back(&mut self.tx, w);
+        let first = peer.snd.is_empty();
+        peer.snd.push(&mut self.sent, idx);
+        if first {
+            (peer.progress_at, peer.probed) = (now, false);
+            self.arm_timer(now, p);
+        }
+        if early {
+            self.report_wr(w);
+        }
+    }
+
+    /// As [`take_plain`](Self::take_plain), where frames may be lost.
+    #[inline(never)]
+    pub(super) fn take_plain_kept(&mut self, now: Instant, frame: &RxFrame<'_>) -> bool {
+        self.take_plain::<true>(now, frame)
+    }
+
     /// Takes a frame that holds a whole message which is next in order and has a receive. False if
     /// it holds anything else: nothing has happened.
     #[inline(always)]
-    pub(super) fn take_plain(&mut self, now: Instant, frame: &RxFrame<'_>) -> bool {
-        let Some(([dst, src], msg)) = PlainMsg::parse(frame) else { return false };
+    pub(super) fn take_plain<const KEPT: bool>(
+        &mut self,
+        now: Instant,
+        frame: &RxFrame<'_>,
+    ) -> bool {
+        let crc = KEPT && self.crc;
+        let Some(([dst, src], msg)) = PlainMsg::parse(frame, crc) else { return false };
         let p = slot_of(msg.dst_sid);
         let Some(peer) = self.peers.get_mut(p) else { return false };
         if !peer.in_order
@@ -187,7 +296,7 @@ impl Node {
         debug_assert!(peer.is_in_order());
         let acked = msg.cack.0.wrapping_sub(peer.snd.una.0);
         let granted = msg.grant.wrapping_sub(peer.credit as u16);
-        if (acked != 0 || granted != 0) && !is_unawaited(peer, acked, granted) {
+        if (acked != 0 || granted != 0) && !is_unawaited::<KEPT>(peer, acked, granted) {
             return false;
         }
         let Some(&e) = self.by_number.get(usize::from(msg.op.dst_ep)) else { return false };
@@ -206,7 +315,7 @@ impl Node {
         let buf = &self.recv_bufs[first.idx as usize];
         let len = usize::from(msg.plen);
         // What does not fit or is not told ends the long way.
-        if multi || !cqe || len > buf.len() {
+        if multi || !cqe || len > buf.len() || crc && !msg.verify(frame) {
             return false;
         }
         frame.copy_to_start(PlainMsg::LEN + imm.map_or(0, |_| IMM_LEN), buf, len);
@@ -214,12 +323,17 @@ impl Node {
         peer.heard = self.active_ns;
         peer.probes = 0;
         if acked != 0 || granted != 0 {
-            peer.snd.una = msg.cack;
+            if !KEPT {
+                peer.snd.una = msg.cack;
+            }
             peer.credit = peer.credit.wrapping_add(u32::from(granted));
+        }
+        if KEPT {
+            peer.note_arrival(now, msg.psn, false);
         }
         peer.rcv_nxt = peer.rcv_nxt.next();
         peer.owed = peer.owed.saturating_add(1);
-        let ack = peer.owed >= ACK_EVERY_LOSSLESS;
+        let ack = peer.owed >= if KEPT { ACK_EVERY } else { ACK_EVERY_LOSSLESS };
         let regrant = left - cost < peer.target / 2 || !self.starved.is_empty();
         self.blocks_unpromised += if planted(Bug::CreditNotReturned) { 0 } else { cost as usize };
         let mut flags = CqFlags::RECV | if tagged { CqFlags::TAGGED } else { CqFlags::MSG };
@@ -236,6 +350,12 @@ impl Node {
         let (op_context, data, len) = (context, imm.unwrap_or(0), len as u64);
         self.cqs[ep.rx_cq].cq.push(Cqe { op_context, flags, len, buf: 0, data, tag, src });
         matcher.pop(&mut self.posted, first);
+        if KEPT {
+            if acked != 0 {
+                self.on_cack(now, p, msg.cack, true);
+            }
+            self.owe(now, p);
+        }
         if ack || regrant {
             self.after_plain(now, p, ack);
         }
@@ -260,7 +380,7 @@ pub(super) fn short_cost(peer: &mut Peer, len: usize) -> Option<u32> {
     if len > UNIT || peer.short_left == 0 {
         cost = units(len as u64);
         peer.short_left = peer.short_room();
-        let holds = PlainMsg::LEN_MAX + len <= peer.frame_max as usize + ETH_HDR_LEN;
+        let holds = PlainMsg::AROUND_MAX + len <= peer.frame_max as usize + ETH_HDR_LEN;
         if u32::from(peer.short_left) < cost || !holds {
             return None;
         }
@@ -269,13 +389,14 @@ pub(super) fn short_cost(peer: &mut Peer, len: usize) -> Option<u32> {
     Some(cost)
 }
 
-/// Whether nobody waits for what a packet acknowledges and grants, and it can be true.
+/// Whether nothing waits to be sent for what a packet acknowledges and grants, no packet is kept
+/// (`KEPT`: but those that are kept anyhow), and it can be true.
 #[inline(always)]
-pub(super) fn is_unawaited(peer: &Peer, acked: u32, granted: u16) -> bool {
+pub(super) fn is_unawaited<const KEPT: bool>(peer: &Peer, acked: u32, granted: u16) -> bool {
     let waited_for = peer.txq.head != NONE
         || peer.dataq.head != NONE
         || peer.ctlq.head != NONE
         || peer.jobq.head != NONE
-        || !peer.snd.is_empty();
+        || !KEPT && !peer.snd.is_empty();
     !waited_for && acked <= peer.snd.in_flight() && granted < 1 << 15
 }

@@ -8,7 +8,7 @@
 //! taken, since until then the port is lent to whoever takes it.
 
 use barewire_driver::frame::{Body, RxFrame, TxFrame};
-use barewire_driver::mem::{IoBuf, Span};
+use barewire_driver::mem::IoBuf;
 use barewire_driver::port::Tx;
 
 use super::input::ACK_EVERY_LOSSLESS;
@@ -138,6 +138,11 @@ impl Node {
         let (in_flight, psn) = (peer.snd.in_flight(), peer.snd.nxt);
         let w = self.tx.alloc_with(|_| short_wr(req.context, psn, (p, e), eps, flags));
         let Some(w) = w else { return false };
+        if self.send_bufs.len() <= w as usize {
+            // The long way takes it, and makes room for its memory.
+            self.tx.discard(w);
+            return false;
+        }
         let handle = (w, self.tx.generation(w));
         let op = req.header(eps, peer.rma_seq, handle);
         let base = PlainBase {
@@ -156,7 +161,7 @@ impl Node {
             return false;
         }
         self.counters.tx_frames += 1;
-        req.result.move_to(&mut self.tx[w].buf);
+        req.result.move_to(&mut self.send_bufs[w as usize]);
         ep.tx_used += 1;
         cq.reserve_free();
         peer.answers += 1;
@@ -191,7 +196,7 @@ impl Node {
             || base.src != mac_key(peer.mac)
             || base.dst_sid != peer.sid
             || base.psn != peer.rcv_nxt
-            || (acked != 0 || granted != 0) && !is_unawaited(peer, acked, granted)
+            || (acked != 0 || granted != 0) && !is_unawaited::<false>(peer, acked, granted)
         {
             return false;
         }
@@ -266,13 +271,14 @@ impl Node {
         let Some(wr) = self.tx.by_handle(handle) else { return false };
         // A closed endpoint's, and one that somebody may wait behind, end the long way.
         let plain = wr.flags.contains(WrFlags::SHORT) && wr.peer == p && wr.ep != NONE;
-        if !plain || op.status.is_some() || op.offset != 0 || len != wr.buf.len() {
+        let buf = &self.send_bufs[handle.idx() as usize];
+        if !plain || op.status.is_some() || op.offset != 0 || len != buf.len() {
             return false;
         }
         if peer.answers == 0 || !peer.txq.is_empty() {
             return false;
         }
-        frame.copy_to_start(RespOp::HEAD, &wr.buf, len);
+        frame.copy_to_start(RespOp::HEAD, buf, len);
         self.peers[p].answers -= 1;
         self.finish_short(p, handle.idx());
         true
@@ -300,11 +306,11 @@ impl Node {
         op: &RespOp,
         (off, len): (usize, usize),
     ) {
-        let wr = &self.tx[w];
-        if wr.ep == NONE {
+        let buf = &self.send_bufs[w as usize];
+        if self.tx[w].ep == NONE {
             self.free_wr(w);
-        } else if op.offset == 0 && len == wr.buf.len() {
-            frame.copy_to_start(off, &wr.buf, len);
+        } else if op.offset == 0 && len == buf.len() {
+            frame.copy_to_start(off, buf, len);
             self.finish_short(p, w);
         } else {
             // The peer lies.
@@ -409,7 +415,6 @@ fn short_wr(
     flags: WrFlags,
 ) -> TxWr {
     TxWr {
-        buf: IoBuf::one(Span::EMPTY),
         context,
         tag: 0,
         data: 0,

@@ -211,7 +211,13 @@ impl SendWindow {
     /// Whether another packet may be numbered and sent.
     #[inline]
     pub fn open(&self) -> bool {
-        self.in_flight() < WINDOW && self.pipe() < self.cwnd.packets()
+        self.in_flight() < WINDOW && self.room() > 0
+    }
+
+    /// Packets that may be under way besides those that are.
+    #[inline]
+    pub fn room(&self) -> u32 {
+        self.cwnd.packets().saturating_sub(self.pipe())
     }
 
     /// Whether a lost packet may be sent again.

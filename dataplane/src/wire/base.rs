@@ -20,13 +20,11 @@ const TRAILER: u16 = 3;
 const FIXED_MASK: u32 = 0xffff_0000 | (0xe000 | SEC | CE | RESERVED) as u32;
 const FIXED: u32 = (ETHERTYPE as u32) << 16 | (VERSION as u32) << 13;
 
-/// EtherType and prologue of a packet of type `ty` without any flag.
-pub(super) const fn plain(ty: Ty) -> u32 {
-    FIXED | (ty as u32) << 8
+/// EtherType and prologue of a packet of type `ty` whose only flag is that of a checksum, if `crc`.
+#[inline(always)]
+pub(super) const fn plain(ty: Ty, crc: bool) -> u32 {
+    FIXED | (ty as u32) << 8 | if crc { TRAILER as u32 } else { 0 }
 }
-
-/// Those of a MSG.
-pub(super) const PLAIN_MSG: u32 = plain(Ty::Msg);
 
 /// Multiples of eight that any operation header with its remote CQ data may be long, now and
 /// later. Bounds the search for the checksum of a packet of unknown type.

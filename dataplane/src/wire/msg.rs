@@ -3,7 +3,7 @@
 use barewire_driver::frame::RxFrame;
 use barewire_driver::port::MacAddr;
 
-use super::{BASE_LEN, Base, Bytes, IMM_LEN, WireError};
+use super::{BASE_LEN, Base, Bytes, IMM_LEN, TRAILER_LEN, WireError};
 use crate::psn::Psn;
 
 /// The message is tagged.
@@ -87,7 +87,7 @@ impl MsgOp {
 }
 
 /// The first 16 bytes of a MSG about which nothing is out of the ordinary: addresses, type, first
-/// transmission, no checksum, no acknowledgement asked for.
+/// transmission, no acknowledgement asked for.
 pub type PlainHead = [u8; 16];
 
 /// An address as a number, in the byte order in which it lies in a frame: quick to compare.
@@ -121,30 +121,35 @@ impl PlainMsg {
     /// Length with remote CQ data.
     pub const LEN_MAX: usize = Self::LEN + IMM_LEN;
 
-    /// The head of such messages from `src` to `dst`.
+    /// Bytes around the payload at most.
+    pub const AROUND_MAX: usize = Self::LEN_MAX + TRAILER_LEN;
+
+    /// The head of such messages from `src` to `dst`, with a checksum if `crc`.
     #[inline(always)]
-    pub fn head(dst: MacAddr, src: MacAddr) -> PlainHead {
+    pub fn head(dst: MacAddr, src: MacAddr, crc: bool) -> PlainHead {
         let mut b = Bytes::<16>::ZERO;
         b.set::<0, 6>(dst.0);
         b.set::<6, 6>(src.0);
-        b.set::<12, 4>(super::base::PLAIN_MSG.to_be_bytes());
+        b.set::<12, 4>(super::base::plain(super::Ty::Msg, crc).to_be_bytes());
         b.0
     }
 
     /// Copies head and headers at once and checks what can be checked without knowing the session:
-    /// the destination and the source that it gives, as [`mac_key`]s, are the caller's to compare.
-    /// `None` for any other packet; good or bad, [`Base::parse`] tells.
+    /// the destination and the source that it gives, as [`mac_key`]s, are the caller's to compare,
+    /// and so is the checksum, which is there if `crc` ([`verify`](Self::verify)). `None` for any
+    /// other packet; good or bad, [`Base::parse`] tells.
     #[inline(always)]
-    pub fn parse(frame: &RxFrame<'_>) -> Option<([u64; 2], Self)> {
+    pub fn parse(frame: &RxFrame<'_>, crc: bool) -> Option<([u64; 2], Self)> {
         let b = Bytes::<{ Self::LEN }>(frame.chunk_at(0)?);
         let word = b.u32::<36>();
         let tag = b.u64::<40>();
         let plen = b.u16::<30>();
         let (flags, imm_len) = (word as u8, (word & u32::from(IMM)) as usize * (IMM_LEN / 2));
         // The word's upper bytes are reserved and the length in a record.
-        if u32::from_be_bytes(b.get::<12, 4>()) != super::base::PLAIN_MSG
+        let trailer = if crc { TRAILER_LEN } else { 0 };
+        if u32::from_be_bytes(b.get::<12, 4>()) != super::base::plain(super::Ty::Msg, crc)
             || word & !u32::from(TAGGED | IMM) != 0
-            || frame.len() < Self::LEN + imm_len + usize::from(plen)
+            || frame.len() < Self::LEN + imm_len + usize::from(plen) + trailer
             || flags & TAGGED == 0 && tag != 0
         {
             return None;
@@ -169,6 +174,12 @@ impl PlainMsg {
             },
         };
         Some(([b.u64::<0>() & ((1 << 48) - 1), b.u64::<4>() >> 16], msg))
+    }
+
+    /// Whether the checksum of a frame that was parsed is right.
+    #[inline]
+    pub fn verify(&self, frame: &RxFrame<'_>) -> bool {
+        super::verify_crc(frame, Self::LEN + imm_len(self.op.imm) + usize::from(self.plen))
     }
 
     /// Writes a message's head and headers, asking for an acknowledgement if `ar`. Returns the

@@ -33,8 +33,8 @@ impl PlainBase {
     /// [`Base::parse`](super::Base::parse) tells.
     #[inline(always)]
     pub fn parse(frame: &RxFrame<'_>) -> Option<(Ty, Self)> {
-        const ATOMIC: u32 = plain(Ty::Atomic);
-        const RESP: u32 = plain(Ty::Resp);
+        const ATOMIC: u32 = plain(Ty::Atomic, false);
+        const RESP: u32 = plain(Ty::Resp, false);
         let b = Bytes::<BASE_LEN>(frame.first_chunk()?);
         let ty = match u32::from_be_bytes(b.get::<12, 4>()) {
             ATOMIC => Ty::Atomic,
@@ -60,7 +60,7 @@ impl PlainBase {
         // The upper two bytes of the first are written over by the second.
         b.put64::<0>(self.dst);
         b.put64::<6>(self.src);
-        b.set::<12, 4>((plain(ty) | if ar { u32::from(AR) } else { 0 }).to_be_bytes());
+        b.set::<12, 4>((plain(ty, false) | if ar { u32::from(AR) } else { 0 }).to_be_bytes());
         b.put32::<16>(self.dst_sid);
         b.put32::<20>(self.psn.0);
         b.put32::<24>(self.cack.0);

@@ -308,7 +308,7 @@ impl Node {
         let mut flags = OpFlags::REMOTE_CQ_DATA;
         flags.set(OpFlags::INJECT, inject);
         let (side, tag) = (group.side, data_tag(group.gid, op.seq, comm.step));
-        let req = SendReq {
+        let mut req = SendReq {
             kind: MsgKind::Tagged,
             buf: memory(op, &comm.slice),
             dest: member.side,
@@ -318,7 +318,8 @@ impl Node {
             flags,
             no_completion: inject,
         };
-        let gone = self.send_now(side, &req, &mut |frame: &TxFrame<'_>| out.send(frame), || now);
+        let sink = &mut |frame: &TxFrame<'_>| out.send(frame);
+        let gone = self.send_now(side, &mut req, sink, || now);
         let posted = if gone { Ok(()) } else { self.post_send(now, side, req) };
         match posted {
             Ok(()) => {}
