@@ -85,6 +85,25 @@ impl FrameSink for ToPort<'_> {
             }
         }
     }
+
+    #[inline(always)]
+    fn send_alone(&mut self, frame: &TxFrame<'_>) -> Tx {
+        let sent = self.send(frame);
+        if sent == Tx::Sent {
+            self.flush();
+        }
+        sent
+    }
+}
+
+impl ToPort<'_> {
+    /// What was sent leaves.
+    #[inline(always)]
+    fn flush(&mut self) {
+        if self.gone.is_none() {
+            self.gone = self.port.flush().err();
+        }
+    }
 }
 
 impl Engine {
@@ -244,11 +263,7 @@ impl Engine {
         let Self { node, port, .. } = self;
         let mut out = ToPort { port: &mut **port, gone: None };
         let sent = post(node, &mut out);
-        let ToPort { port, mut gone } = out;
-        if sent {
-            gone = port.flush().err();
-        }
-        if let Some(gone) = gone {
+        if let Some(gone) = out.gone {
             self.lost(gone);
         }
         sent
@@ -260,6 +275,7 @@ impl Engine {
         let now = self.now;
         self.post_now(|node, out| {
             node.send_answers(now, out);
+            out.flush();
             true
         });
     }
@@ -368,11 +384,10 @@ impl Engine {
         let Self { node, port, .. } = self;
         let mut out = ToPort { port: &mut **port, gone: None };
         let sent = node.transmit(now, &mut out);
-        let ToPort { port, mut gone } = out;
-        if gone.is_none() && sent > 0 {
-            gone = port.flush().err();
+        if sent > 0 {
+            out.flush();
         }
-        match gone {
+        match out.gone {
             None => Ok(sent),
             Some(gone) => Err(self.lost(gone)),
         }

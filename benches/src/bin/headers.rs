@@ -64,7 +64,7 @@ fn run(case: &str, count: u64) -> u64 {
         let (psn, cack) = (Psn(i as u32), Psn(7));
         if plain {
             let msg = PlainMsg { dst_sid: 1 << 20, psn, cack, grant: 9, plen: 64, op };
-            let (bytes, _) = msg.emit(&PlainMsg::head(DST, SRC), false);
+            let (bytes, _) = msg.emit(&PlainMsg::head(DST, SRC, false), false);
             frame[..bytes.len()].copy_from_slice(&bytes);
         } else {
             let base = Base {
@@ -93,7 +93,8 @@ fn run(case: &str, count: u64) -> u64 {
 fn read(frame: &[u8], plain: bool) -> u64 {
     let frame = RxFrame::new(frame);
     if plain {
-        return PlainMsg::parse(&frame).map_or(0, |(_, msg)| u64::from(msg.psn.0) ^ msg.op.tag);
+        return PlainMsg::parse(&frame, false)
+            .map_or(0, |(_, msg)| u64::from(msg.psn.0) ^ msg.op.tag);
     }
     let Ok(base) = Base::parse(&frame) else { return 0 };
     let tag = MsgOp::parse(&frame, &base).map_or(0, |op| op.tag);

@@ -231,6 +231,13 @@ pub struct RecvReq {
 pub trait FrameSink {
     /// As [`barewire_driver::port::Port::tx`].
     fn send(&mut self, frame: &TxFrame<'_>) -> Tx;
+
+    /// As [`send`](Self::send), for a frame that no other follows: a port that keeps frames back
+    /// for company lets it go.
+    #[inline]
+    fn send_alone(&mut self, frame: &TxFrame<'_>) -> Tx {
+        self.send(frame)
+    }
 }
 
 impl<F: FnMut(&TxFrame<'_>) -> Tx> FrameSink for F {

@@ -553,7 +553,7 @@ impl Node {
 
     /// How long the oldest packet in flight may go without progress: two round trips, their
     /// variation and the peer's delay until the tail probe, then the retransmission timeout.
-    fn patience(&self, peer: &Peer) -> u64 {
+    pub(super) fn patience(&self, peer: &Peer) -> u64 {
         let rto = peer.rtt.rto_ns(self.rto_floor_ns, peer.backoff);
         if peer.probed || peer.rtt.srtt_ns() == 0 {
             return rto;

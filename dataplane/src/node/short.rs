@@ -132,7 +132,8 @@ impl Node {
             crc32c = wire::trailer(head, &body);
         }
         let tail = &crc32c[..if crc { TRAILER_LEN } else { 0 }];
-        if out.send(&TxFrame { head, body, tail }) != Tx::Sent {
+        // The receiver has it from here on; what follows is done meanwhile.
+        if out.send_alone(&TxFrame { head, body, tail }) != Tx::Sent {
             return false;
         }
         self.counters.tx_frames += 1;
@@ -260,7 +261,11 @@ impl Node {
         peer.snd.push(&mut self.sent, idx);
         if first {
             (peer.progress_at, peer.probed) = (now, false);
-            self.arm_timer(now, p);
+            // Most often the wheel will call in time anyhow, for what was sent before.
+            let patience = self.patience(&self.peers[p]).min(self.settings.t_dead_ns / 10);
+            if self.peers[p].timer_at > now + patience {
+                self.arm_timer(now, p);
+            }
         }
         if early {
             self.report_wr(w);

@@ -156,7 +156,7 @@ impl Node {
         let head = op.head(&base, in_flight % 64 == 63);
         let mut both = [0; 2 * Job::SHORT];
         let body = req.body(len, &mut both);
-        if out.send(&TxFrame { head: &head, body, tail: &[] }) != Tx::Sent {
+        if out.send_alone(&TxFrame { head: &head, body, tail: &[] }) != Tx::Sent {
             self.tx.discard(w);
             return false;
         }

@@ -330,14 +330,10 @@ impl IoBuf {
     /// If they are not all inside.
     pub fn crc32c(&self, crc: u32, offset: usize, len: usize) -> u32 {
         let mut crc = crc;
-        let mut piece = [0_u8; 2048];
-        let mut done = 0;
-        while done < len {
-            let n = (len - done).min(piece.len());
-            self.read_at(offset + done, &mut piece[..n]);
-            crc = crc32c::crc32c_append(crc, &piece[..n]);
-            done += n;
-        }
+        // SAFETY: `each` calls with `n` bytes at `piece` inside a lent span.
+        self.each(offset, len, |piece, _, n| unsafe {
+            crc = super::crc32c_of_raw(crc, piece, n);
+        });
         crc
     }
 
