@@ -234,13 +234,8 @@ impl Engine {
     /// As there.
     #[inline(never)]
     pub fn post_send_long(&mut self, ep: EpId, req: SendReq) -> OpResult<()> {
-        let now = Self::now();
         let more = req.flags.contains(OpFlags::MORE);
-        let posted = self.node.post_send(now, ep, req);
-        if !more || posted.is_err() {
-            self.after_post(now);
-        }
-        posted
+        self.post_with(more, |node, now| node.post_send(now, ep, req))
     }
 
     /// Sends a message at once if nothing stands before it; see [`Node::send_now`].
@@ -321,10 +316,13 @@ impl Engine {
         more: bool,
         post: impl FnOnce(&mut Node, Instant) -> OpResult<()>,
     ) -> OpResult<()> {
-        let now = Self::now();
+        // Nothing leaves with one that more follow: the time is asked for when it does.
+        let now = if more { self.now } else { Self::now() };
         let posted = post(&mut self.node, now);
-        if !more || posted.is_err() {
-            self.after_post(now);
+        match more {
+            false => self.after_post(now),
+            true if posted.is_err() => self.after_post(Self::now()),
+            true => {}
         }
         posted
     }

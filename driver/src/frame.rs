@@ -57,7 +57,8 @@ impl Body<'_> {
     /// CRC32C of `crc`'s bytes followed by these.
     pub fn crc32c(&self, crc: u32) -> u32 {
         match *self {
-            Body::Bytes(b) => crc32c::crc32c_append(crc, b),
+            // SAFETY: the bytes of a slice.
+            Body::Bytes(b) => unsafe { crc32c_of_raw(crc, b.as_ptr(), b.len()) },
             Body::Io { buf, offset, len } => buf.crc32c(crc, offset, len),
         }
     }

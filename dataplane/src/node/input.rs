@@ -198,7 +198,8 @@ impl Node {
         if !(peer.txq.is_empty()
             && peer.dataq.is_empty()
             && peer.ctlq.is_empty()
-            && peer.jobq.is_empty())
+            && peer.jobq.is_empty()
+            && peer.snd.lost == 0)
         {
             self.make_ready(p);
         }
@@ -206,23 +207,25 @@ impl Node {
 
     /// The entry `idx`, which is out of its list, is acknowledged.
     fn on_acked(&mut self, p: u32, idx: u32) {
-        let entry = self.sent.free(idx);
+        let entry = &self.sent[idx];
+        let (body, wr) = (entry.body, entry.wr);
         if entry.rtx && !entry.sacked {
             self.peers[p].rtt.on_resent_arrived();
         }
-        if let BodyRef::Pack { buf, .. } = entry.body {
+        self.sent.discard(idx);
+        if let BodyRef::Pack { buf, .. } = body {
             self.packs.free.push(buf);
-            let mut w = entry.wr;
+            let mut w = wr;
             while w != NONE {
                 let next = self.tx[w].pull_op;
                 self.settle_wr(w);
                 w = next;
             }
-        } else if entry.wr != NONE {
-            self.settle_wr(entry.wr);
-        } else if entry.body != BodyRef::None {
-            self.region_read(entry.body);
-            self.drop_body(entry.body);
+        } else if wr != NONE {
+            self.settle_wr(wr);
+        } else if body != BodyRef::None {
+            self.region_read(body);
+            self.drop_body(body);
         }
     }
 

@@ -732,8 +732,8 @@ impl Node {
         let psn = peer.snd.number();
         if keep {
             let Packet { ty, op, body, wr, .. } = packet;
-            let entry = Sent::new(psn, ty, op, body, wr, now);
-            let idx = self.sent.alloc(entry).expect("a free slot was seen");
+            let entry = |_| Sent::new(psn, ty, op, body, wr, now);
+            let idx = self.sent.alloc_with(entry).expect("a free slot was seen");
             let peer = &mut self.peers[p];
             peer.snd.push(&mut self.sent, idx);
             if first {

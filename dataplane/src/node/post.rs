@@ -83,8 +83,9 @@ impl Node {
         Ok(())
     }
 
+    #[inline]
     pub(super) fn alloc_wr(&mut self, wr: TxWr) -> u32 {
-        let w = self.tx.alloc(wr).expect("a free slot was seen");
+        let w = self.tx.alloc_with(|_| wr).expect("a free slot was seen");
         if self.inject.len() <= w as usize {
             self.touch_wr(w);
         }

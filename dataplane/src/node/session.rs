@@ -719,12 +719,14 @@ impl Node {
     /// Gives back a request whose outcome has been written.
     pub(crate) fn free_wr(&mut self, w: u32) {
         self.unlink_wr(w);
-        let wr = self.tx.free(w);
-        if wr.ep != NONE {
-            self.eps[wr.ep].tx_used -= 1;
+        let wr = &self.tx[w];
+        let (ep, rma) = (wr.ep, wr.flags.contains(WrFlags::RMA).then_some(wr.pull_op));
+        self.tx.discard(w);
+        if ep != NONE {
+            self.eps[ep].tx_used -= 1;
         }
-        if wr.flags.contains(WrFlags::RMA) {
-            self.free_rma(wr.pull_op);
+        if let Some(rma) = rma {
+            self.free_rma(rma);
         }
     }
 

@@ -247,9 +247,8 @@ impl Node {
         self.keep_memory(w, buf);
         let body = BodyRef::Wr { wr: w, offset: 0, len };
         let psn = self.peers[p].snd.number();
-        let mut entry = Sent::new(psn, Ty::Msg, op, body, w, now);
-        entry.units = cost;
-        let idx = self.sent.alloc(entry).expect("a free slot was seen");
+        let entry = |_| Sent { units: cost, ..Sent::new(psn, Ty::Msg, op, body, w, now) };
+        let idx = self.sent.alloc_with(entry).expect("a free slot was seen");
         let peer = &mut self.peers[p];
         peer.credit_used = peer.credit_used.wrapping_add(cost);
         peer.short_left -= cost.min(u32::from(peer.short_left)) as u16;

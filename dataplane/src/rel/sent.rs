@@ -102,11 +102,12 @@ pub struct Sent {
     pub rtx: bool,
     /// The peer refused it, and has been sent a NOP in its place since, or will be.
     pub refused: bool,
-    link: Link,
+    pub(crate) link: Link,
 }
 
 impl Sent {
     /// A packet that is being sent for the first time.
+    #[inline]
     pub fn new(psn: Psn, ty: Ty, op: &[u8], body: BodyRef, wr: u32, at: Instant) -> Self {
         let mut bytes = [0; OP_MAX];
         bytes[..op.len()].copy_from_slice(op);

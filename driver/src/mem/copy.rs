@@ -1,6 +1,5 @@
 //! Copying few bytes without a call.
 
-use std::mem::MaybeUninit;
 use std::ptr;
 
 /// Most bytes that [`copy_short`] copies without a call.
@@ -103,27 +102,6 @@ unsafe fn pieces(src: *const u8, dst: *mut u8) {
 unsafe fn piece<const N: usize>(src: *const u8, dst: *mut u8) {
     // SAFETY: the caller's promise; unaligned accesses are declared as such.
     unsafe { dst.cast::<[u8; N]>().write_unaligned(src.cast::<[u8; N]>().read_unaligned()) }
-}
-
-/// CRC32C of `crc`'s bytes followed by `len` bytes at `src`, which others may write meanwhile.
-///
-/// # Safety
-/// They are readable.
-pub(crate) unsafe fn crc32c_of_raw(crc: u32, src: *const u8, len: usize) -> u32 {
-    // In pieces that are copied, since a slice must not change under its reader.
-    let mut piece = MaybeUninit::<[u8; 2048]>::uninit();
-    let (mut crc, mut done) = (crc, 0);
-    while done < len {
-        let n = (len - done).min(size_of_val(&piece));
-        // SAFETY: `copy_short` needs `n` readable bytes at the source, which the caller vouches
-        // for, and as many writable ones in `piece`; the slice is of those just written.
-        crc = unsafe {
-            copy_short(src.add(done), piece.as_mut_ptr().cast(), n);
-            crc32c::crc32c_append(crc, std::slice::from_raw_parts(piece.as_ptr().cast(), n))
-        };
-        done += n;
-    }
-    crc
 }
 
 #[cfg(test)]

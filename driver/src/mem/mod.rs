@@ -3,11 +3,13 @@
 mod arena;
 pub mod atomic;
 mod copy;
+mod crc;
 mod scratch;
 mod span;
 
 pub use arena::{Arena, ArenaError, Block, Hugepages};
-pub(crate) use copy::{SHORT, copy_four, copy_inline, copy_inline_32, copy_short, crc32c_of_raw};
+pub(crate) use copy::{SHORT, copy_four, copy_inline, copy_inline_32, copy_short};
+pub(crate) use crc::crc32c_of_raw;
 pub use scratch::Scratch;
 pub use span::{IOV_LIMIT, IoBuf, Span};
 
