@@ -553,15 +553,14 @@ impl Node {
         }
     }
 
-    /// An acknowledgement is owed to the peer, which may wait for company.
+    /// Another packet is owed an acknowledgement, which may wait for company. A peer may stand in
+    /// the queue again although what it was there for has been acknowledged since.
     #[inline]
     pub(super) fn owe(&mut self, now: Instant, p: u32) {
         if self.owed_since.is_none() {
             self.owed_since = Some(now);
         }
-        let peer = &mut self.peers[p];
-        if !peer.owing {
-            peer.owing = true;
+        if self.peers[p].owed == 1 {
             self.owing.push_back(p);
         }
     }

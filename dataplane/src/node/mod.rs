@@ -463,7 +463,7 @@ impl Node {
             coll: coll::Coll::default(),
             wheel: Wheel::new(s.peer_max, Instant(0)),
             ready: VecDeque::with_capacity(s.peer_max.min(4096)),
-            owing: VecDeque::with_capacity(s.peer_max.min(4096)),
+            owing: VecDeque::with_capacity(4096),
             starved: VecDeque::new(),
             replies: VecDeque::with_capacity(64),
             looped: VecDeque::with_capacity(64),

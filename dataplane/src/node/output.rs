@@ -125,7 +125,6 @@ impl Node {
     fn ack_owed(&mut self, now: Instant, out: &mut dyn FrameSink) {
         while let Some(p) = self.owing.pop_front() {
             let Some(peer) = self.peers.get_mut(p) else { continue };
-            peer.owing = false;
             if peer.owed == 0 || peer.state != State::Open {
                 continue;
             }

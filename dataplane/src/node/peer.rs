@@ -219,8 +219,6 @@ pub(crate) struct Peer {
     pub(crate) backoff: u8,
     /// The tail probe of this flight is out.
     pub(crate) probed: bool,
-    /// Stands in the queue of peers that an acknowledgement is owed to.
-    pub(crate) owing: bool,
     /// Stands in the list of peers that wait for free blocks.
     pub(crate) starved: bool,
     /// Stands in the queue of peers that have pulls waiting.
