@@ -315,7 +315,7 @@ pub struct Node {
     /// The memory of transmit requests, by their index.
     pub(crate) send_bufs: Vec<IoBuf>,
     /// Copies of injected messages, by the index of their request.
-    pub(crate) inject: Vec<[u8; Node::INJECT_SIZE]>,
+    pub(crate) inject: Vec<Inject>,
     pub(crate) sent: SentPool,
     pub(crate) packs: Packs,
     pub(crate) posted: PostedPool<RecvWr>,
@@ -396,6 +396,12 @@ impl Packs {
     }
 }
 
+/// The copy of an injected message.
+type Inject = [u8; Node::INJECT_SIZE];
+
+/// Packets of all peers together that wait for earlier ones.
+const HELD_MAX: usize = 8 * crate::rel::sent::WINDOW as usize;
+
 impl Node {
     /// Longest message of the inject calls, bytes.
     pub const INJECT_SIZE: usize = 256;
@@ -416,11 +422,10 @@ impl Node {
         let s = &settings;
         let mtu = Some(caps.mtu).filter(|&mtu| mtu >= 256).ok_or(Error::MsgTooLong)?;
         let mtu = mtu.min(usize::from(u16::MAX));
-        let (frame_max, frame_len) = (mtu as u32, mtu + ETH_HDR_LEN);
-        let (blocks, held) = (s.unexpected_bytes / UNIT, 8 * crate::rel::sent::WINDOW as usize);
+        let (frame_len, blocks) = (mtu + ETH_HDR_LEN, s.unexpected_bytes / UNIT);
         Ok(Self {
             mac: caps.mac,
-            frame_max,
+            frame_max: mtu as u32,
             lossless: caps.lossless,
             crc: s.crc.unwrap_or(!caps.lossless),
             rto_floor_ns: caps.rto_floor_ns.max(1_000),
@@ -458,8 +463,8 @@ impl Node {
             scratch: Vec::new(),
             answers: Vec::with_capacity(short_rma::ANSWERS_AT_ONCE),
             spare: Vec::new(),
-            held: Slab::with_capacity(held),
-            held_bytes: Vec::with_capacity(held * frame_len),
+            held: Slab::with_capacity(HELD_MAX),
+            held_bytes: Vec::with_capacity(HELD_MAX * frame_len),
             coll: coll::Coll::default(),
             wheel: Wheel::new(s.peer_max, Instant(0)),
             ready: VecDeque::with_capacity(s.peer_max.min(4096)),

@@ -313,6 +313,14 @@ impl Peer {
         self.plain && self.refused == 0 && self.inbound == Inbound::None && self.rcv.is_empty()
     }
 
+    /// A packet says by its `cack` alone all that an acknowledgement would, if none is early.
+    #[inline(always)]
+    pub(crate) fn tell_ack(&mut self) {
+        if self.in_order {
+            (self.owed, self.ack_now) = (0, false);
+        }
+    }
+
     /// To be called when a packet has been taken the long way.
     #[inline]
     pub(crate) fn note_order(&mut self) {

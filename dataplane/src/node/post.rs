@@ -7,7 +7,7 @@ use barewire_driver::mem::IoBuf;
 
 use super::ep::Ep;
 use super::ops::{RecvWr, TxWr, WrFlags};
-use super::{EpId, MsgKind, Node, RecvReq, SendReq};
+use super::{EpId, Inject, MsgKind, Node, RecvReq, SendReq};
 use crate::error::{Error, Result};
 use crate::flags::{Caps, CqFlags, OpFlags};
 use crate::proto::matching::Src;
@@ -87,17 +87,17 @@ impl Node {
     pub(super) fn alloc_wr(&mut self, wr: TxWr) -> u32 {
         let w = self.tx.alloc_with(|_| wr).expect("a free slot was seen");
         if self.inject.len() <= w as usize {
-            self.touch_wr(w);
+            Self::touch_wr(&mut self.inject, &mut self.send_bufs, w);
         }
         w
     }
 
     /// The slot of a request is used for the first time. Within what was reserved.
     #[cold]
-    pub(super) fn touch_wr(&mut self, w: u32) {
+    pub(super) fn touch_wr(inject: &mut Vec<Inject>, bufs: &mut Vec<IoBuf>, w: u32) {
         let count = w as usize + 1;
-        self.inject.resize(count, [0; Self::INJECT_SIZE]);
-        self.send_bufs.resize_with(count, IoBuf::default);
+        inject.resize(count, [0; Self::INJECT_SIZE]);
+        bufs.resize_with(count, IoBuf::default);
     }
 
     /// Keeps what a request sends or reads into: a copy of what is injected, else the memory

@@ -173,9 +173,7 @@ impl Node {
         let cntr = ep.tx_cntr;
         peer.credit_used = peer.credit_used.wrapping_add(cost);
         peer.short_left -= cost as u16;
-        if peer.in_order {
-            (peer.owed, peer.ack_now) = (0, false);
-        }
+        peer.tell_ack();
         if in_flight == 0 || peer.timer_at == Instant(u64::MAX) {
             self.wait_from(clock(), p);
         } else {
@@ -252,9 +250,7 @@ impl Node {
         let peer = &mut self.peers[p];
         peer.credit_used = peer.credit_used.wrapping_add(cost);
         peer.short_left -= cost.min(u32::from(peer.short_left)) as u16;
-        if peer.in_order {
-            (peer.owed, peer.ack_now) = (0, false);
-        }
+        peer.tell_ack();
         peer.wrs.push_back(&mut self.tx, w);
         let first = peer.snd.is_empty();
         peer.snd.push(&mut self.sent, idx);

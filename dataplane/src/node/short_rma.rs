@@ -139,12 +139,9 @@ impl Node {
         let w = self.tx.alloc_with(|_| short_wr(req.context, psn, (p, e), eps, flags));
         let Some(w) = w else { return false };
         if self.send_bufs.len() <= w as usize {
-            // The long way takes it, and makes room for its memory.
-            self.tx.discard(w);
-            return false;
+            Self::touch_wr(&mut self.inject, &mut self.send_bufs, w);
         }
-        let handle = (w, self.tx.generation(w));
-        let op = req.header(eps, peer.rma_seq, handle);
+        let op = req.header(eps, peer.rma_seq, (w, self.tx.generation(w)));
         let base = PlainBase {
             dst_sid: peer.remote_sid,
             psn,
@@ -167,9 +164,7 @@ impl Node {
         peer.answers += 1;
         peer.rma_seq = peer.rma_seq.wrapping_add(1);
         peer.short_left -= 1;
-        if peer.in_order {
-            (peer.owed, peer.ack_now) = (0, false);
-        }
+        peer.tell_ack();
         // Heard in this very turn, it is as if we had begun to wait now.
         let heard = peer.heard == self.active_ns;
         if peer.timer_at == Instant(u64::MAX) || in_flight == 0 && !heard {
@@ -392,9 +387,7 @@ impl Node {
         self.counters.tx_frames += 1;
         peer.snd.number();
         peer.short_left = peer.short_left.saturating_sub(1);
-        if peer.in_order {
-            (peer.owed, peer.ack_now) = (0, false);
-        }
+        peer.tell_ack();
         if in_flight == 0 {
             peer.probe_at = now;
         }
