@@ -579,8 +579,8 @@ impl World {
         let Some(id) = op.memory.filter(|_| op.ended && op.kind != Kind::Send) else { return };
         let bytes = self.memory.bytes(id);
         if op.kind == Kind::Recv && err.is_none() {
-            let rest = &bytes[cqe.len as usize..];
-            assert!(rest.iter().all(|&b| b == FILL), "written behind the message");
+            let behind = bytes[cqe.len as usize..].iter().position(|&b| b != FILL);
+            assert_eq!(behind, None, "written behind a message: {cqe:?} of {} bytes", bytes.len());
         }
         op.after = Some(bytes.to_vec());
     }
