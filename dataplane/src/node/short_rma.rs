@@ -113,7 +113,8 @@ impl Node {
         out: &mut impl FrameSink,
         clock: impl FnOnce() -> Instant,
     ) -> bool {
-        if !self.ready.is_empty() || self.gone || !FLAGS.contains(req.flags) {
+        let may = self.lossless && self.ready.is_empty() && !self.gone;
+        if !may || !FLAGS.contains(req.flags) {
             return false;
         }
         let Some(len) = req.sent_len() else { return false };

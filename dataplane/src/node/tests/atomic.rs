@@ -260,12 +260,13 @@ fn protection_holds_for_atomics() {
 }
 
 /// Exactly once: sums stay exact and every old value is seen once, under loss and duplication of
-/// requests and answers, with more operations than answers may be outstanding.
+/// requests and answers, with more operations than answers may be outstanding. The short way, which
+/// keeps nothing, is offered and not taken.
 #[test]
 fn fetch_adds_are_executed_once_under_loss_and_duplication() {
     for drop in [0, 3, 5, 7] {
         let mut pair = Pair::new(1500, false);
-        (pair.drop, pair.dup, pair.scatter) = (drop, 2, true);
+        (pair.drop, pair.dup, pair.scatter, pair.short) = (drop, 2, true, Some(0));
         let region = pair.region(1, 16, ALL);
         let start = words(&region.bytes())[1];
         let (mut looks, mut contexts) = (Vec::new(), Vec::new());
@@ -287,6 +288,7 @@ fn fetch_adds_are_executed_once_under_loss_and_duplication() {
             looks.iter().map(|look| words(&contents(look))[0].wrapping_sub(start)).collect();
         old.sort_unstable();
         assert_eq!(old, (0..500).collect::<Vec<_>>(), "drop {drop}");
+        assert_eq!(pair.short, Some(0), "drop {drop}");
         pair.run(600_000_000);
         pair.assert_quiet();
     }
