@@ -150,6 +150,10 @@ impl Node {
             }
             State::Open => self.peers[p].short_left = 0,
         }
+        // A NACK may get lost, and a packet that was reported as held is not sent again. But only
+        // in every other turn: on a port with room for one frame nothing else would ever leave.
+        let peer = &self.peers[p];
+        let refuses_again = peer.refused != 0 && peer.ack_now && !peer.nack.want;
         let done = self.serve_owed(now, p, out)
             && self.serve_lost(now, p, out)
             && self.serve_pulls(now, p, out)
@@ -160,14 +164,16 @@ impl Node {
         if !done || self.peers[p].ack_now {
             self.make_ready(p);
         }
+        if refuses_again {
+            self.peers[p].nack.want = true;
+            self.make_ready(p);
+        }
         self.arm_timer(now, p);
     }
 
     /// Refusals and probes. False if the port is full.
     fn serve_owed(&mut self, now: Instant, p: u32, out: &mut dyn FrameSink) -> bool {
         let peer = &mut self.peers[p];
-        // A NACK may get lost, and a packet that was reported as held is not sent again.
-        peer.nack.want |= peer.refused != 0 && peer.ack_now;
         if peer.nack.is_due(now) {
             peer.nack.want = false;
             let psn = peer.rcv_nxt;
