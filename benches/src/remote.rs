@@ -9,9 +9,8 @@ use barewire::{
 };
 use barewire_dataplane::flags::OpFlags;
 use barewire_dataplane::node::MsgKind;
-use barewire_dataplane::types::Cqe;
 
-use crate::end::{Done, Made, Memory, TAG, count, domain, insert};
+use crate::end::{Done, Made, Memory, TAG, domain, insert};
 
 /// The key by which every end here offers its memory.
 const KEY: u64 = 7;
@@ -23,7 +22,6 @@ pub struct RemoteEnd {
     av: Av,
     peer: FiAddr,
     memory: Memory,
-    entries: [Cqe; 8],
     // Before the domain that it is registered in.
     _region: RawMr,
     _domain: Domain,
@@ -50,9 +48,8 @@ impl RemoteEnd {
         let iov = [IoVec { base: memory.at(0, memory.len()), len: memory.len() }];
         // SAFETY: the memory stays mapped for ever and nobody has a reference to it.
         let region = unsafe { domain.raw_mr_reg(&iov, &attr) }.map_err(said)?;
-        let entries = [Cqe::default(); 8];
         let (peer, _region, _domain) = (FI_ADDR_UNSPEC, region, domain);
-        Ok(Self { ep, cq, av, peer, memory, entries, _region, _domain })
+        Ok(Self { ep, cq, av, peer, memory, _region, _domain })
     }
 
     /// Where this end is.
@@ -129,8 +126,7 @@ impl RemoteEnd {
 
     /// Reads completions, and turns the loop if there is none and progress is manual.
     pub fn poll(&mut self) -> Done {
-        let n = self.cq.read(&mut self.entries).unwrap_or(0);
-        count(&self.entries[..n])
+        Done::read(&self.cq)
     }
 
     /// The 8 bytes at place `at`, which the peer may be writing.
