@@ -2,6 +2,7 @@
 //! `target/vm`, never installed.
 
 use std::collections::BTreeSet;
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -27,18 +28,38 @@ impl Kernel {
     /// # Errors
     /// [`NotHere`] if they can be had neither here nor from Debian.
     pub(crate) fn provide() -> Result<Self, NotHere> {
-        let dir = target_dir().join("vm");
-        if let Some(kernel) = Self::find(&dir) {
+        Self::provide_in(&target_dir().join("vm"), |root| {
+            let image = dependency(KERNEL, "linux-image-").ok_or_else(|| {
+                NotHere(format!("no package {KERNEL} is known here: sudo apt-get update"))
+            })?;
+            [image.as_str(), SHELL].iter().try_for_each(|package| fetch(root, package))
+        })
+    }
+
+    /// Finds what `fill` unpacked to `root` of `dir`, or lets it unpack that once, whoever else
+    /// asks meanwhile: guests start side by side, in one process and in several.
+    fn provide_in(
+        dir: &Path,
+        fill: impl FnOnce(&Path) -> Result<(), NotHere>,
+    ) -> Result<Self, NotHere> {
+        let failed = |why: std::io::Error| NotHere(format!("{}: {why}", dir.display()));
+        std::fs::create_dir_all(dir).map_err(failed)?;
+        // Free again when it is closed, also by the kernel after a kill.
+        let lock = File::create(dir.join("lock")).map_err(failed)?;
+        lock.lock().map_err(failed)?;
+        if let Some(kernel) = Self::find(dir) {
             return Ok(kernel);
         }
-        std::fs::create_dir_all(&dir).map_err(|why| NotHere(format!("{dir:?}: {why}")))?;
-        let image = dependency(KERNEL, "linux-image-").ok_or_else(|| {
-            NotHere(format!("no package {KERNEL} is known here: sudo apt-get update"))
-        })?;
-        for package in [image.as_str(), SHELL] {
-            fetch(&dir, package)?;
+        let (fresh, root) = (dir.join("root.new"), dir.join("root"));
+        for old in [&fresh, &root] {
+            // Left by somebody who was killed, or of another release; that there is none is fine.
+            let _ = std::fs::remove_dir_all(old);
         }
-        Self::find(&dir).ok_or_else(|| NotHere(format!("{image} holds no kernel as expected")))
+        std::fs::create_dir_all(&fresh).map_err(failed)?;
+        fill(&fresh)?;
+        // Under this name it is whole.
+        std::fs::rename(&fresh, &root).map_err(failed)?;
+        Self::find(dir).ok_or_else(|| NotHere(format!("{} holds no kernel", root.display())))
     }
 
     #[cfg(test)]
@@ -142,9 +163,9 @@ fn dependency(package: &str, prefix: &str) -> Option<String> {
     names.map(str::to_owned).find(|name| name.starts_with(prefix))
 }
 
-/// Downloads a package and unpacks it to `root` of `dir`.
-fn fetch(dir: &Path, package: &str) -> Result<(), NotHere> {
-    println!("fetching {package} to {}", dir.display());
+/// Downloads a package and unpacks it to `root`.
+fn fetch(root: &Path, package: &str) -> Result<(), NotHere> {
+    println!("fetching {package} to {}", root.display());
     let failed = |what: &str, output: std::io::Result<std::process::Output>| match output {
         Ok(output) if output.status.success() => Ok(()),
         Ok(output) => {
@@ -155,14 +176,14 @@ fn fetch(dir: &Path, package: &str) -> Result<(), NotHere> {
         Err(why) => Err(NotHere(format!("{what}: {why}"))),
     };
     let mut download = quiet("apt-get");
-    download.args(["download", "-o", "APT::Sandbox::User=root", package]).current_dir(dir);
-    failed("apt-get download", download.output())?;
-    let deb = entries(dir).into_iter().rfind(|path| {
+    download.args(["download", "-o", "APT::Sandbox::User=root", "-o", "Acquire::Retries=3"]);
+    failed("apt-get download", download.arg(package).current_dir(root).output())?;
+    let deb = entries(root).into_iter().rfind(|path| {
         let name = name_of(path);
         name.starts_with(&format!("{package}_")) && name.ends_with(".deb")
     });
     let deb = deb.ok_or_else(|| NotHere(format!("{package} did not arrive")))?;
-    failed("dpkg-deb -x", quiet("dpkg-deb").arg("-x").arg(&deb).arg(dir.join("root")).output())?;
+    failed("dpkg-deb -x", quiet("dpkg-deb").arg("-x").arg(&deb).arg(root).output())?;
     // Unpacked it is all there.
     let _ = std::fs::remove_file(deb);
     Ok(())
@@ -193,6 +214,37 @@ mod tests {
         let names: Vec<&str> = order.iter().map(|path| name_of(path)).collect();
         assert_eq!(names, ["vfio.ko", "vfio-core.ko", "vfio-pci.ko"]);
         assert!(kernel.modules(&["nvme"]).is_err_and(|e| e.0.contains("nvme")));
+        std::fs::remove_dir_all(dir).unwrap();
+    }
+
+    #[test]
+    fn guests_that_start_together_fetch_their_kernel_once() {
+        let dir = std::env::temp_dir().join(format!("xtask-fetch-{}", std::process::id()));
+        // Somebody was killed while it unpacked.
+        std::fs::create_dir_all(dir.join("root.new/boot")).unwrap();
+        std::fs::write(dir.join("root.new/boot/vmlinuz-0"), "").unwrap();
+        let fetched = std::sync::atomic::AtomicU32::new(0);
+        let provide = || {
+            Kernel::provide_in(&dir, |root| {
+                fetched.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                for file in ["boot/vmlinuz-6", "lib/modules/6/x", "bin/busybox"] {
+                    std::thread::sleep(std::time::Duration::from_millis(5));
+                    let file = root.join(file);
+                    std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+                    std::fs::write(file, "").unwrap();
+                }
+                Ok(())
+            })
+        };
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    let kernel = provide().unwrap_or_else(|e| panic!("{}", e.0));
+                    assert_eq!(kernel.image, dir.join("root/boot/vmlinuz-6"));
+                });
+            }
+        });
+        assert_eq!(fetched.into_inner(), 1);
         std::fs::remove_dir_all(dir).unwrap();
     }
 }
