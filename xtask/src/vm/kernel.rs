@@ -6,6 +6,8 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use nix::fcntl::{Flock, FlockArg};
+
 use super::NotHere;
 use crate::target_dir;
 
@@ -46,7 +48,8 @@ impl Kernel {
         std::fs::create_dir_all(dir).map_err(failed)?;
         // Free again when it is closed, also by the kernel after a kill.
         let lock = File::create(dir.join("lock")).map_err(failed)?;
-        lock.lock().map_err(failed)?;
+        let _lock =
+            Flock::lock(lock, FlockArg::LockExclusive).map_err(|(_, why)| failed(why.into()))?;
         if let Some(kernel) = Self::find(dir) {
             return Ok(kernel);
         }
