@@ -15,8 +15,13 @@
 //!
 //! A request that cannot be delivered is `FI_ECONNREFUSED` as well. The death of a peer is found by
 //! the operations on their way to it, as for every endpoint.
+//!
+//! A station can lie about whatever its messages hold. So a message counts only if it came from the
+//! connection side that it names and speaks of an endpoint of the same node, and a connection has a
+//! number that nobody guesses who has not been told.
 
 use std::collections::{HashMap, VecDeque};
+use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -117,6 +122,16 @@ impl Message {
         let (to, from) = (number(4)?, number(8)?);
         Some(Self { kind, to, from, side: addr(16)?, ep: addr(32)?, data: data.to_vec() })
     }
+
+    /// Whether it says the truth about where it came from, which is endpoint `from`.
+    fn is_from(&self, from: EpAddr) -> bool {
+        // 0 where the address was inserted without one.
+        let of_its_node = |claimed: EpAddr| {
+            claimed.mac == from.mac
+                && (from.incarnation == 0 || claimed.incarnation == from.incarnation)
+        };
+        self.side.ep == from.ep && of_its_node(self.side) && of_its_node(self.ep)
+    }
 }
 
 /// What a listener was asked (`fi_info.handle` of an `FI_CONNREQ`): to be accepted by an endpoint
@@ -206,8 +221,9 @@ pub(crate) struct Cm {
     object: u32,
     addr: EpAddr,
     conns: HashMap<u32, Conn>,
-    /// The number to try next for a connection.
-    next: u32,
+    /// Makes the numbers of connections, and how many it has made.
+    secret: RandomState,
+    numbers: u64,
     /// Who listens, and how events name him.
     listener: Option<(Weak<EqInner>, u64)>,
     /// Messages that have not been delivered, by names of ours.
@@ -230,7 +246,7 @@ impl Cm {
         let av = node.av_open(16)?;
         let ep = node.ep_open(NodeEpAttr {
             number,
-            caps: Caps::MSG | Caps::SEND | Caps::RECV,
+            caps: Caps::MSG | Caps::SEND | Caps::RECV | Caps::SOURCE | Caps::SOURCE_ERR,
             tx_size: SENDS,
             rx_size: RECEIVES,
             ..NodeEpAttr::default()
@@ -246,8 +262,8 @@ impl Cm {
             object: shared.ep_count.fetch_add(1, Ordering::Relaxed),
             addr,
             conns: HashMap::new(),
-            // Not what somebody else would guess.
-            next: addr.incarnation as u32,
+            secret: RandomState::new(),
+            numbers: 0,
             listener: None,
             on_their_way: HashMap::new(),
             names: 0,
@@ -287,12 +303,12 @@ impl Cm {
     fn look_at_one(&mut self, core: &mut Core) -> bool {
         let mut one = [Cqe::default()];
         let read = core.node().cq_read(self.cq, &mut one);
-        let failed = match read {
-            Ok(_) => None,
+        let (failed, stranger) = match read {
+            Ok(_) => (None, None),
             Err(Error::Avail) => match core.node().cq_readerr(self.cq) {
                 Ok(e) => {
                     one[0] = e.cqe;
-                    Some(e.err)
+                    (Some(e.err), e.err_data)
                 }
                 Err(_) => return false,
             },
@@ -308,11 +324,17 @@ impl Cm {
         }
         let bytes = ended.bufs.into_one().unwrap_or_default();
         let len = bytes.len().min(one[0].len as usize);
-        // What failed was too long for one of ours.
-        if failed.is_none()
-            && let Some(message) = Message::from_bytes(&bytes[..len])
-        {
-            self.take(core, message);
+        let from = match failed {
+            None => core.node().av_lookup(self.av, one[0].src).ok(),
+            // Of somebody who is not in the vector, but whole.
+            Some(Error::AddrNotAvail) => stranger,
+            // Too long for one of ours.
+            Some(_) => None,
+        };
+        let message = Message::from_bytes(&bytes[..len]);
+        match message.zip(from) {
+            Some((message, from)) if message.is_from(from) => self.take(core, message),
+            _ => tracing::debug!("not a message of a connection side: {len} bytes of {from:?}"),
         }
         true
     }
@@ -412,16 +434,23 @@ impl Cm {
     /// Makes a connection and says so to the other side.
     fn join(&mut self, core: &mut Core, kind: Kind, mut conn: Conn, data: &[u8]) -> Result<u32> {
         conn.side = core.engine.av_insert(self.av, conn.side_addr)?;
-        while self.next == 0 || self.conns.contains_key(&self.next) {
-            self.next = self.next.wrapping_add(1);
-        }
-        let number = self.next;
-        self.next = self.next.wrapping_add(1);
+        let number = self.fresh_number();
         let message = Message { ep: conn.ep, ..self.message(kind, conn.there, number, data) };
         let side = conn.side;
         self.conns.insert(number, conn);
         self.send(core, side, &message, false);
         Ok(number)
+    }
+
+    /// A number that no connection has and that says nothing of the others.
+    fn fresh_number(&mut self) -> u32 {
+        loop {
+            self.numbers += 1;
+            let number = self.secret.hash_one(self.numbers) as u32;
+            if number != 0 && !self.conns.contains_key(&number) {
+                return number;
+            }
+        }
     }
 
     fn take(&mut self, core: &mut Core, message: Message) {

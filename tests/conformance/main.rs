@@ -6,6 +6,7 @@
 //! Two domains of one process talk over a loopback segment, so a test drives both sides and sees
 //! everything that happens.
 
+mod cm;
 mod codes;
 mod coll;
 mod execution;
