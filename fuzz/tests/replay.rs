@@ -2,18 +2,36 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use barewire_dataplane::wire::{Base, Op, TRAILER_LEN, Ty, crc_of_head};
 use barewire_driver::frame::RxFrame;
 use barewire_fuzz::{Body, TARGETS};
 use proptest::prelude::*;
-use proptest::test_runner::{Config, TestRunner};
+use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 
-/// Cases per target and kind; a nightly run multiplies it by the environment's `FUZZ_FACTOR`.
+/// Cases per target and kind; the environment's `FUZZ_FACTOR` multiplies it.
 const CASES: u32 = 5_000;
 
+/// Where the random numbers start: `FUZZ_SEED`, as a failure prints it. Otherwise a plain run always
+/// starts at the same place, so that one which fails fails again, and a nightly one somewhere new.
+fn seed() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    let fresh = if is_nightly() { since.map_or(1, |time| time.as_secs()) } else { 1 };
+    number("FUZZ_SEED").unwrap_or(fresh)
+}
+
+fn is_nightly() -> bool {
+    std::env::var_os("BAREWIRE_NIGHTLY").is_some()
+}
+
+fn number(name: &str) -> Option<u64> {
+    std::env::var(name).ok().and_then(|value| value.parse().ok())
+}
+
 fn cases(target: &str) -> u32 {
-    let factor = std::env::var("FUZZ_FACTOR").ok().and_then(|f| f.parse().ok()).unwrap_or(1_u32);
+    let factor = number("FUZZ_FACTOR").unwrap_or(if is_nightly() { 100 } else { 1 });
+    let factor = u32::try_from(factor).unwrap_or(u32::MAX);
     // What makes whole nodes takes a millisecond.
     let share = match target {
         "session" => 5,
@@ -80,12 +98,16 @@ fn every_type_has_a_seed() {
 
 fn run(name: &str, strategy: impl Strategy<Value = Vec<u8>>, body: Body) {
     let config = Config { cases: cases(name), failure_persistence: None, ..Config::default() };
-    let mut runner = TestRunner::new(config);
+    let seed = seed();
+    let mut bytes = [0; 32];
+    bytes[..8].copy_from_slice(&seed.to_le_bytes());
+    let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &bytes);
+    let mut runner = TestRunner::new_with_rng(config, rng);
     let result = runner.run(&strategy, |data| {
         body(&data);
         Ok(())
     });
-    result.unwrap_or_else(|e| panic!("{e}"));
+    result.unwrap_or_else(|e| panic!("{name}, FUZZ_SEED={seed}: {e}"));
 }
 
 #[test]
