@@ -1,15 +1,13 @@
 //! Devices of DPDK on the interfaces of network namespaces: raw sockets and XDP on a wire, and taps
 //! on bridges.
 
-use std::time::Duration;
-
-use barewire::errno::{FI_EHOSTUNREACH, FI_ENETDOWN};
+use barewire::errno::FI_EHOSTUNREACH;
 use barewire_tests::nodes::{FABRIC, Nodes, or_skip};
 
 use crate::lengths::{all_sizes, fewer_sizes, there_and_back};
 use crate::rounds::kill_rounds;
 use crate::start;
-use crate::stream::{FLAP, NOTICED, Stream};
+use crate::stream::{DOWN, NOTICED, Stream, lowered_mtu, removed};
 use crate::supervisor::Worker;
 
 fn af_packet() -> String {
@@ -60,45 +58,20 @@ fn kills_over_af_packet() {
 #[test]
 fn an_interface_that_flaps_is_no_error_and_one_that_stays_down_is() {
     let Some(mut stream) = Stream::new(&af_packet()) else { return };
-    for node in [0, 1] {
-        stream.ip(node, "link set fab0 down");
-        stream.pause(FLAP);
-        stream.ip(node, "link set fab0 up");
-        stream.flows();
-    }
+    stream.outlives(DOWN[0], DOWN[1]);
     stream.end();
-    let Some(mut stream) = Stream::new(&af_packet()) else { return };
-    stream.ip(0, "link set fab0 down");
-    let (code, took) = stream.fails();
-    assert_eq!(code, FI_EHOSTUNREACH);
-    assert!(took < NOTICED, "{took:?}");
-    stream.sender.finish();
+    let Some(stream) = Stream::new(&af_packet()) else { return };
+    stream.ends(0, DOWN[0], &[FI_EHOSTUNREACH], NOTICED);
 }
 
 #[test]
 fn an_interface_that_is_removed_is_an_error_at_once() {
-    let Some(mut stream) = Stream::new(&af_packet()) else { return };
-    stream.ip(0, "link del fab0");
-    let (code, took) = stream.fails();
-    assert_eq!(code, FI_ENETDOWN);
-    assert!(took < Duration::from_secs(1), "{took:?}");
-    stream.sender.finish();
+    removed(&af_packet());
 }
 
 #[test]
 fn frames_longer_than_a_lowered_mtu_wait_for_a_while_and_then_fail() {
-    let Some(mut stream) = Stream::new(&af_packet()) else { return };
-    for node in [0, 1] {
-        stream.ip(node, "link set fab0 mtu 600");
-        stream.pause(FLAP);
-        stream.ip(node, "link set fab0 mtu 1500");
-        stream.flows();
-    }
-    stream.ip(0, "link set fab0 mtu 600");
-    let (code, took) = stream.fails();
-    assert!([FI_ENETDOWN, FI_EHOSTUNREACH].contains(&code), "{code}");
-    assert!(took < NOTICED, "{took:?}");
-    stream.sender.finish();
+    lowered_mtu(&af_packet());
 }
 
 /// Whether the kernel has AF_XDP at all; a test of it says nothing about a kernel without.

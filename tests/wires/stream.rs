@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use barewire::errno::{FI_EHOSTUNREACH, FI_ENETDOWN};
 use barewire_tests::nodes::{Nodes, or_skip};
 
 use crate::start;
@@ -10,7 +11,7 @@ use crate::supervisor::{PATIENCE, Worker};
 /// A sender in node 0 and a receiver in node 1 that talk.
 pub(crate) struct Stream {
     nodes: Nodes,
-    pub(crate) sender: Worker,
+    sender: Worker,
     receiver: Worker,
     arrived: u64,
 }
@@ -33,6 +34,26 @@ impl Stream {
         let mut stream = Self { nodes, sender, receiver, arrived: 0 };
         stream.flows();
         Some(stream)
+    }
+
+    /// Something happens to the interface of each node for [`FLAP`], and nothing fails.
+    pub(crate) fn outlives(&mut self, change: &str, back: &str) {
+        for node in [0, 1] {
+            self.ip(node, change);
+            self.pause(FLAP);
+            self.ip(node, back);
+            self.flows();
+        }
+    }
+
+    /// Something happens to the interface of `node`, and the sender is told so by one of `codes`
+    /// within `limit`.
+    pub(crate) fn ends(mut self, node: usize, change: &str, codes: &[i32], limit: Duration) {
+        self.ip(node, change);
+        let (code, took) = self.fails();
+        assert!(codes.contains(&code), "{code}, not one of {codes:?}");
+        assert!(took < limit, "{took:?}");
+        self.sender.finish();
     }
 
     pub(crate) fn ip(&self, node: usize, args: &str) {
@@ -67,7 +88,7 @@ impl Stream {
     }
 
     /// Lets time pass, in which nothing may fail.
-    pub(crate) fn pause(&mut self, time: Duration) {
+    fn pause(&mut self, time: Duration) {
         let until = Instant::now() + time;
         while Instant::now() < until {
             match self.next() {
@@ -79,7 +100,7 @@ impl Stream {
 
     /// Waits for the error, and says how long that took. Time in which the sender did not run does
     /// not count (rule S10), and once more for the probes that it delays.
-    pub(crate) fn fails(&mut self) -> (i32, Duration) {
+    fn fails(&mut self) -> (i32, Duration) {
         let start = Instant::now();
         loop {
             if let Said::Failed(code, starved) = self.next() {
@@ -101,7 +122,23 @@ impl Stream {
 }
 
 /// How long a link is down that comes back.
-pub(crate) const FLAP: Duration = Duration::from_secs(1);
+const FLAP: Duration = Duration::from_secs(1);
 
 /// Longest that a sender with T_dead of two seconds may take, with what it takes us to hear of it.
 pub(crate) const NOTICED: Duration = Duration::from_millis(2_200 + 300);
+
+/// Links that are down for a while, and one that stays so.
+pub(crate) const DOWN: [&str; 2] = ["link set fab0 down", "link set fab0 up"];
+
+/// Frames that are longer than a lowered MTU wait for a while and then fail.
+pub(crate) fn lowered_mtu(port: &str) {
+    let Some(mut stream) = Stream::new(port) else { return };
+    stream.outlives("link set fab0 mtu 600", "link set fab0 mtu 1500");
+    stream.ends(0, "link set fab0 mtu 600", &[FI_ENETDOWN, FI_EHOSTUNREACH], NOTICED);
+}
+
+/// An interface that is gone is an error at once.
+pub(crate) fn removed(port: &str) {
+    let Some(stream) = Stream::new(port) else { return };
+    stream.ends(0, "link del fab0", &[FI_ENETDOWN], Duration::from_secs(1));
+}
