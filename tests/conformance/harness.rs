@@ -6,6 +6,7 @@ use barewire::flags::{BindFlags, Caps, InfoFlags, OpFlags};
 use barewire::*;
 use barewire_driver::backend::loopback::{Loopback, LoopbackSettings};
 use barewire_driver::port::Port;
+pub(crate) use barewire_tests::rng::pattern;
 
 /// Long enough for a machine that does other things, short enough for a person.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
@@ -268,20 +269,6 @@ pub(crate) fn until<R>(what: &str, mut attempt: impl FnMut() -> Option<R>) -> R 
         }
         assert!(start.elapsed() < PATIENCE, "no {what} in {PATIENCE:?}");
     }
-}
-
-/// Bytes that are different everywhere and for every seed.
-pub(crate) fn pattern(len: usize, seed: u64) -> Vec<u8> {
-    let mut x = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let mut bytes = Vec::with_capacity(len + 8);
-    while bytes.len() < len {
-        x ^= x << 13;
-        x ^= x >> 7;
-        x ^= x << 17;
-        bytes.extend_from_slice(&x.to_le_bytes());
-    }
-    bytes.truncate(len);
-    bytes
 }
 
 pub(crate) fn buf(len: usize, seed: u64) -> Buf {

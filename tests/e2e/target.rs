@@ -10,11 +10,11 @@ use std::os::unix::fs::FileExt;
 use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::{Duration, Instant};
 
-use barewire::flags::{Access, BindFlags, Caps, InfoFlags};
+use barewire::flags::{Access, Caps};
 use barewire::raw::IoVec;
 use barewire::*;
 
-use crate::worker::{Node, orders, say, settings};
+use crate::worker::{Node, open_as, orders, say, settings};
 
 /// Keys of the memory that may be written and read, only be read, and only be written.
 pub(crate) const ALL: u64 = 7;
@@ -40,20 +40,8 @@ pub(crate) fn open(port: &str, progress: Progress) -> Node {
 
 fn open_with(port: &str, progress: Progress, settings: Settings) -> Node {
     let mut hints = Info { caps: Caps::TAGGED | Caps::RMA | Caps::ATOMIC, ..Info::default() };
-    hints.domain_attr.name = Some(port.to_owned());
     hints.domain_attr.data_progress = progress;
-    let none = InfoFlags::empty();
-    let info = getinfo_with(&settings, API_VERSION, None, None, none, Some(&hints));
-    let info = info.unwrap().remove(0);
-    let domain = fabric(&info.fabric_attr).unwrap().domain_with(&info, settings);
-    let domain = domain.unwrap_or_else(|e| panic!("{e}"));
-    let cq = domain.cq_open(CqAttr::default()).unwrap();
-    let av = domain.av_open(AvAttr::default()).unwrap();
-    let ep = domain.endpoint(&info).unwrap();
-    ep.bind_cq(&cq, BindFlags::TRANSMIT | BindFlags::RECV).unwrap();
-    ep.bind_av(&av).unwrap();
-    ep.enable().unwrap();
-    Node { ep, cq, av, domain }
+    open_as(port, settings, hints)
 }
 
 /// Runs one of the roles of this file, if `role` is one.

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use barewire::flags::{BindFlags, Caps, InfoFlags, OpFlags};
 use barewire::*;
+pub(crate) use barewire_tests::rng::pattern;
 
 use crate::supervisor::Rng;
 
@@ -35,20 +36,6 @@ pub(crate) fn nap() {
     }
 }
 
-/// Bytes that are different everywhere and for every seed.
-pub(crate) fn pattern(len: usize, seed: u64) -> Vec<u8> {
-    let mut x = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let mut bytes = Vec::with_capacity(len + 8);
-    while bytes.len() < len {
-        x ^= x << 13;
-        x ^= x >> 7;
-        x ^= x << 17;
-        bytes.extend_from_slice(&x.to_le_bytes());
-    }
-    bytes.truncate(len);
-    bytes
-}
-
 /// A domain on a port, with one endpoint and one queue.
 pub(crate) struct Node {
     pub(crate) ep: Endpoint,
@@ -62,7 +49,10 @@ pub(crate) fn open(port: &str, settings: Settings) -> Node {
 }
 
 pub(crate) fn open_with(port: &str, settings: Settings, caps: Caps) -> Node {
-    let mut hints = Info { caps, ..Info::default() };
+    open_as(port, settings, Info { caps, ..Info::default() })
+}
+
+pub(crate) fn open_as(port: &str, settings: Settings, mut hints: Info) -> Node {
     hints.domain_attr.name = Some(port.to_owned());
     let none = InfoFlags::empty();
     let info = getinfo_with(&settings, API_VERSION, None, None, none, Some(&hints));
