@@ -13,8 +13,9 @@ use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 /// Cases per target and kind; the environment's `FUZZ_FACTOR` multiplies it.
 const CASES: u32 = 5_000;
 
-/// Where the random numbers start: `FUZZ_SEED`, as a failure prints it. Otherwise a plain run always
-/// starts at the same place, so that one which fails fails again, and a nightly one somewhere new.
+/// Where the random numbers start: `FUZZ_SEED`, as a failure prints it. Otherwise a plain run
+/// always starts at the same place, so that one which fails fails again, and a nightly one
+/// somewhere new.
 fn seed() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     let fresh = if is_nightly() { since.map_or(1, |time| time.as_secs()) } else { 1 };
