@@ -86,6 +86,9 @@ const MTU_MAX: usize = 9216;
 const MTU_USUAL: usize = 1500;
 const COUNT: u16 = 256;
 
+/// Receive buffers that the device is told of at once, or a quarter of them where that is less.
+const TOLD_AT_ONCE: u32 = 32;
+
 /// Sizes of receive buffers that the device knows, and their bits in RCTL.
 const BUFFER_LENS: [(usize, u32); 4] =
     [(2048, 0), (4096, 1 << 25 | 3 << 16), (8192, 1 << 25 | 2 << 16), (16_384, 1 << 25 | 1 << 16)];
@@ -97,6 +100,10 @@ pub(super) struct E1000e {
     rx_buffers: Buffers,
     /// Taken and not given back.
     lent: u32,
+    /// Given back, and the device does not know it yet.
+    untold: u32,
+    /// As many as that are told at once: a register costs more than the frame.
+    told_at_once: u32,
     tx: TxRing,
     tx_buffers: Buffers,
     is_queued: bool,
@@ -192,6 +199,8 @@ pub(super) fn start(
         rx,
         rx_buffers,
         lent: 0,
+        untold: 0,
+        told_at_once: (rx_count as u32 / 4).min(TOLD_AT_ONCE),
         tx,
         tx_buffers,
         is_queued: false,
@@ -318,8 +327,11 @@ impl Nic for E1000e {
     fn rx_release(&mut self) {
         if self.lent > 0 {
             self.rx.give_back(self.lent);
-            self.lent = 0;
-            ring(self.rx_tail, self.rx.tail());
+            self.untold += std::mem::take(&mut self.lent);
+            if self.untold >= self.told_at_once {
+                self.untold = 0;
+                ring(self.rx_tail, self.rx.tail());
+            }
         }
     }
 

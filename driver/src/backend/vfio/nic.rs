@@ -61,7 +61,8 @@ pub trait Nic: Send {
     /// [`Broken`].
     fn rx_take(&mut self, max: usize, each: impl FnMut(Lent)) -> Result<usize, Broken>;
 
-    /// Gives the device the buffers of all frames that were taken.
+    /// Gives the device the buffers of all frames that were taken. A driver may tell it of many at
+    /// once, as long as the device has most of them.
     fn rx_release(&mut self);
 
     /// Whether the device signals, when a frame arrives, the event that its driver gave it at the
