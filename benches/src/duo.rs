@@ -280,7 +280,16 @@ impl Rounds {
 
     /// The least and the largest of the rounds' ratios.
     pub fn ratio_range(&self) -> (f64, f64) {
+        self.ratio_between(0.0, 1.0)
+    }
+
+    /// Between which the middle half of the rounds' ratios lies.
+    pub fn ratio_middle(&self) -> (f64, f64) {
+        self.ratio_between(0.25, 0.75)
+    }
+
+    fn ratio_between(&self, low: f64, high: f64) -> (f64, f64) {
         let ratios: Sample = self.pairs.iter().map(|p| p.0 / p.1).collect();
-        (ratios.min(), ratios.quantile(1.0))
+        (ratios.quantile(low), ratios.quantile(high))
     }
 }

@@ -1,11 +1,7 @@
 //! Code that is not ours at the other end: DPDK's testpmd, whose own drivers of the same two cards
 //! have NIC1 and send back what arrives.
-//!
-//! Also what our driver does beside DPDK's in the same guest: how often one frame, and 32 of them,
-//! go to and fro between NIC0 and a testpmd on NIC1. An emulated card costs far more than either
-//! driver, so the figures are printed, in the nightly run, and not judged.
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{Read, Write};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -147,99 +143,4 @@ fn frames_come_back_from_testpmd_unchanged() {
 #[test]
 fn frames_come_back_from_testpmd_readdressed() {
     sent_back("mac", |theirs| theirs, true);
-}
-
-/// How long each measurement lasts.
-const MEASURED: Duration = Duration::from_secs(2);
-
-/// Frames a second that our driver sees come back when `count` of them go to and fro.
-fn our_rate(n: &str, m: &str, count: u64) -> Option<f64> {
-    let theirs = address(m);
-    let mut ours = port(&format!("vfio:{n}"));
-    let mac = ours.caps().mac;
-    let arguments = ["--forward-mode", "mac", &format!("--eth-peer=0,{mac}")];
-    let testpmd = Testpmd::start(m, 1, &arguments)?;
-    let bytes = [&theirs.0[..], &mac.0, &ETHERTYPE.to_be_bytes(), &[0x5a; 50]].concat();
-    // It is there when the first came back.
-    let mut back = 0;
-    let mut poll = |port: &mut dyn Port, answer: bool| {
-        let got = port.rx_burst(32, &mut |_: &RxFrame<'_>| {}).unwrap();
-        if answer {
-            for _ in 0..got {
-                while port.tx(&TxFrame::whole(&bytes)).unwrap() != Tx::Sent {}
-            }
-            port.flush().unwrap();
-        }
-        back += got as u64;
-        back
-    };
-    let start = Instant::now();
-    while poll(&mut *ours, false) == 0 {
-        assert!(start.elapsed() < PATIENCE, "testpmd does not answer");
-        assert_eq!(ours.tx(&TxFrame::whole(&bytes)), Ok(Tx::Sent));
-        ours.flush().unwrap();
-        std::thread::sleep(Duration::from_millis(100));
-    }
-    // What else was on the way has come.
-    std::thread::sleep(Duration::from_millis(300));
-    let before = poll(&mut *ours, false);
-    for _ in 0..count {
-        assert_eq!(ours.tx(&TxFrame::whole(&bytes)), Ok(Tx::Sent));
-    }
-    ours.flush().unwrap();
-    let start = Instant::now();
-    let mut after = before;
-    while start.elapsed() < MEASURED {
-        // A clock may cost as much as many polls.
-        for _ in 0..256 {
-            after = poll(&mut *ours, true);
-        }
-    }
-    let rate = (after - before) as f64 / start.elapsed().as_secs_f64();
-    testpmd.stop();
-    Some(rate)
-}
-
-/// The same of DPDK's driver: a second testpmd begins, and both send back what arrives.
-fn their_rate(n: &str, m: &str, count: u64) -> Option<f64> {
-    let [a, b] = [n, m].map(address);
-    let (first, burst) = (format!("--eth-peer=0,{a}"), format!("--burst={count}"));
-    let answers = Testpmd::start(m, 1, &["--forward-mode", "mac", &first])?;
-    // It has to be there before the first frame, which nobody repeats.
-    std::thread::sleep(Duration::from_secs(4));
-    let other = format!("--eth-peer=0,{b}");
-    let begins = ["--forward-mode", "mac", &other, &burst, "--tx-first", "--stats-period=1"];
-    let mut begins = Testpmd::start(n, 0, &begins)?;
-    let mut lines = BufReader::new(begins.0.stdout.take()?).lines();
-    // Its own statistics, once a second: the rate of the last full one.
-    let mut rates = Vec::new();
-    while rates.len() < 2 + MEASURED.as_secs() as usize {
-        let line = lines.next().expect("testpmd ended").unwrap();
-        if let Some((_, rest)) = line.split_once("Rx-pps:") {
-            rates.push(rest.split_whitespace().next().unwrap().parse::<f64>().unwrap());
-        }
-    }
-    begins.0.kill().unwrap();
-    begins.0.wait().unwrap();
-    answers.stop();
-    // The first says nothing, and the second may hold the start.
-    let rates = &rates[2..];
-    Some(rates.iter().sum::<f64>() / rates.len() as f64)
-}
-
-#[test]
-fn frames_to_and_fro_beside_dpdk() {
-    if std::env::var_os("BAREWIRE_NIGHTLY").is_none() {
-        return;
-    }
-    let (Some(n), Some(m)) = (nic(0), nic(1)) else { return };
-    for (name, count) in [("rtt", 1), ("rate", 32)] {
-        let (Some(theirs), Some(ours)) = (their_rate(&n, &m, count), our_rate(&n, &m, count))
-        else {
-            return;
-        };
-        assert!(ours > 0.0 && theirs > 0.0, "{name}: ours {ours}, DPDK's {theirs}");
-        let ratio = ours / theirs;
-        println!("{name}: {ours:.0} frames/s, DPDK {theirs:.0}, ratio {ratio:.2}");
-    }
 }

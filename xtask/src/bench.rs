@@ -14,6 +14,13 @@ use crate::{cargo, root, target_dir};
 /// The bench, and the feature it needs. Its sources are in benches/src/dpdk.
 pub(crate) const DPDK: &str = "dpdk";
 
+/// The bench of the library that libfabric loads.
+const PROVIDER: &str = "provider";
+
+/// The bench that boots a virtual machine, and what it runs there, which needs that feature too.
+const VFIO: &str = "vfio";
+pub(crate) const VFIO_GUEST: [&str; 4] = ["--bin", "vfio-guest", "--features", DPDK];
+
 /// Which benches to run and how to print.
 #[derive(clap::Args)]
 #[command(after_help = "\
@@ -42,7 +49,8 @@ pub(crate) struct BenchArgs {
 /// No such bench, or it does not build.
 pub(crate) fn run(args: &BenchArgs) -> Result<ExitCode, String> {
     let mut all = names()?;
-    if Path::new(DPDK_HEADER.program).exists() {
+    let has_dpdk = Path::new(DPDK_HEADER.program).exists();
+    if has_dpdk {
         all.push(DPDK.to_owned());
     }
     let chosen = match &args.name {
@@ -52,11 +60,19 @@ pub(crate) fn run(args: &BenchArgs) -> Result<ExitCode, String> {
     };
     let (with_dpdk, plain): (Vec<_>, Vec<_>) = chosen.iter().partition(|name| *name == DPDK);
     if !plain.is_empty() {
-        // The bench of the provider loads it, which Cargo does not know.
-        build(&["--bins", "--package", "barewire-provider", "--lib"])?;
+        // Of all benches only the one that is named: each takes as long as the rest of the build.
+        let mut what = args.name.as_deref().map_or(vec!["--bins"], |name| vec!["--bin", name]);
+        if plain.iter().any(|name| *name == PROVIDER) {
+            // Its bench loads it, which Cargo does not know.
+            what.extend(["--package", "barewire-provider", "--lib"]);
+        }
+        build(&what)?;
     }
     if !with_dpdk.is_empty() {
         build(&["--bin", DPDK, "--features", DPDK])?;
+    }
+    if has_dpdk && plain.iter().any(|name| *name == VFIO) {
+        build(&VFIO_GUEST)?;
     }
     let mut failed = Vec::new();
     for name in chosen {

@@ -515,11 +515,24 @@ fn benches(suite: Suite, nightly: bool) -> Result<Outcome, String> {
     if names.is_empty() {
         return Ok(Outcome::skipped("benches/src/bin holds no bench".to_owned()));
     }
+    if Path::new(packages::DPDK.program).exists() {
+        let guest = build_benches(suite, nightly, &bench::VFIO_GUEST)?;
+        if !guest.ok {
+            return Ok(Outcome::single(false, guest.output));
+        }
+    }
     run_benches(suite, nightly, &names, &["--bins"])
 }
 
 /// Builds benches like the tests and not in release: what counts here is that they run, and the
 /// crates are already built that way. `what` says which, and with which features.
+fn build_benches(suite: Suite, nightly: bool, what: &[&str]) -> Result<Ended, String> {
+    let mut build = Command::new(cargo());
+    build.args(["build", "--package", "barewire-benches", "--profile", "test"]).args(what);
+    start(suite, nightly, &mut build)
+}
+
+/// Builds benches as [`build_benches`] and runs them in their smallest size.
 fn run_benches(
     suite: Suite,
     nightly: bool,
@@ -527,9 +540,7 @@ fn run_benches(
     what: &[&str],
 ) -> Result<Outcome, String> {
     let mut outcome = Outcome::default();
-    let mut build = Command::new(cargo());
-    build.args(["build", "--package", "barewire-benches", "--profile", "test"]).args(what);
-    let ended = start(suite, nightly, &mut build)?;
+    let ended = build_benches(suite, nightly, what)?;
     if !ended.ok {
         return Ok(Outcome::single(false, ended.output));
     }

@@ -1,12 +1,16 @@
 //! What a NIC's driver costs: instructions for a frame in and a frame out, counted on any machine
-//! against a model of the device. The model's own work is not counted.
+//! against a model of the device, whose own work is not counted; and frames to and fro between two
+//! NICs, beside DPDK's driver of the same NICs, in a virtual machine that has them.
 
+use std::path::Path;
+use std::process::{Command, Stdio};
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicU16;
 
 use barewire_benches::count::{instructions, steady};
+use barewire_benches::duo::Rounds;
 use barewire_benches::end::Made;
-use barewire_benches::{Args, Report, Row};
+use barewire_benches::{Args, Report, Row, Sample};
 use barewire_driver::backend::vfio::VfioPort;
 use barewire_driver::backend::vfio::netq::{Doorbell, HDR_LEN, NetQueues, QueueMemory};
 use barewire_driver::backend::vfio::nic::Facts;
@@ -53,7 +57,91 @@ fn main() {
             Err(why) => report.skip(case, &why),
         }
     }
+    beside_dpdk(&args, &mut report);
 }
+
+// ---------------------------------------------------------------------------------------------
+// In a guest
+// ---------------------------------------------------------------------------------------------
+
+/// The NICs, by the names that `cargo xtask vm` has for them.
+const KINDS: [&str; 2] = ["virtio", "e1000e"];
+
+/// What is done with them, and what a value is.
+const GUEST_CASES: [(&str, &str); 2] =
+    [("rtt", "one frame to and fro"), ("rate", "32 frames to and fro")];
+
+/// Frames to and fro with our drivers and with DPDK's.
+fn beside_dpdk(args: &Args, report: &mut Report) {
+    let name = |kind: &str, case: &str| format!("{kind}-{case}/dpdk");
+    let wants = |kind: &str| GUEST_CASES.iter().any(|(case, _)| args.wants(&name(kind, case)));
+    let kinds: Vec<&str> = KINDS.into_iter().filter(|kind| wants(kind)).collect();
+    let said = if kinds.is_empty() { Ok(String::new()) } else { in_guest(&kinds, args) };
+    for kind in kinds {
+        for (case, what) in GUEST_CASES {
+            let said = match &said {
+                Ok(said) => said,
+                Err(why) => {
+                    report.skip(&name(kind, case), why);
+                    continue;
+                }
+            };
+            let (mut rounds, mut sample) = (Rounds::default(), Sample::default());
+            let start = format!("@@ {kind}-{case} ");
+            for line in said.lines().filter_map(|line| line.strip_prefix(&start)) {
+                let mut rates = line.split(' ').map(|rate| rate.parse::<f64>().unwrap_or(f64::NAN));
+                if let (Some(ours), Some(theirs)) = (rates.next(), rates.next()) {
+                    rounds.push(ours, theirs);
+                    sample.push(ours);
+                }
+            }
+            let (low, high) = rounds.ratio_middle();
+            let row = Row::new(name(kind, case), rounds.value(), "frames/s")
+                .against("DPDK's driver", rounds.reference(), rounds.ratio())
+                .spread(&sample)
+                .note(format!(
+                    "{what}; half of the ratios {low:.2} to {high:.2}; bar 0.95, aim 1.1"
+                ));
+            report.row(row);
+        }
+    }
+}
+
+/// Boots a guest with four NICs of each kind and says what was measured in it.
+fn in_guest(kinds: &[&str], args: &Args) -> Made<String> {
+    let program = std::env::current_exe().map_err(|why| format!("own path: {why}"))?;
+    let program = program.with_file_name("vfio-guest");
+    if !program.exists() {
+        return Err("it was built without DPDK: install libdpdk-dev and libclang-dev, and run \
+                    cargo xtask bench vfio"
+            .to_owned());
+    }
+    let (rounds, trips) = (args.size(41, 2), args.size(200, 20));
+    let mut pairs = kinds.iter().flat_map(|kind| [kind, kind]);
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.args(["xtask", "vm", "--no-barewire", "--dpdk", "--limit", "240"]);
+    command.args(pairs.next().iter().flat_map(|kind| ["--nic", kind]));
+    command.args(pairs.flat_map(|kind| ["--pair", kind]));
+    command.arg("--with").arg(program).args(["--", "vfio-guest"]);
+    command.args([rounds, trips].map(|n| n.to_string())).args(kinds);
+    let ran = command
+        .current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join(".."))
+        .env_remove("CARGO_MANIFEST_DIR")
+        .stdin(Stdio::null())
+        .output()
+        .map_err(|why| format!("cargo does not start: {why}"))?;
+    let said = String::from_utf8_lossy(&ran.stdout).into_owned();
+    if ran.status.success() {
+        return Ok(said);
+    }
+    let wrong = String::from_utf8_lossy(&ran.stderr).into_owned();
+    let last = wrong.lines().chain(said.lines()).rfind(|line| !line.starts_with("@@"));
+    Err(last.unwrap_or("the guest did not start").to_owned())
+}
+
+// ---------------------------------------------------------------------------------------------
+// Over a model
+// ---------------------------------------------------------------------------------------------
 
 fn run_case(case: &str, count: u64) -> Made<()> {
     let burst = if case.ends_with("alone") { 1 } else { 32 };

@@ -1,5 +1,5 @@
-//! DPDK with nothing around it: what our ports are set against. EAL has been started by a port of
-//! ours in the same process.
+//! DPDK with nothing around it: what our ports are set against. EAL has been started, by a port of
+//! ours in the same process or by the bench.
 
 use std::ffi::CString;
 use std::mem::MaybeUninit;
@@ -17,7 +17,7 @@ const RING: u16 = 512;
 
 /// A port of DPDK with one queue each way.
 pub(crate) struct RawPort {
-    port: u16,
+    pub(crate) port: u16,
     pool: *mut sys::rte_mempool,
     rx: [*mut sys::rte_mbuf; BURST],
 }
@@ -26,17 +26,24 @@ impl RawPort {
     /// Brings up the device `name`, with packet buffers for frames of `frame_max` bytes.
     pub(crate) fn open(name: &str, args: &str, frame_max: usize) -> Made<Self> {
         let c = |text: &str| CString::new(text).map_err(|e| e.to_string());
-        let (device, named) = (c(&format!("{name},{args}"))?, c(name)?);
-        let mut port = 0;
-        // SAFETY: C strings that are read, and a number that is written.
-        let found = unsafe {
-            sys::rte_dev_probe(device.as_ptr()) == 0
-                && sys::rte_eth_dev_get_port_by_name(named.as_ptr(), &mut port) == 0
-        };
-        if !found {
+        let device = c(&format!("{name},{args}"))?;
+        // SAFETY: reads a C string.
+        if unsafe { sys::rte_dev_probe(device.as_ptr()) } != 0 {
             return Err(format!("DPDK has no {name}"));
         }
-        Self::over(port, name, frame_max)
+        Self::probed(name, RING, frame_max)
+    }
+
+    /// Brings up the device `name`, which DPDK knows already, with `ring` descriptors in each
+    /// queue.
+    pub(crate) fn probed(name: &str, ring: u16, frame_max: usize) -> Made<Self> {
+        let named = CString::new(name).map_err(|e| e.to_string())?;
+        let mut port = 0;
+        // SAFETY: a C string that is read, and a number that is written.
+        if unsafe { sys::rte_eth_dev_get_port_by_name(named.as_ptr(), &mut port) } != 0 {
+            return Err(format!("DPDK has no {name}"));
+        }
+        Self::over(port, name, ring, frame_max)
     }
 
     /// Brings up two ports that are joined by rings.
@@ -59,12 +66,12 @@ impl RawPort {
             // SAFETY: reads a C string and two arrays of one ring, which are never freed.
             let port = unsafe { sys::rte_eth_from_rings(named.as_ptr(), &rx, 1, &tx, 1, 0) };
             let port = u16::try_from(port).map_err(|_negative| "no port of rings".to_owned())?;
-            ends.push(Self::over(port, &name, frame_max)?);
+            ends.push(Self::over(port, &name, RING, frame_max)?);
         }
         ends.try_into().map_err(|_other| "not two ends".to_owned())
     }
 
-    fn over(port: u16, name: &str, frame_max: usize) -> Made<Self> {
+    fn over(port: u16, name: &str, ring: u16, frame_max: usize) -> Made<Self> {
         let pool_name = CString::new(name).map_err(|e| e.to_string())?;
         let room = (frame_max.max(2048) + 128).next_multiple_of(64) as u16;
         // SAFETY: a port that nobody else uses, set up in the order that DPDK asks for; zeros are
@@ -75,8 +82,8 @@ impl RawPort {
             let socket = u32::MAX;
             let up = !pool.is_null()
                 && sys::rte_eth_dev_configure(port, 1, 1, &conf) == 0
-                && sys::rte_eth_rx_queue_setup(port, 0, RING, socket, null(), pool) == 0
-                && sys::rte_eth_tx_queue_setup(port, 0, RING, socket, null()) == 0
+                && sys::rte_eth_rx_queue_setup(port, 0, ring, socket, null(), pool) == 0
+                && sys::rte_eth_tx_queue_setup(port, 0, ring, socket, null()) == 0
                 && sys::rte_eth_dev_start(port) == 0;
             up.then_some(pool)
         };
@@ -96,7 +103,7 @@ impl RawPort {
 
     /// Receives what is there and calls `each` with every packet, which it then owns.
     #[inline(always)]
-    fn receive(&mut self, mut each: impl FnMut(&mut Self, *mut sys::rte_mbuf)) -> usize {
+    pub(crate) fn receive(&mut self, mut each: impl FnMut(&mut Self, *mut sys::rte_mbuf)) -> usize {
         // SAFETY: a started port that this thread alone uses; `rx` has room.
         let count = unsafe { sys::rx_burst(self.port, 0, self.rx.as_mut_ptr(), BURST as u16) };
         for i in 0..usize::from(count) {
@@ -107,7 +114,7 @@ impl RawPort {
 
     /// Sends what `mbufs` holds, however long it takes.
     #[inline(always)]
-    fn send(&mut self, mbufs: &mut [*mut sys::rte_mbuf]) {
+    pub(crate) fn send(&mut self, mbufs: &mut [*mut sys::rte_mbuf]) {
         let mut sent = 0;
         while sent < mbufs.len() {
             let left = &mut mbufs[sent..];
@@ -131,7 +138,7 @@ impl RawPort {
 
     /// Fresh packet buffers.
     #[inline(always)]
-    fn alloc(&mut self, mbufs: &mut [*mut sys::rte_mbuf]) {
+    pub(crate) fn alloc(&mut self, mbufs: &mut [*mut sys::rte_mbuf]) {
         // SAFETY: a pool of ours and room for as many.
         unsafe {
             while sys::rte_pktmbuf_alloc_bulk(self.pool, mbufs.as_mut_ptr(), mbufs.len() as u32)
@@ -255,7 +262,7 @@ unsafe impl Send for RawPort {}
 /// # Safety
 /// The packet is the caller's.
 #[inline(always)]
-unsafe fn data(mbuf: *mut sys::rte_mbuf) -> *mut u8 {
+pub(crate) unsafe fn data(mbuf: *mut sys::rte_mbuf) -> *mut u8 {
     // SAFETY: the data of a packet begins inside its buffer.
     unsafe { (*mbuf).buf_addr.cast::<u8>().add(usize::from((*mbuf).data_off)) }
 }

@@ -41,8 +41,8 @@ impl Model {
 /// What a NIC's cable leads to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Cable {
-    /// A hub that all NICs of the guest with this cable share.
-    Hub,
+    /// The hub of this number, which all NICs of the guest with this cable share.
+    Hub(u16),
     /// Unix datagram sockets: the NIC's own and the one it sends to. One frame per datagram.
     Datagram(PathBuf, PathBuf),
 }
@@ -60,9 +60,9 @@ pub(crate) struct Nic {
 }
 
 impl Nic {
-    /// A NIC of its own on the hub.
+    /// A NIC of its own on the first hub.
     pub(crate) fn on_hub(device: &str, station: u16) -> Self {
-        Self { device: device.to_owned(), cable: Cable::Hub, station, shares_slot: false }
+        Self { device: device.to_owned(), cable: Cable::Hub(0), station, shares_slot: false }
     }
 }
 
@@ -414,7 +414,7 @@ fn arguments(guest: &Guest, kernel: &Kernel, dir: &Path) -> Vec<String> {
 
 fn netdev(n: usize, cable: &Cable) -> String {
     match cable {
-        Cable::Hub => format!("hubport,id=n{n},hubid=0"),
+        Cable::Hub(hub) => format!("hubport,id=n{n},hubid={hub}"),
         Cable::Datagram(own, other) => format!(
             "dgram,id=n{n},local.type=unix,local.path={},remote.type=unix,remote.path={}",
             own.display(),

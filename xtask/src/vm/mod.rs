@@ -45,6 +45,9 @@ pub(crate) struct VmArgs {
     /// Number of NICs.
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u16).range(0..=8))]
     nics: u16,
+    /// Another pair of NICs of this kind, joined by a hub of its own.
+    #[arg(long, value_enum, value_name = "NIC")]
+    pair: Vec<Model>,
     /// Processors of the guest.
     #[arg(long, default_value_t = 2)]
     cpus: usize,
@@ -66,6 +69,12 @@ pub(crate) struct VmArgs {
     /// Another program or file to take along: programs to /usr/bin, others to where COMMAND starts.
     #[arg(long)]
     with: Vec<PathBuf>,
+    /// Takes DPDK's drivers of these NICs along, and its testpmd, where they are installed.
+    #[arg(long)]
+    dpdk: bool,
+    /// Neither builds the program `barewire` nor takes it along.
+    #[arg(long)]
+    no_barewire: bool,
     /// A kernel module to load beside those of VFIO.
     #[arg(long)]
     module: Vec<String>,
@@ -94,6 +103,12 @@ pub(crate) fn run(args: &VmArgs) -> Result<ExitCode, String> {
         let (own, other) = paths.split_once(':').ok_or("--socket takes OWN:OTHER")?;
         nic.cable = guest::Cable::Datagram(own.into(), other.into());
     }
+    for (model, hub) in args.pair.iter().zip(1..) {
+        for station in guest.nics.len() as u16 + 1..=guest.nics.len() as u16 + 2 {
+            let cable = guest::Cable::Hub(hub);
+            guest.nics.push(guest::Nic { cable, ..guest::Nic::on_hub(model.device(), station) });
+        }
+    }
     guest.cpu_count = args.cpus;
     guest.hugepages = args.hugepages;
     guest.iova_bits = args.iova_bits;
@@ -103,8 +118,13 @@ pub(crate) fn run(args: &VmArgs) -> Result<ExitCode, String> {
     guest.limit = Duration::from_secs(args.limit);
     // Leaked once per call of the command: a module's name lives as long as the guest's.
     guest.modules = args.module.iter().map(|name| &*name.clone().leak()).collect();
-    guest = guest.program(&barewire()?);
+    if !args.no_barewire {
+        guest = guest.program(&barewire()?);
+    }
     guest = with_setup(guest);
+    if args.dpdk {
+        guest.files.extend(suite::testpmd());
+    }
     for file in &args.with {
         let name = file.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let dir = if packages::is_executable(file) { "usr/bin" } else { "data" };

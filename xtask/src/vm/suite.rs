@@ -98,7 +98,7 @@ pub(crate) fn runs(program: &Path, nightly: bool) -> Vec<Run> {
 
 /// DPDK's testpmd and its drivers for our two cards, if they are here. The drivers go where DPDK
 /// loads all it finds.
-fn testpmd() -> Vec<(PathBuf, String)> {
+pub(super) fn testpmd() -> Vec<(PathBuf, String)> {
     let program = PathBuf::from("/usr/bin").join(packages::TESTPMD.program);
     let lists = |dir: &Path| {
         let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();

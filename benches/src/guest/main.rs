@@ -1,0 +1,269 @@
+//! What the bench `vfio` runs in its virtual machine: frames to and fro between two NICs, both
+//! driven by ours, and between two of the same kind, both driven by DPDK's, by turns.
+//!
+//! One thread has both ends, since the emulated NICs need the other processor of the host. Both
+//! drivers do the same: the sender copies each frame from memory of its own to where it goes, the
+//! receiver reads a number in each, and polls without a pause.
+//!
+//! `vfio-guest ROUNDS TRIPS KIND...`: for every kind there are four NICs, `NIC0` and the next three
+//! in the environment for the first; ours has the first two. Prints a line
+//! `@@ KIND-CASE OURS DPDK`, in frames a second, for every round.
+
+#[path = "../dpdk/raw.rs"]
+#[allow(dead_code, reason = "the bench dpdk uses more of it")]
+mod raw;
+
+use std::ffi::{CString, c_char};
+use std::process::ExitCode;
+use std::ptr::null_mut;
+use std::time::{Duration, Instant};
+
+use barewire_benches::Sample;
+use barewire_benches::end::Made;
+use barewire_dpdk_sys as sys;
+use barewire_driver::frame::{ETHERTYPE, RxFrame, TxFrame};
+use barewire_driver::open::open;
+use barewire_driver::port::{MacAddr, Port, Tx};
+use raw::{BURST, RawPort};
+
+/// Bytes of a frame.
+const LEN: usize = 64;
+
+/// Descriptors of each queue: what ours has by itself.
+const RING: u16 = 256;
+
+/// Trips that are timed together.
+const CHUNK: u64 = 10;
+
+/// Longest that frames may take.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// The cases, and how many frames are on the way in each.
+const CASES: [(&str, usize); 2] = [("rtt", 1), ("rate", BURST)];
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(why) => {
+            println!("{why}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Made<()> {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let [rounds, trips, kinds @ ..] = args.as_slice() else {
+        return Err("vfio-guest ROUNDS TRIPS KIND...".to_owned());
+    };
+    let [rounds, trips] = [rounds, trips].map(|n| n.parse::<u64>().map_err(|e| e.to_string()));
+    let (rounds, trips) = (rounds?, trips?);
+    let nic = |n: usize| std::env::var(format!("NIC{n}")).map_err(|e| format!("NIC{n}: {e}"));
+    let nics = (0..4 * kinds.len()).map(nic).collect::<Made<Vec<String>>>()?;
+    start_dpdk(nics.chunks(4).flat_map(|four| &four[2..]))?;
+    for (kind, nics) in kinds.iter().zip(nics.chunks(4)) {
+        let mut ours = Pair::of([Ours::open(&nics[0])?, Ours::open(&nics[1])?]);
+        let mut theirs = Pair::of([Theirs::open(&nics[2])?, Theirs::open(&nics[3])?]);
+        for (case, burst) in CASES {
+            // Round 0 warms up.
+            for round in 0..=rounds {
+                let [mut mine, mut other] = [0.0; 2];
+                // Whoever is first in one round is second in the next.
+                for turn in 0..2 {
+                    if (round + turn) % 2 == 0 {
+                        mine = ours.rate(burst, trips)?;
+                    } else {
+                        other = theirs.rate(burst, trips)?;
+                    }
+                }
+                if round > 0 {
+                    println!("@@ {kind}-{case} {mine:.1} {other:.1}");
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Starts DPDK with these NICs, in this thread.
+fn start_dpdk<'a>(nics: impl Iterator<Item = &'a String>) -> Made<()> {
+    let mut args = vec!["vfio-guest", "-l", "0", "-n", "1", "--in-memory", "--no-telemetry"];
+    args.extend(["--iova-mode", "va", "--log-level", "warning"]);
+    args.extend(nics.flat_map(|nic| ["-a", nic]));
+    let args: Vec<CString> = args.into_iter().filter_map(|arg| CString::new(arg).ok()).collect();
+    let mut argv: Vec<*mut c_char> = args.iter().map(|arg| arg.as_ptr().cast_mut()).collect();
+    // SAFETY: `rte_eal_init` reads and may permute `argc` pointers to strings, which live across
+    // the call and are not written to. Called once.
+    match unsafe { sys::rte_eal_init(argv.len() as i32, argv.as_mut_ptr()) } {
+        0.. => Ok(()),
+        _ => Err("DPDK does not start".to_owned()),
+    }
+}
+
+/// One NIC and its driver.
+trait End {
+    fn mac(&self) -> MacAddr;
+
+    /// Whether its cable leads somewhere.
+    fn is_up(&self) -> bool {
+        true
+    }
+
+    /// Sends `frame` for each of `numbers`, which is written behind its header.
+    fn send(&mut self, frame: &mut [u8; LEN], numbers: std::ops::Range<u64>);
+
+    /// Receives what is there and adds up the numbers in it. Says how many frames there were.
+    fn receive(&mut self, sum: &mut u64) -> usize;
+}
+
+fn set_number(frame: &mut [u8; LEN], number: u64) {
+    frame[14..22].copy_from_slice(&number.to_ne_bytes());
+}
+
+/// Our driver.
+struct Ours(Box<dyn Port>);
+
+impl Ours {
+    fn open(nic: &str) -> Made<Self> {
+        let port = open(&format!("vfio:{nic},rx={RING},tx={RING}")).map_err(|e| e.to_string())?;
+        Ok(Self(port))
+    }
+}
+
+impl End for Ours {
+    fn mac(&self) -> MacAddr {
+        self.0.caps().mac
+    }
+
+    fn send(&mut self, frame: &mut [u8; LEN], numbers: std::ops::Range<u64>) {
+        for number in numbers {
+            set_number(frame, number);
+            while self.0.tx(&TxFrame::whole(frame)) == Ok(Tx::Full) {}
+        }
+        // A port that is gone receives nothing either, which is noticed.
+        let _ = self.0.flush();
+    }
+
+    fn receive(&mut self, sum: &mut u64) -> usize {
+        let mut sink = |frame: &RxFrame<'_>| {
+            *sum += frame.chunk_at(14).map_or(0, u64::from_ne_bytes);
+        };
+        self.0.rx_burst(BURST, &mut sink).unwrap_or(0)
+    }
+}
+
+/// DPDK's.
+struct Theirs(RawPort);
+
+impl Theirs {
+    fn open(nic: &str) -> Made<Self> {
+        RawPort::probed(nic, RING, 2048).map(Self)
+    }
+}
+
+impl End for Theirs {
+    fn mac(&self) -> MacAddr {
+        let mut mac = sys::rte_ether_addr { addr_bytes: [0; 6] };
+        // SAFETY: a port that is there, and room for its address.
+        unsafe { sys::rte_eth_macaddr_get(self.0.port, &mut mac) };
+        MacAddr(mac.addr_bytes)
+    }
+
+    fn is_up(&self) -> bool {
+        self.0.is_up()
+    }
+
+    fn send(&mut self, frame: &mut [u8; LEN], numbers: std::ops::Range<u64>) {
+        let mut mbufs = [null_mut(); BURST];
+        let mbufs = &mut mbufs[..(numbers.end - numbers.start) as usize];
+        self.0.alloc(mbufs);
+        for (&mut mbuf, number) in mbufs.iter_mut().zip(numbers) {
+            set_number(frame, number);
+            // SAFETY: a fresh packet buffer of ours, which has room for 2048 bytes.
+            unsafe {
+                (*mbuf).data_len = LEN as u16;
+                (*mbuf).pkt_len = LEN as u32;
+                std::ptr::copy_nonoverlapping(frame.as_ptr(), raw::data(mbuf), LEN);
+            }
+        }
+        self.0.send(mbufs);
+    }
+
+    fn receive(&mut self, sum: &mut u64) -> usize {
+        self.0.receive(|_, mbuf| {
+            // SAFETY: a received packet of ours, given back.
+            unsafe {
+                *sum += raw::data(mbuf).add(14).cast::<u64>().read_unaligned();
+                sys::rte_pktmbuf_free(mbuf);
+            }
+        })
+    }
+}
+
+/// Two NICs on one hub, and what each sends to the other.
+struct Pair<E> {
+    ends: [E; 2],
+    frames: [[u8; LEN]; 2],
+    /// Frames sent so far.
+    count: u64,
+}
+
+impl<E: End> Pair<E> {
+    fn of(ends: [E; 2]) -> Self {
+        let [a, b] = [ends[0].mac(), ends[1].mac()];
+        let frames = [(b, a), (a, b)].map(|(dst, src)| {
+            let mut frame = [0x5a; LEN];
+            frame[..6].copy_from_slice(&dst.0);
+            frame[6..12].copy_from_slice(&src.0);
+            frame[12..14].copy_from_slice(&ETHERTYPE.to_be_bytes());
+            frame
+        });
+        Self { ends, frames, count: 0 }
+    }
+
+    /// Lets `burst` frames go to and fro `trips` times, and says how many frames arrived a second,
+    /// in the middle one of the chunks: now and then the host takes a processor away from us.
+    fn rate(&mut self, burst: usize, trips: u64) -> Made<f64> {
+        let start = Instant::now();
+        while !self.ends.iter().all(End::is_up) {
+            late(start, "there is no link")?;
+        }
+        let mut chunks = Sample::with_capacity((trips / CHUNK) as usize);
+        for _ in 0..trips / CHUNK {
+            let start = Instant::now();
+            for _ in 0..CHUNK {
+                self.one_way(0, burst)?;
+                self.one_way(1, burst)?;
+            }
+            chunks.push((2 * CHUNK * burst as u64) as f64 / start.elapsed().as_secs_f64());
+        }
+        Ok(chunks.median())
+    }
+
+    fn one_way(&mut self, from: usize, burst: usize) -> Made<()> {
+        let numbers = self.count..self.count + burst as u64;
+        let expected: u64 = numbers.clone().sum();
+        self.count = numbers.end;
+        self.ends[from].send(&mut self.frames[from], numbers);
+        let (mut got, mut sum) = (0, 0);
+        let mut looks = 0_u64;
+        let mut start = None;
+        while got < burst {
+            got += self.ends[1 - from].receive(&mut sum);
+            looks += 1;
+            // A clock may cost as much as many polls.
+            if looks.is_multiple_of(1 << 16) {
+                late(*start.get_or_insert_with(Instant::now), "a frame was lost")?;
+            }
+        }
+        if got == burst && sum == expected {
+            Ok(())
+        } else {
+            Err("a frame came changed".to_owned())
+        }
+    }
+}
+
+fn late(start: Instant, what: &str) -> Made<()> {
+    if start.elapsed() < PATIENCE { Ok(()) } else { Err(what.to_owned()) }
+}
