@@ -217,8 +217,7 @@ pub(crate) fn bench(args: &BenchArgs) -> Result<ExitCode, Fail> {
         if args.common.spawn.is_none() {
             return Err(Fail::usage("collectives are measured with --spawn N"));
         }
-        let default = if call == CollKind::Barrier { vec![0] } else { vec![8, 1 << 10, 64 << 10] };
-        let sizes = args.common.sizes(&default);
+        let sizes = args.common.sizes(&[8, 1 << 10, 64 << 10]);
         return coll::run(&args.common, call, &sizes, args.rank);
     }
     if args.common.spawn.is_some_and(|n| n != 2) {

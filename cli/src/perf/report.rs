@@ -82,14 +82,16 @@ pub(super) fn table(lines: &[Line]) -> String {
     let rows: Vec<Vec<String>> = lines
         .iter()
         .map(|line| {
+            // What moves no bytes has neither.
+            let sized = |text: String| if line.size == 0 { "-".to_owned() } else { text };
             vec![
-                bytes(line.size),
+                sized(bytes(line.size)),
                 line.n.to_string(),
                 time(line.p50_ns),
                 time(line.p99_ns),
                 time(line.p999_ns),
                 count(line.rate),
-                format!("{}B/s", count(line.goodput)),
+                sized(format!("{}B/s", count(line.goodput))),
                 (if line.verified { "every byte" } else { "no" }).to_owned(),
             ]
         })
@@ -169,6 +171,14 @@ mod tests {
         let line = Line { n: 0, ..empty_line() }.measured(&Times::new(), 0.0);
         assert_eq!((line.p50_ns, line.rate), (0, 0.0));
         assert!(table(&[line]).contains("0 ns"));
+    }
+
+    #[test]
+    fn what_moves_no_bytes_has_no_size_and_no_goodput() {
+        let line = Line { size: 0, rate: 5.0, ..empty_line() };
+        let text = table(&[line]);
+        assert!(!text.contains("B/s"), "{text}");
+        assert_eq!(text.lines().last().unwrap().split_whitespace().next(), Some("-"));
     }
 
     #[test]
