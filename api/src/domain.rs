@@ -14,7 +14,7 @@ use crate::cq::{Cq, CqAttr, CqInner};
 use crate::ep::Endpoint;
 use crate::eq::{Eq, EqInner};
 use crate::errno::{Error, OpenError, Result};
-use crate::info::Info;
+use crate::info::{Info, RxAttr};
 use crate::inner::DomainRef;
 use crate::lock::Entry;
 use crate::mr::{Mr, MrAttr};
@@ -95,6 +95,22 @@ impl Domain {
     /// As [`endpoint`](Self::endpoint).
     pub fn raw_endpoint(&self, info: &Info) -> Result<RawEndpoint> {
         RawEndpoint::open(&self.dom, info)
+    }
+
+    /// Opens a shared receive context of the raw face: receives posted to it take the messages of
+    /// every endpoint that it is [bound](RawEndpoint::bind_srx) to, and complete in the queue of
+    /// the endpoint that the message was for. It has no queue itself: a receive that is cancelled,
+    /// or left when the port goes, is told by some endpoint that shares it, and one that is left
+    /// when it is closed by nobody. Multi-receives and peeks are an endpoint's own: they are
+    /// refused here. `FI_DIRECTED_RECV` names sources by the address vector of its endpoints, so
+    /// they have one; it is not granted once a connected endpoint shares the context.
+    ///
+    /// # Errors
+    /// - [`Error::BadFlags`]: `attr.op_flags` has one that is not of receives.
+    /// - [`Error::NoMem`]: the domain has no room for one more.
+    #[doc(alias = "fi_srx_context")]
+    pub fn raw_srx_context(&self, attr: &RxAttr) -> Result<RawEndpoint> {
+        RawEndpoint::open_srx(&self.dom, attr)
     }
 
     /// Opens a completion queue.

@@ -18,8 +18,9 @@ use crate::cq::{Cq, CqInner};
 use crate::eq::{Eq, EqInner};
 use crate::errno::{Error, Result};
 use crate::flags::{BindFlags, Caps, OpFlags};
-use crate::info::{EpType, Info};
+use crate::info::{EpType, Info, RxAttr};
 use crate::inner::{Core, DomainRef};
+use crate::raw::RawEndpoint;
 
 /// Names of endpoint options (`FI_OPT_ENDPOINT`), as `setopt` and `getopt` take them. All values
 /// are `size_t` or `bool`.
@@ -67,6 +68,7 @@ struct Bound {
     cntrs: Vec<Arc<CntrInner>>,
     avs: Vec<Arc<AvInner>>,
     eqs: Vec<Arc<EqInner>>,
+    srx: Option<Arc<RawEndpoint>>,
 }
 
 /// What endpoints of both faces share.
@@ -111,29 +113,59 @@ impl EpCommon {
             rx_op_flags: info.rx_attr.op_flags,
             buffered_recv: info.mode.contains(crate::flags::Mode::BUFFERED_RECV),
         };
-        let buffered_recv = attr.buffered_recv;
         let connected = Connected::of(dom, info)?;
         let id = dom.enter()?.node().ep_open(attr)?;
-        let ep = Self {
+        let ep = Self::of(dom, id, connected, &attr);
+        if let Some(it) = &ep.connected {
+            ep.bind_av(it.av())?;
+        }
+        Ok(ep)
+    }
+
+    /// A shared receive context.
+    pub(crate) fn open_srx(dom: &DomainRef, rx: &RxAttr) -> Result<Self> {
+        let attr = NodeEpAttr {
+            number: None,
+            caps: if rx.caps.is_empty() { Caps::MSG | Caps::TAGGED } else { rx.caps },
+            tx_size: 0,
+            rx_size: if rx.size == 0 { crate::info::RX_SIZE } else { rx.size },
+            tx_op_flags: OpFlags::empty(),
+            rx_op_flags: rx.op_flags,
+            buffered_recv: false,
+        };
+        if !crate::info::RX_OP_FLAGS.contains(rx.op_flags) {
+            return Err(Error::BadFlags);
+        }
+        let id = dom.enter()?.node().srx_open(attr)?;
+        Ok(Self::of(dom, id, None, &attr))
+    }
+
+    fn of(dom: &DomainRef, id: EpId, connected: Option<Connected>, attr: &NodeEpAttr) -> Self {
+        Self {
             dom: dom.clone(),
             id,
             addr_bits: if connected.is_some() { 0 } else { FiAddr::MAX },
             connected,
             object: dom.ep_count.fetch_add(1, Ordering::Relaxed),
-            caps: info.caps,
-            limits: (info.tx_attr.size, info.rx_attr.size),
+            caps: attr.caps,
+            limits: (attr.tx_size, attr.rx_size),
             buffered: (AtomicUsize::new(0), AtomicUsize::new(0)),
-            buffered_recv,
-            tx_op_flags: AtomicU64::new(info.tx_attr.op_flags.bits()),
-            rx_op_flags: AtomicU64::new(info.rx_attr.op_flags.bits()),
+            buffered_recv: attr.buffered_recv,
+            tx_op_flags: AtomicU64::new(attr.tx_op_flags.bits()),
+            rx_op_flags: AtomicU64::new(attr.rx_op_flags.bits()),
             tx_selective: AtomicBool::new(false),
             rx_selective: AtomicBool::new(false),
             bound: Mutex::default(),
-        };
-        if let Some(it) = &ep.connected {
-            ep.bind_av(it.av())?;
         }
-        Ok(ep)
+    }
+
+    /// Takes receives from a shared context, which is kept open.
+    pub(crate) fn bind_srx_inner(&self, srx: &Arc<RawEndpoint>) -> Result<()> {
+        self.same_domain(&srx.dom)?;
+        let connected = self.connected.is_some();
+        self.dom.enter()?.node().ep_bind_srx(self.id, srx.id, connected)?;
+        self.bound().srx = Some(Arc::clone(srx));
+        Ok(())
     }
 
     /// Whom a send for `dest` goes to.
@@ -414,6 +446,9 @@ impl Endpoint {
     pub(crate) fn open(dom: &DomainRef, info: &Info) -> Result<Self> {
         if info.ep_attr.ep_type == EpType::Msg {
             return Err(Error::OpNotSupp("endpoint type: FI_EP_MSG is of the raw face"));
+        }
+        if info.ep_attr.rx_ctx_cnt > 1 {
+            return Err(Error::OpNotSupp("shared receive contexts are of the raw face"));
         }
         EpCommon::open(dom, info).map(Self)
     }

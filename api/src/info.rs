@@ -108,6 +108,9 @@ const DOMAIN_CAPS: Caps = Caps::LOCAL_COMM.union(Caps::REMOTE_COMM);
 /// Longest message, bytes.
 pub const MAX_MSG_SIZE: u64 = Node::MAX_MSG_SIZE;
 
+/// Receives that an endpoint can have posted if nobody says how many.
+pub const RX_SIZE: usize = 4096;
+
 /// `FI_SHARED_CONTEXT`: the number of contexts of an endpoint that shares one.
 pub const SHARED_CONTEXT: usize = usize::MAX;
 
@@ -216,7 +219,8 @@ pub struct EndpointAttr {
     /// Transmit contexts: 1, or [`SHARED_CONTEXT`] for one that is shared with other endpoints,
     /// which here costs nothing and brings nothing.
     pub tx_ctx_cnt: usize,
-    /// Receive contexts: 1.
+    /// Receive contexts: 1, or [`SHARED_CONTEXT`] for one that is shared with other endpoints,
+    /// which are of the raw face.
     pub rx_ctx_cnt: usize,
     /// Authentication key: not offered.
     pub auth_key: Vec<u8>,
@@ -440,7 +444,7 @@ fn offer(settings: &Settings, hints: &Info, port: String) -> Info {
             msg_order: order(rx.msg_order),
             comp_order: Order::empty(),
             total_buffered_recv: settings.unexpected_bytes.unwrap_or(defaults.unexpected_bytes),
-            size: size(rx.size, 4096, rx_max),
+            size: size(rx.size, RX_SIZE, rx_max),
             iov_limit: IOV_LIMIT,
         },
         ep_attr: EndpointAttr {
@@ -457,7 +461,7 @@ fn offer(settings: &Settings, hints: &Info, port: String) -> Info {
                 asked => asked,
             },
             tx_ctx_cnt: hints.ep_attr.tx_ctx_cnt.max(1),
-            rx_ctx_cnt: 1,
+            rx_ctx_cnt: hints.ep_attr.rx_ctx_cnt.max(1),
             auth_key: Vec::new(),
         },
         domain_attr: offer_domain(settings, &hints.domain_attr, port),
@@ -563,7 +567,7 @@ fn check_ep(hint: &EndpointAttr) -> bool {
         && hint.max_msg_size <= MAX_MSG_SIZE
         && hint.msg_prefix_size == 0
         && (hint.tx_ctx_cnt <= 1 || hint.tx_ctx_cnt == SHARED_CONTEXT)
-        && hint.rx_ctx_cnt <= 1
+        && (hint.rx_ctx_cnt <= 1 || hint.rx_ctx_cnt == SHARED_CONTEXT)
         && hint.auth_key.is_empty()
 }
 
@@ -698,7 +702,7 @@ mod tests {
             |i| i.ep_attr.protocol = 1,
             |i| i.ep_attr.max_msg_size = MAX_MSG_SIZE + 1,
             |i| i.ep_attr.tx_ctx_cnt = 2,
-            |i| i.ep_attr.rx_ctx_cnt = SHARED_CONTEXT,
+            |i| i.ep_attr.rx_ctx_cnt = 2,
             |i| i.ep_attr.auth_key = vec![1],
             |i| i.domain_attr.auth_key = vec![1],
             |i| i.domain_attr.name = Some("no:such:port".into()),

@@ -30,7 +30,7 @@ use crate::domain::Domain;
 use crate::ep::EpCommon;
 use crate::errno::{Error, Result};
 use crate::flags::{BindFlags, OpFlags};
-use crate::info::Info;
+use crate::info::{Info, RxAttr};
 use crate::inner::DomainRef;
 use crate::lock::Entry;
 use crate::mr::{MrAttr, RawMr};
@@ -108,6 +108,24 @@ impl RawEndpoint {
     #[doc(alias = "fi_ep_bind")]
     pub fn bind_cq(&self, cq: &RawCq, flags: BindFlags) -> Result<()> {
         self.0.bind_cq_inner(&cq.0, flags)
+    }
+
+    pub(crate) fn open_srx(dom: &DomainRef, attr: &RxAttr) -> Result<Self> {
+        EpCommon::open_srx(dom, attr).map(Self)
+    }
+
+    /// Takes the endpoint's receives from `srx`, a context of
+    /// [`crate::Domain::raw_srx_context`]. Its own receive calls are refused from now on.
+    ///
+    /// # Errors
+    /// - [`Error::Invalid`]: `srx` is of another domain or no context, or there is one already.
+    /// - [`Error::OpBadState`]: the endpoint is enabled.
+    /// - [`Error::OpNotSupp`]: the endpoint buffers receives.
+    ///
+    /// Source: fi_endpoint(3), "SHARED CONTEXTS".
+    #[doc(alias = "fi_ep_bind")]
+    pub fn bind_srx(&self, srx: &Arc<Self>) -> Result<()> {
+        self.0.bind_srx_inner(srx)
     }
 
     /// Ends the connection, if there is one, and turns the loop until what was injected has left

@@ -11,7 +11,7 @@ use crate::addr::{self, Form};
 use crate::eq::EqObject;
 use crate::fabric::FabricObject;
 use crate::object::{Object, class_of, fid};
-use crate::{av, cntr, coll, cq, ep, guard, host, info, log, mr, poll, stx};
+use crate::{av, cntr, coll, cq, ep, guard, host, info, log, mr, poll, srx, stx};
 
 /// What stands behind a `struct fid_domain`.
 pub(crate) struct Domain {
@@ -34,6 +34,7 @@ static OPS: OpsDomain = OpsDomain {
     cntr_open: cntr::open,
     poll_open: poll::open,
     stx_ctx: stx::open,
+    srx_ctx: srx::open,
     query_atomic,
     query_collective: coll::query,
     ..OpsDomain::STUB

@@ -4,6 +4,7 @@ use std::ffi::{c_int, c_void};
 use std::sync::{Arc, OnceLock};
 
 use barewire::flags::{BindFlags, OpFlags};
+use barewire::info::RX_SIZE;
 use barewire::raw::RawEndpoint;
 use barewire::{EpType, Error, Result, opt};
 
@@ -25,7 +26,7 @@ pub(crate) struct Endpoint {
     /// The request that it was opened to accept, or NULL.
     pub(crate) request: *mut Fid,
     /// The shared transmit context that it is bound to.
-    stx: OnceLock<Arc<()>>,
+    pub(crate) stx: OnceLock<Arc<()>>,
 }
 
 pub(crate) type EpObject = Object<FidEp, Endpoint>;
@@ -64,7 +65,7 @@ pub(crate) unsafe extern "C" fn open(
         ours.handle = unsafe { pep::request_of(info.handle)? };
         let usual = |size: &mut usize, usual| *size = if *size == 0 { usual } else { *size };
         usual(&mut ours.tx_attr.size, 1024);
-        usual(&mut ours.rx_attr.size, 4096);
+        usual(&mut ours.rx_attr.size, RX_SIZE);
         let connected = ours.ep_attr.ep_type == EpType::Msg;
         let ep = domain.domain.raw_endpoint(&ours).map_err(|e| match e {
             // The domain did not get the label, since another one has it.
@@ -118,13 +119,14 @@ unsafe extern "C" fn bind(at: *mut Fid, other: *mut Fid, flags: u64) -> c_int {
                     let stx = Arc::clone(StxObject::of(other.cast())?);
                     it.stx.set(stx).map_err(|_| Error::Invalid("fid: a context is bound"))
                 }
+                FI_CLASS_SRX_CTX => ep.bind_srx(&EpObject::of(other.cast())?.ep),
                 _ => Err(Error::Invalid("fid: cannot be bound to an endpoint")),
             }
         }
     })
 }
 
-unsafe extern "C" fn control(at: *mut Fid, command: c_int, arg: *mut c_void) -> c_int {
+pub(crate) unsafe extern "C" fn control(at: *mut Fid, command: c_int, arg: *mut c_void) -> c_int {
     guard::int(|| {
         // SAFETY: the table belongs to endpoints, and the command says what `arg` is.
         unsafe {
@@ -159,7 +161,7 @@ fn set_ops_flags(ep: &RawEndpoint, word: u64) -> Result<()> {
     }
 }
 
-unsafe extern "C" fn cancel(at: *mut Fid, context: *mut c_void) -> isize {
+pub(crate) unsafe extern "C" fn cancel(at: *mut Fid, context: *mut c_void) -> isize {
     // SAFETY: the table belongs to endpoints.
     guard::call(|| unsafe { EpObject::of(at.cast::<FidEp>())?.ep.cancel(number(context)) })
 }
@@ -178,7 +180,7 @@ fn option_len(name: c_int) -> usize {
     }
 }
 
-unsafe extern "C" fn getopt(
+pub(crate) unsafe extern "C" fn getopt(
     at: *mut Fid,
     level: c_int,
     name: c_int,
@@ -200,7 +202,7 @@ unsafe extern "C" fn getopt(
     })
 }
 
-unsafe extern "C" fn setopt(
+pub(crate) unsafe extern "C" fn setopt(
     at: *mut Fid,
     level: c_int,
     name: c_int,

@@ -252,7 +252,7 @@ fn read_tx(c: &TxAttr) -> OurTx {
     }
 }
 
-fn read_rx(c: &RxAttr) -> OurRx {
+pub(crate) fn read_rx(c: &RxAttr) -> OurRx {
     OurRx {
         caps: Caps::from_bits_retain(c.caps),
         op_flags: OpFlags::from_bits_retain(c.op_flags),
@@ -517,7 +517,7 @@ fn write_domain(c: &mut DomainAttr, domain: &OurDomain, ask: &Ask<'_>) {
     (c.cq_cnt, c.ep_cnt) = (domain.cq_cnt, domain.ep_cnt);
     (c.tx_ctx_cnt, c.rx_ctx_cnt) = (domain.ep_cnt, domain.ep_cnt);
     (c.max_ep_tx_ctx, c.max_ep_rx_ctx) = (domain.max_ep_tx_ctx, domain.max_ep_rx_ctx);
-    c.max_ep_stx_ctx = domain.ep_cnt;
+    (c.max_ep_stx_ctx, c.max_ep_srx_ctx) = (domain.ep_cnt, domain.ep_cnt);
     (c.cntr_cnt, c.mr_iov_limit) = (domain.cntr_cnt, domain.mr_iov_limit);
     c.caps = domain.caps.bits();
     (c.max_err_data, c.mr_cnt) = (domain.max_err_data, domain.mr_cnt);

@@ -28,6 +28,7 @@ mod object;
 mod pep;
 mod poll;
 mod rma;
+mod srx;
 mod stx;
 
 use std::cell::UnsafeCell;

@@ -11,6 +11,7 @@ mod mpi;
 mod package;
 mod probes;
 mod ranks;
+mod shared;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};

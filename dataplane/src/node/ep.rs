@@ -52,6 +52,10 @@ pub(crate) struct Ep {
     pub(crate) buffered_limit: usize,
     /// A message could not be delivered because a queue was full: later ones must not overtake it.
     pub(crate) starved: bool,
+    /// The shared context that its messages take their receives from, `NONE` if it has its own.
+    pub(crate) srx: u32,
+    /// How many endpoints share it, if it is such a context and no endpoint.
+    pub(crate) sharers: Option<u32>,
     /// Untagged and tagged.
     pub(crate) matcher: [Matcher; 2],
     /// Messages taken out of matching by a peek or an announcement: (context, message).
@@ -61,11 +65,14 @@ pub(crate) struct Ep {
 
 impl Ep {
     /// Opens or closes the endpoint for calls and messages.
-    fn enable(&mut self, enabled: bool) {
+    pub(super) fn enable(&mut self, enabled: bool) {
         self.enabled = enabled;
         let may =
             |caps| [Caps::MSG, Caps::TAGGED].map(|kind| enabled && self.caps.contains(caps | kind));
         (self.may_send, self.may_recv) = (may(Caps::SEND), may(Caps::RECV));
+        if self.srx != NONE || self.sharers.is_some() {
+            self.may_recv = [false; 2];
+        }
         self.may_fetch = enabled && self.caps.contains(Caps::ATOMIC | Caps::READ);
         let simple = self.rx_cntr == NONE && !self.caps.contains(Caps::SOURCE_ERR);
         self.may_take = self.may_recv.map(|may| may && simple);
@@ -101,6 +108,17 @@ impl Node {
 
     /// Makes the record of an endpoint whose number is free.
     pub(super) fn ep_add(&mut self, attr: EpAttr, number: u16) -> Result<EpId> {
+        let ep = self.ep_record(attr, number)?;
+        let at = usize::from(number);
+        if self.by_number.len() <= at {
+            self.by_number.resize(at + 1, NONE);
+        }
+        self.by_number[at] = ep.0.idx();
+        Ok(ep)
+    }
+
+    /// Makes a record that no message names yet.
+    pub(super) fn ep_record(&mut self, attr: EpAttr, number: u16) -> Result<EpId> {
         let caps = with_directions(attr.caps);
         let ep = Ep {
             number,
@@ -129,16 +147,13 @@ impl Node {
             buffered_min: 0,
             buffered_limit: usize::MAX,
             starved: false,
+            srx: NONE,
+            sharers: None,
             matcher: [Matcher::new(BUCKETS), Matcher::new(BUCKETS)],
             claimed: Vec::with_capacity(64),
             counters: EpCounters { number, ..EpCounters::default() },
         };
         let idx = self.eps.alloc(ep).ok_or(Error::NoMem)?;
-        let at = usize::from(number);
-        if self.by_number.len() <= at {
-            self.by_number.resize(at + 1, NONE);
-        }
-        self.by_number[at] = idx;
         Ok(EpId(self.eps.handle(idx)))
     }
 
@@ -244,6 +259,7 @@ impl Node {
     /// # Errors
     /// - [`Error::NoAv`], [`Error::NoCq`]: it has no address vector, or a direction it has the
     ///   capability for has no completion queue (a counter alone does not do: errors need a queue).
+    /// - [`Error::Invalid`]: its shared context has another address vector to look sources up in.
     /// - [`Error::OpBadState`]: it is enabled.
     pub fn ep_enable(&mut self, ep: EpId) -> Result<()> {
         let e = self.eps.by_handle_mut(ep.0).ok_or(Error::BadFd)?;
@@ -259,6 +275,7 @@ impl Node {
         {
             return Err(Error::NoCq);
         }
+        self.srx_take_av(ep.0.idx())?;
         self.coll_enable(ep)?;
         self.eps[ep.0.idx()].enable(true);
         Ok(())
@@ -340,14 +357,18 @@ impl Node {
     /// [`Error::Canceled`] before this returns, and none of its memory is touched afterwards.
     ///
     /// # Errors
-    /// [`Error::BadFd`]: it was closed before.
+    /// [`Error::BadFd`]: it was closed before. [`Error::Busy`]: it is a shared context in use.
     pub fn ep_close(&mut self, now: Instant, ep: EpId) -> Result<()> {
         let idx = self.eps.by_handle(ep.0).map(|_| ep.0.idx()).ok_or(Error::BadFd)?;
+        if self.eps[idx].sharers.is_some() {
+            return self.srx_close(idx);
+        }
         self.eps[idx].enable(false);
         self.coll_ep_closed(now, idx);
         self.close_sends(now, idx);
         self.close_receives(now, idx);
         self.drop_late(now, idx);
+        self.srx_leave(idx);
         let e = self.eps.free(idx);
         self.by_number[usize::from(e.number)] = NONE;
         for cq in [e.tx_cq, e.rx_cq].into_iter().filter(|&cq| cq != NONE) {

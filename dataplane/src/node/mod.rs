@@ -20,6 +20,7 @@ mod rma_out;
 mod session;
 mod short;
 mod short_rma;
+mod srx;
 mod stats;
 #[cfg(test)]
 mod tests;
@@ -143,7 +144,7 @@ pub struct AvId(pub(crate) Handle);
 pub struct EpId(pub(crate) Handle);
 
 /// What an endpoint is made with.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct EpAttr {
     /// The number peers reach it by; `None` takes the lowest free one.
     pub number: Option<u16>,

@@ -179,6 +179,9 @@ impl Node {
             return self.post_special(now, e, src, req);
         }
         let ep = &mut self.eps[e];
+        if ep.sharers.is_some() {
+            return self.post_shared(now, e, src, req);
+        }
         if ep.rx_used >= ep.rx_size || self.posted.is_full() {
             return Err(Error::Again);
         }
@@ -221,6 +224,9 @@ impl Node {
         if !e.caps.contains(Caps::RECV | kind_cap(req.kind)) {
             return Err(Error::OpNotSupp("FI_RECV with FI_MSG or FI_TAGGED was not requested"));
         }
+        if e.srx != NONE {
+            return Err(Error::OpNotSupp("receives are posted to the shared context"));
+        }
         if RECV_FLAGS.contains(req.flags) && req.src == FI_ADDR_UNSPEC {
             return Ok((ep.0.idx(), Src::ANY));
         }
@@ -230,13 +236,14 @@ impl Node {
     /// The rest of [`check_recv`](Self::check_recv), for what has a flag or a source.
     fn check_rare_recv(&self, e: &Ep, idx: u32, req: &RecvReq) -> Result<(u32, Src)> {
         let mut allowed = RECV_FLAGS;
-        if e.caps.contains(Caps::MULTI_RECV) && req.kind == MsgKind::Msg {
+        let own = e.sharers.is_none();
+        if own && e.caps.contains(Caps::MULTI_RECV) && req.kind == MsgKind::Msg {
             allowed |= OpFlags::MULTI_RECV;
         }
-        if req.kind == MsgKind::Tagged {
+        if own && req.kind == MsgKind::Tagged {
             allowed |= OpFlags::PEEK;
         }
-        if req.kind == MsgKind::Tagged || e.buffered {
+        if own && req.kind == MsgKind::Tagged || e.buffered {
             allowed |= OpFlags::CLAIM | OpFlags::DISCARD;
         }
         if !allowed.contains(req.flags) || !special_ok(req, e.buffered) {
@@ -245,7 +252,7 @@ impl Node {
         let src = if req.src == FI_ADDR_UNSPEC || !e.caps.contains(Caps::DIRECTED_RECV) {
             Src::ANY
         } else {
-            let entry = self.avs[e.av].av.lookup(req.src);
+            let entry = self.avs.get(e.av).and_then(|table| table.av.lookup(req.src));
             let entry = entry.ok_or(Error::Invalid("source is not in the AV"))?;
             Src::of(entry.peer, entry.ep)
         };
@@ -346,7 +353,8 @@ impl Node {
     ///
     /// # Errors
     /// [`Error::NoData`]: there is none; it completes, or has completed, by itself.
-    /// [`Error::BadFd`]: the endpoint was closed.
+    /// [`Error::BadFd`]: the endpoint was closed. [`Error::Again`]: no queue of those who share
+    /// the context has room for the entry.
     pub fn cancel(&mut self, ep: EpId, context: u64) -> Result<()> {
         self.eps.by_handle(ep.0).ok_or(Error::BadFd)?;
         let e = ep.0.idx();
@@ -354,6 +362,10 @@ impl Node {
             let matcher = &mut self.eps[e].matcher[kind as usize];
             let found = matcher.find_posted(&self.posted, |r| r.payload.context == context);
             let Some(recv) = found else { continue };
+            if self.eps[e].sharers.is_some() {
+                return self.cancel_shared(e, kind, recv);
+            }
+            let matcher = &mut self.eps[e].matcher[kind as usize];
             if !crate::plant::planted(crate::plant::Bug::CancelKeepsMatch) {
                 matcher.unlink_posted(&mut self.posted, recv);
             }

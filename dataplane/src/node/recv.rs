@@ -44,11 +44,11 @@ pub(crate) struct MsgHead {
 }
 
 impl MsgHead {
-    fn kind(&self) -> MsgKind {
+    pub(super) fn kind(&self) -> MsgKind {
         if self.tagged { MsgKind::Tagged } else { MsgKind::Msg }
     }
 
-    fn src(&self) -> Src {
+    pub(super) fn src(&self) -> Src {
         Src::of(self.peer, self.src_ep)
     }
 }
@@ -332,6 +332,10 @@ impl Node {
         if ep.starved {
             return Target::Store;
         }
+        if ep.srx != NONE {
+            let recv = self.target_shared(e, head);
+            return recv.map_or(Target::Store, |recv| Target::Recv { recv, base: 0 });
+        }
         let matcher = &mut ep.matcher[head.kind() as usize];
         let (src, tag) = (head.src(), head.tag);
         let Some(recv) = matcher.take_posted(&mut self.posted, src, tag, |wr| !wr.multi) else {
@@ -392,7 +396,8 @@ impl Node {
             dead: false,
             discard: false,
         };
-        let matcher = self.eps[e].matcher_of(head.kind());
+        let at = self.matching_of(e);
+        let matcher = self.eps[at].matcher_of(head.kind());
         let added = matcher.add_unexpected(&mut self.stored, head.src(), head.tag, stored);
         self.counters.msgs_unexpected += 1;
         self.peers[head.peer].stored += 1;
@@ -432,18 +437,18 @@ impl Node {
         self.stored[msg].payload.claimed = true;
     }
 
+    /// What the header of a stored message said.
+    pub(super) fn head_of(&self, msg: u32) -> MsgHead {
+        let stored = &self.stored[msg];
+        let (tag, m) = (stored.tag, &stored.payload);
+        let (src_ep, tagged, len) = (m.src_ep, m.tagged, m.msg_len);
+        MsgHead { peer: m.peer, src_ep, tagged, tag, imm: m.imm, len }
+    }
+
     /// Hands a stored message to a receive, from `base` of its buffer.
     pub(crate) fn deliver_stored(&mut self, now: Instant, msg: u32, recv: u32, base: u64) {
-        let tag = self.stored[msg].tag;
+        let head = self.head_of(msg);
         let m = &mut self.stored[msg].payload;
-        let head = MsgHead {
-            peer: m.peer,
-            src_ep: m.src_ep,
-            tagged: m.tagged,
-            tag,
-            imm: m.imm,
-            len: m.msg_len,
-        };
         if m.is_announced() {
             let (src_op, src_gen) = (m.src_op, m.src_gen);
             self.free_stored(now, msg);
@@ -467,8 +472,8 @@ impl Node {
             return;
         }
         let kind = if m.tagged { MsgKind::Tagged } else { MsgKind::Msg };
-        let e = m.ep;
-        self.eps[e].matcher[kind as usize].unlink_unexpected(&mut self.stored, msg);
+        let at = self.matching_of(m.ep);
+        self.eps[at].matcher[kind as usize].unlink_unexpected(&mut self.stored, msg);
     }
 
     /// Throws a stored message away; its sender is told `status` if it announced it.
@@ -988,6 +993,9 @@ impl Node {
         self.cqs[cq].starved = false;
         let now = self.polled_at;
         self.feed_late(now, cq);
+        if self.gone {
+            self.srx_port_gone();
+        }
         let eps: Vec<u32> = (self.eps.iter())
             .filter(|(_, ep)| ep.rx_cq == cq && ep.starved)
             .map(|(e, _)| e)
@@ -1001,6 +1009,10 @@ impl Node {
     /// is room.
     pub(crate) fn feed_ep(&mut self, now: Instant, e: u32) {
         self.eps[e].starved = false;
+        let srx = self.eps[e].srx;
+        if srx != NONE {
+            return self.feed_shared(now, srx);
+        }
         for kind in [MsgKind::Msg, MsgKind::Tagged] {
             self.feed_kind(now, e, kind);
         }
@@ -1016,16 +1028,7 @@ impl Node {
                     || matcher.match_posted(posted, m.src, m.tag).is_some()
             });
             let Some(msg) = found else { return };
-            let tag = self.stored[msg].tag;
-            let m = &self.stored[msg].payload;
-            let head = MsgHead {
-                peer: m.peer,
-                src_ep: m.src_ep,
-                tagged: m.tagged,
-                tag,
-                imm: m.imm,
-                len: m.msg_len,
-            };
+            let head = self.head_of(msg);
             match self.target(e, &head) {
                 Target::Recv { recv, base } => {
                     self.unmatch_stored(msg);
@@ -1049,16 +1052,7 @@ impl Node {
             let Some(msg) = matcher.match_unexpected(&self.stored, tag, ignore, src) else {
                 return;
             };
-            let tag = self.stored[msg].tag;
-            let m = &self.stored[msg].payload;
-            let head = MsgHead {
-                peer: m.peer,
-                src_ep: m.src_ep,
-                tagged: m.tagged,
-                tag,
-                imm: m.imm,
-                len: m.msg_len,
-            };
+            let head = self.head_of(msg);
             let Target::Recv { recv, base } = self.target_multi(e, recv, &head) else { return };
             self.unmatch_stored(msg);
             let was_last = self.posted[recv].payload.closed;

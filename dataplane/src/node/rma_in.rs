@@ -212,7 +212,7 @@ impl Node {
     fn tagged_target(&mut self, p: u32, e: u32, op: &AtomicOp) -> Result<Target, NackReason> {
         let ep = &self.eps[e];
         let src = Src::of(p, op.range.src_ep);
-        let matcher = &ep.matcher[MsgKind::Tagged as usize];
+        let matcher = &self.eps[self.matching_of(e)].matcher[MsgKind::Tagged as usize];
         let tagged = ep.caps.contains(Caps::TAGGED);
         let found = matcher.match_posted(&self.posted, src, op.range.rkey).filter(|_| tagged);
         let recv = found.ok_or(NackReason::NoMatch)?;

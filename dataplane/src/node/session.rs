@@ -499,7 +499,9 @@ impl Node {
         for p in peers {
             self.end_session(now, p, Error::NetDown, false);
         }
-        let eps: Vec<u32> = self.eps.iter().map(|(e, _)| e).collect();
+        self.srx_port_gone();
+        let own = self.eps.iter().filter(|(_, ep)| ep.sharers.is_none());
+        let eps: Vec<u32> = own.map(|(e, _)| e).collect();
         for e in eps {
             for kind in 0..2 {
                 while let Some(recv) = self.eps[e].matcher[kind].first_posted(&self.posted) {

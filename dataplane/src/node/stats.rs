@@ -260,6 +260,7 @@ impl Node {
 
     /// All open endpoints.
     pub fn ep_ids(&self) -> impl Iterator<Item = EpId> {
-        self.eps.iter().map(|(idx, _)| EpId(self.eps.handle(idx)))
+        let eps = self.eps.iter().filter(|(_, ep)| ep.sharers.is_none());
+        eps.map(|(idx, _)| EpId(self.eps.handle(idx)))
     }
 }

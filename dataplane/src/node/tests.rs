@@ -13,6 +13,7 @@ mod hostile;
 mod pulls;
 mod refused;
 mod rma;
+mod srx;
 
 use super::*;
 use crate::flags::{BindFlags, CqFlags};

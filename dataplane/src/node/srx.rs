@@ -1,0 +1,246 @@
+//! Shared receive contexts: receives that several endpoints take their messages from.
+//!
+//! A context is a record like an endpoint's which no message names. What arrives for an endpoint
+//! that shares it is matched there, with receives and stored messages of all who share it in one
+//! order. From the match on the receive is the endpoint's: it completes in its queue, is counted by
+//! its counters, and ends with it. Which queue that will be is not known when a receive is posted,
+//! so the entry is reserved at the match. If there is no room, the message waits, and those that
+//! follow to the same endpoint with it; other endpoints go on.
+//!
+//! Multi-receives, peeks and buffered receives are an endpoint's own, and are refused here.
+
+use super::post::{keep_buf, recv_wr};
+use super::recv::MsgHead;
+use super::{EpAttr, EpId, MsgKind, Node, RecvReq};
+use crate::error::{Error, Result};
+use crate::flags::Caps;
+use crate::proto::matching::Src;
+use crate::slab::NONE;
+use crate::types::Instant;
+
+const KINDS: [MsgKind; 2] = [MsgKind::Msg, MsgKind::Tagged];
+
+/// What a context can be asked for.
+const CAPS: Caps = Caps::MSG.union(Caps::TAGGED).union(Caps::RECV).union(Caps::DIRECTED_RECV);
+
+impl Node {
+    /// Makes a shared receive context. Receives may be posted to it at once; it is closed by
+    /// [`ep_close`](Self::ep_close), when no endpoint shares it any more, and receives that no
+    /// message has come for end with it, untold.
+    ///
+    /// Of the attributes it is those of receives that count.
+    ///
+    /// # Errors
+    /// As [`ep_open`](Self::ep_open).
+    pub fn srx_open(&mut self, attr: EpAttr) -> Result<EpId> {
+        if attr.rx_size == 0 {
+            return Err(Error::Invalid("queue size must not be 0"));
+        }
+        let caps = (attr.caps & CAPS) | Caps::RECV;
+        let attr = EpAttr { caps, buffered_recv: false, number: None, ..attr };
+        let srx = self.ep_record(attr, u16::MAX)?;
+        let ep = &mut self.eps[srx.0.idx()];
+        ep.sharers = Some(0);
+        ep.rx_selective = true;
+        ep.enable(true);
+        Ok(srx)
+    }
+
+    /// Lets an endpoint take its receives from a context. `connected`: it has one peer only, and an
+    /// address vector of its own, so sources cannot be named to the context any more.
+    ///
+    /// # Errors
+    /// - [`Error::BadFd`]: one of them was closed. [`Error::OpBadState`]: the endpoint is enabled.
+    /// - [`Error::Invalid`]: `srx` is no context, or the endpoint has one.
+    /// - [`Error::OpNotSupp`]: the endpoint buffers receives.
+    pub fn ep_bind_srx(&mut self, ep: EpId, srx: EpId, connected: bool) -> Result<()> {
+        let sharers = self.eps.by_handle(srx.0).ok_or(Error::BadFd)?.sharers;
+        let sharers = sharers.ok_or(Error::Invalid("bind: not a shared receive context"))?;
+        let e = self.eps.by_handle_mut(ep.0).ok_or(Error::BadFd)?;
+        if e.enabled {
+            return Err(Error::OpBadState);
+        }
+        if e.srx != NONE {
+            return Err(Error::Invalid("a shared receive context is bound"));
+        }
+        if e.buffered {
+            return Err(Error::OpNotSupp("FI_BUFFERED_RECV with a shared receive context"));
+        }
+        e.srx = srx.0.idx();
+        let context = &mut self.eps[srx.0.idx()];
+        context.sharers = Some(sharers + 1);
+        if connected {
+            context.caps.remove(Caps::DIRECTED_RECV);
+        }
+        Ok(())
+    }
+
+    /// Sources that a context's receives name are looked up in the address vector of its
+    /// endpoints, which is one.
+    pub(super) fn srx_take_av(&mut self, e: u32) -> Result<()> {
+        let (av, srx) = (self.eps[e].av, self.eps[e].srx);
+        let Some(context) = self.eps.get_mut(srx) else { return Ok(()) };
+        if context.av == NONE {
+            context.av = av;
+        } else if context.av != av && context.caps.contains(Caps::DIRECTED_RECV) {
+            return Err(Error::Invalid("the shared context has another address vector"));
+        }
+        Ok(())
+    }
+
+    /// Endpoint `e`, of which nothing is under way any more, stops sharing.
+    pub(super) fn srx_leave(&mut self, e: u32) {
+        let srx = std::mem::replace(&mut self.eps[e].srx, NONE);
+        let Some(context) = self.eps.get_mut(srx) else { return };
+        let left = context.sharers.unwrap_or(0).saturating_sub(1);
+        context.sharers = Some(left);
+        if left == 0 {
+            // Its endpoints held the address vector; the next one may have another.
+            context.av = NONE;
+        }
+    }
+
+    pub(super) fn srx_close(&mut self, s: u32) -> Result<()> {
+        if self.eps[s].sharers != Some(0) {
+            return Err(Error::Busy);
+        }
+        for kind in KINDS {
+            while let Some(recv) = self.eps[s].matcher[kind as usize].first_posted(&self.posted) {
+                self.drop_shared(s, kind, recv);
+            }
+        }
+        self.eps.free(s);
+        Ok(())
+    }
+
+    /// Takes back a receive that nobody can be told of.
+    fn drop_shared(&mut self, s: u32, kind: MsgKind, recv: u32) {
+        self.eps[s].matcher[kind as usize].unlink_posted(&mut self.posted, recv);
+        self.posted.free(recv);
+        self.eps[s].rx_used -= 1;
+    }
+
+    /// Where the receives and stored messages of endpoint `e` are.
+    #[inline]
+    pub(super) fn matching_of(&self, e: u32) -> u32 {
+        let srx = self.eps[e].srx;
+        if srx == NONE { e } else { srx }
+    }
+
+    /// The receive of the context for a message to endpoint `e`, which has it now.
+    pub(super) fn target_shared(&mut self, e: u32, head: &MsgHead) -> Option<u32> {
+        let (s, kind) = (self.eps[e].srx, head.kind() as usize);
+        let matcher = &self.eps[s].matcher[kind];
+        let recv = matcher.match_posted(&self.posted, head.src(), head.tag)?;
+        if !self.reserve_for(e) {
+            self.eps[e].starved = true;
+            return None;
+        }
+        self.eps[s].matcher[kind].unlink_posted(&mut self.posted, recv);
+        self.hand_over(recv, e);
+        Some(recv)
+    }
+
+    /// Keeps an entry free in the receive queue of endpoint `e`; otherwise it is fed when it is
+    /// read.
+    fn reserve_for(&mut self, e: u32) -> bool {
+        let table = &mut self.cqs[self.eps[e].rx_cq];
+        let room = table.cq.reserve();
+        table.starved |= !room;
+        room
+    }
+
+    /// Makes a receive of a context one of endpoint `e`.
+    fn hand_over(&mut self, recv: u32, e: u32) {
+        let wr = &mut self.posted[recv].payload;
+        let s = std::mem::replace(&mut wr.ep, e);
+        wr.cqe |= !self.eps[e].rx_selective;
+        self.eps[s].rx_used -= 1;
+        self.eps[e].rx_used += 1;
+    }
+
+    /// Posts a receive to context `s`.
+    pub(super) fn post_shared(
+        &mut self,
+        now: Instant,
+        s: u32,
+        src: Src,
+        mut req: RecvReq,
+    ) -> Result<()> {
+        let context = &mut self.eps[s];
+        if context.rx_used >= context.rx_size || self.posted.is_full() {
+            return Err(Error::Again);
+        }
+        context.rx_used += 1;
+        let (tag, ignore) = (req.tag, req.ignore);
+        let wr = recv_wr(s, context.rx_selective, false, &req);
+        let matcher = &mut context.matcher[req.kind as usize];
+        let found = matcher.match_unexpected(&self.stored, tag, ignore, src);
+        let recv = matcher.post(&mut self.posted, tag, ignore, src, wr);
+        let recv = recv.unwrap_or_else(|_| unreachable!("a free slot was seen"));
+        keep_buf(&mut self.recv_bufs, recv, &mut req.buf);
+        if found.is_some() {
+            self.feed_shared(now, s);
+        }
+        Ok(())
+    }
+
+    /// Delivers the stored messages of context `s` that have a receive and whose endpoints have
+    /// room, in order.
+    pub(super) fn feed_shared(&mut self, now: Instant, s: u32) {
+        for kind in KINDS {
+            loop {
+                let (eps, posted) = (&self.eps, &self.posted);
+                let matcher = &eps[s].matcher[kind as usize];
+                let found = matcher.find_unexpected(&self.stored, |m| {
+                    !eps[m.payload.ep].starved
+                        && matcher.match_posted(posted, m.src, m.tag).is_some()
+                });
+                let Some(msg) = found else { break };
+                let (head, e) = (self.head_of(msg), self.stored[msg].payload.ep);
+                // Without room its endpoint waits from now on, and others are looked for.
+                if let Some(recv) = self.target_shared(e, &head) {
+                    self.unmatch_stored(msg);
+                    self.deliver_stored(now, msg, recv, 0);
+                }
+            }
+        }
+    }
+
+    /// Cancels a receive of context `s`. Some endpoint that shares it tells.
+    pub(super) fn cancel_shared(&mut self, s: u32, kind: MsgKind, recv: u32) -> Result<()> {
+        if self.eps[s].sharers == Some(0) {
+            self.drop_shared(s, kind, recv);
+            return Ok(());
+        }
+        if self.end_shared(s, kind, recv, Error::Canceled) { Ok(()) } else { Err(Error::Again) }
+    }
+
+    /// Ends a receive of context `s` with an error entry of an endpoint that has room for it.
+    fn end_shared(&mut self, s: u32, kind: MsgKind, recv: u32, err: Error) -> bool {
+        let bound = |ep: &super::ep::Ep| ep.srx == s && ep.rx_cq != NONE;
+        let sharers: Vec<u32> =
+            self.eps.iter().filter(|(_, ep)| bound(ep)).map(|(e, _)| e).collect();
+        let Some(e) = sharers.into_iter().find(|&e| self.reserve_for(e)) else { return false };
+        self.eps[s].matcher[kind as usize].unlink_posted(&mut self.posted, recv);
+        self.hand_over(recv, e);
+        self.fail_recv(recv, err);
+        true
+    }
+
+    /// The device is gone: the receives of contexts end, as far as the queues have room.
+    pub(super) fn srx_port_gone(&mut self) {
+        let contexts: Vec<u32> =
+            (self.eps.iter()).filter(|(_, ep)| ep.sharers.is_some()).map(|(s, _)| s).collect();
+        for s in contexts {
+            for kind in KINDS {
+                while let Some(recv) = self.eps[s].matcher[kind as usize].first_posted(&self.posted)
+                {
+                    if !self.end_shared(s, kind, recv, Error::NetDown) {
+                        break;
+                    }
+                }
+            }
+        }
+    }
+}
