@@ -113,7 +113,7 @@ impl Core {
     }
 
     /// What a post may have changed: entries of queues, and the next deadline.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn posted(&mut self, shared: &Shared) {
         if self.watch.any() {
             self.watch.notify(self.engine.node(), &shared.sleep);

@@ -418,18 +418,29 @@ impl RawEndpoint {
     ///
     /// # Safety
     /// As [`atomic`](Self::atomic).
+    #[inline]
     pub unsafe fn atomicmsg(&self, call: RawAtomic<'_>, flags: OpFlags) -> Result<()> {
         // SAFETY: the caller's promise is the same.
         if unsafe { self.atomic_now(&call, flags)? } {
             return Ok(());
         }
+        // SAFETY: as above.
+        unsafe { self.atomic_long(&call, flags) }
+    }
+
+    /// What [`atomic_now`](Self::atomic_now) leaves.
+    ///
+    /// # Safety
+    /// As [`atomic`](Self::atomic).
+    #[inline(never)]
+    unsafe fn atomic_long(&self, call: &RawAtomic<'_>, flags: OpFlags) -> Result<()> {
         // SAFETY: the caller's promise is the same, for each of the three.
         let operand = unsafe { io(call.operands)? };
         // SAFETY: as above.
         let compare = unsafe { io(call.compares)? };
         // SAFETY: as above.
         let result = unsafe { io(call.results)? };
-        let RawAtomic { kind, what, dest, data, context, .. } = call;
+        let RawAtomic { kind, what, dest, data, context, .. } = *call;
         let dest = self.to(dest);
         let (op, ty, rma, no_completion) = (what.op, what.datatype, list(call.rma_iov)?, false);
         let req = AtomicReq {
@@ -457,18 +468,20 @@ impl RawEndpoint {
     ///
     /// # Safety
     /// As [`atomic`](Self::atomic).
-    #[inline]
+    #[inline(always)]
     unsafe fn atomic_now(&self, call: &RawAtomic<'_>, flags: OpFlags) -> Result<bool> {
-        let (RawAtomic { kind, what, dest, context, .. }, [range]) = (*call, call.rma_iov) else {
+        let &RawAtomic { kind, what, dest, context, rma_iov: [range], .. } = call else {
             return Ok(false);
         };
         // SAFETY: the caller's promise, for each of the three.
         let one = |list: &[IoVec]| unsafe { in_one_piece(list) };
-        let lists = (one(call.operands), one(call.compares), one(call.results));
-        let (Some(operand), Some(compare), Some(mut result)) = lists else { return Ok(false) };
+        let Some(operand) = one(call.operands) else { return Ok(false) };
+        let Some(compare) = one(call.compares) else { return Ok(false) };
+        let Some(result) = one(call.results) else { return Ok(false) };
         if kind == AtomicKind::Base {
             return Ok(false);
         }
+        let mut result = IoBuf::one(result);
         let mut req = ShortAtomic {
             kind,
             op: what.op,
@@ -476,7 +489,7 @@ impl RawEndpoint {
             operand: &operand,
             compare: &compare,
             result: &mut result,
-            dest,
+            dest: self.to(dest),
             range: *range,
             context,
             flags,
@@ -645,11 +658,11 @@ unsafe fn io(iov: &[IoVec]) -> Result<IoBuf> {
 /// # Safety
 /// As [`io`].
 #[inline(always)]
-unsafe fn in_one_piece(iov: &[IoVec]) -> Option<IoBuf> {
+unsafe fn in_one_piece(iov: &[IoVec]) -> Option<Span> {
     match iov {
-        [] => Some(IoBuf::one(Span::EMPTY)),
+        [] => Some(Span::EMPTY),
         // SAFETY: the caller's promise is that of `from_raw`.
-        [one] => Some(IoBuf::one(unsafe { Span::from_raw(one.base, one.len) })),
+        [one] => Some(unsafe { Span::from_raw(one.base, one.len) }),
         _ => None,
     }
 }

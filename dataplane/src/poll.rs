@@ -94,9 +94,23 @@ impl FrameSink for ToPort<'_> {
         }
         sent
     }
+
+    #[inline(always)]
+    fn send_few(&mut self, frame: &[u8]) -> Tx {
+        if self.port.tx_at_once(frame) {
+            return Tx::Sent;
+        }
+        self.send_whole(frame)
+    }
 }
 
 impl ToPort<'_> {
+    #[cold]
+    #[inline(never)]
+    fn send_whole(&mut self, frame: &[u8]) -> Tx {
+        self.send_alone(&TxFrame::whole(frame))
+    }
+
     /// What was sent leaves.
     #[inline(always)]
     fn flush(&mut self) {
@@ -245,9 +259,19 @@ impl Engine {
     }
 
     /// Sends an atomic operation at once if nothing stands before it; see [`Node::atomic_now`].
-    #[inline]
+    #[inline(always)]
     pub fn atomic_now(&mut self, ep: EpId, req: &mut ShortAtomic<'_>) -> bool {
-        self.post_now(|node, out| node.atomic_now(ep, req, out, Self::now))
+        if self.gone.is_some() {
+            return false;
+        }
+        // Not by `post_now`, whose closure would be called.
+        let Self { node, port, .. } = self;
+        let mut out = ToPort { port: &mut **port, gone: None };
+        let sent = node.atomic_now(ep, req, &mut out, Self::now);
+        if let Some(gone) = out.gone {
+            self.lost(gone);
+        }
+        sent
     }
 
     #[inline(always)]
@@ -270,7 +294,6 @@ impl Engine {
         let now = self.now;
         self.post_now(|node, out| {
             node.send_answers(now, out);
-            out.flush();
             true
         });
     }
@@ -299,7 +322,7 @@ impl Engine {
     ///
     /// # Errors
     /// Those of [`Node::post_atomic`]. Nothing of this request was queued.
-    #[inline]
+    #[inline(never)]
     pub fn post_atomic(&mut self, ep: EpId, mut req: AtomicReq) -> OpResult<()> {
         if let Some(mut short) = req.short()
             && self.atomic_now(ep, &mut short)

@@ -122,6 +122,20 @@ impl<T> Slab<T> {
         Some(self.fill(make(idx)))
     }
 
+    /// Puts `value` into a free slot that was used before and names it. `None`, and `value` dropped,
+    /// if there is none; there may be others.
+    #[inline(always)]
+    pub fn alloc_again(&mut self, value: T) -> Option<Handle> {
+        let idx = self.free_head;
+        let slot = self.slots.get_mut(idx as usize)?;
+        let Slot::Free { generation, next } = *slot else { broken() };
+        let generation = generation.wrapping_add(1);
+        *slot = Slot::Used { generation, value };
+        self.free_head = next;
+        self.len += 1;
+        Some(Handle { idx, generation })
+    }
+
     /// Makes the next slot that was never used a free one. Within the capacity of the vector, so it
     /// does not allocate.
     #[cold]
@@ -448,7 +462,17 @@ impl<const LIST: usize, C: Count> List<LIST, C> {
     /// If `idx` stands at an end and it is not this list's end: it is in another list or in none.
     #[inline]
     pub fn remove<T: Linked<LIST>>(&mut self, slab: &mut Slab<T>, idx: u32) {
-        let Link { prev, next } = std::mem::take(slab[idx].link());
+        let link = std::mem::take(slab[idx].link());
+        self.cut(slab, idx, link);
+    }
+
+    /// Joins what stood on either side of `idx`, whose neighbours were `link`.
+    ///
+    /// # Panics
+    /// As [`remove`](Self::remove).
+    #[inline(always)]
+    pub(crate) fn cut<T: Linked<LIST>>(&mut self, slab: &mut Slab<T>, idx: u32, link: Link) {
+        let Link { prev, next } = link;
         if prev == NONE {
             assert!(self.head == idx, "list: {idx} is not in this list");
             self.head = next;

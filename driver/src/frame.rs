@@ -2,7 +2,9 @@
 
 use std::marker::PhantomData;
 
-use crate::mem::{IoBuf, SHORT, copy_four, copy_inline, copy_inline_32, copy_short, crc32c_of_raw};
+use crate::mem::{
+    FEW, IoBuf, SHORT, copy_four, copy_inline, copy_inline_32, copy_short, crc32c_of_raw,
+};
 
 /// Bytes of destination, source and EtherType that start every frame.
 pub const ETH_HDR_LEN: usize = 14;
@@ -251,6 +253,20 @@ impl<'a> RxFrame<'a> {
             std::ptr::copy_nonoverlapping(self.base.add(offset), dst.as_mut_ptr(), dst.len());
         }
         true
+    }
+
+    /// Copies `len` bytes at `offset` out, at most [`FEW`], and zeros behind them, as a little-endian
+    /// number; `None` if there are not as many or they are more.
+    #[inline(always)]
+    pub fn few_at(&self, offset: usize, len: usize) -> Option<u128> {
+        if len > FEW || offset > self.len || self.len - offset < len {
+            return None;
+        }
+        let mut few = [0; FEW];
+        // SAFETY: `len` bytes at `offset` are mapped and `few` has room for as many, as was just
+        // checked; device memory and a Rust borrow do not overlap.
+        unsafe { copy_inline(self.base.add(offset), few.as_mut_ptr(), len) };
+        Some(u128::from_le_bytes(few))
     }
 
     /// Copies `len` bytes at `offset` to `buf_offset` of the application's memory: the one copy

@@ -204,6 +204,15 @@ pub trait Port: Send {
     /// [`PortGone`]: the frame was not sent, and no later one will be.
     fn tx(&mut self, frame: &TxFrame<'_>) -> Result<Tx, PortGone>;
 
+    /// Sends one short frame that lies in one piece, and makes it visible, if that takes no more
+    /// than to write it. False, and nothing has happened, if not: [`tx`](Self::tx) is to be called,
+    /// always unless a port has something better.
+    #[inline]
+    fn tx_at_once(&mut self, frame: &[u8]) -> bool {
+        let _ = frame;
+        false
+    }
+
     /// Makes what [`tx`](Self::tx) took visible to the other side now. Called once per poll turn
     /// that sent something.
     ///

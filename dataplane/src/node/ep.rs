@@ -364,6 +364,7 @@ impl Node {
             return self.srx_close(idx);
         }
         self.eps[idx].enable(false);
+        self.forget_near();
         self.coll_ep_closed(now, idx);
         self.close_sends(now, idx);
         self.close_receives(now, idx);

@@ -16,7 +16,8 @@ use crate::slab::{Handle, Link, NONE};
 use crate::types::{Instant, ProvErrno};
 use crate::wire::{
     AckOp, AtomicOp, Base, DataOp, EndOp, EndStatus, MsgMOp, MsgOp, NackOp, NackReason, NopOp,
-    OpenOp, PackOp, PackRecords, PullOp, ReadOp, RespOp, RndvOp, RstOp, Ty, WireError, WriteOp,
+    OpenOp, PackOp, PackRecords, PlainBase, PlainTy, PullOp, ReadOp, RespOp, RndvOp, RstOp, Ty,
+    WireError, WriteOp,
 };
 
 /// Packets received before an acknowledgement of their own leaves, on a lossy port and on one that
@@ -31,19 +32,23 @@ impl Node {
     pub fn on_frame(&mut self, now: Instant, frame: &RxFrame<'_>) {
         self.counters.rx_frames += 1;
         self.fresh += 1;
-        let taken = if self.lossless {
-            self.take_plain::<false>(now, frame) || self.take_atomic(now, frame)
-        } else {
-            self.take_plain_kept(now, frame)
-        };
-        if !taken {
-            self.on_frame_long(now, frame);
+        if !self.lossless {
+            return self.on_frame_kept(now, frame);
+        }
+        // Most are messages, and end in here.
+        if self.take_plain::<false>(now, frame) {
+            return;
+        }
+        match PlainBase::ty(frame) {
+            Some(PlainTy::Atomic) => self.on_atomic_frame(now, frame),
+            Some(PlainTy::Resp) => self.on_resp_frame(now, frame),
+            None => self.on_frame_long(now, frame),
         }
     }
 
     /// The long way, for every frame that the short one leaves.
     #[inline(never)]
-    fn on_frame_long(&mut self, now: Instant, frame: &RxFrame<'_>) {
+    pub(super) fn on_frame_long(&mut self, now: Instant, frame: &RxFrame<'_>) {
         let base = match Base::parse(frame) {
             Ok(base) => base,
             Err(err) => return self.on_malformed(now, frame, err),

@@ -144,6 +144,7 @@ impl Node {
         }
         *place = cntr.0.idx();
         table.bound += 1;
+        self.forget_near();
         Ok(())
     }
 
@@ -154,6 +155,7 @@ impl Node {
     pub fn mr_bind_ep(&mut self, mr: MrId, ep: EpId) -> Result<()> {
         self.eps.by_handle(ep.0).ok_or(Error::BadFd)?;
         self.mrs.by_handle_mut(mr.0).ok_or(Error::BadFd)?.scope = Some(ep);
+        self.forget_near();
         Ok(())
     }
 
@@ -192,6 +194,7 @@ impl Node {
             self.end_readers(m);
         }
         let mr = self.mrs.free(m);
+        self.forget_near();
         if mr.by_app {
             self.mr_by_key.remove(&mr.key);
         }

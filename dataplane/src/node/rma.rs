@@ -7,7 +7,7 @@
 //! for a fetching atomic its last answer. No completion level is weaker than that, because a packet
 //! that is refused has to find an operation that has not told its success (rule S11).
 
-use barewire_driver::mem::IoBuf;
+use barewire_driver::mem::{IoBuf, Span};
 
 use super::ops::{AtomicWr, Rma, RmaKind, TxWr, WrFlags};
 use super::{EpId, Node};
@@ -456,7 +456,10 @@ fn check_atomic(req: &AtomicReq) -> Result<(AtomicOp, Datatype, usize)> {
     if inject && op != AtomicOp::Read && len > Node::INJECT_SIZE {
         return Err(Error::MsgTooLong);
     }
-    check_memory(req.kind, op, len, (&req.operand, &req.compare, &req.result))?;
+    let (operand, compare, result) = (&req.operand, &req.compare, &req.result);
+    let (meets, compared) = (|| operand.overlaps(result), || compare.overlaps(result));
+    let lens = [operand.len(), compare.len(), result.len()];
+    check_memory(req.kind, op, len, lens, meets, compared)?;
     Ok((op, ty, count as usize))
 }
 
@@ -467,11 +470,12 @@ pub(super) fn check_one_range(
     kind: AtomicKind,
     (op, ty): (u32, u32),
     count: u64,
-    memory: (&IoBuf, &IoBuf, &IoBuf),
+    (operand, compare, result): (&Span, &Span, &Span),
 ) -> Result<(usize, usize)> {
     let (op, ty) = valid_pair(kind, op, ty)?;
     let len = checked_len(ty, count)?;
-    check_memory(kind, op, len, memory)?;
+    let (meets, compared) = (|| operand.overlaps(result), || compare.overlaps(result));
+    check_memory(kind, op, len, [operand.len(), compare.len(), result.len()], meets, compared)?;
     Ok((len, sent_len(kind, op, len)))
 }
 
@@ -487,23 +491,25 @@ fn checked_len(ty: Datatype, count: u64) -> Result<usize> {
     Ok(count as usize * ty.size())
 }
 
-/// Checks the memory of an atomic call, of which `len` bytes of elements are to be used.
+/// Checks the memory of an atomic call, of which `len` bytes of elements are to be used: the lengths
+/// of operands, compare values and result, and whether one of the first two meets the result.
 #[inline(always)]
 fn check_memory(
     kind: AtomicKind,
     op: AtomicOp,
     len: usize,
-    (operand, compare, result): (&IoBuf, &IoBuf, &IoBuf),
+    [operand, compare, result]: [usize; 3],
+    operand_meets: impl FnOnce() -> bool,
+    compare_meets: impl FnOnce() -> bool,
 ) -> Result<()> {
     let (reads, fetch) = (op == AtomicOp::Read, kind != AtomicKind::Base);
     let compares = kind == AtomicKind::Compare;
-    let all = (reads || operand.len() == len)
-        && (!compares || compare.len() == len)
-        && (!fetch || result.len() == len);
+    let all =
+        (reads || operand == len) && (!compares || compare == len) && (!fetch || result == len);
     if !all {
         return Err(LENGTHS);
     }
-    if fetch && (!reads && operand.overlaps(result) || compares && compare.overlaps(result)) {
+    if fetch && (!reads && operand_meets() || compares && compare_meets()) {
         return Err(Error::Invalid("result overlaps operands or compare values"));
     }
     Ok(())

@@ -32,7 +32,7 @@ pub(super) enum Target {
 
 /// Answers that one peer may have outstanding here: more than any initiator asks for at once, with
 /// what it asked for and does not want any more.
-const JOBS_MAX: u16 = 1024;
+pub(super) const JOBS_MAX: u16 = 1024;
 
 impl Node {
     /// Bytes for a region.

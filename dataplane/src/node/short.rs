@@ -267,10 +267,12 @@ impl Node {
         }
     }
 
-    /// As [`take_plain`](Self::take_plain), where frames may be lost.
+    /// Takes any frame, where they may be lost.
     #[inline(never)]
-    pub(super) fn take_plain_kept(&mut self, now: Instant, frame: &RxFrame<'_>) -> bool {
-        self.take_plain::<true>(now, frame)
+    pub(super) fn on_frame_kept(&mut self, now: Instant, frame: &RxFrame<'_>) {
+        if !self.take_plain::<true>(now, frame) {
+            self.on_frame_long(now, frame);
+        }
     }
 
     /// Takes a frame that holds a whole message which is next in order and has a receive. False if
@@ -393,10 +395,8 @@ pub(super) fn short_cost(peer: &mut Peer, len: usize) -> Option<u32> {
 /// (`KEPT`: but those that are kept anyhow), and it can be true.
 #[inline(always)]
 pub(super) fn is_unawaited<const KEPT: bool>(peer: &Peer, acked: u32, granted: u16) -> bool {
-    let waited_for = peer.txq.head != NONE
-        || peer.dataq.head != NONE
-        || peer.ctlq.head != NONE
-        || peer.jobq.head != NONE
-        || !KEPT && !peer.snd.is_empty();
+    // All bits of a head are set if nothing is in the list.
+    let heads = peer.txq.head & peer.dataq.head & peer.ctlq.head & peer.jobq.head;
+    let waited_for = heads != NONE || !KEPT && !peer.snd.is_empty();
     !waited_for && acked <= peer.snd.in_flight() && granted < 1 << 15
 }

@@ -7,28 +7,37 @@
 //! executes it when it comes, and its answer waits in a list of its own until the burst has been
 //! taken, since until then the port is lent to whoever takes it.
 
-use barewire_driver::frame::{Body, RxFrame, TxFrame};
-use barewire_driver::mem::IoBuf;
+use barewire_driver::frame::RxFrame;
+use barewire_driver::mem::{FEW, IoBuf, Span};
 use barewire_driver::port::Tx;
 
 use super::input::ACK_EVERY_LOSSLESS;
+use super::mr::Mr;
 use super::ops::{Job, JobKind, TxWr, WrFlags};
 use super::peer::slot_of;
-use super::rma::{FETCHED, check_one_range};
-use super::rma_in::{Target, atomic_needs, decode_atomic};
+use super::rma::{FETCHED, REMOTE_READ, check_one_range};
+use super::rma_in::{atomic_needs, decode_atomic};
 use super::rma_out::ANSWERS_MAX;
 use super::short::{is_unawaited, short_cost};
 use super::{AtomicReq, EpId, FrameSink, Node, RmaIov};
 use crate::error::Error;
-use crate::flags::OpFlags;
-use crate::proto::atomic::AtomicKind;
+use crate::flags::{Caps, OpFlags};
+use crate::proto::atomic::{self, AtomicKind, Datatype, Sharing};
 use crate::rel::psn::Psn;
 use crate::slab::{Handle, Link, NONE};
 use crate::types::{FiAddr, Instant, ProvErrno};
-use crate::wire::{AtomicOp, NackReason, PlainBase, RemoteRange, RespOp, Ty, mac_key};
+use crate::wire::{
+    AtomicOp, AtomicWhat, NackReason, PlainAtomic, PlainBase, RemoteRange, RespOp, mac_key,
+};
 
 /// Answers that may wait for the end of a burst; one more takes the long way.
 pub(super) const ANSWERS_AT_ONCE: usize = 128;
+
+/// Bytes of a request with its payload, at most.
+const REQUEST_MAX: usize = AtomicOp::HEAD + 2 * Job::SHORT;
+
+/// Kinds of operations about which every question was answered, in [`Node::near`].
+const NEAR: usize = 8;
 
 /// Flags of an operation that the short way knows.
 const FLAGS: OpFlags = OpFlags::MORE
@@ -49,9 +58,9 @@ pub struct ShortAtomic<'a> {
     /// `enum fi_datatype`.
     pub ty: u32,
     /// The operands.
-    pub operand: &'a IoBuf,
+    pub operand: &'a Span,
     /// The compare values.
-    pub compare: &'a IoBuf,
+    pub compare: &'a Span,
     /// Where the old values go.
     pub result: &'a mut IoBuf,
     /// To whom.
@@ -76,8 +85,8 @@ impl AtomicReq {
             kind: self.kind,
             op: self.op,
             ty: self.ty,
-            operand: &self.operand,
-            compare: &self.compare,
+            operand: self.operand.as_one()?,
+            compare: self.compare.as_one()?,
             result: &mut self.result,
             dest: self.dest,
             range: *range,
@@ -93,9 +102,62 @@ pub(super) struct Answer {
     peer: u32,
     /// Our name for the session in which it was asked for.
     sid: u32,
-    op: RespOp,
-    len: usize,
+    dst_op: u32,
+    dst_gen: u32,
+    offset: u32,
+    len: u32,
     values: [u8; Job::SHORT],
+}
+
+/// What an operation of the short way asked for about which every question was answered, and the
+/// answers. Who closes or narrows what they depend on forgets them
+/// ([`forget_near`](Node::forget_near)).
+#[derive(Clone, Copy, Debug)]
+#[repr(align(64))]
+struct Near {
+    what: AtomicWhat,
+    /// Bytes of the payload, and of the old values.
+    plen: u16,
+    bytes: u16,
+    op: atomic::AtomicOp,
+    ty: Datatype,
+    /// One element that [`IoBuf::atomic_word`] may change.
+    word: bool,
+    /// Counters of the region or the endpoint count it.
+    counted: bool,
+    mr: u32,
+    ep: u32,
+    /// Remote address of the region's first byte, and the offset above which it ends too early.
+    base: u64,
+    room: u64,
+}
+
+/// See [`Near`].
+#[derive(Debug)]
+pub(super) struct NearTable([Near; NEAR]);
+
+impl NearTable {
+    /// Knows nothing.
+    pub(super) const EMPTY: Self = Self(
+        [Near {
+            what: AtomicWhat::NOTHING,
+            plen: 0,
+            bytes: 0,
+            op: atomic::AtomicOp::Read,
+            ty: Datatype::Uint64,
+            word: false,
+            counted: false,
+            mr: NONE,
+            ep: NONE,
+            base: 0,
+            room: 0,
+        }; NEAR],
+    );
+
+    #[inline(always)]
+    fn of(&self, what: &AtomicWhat) -> &Near {
+        &self.0[what.hash() % NEAR]
+    }
 }
 
 impl Node {
@@ -105,7 +167,7 @@ impl Node {
     /// called, also to learn what is wrong with the call if anything is.
     ///
     /// `clock` is read after the packet has left, and only if the peer's silence counts from now.
-    #[inline]
+    #[inline(always)]
     pub fn atomic_now(
         &mut self,
         ep: EpId,
@@ -123,10 +185,12 @@ impl Node {
         if !ep.may_fetch || ep.tx_used >= ep.tx_size {
             return false;
         }
-        let Some(entry) = self.avs[ep.av].av.lookup(req.dest) else { return false };
+        let Some(av) = self.avs.get(ep.av) else { return false };
+        let Some(entry) = av.av.lookup(req.dest) else { return false };
         let (p, dst_ep, inc) = (entry.peer, entry.ep, entry.addr.incarnation);
         let Some(peer) = self.peers.get_mut(p) else { return false };
-        let cq = &mut self.cqs[ep.tx_cq].cq;
+        let Some(cq) = self.cqs.get_mut(ep.tx_cq) else { return false };
+        let cq = &mut cq.cq;
         if inc != 0 && inc != peer.inc
             || !cq.has_room()
             || usize::from(peer.answers) >= ANSWERS_MAX
@@ -137,12 +201,11 @@ impl Node {
         let (eps, mut flags) = ((dst_ep, ep.number), WrFlags::RMA | WrFlags::SHORT);
         flags.set(WrFlags::CQE, !ep.tx_selective || req.flags.contains(OpFlags::COMPLETION));
         let (in_flight, psn) = (peer.snd.in_flight(), peer.snd.nxt);
-        let w = self.tx.alloc_with(|_| short_wr(req.context, psn, (p, e), eps, flags));
-        let Some(w) = w else { return false };
-        if self.send_bufs.len() <= w as usize {
-            Self::touch_wr(&mut self.inject, &mut self.send_bufs, w);
-        }
-        let op = req.header(eps, peer.rma_seq, (w, self.tx.generation(w)));
+        // The long way is the first to use a slot, and makes what belongs to it.
+        let made = self.tx.alloc_again(short_wr(req.context, psn, (p, e), eps, flags));
+        let Some(made) = made else { return false };
+        let w = made.idx();
+        let op = req.header(eps, peer.rma_seq, made);
         let base = PlainBase {
             dst_sid: peer.remote_sid,
             psn,
@@ -151,15 +214,18 @@ impl Node {
             plen: len as u16,
             ..PlainBase::between(peer.mac, self.mac)
         };
-        let head = op.head(&base, in_flight % 64 == 63);
-        let mut both = [0; 2 * Job::SHORT];
-        let body = req.body(len, &mut both);
-        if out.send_alone(&TxFrame { head: &head, body, tail: &[] }) != Tx::Sent {
+        let mut packet = op.head::<REQUEST_MAX>(&base, in_flight % 64 == 63);
+        req.put_payload(&mut packet, len);
+        let sent = match packet.get(..AtomicOp::HEAD + len) {
+            Some(packet) => out.send_few(packet) == Tx::Sent,
+            None => false,
+        };
+        let Some(buf) = self.send_bufs.get_mut(w as usize).filter(|_| sent) else {
             self.tx.discard(w);
             return false;
-        }
+        };
         self.counters.tx_frames += 1;
-        req.result.move_to(&mut self.send_bufs[w as usize]);
+        req.result.move_to(buf);
         ep.tx_used += 1;
         cq.reserve_free();
         peer.answers += 1;
@@ -169,20 +235,37 @@ impl Node {
         // Heard in this very turn, it is as if we had begun to wait now.
         let heard = peer.heard == self.active_ns;
         if peer.timer_at == Instant(u64::MAX) || in_flight == 0 && !heard {
+            peer.wrs.push_back(&mut self.tx, w);
             self.wait_from(clock(), p);
         } else {
+            peer.wrs.push_back(&mut self.tx, w);
             peer.snd.number();
         }
-        self.peers[p].wrs.push_back(&mut self.tx, w);
         true
     }
 
-    /// Takes a frame that holds an atomic operation, or the answer to one, which is next in order
-    /// and about which nothing is out of the ordinary. False if it holds anything else: nothing has
-    /// happened.
+    /// Takes a frame that holds an atomic operation.
     #[inline(never)]
-    pub(super) fn take_atomic(&mut self, now: Instant, frame: &RxFrame<'_>) -> bool {
-        let Some((ty, base)) = PlainBase::parse(frame) else { return false };
+    pub(super) fn on_atomic_frame(&mut self, now: Instant, frame: &RxFrame<'_>) {
+        if !self.take_atomic::<true>(now, frame) {
+            self.on_frame_long(now, frame);
+        }
+    }
+
+    /// Takes a frame that holds the answer to an operation.
+    #[inline(never)]
+    pub(super) fn on_resp_frame(&mut self, now: Instant, frame: &RxFrame<'_>) {
+        if !self.take_atomic::<false>(now, frame) {
+            self.on_frame_long(now, frame);
+        }
+    }
+
+    /// Takes a packet that is next in order and about which nothing is out of the ordinary: an
+    /// atomic operation (`ASKED`) or the answer to one. False if it is another: nothing has
+    /// happened.
+    #[inline(always)]
+    fn take_atomic<const ASKED: bool>(&mut self, now: Instant, frame: &RxFrame<'_>) -> bool {
+        let Some(base) = PlainBase::parse(frame) else { return false };
         let p = slot_of(base.dst_sid);
         let Some(peer) = self.peers.get(p) else { return false };
         let acked = base.cack.0.wrapping_sub(peer.snd.una.0);
@@ -196,14 +279,15 @@ impl Node {
         {
             return false;
         }
-        let done = match ty {
-            Ty::Atomic => self.take_request(now, p, frame, &base),
-            _ => self.take_answer(p, frame, &base),
+        let done = if ASKED {
+            self.take_request(now, p, frame, &base)
+        } else {
+            self.take_answer(p, frame, &base)
         };
         if !done {
             return false;
         }
-        let peer = &mut self.peers[p];
+        let Some(peer) = self.peers.get_mut(p) else { return true };
         peer.heard = self.active_ns;
         peer.probes = 0;
         peer.snd.una = base.cack;
@@ -218,7 +302,7 @@ impl Node {
     }
 
     /// Executes an operation that fetches few bytes of a region.
-    #[inline]
+    #[inline(always)]
     fn take_request(
         &mut self,
         now: Instant,
@@ -226,68 +310,133 @@ impl Node {
         frame: &RxFrame<'_>,
         base: &PlainBase,
     ) -> bool {
+        let Some(op) = PlainAtomic::parse(frame) else { return false };
+        let near = self.near.of(&op.what);
+        if near.what != op.what || near.plen != base.plen {
+            return self.look_near(frame, base) && self.take_again(now, p, frame, base);
+        }
+        let at = op.addr.wrapping_sub(near.base);
+        let (plen, bytes) = (usize::from(near.plen), usize::from(near.bytes));
+        // No more answers for a peer than for all of them.
+        let few = self.jobs.len() + ANSWERS_AT_ONCE <= self.jobs_few;
+        let peer = &mut self.peers[p];
+        if at > near.room || peer.bad_seq != NONE || !few || self.answers.len() >= ANSWERS_AT_ONCE {
+            return false;
+        }
+        let mut values = [0; Job::SHORT];
+        if near.word {
+            let Some(operands) = frame.few_at(AtomicOp::HEAD, plen) else { return false };
+            let buf = &self.mrs[near.mr].buf;
+            let old = buf.atomic_word(at as usize, near.op, near.ty, operands);
+            let Some(old) = old else { return false };
+            values[..8].copy_from_slice(&old.to_le_bytes());
+        } else if !execute_few(&self.mrs[near.mr], near, at as usize, frame, &mut values) {
+            return false;
+        }
+        peer.nack.note_key(now, false);
+        let (dst_op, dst_gen, offset) = (op.dst_op, op.dst_gen, op.offset);
+        let (sid, len) = (peer.sid, bytes as u32);
+        self.answers.push(Answer { peer: p, sid, dst_op, dst_gen, offset, len, values });
+        self.counters.rma_executed += 1;
+        if near.counted {
+            let (mr, ep) = (near.mr, near.ep);
+            self.count_fetched(mr, ep);
+        }
+        true
+    }
+
+    /// As [`take_request`](Self::take_request), which now knows what is asked for.
+    #[inline(never)]
+    fn take_again(&mut self, now: Instant, p: u32, frame: &RxFrame<'_>, base: &PlainBase) -> bool {
+        self.take_request(now, p, frame, base)
+    }
+
+    /// Asks every question about an operation that fetches, and remembers the answers if each of
+    /// them is yes.
+    #[inline(never)]
+    fn look_near(&mut self, frame: &RxFrame<'_>, base: &PlainBase) -> bool {
         let Ok(op) = AtomicOp::plain(frame, base) else { return false };
         let plen = usize::from(base.plen);
-        let plain = op.fetch && op.range.last && !op.tagged && !op.void && op.imm.is_none();
+        let last = op.range.last && op.end;
+        let plain = op.fetch && last && !op.tagged && !op.void && op.imm.is_none();
         let Ok((what, ty, bytes)) = decode_atomic(&op, plen) else { return false };
-        let room = self.answers.len() < ANSWERS_AT_ONCE.min(self.jobs.free_count());
-        let room = room && self.job_room(p).is_ok();
-        if !plain || bytes > Job::SHORT || !room || self.peers[p].bad_seq != NONE {
+        if !plain || bytes > Job::SHORT {
             return false;
         }
         let (caps, access) = atomic_needs(&op, what);
-        let e = self.ep_slot(op.range.dst_ep);
-        if !self.eps.get(e).is_some_and(|ep| ep.enabled && ep.caps.contains(caps)) {
+        let ep = self.ep_slot(op.range.dst_ep);
+        let Some(e) = self.eps.get(ep).filter(|e| e.enabled && e.caps.contains(caps)) else {
             return false;
-        }
-        let Ok((m, at)) = self.mr_look(e, &op.range, bytes as u64, access) else { return false };
+        };
+        let counted = e.caps.contains(Caps::RMA_EVENT);
+        let Ok((m, _)) = self.mr_look(ep, &op.range, bytes as u64, access) else { return false };
         self.mr_near = m;
-        let (mut few, mut values) = ([0; 2 * Job::SHORT], [0; Job::SHORT]);
-        assert!(frame.copy_to(AtomicOp::HEAD, &mut few[..plen]), "length was checked");
-        let target = Target::Region(m, at);
-        let (operands, old) = (&few[..plen], &mut values[..bytes]);
-        if self.execute(target, &op, (what, ty), operands, old).is_err() {
-            return false;
-        }
-        self.atomic_done(now, p, e, &op, target);
-        let peer = &mut self.peers[p];
-        peer.nack.note_key(now, false);
-        let (sid, dst_op, dst_gen) = (peer.sid, op.dst_op, op.dst_gen);
-        let op = RespOp { dst_op, dst_gen, offset: op.offset, status: None };
-        self.answers.push(Answer { peer: p, sid, op, len: bytes, values });
+        let mr = &self.mrs[m];
+        let few = op.count == 1 && matches!(mr.sharing, Sharing::Single) && plen <= FEW;
+        let Some(said) = PlainAtomic::parse(frame) else { return false };
+        self.near.0[said.what.hash() % NEAR] = Near {
+            what: said.what,
+            plen: base.plen,
+            bytes: bytes as u16,
+            op: what,
+            ty,
+            word: few && ty.is_integer() && bytes >= 4,
+            counted: counted || mr.read_cntr != NONE,
+            mr: m,
+            ep,
+            base: mr.base,
+            room: mr.buf.len() as u64 - bytes as u64,
+        };
         true
+    }
+
+    /// What was found out about operations holds no longer.
+    #[cold]
+    pub(super) fn forget_near(&mut self) {
+        self.near = NearTable::EMPTY;
+    }
+
+    #[cold]
+    fn count_fetched(&mut self, mr: u32, ep: u32) {
+        let cntr = self.mrs[mr].read_cntr;
+        self.count(cntr, true);
+        self.count_remote(ep, REMOTE_READ);
     }
 
     /// Completes the operation that a RESP answers.
-    #[inline]
+    #[inline(always)]
     fn take_answer(&mut self, p: u32, frame: &RxFrame<'_>, base: &PlainBase) -> bool {
-        let Ok(op) = RespOp::plain(frame, base) else { return false };
-        let handle = Handle::from_parts(op.dst_op, op.dst_gen);
-        let (len, peer) = (usize::from(base.plen), &self.peers[p]);
-        let Some(wr) = self.tx.by_handle(handle) else { return false };
+        let Some((w, generation)) = RespOp::plain(frame, base) else { return false };
+        let Some(wr) = self.tx.by_handle(Handle::from_parts(w, generation)) else { return false };
+        let len = usize::from(base.plen);
+        let Some(buf) = self.send_bufs.get(w as usize) else { return false };
+        let Some(peer) = self.peers.get(p) else { return false };
         // A closed endpoint's, and one that somebody may wait behind, end the long way.
-        let plain = wr.flags.contains(WrFlags::SHORT) && wr.peer == p && wr.ep != NONE;
-        let buf = &self.send_bufs[handle.idx() as usize];
-        if !plain || op.status.is_some() || op.offset != 0 || len != buf.len() {
-            return false;
-        }
-        if peer.answers == 0 || !peer.txq.is_empty() {
+        if !wr.flags.contains(WrFlags::SHORT)
+            || wr.peer != p
+            || wr.ep == NONE
+            || len != buf.len()
+            || peer.answers == 0
+            || peer.txq.head != NONE
+        {
             return false;
         }
         frame.copy_to_start(RespOp::HEAD, buf, len);
-        self.peers[p].answers -= 1;
-        self.finish_short(p, handle.idx());
+        self.finish_short(p, w, 1);
         true
     }
 
-    /// Completes an operation of the short way whose old values are in place.
+    /// Completes an operation of the short way whose old values are in place; `awaited` answers
+    /// less are missing.
     #[inline(always)]
-    fn finish_short(&mut self, p: u32, w: u32) {
-        let wr = &self.tx[w];
-        let (e, context) = (wr.ep, wr.context);
+    fn finish_short(&mut self, p: u32, w: u32, awaited: u16) {
+        let Some(wr) = self.tx.get(w) else { return };
+        let (e, context, link) = (wr.ep, wr.context, wr.of_peer);
         let context = wr.flags.contains(WrFlags::CQE).then_some(context);
-        self.peers[p].wrs.remove(&mut self.tx, w);
         self.tx.discard(w);
+        let Some(peer) = self.peers.get_mut(p) else { return };
+        peer.answers -= awaited;
+        peer.wrs.cut(&mut self.tx, w, link);
         self.eps[e].tx_used -= 1;
         self.tell_rma(e, context, FETCHED.0, FETCHED.1);
     }
@@ -307,7 +456,7 @@ impl Node {
             self.free_wr(w);
         } else if op.offset == 0 && len == buf.len() {
             frame.copy_to_start(off, buf, len);
-            self.finish_short(p, w);
+            self.finish_short(p, w, 0);
         } else {
             // The peer lies.
             self.fail_wr(w, Error::ConnReset, ProvErrno::UnknownOutcome);
@@ -344,31 +493,22 @@ impl Node {
     /// before it, is the next [`transmit`](Self::transmit)'s.
     pub fn send_answers(&mut self, now: Instant, out: &mut (impl FrameSink + ?Sized)) {
         for i in 0..self.answers.len() {
-            let answer = self.answers[i];
-            if self.peers.get(answer.peer).is_none_or(|peer| peer.sid != answer.sid) {
-                // The session has ended: nobody waits for it.
-                continue;
-            }
-            if !self.answer_now(now, &answer, out) {
-                let Answer { peer, op, len, values, .. } = answer;
-                let (short, long) = (values, Vec::new());
-                let kind = JobKind::Values { offset: op.offset, len: len as u32, short, long };
-                let (dst_op, dst_gen, link) = (op.dst_op, op.dst_gen, Link::default());
-                self.add_job(Job { peer, dst_op, dst_gen, kind, queued: true, link });
+            if !self.answer_now(now, i, out) {
+                self.answer_later(i);
             }
         }
         self.answers.clear();
     }
 
-    #[inline]
-    fn answer_now(
-        &mut self,
-        now: Instant,
-        answer: &Answer,
-        out: &mut (impl FrameSink + ?Sized),
-    ) -> bool {
-        let peer = &mut self.peers[answer.peer];
-        if !peer.plain || !peer.snd.open() || peer.jobq.head != NONE {
+    #[inline(always)]
+    fn answer_now(&mut self, now: Instant, i: usize, out: &mut (impl FrameSink + ?Sized)) -> bool {
+        const LEN_MAX: usize = RespOp::HEAD + Job::SHORT;
+        let Some(answer) = self.answers.get(i) else { return false };
+        let Some(peer) = self.peers.get_mut(answer.peer) else { return false };
+        if peer.sid != answer.sid
+            || peer.short_left == 0 && !(peer.plain && peer.snd.open())
+            || peer.jobq.head != NONE
+        {
             return false;
         }
         let in_flight = peer.snd.in_flight();
@@ -380,9 +520,12 @@ impl Node {
             plen: answer.len as u16,
             ..PlainBase::between(peer.mac, self.mac)
         };
-        let head = answer.op.head(&base, in_flight % 64 == 63);
-        let body = Body::Bytes(&answer.values[..answer.len]);
-        if out.send(&TxFrame { head: &head, body, tail: &[] }) != Tx::Sent {
+        let (dst_op, dst_gen, offset) = (answer.dst_op, answer.dst_gen, answer.offset);
+        let op = RespOp { dst_op, dst_gen, offset, status: None };
+        let mut packet = op.head::<LEN_MAX>(&base, in_flight % 64 == 63);
+        packet[RespOp::HEAD..].copy_from_slice(&answer.values);
+        let Some(head) = packet.get(..RespOp::HEAD + answer.len as usize) else { return false };
+        if out.send_few(head) != Tx::Sent {
             return false;
         }
         self.counters.tx_frames += 1;
@@ -393,10 +536,43 @@ impl Node {
             peer.probe_at = now;
         }
         if peer.timer_at == Instant(u64::MAX) {
-            self.arm_timer(now, answer.peer);
+            let p = answer.peer;
+            self.arm_timer(now, p);
         }
         true
     }
+
+    /// Leaves an answer to the long way, unless the session has ended: nobody waits for it then.
+    #[cold]
+    fn answer_later(&mut self, i: usize) {
+        let Answer { peer, sid, dst_op, dst_gen, offset, len, values: short } = self.answers[i];
+        if self.peers.get(peer).is_none_or(|peer| peer.sid != sid) {
+            return;
+        }
+        let kind = JobKind::Values { offset, len, short, long: Vec::new() };
+        let link = Link::default();
+        self.add_job(Job { peer, dst_op, dst_gen, kind, queued: true, link });
+    }
+}
+
+/// Executes an operation on few bytes of region `mr` that is none of [`Near::word`].
+#[inline(never)]
+fn execute_few(
+    mr: &Mr,
+    near: &Near,
+    at: usize,
+    frame: &RxFrame<'_>,
+    values: &mut [u8; Job::SHORT],
+) -> bool {
+    let (plen, bytes) = (usize::from(near.plen), usize::from(near.bytes));
+    let mut few = [0; 2 * Job::SHORT];
+    if !frame.copy_to(AtomicOp::HEAD, &mut few[..plen]) {
+        return false;
+    }
+    let (operand, compare) = few[..plen].split_at(plen.min(bytes));
+    let count = bytes / near.ty.size();
+    let old = &mut values[..bytes];
+    mr.buf.atomic(at, near.op, near.ty, count, operand, compare, old, mr.sharing).is_ok()
 }
 
 /// The record of an operation of the short way, posted to `peer` by endpoint `ep`.
@@ -431,12 +607,8 @@ fn short_wr(
 impl ShortAtomic<'_> {
     /// Its packet's header, as operation number `seq` with the name `dst_op`, `dst_gen`.
     #[inline(always)]
-    fn header(
-        &self,
-        (dst_ep, src_ep): (u16, u16),
-        seq: u16,
-        (dst_op, dst_gen): (u32, u32),
-    ) -> AtomicOp {
+    fn header(&self, (dst_ep, src_ep): (u16, u16), seq: u16, made: Handle) -> AtomicOp {
+        let (dst_op, dst_gen) = (made.idx(), made.generation());
         let (rkey, addr) = (self.range.key, self.range.addr);
         AtomicOp {
             range: RemoteRange { dst_ep, src_ep, seq, last: true, rkey, addr },
@@ -452,27 +624,33 @@ impl ShortAtomic<'_> {
         }
     }
 
-    /// The `len` bytes of its packet's payload. Operands and compare values lie in `both` then.
+    /// Puts its packet's payload behind the header.
     #[inline(always)]
-    fn body<'a>(&'a self, len: usize, both: &'a mut [u8; 2 * Job::SHORT]) -> Body<'a> {
-        if self.kind != AtomicKind::Compare {
-            return Body::Io { buf: self.operand, offset: 0, len };
+    fn put_payload(&self, packet: &mut [u8; REQUEST_MAX], len: usize) {
+        let (_, payload) = packet.split_at_mut(AtomicOp::HEAD);
+        let (operand, _) = payload.split_at_mut(FEW);
+        let Ok(operand) = <&mut [u8; FEW]>::try_from(operand) else { return };
+        if len > 0 {
+            self.operand.read_few(operand);
         }
-        let (operand, compare) = both[..len].split_at_mut(len / 2);
-        self.operand.read_at(0, operand);
-        self.compare.read_at(0, compare);
-        Body::Bytes(&both[..len])
+        if self.kind == AtomicKind::Compare {
+            let mut compare = [0; FEW];
+            self.compare.read_few(&mut compare);
+            // Right behind the operand, however long that is.
+            let at = AtomicOp::HEAD + len / 2;
+            packet[at..at + FEW].copy_from_slice(&compare);
+        }
     }
 
     /// Bytes of its packet's payload, if everything about the call is right and it is short.
     #[inline(always)]
     fn sent_len(&self) -> Option<usize> {
-        let lens = (self.operand, self.compare, &*self.result);
+        let memory = (self.operand, self.compare, self.result.as_one()?);
         let count = self.range.len;
         if count > Job::SHORT as u64 {
             return None;
         }
-        let (bytes, sent) = check_one_range(self.kind, (self.op, self.ty), count, lens).ok()?;
+        let (bytes, sent) = check_one_range(self.kind, (self.op, self.ty), count, memory).ok()?;
         (bytes <= Job::SHORT).then_some(sent)
     }
 }

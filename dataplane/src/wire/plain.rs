@@ -27,21 +27,22 @@ pub struct PlainBase {
     pub plen: u16,
 }
 
+/// The types of packets of one-sided operations that a short way takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PlainTy {
+    /// An atomic operation.
+    Atomic,
+    /// The answer to one, or to a read.
+    Resp,
+}
+
 impl PlainBase {
-    /// Copies the base of an ATOMIC or a RESP out, and says which. Compares nothing with the
-    /// session: that is the caller's. `None` for any other packet; good or bad,
-    /// [`Base::parse`](super::Base::parse) tells.
+    /// Copies the base of a packet out of which [`ty`](Self::ty) has said that it is one. Compares
+    /// nothing with the session: that is the caller's. `None` if the frame is too short.
     #[inline(always)]
-    pub fn parse(frame: &RxFrame<'_>) -> Option<(Ty, Self)> {
-        const ATOMIC: u32 = plain(Ty::Atomic, false);
-        const RESP: u32 = plain(Ty::Resp, false);
+    pub fn parse(frame: &RxFrame<'_>) -> Option<Self> {
         let b = Bytes::<BASE_LEN>(frame.first_chunk()?);
-        let ty = match u32::from_be_bytes(b.get::<12, 4>()) {
-            ATOMIC => Ty::Atomic,
-            RESP => Ty::Resp,
-            _ => return None,
-        };
-        let base = Self {
+        Some(Self {
             dst: b.u64::<0>() & ((1 << 48) - 1),
             src: b.u64::<4>() >> 16,
             dst_sid: b.u32::<16>(),
@@ -49,8 +50,20 @@ impl PlainBase {
             cack: Psn(b.u32::<24>()),
             grant: b.u16::<28>(),
             plen: b.u16::<30>(),
-        };
-        Some((ty, base))
+        })
+    }
+
+    /// What a packet is, if it is one of the plain ones that this file knows. For any other, good
+    /// or bad, [`Base::parse`](super::Base::parse) tells.
+    #[inline(always)]
+    pub fn ty(frame: &RxFrame<'_>) -> Option<PlainTy> {
+        const ATOMIC: u32 = plain(Ty::Atomic, false);
+        const RESP: u32 = plain(Ty::Resp, false);
+        match u32::from_be_bytes(frame.chunk_at(12)?) {
+            ATOMIC => Some(PlainTy::Atomic),
+            RESP => Some(PlainTy::Resp),
+            _ => None,
+        }
     }
 
     /// Starts a head with the base of a packet of type `ty`, asking for an acknowledgement if `ar`.
@@ -78,6 +91,55 @@ impl PlainBase {
     }
 }
 
+/// The header of an ATOMIC as it was written, for who compares it with one that was checked.
+#[derive(Clone, Copy, Debug)]
+pub struct PlainAtomic {
+    /// What one packet after the other may ask for alike.
+    pub what: AtomicWhat,
+    /// As in [`RemoteRange`](super::RemoteRange).
+    pub addr: u64,
+    /// As in [`AtomicOp`], and so are the next two.
+    pub dst_op: u32,
+    /// See there.
+    pub dst_gen: u32,
+    /// See there.
+    pub offset: u32,
+}
+
+/// Of the header of an ATOMIC: the endpoint it is for, the key, flags, count, operation and type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AtomicWhat {
+    head: u64,
+    rkey: u64,
+    /// Count, operation and type.
+    kind: u32,
+}
+
+impl AtomicWhat {
+    /// No header says this: a byte of it is reserved.
+    pub const NOTHING: Self = Self { head: u64::MAX, rkey: 0, kind: 0 };
+
+    /// A number for it that others are likely not to have.
+    #[inline(always)]
+    pub fn hash(&self) -> usize {
+        (self.rkey as u32 ^ self.kind >> 16) as usize
+    }
+}
+
+impl PlainAtomic {
+    /// Copies the header out and checks nothing. `None` if the frame is too short for one.
+    #[inline(always)]
+    pub fn parse(frame: &RxFrame<'_>) -> Option<Self> {
+        // All but the number of the operation and the endpoint that it is from.
+        const ALIKE: u64 = u64::from_le_bytes([255, 255, 0, 0, 255, 255, 0, 0]);
+        let b = Bytes::<{ AtomicOp::LEN }>::op(frame).ok()?;
+        let what =
+            AtomicWhat { head: b.u64::<0>() & ALIKE, rkey: b.u64::<8>(), kind: b.u32::<32>() };
+        let (addr, offset) = (b.u64::<16>(), b.u32::<36>());
+        Some(Self { what, addr, dst_op: b.u32::<24>(), dst_gen: b.u32::<28>(), offset })
+    }
+}
+
 impl AtomicOp {
     /// Bytes before the payload of an ATOMIC without remote CQ data.
     pub const HEAD: usize = BASE_LEN + Self::LEN;
@@ -86,17 +148,17 @@ impl AtomicOp {
     ///
     /// # Errors
     /// As [`parse`](Self::parse).
-    #[inline(always)]
     pub fn plain(frame: &RxFrame<'_>, base: &PlainBase) -> Result<Self, WireError> {
         let op = Self::header(frame)?;
-        ends_within(frame, op.payload_off(), base)?;
-        Ok(op)
+        let fits = frame.len() >= op.payload_off() + usize::from(base.plen);
+        if fits { Ok(op) } else { Err(WireError::PayloadTruncated) }
     }
 
-    /// The head of a packet without remote CQ data, asking for an acknowledgement if `ar`.
+    /// A packet without remote CQ data, asking for an acknowledgement if `ar`, with room for `N`
+    /// bytes in all.
     #[inline(always)]
-    pub fn head(&self, base: &PlainBase, ar: bool) -> [u8; Self::HEAD] {
-        let mut b = base.head::<{ Self::HEAD }>(Ty::Atomic, ar);
+    pub fn head<const N: usize>(&self, base: &PlainBase, ar: bool) -> [u8; N] {
+        let mut b = base.head::<N>(Ty::Atomic, ar);
         b.set::<BASE_LEN, { Self::LEN }>(self.bytes().0);
         b.0
     }
@@ -106,29 +168,20 @@ impl RespOp {
     /// Bytes before the payload of a RESP.
     pub const HEAD: usize = BASE_LEN + Self::LEN;
 
-    /// As [`AtomicOp::plain`].
-    ///
-    /// # Errors
-    /// As [`parse`](Self::parse).
+    /// The slot and its generation that a RESP with all old values of an operation names. `None`
+    /// if it says anything else.
     #[inline(always)]
-    pub fn plain(frame: &RxFrame<'_>, base: &PlainBase) -> Result<Self, WireError> {
-        let op = Self::header(frame)?;
-        ends_within(frame, Self::HEAD, base)?;
-        Ok(op)
+    pub fn plain(frame: &RxFrame<'_>, base: &PlainBase) -> Option<(u32, u32)> {
+        let b = Bytes::<{ Self::LEN }>::op(frame).ok()?;
+        let whole = b.u64::<8>() == 0 && frame.len() >= Self::HEAD + usize::from(base.plen);
+        whole.then(|| (b.u32::<0>(), b.u32::<4>()))
     }
 
     /// As [`AtomicOp::head`].
     #[inline(always)]
-    pub fn head(&self, base: &PlainBase, ar: bool) -> [u8; Self::HEAD] {
-        let mut b = base.head::<{ Self::HEAD }>(Ty::Resp, ar);
+    pub fn head<const N: usize>(&self, base: &PlainBase, ar: bool) -> [u8; N] {
+        let mut b = base.head::<N>(Ty::Resp, ar);
         b.set::<BASE_LEN, { Self::LEN }>(self.bytes().0);
         b.0
     }
-}
-
-/// Checks that the payload, which starts at `payload_off`, lies within the frame.
-#[inline(always)]
-fn ends_within(frame: &RxFrame<'_>, off: usize, base: &PlainBase) -> Result<(), WireError> {
-    let fits = frame.len() >= off + usize::from(base.plen);
-    if fits { Ok(()) } else { Err(WireError::PayloadTruncated) }
 }

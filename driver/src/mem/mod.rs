@@ -11,7 +11,7 @@ pub use arena::{Arena, ArenaError, Block, Hugepages};
 pub(crate) use copy::{SHORT, copy_four, copy_inline, copy_inline_32, copy_short};
 pub(crate) use crc::crc32c_of_raw;
 pub use scratch::Scratch;
-pub use span::{IOV_LIMIT, IoBuf, Span};
+pub use span::{FEW, IOV_LIMIT, IoBuf, Span};
 
 /// A large page of every architecture that has them.
 const LARGE_PAGE: usize = 2 << 20;

@@ -7,6 +7,9 @@
 use std::mem::MaybeUninit;
 use std::{fmt, ptr, slice};
 
+/// Bytes that [`Span::read_few`] and `RxFrame::few_at` move at most.
+pub const FEW: usize = 16;
+
 /// Most pieces that one operation's memory may have (`iov_limit`).
 pub const IOV_LIMIT: usize = 8;
 
@@ -53,11 +56,25 @@ impl Span {
         self.base as usize
     }
 
+    /// Whether a byte is in both.
     #[inline(always)]
-    fn overlaps(&self, other: &Self) -> bool {
+    pub fn overlaps(&self, other: &Self) -> bool {
         let (a, b) = (self.base as usize, other.base as usize);
-        let (a_end, b_end) = (a.saturating_add(self.len), b.saturating_add(other.len));
-        self.len > 0 && other.len > 0 && a < b_end && b < a_end
+        // Whether one begins within the other.
+        let (a_in_b, b_in_a) = (a.wrapping_sub(b) < other.len, b.wrapping_sub(a) < self.len);
+        (a_in_b || b_in_a) && self.len > 0 && other.len > 0
+    }
+
+    /// Copies all of it to the start of `dst`.
+    ///
+    /// # Panics
+    /// If it is longer.
+    #[inline(always)]
+    pub fn read_few(&self, dst: &mut [u8; FEW]) {
+        assert!(self.len <= FEW, "copy beyond a short buffer");
+        // SAFETY: all of the span is lent to be read; `dst` is an exclusive borrow, so it overlaps
+        // no lent memory, and has room (just checked).
+        unsafe { super::copy_inline(self.base, dst.as_mut_ptr(), self.len) }
     }
 }
 
@@ -111,6 +128,16 @@ impl IoBuf {
             slot.spans = unsafe { ptr::read(&raw const self.spans) };
         }
         (self.len, self.count) = (0, 0);
+    }
+
+    /// The memory, if it is in one piece; no memory is.
+    #[inline(always)]
+    pub fn as_one(&self) -> Option<&Span> {
+        match self.spans() {
+            [one] => Some(one),
+            [] => Some(const { &Span::EMPTY }),
+            _ => None,
+        }
     }
 
     /// The spans there are.

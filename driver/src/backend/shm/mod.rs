@@ -449,10 +449,11 @@ impl ShmPort {
         }
     }
 
-    /// Sends a short frame to a receiver that watches our ring, if there is nothing more to it than
-    /// to write it: no padding, no room to ask for, no bell. Otherwise changes nothing.
+    /// Sends a usual, short frame of `len` bytes, whose body lies in one piece at `body`, to a
+    /// receiver that watches our ring, if there is nothing more to it than to write it: no padding,
+    /// no room to ask for, no bell. Otherwise changes nothing.
     #[inline(always)]
-    fn push_ahead(&mut self, frame: &TxFrame<'_>, len: usize) -> bool {
+    fn push_ahead(&mut self, frame: &TxFrame<'_>, len: usize, body: (*const u8, usize)) -> bool {
         // An address that is missing here never equals one of 48 bits.
         if key_of(&frame.head[..6]) != self.last.key {
             return false;
@@ -463,12 +464,12 @@ impl ShmPort {
         if rx_open.load(Relaxed) != WATCH {
             return false;
         }
-        let Some(body) = frame.body_in_one_piece() else { return false };
         let Some(place) = out.ring.claim_ahead(len) else { return false };
         self.counters.tx_frames += 1;
         self.counters.tx_bytes += len as u64;
         let to = out.ring.mem().at(place.frame_pos());
-        // SAFETY: as in `push`, by `claim_ahead`; `tx` has seen that the frame is usual and short.
+        // SAFETY: as in `push`, by `claim_ahead`; the frame is usual and short, and its body lies
+        // where the caller was told.
         unsafe { frame.copy_short_to_raw(body, to) };
         out.ring.commit_ahead(place);
         // May be answered before the frame is visible, as in `push`.
@@ -980,11 +981,24 @@ impl Port for ShmPort {
 
     fn tx(&mut self, frame: &TxFrame<'_>) -> Result<Tx, PortGone> {
         let len = frame.len();
-        let is_short = frame.is_usual() && len <= self.short_max;
-        if is_short && self.push_ahead(frame, len) {
+        if frame.is_usual()
+            && len <= self.short_max
+            && let Some(body) = frame.body_in_one_piece()
+            && self.push_ahead(frame, len, body)
+        {
             return Ok(Tx::Sent);
         }
         self.tx_any(frame)
+    }
+
+    fn tx_at_once(&mut self, frame: &[u8]) -> bool {
+        let (len, frame) = (frame.len(), TxFrame::whole(frame));
+        let is_short = frame.is_usual() && len <= self.short_max;
+        let sent = is_short && self.push_ahead(&frame, len, (std::ptr::null(), 0));
+        if self.sleepers != 0 {
+            self.wake_sleepers();
+        }
+        sent
     }
 
     fn flush(&mut self) -> Result<(), PortGone> {
