@@ -122,8 +122,15 @@ impl<T> Slab<T> {
         Some(self.fill(make(idx)))
     }
 
-    /// Puts `value` into a free slot that was used before and names it. `None`, and `value` dropped,
-    /// if there is none; there may be others.
+    /// Whether there is a free slot that was used before, or that [`vacant`](Self::vacant) has
+    /// named.
+    #[inline(always)]
+    pub fn has_used(&self) -> bool {
+        self.free_head != NONE
+    }
+
+    /// Puts `value` into the free slot that [`has_used`](Self::has_used) has seen and names it.
+    /// `None`, and `value` dropped, if there is none.
     #[inline(always)]
     pub fn alloc_again(&mut self, value: T) -> Option<Handle> {
         let idx = self.free_head;

@@ -318,3 +318,28 @@ impl<'a> RxFrame<'a> {
         crate::mem::prefetch(self.base);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every offset and length against the bytes themselves, with zeros behind them.
+    #[test]
+    fn few_bytes_are_those_of_the_frame() {
+        let bytes: Vec<u8> = (1..=40).collect();
+        for frame_len in [0, 1, 15, 16, 17, 40] {
+            let frame = RxFrame::new(&bytes[..frame_len]);
+            for offset in (0..45).chain([usize::MAX]) {
+                for len in 0..20 {
+                    let inside = bytes[..frame_len].get(offset..).and_then(|rest| rest.get(..len));
+                    let want = inside.filter(|few| few.len() <= FEW).map(|few| {
+                        let mut padded = [0; FEW];
+                        padded[..len].copy_from_slice(few);
+                        u128::from_le_bytes(padded)
+                    });
+                    assert_eq!(frame.few_at(offset, len), want, "{len} at {offset}");
+                }
+            }
+        }
+    }
+}

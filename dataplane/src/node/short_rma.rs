@@ -19,12 +19,12 @@ use super::rma::{FETCHED, REMOTE_READ, check_one_range};
 use super::rma_in::{atomic_needs, decode_atomic};
 use super::rma_out::ANSWERS_MAX;
 use super::short::{is_unawaited, short_cost};
-use super::{AtomicReq, EpId, FrameSink, Node, RmaIov};
+use super::{AtomicReq, EpId, FrameSink, Inject, Node, RmaIov};
 use crate::error::Error;
 use crate::flags::{Caps, OpFlags};
 use crate::proto::atomic::{self, AtomicKind, Datatype, Sharing};
 use crate::rel::psn::Psn;
-use crate::slab::{Handle, Link, NONE};
+use crate::slab::{Handle, Link, NONE, Slab};
 use crate::types::{FiAddr, Instant, ProvErrno};
 use crate::wire::{
     AtomicOp, AtomicWhat, NackReason, PlainAtomic, PlainBase, RemoteRange, RespOp, mac_key,
@@ -201,7 +201,9 @@ impl Node {
         let (eps, mut flags) = ((dst_ep, ep.number), WrFlags::RMA | WrFlags::SHORT);
         flags.set(WrFlags::CQE, !ep.tx_selective || req.flags.contains(OpFlags::COMPLETION));
         let (in_flight, psn) = (peer.snd.in_flight(), peer.snd.nxt);
-        // The long way is the first to use a slot, and makes what belongs to it.
+        if !self.tx.has_used() && !fresh_wr(&mut self.tx, &mut self.inject, &mut self.send_bufs) {
+            return false;
+        }
         let made = self.tx.alloc_again(short_wr(req.context, psn, (p, e), eps, flags));
         let Some(made) = made else { return false };
         let w = made.idx();
@@ -573,6 +575,15 @@ fn execute_few(
     let count = bytes / near.ty.size();
     let old = &mut values[..bytes];
     mr.buf.atomic(at, near.op, near.ty, count, operand, compare, old, mr.sharing).is_ok()
+}
+
+/// Makes a slot ready that was never used. False if there is none.
+#[cold]
+#[inline(never)]
+fn fresh_wr(tx: &mut Slab<TxWr>, inject: &mut Vec<Inject>, bufs: &mut Vec<IoBuf>) -> bool {
+    let Some(w) = tx.vacant() else { return false };
+    Node::touch_wr(inject, bufs, w);
+    true
 }
 
 /// The record of an operation of the short way, posted to `peer` by endpoint `ep`.

@@ -397,3 +397,26 @@ impl IoBuf {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Spans of two ranges overlap if a byte is in both, and few bytes are those of the span.
+    #[test]
+    fn spans_overlap_where_a_byte_is_in_both() {
+        let memory = Box::leak(Box::new([0_u8; 12])).as_mut_ptr();
+        // SAFETY: leaked memory stays mapped, nobody has a reference to it, and it is only read.
+        let span = |at, len| unsafe { Span::from_raw(memory.add(at), len) };
+        for (a, a_len) in (0..8).flat_map(|a| (0..5).map(move |len| (a, len))) {
+            let mut few = [9; FEW];
+            span(a, a_len).read_few(&mut few);
+            assert_eq!(few.iter().filter(|&&b| b == 0).count(), a_len);
+            for (b, b_len) in (0..8).flat_map(|b| (0..5).map(move |len| (b, len))) {
+                let both = (a..a + a_len).any(|byte| (b..b + b_len).contains(&byte));
+                assert_eq!(span(a, a_len).overlaps(&span(b, b_len)), both, "{a} {b}");
+            }
+        }
+        assert!(!Span::EMPTY.overlaps(&span(0, 4)) && !span(0, 4).overlaps(&Span::EMPTY));
+    }
+}

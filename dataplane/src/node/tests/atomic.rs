@@ -4,7 +4,9 @@
 use super::rma::ALL;
 use super::*;
 use crate::flags::MrAccess;
-use crate::proto::atomic::{AtomicKind, AtomicOp, Datatype, OPERAND_LEN_MAX, count_max, valid};
+use crate::proto::atomic::{
+    AtomicKind, AtomicOp, Datatype, OPERAND_LEN_MAX, Sharing, count_max, valid,
+};
 use crate::types::ProvErrno;
 
 use AtomicKind::{Base, Compare, Fetch};
@@ -257,6 +259,81 @@ fn protection_holds_for_atomics() {
         pair.run(600_000_000);
         pair.assert_quiet();
     }
+}
+
+/// What a target has found to be allowed it forgets with everything that it depends on: bounds,
+/// alignment and flags are looked at in every packet, and a region that has been closed, narrowed
+/// or registered anew is another one, and so is the endpoint.
+#[test]
+fn what_was_allowed_once_is_not_allowed_for_ever() {
+    let mut pair = Pair::new(1500, true);
+    let word = bytes_of(&[1]);
+    let of = |buf, access, requested_key| {
+        let (virt_addr, ep, sharing) = (false, None, Sharing::Single);
+        MrReq { buf, access, requested_key, virt_addr, ep, sharing }
+    };
+    let mut region = pair.region_of(1, 64, |buf| of(buf, ALL, Some(5)));
+    let add =
+        |addr, key| Call { context: 9, ..Call::sum(Fetch, &word, RmaList::one(addr, 1, key)) };
+    pair.short = Some(0);
+    let mut expect = |pair: &mut Pair, addr, key, err: Option<Error>| {
+        for _ in 0..3 {
+            let look = pair.atomic(add(addr, key), 8).unwrap();
+            pair.run(2_000_000);
+            match err {
+                None => assert_eq!(pair.outcomes(0), [(9, None)], "{addr}"),
+                Some(err) => {
+                    assert_eq!(pair.only_error(9).err, err, "{addr}");
+                    assert_eq!(contents(&look), [0xEE; 8]);
+                }
+            }
+        }
+    };
+    let unaligned = Error::Invalid("elements are not aligned at the target");
+    expect(&mut pair, 56, 5, None);
+    expect(&mut pair, 57, 5, Some(Error::Access));
+    expect(&mut pair, u64::MAX - 7, 5, Some(Error::Access));
+    expect(&mut pair, 1, 5, Some(unaligned));
+    expect(&mut pair, 0, 6, Some(Error::KeyRejected));
+    expect(&mut pair, 0, 5, None);
+    let sum = u64::from_le_bytes([0xEE; 8]) + 3;
+    assert_eq!(words(&region.bytes())[0], sum);
+    assert_eq!(words(&region.bytes())[7], sum);
+    // A counter that is bound late counts from then on.
+    let node = &mut pair.ends[1].node;
+    let cntr = node.cntr_open().unwrap();
+    node.mr_bind_cntr(region.id, cntr, true).unwrap();
+    expect(&mut pair, 8, 5, None);
+    assert_eq!(pair.ends[1].node.cntr_read(cntr), Ok(3));
+    // Narrowed to an endpoint that is not the one asked for.
+    let caps = Caps::ATOMIC;
+    let other = pair.ends[1].node.ep_open(EpAttr { caps, ..EpAttr::default() }).unwrap();
+    pair.ends[1].node.mr_bind_ep(region.id, other).unwrap();
+    expect(&mut pair, 0, 5, Some(Error::Access));
+    let own = pair.ends[1].ep;
+    pair.ends[1].node.mr_bind_ep(region.id, own).unwrap();
+    expect(&mut pair, 0, 5, None);
+    // Closed, and its key and slot given to memory that may only be read, and to shorter memory.
+    for (len, access, err) in [(64, MrAccess::REMOTE_READ, Error::Access), (8, ALL, Error::Access)]
+    {
+        expect(&mut pair, 0, 5, None);
+        expect(&mut pair, 16, 5, None);
+        pair.ends[1].node.mr_close(pair.now, region.id).unwrap();
+        expect(&mut pair, 16, 5, Some(Error::KeyRejected));
+        let next = pair.region_of(1, len, |buf| of(buf, access, Some(5)));
+        expect(&mut pair, 16, 5, Some(err));
+        pair.ends[1].node.mr_close(pair.now, next.id).unwrap();
+        next.assert_untouched();
+        region = pair.region_of(1, 64, |buf| of(buf, ALL, Some(5)));
+    }
+    expect(&mut pair, 0, 5, None);
+    assert!(pair.short >= Some(50), "{:?}", pair.short);
+    // The endpoint goes.
+    pair.ends[1].node.ep_close(pair.now, own).unwrap();
+    let look = pair.atomic(add(0, 5), 8).unwrap();
+    pair.run(2_000_000);
+    assert_eq!(pair.only_error(9).prov_errno, ProvErrno::NoEndpoint);
+    assert_eq!(contents(&look), [0xEE; 8]);
 }
 
 /// Exactly once: sums stay exact and every old value is seen once, under loss and duplication of

@@ -48,7 +48,12 @@ impl Pair {
         })
     }
 
-    fn region_of(&mut self, i: usize, len: usize, req: impl FnOnce(IoBuf) -> MrReq) -> Region {
+    pub(super) fn region_of(
+        &mut self,
+        i: usize,
+        len: usize,
+        req: impl FnOnce(IoBuf) -> MrReq,
+    ) -> Region {
         let (whole, look) = shared(len + 2 * GUARD);
         let node = &mut self.ends[i].node;
         let id = node.mr_reg(req(whole.piece(GUARD, len))).unwrap();

@@ -61,6 +61,40 @@ fn every_length_arrives_whole_and_in_order() {
     assert_eq!(b.counters().rx_bytes, a.counters().tx_bytes);
 }
 
+/// Frames that are sent at once arrive as others do, whole and in their order; what cannot be sent
+/// so is not sent at all.
+#[test]
+fn frames_sent_at_once_arrive_like_others() {
+    let settings = fresh();
+    let (mut a, mut b) = (open(&settings), open(&settings));
+    let (to, from) = (b.caps().mac, a.caps().mac);
+    let at_once = |a: &mut ShmPort, len: usize| {
+        let payload: Vec<u8> = (0..len).map(|j| (len * 7 + j) as u8).collect();
+        (a.tx_at_once(&frame_to(to, from, &payload)), payload)
+    };
+    assert!(!at_once(&mut a, 60).0, "nobody knows the way");
+    let (mut fast, mut want) = (0, Vec::new());
+    for round in 0..20 {
+        for len in 0..200 {
+            let (sent, payload) = at_once(&mut a, len);
+            let fits = (32..=SHORT).contains(&(ETH_HDR_LEN + len));
+            assert!(fits || !sent, "{len} bytes");
+            fast += usize::from(sent);
+            if !sent {
+                assert_eq!(send(&mut a, to, &payload), Tx::Sent);
+            }
+            want.push(payload);
+        }
+        if round % 3 == 0 {
+            assert!(drain(&mut b) == std::mem::take(&mut want), "round {round}");
+        }
+    }
+    assert!(drain(&mut b) == want);
+    assert!(fast > 1000, "{fast} were sent at once");
+    assert_eq!(b.counters().rx_frames, a.counters().tx_frames);
+    assert_eq!(b.counters().rx_bytes, a.counters().tx_bytes);
+}
+
 #[test]
 #[should_panic(expected = "frame of")]
 fn a_frame_beyond_the_mtu_is_the_callers_bug() {

@@ -151,8 +151,38 @@ fn sharing_changes_no_value() {
             let single = run(Sharing::Single);
             assert_eq!(run(Sharing::Shared), single, "{op:?} {ty:?} round {round}");
             assert_eq!(run(Sharing::SharedBy(&LOCKS)), single, "{op:?} {ty:?} round {round}");
+            if count == 1 && ty.is_integer() && len >= 4 {
+                let (target, look) = memory(&[vec![0xa5; at], before.clone()].concat());
+                let mut operands = [0; FEW];
+                operands[..len].copy_from_slice(&operand);
+                operands[len..2 * len].copy_from_slice(&compare);
+                let old = target.atomic_word(at, op, ty, u128::from_le_bytes(operands)).unwrap();
+                let result = old.to_le_bytes()[..len].to_vec();
+                assert_eq!((bytes(&look), result), single, "{op:?} {ty:?} round {round}");
+            }
         }
     }
+}
+
+/// Goal: what is not one aligned word inside the memory, of which others change nothing, is left to
+/// [`IoBuf::atomic`].
+#[test]
+fn a_word_that_is_none_is_not_touched() {
+    let (target, look) = memory(&[7; 64]);
+    let word = |offset, ty| target.atomic_word(offset, AtomicOp::Sum, ty, 1);
+    for (size, ty) in [(8, Datatype::Uint64), (4, Datatype::Int32)] {
+        for offset in [1, 2, size / 2, size + 1, 65 - size, 64, 65, usize::MAX - size + 1] {
+            assert_eq!(word(offset, ty), None, "{ty:?} at {offset}");
+        }
+    }
+    for ty in Datatype::ALL {
+        if !ty.is_integer() || ty.size() < 4 {
+            assert_eq!(word(0, ty), None, "{ty:?}");
+        }
+    }
+    assert_eq!(bytes(&look), [7; 64]);
+    assert_eq!(word(56, Datatype::Uint64), Some(u64::from_le_bytes([7; 8])));
+    assert_eq!(bytes(&look)[55..58], [7, 8, 7]);
 }
 
 /// Goal: the six bytes of padding of a long double decide nothing, and are zero in what is written
