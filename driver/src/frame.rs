@@ -255,8 +255,8 @@ impl<'a> RxFrame<'a> {
         true
     }
 
-    /// Copies `len` bytes at `offset` out, at most [`FEW`], and zeros behind them, as a little-endian
-    /// number; `None` if there are not as many or they are more.
+    /// Copies `len` bytes at `offset` out, at most [`FEW`], and zeros behind them, as a
+    /// little-endian number; `None` if there are not as many or they are more.
     #[inline(always)]
     pub fn few_at(&self, offset: usize, len: usize) -> Option<u128> {
         if len > FEW || offset > self.len || self.len - offset < len {

@@ -342,18 +342,13 @@ pub struct Node {
     pub(crate) mr_by_key: HashMap<u64, u32>,
     /// The region that an atomic operation was executed on last: likely the next one's.
     mr_near: u32,
-    /// What was asked of regions lately, and may be.
-    near: short_rma::NearTable,
     /// Keys drawn so far.
     pub(crate) mr_drawn: u64,
     pub(crate) rma: Slab<Rma>,
     pub(crate) jobs: Slab<Job>,
-    /// How many of them there may be for the short way, and answers that wait besides.
-    jobs_few: usize,
     /// Operands of the atomic operation being executed.
     pub(crate) scratch: Vec<u8>,
-    /// Answers of the short way that the burst being taken has made due.
-    answers: Vec<short_rma::Answer>,
+    asked: short_rma::Asked,
     /// Memory for operands and old values that are long, kept for the next ones.
     pub(crate) spare: Vec<Vec<u8>>,
     pub(crate) held: Slab<Held>,
@@ -434,8 +429,6 @@ impl Node {
         let mtu = Some(caps.mtu).filter(|&mtu| mtu >= 256).ok_or(Error::MsgTooLong)?;
         let mtu = mtu.min(usize::from(u16::MAX));
         let (frame_len, blocks) = (mtu + ETH_HDR_LEN, s.unexpected_bytes / UNIT);
-        let jobs = (s.peer_max * rma_out::ANSWERS_MAX).min(1 << 16);
-        let jobs = jobs.max(2 * short_rma::ANSWERS_AT_ONCE);
         Ok(Self {
             mac: caps.mac,
             frame_max: mtu as u32,
@@ -470,13 +463,11 @@ impl Node {
             mrs: Slab::with_capacity(s.mr_max),
             mr_by_key: HashMap::new(),
             mr_near: NONE,
-            near: short_rma::NearTable::EMPTY,
             mr_drawn: 0,
             rma: Slab::with_capacity(s.tx_wr_max),
-            jobs: Slab::with_capacity(jobs),
-            jobs_few: jobs.min(rma_in::JOBS_MAX.into()),
+            jobs: Slab::with_capacity(rma_out::jobs_max(s.peer_max)),
             scratch: Vec::new(),
-            answers: Vec::with_capacity(short_rma::ANSWERS_AT_ONCE),
+            asked: short_rma::Asked::new(rma_out::jobs_max(s.peer_max)),
             spare: Vec::new(),
             held: Slab::with_capacity(HELD_MAX),
             held_bytes: Vec::with_capacity(HELD_MAX * frame_len),

@@ -491,8 +491,8 @@ fn checked_len(ty: Datatype, count: u64) -> Result<usize> {
     Ok(count as usize * ty.size())
 }
 
-/// Checks the memory of an atomic call, of which `len` bytes of elements are to be used: the lengths
-/// of operands, compare values and result, and whether one of the first two meets the result.
+/// Checks the memory of an atomic call, of which `len` bytes of elements are to be used: the
+/// lengths of operands, compare values and result, and whether one of the first two meets the last.
 #[inline(always)]
 fn check_memory(
     kind: AtomicKind,

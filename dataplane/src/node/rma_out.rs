@@ -24,6 +24,11 @@ const READS_MAX: u16 = 32;
 /// Operand bytes of an atomic packet, so that its answer needs no more memory than that.
 const ATOMIC_LEN_MAX: usize = 4096;
 
+/// Answers that a node with so many peers keeps.
+pub(super) fn jobs_max(peers: usize) -> usize {
+    (peers * ANSWERS_MAX).clamp(2 * super::short_rma::ANSWERS_AT_ONCE, 1 << 16)
+}
+
 impl Node {
     /// The next packet of the one-sided operation at the head of the queue.
     #[inline]

@@ -9,14 +9,14 @@
 
 use barewire_driver::frame::RxFrame;
 use barewire_driver::mem::{FEW, IoBuf, Span};
-use barewire_driver::port::Tx;
+use barewire_driver::port::{MacAddr, Tx};
 
 use super::input::ACK_EVERY_LOSSLESS;
 use super::mr::Mr;
 use super::ops::{Job, JobKind, TxWr, WrFlags};
-use super::peer::slot_of;
+use super::peer::{Peer, slot_of};
 use super::rma::{FETCHED, REMOTE_READ, check_one_range};
-use super::rma_in::{atomic_needs, decode_atomic};
+use super::rma_in::{JOBS_MAX, atomic_needs, decode_atomic};
 use super::rma_out::ANSWERS_MAX;
 use super::short::{is_unawaited, short_cost};
 use super::{AtomicReq, EpId, FrameSink, Inject, Node, RmaIov};
@@ -36,7 +36,7 @@ pub(super) const ANSWERS_AT_ONCE: usize = 128;
 /// Bytes of a request with its payload, at most.
 const REQUEST_MAX: usize = AtomicOp::HEAD + 2 * Job::SHORT;
 
-/// Kinds of operations about which every question was answered, in [`Node::near`].
+/// Kinds of operations about which every question was answered, at most.
 const NEAR: usize = 8;
 
 /// Flags of an operation that the short way knows.
@@ -132,32 +132,45 @@ struct Near {
     room: u64,
 }
 
-/// See [`Near`].
+/// What a target keeps for the short way.
 #[derive(Debug)]
-pub(super) struct NearTable([Near; NEAR]);
+pub(super) struct Asked {
+    near: [Near; NEAR],
+    /// Answers that the burst being taken has made due.
+    answers: Vec<Answer>,
+    /// How many answers there may be on the long way, and waiting here besides.
+    jobs_few: usize,
+}
 
-impl NearTable {
-    /// Knows nothing.
-    pub(super) const EMPTY: Self = Self(
-        [Near {
-            what: AtomicWhat::NOTHING,
-            plen: 0,
-            bytes: 0,
-            op: atomic::AtomicOp::Read,
-            ty: Datatype::Uint64,
-            word: false,
-            counted: false,
-            mr: NONE,
-            ep: NONE,
-            base: 0,
-            room: 0,
-        }; NEAR],
-    );
-
-    #[inline(always)]
-    fn of(&self, what: &AtomicWhat) -> &Near {
-        &self.0[what.hash() % NEAR]
+impl Asked {
+    /// For a node with room for `jobs` answers.
+    pub(super) fn new(jobs: usize) -> Self {
+        let answers = Vec::with_capacity(ANSWERS_AT_ONCE);
+        Self { near: Near::NONE, answers, jobs_few: jobs.min(JOBS_MAX.into()) }
     }
+
+    /// What is known of `what`, if anything, and the answers.
+    #[inline(always)]
+    fn look(&mut self, what: &AtomicWhat) -> (&Near, &mut Vec<Answer>) {
+        (&self.near[what.hash() % NEAR], &mut self.answers)
+    }
+}
+
+impl Near {
+    /// Nothing is known.
+    const NONE: [Self; NEAR] = [Self {
+        what: AtomicWhat::NOTHING,
+        plen: 0,
+        bytes: 0,
+        op: atomic::AtomicOp::Read,
+        ty: Datatype::Uint64,
+        word: false,
+        counted: false,
+        mr: NONE,
+        ep: NONE,
+        base: 0,
+        room: 0,
+    }; NEAR];
 }
 
 impl Node {
@@ -208,14 +221,7 @@ impl Node {
         let Some(made) = made else { return false };
         let w = made.idx();
         let op = req.header(eps, peer.rma_seq, made);
-        let base = PlainBase {
-            dst_sid: peer.remote_sid,
-            psn,
-            cack: peer.rcv_nxt,
-            grant: peer.granted as u16,
-            plen: len as u16,
-            ..PlainBase::between(peer.mac, self.mac)
-        };
+        let base = base_to(peer, self.mac, len as u16);
         let mut packet = op.head::<REQUEST_MAX>(&base, in_flight % 64 == 63);
         req.put_payload(&mut packet, len);
         let sent = match packet.get(..AtomicOp::HEAD + len) {
@@ -313,16 +319,42 @@ impl Node {
         base: &PlainBase,
     ) -> bool {
         let Some(op) = PlainAtomic::parse(frame) else { return false };
-        let near = self.near.of(&op.what);
+        let (near, _) = self.asked.look(&op.what);
         if near.what != op.what || near.plen != base.plen {
-            return self.look_near(frame, base) && self.take_again(now, p, frame, base);
+            return self.look_near(&op, base.plen) && self.execute_first(now, p, frame, &op);
         }
+        self.execute_near(now, p, frame, &op)
+    }
+
+    /// As [`execute_near`](Self::execute_near), for the first operation of its kind.
+    #[inline(never)]
+    fn execute_first(
+        &mut self,
+        now: Instant,
+        p: u32,
+        frame: &RxFrame<'_>,
+        op: &PlainAtomic,
+    ) -> bool {
+        self.execute_near(now, p, frame, op)
+    }
+
+    /// Executes an operation of which everything is known that is alike in many.
+    #[inline(always)]
+    fn execute_near(
+        &mut self,
+        now: Instant,
+        p: u32,
+        frame: &RxFrame<'_>,
+        op: &PlainAtomic,
+    ) -> bool {
+        let jobs_few = self.asked.jobs_few;
+        let (near, answers) = self.asked.look(&op.what);
         let at = op.addr.wrapping_sub(near.base);
         let (plen, bytes) = (usize::from(near.plen), usize::from(near.bytes));
         // No more answers for a peer than for all of them.
-        let few = self.jobs.len() + ANSWERS_AT_ONCE <= self.jobs_few;
+        let few = self.jobs.len() + ANSWERS_AT_ONCE <= jobs_few;
         let peer = &mut self.peers[p];
-        if at > near.room || peer.bad_seq != NONE || !few || self.answers.len() >= ANSWERS_AT_ONCE {
+        if at > near.room || peer.bad_seq != NONE || !few || answers.len() >= ANSWERS_AT_ONCE {
             return false;
         }
         let mut values = [0; Job::SHORT];
@@ -338,7 +370,7 @@ impl Node {
         peer.nack.note_key(now, false);
         let (dst_op, dst_gen, offset) = (op.dst_op, op.dst_gen, op.offset);
         let (sid, len) = (peer.sid, bytes as u32);
-        self.answers.push(Answer { peer: p, sid, dst_op, dst_gen, offset, len, values });
+        answers.push(Answer { peer: p, sid, dst_op, dst_gen, offset, len, values });
         self.counters.rma_executed += 1;
         if near.counted {
             let (mr, ep) = (near.mr, near.ep);
@@ -347,20 +379,14 @@ impl Node {
         true
     }
 
-    /// As [`take_request`](Self::take_request), which now knows what is asked for.
-    #[inline(never)]
-    fn take_again(&mut self, now: Instant, p: u32, frame: &RxFrame<'_>, base: &PlainBase) -> bool {
-        self.take_request(now, p, frame, base)
-    }
-
     /// Asks every question about an operation that fetches, and remembers the answers if each of
     /// them is yes.
     #[inline(never)]
-    fn look_near(&mut self, frame: &RxFrame<'_>, base: &PlainBase) -> bool {
-        let Ok(op) = AtomicOp::plain(frame, base) else { return false };
-        let plen = usize::from(base.plen);
+    fn look_near(&mut self, said: &PlainAtomic, plen: u16) -> bool {
+        let Some(op) = said.checked() else { return false };
         let last = op.range.last && op.end;
-        let plain = op.fetch && last && !op.tagged && !op.void && op.imm.is_none();
+        let plain = op.fetch && last && !op.tagged && !op.void;
+        let (plen, said_len) = (usize::from(plen), plen);
         let Ok((what, ty, bytes)) = decode_atomic(&op, plen) else { return false };
         if !plain || bytes > Job::SHORT {
             return false;
@@ -375,10 +401,9 @@ impl Node {
         self.mr_near = m;
         let mr = &self.mrs[m];
         let few = op.count == 1 && matches!(mr.sharing, Sharing::Single) && plen <= FEW;
-        let Some(said) = PlainAtomic::parse(frame) else { return false };
-        self.near.0[said.what.hash() % NEAR] = Near {
+        self.asked.near[said.what.hash() % NEAR] = Near {
             what: said.what,
-            plen: base.plen,
+            plen: said_len,
             bytes: bytes as u16,
             op: what,
             ty,
@@ -395,7 +420,7 @@ impl Node {
     /// What was found out about operations holds no longer.
     #[cold]
     pub(super) fn forget_near(&mut self) {
-        self.near = NearTable::EMPTY;
+        self.asked.near = Near::NONE;
     }
 
     #[cold]
@@ -488,24 +513,24 @@ impl Node {
     /// Whether answers wait.
     #[inline(always)]
     pub fn has_answers(&self) -> bool {
-        !self.answers.is_empty()
+        !self.asked.answers.is_empty()
     }
 
     /// Sends the answers that the last burst has made due. What cannot leave now, or has something
     /// before it, is the next [`transmit`](Self::transmit)'s.
     pub fn send_answers(&mut self, now: Instant, out: &mut (impl FrameSink + ?Sized)) {
-        for i in 0..self.answers.len() {
+        for i in 0..self.asked.answers.len() {
             if !self.answer_now(now, i, out) {
                 self.answer_later(i);
             }
         }
-        self.answers.clear();
+        self.asked.answers.clear();
     }
 
     #[inline(always)]
     fn answer_now(&mut self, now: Instant, i: usize, out: &mut (impl FrameSink + ?Sized)) -> bool {
         const LEN_MAX: usize = RespOp::HEAD + Job::SHORT;
-        let Some(answer) = self.answers.get(i) else { return false };
+        let Some(answer) = self.asked.answers.get(i) else { return false };
         let Some(peer) = self.peers.get_mut(answer.peer) else { return false };
         if peer.sid != answer.sid
             || peer.short_left == 0 && !(peer.plain && peer.snd.open())
@@ -514,14 +539,7 @@ impl Node {
             return false;
         }
         let in_flight = peer.snd.in_flight();
-        let base = PlainBase {
-            dst_sid: peer.remote_sid,
-            psn: peer.snd.nxt,
-            cack: peer.rcv_nxt,
-            grant: peer.granted as u16,
-            plen: answer.len as u16,
-            ..PlainBase::between(peer.mac, self.mac)
-        };
+        let base = base_to(peer, self.mac, answer.len as u16);
         let (dst_op, dst_gen, offset) = (answer.dst_op, answer.dst_gen, answer.offset);
         let op = RespOp { dst_op, dst_gen, offset, status: None };
         let mut packet = op.head::<LEN_MAX>(&base, in_flight % 64 == 63);
@@ -547,7 +565,8 @@ impl Node {
     /// Leaves an answer to the long way, unless the session has ended: nobody waits for it then.
     #[cold]
     fn answer_later(&mut self, i: usize) {
-        let Answer { peer, sid, dst_op, dst_gen, offset, len, values: short } = self.answers[i];
+        let Answer { peer, sid, dst_op, dst_gen, offset, len, values: short } =
+            self.asked.answers[i];
         if self.peers.get(peer).is_none_or(|peer| peer.sid != sid) {
             return;
         }
@@ -575,6 +594,19 @@ fn execute_few(
     let count = bytes / near.ty.size();
     let old = &mut values[..bytes];
     mr.buf.atomic(at, near.op, near.ty, count, operand, compare, old, mr.sharing).is_ok()
+}
+
+/// The base of the next packet to `peer` from `mac`.
+#[inline(always)]
+fn base_to(peer: &Peer, mac: MacAddr, plen: u16) -> PlainBase {
+    PlainBase {
+        dst_sid: peer.remote_sid,
+        psn: peer.snd.nxt,
+        cack: peer.rcv_nxt,
+        grant: peer.granted as u16,
+        plen,
+        ..PlainBase::between(peer.mac, mac)
+    }
 }
 
 /// Makes a slot ready that was never used. False if there is none.

@@ -87,7 +87,7 @@ pub const fn units_of(len: u64) -> u64 {
 
 /// A header as bytes; integers at constant offsets, little-endian. An offset outside of it does
 /// not compile.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 struct Bytes<const N: usize>([u8; N]);
 
 impl<const N: usize> Bytes<N> {

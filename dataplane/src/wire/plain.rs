@@ -5,7 +5,7 @@ use barewire_driver::frame::RxFrame;
 use barewire_driver::port::MacAddr;
 
 use super::base::{AR, plain};
-use super::{AtomicOp, BASE_LEN, Bytes, RespOp, Ty, WireError, mac_key};
+use super::{AtomicOp, BASE_LEN, Bytes, RespOp, Ty, mac_key};
 use crate::psn::Psn;
 
 /// What such a packet says before its operation header. Addresses are [`mac_key`]s.
@@ -94,6 +94,7 @@ impl PlainBase {
 /// The header of an ATOMIC as it was written, for who compares it with one that was checked.
 #[derive(Clone, Copy, Debug)]
 pub struct PlainAtomic {
+    bytes: Bytes<{ AtomicOp::LEN }>,
     /// What one packet after the other may ask for alike.
     pub what: AtomicWhat,
     /// As in [`RemoteRange`](super::RemoteRange).
@@ -136,23 +137,21 @@ impl PlainAtomic {
         let what =
             AtomicWhat { head: b.u64::<0>() & ALIKE, rkey: b.u64::<8>(), kind: b.u32::<32>() };
         let (addr, offset) = (b.u64::<16>(), b.u32::<36>());
-        Some(Self { what, addr, dst_op: b.u32::<24>(), dst_gen: b.u32::<28>(), offset })
+        Some(Self { bytes: b, what, addr, dst_op: b.u32::<24>(), dst_gen: b.u32::<28>(), offset })
+    }
+
+    /// The header, checked; `None` if something is wrong with it, or remote CQ data follows it.
+    pub fn checked(&self) -> Option<AtomicOp> {
+        match AtomicOp::of(&self.bytes) {
+            Ok((op, false)) => Some(op),
+            _ => None,
+        }
     }
 }
 
 impl AtomicOp {
     /// Bytes before the payload of an ATOMIC without remote CQ data.
     pub const HEAD: usize = BASE_LEN + Self::LEN;
-
-    /// Copies and checks the header of a packet whose base is `base`.
-    ///
-    /// # Errors
-    /// As [`parse`](Self::parse).
-    pub fn plain(frame: &RxFrame<'_>, base: &PlainBase) -> Result<Self, WireError> {
-        let op = Self::header(frame)?;
-        let fits = frame.len() >= op.payload_off() + usize::from(base.plen);
-        if fits { Ok(op) } else { Err(WireError::PayloadTruncated) }
-    }
 
     /// A packet without remote CQ data, asking for an acknowledgement if `ar`, with room for `N`
     /// bytes in all.

@@ -247,23 +247,24 @@ impl AtomicOp {
     /// As [`WriteOp::parse`].
     #[inline]
     pub fn parse(frame: &RxFrame<'_>, base: &Base) -> Result<Self, WireError> {
-        let op = Self::header(frame)?;
+        let (mut op, has_imm) = Self::of(&Bytes::op(frame)?)?;
+        if has_imm {
+            op.imm = imm_at(frame, IMM, BASE_LEN + Self::LEN)?;
+        }
+        if op.imm.is_some() && !op.range.last {
+            return Err(WireError::LateImm);
+        }
         base.check_end(frame, op.payload_off())?;
         Ok(op)
     }
 
-    /// Copies and checks the header, and not where the packet ends.
-    #[inline(always)]
-    pub(super) fn header(frame: &RxFrame<'_>) -> Result<Self, WireError> {
-        let b = Bytes::<{ Self::LEN }>::op(frame)?;
-        let (range, flags) = RemoteRange::parse(&b, IMM | END | FETCH | COMPARE | TAGGED | VOID)?;
-        let imm = imm_at(frame, flags, BASE_LEN + Self::LEN)?;
-        if imm.is_some() && !range.last {
-            return Err(WireError::LateImm);
-        }
-        Ok(Self {
+    /// Checks a header, and says whether remote CQ data follows, which is not in it yet.
+    #[inline]
+    pub(super) fn of(b: &Bytes<{ Self::LEN }>) -> Result<(Self, bool), WireError> {
+        let (range, flags) = RemoteRange::parse(b, IMM | END | FETCH | COMPARE | TAGGED | VOID)?;
+        let op = Self {
             range,
-            imm,
+            imm: None,
             end: flags & END != 0,
             fetch: flags & FETCH != 0,
             compare: flags & COMPARE != 0,
@@ -275,7 +276,8 @@ impl AtomicOp {
             op: b.u8::<34>(),
             ty: b.u8::<35>(),
             offset: b.u32::<36>(),
-        })
+        };
+        Ok((op, flags & IMM != 0))
     }
 
     /// Writes header and remote CQ data to the start of `out` and returns their length.

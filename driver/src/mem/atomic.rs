@@ -324,8 +324,9 @@ impl IoBuf {
     }
 
     /// As [`atomic`](Self::atomic) on one element of an integer type of 4 or 8 bytes, which nobody
-    /// else changes: `operands` holds the operand and behind it the compare value. Returns the value
-    /// before the operation. `None`, and nothing done, for another type or if anything is wrong.
+    /// else changes: `operands` holds the operand and behind it the compare value. Returns the
+    /// value before the operation. `None`, and nothing done, for another type or if anything is
+    /// wrong.
     #[inline]
     pub fn atomic_word(
         &self,

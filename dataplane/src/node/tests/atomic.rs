@@ -276,7 +276,7 @@ fn what_was_allowed_once_is_not_allowed_for_ever() {
     let add =
         |addr, key| Call { context: 9, ..Call::sum(Fetch, &word, RmaList::one(addr, 1, key)) };
     pair.short = Some(0);
-    let mut expect = |pair: &mut Pair, addr, key, err: Option<Error>| {
+    let expect = |pair: &mut Pair, addr, key, err: Option<Error>| {
         for _ in 0..3 {
             let look = pair.atomic(add(addr, key), 8).unwrap();
             pair.run(2_000_000);
