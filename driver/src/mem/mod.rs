@@ -41,3 +41,16 @@ pub fn prefetch(p: *const u8) {
     #[cfg(not(target_arch = "x86_64"))]
     let _ = p;
 }
+
+/// As [`prefetch`], and takes the line away from other processors, so that it can be written.
+#[cfg(feature = "dpdk")]
+#[inline(always)]
+pub(crate) fn prefetch_to_write(p: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a hint as well, which processors without it take for nothing to do.
+    unsafe {
+        std::arch::asm!("prefetchw [{}]", in(reg) p, options(nostack, readonly, preserves_flags));
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = p;
+}

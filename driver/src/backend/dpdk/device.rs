@@ -16,6 +16,7 @@ use super::leash;
 use super::listener::Listener;
 use super::pmd::{MTU_MOST, Mtu, Pmd, interface};
 use crate::frame::ETH_HDR_LEN;
+use crate::mem::{prefetch, prefetch_to_write};
 use crate::port::MacAddr;
 
 /// Smallest MTU that the fabric can work with.
@@ -67,10 +68,25 @@ struct Link {
 }
 
 #[derive(Clone, Copy)]
-struct Ring(*mut sys::rte_ring);
+pub(super) struct Ring(*mut sys::rte_ring);
 
 // SAFETY: a ring of DPDK is used from any thread.
 unsafe impl Send for Ring {}
+
+impl Ring {
+    /// Fetches what the sender to this ring will need next: how far the other end has read, which
+    /// it wrote when it took the last packet, and the place for the next one.
+    #[inline(always)]
+    pub(super) fn warm(self) {
+        // SAFETY: a ring lives until both its ends are closed, and an end of it calls this.
+        let place = unsafe {
+            prefetch((&raw const (*self.0).__bindgen_anon_2).cast());
+            let at = (*self.0).__bindgen_anon_1.prod.head & (*self.0).mask;
+            self.0.add(1).cast::<*mut sys::rte_mbuf>().add(at as usize)
+        };
+        prefetch_to_write(place.cast());
+    }
+}
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -86,14 +102,15 @@ impl Device {
         let iface = settings.arg("iface").filter(|_| matches!(pmd.mtu, Mtu::Interface(_)));
         let iface = iface.map(|name| Ok((name.to_owned(), interface(name)?))).transpose()?;
         let mtu = wanted_mtu(&pmd, settings, iface.as_ref().map(|(name, _)| name.as_str()))?;
+        let listener = Listener::of(settings)?;
         let (port, link) = match settings.arg("pair").filter(|_| pmd.is("net_ring")) {
             Some(name) => {
                 let (port, end) = open_ring(settings, name)?;
                 (port, Some((name.to_owned(), end)))
             }
-            None => (probe(&pmd, settings, mtu)?, None),
+            None => (probe(&pmd, settings, mtu, listener.as_ref())?, None),
         };
-        let undo = Undo { port, link, _listener: Listener::of(settings) };
+        let undo = Undo { port, link, _listener: listener };
         let mut device = setup(undo, &pmd, settings, mtu)?;
         device.interface = match pmd.is("net_tap") {
             true => {
@@ -118,6 +135,12 @@ impl Device {
     /// process: it is one end of a pair of rings.
     pub(super) fn is_lossless(&self) -> bool {
         self.undo.link.is_some()
+    }
+
+    /// The ring that it sends to, if it is one end of a pair.
+    pub(super) fn tx_ring(&self) -> Option<Ring> {
+        let (name, end) = self.undo.link.as_ref()?;
+        Some(lock(&LINKS).as_ref()?.get(name)?.rings[1 - end])
     }
 
     /// Stops it, removes it, and gives its memory back.
@@ -240,13 +263,22 @@ pub(super) fn interface_mtu(name: &str) -> Option<usize> {
 }
 
 /// Makes EAL find the device, and says which port it is.
-fn probe(pmd: &Pmd, settings: &DpdkSettings, mtu: usize) -> Result<u16, Failure> {
+fn probe(
+    pmd: &Pmd,
+    settings: &DpdkSettings,
+    mtu: usize,
+    listener: Option<&Listener>,
+) -> Result<u16, Failure> {
     let name = &settings.device;
     if port_of(name).is_some() {
         let taken = Failure::new(libc::EBUSY, format!("{name} is open in this process already"));
         return Err(taken.mend("choose another number"));
     }
-    let args = format!("{}{}", settings.args, pmd.more_args(settings, mtu));
+    let args = match listener {
+        Some(listener) => listener.args(&settings.args),
+        None => settings.args.clone(),
+    };
+    let args = format!("{args}{}", pmd.more_args(settings, mtu));
     let device = format!("{name}{}{args}", if args.is_empty() { "" } else { "," });
     let device = device.replace(",,", ",");
     let device = cstring(&device)?;

@@ -18,8 +18,9 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use barewire_dpdk_sys as sys;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::sys::signal::{SigSet, Signal};
 
-use super::leash;
+use super::{leash, listener};
 use crate::mem::Hugepages;
 
 /// Why something of DPDK did not work.
@@ -136,6 +137,9 @@ impl Eal {
 
 /// The thread.
 fn main(huge: bool, tell: &Sender<Result<(), Failure>>, todo: &Receiver<Job>) {
+    // Of this thread and those that EAL starts: memif's driver writes to sockets whose other end
+    // may have gone, and a program in C is ended by that signal.
+    let _ = SigSet::from(Signal::SIGPIPE).thread_block();
     let started = listen().map_err(|why| Failure::new(libc::EIO, format!("DPDK's log: {why}")));
     let started = started.and_then(|()| init(huge));
     let runs = started.is_ok();
@@ -152,7 +156,11 @@ fn main(huge: bool, tell: &Sender<Result<(), Failure>>, todo: &Receiver<Job>) {
             Ok(job) => leash::alone(|| {
                 let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(job));
             }),
-            Err(RecvTimeoutError::Timeout) => leash::window(),
+            Err(RecvTimeoutError::Timeout) => {
+                listener::pump();
+                leash::window();
+                listener::pump();
+            }
             Err(RecvTimeoutError::Disconnected) => return,
         }
     }

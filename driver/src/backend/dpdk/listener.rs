@@ -1,50 +1,101 @@
-//! The socket on which a memif server waits for its client.
+//! The sockets on which memif servers wait for their clients: the one that clients know, behind
+//! which stands a [`Relay`], and the driver's.
 //!
-//! The driver never closes it: when the last device of a socket goes it frees what belongs to it,
-//! and leaves the descriptor to EAL's interrupt thread, which would use that memory when the next
-//! client comes (22.11 and later). So the socket is taken away from under the descriptor, which
-//! EAL keeps: an event that never happens takes its place.
+//! The driver never closes its own: when the last device of a socket goes it frees what belongs to
+//! it, and leaves the descriptor to EAL's interrupt thread, which would use that memory when the
+//! next client comes (22.11 and later). So the socket is taken away from under the descriptor,
+//! which EAL keeps: an event that never happens takes its place.
 
 use std::collections::HashMap;
 use std::mem::{MaybeUninit, size_of};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use super::DpdkSettings;
+use super::eal::Failure;
+use super::relay::Relay;
 
-/// Servers on each socket.
-static SERVERS: Mutex<Option<HashMap<String, usize>>> = Mutex::new(None);
+/// The sockets of this process that have servers, by name.
+static SERVERS: Mutex<Option<HashMap<String, Servers>>> = Mutex::new(None);
+
+/// Names that were given to the driver.
+static SERIAL: Mutex<u32> = Mutex::new(0);
+
+/// The servers of one socket.
+struct Servers {
+    count: usize,
+    relay: Relay,
+    /// What the driver listens on.
+    private: String,
+}
 
 /// One server of a socket.
-pub(super) struct Listener(String);
+pub(super) struct Listener {
+    name: String,
+    private: String,
+}
+
+fn servers() -> MutexGuard<'static, Option<HashMap<String, Servers>>> {
+    SERVERS.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 impl Listener {
-    /// Counts a device that is being opened, if it is a memif server.
-    pub(super) fn of(settings: &DpdkSettings) -> Option<Self> {
+    /// Counts a device that is about to be opened, if it is a memif server. The first of a socket
+    /// opens that.
+    ///
+    /// # Errors
+    /// The socket cannot be opened.
+    pub(super) fn of(settings: &DpdkSettings) -> Result<Option<Self>, Failure> {
         if !settings.device.starts_with("net_memif") || settings.arg("role") != Some("server") {
-            return None;
+            return Ok(None);
         }
         let name = settings.arg("socket").unwrap_or("/run/memif.sock").to_owned();
-        let mut servers = SERVERS.lock().unwrap_or_else(PoisonError::into_inner);
-        *servers.get_or_insert_default().entry(name.clone()).or_default() += 1;
-        Some(Self(name))
+        let is_file = settings.arg("socket-abstract") == Some("no");
+        let mut servers = servers();
+        let servers = servers.get_or_insert_default();
+        if !servers.contains_key(&name) {
+            let mut serial = SERIAL.lock().unwrap_or_else(PoisonError::into_inner);
+            *serial += 1;
+            let private = format!("barewire-memif-{}-{}", std::process::id(), *serial);
+            let relay = Relay::open(&name, is_file, &private).map_err(|why| {
+                let errno = why.raw_os_error().unwrap_or(libc::EINVAL);
+                let failure = Failure::new(errno, format!("the socket {name}: {why}"));
+                let stale = if is_file { format!(", or rm {name}") } else { String::new() };
+                failure.mend(format!("choose another name{stale}"))
+            })?;
+            servers.insert(name.clone(), Servers { count: 0, relay, private });
+        }
+        let Servers { count, private, .. } = servers.get_mut(&name).expect("it is there by now");
+        *count += 1;
+        Ok(Some(Self { private: private.clone(), name }))
     }
+
+    /// What the driver is told in place of `args`.
+    pub(super) fn args(&self, args: &str) -> String {
+        let is_other = |arg: &&str| !arg.starts_with("socket=") && !arg.starts_with("socket-abs");
+        let others = args.split(',').filter(is_other).map(|arg| format!("{arg},"));
+        format!("{}socket={}", others.collect::<String>(), self.private)
+    }
+}
+
+/// Moves on the connections that are being made.
+pub(super) fn pump() {
+    servers().iter_mut().flat_map(HashMap::values_mut).for_each(|servers| servers.relay.pump());
 }
 
 impl Drop for Listener {
     /// Called when the device is gone, in EAL's thread, while nothing else uses memifs.
     fn drop(&mut self) {
-        let mut servers = SERVERS.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(count) = servers.as_mut().and_then(|servers| servers.get_mut(&self.0)) else {
-            return;
-        };
-        *count = count.saturating_sub(1);
-        if *count == 0 {
-            for fd in listening(&self.0) {
+        let mut all = servers();
+        let Some(servers) = all.as_mut().and_then(|all| all.get_mut(&self.name)) else { return };
+        servers.count -= 1;
+        if servers.count == 0 {
+            for fd in listening(&servers.private) {
                 replace(fd);
             }
+            all.as_mut().and_then(|all| all.remove(&self.name));
         }
     }
 }

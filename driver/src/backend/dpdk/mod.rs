@@ -2,14 +2,15 @@
 //!
 //! DPDK itself is started once in the process, by the first port ([`eal`]), and each port is a
 //! device with one queue each way ([`device`]). What is special about a driver stands in [`pmd`],
-//! and what memif takes besides in [`leash`] and [`listener`].
+//! and what memif takes besides in [`leash`], [`listener`] and [`relay`].
 //!
 //! A frame to send is copied into a packet buffer and waits, with others, for
 //! [`Port::flush`] or for a full burst; what the device's queue has no room for stays with the
 //! port, in order, and [`Port::tx`] answers [`Tx::Full`] until it is gone. The ends of a pair of
 //! rings keep nothing back: what is in the ring is in the receiver's memory. A received one is lent
-//! where the driver put it; one that lies in several buffers is joined first. Memory of the
-//! application is never lent to a device: the contract of `tx` ends with the call.
+//! where the driver put it; one that lies in several buffers is joined first. The buffers of others
+//! are sent with next, where frames stay in memory ([`stock`]). Memory of the application is lent
+//! to a driver only if that copies within the call ([`loan`]): the contract of `tx` ends with it.
 //!
 //! One thread at a time uses a port; a thread is made known to DPDK the first time it does, for
 //! the sake of its stock of packet buffers.
@@ -18,9 +19,12 @@ mod device;
 mod eal;
 mod leash;
 mod listener;
+mod loan;
 mod pmd;
+mod relay;
 mod spec;
 mod steer;
+mod stock;
 #[cfg(test)]
 mod tests;
 mod wait;
@@ -34,11 +38,13 @@ use barewire_dpdk_sys as sys;
 
 use crate::clock::now_ns;
 use crate::frame::{ETH_HDR_LEN, RxFrame, TxFrame};
-use crate::mem::{Hugepages, SHORT, prefetch};
+use crate::mem::{Hugepages, SHORT};
 use crate::open::OpenError;
 use crate::port::{MacAddr, Port, PortCaps, PortCounters, PortGone, PortWaiter, RxSink, Tx};
-use device::Device;
+use device::{Device, Ring};
 use eal::{Eal, Failure};
+use loan::Loan;
+use stock::{Stock, prefetch_received};
 
 pub(crate) use spec::parse;
 
@@ -46,8 +52,9 @@ pub(crate) use spec::parse;
 const TX_BURST: usize = 32;
 /// Frames that are received at once; a larger `max` is cut to this.
 const RX_BURST: usize = 32;
-/// Packet buffers that are taken from the pool at once.
-const STOCK: usize = 32;
+/// Frames from this length on are lent to a driver that copies: what it takes to describe one is
+/// about what it takes to copy that much.
+const LOAN_LEN: usize = 512;
 /// Ethernet's shortest frame, without its check sequence.
 const FRAME_MIN: usize = 60;
 
@@ -86,6 +93,9 @@ pub struct DpdkSettings {
     /// Whether DPDK uses hugepages. Decided by the first port of the process. Default: if there
     /// are any.
     pub hugepages: Hugepages,
+    /// Whether frames carry a checksum, which both ends of a link have to agree on. Default: not
+    /// where they go through memory of this machine alone, a pair of rings or a memif.
+    pub crc: Option<bool>,
     /// Frames of this EtherType are steered to the port, where the NIC can. Default: everything
     /// comes.
     pub ethertype: Option<u16>,
@@ -101,6 +111,7 @@ impl Default for DpdkSettings {
             ring_len: 512,
             mbuf_count: None,
             hugepages: Hugepages::IfFree,
+            crc: None,
             ethertype: None,
         }
     }
@@ -128,15 +139,19 @@ pub struct DpdkPort {
     /// Shorter frames are filled up to this.
     frame_min: usize,
     short_max: usize,
+    /// Bytes may change on the way.
+    damages: bool,
     /// The thread that used the port last, as [`this_thread`] names it.
     user: usize,
     /// Frames taken and not yet handed to the device: `tx[tx_at..tx_end]`.
     tx: [Mbuf; TX_BURST],
     tx_at: usize,
     tx_end: usize,
-    /// Packet buffers to come.
-    stock: [Mbuf; STOCK],
-    stock_count: usize,
+    stock: Stock,
+    /// Where it sends to, if it is one end of a pair of rings.
+    tx_ring: Option<Ring>,
+    /// What it lends memory with, if its driver copies at once.
+    loan: Option<Loan>,
     rx: [Mbuf; RX_BURST],
     /// Where a frame of several buffers is joined.
     whole: Box<[u8]>,
@@ -218,6 +233,8 @@ impl DpdkPort {
             link_bps: device.link_bps,
             name: spec::text(settings),
         };
+        // The zero-copy kind keeps what it sends until the other side has read it.
+        let copies = device.pmd.is("net_memif") && settings.arg("zero-copy") != Some("yes");
         let link = Link {
             is_up: device::link(device.port).0,
             is_started: device.is_started,
@@ -234,12 +251,14 @@ impl DpdkPort {
             frame_max: device.frame_max,
             frame_min: if device.pmd.pads { FRAME_MIN } else { 0 },
             short_max: SHORT.min(device.frame_max),
+            damages: settings.crc.unwrap_or(!device.pmd.is_memory()),
             user: 0,
             tx: [null_mut(); TX_BURST],
             tx_at: 0,
             tx_end: 0,
-            stock: [null_mut(); STOCK],
-            stock_count: 0,
+            stock: Stock::new(device.frame_max, device.pmd.is_memory()),
+            tx_ring: device.tx_ring(),
+            loan: copies.then(|| Loan::new(device.pool)).flatten(),
             rx: [null_mut(); RX_BURST],
             whole: vec![0; device.frame_max].into(),
             counters: PortCounters::default(),
@@ -257,28 +276,34 @@ impl DpdkPort {
     /// Hands frames to the device as long as it takes any, and says whether it took all.
     #[inline]
     fn push(&mut self) -> bool {
-        let count = self.tx_end - self.tx_at;
-        if !self.link.is_started {
-            return count == 0;
-        }
-        if self.leash.as_ref().is_some_and(|leash| !leash.begin()) {
-            return count == 0;
-        }
-        // SAFETY: the port is started, this thread is the only one to use it (`&mut self`), and
-        // the frames are ours until the device has taken them.
-        let sent = unsafe {
+        // SAFETY: frames of ours, from `tx_at` to `tx_end` in `tx`.
+        self.tx_at += unsafe {
             let from = self.tx.as_mut_ptr().add(self.tx_at);
-            sys::tx_burst(self.port, 0, from, count as u16)
+            self.burst(from, self.tx_end - self.tx_at)
         };
-        if let Some(leash) = &self.leash {
-            leash.end();
-        }
-        self.tx_at += usize::from(sent);
         if self.tx_at < self.tx_end {
             return false;
         }
         (self.tx_at, self.tx_end) = (0, 0);
         true
+    }
+
+    /// Hands frames to the device, and says how many it took.
+    ///
+    /// # Safety
+    /// `count` packets of the port's lie at `frames`. Those that were taken are no longer its own.
+    #[inline(always)]
+    unsafe fn burst(&mut self, frames: *mut Mbuf, count: usize) -> usize {
+        if !self.link.is_started || self.leash.as_ref().is_some_and(|leash| !leash.begin()) {
+            return 0;
+        }
+        // SAFETY: the port is started, this thread is the only one to use it (`&mut self`), and
+        // the rest is the caller's promise.
+        let sent = unsafe { sys::tx_burst(self.port, 0, frames, count as u16) };
+        if let Some(leash) = &self.leash {
+            leash.end();
+        }
+        usize::from(sent)
     }
 
     /// Makes room for one more frame, or says that there is none.
@@ -298,33 +323,34 @@ impl DpdkPort {
     /// Takes the frame that the device had no room for out of the queue, into the stock.
     #[cold]
     fn take_back(&mut self) {
-        self.stock[self.stock_count] = self.tx[self.tx_at];
-        self.stock_count += 1;
+        self.stock.put_back(self.tx[self.tx_at]);
         (self.tx_at, self.tx_end) = (0, 0);
         self.counters.tx_full += 1;
     }
 
-    /// Fills the stock of packet buffers, and says whether it could.
+    /// Lends a long frame to the driver, after those that wait, and says whether it was sent. None
+    /// if it has to be copied.
     #[inline(never)]
-    fn restock(&mut self) -> bool {
-        let Some(device) = &self.device else { return false };
-        // SAFETY: the pool lives as long as the device; the stock has room for as many.
-        let code = unsafe {
-            sys::rte_pktmbuf_alloc_bulk(device.pool.0, self.stock.as_mut_ptr(), STOCK as u32)
-        };
-        self.stock_count = if code == 0 { STOCK } else { 0 };
-        code == 0
+    fn lend_out(&mut self, frame: &TxFrame<'_>) -> Option<bool> {
+        let body = frame.body_in_one_piece()?;
+        let mut loan = self.loan.take()?;
+        let mut sent = self.tx_end == 0 || self.push();
+        if sent {
+            let mut packet = loan.describe(frame, body);
+            // SAFETY: one packet, of ours as long as the loan has a hold on it.
+            sent = unsafe { self.burst(&mut packet, 1) } == 1;
+            loan.end(sent);
+        }
+        self.loan = Some(loan);
+        Some(sent)
     }
 
     /// Copies the frame into a packet buffer.
     #[inline(always)]
-    fn fill(&mut self, frame: &TxFrame<'_>, len: usize) -> Mbuf {
-        self.stock_count -= 1;
-        let mbuf = self.stock[self.stock_count];
-        // SAFETY: a buffer fresh from the pool, which nobody else has: it was reset when it was
-        // taken, and has room for `frame_max` bytes behind `data_off` (`Pmd::room`), which `len`
-        // and `frame_min` do not exceed. It overlaps no memory of the frame. `copy_short_to_raw`
-        // needs what is asked for.
+    fn fill(&mut self, mbuf: Mbuf, frame: &TxFrame<'_>, len: usize) {
+        // SAFETY: a buffer from the stock, which nobody else has. It has room for `frame_max` bytes
+        // behind `data_off` (`Pmd::room`), which `len` and `frame_min` do not exceed. It overlaps
+        // no memory of the frame. `copy_short_to_raw` needs what is asked for.
         unsafe {
             let data = (*mbuf).buf_addr.cast::<u8>().add(usize::from((*mbuf).data_off));
             let short = len <= self.short_max && frame.is_usual();
@@ -343,21 +369,21 @@ impl DpdkPort {
             (*mbuf).data_len = wire_len as u16;
             (*mbuf).pkt_len = wire_len as u32;
         }
-        mbuf
     }
 
-    /// Lends what `rx[..count]` holds, and gives the buffers back.
+    /// Lends what `rx[..count]` holds, and keeps the buffers or gives them back.
     #[inline(always)]
     fn lend(&mut self, count: usize, sink: &mut dyn RxSink) {
-        let Self { rx, whole, counters, frame_max, .. } = self;
+        if let Some(ring) = self.tx_ring {
+            // What comes is most often answered.
+            ring.warm();
+        }
+        let Self { rx, whole, counters, frame_max, stock, .. } = self;
         let rx = &mut rx[..count];
+        rx.iter().for_each(|&mbuf| prefetch_received(mbuf));
         for &mbuf in rx.iter() {
             // SAFETY: a received packet, which is ours: `data_len` bytes lie at `data_off`.
-            let frame = unsafe {
-                prefetch((*mbuf).buf_addr.cast::<u8>().add(usize::from((*mbuf).data_off)));
-                first_piece(mbuf)
-            };
-            sink.prefetch(&frame);
+            sink.prefetch(&unsafe { first_piece(mbuf) });
         }
         for &mbuf in rx.iter() {
             // SAFETY: as above.
@@ -378,7 +404,12 @@ impl DpdkPort {
             }
         }
         // SAFETY: the packets are ours and nobody borrows them any more.
-        unsafe { sys::rte_pktmbuf_free_bulk(rx.as_mut_ptr(), count as u32) };
+        unsafe {
+            let left = stock.keep(rx);
+            if left > 0 {
+                sys::rte_pktmbuf_free_bulk(rx.as_mut_ptr(), left as u32);
+            }
+        }
     }
 
     /// Makes the calling thread known to DPDK.
@@ -541,21 +572,26 @@ impl Port for DpdkPort {
         if thread != self.user {
             self.enter(thread);
         }
-        let has_room = self.tx_end < TX_BURST || self.make_room();
-        if !has_room || self.stock_count == 0 && !self.restock() {
-            self.counters.tx_full += 1;
-            return Ok(Tx::Full);
+        if len >= LOAN_LEN
+            && self.loan.is_some()
+            && let Some(sent) = self.lend_out(frame)
+        {
+            return Ok(self.counted(sent, len));
         }
-        self.tx[self.tx_end] = self.fill(frame, len);
+        let has_room = self.tx_end < TX_BURST || self.make_room();
+        let pool = self.device.as_ref().filter(|_| has_room).map(|device| device.pool);
+        let Some(mbuf) = pool.and_then(|pool| self.stock.take(pool)) else {
+            return Ok(self.counted(false, len));
+        };
+        self.fill(mbuf, frame, len);
+        self.tx[self.tx_end] = mbuf;
         self.tx_end += 1;
         if self.caps.lossless && !self.push() {
             // What was answered `Sent` has to be where the receiver finds it without us.
             self.take_back();
             return Ok(Tx::Full);
         }
-        self.counters.tx_frames += 1;
-        self.counters.tx_bytes += len as u64;
-        Ok(Tx::Sent)
+        Ok(self.counted(true, len))
     }
 
     #[inline]
@@ -563,6 +599,7 @@ impl Port for DpdkPort {
         if self.tx_end != 0 {
             self.push();
         }
+        self.stock.warm();
         Ok(())
     }
 
@@ -603,6 +640,10 @@ impl Port for DpdkPort {
         self.counters
     }
 
+    fn damages(&self) -> bool {
+        self.damages
+    }
+
     fn waiter(&self) -> Option<Arc<dyn PortWaiter>> {
         Some(Arc::clone(&self.waiter) as Arc<dyn PortWaiter>)
     }
@@ -613,6 +654,18 @@ impl Port for DpdkPort {
 }
 
 impl DpdkPort {
+    /// Counts a frame of `len` bytes that was taken, or for which there was no room.
+    #[inline(always)]
+    fn counted(&mut self, is_sent: bool, len: usize) -> Tx {
+        if !is_sent {
+            self.counters.tx_full += 1;
+            return Tx::Full;
+        }
+        self.counters.tx_frames += 1;
+        self.counters.tx_bytes += len as u64;
+        Tx::Sent
+    }
+
     /// A poll of a device that is being connected.
     #[cold]
     fn look_while_down(&mut self) -> Result<usize, PortGone> {
@@ -640,7 +693,10 @@ impl Drop for DpdkPort {
         unsafe {
             let left = self.tx_end - self.tx_at;
             sys::rte_pktmbuf_free_bulk(self.tx.as_mut_ptr().add(self.tx_at), left as u32);
-            sys::rte_pktmbuf_free_bulk(self.stock.as_mut_ptr(), self.stock_count as u32);
+        }
+        self.stock.empty();
+        if let Some(loan) = self.loan.take() {
+            loan.free();
         }
         self.eal.run(move || device.close());
     }

@@ -125,6 +125,11 @@ impl Pmd {
         self.name == name
     }
 
+    /// Whether frames go through memory of this machine and nothing else.
+    pub(super) fn is_memory(&self) -> bool {
+        self.is("net_ring") || self.is("net_memif")
+    }
+
     /// What to give the driver beyond what the user wrote, so that frames of `mtu` fit.
     pub(super) fn more_args(&self, settings: &DpdkSettings, mtu: usize) -> String {
         let has = |key: &str| settings.arg(key).is_some();

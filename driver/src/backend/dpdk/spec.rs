@@ -54,13 +54,20 @@ fn read(settings: &mut DpdkSettings, option: &str) -> Result<(), String> {
                 _ => return Err("write huge=yes, huge=no, or nothing for: if there are any".into()),
             }
         }
+        "crc" => {
+            settings.crc = match value {
+                "yes" => Some(true),
+                "no" => Some(false),
+                _ => return Err("write crc=yes or crc=no".into()),
+            }
+        }
         "ethertype" => {
             let hex = value.strip_prefix("0x").ok_or("write ethertype=0x88b5")?;
             let bad = |why| format!("ethertype=\"{value}\": {why}");
             settings.ethertype = Some(u16::from_str_radix(hex, 16).map_err(bad)?);
         }
         _ => {
-            let known = "mtu=, mac=, ring=, mbufs=, huge= and ethertype=";
+            let known = "mtu=, mac=, ring=, mbufs=, huge=, crc= and ethertype=";
             return Err(format!("no option \"{key}\" in the parentheses; there are {known}"));
         }
     }
@@ -82,6 +89,7 @@ pub(super) fn text(settings: &DpdkSettings) -> String {
         Hugepages::Required => options.push("huge=yes".into()),
         Hugepages::No => options.push("huge=no".into()),
     }
+    options.extend(settings.crc.map(|crc| format!("crc={}", if crc { "yes" } else { "no" })));
     options.extend(settings.ethertype.map(|ethertype| format!("ethertype={ethertype:#06x}")));
     let options =
         if options.is_empty() { String::new() } else { format!("({})", options.join(",")) };
@@ -101,6 +109,8 @@ mod tests {
             "dpdk(mtu=9000,mac=02:00:00:00:00:07,ring=128,mbufs=4096,huge=no,ethertype=0x88b5):\
              net_memif0,role=client,socket=/tmp/a.sock",
             "dpdk(huge=yes):net_ring0,pair=a",
+            "dpdk(crc=no):net_af_packet0,iface=eth0",
+            "dpdk(crc=yes,ethertype=0x88b5):0000:05:00.0",
         ] {
             let settings = parse(spec).unwrap();
             assert_eq!(text(&settings), spec);
@@ -121,6 +131,7 @@ mod tests {
             ("dpdk(ring=1):net_tap0", "64 to 32768"),
             ("dpdk(speed=1):net_tap0", "no option \"speed\""),
             ("dpdk(huge=maybe):net_tap0", "huge=yes"),
+            ("dpdk(crc=maybe):net_memif0", "crc=yes"),
             ("dpdk(ethertype=88b5):net_tap0", "0x88b5"),
             ("dpdk(mac=1):net_tap0", "02:00:00:00:00:01"),
             ("dpdk:net tap0", "no name of a device"),

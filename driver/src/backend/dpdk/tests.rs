@@ -157,14 +157,55 @@ fn a_memif_carries_frames_and_may_be_left() {
     }
 }
 
-/// Sends frames of all lengths from `a` to `b` as fast as they fit.
+/// Goal: clients that hang up at any time before the driver has greeted them do no harm, and those
+/// after them are served. In a process of its own, since what DPDK does otherwise is to end it.
+#[test]
+fn clients_that_hang_up_on_a_memif_do_no_harm() {
+    let name = "clients_that_hang_up_on_a_memif_do_no_harm";
+    if !is_child(name) {
+        assert_eq!(child(&[], name), ["served"]);
+        return;
+    }
+    let socket = format!("barewire-hang-up-{}", std::process::id());
+    let port = |role| open(&format!("dpdk(mtu=9000):net_memif_{role},role={role},socket={socket}"));
+    let mut server = port("server");
+    let mut hang_up = |after: std::time::Duration| {
+        use nix::sys::socket::{
+            AddressFamily, SockFlag, SockType, UnixAddr, connect, socket as new,
+        };
+        let client =
+            new(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None).unwrap();
+        let to = UnixAddr::new_abstract(socket.as_bytes()).unwrap();
+        connect(std::os::fd::AsRawFd::as_raw_fd(&client), &to).unwrap();
+        let begun = std::time::Instant::now();
+        while begun.elapsed() < after {
+            server.rx_burst(32, &mut |_: &RxFrame<'_>| {}).unwrap();
+        }
+    };
+    for round in 0..200 {
+        hang_up(std::time::Duration::from_micros(round * 37));
+    }
+    let mut client = port("client");
+    let begun = std::time::Instant::now();
+    while !device::link(client.port).0 || !device::link(server.port).0 {
+        assert!(begun.elapsed().as_secs() < 20, "no connection");
+        for port in [&mut client, &mut server] {
+            port.rx_burst(32, &mut |_: &RxFrame<'_>| {}).unwrap();
+        }
+    }
+    stream(&mut client, &mut server, 100);
+    stream(&mut server, &mut client, 100);
+    println!("@@served");
+}
+
+/// Sends frames of all lengths from `a` to `b` as fast as they fit, some of them in parts. The
+/// memory of a frame is written over as soon as it was sent.
 fn stream(a: &mut DpdkPort, b: &mut DpdkPort, count: u32) {
     let len = |number: u32| 18 + number as usize * 7919 % 8997;
     let begun = std::time::Instant::now();
     let (mut sent, mut got) = (0, 0);
     while got < count {
-        let frame = numbered(sent, len(sent));
-        if sent < count && a.tx(&TxFrame::whole(&frame)) == Ok(Tx::Sent) {
+        if sent < count && send_in_parts(a, sent, numbered(sent, len(sent))) {
             sent += 1;
             continue;
         }
@@ -174,6 +215,75 @@ fn stream(a: &mut DpdkPort, b: &mut DpdkPort, count: u32) {
             got += 1;
         }
         assert!(begun.elapsed().as_secs() < 20, "{sent} sent, {got} received");
+    }
+}
+
+/// Sends a frame with its body in none, one or two pieces of memory, with a tail or without.
+fn send_in_parts(port: &mut DpdkPort, number: u32, mut frame: Vec<u8>) -> bool {
+    let whole = frame.len();
+    let (head, rest) = frame.split_at_mut(18);
+    let tail_len = if number.is_multiple_of(2) { 4.min(rest.len()) } else { 0 };
+    let (memory, tail) = rest.split_at_mut(whole - 18 - tail_len);
+    let span = |at: &mut [u8]| {
+        // SAFETY: the memory lives until the end and is written to after the frame was sent only.
+        unsafe { Span::from_raw(at.as_mut_ptr(), at.len()) }
+    };
+    let (one, two) = memory.split_at_mut(memory.len() / 3);
+    let body_len = one.len() + two.len();
+    let sent = match number % 3 {
+        0 => {
+            let rest = [&*one, &*two, &*tail].concat();
+            port.tx(&TxFrame { head, body: Body::Bytes(&rest), tail: &[] })
+        }
+        1 => {
+            let mut buf = IoBuf::one(span(one));
+            assert!(buf.push(span(two)));
+            port.tx(&TxFrame { head, body: Body::Io { buf: &buf, offset: 0, len: body_len }, tail })
+        }
+        _ => {
+            let buf = IoBuf::one(span(memory));
+            port.tx(&TxFrame { head, body: Body::Io { buf: &buf, offset: 0, len: body_len }, tail })
+        }
+    };
+    frame.fill(0xee);
+    sent == Ok(Tx::Sent)
+}
+
+/// Goal: a port does not send with what it received if that is too short for it. Method: were it
+/// used, the long frames would be written over those that lie behind in the other port's pool.
+#[test]
+fn a_buffer_that_is_too_short_is_given_back() {
+    let [mut long, mut short] = ["(mtu=9000)", ""].map(|options| {
+        let end = if options.is_empty() { "short" } else { "long" };
+        open(&format!("dpdk{options}:net_ring_{end},pair=unequal"))
+    });
+    for round in 0..20 {
+        let send = |port: &mut DpdkPort, len| {
+            for i in 0..100 {
+                assert_eq!(port.tx(&TxFrame::whole(&numbered(i, len))), Ok(Tx::Sent));
+            }
+        };
+        send(&mut short, 1514);
+        let got = received(&mut long);
+        assert_eq!(got, (0..100).map(|i| numbered(i, 1514)).collect::<Vec<_>>(), "{round}");
+        send(&mut long, 9014);
+        assert_eq!(received(&mut short).len(), 0, "too long for it");
+    }
+    assert_eq!(short.counters().rx_dropped, 2000);
+    assert_eq!((long.counters().rx_frames, long.counters().rx_dropped), (2000, 0));
+}
+
+#[test]
+fn a_checksum_goes_where_somebody_else_may_be_in_between() {
+    for (spec, damages) in [
+        ("dpdk:net_ring_crc,pair=crc", false),
+        ("dpdk(crc=yes):net_ring_crc,pair=crc", true),
+        ("dpdk:net_memif_crc,role=server,socket=barewire-crc", false),
+        ("dpdk:net_null_crc", true),
+        ("dpdk(crc=no):net_null_crc", false),
+    ] {
+        let _alone = without_children();
+        assert_eq!(open(spec).damages(), damages, "{spec}");
     }
 }
 

@@ -1,0 +1,173 @@
+//! Stands between a memif server of ours and its clients while they connect.
+//!
+//! The driver greets a client in the call that accepts it. If the client has hung up by then, the
+//! driver closes the socket and leaves it on the list of EAL's interrupt thread, which ends the
+//! process over a descriptor that is not open (22.11 and later). A client that is killed at the
+//! wrong time would take its server along. So the driver listens under a name that nobody knows,
+//! and who connects to it is always this: the messages that go to and fro while a connection is
+//! made, few and with descriptors in some, are passed on, and an end that has hung up is told to
+//! the driver after its greeting. Frames do not come this way.
+//!
+//! Everything here runs in EAL's thread, while the interrupt thread stands or goes by itself.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::socket::{
+    AddressFamily, Backlog, ControlMessage, ControlMessageOwned, MsgFlags, SockFlag, SockType,
+    UnixAddr, accept4, bind, connect, listen, recvmsg, sendmsg, socket,
+};
+
+/// Clients that may be connected, or about to be, at a time; more wait.
+const CLIENTS: usize = 256;
+
+/// Longest message. The protocol's are 128 bytes.
+const MESSAGE: usize = 512;
+
+/// Descriptors in one message. The protocol's have one.
+const FDS: usize = 4;
+
+/// The socket that clients know.
+pub(super) struct Relay {
+    public: OwnedFd,
+    /// Where the driver listens.
+    private: UnixAddr,
+    clients: Vec<Client>,
+    /// The file that the public socket is bound to, if it is one.
+    path: Option<String>,
+}
+
+/// A client, and our connection to the driver in its place.
+struct Client {
+    outer: OwnedFd,
+    inner: OwnedFd,
+    /// The driver has spoken, so it may be hung up on.
+    is_greeted: bool,
+    has_left: bool,
+}
+
+impl Relay {
+    /// Listens at `name`, a file or not, for the driver, who listens at `private`, which is none.
+    ///
+    /// # Errors
+    /// Somebody has the name, or it cannot be one.
+    pub(super) fn open(name: &str, is_file: bool, private: &str) -> io::Result<Self> {
+        let address = address(name, is_file)?;
+        let public = seqpacket()?;
+        bind(public.as_raw_fd(), &address)?;
+        listen(&public, Backlog::new(8)?)?;
+        let path = is_file.then(|| name.to_owned());
+        Ok(Self { public, private: self::address(private, false)?, clients: Vec::new(), path })
+    }
+
+    /// Takes new clients, and passes on what there is to be passed on.
+    pub(super) fn pump(&mut self) {
+        while self.clients.len() < CLIENTS
+            && is_ready(&self.public, PollFlags::POLLIN)
+            && let Some(client) = self.accept()
+        {
+            self.clients.push(client);
+        }
+        self.clients.retain_mut(Client::pump);
+    }
+
+    fn accept(&self) -> Option<Client> {
+        let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+        let outer = accept4(self.public.as_raw_fd(), flags).ok()?;
+        // SAFETY: a descriptor that was just made and is nobody else's.
+        let outer = unsafe { OwnedFd::from_raw_fd(outer) };
+        let inner = seqpacket().ok()?;
+        // The driver's queue is short. Who finds it full is hung up on, and comes again.
+        connect(inner.as_raw_fd(), &self.private).ok()?;
+        Some(Client { outer, inner, is_greeted: false, has_left: false })
+    }
+}
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        if let Some(path) = &self.path {
+            // Somebody may have been quicker.
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+impl Client {
+    /// Passes on what there is, and says whether there is a connection still.
+    fn pump(&mut self) -> bool {
+        self.has_left |= !pass_on(&self.outer, &self.inner, &mut false);
+        let stays = pass_on(&self.inner, &self.outer, &mut self.is_greeted);
+        stays && !(self.has_left && self.is_greeted)
+    }
+}
+
+/// Passes on the messages that wait at `from`, as far as `to` takes them now, and notes if there
+/// were any. False if `from` has hung up and everything it said was passed on.
+fn pass_on(from: &OwnedFd, to: &OwnedFd, any: &mut bool) -> bool {
+    let mut bytes = [0; MESSAGE];
+    let mut ancillary = nix::cmsg_space!([RawFd; FDS]);
+    while is_ready(to, PollFlags::POLLOUT) || is_gone(to) {
+        let mut into = [IoSliceMut::new(&mut bytes)];
+        let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_CMSG_CLOEXEC;
+        let got =
+            match recvmsg::<UnixAddr>(from.as_raw_fd(), &mut into, Some(&mut ancillary), flags) {
+                Ok(got) => got,
+                Err(Errno::EAGAIN | Errno::EINTR) => return true,
+                Err(_gone) => return false,
+            };
+        let mut fds = Vec::new();
+        for message in got.cmsgs().into_iter().flatten() {
+            if let ControlMessageOwned::ScmRights(some) = message {
+                // SAFETY: descriptors that were received just now, and are nobody else's.
+                fds.extend(some.into_iter().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }));
+            }
+        }
+        let len = got.bytes;
+        if len == 0 {
+            return false;
+        }
+        *any = true;
+        let raw: Vec<RawFd> = fds.iter().map(AsRawFd::as_raw_fd).collect();
+        let rights = [ControlMessage::ScmRights(&raw)];
+        let rights = if raw.is_empty() { &[][..] } else { &rights[..] };
+        let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
+        // Who has hung up is heard of when it is read from.
+        let _ = sendmsg::<UnixAddr>(
+            to.as_raw_fd(),
+            &[IoSlice::new(&bytes[..len])],
+            rights,
+            flags,
+            None,
+        );
+    }
+    true
+}
+
+/// Whether one of `events` is there.
+fn is_ready(fd: &OwnedFd, events: PollFlags) -> bool {
+    let mut fds = [PollFd::new(fd.as_fd(), events)];
+    let found = poll(&mut fds, PollTimeout::ZERO);
+    found.is_ok_and(|n| n > 0) && fds[0].revents().is_some_and(|seen| seen.intersects(events))
+}
+
+/// Whether the other side has hung up.
+fn is_gone(fd: &OwnedFd) -> bool {
+    let mut fds = [PollFd::new(fd.as_fd(), PollFlags::empty())];
+    let gone = PollFlags::POLLHUP | PollFlags::POLLERR;
+    poll(&mut fds, PollTimeout::ZERO).is_ok()
+        && fds[0].revents().is_some_and(|seen| seen.intersects(gone))
+}
+
+/// A socket of the kind that memif has.
+fn seqpacket() -> io::Result<OwnedFd> {
+    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+    Ok(socket(AddressFamily::Unix, SockType::SeqPacket, flags, None)?)
+}
+
+fn address(name: &str, is_file: bool) -> io::Result<UnixAddr> {
+    let address =
+        if is_file { UnixAddr::new(name) } else { UnixAddr::new_abstract(name.as_bytes()) };
+    Ok(address?)
+}
