@@ -688,6 +688,11 @@ impl Node {
                 Verdict::Accept => taken += 1,
             }
         }
+        // Its sender may have posted all that it may until some of it has ended.
+        if !self.lossless && taken >= ACK_EVERY {
+            self.peers[p].ack_now = true;
+            self.make_ready(p);
+        }
         Verdict::Accept
     }
 
