@@ -462,16 +462,17 @@ fn vfio(suite: Suite, nightly: bool) -> Result<Outcome, String> {
             Ok(ended) => ended,
             Err(NotHere(why)) => {
                 outcome.counts.skipped += 1;
-                outcome.skips.push(format!("{}: {why}", run.name));
+                outcome.skips.push(format!("{}: {why}", run.name()));
                 continue;
             }
         };
         let seconds = began.elapsed().as_secs_f64();
-        let log = format!("guest {}, {seconds:.1} s\n{}{}", run.name, ended.output, ended.trouble);
+        let log =
+            format!("guest {}, {seconds:.1} s\n{}{}", run.name(), ended.output, ended.trouble);
         append(suite, &log);
         let tests = read_tests(&ended.output);
         outcome.counts += tests.counts;
-        outcome.skips.extend(tests.skips.iter().map(|skip| format!("{}: {skip}", run.name)));
+        outcome.skips.extend(tests.skips.iter().map(|skip| format!("{}: {skip}", run.name())));
         let faults = ended.faults > 0;
         if ended.code != Some(0) || faults != run.is_planted {
             // The guest itself failed, or its IOMMU refused something that no test noticed.
@@ -482,7 +483,7 @@ fn vfio(suite: Suite, nightly: bool) -> Result<Outcome, String> {
                 _ => "",
             };
             let said = format!("{}{}", failures(&ended.output), ended.trouble);
-            outcome.output.push_str(&format!("guest {}: {why}{said}", run.name));
+            outcome.output.push_str(&format!("guest {}: {why}{said}", run.name()));
         }
     }
     Ok(outcome)

@@ -11,7 +11,6 @@ use crate::{cargo, packages, target_dir};
 
 /// One guest of the suite: what it is for, the machine, and what the test program is told.
 pub(crate) struct Run {
-    pub(crate) name: &'static str,
     /// Its driver makes a mistake, and its IOMMU has to notice: the test of the suite itself.
     pub(crate) is_planted: bool,
     guest: Guest,
@@ -35,27 +34,33 @@ pub(crate) fn program(output: &str) -> Option<PathBuf> {
     objects.next_back()
 }
 
+/// What a guest's command line begins with: the test program, told where the ports are.
+const TESTS: &str = "export RUST_BACKTRACE=0 BAREWIRE_TEST_NAPS=1\n\
+                     export BAREWIRE_TEST_PORT=\"vfio:$NIC0 vfio:$NIC1\"\n\
+                     tests='vfio-tests --show-output --test-threads=1'\n";
+
+/// Runs the tests `$1` as an ordinary user, for whom the script has prepared the machine, and those
+/// for which one has to be root as that. A login would find the limit that the script wrote down.
+const AS_USER: &str = "hugepage-setup.sh --2m 64 --bind $NIC0 $NIC1 --group user --memlock user\n\
+                       limit=$(cut -d' ' -f4 /etc/security/limits.d/*barewire*)\n\
+                       (ulimit -l $limit && exec su user -s /bin/sh -c \"$tests $as_user\")\n\
+                       as_user=$?\n\
+                       $tests $as_root && exit $as_user\n";
+
 /// The guests of the suite, in order. What takes long is measured `nightly`.
 pub(crate) fn runs(program: &Path, nightly: bool) -> Vec<Run> {
     // Left out: what says nothing of a port, and takes long in emulation.
-    let pair = |name: &'static str, model: Model| {
-        let mut guest = Guest::with_pair(name, model.device());
-        let skipped = [
-            "refusals::",
-            "setup::",
-            "kernel::",
-            "wire::",
-            "planted::",
-            "the_models",
-            "mf5",
-            "unexpected_messages_are_bounded",
-        ];
-        guest.command = skipped.map(|name| format!("--skip {name} ")).concat();
-        guest.files.extend(testpmd());
-        Run { name, is_planted: false, guest }
-    };
+    let long = "--skip the_models --skip mf5 --skip unexpected_messages_are_bounded";
+    let of_a_port = "frames:: processes:: msg:: matching:: rma::";
+    let mut by_root = Guest::with_pair("virtio", Model::Virtio.device());
+    by_root.command = format!("$tests {of_a_port} trouble:: testpmd:: {long}\n");
+    by_root.files.extend(testpmd());
+    let mut by_user = Guest::with_pair("e1000e", Model::E1000e.device());
+    by_user.command =
+        format!("as_user='{of_a_port} {long}'\nas_root='trouble:: testpmd::'\n{AS_USER}");
+    by_user.files.extend(testpmd());
     let virtio = Model::Virtio.device();
-    let mut wrong = Guest::with_pair("wrong", virtio);
+    let mut wrong = Guest::with_pair("refusals", virtio);
     wrong.iova_bits = 39;
     // A page of 1 GiB is likely to be had. What is not used takes nothing of the host.
     wrong.memory_mib = 6144;
@@ -63,37 +68,25 @@ pub(crate) fn runs(program: &Path, nightly: bool) -> Vec<Run> {
     wrong.nics.push(Nic::on_hub("virtio-net-pci,disable-legacy=on", 3));
     wrong.nics.push(Nic::on_hub(virtio, 4));
     wrong.nics.push(Nic { shares_slot: true, ..Nic::on_hub(virtio, 5) });
-    wrong.command = "refusals:: setup:: kernel:: frames::every_length".to_owned();
+    wrong.command = "$tests refusals:: setup:: kernel:: frames::every_length\n".to_owned();
     let mut planted = Guest::with_pair("planted", virtio);
-    planted.command = "planted::".to_owned();
+    planted.command = "export VM_PLANTED=1\n$tests planted::\n".to_owned();
     let mut remapping = Guest::with_pair("remapping", virtio);
     remapping.intremap = false;
-    remapping.command = "refusals::a_machine_without_interrupt_remapping".to_owned();
-    let mut runs = vec![
-        pair("virtio", Model::Virtio),
-        pair("e1000e", Model::E1000e),
-        Run { name: "refusals", is_planted: false, guest: wrong },
-        Run { name: "remapping", is_planted: false, guest: remapping },
-        Run { name: "planted", is_planted: true, guest: planted },
-    ];
-    for run in &mut runs {
-        let guest = std::mem::replace(&mut run.guest, Guest::with_pair("", ""));
+    remapping.command = "export VM_NO_REMAPPING=1\n\
+                         $tests refusals::a_machine_without_interrupt_remapping\n"
+        .to_owned();
+    let guests = [by_root, by_user, wrong, remapping, planted];
+    let runs = guests.map(|guest| {
         let mut guest = with_setup(guest);
         guest.files.push((program.to_owned(), "usr/bin/vfio-tests".to_owned()));
-        let no_remapping = if guest.intremap { "" } else { "export VM_NO_REMAPPING=1\n" };
         let nightly = if nightly { "export BAREWIRE_NIGHTLY=1\n" } else { "" };
-        let planted = if run.is_planted { "export VM_PLANTED=1\n" } else { "" };
-        guest.command = format!(
-            "export RUST_BACKTRACE=0 BAREWIRE_TEST_NAPS=1\n\
-             export BAREWIRE_TEST_PORT=\"vfio:$NIC0 vfio:$NIC1\"\n{no_remapping}{planted}{nightly}\
-             exec vfio-tests --show-output --test-threads=1 {}\n",
-            guest.command
-        );
+        guest.command = format!("{TESTS}{nightly}{}", guest.command);
         // Far above what it needs.
         guest.limit = Duration::from_secs(480);
-        run.guest = guest;
-    }
-    runs
+        Run { is_planted: guest.name == "planted", guest }
+    });
+    runs.into()
 }
 
 /// DPDK's testpmd and its drivers for our two cards, if they are here. The drivers go where DPDK
@@ -125,6 +118,11 @@ pub(super) fn testpmd() -> Vec<(PathBuf, String)> {
 }
 
 impl Run {
+    /// What the guest is called.
+    pub(crate) fn name(&self) -> &str {
+        &self.guest.name
+    }
+
     /// Boots the guest and runs its tests.
     ///
     /// # Errors
