@@ -30,7 +30,8 @@ mod iova;
 pub mod netq;
 pub mod nic;
 pub mod survey;
-mod sys;
+#[doc(hidden)]
+pub mod sys;
 mod virtio;
 
 pub use error::VfioError;

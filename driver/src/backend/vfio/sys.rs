@@ -220,6 +220,19 @@ pub(super) unsafe fn map_dma(
 
 /// `VFIO_IOMMU_UNMAP_DMA`; says how many bytes were unmapped.
 pub(super) fn unmap_dma(container: &File, iova: u64, len: u64) -> io::Result<u64> {
+    unmap(container, 0, iova, len)
+}
+
+/// Unmaps all that a container has, behind the back of whoever mapped it: what a test of the IOMMU
+/// does.
+///
+/// # Errors
+/// The kernel refused.
+pub fn unmap_all(container: &File) -> io::Result<u64> {
+    unmap(container, vfio::VFIO_DMA_UNMAP_FLAG_ALL, 0, 0)
+}
+
+fn unmap(container: &File, flags: u32, iova: u64, len: u64) -> io::Result<u64> {
     // Without its last member, an array that ends it.
     #[repr(C)]
     struct Unmap {
@@ -228,7 +241,7 @@ pub(super) fn unmap_dma(container: &File, iova: u64, len: u64) -> io::Result<u64
         iova: u64,
         size: u64,
     }
-    let mut unmap = Unmap { argsz: size_of::<Unmap>() as u32, flags: 0, iova, size: len };
+    let mut unmap = Unmap { argsz: size_of::<Unmap>() as u32, flags, iova, size: len };
     call_with(container, 14, &mut unmap)?;
     Ok(unmap.size)
 }
