@@ -1,6 +1,7 @@
-//! Code that is not ours at the other end: the kernel's own driver, reached over AF_PACKET.
+//! Code that is not ours at the other end: the kernel's own driver of the same NIC, reached over
+//! AF_PACKET.
 //!
-//! The guest has the kernel's virtio-net, which takes NIC1.
+//! The guest's kernel has that driver, `virtio_net` or `e1000e`, which takes NIC1.
 
 use std::time::{Duration, Instant};
 
@@ -10,18 +11,33 @@ use barewire_driver::port::{MacAddr, Port, Tx};
 use crate::machine::{nic, port, rebind, sh, sysfs};
 use crate::worker::pattern;
 
-/// The kernel's interface on a NIC, once it is there.
-fn interface(nic: &str) -> String {
+/// The PCI driver of the kernel that a NIC is for.
+fn kernels_driver(nic: &str) -> &'static str {
+    match std::fs::read_to_string(sysfs(nic).join("vendor")).unwrap().trim() {
+        "0x8086" => "e1000e",
+        _ => "virtio-pci",
+    }
+}
+
+/// Waits for something that the kernel does by itself.
+fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let start = Instant::now();
     loop {
-        let dir = sysfs(nic);
-        let found = sh(&format!("ls -d {}/virtio*/net/* 2>/dev/null || true", dir.display()));
-        if let Some((_, name)) = found.trim().rsplit_once('/') {
-            return name.to_owned();
+        if let Some(found) = look() {
+            return found;
         }
-        assert!(start.elapsed() < Duration::from_secs(10), "no interface on {nic}");
+        assert!(start.elapsed() < Duration::from_secs(20), "no {what}");
         std::thread::sleep(Duration::from_millis(10));
     }
+}
+
+/// The kernel's interface on a NIC, once it is there.
+fn interface(nic: &str) -> String {
+    let dir = sysfs(nic).display().to_string();
+    until("interface", || {
+        let found = sh(&format!("ls -d {dir}/net/* {dir}/virtio*/net/* 2>/dev/null || true"));
+        Some(found.trim().rsplit_once('/')?.1.to_owned())
+    })
 }
 
 fn frame(dst: MacAddr, src: MacAddr, serial: u64) -> Vec<u8> {
@@ -67,9 +83,12 @@ fn stream(from: &mut dyn Port, to: &mut dyn Port, count: u64) {
 #[test]
 fn frames_to_and_from_the_kernels_driver() {
     let (Some(n), Some(m)) = (nic(0), nic(1)) else { return };
-    rebind(&m, "virtio-pci");
+    let driver = kernels_driver(&m);
+    rebind(&m, driver);
     let name = interface(&m);
     sh(&format!("ip link set {name} up"));
+    let carrier = format!("/sys/class/net/{name}/carrier");
+    until("carrier", || std::fs::read_to_string(&carrier).ok().filter(|c| c.trim() == "1"));
     let mut ours = port(&format!("vfio:{n}"));
     let mut theirs = port(&format!("afpacket:{name}"));
     let count = 400;
@@ -84,7 +103,7 @@ fn frames_to_and_from_the_kernels_driver() {
     };
     assert_eq!((statistic("rx_packets"), statistic("rx_errors")), (count, 0));
     assert!(statistic("tx_packets") >= count);
-    println!("{count} frames each way between vfio:{n} and {name} (virtio_net)");
+    println!("{count} frames each way between vfio:{n} and {name} ({driver})");
     drop((ours, theirs));
     rebind(&m, "vfio-pci");
 }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use crate::packages::{self, Tool};
 use crate::process::{self, Ended};
 use crate::report::{Counts, read_tests};
-use crate::vm::{NotHere, suite};
+use crate::vm::{NotHere, guest, suite};
 use crate::{bench, cargo, deb, root, target_dir};
 
 /// Suites to run and how long a size to take.
@@ -443,7 +443,7 @@ fn dpdk(suite: Suite, nightly: bool) -> Result<Outcome, String> {
     Ok(outcome)
 }
 
-/// Runs the test program `vfio` inside guests, one after the other.
+/// Runs the test program `vfio` inside guests.
 fn vfio(suite: Suite, nightly: bool) -> Result<Outcome, String> {
     let built = start(suite, nightly, &mut suite::build())?;
     let Some(program) = suite::program(&built.output).filter(|_| built.ok) else {
@@ -456,37 +456,41 @@ fn vfio(suite: Suite, nightly: bool) -> Result<Outcome, String> {
         // Nothing to explain.
         outcome.output.clear();
     }
-    for run in suite::runs(&program, nightly) {
-        let began = Instant::now();
-        let ended = match run.run() {
-            Ok(ended) => ended,
+    let runs = suite::runs(&program, nightly);
+    let all = suite::run_all(&runs, |run, ended, took| {
+        let (name, seconds) = (run.name(), took.as_secs_f64());
+        let log = format!("guest {name}, {seconds:.1} s\n{}{}", ended.output, ended.trouble);
+        append(suite, &log);
+    });
+    for (run, ended) in runs.iter().zip(all) {
+        match ended {
+            Ok(ended) => judge(run, &ended, &mut outcome),
             Err(NotHere(why)) => {
                 outcome.counts.skipped += 1;
                 outcome.skips.push(format!("{}: {why}", run.name()));
-                continue;
             }
-        };
-        let seconds = began.elapsed().as_secs_f64();
-        let log =
-            format!("guest {}, {seconds:.1} s\n{}{}", run.name(), ended.output, ended.trouble);
-        append(suite, &log);
-        let tests = read_tests(&ended.output);
-        outcome.counts += tests.counts;
-        outcome.skips.extend(tests.skips.iter().map(|skip| format!("{}: {skip}", run.name())));
-        let faults = ended.faults > 0;
-        if ended.code != Some(0) || faults != run.is_planted {
-            // The guest itself failed, or its IOMMU refused something that no test noticed.
-            outcome.counts.failed += u64::from(tests.counts.failed == 0);
-            let why = match (faults, run.is_planted) {
-                (true, false) => "the IOMMU refused accesses\n",
-                (false, true) => "a planted mistake went unnoticed\n",
-                _ => "",
-            };
-            let said = format!("{}{}", failures(&ended.output), ended.trouble);
-            outcome.output.push_str(&format!("guest {}: {why}{said}", run.name()));
         }
     }
     Ok(outcome)
+}
+
+/// Adds what came of one guest.
+fn judge(run: &suite::Run, ended: &guest::Ended, outcome: &mut Outcome) {
+    let tests = read_tests(&ended.output);
+    outcome.counts += tests.counts;
+    outcome.skips.extend(tests.skips.iter().map(|skip| format!("{}: {skip}", run.name())));
+    let faults = ended.faults > 0;
+    if ended.code != Some(0) || faults != run.is_planted {
+        // The guest itself failed, or its IOMMU refused something that no test noticed.
+        outcome.counts.failed += u64::from(tests.counts.failed == 0);
+        let why = match (faults, run.is_planted) {
+            (true, false) => "the IOMMU refused accesses\n",
+            (false, true) => "a planted mistake went unnoticed\n",
+            _ => "",
+        };
+        let said = format!("{}{}", failures(&ended.output), ended.trouble);
+        outcome.output.push_str(&format!("guest {}: {why}{said}", run.name()));
+    }
 }
 
 /// Two guests, one of which sends to the other over a cable that loses frames: one check.

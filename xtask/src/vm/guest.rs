@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use super::NotHere;
 use super::cpio::Archive;
-use super::kernel::Kernel;
+use super::kernel::{Flavour, Kernel};
 use crate::{process, target_dir};
 
 /// What every guest loads.
@@ -84,6 +84,7 @@ pub(crate) struct Guest {
     pub(crate) bind: bool,
     /// An IOMMU fault is expected and not a failure.
     pub(crate) faults_allowed: bool,
+    pub(crate) kernel: Flavour,
     /// Kernel modules beside those of VFIO.
     pub(crate) modules: Vec<&'static str>,
     /// Programs and files of the host, and where they go. A program's libraries go along.
@@ -108,6 +109,7 @@ impl Guest {
             intremap: true,
             bind: true,
             faults_allowed: false,
+            kernel: Flavour::Cloud,
             modules: Vec::new(),
             files: Vec::new(),
             command: String::new(),
@@ -146,7 +148,7 @@ pub(crate) fn run(guest: &Guest, tell: &mut dyn FnMut(&str)) -> Result<Ended, No
         let mend = "qemu is not installed: sudo apt-get install -y qemu-system-x86";
         return Err(NotHere(mend.to_owned()));
     }
-    let kernel = Kernel::provide()?;
+    let kernel = Kernel::provide(guest.kernel)?;
     sweep(&target_dir().join("vm"));
     let dir = target_dir().join("vm").join(format!("run-{}-{}", std::process::id(), guest.name));
     let failed = |why: std::io::Error| NotHere(format!("{}: {why}", dir.display()));

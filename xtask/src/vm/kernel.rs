@@ -11,8 +11,33 @@ use nix::fcntl::{Flock, FlockArg};
 use super::NotHere;
 use crate::target_dir;
 
-/// The small kernel for virtual machines: VFIO as modules, the IOMMU built in.
-const KERNEL: &str = "linux-image-cloud-amd64";
+/// Which of Debian's kernels. Both have VFIO as modules and the IOMMU built in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Flavour {
+    /// The small one for virtual machines.
+    Cloud,
+    /// The one for everything, with drivers of real NICs: three times the size, and slower to boot.
+    Full,
+}
+
+impl Flavour {
+    fn package(self) -> &'static str {
+        match self {
+            Self::Cloud => "linux-image-cloud-amd64",
+            Self::Full => "linux-image-amd64",
+        }
+    }
+
+    /// Where it is unpacked.
+    fn dir(self) -> PathBuf {
+        let vm = target_dir().join("vm");
+        match self {
+            Self::Cloud => vm,
+            Self::Full => vm.join("full"),
+        }
+    }
+}
+
 const SHELL: &str = "busybox-static";
 
 /// What a guest boots from.
@@ -29,10 +54,11 @@ impl Kernel {
     ///
     /// # Errors
     /// [`NotHere`] if they can be had neither here nor from Debian.
-    pub(crate) fn provide() -> Result<Self, NotHere> {
-        Self::provide_in(&target_dir().join("vm"), |root| {
-            let image = dependency(KERNEL, "linux-image-").ok_or_else(|| {
-                NotHere(format!("no package {KERNEL} is known here: sudo apt-get update"))
+    pub(crate) fn provide(flavour: Flavour) -> Result<Self, NotHere> {
+        let kernel = flavour.package();
+        Self::provide_in(&flavour.dir(), |root| {
+            let image = dependency(kernel, "linux-image-").ok_or_else(|| {
+                NotHere(format!("no package {kernel} is known here: sudo apt-get update"))
             })?;
             [image.as_str(), SHELL].iter().try_for_each(|package| fetch(root, package))
         })

@@ -75,6 +75,9 @@ pub(crate) struct VmArgs {
     /// Neither builds the program `barewire` nor takes it along.
     #[arg(long)]
     no_barewire: bool,
+    /// Boots the kernel with the drivers of real NICs.
+    #[arg(long)]
+    full_kernel: bool,
     /// A kernel module to load beside those of VFIO.
     #[arg(long)]
     module: Vec<String>,
@@ -115,6 +118,9 @@ pub(crate) fn run(args: &VmArgs) -> Result<ExitCode, String> {
     guest.bind = !args.no_bind;
     guest.faults_allowed = args.allow_faults;
     guest.kvm = args.kvm;
+    if args.full_kernel {
+        guest.kernel = kernel::Flavour::Full;
+    }
     guest.limit = Duration::from_secs(args.limit);
     // Leaked once per call of the command: a module's name lives as long as the guest's.
     guest.modules = args.module.iter().map(|name| &*name.clone().leak()).collect();

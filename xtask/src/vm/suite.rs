@@ -2,9 +2,12 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
 
 use super::guest::{self, Ended, Guest, Model, Nic};
+use super::kernel::Flavour;
 use super::wire::Wire;
 use super::{NotHere, with_setup};
 use crate::{cargo, packages, target_dir};
@@ -69,6 +72,11 @@ pub(crate) fn runs(program: &Path, nightly: bool) -> Vec<Run> {
     wrong.nics.push(Nic::on_hub(virtio, 4));
     wrong.nics.push(Nic { shares_slot: true, ..Nic::on_hub(virtio, 5) });
     wrong.command = "$tests refusals:: setup:: kernel:: frames::every_length\n".to_owned();
+    // The kernel's own driver at the other end; for virtio-net it is in the guest above.
+    let mut kernels = Guest::with_pair("kernel", Model::E1000e.device());
+    kernels.kernel = Flavour::Full;
+    kernels.modules = vec!["e1000e", "af_packet"];
+    kernels.command = "$tests kernel::\n".to_owned();
     let mut planted = Guest::with_pair("planted", virtio);
     planted.command = "export VM_PLANTED=1\n$tests planted::\n".to_owned();
     let mut remapping = Guest::with_pair("remapping", virtio);
@@ -76,7 +84,7 @@ pub(crate) fn runs(program: &Path, nightly: bool) -> Vec<Run> {
     remapping.command = "export VM_NO_REMAPPING=1\n\
                          $tests refusals::a_machine_without_interrupt_remapping\n"
         .to_owned();
-    let guests = [by_root, by_user, wrong, remapping, planted];
+    let guests = [by_root, by_user, wrong, kernels, remapping, planted];
     let runs = guests.map(|guest| {
         let mut guest = with_setup(guest);
         guest.files.push((program.to_owned(), "usr/bin/vfio-tests".to_owned()));
@@ -117,6 +125,37 @@ pub(super) fn testpmd() -> Vec<(PathBuf, String)> {
     std::iter::once(own(&program)).chain(drivers.into_iter().map(|path| own(path))).collect()
 }
 
+/// Guests that run at the same time. Most of their time they wait: for a device to be reset, or for
+/// a time to be over.
+const AT_ONCE: usize = 2;
+
+/// Runs the guests, tells `each` of every one as it ends, and says how they ended, in their order.
+pub(crate) fn run_all(
+    runs: &[Run],
+    each: impl Fn(&Run, &Ended, Duration) + Sync,
+) -> Vec<Result<Ended, NotHere>> {
+    let next = AtomicUsize::new(0);
+    let work = || {
+        let mut done = Vec::new();
+        loop {
+            let i = next.fetch_add(1, Relaxed);
+            let Some(run) = runs.get(i) else { return done };
+            let began = Instant::now();
+            let ended = run.run();
+            if let Ok(ended) = &ended {
+                each(run, ended, began.elapsed());
+            }
+            done.push((i, ended));
+        }
+    };
+    let mut all: Vec<(usize, Result<Ended, NotHere>)> = std::thread::scope(|scope| {
+        let threads = [(); AT_ONCE].map(|()| scope.spawn(work));
+        threads.into_iter().flat_map(|thread| thread.join().expect("it does not panic")).collect()
+    });
+    all.sort_by_key(|(i, _)| *i);
+    all.into_iter().map(|(_, ended)| ended).collect()
+}
+
 impl Run {
     /// What the guest is called.
     pub(crate) fn name(&self) -> &str {
@@ -127,7 +166,7 @@ impl Run {
     ///
     /// # Errors
     /// [`NotHere`].
-    pub(crate) fn run(&self) -> Result<Ended, NotHere> {
+    fn run(&self) -> Result<Ended, NotHere> {
         guest::run(&self.guest, &mut |_| {})
     }
 }
