@@ -133,9 +133,18 @@ impl Suite {
                 packages::VALGRIND,
             ],
             Self::Vfio => &[crate::vm::QEMU, packages::TESTPMD],
-            Self::Benches => {
-                &[packages::VALGRIND, packages::STRACE, packages::IP, packages::FI_INFO]
-            }
+            Self::Benches => &[
+                packages::VALGRIND,
+                packages::STRACE,
+                packages::IP,
+                packages::FI_INFO,
+                // For the bench `vfio`, which compares with DPDK in a guest.
+                crate::vm::QEMU,
+                packages::TESTPMD,
+                packages::DPDK,
+                packages::LIBCLANG,
+                packages::PKG_CONFIG,
+            ],
             _ => &[],
         }
     }
