@@ -78,6 +78,37 @@ pub(crate) struct TxWr {
     pub(crate) of_peer: Link,
 }
 
+impl TxWr {
+    /// A request of nothing yet, posted to `peer` by endpoint `ep`, whose number is `src_ep`, for
+    /// that with the number `dst_ep`.
+    #[inline(always)]
+    pub(crate) fn new(
+        context: u64,
+        (peer, ep): (u32, u32),
+        (dst_ep, src_ep): (u16, u16),
+        flags: WrFlags,
+    ) -> Self {
+        Self {
+            context,
+            tag: 0,
+            data: 0,
+            len: 0,
+            sent: 0,
+            asked: 0,
+            pull_op: NONE,
+            pull_gen: 0,
+            peer,
+            ep,
+            unacked: 0,
+            dst_ep,
+            src_ep,
+            flags,
+            queue: Link::default(),
+            of_peer: Link::default(),
+        }
+    }
+}
+
 impl Linked<0> for TxWr {
     fn link(&mut self) -> &mut Link {
         &mut self.queue

@@ -11,7 +11,7 @@ use super::{EpId, Inject, MsgKind, Node, RecvReq, SendReq};
 use crate::error::{Error, Result};
 use crate::flags::{Caps, CqFlags, OpFlags};
 use crate::proto::matching::Src;
-use crate::slab::{Link, NONE};
+use crate::slab::NONE;
 use crate::types::{Cqe, FI_ADDR_UNSPEC, Instant, ProvErrno};
 use crate::wire::EndStatus;
 
@@ -60,24 +60,8 @@ impl Node {
         let flags = wr_flags(&req, ep.tx_selective);
         let src_ep = ep.number;
         let (p, dst_ep, inc) = entry;
-        let w = self.alloc_wr(TxWr {
-            context: req.context,
-            tag: req.tag,
-            data: req.data,
-            len,
-            sent: 0,
-            asked: 0,
-            pull_op: NONE,
-            pull_gen: 0,
-            peer: p,
-            ep: e,
-            unacked: 0,
-            dst_ep,
-            src_ep,
-            flags,
-            queue: Link::default(),
-            of_peer: Link::default(),
-        });
+        let wr = TxWr::new(req.context, (p, e), (dst_ep, src_ep), flags);
+        let w = self.alloc_wr(TxWr { tag: req.tag, data: req.data, len, ..wr });
         self.keep_memory(w, &mut req.buf);
         self.queue_wr(now, p, w, inc);
         Ok(())

@@ -14,7 +14,7 @@ use super::{EpId, Node};
 use crate::error::{Error, Result};
 use crate::flags::{Caps, CqFlags, OpFlags};
 use crate::proto::atomic::{self, AtomicKind, AtomicOp, Datatype};
-use crate::slab::{Link, NONE};
+use crate::slab::NONE;
 use crate::types::{Cqe, FI_ADDR_UNSPEC, FiAddr, Instant};
 
 /// Places of an endpoint's counters of one-sided operations.
@@ -335,24 +335,9 @@ impl Node {
     fn alloc_rma(&mut self, common: &Common, len: u64, kind: RmaKind, iov: RmaList) -> u32 {
         let rma = Rma { kind, iov, at: 0, done: 0, seq: 0, pull: NONE };
         let r = self.rma.alloc(rma).expect("as many records as requests");
-        self.alloc_wr(TxWr {
-            context: common.context,
-            tag: 0,
-            data: common.data,
-            len,
-            sent: 0,
-            asked: 0,
-            pull_op: r,
-            pull_gen: 0,
-            peer: common.peer,
-            ep: common.e,
-            unacked: 0,
-            dst_ep: common.dst_ep,
-            src_ep: self.eps[common.e].number,
-            flags: common.flags,
-            queue: Link::default(),
-            of_peer: Link::default(),
-        })
+        let (ends, eps) = ((common.peer, common.e), (common.dst_ep, self.eps[common.e].number));
+        let wr = TxWr::new(common.context, ends, eps, common.flags);
+        self.alloc_wr(TxWr { data: common.data, len, pull_op: r, ..wr })
     }
 
     /// The record of a one-sided operation.

@@ -24,18 +24,20 @@ use crate::plant::{Bug, planted};
 use crate::proto::blocks::{UNIT, units};
 use crate::proto::matching::Src;
 use crate::rel::sent::{BodyRef, Sent};
-use crate::slab::{Link, NONE};
+use crate::slab::NONE;
 use crate::types::{Cqe, FI_ADDR_UNSPEC, Instant};
 use crate::wire::{self, BASE_LEN, IMM_LEN, MsgOp, PlainMsg, TRAILER_LEN, Ty, mac_key};
 
-/// Flags of a send that need no record. `FI_MORE` allows messages to be held back and joined, which
-/// pays where a frame costs more than what it takes to write it to memory: not here.
-const SEND_FLAGS: OpFlags = OpFlags::REMOTE_CQ_DATA
-    .union(OpFlags::MORE)
+/// Flags that change nothing for what leaves at once.
+pub(super) const PLAIN_FLAGS: OpFlags = OpFlags::MORE
     .union(OpFlags::COMPLETION)
     .union(OpFlags::INJECT)
     .union(OpFlags::INJECT_COMPLETE)
     .union(OpFlags::TRANSMIT_COMPLETE);
+
+/// Flags of a send that need no record. `FI_MORE` allows messages to be held back and joined, which
+/// pays where a frame costs more than what it takes to write it to memory: not here.
+const SEND_FLAGS: OpFlags = PLAIN_FLAGS.union(OpFlags::REMOTE_CQ_DATA);
 
 /// Those of a send that has one. To hold messages back and join them pays here.
 const SEND_FLAGS_KEPT: OpFlags =
@@ -142,22 +144,12 @@ impl Node {
             cq.reserve_free();
             ep.tx_used += 1;
             let wr = TxWr {
-                context: req.context,
                 tag: req.tag,
                 data: req.data,
                 len: len as u64,
                 sent: len as u64,
-                asked: 0,
-                pull_op: NONE,
-                pull_gen: 0,
-                peer: p,
-                ep: e,
                 unacked: 1,
-                dst_ep,
-                src_ep: ep.number,
-                flags: wr_flags,
-                queue: Link::default(),
-                of_peer: Link::default(),
+                ..TxWr::new(req.context, (p, e), (dst_ep, ep.number), wr_flags)
             };
             self.keep_sent(clock(), wr, &mut req.buf, &head[BASE_LEN..], cost);
             return true;

@@ -18,12 +18,11 @@ use super::peer::{Peer, slot_of};
 use super::rma::{FETCHED, REMOTE_READ, check_one_range};
 use super::rma_in::{JOBS_MAX, atomic_needs, decode_atomic};
 use super::rma_out::ANSWERS_MAX;
-use super::short::{is_unawaited, short_cost};
+use super::short::{PLAIN_FLAGS, is_unawaited, short_cost};
 use super::{AtomicReq, EpId, FrameSink, Inject, Node, RmaIov};
 use crate::error::Error;
 use crate::flags::{Caps, OpFlags};
 use crate::proto::atomic::{self, AtomicKind, Datatype, Sharing};
-use crate::rel::psn::Psn;
 use crate::slab::{Handle, Link, NONE, Slab};
 use crate::types::{FiAddr, Instant, ProvErrno};
 use crate::wire::{
@@ -40,12 +39,7 @@ const REQUEST_MAX: usize = AtomicOp::HEAD + 2 * Job::SHORT;
 const NEAR: usize = 8;
 
 /// Flags of an operation that the short way knows.
-const FLAGS: OpFlags = OpFlags::MORE
-    .union(OpFlags::COMPLETION)
-    .union(OpFlags::INJECT)
-    .union(OpFlags::INJECT_COMPLETE)
-    .union(OpFlags::TRANSMIT_COMPLETE)
-    .union(OpFlags::DELIVERY_COMPLETE);
+const FLAGS: OpFlags = PLAIN_FLAGS.union(OpFlags::DELIVERY_COMPLETE);
 
 /// An atomic operation that fetches, on one remote range. As [`AtomicReq`], with the memory
 /// borrowed: `result` is taken if the operation is posted.
@@ -135,7 +129,8 @@ struct Near {
 /// What a target keeps for the short way.
 #[derive(Debug)]
 pub(super) struct Asked {
-    near: [Near; NEAR],
+    /// Apart from the node, whose own records stand close together.
+    near: Box<[Near; NEAR]>,
     /// Answers that the burst being taken has made due.
     answers: Vec<Answer>,
     /// How many answers there may be on the long way, and waiting here besides.
@@ -146,7 +141,7 @@ impl Asked {
     /// For a node with room for `jobs` answers.
     pub(super) fn new(jobs: usize) -> Self {
         let answers = Vec::with_capacity(ANSWERS_AT_ONCE);
-        Self { near: Near::NONE, answers, jobs_few: jobs.min(JOBS_MAX.into()) }
+        Self { near: Box::new(Near::NONE), answers, jobs_few: jobs.min(JOBS_MAX.into()) }
     }
 
     /// What is known of `what`, if anything, and the answers.
@@ -217,8 +212,8 @@ impl Node {
         if !self.tx.has_used() && !fresh_wr(&mut self.tx, &mut self.inject, &mut self.send_bufs) {
             return false;
         }
-        let made = self.tx.alloc_again(short_wr(req.context, psn, (p, e), eps, flags));
-        let Some(made) = made else { return false };
+        let wr = TxWr { pull_gen: psn.0, ..TxWr::new(req.context, (p, e), eps, flags) };
+        let Some(made) = self.tx.alloc_again(wr) else { return false };
         let w = made.idx();
         let op = req.header(eps, peer.rma_seq, made);
         let base = base_to(peer, self.mac, len as u16);
@@ -321,9 +316,9 @@ impl Node {
         let Some(op) = PlainAtomic::parse(frame) else { return false };
         let (near, _) = self.asked.look(&op.what);
         if near.what != op.what || near.plen != base.plen {
-            return self.look_near(&op, base.plen) && self.execute_first(now, p, frame, &op);
+            return self.look_near(op, base.plen) && self.execute_first(now, p, frame, op);
         }
-        self.execute_near(now, p, frame, &op)
+        self.execute_near(now, p, frame, op)
     }
 
     /// As [`execute_near`](Self::execute_near), for the first operation of its kind.
@@ -333,20 +328,14 @@ impl Node {
         now: Instant,
         p: u32,
         frame: &RxFrame<'_>,
-        op: &PlainAtomic,
+        op: PlainAtomic,
     ) -> bool {
         self.execute_near(now, p, frame, op)
     }
 
     /// Executes an operation of which everything is known that is alike in many.
     #[inline(always)]
-    fn execute_near(
-        &mut self,
-        now: Instant,
-        p: u32,
-        frame: &RxFrame<'_>,
-        op: &PlainAtomic,
-    ) -> bool {
+    fn execute_near(&mut self, now: Instant, p: u32, frame: &RxFrame<'_>, op: PlainAtomic) -> bool {
         let jobs_few = self.asked.jobs_few;
         let (near, answers) = self.asked.look(&op.what);
         let at = op.addr.wrapping_sub(near.base);
@@ -382,7 +371,7 @@ impl Node {
     /// Asks every question about an operation that fetches, and remembers the answers if each of
     /// them is yes.
     #[inline(never)]
-    fn look_near(&mut self, said: &PlainAtomic, plen: u16) -> bool {
+    fn look_near(&mut self, said: PlainAtomic, plen: u16) -> bool {
         let Some(op) = said.checked() else { return false };
         let last = op.range.last && op.end;
         let plain = op.fetch && last && !op.tagged && !op.void;
@@ -420,7 +409,7 @@ impl Node {
     /// What was found out about operations holds no longer.
     #[cold]
     pub(super) fn forget_near(&mut self) {
-        self.asked.near = Near::NONE;
+        *self.asked.near = Near::NONE;
     }
 
     #[cold]
@@ -616,35 +605,6 @@ fn fresh_wr(tx: &mut Slab<TxWr>, inject: &mut Vec<Inject>, bufs: &mut Vec<IoBuf>
     let Some(w) = tx.vacant() else { return false };
     Node::touch_wr(inject, bufs, w);
     true
-}
-
-/// The record of an operation of the short way, posted to `peer` by endpoint `ep`.
-#[inline(always)]
-fn short_wr(
-    context: u64,
-    psn: Psn,
-    (peer, ep): (u32, u32),
-    (dst_ep, src_ep): (u16, u16),
-    flags: WrFlags,
-) -> TxWr {
-    TxWr {
-        context,
-        tag: 0,
-        data: 0,
-        len: 0,
-        sent: 0,
-        asked: 0,
-        pull_op: NONE,
-        pull_gen: psn.0,
-        peer,
-        ep,
-        unacked: 0,
-        dst_ep,
-        src_ep,
-        flags,
-        queue: Link::default(),
-        of_peer: Link::default(),
-    }
 }
 
 impl ShortAtomic<'_> {

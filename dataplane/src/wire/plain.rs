@@ -94,7 +94,6 @@ impl PlainBase {
 /// The header of an ATOMIC as it was written, for who compares it with one that was checked.
 #[derive(Clone, Copy, Debug)]
 pub struct PlainAtomic {
-    bytes: Bytes<{ AtomicOp::LEN }>,
     /// What one packet after the other may ask for alike.
     pub what: AtomicWhat,
     /// As in [`RemoteRange`](super::RemoteRange).
@@ -137,12 +136,22 @@ impl PlainAtomic {
         let what =
             AtomicWhat { head: b.u64::<0>() & ALIKE, rkey: b.u64::<8>(), kind: b.u32::<32>() };
         let (addr, offset) = (b.u64::<16>(), b.u32::<36>());
-        Some(Self { bytes: b, what, addr, dst_op: b.u32::<24>(), dst_gen: b.u32::<28>(), offset })
+        Some(Self { what, addr, dst_op: b.u32::<24>(), dst_gen: b.u32::<28>(), offset })
     }
 
-    /// The header, checked; `None` if something is wrong with it, or remote CQ data follows it.
+    /// The header, checked, but for the number of the operation and the endpoint that it is from.
+    /// `None` if something is wrong with it, or remote CQ data follows it.
     pub fn checked(&self) -> Option<AtomicOp> {
-        match AtomicOp::of(&self.bytes) {
+        // From what was copied, since the frame may say something else by now.
+        let mut b = Bytes::ZERO;
+        b.put64::<0>(self.what.head);
+        b.put64::<8>(self.what.rkey);
+        b.put64::<16>(self.addr);
+        b.put32::<24>(self.dst_op);
+        b.put32::<28>(self.dst_gen);
+        b.put32::<32>(self.what.kind);
+        b.put32::<36>(self.offset);
+        match AtomicOp::of(&b) {
             Ok((op, false)) => Some(op),
             _ => None,
         }
