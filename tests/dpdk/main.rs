@@ -18,6 +18,7 @@ mod supervisor;
 mod worker;
 
 mod memif;
+mod nic;
 mod nodes;
 mod ring;
 

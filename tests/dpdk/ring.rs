@@ -7,12 +7,17 @@ use barewire::*;
 use crate::supervisor::PATIENCE;
 use crate::worker::{Node, open, pattern, settings};
 
-/// Two nodes that know each other, each with the other's address.
+/// Two nodes on the ends of a pair of rings of their own.
 fn pair(name: &str, wrap: &str, options: &str) -> [(Node, FiAddr); 2] {
+    let [a, b] =
+        ["a", "b"].map(|end| format!("{wrap}dpdk{options}:net_ring_{name}_{end},pair={name}"));
+    join([&a, &b])
+}
+
+/// Two nodes that know each other, each with the other's address.
+pub(crate) fn join(ports: [&str; 2]) -> [(Node, FiAddr); 2] {
     let quiet = Settings { t_dead: Duration::from_secs(10), ..settings() };
-    let [a, b] = ["a", "b"].map(|end| {
-        open(&format!("{wrap}dpdk{options}:net_ring_{name}_{end},pair={name}"), quiet.clone())
-    });
+    let [a, b] = ports.map(|port| open(port, quiet.clone()));
     let at = |node: &Node| node.ep.getname().unwrap().to_string();
     let (to_b, to_a) = (a.knows(&at(&b)), b.knows(&at(&a)));
     [(a, to_b), (b, to_a)]
@@ -37,7 +42,7 @@ fn complete(a: &Node, want_a: usize, b: &Node, want_b: usize) -> [Vec<Completion
 }
 
 /// A message of every length goes there and comes back.
-fn ping_pong(ends: &[(Node, FiAddr); 2], sizes: &[usize]) {
+pub(crate) fn ping_pong(ends: &[(Node, FiAddr); 2], sizes: &[usize]) {
     let [(a, to_b), (b, to_a)] = ends;
     for &len in sizes {
         let sent = pattern(len, len as u64 + 1);

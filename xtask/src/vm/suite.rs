@@ -1,4 +1,4 @@
-//! The suite `vfio`: the test program `vfio` of `barewire-tests`, run inside guests.
+//! The test programs `vfio` and `dpdk` of `barewire-tests`, run inside guests.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -19,10 +19,10 @@ pub(crate) struct Run {
     guest: Guest,
 }
 
-/// `cargo` arguments that build the test program and say where it is.
-pub(crate) fn build() -> Command {
+/// `cargo` arguments that build a test program and say where it is.
+pub(crate) fn build(test: &str) -> Command {
     let mut command = Command::new(cargo());
-    command.args(["test", "--package", "barewire-tests", "--test", "vfio", "--no-run"]);
+    command.args(["test", "--package", "barewire-tests", "--test", test, "--no-run"]);
     command.args(["--message-format", "json-render-diagnostics"]);
     command
 }
@@ -31,7 +31,7 @@ pub(crate) fn build() -> Command {
 pub(crate) fn program(output: &str) -> Option<PathBuf> {
     let mut objects = output.lines().filter_map(|line| {
         let object: serde_json::Value = serde_json::from_str(line).ok()?;
-        let is_it = object.pointer("/target/name")?.as_str()? == "vfio";
+        let is_it = object.pointer("/target/kind/0")?.as_str()? == "test";
         is_it.then(|| object.get("executable")?.as_str().map(PathBuf::from)).flatten()
     });
     objects.next_back()
@@ -97,10 +97,41 @@ pub(crate) fn runs(program: &Path, nightly: bool) -> Vec<Run> {
     runs.into()
 }
 
-/// DPDK's testpmd and its drivers for our two cards, if they are here. The drivers go where DPDK
-/// loads all it finds.
+/// The guests in which the tests of PCI devices run that are in the test program `dpdk`: one with
+/// each of the cards that DPDK has a driver for and we have too.
+pub(crate) fn dpdk(program: &Path) -> Vec<Run> {
+    let runs = [("dpdk-virtio", Model::Virtio), ("dpdk-e1000e", Model::E1000e)];
+    let runs = runs.map(|(name, model)| {
+        let mut guest = Guest::with_pair(name, model.device());
+        guest.files = drivers();
+        guest.files.push((program.to_owned(), "usr/bin/dpdk-tests".to_owned()));
+        guest.command = "export RUST_BACKTRACE=0\n\
+                         exec dpdk-tests --show-output --test-threads=1 nic::\n"
+            .to_owned();
+        // Far above what it needs.
+        guest.limit = Duration::from_secs(240);
+        Run { is_planted: false, guest }
+    });
+    runs.into()
+}
+
+/// DPDK's testpmd and its drivers, if they are here.
 pub(super) fn testpmd() -> Vec<(PathBuf, String)> {
     let program = PathBuf::from("/usr/bin").join(packages::TESTPMD.program);
+    let drivers = drivers();
+    if !program.is_file() || drivers.is_empty() {
+        return Vec::new();
+    }
+    std::iter::once(own(&program)).chain(drivers).collect()
+}
+
+/// A file, and the same place in a guest.
+fn own(path: &Path) -> (PathBuf, String) {
+    (path.to_owned(), path.to_string_lossy().into_owned())
+}
+
+/// DPDK's drivers for our two cards, if they are here. They go where DPDK loads all it finds.
+fn drivers() -> Vec<(PathBuf, String)> {
     let lists = |dir: &Path| {
         let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
         let mut paths: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
@@ -118,11 +149,10 @@ pub(super) fn testpmd() -> Vec<(PathBuf, String)> {
             plugins.iter().filter(is_it).max_by_key(|path| path.as_os_str().len())
         })
         .collect();
-    if !program.is_file() || drivers.len() < 3 {
+    if drivers.len() < 3 {
         return Vec::new();
     }
-    let own = |path: &Path| (path.to_owned(), path.to_string_lossy().into_owned());
-    std::iter::once(own(&program)).chain(drivers.into_iter().map(|path| own(path))).collect()
+    drivers.into_iter().map(|path| own(path)).collect()
 }
 
 /// Guests that run at the same time. Most of their time they wait: for a device to be reset, or for
