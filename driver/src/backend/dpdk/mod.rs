@@ -50,8 +50,10 @@ pub(crate) use spec::parse;
 
 /// Frames that are sent at once.
 const TX_BURST: usize = 32;
-/// Frames that are received at once; a larger `max` is cut to this.
+/// Frames that are received at once; a larger `max` is cut to this. Of long ones fewer: what a
+/// driver has copied is copied on while it is in the nearest cache.
 const RX_BURST: usize = 32;
+const RX_BURST_LEN: usize = 48 << 10;
 /// Frames from this length on are lent to a driver that copies: what it takes to describe one is
 /// about what it takes to copy that much.
 const LOAN_LEN: usize = 512;
@@ -153,6 +155,8 @@ pub struct DpdkPort {
     /// What it lends memory with, if its driver copies at once.
     loan: Option<Loan>,
     rx: [Mbuf; RX_BURST],
+    /// Frames that the device is asked for at a time.
+    rx_step: usize,
     /// Where a frame of several buffers is joined.
     whole: Box<[u8]>,
     counters: PortCounters,
@@ -256,10 +260,11 @@ impl DpdkPort {
             tx: [null_mut(); TX_BURST],
             tx_at: 0,
             tx_end: 0,
-            stock: Stock::new(device.frame_max, device.pmd.is_memory()),
+            stock: Stock::new(device.frame_max, device.pmd.recycles()),
             tx_ring: device.tx_ring(),
             loan: copies.then(|| Loan::new(device.pool)).flatten(),
             rx: [null_mut(); RX_BURST],
+            rx_step: (RX_BURST_LEN / device.frame_max).clamp(1, RX_BURST),
             whole: vec![0; device.frame_max].into(),
             counters: PortCounters::default(),
             polls: 0,
@@ -369,6 +374,22 @@ impl DpdkPort {
             (*mbuf).data_len = wire_len as u16;
             (*mbuf).pkt_len = wire_len as u32;
         }
+    }
+
+    /// Takes at most `max` frames from the device, into `rx`, which has room.
+    #[inline(always)]
+    fn receive(&mut self, max: usize) -> usize {
+        if self.leash.as_ref().is_some_and(|leash| !leash.begin()) {
+            return 0;
+        }
+        let max = max.min(RX_BURST);
+        // SAFETY: the port is started, this thread is the only one to use it (`&mut self`), and
+        // `rx` has room for `max`.
+        let count = unsafe { sys::rx_burst(self.port, 0, self.rx.as_mut_ptr(), max as u16) };
+        if let Some(leash) = &self.leash {
+            leash.end();
+        }
+        usize::from(count).min(max)
     }
 
     /// Lends what `rx[..count]` holds, and keeps the buffers or gives them back.
@@ -619,21 +640,19 @@ impl Port for DpdkPort {
         if !self.link.is_started {
             return self.look_while_down();
         }
-        if self.leash.as_ref().is_some_and(|leash| !leash.begin()) {
-            return Ok(0);
-        }
         let max = max.min(RX_BURST);
-        // SAFETY: the port is started, this thread is the only one to use it (`&mut self`), and
-        // `rx` has room for `max`.
-        let count = unsafe { sys::rx_burst(self.port, 0, self.rx.as_mut_ptr(), max as u16) };
-        if let Some(leash) = &self.leash {
-            leash.end();
+        let mut total = 0;
+        loop {
+            let step = self.rx_step.min(max - total);
+            let count = self.receive(step);
+            if count > 0 {
+                self.lend(count, sink);
+            }
+            total += count;
+            if count < step || total == max {
+                return Ok(total);
+            }
         }
-        let count = usize::from(count).min(max);
-        if count > 0 {
-            self.lend(count, sink);
-        }
-        Ok(count)
     }
 
     fn counters(&self) -> PortCounters {

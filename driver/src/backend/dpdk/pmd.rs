@@ -130,6 +130,11 @@ impl Pmd {
         self.is("net_ring") || self.is("net_memif")
     }
 
+    /// Whether what was received can be sent with next. `net_af_xdp` gets into trouble with it.
+    pub(super) fn recycles(&self) -> bool {
+        self.is_memory() || self.is("net_null")
+    }
+
     /// What to give the driver beyond what the user wrote, so that frames of `mtu` fit.
     pub(super) fn more_args(&self, settings: &DpdkSettings, mtu: usize) -> String {
         let has = |key: &str| settings.arg(key).is_some();

@@ -78,6 +78,9 @@ impl Stock {
     /// They are packets of the caller's, of whom nobody has a reference any more.
     #[inline(always)]
     pub(super) unsafe fn keep(&mut self, mbufs: &mut [Mbuf]) -> usize {
+        if self.keep_max == 0 {
+            return mbufs.len();
+        }
         let mut left = 0;
         for i in 0..mbufs.len() {
             let mbuf = mbufs[i];
