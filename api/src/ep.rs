@@ -83,6 +83,8 @@ pub struct EpCommon {
     /// All bits of a peer's address count, or none: data of a connection goes to the one peer.
     pub(crate) addr_bits: FiAddr,
     limits: (usize, usize),
+    /// Longest message that is sent where it would not fit a frame.
+    pub(crate) max_msg_size: u64,
     buffered: (AtomicUsize, AtomicUsize),
     buffered_recv: bool,
     tx_op_flags: AtomicU64,
@@ -115,7 +117,10 @@ impl EpCommon {
         };
         let connected = Connected::of(dom, info)?;
         let id = dom.enter()?.node().ep_open(attr)?;
-        let ep = Self::of(dom, id, connected, &attr);
+        let mut ep = Self::of(dom, id, connected, &attr);
+        if info.ep_attr.max_msg_size != 0 {
+            ep.max_msg_size = info.ep_attr.max_msg_size;
+        }
         if let Some(it) = &ep.connected {
             ep.bind_av(it.av())?;
         }
@@ -125,13 +130,11 @@ impl EpCommon {
     /// A shared receive context.
     pub(crate) fn open_srx(dom: &DomainRef, rx: &RxAttr) -> Result<Self> {
         let attr = NodeEpAttr {
-            number: None,
             caps: if rx.caps.is_empty() { Caps::MSG | Caps::TAGGED } else { rx.caps },
             tx_size: 0,
             rx_size: if rx.size == 0 { crate::info::RX_SIZE } else { rx.size },
-            tx_op_flags: OpFlags::empty(),
             rx_op_flags: rx.op_flags,
-            buffered_recv: false,
+            ..NodeEpAttr::default()
         };
         if !crate::info::RX_OP_FLAGS.contains(rx.op_flags) {
             return Err(Error::BadFlags);
@@ -149,6 +152,7 @@ impl EpCommon {
             object: dom.ep_count.fetch_add(1, Ordering::Relaxed),
             caps: attr.caps,
             limits: (attr.tx_size, attr.rx_size),
+            max_msg_size: Node::MAX_MSG_SIZE,
             buffered: (AtomicUsize::new(0), AtomicUsize::new(0)),
             buffered_recv: attr.buffered_recv,
             tx_op_flags: AtomicU64::new(attr.tx_op_flags.bits()),
@@ -360,6 +364,7 @@ impl EpCommon {
     pub fn getopt(&self, name: i32) -> Result<usize> {
         let mut core = self.dom.enter()?;
         let long = usize::try_from(Node::MAX_MSG_SIZE).unwrap_or(usize::MAX);
+        let message = usize::try_from(self.max_msg_size).unwrap_or(usize::MAX);
         let only = |cap, value| if self.caps.contains(cap) { value } else { 0 };
         Ok(match name {
             FI_OPT_MIN_MULTI_RECV => core.node().ep_min_multi_recv(self.id)?,
@@ -368,8 +373,8 @@ impl EpCommon {
             FI_OPT_TX_SIZE => self.limits.0,
             FI_OPT_RX_SIZE => self.limits.1,
             FI_OPT_SHARED_MEMORY_PERMITTED => usize::from(self.shared_memory()),
-            FI_OPT_MAX_MSG_SIZE => only(Caps::MSG, long),
-            FI_OPT_MAX_TAGGED_SIZE => only(Caps::TAGGED, long),
+            FI_OPT_MAX_MSG_SIZE => only(Caps::MSG, message),
+            FI_OPT_MAX_TAGGED_SIZE => only(Caps::TAGGED, message),
             FI_OPT_INJECT_MSG_SIZE => only(Caps::MSG, Node::INJECT_SIZE),
             FI_OPT_INJECT_TAGGED_SIZE => only(Caps::TAGGED, Node::INJECT_SIZE),
             FI_OPT_MAX_RMA_SIZE => only(Caps::RMA, long),

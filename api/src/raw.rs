@@ -196,6 +196,7 @@ impl RawEndpoint {
         // Not by `post_send`: a request that has left need not be moved.
         let posted = match core.engine.send_now(self.id, &mut req) {
             true => Ok(()),
+            false if req.buf.len() as u64 > self.max_msg_size => Err(Error::MsgTooLong),
             false => core.engine.post_send_long(self.id, req),
         };
         core.posted(&self.dom);

@@ -66,6 +66,12 @@ pub(crate) unsafe extern "C" fn open(
         let usual = |size: &mut usize, usual| *size = if *size == 0 { usual } else { *size };
         usual(&mut ours.tx_attr.size, 1024);
         usual(&mut ours.rx_attr.size, RX_SIZE);
+        // What was answered with may have been changed by the program, which is no wish.
+        ours.ep_attr.max_msg_size = 0;
+        // SAFETY: as above.
+        if unsafe { info::wants(Some(info), FI_EP_DGRAM) } {
+            ours.ep_attr.max_msg_size = info::DGRAM_MAX as u64;
+        }
         let connected = ours.ep_attr.ep_type == EpType::Msg;
         let ep = domain.domain.raw_endpoint(&ours).map_err(|e| match e {
             // The domain did not get the label, since another one has it.

@@ -77,6 +77,10 @@ pub(crate) unsafe extern "C" fn getinfo(
     })
 }
 
+/// Longest message of an `FI_EP_DGRAM`: what people know a datagram can hold. They set memory aside
+/// for the longest one.
+pub(crate) const DGRAM_MAX: usize = 64 << 10;
+
 /// What was asked.
 struct Ask<'a> {
     version: u32,
@@ -275,7 +279,8 @@ unsafe fn read_ep(c: &EpAttr) -> Result<EndpointAttr> {
         _ => return Err(Error::NoData),
     };
     let order = c.max_order_raw_size.max(c.max_order_war_size).max(c.max_order_waw_size);
-    if order as u64 > barewire::info::MAX_MSG_SIZE {
+    let too_long = c.r#type == FI_EP_DGRAM && c.max_msg_size > DGRAM_MAX;
+    if too_long || order as u64 > barewire::info::MAX_MSG_SIZE {
         return Err(Error::NoData);
     }
     Ok(EndpointAttr {
@@ -447,7 +452,7 @@ fn write_rx(c: &mut RxAttr, rx: &OurRx) {
 
 /// # Safety
 /// The hints are whole.
-unsafe fn wants(hints: Option<&FiInfo>, ep_type: u32) -> bool {
+pub(crate) unsafe fn wants(hints: Option<&FiInfo>, ep_type: u32) -> bool {
     // SAFETY: the caller's promise.
     let attr = hints.and_then(|h| unsafe { h.ep_attr.as_ref() });
     attr.is_some_and(|ep| ep.r#type == ep_type)
@@ -462,7 +467,10 @@ fn write_ep(c: &mut EpAttr, info: &Info, ask: &Ask<'_>) {
         _ => FI_EP_RDM,
     };
     (c.protocol, c.protocol_version) = (ep.protocol, ep.protocol_version);
-    c.max_msg_size = usize::try_from(ep.max_msg_size).unwrap_or(usize::MAX);
+    c.max_msg_size = match c.r#type {
+        FI_EP_DGRAM => DGRAM_MAX,
+        _ => usize::try_from(ep.max_msg_size).unwrap_or(usize::MAX),
+    };
     c.msg_prefix_size = ep.msg_prefix_size;
     // An order that is granted holds for every length.
     let orders = info.tx_attr.msg_order & info.rx_attr.msg_order;

@@ -433,6 +433,17 @@ static void infos(void)
 	hints->caps = FI_MSG | FI_MULTICAST;
 	expect("fi_getinfo of FI_MULTICAST", fi_getinfo(fi_version(), NULL, NULL, 0, hints, &list),
 	       -FI_ENODATA);
+	hints->caps = FI_MSG;
+	hints->ep_attr->type = FI_EP_DGRAM;
+	must("fi_getinfo", fi_getinfo(fi_version(), NULL, NULL, 0, hints, &list));
+	expect("a datagram's longest", (long) list->ep_attr->max_msg_size, 65536);
+	fi_freeinfo(list);
+	list = NULL;
+	hints->ep_attr->max_msg_size = 65537;
+	expect("fi_getinfo of a longer datagram",
+	       fi_getinfo(fi_version(), NULL, NULL, 0, hints, &list), -FI_ENODATA);
+	hints->ep_attr->max_msg_size = 0;
+	hints->ep_attr->type = FI_EP_RDM;
 	hints->caps = FI_MSG | FI_HMEM;
 	expect("fi_getinfo of FI_HMEM", fi_getinfo(fi_version(), NULL, NULL, 0, hints, &list),
 	       -FI_ENODATA);
