@@ -28,7 +28,7 @@ pub enum WaitObj {
     None,
     /// `FI_WAIT_UNSPEC`: by the blocking calls.
     Unspec,
-    /// `FI_WAIT_SET`: deprecated, refused with `FI_ENOSYS`.
+    /// `FI_WAIT_SET`: deprecated, refused with `FI_ENOSYS`. The provider makes sets of descriptors.
     Set,
     /// `FI_WAIT_FD`: by the blocking calls, and by an eventfd that is readable while an entry may
     /// be there. In a domain with manual progress the first such object starts the progress

@@ -1,19 +1,22 @@
 //! Counters.
 
 use std::ffi::{c_int, c_void};
+use std::sync::OnceLock;
 
 use barewire::{Cntr, CntrAttr as OurAttr, Error, WaitObj};
 
 use crate::abi::*;
 use crate::domain::DomainObject;
-use crate::eq::{wait_control, wait_obj};
+use crate::eq::wait_control;
 use crate::guard;
 use crate::object::{Object, fid};
+use crate::wait::{self, Membership};
 
 /// What stands behind a `struct fid_cntr`.
 pub(crate) struct Counter {
     pub(crate) cntr: Cntr,
     wait_obj: u32,
+    member: OnceLock<Membership>,
 }
 
 pub(crate) type CntrObject = Object<FidCntr, Counter>;
@@ -33,6 +36,7 @@ pub(crate) unsafe extern "C" fn open(
         // SAFETY: the table belongs to domains; the attributes are there or NULL.
         let (domain, attr) = unsafe { (DomainObject::of(domain)?, attr.as_ref()) };
         let (events, wait, flags) = attr.map_or((0, 1, 0), |a| (a.events, a.wait_obj, a.flags));
+        let set = attr.map_or(std::ptr::null_mut(), |a| a.wait_set);
         if events != 0 {
             return Err(Error::NoSys);
         }
@@ -40,14 +44,20 @@ pub(crate) unsafe extern "C" fn open(
             return Err(Error::BadFlags);
         }
         // Programs wait on counters that they opened without anything to wait on.
-        let ours = match wait_obj(wait)? {
-            WaitObj::None => WaitObj::Unspec,
-            named => named,
+        // SAFETY: as above.
+        let (ours, set) = match unsafe { wait::asked(wait, set)? } {
+            (WaitObj::None, _) => (WaitObj::Unspec, None),
+            asked => asked,
         };
         let cntr = domain.domain.cntr_open(OurAttr { wait_obj: ours })?;
         let abi = FidCntr { fid: fid(FI_CLASS_CNTR, context, &FID), ops: &raw const OPS };
-        // SAFETY: `out` can be written.
-        unsafe { CntrObject::open(abi, Counter { cntr, wait_obj: wait }, out) };
+        let inner = Counter { cntr, wait_obj: wait, member: OnceLock::new() };
+        // SAFETY: `out` can be written, and the object is fresh.
+        unsafe {
+            let at = CntrObject::open(abi, inner, out);
+            let it = CntrObject::of(at)?;
+            wait::join(set, at.cast(), || it.cntr.wait_fd(), &it.member)?;
+        }
         Ok(())
     })
 }
@@ -57,8 +67,8 @@ unsafe extern "C" fn close(at: *mut Fid) -> c_int {
         // SAFETY: the table belongs to counters, and a program closes what it does not use.
         unsafe {
             CntrObject::close(at.cast(), |it| {
-                let Counter { cntr, wait_obj } = it;
-                cntr.close().map_err(|(e, cntr)| (e, Counter { cntr, wait_obj }))
+                let Counter { cntr, wait_obj, member } = it;
+                cntr.close().map_err(|(e, cntr)| (e, Counter { cntr, wait_obj, member }))
             })
         }
     })

@@ -2,6 +2,7 @@
 
 use std::cell::UnsafeCell;
 use std::ffi::{c_char, c_int, c_void};
+use std::sync::OnceLock;
 
 use barewire::raw::{Cqe, RawCq};
 use barewire::{CqAttr as OurAttr, CqFormat, Error, Result, WaitCond};
@@ -9,9 +10,10 @@ use barewire::{CqAttr as OurAttr, CqFormat, Error, Result, WaitCond};
 use crate::abi::*;
 use crate::addr::{self, Form};
 use crate::domain::DomainObject;
-use crate::eq::{wait_control, wait_obj};
+use crate::eq::wait_control;
 use crate::guard;
 use crate::object::{Object, fid};
+use crate::wait::{self, Membership};
 
 /// What stands behind a `struct fid_cq`.
 pub(crate) struct Queue {
@@ -19,6 +21,7 @@ pub(crate) struct Queue {
     format: CqFormat,
     wait_obj: u32,
     wait_cond: WaitCond,
+    member: OnceLock<Membership>,
     form: Form,
     api_version: u32,
     /// The address of an unknown sender, ours until the queue is read again.
@@ -42,7 +45,7 @@ pub(crate) unsafe extern "C" fn open(
     guard::int(|| {
         // SAFETY: the table belongs to domains; the attributes are there or NULL.
         let (domain, attr) = unsafe { (DomainObject::of(domain)?, attr_at.as_ref()) };
-        let (mut ours, mut wait) = (OurAttr::default(), 0);
+        let (mut ours, mut wait, mut set) = (OurAttr::default(), 0, None);
         // A queue says how long its entries are by what it was opened with, so without a format it
         // has the shortest.
         ours.format = CqFormat::Context;
@@ -60,7 +63,8 @@ pub(crate) unsafe extern "C" fn open(
                 4 => CqFormat::Tagged,
                 _ => return Err(Error::NoSys),
             };
-            ours.wait_obj = wait_obj(wait)?;
+            // SAFETY: as above.
+            (ours.wait_obj, set) = unsafe { wait::asked(wait, attr.wait_set)? };
             ours.wait_cond = match attr.wait_cond {
                 0 => WaitCond::None,
                 1 => WaitCond::Threshold,
@@ -74,12 +78,17 @@ pub(crate) unsafe extern "C" fn open(
             format: ours.format,
             wait_obj: wait,
             wait_cond: ours.wait_cond,
+            member: OnceLock::new(),
             form: domain.form,
             api_version: domain.api_version,
             err_data: UnsafeCell::new([0; addr::LEN]),
         };
-        // SAFETY: `out` can be written.
-        unsafe { CqObject::open(abi, inner, out) };
+        // SAFETY: `out` can be written, and the object is fresh.
+        unsafe {
+            let at = CqObject::open(abi, inner, out);
+            let queue = CqObject::of(at)?;
+            wait::join(set, at.cast(), || queue.cq.wait_fd(), &queue.member)?;
+        }
         // The format that was chosen is said back.
         // SAFETY: the attributes are the caller's to be written.
         if let Some(attr) = unsafe { attr_at.as_mut() } {
@@ -94,9 +103,19 @@ unsafe extern "C" fn close(at: *mut Fid) -> c_int {
         // SAFETY: the table belongs to queues, and a program closes what it does not use.
         unsafe {
             CqObject::close(at.cast(), |it| {
-                let Queue { cq, format, wait_obj, wait_cond, form, api_version, err_data } = it;
+                let Queue { cq, format, wait_obj, wait_cond, member, .. } = it;
+                let (form, api_version, err_data) = (it.form, it.api_version, it.err_data);
                 cq.close().map_err(|(e, cq)| {
-                    let it = Queue { cq, format, wait_obj, wait_cond, form, api_version, err_data };
+                    let it = Queue {
+                        cq,
+                        format,
+                        wait_obj,
+                        wait_cond,
+                        member,
+                        form,
+                        api_version,
+                        err_data,
+                    };
                     (e, it)
                 })
             })

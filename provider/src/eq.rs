@@ -2,7 +2,7 @@
 
 use std::cell::UnsafeCell;
 use std::ffi::{c_char, c_int, c_void};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use barewire::cm::CM_DATA_SIZE;
 use barewire::{ConnRequest, Eq, EqAttr as OurAttr, Error, Result, WaitObj};
@@ -10,12 +10,14 @@ use barewire::{ConnRequest, Eq, EqAttr as OurAttr, Error, Result, WaitObj};
 use crate::abi::*;
 use crate::fabric::FabricObject;
 use crate::object::{Object, fid};
+use crate::wait::{self, Membership};
 use crate::{guard, pep};
 
 /// What stands behind a `struct fid_eq`.
 pub(crate) struct EventQueue {
     pub(crate) eq: Eq,
     wait_obj: u32,
+    member: OnceLock<Membership>,
     _fabric: Arc<()>,
     /// What came with a refusal, ours until errors are read again.
     err_data: Box<UnsafeCell<[u8; CM_DATA_SIZE]>>,
@@ -75,21 +77,29 @@ pub(crate) unsafe extern "C" fn open(
         // SAFETY: the table belongs to fabrics; the attributes are there or NULL.
         let (fabric, attr) = unsafe { (FabricObject::of(fabric)?, attr.as_ref()) };
         let (size, flags, wait) = attr.map_or((0, 0, 1), |a| (a.size, a.flags, a.wait_obj));
+        let set = attr.map_or(std::ptr::null_mut(), |a| a.wait_set);
         // FI_AFFINITY (bit 29) is advice about interrupts, of which there are none.
         if flags & !(FI_WRITE | 1 << 29) != 0 {
             return Err(Error::BadFlags);
         }
-        let ours = OurAttr { size, write: flags & FI_WRITE != 0, wait_obj: wait_obj(wait)? };
+        // SAFETY: as above.
+        let (wait_obj, set) = unsafe { wait::asked(wait, set)? };
+        let ours = OurAttr { size, write: flags & FI_WRITE != 0, wait_obj };
         let eq = fabric.fabric.eq_open(ours)?;
         let abi = FidEq { fid: fid(FI_CLASS_EQ, context, &FID), ops: &raw const OPS };
         let inner = EventQueue {
             eq,
             wait_obj: wait,
+            member: OnceLock::new(),
             _fabric: Arc::clone(&fabric.users),
             err_data: Box::new(UnsafeCell::new([0; CM_DATA_SIZE])),
         };
-        // SAFETY: `out` can be written.
-        unsafe { EqObject::open(abi, inner, out) };
+        // SAFETY: `out` can be written, and the object is fresh.
+        unsafe {
+            let at = EqObject::open(abi, inner, out);
+            let it = EqObject::of(at)?;
+            wait::join(set, at.cast(), || it.eq.wait_fd(), &it.member)?;
+        }
         Ok(())
     })
 }

@@ -10,7 +10,8 @@ use crate::cntr::CntrObject;
 use crate::cq::CqObject;
 use crate::eq::EqObject;
 use crate::object::{Object, class_of, fid};
-use crate::{domain, eq, guard, pep};
+use crate::wait::WaitObject;
+use crate::{domain, eq, guard, pep, wait};
 
 /// What stands behind a `struct fid_fabric`.
 pub(crate) struct Fabric {
@@ -29,6 +30,7 @@ static OPS: OpsFabric = OpsFabric {
     domain: domain::open,
     passive_ep: pep::open,
     eq_open: eq::open,
+    wait_open: wait::open,
     trywait,
     ..OpsFabric::STUB
 };
@@ -85,8 +87,8 @@ unsafe extern "C" fn trywait(at: *mut FidFabric, fids: *mut *mut Fid, count: c_i
 
 /// # Safety
 /// `at` is an object of libfabric's.
-unsafe fn one(fabric: &Fabric, at: *mut Fid) -> Result<()> {
-    // SAFETY: the class says what is behind it, for each of the three.
+pub(crate) unsafe fn one(fabric: &Fabric, at: *mut Fid) -> Result<()> {
+    // SAFETY: the class says what is behind it, for each of the four.
     unsafe {
         match class_of(at)? {
             FI_CLASS_CQ => {
@@ -101,6 +103,7 @@ unsafe fn one(fabric: &Fabric, at: *mut Fid) -> Result<()> {
                 let eq = EqObject::of(at.cast())?;
                 fabric.fabric.trywait(&[Waitable::Eq(&eq.eq)])
             }
+            FI_CLASS_WAIT => WaitObject::of(at.cast())?.trywait(),
             _ => Err(Error::Invalid("fid: cannot be waited for")),
         }
     }

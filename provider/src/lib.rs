@@ -30,6 +30,7 @@ mod poll;
 mod rma;
 mod srx;
 mod stx;
+mod wait;
 
 use std::cell::UnsafeCell;
 use std::sync::Once;

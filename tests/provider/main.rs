@@ -12,6 +12,7 @@ mod package;
 mod probes;
 mod ranks;
 mod shared;
+mod waits;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -63,7 +64,7 @@ fn check(source: &str, header: &str, more: impl Fn(&str)) {
             return;
         }
         let dir = tempfile::tempdir().unwrap();
-        let program = bench.compile(dir.path(), &["cc", "-lfabric"], source);
+        let program = bench.compile(dir.path(), &["cc", "-lfabric", "-lpthread"], source);
         for progress in ["manual", "auto"] {
             let mut command = bench.program(program.to_str().unwrap());
             let said = succeed(command.env("FI_BAREWIRE_PROGRESS", progress), 240);

@@ -1,0 +1,212 @@
+//! Wait sets, which libfabric has deprecated: one thing to wait on for several queues and counters.
+//! Each of them has a descriptor, and the set one that is readable when one of theirs is.
+
+use std::ffi::{c_int, c_void};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use barewire::{Error, Result, WaitObj};
+
+use crate::abi::*;
+use crate::eq::{wait_control, wait_obj};
+use crate::fabric::{self, FabricObject};
+use crate::guard;
+use crate::object::{Object, fid};
+
+/// What stands behind a `struct fid_wait`.
+pub(crate) struct Set {
+    fabric: *mut FidFabric,
+    _users: Arc<()>,
+    epoll: OwnedFd,
+    wait_obj: u32,
+    members: Mutex<Vec<*mut Fid>>,
+}
+
+// SAFETY: the pointers are only used as libfabric allows for the objects behind them, from any
+// thread that the negotiated level of threading lets in. A member leaves the set before it is
+// closed, under the lock that everybody takes who looks at members.
+unsafe impl Send for Set {}
+// SAFETY: as above.
+unsafe impl Sync for Set {}
+
+/// What a member holds.
+pub(crate) struct Membership {
+    set: Arc<Set>,
+    at: *mut Fid,
+    /// Its descriptor once more, so that nobody else gets the number before it has left the set.
+    fd: OwnedFd,
+}
+
+// SAFETY: the pointer is only compared.
+unsafe impl Send for Membership {}
+// SAFETY: as above.
+unsafe impl Sync for Membership {}
+
+pub(crate) type WaitObject = Object<FidWait, Arc<Set>>;
+
+static FID: FiOps = FiOps { close, control, ..FiOps::STUB };
+
+static OPS: OpsWait = OpsWait { wait, ..OpsWait::STUB };
+
+/// `fi_wait_open`.
+pub(crate) unsafe extern "C" fn open(
+    fabric: *mut FidFabric,
+    attr: *mut WaitAttr,
+    out: *mut *mut FidWait,
+) -> c_int {
+    guard::int(|| {
+        // SAFETY: the table belongs to fabrics; the attributes are there or NULL.
+        let (owner, attr) = unsafe { (FabricObject::of(fabric)?, attr.as_ref()) };
+        let (wanted, flags) = attr.map_or((1, 0), |attr| (attr.wait_obj, attr.flags));
+        if flags != 0 {
+            return Err(Error::BadFlags);
+        }
+        if !matches!(wait_obj(wanted)?, WaitObj::Unspec | WaitObj::Fd) {
+            return Err(Error::NoSys);
+        }
+        // SAFETY: no pointer is passed.
+        let epoll = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
+        if epoll < 0 {
+            return Err(Error::NoMem);
+        }
+        // SAFETY: a fresh descriptor that nobody else has.
+        let epoll = unsafe { OwnedFd::from_raw_fd(epoll) };
+        let _users = Arc::clone(&owner.users);
+        let set = Set { fabric, _users, epoll, wait_obj: wanted, members: Mutex::default() };
+        let fid = fid(FI_CLASS_WAIT, std::ptr::null_mut(), &FID);
+        // SAFETY: `out` can be written.
+        unsafe { WaitObject::open(FidWait { fid, ops: &raw const OPS }, Arc::new(set), out) };
+        Ok(())
+    })
+}
+
+unsafe extern "C" fn close(at: *mut Fid) -> c_int {
+    guard::int(|| {
+        // SAFETY: the table belongs to wait sets, and a program closes what it does not use.
+        unsafe {
+            WaitObject::close(at.cast(), |set| {
+                if Arc::strong_count(&set) > 1 { Err((Error::Busy, set)) } else { Ok(()) }
+            })
+        }
+    })
+}
+
+unsafe extern "C" fn control(at: *mut Fid, command: c_int, arg: *mut c_void) -> c_int {
+    guard::int(|| {
+        // SAFETY: the table belongs to wait sets, and the command says what `arg` is.
+        unsafe {
+            let set = WaitObject::of(at.cast::<FidWait>())?;
+            wait_control(command, arg, set.wait_obj, || Ok(set.epoll.as_raw_fd()))
+        }
+    })
+}
+
+unsafe extern "C" fn wait(at: *mut FidWait, timeout: c_int) -> c_int {
+    guard::int(|| {
+        // SAFETY: the table belongs to wait sets.
+        let set = unsafe { WaitObject::of(at)? };
+        let end = u64::try_from(timeout).ok().map(|ms| Instant::now() + Duration::from_millis(ms));
+        loop {
+            match set.trywait() {
+                Err(Error::Again) => return Ok(()),
+                other => other?,
+            }
+            let left = end.map(|end| end.saturating_duration_since(Instant::now()));
+            // Rounded up: a call does not come back too early.
+            let ms = left.map_or(-1, |left| left.as_nanos().div_ceil(1_000_000) as c_int);
+            let mut polled =
+                libc::pollfd { fd: set.epoll.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+            // SAFETY: one entry is listed. A signal is as good as nothing.
+            if unsafe { libc::poll(&mut polled, 1, ms) } == 1 {
+                return Ok(());
+            }
+            if left == Some(Duration::ZERO) {
+                return Err(Error::TimedOut);
+            }
+        }
+    })
+}
+
+impl Set {
+    fn members(&self) -> MutexGuard<'_, Vec<*mut Fid>> {
+        self.members.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// [`Error::Again`] if a member has something, and then nobody may sleep.
+    pub(crate) fn trywait(&self) -> Result<()> {
+        // SAFETY: the set keeps the fabric open.
+        let fabric = unsafe { FabricObject::of(self.fabric)? };
+        let members = self.members();
+        // SAFETY: what is in the set is open.
+        members.iter().try_for_each(|&member| unsafe { fabric::one(fabric, member) })
+    }
+}
+
+/// How an object with these attributes is waited for, and in which set.
+///
+/// # Safety
+/// `set` is a wait set of ours if `wait_obj` says so.
+pub(crate) unsafe fn asked(
+    wait: u32,
+    set: *mut FidWait,
+) -> Result<(WaitObj, Option<&'static Arc<Set>>)> {
+    match wait_obj(wait)? {
+        WaitObj::Set if set.is_null() => Err(Error::Invalid("wait_set: NULL")),
+        // SAFETY: the caller's promise.
+        WaitObj::Set => Ok((WaitObj::Fd, Some(unsafe { WaitObject::of(set)? }))),
+        other => Ok((other, None)),
+    }
+}
+
+/// Puts a fresh object into the set that it was opened for, if any, or closes it.
+///
+/// # Safety
+/// `at` is an object of ours which nobody else knows, and `member` a part of it.
+pub(crate) unsafe fn join(
+    set: Option<&Arc<Set>>,
+    at: *mut Fid,
+    fd: impl FnOnce() -> Result<RawFd>,
+    member: &OnceLock<Membership>,
+) -> Result<()> {
+    let Some(set) = set else { return Ok(()) };
+    match fd().and_then(|fd| Membership::of(set, at, fd)) {
+        Ok(joined) => {
+            // It is fresh, so it is in no other set.
+            let _ = member.set(joined);
+            Ok(())
+        }
+        Err(e) => {
+            // SAFETY: the caller's promise; every object of ours has a table.
+            unsafe { ((*(*at).ops).close)(at) };
+            Err(e)
+        }
+    }
+}
+
+impl Membership {
+    /// Puts the object `at`, whose descriptor is `fd`, into the set.
+    pub(crate) fn of(set: &Arc<Set>, at: *mut Fid, fd: RawFd) -> Result<Self> {
+        // SAFETY: the descriptor of an object that is open.
+        let fd = unsafe { BorrowedFd::borrow_raw(fd) }.try_clone_to_owned();
+        let fd = fd.map_err(|_io| Error::NoMem)?;
+        let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: 0 };
+        let epoll = set.epoll.as_raw_fd();
+        // SAFETY: the event is read during the call.
+        if unsafe { libc::epoll_ctl(epoll, libc::EPOLL_CTL_ADD, fd.as_raw_fd(), &mut event) } != 0 {
+            return Err(Error::NoMem);
+        }
+        set.members().push(at);
+        Ok(Self { set: Arc::clone(set), at, fd })
+    }
+}
+
+impl Drop for Membership {
+    fn drop(&mut self) {
+        self.set.members().retain(|member| *member != self.at);
+        let epoll = self.set.epoll.as_raw_fd();
+        let fd = self.fd.as_raw_fd();
+        // SAFETY: removing needs no event. Both are open, so it does not fail.
+        unsafe { libc::epoll_ctl(epoll, libc::EPOLL_CTL_DEL, fd, std::ptr::null_mut()) };
+    }
+}
