@@ -306,23 +306,14 @@ fn is_shared_mapping(buf: &IoBuf) -> bool {
         // Then it may be.
         return true;
     };
-    let shared = maps.lines().filter_map(|line| {
+    let mut shared = maps.lines().filter_map(|line| {
         let mut words = line.split(' ');
         let (from, to) = words.next()?.split_once('-')?;
         let range = usize::from_str_radix(from, 16).ok()?..usize::from_str_radix(to, 16).ok()?;
         words.next()?.ends_with('s').then_some(range)
     });
-    let shared: Vec<_> = shared.collect();
-    let mut at = 0;
-    while at < buf.len() {
-        let addr = buf.addr_at(at);
-        if shared.iter().any(|range| range.contains(&addr)) {
-            return true;
-        }
-        // To the next page, or into the next piece.
-        at += 4096 - addr % 4096;
-    }
-    false
+    // Not page by page: some programs register all memory there is.
+    shared.any(|range| buf.touches(&range))
 }
 
 /// The locks of everybody who has a domain on a port of this name.

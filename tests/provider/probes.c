@@ -369,6 +369,27 @@ static void atomics(struct side *a)
 				FI_UINT64, FI_SUM), -FI_EMSGSIZE);
 }
 
+/* MPI registers all memory there is for a window that memory is attached to later. */
+static void everything(struct side *a, struct side *b)
+{
+	static uint64_t there = 1, old;
+	uint64_t all = FI_REMOTE_READ | FI_REMOTE_WRITE, here = 7;
+	uint64_t at = (uint64_t) (uintptr_t) &there;
+	struct fi_cq_err_entry e;
+	struct fid_mr *mr;
+	double start = now();
+
+	must("fi_mr_reg of everything", fi_mr_reg(b->domain, NULL, UINTPTR_MAX, all, 0, 0x99, 0, &mr,
+						  NULL));
+	expect("it takes no time", now() - start < 20, 1);
+	must("fi_write", fi_write(a->ep, &here, 8, NULL, a->peer, at, 0x99, NULL));
+	expect("written somewhere", next(a, b, &e) == 0 && there == 7, 1);
+	must("fi_fetch_atomic", fi_fetch_atomic(a->ep, &here, 1, NULL, &old, NULL, a->peer, at, 0x99,
+						FI_UINT64, FI_SUM, NULL));
+	expect("added somewhere", next(a, b, &e) == 0 && there == 14 && old == 7, 1);
+	must("close", fi_close(&mr->fid));
+}
+
 static void objects(struct side *a)
 {
 	struct fi_cq_tagged_entry entry;
@@ -639,6 +660,7 @@ int main(void)
 	peeks(&a, &b);
 	atomics(&a);
 	remote(&a, &b);
+	everything(&a, &b);
 	objects(&a);
 	formats(&a, &b);
 	without_tagged();

@@ -5,6 +5,7 @@
 //! them through another operation at any time.
 
 use std::mem::MaybeUninit;
+use std::ops::Range;
 use std::{fmt, ptr, slice};
 
 /// Bytes that [`Span::read_few`] and `RxFrame::few_at` move at most.
@@ -268,6 +269,15 @@ impl IoBuf {
         self.spans().iter().any(|a| other.spans().iter().any(|b| a.overlaps(b)))
     }
 
+    /// Whether a byte of it has an address in `range`.
+    pub fn touches(&self, range: &Range<usize>) -> bool {
+        let touches = |span: &Span| {
+            let (from, to) = (span.addr(), span.addr().saturating_add(span.len));
+            from.max(range.start) < to.min(range.end)
+        };
+        self.spans().iter().any(touches)
+    }
+
     /// The address of the byte at `offset`, 0 if it lies beyond the end.
     pub fn addr_at(&self, offset: usize) -> usize {
         let mut at = offset;
@@ -415,6 +425,9 @@ mod tests {
             for (b, b_len) in (0..8).flat_map(|b| (0..5).map(move |len| (b, len))) {
                 let both = (a..a + a_len).any(|byte| (b..b + b_len).contains(&byte));
                 assert_eq!(span(a, a_len).overlaps(&span(b, b_len)), both, "{a} {b}");
+                let at = memory as usize;
+                let range = at + b..at + b + b_len;
+                assert_eq!(IoBuf::one(span(a, a_len)).touches(&range), both, "{a} {b}");
             }
         }
         assert!(!Span::EMPTY.overlaps(&span(0, 4)) && !span(0, 4).overlaps(&Span::EMPTY));
