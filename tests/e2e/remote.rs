@@ -173,11 +173,10 @@ fn impossible_calls(a: &Initiator) {
 ///
 /// Method: one process is both by turns, and the best of many short rounds of each are compared,
 /// since what other jobs on the machine take away from either is no matter of ours. In this build,
-/// which is not that of a release, the thread's lock costs a tenth to a third of the rate: at best
-/// 0.80 of it is left, in every run, however many rounds there are, so that to ask for 0.9 here
-/// would fail without a fault. A thread that had to be woken for every operation would be behind by
-/// a factor of ten. That a release is within 10 % is for the bench `atomics` to show, which pins
-/// both.
+/// which is not that of a release, the thread's lock costs a tenth to a third of the rate, so that
+/// to ask for 0.9 here would fail without a fault. A thread that had to be woken for every
+/// operation would be behind by a factor of ten. That a release is within 10 % is for the bench
+/// `atomics` to show, which pins both.
 #[test]
 fn a_sleeping_process_is_worked_on() {
     const ROUNDS_MIN: u32 = 30;
