@@ -36,6 +36,9 @@ pub(crate) enum Entry {
     Shared,
 }
 
+/// No number of forks.
+const SHUT: u32 = u32::MAX;
+
 /// Nobody owns an owned lock yet; the next to come does.
 const NOBODY: u64 = 0;
 
@@ -44,7 +47,13 @@ const SPINS: u32 = 128;
 
 pub(crate) struct Lock<T> {
     mode: AtomicU8,
-    /// Somebody is inside. In owned mode a plain flag against re-entry from a port.
+    /// The number of forks while the lock is free and in serial mode, else [`SHUT`]: so that one
+    /// comparison says that one may enter.
+    open: AtomicU32,
+    /// What `open` becomes when whoever is inside leaves.
+    reopen: AtomicU32,
+    /// Somebody is inside, unless by `open`. In owned mode a plain flag against re-entry from a
+    /// port.
     held: AtomicBool,
     forks: u32,
     /// Number of the owning thread.
@@ -62,8 +71,8 @@ pub(crate) struct Lock<T> {
 //   a release store and an acquiring exchange;
 // - serial mode: whoever opened the domain has promised, in an unsafe call, that one thread at a
 //   time is inside and that what one did happened before what the next does;
-// - from owned or serial to shared: only a guard's holder changes the mode, and others see the new
-//   mode only after that store, so they find `held` still true until he leaves.
+// - from owned or serial to shared: only a guard's holder changes the mode, having set `held`, and
+//   others see the new mode only after that store, so they find `held` true until he leaves.
 unsafe impl<T: Send> Sync for Lock<T> {}
 
 /// The right to touch the value. Stays on its thread.
@@ -77,14 +86,18 @@ pub(crate) struct Guard<'a, T> {
 impl<T> Lock<T> {
     pub(crate) fn new(value: T, entry: Entry) -> Self {
         watch_forks();
+        let forks = FORKS.load(Ordering::Relaxed);
+        let open = if entry == Entry::Serial { forks } else { SHUT };
         Self {
             mode: AtomicU8::new(match entry {
                 Entry::Owned => OWNED,
                 Entry::Serial => SERIAL,
                 Entry::Shared => SHARED,
             }),
+            open: AtomicU32::new(open),
+            reopen: AtomicU32::new(open),
             held: AtomicBool::new(false),
-            forks: FORKS.load(Ordering::Relaxed),
+            forks,
             owner: AtomicU64::new(NOBODY),
             waiting: AtomicU32::new(0),
             value: UnsafeCell::new(value),
@@ -98,20 +111,19 @@ impl<T> Lock<T> {
     /// called back from inside, and after a panic inside.
     #[inline]
     pub(crate) fn enter(&self) -> Result<Guard<'_, T>> {
-        if self.forked() {
-            return Err(Error::OpBadState);
-        }
-        let mode = self.mode.load(Ordering::Relaxed);
-        if mode == SERIAL && !self.held.load(Ordering::Relaxed) {
-            self.held.store(true, Ordering::Relaxed);
+        if self.open.load(Ordering::Relaxed) == FORKS.load(Ordering::Relaxed) {
+            self.open.store(SHUT, Ordering::Relaxed);
             return Ok(self.guard());
         }
-        self.enter_checked(mode)
+        self.enter_checked()
     }
 
     #[inline(never)]
-    fn enter_checked(&self, mode: u8) -> Result<Guard<'_, T>> {
-        match mode {
+    fn enter_checked(&self) -> Result<Guard<'_, T>> {
+        if self.forked() {
+            return Err(Error::OpBadState);
+        }
+        match self.mode.load(Ordering::Relaxed) {
             OWNED
                 if self.owner.load(Ordering::Relaxed) == thread_number()
                     && !self.held.load(Ordering::Relaxed) =>
@@ -213,6 +225,12 @@ impl<T> Lock<T> {
         }
     }
 
+    #[inline(always)]
+    fn free(&self) {
+        self.open.store(self.reopen.load(Ordering::Relaxed), Ordering::Relaxed);
+        self.held.store(false, Ordering::Release);
+    }
+
     /// Whether this is a forked child's copy.
     #[inline]
     pub(crate) fn forked(&self) -> bool {
@@ -224,13 +242,16 @@ impl<T> Guard<'_, T> {
     /// Leaves, as dropping does, when nothing has panicked: it is not asked.
     #[inline(always)]
     pub(crate) fn leave(self) {
-        self.lock.held.store(false, Ordering::Release);
+        self.lock.free();
         std::mem::forget(self);
     }
 
     /// Makes the lock shared, before another thread of ours may come.
     pub(crate) fn share(&mut self) {
         if matches!(self.lock.mode.load(Ordering::Relaxed), OWNED | SERIAL) {
+            // Before the others see the new mode: who came in by `open` does not hold it yet.
+            self.lock.held.store(true, Ordering::Relaxed);
+            self.lock.reopen.store(SHUT, Ordering::Relaxed);
             self.lock.mode.store(SHARED, Ordering::Release);
         }
     }
@@ -259,8 +280,9 @@ impl<T> Drop for Guard<'_, T> {
     fn drop(&mut self) {
         if std::thread::panicking() && !self.closing {
             self.lock.mode.store(POISONED, Ordering::Relaxed);
+            self.lock.reopen.store(SHUT, Ordering::Relaxed);
         }
-        self.lock.held.store(false, Ordering::Release);
+        self.lock.free();
     }
 }
 
@@ -360,15 +382,17 @@ mod tests {
 
     #[test]
     fn sharing_while_inside_keeps_others_out_until_the_guard_goes() {
-        let lock = Arc::new(Lock::new(0_u64, Entry::Owned));
-        let mut inside = lock.enter().unwrap();
-        inside.share();
-        let there = Arc::clone(&lock);
-        let other = std::thread::spawn(move || *there.enter().unwrap());
-        std::thread::sleep(std::time::Duration::from_millis(20));
-        *inside = 7;
-        drop(inside);
-        assert_eq!(other.join().unwrap(), 7);
+        for entry in [Entry::Owned, Entry::Serial] {
+            let lock = Arc::new(Lock::new(0_u64, entry));
+            let mut inside = lock.enter().unwrap();
+            inside.share();
+            let there = Arc::clone(&lock);
+            let other = std::thread::spawn(move || *there.enter().unwrap());
+            std::thread::sleep(std::time::Duration::from_millis(20));
+            *inside = 7;
+            drop(inside);
+            assert_eq!(other.join().unwrap(), 7);
+        }
     }
 
     #[test]
@@ -387,12 +411,13 @@ mod tests {
 
     #[test]
     fn a_forked_child_is_turned_away() {
-        let lock = Lock::new((), Entry::Shared);
+        let locks = [Entry::Shared, Entry::Serial].map(|entry| Lock::new((), entry));
         // SAFETY: the child only makes async-signal-safe calls: an atomic load and `_exit`.
         let pid = unsafe { libc::fork() };
         assert!(pid >= 0);
         if pid == 0 {
-            let code = i32::from(lock.enter().err() != Some(Error::OpBadState));
+            let turned_away = |lock: &Lock<()>| lock.enter().err() == Some(Error::OpBadState);
+            let code = i32::from(!locks.iter().all(turned_away));
             // SAFETY: ends the child without running anybody's destructors.
             unsafe { libc::_exit(code) };
         }
@@ -400,6 +425,6 @@ mod tests {
         // SAFETY: `status` is a valid place for the child's state.
         assert_eq!(unsafe { libc::waitpid(pid, &mut status, 0) }, pid);
         assert_eq!(status, 0, "the child got in");
-        assert!(lock.enter().is_ok());
+        assert!(locks.iter().all(|lock| lock.enter().is_ok()));
     }
 }

@@ -85,6 +85,18 @@ pub struct RawRecv<'a> {
     pub context: u64,
 }
 
+/// A send of memory in one piece.
+struct OneSend {
+    kind: MsgKind,
+    one: IoVec,
+    dest: FiAddr,
+    tag: u64,
+    data: u64,
+    context: u64,
+    flags: OpFlags,
+    no_completion: bool,
+}
+
 /// An endpoint of the raw face.
 pub struct RawEndpoint(EpCommon);
 
@@ -188,16 +200,83 @@ impl RawEndpoint {
     #[inline(always)]
     pub unsafe fn sendmsg(&self, send: RawSend<'_>, flags: OpFlags) -> Result<()> {
         let RawSend { kind, iov, dest, tag, data, context } = send;
-        let dest = self.to(dest);
+        let (dest, no_completion) = (self.to(dest), false);
+        let [one] = *iov else {
+            let send = RawSend { kind, iov, dest, tag, data, context };
+            // SAFETY: the caller's promise is the same.
+            return unsafe { self.sendmsg_long(send, flags) };
+        };
+        // SAFETY: the caller's promise is the same.
+        unsafe {
+            self.send_one(OneSend { kind, one, dest, tag, data, context, flags, no_completion })
+        }
+    }
+
+    /// Sends memory in one piece, to a destination that is [`EpCommon::to`]'s.
+    ///
+    /// # Safety
+    /// The [promise](self) of the file.
+    #[inline(always)]
+    unsafe fn send_one(&self, send: OneSend) -> Result<()> {
+        // Taken apart and, for the call, put together anew: what the short way looks at then never
+        // has to lie in memory.
+        let OneSend { kind, one, dest, tag, data, context, flags, no_completion } = send;
+        // SAFETY: the caller's promise is that of `from_raw`.
+        let buf = IoBuf::one(unsafe { Span::from_raw(one.base, one.len) });
+        let req = SendReq { kind, buf, dest, tag, data, context, flags, no_completion };
+        let mut core = self.dom.enter()?;
+        if core.engine.send_plain(self.id, &req) {
+            core.posted(&self.dom);
+            core.leave();
+            return Ok(());
+        }
+        drop(core);
+        // SAFETY: the caller's promise is the same.
+        unsafe {
+            self.send_one_long(OneSend {
+                kind,
+                one,
+                dest,
+                tag,
+                data,
+                context,
+                flags,
+                no_completion,
+            })
+        }
+    }
+
+    /// The rest of [`send_one`](Self::send_one).
+    ///
+    /// # Safety
+    /// As there.
+    #[inline(never)]
+    unsafe fn send_one_long(&self, send: OneSend) -> Result<()> {
+        let OneSend { kind, one, dest, tag, data, context, flags, no_completion } = send;
+        // SAFETY: the caller's promise is that of `from_raw`.
+        let buf = IoBuf::one(unsafe { Span::from_raw(one.base, one.len) });
+        self.post_send(SendReq { kind, buf, dest, tag, data, context, flags, no_completion })
+    }
+
+    /// The rest of [`sendmsg`](Self::sendmsg), to a destination that is [`EpCommon::to`]'s.
+    ///
+    /// # Safety
+    /// As there.
+    #[inline(never)]
+    unsafe fn sendmsg_long(&self, send: RawSend<'_>, flags: OpFlags) -> Result<()> {
+        let RawSend { kind, iov, dest, tag, data, context } = send;
         // SAFETY: the caller's promise is the same.
         let buf = unsafe { io(iov)? };
-        let mut req = SendReq { kind, buf, dest, tag, data, context, flags, no_completion: false };
+        self.post_send(SendReq { kind, buf, dest, tag, data, context, flags, no_completion: false })
+    }
+
+    #[inline]
+    fn post_send(&self, req: SendReq) -> Result<()> {
         let mut core = self.dom.enter()?;
-        // Not by `post_send`: a request that has left need not be moved.
-        let posted = match core.engine.send_now(self.id, &mut req) {
-            true => Ok(()),
-            false if req.buf.len() as u64 > self.max_msg_size => Err(Error::MsgTooLong),
-            false => core.engine.post_send_long(self.id, req),
+        let posted = if req.buf.len() as u64 > self.max_msg_size {
+            Err(Error::MsgTooLong)
+        } else {
+            core.engine.post_send(self.id, req)
         };
         core.posted(&self.dom);
         core.leave();
@@ -222,20 +301,13 @@ impl RawEndpoint {
     ) -> Result<()> {
         let mut flags = OpFlags::INJECT;
         flags.set(OpFlags::REMOTE_CQ_DATA, data.is_some());
+        let one = IoVec { base: base.cast_mut(), len };
+        let (data, dest, context) = (data.unwrap_or(0), self.to(dest), 0);
+        let no_completion = true;
         // SAFETY: readable during the call, which is as long as an inject keeps it; it only reads.
-        let buf = IoBuf::one(unsafe { Span::from_raw(base.cast_mut(), len) });
-        let (data, dest) = (data.unwrap_or(0), self.to(dest));
-        let mut req =
-            SendReq { kind, buf, dest, tag, data, context: 0, flags, no_completion: true };
-        let mut core = self.dom.enter()?;
-        // Not by `post_send`: a request that has left need not be moved.
-        let posted = match core.engine.send_now(self.id, &mut req) {
-            true => Ok(()),
-            false => core.engine.post_send_long(self.id, req),
-        };
-        core.posted(&self.dom);
-        core.leave();
-        posted
+        unsafe {
+            self.send_one(OneSend { kind, one, dest, tag, data, context, flags, no_completion })
+        }
     }
 
     /// `fi_recv` and `fi_trecv`, `fi_recvv` and `fi_trecvv` with the endpoint's flags.
@@ -262,6 +334,36 @@ impl RawEndpoint {
     pub unsafe fn recvmsg(&self, recv: RawRecv<'_>, flags: OpFlags) -> Result<()> {
         let RawRecv { kind, iov, src, tag, ignore, context } = recv;
         let src = self.from(src);
+        let [one] = *iov else {
+            // SAFETY: the caller's promise is the same.
+            return unsafe {
+                self.recvmsg_long(RawRecv { kind, iov, src, tag, ignore, context }, flags)
+            };
+        };
+        // SAFETY: the caller's promise is that of `from_raw`.
+        let buf = IoBuf::one(unsafe { Span::from_raw(one.base, one.len) });
+        let mut req = RecvReq { kind, buf, src, tag, ignore, context, flags };
+        let mut core = self.dom.enter()?;
+        if core.engine.recv_now(self.id, &mut req) {
+            core.posted(&self.dom);
+            core.leave();
+            return Ok(());
+        }
+        drop(core);
+        // As in `send_one`.
+        let iov = [one];
+        let recv = RawRecv { kind, iov: &iov, src, tag, ignore, context };
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.recvmsg_long(recv, flags) }
+    }
+
+    /// The rest of [`recvmsg`](Self::recvmsg), from a source that is [`EpCommon::from`]'s.
+    ///
+    /// # Safety
+    /// As there.
+    #[inline(never)]
+    unsafe fn recvmsg_long(&self, recv: RawRecv<'_>, flags: OpFlags) -> Result<()> {
+        let RawRecv { kind, iov, src, tag, ignore, context } = recv;
         // SAFETY: the caller's promise is the same.
         let buf = unsafe { io(iov)? };
         let req = RecvReq { kind, buf, src, tag, ignore, context, flags };

@@ -11,16 +11,21 @@
 
 use std::sync::Arc;
 
+use barewire_driver::backend::known::KnownPort;
+use barewire_driver::backend::shm::{FillHead, ShortHead};
 use barewire_driver::clock;
-use barewire_driver::frame::{RxFrame, TxFrame};
+use barewire_driver::frame::{Body, RxFrame, TxFrame};
+use barewire_driver::mem::IoBuf;
 use barewire_driver::port::{Port, PortCaps, PortCounters, PortGone, PortWaiter, RxSink, Tx};
 
 use crate::error::Result as OpResult;
 use crate::flags::OpFlags;
 use crate::node::{
-    AtomicReq, AvId, EpId, FrameSink, Node, ReadReq, RecvReq, SendReq, ShortAtomic, WriteReq,
+    AtomicReq, AvId, EpId, FrameSink, Message, Node, ReadReq, RecvReq, SendReq, ShortAtomic,
+    WriteReq,
 };
 use crate::types::{EpAddr, FiAddr, Instant};
+use crate::wire::{PlainHead, PlainMsg};
 
 /// Frames taken from the port at once.
 const BURST: usize = 32;
@@ -35,13 +40,16 @@ const INBOX_BURSTS: usize = 1024;
 /// Turns between two readings of the clock, which costs as much as an empty turn, while turns
 /// follow each other briskly: within so many nanoseconds from one reading to the next. The harm is
 /// that a timer comes late by that, and, when the turns stop being brisk, once by as many turns.
-const UNTIMED_TURNS: u32 = 4;
+const UNTIMED_TURNS: u32 = 8;
 const BRISK_NS: u64 = 50_000;
+
+/// Bits of an address as a number.
+const MAC_BITS: u64 = (1 << 48) - 1;
 
 /// A node and its port.
 pub struct Engine {
     node: Node,
-    port: Box<dyn Port>,
+    port: KnownPort,
     /// Set when the port has gone; nothing touches it any more.
     gone: Option<PortGone>,
     /// When the clock was last read.
@@ -62,15 +70,41 @@ impl RxSink for ToNode<'_> {
         self.node.prefetch(frame);
     }
 
-    #[inline]
+    #[inline(always)]
     fn frame(&mut self, frame: &RxFrame<'_>) {
         self.node.on_frame(self.now, frame);
     }
 }
 
+/// What stands before the payload of a message.
+struct MsgHead<'a, M>(&'a M);
+
+impl<M: Message> FillHead<{ PlainMsg::LEN }> for MsgHead<'_, M> {
+    #[inline(always)]
+    fn fill(&self, out: &mut ShortHead<{ PlainMsg::LEN }>) {
+        self.0.msg().put(&self.0.head(false), self.0.ar(), out);
+    }
+}
+
+/// Sends a message to any port.
+#[inline(never)]
+fn send_msg_long(
+    port: &mut KnownPort,
+    (head, msg, ar): (PlainHead, PlainMsg, bool),
+    body: IoBuf,
+) -> Result<Tx, PortGone> {
+    let (bytes, len) = msg.emit(&head, ar);
+    let body = Body::Io { buf: &body, offset: 0, len: body.len() };
+    let sent = port.tx(&TxFrame { head: &bytes[..len], body, tail: &[] })?;
+    if sent == Tx::Sent {
+        port.flush()?;
+    }
+    Ok(sent)
+}
+
 /// What a node sends goes to the port, until that is gone.
 struct ToPort<'a> {
-    port: &'a mut dyn Port,
+    port: &'a mut KnownPort,
     gone: Option<PortGone>,
 }
 
@@ -102,6 +136,20 @@ impl FrameSink for ToPort<'_> {
         }
         self.send_whole(frame)
     }
+
+    #[inline(always)]
+    fn send_msg(&mut self, msg: &impl Message) -> Tx {
+        if let KnownPort::Shm(port) = &mut *self.port
+            && port.tx_short(msg.head(false).dst & MAC_BITS, msg.body(), msg.imm(), &MsgHead(msg))
+        {
+            return Tx::Sent;
+        }
+        let (head, ar, body) = (msg.head(false), msg.ar(), msg.body().again());
+        send_msg_long(self.port, (head, msg.msg(), ar), body).unwrap_or_else(|gone| {
+            self.gone = Some(gone);
+            Tx::Full
+        })
+    }
 }
 
 impl ToPort<'_> {
@@ -123,7 +171,7 @@ impl ToPort<'_> {
 impl Engine {
     /// Joins `node` to `port`, whose capabilities the node was made with.
     pub fn new(node: Node, port: Box<dyn Port>) -> Self {
-        Self { node, port, gone: None, now: Self::now(), untimed: 0 }
+        Self { node, port: port.into(), gone: None, now: Self::now(), untimed: 0 }
     }
 
     /// The clock, in the time the node lives by.
@@ -174,7 +222,7 @@ impl Engine {
     ///
     /// # Errors
     /// [`PortGone`], at once and from then on. Every operation has ended with `FI_ENETDOWN`.
-    #[inline]
+    #[inline(always)]
     pub fn turn(&mut self) -> Result<usize, PortGone> {
         if self.gone.is_some() {
             return Err(self.still_gone());
@@ -196,21 +244,32 @@ impl Engine {
     }
 
     /// Takes what arrived, at most so many bursts of it.
-    #[inline]
+    #[inline(always)]
     fn receive(&mut self, burst_max: usize) -> Result<usize, PortGone> {
-        let mut moved = 0;
+        let got = self.burst()?;
+        if got < BURST { Ok(got) } else { self.receive_more(got, burst_max - 1) }
+    }
+
+    /// The rest of [`receive`](Self::receive), after a burst of `moved` frames.
+    #[inline(never)]
+    fn receive_more(&mut self, mut moved: usize, burst_max: usize) -> Result<usize, PortGone> {
         for _ in 0..burst_max {
-            let mut sink = ToNode { node: &mut self.node, now: self.now };
-            let got = match self.port.rx_burst(BURST, &mut sink) {
-                Ok(got) => got,
-                Err(gone) => return Err(self.lost(gone)),
-            };
+            let got = self.burst()?;
             moved += got;
             if got < BURST {
                 break;
             }
         }
         Ok(moved)
+    }
+
+    #[inline(always)]
+    fn burst(&mut self) -> Result<usize, PortGone> {
+        let mut sink = ToNode { node: &mut self.node, now: self.now };
+        match self.port.rx_burst(BURST, &mut sink) {
+            Ok(got) => Ok(got),
+            Err(gone) => Err(self.lost(gone)),
+        }
     }
 
     /// Reads the clock, and says how many turns may now go without: some, on a port whose node
@@ -252,6 +311,21 @@ impl Engine {
         self.post_with(more, |node, now| node.post_send(now, ep, req))
     }
 
+    /// As [`send_now`](Self::send_now), inlined, and on a port that loses nothing only; see
+    /// [`Node::send_plain`].
+    #[inline(always)]
+    pub fn send_plain(&mut self, ep: EpId, req: &SendReq) -> bool {
+        // Not by `post_now`, whose closure would be a function of its own. The node knows when the
+        // port has gone.
+        let Self { node, port, .. } = self;
+        let mut out = ToPort { port, gone: None };
+        let sent = node.send_plain(ep, req, &mut out, Self::now);
+        if let Some(gone) = out.gone {
+            self.lost(gone);
+        }
+        sent
+    }
+
     /// Sends a message at once if nothing stands before it; see [`Node::send_now`].
     #[inline]
     pub fn send_now(&mut self, ep: EpId, req: &mut SendReq) -> bool {
@@ -266,7 +340,7 @@ impl Engine {
         }
         // Not by `post_now`, whose closure would be called.
         let Self { node, port, .. } = self;
-        let mut out = ToPort { port: &mut **port, gone: None };
+        let mut out = ToPort { port, gone: None };
         let sent = node.atomic_now(ep, req, &mut out, Self::now);
         if let Some(gone) = out.gone {
             self.lost(gone);
@@ -280,7 +354,7 @@ impl Engine {
             return false;
         }
         let Self { node, port, .. } = self;
-        let mut out = ToPort { port: &mut **port, gone: None };
+        let mut out = ToPort { port, gone: None };
         let sent = post(node, &mut out);
         if let Some(gone) = out.gone {
             self.lost(gone);
@@ -357,10 +431,16 @@ impl Engine {
     /// Those of [`Node::post_recv`]. Nothing of this request was queued.
     #[inline(always)]
     pub fn post_recv(&mut self, ep: EpId, mut req: RecvReq) -> OpResult<()> {
-        if self.node.recv_now(ep, &mut req) {
+        if self.recv_now(ep, &mut req) {
             return Ok(());
         }
         self.node.post_recv(self.now, ep, req)
+    }
+
+    /// Posts a receive about which nothing is out of the ordinary; see [`Node::recv_now`].
+    #[inline(always)]
+    pub fn recv_now(&mut self, ep: EpId, req: &mut RecvReq) -> bool {
+        self.node.recv_now(ep, req)
     }
 
     /// Sends what a post made due. A port that is found gone here is reported by the next
@@ -403,7 +483,7 @@ impl Engine {
     #[inline]
     fn transmit(&mut self, now: Instant) -> Result<usize, PortGone> {
         let Self { node, port, .. } = self;
-        let mut out = ToPort { port: &mut **port, gone: None };
+        let mut out = ToPort { port, gone: None };
         let sent = node.transmit(now, &mut out);
         if sent > 0 {
             out.flush();
@@ -424,13 +504,11 @@ impl Engine {
 
 #[cfg(test)]
 mod tests {
-    use barewire_driver::backend::loopback::Loopback;
-    use barewire_driver::mem::IoBuf;
-
     use super::*;
     use crate::flags::BindFlags;
     use crate::node::{CqId, EpAttr, MsgKind, NodeSettings};
     use crate::types::{Cqe, FI_ADDR_UNSPEC};
+    use barewire_driver::backend::loopback::Loopback;
 
     /// An engine with one endpoint.
     fn open(port: Loopback, incarnation: u64) -> (Engine, AvId, CqId, EpId) {

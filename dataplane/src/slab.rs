@@ -50,8 +50,10 @@ pub struct Slab<T> {
     len: u32,
 }
 
-/// The generation stands in both variants, where it shares a word with the tag.
+/// The generation stands in both variants, where it shares a word with the tag, which is never one
+/// of the impossible values of `T`: to compare with those takes a register.
 #[derive(Debug)]
+#[repr(u32)]
 enum Slot<T> {
     Free { generation: u32, next: u32 },
     Used { generation: u32, value: T },
@@ -105,14 +107,11 @@ impl<T> Slab<T> {
     /// made, if there is none. Never allocates.
     #[inline(always)]
     pub fn alloc_with(&mut self, make: impl FnOnce(u32) -> T) -> Option<u32> {
-        let idx = self.free_head;
-        // `NONE` is beyond every slot.
-        let Some(slot) = self.slots.get_mut(idx as usize) else { return self.alloc_fresh(make) };
-        let Slot::Free { generation, next } = *slot else { broken() };
-        *slot = Slot::Used { generation: generation.wrapping_add(1), value: make(idx) };
-        self.free_head = next;
-        self.len += 1;
-        Some(idx)
+        if self.free_head == NONE {
+            return self.alloc_fresh(make);
+        }
+        let value = make(self.free_head);
+        self.alloc_again(value).map(Handle::idx)
     }
 
     #[cold]
@@ -190,7 +189,7 @@ impl<T> Slab<T> {
     }
 
     /// The value of a slot, `None` if the slot is not in use.
-    #[inline]
+    #[inline(always)]
     pub fn get(&self, idx: u32) -> Option<&T> {
         match self.slots.get(idx as usize) {
             Some(Slot::Used { value, .. }) => Some(value),
@@ -199,7 +198,7 @@ impl<T> Slab<T> {
     }
 
     /// As [`get`](Self::get), to change it.
-    #[inline]
+    #[inline(always)]
     pub fn get_mut(&mut self, idx: u32) -> Option<&mut T> {
         match self.slots.get_mut(idx as usize) {
             Some(Slot::Used { value, .. }) => Some(value),
@@ -235,7 +234,7 @@ impl<T> Slab<T> {
     }
 
     /// What `handle` named, `None` if its slot has been freed since.
-    #[inline]
+    #[inline(always)]
     pub fn by_handle(&self, handle: Handle) -> Option<&T> {
         match self.slots.get(handle.idx as usize) {
             Some(Slot::Used { generation, value }) if *generation == handle.generation => {
@@ -246,7 +245,7 @@ impl<T> Slab<T> {
     }
 
     /// As [`by_handle`](Self::by_handle), to change it.
-    #[inline]
+    #[inline(always)]
     pub fn by_handle_mut(&mut self, handle: Handle) -> Option<&mut T> {
         match self.slots.get_mut(handle.idx as usize) {
             Some(Slot::Used { generation, value }) if *generation == handle.generation => {
@@ -302,7 +301,7 @@ impl<T> Slab<T> {
 impl<T> Index<u32> for Slab<T> {
     type Output = T;
 
-    #[inline]
+    #[inline(always)]
     fn index(&self, idx: u32) -> &T {
         match &self.slots[idx as usize] {
             Slot::Used { value, .. } => value,
@@ -312,7 +311,7 @@ impl<T> Index<u32> for Slab<T> {
 }
 
 impl<T> IndexMut<u32> for Slab<T> {
-    #[inline]
+    #[inline(always)]
     fn index_mut(&mut self, idx: u32) -> &mut T {
         match &mut self.slots[idx as usize] {
             Slot::Used { value, .. } => value,

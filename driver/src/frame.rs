@@ -209,6 +209,13 @@ impl<'a> RxFrame<'a> {
         Self { base, len, memory: PhantomData }
     }
 
+    /// The same once more, for a call that is not inlined: what lies in memory for it is then not
+    /// the frame that others look at.
+    #[inline(always)]
+    pub fn again(&self) -> Self {
+        Self { base: self.base, len: self.len, memory: PhantomData }
+    }
+
     /// Length with the Ethernet header; padding that the link added is part of it.
     #[inline]
     pub fn len(&self) -> usize {
@@ -296,7 +303,7 @@ impl<'a> RxFrame<'a> {
             Some(to) if here && len <= SHORT => unsafe {
                 copy_inline(self.base.add(offset), to.cast_mut(), len);
             },
-            _ => self.copy_to_io(offset, buf, 0, len),
+            _ => self.again().copy_to_io(offset, buf, 0, len),
         }
     }
 

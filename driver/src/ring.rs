@@ -55,7 +55,7 @@ pub const WORD_LEN: usize = 8;
 
 /// How far ahead of the tail granules are cleared, and what is left when that is done again: one
 /// frame of three lines.
-const AHEAD: u64 = 16 * GRANULE as u64;
+const AHEAD: u64 = 32 * GRANULE as u64;
 const AHEAD_MIN: u64 = 4 * GRANULE as u64;
 
 /// In place of a length: the rest of the ring is empty, continue at its start.
@@ -180,10 +180,16 @@ impl<M: RingMem> Producer<M> {
         let lap_end = (self.tail | mask) + 1;
         let to = (self.tail + AHEAD).min(lap_end).min(self.limit);
         // Nothing to do near the end or the limit: then frames clear as they go.
-        while self.clear_to < to {
-            self.mem.clear((self.clear_to & mask) as usize);
-            self.clear_to += GRANULE as u64;
+        if self.clear_to >= to {
+            return;
         }
+        // None of them is in another lap.
+        let pos = (self.clear_to & mask) as usize;
+        let end = pos + (to - self.clear_to) as usize;
+        for at in (pos..end).step_by(GRANULE) {
+            self.mem.clear(at);
+        }
+        self.clear_to = to;
     }
 
     /// Finds a place for a frame of `len` bytes, which is at most a quarter of the ring.
@@ -262,7 +268,8 @@ pub struct Consumer<M> {
     /// Longest plain frame less `frame_min`.
     plain_span: u32,
     head: u64,
-    published: u64,
+    /// The head at which the producer is told again.
+    publish_at: u64,
 }
 
 impl<M: RingMem> Consumer<M> {
@@ -275,7 +282,8 @@ impl<M: RingMem> Consumer<M> {
         assert!(len.is_power_of_two() && slot_len(frame_max) <= len / 4 && frame_min > 0);
         let (frame_min, frame_max) = (frame_min as u32, frame_max as u32);
         let plain_span = frame_max - frame_min;
-        Self { mem, len: len as u64, frame_min, frame_max, plain_span, head: 0, published: 0 }
+        let (len, publish_at) = (len as u64, len as u64 / 8);
+        Self { mem, len, frame_min, frame_max, plain_span, head: 0, publish_at }
     }
 
     /// Leaves frames longer than `len_max` to [`take`](Self::take).
@@ -367,8 +375,8 @@ impl<M: RingMem> Consumer<M> {
     /// send meanwhile: an eighth and a frame with its padding are less than the ring.
     #[inline(always)]
     pub fn release(&mut self) {
-        if self.head - self.published >= self.len / 8 {
-            self.published = self.head;
+        if self.head >= self.publish_at {
+            self.publish_at = self.head + self.len / 8;
             self.mem.set_head(self.head);
         }
     }

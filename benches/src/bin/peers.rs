@@ -16,7 +16,7 @@ use barewire_dataplane::node::{
 };
 use barewire_dataplane::psn::Psn;
 use barewire_dataplane::types::{Cqe, EpAddr, FI_ADDR_UNSPEC, Instant};
-use barewire_dataplane::wire::{MsgOp, PlainMsg};
+use barewire_dataplane::wire::{MsgOp, PlainHead, PlainMsg};
 use barewire_driver::clock::now_ns;
 use barewire_driver::frame::{RxFrame, TxFrame};
 use barewire_driver::mem::IoBuf;
@@ -40,7 +40,7 @@ struct Host {
 
 /// What is left of a peer once its session stands: what its next message says.
 struct Remote {
-    head: [u8; 16],
+    head: PlainHead,
     sid: u32,
     psn: u32,
     cack: u32,
@@ -302,7 +302,7 @@ impl Remote {
             for bytes in &to_host {
                 let frame = RxFrame::new(bytes);
                 if let Some((_, msg)) = PlainMsg::parse(&frame, false) {
-                    last = frame.first_chunk().map(|head| (head, msg));
+                    last = frame.first_chunk().map(|head| (PlainHead::from(head), msg));
                 }
             }
             host.take(&mut to_host);

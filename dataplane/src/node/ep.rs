@@ -4,6 +4,7 @@ use super::coll::SIDE;
 use super::ops::WrFlags;
 use super::peer::Inbound;
 use super::rma::{READ, REMOTE_READ, REMOTE_WRITE, WRITE};
+use super::short::Route;
 use super::{AvId, CntrId, CqId, EpAttr, EpCounters, EpId, MsgKind, Node};
 use crate::error::{Error, Result};
 use crate::flags::{BindFlags, Caps, OpFlags};
@@ -34,6 +35,7 @@ pub(crate) struct Ep {
     pub(crate) tx_selective: bool,
     pub(crate) rx_selective: bool,
     pub(crate) av: u32,
+    pub(crate) route: Route,
     pub(crate) tx_cntr: u32,
     pub(crate) rx_cntr: u32,
     /// Counters of one-sided operations, by the places in `rma.rs`.
@@ -133,6 +135,7 @@ impl Node {
             tx_selective: false,
             rx_selective: false,
             av: NONE,
+            route: Route::NONE,
             tx_cntr: NONE,
             rx_cntr: NONE,
             rma_cntr: [NONE; 4],

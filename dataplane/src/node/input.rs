@@ -16,8 +16,8 @@ use crate::slab::{Handle, Link, NONE};
 use crate::types::{Instant, ProvErrno};
 use crate::wire::{
     AckOp, AtomicOp, Base, DataOp, EndOp, EndStatus, MsgMOp, MsgOp, NackOp, NackReason, NopOp,
-    OpenOp, PackOp, PackRecords, PlainBase, PlainTy, PullOp, ReadOp, RespOp, RndvOp, RstOp, Ty,
-    WireError, WriteOp,
+    OpenOp, PackOp, PackRecords, PlainBase, PlainMsg, PlainTy, PullOp, ReadOp, RespOp, RndvOp,
+    RstOp, Ty, WireError, WriteOp,
 };
 
 /// Packets received before an acknowledgement of their own leaves, on a lossy port and on one that
@@ -28,7 +28,7 @@ pub(super) const ACK_EVERY_LOSSLESS: u16 = 64;
 impl Node {
     /// Takes a frame that arrived. Whatever is in it, nothing but a counter changes unless it is a
     /// packet of a session that we have, or an OPEN.
-    #[inline]
+    #[inline(always)]
     pub fn on_frame(&mut self, now: Instant, frame: &RxFrame<'_>) {
         self.counters.rx_frames += 1;
         self.fresh += 1;
@@ -36,13 +36,21 @@ impl Node {
             return self.on_frame_kept(now, frame);
         }
         // Most are messages, and end in here.
-        if self.take_plain::<false>(now, frame) {
+        if PlainMsg::is_usual(frame) && self.take_plain::<false, true>(now, frame) {
             return;
         }
         match PlainBase::ty(frame) {
-            Some(PlainTy::Atomic) => self.on_atomic_frame(now, frame),
-            Some(PlainTy::Resp) => self.on_resp_frame(now, frame),
-            None => self.on_frame_long(now, frame),
+            Some(PlainTy::Atomic) => self.on_atomic_frame(now, &frame.again()),
+            Some(PlainTy::Resp) => self.on_resp_frame(now, &frame.again()),
+            None => self.on_frame_rest(now, &frame.again()),
+        }
+    }
+
+    /// Everything but usual messages and atomic operations.
+    #[inline(never)]
+    fn on_frame_rest(&mut self, now: Instant, frame: &RxFrame<'_>) {
+        if !self.take_plain::<false, false>(now, frame) {
+            self.on_frame_long(now, frame);
         }
     }
 
@@ -64,7 +72,7 @@ impl Node {
         let p = slot_of(base.dst_sid);
         let known = self.peers.get(p).is_some_and(|peer| {
             let paired = matches!(peer.state, State::Answered | State::Open);
-            peer.sid == base.dst_sid && peer.mac == base.src && paired
+            peer.sid == base.dst_sid && peer.mac() == base.src && paired
         });
         if !known || base.ty == Ty::Open || base.ty == Ty::Rst {
             return self.on_stranger(now, frame, &base);
@@ -91,7 +99,7 @@ impl Node {
         let Some(raw) = Base::parse_raw(frame) else { return };
         let p = slot_of(raw.dst_sid);
         let next = self.peers.get(p).is_some_and(|peer| {
-            peer.sid == raw.dst_sid && peer.mac == raw.src && peer.rcv_nxt == raw.psn
+            peer.sid == raw.dst_sid && peer.mac() == raw.src && peer.rcv_nxt == raw.psn
         });
         if next && raw.dst == self.mac {
             self.refuse(now, p, NackReason::UnknownType);

@@ -27,7 +27,7 @@ mod tests;
 
 use std::collections::{HashMap, VecDeque};
 
-use barewire_driver::frame::{ETH_HDR_LEN, TxFrame};
+use barewire_driver::frame::{Body, ETH_HDR_LEN, TxFrame};
 use barewire_driver::mem::IoBuf;
 use barewire_driver::port::{MacAddr, PortCaps, Tx};
 
@@ -42,6 +42,7 @@ use crate::rel::sent::SentPool;
 use crate::slab::{Handle, NONE, Slab};
 use crate::types::{FiAddr, Instant};
 use crate::wheel::Wheel;
+use crate::wire::{PlainHead, PlainMsg, mac_word};
 
 use ep::Ep;
 use mr::Mr;
@@ -94,7 +95,7 @@ pub struct NodeSettings {
 }
 
 impl NodeSettings {
-    fn check(&self) -> Result<()> {
+    fn check(&self) -> Result<&Self> {
         let check = |ok: bool, why| if ok { Ok(()) } else { Err(Error::Invalid(why)) };
         check(self.incarnation != 0, "incarnation must not be 0")?;
         check(self.t_dead_ns >= 100_000_000, "T_dead must be at least 100 ms")?;
@@ -103,7 +104,7 @@ impl NodeSettings {
         check(self.unexpected_bytes >= 64 * UNIT, "unexpected_bytes must be at least 16 KiB")?;
         check(self.eager_max <= 1 << 20, "eager_max must be at most 1 MiB")?;
         check(self.mr_max <= mr::MR_MAX, "mr_max must be at most 2^20")?;
-        check(self.pull_window > 0, "pull_window must not be 0")
+        check(self.pull_window > 0, "pull_window must not be 0").map(|()| self)
     }
 }
 
@@ -245,6 +246,35 @@ pub trait FrameSink {
     fn send_few(&mut self, frame: &[u8]) -> Tx {
         self.send_alone(&TxFrame::whole(frame))
     }
+
+    /// As [`send_alone`](Self::send_alone), for a message without a checksum.
+    #[inline]
+    fn send_msg(&mut self, msg: &impl Message) -> Tx
+    where
+        Self: Sized,
+    {
+        let (bytes, len) = msg.msg().emit(&msg.head(false), msg.ar());
+        let body = Body::Io { buf: msg.body(), offset: 0, len: msg.body().len() };
+        self.send_alone(&TxFrame { head: &bytes[..len], body, tail: &[] })
+    }
+}
+
+/// A message that is put together where it goes.
+pub trait Message {
+    /// What the frame starts with; with a checksum if `crc`.
+    fn head(&self, crc: bool) -> PlainHead;
+
+    /// Whether it asks for an acknowledgement.
+    fn ar(&self) -> bool;
+
+    /// Its remote CQ data.
+    fn imm(&self) -> Option<u64>;
+
+    /// What follows the head.
+    fn msg(&self) -> PlainMsg;
+
+    /// The payload.
+    fn body(&self) -> &IoBuf;
 }
 
 impl<F: FnMut(&TxFrame<'_>) -> Tx> FrameSink for F {
@@ -294,6 +324,8 @@ impl Reply {
 pub struct Node {
     pub(crate) settings: NodeSettings,
     pub(crate) mac: MacAddr,
+    /// It, as it stands in a frame.
+    word: u64,
     /// Bytes after the Ethernet header that the port takes.
     pub(crate) frame_max: u32,
     pub(crate) lossless: bool,
@@ -424,13 +456,13 @@ impl Node {
     /// - [`Error::Invalid`]: a setting is out of range; the text says which.
     /// - [`Error::MsgTooLong`]: the port's MTU is below 256.
     pub fn new(settings: NodeSettings, caps: &PortCaps) -> Result<Self> {
-        settings.check()?;
-        let s = &settings;
+        let s = settings.check()?;
         let mtu = Some(caps.mtu).filter(|&mtu| mtu >= 256).ok_or(Error::MsgTooLong)?;
         let mtu = mtu.min(usize::from(u16::MAX));
         let (frame_len, blocks) = (mtu + ETH_HDR_LEN, s.unexpected_bytes / UNIT);
         Ok(Self {
             mac: caps.mac,
+            word: mac_word(caps.mac),
             frame_max: mtu as u32,
             lossless: caps.lossless,
             crc: s.crc.unwrap_or(!caps.lossless),

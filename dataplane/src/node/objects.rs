@@ -1,6 +1,7 @@
 //! Completion queues, counters and address vectors: the calls on them.
 
 use super::peer::{Peer, SourceName, State};
+use super::short::Route;
 use super::{AvId, AvTable, CntrId, CntrTable, CqId, CqTable, Node};
 use crate::av::{Av, AvEntry};
 use crate::cq::Cq;
@@ -240,6 +241,7 @@ impl Node {
         let table = self.avs.by_handle_mut(av.0).ok_or(Error::BadFd)?;
         let entry = table.av.remove(addr).ok_or(Error::Invalid("address not in the AV"))?;
         self.peers[entry.peer].source = SourceName::UNKNOWN;
+        self.eps.iter_mut().for_each(|(_, ep)| ep.route = Route::NONE);
         // A receive that names the peer does so by its record, which must not become another's.
         self.awaited.push(entry.peer);
         self.release_awaited();
@@ -330,7 +332,7 @@ impl Node {
         self.end_session(now, p, Error::ConnReset, true);
         self.wheel.disarm(p);
         let peer = self.peers.free(p);
-        self.by_mac.remove(&peer.mac);
+        self.by_mac.remove(&peer.mac());
         Some(peer.starved)
     }
 

@@ -758,7 +758,7 @@ impl Node {
         let peer = &self.peers[p];
         let body = self.body(packet.body);
         let base = Base {
-            dst: peer.mac,
+            dst: peer.mac(),
             src: self.mac,
             ty: packet.ty,
             ar: packet.ar,
@@ -781,7 +781,7 @@ impl Node {
         }
         let tail = &tail[..if self.crc { TRAILER_LEN } else { 0 }];
         let frame = TxFrame { head, body, tail };
-        if peer.mac == self.mac {
+        if peer.mac() == self.mac {
             return self.emit_to_self(p, packet);
         }
         let sent = out.send(&frame);

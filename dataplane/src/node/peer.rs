@@ -25,7 +25,7 @@ use crate::rel::sack::RcvBitmap;
 use crate::rel::sent::{SendWindow, WINDOW};
 use crate::slab::{List, NONE, Queue, Slab};
 use crate::types::{FI_ADDR_UNSPEC, FiAddr, Instant};
-use crate::wire::PlainMsg;
+use crate::wire::{PlainMsg, mac_word};
 
 /// Bits of a session name that are the peer's index; the rest is a generation.
 pub(crate) const SLOT_BITS: u32 = 20;
@@ -125,7 +125,8 @@ pub(crate) struct Peer {
     pub(crate) target: u32,
     /// What the sender of the last message is called.
     pub(crate) source: SourceName,
-    pub(crate) mac: MacAddr,
+    /// Its address, as it stands in a frame.
+    pub(crate) word: u64,
     /// Packets received since the last acknowledgement.
     pub(crate) owed: u16,
     /// Messages of one credit that may leave by the short way without a further question to this
@@ -146,8 +147,6 @@ pub(crate) struct Peer {
     pub(crate) queued: bool,
     /// An OPEN must go out in this turn.
     pub(crate) want_open: bool,
-    /// A PING must go out in this turn.
-    pub(crate) want_ping: bool,
     /// Probes without an answer.
     pub(crate) probes: u8,
     /// Largest number of bytes after the Ethernet header that both take.
@@ -230,6 +229,8 @@ pub(crate) struct Peer {
     pub(crate) has_nop_for: bool,
     /// Credit was asked for, and none of it was used since.
     pub(crate) has_asked: bool,
+    /// A PING must go out in this turn.
+    pub(crate) want_ping: bool,
     /// A NOP must go out, so that the receiver of half a message learns that it ends there.
     pub(crate) want_nop: bool,
     /// The message that is half here has remote CQ data.
@@ -289,14 +290,14 @@ impl Nack {
 
 impl Peer {
     /// Bytes at the start that every message touches.
-    pub(crate) const HOT: usize = 96;
+    pub(crate) const HOT: usize = 104;
 
     /// Bits of [`written`](Self::written) that count bytes.
     pub(crate) const WRITTEN_BITS: u32 = 48;
 
     pub(crate) fn new(mac: MacAddr, now: Instant) -> Self {
         Self {
-            mac,
+            word: mac_word(mac),
             target: GRANT_FIRST,
             timer_at: Instant(u64::MAX),
             rx_at: ack_time(now),
@@ -305,6 +306,11 @@ impl Peer {
             bad_seq: NONE,
             ..Self::default()
         }
+    }
+
+    pub(crate) fn mac(&self) -> MacAddr {
+        let [a, b, c, d, e, f, ..] = self.word.to_le_bytes();
+        MacAddr([a, b, c, d, e, f])
     }
 
     /// Whether the next packet in order may take the short way.

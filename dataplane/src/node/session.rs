@@ -384,7 +384,7 @@ impl Node {
     pub(crate) fn end_session(&mut self, now: Instant, p: u32, err: Error, tell: bool) {
         let state = self.peers[p].state;
         if state != State::Idle {
-            if tell && self.peers[p].mac != self.mac {
+            if tell && self.peers[p].mac() != self.mac {
                 self.tell_closed(now, p);
             }
             self.drop_packets(p);
@@ -421,7 +421,7 @@ impl Node {
         (peer.want_ping, peer.want_nop) = (false, false);
         (peer.bad_seq, peer.written, peer.answers) = (NONE, 0, 0);
         peer.snd = SendWindow::new(peer.snd.nxt);
-        if peer.mac == self.mac {
+        if peer.mac() == self.mac {
             self.open_to_self(p);
         }
     }
@@ -438,7 +438,7 @@ impl Node {
             reason: RstReason::Closed,
             version: wire::VERSION,
         };
-        let (mac, sid, known) = (peer.mac, peer.remote_sid, peer.state != State::Opening);
+        let (mac, sid, known) = (peer.mac(), peer.remote_sid, peer.state != State::Opening);
         if known {
             self.reply_rst(now, mac, sid, rst);
         }

@@ -17,16 +17,17 @@ use barewire_driver::port::Tx;
 use super::input::{ACK_EVERY, ACK_EVERY_LOSSLESS};
 use super::ops::{RecvWr, TxWr, WrFlags};
 use super::peer::{Peer, slot_of};
-use super::post::{RECV_FLAGS, keep_buf, recv_wr, wr_flags};
-use super::{EpId, FrameSink, MsgKind, Node, RecvReq, SendReq};
+use super::post::{RECV_FLAGS, recv_wr, wr_flags};
+use super::{EpId, FrameSink, Message, MsgKind, Node, RecvReq, SendReq};
+use crate::av::Av;
 use crate::flags::{Caps, CqFlags, OpFlags};
 use crate::plant::{Bug, planted};
 use crate::proto::blocks::{UNIT, units};
 use crate::proto::matching::Src;
 use crate::rel::sent::{BodyRef, Sent};
 use crate::slab::NONE;
-use crate::types::{Cqe, FI_ADDR_UNSPEC, Instant};
-use crate::wire::{self, BASE_LEN, IMM_LEN, MsgOp, PlainMsg, TRAILER_LEN, Ty, mac_key};
+use crate::types::{Cqe, FI_ADDR_UNSPEC, FiAddr, Instant};
+use crate::wire::{self, IMM_LEN, MsgOp, OP_MAX, PlainHead, PlainMsg, TRAILER_LEN, Ty};
 
 /// Flags that change nothing for what leaves at once.
 pub(super) const PLAIN_FLAGS: OpFlags = OpFlags::MORE
@@ -74,69 +75,75 @@ impl Node {
         clock: impl FnOnce() -> Instant,
     ) -> bool {
         if self.lossless {
-            self.send_short::<false>(ep, req, out, clock)
-        } else {
-            self.send_short::<true>(ep, req, out, clock)
+            return self.send_plain(ep, req, out, clock);
         }
+        let Some(w) = self.send_short::<true>(ep, req, out, clock) else { return false };
+        self.keep_memory(w, &mut req.buf);
+        true
     }
 
+    /// As [`send_now`](Self::send_now), but false on a port that may lose frames. The request's
+    /// memory never goes with it, so where this is inlined, no request is ever put together.
+    #[inline(always)]
+    pub fn send_plain(
+        &mut self,
+        ep: EpId,
+        req: &SendReq,
+        out: &mut impl FrameSink,
+        clock: impl FnOnce() -> Instant,
+    ) -> bool {
+        self.lossless && self.send_short::<false>(ep, req, out, clock).is_some()
+    }
+
+    /// Both of them. What was sent is kept, if it is (`KEPT`), in the request that this names, and
+    /// its memory is still to be put there.
     #[inline(always)]
     fn send_short<const KEPT: bool>(
         &mut self,
         ep: EpId,
-        req: &mut SendReq,
+        req: &SendReq,
         out: &mut impl FrameSink,
         clock: impl FnOnce() -> Instant,
-    ) -> bool {
+    ) -> Option<u32> {
         let e = ep.0.idx();
         if !self.ready.is_empty() || self.gone {
-            return false;
+            return None;
         }
-        let Some(ep) = self.eps.by_handle_mut(ep.0) else { return false };
+        let ep = self.eps.by_handle_mut(ep.0)?;
         let tagged = req.kind == MsgKind::Tagged;
         let len = req.buf.len();
-        let inject = req.flags.contains(OpFlags::INJECT);
         if !ep.may_send[usize::from(tagged)]
             || !(if KEPT { SEND_FLAGS_KEPT } else { SEND_FLAGS }).contains(req.flags)
-            || len > if inject { Self::INJECT_SIZE } else { self.eager_one }
+            || len > UNIT && len > one_max(req.flags, self.eager_one)
             || ep.tx_used >= ep.tx_size
         {
-            return false;
+            return None;
         }
-        let Some(entry) = self.avs[ep.av].av.lookup(req.dest) else { return false };
-        let (p, dst_ep, inc) = (entry.peer, entry.ep, entry.addr.incarnation);
-        let Some(peer) = self.peers.get_mut(p) else { return false };
         let cq = &mut self.cqs[ep.tx_cq].cq;
-        if inc != 0 && inc != peer.inc || !cq.has_room() {
-            return false;
+        if !cq.has_room() {
+            return None;
+        }
+        if ep.route.dest != req.dest {
+            ep.route = Route::find(&self.avs[ep.av].av, req.dest)?;
+        }
+        let Route { peer: p, ep: dst_ep, inc, .. } = ep.route;
+        let peer = self.peers.get_mut(p)?;
+        if inc != 0 && inc != peer.inc {
+            return None;
         }
         if KEPT && (self.tx.is_full() || self.sent.is_full()) {
-            return false;
+            return None;
         }
-        let Some(cost) = short_cost(peer, len) else { return false };
-        let imm = req.flags.contains(OpFlags::REMOTE_CQ_DATA).then_some(req.data);
+        let cost = short_cost(peer, len)?;
         let in_flight = peer.snd.in_flight();
-        let msg = PlainMsg {
-            dst_sid: peer.remote_sid,
-            psn: peer.snd.nxt,
-            cack: peer.rcv_nxt,
-            grant: peer.granted as u16,
-            plen: len as u16,
-            op: MsgOp { dst_ep, src_ep: ep.number, tagged, imm, tag: req.tag, len: 0 },
-        };
-        let crc = KEPT && self.crc;
-        let to = PlainMsg::head(peer.mac, self.mac, crc);
-        let (head, head_len) = msg.emit(&to, in_flight % 64 == 63);
-        let head = &head[..head_len];
-        let body = Body::Io { buf: &req.buf, offset: 0, len };
-        let mut crc32c = [0; TRAILER_LEN];
-        if crc {
-            crc32c = wire::trailer(head, &body);
-        }
-        let tail = &crc32c[..if crc { TRAILER_LEN } else { 0 }];
+        let msg = ShortMsg { peer, src: self.word, dst_ep, src_ep: ep.number, req };
         // The receiver has it from here on; what follows is done meanwhile.
-        if out.send_alone(&TxFrame { head, body, tail }) != Tx::Sent {
-            return false;
+        if KEPT {
+            if !send_checked(out, &msg, self.crc) {
+                return None;
+            }
+        } else if out.send_msg(&msg) != Tx::Sent {
+            return None;
         }
         self.counters.tx_frames += 1;
         if KEPT {
@@ -151,8 +158,8 @@ impl Node {
                 unacked: 1,
                 ..TxWr::new(req.context, (p, e), (dst_ep, ep.number), wr_flags)
             };
-            self.keep_sent(clock(), wr, &mut req.buf, &head[BASE_LEN..], cost);
-            return true;
+            let op = msg.op();
+            return Some(self.keep_sent(clock(), wr, op, cost));
         }
         self.counters.msgs_sent += 1;
         ep.counters.sent += 1;
@@ -174,13 +181,14 @@ impl Node {
         if cntr != NONE {
             self.count(cntr, true);
         }
-        true
+        Some(NONE)
     }
 
     /// Posts a receive for which nothing has come yet and that asks for nothing special: as
     /// [`post_recv`](Self::post_recv). False if it is another one: nothing has happened, and that
-    /// is to be called. If it was posted, the request's memory went with it.
-    #[inline]
+    /// is to be called. If it was posted, the request's memory went with it. Where this is inlined,
+    /// no request is ever put together.
+    #[inline(always)]
     pub fn recv_now(&mut self, ep: EpId, req: &mut RecvReq) -> bool {
         let e = ep.0.idx();
         let Some(ep) = self.eps.by_handle_mut(ep.0) else { return false };
@@ -204,7 +212,8 @@ impl Node {
         let Some(recv) = posted else { return false };
         cq.reserve_free();
         ep.rx_used += 1;
-        keep_buf(&mut self.recv_bufs, recv, &mut req.buf);
+        // As many as there are records that have been used.
+        req.buf.move_to(&mut self.recv_bufs[recv as usize]);
         true
     }
 
@@ -223,9 +232,9 @@ impl Node {
         }
     }
 
-    /// Keeps a message that has just left with `op` in its head, to be sent again.
+    /// Keeps a message that has just left, to be sent again, and says in which request.
     #[inline(always)]
-    fn keep_sent(&mut self, now: Instant, wr: TxWr, buf: &mut IoBuf, op: &[u8], cost: u32) {
+    fn keep_sent(&mut self, now: Instant, wr: TxWr, msg: MsgOp, cost: u32) -> u32 {
         let (p, len) = (wr.peer, wr.len as u32);
         if self.peers[p].snd.in_flight() == 0 {
             self.tick(now);
@@ -234,7 +243,9 @@ impl Node {
         }
         let early = wr.flags.contains(WrFlags::EARLY);
         let w = self.alloc_wr(wr);
-        self.keep_memory(w, buf);
+        let mut op = [0; OP_MAX];
+        let op_len = msg.emit(&mut op);
+        let op = &op[..op_len];
         let body = BodyRef::Wr { wr: w, offset: 0, len };
         let psn = self.peers[p].snd.number();
         let entry = |_| Sent { units: cost, ..Sent::new(psn, Ty::Msg, op, body, w, now) };
@@ -257,31 +268,35 @@ impl Node {
         if early {
             self.report_wr(w);
         }
+        w
     }
 
     /// Takes any frame, where they may be lost.
     #[inline(never)]
     pub(super) fn on_frame_kept(&mut self, now: Instant, frame: &RxFrame<'_>) {
-        if !self.take_plain::<true>(now, frame) {
+        if !self.take_plain::<true, false>(now, frame) {
             self.on_frame_long(now, frame);
         }
     }
 
     /// Takes a frame that holds a whole message which is next in order and has a receive. False if
     /// it holds anything else: nothing has happened.
+    ///
+    /// With `USUAL` the frame [is usual](PlainMsg::is_usual), and a message that makes us owe
+    /// something to its sender is left too: what the compiler can leave out then is a quarter.
     #[inline(always)]
-    pub(super) fn take_plain<const KEPT: bool>(
+    pub(super) fn take_plain<const KEPT: bool, const USUAL: bool>(
         &mut self,
         now: Instant,
         frame: &RxFrame<'_>,
     ) -> bool {
         let crc = KEPT && self.crc;
-        let Some(([dst, src], msg)) = PlainMsg::parse(frame, crc) else { return false };
+        let Some((head, msg)) = PlainMsg::parse(frame, crc) else { return false };
         let p = slot_of(msg.dst_sid);
         let Some(peer) = self.peers.get_mut(p) else { return false };
         if !peer.in_order
-            || dst != mac_key(self.mac)
-            || src != mac_key(peer.mac)
+            || (head.dst ^ self.word) << 16 != 0
+            || head.src != peer.word
             || msg.dst_sid != peer.sid
             || msg.psn != peer.rcv_nxt
         {
@@ -290,45 +305,52 @@ impl Node {
         debug_assert!(peer.is_in_order());
         let acked = msg.cack.0.wrapping_sub(peer.snd.una.0);
         let granted = msg.grant.wrapping_sub(peer.credit as u16);
-        if (acked != 0 || granted != 0) && !is_unawaited::<KEPT>(peer, acked, granted) {
-            return false;
+        if acked != 0 || granted != 0 {
+            if !is_unawaited::<KEPT>(peer, acked, granted) {
+                return false;
+            }
+            // True whatever becomes of the message, unless its bytes are not (`KEPT`).
+            if !KEPT {
+                peer.snd.una = msg.cack;
+                peer.credit = peer.credit.wrapping_add(u32::from(granted));
+            }
         }
         let Some(&e) = self.by_number.get(usize::from(msg.op.dst_ep)) else { return false };
         let Some(ep) = self.eps.get_mut(e) else { return false };
         let MsgOp { src_ep, tagged, tag, imm, .. } = msg.op;
-        let cost = units(u64::from(msg.plen));
+        let cost = if USUAL { 1 } else { units(u64::from(msg.plen)) };
         let left = peer.outstanding();
         if !ep.may_take[usize::from(tagged)] || ep.starved || left < cost {
+            return false;
+        }
+        let ack = peer.owed >= if KEPT { ACK_EVERY } else { ACK_EVERY_LOSSLESS } - 1;
+        let owes = ack || left - cost < peer.target / 2 || !self.starved.is_empty();
+        if USUAL && owes {
             return false;
         }
         let matcher = &mut ep.matcher[usize::from(tagged)];
         let Some((first, posted)) = matcher.first(&self.posted, Src::of(p, src_ep), tag) else {
             return false;
         };
-        let RecvWr { context, cqe, multi, .. } = posted.payload;
+        let RecvWr { context: op_context, cqe, multi, .. } = posted.payload;
         let buf = &self.recv_bufs[first.idx as usize];
         let len = usize::from(msg.plen);
         // What does not fit or is not told ends the long way.
         if multi || !cqe || len > buf.len() || crc && !msg.verify(frame) {
             return false;
         }
+        // At once, while the compiler knows that it is there. Its memory stays.
+        matcher.pop(&mut self.posted, first);
         frame.copy_to_start(PlainMsg::LEN + imm.map_or(0, |_| IMM_LEN), buf, len);
         peer.consumed = peer.consumed.wrapping_add(cost);
         peer.heard = self.active_ns;
         peer.probes = 0;
-        if acked != 0 || granted != 0 {
-            if !KEPT {
-                peer.snd.una = msg.cack;
-            }
-            peer.credit = peer.credit.wrapping_add(u32::from(granted));
-        }
         if KEPT {
+            peer.credit = peer.credit.wrapping_add(u32::from(granted));
             peer.note_arrival(now, msg.psn, false);
         }
         peer.rcv_nxt = peer.rcv_nxt.next();
-        peer.owed = peer.owed.saturating_add(1);
-        let ack = peer.owed >= if KEPT { ACK_EVERY } else { ACK_EVERY_LOSSLESS };
-        let regrant = left - cost < peer.target / 2 || !self.starved.is_empty();
+        peer.owed = if USUAL { peer.owed + 1 } else { peer.owed.saturating_add(1) };
         self.blocks_unpromised += if planted(Bug::CreditNotReturned) { 0 } else { cost as usize };
         let mut flags = CqFlags::RECV | if tagged { CqFlags::TAGGED } else { CqFlags::MSG };
         flags.set(CqFlags::REMOTE_CQ_DATA, imm.is_some());
@@ -341,16 +363,15 @@ impl Node {
         ep.counters.received += 1;
         ep.counters.received_bytes += len as u64;
         ep.rx_used -= 1;
-        let (op_context, data, len) = (context, imm.unwrap_or(0), len as u64);
+        let (data, len) = (imm.unwrap_or(0), len as u64);
         self.cqs[ep.rx_cq].cq.push(Cqe { op_context, flags, len, buf: 0, data, tag, src });
-        matcher.pop(&mut self.posted, first);
         if KEPT {
             if acked != 0 {
                 self.on_cack(now, p, msg.cack, true);
             }
             self.owe(now, p);
         }
-        if ack || regrant {
+        if !USUAL && owes {
             self.after_plain(now, p, ack);
         }
         true
@@ -365,6 +386,105 @@ impl Node {
             self.make_ready(p);
         }
     }
+}
+
+/// Longest message with `flags` that leaves in one frame unasked.
+#[inline]
+fn one_max(flags: OpFlags, eager_one: usize) -> usize {
+    if flags.contains(OpFlags::INJECT) { Node::INJECT_SIZE } else { eager_one }
+}
+
+/// What an address vector says of the destination that an endpoint sent to last, so that it need
+/// not be asked for the next message. Whoever takes an address out of a vector forgets it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Route {
+    /// In front of the rest so that there is something to compare with: no address is
+    /// [`FI_ADDR_UNSPEC`], and its peer is none either.
+    dest: FiAddr,
+    peer: u32,
+    ep: u16,
+    /// The life of the peer that the address names; 0 any.
+    inc: u64,
+}
+
+impl Route {
+    pub(super) const NONE: Self = Self { dest: FI_ADDR_UNSPEC, peer: NONE, ep: 0, inc: 0 };
+
+    #[inline(never)]
+    fn find(av: &Av, dest: FiAddr) -> Option<Self> {
+        let entry = av.lookup(dest)?;
+        let (peer, ep, inc) = (entry.peer, entry.ep, entry.addr.incarnation);
+        Some(Self { dest, peer, ep, inc })
+    }
+}
+
+/// A message that is about to leave. Looked at when it is written, so that until then nothing of
+/// it stands in a register.
+struct ShortMsg<'a> {
+    peer: &'a Peer,
+    /// This node, as [`mac_word`](crate::wire::mac_word) has it.
+    src: u64,
+    dst_ep: u16,
+    src_ep: u16,
+    req: &'a SendReq,
+}
+
+impl ShortMsg<'_> {
+    #[inline(always)]
+    fn op(&self) -> MsgOp {
+        let tagged = self.req.kind == MsgKind::Tagged;
+        let (dst_ep, src_ep, tag) = (self.dst_ep, self.src_ep, self.req.tag);
+        MsgOp { dst_ep, src_ep, tagged, imm: self.imm(), tag, len: 0 }
+    }
+}
+
+impl Message for ShortMsg<'_> {
+    #[inline(always)]
+    fn head(&self, crc: bool) -> PlainHead {
+        PlainHead::between(self.peer.word, self.src, crc)
+    }
+
+    #[inline(always)]
+    fn ar(&self) -> bool {
+        self.peer.snd.in_flight() % 64 == 63
+    }
+
+    #[inline(always)]
+    fn imm(&self) -> Option<u64> {
+        self.req.flags.contains(OpFlags::REMOTE_CQ_DATA).then_some(self.req.data)
+    }
+
+    #[inline(always)]
+    fn msg(&self) -> PlainMsg {
+        let peer = self.peer;
+        PlainMsg {
+            dst_sid: peer.remote_sid,
+            psn: peer.snd.nxt,
+            cack: peer.rcv_nxt,
+            grant: peer.granted as u16,
+            plen: self.req.buf.len() as u16,
+            op: self.op(),
+        }
+    }
+
+    #[inline(always)]
+    fn body(&self) -> &IoBuf {
+        &self.req.buf
+    }
+}
+
+/// Sends a message with a checksum, if `crc`.
+#[inline(always)]
+fn send_checked(out: &mut impl FrameSink, msg: &impl Message, crc: bool) -> bool {
+    let (head, len) = msg.msg().emit(&msg.head(crc), msg.ar());
+    let (head, body) = (&head[..len], msg.body());
+    let body = Body::Io { buf: body, offset: 0, len: body.len() };
+    let mut crc32c = [0; TRAILER_LEN];
+    if crc {
+        crc32c = wire::trailer(head, &body);
+    }
+    let tail = &crc32c[..if crc { TRAILER_LEN } else { 0 }];
+    out.send_alone(&TxFrame { head, body, tail }) == Tx::Sent
 }
 
 /// The credits that a message of `len` bytes costs, if it may leave in one frame now.

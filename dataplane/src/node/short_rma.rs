@@ -275,7 +275,7 @@ impl Node {
         let granted = base.grant.wrapping_sub(peer.credit as u16);
         if !peer.in_order
             || base.dst != mac_key(self.mac)
-            || base.src != mac_key(peer.mac)
+            || base.src != mac_key(peer.mac())
             || base.dst_sid != peer.sid
             || base.psn != peer.rcv_nxt
             || (acked != 0 || granted != 0) && !is_unawaited::<false>(peer, acked, granted)
@@ -594,7 +594,7 @@ fn base_to(peer: &Peer, mac: MacAddr, plen: u16) -> PlainBase {
         cack: peer.rcv_nxt,
         grant: peer.granted as u16,
         plen,
-        ..PlainBase::between(peer.mac, mac)
+        ..PlainBase::between(peer.mac(), mac)
     }
 }
 

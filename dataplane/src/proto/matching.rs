@@ -33,7 +33,7 @@ impl Src {
         Self((peer as u64) << 16 | ep as u64)
     }
 
-    #[inline]
+    #[inline(always)]
     const fn takes(self, from: Self) -> bool {
         self.0 == from.0 || self.0 == Self::ANY.0
     }
@@ -135,6 +135,8 @@ impl Matcher {
             return Err(payload);
         }
         let idx = if ignore == 0 {
+            // Makes a slot free that was never used, if there is no other.
+            pool.0.vacant();
             self.post_exact(pool, tag, src, payload)
         } else {
             let (seq, link) = (self.seq, Link::default());
@@ -148,7 +150,7 @@ impl Matcher {
     }
 
     /// Appends a receive that ignores no bit, as [`post`](Self::post) does; `None`, and nothing
-    /// posted, if the pool is full.
+    /// posted, if the pool is full or the first time around.
     #[inline(always)]
     pub fn post_exact<P>(
         &mut self,
@@ -161,8 +163,8 @@ impl Matcher {
         let ends = self.posted.ends(tag);
         let before = ends[1].wrapping_sub(1);
         let link = Link { prev: before, next: NONE };
-        let posted = move |_| Posted { tag, ignore: 0, src, payload, seq, link };
-        let idx = pool.0.alloc_with(posted)?;
+        let posted = Posted { tag, ignore: 0, src, payload, seq, link };
+        let idx = pool.0.alloc_again(posted)?.idx();
         append(ends, &mut pool.0, before, idx);
         self.seq = seq + 1;
         self.posted_len += 1;
@@ -251,6 +253,7 @@ impl Matcher {
     #[inline(always)]
     pub fn pop<P>(&mut self, pool: &mut PostedPool<P>, first: First) {
         let ends = &mut self.posted.ends[first.bucket];
+        pool.0.discard(first.idx);
         if first.next == NONE {
             *ends = [0; 2];
         } else {
@@ -258,7 +261,6 @@ impl Matcher {
             pool.0[first.next].link.prev = NONE;
         }
         self.posted_len -= 1;
-        pool.0.discard(first.idx);
     }
 
     /// Takes a posted receive out, so that nothing matches it any more. Its slot stays in use until

@@ -1,6 +1,7 @@
 //! MSG, a whole message in one packet, and MSGM, a piece of one in several.
 
-use barewire_driver::frame::RxFrame;
+use barewire_driver::backend::shm::ShortHead;
+use barewire_driver::frame::{ETHERTYPE, RxFrame};
 use barewire_driver::port::MacAddr;
 
 use super::{BASE_LEN, Base, Bytes, IMM_LEN, TRAILER_LEN, WireError};
@@ -88,7 +89,68 @@ impl MsgOp {
 
 /// The first 16 bytes of a MSG about which nothing is out of the ordinary: addresses, type, first
 /// transmission, no acknowledgement asked for.
-pub type PlainHead = [u8; 16];
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PlainHead {
+    /// The destination, in the lower six bytes; the upper two say nothing.
+    pub dst: u64,
+    /// The source, as [`mac_word`] has it.
+    pub src: u64,
+    /// What stands between the EtherType and the base.
+    kind: u16,
+}
+
+impl PlainHead {
+    /// The head of messages between two [`mac_word`]s, with a checksum if `crc`.
+    #[inline(always)]
+    pub fn between(dst: u64, src: u64, crc: bool) -> Self {
+        let kind = if crc { const { kind(true) } } else { const { kind(false) } };
+        Self { dst, src, kind }
+    }
+
+    /// What a frame starts with.
+    #[inline(always)]
+    fn of<const N: usize>(b: &Bytes<N>) -> Self {
+        Self { dst: b.u64::<0>(), src: b.u64::<6>(), kind: b.u16::<14>() }
+    }
+}
+
+impl From<[u8; 16]> for PlainHead {
+    fn from(bytes: [u8; 16]) -> Self {
+        Self::of(&Bytes(bytes))
+    }
+}
+
+/// The two bytes behind the EtherType of a MSG, as they lie in a frame.
+const fn kind(crc: bool) -> u16 {
+    let [_, _, a, b] = super::base::plain(super::Ty::Msg, crc).to_be_bytes();
+    u16::from_le_bytes([a, b])
+}
+
+/// An address and the fabric's EtherType behind it, as they lie in a frame.
+#[inline(always)]
+pub fn mac_word(mac: MacAddr) -> u64 {
+    mac_key(mac) | (ETHERTYPE.swap_bytes() as u64) << 48
+}
+
+/// Where a head is written to.
+pub trait HeadOut {
+    /// Writes `W` bytes at `AT`.
+    fn set<const AT: usize, const W: usize>(&mut self, bytes: [u8; W]);
+}
+
+impl<const N: usize> HeadOut for ShortHead<N> {
+    #[inline(always)]
+    fn set<const AT: usize, const W: usize>(&mut self, bytes: [u8; W]) {
+        ShortHead::set::<AT, W>(self, bytes);
+    }
+}
+
+impl<const N: usize> HeadOut for Bytes<N> {
+    #[inline(always)]
+    fn set<const AT: usize, const W: usize>(&mut self, bytes: [u8; W]) {
+        Bytes::set::<AT, W>(self, bytes);
+    }
+}
 
 /// An address as a number, in the byte order in which it lies in a frame: quick to compare.
 #[inline(always)]
@@ -121,25 +183,32 @@ impl PlainMsg {
     /// Length with remote CQ data.
     pub const LEN_MAX: usize = Self::LEN + IMM_LEN;
 
+    /// Most bytes that a usual message has.
+    pub const USUAL_MAX: u16 = 128;
+
     /// Bytes around the payload at most.
     pub const AROUND_MAX: usize = Self::LEN_MAX + TRAILER_LEN;
 
     /// The head of such messages from `src` to `dst`, with a checksum if `crc`.
     #[inline(always)]
     pub fn head(dst: MacAddr, src: MacAddr, crc: bool) -> PlainHead {
-        let mut b = Bytes::<16>::ZERO;
-        b.set::<0, 6>(dst.0);
-        b.set::<6, 6>(src.0);
-        b.set::<12, 4>(super::base::plain(super::Ty::Msg, crc).to_be_bytes());
-        b.0
+        PlainHead::between(mac_word(dst), mac_word(src), crc)
+    }
+
+    /// Whether a frame, if it is a MSG, holds what nearly every one does: a tagged message of few
+    /// bytes without remote CQ data. For [`parse`](Self::parse) then little is left to be asked.
+    #[inline(always)]
+    pub fn is_usual(frame: &RxFrame<'_>) -> bool {
+        let Some(b) = frame.chunk_at::<{ Self::LEN }>(0).map(Bytes) else { return false };
+        b.u32::<36>() == u32::from(TAGGED) && b.u16::<30>() <= Self::USUAL_MAX
     }
 
     /// Copies head and headers at once and checks what can be checked without knowing the session:
-    /// the destination and the source that it gives, as [`mac_key`]s, are the caller's to compare,
-    /// and so is the checksum, which is there if `crc` ([`verify`](Self::verify)). `None` for any
-    /// other packet; good or bad, [`Base::parse`] tells.
+    /// destination and source, and with it the EtherType, are the caller's to compare, and so is
+    /// the checksum, which is there if `crc` ([`verify`](Self::verify)). `None` for any other
+    /// packet; good or bad, [`Base::parse`] tells.
     #[inline(always)]
-    pub fn parse(frame: &RxFrame<'_>, crc: bool) -> Option<([u64; 2], Self)> {
+    pub fn parse(frame: &RxFrame<'_>, crc: bool) -> Option<(PlainHead, Self)> {
         let b = Bytes::<{ Self::LEN }>(frame.chunk_at(0)?);
         let word = b.u32::<36>();
         let tag = b.u64::<40>();
@@ -147,9 +216,10 @@ impl PlainMsg {
         let (flags, imm_len) = (word as u8, (word & u32::from(IMM)) as usize * (IMM_LEN / 2));
         // The word's upper bytes are reserved and the length in a record.
         let trailer = if crc { TRAILER_LEN } else { 0 };
-        if u32::from_be_bytes(b.get::<12, 4>()) != super::base::plain(super::Ty::Msg, crc)
+        let head = PlainHead::of(&b);
+        if head.kind != kind(crc)
             || word & !u32::from(TAGGED | IMM) != 0
-            || frame.len() < Self::LEN + imm_len + usize::from(plen) + trailer
+            || frame.len() - Self::LEN < imm_len + usize::from(plen) + trailer
             || flags & TAGGED == 0 && tag != 0
         {
             return None;
@@ -173,7 +243,7 @@ impl PlainMsg {
                 len: 0,
             },
         };
-        Some(([b.u64::<0>() & ((1 << 48) - 1), b.u64::<4>() >> 16], msg))
+        Some((head, msg))
     }
 
     /// Whether the checksum of a frame that was parsed is right.
@@ -187,20 +257,28 @@ impl PlainMsg {
     #[inline(always)]
     pub fn emit(&self, head: &PlainHead, ar: bool) -> ([u8; Self::LEN_MAX], usize) {
         let mut b = Bytes::<{ Self::LEN_MAX }>::ZERO;
-        b.set::<0, 16>(*head);
-        b.put8::<15>(head[15] | if ar { super::base::AR as u8 } else { 0 });
-        b.put32::<16>(self.dst_sid);
-        b.put32::<20>(self.psn.0);
-        b.put32::<24>(self.cack.0);
-        b.put16::<28>(self.grant);
-        b.put16::<30>(self.plen);
-        b.put16::<32>(self.op.dst_ep);
-        b.put16::<34>(self.op.src_ep);
-        b.put32::<36>(u32::from(flags(self.op.tagged, self.op.imm)));
-        b.put64::<40>(self.op.tag);
+        self.put(head, ar, &mut b);
         let Some(imm) = self.op.imm else { return (b.0, Self::LEN) };
-        b.put64::<48>(imm);
+        b.put64::<{ Self::LEN }>(imm);
         (b.0, Self::LEN_MAX)
+    }
+
+    /// Writes the first [`LEN`](Self::LEN) bytes of what [`emit`](Self::emit) returns.
+    #[inline(always)]
+    pub fn put(&self, head: &PlainHead, ar: bool, out: &mut impl HeadOut) {
+        // The upper two bytes of the first are written over by the second.
+        out.set::<0, 8>(head.dst.to_le_bytes());
+        out.set::<6, 8>(head.src.to_le_bytes());
+        out.set::<14, 2>((head.kind | if ar { super::base::AR << 8 } else { 0 }).to_le_bytes());
+        out.set::<16, 4>(self.dst_sid.to_le_bytes());
+        out.set::<20, 4>(self.psn.0.to_le_bytes());
+        out.set::<24, 4>(self.cack.0.to_le_bytes());
+        out.set::<28, 2>(self.grant.to_le_bytes());
+        out.set::<30, 2>(self.plen.to_le_bytes());
+        out.set::<32, 2>(self.op.dst_ep.to_le_bytes());
+        out.set::<34, 2>(self.op.src_ep.to_le_bytes());
+        out.set::<36, 4>(u32::from(flags(self.op.tagged, self.op.imm)).to_le_bytes());
+        out.set::<40, 8>(self.op.tag.to_le_bytes());
     }
 }
 

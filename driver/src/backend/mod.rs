@@ -6,6 +6,7 @@ mod batch;
 pub mod dpdk;
 pub mod fault;
 mod hairpin;
+pub mod known;
 pub mod loopback;
 pub mod pcap;
 pub mod shm;

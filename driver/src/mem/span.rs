@@ -188,6 +188,16 @@ impl IoBuf {
         part
     }
 
+    /// A second description of all of it, as [`share`](Self::share) makes, for a call that is not
+    /// inlined: what lies in memory for it is then not the one that others look at.
+    #[inline(always)]
+    pub fn again(&self) -> Self {
+        match self.spans() {
+            [one] => Self::one(Span { base: one.base, len: one.len }),
+            _ => self.share(0, self.len),
+        }
+    }
+
     /// Appends the spans of `other` and says whether there was room. If not, nothing changed.
     pub fn append(&mut self, other: Self) -> bool {
         let Some(len) = self.len.checked_add(other.len) else { return false };

@@ -59,7 +59,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use crate::clock::{monotonic_ns, now_ns};
 use crate::frame::{ETH_HDR_LEN, RxFrame, TxFrame};
-use crate::mem::{SHORT, prefetch};
+use crate::mem::{IoBuf, SHORT, copy_inline, prefetch};
 use crate::open::OpenError;
 use crate::port::{MacAddr, Port, PortCaps, PortCounters, PortGone, PortWaiter, RxSink, Tx};
 use crate::ring::{Consumer, GRANULE, NoRoom, Producer, RingMem, Taken, WORD_LEN};
@@ -396,6 +396,25 @@ impl Drop for ShmPort {
     }
 }
 
+/// Writes the first `H` bytes of a frame. (A function, unlike a closure, is inlined if it says so.)
+pub trait FillHead<const H: usize> {
+    /// Writes all of them.
+    fn fill(&self, out: &mut ShortHead<H>);
+}
+
+/// The first `H` bytes of a frame that is being written where it goes.
+pub struct ShortHead<const H: usize>(*mut u8);
+
+impl<const H: usize> ShortHead<H> {
+    /// Writes `W` bytes at `AT`; outside of the head does not compile.
+    #[inline(always)]
+    pub fn set<const AT: usize, const W: usize>(&mut self, bytes: [u8; W]) {
+        const { assert!(AT + W <= H) };
+        // SAFETY: inside the `H` bytes that whoever made this has room for.
+        unsafe { self.0.add(AT).cast::<[u8; W]>().write_unaligned(bytes) }
+    }
+}
+
 /// What became of a frame offered to one member.
 enum Pushed {
     Sent,
@@ -475,6 +494,53 @@ impl ShmPort {
         // May be answered before the frame is visible, as in `push`.
         if sleeping.load(Relaxed) != 0 {
             self.sleepers |= 1 << (self.last.to & 63);
+        }
+        true
+    }
+
+    /// Sends a frame of `H` bytes that `head` writes, all of them, then `word` if there is one,
+    /// then all of `body`, to `dst`, an address as a number in the byte order in which it lies in a
+    /// frame; then wakes whoever sleeps. As [`push_ahead`](Self::push_ahead): false, and nothing
+    /// has happened, if there is more to it than to write it.
+    #[inline(always)]
+    pub fn tx_short<const H: usize>(
+        &mut self,
+        dst: u64,
+        body: &IoBuf,
+        word: Option<u64>,
+        head: &impl FillHead<H>,
+    ) -> bool {
+        let len = body.len();
+        let Some(out) = self.outs.get_mut(self.last.to) else { return false };
+        // SAFETY: as in `push`.
+        let (rx_open, sleeping) = unsafe { (&*out.rx_open, &*out.sleeping) };
+        let frame_len = H + word.map_or(0, |_| size_of::<u64>()) + len;
+        if dst != self.last.key || rx_open.load(Relaxed) != WATCH || frame_len > self.short_max {
+            return false;
+        }
+        let Some(from) = body.in_one_piece(0, len) else { return false };
+        let Some(place) = out.ring.claim_ahead(frame_len) else { return false };
+        let to = out.ring.mem().at(place.frame_pos());
+        // SAFETY: as in `push`, by `claim_ahead`: `frame_len` bytes, which is `H`, 8 if there is a
+        // word, and `len`, which is no more than `SHORT` (`short_max`) and as many as `from` has.
+        // From the end to the start, as in `copy_short_to_raw`.
+        unsafe {
+            let at = to.add(frame_len - len);
+            if len > 0 {
+                copy_inline(from, at, len);
+            }
+            if let Some(word) = word {
+                to.add(H).cast::<[u8; 8]>().write_unaligned(word.to_le_bytes());
+            }
+        }
+        head.fill(&mut ShortHead(to));
+        out.ring.commit_ahead(place);
+        self.counters.tx_frames += 1;
+        self.counters.tx_bytes += frame_len as u64;
+        // May be answered before the frame is visible, as in `push`.
+        if sleeping.load(Relaxed) != 0 {
+            self.sleepers |= 1 << (self.last.to & 63);
+            self.wake_sleepers();
         }
         true
     }
@@ -729,6 +795,34 @@ enum Gathered {
 
 /// Receiving.
 impl ShmPort {
+    /// [`Port::rx_burst`], which cannot fail here, for a sink of known type.
+    #[inline(always)]
+    pub(super) fn receive(&mut self, max: usize, sink: &mut impl RxSink) -> usize {
+        self.polls = self.polls.wrapping_add(1);
+        // SAFETY: `next` is a word of a ring in the mapping, or a static; `bell` one of the
+        // mapping.
+        let ([first, second], bell) = unsafe {
+            let seen = self.watches.each_ref().map(|watch| (*watch.next).load(Relaxed));
+            (seen, (*self.bell).load(Relaxed))
+        };
+        let elsewhere = second | bell | self.ready;
+        if elsewhere != 0 || self.in_bulk || self.polls.is_multiple_of(SWEEP_EVERY) {
+            return self.poll(max, sink);
+        }
+        if first == 0 {
+            return 0;
+        }
+        // A frame that goes on in the next line will be read there as well.
+        if first as u32 as usize > GRANULE - WORD_LEN {
+            prefetch(self.watches[0].next.wrapping_add(GRANULE / size_of::<u64>()).cast());
+        }
+        // Likely it is the only one.
+        if max > 0 && self.one(sink) {
+            return 1;
+        }
+        self.poll(max, sink)
+    }
+
     /// Takes the one frame that the first watch shows, and says whether there was one. (The first
     /// watch is the first that ever had a frame: the only peer, if there is one.)
     ///
@@ -736,7 +830,7 @@ impl ShmPort {
     /// sender has just written there, so to look is a cache miss that the answer to this frame
     /// would wait for. After a poll with one it does, and the next poll takes a burst.
     #[inline(always)]
-    fn one(&mut self, sink: &mut dyn RxSink) -> bool {
+    fn one(&mut self, sink: &mut (impl RxSink + ?Sized)) -> bool {
         let watch = &mut self.watches[0];
         let Some(from) = self.ins.get_mut(watch.sender) else { return false };
         let Taken::Frame { pos, len } = from.ring.take_plain() else { return false };
@@ -756,18 +850,9 @@ impl ShmPort {
         true
     }
 
-    /// The first watch has a frame, and it is likely the only one.
-    #[inline(never)]
-    fn some(&mut self, max: usize, sink: &mut dyn RxSink) -> Result<usize, PortGone> {
-        if max > 0 && self.one(sink) {
-            return Ok(1);
-        }
-        self.poll(max, sink)
-    }
-
     /// What the poll saw is not nothing: finds out from whom, and takes it.
     #[inline(never)]
-    fn poll(&mut self, max: usize, sink: &mut dyn RxSink) -> Result<usize, PortGone> {
+    fn poll(&mut self, max: usize, sink: &mut dyn RxSink) -> usize {
         let mut mask = self.ready;
         for watch in &self.watches {
             // SAFETY: as in `rx_burst`.
@@ -786,7 +871,7 @@ impl ShmPort {
         self.ready = mask;
         let count = self.burst(mask, max.min(BURST), sink);
         self.in_bulk = count > 1;
-        Ok(count)
+        count
     }
 
     /// Collects frames from the senders in `mask`, lends them, and gives their room back.
@@ -1008,26 +1093,8 @@ impl Port for ShmPort {
         Ok(())
     }
 
-    fn rx_burst(&mut self, max: usize, sink: &mut dyn RxSink) -> Result<usize, PortGone> {
-        self.polls = self.polls.wrapping_add(1);
-        // SAFETY: `next` is a word of a ring in the mapping, or a static; `bell` one of the
-        // mapping.
-        let ([first, second], bell) = unsafe {
-            let seen = self.watches.each_ref().map(|watch| (*watch.next).load(Relaxed));
-            (seen, (*self.bell).load(Relaxed))
-        };
-        let elsewhere = second | bell | self.ready;
-        if elsewhere != 0 || self.in_bulk || self.polls.is_multiple_of(SWEEP_EVERY) {
-            return self.poll(max, sink);
-        }
-        if first == 0 {
-            return Ok(0);
-        }
-        // A frame that goes on in the next line will be read there as well.
-        if first as u32 as usize > GRANULE - WORD_LEN {
-            prefetch(self.watches[0].next.wrapping_add(GRANULE / size_of::<u64>()).cast());
-        }
-        self.some(max, sink)
+    fn rx_burst(&mut self, max: usize, mut sink: &mut dyn RxSink) -> Result<usize, PortGone> {
+        Ok(self.receive(max, &mut sink))
     }
 
     fn counters(&self) -> PortCounters {

@@ -40,7 +40,7 @@ pub struct Facts {
 /// The driver of one kind of NIC, started.
 ///
 /// Used by one thread at a time. Nothing here blocks or allocates but [`stop`](Self::stop).
-pub trait Nic: Send {
+pub trait Nic: Send + 'static {
     /// Queues a frame of `len` bytes, which `fill` writes to where it goes: room for a header and
     /// the largest frame. `false`, and `fill` was not called, while the ring is full.
     ///
