@@ -14,13 +14,15 @@
 //! ```
 //!
 //! A request that cannot be delivered is `FI_ECONNREFUSED` as well. The death of a peer is found by
-//! the operations on their way to it, as for every endpoint.
+//! the operations on their way to it, as for every endpoint; and so that one is always on its way
+//! now and then, every connection says ALIVE twice in the time after which a silent peer is dead.
+//! Whoever has no such connection any more answers it by SHUTDOWN.
 //!
 //! A station can lie about whatever its messages hold. So a message counts only if it came from the
 //! connection side that it names and speaks of an endpoint of the same node, and a connection has a
 //! number that nobody guesses who has not been told.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -29,7 +31,8 @@ use std::time::{Duration, Instant};
 use barewire_dataplane::node::{
     AvId, CqId, EpAttr as NodeEpAttr, EpId, MsgKind, Node, RecvReq, SendReq,
 };
-use barewire_dataplane::types::{Cqe, EpAddr, FI_ADDR_UNSPEC, FiAddr};
+use barewire_dataplane::poll::Engine;
+use barewire_dataplane::types::{Cqe, EpAddr, FI_ADDR_UNSPEC, FiAddr, Instant as Tick};
 
 use crate::av::{Av, AvAttr};
 use crate::buf::{Buf, OpKind};
@@ -69,12 +72,13 @@ enum Kind {
     Accept = 2,
     Reject = 3,
     Shutdown = 4,
+    Alive = 5,
 }
 
 impl Kind {
-    /// Whether whoever sends it waits for an answer.
-    fn opens(self) -> bool {
-        matches!(self, Self::Request | Self::Accept)
+    /// Whether it is a last word: nothing changes for its sender if nobody hears it.
+    fn is_last(self) -> bool {
+        matches!(self, Self::Reject | Self::Shutdown)
     }
 }
 
@@ -110,6 +114,7 @@ impl Message {
             2 => Kind::Accept,
             3 => Kind::Reject,
             4 => Kind::Shutdown,
+            5 => Kind::Alive,
             _ => return None,
         };
         let number = |at: usize| head[at..].first_chunk().map(|b| u32::from_le_bytes(*b));
@@ -161,6 +166,8 @@ enum State {
 
 struct Conn {
     state: State,
+    /// The event queue has been told that it stands.
+    told: bool,
     /// The vector of its endpoint, for the peer alone.
     av: AvId,
     /// The endpoint's own address.
@@ -183,6 +190,13 @@ impl Conn {
     fn tell(&self, event: u32, data: &[u8]) {
         if let Some(eq) = self.eq.upgrade() {
             eq.push_cm(event, self.fid, data, None);
+        }
+    }
+
+    /// Tells that it stands, once.
+    fn stands(&mut self, data: &[u8]) {
+        if !std::mem::replace(&mut self.told, true) {
+            self.tell(FI_CONNECTED, data);
         }
     }
 
@@ -230,6 +244,9 @@ pub(crate) struct Cm {
     on_their_way: HashMap<u64, Sent>,
     names: u64,
     waiting: VecDeque<Sent>,
+    /// Nanoseconds between two ALIVE of a connection, and when they are due.
+    alive_ns: u64,
+    alive_at: Tick,
 }
 
 /// The name of every posted receive.
@@ -268,6 +285,8 @@ impl Cm {
             on_their_way: HashMap::new(),
             names: 0,
             waiting: VecDeque::new(),
+            alive_ns: u64::try_from(shared.settings.t_dead.as_nanos() / 2).unwrap_or(u64::MAX),
+            alive_at: Tick(u64::MAX),
         };
         for _ in 0..RECEIVES {
             cm.receive(core)?;
@@ -286,8 +305,13 @@ impl Cm {
 
     /// Whether [`look`](Self::look) would find anything.
     #[inline]
-    pub(crate) fn is_due(&self, node: &Node) -> bool {
-        node.cq_ready(self.cq) != Ok(0) || !self.waiting.is_empty()
+    pub(crate) fn is_due(&self, node: &Node, now: Tick) -> bool {
+        node.cq_ready(self.cq) != Ok(0) || !self.waiting.is_empty() || now >= self.alive_at
+    }
+
+    /// When it wants to be looked at if nothing happens.
+    pub(crate) fn next_deadline(&self) -> Tick {
+        self.alive_at
     }
 
     /// Takes what has arrived and what has been sent.
@@ -296,7 +320,35 @@ impl Cm {
         Self::with(core, |cm, core| {
             while cm.look_at_one(core) {}
             cm.send_waiting(core);
+            let now = core.engine.last_now();
+            if now >= cm.alive_at {
+                cm.say_alive(core, now);
+            }
         });
+    }
+
+    /// Gives every connection something to find a dead peer by.
+    fn say_alive(&mut self, core: &mut Core, now: Tick) {
+        let pending = self.on_their_way.values().chain(&self.waiting);
+        let asked: HashSet<u32> =
+            pending.filter(|sent| sent.kind == Kind::Alive).map(|sent| sent.conn).collect();
+        let standing = self.conns.iter().filter(|(_, conn)| conn.state == State::Connected);
+        let standing: Vec<_> =
+            standing.map(|(number, conn)| (*number, conn.side, conn.there)).collect();
+        self.alive_at = Tick(u64::MAX);
+        if !standing.is_empty() {
+            self.alive_at = now + self.alive_ns;
+        }
+        for (number, side, there) in standing {
+            if !asked.contains(&number) {
+                self.send(core, side, &self.message(Kind::Alive, there, number, &[]), false);
+            }
+        }
+    }
+
+    /// A connection stands from now on.
+    fn watch(&mut self, now: Tick) {
+        self.alive_at = self.alive_at.min(now + self.alive_ns);
     }
 
     /// False if nothing is left.
@@ -375,9 +427,8 @@ impl Cm {
         let lent = core.ops.lend(self.object, OpKind::Once, self.names, bufs);
         let (key, buf) = lent.map_err(|refused| refused.error)?;
         let mut flags = OpFlags::COMPLETION;
-        // Whether somebody is there matters to who asks and who accepts. The others only say a last
-        // word, whose way must not keep a program from closing.
-        flags.set(OpFlags::DELIVERY_COMPLETE, sent.kind.opens());
+        // The way of a last word must not keep a program from closing.
+        flags.set(OpFlags::DELIVERY_COMPLETE, !sent.kind.is_last());
         let (kind, dest, no_completion) = (MsgKind::Msg, sent.side, false);
         let context = key.0;
         let req = SendReq { kind, buf, dest, tag: 0, data: 0, context, flags, no_completion };
@@ -394,11 +445,11 @@ impl Cm {
             self.forget(core, sent.side);
         }
         if sent.kind == Kind::Accept
-            && let Some(conn) = self.conns.get(&sent.conn)
+            && let Some(conn) = self.conns.get_mut(&sent.conn)
             && conn.state == State::Connected
         {
             // Not before: who has read it may wait for something else, and turn the loop no more.
-            conn.tell(FI_CONNECTED, &[]);
+            conn.stands(&[]);
         }
     }
 
@@ -410,7 +461,7 @@ impl Cm {
         }
         match self.conns.get_mut(&sent.conn) {
             Some(conn) if conn.state == State::Connecting => conn.refuse(Vec::new()),
-            Some(conn) if sent.kind.opens() => conn.end(),
+            Some(conn) if !sent.kind.is_last() => conn.end(),
             _ => {}
         }
     }
@@ -458,8 +509,13 @@ impl Cm {
         if kind == Kind::Request {
             return self.asked(core, message);
         }
-        let Some(conn) = self.conns.get_mut(&to) else {
-            if kind == Kind::Accept {
+        let its = |conn: &Conn| conn.there == from && conn.side_addr == side;
+        let stands = |conn: &Conn| conn.state == State::Connected && its(conn);
+        if kind == Kind::Alive && self.conns.get(&to).is_some_and(stands) {
+            return;
+        }
+        let Some(conn) = self.conns.get_mut(&to).filter(|_| kind != Kind::Alive) else {
+            if matches!(kind, Kind::Accept | Kind::Alive) {
                 // Who asked has gone meanwhile. If this does not come through, so has the other.
                 let _ = self.send_to(core, side, &self.message(Kind::Shutdown, from, to, &[]));
             }
@@ -470,7 +526,9 @@ impl Cm {
             (Kind::Reject, State::Connecting) if conn.side_addr.mac == side.mac => {
                 conn.refuse(message.data);
             }
-            (Kind::Shutdown, State::Connected) if conn.there == from && conn.side_addr == side => {
+            (Kind::Shutdown, State::Connected) if its(conn) => {
+                // Who hears of an end has heard of the beginning.
+                conn.stands(&[]);
                 conn.end();
             }
             _ => {}
@@ -489,7 +547,8 @@ impl Cm {
         let old = std::mem::replace(&mut conn.side, side);
         (conn.side_addr, conn.peer, conn.there) = (message.side, message.ep, message.from);
         conn.state = State::Connected;
-        conn.tell(FI_CONNECTED, &message.data);
+        conn.stands(&message.data);
+        self.watch(core.engine.last_now());
         self.forget(core, old);
     }
 
@@ -528,7 +587,7 @@ impl Cm {
 
     /// Whether a last word has not left for good.
     fn is_busy(&self) -> bool {
-        let last = |sent: &Sent| !sent.kind.opens();
+        let last = |sent: &Sent| sent.kind.is_last();
         self.waiting.iter().any(last) || self.on_their_way.values().any(last)
     }
 }
@@ -638,14 +697,21 @@ impl EpCommon {
         let state = if accepts { State::Connected } else { State::Connecting };
         let (fid, eq) = (it.fid.load(Ordering::Relaxed), Arc::downgrade(&eq));
         let side = FI_ADDR_UNSPEC;
-        let conn = Conn { state, av, ep, eq, fid, side, side_addr, there, peer };
-        let joined = Cm::with(&mut core, |cm, core| cm.join(core, kind, conn, data));
+        let told = false;
+        let conn = Conn { state, told, av, ep, eq, fid, side, side_addr, there, peer };
+        let joined = Cm::with(&mut core, |cm, core| {
+            if accepts {
+                cm.watch(Engine::now());
+            }
+            cm.join(core, kind, conn, data)
+        });
         let number = joined.ok_or(Error::OpBadState)??;
         it.number.store(number, Ordering::Relaxed);
         core.posted(&self.dom);
         drop(core);
         if accepts {
-            // So that the event comes before what the other side does next.
+            // So that the event comes before what the other side does next, which may be to ask the
+            // listener, who has a node of his own, for another connection.
             turn_while(&self.dom, ACCEPT_MAX, |cm| cm.accepts(number));
         }
         Ok(())
@@ -826,7 +892,7 @@ mod tests {
 
     #[test]
     fn messages_come_back_and_others_are_none() {
-        for kind in [Kind::Request, Kind::Accept, Kind::Reject, Kind::Shutdown] {
+        for kind in [Kind::Request, Kind::Accept, Kind::Reject, Kind::Shutdown, Kind::Alive] {
             let (side, ep, data) = (addr(1), addr(2), b"hello".to_vec());
             let message = Message { kind, to: 7, from: 8, side, ep, data };
             let bytes = message.to_bytes();
@@ -834,7 +900,7 @@ mod tests {
             for len in 0..bytes.len() {
                 assert_eq!(Message::from_bytes(&bytes[..len]), None, "cut off at {len}");
             }
-            for (at, value) in [(0, 0), (0, 5), (1, 2), (2, 4), (3, 1), (12, 1), (15, 1)] {
+            for (at, value) in [(0, 0), (0, 6), (1, 2), (2, 4), (3, 1), (12, 1), (15, 1)] {
                 let mut wrong = bytes.clone();
                 wrong[at] = value;
                 assert_eq!(Message::from_bytes(&wrong), None, "byte {at} is {value}");

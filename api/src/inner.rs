@@ -123,9 +123,15 @@ impl Core {
         }
     }
 
+    /// When the loop has to be turned at the latest.
+    fn next_deadline(&self) -> Option<Instant> {
+        let cm = self.cm.as_ref().map(|cm| cm.next_deadline());
+        [self.engine.next_deadline(), cm].into_iter().flatten().min()
+    }
+
     #[cold]
     fn wake_if_due(&mut self, shared: &Shared, until: Instant) {
-        if self.engine.next_deadline().is_some_and(|d| d < until) {
+        if self.next_deadline().is_some_and(|d| d < until) {
             self.asleep_until = None;
             shared.sleep.wake_port();
         }
@@ -136,7 +142,8 @@ impl Core {
         if self.engine.node().coll_has_event() {
             self.look_for_joins(shared);
         }
-        if self.cm.as_ref().is_some_and(|cm| cm.is_due(self.engine.node())) {
+        let now = self.engine.last_now();
+        if self.cm.as_ref().is_some_and(|cm| cm.is_due(self.engine.node(), now)) {
             Cm::look(self);
         }
         if self.watch.any() {
@@ -264,7 +271,7 @@ impl Shared {
             let Core { engine, watch, .. } = &mut *core;
             let (above, errors) = want(watch.level(idx, engine.node()));
             watch.sleep_on(idx, above, errors);
-            let due = if manual { engine.next_deadline() } else { None };
+            let due = if manual { core.next_deadline() } else { None };
             drop(core);
             let until = [end, due].into_iter().flatten().min();
             let left = until.map_or(Duration::MAX, |u| Duration::from_nanos(u.since(now)));
@@ -429,7 +436,7 @@ fn drive(shared: &Shared, idle: Idle) {
         let mut sleep = None;
         if idle == Idle::Sleep && empty > IDLE_TURNS {
             let now = Engine::now();
-            let until = core.engine.next_deadline().unwrap_or(now + 1_000_000_000);
+            let until = core.next_deadline().unwrap_or(Instant(u64::MAX)).min(now + 1_000_000_000);
             core.asleep_until = Some(until);
             sleep = Some(Duration::from_nanos(until.since(now)));
         }

@@ -4,10 +4,13 @@
  * "BAD NAME: got X, want Y".
  */
 #include <poll.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <time.h>
+#include <unistd.h>
 
 #include <rdma/fabric.h>
 #include <rdma/fi_cm.h>
@@ -228,13 +231,81 @@ static void closing(struct side *c, struct side *s)
 	must("close", fi_close(&c->ep->fid));
 }
 
+/* A process that connects, says so, and does nothing more until it is killed. */
+static void idle(int said)
+{
+	struct fi_eq_attr attr = { .wait_obj = FI_WAIT_UNSPEC };
+	struct { struct fi_eq_cm_entry e; char data[256]; } got;
+	struct side c;
+	info = ask(0, "127.0.0.1", "4712");
+	must("fi_fabric", fi_fabric(info->fabric_attr, &fabric, NULL));
+	must("fi_eq_open", fi_eq_open(fabric, &attr, &eq, NULL));
+	open_domain(&c, info);
+	open_ep(&c, info);
+	must("fi_connect", fi_connect(c.ep, info->dest_addr, NULL, 0));
+	expect("connected", event(&got, sizeof got), FI_CONNECTED);
+	must("write", write(said, "c", 1));
+	for (;;)
+		event(&got, sizeof got);
+}
+
+/* Nothing is on its way when the peer dies, and yet its end is told. */
+static void death(pid_t child, int start, int said)
+{
+	struct fi_eq_attr attr = { .wait_obj = FI_WAIT_UNSPEC };
+	struct fi_info *here = ask(FI_SOURCE, "127.0.0.1", "4712");
+	struct { struct fi_eq_cm_entry e; char data[256]; } got;
+	struct side s;
+	char c;
+	must("fi_fabric", fi_fabric(here->fabric_attr, &fabric, NULL));
+	must("fi_eq_open", fi_eq_open(fabric, &attr, &eq, NULL));
+	must("fi_passive_ep", fi_passive_ep(fabric, here, &pep, NULL));
+	must("bind", fi_pep_bind(pep, &eq->fid, 0));
+	must("fi_listen", fi_listen(pep));
+	must("write", write(start, "s", 1));
+	expect("a process asks", event(&got, sizeof got), FI_CONNREQ);
+	open_domain(&s, got.e.info);
+	open_ep(&s, got.e.info);
+	must("fi_accept", fi_accept(s.ep, NULL, 0));
+	fi_freeinfo(got.e.info);
+	expect("connected", event(&got, sizeof got), FI_CONNECTED);
+	expect("it is connected too", read(said, &c, 1), 1);
+	kill(child, SIGKILL);
+	waitpid(child, NULL, 0);
+	expect("its death is told", event(&got, sizeof got), FI_SHUTDOWN);
+	expect("of its connection", got.e.fid == &s.ep->fid, 1);
+	must("close", fi_close(&s.ep->fid));
+	must("close", fi_close(&s.cq->fid));
+	must("close", fi_close(&pep->fid));
+	must("close", fi_close(&s.domain->fid));
+	must("close", fi_close(&eq->fid));
+	must("close", fi_close(&fabric->fid));
+	fi_freeinfo(here);
+}
+
 int main(void)
 {
 	struct fi_eq_attr attr = { .wait_obj = FI_WAIT_UNSPEC };
 	struct side c, s;
 	size_t len = sizeof server;
-	struct fi_info *here = ask(FI_SOURCE, "127.0.0.1", "4711");
+	struct fi_info *here;
+	int start[2], said[2];
+	char byte;
+	pid_t child;
 
+	/* Before libfabric knows of us, and so in a process that may use it. */
+	setenv("FI_BAREWIRE_T_DEAD_MS", "3000", 1);
+	if (pipe(start) || pipe(said) || (child = fork()) < 0)
+		return 1;
+	if (child == 0) {
+		alarm(200);
+		if (read(start[0], &byte, 1) == 1)
+			idle(said[1]);
+		return 1;
+	}
+	death(child, start[1], said[0]);
+
+	here = ask(FI_SOURCE, "127.0.0.1", "4711");
 	info = ask(0, "127.0.0.1", "4711");
 	expect("the type comes back", info->ep_attr->type, FI_EP_MSG);
 	must("fi_fabric", fi_fabric(info->fabric_attr, &fabric, NULL));
