@@ -14,9 +14,11 @@
 //! ```
 //!
 //! A request that cannot be delivered is `FI_ECONNREFUSED` as well. The death of a peer is found by
-//! the operations on their way to it, as for every endpoint; and so that one is always on its way
-//! now and then, every connection says ALIVE twice in the time after which a silent peer is dead.
-//! Whoever has no such connection any more answers it by SHUTDOWN.
+//! the operations on their way to it, as for every endpoint. A peer whose loop a thread turns says
+//! so when it connects; to such a one ALIVE is said twice in the time after which a silent peer is
+//! dead, so that something is on its way now and then. Another one may be busy with something else
+//! for longer than that, and is left alone. Whoever has no such connection any more answers ALIVE
+//! by SHUTDOWN.
 //!
 //! A station can lie about whatever its messages hold. So a message counts only if it came from the
 //! connection side that it names and speaks of an endpoint of the same node, and a connection has a
@@ -57,7 +59,8 @@ pub const FI_SHUTDOWN: u32 = 3;
 pub const CM_DATA_SIZE: usize = 192;
 
 /// Head of a message: kind, version, bytes of data (2), the receiver's and the sender's number of
-/// the connection (4 each), 4 bytes 0, the sender's connection side and its endpoint (16 each).
+/// the connection (4 each), whether a thread turns the sender's loop (4, 0 or 1), the sender's
+/// connection side and its endpoint (16 each).
 const HEAD: usize = 48;
 const VERSION: u8 = 1;
 
@@ -90,6 +93,8 @@ struct Message {
     to: u32,
     /// The connection at the sender; 0 in a refusal.
     from: u32,
+    /// A thread turns the sender's loop, whatever its program does.
+    driven: bool,
     side: EpAddr,
     ep: EpAddr,
     data: Vec<u8>,
@@ -99,7 +104,8 @@ impl Message {
     fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = vec![self.kind as u8, VERSION];
         bytes.extend((self.data.len() as u16).to_le_bytes());
-        bytes.extend([self.to, self.from, 0].map(u32::to_le_bytes).concat());
+        let driven = u32::from(self.driven);
+        bytes.extend([self.to, self.from, driven].map(u32::to_le_bytes).concat());
         bytes.extend(self.side.to_bytes());
         bytes.extend(self.ep.to_bytes());
         bytes.extend(&self.data);
@@ -121,11 +127,12 @@ impl Message {
         let addr = |at: usize| EpAddr::from_bytes(head[at..].first_chunk()?).ok();
         let len = usize::from(u16::from_le_bytes([head[2], head[3]]));
         let whole = head[1] == VERSION && data.len() == len && len <= CM_DATA_SIZE;
-        if !whole || number(12)? != 0 {
+        let driven = number(12)?;
+        if !whole || driven > 1 {
             return None;
         }
-        let (to, from) = (number(4)?, number(8)?);
-        Some(Self { kind, to, from, side: addr(16)?, ep: addr(32)?, data: data.to_vec() })
+        let (to, from, driven) = (number(4)?, number(8)?, driven == 1);
+        Some(Self { kind, to, from, driven, side: addr(16)?, ep: addr(32)?, data: data.to_vec() })
     }
 
     /// Whether it says the truth about where it came from, which is endpoint `from`.
@@ -145,6 +152,7 @@ impl Message {
 pub struct ConnRequest {
     /// The connection at the one who asks.
     number: u32,
+    driven: bool,
     side: EpAddr,
     ep: EpAddr,
 }
@@ -168,6 +176,8 @@ struct Conn {
     state: State,
     /// The event queue has been told that it stands.
     told: bool,
+    /// A thread turns the loop at the other side: its silence means something.
+    driven: bool,
     /// The vector of its endpoint, for the peer alone.
     av: AvId,
     /// The endpoint's own address.
@@ -234,6 +244,8 @@ pub(crate) struct Cm {
     /// Number of its owner in the table of operations.
     object: u32,
     addr: EpAddr,
+    /// A thread turns our loop, as far as is known.
+    driven: bool,
     conns: HashMap<u32, Conn>,
     /// Makes the numbers of connections, and how many it has made.
     secret: RandomState,
@@ -278,6 +290,7 @@ impl Cm {
             av,
             object: shared.ep_count.fetch_add(1, Ordering::Relaxed),
             addr,
+            driven: false,
             conns: HashMap::new(),
             secret: RandomState::new(),
             numbers: 0,
@@ -332,7 +345,8 @@ impl Cm {
         let pending = self.on_their_way.values().chain(&self.waiting);
         let asked: HashSet<u32> =
             pending.filter(|sent| sent.kind == Kind::Alive).map(|sent| sent.conn).collect();
-        let standing = self.conns.iter().filter(|(_, conn)| conn.state == State::Connected);
+        let stands = |conn: &Conn| conn.state == State::Connected && conn.driven;
+        let standing = self.conns.iter().filter(|(_, conn)| stands(conn));
         let standing: Vec<_> =
             standing.map(|(number, conn)| (*number, conn.side, conn.there)).collect();
         self.alive_at = Tick(u64::MAX);
@@ -479,7 +493,8 @@ impl Cm {
     }
 
     fn message(&self, kind: Kind, to: u32, from: u32, data: &[u8]) -> Message {
-        Message { kind, to, from, side: self.addr, ep: self.addr, data: data.to_vec() }
+        let driven = self.driven;
+        Message { kind, to, from, driven, side: self.addr, ep: self.addr, data: data.to_vec() }
     }
 
     /// Makes a connection and says so to the other side.
@@ -546,17 +561,17 @@ impl Cm {
         };
         let old = std::mem::replace(&mut conn.side, side);
         (conn.side_addr, conn.peer, conn.there) = (message.side, message.ep, message.from);
-        conn.state = State::Connected;
+        (conn.state, conn.driven) = (State::Connected, message.driven);
         conn.stands(&message.data);
         self.watch(core.engine.last_now());
         self.forget(core, old);
     }
 
     fn asked(&mut self, core: &mut Core, message: Message) {
-        let Message { from, side, ep, data, .. } = message;
+        let Message { from, driven, side, ep, data, .. } = message;
         let listener = self.listener.as_ref().and_then(|(eq, fid)| Some((eq.upgrade()?, *fid)));
         let told = listener.is_some_and(|(eq, fid)| {
-            let request = ConnRequest { number: from, side, ep };
+            let request = ConnRequest { number: from, driven, side, ep };
             eq.push_cm(FI_CONNREQ, fid, &data, Some(request))
         });
         if !told {
@@ -654,7 +669,7 @@ impl EpCommon {
     /// Source: fi_cm(3), "fi_connect".
     #[doc(alias = "fi_connect")]
     pub fn connect(&self, to: EpAddr, data: &[u8]) -> Result<()> {
-        self.join(Kind::Request, (0, to, to), data)
+        self.join(Kind::Request, (0, false, to, to), data)
     }
 
     /// Accepts the request that the endpoint was opened with ([`Info::handle`]) and gives the peer
@@ -666,13 +681,14 @@ impl EpCommon {
     #[doc(alias = "fi_accept")]
     pub fn accept(&self, data: &[u8]) -> Result<()> {
         let request = self.connected()?.request.as_ref().ok_or(Error::OpBadState)?;
-        self.join(Kind::Accept, (request.number, request.side, request.ep), data)
+        let ConnRequest { number, driven, side, ep } = *request;
+        self.join(Kind::Accept, (number, driven, side, ep), data)
     }
 
     fn join(
         &self,
         kind: Kind,
-        (there, side_addr, peer): (u32, EpAddr, EpAddr),
+        (there, driven, side_addr, peer): (u32, bool, EpAddr, EpAddr),
         data: &[u8],
     ) -> Result<()> {
         let it = self.connected()?;
@@ -698,8 +714,9 @@ impl EpCommon {
         let (fid, eq) = (it.fid.load(Ordering::Relaxed), Arc::downgrade(&eq));
         let side = FI_ADDR_UNSPEC;
         let told = false;
-        let conn = Conn { state, told, av, ep, eq, fid, side, side_addr, there, peer };
+        let conn = Conn { state, told, driven, av, ep, eq, fid, side, side_addr, there, peer };
         let joined = Cm::with(&mut core, |cm, core| {
+            cm.driven = !self.dom.manual.load(Ordering::Relaxed);
             if accepts {
                 cm.watch(Engine::now());
             }
@@ -894,20 +911,22 @@ mod tests {
     fn messages_come_back_and_others_are_none() {
         for kind in [Kind::Request, Kind::Accept, Kind::Reject, Kind::Shutdown, Kind::Alive] {
             let (side, ep, data) = (addr(1), addr(2), b"hello".to_vec());
-            let message = Message { kind, to: 7, from: 8, side, ep, data };
+            let driven = kind == Kind::Accept;
+            let message = Message { kind, to: 7, from: 8, driven, side, ep, data };
             let bytes = message.to_bytes();
             assert_eq!(Message::from_bytes(&bytes).as_ref(), Some(&message));
             for len in 0..bytes.len() {
                 assert_eq!(Message::from_bytes(&bytes[..len]), None, "cut off at {len}");
             }
-            for (at, value) in [(0, 0), (0, 6), (1, 2), (2, 4), (3, 1), (12, 1), (15, 1)] {
+            for (at, value) in [(0, 0), (0, 6), (1, 2), (2, 4), (3, 1), (12, 2), (15, 1)] {
                 let mut wrong = bytes.clone();
                 wrong[at] = value;
                 assert_eq!(Message::from_bytes(&wrong), None, "byte {at} is {value}");
             }
         }
         let (side, ep, data) = (addr(1), addr(2), vec![0; CM_DATA_SIZE + 1]);
-        let long = Message { kind: Kind::Request, to: 0, from: 1, side, ep, data };
+        let driven = false;
+        let long = Message { kind: Kind::Request, to: 0, from: 1, driven, side, ep, data };
         assert_eq!(Message::from_bytes(&long.to_bytes()), None);
     }
 }
