@@ -246,8 +246,8 @@ mod tests {
 
     #[test]
     fn the_program_is_found_among_what_cargo_says() {
-        let output = "{\"reason\":\"x\",\"target\":{\"name\":\"sim\"},\"executable\":\"/a\"}\n\
-                      {\"target\":{\"name\":\"vfio\"},\"executable\":\"/b/vfio-1\"}\n\
+        let output = "{\"reason\":\"x\",\"target\":{\"kind\":[\"bin\"]},\"executable\":\"/a\"}\n\
+                      {\"target\":{\"kind\":[\"test\"]},\"executable\":\"/b/vfio-1\"}\n\
                       {\"reason\":\"build-finished\",\"success\":true}\n";
         assert_eq!(program(output), Some(PathBuf::from("/b/vfio-1")));
         assert_eq!(program("words\n"), None);
