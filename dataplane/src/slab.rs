@@ -66,9 +66,16 @@ impl<T> Slab<T> {
     /// If `n` does not fit an index, or address space is exhausted.
     pub fn with_capacity(n: usize) -> Self {
         assert!(n < NONE as usize, "slab: {n} slots do not fit an index");
-        let slots = Vec::<Slot<T>>::with_capacity(n);
-        prefer_large_pages(slots.as_ptr().cast(), n * size_of::<Slot<T>>());
-        Self { slots, capacity: n, free_head: NONE, len: 0 }
+        Self { slots: Vec::with_capacity(n), capacity: n, free_head: NONE, len: 0 }
+    }
+
+    /// As [`with_capacity`](Self::with_capacity), on large pages where the kernel has them: for a
+    /// table of which, once it is long, slots are asked for at random. Another one would take whole
+    /// large pages for the few slots that it uses of each.
+    pub fn with_large_pages(n: usize) -> Self {
+        let slab = Self::with_capacity(n);
+        prefer_large_pages(slab.slots.as_ptr().cast(), n * size_of::<Slot<T>>());
+        slab
     }
 
     /// Puts `value` into a free slot; `None`, and `value` dropped, if there is none. Never

@@ -468,7 +468,7 @@ impl Node {
             crc: s.crc.unwrap_or(!caps.lossless),
             rto_floor_ns: caps.rto_floor_ns.max(1_000),
             eager_one: s.eager_max.max(4096),
-            peers: Slab::with_capacity(s.peer_max),
+            peers: Slab::with_large_pages(s.peer_max),
             by_mac: HashMap::with_capacity(s.peer_max.min(4096)),
             evict_hand: 0,
             awaited: Vec::new(),
