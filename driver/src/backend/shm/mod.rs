@@ -500,8 +500,8 @@ impl ShmPort {
 
     /// Sends a frame of `H` bytes that `head` writes, all of them, then `word` if there is one,
     /// then all of `body`, to `dst`, an address as a number in the byte order in which it lies in a
-    /// frame; then wakes whoever sleeps. As [`push_ahead`](Self::push_ahead): false, and nothing
-    /// has happened, if there is more to it than to write it.
+    /// frame; then wakes whoever sleeps. False, and nothing has happened, if there is more to it
+    /// than to write it.
     #[inline(always)]
     pub fn tx_short<const H: usize>(
         &mut self,
