@@ -291,7 +291,13 @@ impl Traffic {
     }
 
     /// Cancels the receives and tells what is still in use.
-    fn stop(self) {
+    fn stop(mut self) {
+        // What was sent before the order may not have been looked at yet. It is not to find the
+        // receives gone.
+        let start = Instant::now();
+        while start.elapsed() < Duration::from_millis(100) {
+            self.poll();
+        }
         while self.node.ep.cancel(RECEIVE).is_ok() {}
         let start = Instant::now();
         let mut left = self.receives;
