@@ -37,7 +37,7 @@ pub(crate) struct Core {
     asleep_until: Option<Instant>,
     /// Reads that found an entry since the loop was last turned.
     reads: u32,
-    /// Reads since one found something.
+    /// Reads since one found something, or moved frames.
     empty_reads: u32,
     /// The event queues have been told that the port is gone.
     mourned: bool,
@@ -71,6 +71,10 @@ impl Core {
             Ok(moved) => moved,
             Err(_gone) => self.mourn(shared),
         };
+        if moved > 0 {
+            // Also where peers work on this side's memory, which writes no entry.
+            self.found();
+        }
         self.look(shared);
         moved
     }
@@ -99,7 +103,7 @@ impl Core {
         }
     }
 
-    /// A read has found something.
+    /// A read has not been in vain.
     #[inline(always)]
     pub(crate) fn found(&mut self) {
         self.empty_reads = 0;
