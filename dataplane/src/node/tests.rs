@@ -71,12 +71,17 @@ fn end_with(mac: u8, mtu: usize, lossless: bool, settings: NodeSettings) -> End 
     let cq = node.cq_open(128).unwrap();
     let av = node.av_open(8).unwrap();
     let ep_caps = Caps::MSG | Caps::TAGGED | Caps::SOURCE | Caps::MULTI_RECV | Caps::DIRECTED_RECV;
-    let ep_caps = ep_caps | Caps::RMA | Caps::ATOMIC | Caps::RMA_EVENT | Caps::FENCE;
-    let ep = node.ep_open(EpAttr { caps: ep_caps, ..EpAttr::default() }).unwrap();
+    let caps = ep_caps | Caps::RMA | Caps::ATOMIC | Caps::RMA_EVENT | Caps::FENCE;
+    let ep = open_ep(&mut node, (cq, av), EpAttr { caps, ..EpAttr::default() });
+    End { node, ep, cq, av, peer: 0, out: VecDeque::new() }
+}
+
+fn open_ep(node: &mut Node, (cq, av): (CqId, AvId), attr: EpAttr) -> EpId {
+    let ep = node.ep_open(attr).unwrap();
     node.ep_bind_cq(ep, cq, BindFlags::TRANSMIT | BindFlags::RECV).unwrap();
     node.ep_bind_av(ep, av).unwrap();
     node.ep_enable(ep).unwrap();
-    End { node, ep, cq, av, peer: 0, out: VecDeque::new() }
+    ep
 }
 
 impl Pair {

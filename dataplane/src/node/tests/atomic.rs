@@ -267,6 +267,12 @@ fn protection_holds_for_atomics() {
 #[test]
 fn what_was_allowed_once_is_not_allowed_for_ever() {
     let mut pair = Pair::new(1500, true);
+    // Without FI_RMA_EVENT nothing counts but the counter of a region.
+    let End { node, ep, cq, av, .. } = &mut pair.ends[1];
+    let number = Some(node.addr_of(*ep).unwrap().ep);
+    node.ep_close(pair.now, *ep).unwrap();
+    let attr = EpAttr { number, caps: Caps::ATOMIC, ..EpAttr::default() };
+    *ep = open_ep(node, (*cq, *av), attr);
     let word = bytes_of(&[1]);
     let of = |buf, access, requested_key| {
         let (virt_addr, ep, sharing) = (false, None, Sharing::Single);
