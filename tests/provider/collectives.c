@@ -16,6 +16,8 @@
 #include <rdma/fi_endpoint.h>
 #include <rdma/fi_errno.h>
 
+#include "check.h"
+
 #define N 5
 #define COUNT 3
 #define GUARD 0x5555555555555555ull
@@ -36,23 +38,6 @@ static struct fid_fabric *fabric;
 static struct side sides[N];
 /* Ranks of the group, by side: it is the vector in reverse. */
 static int rank_of(int i) { return N - 1 - i; }
-
-static void expect(const char *name, long long got, long long want)
-{
-	if (got == want)
-		printf("ok %s\n", name);
-	else
-		printf("BAD %s: got %lld, want %lld\n", name, got, want);
-	fflush(stdout);
-}
-
-static void must(const char *what, long ret)
-{
-	if (ret < 0) {
-		printf("BAD %s: %ld (%s)\n", what, ret, fi_strerror((int) -ret));
-		exit(1);
-	}
-}
 
 static void start(struct side *s, struct fi_info *info)
 {

@@ -21,6 +21,8 @@
 #include <rdma/fi_rma.h>
 #include <rdma/fi_tagged.h>
 
+#include "check.h"
+
 enum { SECONDS = 60, LONG = 3 << 20 };
 
 struct side {
@@ -34,24 +36,6 @@ static struct fid_eq *eq;
 static struct fid_pep *pep;
 static struct fi_info *info;
 static char server[64];
-
-static void expect(const char *name, long got, long want)
-{
-	if (got == want)
-		printf("ok %s\n", name);
-	else
-		printf("BAD %s: got %ld (%s), want %ld (%s)\n", name, got,
-		       fi_strerror((int) labs(got)), want, fi_strerror((int) labs(want)));
-	fflush(stdout);
-}
-
-static void must(const char *what, long ret)
-{
-	if (ret < 0) {
-		printf("BAD %s: %ld (%s)\n", what, ret, fi_strerror((int) -ret));
-		exit(1);
-	}
-}
 
 static struct fi_info *ask(uint64_t flags, const char *node, const char *service)
 {

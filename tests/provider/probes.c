@@ -22,6 +22,8 @@
 #include <rdma/fi_rma.h>
 #include <rdma/fi_tagged.h>
 
+#include "check.h"
+
 struct side {
 	struct fid_fabric *fabric;
 	struct fid_domain *domain;
@@ -31,35 +33,6 @@ struct side {
 	struct fid_ep *ep;
 	fi_addr_t peer, self;
 };
-
-static int bad;
-
-static void expect(const char *name, long got, long want)
-{
-	if (got == want) {
-		printf("ok %s\n", name);
-	} else {
-		printf("BAD %s: got %ld (%s), want %ld (%s)\n", name, got, fi_strerror((int) labs(got)),
-		       want, fi_strerror((int) labs(want)));
-		bad++;
-	}
-	fflush(stdout);
-}
-
-static void must(const char *what, long ret)
-{
-	if (ret < 0) {
-		printf("BAD %s: %ld (%s)\n", what, ret, fi_strerror((int) -ret));
-		exit(1);
-	}
-}
-
-static double now(void)
-{
-	struct timespec t;
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return t.tv_sec + t.tv_nsec / 1e9;
-}
 
 static struct fi_info *info;
 

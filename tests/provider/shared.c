@@ -17,6 +17,8 @@
 #include <rdma/fi_rma.h>
 #include <rdma/fi_tagged.h>
 
+#include "check.h"
+
 enum { SHARERS = 3, SECONDS = 60, LONG = 1 << 20 };
 
 struct side {
@@ -31,24 +33,6 @@ static struct fid_ep *sender, *sharer[SHARERS], *srx;
 static struct fid_cq *sender_cq, *cq[SHARERS];
 static fi_addr_t peer[SHARERS], back;
 static char in[8][LONG], out[LONG];
-
-static void expect(const char *name, long got, long want)
-{
-	if (got == want)
-		printf("ok %s\n", name);
-	else
-		printf("BAD %s: got %ld (%s), want %ld (%s)\n", name, got,
-		       fi_strerror((int) labs(got)), want, fi_strerror((int) labs(want)));
-	fflush(stdout);
-}
-
-static void must(const char *what, long ret)
-{
-	if (ret < 0) {
-		printf("BAD %s: %ld (%s)\n", what, ret, fi_strerror((int) -ret));
-		exit(1);
-	}
-}
 
 static void open_domain(struct side *s)
 {

@@ -17,6 +17,8 @@
 #include <rdma/fi_eq.h>
 #include <rdma/fi_errno.h>
 
+#include "check.h"
+
 enum { LONGEST = 65536, MS = 60000 };
 
 struct side {
@@ -32,31 +34,6 @@ static struct fi_info *info;
 static struct fid_wait *set;
 static struct side a, b;
 static char in[LONGEST + 1], out[LONGEST + 1];
-
-static void expect(const char *name, long got, long want)
-{
-	if (got == want)
-		printf("ok %s\n", name);
-	else
-		printf("BAD %s: got %ld (%s), want %ld (%s)\n", name, got,
-		       fi_strerror((int) labs(got)), want, fi_strerror((int) labs(want)));
-	fflush(stdout);
-}
-
-static void must(const char *what, long ret)
-{
-	if (ret < 0) {
-		printf("BAD %s: %ld (%s)\n", what, ret, fi_strerror((int) -ret));
-		exit(1);
-	}
-}
-
-static double now(void)
-{
-	struct timespec t;
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return t.tv_sec + t.tv_nsec / 1e9;
-}
 
 static void open_side(struct side *s, struct fid_wait *in_set)
 {
