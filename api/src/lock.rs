@@ -13,6 +13,7 @@
 
 use std::cell::{Cell, UnsafeCell};
 use std::marker::PhantomData;
+use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
@@ -78,9 +79,14 @@ unsafe impl<T: Send> Sync for Lock<T> {}
 /// The right to touch the value. Stays on its thread.
 pub(crate) struct Guard<'a, T> {
     lock: &'a Lock<T>,
-    /// Entered while the thread was already unwinding, to close something.
-    closing: bool,
     on_this_thread: PhantomData<*const ()>,
+}
+
+/// The right of a destructor to touch the value.
+pub(crate) struct Closing<'a, T> {
+    guard: ManuallyDrop<Guard<'a, T>>,
+    /// The thread was already unwinding when it entered.
+    unwinding: bool,
 }
 
 impl<T> Lock<T> {
@@ -193,15 +199,14 @@ impl<T> Lock<T> {
 
     #[inline]
     fn guard(&self) -> Guard<'_, T> {
-        Guard { lock: self, closing: false, on_this_thread: PhantomData }
+        Guard { lock: self, on_this_thread: PhantomData }
     }
 
     /// As [`enter`](Self::enter) for a destructor, which may run while its thread unwinds from a
     /// panic elsewhere.
-    pub(crate) fn enter_to_close(&self) -> Result<Guard<'_, T>> {
-        let mut guard = self.enter()?;
-        guard.closing = std::thread::panicking();
-        Ok(guard)
+    pub(crate) fn enter_to_close(&self) -> Result<Closing<'_, T>> {
+        let guard = ManuallyDrop::new(self.enter()?);
+        Ok(Closing { guard, unwinding: std::thread::panicking() })
     }
 
     /// Lets go of an owned domain, so that another thread may own it: the next to enter does.
@@ -278,11 +283,38 @@ impl<T> DerefMut for Guard<'_, T> {
 impl<T> Drop for Guard<'_, T> {
     #[inline]
     fn drop(&mut self) {
-        if std::thread::panicking() && !self.closing {
+        if std::thread::panicking() {
             self.lock.mode.store(POISONED, Ordering::Relaxed);
             self.lock.reopen.store(SHUT, Ordering::Relaxed);
         }
         self.lock.free();
+    }
+}
+
+impl<'a, T> Deref for Closing<'a, T> {
+    type Target = Guard<'a, T>;
+
+    fn deref(&self) -> &Guard<'a, T> {
+        &self.guard
+    }
+}
+
+impl<T> DerefMut for Closing<'_, T> {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        &mut self.guard
+    }
+}
+
+impl<T> Drop for Closing<'_, T> {
+    fn drop(&mut self) {
+        if self.unwinding {
+            // Nothing has panicked in here that we know of.
+            self.guard.lock.free();
+        } else {
+            // SAFETY: `drop` asks that the guard is not used afterwards, and this is the last that
+            // happens to it.
+            unsafe { ManuallyDrop::drop(&mut self.guard) };
+        }
     }
 }
 

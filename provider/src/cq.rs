@@ -2,6 +2,7 @@
 
 use std::cell::UnsafeCell;
 use std::ffi::{c_char, c_int, c_void};
+use std::marker::PhantomData;
 use std::sync::OnceLock;
 
 use barewire::raw::{Cqe, RawCq};
@@ -18,7 +19,6 @@ use crate::wait::{self, Membership};
 /// What stands behind a `struct fid_cq`.
 pub(crate) struct Queue {
     pub(crate) cq: RawCq,
-    format: CqFormat,
     wait_obj: u32,
     wait_cond: WaitCond,
     member: OnceLock<Membership>,
@@ -32,8 +32,32 @@ pub(crate) type CqObject = Object<FidCq, Queue>;
 
 static FID: FiOps = FiOps { close, control, ..FiOps::STUB };
 
-static OPS: OpsCq =
-    OpsCq { read, readfrom, readerr, sread, sreadfrom, signal, strerror, ..OpsCq::STUB };
+/// The table of queues whose entries are `E`. To ask for the format at every entry is more work
+/// than to write it.
+struct Table<E>(PhantomData<E>);
+
+impl<E: Entry> Table<E> {
+    const OPS: &'static OpsCq = &OpsCq {
+        read: read::<E>,
+        readfrom: readfrom::<E>,
+        readerr,
+        sread: sread::<E>,
+        sreadfrom: sreadfrom::<E>,
+        signal,
+        strerror,
+        ..OpsCq::STUB
+    };
+}
+
+/// The table for a format.
+fn ops(format: CqFormat) -> &'static OpsCq {
+    match format {
+        CqFormat::Unspec | CqFormat::Context => Table::<CqEntry>::OPS,
+        CqFormat::Msg => Table::<CqMsgEntry>::OPS,
+        CqFormat::Data => Table::<CqDataEntry>::OPS,
+        CqFormat::Tagged => Table::<CqTaggedEntry>::OPS,
+    }
+}
 
 /// `fi_cq_open`.
 pub(crate) unsafe extern "C" fn open(
@@ -72,10 +96,9 @@ pub(crate) unsafe extern "C" fn open(
             };
         }
         let cq = domain.domain.raw_cq_open(ours)?;
-        let abi = FidCq { fid: fid(FI_CLASS_CQ, context, &FID), ops: &raw const OPS };
+        let abi = FidCq { fid: fid(FI_CLASS_CQ, context, &FID), ops: ops(ours.format) };
         let inner = Queue {
             cq,
-            format: ours.format,
             wait_obj: wait,
             wait_cond: ours.wait_cond,
             member: OnceLock::new(),
@@ -103,19 +126,10 @@ unsafe extern "C" fn close(at: *mut Fid) -> c_int {
         // SAFETY: the table belongs to queues, and a program closes what it does not use.
         unsafe {
             CqObject::close(at.cast(), |it| {
-                let Queue { cq, format, wait_obj, wait_cond, member, .. } = it;
+                let Queue { cq, wait_obj, wait_cond, member, .. } = it;
                 let (form, api_version, err_data) = (it.form, it.api_version, it.err_data);
                 cq.close().map_err(|(e, cq)| {
-                    let it = Queue {
-                        cq,
-                        format,
-                        wait_obj,
-                        wait_cond,
-                        member,
-                        form,
-                        api_version,
-                        err_data,
-                    };
+                    let it = Queue { cq, wait_obj, wait_cond, member, form, api_version, err_data };
                     (e, it)
                 })
             })
@@ -138,92 +152,119 @@ fn pointer(value: u64) -> *mut c_void {
     std::ptr::with_exposed_provenance_mut(value as usize)
 }
 
+/// An entry of one format.
+trait Entry: Sized {
+    /// What of a completion it holds.
+    fn of(e: &Cqe) -> Self;
+}
+
+impl Entry for CqEntry {
+    #[inline(always)]
+    fn of(e: &Cqe) -> Self {
+        Self { op_context: pointer(e.op_context) }
+    }
+}
+
+impl Entry for CqMsgEntry {
+    #[inline(always)]
+    fn of(e: &Cqe) -> Self {
+        Self { op_context: pointer(e.op_context), flags: e.flags.bits(), len: e.len as usize }
+    }
+}
+
+impl Entry for CqDataEntry {
+    #[inline(always)]
+    fn of(e: &Cqe) -> Self {
+        let CqMsgEntry { op_context, flags, len } = CqMsgEntry::of(e);
+        Self { op_context, flags, len, buf: pointer(e.buf), data: e.data }
+    }
+}
+
+impl Entry for CqTaggedEntry {
+    #[inline(always)]
+    fn of(e: &Cqe) -> Self {
+        let CqDataEntry { op_context, flags, len, buf, data } = CqDataEntry::of(e);
+        Self { op_context, flags, len, buf, data, tag: e.tag }
+    }
+}
+
 /// Where entries go.
 #[derive(Clone, Copy)]
-struct Out {
-    buf: *mut c_void,
+struct Out<E> {
+    buf: *mut E,
     count: usize,
     src: *mut u64,
 }
 
-impl Queue {
+impl<E: Entry> Out<E> {
+    /// # Errors
+    /// [`Error::Invalid`]: there is no room at all.
+    #[inline(always)]
+    fn new(buf: *mut c_void, count: usize, src: *mut u64) -> Result<Self> {
+        if buf.is_null() && count > 0 {
+            return Err(Error::Invalid("buf: NULL"));
+        }
+        Ok(Self { buf: buf.cast(), count, src })
+    }
+
     /// Writes entry number `i`.
     ///
     /// # Safety
-    /// There is room for it in the queue's format, and for a source if `src` is not NULL.
+    /// `i` is below `count`, for which there is room, and for as many sources if `src` is not NULL.
     #[inline(always)]
-    unsafe fn put(&self, out: Out, i: usize, e: &Cqe) {
-        let (op_context, flags, len) = (pointer(e.op_context), e.flags.bits(), e.len as usize);
-        let (buf, data) = (pointer(e.buf), e.data);
-        // SAFETY: the caller's promise, for the type that the format stands for.
+    unsafe fn put(&self, i: usize, e: &Cqe) {
+        // SAFETY: the caller's promise.
         unsafe {
-            match self.format {
-                CqFormat::Unspec | CqFormat::Context => {
-                    out.buf.cast::<CqEntry>().add(i).write(CqEntry { op_context });
-                }
-                CqFormat::Msg => {
-                    let entry = CqMsgEntry { op_context, flags, len };
-                    out.buf.cast::<CqMsgEntry>().add(i).write(entry);
-                }
-                CqFormat::Data => {
-                    let entry = CqDataEntry { op_context, flags, len, buf, data };
-                    out.buf.cast::<CqDataEntry>().add(i).write(entry);
-                }
-                CqFormat::Tagged => {
-                    let tag = e.tag;
-                    let entry = CqTaggedEntry { op_context, flags, len, buf, data, tag };
-                    out.buf.cast::<CqTaggedEntry>().add(i).write(entry);
-                }
-            }
-            if !out.src.is_null() {
-                *out.src.add(i) = e.src;
+            self.buf.add(i).write(E::of(e));
+            if !self.src.is_null() {
+                *self.src.add(i) = e.src;
             }
         }
     }
 
     /// What writes entries, one behind the other.
     ///
-    /// # Errors
-    /// [`Error::Invalid`]: there is no room at all.
-    ///
     /// # Safety
-    /// `out` has room for as many entries of the queue's format as it says, and the result is
-    /// called no more often.
+    /// As [`put`](Self::put); the result is called no more than `count` times.
     #[inline(always)]
-    unsafe fn writer(&self, out: Out) -> Result<impl FnMut(&Cqe)> {
-        if out.buf.is_null() && out.count > 0 {
-            return Err(Error::Invalid("buf: NULL"));
-        }
+    unsafe fn writer(self) -> impl FnMut(&Cqe) {
         let mut i = 0;
-        Ok(move |e: &Cqe| {
+        move |e: &Cqe| {
             // SAFETY: the caller's promise.
-            unsafe { self.put(out, i, e) };
+            unsafe { self.put(i, e) };
             i += 1;
-        })
+        }
     }
+}
 
-    /// Reads entries until `out` is full or there are no more.
+impl Queue {
+    /// Reads entries until there is no more room or there are no more.
     ///
     /// # Safety
-    /// `out` has room for as many entries of the queue's format as it says.
+    /// As [`Out::put`].
     #[inline(always)]
-    unsafe fn read(&self, out: Out) -> Result<usize> {
+    unsafe fn read<E: Entry>(&self, out: Out<E>) -> Result<usize> {
         // SAFETY: the caller's promise, and no more than `count` are taken.
-        self.cq.take(out.count, unsafe { self.writer(out)? })
+        self.cq.take(out.count, unsafe { out.writer() })
     }
 
     /// Waits for entries.
     ///
     /// # Safety
-    /// As [`read`](Self::read).
-    unsafe fn sread(&self, out: Out, cond: *const c_void, timeout: c_int) -> Result<usize> {
+    /// As [`Out::put`].
+    unsafe fn sread<E: Entry>(
+        &self,
+        out: Out<E>,
+        cond: *const c_void,
+        timeout: c_int,
+    ) -> Result<usize> {
         // The number itself stands where a pointer would.
         let threshold = match self.wait_cond {
             WaitCond::Threshold => cond.addr().clamp(1, out.count.max(1)),
             WaitCond::None => 1,
         };
         // SAFETY: the caller's promise, and no more than `count` are taken.
-        self.cq.sread(out.count, unsafe { self.writer(out)? }, threshold, timeout)
+        self.cq.sread(out.count, unsafe { out.writer() }, threshold, timeout)
     }
 
     /// Takes the error at the head.
@@ -256,35 +297,57 @@ impl Queue {
     }
 }
 
-unsafe extern "C" fn read(at: *mut FidCq, buf: *mut c_void, count: usize) -> isize {
-    let out = Out { buf, count, src: std::ptr::null_mut() };
-    // SAFETY: the table belongs to queues, and `buf` has room for `count` entries.
-    guard::count(|| unsafe { CqObject::of(at)?.read(out) })
+unsafe extern "C" fn read<E: Entry>(at: *mut FidCq, buf: *mut c_void, count: usize) -> isize {
+    if count != 1 || buf.is_null() {
+        // SAFETY: as for `readfrom`, which takes no sources then.
+        return unsafe { read_many::<E>(at, buf, count) };
+    }
+    // What most programs ask for: one entry.
+    guard::count(|| {
+        let mut taken = false;
+        // SAFETY: the table belongs to queues, and `buf` has room for an entry.
+        let read = unsafe {
+            CqObject::of(at)?.cq.take(1, |e| {
+                buf.cast::<E>().write(E::of(e));
+                taken = true;
+            })
+        };
+        // Known without a look at the result, which then never has to lie in memory.
+        if taken { Ok(1) } else { read }
+    })
 }
 
-unsafe extern "C" fn readfrom(
+/// What [`read`] leaves.
+#[inline(never)]
+unsafe extern "C" fn read_many<E: Entry>(at: *mut FidCq, buf: *mut c_void, count: usize) -> isize {
+    // SAFETY: as in `read`, for `count` entries; no sources are asked for.
+    unsafe { readfrom::<E>(at, buf, count, std::ptr::null_mut()) }
+}
+
+unsafe extern "C" fn readfrom<E: Entry>(
     at: *mut FidCq,
     buf: *mut c_void,
     count: usize,
     src: *mut u64,
 ) -> isize {
-    // SAFETY: as above, and `src` for `count` addresses or NULL.
-    guard::count(|| unsafe { CqObject::of(at)?.read(Out { buf, count, src }) })
+    // SAFETY: as in `read`; `src` has room for `count` addresses or is NULL.
+    guard::count(|| unsafe { CqObject::of(at)?.read(Out::<E>::new(buf, count, src)?) })
 }
 
-unsafe extern "C" fn sread(
+unsafe extern "C" fn sread<E: Entry>(
     at: *mut FidCq,
     buf: *mut c_void,
     count: usize,
     cond: *const c_void,
     timeout: c_int,
 ) -> isize {
-    let out = Out { buf, count, src: std::ptr::null_mut() };
     // SAFETY: as in `read`.
-    guard::count(|| unsafe { CqObject::of(at)?.sread(out, cond, timeout) })
+    guard::count(|| unsafe {
+        CqObject::of(at)?.sread(Out::<E>::new(buf, count, std::ptr::null_mut())?, cond, timeout)
+    })
 }
 
-unsafe extern "C" fn sreadfrom(
+unsafe extern "C" fn sreadfrom<E: Entry>(
     at: *mut FidCq,
     buf: *mut c_void,
     count: usize,
@@ -293,7 +356,9 @@ unsafe extern "C" fn sreadfrom(
     timeout: c_int,
 ) -> isize {
     // SAFETY: as in `readfrom`.
-    guard::count(|| unsafe { CqObject::of(at)?.sread(Out { buf, count, src }, cond, timeout) })
+    guard::count(|| unsafe {
+        CqObject::of(at)?.sread(Out::<E>::new(buf, count, src)?, cond, timeout)
+    })
 }
 
 unsafe extern "C" fn readerr(at: *mut FidCq, buf: *mut CqErrEntry, flags: u64) -> isize {
