@@ -282,18 +282,8 @@ fn what_was_allowed_once_is_not_allowed_for_ever() {
     let add =
         |addr, key| Call { context: 9, ..Call::sum(Fetch, &word, RmaList::one(addr, 1, key)) };
     pair.short = Some(0);
-    let expect = |pair: &mut Pair, addr, key, err: Option<Error>| {
-        for _ in 0..3 {
-            let look = pair.atomic(add(addr, key), 8).unwrap();
-            pair.run(2_000_000);
-            match err {
-                None => assert_eq!(pair.outcomes(0), [(9, None)], "{addr}"),
-                Some(err) => {
-                    assert_eq!(pair.only_error(9).err, err, "{addr}");
-                    assert_eq!(contents(&look), [0xEE; 8]);
-                }
-            }
-        }
+    let expect = |pair: &mut Pair, addr, key, err| {
+        (0..3).for_each(|_| fetch_ends_with(pair, add(addr, key), err));
     };
     let unaligned = Error::Invalid("elements are not aligned at the target");
     expect(&mut pair, 56, 5, None);
@@ -340,6 +330,19 @@ fn what_was_allowed_once_is_not_allowed_for_ever() {
     pair.run(2_000_000);
     assert_eq!(pair.only_error(9).prov_errno, ProvErrno::NoEndpoint);
     assert_eq!(contents(&look), [0xEE; 8]);
+}
+
+/// Runs an operation of 8 bytes with context 9, which fetches only if it succeeds.
+fn fetch_ends_with(pair: &mut Pair, call: Call<'_>, err: Option<Error>) {
+    let look = pair.atomic(call, 8).unwrap();
+    pair.run(2_000_000);
+    match err {
+        None => assert_eq!(pair.outcomes(0), [(9, None)]),
+        Some(err) => {
+            assert_eq!(pair.only_error(9).err, err);
+            assert_eq!(contents(&look), [0xEE; 8]);
+        }
+    }
 }
 
 /// Exactly once: sums stay exact and every old value is seen once, under loss and duplication of
