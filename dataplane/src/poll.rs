@@ -12,17 +12,18 @@
 use std::sync::Arc;
 
 use barewire_driver::backend::known::KnownPort;
-use barewire_driver::backend::shm::{FillHead, ShortHead};
 use barewire_driver::clock;
-use barewire_driver::frame::{Body, RxFrame, TxFrame};
-use barewire_driver::mem::IoBuf;
-use barewire_driver::port::{Port, PortCaps, PortCounters, PortGone, PortWaiter, RxSink, Tx};
+use barewire_driver::frame::{Body, FillHead, RxFrame, ShortHead, TxFrame};
+use barewire_driver::mem::{Few, IoBuf};
+use barewire_driver::port::{
+    Port, PortCaps, PortCounters, PortGone, PortWaiter, RxSink, ShortTx, Tx,
+};
 
 use crate::error::Result as OpResult;
 use crate::flags::OpFlags;
 use crate::node::{
     AtomicReq, AvId, EpId, FrameSink, Message, Node, ReadReq, RecvReq, SendReq, ShortAtomic,
-    WriteReq,
+    ShortFrame, WriteReq,
 };
 use crate::types::{EpAddr, FiAddr, Instant};
 use crate::wire::{PlainHead, PlainMsg};
@@ -74,6 +75,41 @@ impl RxSink for ToNode<'_> {
     fn frame(&mut self, frame: &RxFrame<'_>) {
         self.node.on_frame(self.now, frame);
     }
+
+    #[inline(always)]
+    fn frame_with(&mut self, frame: &RxFrame<'_>, back: &mut impl ShortTx) {
+        self.node.on_frame_with(self.now, frame, &mut Back(back));
+    }
+}
+
+/// The way back from a port that lends a frame.
+struct Back<'a, T>(&'a mut T);
+
+impl<T: ShortTx> FrameSink for Back<'_, T> {
+    fn send(&mut self, _: &TxFrame<'_>) -> Tx {
+        Tx::Full
+    }
+
+    #[inline(always)]
+    fn send_short<const H: usize>(&mut self, frame: &impl ShortFrame<H>) -> Tx {
+        if send_few(self.0, frame) { Tx::Sent } else { Tx::Full }
+    }
+}
+
+/// What stands before the payload of a short frame.
+struct ShortFrameHead<'a, F>(&'a F);
+
+impl<const H: usize, F: ShortFrame<H>> FillHead<H> for ShortFrameHead<'_, F> {
+    #[inline(always)]
+    fn fill(&self, out: &mut ShortHead<H>) {
+        self.0.put(out);
+    }
+}
+
+/// Writes a short frame where it goes, if it can go there at once.
+#[inline(always)]
+fn send_few<const H: usize>(port: &mut impl ShortTx, frame: &impl ShortFrame<H>) -> bool {
+    port.tx_few(frame.dst() & MAC_BITS, &ShortFrameHead(frame), frame.few())
 }
 
 /// What stands before the payload of a message.
@@ -130,11 +166,15 @@ impl FrameSink for ToPort<'_> {
     }
 
     #[inline(always)]
-    fn send_few(&mut self, frame: &[u8]) -> Tx {
-        if self.port.tx_at_once(frame) {
+    fn send_short<const H: usize>(&mut self, frame: &impl ShortFrame<H>) -> Tx {
+        if let KnownPort::Shm(port) = &mut *self.port
+            && send_few(&mut **port, frame)
+        {
             return Tx::Sent;
         }
-        self.send_whole(frame)
+        let (mut head, few) = ([0; H], frame.few());
+        frame.put(&mut head);
+        self.send_whole(&head, few)
     }
 
     #[inline(always)]
@@ -155,8 +195,9 @@ impl FrameSink for ToPort<'_> {
 impl ToPort<'_> {
     #[cold]
     #[inline(never)]
-    fn send_whole(&mut self, frame: &[u8]) -> Tx {
-        self.send_alone(&TxFrame::whole(frame))
+    fn send_whole(&mut self, head: &[u8], few: Few) -> Tx {
+        let body = Body::Bytes(&few.to_bytes()[..few.len()]);
+        self.send_alone(&TxFrame { head, body, tail: &[] })
     }
 
     /// What was sent leaves.

@@ -182,6 +182,34 @@ impl<'a> TxFrame<'a> {
     }
 }
 
+/// Writes the first `H` bytes of a frame. (A function, unlike a closure, is inlined if it says so.)
+pub trait FillHead<const H: usize> {
+    /// Writes all of them.
+    fn fill(&self, out: &mut ShortHead<H>);
+}
+
+/// The first `H` bytes of a frame that is being written where it goes.
+pub struct ShortHead<const H: usize>(*mut u8);
+
+impl<const H: usize> ShortHead<H> {
+    /// The head of a frame that goes to `to`.
+    ///
+    /// # Safety
+    /// `H` bytes at `to` are writable as long as this is used. Others may read them meanwhile.
+    #[inline(always)]
+    pub(crate) unsafe fn at(to: *mut u8) -> Self {
+        Self(to)
+    }
+
+    /// Writes `W` bytes at `AT`; outside of the head does not compile.
+    #[inline(always)]
+    pub fn set<const AT: usize, const W: usize>(&mut self, bytes: [u8; W]) {
+        const { assert!(AT + W <= H) };
+        // SAFETY: inside the `H` bytes that whoever made this has room for.
+        unsafe { self.0.add(AT).cast::<[u8; W]>().write_unaligned(bytes) }
+    }
+}
+
 /// A received frame, lent by the port for the length of a call.
 ///
 /// Its bytes may lie in memory that a hostile process can still write, so there is no way to
@@ -269,6 +297,9 @@ impl<'a> RxFrame<'a> {
         if len > FEW || offset > self.len || self.len - offset < len {
             return None;
         }
+        if len == size_of::<u64>() {
+            return self.chunk_at(offset).map(|word| u64::from_le_bytes(word).into());
+        }
         let mut few = [0; FEW];
         // SAFETY: `len` bytes at `offset` are mapped and `few` has room for as many, as was just
         // checked; device memory and a Rust borrow do not overlap.
@@ -304,6 +335,21 @@ impl<'a> RxFrame<'a> {
                 copy_inline(self.base.add(offset), to.cast_mut(), len);
             },
             _ => self.again().copy_to_io(offset, buf, 0, len),
+        }
+    }
+
+    /// As [`copy_to_start`](Self::copy_to_start), for bytes that most often are a word.
+    ///
+    /// # Panics
+    /// As there.
+    #[inline(always)]
+    pub fn copy_word_to_start(&self, offset: usize, buf: &IoBuf, len: usize) {
+        match (buf.in_one_piece(0, len), self.chunk_at::<8>(offset)) {
+            // SAFETY: eight bytes are lent to be written (`in_one_piece`).
+            (Some(to), Some(word)) if len == 8 => unsafe {
+                to.cast_mut().cast::<[u8; 8]>().write_unaligned(word);
+            },
+            _ => self.again().copy_to_start(offset, buf, len),
         }
     }
 

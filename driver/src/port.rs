@@ -11,7 +11,8 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::frame::{RxFrame, TxFrame};
+use crate::frame::{FillHead, RxFrame, TxFrame};
+use crate::mem::Few;
 
 /// An Ethernet address, in the order it has on the wire.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -161,6 +162,25 @@ pub trait RxSink {
 
     /// Takes one frame, Ethernet header first. It is gone when this returns.
     fn frame(&mut self, frame: &RxFrame<'_>);
+
+    /// As [`frame`](Self::frame), from a port that can send short answers while it lends. Sends
+    /// none by default.
+    #[inline(always)]
+    fn frame_with(&mut self, frame: &RxFrame<'_>, back: &mut impl ShortTx)
+    where
+        Self: Sized,
+    {
+        let _ = back;
+        self.frame(frame);
+    }
+}
+
+/// Sends short frames.
+pub trait ShortTx {
+    /// Sends a frame of `H` bytes that `head` writes, all of them, and `few` behind them, to `dst`,
+    /// an address as a number in the byte order in which it lies in a frame; then wakes whoever
+    /// sleeps. False, and nothing has happened, if there is more to it than to write it.
+    fn tx_few<const H: usize>(&mut self, dst: u64, head: &impl FillHead<H>, few: Few) -> bool;
 }
 
 impl RxSink for &mut dyn RxSink {
@@ -218,15 +238,6 @@ pub trait Port: Send + Any {
     /// # Errors
     /// [`PortGone`]: the frame was not sent, and no later one will be.
     fn tx(&mut self, frame: &TxFrame<'_>) -> Result<Tx, PortGone>;
-
-    /// Sends one short frame that lies in one piece, and makes it visible, if that takes no more
-    /// than to write it. False, and nothing has happened, if not: [`tx`](Self::tx) is to be called,
-    /// always unless a port has something better.
-    #[inline]
-    fn tx_at_once(&mut self, frame: &[u8]) -> bool {
-        let _ = frame;
-        false
-    }
 
     /// Makes what [`tx`](Self::tx) took visible to the other side now. Called once per poll turn
     /// that sent something.

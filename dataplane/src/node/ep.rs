@@ -5,6 +5,7 @@ use super::ops::WrFlags;
 use super::peer::Inbound;
 use super::rma::{READ, REMOTE_READ, REMOTE_WRITE, WRITE};
 use super::short::Route;
+use super::short_rma::Fetch;
 use super::{AvId, CntrId, CqId, EpAttr, EpCounters, EpId, MsgKind, Node};
 use crate::error::{Error, Result};
 use crate::flags::{BindFlags, Caps, OpFlags};
@@ -36,6 +37,7 @@ pub(crate) struct Ep {
     pub(crate) rx_selective: bool,
     pub(crate) av: u32,
     pub(crate) route: Route,
+    pub(crate) fetch: Fetch,
     pub(crate) tx_cntr: u32,
     pub(crate) rx_cntr: u32,
     /// Counters of one-sided operations, by the places in `rma.rs`.
@@ -136,6 +138,7 @@ impl Node {
             rx_selective: false,
             av: NONE,
             route: Route::NONE,
+            fetch: Fetch::NONE,
             tx_cntr: NONE,
             rx_cntr: NONE,
             rma_cntr: [NONE; 4],

@@ -2,10 +2,10 @@
 
 use barewire_driver::frame::RxFrame;
 
-use super::Node;
 use super::ops::{Held, WrFlags};
 use super::peer::{Inbound, Peer, State, slot_of};
 use super::recv::Verdict;
+use super::{FrameSink, NoWay, Node};
 use crate::error::Error;
 use crate::plant::{Bug, planted};
 use crate::proto::blocks::units;
@@ -30,6 +30,12 @@ impl Node {
     /// packet of a session that we have, or an OPEN.
     #[inline(always)]
     pub fn on_frame(&mut self, now: Instant, frame: &RxFrame<'_>) {
+        self.on_frame_with(now, frame, &mut NoWay);
+    }
+
+    /// As [`on_frame`](Self::on_frame); an answer that the frame makes due may leave to `out`.
+    #[inline(always)]
+    pub fn on_frame_with(&mut self, now: Instant, frame: &RxFrame<'_>, out: &mut impl FrameSink) {
         self.counters.rx_frames += 1;
         self.fresh += 1;
         if !self.lossless {
@@ -40,7 +46,7 @@ impl Node {
             return;
         }
         match PlainBase::ty(frame) {
-            Some(PlainTy::Atomic) => self.on_atomic_frame(now, &frame.again()),
+            Some(PlainTy::Atomic) => self.on_atomic_frame(now, &frame.again(), out),
             Some(PlainTy::Resp) => self.on_resp_frame(now, &frame.again()),
             None => self.on_frame_rest(now, &frame.again()),
         }

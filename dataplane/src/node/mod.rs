@@ -28,7 +28,7 @@ mod tests;
 use std::collections::{HashMap, VecDeque};
 
 use barewire_driver::frame::{Body, ETH_HDR_LEN, TxFrame};
-use barewire_driver::mem::IoBuf;
+use barewire_driver::mem::{Few, IoBuf};
 use barewire_driver::port::{MacAddr, PortCaps, Tx};
 
 use crate::av::Av;
@@ -42,7 +42,7 @@ use crate::rel::sent::SentPool;
 use crate::slab::{Handle, NONE, Slab};
 use crate::types::{FiAddr, Instant};
 use crate::wheel::Wheel;
-use crate::wire::{PlainHead, PlainMsg, mac_word};
+use crate::wire::{HeadOut, PlainHead, PlainMsg, mac_word};
 
 use ep::Ep;
 use mr::Mr;
@@ -241,10 +241,16 @@ pub trait FrameSink {
         self.send(frame)
     }
 
-    /// Sends a short frame that lies in one piece as [`send_alone`](Self::send_alone) does.
+    /// As [`send_alone`](Self::send_alone), for a short frame that is put together where it goes.
     #[inline]
-    fn send_few(&mut self, frame: &[u8]) -> Tx {
-        self.send_alone(&TxFrame::whole(frame))
+    fn send_short<const H: usize>(&mut self, frame: &impl ShortFrame<H>) -> Tx
+    where
+        Self: Sized,
+    {
+        let (mut head, few) = ([0; H], frame.few());
+        frame.put(&mut head);
+        let body = Body::Bytes(&few.to_bytes()[..few.len()]);
+        self.send_alone(&TxFrame { head: &head, body, tail: &[] })
     }
 
     /// As [`send_alone`](Self::send_alone), for a message without a checksum.
@@ -256,6 +262,48 @@ pub trait FrameSink {
         let (bytes, len) = msg.msg().emit(&msg.head(false), msg.ar());
         let body = Body::Io { buf: msg.body(), offset: 0, len: msg.body().len() };
         self.send_alone(&TxFrame { head: &bytes[..len], body, tail: &[] })
+    }
+}
+
+/// A frame of `H` bytes and few behind them.
+pub trait ShortFrame<const H: usize> {
+    /// The destination, in the lower six bytes; the upper two say nothing.
+    fn dst(&self) -> u64;
+
+    /// Writes the first `H` bytes.
+    fn put(&self, out: &mut impl HeadOut);
+
+    /// What follows them: nothing, unless a frame says otherwise.
+    #[inline(always)]
+    fn few(&self) -> Few {
+        Few::NONE
+    }
+}
+
+/// Sends nothing: for who takes a frame and has no way to answer it at once.
+pub struct NoWay;
+
+impl FrameSink for NoWay {
+    fn send(&mut self, _: &TxFrame<'_>) -> Tx {
+        Tx::Full
+    }
+
+    #[inline(always)]
+    fn send_short<const H: usize>(&mut self, _: &impl ShortFrame<H>) -> Tx {
+        Tx::Full
+    }
+}
+
+/// A sink whose type is not known, where one is asked for whose type is.
+pub(crate) struct AnySink<'a>(pub(crate) &'a mut dyn FrameSink);
+
+impl FrameSink for AnySink<'_> {
+    fn send(&mut self, frame: &TxFrame<'_>) -> Tx {
+        self.0.send(frame)
+    }
+
+    fn send_alone(&mut self, frame: &TxFrame<'_>) -> Tx {
+        self.0.send_alone(frame)
     }
 }
 

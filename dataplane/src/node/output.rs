@@ -9,7 +9,7 @@ use barewire_driver::port::Tx;
 
 use super::ops::WrFlags;
 use super::peer::{State, ack_time};
-use super::{FrameSink, Node};
+use super::{AnySink, FrameSink, Node};
 use crate::plant::{Bug, planted};
 use crate::proto::blocks::units;
 use crate::rel::psn::Psn;
@@ -59,7 +59,7 @@ impl Node {
         self.tick(now);
         let before = self.counters.tx_frames;
         if self.has_answers() {
-            self.send_answers(now, out);
+            self.send_answers(now, &mut AnySink(out));
         }
         let idle = std::mem::take(&mut self.fresh) == 0;
         self.blocked = false;

@@ -7,7 +7,7 @@
 //! for a fetching atomic its last answer. No completion level is weaker than that, because a packet
 //! that is refused has to find an operation that has not told its success (rule S11).
 
-use barewire_driver::mem::{IoBuf, Span};
+use barewire_driver::mem::IoBuf;
 
 use super::ops::{AtomicWr, Rma, RmaKind, TxWr, WrFlags};
 use super::{EpId, Node};
@@ -423,7 +423,7 @@ impl Node {
     }
 }
 
-fn valid_pair(kind: AtomicKind, op: u32, ty: u32) -> Result<(AtomicOp, Datatype)> {
+pub(super) fn valid_pair(kind: AtomicKind, op: u32, ty: u32) -> Result<(AtomicOp, Datatype)> {
     const NONE: Error = Error::OpNotSupp("no such atomic operation on this datatype");
     let (op, ty) = (AtomicOp::try_from(op), Datatype::try_from(ty));
     let (Ok(op), Ok(ty)) = (op, ty) else { return Err(NONE) };
@@ -448,25 +448,8 @@ fn check_atomic(req: &AtomicReq) -> Result<(AtomicOp, Datatype, usize)> {
     Ok((op, ty, count as usize))
 }
 
-/// Checks what a call on one remote range of `count` elements says. Returns the bytes of the
-/// elements, and of what goes to the target.
-#[inline(always)]
-pub(super) fn check_one_range(
-    kind: AtomicKind,
-    (op, ty): (u32, u32),
-    count: u64,
-    (operand, compare, result): (&Span, &Span, &Span),
-) -> Result<(usize, usize)> {
-    let (op, ty) = valid_pair(kind, op, ty)?;
-    let len = checked_len(ty, count)?;
-    let (meets, compared) = (|| operand.overlaps(result), || compare.overlaps(result));
-    check_memory(kind, op, len, [operand.len(), compare.len(), result.len()], meets, compared)?;
-    Ok((len, sent_len(kind, op, len)))
-}
-
 /// Bytes of `count` elements, of which there must be one and may not be too many.
-#[inline(always)]
-fn checked_len(ty: Datatype, count: u64) -> Result<usize> {
+pub(super) fn checked_len(ty: Datatype, count: u64) -> Result<usize> {
     if count == 0 {
         return Err(Error::Invalid("no element"));
     }

@@ -400,18 +400,18 @@ fn one_max(flags: OpFlags, eager_one: usize) -> usize {
 pub(crate) struct Route {
     /// In front of the rest so that there is something to compare with: no address is
     /// [`FI_ADDR_UNSPEC`], and its peer is none either.
-    dest: FiAddr,
-    peer: u32,
-    ep: u16,
+    pub(super) dest: FiAddr,
+    pub(super) peer: u32,
+    pub(super) ep: u16,
     /// The life of the peer that the address names; 0 any.
-    inc: u64,
+    pub(super) inc: u64,
 }
 
 impl Route {
     pub(super) const NONE: Self = Self { dest: FI_ADDR_UNSPEC, peer: NONE, ep: 0, inc: 0 };
 
     #[inline(never)]
-    fn find(av: &Av, dest: FiAddr) -> Option<Self> {
+    pub(super) fn find(av: &Av, dest: FiAddr) -> Option<Self> {
         let entry = av.lookup(dest)?;
         let (peer, ep, inc) = (entry.peer, entry.ep, entry.addr.incarnation);
         Some(Self { dest, peer, ep, inc })

@@ -8,32 +8,32 @@
 //! taken, since until then the port is lent to whoever takes it.
 
 use barewire_driver::frame::RxFrame;
-use barewire_driver::mem::{FEW, IoBuf, Span};
-use barewire_driver::port::{MacAddr, Tx};
+use barewire_driver::mem::{FEW, Few, IoBuf, Span};
+use barewire_driver::port::Tx;
 
+use super::ep::Ep;
 use super::input::ACK_EVERY_LOSSLESS;
 use super::mr::Mr;
 use super::ops::{Job, JobKind, TxWr, WrFlags};
 use super::peer::{Peer, slot_of};
-use super::rma::{FETCHED, REMOTE_READ, check_one_range};
+use super::rma::{FETCHED, REMOTE_READ, checked_len, valid_pair};
 use super::rma_in::{JOBS_MAX, atomic_needs, decode_atomic};
 use super::rma_out::ANSWERS_MAX;
-use super::short::{PLAIN_FLAGS, is_unawaited, short_cost};
-use super::{AtomicReq, EpId, FrameSink, Inject, Node, RmaIov};
+use super::short::{PLAIN_FLAGS, Route, is_unawaited, short_cost};
+use super::{AtomicReq, EpId, FrameSink, Inject, Node, RmaIov, ShortFrame};
 use crate::error::Error;
 use crate::flags::{Caps, OpFlags};
 use crate::proto::atomic::{self, AtomicKind, Datatype, Sharing};
+use crate::rel::sent::WINDOW;
 use crate::slab::{Handle, Link, NONE, Slab};
 use crate::types::{FiAddr, Instant, ProvErrno};
 use crate::wire::{
-    AtomicOp, AtomicWhat, NackReason, PlainAtomic, PlainBase, RemoteRange, RespOp, mac_key,
+    self, AtomicOp, AtomicWhat, HeadOut, NackReason, PlainAtomic, PlainBase, PlainHead,
+    RemoteRange, RespOp, Ty,
 };
 
 /// Answers that may wait for the end of a burst; one more takes the long way.
 pub(super) const ANSWERS_AT_ONCE: usize = 128;
-
-/// Bytes of a request with its payload, at most.
-const REQUEST_MAX: usize = AtomicOp::HEAD + 2 * Job::SHORT;
 
 /// Kinds of operations about which every question was answered, at most.
 const NEAR: usize = 8;
@@ -90,17 +90,53 @@ impl AtomicReq {
     }
 }
 
-/// An answer that waits for the end of the burst.
+/// What an operation of the short way is and on how much memory, which has been found to be right.
+/// An endpoint keeps that of the last one, since most often the next is like it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Fetch {
+    op: u32,
+    ty: u32,
+    count: u64,
+    kind: AtomicKind,
+    /// Bytes of old values, operands and compare values.
+    bytes: usize,
+    operand: usize,
+    compare: usize,
+}
+
+impl Fetch {
+    /// That of no operation: each has an element.
+    pub(crate) const NONE: Self =
+        Self { op: 0, ty: 0, count: 0, kind: AtomicKind::Fetch, bytes: 0, operand: 0, compare: 0 };
+
+    /// Of `req`, if it is right and short.
+    #[inline(never)]
+    fn of((kind, op, ty, count): (AtomicKind, u32, u32, u64)) -> Option<Self> {
+        let (what, datatype) = valid_pair(kind, op, ty).ok()?;
+        let bytes = checked_len(datatype, count).ok().filter(|&bytes| bytes <= Job::SHORT)?;
+        let operand = if what == atomic::AtomicOp::Read { 0 } else { bytes };
+        let compare = if kind == AtomicKind::Compare { bytes } else { 0 };
+        Some(Self { op, ty, count, kind, bytes, operand, compare })
+    }
+
+    /// Whether `req` is alike.
+    #[inline(always)]
+    fn is_of(&self, req: &ShortAtomic<'_>) -> bool {
+        self.op == req.op
+            && self.ty == req.ty
+            && self.count == req.range.len
+            && self.kind == req.kind
+    }
+}
+
+/// An answer.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Answer {
     peer: u32,
     /// Our name for the session in which it was asked for.
     sid: u32,
-    dst_op: u32,
-    dst_gen: u32,
-    offset: u32,
-    len: u32,
-    values: [u8; Job::SHORT],
+    asked: wire::Asked,
+    values: Few,
 }
 
 /// What an operation of the short way asked for about which every question was answered, and the
@@ -117,6 +153,8 @@ struct Near {
     ty: Datatype,
     /// One element that [`IoBuf::atomic_word`] may change.
     word: bool,
+    /// It is a sum of 8 bytes, which nobody counts.
+    usual: bool,
     /// Counters of the region or the endpoint count it.
     counted: bool,
     mr: u32,
@@ -131,7 +169,7 @@ struct Near {
 pub(super) struct Asked {
     /// Apart from the node, whose own records stand close together.
     near: Box<[Near; NEAR]>,
-    /// Answers that the burst being taken has made due.
+    /// Answers that the burst being taken has made due and that could not leave at once.
     answers: Vec<Answer>,
     /// How many answers there may be on the long way, and waiting here besides.
     jobs_few: usize,
@@ -144,10 +182,10 @@ impl Asked {
         Self { near: Box::new(Near::NONE), answers, jobs_few: jobs.min(JOBS_MAX.into()) }
     }
 
-    /// What is known of `what`, if anything, and the answers.
+    /// Where that is kept which is known of `what`.
     #[inline(always)]
-    fn look(&mut self, what: &AtomicWhat) -> (&Near, &mut Vec<Answer>) {
-        (&self.near[what.hash() % NEAR], &mut self.answers)
+    fn place(what: &AtomicWhat) -> usize {
+        what.hash() % NEAR
     }
 }
 
@@ -160,6 +198,7 @@ impl Near {
         op: atomic::AtomicOp::Read,
         ty: Datatype::Uint64,
         word: false,
+        usual: false,
         counted: false,
         mr: NONE,
         ep: NONE,
@@ -187,15 +226,26 @@ impl Node {
         if !may || !FLAGS.contains(req.flags) {
             return false;
         }
-        let Some(len) = req.sent_len() else { return false };
         let e = ep.0.idx();
         let Some(ep) = self.eps.by_handle_mut(ep.0) else { return false };
         if !ep.may_fetch || ep.tx_used >= ep.tx_size {
             return false;
         }
-        let Some(av) = self.avs.get(ep.av) else { return false };
-        let Some(entry) = av.av.lookup(req.dest) else { return false };
-        let (p, dst_ep, inc) = (entry.peer, entry.ep, entry.addr.incarnation);
+        if !ep.fetch.is_of(req) {
+            let Some(fetch) = Fetch::of((req.kind, req.op, req.ty, req.range.len)) else {
+                return false;
+            };
+            ep.fetch = fetch;
+        }
+        if !req.fits(&ep.fetch) {
+            return false;
+        }
+        if ep.route.dest != req.dest {
+            let found = self.avs.get(ep.av).and_then(|av| Route::find(&av.av, req.dest));
+            let Some(route) = found else { return false };
+            ep.route = route;
+        }
+        let Route { peer: p, inc, .. } = ep.route;
         let Some(peer) = self.peers.get_mut(p) else { return false };
         let Some(cq) = self.cqs.get_mut(ep.tx_cq) else { return false };
         let cq = &mut cq.cq;
@@ -206,23 +256,16 @@ impl Node {
         {
             return false;
         }
-        let (eps, mut flags) = ((dst_ep, ep.number), WrFlags::RMA | WrFlags::SHORT);
-        flags.set(WrFlags::CQE, !ep.tx_selective || req.flags.contains(OpFlags::COMPLETION));
-        let (in_flight, psn) = (peer.snd.in_flight(), peer.snd.nxt);
         if !self.tx.has_used() && !fresh_wr(&mut self.tx, &mut self.inject, &mut self.send_bufs) {
             return false;
         }
-        let wr = TxWr { pull_gen: psn.0, ..TxWr::new(req.context, (p, e), eps, flags) };
+        let mut flags = WrFlags::RMA | WrFlags::SHORT;
+        flags.set(WrFlags::CQE, !ep.tx_selective || req.flags.contains(OpFlags::COMPLETION));
+        let eps = (ep.route.ep, ep.number);
+        let wr = TxWr { pull_gen: peer.snd.nxt.0, ..TxWr::new(req.context, (p, e), eps, flags) };
         let Some(made) = self.tx.alloc_again(wr) else { return false };
         let w = made.idx();
-        let op = req.header(eps, peer.rma_seq, made);
-        let base = base_to(peer, self.mac, len as u16);
-        let mut packet = op.head::<REQUEST_MAX>(&base, in_flight % 64 == 63);
-        req.put_payload(&mut packet, len);
-        let sent = match packet.get(..AtomicOp::HEAD + len) {
-            Some(packet) => out.send_few(packet) == Tx::Sent,
-            None => false,
-        };
+        let sent = send_request(&To { peer, src: self.word, ep, made }, req, out);
         let Some(buf) = self.send_bufs.get_mut(w as usize).filter(|_| sent) else {
             self.tx.discard(w);
             return false;
@@ -235,22 +278,26 @@ impl Node {
         peer.rma_seq = peer.rma_seq.wrapping_add(1);
         peer.short_left -= 1;
         peer.tell_ack();
+        peer.wrs.push_back(&mut self.tx, w);
         // Heard in this very turn, it is as if we had begun to wait now.
         let heard = peer.heard == self.active_ns;
-        if peer.timer_at == Instant(u64::MAX) || in_flight == 0 && !heard {
-            peer.wrs.push_back(&mut self.tx, w);
+        if peer.timer_at == Instant(u64::MAX) || peer.snd.in_flight() == 0 && !heard {
             self.wait_from(clock(), p);
         } else {
-            peer.wrs.push_back(&mut self.tx, w);
             peer.snd.number();
         }
         true
     }
 
-    /// Takes a frame that holds an atomic operation.
+    /// Takes a frame that holds an atomic operation, and answers to `out` if that takes an answer.
     #[inline(never)]
-    pub(super) fn on_atomic_frame(&mut self, now: Instant, frame: &RxFrame<'_>) {
-        if !self.take_atomic::<true>(now, frame) {
+    pub(super) fn on_atomic_frame(
+        &mut self,
+        now: Instant,
+        frame: &RxFrame<'_>,
+        out: &mut impl FrameSink,
+    ) {
+        if !self.take_request(now, frame, out) {
             self.on_frame_long(now, frame);
         }
     }
@@ -258,114 +305,98 @@ impl Node {
     /// Takes a frame that holds the answer to an operation.
     #[inline(never)]
     pub(super) fn on_resp_frame(&mut self, now: Instant, frame: &RxFrame<'_>) {
-        if !self.take_atomic::<false>(now, frame) {
+        if !self.take_answer(frame) {
             self.on_frame_long(now, frame);
         }
     }
 
-    /// Takes a packet that is next in order and about which nothing is out of the ordinary: an
-    /// atomic operation (`ASKED`) or the answer to one. False if it is another: nothing has
-    /// happened.
-    #[inline(always)]
-    fn take_atomic<const ASKED: bool>(&mut self, now: Instant, frame: &RxFrame<'_>) -> bool {
-        let Some(base) = PlainBase::parse(frame) else { return false };
-        let p = slot_of(base.dst_sid);
-        let Some(peer) = self.peers.get(p) else { return false };
-        let acked = base.cack.0.wrapping_sub(peer.snd.una.0);
-        let granted = base.grant.wrapping_sub(peer.credit as u16);
-        if !peer.in_order
-            || base.dst != mac_key(self.mac)
-            || base.src != mac_key(peer.mac())
-            || base.dst_sid != peer.sid
-            || base.psn != peer.rcv_nxt
-            || (acked != 0 || granted != 0) && !is_unawaited::<false>(peer, acked, granted)
-        {
-            return false;
-        }
-        let done = if ASKED {
-            self.take_request(now, p, frame, &base)
-        } else {
-            self.take_answer(p, frame, &base)
-        };
-        if !done {
-            return false;
-        }
-        let Some(peer) = self.peers.get_mut(p) else { return true };
-        peer.heard = self.active_ns;
-        peer.probes = 0;
-        peer.snd.una = base.cack;
-        peer.credit = peer.credit.wrapping_add(granted.into());
-        peer.rcv_nxt = peer.rcv_nxt.next();
-        peer.owed = peer.owed.saturating_add(1);
-        if peer.owed >= ACK_EVERY_LOSSLESS {
-            peer.ack_now = true;
-            self.make_ready(p);
-        }
-        true
-    }
-
-    /// Executes an operation that fetches few bytes of a region.
+    /// Executes an operation that fetches few bytes of a region, if its packet is next in order and
+    /// nothing about it is out of the ordinary. False if it is another: nothing has happened.
     #[inline(always)]
     fn take_request(
         &mut self,
         now: Instant,
-        p: u32,
         frame: &RxFrame<'_>,
-        base: &PlainBase,
+        out: &mut impl FrameSink,
     ) -> bool {
-        let Some(op) = PlainAtomic::parse(frame) else { return false };
-        let (near, _) = self.asked.look(&op.what);
-        if near.what != op.what || near.plen != base.plen {
-            return self.look_near(op, base.plen) && self.execute_first(now, p, frame, op);
+        let Some((base, op)) = PlainAtomic::parse(frame) else { return false };
+        if !is_next(&self.peers, self.word, &base) {
+            return false;
         }
-        self.execute_near(now, p, frame, op)
+        let near = &self.asked.near[Asked::place(&op.what)];
+        if near.what != op.what || near.plen != base.plen {
+            return self.look_near(op, base.plen) && self.take_known(now, frame, out);
+        }
+        // Nothing waits, so that there is room for the answer, wherever it goes.
+        let alone = self.jobs.is_empty() && self.asked.answers.is_empty();
+        if near.usual && alone {
+            return self.execute_near::<true>(now, frame, &base, op, out);
+        }
+        self.take_known(now, frame, out)
     }
 
-    /// As [`execute_near`](Self::execute_near), for the first operation of its kind.
+    /// As [`take_request`](Self::take_request), for all that is known and not usual. (From the
+    /// start, so that what others look at never has to lie in memory.)
     #[inline(never)]
-    fn execute_first(
+    fn take_known(&mut self, now: Instant, frame: &RxFrame<'_>, out: &mut impl FrameSink) -> bool {
+        let Some((base, op)) = PlainAtomic::parse(frame) else { return false };
+        let near = &self.asked.near[Asked::place(&op.what)];
+        // No more answers for a peer than for all of them.
+        let few = self.jobs.len() + ANSWERS_AT_ONCE <= self.asked.jobs_few;
+        is_next(&self.peers, self.word, &base)
+            && (near.what == op.what && near.plen == base.plen)
+            && (few && self.asked.answers.len() < ANSWERS_AT_ONCE)
+            && self.execute_near::<false>(now, frame, &base, op, out)
+    }
+
+    /// Executes an operation of which everything is known that is alike in many. `USUAL` ones are,
+    /// and no answer waits.
+    #[inline(always)]
+    fn execute_near<const USUAL: bool>(
         &mut self,
         now: Instant,
-        p: u32,
         frame: &RxFrame<'_>,
+        base: &PlainBase,
         op: PlainAtomic,
+        out: &mut impl FrameSink,
     ) -> bool {
-        self.execute_near(now, p, frame, op)
-    }
-
-    /// Executes an operation of which everything is known that is alike in many.
-    #[inline(always)]
-    fn execute_near(&mut self, now: Instant, p: u32, frame: &RxFrame<'_>, op: PlainAtomic) -> bool {
-        let jobs_few = self.asked.jobs_few;
-        let (near, answers) = self.asked.look(&op.what);
+        let p = slot_of(base.dst_sid);
+        let near = &self.asked.near[Asked::place(&op.what)];
         let at = op.addr.wrapping_sub(near.base);
-        let (plen, bytes) = (usize::from(near.plen), usize::from(near.bytes));
-        // No more answers for a peer than for all of them.
-        let few = self.jobs.len() + ANSWERS_AT_ONCE <= jobs_few;
         let peer = &mut self.peers[p];
-        if at > near.room || peer.bad_seq != NONE || !few || answers.len() >= ANSWERS_AT_ONCE {
+        if at > near.room || peer.bad_seq != NONE {
             return false;
         }
-        let mut values = [0; Job::SHORT];
-        if near.word {
-            let Some(operands) = frame.few_at(AtomicOp::HEAD, plen) else { return false };
-            let buf = &self.mrs[near.mr].buf;
-            let old = buf.atomic_word(at as usize, near.op, near.ty, operands);
-            let Some(old) = old else { return false };
-            values[..8].copy_from_slice(&old.to_le_bytes());
-        } else if !execute_few(&self.mrs[near.mr], near, at as usize, frame, &mut values) {
-            return false;
-        }
+        let mr = &self.mrs[near.mr];
+        let Some(old) = near.execute::<USUAL>(mr, at as usize, frame) else { return false };
+        let Some(asked) = wire::Asked::parse(frame) else { return false };
         peer.nack.note_key(now, false);
-        let (dst_op, dst_gen, offset) = (op.dst_op, op.dst_gen, op.offset);
-        let (sid, len) = (peer.sid, bytes as u32);
-        answers.push(Answer { peer: p, sid, dst_op, dst_gen, offset, len, values });
+        accept(peer, base, self.active_ns);
         self.counters.rma_executed += 1;
-        if near.counted {
-            let (mr, ep) = (near.mr, near.ep);
+        let counted = (!USUAL && near.counted).then_some((near.mr, near.ep));
+        let bytes = if USUAL { 8 } else { near.bytes.into() };
+        let alone = USUAL || self.asked.answers.is_empty() && peer.jobq.head == NONE;
+        let word = if bytes == 8 { Old::Word(old as u64) } else { Old::Few(Few::one(old, bytes)) };
+        if alone && send_answer(peer, self.word, &asked, word, out) {
+            self.counters.tx_frames += 1;
+            if answered(now, peer) {
+                self.arm_timer(now, p);
+            }
+        } else {
+            self.answer_soon(p, asked, old, bytes);
+        }
+        if let Some((mr, ep)) = counted {
             self.count_fetched(mr, ep);
         }
         true
+    }
+
+    /// Keeps an answer of `bytes` bytes for the end of the burst.
+    #[inline(never)]
+    fn answer_soon(&mut self, p: u32, asked: wire::Asked, old: u128, bytes: usize) {
+        let (sid, values) = (self.peers[p].sid, Few::one(old, bytes));
+        self.asked.answers.push(Answer { peer: p, sid, asked, values });
+        self.owe_short(p);
     }
 
     /// Asks every question about an operation that fetches, and remembers the answers if each of
@@ -390,14 +421,18 @@ impl Node {
         self.mr_near = m;
         let mr = &self.mrs[m];
         let few = op.count == 1 && matches!(mr.sharing, Sharing::Single) && plen <= FEW;
-        self.asked.near[said.what.hash() % NEAR] = Near {
+        let word = few && ty.is_integer() && bytes >= 4;
+        let counted = counted || mr.read_cntr != NONE;
+        let usual = word && bytes == 8 && what == atomic::AtomicOp::Sum && !counted;
+        self.asked.near[Asked::place(&said.what)] = Near {
             what: said.what,
             plen: said_len,
             bytes: bytes as u16,
             op: what,
             ty,
-            word: few && ty.is_integer() && bytes >= 4,
-            counted: counted || mr.read_cntr != NONE,
+            word,
+            usual,
+            counted,
             mr: m,
             ep,
             base: mr.base,
@@ -419,14 +454,19 @@ impl Node {
         self.count_remote(ep, REMOTE_READ);
     }
 
-    /// Completes the operation that a RESP answers.
+    /// Completes the operation that a RESP answers, if the packet is next in order and nothing
+    /// about it is out of the ordinary. False if it is another: nothing has happened.
     #[inline(always)]
-    fn take_answer(&mut self, p: u32, frame: &RxFrame<'_>, base: &PlainBase) -> bool {
-        let Some((w, generation)) = RespOp::plain(frame, base) else { return false };
+    fn take_answer(&mut self, frame: &RxFrame<'_>) -> bool {
+        let Some((base, (w, generation))) = RespOp::plain(frame) else { return false };
+        if !is_next(&self.peers, self.word, &base) {
+            return false;
+        }
+        let p = slot_of(base.dst_sid);
         let Some(wr) = self.tx.by_handle(Handle::from_parts(w, generation)) else { return false };
         let len = usize::from(base.plen);
         let Some(buf) = self.send_bufs.get(w as usize) else { return false };
-        let Some(peer) = self.peers.get(p) else { return false };
+        let Some(peer) = self.peers.get_mut(p) else { return false };
         // A closed endpoint's, and one that somebody may wait behind, end the long way.
         if !wr.flags.contains(WrFlags::SHORT)
             || wr.peer != p
@@ -437,9 +477,22 @@ impl Node {
         {
             return false;
         }
-        frame.copy_to_start(RespOp::HEAD, buf, len);
+        frame.copy_word_to_start(RespOp::HEAD, buf, len);
+        accept(peer, &base, self.active_ns);
         self.finish_short(p, w, 1);
+        self.owe_short(p);
         true
+    }
+
+    /// An acknowledgement is owed for one packet more of the short way.
+    #[inline(always)]
+    fn owe_short(&mut self, p: u32) {
+        let peer = &mut self.peers[p];
+        peer.owed = peer.owed.saturating_add(1);
+        if peer.owed >= ACK_EVERY_LOSSLESS {
+            peer.ack_now = true;
+            self.make_ready(p);
+        }
     }
 
     /// Completes an operation of the short way whose old values are in place; `awaited` answers
@@ -507,94 +560,323 @@ impl Node {
 
     /// Sends the answers that the last burst has made due. What cannot leave now, or has something
     /// before it, is the next [`transmit`](Self::transmit)'s.
-    pub fn send_answers(&mut self, now: Instant, out: &mut (impl FrameSink + ?Sized)) {
+    pub fn send_answers(&mut self, now: Instant, out: &mut impl FrameSink) {
         for i in 0..self.asked.answers.len() {
-            if !self.answer_now(now, i, out) {
+            let answer = &self.asked.answers[i];
+            let p = answer.peer;
+            let sent = self.peers.get_mut(p).filter(|peer| {
+                let free = peer.sid == answer.sid && peer.plain && peer.jobq.head == NONE;
+                let old = Old::Few(answer.values);
+                free && send_answer(peer, self.word, &answer.asked, old, out)
+            });
+            let Some(peer) = sent else {
                 self.answer_later(i);
+                continue;
+            };
+            self.counters.tx_frames += 1;
+            if answered(now, peer) {
+                self.arm_timer(now, p);
             }
         }
         self.asked.answers.clear();
     }
 
-    #[inline(always)]
-    fn answer_now(&mut self, now: Instant, i: usize, out: &mut (impl FrameSink + ?Sized)) -> bool {
-        const LEN_MAX: usize = RespOp::HEAD + Job::SHORT;
-        let Some(answer) = self.asked.answers.get(i) else { return false };
-        let Some(peer) = self.peers.get_mut(answer.peer) else { return false };
-        if peer.sid != answer.sid
-            || peer.short_left == 0 && !(peer.plain && peer.snd.open())
-            || peer.jobq.head != NONE
-        {
-            return false;
-        }
-        let in_flight = peer.snd.in_flight();
-        let base = base_to(peer, self.mac, answer.len as u16);
-        let (dst_op, dst_gen, offset) = (answer.dst_op, answer.dst_gen, answer.offset);
-        let op = RespOp { dst_op, dst_gen, offset, status: None };
-        let mut packet = op.head::<LEN_MAX>(&base, in_flight % 64 == 63);
-        packet[RespOp::HEAD..].copy_from_slice(&answer.values);
-        let Some(head) = packet.get(..RespOp::HEAD + answer.len as usize) else { return false };
-        if out.send_few(head) != Tx::Sent {
-            return false;
-        }
-        self.counters.tx_frames += 1;
-        peer.snd.number();
-        peer.short_left = peer.short_left.saturating_sub(1);
-        peer.tell_ack();
-        if in_flight == 0 {
-            peer.probe_at = now;
-        }
-        if peer.timer_at == Instant(u64::MAX) {
-            let p = answer.peer;
-            self.arm_timer(now, p);
-        }
-        true
-    }
-
     /// Leaves an answer to the long way, unless the session has ended: nobody waits for it then.
     #[cold]
     fn answer_later(&mut self, i: usize) {
-        let Answer { peer, sid, dst_op, dst_gen, offset, len, values: short } =
-            self.asked.answers[i];
+        let Answer { peer, sid, asked, values } = self.asked.answers[i];
+        let RespOp { dst_op, dst_gen, offset, .. } = asked.resp();
         if self.peers.get(peer).is_none_or(|peer| peer.sid != sid) {
             return;
         }
+        let (mut short, all, len) = ([0; Job::SHORT], values.to_bytes(), values.len() as u32);
+        short.copy_from_slice(&all[..Job::SHORT]);
         let kind = JobKind::Values { offset, len, short, long: Vec::new() };
         let link = Link::default();
         self.add_job(Job { peer, dst_op, dst_gen, kind, queued: true, link });
     }
 }
 
-/// Executes an operation on few bytes of region `mr` that is none of [`Near::word`].
-#[inline(never)]
-fn execute_few(
-    mr: &Mr,
-    near: &Near,
-    at: usize,
-    frame: &RxFrame<'_>,
-    values: &mut [u8; Job::SHORT],
-) -> bool {
-    let (plen, bytes) = (usize::from(near.plen), usize::from(near.bytes));
-    let mut few = [0; 2 * Job::SHORT];
-    if !frame.copy_to(AtomicOp::HEAD, &mut few[..plen]) {
-        return false;
+impl Near {
+    /// Executes the operation that `frame` holds from offset `at` of region `mr`, if that can be,
+    /// and returns the old values.
+    #[inline(always)]
+    fn execute<const USUAL: bool>(&self, mr: &Mr, at: usize, frame: &RxFrame<'_>) -> Option<u128> {
+        if USUAL {
+            // Of what is written here the compiler makes a few instructions.
+            let (op, ty) = (atomic::AtomicOp::Sum, Datatype::Uint64);
+            let operand = u64::from_le_bytes(frame.chunk_at(AtomicOp::HEAD)?);
+            return mr.buf.atomic_word(at, op, ty, operand.into()).map(u128::from);
+        }
+        if self.word {
+            return self.execute_word(mr, at, frame).map(u128::from);
+        }
+        self.execute_few(mr, at, frame)
     }
-    let (operand, compare) = few[..plen].split_at(plen.min(bytes));
-    let count = bytes / near.ty.size();
-    let old = &mut values[..bytes];
-    mr.buf.atomic(at, near.op, near.ty, count, operand, compare, old, mr.sharing).is_ok()
+
+    #[inline(never)]
+    fn execute_word(&self, mr: &Mr, at: usize, frame: &RxFrame<'_>) -> Option<u64> {
+        let operands = frame.few_at(AtomicOp::HEAD, self.plen.into())?;
+        mr.buf.atomic_word(at, self.op, self.ty, operands)
+    }
+
+    /// On few bytes that are no word.
+    #[inline(never)]
+    fn execute_few(&self, mr: &Mr, at: usize, frame: &RxFrame<'_>) -> Option<u128> {
+        let (plen, bytes) = (usize::from(self.plen), usize::from(self.bytes));
+        let (mut few, mut old) = ([0; Few::MAX], [0; FEW]);
+        if !frame.copy_to(AtomicOp::HEAD, &mut few[..plen]) {
+            return None;
+        }
+        let (operand, compare) = few[..plen].split_at(plen.min(bytes));
+        let count = bytes / self.ty.size();
+        let to = &mut old[..bytes];
+        let done = mr.buf.atomic(at, self.op, self.ty, count, operand, compare, to, mr.sharing);
+        done.ok().map(|()| u128::from_le_bytes(old))
+    }
 }
 
-/// The base of the next packet to `peer` from `mac`.
+/// Whether a packet is next in order from a peer that we have, and what it acknowledges and grants
+/// is waited for by nobody.
 #[inline(always)]
-fn base_to(peer: &Peer, mac: MacAddr, plen: u16) -> PlainBase {
+fn is_next(peers: &Slab<Peer>, word: u64, base: &PlainBase) -> bool {
+    let Some(peer) = peers.get(slot_of(base.dst_sid)) else { return false };
+    let acked = base.cack.0.wrapping_sub(peer.snd.una.0);
+    let granted = base.grant.wrapping_sub(peer.credit as u16);
+    peer.in_order
+        && (base.head.dst ^ word) << 16 == 0
+        && base.head.src == peer.word
+        && base.dst_sid == peer.sid
+        && base.psn == peer.rcv_nxt
+        && (acked == 0 && granted == 0 || is_unawaited::<false>(peer, acked, granted))
+}
+
+/// Notes that the packet that [`is_next`] from `peer` has been taken. `heard` is the time in which
+/// our own loop ran.
+#[inline(always)]
+fn accept(peer: &mut Peer, base: &PlainBase, heard: u64) {
+    let granted = base.grant.wrapping_sub(peer.credit as u16);
+    peer.heard = heard;
+    peer.probes = 0;
+    peer.snd.una = base.cack;
+    peer.credit = peer.credit.wrapping_add(granted.into());
+    peer.rcv_nxt = peer.rcv_nxt.next();
+}
+
+/// The base of the next packet to `peer` from `src`.
+#[inline(always)]
+fn base_to(peer: &Peer, src: u64, ty: Ty, plen: usize) -> PlainBase {
     PlainBase {
+        head: PlainHead::of_ty(ty, peer.word, src),
         dst_sid: peer.remote_sid,
         psn: peer.snd.nxt,
         cack: peer.rcv_nxt,
         grant: peer.granted as u16,
-        plen,
-        ..PlainBase::between(peer.mac(), mac)
+        plen: plen as u16,
+    }
+}
+
+/// To whom an operation that is about to leave goes.
+#[derive(Clone, Copy)]
+struct To<'a> {
+    peer: &'a Peer,
+    /// This node, as [`mac_word`](crate::wire::mac_word) has it.
+    src: u64,
+    /// From whom, which knows the way.
+    ep: &'a Ep,
+    /// Its name, for the answer.
+    made: Handle,
+}
+
+/// What it is.
+#[derive(Clone, Copy)]
+struct What {
+    kind: AtomicKind,
+    op: u32,
+    ty: u32,
+    range: RmaIov,
+}
+
+/// Sends an operation, and says whether it has left.
+#[inline(always)]
+fn send_request(to: &To<'_>, req: &ShortAtomic<'_>, out: &mut impl FrameSink) -> bool {
+    let fetch = &to.ep.fetch;
+    let &ShortAtomic { kind, op, ty, range, operand, compare, .. } = req;
+    let what = What { kind, op, ty, range };
+    // Most often it carries one word, and then how long it is need not be asked on the way.
+    if fetch.operand == 8 && fetch.compare == 0 {
+        return out.send_short(&WithWord { to, what: &what, operand }) == Tx::Sent;
+    }
+    let few = match (fetch.operand, fetch.compare) {
+        (0, _) => Some(Few::NONE),
+        (len, 0) => operand.few().map(|operand| Few::one(operand, len)),
+        (len, _) => match (operand.few(), compare.few()) {
+            (Some(operand), Some(compare)) => Some(Few::pair(operand, compare, len)),
+            _ => None,
+        },
+    };
+    // Copies, so that what others look at never has to lie in memory.
+    few.is_some_and(|few| send_with_few(*to, what, few, out))
+}
+
+#[inline(never)]
+fn send_with_few(to: To<'_>, what: What, few: Few, out: &mut impl FrameSink) -> bool {
+    out.send_short(&WithFew { to: &to, what: &what, few }) == Tx::Sent
+}
+
+/// Writes all of a request but its payload of `plen` bytes.
+#[inline(always)]
+fn put_request(to: &To<'_>, what: &What, plen: usize, out: &mut impl HeadOut) {
+    let To { peer, src, ep, made } = *to;
+    let RmaIov { addr, len, key: rkey } = what.range;
+    let (dst_ep, src_ep, seq) = (ep.route.ep, ep.number, peer.rma_seq);
+    let op = AtomicOp {
+        range: RemoteRange { dst_ep, src_ep, seq, last: true, rkey, addr },
+        end: true,
+        fetch: true,
+        compare: what.kind == AtomicKind::Compare,
+        dst_op: made.idx(),
+        dst_gen: made.generation(),
+        count: len as u16,
+        op: what.op as u8,
+        ty: what.ty as u8,
+        ..AtomicOp::default()
+    };
+    op.put(&base_to(peer, src, Ty::Atomic, plen), asks(peer), out);
+}
+
+/// A request whose payload is its operand, a word. Looked at when it is written, so that until then
+/// nothing of it stands in a register.
+struct WithWord<'a> {
+    to: &'a To<'a>,
+    what: &'a What,
+    operand: &'a Span,
+}
+
+impl ShortFrame<{ AtomicOp::HEAD + 8 }> for WithWord<'_> {
+    #[inline(always)]
+    fn dst(&self) -> u64 {
+        self.to.peer.word
+    }
+
+    #[inline(always)]
+    fn put(&self, out: &mut impl HeadOut) {
+        // Of a word that is all.
+        let word = self.operand.few().unwrap_or_default() as u64;
+        out.set::<{ AtomicOp::HEAD }, 8>(word.to_le_bytes());
+        put_request(self.to, self.what, 8, out);
+    }
+}
+
+/// A request with its payload.
+struct WithFew<'a> {
+    to: &'a To<'a>,
+    what: &'a What,
+    few: Few,
+}
+
+impl ShortFrame<{ AtomicOp::HEAD }> for WithFew<'_> {
+    #[inline(always)]
+    fn dst(&self) -> u64 {
+        self.to.peer.word
+    }
+
+    #[inline(always)]
+    fn put(&self, out: &mut impl HeadOut) {
+        put_request(self.to, self.what, self.few.len(), out);
+    }
+
+    #[inline(always)]
+    fn few(&self) -> Few {
+        self.few
+    }
+}
+
+/// Whether the next packet to `peer` asks for an acknowledgement.
+#[inline(always)]
+fn asks(peer: &Peer) -> bool {
+    peer.snd.in_flight() % 64 == 63
+}
+
+/// The old values of an answer: as in [`send_request`], most often a word.
+enum Old {
+    Word(u64),
+    Few(Few),
+}
+
+/// Sends an answer to `peer` from node `src`, and says whether it has left.
+#[inline(always)]
+fn send_answer(
+    peer: &Peer,
+    src: u64,
+    asked: &wire::Asked,
+    old: Old,
+    out: &mut impl FrameSink,
+) -> bool {
+    let open = peer.snd.in_flight() < WINDOW;
+    open && match old {
+        Old::Word(old) => out.send_short(&WordTo { peer, src, asked, old }) == Tx::Sent,
+        Old::Few(old) => out.send_short(&FewTo { peer, src, asked, old }) == Tx::Sent,
+    }
+}
+
+/// Notes that an answer has left to `peer`. Returns whether its timer is to be armed.
+#[inline(always)]
+fn answered(now: Instant, peer: &mut Peer) -> bool {
+    if peer.snd.in_flight() == 0 {
+        peer.probe_at = now;
+    }
+    peer.snd.number();
+    peer.short_left = peer.short_left.saturating_sub(1);
+    peer.tell_ack();
+    peer.timer_at == Instant(u64::MAX)
+}
+
+/// An answer with a word that is about to leave.
+struct WordTo<'a> {
+    peer: &'a Peer,
+    src: u64,
+    asked: &'a wire::Asked,
+    old: u64,
+}
+
+impl ShortFrame<{ RespOp::HEAD + 8 }> for WordTo<'_> {
+    #[inline(always)]
+    fn dst(&self) -> u64 {
+        self.peer.word
+    }
+
+    #[inline(always)]
+    fn put(&self, out: &mut impl HeadOut) {
+        out.set::<{ RespOp::HEAD }, 8>(self.old.to_le_bytes());
+        let base = base_to(self.peer, self.src, Ty::Resp, 8);
+        self.asked.resp().put(&base, asks(self.peer), out);
+    }
+}
+
+/// An answer that is about to leave.
+struct FewTo<'a> {
+    peer: &'a Peer,
+    src: u64,
+    asked: &'a wire::Asked,
+    old: Few,
+}
+
+impl ShortFrame<{ RespOp::HEAD }> for FewTo<'_> {
+    #[inline(always)]
+    fn dst(&self) -> u64 {
+        self.peer.word
+    }
+
+    #[inline(always)]
+    fn put(&self, out: &mut impl HeadOut) {
+        let base = base_to(self.peer, self.src, Ty::Resp, self.old.len());
+        self.asked.resp().put(&base, asks(self.peer), out);
+    }
+
+    #[inline(always)]
+    fn few(&self) -> Few {
+        self.old
     }
 }
 
@@ -608,52 +890,14 @@ fn fresh_wr(tx: &mut Slab<TxWr>, inject: &mut Vec<Inject>, bufs: &mut Vec<IoBuf>
 }
 
 impl ShortAtomic<'_> {
-    /// Its packet's header, as operation number `seq` with the name `dst_op`, `dst_gen`.
+    /// Whether its memory is as `fetch` has it, and the result overlaps nothing.
     #[inline(always)]
-    fn header(&self, (dst_ep, src_ep): (u16, u16), seq: u16, made: Handle) -> AtomicOp {
-        let (dst_op, dst_gen) = (made.idx(), made.generation());
-        let (rkey, addr) = (self.range.key, self.range.addr);
-        AtomicOp {
-            range: RemoteRange { dst_ep, src_ep, seq, last: true, rkey, addr },
-            end: true,
-            fetch: true,
-            compare: self.kind == AtomicKind::Compare,
-            dst_op,
-            dst_gen,
-            count: self.range.len as u16,
-            op: self.op as u8,
-            ty: self.ty as u8,
-            ..AtomicOp::default()
-        }
-    }
-
-    /// Puts its packet's payload behind the header.
-    #[inline(always)]
-    fn put_payload(&self, packet: &mut [u8; REQUEST_MAX], len: usize) {
-        let (_, payload) = packet.split_at_mut(AtomicOp::HEAD);
-        let (operand, _) = payload.split_at_mut(FEW);
-        let Ok(operand) = <&mut [u8; FEW]>::try_from(operand) else { return };
-        if len > 0 {
-            self.operand.read_few(operand);
-        }
-        if self.kind == AtomicKind::Compare {
-            let mut compare = [0; FEW];
-            self.compare.read_few(&mut compare);
-            // Right behind the operand, however long that is.
-            let at = AtomicOp::HEAD + len / 2;
-            packet[at..at + FEW].copy_from_slice(&compare);
-        }
-    }
-
-    /// Bytes of its packet's payload, if everything about the call is right and it is short.
-    #[inline(always)]
-    fn sent_len(&self) -> Option<usize> {
-        let memory = (self.operand, self.compare, self.result.as_one()?);
-        let count = self.range.len;
-        if count > Job::SHORT as u64 {
-            return None;
-        }
-        let (bytes, sent) = check_one_range(self.kind, (self.op, self.ty), count, memory).ok()?;
-        (bytes <= Job::SHORT).then_some(sent)
+    fn fits(&self, fetch: &Fetch) -> bool {
+        let Some(result) = self.result.as_one() else { return false };
+        let (reads, compares) = (fetch.operand == 0, fetch.compare != 0);
+        let fits = |part: &Span, len: usize| part.len() == len && !part.overlaps(result);
+        result.len() == fetch.bytes
+            && (reads || fits(self.operand, fetch.operand))
+            && (!compares || fits(self.compare, fetch.compare))
     }
 }

@@ -142,7 +142,14 @@ impl Pair {
                     }
                     self.frames += 1;
                     if self.drop == 0 || !self.mixed().is_multiple_of(self.drop) {
-                        self.ends[1 - i].node.on_frame(self.now, &RxFrame::new(&bytes));
+                        let End { node, out, .. } = &mut self.ends[1 - i];
+                        let frame = RxFrame::new(&bytes);
+                        // With or without a way to answer at once.
+                        if self.short.is_some() && drawn(self.frames) % 2 == 0 {
+                            node.on_frame_with(self.now, &frame, &mut sink(out));
+                        } else {
+                            node.on_frame(self.now, &frame);
+                        }
                         if self.dup != 0 && self.frames.is_multiple_of(self.dup) {
                             self.ends[1 - i].node.on_frame(self.now, &RxFrame::new(&bytes));
                         }
@@ -156,11 +163,7 @@ impl Pair {
     /// A number drawn from that of the frame, if `scatter`: a rhythm of losses can meet the rhythm
     /// of repetitions, and then the same packet is lost for ever.
     fn mixed(&self) -> usize {
-        if !self.scatter {
-            return self.frames;
-        }
-        let x = (self.frames as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-        ((x ^ x >> 29).wrapping_mul(0xBF58_476D_1CE4_E5B9) >> 32) as usize
+        if self.scatter { drawn(self.frames) } else { self.frames }
     }
 
     fn read(&mut self, i: usize) -> Vec<Cqe> {
@@ -186,6 +189,11 @@ impl Pair {
             }
         }
     }
+}
+
+fn drawn(number: usize) -> usize {
+    let x = (number as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    ((x ^ x >> 29).wrapping_mul(0xBF58_476D_1CE4_E5B9) >> 32) as usize
 }
 
 /// Takes frames to `out`.

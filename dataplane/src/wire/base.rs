@@ -26,6 +26,12 @@ pub(super) const fn plain(ty: Ty, crc: bool) -> u32 {
     FIXED | (ty as u32) << 8 | if crc { TRAILER as u32 } else { 0 }
 }
 
+/// The two bytes behind the EtherType of such a packet, as they lie in a frame.
+pub(super) const fn kind(ty: Ty, crc: bool) -> u16 {
+    let [_, _, a, b] = plain(ty, crc).to_be_bytes();
+    u16::from_le_bytes([a, b])
+}
+
 /// Multiples of eight that any operation header with its remote CQ data may be long, now and
 /// later. Bounds the search for the checksum of a packet of unknown type.
 const OP_WORDS_MAX: usize = 12;

@@ -38,7 +38,7 @@ pub use nop::NopOp;
 pub use op::{Op, frame};
 pub use open::OpenOp;
 pub use pack::{PackOp, PackRecords, record_len};
-pub use plain::{AtomicWhat, PlainAtomic, PlainBase, PlainTy};
+pub use plain::{Asked, AtomicWhat, PlainAtomic, PlainBase, PlainTy};
 pub use rma::{AtomicOp, ReadOp, RemoteRange, RespOp, WriteOp};
 pub use rndv::{DataOp, EndOp, EndStatus, PullOp, RndvOp};
 pub use rst::{RstOp, RstReason};

@@ -1,10 +1,10 @@
 //! MSG, a whole message in one packet, and MSGM, a piece of one in several.
 
-use barewire_driver::backend::shm::ShortHead;
-use barewire_driver::frame::{ETHERTYPE, RxFrame};
+use barewire_driver::frame::{ETHERTYPE, RxFrame, ShortHead};
 use barewire_driver::port::MacAddr;
 
-use super::{BASE_LEN, Base, Bytes, IMM_LEN, TRAILER_LEN, WireError};
+use super::base::{AR, kind};
+use super::{BASE_LEN, Base, Bytes, IMM_LEN, TRAILER_LEN, Ty, WireError};
 use crate::psn::Psn;
 
 /// The message is tagged.
@@ -103,8 +103,33 @@ impl PlainHead {
     /// The head of messages between two [`mac_word`]s, with a checksum if `crc`.
     #[inline(always)]
     pub fn between(dst: u64, src: u64, crc: bool) -> Self {
-        let kind = if crc { const { kind(true) } } else { const { kind(false) } };
+        let kind = if crc { const { kind(Ty::Msg, true) } } else { const { kind(Ty::Msg, false) } };
         Self { dst, src, kind }
+    }
+
+    /// As [`between`](Self::between), of packets of type `ty` without a checksum.
+    #[inline(always)]
+    pub fn of_ty(ty: Ty, dst: u64, src: u64) -> Self {
+        Self { dst, src, kind: kind(ty, false) }
+    }
+
+    /// Writes it, asking for an acknowledgement if `ar`.
+    #[inline(always)]
+    pub(super) fn put(&self, ar: bool, out: &mut impl HeadOut) {
+        // The upper two bytes of the first are written over by the second.
+        out.set::<0, 8>(self.dst.to_le_bytes());
+        out.set::<6, 8>(self.src.to_le_bytes());
+        out.set::<14, 2>((self.kind | if ar { AR << 8 } else { 0 }).to_le_bytes());
+    }
+
+    /// What `frame` starts with; `None` if it is too short.
+    #[inline(always)]
+    pub(super) fn parse(frame: &RxFrame<'_>) -> Option<Self> {
+        Some(Self {
+            dst: u64::from_le_bytes(frame.chunk_at(0)?),
+            src: u64::from_le_bytes(frame.chunk_at(6)?),
+            kind: u16::from_le_bytes(frame.chunk_at(14)?),
+        })
     }
 
     /// What a frame starts with.
@@ -118,12 +143,6 @@ impl From<[u8; 16]> for PlainHead {
     fn from(bytes: [u8; 16]) -> Self {
         Self::of(&Bytes(bytes))
     }
-}
-
-/// The two bytes behind the EtherType of a MSG, as they lie in a frame.
-const fn kind(crc: bool) -> u16 {
-    let [_, _, a, b] = super::base::plain(super::Ty::Msg, crc).to_be_bytes();
-    u16::from_le_bytes([a, b])
 }
 
 /// An address and the fabric's EtherType behind it, as they lie in a frame.
@@ -149,6 +168,14 @@ impl<const N: usize> HeadOut for Bytes<N> {
     #[inline(always)]
     fn set<const AT: usize, const W: usize>(&mut self, bytes: [u8; W]) {
         Bytes::set::<AT, W>(self, bytes);
+    }
+}
+
+impl<const N: usize> HeadOut for [u8; N] {
+    #[inline(always)]
+    fn set<const AT: usize, const W: usize>(&mut self, bytes: [u8; W]) {
+        const { assert!(AT + W <= N) };
+        self[AT..AT + W].copy_from_slice(&bytes);
     }
 }
 
@@ -217,7 +244,7 @@ impl PlainMsg {
         // The word's upper bytes are reserved and the length in a record.
         let trailer = if crc { TRAILER_LEN } else { 0 };
         let head = PlainHead::of(&b);
-        if head.kind != kind(crc)
+        if head.kind != kind(Ty::Msg, crc)
             || word & !u32::from(TAGGED | IMM) != 0
             || frame.len() - Self::LEN < imm_len + usize::from(plen) + trailer
             || flags & TAGGED == 0 && tag != 0
@@ -266,10 +293,7 @@ impl PlainMsg {
     /// Writes the first [`LEN`](Self::LEN) bytes of what [`emit`](Self::emit) returns.
     #[inline(always)]
     pub fn put(&self, head: &PlainHead, ar: bool, out: &mut impl HeadOut) {
-        // The upper two bytes of the first are written over by the second.
-        out.set::<0, 8>(head.dst.to_le_bytes());
-        out.set::<6, 8>(head.src.to_le_bytes());
-        out.set::<14, 2>((head.kind | if ar { super::base::AR << 8 } else { 0 }).to_le_bytes());
+        head.put(ar, out);
         out.set::<16, 4>(self.dst_sid.to_le_bytes());
         out.set::<20, 4>(self.psn.0.to_le_bytes());
         out.set::<24, 4>(self.cack.0.to_le_bytes());

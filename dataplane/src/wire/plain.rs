@@ -2,19 +2,16 @@
 //! the first time, without a checksum, asking for no acknowledgement.
 
 use barewire_driver::frame::RxFrame;
-use barewire_driver::port::MacAddr;
 
-use super::base::{AR, plain};
-use super::{AtomicOp, BASE_LEN, Bytes, RespOp, Ty, mac_key};
+use super::base::plain;
+use super::{AtomicOp, BASE_LEN, Bytes, HeadOut, PlainHead, RespOp, Ty};
 use crate::psn::Psn;
 
-/// What such a packet says before its operation header. Addresses are [`mac_key`]s.
+/// What such a packet says before its operation header.
 #[derive(Clone, Copy, Debug)]
 pub struct PlainBase {
-    /// The destination.
-    pub dst: u64,
-    /// The source.
-    pub src: u64,
+    /// Addresses.
+    pub head: PlainHead,
     /// The receiver's name of the session.
     pub dst_sid: u32,
     /// Sequence number.
@@ -39,17 +36,18 @@ pub enum PlainTy {
 impl PlainBase {
     /// Copies the base of a packet out of which [`ty`](Self::ty) has said that it is one. Compares
     /// nothing with the session: that is the caller's. `None` if the frame is too short.
+    ///
+    /// Field by field, since of one copy of all the compiler makes pieces that it has to put
+    /// together again.
     #[inline(always)]
-    pub fn parse(frame: &RxFrame<'_>) -> Option<Self> {
-        let b = Bytes::<BASE_LEN>(frame.first_chunk()?);
+    fn parse(frame: &RxFrame<'_>) -> Option<Self> {
         Some(Self {
-            dst: b.u64::<0>() & ((1 << 48) - 1),
-            src: b.u64::<4>() >> 16,
-            dst_sid: b.u32::<16>(),
-            psn: Psn(b.u32::<20>()),
-            cack: Psn(b.u32::<24>()),
-            grant: b.u16::<28>(),
-            plen: b.u16::<30>(),
+            head: PlainHead::parse(frame)?,
+            dst_sid: u32::from_le_bytes(frame.chunk_at(16)?),
+            psn: Psn(u32::from_le_bytes(frame.chunk_at(20)?)),
+            cack: Psn(u32::from_le_bytes(frame.chunk_at(24)?)),
+            grant: u16::from_le_bytes(frame.chunk_at(28)?),
+            plen: u16::from_le_bytes(frame.chunk_at(30)?),
         })
     }
 
@@ -66,28 +64,15 @@ impl PlainBase {
         }
     }
 
-    /// Starts a head with the base of a packet of type `ty`, asking for an acknowledgement if `ar`.
+    /// Writes it, asking for an acknowledgement if `ar`.
     #[inline(always)]
-    fn head<const N: usize>(&self, ty: Ty, ar: bool) -> Bytes<N> {
-        let mut b = Bytes::<N>::ZERO;
-        // The upper two bytes of the first are written over by the second.
-        b.put64::<0>(self.dst);
-        b.put64::<6>(self.src);
-        b.set::<12, 4>((plain(ty, false) | if ar { u32::from(AR) } else { 0 }).to_be_bytes());
-        b.put32::<16>(self.dst_sid);
-        b.put32::<20>(self.psn.0);
-        b.put32::<24>(self.cack.0);
-        b.put16::<28>(self.grant);
-        b.put16::<30>(self.plen);
-        b
-    }
-
-    /// Addresses of a packet to `dst` from `src`; the rest is empty.
-    #[inline(always)]
-    pub fn between(dst: MacAddr, src: MacAddr) -> Self {
-        let none = Psn(0);
-        let (dst, src) = (mac_key(dst), mac_key(src));
-        Self { dst, src, dst_sid: 0, psn: none, cack: none, grant: 0, plen: 0 }
+    fn put(&self, ar: bool, out: &mut impl HeadOut) {
+        self.head.put(ar, out);
+        out.set::<16, 4>(self.dst_sid.to_le_bytes());
+        out.set::<20, 4>(self.psn.0.to_le_bytes());
+        out.set::<24, 4>(self.cack.0.to_le_bytes());
+        out.set::<28, 2>(self.grant.to_le_bytes());
+        out.set::<30, 2>(self.plen.to_le_bytes());
     }
 }
 
@@ -98,26 +83,29 @@ pub struct PlainAtomic {
     pub what: AtomicWhat,
     /// As in [`RemoteRange`](super::RemoteRange).
     pub addr: u64,
-    /// As in [`AtomicOp`], and so are the next two.
-    pub dst_op: u32,
-    /// See there.
-    pub dst_gen: u32,
-    /// See there.
-    pub offset: u32,
+}
+
+/// What an ATOMIC calls itself: the initiator's slot and its generation, and where in the result of
+/// the operation the old values belong, all as it stands in the header.
+#[derive(Clone, Copy, Debug)]
+pub struct Asked {
+    asked: u64,
+    offset: u32,
 }
 
 /// Of the header of an ATOMIC: the endpoint it is for, the key, flags, count, operation and type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AtomicWhat {
-    head: u64,
     rkey: u64,
+    /// Endpoint, flags and the reserved byte.
+    head: u32,
     /// Count, operation and type.
     kind: u32,
 }
 
 impl AtomicWhat {
     /// No header says this: a byte of it is reserved.
-    pub const NOTHING: Self = Self { head: u64::MAX, rkey: 0, kind: 0 };
+    pub const NOTHING: Self = Self { rkey: 0, head: u32::MAX, kind: 0 };
 
     /// A number for it that others are likely not to have.
     #[inline(always)]
@@ -127,30 +115,32 @@ impl AtomicWhat {
 }
 
 impl PlainAtomic {
-    /// Copies the header out and checks nothing. `None` if the frame is too short for one.
+    /// Copies base and header out, but for what [`Asked`] is, and checks nothing. `None` if the frame
+    /// is too short for them.
     #[inline(always)]
-    pub fn parse(frame: &RxFrame<'_>) -> Option<Self> {
+    pub fn parse(frame: &RxFrame<'_>) -> Option<(PlainBase, Self)> {
+        if frame.len() < AtomicOp::HEAD {
+            return None;
+        }
         // All but the number of the operation and the endpoint that it is from.
-        const ALIKE: u64 = u64::from_le_bytes([255, 255, 0, 0, 255, 255, 0, 0]);
-        let b = Bytes::<{ AtomicOp::LEN }>::op(frame).ok()?;
-        let what =
-            AtomicWhat { head: b.u64::<0>() & ALIKE, rkey: b.u64::<8>(), kind: b.u32::<32>() };
-        let (addr, offset) = (b.u64::<16>(), b.u32::<36>());
-        Some(Self { what, addr, dst_op: b.u32::<24>(), dst_gen: b.u32::<28>(), offset })
+        let dst_ep = u16::from_le_bytes(frame.chunk_at(BASE_LEN)?);
+        let flags = u16::from_le_bytes(frame.chunk_at(BASE_LEN + 4)?);
+        let head = u32::from(dst_ep) | u32::from(flags) << 16;
+        let rkey = u64::from_le_bytes(frame.chunk_at(BASE_LEN + 8)?);
+        let kind = u32::from_le_bytes(frame.chunk_at(BASE_LEN + 32)?);
+        let addr = u64::from_le_bytes(frame.chunk_at(BASE_LEN + 16)?);
+        Some((PlainBase::parse(frame)?, Self { what: AtomicWhat { rkey, head, kind }, addr }))
     }
 
-    /// The header, checked, but for the number of the operation and the endpoint that it is from.
-    /// `None` if something is wrong with it, or remote CQ data follows it.
+    /// The header, checked, but for how it calls itself and the endpoint that it is from. `None` if something is wrong with it, or remote CQ data follows it.
     pub fn checked(&self) -> Option<AtomicOp> {
         // From what was copied, since the frame may say something else by now.
         let mut b = Bytes::ZERO;
-        b.put64::<0>(self.what.head);
+        b.put16::<0>(self.what.head as u16);
+        b.put16::<4>((self.what.head >> 16) as u16);
         b.put64::<8>(self.what.rkey);
         b.put64::<16>(self.addr);
-        b.put32::<24>(self.dst_op);
-        b.put32::<28>(self.dst_gen);
         b.put32::<32>(self.what.kind);
-        b.put32::<36>(self.offset);
         match AtomicOp::of(&b) {
             Ok((op, false)) => Some(op),
             _ => None,
@@ -158,17 +148,38 @@ impl PlainAtomic {
     }
 }
 
+impl Asked {
+    /// Copies it out of the header of an ATOMIC. `None` if the frame is too short for one.
+    #[inline(always)]
+    pub fn parse(frame: &RxFrame<'_>) -> Option<Self> {
+        let asked = u64::from_le_bytes(frame.chunk_at(BASE_LEN + 24)?);
+        let offset = u32::from_le_bytes(frame.chunk_at(BASE_LEN + 36)?);
+        Some(Self { asked, offset })
+    }
+
+    /// The header of the answer.
+    #[inline(always)]
+    pub fn resp(&self) -> RespOp {
+        let (dst_op, dst_gen) = (self.asked as u32, (self.asked >> 32) as u32);
+        RespOp { dst_op, dst_gen, offset: self.offset, status: None }
+    }
+}
+
 impl AtomicOp {
     /// Bytes before the payload of an ATOMIC without remote CQ data.
     pub const HEAD: usize = BASE_LEN + Self::LEN;
 
-    /// A packet without remote CQ data, asking for an acknowledgement if `ar`, with room for `N`
-    /// bytes in all.
+    /// Writes the [`HEAD`](Self::HEAD) of a packet without remote CQ data, asking for an
+    /// acknowledgement if `ar`.
     #[inline(always)]
-    pub fn head<const N: usize>(&self, base: &PlainBase, ar: bool) -> [u8; N] {
-        let mut b = base.head::<N>(Ty::Atomic, ar);
-        b.set::<BASE_LEN, { Self::LEN }>(self.bytes().0);
-        b.0
+    pub fn put(&self, base: &PlainBase, ar: bool, out: &mut impl HeadOut) {
+        base.put(ar, out);
+        let [head, rkey, addr, asked, what] = self.words();
+        out.set::<32, 8>(head.to_le_bytes());
+        out.set::<40, 8>(rkey.to_le_bytes());
+        out.set::<48, 8>(addr.to_le_bytes());
+        out.set::<56, 8>(asked.to_le_bytes());
+        out.set::<64, 8>(what.to_le_bytes());
     }
 }
 
@@ -176,20 +187,27 @@ impl RespOp {
     /// Bytes before the payload of a RESP.
     pub const HEAD: usize = BASE_LEN + Self::LEN;
 
-    /// The slot and its generation that a RESP with all old values of an operation names. `None`
-    /// if it says anything else.
+    /// The base of a RESP with all old values of an operation, and the slot and its generation that
+    /// it names. `None` if it says anything else.
     #[inline(always)]
-    pub fn plain(frame: &RxFrame<'_>, base: &PlainBase) -> Option<(u32, u32)> {
-        let b = Bytes::<{ Self::LEN }>::op(frame).ok()?;
-        let whole = b.u64::<8>() == 0 && frame.len() >= Self::HEAD + usize::from(base.plen);
-        whole.then(|| (b.u32::<0>(), b.u32::<4>()))
+    pub fn plain(frame: &RxFrame<'_>) -> Option<(PlainBase, (u32, u32))> {
+        if frame.len() < Self::HEAD {
+            return None;
+        }
+        let base = PlainBase::parse(frame)?;
+        let rest = u64::from_le_bytes(frame.chunk_at(BASE_LEN + 8)?);
+        let w = u32::from_le_bytes(frame.chunk_at(BASE_LEN)?);
+        let generation = u32::from_le_bytes(frame.chunk_at(BASE_LEN + 4)?);
+        let whole = rest == 0 && frame.len() - Self::HEAD >= usize::from(base.plen);
+        whole.then_some((base, (w, generation)))
     }
 
-    /// As [`AtomicOp::head`].
+    /// As [`AtomicOp::put`].
     #[inline(always)]
-    pub fn head<const N: usize>(&self, base: &PlainBase, ar: bool) -> [u8; N] {
-        let mut b = base.head::<N>(Ty::Resp, ar);
-        b.set::<BASE_LEN, { Self::LEN }>(self.bytes().0);
-        b.0
+    pub fn put(&self, base: &PlainBase, ar: bool, out: &mut impl HeadOut) {
+        base.put(ar, out);
+        let [asked, rest] = self.words();
+        out.set::<32, 8>(asked.to_le_bytes());
+        out.set::<40, 8>(rest.to_le_bytes());
     }
 }

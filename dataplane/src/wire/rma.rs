@@ -48,14 +48,18 @@ impl RemoteRange {
 
     #[inline(always)]
     fn put<const N: usize>(&self, b: &mut Bytes<N>, flags: u8) {
-        let mut head = Bytes::<24>::ZERO;
-        head.put16::<0>(self.dst_ep);
-        head.put16::<2>(self.src_ep);
-        head.put8::<4>(flags | if self.last { LAST } else { 0 });
-        head.put16::<6>(self.seq);
-        head.put64::<8>(self.rkey);
-        head.put64::<16>(self.addr);
-        b.0[..24].copy_from_slice(&head.0);
+        let [head, rkey, addr] = self.words(flags);
+        b.0[..8].copy_from_slice(&head.to_le_bytes());
+        b.0[8..16].copy_from_slice(&rkey.to_le_bytes());
+        b.0[16..24].copy_from_slice(&addr.to_le_bytes());
+    }
+
+    /// The header's words.
+    #[inline(always)]
+    fn words(&self, flags: u8) -> [u64; 3] {
+        let flags = flags | if self.last { LAST } else { 0 };
+        let eps = u64::from(self.dst_ep) | u64::from(self.src_ep) << 16;
+        [eps | u64::from(flags) << 32 | u64::from(self.seq) << 48, self.rkey, self.addr]
     }
 
     /// The range and the other flags.
@@ -291,8 +295,17 @@ impl AtomicOp {
     }
 
     /// The header.
+    fn bytes(&self) -> Bytes<{ Self::LEN }> {
+        let mut b = Bytes::<{ Self::LEN }>::ZERO;
+        for (bytes, word) in b.0.chunks_exact_mut(8).zip(self.words()) {
+            bytes.copy_from_slice(&word.to_le_bytes());
+        }
+        b
+    }
+
+    /// The header's words.
     #[inline(always)]
-    pub(super) fn bytes(&self) -> Bytes<{ Self::LEN }> {
+    pub(super) fn words(&self) -> [u64; Self::LEN / 8] {
         let flag = |on: bool, bit: u8| if on { bit } else { 0 };
         let flags = flag(self.imm.is_some(), IMM)
             | flag(self.end, END)
@@ -300,15 +313,10 @@ impl AtomicOp {
             | flag(self.compare, COMPARE)
             | flag(self.tagged, TAGGED)
             | flag(self.void, VOID);
-        let mut b = Bytes::<{ Self::LEN }>::ZERO;
-        self.range.put(&mut b, flags);
-        b.put32::<24>(self.dst_op);
-        b.put32::<28>(self.dst_gen);
-        b.put16::<32>(self.count);
-        b.put8::<34>(self.op);
-        b.put8::<35>(self.ty);
-        b.put32::<36>(self.offset);
-        b
+        let [head, rkey, addr] = self.range.words(flags);
+        let asked = u64::from(self.dst_op) | u64::from(self.dst_gen) << 32;
+        let what = u64::from(self.count) | u64::from(self.op) << 16 | u64::from(self.ty) << 24;
+        [head, rkey, addr, asked, what | u64::from(self.offset) << 32]
     }
 
     /// Whether the ATOMIC whose header `bytes` starts with is answered.
@@ -380,13 +388,19 @@ impl RespOp {
     }
 
     /// The header.
-    #[inline(always)]
-    pub(super) fn bytes(&self) -> Bytes<{ Self::LEN }> {
+    fn bytes(&self) -> Bytes<{ Self::LEN }> {
+        let [asked, rest] = self.words();
         let mut b = Bytes::<{ Self::LEN }>::ZERO;
-        b.put32::<0>(self.dst_op);
-        b.put32::<4>(self.dst_gen);
-        b.put32::<8>(self.offset);
-        b.put16::<12>(self.status.map_or(0, |reason| reason as u16));
+        b.put64::<0>(asked);
+        b.put64::<8>(rest);
         b
+    }
+
+    /// The header's words.
+    #[inline(always)]
+    pub(super) fn words(&self) -> [u64; Self::LEN / 8] {
+        let status = self.status.map_or(0, |reason| reason as u64);
+        let asked = u64::from(self.dst_op) | u64::from(self.dst_gen) << 32;
+        [asked, u64::from(self.offset) | status << 32]
     }
 }

@@ -25,7 +25,7 @@ use thiserror::Error;
 
 pub use self::lock::{LocalLocks, WideLock};
 pub use self::process_lock::ProcessLocks;
-use super::span::{FEW, IoBuf};
+use super::{FEW, IoBuf};
 
 /// `enum fi_op`, with libfabric's numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -327,7 +327,7 @@ impl IoBuf {
     /// else changes: `operands` holds the operand and behind it the compare value. Returns the
     /// value before the operation. `None`, and nothing done, for another type or if anything is
     /// wrong.
-    #[inline]
+    #[inline(always)]
     pub fn atomic_word(
         &self,
         offset: usize,

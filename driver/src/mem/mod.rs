@@ -4,14 +4,16 @@ mod arena;
 pub mod atomic;
 mod copy;
 mod crc;
+mod few;
 mod scratch;
 mod span;
 
 pub use arena::{Arena, ArenaError, Block, Hugepages};
 pub(crate) use copy::{SHORT, copy_four, copy_inline, copy_inline_32, copy_short};
 pub(crate) use crc::crc32c_of_raw;
+pub use few::{FEW, Few};
 pub use scratch::Scratch;
-pub use span::{FEW, IOV_LIMIT, IoBuf, Span};
+pub use span::{IOV_LIMIT, IoBuf, Span};
 
 /// A large page of every architecture that has them.
 const LARGE_PAGE: usize = 2 << 20;

@@ -8,8 +8,7 @@ use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::{fmt, ptr, slice};
 
-/// Bytes that [`Span::read_few`] and `RxFrame::few_at` move at most.
-pub const FEW: usize = 16;
+use super::FEW;
 
 /// Most pieces that one operation's memory may have (`iov_limit`).
 pub const IOV_LIMIT: usize = 8;
@@ -66,17 +65,32 @@ impl Span {
         (a_in_b || b_in_a) && self.len > 0 && other.len > 0
     }
 
-    /// Copies all of it to the start of `dst`.
-    ///
-    /// # Panics
-    /// If it is longer.
+    /// All of it and zeros behind, as a little-endian number; `None` if it is longer than [`FEW`].
     #[inline(always)]
-    pub fn read_few(&self, dst: &mut [u8; FEW]) {
-        assert!(self.len <= FEW, "copy beyond a short buffer");
-        // SAFETY: all of the span is lent to be read; `dst` is an exclusive borrow, so it overlaps
-        // no lent memory, and has room (just checked).
-        unsafe { super::copy_inline(self.base, dst.as_mut_ptr(), self.len) }
+    pub fn few(&self) -> Option<u128> {
+        if self.len == size_of::<u64>() {
+            // SAFETY: all of the span is lent to be read, and has eight bytes.
+            let word = unsafe { self.base.cast::<[u8; 8]>().read_unaligned() };
+            return Some(u64::from_le_bytes(word).into());
+        }
+        // SAFETY: all of the span is lent to be read.
+        unsafe { few_odd(self.base, self.len) }
     }
+}
+
+/// [`Span::few`] for any length. (Not of a span, which would have to lie in memory for it.)
+///
+/// # Safety
+/// `len` bytes at `base` are readable.
+#[inline(never)]
+unsafe fn few_odd(base: *const u8, len: usize) -> Option<u128> {
+    let mut few = [0; FEW];
+    if len > FEW {
+        return None;
+    }
+    // SAFETY: the caller's promise; `few` is our own and has room.
+    unsafe { super::copy_inline(base, few.as_mut_ptr(), len) }
+    Some(u128::from_le_bytes(few))
 }
 
 /// The memory of one operation: 0 to [`IOV_LIMIT`] spans, used one after the other.
@@ -422,16 +436,26 @@ impl IoBuf {
 mod tests {
     use super::*;
 
-    /// Spans of two ranges overlap if a byte is in both, and few bytes are those of the span.
+    /// Few bytes are those of the span, with zeros behind them.
+    #[test]
+    fn few_bytes_are_those_of_the_span() {
+        let memory = Box::leak(Box::new([0xa5_u8; FEW + 4])).as_mut_ptr();
+        for len in 0..FEW + 4 {
+            // SAFETY: leaked memory stays mapped, nobody has a reference to it, and it is only read.
+            let few = unsafe { Span::from_raw(memory, len) }.few();
+            let mut want = [0; FEW];
+            want[..len.min(FEW)].fill(0xa5);
+            assert_eq!(few, (len <= FEW).then(|| u128::from_le_bytes(want)), "{len}");
+        }
+    }
+
+    /// Spans of two ranges overlap if a byte is in both.
     #[test]
     fn spans_overlap_where_a_byte_is_in_both() {
         let memory = Box::leak(Box::new([0_u8; 12])).as_mut_ptr();
         // SAFETY: leaked memory stays mapped, nobody has a reference to it, and it is only read.
         let span = |at, len| unsafe { Span::from_raw(memory.add(at), len) };
         for (a, a_len) in (0..8).flat_map(|a| (0..5).map(move |len| (a, len))) {
-            let mut few = [9; FEW];
-            span(a, a_len).read_few(&mut few);
-            assert_eq!(few.iter().filter(|&&b| b == 0).count(), a_len);
             for (b, b_len) in (0..8).flat_map(|b| (0..5).map(move |len| (b, len))) {
                 let both = (a..a + a_len).any(|byte| (b..b + b_len).contains(&byte));
                 assert_eq!(span(a, a_len).overlaps(&span(b, b_len)), both, "{a} {b}");

@@ -58,10 +58,12 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use crate::clock::{monotonic_ns, now_ns};
-use crate::frame::{ETH_HDR_LEN, RxFrame, TxFrame};
-use crate::mem::{IoBuf, SHORT, copy_inline, prefetch};
+use crate::frame::{ETH_HDR_LEN, FillHead, RxFrame, ShortHead, TxFrame};
+use crate::mem::{Few, IoBuf, SHORT, copy_inline, prefetch};
 use crate::open::OpenError;
-use crate::port::{MacAddr, Port, PortCaps, PortCounters, PortGone, PortWaiter, RxSink, Tx};
+use crate::port::{
+    MacAddr, Port, PortCaps, PortCounters, PortGone, PortWaiter, RxSink, ShortTx, Tx,
+};
 use crate::ring::{Consumer, GRANULE, NoRoom, Producer, RingMem, Taken, WORD_LEN};
 use layout::{Layout, MEMBERS_MAX};
 use segment::{BELL, CLOSED, RawRing, STATION, WATCH, is_monitor};
@@ -396,25 +398,6 @@ impl Drop for ShmPort {
     }
 }
 
-/// Writes the first `H` bytes of a frame. (A function, unlike a closure, is inlined if it says so.)
-pub trait FillHead<const H: usize> {
-    /// Writes all of them.
-    fn fill(&self, out: &mut ShortHead<H>);
-}
-
-/// The first `H` bytes of a frame that is being written where it goes.
-pub struct ShortHead<const H: usize>(*mut u8);
-
-impl<const H: usize> ShortHead<H> {
-    /// Writes `W` bytes at `AT`; outside of the head does not compile.
-    #[inline(always)]
-    pub fn set<const AT: usize, const W: usize>(&mut self, bytes: [u8; W]) {
-        const { assert!(AT + W <= H) };
-        // SAFETY: inside the `H` bytes that whoever made this has room for.
-        unsafe { self.0.add(AT).cast::<[u8; W]>().write_unaligned(bytes) }
-    }
-}
-
 /// What became of a frame offered to one member.
 enum Pushed {
     Sent,
@@ -511,32 +494,37 @@ impl ShmPort {
         head: &impl FillHead<H>,
     ) -> bool {
         let len = body.len();
+        let Some(from) = body.in_one_piece(0, len) else { return false };
+        let frame_len = H + word.map_or(0, |_| size_of::<u64>()) + len;
+        self.push_made(dst, frame_len, head, &WordAndBody { word, from, len })
+    }
+
+    /// Sends a frame of `len` bytes, of which `head` writes the first `H` and `rest` the others.
+    #[inline(always)]
+    fn push_made<const H: usize>(
+        &mut self,
+        dst: u64,
+        len: usize,
+        head: &impl FillHead<H>,
+        rest: &impl Rest,
+    ) -> bool {
         let Some(out) = self.outs.get_mut(self.last.to) else { return false };
         // SAFETY: as in `push`.
         let (rx_open, sleeping) = unsafe { (&*out.rx_open, &*out.sleeping) };
-        let frame_len = H + word.map_or(0, |_| size_of::<u64>()) + len;
-        if dst != self.last.key || rx_open.load(Relaxed) != WATCH || frame_len > self.short_max {
+        if dst != self.last.key || rx_open.load(Relaxed) != WATCH || len > self.short_max {
             return false;
         }
-        let Some(from) = body.in_one_piece(0, len) else { return false };
-        let Some(place) = out.ring.claim_ahead(frame_len) else { return false };
+        let Some(place) = out.ring.claim_ahead(len) else { return false };
         let to = out.ring.mem().at(place.frame_pos());
-        // SAFETY: as in `push`, by `claim_ahead`: `frame_len` bytes, which is `H`, 8 if there is a
-        // word, and `len`, which is no more than `SHORT` (`short_max`) and as many as `from` has.
-        // From the end to the start, as in `copy_short_to_raw`.
+        // SAFETY: as in `push`, by `claim_ahead`: `len` bytes, no more than `SHORT` (`short_max`), of
+        // which `H` are the head's. From the end to the start, as in `copy_short_to_raw`.
         unsafe {
-            let at = to.add(frame_len - len);
-            if len > 0 {
-                copy_inline(from, at, len);
-            }
-            if let Some(word) = word {
-                to.add(H).cast::<[u8; 8]>().write_unaligned(word.to_le_bytes());
-            }
+            rest.fill(to.add(H));
+            head.fill(&mut ShortHead::at(to));
         }
-        head.fill(&mut ShortHead(to));
         out.ring.commit_ahead(place);
         self.counters.tx_frames += 1;
-        self.counters.tx_bytes += frame_len as u64;
+        self.counters.tx_bytes += len as u64;
         // May be answered before the frame is visible, as in `push`.
         if sleeping.load(Relaxed) != 0 {
             self.sleepers |= 1 << (self.last.to & 63);
@@ -786,6 +774,64 @@ impl ShmPort {
     }
 }
 
+impl ShortTx for ShmPort {
+    #[inline(always)]
+    fn tx_few<const H: usize>(&mut self, dst: u64, head: &impl FillHead<H>, few: Few) -> bool {
+        self.push_made(dst, H + few.len(), head, &few)
+    }
+}
+
+/// What follows the head of a short frame. (Not a closure, which would be called.)
+trait Rest {
+    /// Writes it.
+    ///
+    /// # Safety
+    /// As many bytes as it has are writable at `to`, and they are no more than [`SHORT`].
+    unsafe fn fill(&self, to: *mut u8);
+}
+
+impl Rest for Few {
+    #[inline(always)]
+    unsafe fn fill(&self, to: *mut u8) {
+        // SAFETY: passed on.
+        unsafe { self.write_to(to) }
+    }
+}
+
+/// A word, if there is one, and behind it `len` readable bytes from `from`.
+struct WordAndBody {
+    word: Option<u64>,
+    from: *const u8,
+    len: usize,
+}
+
+impl Rest for WordAndBody {
+    #[inline(always)]
+    unsafe fn fill(&self, to: *mut u8) {
+        // SAFETY: 8 bytes if there is a word, and behind them `len`.
+        unsafe {
+            if self.len > 0 {
+                let at = to.add(self.word.map_or(0, |_| size_of::<u64>()));
+                copy_inline(self.from, at, self.len);
+            }
+            if let Some(word) = self.word {
+                to.cast::<[u8; 8]>().write_unaligned(word.to_le_bytes());
+            }
+        }
+    }
+}
+
+/// The sending side of a port that lends a frame. (Not the port itself, which could be exchanged
+/// for another while its memory is lent.)
+struct Back<'a>(&'a mut ShmPort);
+
+impl ShortTx for Back<'_> {
+    #[inline(always)]
+    fn tx_few<const H: usize>(&mut self, dst: u64, head: &impl FillHead<H>, few: Few) -> bool {
+        self.0.tx_few(dst, head, few)
+    }
+}
+
 /// What was found in a ring.
 enum Gathered {
     Nothing,
@@ -830,21 +876,25 @@ impl ShmPort {
     /// sender has just written there, so to look is a cache miss that the answer to this frame
     /// would wait for. After a poll with one it does, and the next poll takes a burst.
     #[inline(always)]
-    fn one(&mut self, sink: &mut (impl RxSink + ?Sized)) -> bool {
-        let watch = &mut self.watches[0];
-        let Some(from) = self.ins.get_mut(watch.sender) else { return false };
+    fn one(&mut self, sink: &mut impl RxSink) -> bool {
+        let sender = self.watches[0].sender;
+        let Some(from) = self.ins.get_mut(sender) else { return false };
         let Taken::Frame { pos, len } = from.ring.take_plain() else { return false };
         let base = from.ring.mem().at(pos).cast_const();
+        let from = &raw mut *from;
         // SAFETY: as in `burst`.
-        sink.frame(&unsafe { RxFrame::from_raw(base, len) });
+        sink.frame_with(&unsafe { RxFrame::from_raw(base, len) }, &mut Back(self));
+        // SAFETY: it lies behind `ins`, of which nothing is touched to send (`Back`).
+        let from = unsafe { &mut *from };
         from.ring.release();
         let next = from.ring.mem().word_at(from.ring.pos());
+        let watch = &mut self.watches[0];
         if self.polls.wrapping_sub(watch.last_poll) == 1 {
             self.in_bulk = from.ring.pending();
         }
         (watch.next, watch.last_poll) = (next, self.polls);
         // Relaxed: a hint for sleepers.
-        self.shared.next_at[watch.sender & 63].store(next.cast_mut(), Relaxed);
+        self.shared.next_at[sender & 63].store(next.cast_mut(), Relaxed);
         self.counters.rx_frames += 1;
         self.counters.rx_bytes += len as u64;
         true
@@ -1074,16 +1124,6 @@ impl Port for ShmPort {
             return Ok(Tx::Sent);
         }
         self.tx_any(frame)
-    }
-
-    fn tx_at_once(&mut self, frame: &[u8]) -> bool {
-        let (len, frame) = (frame.len(), TxFrame::whole(frame));
-        let is_short = frame.is_usual() && len <= self.short_max;
-        let sent = is_short && self.push_ahead(&frame, len, (std::ptr::null(), 0));
-        if self.sleepers != 0 {
-            self.wake_sleepers();
-        }
-        sent
     }
 
     fn flush(&mut self) -> Result<(), PortGone> {

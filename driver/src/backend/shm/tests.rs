@@ -61,29 +61,43 @@ fn every_length_arrives_whole_and_in_order() {
     assert_eq!(b.counters().rx_bytes, a.counters().tx_bytes);
 }
 
-/// Frames that are sent at once arrive as others do, whole and in their order; what cannot be sent
-/// so is not sent at all.
+/// An Ethernet header.
+struct Eth([u8; ETH_HDR_LEN]);
+
+impl FillHead<ETH_HDR_LEN> for Eth {
+    fn fill(&self, out: &mut ShortHead<ETH_HDR_LEN>) {
+        out.set::<0, ETH_HDR_LEN>(self.0);
+    }
+}
+
+/// Sends few bytes to `to` by the short way, and says whether it did and what they were.
+fn send_few(tx: &mut impl ShortTx, to: MacAddr, few: Few) -> (bool, Vec<u8>) {
+    let mut head = [7; ETH_HDR_LEN];
+    head[..6].copy_from_slice(&to.0);
+    let sent = tx.tx_few(key_of(&to.0), &Eth(head), few);
+    (sent, few.to_bytes()[..few.len()].to_vec())
+}
+
+/// Few bytes that are sent at once arrive as others do, whole and in their order; what cannot be
+/// sent so is not sent at all.
 #[test]
 fn frames_sent_at_once_arrive_like_others() {
     let settings = fresh();
     let (mut a, mut b) = (open(&settings), open(&settings));
-    let (to, from) = (b.caps().mac, a.caps().mac);
-    let at_once = |a: &mut ShmPort, len: usize| {
-        let payload: Vec<u8> = (0..len).map(|j| (len * 7 + j) as u8).collect();
-        (a.tx_at_once(&frame_to(to, from, &payload)), payload)
-    };
-    assert!(!at_once(&mut a, 60).0, "nobody knows the way");
+    let to = b.caps().mac;
+    assert!(!send_few(&mut a, to, Few::NONE).0, "nobody knows the way");
     let (mut fast, mut want) = (0, Vec::new());
-    for round in 0..20 {
-        for len in 0..200 {
-            let (sent, payload) = at_once(&mut a, len);
-            let fits = (32..=SHORT).contains(&(ETH_HDR_LEN + len));
-            assert!(fits || !sent, "{len} bytes");
-            fast += usize::from(sent);
-            if !sent {
-                assert_eq!(send(&mut a, to, &payload), Tx::Sent);
+    for round in 0..100_u128 {
+        for len in 0..=16 {
+            let bytes = (u128::MAX / (round + 3)).checked_shr(128 - 8 * len as u32).unwrap_or(0);
+            for few in [Few::one(bytes, len), Few::pair(bytes, bytes / 3, len)] {
+                let (sent, payload) = send_few(&mut a, to, few);
+                fast += usize::from(sent);
+                if !sent {
+                    assert_eq!(send(&mut a, to, &payload), Tx::Sent);
+                }
+                want.push(payload);
             }
-            want.push(payload);
         }
         if round % 3 == 0 {
             assert!(drain(&mut b) == std::mem::take(&mut want), "round {round}");
@@ -93,6 +107,48 @@ fn frames_sent_at_once_arrive_like_others() {
     assert!(fast > 1000, "{fast} were sent at once");
     assert_eq!(b.counters().rx_frames, a.counters().tx_frames);
     assert_eq!(b.counters().rx_bytes, a.counters().tx_bytes);
+}
+
+/// A frame that comes alone can be answered while it is lent, and what it says stays until then.
+#[test]
+fn a_lent_frame_can_be_answered() {
+    struct Echo {
+        to: MacAddr,
+        answered: usize,
+    }
+    impl RxSink for Echo {
+        fn frame(&mut self, _: &RxFrame<'_>) {}
+
+        fn frame_with(&mut self, frame: &RxFrame<'_>, back: &mut impl ShortTx) {
+            let word = |frame: &RxFrame<'_>| frame.chunk_at::<8>(ETH_HDR_LEN).unwrap();
+            let asked = word(frame);
+            let few = Few::one(u64::from_le_bytes(asked).into(), 8);
+            self.answered += usize::from(send_few(back, self.to, few).0);
+            assert_eq!(word(frame), asked);
+        }
+    }
+    let settings = fresh();
+    let (mut a, mut b) = (open(&settings), open(&settings));
+    let (to, back) = (b.caps().mac, a.caps().mac);
+    // Both ways are known and watched.
+    for _ in 0..2 {
+        assert_eq!(send(&mut a, to, &[]), Tx::Sent);
+        assert_eq!(send(&mut b, back, &[]), Tx::Sent);
+        drain(&mut a);
+        drain(&mut b);
+    }
+    let mut echo = Echo { to: back, answered: 0 };
+    for i in 0..1000_u64 {
+        assert_eq!(send(&mut a, to, &i.to_le_bytes()), Tx::Sent);
+        let before = echo.answered;
+        while b.receive(7, &mut echo) == 0 {}
+        if echo.answered > before {
+            assert_eq!(drain(&mut a), [i.to_le_bytes()]);
+        }
+        // Two frames in a row would be taken as a burst.
+        assert_eq!(b.receive(7, &mut echo), 0);
+    }
+    assert!(echo.answered > 900, "{}", echo.answered);
 }
 
 #[test]

@@ -1,0 +1,120 @@
+//! Few bytes, in registers.
+
+use super::copy_inline;
+
+/// Bytes that [`Span::few`](super::Span::few) and `RxFrame::few_at` copy at most.
+pub const FEW: usize = 16;
+
+/// Up to [`MAX`](Self::MAX) bytes: what follows the head of a short frame. As numbers and not as an
+/// array, so that they need not lie in memory before they are where they go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Few {
+    first: u128,
+    second: u128,
+    len: usize,
+}
+
+impl Few {
+    /// Most bytes.
+    pub const MAX: usize = 2 * FEW;
+
+    /// No bytes.
+    pub const NONE: Self = Self { first: 0, second: 0, len: 0 };
+
+    /// The lower `len` bytes of `bytes`, little-endian, at most [`FEW`]; those above are 0.
+    #[inline(always)]
+    pub const fn one(bytes: u128, len: usize) -> Self {
+        Self { first: bytes, second: 0, len: if len < FEW { len } else { FEW } }
+    }
+
+    /// As [`one`](Self::one) twice, one behind the other.
+    #[inline(always)]
+    pub const fn pair(a: u128, b: u128, len: usize) -> Self {
+        match len {
+            8 => Self { first: a | b << 64, second: 0, len: 16 },
+            0 => Self::NONE,
+            1..FEW => {
+                let bits = 8 * len as u32;
+                Self { first: a | b << bits, second: b >> (128 - bits), len: 2 * len }
+            }
+            _ => Self { first: a, second: b, len: Self::MAX },
+        }
+    }
+
+    /// How many there are.
+    #[inline(always)]
+    pub const fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there is none.
+    pub const fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// All of them, and zeros behind.
+    pub fn to_bytes(&self) -> [u8; Self::MAX] {
+        let mut bytes = [0; Self::MAX];
+        let (first, second) = bytes.split_at_mut(FEW);
+        first.copy_from_slice(&self.first.to_le_bytes());
+        second.copy_from_slice(&self.second.to_le_bytes());
+        bytes
+    }
+
+    /// Writes all of them to `to`.
+    ///
+    /// # Safety
+    /// As many bytes are writable at `to`. Others may read them meanwhile.
+    #[inline(always)]
+    pub(crate) unsafe fn write_to(self, to: *mut u8) {
+        // SAFETY: 8 or 16 bytes if there are as many, else passed on.
+        unsafe {
+            match self.len {
+                0 => {}
+                8 => to.cast::<[u8; 8]>().write_unaligned((self.first as u64).to_le_bytes()),
+                16 => to.cast::<[u8; 16]>().write_unaligned(self.first.to_le_bytes()),
+                _ => self.write_odd(to),
+            }
+        }
+    }
+
+    /// # Safety
+    /// As [`write_to`](Self::write_to).
+    #[inline(never)]
+    unsafe fn write_odd(self, to: *mut u8) {
+        // SAFETY: `len` is at most the length of the array (`one`, `pair`), which is ours alone.
+        unsafe { copy_inline(self.to_bytes().as_ptr(), to, self.len) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every length of one and of two pieces against arrays, with guards on both sides.
+    #[test]
+    fn few_bytes_are_written_as_they_are() {
+        let source: Vec<u8> = (1..=2 * FEW as u8).collect();
+        let number = |bytes: &[u8]| {
+            let mut all = [0; FEW];
+            all[..bytes.len()].copy_from_slice(bytes);
+            u128::from_le_bytes(all)
+        };
+        for len in 0..=FEW {
+            let (a, b) = (&source[..len], &source[FEW..FEW + len]);
+            let pair = [a, b].concat();
+            let cases =
+                [(Few::one(number(a), len), a), (Few::pair(number(a), number(b), len), &pair)];
+            for (few, want) in cases {
+                assert_eq!((few.len(), few.is_empty()), (want.len(), want.is_empty()));
+                assert_eq!(few.to_bytes()[..few.len()], *want);
+                let mut memory = [0xee_u8; Few::MAX + 2];
+                // SAFETY: `MAX` bytes behind the first one are in the array.
+                unsafe { few.write_to(memory.as_mut_ptr().add(1)) };
+                assert_eq!(memory[1..=want.len()], *want);
+                assert!(memory[0] == 0xee && memory[1 + want.len()..].iter().all(|&b| b == 0xee));
+            }
+        }
+        assert_eq!(Few::one(0, FEW + 1).len(), FEW);
+    }
+}
