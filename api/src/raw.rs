@@ -509,6 +509,7 @@ impl RawEndpoint {
     /// # Safety
     /// The [promise](self) of the file: operands and compare values are read until the call
     /// returns, results are written until the operation has completed.
+    #[inline(always)]
     pub unsafe fn atomic(&self, call: RawAtomic<'_>) -> Result<()> {
         // SAFETY: the caller's promise is the same.
         unsafe { self.atomicmsg(call, self.rma_op_flags()) }
@@ -521,31 +522,67 @@ impl RawEndpoint {
     ///
     /// # Safety
     /// As [`atomic`](Self::atomic).
-    #[inline]
+    #[inline(always)]
     pub unsafe fn atomicmsg(&self, call: RawAtomic<'_>, flags: OpFlags) -> Result<()> {
-        // SAFETY: the caller's promise is the same.
-        if unsafe { self.atomic_now(&call, flags)? } {
+        let RawAtomic { kind, what, operands, compares, results, dest, rma_iov, data, context } =
+            call;
+        let lists = (in_one_piece(operands), in_one_piece(compares), in_one_piece(results));
+        let (&[range], (Some(operand), Some(compare), Some(result))) = (rma_iov, lists) else {
+            let lists = [operands, compares, results];
+            // SAFETY: the caller's promise is the same.
+            return unsafe {
+                self.atomic_long((kind, what), lists, (dest, rma_iov), (data, context), flags)
+            };
+        };
+        let mut core = self.dom.enter()?;
+        // SAFETY: the caller's promise is that of `from_raw`, for each of the three.
+        let lend = |one: IoVec| unsafe { Span::from_raw(one.base, one.len) };
+        let mut req = ShortAtomic {
+            kind,
+            op: what.op,
+            ty: what.datatype,
+            operand: &lend(operand),
+            compare: &lend(compare),
+            result: &mut IoBuf::one(lend(result)),
+            dest: self.to(dest),
+            range,
+            context,
+            flags,
+        };
+        if kind != AtomicKind::Base && core.engine.atomic_now(self.id, &mut req) {
+            core.posted(&self.dom);
+            core.leave();
             return Ok(());
         }
-        // SAFETY: as above.
-        unsafe { self.atomic_long(&call, flags) }
+        drop(core);
+        // In pieces put together anew, as in `send_one`.
+        let lists: [&[IoVec]; 3] = [&[operand], &[compare], &[result]];
+        let remote = (dest, &[range][..]);
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.atomic_long((kind, what), lists, remote, (data, context), flags) }
     }
 
-    /// What [`atomic_now`](Self::atomic_now) leaves.
+    /// The rest of [`atomicmsg`](Self::atomicmsg).
     ///
     /// # Safety
     /// As [`atomic`](Self::atomic).
     #[inline(never)]
-    unsafe fn atomic_long(&self, call: &RawAtomic<'_>, flags: OpFlags) -> Result<()> {
+    unsafe fn atomic_long(
+        &self,
+        (kind, what): (AtomicKind, What),
+        [operands, compares, results]: [&[IoVec]; 3],
+        (dest, rma_iov): (FiAddr, &[RmaIov]),
+        (data, context): (u64, u64),
+        flags: OpFlags,
+    ) -> Result<()> {
         // SAFETY: the caller's promise is the same, for each of the three.
-        let operand = unsafe { io(call.operands)? };
+        let operand = unsafe { io(operands)? };
         // SAFETY: as above.
-        let compare = unsafe { io(call.compares)? };
+        let compare = unsafe { io(compares)? };
         // SAFETY: as above.
-        let result = unsafe { io(call.results)? };
-        let RawAtomic { kind, what, dest, data, context, .. } = *call;
+        let result = unsafe { io(results)? };
         let dest = self.to(dest);
-        let (op, ty, rma, no_completion) = (what.op, what.datatype, list(call.rma_iov)?, false);
+        let (op, ty, rma, no_completion) = (what.op, what.datatype, list(rma_iov)?, false);
         let req = AtomicReq {
             kind,
             op,
@@ -564,46 +601,6 @@ impl RawEndpoint {
         let posted = core.engine.post_atomic(self.id, req);
         core.posted(&self.dom);
         posted
-    }
-
-    /// Posts an operation that fetches from one range to memory in one piece, if it can leave at
-    /// once. Not by `post_atomic`: a request that has left need not be put together.
-    ///
-    /// # Safety
-    /// As [`atomic`](Self::atomic).
-    #[inline(always)]
-    unsafe fn atomic_now(&self, call: &RawAtomic<'_>, flags: OpFlags) -> Result<bool> {
-        let &RawAtomic { kind, what, dest, context, rma_iov: [range], .. } = call else {
-            return Ok(false);
-        };
-        // SAFETY: the caller's promise, for each of the three.
-        let one = |list: &[IoVec]| unsafe { in_one_piece(list) };
-        let Some(operand) = one(call.operands) else { return Ok(false) };
-        let Some(compare) = one(call.compares) else { return Ok(false) };
-        let Some(result) = one(call.results) else { return Ok(false) };
-        if kind == AtomicKind::Base {
-            return Ok(false);
-        }
-        let mut result = IoBuf::one(result);
-        let mut req = ShortAtomic {
-            kind,
-            op: what.op,
-            ty: what.datatype,
-            operand: &operand,
-            compare: &compare,
-            result: &mut result,
-            dest: self.to(dest),
-            range: *range,
-            context,
-            flags,
-        };
-        let mut core = self.dom.enter()?;
-        let posted = core.engine.atomic_now(self.id, &mut req);
-        if posted {
-            core.posted(&self.dom);
-        }
-        core.leave();
-        Ok(posted)
     }
 
     /// `fi_inject_atomic`.
@@ -756,16 +753,12 @@ unsafe fn io(iov: &[IoVec]) -> Result<IoBuf> {
     Ok(buf)
 }
 
-/// Lends a list of at most one piece.
-///
-/// # Safety
-/// As [`io`].
+/// A list of at most one piece as a piece.
 #[inline(always)]
-unsafe fn in_one_piece(iov: &[IoVec]) -> Option<Span> {
-    match iov {
-        [] => Some(Span::EMPTY),
-        // SAFETY: the caller's promise is that of `from_raw`.
-        [one] => Some(unsafe { Span::from_raw(one.base, one.len) }),
+fn in_one_piece(iov: &[IoVec]) -> Option<IoVec> {
+    match *iov {
+        [] => Some(IoVec::EMPTY),
+        [one] => Some(one),
         _ => None,
     }
 }

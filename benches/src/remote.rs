@@ -98,8 +98,29 @@ impl RemoteEnd {
         unsafe { self.ep.read(call) }.is_ok()
     }
 
+    /// Adds the word at place 0 to that at the peer's place 0, and fetches what that was to behind
+    /// the operands and compare values of [`atomic`](Self::atomic).
+    #[inline(always)]
+    pub fn fadd(&mut self) -> bool {
+        let (operands, results) = ([self.iov(0, 8)], [self.iov(2 * (32 << 10), 8)]);
+        let call = RawAtomic {
+            kind: AtomicKind::Fetch,
+            what: What::new(AtomicOp::Sum, Datatype::Uint64),
+            operands: &operands,
+            compares: &[],
+            results: &results,
+            dest: self.peer,
+            rma_iov: &[RmaIov { addr: 0, len: 1, key: KEY }],
+            data: 0,
+            context: 0,
+        };
+        // SAFETY: as in `recv`.
+        unsafe { self.ep.atomic(call) }.is_ok()
+    }
+
     /// Changes `count` elements at the peer's place 0. Operands, compare values and results lie
     /// here one behind the other, 32 KiB apart.
+    #[inline(never)]
     pub fn atomic(
         &mut self,
         (kind, op, ty): (AtomicKind, AtomicOp, Datatype),

@@ -62,8 +62,8 @@ fn run_case(case: &str, count: u64) -> Made<()> {
     let mut pair = pair(&spec)?;
     match case {
         "fadd-u64" => {
-            repeat(&mut pair, FADD, 1, WARM_UP)?;
-            steady(|| repeat(&mut pair, FADD, 1, count))
+            fadds(&mut pair, WARM_UP)?;
+            steady(|| fadds(&mut pair, count))
         }
         "message-64B" => {
             messages(&mut pair, WARM_UP)?;
@@ -87,14 +87,30 @@ fn pair(spec: &str) -> Made<[RemoteEnd; 2]> {
 /// One operation after the other, from the first to the second end.
 #[inline(never)]
 fn repeat(
-    [a, b]: &mut [RemoteEnd; 2],
+    pair: &mut [RemoteEnd; 2],
     what: (AtomicKind, AtomicOp, Datatype),
     elements: usize,
     count: u64,
 ) -> Made<()> {
+    each(pair, count, |end| end.atomic(what, elements))
+}
+
+/// One fetch-and-add after the other.
+#[inline(never)]
+fn fadds(pair: &mut [RemoteEnd; 2], count: u64) -> Made<()> {
+    each(pair, count, RemoteEnd::fadd)
+}
+
+/// One operation that `post` posts after the other, to its completion.
+#[inline(always)]
+fn each(
+    [a, b]: &mut [RemoteEnd; 2],
+    count: u64,
+    mut post: impl FnMut(&mut RemoteEnd) -> bool,
+) -> Made<()> {
     for _ in 0..count {
-        if !a.atomic(what, elements) {
-            return Err(format!("{what:?} refused"));
+        if !post(a) {
+            return Err("refused".to_owned());
         }
         let mut turns = 0;
         loop {
@@ -104,7 +120,7 @@ fn repeat(
             }
             turns += 1;
             if turns > 100_000_000 {
-                return Err(format!("{what:?} never completes"));
+                return Err("an operation never completes".to_owned());
             }
         }
     }
