@@ -10,6 +10,7 @@ use barewire_driver::mem::IoBuf;
 use crate::arena::Buf;
 use crate::caller::{App, Peer, View};
 use crate::ledger::Violation;
+use crate::net::Egress;
 use crate::remote::{Act, Part, Region, Remote, Words};
 
 /// What an endpoint needs for all of this.
@@ -254,7 +255,7 @@ impl App {
             Some(what) => {
                 let (operand, operands) = self.lent(&call.out)?;
                 let (compare, compares) = self.lent(&call.compare)?;
-                let req = AtomicReq {
+                let mut req = AtomicReq {
                     operand: operands,
                     compare: compares,
                     result: io,
@@ -266,7 +267,12 @@ impl App {
                     no_completion,
                     ..atomic_req(what)
                 };
-                let answer = node.post_atomic(v.now, ep, req);
+                let mut out = Egress { net: v.net, from: v.host, full: false, no_route: false };
+                let left = self.rng.chance(0.5)
+                    && req.short().is_some_and(|mut short| {
+                        node.atomic_now(ep, &mut short, &mut out, || v.now)
+                    });
+                let answer = if left { Ok(()) } else { node.post_atomic(v.now, ep, req) };
                 // Both are the application's again: what is sent must be copies.
                 self.arena.give(operand)?;
                 self.arena.give(compare)?;

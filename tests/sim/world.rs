@@ -284,9 +284,18 @@ impl World {
         for &frame in h.rx.iter().take(taken) {
             life.node.prefetch(&RxFrame::new(self.net.frame(frame)));
         }
-        for frame in h.rx.drain(..taken) {
-            life.node.on_frame(now, &RxFrame::new(self.net.frame(frame)));
+        if let (1, Some(&frame)) = (taken, h.rx.front()) {
+            // A port that lends one frame alone may let it be answered at once.
+            let bytes = self.net.frame(frame).to_vec();
+            let mut out = Egress { net: &mut self.net, from: host, full: false, no_route: false };
+            life.node.on_frame_with(now, &RxFrame::new(&bytes), &mut out);
             self.net.consumed(host, frame);
+            h.rx.pop_front();
+        } else {
+            for frame in h.rx.drain(..taken) {
+                life.node.on_frame(now, &RxFrame::new(self.net.frame(frame)));
+                self.net.consumed(host, frame);
+            }
         }
         let mut out = Egress { net: &mut self.net, from: host, full: false, no_route: false };
         let sent = life.node.transmit(now, &mut out);
