@@ -109,16 +109,6 @@ impl Fetch {
     pub(crate) const NONE: Self =
         Self { op: 0, ty: 0, count: 0, kind: AtomicKind::Fetch, bytes: 0, operand: 0, compare: 0 };
 
-    /// Of `req`, if it is right and short.
-    #[inline(never)]
-    fn of((kind, op, ty, count): (AtomicKind, u32, u32, u64)) -> Option<Self> {
-        let (what, datatype) = valid_pair(kind, op, ty).ok()?;
-        let bytes = checked_len(datatype, count).ok().filter(|&bytes| bytes <= Job::SHORT)?;
-        let operand = if what == atomic::AtomicOp::Read { 0 } else { bytes };
-        let compare = if kind == AtomicKind::Compare { bytes } else { 0 };
-        Some(Self { op, ty, count, kind, bytes, operand, compare })
-    }
-
     /// Whether `req` is alike.
     #[inline(always)]
     fn is_of(&self, req: &ShortAtomic<'_>) -> bool {
@@ -126,6 +116,23 @@ impl Fetch {
             && self.ty == req.ty
             && self.count == req.range.len
             && self.kind == req.kind
+    }
+
+    /// Becomes that of `req`. False, and nothing changed, if that is wrong or not short.
+    #[inline(always)]
+    fn renew(&mut self, req: &ShortAtomic<'_>) -> bool {
+        let found = Self::of((req.kind, req.op, req.ty, req.range.len));
+        *self = found.unwrap_or(*self);
+        found.is_some()
+    }
+
+    #[inline(never)]
+    fn of((kind, op, ty, count): (AtomicKind, u32, u32, u64)) -> Option<Self> {
+        let (what, datatype) = valid_pair(kind, op, ty).ok()?;
+        let bytes = checked_len(datatype, count).ok().filter(|&bytes| bytes <= Job::SHORT)?;
+        let operand = if what == atomic::AtomicOp::Read { 0 } else { bytes };
+        let compare = if kind == AtomicKind::Compare { bytes } else { 0 };
+        Some(Self { op, ty, count, kind, bytes, operand, compare })
     }
 }
 
@@ -231,13 +238,7 @@ impl Node {
         if !ep.may_fetch || ep.tx_used >= ep.tx_size {
             return false;
         }
-        if !ep.fetch.is_of(req) {
-            let Some(fetch) = Fetch::of((req.kind, req.op, req.ty, req.range.len)) else {
-                return false;
-            };
-            ep.fetch = fetch;
-        }
-        if !req.fits(&ep.fetch) {
+        if !ep.fetch.is_of(req) && !ep.fetch.renew(req) || !req.fits(&ep.fetch) {
             return false;
         }
         if ep.route.dest != req.dest {

@@ -145,7 +145,7 @@ impl Pair {
                         let End { node, out, .. } = &mut self.ends[1 - i];
                         let frame = RxFrame::new(&bytes);
                         // With or without a way to answer at once.
-                        if self.short.is_some() && drawn(self.frames) % 2 == 0 {
+                        if self.short.is_some() && drawn(self.frames).is_multiple_of(2) {
                             node.on_frame_with(self.now, &frame, &mut sink(out));
                         } else {
                             node.on_frame(self.now, &frame);

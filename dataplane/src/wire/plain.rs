@@ -115,8 +115,8 @@ impl AtomicWhat {
 }
 
 impl PlainAtomic {
-    /// Copies base and header out, but for what [`Asked`] is, and checks nothing. `None` if the frame
-    /// is too short for them.
+    /// Copies base and header out, but for what [`Asked`] is, and checks nothing. `None` if the
+    /// frame is too short for them.
     #[inline(always)]
     pub fn parse(frame: &RxFrame<'_>) -> Option<(PlainBase, Self)> {
         if frame.len() < AtomicOp::HEAD {
@@ -132,7 +132,8 @@ impl PlainAtomic {
         Some((PlainBase::parse(frame)?, Self { what: AtomicWhat { rkey, head, kind }, addr }))
     }
 
-    /// The header, checked, but for how it calls itself and the endpoint that it is from. `None` if something is wrong with it, or remote CQ data follows it.
+    /// The header, checked, but for how it calls itself and the endpoint that it is from. `None`
+    /// if something is wrong with it, or remote CQ data follows it.
     pub fn checked(&self) -> Option<AtomicOp> {
         // From what was copied, since the frame may say something else by now.
         let mut b = Bytes::ZERO;

@@ -441,7 +441,7 @@ mod tests {
     fn few_bytes_are_those_of_the_span() {
         let memory = Box::leak(Box::new([0xa5_u8; FEW + 4])).as_mut_ptr();
         for len in 0..FEW + 4 {
-            // SAFETY: leaked memory stays mapped, nobody has a reference to it, and it is only read.
+            // SAFETY: leaked memory stays mapped, nobody has a reference to it; it is only read.
             let few = unsafe { Span::from_raw(memory, len) }.few();
             let mut want = [0; FEW];
             want[..len.min(FEW)].fill(0xa5);

@@ -516,8 +516,8 @@ impl ShmPort {
         }
         let Some(place) = out.ring.claim_ahead(len) else { return false };
         let to = out.ring.mem().at(place.frame_pos());
-        // SAFETY: as in `push`, by `claim_ahead`: `len` bytes, no more than `SHORT` (`short_max`), of
-        // which `H` are the head's. From the end to the start, as in `copy_short_to_raw`.
+        // SAFETY: as in `push`, by `claim_ahead`: `len` bytes, no more than `SHORT` (`short_max`),
+        // of which `H` are the head's. From the end to the start, as in `copy_short_to_raw`.
         unsafe {
             rest.fill(to.add(H));
             head.fill(&mut ShortHead::at(to));
