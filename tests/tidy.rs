@@ -238,6 +238,7 @@ const UNSAFE: &[&str] = &[
     "api/src/buf.rs",
     "api/src/lock.rs",
     "api/src/raw.rs",
+    "api/src/work.rs",
     "api/src/stats.rs",
     "provider",
     // Evidence: allocators that count, and memory handed to the raw face.

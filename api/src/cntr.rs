@@ -126,6 +126,9 @@ impl Cntr {
     fn change(&self, f: impl FnOnce(&mut Core, CntrId) -> Result<()>) -> Result<()> {
         let mut core = self.0.dom.enter()?;
         f(&mut core, self.0.id)?;
+        if core.works.any() {
+            core.release();
+        }
         core.posted(&self.0.dom);
         Ok(())
     }
@@ -186,10 +189,16 @@ impl Cntr {
     /// Closes the counter.
     ///
     /// # Errors
-    /// [`Error::Busy`], and the counter again: an endpoint is bound to it.
+    /// [`Error::Busy`], and the counter again: an endpoint is bound to it, or work waits for it or
+    /// will be counted by it.
     #[doc(alias = "fi_close")]
     pub fn close(self) -> std::result::Result<(), (Error, Self)> {
-        if Arc::strong_count(&self.0) > 1 { Err((Error::Busy, self)) } else { Ok(()) }
+        let id = self.0.id;
+        let used =
+            self.0.dom.enter().is_ok_and(|mut core| {
+                core.works.uses(id) || core.node().cntr_in_use(id) == Ok(true)
+            });
+        if used || Arc::strong_count(&self.0) > 1 { Err((Error::Busy, self)) } else { Ok(()) }
     }
 }
 

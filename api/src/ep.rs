@@ -3,7 +3,7 @@
 
 use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use barewire_dataplane::node::{EpAttr as NodeEpAttr, EpId, MsgKind, Node, RecvReq, SendReq};
 use barewire_dataplane::poll::Engine;
@@ -21,6 +21,7 @@ use crate::flags::{BindFlags, Caps, OpFlags};
 use crate::info::{EpType, Info, RxAttr};
 use crate::inner::{Core, DomainRef};
 use crate::raw::RawEndpoint;
+use crate::work::ConditionOf;
 
 /// Names of endpoint options (`FI_OPT_ENDPOINT`), as `setopt` and `getopt` take them. All values
 /// are `size_t` or `bool`.
@@ -91,7 +92,11 @@ pub struct EpCommon {
     rx_op_flags: AtomicU64,
     pub(crate) tx_selective: AtomicBool,
     pub(crate) rx_selective: AtomicBool,
-    bound: Mutex<Bound>,
+    /// What reads conditions of triggered operations out of their contexts.
+    pub(crate) condition_of: OnceLock<ConditionOf>,
+    bound: Arc<Mutex<Bound>>,
+    /// The endpoint that it is another name of, with default flags of its own.
+    alias_of: Option<Arc<RawEndpoint>>,
 }
 
 impl EpCommon {
@@ -159,7 +164,35 @@ impl EpCommon {
             rx_op_flags: AtomicU64::new(attr.rx_op_flags.bits()),
             tx_selective: AtomicBool::new(false),
             rx_selective: AtomicBool::new(false),
-            bound: Mutex::default(),
+            condition_of: OnceLock::new(),
+            bound: Arc::default(),
+            alias_of: None,
+        }
+    }
+
+    /// Another name of an endpoint, which stays open as long as it has one.
+    pub(crate) fn alias(of: &Arc<RawEndpoint>) -> Self {
+        let same = |word: &AtomicBool| AtomicBool::new(word.load(Ordering::Relaxed));
+        let number = |word: &AtomicUsize| AtomicUsize::new(word.load(Ordering::Relaxed));
+        Self {
+            dom: of.dom.clone(),
+            id: of.id,
+            object: of.object,
+            caps: of.caps,
+            // It has no connection to make or to end.
+            connected: None,
+            addr_bits: of.addr_bits,
+            limits: of.limits,
+            max_msg_size: of.max_msg_size,
+            buffered: (number(&of.buffered.0), number(&of.buffered.1)),
+            buffered_recv: of.buffered_recv,
+            tx_op_flags: AtomicU64::new(of.tx_op_flags().bits()),
+            rx_op_flags: AtomicU64::new(of.rx_op_flags().bits()),
+            tx_selective: same(&of.tx_selective),
+            rx_selective: same(&of.rx_selective),
+            condition_of: of.condition_of.clone(),
+            bound: Arc::clone(&of.bound),
+            alias_of: Some(Arc::clone(of)),
         }
     }
 
@@ -203,8 +236,11 @@ impl EpCommon {
     }
 
     fn same_domain(&self, other: &DomainRef) -> Result<()> {
-        let same = std::ptr::eq(&*self.dom as *const _, &**other as *const _);
-        if same { Ok(()) } else { Err(Error::Invalid("bind: the object is of another domain")) }
+        if self.dom.name() == other.name() {
+            Ok(())
+        } else {
+            Err(Error::Invalid("bind: the object is of another domain"))
+        }
     }
 
     /// Binds a counter for the directions in `flags`.
@@ -315,6 +351,23 @@ impl EpCommon {
         Ok(())
     }
 
+    /// Sets the flags that an alias has of its own, `FI_TRIGGER` among them.
+    pub(crate) fn set_alias_flags(&self, flags: OpFlags, recv: bool) -> Result<()> {
+        let plain = flags - OpFlags::TRIGGER;
+        let word = if recv {
+            self.set_rx_op_flags(plain)?;
+            &self.rx_op_flags
+        } else {
+            self.set_tx_op_flags(plain)?;
+            &self.tx_op_flags
+        };
+        if flags.contains(OpFlags::TRIGGER) && !self.caps.contains(Caps::TRIGGER) {
+            return Err(Error::BadFlags);
+        }
+        word.store(flags.bits(), Ordering::Relaxed);
+        Ok(())
+    }
+
     /// Sets the default flags of receive calls (`FI_SETOPSFLAG`).
     ///
     /// # Errors
@@ -394,11 +447,15 @@ impl EpCommon {
 
 impl Drop for EpCommon {
     fn drop(&mut self) {
+        if self.alias_of.is_some() {
+            return;
+        }
         // In an owned domain another thread cannot close: the endpoint goes with the domain.
         let Ok(mut core) = self.dom.lock.enter_to_close() else { return };
         if let Some(it) = &self.connected {
             it.close(&mut core);
         }
+        core.works.end(self.id);
         let now = Engine::now();
         if let Err(e) = core.node().ep_close(now, self.id) {
             tracing::error!("closing an endpoint: {e}");

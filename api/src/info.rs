@@ -56,7 +56,8 @@ const PRIMARY: Caps = Caps::MSG
 const UNASKED: Caps =
     Caps::MULTI_RECV.union(Caps::FENCE).union(Caps::LOCAL_COMM).union(Caps::REMOTE_COMM);
 
-const SECONDARY: Caps = UNASKED.union(Caps::SOURCE).union(Caps::SOURCE_ERR).union(Caps::RMA_EVENT);
+const SECONDARY: Caps =
+    UNASKED.union(Caps::SOURCE).union(Caps::SOURCE_ERR).union(Caps::RMA_EVENT).union(Caps::TRIGGER);
 
 const DIRECTIONS: Caps = Caps::SEND.union(Caps::RECV);
 

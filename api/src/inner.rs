@@ -21,6 +21,7 @@ use crate::mr::MrTable;
 use crate::settings::{Idle, Settings};
 use crate::stats::Publisher;
 use crate::wait::{Sleep, Watch};
+use crate::work::Works;
 
 /// What the lock of a domain guards.
 pub(crate) struct Core {
@@ -33,6 +34,8 @@ pub(crate) struct Core {
     pub(crate) join_fids: Vec<(GroupId, u64)>,
     /// The connection side, once there are connected endpoints.
     pub(crate) cm: Option<Box<Cm>>,
+    /// What waits for counters.
+    pub(crate) works: Works,
     /// Until when the progress thread sleeps if nobody wakes it; `None` while it is awake.
     asleep_until: Option<Instant>,
     /// Reads that found an entry since the loop was last turned.
@@ -135,6 +138,9 @@ impl Core {
 
     #[cold]
     fn wake_if_due(&mut self, shared: &Shared, until: Instant) {
+        if self.works.any() {
+            self.release();
+        }
         if self.next_deadline().is_some_and(|d| d < until) {
             self.asleep_until = None;
             shared.sleep.wake_port();
@@ -149,6 +155,9 @@ impl Core {
         let now = self.engine.last_now();
         if self.cm.as_ref().is_some_and(|cm| cm.is_due(self.engine.node(), now)) {
             Cm::look(self);
+        }
+        if self.works.any() {
+            self.release();
         }
         if self.watch.any() {
             self.watch.notify(self.engine.node(), &shared.sleep);
@@ -207,6 +216,11 @@ impl Shared {
     #[inline]
     pub(crate) fn enter(&self) -> Result<Guard<'_, Core>> {
         self.lock.enter()
+    }
+
+    /// Tells domains apart.
+    pub(crate) fn name(&self) -> usize {
+        std::ptr::from_ref(self).addr()
     }
 
     /// The event queues bound to the domain that still exist.
@@ -327,6 +341,7 @@ impl DomainRef {
             stats,
             join_fids: Vec::new(),
             cm: None,
+            works: Works::default(),
             asleep_until: None,
             reads: 0,
             empty_reads: 0,

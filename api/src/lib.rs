@@ -58,6 +58,7 @@ pub mod settings;
 pub mod stats;
 pub mod tagged;
 pub mod wait;
+pub mod work;
 
 pub use atomic::{AtomicAttr, AtomicKind, AtomicMsg, AtomicOp, Datatype, What};
 pub use av::{Av, AvAttr, AvType, FI_ADDR_NOTAVAIL, resolve};

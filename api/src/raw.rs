@@ -35,6 +35,7 @@ use crate::inner::DomainRef;
 use crate::lock::Entry;
 use crate::mr::{MrAttr, RawMr};
 use crate::rma::{Remote, list};
+use crate::work::Op;
 
 /// A piece of memory (`struct iovec`).
 #[repr(C)]
@@ -138,6 +139,19 @@ impl RawEndpoint {
     #[doc(alias = "fi_ep_bind")]
     pub fn bind_srx(&self, srx: &Arc<Self>) -> Result<()> {
         self.0.bind_srx_inner(srx)
+    }
+
+    /// Another name of the endpoint, whose calls without flags have these in one direction: those
+    /// of sends, or with `recv` those of receives (`fi_ep_alias`). The endpoint stays open until
+    /// its last name is dropped.
+    ///
+    /// # Errors
+    /// [`Error::BadFlags`]: a flag cannot be a default of that direction, nor is `FI_TRIGGER`.
+    #[doc(alias = "fi_ep_alias")]
+    pub fn alias(self: &Arc<Self>, flags: OpFlags, recv: bool) -> Result<Self> {
+        let alias = Self(EpCommon::alias(self));
+        alias.0.set_alias_flags(flags, recv)?;
+        Ok(alias)
     }
 
     /// Ends the connection, if there is one, and turns the loop until what was injected has left
@@ -264,14 +278,30 @@ impl RawEndpoint {
     /// As there.
     #[inline(never)]
     unsafe fn sendmsg_long(&self, send: RawSend<'_>, flags: OpFlags) -> Result<()> {
+        // SAFETY: the caller's promise is the same; the destination comes out as it goes in.
+        self.post_send(unsafe { self.send_req(send, flags)? })
+    }
+
+    /// A send as the node takes it.
+    ///
+    /// # Safety
+    /// The [promise](self) of the file.
+    pub(crate) unsafe fn send_req(&self, send: RawSend<'_>, flags: OpFlags) -> Result<SendReq> {
         let RawSend { kind, iov, dest, tag, data, context } = send;
         // SAFETY: the caller's promise is the same.
-        let buf = unsafe { io(iov)? };
-        self.post_send(SendReq { kind, buf, dest, tag, data, context, flags, no_completion: false })
+        let (buf, dest, no_completion) = (unsafe { io(iov)? }, self.to(dest), false);
+        if buf.len() as u64 > self.max_msg_size {
+            return Err(Error::MsgTooLong);
+        }
+        Ok(SendReq { kind, buf, dest, tag, data, context, flags, no_completion })
     }
 
     #[inline]
     fn post_send(&self, req: SendReq) -> Result<()> {
+        if req.flags.contains(OpFlags::TRIGGER) {
+            let flags = req.flags - OpFlags::TRIGGER;
+            return self.trigger(req.context, Op::Send(SendReq { flags, ..req }));
+        }
         let mut core = self.dom.enter()?;
         let posted = if req.buf.len() as u64 > self.max_msg_size {
             Err(Error::MsgTooLong)
@@ -363,10 +393,12 @@ impl RawEndpoint {
     /// As there.
     #[inline(never)]
     unsafe fn recvmsg_long(&self, recv: RawRecv<'_>, flags: OpFlags) -> Result<()> {
-        let RawRecv { kind, iov, src, tag, ignore, context } = recv;
-        // SAFETY: the caller's promise is the same.
-        let buf = unsafe { io(iov)? };
-        let req = RecvReq { kind, buf, src, tag, ignore, context, flags };
+        // SAFETY: the caller's promise is the same; the source comes out as it goes in.
+        let req = unsafe { self.recv_req(recv, flags)? };
+        if flags.contains(OpFlags::TRIGGER) {
+            let flags = flags - OpFlags::TRIGGER;
+            return self.trigger(req.context, Op::Recv(RecvReq { flags, ..req }));
+        }
         let mut core = self.dom.enter()?;
         if flags.contains(OpFlags::PEEK) {
             // Whoever asks again and again whether a message is here has it received.
@@ -376,6 +408,17 @@ impl RawEndpoint {
         core.posted(&self.dom);
         core.leave();
         posted
+    }
+
+    /// A receive as the node takes it.
+    ///
+    /// # Safety
+    /// The [promise](self) of the file.
+    pub(crate) unsafe fn recv_req(&self, recv: RawRecv<'_>, flags: OpFlags) -> Result<RecvReq> {
+        let RawRecv { kind, iov, src, tag, ignore, context } = recv;
+        // SAFETY: the caller's promise is the same.
+        let (buf, src) = (unsafe { io(iov)? }, self.from(src));
+        Ok(RecvReq { kind, buf, src, tag, ignore, context, flags })
     }
 }
 
@@ -415,12 +458,11 @@ impl RawEndpoint {
     /// # Safety
     /// As [`write`](Self::write).
     pub unsafe fn writemsg(&self, write: RawRma<'_>, flags: OpFlags) -> Result<()> {
-        let RawRma { iov, dest, rma_iov, data, context } = write;
-        let dest = self.to(dest);
         // SAFETY: the caller's promise is the same.
-        let (buf, rma) = (unsafe { io(iov)? }, list(rma_iov)?);
-        let no_completion = false;
-        let req = WriteReq { buf, dest, rma, data, context, flags, no_completion };
+        let req = unsafe { self.write_req(write, flags - OpFlags::TRIGGER)? };
+        if flags.contains(OpFlags::TRIGGER) {
+            return self.trigger(req.context, Op::Write(req));
+        }
         let mut core = self.dom.enter()?;
         let posted = core.engine.post_write(self.id, req);
         core.posted(&self.dom);
@@ -465,15 +507,38 @@ impl RawEndpoint {
     /// # Safety
     /// As [`read`](Self::read).
     pub unsafe fn readmsg(&self, read: RawRma<'_>, flags: OpFlags) -> Result<()> {
-        let RawRma { iov, dest, rma_iov, context, .. } = read;
-        let dest = self.to(dest);
         // SAFETY: the caller's promise is the same.
-        let (buf, rma) = (unsafe { io(iov)? }, list(rma_iov)?);
+        let req = unsafe { self.read_req(read, flags - OpFlags::TRIGGER)? };
+        if flags.contains(OpFlags::TRIGGER) {
+            return self.trigger(req.context, Op::Read(req));
+        }
         let mut core = self.dom.enter()?;
-        let req = ReadReq { buf, dest, rma, context, flags };
         let posted = core.engine.post_read(self.id, req);
         core.posted(&self.dom);
         posted
+    }
+
+    /// A write as the node takes it.
+    ///
+    /// # Safety
+    /// The [promise](self) of the file.
+    pub(crate) unsafe fn write_req(&self, write: RawRma<'_>, flags: OpFlags) -> Result<WriteReq> {
+        let RawRma { iov, dest, rma_iov, data, context } = write;
+        // SAFETY: the caller's promise is the same.
+        let (buf, rma) = (unsafe { io(iov)? }, list(rma_iov)?);
+        let (dest, no_completion) = (self.to(dest), false);
+        Ok(WriteReq { buf, dest, rma, data, context, flags, no_completion })
+    }
+
+    /// A read as the node takes it.
+    ///
+    /// # Safety
+    /// The [promise](self) of the file.
+    pub(crate) unsafe fn read_req(&self, read: RawRma<'_>, flags: OpFlags) -> Result<ReadReq> {
+        let RawRma { iov, dest, rma_iov, context, .. } = read;
+        // SAFETY: the caller's promise is the same.
+        let (buf, rma) = (unsafe { io(iov)? }, list(rma_iov)?);
+        Ok(ReadReq { buf, dest: self.to(dest), rma, context, flags })
     }
 }
 
@@ -575,15 +640,38 @@ impl RawEndpoint {
         (data, context): (u64, u64),
         flags: OpFlags,
     ) -> Result<()> {
+        let call =
+            RawAtomic { kind, what, operands, compares, results, dest, rma_iov, data, context };
+        // SAFETY: the caller's promise is the same.
+        let req = unsafe { self.atomic_req(&call, flags - OpFlags::TRIGGER)? };
+        if flags.contains(OpFlags::TRIGGER) {
+            return self.trigger(req.context, Op::Atomic(Box::new(req)));
+        }
+        let mut core = self.dom.enter()?;
+        let posted = core.engine.post_atomic(self.id, req);
+        core.posted(&self.dom);
+        posted
+    }
+
+    /// An atomic operation as the node takes it.
+    ///
+    /// # Safety
+    /// The [promise](self) of the file.
+    pub(crate) unsafe fn atomic_req(
+        &self,
+        call: &RawAtomic<'_>,
+        flags: OpFlags,
+    ) -> Result<AtomicReq> {
         // SAFETY: the caller's promise is the same, for each of the three.
-        let operand = unsafe { io(operands)? };
+        let operand = unsafe { io(call.operands)? };
         // SAFETY: as above.
-        let compare = unsafe { io(compares)? };
+        let compare = unsafe { io(call.compares)? };
         // SAFETY: as above.
-        let result = unsafe { io(results)? };
+        let result = unsafe { io(call.results)? };
+        let RawAtomic { kind, what, dest, data, context, .. } = *call;
         let dest = self.to(dest);
-        let (op, ty, rma, no_completion) = (what.op, what.datatype, list(rma_iov)?, false);
-        let req = AtomicReq {
+        let (op, ty, rma, no_completion) = (what.op, what.datatype, list(call.rma_iov)?, false);
+        Ok(AtomicReq {
             kind,
             op,
             ty,
@@ -596,11 +684,7 @@ impl RawEndpoint {
             context,
             flags,
             no_completion,
-        };
-        let mut core = self.dom.enter()?;
-        let posted = core.engine.post_atomic(self.id, req);
-        core.posted(&self.dom);
-        posted
+        })
     }
 
     /// `fi_inject_atomic`.

@@ -21,6 +21,8 @@ bitflags! {
         const MORE = 1 << 18;
         /// `FI_PEEK`: look for an unexpected message.
         const PEEK = 1 << 19;
+        /// `FI_TRIGGER`: post it when a counter has reached a threshold. The node does not know it.
+        const TRIGGER = 1 << 20;
         /// `FI_FENCE`: after everything posted before it to the same peer.
         const FENCE = 1 << 21;
         /// `FI_COMPLETION`: write a completion although the queue is selective.
@@ -112,6 +114,8 @@ bitflags! {
         const REMOTE_WRITE = 1 << 13;
         /// `FI_MULTI_RECV`.
         const MULTI_RECV = 1 << 16;
+        /// `FI_TRIGGER`.
+        const TRIGGER = 1 << 20;
         /// `FI_FENCE`.
         const FENCE = 1 << 21;
         /// `FI_SOURCE_ERR`.

@@ -230,6 +230,26 @@ layouts! {
         msg_iov: *const Ioc, desc: *mut P, iov_count: usize, addr: Addr, rma_iov: *const RmaIoc,
         rma_iov_count: usize, datatype: u32, op: u32, context: P, data: u64,
     }
+    "struct fi_msg_fetch" MsgFetch { msg_iov: *mut Ioc, desc: *mut P, iov_count: usize, }
+    "struct fi_msg_compare" MsgCompare { msg_iov: *const Ioc, desc: *mut P, iov_count: usize, }
+    "struct fi_op_msg" OpMsg { ep: *mut FidEp, msg: Msg, flags: u64, }
+    "struct fi_op_tagged" OpTagged { ep: *mut FidEp, msg: MsgTagged, flags: u64, }
+    "struct fi_op_rma" OpRma { ep: *mut FidEp, msg: MsgRma, flags: u64, }
+    "struct fi_op_atomic" OpAtomicWork { ep: *mut FidEp, msg: MsgAtomic, flags: u64, }
+    "struct fi_op_fetch_atomic" OpFetchAtomic {
+        ep: *mut FidEp, msg: MsgAtomic, fetch: MsgFetch, flags: u64,
+    }
+    "struct fi_op_compare_atomic" OpCompareAtomic {
+        ep: *mut FidEp, msg: MsgAtomic, fetch: MsgFetch, compare: MsgCompare, flags: u64,
+    }
+    "struct fi_op_cntr" OpCntr { cntr: *mut FidCntr, value: u64, }
+    "struct fi_trigger_threshold" TriggerThreshold { cntr: *mut FidCntr, threshold: usize, }
+    "struct fi_triggered_context" TriggeredContext { event_type: u32, trigger: [P; 3], }
+    "struct fi_deferred_work" DeferredWork {
+        context: [P; 8], threshold: u64, triggering_cntr: *mut FidCntr,
+        completion_cntr: *mut FidCntr, op_type: u32, op: P,
+    }
+    "struct fi_alias" Alias { fid: *mut *mut Fid, flags: u64, }
     "struct fi_atomic_attr" AtomicAttr { count: usize, size: usize, }
     "struct fi_cq_entry" CqEntry { op_context: P, }
     "struct fi_cq_msg_entry" CqMsgEntry { op_context: P, flags: u64, len: usize, }
@@ -458,13 +478,18 @@ macro_rules! numbers {
 
 numbers! {
     usize: FI_CLASS_UNSPEC = 0, FI_CLASS_FABRIC = 1, FI_CLASS_DOMAIN = 2, FI_CLASS_EP = 3,
-        FI_CLASS_SRX_CTX = 6, FI_CLASS_STX_CTX = 8, FI_CLASS_PEP = 9, FI_CLASS_CONNREQ = 18,
+        FI_CLASS_RX_CTX = 5, FI_CLASS_SRX_CTX = 6, FI_CLASS_TX_CTX = 7,
+        FI_CLASS_STX_CTX = 8, FI_CLASS_PEP = 9, FI_CLASS_CONNREQ = 18,
         FI_CLASS_AV = 11, FI_CLASS_MR = 12, FI_CLASS_EQ = 13, FI_CLASS_CQ = 14,
         FI_CLASS_CNTR = 15, FI_CLASS_WAIT = 16, FI_CLASS_POLL = 17, FI_CLASS_MC = 19,
         FI_CLASS_NIC = 20, FI_CLASS_AV_SET = 21;
-    c_int: FI_GETOPSFLAG = 2, FI_SETOPSFLAG = 3, FI_GETWAIT = 5, FI_ENABLE = 6,
-        FI_GET_RAW_MR = 8, FI_MAP_RAW_MR = 9, FI_UNMAP_KEY = 10, FI_REFRESH = 14, FI_DUP = 15,
+    c_int: FI_GETOPSFLAG = 2, FI_SETOPSFLAG = 3, FI_ALIAS = 4, FI_GETWAIT = 5, FI_ENABLE = 6,
+        FI_GET_RAW_MR = 8, FI_MAP_RAW_MR = 9, FI_UNMAP_KEY = 10, FI_QUEUE_WORK = 11,
+        FI_CANCEL_WORK = 12, FI_FLUSH_WORK = 13, FI_REFRESH = 14, FI_DUP = 15,
         FI_GETWAITOBJ = 16;
+    u32: FI_TRIGGER_THRESHOLD = 0, FI_OP_RECV = 0, FI_OP_SEND = 1, FI_OP_TRECV = 2,
+        FI_OP_TSEND = 3, FI_OP_READ = 4, FI_OP_WRITE = 5, FI_OP_ATOMIC = 6,
+        FI_OP_FETCH_ATOMIC = 7, FI_OP_COMPARE_ATOMIC = 8, FI_OP_CNTR_SET = 9, FI_OP_CNTR_ADD = 10;
     u32: FI_FORMAT_UNSPEC = 0, FI_SOCKADDR = 1, FI_SOCKADDR_IN = 2, FI_LINK_UP = 2,
         FI_EP_MSG = 1, FI_EP_DGRAM = 2, FI_EP_RDM = 3;
     c_int: FI_OPT_ENDPOINT = 0, FI_MR_SCALABLE = 2;
@@ -497,6 +522,7 @@ mod tests {
             "rdma/fi_tagged.h",
             "rdma/fi_atomic.h",
             "rdma/fi_collective.h",
+            "rdma/fi_trigger.h",
             "rdma/providers/fi_prov.h",
         ] {
             writeln!(c, "#include <{header}>").unwrap();

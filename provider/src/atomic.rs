@@ -2,7 +2,7 @@
 
 use std::ffi::c_int;
 
-use barewire::flags::op_flags;
+use barewire::flags::{OpFlags, op_flags};
 use barewire::raw::{IoVec, RawAtomic, RawEndpoint};
 use barewire::{AtomicKind, Datatype, Error, Remote, Result, RmaIov as OurIov, What};
 
@@ -171,16 +171,18 @@ on_one_range! {
 }
 
 /// No list.
-const EMPTY: (*const Ioc, usize) = (std::ptr::null(), 0);
+pub(crate) const EMPTY: (*const Ioc, usize) = (std::ptr::null(), 0);
 
+/// A message and its flags, handed to `post`.
+///
 /// # Safety
 /// The message is whole, or NULL; the lists have as many pieces as they say.
-unsafe fn post_msg(
-    ep: &RawEndpoint,
+pub(crate) unsafe fn on_msg(
     kind: AtomicKind,
     msg: *const MsgAtomic,
     (compares, results): ((*const Ioc, usize), (*const Ioc, usize)),
     flags: u64,
+    post: impl FnOnce(RawAtomic<'_>, OpFlags) -> Result<()>,
 ) -> Result<()> {
     // SAFETY: the caller's promise.
     unsafe {
@@ -206,20 +208,26 @@ unsafe fn post_msg(
             data: m.data,
             context: number(m.context),
         };
-        ep.atomicmsg(call, op_flags(flags)?)
+        post(call, op_flags(flags)?)
     }
 }
 
 entries! {
     writemsg(msg: *const MsgAtomic, flags: u64)
-        |ep| post_msg(ep, AtomicKind::Base, msg, (EMPTY, EMPTY), flags);
+        |ep| on_msg(AtomicKind::Base, msg, (EMPTY, EMPTY), flags, |c, f| ep.atomicmsg(c, f));
     readwritemsg(
         msg: *const MsgAtomic, resultv: *const Ioc, _result_desc: *mut P, n: usize, flags: u64
-    ) |ep| post_msg(ep, AtomicKind::Fetch, msg, (EMPTY, (resultv, n)), flags);
+    ) |ep| {
+        let lists = (EMPTY, (resultv, n));
+        on_msg(AtomicKind::Fetch, msg, lists, flags, |c, f| ep.atomicmsg(c, f))
+    };
     compwritemsg(
         msg: *const MsgAtomic, comparev: *const Ioc, _compare_desc: *mut P, compare_n: usize,
         resultv: *const Ioc, _result_desc: *mut P, n: usize, flags: u64
-    ) |ep| post_msg(ep, AtomicKind::Compare, msg, ((comparev, compare_n), (resultv, n)), flags);
+    ) |ep| {
+        let lists = ((comparev, compare_n), (resultv, n));
+        on_msg(AtomicKind::Compare, msg, lists, flags, |c, f| ep.atomicmsg(c, f))
+    };
     inject(
         buf: P, n: usize, dest: u64, addr: u64, key: u64, datatype: u32, op: u32
     ) |ep| {

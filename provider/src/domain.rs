@@ -11,7 +11,7 @@ use crate::addr::{self, Form};
 use crate::eq::EqObject;
 use crate::fabric::FabricObject;
 use crate::object::{Object, class_of, fid};
-use crate::{av, cntr, coll, cq, ep, guard, host, info, log, mr, poll, srx, stx};
+use crate::{av, cntr, coll, cq, ep, guard, host, info, log, mr, poll, srx, stx, work};
 
 /// What stands behind a `struct fid_domain`.
 pub(crate) struct Domain {
@@ -128,13 +128,17 @@ unsafe extern "C" fn bind(at: *mut Fid, other: *mut Fid, flags: u64) -> c_int {
 
 unsafe extern "C" fn control(at: *mut Fid, command: c_int, arg: *mut c_void) -> c_int {
     guard::int(|| {
-        // SAFETY: the table belongs to domains.
-        unsafe { DomainObject::of(at.cast::<FidDomain>())? };
-        match command {
-            // SAFETY: the command says what `arg` is.
-            FI_MAP_RAW_MR => unsafe { mr::map_raw(arg.cast()) },
-            FI_UNMAP_KEY => Ok(()),
-            _ => Err(Error::NoSys),
+        // SAFETY: the table belongs to domains, and the command says what `arg` is.
+        unsafe {
+            let domain = DomainObject::of(at.cast::<FidDomain>())?;
+            match command {
+                FI_MAP_RAW_MR => mr::map_raw(arg.cast()),
+                FI_UNMAP_KEY => Ok(()),
+                FI_QUEUE_WORK => work::queue(domain, arg.cast()),
+                FI_CANCEL_WORK => work::cancel(domain, arg.cast()),
+                FI_FLUSH_WORK => work::flush(domain, arg.cast()),
+                _ => Err(Error::NoSys),
+            }
         }
     })
 }

@@ -17,7 +17,7 @@ use crate::domain::DomainObject;
 use crate::eq::EqObject;
 use crate::object::{Object, class_of, fid};
 use crate::stx::StxObject;
-use crate::{atomic, coll, guard, info, msg, pep, rma};
+use crate::{atomic, coll, guard, info, msg, pep, rma, work};
 
 /// What stands behind a `struct fid_ep`.
 pub(crate) struct Endpoint {
@@ -78,16 +78,8 @@ pub(crate) unsafe extern "C" fn open(
             Error::AddrNotAvail => Error::AddrInUse,
             e => e,
         })?;
-        let abi = FidEp {
-            fid: fid(FI_CLASS_EP, context, &FID),
-            ops: &raw const OPS,
-            cm: if connected { &raw const CM_MSG } else { &raw const CM },
-            msg: &raw const msg::untagged::OPS,
-            rma: &raw const rma::OPS,
-            tagged: &raw const msg::tagged::OPS,
-            atomic: &raw const atomic::OPS,
-            collective: &raw const coll::OPS,
-        };
+        ep.set_condition_of(work::condition_of);
+        let abi = tables(FI_CLASS_EP, if connected { &CM_MSG } else { &CM }, context);
         let (form, request) = (domain.form, info.handle);
         let inner = Endpoint { ep: Arc::new(ep), form, request, stx: OnceLock::new() };
         // SAFETY: `out` can be written.
@@ -97,6 +89,37 @@ pub(crate) unsafe extern "C" fn open(
         }
         Ok(())
     })
+}
+
+/// An endpoint of all tables.
+fn tables(class: usize, cm: &'static OpsCm, context: *mut c_void) -> FidEp {
+    FidEp {
+        fid: fid(class, context, &FID),
+        ops: &raw const OPS,
+        cm: &raw const *cm,
+        msg: &raw const msg::untagged::OPS,
+        rma: &raw const rma::OPS,
+        tagged: &raw const msg::tagged::OPS,
+        atomic: &raw const atomic::OPS,
+        collective: &raw const coll::OPS,
+    }
+}
+
+/// `fi_ep_alias`.
+///
+/// # Safety
+/// `at` is an endpoint, and `said` whole or NULL.
+unsafe fn alias(at: *mut Fid, said: *const Alias) -> Result<()> {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let said = said.as_ref().ok_or(Error::Invalid("alias: NULL"))?;
+        let it = EpObject::of(at.cast::<FidEp>())?;
+        let (flags, recv) = directed(said.flags)?;
+        let ep = Arc::new(it.ep.alias(flags, recv)?);
+        let inner = Endpoint { ep, form: it.form, request: it.request, stx: it.stx.clone() };
+        EpObject::open(tables(FI_CLASS_EP, &CM, (*at).context), inner, said.fid.cast());
+    }
+    Ok(())
 }
 
 unsafe extern "C" fn close(at: *mut Fid) -> c_int {
@@ -142,6 +165,7 @@ pub(crate) unsafe extern "C" fn control(at: *mut Fid, command: c_int, arg: *mut 
                 FI_GETOPSFLAG | FI_SETOPSFLAG if arg.is_null() => Err(Error::Invalid("arg: NULL")),
                 FI_GETOPSFLAG => ops_flags(ep, &mut *arg.cast()),
                 FI_SETOPSFLAG => set_ops_flags(ep, *arg.cast()),
+                FI_ALIAS => alias(at, arg.cast()),
                 _ => Err(Error::NoSys),
             }
         }
@@ -159,10 +183,18 @@ fn ops_flags(ep: &RawEndpoint, word: &mut u64) -> Result<()> {
 }
 
 fn set_ops_flags(ep: &RawEndpoint, word: u64) -> Result<()> {
+    match directed(word)? {
+        (flags, false) => ep.set_tx_op_flags(flags),
+        (flags, true) => ep.set_rx_op_flags(flags),
+    }
+}
+
+/// A word of flags, and whether it is for receives.
+fn directed(word: u64) -> Result<(OpFlags, bool)> {
     let flags = OpFlags::from_bits(word & !(FI_TRANSMIT | FI_RECV)).ok_or(Error::BadFlags)?;
     match word & (FI_TRANSMIT | FI_RECV) {
-        FI_TRANSMIT => ep.set_tx_op_flags(flags),
-        FI_RECV => ep.set_rx_op_flags(flags),
+        FI_TRANSMIT => Ok((flags, false)),
+        FI_RECV => Ok((flags, true)),
         _ => Err(Error::Invalid("flags: FI_TRANSMIT or FI_RECV")),
     }
 }

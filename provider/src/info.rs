@@ -29,7 +29,8 @@ const TX_CAPS: Caps = Caps::MSG
     .union(Caps::SEND)
     .union(Caps::READ)
     .union(Caps::WRITE)
-    .union(Caps::FENCE);
+    .union(Caps::FENCE)
+    .union(Caps::TRIGGER);
 const RX_CAPS: Caps = Caps::MSG
     .union(Caps::TAGGED)
     .union(Caps::RMA)
@@ -42,7 +43,8 @@ const RX_CAPS: Caps = Caps::MSG
     .union(Caps::DIRECTED_RECV)
     .union(Caps::SOURCE)
     .union(Caps::SOURCE_ERR)
-    .union(Caps::RMA_EVENT);
+    .union(Caps::RMA_EVENT)
+    .union(Caps::TRIGGER);
 
 /// `fi_provider.getinfo`.
 pub(crate) unsafe extern "C" fn getinfo(

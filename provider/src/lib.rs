@@ -31,6 +31,7 @@ mod rma;
 mod srx;
 mod stx;
 mod wait;
+mod work;
 
 use std::cell::UnsafeCell;
 use std::sync::Once;

@@ -93,7 +93,7 @@ fn on_one(
 ///
 /// # Safety
 /// The message is whole, or NULL.
-unsafe fn on_msg(
+pub(crate) unsafe fn on_msg(
     msg: *const MsgRma,
     flags: u64,
     post: impl FnOnce(RawRma<'_>, OpFlags) -> Result<()>,

@@ -12,6 +12,7 @@ mod package;
 mod probes;
 mod ranks;
 mod shared;
+mod trigger;
 mod waits;
 
 use std::path::{Path, PathBuf};

@@ -60,6 +60,10 @@ pub(crate) struct Ep {
     pub(crate) srx: u32,
     /// How many endpoints share it, if it is such a context and no endpoint.
     pub(crate) sharers: Option<u32>,
+    /// The endpoint that it is a [twin](super::twin) of, `NONE` if it is none.
+    pub(crate) twin_of: u32,
+    /// It has or had a twin.
+    pub(crate) has_twin: bool,
     /// Untagged and tagged.
     pub(crate) matcher: [Matcher; 2],
     /// Messages taken out of matching by a peek or an announcement: (context, message).
@@ -74,11 +78,12 @@ impl Ep {
         let may =
             |caps| [Caps::MSG, Caps::TAGGED].map(|kind| enabled && self.caps.contains(caps | kind));
         (self.may_send, self.may_recv) = (may(Caps::SEND), may(Caps::RECV));
-        if self.srx != NONE || self.sharers.is_some() {
+        if self.srx != NONE || self.sharers.is_some() || self.twin_of != NONE {
             self.may_recv = [false; 2];
         }
         self.may_fetch = enabled && self.caps.contains(Caps::ATOMIC | Caps::READ);
-        let simple = self.rx_cntr == NONE && !self.caps.contains(Caps::SOURCE_ERR);
+        let plain = !self.has_twin && !self.caps.contains(Caps::SOURCE_ERR);
+        let simple = plain && self.rx_cntr == NONE;
         self.may_take = self.may_recv.map(|may| may && simple);
     }
 
@@ -155,6 +160,8 @@ impl Node {
             starved: false,
             srx: NONE,
             sharers: None,
+            twin_of: NONE,
+            has_twin: false,
             matcher: [Matcher::new(BUCKETS), Matcher::new(BUCKETS)],
             claimed: Vec::with_capacity(64),
             counters: EpCounters { number, ..EpCounters::default() },
@@ -376,8 +383,15 @@ impl Node {
         self.close_receives(now, idx);
         self.drop_late(now, idx);
         self.srx_leave(idx);
+        self.close_twins(now, idx);
         let e = self.eps.free(idx);
         self.by_number[usize::from(e.number)] = NONE;
+        self.unbind(&e);
+        Ok(())
+    }
+
+    /// Lets go of what a record that is no more was bound to.
+    pub(super) fn unbind(&mut self, e: &Ep) {
         for cq in [e.tx_cq, e.rx_cq].into_iter().filter(|&cq| cq != NONE) {
             self.cqs[cq].bound -= 1;
         }
@@ -388,12 +402,11 @@ impl Node {
         if e.av != NONE {
             self.avs[e.av].bound -= 1;
         }
-        Ok(())
     }
 
     /// Ends the sends of endpoint `idx`. A packet in flight keeps its number as a NOP, so that the
     /// session goes on.
-    fn close_sends(&mut self, now: Instant, idx: u32) {
+    pub(super) fn close_sends(&mut self, now: Instant, idx: u32) {
         let wrs: Vec<u32> = self.tx.iter().filter(|(_, wr)| wr.ep == idx).map(|(i, _)| i).collect();
         for w in wrs {
             let p = self.tx[w].peer;
@@ -404,7 +417,7 @@ impl Node {
     }
 
     /// Ends the receives of endpoint `idx` and throws away what was stored for it.
-    fn close_receives(&mut self, now: Instant, idx: u32) {
+    pub(super) fn close_receives(&mut self, now: Instant, idx: u32) {
         let pulls: Vec<u32> = (self.pulls.iter())
             .filter(|(_, pull)| pull.recv != NONE && self.posted[pull.recv].payload.ep == idx)
             .map(|(i, _)| i)

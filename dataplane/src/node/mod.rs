@@ -24,6 +24,7 @@ mod srx;
 mod stats;
 #[cfg(test)]
 mod tests;
+mod twin;
 
 use std::collections::{HashMap, VecDeque};
 

@@ -109,13 +109,25 @@ impl Node {
     /// Closes a counter.
     ///
     /// # Errors
-    /// [`Error::Busy`]: an endpoint is bound to it. [`Error::BadFd`]: it was closed.
+    /// [`Error::Busy`]: an endpoint is bound to it, or work is under way that it will count.
+    /// [`Error::BadFd`]: it was closed.
     pub fn cntr_close(&mut self, cntr: CntrId) -> Result<()> {
-        if self.cntr(cntr)?.bound > 0 {
+        if self.cntr_in_use(cntr)? {
             return Err(Error::Busy);
         }
         self.cntrs.free(cntr.0.idx());
         Ok(())
+    }
+
+    /// Whether the counter cannot be closed.
+    ///
+    /// # Errors
+    /// [`Error::BadFd`].
+    pub fn cntr_in_use(&mut self, cntr: CntrId) -> Result<bool> {
+        if self.cntr(cntr)?.bound > 0 {
+            self.leave_cntr(cntr.0.idx());
+        }
+        Ok(self.cntr(cntr)?.bound > 0)
     }
 
     /// The value.

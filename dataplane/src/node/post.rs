@@ -166,6 +166,9 @@ impl Node {
         if ep.sharers.is_some() {
             return self.post_shared(now, e, src, req);
         }
+        if ep.twin_of != NONE {
+            return self.post_twin(now, e, src, req);
+        }
         if ep.rx_used >= ep.rx_size || self.posted.is_full() {
             return Err(Error::Again);
         }
@@ -220,7 +223,7 @@ impl Node {
     /// The rest of [`check_recv`](Self::check_recv), for what has a flag or a source.
     fn check_rare_recv(&self, e: &Ep, idx: u32, req: &RecvReq) -> Result<(u32, Src)> {
         let mut allowed = RECV_FLAGS;
-        let own = e.sharers.is_none();
+        let own = e.sharers.is_none() && e.twin_of == NONE;
         if own && e.caps.contains(Caps::MULTI_RECV) && req.kind == MsgKind::Msg {
             allowed |= OpFlags::MULTI_RECV;
         }

@@ -5,6 +5,7 @@ use barewire_driver::port::MacAddr;
 use super::peer::State;
 use super::{EpId, Node};
 use crate::error::{Error, Result};
+use crate::slab::NONE;
 use crate::wire::WireError;
 
 /// Everything that happened in a node since it was made. Every frame that was not used has its
@@ -262,7 +263,7 @@ impl Node {
 
     /// All open endpoints.
     pub fn ep_ids(&self) -> impl Iterator<Item = EpId> {
-        let eps = self.eps.iter().filter(|(_, ep)| ep.sharers.is_none());
+        let eps = self.eps.iter().filter(|(_, ep)| ep.sharers.is_none() && ep.twin_of == NONE);
         eps.map(|(idx, _)| EpId(self.eps.handle(idx)))
     }
 }

@@ -14,6 +14,7 @@ mod pulls;
 mod refused;
 mod rma;
 mod srx;
+mod twin;
 
 use super::*;
 use crate::flags::{BindFlags, CqFlags};

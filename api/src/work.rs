@@ -1,0 +1,351 @@
+//! Work that waits for a counter: triggered operations (`FI_TRIGGER`) and deferred work
+//! (`FI_QUEUE_WORK`), for the raw face.
+//!
+//! Both are kept here, as they will be posted, until the counter has reached the threshold. A
+//! triggered operation is then posted as if it had been called at that time. Deferred work goes
+//! through a twin of its endpoint, so that it completes only with `FI_COMPLETION` and is counted by
+//! the counter that the request names. What cannot be posted then ends with an error entry.
+//!
+//! Counters are looked at after every turn of the loop, and after every call that changes one.
+
+use barewire_dataplane::node::{AtomicReq, CntrId, EpId, ReadReq, RecvReq, SendReq, WriteReq};
+
+use crate::cntr::Cntr;
+use crate::domain::Domain;
+use crate::ep::EpCommon;
+use crate::errno::{Error, Result};
+use crate::flags::{Caps, OpFlags};
+use crate::inner::Core;
+use crate::raw::{RawAtomic, RawEndpoint, RawRecv, RawRma, RawSend};
+
+/// That a counter has reached a threshold; see [`Cntr::reaching`].
+#[derive(Clone, Copy, Debug)]
+pub struct Condition {
+    /// Address of the shared part of the counter's domain, to be compared.
+    dom: usize,
+    cntr: CntrId,
+    threshold: u64,
+}
+
+impl Cntr {
+    /// That the counter has reached `threshold`. Work that waits for it keeps the counter from
+    /// being closed.
+    pub fn reaching(&self, threshold: u64) -> Condition {
+        Condition { dom: self.0.dom.name(), cntr: self.0.id, threshold }
+    }
+}
+
+/// Reads the condition out of the `struct fi_triggered_context` that the context of an operation
+/// with `FI_TRIGGER` points to.
+///
+/// # Errors
+/// [`Error::Invalid`], [`Error::NoSys`]: there is none that can be waited for.
+pub type ConditionOf = unsafe fn(context: u64) -> Result<Condition>;
+
+/// Deferred work (`struct fi_deferred_work`).
+pub struct RawWork<'a> {
+    /// Names the request when it is cancelled.
+    pub name: u64,
+    /// When it is done: successes and failures of the counter together count.
+    pub when: Condition,
+    /// Counts its end. None for an operation on a counter.
+    pub completion: Option<&'a Cntr>,
+    /// What is done.
+    pub op: RawOp<'a>,
+}
+
+/// What deferred work does. Flags are in place of the endpoint's.
+pub enum RawOp<'a> {
+    /// `FI_OP_SEND` and `FI_OP_TSEND`.
+    Send(&'a RawEndpoint, RawSend<'a>, OpFlags),
+    /// `FI_OP_RECV` and `FI_OP_TRECV`.
+    Recv(&'a RawEndpoint, RawRecv<'a>, OpFlags),
+    /// `FI_OP_WRITE`.
+    Write(&'a RawEndpoint, RawRma<'a>, OpFlags),
+    /// `FI_OP_READ`.
+    Read(&'a RawEndpoint, RawRma<'a>, OpFlags),
+    /// `FI_OP_ATOMIC`, `FI_OP_FETCH_ATOMIC` and `FI_OP_COMPARE_ATOMIC`.
+    Atomic(&'a RawEndpoint, RawAtomic<'a>, OpFlags),
+    /// `FI_OP_CNTR_SET`.
+    Set(&'a Cntr, u64),
+    /// `FI_OP_CNTR_ADD`.
+    Add(&'a Cntr, u64),
+}
+
+/// An operation as it will be posted.
+#[derive(Debug)]
+pub(crate) enum Op {
+    Send(SendReq),
+    Recv(RecvReq),
+    Write(WriteReq),
+    Read(ReadReq),
+    Atomic(Box<AtomicReq>),
+    Set(CntrId, u64),
+    Add(CntrId, u64),
+}
+
+/// What waits.
+#[derive(Debug)]
+struct Waiting {
+    when: Condition,
+    /// The name of deferred work, none of a triggered operation, which failures of the counter do
+    /// not release.
+    name: Option<u64>,
+    /// The endpoint it is posted to, and that which it ends with.
+    ep: Option<(EpId, EpId)>,
+    completion: Option<CntrId>,
+    op: Op,
+}
+
+/// All that waits in a domain.
+#[derive(Debug, Default)]
+pub(crate) struct Works {
+    /// By thresholds, and in the order of submission where they are the same.
+    list: Vec<Waiting>,
+}
+
+impl Works {
+    #[inline(always)]
+    pub(crate) fn any(&self) -> bool {
+        !self.list.is_empty()
+    }
+
+    fn add(&mut self, new: Waiting) {
+        let at = self.list.partition_point(|old| old.when.threshold <= new.when.threshold);
+        self.list.insert(at, new);
+    }
+
+    /// Whether something waits for a counter, or will be counted by it.
+    pub(crate) fn uses(&self, cntr: CntrId) -> bool {
+        let changes = |op: &Op| matches!(op, Op::Set(c, _) | Op::Add(c, _) if *c == cntr);
+        self.list
+            .iter()
+            .any(|w| w.when.cntr == cntr || w.completion == Some(cntr) || changes(&w.op))
+    }
+
+    /// Endpoint `ep` is closed.
+    pub(crate) fn end(&mut self, ep: EpId) {
+        self.list.retain(|w| w.ep.is_none_or(|(_, of)| of != ep));
+    }
+}
+
+/// What became of an attempt to do something that waits.
+enum Tried {
+    Done,
+    /// There is no room now.
+    Again,
+}
+
+impl Core {
+    /// Does everything whose time has come.
+    #[cold]
+    pub(crate) fn release(&mut self) {
+        // What is done may change counters.
+        while self.release_one() {}
+    }
+
+    /// Does the first that can be done and says whether there was one. What finds no room keeps
+    /// back those that wait for the same counter.
+    fn release_one(&mut self) -> bool {
+        let mut full: Vec<CntrId> = Vec::new();
+        for at in 0..self.works.list.len() {
+            let Waiting { when, name, .. } = self.works.list[at];
+            let node = self.engine.node();
+            let ended = node.cntr_read(when.cntr).unwrap_or(0);
+            let failed = if name.is_some() { node.cntr_readerr(when.cntr).unwrap_or(0) } else { 0 };
+            if ended.saturating_add(failed) < when.threshold || full.contains(&when.cntr) {
+                continue;
+            }
+            match self.try_one(at) {
+                Tried::Done => {
+                    self.works.list.remove(at);
+                    return true;
+                }
+                Tried::Again => full.push(when.cntr),
+            }
+        }
+        false
+    }
+
+    fn try_one(&mut self, at: usize) -> Tried {
+        let Self { engine, works, .. } = self;
+        let Waiting { ep, op, .. } = &works.list[at];
+        let node = engine.node_mut();
+        let Some((ep, _)) = *ep else {
+            // A counter that something waits for is not closed.
+            let _ = match *op {
+                Op::Set(cntr, value) => node.cntr_set(cntr, value),
+                Op::Add(cntr, value) => node.cntr_add(cntr, value),
+                _ => Ok(()),
+            };
+            return Tried::Done;
+        };
+        let (posted, context, recv) = match op {
+            Op::Send(req) => (engine.post_send(ep, again(req)), req.context, false),
+            Op::Recv(req) => {
+                let again = RecvReq { buf: req.buf.again(), ..*req };
+                (engine.post_recv(ep, again), req.context, true)
+            }
+            Op::Write(req) => {
+                let again = WriteReq { buf: req.buf.again(), ..*req };
+                (engine.post_write(ep, again), req.context, false)
+            }
+            Op::Read(req) => {
+                let again = ReadReq { buf: req.buf.again(), ..*req };
+                (engine.post_read(ep, again), req.context, false)
+            }
+            Op::Atomic(req) => {
+                let (operand, compare) = (req.operand.again(), req.compare.again());
+                let again = AtomicReq { operand, compare, result: req.result.again(), ..**req };
+                (engine.post_atomic(ep, again), req.context, false)
+            }
+            Op::Set(..) | Op::Add(..) => return Tried::Done,
+        };
+        match posted {
+            Ok(()) => Tried::Done,
+            Err(Error::Again) => Tried::Again,
+            Err(why) => match engine.node_mut().fail_unposted(ep, context, recv, why) {
+                Err(Error::Again) => Tried::Again,
+                // Told, or the endpoint is closed and there is nobody to tell.
+                _ => Tried::Done,
+            },
+        }
+    }
+}
+
+fn again(req: &SendReq) -> SendReq {
+    SendReq { buf: req.buf.again(), ..*req }
+}
+
+impl EpCommon {
+    /// Says how conditions are read out of the contexts of this endpoint's operations. Without,
+    /// `FI_TRIGGER` is refused.
+    pub fn set_condition_of(&self, read: ConditionOf) {
+        // Once for each endpoint: the same again changes nothing.
+        let _ = self.condition_of.set(read);
+    }
+
+    /// Keeps an operation with `FI_TRIGGER`, whose flag has been taken away, until the condition
+    /// that its context says is met.
+    ///
+    /// # Errors
+    /// - [`Error::BadFlags`]: the endpoint has no `FI_TRIGGER`.
+    /// - [`Error::Invalid`], [`Error::NoSys`]: the context says no condition of this domain.
+    pub(crate) fn trigger(&self, context: u64, op: Op) -> Result<()> {
+        let read = self.condition_of.get().filter(|_| self.caps().contains(Caps::TRIGGER));
+        let read = read.ok_or(Error::BadFlags)?;
+        // SAFETY: `set_condition_of` was given what reads contexts of this endpoint's operations,
+        // and this is one of an operation with `FI_TRIGGER`.
+        let when = unsafe { read(context)? };
+        self.wait_for_it(Waiting {
+            when,
+            name: None,
+            ep: Some((self.id, self.id)),
+            completion: None,
+            op,
+        })
+    }
+
+    fn wait_for_it(&self, waiting: Waiting) -> Result<()> {
+        submit(&self.dom, waiting)
+    }
+
+    /// Keeps deferred work, to be posted through a twin.
+    fn defer(&self, work: &RawWork<'_>, op: Op) -> Result<()> {
+        if !self.caps().contains(Caps::TRIGGER) {
+            return Err(Error::OpNotSupp("FI_TRIGGER was not requested"));
+        }
+        if work.when.dom != self.dom.name() {
+            return Err(Error::Invalid("triggering_cntr: of another domain"));
+        }
+        let completion = work.completion.map(|cntr| cntr.0.id);
+        let twin = self.dom.enter()?.node().ep_twin(self.id, completion)?;
+        let (when, name, ep) = (work.when, Some(work.name), Some((twin, self.id)));
+        self.wait_for_it(Waiting { when, name, ep, completion, op })
+    }
+}
+
+fn submit(dom: &crate::inner::DomainRef, waiting: Waiting) -> Result<()> {
+    if waiting.when.dom != dom.name() {
+        return Err(Error::Invalid("the counter is of another domain"));
+    }
+    let mut core = dom.enter()?;
+    core.works.add(waiting);
+    core.release();
+    core.posted(dom);
+    Ok(())
+}
+
+impl Domain {
+    /// Queues deferred work (`FI_QUEUE_WORK`), which begins at once if its condition is met.
+    ///
+    /// # Errors
+    /// - [`Error::Invalid`]: a counter or endpoint is of another domain, a list is too long, or an
+    ///   operation on a counter names a completion counter.
+    /// - [`Error::OpNotSupp`]: the endpoint has no `FI_TRIGGER`.
+    /// - [`Error::OpBadState`]: the endpoint is not enabled.
+    /// - [`Error::MsgTooLong`]: the message is longer than the endpoint sends.
+    ///
+    /// What else the operation can be refused for ends in an error entry when its time has come.
+    ///
+    /// # Safety
+    /// The [promise](crate::raw) of the raw face, from this call until the work has ended or been
+    /// cancelled; operands of atomic operations are read until then as well.
+    ///
+    /// Source: fi_trigger(3), "DEFERRED WORK QUEUES".
+    pub unsafe fn raw_queue_work(&self, work: RawWork<'_>) -> Result<()> {
+        let known = |cntr: &Cntr| cntr.0.dom.name() == self.dom.name();
+        if work.completion.is_some_and(|cntr| !known(cntr)) {
+            return Err(Error::Invalid("completion_cntr: of another domain"));
+        }
+        // SAFETY: the caller's promise is that of the functions that take lists.
+        let (ep, op) = unsafe {
+            match work.op {
+                RawOp::Send(ep, send, flags) => (ep, Op::Send(ep.send_req(send, flags)?)),
+                RawOp::Recv(ep, recv, flags) => (ep, Op::Recv(ep.recv_req(recv, flags)?)),
+                RawOp::Write(ep, rma, flags) => (ep, Op::Write(ep.write_req(rma, flags)?)),
+                RawOp::Read(ep, rma, flags) => (ep, Op::Read(ep.read_req(rma, flags)?)),
+                RawOp::Atomic(ep, call, flags) => {
+                    (ep, Op::Atomic(Box::new(ep.atomic_req(&call, flags)?)))
+                }
+                RawOp::Set(cntr, value) | RawOp::Add(cntr, value) => {
+                    if work.completion.is_some() || !known(cntr) {
+                        return Err(Error::Invalid("an operation on a counter of this domain"));
+                    }
+                    let set = matches!(work.op, RawOp::Set(..));
+                    let op = if set { Op::Set } else { Op::Add };
+                    let (when, op) = (work.when, op(cntr.0.id, value));
+                    let (name, ep, completion) = (Some(work.name), None, None);
+                    return submit(&self.dom, Waiting { when, name, ep, completion, op });
+                }
+            }
+        };
+        if ep.dom.name() != self.dom.name() {
+            return Err(Error::Invalid("ep: of another domain"));
+        }
+        ep.defer(&work, op)
+    }
+
+    /// Cancels the first deferred work of this name that still waits (`FI_CANCEL_WORK`).
+    ///
+    /// # Errors
+    /// [`Error::NoData`]: there is none.
+    pub fn raw_cancel_work(&self, name: u64) -> Result<()> {
+        let mut core = self.dom.enter()?;
+        let list = &mut core.works.list;
+        let at = list.iter().position(|w| w.name == Some(name)).ok_or(Error::NoData)?;
+        list.remove(at);
+        Ok(())
+    }
+
+    /// Cancels all deferred work, or what waits for one counter (`FI_FLUSH_WORK`).
+    ///
+    /// # Errors
+    /// [`Error::OpBadState`] as for every call.
+    pub fn raw_flush_work(&self, cntr: Option<&Cntr>) -> Result<()> {
+        let only = cntr.map(|cntr| cntr.0.id);
+        let flushed = |w: &Waiting| w.name.is_some() && only.is_none_or(|c| w.when.cntr == c);
+        self.dom.enter()?.works.list.retain(|w| !flushed(w));
+        Ok(())
+    }
+}

@@ -1,0 +1,106 @@
+//! Twins: operations of an endpoint that are counted elsewhere.
+
+use super::*;
+
+/// A twin of both ends' endpoints, and the counters.
+fn with_twins(lossless: bool) -> (Pair, [CntrId; 2]) {
+    let mut pair = Pair::new(1500, lossless);
+    let cntrs = [0, 1].map(|i| {
+        let End { node, ep, .. } = &mut pair.ends[i];
+        let cntr = node.cntr_open().unwrap();
+        let twin = node.ep_twin(*ep, Some(cntr)).unwrap();
+        assert_eq!(node.ep_twin(*ep, Some(cntr)), Ok(twin), "there is one already");
+        assert_ne!(node.ep_twin(*ep, None), Ok(twin));
+        cntr
+    });
+    pair.short = Some(0);
+    (pair, cntrs)
+}
+
+/// Runs a call with the twin in place of the endpoint.
+fn by_twin<R>(pair: &mut Pair, i: usize, cntr: CntrId, f: impl FnOnce(&mut Pair) -> R) -> R {
+    let ep = pair.ends[i].ep;
+    pair.ends[i].ep = pair.ends[i].node.ep_twin(ep, Some(cntr)).unwrap();
+    let result = f(pair);
+    pair.ends[i].ep = ep;
+    result
+}
+
+fn counted(pair: &Pair, i: usize, cntr: CntrId) -> (u64, u64) {
+    let node = &pair.ends[i].node;
+    (node.cntr_read(cntr).unwrap(), node.cntr_readerr(cntr).unwrap())
+}
+
+#[test]
+fn a_twins_operations_are_counted_and_complete_on_demand() {
+    for lossless in [true, false] {
+        for len in [0, 64, 40_000] {
+            let (mut pair, [tx, rx]) = with_twins(lossless);
+            let (buf, look) = shared(len);
+            by_twin(&mut pair, 1, rx, |p| p.recv(1, buf, 5, OpFlags::empty(), 1)).unwrap();
+            let data = bytes(len);
+            let send = |p: &mut Pair, flags| p.send(0, IoBuf::leaked(&data), 5, flags, 2);
+            by_twin(&mut pair, 0, tx, |p| send(p, OpFlags::empty())).unwrap();
+            pair.run(3_000_000);
+            assert_eq!(contents(&look), data);
+            assert_eq!((pair.read(0).len(), pair.read(1).len()), (0, 0));
+            assert_eq!((counted(&pair, 0, tx), counted(&pair, 1, rx)), ((1, 0), (1, 0)));
+            // With FI_COMPLETION, and the message first.
+            by_twin(&mut pair, 0, tx, |p| send(p, OpFlags::COMPLETION)).unwrap();
+            pair.run(3_000_000);
+            let (buf, look) = shared(len);
+            by_twin(&mut pair, 1, rx, |p| p.recv(1, buf, 5, OpFlags::COMPLETION, 7)).unwrap();
+            pair.run(3_000_000);
+            assert_eq!(contents(&look), data);
+            let contexts: [Vec<u64>; 2] =
+                [0, 1].map(|i| pair.read(i).iter().map(|e| e.op_context).collect());
+            assert_eq!(contexts, [vec![2], vec![7]]);
+            assert_eq!((counted(&pair, 0, tx), counted(&pair, 1, rx)), ((2, 0), (2, 0)));
+            pair.run(600_000_000);
+            pair.assert_quiet();
+        }
+    }
+}
+
+#[test]
+fn receives_of_endpoint_and_twin_stand_in_one_order() {
+    let (mut pair, [_, rx]) = with_twins(true);
+    let mut looks = Vec::new();
+    for i in 0..6 {
+        let (buf, look) = shared(8);
+        looks.push(look);
+        let post = |p: &mut Pair| p.recv(1, buf, 5, OpFlags::empty(), i);
+        if i % 2 == 0 { by_twin(&mut pair, 1, rx, post).unwrap() } else { post(&mut pair).unwrap() }
+    }
+    for i in 0..6 {
+        pair.send(0, IoBuf::leaked(&[i; 8]), 5, OpFlags::empty(), 9).unwrap();
+    }
+    pair.run(3_000_000);
+    for (i, look) in looks.iter().enumerate() {
+        assert_eq!(contents(look), [i as u8; 8]);
+    }
+    let got: Vec<u64> = pair.read(1).iter().map(|e| e.op_context).collect();
+    assert_eq!(got, [1, 3, 5]);
+    assert_eq!(counted(&pair, 1, rx), (3, 0));
+}
+
+#[test]
+fn a_counter_is_busy_while_a_twin_has_work_and_the_endpoint_ends_it() {
+    let (mut pair, [tx, rx]) = with_twins(true);
+    assert_eq!(pair.ends[0].node.cntr_close(tx), Ok(()), "its twin is idle");
+    let (buf, _look) = shared(8);
+    by_twin(&mut pair, 1, rx, |p| p.recv(1, buf, 5, OpFlags::empty(), 3)).unwrap();
+    let now = pair.now;
+    let End { node, ep, cq, av, .. } = &mut pair.ends[1];
+    assert_eq!(node.cntr_close(rx), Err(Error::Busy));
+    assert_eq!(node.ep_ids().count(), 1, "nobody is told of twins");
+    let twin = node.ep_twin(*ep, Some(rx)).unwrap();
+    assert_eq!(node.ep_twin(twin, None), Err(Error::OpBadState), "a twin has none");
+    node.fail_unposted(twin, 8, false, Error::Invalid("planted")).unwrap();
+    node.ep_close(now, *ep).unwrap();
+    let outcomes = [0, 1].map(|_| node.cq_readerr(*cq).unwrap()).map(|e| (e.cqe.op_context, e.err));
+    assert_eq!(outcomes, [(8, Error::Invalid("planted")), (3, Error::Canceled)]);
+    assert_eq!(node.cntr_readerr(rx), Ok(2));
+    assert_eq!(node.cntr_close(rx), Ok(()));
+    assert_eq!((node.cq_close(*cq), node.av_close(*av)), (Ok(()), Ok(())));
+}

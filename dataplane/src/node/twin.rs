@@ -1,0 +1,156 @@
+//! Twins of endpoints: what is posted through a twin is its endpoint's to everybody else, but
+//! completes only on demand, and is counted by one counter of its own. Deferred work is posted so.
+//!
+//! A twin is a record like an endpoint's that no message names. It has the number, the queues and
+//! the address vector of its endpoint; receives that are posted through it are matched in the
+//! endpoint's tables, where they stand in order with all others, and are the twin's from the start.
+//! It ends with its endpoint, or earlier, when it is idle and its counter is closed.
+
+use super::post::{keep_buf, recv_wr};
+use super::rma::{READ, WRITE};
+use super::{CntrId, EpAttr, EpId, Node, RecvReq};
+use crate::error::{Error, Result};
+use crate::flags::{Caps, CqFlags};
+use crate::proto::matching::Src;
+use crate::slab::NONE;
+use crate::types::{CqErr, Cqe, FI_ADDR_UNSPEC, Instant, ProvErrno};
+
+impl Node {
+    /// The twin of `ep` whose operations `cntr` counts, or nobody; made if there is none. The
+    /// posting calls take it for an endpoint.
+    ///
+    /// # Errors
+    /// - [`Error::OpBadState`]: the endpoint is not enabled. [`Error::BadFd`]: one was closed.
+    /// - [`Error::NoMem`]: there are too many endpoints.
+    pub fn ep_twin(&mut self, ep: EpId, cntr: Option<CntrId>) -> Result<EpId> {
+        let e = self.eps.by_handle(ep.0).ok_or(Error::BadFd)?;
+        if !e.enabled || e.sharers.is_some() || e.twin_of != NONE {
+            return Err(Error::OpBadState);
+        }
+        let at = match cntr {
+            Some(cntr) => self.cntrs.by_handle(cntr.0).map(|_| cntr.0.idx()).ok_or(Error::BadFd)?,
+            None => NONE,
+        };
+        let idx = ep.0.idx();
+        let known = self.eps.iter().find(|(_, t)| t.twin_of == idx && t.tx_cntr == at);
+        if let Some((twin, _)) = known {
+            return Ok(EpId(self.eps.handle(twin)));
+        }
+        let attr = EpAttr {
+            number: None,
+            caps: e.caps - Caps::COLLECTIVE,
+            tx_size: e.tx_size as usize,
+            rx_size: e.rx_size as usize,
+            buffered_recv: false,
+            ..EpAttr::default()
+        };
+        let (number, queues, av) = (e.number, (e.tx_cq, e.rx_cq), e.av);
+        let twin = self.ep_record(attr, number)?;
+        let t = &mut self.eps[twin.0.idx()];
+        t.twin_of = idx;
+        ((t.tx_cq, t.rx_cq), t.av) = (queues, av);
+        (t.tx_selective, t.rx_selective) = (true, true);
+        (t.tx_cntr, t.rx_cntr) = (at, at);
+        (t.rma_cntr[READ], t.rma_cntr[WRITE]) = (at, at);
+        t.enable(true);
+        for cq in [queues.0, queues.1].into_iter().filter(|&cq| cq != NONE) {
+            self.cqs[cq].bound += 1;
+        }
+        self.avs[av].bound += 1;
+        if let Some(table) = self.cntrs.get_mut(at) {
+            table.bound += 4;
+        }
+        // From now on some of its receives are a twin's, which the short way does not know.
+        let e = &mut self.eps[idx];
+        e.has_twin = true;
+        e.enable(true);
+        Ok(twin)
+    }
+
+    /// Posts a receive of twin `t` to its endpoint's tables.
+    pub(super) fn post_twin(
+        &mut self,
+        now: Instant,
+        t: u32,
+        src: Src,
+        mut req: RecvReq,
+    ) -> Result<()> {
+        let e = self.eps[t].twin_of;
+        if self.eps[e].srx != NONE {
+            return Err(Error::OpNotSupp("receives are posted to the shared context"));
+        }
+        let twin = &mut self.eps[t];
+        if twin.rx_used >= twin.rx_size || self.posted.is_full() {
+            return Err(Error::Again);
+        }
+        if !self.cqs[twin.rx_cq].cq.reserve() {
+            return Err(Error::Again);
+        }
+        twin.rx_used += 1;
+        let (tag, ignore) = (req.tag, req.ignore);
+        let wr = recv_wr(t, true, false, &req);
+        let ep = &mut self.eps[e];
+        let starved = ep.starved;
+        let matcher = &mut ep.matcher[req.kind as usize];
+        let found = matcher.match_unexpected(&self.stored, tag, ignore, src);
+        let recv = matcher.post(&mut self.posted, tag, ignore, src, wr);
+        let recv = recv.unwrap_or_else(|_| unreachable!("a free slot was seen"));
+        keep_buf(&mut self.recv_bufs, recv, &mut req.buf);
+        if starved {
+            self.feed_ep(now, e);
+        } else if let Some(msg) = found {
+            self.eps[e].matcher[req.kind as usize].unlink_posted(&mut self.posted, recv);
+            self.unmatch_stored(msg);
+            self.deliver_stored(now, msg, recv, 0);
+        }
+        Ok(())
+    }
+
+    /// Tells that an operation of `ep`, which was accepted to be posted later, could not be: by an
+    /// error entry of its queue for sends or, if `recv`, for receives, and by its counter.
+    ///
+    /// # Errors
+    /// [`Error::Again`]: the queue is full; nothing was told. [`Error::BadFd`]: it was closed.
+    pub fn fail_unposted(&mut self, ep: EpId, context: u64, recv: bool, err: Error) -> Result<()> {
+        let e = self.eps.by_handle(ep.0).ok_or(Error::BadFd)?;
+        let (cq, cntr) = if recv { (e.rx_cq, e.rx_cntr) } else { (e.tx_cq, e.tx_cntr) };
+        if cq == NONE || !self.cqs[cq].cq.reserve() {
+            return Err(Error::Again);
+        }
+        let flags = if recv { CqFlags::RECV } else { CqFlags::SEND };
+        let cqe = Cqe { op_context: context, flags, src: FI_ADDR_UNSPEC, ..Cqe::default() };
+        let prov_errno = ProvErrno::NotExecuted;
+        self.cqs[cq].cq.push_err(CqErr { cqe, olen: 0, err, prov_errno, err_data: None });
+        self.count(cntr, false);
+        Ok(())
+    }
+
+    /// Ends the twins of endpoint `e`. Its receives have ended already.
+    pub(super) fn close_twins(&mut self, now: Instant, e: u32) {
+        if !self.eps[e].has_twin {
+            return;
+        }
+        for t in self.twins(|_, twin| twin.twin_of == e) {
+            self.close_sends(now, t);
+            self.close_receives(now, t);
+            self.free_twin(t);
+        }
+    }
+
+    /// Ends the twins that counter `c` counts for and that have nothing under way.
+    pub(super) fn leave_cntr(&mut self, c: u32) {
+        let idle = |t: &super::ep::Ep| t.tx_cntr == c && t.tx_used == 0 && t.rx_used == 0;
+        for t in self.twins(|_, twin| twin.twin_of != NONE && idle(twin)) {
+            self.free_twin(t);
+        }
+    }
+
+    fn twins(&self, which: impl Fn(u32, &super::ep::Ep) -> bool) -> Vec<u32> {
+        self.eps.iter().filter(|(i, ep)| which(*i, ep)).map(|(i, _)| i).collect()
+    }
+
+    fn free_twin(&mut self, t: u32) {
+        let twin = self.eps.free(t);
+        self.unbind(&twin);
+    }
+}
