@@ -28,7 +28,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use barewire_dataplane::node::{
     AvId, CqId, EpAttr as NodeEpAttr, EpId, MsgKind, Node, RecvReq, SendReq,
@@ -161,6 +161,11 @@ impl ConnRequest {
     /// The address of the endpoint that wants to connect.
     pub fn peer(&self) -> EpAddr {
         self.ep
+    }
+
+    #[cfg(test)]
+    pub(crate) fn of(number: u32, ep: EpAddr) -> Self {
+        Self { number, driven: false, side: ep, ep }
     }
 }
 
@@ -594,12 +599,6 @@ impl Cm {
         }
     }
 
-    /// Whether the acceptance of connection `number` has not been delivered.
-    fn accepts(&self, number: u32) -> bool {
-        let its = |sent: &Sent| sent.conn == number && sent.kind == Kind::Accept;
-        self.waiting.iter().any(its) || self.on_their_way.values().any(its)
-    }
-
     /// Whether a last word has not left for good.
     fn is_busy(&self) -> bool {
         let last = |sent: &Sent| sent.kind.is_last();
@@ -673,8 +672,8 @@ impl EpCommon {
     }
 
     /// Accepts the request that the endpoint was opened with ([`Info::handle`]) and gives the peer
-    /// `data`. [`FI_CONNECTED`] follows, when the peer's node has heard of it, for which the call
-    /// waits half a second at most. Enables the endpoint.
+    /// `data`. [`FI_CONNECTED`] follows, when the peer's node has heard of it. Enables the
+    /// endpoint.
     ///
     /// # Errors
     /// As [`connect`](Self::connect); [`Error::OpBadState`] also if there was no request.
@@ -711,7 +710,8 @@ impl EpCommon {
             core.engine.av_insert(av, peer)?;
         }
         let state = if accepts { State::Connected } else { State::Connecting };
-        let (fid, eq) = (it.fid.load(Ordering::Relaxed), Arc::downgrade(&eq));
+        let (fid, of) = (it.fid.load(Ordering::Relaxed), Arc::clone(&eq));
+        let eq = Arc::downgrade(&eq);
         let side = FI_ADDR_UNSPEC;
         let told = false;
         let conn = Conn { state, told, driven, av, ep, eq, fid, side, side_addr, there, peer };
@@ -724,13 +724,10 @@ impl EpCommon {
         });
         let number = joined.ok_or(Error::OpBadState)??;
         it.number.store(number, Ordering::Relaxed);
-        core.posted(&self.dom);
-        drop(core);
         if accepts {
-            // So that the event comes before what the other side does next, which may be to ask the
-            // listener, who has a node of his own, for another connection.
-            turn_while(&self.dom, ACCEPT_MAX, |cm| cm.accepts(number));
+            of.accepting(fid);
         }
+        core.posted(&self.dom);
         Ok(())
     }
 
@@ -774,18 +771,10 @@ impl EpCommon {
 /// Turns the loop until connection sides have said what they have to, at most as long as a silent
 /// peer is taken for alive.
 pub(crate) fn linger(dom: &DomainRef) {
-    turn_while(dom, dom.settings.t_dead, Cm::is_busy);
-}
-
-/// How long [`EpCommon::accept`] waits at most until the other side has heard of it. Longer than a
-/// process that is alive takes to look, and no harm to one thread that owns both sides.
-const ACCEPT_MAX: Duration = Duration::from_millis(500);
-
-fn turn_while(dom: &DomainRef, longest: Duration, busy: impl Fn(&Cm) -> bool) {
-    let end = Instant::now() + longest;
+    let end = Instant::now() + dom.settings.t_dead;
     while Instant::now() < end {
         let Ok(mut core) = dom.enter() else { return };
-        if !core.cm.as_ref().is_some_and(|cm| busy(cm)) {
+        if !core.cm.as_ref().is_some_and(|cm| cm.is_busy()) {
             return;
         }
         core.turn_if_manual(dom);

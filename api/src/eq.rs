@@ -41,11 +41,38 @@ pub(crate) struct EqInner {
 #[derive(Default)]
 struct State {
     items: VecDeque<Item>,
+    /// Endpoints whose acceptance is on its way, and until when requests wait for that.
+    accepting: Vec<(u64, Instant)>,
+}
+
+impl State {
+    /// The place of what is read next.
+    fn next(&mut self) -> Option<usize> {
+        if !self.accepting.is_empty() {
+            let now = Instant::now();
+            self.accepting.retain(|(_, until)| *until > now);
+        }
+        let kept_back = !self.accepting.is_empty();
+        self.items.iter().position(|item| !(kept_back && item.is_request()))
+    }
+
+    /// It is known what became of the acceptance by endpoint `fid`. True if it was not before.
+    fn heard(&mut self, fid: u64) -> bool {
+        let before = self.accepting.len();
+        self.accepting.retain(|(of, _)| *of != fid);
+        self.accepting.len() < before
+    }
 }
 
 enum Item {
     Event(Event),
     Error(EqErr),
+}
+
+impl Item {
+    fn is_request(&self) -> bool {
+        matches!(self, Self::Event(Event { request: Some(_), .. }))
+    }
 }
 
 #[derive(Default)]
@@ -75,6 +102,10 @@ pub struct EqErr {
 
 /// How long a blocking read leaves a domain with manual progress alone.
 const PERIOD: Duration = Duration::from_millis(1);
+
+/// How long a request is kept back at most by an acceptance on its way. Longer than a process that
+/// is alive takes to look.
+const ACCEPT_MAX: Duration = Duration::from_millis(500);
 
 impl Eq {
     pub(crate) fn open(attr: EqAttr) -> Result<Self> {
@@ -177,9 +208,10 @@ impl Eq {
             if left == Some(Duration::ZERO) {
                 return Err(Error::Again);
             }
+            let mut state = eq.lock();
+            let drive = drive || !state.accepting.is_empty();
             let longest = if drive { PERIOD } else { Duration::from_secs(1) };
-            let state = eq.lock();
-            if state.items.is_empty() {
+            if state.next().is_none() {
                 let time = left.map_or(longest, |l| l.min(longest));
                 drop(eq.filled.wait_timeout(state, time).unwrap_or_else(PoisonError::into_inner));
             }
@@ -248,7 +280,8 @@ impl EqInner {
 
     fn take(&self, buf: &mut [u8], remove: bool) -> Result<(u32, usize, Option<ConnRequest>)> {
         let mut state = self.lock();
-        let (event, len, request) = match state.items.front_mut() {
+        let next = state.next().ok_or(Error::Again)?;
+        let (event, len, request) = match state.items.get_mut(next) {
             None => return Err(Error::Again),
             Some(Item::Error(_)) => return Err(Error::Avail),
             Some(Item::Event(Event { event, bytes, request, .. })) => {
@@ -258,7 +291,7 @@ impl EqInner {
             }
         };
         if remove {
-            state.items.pop_front();
+            state.items.remove(next);
             self.untell(&state);
         }
         Ok((event, len, request))
@@ -287,8 +320,22 @@ impl EqInner {
         }
         let mut bytes = [fid, 0].map(u64::to_ne_bytes).concat();
         bytes.extend(data);
-        self.push(Item::Event(Event { event, bytes, of: fid, request }));
+        let item = Item::Event(Event { event, bytes, of: fid, request });
+        let mut state = self.lock();
+        let at =
+            if state.heard(fid) { state.items.iter().position(Item::is_request) } else { None };
+        let at = at.unwrap_or(state.items.len());
+        state.items.insert(at, item);
+        drop(state);
+        self.tell();
         true
+    }
+
+    /// Endpoint `fid` has accepted. Requests are kept back until the queue hears what became of it:
+    /// the other side may ask the listener, who has a node of his own, for another connection
+    /// before it is known here that the first one stands.
+    pub(crate) fn accepting(&self, fid: u64) {
+        self.lock().accepting.push((fid, Instant::now() + ACCEPT_MAX));
     }
 
     /// A request for a connection was refused.
@@ -304,6 +351,7 @@ impl EqInner {
             return requests;
         }
         let mut state = self.lock();
+        state.heard(fid);
         state.items.retain_mut(|item| match item {
             Item::Event(event) if event.of == fid => {
                 requests.extend(event.request.take());
@@ -385,6 +433,8 @@ impl EqInner {
 
 #[cfg(test)]
 mod tests {
+    use barewire_dataplane::types::EpAddr;
+
     use super::*;
 
     fn eq(wait_obj: WaitObj) -> Eq {
@@ -421,6 +471,30 @@ mod tests {
         assert_eq!(q.read(&mut buf), Err(Error::Avail));
         assert_eq!(q.readerr().map(|e| e.err), Ok(Error::NetDown));
         assert_eq!(q.read(&mut buf), Ok((2, 1)));
+    }
+
+    #[test]
+    fn a_request_is_kept_back_until_it_is_known_that_the_last_one_stands() {
+        let q = eq(WaitObj::Unspec);
+        let addr = EpAddr { mac: "02:00:00:00:00:05".parse().unwrap(), ep: 1, incarnation: 2 };
+        let request = || Some(ConnRequest::of(3, addr));
+        let mut buf = [0; 64];
+        let mut next = |q: &Eq| q.read(&mut buf).map(|(event, _)| event);
+        q.0.accepting(7);
+        q.0.push_cm(1, 5, &[], request());
+        assert_eq!(next(&q), Err(Error::Again));
+        q.0.push_cm(2, 7, &[], None);
+        assert_eq!([next(&q), next(&q), next(&q)], [Ok(2), Ok(1), Err(Error::Again)]);
+        // Nor for ever.
+        q.0.accepting(8);
+        q.0.push_cm(1, 5, &[], request());
+        assert_eq!(next(&q), Err(Error::Again));
+        assert_eq!(q.sread(&mut [0; 64], 60_000).map(|(event, _)| event), Ok(1));
+        // What is forgotten holds nobody up.
+        q.0.accepting(9);
+        q.0.push_cm(1, 5, &[], request());
+        q.0.forget(9);
+        assert_eq!(next(&q), Ok(1));
     }
 
     #[test]
