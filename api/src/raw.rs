@@ -245,19 +245,9 @@ impl RawEndpoint {
             return Ok(());
         }
         drop(core);
+        // In pieces, so that nothing has to lie in memory for a call that is seldom made.
         // SAFETY: the caller's promise is the same.
-        unsafe {
-            self.send_one_long(OneSend {
-                kind,
-                one,
-                dest,
-                tag,
-                data,
-                context,
-                flags,
-                no_completion,
-            })
-        }
+        unsafe { self.send_one_long((kind, no_completion), one, dest, tag, (data, context), flags) }
     }
 
     /// The rest of [`send_one`](Self::send_one).
@@ -265,8 +255,15 @@ impl RawEndpoint {
     /// # Safety
     /// As there.
     #[inline(never)]
-    unsafe fn send_one_long(&self, send: OneSend) -> Result<()> {
-        let OneSend { kind, one, dest, tag, data, context, flags, no_completion } = send;
+    unsafe fn send_one_long(
+        &self,
+        (kind, no_completion): (MsgKind, bool),
+        one: IoVec,
+        dest: FiAddr,
+        tag: u64,
+        (data, context): (u64, u64),
+        flags: OpFlags,
+    ) -> Result<()> {
         // SAFETY: the caller's promise is that of `from_raw`.
         let buf = IoBuf::one(unsafe { Span::from_raw(one.base, one.len) });
         self.post_send(SendReq { kind, buf, dest, tag, data, context, flags, no_completion })

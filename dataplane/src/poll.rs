@@ -41,7 +41,7 @@ const INBOX_BURSTS: usize = 1024;
 /// Turns between two readings of the clock, which costs as much as an empty turn, while turns
 /// follow each other briskly: within so many nanoseconds from one reading to the next. The harm is
 /// that a timer comes late by that, and, when the turns stop being brisk, once by as many turns.
-const UNTIMED_TURNS: u32 = 8;
+const UNTIMED_TURNS: u32 = 32;
 const BRISK_NS: u64 = 50_000;
 
 /// Bits of an address as a number.
