@@ -369,9 +369,9 @@ impl RawEndpoint {
         };
         // SAFETY: the caller's promise is that of `from_raw`.
         let buf = IoBuf::one(unsafe { Span::from_raw(one.base, one.len) });
-        let mut req = RecvReq { kind, buf, src, tag, ignore, context, flags };
+        let req = RecvReq { kind, buf, src, tag, ignore, context, flags };
         let mut core = self.dom.enter()?;
-        if core.engine.recv_now(self.id, &mut req) {
+        if core.engine.recv_now(self.id, &req) {
             core.posted(&self.dom);
             core.leave();
             return Ok(());

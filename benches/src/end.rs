@@ -253,7 +253,7 @@ impl End for NodeEnd {
 
     #[inline]
     fn recv(&mut self, at: usize, len: usize) -> bool {
-        let mut req = RecvReq {
+        let req = RecvReq {
             kind: MsgKind::Tagged,
             buf: self.memory.lend(at, len),
             src: FI_ADDR_UNSPEC,
@@ -262,7 +262,7 @@ impl End for NodeEnd {
             context: 0,
             flags: OpFlags::empty(),
         };
-        self.node.recv_now(self.ep, &mut req)
+        self.node.recv_now(self.ep, &req)
             || self.node.post_recv(Instant(now_ns()), self.ep, req).is_ok()
     }
 

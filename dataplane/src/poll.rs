@@ -471,8 +471,8 @@ impl Engine {
     /// # Errors
     /// Those of [`Node::post_recv`]. Nothing of this request was queued.
     #[inline(always)]
-    pub fn post_recv(&mut self, ep: EpId, mut req: RecvReq) -> OpResult<()> {
-        if self.recv_now(ep, &mut req) {
+    pub fn post_recv(&mut self, ep: EpId, req: RecvReq) -> OpResult<()> {
+        if self.recv_now(ep, &req) {
             return Ok(());
         }
         self.node.post_recv(self.now, ep, req)
@@ -480,7 +480,7 @@ impl Engine {
 
     /// Posts a receive about which nothing is out of the ordinary; see [`Node::recv_now`].
     #[inline(always)]
-    pub fn recv_now(&mut self, ep: EpId, req: &mut RecvReq) -> bool {
+    pub fn recv_now(&mut self, ep: EpId, req: &RecvReq) -> bool {
         self.node.recv_now(ep, req)
     }
 

@@ -3,7 +3,7 @@
 use std::marker::PhantomData;
 
 use crate::mem::{
-    FEW, IoBuf, SHORT, copy_four, copy_inline, copy_inline_32, copy_short, crc32c_of_raw,
+    FEW, IoBuf, SHORT, Span, copy_four, copy_inline, copy_inline_32, copy_short, crc32c_of_raw,
 };
 
 /// Bytes of destination, source and EtherType that start every frame.
@@ -350,6 +350,23 @@ impl<'a> RxFrame<'a> {
                 to.cast_mut().cast::<[u8; 8]>().write_unaligned(word);
             },
             _ => self.again().copy_to_start(offset, buf, len),
+        }
+    }
+
+    /// As [`copy_to_io`](Self::copy_to_io) to the start of one piece of memory, without a call if
+    /// the bytes are few.
+    ///
+    /// # Panics
+    /// As `copy_to_io`.
+    #[inline(always)]
+    pub fn copy_to_span(&self, offset: usize, to: &Span, len: usize) {
+        let here = offset <= self.len && len <= self.len - offset;
+        if here && len <= to.len() && len <= SHORT {
+            // SAFETY: `len` bytes at `offset` are mapped (`here`), as many are lent to be written,
+            // and lent memory is none of the frame's.
+            unsafe { copy_inline(self.base.add(offset), to.base(), len) };
+        } else {
+            self.again().copy_to_io(offset, &IoBuf::one(to.again()), 0, len);
         }
     }
 

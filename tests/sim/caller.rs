@@ -429,8 +429,8 @@ impl App {
         let io = buf.map_or(IoBuf::EMPTY, |b| self.arena.lend(b, pieces, &mut self.rng));
         let flags = mode_flags(mode);
         let src = src.map_or(FI_ADDR_UNSPEC, |p| p.fi);
-        let mut req = RecvReq { kind, buf: io, src, tag, ignore, context, flags };
-        if self.rng.chance(0.5) && node.recv_now(ep.id, &mut req) {
+        let req = RecvReq { kind, buf: io, src, tag, ignore, context, flags };
+        if self.rng.chance(0.5) && node.recv_now(ep.id, &req) {
             return Ok(Some(context));
         }
         match node.post_recv(v.now, ep.id, req) {

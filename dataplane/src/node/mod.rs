@@ -407,8 +407,8 @@ pub struct Node {
     pub(crate) sent: SentPool,
     pub(crate) packs: Packs,
     pub(crate) posted: PostedPool<RecvWr>,
-    /// The buffers of posted receives, by the index of their record.
-    pub(crate) recv_bufs: Vec<IoBuf>,
+    /// The memory of posted receives where it is in several pieces, by the index of their record.
+    pub(crate) recv_lists: Vec<IoBuf>,
     pub(crate) stored: UnexpectedPool<Stored>,
     pub(crate) blocks: BlockPool,
     /// Blocks neither in use nor promised to a peer.
@@ -534,7 +534,7 @@ impl Node {
             sent: Slab::with_capacity(s.tx_wr_max * 4 + 4096),
             packs: Packs::new(if caps.lossless { 1 } else { 64 }, frame_len),
             posted: PostedPool::with_capacity(s.rx_wr_max),
-            recv_bufs: Vec::with_capacity(s.rx_wr_max),
+            recv_lists: Vec::with_capacity(s.rx_wr_max),
             stored: UnexpectedPool::with_capacity(blocks),
             blocks: BlockPool::with_capacity(blocks),
             blocks_unpromised: blocks,

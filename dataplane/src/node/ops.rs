@@ -1,6 +1,6 @@
 //! Operations in flight: what was posted and is not yet complete.
 
-use barewire_driver::mem::IoBuf;
+use barewire_driver::mem::{IoBuf, Span};
 use bitflags::bitflags;
 
 use super::rma::RmaList;
@@ -129,11 +129,17 @@ impl Linked<1> for TxWr {
     }
 }
 
-/// A posted receive. Its buffer lies in [`Node::recv_bufs`](super::Node), so that what is moved in
-/// and out of a slot is short.
+/// A posted receive.
 #[derive(Debug)]
 pub(crate) struct RecvWr {
     pub(crate) context: u64,
+    /// Its memory, unless that is a list.
+    pub(crate) buf: Span,
+    /// Its memory is in several pieces and described in [`Node::recv_lists`](super::Node), so that
+    /// what is moved in and out of a slot is short.
+    pub(crate) list: bool,
+    /// Takes one message, into memory in one piece, and writes a completion on success.
+    pub(crate) plain: bool,
     pub(crate) ep: u32,
     pub(crate) tagged: bool,
     /// Writes a completion on success.

@@ -3,7 +3,7 @@
 //! A refused call has no side effect (R1). Everything that can be refused is checked before the
 //! first table is touched, and every accepted operation has its place in a completion queue.
 
-use barewire_driver::mem::IoBuf;
+use barewire_driver::mem::{IoBuf, Span};
 
 use super::ep::Ep;
 use super::ops::{RecvWr, TxWr, WrFlags};
@@ -188,7 +188,7 @@ impl Node {
         };
         let recv = matcher.post(&mut self.posted, tag, ignore, src, wr);
         let recv = recv.unwrap_or_else(|_| unreachable!("a free slot was seen"));
-        keep_buf(&mut self.recv_bufs, recv, &mut req.buf);
+        keep_list(&mut self.recv_lists, recv, &mut req.buf);
         if starved {
             // What waits for room in the queue may be for an older receive than this one.
             self.feed_ep(now, e);
@@ -307,7 +307,7 @@ impl Node {
         let recv = matcher.post(&mut self.posted, tag, 0, Src::ANY, wr);
         let recv = recv.unwrap_or_else(|_| unreachable!("a free slot was seen"));
         matcher.unlink_posted(&mut self.posted, recv);
-        keep_buf(&mut self.recv_bufs, recv, &mut req.buf);
+        keep_list(&mut self.recv_lists, recv, &mut req.buf);
         self.deliver_stored(now, msg, recv, 0);
         Ok(())
     }
@@ -375,13 +375,15 @@ impl Node {
     }
 }
 
-/// Puts the buffer of a receive where its record's index finds it.
-#[inline(always)]
-pub(super) fn keep_buf(bufs: &mut Vec<IoBuf>, recv: u32, buf: &mut IoBuf) {
-    match bufs.get_mut(recv as usize) {
-        Some(slot) => buf.move_to(slot),
-        // Within what was reserved: there are as many as records, which are used in order.
-        None => bufs.push(std::mem::take(buf)),
+/// Puts the memory of a receive, if its record does not describe it, where that's index finds it.
+pub(super) fn keep_list(lists: &mut Vec<IoBuf>, recv: u32, buf: &mut IoBuf) {
+    if buf.as_one().is_none() {
+        let at = recv as usize;
+        if lists.len() <= at {
+            // Within what was reserved: there are as many as records.
+            lists.resize_with(at + 1, IoBuf::default);
+        }
+        buf.move_to(&mut lists[at]);
     }
 }
 
@@ -405,11 +407,16 @@ fn special_ok(req: &RecvReq, buffered: bool) -> bool {
 
 #[inline(always)]
 pub(super) fn recv_wr(e: u32, selective: bool, multi: bool, req: &RecvReq) -> RecvWr {
+    let one = req.buf.as_one();
+    let cqe = !selective || req.flags.contains(OpFlags::COMPLETION);
     RecvWr {
         context: req.context,
+        buf: one.map_or(Span::EMPTY, Span::again),
+        list: one.is_none(),
+        plain: cqe && !multi && one.is_some(),
         ep: e,
         tagged: req.kind == MsgKind::Tagged,
-        cqe: !selective || req.flags.contains(OpFlags::COMPLETION),
+        cqe,
         multi,
         closed: false,
         active: 0,

@@ -6,6 +6,7 @@
 //! frame by the codec, and is checked against the buffer here.
 
 use barewire_driver::frame::RxFrame;
+use barewire_driver::mem::IoBuf;
 
 use super::ops::{Pull, Stored};
 use super::peer::{GRANT_FIRST, GRANT_MAX, Inbound, State};
@@ -88,8 +89,7 @@ impl Node {
             Target::Recv { recv, base } => {
                 let n = self.room(recv, base).min(head.len);
                 if n > 0 {
-                    let buf = &self.recv_bufs[recv as usize];
-                    frame.copy_to_io(off, buf, base as usize, n as usize);
+                    frame.copy_to_io(off, &self.recv_buf(recv), base as usize, n as usize);
                 }
                 self.release_units(p, units(head.len));
                 self.complete_recv(recv, &head, base, n);
@@ -137,7 +137,7 @@ impl Node {
                 let n = room.min(len as u64);
                 if n > 0 {
                     let at = (base + op.offset) as usize;
-                    frame.copy_to_io(off, &self.recv_bufs[recv as usize], at, n as usize);
+                    frame.copy_to_io(off, &self.recv_buf(recv), at, n as usize);
                 }
             }
             Inbound::Store { msg } => {
@@ -295,7 +295,7 @@ impl Node {
         self.pull_settled(p, len64);
         if recv != NONE {
             let at = (base + op.offset) as usize;
-            frame.copy_to_io(off, &self.recv_bufs[recv as usize], at, len);
+            frame.copy_to_io(off, &self.recv_buf(recv), at, len);
         }
         if done {
             self.finish_pull(now, op.dst_op);
@@ -349,6 +349,7 @@ impl Node {
 
     /// Takes the next bytes of a multi-receive, if the queue has room for the completion.
     fn target_multi(&mut self, e: u32, recv: u32, head: &MsgHead) -> Target {
+        let len = self.room(recv, 0);
         let ep = &mut self.eps[e];
         let table = &mut self.cqs[ep.rx_cq];
         if !table.cq.reserve() {
@@ -359,7 +360,6 @@ impl Node {
         let min = ep.min_multi_recv;
         let wr = &mut self.posted[recv].payload;
         let base = wr.used;
-        let len = self.recv_bufs[recv as usize].len() as u64;
         let room = len - base;
         wr.used = base + head.len.min(room);
         if len - wr.used < min.max(1) {
@@ -372,7 +372,14 @@ impl Node {
     /// Bytes of a receive's buffer from `base` on.
     #[inline]
     fn room(&self, recv: u32, base: u64) -> u64 {
-        self.recv_bufs[recv as usize].len() as u64 - base
+        self.recv_buf(recv).len() as u64 - base
+    }
+
+    /// The memory of a posted receive.
+    #[inline(always)]
+    pub(super) fn recv_buf(&self, recv: u32) -> IoBuf {
+        let wr = &self.posted[recv].payload;
+        if wr.list { self.recv_lists[recv as usize].again() } else { IoBuf::one(wr.buf.again()) }
     }
 
     /// Keeps a message for later.
@@ -455,8 +462,8 @@ impl Node {
             self.pull(now, recv, base, &head, src_op, src_gen);
         } else if m.complete {
             let n = self.room(recv, base).min(head.len);
-            let (chain, buf) = (&self.stored[msg].payload.chain, &self.recv_bufs[recv as usize]);
-            self.blocks.copy_out(chain, buf, base as usize, n as usize);
+            let (chain, buf) = (&self.stored[msg].payload.chain, self.recv_buf(recv));
+            self.blocks.copy_out(chain, &buf, base as usize, n as usize);
             self.free_stored(now, msg);
             self.complete_recv(recv, &head, base, n);
         } else {
@@ -851,8 +858,7 @@ impl Node {
         if head.imm.is_some() {
             flags |= CqFlags::REMOTE_CQ_DATA;
         }
-        let buf = &self.recv_bufs[recv as usize];
-        let buf = if multi { buf.addr_at(base as usize) as u64 } else { 0 };
+        let buf = if multi { self.recv_buf(recv).addr_at(base as usize) as u64 } else { 0 };
         let context = wr.context;
         let mut cqe = Cqe {
             op_context: context,

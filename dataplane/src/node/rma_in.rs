@@ -175,9 +175,13 @@ impl Node {
     ) -> Result<(), AtomicFault> {
         let split = if op.compare { operands.len() / 2 } else { operands.len() };
         let (operand, compare) = operands.split_at(split);
+        let of_receive;
         let (buf, at, sharing) = match target {
             Target::Region(m, at) => (&self.mrs[m].buf, at, self.mrs[m].sharing),
-            Target::Receive(r, at) => (&self.recv_bufs[r as usize], at, Sharing::Single),
+            Target::Receive(r, at) => {
+                of_receive = self.recv_buf(r);
+                (&of_receive, at, Sharing::Single)
+            }
         };
         buf.atomic(at, what, ty, op.count.into(), operand, compare, old, sharing)
     }

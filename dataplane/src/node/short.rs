@@ -186,10 +186,9 @@ impl Node {
 
     /// Posts a receive for which nothing has come yet and that asks for nothing special: as
     /// [`post_recv`](Self::post_recv). False if it is another one: nothing has happened, and that
-    /// is to be called. If it was posted, the request's memory went with it. Where this is inlined,
-    /// no request is ever put together.
+    /// is to be called. Where this is inlined, no request is ever put together.
     #[inline(always)]
-    pub fn recv_now(&mut self, ep: EpId, req: &mut RecvReq) -> bool {
+    pub fn recv_now(&mut self, ep: EpId, req: &RecvReq) -> bool {
         let e = ep.0.idx();
         let Some(ep) = self.eps.by_handle_mut(ep.0) else { return false };
         let matcher = &mut ep.matcher[req.kind as usize];
@@ -208,12 +207,11 @@ impl Node {
             return false;
         }
         let wr = recv_wr(e, ep.rx_selective, false, req);
-        let posted = matcher.post_exact(&mut self.posted, req.tag, Src::ANY, wr);
-        let Some(recv) = posted else { return false };
+        if wr.list || matcher.post_exact(&mut self.posted, req.tag, Src::ANY, wr).is_none() {
+            return false;
+        }
         cq.reserve_free();
         ep.rx_used += 1;
-        // As many as there are records that have been used.
-        req.buf.move_to(&mut self.recv_bufs[recv as usize]);
         true
     }
 
@@ -332,16 +330,16 @@ impl Node {
         let Some((first, posted)) = matcher.first(&self.posted, Src::of(p, src_ep), tag) else {
             return false;
         };
-        let RecvWr { context: op_context, cqe, multi, .. } = posted.payload;
-        let buf = &self.recv_bufs[first.idx as usize];
+        let RecvWr { context: op_context, ref buf, plain, .. } = posted.payload;
         let len = usize::from(msg.plen);
         // What does not fit or is not told ends the long way.
-        if multi || !cqe || len > buf.len() || crc && !msg.verify(frame) {
+        if !plain || len > buf.len() || crc && !msg.verify(frame) {
             return false;
         }
-        // At once, while the compiler knows that it is there. Its memory stays.
+        let buf = buf.again();
+        // At once, while the compiler knows that it is there.
         matcher.pop(&mut self.posted, first);
-        frame.copy_to_start(PlainMsg::LEN + imm.map_or(0, |_| IMM_LEN), buf, len);
+        frame.copy_to_span(PlainMsg::LEN + imm.map_or(0, |_| IMM_LEN), &buf, len);
         peer.consumed = peer.consumed.wrapping_add(cost);
         peer.heard = self.active_ns;
         peer.probes = 0;

@@ -9,7 +9,7 @@
 //!
 //! Multi-receives, peeks and buffered receives are an endpoint's own, and are refused here.
 
-use super::post::{keep_buf, recv_wr};
+use super::post::{keep_list, recv_wr};
 use super::recv::MsgHead;
 use super::{EpAttr, EpId, MsgKind, Node, RecvReq};
 use crate::error::{Error, Result};
@@ -178,7 +178,7 @@ impl Node {
         let found = matcher.match_unexpected(&self.stored, tag, ignore, src);
         let recv = matcher.post(&mut self.posted, tag, ignore, src, wr);
         let recv = recv.unwrap_or_else(|_| unreachable!("a free slot was seen"));
-        keep_buf(&mut self.recv_bufs, recv, &mut req.buf);
+        keep_list(&mut self.recv_lists, recv, &mut req.buf);
         if found.is_some() {
             self.feed_shared(now, s);
         }

@@ -56,6 +56,18 @@ impl Span {
         self.base as usize
     }
 
+    /// A second description of the same memory, for the same operation.
+    #[inline(always)]
+    pub fn again(&self) -> Self {
+        Self { base: self.base, len: self.len }
+    }
+
+    /// The address of its first byte, to write at most [`len`](Self::len) bytes there.
+    #[inline(always)]
+    pub(crate) fn base(&self) -> *mut u8 {
+        self.base
+    }
+
     /// Whether a byte is in both.
     #[inline(always)]
     pub fn overlaps(&self, other: &Self) -> bool {
@@ -136,7 +148,7 @@ impl IoBuf {
     pub fn move_to(&mut self, slot: &mut Self) {
         (slot.len, slot.count) = (self.len, self.count);
         if let [one] = self.spans() {
-            slot.spans[0] = MaybeUninit::new(Span { base: one.base, len: one.len });
+            slot.spans[0] = MaybeUninit::new(one.again());
         } else {
             // SAFETY: a bitwise copy of what may be uninitialised; `count` says what is, and the
             // original is forgotten below.
@@ -207,7 +219,7 @@ impl IoBuf {
     #[inline(always)]
     pub fn again(&self) -> Self {
         match self.spans() {
-            [one] => Self::one(Span { base: one.base, len: one.len }),
+            [one] => Self::one(one.again()),
             _ => self.share(0, self.len),
         }
     }
@@ -219,7 +231,7 @@ impl IoBuf {
             return false;
         }
         for (to, from) in self.spans[self.count..].iter_mut().zip(other.spans()) {
-            *to = MaybeUninit::new(Span { base: from.base, len: from.len });
+            *to = MaybeUninit::new(from.again());
         }
         self.len = len;
         self.count += other.count;
