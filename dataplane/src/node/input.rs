@@ -16,8 +16,8 @@ use crate::slab::{Handle, Link, NONE};
 use crate::types::{Instant, ProvErrno};
 use crate::wire::{
     AckOp, AtomicOp, Base, DataOp, EndOp, EndStatus, MsgMOp, MsgOp, NackOp, NackReason, NopOp,
-    OpenOp, PackOp, PackRecords, PlainBase, PlainMsg, PlainTy, PullOp, ReadOp, RespOp, RndvOp,
-    RstOp, Ty, WireError, WriteOp,
+    OpenOp, PackOp, PackRecords, PlainBase, PlainTy, PullOp, ReadOp, RespOp, RndvOp, RstOp, Ty,
+    WireError, WriteOp,
 };
 
 /// Packets received before an acknowledgement of their own leaves, on a lossy port and on one that
@@ -42,7 +42,7 @@ impl Node {
             return self.on_frame_kept(now, frame);
         }
         // Most are messages, and end in here.
-        if PlainMsg::is_usual(frame) && self.take_plain::<false, true>(now, frame) {
+        if self.take_usual(frame) {
             return;
         }
         match PlainBase::ty(frame) {
@@ -55,7 +55,7 @@ impl Node {
     /// Everything but usual messages and atomic operations.
     #[inline(never)]
     fn on_frame_rest(&mut self, now: Instant, frame: &RxFrame<'_>) {
-        if !self.take_plain::<false, false>(now, frame) {
+        if !self.take_plain::<false>(now, frame) {
             self.on_frame_long(now, frame);
         }
     }
@@ -599,7 +599,7 @@ impl Node {
     fn refuse(&mut self, _now: Instant, p: u32, reason: NackReason) {
         self.counters.rx_refused += 1;
         let peer = &mut self.peers[p];
-        (peer.refused, peer.in_order) = (reason as u8, false);
+        (peer.refused, peer.in_order, peer.take_left) = (reason as u8, false, 0);
         peer.nack.want = true;
         self.make_ready(p);
     }

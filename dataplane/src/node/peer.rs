@@ -132,6 +132,9 @@ pub(crate) struct Peer {
     /// Messages of one credit that may leave by the short way without a further question to this
     /// record. Whatever else is sent to the peer, or queued, sets it to 0.
     pub(crate) short_left: u16,
+    /// Usual messages that may be taken one after the other before there is a question to this
+    /// record. Whatever else arrives from the peer, or changes what it may send, sets it to 0.
+    pub(crate) take_left: u16,
     /// The session is open, and the port loses nothing or damages nothing unseen: most messages
     /// take the short way.
     pub(crate) plain: bool,
@@ -331,6 +334,18 @@ impl Peer {
     #[inline]
     pub(crate) fn note_order(&mut self) {
         self.in_order = self.is_in_order();
+        self.take_left = 0;
+    }
+
+    /// How many usual messages in order could be taken now one after the other without our owing
+    /// the peer an acknowledgement or credits, when one in `ack_every` is acknowledged.
+    pub(crate) fn take_room(&self, ack_every: u16) -> u16 {
+        if !self.in_order {
+            return 0;
+        }
+        let credits = self.outstanding().saturating_sub(self.target / 2);
+        let acks = (ack_every - 1).saturating_sub(self.owed);
+        acks.min(credits.min(u16::MAX.into()) as u16)
     }
 
     /// How many messages of one credit could be sent now one after the other, in a frame each.

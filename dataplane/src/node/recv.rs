@@ -584,6 +584,7 @@ impl Node {
             return;
         }
         peer.granted = peer.granted.wrapping_add(more);
+        peer.take_left = 0;
         self.blocks_unpromised -= more as usize;
         peer.ack_now = true;
         self.make_ready(p);

@@ -372,7 +372,8 @@ impl Node {
         (peer.granted, peer.consumed) = (0, 0);
         peer.closed_epoch = peer.peer_epoch;
         peer.state = State::Idle;
-        (peer.plain, peer.in_order, peer.short_left) = (false, false, 0);
+        (peer.plain, peer.in_order) = (false, false);
+        (peer.short_left, peer.take_left) = (0, 0);
         (peer.sid, peer.remote_sid) = (0, 0);
         (peer.want_open, peer.ack_now) = (false, false);
         peer.timer_at = Instant(u64::MAX);

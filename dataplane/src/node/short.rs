@@ -27,7 +27,7 @@ use crate::proto::matching::Src;
 use crate::rel::sent::{BodyRef, Sent};
 use crate::slab::NONE;
 use crate::types::{Cqe, FI_ADDR_UNSPEC, FiAddr, Instant};
-use crate::wire::{self, IMM_LEN, MsgOp, OP_MAX, PlainHead, PlainMsg, TRAILER_LEN, Ty};
+use crate::wire::{self, IMM_LEN, MsgOp, OP_MAX, PlainHead, PlainMsg, TRAILER_LEN, Ty, Usual};
 
 /// Flags that change nothing for what leaves at once.
 pub(super) const PLAIN_FLAGS: OpFlags = OpFlags::MORE
@@ -272,18 +272,15 @@ impl Node {
     /// Takes any frame, where they may be lost.
     #[inline(never)]
     pub(super) fn on_frame_kept(&mut self, now: Instant, frame: &RxFrame<'_>) {
-        if !self.take_plain::<true, false>(now, frame) {
+        if !self.take_plain::<true>(now, frame) {
             self.on_frame_long(now, frame);
         }
     }
 
     /// Takes a frame that holds a whole message which is next in order and has a receive. False if
     /// it holds anything else: nothing has happened.
-    ///
-    /// With `USUAL` the frame [is usual](PlainMsg::is_usual), and a message that makes us owe
-    /// something to its sender is left too: what the compiler can leave out then is a quarter.
     #[inline(always)]
-    pub(super) fn take_plain<const KEPT: bool, const USUAL: bool>(
+    pub(super) fn take_plain<const KEPT: bool>(
         &mut self,
         now: Instant,
         frame: &RxFrame<'_>,
@@ -316,16 +313,14 @@ impl Node {
         let Some(&e) = self.by_number.get(usize::from(msg.op.dst_ep)) else { return false };
         let Some(ep) = self.eps.get_mut(e) else { return false };
         let MsgOp { src_ep, tagged, tag, imm, .. } = msg.op;
-        let cost = if USUAL { 1 } else { units(u64::from(msg.plen)) };
+        let cost = units(u64::from(msg.plen));
         let left = peer.outstanding();
         if !ep.may_take[usize::from(tagged)] || ep.starved || left < cost {
             return false;
         }
-        let ack = peer.owed >= if KEPT { ACK_EVERY } else { ACK_EVERY_LOSSLESS } - 1;
+        let ack_every = if KEPT { ACK_EVERY } else { ACK_EVERY_LOSSLESS };
+        let ack = peer.owed >= ack_every - 1;
         let owes = ack || left - cost < peer.target / 2 || !self.starved.is_empty();
-        if USUAL && owes {
-            return false;
-        }
         let matcher = &mut ep.matcher[usize::from(tagged)];
         let Some((first, posted)) = matcher.first(&self.posted, Src::of(p, src_ep), tag) else {
             return false;
@@ -348,7 +343,7 @@ impl Node {
             peer.note_arrival(now, msg.psn, false);
         }
         peer.rcv_nxt = peer.rcv_nxt.next();
-        peer.owed = if USUAL { peer.owed + 1 } else { peer.owed.saturating_add(1) };
+        peer.owed = peer.owed.saturating_add(1);
         self.blocks_unpromised += if planted(Bug::CreditNotReturned) { 0 } else { cost as usize };
         let mut flags = CqFlags::RECV | if tagged { CqFlags::TAGGED } else { CqFlags::MSG };
         flags.set(CqFlags::REMOTE_CQ_DATA, imm.is_some());
@@ -369,9 +364,83 @@ impl Node {
             }
             self.owe(now, p);
         }
-        if !USUAL && owes {
+        if owes {
             self.after_plain(now, p, ack);
         }
+        let peer = &mut self.peers[p];
+        peer.take_left = if KEPT { 0 } else { peer.take_room(ack_every) };
+        true
+    }
+
+    /// As [`take_plain`](Self::take_plain) on a port that loses nothing, for a frame that holds
+    /// what nearly every one does (see [`Usual`]) and leaves us owing its sender nothing. Each
+    /// field is read where it is asked for, so that none has to be kept for later.
+    #[inline(always)]
+    pub(super) fn take_usual(&mut self, frame: &RxFrame<'_>) -> bool {
+        let Some(msg) = Usual::of(frame) else { return false };
+        let sid = msg.dst_sid();
+        let p = slot_of(sid);
+        let Some(peer) = self.peers.get_mut(p) else { return false };
+        if peer.take_left == 0
+            || (msg.dst() ^ self.word) << 16 != 0
+            || msg.src() != peer.word
+            || sid != peer.sid
+            || msg.psn() != peer.rcv_nxt
+            || !self.starved.is_empty()
+        {
+            return false;
+        }
+        debug_assert!(peer.in_order && peer.is_in_order());
+        let (cack, grant) = (msg.cack(), msg.grant());
+        if cack != peer.snd.una || grant != peer.credit as u16 {
+            let (acked, granted) =
+                (cack.0.wrapping_sub(peer.snd.una.0), grant.wrapping_sub(peer.credit as u16));
+            if !is_unawaited::<false>(peer, acked, granted) {
+                return false;
+            }
+            // True whatever becomes of the message.
+            peer.snd.una = cack;
+            peer.credit = peer.credit.wrapping_add(u32::from(granted));
+        }
+        let Some(&e) = self.by_number.get(usize::from(msg.dst_ep())) else { return false };
+        let Some(ep) = self.eps.get_mut(e) else { return false };
+        if !ep.may_take[usize::from(Usual::TAGGED)] || ep.starved {
+            return false;
+        }
+        let matcher = &mut ep.matcher[usize::from(Usual::TAGGED)];
+        let (src_ep, tag) = (msg.src_ep(), msg.tag());
+        let Some((first, posted)) = matcher.first(&self.posted, Src::of(p, src_ep), tag) else {
+            return false;
+        };
+        let RecvWr { context: op_context, ref buf, plain, .. } = posted.payload;
+        let len = msg.plen;
+        // What does not fit or is not told ends the long way.
+        if !plain || len > buf.len() {
+            return false;
+        }
+        let buf = buf.again();
+        // At once, while the compiler knows that it is there.
+        matcher.pop(&mut self.posted, first);
+        frame.copy_to_span(PlainMsg::LEN, &buf, len);
+        peer.consumed = peer.consumed.wrapping_add(1);
+        peer.take_left -= 1;
+        peer.owed += 1;
+        peer.heard = self.active_ns;
+        peer.probes = 0;
+        peer.rcv_nxt = peer.rcv_nxt.next();
+        self.blocks_unpromised += usize::from(!planted(Bug::CreditNotReturned));
+        let src = if ep.caps.contains(Caps::SOURCE) {
+            peer.source.of((ep.av, &self.avs), p, src_ep)
+        } else {
+            FI_ADDR_UNSPEC
+        };
+        self.counters.msgs_received += 1;
+        ep.counters.received += 1;
+        ep.counters.received_bytes += len as u64;
+        ep.rx_used -= 1;
+        let flags = CqFlags::RECV | CqFlags::TAGGED;
+        let len = len as u64;
+        self.cqs[ep.rx_cq].cq.push(Cqe { op_context, flags, len, buf: 0, data: 0, tag, src });
         true
     }
 

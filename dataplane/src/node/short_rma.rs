@@ -490,6 +490,7 @@ impl Node {
     fn owe_short(&mut self, p: u32) {
         let peer = &mut self.peers[p];
         peer.owed = peer.owed.saturating_add(1);
+        peer.take_left = peer.take_left.saturating_sub(1);
         if peer.owed >= ACK_EVERY_LOSSLESS {
             peer.ack_now = true;
             self.make_ready(p);

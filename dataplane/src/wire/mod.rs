@@ -32,7 +32,7 @@ pub use ack::AckOp;
 pub use base::{Base, RawBase};
 pub use crc::{crc_of_head, trailer, verify_crc};
 pub use error::WireError;
-pub use msg::{HeadOut, MsgMOp, MsgOp, PlainHead, PlainMsg, mac_key, mac_word};
+pub use msg::{HeadOut, MsgMOp, MsgOp, PlainHead, PlainMsg, Usual, mac_key, mac_word};
 pub use nack::{NackOp, NackReason};
 pub use nop::NopOp;
 pub use op::{Op, frame};

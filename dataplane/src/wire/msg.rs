@@ -210,9 +210,6 @@ impl PlainMsg {
     /// Length with remote CQ data.
     pub const LEN_MAX: usize = Self::LEN + IMM_LEN;
 
-    /// Most bytes that a usual message has.
-    pub const USUAL_MAX: u16 = 128;
-
     /// Bytes around the payload at most.
     pub const AROUND_MAX: usize = Self::LEN_MAX + TRAILER_LEN;
 
@@ -220,14 +217,6 @@ impl PlainMsg {
     #[inline(always)]
     pub fn head(dst: MacAddr, src: MacAddr, crc: bool) -> PlainHead {
         PlainHead::between(mac_word(dst), mac_word(src), crc)
-    }
-
-    /// Whether a frame, if it is a MSG, holds what nearly every one does: a tagged message of few
-    /// bytes without remote CQ data. For [`parse`](Self::parse) then little is left to be asked.
-    #[inline(always)]
-    pub fn is_usual(frame: &RxFrame<'_>) -> bool {
-        let Some(b) = frame.chunk_at::<{ Self::LEN }>(0).map(Bytes) else { return false };
-        b.u32::<36>() == u32::from(TAGGED) && b.u16::<30>() <= Self::USUAL_MAX
     }
 
     /// Copies head and headers at once and checks what can be checked without knowing the session:
@@ -303,6 +292,115 @@ impl PlainMsg {
         out.set::<34, 2>(self.op.src_ep.to_le_bytes());
         out.set::<36, 4>(u32::from(flags(self.op.tagged, self.op.imm)).to_le_bytes());
         out.set::<40, 8>(self.op.tag.to_le_bytes());
+    }
+}
+
+/// A frame that holds what nearly every one does: a tagged message of few bytes, whole, without a
+/// checksum or remote CQ data. Every field is read from the frame when it is asked for, and may be
+/// another one the next time, since others may write the frame's memory: who asks twice is wrong.
+///
+/// As of [`PlainMsg::parse`], destination and source, and with it the EtherType, are the caller's
+/// to compare.
+pub struct Usual<'a, 'f> {
+    frame: &'a RxFrame<'f>,
+    /// Payload bytes: at most [`MAX`](Self::MAX), and there.
+    pub plen: usize,
+}
+
+impl<'a, 'f> Usual<'a, 'f> {
+    /// Most bytes that a usual message has.
+    pub const MAX: usize = 128;
+
+    /// A usual message is tagged.
+    pub const TAGGED: bool = true;
+
+    /// The message in `frame`, `None` if it is another one.
+    #[inline(always)]
+    pub fn of(frame: &'a RxFrame<'f>) -> Option<Self> {
+        let room = frame.len().checked_sub(PlainMsg::LEN)?;
+        let plen = usize::from(u16::from_le_bytes(frame.chunk_at(30)?));
+        let msg = Self { frame, plen };
+        let usual = msg.u32::<36>() == u32::from(TAGGED)
+            && plen <= Self::MAX
+            && msg.u16::<14>() == const { kind(Ty::Msg, false) }
+            && plen <= room;
+        usual.then_some(msg)
+    }
+
+    /// The bytes at `AT`. They are there, as [`of`](Self::of) has seen.
+    #[inline(always)]
+    fn bytes<const AT: usize, const W: usize>(&self) -> [u8; W] {
+        const { assert!(AT + W <= PlainMsg::LEN) };
+        self.frame.chunk_at(AT).unwrap_or([0; W])
+    }
+
+    #[inline(always)]
+    fn u16<const AT: usize>(&self) -> u16 {
+        u16::from_le_bytes(self.bytes::<AT, 2>())
+    }
+
+    #[inline(always)]
+    fn u32<const AT: usize>(&self) -> u32 {
+        u32::from_le_bytes(self.bytes::<AT, 4>())
+    }
+
+    #[inline(always)]
+    fn u64<const AT: usize>(&self) -> u64 {
+        u64::from_le_bytes(self.bytes::<AT, 8>())
+    }
+
+    /// As [`PlainHead::dst`].
+    #[inline(always)]
+    pub fn dst(&self) -> u64 {
+        self.u64::<0>()
+    }
+
+    /// As [`PlainHead::src`].
+    #[inline(always)]
+    pub fn src(&self) -> u64 {
+        self.u64::<6>()
+    }
+
+    /// The receiver's name of the session.
+    #[inline(always)]
+    pub fn dst_sid(&self) -> u32 {
+        self.u32::<16>()
+    }
+
+    /// Sequence number.
+    #[inline(always)]
+    pub fn psn(&self) -> Psn {
+        Psn(self.u32::<20>())
+    }
+
+    /// The next PSN the sender expects.
+    #[inline(always)]
+    pub fn cack(&self) -> Psn {
+        Psn(self.u32::<24>())
+    }
+
+    /// As [`Base::grant`].
+    #[inline(always)]
+    pub fn grant(&self) -> u16 {
+        self.u16::<28>()
+    }
+
+    /// Endpoint it is for.
+    #[inline(always)]
+    pub fn dst_ep(&self) -> u16 {
+        self.u16::<32>()
+    }
+
+    /// Endpoint it is from.
+    #[inline(always)]
+    pub fn src_ep(&self) -> u16 {
+        self.u16::<34>()
+    }
+
+    /// The tag.
+    #[inline(always)]
+    pub fn tag(&self) -> u64 {
+        self.u64::<40>()
     }
 }
 
