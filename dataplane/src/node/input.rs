@@ -42,7 +42,7 @@ impl Node {
             return self.on_frame_kept(now, frame);
         }
         // Most are messages, and end in here.
-        if self.take_usual(frame) {
+        if self.take_usual(frame.again()) {
             return;
         }
         match PlainBase::ty(frame) {

@@ -375,9 +375,9 @@ impl Node {
     /// As [`take_plain`](Self::take_plain) on a port that loses nothing, for a frame that holds
     /// what nearly every one does (see [`Usual`]) and leaves us owing its sender nothing. Each
     /// field is read where it is asked for, so that none has to be kept for later.
-    #[inline(always)]
-    pub(super) fn take_usual(&mut self, frame: &RxFrame<'_>) -> bool {
-        let Some(msg) = Usual::of(frame) else { return false };
+    #[inline(never)]
+    pub(super) fn take_usual(&mut self, frame: RxFrame<'_>) -> bool {
+        let Some(msg) = Usual::of(&frame) else { return false };
         let sid = msg.dst_sid();
         let p = slot_of(sid);
         let Some(peer) = self.peers.get_mut(p) else { return false };
