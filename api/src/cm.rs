@@ -310,6 +310,8 @@ impl Cm {
             cm.receive(core)?;
         }
         core.cm = Some(Box::new(cm));
+        // As long as the domain is there.
+        core.watch.attend();
         Ok(())
     }
 

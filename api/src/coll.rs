@@ -338,6 +338,10 @@ impl EpCommon {
         let mut core = self.dom.enter()?;
         let now = Engine::now();
         let id = core.node().coll_join(now, self.id, &req)?;
+        if !std::mem::replace(&mut core.joins, true) {
+            // As long as the domain is there.
+            core.watch.attend();
+        }
         if let Some(fid) = fid {
             core.join_fids.push((id, fid));
         }

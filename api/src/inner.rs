@@ -32,6 +32,8 @@ pub(crate) struct Core {
     pub(crate) stats: Option<Publisher>,
     /// What C knows groups by whose join goes on.
     pub(crate) join_fids: Vec<(GroupId, u64)>,
+    /// A join was begun: its outcome is looked for.
+    pub(crate) joins: bool,
     /// The connection side, once there are connected endpoints.
     pub(crate) cm: Option<Box<Cm>>,
     /// What waits for counters.
@@ -123,8 +125,13 @@ impl Core {
     #[inline(always)]
     pub(crate) fn posted(&mut self, shared: &Shared) {
         if self.watch.any() {
-            self.watch.notify(self.engine.node(), &shared.sleep);
+            self.tell_watchers(shared);
         }
+    }
+
+    #[inline(never)]
+    fn tell_watchers(&mut self, shared: &Shared) {
+        self.watch.notify(self.engine.node(), &shared.sleep);
         if let Some(until) = self.asleep_until {
             self.wake_if_due(shared, until);
         }
@@ -136,19 +143,39 @@ impl Core {
         [self.engine.next_deadline(), cm].into_iter().flatten().min()
     }
 
+    /// The progress thread is awake.
+    fn note_awake(&mut self) {
+        if self.asleep_until.take().is_some() {
+            self.watch.ignore();
+        }
+    }
+
+    /// The progress thread sleeps until then, unless a post has something due earlier.
+    fn note_asleep(&mut self, until: Instant) {
+        self.watch.attend();
+        self.asleep_until = Some(until);
+    }
+
     #[cold]
     fn wake_if_due(&mut self, shared: &Shared, until: Instant) {
         if self.works.any() {
             self.release();
         }
         if self.next_deadline().is_some_and(|d| d < until) {
-            self.asleep_until = None;
+            self.note_awake();
             shared.sleep.wake_port();
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn look(&mut self, shared: &Shared) {
+        if self.engine.is_timed() || self.watch.any() {
+            self.look_now(shared);
+        }
+    }
+
+    #[inline(never)]
+    fn look_now(&mut self, shared: &Shared) {
         if self.engine.node().coll_has_event() {
             self.look_for_joins(shared);
         }
@@ -340,6 +367,7 @@ impl DomainRef {
             mrs: MrTable::default(),
             stats,
             join_fids: Vec::new(),
+            joins: false,
             cm: None,
             works: Works::default(),
             asleep_until: None,
@@ -446,7 +474,7 @@ fn drive(shared: &Shared, idle: Idle) {
     let mut empty = 0_u32;
     while !shared.stop.load(Ordering::Relaxed) {
         let Ok(mut core) = shared.enter() else { return };
-        core.asleep_until = None;
+        core.note_awake();
         let moved = core.turn(shared);
         if core.engine.gone().is_some() {
             return;
@@ -456,7 +484,7 @@ fn drive(shared: &Shared, idle: Idle) {
         if idle == Idle::Sleep && empty > IDLE_TURNS {
             let now = Engine::now();
             let until = core.next_deadline().unwrap_or(Instant(u64::MAX)).min(now + 1_000_000_000);
-            core.asleep_until = Some(until);
+            core.note_asleep(until);
             sleep = Some(Duration::from_nanos(until.since(now)));
         }
         drop(core);

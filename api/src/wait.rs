@@ -79,7 +79,8 @@ fn level(node: &Node, target: Target) -> (u64, u64) {
 #[derive(Default)]
 pub(crate) struct Watch {
     entries: Vec<Option<Entry>>,
-    /// Entries with a sleeper or a descriptor: 0 keeps the poll turn away from here.
+    /// Entries with a sleeper or a descriptor, and others who want to be asked after every turn
+    /// and post: 0 keeps these away from here.
     active: usize,
 }
 
@@ -108,6 +109,16 @@ impl Entry {
 impl Watch {
     pub(crate) fn any(&self) -> bool {
         self.active > 0
+    }
+
+    /// One more wants to be asked.
+    pub(crate) fn attend(&mut self) {
+        self.active += 1;
+    }
+
+    /// One less.
+    pub(crate) fn ignore(&mut self) {
+        self.active -= 1;
     }
 
     /// Registers a target, with a descriptor or without.

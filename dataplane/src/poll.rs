@@ -57,6 +57,8 @@ pub struct Engine {
     now: Instant,
     /// Turns that may pass before it is read again.
     untimed: u32,
+    /// It was read in the last turn.
+    timed: bool,
 }
 
 /// What a port lends goes to the node, with the time of the burst.
@@ -212,7 +214,7 @@ impl ToPort<'_> {
 impl Engine {
     /// Joins `node` to `port`, whose capabilities the node was made with.
     pub fn new(node: Node, port: Box<dyn Port>) -> Self {
-        Self { node, port: port.into(), gone: None, now: Self::now(), untimed: 0 }
+        Self { node, port: port.into(), gone: None, now: Self::now(), untimed: 0, timed: false }
     }
 
     /// The clock, in the time the node lives by.
@@ -224,6 +226,13 @@ impl Engine {
     /// When the clock was last read, for what need not be exact.
     pub fn last_now(&self) -> Instant {
         self.now
+    }
+
+    /// Whether the last turn has read it: what is to be done by time has to be looked for after
+    /// such a turn only.
+    #[inline(always)]
+    pub fn is_timed(&self) -> bool {
+        self.timed
     }
 
     /// The node.
@@ -269,6 +278,7 @@ impl Engine {
             return Err(self.still_gone());
         }
         let timed = self.untimed == 0;
+        self.timed = timed;
         if timed {
             self.read_clock();
         } else {

@@ -439,6 +439,8 @@ pub struct Node {
     pub(crate) wheel: Wheel,
     /// Peers with something to send.
     pub(crate) ready: VecDeque<u32>,
+    /// There are such peers, or replies or frames to ourselves to be sent.
+    pub(crate) due: bool,
     /// Peers that an acknowledgement was owed to since it was looked at last, on a port that may
     /// lose frames.
     pub(crate) owing: VecDeque<u32>,
@@ -555,6 +557,7 @@ impl Node {
             coll: coll::Coll::default(),
             wheel: Wheel::new(s.peer_max, Instant(0)),
             ready: VecDeque::with_capacity(s.peer_max.min(4096)),
+            due: false,
             owing: VecDeque::with_capacity(4096),
             starved: VecDeque::new(),
             replies: VecDeque::with_capacity(64),
@@ -602,6 +605,7 @@ impl Node {
         if !peer.queued {
             peer.queued = true;
             self.ready.push_back(p);
+            self.due = true;
             // All of the record is looked at when the peer is served.
             self.peers.prefetch(p, size_of::<Peer>());
         }

@@ -305,6 +305,7 @@ impl Node {
             reply.len += wire::TRAILER_LEN;
         }
         self.replies.push_back(reply);
+        self.due = true;
     }
 
     /// The base of a packet that carries no acknowledgement.

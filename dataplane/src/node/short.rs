@@ -54,8 +54,7 @@ impl Node {
     /// Whether [`transmit`](Self::transmit) has something to do other than to look at the time.
     #[inline]
     pub fn has_due(&self) -> bool {
-        !(self.ready.is_empty() && self.replies.is_empty() && self.looped.is_empty())
-            || self.coll_due()
+        self.due || self.coll_due()
     }
 
     /// Posts a message and sends it in the same breath, if nothing stands before it and nothing
