@@ -240,17 +240,19 @@ impl CqInner {
         most: usize,
         mut put: impl FnMut(&Cqe),
     ) -> Result<usize> {
-        let n = core.node().cq_take(self.id, most, &mut put);
-        if n > 0 {
-            core.read_something(&self.dom);
-            return Ok(n);
-        }
-        // An error that is next would only be found again.
-        if core.node().cq_ready(self.id) == Ok(0) {
-            core.turn_if_manual(&self.dom);
-            let n = core.node().cq_take(self.id, most, put);
-            if n > 0 {
-                core.found();
+        match core.node().cq_take_some(self.id, most, &mut put) {
+            None => {
+                core.turn_if_manual(&self.dom);
+                let n = core.node().cq_take(self.id, most, put);
+                if n > 0 {
+                    core.found();
+                    return Ok(n);
+                }
+            }
+            // An error that is next would only be found again.
+            Some(0) => {}
+            Some(n) => {
+                core.read_something(&self.dom);
                 return Ok(n);
             }
         }

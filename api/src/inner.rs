@@ -40,8 +40,8 @@ pub(crate) struct Core {
     pub(crate) works: Works,
     /// Until when the progress thread sleeps if nobody wakes it; `None` while it is awake.
     asleep_until: Option<Instant>,
-    /// Reads that found an entry since the loop was last turned.
-    reads: u32,
+    /// Reads that may find an entry before the loop is turned.
+    reads_left: u32,
     /// Reads since one found something, or moved frames.
     empty_reads: u32,
     /// The event queues have been told that the port is gone.
@@ -71,7 +71,7 @@ impl Core {
     /// One turn of the loop, and what follows from it for those who wait.
     #[inline]
     pub(crate) fn turn(&mut self, shared: &Shared) -> usize {
-        self.reads = 0;
+        self.reads_left = READS_PER_TURN;
         let moved = match self.engine.turn() {
             Ok(moved) => moved,
             Err(_gone) => self.mourn(shared),
@@ -101,10 +101,10 @@ impl Core {
     #[inline]
     pub(crate) fn read_something(&mut self, shared: &Shared) {
         self.found();
-        self.reads += 1;
-        if self.reads >= READS_PER_TURN {
+        self.reads_left -= 1;
+        if self.reads_left == 0 {
+            self.reads_left = READS_PER_TURN;
             self.turn_if_manual(shared);
-            self.reads = 0;
         }
     }
 
@@ -371,7 +371,7 @@ impl DomainRef {
             cm: None,
             works: Works::default(),
             asleep_until: None,
-            reads: 0,
+            reads_left: READS_PER_TURN,
             empty_reads: 0,
             mourned: false,
         };

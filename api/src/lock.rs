@@ -119,13 +119,16 @@ impl<T> Lock<T> {
     pub(crate) fn enter(&self) -> Result<Guard<'_, T>> {
         if self.open.load(Ordering::Relaxed) == FORKS.load(Ordering::Relaxed) {
             self.open.store(SHUT, Ordering::Relaxed);
-            return Ok(self.guard());
+        } else {
+            self.enter_checked()?;
         }
-        self.enter_checked()
+        Ok(Guard { lock: self, on_this_thread: PhantomData })
     }
 
+    /// The rest of [`enter`](Self::enter). The caller makes the guard, of whose parts then none has
+    /// to be looked up.
     #[inline(never)]
-    fn enter_checked(&self) -> Result<Guard<'_, T>> {
+    fn enter_checked(&self) -> Result<()> {
         if self.forked() {
             return Err(Error::OpBadState);
         }
@@ -135,7 +138,7 @@ impl<T> Lock<T> {
                     && !self.held.load(Ordering::Relaxed) =>
             {
                 self.held.store(true, Ordering::Relaxed);
-                Ok(self.guard())
+                Ok(())
             }
             SHARED => self.enter_shared(),
             _ => self.enter_slow(),
@@ -143,7 +146,7 @@ impl<T> Lock<T> {
     }
 
     #[cold]
-    fn enter_slow(&self) -> Result<Guard<'_, T>> {
+    fn enter_slow(&self) -> Result<()> {
         loop {
             match self.mode.load(Ordering::Acquire) {
                 SHARED => return self.enter_shared(),
@@ -160,7 +163,7 @@ impl<T> Lock<T> {
                                 return Err(Error::OpBadState);
                             }
                             self.held.store(true, Ordering::Relaxed);
-                            return Ok(self.guard());
+                            return Ok(());
                         }
                         _ => return Err(Error::OpBadState),
                     }
@@ -171,7 +174,7 @@ impl<T> Lock<T> {
     }
 
     #[inline]
-    fn enter_shared(&self) -> Result<Guard<'_, T>> {
+    fn enter_shared(&self) -> Result<()> {
         if self.held.swap(true, Ordering::Acquire) {
             self.wait_for_it();
         }
@@ -179,7 +182,7 @@ impl<T> Lock<T> {
             self.held.store(false, Ordering::Release);
             return Err(Error::OpBadState);
         }
-        Ok(self.guard())
+        Ok(())
     }
 
     #[cold]
@@ -195,11 +198,6 @@ impl<T> Lock<T> {
             }
         }
         self.waiting.fetch_sub(1, Ordering::Relaxed);
-    }
-
-    #[inline]
-    fn guard(&self) -> Guard<'_, T> {
-        Guard { lock: self, on_this_thread: PhantomData }
     }
 
     /// As [`enter`](Self::enter) for a destructor, which may run while its thread unwinds from a

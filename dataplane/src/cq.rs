@@ -123,10 +123,16 @@ impl Cq {
         n
     }
 
+    /// Whether nothing is there to be read.
+    #[inline(always)]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.head == self.tail
+    }
+
     /// The entry that is next.
     #[inline(always)]
     fn next(&self) -> Option<&Entry> {
-        if self.head == self.tail {
+        if self.is_empty() {
             return None;
         }
         self.ring.get((self.head & self.mask) as usize)

@@ -59,12 +59,22 @@ impl Node {
     /// how many: 0 in place of an error, which [`cq_why_nothing`](Self::cq_why_nothing) tells.
     #[inline(always)]
     pub fn cq_take(&mut self, cq: CqId, most: usize, put: impl FnMut(&Cqe)) -> usize {
-        let Some(table) = self.cqs.by_handle_mut(cq.0) else { return 0 };
+        self.cq_take_some(cq, most, put).unwrap_or(0)
+    }
+
+    /// As [`cq_take`](Self::cq_take); `None` if the queue is empty, so that it is known without
+    /// another look whether to turn the loop is of use.
+    #[inline(always)]
+    pub fn cq_take_some(&mut self, cq: CqId, most: usize, put: impl FnMut(&Cqe)) -> Option<usize> {
+        let Some(table) = self.cqs.by_handle_mut(cq.0) else { return Some(0) };
+        if table.cq.is_empty() {
+            return None;
+        }
         let n = table.cq.take(most, put);
         if n > 0 && table.starved {
             self.feed(cq.0.idx());
         }
-        n
+        Some(n)
     }
 
     /// Why [`cq_take`](Self::cq_take) has taken nothing.
