@@ -74,15 +74,17 @@ impl Node {
         clock: impl FnOnce() -> Instant,
     ) -> bool {
         if self.lossless {
-            return self.send_plain(ep, req, out, clock);
+            return self.send_short::<false, false>(ep, req, out, clock).is_some();
         }
-        let Some(w) = self.send_short::<true>(ep, req, out, clock) else { return false };
+        let Some(w) = self.send_short::<true, false>(ep, req, out, clock) else { return false };
         self.keep_memory(w, &mut req.buf);
         true
     }
 
-    /// As [`send_now`](Self::send_now), but false on a port that may lose frames. The request's
-    /// memory never goes with it, so where this is inlined, no request is ever put together.
+    /// As [`send_now`](Self::send_now), but false on a port that may lose frames, for a message
+    /// with remote CQ data, and for one that a counter counts or nobody wants to hear of. The
+    /// request's memory never goes with it, so where this is inlined, no request is ever put
+    /// together.
     #[inline(always)]
     pub fn send_plain(
         &mut self,
@@ -91,13 +93,13 @@ impl Node {
         out: &mut impl FrameSink,
         clock: impl FnOnce() -> Instant,
     ) -> bool {
-        self.lossless && self.send_short::<false>(ep, req, out, clock).is_some()
+        self.lossless && self.send_short::<false, true>(ep, req, out, clock).is_some()
     }
 
-    /// Both of them. What was sent is kept, if it is (`KEPT`), in the request that this names, and
+    /// All of them. What was sent is kept, if it is (`KEPT`), in the request that this names, and
     /// its memory is still to be put there.
     #[inline(always)]
-    fn send_short<const KEPT: bool>(
+    fn send_short<const KEPT: bool, const USUAL: bool>(
         &mut self,
         ep: EpId,
         req: &SendReq,
@@ -111,8 +113,16 @@ impl Node {
         let ep = self.eps.by_handle_mut(ep.0)?;
         let tagged = req.kind == MsgKind::Tagged;
         let len = req.buf.len();
+        let allowed = match (KEPT, USUAL) {
+            (true, _) => SEND_FLAGS_KEPT,
+            (false, false) => SEND_FLAGS,
+            (false, true) => PLAIN_FLAGS,
+        };
+        let told =
+            !req.no_completion && (!ep.tx_selective || req.flags.contains(OpFlags::COMPLETION));
         if !ep.may_send[usize::from(tagged)]
-            || !(if KEPT { SEND_FLAGS_KEPT } else { SEND_FLAGS }).contains(req.flags)
+            || USUAL && (ep.tx_cntr != NONE || !told && !req.no_completion)
+            || !allowed.contains(req.flags)
             || len > UNIT && len > one_max(req.flags, self.eager_one)
             || ep.tx_used >= ep.tx_size
         {
@@ -134,7 +144,6 @@ impl Node {
             return None;
         }
         let cost = short_cost(peer, len)?;
-        let in_flight = peer.snd.in_flight();
         let msg = ShortMsg { peer, src: self.word, dst_ep, src_ep: ep.number, req };
         // The receiver has it from here on; what follows is done meanwhile.
         if KEPT {
@@ -163,7 +172,7 @@ impl Node {
         self.counters.msgs_sent += 1;
         ep.counters.sent += 1;
         ep.counters.sent_bytes += len as u64;
-        if !req.no_completion && (!ep.tx_selective || req.flags.contains(OpFlags::COMPLETION)) {
+        if if USUAL { !req.no_completion } else { told } {
             let flags = CqFlags::SEND | if tagged { CqFlags::TAGGED } else { CqFlags::MSG };
             let (op_context, src) = (req.context, FI_ADDR_UNSPEC);
             cq.push_free(Cqe { op_context, flags, src, ..Cqe::default() });
@@ -172,19 +181,19 @@ impl Node {
         peer.credit_used = peer.credit_used.wrapping_add(cost);
         peer.short_left -= cost as u16;
         peer.tell_ack();
-        if in_flight == 0 || peer.timer_at == Instant(u64::MAX) {
+        if peer.snd.in_flight() == 0 || peer.timer_at == Instant(u64::MAX) {
             self.wait_from(clock(), p);
         } else {
             peer.snd.number();
         }
-        if cntr != NONE {
+        if !USUAL && cntr != NONE {
             self.count(cntr, true);
         }
         Some(NONE)
     }
 
-    /// Posts a receive for which nothing has come yet and that asks for nothing special: as
-    /// [`post_recv`](Self::post_recv). False if it is another one: nothing has happened, and that
+    /// Posts a receive for which nothing has come yet and that asks for nothing special, but to be
+    /// told of its end: as [`post_recv`](Self::post_recv). False if it is another one: nothing has happened, and that
     /// is to be called. Where this is inlined, no request is ever put together.
     #[inline(always)]
     pub fn recv_now(&mut self, ep: EpId, req: &RecvReq) -> bool {
@@ -198,6 +207,7 @@ impl Node {
             || ep.starved
             || ep.rx_used >= ep.rx_size
             || matcher.unexpected_len() != 0
+            || ep.rx_selective && !req.flags.contains(OpFlags::COMPLETION)
         {
             return false;
         }
@@ -205,7 +215,7 @@ impl Node {
         if !cq.has_room() {
             return false;
         }
-        let wr = recv_wr(e, ep.rx_selective, false, req);
+        let wr = recv_wr(e, false, false, req);
         if wr.list || matcher.post_exact(&mut self.posted, req.tag, Src::ANY, wr).is_none() {
             return false;
         }
@@ -512,7 +522,7 @@ impl Message for ShortMsg<'_> {
 
     #[inline(always)]
     fn ar(&self) -> bool {
-        self.peer.snd.in_flight() % 64 == 63
+        self.peer.short_left == 1
     }
 
     #[inline(always)]
