@@ -128,6 +128,7 @@ impl Ahead {
 pub struct Producer<M> {
     mem: M,
     len: u64,
+    mask: u64,
     tail: u64,
     /// `tail` may not pass this; what the consumer gave back when last asked, plus `len`.
     limit: u64,
@@ -140,7 +141,8 @@ impl<M: RingMem> Producer<M> {
     /// whose head is 0 and whose first word is 0.
     pub fn new(mem: M, len: usize) -> Self {
         assert!(len.is_power_of_two() && len >= 2 * GRANULE);
-        Self { mem, len: len as u64, tail: 0, limit: len as u64, clear_to: GRANULE as u64 }
+        let len = len as u64;
+        Self { mem, len, mask: len - 1, tail: 0, limit: len, clear_to: GRANULE as u64 }
     }
 
     /// The memory below.
@@ -160,7 +162,7 @@ impl<M: RingMem> Producer<M> {
             return None;
         }
         self.tail = end;
-        let word_pos = (tail & (self.len - 1)) as usize;
+        let word_pos = (tail & self.mask) as usize;
         Some(Ahead { word_pos, word: word_of(tail, len as u32) })
     }
 
@@ -176,7 +178,7 @@ impl<M: RingMem> Producer<M> {
     /// Clears the words of the next granules, as far as they are free and before the ring's end.
     #[inline(never)]
     fn clear_ahead(&mut self) {
-        let mask = self.len - 1;
+        let mask = self.mask;
         let lap_end = (self.tail | mask) + 1;
         let to = (self.tail + AHEAD).min(lap_end).min(self.limit);
         // Nothing to do near the end or the limit: then frames clear as they go.
@@ -199,7 +201,7 @@ impl<M: RingMem> Producer<M> {
     #[inline(always)]
     pub fn reserve(&mut self, len: usize) -> Result<Place, NoRoom> {
         let slot = slot_len(len) as u64;
-        let mask = self.len - 1;
+        let mask = self.mask;
         let at = self.tail & mask;
         let is_padded = at + slot > self.len;
         let start = if is_padded { self.tail + (self.len - at) } else { self.tail };
@@ -233,7 +235,7 @@ impl<M: RingMem> Producer<M> {
         self.mem.publish(place.word_pos, word_of(place.start, len as u32));
         if place.is_padded {
             // The consumer is still before the padding, so this is what makes the frame visible.
-            let at = (self.tail & (self.len - 1)) as usize;
+            let at = (self.tail & self.mask) as usize;
             self.mem.publish(at, word_of(self.tail, PAD));
         }
         self.tail = place.end;
@@ -263,6 +265,7 @@ pub enum Taken {
 pub struct Consumer<M> {
     mem: M,
     len: u64,
+    mask: u64,
     frame_min: u32,
     frame_max: u32,
     /// Longest plain frame less `frame_min`.
@@ -283,7 +286,8 @@ impl<M: RingMem> Consumer<M> {
         let (frame_min, frame_max) = (frame_min as u32, frame_max as u32);
         let plain_span = frame_max - frame_min;
         let (len, publish_at) = (len as u64, len as u64 / 8);
-        Self { mem, len, frame_min, frame_max, plain_span, head: 0, publish_at }
+        let mask = len - 1;
+        Self { mem, len, mask, frame_min, frame_max, plain_span, head: 0, publish_at }
     }
 
     /// Leaves frames longer than `len_max` to [`take`](Self::take).
@@ -307,7 +311,7 @@ impl<M: RingMem> Consumer<M> {
     /// Where the next word will come.
     #[inline]
     pub fn pos(&self) -> usize {
-        (self.head & (self.len - 1)) as usize
+        (self.head & self.mask) as usize
     }
 
     /// Takes the frame at the head. Its bytes stay until [`release`](Self::release).

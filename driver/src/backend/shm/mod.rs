@@ -214,6 +214,8 @@ pub struct ShmPort {
     polls: u32,
     /// Frames come several at a time.
     in_bulk: bool,
+    /// The last poll found one.
+    took: bool,
     /// Senders that may have something beyond what the watched words show.
     ready: u64,
     watches: [Watch; WATCHES],
@@ -358,6 +360,7 @@ impl ShmPort {
             counters: PortCounters::default(),
             polls: 0,
             in_bulk: false,
+            took: false,
             ready: 0,
             watches: [Watch::NONE; WATCHES],
             turn: 0,
@@ -843,7 +846,7 @@ enum Gathered {
 impl ShmPort {
     /// [`Port::rx_burst`], which cannot fail here, for a sink of known type.
     #[inline(always)]
-    pub(super) fn receive(&mut self, max: usize, sink: &mut impl RxSink) -> usize {
+    pub fn receive(&mut self, max: usize, sink: &mut impl RxSink) -> usize {
         self.polls = self.polls.wrapping_add(1);
         // SAFETY: `next` is a word of a ring in the mapping, or a static; `bell` one of the
         // mapping.
@@ -856,6 +859,7 @@ impl ShmPort {
             return self.poll(max, sink);
         }
         if first == 0 {
+            self.took = false;
             return 0;
         }
         // A frame that goes on in the next line will be read there as well.
@@ -889,7 +893,7 @@ impl ShmPort {
         from.ring.release();
         let next = from.ring.mem().word_at(from.ring.pos());
         let watch = &mut self.watches[0];
-        if self.polls.wrapping_sub(watch.last_poll) == 1 {
+        if std::mem::replace(&mut self.took, true) {
             self.in_bulk = from.ring.pending();
         }
         (watch.next, watch.last_poll) = (next, self.polls);
@@ -920,7 +924,7 @@ impl ShmPort {
         }
         self.ready = mask;
         let count = self.burst(mask, max.min(BURST), sink);
-        self.in_bulk = count > 1;
+        (self.in_bulk, self.took) = (count > 1, count > 0);
         count
     }
 
