@@ -22,8 +22,8 @@ use crate::wire::{
 
 /// Packets received before an acknowledgement of their own leaves, on a lossy port and on one that
 /// loses nothing.
-pub(super) const ACK_EVERY: u16 = 8;
-pub(super) const ACK_EVERY_LOSSLESS: u16 = 64;
+pub(super) const ACK_EVERY: u8 = 8;
+pub(super) const ACK_EVERY_LOSSLESS: u8 = 64;
 
 impl Node {
     /// Takes a frame that arrived. Whatever is in it, nothing but a counter changes unless it is a

@@ -127,14 +127,14 @@ pub(crate) struct Peer {
     pub(crate) source: SourceName,
     /// Its address, as it stands in a frame.
     pub(crate) word: u64,
-    /// Packets received since the last acknowledgement.
-    pub(crate) owed: u16,
     /// Messages of one credit that may leave by the short way without a further question to this
     /// record. Whatever else is sent to the peer, or queued, sets it to 0.
     pub(crate) short_left: u16,
     /// Usual messages that may be taken one after the other before there is a question to this
     /// record. Whatever else arrives from the peer, or changes what it may send, sets it to 0.
     pub(crate) take_left: u16,
+    /// Packets received since the last acknowledgement, or more than anybody waits for.
+    pub(crate) owed: u8,
     /// The session is open, and the port loses nothing or damages nothing unseen: most messages
     /// take the short way.
     pub(crate) plain: bool,
@@ -148,8 +148,6 @@ pub(crate) struct Peer {
     pub(crate) state: State,
     /// Stands in the queue of peers to be served.
     pub(crate) queued: bool,
-    /// An OPEN must go out in this turn.
-    pub(crate) want_open: bool,
     /// Probes without an answer.
     pub(crate) probes: u8,
     /// Largest number of bytes after the Ethernet header that both take.
@@ -232,6 +230,8 @@ pub(crate) struct Peer {
     pub(crate) has_nop_for: bool,
     /// Credit was asked for, and none of it was used since.
     pub(crate) has_asked: bool,
+    /// An OPEN must go out in this turn.
+    pub(crate) want_open: bool,
     /// A PING must go out in this turn.
     pub(crate) want_ping: bool,
     /// A NOP must go out, so that the receiver of half a message learns that it ends there.
@@ -339,13 +339,13 @@ impl Peer {
 
     /// How many usual messages in order could be taken now one after the other without our owing
     /// the peer an acknowledgement or credits, when one in `ack_every` is acknowledged.
-    pub(crate) fn take_room(&self, ack_every: u16) -> u16 {
+    pub(crate) fn take_room(&self, ack_every: u8) -> u16 {
         if !self.in_order {
             return 0;
         }
         let credits = self.outstanding().saturating_sub(self.target / 2);
         let acks = (ack_every - 1).saturating_sub(self.owed);
-        acks.min(credits.min(u16::MAX.into()) as u16)
+        credits.min(acks.into()) as u16
     }
 
     /// How many messages of one credit could be sent now one after the other, in a frame each.
