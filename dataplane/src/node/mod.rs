@@ -491,6 +491,12 @@ type Inject = [u8; Node::INJECT_SIZE];
 /// Packets of all peers together that wait for earlier ones.
 const HELD_MAX: usize = 8 * crate::rel::sent::WINDOW as usize;
 
+/// Bytes after the Ethernet header that a node sends at most on a port with `caps`.
+fn usable_mtu(caps: &PortCaps) -> Result<usize> {
+    let mtu = Some(caps.mtu).filter(|&mtu| mtu >= 256).ok_or(Error::MsgTooLong)?;
+    Ok(mtu.min(usize::from(u16::MAX)))
+}
+
 impl Node {
     /// Longest message of the inject calls, bytes.
     pub const INJECT_SIZE: usize = 256;
@@ -508,8 +514,7 @@ impl Node {
     /// - [`Error::MsgTooLong`]: the port's MTU is below 256.
     pub fn new(settings: NodeSettings, caps: &PortCaps) -> Result<Self> {
         let s = settings.check()?;
-        let mtu = Some(caps.mtu).filter(|&mtu| mtu >= 256).ok_or(Error::MsgTooLong)?;
-        let mtu = mtu.min(usize::from(u16::MAX));
+        let mtu = usable_mtu(caps)?;
         let (frame_len, blocks) = (mtu + ETH_HDR_LEN, s.unexpected_bytes / UNIT);
         Ok(Self {
             mac: caps.mac,

@@ -193,8 +193,8 @@ impl Node {
     }
 
     /// Posts a receive for which nothing has come yet and that asks for nothing special, but to be
-    /// told of its end: as [`post_recv`](Self::post_recv). False if it is another one: nothing has happened, and that
-    /// is to be called. Where this is inlined, no request is ever put together.
+    /// told of its end: as [`post_recv`](Self::post_recv). False if it is another one: nothing has
+    /// happened, and that is to be called. Where this is inlined, no request is ever put together.
     #[inline(always)]
     pub fn recv_now(&mut self, ep: EpId, req: &RecvReq) -> bool {
         let e = ep.0.idx();
