@@ -6,7 +6,7 @@
 //! endpoint's tables, where they stand in order with all others, and are the twin's from the start.
 //! It ends with its endpoint, or earlier, when it is idle and its counter is closed.
 
-use super::post::{keep_buf, recv_wr};
+use super::post::{keep_list, recv_wr};
 use super::rma::{READ, WRITE};
 use super::{CntrId, EpAttr, EpId, Node, RecvReq};
 use crate::error::{Error, Result};
@@ -95,7 +95,7 @@ impl Node {
         let found = matcher.match_unexpected(&self.stored, tag, ignore, src);
         let recv = matcher.post(&mut self.posted, tag, ignore, src, wr);
         let recv = recv.unwrap_or_else(|_| unreachable!("a free slot was seen"));
-        keep_buf(&mut self.recv_bufs, recv, &mut req.buf);
+        keep_list(&mut self.recv_lists, recv, &mut req.buf);
         if starved {
             self.feed_ep(now, e);
         } else if let Some(msg) = found {
