@@ -338,19 +338,24 @@ impl<'a> RxFrame<'a> {
         }
     }
 
-    /// As [`copy_to_start`](Self::copy_to_start), for bytes that most often are a word.
-    ///
-    /// # Panics
-    /// As there.
+    /// Copies as many bytes at `offset` to `span` as it has: most often a word. False, and nothing
+    /// copied, if there are not as many.
     #[inline(always)]
-    pub fn copy_word_to_start(&self, offset: usize, buf: &IoBuf, len: usize) {
-        match (buf.in_one_piece(0, len), self.chunk_at::<8>(offset)) {
-            // SAFETY: eight bytes are lent to be written (`in_one_piece`).
-            (Some(to), Some(word)) if len == 8 => unsafe {
-                to.cast_mut().cast::<[u8; 8]>().write_unaligned(word);
-            },
-            _ => self.again().copy_to_start(offset, buf, len),
+    pub fn copy_to_span(&self, offset: usize, span: &Span) -> bool {
+        let (to, len) = (span.base(), span.len());
+        if len == size_of::<u64>() {
+            let Some(word) = self.chunk_at::<8>(offset) else { return false };
+            // SAFETY: eight bytes are lent to be written.
+            unsafe { to.cast::<[u8; 8]>().write_unaligned(word) };
+            return true;
         }
+        if offset > self.len || self.len - offset < len {
+            return false;
+        }
+        // SAFETY: `len` bytes at `offset` are mapped, as many are lent to be written, and lent
+        // memory is none of the frame's.
+        unsafe { copy_any(self.base.add(offset), to, len) };
+        true
     }
 
     /// As [`copy_to_io`](Self::copy_to_io) to the start of one piece of memory, without a call if
@@ -387,6 +392,16 @@ impl<'a> RxFrame<'a> {
     pub fn prefetch(&self) {
         crate::mem::prefetch(self.base);
     }
+}
+
+/// [`copy_short`], not inlined.
+///
+/// # Safety
+/// As there.
+#[inline(never)]
+unsafe fn copy_any(src: *const u8, dst: *mut u8, len: usize) {
+    // SAFETY: passed on.
+    unsafe { copy_short(src, dst, len) }
 }
 
 #[cfg(test)]

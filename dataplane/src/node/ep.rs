@@ -414,6 +414,7 @@ impl Node {
             self.cancel_wr(w);
             self.arm_timer(now, p);
         }
+        self.cancel_short_ops(idx);
     }
 
     /// Ends the receives of endpoint `idx` and throws away what was stored for it.

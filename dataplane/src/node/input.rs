@@ -346,7 +346,7 @@ impl Node {
         let Some(idx) = peer.snd.by_psn(&self.sent, psn) else {
             // Nobody waits for that packet's outcome, or whoever does has nothing to repeat.
             (peer.nop_for, peer.has_nop_for) = (psn, true);
-            self.on_short_nack(p, psn.0, reason);
+            self.on_short_nack(p, psn, reason);
             self.make_ready(p);
             return;
         };

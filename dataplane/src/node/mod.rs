@@ -57,6 +57,7 @@ pub use coll::{
 pub use mr::{MrId, MrReq};
 pub use rma::{AtomicReq, ReadReq, RmaIov, RmaList, WriteReq};
 pub use short_rma::ShortAtomic;
+use short_rma::ShortOp;
 pub use stats::{EpCounters, Levels, NodeCounters, SessionInfo};
 
 /// Sizes and times of a node. All tables are sized by them when it is made; nothing grows later.
@@ -404,6 +405,8 @@ pub struct Node {
     pub(crate) send_bufs: Vec<IoBuf>,
     /// Copies of injected messages, by the index of their request.
     pub(crate) inject: Vec<Inject>,
+    /// Operations of the short way whose answers are missing.
+    short_ops: Slab<ShortOp>,
     pub(crate) sent: SentPool,
     pub(crate) packs: Packs,
     pub(crate) posted: PostedPool<RecvWr>,
@@ -538,6 +541,7 @@ impl Node {
             tx: Slab::with_capacity(s.tx_wr_max),
             send_bufs: Vec::with_capacity(s.tx_wr_max),
             inject: Vec::with_capacity(s.tx_wr_max),
+            short_ops: Slab::with_capacity(s.tx_wr_max),
             sent: Slab::with_capacity(s.tx_wr_max * 4 + 4096),
             packs: Packs::new(if caps.lossless { 1 } else { 64 }, frame_len),
             posted: PostedPool::with_capacity(s.rx_wr_max),

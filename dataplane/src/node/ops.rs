@@ -46,9 +46,6 @@ bitflags! {
         /// A one-sided operation: `pull_op` is its [`Rma`] record, `len` and `sent` count bytes of
         /// a read or write, elements of an atomic operation.
         const RMA = 1 << 15;
-        /// And one of the short way: it has no such record, nothing of it is kept to be repeated,
-        /// and `pull_gen` is the PSN of its packet.
-        const SHORT = 1 << 16;
     }
 }
 

@@ -338,7 +338,10 @@ impl Node {
     /// Sends the next packet of the message at the head of the queue.
     fn send_message(&mut self, now: Instant, p: u32, w: u32, out: &mut dyn FrameSink) -> Step {
         let wr = &self.tx[w];
-        if wr.flags.contains(WrFlags::FENCE) && self.peers[p].wrs.head != w {
+        let peer = &self.peers[p];
+        // What went the short way stands in no list.
+        let behind = peer.wrs.head != w || peer.short_ops > 0;
+        if wr.flags.contains(WrFlags::FENCE) && behind {
             return Step::Wait;
         }
         if wr.flags.contains(WrFlags::RMA) {

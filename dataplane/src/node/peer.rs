@@ -215,6 +215,8 @@ pub(crate) struct Peer {
     /// Atomic packets whose answer is missing, and reads that have bytes missing.
     pub(crate) answers: u16,
     pub(crate) reads: u16,
+    /// Records of the short way of atomics.
+    pub(crate) short_ops: u16,
     /// Timeouts in a row.
     pub(crate) backoff: u8,
     /// The tail probe of this flight is out.
@@ -385,6 +387,7 @@ impl Peer {
                 }
                 self.snd.in_flight() > 0
                     || !self.wrs.is_empty()
+                    || self.short_ops > 0
                     || !self.pulls.is_empty()
                     || self.inbound != Inbound::None
                     || !self.held.is_empty()
@@ -398,6 +401,7 @@ impl Peer {
     /// Whether the session could be forgotten without anybody noticing.
     pub(crate) fn is_idle(&self) -> bool {
         self.wrs.is_empty()
+            && self.short_ops == 0
             && self.pulls.is_empty()
             && self.held.is_empty()
             && self.jobs == 0

@@ -348,9 +348,6 @@ impl Node {
 
     /// Completion flags of a one-sided operation, and the place of its counter.
     fn rma_flags(&self, w: u32) -> (CqFlags, usize) {
-        if self.tx[w].flags.contains(WrFlags::SHORT) {
-            return FETCHED;
-        }
         match &self.rma[self.tx[w].pull_op].kind {
             RmaKind::Write => (CqFlags::RMA | CqFlags::WRITE, WRITE),
             RmaKind::Read => (CqFlags::RMA | CqFlags::READ, READ),

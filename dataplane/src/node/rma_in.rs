@@ -12,6 +12,7 @@ use super::ops::{Job, JobKind, Late, Pull, RmaKind, WrFlags};
 use super::peer::Peer;
 use super::recv::Verdict;
 use super::rma::{REMOTE_READ, REMOTE_WRITE, sent_len};
+use super::short_rma::ShortOp;
 use super::{MsgKind, Node};
 use crate::error::Error;
 use crate::flags::{Caps, CqFlags, MrAccess};
@@ -557,6 +558,9 @@ impl Node {
         if !peer.txq.is_empty() {
             self.make_ready(p);
         }
+        if ShortOp::is_name(op.dst_op) {
+            return self.on_short_resp(p, frame, op, (off, len));
+        }
         let known = self.tx.by_handle(handle);
         let known = known.filter(|wr| wr.peer == p && wr.flags.contains(WrFlags::RMA));
         let Some(total) = known.map(|wr| wr.len) else {
@@ -564,9 +568,6 @@ impl Node {
             return;
         };
         let w = handle.idx();
-        if self.tx[w].flags.contains(WrFlags::SHORT) {
-            return self.on_short_resp(p, w, frame, op, (off, len));
-        }
         let RmaKind::Atomic(a) = &mut self.rma_of(w).kind else {
             self.counters.rx_stray += 1;
             return;

@@ -406,6 +406,9 @@ impl Node {
             };
             self.fail_wr(w, err, prov);
         }
+        if self.peers[p].short_ops > 0 {
+            self.fail_short_ops(p, err);
+        }
         while self.peers[p].pulls.head != NONE {
             let idx = self.peers[p].pulls.head;
             self.fail_pull(idx, err);
@@ -772,18 +775,13 @@ impl Node {
     pub(crate) fn cancel_wr(&mut self, w: u32) {
         self.report_failure(w, Error::Canceled, ProvErrno::UnknownOutcome);
         let wr = &mut self.tx[w];
-        let short = wr.flags.contains(WrFlags::SHORT);
-        if wr.asked == 0 && !short || wr.flags.contains(WrFlags::ALL_SENT) {
+        if wr.asked == 0 || wr.flags.contains(WrFlags::ALL_SENT) {
             self.free_wr(w);
             return;
         }
         self.send_bufs[w as usize] = barewire_driver::mem::IoBuf::EMPTY;
         let (e, p) = (std::mem::replace(&mut wr.ep, NONE), wr.peer);
         self.eps[e].tx_used -= 1;
-        if short {
-            // Its answer, or its refusal, is counted off when it comes.
-            return;
-        }
         if !wr.flags.contains(WrFlags::IN_DATAQ) {
             wr.flags |= WrFlags::IN_DATAQ;
             self.peers[p].dataq.push_back(&mut self.tx, w);
@@ -805,15 +803,20 @@ impl Node {
                 (send_flags(wr.flags), self.eps[e].tx_cntr)
             };
             let cqe = Cqe { op_context, flags, tag, src: FI_ADDR_UNSPEC, ..Cqe::default() };
-            let ep = &mut self.eps[e];
-            ep.counters.errors += 1;
-            let cq = ep.tx_cq;
-            self.cqs[cq].cq.push_err(CqErr { cqe, olen, err, prov_errno, err_data: None });
-            if planted(Bug::CqReservationLeaked) {
-                self.cqs[cq].cq.reserve();
-            }
-            self.count(cntr, false);
+            self.tell_failure(e, CqErr { cqe, olen, err, prov_errno, err_data: None }, cntr);
         }
+    }
+
+    /// Writes the failure of an operation of endpoint `e`, which counter `cntr` counts.
+    pub(super) fn tell_failure(&mut self, e: u32, failure: CqErr, cntr: u32) {
+        let ep = &mut self.eps[e];
+        ep.counters.errors += 1;
+        let cq = ep.tx_cq;
+        self.cqs[cq].cq.push_err(failure);
+        if planted(Bug::CqReservationLeaked) {
+            self.cqs[cq].cq.reserve();
+        }
+        self.count(cntr, false);
     }
 }
 

@@ -2,8 +2,8 @@
 //!
 //! As in `short`: every question is asked first, nothing changes unless the answer is yes, and else
 //! the long way (`rma`, `rma_out`, `rma_in`) begins from the start. A request of one packet leaves
-//! in the call that posts it. Its record is a transmit request alone ([`WrFlags::SHORT`]): nothing
-//! is kept to send it again, and what else there is to say of it is in the packet. The target
+//! in the call that posts it. Its record is short ([`ShortOp`]): nothing is kept to send it again,
+//! and what else there is to say of it is in the packet. The target
 //! executes it when it comes, and its answer waits in a list of its own until the burst has been
 //! taken, since until then the port is lent to whoever takes it.
 
@@ -14,19 +14,20 @@ use barewire_driver::port::Tx;
 use super::ep::Ep;
 use super::input::ACK_EVERY_LOSSLESS;
 use super::mr::Mr;
-use super::ops::{Job, JobKind, TxWr, WrFlags};
+use super::ops::{Job, JobKind};
 use super::peer::{Peer, slot_of};
 use super::rma::{FETCHED, REMOTE_READ, checked_len, valid_pair};
 use super::rma_in::{JOBS_MAX, atomic_needs, decode_atomic};
 use super::rma_out::ANSWERS_MAX;
 use super::short::{PLAIN_FLAGS, Route, is_unawaited, short_cost};
-use super::{AtomicReq, EpId, FrameSink, Inject, Node, RmaIov, ShortFrame};
+use super::{AtomicReq, EpId, FrameSink, Node, RmaIov, ShortFrame};
 use crate::error::Error;
 use crate::flags::{Caps, OpFlags};
 use crate::proto::atomic::{self, AtomicKind, Datatype, Sharing};
+use crate::rel::psn::Psn;
 use crate::rel::sent::WINDOW;
 use crate::slab::{Handle, Link, NONE, Slab};
-use crate::types::{FiAddr, Instant, ProvErrno};
+use crate::types::{CqErr, Cqe, FI_ADDR_UNSPEC, FiAddr, Instant, ProvErrno};
 use crate::wire::{
     self, AtomicOp, AtomicWhat, HeadOut, NackReason, PlainAtomic, PlainBase, PlainHead,
     RemoteRange, RespOp, Ty,
@@ -87,6 +88,46 @@ impl AtomicReq {
             context: self.context,
             flags: self.flags,
         })
+    }
+}
+
+/// An operation of the short way whose answer is missing. Besides what its packet said, all that
+/// there is to say of it: it stands in no list, and nothing of it is kept to be repeated. Its peer
+/// knows how many there are.
+#[derive(Debug)]
+pub(super) struct ShortOp {
+    context: u64,
+    /// Where the old values go.
+    result: Span,
+    peer: u32,
+    /// [`NONE`] once that is closed.
+    ep: u32,
+    /// That of its packet.
+    psn: Psn,
+    /// Writes a completion on success.
+    told: bool,
+}
+
+impl ShortOp {
+    /// Set in the slots that packets name, so that they are no slot of another table.
+    const NAME: u32 = 1 << 31;
+
+    /// What a packet calls slot `w`.
+    #[inline(always)]
+    const fn name(w: u32) -> u32 {
+        w | Self::NAME
+    }
+
+    /// Whether a packet names an operation of the short way.
+    #[inline(always)]
+    pub(super) const fn is_name(name: u32) -> bool {
+        name & Self::NAME != 0
+    }
+
+    /// The slot that is called so.
+    #[inline(always)]
+    const fn slot(name: u32) -> u32 {
+        name & !Self::NAME
     }
 }
 
@@ -257,29 +298,26 @@ impl Node {
         {
             return false;
         }
-        if !self.tx.has_used() && !fresh_wr(&mut self.tx, &mut self.inject, &mut self.send_bufs) {
+        if !self.short_ops.has_used() && self.short_ops.vacant().is_none() {
             return false;
         }
-        let mut flags = WrFlags::RMA | WrFlags::SHORT;
-        flags.set(WrFlags::CQE, !ep.tx_selective || req.flags.contains(OpFlags::COMPLETION));
-        let eps = (ep.route.ep, ep.number);
-        let wr = TxWr { pull_gen: peer.snd.nxt.0, ..TxWr::new(req.context, (p, e), eps, flags) };
-        let Some(made) = self.tx.alloc_again(wr) else { return false };
-        let w = made.idx();
-        let sent = send_request(&To { peer, src: self.word, ep, made }, req, out);
-        let Some(buf) = self.send_bufs.get_mut(w as usize).filter(|_| sent) else {
-            self.tx.discard(w);
+        let Some(result) = req.result.take_one() else { return false };
+        let (context, psn) = (req.context, peer.snd.nxt);
+        let told = !ep.tx_selective || req.flags.contains(OpFlags::COMPLETION);
+        let op = ShortOp { context, result, peer: p, ep: e, psn, told };
+        let Some(made) = self.short_ops.alloc_again(op) else { return false };
+        if !send_request(&To { peer, src: self.word, ep, made }, req, out) {
+            *req.result = IoBuf::one(self.short_ops.free(made.idx()).result);
             return false;
-        };
+        }
         self.counters.tx_frames += 1;
-        req.result.move_to(buf);
         ep.tx_used += 1;
         cq.reserve_free();
         peer.answers += 1;
+        peer.short_ops += 1;
         peer.rma_seq = peer.rma_seq.wrapping_add(1);
         peer.short_left -= 1;
         peer.tell_ack();
-        peer.wrs.push_back(&mut self.tx, w);
         // Heard in this very turn, it is as if we had begun to wait now.
         let heard = peer.heard == self.active_ns;
         if peer.timer_at == Instant(u64::MAX) || peer.snd.in_flight() == 0 && !heard {
@@ -464,23 +502,22 @@ impl Node {
             return false;
         }
         let p = slot_of(base.dst_sid);
-        let Some(wr) = self.tx.by_handle(Handle::from_parts(w, generation)) else { return false };
-        let len = usize::from(base.plen);
-        let Some(buf) = self.send_bufs.get(w as usize) else { return false };
+        let handle = Handle::from_parts(ShortOp::slot(w), generation);
+        let Some(op) = self.short_ops.by_handle(handle) else { return false };
         let Some(peer) = self.peers.get_mut(p) else { return false };
         // A closed endpoint's, and one that somebody may wait behind, end the long way.
-        if !wr.flags.contains(WrFlags::SHORT)
-            || wr.peer != p
-            || wr.ep == NONE
-            || len != buf.len()
+        if !ShortOp::is_name(w)
+            || op.peer != p
+            || op.ep == NONE
+            || usize::from(base.plen) != op.result.len()
             || peer.answers == 0
             || peer.txq.head != NONE
+            || !frame.copy_to_span(RespOp::HEAD, &op.result)
         {
             return false;
         }
-        frame.copy_word_to_start(RespOp::HEAD, buf, len);
         accept(peer, &base, self.active_ns);
-        self.finish_short(p, w, 1);
+        self.finish_short(p, handle.idx(), 1);
         self.owe_short(p);
         true
     }
@@ -497,61 +534,106 @@ impl Node {
         }
     }
 
-    /// Completes an operation of the short way whose old values are in place; `awaited` answers
+    /// Completes operation `w` of the short way, whose old values are in place; `awaited` answers
     /// less are missing.
     #[inline(always)]
     fn finish_short(&mut self, p: u32, w: u32, awaited: u16) {
-        let Some(wr) = self.tx.get(w) else { return };
-        let (e, context, link) = (wr.ep, wr.context, wr.of_peer);
-        let context = wr.flags.contains(WrFlags::CQE).then_some(context);
-        self.tx.discard(w);
+        let Some(op) = self.short_ops.get(w) else { return };
+        let (e, context) = (op.ep, op.told.then_some(op.context));
+        self.short_ops.discard(w);
         let Some(peer) = self.peers.get_mut(p) else { return };
         peer.answers -= awaited;
-        peer.wrs.cut(&mut self.tx, w, link);
+        peer.short_ops -= 1;
         self.eps[e].tx_used -= 1;
         self.tell_rma(e, context, FETCHED.0, FETCHED.1);
     }
 
-    /// The answer to operation `w` of the short way, on the long way. That it is awaited has been
+    /// The answer to an operation of the short way, on the long way. That it is awaited has been
     /// counted off.
     pub(super) fn on_short_resp(
         &mut self,
         p: u32,
-        w: u32,
         frame: &RxFrame<'_>,
-        op: &RespOp,
+        resp: &RespOp,
         (off, len): (usize, usize),
     ) {
-        let buf = &self.send_bufs[w as usize];
-        if self.tx[w].ep == NONE {
-            self.free_wr(w);
-        } else if op.offset == 0 && len == buf.len() {
-            frame.copy_to_start(off, buf, len);
+        let handle = Handle::from_parts(ShortOp::slot(resp.dst_op), resp.dst_gen);
+        let Some(op) = self.short_ops.by_handle(handle).filter(|op| op.peer == p) else {
+            self.counters.rx_stray += 1;
+            return;
+        };
+        let w = handle.idx();
+        if op.ep == NONE {
+            self.short_ops.discard(w);
+            self.peers[p].short_ops -= 1;
+        } else if resp.offset == 0 && len == op.result.len() && frame.copy_to_span(off, &op.result)
+        {
             self.finish_short(p, w, 0);
         } else {
             // The peer lies.
-            self.fail_wr(w, Error::ConnReset, ProvErrno::UnknownOutcome);
-        }
-        // A fenced request may have waited for this one.
-        if !self.peers[p].txq.is_empty() {
-            self.make_ready(p);
+            self.fail_short(w, Error::ConnReset, ProvErrno::UnknownOutcome);
         }
     }
 
     /// Packet `psn`, of which nothing was kept, was refused: ends the operation that it was, if it
     /// was one of the short way.
     #[cold]
-    pub(super) fn on_short_nack(&mut self, p: u32, psn: u32, reason: NackReason) {
+    pub(super) fn on_short_nack(&mut self, p: u32, psn: Psn, reason: NackReason) {
+        let found = self.short_ops.iter().find(|(_, op)| op.peer == p && op.psn == psn);
+        let Some(w) = found.map(|(w, _)| w) else { return };
         let peer = &mut self.peers[p];
-        let short = |w: &u32| self.tx[*w].flags.contains(WrFlags::SHORT);
-        let found = peer.wrs.iter(&self.tx).find(|w| short(w) && self.tx[*w].pull_gen == psn);
-        let Some(w) = found else { return };
         peer.answers = peer.answers.saturating_sub(1);
         let prov = match reason {
             NackReason::NoEndpoint => ProvErrno::NoEndpoint,
             _ => ProvErrno::NotExecuted,
         };
-        self.fail_wr(w, super::input::nack_error(reason), prov);
+        self.fail_short(w, super::input::nack_error(reason), prov);
+    }
+
+    /// Ends operation `w` of the short way with an error, which its endpoint is told if it is open.
+    fn fail_short(&mut self, w: u32, err: Error, prov_errno: ProvErrno) {
+        let ShortOp { context: op_context, ep: e, peer: p, .. } = self.short_ops.free(w);
+        self.peers[p].short_ops -= 1;
+        if e != NONE {
+            self.eps[e].tx_used -= 1;
+            self.tell_short_failure(e, op_context, err, prov_errno);
+        }
+    }
+
+    fn tell_short_failure(&mut self, e: u32, op_context: u64, err: Error, prov_errno: ProvErrno) {
+        let (flags, which) = FETCHED;
+        let cqe = Cqe { op_context, flags, src: FI_ADDR_UNSPEC, ..Cqe::default() };
+        let failure = CqErr { cqe, olen: 0, err, prov_errno, err_data: None };
+        self.tell_failure(e, failure, self.eps[e].rma_cntr[which]);
+    }
+
+    /// Ends all operations of the short way to peer `p`, whose session has ended with `err`.
+    #[cold]
+    pub(super) fn fail_short_ops(&mut self, p: u32, err: Error) {
+        let ops = self.short_ops.iter().filter(|(_, op)| op.peer == p);
+        let mut ops: Vec<(u32, Psn)> = ops.map(|(w, op)| (w, op.psn)).collect();
+        // In the order of their posting.
+        let una = self.peers[p].snd.una;
+        ops.sort_by_key(|(_, psn)| psn.0.wrapping_sub(una.0.wrapping_sub(1 << 31)));
+        for (w, _) in ops {
+            self.fail_short(w, err, ProvErrno::UnknownOutcome);
+        }
+    }
+
+    /// Ends the operations of the short way of endpoint `e`, which is being closed. Their records
+    /// stay until their answers, or their refusals, have been counted off.
+    #[cold]
+    pub(super) fn cancel_short_ops(&mut self, e: u32) {
+        let ops = self.short_ops.iter().filter(|(_, op)| op.ep == e);
+        let ops: Vec<u32> = ops.map(|(w, _)| w).collect();
+        for w in ops {
+            let op = &mut self.short_ops[w];
+            (op.ep, op.result) = (NONE, Span::EMPTY);
+            let context = op.context;
+            self.eps[e].tx_used -= 1;
+            let (err, prov) = (Error::Canceled, ProvErrno::UnknownOutcome);
+            self.tell_short_failure(e, context, err, prov);
+        }
     }
 
     /// Whether answers wait.
@@ -737,7 +819,7 @@ fn put_request(to: &To<'_>, what: &What, plen: usize, out: &mut impl HeadOut) {
         end: true,
         fetch: true,
         compare: what.kind == AtomicKind::Compare,
-        dst_op: made.idx(),
+        dst_op: ShortOp::name(made.idx()),
         dst_gen: made.generation(),
         count: len as u16,
         op: what.op as u8,
@@ -880,15 +962,6 @@ impl ShortFrame<{ RespOp::HEAD }> for FewTo<'_> {
     fn few(&self) -> Few {
         self.old
     }
-}
-
-/// Makes a slot ready that was never used. False if there is none.
-#[cold]
-#[inline(never)]
-fn fresh_wr(tx: &mut Slab<TxWr>, inject: &mut Vec<Inject>, bufs: &mut Vec<IoBuf>) -> bool {
-    let Some(w) = tx.vacant() else { return false };
-    Node::touch_wr(inject, bufs, w);
-    true
 }
 
 impl ShortAtomic<'_> {

@@ -202,7 +202,7 @@ impl Node {
     pub fn levels(&self) -> Levels {
         Levels {
             peers: self.peers.len(),
-            tx: self.tx.len(),
+            tx: self.tx.len() + self.short_ops.len(),
             sent: self.sent.len(),
             packs: self.packs.bytes.len() - self.packs.free.len(),
             posted: self.posted.len() - self.coll_listening(),
@@ -243,7 +243,7 @@ impl Node {
             in_flight: p.snd.in_flight(),
             srtt_ns: p.rtt.srtt_ns(),
             credits: p.credits(),
-            waiting: p.wrs.len + p.pulls.len,
+            waiting: p.wrs.len + p.pulls.len + u32::from(p.short_ops),
         })
     }
 

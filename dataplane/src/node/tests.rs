@@ -186,7 +186,8 @@ impl Pair {
             assert_eq!(levels, Levels { peers: 1, timers: levels.timers, ..Levels::default() });
             // Nor does either side believe that the other owes it an answer.
             for (_, peer) in end.node.peers.iter() {
-                assert_eq!((peer.answers, peer.reads, peer.jobs), (0, 0, 0));
+                let awaited = (peer.answers, peer.reads, peer.jobs, peer.short_ops);
+                assert_eq!(awaited, (0, 0, 0, 0));
             }
         }
     }

@@ -167,6 +167,14 @@ impl IoBuf {
         }
     }
 
+    /// Takes the memory out, if it is in one piece. Nothing is left here.
+    #[inline(always)]
+    pub fn take_one(&mut self) -> Option<Span> {
+        let &Span { base, len } = self.as_one()?;
+        (self.len, self.count) = (0, 0);
+        Some(Span { base, len })
+    }
+
     /// The spans there are.
     #[inline(always)]
     fn spans(&self) -> &[Span] {
