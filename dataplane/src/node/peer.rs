@@ -214,9 +214,9 @@ pub(crate) struct Peer {
     pub(crate) rma_seq: u16,
     /// Atomic packets whose answer is missing, and reads that have bytes missing.
     pub(crate) answers: u16,
-    pub(crate) reads: u16,
+    pub(crate) reads: u8,
     /// Records of the short way of atomics.
-    pub(crate) short_ops: u16,
+    pub(crate) short_ops: u8,
     /// Timeouts in a row.
     pub(crate) backoff: u8,
     /// The tail probe of this flight is out.
@@ -364,6 +364,12 @@ impl Peer {
     #[inline]
     pub(crate) fn note_arrival(&mut self, now: Instant, psn: Psn, resent: bool) {
         (self.rx_newest, self.rx_at, self.rx_resent) = (psn, ack_time(now), resent);
+    }
+
+    /// Counts off `n` answers to operations that are none of the short way. Whatever the peer says,
+    /// those of the short way are counted off one by one.
+    pub(crate) fn answered(&mut self, n: u16) {
+        self.answers = self.answers.saturating_sub(n).max(self.short_ops.into());
     }
 
     /// Credits left to send with.

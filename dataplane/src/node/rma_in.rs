@@ -554,13 +554,13 @@ impl Node {
             return;
         }
         let peer = &mut self.peers[p];
-        peer.answers = peer.answers.saturating_sub(1);
         if !peer.txq.is_empty() {
             self.make_ready(p);
         }
         if ShortOp::is_name(op.dst_op) {
             return self.on_short_resp(p, frame, op, (off, len));
         }
+        self.peers[p].answered(1);
         let known = self.tx.by_handle(handle);
         let known = known.filter(|wr| wr.peer == p && wr.flags.contains(WrFlags::RMA));
         let Some(total) = known.map(|wr| wr.len) else {
@@ -645,7 +645,7 @@ impl Node {
             }
         });
         let peer = &mut self.peers[p];
-        peer.answers = peer.answers.saturating_sub(unanswered);
+        peer.answered(unanswered);
     }
 }
 

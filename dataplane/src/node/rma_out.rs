@@ -18,8 +18,10 @@ use crate::wire::{self, AtomicOp, DataOp, NackReason, ReadOp, RemoteRange, RespO
 /// Atomic packets of one initiator to one target of which the answer is missing.
 pub(crate) const ANSWERS_MAX: usize = 64;
 
+const _: () = assert!(ANSWERS_MAX <= u8::MAX as usize, "`short_ops` of a peer counts some of them");
+
 /// Reads of one initiator from one target that have bytes missing.
-const READS_MAX: u16 = 32;
+const READS_MAX: u8 = 32;
 
 /// Operand bytes of an atomic packet, so that its answer needs no more memory than that.
 const ATOMIC_LEN_MAX: usize = 4096;

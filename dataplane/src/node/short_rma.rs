@@ -364,7 +364,7 @@ impl Node {
         }
         let near = &self.asked.near[Asked::place(&op.what)];
         if near.what != op.what || near.plen != base.plen {
-            return self.look_near(op, base.plen) && self.take_known(now, frame, out);
+            return self.take_unknown(now, frame, out);
         }
         // Nothing waits, so that there is room for the answer, wherever it goes.
         let alone = self.jobs.is_empty() && self.asked.answers.is_empty();
@@ -372,6 +372,18 @@ impl Node {
             return self.execute_near::<true>(now, frame, &base, op, out);
         }
         self.take_known(now, frame, out)
+    }
+
+    /// As [`take_request`](Self::take_request), for the first of its kind.
+    #[inline(never)]
+    fn take_unknown(
+        &mut self,
+        now: Instant,
+        frame: &RxFrame<'_>,
+        out: &mut impl FrameSink,
+    ) -> bool {
+        let Some((base, op)) = PlainAtomic::parse(frame) else { return false };
+        self.look_near(op, base.plen) && self.take_known(now, frame, out)
     }
 
     /// As [`take_request`](Self::take_request), for all that is known and not usual. (From the
@@ -510,14 +522,13 @@ impl Node {
             || op.peer != p
             || op.ep == NONE
             || usize::from(base.plen) != op.result.len()
-            || peer.answers == 0
             || peer.txq.head != NONE
             || !frame.copy_to_span(RespOp::HEAD, &op.result)
         {
             return false;
         }
         accept(peer, &base, self.active_ns);
-        self.finish_short(p, handle.idx(), 1);
+        self.finish_short(p, handle.idx());
         self.owe_short(p);
         true
     }
@@ -534,22 +545,19 @@ impl Node {
         }
     }
 
-    /// Completes operation `w` of the short way, whose old values are in place; `awaited` answers
-    /// less are missing.
+    /// Completes operation `w` of the short way, whose old values are in place.
     #[inline(always)]
-    fn finish_short(&mut self, p: u32, w: u32, awaited: u16) {
+    fn finish_short(&mut self, p: u32, w: u32) {
         let Some(op) = self.short_ops.get(w) else { return };
         let (e, context) = (op.ep, op.told.then_some(op.context));
         self.short_ops.discard(w);
         let Some(peer) = self.peers.get_mut(p) else { return };
-        peer.answers -= awaited;
-        peer.short_ops -= 1;
+        peer.forget_short_op();
         self.eps[e].tx_used -= 1;
         self.tell_rma(e, context, FETCHED.0, FETCHED.1);
     }
 
-    /// The answer to an operation of the short way, on the long way. That it is awaited has been
-    /// counted off.
+    /// The answer to an operation of the short way, on the long way.
     pub(super) fn on_short_resp(
         &mut self,
         p: u32,
@@ -565,10 +573,10 @@ impl Node {
         let w = handle.idx();
         if op.ep == NONE {
             self.short_ops.discard(w);
-            self.peers[p].short_ops -= 1;
+            self.peers[p].forget_short_op();
         } else if resp.offset == 0 && len == op.result.len() && frame.copy_to_span(off, &op.result)
         {
-            self.finish_short(p, w, 0);
+            self.finish_short(p, w);
         } else {
             // The peer lies.
             self.fail_short(w, Error::ConnReset, ProvErrno::UnknownOutcome);
@@ -581,8 +589,6 @@ impl Node {
     pub(super) fn on_short_nack(&mut self, p: u32, psn: Psn, reason: NackReason) {
         let found = self.short_ops.iter().find(|(_, op)| op.peer == p && op.psn == psn);
         let Some(w) = found.map(|(w, _)| w) else { return };
-        let peer = &mut self.peers[p];
-        peer.answers = peer.answers.saturating_sub(1);
         let prov = match reason {
             NackReason::NoEndpoint => ProvErrno::NoEndpoint,
             _ => ProvErrno::NotExecuted,
@@ -593,7 +599,7 @@ impl Node {
     /// Ends operation `w` of the short way with an error, which its endpoint is told if it is open.
     fn fail_short(&mut self, w: u32, err: Error, prov_errno: ProvErrno) {
         let ShortOp { context: op_context, ep: e, peer: p, .. } = self.short_ops.free(w);
-        self.peers[p].short_ops -= 1;
+        self.peers[p].forget_short_op();
         if e != NONE {
             self.eps[e].tx_used -= 1;
             self.tell_short_failure(e, op_context, err, prov_errno);
@@ -717,6 +723,15 @@ impl Near {
         let to = &mut old[..bytes];
         let done = mr.buf.atomic(at, self.op, self.ty, count, operand, compare, to, mr.sharing);
         done.ok().map(|()| u128::from_le_bytes(old))
+    }
+}
+
+impl Peer {
+    /// One answer less is missing to an operation of the short way.
+    #[inline(always)]
+    fn forget_short_op(&mut self) {
+        self.answers -= 1;
+        self.short_ops -= 1;
     }
 }
 

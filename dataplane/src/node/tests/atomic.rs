@@ -1,13 +1,14 @@
 //! Atomic operations between two nodes. What each computes is compared with a C compiler elsewhere
 //! (`tests/atomics`); here is what the wire, the checks and the loss of frames do to them.
 
-use super::rma::ALL;
+use super::rma::{ALL, Region};
 use super::*;
 use crate::flags::MrAccess;
 use crate::proto::atomic::{
     AtomicKind, AtomicOp, Datatype, OPERAND_LEN_MAX, Sharing, count_max, valid,
 };
 use crate::types::ProvErrno;
+use crate::wire::{self, Base as WireBase, Op, RespOp, Ty};
 
 use AtomicKind::{Base, Compare, Fetch};
 
@@ -496,6 +497,107 @@ fn withdrawn_fetches_give_their_answers_back() {
             pair.assert_quiet();
         }
     }
+}
+
+/// A pair whose session is open and whose operations take the short way, and a region of the
+/// second.
+fn short_pair() -> (Pair, Region) {
+    let mut pair = Pair::new(1500, true);
+    let region = pair.region(1, 64, ALL);
+    let zero = [0; 8];
+    pair.atomic(Call::sum(Base, &zero, RmaList::one(0, 1, region.key)), 0).unwrap();
+    pair.run(1_000_000);
+    assert_eq!(pair.outcomes(0), [(1, None)]);
+    pair.short = Some(0);
+    (pair, region)
+}
+
+/// Posts fetch-and-adds with the contexts `0..n`, each of which leaves at once.
+fn fetch_adds(pair: &mut Pair, region: &Region, n: u64) {
+    let one = bytes_of(&[1]);
+    let (before, frames) = (pair.short, pair.ends[0].out.len());
+    for context in 0..n {
+        let call = Call { context, ..Call::sum(Fetch, &one, RmaList::one(0, 1, region.key)) };
+        pair.atomic(call, 8).unwrap();
+    }
+    assert_eq!(pair.short, before.map(|taken| taken + n as usize));
+    assert_eq!(pair.ends[0].out.len(), frames + n as usize);
+}
+
+/// What is behind a fence stays here until the answers to what is before it have come, though that
+/// stands in no list.
+#[test]
+fn a_fence_waits_for_the_short_way() {
+    let (mut pair, region) = short_pair();
+    fetch_adds(&mut pair, &region, 2);
+    pair.short = None;
+    let one = bytes_of(&[1]);
+    let call = Call::sum(Fetch, &one, RmaList::one(0, 1, region.key));
+    pair.atomic(Call { context: 2, flags: OpFlags::FENCE, ..call }, 8).unwrap();
+    let End { node, out, .. } = &mut pair.ends[0];
+    node.transmit(pair.now, &mut sink(out));
+    assert_eq!(out.len(), 2, "it overtook the answers");
+    pair.run(2_000_000);
+    assert_eq!(pair.outcomes(0), [(0, None), (1, None), (2, None)]);
+    pair.run(600_000_000);
+    pair.assert_quiet();
+}
+
+/// Operations of the short way end with their peer, in the order of their posting and within the
+/// time that was promised, though nothing of them is kept to be repeated.
+#[test]
+fn a_dead_peer_ends_the_short_way() {
+    let (mut pair, region) = short_pair();
+    pair.drop = 1;
+    fetch_adds(&mut pair, &region, 5);
+    pair.run(560_000_000);
+    let lost = Some(Error::HostUnreach);
+    assert_eq!(pair.outcomes(0), [0, 1, 2, 3, 4].map(|context| (context, lost)));
+    assert_eq!(pair.ends[0].node.levels().tx, 0);
+}
+
+/// Answers to what nobody asked, whatever they name, take nothing from those that are awaited, nor
+/// the peer's duty to give them.
+#[test]
+fn answers_to_nothing_are_not_counted() {
+    for dies in [false, true] {
+        let (mut pair, region) = short_pair();
+        fetch_adds(&mut pair, &region, 3);
+        for name in [0, 5, 1 << 31, 1 << 31 | 70, u32::MAX] {
+            for _ in 0..20 {
+                lie(&mut pair, RespOp { dst_op: name, dst_gen: 7777, ..RespOp::default() });
+            }
+        }
+        assert_eq!(pair.ends[0].node.counters().rx_stray, 100);
+        let (_, peer) = pair.ends[0].node.peers.iter().next().unwrap();
+        assert_eq!((peer.answers, peer.short_ops), (3, 3));
+        pair.drop = dies.into();
+        pair.run(560_000_000);
+        let outcome = dies.then_some(Error::HostUnreach);
+        assert_eq!(pair.outcomes(0), [0, 1, 2].map(|context| (context, outcome)));
+    }
+}
+
+/// The second end answers what the first has not asked.
+fn lie(pair: &mut Pair, resp: RespOp) {
+    let [to, from] = &mut pair.ends;
+    let idx = from.node.peers.iter().next().map(|(idx, _)| idx).unwrap();
+    let peer = &mut from.node.peers[idx];
+    let base = WireBase {
+        dst: to.node.mac,
+        src: from.node.mac,
+        ty: Ty::Resp,
+        ar: false,
+        rtx: false,
+        crc: to.node.crc,
+        dst_sid: peer.remote_sid,
+        psn: peer.snd.number(),
+        cack: peer.rcv_nxt,
+        grant: peer.granted as u16,
+        plen: 0,
+    };
+    let bytes = wire::frame(&base, &Op::Resp(resp), &[0; 8]);
+    to.node.on_frame(pair.now, &RxFrame::new(&bytes));
 }
 
 /// Remote CQ data tells the target; a tagged atomic changes the receive that its tag matches, and
