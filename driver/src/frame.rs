@@ -320,28 +320,10 @@ impl<'a> RxFrame<'a> {
         unsafe { buf.write_from_raw(buf_offset, self.base.add(offset), len) }
     }
 
-    /// As [`copy_to_io`](Self::copy_to_io) to the start of the memory, without a call if the bytes
-    /// are few and the memory is in one piece.
-    ///
-    /// # Panics
-    /// As `copy_to_io`.
-    #[inline(always)]
-    pub fn copy_to_start(&self, offset: usize, buf: &IoBuf, len: usize) {
-        let here = offset <= self.len && len <= self.len - offset;
-        match buf.in_one_piece(0, len) {
-            // SAFETY: `len` bytes at `offset` are mapped (`here`), as many are lent to be written
-            // (`in_one_piece`), and lent memory is none of the frame's.
-            Some(to) if here && len <= SHORT => unsafe {
-                copy_inline(self.base.add(offset), to.cast_mut(), len);
-            },
-            _ => self.again().copy_to_io(offset, buf, 0, len),
-        }
-    }
-
     /// Copies as many bytes at `offset` to `span` as it has: most often a word. False, and nothing
     /// copied, if there are not as many.
     #[inline(always)]
-    pub fn copy_to_span(&self, offset: usize, span: &Span) -> bool {
+    pub fn fill_span(&self, offset: usize, span: &Span) -> bool {
         let (to, len) = (span.base(), span.len());
         if len == size_of::<u64>() {
             let Some(word) = self.chunk_at::<8>(offset) else { return false };

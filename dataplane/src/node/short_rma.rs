@@ -523,7 +523,7 @@ impl Node {
             || op.ep == NONE
             || usize::from(base.plen) != op.result.len()
             || peer.txq.head != NONE
-            || !frame.copy_to_span(RespOp::HEAD, &op.result)
+            || !frame.fill_span(RespOp::HEAD, &op.result)
         {
             return false;
         }
@@ -574,8 +574,7 @@ impl Node {
         if op.ep == NONE {
             self.short_ops.discard(w);
             self.peers[p].forget_short_op();
-        } else if resp.offset == 0 && len == op.result.len() && frame.copy_to_span(off, &op.result)
-        {
+        } else if resp.offset == 0 && len == op.result.len() && frame.fill_span(off, &op.result) {
             self.finish_short(p, w);
         } else {
             // The peer lies.
