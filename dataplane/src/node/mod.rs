@@ -516,8 +516,7 @@ impl Node {
     /// - [`Error::Invalid`]: a setting is out of range; the text says which.
     /// - [`Error::MsgTooLong`]: the port's MTU is below 256.
     pub fn new(settings: NodeSettings, caps: &PortCaps) -> Result<Self> {
-        let s = settings.check()?;
-        let mtu = usable_mtu(caps)?;
+        let (s, mtu) = (settings.check()?, usable_mtu(caps)?);
         let (frame_len, blocks) = (mtu + ETH_HDR_LEN, s.unexpected_bytes / UNIT);
         Ok(Self {
             mac: caps.mac,
