@@ -109,6 +109,62 @@ fn frames_sent_at_once_arrive_like_others() {
     assert_eq!(b.counters().rx_bytes, a.counters().tx_bytes);
 }
 
+/// Memory of every length, with a word before it and without, goes by the short way as by the long
+/// one, and what is too long for it, lies in pieces or goes elsewhere is left alone.
+#[test]
+fn memory_is_sent_short_as_it_is_long() {
+    let settings = fresh();
+    let (mut a, mut b, mut c) = (open(&settings), open(&settings), open(&settings));
+    let (to, other) = (b.caps().mac, c.caps().mac);
+    let short = |a: &mut ShmPort, to: MacAddr, word: Option<u64>, body: &IoBuf| {
+        let head = [&to.0[..], &[7; ETH_HDR_LEN - 6]].concat();
+        let head = Eth(head.try_into().unwrap());
+        a.tx_short(key_of(&to.0), body, word, &head)
+    };
+    assert_eq!(send(&mut a, to, &[]), Tx::Sent);
+    assert_eq!(drain(&mut b), [[]]);
+    let mut fast = 0;
+    for len in (0..=200).cycle().take(2000) {
+        let bytes: Vec<u8> = (0..len).map(|i| (i * 11 + len) as u8).collect();
+        for word in [None, Some(0x0123_4567_89ab_cdef_u64)] {
+            let front = word.map_or(Vec::new(), |word| word.to_le_bytes().to_vec());
+            let payload = [front, bytes.clone()].concat();
+            let sent = short(&mut a, to, word, &IoBuf::leaked(&bytes));
+            assert!(!sent || ETH_HDR_LEN + payload.len() <= SHORT, "{} bytes", payload.len());
+            fast += usize::from(sent);
+            if !sent {
+                assert_eq!(send(&mut a, to, &payload), Tx::Sent);
+            }
+            assert!(drain_one(&mut b) == payload, "{len} bytes, {word:?}, short {sent}");
+        }
+    }
+    assert!(fast > 2000, "{fast} went by the short way");
+    let mut pieces = IoBuf::leaked(b"in two");
+    assert!(pieces.append(IoBuf::leaked(b" pieces")));
+    assert!(!short(&mut a, to, None, &pieces));
+    assert!(!short(&mut a, other, None, &IoBuf::leaked(b"elsewhere")));
+    assert_eq!((drain(&mut b).len(), drain(&mut c).len()), (0, 0));
+    assert_eq!(b.counters().rx_frames, a.counters().tx_frames);
+    assert_eq!(b.counters().rx_bytes, a.counters().tx_bytes);
+}
+
+/// The payload of the frame that is there.
+fn drain_one(port: &mut ShmPort) -> Vec<u8> {
+    for _ in 0..SWEEP_EVERY * 65 {
+        let mut got = None;
+        let mut sink = |f: &RxFrame<'_>| {
+            let mut bytes = vec![0; f.len() - ETH_HDR_LEN];
+            assert!(f.copy_to(ETH_HDR_LEN, &mut bytes));
+            got = Some(bytes);
+        };
+        port.rx_burst(1, &mut sink).expect("shm is never gone");
+        if let Some(got) = got {
+            return got;
+        }
+    }
+    panic!("no frame came");
+}
+
 /// A frame that comes alone can be answered while it is lent, and what it says stays until then.
 #[test]
 fn a_lent_frame_can_be_answered() {
