@@ -442,8 +442,9 @@ pub struct Node {
     pub(crate) wheel: Wheel,
     /// Peers with something to send.
     pub(crate) ready: VecDeque<u32>,
-    /// There are such peers, or replies or frames to ourselves to be sent.
-    pub(crate) due: bool,
+    /// There are no such peers, and no replies or frames to ourselves to be sent, and the port is
+    /// there and loses nothing: what is posted may leave at once and be forgotten.
+    pub(crate) direct: bool,
     /// Peers that an acknowledgement was owed to since it was looked at last, on a port that may
     /// lose frames.
     pub(crate) owing: VecDeque<u32>,
@@ -565,7 +566,7 @@ impl Node {
             coll: coll::Coll::default(),
             wheel: Wheel::new(s.peer_max, Instant(0)),
             ready: VecDeque::with_capacity(s.peer_max.min(4096)),
-            due: false,
+            direct: caps.lossless,
             owing: VecDeque::with_capacity(4096),
             starved: VecDeque::new(),
             replies: VecDeque::with_capacity(64),
@@ -607,13 +608,19 @@ impl Node {
         x.wrapping_mul(0x2545_F491_4F6C_DD1D)
     }
 
+    /// Something waits to be sent.
+    #[inline]
+    pub(crate) fn note_due(&mut self) {
+        self.direct = false;
+    }
+
     /// Puts a peer into the queue of those to be served in the next transmit.
     pub(crate) fn make_ready(&mut self, p: u32) {
         let peer = &mut self.peers[p];
         if !peer.queued {
             peer.queued = true;
             self.ready.push_back(p);
-            self.due = true;
+            self.note_due();
             // All of the record is looked at when the peer is served.
             self.peers.prefetch(p, size_of::<Peer>());
         }

@@ -90,7 +90,8 @@ impl Node {
         if !self.looped.is_empty() {
             self.drain_loop(now);
         }
-        self.due = !(self.ready.is_empty() && self.replies.is_empty() && self.looped.is_empty());
+        let all = self.ready.is_empty() && self.replies.is_empty() && self.looped.is_empty();
+        self.direct = all && self.lossless && !self.gone;
         (self.counters.tx_frames - before) as usize
     }
 
@@ -844,7 +845,7 @@ impl Node {
             bytes.extend_from_slice(&crc);
         }
         self.looped.push_back(bytes);
-        self.due = true;
+        self.note_due();
         self.counters.tx_frames += 1;
         let peer = &mut self.peers[p];
         (peer.owed, peer.ack_now) = (0, false);

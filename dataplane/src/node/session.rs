@@ -305,7 +305,7 @@ impl Node {
             reply.len += wire::TRAILER_LEN;
         }
         self.replies.push_back(reply);
-        self.due = true;
+        self.note_due();
     }
 
     /// The base of a packet that carries no acknowledgement.
@@ -499,7 +499,7 @@ impl Node {
 
     /// The device is gone: every operation ends in [`Error::NetDown`], and so does every later one.
     pub fn port_gone(&mut self, now: Instant) {
-        self.gone = true;
+        (self.gone, self.direct) = (true, false);
         let peers: Vec<u32> = self.peers.iter().map(|(p, _)| p).collect();
         for p in peers {
             self.end_session(now, p, Error::NetDown, false);

@@ -51,10 +51,11 @@ impl Node {
         self.lossless
     }
 
-    /// Whether [`transmit`](Self::transmit) has something to do other than to look at the time.
+    /// Whether [`transmit`](Self::transmit) has something to do other than to look at the time. On
+    /// a port that may lose frames it may always have.
     #[inline]
     pub fn has_due(&self) -> bool {
-        self.due || self.coll_due()
+        !self.direct || self.coll_due()
     }
 
     /// Posts a message and sends it in the same breath, if nothing stands before it and nothing
@@ -82,7 +83,8 @@ impl Node {
     }
 
     /// As [`send_now`](Self::send_now), but false on a port that may lose frames, for a message
-    /// with remote CQ data, and for one that a counter counts or nobody wants to hear of. The
+    /// with remote CQ data or of many bytes, and for one that a counter counts or nobody wants to
+    /// hear of. The
     /// request's memory never goes with it, so where this is inlined, no request is ever put
     /// together.
     #[inline(always)]
@@ -93,7 +95,7 @@ impl Node {
         out: &mut impl FrameSink,
         clock: impl FnOnce() -> Instant,
     ) -> bool {
-        self.lossless && self.send_short::<false, true>(ep, req, out, clock).is_some()
+        self.send_short::<false, true>(ep, req, out, clock).is_some()
     }
 
     /// All of them. What was sent is kept, if it is (`KEPT`), in the request that this names, and
@@ -107,7 +109,7 @@ impl Node {
         clock: impl FnOnce() -> Instant,
     ) -> Option<u32> {
         let e = ep.0.idx();
-        if !self.ready.is_empty() || self.gone {
+        if if KEPT { !self.ready.is_empty() || self.gone } else { !self.direct } {
             return None;
         }
         let ep = self.eps.by_handle_mut(ep.0)?;
@@ -123,7 +125,7 @@ impl Node {
         if !ep.may_send[usize::from(tagged)]
             || USUAL && (ep.tx_cntr != NONE || !told && !req.no_completion)
             || !allowed.contains(req.flags)
-            || len > UNIT && len > one_max(req.flags, self.eager_one)
+            || len > UNIT && (USUAL || len > one_max(req.flags, self.eager_one))
             || ep.tx_used >= ep.tx_size
         {
             return None;

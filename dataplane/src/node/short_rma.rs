@@ -270,8 +270,7 @@ impl Node {
         out: &mut impl FrameSink,
         clock: impl FnOnce() -> Instant,
     ) -> bool {
-        let may = self.lossless && self.ready.is_empty() && !self.gone;
-        if !may || !FLAGS.contains(req.flags) {
+        if !self.direct || !FLAGS.contains(req.flags) {
             return false;
         }
         let e = ep.0.idx();
