@@ -34,6 +34,14 @@ fn every_length_over_memif_in_huge_frames() {
     there_and_back(start, all_sizes);
 }
 
+/// Goal: where nothing is kept to be sent again, nothing is lost either.
+#[test]
+fn every_length_over_a_memif_that_loses_nothing() {
+    let options = "(lossless=yes)";
+    let start = |place, role: &str| Worker::start(role, role, &port("bare", place, options));
+    there_and_back(start, all_sizes);
+}
+
 #[test]
 fn every_length_over_a_bad_memif() {
     let start = |place, role: &str| {
@@ -47,6 +55,14 @@ fn every_length_over_a_bad_memif() {
 fn kills_over_memif() {
     let start = |place, name: &str| Worker::start(name, "traffic", &port("kills", place, ""));
     kill_rounds("kills-memif", start, 12, 5);
+}
+
+#[test]
+fn kills_over_a_memif_that_loses_nothing() {
+    let options = "(lossless=yes)";
+    let start =
+        |place, name: &str| Worker::start(name, "traffic", &port("killsbare", place, options));
+    kill_rounds("kills-bare-memif", start, 6, 7);
 }
 
 #[test]

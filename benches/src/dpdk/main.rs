@@ -10,6 +10,7 @@ use std::sync::atomic::Ordering::{Acquire, Release};
 use barewire_benches::count::{instructions, steady};
 use barewire_benches::duo::{First, Rounds, Second, Task, start};
 use barewire_benches::end::{End, Made, RawEnd};
+use barewire_benches::pair::joined;
 use barewire_benches::{Args, Place, Report, Row, Sample};
 use barewire_driver::clock::now_ns;
 use barewire_driver::frame::{RxFrame, TxFrame};
@@ -37,6 +38,7 @@ const RAW_ECHO: u64 = 3;
 const RAW_SINK: u64 = 4;
 const RAW_SINK_LARGE: u64 = 5;
 const RAW_SINK_COPY: u64 = 6;
+const ECHO_LOSSLESS: u64 = 7;
 
 fn main() {
     let args = Args::read();
@@ -75,6 +77,8 @@ const CLIENT: &str = "client";
 /// One side of two memifs of ours and two raw ones.
 struct Side {
     small: RawEnd,
+    /// As the first, and keeps nothing.
+    lossless: RawEnd,
     large: RawEnd,
     raw: RawPort,
     raw_large: RawPort,
@@ -84,20 +88,21 @@ struct Side {
 impl Side {
     fn open(role: &str, parent: u32) -> Made<Self> {
         let args = |id: u64| format!("role={role},id={id},socket=barewire-bench-{parent}-{id}");
-        let port = |i: u64, mtu| {
+        let port = |i: u64, options: &str| {
             let mac = address(role, i);
-            format!("dpdk(mac={mac},mtu={mtu}):net_memif{i},{}", args(i))
+            format!("dpdk(mac={mac},{options}):net_memif{i},{}", args(i))
         };
-        let mut small = RawEnd::open(&port(0, 1500), MEMORY)?;
-        let mut large = RawEnd::open(&port(1, 9000), MEMORY)?;
+        let mut small = RawEnd::open(&port(0, "mtu=1500"), MEMORY)?;
+        let mut large = RawEnd::open(&port(1, "mtu=9000"), MEMORY)?;
+        let mut lossless = RawEnd::open(&port(4, "lossless=yes"), MEMORY)?;
         let other = if role == SERVER { CLIENT } else { SERVER };
-        for (i, end) in [&mut small, &mut large].into_iter().enumerate() {
-            let mac = address(other, i as u64);
+        for (i, end) in [(0, &mut small), (1, &mut large), (4, &mut lossless)] {
+            let mac = address(other, i);
             end.connect(barewire::EpAddr { mac, incarnation: 0, ..end.addr() });
         }
         let raw = RawPort::open("net_memif2", &args(2), 2048)?;
         let raw_large = RawPort::open("net_memif3", &format!("{},bsize=9216", args(3)), 9216)?;
-        Ok(Self { small, large, raw, raw_large, bytes: vec![0x5a; 1 << 20] })
+        Ok(Self { small, lossless, large, raw, raw_large, bytes: vec![0x5a; 1 << 20] })
     }
 
     /// Waits until the two processes see each other.
@@ -115,6 +120,7 @@ impl Side {
     /// Turns both loops, for what is still underway.
     fn idle(&mut self) {
         self.small.poll();
+        self.lossless.poll();
         self.large.poll();
     }
 }
@@ -152,26 +158,30 @@ fn memif_latency(
     side: &mut Side,
     report: &mut Report,
 ) -> Made<()> {
-    let (mut pairs, mut single) = (Rounds::default(), Sample::default());
+    let mut pairs = [Rounds::default(), Rounds::default()];
+    let mut single = [Sample::default(), Sample::default()];
     let before = first.line_ns()?;
     for round in 0..=rounds {
-        first.begin(Task { what: ECHO, len: LEN, count });
-        let ours: Sample = ping_pong(&mut side.small, count, CHUNK).into_iter().collect();
-        first.finish(|| side.idle())?;
+        let mut ours = [Sample::default(), Sample::default()];
+        for (i, what) in [ECHO, ECHO_LOSSLESS].into_iter().enumerate() {
+            first.begin(Task { what, len: LEN, count });
+            let end = if i == 0 { &mut side.small } else { &mut side.lossless };
+            ours[i].extend(&ping_pong(end, count, CHUNK).into_iter().collect());
+            first.finish(|| side.idle())?;
+        }
         first.begin(Task { what: RAW_ECHO, len: RAW_LEN, count });
         let raw: Sample = side.raw.ping_pong(RAW_LEN, count, CHUNK).into_iter().collect();
         first.finish(|| side.idle())?;
-        if round > 0 {
-            pairs.push(ours.median(), raw.median());
-            single.extend(&ours);
+        for (i, ours) in ours.iter().enumerate().filter(|_| round > 0) {
+            pairs[i].push(ours.median(), raw.median());
+            single[i].extend(ours);
         }
     }
-    let row = Row::new("memif-64B/raw", pairs.value(), "ns half trip");
-    report.row(
-        told(row, &pairs, "raw memif half trip", rounds)
-            .spread(&single)
-            .placed(before, first.line_ns()?),
-    );
+    let after = first.line_ns()?;
+    for (i, case) in ["memif-64B/raw", "memif-64B-lossless/raw"].into_iter().enumerate() {
+        let row = Row::new(case, pairs[i].value(), "ns half trip").spread(&single[i]);
+        report.row(told(row, &pairs[i], "raw memif half trip", rounds).placed(before, after));
+    }
     Ok(())
 }
 
@@ -269,6 +279,7 @@ fn serve(second: &Second, parent: u32) -> Made<()> {
     let work = |side: &mut Side, task: Task| {
         match task.what {
             ECHO => echo(&mut side.small, task.count),
+            ECHO_LOSSLESS => echo(&mut side.lossless, task.count),
             SINK => sink(&mut side.small, task.len, WINDOW, task.count),
             SINK_LARGE => sink(&mut side.large, task.len, LARGE_WINDOW, task.count),
             RAW_ECHO => side.raw.echo(task.count),
@@ -465,8 +476,66 @@ fn null_instructions(args: &Args, report: &mut Report) {
     }
 }
 
+/// Two ends over a pair of rings or a memif whose both sides are in this process, without
+/// hugepages.
+fn pair_of(medium: &str) -> Made<[RawEnd; 2]> {
+    let id = std::process::id();
+    let ends = match medium {
+        "ring" => ["a", "b"].map(|end| format!("dpdk(huge=no):net_ring_{end},pair=count")),
+        _ => ["server", "client"].map(|role| {
+            let lossless = if medium == "memif" { "no" } else { "yes" };
+            let socket = format!("barewire-count-{id}");
+            format!(
+                "dpdk(huge=no,lossless={lossless}):net_memif_{role},role={role},socket={socket}"
+            )
+        }),
+    };
+    Ok(joined([RawEnd::open(&ends[0], 64 * LEN)?, RawEnd::open(&ends[1], 64 * LEN)?]))
+}
+
+/// Messages to and fro, each answered when it has come.
+#[inline(never)]
+fn round_trips(pair: &mut [RawEnd; 2], count: u64) {
+    for _ in 0..count {
+        pair.iter_mut().for_each(|end| assert!(end.recv(0, LEN)));
+        for from in [0, 1] {
+            while !pair[from].send(LEN, LEN, false) {
+                pair[from].poll();
+            }
+            // The sender's turn comes only before the session is open.
+            while pair[1 - from].poll().received == 0 {
+                pair[from].poll();
+            }
+        }
+    }
+}
+
+/// Messages one way, sixteen at a time, of which all but the last say that more follow.
+#[inline(never)]
+fn sixteens(pair: &mut [RawEnd; 2], count: u64) {
+    let [a, b] = pair;
+    for _ in 0..count / 16 {
+        for i in 0..16 {
+            b.recv(i * LEN, LEN);
+            while !a.send(i * LEN, LEN, i < 15) {}
+        }
+        let (mut received, mut sent) = (0, 0);
+        while received + sent < 32 {
+            received += b.poll().received;
+            sent += a.poll().sent;
+        }
+    }
+}
+
 /// Runs what is counted, `count` times.
 fn run_steady(case: &str, count: u64) -> Made<()> {
+    if let Some((medium, what)) = case.split_once('/') {
+        let mut pair = pair_of(medium)?;
+        let run = if what == "pack" { sixteens } else { round_trips };
+        run(&mut pair, 20_000);
+        steady(|| run(&mut pair, count));
+        return Ok(());
+    }
     let (what, burst) = case.split_once('-').ok_or("no burst")?;
     let burst: usize = burst.parse().map_err(|e| format!("{burst}: {e}"))?;
     // Without hugepages: valgrind knows nothing of them.

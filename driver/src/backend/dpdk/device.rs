@@ -6,6 +6,8 @@ use std::collections::HashMap;
 use std::ffi::{CStr, CString};
 use std::mem::MaybeUninit;
 use std::ptr::null_mut;
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use barewire_dpdk_sys as sys;
@@ -86,6 +88,28 @@ impl Ring {
         };
         prefetch_to_write(place.cast());
     }
+
+    /// Whether nothing is in it for its receiver, which calls this. If something is, the place of
+    /// it is fetched.
+    #[inline(always)]
+    pub(super) fn is_empty(self) -> bool {
+        // SAFETY: as in `warm`. The sender writes `prod.tail` meanwhile, and reads and writes of it
+        // are atomic; `cons.head` is the caller's own.
+        let (tail, head) = unsafe {
+            let tail = AtomicU32::from_ptr(&raw mut (*self.0).__bindgen_anon_1.prod.tail);
+            (tail.load(Relaxed), (*self.0).__bindgen_anon_2.cons.head)
+        };
+        if tail == head {
+            return true;
+        }
+        // SAFETY: as in `warm`.
+        let place = unsafe {
+            let at = head & (*self.0).mask;
+            self.0.add(1).cast::<*mut sys::rte_mbuf>().add(at as usize)
+        };
+        prefetch(place.cast());
+        false
+    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -131,16 +155,17 @@ impl Device {
         Ok(())
     }
 
-    /// Whether a frame that the device has taken is in the memory of its receiver, who is in this
-    /// process: it is one end of a pair of rings.
-    pub(super) fn is_lossless(&self) -> bool {
-        self.undo.link.is_some()
+    /// Whether a frame that the device has taken is where its receiver finds it: it is one end of a
+    /// pair of rings, or of a memif of which the user says so.
+    pub(super) fn is_lossless(&self, settings: &DpdkSettings) -> bool {
+        self.undo.link.is_some() || settings.lossless
     }
 
-    /// The ring that it sends to, if it is one end of a pair.
-    pub(super) fn tx_ring(&self) -> Option<Ring> {
+    /// The rings that it receives from and sends to, if it is one end of a pair.
+    pub(super) fn rings(&self) -> Option<[Ring; 2]> {
         let (name, end) = self.undo.link.as_ref()?;
-        Some(lock(&LINKS).as_ref()?.get(name)?.rings[1 - end])
+        let rings = lock(&LINKS).as_ref()?.get(name)?.rings;
+        Some([rings[*end], rings[1 - end]])
     }
 
     /// Stops it, removes it, and gives its memory back.

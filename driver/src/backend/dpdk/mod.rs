@@ -44,7 +44,7 @@ use crate::port::{MacAddr, Port, PortCaps, PortCounters, PortGone, PortWaiter, R
 use device::{Device, Ring};
 use eal::{Eal, Failure};
 use loan::Loan;
-use stock::{Stock, prefetch_received};
+use stock::{Order, Stock, prefetch_received};
 
 pub(crate) use spec::parse;
 
@@ -98,6 +98,10 @@ pub struct DpdkSettings {
     /// Whether frames carry a checksum, which both ends of a link have to agree on. Default: not
     /// where they go through memory of this machine alone, a pair of rings or a memif.
     pub crc: Option<bool>,
+    /// Two memifs that lead to each other, with no switch between, and whoever ends one waits until
+    /// the other side has read it out. Frames are not kept to be sent again then. Both ends have to
+    /// say the same. Default: no.
+    pub lossless: bool,
     /// Frames of this EtherType are steered to the port, where the NIC can. Default: everything
     /// comes.
     pub ethertype: Option<u16>,
@@ -114,6 +118,7 @@ impl Default for DpdkSettings {
             mbuf_count: None,
             hugepages: Hugepages::IfFree,
             crc: None,
+            lossless: false,
             ethertype: None,
         }
     }
@@ -150,8 +155,9 @@ pub struct DpdkPort {
     tx_at: usize,
     tx_end: usize,
     stock: Stock,
-    /// Where it sends to, if it is one end of a pair of rings.
-    tx_ring: Option<Ring>,
+    /// Where it receives from and sends to, if it is one end of a pair of rings.
+    rings: Option<[Ring; 2]>,
+    order: Order,
     /// What it lends memory with, if its driver copies at once.
     loan: Option<Loan>,
     rx: [Mbuf; RX_BURST],
@@ -231,7 +237,7 @@ impl DpdkPort {
         let caps = PortCaps {
             mac: device.mac,
             mtu: device.mtu,
-            lossless: device.is_lossless(),
+            lossless: device.is_lossless(settings),
             gather: false,
             rto_floor_ns: device.pmd.rto_floor_ns,
             link_bps: device.link_bps,
@@ -261,7 +267,8 @@ impl DpdkPort {
             tx_at: 0,
             tx_end: 0,
             stock: Stock::new(device.frame_max, device.pmd.recycles()),
-            tx_ring: device.tx_ring(),
+            rings: device.rings(),
+            order: Order::new(),
             loan: copies.then(|| Loan::new(device.pool)).flatten(),
             rx: [null_mut(); RX_BURST],
             rx_step: (RX_BURST_LEN / device.frame_max).clamp(1, RX_BURST),
@@ -379,6 +386,13 @@ impl DpdkPort {
     /// Takes at most `max` frames from the device, into `rx`, which has room.
     #[inline(always)]
     fn receive(&mut self, max: usize) -> usize {
+        if let Some([from, _]) = self.rings {
+            if from.is_empty() {
+                return 0;
+            }
+            // Now, and not when the ring has said which it is: that is one wait the less.
+            self.order.prefetch();
+        }
         if self.leash.as_ref().is_some_and(|leash| !leash.begin()) {
             return 0;
         }
@@ -395,12 +409,13 @@ impl DpdkPort {
     /// Lends what `rx[..count]` holds, and keeps the buffers or gives them back.
     #[inline(always)]
     fn lend(&mut self, count: usize, sink: &mut dyn RxSink) {
-        if let Some(ring) = self.tx_ring {
-            // What comes is most often answered.
-            ring.warm();
-        }
-        let Self { rx, whole, counters, frame_max, stock, .. } = self;
+        let Self { rx, whole, counters, frame_max, stock, order, .. } = self;
         let rx = &mut rx[..count];
+        if let Some([_, to]) = self.rings {
+            // What comes is most often answered.
+            to.warm();
+            rx.iter().for_each(|&mbuf| order.came(mbuf));
+        }
         rx.iter().for_each(|&mbuf| prefetch_received(mbuf));
         for &mbuf in rx.iter() {
             // SAFETY: a received packet, which is ours: `data_len` bytes lie at `data_off`.

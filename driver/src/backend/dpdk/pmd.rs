@@ -207,10 +207,14 @@ pub(super) fn is_pci(device: &str) -> bool {
 /// # Errors
 /// What is missing, and the command that mends it.
 pub(super) fn check(settings: &DpdkSettings) -> Result<(), Failure> {
+    let pmd = Pmd::of(&settings.device);
+    if settings.lossless && !pmd.is_memory() {
+        let wire = Failure::new(libc::EINVAL, "frames can get lost behind it");
+        return Err(wire.mend("leave lossless=yes out"));
+    }
     if is_pci(&settings.device) {
         return check_pci(&settings.device);
     }
-    let pmd = Pmd::of(&settings.device);
     let iface = settings.arg("iface");
     match pmd.name {
         "net_tap" => {

@@ -61,13 +61,20 @@ fn read(settings: &mut DpdkSettings, option: &str) -> Result<(), String> {
                 _ => return Err("write crc=yes or crc=no".into()),
             }
         }
+        "lossless" => {
+            settings.lossless = match value {
+                "yes" => true,
+                "no" => false,
+                _ => return Err("write lossless=yes or lossless=no".into()),
+            }
+        }
         "ethertype" => {
             let hex = value.strip_prefix("0x").ok_or("write ethertype=0x88b5")?;
             let bad = |why| format!("ethertype=\"{value}\": {why}");
             settings.ethertype = Some(u16::from_str_radix(hex, 16).map_err(bad)?);
         }
         _ => {
-            let known = "mtu=, mac=, ring=, mbufs=, huge=, crc= and ethertype=";
+            let known = "mtu=, mac=, ring=, mbufs=, huge=, crc=, lossless= and ethertype=";
             return Err(format!("no option \"{key}\" in the parentheses; there are {known}"));
         }
     }
@@ -90,6 +97,9 @@ pub(super) fn text(settings: &DpdkSettings) -> String {
         Hugepages::No => options.push("huge=no".into()),
     }
     options.extend(settings.crc.map(|crc| format!("crc={}", if crc { "yes" } else { "no" })));
+    if settings.lossless {
+        options.push("lossless=yes".into());
+    }
     options.extend(settings.ethertype.map(|ethertype| format!("ethertype={ethertype:#06x}")));
     let options =
         if options.is_empty() { String::new() } else { format!("({})", options.join(",")) };
@@ -110,6 +120,7 @@ mod tests {
              net_memif0,role=client,socket=/tmp/a.sock",
             "dpdk(huge=yes):net_ring0,pair=a",
             "dpdk(crc=no):net_af_packet0,iface=eth0",
+            "dpdk(lossless=yes):net_memif0,role=client",
             "dpdk(crc=yes,ethertype=0x88b5):0000:05:00.0",
         ] {
             let settings = parse(spec).unwrap();
@@ -132,6 +143,7 @@ mod tests {
             ("dpdk(speed=1):net_tap0", "no option \"speed\""),
             ("dpdk(huge=maybe):net_tap0", "huge=yes"),
             ("dpdk(crc=maybe):net_memif0", "crc=yes"),
+            ("dpdk(lossless=perhaps):net_memif0", "lossless=yes"),
             ("dpdk(ethertype=88b5):net_tap0", "0x88b5"),
             ("dpdk(mac=1):net_tap0", "02:00:00:00:00:01"),
             ("dpdk:net tap0", "no name of a device"),

@@ -148,6 +148,45 @@ impl Stock {
     }
 }
 
+/// Which buffer came after which: where the same ones go round between two ports, in one order,
+/// the next is known before the ring has been asked for it. A guess, for hints only.
+pub(super) struct Order {
+    /// By [`slot`](Self::slot) of the one before.
+    after: Box<[Mbuf; Self::LEN]>,
+    next: Mbuf,
+    last: Mbuf,
+}
+
+impl Order {
+    /// More than two ports have in stock.
+    const LEN: usize = 256;
+
+    /// Nothing came yet.
+    pub(super) fn new() -> Self {
+        Self { after: Box::new([null_mut(); Self::LEN]), next: null_mut(), last: null_mut() }
+    }
+
+    /// Where to keep what came after `mbuf`. Buffers of a pool are equally far from each other.
+    #[inline(always)]
+    fn slot(mbuf: Mbuf) -> usize {
+        (mbuf.addr() as u32 / LINE as u32).wrapping_mul(0x9e37_79b1) as usize >> 24
+    }
+
+    /// `mbuf` has come.
+    #[inline(always)]
+    pub(super) fn came(&mut self, mbuf: Mbuf) {
+        self.after[Self::slot(self.last)] = mbuf;
+        self.last = mbuf;
+        self.next = self.after[Self::slot(mbuf)];
+    }
+
+    /// Fetches what comes next, most likely.
+    #[inline(always)]
+    pub(super) fn prefetch(&self) {
+        prefetch_received(self.next);
+    }
+}
+
 /// Fetches what a received short frame most likely lies in: without asking the buffer where, which
 /// would be one wait after the other.
 #[inline(always)]
@@ -162,4 +201,27 @@ pub(super) fn prefetch_received(mbuf: Mbuf) {
 #[inline(always)]
 fn usual_data(mbuf: Mbuf) -> *const u8 {
     mbuf.cast::<u8>().cast_const().wrapping_add(size_of::<sys::rte_mbuf>() + HEADROOM)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: the next of buffers that go round is known, and again when another one joins them.
+    #[test]
+    fn buffers_that_go_round_are_foreseen() {
+        let buf = |i: usize| (0x7f00_0000_0000 + i * 2432) as Mbuf;
+        let mut order = Order::new();
+        for count in [1, 2, 64, 65] {
+            let mut wrong = 0;
+            for lap in 0..3 {
+                for i in 0..count {
+                    wrong += usize::from(lap == 2 && order.next != buf(i));
+                    order.came(buf(i));
+                }
+            }
+            // Two may share a place.
+            assert!(wrong <= count / 4, "{wrong} of {count}");
+        }
+    }
 }
