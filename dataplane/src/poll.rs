@@ -373,13 +373,29 @@ impl Engine {
         self.post_with(more, |node, now| node.post_send(now, ep, req))
     }
 
-    /// As [`send_now`](Self::send_now), inlined, and on a port that loses nothing only; see
-    /// [`Node::send_plain`].
+    /// Puts a message into a packet with others, and sends that if no more follow. False if it is
+    /// no such message: nothing has happened.
+    #[inline(never)]
+    fn join(&mut self, ep: EpId, req: &SendReq) -> bool {
+        let more = req.flags.contains(OpFlags::MORE);
+        let now = if more { self.now } else { Self::now() };
+        let joined = self.node.join(now, ep, req);
+        if joined && !more {
+            self.after_post(now);
+        }
+        joined
+    }
+
+    /// As [`send_now`](Self::send_now), inlined. On a port that may lose frames only what shares a
+    /// packet with others goes this way; see [`Node::send_plain`].
     #[inline(always)]
     pub fn send_plain(&mut self, ep: EpId, req: &SendReq) -> bool {
         // Not by `post_now`, whose closure would be a function of its own. The node knows when the
         // port has gone.
         let Self { node, port, .. } = self;
+        if !node.is_lossless() {
+            return node.joins(req) && self.join(ep, req);
+        }
         let mut out = ToPort { port, gone: None };
         let sent = node.send_plain(ep, req, &mut out, Self::now);
         if let Some(gone) = out.gone {

@@ -682,11 +682,11 @@ impl Node {
             Ok(op) => op,
             Err(err) => return self.malformed(err),
         };
-        let records = PackRecords::new(frame, op.payload_off(), base.plen, op.count);
+        let mut records = PackRecords::new(frame, op.payload_off(), base.plen, op.count);
         if let Err(err) = records.check() {
             return self.malformed(err);
         }
-        let mut taken = 0;
+        let mut taken = self.take_records(now, p, frame, &mut records);
         for record in records.clone() {
             let Ok((mut msg, off, len)) = record else { return Verdict::Accept };
             if taken > 0 && planted(Bug::PackedDataDropped) {
@@ -703,7 +703,7 @@ impl Node {
             }
         }
         // Its sender may have posted all that it may until some of it has ended.
-        if !self.lossless && taken >= ACK_EVERY {
+        if !self.lossless && taken >= u16::from(ACK_EVERY) {
             self.peers[p].ack_now = true;
             self.make_ready(p);
         }

@@ -11,6 +11,7 @@ mod mr;
 mod objects;
 mod ops;
 mod output;
+mod pack;
 mod peer;
 mod post;
 mod recv;
@@ -48,6 +49,7 @@ use crate::wire::{HeadOut, PlainHead, PlainMsg, mac_word};
 use ep::Ep;
 use mr::Mr;
 use ops::{Held, Job, Late, Pull, RecvWr, Rma, Stored, TxWr};
+use pack::Packs;
 use peer::Peer;
 
 pub use coll::{
@@ -473,20 +475,6 @@ pub struct Node {
     /// The port had no room in the last turn.
     pub(crate) blocked: bool,
     pub(crate) gone: bool,
-}
-
-/// Buffers of frames that carry several messages, kept until acknowledged.
-#[derive(Debug)]
-pub(crate) struct Packs {
-    pub(crate) bytes: Vec<Vec<u8>>,
-    pub(crate) free: Vec<u32>,
-}
-
-impl Packs {
-    fn new(count: usize, len: usize) -> Self {
-        let bytes = (0..count).map(|_| Vec::with_capacity(len)).collect();
-        Self { bytes, free: (0..count as u32).collect() }
-    }
 }
 
 /// The copy of an injected message.

@@ -46,6 +46,9 @@ bitflags! {
         /// A one-sided operation: `pull_op` is its [`Rma`] record, `len` and `sent` count bytes of
         /// a read or write, elements of an atomic operation.
         const RMA = 1 << 15;
+        /// A packet of several messages: `pull_gen` is its buffer, `tag` how many they are, `len`
+        /// and `sent` count bytes of it, and `data` the credit that they use.
+        const GROUP = 1 << 16;
     }
 }
 
@@ -103,6 +106,15 @@ impl TxWr {
             queue: Link::default(),
             of_peer: Link::default(),
         }
+    }
+}
+
+impl TxWr {
+    /// The buffer of a packet of several messages.
+    #[inline]
+    pub(super) fn pack_buf(&self) -> usize {
+        debug_assert!(self.flags.contains(WrFlags::GROUP));
+        self.pull_gen as usize
     }
 }
 

@@ -34,7 +34,7 @@ const FULL_RETRY_NS: u64 = 2_000;
 const LOOP_MAX: usize = 64;
 
 /// Longest message that shares a packet with others.
-const PACK_MSG_MAX: u64 = 512;
+pub(super) const PACK_MSG_MAX: u64 = 512;
 
 /// A packet about to be sent.
 pub(super) struct Packet<'a> {
@@ -348,6 +348,9 @@ impl Node {
         if wr.flags.contains(WrFlags::RMA) {
             return self.send_rma(now, p, w, out);
         }
+        if wr.flags.contains(WrFlags::GROUP) {
+            return self.send_group(now, p, w, out);
+        }
         if wr.sent > 0 {
             return self.send_piece(now, p, w, out);
         }
@@ -553,6 +556,12 @@ impl Node {
         }
     }
 
+    /// Bytes of records that fit one packet.
+    #[inline]
+    pub(super) fn pack_room(&self, p: u32) -> usize {
+        self.payload_max(p, PackOp::LEN).min(usize::from(u16::MAX) - 64)
+    }
+
     /// Whether the message after `w` may share its packet.
     fn can_pack(&self, w: u32) -> bool {
         let next = self.tx[w].queue.next;
@@ -563,7 +572,7 @@ impl Node {
     /// they go to one endpoint and are of one kind.
     fn packs_with(&self, first: u32, next: u32) -> bool {
         let (a, b) = (&self.tx[first], &self.tx[next]);
-        let alone = WrFlags::FENCE | WrFlags::MATCH | WrFlags::RMA;
+        let alone = WrFlags::FENCE | WrFlags::MATCH | WrFlags::RMA | WrFlags::GROUP;
         a.dst_ep == b.dst_ep
             && !(a.flags ^ b.flags).contains(WrFlags::TAGGED)
             && !b.flags.intersects(alone)
@@ -575,7 +584,7 @@ impl Node {
         if !self.can_keep() {
             return Step::Full;
         }
-        let room = self.payload_max(p, PackOp::LEN).min(usize::from(u16::MAX) - 64);
+        let room = self.pack_room(p);
         let mut bytes = std::mem::take(&mut self.packs.bytes[buf as usize]);
         bytes.clear();
         let (count, cost) = self.fill_pack(p, &mut bytes, room);
@@ -698,7 +707,7 @@ impl Node {
     }
 
     #[inline]
-    fn data_packet<'a>(
+    pub(super) fn data_packet<'a>(
         &self,
         p: u32,
         ty: Ty,

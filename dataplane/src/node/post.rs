@@ -47,6 +47,9 @@ impl Node {
     /// - [`Error::Again`]: the transmit queue or the completion queue is full.
     #[inline]
     pub fn post_send(&mut self, now: Instant, ep: EpId, mut req: SendReq) -> Result<()> {
+        if self.join(now, ep, &req) {
+            return Ok(());
+        }
         let (e, entry) = self.check_send(ep, &req)?;
         let len = req.buf.len() as u64;
         let ep = &mut self.eps[e];
@@ -336,7 +339,7 @@ impl Node {
     }
 
     /// Cancels the oldest receive posted with `context`, or the oldest send that has not begun to
-    /// leave. It completes with [`Error::Canceled`].
+    /// leave and is not in a packet with others. It completes with [`Error::Canceled`].
     ///
     /// # Errors
     /// [`Error::NoData`]: there is none; it completes, or has completed, by itself.
@@ -368,6 +371,7 @@ impl Node {
                 && wr.context == context
                 && wr.sent == 0
                 && wr.flags.contains(WrFlags::IN_TXQ)
+                && !wr.flags.contains(WrFlags::GROUP)
         });
         let Some((w, _)) = unsent else { return Err(Error::NoData) };
         self.fail_wr(w, Error::Canceled, ProvErrno::NotExecuted);
@@ -424,9 +428,15 @@ pub(super) fn recv_wr(e: u32, selective: bool, multi: bool, req: &RecvReq) -> Re
     }
 }
 
+/// Whether a success of the request writes a completion.
+#[inline(always)]
+pub(super) fn wants_cqe(req: &SendReq, selective: bool) -> bool {
+    !req.no_completion && (!selective || req.flags.contains(OpFlags::COMPLETION))
+}
+
 pub(super) fn wr_flags(req: &SendReq, selective: bool) -> WrFlags {
     let f = req.flags;
-    let cqe = !req.no_completion && (!selective || f.contains(OpFlags::COMPLETION));
+    let cqe = wants_cqe(req, selective);
     let mut flags = WrFlags::empty();
     flags.set(WrFlags::TAGGED, req.kind == MsgKind::Tagged);
     flags.set(WrFlags::IMM, f.contains(OpFlags::REMOTE_CQ_DATA));

@@ -725,6 +725,9 @@ impl Node {
 
     /// Gives back a request whose outcome has been written.
     pub(crate) fn free_wr(&mut self, w: u32) {
+        if self.tx[w].flags.contains(WrFlags::GROUP) {
+            self.free_group(w);
+        }
         self.unlink_wr(w);
         let wr = &self.tx[w];
         let (ep, rma) = (wr.ep, wr.flags.contains(WrFlags::RMA).then_some(wr.pull_op));
@@ -745,8 +748,9 @@ impl Node {
             return;
         }
         wr.flags |= WrFlags::REPORTED;
-        if wr.flags.contains(WrFlags::RMA) {
-            return self.report_rma(w);
+        if wr.flags.intersects(WrFlags::RMA | WrFlags::GROUP) {
+            let one_sided = wr.flags.contains(WrFlags::RMA);
+            return if one_sided { self.report_rma(w) } else { self.report_group(w) };
         }
         let flags = send_flags(wr.flags);
         let cqe = Cqe { op_context: wr.context, flags, src: FI_ADDR_UNSPEC, ..Cqe::default() };
@@ -793,6 +797,9 @@ impl Node {
         let wr = &mut self.tx[w];
         if wr.ep != NONE && !wr.flags.contains(WrFlags::REPORTED) {
             wr.flags |= WrFlags::REPORTED;
+            if wr.flags.contains(WrFlags::GROUP) {
+                return self.fail_group(w, err, prov_errno);
+            }
             let one_sided = wr.flags.contains(WrFlags::RMA);
             let (op_context, tag, e) = (wr.context, wr.tag, wr.ep);
             // Bytes of a refused write that are written nevertheless.
@@ -820,7 +827,7 @@ impl Node {
     }
 }
 
-fn send_flags(flags: WrFlags) -> CqFlags {
+pub(super) fn send_flags(flags: WrFlags) -> CqFlags {
     CqFlags::SEND | if flags.contains(WrFlags::TAGGED) { CqFlags::TAGGED } else { CqFlags::MSG }
 }
 

@@ -10,6 +10,7 @@ use barewire_driver::port::{MacAddr, PortCaps, Tx};
 mod atomic;
 mod credit;
 mod hostile;
+mod pack;
 mod pulls;
 mod refused;
 mod rma;

@@ -349,6 +349,22 @@ impl IoBuf {
         });
     }
 
+    /// As [`read_at`](Self::read_at) from the start, without a call if the bytes are few and the
+    /// memory is in one piece.
+    ///
+    /// # Panics
+    /// As `read_at`.
+    #[inline(always)]
+    pub fn read_start(&self, dst: &mut [u8]) {
+        match self.in_one_piece(0, dst.len()) {
+            // SAFETY: as many bytes are lent (`in_one_piece`), and `dst` is an exclusive borrow.
+            Some(from) if dst.len() <= super::SHORT => unsafe {
+                super::copy_inline(from, dst.as_mut_ptr(), dst.len());
+            },
+            _ => self.read_at(0, dst),
+        }
+    }
+
     /// Copies `src` to `offset`.
     ///
     /// # Panics

@@ -1,0 +1,344 @@
+//! Messages that share a packet.
+//!
+//! A small message that more follow (`FI_MORE`), and one posted while the window is closed, is
+//! written to a packet that stays open for those behind it until the peer is served next. What it
+//! takes to send it costs one packet for all of them then, and one transmit request stands for the
+//! packet: of each message there is a note of what its end has to tell. Credit is used when a
+//! message is written, and given back if the packet never leaves.
+//!
+//! Messages that wait one by one (for credit, or for a session) and small ones behind them are put
+//! into packets when they leave; that is in `output`. On a port that loses nothing none of this
+//! happens: a frame costs little more there than what it takes to write it.
+//!
+//! At the receiver the messages of a packet that have a receive each are taken without the
+//! questions that other messages raise.
+
+use barewire_driver::frame::RxFrame;
+
+use super::ops::{RecvWr, TxWr, WrFlags};
+use super::output::{PACK_MSG_MAX, Step};
+use super::peer::State;
+use super::post::wants_cqe;
+use super::session::send_flags;
+use super::short::Route;
+use super::{EpId, FrameSink, MsgKind, Node, SendReq};
+use crate::error::Error;
+use crate::flags::{Caps, CqFlags, OpFlags};
+use crate::plant::{Bug, planted};
+use crate::proto::blocks::units;
+use crate::proto::matching::Src;
+use crate::rel::sent::BodyRef;
+use crate::slab::NONE;
+use crate::types::{CqErr, Cqe, FI_ADDR_UNSPEC, Instant, ProvErrno};
+use crate::wire::{MsgOp, PackOp, PackRecords, Ty, record_len};
+
+/// Flags of a message that may be written to an open packet: those that change nothing for when it
+/// completes, which is when the packet is acknowledged.
+const JOIN_FLAGS: OpFlags = OpFlags::MORE
+    .union(OpFlags::COMPLETION)
+    .union(OpFlags::TRANSMIT_COMPLETE)
+    .union(OpFlags::DELIVERY_COMPLETE)
+    .union(OpFlags::REMOTE_CQ_DATA);
+
+/// Buffers for small messages that share a packet.
+#[derive(Debug)]
+pub(crate) struct Packs {
+    pub(crate) bytes: Vec<Vec<u8>>,
+    /// The messages of each, if one request stands for them.
+    notes: Vec<Vec<Note>>,
+    pub(crate) free: Vec<u32>,
+    /// The request of the packet that is open, or [`NONE`].
+    pub(super) open: u32,
+}
+
+/// What is told of a message when it ends.
+#[derive(Clone, Copy, Debug)]
+struct Note {
+    context: u64,
+    tag: u64,
+    len: u32,
+    /// Its success writes a completion.
+    cqe: bool,
+}
+
+impl Packs {
+    /// `count` buffers for frames of `len` bytes.
+    pub(super) fn new(count: usize, len: usize) -> Self {
+        let most = usize::from(PackOp::COUNT_MAX).min(len / MsgOp::LEN);
+        Self {
+            bytes: (0..count).map(|_| Vec::with_capacity(len)).collect(),
+            notes: (0..count).map(|_| Vec::with_capacity(most)).collect(),
+            free: (0..count as u32).collect(),
+            open: NONE,
+        }
+    }
+}
+
+impl Node {
+    /// Whether [`join`](Self::join) is worth asking before anything else.
+    #[inline(always)]
+    pub(crate) fn joins(&self, req: &SendReq) -> bool {
+        req.flags.contains(OpFlags::MORE) || self.packs.open != NONE
+    }
+
+    /// Posts a small message by writing it to the packet that is open for its destination, or, if
+    /// more follow, to one that it opens. False if it is no such message: nothing has happened.
+    pub(crate) fn join(&mut self, now: Instant, id: EpId, req: &SendReq) -> bool {
+        let (len, e) = (req.buf.len(), id.0.idx());
+        let tagged = req.kind == MsgKind::Tagged;
+        let Some(ep) = self.eps.by_handle_mut(id.0) else { return false };
+        if self.lossless
+            || len as u64 > PACK_MSG_MAX
+            || self.gone
+            || !ep.may_send[usize::from(tagged)]
+            || !JOIN_FLAGS.contains(req.flags)
+            || ep.tx_used >= ep.tx_size
+            || !self.cqs[ep.tx_cq].cq.has_room()
+        {
+            return false;
+        }
+        if ep.route.dest != req.dest {
+            let Some(route) = Route::find(&self.avs[ep.av].av, req.dest) else { return false };
+            ep.route = route;
+        }
+        let Route { peer: p, ep: dst_ep, inc, .. } = ep.route;
+        let (src_ep, cost) = (ep.number, units(len as u64));
+        let cqe = wants_cqe(req, ep.tx_selective);
+        let Some(peer) = self.peers.get(p) else { return false };
+        let is_it = peer.state == State::Open && (inc == 0 || inc == peer.inc);
+        if !is_it || peer.credits() < cost {
+            return false;
+        }
+        let imm = req.flags.contains(OpFlags::REMOTE_CQ_DATA).then_some(req.data);
+        let msg = MsgOp { dst_ep, src_ep, tagged, imm, tag: req.tag, len: len as u16 };
+        let size = record_len(imm.is_some(), len);
+        let waits = req.flags.contains(OpFlags::MORE) || !peer.snd.open();
+        let w = match self.open_for((p, e), &msg, size) {
+            Some(w) => w,
+            None if waits && size <= self.pack_room(p) => {
+                match self.open_pack(now, (p, e), &msg, inc) {
+                    Some(w) => w,
+                    None => return false,
+                }
+            }
+            None => return false,
+        };
+        self.cqs[self.eps[e].tx_cq].cq.reserve_free();
+        self.eps[e].tx_used += 1;
+        let peer = &mut self.peers[p];
+        peer.credit_used = peer.credit_used.wrapping_add(cost);
+        let wr = &mut self.tx[w];
+        (wr.len, wr.tag, wr.data) = (wr.len + size as u64, wr.tag + 1, wr.data + u64::from(cost));
+        let buf = wr.pack_buf();
+        let record = &mut self.packs.bytes[buf][wr.len as usize - size..][..size];
+        // What fills the record up.
+        record[size - 8..].fill(0);
+        let from = msg.emit(record);
+        req.buf.read_start(&mut record[from..from + len]);
+        let (context, tag, len) = (req.context, req.tag, len as u32);
+        self.packs.notes[buf].push(Note { context, tag, len, cqe });
+        true
+    }
+
+    /// The packet that is open, if `msg` of endpoint `e`, which takes `size` bytes, may go with it:
+    /// the messages of a packet share its fate, so they go to one endpoint and are of one kind.
+    #[inline]
+    fn open_for(&self, (p, e): (u32, u32), msg: &MsgOp, size: usize) -> Option<u32> {
+        let w = self.packs.open;
+        let wr = self.tx.get(w)?;
+        let tagged = wr.flags.contains(WrFlags::TAGGED);
+        let is_it = (wr.peer, wr.ep, wr.dst_ep, tagged) == (p, e, msg.dst_ep, msg.tagged);
+        // Nothing may be overtaken.
+        let is_last = wr.queue.next == NONE;
+        let notes = &self.packs.notes[wr.pack_buf()];
+        let room = self.packs.bytes[wr.pack_buf()].len();
+        let fits = wr.len as usize + size <= room && notes.len() < notes.capacity();
+        (is_it && is_last && fits).then_some(w)
+    }
+
+    /// Opens a packet for `msg` of endpoint `e`, if there is room for it and nothing else waits.
+    #[inline(never)]
+    fn open_pack(
+        &mut self,
+        now: Instant,
+        (p, e): (u32, u32),
+        msg: &MsgOp,
+        inc: u64,
+    ) -> Option<u32> {
+        let last = self.tx.get(self.peers[p].txq.tail);
+        // What waits there for credit would wait for more of it.
+        let may = last.is_none_or(|last| last.flags.contains(WrFlags::GROUP));
+        if !may || self.tx.is_full() {
+            return None;
+        }
+        let buf = self.packs.free.pop()?;
+        let room = self.pack_room(p);
+        self.packs.bytes[buf as usize].resize(room, 0);
+        self.packs.notes[buf as usize].clear();
+        let mut flags = WrFlags::GROUP;
+        flags.set(WrFlags::TAGGED, msg.tagged);
+        let wr = TxWr::new(0, (p, e), (msg.dst_ep, msg.src_ep), flags);
+        let w = self.alloc_wr(TxWr { pull_gen: buf, ..wr });
+        self.queue_wr(now, p, w, inc);
+        self.packs.open = w;
+        Some(w)
+    }
+
+    /// Sends the packet at the head of the queue.
+    pub(super) fn send_group(
+        &mut self,
+        now: Instant,
+        p: u32,
+        w: u32,
+        out: &mut dyn FrameSink,
+    ) -> Step {
+        if !self.can_keep() {
+            return Step::Full;
+        }
+        let wr = &self.tx[w];
+        let (count, len, cost) = (wr.tag as u16, wr.len as u32, wr.data as u32);
+        let body = BodyRef::Pack { buf: wr.pull_gen, len };
+        let mut op = [0; PackOp::LEN];
+        PackOp { count }.emit(&mut op);
+        let packet = self.data_packet(p, Ty::Pack, &op, body, w, true);
+        if !self.send_numbered(now, p, packet, true, out) {
+            return Step::Full;
+        }
+        let peer = &mut self.peers[p];
+        peer.has_asked = false;
+        if let Some(idx) = peer.snd.last() {
+            self.sent[idx].units = cost;
+        }
+        self.packs.open = NONE;
+        self.tx[w].sent = u64::from(len);
+        self.all_sent(p, w);
+        Step::Sent
+    }
+
+    /// Writes the success of all messages of a packet.
+    pub(super) fn report_group(&mut self, w: u32) {
+        let wr = &self.tx[w];
+        let (ep, flags) = (&mut self.eps[wr.ep], send_flags(wr.flags));
+        let (cntr, cq) = (ep.tx_cntr, &mut self.cqs[ep.tx_cq].cq);
+        let notes = &self.packs.notes[wr.pack_buf()];
+        let count = notes.len() as u64;
+        for note in notes {
+            ep.counters.sent_bytes += u64::from(note.len);
+            if note.cqe {
+                let op_context = note.context;
+                cq.push(Cqe { op_context, flags, src: FI_ADDR_UNSPEC, ..Cqe::default() });
+            } else {
+                cq.unreserve();
+            }
+        }
+        ep.counters.sent += count;
+        self.counters.msgs_sent += count;
+        if cntr != NONE {
+            (0..count).for_each(|_| self.count(cntr, true));
+        }
+    }
+
+    /// Writes an error entry for each message of a packet.
+    pub(super) fn fail_group(&mut self, w: u32, err: Error, prov_errno: ProvErrno) {
+        let wr = &self.tx[w];
+        let (e, buf, flags) = (wr.ep, wr.pack_buf(), send_flags(wr.flags));
+        let cntr = self.eps[e].tx_cntr;
+        for i in 0..self.packs.notes[buf].len() {
+            let Note { context: op_context, tag, .. } = self.packs.notes[buf][i];
+            let cqe = Cqe { op_context, flags, tag, src: FI_ADDR_UNSPEC, ..Cqe::default() };
+            let failure = CqErr { cqe, olen: 0, err, prov_errno, err_data: None };
+            let ep = &mut self.eps[e];
+            ep.counters.errors += 1;
+            self.cqs[ep.tx_cq].cq.push_err(failure);
+            self.count(cntr, false);
+        }
+    }
+
+    /// Gives back what a packet has besides its request, which is about to go, and its memory and
+    /// credit if it never left.
+    pub(super) fn free_group(&mut self, w: u32) {
+        let wr = &self.tx[w];
+        // The request itself is counted off as any other.
+        self.eps[wr.ep].tx_used -= wr.tag as u32 - 1;
+        if !wr.flags.contains(WrFlags::ALL_SENT) {
+            let peer = &mut self.peers[wr.peer];
+            peer.credit_used = peer.credit_used.wrapping_sub(wr.data as u32);
+            self.packs.free.push(wr.pull_gen);
+        }
+        if self.packs.open == w {
+            self.packs.open = NONE;
+        }
+    }
+
+    /// Takes messages from the front of a packet, as long as each has a receive about which nothing
+    /// is out of the ordinary, and says how many.
+    pub(super) fn take_records(
+        &mut self,
+        now: Instant,
+        p: u32,
+        frame: &RxFrame<'_>,
+        records: &mut PackRecords<'_, '_>,
+    ) -> u16 {
+        let mut taken = 0;
+        loop {
+            let before = records.clone();
+            let Some(Ok((mut msg, off, len))) = records.next() else { break };
+            if taken > 0 && planted(Bug::PackedDataDropped) {
+                msg.imm = None;
+            }
+            if !self.take_record(p, frame, &msg, (off, len)) {
+                *records = before;
+                break;
+            }
+            taken += 1;
+        }
+        if taken > 0 {
+            self.regrant(now, p);
+        }
+        taken
+    }
+
+    #[inline]
+    fn take_record(
+        &mut self,
+        p: u32,
+        frame: &RxFrame<'_>,
+        msg: &MsgOp,
+        (off, len): (usize, usize),
+    ) -> bool {
+        let Some(&e) = self.by_number.get(usize::from(msg.dst_ep)) else { return false };
+        let Some(ep) = self.eps.get_mut(e) else { return false };
+        let MsgOp { src_ep, tagged, tag, imm, .. } = *msg;
+        let (peer, cost) = (&mut self.peers[p], units(len as u64));
+        if !ep.may_take[usize::from(tagged)] || ep.starved || peer.outstanding() < cost {
+            return false;
+        }
+        let matcher = &mut ep.matcher[usize::from(tagged)];
+        let Some((first, posted)) = matcher.first(&self.posted, Src::of(p, src_ep), tag) else {
+            return false;
+        };
+        let RecvWr { context: op_context, ref buf, plain, .. } = posted.payload;
+        if !plain || len > buf.len() {
+            return false;
+        }
+        let buf = buf.again();
+        matcher.pop(&mut self.posted, first);
+        frame.copy_to_span(off, &buf, len);
+        peer.consumed = peer.consumed.wrapping_add(cost);
+        let mut flags = CqFlags::RECV | if tagged { CqFlags::TAGGED } else { CqFlags::MSG };
+        flags.set(CqFlags::REMOTE_CQ_DATA, imm.is_some());
+        let src = if ep.caps.contains(Caps::SOURCE) {
+            peer.source.of((ep.av, &self.avs), p, src_ep)
+        } else {
+            FI_ADDR_UNSPEC
+        };
+        ep.counters.received += 1;
+        ep.counters.received_bytes += len as u64;
+        ep.rx_used -= 1;
+        let (data, len) = (imm.unwrap_or(0), len as u64);
+        self.cqs[ep.rx_cq].cq.push(Cqe { op_context, flags, len, buf: 0, data, tag, src });
+        self.counters.msgs_received += 1;
+        self.release_units(p, cost);
+        true
+    }
+}
