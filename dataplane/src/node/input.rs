@@ -41,13 +41,11 @@ impl Node {
         if !self.lossless {
             return self.on_frame_kept(now, frame);
         }
-        // Most are messages, and end in here.
-        if self.take_usual(frame.again()) {
-            return;
-        }
         match PlainBase::ty(frame) {
             Some(PlainTy::Atomic) => self.on_atomic_frame(now, &frame.again(), out),
             Some(PlainTy::Resp) => self.on_resp_frame(now, &frame.again()),
+            // Most are messages, and end in here.
+            None if self.take_usual(frame.again()) => {}
             None => self.on_frame_rest(now, &frame.again()),
         }
     }

@@ -57,6 +57,10 @@ impl PlainBase {
     pub fn ty(frame: &RxFrame<'_>) -> Option<PlainTy> {
         const ATOMIC: u32 = plain(Ty::Atomic, false);
         const RESP: u32 = plain(Ty::Resp, false);
+        // One question for all others.
+        if frame.chunk_at::<1>(14)? < const { [(ATOMIC >> 8) as u8] } {
+            return None;
+        }
         match u32::from_be_bytes(frame.chunk_at(12)?) {
             ATOMIC => Some(PlainTy::Atomic),
             RESP => Some(PlainTy::Resp),
