@@ -9,6 +9,9 @@
 #include <stdlib.h>
 #include <time.h>
 
+#include <rdma/fi_cm.h>
+#include <rdma/fi_domain.h>
+#include <rdma/fi_endpoint.h>
 #include <rdma/fi_errno.h>
 
 /* Checks that failed. */
@@ -33,6 +36,18 @@ static inline void must(const char *what, long ret)
 		printf("BAD %s: %ld (%s)\n", what, ret, fi_strerror((int) -ret));
 		exit(1);
 	}
+}
+
+/* What an address vector calls an endpoint that it did not know. */
+static inline fi_addr_t known(struct fid_av *av, struct fid_ep *ep)
+{
+	char name[64];
+	size_t len = sizeof name;
+	fi_addr_t addr;
+	must("fi_getname", fi_getname(&ep->fid, name, &len));
+	if (fi_av_insert(av, name, 1, &addr, 0, NULL) != 1)
+		must("fi_av_insert", -1);
+	return addr;
 }
 
 /* Seconds. */

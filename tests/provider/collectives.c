@@ -289,13 +289,8 @@ int main(void)
 	if (getenv("FI_HOOK"))
 		return hooked(&sides[0]);
 	for (int i = 0; i < N; i++) {
-		for (int k = 0; k < N; k++) {
-			char name[64];
-			size_t len = sizeof name;
-			must("fi_getname", fi_getname(&sides[k].ep->fid, name, &len));
-			if (fi_av_insert(sides[i].av, name, 1, &sides[i].addr[k], 0, NULL) != 1)
-				must("fi_av_insert", -1);
-		}
+		for (int k = 0; k < N; k++)
+			sides[i].addr[k] = known(sides[i].av, sides[k].ep);
 	}
 	sets(&sides[0]);
 	join();

@@ -77,11 +77,7 @@ static void enable(struct side *s)
 
 static void know(struct side *s, struct side *other)
 {
-	char name[64];
-	size_t len = sizeof name;
-	must("fi_getname", fi_getname(&other->ep->fid, name, &len));
-	if (fi_av_insert(s->av, name, 1, s == other ? &s->self : &s->peer, 0, NULL) != 1)
-		must("fi_av_insert", -1);
+	*(s == other ? &s->self : &s->peer) = known(s->av, other->ep);
 }
 
 /* The next entry of `s`, successful (0) or not (its error), within 10 s. The other side, if there

@@ -61,17 +61,6 @@ static struct fid_ep *open_ep(struct side *s, struct fid_cq *with, struct fid_ep
 	return made;
 }
 
-static fi_addr_t know(struct side *s, struct fid_ep *other)
-{
-	char name[64];
-	size_t len = sizeof name;
-	fi_addr_t found;
-	must("fi_getname", fi_getname(&other->fid, name, &len));
-	if (fi_av_insert(s->av, name, 1, &found, 0, NULL) != 1)
-		must("fi_av_insert", -1);
-	return found;
-}
-
 /* The next completion of sharer `i`: its context, or NULL if it is an error, which is in `err`. */
 static void *next(int i, struct fi_cq_tagged_entry *e, struct fi_cq_err_entry *err)
 {
@@ -182,7 +171,7 @@ static void closing(void)
 	must("fi_trecv", fi_trecv(srx, in[3], LONG, NULL, FI_ADDR_UNSPEC, 5, 0, in[3]));
 	expect("close an endpoint that shares", fi_close(&sharer[0]->fid), 0);
 	sharer[0] = open_ep(&to, cq[0], srx);
-	peer[0] = know(&from, sharer[0]);
+	peer[0] = known(from.av, sharer[0]);
 	send_to(0, 100, 5);
 	expect("the next one takes the receive", next(0, &e, &err) == in[3] && holds(in[3], 100, 0),
 	       1);
@@ -219,9 +208,9 @@ int main(void)
 	for (int i = 0; i < SHARERS; i++) {
 		cq[i] = open_cq(&to);
 		sharer[i] = open_ep(&to, cq[i], srx);
-		peer[i] = know(&from, sharer[i]);
+		peer[i] = known(from.av, sharer[i]);
 	}
-	back = know(&to, sender);
+	back = known(to.av, sender);
 	messages();
 	refusals();
 	closing();

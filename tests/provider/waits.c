@@ -51,11 +51,7 @@ static void open_side(struct side *s, struct fid_wait *in_set)
 
 static void know(struct side *s, struct side *other)
 {
-	char name[64];
-	size_t len = sizeof name;
-	must("fi_getname", fi_getname(&other->ep->fid, name, &len));
-	if (fi_av_insert(s->av, name, 1, &s->peer, 0, NULL) != 1)
-		must("fi_av_insert", -1);
+	s->peer = known(s->av, other->ep);
 }
 
 /* Sends to `b` until it has been told to be quiet. */

@@ -20,10 +20,10 @@ use super::output::{PACK_MSG_MAX, Step};
 use super::peer::State;
 use super::post::wants_cqe;
 use super::session::send_flags;
-use super::short::Route;
+use super::short::{Route, report};
 use super::{EpId, FrameSink, MsgKind, Node, SendReq};
 use crate::error::Error;
-use crate::flags::{Caps, CqFlags, OpFlags};
+use crate::flags::{CqFlags, OpFlags};
 use crate::plant::{Bug, planted};
 use crate::proto::blocks::units;
 use crate::proto::matching::Src;
@@ -327,16 +327,9 @@ impl Node {
         peer.consumed = peer.consumed.wrapping_add(cost);
         let mut flags = CqFlags::RECV | if tagged { CqFlags::TAGGED } else { CqFlags::MSG };
         flags.set(CqFlags::REMOTE_CQ_DATA, imm.is_some());
-        let src = if ep.caps.contains(Caps::SOURCE) {
-            peer.source.of((ep.av, &self.avs), p, src_ep)
-        } else {
-            FI_ADDR_UNSPEC
-        };
-        ep.counters.received += 1;
-        ep.counters.received_bytes += len as u64;
-        ep.rx_used -= 1;
-        let (data, len) = (imm.unwrap_or(0), len as u64);
-        self.cqs[ep.rx_cq].cq.push(Cqe { op_context, flags, len, buf: 0, data, tag, src });
+        let (data, len, src) = (imm.unwrap_or(0), len as u64, FI_ADDR_UNSPEC);
+        let cqe = Cqe { op_context, flags, len, buf: 0, data, tag, src };
+        report((ep, peer), (&self.avs, &mut self.cqs), (p, src_ep), cqe);
         self.counters.msgs_received += 1;
         self.release_units(p, cost);
         true

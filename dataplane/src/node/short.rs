@@ -14,18 +14,19 @@ use barewire_driver::frame::{Body, ETH_HDR_LEN, RxFrame, TxFrame};
 use barewire_driver::mem::IoBuf;
 use barewire_driver::port::Tx;
 
+use super::ep::Ep;
 use super::input::{ACK_EVERY, ACK_EVERY_LOSSLESS};
 use super::ops::{RecvWr, TxWr, WrFlags};
 use super::peer::{Peer, slot_of};
 use super::post::{RECV_FLAGS, recv_wr, wr_flags};
-use super::{EpId, FrameSink, Message, MsgKind, Node, RecvReq, SendReq};
+use super::{AvTable, CqTable, EpId, FrameSink, Message, MsgKind, Node, RecvReq, SendReq};
 use crate::av::Av;
 use crate::flags::{Caps, CqFlags, OpFlags};
 use crate::plant::{Bug, planted};
 use crate::proto::blocks::{UNIT, units};
 use crate::proto::matching::Src;
 use crate::rel::sent::{BodyRef, Sent};
-use crate::slab::NONE;
+use crate::slab::{NONE, Slab};
 use crate::types::{Cqe, FI_ADDR_UNSPEC, FiAddr, Instant};
 use crate::wire::{self, IMM_LEN, MsgOp, OP_MAX, PlainHead, PlainMsg, TRAILER_LEN, Ty, Usual};
 
@@ -358,17 +359,10 @@ impl Node {
         self.blocks_unpromised += if planted(Bug::CreditNotReturned) { 0 } else { cost as usize };
         let mut flags = CqFlags::RECV | if tagged { CqFlags::TAGGED } else { CqFlags::MSG };
         flags.set(CqFlags::REMOTE_CQ_DATA, imm.is_some());
-        let src = if ep.caps.contains(Caps::SOURCE) {
-            peer.source.of((ep.av, &self.avs), p, src_ep)
-        } else {
-            FI_ADDR_UNSPEC
-        };
         self.counters.msgs_received += 1;
-        ep.counters.received += 1;
-        ep.counters.received_bytes += len as u64;
-        ep.rx_used -= 1;
-        let (data, len) = (imm.unwrap_or(0), len as u64);
-        self.cqs[ep.rx_cq].cq.push(Cqe { op_context, flags, len, buf: 0, data, tag, src });
+        let (data, len, src) = (imm.unwrap_or(0), len as u64, FI_ADDR_UNSPEC);
+        let cqe = Cqe { op_context, flags, len, buf: 0, data, tag, src };
+        report((ep, peer), (&self.avs, &mut self.cqs), (p, src_ep), cqe);
         if KEPT {
             if acked != 0 {
                 self.on_cack(now, p, msg.cack, true);
@@ -440,18 +434,11 @@ impl Node {
         peer.probes = 0;
         peer.rcv_nxt = peer.rcv_nxt.next();
         self.blocks_unpromised += usize::from(!planted(Bug::CreditNotReturned));
-        let src = if ep.caps.contains(Caps::SOURCE) {
-            peer.source.of((ep.av, &self.avs), p, src_ep)
-        } else {
-            FI_ADDR_UNSPEC
-        };
         self.counters.msgs_received += 1;
-        ep.counters.received += 1;
-        ep.counters.received_bytes += len as u64;
-        ep.rx_used -= 1;
         let flags = CqFlags::RECV | CqFlags::TAGGED;
-        let len = len as u64;
-        self.cqs[ep.rx_cq].cq.push(Cqe { op_context, flags, len, buf: 0, data: 0, tag, src });
+        let (len, src) = (len as u64, FI_ADDR_UNSPEC);
+        let cqe = Cqe { op_context, flags, len, buf: 0, data: 0, tag, src };
+        report((ep, peer), (&self.avs, &mut self.cqs), (p, src_ep), cqe);
         true
     }
 
@@ -464,6 +451,24 @@ impl Node {
             self.make_ready(p);
         }
     }
+}
+
+/// Counts a message of the short way that has been placed and gives up its receive; writes its
+/// completion, with the name of its sender, which is endpoint `src_ep` of peer `p`.
+#[inline(always)]
+pub(super) fn report(
+    (ep, peer): (&mut Ep, &mut Peer),
+    (avs, cqs): (&Slab<AvTable>, &mut Slab<CqTable>),
+    (p, src_ep): (u32, u16),
+    mut cqe: Cqe,
+) {
+    if ep.caps.contains(Caps::SOURCE) {
+        cqe.src = peer.source.of((ep.av, avs), p, src_ep);
+    }
+    ep.counters.received += 1;
+    ep.counters.received_bytes += cqe.len;
+    ep.rx_used -= 1;
+    cqs[ep.rx_cq].cq.push(cqe);
 }
 
 /// Longest message with `flags` that leaves in one frame unasked.
