@@ -7,6 +7,8 @@ use crate::flags::MrAccess;
 use crate::proto::atomic::{
     AtomicKind, AtomicOp, Datatype, OPERAND_LEN_MAX, Sharing, count_max, valid,
 };
+use crate::rel::psn::Psn;
+use crate::slab::Handle;
 use crate::types::ProvErrno;
 use crate::wire::{self, Base as WireBase, Op, RespOp, Ty};
 
@@ -565,10 +567,13 @@ fn answers_to_nothing_are_not_counted() {
         fetch_adds(&mut pair, &region, 3);
         for name in [0, 5, 1 << 31, 1 << 31 | 70, u32::MAX] {
             for _ in 0..20 {
-                lie(&mut pair, RespOp { dst_op: name, dst_gen: 7777, ..RespOp::default() });
+                lie(&mut pair, RespOp { dst_op: name, dst_gen: 7777, ..RespOp::default() }, 0);
             }
         }
-        assert_eq!(pair.ends[0].node.counters().rx_stray, 100);
+        // The slot of one that is awaited, which is not its name.
+        let Handle { idx: dst_op, generation: dst_gen } = pair.ends[0].node.short_ops.handle(0);
+        lie(&mut pair, RespOp { dst_op, dst_gen, ..RespOp::default() }, 0);
+        assert_eq!(pair.ends[0].node.counters().rx_stray, 101);
         let (_, peer) = pair.ends[0].node.peers.iter().next().unwrap();
         assert_eq!((peer.answers, peer.short_ops), (3, 3));
         pair.drop = dies.into();
@@ -578,8 +583,75 @@ fn answers_to_nothing_are_not_counted() {
     }
 }
 
-/// The second end answers what the first has not asked.
-fn lie(pair: &mut Pair, resp: RespOp) {
+/// A peer that acknowledged everything still owes the answers: its death ends what waits for them.
+#[test]
+fn who_has_acknowledged_still_owes_the_answer() {
+    let (mut pair, region) = short_pair();
+    fetch_adds(&mut pair, &region, 3);
+    pair.drop = 1;
+    lie(&mut pair, RespOp::default(), 3);
+    let (_, peer) = pair.ends[0].node.peers.iter().next().unwrap();
+    assert_eq!((peer.snd.in_flight(), peer.short_ops), (0, 3));
+    pair.run(560_000_000);
+    let lost = Some(Error::HostUnreach);
+    assert_eq!(pair.outcomes(0), [0, 1, 2].map(|context| (context, lost)));
+}
+
+/// An answer of another length than was asked for ends its operation with an error, and is not
+/// taken for one.
+#[test]
+fn an_answer_of_another_length_is_a_lie() {
+    let (mut pair, region) = short_pair();
+    let call = Call::sum(Fetch, &[1; 4], RmaList::one(0, 1, region.key));
+    let ty = Datatype::Uint32 as u32;
+    let look = pair.atomic(Call { ty, context: 9, ..call }, 4).unwrap();
+    assert_eq!(pair.short, Some(1));
+    let Handle { idx, generation: dst_gen } = pair.ends[0].node.short_ops.handle(0);
+    let dst_op = idx | 1 << 31;
+    lie(&mut pair, RespOp { dst_op, dst_gen, ..RespOp::default() }, 0);
+    assert_eq!(pair.only_error(9).err, Error::ConnReset);
+    assert_eq!(contents(&look), [0xEE; 4]);
+}
+
+/// What an endpoint remembers of its last operation lets no other through: of another count, with
+/// memory of another length, or with a result that overlaps its operand.
+#[test]
+fn what_was_right_once_is_asked_again() {
+    let (mut pair, region) = short_pair();
+    fetch_adds(&mut pair, &region, 1);
+    pair.run(2_000_000);
+    assert_eq!(pair.outcomes(0), [(0, None)]);
+    let frames = pair.ends[0].node.counters().tx_frames;
+    let (one, two) = (bytes_of(&[1]), bytes_of(&[1, 1]));
+    let differ = Error::Invalid("element counts differ");
+    for (operand, count, len) in [(&one, 2, 8), (&one, 1, 16), (&two, 1, 8)] {
+        let call = Call::sum(Fetch, operand, RmaList::one(0, count, region.key));
+        assert_eq!(pair.atomic(call, len).unwrap_err(), differ);
+    }
+    let (operand, result) = IoBuf::leaked_pair(&one);
+    let End { node, ep, peer: dest, out, .. } = &mut pair.ends[0];
+    let mut req = AtomicReq {
+        kind: Fetch,
+        op: SUM,
+        ty: U64,
+        operand,
+        compare: IoBuf::EMPTY,
+        result,
+        dest: *dest,
+        rma: RmaList::one(0, 1, region.key),
+        data: 0,
+        context: 1,
+        flags: OpFlags::empty(),
+        no_completion: false,
+    };
+    assert!(!node.atomic_now(*ep, &mut req.short().unwrap(), &mut sink(out), || pair.now));
+    assert!(matches!(node.post_atomic(pair.now, *ep, req), Err(Error::Invalid(_))));
+    assert_eq!(node.counters().tx_frames, frames);
+}
+
+/// The second end answers, with 8 bytes, what the first has not asked, and acknowledges `more`
+/// packets than it has taken.
+fn lie(pair: &mut Pair, resp: RespOp, more: u32) {
     let [to, from] = &mut pair.ends;
     let idx = from.node.peers.iter().next().map(|(idx, _)| idx).unwrap();
     let peer = &mut from.node.peers[idx];
@@ -592,7 +664,7 @@ fn lie(pair: &mut Pair, resp: RespOp) {
         crc: to.node.crc,
         dst_sid: peer.remote_sid,
         psn: peer.snd.number(),
-        cack: peer.rcv_nxt,
+        cack: Psn(peer.rcv_nxt.0.wrapping_add(more)),
         grant: peer.granted as u16,
         plen: 0,
     };
