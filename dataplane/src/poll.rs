@@ -357,7 +357,9 @@ impl Engine {
     /// Those of [`Node::post_send`]. Nothing of this request was queued.
     #[inline(always)]
     pub fn post_send(&mut self, ep: EpId, mut req: SendReq) -> OpResult<()> {
-        if self.send_now(ep, &mut req) {
+        // On a port that may lose frames what shares a packet with others is looked for first.
+        let joins = !self.node.is_lossless() && self.node.joins(&req);
+        if joins && self.join(ep, &req) || self.send_now(ep, &mut req) {
             return Ok(());
         }
         self.post_send_long(ep, req)
@@ -386,16 +388,13 @@ impl Engine {
         joined
     }
 
-    /// As [`send_now`](Self::send_now), inlined. On a port that may lose frames only what shares a
-    /// packet with others goes this way; see [`Node::send_plain`].
+    /// As [`send_now`](Self::send_now), inlined, and on a port that loses nothing only; see
+    /// [`Node::send_plain`].
     #[inline(always)]
     pub fn send_plain(&mut self, ep: EpId, req: &SendReq) -> bool {
         // Not by `post_now`, whose closure would be a function of its own. The node knows when the
         // port has gone.
         let Self { node, port, .. } = self;
-        if !node.is_lossless() {
-            return node.joins(req) && self.join(ep, req);
-        }
         let mut out = ToPort { port, gone: None };
         let sent = node.send_plain(ep, req, &mut out, Self::now);
         if let Some(gone) = out.gone {
