@@ -16,6 +16,7 @@ mod refused;
 mod rma;
 mod srx;
 mod twin;
+mod usual;
 
 use super::*;
 use crate::flags::{BindFlags, CqFlags};

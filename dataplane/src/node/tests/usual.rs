@@ -1,0 +1,122 @@
+//! The ways of a usual message at both ends take what they know and leave all else alone.
+
+use super::*;
+
+/// Sends a tagged message of `len` bytes in the usual way, if it may go there.
+fn plain(pair: &mut Pair, ep: EpId, len: usize, flags: OpFlags, no_completion: bool) -> bool {
+    let now = pair.now;
+    let End { node, out, peer, .. } = &mut pair.ends[0];
+    let (kind, buf, dest) = (MsgKind::Tagged, IoBuf::leaked(&bytes(len)), *peer);
+    let req = SendReq { kind, buf, dest, tag: 5, data: 1, context: 3, flags, no_completion };
+    let before = out.len();
+    let sent = node.send_plain(ep, &req, &mut sink(out), || now);
+    assert_eq!(out.len() - before, usize::from(sent), "a frame leaves if it was sent");
+    sent
+}
+
+/// Another endpoint of the first node, with completions on demand, or with a counter of sends.
+fn another(pair: &mut Pair, selective: bool, counted: bool) -> EpId {
+    let End { node, cq, av, .. } = &mut pair.ends[0];
+    let caps = Caps::MSG | Caps::TAGGED;
+    let ep = node.ep_open(EpAttr { caps, ..EpAttr::default() }).unwrap();
+    let mut flags = BindFlags::TRANSMIT | BindFlags::RECV;
+    flags.set(BindFlags::SELECTIVE_COMPLETION, selective);
+    node.ep_bind_cq(ep, *cq, flags).unwrap();
+    node.ep_bind_av(ep, *av).unwrap();
+    if counted {
+        let cntr = node.cntr_open().unwrap();
+        node.ep_bind_cntr(ep, cntr, BindFlags::TRANSMIT).unwrap();
+    }
+    node.ep_enable(ep).unwrap();
+    ep
+}
+
+/// Two nodes whose session is open.
+fn opened(lossless: bool) -> Pair {
+    let mut pair = Pair::new(9000, lossless);
+    pair.recv(1, IoBuf::EMPTY, 1, OpFlags::empty(), 1).unwrap();
+    pair.send(0, IoBuf::EMPTY, 1, OpFlags::empty(), 2).unwrap();
+    pair.run(1_000_000);
+    assert_eq!((pair.read(0).len(), pair.read(1).len()), (1, 1));
+    // Records of receives that have been used are there for the next ones.
+    for _ in 0..4 {
+        pair.recv(0, IoBuf::EMPTY, 1, OpFlags::empty(), 1).unwrap();
+    }
+    for _ in 0..4 {
+        pair.send(1, IoBuf::EMPTY, 1, OpFlags::empty(), 2).unwrap();
+    }
+    pair.run(1_000_000);
+    assert_eq!((pair.read(0).len(), pair.read(1).len()), (4, 4));
+    pair
+}
+
+#[test]
+fn a_usual_send_is_told_of_and_not_counted() {
+    let mut pair = opened(true);
+    let (none, ep) = (OpFlags::empty(), pair.ends[0].ep);
+    let (on_demand, counted) = (another(&mut pair, true, false), another(&mut pair, false, true));
+    // (endpoint, bytes, flags, without a completion, whether it is usual)
+    let cases = [
+        (ep, 64, none, false, true),
+        (ep, 256, none, false, true),
+        (ep, 257, none, false, false),
+        (ep, 64, OpFlags::REMOTE_CQ_DATA, false, false),
+        (ep, 64, OpFlags::DELIVERY_COMPLETE, false, false),
+        (ep, 64, OpFlags::INJECT, true, true),
+        (on_demand, 64, none, false, false),
+        (on_demand, 64, OpFlags::COMPLETION, false, true),
+        (on_demand, 64, none, true, true),
+        (counted, 64, none, false, false),
+    ];
+    for (at, (ep, len, flags, silent, usual)) in cases.into_iter().enumerate() {
+        assert_eq!(plain(&mut pair, ep, len, flags, silent), usual, "case {at}");
+    }
+    let told = cases.iter().filter(|case| case.4 && !case.3).count();
+    assert_eq!(pair.read(0).len(), told);
+    let mut lossy = opened(false);
+    let ep = lossy.ends[0].ep;
+    assert!(!plain(&mut lossy, ep, 64, none, false), "where frames get lost it needs a record");
+}
+
+#[test]
+fn a_usual_receive_is_told_of_and_in_one_piece() {
+    let mut pair = opened(true);
+    let (none, ep) = (OpFlags::empty(), pair.ends[0].ep);
+    let on_demand = another(&mut pair, true, false);
+    let mut pieces = IoBuf::leaked(&[0; 4]);
+    assert!(pieces.append(IoBuf::leaked(&[0; 4])));
+    let one = || IoBuf::leaked(&[0; 8]);
+    let cases = [
+        (ep, one(), none, true),
+        (ep, pieces, none, false),
+        (ep, one(), OpFlags::CLAIM, false),
+        (on_demand, one(), none, false),
+        (on_demand, one(), OpFlags::COMPLETION, true),
+    ];
+    for (at, (ep, buf, flags, usual)) in cases.into_iter().enumerate() {
+        let (kind, src, context) = (MsgKind::Tagged, FI_ADDR_UNSPEC, 7);
+        let req = RecvReq { kind, buf, src, tag: 9, ignore: 0, context, flags };
+        assert_eq!(pair.ends[0].node.recv_now(ep, &req), usual, "case {at}");
+    }
+}
+
+/// Goal: however many usual messages go one way only, their sender is granted new credits and gets
+/// its acknowledgements, and every receive ends once.
+#[test]
+fn usual_messages_go_one_way_for_long() {
+    let mut pair = opened(true);
+    let (mut received, mut sent) = (0, 0);
+    for _ in 0..2000 {
+        pair.recv(1, IoBuf::leaked(&[0; 64]), 5, OpFlags::empty(), 1).unwrap();
+        let ep = pair.ends[0].ep;
+        sent += usize::from(plain(&mut pair, ep, 64, OpFlags::empty(), false));
+        pair.run(5_000);
+        received += pair.read(1).len();
+        pair.read(0);
+        let peer = &pair.ends[1].node.peers[0];
+        assert!(peer.owed <= 64, "message {received}: {} are owed", peer.owed);
+    }
+    pair.run(1_000_000);
+    received += pair.read(1).len();
+    assert_eq!((sent, received), (2000, 2000));
+}
