@@ -1,5 +1,7 @@
 //! Counters that another process can read while we run: a block of fixed layout in /dev/shm, one
-//! file per domain, written by whoever turns the loop and read by `barewire stats`.
+//! file per domain, written by whoever turns the loop and read by `barewire stats`. A lock on the
+//! file says that its writer lives (`driver::backend::lock`); the next domain that opens removes
+//! files without one.
 //!
 //! The block is an array of 64-bit words in this machine's byte order. A reader takes a copy and
 //! keeps it if the sequence word was even and the same before and after; nothing in it is trusted
@@ -21,12 +23,13 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use barewire_dataplane::poll::Engine;
 use barewire_dataplane::types::Instant;
 use barewire_dataplane::wire::WireError;
+use barewire_driver::backend::lock;
 use barewire_driver::port::MacAddr;
 use memmap2::{MmapOptions, MmapRaw};
 
@@ -132,7 +135,11 @@ const STATES: [&str; 4] = ["idle", "opening", "answered", "open"];
 /// The writing end.
 pub(crate) struct Publisher {
     map: MmapRaw,
+    /// Holds the lock.
+    file: File,
     path: PathBuf,
+    /// The process that opened the domain; a forked child is another.
+    pid: u32,
     due: u64,
 }
 
@@ -153,13 +160,9 @@ impl Publisher {
     }
 
     fn try_create(dir: &Path) -> io::Result<Self> {
-        static COUNT: AtomicU32 = AtomicU32::new(0);
         remove_dead(dir);
-        let number = COUNT.fetch_add(1, Ordering::Relaxed);
-        let (uid, pid) = (nix::unistd::getuid(), std::process::id());
-        let path = dir.join(format!("{PREFIX}{uid}.{pid}.{number}"));
-        let mut options = OpenOptions::new();
-        let file = options.read(true).write(true).create_new(true).mode(0o600).open(&path)?;
+        let pid = std::process::id();
+        let (file, path, opened_ns) = create_file(dir, pid)?;
         let made = file.set_len((WORDS * 8) as u64).and_then(|()| {
             // A file that is cut short later would kill us with SIGBUS, but only this user can do
             // that, who can kill us anyway. The map is only reached through `words`.
@@ -167,15 +170,16 @@ impl Publisher {
         });
         match made {
             Ok(map) => {
-                let publisher = Self { map, path, due: 0 };
+                let publisher = Self { map, file, path, pid, due: 0 };
                 let w = publisher.words();
                 w[4].store(u64::from(pid), Ordering::Relaxed);
-                w[5].store(since_1970(), Ordering::Relaxed);
+                w[5].store(opened_ns, Ordering::Relaxed);
                 w[2].store(WORDS as u64, Ordering::Relaxed);
                 w[1].store(LAYOUT, Ordering::Relaxed);
                 Ok(publisher)
             }
             Err(e) => {
+                lock::end_life(&file, WRITER);
                 // Nothing more can be done about it.
                 let _ = fs::remove_file(&path);
                 Err(e)
@@ -216,12 +220,44 @@ impl Publisher {
 
 impl Drop for Publisher {
     fn drop(&mut self) {
-        // If it is gone already, so much the better.
-        let _ = fs::remove_file(&self.path);
+        // In a child forked from the process that opened the domain the file is not ours.
+        if self.pid == std::process::id() {
+            // If it is gone already, so much the better.
+            let _ = fs::remove_file(&self.path);
+            lock::end_life(&self.file, WRITER);
+        }
     }
 }
 
 const PREFIX: &str = "barewire-stats.";
+
+/// The member that the lock stands for.
+const WRITER: usize = 0;
+
+/// Makes a file with a lock, and says where and when.
+fn create_file(dir: &Path, pid: u32) -> io::Result<(File, PathBuf, u64)> {
+    loop {
+        // No name comes twice, or a file could be removed in the place of one of the dead.
+        let opened_ns = since_1970();
+        let path = dir.join(format!("{PREFIX}{}.{pid}.{opened_ns}", nix::unistd::getuid()));
+        let mut options = OpenOptions::new();
+        match options.read(true).write(true).create_new(true).mode(0o600).open(&path) {
+            Ok(file) => match lock::show_life(&file, WRITER) {
+                // One who looked before it was locked may have taken it for dead.
+                Ok(()) if file.metadata()?.nlink() > 0 => return Ok((file, path, opened_ns)),
+                Ok(()) => lock::end_life(&file, WRITER),
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
+                Err(e) => {
+                    // Nothing more can be done about it.
+                    let _ = fs::remove_file(&path);
+                    return Err(e);
+                }
+            },
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(e) => return Err(e),
+        }
+    }
+}
 
 fn since_1970() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -354,7 +390,7 @@ pub struct Snapshot {
     pub path: PathBuf,
     /// Its process.
     pub pid: u32,
-    /// Whether that process still runs.
+    /// Whether the domain is open still.
     pub alive: bool,
     /// When the domain was opened, ns since 1970.
     pub opened_ns: u64,
@@ -446,9 +482,7 @@ pub fn read_all() -> io::Result<Vec<Snapshot>> {
 /// Also those of reading.
 pub fn read(path: &Path) -> io::Result<Snapshot> {
     let invalid = |why: &str| io::Error::new(io::ErrorKind::InvalidData, why.to_owned());
-    let mut options = OpenOptions::new();
-    let mut file =
-        options.read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path)?;
+    let mut file = open(path, false)?;
     let meta = file.metadata()?;
     let me = nix::unistd::getuid();
     if !meta.is_file() || !(me.is_root() || meta.uid() == me.as_raw()) {
@@ -462,7 +496,7 @@ pub fn read(path: &Path) -> io::Result<Snapshot> {
         }
         let again = load_one(&mut file, SEQ)?;
         if words[SEQ] % 2 == 0 && again == words[SEQ] {
-            return Ok(parse(path, &words));
+            return Ok(parse(path, &words, lock::lives(&file, WRITER, 1)));
         }
         std::thread::yield_now();
     }
@@ -483,7 +517,7 @@ fn load_one(file: &mut File, at: usize) -> io::Result<u64> {
     Ok(u64::from_ne_bytes(word))
 }
 
-fn parse(path: &Path, w: &[u64]) -> Snapshot {
+fn parse(path: &Path, w: &[u64], alive: bool) -> Snapshot {
     let named = |names: &[&'static str], at: usize| -> Vec<(&'static str, u64)> {
         names.iter().copied().zip(w[at..].iter().copied()).collect()
     };
@@ -494,11 +528,10 @@ fn parse(path: &Path, w: &[u64]) -> Snapshot {
         .take_while(|&b| b != 0)
         .collect();
     let (ep_count, session_count) = (w[11] as usize, w[12] as usize);
-    let pid = w[4] as u32;
     Snapshot {
         path: path.to_owned(),
-        pid,
-        alive: runs(pid),
+        pid: w[4] as u32,
+        alive,
         opened_ns: w[5],
         updated_ns: w[6],
         port_name: String::from_utf8_lossy(&name).into_owned(),
@@ -549,18 +582,21 @@ fn files(dir: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(fs::read_dir(dir)?.flatten().filter(ours).map(|e| e.path()).collect())
 }
 
-fn runs(pid: u32) -> bool {
-    Path::new("/proc").join(pid.to_string()).exists()
+/// Opens what lies under one of our names; whatever it is, it makes nobody wait.
+fn open(path: &Path, to_write: bool) -> io::Result<File> {
+    let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
+    OpenOptions::new().read(true).write(to_write).custom_flags(flags).open(path)
 }
 
-/// Removes files of processes that were killed.
+/// Removes files whose writers have died.
 fn remove_dead(dir: &Path) {
     for path in files(dir).unwrap_or_default() {
-        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let pid = name.strip_prefix(PREFIX).and_then(|rest| rest.split('.').nth(1)?.parse().ok());
-        if pid.is_some_and(|pid| !runs(pid)) {
-            // Another user's file stays, which is right.
+        // Another user's file cannot be opened and stays, which is right.
+        let Ok(file) = open(&path, true) else { continue };
+        // Removed with the lock in hand: its writer may be about to take it.
+        if lock::show_life(&file, WRITER).is_ok() {
             let _ = fs::remove_file(&path);
+            lock::end_life(&file, WRITER);
         }
     }
 }
@@ -579,6 +615,13 @@ mod tests {
             NodeSettings { incarnation: 77, unexpected_bytes: 1 << 20, ..Default::default() };
         let node = Node::new(settings, port.caps()).unwrap();
         Engine::new(node, Box::new(port))
+    }
+
+    fn own_dir(test: &str) -> PathBuf {
+        let name = format!("barewire-stats-{test}-{}", std::process::id());
+        let dir = std::env::temp_dir().join(name);
+        fs::create_dir_all(&dir).unwrap();
+        dir
     }
 
     #[test]
@@ -627,15 +670,59 @@ mod tests {
         assert!(reader.join().unwrap() > 0);
     }
 
+    /// Goal: what died is removed, and not what lives, whatever process ids say. Method: files
+    /// that name this process and another one, with a lock and without.
     #[test]
     fn files_of_the_dead_are_removed() {
-        let dir = std::env::temp_dir().join(format!("barewire-stats-test-{}", std::process::id()));
-        fs::create_dir_all(&dir).unwrap();
-        let dead = dir.join(format!("{PREFIX}0.4294967294.0"));
-        fs::write(&dead, b"").unwrap();
-        let publisher = Publisher::try_create(&dir).unwrap();
-        assert!(!dead.exists() && publisher.path.exists());
-        drop(publisher);
+        let dir = own_dir("dead");
+        let name = |pid: u32, number| dir.join(format!("{PREFIX}0.{pid}.{number}"));
+        let dead = [name(u32::MAX - 1, 0), name(std::process::id(), 0), name(1, 0)];
+        dead.iter().for_each(|path| fs::write(path, b"").unwrap());
+        let elsewhere = name(u32::MAX - 1, 1);
+        let held = File::create_new(&elsewhere).unwrap();
+        lock::show_life(&held, WRITER).unwrap();
+        let first = Publisher::try_create(&dir).unwrap();
+        let second = Publisher::try_create(&dir).unwrap();
+        assert!(dead.iter().all(|path| !path.exists()), "{:?}", files(&dir));
+        assert!(elsewhere.exists() && first.path.exists() && second.path.exists());
+        lock::end_life(&held, WRITER);
+        drop((held, first, second));
+        let _last = Publisher::try_create(&dir).unwrap();
+        assert!(!elsewhere.exists());
+        assert_eq!(files(&dir).unwrap().len(), 1);
         fs::remove_dir_all(&dir).unwrap();
+    }
+
+    /// Goal: a domain is alive as long as it is open, whatever its process id says.
+    #[test]
+    fn alive_is_who_holds_the_lock() {
+        let dir = own_dir("alive");
+        let mut publisher = Publisher::try_create(&dir).unwrap();
+        publisher.publish(&engine());
+        assert!(read(&publisher.path).unwrap().alive);
+        publisher.words()[4].store(u64::from(u32::MAX - 1), Ordering::Relaxed);
+        assert!(read(&publisher.path).unwrap().alive);
+        lock::end_life(&publisher.file, WRITER);
+        publisher.words()[4].store(u64::from(std::process::id()), Ordering::Relaxed);
+        assert!(!read(&publisher.path).unwrap().alive);
+        drop(publisher);
+        fs::remove_dir(&dir).unwrap();
+    }
+
+    /// Goal: a domain that opens is never without its file, however many others open and sweep.
+    #[test]
+    fn many_that_open_leave_each_other_alone() {
+        let dir = own_dir("many");
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..500 {
+                        let publisher = Publisher::try_create(&dir).unwrap();
+                        assert!(publisher.path.exists());
+                    }
+                });
+            }
+        });
+        fs::remove_dir(&dir).unwrap();
     }
 }

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::frame::{FillHead, RxFrame, TxFrame};
-use crate::mem::Few;
+use crate::mem::{Few, IoBuf};
 
 /// An Ethernet address, in the order it has on the wire.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -181,6 +181,17 @@ pub trait ShortTx {
     /// an address as a number in the byte order in which it lies in a frame; then wakes whoever
     /// sleeps. False, and nothing has happened, if there is more to it than to write it.
     fn tx_few<const H: usize>(&mut self, dst: u64, head: &impl FillHead<H>, few: Few) -> bool;
+
+    /// As [`tx_few`](Self::tx_few), with `len` bytes from `at` of `body` behind the head. False
+    /// also if they are many, or not all there in one piece.
+    fn tx_part<const H: usize>(
+        &mut self,
+        dst: u64,
+        head: &impl FillHead<H>,
+        body: &IoBuf,
+        at: usize,
+        len: usize,
+    ) -> bool;
 }
 
 impl RxSink for &mut dyn RxSink {

@@ -1,4 +1,4 @@
-//! The devices, and ports around a port.
+//! The devices, ports around a port, and signs of life on files ([`lock`]).
 
 pub mod afpacket;
 mod batch;
@@ -7,6 +7,7 @@ pub mod dpdk;
 pub mod fault;
 mod hairpin;
 pub mod known;
+pub mod lock;
 pub mod loopback;
 pub mod pcap;
 pub mod shm;

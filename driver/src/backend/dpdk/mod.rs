@@ -50,10 +50,12 @@ pub(crate) use spec::parse;
 
 /// Frames that are sent at once.
 const TX_BURST: usize = 32;
-/// Frames that are received at once; a larger `max` is cut to this. Of long ones fewer: what a
-/// driver has copied is copied on while it is in the nearest cache.
+/// Frames that are received at once; a larger `max` is cut to this. Of jumbo frames as few as leave
+/// room in the nearest cache, of 32 or 48 KiB: what a driver has copied is copied on, and where it
+/// goes takes as much.
 const RX_BURST: usize = 32;
-const RX_BURST_LEN: usize = 48 << 10;
+const RX_BURST_LEN: usize = 20 << 10;
+const RX_JUMBO: usize = 2048;
 /// Frames from this length on are lent to a driver that copies: what it takes to describe one is
 /// about what it takes to copy that much.
 const LOAN_LEN: usize = 512;
@@ -271,7 +273,7 @@ impl DpdkPort {
             order: Order::new(),
             loan: copies.then(|| Loan::new(device.pool)).flatten(),
             rx: [null_mut(); RX_BURST],
-            rx_step: (RX_BURST_LEN / device.frame_max).clamp(1, RX_BURST),
+            rx_step: rx_step(device.frame_max),
             whole: vec![0; device.frame_max].into(),
             counters: PortCounters::default(),
             polls: 0,
@@ -543,6 +545,11 @@ impl DpdkPort {
         }
         self.link.restart = None;
     }
+}
+
+/// Frames of at most `frame_max` bytes that a device is asked for at a time.
+fn rx_step(frame_max: usize) -> usize {
+    if frame_max < RX_JUMBO { RX_BURST } else { (RX_BURST_LEN / frame_max).max(1) }
 }
 
 /// The first buffer of a packet.

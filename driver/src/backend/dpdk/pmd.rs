@@ -183,14 +183,21 @@ impl Pmd {
     }
 
     /// Bytes that a packet buffer must have for a frame of `frame_max`.
+    ///
+    /// On a memif more than the driver's own buffers have. From 23.03 on it else gives each piece
+    /// of a gathered frame a buffer of its own, and before 26.03 leaves the mark of that behind
+    /// for the next frame in the same place (DPDK's commit f7a52200d4).
     pub(super) fn room(&self, settings: &DpdkSettings, mtu: usize, frame_max: usize) -> usize {
         let given = |args: &str, key: &str| {
             let value = args.split(',').find_map(|arg| arg.strip_prefix(key)?.strip_prefix('='));
             value.and_then(|value| value.parse::<usize>().ok())
         };
         let args = format!("{}{}", settings.args, self.more_args(settings, mtu));
-        let key = if self.is("net_memif") { "bsize" } else { "framesz" };
-        frame_max.max(2048).max(given(&args, key).unwrap_or(0))
+        let least = frame_max.max(2048);
+        if self.is("net_memif") {
+            return least.max(given(&args, "bsize").unwrap_or(0) + 1);
+        }
+        least.max(given(&args, "framesz").unwrap_or(0))
     }
 }
 
@@ -310,6 +317,21 @@ mod tests {
             ("0000:05:00.0", ""),
         ] {
             assert_eq!(Pmd::of(device).name, name, "{device}");
+        }
+    }
+
+    #[test]
+    fn packet_buffers_are_longer_than_those_of_a_memif() {
+        for (args, mtu) in [("", 1500), ("", 2034), ("", 9000), ("bsize=4096", 1500)] {
+            let pmd = Pmd::of("net_memif0");
+            let device = "net_memif0".to_owned();
+            let settings =
+                DpdkSettings { device, args: args.to_owned(), ..DpdkSettings::default() };
+            let told = format!("{args}{},", pmd.more_args(&settings, mtu));
+            let (_, bsize) = told.split_once("bsize=").unwrap();
+            let bsize: usize = bsize.split(',').next().unwrap().parse().unwrap();
+            assert!(bsize >= ETH_HDR_LEN + mtu, "{told}");
+            assert!(pmd.room(&settings, mtu, ETH_HDR_LEN + mtu) > bsize, "{told}");
         }
     }
 

@@ -42,7 +42,6 @@
 //! ring is closed and counted ([`PortCounters::rx_dropped`]), and its sender opens it anew.
 
 mod layout;
-mod lock;
 mod monitor;
 mod segment;
 mod wait;
@@ -782,6 +781,19 @@ impl ShortTx for ShmPort {
     fn tx_few<const H: usize>(&mut self, dst: u64, head: &impl FillHead<H>, few: Few) -> bool {
         self.push_made(dst, H + few.len(), head, &few)
     }
+
+    #[inline(always)]
+    fn tx_part<const H: usize>(
+        &mut self,
+        dst: u64,
+        head: &impl FillHead<H>,
+        body: &IoBuf,
+        at: usize,
+        len: usize,
+    ) -> bool {
+        let Some(from) = body.in_one_piece(at, len) else { return false };
+        self.push_made(dst, H + len, head, &WordAndBody { word: None, from, len })
+    }
 }
 
 /// What follows the head of a short frame. (Not a closure, which would be called.)
@@ -832,6 +844,18 @@ impl ShortTx for Back<'_> {
     #[inline(always)]
     fn tx_few<const H: usize>(&mut self, dst: u64, head: &impl FillHead<H>, few: Few) -> bool {
         self.0.tx_few(dst, head, few)
+    }
+
+    #[inline(always)]
+    fn tx_part<const H: usize>(
+        &mut self,
+        dst: u64,
+        head: &impl FillHead<H>,
+        body: &IoBuf,
+        at: usize,
+        len: usize,
+    ) -> bool {
+        self.0.tx_part(dst, head, body, at, len)
     }
 }
 

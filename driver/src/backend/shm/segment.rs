@@ -19,7 +19,7 @@ use nix::sys::statvfs::fstatvfs;
 
 use super::ShmSettings;
 use super::layout::{EPOCH, HEADER_LEN, Layout, NEXT_INC};
-use super::lock::{self, Guard};
+use crate::backend::lock::{self, Guard};
 use crate::open::OpenError;
 use crate::port::MacAddr;
 use crate::ring::RingMem;

@@ -6,6 +6,7 @@
 
 use std::cell::UnsafeCell;
 use std::collections::HashMap;
+use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::mem::MaybeUninit;
@@ -14,8 +15,11 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 use memmap2::{MmapOptions, MmapRaw};
+use nix::errno::Errno;
+use nix::fcntl::{Flock, FlockArg};
 
 use super::lock::{STRIPES, WideLock, stripe};
 
@@ -26,6 +30,8 @@ use super::lock::{STRIPES, WideLock, stripe};
 #[derive(Debug)]
 pub struct ProcessLocks {
     table: *const Table,
+    /// Held as long as the process lives, so that nobody takes the name of the file away.
+    _file: Flock<File>,
 }
 
 #[repr(C, align(64))]
@@ -41,7 +47,7 @@ struct Stripe(UnsafeCell<libc::pthread_mutex_t>);
 const MAGIC: u64 = u64::from_le_bytes(*b"bwlocks1");
 
 // SAFETY: the address of a mapping that is never taken away; what lies there are a word that does
-// not change and mutexes for any thread of any process.
+// not change and mutexes for any thread of any process. The file, which may be sent, is only kept.
 unsafe impl Send for ProcessLocks {}
 // SAFETY: as for Send.
 unsafe impl Sync for ProcessLocks {}
@@ -50,11 +56,13 @@ impl ProcessLocks {
     /// The locks in the file at `path`, which is made if it is not there, for this user alone.
     ///
     /// The same table for the same path, and mapped until the process ends. Belongs on a file
-    /// system in memory; the file stays, 4 KiB, because nobody can know that he is the last.
+    /// system in memory. The file, 4 KiB, outlives its processes. Whoever makes another beside it,
+    /// whose name is the same up to `-locks-`, removes it if none of them lives.
     ///
     /// # Errors
-    /// Those of opening and mapping; `PermissionDenied` if the file is another user's or no
-    /// regular file, `InvalidData` if it is no table of this version.
+    /// Those of opening, locking and mapping; `PermissionDenied` if the file is another user's or
+    /// no regular file, `InvalidData` if it is no table of this version, `WouldBlock` if somebody
+    /// keeps it locked.
     pub fn open(path: &Path) -> io::Result<&'static Self> {
         static OPEN: Mutex<Option<HashMap<PathBuf, &'static ProcessLocks>>> = Mutex::new(None);
         let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -62,13 +70,7 @@ impl ProcessLocks {
         if let Some(locks) = open.get(path) {
             return Ok(locks);
         }
-        let file = match existing(path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                make(path)?;
-                existing(path)?
-            }
-            other => other?,
-        };
+        let file = hold(path)?;
         let map = map(&file)?;
         let table = map.as_mut_ptr().cast::<Table>();
         // SAFETY: a word inside the mapping that nobody changes after the file has its name.
@@ -77,7 +79,7 @@ impl ProcessLocks {
         }
         // Regions hold the locks without a lifetime, so the mapping has to stay.
         std::mem::forget(map);
-        let locks: &'static Self = Box::leak(Box::new(Self { table }));
+        let locks: &'static Self = Box::leak(Box::new(Self { table, _file: file }));
         open.insert(path.to_owned(), locks);
         Ok(locks)
     }
@@ -116,6 +118,54 @@ impl Drop for Held {
         // SAFETY: this thread locked it in `take`. Unlocking a held robust mutex does not fail.
         unsafe { libc::pthread_mutex_unlock(self.0) };
     }
+}
+
+/// Opens the table at `path`, made if it is not there, and holds it.
+fn hold(path: &Path) -> io::Result<Flock<File>> {
+    // Somebody else may be looking at it, or have just removed it.
+    for _ in 0..1000 {
+        let file = match existing(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                remove_dead_ones(path);
+                make(path)?;
+                continue;
+            }
+            other => other?,
+        };
+        match Flock::lock(file, FlockArg::LockSharedNonblock) {
+            Ok(file) if is_at(&file, path) => return Ok(file),
+            Ok(_) => {}
+            Err((_, Errno::EWOULDBLOCK)) => std::thread::sleep(Duration::from_millis(1)),
+            Err((_, errno)) => return Err(errno.into()),
+        }
+    }
+    Err(io::ErrorKind::WouldBlock.into())
+}
+
+/// Removes the tables beside `path` that no living process holds. Whatever cannot be looked at
+/// stays, and so do drafts.
+fn remove_dead_ones(path: &Path) {
+    const KIND: &str = "-locks-";
+    let name = |path: &Path| path.file_name().and_then(OsStr::to_str).map(str::to_owned);
+    let Some(own) = name(path) else { return };
+    let Some(prefix) = own.find(KIND).map(|at| &own[..at + KIND.len()]) else { return };
+    let Some(entries) = path.parent().and_then(|dir| fs::read_dir(dir).ok()) else { return };
+    let others = entries.filter_map(|entry| Some(entry.ok()?.path()));
+    let alike = |name: &String| name.starts_with(prefix) && !name.contains('.') && *name != own;
+    for other in others.filter(|other| name(other).as_ref().is_some_and(alike)) {
+        let Ok(file) = existing(&other) else { continue };
+        let Ok(file) = Flock::lock(file, FlockArg::LockExclusiveNonblock) else { continue };
+        // As long as it is locked and has this name, nobody else takes the name away.
+        if is_at(&file, &other) {
+            let _ = fs::remove_file(&other);
+        }
+    }
+}
+
+/// Whether `file` is what `path` names.
+fn is_at(file: &File, path: &Path) -> bool {
+    let (Ok(file), Ok(named)) = (file.metadata(), fs::symlink_metadata(path)) else { return false };
+    (file.dev(), file.ino()) == (named.dev(), named.ino())
 }
 
 /// Opens the table of this user at `path`.
@@ -182,4 +232,40 @@ fn fill(file: &File) -> io::Result<()> {
 /// Maps the whole file.
 fn map(file: &File) -> io::Result<MmapRaw> {
     MmapOptions::new().len(size_of::<Table>()).map_raw(file.as_raw_fd())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicBool;
+    use std::time::Instant;
+
+    use super::*;
+
+    /// Goal: the table that somebody holds is the one that everybody else finds, however many look
+    /// for dead ones meanwhile.
+    #[test]
+    fn a_table_that_is_held_keeps_its_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, other) = (dir.path().join("x-locks-1"), dir.path().join("x-locks-2"));
+        let over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    while !over.load(Ordering::Relaxed) {
+                        remove_dead_ones(&other);
+                    }
+                });
+            }
+            let user = scope.spawn(|| {
+                let start = Instant::now();
+                while start.elapsed() < Duration::from_secs(1) {
+                    let file = hold(&path).unwrap();
+                    assert!(is_at(&file, &path), "its name was taken away");
+                }
+            });
+            let end = user.join();
+            over.store(true, Ordering::Relaxed);
+            assert!(end.is_ok());
+        });
+    }
 }

@@ -495,3 +495,24 @@ fn a_table_of_locks_is_one_and_checked() {
     assert_eq!(refused("blank", Some(&vec![0; len])), InvalidData);
     assert_eq!(refused("no/such/place", None), NotFound);
 }
+
+/// Goal: tables whose processes have died go when another is made beside them; those in use and
+/// whatever else lies there stay.
+#[test]
+fn tables_of_the_dead_are_removed() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    ProcessLocks::open(&at("x-locks-used")).unwrap();
+    // What nobody has opened is as if whoever had it were dead.
+    for dead in ["x-locks-dead", "y-locks-dead", "x-locks-draft.1.0"] {
+        std::fs::copy(at("x-locks-used"), at(dead)).unwrap();
+    }
+    std::fs::write(at("x-locks-short"), [0; 100]).unwrap();
+    std::os::unix::fs::symlink(at("y-locks-dead"), at("x-locks-link")).unwrap();
+    ProcessLocks::open(&at("x-locks-new")).unwrap();
+    let left = std::fs::read_dir(dir.path()).unwrap();
+    let mut left: Vec<_> = left.map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+    left.sort();
+    let stays = ["draft.1.0", "link", "new", "short", "used"].map(|name| format!("x-locks-{name}"));
+    assert_eq!(left, [&stays[..], &["y-locks-dead".to_owned()]].concat());
+}

@@ -1,8 +1,9 @@
-//! Locks on bytes of the segment's file: the segment's lock, and one per member as a sign of life.
+//! Locks on bytes of a file as a sign of its owner's life, one per member of a segment, and the
+//! lock of a segment.
 //!
 //! They belong to the open file (`F_OFD_SETLK`), so the kernel gives them back when the process
 //! dies however it dies, and no pid has to be believed: not a reused one, not one of another pid
-//! namespace. Two ports of one process open the file twice and exclude each other as well.
+//! namespace. Two owners in one process open the file twice and exclude each other as well.
 //!
 //! A forked child would share the open file and so keep its dead parent alive. The child therefore
 //! swaps the descriptor for /dev/null as its first act (`pthread_atfork`); `exec` closes it.
@@ -22,16 +23,16 @@ const SEGMENT: i64 = 1 << 61;
 const LIFE: i64 = SEGMENT + 64;
 
 /// Holds the segment's lock.
-pub(super) struct Guard<'a>(&'a File);
+pub(crate) struct Guard<'a>(&'a File);
 
 impl<'a> Guard<'a> {
     /// Takes the lock if it is free.
-    pub(super) fn try_take(file: &'a File) -> Option<Self> {
+    pub(crate) fn try_take(file: &'a File) -> Option<Self> {
         set(file, libc::F_WRLCK, SEGMENT).ok().map(|()| Self(file))
     }
 
     /// Takes the lock, waiting at most `patience`.
-    pub(super) fn take(file: &'a File, patience: Duration) -> Option<Self> {
+    pub(crate) fn take(file: &'a File, patience: Duration) -> Option<Self> {
         let until = Instant::now() + patience;
         loop {
             if let Some(guard) = Self::try_take(file) {
@@ -52,21 +53,25 @@ impl Drop for Guard<'_> {
     }
 }
 
-/// Shows that member `m` lives, until the file is closed or the process ends.
-pub(super) fn show_life(file: &File, m: usize) -> io::Result<()> {
+/// Shows that member `m` lives, until the file is closed or the process ends. [`end_life`] has to
+/// be called before the file is closed.
+///
+/// # Errors
+/// `WouldBlock` if another open file shows that already; those of `fcntl`.
+pub fn show_life(file: &File, m: usize) -> io::Result<()> {
     set(file, libc::F_WRLCK, LIFE + m as i64)?;
     forget_in_children(file.as_raw_fd());
     Ok(())
 }
 
 /// Ends [`show_life`].
-pub(super) fn end_life(file: &File, m: usize) {
+pub fn end_life(file: &File, m: usize) {
     children_may_keep(file.as_raw_fd());
     let _ = set(file, libc::F_UNLCK, LIFE + m as i64);
 }
 
 /// Whether one of `count` members from `m` on lives. Those that live by `file` itself are not seen.
-pub(super) fn lives(file: &File, m: usize, count: usize) -> bool {
+pub fn lives(file: &File, m: usize, count: usize) -> bool {
     let mut lock = flock(libc::F_WRLCK, LIFE + m as i64, count as i64);
     // What cannot be asked is taken as alive: a slot lost is better than a ring shared.
     fcntl(file, FcntlArg::F_OFD_GETLK(&mut lock)).is_err()
@@ -91,9 +96,9 @@ fn flock(kind: i32, start: i64, len: i64) -> libc::flock {
     }
 }
 
-/// Descriptors that a forked child must not keep; -1 where none is. A process with more ports than
-/// that keeps the rest alive through its children.
-static LOCKED: [AtomicI32; 64] = [const { AtomicI32::new(-1) }; 64];
+/// Descriptors that a forked child must not keep; -1 where none is. A process with more of them
+/// than that keeps the rest alive through its children.
+static LOCKED: [AtomicI32; 128] = [const { AtomicI32::new(-1) }; 128];
 
 fn forget_in_children(fd: RawFd) {
     static ONCE: Once = Once::new();
