@@ -31,6 +31,9 @@ pub struct AvAttr {
     pub av_type: AvType,
     /// Addresses expected; 0 if not known.
     pub count: usize,
+    /// Bits of an `fi_addr_t`, 0 to 16, that name a receive context of a scalable endpoint (see
+    /// [`rx_addr`]).
+    pub rx_ctx_bits: u32,
     /// `FI_EVENT`, asynchronous insertion: deprecated, refused with `FI_ENOSYS`.
     pub event: bool,
     /// A name, to share the vector with other processes (`FI_SHARED_AV`): refused with
@@ -52,7 +55,9 @@ impl Av {
             return Err(Error::NoSys);
         }
         let id = dom.enter()?.node().av_open(attr.count)?;
-        Ok(Self(Arc::new(AvInner { dom: dom.clone(), id })))
+        let av = Self(Arc::new(AvInner { dom: dom.clone(), id }));
+        dom.enter()?.node().av_name_contexts(id, attr.rx_ctx_bits)?;
+        Ok(av)
     }
 
     /// Inserts `addrs` and stores their indexes in `fi_addrs`, which is as long, or empty if the
@@ -199,6 +204,17 @@ impl Drop for AvInner {
         if let Err(e) = core.node().av_close(self.id) {
             tracing::error!("closing an address vector: {e}");
         }
+    }
+}
+
+/// Names receive context `rx_index` of the scalable endpoint behind `fi_addr`, in a vector that was
+/// made with as many [`AvAttr::rx_ctx_bits`]. Data calls take it as a destination; as the source of
+/// a receive it is the scalable endpoint.
+#[doc(alias = "fi_rx_addr")]
+pub const fn rx_addr(fi_addr: FiAddr, rx_index: usize, rx_ctx_bits: u32) -> FiAddr {
+    match rx_ctx_bits {
+        0 => fi_addr,
+        bits => fi_addr | (rx_index as FiAddr) << (FiAddr::BITS - bits),
     }
 }
 

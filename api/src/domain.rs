@@ -143,7 +143,8 @@ impl Domain {
     /// Opens an address vector.
     ///
     /// # Errors
-    /// [`Error::NoSys`]: asynchronous or shared. [`Error::NoMem`]: no room.
+    /// [`Error::NoSys`]: asynchronous or shared. [`Error::NoMem`]: no room. [`Error::Invalid`]: too
+    /// many bits for contexts.
     #[doc(alias = "fi_av_open")]
     pub fn av_open(&self, attr: AvAttr) -> Result<Av> {
         Av::open(&self.dom, attr)

@@ -18,9 +18,10 @@ use crate::cq::{Cq, CqInner};
 use crate::eq::{Eq, EqInner};
 use crate::errno::{Error, Result};
 use crate::flags::{BindFlags, Caps, OpFlags};
-use crate::info::{EpType, Info, RxAttr};
+use crate::info::{AddrFormat, EpType, Info, RxAttr, number_at};
 use crate::inner::{Core, DomainRef};
 use crate::raw::RawEndpoint;
+use crate::sep::{CTX_MAX, Context};
 use crate::work::ConditionOf;
 
 /// Names of endpoint options (`FI_OPT_ENDPOINT`), as `setopt` and `getopt` take them. All values
@@ -70,6 +71,8 @@ struct Bound {
     avs: Vec<Arc<AvInner>>,
     eqs: Vec<Arc<EqInner>>,
     srx: Option<Arc<RawEndpoint>>,
+    /// What it is a context of.
+    context: Option<Context>,
 }
 
 /// What endpoints of both faces share.
@@ -104,12 +107,11 @@ impl EpCommon {
         if info.ep_attr.ep_type == EpType::Dgram {
             return Err(Error::OpNotSupp("endpoint type: FI_EP_RDM or FI_EP_MSG"));
         }
-        if !info.ep_attr.auth_key.is_empty() {
-            return Err(Error::OpNotSupp("FI_AUTH_KEY: authentication keys are not offered"));
+        let several = |count| (2..=CTX_MAX).contains(&count);
+        if several(info.ep_attr.tx_ctx_cnt) || several(info.ep_attr.rx_ctx_cnt) {
+            return Err(Error::Invalid("tx_ctx_cnt, rx_ctx_cnt: this takes a scalable endpoint"));
         }
-        if info.caps.contains(Caps::MULTICAST) {
-            return Err(Error::OpNotSupp("FI_MULTICAST is not offered"));
-        }
+        Self::check(info)?;
         let number = info.source_number(&dom.caps)?;
         let attr = NodeEpAttr {
             number,
@@ -130,6 +132,24 @@ impl EpCommon {
             ep.bind_av(it.av())?;
         }
         Ok(ep)
+    }
+
+    /// Refuses what no endpoint here has.
+    pub(crate) fn check(info: &Info) -> Result<()> {
+        if !info.ep_attr.auth_key.is_empty() {
+            return Err(Error::OpNotSupp("FI_AUTH_KEY: authentication keys are not offered"));
+        }
+        if info.caps.contains(Caps::MULTICAST) {
+            return Err(Error::OpNotSupp("FI_MULTICAST is not offered"));
+        }
+        Ok(())
+    }
+
+    /// A context of a scalable endpoint.
+    pub(crate) fn context(dom: &DomainRef, id: EpId, attr: &NodeEpAttr, context: Context) -> Self {
+        let ep = Self::of(dom, id, None, attr);
+        ep.bound().context = Some(context);
+        ep
     }
 
     /// A shared receive context.
@@ -203,6 +223,11 @@ impl EpCommon {
         self.dom.enter()?.node().ep_bind_srx(self.id, srx.id, connected)?;
         self.bound().srx = Some(Arc::clone(srx));
         Ok(())
+    }
+
+    /// Whether receives are posted to a shared context in its place.
+    pub(crate) fn shares_receives(&self) -> bool {
+        self.bound().srx.is_some()
     }
 
     /// Whom a send for `dest` goes to.
@@ -302,16 +327,46 @@ impl EpCommon {
     /// Source: fi_endpoint(3), "fi_enable".
     #[doc(alias = "fi_enable")]
     pub fn enable(&self) -> Result<()> {
+        let bound = self.bound();
+        let lent = if bound.avs.is_empty() { bound.context.as_ref() } else { None };
+        let lent = lent.and_then(Context::av);
+        drop(bound);
+        if let Some(av) = lent {
+            self.bind_av(&av)?;
+        }
         self.dom.enter()?.node().ep_enable(self.id)
     }
 
-    /// The endpoint's address, for others to insert.
+    /// The endpoint's address, for others to insert; of a context that of its scalable endpoint.
     ///
     /// # Errors
     /// [`Error::OpBadState`] as for every call.
     #[doc(alias = "fi_getname")]
     pub fn getname(&self) -> Result<EpAddr> {
+        if let Some(context) = &self.bound().context {
+            return context.addr();
+        }
         self.dom.enter()?.node().addr_of(self.id)
+    }
+
+    /// Gives the endpoint, until it is enabled, another number: that of the native address in
+    /// `addr`. The MAC cannot be changed: it is the port's, or zero for the same.
+    ///
+    /// # Errors
+    /// - [`Error::OpBadState`]: the endpoint is enabled.
+    /// - [`Error::AddrInUse`]: another endpoint has the number.
+    /// - [`Error::AddrNotAvail`]: the MAC is another one.
+    /// - [`Error::Invalid`]: it is no address, or the endpoint has none of its own: it is connected
+    ///   or a context.
+    ///
+    /// Source: fi_cm(3), "fi_setname".
+    #[doc(alias = "fi_setname")]
+    pub fn setname_bytes(&self, addr: &[u8]) -> Result<()> {
+        let number = number_at(&self.dom.caps, AddrFormat::Unspec, addr)?;
+        if self.connected.is_some() {
+            return Err(Error::Invalid("setname: a connected endpoint is found by its connection"));
+        }
+        self.dom.enter()?.node().ep_set_number(self.id, number)
     }
 
     /// Copies the endpoint's native address to `to` and returns its length, 16.
@@ -513,6 +568,10 @@ impl Endpoint {
             return Err(Error::OpNotSupp("shared receive contexts are of the raw face"));
         }
         EpCommon::open(dom, info).map(Self)
+    }
+
+    pub(crate) fn of_common(ep: EpCommon) -> Self {
+        Self(ep)
     }
 
     /// Binds a completion queue for the directions in `flags`; with `SELECTIVE_COMPLETION` only

@@ -16,6 +16,7 @@ use crate::errno::{Error, Result};
 use crate::flags::{Caps, InfoFlags, Mode, MrMode, OpFlags, Order};
 use crate::mr::MR_IOV_LIMIT;
 use crate::rma::RMA_IOV_LIMIT;
+use crate::sep::CTX_MAX;
 use crate::settings::{Progress, Settings, Threading};
 
 /// A version of the interface, as `FI_VERSION(major, minor)`.
@@ -48,7 +49,8 @@ const PRIMARY: Caps = Caps::MSG
     .union(Caps::COLLECTIVE)
     .union(DIRECTIONS)
     .union(ONE_SIDED)
-    .union(Caps::DIRECTED_RECV);
+    .union(Caps::DIRECTED_RECV)
+    .union(Caps::NAMED_RX_CTX);
 
 /// Granted unasked as well: they cost nothing and expose nothing. To those who name capabilities,
 /// `FI_SOURCE` is only granted when it is among them, as each message then looks its sender up, and
@@ -217,11 +219,11 @@ pub struct EndpointAttr {
     pub msg_prefix_size: usize,
     /// Which bits of a tag the application uses; all 64 are matched.
     pub mem_tag_format: u64,
-    /// Transmit contexts: 1, or [`SHARED_CONTEXT`] for one that is shared with other endpoints,
-    /// which here costs nothing and brings nothing.
+    /// Transmit contexts: 1, or 2 to [`CTX_MAX`] of a scalable endpoint, or [`SHARED_CONTEXT`] for
+    /// one that is shared with other endpoints, which here costs nothing and brings nothing.
     pub tx_ctx_cnt: usize,
-    /// Receive contexts: 1, or [`SHARED_CONTEXT`] for one that is shared with other endpoints,
-    /// which are of the raw face.
+    /// Receive contexts: 1, or 2 to [`CTX_MAX`] of a scalable endpoint, or [`SHARED_CONTEXT`] for
+    /// one that is shared with other endpoints, which are of the raw face.
     pub rx_ctx_cnt: usize,
     /// Authentication key: not offered.
     pub auth_key: Vec<u8>,
@@ -508,8 +510,8 @@ fn offer_domain(settings: &Settings, hint: &DomainAttr, port: String) -> DomainA
         cq_data_size: 8,
         cq_cnt: QUEUE_COUNT,
         ep_cnt: EP_COUNT,
-        max_ep_tx_ctx: 1,
-        max_ep_rx_ctx: 1,
+        max_ep_tx_ctx: CTX_MAX,
+        max_ep_rx_ctx: CTX_MAX,
         cntr_cnt: QUEUE_COUNT,
         mr_iov_limit: MR_IOV_LIMIT,
         caps: DOMAIN_CAPS,
@@ -522,7 +524,8 @@ fn offer_domain(settings: &Settings, hint: &DomainAttr, port: String) -> DomainA
 /// What an endpoint with these hints gets.
 fn grant(asked: Caps) -> Caps {
     if asked.is_empty() {
-        return CAPS - Caps::SOURCE_ERR;
+        // Who has not asked for contexts that can be named would take them for faster ones.
+        return CAPS - Caps::SOURCE_ERR - Caps::NAMED_RX_CTX;
     }
     with_directions(asked) | UNASKED
 }
@@ -562,13 +565,15 @@ fn check(hints: &Info, answer: &Info) -> Result<()> {
 }
 
 fn check_ep(hint: &EndpointAttr) -> bool {
+    // A connected endpoint is not scalable.
+    let most = if hint.ep_type == EpType::Msg { 1 } else { CTX_MAX };
+    let contexts = |count| count <= most || count == SHARED_CONTEXT;
     hint.ep_type != EpType::Dgram
         && (hint.protocol == 0 || hint.protocol == PROTOCOL)
         && (hint.protocol_version == 0 || hint.protocol_version == PROTOCOL_VERSION)
         && hint.max_msg_size <= MAX_MSG_SIZE
         && hint.msg_prefix_size == 0
-        && (hint.tx_ctx_cnt <= 1 || hint.tx_ctx_cnt == SHARED_CONTEXT)
-        && (hint.rx_ctx_cnt <= 1 || hint.rx_ctx_cnt == SHARED_CONTEXT)
+        && [hint.tx_ctx_cnt, hint.rx_ctx_cnt].into_iter().all(contexts)
         && hint.auth_key.is_empty()
 }
 
@@ -577,8 +582,7 @@ fn check_domain(hint: &DomainAttr) -> bool {
         && hint.cq_data_size <= 8
         && hint.cq_cnt <= QUEUE_COUNT
         && hint.ep_cnt <= EP_COUNT
-        && hint.max_ep_tx_ctx <= 1
-        && hint.max_ep_rx_ctx <= 1
+        && hint.max_ep_tx_ctx.max(hint.max_ep_rx_ctx) <= CTX_MAX
         && hint.cntr_cnt <= QUEUE_COUNT
         && hint.mr_iov_limit <= MR_IOV_LIMIT
         && DOMAIN_CAPS.contains(hint.caps)
@@ -643,6 +647,18 @@ fn decode(format: AddrFormat, bytes: &[u8]) -> Result<EpAddr> {
     EpAddr::from_bytes(bytes)
 }
 
+/// The number in an address of an endpoint at this port.
+///
+/// # Errors
+/// [`Error::AddrNotAvail`]: it is another port's. [`Error::Invalid`]: it is none.
+pub(crate) fn number_at(port: &PortCaps, format: AddrFormat, bytes: &[u8]) -> Result<u16> {
+    let addr = decode(format, bytes)?;
+    if addr.mac != MacAddr::default() && addr.mac != port.mac {
+        return Err(Error::AddrNotAvail);
+    }
+    Ok(addr.ep)
+}
+
 impl Info {
     /// The peer's address, if there is one.
     ///
@@ -658,11 +674,7 @@ impl Info {
     /// [`Error::AddrNotAvail`]: the source address is another port's.
     pub(crate) fn source_number(&self, port: &PortCaps) -> Result<Option<u16>> {
         let Some(bytes) = &self.src_addr else { return Ok(None) };
-        let addr = decode(self.addr_format, bytes)?;
-        if addr.mac != MacAddr::default() && addr.mac != port.mac {
-            return Err(Error::AddrNotAvail);
-        }
-        Ok(Some(addr.ep))
+        number_at(port, self.addr_format, bytes).map(Some)
     }
 }
 
@@ -702,8 +714,10 @@ mod tests {
             |i| i.ep_attr.ep_type = EpType::Dgram,
             |i| i.ep_attr.protocol = 1,
             |i| i.ep_attr.max_msg_size = MAX_MSG_SIZE + 1,
-            |i| i.ep_attr.tx_ctx_cnt = 2,
-            |i| i.ep_attr.rx_ctx_cnt = 2,
+            |i| i.ep_attr.tx_ctx_cnt = CTX_MAX + 1,
+            |i| i.ep_attr.rx_ctx_cnt = CTX_MAX + 1,
+            |i| (i.ep_attr.ep_type, i.ep_attr.tx_ctx_cnt) = (EpType::Msg, 2),
+            |i| i.domain_attr.max_ep_rx_ctx = CTX_MAX + 1,
             |i| i.ep_attr.auth_key = vec![1],
             |i| i.domain_attr.auth_key = vec![1],
             |i| i.domain_attr.name = Some("no:such:port".into()),

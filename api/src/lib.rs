@@ -54,6 +54,7 @@ pub mod mr;
 pub mod msg;
 pub mod raw;
 pub mod rma;
+pub mod sep;
 pub mod settings;
 pub mod stats;
 pub mod tagged;
@@ -61,7 +62,7 @@ pub mod wait;
 pub mod work;
 
 pub use atomic::{AtomicAttr, AtomicKind, AtomicMsg, AtomicOp, Datatype, What};
-pub use av::{Av, AvAttr, AvType, FI_ADDR_NOTAVAIL, resolve};
+pub use av::{Av, AvAttr, AvType, FI_ADDR_NOTAVAIL, resolve, rx_addr};
 pub use barewire_dataplane::node::RmaIov;
 pub use barewire_dataplane::types::{EpAddr, FI_ADDR_UNSPEC, FiAddr, ProvErrno};
 pub use buf::{Buf, Bufs, Piece, Refused, SharedBuf};
@@ -81,6 +82,7 @@ pub use info::{
 pub use mr::{Mr, MrAttr, MrCommon, RawMr, Shared};
 pub use msg::{Msg, Posted};
 pub use rma::{Remote, RmaMsg};
+pub use sep::ScalableEndpoint;
 pub use settings::{Idle, Progress, Settings, Threading};
 pub use tagged::TaggedMsg;
 pub use wait::WaitObj;

@@ -16,7 +16,8 @@ use std::ptr;
 use std::sync::Arc;
 
 use barewire_dataplane::node::{
-    AtomicReq, CollAttr, CollReq, ReadReq, RecvReq, RmaIov, SendReq, ShortAtomic, WriteReq,
+    AtomicReq, CollAttr, CollReq, ReadReq, RecvReq, RmaIov, SendReq, ShortAtomic, ShortCall,
+    ShortRead, ShortWrite, WriteReq,
 };
 pub use barewire_dataplane::node::{CollKind, MsgKind};
 use barewire_dataplane::proto::atomic::AtomicKind;
@@ -112,6 +113,10 @@ impl Deref for RawEndpoint {
 impl RawEndpoint {
     pub(crate) fn open(dom: &DomainRef, info: &Info) -> Result<Self> {
         EpCommon::open(dom, info).map(Self)
+    }
+
+    pub(crate) fn of_common(ep: EpCommon) -> Self {
+        Self(ep)
     }
 
     /// As [`crate::Endpoint::bind_cq`], for a queue of this face.
@@ -455,6 +460,28 @@ impl RawEndpoint {
     /// # Safety
     /// As [`write`](Self::write).
     pub unsafe fn writemsg(&self, write: RawRma<'_>, flags: OpFlags) -> Result<()> {
+        let RawRma { iov, dest, rma_iov, context, .. } = write;
+        if let (&[one], &[range]) = (iov, rma_iov) {
+            let call = self.short_call(dest, range, context, flags);
+            // SAFETY: the caller's promise is that of `from_raw`.
+            let buf = IoBuf::one(unsafe { Span::from_raw(one.base, one.len) });
+            let mut core = self.dom.enter()?;
+            if core.engine.write_now(self.id, &mut ShortWrite { buf: &buf, call }) {
+                core.posted(&self.dom);
+                core.leave();
+                return Ok(());
+            }
+        }
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.writemsg_long(write, flags) }
+    }
+
+    /// The rest of [`writemsg`](Self::writemsg).
+    ///
+    /// # Safety
+    /// As there.
+    #[inline(never)]
+    unsafe fn writemsg_long(&self, write: RawRma<'_>, flags: OpFlags) -> Result<()> {
         // SAFETY: the caller's promise is the same.
         let req = unsafe { self.write_req(write, flags - OpFlags::TRIGGER)? };
         if flags.contains(OpFlags::TRIGGER) {
@@ -504,6 +531,28 @@ impl RawEndpoint {
     /// # Safety
     /// As [`read`](Self::read).
     pub unsafe fn readmsg(&self, read: RawRma<'_>, flags: OpFlags) -> Result<()> {
+        let RawRma { iov, dest, rma_iov, context, .. } = read;
+        if let (&[one], &[range]) = (iov, rma_iov) {
+            let call = self.short_call(dest, range, context, flags);
+            // SAFETY: the caller's promise is that of `from_raw`.
+            let mut buf = IoBuf::one(unsafe { Span::from_raw(one.base, one.len) });
+            let mut core = self.dom.enter()?;
+            if core.engine.read_now(self.id, &mut ShortRead { buf: &mut buf, call }) {
+                core.posted(&self.dom);
+                core.leave();
+                return Ok(());
+            }
+        }
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.readmsg_long(read, flags) }
+    }
+
+    /// The rest of [`readmsg`](Self::readmsg).
+    ///
+    /// # Safety
+    /// As there.
+    #[inline(never)]
+    unsafe fn readmsg_long(&self, read: RawRma<'_>, flags: OpFlags) -> Result<()> {
         // SAFETY: the caller's promise is the same.
         let req = unsafe { self.read_req(read, flags - OpFlags::TRIGGER)? };
         if flags.contains(OpFlags::TRIGGER) {
@@ -513,6 +562,13 @@ impl RawEndpoint {
         let posted = core.engine.post_read(self.id, req);
         core.posted(&self.dom);
         posted
+    }
+
+    /// What the short ways of one-sided operations have in common.
+    #[inline(always)]
+    fn short_call(&self, dest: FiAddr, range: RmaIov, context: u64, flags: OpFlags) -> ShortCall {
+        let dest = self.to(dest);
+        ShortCall { dest, range, context, flags, no_completion: false }
     }
 
     /// A write as the node takes it.
@@ -606,12 +662,9 @@ impl RawEndpoint {
             operand: &lend(operand),
             compare: &lend(compare),
             result: &mut IoBuf::one(lend(result)),
-            dest: self.to(dest),
-            range,
-            context,
-            flags,
+            call: self.short_call(dest, range, context, flags),
         };
-        if kind != AtomicKind::Base && core.engine.atomic_now(self.id, &mut req) {
+        if core.engine.atomic_now(self.id, &mut req) {
             core.posted(&self.dom);
             core.leave();
             return Ok(());

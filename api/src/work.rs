@@ -258,6 +258,9 @@ impl EpCommon {
         if work.when.dom != self.dom.name() {
             return Err(Error::Invalid("triggering_cntr: of another domain"));
         }
+        if matches!(op, Op::Recv(_)) && self.shares_receives() {
+            return Err(Error::OpNotSupp("receives are posted to the shared context"));
+        }
         let completion = work.completion.map(|cntr| cntr.0.id);
         let twin = self.dom.enter()?.node().ep_twin(self.id, completion)?;
         let (when, name, ep) = (work.when, Some(work.name), Some((twin, self.id)));
@@ -282,7 +285,8 @@ impl Domain {
     /// # Errors
     /// - [`Error::Invalid`]: a counter or endpoint is of another domain, a list is too long, or an
     ///   operation on a counter names a completion counter.
-    /// - [`Error::OpNotSupp`]: the endpoint has no `FI_TRIGGER`.
+    /// - [`Error::OpNotSupp`]: the endpoint has no `FI_TRIGGER`, or takes its receives from a
+    ///   shared context: those are deferred there.
     /// - [`Error::OpBadState`]: the endpoint is not enabled.
     /// - [`Error::MsgTooLong`]: the message is longer than the endpoint sends.
     ///

@@ -15,7 +15,7 @@ pub struct AvEntry {
     pub peer: u32,
     /// Number of the endpoint at the peer.
     pub ep: u16,
-    /// The address as it was inserted.
+    /// The address as it was inserted, which names no receive context.
     pub addr: EpAddr,
 }
 
@@ -29,6 +29,8 @@ pub struct Av {
     /// The indices that were removed and not given out again.
     free: BinaryHeap<Reverse<u32>>,
     reverse: Reversed,
+    /// How many of the highest bits of an address name a receive context.
+    rx_ctx_bits: u32,
 }
 
 /// An entry with its neighbours among those of the same endpoint, a list from newest to oldest.
@@ -47,6 +49,12 @@ impl Av {
         let mut av = Self { slots: Vec::with_capacity(count), ..Self::default() };
         av.reverse.reserve(count);
         av
+    }
+
+    /// From now on an address has `bits` bits at the top, at most 16, that name a receive context
+    /// of a scalable endpoint; the index stands in the others.
+    pub fn name_contexts(&mut self, bits: u32) {
+        self.rx_ctx_bits = bits;
     }
 
     /// Inserts an endpoint at the lowest index that is free.
@@ -89,8 +97,21 @@ impl Av {
 
     /// What `addr` names, `None` if nothing.
     #[inline]
-    pub fn lookup(&self, addr: FiAddr) -> Option<&AvEntry> {
-        self.slots.get(usize::try_from(addr).ok()?)?.as_ref().map(|slot| &slot.entry)
+    pub fn lookup(&self, addr: FiAddr) -> Option<AvEntry> {
+        match self.slots.get(usize::try_from(addr).ok()?) {
+            Some(slot) => slot.as_ref().map(|slot| slot.entry),
+            None => self.lookup_context(addr),
+        }
+    }
+
+    /// What an address names that is no index: its receive context has a number above that of the
+    /// address that was inserted.
+    #[inline(never)]
+    fn lookup_context(&self, addr: FiAddr) -> Option<AvEntry> {
+        let shift = FiAddr::BITS.checked_sub(self.rx_ctx_bits).filter(|&s| s < FiAddr::BITS)?;
+        let (context, idx) = (u16::try_from(addr >> shift).ok()?, addr & ((1 << shift) - 1));
+        let entry = self.slots.get(usize::try_from(idx).ok()?)?.as_ref()?.entry;
+        Some(AvEntry { ep: entry.ep.checked_add(context)?, ..entry })
     }
 
     /// An index that names endpoint `ep` of `peer`, `None` if it was not inserted.
@@ -281,6 +302,24 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn an_address_names_a_receive_context() {
+        let mut plain = Av::with_capacity(2);
+        assert_eq!(plain.insert(entry(1, 7)), 0);
+        assert_eq!(plain.lookup(1 << 62), None);
+        let mut av = Av::with_capacity(2);
+        av.name_contexts(2);
+        assert_eq!((av.insert(entry(1, 7)), av.insert(entry(2, u16::MAX - 1))), (0, 1));
+        for context in 0..4 {
+            let named = av.lookup(context << 62).unwrap();
+            assert_eq!((named.peer, named.ep, named.addr.ep), (1, 7 + context as u16, 7));
+        }
+        assert_eq!(av.lookup(1 << 62 | 1).unwrap().ep, u16::MAX);
+        let nothing = [2 << 62 | 1, 1 << 62 | 2, 1 << 61, FiAddr::MAX];
+        assert!(nothing.iter().all(|&addr| av.lookup(addr).is_none()));
+        assert_eq!((av.remove(1 << 62), av.reverse(1, 8)), (None, None));
     }
 
     /// Enough endpoints to grow the way back many times, removed in another order.

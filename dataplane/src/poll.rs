@@ -23,7 +23,7 @@ use crate::error::Result as OpResult;
 use crate::flags::OpFlags;
 use crate::node::{
     AtomicReq, AvId, EpId, FrameSink, Message, Node, ReadReq, RecvReq, SendReq, ShortAtomic,
-    ShortFrame, WriteReq,
+    ShortFrame, ShortRead, ShortWrite, WriteReq,
 };
 use crate::types::{EpAddr, FiAddr, Instant};
 use crate::wire::{PlainHead, PlainMsg};
@@ -111,7 +111,11 @@ impl<const H: usize, F: ShortFrame<H>> FillHead<H> for ShortFrameHead<'_, F> {
 /// Writes a short frame where it goes, if it can go there at once.
 #[inline(always)]
 fn send_few<const H: usize>(port: &mut impl ShortTx, frame: &impl ShortFrame<H>) -> bool {
-    port.tx_few(frame.dst() & MAC_BITS, &ShortFrameHead(frame), frame.few())
+    let (dst, head) = (frame.dst() & MAC_BITS, ShortFrameHead(frame));
+    match frame.part() {
+        Some((buf, at, len)) => port.tx_part(dst, &head, buf, at, len),
+        None => port.tx_few(dst, &head, frame.few()),
+    }
 }
 
 /// What stands before the payload of a message.
@@ -174,9 +178,12 @@ impl FrameSink for ToPort<'_> {
         {
             return Tx::Sent;
         }
-        let (mut head, few) = ([0; H], frame.few());
+        let mut head = [0; H];
         frame.put(&mut head);
-        self.send_whole(&head, few)
+        match frame.part() {
+            Some((buf, offset, len)) => self.send_whole(&head, Body::Io { buf, offset, len }),
+            None => self.send_whole_few(&head, frame.few()),
+        }
     }
 
     #[inline(always)]
@@ -197,8 +204,12 @@ impl FrameSink for ToPort<'_> {
 impl ToPort<'_> {
     #[cold]
     #[inline(never)]
-    fn send_whole(&mut self, head: &[u8], few: Few) -> Tx {
-        let body = Body::Bytes(&few.to_bytes()[..few.len()]);
+    fn send_whole_few(&mut self, head: &[u8], few: Few) -> Tx {
+        self.send_whole(head, Body::Bytes(&few.to_bytes()[..few.len()]))
+    }
+
+    #[inline(never)]
+    fn send_whole(&mut self, head: &[u8], body: Body<'_>) -> Tx {
         self.send_alone(&TxFrame { head, body, tail: &[] })
     }
 
@@ -425,6 +436,18 @@ impl Engine {
         sent
     }
 
+    /// Sends a write at once if nothing stands before it; see [`Node::write_now`].
+    #[inline]
+    pub fn write_now(&mut self, ep: EpId, req: &mut ShortWrite<'_>) -> bool {
+        self.post_now(|node, out| node.write_now(ep, req, out, Self::now))
+    }
+
+    /// Sends a read at once if nothing stands before it; see [`Node::read_now`].
+    #[inline]
+    pub fn read_now(&mut self, ep: EpId, req: &mut ShortRead<'_>) -> bool {
+        self.post_now(|node, out| node.read_now(ep, req, out, Self::now))
+    }
+
     #[inline(always)]
     fn post_now(&mut self, post: impl FnOnce(&mut Node, &mut ToPort<'_>) -> bool) -> bool {
         if self.gone.is_some() {
@@ -455,6 +478,11 @@ impl Engine {
     /// Those of [`Node::post_write`]. Nothing of this request was queued.
     #[inline]
     pub fn post_write(&mut self, ep: EpId, req: WriteReq) -> OpResult<()> {
+        if let Some(mut short) = req.short()
+            && self.write_now(ep, &mut short)
+        {
+            return Ok(());
+        }
         let more = req.flags.contains(OpFlags::MORE);
         self.post_with(more, |node, now| node.post_write(now, ep, req))
     }
@@ -464,7 +492,12 @@ impl Engine {
     /// # Errors
     /// Those of [`Node::post_read`]. Nothing of this request was queued.
     #[inline]
-    pub fn post_read(&mut self, ep: EpId, req: ReadReq) -> OpResult<()> {
+    pub fn post_read(&mut self, ep: EpId, mut req: ReadReq) -> OpResult<()> {
+        if let Some(mut short) = req.short()
+            && self.read_now(ep, &mut short)
+        {
+            return Ok(());
+        }
         let more = req.flags.contains(OpFlags::MORE);
         self.post_with(more, |node, now| node.post_read(now, ep, req))
     }

@@ -478,7 +478,7 @@ macro_rules! numbers {
 
 numbers! {
     usize: FI_CLASS_UNSPEC = 0, FI_CLASS_FABRIC = 1, FI_CLASS_DOMAIN = 2, FI_CLASS_EP = 3,
-        FI_CLASS_RX_CTX = 5, FI_CLASS_SRX_CTX = 6, FI_CLASS_TX_CTX = 7,
+        FI_CLASS_SEP = 4, FI_CLASS_RX_CTX = 5, FI_CLASS_SRX_CTX = 6, FI_CLASS_TX_CTX = 7,
         FI_CLASS_STX_CTX = 8, FI_CLASS_PEP = 9, FI_CLASS_CONNREQ = 18,
         FI_CLASS_AV = 11, FI_CLASS_MR = 12, FI_CLASS_EQ = 13, FI_CLASS_CQ = 14,
         FI_CLASS_CNTR = 15, FI_CLASS_WAIT = 16, FI_CLASS_POLL = 17, FI_CLASS_MC = 19,
@@ -494,7 +494,7 @@ numbers! {
         FI_EP_MSG = 1, FI_EP_DGRAM = 2, FI_EP_RDM = 3;
     c_int: FI_OPT_ENDPOINT = 0, FI_MR_SCALABLE = 2;
     u64: FI_SYNC_ERR = 1 << 58, FI_EVENT = 1 << 24, FI_MORE = 1 << 18, FI_PEEK = 1 << 19,
-        FI_WRITE = 1 << 9, FI_SOURCE = 1 << 57, FI_NUMERICHOST = 1 << 55,
+        FI_READ = 1 << 8, FI_WRITE = 1 << 9, FI_SOURCE = 1 << 57, FI_NUMERICHOST = 1 << 55,
         FI_MSG_PREFIX = 1 << 58, FI_COLLECTIVE = 1 << 6, FI_PROV_ATTR_ONLY = 1 << 54,
         FI_TRANSMIT = 1 << 11, FI_RECV = 1 << 10;
 }

@@ -52,13 +52,13 @@ pub(crate) unsafe extern "C" fn open(
             ours.count = attr.count;
             ours.event = attr.flags & FI_EVENT != 0;
             ours.name = (!attr.name.is_null()).then_some("shared");
-            // Vectors that several processes share are read-only or symmetric ones.
-            if attr.flags & !FI_EVENT != 0 {
+            // To read only is to read what another process has made, by its name.
+            let known = if ours.name.is_some() { FI_EVENT | FI_READ } else { FI_EVENT };
+            if attr.flags & !known != 0 {
                 return Err(Error::BadFlags);
             }
-            if attr.rx_ctx_bits != 0 {
-                return Err(Error::OpNotSupp("rx_ctx_bits: there are no scalable endpoints"));
-            }
+            let bits = u32::try_from(attr.rx_ctx_bits);
+            ours.rx_ctx_bits = bits.map_err(|_| Error::Invalid("rx_ctx_bits"))?;
         }
         let av = domain.domain.av_open(ours)?;
         let abi = FidAv { fid: fid(FI_CLASS_AV, context, &FID), ops: &raw const OPS };

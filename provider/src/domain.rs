@@ -11,7 +11,7 @@ use crate::addr::{self, Form};
 use crate::eq::EqObject;
 use crate::fabric::FabricObject;
 use crate::object::{Object, class_of, fid};
-use crate::{av, cntr, coll, cq, ep, guard, host, info, log, mr, poll, srx, stx, work};
+use crate::{av, cntr, coll, cq, ep, guard, host, info, log, mr, poll, sep, srx, stx, work};
 
 /// What stands behind a `struct fid_domain`.
 pub(crate) struct Domain {
@@ -31,6 +31,7 @@ static OPS: OpsDomain = OpsDomain {
     av_open: av::open,
     cq_open: cq::open,
     endpoint: ep::open,
+    scalable_ep: sep::open,
     cntr_open: cntr::open,
     poll_open: poll::open,
     stx_ctx: stx::open,

@@ -6,14 +6,14 @@ use std::sync::{Arc, OnceLock};
 use barewire::flags::{BindFlags, OpFlags};
 use barewire::info::RX_SIZE;
 use barewire::raw::RawEndpoint;
-use barewire::{EpType, Error, Result, opt};
+use barewire::{EpType, Error, Info, Result, opt};
 
 use crate::abi::*;
-use crate::addr::Form;
+use crate::addr::{self, Form};
 use crate::av::{AvObject, put};
 use crate::cntr::CntrObject;
 use crate::cq::CqObject;
-use crate::domain::DomainObject;
+use crate::domain::{Domain, DomainObject};
 use crate::eq::EqObject;
 use crate::object::{Object, class_of, fid};
 use crate::stx::StxObject;
@@ -35,7 +35,7 @@ static FID: FiOps = FiOps { close, bind, control, ..FiOps::STUB };
 
 static OPS: OpsEp = OpsEp { cancel, getopt, setopt, ..OpsEp::STUB };
 
-static CM: OpsCm = OpsCm { getname, join: coll::join, ..OpsCm::STUB };
+pub(crate) static CM: OpsCm = OpsCm { setname, getname, join: coll::join, ..OpsCm::STUB };
 
 /// Those of endpoints with connections.
 static CM_MSG: OpsCm = OpsCm {
@@ -54,33 +54,17 @@ pub(crate) unsafe extern "C" fn open(
     context: *mut c_void,
 ) -> c_int {
     guard::int(|| {
-        // SAFETY: the table belongs to domains, and the info is whole.
-        let (domain, info) = unsafe { (DomainObject::of(domain)?, info.as_ref()) };
-        let info = info.ok_or(Error::Invalid("info: NULL"))?;
-        // SAFETY: as above.
-        let (mut ours, _) = unsafe { info::read(info, domain.api_version)? };
-        // The program has taken what we asked of it, which is nothing.
-        ours.mode = barewire::flags::Mode::empty();
-        // SAFETY: the handle is NULL or an object of libfabric's.
-        ours.handle = unsafe { pep::request_of(info.handle)? };
-        let usual = |size: &mut usize, usual| *size = if *size == 0 { usual } else { *size };
-        usual(&mut ours.tx_attr.size, 1024);
-        usual(&mut ours.rx_attr.size, RX_SIZE);
-        // What was answered with may have been changed by the program, which is no wish.
-        ours.ep_attr.max_msg_size = 0;
-        // SAFETY: as above.
-        if unsafe { info::wants(Some(info), FI_EP_DGRAM) } {
-            ours.ep_attr.max_msg_size = info::DGRAM_MAX as u64;
-        }
+        // SAFETY: the table belongs to domains, and the info is whole or NULL.
+        let (domain, ours, request) = unsafe {
+            let domain = DomainObject::of(domain)?;
+            let ours = wanted(info.as_ref(), domain)?;
+            (domain, ours, (*info).handle)
+        };
         let connected = ours.ep_attr.ep_type == EpType::Msg;
-        let ep = domain.domain.raw_endpoint(&ours).map_err(|e| match e {
-            // The domain did not get the label, since another one has it.
-            Error::AddrNotAvail => Error::AddrInUse,
-            e => e,
-        })?;
+        let ep = domain.domain.raw_endpoint(&ours).map_err(taken_label)?;
         ep.set_condition_of(work::condition_of);
         let abi = tables(FI_CLASS_EP, if connected { &CM_MSG } else { &CM }, context);
-        let (form, request) = (domain.form, info.handle);
+        let form = domain.form;
         let inner = Endpoint { ep: Arc::new(ep), form, request, stx: OnceLock::new() };
         // SAFETY: `out` can be written.
         unsafe {
@@ -91,8 +75,41 @@ pub(crate) unsafe extern "C" fn open(
     })
 }
 
+/// What an endpoint is made with.
+///
+/// # Errors
+/// [`Error::Invalid`]: nothing is there.
+///
+/// # Safety
+/// The info is whole.
+pub(crate) unsafe fn wanted(info: Option<&FiInfo>, domain: &Domain) -> Result<Info> {
+    let info = info.ok_or(Error::Invalid("info: NULL"))?;
+    // SAFETY: the caller's promise.
+    let (mut ours, _) = unsafe { info::read(info, domain.api_version)? };
+    // The program has taken what we asked of it, which is nothing.
+    ours.mode = barewire::flags::Mode::empty();
+    // SAFETY: the handle is NULL or an object of libfabric's.
+    ours.handle = unsafe { pep::request_of(info.handle)? };
+    let usual = |size: &mut usize, usual| *size = if *size == 0 { usual } else { *size };
+    usual(&mut ours.tx_attr.size, 1024);
+    usual(&mut ours.rx_attr.size, RX_SIZE);
+    // What was answered with may have been changed by the program, which is no wish.
+    ours.ep_attr.max_msg_size = 0;
+    // SAFETY: the caller's promise.
+    if unsafe { info::wants(Some(info), FI_EP_DGRAM) } {
+        ours.ep_attr.max_msg_size = info::DGRAM_MAX as u64;
+    }
+    Ok(ours)
+}
+
+/// Why a port with another MAC than the address is the address's: the domain did not get the
+/// label, since another one has it.
+pub(crate) fn taken_label(e: Error) -> Error {
+    if e == Error::AddrNotAvail { Error::AddrInUse } else { e }
+}
+
 /// An endpoint of all tables.
-fn tables(class: usize, cm: &'static OpsCm, context: *mut c_void) -> FidEp {
+pub(crate) fn tables(class: usize, cm: &'static OpsCm, context: *mut c_void) -> FidEp {
     FidEp {
         fid: fid(class, context, &FID),
         ops: &raw const OPS,
@@ -263,6 +280,22 @@ pub(crate) unsafe extern "C" fn setopt(
             // An option that is not known is told before a length that is not.
             ep.getopt(name)?;
             Err(Error::Invalid("optlen"))
+        }
+    })
+}
+
+unsafe extern "C" fn setname(at: *mut Fid, addr: *mut c_void, len: usize) -> c_int {
+    guard::int(|| {
+        // SAFETY: the table belongs to endpoints; `addr` has `len` bytes.
+        unsafe {
+            let it = EpObject::of(at.cast::<FidEp>())?;
+            if addr.is_null() || len != addr::LEN {
+                return Err(Error::Invalid("addrlen: 16"));
+            }
+            let native = it.form.read(&addr.cast::<[u8; addr::LEN]>().read())?;
+            // Port 0 is any: that which it has.
+            let any = addr::label(0).to_bytes() == native;
+            if any { Ok(()) } else { it.ep.setname_bytes(&native) }
         }
     })
 }

@@ -30,7 +30,8 @@ const TX_CAPS: Caps = Caps::MSG
     .union(Caps::READ)
     .union(Caps::WRITE)
     .union(Caps::FENCE)
-    .union(Caps::TRIGGER);
+    .union(Caps::TRIGGER)
+    .union(Caps::NAMED_RX_CTX);
 const RX_CAPS: Caps = Caps::MSG
     .union(Caps::TAGGED)
     .union(Caps::RMA)
@@ -244,7 +245,7 @@ unsafe fn bytes_of((at, len): (*mut c_void, usize)) -> Result<Option<[u8; addr::
     Ok(Some(unsafe { at.cast::<[u8; addr::LEN]>().read() }))
 }
 
-fn read_tx(c: &TxAttr) -> OurTx {
+pub(crate) fn read_tx(c: &TxAttr) -> OurTx {
     OurTx {
         caps: Caps::from_bits_retain(c.caps),
         op_flags: OpFlags::from_bits_retain(c.op_flags),
@@ -432,7 +433,7 @@ pub(crate) fn whole(info: &Info, form: Form, version: u32) -> Result<*mut FiInfo
     Ok(c)
 }
 
-fn write_tx(c: &mut TxAttr, tx: &OurTx) {
+pub(crate) fn write_tx(c: &mut TxAttr, tx: &OurTx) {
     c.caps = tx.caps.bits();
     c.op_flags = tx.op_flags.bits();
     c.msg_order = tx.msg_order.bits();
@@ -442,7 +443,7 @@ fn write_tx(c: &mut TxAttr, tx: &OurTx) {
     c.tclass = tx.tclass;
 }
 
-fn write_rx(c: &mut RxAttr, rx: &OurRx) {
+pub(crate) fn write_rx(c: &mut RxAttr, rx: &OurRx) {
     c.caps = rx.caps.bits();
     c.op_flags = rx.op_flags.bits();
     c.msg_order = rx.msg_order.bits();

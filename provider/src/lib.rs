@@ -28,6 +28,7 @@ mod object;
 mod pep;
 mod poll;
 mod rma;
+mod sep;
 mod srx;
 mod stx;
 mod wait;

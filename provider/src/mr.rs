@@ -143,7 +143,9 @@ unsafe extern "C" fn bind(at: *mut Fid, other: *mut Fid, flags: u64) -> c_int {
                     let flags = BindFlags::from_bits(flags).ok_or(Error::BadFlags)?;
                     it.mr.bind_cntr(&CntrObject::of(other.cast())?.cntr, flags)
                 }
-                FI_CLASS_EP => it.mr.bind_ep(&EpObject::of(other.cast::<FidEp>())?.ep),
+                FI_CLASS_EP | FI_CLASS_RX_CTX => {
+                    it.mr.bind_ep(&EpObject::of(other.cast::<FidEp>())?.ep)
+                }
                 _ => Err(Error::Invalid("fid: cannot be bound to a region")),
             }
         }

@@ -50,7 +50,9 @@ unsafe fn endpoint<'a>(at: *mut FidEp) -> Result<&'a RawEndpoint> {
     // SAFETY: the caller's promise.
     unsafe {
         match class_of(at.cast())? {
-            FI_CLASS_EP | FI_CLASS_TX_CTX | FI_CLASS_RX_CTX => Ok(&EpObject::of(at)?.ep),
+            FI_CLASS_EP | FI_CLASS_TX_CTX | FI_CLASS_RX_CTX | FI_CLASS_SRX_CTX => {
+                Ok(&EpObject::of(at)?.ep)
+            }
             _ => Err(Error::Invalid("ep: not an endpoint")),
         }
     }

@@ -61,6 +61,25 @@ fn x70_the_progress_thread_shares() {
     }
 }
 
+/// X70: what a post has due ends the sleep of the progress thread, which else lasts a second: a
+/// frame that got lost is sent again in time while nobody calls the sender.
+#[test]
+fn x70_a_post_wakes_the_thread() {
+    let spec = format!("fault(loss=0.1,seed=5):shm:wakes-{}", std::process::id());
+    let port = || barewire_driver::open::open(&spec).unwrap_or_else(|e| panic!("{e}"));
+    let sleepy = with(Progress::Auto, Idle::Sleep);
+    let p = Pair::with(&sleepy, &sleepy, vec![port(), port()]);
+    let start = Instant::now();
+    for n in 0..100 {
+        p.b.ep.recv(Buf::zeroed(8), FI_ADDR_UNSPEC, n).unwrap();
+        p.a.ep.send(buf(8, n), p.a.peer, n).unwrap();
+        until("the message", || p.b.read_or_yield());
+        // Long enough for nothing to be due any more.
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+}
+
 /// X72: the table of resource management for messages: a full queue is EAGAIN (R3, X44), a message
 /// without a receive waits (X55), a short buffer is ETRUNC, and the endpoint works on.
 #[test]

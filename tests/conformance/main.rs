@@ -18,4 +18,5 @@ mod objects;
 mod queues;
 mod rma;
 mod rules;
+mod scalable;
 mod table;

@@ -21,7 +21,7 @@ fn x1_x83_everything_there_is() {
     let none = InfoFlags::empty();
     let all = getinfo_with(&settings(), version(1, 17), None, None, none, None).unwrap();
     let info = &all[0];
-    assert_eq!(info.caps, CAPS - Caps::SOURCE_ERR);
+    assert_eq!(info.caps, CAPS - Caps::SOURCE_ERR - Caps::NAMED_RX_CTX);
     assert_eq!((info.mode, info.ep_attr.ep_type), (Mode::empty(), EpType::Rdm));
     assert_eq!(info.fabric_attr.api_version, version(1, 17));
     assert_eq!(info.fabric_attr.prov_name.as_deref(), Some("barewire"));
@@ -295,6 +295,42 @@ fn x19_x21_addresses() {
     assert_eq!(found[0], "barewire://02:00:00:00:01:00/5");
     assert_eq!(found[5], "barewire://02:00:00:00:01:01/7");
     assert!(side.av.insertsym("02:00:00:00:01:00", 1, "65535", 2, &mut []).is_err());
+}
+
+/// X11, X19: an endpoint has another number from `setname` on, until it is enabled; the MAC is the
+/// port's.
+#[test]
+fn x19_an_endpoint_is_named_anew() {
+    let plan = Plan::default();
+    let pair = Pair::default();
+    let (domain, cq, av) = (&pair.b.domain, &pair.b.cq, &pair.b.av);
+    let ep = domain.endpoint(&plan.info).unwrap();
+    let (old, mac) = (ep.getname().unwrap(), pair.b.ep.getname().unwrap().mac);
+    let named = |ep, mac| EpAddr { mac, ep, incarnation: 0 }.to_bytes();
+    assert_eq!(
+        ep.setname_bytes(&named(pair.b.ep.getname().unwrap().ep, mac)),
+        Err(Error::AddrInUse)
+    );
+    let other = "02:00:00:00:00:77".parse().unwrap();
+    assert_eq!(ep.setname_bytes(&named(9, other)), Err(Error::AddrNotAvail));
+    assert!(matches!(ep.setname_bytes(&[0; 15]), Err(Error::Invalid(_))));
+    assert_eq!(ep.getname(), Ok(old));
+    let mut zero = [0; 16];
+    zero[6] = 200;
+    ep.setname_bytes(&zero).unwrap();
+    assert_eq!(ep.setname_bytes(&named(200, mac)), Ok(()), "it has it");
+    assert_eq!(ep.getname().unwrap(), EpAddr { ep: 200, ..old });
+    ep.bind_cq(cq, BOTH).unwrap();
+    ep.bind_av(av).unwrap();
+    ep.enable().unwrap();
+    assert_eq!(ep.setname_bytes(&named(201, mac)), Err(Error::OpBadState));
+    ep.recv(Buf::zeroed(8), FI_ADDR_UNSPEC, 5).unwrap();
+    let there = pair.a.knows(ep.getname().unwrap());
+    pair.a.ep.inject(b"there", there).unwrap();
+    assert_eq!(pair.at_b().bytes(), b"there");
+    // The old number is free again.
+    let next = domain.endpoint(&plan.info).unwrap();
+    assert_eq!(next.getname(), Ok(old));
 }
 
 /// X20: indexes are 0, 1, 2 ... in the order of insertion, and used again after removal; a map is

@@ -11,6 +11,7 @@ mod mpi;
 mod package;
 mod probes;
 mod ranks;
+mod scalable;
 mod shared;
 mod trigger;
 mod waits;

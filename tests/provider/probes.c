@@ -359,6 +359,36 @@ static void everything(struct side *a, struct side *b)
 	must("close", fi_close(&mr->fid));
 }
 
+/* fi_setname, and what is shared or waited for in ways that are not there. */
+static void names(struct side *a)
+{
+	char name[64], named[64];
+	size_t len = sizeof name;
+	struct fid_ep *ep;
+	struct fid_av *av;
+	struct fid_cq *cq;
+	struct fi_av_attr shared = { .name = "probe", .flags = FI_READ };
+	struct fi_cq_attr mutex = { .wait_obj = FI_WAIT_MUTEX_COND };
+	must("fi_getname", fi_getname(&a->ep->fid, name, &len));
+	expect("fi_setname when enabled", fi_setname(&a->ep->fid, name, len), -FI_EOPBADSTATE);
+	must("fi_endpoint", fi_endpoint(a->domain, info, &ep, NULL));
+	expect("fi_setname of another's", fi_setname(&ep->fid, name, len), -FI_EADDRINUSE);
+	expect("fi_setname, too short", fi_setname(&ep->fid, name, len - 1), -FI_EINVAL);
+	expect("fi_setname of nothing", fi_setname(&ep->fid, NULL, len), -FI_EINVAL);
+	/* The number, in a native address. */
+	name[6] = 77;
+	expect("fi_setname", fi_setname(&ep->fid, name, len), 0);
+	must("fi_getname", fi_getname(&ep->fid, named, &len));
+	expect("fi_getname tells it", memcmp(name, named, len), 0);
+	name[5] ^= 1;
+	expect("fi_setname of another port's", fi_setname(&ep->fid, name, len), -FI_EADDRNOTAVAIL);
+	must("close", fi_close(&ep->fid));
+	expect("a shared vector to read", fi_av_open(a->domain, &shared, &av, NULL), -FI_ENOSYS);
+	shared.flags = 0;
+	expect("a shared vector", fi_av_open(a->domain, &shared, &av, NULL), -FI_ENOSYS);
+	expect("FI_WAIT_MUTEX_COND", fi_cq_open(a->domain, &mutex, &cq, NULL), -FI_ENOSYS);
+}
+
 static void objects(struct side *a)
 {
 	struct fi_cq_tagged_entry entry;
@@ -387,6 +417,7 @@ static void objects(struct side *a)
 	expect("fi_cntr_readerr", fi_cntr_readerr(a->cntr), 1);
 	expect("fi_getname, no room", fi_getname(&a->ep->fid, NULL, &len), -FI_ETOOSMALL);
 	expect("fi_getname says how much", len > 0 && len <= sizeof name, 1);
+	names(a);
 	expect("fi_av_lookup of an unset index", fi_av_lookup(a->av, 77, name, &len), -FI_EINVAL);
 	expect("fi_av_remove of an unset index", fi_av_remove(a->av, &unset, 1, 0), -FI_EINVAL);
 	expect("fi_setopt of an unknown option",
@@ -397,7 +428,8 @@ static void objects(struct side *a)
 	expect("fi_shutdown", fi_shutdown(a->ep, 0), -FI_ENOSYS);
 	expect("fi_connect", fi_connect(a->ep, name, NULL, 0), -FI_ENOSYS);
 	expect("fi_barrier", fi_barrier(a->ep, 0, NULL), -FI_EINVAL);
-	expect("fi_scalable_ep", fi_scalable_ep(a->domain, info, &ep, NULL), -FI_ENOSYS);
+	expect("fi_scalable_ep", fi_scalable_ep(a->domain, info, &ep, NULL), 0);
+	must("close", fi_close(&ep->fid));
 	expect("fi_stx_context", fi_stx_context(a->domain, info->tx_attr, &stx, NULL), 0);
 	must("close", fi_close(&stx->fid));
 	expect("fi_passive_ep", fi_passive_ep(a->fabric, info, &pep, NULL), -FI_EINVAL);

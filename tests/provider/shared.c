@@ -16,6 +16,7 @@
 #include <rdma/fi_errno.h>
 #include <rdma/fi_rma.h>
 #include <rdma/fi_tagged.h>
+#include <rdma/fi_trigger.h>
 
 #include "check.h"
 
@@ -163,6 +164,45 @@ static void refusals(void)
 	expect("close a context in use", fi_close(&srx->fid), -FI_EBUSY);
 }
 
+static long defer(struct fi_deferred_work *work, struct fi_op_tagged *op, struct fid_ep *ep)
+{
+	op->ep = ep;
+	work->op_type = FI_OP_TRECV;
+	work->op.tagged = op;
+	return fi_control(&to.domain->fid, FI_QUEUE_WORK, work);
+}
+
+/* A receive that waits for a counter is the context's, and counted by the counter that it names. */
+static void deferred(void)
+{
+	struct iovec iov = { in[4], LONG };
+	struct fi_op_tagged op = {
+		.msg = { .msg_iov = &iov, .iov_count = 1, .addr = FI_ADDR_UNSPEC, .tag = 6, .context = in[4] },
+		.flags = FI_COMPLETION,
+	};
+	struct fi_deferred_work work = { .threshold = 1 };
+	struct fi_cq_tagged_entry e;
+	struct fi_cq_err_entry err;
+	struct fid_cntr *gate, *done;
+	must("fi_cntr_open", fi_cntr_open(to.domain, NULL, &gate, NULL));
+	must("fi_cntr_open", fi_cntr_open(to.domain, NULL, &done, NULL));
+	work.triggering_cntr = gate;
+	work.completion_cntr = done;
+	expect("defer on one that shares", defer(&work, &op, sharer[0]), -FI_EOPNOTSUPP);
+	expect("defer on the context", defer(&work, &op, srx), 0);
+	send_to(2, 100, 6);
+	must("fi_cntr_add", fi_cntr_add(gate, 1));
+	expect("it takes the message", next(2, &e, &err) == in[4] && holds(in[4], 100, 2), 1);
+	expect("and is counted", fi_cntr_read(done), 1);
+	op.msg.addr = 77;
+	expect("from nobody", defer(&work, &op, srx), 0);
+	expect("is told", next(0, &e, &err) == NULL && err.err == FI_EINVAL
+		       && err.op_context == in[4], 1);
+	expect("and counted", fi_cntr_readerr(done), 1);
+	must("close", fi_close(&done->fid));
+	must("close", fi_close(&gate->fid));
+}
+
 /* Endpoints come and go; receives stay. */
 static void closing(void)
 {
@@ -192,7 +232,7 @@ static void closing(void)
 int main(void)
 {
 	struct fi_info *hints = fi_allocinfo();
-	hints->caps = FI_MSG | FI_TAGGED | FI_DIRECTED_RECV;
+	hints->caps = FI_MSG | FI_TAGGED | FI_DIRECTED_RECV | FI_TRIGGER;
 	hints->ep_attr->type = FI_EP_RDM;
 	hints->ep_attr->rx_ctx_cnt = FI_SHARED_CONTEXT;
 	must("fi_getinfo", fi_getinfo(fi_version(), NULL, NULL, 0, hints, &info));
@@ -213,6 +253,7 @@ int main(void)
 	back = known(to.av, sender);
 	messages();
 	refusals();
+	deferred();
 	closing();
 	must("close", fi_close(&fabric->fid));
 	fi_freeinfo(hints);

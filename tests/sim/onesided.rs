@@ -4,7 +4,7 @@ use barewire_dataplane::error::{Error, Result};
 use barewire_dataplane::flags::{Caps, MrAccess, OpFlags};
 use barewire_dataplane::node::{AtomicReq, MrId, MrReq, Node, ReadReq, RmaIov, RmaList, WriteReq};
 use barewire_dataplane::proto::atomic::{AtomicKind, AtomicOp, Datatype, Sharing};
-use barewire_dataplane::types::FI_ADDR_UNSPEC;
+use barewire_dataplane::types::FiAddr;
 use barewire_driver::mem::IoBuf;
 
 use crate::arena::Buf;
@@ -231,10 +231,8 @@ impl App {
         let completion = flags.contains(OpFlags::COMPLETION);
         let inject = flags.contains(OpFlags::INJECT);
         let no_completion = inject && !completion && self.rng.chance(0.5);
-        let mut op = Remote::new(v.host, peer.addr, region, call.act.clone());
+        let mut op = call.remote(v.host, peer, region, flags);
         op.silent = no_completion || selective && !completion;
-        op.fence = flags.contains(OpFlags::FENCE);
-        op.imm = flags.contains(OpFlags::REMOTE_CQ_DATA);
         let number = v.ledger.remotes.ops.len();
         // A write lends its source, all others the memory for what comes back.
         let write = call.atomic.is_none() && call.back == 0 && !call.out.is_empty();
@@ -246,33 +244,31 @@ impl App {
         let pieces = self.rng.chance(0.2);
         let io = self.arena.lend(buf, pieces, &mut self.rng);
         let (dest, rma, data) = (peer.fi, call.rma, number as u64);
+        let mut out = Egress { net: v.net, from: v.host, full: false, no_route: false };
+        let short = self.rng.chance(0.5);
+        let now = v.now;
         let answer = match call.atomic {
             None if call.back == 0 && !matches!(call.act, Act::Read(_)) => {
                 let req = WriteReq { buf: io, dest, rma, data, context, flags, no_completion };
-                node.post_write(v.now, ep, req)
+                let one = req.short().filter(|_| short);
+                let left = one.is_some_and(|mut r| node.write_now(ep, &mut r, &mut out, || now));
+                if left { Ok(()) } else { node.post_write(now, ep, req) }
             }
-            None => node.post_read(v.now, ep, ReadReq { buf: io, dest, rma, context, flags }),
+            None => {
+                let mut req = ReadReq { buf: io, dest, rma, context, flags };
+                let one = req.short().filter(|_| short);
+                let left = one.is_some_and(|mut r| node.read_now(ep, &mut r, &mut out, || now));
+                if left { Ok(()) } else { node.post_read(now, ep, req) }
+            }
             Some(what) => {
                 let (operand, operands) = self.lent(&call.out)?;
                 let (compare, compares) = self.lent(&call.compare)?;
-                let mut req = AtomicReq {
-                    operand: operands,
-                    compare: compares,
-                    result: io,
-                    dest,
-                    rma,
-                    data,
-                    context,
-                    flags,
-                    no_completion,
-                    ..atomic_req(what)
-                };
-                let mut out = Egress { net: v.net, from: v.host, full: false, no_route: false };
-                let left = self.rng.chance(0.5)
-                    && req.short().is_some_and(|mut short| {
-                        node.atomic_now(ep, &mut short, &mut out, || v.now)
-                    });
-                let answer = if left { Ok(()) } else { node.post_atomic(v.now, ep, req) };
+                let lent = [operands, compares, io];
+                let all = atomic_req(what, lent, (dest, rma), (data, context));
+                let mut req = AtomicReq { flags, no_completion, ..all };
+                let one = req.short().filter(|_| short);
+                let left = one.is_some_and(|mut r| node.atomic_now(ep, &mut r, &mut out, || now));
+                let answer = if left { Ok(()) } else { node.post_atomic(now, ep, req) };
                 // Both are the application's again: what is sent must be copies.
                 self.arena.give(operand)?;
                 self.arena.give(compare)?;
@@ -282,8 +278,8 @@ impl App {
         if inject && write {
             self.arena.fill(buf, 0, 0xee);
         }
-        let posted = self.posted_remote(v, answer, number, context);
-        posted.map_err(|e| format!("{:?} with {flags:?} refused: {e}", call.act))
+        self.posted_remote(v, answer, number, context)
+            .map_err(|e| format!("{:?} with {flags:?} refused: {e}", call.act))
     }
 
     /// Takes the answer of the call that would be operation `number`.
@@ -316,6 +312,14 @@ impl App {
 }
 
 impl Call {
+    /// What the ledger is to know of it.
+    fn remote(&self, host: usize, peer: Peer, region: usize, flags: OpFlags) -> Remote {
+        let mut op = Remote::new(host, peer.addr, region, self.act.clone());
+        op.fence = flags.contains(OpFlags::FENCE);
+        op.imm = flags.contains(OpFlags::REMOTE_CQ_DATA);
+        op
+    }
+
     /// `act` as operation `number` on `region`.
     fn new(act: Act, region: &Region, number: usize, rng: &mut crate::rng::Rng) -> Self {
         let mut call = Self {
@@ -363,19 +367,24 @@ impl Call {
     }
 }
 
-/// An operation on 64-bit words, and nothing else of a request.
-fn atomic_req((kind, op): (AtomicKind, AtomicOp)) -> AtomicReq {
+/// An operation on 64-bit words without flags.
+fn atomic_req(
+    (kind, op): (AtomicKind, AtomicOp),
+    [operand, compare, result]: [IoBuf; 3],
+    (dest, rma): (FiAddr, RmaList),
+    (data, context): (u64, u64),
+) -> AtomicReq {
     AtomicReq {
         kind,
         op: op as u32,
         ty: Datatype::Uint64 as u32,
-        operand: IoBuf::EMPTY,
-        compare: IoBuf::EMPTY,
-        result: IoBuf::EMPTY,
-        dest: FI_ADDR_UNSPEC,
-        rma: RmaList::default(),
-        data: 0,
-        context: 0,
+        operand,
+        compare,
+        result,
+        dest,
+        rma,
+        data,
+        context,
         flags: OpFlags::empty(),
         no_completion: false,
     }

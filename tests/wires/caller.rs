@@ -62,7 +62,8 @@ fn counts(node: &Node) -> String {
     while Instant::now() < until {
         node.domain.progress().unwrap();
     }
-    let seen = stats::read_all().unwrap().into_iter().find(|s| s.mac == mac && s.alive).unwrap();
+    let seen = stats::read_all().unwrap().into_iter().find(|s| s.mac == mac && s.alive);
+    let seen = seen.expect("a domain publishes its statistics as long as it is open");
     let refused: u64 = seen.refused.iter().map(|(_cause, count)| count).sum();
     format!("COUNTS {} {refused}", node.domain.port_counters().unwrap().rx_dropped)
 }

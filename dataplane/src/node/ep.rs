@@ -5,7 +5,7 @@ use super::ops::WrFlags;
 use super::peer::Inbound;
 use super::rma::{READ, REMOTE_READ, REMOTE_WRITE, WRITE};
 use super::short::Route;
-use super::short_rma::Fetch;
+use super::short_rma::{Fetch, Form};
 use super::{AvId, CntrId, CqId, EpAttr, EpCounters, EpId, MsgKind, Node};
 use crate::error::{Error, Result};
 use crate::flags::{BindFlags, Caps, OpFlags};
@@ -27,8 +27,8 @@ pub(crate) struct Ep {
     pub(crate) may_recv: [bool; 2],
     /// The same, and messages are neither counted nor may their senders be errors.
     pub(crate) may_take: [bool; 2],
-    /// Enabled, and has the capabilities of atomics that fetch.
-    pub(crate) may_fetch: bool,
+    /// Enabled, and has the capabilities of one-sided operations of each [`Form`].
+    pub(crate) may_rma: [bool; Form::ALL.len()],
     pub(crate) caps: Caps,
     /// Slots of the bound objects, `NONE` if there is none.
     pub(crate) tx_cq: u32,
@@ -81,14 +81,26 @@ impl Ep {
         if self.srx != NONE || self.sharers.is_some() || self.twin_of != NONE {
             self.may_recv = [false; 2];
         }
-        self.may_fetch = enabled && self.caps.contains(Caps::ATOMIC | Caps::READ);
-        let plain = !self.has_twin && !self.caps.contains(Caps::SOURCE_ERR);
-        let simple = plain && self.rx_cntr == NONE;
+        self.may_rma = Form::ALL.map(|form| enabled && self.caps.contains(form.caps()));
+        let simple = self.rx_cntr == NONE && !self.caps.contains(Caps::SOURCE_ERR);
         self.may_take = self.may_recv.map(|may| may && simple);
     }
 
     pub(crate) fn matcher_of(&mut self, kind: MsgKind) -> &mut Matcher {
         &mut self.matcher[kind as usize]
+    }
+}
+
+impl EpAttr {
+    /// Whether there can be such an endpoint.
+    pub(super) fn check(&self) -> Result<()> {
+        if self.tx_size == 0 || self.rx_size == 0 {
+            return Err(Error::Invalid("queue size must not be 0"));
+        }
+        if self.caps.intersects(Caps::MULTICAST) {
+            return Err(Error::OpNotSupp("FI_MULTICAST"));
+        }
+        Ok(())
     }
 }
 
@@ -101,16 +113,11 @@ impl Node {
     /// - [`Error::OpNotSupp`]: a capability that no endpoint here has.
     /// - [`Error::NoMem`]: there are 32,768 endpoints already.
     pub fn ep_open(&mut self, attr: EpAttr) -> Result<EpId> {
-        if attr.tx_size == 0 || attr.rx_size == 0 {
-            return Err(Error::Invalid("queue size must not be 0"));
-        }
-        if attr.caps.intersects(Caps::MULTICAST) {
-            return Err(Error::OpNotSupp("FI_MULTICAST"));
-        }
+        attr.check()?;
         let number = match attr.number {
-            Some(n) if self.ep_slot(n) != NONE => return Err(Error::AddrInUse),
+            Some(n) if self.is_taken(n) => return Err(Error::AddrInUse),
             Some(n) => n,
-            None => (0..SIDE).find(|&n| self.ep_slot(n) == NONE).ok_or(Error::NoMem)?,
+            None => (0..SIDE).find(|&n| !self.is_taken(n)).ok_or(Error::NoMem)?,
         };
         self.ep_add(attr, number)
     }
@@ -118,11 +125,7 @@ impl Node {
     /// Makes the record of an endpoint whose number is free.
     pub(super) fn ep_add(&mut self, attr: EpAttr, number: u16) -> Result<EpId> {
         let ep = self.ep_record(attr, number)?;
-        let at = usize::from(number);
-        if self.by_number.len() <= at {
-            self.by_number.resize(at + 1, NONE);
-        }
-        self.by_number[at] = ep.0.idx();
+        self.name(ep.0.idx(), number);
         Ok(ep)
     }
 
@@ -135,7 +138,7 @@ impl Node {
             may_send: [false; 2],
             may_recv: [false; 2],
             may_take: [false; 2],
-            may_fetch: false,
+            may_rma: [false; Form::ALL.len()],
             caps,
             tx_cq: NONE,
             rx_cq: NONE,
@@ -294,6 +297,43 @@ impl Node {
         Ok(())
     }
 
+    /// Gives an endpoint that is not enabled another number.
+    ///
+    /// # Errors
+    /// - [`Error::OpBadState`]: it is enabled. [`Error::BadFd`]: it was closed.
+    /// - [`Error::AddrInUse`]: another endpoint has the number.
+    /// - [`Error::Invalid`]: it is a context, whose number is not its own.
+    pub fn ep_set_number(&mut self, ep: EpId, number: u16) -> Result<()> {
+        let e = self.eps.by_handle(ep.0).ok_or(Error::BadFd)?;
+        let (enabled, old) = (e.enabled, e.number);
+        if e.sharers.is_some() || self.is_kept(old) {
+            return Err(Error::Invalid("a context has no address of its own"));
+        }
+        if enabled {
+            return Err(Error::OpBadState);
+        }
+        if number == old {
+            return Ok(());
+        }
+        if self.is_taken(number) {
+            return Err(Error::AddrInUse);
+        }
+        self.numbers.at[usize::from(old)] = NONE;
+        self.name(ep.0.idx(), number);
+        let e = &mut self.eps[ep.0.idx()];
+        (e.number, e.counters.number) = (number, number);
+        Ok(())
+    }
+
+    /// Lets messages find the endpoint in this slot by its number.
+    fn name(&mut self, idx: u32, number: u16) {
+        let at = usize::from(number);
+        if self.numbers.at.len() <= at {
+            self.numbers.at.resize(at + 1, NONE);
+        }
+        self.numbers.at[at] = idx;
+    }
+
     /// The address others reach the endpoint by.
     ///
     /// # Errors
@@ -374,7 +414,7 @@ impl Node {
     pub fn ep_close(&mut self, now: Instant, ep: EpId) -> Result<()> {
         let idx = self.eps.by_handle(ep.0).map(|_| ep.0.idx()).ok_or(Error::BadFd)?;
         if self.eps[idx].sharers.is_some() {
-            return self.srx_close(idx);
+            return self.srx_close(now, idx);
         }
         self.eps[idx].enable(false);
         self.forget_near();
@@ -385,7 +425,10 @@ impl Node {
         self.srx_leave(idx);
         self.close_twins(now, idx);
         let e = self.eps.free(idx);
-        self.by_number[usize::from(e.number)] = NONE;
+        // A transmit context has its number from others.
+        if let Some(named) = self.numbers.at.get_mut(usize::from(e.number)).filter(|s| **s == idx) {
+            *named = NONE;
+        }
         self.unbind(&e);
         Ok(())
     }
@@ -472,12 +515,12 @@ impl Node {
 
     /// The slot of the endpoint with this number, or `NONE`.
     pub(crate) fn ep_slot(&self, number: u16) -> u32 {
-        self.by_number.get(usize::from(number)).copied().unwrap_or(NONE)
+        self.numbers.at.get(usize::from(number)).copied().unwrap_or(NONE)
     }
 }
 
 /// `FI_MSG` or `FI_TAGGED` alone stand for both directions, `FI_RMA` or `FI_ATOMIC` for all four.
-fn with_directions(mut caps: Caps) -> Caps {
+pub(super) fn with_directions(mut caps: Caps) -> Caps {
     let groups = [
         (Caps::MSG | Caps::TAGGED, Caps::SEND | Caps::RECV),
         (

@@ -23,7 +23,7 @@ use crate::wire::{
 /// Packets received before an acknowledgement of their own leaves, on a lossy port and on one that
 /// loses nothing.
 pub(super) const ACK_EVERY: u8 = 8;
-pub(super) const ACK_EVERY_LOSSLESS: u8 = 64;
+pub(super) const ACK_EVERY_LOSSLESS: u8 = 128;
 
 impl Node {
     /// Takes a frame that arrived. Whatever is in it, nothing but a counter changes unless it is a
@@ -43,6 +43,7 @@ impl Node {
         }
         match PlainBase::ty(frame) {
             Some(PlainTy::Atomic) => self.on_atomic_frame(now, &frame.again(), out),
+            Some(PlainTy::Ask(ask)) => self.on_ask_frame(ask, now, &frame.again(), out),
             Some(PlainTy::Resp) => self.on_resp_frame(now, &frame.again()),
             // Most are messages, and end in here.
             None if self.take_usual(frame.again()) => {}
@@ -50,9 +51,12 @@ impl Node {
         }
     }
 
-    /// Everything but usual messages and atomic operations.
+    /// Everything but usual messages and what [`PlainBase::ty`] knows.
     #[inline(never)]
     fn on_frame_rest(&mut self, now: Instant, frame: &RxFrame<'_>) {
+        if let Some(told) = PlainBase::told(frame) {
+            return self.on_told_frame(now, frame, told);
+        }
         if !self.take_plain::<false>(now, frame) {
             self.on_frame_long(now, frame);
         }
@@ -149,6 +153,9 @@ impl Node {
         if more != 0 && more < 1 << 15 {
             peer.credit = peer.credit.wrapping_add(u32::from(more));
             if !peer.txq.is_empty() {
+                if peer.is_stalled() {
+                    peer.backoff = 0;
+                }
                 self.make_ready(p);
             }
         }
@@ -205,6 +212,7 @@ impl Node {
             count += u32::from(!entry.sacked);
             self.on_acked(p, idx);
         }
+        self.finish_acked(p);
         if let Some(at) = sent_at
             && measure
             && !self.lossless

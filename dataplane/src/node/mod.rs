@@ -18,9 +18,11 @@ mod recv;
 mod rma;
 mod rma_in;
 mod rma_out;
+mod sep;
 mod session;
 mod short;
 mod short_rma;
+mod short_target;
 mod srx;
 mod stats;
 #[cfg(test)]
@@ -51,6 +53,7 @@ use mr::Mr;
 use ops::{Held, Job, Late, Pull, RecvWr, Rma, Stored, TxWr};
 use pack::Packs;
 use peer::Peer;
+use sep::Numbers;
 
 pub use coll::{
     BLOCK_MAX, CollAttr, CollModel, CollReq, GroupId, JoinEvent, JoinModel, JoinReq,
@@ -58,8 +61,9 @@ pub use coll::{
 };
 pub use mr::{MrId, MrReq};
 pub use rma::{AtomicReq, ReadReq, RmaIov, RmaList, WriteReq};
-pub use short_rma::ShortAtomic;
+pub use sep::{receive_caps, transmit_caps};
 use short_rma::ShortOp;
+pub use short_rma::{ShortAtomic, ShortCall, ShortRead, ShortWrite};
 pub use stats::{EpCounters, Levels, NodeCounters, SessionInfo};
 
 /// Sizes and times of a node. All tables are sized by them when it is made; nothing grows later.
@@ -147,6 +151,10 @@ pub struct AvId(pub(crate) Handle);
 /// An endpoint of a [`Node`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct EpId(pub(crate) Handle);
+
+/// A scalable endpoint of a [`Node`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct SepId(pub(crate) Handle);
 
 /// What an endpoint is made with.
 #[derive(Clone, Copy, Debug)]
@@ -253,7 +261,11 @@ pub trait FrameSink {
     {
         let (mut head, few) = ([0; H], frame.few());
         frame.put(&mut head);
-        let body = Body::Bytes(&few.to_bytes()[..few.len()]);
+        let bytes = few.to_bytes();
+        let body = match frame.part() {
+            Some((buf, offset, len)) => Body::Io { buf, offset, len },
+            None => Body::Bytes(&bytes[..few.len()]),
+        };
         self.send_alone(&TxFrame { head: &head, body, tail: &[] })
     }
 
@@ -269,7 +281,7 @@ pub trait FrameSink {
     }
 }
 
-/// A frame of `H` bytes and few behind them.
+/// A frame of `H` bytes and few behind them, or part of the application's memory.
 pub trait ShortFrame<const H: usize> {
     /// The destination, in the lower six bytes; the upper two say nothing.
     fn dst(&self) -> u64;
@@ -281,6 +293,13 @@ pub trait ShortFrame<const H: usize> {
     #[inline(always)]
     fn few(&self) -> Few {
         Few::NONE
+    }
+
+    /// Where in which memory that lies which follows, and how many bytes it has, if it is such a
+    /// part and not [`few`](Self::few).
+    #[inline(always)]
+    fn part(&self) -> Option<(&IoBuf, usize, usize)> {
+        None
     }
 }
 
@@ -396,8 +415,7 @@ pub struct Node {
     pub(crate) sid_gen: Vec<u32>,
     pub(crate) epoch: u32,
     pub(crate) eps: Slab<Ep>,
-    /// Endpoint slot by number, `NONE` where there is none.
-    pub(crate) by_number: Vec<u32>,
+    pub(crate) numbers: Numbers,
     pub(crate) cqs: Slab<CqTable>,
     pub(crate) cntrs: Slab<CntrTable>,
     pub(crate) avs: Slab<AvTable>,
@@ -407,7 +425,7 @@ pub struct Node {
     pub(crate) send_bufs: Vec<IoBuf>,
     /// Copies of injected messages, by the index of their request.
     pub(crate) inject: Vec<Inject>,
-    /// Operations of the short way whose answers are missing.
+    /// Operations of the short way whose end is not known yet.
     short_ops: Slab<ShortOp>,
     pub(crate) sent: SentPool,
     pub(crate) packs: Packs,
@@ -434,7 +452,7 @@ pub struct Node {
     pub(crate) jobs: Slab<Job>,
     /// Operands of the atomic operation being executed.
     pub(crate) scratch: Vec<u8>,
-    asked: short_rma::Asked,
+    asked: short_target::Asked,
     /// Memory for operands and old values that are long, kept for the next ones.
     pub(crate) spare: Vec<Vec<u8>>,
     pub(crate) held: Slab<Held>,
@@ -522,7 +540,7 @@ impl Node {
             sid_gen: Vec::with_capacity(s.peer_max),
             epoch: 0,
             eps: Slab::with_capacity(65536),
-            by_number: Vec::new(),
+            numbers: Numbers::default(),
             cqs: Slab::with_capacity(65536),
             cntrs: Slab::with_capacity(65536),
             avs: Slab::with_capacity(1024),
@@ -547,7 +565,7 @@ impl Node {
             rma: Slab::with_capacity(s.tx_wr_max),
             jobs: Slab::with_capacity(rma_out::jobs_max(s.peer_max)),
             scratch: Vec::new(),
-            asked: short_rma::Asked::new(rma_out::jobs_max(s.peer_max)),
+            asked: short_target::Asked::new(rma_out::jobs_max(s.peer_max)),
             spare: Vec::new(),
             held: Slab::with_capacity(HELD_MAX),
             held_bytes: Vec::with_capacity(HELD_MAX * frame_len),

@@ -202,6 +202,19 @@ impl Node {
         Ok(AvId(self.avs.handle(idx)))
     }
 
+    /// From now on the highest `rx_ctx_bits` bits of an address, at most 16, name a receive context
+    /// of a scalable endpoint, and its index stands in the others. 0: all is index.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`]: too many bits. [`Error::BadFd`]: it was closed.
+    pub fn av_name_contexts(&mut self, av: AvId, rx_ctx_bits: u32) -> Result<()> {
+        if rx_ctx_bits > u16::BITS {
+            return Err(Error::Invalid("rx_ctx_bits: at most 16"));
+        }
+        self.avs.by_handle_mut(av.0).ok_or(Error::BadFd)?.av.name_contexts(rx_ctx_bits);
+        Ok(())
+    }
+
     /// Closes an address vector.
     ///
     /// # Errors
@@ -274,7 +287,7 @@ impl Node {
     fn release_awaited(&mut self) {
         let Self { awaited, posted, peers, .. } = self;
         awaited.retain(|&p| {
-            let named = posted.names(p);
+            let named = posted.iter().any(|(_, receive)| receive.names(p));
             if !named {
                 peers[p].av_refs -= 1;
             }

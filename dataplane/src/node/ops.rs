@@ -4,10 +4,11 @@ use barewire_driver::mem::{IoBuf, Span};
 use bitflags::bitflags;
 
 use super::rma::RmaList;
+use crate::proto::atomic;
 use crate::proto::blocks::Chain;
 use crate::rel::psn::Psn;
 use crate::slab::{Link, Linked, NONE};
-use crate::wire::NackReason;
+use crate::wire::{NackReason, Ty};
 
 bitflags! {
     /// What a transmit request asked for.
@@ -147,7 +148,8 @@ pub(crate) struct RecvWr {
     /// Its memory is in several pieces and described in [`Node::recv_lists`](super::Node), so that
     /// what is moved in and out of a slot is short.
     pub(crate) list: bool,
-    /// Takes one message, into memory in one piece, and writes a completion on success.
+    /// Takes one message, into memory in one piece, writes a completion on success, and is no
+    /// twin's.
     pub(crate) plain: bool,
     pub(crate) ep: u32,
     pub(crate) tagged: bool,
@@ -351,11 +353,13 @@ pub(crate) enum JobKind {
         ends: u32,
         region_ends: bool,
     },
-    /// Old values; `offset` as in the RESP.
-    Values { offset: u32, len: u32, short: [u8; Job::SHORT], long: Vec<u8> },
+    /// Old values, or bytes of a read, in a packet of type `ty`; `offset` as in the RESP.
+    Values { ty: Ty, offset: u32, len: u16, short: [u8; Job::SHORT], long: Vec<u8> },
     /// That `len` bytes will not come.
     Failed { len: u32, reason: NackReason },
 }
+
+const _: () = assert!(atomic::OPERAND_LEN_MAX <= u16::MAX as usize, "the length of old values");
 
 impl Job {
     /// Old values up to this length need no memory of their own.
@@ -371,7 +375,7 @@ impl Job {
         match &self.kind {
             JobKind::Values { len, short, long, .. } => {
                 if long.is_empty() {
-                    &short[..*len as usize]
+                    &short[..usize::from(*len)]
                 } else {
                     long
                 }

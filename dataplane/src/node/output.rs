@@ -8,7 +8,7 @@ use barewire_driver::frame::{Body, ETH_HDR_LEN, RxFrame, TxFrame};
 use barewire_driver::port::Tx;
 
 use super::ops::WrFlags;
-use super::peer::{State, ack_time};
+use super::peer::{Peer, State, ack_time};
 use super::{AnySink, FrameSink, Node};
 use crate::plant::{Bug, planted};
 use crate::proto::blocks::units;
@@ -756,8 +756,7 @@ impl Node {
             let peer = &mut self.peers[p];
             peer.snd.push(&mut self.sent, idx);
             if first {
-                peer.progress_at = now;
-                peer.probed = false;
+                peer.begin_flight(now);
             }
             if wr != NONE {
                 self.tx[wr].unacked += 1;
@@ -771,22 +770,9 @@ impl Node {
     fn emit(&mut self, p: u32, packet: &Packet<'_>, out: &mut dyn FrameSink) -> Tx {
         let peer = &self.peers[p];
         let body = self.body(packet.body);
-        let base = Base {
-            dst: peer.mac(),
-            src: self.mac,
-            ty: packet.ty,
-            ar: packet.ar,
-            rtx: packet.rtx,
-            crc: self.crc,
-            dst_sid: peer.remote_sid,
-            psn: packet.psn,
-            cack: peer.rcv_nxt,
-            grant: peer.granted as u16,
-            plen: body.len() as u16,
-        };
         let mut head = [0; HEAD_MAX];
         let (fixed, rest) = head.split_first_chunk_mut().expect("a head holds a base");
-        base.emit(fixed);
+        self.base(peer, packet, body.len()).emit(fixed);
         rest[..packet.op.len()].copy_from_slice(packet.op);
         let head = &head[..BASE_LEN + packet.op.len()];
         let mut tail = [0; TRAILER_LEN];
@@ -820,17 +806,11 @@ impl Node {
         sent
     }
 
-    /// A frame to ourselves: bytes that [`transmit`](Self::transmit) gives to `on_frame`.
-    #[cold]
-    fn emit_to_self(&mut self, p: u32, packet: &Packet<'_>) -> Tx {
-        if self.looped.len() >= LOOP_MAX {
-            return Tx::Full;
-        }
-        let mut bytes = self.looped_free.pop().unwrap_or_default();
-        let body = self.body(packet.body);
-        let peer = &self.peers[p];
-        let base = Base {
-            dst: self.mac,
+    /// What a packet to `peer` with a payload of `plen` bytes starts with.
+    #[inline]
+    fn base(&self, peer: &Peer, packet: &Packet<'_>, plen: usize) -> Base {
+        Base {
+            dst: peer.mac(),
             src: self.mac,
             ty: packet.ty,
             ar: packet.ar,
@@ -840,13 +820,23 @@ impl Node {
             psn: packet.psn,
             cack: peer.rcv_nxt,
             grant: peer.granted as u16,
-            plen: body.len() as u16,
-        };
+            plen: plen as u16,
+        }
+    }
+
+    /// A frame to ourselves: bytes that [`transmit`](Self::transmit) gives to `on_frame`.
+    #[cold]
+    fn emit_to_self(&mut self, p: u32, packet: &Packet<'_>) -> Tx {
+        if self.looped.len() >= LOOP_MAX {
+            return Tx::Full;
+        }
+        let mut bytes = self.looped_free.pop().unwrap_or_default();
+        let body = self.body(packet.body);
         let head_len = BASE_LEN + packet.op.len();
         bytes.clear();
         bytes.resize(head_len + body.len(), 0);
         let (fixed, rest) = bytes.split_first_chunk_mut().expect("a head holds a base");
-        base.emit(fixed);
+        self.base(&self.peers[p], packet, body.len()).emit(fixed);
         rest[..packet.op.len()].copy_from_slice(packet.op);
         body.copy_to(&mut rest[packet.op.len()..]);
         if self.crc {

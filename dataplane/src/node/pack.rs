@@ -57,6 +57,8 @@ struct Note {
     context: u64,
     tag: u64,
     len: u32,
+    /// Bytes that it takes in the packet.
+    size: u16,
     /// Its success writes a completion.
     cqe: bool,
 }
@@ -136,7 +138,7 @@ impl Node {
         let from = msg.emit(record);
         req.buf.read_start(&mut record[from..from + len]);
         let (context, tag, len) = (req.context, req.tag, len as u32);
-        self.packs.notes[buf].push(Note { context, tag, len, cqe });
+        self.packs.notes[buf].push(Note { context, tag, len, size: size as u16, cqe });
         true
     }
 
@@ -242,16 +244,50 @@ impl Node {
     pub(super) fn fail_group(&mut self, w: u32, err: Error, prov_errno: ProvErrno) {
         let wr = &self.tx[w];
         let (e, buf, flags) = (wr.ep, wr.pack_buf(), send_flags(wr.flags));
-        let cntr = self.eps[e].tx_cntr;
         for i in 0..self.packs.notes[buf].len() {
-            let Note { context: op_context, tag, .. } = self.packs.notes[buf][i];
-            let cqe = Cqe { op_context, flags, tag, src: FI_ADDR_UNSPEC, ..Cqe::default() };
-            let failure = CqErr { cqe, olen: 0, err, prov_errno, err_data: None };
-            let ep = &mut self.eps[e];
-            ep.counters.errors += 1;
-            self.cqs[ep.tx_cq].cq.push_err(failure);
-            self.count(cntr, false);
+            let note = self.packs.notes[buf][i];
+            self.fail_note(e, flags, note, err, prov_errno);
         }
+    }
+
+    /// Writes an error entry for a message of a packet of endpoint `e`.
+    fn fail_note(&mut self, e: u32, flags: CqFlags, note: Note, err: Error, prov_errno: ProvErrno) {
+        let Note { context: op_context, tag, .. } = note;
+        let cqe = Cqe { op_context, flags, tag, src: FI_ADDR_UNSPEC, ..Cqe::default() };
+        let failure = CqErr { cqe, olen: 0, err, prov_errno, err_data: None };
+        let ep = &mut self.eps[e];
+        let cntr = ep.tx_cntr;
+        ep.counters.errors += 1;
+        self.cqs[ep.tx_cq].cq.push_err(failure);
+        self.count(cntr, false);
+    }
+
+    /// Takes a message that was posted with `context` out of a packet of endpoint `e` that has not
+    /// left, with an error entry. False if there is none: nothing has happened.
+    pub(super) fn cancel_packed(&mut self, e: u32, context: u64) -> bool {
+        let found = self.tx.iter().find_map(|(w, wr)| {
+            let waits = wr.flags.contains(WrFlags::GROUP | WrFlags::IN_TXQ) && wr.sent == 0;
+            let notes = (wr.ep == e && waits).then(|| &self.packs.notes[wr.pack_buf()])?;
+            Some((w, notes.iter().position(|note| note.context == context)?))
+        });
+        let Some((w, i)) = found else { return false };
+        let wr = &mut self.tx[w];
+        let (buf, p, flags) = (wr.pack_buf(), wr.peer, send_flags(wr.flags));
+        let notes = &mut self.packs.notes[buf];
+        if notes.len() == 1 {
+            self.fail_wr(w, Error::Canceled, ProvErrno::NotExecuted);
+            return true;
+        }
+        let at: usize = notes[..i].iter().map(|note| usize::from(note.size)).sum();
+        let note = notes.remove(i);
+        let (size, cost) = (usize::from(note.size), units(note.len.into()));
+        self.packs.bytes[buf].copy_within(at + size..wr.len as usize, at);
+        (wr.len, wr.tag, wr.data) = (wr.len - size as u64, wr.tag - 1, wr.data - u64::from(cost));
+        let peer = &mut self.peers[p];
+        peer.credit_used = peer.credit_used.wrapping_sub(cost);
+        self.eps[e].tx_used -= 1;
+        self.fail_note(e, flags, note, Error::Canceled, ProvErrno::NotExecuted);
+        true
     }
 
     /// Gives back what a packet has besides its request, which is about to go, and its memory and
@@ -306,7 +342,7 @@ impl Node {
         msg: &MsgOp,
         (off, len): (usize, usize),
     ) -> bool {
-        let Some(&e) = self.by_number.get(usize::from(msg.dst_ep)) else { return false };
+        let Some(&e) = self.numbers.at.get(usize::from(msg.dst_ep)) else { return false };
         let Some(ep) = self.eps.get_mut(e) else { return false };
         let MsgOp { src_ep, tagged, tag, imm, .. } = *msg;
         let (peer, cost) = (&mut self.peers[p], units(len as u64));

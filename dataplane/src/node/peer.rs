@@ -215,9 +215,9 @@ pub(crate) struct Peer {
     /// Atomic packets whose answer is missing, and reads that have bytes missing.
     pub(crate) answers: u16,
     pub(crate) reads: u8,
-    /// Records of the short way of atomics.
+    /// Records of the short way of one-sided operations, which all count as answers.
     pub(crate) short_ops: u8,
-    /// Timeouts in a row.
+    /// Timeouts in a row; while nothing is in flight, PINGs in a row that brought no credit.
     pub(crate) backoff: u8,
     /// The tail probe of this flight is out.
     pub(crate) probed: bool,
@@ -242,14 +242,20 @@ pub(crate) struct Peer {
     pub(crate) in_has_imm: bool,
     /// The refusal of the next packet.
     pub(crate) nack: Nack,
+    /// The last of the operations of the short way that wait for an acknowledgement, or
+    /// [`NO_OP`](Self::NO_OP).
+    pub(crate) last_unacked: u16,
     /// Messages of collectives that are waited for.
     pub(crate) coll_waits: u32,
 }
 
 const _: () = assert!(std::mem::offset_of!(Peer, snd) + 8 <= Peer::HOT);
 
-/// How the refusal of a packet is said.
+const _: () = assert!(size_of::<Peer>() <= 408, "a session has half a kilobyte");
+
+/// How the refusal of a packet is said. Packed, for the sake of its neighbours.
 #[derive(Clone, Copy, Debug, Default)]
+#[repr(C, packed(2))]
 pub(crate) struct Nack {
     /// It must be said.
     pub(crate) want: bool,
@@ -297,6 +303,9 @@ impl Peer {
     /// Bytes at the start that every message touches.
     pub(crate) const HOT: usize = 104;
 
+    /// In [`last_unacked`](Self::last_unacked): no operation.
+    pub(crate) const NO_OP: u16 = u16::MAX;
+
     /// Bits of [`written`](Self::written) that count bytes.
     pub(crate) const WRITTEN_BITS: u32 = 48;
 
@@ -309,6 +318,7 @@ impl Peer {
             progress_at: now,
             probe_at: now,
             bad_seq: NONE,
+            last_unacked: Self::NO_OP,
             ..Self::default()
         }
     }
@@ -316,6 +326,20 @@ impl Peer {
     pub(crate) fn mac(&self) -> MacAddr {
         let [a, b, c, d, e, f, ..] = self.word.to_le_bytes();
         MacAddr([a, b, c, d, e, f])
+    }
+
+    /// A packet goes out, and none was in flight.
+    #[inline]
+    pub(crate) fn begin_flight(&mut self, now: Instant) {
+        self.progress_at = now;
+        self.probed = false;
+        self.backoff = 0;
+    }
+
+    /// Whether what is to be sent waits for credit alone, and nothing is in flight whose loss
+    /// would be seen.
+    pub(crate) fn is_stalled(&self) -> bool {
+        self.snd.is_empty() && !self.txq.is_empty()
     }
 
     /// Whether the next packet in order may take the short way.
@@ -370,6 +394,14 @@ impl Peer {
     /// those of the short way are counted off one by one.
     pub(crate) fn answered(&mut self, n: u16) {
         self.answers = self.answers.saturating_sub(n).max(self.short_ops.into());
+    }
+
+    /// Whether anything waits to be sent, for room, credit or an answer.
+    #[inline(always)]
+    pub(crate) fn any_waits(&self) -> bool {
+        // All bits of a head are set if nothing is in the list.
+        let heads = self.txq.head & self.dataq.head & self.ctlq.head & self.jobq.head;
+        heads != NONE
     }
 
     /// Credits left to send with.

@@ -10,6 +10,7 @@ use super::ops::{RecvWr, TxWr, WrFlags};
 use super::{EpId, Inject, MsgKind, Node, RecvReq, SendReq};
 use crate::error::{Error, Result};
 use crate::flags::{Caps, CqFlags, OpFlags};
+use crate::plant::{Bug, planted};
 use crate::proto::matching::Src;
 use crate::slab::NONE;
 use crate::types::{Cqe, FI_ADDR_UNSPEC, Instant, ProvErrno};
@@ -167,7 +168,7 @@ impl Node {
         }
         let ep = &mut self.eps[e];
         if ep.sharers.is_some() {
-            return self.post_shared(now, e, src, req);
+            return self.post_shared(now, (e, e), src, req);
         }
         if ep.twin_of != NONE {
             return self.post_twin(now, e, src, req);
@@ -239,12 +240,14 @@ impl Node {
         if !allowed.contains(req.flags) || !special_ok(req, e.buffered) {
             return Err(Error::BadFlags);
         }
-        let src = if req.src == FI_ADDR_UNSPEC || !e.caps.contains(Caps::DIRECTED_RECV) {
+        let named = self.eps.get(e.twin_of).unwrap_or(e);
+        let src = if req.src == FI_ADDR_UNSPEC || !named.caps.contains(Caps::DIRECTED_RECV) {
             Src::ANY
         } else {
-            let entry = self.avs.get(e.av).and_then(|table| table.av.lookup(req.src));
+            let entry = self.avs.get(named.av).and_then(|table| table.av.lookup(req.src));
             let entry = entry.ok_or(Error::Invalid("source is not in the AV"))?;
-            Src::of(entry.peer, entry.ep)
+            // One that names a context as well: all contexts send under the one address.
+            Src::of(entry.peer, entry.addr.ep)
         };
         Ok((idx, src))
     }
@@ -338,8 +341,8 @@ impl Node {
         self.cqs[ep.rx_cq].cq.push(cqe);
     }
 
-    /// Cancels the oldest receive posted with `context`, or the oldest send that has not begun to
-    /// leave and is not in a packet with others. It completes with [`Error::Canceled`].
+    /// Cancels the oldest receive posted with `context`, or a send that has not begun to leave. It
+    /// completes with [`Error::Canceled`].
     ///
     /// # Errors
     /// [`Error::NoData`]: there is none; it completes, or has completed, by itself.
@@ -355,10 +358,11 @@ impl Node {
             if self.eps[e].sharers.is_some() {
                 return self.cancel_shared(e, kind, recv);
             }
-            let matcher = &mut self.eps[e].matcher[kind as usize];
-            if !crate::plant::planted(crate::plant::Bug::CancelKeepsMatch) {
-                matcher.unlink_posted(&mut self.posted, recv);
+            if planted(Bug::CancelKeepsMatch) {
+                self.tell_failed(recv, Error::Canceled);
+                return Ok(());
             }
+            self.eps[e].matcher[kind as usize].unlink_posted(&mut self.posted, recv);
             let wr = &mut self.posted[recv].payload;
             wr.closed = true;
             if wr.active == 0 {
@@ -373,8 +377,11 @@ impl Node {
                 && wr.flags.contains(WrFlags::IN_TXQ)
                 && !wr.flags.contains(WrFlags::GROUP)
         });
-        let Some((w, _)) = unsent else { return Err(Error::NoData) };
-        self.fail_wr(w, Error::Canceled, ProvErrno::NotExecuted);
+        match unsent.map(|(w, _)| w) {
+            Some(w) => self.fail_wr(w, Error::Canceled, ProvErrno::NotExecuted),
+            None if self.cancel_packed(e, context) => {}
+            None => return Err(Error::NoData),
+        }
         Ok(())
     }
 }

@@ -10,6 +10,7 @@ use barewire_driver::mem::IoBuf;
 
 use super::ops::{Pull, Stored};
 use super::peer::{GRANT_FIRST, GRANT_MAX, Inbound, State};
+use super::short_rma::{Form, ShortOp};
 use super::{MsgKind, Node};
 use crate::error::Error;
 use crate::flags::{Caps, CqFlags};
@@ -267,6 +268,10 @@ impl Node {
         op: &DataOp,
         (off, len): (usize, usize),
     ) {
+        if ShortOp::is_name(op.dst_op) {
+            let asked = (op.dst_op, op.dst_gen, op.offset);
+            return self.on_short_answer((p, Form::Read), frame, asked, (off, len));
+        }
         let handle = Handle::from_parts(op.dst_op, op.dst_gen);
         let active = self.active_ns;
         let Some(pull) = self.pulls.by_handle_mut(handle).filter(|pull| pull.peer == p) else {
@@ -506,7 +511,7 @@ impl Node {
 
     /// Gives back the record and blocks of a message that is out of its matching table.
     pub(crate) fn free_stored(&mut self, now: Instant, msg: u32) {
-        let mut m = self.stored.free(msg);
+        let mut m = self.stored.free(msg).payload;
         self.blocks.release(&mut m.chain);
         self.peers[m.peer].stored -= 1;
         self.blocks_unpromised += m.units as usize;
@@ -931,7 +936,7 @@ impl Node {
     }
 
     fn free_recv(&mut self, recv: u32) {
-        let wr = self.posted.free(recv);
+        let wr = self.posted.free(recv).payload;
         self.eps[wr.ep].rx_used -= 1;
     }
 
@@ -958,6 +963,12 @@ impl Node {
 
     /// Ends a receive that is out of matching with an error entry.
     pub(crate) fn fail_recv(&mut self, recv: u32, err: Error) {
+        self.tell_failed(recv, err);
+        self.free_recv(recv);
+    }
+
+    /// Writes the error entry of a receive.
+    pub(super) fn tell_failed(&mut self, recv: u32, err: Error) {
         let tag = self.posted[recv].tag;
         let wr = &self.posted[recv].payload;
         let mut flags = CqFlags::RECV;
@@ -968,7 +979,6 @@ impl Node {
         let cqe = Cqe { op_context: wr.context, flags, tag, src: FI_ADDR_UNSPEC, ..Cqe::default() };
         let e = wr.ep;
         self.error_to(e, cqe, err);
-        self.free_recv(recv);
     }
 
     /// Writes an error entry to the receive queue of endpoint `e`, using up a reservation.

@@ -12,7 +12,7 @@ use super::ops::{Job, JobKind, Late, Pull, RmaKind, WrFlags};
 use super::peer::Peer;
 use super::recv::Verdict;
 use super::rma::{REMOTE_READ, REMOTE_WRITE, sent_len};
-use super::short_rma::ShortOp;
+use super::short_rma::{Form, ShortOp};
 use super::{MsgKind, Node};
 use crate::error::Error;
 use crate::flags::{Caps, CqFlags, MrAccess};
@@ -159,7 +159,7 @@ impl Node {
         done.map_err(|fault| self.atomic_fault(fault))?;
         self.atomic_done(now, p, e, op, target);
         if op.fetch {
-            self.answer_values(p, op, bytes as u32, short, long);
+            self.answer_values(p, op, bytes as u16, short, long);
         }
         Ok(())
     }
@@ -258,11 +258,11 @@ impl Node {
         &mut self,
         p: u32,
         op: &AtomicOp,
-        len: u32,
+        len: u16,
         short: [u8; Job::SHORT],
         long: Vec<u8>,
     ) {
-        let kind = JobKind::Values { offset: op.offset, len, short, long };
+        let kind = JobKind::Values { ty: Ty::Resp, offset: op.offset, len, short, long };
         let (dst_op, dst_gen, link) = (op.dst_op, op.dst_gen, Link::default());
         self.add_job(Job { peer: p, dst_op, dst_gen, kind, queued: true, link });
     }
@@ -549,6 +549,10 @@ impl Node {
         (off, len): (usize, usize),
     ) {
         let handle = Handle::from_parts(op.dst_op, op.dst_gen);
+        let short = ShortOp::is_name(op.dst_op);
+        if let Some(reason) = op.status.filter(|_| short) {
+            return self.on_short_failed(p, (op.dst_op, op.dst_gen), reason);
+        }
         if let Some(reason) = op.status {
             self.read_failed(p, handle, op.offset, super::input::nack_error(reason));
             return;
@@ -557,8 +561,9 @@ impl Node {
         if !peer.txq.is_empty() {
             self.make_ready(p);
         }
-        if ShortOp::is_name(op.dst_op) {
-            return self.on_short_resp(p, frame, op, (off, len));
+        if short {
+            let asked = (op.dst_op, op.dst_gen, op.offset.into());
+            return self.on_short_answer((p, Form::Fetch), frame, asked, (off, len));
         }
         self.peers[p].answered(1);
         let known = self.tx.by_handle(handle);

@@ -28,7 +28,7 @@ const ATOMIC_LEN_MAX: usize = 4096;
 
 /// Answers that a node with so many peers keeps.
 pub(super) fn jobs_max(peers: usize) -> usize {
-    (peers * ANSWERS_MAX).clamp(2 * super::short_rma::ANSWERS_AT_ONCE, 1 << 16)
+    (peers * ANSWERS_MAX).clamp(2 * super::short_target::ANSWERS_AT_ONCE, 1 << 16)
 }
 
 impl Node {
@@ -330,9 +330,9 @@ impl Node {
                 let region_ends = region_ends && done;
                 (Ty::Data, BodyRef::Mr { mr, offset: from, len, ends, region_ends }, len)
             }
-            JobKind::Values { offset, len, .. } => {
+            JobKind::Values { ty, offset, len, .. } => {
                 RespOp { dst_op, dst_gen, offset, status: None }.emit(&mut op);
-                (Ty::Resp, if len > 0 { BodyRef::Job { job: j } } else { BodyRef::None }, 0)
+                (ty, if len > 0 { BodyRef::Job { job: j } } else { BodyRef::None }, 0)
             }
             JobKind::Failed { len, reason } => {
                 RespOp { dst_op, dst_gen, offset: len, status: Some(reason) }.emit(&mut op);

@@ -573,15 +573,14 @@ impl Node {
         Rtt::default().rto_ns(self.rto_floor_ns, peer.backoff)
     }
 
-    /// A tenth of T_dead; less while a lost grant may be all that keeps us from sending.
+    /// A tenth of T_dead; less while a lost grant may be all that keeps us from sending, and twice
+    /// as long again for each answer that brought none.
     fn probe_interval(&self, peer: &Peer) -> u64 {
         let tenth = self.settings.t_dead_ns / 10;
-        let stalled = !self.lossless && peer.snd.is_empty() && !peer.txq.is_empty();
-        if stalled {
-            peer.rtt.rto_ns(self.rto_floor_ns, peer.probes.min(16)).min(tenth)
-        } else {
-            tenth
+        if self.lossless || !peer.is_stalled() {
+            return tenth;
         }
+        peer.rtt.rto_ns(self.rto_floor_ns, peer.backoff).min(tenth)
     }
 
     /// The wheel called for `p`.
@@ -632,6 +631,9 @@ impl Node {
         if peer.owes() && now >= peer.probe_at + interval {
             peer.want_ping = true;
             peer.probes = peer.probes.saturating_add(1);
+            if peer.is_stalled() {
+                peer.backoff = peer.backoff.saturating_add(1);
+            }
             peer.probe_at = now;
             self.make_ready(p);
         }

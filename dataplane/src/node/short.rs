@@ -268,7 +268,7 @@ impl Node {
         let first = peer.snd.is_empty();
         peer.snd.push(&mut self.sent, idx);
         if first {
-            (peer.progress_at, peer.probed) = (now, false);
+            peer.begin_flight(now);
             // Most often the wheel will call in time anyhow, for what was sent before.
             let patience = self.patience(&self.peers[p]).min(self.settings.t_dead_ns / 10);
             if self.peers[p].timer_at > now + patience {
@@ -322,7 +322,7 @@ impl Node {
                 peer.credit = peer.credit.wrapping_add(u32::from(granted));
             }
         }
-        let Some(&e) = self.by_number.get(usize::from(msg.op.dst_ep)) else { return false };
+        let Some(&e) = self.numbers.at.get(usize::from(msg.op.dst_ep)) else { return false };
         let Some(ep) = self.eps.get_mut(e) else { return false };
         let MsgOp { src_ep, tagged, tag, imm, .. } = msg.op;
         let cost = units(u64::from(msg.plen));
@@ -407,7 +407,7 @@ impl Node {
             peer.snd.una = cack;
             peer.credit = peer.credit.wrapping_add(u32::from(granted));
         }
-        let Some(&e) = self.by_number.get(usize::from(msg.dst_ep())) else { return false };
+        let Some(&e) = self.numbers.at.get(usize::from(msg.dst_ep())) else { return false };
         let Some(ep) = self.eps.get_mut(e) else { return false };
         if !ep.may_take[usize::from(Usual::TAGGED)] || ep.starved {
             return false;
@@ -590,8 +590,7 @@ pub(super) fn short_cost(peer: &mut Peer, len: usize) -> Option<u32> {
 /// (`KEPT`: but those that are kept anyhow), and it can be true.
 #[inline(always)]
 pub(super) fn is_unawaited<const KEPT: bool>(peer: &Peer, acked: u32, granted: u16) -> bool {
-    // All bits of a head are set if nothing is in the list.
-    let heads = peer.txq.head & peer.dataq.head & peer.ctlq.head & peer.jobq.head;
-    let waited_for = heads != NONE || !KEPT && !peer.snd.is_empty();
+    let kept = !peer.snd.is_empty() || peer.last_unacked != Peer::NO_OP;
+    let waited_for = peer.any_waits() || !KEPT && kept;
     !waited_for && acked <= peer.snd.in_flight() && granted < 1 << 15
 }

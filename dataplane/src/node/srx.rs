@@ -11,7 +11,7 @@
 
 use super::post::{keep_list, recv_wr};
 use super::recv::MsgHead;
-use super::{EpAttr, EpId, MsgKind, Node, RecvReq};
+use super::{CntrId, EpAttr, EpId, MsgKind, Node, RecvReq};
 use crate::error::{Error, Result};
 use crate::flags::Caps;
 use crate::proto::matching::Src;
@@ -100,7 +100,7 @@ impl Node {
         }
     }
 
-    pub(super) fn srx_close(&mut self, s: u32) -> Result<()> {
+    pub(super) fn srx_close(&mut self, now: Instant, s: u32) -> Result<()> {
         if self.eps[s].sharers != Some(0) {
             return Err(Error::Busy);
         }
@@ -109,6 +109,7 @@ impl Node {
                 self.drop_shared(s, kind, recv);
             }
         }
+        self.close_twins(now, s);
         self.eps.free(s);
         Ok(())
     }
@@ -116,8 +117,8 @@ impl Node {
     /// Takes back a receive that nobody can be told of.
     fn drop_shared(&mut self, s: u32, kind: MsgKind, recv: u32) {
         self.eps[s].matcher[kind as usize].unlink_posted(&mut self.posted, recv);
-        self.posted.free(recv);
-        self.eps[s].rx_used -= 1;
+        let owner = self.posted.free(recv).payload.ep;
+        self.eps[owner].rx_used -= 1;
     }
 
     /// Where the receives and stored messages of endpoint `e` are.
@@ -152,29 +153,40 @@ impl Node {
 
     /// Makes a receive of a context one of endpoint `e`.
     fn hand_over(&mut self, recv: u32, e: u32) {
+        let from = self.posted[recv].payload.ep;
+        let to = if self.eps[from].twin_of == NONE { e } else { self.same_twin(from, e) };
         let wr = &mut self.posted[recv].payload;
-        let s = std::mem::replace(&mut wr.ep, e);
-        wr.cqe |= !self.eps[e].rx_selective;
-        self.eps[s].rx_used -= 1;
-        self.eps[e].rx_used += 1;
+        wr.ep = to;
+        wr.cqe |= !self.eps[to].rx_selective;
+        self.eps[from].rx_used -= 1;
+        self.eps[to].rx_used += 1;
     }
 
-    /// Posts a receive to context `s`.
+    /// The twin of endpoint `e` that the counter of twin `t` counts for; the endpoint itself if it
+    /// can have none.
+    #[cold]
+    fn same_twin(&mut self, t: u32, e: u32) -> u32 {
+        let cntr = self.eps[t].tx_cntr;
+        let cntr = (cntr != NONE).then(|| CntrId(self.cntrs.handle(cntr)));
+        self.ep_twin(EpId(self.eps.handle(e)), cntr).map_or(e, |twin| twin.0.idx())
+    }
+
+    /// Posts a receive to context `s`, as the context's or as that of `owner`, a twin of it.
     pub(super) fn post_shared(
         &mut self,
         now: Instant,
-        s: u32,
+        (s, owner): (u32, u32),
         src: Src,
         mut req: RecvReq,
     ) -> Result<()> {
-        let context = &mut self.eps[s];
-        if context.rx_used >= context.rx_size || self.posted.is_full() {
+        let it = &mut self.eps[owner];
+        if it.rx_used >= it.rx_size || self.posted.is_full() {
             return Err(Error::Again);
         }
-        context.rx_used += 1;
+        it.rx_used += 1;
         let (tag, ignore) = (req.tag, req.ignore);
-        let wr = recv_wr(s, context.rx_selective, false, &req);
-        let matcher = &mut context.matcher[req.kind as usize];
+        let wr = recv_wr(owner, it.rx_selective, false, &req);
+        let matcher = &mut self.eps[s].matcher[req.kind as usize];
         let found = matcher.match_unexpected(&self.stored, tag, ignore, src);
         let recv = matcher.post(&mut self.posted, tag, ignore, src, wr);
         let recv = recv.unwrap_or_else(|_| unreachable!("a free slot was seen"));
@@ -216,12 +228,17 @@ impl Node {
         if self.end_shared(s, kind, recv, Error::Canceled) { Ok(()) } else { Err(Error::Again) }
     }
 
-    /// Ends a receive of context `s` with an error entry of an endpoint that has room for it.
-    fn end_shared(&mut self, s: u32, kind: MsgKind, recv: u32, err: Error) -> bool {
+    /// An endpoint that shares context `s`, with an entry kept free in its receive queue.
+    pub(super) fn sharer_with_room(&mut self, s: u32) -> Option<u32> {
         let bound = |ep: &super::ep::Ep| ep.srx == s && ep.rx_cq != NONE;
         let sharers: Vec<u32> =
             self.eps.iter().filter(|(_, ep)| bound(ep)).map(|(e, _)| e).collect();
-        let Some(e) = sharers.into_iter().find(|&e| self.reserve_for(e)) else { return false };
+        sharers.into_iter().find(|&e| self.reserve_for(e))
+    }
+
+    /// Ends a receive of context `s` with an error entry of an endpoint that has room for it.
+    fn end_shared(&mut self, s: u32, kind: MsgKind, recv: u32, err: Error) -> bool {
+        let Some(e) = self.sharer_with_room(s) else { return false };
         self.eps[s].matcher[kind as usize].unlink_posted(&mut self.posted, recv);
         self.hand_over(recv, e);
         self.fail_recv(recv, err);

@@ -5,7 +5,11 @@
 //! the address vector of its endpoint; receives that are posted through it are matched in the
 //! endpoint's tables, where they stand in order with all others, and are the twin's from the start.
 //! It ends with its endpoint, or earlier, when it is idle and its counter is closed.
+//!
+//! A shared receive context has twins as well. From the match on their receives are those of a twin
+//! of the endpoint that the message was for, which the same counter counts.
 
+use super::ops::RecvWr;
 use super::post::{keep_list, recv_wr};
 use super::rma::{READ, WRITE};
 use super::{CntrId, EpAttr, EpId, Node, RecvReq};
@@ -24,7 +28,7 @@ impl Node {
     /// - [`Error::NoMem`]: there are too many endpoints.
     pub fn ep_twin(&mut self, ep: EpId, cntr: Option<CntrId>) -> Result<EpId> {
         let e = self.eps.by_handle(ep.0).ok_or(Error::BadFd)?;
-        if !e.enabled || e.sharers.is_some() || e.twin_of != NONE {
+        if !e.enabled || e.twin_of != NONE {
             return Err(Error::OpBadState);
         }
         let at = match cntr {
@@ -44,7 +48,9 @@ impl Node {
             buffered_recv: false,
             ..EpAttr::default()
         };
-        let (number, queues, av) = (e.number, (e.tx_cq, e.rx_cq), e.av);
+        // A context's address vector is that of its endpoints, which come and go.
+        let av = if e.sharers.is_some() { NONE } else { e.av };
+        let (number, queues) = (e.number, (e.tx_cq, e.rx_cq));
         let twin = self.ep_record(attr, number)?;
         let t = &mut self.eps[twin.0.idx()];
         t.twin_of = idx;
@@ -56,14 +62,13 @@ impl Node {
         for cq in [queues.0, queues.1].into_iter().filter(|&cq| cq != NONE) {
             self.cqs[cq].bound += 1;
         }
-        self.avs[av].bound += 1;
+        if let Some(table) = self.avs.get_mut(av) {
+            table.bound += 1;
+        }
         if let Some(table) = self.cntrs.get_mut(at) {
             table.bound += 4;
         }
-        // From now on some of its receives are a twin's, which the short way does not know.
-        let e = &mut self.eps[idx];
-        e.has_twin = true;
-        e.enable(true);
+        self.eps[idx].has_twin = true;
         Ok(twin)
     }
 
@@ -76,6 +81,9 @@ impl Node {
         mut req: RecvReq,
     ) -> Result<()> {
         let e = self.eps[t].twin_of;
+        if self.eps[e].sharers.is_some() {
+            return self.post_shared(now, (e, t), src, req);
+        }
         if self.eps[e].srx != NONE {
             return Err(Error::OpNotSupp("receives are posted to the shared context"));
         }
@@ -88,7 +96,8 @@ impl Node {
         }
         twin.rx_used += 1;
         let (tag, ignore) = (req.tag, req.ignore);
-        let wr = recv_wr(t, true, false, &req);
+        // The short ways know the endpoint's own receives, and leave alone what is not plain.
+        let wr = RecvWr { plain: false, ..recv_wr(t, true, false, &req) };
         let ep = &mut self.eps[e];
         let starved = ep.starved;
         let matcher = &mut ep.matcher[req.kind as usize];
@@ -107,14 +116,25 @@ impl Node {
     }
 
     /// Tells that an operation of `ep`, which was accepted to be posted later, could not be: by an
-    /// error entry of its queue for sends or, if `recv`, for receives, and by its counter.
+    /// error entry of its queue for sends or, if `recv`, for receives, and by its counter. For a
+    /// shared context some endpoint tells that shares it, if there is one.
     ///
     /// # Errors
     /// [`Error::Again`]: the queue is full; nothing was told. [`Error::BadFd`]: it was closed.
     pub fn fail_unposted(&mut self, ep: EpId, context: u64, recv: bool, err: Error) -> Result<()> {
         let e = self.eps.by_handle(ep.0).ok_or(Error::BadFd)?;
-        let (cq, cntr) = if recv { (e.rx_cq, e.rx_cntr) } else { (e.tx_cq, e.tx_cntr) };
-        if cq == NONE || !self.cqs[cq].cq.reserve() {
+        let (mut cq, cntr) = if recv { (e.rx_cq, e.rx_cntr) } else { (e.tx_cq, e.tx_cntr) };
+        let s = e.twin_of;
+        if let Some(sharers) = self.eps.get(s).and_then(|context| context.sharers) {
+            if sharers == 0 {
+                self.count(cntr, false);
+                return Ok(());
+            }
+            cq = self.sharer_with_room(s).map_or(NONE, |e| self.eps[e].rx_cq);
+            if cq == NONE {
+                return Err(Error::Again);
+            }
+        } else if cq == NONE || !self.cqs[cq].cq.reserve() {
             return Err(Error::Again);
         }
         let flags = if recv { CqFlags::RECV } else { CqFlags::SEND };

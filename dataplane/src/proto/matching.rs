@@ -14,8 +14,6 @@
 //! The entries live in pools that all matchers of a node share. An entry stays with the matcher it
 //! was given to: passing its index to another one is our own bug.
 
-use std::ops::{Index, IndexMut};
-
 use crate::plant::{Bug, planted};
 use crate::slab::{Link, Linked, List, NONE, Slab};
 
@@ -67,13 +65,12 @@ pub struct Unexpected<U> {
     arrival: Link,
 }
 
-/// The posted receives of a node.
-#[derive(Debug)]
-pub struct PostedPool<P>(Slab<Posted<P>>);
+/// The posted receives of a node: a slot is in use while its receive is posted, and after
+/// [`unlink_posted`](Matcher::unlink_posted) until it is freed.
+pub type PostedPool<P> = Slab<Posted<P>>;
 
-/// The unexpected messages of a node.
-#[derive(Debug)]
-pub struct UnexpectedPool<U>(Slab<Unexpected<U>>);
+/// The unexpected messages of a node, with slots in use as those of [`PostedPool`].
+pub type UnexpectedPool<U> = Slab<Unexpected<U>>;
 
 /// A receive that a message goes to, and where it stands.
 #[derive(Clone, Copy, Debug)]
@@ -131,18 +128,18 @@ impl Matcher {
         src: Src,
         payload: P,
     ) -> Result<u32, P> {
-        if pool.0.is_full() {
+        if pool.is_full() {
             return Err(payload);
         }
         let idx = if ignore == 0 {
             // Makes a slot free that was never used, if there is no other.
-            pool.0.vacant();
+            pool.vacant();
             self.post_exact(pool, tag, src, payload)
         } else {
             let (seq, link) = (self.seq, Link::default());
-            let idx = pool.0.alloc(Posted { tag, ignore, src, payload, seq, link });
+            let idx = pool.alloc(Posted { tag, ignore, src, payload, seq, link });
             let idx = idx.expect("a free slot was seen");
-            self.wild.push_back(&mut pool.0, idx);
+            self.wild.push_back(pool, idx);
             (self.seq, self.posted_len) = (seq + 1, self.posted_len + 1);
             Some(idx)
         };
@@ -164,8 +161,8 @@ impl Matcher {
         let before = ends[1].wrapping_sub(1);
         let link = Link { prev: before, next: NONE };
         let posted = Posted { tag, ignore: 0, src, payload, seq, link };
-        let idx = pool.0.alloc_again(posted)?.idx();
-        append(ends, &mut pool.0, before, idx);
+        let idx = pool.alloc_again(posted)?.idx();
+        append(ends, pool, before, idx);
         self.seq = seq + 1;
         self.posted_len += 1;
         Some(idx)
@@ -190,7 +187,7 @@ impl Matcher {
         let mut exact = self.posted.head(tag);
         while exact != NONE {
             probe();
-            let posted = &pool.0[exact];
+            let posted = &pool[exact];
             if posted.tag == tag && posted.src.takes(src) {
                 break;
             }
@@ -200,10 +197,10 @@ impl Matcher {
         if wild == NONE {
             return some(exact);
         }
-        let before = if exact == NONE { u64::MAX } else { pool.0[exact].seq };
+        let before = if exact == NONE { u64::MAX } else { pool[exact].seq };
         while wild != NONE {
             probe();
-            let posted = &pool.0[wild];
+            let posted = &pool[wild];
             if posted.seq > before && !planted(Bug::WildcardOrderIgnored) {
                 break;
             }
@@ -225,7 +222,7 @@ impl Matcher {
         last: impl Fn(&P) -> bool,
     ) -> Option<u32> {
         let idx = self.match_posted(pool, src, tag)?;
-        if last(&pool.0[idx].payload) {
+        if last(&pool[idx].payload) {
             self.unlink_posted(pool, idx);
         }
         Some(idx)
@@ -242,7 +239,7 @@ impl Matcher {
     ) -> Option<(First, &'p Posted<P>)> {
         let bucket = self.posted.bucket(tag);
         let idx = self.posted.ends.get(bucket)?[0].wrapping_sub(1);
-        let posted = pool.0.get(idx)?;
+        let posted = pool.get(idx)?;
         if posted.tag != tag || !posted.src.takes(src) || self.wild.head != NONE {
             return None;
         }
@@ -253,25 +250,25 @@ impl Matcher {
     #[inline(always)]
     pub fn pop<P>(&mut self, pool: &mut PostedPool<P>, first: First) {
         let ends = &mut self.posted.ends[first.bucket];
-        pool.0.discard(first.idx);
+        pool.discard(first.idx);
         if first.next == NONE {
             *ends = [0; 2];
         } else {
             ends[0] = first.next + 1;
-            pool.0[first.next].link.prev = NONE;
+            pool[first.next].link.prev = NONE;
         }
         self.posted_len -= 1;
     }
 
     /// Takes a posted receive out, so that nothing matches it any more. Its slot stays in use until
-    /// [`PostedPool::free`].
+    /// [`Slab::free`].
     #[inline]
     pub fn unlink_posted<P>(&mut self, pool: &mut PostedPool<P>, idx: u32) {
-        let Posted { tag, ignore, .. } = pool.0[idx];
+        let Posted { tag, ignore, .. } = pool[idx];
         if ignore == 0 {
-            self.posted.remove(&mut pool.0, tag, idx);
+            self.posted.remove(pool, tag, idx);
         } else {
-            self.wild.remove(&mut pool.0, idx);
+            self.wild.remove(pool, idx);
         }
         self.posted_len -= 1;
     }
@@ -291,11 +288,11 @@ impl Matcher {
         if self.posted_len == 0 {
             return None;
         }
-        let exact = self.posted.iter(&pool.0);
+        let exact = self.posted.iter(pool);
         exact
-            .chain(self.wild.iter(&pool.0))
-            .filter(|&idx| f(&pool.0[idx]))
-            .min_by_key(|&idx| pool.0[idx].seq)
+            .chain(self.wild.iter(pool))
+            .filter(|&idx| f(&pool[idx]))
+            .min_by_key(|&idx| pool[idx].seq)
     }
 
     /// The receive posted first. Looks at the head of every bucket: for closing.
@@ -304,7 +301,7 @@ impl Matcher {
             return None;
         }
         let heads = self.posted.heads().chain(some(self.wild.head));
-        heads.min_by_key(|&idx| pool.0[idx].seq)
+        heads.min_by_key(|&idx| pool[idx].seq)
     }
 
     /// Appends a message that no posted receive matches, and says its index.
@@ -319,13 +316,13 @@ impl Matcher {
         tag: u64,
         payload: U,
     ) -> Result<u32, U> {
-        let Some(idx) = pool.0.vacant() else { return Err(payload) };
+        let Some(idx) = pool.vacant() else { return Err(payload) };
         let ends = self.unexpected.ends(tag);
         let before = ends[1].wrapping_sub(1);
         let chain = Link { prev: before, next: NONE };
-        pool.0.fill(Unexpected { tag, src, payload, chain, arrival: Link::default() });
-        append(ends, &mut pool.0, before, idx);
-        self.arrivals.push_back(&mut pool.0, idx);
+        pool.fill(Unexpected { tag, src, payload, chain, arrival: Link::default() });
+        append(ends, pool, before, idx);
+        self.arrivals.push_back(pool, idx);
         Ok(idx)
     }
 
@@ -344,7 +341,7 @@ impl Matcher {
         if ignore == 0 {
             let mut idx = self.unexpected.head(tag);
             while idx != NONE {
-                let message = &pool.0[idx];
+                let message = &pool[idx];
                 if message.tag == tag && src.takes(message.src) {
                     break;
                 }
@@ -356,12 +353,12 @@ impl Matcher {
     }
 
     /// Takes an unexpected message out, so that no receive matches it any more. Its slot stays in
-    /// use until [`UnexpectedPool::free`].
+    /// use until [`Slab::free`].
     #[inline]
     pub fn unlink_unexpected<U>(&mut self, pool: &mut UnexpectedPool<U>, idx: u32) {
-        let tag = pool.0[idx].tag;
-        self.unexpected.remove(&mut pool.0, tag, idx);
-        self.arrivals.remove(&mut pool.0, idx);
+        let tag = pool[idx].tag;
+        self.unexpected.remove(pool, tag, idx);
+        self.arrivals.remove(pool, idx);
     }
 
     /// Unexpected messages there are.
@@ -375,7 +372,7 @@ impl Matcher {
         pool: &UnexpectedPool<U>,
         mut f: impl FnMut(&Unexpected<U>) -> bool,
     ) -> Option<u32> {
-        self.arrivals.iter(&pool.0).find(|&idx| f(&pool.0[idx]))
+        self.arrivals.iter(pool).find(|&idx| f(&pool[idx]))
     }
 
     /// The message that arrived first.
@@ -384,129 +381,10 @@ impl Matcher {
     }
 }
 
-impl<P> PostedPool<P> {
-    /// Whether a receive waits for a message of this peer only. Looks at all of them.
+impl<P> Posted<P> {
+    /// Whether it waits for messages of this peer only.
     pub fn names(&self, peer: u32) -> bool {
-        let of = |src: Src| src != Src::ANY && src.0 >> 16 == u64::from(peer);
-        self.0.iter().any(|(_, posted)| of(posted.src))
-    }
-
-    /// Room for `n` posted receives, reserved and not touched.
-    pub fn with_capacity(n: usize) -> Self {
-        Self(Slab::with_capacity(n))
-    }
-
-    /// Gives the slot of an unlinked receive back.
-    #[inline]
-    pub fn free(&mut self, idx: u32) -> P {
-        self.0.free(idx).payload
-    }
-
-    /// The receive at `idx`, `None` if the slot is not in use.
-    pub fn get(&self, idx: u32) -> Option<&Posted<P>> {
-        self.0.get(idx)
-    }
-
-    /// Slots in use, posted or unlinked.
-    pub fn len(&self) -> usize {
-        self.0.len()
-    }
-
-    /// Whether no slot is in use.
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
-    /// Whether [`Matcher::post`] would fail.
-    #[inline]
-    pub fn is_full(&self) -> bool {
-        self.0.is_full()
-    }
-
-    /// Slots not in use.
-    pub fn free_count(&self) -> usize {
-        self.0.free_count()
-    }
-}
-
-impl<U> UnexpectedPool<U> {
-    /// All messages, in no particular order.
-    pub fn iter(&self) -> impl Iterator<Item = (u32, &Unexpected<U>)> {
-        self.0.iter()
-    }
-
-    /// How often the slot `idx` has been used, which tells a message from an earlier one there.
-    pub fn generation(&self, idx: u32) -> u32 {
-        self.0.generation(idx)
-    }
-
-    /// Room for `n` unexpected messages, reserved and not touched.
-    pub fn with_capacity(n: usize) -> Self {
-        Self(Slab::with_capacity(n))
-    }
-
-    /// Gives the slot of an unlinked message back.
-    #[inline]
-    pub fn free(&mut self, idx: u32) -> U {
-        self.0.free(idx).payload
-    }
-
-    /// The message at `idx`, `None` if the slot is not in use.
-    pub fn get(&self, idx: u32) -> Option<&Unexpected<U>> {
-        self.0.get(idx)
-    }
-
-    /// Slots in use, waiting or unlinked.
-    pub fn len(&self) -> usize {
-        self.0.len()
-    }
-
-    /// Whether no slot is in use.
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
-    /// Whether [`Matcher::add_unexpected`] would fail.
-    #[inline]
-    pub fn is_full(&self) -> bool {
-        self.0.is_full()
-    }
-
-    /// Slots not in use.
-    pub fn free_count(&self) -> usize {
-        self.0.free_count()
-    }
-}
-
-impl<P> Index<u32> for PostedPool<P> {
-    type Output = Posted<P>;
-
-    #[inline]
-    fn index(&self, idx: u32) -> &Posted<P> {
-        &self.0[idx]
-    }
-}
-
-impl<P> IndexMut<u32> for PostedPool<P> {
-    #[inline]
-    fn index_mut(&mut self, idx: u32) -> &mut Posted<P> {
-        &mut self.0[idx]
-    }
-}
-
-impl<U> Index<u32> for UnexpectedPool<U> {
-    type Output = Unexpected<U>;
-
-    #[inline]
-    fn index(&self, idx: u32) -> &Unexpected<U> {
-        &self.0[idx]
-    }
-}
-
-impl<U> IndexMut<u32> for UnexpectedPool<U> {
-    #[inline]
-    fn index_mut(&mut self, idx: u32) -> &mut Unexpected<U> {
-        &mut self.0[idx]
+        self.src != Src::ANY && self.src.0 >> 16 == u64::from(peer)
     }
 }
 
@@ -713,7 +591,7 @@ mod tests {
                 Op::Discard { nth } => self.discard(ep, nth)?,
                 Op::FreeMatched if !self.matched.is_empty() => {
                     let (idx, id) = self.matched.remove(0);
-                    prop_assert_eq!(self.posted.free(idx), id);
+                    prop_assert_eq!(self.posted.free(idx).payload, id);
                 }
                 Op::FreeMatched => {}
             }
@@ -736,7 +614,7 @@ mod tests {
             prop_assert_eq!(got_id, want.map(|i| model.unexpected[i].2));
             if let (Some(idx), Some(i)) = (got, want) {
                 matcher.unlink_unexpected(&mut self.unexpected, idx);
-                prop_assert_eq!(self.unexpected.free(idx), model.unexpected.remove(i).2);
+                prop_assert_eq!(self.unexpected.free(idx).payload, model.unexpected.remove(i).2);
                 return Ok(());
             }
             let full = self.posted.is_full();
@@ -796,7 +674,7 @@ mod tests {
             let got = matcher.find_posted(&self.posted, |r| r.tag == tag);
             prop_assert_eq!(got.map(|idx| self.posted[idx].payload), Some(model.posted[i].3));
             matcher.unlink_posted(&mut self.posted, got.unwrap());
-            prop_assert_eq!(self.posted.free(got.unwrap()), model.posted.remove(i).3);
+            prop_assert_eq!(self.posted.free(got.unwrap()).payload, model.posted.remove(i).3);
             Ok(())
         }
 
@@ -808,7 +686,7 @@ mod tests {
             let (.., id) = model.unexpected.remove(nth % model.unexpected.len());
             let got = matcher.find_unexpected(&self.unexpected, |m| m.payload == id);
             matcher.unlink_unexpected(&mut self.unexpected, got.unwrap());
-            prop_assert_eq!(self.unexpected.free(got.unwrap()), id);
+            prop_assert_eq!(self.unexpected.free(got.unwrap()).payload, id);
             Ok(())
         }
 

@@ -38,7 +38,7 @@ pub use nop::NopOp;
 pub use op::{Op, frame};
 pub use open::OpenOp;
 pub use pack::{PackOp, PackRecords, record_len};
-pub use plain::{Asked, AtomicWhat, PlainAtomic, PlainBase, PlainTy};
+pub use plain::{Asked, PlainAsk, PlainBase, PlainOp, PlainTold, PlainTy, Wanted};
 pub use rma::{AtomicOp, ReadOp, RemoteRange, RespOp, WriteOp};
 pub use rndv::{DataOp, EndOp, EndStatus, PullOp, RndvOp};
 pub use rst::{RstOp, RstReason};
@@ -92,6 +92,16 @@ struct Bytes<const N: usize>([u8; N]);
 
 impl<const N: usize> Bytes<N> {
     const ZERO: Self = Self([0; N]);
+
+    /// A header of so many words.
+    fn of_words<const W: usize>(words: [u64; W]) -> Self {
+        const { assert!(8 * W == N) };
+        let mut b = Self::ZERO;
+        for (bytes, word) in b.0.chunks_exact_mut(8).zip(words) {
+            bytes.copy_from_slice(&word.to_le_bytes());
+        }
+        b
+    }
 
     /// Copies the header at `at` out of `frame`.
     #[inline(always)]

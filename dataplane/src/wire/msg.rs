@@ -122,6 +122,12 @@ impl PlainHead {
         out.set::<14, 2>((self.kind | if ar { AR << 8 } else { 0 }).to_le_bytes());
     }
 
+    /// Whether it asks for an acknowledgement.
+    #[inline(always)]
+    pub(super) fn asks_ack(&self) -> bool {
+        self.kind & AR << 8 != 0
+    }
+
     /// What `frame` starts with; `None` if it is too short.
     #[inline(always)]
     pub(super) fn parse(frame: &RxFrame<'_>) -> Option<Self> {

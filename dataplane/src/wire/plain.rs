@@ -1,10 +1,13 @@
 //! Packets about which nothing is out of the ordinary, read and written for the short way: sent for
-//! the first time, without a checksum, asking for no acknowledgement.
+//! the first time, without a checksum.
 
 use barewire_driver::frame::RxFrame;
 
-use super::base::plain;
-use super::{AtomicOp, BASE_LEN, Bytes, HeadOut, PlainHead, RespOp, Ty};
+use super::base::{AR, plain};
+use super::rma::{END, LAST};
+use super::{
+    AckOp, AtomicOp, BASE_LEN, Bytes, HeadOut, PlainHead, ReadOp, RemoteRange, RespOp, Ty, WriteOp,
+};
 use crate::psn::Psn;
 
 /// What such a packet says before its operation header.
@@ -24,13 +27,36 @@ pub struct PlainBase {
     pub plen: u16,
 }
 
-/// The types of packets of one-sided operations that a short way takes.
+/// The types of packets that ask for a one-sided operation, and may take a short way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PlainAsk {
+    /// An atomic operation.
+    Atomic,
+    /// A write.
+    Write,
+    /// A read.
+    Read,
+}
+
+/// The types of packets that tell what became of one, and come before a message in the order of
+/// types.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PlainTold {
+    /// Bytes of a read.
+    Data,
+    /// What was executed.
+    Ack,
+}
+
+/// What a packet is of a one-sided operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PlainTy {
-    /// An atomic operation.
+    /// An atomic operation, and no acknowledgement is asked for.
     Atomic,
     /// The answer to one, or to a read.
     Resp,
+    /// Any request, with or without such a wish.
+    Ask(PlainAsk),
 }
 
 impl PlainBase {
@@ -51,21 +77,52 @@ impl PlainBase {
         })
     }
 
-    /// What a packet is, if it is one of the plain ones that this file knows. For any other, good
-    /// or bad, [`Base::parse`](super::Base::parse) tells.
+    /// What a packet is, if it is one of the plain ones that this file knows and stands behind a
+    /// message in the order of types. For any other, good or bad,
+    /// [`Base::parse`](super::Base::parse) tells.
     #[inline(always)]
     pub fn ty(frame: &RxFrame<'_>) -> Option<PlainTy> {
         const ATOMIC: u32 = plain(Ty::Atomic, false);
         const RESP: u32 = plain(Ty::Resp, false);
         // One question for all others.
-        if frame.chunk_at::<1>(14)? < const { [(ATOMIC >> 8) as u8] } {
+        if frame.chunk_at::<1>(14)? < const { [(plain(Ty::Write, false) >> 8) as u8] } {
             return None;
         }
         match u32::from_be_bytes(frame.chunk_at(12)?) {
             ATOMIC => Some(PlainTy::Atomic),
             RESP => Some(PlainTy::Resp),
+            other => Self::ask(other).map(PlainTy::Ask),
+        }
+    }
+
+    fn ask(ty: u32) -> Option<PlainAsk> {
+        const ATOMIC: u32 = plain(Ty::Atomic, false);
+        const WRITE: u32 = plain(Ty::Write, false);
+        const READ: u32 = plain(Ty::Read, false);
+        match ty & !u32::from(AR) {
+            ATOMIC => Some(PlainAsk::Atomic),
+            WRITE => Some(PlainAsk::Write),
+            READ => Some(PlainAsk::Read),
             _ => None,
         }
+    }
+
+    /// As [`ty`](Self::ty), of the others.
+    #[inline(always)]
+    pub fn told(frame: &RxFrame<'_>) -> Option<PlainTold> {
+        const DATA: u32 = plain(Ty::Data, false);
+        const ACK: u32 = plain(Ty::Ack, false);
+        match u32::from_be_bytes(frame.chunk_at(12)?) {
+            DATA => Some(PlainTold::Data),
+            ACK => Some(PlainTold::Ack),
+            _ => None,
+        }
+    }
+
+    /// Whether it asks for an acknowledgement.
+    #[inline(always)]
+    pub fn asks_ack(&self) -> bool {
+        self.head.asks_ack()
     }
 
     /// Writes it, asking for an acknowledgement if `ar`.
@@ -80,26 +137,28 @@ impl PlainBase {
     }
 }
 
-/// The header of an ATOMIC as it was written, for who compares it with one that was checked.
+/// The header of a WRITE, READ or ATOMIC as it was written, for who compares it with one that was
+/// checked.
 #[derive(Clone, Copy, Debug)]
-pub struct PlainAtomic {
+pub struct PlainOp {
     /// What one packet after the other may ask for alike.
-    pub what: AtomicWhat,
-    /// As in [`RemoteRange`](super::RemoteRange).
+    pub what: Wanted,
+    /// As in [`RemoteRange`].
     pub addr: u64,
 }
 
-/// What an ATOMIC calls itself: the initiator's slot and its generation, and where in the result of
-/// the operation the old values belong, all as it stands in the header.
+/// What an ATOMIC or a READ calls itself: the initiator's slot and its generation, and where in the
+/// result of the operation the bytes belong, all as it stands in the header.
 #[derive(Clone, Copy, Debug)]
 pub struct Asked {
     asked: u64,
     offset: u32,
 }
 
-/// Of the header of an ATOMIC: the endpoint it is for, the key, flags, count, operation and type.
+/// Of such a header: the endpoint it is for, the key, flags, and of an ATOMIC count, operation and
+/// type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct AtomicWhat {
+pub struct Wanted {
     rkey: u64,
     /// Endpoint, flags and the reserved byte.
     head: u32,
@@ -107,7 +166,7 @@ pub struct AtomicWhat {
     kind: u32,
 }
 
-impl AtomicWhat {
+impl Wanted {
     /// No header says this: a byte of it is reserved.
     pub const NOTHING: Self = Self { rkey: 0, head: u32::MAX, kind: 0 };
 
@@ -116,14 +175,26 @@ impl AtomicWhat {
     pub fn hash(&self) -> usize {
         (self.rkey as u32 ^ self.kind >> 16) as usize
     }
+
+    /// Whether a WRITE or READ that says this is the only one of its operation, and no remote CQ
+    /// data follows.
+    pub fn is_whole(&self, ask: PlainAsk) -> bool {
+        let end = if ask == PlainAsk::Read { END } else { 0 };
+        self.head >> 16 == u32::from(LAST | end)
+    }
 }
 
-impl PlainAtomic {
-    /// Copies base and header out, but for what [`Asked`] is, and checks nothing. `None` if the
-    /// frame is too short for them.
+impl PlainOp {
+    /// Copies base and header out, but for what [`Asked`] is and for lengths, and checks nothing.
+    /// `None` if the frame is too short for them.
     #[inline(always)]
-    pub fn parse(frame: &RxFrame<'_>) -> Option<(PlainBase, Self)> {
-        if frame.len() < AtomicOp::HEAD {
+    pub fn parse(frame: &RxFrame<'_>, ask: PlainAsk) -> Option<(PlainBase, Self)> {
+        let head = match ask {
+            PlainAsk::Atomic => AtomicOp::HEAD,
+            PlainAsk::Write => WriteOp::HEAD,
+            PlainAsk::Read => ReadOp::HEAD,
+        };
+        if frame.len() < head {
             return None;
         }
         // All but the number of the operation and the endpoint that it is from.
@@ -131,13 +202,46 @@ impl PlainAtomic {
         let flags = u16::from_le_bytes(frame.chunk_at(BASE_LEN + 4)?);
         let head = u32::from(dst_ep) | u32::from(flags) << 16;
         let rkey = u64::from_le_bytes(frame.chunk_at(BASE_LEN + 8)?);
-        let kind = u32::from_le_bytes(frame.chunk_at(BASE_LEN + 32)?);
+        let kind = match ask {
+            PlainAsk::Atomic => u32::from_le_bytes(frame.chunk_at(BASE_LEN + 32)?),
+            PlainAsk::Write | PlainAsk::Read => 0,
+        };
         let addr = u64::from_le_bytes(frame.chunk_at(BASE_LEN + 16)?);
-        Some((PlainBase::parse(frame)?, Self { what: AtomicWhat { rkey, head, kind }, addr }))
+        Some((PlainBase::parse(frame)?, Self { what: Wanted { rkey, head, kind }, addr }))
     }
 
-    /// The header, checked, but for how it calls itself and the endpoint that it is from. `None`
-    /// if something is wrong with it, or remote CQ data follows it.
+    /// How many bytes of a region a WRITE or READ with this base is for, of which there is at least
+    /// one. `None` if it is not all of its operation, the frame is too short for its payload, or
+    /// something is wrong with it.
+    #[inline(always)]
+    pub fn len(frame: &RxFrame<'_>, ask: PlainAsk, base: &PlainBase) -> Option<usize> {
+        let plen = usize::from(base.plen);
+        let len = match ask {
+            PlainAsk::Write => {
+                let left = u64::from_le_bytes(frame.chunk_at(BASE_LEN + 24)?);
+                let here = frame.len().checked_sub(WriteOp::HEAD)? >= plen;
+                (here && left == plen as u64).then_some(plen)?
+            }
+            PlainAsk::Read => {
+                let offset = u64::from_le_bytes(frame.chunk_at(BASE_LEN + 32)?);
+                let len = u64::from_le_bytes(frame.chunk_at(BASE_LEN + 40)?);
+                let plain = offset == 0 && plen == 0 && len <= u16::MAX.into();
+                plain.then_some(len as usize)?
+            }
+            PlainAsk::Atomic => return None,
+        };
+        (len > 0).then_some(len)
+    }
+
+    /// The range that it names, but for the number of the operation and the endpoint it is from.
+    pub fn range(&self) -> RemoteRange {
+        let Self { what: Wanted { rkey, head, .. }, addr } = *self;
+        let last = (head >> 16) as u8 & LAST != 0;
+        RemoteRange { dst_ep: head as u16, src_ep: 0, seq: 0, last, rkey, addr }
+    }
+
+    /// The header of an ATOMIC, checked, but for how it calls itself and the endpoint that it is
+    /// from. `None` if something is wrong with it, or remote CQ data follows it.
     pub fn checked(&self) -> Option<AtomicOp> {
         // From what was copied, since the frame may say something else by now.
         let mut b = Bytes::ZERO;
@@ -162,11 +266,48 @@ impl Asked {
         Some(Self { asked, offset })
     }
 
-    /// The header of the answer.
+    /// As [`parse`](Self::parse), of a READ of which [`PlainOp::len`] has said something.
+    #[inline(always)]
+    pub fn of_read(frame: &RxFrame<'_>) -> Option<Self> {
+        Some(Self { asked: u64::from_le_bytes(frame.chunk_at(BASE_LEN + 24)?), offset: 0 })
+    }
+
+    /// The header of the answer, of a DATA too, which has the same bytes.
     #[inline(always)]
     pub fn resp(&self) -> RespOp {
         let (dst_op, dst_gen) = (self.asked as u32, (self.asked >> 32) as u32);
         RespOp { dst_op, dst_gen, offset: self.offset, status: None }
+    }
+}
+
+/// Writes base and operation header of a packet, asking for an acknowledgement if `ar`.
+macro_rules! put_words {
+    ($self:ident, $base:ident, $ar:ident, $out:ident, $($at:literal),*) => {
+        $base.put($ar, $out);
+        let words = $self.words();
+        $($out.set::<{ BASE_LEN + 8 * $at }, 8>(words[$at].to_le_bytes());)*
+    };
+}
+
+impl WriteOp {
+    /// Bytes before the payload of a WRITE without remote CQ data.
+    pub const HEAD: usize = BASE_LEN + Self::LEN;
+
+    /// As [`AtomicOp::put`].
+    #[inline(always)]
+    pub fn put(&self, base: &PlainBase, ar: bool, out: &mut impl HeadOut) {
+        put_words!(self, base, ar, out, 0, 1, 2, 3);
+    }
+}
+
+impl ReadOp {
+    /// Bytes of a READ.
+    pub const HEAD: usize = BASE_LEN + Self::LEN;
+
+    /// As [`AtomicOp::put`].
+    #[inline(always)]
+    pub fn put(&self, base: &PlainBase, ar: bool, out: &mut impl HeadOut) {
+        put_words!(self, base, ar, out, 0, 1, 2, 3, 4, 5);
     }
 }
 
@@ -178,13 +319,28 @@ impl AtomicOp {
     /// acknowledgement if `ar`.
     #[inline(always)]
     pub fn put(&self, base: &PlainBase, ar: bool, out: &mut impl HeadOut) {
-        base.put(ar, out);
-        let [head, rkey, addr, asked, what] = self.words();
-        out.set::<32, 8>(head.to_le_bytes());
-        out.set::<40, 8>(rkey.to_le_bytes());
-        out.set::<48, 8>(addr.to_le_bytes());
-        out.set::<56, 8>(asked.to_le_bytes());
-        out.set::<64, 8>(what.to_le_bytes());
+        put_words!(self, base, ar, out, 0, 1, 2, 3, 4);
+    }
+}
+
+impl AckOp {
+    /// Bytes of an ACK that says what its base does and no more.
+    pub const HEAD: usize = BASE_LEN + 8;
+
+    /// The base of such an ACK. `None` if it says more, or is too short.
+    #[inline(always)]
+    pub fn plain(frame: &RxFrame<'_>) -> Option<PlainBase> {
+        let [count] = frame.chunk_at(BASE_LEN + 2)?;
+        let base = PlainBase::parse(frame)?;
+        (frame.len() >= Self::HEAD && count == 0_u8 && base.plen == 0).then_some(base)
+    }
+
+    /// Writes one that leaves as soon as the packet before its base's `cack` has arrived.
+    #[inline(always)]
+    pub fn put(base: &PlainBase, out: &mut impl HeadOut) {
+        base.put(false, out);
+        let newest = base.cack.0.wrapping_sub(1);
+        out.set::<{ BASE_LEN }, 8>((u64::from(newest) << 32).to_le_bytes());
     }
 }
 
@@ -192,8 +348,8 @@ impl RespOp {
     /// Bytes before the payload of a RESP.
     pub const HEAD: usize = BASE_LEN + Self::LEN;
 
-    /// The base of a RESP with all old values of an operation, and the slot and its generation that
-    /// it names. `None` if it says anything else.
+    /// The base of a RESP or DATA with all that an operation gets, and the slot and its generation
+    /// that it names. `None` if it says anything else.
     #[inline(always)]
     pub fn plain(frame: &RxFrame<'_>) -> Option<(PlainBase, (u32, u32))> {
         if frame.len() < Self::HEAD {
@@ -210,9 +366,6 @@ impl RespOp {
     /// As [`AtomicOp::put`].
     #[inline(always)]
     pub fn put(&self, base: &PlainBase, ar: bool, out: &mut impl HeadOut) {
-        base.put(ar, out);
-        let [asked, rest] = self.words();
-        out.set::<32, 8>(asked.to_le_bytes());
-        out.set::<40, 8>(rest.to_le_bytes());
+        put_words!(self, base, ar, out, 0, 1);
     }
 }

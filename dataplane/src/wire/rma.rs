@@ -8,11 +8,11 @@ use super::msg::{imm_at, imm_len, put_imm};
 use super::{BASE_LEN, Base, Bytes, NackReason, READ_MAX, WireError};
 
 /// The last packet of its operation.
-const LAST: u8 = 1;
+pub(super) const LAST: u8 = 1;
 /// Remote CQ data follows the header; the same bit as in a message.
 const IMM: u8 = 1 << 1;
 /// READ, ATOMIC: the last packet for its remote range.
-const END: u8 = 1 << 2;
+pub(super) const END: u8 = 1 << 2;
 /// ATOMIC: the old values are wanted.
 const FETCH: u8 = 1 << 3;
 /// ATOMIC: as many compare values follow the operands.
@@ -44,14 +44,6 @@ impl RemoteRange {
     /// The number of the operation that header `bytes` is of, unless this is its last packet.
     pub fn unfinished(bytes: &[u8]) -> Option<u16> {
         (bytes[4] & LAST == 0).then(|| u16::from_le_bytes([bytes[6], bytes[7]]))
-    }
-
-    #[inline(always)]
-    fn put<const N: usize>(&self, b: &mut Bytes<N>, flags: u8) {
-        let [head, rkey, addr] = self.words(flags);
-        b.0[..8].copy_from_slice(&head.to_le_bytes());
-        b.0[8..16].copy_from_slice(&rkey.to_le_bytes());
-        b.0[16..24].copy_from_slice(&addr.to_le_bytes());
     }
 
     /// The header's words.
@@ -136,11 +128,15 @@ impl WriteOp {
     /// If `out` is too short.
     #[inline]
     pub fn emit(&self, out: &mut [u8]) -> usize {
-        let mut b = Bytes::<{ Self::LEN }>::ZERO;
-        self.range.put(&mut b, if self.imm.is_some() { IMM } else { 0 });
-        b.put64::<24>(self.left);
-        let at = b.write(out);
+        let at = Bytes::<{ Self::LEN }>::of_words(self.words()).write(out);
         put_imm(out, at, self.imm)
+    }
+
+    /// The header's words.
+    #[inline(always)]
+    pub(super) fn words(&self) -> [u64; Self::LEN / 8] {
+        let [head, rkey, addr] = self.range.words(if self.imm.is_some() { IMM } else { 0 });
+        [head, rkey, addr, self.left]
     }
 }
 
@@ -192,13 +188,15 @@ impl ReadOp {
     /// If `out` is too short.
     #[inline]
     pub fn emit(&self, out: &mut [u8]) -> usize {
-        let mut b = Bytes::<{ Self::LEN }>::ZERO;
-        self.range.put(&mut b, if self.end { END } else { 0 });
-        b.put32::<24>(self.dst_op);
-        b.put32::<28>(self.dst_gen);
-        b.put64::<32>(self.offset);
-        b.put32::<40>(self.len);
-        b.write(out)
+        Bytes::<{ Self::LEN }>::of_words(self.words()).write(out)
+    }
+
+    /// The header's words.
+    #[inline(always)]
+    pub(super) fn words(&self) -> [u64; Self::LEN / 8] {
+        let [head, rkey, addr] = self.range.words(if self.end { END } else { 0 });
+        let asked = u64::from(self.dst_op) | u64::from(self.dst_gen) << 32;
+        [head, rkey, addr, asked, self.offset, self.len.into()]
     }
 }
 
@@ -290,17 +288,8 @@ impl AtomicOp {
     /// If `out` is too short.
     #[inline]
     pub fn emit(&self, out: &mut [u8]) -> usize {
-        let at = self.bytes().write(out);
+        let at = Bytes::<{ Self::LEN }>::of_words(self.words()).write(out);
         put_imm(out, at, self.imm)
-    }
-
-    /// The header.
-    fn bytes(&self) -> Bytes<{ Self::LEN }> {
-        let mut b = Bytes::<{ Self::LEN }>::ZERO;
-        for (bytes, word) in b.0.chunks_exact_mut(8).zip(self.words()) {
-            bytes.copy_from_slice(&word.to_le_bytes());
-        }
-        b
     }
 
     /// The header's words.
@@ -384,16 +373,7 @@ impl RespOp {
     /// If `out` is too short.
     #[inline]
     pub fn emit(&self, out: &mut [u8]) -> usize {
-        self.bytes().write(out)
-    }
-
-    /// The header.
-    fn bytes(&self) -> Bytes<{ Self::LEN }> {
-        let [asked, rest] = self.words();
-        let mut b = Bytes::<{ Self::LEN }>::ZERO;
-        b.put64::<0>(asked);
-        b.put64::<8>(rest);
-        b
+        Bytes::<{ Self::LEN }>::of_words(self.words()).write(out)
     }
 
     /// The header's words.

@@ -154,6 +154,9 @@ fn hostile_peer() {
     sum.print("hostile_peer", start);
 }
 
+/// What it sends, whatever the message.
+const PAYLOAD: u8 = 0x77;
+
 /// The third station.
 struct Villain {
     rng: Rng,
@@ -220,7 +223,46 @@ pub(crate) fn hostile(seed: u64, count: u64) -> Result<(), Violation> {
         ..Levels::default()
     };
     ensure!(levels == kept, "a peer that fell silent still holds {levels:?}");
-    rig.at(0).arena.check_all()
+    rig.at(0).arena.check_all()?;
+    half_messages(seed)
+}
+
+/// A third station sends the first piece of a message and then one that does not follow it: at an
+/// offset beyond or before, or of a message of another length. What is told as received holds the
+/// bytes of that station from end to end.
+fn half_messages(seed: u64) -> Result<(), Violation> {
+    const LEN: usize = 3000;
+    // The second of three pieces: its offset, the length of its message, its own.
+    let seconds = [
+        (1400, LEN, 1400),
+        (0, LEN, 1400),
+        (2799, LEN, 201),
+        (2800, LEN, 200),
+        (1600, LEN, 1400),
+        (1401, LEN, 1400),
+        (1399, LEN, 1400),
+        (1400, 2800, 1400),
+        (1400, LEN + 1, 1400),
+    ];
+    for (i, second) in seconds.into_iter().enumerate() {
+        let mut plan = Plan::calm(seed, 0);
+        (plan.hosts, plan.link.mtu) = (3, vec![1500; 3]);
+        let mut rig = Rig::new(plan, 2);
+        rig.stray = Some(Vec::new());
+        let mut v = Villain::new(seed);
+        let villain = rig.peer(0, 2, 0);
+        v.open(&mut rig);
+        let into = rig.at(0).arena.take(LEN)?;
+        ensure!(rig.recv(0, Some(villain), into, BAIT), "the receive is refused");
+        for (offset, msg_len, len) in [(0, LEN, 1400), second, (2800, LEN, 200)] {
+            v.piece(&mut rig, offset as u64, msg_len as u64, len);
+        }
+        let told = rig.read(0);
+        let whole = rig.at(0).arena.bytes(into).iter().all(|&b| b == PAYLOAD);
+        ensure!(told.is_none() || whole, "with {second:?} a message has a hole: {told:?}");
+        ensure!(told.is_some() == (i == 0), "with {second:?}: {told:?}");
+    }
+    Ok(())
 }
 
 /// Contexts from here on belong to dealings with the villain.
@@ -301,9 +343,41 @@ impl Villain {
         self.listen(rig);
     }
 
+    /// Opens a session as anybody would.
+    fn open(&mut self, rig: &mut Rig) {
+        (self.epoch, self.psn) = (self.epoch + 1, self.rng.next() as u32);
+        let open = OpenOp {
+            sid: self.mine,
+            epoch: self.epoch,
+            inc: 3,
+            max_frame: 1500,
+            window: 256,
+            grant: 16,
+            ..OpenOp::default()
+        };
+        self.say(rig, Op::Open(open), &[]);
+        self.listen(rig);
+    }
+
+    /// A piece of a message, as the next packet in order.
+    fn piece(&mut self, rig: &mut Rig, offset: u64, msg_len: u64, len: usize) {
+        let (dst_ep, src_ep, tagged, imm, tag) = (EP, EP, false, None, 0);
+        let op = MsgMOp { dst_ep, src_ep, tagged, imm, tag, msg_len, offset };
+        self.say(rig, Op::MsgM(op), &vec![PAYLOAD; len]);
+        self.psn = self.psn.wrapping_add(1);
+    }
+
+    fn say(&self, rig: &mut Rig, op: Op, payload: &[u8]) {
+        let dst_sid = if matches!(op, Op::Open(_)) { 0 } else { self.sid };
+        let bytes = wire::frame(&Base { dst_sid, ..self.base() }, &op, payload);
+        rig.net.inject(0, &bytes);
+        let t = rig.net.now;
+        rig.run_to(t + 100_000);
+    }
+
     /// A well-formed packet that nobody sane would send.
     fn nonsense(&mut self) -> Vec<u8> {
-        let payload = vec![0x77; self.rng.pick(&[0, 1, 8, 300, 1400])];
+        let payload = vec![PAYLOAD; self.rng.pick(&[0, 1, 8, 300, 1400])];
         let (op, payload) = self.op(payload);
         let mut base = self.base();
         let ahead = match self.rng.below(10) {

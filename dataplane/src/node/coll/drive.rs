@@ -426,7 +426,7 @@ impl Node {
         self.listen(side);
         let (gid, _, _) = parts_of(cqe.tag);
         let Some(av) = self.coll.av else { return };
-        let Some(entry) = self.avs[av.0.idx()].av.lookup(cqe.src).copied() else {
+        let Some(entry) = self.avs[av.0.idx()].av.lookup(cqe.src) else {
             return self.over_before(gid, cqe);
         };
         let named = |g: &super::Group| {

@@ -331,7 +331,7 @@ impl Node {
         let e = self.eps.by_handle(ep.0).ok_or(Error::BadFd)?;
         let number = e.number;
         // A number whose side's number somebody has taken by name has none.
-        let free = self.ep_slot(number ^ SIDE) == NONE;
+        let free = !self.is_taken(number ^ SIDE);
         if !e.caps.contains(Caps::COLLECTIVE) || !free {
             return Ok(());
         }

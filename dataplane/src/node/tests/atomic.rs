@@ -397,10 +397,35 @@ fn the_short_way_does_what_the_long_one_does() {
     };
     pair.short = Some(0);
     let (mut next, mut looks, mut failing) = (words(&region.bytes())[1], Vec::new(), 0);
-    for context in 0..4000 {
+    let (mut written, mut reads) = ([u64::from_le_bytes([0xEE; 8]); 8], Vec::new());
+    for context in 0..6000 {
         let one = bytes_of(&[1]);
         let add = |key| Call { context, ..Call::sum(Fetch, &one, RmaList::one(8, 1, key)) };
-        match draw(10) {
+        let slot = context % 8;
+        let range = |key| RmaList::one(64 + 8 * slot, 8, key);
+        match draw(14) {
+            way @ (10 | 11) => {
+                let flags = if draw(8) == 0 { OpFlags::FENCE } else { OpFlags::empty() };
+                let key = if way == 10 { region.key } else { wrong };
+                pair.write(&context.to_le_bytes(), range(key), flags, context).unwrap();
+                failing += i64::from(way == 11);
+                written[slot as usize] = if way == 10 { context } else { written[slot as usize] };
+            }
+            12 => {
+                let (buf, look) = shared(8);
+                pair.read_to(buf, range(region.key), context).unwrap();
+                reads.push((look, written[slot as usize]));
+                // What is posted behind a read may be executed before it.
+                pair.run(50_000);
+                failing -= pair.outcomes(0).iter().filter(|o| o.1.is_some()).count() as i64;
+            }
+            13 => {
+                let flags = OpFlags::INJECT | OpFlags::DELIVERY_COMPLETE;
+                let (key, long) = (region.key, 100 + draw(300));
+                let list = RmaList::one(512, long, key);
+                let flags = if long <= 256 { flags } else { OpFlags::empty() };
+                pair.write(&bytes(long as usize), list, flags, context).unwrap();
+            }
             0 => {
                 let fence = Call { flags: OpFlags::FENCE, ..add(region.key) };
                 looks.push((pair.atomic(fence, 8).unwrap(), next));
@@ -441,8 +466,12 @@ fn the_short_way_does_what_the_long_one_does() {
     for (n, (look, old)) in looks.iter().enumerate() {
         assert_eq!(words(&contents(look)), [*old], "old value {n}");
     }
+    for (n, (look, value)) in reads.iter().enumerate() {
+        assert_eq!(words(&contents(look)), [*value], "read {n}");
+    }
     assert_eq!(words(&region.bytes())[1], next);
-    assert!(pair.short > Some(500), "{:?} took the short way", pair.short);
+    assert_eq!(words(&region.bytes())[8..16], written);
+    assert!(pair.short > Some(1500), "{:?} took the short way", pair.short);
 }
 
 /// The initiator's endpoint closes with answers outstanding: the next endpoint gets as many answers

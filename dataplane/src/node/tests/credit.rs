@@ -78,3 +78,17 @@ fn a_full_receiver_holds_its_sender_back() {
         }
     }
 }
+
+/// Goal: who waits for credit on a port that may lose a grant asks for it, ever more seldom as long
+/// as the answers bring none, and goes on at once when one does. (Seed 8068 of the simulator.)
+#[test]
+fn a_stalled_sender_asks_ever_more_seldom() {
+    let small = NodeSettings { unexpected_bytes: 32 << 10, ..NodeSettings::default() };
+    let mut pair = Pair::of([end(1, 9000, false), end_with(2, 9000, false, small)]);
+    let done = burst(&mut pair, 100, 300, 3_000_000_000);
+    assert!(done < 100, "{done} messages of 300 bytes in 32 KiB");
+    let probes = pair.ends[0].node.counters().tx_probes;
+    assert!((1..=80).contains(&probes), "{probes} PINGs in 3 s");
+    let took = drain(&mut pair, 100, 300);
+    assert!(took < 20_000_000, "{took} ns");
+}

@@ -174,6 +174,48 @@ fn each_message_of_a_packet_is_canceled_with_its_endpoint() {
     }
 }
 
+/// Goal: any message of a packet that has not left can be canceled; the others arrive as they were
+/// posted, and credit and records are as before. Method: every subset of five of different lengths,
+/// some with remote CQ data; the message that closes the packet comes after, or never.
+#[test]
+fn a_message_of_an_open_packet_can_be_canceled() {
+    let flags = |n: u64| if n % 2 == 1 { OpFlags::REMOTE_CQ_DATA } else { OpFlags::empty() };
+    for (mask, closes) in (1..32_u32).flat_map(|mask| [(mask, true), (mask, false)]) {
+        let mut pair = warm();
+        let before = credits(&pair);
+        let lens = [100_usize, 0, 129, 7, 200];
+        for (n, &len) in (0..).zip(&lens) {
+            pair.send(0, IoBuf::leaked(&bytes(len)), 5, MORE | flags(n), n).unwrap();
+        }
+        let (gone, left): (Vec<u64>, Vec<u64>) = (0..5).partition(|n| mask >> n & 1 == 1);
+        for &n in gone.iter().rev() {
+            let end = &mut pair.ends[0];
+            end.node.cancel(end.ep, n).unwrap();
+            assert_eq!(end.node.cancel(end.ep, n), Err(Error::NoData));
+            let err = pair.read_err(0);
+            assert_eq!((err.err, err.cqe.op_context, err.cqe.tag), (Error::Canceled, n, 5));
+        }
+        let open = (!left.is_empty()).then_some(left.len() as u64);
+        assert_eq!((open_count(&pair), credits(&pair)), (open, before - left.len() as u32));
+        let mut want = left.clone();
+        if closes {
+            want.push(5);
+            pair.send(0, IoBuf::leaked(&bytes(1)), 5, OpFlags::empty(), 5).unwrap();
+        }
+        let mut looks = Vec::new();
+        for &n in &want {
+            let (buf, look) = shared(300);
+            looks.push((look, *lens.get(n as usize).unwrap_or(&1)));
+            pair.recv(1, buf, 5, OpFlags::empty(), n).unwrap();
+        }
+        pair.run(100_000);
+        assert_eq!((contexts(&mut pair, 0), contexts(&mut pair, 1)), (want.clone(), want));
+        looks.iter().for_each(|(look, len)| assert_eq!(contents(look)[..*len], bytes(*len)[..]));
+        pair.run(600_000_000);
+        pair.assert_quiet();
+    }
+}
+
 /// Goal: a packet to a peer that does not answer ends each of its messages with an error, and the
 /// records are as before.
 #[test]

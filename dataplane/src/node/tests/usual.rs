@@ -1,5 +1,6 @@
 //! The ways of a usual message at both ends take what they know and leave all else alone.
 
+use super::super::input::ACK_EVERY_LOSSLESS;
 use super::*;
 
 /// Sends a tagged message of `len` bytes in the usual way, if it may go there.
@@ -114,9 +115,58 @@ fn usual_messages_go_one_way_for_long() {
         received += pair.read(1).len();
         pair.read(0);
         let peer = &pair.ends[1].node.peers[0];
-        assert!(peer.owed <= 64, "message {received}: {} are owed", peer.owed);
+        assert!(peer.owed <= ACK_EVERY_LOSSLESS, "message {received}: {} are owed", peer.owed);
     }
     pair.run(1_000_000);
     received += pair.read(1).len();
     assert_eq!((sent, received), (2000, 2000));
+}
+
+/// Goal: what stands between usual messages (long ones, ones with remote CQ data, ones nobody has
+/// asked for, refused ones) takes of the countdown what it took of acknowledgements and credits, so
+/// that it never lets more pass than may.
+#[test]
+fn the_countdown_promises_no_more_than_there_is() {
+    let mut pair = opened(true);
+    let there = pair.ends[0].peer;
+    let mut addr = pair.ends[1].node.addr_of(pair.ends[1].ep).unwrap();
+    addr.ep = 77;
+    let End { node, av, .. } = &mut pair.ends[0];
+    let nowhere = node.av_insert(Instant(0), *av, addr).unwrap();
+    let message = || IoBuf::leaked(&bytes(64));
+    let receive = |pair: &mut Pair| {
+        pair.recv(1, IoBuf::leaked(&[0; 300]), 5, OpFlags::empty(), 1).unwrap();
+    };
+    for round in 0..400 {
+        let early = round % 7 == 2;
+        if !early {
+            receive(&mut pair);
+        }
+        match round % 7 {
+            3 => pair.send(0, message(), 5, OpFlags::REMOTE_CQ_DATA, 3).unwrap(),
+            4 => pair.send(0, IoBuf::leaked(&bytes(300)), 5, OpFlags::empty(), 3).unwrap(),
+            5 => {
+                pair.ends[0].peer = nowhere;
+                pair.send(0, message(), 5, OpFlags::empty(), 3).unwrap();
+                pair.ends[0].peer = there;
+                pair.run(5_000);
+                assert_eq!(pair.read(0).len(), 1, "it left");
+                pair.send(0, message(), 5, OpFlags::empty(), 3).unwrap();
+            }
+            _ => {
+                let ep = pair.ends[0].ep;
+                plain(&mut pair, ep, 64, OpFlags::empty(), false);
+            }
+        }
+        pair.run(5_000);
+        let peer = &pair.ends[1].node.peers[0];
+        let room = peer.take_room(ACK_EVERY_LOSSLESS);
+        assert!(peer.take_left <= room, "round {round}: {} of {room}", peer.take_left);
+        if early {
+            receive(&mut pair);
+            pair.run(5_000);
+        }
+        pair.read(0);
+        assert_eq!(pair.read(1).len(), 1, "round {round}");
+    }
 }

@@ -1,0 +1,176 @@
+//! Scalable endpoints: several transmit and several receive contexts under one address.
+//!
+//! A context is a record like an endpoint's, with queues of its own. Receive context `i` has the
+//! number of the scalable endpoint plus `i`, so that an address can name it; the numbers are kept
+//! for contexts that are not open. A transmit context is named by no message. It sends under the
+//! number of the scalable endpoint, so whoever looks its messages' sender up finds the one address.
+
+use super::coll::SIDE;
+use super::ep::with_directions;
+use super::{EpAttr, EpId, Node, SepId};
+use crate::error::{Error, Result};
+use crate::flags::Caps;
+use crate::slab::{NONE, Slab};
+use crate::types::EpAddr;
+
+/// Scalable endpoints of a node at most.
+const SEPS: usize = 4096;
+
+/// Whose each number is.
+#[derive(Debug)]
+pub(crate) struct Numbers {
+    /// Endpoint slot by number, `NONE` where there is none.
+    pub(crate) at: Vec<u32>,
+    /// What scalable endpoints keep.
+    kept: Slab<Sep>,
+}
+
+impl Default for Numbers {
+    fn default() -> Self {
+        Self { at: Vec::new(), kept: Slab::with_capacity(SEPS) }
+    }
+}
+
+/// The numbers of a scalable endpoint.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sep {
+    first: u16,
+    count: u16,
+}
+
+impl Sep {
+    fn has(&self, number: u16) -> bool {
+        number >= self.first && number - self.first < self.count
+    }
+}
+
+/// What a transmit context has of an endpoint's capabilities.
+pub fn transmit_caps(caps: Caps) -> Caps {
+    let others = Caps::RECV | Caps::REMOTE_READ | Caps::REMOTE_WRITE;
+    one_way(caps, others, Caps::SEND, Caps::READ | Caps::WRITE)
+}
+
+/// What a receive context has of an endpoint's capabilities.
+pub fn receive_caps(caps: Caps) -> Caps {
+    let others = Caps::SEND | Caps::READ | Caps::WRITE;
+    one_way(caps, others, Caps::RECV, Caps::REMOTE_READ | Caps::REMOTE_WRITE)
+}
+
+/// Without the `others`, and without kinds of operations that then have no direction, which would
+/// stand for both.
+fn one_way(caps: Caps, others: Caps, messages: Caps, one_sided: Caps) -> Caps {
+    let mut caps = with_directions(caps) - others - Caps::COLLECTIVE;
+    if !caps.intersects(messages) {
+        caps -= Caps::MSG | Caps::TAGGED;
+    }
+    if !caps.intersects(one_sided) {
+        caps -= Caps::RMA | Caps::ATOMIC;
+    }
+    caps
+}
+
+impl Node {
+    /// Contexts of each direction that a scalable endpoint has at most.
+    pub const CTX_MAX: usize = 256;
+
+    /// Makes a scalable endpoint with `rx_count` receive contexts, 1 to [`Self::CTX_MAX`], none of
+    /// them open, and the given number or the lowest that has as many free ones behind it.
+    ///
+    /// # Errors
+    /// - [`Error::Invalid`]: so many contexts cannot be, or have no numbers behind the given one.
+    /// - [`Error::AddrInUse`]: one of the numbers is taken.
+    /// - [`Error::NoMem`]: there are not as many free numbers in a row.
+    pub fn sep_open(&mut self, number: Option<u16>, rx_count: usize) -> Result<SepId> {
+        if !(1..=Self::CTX_MAX).contains(&rx_count) {
+            return Err(Error::Invalid("rx_ctx_cnt: 1 to 256"));
+        }
+        let count = rx_count as u16;
+        let last = u16::MAX - (count - 1);
+        let first = match number {
+            Some(n) if n > last => return Err(Error::Invalid("rx_ctx_cnt: past the last number")),
+            Some(n) if !self.are_free(n, count) => return Err(Error::AddrInUse),
+            Some(n) => n,
+            None => {
+                let mut all = 0..SIDE - count;
+                all.find(|&n| self.are_free(n, count)).ok_or(Error::NoMem)?
+            }
+        };
+        let idx = self.numbers.kept.alloc(Sep { first, count }).ok_or(Error::NoMem)?;
+        Ok(SepId(self.numbers.kept.handle(idx)))
+    }
+
+    /// Opens a transmit context, which is an endpoint to all calls and closed like one. Of the
+    /// attributes the number does not count, nor do capabilities to receive.
+    ///
+    /// # Errors
+    /// [`Error::BadFd`]: the scalable endpoint was closed. Else as [`ep_open`](Self::ep_open).
+    pub fn sep_tx_open(&mut self, sep: SepId, attr: EpAttr) -> Result<EpId> {
+        let number = self.sep(sep)?.first;
+        let attr = EpAttr { caps: transmit_caps(attr.caps), buffered_recv: false, ..attr };
+        attr.check()?;
+        self.ep_record(attr, number)
+    }
+
+    /// Opens receive context `idx`, which is an endpoint to all calls and closed like one. Of the
+    /// attributes the number does not count, nor do capabilities to send.
+    ///
+    /// # Errors
+    /// - [`Error::Invalid`]: there are not as many. [`Error::Busy`]: it is open.
+    /// - [`Error::BadFd`]: the scalable endpoint was closed.
+    ///
+    /// Else as [`ep_open`](Self::ep_open).
+    pub fn sep_rx_open(&mut self, sep: SepId, idx: usize, attr: EpAttr) -> Result<EpId> {
+        let Sep { first, count } = self.sep(sep)?;
+        if idx >= usize::from(count) {
+            return Err(Error::Invalid("index: the scalable endpoint has not as many contexts"));
+        }
+        let number = first + idx as u16;
+        if self.ep_slot(number) != NONE {
+            return Err(Error::Busy);
+        }
+        let attr = EpAttr { caps: receive_caps(attr.caps), ..attr };
+        attr.check()?;
+        self.ep_add(attr, number)
+    }
+
+    /// The address others reach receive context 0 by, and all of its contexts through an address
+    /// vector that names contexts.
+    ///
+    /// # Errors
+    /// [`Error::BadFd`]: it was closed.
+    pub fn sep_addr(&self, sep: SepId) -> Result<EpAddr> {
+        let ep = self.sep(sep)?.first;
+        Ok(EpAddr { mac: self.mac, ep, incarnation: self.settings.incarnation })
+    }
+
+    /// Closes a scalable endpoint.
+    ///
+    /// # Errors
+    /// [`Error::Busy`]: a context of it is open. [`Error::BadFd`]: it was closed before.
+    pub fn sep_close(&mut self, sep: SepId) -> Result<()> {
+        let it = self.sep(sep)?;
+        if self.eps.iter().any(|(_, ep)| ep.sharers.is_none() && it.has(ep.number)) {
+            return Err(Error::Busy);
+        }
+        self.numbers.kept.free(sep.0.idx());
+        Ok(())
+    }
+
+    /// Whether an endpoint has this number, or a scalable one keeps it.
+    pub(super) fn is_taken(&self, number: u16) -> bool {
+        self.ep_slot(number) != NONE || self.is_kept(number)
+    }
+
+    /// Whether it is a scalable endpoint's.
+    pub(super) fn is_kept(&self, number: u16) -> bool {
+        self.numbers.kept.iter().any(|(_, sep)| sep.has(number))
+    }
+
+    fn are_free(&self, first: u16, count: u16) -> bool {
+        (first..=first + (count - 1)).all(|n| !self.is_taken(n))
+    }
+
+    fn sep(&self, sep: SepId) -> Result<Sep> {
+        self.numbers.kept.by_handle(sep.0).copied().ok_or(Error::BadFd)
+    }
+}

@@ -1,0 +1,682 @@
+//! The short way of one-sided operations at their target, on a port that loses nothing. The
+//! initiator's is in `short_rma`.
+//!
+//! A request is executed when it comes, and its answer or acknowledgement leaves while it is read,
+//! if the port can do that. Else an answer waits in a list of its own until the burst has been
+//! taken, since until then the port is lent to whoever takes it; and one acknowledgement for all is
+//! sent behind them.
+
+use barewire_driver::frame::{ETH_HDR_LEN, RxFrame};
+use barewire_driver::mem::{FEW, Few, IoBuf};
+use barewire_driver::port::Tx;
+
+use super::input::ACK_EVERY_LOSSLESS;
+use super::mr::Mr;
+use super::ops::{Job, JobKind};
+use super::peer::{Peer, slot_of};
+use super::rma::{REMOTE_READ, REMOTE_WRITE};
+use super::rma_in::{JOBS_MAX, atomic_needs, decode_atomic};
+use super::short_rma::{accept, asks, base_to, is_next};
+use super::{FrameSink, Node, ShortFrame};
+use crate::flags::{Caps, MrAccess};
+use crate::proto::atomic::{self, Datatype, Sharing};
+use crate::rel::sent::WINDOW;
+use crate::slab::{Link, NONE};
+use crate::types::Instant;
+use crate::wire::{
+    self, AckOp, AtomicOp, HeadOut, PlainAsk, PlainBase, PlainOp, RespOp, Ty, Wanted, WriteOp,
+};
+
+/// Answers that may wait for the end of a burst; one more takes the long way.
+pub(super) const ANSWERS_AT_ONCE: usize = 128;
+
+/// Kinds of operations about which every question was answered, at most: atomic ones, and writes
+/// and reads.
+const NEAR_ATOMIC: usize = 8;
+const NEAR_BYTES: usize = 4;
+const NEAR: usize = NEAR_ATOMIC + 2 * NEAR_BYTES;
+
+/// An answer.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Answer {
+    peer: u32,
+    /// Our name for the session in which it was asked for.
+    sid: u32,
+    ty: Ty,
+    asked: wire::Asked,
+    values: Few,
+}
+
+/// What an operation of the short way asked for about which every question was answered, and the
+/// answers. Who closes or narrows what they depend on forgets them
+/// ([`forget_near`](Node::forget_near)).
+#[derive(Clone, Copy, Debug)]
+#[repr(align(64))]
+struct Near {
+    what: Wanted,
+    /// Of an atomic operation: bytes of the payload, and of the elements.
+    plen: u16,
+    bytes: u16,
+    op: atomic::AtomicOp,
+    ty: Datatype,
+    /// One element that [`IoBuf::atomic_word`] may change.
+    word: bool,
+    /// The old values are wanted.
+    fetch: bool,
+    /// It fetches and adds 8 bytes, which nobody counts.
+    usual: bool,
+    /// Counters of the region or the endpoint count it.
+    counted: bool,
+    mr: u32,
+    ep: u32,
+    /// Remote address of the region's first byte, and the offset above which it ends too early for
+    /// the elements; for a write or a read, where it ends.
+    base: u64,
+    room: u64,
+}
+
+/// What a target keeps for the short way.
+#[derive(Debug)]
+pub(super) struct Asked {
+    /// Apart from the node, whose own records stand close together.
+    near: Box<[Near; NEAR]>,
+    /// Answers that the burst being taken has made due and that could not leave at once.
+    answers: Vec<Answer>,
+    /// How many answers there may be on the long way, and waiting here besides.
+    jobs_few: usize,
+}
+
+impl Asked {
+    /// For a node with room for `jobs` answers.
+    pub(super) fn new(jobs: usize) -> Self {
+        let answers = Vec::with_capacity(ANSWERS_AT_ONCE);
+        Self { near: Box::new([Near::NOTHING; NEAR]), answers, jobs_few: jobs.min(JOBS_MAX.into()) }
+    }
+
+    /// Where that is kept which is known of `what`. Never the same for two types.
+    #[inline(always)]
+    fn place(ask: PlainAsk, what: &Wanted) -> usize {
+        match ask {
+            PlainAsk::Atomic => what.hash() % NEAR_ATOMIC,
+            PlainAsk::Write => NEAR_ATOMIC + what.hash() % NEAR_BYTES,
+            PlainAsk::Read => NEAR_ATOMIC + NEAR_BYTES + what.hash() % NEAR_BYTES,
+        }
+    }
+}
+
+impl Near {
+    /// Nothing is known.
+    const NOTHING: Self = Self {
+        what: Wanted::NOTHING,
+        plen: 0,
+        bytes: 0,
+        op: atomic::AtomicOp::Read,
+        ty: Datatype::Uint64,
+        word: false,
+        fetch: false,
+        usual: false,
+        counted: false,
+        mr: NONE,
+        ep: NONE,
+        base: 0,
+        room: 0,
+    };
+}
+
+impl Node {
+    /// Takes a frame that holds an atomic operation, and answers to `out` if that takes an answer.
+    #[inline(never)]
+    pub(super) fn on_atomic_frame(
+        &mut self,
+        now: Instant,
+        frame: &RxFrame<'_>,
+        out: &mut impl FrameSink,
+    ) {
+        if !self.take_usual_fetch(now, frame, out) {
+            self.on_ask_frame(PlainAsk::Atomic, now, frame, out);
+        }
+    }
+
+    /// Takes a frame that holds any request, as [`on_atomic_frame`](Self::on_atomic_frame) does.
+    #[inline(never)]
+    pub(super) fn on_ask_frame(
+        &mut self,
+        ask: PlainAsk,
+        now: Instant,
+        frame: &RxFrame<'_>,
+        out: &mut impl FrameSink,
+    ) {
+        if !self.take_request(ask, now, frame, out) {
+            self.on_frame_long(now, frame);
+        }
+    }
+
+    /// Executes what most atomic operations are, if its packet is next in order and no answer
+    /// waits. False if it is another: nothing has happened.
+    #[inline(always)]
+    fn take_usual_fetch(
+        &mut self,
+        now: Instant,
+        frame: &RxFrame<'_>,
+        out: &mut impl FrameSink,
+    ) -> bool {
+        let Some((base, op)) = PlainOp::parse(frame, PlainAsk::Atomic) else { return false };
+        let near = &self.asked.near[Asked::place(PlainAsk::Atomic, &op.what)];
+        // Nothing waits, so that there is room for the answer, wherever it goes.
+        let alone = self.jobs.is_empty() && self.asked.answers.is_empty();
+        let known = near.what == op.what && near.plen == base.plen;
+        known
+            && (near.usual && alone)
+            && is_next(&self.peers, self.word, &base)
+            && self.execute_atomic::<true>(now, frame, &base, op, out)
+    }
+
+    /// Executes an operation on few elements or bytes of a region, if its packet is next in order
+    /// and nothing about it is out of the ordinary. False if it is another: nothing has happened.
+    /// (From the start, so that what others look at never has to lie in memory.)
+    #[inline(always)]
+    fn take_request(
+        &mut self,
+        ask: PlainAsk,
+        now: Instant,
+        frame: &RxFrame<'_>,
+        out: &mut impl FrameSink,
+    ) -> bool {
+        let Some((base, op)) = PlainOp::parse(frame, ask) else { return false };
+        if !is_next(&self.peers, self.word, &base) {
+            return false;
+        }
+        let near = &self.asked.near[Asked::place(ask, &op.what)];
+        let known = near.what == op.what && (ask != PlainAsk::Atomic || near.plen == base.plen);
+        if !known && !self.look_near(ask, op, base.plen) {
+            return false;
+        }
+        match ask {
+            PlainAsk::Atomic => self.execute_atomic::<false>(now, frame, &base, op, out),
+            PlainAsk::Write | PlainAsk::Read => self.execute_bytes(ask, now, frame, &base, op, out),
+        }
+    }
+
+    /// Whether another answer may wait: no more for a peer than for all of them.
+    #[inline(always)]
+    fn may_answer(&self) -> bool {
+        let few = self.jobs.len() + ANSWERS_AT_ONCE <= self.asked.jobs_few;
+        few && self.asked.answers.len() < ANSWERS_AT_ONCE
+    }
+
+    /// Executes an atomic operation of which everything is known that is alike in many. `USUAL`
+    /// ones are, and no answer waits.
+    #[inline(always)]
+    fn execute_atomic<const USUAL: bool>(
+        &mut self,
+        now: Instant,
+        frame: &RxFrame<'_>,
+        base: &PlainBase,
+        op: PlainOp,
+        out: &mut impl FrameSink,
+    ) -> bool {
+        let p = slot_of(base.dst_sid);
+        let may_answer = USUAL || self.may_answer();
+        let near = &self.asked.near[Asked::place(PlainAsk::Atomic, &op.what)];
+        let at = op.addr.wrapping_sub(near.base);
+        let peer = &mut self.peers[p];
+        // One that is to be acknowledged besides being answered is left to the long way.
+        let odd = !USUAL && near.fetch && (!may_answer || base.asks_ack());
+        if at > near.room || peer.bad_seq != NONE || odd {
+            return false;
+        }
+        let mr = &self.mrs[near.mr];
+        let Some(old) = near.execute::<USUAL>(mr, at as usize, frame) else { return false };
+        let Some(asked) = wire::Asked::parse(frame) else { return false };
+        peer.nack.note_key(now, false);
+        accept(peer, base, self.active_ns);
+        self.counters.rma_executed += 1;
+        let (fetch, counted) = (USUAL || near.fetch, !USUAL && near.counted);
+        let counted = counted.then_some((near.mr, near.ep));
+        let bytes = if USUAL { 8 } else { near.bytes.into() };
+        if USUAL && send_answer(peer, self.word, (Ty::Resp, &asked), Old::Word(old as u64), out) {
+            // As `answer_to`, which would have to look for the peer again.
+            self.counters.tx_frames += 1;
+            if answered(now, peer) {
+                self.arm_timer(now, p);
+            }
+        } else if fetch {
+            let alone = !USUAL && self.asked.answers.is_empty() && peer.jobq.head == NONE;
+            self.answer_to((now, p, alone), (Ty::Resp, asked), (old, bytes), out);
+        } else {
+            self.acknowledge(p, base, out);
+        }
+        if let Some((mr, ep)) = counted {
+            self.count_executed(mr, ep, fetch);
+        }
+        true
+    }
+
+    /// Executes a write or a read of which everything is known that is alike in many.
+    #[inline(always)]
+    fn execute_bytes(
+        &mut self,
+        ask: PlainAsk,
+        now: Instant,
+        frame: &RxFrame<'_>,
+        base: &PlainBase,
+        op: PlainOp,
+        out: &mut impl FrameSink,
+    ) -> bool {
+        let Some(len) = PlainOp::len(frame, ask, base) else { return false };
+        let p = slot_of(base.dst_sid);
+        let alone = self.asked.answers.is_empty() && self.peers[p].jobq.head == NONE;
+        let may_answer = alone && self.jobs.is_empty() || self.may_answer();
+        let near = &self.asked.near[Asked::place(ask, &op.what)];
+        let at = op.addr.wrapping_sub(near.base);
+        let peer = &mut self.peers[p];
+        if at > near.room || len as u64 > near.room - at || peer.bad_seq != NONE {
+            return false;
+        }
+        let (at, buf) = (at as usize, &self.mrs[near.mr].buf);
+        let (counted, mr, ep) = (near.counted, near.mr, near.ep);
+        if ask == PlainAsk::Write {
+            frame.copy_to_io(WriteOp::HEAD, buf, at, len);
+            // What one that was given up half way had written ends with this one's number.
+            peer.written = 0;
+            accept(peer, base, self.active_ns);
+            self.acknowledge(p, base, out);
+        } else {
+            let Some(asked) = wire::Asked::of_read(frame) else { return false };
+            if !may_answer || base.asks_ack() {
+                return false;
+            }
+            if len <= FEW {
+                let mut old = [0; FEW];
+                buf.read_at(at, &mut old[..len]);
+                accept(peer, base, self.active_ns);
+                let old = u128::from_le_bytes(old);
+                self.answer_to((now, p, alone), (Ty::Data, asked), (old, len), out);
+            } else {
+                // As if it had been taken, so that it is acknowledged as well.
+                let part = PartTo { peer, src: self.word, base, asked: &asked, buf, at, len };
+                let open = alone && peer.snd.in_flight() < WINDOW;
+                let holds = RespOp::HEAD + len <= peer.frame_max as usize + ETH_HDR_LEN;
+                if !open || !holds || out.send_short(&part) != Tx::Sent {
+                    return false;
+                }
+                accept(peer, base, self.active_ns);
+                self.answer_left(now, p);
+            }
+        }
+        self.peers[p].nack.note_key(now, false);
+        self.counters.rma_executed += 1;
+        if counted {
+            self.count_executed(mr, ep, ask == PlainAsk::Read);
+        }
+        true
+    }
+
+    /// Sends an answer, at once if it is `alone`, else with the end of the burst.
+    #[inline(always)]
+    fn answer_to(
+        &mut self,
+        (now, p, alone): (Instant, u32, bool),
+        (ty, asked): (Ty, wire::Asked),
+        (old, bytes): (u128, usize),
+        out: &mut impl FrameSink,
+    ) {
+        let word = if bytes == 8 { Old::Word(old as u64) } else { Old::Few(Few::one(old, bytes)) };
+        let peer = &mut self.peers[p];
+        if alone && send_answer(peer, self.word, (ty, &asked), word, out) {
+            self.answer_left(now, p);
+        } else {
+            self.answer_soon(p, (ty, asked), old, bytes);
+        }
+    }
+
+    /// Notes that an answer has left to peer `p`.
+    #[inline(always)]
+    fn answer_left(&mut self, now: Instant, p: u32) {
+        self.counters.tx_frames += 1;
+        if answered(now, &mut self.peers[p]) {
+            self.arm_timer(now, p);
+        }
+    }
+
+    /// Keeps an answer of `bytes` bytes for the end of the burst.
+    #[inline(never)]
+    fn answer_soon(&mut self, p: u32, (ty, asked): (Ty, wire::Asked), old: u128, bytes: usize) {
+        let (sid, values) = (self.peers[p].sid, Few::one(old, bytes));
+        self.asked.answers.push(Answer { peer: p, sid, ty, asked, values });
+        self.owe_short(p);
+    }
+
+    /// Tells peer `p` that what `base` brought has been executed, if it wants to hear that.
+    #[inline(always)]
+    fn acknowledge(&mut self, p: u32, base: &PlainBase, out: &mut impl FrameSink) {
+        if !base.asks_ack() {
+            return self.owe_short(p);
+        }
+        let peer = &mut self.peers[p];
+        if out.send_short(&AckTo { peer, src: self.word }) == Tx::Sent {
+            (peer.owed, peer.ack_now, peer.dups) = (0, false, 0);
+            self.counters.tx_frames += 1;
+            self.counters.tx_acks += 1;
+        } else {
+            peer.ack_now = true;
+            self.make_ready(p);
+        }
+    }
+
+    /// An acknowledgement is owed for one packet more of the short way.
+    #[inline(always)]
+    pub(super) fn owe_short(&mut self, p: u32) {
+        let peer = &mut self.peers[p];
+        peer.owed = peer.owed.saturating_add(1);
+        peer.take_left = peer.take_left.saturating_sub(1);
+        if peer.owed >= ACK_EVERY_LOSSLESS {
+            peer.ack_now = true;
+            self.make_ready(p);
+        }
+    }
+
+    /// Asks every question about an operation, and remembers the answers if each of them is yes.
+    #[inline(never)]
+    fn look_near(&mut self, ask: PlainAsk, said: PlainOp, plen: u16) -> bool {
+        let near = match ask {
+            PlainAsk::Atomic => self.near_atomic(said, plen),
+            PlainAsk::Write | PlainAsk::Read => self.near_bytes(ask, said),
+        };
+        let Some(near) = near else { return false };
+        self.mr_near = near.mr;
+        self.asked.near[Asked::place(ask, &said.what)] = near;
+        true
+    }
+
+    /// The endpoint that an operation is for, if it may be worked on so, and whether it counts
+    /// that.
+    fn near_ep(&self, number: u16, caps: Caps) -> Option<(u32, bool)> {
+        let ep = self.ep_slot(number);
+        let e = self.eps.get(ep).filter(|e| e.enabled && e.caps.contains(caps))?;
+        Some((ep, e.caps.contains(Caps::RMA_EVENT)))
+    }
+
+    fn near_bytes(&self, ask: PlainAsk, said: PlainOp) -> Option<Near> {
+        let read = ask == PlainAsk::Read;
+        let (caps, access) = match read {
+            true => (Caps::REMOTE_READ, MrAccess::REMOTE_READ),
+            false => (Caps::REMOTE_WRITE, MrAccess::REMOTE_WRITE),
+        };
+        if !said.what.is_whole(ask) {
+            return None;
+        }
+        let range = said.range();
+        let (ep, counted) = self.near_ep(range.dst_ep, Caps::RMA | caps)?;
+        let (m, _) = self.mr_look(ep, &range, 1, access).ok()?;
+        let mr = &self.mrs[m];
+        let counted = counted || if read { mr.read_cntr } else { mr.write_cntr } != NONE;
+        let (base, room) = (mr.base, mr.buf.len() as u64);
+        Some(Near { what: said.what, counted, mr: m, ep, base, room, ..Near::NOTHING })
+    }
+
+    fn near_atomic(&self, said: PlainOp, plen: u16) -> Option<Near> {
+        let op = said.checked()?;
+        let plain = op.range.last && op.end && !op.tagged && !op.void;
+        let (plen, said_len) = (usize::from(plen), plen);
+        let (what, ty, bytes) = decode_atomic(&op, plen).ok()?;
+        if !plain || bytes > Job::SHORT {
+            return None;
+        }
+        let (caps, access) = atomic_needs(&op, what);
+        let (ep, counted) = self.near_ep(op.range.dst_ep, caps)?;
+        let (m, _) = self.mr_look(ep, &op.range, bytes as u64, access).ok()?;
+        let mr = &self.mrs[m];
+        let few = op.count == 1 && matches!(mr.sharing, Sharing::Single) && plen <= FEW;
+        let word = few && ty.is_integer() && bytes >= 4;
+        let counted = counted || if op.fetch { mr.read_cntr } else { mr.write_cntr } != NONE;
+        let sum = op.fetch && what == atomic::AtomicOp::Sum;
+        let usual = word && bytes == 8 && sum && !counted;
+        Some(Near {
+            what: said.what,
+            plen: said_len,
+            bytes: bytes as u16,
+            op: what,
+            ty,
+            word,
+            fetch: op.fetch,
+            usual,
+            counted,
+            mr: m,
+            ep,
+            base: mr.base,
+            room: mr.buf.len() as u64 - bytes as u64,
+        })
+    }
+
+    /// What was found out about operations holds no longer.
+    #[cold]
+    pub(super) fn forget_near(&mut self) {
+        *self.asked.near = [Near::NOTHING; NEAR];
+    }
+
+    #[cold]
+    fn count_executed(&mut self, mr: u32, ep: u32, read: bool) {
+        let mr = &self.mrs[mr];
+        let (cntr, which) =
+            if read { (mr.read_cntr, REMOTE_READ) } else { (mr.write_cntr, REMOTE_WRITE) };
+        self.count(cntr, true);
+        self.count_remote(ep, which);
+    }
+
+    /// Whether answers wait.
+    #[inline(always)]
+    pub fn has_answers(&self) -> bool {
+        !self.asked.answers.is_empty()
+    }
+
+    /// Sends the answers that the last burst has made due. What cannot leave now, or has something
+    /// before it, is the next [`transmit`](Self::transmit)'s.
+    pub fn send_answers(&mut self, now: Instant, out: &mut impl FrameSink) {
+        for i in 0..self.asked.answers.len() {
+            let answer = &self.asked.answers[i];
+            let p = answer.peer;
+            let sent = self.peers.get_mut(p).filter(|peer| {
+                let free = peer.sid == answer.sid && peer.plain && peer.jobq.head == NONE;
+                let old = Old::Few(answer.values);
+                free && send_answer(peer, self.word, (answer.ty, &answer.asked), old, out)
+            });
+            let Some(peer) = sent else {
+                self.answer_later(i);
+                continue;
+            };
+            self.counters.tx_frames += 1;
+            if answered(now, peer) {
+                self.arm_timer(now, p);
+            }
+        }
+        self.asked.answers.clear();
+    }
+
+    /// Leaves an answer to the long way, unless the session has ended: nobody waits for it then.
+    #[cold]
+    fn answer_later(&mut self, i: usize) {
+        let Answer { peer, sid, ty, asked, values } = self.asked.answers[i];
+        let RespOp { dst_op, dst_gen, offset, .. } = asked.resp();
+        if self.peers.get(peer).is_none_or(|peer| peer.sid != sid) {
+            return;
+        }
+        let (mut short, all, len) = ([0; Job::SHORT], values.to_bytes(), values.len() as u16);
+        short.copy_from_slice(&all[..Job::SHORT]);
+        let kind = JobKind::Values { ty, offset, len, short, long: Vec::new() };
+        let link = Link::default();
+        self.add_job(Job { peer, dst_op, dst_gen, kind, queued: true, link });
+    }
+}
+
+impl Near {
+    /// Executes the operation that `frame` holds from offset `at` of region `mr`, if that can be,
+    /// and returns the old values.
+    #[inline(always)]
+    fn execute<const USUAL: bool>(&self, mr: &Mr, at: usize, frame: &RxFrame<'_>) -> Option<u128> {
+        if USUAL {
+            // Of what is written here the compiler makes a few instructions.
+            let (op, ty) = (atomic::AtomicOp::Sum, Datatype::Uint64);
+            let operand = u64::from_le_bytes(frame.chunk_at(AtomicOp::HEAD)?);
+            return mr.buf.atomic_word(at, op, ty, operand.into()).map(u128::from);
+        }
+        if self.word {
+            return self.execute_word(mr, at, frame).map(u128::from);
+        }
+        self.execute_few(mr, at, frame)
+    }
+
+    #[inline(never)]
+    fn execute_word(&self, mr: &Mr, at: usize, frame: &RxFrame<'_>) -> Option<u64> {
+        let operands = frame.few_at(AtomicOp::HEAD, self.plen.into())?;
+        mr.buf.atomic_word(at, self.op, self.ty, operands)
+    }
+
+    /// On few bytes that are no word.
+    #[inline(never)]
+    fn execute_few(&self, mr: &Mr, at: usize, frame: &RxFrame<'_>) -> Option<u128> {
+        let (plen, bytes) = (usize::from(self.plen), usize::from(self.bytes));
+        let (mut few, mut old) = ([0; Few::MAX], [0; FEW]);
+        if !frame.copy_to(AtomicOp::HEAD, &mut few[..plen]) {
+            return None;
+        }
+        let (operand, compare) = few[..plen].split_at(plen.min(bytes));
+        let count = bytes / self.ty.size();
+        let to = &mut old[..bytes];
+        let done = mr.buf.atomic(at, self.op, self.ty, count, operand, compare, to, mr.sharing);
+        done.ok().map(|()| u128::from_le_bytes(old))
+    }
+}
+
+/// The old values of an answer: most often a word.
+enum Old {
+    Word(u64),
+    Few(Few),
+}
+
+/// Sends an answer to `peer` from node `src`, and says whether it has left.
+#[inline(always)]
+fn send_answer(
+    peer: &Peer,
+    src: u64,
+    (ty, asked): (Ty, &wire::Asked),
+    old: Old,
+    out: &mut impl FrameSink,
+) -> bool {
+    let open = peer.snd.in_flight() < WINDOW;
+    open && match old {
+        Old::Word(old) => out.send_short(&WordTo { peer, src, ty, asked, old }) == Tx::Sent,
+        Old::Few(old) => out.send_short(&FewTo { peer, src, ty, asked, old }) == Tx::Sent,
+    }
+}
+
+/// Notes that an answer has left to `peer`. Returns whether its timer is to be armed.
+#[inline(always)]
+fn answered(now: Instant, peer: &mut Peer) -> bool {
+    if peer.snd.in_flight() == 0 {
+        peer.probe_at = now;
+    }
+    peer.snd.number();
+    peer.short_left = peer.short_left.saturating_sub(1);
+    peer.tell_ack();
+    peer.timer_at == Instant(u64::MAX)
+}
+
+/// An answer with a word that is about to leave.
+struct WordTo<'a> {
+    peer: &'a Peer,
+    src: u64,
+    ty: Ty,
+    asked: &'a wire::Asked,
+    old: u64,
+}
+
+impl ShortFrame<{ RespOp::HEAD + 8 }> for WordTo<'_> {
+    #[inline(always)]
+    fn dst(&self) -> u64 {
+        self.peer.word
+    }
+
+    #[inline(always)]
+    fn put(&self, out: &mut impl HeadOut) {
+        out.set::<{ RespOp::HEAD }, 8>(self.old.to_le_bytes());
+        let base = base_to(self.peer, self.src, self.ty, 8);
+        self.asked.resp().put(&base, asks(self.peer), out);
+    }
+}
+
+/// An answer that is about to leave.
+struct FewTo<'a> {
+    peer: &'a Peer,
+    src: u64,
+    ty: Ty,
+    asked: &'a wire::Asked,
+    old: Few,
+}
+
+impl ShortFrame<{ RespOp::HEAD }> for FewTo<'_> {
+    #[inline(always)]
+    fn dst(&self) -> u64 {
+        self.peer.word
+    }
+
+    #[inline(always)]
+    fn put(&self, out: &mut impl HeadOut) {
+        let base = base_to(self.peer, self.src, self.ty, self.old.len());
+        self.asked.resp().put(&base, asks(self.peer), out);
+    }
+
+    #[inline(always)]
+    fn few(&self) -> Few {
+        self.old
+    }
+}
+
+/// Bytes of a region that are about to leave.
+struct PartTo<'a> {
+    peer: &'a Peer,
+    src: u64,
+    /// The base of the packet that asked for them, which has not been taken yet.
+    base: &'a PlainBase,
+    asked: &'a wire::Asked,
+    buf: &'a IoBuf,
+    at: usize,
+    len: usize,
+}
+
+impl ShortFrame<{ RespOp::HEAD }> for PartTo<'_> {
+    #[inline(always)]
+    fn dst(&self) -> u64 {
+        self.peer.word
+    }
+
+    #[inline(always)]
+    fn put(&self, out: &mut impl HeadOut) {
+        let base = base_to(self.peer, self.src, Ty::Data, self.len);
+        let base = PlainBase { cack: self.base.psn.next(), ..base };
+        self.asked.resp().put(&base, asks(self.peer), out);
+    }
+
+    #[inline(always)]
+    fn part(&self) -> Option<(&IoBuf, usize, usize)> {
+        Some((self.buf, self.at, self.len))
+    }
+}
+
+/// An acknowledgement that is about to leave.
+struct AckTo<'a> {
+    peer: &'a Peer,
+    src: u64,
+}
+
+impl ShortFrame<{ AckOp::HEAD }> for AckTo<'_> {
+    #[inline(always)]
+    fn dst(&self) -> u64 {
+        self.peer.word
+    }
+
+    #[inline(always)]
+    fn put(&self, out: &mut impl HeadOut) {
+        AckOp::put(&base_to(self.peer, self.src, Ty::Ack, 0), out);
+    }
+}
