@@ -29,6 +29,20 @@ impl Args {
         Self::parse()
     }
 
+    /// As [`read`](Self::read), for a bench whose cases the counting tools watch: if one is to run
+    /// alone, `run` runs it so often, and the process ends.
+    pub fn read_or_run(run: impl FnOnce(&str, u64) -> Result<(), String>) -> Self {
+        let args = Self::read();
+        if let Some(case) = &args.steady {
+            if let Err(why) = run(case, args.count) {
+                eprintln!("{case}: {why}");
+                std::process::exit(1);
+            }
+            std::process::exit(0);
+        }
+        args
+    }
+
     /// `full`, or `quick` under `--quick`.
     pub fn size(&self, full: u64, quick: u64) -> u64 {
         if self.quick { quick } else { full }

@@ -10,7 +10,9 @@ use barewire::{
 use barewire_dataplane::flags::OpFlags;
 use barewire_dataplane::node::MsgKind;
 
+use crate::count::{instructions, steady};
 use crate::end::{Done, Made, Memory, TAG, domain, insert};
+use crate::{Args, Report, Row};
 
 /// The key by which every end here offers its memory.
 const KEY: u64 = 7;
@@ -98,17 +100,17 @@ impl RemoteEnd {
         unsafe { self.ep.read(call) }.is_ok()
     }
 
-    /// Adds the word at place 0 to that at the peer's place 0, and fetches what that was to behind
-    /// the operands and compare values of [`atomic`](Self::atomic).
+    /// Adds the word at place 0 to that at the peer's place 0, and with `fetch` fetches what that
+    /// was to behind the operands and compare values of [`atomic`](Self::atomic).
     #[inline(always)]
-    pub fn fadd(&mut self) -> bool {
+    fn add(&mut self, fetch: bool) -> bool {
         let (operands, results) = ([self.iov(0, 8)], [self.iov(2 * (32 << 10), 8)]);
         let call = RawAtomic {
-            kind: AtomicKind::Fetch,
+            kind: if fetch { AtomicKind::Fetch } else { AtomicKind::Base },
             what: What::new(AtomicOp::Sum, Datatype::Uint64),
             operands: &operands,
             compares: &[],
-            results: &results,
+            results: if fetch { &results } else { &[] },
             dest: self.peer,
             rma_iov: &[RmaIov { addr: 0, len: 1, key: KEY }],
             data: 0,
@@ -164,5 +166,143 @@ impl RemoteEnd {
 
     fn iov(&self, at: usize, len: usize) -> IoVec {
         IoVec { base: self.memory.at(at, len), len }
+    }
+}
+
+/// A fetch-and-add of a word.
+pub const FADD: (AtomicKind, AtomicOp, Datatype) =
+    (AtomicKind::Fetch, AtomicOp::Sum, Datatype::Uint64);
+
+/// Operations that are not counted: the session opens, tables are touched.
+const WARM_UP: u64 = 20_000;
+
+/// Memory of an end that [`steady_case`] opens.
+const MEMORY: usize = 3 * (32 << 10);
+
+/// Two ends of one thread.
+///
+/// # Errors
+/// What the port or the api refused.
+pub fn pair(spec: &str, memory: usize) -> Made<[RemoteEnd; 2]> {
+    let open = || RemoteEnd::open(spec, memory, Progress::Manual);
+    let mut pair = [open()?, open()?];
+    for i in 0..2 {
+        let addr = pair[1 - i].addr();
+        pair[i].connect(addr);
+    }
+    Ok(pair)
+}
+
+/// One operation that `post` posts after the other, to its completion.
+///
+/// # Errors
+/// One was refused, or never ended.
+// Of its own for each operation, so that none has the others' registers.
+#[inline(never)]
+pub fn each(
+    [a, b]: &mut [RemoteEnd; 2],
+    count: u64,
+    mut post: impl FnMut(&mut RemoteEnd) -> bool,
+) -> Made<()> {
+    for _ in 0..count {
+        if !post(a) {
+            return Err("refused".to_owned());
+        }
+        let mut turns = 0;
+        loop {
+            b.poll();
+            if a.poll().sent > 0 {
+                break;
+            }
+            turns += 1;
+            if turns > 100_000_000 {
+                return Err("an operation never completes".to_owned());
+            }
+        }
+    }
+    Ok(())
+}
+
+/// One message after the other.
+#[inline(never)]
+fn messages([a, b]: &mut [RemoteEnd; 2], count: u64) -> Made<()> {
+    for _ in 0..count {
+        if !b.recv(0, 64) || !a.send(0, 64) {
+            return Err("refused in steady state".to_owned());
+        }
+        let (mut received, mut sent) = (0, 0);
+        for turn in 0.. {
+            if received == 0 {
+                received += b.poll().received;
+            }
+            if sent == 0 {
+                sent += a.poll().sent;
+            }
+            if received + sent == 2 {
+                break;
+            }
+            if turn > 100_000_000 {
+                return Err("a message did not arrive".to_owned());
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The eager message that operations are compared with.
+const MESSAGE: &str = "message-64B";
+
+/// Repeats `case`, which [`count_instructions`] knows.
+#[inline(never)]
+fn repeat(pair: &mut [RemoteEnd; 2], case: &str, count: u64) -> Made<()> {
+    match case {
+        "fadd-u64" => each(pair, count, |end| end.add(true)),
+        "add-u64" => each(pair, count, |end| end.add(false)),
+        "write-8B" => each(pair, count, |end| end.write(0, 8)),
+        "read-8B" => each(pair, count, |end| end.read(0, 8)),
+        MESSAGE => messages(pair, count),
+        _ => Err("no such case".to_owned()),
+    }
+}
+
+/// Runs `case` for `count` operations, in the function that the tools look at, and ends the process
+/// if that fails: what a bench does that is run again by [`count_instructions`].
+pub fn steady_case(case: &str, count: u64) {
+    let run = || {
+        let spec = format!("shm:bench-steady-{}", std::process::id());
+        let mut pair = pair(&spec, MEMORY)?;
+        repeat(&mut pair, case, WARM_UP)?;
+        steady(|| repeat(&mut pair, case, count))
+    };
+    if let Err(why) = run() {
+        eprintln!("{case}: {why}");
+        std::process::exit(1);
+    }
+}
+
+/// A row for each of `cases` that is wanted, called so with `-instructions` behind: what one
+/// operation costs against an eager message. Behind the case stands what there is to note.
+pub fn count_instructions(cases: &[(&str, &str)], args: &Args, report: &mut Report) {
+    let (few, many) = (args.size(10_000, 100), args.size(60_000, 200));
+    let mut message = None;
+    for (case, note) in cases {
+        let name = format!("{case}-instructions");
+        if !args.wants(&name) {
+            continue;
+        }
+        let counted = instructions(case, few, many);
+        let against = match message.take() {
+            Some(cost) => Ok(cost),
+            None => instructions(MESSAGE, few, many),
+        };
+        match (counted, against) {
+            (Ok(cost), Ok(of)) => {
+                let row = Row::new(name, cost, "instr/op");
+                let row = row.against("eager message of 64 B", of, cost / of);
+                report.row(row.count(many - few).note(*note));
+                message = Some(of);
+            }
+            (Err(why), _) | (_, Err(why)) => report.skip(&name, &why),
+        }
     }
 }

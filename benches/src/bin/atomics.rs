@@ -3,10 +3,9 @@
 //! every operation on every type.
 
 use barewire::{AtomicKind, AtomicOp, Datatype, EpAddr, Progress};
-use barewire_benches::count::{instructions, steady};
 use barewire_benches::duo::{First, Rounds, Second, Task, start};
 use barewire_benches::end::Made;
-use barewire_benches::remote::RemoteEnd;
+use barewire_benches::remote::{FADD, RemoteEnd, count_instructions, each, pair, steady_case};
 use barewire_benches::{Args, Report, Row};
 use barewire_dataplane::proto::atomic::valid;
 use barewire_driver::clock::now_ns;
@@ -15,73 +14,21 @@ use barewire_driver::port::MacAddr;
 /// Operands, compare values and results.
 const MEMORY: usize = 3 * (32 << 10);
 
-/// Operations that are not counted: the session opens, tables are touched.
-const WARM_UP: u64 = 20_000;
-
 /// Place of a word that says to the second process that it is over.
 const FLAG_AT: usize = MEMORY;
-
-const FADD: (AtomicKind, AtomicOp, Datatype) = (AtomicKind::Fetch, AtomicOp::Sum, Datatype::Uint64);
 
 fn main() {
     let args = Args::read();
     if let Some(case) = &args.steady {
-        if let Err(why) = run_case(case, args.count) {
-            eprintln!("{case}: {why}");
-            std::process::exit(1);
-        }
-        return;
+        return steady_case(case, args.count);
     }
     let mut report = Report::new("atomics", &args);
-    if args.wants("fadd-u64-instructions") {
-        let counted = count_instructions(&args, &mut report);
-        counted.unwrap_or_else(|why| report.skip("fadd-u64-instructions", &why));
-    }
+    count_instructions(&[("fadd-u64", "bar 1.15"), ("add-u64", "no bar")], &args, &mut report);
     if args.wants("fadd-target-sleeps") {
         let measured = sleeping_target(&args, &mut report);
         measured.unwrap_or_else(|why| report.skip("fadd-target-sleeps", &why));
     }
     table(&args, &mut report).unwrap_or_else(|why| report.skip("table", &why));
-}
-
-fn count_instructions(args: &Args, report: &mut Report) -> Made<()> {
-    let (few, many) = (args.size(10_000, 100), args.size(60_000, 200));
-    let fadd = instructions("fadd-u64", few, many)?;
-    let message = instructions("message-64B", few, many)?;
-    let row = Row::new("fadd-u64-instructions", fadd, "instr/op")
-        .against("eager message of 64 B", message, fadd / message)
-        .count(many - few)
-        .note("bar 1.15");
-    report.row(row);
-    Ok(())
-}
-
-/// Runs `case` for `count` operations, in the function that the tools look at.
-fn run_case(case: &str, count: u64) -> Made<()> {
-    let spec = format!("shm:bench-atomics-{}", std::process::id());
-    let mut pair = pair(&spec)?;
-    match case {
-        "fadd-u64" => {
-            fadds(&mut pair, WARM_UP)?;
-            steady(|| fadds(&mut pair, count))
-        }
-        "message-64B" => {
-            messages(&mut pair, WARM_UP)?;
-            steady(|| messages(&mut pair, count))
-        }
-        _ => Err("no such case".to_owned()),
-    }
-}
-
-/// Two ends of one thread.
-fn pair(spec: &str) -> Made<[RemoteEnd; 2]> {
-    let open = || RemoteEnd::open(spec, MEMORY, Progress::Manual);
-    let mut pair = [open()?, open()?];
-    for i in 0..2 {
-        let addr = pair[1 - i].addr();
-        pair[i].connect(addr);
-    }
-    Ok(pair)
 }
 
 /// One operation after the other, from the first to the second end.
@@ -93,64 +40,6 @@ fn repeat(
     count: u64,
 ) -> Made<()> {
     each(pair, count, |end| end.atomic(what, elements))
-}
-
-/// One fetch-and-add after the other.
-#[inline(never)]
-fn fadds(pair: &mut [RemoteEnd; 2], count: u64) -> Made<()> {
-    each(pair, count, RemoteEnd::fadd)
-}
-
-/// One operation that `post` posts after the other, to its completion.
-#[inline(always)]
-fn each(
-    [a, b]: &mut [RemoteEnd; 2],
-    count: u64,
-    mut post: impl FnMut(&mut RemoteEnd) -> bool,
-) -> Made<()> {
-    for _ in 0..count {
-        if !post(a) {
-            return Err("refused".to_owned());
-        }
-        let mut turns = 0;
-        loop {
-            b.poll();
-            if a.poll().sent > 0 {
-                break;
-            }
-            turns += 1;
-            if turns > 100_000_000 {
-                return Err("an operation never completes".to_owned());
-            }
-        }
-    }
-    Ok(())
-}
-
-/// One message after the other.
-#[inline(never)]
-fn messages([a, b]: &mut [RemoteEnd; 2], count: u64) -> Made<()> {
-    for _ in 0..count {
-        if !b.recv(0, 64) || !a.send(0, 64) {
-            return Err("refused in steady state".to_owned());
-        }
-        let (mut received, mut sent) = (0, 0);
-        for turn in 0.. {
-            if received == 0 {
-                received += b.poll().received;
-            }
-            if sent == 0 {
-                sent += a.poll().sent;
-            }
-            if received + sent == 2 {
-                break;
-            }
-            if turn > 100_000_000 {
-                return Err("a message did not arrive".to_owned());
-            }
-        }
-    }
-    Ok(())
 }
 
 /// Fetch-and-adds a second at a target that has a thread for its loop and sleeps, against one that
@@ -250,29 +139,91 @@ fn serve(second: &Second, spec: &str, progress: Progress) -> Made<()> {
     )
 }
 
-/// Every operation on every type, in the first form that has it, for arrays of three lengths.
+/// Lengths of the arrays of the table.
+const ELEMENTS: [usize; 3] = [1, 64, 512];
+
+/// The case that prints the table as `docs/benchmarks.md` has it.
+const TABLE: &str = "table";
+
+/// Columns of that table.
+const TYPES: [&str; 14] =
+    ["i8", "u8", "i16", "u16", "i32", "u32", "i64", "u64", "f32", "f64", "c32", "c64", "ld", "cld"];
+
+/// Its rows, by operation.
+const OPS: [&str; AtomicOp::ALL.len()] = [
+    "MIN",
+    "MAX",
+    "SUM",
+    "PROD",
+    "LOR",
+    "LAND",
+    "BOR",
+    "BAND",
+    "LXOR",
+    "BXOR",
+    "ATOMIC_READ",
+    "ATOMIC_WRITE",
+    "CSWAP",
+    "CSWAP_NE",
+    "CSWAP_LE",
+    "CSWAP_LT",
+    "CSWAP_GE",
+    "CSWAP_GT",
+    "MSWAP",
+];
+
+/// Every operation on every type, in the first form that has it, for arrays of three lengths: a row
+/// for each, or all in one table.
 fn table(args: &Args, report: &mut Report) -> Made<()> {
     let spec = format!("shm:bench-atomics-table-{}", std::process::id());
-    let mut pair = pair(&spec)?;
+    let mut pair = pair(&spec, MEMORY)?;
     let budget = args.size(20_000, 4);
-    for elements in [1, 64, 512] {
+    let as_table = args.only.as_deref() == Some(TABLE);
+    for elements in ELEMENTS {
+        if as_table {
+            let types = TYPES.join(" | ");
+            let bar = "---|".repeat(TYPES.len());
+            println!("\nns an element, {elements} at a time:\n\n| `FI_` | {types} |\n|---|{bar}");
+        }
         for op in AtomicOp::ALL {
+            let mut line = format!("| {}", OPS[op as usize]);
             for ty in Datatype::ALL {
                 let kinds = AtomicKind::ALL.into_iter().find(|kind| valid(*kind, op, ty));
-                let Some(kind) = kinds.filter(|_| elements * ty.size() <= 4096) else { continue };
+                let kind = kinds.filter(|_| elements * ty.size() <= 4096);
                 let case = format!("{op:?}-{ty:?}-{elements}").to_lowercase();
-                if !args.wants(&case) {
+                let Some(kind) = kind.filter(|_| as_table || args.wants(&case)) else {
+                    line += " | ";
                     continue;
-                }
+                };
                 let count = (budget / elements as u64).max(20);
-                repeat(&mut pair, (kind, op, ty), elements, count / 10)?;
-                let begin = now_ns();
-                repeat(&mut pair, (kind, op, ty), elements, count)?;
-                let ns = (now_ns() - begin) as f64 / (count * elements as u64) as f64;
-                let what = format!("{kind:?}, one thread at both ends, to the completion");
-                report.row(Row::new(case, ns, "ns/element").count(count).note(what));
+                let mut once = || element_ns(&mut pair, (kind, op, ty), elements, count);
+                if as_table {
+                    let mut runs = [once()?, once()?, once()?];
+                    runs.sort_by(f64::total_cmp);
+                    let decimals = usize::from(runs[1] < 100.0);
+                    line += &format!(" | {:.decimals$}", runs[1]);
+                } else {
+                    let what = format!("{kind:?}, one thread at both ends, to the completion");
+                    report.row(Row::new(case, once()?, "ns/element").count(count).note(what));
+                }
+            }
+            if as_table {
+                println!("{line} |");
             }
         }
     }
     Ok(())
+}
+
+/// Nanoseconds an element of an operation, from the call to the completion.
+fn element_ns(
+    pair: &mut [RemoteEnd; 2],
+    what: (AtomicKind, AtomicOp, Datatype),
+    elements: usize,
+    count: u64,
+) -> Made<f64> {
+    repeat(pair, what, elements, count / 10)?;
+    let begin = now_ns();
+    repeat(pair, what, elements, count)?;
+    Ok((now_ns() - begin) as f64 / (count * elements as u64) as f64)
 }

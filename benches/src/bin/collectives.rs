@@ -182,14 +182,7 @@ fn name(kind: Kind, bytes: u64, n: u32) -> String {
 }
 
 fn main() {
-    let args = Args::read();
-    if let Some(case) = &args.steady {
-        if let Err(why) = run_case(case, args.count) {
-            eprintln!("{case}: {why}");
-            std::process::exit(1);
-        }
-        return;
-    }
+    let args = Args::read_or_run(run_case);
     let mut report = Report::new("collectives", &args);
     for n in [2, 4, 8] {
         counted(n, &args, &mut report);

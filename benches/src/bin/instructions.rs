@@ -15,14 +15,7 @@ const LEN: usize = 64;
 const WARM_UP: u64 = 20_000;
 
 fn main() {
-    let args = Args::read();
-    if let Some(case) = &args.steady {
-        if let Err(why) = run_case(case, args.count) {
-            eprintln!("{case}: {why}");
-            std::process::exit(1);
-        }
-        return;
-    }
+    let args = Args::read_or_run(run_case);
     let mut report = Report::new("instructions", &args);
     let (few, many) = (args.size(10_000, 100), args.size(60_000, 200));
     let cases = [

@@ -5,7 +5,6 @@ use barewire_benches::duo::{First, Rounds, Second, Task, start};
 use barewire_benches::end::{Done, End, Made, RawEnd};
 use barewire_benches::{Args, Report, Row, Sample};
 use barewire_driver::clock::now_ns;
-use barewire_driver::port::MacAddr;
 
 const MEMORY: usize = 64 << 10;
 
@@ -41,19 +40,13 @@ fn measure(args: &Args, report: &mut Report) -> Made<()> {
     let spec = format!("shm:bench-latency-{}", std::process::id());
     let mut first = start(|second| serve(second, &spec))?;
     let mut end = RawEnd::open(&spec, MEMORY)?;
-    let peer = first.meet(end.addr().mac);
-    end.connect(addr_at(&end, peer));
+    end.join(|mac| first.meet(mac));
     let rounds = args.size(21, 2);
     report.row(Row::new("floor", clock_floor(), "ns").note("reading the clock"));
     for case in CASES.iter().filter(|case| args.wants(case.name)) {
         run(case, rounds, args.size(20_000, 500), &mut first, &mut end, report)?;
     }
     Ok(())
-}
-
-/// The other end's address: the same endpoint number at another port.
-fn addr_at(end: &RawEnd, mac: MacAddr) -> barewire::EpAddr {
-    barewire::EpAddr { mac, incarnation: 0, ..end.addr() }
 }
 
 /// What reading the clock costs, nanoseconds.
@@ -147,8 +140,7 @@ fn send(end: &mut RawEnd, case: &Case, sends: &mut u64) {
 /// The second process.
 fn serve(second: &Second, spec: &str) -> Made<()> {
     let mut end = RawEnd::open(spec, MEMORY)?;
-    let peer = second.meet(end.addr().mac);
-    end.connect(addr_at(&end, peer));
+    end.join(|mac| second.meet(mac));
     second.serve(
         &mut end,
         |end| {

@@ -5,7 +5,6 @@ use barewire_benches::duo::{Second, Task, start};
 use barewire_benches::end::{End, Made, RawEnd};
 use barewire_benches::{Args, Report, Row, Sample};
 use barewire_driver::clock::now_ns;
-use barewire_driver::port::MacAddr;
 
 const LEN: usize = 64;
 const WINDOW: u64 = 64;
@@ -28,8 +27,7 @@ fn measure(args: &Args, report: &mut Report) -> Made<()> {
     let spec = format!("shm:bench-rate-{}", std::process::id());
     let mut first = start(|second| serve(second, &spec))?;
     let mut end = RawEnd::open(&spec, LEN * WINDOW as usize)?;
-    let peer = first.meet(end.addr().mac);
-    end.connect(addr_at(&end, peer));
+    end.join(|mac| first.meet(mac));
     let (rounds, count) = (args.size(15, 2), args.size(500_000, 2000));
     for (case, more) in [("shm-64B", false), ("shm-64B-more", true)] {
         if !args.wants(case) {
@@ -70,15 +68,10 @@ fn stream(end: &mut RawEnd, count: u64, more: bool) {
     }
 }
 
-fn addr_at(end: &RawEnd, mac: MacAddr) -> barewire::EpAddr {
-    barewire::EpAddr { mac, incarnation: 0, ..end.addr() }
-}
-
 /// The second process.
 fn serve(second: &Second, spec: &str) -> Made<()> {
     let mut end = RawEnd::open(spec, LEN * WINDOW as usize)?;
-    let peer = second.meet(end.addr().mac);
-    end.connect(addr_at(&end, peer));
+    end.join(|mac| second.meet(mac));
     second.serve(
         &mut end,
         |end| {

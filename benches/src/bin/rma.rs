@@ -1,10 +1,11 @@
 //! Bytes a second that one process writes to, or reads from, memory of another that does nothing
-//! but turn its loop, against tagged messages of the same length, which are rendezvous.
+//! but turn its loop, against tagged messages of the same length, which are rendezvous; and what a
+//! write or read of 8 bytes costs, in instructions, against an eager message.
 
 use barewire::{EpAddr, Progress};
 use barewire_benches::duo::{First, Rounds, Second, Task, start};
 use barewire_benches::end::Made;
-use barewire_benches::remote::RemoteEnd;
+use barewire_benches::remote::{RemoteEnd, count_instructions, steady_case};
 use barewire_benches::{Args, Report, Row};
 use barewire_driver::clock::now_ns;
 use barewire_driver::port::MacAddr;
@@ -24,7 +25,11 @@ const LEND: u64 = 1;
 
 fn main() {
     let args = Args::read();
+    if let Some(case) = &args.steady {
+        return steady_case(case, args.count);
+    }
     let mut report = Report::new("rma", &args);
+    count_instructions(&[("write-8B", "no bar"), ("read-8B", "no bar")], &args, &mut report);
     for (case, how) in [("write-64KiB", How::Write), ("read-64KiB", How::Read)] {
         if args.wants(case) {
             let measured = measure(case, how, &args, &mut report);

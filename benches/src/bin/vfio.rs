@@ -29,14 +29,7 @@ const OWN: MacAddr = MacAddr([2, 0, 0, 0, 0, 1]);
 const PEER: MacAddr = MacAddr([2, 0, 0, 0, 0, 2]);
 
 fn main() {
-    let args = Args::read();
-    if let Some(case) = &args.steady {
-        if let Err(why) = run_case(case, args.count) {
-            eprintln!("{case}: {why}");
-            std::process::exit(1);
-        }
-        return;
-    }
+    let args = Args::read_or_run(run_case);
     let mut report = Report::new("vfio", &args);
     let (few, many) = (args.size(3_200, 320), args.size(35_200, 640));
     let cases = [

@@ -3,9 +3,9 @@
 //! libfabric's `fi_pingpong` over its tcp and udp providers.
 //!
 //! All of them play by turns, on the same two processors, spinning; every round measures the round
-//! trip of a cache line before and after, and only rounds that begin and end in the state in which
-//! most do are compared. Run it with real-time priority on a machine that does other things:
-//! `chrt -r 50 target/release/wires`.
+//! trip of a cache line before and after. Only rounds that begin and end in the state in which most
+//! do are compared, which the figures call alike; unlike if there is none. Run it with real-time
+//! priority on a machine that does other things: `chrt -r 50 target/release/wires`.
 
 use std::net::SocketAddr;
 use std::process::Command;
@@ -65,8 +65,9 @@ const CHUNK: u64 = 50;
 /// Where the port `udp` is at both ends.
 const UDP_PORT: u16 = 50_000;
 
-/// Between a cache line that goes to and fro in one place and one that crosses the machine.
-const NEAR_NS: f64 = 250.0;
+/// By what factor the cache line of a round may differ from what it usually is: less than what it
+/// takes more to cross the machine than to go to and fro in one place.
+const ALIKE: f64 = 1.5;
 
 fn main() {
     let args = Args::read();
@@ -213,14 +214,14 @@ impl Rounds {
         Ok(())
     }
 
-    /// The rounds in the state in which most are, with its name.
+    /// The rounds that begin and end in the state in which the two processors mostly are, and how
+    /// they are called: all, if the state changed in each of them.
     fn comparable(&self) -> (Vec<&Round>, &'static str) {
-        let is_near = |ns: f64| ns < NEAR_NS;
-        let (near, rest): (Vec<&Round>, Vec<&Round>) =
-            self.rounds.iter().partition(|r| r.line.iter().all(|&ns| is_near(ns)));
-        let far: Vec<&Round> =
-            rest.into_iter().filter(|r| !r.line.iter().any(|&ns| is_near(ns))).collect();
-        if near.len() >= far.len() { (near, "near") } else { (far, "far") }
+        let usual = median(self.rounds.iter().flat_map(|r| r.line));
+        let is_alike = |ns: &f64| *ns < usual * ALIKE && usual < *ns * ALIKE;
+        let alike: Vec<&Round> =
+            self.rounds.iter().filter(|r| r.line.iter().all(is_alike)).collect();
+        if alike.is_empty() { (self.rounds.iter().collect(), "unlike") } else { (alike, "alike") }
     }
 
     fn tell(&self, args: &Args, report: &mut Report) {
@@ -243,7 +244,7 @@ impl Rounds {
             let both = || played(*who).filter(|r| r.ns[*against] > 0.0);
             if both().next().is_none() {
                 let why = against.checked_sub(OURS).and_then(|i| self.missing[i].clone());
-                report.skip(case, &why.unwrap_or_else(|| "no comparable round".to_owned()));
+                report.skip(case, &why.unwrap_or_else(|| "not played".to_owned()));
                 continue;
             }
             let ratios: Sample = both().map(|r| r.ns[*who] / r.ns[*against]).collect();
