@@ -9,6 +9,8 @@ mod caller;
 mod lengths;
 #[path = "../e2e/rounds.rs"]
 mod rounds;
+// The suite `wires` uses the rest of these.
+#[allow(dead_code)]
 #[path = "../wires/stream.rs"]
 mod stream;
 #[allow(dead_code)]
@@ -37,7 +39,7 @@ fn worker_process() {
     if let Some(role) = std::env::var_os(supervisor::ROLE) {
         match &*role.to_string_lossy() {
             "caller" => caller::run(),
-            "sender" => caller::send_on(),
+            "sender" => caller::send_on(stream::T_DEAD),
             role => worker::run(role),
         }
         // Without the summary of a test run.

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use barewire::*;
 
 use crate::supervisor::PATIENCE;
-use crate::worker::{Node, T_DEAD, open, pattern, say, settings};
+use crate::worker::{Node, open, pattern, say, settings};
 
 /// Lines from the supervisor.
 fn orders() -> Receiver<String> {
@@ -91,10 +91,10 @@ fn call(node: &Node, peer: FiAddr, len: usize) {
     }
 }
 
-/// One message in flight, sent again when it has arrived; silence of T_dead is an error.
-pub(crate) fn send_on() {
+/// One message in flight, sent again when it has arrived; silence of `t_dead` is an error.
+pub(crate) fn send_on(t_dead: Duration) {
     let orders = orders();
-    let node = open(&port(), Settings { t_dead: 4 * T_DEAD, ..settings() });
+    let node = open(&port(), Settings { t_dead, ..settings() });
     say(&format!("ADDR {}", node.ep.getname().unwrap()));
     let peer = orders.recv().unwrap();
     let peer = node.knows(peer.strip_prefix("PEER ").unwrap());

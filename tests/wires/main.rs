@@ -32,7 +32,8 @@ fn worker_process() {
     if let Some(role) = std::env::var_os(supervisor::ROLE) {
         match &*role.to_string_lossy() {
             "caller" => caller::run(),
-            "sender" => caller::send_on(),
+            "sender" => caller::send_on(stream::T_DEAD),
+            "patient-sender" => caller::send_on(stream::PATIENT),
             "noise" => foreign::make_noise(),
             "datagrams" => foreign::send_datagrams(),
             "opener" => environment::try_open(),

@@ -25,9 +25,18 @@ enum Said {
 
 impl Stream {
     pub(crate) fn new(port: &str) -> Option<Self> {
+        Self::by("sender", port)
+    }
+
+    /// With a sender that takes longer to give its peer up: [`PATIENT`].
+    pub(crate) fn patient(port: &str) -> Option<Self> {
+        Self::by("patient-sender", port)
+    }
+
+    fn by(role: &str, port: &str) -> Option<Self> {
         let nodes = or_skip(Nodes::pair(1500))?;
         let mut receiver = start(&nodes, 1, "traffic", port);
-        let mut sender = start(&nodes, 0, "sender", port);
+        let mut sender = start(&nodes, 0, role, port);
         sender.say(&format!("PEER {}", receiver.addr));
         receiver.say("QUIET");
         receiver.answer("DRAINED");
@@ -121,10 +130,16 @@ impl Stream {
     }
 }
 
+/// T_dead of a sender, and of a patient one: over `udp` the kernel asks for the address of a peer
+/// once a second, so it may ask again as late as a second after the link is back.
+pub(crate) const T_DEAD: Duration = Duration::from_secs(2);
+pub(crate) const PATIENT: Duration = Duration::from_secs(4);
+
 /// How long a link is down that comes back.
 const FLAP: Duration = Duration::from_secs(1);
 
-/// Longest that a sender with T_dead of two seconds may take, with what it takes us to hear of it.
+/// Longest that a sender may take to say so, a tenth more than T_dead, with what it takes us to hear
+/// of it.
 pub(crate) const NOTICED: Duration = Duration::from_millis(2_200 + 300);
 
 /// Links that are down for a while, and one that stays so.
