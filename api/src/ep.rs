@@ -268,12 +268,14 @@ impl EpCommon {
         }
     }
 
-    /// Binds a counter for the directions in `flags`.
+    /// Binds a counter for the directions in `flags`. The endpoint may be enabled already, which
+    /// fi_endpoint(3) does not ask for and Sandia OpenSHMEM relies on: what ends from then on is
+    /// counted.
     ///
     /// # Errors
     /// - [`Error::BadFlags`]: a direction is not one of a counter.
-    /// - [`Error::Invalid`]: the counter is of another domain.
-    /// - [`Error::OpBadState`]: the endpoint is enabled.
+    /// - [`Error::Invalid`]: the counter is of another domain, or the direction has one.
+    /// - [`Error::OpBadState`] as for every call.
     #[doc(alias = "fi_ep_bind")]
     pub fn bind_cntr(&self, cntr: &Cntr, flags: BindFlags) -> Result<()> {
         self.same_domain(&cntr.0.dom)?;
@@ -285,7 +287,8 @@ impl EpCommon {
     /// Binds the address vector that destinations and sources are looked up in.
     ///
     /// # Errors
-    /// As [`bind_cntr`](Self::bind_cntr).
+    /// - [`Error::Invalid`]: it is of another domain.
+    /// - [`Error::OpBadState`]: the endpoint is enabled.
     #[doc(alias = "fi_ep_bind")]
     pub fn bind_av(&self, av: &Av) -> Result<()> {
         self.same_domain(&av.0.dom)?;

@@ -95,6 +95,34 @@ fn every_call_of_fi_rma_moves_its_bytes() {
     pair.all_is_back();
 }
 
+/// X38, fi_mr(3): a region's counter of writes hears of every atomic that may change it, one of
+/// reads of what fetches, and one of both of each access once; before and after the first of a kind.
+#[test]
+fn x38_what_the_counters_of_a_region_count() {
+    let pair = Pair::new(&plan(MrMode::empty()));
+    let open = || pair.b.domain.cntr_open(CntrAttr::default()).unwrap();
+    let ((apart, to_apart), (both, to_both)) = (region(&pair, 64), region(&pair, 64));
+    let (writes, reads, all) = (open(), open(), open());
+    apart.bind_cntr(&writes, BindFlags::REMOTE_WRITE).unwrap();
+    apart.bind_cntr(&reads, BindFlags::REMOTE_READ).unwrap();
+    both.bind_cntr(&all, BindFlags::REMOTE_WRITE | BindFlags::REMOTE_READ).unwrap();
+    let a = &pair.a.ep;
+    let eight = || Buf::zeroed(8);
+    for round in 1..=3 {
+        for to in [to_apart, to_both] {
+            a.write(eight(), to, 1).unwrap();
+            a.read(eight(), to, 2).unwrap();
+            a.atomic(SUM, &[1; 8], to, 3).unwrap();
+            a.fetch_atomic(SUM, &[1; 8], eight(), to, 4).unwrap();
+            a.fetch_atomic(READ, &[], eight(), to, 5).unwrap();
+            a.compare_atomic(CSWAP, &[1; 8], &[2; 8], eight(), to, 6).unwrap();
+            (0..6).for_each(|_| drop(pair.at_a()));
+        }
+        let counted = [&writes, &reads, &all].map(|cntr| cntr.read().unwrap());
+        assert_eq!(counted, [4 * round, 4 * round, 6 * round]);
+    }
+}
+
 /// A1 to A14: the fourteen calls of fi_atomic; AR14: their completion flags; AR5: an atomic read
 /// has no operand; AR13: counters of both sides.
 #[test]

@@ -190,9 +190,6 @@ impl Node {
         }
         let table = self.cqs.by_handle_mut(cq.0).ok_or(Error::BadFd)?;
         let e = self.eps.by_handle_mut(ep.0).ok_or(Error::BadFd)?;
-        if e.enabled {
-            return Err(Error::OpBadState);
-        }
         let (tx, rx) = (flags.contains(BindFlags::TRANSMIT), flags.contains(BindFlags::RECV));
         if tx && e.tx_cq != NONE || rx && e.rx_cq != NONE {
             return Err(Error::Invalid("a completion queue is bound for this direction"));
@@ -211,19 +208,17 @@ impl Node {
 
     /// Binds a counter for sends (`TRANSMIT`), receives (`RECV`), and the one-sided operations that
     /// this endpoint issues (`READ`, `WRITE`; fetching atomics are reads) or is the target of
-    /// (`REMOTE_READ`, `REMOTE_WRITE`; these count only with `FI_RMA_EVENT`).
+    /// (`REMOTE_READ`, `REMOTE_WRITE`; these count only with `FI_RMA_EVENT`). The endpoint may be
+    /// enabled already: what ends from then on is counted.
     ///
     /// # Errors
-    /// As [`ep_bind_cq`](Self::ep_bind_cq).
+    /// As [`ep_bind_cq`](Self::ep_bind_cq), but for [`Error::OpBadState`].
     pub fn ep_bind_cntr(&mut self, ep: EpId, cntr: CntrId, flags: BindFlags) -> Result<()> {
         if flags.is_empty() || flags.contains(BindFlags::SELECTIVE_COMPLETION) {
             return Err(Error::BadFlags);
         }
         let table = self.cntrs.by_handle_mut(cntr.0).ok_or(Error::BadFd)?;
         let e = self.eps.by_handle_mut(ep.0).ok_or(Error::BadFd)?;
-        if e.enabled {
-            return Err(Error::OpBadState);
-        }
         let (tx, rx) = (flags.contains(BindFlags::TRANSMIT), flags.contains(BindFlags::RECV));
         let one_sided = [
             (BindFlags::READ, READ),
@@ -248,6 +243,10 @@ impl Node {
         for which in wanted {
             e.rma_cntr[which] = cntr.0.idx();
             table.bound += 1;
+        }
+        if e.enabled {
+            // What may be done the short way depends on the counters.
+            e.enable(true);
         }
         Ok(())
     }

@@ -237,9 +237,8 @@ impl Node {
         if let Target::Region(m, _) = target
             && op.end
         {
-            let mr = &self.mrs[m];
-            let cntr = if op.fetch { mr.read_cntr } else { mr.write_cntr };
-            self.count(cntr, true);
+            let what = atomic::AtomicOp::try_from(u32::from(op.op));
+            self.count_access(m, op.fetch, what.is_ok_and(changes));
         }
         if op.range.last {
             self.counters.rma_executed += 1;
@@ -337,6 +336,20 @@ impl Node {
             return Err(NackReason::Overdrawn);
         }
         Ok(e)
+    }
+
+    /// Counts an access in the counters of region `m`: a fetching atomic that changes it in both,
+    /// and once where they are one. (fi_mr(3), "fi_mr_bind"; an endpoint's counter of writes counts
+    /// base atomics alone, fi_endpoint(3), "fi_ep_bind".)
+    #[inline]
+    pub(super) fn count_access(&mut self, m: u32, reads: bool, writes: bool) {
+        let mr = &self.mrs[m];
+        let read = if reads { mr.read_cntr } else { NONE };
+        let write = if writes { mr.write_cntr } else { NONE };
+        self.count(read, true);
+        if write != read {
+            self.count(write, true);
+        }
     }
 
     /// Counts a remote operation in the counter of endpoint `e`, if it has `FI_RMA_EVENT`.
@@ -656,6 +669,11 @@ impl Node {
 
 /// What an atomic packet with `len` bytes of payload asks for, and the bytes of its elements.
 #[inline]
+/// Whether the operation changes what it is applied to.
+pub(super) fn changes(what: atomic::AtomicOp) -> bool {
+    what != atomic::AtomicOp::Read
+}
+
 pub(super) fn decode_atomic(
     op: &AtomicOp,
     len: usize,

@@ -15,7 +15,7 @@ use super::mr::Mr;
 use super::ops::{Job, JobKind};
 use super::peer::{Peer, slot_of};
 use super::rma::{REMOTE_READ, REMOTE_WRITE};
-use super::rma_in::{JOBS_MAX, atomic_needs, decode_atomic};
+use super::rma_in::{JOBS_MAX, atomic_needs, changes, decode_atomic};
 use super::short_rma::{accept, asks, base_to, is_next};
 use super::{FrameSink, Node, ShortFrame};
 use crate::flags::{Caps, MrAccess};
@@ -232,7 +232,7 @@ impl Node {
         accept(peer, base, self.active_ns);
         self.counters.rma_executed += 1;
         let (fetch, counted) = (USUAL || near.fetch, !USUAL && near.counted);
-        let counted = counted.then_some((near.mr, near.ep));
+        let counted = counted.then_some((near.mr, near.ep, near.op));
         let bytes = if USUAL { 8 } else { near.bytes.into() };
         if USUAL && send_answer(peer, self.word, (Ty::Resp, &asked), Old::Word(old as u64), out) {
             // As `answer_to`, which would have to look for the peer again.
@@ -246,8 +246,8 @@ impl Node {
         } else {
             self.acknowledge(p, base, out);
         }
-        if let Some((mr, ep)) = counted {
-            self.count_executed(mr, ep, fetch);
+        if let Some((mr, ep, what)) = counted {
+            self.count_executed(mr, ep, fetch, changes(what));
         }
         true
     }
@@ -307,7 +307,8 @@ impl Node {
         self.peers[p].nack.note_key(now, false);
         self.counters.rma_executed += 1;
         if counted {
-            self.count_executed(mr, ep, ask == PlainAsk::Read);
+            let read = ask == PlainAsk::Read;
+            self.count_executed(mr, ep, read, !read);
         }
         true
     }
@@ -429,7 +430,9 @@ impl Node {
         let mr = &self.mrs[m];
         let few = op.count == 1 && matches!(mr.sharing, Sharing::Single) && plen <= FEW;
         let word = few && ty.is_integer() && bytes >= 4;
-        let counted = counted || if op.fetch { mr.read_cntr } else { mr.write_cntr } != NONE;
+        let counted = counted
+            || op.fetch && mr.read_cntr != NONE
+            || changes(what) && mr.write_cntr != NONE;
         let sum = op.fetch && what == atomic::AtomicOp::Sum;
         let usual = word && bytes == 8 && sum && !counted;
         Some(Near {
@@ -456,12 +459,9 @@ impl Node {
     }
 
     #[cold]
-    fn count_executed(&mut self, mr: u32, ep: u32, read: bool) {
-        let mr = &self.mrs[mr];
-        let (cntr, which) =
-            if read { (mr.read_cntr, REMOTE_READ) } else { (mr.write_cntr, REMOTE_WRITE) };
-        self.count(cntr, true);
-        self.count_remote(ep, which);
+    fn count_executed(&mut self, mr: u32, ep: u32, reads: bool, writes: bool) {
+        self.count_access(mr, reads, writes);
+        self.count_remote(ep, if reads { REMOTE_READ } else { REMOTE_WRITE });
     }
 
     /// Whether answers wait.
