@@ -25,8 +25,8 @@ pub(crate) struct Endpoint {
     pub(crate) form: Form,
     /// The request that it was opened to accept, or NULL.
     pub(crate) request: *mut Fid,
-    /// The shared transmit context that it is bound to.
-    pub(crate) stx: OnceLock<Arc<()>>,
+    /// It is bound to a shared transmit context.
+    pub(crate) stx: OnceLock<()>,
 }
 
 pub(crate) type EpObject = Object<FidEp, Endpoint>;
@@ -162,8 +162,8 @@ unsafe extern "C" fn bind(at: *mut Fid, other: *mut Fid, flags: u64) -> c_int {
                 FI_CLASS_AV => ep.bind_av(&AvObject::of(other.cast())?.av),
                 FI_CLASS_EQ => ep.bind_eq(&EqObject::of(other.cast())?.eq),
                 FI_CLASS_STX_CTX => {
-                    let stx = Arc::clone(StxObject::of(other.cast())?);
-                    it.stx.set(stx).map_err(|_| Error::Invalid("fid: a context is bound"))
+                    StxObject::of(other.cast())?;
+                    it.stx.set(()).map_err(|_| Error::Invalid("fid: a context is bound"))
                 }
                 FI_CLASS_SRX_CTX => ep.bind_srx(&EpObject::of(other.cast())?.ep),
                 _ => Err(Error::Invalid("fid: cannot be bound to an endpoint")),

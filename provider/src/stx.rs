@@ -1,18 +1,15 @@
 //! Shared transmit contexts: what endpoints share are sends in flight, of which a domain has one
-//! table, so a context is but a name.
+//! table, so a context is but a name. It may be closed before the endpoints that are bound to it, as
+//! Sandia OpenSHMEM does.
 
 use std::ffi::{c_int, c_void};
-use std::sync::Arc;
-
-use barewire::Error;
 
 use crate::abi::*;
 use crate::domain::DomainObject;
 use crate::guard;
 use crate::object::{Object, fid};
 
-/// Held by the endpoints that are bound to it.
-pub(crate) type StxObject = Object<FidStx, Arc<()>>;
+pub(crate) type StxObject = Object<FidStx, ()>;
 
 static FID: FiOps = FiOps { close, ..FiOps::STUB };
 
@@ -30,19 +27,13 @@ pub(crate) unsafe extern "C" fn open(
         // SAFETY: the table belongs to domains, and `out` can be written.
         unsafe {
             DomainObject::of(domain)?;
-            StxObject::open(abi, Arc::new(()), out);
+            StxObject::open(abi, (), out);
         }
         Ok(())
     })
 }
 
 unsafe extern "C" fn close(at: *mut Fid) -> c_int {
-    guard::int(|| {
-        // SAFETY: the table belongs to contexts, and a program closes what it does not use.
-        unsafe {
-            StxObject::close(at.cast(), |users| {
-                if Arc::strong_count(&users) > 1 { Err((Error::Busy, users)) } else { Ok(()) }
-            })
-        }
-    })
+    // SAFETY: the table belongs to contexts, and a program closes what it does not use.
+    guard::int(|| unsafe { StxObject::close(at.cast(), Ok) })
 }
