@@ -430,9 +430,8 @@ impl Node {
         let mr = &self.mrs[m];
         let few = op.count == 1 && matches!(mr.sharing, Sharing::Single) && plen <= FEW;
         let word = few && ty.is_integer() && bytes >= 4;
-        let counted = counted
-            || op.fetch && mr.read_cntr != NONE
-            || changes(what) && mr.write_cntr != NONE;
+        let counted =
+            counted || op.fetch && mr.read_cntr != NONE || changes(what) && mr.write_cntr != NONE;
         let sum = op.fetch && what == atomic::AtomicOp::Sum;
         let usual = word && bytes == 8 && sum && !counted;
         Some(Near {
