@@ -160,8 +160,8 @@ impl MrCommon {
     }
 
     /// Binds a counter of what peers do with the region: `REMOTE_WRITE` counts writes and atomics
-    /// that may change it, also fetching ones, `REMOTE_READ` reads and fetching atomics. Who binds both
-    /// has each access counted once.
+    /// that may change it, also fetching ones, `REMOTE_READ` reads and fetching atomics. Who binds
+    /// both has each access counted once.
     ///
     /// # Errors
     /// - [`Error::BadFlags`]: neither, or another flag.

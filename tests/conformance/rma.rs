@@ -96,7 +96,8 @@ fn every_call_of_fi_rma_moves_its_bytes() {
 }
 
 /// X38, fi_mr(3): a region's counter of writes hears of every atomic that may change it, one of
-/// reads of what fetches, and one of both of each access once; before and after the first of a kind.
+/// reads of what fetches, and one of both of each access once; before and after the first of a
+/// kind.
 #[test]
 fn x38_what_the_counters_of_a_region_count() {
     let pair = Pair::new(&plan(MrMode::empty()));

@@ -138,8 +138,8 @@ pub(crate) const PATIENT: Duration = Duration::from_secs(4);
 /// How long a link is down that comes back.
 const FLAP: Duration = Duration::from_secs(1);
 
-/// Longest that a sender may take to say so, a tenth more than T_dead, with what it takes us to hear
-/// of it.
+/// Longest that a sender may take to say so, a tenth more than T_dead, with what it takes us to
+/// hear of it.
 pub(crate) const NOTICED: Duration = Duration::from_millis(2_200 + 300);
 
 /// Links that are down for a while, and one that stays so.

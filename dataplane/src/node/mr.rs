@@ -131,8 +131,8 @@ impl Node {
         Ok(self.mrs.by_handle(mr.0).ok_or(Error::BadFd)?.key)
     }
 
-    /// Binds a counter of remote accesses: `reads`, which fetching atomics are too, or writes, which
-    /// all atomics are that may change the region.
+    /// Binds a counter of remote accesses: `reads`, which fetching atomics are too, or writes,
+    /// which all atomics are that may change the region.
     ///
     /// # Errors
     /// [`Error::BadFd`]: one of them was closed. [`Error::Invalid`]: one is bound already.
