@@ -9,6 +9,7 @@ use crate::backend::shm::{MTU_MIN, Monitor, ShmPort, ShmSettings};
 use crate::backend::vfio::VfioError;
 use crate::port::{MacAddr, Port};
 
+mod memif;
 mod nics;
 mod wires;
 
@@ -26,6 +27,10 @@ mod wires;
 /// - `udp:10.0.0.1` or `udp:10.0.0.1:50000` carries frames inside UDP from that address of this
 ///   host (or of that interface: `udp:eth0`), with `mtu=` as an option. See
 ///   [`UdpSettings`](crate::backend::udp::UdpSettings).
+/// - `memif:/run/vpp/memif.sock` or `memif:@job7` joins another process by shared memory, VPP or
+///   DPDK's, with `role=server`, `id=0`, `secret=`, `rsize=10`, `bsize=2048`, `mtu=`, `mac=`,
+///   `crc=yes` and `lossless=yes` after a comma. See
+///   [`MemifSettings`](crate::backend::memif::MemifSettings).
 /// - `fault(loss=0.01,dup=0.001,reorder=0.01,corrupt=0.001,seed=7):PORT` spoils what `PORT` sends;
 ///   every option may be left out, and there are `delay_us=50`, `mtu=1500` and `hold=256` besides.
 ///   See [`FaultSettings`].
@@ -48,6 +53,7 @@ pub fn open(spec: &str) -> Result<Box<dyn Port>, OpenError> {
             Ok(Box::new(crate::backend::dpdk::DpdkPort::open(&settings)?))
         }
         "udp" => wires::udp(spec),
+        "memif" => memif::open(spec),
         "fault" => {
             let (wrapper, options, inner) = wrapped(spec)?;
             let settings = fault_settings(wrapper, options)?;
@@ -89,6 +95,7 @@ const BUILT: &[&str] = &[
     "vfio",
     "afpacket",
     "udp",
+    "memif",
     #[cfg(feature = "dpdk")]
     "dpdk",
 ];
@@ -134,6 +141,7 @@ pub fn list() -> Vec<PortInfo> {
         ports.push(PortInfo { spec: format!("shm:{name}"), what, why_not: None });
     }
     ports.extend(wires::list());
+    ports.push(memif::kind());
     ports.extend(nics::list());
     for &(kind, what) in NOT_BUILT {
         let why_not = Some("not part of this build; use shm".into());
@@ -469,6 +477,21 @@ mod tests {
             ("udp:127.0.0.1:x", "invalid digit"),
             ("udp:127.0.0.1:80", "49152 to 65535"),
             ("udp:127.0.0.1,ring=7", "no option \"ring\""),
+            ("memif", "write memif:/run/vpp/memif.sock"),
+            ("memif:", "write memif:/run/vpp/memif.sock"),
+            ("memif:job7", "memif:@job7"),
+            ("memif:@", "memif:@job7"),
+            ("memif:@x,role=boss", "role=server or role=client"),
+            ("memif:@x,speed=1", "no option \"speed\""),
+            ("memif:@x,rsize=3", "4 to 14"),
+            ("memif:@x,bsize=100", "270 to 65536"),
+            ("memif:@x,bsize=2048,mtu=9000", "mtu=2034 or less"),
+            ("memif:@x,rsize=15,bsize=65536", "4 to 14"),
+            ("memif:@x,secret=0123456789012345678901234", "1 to 24 bytes"),
+            ("memif:@x,mac=01:00:00:00:00:01", "even first byte"),
+            ("memif:@x,lossless=perhaps", "lossless=yes"),
+            ("memif:/nonexistent/x.sock,role=server", "mkdir -p /nonexistent"),
+            ("memif:/nonexistent/x.sock", "no directory /nonexistent"),
             ("afpacket", "write afpacket:eth0"),
             ("afpacket:", "write afpacket:eth0"),
             ("afpacket:eth0,speed=1", "no option \"speed\""),

@@ -100,7 +100,8 @@ fn flock(kind: i32, start: i64, len: i64) -> libc::flock {
 /// than that keeps the rest alive through its children.
 static LOCKED: [AtomicI32; 128] = [const { AtomicI32::new(-1) }; 128];
 
-fn forget_in_children(fd: RawFd) {
+/// Has forked children get /dev/null in place of `fd`, until [`children_may_keep`].
+pub(crate) fn forget_in_children(fd: RawFd) {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         // SAFETY: `in_child` only makes calls that are allowed between fork and exec: it reads
@@ -114,7 +115,8 @@ fn forget_in_children(fd: RawFd) {
     }
 }
 
-fn children_may_keep(fd: RawFd) {
+/// Ends [`forget_in_children`], before `fd` is closed.
+pub(crate) fn children_may_keep(fd: RawFd) {
     for place in &LOCKED {
         let _ = place.compare_exchange(fd, -1, Ordering::AcqRel, Ordering::Relaxed);
     }

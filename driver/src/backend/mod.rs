@@ -9,6 +9,7 @@ mod hairpin;
 pub mod known;
 pub mod lock;
 pub mod loopback;
+pub mod memif;
 pub mod pcap;
 pub mod shm;
 pub mod udp;

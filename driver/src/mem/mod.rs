@@ -45,7 +45,6 @@ pub fn prefetch(p: *const u8) {
 }
 
 /// As [`prefetch`], and takes the line away from other processors, so that it can be written.
-#[cfg(feature = "dpdk")]
 #[inline(always)]
 pub(crate) fn prefetch_to_write(p: *const u8) {
     #[cfg(target_arch = "x86_64")]

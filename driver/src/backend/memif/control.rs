@@ -1,0 +1,646 @@
+//! The thread that makes a port's connections and notices their end.
+//!
+//! It sleeps until a descriptor has something. Nothing that it does waits for the other side: every
+//! socket is non-blocking, a message that does not fit its socket's buffer ends the connection, and
+//! who does not finish what it began within [`PATIENCE`] is hung up on.
+
+use std::fmt::Display;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io::{self, IoSlice, IoSliceMut};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::sys::socket::{
+    AddressFamily, Backlog, ControlMessage, ControlMessageOwned, MsgFlags, SockFlag, SockType,
+    UnixAddr, accept4, bind, connect, listen, recvmsg, sendmsg, socket,
+};
+
+use super::dialog::{Asking, Greeting, Heard, Rules};
+use super::proto::{MESSAGE_LEN, Message};
+use super::region::{Conn, Layout};
+use super::wait::Shared;
+use super::{MemifSettings, Role};
+use crate::backend::{Bell, lock, readable, sleep};
+use crate::open::OpenError;
+
+/// Time that the messages of a connection may take.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Time that opening a client waits for its connection, if there is a server; and besides for one
+/// that says that it has a client already, which may have died just now.
+const OPENING: Duration = Duration::from_millis(500);
+const BUSY: Duration = Duration::from_secs(2);
+/// Between two attempts to connect, and after a refusal.
+const RETRY: Duration = Duration::from_millis(50);
+const RETRY_REFUSED: Duration = Duration::from_millis(200);
+/// A connection that ends sooner is tried anew after a pause.
+const BRIEF: Duration = Duration::from_secs(1);
+/// Clients that may be connecting at a time.
+const GUESTS: usize = 8;
+/// Descriptors in one message; the protocol's have one.
+const FDS: usize = 4;
+
+/// The thread.
+pub(super) struct Control {
+    orders: Arc<Orders>,
+    thread: JoinHandle<()>,
+}
+
+/// What the thread is told.
+struct Orders {
+    is_over: AtomicBool,
+    bell: Bell,
+}
+
+impl Orders {
+    fn is_over(&self) -> bool {
+        self.is_over.load(Acquire)
+    }
+
+    /// Sleeps for `time`, unless there is something to do.
+    fn pause(&self, time: Duration) {
+        sleep(&mut [readable(self.bell.fd())], time);
+        self.bell.clear();
+    }
+}
+
+/// What became of a client's first attempt.
+enum First {
+    Up,
+    /// No server is there.
+    Missing,
+    /// What the kernel or the server said.
+    Failed(OpenError),
+}
+
+/// What a machine without room says.
+pub(super) fn unable(settings: &MemifSettings, error: &io::Error) -> OpenError {
+    let errno = error.raw_os_error().unwrap_or(libc::EIO);
+    refused(settings, errno, error, "see: ulimit -n, ulimit -v")
+}
+
+fn refused(
+    settings: &MemifSettings,
+    errno: i32,
+    why: impl Display,
+    mend: impl Into<String>,
+) -> OpenError {
+    let port = format!("memif:{}", settings.socket);
+    OpenError::Device { port, why: why.to_string(), mend: mend.into(), errno }
+}
+
+impl Control {
+    /// Starts the thread; a client waits for its connection if there is a server.
+    pub(super) fn start(
+        settings: &MemifSettings,
+        layout: Layout,
+        shared: &Arc<Shared>,
+    ) -> Result<Self, OpenError> {
+        let unable = |e: &io::Error| unable(settings, e);
+        let bell = Bell::new().map_err(|e| unable(&e))?;
+        let orders = Arc::new(Orders { is_over: AtomicBool::new(false), bell });
+        let (told, shared) = (Arc::clone(&orders), Arc::clone(shared));
+        let rules = Rules::of(settings, layout);
+        let named = std::thread::Builder::new().name("memif".into());
+        if settings.role == Role::Server {
+            let listener = Listener::open(settings)?;
+            let server =
+                Server { listener, rules, orders: told, shared, guests: vec![], live: None };
+            let thread = named.spawn(move || server.run()).map_err(|e| unable(&e))?;
+            return Ok(Self { orders, thread });
+        }
+        let address = address(&settings.socket).map_err(|e| unable(&e))?;
+        let (tell, first) = sync_channel(1);
+        let settings = settings.clone();
+        let client =
+            Client { settings: settings.clone(), address, rules, orders: told, shared, said: None };
+        let thread = named.spawn(move || client.run(&tell)).map_err(|e| unable(&e))?;
+        let control = Self { orders, thread };
+        match first.recv_timeout(OPENING + BUSY) {
+            Ok(First::Failed(error)) => {
+                control.end();
+                Err(error)
+            }
+            // Its server is there and slow, or not there yet.
+            Ok(First::Up | First::Missing) | Err(_) => Ok(control),
+        }
+    }
+
+    /// Has the thread look at what the port did.
+    pub(super) fn stir(&self) {
+        self.orders.bell.ring();
+    }
+
+    /// Hangs up and ends the thread.
+    pub(super) fn end(self) {
+        self.orders.is_over.store(true, Release);
+        self.orders.bell.ring();
+        // It has nothing to panic over; if it did, there is nothing left to do.
+        let _ = self.thread.join();
+    }
+}
+
+/// A socket with the other side at its end. Forked children do not keep it open.
+pub(super) struct Socket(pub(super) OwnedFd);
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        lock::children_may_keep(self.fd());
+    }
+}
+
+/// What came from it.
+pub(super) enum Came {
+    Nothing,
+    Message(Message, Option<OwnedFd>),
+    /// Not a message of the protocol.
+    Noise,
+    HungUp,
+}
+
+impl Socket {
+    pub(super) fn new() -> io::Result<Self> {
+        let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+        Ok(Self::own(socket(AddressFamily::Unix, SockType::SeqPacket, flags, None)?))
+    }
+
+    fn own(fd: OwnedFd) -> Self {
+        lock::forget_in_children(fd.as_raw_fd());
+        Self(fd)
+    }
+
+    fn fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+
+    /// Sends a message, and says whether it went.
+    pub(super) fn say(&self, message: &Message, fd: Option<RawFd>) -> bool {
+        let (bytes, fds) = (message.bytes(), [fd.unwrap_or(-1)]);
+        let rights = [ControlMessage::ScmRights(&fds)];
+        let rights = if fd.is_some() { &rights[..] } else { &[] };
+        let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
+        sendmsg::<UnixAddr>(self.fd(), &[IoSlice::new(&bytes)], rights, flags, None)
+            .is_ok_and(|sent| sent == MESSAGE_LEN)
+    }
+
+    pub(super) fn hear(&self) -> Came {
+        let mut bytes = [0; MESSAGE_LEN];
+        let mut ancillary = nix::cmsg_space!([RawFd; FDS], libc::ucred);
+        let mut into = [IoSliceMut::new(&mut bytes)];
+        let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_CMSG_CLOEXEC;
+        let got = match recvmsg::<UnixAddr>(self.fd(), &mut into, Some(&mut ancillary), flags) {
+            Ok(got) => got,
+            Err(Errno::EAGAIN | Errno::EINTR) => return Came::Nothing,
+            Err(_gone) => return Came::HungUp,
+        };
+        let (len, is_cut) = (got.bytes, got.flags.contains(MsgFlags::MSG_TRUNC));
+        let mut fds = Vec::new();
+        for message in got.cmsgs().into_iter().flatten() {
+            if let ControlMessageOwned::ScmRights(some) = message {
+                // SAFETY: descriptors that were received just now, and are nobody else's.
+                fds.extend(some.into_iter().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }));
+            }
+        }
+        match len {
+            0 => Came::HungUp,
+            MESSAGE_LEN if !is_cut => match Message::parse(&bytes) {
+                Some(message) => Came::Message(message, fds.into_iter().next()),
+                None => Came::Noise,
+            },
+            _ => Came::Noise,
+        }
+    }
+}
+
+/// A connection that frames go through.
+struct Live {
+    socket: Socket,
+    conn: Arc<Conn>,
+}
+
+impl Live {
+    /// Why it is over, if it is.
+    fn look(&self) -> Option<String> {
+        if self.conn.is_broken.load(Relaxed) {
+            self.socket.say(&Message::Disconnect("Invalid ring".into()), None);
+            return Some("the other side broke a ring".into());
+        }
+        match self.socket.hear() {
+            Came::Nothing => None,
+            Came::HungUp => Some("the other side has left".into()),
+            Came::Message(Message::Disconnect(why), _) => Some(format!("it said \"{why}\"")),
+            Came::Message(..) | Came::Noise => {
+                self.socket.say(&Message::Disconnect("Unexpected message".into()), None);
+                Some("it said what makes no sense".into())
+            }
+        }
+    }
+
+    fn over(self, shared: &Shared, name: &str, why: &str) {
+        tracing::info!(port = name, "link is down: {why}");
+        self.conn.is_down.store(true, Release);
+        shared.changed();
+    }
+}
+
+/// The name of a socket as the kernel has it.
+pub(super) fn address(name: &str) -> io::Result<UnixAddr> {
+    Ok(match name.strip_prefix('@') {
+        Some(name) => UnixAddr::new_abstract(name.as_bytes())?,
+        None => UnixAddr::new(name)?,
+    })
+}
+
+// ---------------------------------------------------------------------------------------------
+// The server
+// ---------------------------------------------------------------------------------------------
+
+/// The socket that clients know.
+struct Listener {
+    socket: Socket,
+    /// The file that it is bound to, and which one that is.
+    path: Option<(String, (u64, u64))>,
+}
+
+impl Listener {
+    fn open(settings: &MemifSettings) -> Result<Self, OpenError> {
+        let name = &settings.socket;
+        let unable = |e: &io::Error| unable(settings, e);
+        let socket = Socket::new().map_err(|e| unable(&e))?;
+        let address = address(name).map_err(|e| unable(&e))?;
+        let mut bound = bind(socket.fd(), &address);
+        if bound == Err(Errno::EADDRINUSE) && !name.starts_with('@') {
+            remove_stale(name, &address);
+            bound = bind(socket.fd(), &address);
+        }
+        bound.map_err(|errno| cannot_bind(settings, errno))?;
+        listen(&socket.0, Backlog::new(8).unwrap_or(Backlog::MAXCONN))
+            .map_err(|errno| unable(&errno.into()))?;
+        let path = inode(name).map(|inode| (name.clone(), inode));
+        Ok(Self { socket, path })
+    }
+
+    fn accept(&self) -> Option<Socket> {
+        let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+        let fd = accept4(self.socket.fd(), flags).ok()?;
+        // SAFETY: a descriptor that was just made and is nobody else's.
+        Some(Socket::own(unsafe { OwnedFd::from_raw_fd(fd) }))
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        if let Some((path, is)) = &self.path
+            && inode(path) == Some(*is)
+        {
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+/// Which file `path` is, if it is a socket.
+fn inode(path: &str) -> Option<(u64, u64)> {
+    let meta = std::fs::symlink_metadata(path).ok()?;
+    meta.file_type().is_socket().then(|| (meta.dev(), meta.ino()))
+}
+
+/// Removes the socket of a server that is dead. Of several that want to only one looks at a time,
+/// so that none removes what another has made.
+fn remove_stale(path: &str, address: &UnixAddr) {
+    let mut hasher = DefaultHasher::new();
+    path.hash(&mut hasher);
+    let name = format!("barewire-memif-{:x}", hasher.finish());
+    let Ok(lock) = Socket::new() else { return };
+    let Ok(lock_address) = UnixAddr::new_abstract(name.as_bytes()) else { return };
+    let until = Instant::now() + Duration::from_secs(1);
+    while bind(lock.fd(), &lock_address).is_err() {
+        if Instant::now() > until {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let Ok(probe) = Socket::new() else { return };
+    let is_dead = connect(probe.fd(), address) == Err(Errno::ECONNREFUSED);
+    if is_dead && inode(path).is_some() {
+        tracing::info!(path, "removing the socket of a server that is dead");
+        let _ = std::fs::remove_file(path);
+    }
+}
+
+fn cannot_bind(settings: &MemifSettings, errno: Errno) -> OpenError {
+    let name = &settings.socket;
+    let dir = Path::new(name).parent().unwrap_or(Path::new("/")).display();
+    let code = errno as i32;
+    match errno {
+        Errno::EADDRINUSE if name.starts_with('@') => {
+            let mend = "choose another name, or end it; ss -xlp shows whose it is";
+            refused(settings, code, "a server is there already", mend)
+        }
+        Errno::EADDRINUSE if inode(name).is_some() => {
+            let mend = format!("choose another path, or end it, see: ss -xlp src {name}");
+            refused(settings, code, "a server is there already", mend)
+        }
+        Errno::EADDRINUSE => {
+            let mend = format!("choose another path, or: rm {name}");
+            refused(settings, code, "a file that is no socket is there", mend)
+        }
+        Errno::ENOENT | Errno::ENOTDIR => {
+            refused(settings, code, format!("no directory {dir}"), format!("mkdir -p {dir}"))
+        }
+        Errno::EACCES | Errno::EPERM | Errno::EROFS => {
+            let mend = format!("choose a directory that you may write, see: ls -ld {dir}");
+            refused(settings, code, format!("no permission to make a socket in {dir}"), mend)
+        }
+        _ => unable(settings, &errno.into()),
+    }
+}
+
+struct Server {
+    listener: Listener,
+    rules: Rules,
+    orders: Arc<Orders>,
+    shared: Arc<Shared>,
+    guests: Vec<Guest>,
+    live: Option<Live>,
+}
+
+/// A client that has not said everything.
+struct Guest {
+    socket: Socket,
+    greeting: Greeting,
+    until: Instant,
+}
+
+impl Server {
+    fn run(mut self) {
+        while !self.orders.is_over() {
+            let mut fds =
+                vec![readable(self.orders.bell.fd()), readable(self.listener.socket.fd())];
+            fds.extend(self.live.as_ref().map(|live| readable(live.socket.fd())));
+            fds.extend(self.guests.iter().map(|guest| readable(guest.socket.fd())));
+            let next = self.guests.iter().map(|guest| guest.until).min();
+            let left = next.map(|until| until.saturating_duration_since(Instant::now()));
+            sleep(&mut fds, left.unwrap_or(Duration::from_secs(3600)));
+            self.orders.bell.clear();
+            if let Some(why) = self.live.as_ref().and_then(Live::look)
+                && let Some(live) = self.live.take()
+            {
+                live.over(&self.shared, &self.rules.name, &why);
+            }
+            if fds[1].revents != 0 {
+                self.accept();
+            }
+            for guest in std::mem::take(&mut self.guests) {
+                self.serve(guest);
+            }
+        }
+        if let Some(live) = self.live.take() {
+            live.socket.say(&Message::Disconnect("Interface closed".into()), None);
+            live.over(&self.shared, &self.rules.name, "closed");
+        }
+    }
+
+    fn accept(&mut self) {
+        let Some(socket) = self.listener.accept() else {
+            // No descriptor is left, or it has hung up.
+            std::thread::sleep(Duration::from_millis(1));
+            return;
+        };
+        if self.guests.len() == GUESTS {
+            self.guests.remove(0);
+        }
+        if socket.say(&self.rules.hello(), None) {
+            let (greeting, until) = (Greeting::default(), Instant::now() + PATIENCE);
+            self.guests.push(Guest { socket, greeting, until });
+        }
+    }
+
+    /// Hears a guest out, who then stays, is connected, or goes.
+    fn serve(&mut self, mut guest: Guest) {
+        loop {
+            let (message, fd) = match guest.socket.hear() {
+                Came::Nothing if Instant::now() < guest.until => return self.guests.push(guest),
+                Came::Nothing | Came::HungUp => return,
+                Came::Message(message, fd) => (Some(message), fd),
+                Came::Noise => (None, None),
+            };
+            let is_free = self.live.is_none() && self.shared.has_room();
+            match guest.greeting.hear(message, fd, &self.rules, is_free) {
+                Ok(Heard::Answer(answer)) => {
+                    if !guest.socket.say(&answer, None) {
+                        return;
+                    }
+                }
+                Ok(Heard::All(conn)) => return self.connect(guest.socket, *conn),
+                Err(why) => {
+                    tracing::info!(port = self.rules.name, why, "a client was refused");
+                    guest.socket.say(&Message::Disconnect(why.into()), None);
+                    return;
+                }
+            }
+        }
+    }
+
+    fn connect(&mut self, socket: Socket, conn: Conn) {
+        if socket.say(&Message::Connected, None) {
+            tracing::info!(port = self.rules.name, "link is up");
+            let conn = Arc::new(conn);
+            self.shared.made(&conn);
+            self.live = Some(Live { socket, conn });
+        }
+    }
+}
+
+// ---------------------------------------------------------------------------------------------
+// The client
+// ---------------------------------------------------------------------------------------------
+
+struct Client {
+    settings: MemifSettings,
+    address: UnixAddr,
+    rules: Rules,
+    orders: Arc<Orders>,
+    shared: Arc<Shared>,
+    /// What was logged last.
+    said: Option<String>,
+}
+
+impl Client {
+    fn run(mut self, tell: &SyncSender<First>) {
+        let opened = Instant::now();
+        while !self.orders.is_over() {
+            // While nobody polls the port there is no use in another connection.
+            if !self.shared.has_room() {
+                self.orders.pause(RETRY);
+                continue;
+            }
+            match self.connect() {
+                Ok(live) => {
+                    let _ = tell.try_send(First::Up);
+                    self.said = None;
+                    let begun = Instant::now();
+                    self.watch(live);
+                    if begun.elapsed() < BRIEF {
+                        // A server that ends each connection at once is not to keep us busy.
+                        self.orders.pause(RETRY);
+                    }
+                }
+                Err(Trouble::Missing) => {
+                    let _ = tell.try_send(First::Missing);
+                    self.log("no memif server there yet; trying on");
+                    self.orders.pause(RETRY);
+                }
+                Err(Trouble::Refused(error, may_pass)) => {
+                    self.log(&error.to_string());
+                    if !may_pass || opened.elapsed() > BUSY {
+                        let _ = tell.try_send(First::Failed(error));
+                    }
+                    self.orders.pause(if may_pass { RETRY } else { RETRY_REFUSED });
+                }
+            }
+        }
+    }
+
+    /// Logs what is not what was logged last.
+    fn log(&mut self, what: &str) {
+        if self.said.as_deref() != Some(what) {
+            tracing::warn!(port = self.rules.name, "{what}");
+            self.said = Some(what.to_owned());
+        }
+    }
+
+    /// One attempt.
+    fn connect(&self) -> Result<Live, Trouble> {
+        let unable = |e: io::Error| Trouble::Refused(unable(&self.settings, &e), true);
+        let socket = Socket::new().map_err(unable)?;
+        match connect(socket.fd(), &self.address) {
+            Ok(()) => {}
+            // Its queue is full: it will have time.
+            Err(Errno::ENOENT | Errno::ECONNREFUSED | Errno::EAGAIN) => return self.missing(),
+            Err(errno) => return Err(Trouble::Refused(self.cannot_connect(errno), false)),
+        }
+        let mut asking = Asking::new();
+        let until = Instant::now() + PATIENCE;
+        while Instant::now() < until && !self.orders.is_over() {
+            let (message, fd) = match socket.hear() {
+                Came::Nothing => {
+                    let mut fds = [readable(socket.fd()), readable(self.orders.bell.fd())];
+                    sleep(&mut fds, until.saturating_duration_since(Instant::now()));
+                    self.orders.bell.clear();
+                    continue;
+                }
+                Came::HungUp => return Err(Trouble::Missing),
+                Came::Message(message, fd) => (Some(message), fd),
+                Came::Noise => (None, None),
+            };
+            drop(fd);
+            match asking.hear(message, &self.rules) {
+                Ok(Some(next)) => {
+                    if !socket.say(&next, asking.descriptor()) {
+                        return Err(Trouble::Missing);
+                    }
+                }
+                Ok(None) => {
+                    let conn = Arc::new(asking.connected().map_err(unable)?);
+                    tracing::info!(port = self.rules.name, "link is up");
+                    self.shared.made(&conn);
+                    return Ok(Live { socket, conn });
+                }
+                Err(why) => {
+                    socket.say(&Message::Disconnect(why.clone()), None);
+                    return Err(self.refused(&why));
+                }
+            }
+        }
+        Err(Trouble::Missing)
+    }
+
+    /// No server: a matter of time, unless there is no directory for its socket.
+    fn missing(&self) -> Result<Live, Trouble> {
+        let name = &self.settings.socket;
+        let dir = Path::new(name).parent().filter(|_| !name.starts_with('@'));
+        match dir.filter(|dir| !dir.is_dir()) {
+            Some(dir) => {
+                let (why, mend) = (format!("no directory {}", dir.display()), "start the server");
+                let mend = format!("{mend}, or: mkdir -p {}", dir.display());
+                Err(Trouble::Refused(refused(&self.settings, libc::ENOENT, why, mend), false))
+            }
+            None => Err(Trouble::Missing),
+        }
+    }
+
+    fn cannot_connect(&self, errno: Errno) -> OpenError {
+        let name = &self.settings.socket;
+        match errno {
+            Errno::EACCES | Errno::EPERM => {
+                let mend = format!("let the server's owner give it: chmod g+w {name}");
+                refused(&self.settings, errno as i32, "no permission to connect", mend)
+            }
+            Errno::EPROTOTYPE | Errno::ENOTSOCK => {
+                let mend = format!("ask the server where it listens, see: ss -xl src {name}");
+                refused(&self.settings, errno as i32, "that is no memif's socket", mend)
+            }
+            _ => unable(&self.settings, &errno.into()),
+        }
+    }
+
+    /// What to say of a server's refusal, and whether it may pass.
+    fn refused(&self, why: &str) -> Trouble {
+        let MemifSettings { id, socket, .. } = &self.settings;
+        let said = why.to_ascii_lowercase();
+        let (errno, mend, may_pass) = if said.contains("secret") {
+            (libc::EACCES, "give both ends the same secret=".to_owned(), false)
+        } else if said.contains("already") || said.contains("connected") {
+            let mend =
+                format!("choose another id=, or end its client, see: ss -xp | grep {socket}");
+            (libc::EADDRINUSE, mend, true)
+        } else if said.contains("id") && said.contains("not found") || said.contains("unmatched") {
+            (
+                libc::ENODEV,
+                format!("the server has no memif {id}; give both ends the same id="),
+                true,
+            )
+        } else if said.contains("version") {
+            (
+                libc::EPROTO,
+                "both ends have to speak version 2.0; update the other".to_owned(),
+                false,
+            )
+        } else {
+            (libc::ECONNREFUSED, "see what the server logs".to_owned(), true)
+        };
+        let why = format!("refused: \"{why}\"");
+        Trouble::Refused(refused(&self.settings, errno, why, mend), may_pass)
+    }
+
+    /// Waits for the end of a connection.
+    fn watch(&self, live: Live) {
+        let why = loop {
+            if self.orders.is_over() {
+                live.socket.say(&Message::Disconnect("Interface closed".into()), None);
+                break "closed".into();
+            }
+            if let Some(why) = live.look() {
+                break why;
+            }
+            let mut fds = [readable(live.socket.fd()), readable(self.orders.bell.fd())];
+            sleep(&mut fds, Duration::from_secs(3600));
+            self.orders.bell.clear();
+        };
+        live.over(&self.shared, &self.rules.name, &why);
+    }
+}
+
+/// Why there is no connection.
+enum Trouble {
+    Missing,
+    /// What to say, and whether it may change by itself.
+    Refused(OpenError, bool),
+}

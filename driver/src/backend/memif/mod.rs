@@ -1,0 +1,483 @@
+//! A memif: Ethernet frames in memory that two processes share (VPP, DPDK, or another one of ours).
+//!
+//! One side, the *server*, listens on a socket; the other, the *client*, connects to it and brings
+//! the memory: a region with two rings of descriptors and the buffers that they name (`region`).
+//! The few messages by which they agree (`proto`) are a thread's business (`control`), so that
+//! a connection is made and its end noticed whether or not somebody polls the port; the port adopts
+//! what that thread made, and alone reads and writes the rings (`ring`).
+//!
+//! A frame to send is written where the receiver will read it: one copy. A received one is lent
+//! where it lies.
+//!
+//! # Up and down
+//! While there is no connection [`Port::tx`] answers [`Tx::Full`], and a client tries to connect 20
+//! times a second. What the other side had sent before it left is received first.
+//!
+//! # Trust
+//! The other side may be anybody who may open the socket. What it says is checked when it says it;
+//! memory that could be taken away is refused; what it writes into a ring is read once and compared
+//! with private state (`ring`), and what cannot be ends the connection. A descriptor that lies
+//! costs its frame ([`PortCounters::rx_dropped`]). Frames are lent as [`RxFrame`], which can only
+//! be copied from. Neither what it does with a descriptor nor its silence can hold us up (`wake`,
+//! `control`).
+
+mod control;
+mod dialog;
+mod proto;
+mod region;
+mod ring;
+#[cfg(test)]
+mod tests;
+mod wait;
+mod wake;
+mod wild;
+
+#[doc(hidden)]
+pub use wild::wild_peer;
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::{Acquire, Relaxed};
+
+use crate::frame::{ETH_HDR_LEN, RxFrame, TxFrame};
+use crate::mem::SHORT;
+use crate::open::OpenError;
+use crate::port::{MacAddr, Port, PortCaps, PortCounters, PortGone, PortWaiter, RxSink, Tx};
+use control::Control;
+use region::{Conn, Layout};
+use ring::{Broken, Receiver, Sender, Taken};
+use wait::{Shared, Waiter};
+
+/// Smallest MTU that the fabric can work with.
+pub const MTU_MIN: usize = 256;
+/// Largest: with its Ethernet header a frame is 64 KiB.
+pub const MTU_MAX: usize = 65_536 - ETH_HDR_LEN;
+
+const MTU: usize = 1500;
+/// Buffers that others have, and so the least of ours.
+const BSIZE: usize = 2048;
+/// Bytes of buffers in one ring, unless a size was asked for.
+const RING_BYTES: usize = 2 << 20;
+const LOG2_RING: u8 = 10;
+
+/// Frames lent at once; a larger `max` is cut to this.
+const BURST: usize = 32;
+/// Polls between two looks at the connection.
+const LOOK_EVERY: u32 = 64;
+/// The receiver is shown frames together, but no more than this many bytes.
+const TELL_BYTES: usize = 8192;
+
+/// Which side of a memif.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// Listens; has no memory of its own. VPP's `master`.
+    Server,
+    /// Connects, and brings the memory. VPP's `slave`.
+    Client,
+}
+
+/// Where a memif is, and how it is set up.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MemifSettings {
+    /// A path (`/run/vpp/memif.sock`), or `@` and a name in the abstract namespace (`@job7`).
+    pub socket: String,
+    /// The interface on that socket. Default 0.
+    pub id: u32,
+    /// Which side. Default: the client.
+    pub role: Role,
+    /// What the client has to know, 1 to 24 bytes. Default: nothing.
+    pub secret: Option<String>,
+    /// Descriptors of a ring, as a logarithm, 4 to 14; the client's counts. Default 10 (1024), or
+    /// fewer so that the buffers of a ring take no more than 2 MiB.
+    pub log2_ring: Option<u8>,
+    /// Bytes of a buffer, 270 to 65,536; the client's counts. Default 2048, or what the MTU needs.
+    pub bsize: Option<usize>,
+    /// Largest number of bytes after the Ethernet header, 256 to [`MTU_MAX`] and what fits a
+    /// buffer. Default: what fits if a buffer's length is given, otherwise 1500.
+    pub mtu: Option<usize>,
+    /// Address to answer to. Default: a random local one.
+    pub mac: Option<MacAddr>,
+    /// Frames carry a checksum, which both ends have to agree on. Default: no, since they stay in
+    /// this machine's memory.
+    pub crc: bool,
+    /// Two ports of ours that lead to each other, with no switch between. Frames are not kept to be
+    /// sent again then. Both ends have to say the same. Default: no.
+    pub lossless: bool,
+}
+
+impl MemifSettings {
+    /// The settings of a client of `socket`.
+    pub fn at(socket: &str) -> Self {
+        Self {
+            socket: socket.to_owned(),
+            id: 0,
+            role: Role::Client,
+            secret: None,
+            log2_ring: None,
+            bsize: None,
+            mtu: None,
+            mac: None,
+            crc: false,
+            lossless: false,
+        }
+    }
+
+    /// The string that opens the port.
+    fn name(&self) -> String {
+        let mut name = format!("memif:{}", self.socket);
+        let mut add = |key: &str, value: Option<String>| {
+            name.extend(value.map(|value| format!(",{key}={value}")));
+        };
+        add("role", (self.role == Role::Server).then(|| "server".into()));
+        add("id", (self.id != 0).then(|| self.id.to_string()));
+        // Who lists ports is not told it.
+        add("secret", self.secret.as_ref().map(|_| "...".into()));
+        add("rsize", self.log2_ring.map(|n| n.to_string()));
+        add("bsize", self.bsize.map(|n| n.to_string()));
+        add("mtu", self.mtu.map(|n| n.to_string()));
+        add("mac", self.mac.map(|mac| mac.to_string()));
+        add("crc", self.crc.then(|| "yes".into()));
+        add("lossless", self.lossless.then(|| "yes".into()));
+        name
+    }
+
+    fn bad(&self, why: impl Into<String>) -> OpenError {
+        OpenError::BadSpec { spec: self.name(), why: why.into() }
+    }
+
+    fn check(&self) -> Result<(), OpenError> {
+        let is_named = match self.socket.strip_prefix('@') {
+            Some(name) => !name.is_empty(),
+            None => self.socket.starts_with('/'),
+        };
+        // What the kernel has room for in an address, less one.
+        if !is_named || self.socket.len() > 107 {
+            return Err(self.bad(
+                "a socket is a path from / or an abstract name, 107 bytes at most; write \
+                 memif:/run/vpp/memif.sock or memif:@job7",
+            ));
+        }
+        if !self.secret.as_ref().is_none_or(|s| (1..=proto::SECRET_LEN).contains(&s.len())) {
+            return Err(self.bad("a secret is 1 to 24 bytes"));
+        }
+        if !self.log2_ring.is_none_or(|n| (4..=proto::LOG2_RING_MAX).contains(&n)) {
+            return Err(self.bad("rsize= is the logarithm of a ring's length, 4 to 14"));
+        }
+        let bsize_max = MTU_MAX + ETH_HDR_LEN;
+        if !self.bsize.is_none_or(|n| (MTU_MIN + ETH_HDR_LEN..=bsize_max).contains(&n)) {
+            return Err(self.bad("bsize= is the length of a buffer, 270 to 65536"));
+        }
+        if self.mac.is_some_and(|mac| mac.is_group() || mac == MacAddr::default()) {
+            let why = "a station's address has an even first byte; write mac=02:00:00:00:00:01";
+            return Err(self.bad(why));
+        }
+        let (mtu, max) = (self.mtu(), self.bsize.unwrap_or(bsize_max) - ETH_HDR_LEN);
+        if !(MTU_MIN..=max).contains(&mtu) {
+            return Err(OpenError::BadMtu { mtu, min: MTU_MIN, max });
+        }
+        Ok(())
+    }
+
+    fn mtu(&self) -> usize {
+        self.mtu.unwrap_or_else(|| self.bsize.map_or(MTU, |bsize| bsize - ETH_HDR_LEN))
+    }
+
+    /// The memory that a client makes.
+    fn layout(&self) -> Layout {
+        let needed = (self.mtu() + ETH_HDR_LEN).next_multiple_of(64).max(BSIZE);
+        let bsize = self.bsize.unwrap_or(needed);
+        let fits = (RING_BYTES / bsize).max(1).ilog2() as u8;
+        Layout { log2_ring: self.log2_ring.unwrap_or(LOG2_RING.min(fits)), bsize }
+    }
+}
+
+/// One end of a memif.
+pub struct Memif {
+    caps: PortCaps,
+    frame_max: usize,
+    short_max: usize,
+    damages: bool,
+    polls: u32,
+    /// What is known of the connection is as old as this.
+    epoch: u32,
+    live: Option<Live>,
+    counters: PortCounters,
+    burst: [(*const u8, u32); BURST],
+    /// Where a frame in several buffers is joined or taken apart.
+    whole: Box<[u8]>,
+    shared: Arc<Shared>,
+    /// The process that opened the port; a forked child is another.
+    pid: u32,
+    /// Taken when the port is dropped.
+    control: Option<Control>,
+}
+
+/// The rings of a connection.
+struct Live {
+    tx: Sender,
+    rx: Receiver,
+    /// Bytes that the receiver was not shown.
+    untold: usize,
+    conn: Arc<Conn>,
+}
+
+// SAFETY: the raw pointers are addresses in mappings that `live` keeps, used through `&mut self` or
+// for atomics; nothing is tied to the thread.
+unsafe impl Send for Memif {}
+
+impl Memif {
+    /// Opens a server's socket, or connects to one; a client whose server is not there yet goes on
+    /// trying.
+    ///
+    /// # Errors
+    /// [`OpenError`]; nothing is left behind.
+    pub fn open(settings: &MemifSettings) -> Result<Self, OpenError> {
+        settings.check()?;
+        let mtu = settings.mtu();
+        let shared = Arc::new(Shared::new().map_err(|e| control::unable(settings, &e))?);
+        let control = Control::start(settings, settings.layout(), &shared)?;
+        let caps = PortCaps {
+            mac: settings.mac.unwrap_or_else(MacAddr::random),
+            mtu,
+            lossless: settings.lossless,
+            gather: false,
+            rto_floor_ns: 1_000_000,
+            link_bps: 0,
+            name: settings.name(),
+        };
+        tracing::debug!(port = %caps.name, mac = %caps.mac, mtu, "opened");
+        let frame_max = ETH_HDR_LEN + mtu;
+        Ok(Self {
+            caps,
+            frame_max,
+            short_max: SHORT.min(frame_max),
+            damages: settings.crc,
+            polls: 0,
+            epoch: 0,
+            live: None,
+            counters: PortCounters::default(),
+            burst: [(std::ptr::null(), 0); BURST],
+            whole: vec![0; frame_max].into(),
+            shared,
+            pid: std::process::id(),
+            control: Some(control),
+        })
+    }
+
+    /// Sees what became of the connection.
+    #[cold]
+    #[inline(never)]
+    fn look(&mut self) {
+        // Acquire: what the number was raised for.
+        let epoch = self.shared.epoch.load(Acquire);
+        if let Some(live) = self.live.as_mut().filter(|live| live.conn.is_down.load(Acquire)) {
+            live.rx.close();
+            live.tx.close();
+            if live.rx.pending().is_ok_and(|count| count > 0) {
+                // What was sent before it left is received first.
+                return;
+            }
+            self.live = None;
+        }
+        if self.live.is_none() {
+            self.live = self.shared.adopt().map(Live::new);
+            self.publish_place();
+        }
+        let is_over = |live: &Live| live.conn.is_down.load(Acquire);
+        if !self.live.as_ref().is_some_and(is_over) {
+            self.epoch = epoch;
+            self.shared.saw(epoch);
+        }
+    }
+
+    /// [`look`](Self::look), if there is something to see.
+    #[inline(always)]
+    fn glance(&mut self) {
+        if self.shared.epoch.load(Relaxed) != self.epoch {
+            self.look();
+        }
+    }
+
+    /// Says to sleepers what has been received.
+    #[inline(always)]
+    fn publish_place(&self) {
+        if let Some(live) = &self.live {
+            // Relaxed: who reads an old one sees that there is something, or looks again later.
+            self.shared.rx_at.store(live.rx.at(), Relaxed);
+        }
+    }
+
+    /// Ends a connection in which the other side wrote what cannot be.
+    #[cold]
+    #[inline(never)]
+    fn broken(&mut self) {
+        self.counters.rx_dropped += 1;
+        let Some(live) = self.live.take() else { return };
+        tracing::error!(port = self.caps.name, "the other side broke a ring; disconnecting");
+        live.conn.is_broken.store(true, Relaxed);
+        if let Some(control) = &self.control {
+            control.stir();
+        }
+        self.look();
+    }
+
+    #[inline(always)]
+    fn push(&mut self, frame: &TxFrame<'_>, len: usize) -> Result<bool, Broken> {
+        if self.live.is_none() {
+            self.glance();
+        }
+        let Some(live) = &mut self.live else { return Ok(false) };
+        let sent = live.tx.push(&live.conn, frame, len, self.short_max, &mut self.whole)?;
+        live.untold += len;
+        if !sent || live.untold > TELL_BYTES || self.caps.lossless {
+            live.tell();
+        }
+        Ok(sent)
+    }
+
+    /// Collects what has come, at most `max` frames, and says how many.
+    #[inline(always)]
+    fn gather(&mut self, max: usize, sink: &mut dyn RxSink) -> Result<usize, Broken> {
+        let Some(live) = &mut self.live else { return Ok(0) };
+        let mut left = live.rx.pending()?;
+        if left == 0 {
+            return Ok(0);
+        }
+        live.rx.foresee();
+        let mut count = 0;
+        while left > 0 && count < max {
+            match live.rx.take(&live.conn, self.frame_max) {
+                Taken::Frame(base, len) => {
+                    // SAFETY: `len` bytes at `base` are mapped as long as `live` is there (`take`).
+                    sink.prefetch(&unsafe { RxFrame::from_raw(base, len as usize) });
+                    self.burst[count] = (base, len);
+                    count += 1;
+                }
+                Taken::Bad => self.counters.rx_dropped += 1,
+                Taken::Pieces if count > 0 => break,
+                Taken::Pieces => {
+                    match live.rx.join(&live.conn, left, &mut self.whole) {
+                        Some(len) => {
+                            self.burst[0] = (self.whole.as_ptr(), len as u32);
+                            return Ok(1);
+                        }
+                        None => self.counters.rx_dropped += 1,
+                    }
+                    return Ok(0);
+                }
+            }
+            left -= 1;
+        }
+        Ok(count)
+    }
+}
+
+impl Live {
+    fn new(conn: Arc<Conn>) -> Self {
+        let (tx, rx) = (Sender::new(&conn.tx), Receiver::new(&conn.rx));
+        Self { tx, rx, untold: 0, conn }
+    }
+
+    /// Shows the receiver what was written, and wakes it if it sleeps.
+    #[inline(always)]
+    fn tell(&mut self) {
+        self.untold = 0;
+        if self.tx.has_news() {
+            self.tx.tell();
+            if self.tx.has_to_wake() {
+                self.conn.tx.event.ring();
+            }
+        }
+    }
+}
+
+impl Port for Memif {
+    fn caps(&self) -> &PortCaps {
+        &self.caps
+    }
+
+    #[inline]
+    fn tx(&mut self, frame: &TxFrame<'_>) -> Result<Tx, PortGone> {
+        let len = frame.len();
+        // In every build: a longer frame would be written past its buffer.
+        assert!(frame.head.len() >= ETH_HDR_LEN && len <= self.frame_max, "frame of {len} bytes");
+        match self.push(frame, len) {
+            Ok(true) => {
+                self.counters.tx_frames += 1;
+                self.counters.tx_bytes += len as u64;
+                return Ok(Tx::Sent);
+            }
+            Ok(false) => {}
+            Err(Broken) => self.broken(),
+        }
+        self.counters.tx_full += 1;
+        Ok(Tx::Full)
+    }
+
+    #[inline]
+    fn flush(&mut self) -> Result<(), PortGone> {
+        if let Some(live) = &mut self.live {
+            live.tell();
+            if live.tx.warm(&live.conn).is_err() {
+                self.broken();
+            }
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn rx_burst(&mut self, max: usize, sink: &mut dyn RxSink) -> Result<usize, PortGone> {
+        self.polls = self.polls.wrapping_add(1);
+        if self.live.is_none() || self.polls.is_multiple_of(LOOK_EVERY) {
+            self.glance();
+        }
+        let count = match self.gather(max.min(BURST), sink) {
+            Ok(0) => return Ok(0),
+            Ok(count) => count,
+            Err(Broken) => {
+                self.broken();
+                return Ok(0);
+            }
+        };
+        let mut bytes = 0;
+        for &(base, len) in &self.burst[..count] {
+            // SAFETY: mapped as long as `live` is there, or `whole`; the other side does not write
+            // it before it is given back below. That anybody else might is D2.
+            sink.frame(&unsafe { RxFrame::from_raw(base, len as usize) });
+            bytes += u64::from(len);
+        }
+        self.counters.rx_frames += count as u64;
+        self.counters.rx_bytes += bytes;
+        if let Some(live) = &mut self.live {
+            live.rx.give_back();
+        }
+        self.publish_place();
+        Ok(count)
+    }
+
+    fn counters(&self) -> PortCounters {
+        self.counters
+    }
+
+    fn damages(&self) -> bool {
+        self.damages
+    }
+
+    fn waiter(&self) -> Option<Arc<dyn PortWaiter>> {
+        Some(Arc::new(Waiter(Arc::clone(&self.shared))))
+    }
+}
+
+impl Drop for Memif {
+    fn drop(&mut self) {
+        // A child forked from the process that opened it has no thread and no part in the memif.
+        if self.pid != std::process::id() {
+            return;
+        }
+        if let Some(live) = &mut self.live {
+            live.tell();
+        }
+        if let Some(control) = self.control.take() {
+            control.end();
+        }
+    }
+}

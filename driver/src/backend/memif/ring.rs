@@ -1,0 +1,421 @@
+//! The two ends of a ring: where the next frame goes, and which have come.
+//!
+//! Every index and descriptor that the other side writes is read once and compared with what is
+//! known here before it becomes an address. What cannot be breaks the connection ([`Broken`]).
+//!
+//! A client hands out empty buffers in the ring that leads to it and frames in the other; a server
+//! fills the former and gives the latter back. So the index that means "mine up to here" and the
+//! one that means "yours up to there" are head and tail for one, tail and head for the other, and a
+//! whole ring apart where they mean empty buffers (`ahead`).
+
+use std::sync::atomic::AtomicU16;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+use super::region::{Conn, Desc, Lane, MASKED, NEXT, Own, RingMem};
+use crate::frame::{ETH_HDR_LEN, TxFrame};
+use crate::mem::{prefetch, prefetch_to_write};
+
+/// The other side wrote what cannot be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Broken;
+
+/// The sending end.
+pub(super) struct Sender {
+    ring: RingMem,
+    mine: *const AtomicU16,
+    theirs: *const AtomicU16,
+    own: Option<Own>,
+    /// The next slot to fill, up to where the receiver knows, and the first that is not to be
+    /// filled yet.
+    at: u16,
+    told: u16,
+    limit: u16,
+    ahead: u16,
+    /// Where the next frame goes, how long it may be, and the descriptor as it is now; no room if
+    /// that was not looked for yet.
+    to: *mut u8,
+    room: u32,
+    desc: Desc,
+    /// The receiver sleeps at times.
+    sleeps: bool,
+    is_closed: bool,
+}
+
+impl Sender {
+    pub(super) fn new(lane: &Lane) -> Self {
+        let ring = lane.ring;
+        let (mine, theirs, ahead) = match lane.own {
+            Some(_) => (ring.head(), ring.tail(), ring.count()),
+            None => (ring.tail(), ring.head(), 0),
+        };
+        Self {
+            ring,
+            mine,
+            theirs,
+            own: lane.own,
+            at: 0,
+            told: 0,
+            limit: 0,
+            ahead,
+            to: std::ptr::null_mut(),
+            room: 0,
+            desc: Desc::new(0, 0, 0, 0),
+            sleeps: false,
+            is_closed: false,
+        }
+    }
+
+    /// Takes note that the other side has left: the ring is full for ever.
+    pub(super) fn close(&mut self) {
+        (self.limit, self.room, self.is_closed) = (self.at, 0, true);
+    }
+
+    /// Makes sure that slot `at` may be filled; false if the ring is full.
+    #[inline(always)]
+    fn may_fill(&mut self, at: u16) -> Result<bool, Broken> {
+        if at != self.limit {
+            return Ok(true);
+        }
+        if self.is_closed {
+            return Ok(false);
+        }
+        // SAFETY: an index of the ring, which the connection keeps mapped. Acquire: the other side
+        // has done with the slots that it gives back.
+        let theirs = unsafe { &*self.theirs }.load(Acquire);
+        let limit = theirs.wrapping_add(self.ahead);
+        if limit.wrapping_sub(self.told) > self.ring.count() {
+            return Err(Broken);
+        }
+        // Never backwards: what was filled stays so.
+        if limit.wrapping_sub(self.told) < at.wrapping_sub(self.told) {
+            return Err(Broken);
+        }
+        self.limit = limit;
+        Ok(at != limit)
+    }
+
+    /// Where a frame in slot `at` goes, and how long it may be.
+    #[inline(always)]
+    fn place(&self, conn: &Conn, at: u16) -> Result<(*mut u8, Desc), Broken> {
+        match &self.own {
+            Some(own) => {
+                let place = at & self.ring.mask;
+                Ok((own.at(place), own.desc(place, own.len)))
+            }
+            None => {
+                let desc = self.ring.desc(at);
+                let to = conn.place(desc).ok_or(Broken)?;
+                Ok((to, desc))
+            }
+        }
+    }
+
+    /// Looks where the next frame goes, if that is not known; false if the ring is full.
+    #[inline(always)]
+    fn aim(&mut self, conn: &Conn) -> Result<bool, Broken> {
+        if self.room != 0 {
+            return Ok(true);
+        }
+        if !self.may_fill(self.at)? {
+            return Ok(false);
+        }
+        (self.to, self.desc) = self.place(conn, self.at)?;
+        self.room = self.desc.len();
+        if self.room == 0 { Err(Broken) } else { Ok(true) }
+    }
+
+    /// Copies a frame of `len` bytes into the next buffer; false if the ring is full. `short_max`
+    /// as in [`TxFrame::copy_short_to_raw`]; `whole` has room for a frame.
+    #[inline(always)]
+    pub(super) fn push(
+        &mut self,
+        conn: &Conn,
+        frame: &TxFrame<'_>,
+        len: usize,
+        short_max: usize,
+        whole: &mut [u8],
+    ) -> Result<bool, Broken> {
+        if !self.aim(conn)? {
+            return Ok(false);
+        }
+        if len > self.room as usize {
+            return self.push_in_pieces(conn, frame, len, whole);
+        }
+        // SAFETY: `room` bytes at `to` are mapped (`place`), and no frame lies there; the rest is
+        // what `copy_short_to_raw` asks for.
+        unsafe {
+            match frame.body_in_one_piece() {
+                Some(body) if len <= short_max && frame.is_usual() => {
+                    frame.copy_short_to_raw(body, self.to);
+                }
+                _ => frame.copy_to_raw(self.to),
+            }
+        }
+        let desc = Desc::new(0, self.desc.region(), len as u32, 0);
+        desc.write_len_to(self.ring.words(self.at));
+        self.at = self.at.wrapping_add(1);
+        self.room = 0;
+        Ok(true)
+    }
+
+    /// A frame that is longer than the client's buffers.
+    #[cold]
+    #[inline(never)]
+    fn push_in_pieces(
+        &mut self,
+        conn: &Conn,
+        frame: &TxFrame<'_>,
+        len: usize,
+        whole: &mut [u8],
+    ) -> Result<bool, Broken> {
+        frame.copy_to(whole);
+        let (mut at, mut done) = (self.at, 0);
+        while done < len {
+            if at.wrapping_sub(self.at) == self.ring.count() || !self.may_fill(at)? {
+                return Ok(false);
+            }
+            let (to, desc) = self.place(conn, at)?;
+            let piece = (len - done).min(desc.len() as usize);
+            if piece == 0 {
+                return Err(Broken);
+            }
+            // SAFETY: `piece` bytes at `to` are mapped (`place`), and `whole` is ours.
+            unsafe { std::ptr::copy_nonoverlapping(whole.as_ptr().add(done), to, piece) };
+            done += piece;
+            let flags = if done < len { NEXT } else { 0 };
+            Desc::new(flags, desc.region(), piece as u32, 0).write_len_to(self.ring.words(at));
+            at = at.wrapping_add(1);
+        }
+        (self.at, self.room) = (at, 0);
+        Ok(true)
+    }
+
+    /// Whether there is something that the receiver does not know of.
+    #[inline(always)]
+    pub(super) fn has_news(&self) -> bool {
+        self.at != self.told
+    }
+
+    /// Shows the receiver what was filled.
+    #[inline(always)]
+    pub(super) fn tell(&mut self) {
+        self.told = self.at;
+        // SAFETY: as in `may_fill`. Release: who sees the index sees the frames.
+        unsafe { &*self.mine }.store(self.at, Release);
+    }
+
+    /// Whether the receiver has to be woken.
+    #[inline(always)]
+    pub(super) fn has_to_wake(&mut self) -> bool {
+        if self.sleeps {
+            // What was told before what is asked: else the receiver could go to sleep between.
+            std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
+        }
+        if self.ring.flags().load(Relaxed) & MASKED != 0 {
+            return false;
+        }
+        // The first time the question may have come too early; a receiver of ours looks every
+        // millisecond.
+        self.sleeps = true;
+        true
+    }
+
+    /// Fetches what the next frame will be written to.
+    #[inline(always)]
+    pub(super) fn warm(&mut self, conn: &Conn) -> Result<(), Broken> {
+        if self.aim(conn)? {
+            prefetch_to_write(self.to);
+            prefetch_to_write(self.to.wrapping_add(64));
+            prefetch_to_write(self.ring.desc_at(self.at));
+        }
+        Ok(())
+    }
+}
+
+/// The receiving end.
+pub(super) struct Receiver {
+    ring: RingMem,
+    mine: *const AtomicU16,
+    theirs: *const AtomicU16,
+    own: Option<Own>,
+    /// The next slot to take, and the first that was not given back.
+    at: u16,
+    given: u16,
+    ahead: u16,
+    /// Slots that are given back together.
+    batch: u16,
+    /// The last that will come, if the other side has left.
+    end: Option<u16>,
+    /// Where the last frame was, and the one before: where the next may be.
+    seen: [usize; 2],
+}
+
+/// What the next slot holds.
+pub(super) enum Taken {
+    /// A frame of so many bytes.
+    Frame(*const u8, u32),
+    /// The first piece of one.
+    Pieces,
+    /// What is none.
+    Bad,
+}
+
+impl Receiver {
+    pub(super) fn new(lane: &Lane) -> Self {
+        let ring = lane.ring;
+        let (mine, theirs, ahead) = match lane.own {
+            Some(_) => (ring.head(), ring.tail(), ring.count()),
+            None => (ring.tail(), ring.head(), 0),
+        };
+        let batch = (ring.count() / 4).clamp(1, 32);
+        let new = Self {
+            ring,
+            mine,
+            theirs,
+            own: lane.own,
+            at: 0,
+            given: 0,
+            ahead,
+            batch,
+            end: None,
+            seen: [0; 2],
+        };
+        // All buffers, or nothing taken.
+        new.show();
+        new
+    }
+
+    fn show(&self) {
+        // SAFETY: as in `pending`. Release: what was read there was read before.
+        unsafe { &*self.mine }.store(self.given.wrapping_add(self.ahead), Release);
+    }
+
+    /// Where it is, for who looks whether there is more.
+    #[inline(always)]
+    pub(super) fn at(&self) -> u16 {
+        self.at
+    }
+
+    /// How many slots have come.
+    #[inline(always)]
+    pub(super) fn pending(&self) -> Result<u16, Broken> {
+        let theirs = match self.end {
+            Some(end) => end,
+            // SAFETY: an index of the ring, which the connection keeps mapped. Acquire: the frames
+            // up to there are visible.
+            None => unsafe { &*self.theirs }.load(Acquire),
+        };
+        let count = theirs.wrapping_sub(self.at);
+        // No more can have come than were given to be filled.
+        if count != 0 && count > self.ring.count() - self.at.wrapping_sub(self.given) {
+            return Err(Broken);
+        }
+        Ok(count)
+    }
+
+    /// Takes note that the other side has left: what has come is all.
+    pub(super) fn close(&mut self) {
+        if self.end.is_none() {
+            // SAFETY: as in `pending`.
+            self.end = Some(unsafe { &*self.theirs }.load(Acquire));
+        }
+    }
+
+    /// Fetches what the next slot likely holds, all at once: else each would wait for the last.
+    #[inline(always)]
+    pub(super) fn foresee(&self) {
+        prefetch(self.ring.desc_at(self.at));
+        let next = match &self.own {
+            Some(own) => own.at(self.at & self.ring.mask).cast_const(),
+            None => {
+                let [last, before] = self.seen;
+                std::ptr::without_provenance(last.wrapping_add(last.wrapping_sub(before)))
+            }
+        };
+        prefetch(next);
+        prefetch(next.wrapping_add(64));
+    }
+
+    /// Takes the next slot, which has come.
+    #[inline(always)]
+    pub(super) fn take(&mut self, conn: &Conn, frame_max: usize) -> Taken {
+        let desc = self.ring.desc(self.at);
+        let Some((from, len)) = self.locate(conn, desc) else {
+            self.skip();
+            return Taken::Bad;
+        };
+        if desc.flags() & NEXT != 0 {
+            return Taken::Pieces;
+        }
+        self.skip();
+        if len as usize > frame_max || (len as usize) < ETH_HDR_LEN {
+            return Taken::Bad;
+        }
+        self.seen = [from.addr(), self.seen[0]];
+        Taken::Frame(from, len)
+    }
+
+    /// Where the bytes of slot `at` are.
+    #[inline(always)]
+    fn locate(&self, conn: &Conn, desc: Desc) -> Option<(*const u8, u32)> {
+        let from = match &self.own {
+            Some(own) if desc.len() <= own.len => own.at(self.at & self.ring.mask),
+            Some(_) => return None,
+            None => conn.place(desc)?,
+        };
+        Some((from.cast_const(), desc.len()))
+    }
+
+    #[inline(always)]
+    fn skip(&mut self) {
+        self.at = self.at.wrapping_add(1);
+    }
+
+    /// Takes a frame in pieces of which the first is in the next slot and of `count` slots that
+    /// have come, and copies it to `whole`. None if it is none.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn join(&mut self, conn: &Conn, count: u16, whole: &mut [u8]) -> Option<usize> {
+        let (mut done, mut fits) = (0, true);
+        for _ in 0..count {
+            let desc = self.ring.desc(self.at);
+            let found = self.locate(conn, desc);
+            self.skip();
+            let room = found.and_then(|(_, len)| whole.get_mut(done..done + len as usize));
+            match (found, room) {
+                // SAFETY: `len` bytes at `from` are mapped (`locate`), and `room` is as long.
+                (Some((from, _)), Some(room)) => unsafe {
+                    std::ptr::copy_nonoverlapping(from, room.as_mut_ptr(), room.len());
+                    done += room.len();
+                },
+                _ => fits = false,
+            }
+            if desc.flags() & NEXT == 0 {
+                return (fits && done >= ETH_HDR_LEN).then_some(done);
+            }
+        }
+        // The rest has not come, and will not.
+        None
+    }
+
+    /// Gives back what was taken, if it is enough to be worth it.
+    #[inline(always)]
+    pub(super) fn give_back(&mut self) {
+        if self.at.wrapping_sub(self.given) >= self.batch {
+            self.give_all_back();
+        }
+    }
+
+    #[inline(never)]
+    fn give_all_back(&mut self) {
+        if let Some(own) = &self.own {
+            while self.given != self.at {
+                let place = self.given & self.ring.mask;
+                own.desc(place, own.len).write_to(self.ring.words(place));
+                self.given = self.given.wrapping_add(1);
+            }
+        }
+        self.given = self.at;
+        self.show();
+    }
+}

@@ -1,0 +1,140 @@
+//! What a port shares with the thread that makes its connections and with those that sleep on it.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, fence};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::region::{Conn, MASKED};
+use crate::backend::{Bell, readable, sleep};
+use crate::port::PortWaiter;
+
+/// Connections that the port has not heard of; more clients have to wait.
+const QUEUE: usize = 4;
+
+/// Longest time between two looks of a sleeper: a sender may have asked whether it sleeps before it
+/// did, and not seen it.
+const LOOK: Duration = Duration::from_millis(1);
+
+pub(super) struct Shared {
+    /// Raised with every connection that is made or ends.
+    pub(super) epoch: AtomicU32,
+    /// Where the port is in the ring that it receives from.
+    pub(super) rx_at: AtomicU16,
+    is_woken: AtomicBool,
+    bell: Bell,
+    state: Mutex<State>,
+}
+
+struct State {
+    /// What the port has, as far as sleepers are concerned.
+    live: Option<Arc<Conn>>,
+    /// What waits for it.
+    made: VecDeque<Arc<Conn>>,
+    /// The epoch that the port has seen.
+    seen: u32,
+}
+
+impl Shared {
+    pub(super) fn new() -> io::Result<Self> {
+        Ok(Self {
+            epoch: AtomicU32::new(0),
+            rx_at: AtomicU16::new(0),
+            is_woken: AtomicBool::new(false),
+            bell: Bell::new()?,
+            state: Mutex::new(State { live: None, made: VecDeque::with_capacity(QUEUE), seen: 0 }),
+        })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The port takes the next connection, if there is one, and forgets the last.
+    pub(super) fn adopt(&self) -> Option<Arc<Conn>> {
+        let mut state = self.state();
+        state.live = state.made.pop_front();
+        state.live.clone()
+    }
+
+    /// The port has done what `epoch` was raised for.
+    pub(super) fn saw(&self, epoch: u32) {
+        self.state().seen = epoch;
+    }
+
+    /// Whether one more connection may be made.
+    pub(super) fn has_room(&self) -> bool {
+        self.state().made.len() < QUEUE
+    }
+
+    /// A connection was made.
+    pub(super) fn made(&self, conn: &Arc<Conn>) {
+        self.state().made.push_back(Arc::clone(conn));
+        self.changed();
+    }
+
+    /// The port is to look.
+    pub(super) fn changed(&self) {
+        self.epoch.fetch_add(1, SeqCst);
+        self.bell.ring();
+    }
+}
+
+/// See [`crate::port::Port::waiter`].
+pub(super) struct Waiter(pub(super) Arc<Shared>);
+
+impl Waiter {
+    /// Whether there is something for the port to do.
+    fn something(&self, conn: Option<&Conn>, seen: u32) -> bool {
+        let shared = &*self.0;
+        let theirs = conn.map(|conn| {
+            let ring = conn.rx.ring;
+            if conn.rx.own.is_some() { ring.tail() } else { ring.head() }
+        });
+        shared.is_woken.swap(false, SeqCst)
+            || shared.epoch.load(Acquire) != seen
+            || theirs.is_some_and(|theirs| theirs.load(Acquire) != shared.rx_at.load(Relaxed))
+    }
+}
+
+impl PortWaiter for Waiter {
+    fn wait(&self, timeout: Duration) {
+        let until = Instant::now() + timeout;
+        let shared = &*self.0;
+        let (conn, seen) = {
+            let state = shared.state();
+            (state.live.clone(), state.seen)
+        };
+        let bell = readable(shared.bell.fd());
+        loop {
+            if let Some(conn) = &conn {
+                conn.rx.ring.flags().store(0, Relaxed);
+            }
+            // What we say before what we look at; see `Sender::has_to_wake` for the other side.
+            fence(SeqCst);
+            let left = until.saturating_duration_since(Instant::now());
+            if self.something(conn.as_deref(), seen) || left.is_zero() {
+                break;
+            }
+            let event = conn.as_ref().and_then(|conn| conn.rx.event.waits_at());
+            let mut fds = [bell, readable(event.unwrap_or(-1))];
+            sleep(&mut fds, left.min(LOOK));
+            if fds[0].revents != 0 {
+                shared.bell.clear();
+            }
+            if let Some(conn) = conn.as_ref().filter(|_| fds[1].revents != 0) {
+                conn.rx.event.heard();
+            }
+        }
+        if let Some(conn) = &conn {
+            conn.rx.ring.flags().store(MASKED, Relaxed);
+        }
+    }
+
+    fn wake(&self) {
+        self.0.is_woken.store(true, SeqCst);
+        self.0.bell.ring();
+    }
+}

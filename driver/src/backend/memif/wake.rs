@@ -1,0 +1,210 @@
+//! The descriptors by which the two sides of a memif wake each other.
+//!
+//! Both sides have the same open file, and the other may do with it what it likes: drain it before
+//! us, fill it, make it blocking. So it is never read: an epoll instance of ours tells of every
+//! write once. And it is written by the kernel's asynchronous IO, whose completions raise an event
+//! and never wait for room in it, nor raise anything but an event. Where the kernel refuses that
+//! (it can be forbidden, or all contexts taken), it is written as one that does not block, which
+//! only a peer who makes it so in that very moment, and fills it, can make wait.
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use nix::sys::memfd::{MFdFlags, memfd_create};
+
+use super::super::owned;
+
+/// What wakes the receiver of one ring.
+pub(super) struct Event {
+    fd: OwnedFd,
+    how: How,
+}
+
+enum How {
+    /// We wait for it.
+    Wait(OwnedFd),
+    /// We raise it.
+    Raise(Raiser),
+    /// We raise it where there is nothing better.
+    Write,
+}
+
+impl Event {
+    /// One that we wait for.
+    ///
+    /// # Errors
+    /// It is none.
+    pub(super) fn to_wait(fd: OwnedFd) -> io::Result<Self> {
+        // SAFETY: takes numbers and touches no memory.
+        let epoll = owned(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })?;
+        let mut wanted =
+            libc::epoll_event { events: (libc::EPOLLIN | libc::EPOLLET) as u32, u64: 0 };
+        let (at, add) = (epoll.as_raw_fd(), libc::EPOLL_CTL_ADD);
+        // SAFETY: reads the event, which lives across the call.
+        let added = unsafe { libc::epoll_ctl(at, add, fd.as_raw_fd(), &raw mut wanted) };
+        if added < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(Self { fd, how: How::Wait(epoll) })
+    }
+
+    /// One that we raise.
+    ///
+    /// # Errors
+    /// It is none.
+    pub(super) fn to_ring(fd: OwnedFd) -> io::Result<Self> {
+        if let Ok(raiser) = Raiser::new() {
+            // Says whether it is an event at all.
+            raiser.raise(&fd)?;
+            return Ok(Self { fd, how: How::Raise(raiser) });
+        }
+        // SAFETY: takes numbers and touches no memory.
+        let flags = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETFL) };
+        // SAFETY: as above.
+        let set = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_SETFL, flags | libc::O_NONBLOCK) };
+        if flags < 0 || set < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(Self { fd, how: How::Write })
+    }
+
+    /// What to sleep on.
+    pub(super) fn waits_at(&self) -> Option<i32> {
+        match &self.how {
+            How::Wait(epoll) => Some(epoll.as_raw_fd()),
+            How::Raise(_) | How::Write => None,
+        }
+    }
+
+    /// Takes note of what happened, so that the next sleep is for something else.
+    pub(super) fn heard(&self) {
+        let How::Wait(epoll) = &self.how else { return };
+        let mut seen = libc::epoll_event { events: 0, u64: 0 };
+        // SAFETY: writes at most one event, to ours, and does not wait.
+        unsafe { libc::epoll_wait(epoll.as_raw_fd(), &raw mut seen, 1, 0) };
+    }
+
+    /// Wakes the other side.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn ring(&self) {
+        match &self.how {
+            How::Wait(_) => {}
+            How::Raise(raiser) => {
+                // Nothing is left to try: the sleeper looks for itself, or is woken by the next.
+                let _ = raiser.raise(&self.fd);
+            }
+            How::Write => {
+                let one = 1_u64;
+                // SAFETY: reads eight bytes of a number that lives across the call.
+                unsafe { libc::write(self.fd.as_raw_fd(), (&raw const one).cast(), 8) };
+            }
+        }
+    }
+}
+
+/// From the kernel's aio_abi.h.
+const IOCB_CMD_PREAD: u16 = 0;
+const IOCB_FLAG_RESFD: u32 = 1;
+
+/// Raises events by reading nothing from an empty file, asynchronously.
+struct Raiser {
+    /// What `io_setup` gave.
+    context: u64,
+    empty: OwnedFd,
+}
+
+impl Raiser {
+    fn new() -> io::Result<Self> {
+        let empty = memfd_create(c"empty", MFdFlags::MFD_CLOEXEC)?;
+        let mut context = 0_u64;
+        // SAFETY: writes the context to `context`.
+        let made = unsafe { libc::syscall(libc::SYS_io_setup, 4, &raw mut context) };
+        if made < 0 { Err(io::Error::last_os_error()) } else { Ok(Self { context, empty }) }
+    }
+
+    fn raise(&self, event: &OwnedFd) -> io::Result<()> {
+        // SAFETY: zeros are an `iocb`, and a read of no bytes.
+        let mut block: libc::iocb = unsafe { std::mem::zeroed() };
+        block.aio_lio_opcode = IOCB_CMD_PREAD;
+        block.aio_fildes = self.empty.as_raw_fd() as u32;
+        block.aio_flags = IOCB_FLAG_RESFD;
+        block.aio_resfd = event.as_raw_fd() as u32;
+        let blocks = [&raw mut block];
+        // SAFETY: a context of ours, and an array of one block, which is read and done with when
+        // the call returns: to read nothing never waits.
+        let done = unsafe { libc::syscall(libc::SYS_io_submit, self.context, 1, blocks.as_ptr()) };
+        let failed = (done != 1).then(io::Error::last_os_error);
+        // Four words each.
+        let mut seen = [[0_u64; 4]; 4];
+        let none = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        // SAFETY: writes at most four completions, to ours, and does not wait.
+        unsafe {
+            let (to, time) = (seen.as_mut_ptr(), &raw const none);
+            libc::syscall(libc::SYS_io_getevents, self.context, 0, 4, to, time);
+        }
+        failed.map_or(Ok(()), Err)
+    }
+}
+
+impl Drop for Raiser {
+    fn drop(&mut self) {
+        // SAFETY: a context of ours, ended once.
+        unsafe { libc::syscall(libc::SYS_io_destroy, self.context) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::File;
+    use std::time::{Duration, Instant};
+
+    fn event(flags: i32) -> OwnedFd {
+        // SAFETY: takes numbers and touches no memory.
+        owned(unsafe { libc::eventfd(0, flags) }).unwrap()
+    }
+
+    fn waits(event: &Event) -> bool {
+        let mut fds = [super::super::super::readable(event.waits_at().unwrap())];
+        super::super::super::sleep(&mut fds, Duration::ZERO);
+        event.heard();
+        fds[0].revents != 0
+    }
+
+    #[test]
+    fn every_ring_is_heard_once() {
+        let fd = event(0);
+        let (rings, hears) =
+            (Event::to_ring(fd.try_clone().unwrap()).unwrap(), Event::to_wait(fd).unwrap());
+        // To find out what it is raises it.
+        waits(&hears);
+        for _ in 0..20 {
+            assert!(!waits(&hears));
+            rings.ring();
+            assert!(waits(&hears));
+        }
+    }
+
+    /// Goal: an event that is full and blocks does not hold us up.
+    #[test]
+    fn a_full_event_is_no_trouble() {
+        let fd = event(0);
+        let full = u64::MAX - 1;
+        // SAFETY: reads eight bytes of a number that lives.
+        assert_eq!(unsafe { libc::write(fd.as_raw_fd(), (&raw const full).cast(), 8) }, 8);
+        let begun = Instant::now();
+        let rings = Event::to_ring(fd).unwrap();
+        (0..10).for_each(|_| rings.ring());
+        assert!(begun.elapsed() < Duration::from_secs(5));
+    }
+
+    #[test]
+    fn what_is_no_event_is_refused() {
+        let file = |path| OwnedFd::from(File::options().write(true).open(path).unwrap());
+        if Raiser::new().is_ok() {
+            assert!(Event::to_ring(file("/dev/null")).is_err());
+        }
+        assert!(Event::to_wait(OwnedFd::from(tempfile::tempfile().unwrap())).is_err());
+    }
+}

@@ -1,0 +1,65 @@
+//! Names of memifs.
+
+use super::{OpenError, PortInfo, bad, parse};
+use crate::backend::memif::{Memif, MemifSettings, Role};
+use crate::port::Port;
+
+/// Opens `memif:SOCKET,...`.
+pub(super) fn open(spec: &str) -> Result<Box<dyn Port>, OpenError> {
+    Ok(Box::new(Memif::open(&settings(spec)?)?))
+}
+
+fn settings(spec: &str) -> Result<MemifSettings, OpenError> {
+    let rest = spec.strip_prefix("memif:").unwrap_or("");
+    let mut parts = rest.split(',');
+    let socket = parts.next().filter(|socket| !socket.is_empty());
+    let socket = socket.ok_or_else(|| {
+        bad(
+            spec,
+            "which socket? write memif:/run/vpp/memif.sock, or memif:@job7 for one of no file",
+        )
+    })?;
+    let mut settings = MemifSettings::at(socket);
+    for part in parts {
+        let (key, value) = part.split_once('=').unwrap_or((part, ""));
+        match key {
+            "id" => settings.id = parse(spec, value)?,
+            "role" => {
+                settings.role = match value {
+                    "server" | "master" => Role::Server,
+                    "client" | "slave" => Role::Client,
+                    _ => return Err(bad(spec, "write role=server or role=client")),
+                }
+            }
+            "secret" => settings.secret = Some(value.to_owned()),
+            "rsize" => settings.log2_ring = Some(parse(spec, value)?),
+            "bsize" => settings.bsize = Some(parse(spec, value)?),
+            "mtu" => settings.mtu = Some(parse(spec, value)?),
+            "mac" => settings.mac = Some(parse(spec, value)?),
+            "crc" => settings.crc = yes_or_no(spec, key, value)?,
+            "lossless" => settings.lossless = yes_or_no(spec, key, value)?,
+            _ => {
+                let known = "id=, role=, secret=, rsize=, bsize=, mtu=, mac=, crc= and lossless=";
+                return Err(bad(spec, format!("no option \"{key}\"; there are {known}")));
+            }
+        }
+    }
+    Ok(settings)
+}
+
+fn yes_or_no(spec: &str, key: &str, value: &str) -> Result<bool, OpenError> {
+    match value {
+        "yes" => Ok(true),
+        "no" => Ok(false),
+        _ => Err(bad(spec, format!("write {key}=yes or {key}=no"))),
+    }
+}
+
+/// The kind of port: there is nothing of it to be found before somebody names a socket.
+pub(super) fn kind() -> PortInfo {
+    PortInfo {
+        spec: "memif".into(),
+        what: "another process by shared memory: VPP, DPDK, or one of ours".into(),
+        why_not: Some("name a socket, such as memif:/run/vpp/memif.sock or memif:@job7".into()),
+    }
+}
