@@ -19,12 +19,14 @@ mod api;
 mod forge;
 mod frame;
 mod input;
+mod memif;
 mod memory;
 mod sack;
 mod session;
 
 pub use api::api_calls;
 pub use frame::frame_parser;
+pub use memif::memif;
 pub use sack::sack;
 pub use session::session;
 
@@ -37,4 +39,5 @@ pub const TARGETS: &[(&str, Body)] = &[
     ("sack", sack),
     ("session", session),
     ("api_calls", api_calls),
+    ("memif", memif),
 ];

@@ -35,7 +35,7 @@ fn cases(target: &str) -> u32 {
     let factor = u32::try_from(factor).unwrap_or(u32::MAX);
     // What makes whole nodes takes a millisecond.
     let share = match target {
-        "session" => 5,
+        "session" | "memif" => 5,
         "api_calls" => 20,
         _ => 1,
     };
