@@ -1,7 +1,8 @@
-//! Real processes on nodes of their own, joined by wires: the ports `afpacket` and `udp`.
+//! Real processes on nodes of their own, joined by wires: the ports `afpacket` and `udp`; and
+//! `memif`, between processes of one machine.
 //!
-//! Every test makes its nodes (`barewire_tests::nodes`) and lets them go; nothing of this machine's
-//! own network is touched.
+//! Every test of a wire makes its nodes (`barewire_tests::nodes`) and lets them go; nothing of this
+//! machine's own network is touched.
 
 #[path = "../e2e/rounds.rs"]
 mod rounds;
@@ -17,6 +18,7 @@ mod environment;
 mod foreign;
 mod lengths;
 mod links;
+mod memif;
 mod messages;
 mod raw;
 mod stream;

@@ -341,7 +341,8 @@ fn provider(suite: Suite, nightly: bool) -> Result<Outcome, String> {
 }
 
 /// Runs the suite `wires`, and `conformance` once more over each port that two domains of one
-/// process can meet on, in a network namespace of its own.
+/// process can meet on, in a network namespace of its own; of it the calls and flags of messages
+/// over a memif.
 fn wires(suite: Suite, nightly: bool) -> Result<Outcome, String> {
     let mut outcome = integration(suite, nightly, "tests/wires/main.rs")?;
     let unshare = if nix::unistd::geteuid().is_root() { "-n" } else { "-Urn" };
@@ -358,6 +359,26 @@ fn wires(suite: Suite, nightly: bool) -> Result<Outcome, String> {
         if over.counts.failed > 0 {
             outcome.output.push_str(&format!("conformance over {port}:\n{}", over.output));
         }
+    }
+    let memifs = "memif:@barewire-flags,role=server memif:@barewire-flags";
+    outcome.add(calls_over(suite, nightly, memifs, &[], &[])?);
+    Ok(outcome)
+}
+
+/// The calls and flags of messages between two ports, one test after the other.
+fn calls_over(
+    suite: Suite,
+    nightly: bool,
+    ports: &str,
+    with: &[&str],
+    without: &[&str],
+) -> Result<Outcome, String> {
+    let mut outcome = Outcome::default();
+    let env = [("BAREWIRE_TEST_PORT", ports), ("RUST_TEST_THREADS", "1")];
+    for tests in ["msg::", "matching::x50_the", "matching::x51"] {
+        let args = ["--package", "barewire-tests", "--test", "conformance", tests];
+        let args = [&args[..], with, without].concat();
+        outcome.add(cargo_test_with(suite, nightly, &args, &env)?);
     }
     Ok(outcome)
 }
@@ -444,19 +465,14 @@ fn dpdk(suite: Suite, nightly: bool) -> Result<Outcome, String> {
     }
     let mut build = suite::build("dpdk");
     outcome.add(in_guests(suite, nightly, build.args(with), suite::dpdk)?);
-    // The calls and flags of messages, over a pair of rings and over a memif, whose server comes
-    // first: one test after the other has them. Left out on a memif: what takes it for granted that
-    // a frame has left when the call returns, and polls the other side alone.
+    // Over a pair of rings and over a memif, whose server comes first. Left out on a memif: what
+    // takes it for granted that a frame has left when the call returns, and polls the other side
+    // alone.
     let rings = "dpdk:net_ring_flags_a,pair=flags dpdk:net_ring_flags_b,pair=flags";
     let memifs = "dpdk:net_memif_flags_a,role=server,socket=barewire-flags \
                   dpdk:net_memif_flags_b,role=client,socket=barewire-flags";
     for (ports, without) in [(rings, &[][..]), (memifs, &["--", "--skip", "mf5"])] {
-        let env = [("BAREWIRE_TEST_PORT", ports), ("RUST_TEST_THREADS", "1")];
-        for tests in ["msg::", "matching::x50_the", "matching::x51"] {
-            let args = ["--package", "barewire-tests", "--test", "conformance", tests];
-            let args = [&args[..], &with, without].concat();
-            outcome.add(cargo_test_with(suite, nightly, &args, &env)?);
-        }
+        outcome.add(calls_over(suite, nightly, ports, &with, without)?);
     }
     let bench = [bench::DPDK.to_owned()];
     let bench = run_benches(suite, nightly, &bench, &["--bin", bench::DPDK, "--features", "dpdk"])?;
