@@ -1,6 +1,6 @@
 //! Messages over devices of DPDK against DPDK with nothing around it, on the same two processors,
-//! in the same rounds, by turns: memif between two processes, a pair of rings between two threads,
-//! and what a packet costs on a device that does nothing.
+//! in the same rounds, by turns: memif between two processes, by our own port and by DPDK's driver,
+//! a pair of rings between two threads, and what a packet costs on a device that does nothing.
 
 mod raw;
 
@@ -39,6 +39,8 @@ const RAW_SINK: u64 = 4;
 const RAW_SINK_LARGE: u64 = 5;
 const RAW_SINK_COPY: u64 = 6;
 const ECHO_LOSSLESS: u64 = 7;
+/// Added to those that are not raw: over DPDK's driver.
+const BY_DPDK: u64 = 8;
 
 fn main() {
     let args = Args::read();
@@ -50,8 +52,7 @@ fn main() {
         return;
     }
     let mut report = Report::new("dpdk", &args);
-    let over_memif = ["memif-64B/raw", "memif-rate/raw", "memif-64KiB/raw"];
-    if over_memif.into_iter().any(|case| args.wants(case))
+    if [LATENCY, RATE, GOODPUT].as_flattened().iter().any(|case| args.wants(case))
         && let Err(why) = memif(&args, &mut report)
     {
         report.skip("memif", &why);
@@ -74,12 +75,41 @@ fn main() {
 const SERVER: &str = "server";
 const CLIENT: &str = "client";
 
-/// One side of two memifs of ours and two raw ones.
-struct Side {
+/// Cases over our own port, and over DPDK's driver.
+const LATENCY: [&str; 2] = ["memif-64B/raw", "dpdk-memif-64B/raw"];
+const LATENCY_LOSSLESS: [&str; 2] = ["memif-64B-lossless/raw", "dpdk-memif-64B-lossless/raw"];
+const RATE: [&str; 2] = ["memif-rate/raw", "dpdk-memif-rate/raw"];
+const GOODPUT: [&str; 2] = ["memif-64KiB/raw", "dpdk-memif-64KiB/raw"];
+const GOODPUT_COPIED: [&str; 2] = ["memif-64KiB/raw-copied", "dpdk-memif-64KiB/raw-copied"];
+
+/// Ends on three memifs, by one port of ours.
+struct Ends {
     small: RawEnd,
     /// As the first, and keeps nothing.
     lossless: RawEnd,
     large: RawEnd,
+}
+
+impl Ends {
+    /// Opens them as `open` says of a number and options, at addresses from `first` on.
+    fn open(role: &str, first: u64, open: impl Fn(u64, &str) -> String) -> Made<Self> {
+        let other = if role == SERVER { CLIENT } else { SERVER };
+        let end = |i: u64, options: &str| -> Made<RawEnd> {
+            let options = format!("mac={},{options}", address(role, first + i));
+            let mut end = RawEnd::open(&open(i, &options), MEMORY)?;
+            let mac = address(other, first + i);
+            end.connect(barewire::EpAddr { mac, incarnation: 0, ..end.addr() });
+            Ok(end)
+        };
+        let (small, lossless) = (end(0, "mtu=1500")?, end(1, "mtu=1500,lossless=yes")?);
+        Ok(Self { small, lossless, large: end(2, "mtu=9000")? })
+    }
+}
+
+/// One side of three memifs by either port of ours, and of two raw ones.
+struct Side {
+    /// Without DPDK, and by its driver.
+    by: [Ends; 2],
     raw: RawPort,
     raw_large: RawPort,
     bytes: Vec<u8>,
@@ -88,21 +118,14 @@ struct Side {
 impl Side {
     fn open(role: &str, parent: u32) -> Made<Self> {
         let args = |id: u64| format!("role={role},id={id},socket=barewire-bench-{parent}-{id}");
-        let port = |i: u64, options: &str| {
-            let mac = address(role, i);
-            format!("dpdk(mac={mac},{options}):net_memif{i},{}", args(i))
-        };
-        let mut small = RawEnd::open(&port(0, "mtu=1500"), MEMORY)?;
-        let mut large = RawEnd::open(&port(1, "mtu=9000"), MEMORY)?;
-        let mut lossless = RawEnd::open(&port(4, "lossless=yes"), MEMORY)?;
-        let other = if role == SERVER { CLIENT } else { SERVER };
-        for (i, end) in [(0, &mut small), (1, &mut large), (4, &mut lossless)] {
-            let mac = address(other, i);
-            end.connect(barewire::EpAddr { mac, incarnation: 0, ..end.addr() });
-        }
-        let raw = RawPort::open("net_memif2", &args(2), 2048)?;
-        let raw_large = RawPort::open("net_memif3", &format!("{},bsize=9216", args(3)), 9216)?;
-        Ok(Self { small, lossless, large, raw, raw_large, bytes: vec![0x5a; 1 << 20] })
+        let ours = Ends::open(role, 0, |i, options| {
+            format!("memif:@barewire-bench-{parent}-own{i},role={role},{options}")
+        })?;
+        let theirs =
+            Ends::open(role, 3, |i, options| format!("dpdk({options}):net_memif{i},{}", args(i)))?;
+        let raw = RawPort::open("net_memif8", &args(8), 2048)?;
+        let raw_large = RawPort::open("net_memif9", &format!("{},bsize=9216", args(9)), 9216)?;
+        Ok(Self { by: [ours, theirs], raw, raw_large, bytes: vec![0x5a; 1 << 20] })
     }
 
     /// Waits until the two processes see each other.
@@ -119,9 +142,11 @@ impl Side {
 
     /// Turns both loops, for what is still underway.
     fn idle(&mut self) {
-        self.small.poll();
-        self.lossless.poll();
-        self.large.poll();
+        for Ends { small, lossless, large } in &mut self.by {
+            for end in [small, lossless, large] {
+                end.poll();
+            }
+        }
     }
 }
 
@@ -133,14 +158,14 @@ fn memif(args: &Args, report: &mut Report) -> Made<()> {
     first.meet(address(SERVER, 0));
     side.connected()?;
     let rounds = args.size(21, 2);
-    if args.wants("memif-64B/raw") {
+    if LATENCY.iter().any(|case| args.wants(case)) {
         memif_latency(rounds, args.size(20_000, 500), &mut first, &mut side, report)?;
     }
     let rounds = args.size(15, 2);
-    if args.wants("memif-rate/raw") {
+    if RATE.iter().any(|case| args.wants(case)) {
         memif_rate(rounds, args.size(400_000, 2000), &mut first, &mut side, report)?;
     }
-    if args.wants("memif-64KiB/raw") {
+    if GOODPUT.iter().any(|case| args.wants(case)) {
         memif_goodput(rounds, args.size(6000, 50), &mut first, &mut side, report)?;
     }
     Ok(())
@@ -158,15 +183,18 @@ fn memif_latency(
     side: &mut Side,
     report: &mut Report,
 ) -> Made<()> {
-    let mut pairs = [Rounds::default(), Rounds::default()];
-    let mut single = [Sample::default(), Sample::default()];
+    let cases = [LATENCY, LATENCY_LOSSLESS].concat();
+    let mut pairs = std::array::from_fn::<_, 4, _>(|_| Rounds::default());
+    let mut single = std::array::from_fn::<_, 4, _>(|_| Sample::default());
     let before = first.line_ns()?;
     for round in 0..=rounds {
-        let mut ours = [Sample::default(), Sample::default()];
-        for (i, what) in [ECHO, ECHO_LOSSLESS].into_iter().enumerate() {
+        let mut ours = std::array::from_fn::<_, 4, _>(|_| Sample::default());
+        for (i, ours) in ours.iter_mut().enumerate() {
+            let what = if i < 2 { ECHO } else { ECHO_LOSSLESS } + BY_DPDK * (i as u64 % 2);
             first.begin(Task { what, len: LEN, count });
-            let end = if i == 0 { &mut side.small } else { &mut side.lossless };
-            ours[i].extend(&ping_pong(end, count, CHUNK).into_iter().collect());
+            let ends = &mut side.by[i % 2];
+            let end = if i < 2 { &mut ends.small } else { &mut ends.lossless };
+            ours.extend(&ping_pong(end, count, CHUNK).into_iter().collect());
             first.finish(|| side.idle())?;
         }
         first.begin(Task { what: RAW_ECHO, len: RAW_LEN, count });
@@ -178,7 +206,7 @@ fn memif_latency(
         }
     }
     let after = first.line_ns()?;
-    for (i, case) in ["memif-64B/raw", "memif-64B-lossless/raw"].into_iter().enumerate() {
+    for (i, case) in cases.into_iter().enumerate() {
         let row = Row::new(case, pairs[i].value(), "ns half trip").spread(&single[i]);
         report.row(told(row, &pairs[i], "raw memif half trip", rounds).placed(before, after));
     }
@@ -199,27 +227,34 @@ fn memif_rate(
     side: &mut Side,
     report: &mut Report,
 ) -> Made<()> {
-    let (mut pairs, mut sample) = (Rounds::default(), Sample::default());
+    let mut pairs = [Rounds::default(), Rounds::default()];
+    let mut sample = [Sample::default(), Sample::default()];
     let before = first.line_ns()?;
     for round in 0..=rounds {
-        let ours = timed(count, || {
-            first.begin(Task { what: SINK, len: LEN, count });
-            stream(&mut side.small, LEN, WINDOW, count, true);
-            first.finish(|| side.idle())
-        })?;
+        let mut ours = [0.0; 2];
+        for (i, ours) in ours.iter_mut().enumerate() {
+            *ours = timed(count, || {
+                first.begin(Task { what: SINK + BY_DPDK * i as u64, len: LEN, count });
+                stream(&mut side.by[i].small, LEN, WINDOW, count, true);
+                first.finish(|| side.idle())
+            })?;
+        }
         let raw = timed(count, || {
             first.begin(Task { what: RAW_SINK, len: RAW_LEN, count });
             side.raw.stream(RAW_LEN, count, None);
             first.finish(|| {})
         })?;
-        if round > 0 {
-            pairs.push(1e3 / ours, 1e3 / raw);
-            sample.push(1e3 / ours);
+        for (i, ours) in ours.into_iter().enumerate().filter(|_| round > 0) {
+            pairs[i].push(1e3 / ours, 1e3 / raw);
+            sample[i].push(1e3 / ours);
         }
     }
-    let row = Row::new("memif-rate/raw", pairs.value(), "M messages/s").spread(&sample);
-    let row = told(row, &pairs, "raw memif, bursts of 32", rounds);
-    report.row(row.placed(before, first.line_ns()?));
+    let after = first.line_ns()?;
+    for (i, case) in RATE.into_iter().enumerate() {
+        let row = Row::new(case, pairs[i].value(), "M messages/s").spread(&sample[i]);
+        let row = told(row, &pairs[i], "raw memif, bursts of 32", rounds);
+        report.row(row.placed(before, after));
+    }
     Ok(())
 }
 
@@ -232,34 +267,36 @@ fn memif_goodput(
 ) -> Made<()> {
     let payload = RAW_LARGE - 22;
     let frames = count * LARGE as u64 / payload as u64;
-    let mut pairs = [Rounds::default(), Rounds::default()];
+    // Over either port of ours, against raw frames that nobody copies and against those copied.
+    let mut pairs = std::array::from_fn::<_, 4, _>(|_| Rounds::default());
     let before = first.line_ns()?;
     for round in 0..=rounds {
-        let ours = timed(count * LARGE as u64, || {
-            first.begin(Task { what: SINK_LARGE, len: LARGE, count });
-            stream(&mut side.large, LARGE, LARGE_WINDOW, count, false);
-            first.finish(|| side.idle())
-        })?;
-        for (what, pairs) in [RAW_SINK_LARGE, RAW_SINK_COPY].into_iter().zip(&mut pairs) {
+        let mut ours = [0.0; 2];
+        for (i, ours) in ours.iter_mut().enumerate() {
+            *ours = timed(count * LARGE as u64, || {
+                first.begin(Task { what: SINK_LARGE + BY_DPDK * i as u64, len: LARGE, count });
+                stream(&mut side.by[i].large, LARGE, LARGE_WINDOW, count, false);
+                first.finish(|| side.idle())
+            })?;
+        }
+        for (what, pairs) in [RAW_SINK_LARGE, RAW_SINK_COPY].into_iter().zip(pairs.chunks_mut(2)) {
             let raw = timed(frames * payload as u64, || {
                 first.begin(Task { what, len: RAW_LARGE, count: frames });
                 let from = (what == RAW_SINK_COPY).then_some(&side.bytes[..]);
                 side.raw_large.stream(RAW_LARGE, frames, from);
                 first.finish(|| {})
             })?;
-            if round > 0 {
+            for (ours, pairs) in ours.iter().zip(pairs).filter(|_| round > 0) {
                 pairs.push(8.0 / ours, 8.0 / raw);
             }
         }
     }
     let after = first.line_ns()?;
-    let cases = [
-        ("memif-64KiB/raw", "raw memif, frames of 9000 B"),
-        ("memif-64KiB/raw-copied", "the same, copied in and out"),
-    ];
-    for ((case, reference), pairs) in cases.into_iter().zip(&pairs) {
-        let row = told(Row::new(case, pairs.value(), "Gbit/s"), pairs, reference, rounds);
-        report.row(row.placed(before, after));
+    let references = ["raw memif, frames of 9000 B", "the same, copied in and out"];
+    let cases = [GOODPUT, GOODPUT_COPIED];
+    for (i, pairs) in pairs.iter().enumerate() {
+        let row = Row::new(cases[i / 2][i % 2], pairs.value(), "Gbit/s");
+        report.row(told(row, pairs, references[i / 2], rounds).placed(before, after));
     }
     Ok(())
 }
@@ -277,11 +314,12 @@ fn serve(second: &Second, parent: u32) -> Made<()> {
     let mut side = Side::open(CLIENT, parent)?;
     side.connected()?;
     let work = |side: &mut Side, task: Task| {
-        match task.what {
-            ECHO => echo(&mut side.small, task.count),
-            ECHO_LOSSLESS => echo(&mut side.lossless, task.count),
-            SINK => sink(&mut side.small, task.len, WINDOW, task.count),
-            SINK_LARGE => sink(&mut side.large, task.len, LARGE_WINDOW, task.count),
+        let ends = &mut side.by[(task.what / BY_DPDK) as usize % 2];
+        match task.what % BY_DPDK {
+            ECHO => echo(&mut ends.small, task.count),
+            ECHO_LOSSLESS => echo(&mut ends.lossless, task.count),
+            SINK => sink(&mut ends.small, task.len, WINDOW, task.count),
+            SINK_LARGE => sink(&mut ends.large, task.len, LARGE_WINDOW, task.count),
             RAW_ECHO => side.raw.echo(task.count),
             RAW_SINK => side.raw.sink(task.count, None),
             RAW_SINK_LARGE => side.raw_large.sink(task.count, None),
@@ -482,6 +520,10 @@ fn pair_of(medium: &str) -> Made<[RawEnd; 2]> {
     let id = std::process::id();
     let ends = match medium {
         "ring" => ["a", "b"].map(|end| format!("dpdk(huge=no):net_ring_{end},pair=count")),
+        "own" | "own-lossless" => ["server", "client"].map(|role| {
+            let lossless = if medium == "own" { "no" } else { "yes" };
+            format!("memif:@barewire-count-{id},role={role},lossless={lossless}")
+        }),
         _ => ["server", "client"].map(|role| {
             let lossless = if medium == "memif" { "no" } else { "yes" };
             let socket = format!("barewire-count-{id}");
