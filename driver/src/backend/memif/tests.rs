@@ -153,6 +153,12 @@ fn the_other_side_leaves_and_comes_back() {
         drop(std::mem::replace(&mut ports[place], open(&server(&fresh()))));
         ports[place] = open(&again);
         let (begun, mut got) = (Instant::now(), Vec::new());
+        let stays = &mut ports[1 - place];
+        while !stays.live.as_ref().unwrap().conn.is_down.load(Acquire) {
+            assert!(begun.elapsed() < Duration::from_secs(10), "nobody noticed");
+        }
+        // It hears of that before it has polled for what was sent.
+        stays.polls = LOOK_EVERY - 1;
         while got.len() < 40 {
             assert!(begun.elapsed() < Duration::from_secs(10), "{} of 40", got.len());
             got.extend(drain(&mut ports[1 - place]));
