@@ -268,6 +268,15 @@ impl CqInner {
     #[cold]
     fn why_none(&self, core: &mut Core) -> Result<usize> {
         let why = core.node().cq_why_nothing(self.id);
+        // Most often, and then nothing has to be kept over a call.
+        if self.watch.is_none() && why == Err(Error::Again) {
+            return Err(Error::Again);
+        }
+        self.none_found(core, why)
+    }
+
+    #[inline(never)]
+    fn none_found(&self, core: &mut Core, why: Result<usize>) -> Result<usize> {
         match why {
             Err(Error::Again) => self.seen_empty(core),
             // Somebody who reads nothing but errors still makes progress.

@@ -606,6 +606,7 @@ impl Node {
         self.counters.rx_refused += 1;
         let peer = &mut self.peers[p];
         (peer.refused, peer.in_order, peer.take_left) = (reason as u8, false, 0);
+        peer.quiet = false;
         peer.nack.want = true;
         self.make_ready(p);
     }

@@ -623,6 +623,7 @@ impl Node {
     /// Puts a peer into the queue of those to be served in the next transmit.
     pub(crate) fn make_ready(&mut self, p: u32) {
         let peer = &mut self.peers[p];
+        peer.quiet = false;
         if !peer.queued {
             peer.queued = true;
             self.ready.push_back(p);

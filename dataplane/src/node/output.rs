@@ -754,6 +754,7 @@ impl Node {
             let entry = |_| Sent::new(psn, ty, op, body, wr, now);
             let idx = self.sent.alloc_with(entry).expect("a free slot was seen");
             let peer = &mut self.peers[p];
+            peer.quiet = false;
             peer.snd.push(&mut self.sent, idx);
             if first {
                 peer.begin_flight(now);

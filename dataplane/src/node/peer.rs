@@ -135,16 +135,17 @@ pub(crate) struct Peer {
     pub(crate) take_left: u16,
     /// Packets received since the last acknowledgement, or more than anybody waits for.
     pub(crate) owed: u8,
+    /// An acknowledgement must go out in this turn.
+    pub(crate) ack_now: bool,
     /// The session is open, and the port loses nothing or damages nothing unseen: most messages
     /// take the short way.
     pub(crate) plain: bool,
     /// [`plain`](Self::plain), and the next packet in order may be taken as it is: none is early,
     /// refused or half of a message. [`note_order`](Self::note_order) sets it.
     pub(crate) in_order: bool,
-    /// An acknowledgement must go out in this turn.
-    pub(crate) ack_now: bool,
-    /// The next packet in order was refused for this reason and has to be replaced.
-    pub(crate) refused: u8,
+    /// [`is_quiet`](Self::is_quiet) has said so, and nothing has happened since that would make it
+    /// say anything else.
+    pub(crate) quiet: bool,
     pub(crate) state: State,
     /// Stands in the queue of peers to be served.
     pub(crate) queued: bool,
@@ -213,10 +214,12 @@ pub(crate) struct Peer {
     /// Number of the next one-sided operation to the peer.
     pub(crate) rma_seq: u16,
     /// Atomic packets whose answer is missing, and reads that have bytes missing.
-    pub(crate) answers: u16,
+    pub(crate) answers: u8,
     pub(crate) reads: u8,
     /// Records of the short way of one-sided operations, which all count as answers.
     pub(crate) short_ops: u8,
+    /// The next packet in order was refused for this reason and has to be replaced.
+    pub(crate) refused: u8,
     /// Timeouts in a row; while nothing is in flight, PINGs in a row that brought no credit.
     pub(crate) backoff: u8,
     /// The tail probe of this flight is out.
@@ -360,7 +363,16 @@ impl Peer {
     #[inline]
     pub(crate) fn note_order(&mut self) {
         self.in_order = self.is_in_order();
-        self.take_left = 0;
+        (self.take_left, self.quiet) = (0, false);
+    }
+
+    /// Whether the next packet in order may be taken as it is, and nobody waits for what it
+    /// acknowledges and grants. Whoever makes the peer ready, or keeps something for an
+    /// acknowledgement, clears [`quiet`](Self::quiet).
+    #[inline(always)]
+    pub(crate) fn is_quiet(&self) -> bool {
+        let kept = !self.snd.is_empty() || self.last_unacked != Self::NO_OP;
+        self.in_order && !self.any_waits() && !kept && self.bad_seq == NONE
     }
 
     /// How many usual messages in order could be taken now one after the other without our owing
@@ -393,7 +405,8 @@ impl Peer {
     /// Counts off `n` answers to operations that are none of the short way. Whatever the peer says,
     /// those of the short way are counted off one by one.
     pub(crate) fn answered(&mut self, n: u16) {
-        self.answers = self.answers.saturating_sub(n).max(self.short_ops.into());
+        let left = u16::from(self.answers).saturating_sub(n);
+        self.answers = self.short_ops.max(left as u8);
     }
 
     /// Whether anything waits to be sent, for room, credit or an answer.

@@ -18,7 +18,7 @@ use crate::wire::{self, AtomicOp, DataOp, NackReason, ReadOp, RemoteRange, RespO
 /// Atomic packets of one initiator to one target of which the answer is missing.
 pub(crate) const ANSWERS_MAX: usize = 64;
 
-const _: () = assert!(ANSWERS_MAX <= u8::MAX as usize, "`short_ops` of a peer counts some of them");
+const _: () = assert!(ANSWERS_MAX <= u8::MAX as usize, "a peer's record counts them in a byte");
 
 /// Reads of one initiator from one target that have bytes missing.
 const READS_MAX: u8 = 32;

@@ -373,7 +373,7 @@ impl Node {
         (peer.granted, peer.consumed) = (0, 0);
         peer.closed_epoch = peer.peer_epoch;
         peer.state = State::Idle;
-        (peer.plain, peer.in_order) = (false, false);
+        (peer.plain, peer.in_order, peer.quiet) = (false, false, false);
         (peer.short_left, peer.take_left) = (0, 0);
         (peer.sid, peer.remote_sid) = (0, 0);
         (peer.want_open, peer.ack_now) = (false, false);

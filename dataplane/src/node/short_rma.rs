@@ -8,12 +8,17 @@
 //! or bytes of a read, is found by the name that the answer brings. Of the others the packet asks
 //! for an acknowledgement, which says that it was executed; until then they stand in a list of
 //! their peer, in the order of their packets.
+//!
+//! A peer may be made to keep no more than [`ANSWERS_MAX`] answers, and no more operations of the
+//! short way are under way to it: the next takes the long way (`Node::rma_now` decides that), where
+//! it waits until one of them has ended.
 
 use barewire_driver::frame::{ETH_HDR_LEN, RxFrame};
 use barewire_driver::mem::{Few, IoBuf, Span};
 use barewire_driver::port::Tx;
 
 use super::ep::Ep;
+use super::input::ACK_EVERY_LOSSLESS;
 use super::ops::Job;
 use super::peer::{Peer, slot_of};
 use super::rma::{FETCHED, READ, WRITE, checked_len, valid_pair};
@@ -27,12 +32,15 @@ use crate::rel::psn::Psn;
 use crate::slab::{Handle, NONE, Slab};
 use crate::types::{CqErr, Cqe, FI_ADDR_UNSPEC, FiAddr, Instant, ProvErrno};
 use crate::wire::{
-    AckOp, AtomicOp, HeadOut, NackReason, PlainBase, PlainHead, PlainTold, ReadOp, RemoteRange,
+    AckOp, AtomicOp, BaseOut, HeadOut, NackReason, PlainBase, PlainTold, ReadOp, RemoteRange,
     RespOp, Ty, WriteOp,
 };
 
 /// Bytes that a read of the short way asks for at most: larger ones are paced.
-const READ_SHORT: usize = 4096;
+pub(super) const READ_SHORT: usize = 4096;
+
+/// Of so many packets in flight the last asks for an acknowledgement.
+pub(super) const ASKS_EVERY: u32 = 64;
 
 /// Flags of an operation that the short way knows.
 const FLAGS: OpFlags = PLAIN_FLAGS.union(OpFlags::DELIVERY_COMPLETE);
@@ -206,10 +214,10 @@ impl ShortOp {
         name & Self::NAME != 0
     }
 
-    /// The slot that is called so.
+    /// The slot that is called so; one that is not there if `name` is none.
     #[inline(always)]
     const fn slot(name: u32) -> u32 {
-        name & !Self::NAME
+        name ^ Self::NAME
     }
 }
 
@@ -225,12 +233,22 @@ pub(crate) struct Fetch {
     result: usize,
     operand: usize,
     compare: usize,
+    /// The operand is a word, and there is no compare value: most often.
+    word: bool,
 }
 
 impl Fetch {
     /// That of no operation: each has an element.
-    pub(crate) const NONE: Self =
-        Self { op: 0, ty: 0, count: 0, kind: AtomicKind::Fetch, result: 0, operand: 0, compare: 0 };
+    pub(crate) const NONE: Self = Self {
+        op: 0,
+        ty: 0,
+        count: 0,
+        kind: AtomicKind::Fetch,
+        result: 0,
+        operand: 0,
+        compare: 0,
+        word: false,
+    };
 
     /// Whether `req` is alike.
     #[inline(always)]
@@ -256,7 +274,8 @@ impl Fetch {
         let operand = if what == atomic::AtomicOp::Read { 0 } else { bytes };
         let compare = if kind == AtomicKind::Compare { bytes } else { 0 };
         let result = if kind == AtomicKind::Base { 0 } else { bytes };
-        Some(Self { op, ty, count, kind, result, operand, compare })
+        let word = operand == 8 && compare == 0;
+        Some(Self { op, ty, count, kind, result, operand, compare, word })
     }
 }
 
@@ -485,7 +504,7 @@ impl Node {
         let Some(made) = self.short_ops.alloc_again(op) else { return false };
         // Only one of those can be the last that waits for an acknowledgement.
         let nameable = !form.is_acked() || made.idx() < Peer::NO_OP.into();
-        if !nameable || !req.send(&To { peer, src: self.word, ep, made }, out) {
+        if !nameable || !req.send(&To { peer, src: &self.word, ep, made }, out) {
             req.return_result(self.short_ops.free(made.idx()).result);
             return false;
         }
@@ -513,6 +532,14 @@ impl Node {
     /// Takes a frame that holds the answer to an atomic operation.
     #[inline(never)]
     pub(super) fn on_resp_frame(&mut self, now: Instant, frame: &RxFrame<'_>) {
+        if !self.take_usual_answer(frame) {
+            self.on_resp_rest(now, frame);
+        }
+    }
+
+    /// As [`on_resp_frame`](Self::on_resp_frame), for all but usual answers.
+    #[inline(never)]
+    fn on_resp_rest(&mut self, now: Instant, frame: &RxFrame<'_>) {
         if !self.take_answer(frame, Form::Fetch) {
             self.on_frame_long(now, frame);
         }
@@ -528,6 +555,43 @@ impl Node {
         if !taken {
             self.on_frame_long(now, frame);
         }
+    }
+
+    /// Completes the fetch that a RESP answers, if its sender is quiet and need not hear that it
+    /// came, and the fetch is told of and not counted. False if it is another: nothing has
+    /// happened.
+    #[inline(always)]
+    fn take_usual_answer(&mut self, frame: &RxFrame<'_>) -> bool {
+        let Some((base, (w, generation))) = RespOp::plain(frame) else { return false };
+        let p = slot_of(base.dst_sid);
+        let Some(peer) = self.peers.get_mut(p) else { return false };
+        if peer.owed >= ACK_EVERY_LOSSLESS - 1 || !is_usual(peer, self.word, &base) {
+            return false;
+        }
+        let handle = Handle::from_parts(ShortOp::slot(w), generation);
+        let Some(op) = self.short_ops.by_handle(handle) else { return false };
+        // There is none if it was closed.
+        let Some(ep) = self.eps.get_mut(op.ep) else { return false };
+        let Some(cq) = self.cqs.get_mut(ep.tx_cq) else { return false };
+        let (flags, which) = Form::Fetch.outcome();
+        let told = op.told && ep.rma_cntr[which] == NONE;
+        let len = op.result.len();
+        if op.peer != p || op.form != Form::Fetch || !told || usize::from(base.plen) != len {
+            return false;
+        }
+        let (op_context, result) = (op.context, op.result.again());
+        // At once, while the compiler knows that it is there.
+        self.short_ops.discard(handle.idx());
+        let filled = frame.fill_span(RespOp::HEAD, &result);
+        debug_assert!(filled, "what is not as long as it says is no RESP");
+        accept_usual(peer, &base, self.active_ns);
+        peer.owed += 1;
+        peer.take_left = peer.take_left.saturating_sub(1);
+        peer.forget_short_op();
+        ep.tx_used -= 1;
+        cq.cq.push(Cqe { op_context, flags, src: FI_ADDR_UNSPEC, ..Cqe::default() });
+        self.counters.rma_done += 1;
+        true
     }
 
     /// Completes the operation that a RESP or DATA answers, if the packet is next in order and
@@ -556,6 +620,10 @@ impl Node {
         accept(peer, &base, self.active_ns);
         self.finish_short(p, handle.idx(), form);
         self.owe_short(p);
+        if form == Form::Fetch {
+            let peer = &mut self.peers[p];
+            peer.quiet = peer.is_quiet();
+        }
         true
     }
 
@@ -744,6 +812,7 @@ impl Peer {
     /// Operation `w`, whose packet is the last one sent, waits for its acknowledgement.
     #[inline(always)]
     fn await_ack(&mut self, ops: &mut Slab<ShortOp>, w: u32) {
+        self.quiet = false;
         let w = w as u16;
         let first = match std::mem::replace(&mut self.last_unacked, w) {
             Self::NO_OP => w,
@@ -783,6 +852,25 @@ pub(super) fn is_next(peers: &Slab<Peer>, word: u64, base: &PlainBase) -> bool {
         && (acked == 0 && granted == 0 || is_unawaited::<false>(peer, acked, granted))
 }
 
+/// As [`is_next`], from a peer that is [`quiet`](Peer::quiet), of a packet that grants nothing.
+#[inline(always)]
+pub(super) fn is_usual(peer: &Peer, word: u64, base: &PlainBase) -> bool {
+    debug_assert!(!peer.quiet || peer.is_quiet());
+    peer.quiet
+        && is_from(peer, word, base)
+        && base.psn == peer.rcv_nxt
+        && base.cack.0.wrapping_sub(peer.snd.una.0) <= peer.snd.in_flight()
+        && base.grant == peer.credit as u16
+}
+
+/// As [`accept`], of a packet that [`is_usual`].
+#[inline(always)]
+pub(super) fn accept_usual(peer: &mut Peer, base: &PlainBase, heard: u64) {
+    (peer.heard, peer.probes) = (heard, 0);
+    peer.snd.una = base.cack;
+    peer.rcv_nxt = peer.rcv_nxt.next();
+}
+
 /// Notes that the packet that [`is_next`] from `peer` has been taken. `heard` is the time in which
 /// our own loop ran.
 #[inline(always)]
@@ -801,16 +889,45 @@ fn hear(peer: &mut Peer, base: &PlainBase, heard: u64) {
     peer.credit = peer.credit.wrapping_add(granted.into());
 }
 
-/// The base of the next packet to `peer` from `src`.
-#[inline(always)]
-pub(super) fn base_to(peer: &Peer, src: u64, ty: Ty, plen: usize) -> PlainBase {
-    PlainBase {
-        head: PlainHead::of_ty(ty, peer.word, src),
-        dst_sid: peer.remote_sid,
-        psn: peer.snd.nxt,
-        cack: peer.rcv_nxt,
-        grant: peer.granted as u16,
-        plen: plen as u16,
+/// The base of the next packet to a peer.
+#[derive(Clone, Copy)]
+pub(super) struct BaseTo<'a> {
+    pub(super) peer: &'a Peer,
+    /// This node, as [`mac_word`](crate::wire::mac_word) has it.
+    pub(super) src: &'a u64,
+    /// Packets that will have been taken from the peer when this one has left.
+    pub(super) ahead: u32,
+}
+
+impl BaseOut for BaseTo<'_> {
+    #[inline(always)]
+    fn dst(&self) -> u64 {
+        self.peer.word
+    }
+
+    #[inline(always)]
+    fn src(&self) -> u64 {
+        *self.src
+    }
+
+    #[inline(always)]
+    fn dst_sid(&self) -> u32 {
+        self.peer.remote_sid
+    }
+
+    #[inline(always)]
+    fn psn(&self) -> Psn {
+        self.peer.snd.nxt
+    }
+
+    #[inline(always)]
+    fn cack(&self) -> Psn {
+        Psn(self.peer.rcv_nxt.0.wrapping_add(self.ahead))
+    }
+
+    #[inline(always)]
+    fn grant(&self) -> u16 {
+        self.peer.granted as u16
     }
 }
 
@@ -819,7 +936,7 @@ pub(super) fn base_to(peer: &Peer, src: u64, ty: Ty, plen: usize) -> PlainBase {
 struct To<'a> {
     peer: &'a Peer,
     /// This node, as [`mac_word`](crate::wire::mac_word) has it.
-    src: u64,
+    src: &'a u64,
     /// From whom, which knows the way.
     ep: &'a Ep,
     /// Its name, for the answer.
@@ -835,10 +952,10 @@ impl To<'_> {
         RemoteRange { dst_ep, src_ep, seq, last: true, rkey, addr }
     }
 
-    /// The base of its packet.
+    /// Writes the base of its packet, asking for an acknowledgement if `ar`.
     #[inline(always)]
-    fn base(&self, ty: Ty, plen: usize) -> PlainBase {
-        base_to(self.peer, self.src, ty, plen)
+    fn put_base(&self, ty: Ty, plen: usize, ar: bool, out: &mut impl HeadOut) {
+        BaseTo { peer: self.peer, src: self.src, ahead: 0 }.put(ty, plen, ar, out);
     }
 }
 
@@ -857,8 +974,8 @@ fn send_atomic(to: &To<'_>, req: &ShortAtomic<'_>, out: &mut impl FrameSink) -> 
     let fetch = &to.ep.fetch;
     let &ShortAtomic { kind, op, ty, operand, compare, call: ShortCall { range, .. }, .. } = req;
     let what = What { kind, op, ty, range };
-    // Most often it carries one word, and then how long it is need not be asked on the way.
-    if fetch.operand == 8 && fetch.compare == 0 {
+    // Then how long it is need not be asked on the way.
+    if fetch.word && (kind == AtomicKind::Base || !asks(to.peer)) {
         return out.send_short(&WithWord { to, what: &what, operand }) == Tx::Sent;
     }
     let few = match (fetch.operand, fetch.compare) {
@@ -878,9 +995,10 @@ fn send_with_few(to: To<'_>, what: What, few: Few, out: &mut impl FrameSink) -> 
     out.send_short(&WithFew { to: &to, what: &what, few }) == Tx::Sent
 }
 
-/// Writes all of a request but its payload of `plen` bytes.
+/// Writes all of a request but its payload of `plen` bytes, asking for an acknowledgement if `ar`.
 #[inline(always)]
-fn put_request(to: &To<'_>, what: &What, plen: usize, out: &mut impl HeadOut) {
+fn put_request(to: &To<'_>, what: &What, plen: usize, ar: bool, out: &mut impl HeadOut) {
+    to.put_base(Ty::Atomic, plen, ar, out);
     let fetch = what.kind != AtomicKind::Base;
     let op = AtomicOp {
         range: to.range(&what.range),
@@ -894,7 +1012,7 @@ fn put_request(to: &To<'_>, what: &What, plen: usize, out: &mut impl HeadOut) {
         ty: what.ty as u8,
         ..AtomicOp::default()
     };
-    op.put(&to.base(Ty::Atomic, plen), !fetch || asks(to.peer), out);
+    op.put(out);
 }
 
 /// A request whose payload is its operand, a word. Looked at when it is written, so that until then
@@ -916,7 +1034,8 @@ impl ShortFrame<{ AtomicOp::HEAD + 8 }> for WithWord<'_> {
         // Of a word that is all.
         let word = self.operand.few().unwrap_or_default() as u64;
         out.set::<{ AtomicOp::HEAD }, 8>(word.to_le_bytes());
-        put_request(self.to, self.what, 8, out);
+        // What is answered asks for nothing besides.
+        put_request(self.to, self.what, 8, self.what.kind == AtomicKind::Base, out);
     }
 }
 
@@ -935,7 +1054,8 @@ impl ShortFrame<{ AtomicOp::HEAD }> for WithFew<'_> {
 
     #[inline(always)]
     fn put(&self, out: &mut impl HeadOut) {
-        put_request(self.to, self.what, self.few.len(), out);
+        let ar = self.what.kind == AtomicKind::Base || asks(self.to.peer);
+        put_request(self.to, self.what, self.few.len(), ar, out);
     }
 
     #[inline(always)]
@@ -959,9 +1079,9 @@ impl ShortFrame<{ WriteOp::HEAD }> for WriteTo<'_> {
     #[inline(always)]
     fn put(&self, out: &mut impl HeadOut) {
         let len = self.write.buf.len();
+        self.to.put_base(Ty::Write, len, true, out);
         let range = self.to.range(&self.write.call.range);
-        let op = WriteOp { range, imm: None, left: len as u64 };
-        op.put(&self.to.base(Ty::Write, len), true, out);
+        WriteOp { range, imm: None, left: len as u64 }.put(out);
     }
 
     #[inline(always)]
@@ -985,6 +1105,7 @@ impl ShortFrame<{ ReadOp::HEAD }> for ReadTo<'_> {
     #[inline(always)]
     fn put(&self, out: &mut impl HeadOut) {
         let Self { to, read: ShortRead { call: ShortCall { range, .. }, .. } } = self;
+        to.put_base(Ty::Read, 0, asks(to.peer), out);
         let op = ReadOp {
             range: to.range(range),
             end: true,
@@ -993,14 +1114,14 @@ impl ShortFrame<{ ReadOp::HEAD }> for ReadTo<'_> {
             offset: 0,
             len: range.len as u32,
         };
-        op.put(&to.base(Ty::Read, 0), asks(to.peer), out);
+        op.put(out);
     }
 }
 
 /// Whether the next packet to `peer` asks for an acknowledgement.
 #[inline(always)]
 pub(super) fn asks(peer: &Peer) -> bool {
-    peer.snd.in_flight() % 64 == 63
+    peer.snd.in_flight() % ASKS_EVERY == ASKS_EVERY - 1
 }
 
 impl ShortAtomic<'_> {
@@ -1008,6 +1129,10 @@ impl ShortAtomic<'_> {
     #[inline(always)]
     fn has_memory(&self, fetch: &Fetch) -> bool {
         let Some(result) = self.result.as_one() else { return false };
+        if fetch.word {
+            let fits = self.operand.len() == 8 && result.len() == fetch.result;
+            return fits && !self.operand.overlaps(result);
+        }
         let (reads, compares) = (fetch.operand == 0, fetch.compare != 0);
         let fits = |part: &Span, len: usize| part.len() == len && !part.overlaps(result);
         result.len() == fetch.result

@@ -16,7 +16,9 @@ use super::ops::{Job, JobKind};
 use super::peer::{Peer, slot_of};
 use super::rma::{REMOTE_READ, REMOTE_WRITE};
 use super::rma_in::{JOBS_MAX, atomic_needs, changes, decode_atomic};
-use super::short_rma::{accept, asks, base_to, is_next};
+use super::short_rma::{
+    ASKS_EVERY, BaseTo, READ_SHORT, accept, accept_usual, asks, is_next, is_usual,
+};
 use super::{FrameSink, Node, ShortFrame};
 use crate::flags::{Caps, MrAccess};
 use crate::proto::atomic::{self, Datatype, Sharing};
@@ -24,7 +26,8 @@ use crate::rel::sent::WINDOW;
 use crate::slab::{Link, NONE};
 use crate::types::Instant;
 use crate::wire::{
-    self, AckOp, AtomicOp, HeadOut, PlainAsk, PlainBase, PlainOp, RespOp, Ty, Wanted, WriteOp,
+    self, AckOp, AtomicOp, BaseOut, HeadOut, PlainAsk, PlainBase, PlainOp, RespOp, Ty, Wanted,
+    WriteOp,
 };
 
 /// Answers that may wait for the end of a burst; one more takes the long way.
@@ -162,13 +165,36 @@ impl Node {
     ) -> bool {
         let Some((base, op)) = PlainOp::parse(frame, PlainAsk::Atomic) else { return false };
         let near = &self.asked.near[Asked::place(PlainAsk::Atomic, &op.what)];
-        // Nothing waits, so that there is room for the answer, wherever it goes.
-        let alone = self.jobs.is_empty() && self.asked.answers.is_empty();
         let known = near.what == op.what && near.plen == base.plen;
-        known
-            && (near.usual && alone)
-            && is_next(&self.peers, self.word, &base)
-            && self.execute_atomic::<true>(now, frame, &base, op, out)
+        // Nothing waits, so that there is room for the answer, wherever it goes.
+        if !known || !near.usual || !self.jobs.is_empty() || !self.asked.answers.is_empty() {
+            return false;
+        }
+        let p = slot_of(base.dst_sid);
+        let Some(peer) = self.peers.get_mut(p) else { return false };
+        if !is_usual(peer, self.word, &base) {
+            return false;
+        }
+        let at = op.addr.wrapping_sub(near.base);
+        let Some(mr) = self.mrs.get(near.mr) else { return false };
+        let Some(old) = execute_usual(mr, at as usize, frame) else { return false };
+        let Some(asked) = wire::Asked::parse(frame) else { return false };
+        peer.nack.note_key(now, false);
+        accept_usual(peer, &base, self.active_ns);
+        self.counters.rma_executed += 1;
+        let what = (Ty::Resp, &asked);
+        let answer = AnswerTo { ar: false, ..AnswerTo::new(peer, &self.word, what, old) };
+        // Before so many nobody asks for an acknowledgement.
+        if peer.snd.in_flight() < ASKS_EVERY - 1 && out.send_short(&answer) == Tx::Sent {
+            self.counters.tx_frames += 1;
+            (peer.owed, peer.ack_now) = (0, false);
+            if answered(now, peer) {
+                self.arm_timer(now, p);
+            }
+        } else {
+            self.answer_soon(p, (Ty::Resp, asked), old.into(), 8);
+        }
+        true
     }
 
     /// Executes an operation on few elements or bytes of a region, if its packet is next in order
@@ -192,7 +218,7 @@ impl Node {
             return false;
         }
         match ask {
-            PlainAsk::Atomic => self.execute_atomic::<false>(now, frame, &base, op, out),
+            PlainAsk::Atomic => self.execute_atomic(now, frame, &base, op, out),
             PlainAsk::Write | PlainAsk::Read => self.execute_bytes(ask, now, frame, &base, op, out),
         }
     }
@@ -204,10 +230,9 @@ impl Node {
         few && self.asked.answers.len() < ANSWERS_AT_ONCE
     }
 
-    /// Executes an atomic operation of which everything is known that is alike in many. `USUAL`
-    /// ones are, and no answer waits.
+    /// Executes an atomic operation of which everything is known that is alike in many.
     #[inline(always)]
-    fn execute_atomic<const USUAL: bool>(
+    fn execute_atomic(
         &mut self,
         now: Instant,
         frame: &RxFrame<'_>,
@@ -216,32 +241,28 @@ impl Node {
         out: &mut impl FrameSink,
     ) -> bool {
         let p = slot_of(base.dst_sid);
-        let may_answer = USUAL || self.may_answer();
+        let may_answer = self.may_answer();
         let near = &self.asked.near[Asked::place(PlainAsk::Atomic, &op.what)];
         let at = op.addr.wrapping_sub(near.base);
         let peer = &mut self.peers[p];
         // One that is to be acknowledged besides being answered is left to the long way.
-        let odd = !USUAL && near.fetch && (!may_answer || base.asks_ack());
+        let odd = near.fetch && (!may_answer || base.asks_ack());
         if at > near.room || peer.bad_seq != NONE || odd {
             return false;
         }
         let mr = &self.mrs[near.mr];
-        let Some(old) = near.execute::<USUAL>(mr, at as usize, frame) else { return false };
+        let Some(old) = near.execute(mr, at as usize, frame) else { return false };
         let Some(asked) = wire::Asked::parse(frame) else { return false };
         peer.nack.note_key(now, false);
         accept(peer, base, self.active_ns);
+        if near.usual {
+            peer.quiet = peer.is_quiet();
+        }
         self.counters.rma_executed += 1;
-        let (fetch, counted) = (USUAL || near.fetch, !USUAL && near.counted);
-        let counted = counted.then_some((near.mr, near.ep, near.op));
-        let bytes = if USUAL { 8 } else { near.bytes.into() };
-        if USUAL && send_answer(peer, self.word, (Ty::Resp, &asked), Old::Word(old as u64), out) {
-            // As `answer_to`, which would have to look for the peer again.
-            self.counters.tx_frames += 1;
-            if answered(now, peer) {
-                self.arm_timer(now, p);
-            }
-        } else if fetch {
-            let alone = !USUAL && self.asked.answers.is_empty() && peer.jobq.head == NONE;
+        let (fetch, bytes) = (near.fetch, near.bytes.into());
+        let counted = near.counted.then_some((near.mr, near.ep, near.op));
+        if fetch {
+            let alone = self.asked.answers.is_empty() && peer.jobq.head == NONE;
             self.answer_to((now, p, alone), (Ty::Resp, asked), (old, bytes), out);
         } else {
             self.acknowledge(p, base, out);
@@ -294,8 +315,11 @@ impl Node {
                 self.answer_to((now, p, alone), (Ty::Data, asked), (old, len), out);
             } else {
                 // As if it had been taken, so that it is acknowledged as well.
-                let part = PartTo { peer, src: self.word, base, asked: &asked, buf, at, len };
-                let open = alone && peer.snd.in_flight() < WINDOW;
+                let what = (Ty::Data, &asked);
+                let mut part = AnswerTo::new(peer, &self.word, what, (buf, at, len));
+                part.base.ahead = 1;
+                // More is paced by who asks for it.
+                let open = alone && peer.snd.in_flight() < WINDOW && len <= READ_SHORT;
                 let holds = RespOp::HEAD + len <= peer.frame_max as usize + ETH_HDR_LEN;
                 if !open || !holds || out.send_short(&part) != Tx::Sent {
                     return false;
@@ -322,9 +346,13 @@ impl Node {
         (old, bytes): (u128, usize),
         out: &mut impl FrameSink,
     ) {
-        let word = if bytes == 8 { Old::Word(old as u64) } else { Old::Few(Few::one(old, bytes)) };
-        let peer = &mut self.peers[p];
-        if alone && send_answer(peer, self.word, (ty, &asked), word, out) {
+        let (peer, src, what) = (&self.peers[p], &self.word, (ty, &asked));
+        let sent = alone
+            && match bytes {
+                8 => AnswerTo::new(peer, src, what, old as u64).send(out),
+                _ => AnswerTo::new(peer, src, what, Few::one(old, bytes)).send(out),
+            };
+        if sent {
             self.answer_left(now, p);
         } else {
             self.answer_soon(p, (ty, asked), old, bytes);
@@ -335,7 +363,9 @@ impl Node {
     #[inline(always)]
     fn answer_left(&mut self, now: Instant, p: u32) {
         self.counters.tx_frames += 1;
-        if answered(now, &mut self.peers[p]) {
+        let peer = &mut self.peers[p];
+        peer.tell_ack();
+        if answered(now, peer) {
             self.arm_timer(now, p);
         }
     }
@@ -355,7 +385,7 @@ impl Node {
             return self.owe_short(p);
         }
         let peer = &mut self.peers[p];
-        if out.send_short(&AckTo { peer, src: self.word }) == Tx::Sent {
+        if out.send_short(&AckTo(BaseTo { peer, src: &self.word, ahead: 0 })) == Tx::Sent {
             (peer.owed, peer.ack_now, peer.dups) = (0, false, 0);
             self.counters.tx_frames += 1;
             self.counters.tx_acks += 1;
@@ -477,14 +507,15 @@ impl Node {
             let p = answer.peer;
             let sent = self.peers.get_mut(p).filter(|peer| {
                 let free = peer.sid == answer.sid && peer.plain && peer.jobq.head == NONE;
-                let old = Old::Few(answer.values);
-                free && send_answer(peer, self.word, (answer.ty, &answer.asked), old, out)
+                let what = (answer.ty, &answer.asked);
+                free && AnswerTo::new(peer, &self.word, what, answer.values).send(out)
             });
             let Some(peer) = sent else {
                 self.answer_later(i);
                 continue;
             };
             self.counters.tx_frames += 1;
+            peer.tell_ack();
             if answered(now, peer) {
                 self.arm_timer(now, p);
             }
@@ -512,13 +543,7 @@ impl Near {
     /// Executes the operation that `frame` holds from offset `at` of region `mr`, if that can be,
     /// and returns the old values.
     #[inline(always)]
-    fn execute<const USUAL: bool>(&self, mr: &Mr, at: usize, frame: &RxFrame<'_>) -> Option<u128> {
-        if USUAL {
-            // Of what is written here the compiler makes a few instructions.
-            let (op, ty) = (atomic::AtomicOp::Sum, Datatype::Uint64);
-            let operand = u64::from_le_bytes(frame.chunk_at(AtomicOp::HEAD)?);
-            return mr.buf.atomic_word(at, op, ty, operand.into()).map(u128::from);
-        }
+    fn execute(&self, mr: &Mr, at: usize, frame: &RxFrame<'_>) -> Option<u128> {
         if self.word {
             return self.execute_word(mr, at, frame).map(u128::from);
         }
@@ -547,26 +572,13 @@ impl Near {
     }
 }
 
-/// The old values of an answer: most often a word.
-enum Old {
-    Word(u64),
-    Few(Few),
-}
-
-/// Sends an answer to `peer` from node `src`, and says whether it has left.
+/// Fetches and adds the word that `frame` holds at offset `at` of region `mr`, if it is inside and
+/// aligned. Of what is written here the compiler makes a few instructions.
 #[inline(always)]
-fn send_answer(
-    peer: &Peer,
-    src: u64,
-    (ty, asked): (Ty, &wire::Asked),
-    old: Old,
-    out: &mut impl FrameSink,
-) -> bool {
-    let open = peer.snd.in_flight() < WINDOW;
-    open && match old {
-        Old::Word(old) => out.send_short(&WordTo { peer, src, ty, asked, old }) == Tx::Sent,
-        Old::Few(old) => out.send_short(&FewTo { peer, src, ty, asked, old }) == Tx::Sent,
-    }
+fn execute_usual(mr: &Mr, at: usize, frame: &RxFrame<'_>) -> Option<u64> {
+    let (op, ty) = (atomic::AtomicOp::Sum, Datatype::Uint64);
+    let operand = u64::from_le_bytes(frame.chunk_at(AtomicOp::HEAD)?);
+    mr.buf.atomic_word(at, op, ty, operand.into())
 }
 
 /// Notes that an answer has left to `peer`. Returns whether its timer is to be armed.
@@ -577,105 +589,131 @@ fn answered(now: Instant, peer: &mut Peer) -> bool {
     }
     peer.snd.number();
     peer.short_left = peer.short_left.saturating_sub(1);
-    peer.tell_ack();
     peer.timer_at == Instant(u64::MAX)
 }
 
-/// An answer with a word that is about to leave.
-struct WordTo<'a> {
-    peer: &'a Peer,
-    src: u64,
-    ty: Ty,
-    asked: &'a wire::Asked,
-    old: u64,
-}
-
-impl ShortFrame<{ RespOp::HEAD + 8 }> for WordTo<'_> {
-    #[inline(always)]
-    fn dst(&self) -> u64 {
-        self.peer.word
-    }
-
-    #[inline(always)]
-    fn put(&self, out: &mut impl HeadOut) {
-        out.set::<{ RespOp::HEAD }, 8>(self.old.to_le_bytes());
-        let base = base_to(self.peer, self.src, self.ty, 8);
-        self.asked.resp().put(&base, asks(self.peer), out);
-    }
-}
-
 /// An answer that is about to leave.
-struct FewTo<'a> {
-    peer: &'a Peer,
-    src: u64,
+struct AnswerTo<'a, P> {
+    base: BaseTo<'a>,
     ty: Ty,
     asked: &'a wire::Asked,
-    old: Few,
+    /// It asks for an acknowledgement.
+    ar: bool,
+    payload: P,
 }
 
-impl ShortFrame<{ RespOp::HEAD }> for FewTo<'_> {
+impl<'a, P> AnswerTo<'a, P> {
     #[inline(always)]
-    fn dst(&self) -> u64 {
-        self.peer.word
+    fn new(peer: &'a Peer, src: &'a u64, (ty, asked): (Ty, &'a wire::Asked), payload: P) -> Self {
+        let base = BaseTo { peer, src, ahead: 0 };
+        Self { base, ty, asked, ar: asks(peer), payload }
+    }
+
+    /// Sends it, and says whether it has left.
+    #[inline(always)]
+    fn send<const H: usize>(&self, out: &mut impl FrameSink) -> bool
+    where
+        P: Payload<H>,
+    {
+        self.base.peer.snd.in_flight() < WINDOW && out.send_short(self) == Tx::Sent
+    }
+}
+
+/// What an answer brings, in a frame whose first `H` bytes are written one by one.
+trait Payload<const H: usize> {
+    /// Its length, bytes.
+    fn len(&self) -> usize;
+
+    /// Writes what of it lies in the first `H` bytes.
+    #[inline(always)]
+    fn put(&self, _: &mut impl HeadOut) {}
+
+    /// As [`ShortFrame::few`].
+    #[inline(always)]
+    fn few(&self) -> Few {
+        Few::NONE
+    }
+
+    /// As [`ShortFrame::part`].
+    #[inline(always)]
+    fn part(&self) -> Option<(&IoBuf, usize, usize)> {
+        None
+    }
+}
+
+impl Payload<{ RespOp::HEAD + 8 }> for u64 {
+    #[inline(always)]
+    fn len(&self) -> usize {
+        8
     }
 
     #[inline(always)]
     fn put(&self, out: &mut impl HeadOut) {
-        let base = base_to(self.peer, self.src, self.ty, self.old.len());
-        self.asked.resp().put(&base, asks(self.peer), out);
+        out.set::<{ RespOp::HEAD }, 8>(self.to_le_bytes());
+    }
+}
+
+impl Payload<{ RespOp::HEAD }> for Few {
+    #[inline(always)]
+    fn len(&self) -> usize {
+        self.len()
     }
 
     #[inline(always)]
     fn few(&self) -> Few {
-        self.old
+        *self
     }
 }
 
-/// Bytes of a region that are about to leave.
-struct PartTo<'a> {
-    peer: &'a Peer,
-    src: u64,
-    /// The base of the packet that asked for them, which has not been taken yet.
-    base: &'a PlainBase,
-    asked: &'a wire::Asked,
-    buf: &'a IoBuf,
-    at: usize,
-    len: usize,
-}
-
-impl ShortFrame<{ RespOp::HEAD }> for PartTo<'_> {
+/// Bytes of a region: which, where and how many.
+impl Payload<{ RespOp::HEAD }> for (&IoBuf, usize, usize) {
     #[inline(always)]
-    fn dst(&self) -> u64 {
-        self.peer.word
-    }
-
-    #[inline(always)]
-    fn put(&self, out: &mut impl HeadOut) {
-        let base = base_to(self.peer, self.src, Ty::Data, self.len);
-        let base = PlainBase { cack: self.base.psn.next(), ..base };
-        self.asked.resp().put(&base, asks(self.peer), out);
+    fn len(&self) -> usize {
+        self.2
     }
 
     #[inline(always)]
     fn part(&self) -> Option<(&IoBuf, usize, usize)> {
-        Some((self.buf, self.at, self.len))
+        Some(*self)
     }
 }
 
-/// An acknowledgement that is about to leave.
-struct AckTo<'a> {
-    peer: &'a Peer,
-    src: u64,
-}
-
-impl ShortFrame<{ AckOp::HEAD }> for AckTo<'_> {
+impl<const H: usize, P: Payload<H>> ShortFrame<H> for AnswerTo<'_, P> {
     #[inline(always)]
     fn dst(&self) -> u64 {
-        self.peer.word
+        self.base.dst()
     }
 
     #[inline(always)]
     fn put(&self, out: &mut impl HeadOut) {
-        AckOp::put(&base_to(self.peer, self.src, Ty::Ack, 0), out);
+        self.payload.put(out);
+        self.base.put(self.ty, self.payload.len(), self.ar, out);
+        self.asked.resp().put(out);
+    }
+
+    #[inline(always)]
+    fn few(&self) -> Few {
+        self.payload.few()
+    }
+
+    #[inline(always)]
+    fn part(&self) -> Option<(&IoBuf, usize, usize)> {
+        self.payload.part()
+    }
+}
+
+/// An acknowledgement that is about to leave.
+struct AckTo<'a>(BaseTo<'a>);
+
+impl ShortFrame<{ AckOp::HEAD }> for AckTo<'_> {
+    #[inline(always)]
+    fn dst(&self) -> u64 {
+        self.0.dst()
+    }
+
+    #[inline(always)]
+    fn put(&self, out: &mut impl HeadOut) {
+        self.0.put(Ty::Ack, 0, false, out);
+        AckOp::put(self.0.cack(), out);
     }
 }

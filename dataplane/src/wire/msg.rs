@@ -119,6 +119,12 @@ impl PlainHead {
         // The upper two bytes of the first are written over by the second.
         out.set::<0, 8>(self.dst.to_le_bytes());
         out.set::<6, 8>(self.src.to_le_bytes());
+        self.put_kind(ar, out);
+    }
+
+    /// Writes what stands behind the addresses.
+    #[inline(always)]
+    pub(super) fn put_kind(&self, ar: bool, out: &mut impl HeadOut) {
         out.set::<14, 2>((self.kind | if ar { AR << 8 } else { 0 }).to_le_bytes());
     }
 

@@ -124,16 +124,37 @@ impl PlainBase {
     pub fn asks_ack(&self) -> bool {
         self.head.asks_ack()
     }
+}
 
-    /// Writes it, asking for an acknowledgement if `ar`.
+/// What a packet that is about to leave says before its operation header. Each field is asked for
+/// where it is written, so that none has to be kept meanwhile.
+pub trait BaseOut {
+    /// As in [`PlainHead`].
+    fn dst(&self) -> u64;
+    /// As in [`PlainHead`].
+    fn src(&self) -> u64;
+    /// As in [`PlainBase`].
+    fn dst_sid(&self) -> u32;
+    /// As in [`PlainBase`].
+    fn psn(&self) -> Psn;
+    /// As in [`PlainBase`].
+    fn cack(&self) -> Psn;
+    /// As in [`PlainBase`].
+    fn grant(&self) -> u16;
+
+    /// Writes it, of a packet of type `ty` with `plen` bytes of payload, asking for an
+    /// acknowledgement if `ar`.
     #[inline(always)]
-    fn put(&self, ar: bool, out: &mut impl HeadOut) {
-        self.head.put(ar, out);
-        out.set::<16, 4>(self.dst_sid.to_le_bytes());
-        out.set::<20, 4>(self.psn.0.to_le_bytes());
-        out.set::<24, 4>(self.cack.0.to_le_bytes());
-        out.set::<28, 2>(self.grant.to_le_bytes());
-        out.set::<30, 2>(self.plen.to_le_bytes());
+    fn put(&self, ty: Ty, plen: usize, ar: bool, out: &mut impl HeadOut) {
+        // As `PlainHead::put`.
+        out.set::<0, 8>(self.dst().to_le_bytes());
+        out.set::<6, 8>(self.src().to_le_bytes());
+        PlainHead::of_ty(ty, 0, 0).put_kind(ar, out);
+        out.set::<16, 4>(self.dst_sid().to_le_bytes());
+        out.set::<20, 4>(self.psn().0.to_le_bytes());
+        out.set::<24, 4>(self.cack().0.to_le_bytes());
+        out.set::<28, 2>(self.grant().to_le_bytes());
+        out.set::<30, 2>((plen as u16).to_le_bytes());
     }
 }
 
@@ -280,13 +301,26 @@ impl Asked {
     }
 }
 
-/// Writes base and operation header of a packet, asking for an acknowledgement if `ar`.
+/// Writes words of an operation header behind the first.
 macro_rules! put_words {
-    ($self:ident, $base:ident, $ar:ident, $out:ident, $($at:literal),*) => {
-        $base.put($ar, $out);
-        let words = $self.words();
+    ($words:expr, $out:ident, $($at:literal),*) => {
+        let words = $words;
         $($out.set::<{ BASE_LEN + 8 * $at }, 8>(words[$at].to_le_bytes());)*
     };
+}
+
+impl RemoteRange {
+    /// Writes it with the other flags, each field where it goes.
+    #[inline(always)]
+    fn put(&self, flags: u8, out: &mut impl HeadOut) {
+        let last = if self.last { LAST } else { 0 };
+        out.set::<{ BASE_LEN }, 2>(self.dst_ep.to_le_bytes());
+        out.set::<{ BASE_LEN + 2 }, 2>(self.src_ep.to_le_bytes());
+        out.set::<{ BASE_LEN + 4 }, 2>(u16::from(flags | last).to_le_bytes());
+        out.set::<{ BASE_LEN + 6 }, 2>(self.seq.to_le_bytes());
+        out.set::<{ BASE_LEN + 8 }, 8>(self.rkey.to_le_bytes());
+        out.set::<{ BASE_LEN + 16 }, 8>(self.addr.to_le_bytes());
+    }
 }
 
 impl WriteOp {
@@ -295,8 +329,9 @@ impl WriteOp {
 
     /// As [`AtomicOp::put`].
     #[inline(always)]
-    pub fn put(&self, base: &PlainBase, ar: bool, out: &mut impl HeadOut) {
-        put_words!(self, base, ar, out, 0, 1, 2, 3);
+    pub fn put(&self, out: &mut impl HeadOut) {
+        self.range.put(0, out);
+        put_words!(self.words(), out, 3);
     }
 }
 
@@ -306,8 +341,9 @@ impl ReadOp {
 
     /// As [`AtomicOp::put`].
     #[inline(always)]
-    pub fn put(&self, base: &PlainBase, ar: bool, out: &mut impl HeadOut) {
-        put_words!(self, base, ar, out, 0, 1, 2, 3, 4, 5);
+    pub fn put(&self, out: &mut impl HeadOut) {
+        self.range.put(if self.end { END } else { 0 }, out);
+        put_words!(self.words(), out, 3, 4, 5);
     }
 }
 
@@ -315,11 +351,14 @@ impl AtomicOp {
     /// Bytes before the payload of an ATOMIC without remote CQ data.
     pub const HEAD: usize = BASE_LEN + Self::LEN;
 
-    /// Writes the [`HEAD`](Self::HEAD) of a packet without remote CQ data, asking for an
-    /// acknowledgement if `ar`.
+    /// Writes what stands behind the base in the [`HEAD`](Self::HEAD) of a packet without remote CQ
+    /// data.
     #[inline(always)]
-    pub fn put(&self, base: &PlainBase, ar: bool, out: &mut impl HeadOut) {
-        put_words!(self, base, ar, out, 0, 1, 2, 3, 4);
+    pub fn put(&self, out: &mut impl HeadOut) {
+        self.range.put(self.flags(), out);
+        out.set::<{ BASE_LEN + 24 }, 4>(self.dst_op.to_le_bytes());
+        out.set::<{ BASE_LEN + 28 }, 4>(self.dst_gen.to_le_bytes());
+        put_words!(self.words(), out, 4);
     }
 }
 
@@ -335,11 +374,11 @@ impl AckOp {
         (frame.len() >= Self::HEAD && count == 0_u8 && base.plen == 0).then_some(base)
     }
 
-    /// Writes one that leaves as soon as the packet before its base's `cack` has arrived.
+    /// Writes what stands behind the base of one that leaves as soon as the packet before `cack`
+    /// has arrived.
     #[inline(always)]
-    pub fn put(base: &PlainBase, out: &mut impl HeadOut) {
-        base.put(false, out);
-        let newest = base.cack.0.wrapping_sub(1);
+    pub fn put(cack: Psn, out: &mut impl HeadOut) {
+        let newest = cack.0.wrapping_sub(1);
         out.set::<{ BASE_LEN }, 8>((u64::from(newest) << 32).to_le_bytes());
     }
 }
@@ -365,7 +404,7 @@ impl RespOp {
 
     /// As [`AtomicOp::put`].
     #[inline(always)]
-    pub fn put(&self, base: &PlainBase, ar: bool, out: &mut impl HeadOut) {
-        put_words!(self, base, ar, out, 0, 1);
+    pub fn put(&self, out: &mut impl HeadOut) {
+        put_words!(self.words(), out, 0, 1);
     }
 }

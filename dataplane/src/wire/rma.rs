@@ -295,17 +295,22 @@ impl AtomicOp {
     /// The header's words.
     #[inline(always)]
     pub(super) fn words(&self) -> [u64; Self::LEN / 8] {
+        let [head, rkey, addr] = self.range.words(self.flags());
+        let asked = u64::from(self.dst_op) | u64::from(self.dst_gen) << 32;
+        let what = u64::from(self.count) | u64::from(self.op) << 16 | u64::from(self.ty) << 24;
+        [head, rkey, addr, asked, what | u64::from(self.offset) << 32]
+    }
+
+    /// The flags that are not the range's.
+    #[inline(always)]
+    pub(super) fn flags(&self) -> u8 {
         let flag = |on: bool, bit: u8| if on { bit } else { 0 };
-        let flags = flag(self.imm.is_some(), IMM)
+        flag(self.imm.is_some(), IMM)
             | flag(self.end, END)
             | flag(self.fetch, FETCH)
             | flag(self.compare, COMPARE)
             | flag(self.tagged, TAGGED)
-            | flag(self.void, VOID);
-        let [head, rkey, addr] = self.range.words(flags);
-        let asked = u64::from(self.dst_op) | u64::from(self.dst_gen) << 32;
-        let what = u64::from(self.count) | u64::from(self.op) << 16 | u64::from(self.ty) << 24;
-        [head, rkey, addr, asked, what | u64::from(self.offset) << 32]
+            | flag(self.void, VOID)
     }
 
     /// Whether the ATOMIC whose header `bytes` starts with is answered.
