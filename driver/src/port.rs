@@ -183,7 +183,7 @@ pub trait ShortTx {
     fn tx_few<const H: usize>(&mut self, dst: u64, head: &impl FillHead<H>, few: Few) -> bool;
 
     /// As [`tx_few`](Self::tx_few), with `len` bytes from `at` of `body` behind the head. False
-    /// also if they are many, or not all there in one piece.
+    /// also if they are more than a frame holds, or not all there in one piece.
     fn tx_part<const H: usize>(
         &mut self,
         dst: u64,

@@ -535,6 +535,41 @@ impl ShmPort {
         true
     }
 
+    /// As [`push_made`](Self::push_made), for a frame of any length, of which `len` readable bytes
+    /// from `from` follow the head.
+    #[inline(never)]
+    fn push_part<const H: usize>(
+        &mut self,
+        dst: u64,
+        head: &impl FillHead<H>,
+        (from, len): (*const u8, usize),
+    ) -> bool {
+        let frame_len = H + len;
+        let Some(out) = self.outs.get_mut(self.last.to) else { return false };
+        // SAFETY: as in `push`.
+        let (rx_open, sleeping) = unsafe { (&*out.rx_open, &*out.sleeping) };
+        if dst != self.last.key || rx_open.load(Relaxed) != WATCH || frame_len > self.frame_max {
+            return false;
+        }
+        let Ok(place) = out.ring.reserve(frame_len) else { return false };
+        let to = out.ring.mem().at(place.frame_pos);
+        // SAFETY: as in `push`; the body is the application's, and in no ring.
+        unsafe {
+            std::ptr::copy_nonoverlapping(from, to.add(H), len);
+            head.fill(&mut ShortHead::at(to));
+        }
+        out.ring.commit(place, frame_len);
+        out.fulls = 0;
+        self.counters.tx_frames += 1;
+        self.counters.tx_bytes += frame_len as u64;
+        // May be answered before the frame is visible, as in `push`.
+        if sleeping.load(Relaxed) != 0 {
+            self.sleepers |= 1 << (self.last.to & 63);
+            self.wake_sleepers();
+        }
+        true
+    }
+
     /// [`Port::tx`] for all that [`push_ahead`](Self::push_ahead) leaves.
     #[inline(never)]
     fn tx_any(&mut self, frame: &TxFrame<'_>) -> Result<Tx, PortGone> {
@@ -792,6 +827,9 @@ impl ShortTx for ShmPort {
         len: usize,
     ) -> bool {
         let Some(from) = body.in_one_piece(at, len) else { return false };
+        if H + len > self.short_max {
+            return self.push_part(dst, head, (from, len));
+        }
         self.push_made(dst, H + len, head, &WordAndBody { word: None, from, len })
     }
 }
