@@ -574,6 +574,32 @@ fn a_fence_waits_for_the_short_way() {
     pair.assert_quiet();
 }
 
+/// The last answer that a fence waits for wakes it, though it acknowledges nothing that the first
+/// had not.
+#[test]
+fn the_last_answer_wakes_a_fence() {
+    let (mut pair, region) = short_pair();
+    fetch_adds(&mut pair, &region, 2);
+    pair.short = None;
+    let one = bytes_of(&[1]);
+    let call = Call::sum(Fetch, &one, RmaList::one(0, 1, region.key));
+    pair.atomic(Call { context: 2, flags: OpFlags::FENCE, ..call }, 8).unwrap();
+    let [first, second] = &mut pair.ends;
+    for bytes in first.out.drain(..) {
+        second.node.on_frame(pair.now, &RxFrame::new(&bytes));
+    }
+    second.node.transmit(pair.now, &mut sink(&mut second.out));
+    assert_eq!(second.out.len(), 2);
+    for (came, bytes) in second.out.drain(..).enumerate() {
+        assert!(first.out.is_empty(), "it overtook an answer");
+        first.node.on_frame(pair.now, &RxFrame::new(&bytes));
+        first.node.transmit(pair.now, &mut sink(&mut first.out));
+        assert_eq!(first.out.len(), came);
+    }
+    pair.run(2_000_000);
+    assert_eq!(pair.outcomes(0), [(0, None), (1, None), (2, None)]);
+}
+
 /// Operations of the short way end with their peer, in the order of their posting and within the
 /// time that was promised, though nothing of them is kept to be repeated.
 #[test]

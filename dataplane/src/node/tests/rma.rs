@@ -389,6 +389,37 @@ fn counters_count_operations() {
     }
 }
 
+/// What a target remembers of writes that it has checked lets no read through, nor the other way
+/// round, though their headers can be made alike.
+#[test]
+fn what_may_be_written_is_not_read_for_that() {
+    // Where the flags of an operation stand, and the one that a WRITE never has.
+    const FLAGS: usize = crate::wire::BASE_LEN + 4;
+    const END: u8 = 1 << 2;
+    for (access, writes) in [(MrAccess::REMOTE_WRITE, true), (MrAccess::REMOTE_READ, false)] {
+        let mut pair = Pair::new(1500, true);
+        let region = pair.region(1, 64, access);
+        let list = RmaList::one(0, 8, region.key);
+        for context in 0..3 {
+            // The first opens the session; the last is of the other kind, and made alike.
+            let alike = context == 2;
+            if writes != alike {
+                pair.write(&[1; 8], list, OpFlags::empty(), context).unwrap();
+            } else {
+                pair.read_to(IoBuf::leaked(&[0; 8]), list, context).unwrap();
+            }
+            if alike {
+                pair.ends[0].out[0][FLAGS] ^= END;
+            }
+            pair.run(1_000_000);
+            pair.short = Some(0);
+        }
+        let executed = pair.ends[1].node.counters().rma_executed;
+        assert_eq!((executed, pair.outcomes(0).len() > 1), (2, true));
+        assert_eq!(region.bytes()[..8], [if writes { 1 } else { 0xEE }; 8]);
+    }
+}
+
 /// After `mr_close` nothing is written and nothing more is read, wherever the packets are; both
 /// sides get their pools back, and each operation has one outcome.
 #[test]
