@@ -206,6 +206,23 @@ impl Node {
         Ok(())
     }
 
+    /// Posts a receive to the tables of endpoint or context `e`, where the caller has seen room.
+    /// Returns its record, and the stored message that it matches.
+    pub(super) fn post_wr(
+        &mut self,
+        e: u32,
+        src: Src,
+        wr: RecvWr,
+        req: &mut RecvReq,
+    ) -> (u32, Option<u32>) {
+        let matcher = &mut self.eps[e].matcher[req.kind as usize];
+        let found = matcher.match_unexpected(&self.stored, req.tag, req.ignore, src);
+        let recv = matcher.post(&mut self.posted, req.tag, req.ignore, src, wr);
+        let recv = recv.unwrap_or_else(|_| unreachable!("a free slot was seen"));
+        keep_list(&mut self.recv_lists, recv, &mut req.buf);
+        (recv, found)
+    }
+
     #[inline]
     fn check_recv(&self, ep: EpId, req: &RecvReq) -> Result<(u32, Src)> {
         let e = self.eps.by_handle(ep.0).ok_or(Error::BadFd)?;
@@ -387,7 +404,7 @@ impl Node {
 }
 
 /// Puts the memory of a receive, if its record does not describe it, where that's index finds it.
-pub(super) fn keep_list(lists: &mut Vec<IoBuf>, recv: u32, buf: &mut IoBuf) {
+fn keep_list(lists: &mut Vec<IoBuf>, recv: u32, buf: &mut IoBuf) {
     if buf.as_one().is_none() {
         let at = recv as usize;
         if lists.len() <= at {

@@ -9,7 +9,7 @@
 //!
 //! Multi-receives, peeks and buffered receives are an endpoint's own, and are refused here.
 
-use super::post::{keep_list, recv_wr};
+use super::post::recv_wr;
 use super::recv::MsgHead;
 use super::{CntrId, EpAttr, EpId, MsgKind, Node, RecvReq};
 use crate::error::{Error, Result};
@@ -184,14 +184,8 @@ impl Node {
             return Err(Error::Again);
         }
         it.rx_used += 1;
-        let (tag, ignore) = (req.tag, req.ignore);
         let wr = recv_wr(owner, it.rx_selective, false, &req);
-        let matcher = &mut self.eps[s].matcher[req.kind as usize];
-        let found = matcher.match_unexpected(&self.stored, tag, ignore, src);
-        let recv = matcher.post(&mut self.posted, tag, ignore, src, wr);
-        let recv = recv.unwrap_or_else(|_| unreachable!("a free slot was seen"));
-        keep_list(&mut self.recv_lists, recv, &mut req.buf);
-        if found.is_some() {
+        if self.post_wr(s, src, wr, &mut req).1.is_some() {
             self.feed_shared(now, s);
         }
         Ok(())

@@ -10,7 +10,7 @@
 //! of the endpoint that the message was for, which the same counter counts.
 
 use super::ops::RecvWr;
-use super::post::{keep_list, recv_wr};
+use super::post::recv_wr;
 use super::rma::{READ, WRITE};
 use super::{CntrId, EpAttr, EpId, Node, RecvReq};
 use crate::error::{Error, Result};
@@ -95,17 +95,10 @@ impl Node {
             return Err(Error::Again);
         }
         twin.rx_used += 1;
-        let (tag, ignore) = (req.tag, req.ignore);
         // The short ways know the endpoint's own receives, and leave alone what is not plain.
         let wr = RecvWr { plain: false, ..recv_wr(t, true, false, &req) };
-        let ep = &mut self.eps[e];
-        let starved = ep.starved;
-        let matcher = &mut ep.matcher[req.kind as usize];
-        let found = matcher.match_unexpected(&self.stored, tag, ignore, src);
-        let recv = matcher.post(&mut self.posted, tag, ignore, src, wr);
-        let recv = recv.unwrap_or_else(|_| unreachable!("a free slot was seen"));
-        keep_list(&mut self.recv_lists, recv, &mut req.buf);
-        if starved {
+        let (recv, found) = self.post_wr(e, src, wr, &mut req);
+        if self.eps[e].starved {
             self.feed_ep(now, e);
         } else if let Some(msg) = found {
             self.eps[e].matcher[req.kind as usize].unlink_posted(&mut self.posted, recv);
