@@ -265,19 +265,16 @@ fn repeat(pair: &mut [RemoteEnd; 2], case: &str, count: u64) -> Made<()> {
     }
 }
 
-/// Runs `case` for `count` operations, in the function that the tools look at, and ends the process
-/// if that fails: what a bench does that is run again by [`count_instructions`].
-pub fn steady_case(case: &str, count: u64) {
-    let run = || {
-        let spec = format!("shm:bench-steady-{}", std::process::id());
-        let mut pair = pair(&spec, MEMORY)?;
-        repeat(&mut pair, case, WARM_UP)?;
-        steady(|| repeat(&mut pair, case, count))
-    };
-    if let Err(why) = run() {
-        eprintln!("{case}: {why}");
-        std::process::exit(1);
-    }
+/// Runs `case` for `count` operations, in the function that the tools look at: what a bench does
+/// that is run again by [`count_instructions`].
+///
+/// # Errors
+/// What the port or the api refused.
+pub fn steady_case(case: &str, count: u64) -> Made<()> {
+    let spec = format!("shm:bench-steady-{}", std::process::id());
+    let mut pair = pair(&spec, MEMORY)?;
+    repeat(&mut pair, case, WARM_UP)?;
+    steady(|| repeat(&mut pair, case, count))
 }
 
 /// A row for each of `cases` that is wanted, called so with `-instructions` behind: what one

@@ -18,10 +18,7 @@ const MEMORY: usize = 3 * (32 << 10);
 const FLAG_AT: usize = MEMORY;
 
 fn main() {
-    let args = Args::read();
-    if let Some(case) = &args.steady {
-        return steady_case(case, args.count);
-    }
+    let args = Args::read_or_run(steady_case);
     let mut report = Report::new("atomics", &args);
     count_instructions(&[("fadd-u64", "bar 1.15"), ("add-u64", "no bar")], &args, &mut report);
     if args.wants("fadd-target-sleeps") {

@@ -24,10 +24,7 @@ const SINK: u64 = 0;
 const LEND: u64 = 1;
 
 fn main() {
-    let args = Args::read();
-    if let Some(case) = &args.steady {
-        return steady_case(case, args.count);
-    }
+    let args = Args::read_or_run(steady_case);
     let mut report = Report::new("rma", &args);
     count_instructions(&[("write-8B", "no bar"), ("read-8B", "no bar")], &args, &mut report);
     for (case, how) in [("write-64KiB", How::Write), ("read-64KiB", How::Read)] {
