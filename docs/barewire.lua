@@ -65,6 +65,7 @@ field("grant", ProtoField.uint16, "Eager units granted (low 16 bits)", base.DEC)
 field("plen", ProtoField.uint16, "Payload length", base.DEC)
 -- Messages.
 field("dst_ep", ProtoField.uint16, "Destination endpoint", base.DEC)
+field("rx_ctx", ProtoField.uint8, "Receive context", base.DEC)
 field("src_ep", ProtoField.uint16, "Source endpoint", base.DEC)
 field("flags", ProtoField.uint8, "Flags", base.HEX)
 field("flags.tagged", ProtoField.bool, "Tagged", 8, nil, 0x01)
@@ -198,7 +199,7 @@ local function message(state, tree, op, with_len)
   t:add(f["flags.tagged"], op(4, 1))
   t:add(f["flags.imm"], op(4, 1))
   if flags > 3 then refuse(state, "msg_flags") end
-  zero(state, tree, op(5, 1))
+  tree:add(f["rx_ctx"], op(5, 1))
   if with_len then
     tree:add_le(f["len"], op(6, 2))
   elseif state.type ~= 2 then
@@ -390,7 +391,7 @@ local function range(state, tree, op, known)
     t:add(f["rma_flags." .. name], op(4, 1))
   end
   if band(flags, 255 - known) ~= 0 then refuse(state, "rma_flags") end
-  zero(state, tree, op(5, 1))
+  tree:add(f["rx_ctx"], op(5, 1))
   tree:add_le(f["seq"], op(6, 2))
   tree:add_le(f["rkey"], op(8, 8))
   tree:add_le(f["addr"], op(16, 8))

@@ -22,6 +22,7 @@ use crate::ep::EpCommon;
 use crate::errno::{Error, Result};
 use crate::flags::{Access, BindFlags, MrMode};
 use crate::inner::DomainRef;
+use crate::sep::ScalableEndpoint;
 
 /// Bytes of a key where keys are raw.
 pub const RAW_KEY_LEN: usize = 8;
@@ -197,6 +198,18 @@ impl MrCommon {
             return Err(Error::Invalid("the endpoint is of another domain"));
         }
         self.dom.enter()?.node().mr_bind_ep(self.id, ep.id)
+    }
+
+    /// As [`bind_ep`](Self::bind_ep), to all receive contexts of a scalable endpoint.
+    ///
+    /// # Errors
+    /// As there.
+    #[doc(alias = "fi_mr_bind")]
+    pub fn bind_sep(&self, sep: &ScalableEndpoint) -> Result<()> {
+        if !Arc::ptr_eq(self.dom.arc(), sep.0.dom.arc()) {
+            return Err(Error::Invalid("the endpoint is of another domain"));
+        }
+        self.dom.enter()?.node().mr_bind_sep(self.id, sep.0.id)
     }
 
     /// Ends the registration, and says whether it could: not from another thread than an owned

@@ -7,8 +7,8 @@
 //! [`AvAttr::rx_ctx_bits`](crate::AvAttr::rx_ctx_bits). Whatever transmit context a message left
 //! by, its sender is the scalable endpoint.
 //!
-//! Nothing keeps an initiator from naming a context that the target has not got: then the message
-//! is refused there, or reaches whoever has the number, as with any wrong address.
+//! To name a context that the target has not got is an error at the initiator: at once for one that
+//! no endpoint has, the 257th and further, else when the target has refused the operation.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -34,11 +34,11 @@ use crate::raw::RawEndpoint;
 pub const CTX_MAX: usize = Node::CTX_MAX;
 
 /// A scalable endpoint (`struct fid_ep` of `fi_scalable_ep`). It sends and receives nothing itself.
-pub struct ScalableEndpoint(Arc<SepInner>);
+pub struct ScalableEndpoint(pub(crate) Arc<SepInner>);
 
 pub(crate) struct SepInner {
-    dom: DomainRef,
-    id: SepId,
+    pub(crate) dom: DomainRef,
+    pub(crate) id: SepId,
     info: Info,
     av: Mutex<Option<Av>>,
     eqs: Mutex<Vec<Arc<EqInner>>>,

@@ -15,6 +15,8 @@ pub struct AvEntry {
     pub peer: u32,
     /// Number of the endpoint at the peer.
     pub ep: u16,
+    /// Which receive context of a scalable endpoint that is, if the address names one; else 0.
+    pub rx_ctx: u8,
     /// The address as it was inserted, which names no receive context.
     pub addr: EpAddr,
 }
@@ -109,9 +111,9 @@ impl Av {
     #[inline(never)]
     fn lookup_context(&self, addr: FiAddr) -> Option<AvEntry> {
         let shift = FiAddr::BITS.checked_sub(self.rx_ctx_bits).filter(|&s| s < FiAddr::BITS)?;
-        let (context, idx) = (u16::try_from(addr >> shift).ok()?, addr & ((1 << shift) - 1));
+        let (rx_ctx, idx) = (u8::try_from(addr >> shift).ok()?, addr & ((1 << shift) - 1));
         let entry = self.slots.get(usize::try_from(idx).ok()?)?.as_ref()?.entry;
-        Some(AvEntry { ep: entry.ep.checked_add(context)?, ..entry })
+        Some(AvEntry { ep: entry.ep.checked_add(rx_ctx.into())?, rx_ctx, ..entry })
     }
 
     /// An index that names endpoint `ep` of `peer`, `None` if it was not inserted.
@@ -246,7 +248,7 @@ mod tests {
     fn entry(peer: u32, ep: u16) -> AvEntry {
         let mut mac = [2; 6];
         mac[2..].copy_from_slice(&peer.to_be_bytes());
-        AvEntry { peer, ep, addr: EpAddr { mac: MacAddr(mac), ep, incarnation: 0 } }
+        AvEntry { peer, ep, rx_ctx: 0, addr: EpAddr { mac: MacAddr(mac), ep, incarnation: 0 } }
     }
 
     #[derive(Clone, Copy, Debug)]

@@ -126,15 +126,18 @@ impl Overheard {
         let (src_op, src_gen) = self.handle(input);
         let offset = input.pick(&[0, 0, 1, 200, 1000, 4096, u64::MAX - 2000]);
         let tagged = input.chance(3);
+        let dst_ep = input.pick(&[0, 0, 1, 1, 2, u16::MAX]);
+        let src_ep = input.pick(&[0, 1, 5]);
         let msg = MsgOp {
-            dst_ep: input.pick(&[0, 0, 1, 1, 2, u16::MAX]),
-            src_ep: input.pick(&[0, 1, 5]),
+            dst_ep,
+            rx_ctx: u8::from(src_ep == 5),
+            src_ep,
             tagged,
             imm: input.chance(6).then_some(1),
             tag: if tagged { input.pick(&[1, 2]) } else { 0 },
             len: 0,
         };
-        let MsgOp { dst_ep, src_ep, imm, tag, .. } = msg;
+        let MsgOp { rx_ctx, imm, tag, .. } = msg;
         let msg_len = match input.byte() {
             n @ 0..128 => n.into(),
             n @ 128..250 => u64::from(n) << (n % 8),
@@ -145,10 +148,11 @@ impl Overheard {
             3..=5 => {
                 let msg_len = if offset == 0 { msg_len.max(plen as u64) } else { msg_len };
                 let imm = imm.filter(|_| offset == 0);
-                Op::MsgM(MsgMOp { dst_ep, src_ep, tagged, imm, tag, msg_len, offset })
+                Op::MsgM(MsgMOp { dst_ep, rx_ctx, src_ep, tagged, imm, tag, msg_len, offset })
             }
             6 | 7 => {
-                Op::Rndv(RndvOp { dst_ep, src_ep, tagged, imm, tag, msg_len, src_op, src_gen })
+                let names = RndvOp { src_op, src_gen, msg_len, ..RndvOp::default() };
+                Op::Rndv(RndvOp { dst_ep, rx_ctx, src_ep, tagged, imm, tag, ..names })
             }
             8 => {
                 let (dst_op, dst_gen) = (u32::from(tagged), 1);
@@ -242,6 +246,7 @@ fn one_sided(
     let bits = input.byte();
     let range = RemoteRange {
         dst_ep,
+        rx_ctx: u8::from(src_ep == 5),
         src_ep,
         seq: u16::from(bits >> 6),
         last: bits & 1 == 0,

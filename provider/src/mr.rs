@@ -13,6 +13,7 @@ use crate::ep::{EpObject, number};
 use crate::guard;
 use crate::msg::{list, one};
 use crate::object::{Object, class_of, fid};
+use crate::sep::SepObject;
 
 /// What stands behind a `struct fid_mr`.
 pub(crate) struct Region {
@@ -146,6 +147,7 @@ unsafe extern "C" fn bind(at: *mut Fid, other: *mut Fid, flags: u64) -> c_int {
                 FI_CLASS_EP | FI_CLASS_RX_CTX => {
                     it.mr.bind_ep(&EpObject::of(other.cast::<FidEp>())?.ep)
                 }
+                FI_CLASS_SEP => it.mr.bind_sep(&SepObject::of(other.cast::<FidEp>())?.sep),
                 _ => Err(Error::Invalid("fid: cannot be bound to a region")),
             }
         }

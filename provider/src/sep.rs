@@ -18,7 +18,7 @@ use crate::{guard, info, pep, work};
 
 /// What stands behind a `struct fid_ep` of class `FI_CLASS_SEP`.
 pub(crate) struct Scalable {
-    sep: ScalableEndpoint,
+    pub(crate) sep: ScalableEndpoint,
     form: Form,
 }
 

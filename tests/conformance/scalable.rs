@@ -1,6 +1,6 @@
 //! Scalable endpoints: contexts that send, contexts that receive, one address.
 
-use barewire::flags::{BindFlags, Caps};
+use barewire::flags::{Access, BindFlags, Caps, OpFlags};
 use barewire::sep::CTX_MAX;
 use barewire::*;
 use barewire_driver::port::Port;
@@ -22,7 +22,7 @@ struct Side {
 }
 
 fn scalable() -> Info {
-    let caps = usual_caps() | Caps::NAMED_RX_CTX;
+    let caps = usual_caps() | Caps::RMA | Caps::NAMED_RX_CTX;
     let ep_attr = EndpointAttr { tx_ctx_cnt: TX, rx_ctx_cnt: RX, ..EndpointAttr::default() };
     info(&Info { caps, ep_attr, ..Info::default() })
 }
@@ -119,7 +119,7 @@ fn x14_what_contexts_refuse() {
     assert!(matches!(rx.setname_bytes(&[0; 16]), Err(Error::Invalid(_))));
     let fewer = TxAttr { caps: Caps::TAGGED, ..TxAttr::default() };
     assert_eq!(a.sep.tx_attr(Some(&fewer)).unwrap().caps, Caps::TAGGED | Caps::SEND);
-    let more = RxAttr { caps: Caps::RMA, ..RxAttr::default() };
+    let more = RxAttr { caps: Caps::ATOMIC, ..RxAttr::default() };
     assert!(matches!(a.sep.rx_attr(Some(&more)), Err(Error::OpNotSupp(_))));
     assert!(matches!(a.domain.endpoint(&scalable()), Err(Error::Invalid(_) | Error::OpNotSupp(_))));
     let ask = |count| {
@@ -131,6 +131,109 @@ fn x14_what_contexts_refuse() {
     assert!(matches!(ask(CTX_MAX + 1), Err(Error::Invalid(_))));
     let wide = AvAttr { rx_ctx_bits: 17, ..AvAttr::default() };
     assert!(matches!(a.domain.av_open(wide).map(drop), Err(Error::Invalid(_))));
+}
+
+/// X14: no operation that names a context which the target has not got reaches anybody, also not an
+/// endpoint whose number lies where such a context would have its own. It ends with an error.
+#[test]
+fn x14_a_context_that_is_not_there_is_nobody() {
+    let [a, b] = pair();
+    let neighbour = b.domain.endpoint(&Plan::default().info).unwrap();
+    let number = b.sep.getname().unwrap().ep + RX as u16;
+    assert_eq!(neighbour.getname().unwrap().ep, number);
+    let cq = b.domain.cq_open(CqAttr::default()).unwrap();
+    neighbour.bind_cq(&cq, BindFlags::TRANSMIT | BindFlags::RECV).unwrap();
+    neighbour.bind_av(&b.av).unwrap();
+    neighbour.enable().unwrap();
+    neighbour.trecv(Buf::zeroed(100_000), FI_ADDR_UNSPEC, 7, 0, 1).unwrap();
+    neighbour.recv(Buf::zeroed(100_000), FI_ADDR_UNSPEC, 2).unwrap();
+    let region = b.domain.mr_reg(
+        Buf::zeroed(100_000),
+        &MrAttr { access: Access::REMOTE_READ | Access::REMOTE_WRITE, ..MrAttr::default() },
+    );
+    let region = region.unwrap();
+    let (tx, tx_cq) = &a.tx[0];
+    tx.set_tx_op_flags(OpFlags::DELIVERY_COMPLETE).unwrap();
+    let fails = |context| {
+        let failed = || {
+            a.domain.progress().unwrap();
+            b.domain.progress().unwrap();
+            let e = tx_cq.read(&mut [Completion::default()]);
+            (e == Err(Error::Avail)).then(|| tx_cq.readerr().unwrap())
+        };
+        let err = until("an error", failed);
+        assert_eq!((err.err, err.entry.op_context), (Error::ConnRefused, context));
+    };
+    let nobody = rx_addr(a.peer, RX, BITS);
+    for len in [0, 8, 3000, 99_000] {
+        tx.tsend(Buf::zeroed(len), nobody, 7, 3).unwrap();
+        fails(3);
+        tx.send(Buf::zeroed(len), nobody, 4).unwrap();
+        fails(4);
+        let to = Remote { dest: nobody, addr: 0, key: region.key() };
+        tx.write(Buf::zeroed(len), to, 5).unwrap();
+        fails(5);
+        tx.read(Buf::zeroed(len), to, 6).unwrap();
+        fails(6);
+    }
+    let mut none = [Completion::default()];
+    assert_eq!(cq.read(&mut none), Err(Error::Again));
+    // It lives, and is reached by its own address.
+    let mut own = [FI_ADDR_NOTAVAIL];
+    assert_eq!(a.av.insert(&[neighbour.getname().unwrap()], &mut own), Ok(1));
+    tx.tsend(Buf::zeroed(8), own[0], 7, 3).unwrap();
+    assert_eq!(next([&a, &b], &cq).op_context, 1);
+    assert_eq!(next([&a, &b], tx_cq).op_context, 3);
+    // Nor has an ordinary endpoint contexts, though another one has the number.
+    let before = b.domain.endpoint(&Plan::default().info).unwrap();
+    tx.tsend(Buf::zeroed(8), rx_addr(own[0], 1, BITS), 7, 3).unwrap();
+    fails(3);
+    drop(before);
+}
+
+/// X14, S7: a region that is bound to the scalable endpoint is reached through each of its receive
+/// contexts, also one that is opened later, and through no other endpoint.
+#[test]
+fn x14_a_region_is_bound_to_all_contexts() {
+    let [a, mut b] = pair();
+    let access = Access::REMOTE_READ | Access::REMOTE_WRITE;
+    let attr = MrAttr { access, ..MrAttr::default() };
+    let region = b.domain.mr_reg(Buf::zeroed(64), &attr).unwrap();
+    assert!(matches!(region.bind_sep(&a.sep), Err(Error::Invalid(_))));
+    region.bind_sep(&b.sep).unwrap();
+    let (tx, tx_cq) = &a.tx[0];
+    let write = |dest| {
+        let to = Remote { dest, addr: 0, key: region.key() };
+        tx.write(Buf::zeroed(8), to, 1).unwrap();
+        until("an outcome", || {
+            a.domain.progress().unwrap();
+            b.domain.progress().unwrap();
+            match tx_cq.read(&mut [Completion::default()]) {
+                Ok(_) => Some(Ok(())),
+                Err(Error::Again) => None,
+                Err(_) => Some(Err(tx_cq.readerr().unwrap().err)),
+            }
+        })
+    };
+    for r in 0..RX {
+        assert_eq!(write(rx_addr(a.peer, r, BITS)), Ok(()));
+    }
+    b.rx.truncate(2);
+    assert_eq!(write(rx_addr(a.peer, 2, BITS)), Err(Error::ConnRefused));
+    let again = b.sep.rx_context(2, None).unwrap();
+    again.bind_cq(&b.rx[0].1, BindFlags::RECV).unwrap();
+    again.enable().unwrap();
+    assert_eq!(write(rx_addr(a.peer, 2, BITS)), Ok(()));
+    let other = b.domain.endpoint(&Plan::default().info).unwrap();
+    other.bind_cq(&b.rx[0].1, BindFlags::TRANSMIT | BindFlags::RECV).unwrap();
+    other.bind_av(&b.av).unwrap();
+    other.enable().unwrap();
+    let mut own = [FI_ADDR_NOTAVAIL];
+    assert_eq!(a.av.insert(&[other.getname().unwrap()], &mut own), Ok(1));
+    assert_eq!(write(own[0]), Err(Error::Access));
+    region.bind_ep(&again).unwrap();
+    assert_eq!(write(rx_addr(a.peer, 1, BITS)), Err(Error::Access));
+    assert_eq!(write(rx_addr(a.peer, 2, BITS)), Ok(()));
 }
 
 /// X14: a context closes and opens again, and meanwhile nobody else gets its number; the endpoint

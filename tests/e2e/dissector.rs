@@ -103,7 +103,8 @@ fn records(msg: MsgOp) -> Vec<u8> {
 /// Each type once: header, payload, and what tshark must say, as `name=value` without the prefix
 /// `barewire.`.
 fn each_type() -> Vec<(Op, Vec<u8>, &'static str)> {
-    let msg = MsgOp { dst_ep: 1, src_ep: 2, tagged: true, imm: Some(9), tag: 0xbeef, len: 0 };
+    let (imm, tag) = (Some(9), 0xbeef);
+    let msg = MsgOp { dst_ep: 1, rx_ctx: 3, src_ep: 2, tagged: true, imm, tag, len: 0 };
     let piece = MsgMOp { dst_ep: 65_535, msg_len: 1 << 40, offset: 1 << 39, ..MsgMOp::default() };
     let rndv = RndvOp {
         imm: Some(u64::MAX),
@@ -155,7 +156,7 @@ fn each_type() -> Vec<(Op, Vec<u8>, &'static str)> {
         (
             Op::Msg(msg),
             b"hello".to_vec(),
-            "dst_ep=1 src_ep=2 flags=0x03 flags.tagged=1 \
+            "dst_ep=1 rx_ctx=3 src_ep=2 flags=0x03 flags.tagged=1 \
             flags.imm=1 tag=0x000000000000beef imm=0x0000000000000009 payload=68656c6c6f",
         ),
         (
@@ -202,7 +203,8 @@ fn each_type() -> Vec<(Op, Vec<u8>, &'static str)> {
 }
 
 fn one_sided() -> Vec<(Op, Vec<u8>, &'static str)> {
-    let range = RemoteRange { dst_ep: 1, src_ep: 2, seq: 3, last: true, rkey: 4, addr: 0x50 };
+    let range =
+        RemoteRange { dst_ep: 1, rx_ctx: 0, src_ep: 2, seq: 3, last: true, rkey: 4, addr: 0x50 };
     let atomic = AtomicOp {
         range,
         imm: Some(6),
@@ -296,7 +298,8 @@ fn every_type_decodes() {
         for (field, value) in fields.iter().zip(row).take(names.len()) {
             let field = format!("{}=", field.strip_prefix("barewire.").unwrap());
             let listed = want.split_whitespace().any(|want| want.starts_with(&field));
-            let shared = ["src_ep=", "dst_ep=", "flags=", "flags.tagged=", "flags.imm=", "tag="];
+            let shared =
+                ["src_ep=", "dst_ep=", "rx_ctx=", "flags=", "flags.tagged=", "flags.imm=", "tag="];
             assert!(listed || value.is_empty() || shared.contains(&&*field), "{name}: {field}");
         }
     }

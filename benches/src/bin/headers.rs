@@ -60,7 +60,7 @@ fn run(case: &str, count: u64) -> u64 {
     let mut frame = [0_u8; 128];
     let mut hash = 0_u64;
     for i in 0..count {
-        let op = MsgOp { dst_ep: 1, src_ep: 2, tagged: true, imm: None, tag: i, len: 0 };
+        let op = MsgOp { dst_ep: 1, src_ep: 2, tagged: true, tag: i, ..MsgOp::default() };
         let (psn, cack) = (Psn(i as u32), Psn(7));
         if plain {
             let msg = PlainMsg { dst_sid: 1 << 20, psn, cack, grant: 9, plen: 64, op };

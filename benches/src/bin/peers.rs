@@ -323,7 +323,7 @@ impl Remote {
 
     /// Writes the next message.
     fn message(&mut self, frame: &mut [u8; PlainMsg::LEN + LEN]) {
-        let op = MsgOp { dst_ep: 0, src_ep: 0, tagged: true, imm: None, tag: TAG, len: 0 };
+        let op = MsgOp { tagged: true, tag: TAG, ..MsgOp::default() };
         let (psn, cack) = (Psn(self.psn), Psn(self.cack));
         // What we granted the node does not change, as it sends us nothing but acknowledgements.
         let grant = self.granted;

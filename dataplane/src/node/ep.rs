@@ -21,6 +21,8 @@ const BUCKETS: usize = 256;
 #[derive(Debug)]
 pub(crate) struct Ep {
     pub(crate) number: u16,
+    /// Which receive context of a scalable endpoint it is, 0 if it is none.
+    pub(crate) rx_ctx: u8,
     pub(crate) enabled: bool,
     /// Enabled, and has the capabilities to send and to receive messages of each [`MsgKind`].
     pub(crate) may_send: [bool; 2],
@@ -86,6 +88,13 @@ impl Ep {
         self.may_take = self.may_recv.map(|may| may && simple);
     }
 
+    /// Whether a message that names receive context `rx_ctx` can be for it. One that names none is
+    /// for whoever has the number.
+    #[inline(always)]
+    pub(crate) fn is_named(&self, rx_ctx: u8) -> bool {
+        rx_ctx == 0 || rx_ctx == self.rx_ctx
+    }
+
     pub(crate) fn matcher_of(&mut self, kind: MsgKind) -> &mut Matcher {
         &mut self.matcher[kind as usize]
     }
@@ -134,6 +143,7 @@ impl Node {
         let caps = with_directions(attr.caps);
         let ep = Ep {
             number,
+            rx_ctx: 0,
             enabled: false,
             may_send: [false; 2],
             may_recv: [false; 2],

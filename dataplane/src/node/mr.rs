@@ -15,7 +15,7 @@ use std::hash::{Hasher, SipHasher};
 
 use barewire_driver::mem::IoBuf;
 
-use super::{CntrId, EpId, Node};
+use super::{CntrId, EpId, Node, SepId};
 use crate::error::{Error, Result};
 use crate::flags::MrAccess;
 use crate::plant::{Bug, planted};
@@ -53,6 +53,15 @@ pub struct MrReq {
     pub sharing: Sharing,
 }
 
+/// The only way for peers to reach a region.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Scope {
+    /// An endpoint or a context.
+    Ep(EpId),
+    /// Any receive context of a scalable endpoint.
+    Sep(SepId),
+}
+
 /// A registered region.
 #[derive(Debug)]
 pub(crate) struct Mr {
@@ -61,7 +70,7 @@ pub(crate) struct Mr {
     /// Remote address of the first byte.
     pub(crate) base: u64,
     pub(crate) access: MrAccess,
-    pub(crate) scope: Option<EpId>,
+    pub(crate) scope: Option<Scope>,
     pub(crate) sharing: Sharing,
     by_app: bool,
     /// Counters of remote reads and writes, `NONE` if not bound.
@@ -99,7 +108,8 @@ impl Node {
             None => self.draw_key(slot),
         };
         let by_app = req.requested_key.is_some();
-        let MrReq { buf, access, ep: scope, sharing, .. } = req;
+        let MrReq { buf, access, ep, sharing, .. } = req;
+        let scope = ep.map(Scope::Ep);
         let (read_cntr, write_cntr, readers) = (NONE, NONE, 0);
         let mr =
             Mr { key, buf, base, access, scope, sharing, by_app, read_cntr, write_cntr, readers };
@@ -155,9 +165,31 @@ impl Node {
     /// [`Error::BadFd`]: one of them was closed.
     pub fn mr_bind_ep(&mut self, mr: MrId, ep: EpId) -> Result<()> {
         self.eps.by_handle(ep.0).ok_or(Error::BadFd)?;
-        self.mrs.by_handle_mut(mr.0).ok_or(Error::BadFd)?.scope = Some(ep);
+        self.mr_limit(mr, Scope::Ep(ep))
+    }
+
+    /// Lets peers reach the region through the receive contexts of `sep` alone, those that are open
+    /// and those to come.
+    ///
+    /// # Errors
+    /// [`Error::BadFd`]: one of them was closed.
+    pub fn mr_bind_sep(&mut self, mr: MrId, sep: SepId) -> Result<()> {
+        self.sep(sep)?;
+        self.mr_limit(mr, Scope::Sep(sep))
+    }
+
+    fn mr_limit(&mut self, mr: MrId, scope: Scope) -> Result<()> {
+        self.mrs.by_handle_mut(mr.0).ok_or(Error::BadFd)?.scope = Some(scope);
         self.forget_near();
         Ok(())
+    }
+
+    /// Whether endpoint `e` is in `scope`.
+    fn in_scope(&self, scope: Scope, e: u32) -> bool {
+        match scope {
+            Scope::Ep(ep) => ep.0 == self.eps.handle(e),
+            Scope::Sep(sep) => self.sep(sep).is_ok_and(|sep| sep.has(self.eps[e].number)),
+        }
     }
 
     /// Copies `out.len()` bytes at `offset` of a region out, while peers may be writing them.
@@ -276,7 +308,7 @@ impl Node {
         let offset = range.addr.checked_sub(mr.base);
         let end = offset.and_then(|at| at.checked_add(len));
         let inside = end.is_some_and(|end| end <= mr.buf.len() as u64);
-        let scope = mr.scope.is_none_or(|ep| ep.0 == self.eps.handle(e));
+        let scope = mr.scope.is_none_or(|scope| self.in_scope(scope, e));
         match offset {
             Some(at) if inside && scope && mr.access.contains(need) => Ok((m, at as usize)),
             _ => Err(NackReason::BadAccess),

@@ -257,7 +257,7 @@ impl Node {
         let peer = &mut self.peers[p];
         // Of several indices of an endpoint the newest is told.
         (peer.av_refs, peer.source) = (peer.av_refs + 1, SourceName::UNKNOWN);
-        Ok(self.avs[av.0.idx()].av.insert(AvEntry { peer: p, ep: addr.ep, addr }))
+        Ok(self.avs[av.0.idx()].av.insert(AvEntry { peer: p, ep: addr.ep, rx_ctx: 0, addr }))
     }
 
     /// Whether inserting `addr` ends a session over a port that loses nothing. Its other end may

@@ -73,6 +73,8 @@ pub(crate) struct TxWr {
     /// Packets of this message that are kept until acknowledged.
     pub(crate) unacked: u32,
     pub(crate) dst_ep: u16,
+    /// The receive context that the address named, 0 if none.
+    pub(crate) rx_ctx: u8,
     pub(crate) src_ep: u16,
     pub(crate) flags: WrFlags,
     pub(crate) queue: Link,
@@ -102,6 +104,7 @@ impl TxWr {
             ep,
             unacked: 0,
             dst_ep,
+            rx_ctx: 0,
             src_ep,
             flags,
             queue: Link::default(),

@@ -414,6 +414,7 @@ impl Node {
         let len = wr.len;
         let op_len = MsgOp {
             dst_ep: wr.dst_ep,
+            rx_ctx: wr.rx_ctx,
             src_ep: wr.src_ep,
             tagged: wr.flags.contains(WrFlags::TAGGED),
             imm: wr.flags.contains(WrFlags::IMM).then_some(wr.data),
@@ -443,6 +444,7 @@ impl Node {
         let mut op = [0; 40];
         let op_len = MsgMOp {
             dst_ep: wr.dst_ep,
+            rx_ctx: wr.rx_ctx,
             src_ep: wr.src_ep,
             tagged: wr.flags.contains(WrFlags::TAGGED),
             imm,
@@ -474,6 +476,7 @@ impl Node {
         let mut op = [0; 40];
         let op_len = RndvOp {
             dst_ep: wr.dst_ep,
+            rx_ctx: wr.rx_ctx,
             src_ep: wr.src_ep,
             tagged: wr.flags.contains(WrFlags::TAGGED),
             imm: wr.flags.contains(WrFlags::IMM).then_some(wr.data),
@@ -573,7 +576,7 @@ impl Node {
     fn packs_with(&self, first: u32, next: u32) -> bool {
         let (a, b) = (&self.tx[first], &self.tx[next]);
         let alone = WrFlags::FENCE | WrFlags::MATCH | WrFlags::RMA | WrFlags::GROUP;
-        a.dst_ep == b.dst_ep
+        (a.dst_ep, a.rx_ctx) == (b.dst_ep, b.rx_ctx)
             && !(a.flags ^ b.flags).contains(WrFlags::TAGGED)
             && !b.flags.intersects(alone)
     }
@@ -639,6 +642,7 @@ impl Node {
             bytes.resize(at + size, 0);
             let op_len = MsgOp {
                 dst_ep: wr.dst_ep,
+                rx_ctx: wr.rx_ctx,
                 src_ep: wr.src_ep,
                 tagged: wr.flags.contains(WrFlags::TAGGED),
                 imm,

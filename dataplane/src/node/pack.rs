@@ -112,7 +112,7 @@ impl Node {
             return false;
         }
         let imm = req.flags.contains(OpFlags::REMOTE_CQ_DATA).then_some(req.data);
-        let msg = MsgOp { dst_ep, src_ep, tagged, imm, tag: req.tag, len: len as u16 };
+        let msg = MsgOp { dst_ep, rx_ctx: 0, src_ep, tagged, imm, tag: req.tag, len: len as u16 };
         let size = record_len(imm.is_some(), len);
         let waits = req.flags.contains(OpFlags::MORE) || !peer.snd.open();
         let w = match self.open_for((p, e), &msg, size) {
@@ -346,7 +346,11 @@ impl Node {
         let Some(ep) = self.eps.get_mut(e) else { return false };
         let MsgOp { src_ep, tagged, tag, imm, .. } = *msg;
         let (peer, cost) = (&mut self.peers[p], units(len as u64));
-        if !ep.may_take[usize::from(tagged)] || ep.starved || peer.outstanding() < cost {
+        if !ep.may_take[usize::from(tagged)]
+            || ep.starved
+            || !ep.is_named(msg.rx_ctx)
+            || peer.outstanding() < cost
+        {
             return false;
         }
         let matcher = &mut ep.matcher[usize::from(tagged)];

@@ -8,6 +8,7 @@ use barewire_driver::mem::{IoBuf, Span};
 use super::ep::Ep;
 use super::ops::{RecvWr, TxWr, WrFlags};
 use super::{EpId, Inject, MsgKind, Node, RecvReq, SendReq};
+use crate::av::AvEntry;
 use crate::error::{Error, Result};
 use crate::flags::{Caps, CqFlags, OpFlags};
 use crate::plant::{Bug, planted};
@@ -63,11 +64,11 @@ impl Node {
         ep.tx_used += 1;
         let flags = wr_flags(&req, ep.tx_selective);
         let src_ep = ep.number;
-        let (p, dst_ep, inc) = entry;
+        let AvEntry { peer: p, ep: dst_ep, rx_ctx, addr } = entry;
         let wr = TxWr::new(req.context, (p, e), (dst_ep, src_ep), flags);
-        let w = self.alloc_wr(TxWr { tag: req.tag, data: req.data, len, ..wr });
+        let w = self.alloc_wr(TxWr { rx_ctx, tag: req.tag, data: req.data, len, ..wr });
         self.keep_memory(w, &mut req.buf);
-        self.queue_wr(now, p, w, inc);
+        self.queue_wr(now, p, w, addr.incarnation);
         Ok(())
     }
 
@@ -120,9 +121,9 @@ impl Node {
     }
 
     /// Checks everything about a send that does not depend on what is free. Returns the endpoint's
-    /// slot and the peer, endpoint number and incarnation of the destination.
+    /// slot and the destination.
     #[inline]
-    fn check_send(&self, ep: EpId, req: &SendReq) -> Result<(u32, (u32, u16, u64))> {
+    fn check_send(&self, ep: EpId, req: &SendReq) -> Result<(u32, AvEntry)> {
         let e = self.eps.by_handle(ep.0).ok_or(Error::BadFd)?;
         if !e.enabled {
             return Err(Error::OpBadState);
@@ -145,7 +146,7 @@ impl Node {
         }
         let entry = self.avs[e.av].av.lookup(req.dest);
         let entry = entry.ok_or(Error::Invalid("destination is not in the AV"))?;
-        Ok((ep.0.idx(), (entry.peer, entry.ep, entry.addr.incarnation)))
+        Ok((ep.0.idx(), entry))
     }
 
     /// Posts a receive, or with `PEEK`, `CLAIM` and `DISCARD` asks for a message that has come.

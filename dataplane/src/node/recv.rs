@@ -82,7 +82,7 @@ impl Node {
             imm: op.imm,
             len: len as u64,
         };
-        let e = match self.admit(p, op.dst_ep, &head, units(head.len)) {
+        let e = match self.admit(p, (op.dst_ep, op.rx_ctx), &head, units(head.len)) {
             Ok(e) => e,
             Err(reason) => return Verdict::Refuse(reason),
         };
@@ -157,7 +157,7 @@ impl Node {
     fn begin_inbound(&mut self, now: Instant, p: u32, op: &MsgMOp) -> Result<(), NackReason> {
         self.abort_inbound(now, p);
         let head = msgm_head(p, op);
-        let e = self.admit(p, op.dst_ep, &head, units(head.len))?;
+        let e = self.admit(p, (op.dst_ep, op.rx_ctx), &head, units(head.len))?;
         let inbound = match self.target(e, &head) {
             Target::Recv { recv, base } => {
                 self.posted[recv].payload.active += 1;
@@ -238,7 +238,7 @@ impl Node {
             imm: op.imm,
             len: op.msg_len,
         };
-        let e = match self.admit(p, op.dst_ep, &head, 1) {
+        let e = match self.admit(p, (op.dst_ep, op.rx_ctx), &head, 1) {
             Ok(e) => e,
             Err(reason) => return Verdict::Refuse(reason),
         };
@@ -312,11 +312,18 @@ impl Node {
 
     /// Checks endpoint and credit of a message, and takes the credit.
     #[inline]
-    fn admit(&mut self, p: u32, dst_ep: u16, head: &MsgHead, cost: u32) -> Result<u32, NackReason> {
+    fn admit(
+        &mut self,
+        p: u32,
+        (dst_ep, rx_ctx): (u16, u8),
+        head: &MsgHead,
+        cost: u32,
+    ) -> Result<u32, NackReason> {
         let e = self.ep_slot(dst_ep);
         let kind = if head.tagged { Caps::TAGGED } else { Caps::MSG };
-        let open =
-            self.eps.get(e).is_some_and(|ep| ep.enabled && ep.caps.contains(Caps::RECV | kind));
+        let open = self.eps.get(e).is_some_and(|ep| {
+            ep.enabled && ep.caps.contains(Caps::RECV | kind) && ep.is_named(rx_ctx)
+        });
         self.refused_units = cost;
         if !open {
             self.counters.rx_no_endpoint += 1;

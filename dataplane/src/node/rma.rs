@@ -11,6 +11,7 @@ use barewire_driver::mem::IoBuf;
 
 use super::ops::{AtomicWr, Rma, RmaKind, TxWr, WrFlags};
 use super::{EpId, Node};
+use crate::av::AvEntry;
 use crate::error::{Error, Result};
 use crate::flags::{Caps, CqFlags, OpFlags};
 use crate::proto::atomic::{self, AtomicKind, AtomicOp, Datatype};
@@ -156,6 +157,7 @@ struct Common {
     e: u32,
     peer: u32,
     dst_ep: u16,
+    rx_ctx: u8,
     inc: u64,
     context: u64,
     data: u64,
@@ -314,9 +316,10 @@ impl Node {
         }
         let entry = self.avs[e.av].av.lookup(dest);
         let entry = entry.ok_or(Error::Invalid("destination is not in the AV"))?;
-        let (peer, dst_ep, inc) = (entry.peer, entry.ep, entry.addr.incarnation);
+        let AvEntry { peer, ep: dst_ep, rx_ctx, addr } = entry;
+        let inc = addr.incarnation;
         let flags = wr_flags(flags, e.tx_selective);
-        Ok(Common { e: ep.0.idx(), peer, dst_ep, inc, context: 0, data: 0, flags })
+        Ok(Common { e: ep.0.idx(), peer, dst_ep, rx_ctx, inc, context: 0, data: 0, flags })
     }
 
     /// Takes a place in the queues of endpoint `e`.
@@ -337,7 +340,7 @@ impl Node {
         let r = self.rma.alloc(rma).expect("as many records as requests");
         let (ends, eps) = ((common.peer, common.e), (common.dst_ep, self.eps[common.e].number));
         let wr = TxWr::new(common.context, ends, eps, common.flags);
-        self.alloc_wr(TxWr { data: common.data, len, pull_op: r, ..wr })
+        self.alloc_wr(TxWr { rx_ctx: common.rx_ctx, data: common.data, len, pull_op: r, ..wr })
     }
 
     /// The record of a one-sided operation.

@@ -324,7 +324,7 @@ impl Node {
         imm: Option<u64>,
     ) -> Result<u32, NackReason> {
         let e = self.ep_slot(range.dst_ep);
-        let Some(ep) = self.eps.get(e).filter(|ep| ep.enabled) else {
+        let Some(ep) = self.eps.get(e).filter(|ep| ep.enabled && ep.is_named(range.rx_ctx)) else {
             self.counters.rx_no_endpoint += 1;
             return Err(NackReason::NoEndpoint);
         };

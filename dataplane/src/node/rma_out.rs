@@ -87,9 +87,9 @@ impl Node {
         }
         let done = self.rma_of(w).done;
         let wr = &self.tx[w];
-        let (dst_ep, src_ep) = (wr.dst_ep, wr.src_ep);
+        let (dst_ep, rx_ctx, src_ep) = (wr.dst_ep, wr.rx_ctx, wr.src_ep);
         let (rkey, addr) = (range.key, range.addr.wrapping_add(done));
-        let range = RemoteRange { dst_ep, src_ep, seq, last, rkey, addr };
+        let range = RemoteRange { dst_ep, rx_ctx, src_ep, seq, last, rkey, addr };
         let mut op = [0; 40];
         let op_len = WriteOp { range, imm, left }.emit(&mut op);
         let body = BodyRef::Wr { wr: w, offset: wr.sent, len: len as u32 };
@@ -134,8 +134,9 @@ impl Node {
     fn send_read(&mut self, now: Instant, p: u32, w: u32, out: &mut dyn FrameSink) -> Step {
         if self.tx[w].len == 0 {
             let wr = &self.tx[w];
-            let (dst_ep, src_ep) = (wr.dst_ep, wr.src_ep);
-            let range = RemoteRange { dst_ep, src_ep, last: true, ..RemoteRange::default() };
+            let (dst_ep, rx_ctx, src_ep) = (wr.dst_ep, wr.rx_ctx, wr.src_ep);
+            let range =
+                RemoteRange { dst_ep, rx_ctx, src_ep, last: true, ..RemoteRange::default() };
             let mut op = [0; ReadOp::LEN];
             ReadOp { range, ..ReadOp::default() }.emit(&mut op);
             let packet = self.rma_packet(p, Ty::Read, &op, BodyRef::None, w, true);
@@ -170,11 +171,11 @@ impl Node {
         let range = self.next_range(w);
         let done = self.rma_of(w).done;
         let wr = &self.tx[w];
-        let (dst_ep, src_ep) = (wr.dst_ep, wr.src_ep);
+        let (dst_ep, rx_ctx, src_ep) = (wr.dst_ep, wr.rx_ctx, wr.src_ep);
         let (rkey, addr) = (range.key, range.addr.wrapping_add(done));
         let end = range.len == u64::from(len);
         let (dst_op, dst_gen) = (idx, self.pulls.generation(idx));
-        let range = RemoteRange { dst_ep, src_ep, seq: 0, last, rkey, addr };
+        let range = RemoteRange { dst_ep, rx_ctx, src_ep, seq: 0, last, rkey, addr };
         ReadOp { range, end, dst_op, dst_gen, offset, len }.emit(out)
     }
 
@@ -205,8 +206,8 @@ impl Node {
         let n = range.len.min(total - index).min(seg);
         let last = index + n == total;
         let imm = (last && imm_len > 0).then_some(wr.data);
-        let (dst_ep, src_ep, injected) =
-            (wr.dst_ep, wr.src_ep, wr.flags.contains(WrFlags::INJECTED));
+        let (dst_ep, rx_ctx, src_ep) = (wr.dst_ep, wr.rx_ctx, wr.src_ep);
+        let injected = wr.flags.contains(WrFlags::INJECTED);
         let (dst_op, dst_gen) = (w, self.tx.generation(w));
         let credits = self.peers[p].credits();
         let answers = usize::from(self.peers[p].answers);
@@ -218,7 +219,7 @@ impl Node {
         let addr = range.addr.wrapping_add(done * u64::from(a.elem_len));
         let end = n == range.len;
         let (rkey, sent_len, fetch) = (range.key, u64::from(a.sent_len), a.fetch);
-        let range = RemoteRange { dst_ep, src_ep, seq, last, rkey, addr };
+        let range = RemoteRange { dst_ep, rx_ctx, src_ep, seq, last, rkey, addr };
         let op = AtomicOp {
             range,
             imm,

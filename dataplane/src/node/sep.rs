@@ -2,8 +2,10 @@
 //!
 //! A context is a record like an endpoint's, with queues of its own. Receive context `i` has the
 //! number of the scalable endpoint plus `i`, so that an address can name it; the numbers are kept
-//! for contexts that are not open. A transmit context is named by no message. It sends under the
-//! number of the scalable endpoint, so whoever looks its messages' sender up finds the one address.
+//! for contexts that are not open. Who names it says `i` besides, since behind the last context of
+//! a scalable endpoint lie the numbers of others. A transmit context is named by no message. It
+//! sends under the number of the scalable endpoint, so whoever looks its messages' sender up finds
+//! the one address.
 
 use super::coll::SIDE;
 use super::ep::with_directions;
@@ -39,7 +41,7 @@ pub(crate) struct Sep {
 }
 
 impl Sep {
-    fn has(&self, number: u16) -> bool {
+    pub(super) fn has(&self, number: u16) -> bool {
         number >= self.first && number - self.first < self.count
     }
 }
@@ -130,7 +132,9 @@ impl Node {
         }
         let attr = EpAttr { caps: receive_caps(attr.caps), ..attr };
         attr.check()?;
-        self.ep_add(attr, number)
+        let ep = self.ep_add(attr, number)?;
+        self.eps[ep.0.idx()].rx_ctx = idx as u8;
+        Ok(ep)
     }
 
     /// The address others reach receive context 0 by, and all of its contexts through an address
@@ -170,7 +174,7 @@ impl Node {
         (first..=first + (count - 1)).all(|n| !self.is_taken(n))
     }
 
-    fn sep(&self, sep: SepId) -> Result<Sep> {
+    pub(super) fn sep(&self, sep: SepId) -> Result<Sep> {
         self.numbers.kept.by_handle(sep.0).copied().ok_or(Error::BadFd)
     }
 }

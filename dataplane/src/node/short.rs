@@ -493,9 +493,10 @@ pub(crate) struct Route {
 impl Route {
     pub(super) const NONE: Self = Self { dest: FI_ADDR_UNSPEC, peer: NONE, ep: 0, inc: 0 };
 
+    /// The way to `dest`; `None` also if it names a context, which short ways do not.
     #[inline(never)]
     pub(super) fn find(av: &Av, dest: FiAddr) -> Option<Self> {
-        let entry = av.lookup(dest)?;
+        let entry = av.lookup(dest).filter(|entry| entry.rx_ctx == 0)?;
         let (peer, ep, inc) = (entry.peer, entry.ep, entry.addr.incarnation);
         Some(Self { dest, peer, ep, inc })
     }
@@ -517,7 +518,7 @@ impl ShortMsg<'_> {
     fn op(&self) -> MsgOp {
         let tagged = self.req.kind == MsgKind::Tagged;
         let (dst_ep, src_ep, tag) = (self.dst_ep, self.src_ep, self.req.tag);
-        MsgOp { dst_ep, src_ep, tagged, imm: self.imm(), tag, len: 0 }
+        MsgOp { dst_ep, rx_ctx: 0, src_ep, tagged, imm: self.imm(), tag, len: 0 }
     }
 }
 

@@ -949,7 +949,7 @@ impl To<'_> {
     fn range(&self, range: &RmaIov) -> RemoteRange {
         let RmaIov { addr, key: rkey, .. } = *range;
         let (dst_ep, src_ep, seq) = (self.ep.route.ep, self.ep.number, self.peer.rma_seq);
-        RemoteRange { dst_ep, src_ep, seq, last: true, rkey, addr }
+        RemoteRange { dst_ep, rx_ctx: 0, src_ep, seq, last: true, rkey, addr }
     }
 
     /// Writes the base of its packet, asking for an acknowledgement if `ar`.

@@ -448,7 +448,7 @@ impl Node {
 
     fn near_atomic(&self, said: PlainOp, plen: u16) -> Option<Near> {
         let op = said.checked()?;
-        let plain = op.range.last && op.end && !op.tagged && !op.void;
+        let plain = op.range.last && op.end && !op.tagged && !op.void && op.range.rx_ctx == 0;
         let (plen, said_len) = (usize::from(plen), plen);
         let (what, ty, bytes) = decode_atomic(&op, plen).ok()?;
         if !plain || bytes > Job::SHORT {

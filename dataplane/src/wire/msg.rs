@@ -17,6 +17,8 @@ pub(super) const IMM: u8 = 2;
 pub struct MsgOp {
     /// Endpoint it is for.
     pub dst_ep: u16,
+    /// Which receive context of a scalable endpoint that is, 0 also of any other endpoint.
+    pub rx_ctx: u8,
     /// Endpoint it is from.
     pub src_ep: u16,
     /// Whether it matches tagged receives, or untagged ones.
@@ -80,6 +82,7 @@ impl MsgOp {
         b.put16::<0>(self.dst_ep);
         b.put16::<2>(self.src_ep);
         b.put8::<4>(flags(self.tagged, self.imm));
+        b.put8::<5>(self.rx_ctx);
         b.put16::<6>(self.len);
         b.put64::<8>(self.tag);
         let at = b.write(out);
@@ -242,7 +245,7 @@ impl PlainMsg {
         let tag = b.u64::<40>();
         let plen = b.u16::<30>();
         let (flags, imm_len) = (word as u8, (word & u32::from(IMM)) as usize * (IMM_LEN / 2));
-        // The word's upper bytes are reserved and the length in a record.
+        // The word's upper bytes are the context, which few name, and the length in a record.
         let trailer = if crc { TRAILER_LEN } else { 0 };
         let head = PlainHead::of(&b);
         if head.kind != kind(Ty::Msg, crc)
@@ -264,6 +267,7 @@ impl PlainMsg {
             plen,
             op: MsgOp {
                 dst_ep: b.u16::<32>(),
+                rx_ctx: 0,
                 src_ep: b.u16::<34>(),
                 tagged: flags & TAGGED != 0,
                 imm,
@@ -421,6 +425,8 @@ impl<'a, 'f> Usual<'a, 'f> {
 pub struct MsgMOp {
     /// Endpoint it is for.
     pub dst_ep: u16,
+    /// Which receive context of a scalable endpoint that is, 0 also of any other endpoint.
+    pub rx_ctx: u8,
     /// Endpoint it is from.
     pub src_ep: u16,
     /// Whether it matches tagged receives, or untagged ones.
@@ -471,8 +477,8 @@ impl MsgMOp {
             }
             base.check_end(frame, BASE_LEN + Self::LEN + IMM_LEN)?;
         }
-        let MsgOp { dst_ep, src_ep, tagged, imm, tag, .. } = op;
-        Ok(Self { dst_ep, src_ep, tagged, imm, tag, msg_len, offset })
+        let MsgOp { dst_ep, rx_ctx, src_ep, tagged, imm, tag, .. } = op;
+        Ok(Self { dst_ep, rx_ctx, src_ep, tagged, imm, tag, msg_len, offset })
     }
 
     /// Writes header and remote CQ data to the start of `out` and returns their length.
@@ -485,6 +491,7 @@ impl MsgMOp {
         b.put16::<0>(self.dst_ep);
         b.put16::<2>(self.src_ep);
         b.put8::<4>(flags(self.tagged, self.imm));
+        b.put8::<5>(self.rx_ctx);
         b.put64::<8>(self.tag);
         b.put64::<16>(self.msg_len);
         b.put64::<24>(self.offset);
@@ -506,15 +513,13 @@ fn head_of<const N: usize>(
     if flags & !(TAGGED | IMM) != 0 {
         return Err(WireError::MsgFlags);
     }
-    if b.u8::<5>() != 0 {
-        return Err(WireError::OpReserved);
-    }
     let tagged = flags & TAGGED != 0;
     if !tagged && tag != 0 {
         return Err(WireError::StrayTag);
     }
     Ok(MsgOp {
         dst_ep: b.u16::<0>(),
+        rx_ctx: b.u8::<5>(),
         src_ep: b.u16::<2>(),
         tagged,
         imm: imm_at(frame, flags, at + N)?,

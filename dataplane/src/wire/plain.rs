@@ -258,7 +258,8 @@ impl PlainOp {
     pub fn range(&self) -> RemoteRange {
         let Self { what: Wanted { rkey, head, .. }, addr } = *self;
         let last = (head >> 16) as u8 & LAST != 0;
-        RemoteRange { dst_ep: head as u16, src_ep: 0, seq: 0, last, rkey, addr }
+        let rx_ctx = (head >> 24) as u8;
+        RemoteRange { dst_ep: head as u16, rx_ctx, src_ep: 0, seq: 0, last, rkey, addr }
     }
 
     /// The header of an ATOMIC, checked, but for how it calls itself and the endpoint that it is

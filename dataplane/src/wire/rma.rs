@@ -27,6 +27,8 @@ const VOID: u8 = 1 << 6;
 pub struct RemoteRange {
     /// Endpoint it is for.
     pub dst_ep: u16,
+    /// Which receive context of a scalable endpoint that is, 0 also of any other endpoint.
+    pub rx_ctx: u8,
     /// Endpoint it is from.
     pub src_ep: u16,
     /// Number of the operation, one more than that of the one before from the same node. If a
@@ -51,7 +53,8 @@ impl RemoteRange {
     fn words(&self, flags: u8) -> [u64; 3] {
         let flags = flags | if self.last { LAST } else { 0 };
         let eps = u64::from(self.dst_ep) | u64::from(self.src_ep) << 16;
-        [eps | u64::from(flags) << 32 | u64::from(self.seq) << 48, self.rkey, self.addr]
+        let rest = u64::from(flags) | u64::from(self.rx_ctx) << 8 | u64::from(self.seq) << 16;
+        [eps | rest << 32, self.rkey, self.addr]
     }
 
     /// The range and the other flags.
@@ -63,11 +66,9 @@ impl RemoteRange {
         if flags & !(LAST | known) != 0 {
             return Err(WireError::RmaFlags);
         }
-        if head.u8::<5>() != 0 {
-            return Err(WireError::OpReserved);
-        }
         let range = Self {
             dst_ep: head.u16::<0>(),
+            rx_ctx: head.u8::<5>(),
             src_ep: head.u16::<2>(),
             seq: head.u16::<6>(),
             last: flags & LAST != 0,

@@ -10,6 +10,8 @@ use super::{BASE_LEN, Base, Bytes, MsgMOp, MsgOp, PULL_MAX, WireError};
 pub struct RndvOp {
     /// Endpoint it is for.
     pub dst_ep: u16,
+    /// Which receive context of a scalable endpoint that is, 0 also of any other endpoint.
+    pub rx_ctx: u8,
     /// Endpoint it is from.
     pub src_ep: u16,
     /// Whether it matches tagged receives, or untagged ones.
@@ -49,9 +51,9 @@ impl RndvOp {
     #[inline]
     pub fn parse(frame: &RxFrame<'_>, base: &Base) -> Result<Self, WireError> {
         let (op, msg_len, names) = long_msg_at(frame)?;
-        let MsgOp { dst_ep, src_ep, tagged, imm, tag, .. } = op;
+        let MsgOp { dst_ep, rx_ctx, src_ep, tagged, imm, tag, .. } = op;
         let (src_op, src_gen) = (names as u32, (names >> 32) as u32);
-        let op = Self { dst_ep, src_ep, tagged, imm, tag, msg_len, src_op, src_gen };
+        let op = Self { dst_ep, rx_ctx, src_ep, tagged, imm, tag, msg_len, src_op, src_gen };
         base.check_end(frame, op.payload_off())?;
         Ok(op)
     }
@@ -66,6 +68,7 @@ impl RndvOp {
         b.put16::<0>(self.dst_ep);
         b.put16::<2>(self.src_ep);
         b.put8::<4>(flags(self.tagged, self.imm));
+        b.put8::<5>(self.rx_ctx);
         b.put64::<8>(self.tag);
         b.put64::<16>(self.msg_len);
         b.put32::<24>(self.src_op);

@@ -50,7 +50,8 @@ fn records(ops: &[(MsgOp, Vec<u8>)]) -> Vec<u8> {
 /// One good packet of each type, with its payload; PACK's has a record with and one without
 /// remote CQ data.
 fn one_of_each() -> Vec<(Base, Op, Vec<u8>)> {
-    let msg = MsgOp { dst_ep: 1, src_ep: 2, tagged: true, imm: Some(9), tag: 0x1234, len: 0 };
+    let msg =
+        MsgOp { dst_ep: 1, rx_ctx: 0, src_ep: 2, tagged: true, imm: Some(9), tag: 0x1234, len: 0 };
     let long = MsgMOp { imm: Some(3), msg_len: 100, offset: 0, ..MsgMOp::default() };
     let two = [
         (MsgOp { len: 3, ..msg }, b"abc".to_vec()),
@@ -107,7 +108,8 @@ fn one_of_each() -> Vec<(Base, Op, Vec<u8>)> {
 }
 
 fn one_sided() -> Vec<(Op, Vec<u8>)> {
-    let range = RemoteRange { dst_ep: 1, src_ep: 2, seq: 3, last: true, rkey: 4, addr: 5 };
+    let range =
+        RemoteRange { dst_ep: 1, rx_ctx: 7, src_ep: 2, seq: 3, last: true, rkey: 4, addr: 5 };
     let atomic = AtomicOp {
         range,
         imm: Some(6),
@@ -144,10 +146,12 @@ prop_compose! {
 
 prop_compose! {
     fn any_msg()(
-        (dst_ep, src_ep, tag) in any::<(u16, u16, Option<u64>)>(),
+        (dst_ep, rx_ctx, src_ep) in any::<(u16, u8, u16)>(),
+        tag in any::<Option<u64>>(),
         imm in any::<Option<u64>>(),
     ) -> MsgOp {
-        MsgOp { dst_ep, src_ep, tagged: tag.is_some(), imm, tag: tag.unwrap_or(0), len: 0 }
+        let (tagged, tag) = (tag.is_some(), tag.unwrap_or(0));
+        MsgOp { dst_ep, rx_ctx, src_ep, tagged, imm, tag, len: 0 }
     }
 }
 
@@ -183,14 +187,27 @@ fn any_op() -> impl Strategy<Value = (Op, Vec<u8>)> {
         (any_msg(), any_bytes(0)).prop_map(|(op, payload)| (Op::Msg(op), payload)),
         any_pack(),
         (any_msg(), any_bytes(1), any::<(u32, u32)>()).prop_map(|(op, payload, (at, more))| {
-            let MsgOp { dst_ep, src_ep, tagged, imm, tag, .. } = op;
+            let MsgOp { dst_ep, rx_ctx, src_ep, tagged, imm, tag, .. } = op;
             let offset = if imm.is_some() { 0 } else { u64::from(at) << 8 };
             let msg_len = offset + payload.len() as u64 + u64::from(more);
-            (Op::MsgM(MsgMOp { dst_ep, src_ep, tagged, imm, tag, msg_len, offset }), payload)
+            (
+                Op::MsgM(MsgMOp { dst_ep, rx_ctx, src_ep, tagged, imm, tag, msg_len, offset }),
+                payload,
+            )
         }),
         (any_msg(), any::<(u64, u32, u32)>()).prop_map(move |(op, (msg_len, src_op, src_gen))| {
-            let MsgOp { dst_ep, src_ep, tagged, imm, tag, .. } = op;
-            none(Op::Rndv(RndvOp { dst_ep, src_ep, tagged, imm, tag, msg_len, src_op, src_gen }))
+            let MsgOp { dst_ep, rx_ctx, src_ep, tagged, imm, tag, .. } = op;
+            none(Op::Rndv(RndvOp {
+                dst_ep,
+                rx_ctx,
+                src_ep,
+                tagged,
+                imm,
+                tag,
+                msg_len,
+                src_op,
+                src_gen,
+            }))
         }),
         (any::<(u32, u32, u32, u32)>(), any::<u32>(), 1..=PULL_MAX).prop_map(
             move |((src_op, src_gen, dst_op, dst_gen), at, len)| {
@@ -217,10 +234,10 @@ fn any_op() -> impl Strategy<Value = (Op, Vec<u8>)> {
 
 prop_compose! {
     fn any_range()(
-        (dst_ep, src_ep, seq, last) in any::<(u16, u16, u16, bool)>(),
+        (dst_ep, rx_ctx, src_ep, seq, last) in any::<(u16, u8, u16, u16, bool)>(),
         (rkey, addr) in any::<(u64, u64)>(),
     ) -> RemoteRange {
-        RemoteRange { dst_ep, src_ep, seq, last, rkey, addr: addr >> 1 }
+        RemoteRange { dst_ep, rx_ctx, src_ep, seq, last, rkey, addr: addr >> 1 }
     }
 }
 
@@ -476,18 +493,15 @@ fn bases_are_refused_for_their_own_cause() {
 fn operations_are_refused_for_their_own_cause() {
     use WireError as E;
     let zeros: &[(Ty, &[usize])] = &[
-        (Ty::Msg, &[5]),
         (Ty::Pack, &[2, 3, 4, 5, 6, 7]),
-        (Ty::MsgM, &[5, 6, 7]),
-        (Ty::Rndv, &[5, 6, 7]),
+        (Ty::MsgM, &[6, 7]),
+        (Ty::Rndv, &[6, 7]),
         (Ty::Pull, &[28, 29, 30, 31]),
         (Ty::End, &[10, 11, 12, 13, 14, 15]),
         (Ty::Nop, &[5, 6, 7]),
         (Ty::Nack, &[2, 3, 4, 5, 6, 7]),
         (Ty::Rst, &[31]),
-        (Ty::Write, &[5]),
-        (Ty::Read, &[5, 44, 45, 46, 47]),
-        (Ty::Atomic, &[5]),
+        (Ty::Read, &[44, 45, 46, 47]),
         (Ty::Resp, &[14, 15]),
     ];
     for (ty, at) in zeros {

@@ -361,8 +361,8 @@ impl Villain {
 
     /// A piece of a message, as the next packet in order.
     fn piece(&mut self, rig: &mut Rig, offset: u64, msg_len: u64, len: usize) {
-        let (dst_ep, src_ep, tagged, imm, tag) = (EP, EP, false, None, 0);
-        let op = MsgMOp { dst_ep, src_ep, tagged, imm, tag, msg_len, offset };
+        let (dst_ep, src_ep) = (EP, EP);
+        let op = MsgMOp { dst_ep, src_ep, msg_len, offset, ..MsgMOp::default() };
         self.say(rig, Op::MsgM(op), &vec![PAYLOAD; len]);
         self.psn = self.psn.wrapping_add(1);
     }
@@ -409,18 +409,19 @@ impl Villain {
         let msg_len = r.pick(&[0, 1, 1400, 1401, 3000, 9000, 1 << 40, u64::MAX]);
         let (dst_ep, src_ep) = (r.pick(&[EP, EP, EP, 9, u16::MAX]), r.pick(&[EP, 5]));
         let (tagged, imm) = (r.chance(0.1), r.chance(0.1).then_some(1));
-        let tag = if tagged { r.below(3) } else { 0 };
+        let (rx_ctx, tag) = (u8::from(src_ep == 5), if tagged { r.below(3) } else { 0 });
         let op = match r.below(16) {
-            0..=3 => Op::Msg(MsgOp { dst_ep, src_ep, tagged, imm, tag, len: 0 }),
+            0..=3 => Op::Msg(MsgOp { dst_ep, rx_ctx, src_ep, tagged, imm, tag, len: 0 }),
             4..=7 => {
                 // Mostly pieces of one message that the first credit covers, so that some begin
                 // where another ended, and some do not.
                 let msg_len = if r.chance(0.7) { 3000 } else { msg_len };
                 let imm = imm.filter(|_| offset == 0);
-                Op::MsgM(MsgMOp { dst_ep, src_ep, tagged, imm, tag, msg_len, offset })
+                Op::MsgM(MsgMOp { dst_ep, rx_ctx, src_ep, tagged, imm, tag, msg_len, offset })
             }
             8 => {
-                let op = RndvOp { dst_ep, src_ep, tagged, imm, tag, msg_len, src_op, src_gen };
+                let op = RndvOp { src_op, src_gen, msg_len, ..RndvOp::default() };
+                let op = RndvOp { dst_ep, rx_ctx, src_ep, tagged, imm, tag, ..op };
                 return (Op::Rndv(op), Vec::new());
             }
             9 => {

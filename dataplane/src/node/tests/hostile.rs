@@ -86,7 +86,7 @@ impl Puppet {
     fn rndv(&mut self, pair: &mut Pair, n: u32, msg_len: u64) {
         let (dst_ep, src_ep, src_op, src_gen) = (end_number(pair), 1, n, 1);
         let (tagged, imm, tag) = (true, None, 5);
-        let op = RndvOp { dst_ep, src_ep, tagged, imm, tag, msg_len, src_op, src_gen };
+        let op = RndvOp { dst_ep, rx_ctx: 0, src_ep, tagged, imm, tag, msg_len, src_op, src_gen };
         self.say(pair, &Op::Rndv(op), &[]);
     }
 }
@@ -214,7 +214,7 @@ fn half_a_message_goes_behind_the_one_before_in_a_multi_receive() {
     let data = bytes(2000);
     let piece = |offset: u64| {
         let (tagged, imm, tag, msg_len) = (false, None, 0, 2000);
-        Op::MsgM(MsgMOp { dst_ep, src_ep, tagged, imm, tag, msg_len, offset })
+        Op::MsgM(MsgMOp { dst_ep, rx_ctx: 0, src_ep, tagged, imm, tag, msg_len, offset })
     };
     puppet.say(&mut pair, &piece(0), &data[..1200]);
     let (buf, look) = shared(8192);

@@ -34,6 +34,7 @@ fn fields(base: &Base, op: &Op) -> BTreeMap<&'static str, u64> {
     match op {
         Op::Msg(op) => map.extend([
             ("dst_ep", op.dst_ep.into()),
+            ("rx_ctx", op.rx_ctx.into()),
             ("src_ep", op.src_ep.into()),
             ("flags", u64::from(op.tagged) | u64::from(op.imm.is_some()) << 1),
             ("len", op.len.into()),
