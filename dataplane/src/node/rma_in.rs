@@ -570,13 +570,12 @@ impl Node {
             self.read_failed(p, handle, op.offset, super::input::nack_error(reason));
             return;
         }
-        let peer = &mut self.peers[p];
-        if !peer.txq.is_empty() {
-            self.make_ready(p);
-        }
         if short {
             let asked = (op.dst_op, op.dst_gen, op.offset.into());
             return self.on_short_answer((p, Form::Fetch), frame, asked, (off, len));
+        }
+        if !self.peers[p].txq.is_empty() {
+            self.make_ready(p);
         }
         self.peers[p].answered(1);
         let known = self.tx.by_handle(handle);
