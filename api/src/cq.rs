@@ -224,7 +224,7 @@ impl CqInner {
     pub(crate) fn read_cqes(&self, most: usize, put: impl FnMut(&Cqe)) -> Result<usize> {
         let mut core = self.dom.enter()?;
         let read = self.cqes(&mut core, most, put);
-        let in_vain = read.is_err() && core.polls_in_vain();
+        let in_vain = read.is_err() && core.reads_in_vain();
         core.leave();
         if in_vain {
             std::thread::yield_now();
@@ -240,13 +240,16 @@ impl CqInner {
         most: usize,
         mut put: impl FnMut(&Cqe),
     ) -> Result<usize> {
-        match core.node().cq_take_some(self.id, most, &mut put) {
+        match core.node().cq_take(self.id, most, &mut put) {
             None => {
                 core.turn_if_manual(&self.dom);
-                let n = core.node().cq_take(self.id, most, put);
-                if n > 0 {
-                    core.found();
-                    return Ok(n);
+                match core.node().cq_take(self.id, most, put) {
+                    None => return self.still_none(core),
+                    Some(0) => {}
+                    Some(n) => {
+                        core.found();
+                        return Ok(n);
+                    }
                 }
             }
             // An error that is next would only be found again.
@@ -264,29 +267,29 @@ impl CqInner {
         trim(*cqe, self.format)
     }
 
-    /// Why nothing was taken.
-    #[cold]
-    fn why_none(&self, core: &mut Core) -> Result<usize> {
-        let why = core.node().cq_why_nothing(self.id);
-        // Most often, and then nothing has to be kept over a call.
-        if self.watch.is_none() && why == Err(Error::Again) {
-            return Err(Error::Again);
+    /// The queue is empty after a turn as well.
+    #[inline(always)]
+    fn still_none(&self, core: &mut Core) -> Result<usize> {
+        // Most have none, and then nothing has to be kept over a call.
+        if self.watch.is_some() {
+            self.seen_empty(core);
         }
-        self.none_found(core, why)
+        Err(Error::Again)
     }
 
+    /// Why nothing was taken of a queue that is not empty.
+    #[cold]
     #[inline(never)]
-    fn none_found(&self, core: &mut Core, why: Result<usize>) -> Result<usize> {
-        match why {
-            Err(Error::Again) => self.seen_empty(core),
-            // Somebody who reads nothing but errors still makes progress.
-            Err(Error::Avail) => core.read_something(&self.dom),
-            _ => {}
+    fn why_none(&self, core: &mut Core) -> Result<usize> {
+        let why = core.node().cq_why_nothing(self.id);
+        // Somebody who reads nothing but errors still makes progress.
+        if why == Err(Error::Avail) {
+            core.read_something(&self.dom);
         }
         why
     }
 
-    #[inline]
+    #[inline(never)]
     fn seen_empty(&self, core: &mut Core) {
         if let Some(idx) = self.watch {
             let Core { engine, watch, .. } = core;

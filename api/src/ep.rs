@@ -91,7 +91,7 @@ pub struct EpCommon {
     pub(crate) max_msg_size: u64,
     buffered: (AtomicUsize, AtomicUsize),
     buffered_recv: bool,
-    tx_op_flags: AtomicU64,
+    tx_op_flags: TxOpFlags,
     rx_op_flags: AtomicU64,
     pub(crate) tx_selective: AtomicBool,
     pub(crate) rx_selective: AtomicBool,
@@ -100,6 +100,40 @@ pub struct EpCommon {
     bound: Arc<Mutex<Bound>>,
     /// The endpoint that it is another name of, with default flags of its own.
     alias_of: Option<Arc<RawEndpoint>>,
+}
+
+/// Default flags of transmit calls.
+struct TxOpFlags {
+    given: AtomicU64,
+    /// As they are for calls on remote memory.
+    rma: AtomicU64,
+}
+
+impl TxOpFlags {
+    fn new(flags: OpFlags) -> Self {
+        let new = Self { given: AtomicU64::new(0), rma: AtomicU64::new(0) };
+        new.set(flags);
+        new
+    }
+
+    fn set(&self, flags: OpFlags) {
+        let mut rma = flags - OpFlags::MATCH_COMPLETE;
+        if flags.contains(OpFlags::MATCH_COMPLETE) {
+            rma |= OpFlags::DELIVERY_COMPLETE;
+        }
+        self.given.store(flags.bits(), Ordering::Relaxed);
+        self.rma.store(rma.bits(), Ordering::Relaxed);
+    }
+
+    #[inline(always)]
+    fn get(&self) -> OpFlags {
+        OpFlags::from_bits_retain(self.given.load(Ordering::Relaxed))
+    }
+
+    #[inline(always)]
+    fn rma(&self) -> OpFlags {
+        OpFlags::from_bits_retain(self.rma.load(Ordering::Relaxed))
+    }
 }
 
 impl EpCommon {
@@ -180,7 +214,7 @@ impl EpCommon {
             max_msg_size: Node::MAX_MSG_SIZE,
             buffered: (AtomicUsize::new(0), AtomicUsize::new(0)),
             buffered_recv: attr.buffered_recv,
-            tx_op_flags: AtomicU64::new(attr.tx_op_flags.bits()),
+            tx_op_flags: TxOpFlags::new(attr.tx_op_flags),
             rx_op_flags: AtomicU64::new(attr.rx_op_flags.bits()),
             tx_selective: AtomicBool::new(false),
             rx_selective: AtomicBool::new(false),
@@ -206,7 +240,7 @@ impl EpCommon {
             max_msg_size: of.max_msg_size,
             buffered: (number(&of.buffered.0), number(&of.buffered.1)),
             buffered_recv: of.buffered_recv,
-            tx_op_flags: AtomicU64::new(of.tx_op_flags().bits()),
+            tx_op_flags: TxOpFlags::new(of.tx_op_flags()),
             rx_op_flags: AtomicU64::new(of.rx_op_flags().bits()),
             tx_selective: same(&of.tx_selective),
             rx_selective: same(&of.rx_selective),
@@ -389,7 +423,13 @@ impl EpCommon {
 
     /// Default flags of the transmit calls that take none (`FI_GETOPSFLAG` with `FI_TRANSMIT`).
     pub fn tx_op_flags(&self) -> OpFlags {
-        OpFlags::from_bits_retain(self.tx_op_flags.load(Ordering::Relaxed))
+        self.tx_op_flags.get()
+    }
+
+    /// Those for calls on remote memory, which know no matching: what is executed is matched.
+    #[inline(always)]
+    pub(crate) fn rma_op_flags(&self) -> OpFlags {
+        self.tx_op_flags.rma()
     }
 
     /// Default flags of the receive calls that take none (`FI_GETOPSFLAG` with `FI_RECV`).
@@ -405,24 +445,24 @@ impl EpCommon {
         if !crate::info::TX_OP_FLAGS.contains(flags) {
             return Err(Error::BadFlags);
         }
-        self.tx_op_flags.store(flags.bits(), Ordering::Relaxed);
+        self.tx_op_flags.set(flags);
         Ok(())
     }
 
     /// Sets the flags that an alias has of its own, `FI_TRIGGER` among them.
     pub(crate) fn set_alias_flags(&self, flags: OpFlags, recv: bool) -> Result<()> {
         let plain = flags - OpFlags::TRIGGER;
-        let word = if recv {
-            self.set_rx_op_flags(plain)?;
-            &self.rx_op_flags
-        } else {
-            self.set_tx_op_flags(plain)?;
-            &self.tx_op_flags
-        };
+        match recv {
+            true => self.set_rx_op_flags(plain)?,
+            false => self.set_tx_op_flags(plain)?,
+        }
         if flags.contains(OpFlags::TRIGGER) && !self.caps.contains(Caps::TRIGGER) {
             return Err(Error::BadFlags);
         }
-        word.store(flags.bits(), Ordering::Relaxed);
+        match recv {
+            true => self.rx_op_flags.store(flags.bits(), Ordering::Relaxed),
+            false => self.tx_op_flags.set(flags),
+        }
         Ok(())
     }
 

@@ -42,8 +42,8 @@ pub(crate) struct Core {
     asleep_until: Option<Instant>,
     /// Reads that may find an entry before the loop is turned.
     reads_left: u32,
-    /// Reads since one found something, or moved frames.
-    empty_reads: u32,
+    /// Reads in vain that are left until one yields.
+    reads_to_yield: u32,
     /// The event queues have been told that the port is gone.
     mourned: bool,
 }
@@ -56,7 +56,7 @@ const READS_PER_TURN: u32 = 32;
 /// processor now and then: who it waits for may be among them.
 const READS_BEFORE_YIELD: u32 = 256;
 
-/// One in so many further reads yields. It has to be a power of two.
+/// One in so many further reads yields.
 const READS_PER_YIELD: u32 = 32;
 
 /// Turns that a blocking call polls before it sleeps: about as long as a wake-up costs.
@@ -72,15 +72,30 @@ impl Core {
     #[inline]
     pub(crate) fn turn(&mut self, shared: &Shared) -> usize {
         self.reads_left = READS_PER_TURN;
+        let Some(moved) = self.engine.brisk_turn() else { return self.full_turn(shared) };
+        if moved > 0 {
+            // Also where peers work on this side's memory, which writes no entry.
+            self.found();
+        }
+        if self.watch.any() {
+            self.look_now(shared);
+        }
+        moved
+    }
+
+    /// A turn with all that there may be to do.
+    #[inline(never)]
+    fn full_turn(&mut self, shared: &Shared) -> usize {
         let moved = match self.engine.turn() {
             Ok(moved) => moved,
             Err(_gone) => self.mourn(shared),
         };
         if moved > 0 {
-            // Also where peers work on this side's memory, which writes no entry.
             self.found();
         }
-        self.look(shared);
+        if self.engine.is_timed() || self.watch.any() {
+            self.look_now(shared);
+        }
         moved
     }
 
@@ -111,14 +126,18 @@ impl Core {
     /// A read has not been in vain.
     #[inline(always)]
     pub(crate) fn found(&mut self) {
-        self.empty_reads = 0;
+        self.reads_to_yield = READS_BEFORE_YIELD + READS_PER_YIELD;
     }
 
     /// Counts a read that found nothing, and says whether it is time to yield.
-    #[cold]
-    pub(crate) fn polls_in_vain(&mut self) -> bool {
-        self.empty_reads = self.empty_reads.wrapping_add(1);
-        self.empty_reads > READS_BEFORE_YIELD && self.empty_reads.is_multiple_of(READS_PER_YIELD)
+    #[inline(always)]
+    pub(crate) fn reads_in_vain(&mut self) -> bool {
+        self.reads_to_yield -= 1;
+        let yields = self.reads_to_yield == 0;
+        if yields {
+            self.reads_to_yield = READS_PER_YIELD;
+        }
+        yields
     }
 
     /// What a post may have changed: entries of queues, and the next deadline.
@@ -164,13 +183,6 @@ impl Core {
         if self.next_deadline().is_some_and(|d| d < until) {
             self.note_awake();
             shared.sleep.wake_port();
-        }
-    }
-
-    #[inline(always)]
-    fn look(&mut self, shared: &Shared) {
-        if self.engine.is_timed() || self.watch.any() {
-            self.look_now(shared);
         }
     }
 
@@ -372,7 +384,7 @@ impl DomainRef {
             works: Works::default(),
             asleep_until: None,
             reads_left: READS_PER_TURN,
-            empty_reads: 0,
+            reads_to_yield: READS_BEFORE_YIELD + READS_PER_YIELD,
             mourned: false,
         };
         let shared = Arc::new(Shared {

@@ -74,19 +74,6 @@ pub(crate) fn list(ranges: &[RmaIov]) -> Result<RmaList> {
     }
 }
 
-impl EpCommon {
-    /// The endpoint's flags for calls on remote memory, which know no matching: what is executed is
-    /// matched.
-    pub(crate) fn rma_op_flags(&self) -> OpFlags {
-        let flags = self.tx_op_flags();
-        if flags.contains(OpFlags::MATCH_COMPLETE) {
-            (flags - OpFlags::MATCH_COMPLETE) | OpFlags::DELIVERY_COMPLETE
-        } else {
-            flags
-        }
-    }
-}
-
 impl Endpoint {
     /// Lends `bufs` to an operation that `post` posts under the name it is given.
     pub(crate) fn post_one_sided(

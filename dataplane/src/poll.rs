@@ -12,6 +12,7 @@
 use std::sync::Arc;
 
 use barewire_driver::backend::known::KnownPort;
+use barewire_driver::backend::shm::ShmPort;
 use barewire_driver::clock;
 use barewire_driver::frame::{Body, FillHead, RxFrame, ShortHead, TxFrame};
 use barewire_driver::mem::{Few, IoBuf};
@@ -79,22 +80,22 @@ impl RxSink for ToNode<'_> {
     }
 
     #[inline(always)]
-    fn frame_with(&mut self, frame: &RxFrame<'_>, back: &mut impl ShortTx) {
-        self.node.on_frame_with(self.now, frame, &mut Back(back));
+    fn frame_with(&mut self, frame: &RxFrame<'_>, back: impl ShortTx) {
+        self.node.on_frame_with(self.now, frame, Back(back));
     }
 }
 
 /// The way back from a port that lends a frame.
-struct Back<'a, T>(&'a mut T);
+struct Back<T>(T);
 
-impl<T: ShortTx> FrameSink for Back<'_, T> {
+impl<T: ShortTx> FrameSink for Back<T> {
     fn send(&mut self, _: &TxFrame<'_>) -> Tx {
         Tx::Full
     }
 
     #[inline(always)]
     fn send_short<const H: usize>(&mut self, frame: &impl ShortFrame<H>) -> Tx {
-        if send_few(self.0, frame) { Tx::Sent } else { Tx::Full }
+        if send_few(&mut self.0, frame) { Tx::Sent } else { Tx::Full }
     }
 }
 
@@ -116,6 +117,29 @@ fn send_few<const H: usize>(port: &mut impl ShortTx, frame: &impl ShortFrame<H>)
         Some((buf, at, len)) => port.tx_part(dst, &head, buf, at, len),
         None => port.tx_few(dst, &head, frame.few()),
     }
+}
+
+/// Sends a short frame that has to be put together first. (Here, so that the frame never has to lie
+/// in memory for the sake of it.)
+#[inline(always)]
+fn send_whole<const H: usize>(out: &mut impl FrameSink, frame: &impl ShortFrame<H>) -> Tx {
+    let mut head = [0; H];
+    frame.put(&mut head);
+    match frame.part() {
+        Some((buf, offset, len)) => send_pieces(out, &head, Body::Io { buf, offset, len }),
+        None => send_with_few(out, &head, frame.few()),
+    }
+}
+
+#[inline(never)]
+fn send_with_few(out: &mut impl FrameSink, head: &[u8], few: Few) -> Tx {
+    send_pieces(out, head, Body::Bytes(&few.to_bytes()[..few.len()]))
+}
+
+#[cold]
+#[inline(never)]
+fn send_pieces(out: &mut impl FrameSink, head: &[u8], body: Body<'_>) -> Tx {
+    out.send_alone(&TxFrame { head, body, tail: &[] })
 }
 
 /// What stands before the payload of a message.
@@ -142,6 +166,29 @@ fn send_msg_long(
         port.flush()?;
     }
     Ok(sent)
+}
+
+/// What a node sends goes to a segment, which cannot go.
+struct ToShm<'a>(&'a mut ShmPort);
+
+impl FrameSink for ToShm<'_> {
+    fn send(&mut self, frame: &TxFrame<'_>) -> Tx {
+        self.0.tx(frame).unwrap_or(Tx::Full)
+    }
+
+    fn send_alone(&mut self, frame: &TxFrame<'_>) -> Tx {
+        let sent = self.send(frame);
+        if sent == Tx::Sent {
+            // It cannot go.
+            let _ = self.0.flush();
+        }
+        sent
+    }
+
+    #[inline(always)]
+    fn send_short<const H: usize>(&mut self, frame: &impl ShortFrame<H>) -> Tx {
+        if send_few(self.0, frame) { Tx::Sent } else { send_whole(self, frame) }
+    }
 }
 
 /// What a node sends goes to the port, until that is gone.
@@ -178,12 +225,7 @@ impl FrameSink for ToPort<'_> {
         {
             return Tx::Sent;
         }
-        let mut head = [0; H];
-        frame.put(&mut head);
-        match frame.part() {
-            Some((buf, offset, len)) => self.send_whole(&head, Body::Io { buf, offset, len }),
-            None => self.send_whole_few(&head, frame.few()),
-        }
+        send_whole(self, frame)
     }
 
     #[inline(always)]
@@ -202,17 +244,6 @@ impl FrameSink for ToPort<'_> {
 }
 
 impl ToPort<'_> {
-    #[cold]
-    #[inline(never)]
-    fn send_whole_few(&mut self, head: &[u8], few: Few) -> Tx {
-        self.send_whole(head, Body::Bytes(&few.to_bytes()[..few.len()]))
-    }
-
-    #[inline(never)]
-    fn send_whole(&mut self, head: &[u8], body: Body<'_>) -> Tx {
-        self.send_alone(&TxFrame { head, body, tail: &[] })
-    }
-
     /// What was sent leaves.
     #[inline(always)]
     fn flush(&mut self) {
@@ -283,7 +314,7 @@ impl Engine {
     ///
     /// # Errors
     /// [`PortGone`], at once and from then on. Every operation has ended with `FI_ENETDOWN`.
-    #[inline(always)]
+    #[inline]
     pub fn turn(&mut self) -> Result<usize, PortGone> {
         if self.gone.is_some() {
             return Err(self.still_gone());
@@ -305,21 +336,49 @@ impl Engine {
         Ok(moved)
     }
 
-    /// Takes what arrived, at most so many bursts of it.
+    /// As [`turn`](Self::turn), if that need not read the clock and has nothing to ask of a port
+    /// that cannot go; then nothing has to be looked for by time either. `None`, and nothing has
+    /// happened, if it is another.
     #[inline(always)]
-    fn receive(&mut self, burst_max: usize) -> Result<usize, PortGone> {
+    pub fn brisk_turn(&mut self) -> Option<usize> {
+        let KnownPort::Shm(port) = &mut self.port else { return None };
+        let left = self.untimed.checked_sub(1)?;
+        self.untimed = left;
+        // A sink of its own, so that it need not lie in memory for `busy_turn`.
+        let one = port.receive_one(&mut ToNode { node: &mut self.node, now: self.now });
+        match one {
+            Some(moved) if !self.node.has_due() && !self.node.has_answers() => Some(moved),
+            _ => Some(self.busy_turn(one)),
+        }
+    }
+
+    /// The rest of [`brisk_turn`](Self::brisk_turn), if more has come than one frame or there is
+    /// something to send.
+    #[inline(never)]
+    fn busy_turn(&mut self, moved: Option<usize>) -> usize {
+        // What cannot go gives no error.
+        let moved = moved.unwrap_or_else(|| self.receive_rest().unwrap_or(0));
+        if self.node.has_answers() {
+            self.answer();
+        }
+        let sent = if self.node.has_due() { self.transmit(self.now).unwrap_or(0) } else { 0 };
+        moved + sent
+    }
+
+    /// What the port has, of which nothing alone was taken.
+    fn receive_rest(&mut self) -> Result<usize, PortGone> {
+        let mut sink = ToNode { node: &mut self.node, now: self.now };
         let got = match &mut self.port {
-            // This one cannot go, and asks no further question.
-            KnownPort::Shm(port) => {
-                let mut sink = ToNode { node: &mut self.node, now: self.now };
-                let got = port.receive(BURST, &mut sink);
-                if got < BURST {
-                    return Ok(got);
-                }
-                got
-            }
-            KnownPort::Other(_) => self.burst()?,
+            KnownPort::Shm(port) => port.poll(BURST, &mut sink),
+            KnownPort::Other(_) => 0,
         };
+        if got < BURST { Ok(got) } else { self.receive_more(got, BURSTS_PER_TURN - 1) }
+    }
+
+    /// Takes what arrived, at most so many bursts of it.
+    #[inline]
+    fn receive(&mut self, burst_max: usize) -> Result<usize, PortGone> {
+        let got = self.burst()?;
         if got < BURST { Ok(got) } else { self.receive_more(got, burst_max - 1) }
     }
 
@@ -336,7 +395,7 @@ impl Engine {
         Ok(moved)
     }
 
-    #[inline(always)]
+    #[inline(never)]
     fn burst(&mut self) -> Result<usize, PortGone> {
         let mut sink = ToNode { node: &mut self.node, now: self.now };
         match self.port.rx_burst(BURST, &mut sink) {
@@ -420,20 +479,13 @@ impl Engine {
         self.post_now(|node, out| node.send_now(ep, req, out, Self::now))
     }
 
-    /// Sends an atomic operation at once if nothing stands before it; see [`Node::atomic_now`].
+    /// Sends an atomic operation at once if nothing stands before it and the port is a segment; see
+    /// [`Node::atomic_now`]. (If it is another, [`post_atomic`](Self::post_atomic) does that: here
+    /// no request is ever put together.)
     #[inline(always)]
     pub fn atomic_now(&mut self, ep: EpId, req: &mut ShortAtomic<'_>) -> bool {
-        if self.gone.is_some() {
-            return false;
-        }
-        // Not by `post_now`, whose closure would be called.
-        let Self { node, port, .. } = self;
-        let mut out = ToPort { port, gone: None };
-        let sent = node.atomic_now(ep, req, &mut out, Self::now);
-        if let Some(gone) = out.gone {
-            self.lost(gone);
-        }
-        sent
+        let KnownPort::Shm(port) = &mut self.port else { return false };
+        self.node.atomic_now(ep, req, &mut ToShm(port), Self::now)
     }
 
     /// Sends a write at once if nothing stands before it; see [`Node::write_now`].
@@ -509,7 +561,7 @@ impl Engine {
     #[inline(never)]
     pub fn post_atomic(&mut self, ep: EpId, mut req: AtomicReq) -> OpResult<()> {
         if let Some(mut short) = req.short()
-            && self.atomic_now(ep, &mut short)
+            && self.post_now(|node, out| node.atomic_now(ep, &mut short, out, Self::now))
         {
             return Ok(());
         }
@@ -608,6 +660,8 @@ impl Engine {
     fn lost(&mut self, gone: PortGone) -> PortGone {
         self.node.port_gone(self.now);
         self.gone = Some(gone.clone());
+        // The next turn is none that asks nothing.
+        self.untimed = 0;
         gone
     }
 }

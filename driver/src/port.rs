@@ -166,7 +166,7 @@ pub trait RxSink {
     /// As [`frame`](Self::frame), from a port that can send short answers while it lends. Sends
     /// none by default.
     #[inline(always)]
-    fn frame_with(&mut self, frame: &RxFrame<'_>, back: &mut impl ShortTx)
+    fn frame_with(&mut self, frame: &RxFrame<'_>, back: impl ShortTx)
     where
         Self: Sized,
     {

@@ -287,8 +287,8 @@ impl World {
         if let (1, Some(&frame)) = (taken, h.rx.front()) {
             // A port that lends one frame alone may let it be answered at once.
             let bytes = self.net.frame(frame).to_vec();
-            let mut out = Egress { net: &mut self.net, from: host, full: false, no_route: false };
-            life.node.on_frame_with(now, &RxFrame::new(&bytes), &mut out);
+            let out = Egress { net: &mut self.net, from: host, full: false, no_route: false };
+            life.node.on_frame_with(now, &RxFrame::new(&bytes), out);
             self.net.consumed(host, frame);
             h.rx.pop_front();
         } else {

@@ -30,21 +30,21 @@ impl Node {
     /// packet of a session that we have, or an OPEN.
     #[inline(always)]
     pub fn on_frame(&mut self, now: Instant, frame: &RxFrame<'_>) {
-        self.on_frame_with(now, frame, &mut NoWay);
+        self.on_frame_with(now, frame, NoWay);
     }
 
     /// As [`on_frame`](Self::on_frame); an answer that the frame makes due may leave to `out`.
     #[inline(always)]
-    pub fn on_frame_with(&mut self, now: Instant, frame: &RxFrame<'_>, out: &mut impl FrameSink) {
+    pub fn on_frame_with(&mut self, now: Instant, frame: &RxFrame<'_>, mut out: impl FrameSink) {
         self.counters.rx_frames += 1;
         self.fresh += 1;
         if !self.lossless {
             return self.on_frame_kept(now, frame);
         }
         match PlainBase::ty(frame) {
-            Some(PlainTy::Atomic) => self.on_atomic_frame(now, &frame.again(), out),
-            Some(PlainTy::Ask(ask)) => self.on_ask_frame(ask, now, &frame.again(), out),
-            Some(PlainTy::Resp) => self.on_resp_frame(now, &frame.again()),
+            Some(PlainTy::Atomic) => self.on_atomic_frame(now, frame.again(), out),
+            Some(PlainTy::Ask(ask)) => self.on_ask_frame(ask, now, &frame.again(), &mut out),
+            Some(PlainTy::Resp) => self.on_resp_frame(now, frame.again()),
             // Most are messages, and end in here.
             None if self.take_usual(frame.again()) => {}
             None => self.on_frame_rest(now, &frame.again()),

@@ -47,25 +47,20 @@ impl Node {
     #[inline]
     pub fn cq_read(&mut self, cq: CqId, out: &mut [Cqe]) -> Result<usize> {
         let mut to = out.iter_mut();
-        let n = self.cq_take(cq, to.len(), |cqe| {
+        let taken = self.cq_take(cq, to.len(), |cqe| {
             if let Some(to) = to.next() {
                 *to = *cqe;
             }
         });
-        if n > 0 { Ok(n) } else { self.cq_why_nothing(cq) }
+        taken.filter(|&n| n > 0).map_or_else(|| self.cq_why_nothing(cq), Ok)
     }
 
     /// Takes up to `most` completions, oldest first, lends each to `put` where it lies, and says
     /// how many: 0 in place of an error, which [`cq_why_nothing`](Self::cq_why_nothing) tells.
+    /// `None` if the queue is empty, so that it is known without another look whether to turn the
+    /// loop is of use.
     #[inline(always)]
-    pub fn cq_take(&mut self, cq: CqId, most: usize, put: impl FnMut(&Cqe)) -> usize {
-        self.cq_take_some(cq, most, put).unwrap_or(0)
-    }
-
-    /// As [`cq_take`](Self::cq_take); `None` if the queue is empty, so that it is known without
-    /// another look whether to turn the loop is of use.
-    #[inline(always)]
-    pub fn cq_take_some(&mut self, cq: CqId, most: usize, put: impl FnMut(&Cqe)) -> Option<usize> {
+    pub fn cq_take(&mut self, cq: CqId, most: usize, put: impl FnMut(&Cqe)) -> Option<usize> {
         let Some(table) = self.cqs.by_handle_mut(cq.0) else { return Some(0) };
         if table.cq.is_empty() {
             return None;

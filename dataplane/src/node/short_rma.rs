@@ -499,7 +499,7 @@ impl Node {
         }
         let Some(result) = req.take_result() else { return false };
         let psn = peer.snd.nxt;
-        let told = !no_completion && (!ep.tx_selective || flags.contains(OpFlags::COMPLETION));
+        let told = !no_completion && (flags.contains(OpFlags::COMPLETION) || !ep.tx_selective);
         let op = ShortOp { context, result, peer: p, ep: e, psn, next: Peer::NO_OP, told, form };
         let Some(made) = self.short_ops.alloc_again(op) else { return false };
         // Only one of those can be the last that waits for an acknowledgement.
@@ -531,9 +531,9 @@ impl Node {
 
     /// Takes a frame that holds the answer to an atomic operation.
     #[inline(never)]
-    pub(super) fn on_resp_frame(&mut self, now: Instant, frame: &RxFrame<'_>) {
-        if !self.take_usual_answer(frame) {
-            self.on_resp_rest(now, frame);
+    pub(super) fn on_resp_frame(&mut self, now: Instant, frame: RxFrame<'_>) {
+        if !self.take_usual_answer(&frame) {
+            self.on_resp_rest(now, &frame.again());
         }
     }
 
@@ -859,7 +859,9 @@ pub(super) fn is_usual(peer: &Peer, word: u64, base: &PlainBase) -> bool {
     peer.quiet
         && is_from(peer, word, base)
         && base.psn == peer.rcv_nxt
-        && base.cack.0.wrapping_sub(peer.snd.una.0) <= peer.snd.in_flight()
+        // Most often that is everything.
+        && (base.cack == peer.snd.nxt
+            || base.cack.0.wrapping_sub(peer.snd.una.0) <= peer.snd.in_flight())
         && base.grant == peer.credit as u16
 }
 

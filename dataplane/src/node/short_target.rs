@@ -7,7 +7,7 @@
 //! sent behind them.
 
 use barewire_driver::frame::{ETH_HDR_LEN, RxFrame};
-use barewire_driver::mem::{FEW, Few, IoBuf};
+use barewire_driver::mem::{FEW, Few, IoBuf, Span};
 use barewire_driver::port::Tx;
 
 use super::input::ACK_EVERY_LOSSLESS;
@@ -66,7 +66,7 @@ struct Near {
     word: bool,
     /// The old values are wanted.
     fetch: bool,
-    /// It fetches and adds 8 bytes, which nobody counts.
+    /// It is [`Usual`].
     usual: bool,
     /// Counters of the region or the endpoint count it.
     counted: bool,
@@ -78,11 +78,25 @@ struct Near {
     room: u64,
 }
 
+/// What most atomic operations are: it fetches and adds 8 bytes, which nobody counts, of a region
+/// that is one piece of memory. What there is to know of it stands here as well, in half a line.
+#[derive(Debug)]
+#[repr(align(64))]
+struct Usual {
+    what: Wanted,
+    /// Remote address of the region's first byte.
+    base: u64,
+    /// The region's memory: lent for as long as the region is there, and forgotten with it.
+    memory: Span,
+}
+
 /// What a target keeps for the short way.
 #[derive(Debug)]
 pub(super) struct Asked {
     /// Apart from the node, whose own records stand close together.
     near: Box<[Near; NEAR]>,
+    /// At the place where `near` has it.
+    usual: Box<[Usual; NEAR_ATOMIC]>,
     /// Answers that the burst being taken has made due and that could not leave at once.
     answers: Vec<Answer>,
     /// How many answers there may be on the long way, and waiting here besides.
@@ -92,8 +106,12 @@ pub(super) struct Asked {
 impl Asked {
     /// For a node with room for `jobs` answers.
     pub(super) fn new(jobs: usize) -> Self {
-        let answers = Vec::with_capacity(ANSWERS_AT_ONCE);
-        Self { near: Box::new([Near::NOTHING; NEAR]), answers, jobs_few: jobs.min(JOBS_MAX.into()) }
+        Self {
+            near: Box::new([Near::NOTHING; NEAR]),
+            usual: Box::new([const { Usual::NOTHING }; NEAR_ATOMIC]),
+            answers: Vec::with_capacity(ANSWERS_AT_ONCE),
+            jobs_few: jobs.min(JOBS_MAX.into()),
+        }
     }
 
     /// Where that is kept which is known of `what`. Never the same for two types.
@@ -132,11 +150,11 @@ impl Node {
     pub(super) fn on_atomic_frame(
         &mut self,
         now: Instant,
-        frame: &RxFrame<'_>,
-        out: &mut impl FrameSink,
+        frame: RxFrame<'_>,
+        mut out: impl FrameSink,
     ) {
-        if !self.take_usual_fetch(now, frame, out) {
-            self.on_ask_frame(PlainAsk::Atomic, now, frame, out);
+        if !self.take_usual_fetch(now, &frame, &mut out) {
+            self.on_ask_frame(PlainAsk::Atomic, now, &frame.again(), &mut out);
         }
     }
 
@@ -164,10 +182,10 @@ impl Node {
         out: &mut impl FrameSink,
     ) -> bool {
         let Some((base, op)) = PlainOp::parse(frame, PlainAsk::Atomic) else { return false };
-        let near = &self.asked.near[Asked::place(PlainAsk::Atomic, &op.what)];
-        let known = near.what == op.what && near.plen == base.plen;
+        let usual = &self.asked.usual[Asked::place(PlainAsk::Atomic, &op.what)];
+        let known = usual.what == op.what && usize::from(base.plen) == size_of::<u64>();
         // Nothing waits, so that there is room for the answer, wherever it goes.
-        if !known || !near.usual || !self.jobs.is_empty() || !self.asked.answers.is_empty() {
+        if !known || !self.jobs.is_empty() || !self.asked.answers.is_empty() {
             return false;
         }
         let p = slot_of(base.dst_sid);
@@ -175,9 +193,7 @@ impl Node {
         if !is_usual(peer, self.word, &base) {
             return false;
         }
-        let at = op.addr.wrapping_sub(near.base);
-        let Some(mr) = self.mrs.get(near.mr) else { return false };
-        let Some(old) = execute_usual(mr, at as usize, frame) else { return false };
+        let Some(old) = usual.execute(op.addr, frame) else { return false };
         let Some(asked) = wire::Asked::parse(frame) else { return false };
         peer.nack.note_key(now, false);
         accept_usual(peer, &base, self.active_ns);
@@ -416,7 +432,16 @@ impl Node {
         };
         let Some(near) = near else { return false };
         self.mr_near = near.mr;
-        self.asked.near[Asked::place(ask, &said.what)] = near;
+        let at = Asked::place(ask, &said.what);
+        self.asked.near[at] = near;
+        if let Some(usual) = self.asked.usual.get_mut(at) {
+            let memory = self.mrs[near.mr].buf.as_one().filter(|_| near.usual);
+            *usual = memory.map_or(Usual::NOTHING, |memory| Usual {
+                what: near.what,
+                base: near.base,
+                memory: memory.again(),
+            });
+        }
         true
     }
 
@@ -485,6 +510,7 @@ impl Node {
     #[cold]
     pub(super) fn forget_near(&mut self) {
         *self.asked.near = [Near::NOTHING; NEAR];
+        *self.asked.usual = [const { Usual::NOTHING }; NEAR_ATOMIC];
     }
 
     #[cold]
@@ -572,13 +598,19 @@ impl Near {
     }
 }
 
-/// Fetches and adds the word that `frame` holds at offset `at` of region `mr`, if it is inside and
-/// aligned. Of what is written here the compiler makes a few instructions.
-#[inline(always)]
-fn execute_usual(mr: &Mr, at: usize, frame: &RxFrame<'_>) -> Option<u64> {
-    let (op, ty) = (atomic::AtomicOp::Sum, Datatype::Uint64);
-    let operand = u64::from_le_bytes(frame.chunk_at(AtomicOp::HEAD)?);
-    mr.buf.atomic_word(at, op, ty, operand.into())
+impl Usual {
+    /// Nothing is known.
+    const NOTHING: Self = Self { what: Wanted::NOTHING, base: 0, memory: Span::EMPTY };
+
+    /// Fetches and adds the word that `frame` holds at remote address `addr`, if it is inside and
+    /// aligned. Of what is written here the compiler makes a few instructions.
+    #[inline(always)]
+    fn execute(&self, addr: u64, frame: &RxFrame<'_>) -> Option<u64> {
+        let (op, ty) = (atomic::AtomicOp::Sum, Datatype::Uint64);
+        let operand = u64::from_le_bytes(frame.chunk_at(AtomicOp::HEAD)?);
+        let at = addr.wrapping_sub(self.base) as usize;
+        self.memory.atomic_word(at, op, ty, operand.into())
+    }
 }
 
 /// Notes that an answer has left to `peer`. Returns whether its timer is to be armed.

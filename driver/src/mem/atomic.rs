@@ -25,7 +25,7 @@ use thiserror::Error;
 
 pub use self::lock::{LocalLocks, WideLock};
 pub use self::process_lock::ProcessLocks;
-use super::{FEW, IoBuf};
+use super::{FEW, IoBuf, Span};
 
 /// `enum fi_op`, with libfabric's numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -256,6 +256,41 @@ pub const fn reduces(op: AtomicOp, ty: Datatype) -> bool {
     op as u8 <= AtomicOp::Bxor as u8 && exec::has_meaning(op, ty)
 }
 
+impl Span {
+    /// Performs `op` on the element of an integer type of 4 or 8 bytes at `offset`, which nobody
+    /// else changes: `operands` holds the operand and behind it the compare value. Returns the
+    /// value before the operation. `None`, and nothing done, for another type or if anything is
+    /// wrong.
+    #[inline(always)]
+    pub fn atomic_word(
+        &self,
+        offset: usize,
+        op: AtomicOp,
+        ty: Datatype,
+        operands: u128,
+    ) -> Option<u64> {
+        let size = match ty {
+            Datatype::Int64 | Datatype::Uint64 => 8,
+            Datatype::Int32 | Datatype::Uint32 => 4,
+            _ => return None,
+        };
+        let target = self.inside(offset, size)?;
+        if target as usize & (size - 1) != 0 {
+            return None;
+        }
+        let mut old = [0; 8];
+        let operands: [u8; FEW] = operands.to_le_bytes();
+        let operand = operands.as_ptr();
+        let (compare, result) = (operand.wrapping_add(size), old.as_mut_ptr());
+        let part = exec::Part { target, operand, compare, result, count: 1 };
+        // SAFETY: one element, aligned to its size, lies inside lent memory (`inside`); operand
+        // and compare value are `2 * size <= FEW` bytes; the result has 8 and overlaps nothing;
+        // every operation has a meaning on these types.
+        let done = unsafe { exec::exec_word(op, ty, part) };
+        done.then(|| u64::from_le_bytes(old))
+    }
+}
+
 impl IoBuf {
     /// Executes `op` on `count` elements of type `ty` from `offset`, in ascending order.
     ///
@@ -323,10 +358,8 @@ impl IoBuf {
         Ok(())
     }
 
-    /// As [`atomic`](Self::atomic) on one element of an integer type of 4 or 8 bytes, which nobody
-    /// else changes: `operands` holds the operand and behind it the compare value. Returns the
-    /// value before the operation. `None`, and nothing done, for another type or if anything is
-    /// wrong.
+    /// As [`atomic`](Self::atomic) on one element of an integer type of 4 or 8 bytes in the first
+    /// span, which nobody else changes: see [`Span::atomic_word`].
     #[inline(always)]
     pub fn atomic_word(
         &self,
@@ -335,25 +368,7 @@ impl IoBuf {
         ty: Datatype,
         operands: u128,
     ) -> Option<u64> {
-        let size = match ty {
-            Datatype::Int64 | Datatype::Uint64 => 8,
-            Datatype::Int32 | Datatype::Uint32 => 4,
-            _ => return None,
-        };
-        let target = self.in_first(offset, size)?;
-        if target as usize & (size - 1) != 0 {
-            return None;
-        }
-        let mut old = [0; 8];
-        let operands: [u8; FEW] = operands.to_le_bytes();
-        let operand = operands.as_ptr();
-        let (compare, result) = (operand.wrapping_add(size), old.as_mut_ptr());
-        let part = exec::Part { target, operand, compare, result, count: 1 };
-        // SAFETY: one element, aligned to its size, lies inside a lent span (`in_first`); operand
-        // and compare value are `2 * size <= FEW` bytes; the result has 8 and overlaps nothing;
-        // every operation has a meaning on these types.
-        let done = unsafe { exec::exec_word(op, ty, part) };
-        done.then(|| u64::from_le_bytes(old))
+        self.spans().first()?.atomic_word(offset, op, ty, operands)
     }
 
     /// Sets `count` elements from `offset` to `a op b`, element by element, where `a` and `b` are

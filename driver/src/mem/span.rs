@@ -68,6 +68,13 @@ impl Span {
         self.base
     }
 
+    /// The address of `len` bytes at `offset`, if they are all there.
+    #[inline(always)]
+    pub(super) fn inside(&self, offset: usize, len: usize) -> Option<*mut u8> {
+        let inside = offset <= self.len && len <= self.len - offset;
+        inside.then(|| self.base.wrapping_add(offset))
+    }
+
     /// Whether a byte is in both.
     #[inline(always)]
     pub fn overlaps(&self, other: &Self) -> bool {
@@ -177,7 +184,7 @@ impl IoBuf {
 
     /// The spans there are.
     #[inline(always)]
-    fn spans(&self) -> &[Span] {
+    pub(super) fn spans(&self) -> &[Span] {
         // SAFETY: the first `count` elements, at most `IOV_LIMIT`, are initialised: every function
         // that raises `count` writes them first; and a `MaybeUninit<Span>` is laid out as a `Span`.
         unsafe { slice::from_raw_parts(self.spans.as_ptr().cast::<Span>(), self.count) }
@@ -437,9 +444,7 @@ impl IoBuf {
     /// The address of `len` bytes at `offset`, if they lie in the first span: the usual case.
     #[inline]
     pub(super) fn in_first(&self, offset: usize, len: usize) -> Option<*mut u8> {
-        let span = self.spans().first()?;
-        let inside = offset <= span.len && len <= span.len - offset;
-        inside.then(|| span.base.wrapping_add(offset))
+        self.spans().first()?.inside(offset, len)
     }
 
     /// Calls `f(address, bytes before, bytes)` for every contiguous piece of `offset..offset+len`.

@@ -80,10 +80,10 @@ const FILE_PREFIX: &str = "barewire-";
 const BURST: usize = 64;
 /// Rings that a receiver looks at in every poll.
 const WATCHES: usize = 2;
-/// A watched ring may be exchanged for a busier one after so many polls without a frame.
-const WATCH_IDLE: u32 = 512;
+/// A watched ring may be exchanged for a busier one after so many sweeps without a frame.
+const WATCH_IDLE: u32 = 8;
 /// Polls between two looks at a ring that is neither watched nor rung for.
-const SWEEP_EVERY: u32 = 64;
+const SWEEP_EVERY: i32 = 64;
 /// Refusals for want of room before the receiver's life is checked, and the least time between.
 const PROBE_FULLS: u32 = 1024;
 const PROBE_NS: u64 = 5_000_000;
@@ -210,7 +210,9 @@ pub struct ShmPort {
     /// Members with frames of ours whom we have to wake.
     sleepers: u64,
     counters: PortCounters,
-    polls: u32,
+    /// Polls until the next one that looks at every ring, and how many such there have been.
+    polls_to_sweep: i32,
+    sweeps: u32,
     /// Frames come several at a time.
     in_bulk: bool,
     /// The last poll found one.
@@ -245,15 +247,15 @@ struct Watch {
     next: *const AtomicU64,
     bit: u64,
     sender: usize,
-    /// Poll in which it last had a frame.
-    last_poll: u32,
+    /// Sweeps there had been when it last had a frame.
+    last_sweep: u32,
 }
 
 /// What a watch looks at that watches nothing.
 static NOTHING: AtomicU64 = AtomicU64::new(0);
 
 impl Watch {
-    const NONE: Self = Self { next: &NOTHING, bit: 0, sender: usize::MAX, last_poll: 0 };
+    const NONE: Self = Self { next: &NOTHING, bit: 0, sender: usize::MAX, last_sweep: 0 };
 }
 
 /// The sending end towards one member. Aligned for the sake of its address's arithmetic.
@@ -357,7 +359,8 @@ impl ShmPort {
             pid: std::process::id(),
             sleepers: 0,
             counters: PortCounters::default(),
-            polls: 0,
+            polls_to_sweep: SWEEP_EVERY,
+            sweeps: 0,
             in_bulk: false,
             took: false,
             ready: 0,
@@ -909,7 +912,16 @@ impl ShmPort {
     /// [`Port::rx_burst`], which cannot fail here, for a sink of known type.
     #[inline(always)]
     pub fn receive(&mut self, max: usize, sink: &mut impl RxSink) -> usize {
-        self.polls = self.polls.wrapping_add(1);
+        let few = if max > 0 { self.receive_one(sink) } else { None };
+        few.unwrap_or_else(|| self.poll(max, sink))
+    }
+
+    /// What most polls are: takes the one frame that is there, if there is, and says how many that
+    /// were. `None`, and nothing was taken, if more have come or there is more to look at: then it
+    /// is for [`poll`](Self::poll).
+    #[inline(always)]
+    pub fn receive_one(&mut self, sink: &mut impl RxSink) -> Option<usize> {
+        self.polls_to_sweep -= 1;
         // SAFETY: `next` is a word of a ring in the mapping, or a static; `bell` one of the
         // mapping.
         let ([first, second], bell) = unsafe {
@@ -917,22 +929,19 @@ impl ShmPort {
             (seen, (*self.bell).load(Relaxed))
         };
         let elsewhere = second | bell | self.ready;
-        if elsewhere != 0 || self.in_bulk || self.polls.is_multiple_of(SWEEP_EVERY) {
-            return self.poll(max, sink);
+        if elsewhere != 0 || self.in_bulk || self.polls_to_sweep <= 0 {
+            return None;
         }
         if first == 0 {
             self.took = false;
-            return 0;
+            return Some(0);
         }
         // A frame that goes on in the next line will be read there as well.
         if first as u32 as usize > GRANULE - WORD_LEN {
             prefetch(self.watches[0].next.wrapping_add(GRANULE / size_of::<u64>()).cast());
         }
         // Likely it is the only one.
-        if max > 0 && self.one(sink) {
-            return 1;
-        }
-        self.poll(max, sink)
+        self.one(sink).then_some(1)
     }
 
     /// Takes the one frame that the first watch shows, and says whether there was one. (The first
@@ -949,16 +958,17 @@ impl ShmPort {
         let base = from.ring.mem().at(pos).cast_const();
         let from = &raw mut *from;
         // SAFETY: as in `burst`.
-        sink.frame_with(&unsafe { RxFrame::from_raw(base, len) }, &mut Back(self));
+        sink.frame_with(&unsafe { RxFrame::from_raw(base, len) }, Back(self));
         // SAFETY: it lies behind `ins`, of which nothing is touched to send (`Back`).
         let from = unsafe { &mut *from };
         from.ring.release();
         let next = from.ring.mem().word_at(from.ring.pos());
         let watch = &mut self.watches[0];
         if std::mem::replace(&mut self.took, true) {
-            self.in_bulk = from.ring.pending();
+            // SAFETY: `next` is a word of a ring in the mapping.
+            self.in_bulk = unsafe { (*next).load(Relaxed) } != 0;
         }
-        (watch.next, watch.last_poll) = (next, self.polls);
+        (watch.next, watch.last_sweep) = (next, self.sweeps);
         // Relaxed: a hint for sleepers.
         self.shared.next_at[sender & 63].store(next.cast_mut(), Relaxed);
         self.counters.rx_frames += 1;
@@ -966,9 +976,10 @@ impl ShmPort {
         true
     }
 
-    /// What the poll saw is not nothing: finds out from whom, and takes it.
+    /// What [`receive_one`](Self::receive_one) saw is not nothing: finds out from whom it is, and
+    /// takes up to `max` frames of it.
     #[inline(never)]
-    fn poll(&mut self, max: usize, sink: &mut dyn RxSink) -> usize {
+    pub fn poll(&mut self, max: usize, sink: &mut dyn RxSink) -> usize {
         let mut mask = self.ready;
         for watch in &self.watches {
             // SAFETY: as in `rx_burst`.
@@ -981,7 +992,9 @@ impl ShmPort {
             // Acquire: the frames that it was rung for are visible.
             mask |= bell.swap(0, Acquire);
         }
-        if self.polls.is_multiple_of(SWEEP_EVERY) {
+        if self.polls_to_sweep <= 0 {
+            self.polls_to_sweep = SWEEP_EVERY;
+            self.sweeps = self.sweeps.wrapping_add(1);
             mask |= self.sweep();
         }
         self.ready = mask;
@@ -1078,7 +1091,7 @@ impl ShmPort {
         // Relaxed: a hint for sleepers.
         self.shared.next_at[s & 63].store(next.cast_mut(), Relaxed);
         match self.watches.get_mut(from.watch) {
-            Some(watch) => (watch.next, watch.last_poll) = (next, self.polls),
+            Some(watch) => (watch.next, watch.last_sweep) = (next, self.sweeps),
             None => self.watch(s, next),
         }
     }
@@ -1086,10 +1099,10 @@ impl ShmPort {
     /// Watches `s` if a watch is free or has seen nothing for a while.
     #[cold]
     fn watch(&mut self, s: usize, next: *const AtomicU64) {
-        let polls = self.polls;
-        let idle = |w: &Watch| w.bit == 0 || polls.wrapping_sub(w.last_poll) > WATCH_IDLE;
+        let sweeps = self.sweeps;
+        let idle = |w: &Watch| w.bit == 0 || sweeps.wrapping_sub(w.last_sweep) > WATCH_IDLE;
         let Some(i) = self.watches.iter().position(idle) else { return };
-        let new = Watch { next, bit: 1 << s, sender: s, last_poll: polls };
+        let new = Watch { next, bit: 1 << s, sender: s, last_sweep: sweeps };
         let old = std::mem::replace(&mut self.watches[i], new);
         self.ins[s].watch = i;
         let Shared { seg, me, .. } = &*self.shared;

@@ -175,11 +175,11 @@ fn a_lent_frame_can_be_answered() {
     impl RxSink for Echo {
         fn frame(&mut self, _: &RxFrame<'_>) {}
 
-        fn frame_with(&mut self, frame: &RxFrame<'_>, back: &mut impl ShortTx) {
+        fn frame_with(&mut self, frame: &RxFrame<'_>, mut back: impl ShortTx) {
             let word = |frame: &RxFrame<'_>| frame.chunk_at::<8>(ETH_HDR_LEN).unwrap();
             let asked = word(frame);
             let few = Few::one(u64::from_le_bytes(asked).into(), 8);
-            self.answered += usize::from(send_few(back, self.to, few).0);
+            self.answered += usize::from(send_few(&mut back, self.to, few).0);
             assert_eq!(word(frame), asked);
         }
     }
