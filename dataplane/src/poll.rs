@@ -152,10 +152,16 @@ impl<M: Message> FillHead<{ PlainMsg::LEN }> for MsgHead<'_, M> {
     }
 }
 
+/// Writes a message where it goes, if it can go there at once.
+#[inline(always)]
+fn send_msg_short(port: &mut ShmPort, msg: &impl Message) -> bool {
+    port.tx_short(msg.head(false).dst & MAC_BITS, msg.body(), msg.imm(), &MsgHead(msg))
+}
+
 /// Sends a message to any port.
 #[inline(never)]
 fn send_msg_long(
-    port: &mut KnownPort,
+    port: &mut dyn Port,
     (head, msg, ar): (PlainHead, PlainMsg, bool),
     body: IoBuf,
 ) -> Result<Tx, PortGone> {
@@ -168,8 +174,9 @@ fn send_msg_long(
     Ok(sent)
 }
 
-/// What a node sends goes to a segment, which cannot go.
-struct ToShm<'a>(&'a mut ShmPort);
+/// What a node sends goes to a segment, which cannot go. (By its box, so that its address is read
+/// where it is needed and not kept.)
+struct ToShm<'a>(&'a mut Box<ShmPort>);
 
 impl FrameSink for ToShm<'_> {
     fn send(&mut self, frame: &TxFrame<'_>) -> Tx {
@@ -187,7 +194,16 @@ impl FrameSink for ToShm<'_> {
 
     #[inline(always)]
     fn send_short<const H: usize>(&mut self, frame: &impl ShortFrame<H>) -> Tx {
-        if send_few(self.0, frame) { Tx::Sent } else { send_whole(self, frame) }
+        if send_few(&mut **self.0, frame) { Tx::Sent } else { send_whole(self, frame) }
+    }
+
+    #[inline(always)]
+    fn send_msg(&mut self, msg: &impl Message) -> Tx {
+        if send_msg_short(self.0, msg) {
+            return Tx::Sent;
+        }
+        let (head, ar, body) = (msg.head(false), msg.ar(), msg.body().again());
+        send_msg_long(&mut **self.0, (head, msg.msg(), ar), body).unwrap_or(Tx::Full)
     }
 }
 
@@ -231,12 +247,12 @@ impl FrameSink for ToPort<'_> {
     #[inline(always)]
     fn send_msg(&mut self, msg: &impl Message) -> Tx {
         if let KnownPort::Shm(port) = &mut *self.port
-            && port.tx_short(msg.head(false).dst & MAC_BITS, msg.body(), msg.imm(), &MsgHead(msg))
+            && send_msg_short(port, msg)
         {
             return Tx::Sent;
         }
         let (head, ar, body) = (msg.head(false), msg.ar(), msg.body().again());
-        send_msg_long(self.port, (head, msg.msg(), ar), body).unwrap_or_else(|gone| {
+        send_msg_long(&mut **self.port, (head, msg.msg(), ar), body).unwrap_or_else(|gone| {
             self.gone = Some(gone);
             Tx::Full
         })
@@ -458,19 +474,11 @@ impl Engine {
         joined
     }
 
-    /// As [`send_now`](Self::send_now), inlined, and on a port that loses nothing only; see
-    /// [`Node::send_plain`].
+    /// As [`send_now`](Self::send_now), inlined, and to a segment only; see [`Node::send_plain`].
     #[inline(always)]
     pub fn send_plain(&mut self, ep: EpId, req: &SendReq) -> bool {
-        // Not by `post_now`, whose closure would be a function of its own. The node knows when the
-        // port has gone.
-        let Self { node, port, .. } = self;
-        let mut out = ToPort { port, gone: None };
-        let sent = node.send_plain(ep, req, &mut out, Self::now);
-        if let Some(gone) = out.gone {
-            self.lost(gone);
-        }
-        sent
+        let KnownPort::Shm(port) = &mut self.port else { return false };
+        self.node.send_plain(ep, req, &mut ToShm(port), Self::now)
     }
 
     /// Sends a message at once if nothing stands before it; see [`Node::send_now`].
