@@ -198,6 +198,22 @@ impl Pair {
         }
     }
 
+    /// Turns both loops until everything that was sent has been taken by whom it is for. On a port
+    /// that may lose frames that is when it is acknowledged, and nothing is waited out.
+    pub(crate) fn arrived(&self) {
+        if self.a.domain.port().lossless {
+            return self.settle();
+        }
+        until("acknowledgement of all that was sent", || {
+            let moved = self.turn();
+            let on_the_way = [&self.a, &self.b].map(|side| {
+                let node = side.domain.levels().unwrap().node;
+                node.tx + node.sent
+            });
+            (!moved && on_the_way == [0, 0]).then_some(())
+        });
+    }
+
     /// Makes the two know each other, so that messages leave without an answer of the other side.
     pub(crate) fn meet(&self) {
         self.b.ep.recv((), FI_ADDR_UNSPEC, 0).unwrap();

@@ -144,7 +144,7 @@ proptest! {
                     if let Some(context) = model.arrives(from, tag, id) {
                         expected.push((context, id));
                     }
-                    p.settle();
+                    p.arrived();
                 }
                 Step::Recv { src, tag, ignore } => {
                     posts += 1;
