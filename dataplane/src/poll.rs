@@ -15,7 +15,7 @@ use barewire_driver::backend::known::KnownPort;
 use barewire_driver::backend::shm::ShmPort;
 use barewire_driver::clock;
 use barewire_driver::frame::{Body, FillHead, RxFrame, ShortHead, TxFrame};
-use barewire_driver::mem::{Few, IoBuf};
+use barewire_driver::mem::IoBuf;
 use barewire_driver::port::{
     Port, PortCaps, PortCounters, PortGone, PortWaiter, RxSink, ShortTx, Tx,
 };
@@ -24,7 +24,7 @@ use crate::error::Result as OpResult;
 use crate::flags::OpFlags;
 use crate::node::{
     AtomicReq, AvId, EpId, FrameSink, Message, Node, ReadReq, RecvReq, SendReq, ShortAtomic,
-    ShortFrame, ShortRead, ShortWrite, WriteReq,
+    ShortFrame, ShortRead, ShortWrite, WriteReq, send_whole,
 };
 use crate::types::{EpAddr, FiAddr, Instant};
 use crate::wire::{PlainHead, PlainMsg};
@@ -117,29 +117,6 @@ fn send_few<const H: usize>(port: &mut impl ShortTx, frame: &impl ShortFrame<H>)
         Some((buf, at, len)) => port.tx_part(dst, &head, buf, at, len),
         None => port.tx_few(dst, &head, frame.few()),
     }
-}
-
-/// Sends a short frame that has to be put together first. (Here, so that the frame never has to lie
-/// in memory for the sake of it.)
-#[inline(always)]
-fn send_whole<const H: usize>(out: &mut impl FrameSink, frame: &impl ShortFrame<H>) -> Tx {
-    let mut head = [0; H];
-    frame.put(&mut head);
-    match frame.part() {
-        Some((buf, offset, len)) => send_pieces(out, &head, Body::Io { buf, offset, len }),
-        None => send_with_few(out, &head, frame.few()),
-    }
-}
-
-#[inline(never)]
-fn send_with_few(out: &mut impl FrameSink, head: &[u8], few: Few) -> Tx {
-    send_pieces(out, head, Body::Bytes(&few.to_bytes()[..few.len()]))
-}
-
-#[cold]
-#[inline(never)]
-fn send_pieces(out: &mut impl FrameSink, head: &[u8], body: Body<'_>) -> Tx {
-    out.send_alone(&TxFrame { head, body, tail: &[] })
 }
 
 /// What stands before the payload of a message.

@@ -259,14 +259,7 @@ pub trait FrameSink {
     where
         Self: Sized,
     {
-        let (mut head, few) = ([0; H], frame.few());
-        frame.put(&mut head);
-        let bytes = few.to_bytes();
-        let body = match frame.part() {
-            Some((buf, offset, len)) => Body::Io { buf, offset, len },
-            None => Body::Bytes(&bytes[..few.len()]),
-        };
-        self.send_alone(&TxFrame { head: &head, body, tail: &[] })
+        send_whole(self, frame)
     }
 
     /// As [`send_alone`](Self::send_alone), for a message without a checksum.
@@ -279,6 +272,32 @@ pub trait FrameSink {
         let body = Body::Io { buf: msg.body(), offset: 0, len: msg.body().len() };
         self.send_alone(&TxFrame { head: &bytes[..len], body, tail: &[] })
     }
+}
+
+/// Sends a short frame that has to be put together first. (Here, so that the frame never has to lie
+/// in memory for the sake of it.)
+#[inline(always)]
+pub(crate) fn send_whole<const H: usize>(
+    out: &mut impl FrameSink,
+    frame: &impl ShortFrame<H>,
+) -> Tx {
+    let mut head = [0; H];
+    frame.put(&mut head);
+    match frame.part() {
+        Some((buf, offset, len)) => send_pieces(out, &head, Body::Io { buf, offset, len }),
+        None => send_with_few(out, &head, frame.few()),
+    }
+}
+
+#[inline(never)]
+fn send_with_few(out: &mut impl FrameSink, head: &[u8], few: Few) -> Tx {
+    send_pieces(out, head, Body::Bytes(&few.to_bytes()[..few.len()]))
+}
+
+#[cold]
+#[inline(never)]
+fn send_pieces(out: &mut impl FrameSink, head: &[u8], body: Body<'_>) -> Tx {
+    out.send_alone(&TxFrame { head, body, tail: &[] })
 }
 
 /// A frame of `H` bytes and few behind them, or part of the application's memory.

@@ -62,7 +62,7 @@ struct Near {
     bytes: u16,
     op: atomic::AtomicOp,
     ty: Datatype,
-    /// One element that [`IoBuf::atomic_word`] may change.
+    /// One element that [`Span::atomic_word`] may change.
     word: bool,
     /// The old values are wanted.
     fetch: bool,
@@ -579,7 +579,7 @@ impl Near {
     #[inline(never)]
     fn execute_word(&self, mr: &Mr, at: usize, frame: &RxFrame<'_>) -> Option<u64> {
         let operands = frame.few_at(AtomicOp::HEAD, self.plen.into())?;
-        mr.buf.atomic_word(at, self.op, self.ty, operands)
+        mr.buf.first()?.atomic_word(at, self.op, self.ty, operands)
     }
 
     /// On few bytes that are no word.

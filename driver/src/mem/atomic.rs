@@ -358,19 +358,6 @@ impl IoBuf {
         Ok(())
     }
 
-    /// As [`atomic`](Self::atomic) on one element of an integer type of 4 or 8 bytes in the first
-    /// span, which nobody else changes: see [`Span::atomic_word`].
-    #[inline(always)]
-    pub fn atomic_word(
-        &self,
-        offset: usize,
-        op: AtomicOp,
-        ty: Datatype,
-        operands: u128,
-    ) -> Option<u64> {
-        self.spans().first()?.atomic_word(offset, op, ty, operands)
-    }
-
     /// Sets `count` elements from `offset` to `a op b`, element by element, where `a` and `b` are
     /// memory and an offset in it: the reductions of collectives. Any alignment will do. Either
     /// operand may be the very elements that are set; otherwise they must not overlap them.

@@ -182,9 +182,15 @@ impl IoBuf {
         Some(Span { base, len })
     }
 
+    /// The first span, in which most operations find all they need.
+    #[inline(always)]
+    pub fn first(&self) -> Option<&Span> {
+        self.spans().first()
+    }
+
     /// The spans there are.
     #[inline(always)]
-    pub(super) fn spans(&self) -> &[Span] {
+    fn spans(&self) -> &[Span] {
         // SAFETY: the first `count` elements, at most `IOV_LIMIT`, are initialised: every function
         // that raises `count` writes them first; and a `MaybeUninit<Span>` is laid out as a `Span`.
         unsafe { slice::from_raw_parts(self.spans.as_ptr().cast::<Span>(), self.count) }
@@ -444,7 +450,7 @@ impl IoBuf {
     /// The address of `len` bytes at `offset`, if they lie in the first span: the usual case.
     #[inline]
     pub(super) fn in_first(&self, offset: usize, len: usize) -> Option<*mut u8> {
-        self.spans().first()?.inside(offset, len)
+        self.first()?.inside(offset, len)
     }
 
     /// Calls `f(address, bytes before, bytes)` for every contiguous piece of `offset..offset+len`.

@@ -156,7 +156,11 @@ fn sharing_changes_no_value() {
                 let mut operands = [0; FEW];
                 operands[..len].copy_from_slice(&operand);
                 operands[len..2 * len].copy_from_slice(&compare);
-                let old = target.atomic_word(at, op, ty, u128::from_le_bytes(operands)).unwrap();
+                let old = target
+                    .first()
+                    .unwrap()
+                    .atomic_word(at, op, ty, u128::from_le_bytes(operands))
+                    .unwrap();
                 let result = old.to_le_bytes()[..len].to_vec();
                 assert_eq!((bytes(&look), result), single, "{op:?} {ty:?} round {round}");
             }
@@ -169,7 +173,7 @@ fn sharing_changes_no_value() {
 #[test]
 fn a_word_that_is_none_is_not_touched() {
     let (target, look) = memory(&[7; 64]);
-    let word = |offset, ty| target.atomic_word(offset, AtomicOp::Sum, ty, 1);
+    let word = |offset, ty| target.first().unwrap().atomic_word(offset, AtomicOp::Sum, ty, 1);
     for (size, ty) in [(8, Datatype::Uint64), (4, Datatype::Int32)] {
         for offset in [1, 2, size / 2, size + 1, 65 - size, 64, 65, usize::MAX - size + 1] {
             assert_eq!(word(offset, ty), None, "{ty:?} at {offset}");
