@@ -19,7 +19,7 @@ const PROVIDER: &str = "provider";
 
 /// The bench that boots a virtual machine, and what it runs there, which needs that feature too.
 const VFIO: &str = "vfio";
-pub(crate) const VFIO_GUEST: [&str; 4] = ["--bin", "vfio-guest", "--features", DPDK];
+pub(crate) const VFIO_GUEST: &str = "vfio-guest";
 
 /// Which benches to run and how to print.
 #[derive(clap::Args)]
@@ -72,7 +72,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<ExitCode, String> {
         build(&["--bin", DPDK, "--features", DPDK])?;
     }
     if has_dpdk && plain.iter().any(|name| *name == VFIO) {
-        build(&VFIO_GUEST)?;
+        build(&["--bin", VFIO_GUEST, "--features", DPDK])?;
     }
     let mut failed = Vec::new();
     for name in chosen {

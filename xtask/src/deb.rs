@@ -40,8 +40,14 @@ pub(crate) fn build(profile: &str) -> Result<PathBuf, String> {
         .or_else(|_| say(Command::new("cc").arg("-print-multiarch")))
         .unwrap_or_else(|_| format!("{}-linux-gnu", std::env::consts::ARCH));
     let mut cargo = Command::new(cargo());
-    cargo.args(["build", "--quiet", "--profile", profile]);
-    say(cargo.args(["-p", "barewire-provider", "-p", "barewire-cli"]).current_dir(root()))?;
+    cargo.args(["build", "--quiet", "--profile", profile]).current_dir(root());
+    if profile == "release" {
+        cargo.args(["-p", "barewire-provider", "-p", "barewire-cli"]);
+    } else {
+        // As the suites build it, so that nothing is compiled twice.
+        cargo.args(["--workspace", "--exclude", "xtask", "--lib", "--bins"]);
+    }
+    say(&mut cargo)?;
     let built = target_dir().join(if profile == "release" { "release" } else { "debug" });
     let version = env!("CARGO_PKG_VERSION");
     let dir = target_dir().join("debian");

@@ -12,6 +12,22 @@ use crate::report::{Counts, read_tests};
 use crate::vm::{NotHere, guest, suite};
 use crate::{bench, cargo, deb, root, target_dir};
 
+/// Builds of all suites are of the whole workspace and name the targets that they want: what Cargo
+/// selects decides on the features of other people's crates, and with other features it compiles
+/// everything above them anew.
+const ALL: &[&str] = &["--workspace"];
+
+/// As [`ALL`], with the feature `dpdk`: what is tested with it, and the command, which makes the
+/// features of other people's crates the same.
+const ALL_WITH_DPDK: &[&str] = &[
+    "--package=barewire-driver",
+    "--package=barewire-dpdk-sys",
+    "--package=barewire-tests",
+    "--package=barewire-benches",
+    "--package=barewire-cli",
+    "--features=dpdk",
+];
+
 /// Suites to run and how long a size to take.
 #[derive(clap::Args)]
 #[command(after_help = "\
@@ -222,9 +238,7 @@ fn run_suite(suite: Suite, nightly: bool, ci: bool) -> Result<Counts, String> {
             let args = ["doc", "--workspace", "--no-deps", "--document-private-items"];
             check(suite, nightly, &args, &[("RUSTDOCFLAGS", "-D warnings")])?
         }
-        Suite::Unit => {
-            cargo_test(suite, nightly, &["--workspace", "--exclude", "barewire-fuzz"], true)?
-        }
+        Suite::Unit => unit(suite, nightly)?,
         Suite::Tidy => integration(suite, nightly, "tests/tidy.rs")?,
         Suite::E2e => e2e(suite, nightly)?,
         Suite::Wires => wires(suite, nightly)?,
@@ -232,7 +246,7 @@ fn run_suite(suite: Suite, nightly: bool, ci: bool) -> Result<Counts, String> {
             integration(suite, nightly, &format!("tests/{}/main.rs", suite.name()))?
         }
         Suite::Provider => provider(suite, nightly)?,
-        Suite::Fuzz => cargo_test(suite, nightly, &["--package", "barewire-fuzz"], false)?,
+        Suite::Fuzz => fuzz(suite, nightly)?,
         Suite::Shellcheck => shellcheck(suite)?,
         Suite::Dpdk => dpdk(suite, nightly)?,
         Suite::Vfio => vfio(suite, nightly)?,
@@ -272,21 +286,30 @@ fn check(
     Ok(Outcome::single(ended.ok, ended.output))
 }
 
-/// Runs `cargo test ARGS`; with `inside`, only what is inside the crates and not the suites of
-/// `tests/`, which have their own lines.
-fn cargo_test(suite: Suite, nightly: bool, args: &[&str], inside: bool) -> Result<Outcome, String> {
-    let mut outcome = Outcome::default();
-    let mut runs = vec![args.to_vec()];
-    if inside {
-        runs = vec![
-            [args, &["--exclude", "barewire-tests"]].concat(),
-            vec!["--package", "barewire-tests", "--lib", "--bins"],
-        ];
-    }
-    for args in runs {
-        outcome.add(cargo_test_with(suite, nightly, &args, &[])?);
-    }
+/// Runs `cargo test ARGS`.
+fn cargo_test(suite: Suite, nightly: bool, args: &[&str]) -> Result<Outcome, String> {
+    cargo_test_with(suite, nightly, args, &[])
+}
+
+/// Runs what is inside the crates, and not the suites, which have their own lines.
+fn unit(suite: Suite, nightly: bool) -> Result<Outcome, String> {
+    let inside = ["--exclude", "barewire-tests", "--exclude", "barewire-fuzz"];
+    let mut outcome = cargo_test(suite, nightly, &[ALL, &inside].concat())?;
+    // The command has no library; without it features would differ.
+    let packages =
+        ["--package=barewire-tests", "--package=barewire-fuzz", "--package=barewire-cli"];
+    outcome.add(cargo_test(suite, nightly, &[&packages[..], &["--lib"]].concat())?);
     Ok(outcome)
+}
+
+/// Runs every file of `fuzz/tests`.
+fn fuzz(suite: Suite, nightly: bool) -> Result<Outcome, String> {
+    let dir = root().join("fuzz/tests");
+    let files = std::fs::read_dir(&dir).map_err(|why| format!("{}: {why}", dir.display()))?;
+    let stem = |path: std::path::PathBuf| path.file_stem()?.to_str().map(str::to_owned);
+    let names: Vec<String> = files.flatten().filter_map(|file| stem(file.path())).collect();
+    let tests: Vec<&str> = names.iter().flat_map(|name| ["--test", name]).collect();
+    cargo_test(suite, nightly, &[ALL, &tests].concat())
 }
 
 /// Runs `cargo test ARGS` with variables of the environment.
@@ -319,13 +342,13 @@ fn integration(suite: Suite, nightly: bool, file: &str) -> Result<Outcome, Strin
     if !root().join(file).is_file() {
         return Ok(Outcome::skipped(format!("{file} does not exist")));
     }
-    cargo_test(suite, nightly, &["--package", "barewire-tests", "--test", suite.name()], false)
+    cargo_test(suite, nightly, &[ALL, &["--test", suite.name()]].concat())
 }
 
 /// Builds the library that libfabric loads, which no test can depend on, and runs its suite.
 fn provider(suite: Suite, nightly: bool) -> Result<Outcome, String> {
     let mut build = Command::new(cargo());
-    build.args(["build", "--package", "barewire-provider", "--profile", "test"]);
+    build.args(["build", "--profile", "test", "--exclude", "xtask", "--lib", "--bins"]).args(ALL);
     let ended = start(suite, nightly, &mut build)?;
     if !ended.ok {
         return Ok(Outcome::single(false, ended.output));
@@ -351,9 +374,9 @@ fn wires(suite: Suite, nightly: bool) -> Result<Outcome, String> {
          'ip link set lo up; exec \"$@\"', 'sh']"
     );
     for port in ["afpacket:lo", "udp:127.0.0.1"] {
-        let args = ["--config", &runner, "--package", "barewire-tests", "--test", "conformance"];
+        let args = ["--config", &runner, "--test", "conformance"];
         let env = [("BAREWIRE_TEST_PORT", port)];
-        let over = cargo_test_with(suite, nightly, &args, &env)?;
+        let over = cargo_test_with(suite, nightly, &[ALL, &args].concat(), &env)?;
         outcome.counts += over.counts;
         outcome.skips.extend(over.skips);
         if over.counts.failed > 0 {
@@ -361,23 +384,23 @@ fn wires(suite: Suite, nightly: bool) -> Result<Outcome, String> {
         }
     }
     let memifs = "memif:@barewire-flags,role=server memif:@barewire-flags";
-    outcome.add(calls_over(suite, nightly, memifs, &[], &[])?);
+    outcome.add(calls_over(suite, nightly, memifs, ALL, &[])?);
     Ok(outcome)
 }
 
-/// The calls and flags of messages between two ports, one test after the other.
+/// The calls and flags of messages between two ports, one test after the other, in a build of what
+/// is `selected`.
 fn calls_over(
     suite: Suite,
     nightly: bool,
     ports: &str,
-    with: &[&str],
+    selected: &[&str],
     without: &[&str],
 ) -> Result<Outcome, String> {
     let mut outcome = Outcome::default();
     let env = [("BAREWIRE_TEST_PORT", ports), ("RUST_TEST_THREADS", "1")];
     for tests in ["msg::", "matching::x50_the", "matching::x51"] {
-        let args = ["--package", "barewire-tests", "--test", "conformance", tests];
-        let args = [&args[..], with, without].concat();
+        let args = [selected, &["--test", "conformance", tests], without].concat();
         outcome.add(cargo_test_with(suite, nightly, &args, &env)?);
     }
     Ok(outcome)
@@ -393,7 +416,7 @@ fn e2e(suite: Suite, nightly: bool) -> Result<Outcome, String> {
     if args.is_empty() {
         return Ok(Outcome::skipped("tests/Cargo.toml has no such test".to_owned()));
     }
-    cargo_test(suite, nightly, &[&["--package", "barewire-tests"], &args[..]].concat(), false)
+    cargo_test(suite, nightly, &[ALL, &args].concat())
 }
 
 /// Names of the `[[test]]` tables of a manifest.
@@ -451,20 +474,16 @@ fn dpdk(suite: Suite, nightly: bool) -> Result<Outcome, String> {
         let mend = "DPDK is not installed: sudo apt-get install -y libdpdk-dev libclang-dev";
         return Ok(Outcome::skipped(mend.to_owned()));
     }
-    let with = ["--features", "dpdk"];
-    let packages = ["--package", "barewire-dpdk-sys", "--package", "barewire-driver"];
-    let lint = ["clippy", "--all-targets", "--package", "barewire-tests"];
-    let args = [&lint[..], &packages, &with, &["--", "-D", "warnings"]].concat();
+    let lint = ["clippy", "--all-targets"];
+    let args = [&lint, ALL_WITH_DPDK, &["--", "-D", "warnings"]].concat();
     let mut outcome = check(suite, nightly, &args, &[])?;
-    let driver = ["--package", "barewire-driver", "--lib"];
-    let tests = ["--package", "barewire-tests", "--test", "dpdk"];
     // Those of NICs run in guests.
-    for (args, without) in [(driver.as_slice(), &[][..]), (&tests, &["--", "--skip", "nic::"])] {
-        let ran = cargo_test(suite, nightly, &[args, &with, without].concat(), false)?;
-        outcome.add(ran);
+    let tests = ["--test", "dpdk", "--", "--skip", "nic::"];
+    for args in [&["--lib"][..], &tests] {
+        outcome.add(cargo_test(suite, nightly, &[ALL_WITH_DPDK, args].concat())?);
     }
-    let mut build = suite::build("dpdk");
-    outcome.add(in_guests(suite, nightly, build.args(with), suite::dpdk)?);
+    let build = &mut suite::build("dpdk", ALL_WITH_DPDK);
+    outcome.add(in_guests(suite, nightly, build, suite::dpdk)?);
     // Over a pair of rings and over a memif, whose server comes first. Left out on a memif: what
     // takes it for granted that a frame has left when the call returns, and polls the other side
     // alone.
@@ -472,18 +491,18 @@ fn dpdk(suite: Suite, nightly: bool) -> Result<Outcome, String> {
     let memifs = "dpdk:net_memif_flags_a,role=server,socket=barewire-flags \
                   dpdk:net_memif_flags_b,role=client,socket=barewire-flags";
     for (ports, without) in [(rings, &[][..]), (memifs, &["--", "--skip", "mf5"])] {
-        outcome.add(calls_over(suite, nightly, ports, &with, without)?);
+        outcome.add(calls_over(suite, nightly, ports, ALL_WITH_DPDK, without)?);
     }
-    let bench = [bench::DPDK.to_owned()];
-    let bench = run_benches(suite, nightly, &bench, &["--bin", bench::DPDK, "--features", "dpdk"])?;
-    outcome.add(bench);
+    let name = [bench::DPDK.to_owned()];
+    let bench = [ALL_WITH_DPDK, &["--bin", bench::DPDK]].concat();
+    outcome.add(run_benches(suite, nightly, &name, &bench)?);
     Ok(outcome)
 }
 
 /// Runs the test program `vfio` inside guests.
 fn vfio(suite: Suite, nightly: bool) -> Result<Outcome, String> {
     let mut outcome = Outcome::default();
-    let ran = in_guests(suite, nightly, &mut suite::build("vfio"), |program| {
+    let ran = in_guests(suite, nightly, &mut suite::build("vfio", ALL), |program| {
         outcome = two_guests(suite, program);
         if outcome.counts.failed == 0 {
             // Nothing to explain.
@@ -574,19 +593,20 @@ fn benches(suite: Suite, nightly: bool) -> Result<Outcome, String> {
         return Ok(Outcome::skipped("benches/src/bin holds no bench".to_owned()));
     }
     if Path::new(packages::DPDK.program).exists() {
-        let guest = build_benches(suite, nightly, &bench::VFIO_GUEST)?;
+        let guest = [ALL_WITH_DPDK, &["--bin", bench::VFIO_GUEST]].concat();
+        let guest = build_benches(suite, nightly, &guest)?;
         if !guest.ok {
             return Ok(Outcome::single(false, guest.output));
         }
     }
-    run_benches(suite, nightly, &names, &["--bins"])
+    run_benches(suite, nightly, &names, &[ALL, &["--exclude", "xtask", "--bins"]].concat())
 }
 
 /// Builds benches like the tests and not in release: what counts here is that they run, and the
 /// crates are already built that way. `what` says which, and with which features.
 fn build_benches(suite: Suite, nightly: bool, what: &[&str]) -> Result<Ended, String> {
     let mut build = Command::new(cargo());
-    build.args(["build", "--package", "barewire-benches", "--profile", "test"]).args(what);
+    build.args(["build", "--profile", "test"]).args(what);
     start(suite, nightly, &mut build)
 }
 

@@ -148,7 +148,7 @@ pub(crate) fn for_seeds(
     let mut bad = bad.into_inner().expect("no panic inside");
     bad.sort();
     for (seed, why) in &bad {
-        eprintln!("SIM_SEED={seed} cargo test -p barewire-tests --test sim {stage}: {why}");
+        eprintln!("SIM_SEED={seed} cargo test --test sim {stage}: {why}");
     }
     assert!(bad.is_empty(), "{stage}: {} seeds failed, first SIM_SEED={}", bad.len(), bad[0].0);
     let mut all = Sum::default();

@@ -19,10 +19,10 @@ pub(crate) struct Run {
     guest: Guest,
 }
 
-/// `cargo` arguments that build a test program and say where it is.
-pub(crate) fn build(test: &str) -> Command {
+/// `cargo` arguments that build a test program of what is `selected` and say where it is.
+pub(crate) fn build(test: &str, selected: &[&str]) -> Command {
     let mut command = Command::new(cargo());
-    command.args(["test", "--package", "barewire-tests", "--test", test, "--no-run"]);
+    command.arg("test").args(selected).args(["--test", test, "--no-run"]);
     command.args(["--message-format", "json-render-diagnostics"]);
     command
 }
