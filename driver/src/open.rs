@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 
 use crate::backend::fault::{Fault, FaultSettings};
 use crate::backend::pcap::Pcap;
-use crate::backend::shm::{MTU_MIN, Monitor, ShmPort, ShmSettings};
+use crate::backend::shm::{Monitor, ShmPort, ShmSettings};
 use crate::backend::vfio::VfioError;
-use crate::port::{MacAddr, Port};
+use crate::port::{MTU_MIN, MacAddr, Port};
 
 mod memif;
 mod nics;

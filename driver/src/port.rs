@@ -87,13 +87,16 @@ impl FromStr for MacAddr {
     }
 }
 
+/// Smallest MTU that the fabric can work with.
+pub const MTU_MIN: usize = 256;
+
 /// Fixed facts of a port, true for its life.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PortCaps {
     /// The station address that unicast frames to this port carry.
     pub mac: MacAddr,
     /// Largest number of bytes after the 14-byte Ethernet header that a frame may carry, either
-    /// way. At least 256 or the fabric does not open on this port.
+    /// way. At least [`MTU_MIN`] or the fabric does not open on this port.
     pub mtu: usize,
     /// A unicast frame that [`Port::tx`] answered [`Tx::Sent`] for lies, unchanged and in order, in
     /// the receiver's memory: it can be lost only with the receiver, and survives the sender.

@@ -7,6 +7,8 @@
 mod caller;
 #[path = "../wires/lengths.rs"]
 mod lengths;
+#[path = "../wires/memif_cases.rs"]
+mod memif_cases;
 #[path = "../e2e/rounds.rs"]
 mod rounds;
 // The suite `wires` uses the rest of these.

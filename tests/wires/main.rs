@@ -19,6 +19,7 @@ mod foreign;
 mod lengths;
 mod links;
 mod memif;
+mod memif_cases;
 mod messages;
 mod raw;
 mod stream;

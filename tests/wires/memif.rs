@@ -1,48 +1,34 @@
-//! Two processes on the two ends of a memif of ours.
+//! Two processes on the two ends of a memif of ours: what DPDK's has no counterpart of.
 
 use std::os::unix::fs::PermissionsExt;
 
 use barewire::errno::{FI_EACCES, FI_EADDRINUSE, FI_ENODEV};
 
-use crate::lengths::{all_sizes, fewer_sizes, there_and_back};
-use crate::rounds::kill_rounds;
+use crate::lengths::{fewer_sizes, there_and_back};
 use crate::supervisor::Worker;
 
-/// The port of the server (0) or the client (1) of a memif of its own for each test.
-fn port(test: &str, place: usize, options: &str) -> String {
-    let role = ["server", "client"][place];
-    format!("memif:@barewire-test-{test}-{},role={role}{options}", std::process::id())
-}
+/// Options for the largest frames, and some others.
+pub(crate) const HUGE: &str = "mtu=65522,id=7,secret=open";
 
-/// The client comes first and finds no server yet.
-#[test]
-fn every_length_over_a_memif() {
-    let start = |place, role: &str| Worker::start(role, role, &port("all", place, ""));
-    there_and_back(start, all_sizes);
+/// The port of the server (0) or the client (1) of a memif of its own for each test.
+pub(crate) fn port(test: &str, place: usize, options: &str) -> String {
+    let role = ["server", "client"][place];
+    let comma = if options.is_empty() { "" } else { "," };
+    format!("memif:@barewire-test-{test}-{},role={role}{comma}{options}", std::process::id())
 }
 
 /// On a socket that is a file, whose server died before.
 #[test]
-fn every_length_over_a_memif_in_jumbo_frames() {
+fn every_length_on_a_socket_that_is_a_file() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("memif.sock");
     drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
     let start = |place: usize, role: &str| {
         let side = ["server", "client"][place];
-        Worker::start(role, role, &format!("memif:{},role={side},mtu=9000", path.display()))
+        Worker::start(role, role, &format!("memif:{},role={side}", path.display()))
     };
-    there_and_back(start, |mtu| {
-        assert_eq!(mtu, 9000);
-        all_sizes(mtu)
-    });
+    there_and_back(start, fewer_sizes);
     assert!(!path.exists(), "the server left its socket");
-}
-
-#[test]
-fn every_length_over_a_memif_in_the_largest_frames() {
-    let options = ",mtu=65522,id=7,secret=open";
-    let start = |place, role: &str| Worker::start(role, role, &port("huge", place, options));
-    there_and_back(start, all_sizes);
 }
 
 /// The server's frames are longer than the client's buffers: the smaller MTU rules.
@@ -50,49 +36,9 @@ fn every_length_over_a_memif_in_the_largest_frames() {
 fn every_length_between_unequal_memifs() {
     let options = ["mtu=9000", "bsize=512,rsize=5"];
     let start = |place: usize, role: &str| {
-        Worker::start(role, role, &port("unequal", place, &format!(",{}", options[place])))
+        Worker::start(role, role, &port("unequal", place, options[place]))
     };
     there_and_back(start, fewer_sizes);
-}
-
-/// Goal: where nothing is kept to be sent again, nothing is lost either.
-#[test]
-fn every_length_over_a_memif_that_loses_nothing() {
-    let options = ",lossless=yes";
-    let start = |place, role: &str| Worker::start(role, role, &port("bare", place, options));
-    there_and_back(start, all_sizes);
-}
-
-#[test]
-fn every_length_over_a_bad_memif() {
-    let start = |place, role: &str| {
-        let port = format!("fault(loss=0.05,seed=3):{}", port("bad", place, ""));
-        Worker::start(role, role, &port)
-    };
-    there_and_back(start, fewer_sizes);
-}
-
-#[test]
-fn kills_over_a_memif() {
-    let start = |place, name: &str| Worker::start(name, "traffic", &port("kills", place, ""));
-    kill_rounds("kills-memif", start, 12, 5);
-}
-
-#[test]
-fn kills_over_a_memif_that_loses_nothing() {
-    let options = ",lossless=yes";
-    let start =
-        |place, name: &str| Worker::start(name, "traffic", &port("killsbare", place, options));
-    kill_rounds("kills-bare-memif", start, 12, 7);
-}
-
-#[test]
-fn kills_over_a_bad_memif() {
-    let start = |place, name: &str| {
-        let port = format!("fault(loss=0.05,seed=9):{}", port("killsbad", place, ""));
-        Worker::start(name, "traffic", &port)
-    };
-    kill_rounds("kills-bad-memif", start, 6, 6);
 }
 
 /// What opening `port` in a process comes to: a code and the line.

@@ -34,7 +34,9 @@ use super::{Bell, owned, set_option, sleep};
 use crate::clock::now_ns;
 use crate::frame::{ETH_HDR_LEN, ETHERTYPE, RxFrame, TxFrame};
 use crate::open::OpenError;
-use crate::port::{MacAddr, Port, PortCaps, PortCounters, PortGone, PortWaiter, RxSink, Tx};
+use crate::port::{
+    MTU_MIN, MacAddr, Port, PortCaps, PortCounters, PortGone, PortWaiter, RxSink, Tx,
+};
 
 /// IPv4 and UDP headers.
 const OUTER_LEN: usize = 28;
@@ -42,8 +44,6 @@ const OUTER_LEN: usize = 28;
 const DATAGRAM_MAX: usize = 65_535 - OUTER_LEN;
 /// Largest MTU of a port.
 pub const MTU_MAX: usize = DATAGRAM_MAX - ETH_HDR_LEN;
-/// Smallest MTU that the fabric can work with.
-pub const MTU_MIN: usize = 256;
 
 /// UDP ports that have an address of the fabric.
 pub const PORTS: std::ops::RangeInclusive<u16> = 0xc000..=0xffff;

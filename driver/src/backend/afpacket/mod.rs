@@ -38,7 +38,9 @@ use super::batch::Batch;
 use crate::clock::now_ns;
 use crate::frame::{ETH_HDR_LEN, ETHERTYPE, TxFrame};
 use crate::open::OpenError;
-use crate::port::{MacAddr, Port, PortCaps, PortCounters, PortGone, PortWaiter, RxSink, Tx};
+use crate::port::{
+    MTU_MIN, MacAddr, Port, PortCaps, PortCounters, PortGone, PortWaiter, RxSink, Tx,
+};
 
 use link::{Asker, Watch};
 use ring::{RxRing, Slot};
@@ -47,8 +49,6 @@ pub use link::{Link, links};
 
 /// Largest MTU of a port; interfaces such as `lo` have more.
 pub const MTU_MAX: usize = 65_520;
-/// Smallest MTU that the fabric can work with.
-pub const MTU_MIN: usize = 256;
 
 /// Shortest frame on a wire, without its check sequence.
 const FRAME_MIN: usize = 60;

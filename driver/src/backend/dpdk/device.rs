@@ -19,10 +19,7 @@ use super::listener::Listener;
 use super::pmd::{MTU_MOST, Mtu, Pmd, interface};
 use crate::frame::ETH_HDR_LEN;
 use crate::mem::{prefetch, prefetch_to_write};
-use crate::port::MacAddr;
-
-/// Smallest MTU that the fabric can work with.
-const MTU_MIN: usize = 256;
+use crate::port::{MTU_MIN, MacAddr};
 
 /// Packet buffers that a thread keeps for itself, and how many such threads a pool is made for:
 /// with more of them at work at the same time a full queue finds no buffer, which is back-pressure.
