@@ -3,6 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use barewire_driver::backend::afpacket::{Link, links};
+use barewire_driver::backend::memif::check_here;
+use barewire_driver::open::OpenError;
 
 /// A machine as the checks see it.
 pub(super) struct Machine {
@@ -11,13 +13,15 @@ pub(super) struct Machine {
     pub(super) shm_free: Result<u64, String>,
     /// Its network interfaces.
     pub(super) links: Vec<Link>,
+    /// Whether we may make a memif, or why not and what mends it.
+    pub(super) memif: Result<(), (String, String)>,
 }
 
 impl Machine {
     /// The one we run on.
     pub(super) fn this() -> Self {
         let shm_free = shm_free(Path::new("/dev/shm"));
-        Self { root: PathBuf::from("/"), shm_free, links: links() }
+        Self { root: PathBuf::from("/"), shm_free, links: links(), memif: memif() }
     }
 
     /// The text of a file without the white space around it, or `None` if it cannot be read.
@@ -80,6 +84,13 @@ fn shm_free(dir: &Path) -> Result<u64, String> {
     Ok(stat.blocks_available() * stat.fragment_size())
 }
 
+fn memif() -> Result<(), (String, String)> {
+    check_here().map_err(|error| match error {
+        OpenError::Device { why, mend, .. } => (why, mend),
+        other => (other.to_string(), "barewire info".to_owned()),
+    })
+}
+
 #[cfg(test)]
 pub(super) mod fixture {
     use super::*;
@@ -89,6 +100,7 @@ pub(super) mod fixture {
         dir: tempfile::TempDir,
         shm_free: Result<u64, String>,
         links: Vec<Link>,
+        memif: Result<(), (String, String)>,
     }
 
     /// An interface that works.
@@ -110,7 +122,8 @@ pub(super) mod fixture {
         /// Nothing can be read.
         pub(in super::super) fn empty() -> Self {
             let shm_free = Err("/dev/shm: No such file or directory".to_owned());
-            Self { dir: tempfile::tempdir().unwrap(), shm_free, links: Vec::new() }
+            let memif = Err(("Too many open files".to_owned(), "see: ulimit -n".to_owned()));
+            Self { dir: tempfile::tempdir().unwrap(), shm_free, links: Vec::new(), memif }
         }
 
         /// Everything is as it should be.
@@ -143,6 +156,7 @@ pub(super) mod fixture {
                 .with("/proc/self/status", "CapInh:\t0\nCapEff:\t000001ffffffffff\n")
                 .links(vec![link("eth0")])
                 .shm(Ok(1 << 30))
+                .memif(Ok(()))
         }
 
         pub(in super::super) fn with(self, path: &str, text: &str) -> Self {
@@ -170,10 +184,14 @@ pub(super) mod fixture {
             Self { links, ..self }
         }
 
+        pub(in super::super) fn memif(self, memif: Result<(), (String, String)>) -> Self {
+            Self { memif, ..self }
+        }
+
         /// The machine; it is gone with the fixture.
         pub(in super::super) fn machine(&self) -> Machine {
             let (root, shm_free) = (self.dir.path().to_owned(), self.shm_free.clone());
-            Machine { root, shm_free, links: self.links.clone() }
+            Machine { root, shm_free, links: self.links.clone(), memif: self.memif.clone() }
         }
     }
 
@@ -193,6 +211,11 @@ mod tests {
         assert_eq!(machine.boot_option("isolcpus").as_deref(), Some("1,2"));
         assert_eq!(machine.boot_option("quiet").as_deref(), Some(""));
         assert_eq!(machine.boot_option("nohz_full"), None);
+    }
+
+    #[test]
+    fn a_memif_can_be_made_here() {
+        assert_eq!(memif(), Ok(()));
     }
 
     #[test]

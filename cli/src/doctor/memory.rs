@@ -1,7 +1,7 @@
-//! Checks of memory: the segment's file, locked memory, hugepages.
+//! Checks of memory: the segment's file, what a memif shares, locked memory, hugepages.
 
 use super::machine::Machine;
-use super::{Check, SHM, SPEED, VFIO};
+use super::{Check, MEMIF, SHM, SPEED, VFIO};
 use crate::table::bytes;
 
 /// Below this a second segment, or one with large frames, would not fit.
@@ -30,6 +30,14 @@ pub(super) fn shm_space(machine: &Machine) -> Check {
                 Check::ok(name, SHM, found)
             }
         }
+    }
+}
+
+pub(super) fn memif(machine: &Machine) -> Check {
+    let name = "memif";
+    match &machine.memif {
+        Ok(()) => Check::ok(name, MEMIF, "sockets and memory for it can be made"),
+        Err((why, mend)) => Check::missing(name, MEMIF, why, mend),
     }
 }
 
@@ -138,6 +146,14 @@ mod tests {
         assert_eq!(check(Ok(1 << 20)).status, Status::Missing);
         let denied = check(Err("/dev/shm: Permission denied".to_owned()));
         assert_eq!(denied.mend.as_deref(), Some("sudo chmod 1777 /dev/shm"));
+    }
+
+    #[test]
+    fn a_memif_that_cannot_be_made_says_why() {
+        assert_eq!(memif(&Fixture::full().machine()).status, Status::Ok);
+        let check = memif(&Fixture::empty().machine());
+        assert_eq!((check.status, &*check.found), (Status::Missing, "Too many open files"));
+        assert_eq!(check.mend.as_deref(), Some("see: ulimit -n"));
     }
 
     #[test]

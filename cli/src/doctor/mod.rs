@@ -79,6 +79,7 @@ const SHM: &str = "shm";
 /// Of a check that only costs time.
 const SPEED: &str = "speed";
 const AFPACKET: &str = "afpacket";
+const MEMIF: &str = "memif";
 const VFIO: &str = "vfio";
 const DPDK: &str = "dpdk";
 
@@ -111,6 +112,7 @@ fn all(machine: &Machine) -> Vec<Check> {
     let mut checks = vec![
         cpu::kernel(machine),
         memory::shm_space(machine),
+        memory::memif(machine),
         memory::memlock(machine),
         memory::huge_2m(machine),
         memory::huge_1g(machine),

@@ -1,7 +1,7 @@
 //! Names of memifs.
 
 use super::{OpenError, PortInfo, bad, parse};
-use crate::backend::memif::{Memif, MemifSettings, Role};
+use crate::backend::memif::{Memif, MemifSettings, Role, check_here};
 use crate::port::Port;
 
 /// Opens `memif:SOCKET,...`.
@@ -57,9 +57,32 @@ fn yes_or_no(spec: &str, key: &str, value: &str) -> Result<bool, OpenError> {
 
 /// The kind of port: there is nothing of it to be found before somebody names a socket.
 pub(super) fn kind() -> PortInfo {
+    let why_not = match check_here() {
+        Ok(()) => "name a socket: memif:@job7,role=server in one process and memif:@job7 in the \
+                   other, or memif:/run/vpp/memif.sock into VPP"
+            .to_owned(),
+        Err(why) => why.to_string(),
+    };
     PortInfo {
         spec: "memif".into(),
         what: "another process by shared memory: VPP, DPDK, or one of ours".into(),
-        why_not: Some("name a socket, such as memif:/run/vpp/memif.sock or memif:@job7".into()),
+        why_not: Some(why_not),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: what people are told to write is understood, and its two ends go together.
+    #[test]
+    fn the_list_says_how_to_name_one() {
+        let why_not = kind().why_not.unwrap();
+        let words = why_not.split([' ']).map(|word| word.trim_end_matches(','));
+        let named: Vec<_> = words.filter(|word| word.starts_with("memif:")).map(settings).collect();
+        let [Ok(server), Ok(client), Ok(vpp)] = &named[..] else { panic!("{why_not}: {named:?}") };
+        assert_eq!((server.role, client.role), (Role::Server, Role::Client));
+        assert_eq!((&server.socket, server.id), (&client.socket, client.id));
+        assert!(vpp.socket.starts_with('/'), "{vpp:?}");
     }
 }

@@ -36,19 +36,20 @@ mod wild;
 pub use wild::wild_peer;
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
 use crate::frame::{ETH_HDR_LEN, RxFrame, TxFrame};
 use crate::mem::SHORT;
 use crate::open::OpenError;
-use crate::port::{MacAddr, Port, PortCaps, PortCounters, PortGone, PortWaiter, RxSink, Tx};
+use crate::port::{
+    MTU_MIN, MacAddr, Port, PortCaps, PortCounters, PortGone, PortWaiter, RxSink, Tx,
+};
 use control::Control;
-use region::{Conn, Layout};
+use region::{Conn, Layout, Made};
 use ring::{Broken, Receiver, Sender, Taken};
 use wait::{Shared, Waiter};
 
-/// Smallest MTU that the fabric can work with.
-pub const MTU_MIN: usize = 256;
 /// Largest: with its Ethernet header a frame is 64 KiB.
 pub const MTU_MAX: usize = 65_536 - ETH_HDR_LEN;
 
@@ -188,6 +189,21 @@ impl MemifSettings {
         let fits = (RING_BYTES / bsize).max(1).ilog2() as u8;
         Layout { log2_ring: self.log2_ring.unwrap_or(LOG2_RING.min(fits)), bsize }
     }
+}
+
+/// Makes what a memif takes for a moment, to see that this process may: a socket, and memory that
+/// cannot shrink, with its events.
+///
+/// # Errors
+/// [`OpenError`]: what it may not, and what mends it. Nothing is left behind.
+pub fn check_here() -> Result<(), OpenError> {
+    static CHECKS: AtomicU32 = AtomicU32::new(0);
+    let (process, check) = (std::process::id(), CHECKS.fetch_add(1, Relaxed));
+    let socket = format!("@barewire-check-{process}-{check}");
+    let settings = MemifSettings { role: Role::Server, ..MemifSettings::at(&socket) };
+    drop(Memif::open(&settings)?);
+    let made = Made::new(Layout { log2_ring: 4, bsize: BSIZE }).and_then(Made::connected);
+    made.map(drop).map_err(|e| control::unable(&settings, &e))
 }
 
 /// One end of a memif.
