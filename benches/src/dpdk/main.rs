@@ -39,8 +39,9 @@ const RAW_SINK: u64 = 4;
 const RAW_SINK_LARGE: u64 = 5;
 const RAW_SINK_COPY: u64 = 6;
 const ECHO_LOSSLESS: u64 = 7;
+const SINK_LONG: u64 = 8;
 /// Added to those that are not raw: over DPDK's driver.
-const BY_DPDK: u64 = 8;
+const BY_DPDK: u64 = 16;
 
 fn main() {
     let args = Args::read();
@@ -52,7 +53,8 @@ fn main() {
         return;
     }
     let mut report = Report::new("dpdk", &args);
-    if [LATENCY, RATE, GOODPUT].as_flattened().iter().any(|case| args.wants(case))
+    let mut memifs = LATENCY.iter().chain(&RATE).chain(&GOODPUT);
+    if memifs.any(|case| args.wants(case))
         && let Err(why) = memif(&args, &mut report)
     {
         report.skip("memif", &why);
@@ -79,15 +81,27 @@ const CLIENT: &str = "client";
 const LATENCY: [&str; 2] = ["memif-64B/raw", "dpdk-memif-64B/raw"];
 const LATENCY_LOSSLESS: [&str; 2] = ["memif-64B-lossless/raw", "dpdk-memif-64B-lossless/raw"];
 const RATE: [&str; 2] = ["memif-rate/raw", "dpdk-memif-rate/raw"];
-const GOODPUT: [&str; 2] = ["memif-64KiB/raw", "dpdk-memif-64KiB/raw"];
-const GOODPUT_COPIED: [&str; 2] = ["memif-64KiB/raw-copied", "dpdk-memif-64KiB/raw-copied"];
+/// The last two in the longest frames that pay.
+const GOODPUT: [&str; 4] = [
+    "memif-64KiB/raw",
+    "dpdk-memif-64KiB/raw",
+    "memif-64KiB-long/raw",
+    "dpdk-memif-64KiB-long/raw",
+];
+const GOODPUT_COPIED: [&str; 4] = [
+    "memif-64KiB/raw-copied",
+    "dpdk-memif-64KiB/raw-copied",
+    "memif-64KiB-long/raw-copied",
+    "dpdk-memif-64KiB-long/raw-copied",
+];
 
-/// Ends on three memifs, by one port of ours.
+/// Ends on four memifs, by one port of ours.
 struct Ends {
     small: RawEnd,
     /// As the first, and keeps nothing.
     lossless: RawEnd,
     large: RawEnd,
+    long: RawEnd,
 }
 
 impl Ends {
@@ -102,11 +116,11 @@ impl Ends {
             Ok(end)
         };
         let (small, lossless) = (end(0, "mtu=1500")?, end(1, "mtu=1500,lossless=yes")?);
-        Ok(Self { small, lossless, large: end(2, "mtu=9000")? })
+        Ok(Self { small, lossless, large: end(2, "mtu=9000")?, long: end(3, "mtu=33000")? })
     }
 }
 
-/// One side of three memifs by either port of ours, and of two raw ones.
+/// One side of four memifs by either port of ours, and of two raw ones.
 struct Side {
     /// Without DPDK, and by its driver.
     by: [Ends; 2],
@@ -122,7 +136,7 @@ impl Side {
             format!("memif:@barewire-bench-{parent}-own{i},role={role},{options}")
         })?;
         let theirs =
-            Ends::open(role, 3, |i, options| format!("dpdk({options}):net_memif{i},{}", args(i)))?;
+            Ends::open(role, 4, |i, options| format!("dpdk({options}):net_memif{i},{}", args(i)))?;
         let raw = RawPort::open("net_memif8", &args(8), 2048)?;
         let raw_large = RawPort::open("net_memif9", &format!("{},bsize=9216", args(9)), 9216)?;
         Ok(Self { by: [ours, theirs], raw, raw_large, bytes: vec![0x5a; 1 << 20] })
@@ -142,8 +156,8 @@ impl Side {
 
     /// Turns both loops, for what is still underway.
     fn idle(&mut self) {
-        for Ends { small, lossless, large } in &mut self.by {
-            for end in [small, lossless, large] {
+        for Ends { small, lossless, large, long } in &mut self.by {
+            for end in [small, lossless, large, long] {
                 end.poll();
             }
         }
@@ -267,19 +281,23 @@ fn memif_goodput(
 ) -> Made<()> {
     let payload = RAW_LARGE - 22;
     let frames = count * LARGE as u64 / payload as u64;
-    // Over either port of ours, against raw frames that nobody copies and against those copied.
-    let mut pairs = std::array::from_fn::<_, 4, _>(|_| Rounds::default());
+    // Over either port of ours, in frames of 9,000 B and in long ones, against raw frames that
+    // nobody copies and against those copied.
+    let mut pairs = std::array::from_fn::<_, 8, _>(|_| Rounds::default());
     let before = first.line_ns()?;
     for round in 0..=rounds {
-        let mut ours = [0.0; 2];
+        let mut ours = [0.0; 4];
         for (i, ours) in ours.iter_mut().enumerate() {
             *ours = timed(count * LARGE as u64, || {
-                first.begin(Task { what: SINK_LARGE + BY_DPDK * i as u64, len: LARGE, count });
-                stream(&mut side.by[i].large, LARGE, LARGE_WINDOW, count, false);
+                let what = if i < 2 { SINK_LARGE } else { SINK_LONG } + BY_DPDK * (i as u64 % 2);
+                first.begin(Task { what, len: LARGE, count });
+                let ends = &mut side.by[i % 2];
+                let end = if i < 2 { &mut ends.large } else { &mut ends.long };
+                stream(end, LARGE, LARGE_WINDOW, count, false);
                 first.finish(|| side.idle())
             })?;
         }
-        for (what, pairs) in [RAW_SINK_LARGE, RAW_SINK_COPY].into_iter().zip(pairs.chunks_mut(2)) {
+        for (what, pairs) in [RAW_SINK_LARGE, RAW_SINK_COPY].into_iter().zip(pairs.chunks_mut(4)) {
             let raw = timed(frames * payload as u64, || {
                 first.begin(Task { what, len: RAW_LARGE, count: frames });
                 let from = (what == RAW_SINK_COPY).then_some(&side.bytes[..]);
@@ -295,8 +313,8 @@ fn memif_goodput(
     let references = ["raw memif, frames of 9000 B", "the same, copied in and out"];
     let cases = [GOODPUT, GOODPUT_COPIED];
     for (i, pairs) in pairs.iter().enumerate() {
-        let row = Row::new(cases[i / 2][i % 2], pairs.value(), "Gbit/s");
-        report.row(told(row, pairs, references[i / 2], rounds).placed(before, after));
+        let row = Row::new(cases[i / 4][i % 4], pairs.value(), "Gbit/s");
+        report.row(told(row, pairs, references[i / 4], rounds).placed(before, after));
     }
     Ok(())
 }
@@ -320,6 +338,7 @@ fn serve(second: &Second, parent: u32) -> Made<()> {
             ECHO_LOSSLESS => echo(&mut ends.lossless, task.count),
             SINK => sink(&mut ends.small, task.len, WINDOW, task.count),
             SINK_LARGE => sink(&mut ends.large, task.len, LARGE_WINDOW, task.count),
+            SINK_LONG => sink(&mut ends.long, task.len, LARGE_WINDOW, task.count),
             RAW_ECHO => side.raw.echo(task.count),
             RAW_SINK => side.raw.sink(task.count, None),
             RAW_SINK_LARGE => side.raw_large.sink(task.count, None),

@@ -44,6 +44,19 @@ pub fn prefetch(p: *const u8) {
     let _ = p;
 }
 
+/// Asks for what a long copy from `p` begins with, and a little of each page behind: the processor
+/// itself looks ahead within a page, once it has seen where the copy goes.
+#[inline]
+pub(crate) fn prefetch_long(p: *const u8, len: usize) {
+    const PAGE: usize = 4096;
+    let ask = |at: usize, lines: usize| {
+        (at..len.min(at + lines * 64)).step_by(64).for_each(|at| prefetch(p.wrapping_add(at)));
+    };
+    ask(0, 32);
+    let first_page = PAGE - p.addr() % PAGE;
+    (first_page..len).step_by(PAGE).for_each(|at| ask(at, 4));
+}
+
 /// As [`prefetch`], and takes the line away from other processors, so that it can be written.
 #[inline(always)]
 pub(crate) fn prefetch_to_write(p: *const u8) {

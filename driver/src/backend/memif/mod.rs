@@ -40,7 +40,7 @@ use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
 use crate::frame::{ETH_HDR_LEN, RxFrame, TxFrame};
-use crate::mem::SHORT;
+use crate::mem::{SHORT, prefetch_long};
 use crate::open::OpenError;
 use crate::port::{
     MTU_MIN, MacAddr, Port, PortCaps, PortCounters, PortGone, PortWaiter, RxSink, Tx,
@@ -66,6 +66,8 @@ const BURST: usize = 32;
 const LOOK_EVERY: u32 = 64;
 /// The receiver is shown frames together, but no more than this many bytes.
 const TELL_BYTES: usize = 8192;
+/// Bytes from which on a received frame is fetched before it is looked at.
+const LONG: usize = 4096;
 
 /// Which side of a memif.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -456,6 +458,10 @@ impl Port for Memif {
         };
         let mut bytes = 0;
         for &(base, len) in &self.burst[..count] {
+            if len as usize > LONG {
+                // What the sink does before it copies takes as long as to fetch a part of it.
+                prefetch_long(base, len as usize);
+            }
             // SAFETY: mapped as long as `live` is there, or `whole`; the other side does not write
             // it before it is given back below. That anybody else might is D2.
             sink.frame(&unsafe { RxFrame::from_raw(base, len as usize) });
