@@ -18,7 +18,7 @@ pub(crate) const DPDK: &str = "dpdk";
 const PROVIDER: &str = "provider";
 
 /// The bench that boots a virtual machine, and what it runs there, which needs that feature too.
-const VFIO: &str = "vfio";
+pub(crate) const VFIO: &str = "vfio";
 pub(crate) const VFIO_GUEST: &str = "vfio-guest";
 
 /// Which benches to run and how to print.

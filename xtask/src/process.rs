@@ -4,6 +4,8 @@ use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
@@ -51,6 +53,25 @@ pub(crate) fn run(command: &mut Command, log: &Path, limit: Duration) -> io::Res
     file.read_to_end(&mut bytes)?;
     let output = String::from_utf8_lossy(&bytes).into_owned();
     Ok(Ended { ok: status.success() && !timed_out, timed_out, output })
+}
+
+/// How much runs at the same time where what runs waits more than it computes.
+const AT_ONCE: usize = 2;
+
+/// Calls `work` with every number below `count`, two at a time, and returns what it returned, in
+/// their order.
+pub(crate) fn side_by_side<T: Send>(count: usize, work: impl Fn(usize) -> T + Sync) -> Vec<T> {
+    let next = AtomicUsize::new(0);
+    let take_turns = || {
+        let numbers = std::iter::repeat_with(|| next.fetch_add(1, Relaxed));
+        numbers.take_while(|&n| n < count).map(|n| (n, work(n))).collect::<Vec<_>>()
+    };
+    let mut all: Vec<(usize, T)> = std::thread::scope(|scope| {
+        let threads = [(); AT_ONCE].map(|()| scope.spawn(take_turns));
+        threads.into_iter().flat_map(|thread| thread.join().expect("it does not panic")).collect()
+    });
+    all.sort_by_key(|(n, _)| *n);
+    all.into_iter().map(|(_, done)| done).collect()
 }
 
 /// `program`, which the kernel kills when the thread that started it ends, however that happens:
@@ -161,6 +182,16 @@ mod tests {
         parent.kill().unwrap();
         parent.wait().unwrap();
         assert!(ends(child), "{child} outlived its parent");
+    }
+
+    #[test]
+    fn what_runs_side_by_side_is_told_in_order() {
+        let done = side_by_side(5, |n| {
+            std::thread::sleep(Duration::from_millis(5 * (5 - n as u64)));
+            n
+        });
+        assert_eq!(done, [0, 1, 2, 3, 4]);
+        assert!(side_by_side(0, |n| n).is_empty());
     }
 
     #[test]

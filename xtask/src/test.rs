@@ -588,7 +588,9 @@ fn append(suite: Suite, text: &str) {
 
 /// Runs every bench in its smallest size.
 fn benches(suite: Suite, nightly: bool) -> Result<Outcome, String> {
-    let names = bench::names()?;
+    let mut names = bench::names()?;
+    // Longer than all the others together, which run beside it.
+    names.sort_by_key(|name| name != bench::VFIO);
     if names.is_empty() {
         return Ok(Outcome::skipped("benches/src/bin holds no bench".to_owned()));
     }
@@ -622,29 +624,47 @@ fn run_benches(
     if !ended.ok {
         return Ok(Outcome::single(false, ended.output));
     }
-    for name in names {
-        let mut command = Command::new(target_dir().join("debug").join(name));
-        command.args(["--quick", "--json"]);
-        let ended = start(suite, nightly, &mut command)?;
-        let skip = ended.output.lines().find_map(|l| l.strip_prefix(crate::report::SKIPPED));
-        if let (true, Some(why)) = (ended.ok, skip) {
-            outcome.counts.skipped += 1;
-            outcome.skips.push(format!("{name}: {why}"));
-            continue;
-        }
-        let wrong = bench::check_json(&ended.output).err();
-        let ok = ended.ok && wrong.is_none();
-        outcome.counts += Outcome::single(ok, String::new()).counts;
-        if !ok {
-            let wrong = wrong.unwrap_or_default();
-            outcome.output.push_str(&format!("bench {name}: {wrong}\n{}\n", ended.output));
-        }
+    // In their smallest size they measure nothing that others could disturb.
+    let all = process::side_by_side(names.len(), |n| run_bench(suite, nightly, &names[n]));
+    for bench in all {
+        outcome.add(bench?);
     }
     Ok(outcome)
 }
 
+/// Runs a bench in its smallest size: one check.
+fn run_bench(suite: Suite, nightly: bool, name: &str) -> Result<Outcome, String> {
+    let mut command = Command::new(target_dir().join("debug").join(name));
+    command.args(["--quick", "--json"]);
+    // Others write to the suite's log meanwhile.
+    let own = log_of(&target_dir(), suite).with_extension(name);
+    let ended = start_with(suite, nightly, &mut command, &own)?;
+    let _ = std::fs::remove_file(own);
+    append(suite, &ended.output);
+    let skip = ended.output.lines().find_map(|l| l.strip_prefix(crate::report::SKIPPED));
+    if let (true, Some(why)) = (ended.ok, skip) {
+        return Ok(Outcome::skipped(format!("{name}: {why}")));
+    }
+    let wrong = bench::check_json(&ended.output).err();
+    if ended.ok && wrong.is_none() {
+        return Ok(Outcome::single(true, String::new()));
+    }
+    let wrong = wrong.unwrap_or_default();
+    Ok(Outcome::single(false, format!("bench {name}: {wrong}\n{}\n", ended.output)))
+}
+
 /// Runs a command of a suite with its log and its time limit.
 fn start(suite: Suite, nightly: bool, command: &mut Command) -> Result<Ended, String> {
+    start_with(suite, nightly, command, &log_of(&target_dir(), suite))
+}
+
+/// As [`start`], with a log of its own.
+fn start_with(
+    suite: Suite,
+    nightly: bool,
+    command: &mut Command,
+    log: &Path,
+) -> Result<Ended, String> {
     command.current_dir(root());
     // Set for our own build by `cargo run`; a test that read them would believe it is xtask.
     for name in ["CARGO_MANIFEST_DIR", "CARGO_PKG_NAME", "CARGO_PKG_VERSION"] {
@@ -654,9 +674,8 @@ fn start(suite: Suite, nightly: bool, command: &mut Command) -> Result<Ended, St
     if nightly {
         command.env("BAREWIRE_NIGHTLY", "1");
     }
-    let log = log_of(&target_dir(), suite);
     let limit = suite.limit(nightly);
-    let mut ended = process::run(command, &log, limit)
+    let mut ended = process::run(command, log, limit)
         .map_err(|why| format!("{}: {} {why}", suite.name(), command.get_program().display()))?;
     if ended.timed_out {
         ended.output.push_str(&format!("\nerror: killed after {} s\n", limit.as_secs()));

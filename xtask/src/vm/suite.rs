@@ -2,15 +2,13 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::atomic::AtomicUsize;
-use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use super::guest::{self, Ended, Guest, Model, Nic};
 use super::kernel::Flavour;
 use super::wire::Wire;
 use super::{NotHere, with_setup};
-use crate::{cargo, packages, target_dir};
+use crate::{cargo, packages, process, target_dir};
 
 /// One guest of the suite: what it is for, the machine, and what the test program is told.
 pub(crate) struct Run {
@@ -155,35 +153,22 @@ fn drivers() -> Vec<(PathBuf, String)> {
     drivers.into_iter().map(|path| own(path)).collect()
 }
 
-/// Guests that run at the same time. Most of their time they wait: for a device to be reset, or for
-/// a time to be over.
-const AT_ONCE: usize = 2;
-
-/// Runs the guests, tells `each` of every one as it ends, and says how they ended, in their order.
+/// Runs the guests, two at a time, tells `each` of every one as it ends, and says how they ended,
+/// in their order.
+///
+/// Most of their time they wait: for a device to be reset, or for a time to be over.
 pub(crate) fn run_all(
     runs: &[Run],
     each: impl Fn(&Run, &Ended, Duration) + Sync,
 ) -> Vec<Result<Ended, NotHere>> {
-    let next = AtomicUsize::new(0);
-    let work = || {
-        let mut done = Vec::new();
-        loop {
-            let i = next.fetch_add(1, Relaxed);
-            let Some(run) = runs.get(i) else { return done };
-            let began = Instant::now();
-            let ended = run.run();
-            if let Ok(ended) = &ended {
-                each(run, ended, began.elapsed());
-            }
-            done.push((i, ended));
+    process::side_by_side(runs.len(), |n| {
+        let began = Instant::now();
+        let ended = runs[n].run();
+        if let Ok(ended) = &ended {
+            each(&runs[n], ended, began.elapsed());
         }
-    };
-    let mut all: Vec<(usize, Result<Ended, NotHere>)> = std::thread::scope(|scope| {
-        let threads = [(); AT_ONCE].map(|()| scope.spawn(work));
-        threads.into_iter().flat_map(|thread| thread.join().expect("it does not panic")).collect()
-    });
-    all.sort_by_key(|(i, _)| *i);
-    all.into_iter().map(|(_, ended)| ended).collect()
+        ended
+    })
 }
 
 impl Run {
