@@ -2,7 +2,8 @@
 //!
 //! The one file of this crate that holds a [`Port`] and reads the clock. It has no lock and no
 //! thread: whoever owns the [`Engine`] decides who turns it, and the application that reads a queue
-//! and the progress thread run the same [`Engine::turn`].
+//! and the progress thread run the same turns: [`Engine::turn`], and what most of them come to,
+//! [`Engine::brisk_turn`].
 //!
 //! A turn takes what arrived in bursts, lets the node look at every frame of a burst before it
 //! handles the first (so that the memory is on its way), and sends what is due when a burst came

@@ -181,15 +181,15 @@ pub struct Asked {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wanted {
     rkey: u64,
-    /// Endpoint, flags and the reserved byte.
-    head: u32,
+    /// Endpoint, flags and receive context, in 32 bits.
+    head: u64,
     /// Count, operation and type.
     kind: u32,
 }
 
 impl Wanted {
-    /// No header says this: a byte of it is reserved.
-    pub const NOTHING: Self = Self { rkey: 0, head: u32::MAX, kind: 0 };
+    /// No header says this, whatever stands in it: its first part is longer than theirs.
+    pub const NOTHING: Self = Self { rkey: 0, head: u64::MAX, kind: 0 };
 
     /// A number for it that others are likely not to have.
     #[inline(always)]
@@ -201,7 +201,7 @@ impl Wanted {
     /// data follows.
     pub fn is_whole(&self, ask: PlainAsk) -> bool {
         let end = if ask == PlainAsk::Read { END } else { 0 };
-        self.head >> 16 == u32::from(LAST | end)
+        self.head >> 16 == u64::from(LAST | end)
     }
 }
 
@@ -221,7 +221,7 @@ impl PlainOp {
         // All but the number of the operation and the endpoint that it is from.
         let dst_ep = u16::from_le_bytes(frame.chunk_at(BASE_LEN)?);
         let flags = u16::from_le_bytes(frame.chunk_at(BASE_LEN + 4)?);
-        let head = u32::from(dst_ep) | u32::from(flags) << 16;
+        let head = u64::from(dst_ep) | u64::from(flags) << 16;
         let rkey = u64::from_le_bytes(frame.chunk_at(BASE_LEN + 8)?);
         let kind = match ask {
             PlainAsk::Atomic => u32::from_le_bytes(frame.chunk_at(BASE_LEN + 32)?),

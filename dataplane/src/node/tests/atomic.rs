@@ -555,6 +555,23 @@ fn fetch_adds(pair: &mut Pair, region: &Region, n: u64) {
     assert_eq!(pair.ends[0].out.len(), frames + n as usize);
 }
 
+/// Goal: ones in a header, where a target keeps that it knows no operation, are none that it knows.
+#[test]
+fn a_header_like_no_operation_is_refused() {
+    let (mut pair, region) = short_pair();
+    fetch_adds(&mut pair, &region, 1);
+    let mut frame = pair.ends[0].out.pop_front().unwrap();
+    // Length, endpoint, flags and context, key and address, count with operation and type.
+    let cleared = [30..32, 40..56, 64..68];
+    cleared.into_iter().for_each(|range| frame[range].fill(0));
+    [32..34, 36..38].into_iter().for_each(|range| frame[range].fill(0xff));
+    let target = &mut pair.ends[1].node;
+    target.forget_near();
+    let before = target.counters().rma_executed;
+    target.on_frame(pair.now, &RxFrame::new(&frame[..72]));
+    assert_eq!(target.counters().rma_executed, before);
+}
+
 /// What is behind a fence stays here until the answers to what is before it have come, though that
 /// stands in no list.
 #[test]

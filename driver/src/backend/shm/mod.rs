@@ -61,7 +61,7 @@ use crate::frame::{ETH_HDR_LEN, FillHead, RxFrame, ShortHead, TxFrame};
 use crate::mem::{Few, IoBuf, SHORT, copy_inline, prefetch};
 use crate::open::OpenError;
 use crate::port::{
-    MacAddr, Port, PortCaps, PortCounters, PortGone, PortWaiter, RxSink, ShortTx, Tx,
+    MTU_MIN, MacAddr, Port, PortCaps, PortCounters, PortGone, PortWaiter, RxSink, ShortTx, Tx,
 };
 use crate::ring::{Consumer, GRANULE, NoRoom, Producer, RingMem, Taken, WORD_LEN};
 use layout::{Layout, MEMBERS_MAX};
@@ -70,8 +70,6 @@ use wait::{Shared, Waiter};
 
 /// Largest MTU: with its Ethernet header a frame is 64 KiB.
 pub const MTU_MAX: usize = 65_536 - ETH_HDR_LEN;
-/// Smallest MTU that the fabric can work with.
-pub const MTU_MIN: usize = 256;
 
 /// How the names of segments' files begin.
 const FILE_PREFIX: &str = "barewire-";
