@@ -1,5 +1,7 @@
 //! Frames that nobody honest sends, made from what was overheard of a live session.
 
+use std::ops::Range;
+
 use barewire_dataplane::psn::Psn;
 use barewire_dataplane::wire::{
     self, AckOp, AtomicOp, BASE_LEN, Base, DataOp, EndOp, EndStatus, MsgMOp, MsgOp, NackOp,
@@ -25,6 +27,13 @@ pub(crate) struct Overheard {
     grant: u16,
     /// Operations of the node: announced sends, pulls, reads.
     ops: Vec<(u32, u32)>,
+    /// The station's first requests and its last, from the operation header on: of such the node
+    /// remembers parts.
+    asked: Vec<(Ty, Vec<u8>)>,
+    /// The node's packets carry a checksum.
+    crc: bool,
+    /// The node has refused a packet, and waits for what takes its place.
+    refused: bool,
 }
 
 impl Overheard {
@@ -39,23 +48,45 @@ impl Overheard {
         if base.dst_sid != 0 {
             self.remote_sid = base.dst_sid;
         }
-        if base.ty == Ty::Open || self.sent.wrapping_sub(base.psn.0) as i32 <= 0 {
+        // A NACK has the number of what it refuses.
+        let own = base.ty != Ty::Nack && self.sent.wrapping_sub(base.psn.0) as i32 <= 0;
+        if base.ty == Ty::Open || own {
             self.sent = base.psn.0.wrapping_add(u32::from(base.ty.is_reliable()));
         }
         if base.ty != Ty::Open {
             self.next = base.cack.0;
         }
+        self.crc = base.crc;
         match Op::parse(&frame, &base) {
             Ok(Op::Open(o)) => (self.sid, self.epoch) = (o.sid, o.epoch),
             Ok(Op::Rndv(o)) => self.ops.push((o.src_op, o.src_gen)),
             Ok(Op::Pull(o)) => self.ops.push((o.dst_op, o.dst_gen)),
             Ok(Op::Read(o)) => self.ops.push((o.dst_op, o.dst_gen)),
             Ok(Op::Atomic(o)) => self.ops.push((o.dst_op, o.dst_gen)),
+            Ok(Op::Nack(_)) => self.refused = true,
             _ => {}
         }
         if self.ops.len() > 8 {
             self.ops.remove(0);
         }
+    }
+
+    /// Learns from a frame of the station that is about to reach the node.
+    pub(crate) fn hear(&mut self, bytes: &[u8]) {
+        let Ok(base) = Base::parse(&RxFrame::new(bytes)) else { return };
+        if base.ty == Ty::Open || base.ty.is_reliable() && base.psn.0 == self.next {
+            self.next = base.psn.0.wrapping_add(u32::from(base.ty.is_reliable()));
+        }
+        self.note_asked(&base, bytes);
+    }
+
+    fn note_asked(&mut self, base: &Base, bytes: &[u8]) {
+        if !matches!(base.ty, Ty::Write | Ty::Read | Ty::Atomic) {
+            return;
+        }
+        let end = bytes.len() - if base.crc { TRAILER_LEN } else { 0 };
+        self.asked.truncate(3);
+        self.asked.push((base.ty, bytes[BASE_LEN..end].to_vec()));
     }
 
     /// A frame for the node as if from the station, chosen by `input`.
@@ -71,6 +102,8 @@ impl Overheard {
         // Without a name of the session nothing but an OPEN goes far.
         let (op, payload) = if self.sid == 0 {
             (Some(Op::Open(self.open(input))), Vec::new())
+        } else if std::mem::take(&mut self.refused) && !input.chance(4) {
+            (Some(Op::Nop(NopOp { units: 0, cuts: false, drops: None })), Vec::new())
         } else {
             self.op(input)
         };
@@ -88,7 +121,7 @@ impl Overheard {
             ty: Ty::Nop,
             ar: bits & 1 != 0,
             rtx: bits & 2 != 0,
-            crc: bits & 0x3f != 4,
+            crc: self.crc != (bits & 0x3f == 4),
             dst_sid: if matches!(op, Some(Op::Open(o)) if o.echo_sid == 0) { 0 } else { self.sid },
             psn: Psn(self.next.wrapping_add(ahead)),
             cack: Psn(cack),
@@ -100,10 +133,14 @@ impl Overheard {
         self.grant = grant;
         let mut bytes = match op {
             Some(op) => wire::frame(&base, &op, &payload),
+            None if input.chance(2) => self.like_before(&base, input),
             None => raw(&base, input, &payload, &self.ops),
         };
         if bits & 0xc0 == 0xc0 {
             change(&mut bytes, input);
+        }
+        if let Ok(base) = Base::parse(&RxFrame::new(&bytes)) {
+            self.note_asked(&base, &bytes);
         }
         bytes
     }
@@ -115,6 +152,36 @@ impl Overheard {
         } else {
             self.ops[n % self.ops.len()]
         }
+    }
+
+    /// A request like one before, or as one might be kept that never was, but for some of what it
+    /// says: with such is compared what a target remembers.
+    fn like_before(&self, base: &Base, input: &mut Input<'_>) -> Vec<u8> {
+        let which = usize::from(input.byte());
+        let (ty, mut op) = match self.asked.get(which % 8) {
+            Some((ty, op)) => (*ty, op.clone()),
+            None => {
+                let ty = input.pick(&[Ty::Atomic, Ty::Atomic, Ty::Write, Ty::Read]);
+                let mut op = vec![0; ty.op_len()];
+                op[..8].fill(input.pick(&[0xff, 0]));
+                (ty, op)
+            }
+        };
+        for _ in 0..input.byte() % 4 {
+            let field = &FIELDS[usize::from(input.byte()) % FIELDS.len()];
+            let Some(field) = op.get_mut(field.clone()) else { continue };
+            match input.byte() {
+                0..64 => field.fill(0),
+                64..128 => field.fill(0xff),
+                128..160 => field[0] = field[0].wrapping_add(1),
+                n => field[usize::from(n) % field.len()] ^= 1 << (n % 8),
+            }
+        }
+        let len = op.len();
+        op.resize(input.pick(&[len, len, len + 1, len + 8, ty.op_len()]), 0x77);
+        let plen = (op.len() - ty.op_len()) as u16;
+        let plen = input.pick(&[plen, plen, plen, plen, 8, plen.wrapping_sub(8)]);
+        whole(&Base { plen, ..*base }, ty as u8, &op)
     }
 
     /// An operation header, and a payload that fits it more or less; `None` for the types that
@@ -310,10 +377,7 @@ fn pack(input: &mut Input<'_>, msg: &MsgOp) -> (Option<Op>, Vec<u8>) {
 /// A frame of any type from 0 to 31 with a header of words that something here might mean.
 fn raw(base: &Base, input: &mut Input<'_>, payload: &[u8], ops: &[(u32, u32)]) -> Vec<u8> {
     let ty = input.byte() % 32;
-    let mut head = [0; BASE_LEN];
-    Base { plen: payload.len() as u16, ..*base }.emit(&mut head);
-    head[PROLOGUE] = head[PROLOGUE] & 0xe0 | ty;
-    let mut bytes = head.to_vec();
+    let mut rest = Vec::new();
     for _ in 0..input.byte() % 13 {
         let word = match input.byte() {
             0 => u64::MAX,
@@ -323,9 +387,20 @@ fn raw(base: &Base, input: &mut Input<'_>, payload: &[u8], ops: &[(u32, u32)]) -
             n @ 32..64 => u64::from(n - 32) << (n % 8 * 8),
             n => n.into(),
         };
-        bytes.extend_from_slice(&word.to_le_bytes());
+        rest.extend_from_slice(&word.to_le_bytes());
     }
-    bytes.extend_from_slice(payload);
+    rest.extend_from_slice(payload);
+    whole(&Base { plen: payload.len() as u16, ..*base }, ty, &rest)
+}
+
+/// A frame of type `ty`, whatever its base says, with `rest` behind the base, and a checksum if
+/// that says so.
+fn whole(base: &Base, ty: u8, rest: &[u8]) -> Vec<u8> {
+    let mut head = [0; BASE_LEN];
+    base.emit(&mut head);
+    head[PROLOGUE] = head[PROLOGUE] & 0xe0 | ty;
+    let mut bytes = head.to_vec();
+    bytes.extend_from_slice(rest);
     if base.crc {
         bytes.extend_from_slice(&[0; TRAILER_LEN]);
         mend(&mut bytes);
@@ -335,6 +410,28 @@ fn raw(base: &Base, input: &mut Input<'_>, payload: &[u8], ops: &[(u32, u32)]) -
 
 /// Where version and type stand.
 const PROLOGUE: usize = 14;
+
+/// What the header of a request says, as it stands there: endpoints, flags, receive context,
+/// number, key, address, slot and its generation or what is left; of an ATOMIC count, operation,
+/// type and offset, of a READ its length; and what comes first.
+const FIELDS: [Range<usize>; 16] = [
+    0..2,
+    2..4,
+    4..5,
+    5..6,
+    6..8,
+    8..16,
+    16..24,
+    24..28,
+    28..32,
+    32..34,
+    34..35,
+    35..36,
+    36..40,
+    40..44,
+    8..9,
+    0..8,
+];
 
 /// Changes a byte behind the addresses, and puts the checksum right.
 pub(crate) fn change(bytes: &mut [u8], input: &mut Input<'_>) {
