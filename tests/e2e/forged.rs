@@ -25,34 +25,38 @@ const FRAMES: usize = 1_000_000;
 const BETWEEN: usize = 5_000;
 
 /// A node on the segment.
-struct Station {
-    engine: Engine,
+pub(crate) struct Station {
+    pub(crate) engine: Engine,
     av: AvId,
     cq: CqId,
-    ep: EpId,
-    peer: FiAddr,
+    pub(crate) ep: EpId,
+    pub(crate) peer: FiAddr,
 }
 
 impl Station {
     fn join(settings: &ShmSettings, incarnation: u64) -> Self {
+        Self::join_as(settings, incarnation, EpAttr::default())
+    }
+
+    pub(crate) fn join_as(settings: &ShmSettings, incarnation: u64, attr: EpAttr) -> Self {
         let port = ShmPort::open(settings).unwrap();
         let settings = NodeSettings { incarnation, seed: incarnation, ..NodeSettings::default() };
         let mut node = Node::new(settings, port.caps()).unwrap();
         let (av, cq) = (node.av_open(4).unwrap(), node.cq_open(16).unwrap());
-        let ep = node.ep_open(EpAttr::default()).unwrap();
+        let ep = node.ep_open(attr).unwrap();
         node.ep_bind_cq(ep, cq, BindFlags::TRANSMIT | BindFlags::RECV).unwrap();
         node.ep_bind_av(ep, av).unwrap();
         node.ep_enable(ep).unwrap();
         Self { engine: Engine::new(node, Box::new(port)), av, cq, ep, peer: FI_ADDR_UNSPEC }
     }
 
-    fn knows(&mut self, other: &Self) {
+    pub(crate) fn knows(&mut self, other: &Self) {
         let addr = other.engine.node().addr_of(other.ep).unwrap();
         self.peer = self.engine.av_insert(self.av, addr).unwrap();
     }
 
     /// Takes a completion, if there is one; an error is a failure.
-    fn completed(&mut self) -> bool {
+    pub(crate) fn completed(&mut self) -> bool {
         self.engine.turn().unwrap();
         let ready = self.engine.node().cq_ready(self.cq).unwrap() > 0;
         ready && self.engine.node_mut().cq_read(self.cq, &mut [Cqe::default()]).unwrap() == 1

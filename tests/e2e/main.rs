@@ -13,6 +13,7 @@ mod kills;
 mod matrix;
 mod remote;
 mod rounds;
+mod short;
 mod sizes;
 mod supervisor;
 mod target;
