@@ -51,6 +51,46 @@ fn a_wrong_call_is_exit_code_2() {
     }
 }
 
+/// What `barewire ARGS --json` says where the shell has obeyed `limits` first.
+fn objects_within(limits: &str, args: &[&str]) -> Vec<serde_json::Value> {
+    let script = format!("{limits}; exec \"$0\" \"$@\" --json");
+    let mut shell = Command::new("sh");
+    shell.args(["-c", &script, env!("CARGO_BIN_EXE_barewire")]).args(args);
+    let output = shell.env_remove("BAREWIRE_PORT").output().unwrap();
+    let lines = text(&output.stdout);
+    lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+/// Goal: `doctor` and `info` say whether a memif can be made here, and why not if not. Method: with
+/// everything; without a descriptor for its socket; without room for its memory.
+#[test]
+fn what_a_memif_lacks_is_said() {
+    let no_memory = "trap '' XFSZ; ulimit -f 0";
+    let cases = [
+        ("true", None),
+        ("ulimit -n 4", Some("Too many open files")),
+        (no_memory, Some("File too large")),
+    ];
+    for (limits, lack) in cases {
+        let checks = objects_within(limits, &["doctor"]);
+        let check = checks.iter().find(|check| check["check"] == "memif").expect(limits);
+        let said = check["found"].as_str().unwrap();
+        assert_eq!(check["needed_for"], "memif");
+        assert_eq!(check["status"], if lack.is_some() { "missing" } else { "ok" }, "{check}");
+        let ports = objects_within(limits, &["info"]);
+        let port = ports.iter().find(|port| port["port"] == "memif").expect(limits);
+        let why_not = port["why_not"].as_str().unwrap();
+        assert_eq!(port["works"], false, "{port}");
+        if let Some(lack) = lack {
+            assert!(said.contains(lack) && why_not.contains(lack), "{check} {port}");
+            assert!(check["mend"].as_str().unwrap().contains("ulimit -n"), "{check}");
+            assert!(!why_not.contains("name a socket"), "{port}");
+        } else {
+            assert!(why_not.contains("memif:@job7,role=server"), "{port}");
+        }
+    }
+}
+
 #[test]
 fn doctor_prints_one_object_a_line() {
     let output = barewire(&["doctor", "--json"]);

@@ -213,9 +213,23 @@ mod tests {
         assert_eq!(machine.boot_option("nohz_full"), None);
     }
 
+    /// Goal: a memif can be made here, and to see that leaves nothing behind: no socket, no memory,
+    /// no thread.
     #[test]
     fn a_memif_can_be_made_here() {
         assert_eq!(memif(), Ok(()));
+        let sockets = std::fs::read_to_string("/proc/net/unix").unwrap();
+        assert!(!sockets.contains(&format!("@barewire-check-{}-", std::process::id())));
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        assert!(!maps.contains("barewire-memif"), "{maps}");
+        let entries = |dir| std::fs::read_dir(dir).unwrap().flatten().map(|entry| entry.path());
+        // Others may close a descriptor, or a thread end, while we look.
+        let links: Vec<_> = entries("/proc/self/fd").flat_map(std::fs::read_link).collect();
+        let left = |link: &PathBuf| link.to_string_lossy().contains("barewire-memif");
+        assert!(!links.iter().any(left), "{links:?}");
+        let names = entries("/proc/self/task").map(|task| task.join("comm"));
+        let names: Vec<_> = names.flat_map(std::fs::read_to_string).collect();
+        assert!(!names.iter().any(|name| name.trim() == "memif"), "{names:?}");
     }
 
     #[test]
