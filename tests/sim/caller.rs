@@ -7,7 +7,7 @@ use barewire_dataplane::types::{Cqe, EpAddr, FI_ADDR_UNSPEC, FiAddr, Instant};
 use barewire_driver::mem::IoBuf;
 
 use crate::arena::{Arena, NAME_LEN};
-use crate::ledger::{Addr, EpKey, Ledger, Msg, Recv, RecvMode, Sent, Violation, ensure};
+use crate::ledger::{Addr, Checked, EpKey, Ledger, Msg, Recv, RecvMode, Sent, Violation, ensure};
 use crate::net::{Egress, Net};
 use crate::onesided::{ONE_SIDED, Regions};
 use crate::plan::{CallerPlan, Plan};
@@ -218,12 +218,7 @@ impl App {
         Ok(calls)
     }
 
-    fn call(
-        &mut self,
-        v: &mut View<'_>,
-        node: &mut Node,
-        more: bool,
-    ) -> std::result::Result<(), Violation> {
+    fn call(&mut self, v: &mut View<'_>, node: &mut Node, more: bool) -> Checked {
         let open: Vec<usize> = (0..self.eps.len()).filter(|&i| self.eps[i].open).collect();
         let e = open[self.rng.index(open.len())];
         let remote = v.plan.caller.remote;
@@ -265,13 +260,7 @@ impl App {
         len.min(plan.caller.len_max)
     }
 
-    fn post_send(
-        &mut self,
-        v: &mut View<'_>,
-        node: &mut Node,
-        e: usize,
-        more: bool,
-    ) -> std::result::Result<(), Violation> {
+    fn post_send(&mut self, v: &mut View<'_>, node: &mut Node, e: usize, more: bool) -> Checked {
         let peer = self.peers[self.rng.index(self.peers.len())];
         if peer.addr.host == v.host && self.rng.chance(0.7) {
             return Ok(());
@@ -366,12 +355,7 @@ impl App {
         }
     }
 
-    fn post_recv(
-        &mut self,
-        v: &mut View<'_>,
-        node: &mut Node,
-        e: usize,
-    ) -> std::result::Result<(), Violation> {
+    fn post_recv(&mut self, v: &mut View<'_>, node: &mut Node, e: usize) -> Checked {
         let c: &CallerPlan = &v.plan.caller;
         let tagged = self.rng.chance(c.tagged);
         let len = match self.rng.below(10) {
@@ -445,22 +429,12 @@ impl App {
         }
     }
 
-    fn post_multi(
-        &mut self,
-        v: &mut View<'_>,
-        node: &mut Node,
-        e: usize,
-    ) -> std::result::Result<(), Violation> {
+    fn post_multi(&mut self, v: &mut View<'_>, node: &mut Node, e: usize) -> Checked {
         let len = 1 << self.rng.range(8, 15);
         self.recv_with(v, node, e, false, (0, 0, RecvMode::Multi), None, len).map(|_| ())
     }
 
-    fn peek(
-        &mut self,
-        v: &mut View<'_>,
-        node: &mut Node,
-        e: usize,
-    ) -> std::result::Result<(), Violation> {
+    fn peek(&mut self, v: &mut View<'_>, node: &mut Node, e: usize) -> Checked {
         if let Some(context) = self.eps[e].peeked.pop() {
             return self.claim(v, node, e, context);
         }
@@ -480,13 +454,7 @@ impl App {
     }
 
     /// Takes or throws away what a peek reserved.
-    fn claim(
-        &mut self,
-        v: &mut View<'_>,
-        node: &mut Node,
-        e: usize,
-        context: u64,
-    ) -> std::result::Result<(), Violation> {
+    fn claim(&mut self, v: &mut View<'_>, node: &mut Node, e: usize, context: u64) -> Checked {
         let mode = self.rng.pick(&[RecvMode::Claim, RecvMode::ClaimDiscard]);
         let buf = if mode == RecvMode::Claim {
             Some(self.arena.take(v.plan.caller.len_max)?)
@@ -511,12 +479,7 @@ impl App {
         }
     }
 
-    fn cancel_one(
-        &mut self,
-        v: &mut View<'_>,
-        node: &mut Node,
-        e: usize,
-    ) -> std::result::Result<(), Violation> {
+    fn cancel_one(&mut self, v: &mut View<'_>, node: &mut Node, e: usize) -> Checked {
         let ep = &mut self.eps[e];
         if ep.posted.is_empty() {
             return Ok(());
@@ -530,23 +493,13 @@ impl App {
     }
 
     /// Closes an endpoint with whatever is pending, and opens its successor of the same number.
-    fn reopen(
-        &mut self,
-        v: &mut View<'_>,
-        node: &mut Node,
-        e: usize,
-    ) -> std::result::Result<(), Violation> {
+    fn reopen(&mut self, v: &mut View<'_>, node: &mut Node, e: usize) -> Checked {
         let (number, cq) = (self.eps[e].number, self.eps[e].cq);
         self.close(v, node, e)?;
         self.open_ep(v, node, number, cq).map_err(|err| format!("reopening: {err}"))
     }
 
-    pub(crate) fn close(
-        &mut self,
-        v: &mut View<'_>,
-        node: &mut Node,
-        e: usize,
-    ) -> std::result::Result<(), Violation> {
+    pub(crate) fn close(&mut self, v: &mut View<'_>, node: &mut Node, e: usize) -> Checked {
         // What completed before the call may be read after it.
         self.read_all(v, node)?;
         v.ledger.ep_closing(self.eps[e].key);
@@ -557,11 +510,7 @@ impl App {
     }
 
     /// Reads every queue to its end.
-    pub(crate) fn read_all(
-        &mut self,
-        v: &mut View<'_>,
-        node: &mut Node,
-    ) -> std::result::Result<(), Violation> {
+    pub(crate) fn read_all(&mut self, v: &mut View<'_>, node: &mut Node) -> Checked {
         for i in 0..self.cqs.len() {
             let cq = self.cqs[i];
             loop {
@@ -613,11 +562,7 @@ impl App {
     }
 
     /// Keeps a wildcard receive of each kind posted on every endpoint, takes what peeks reserved.
-    pub(crate) fn drain(
-        &mut self,
-        v: &mut View<'_>,
-        node: &mut Node,
-    ) -> std::result::Result<(), Violation> {
+    pub(crate) fn drain(&mut self, v: &mut View<'_>, node: &mut Node) -> Checked {
         self.read_all(v, node)?;
         if !self.draining {
             self.draining = true;
@@ -652,7 +597,7 @@ impl App {
         v: &mut View<'_>,
         node: &mut Node,
         to: &mut Vec<usize>,
-    ) -> std::result::Result<(), Violation> {
+    ) -> Checked {
         let Some(e) = (0..self.eps.len()).find(|&e| self.eps[e].open) else { return Ok(()) };
         let mut left = Vec::new();
         for host in to.drain(..) {
@@ -672,11 +617,7 @@ impl App {
     }
 
     /// Cancels the receives that are still posted.
-    fn cancel_posted(
-        &mut self,
-        v: &mut View<'_>,
-        node: &mut Node,
-    ) -> std::result::Result<(), Violation> {
+    fn cancel_posted(&mut self, v: &mut View<'_>, node: &mut Node) -> Checked {
         for e in 0..self.eps.len() {
             if !self.eps[e].open {
                 continue;
@@ -692,11 +633,7 @@ impl App {
     }
 
     /// Cancels the receives that are still posted, of which none is being filled.
-    pub(crate) fn cancel_all(
-        &mut self,
-        v: &mut View<'_>,
-        node: &mut Node,
-    ) -> std::result::Result<(), Violation> {
+    pub(crate) fn cancel_all(&mut self, v: &mut View<'_>, node: &mut Node) -> Checked {
         self.cancel_posted(v, node)?;
         for ep in self.eps.iter().filter(|ep| ep.open) {
             let left = v.ledger.open_recvs(ep.key).len();
@@ -706,11 +643,7 @@ impl App {
     }
 
     /// Compares the counters of what was issued with what the ledger saw.
-    pub(crate) fn check_counters(
-        &self,
-        v: &View<'_>,
-        node: &Node,
-    ) -> std::result::Result<(), Violation> {
+    pub(crate) fn check_counters(&self, v: &View<'_>, node: &Node) -> Checked {
         for ep in self.eps.iter().filter(|ep| ep.open) {
             let all =
                 [(ep.cntr, v.ledger.sends(ep.key)), (ep.remote_cntr, v.ledger.remote_ops(ep.key))];

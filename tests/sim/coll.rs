@@ -9,7 +9,7 @@ use barewire_dataplane::types::{CqErr, FiAddr};
 use barewire_driver::mem::atomic::{AtomicOp, Datatype, Sharing};
 use barewire_driver::mem::{IoBuf, Scratch};
 
-use crate::ledger::{Violation, ensure};
+use crate::ledger::{Checked, Violation, ensure};
 use crate::plan::Plan;
 use crate::rig::Rig;
 use crate::rng::Rng;
@@ -164,11 +164,7 @@ impl Team {
     }
 
     /// Runs until the join at `host` has ended.
-    pub(crate) fn await_join(
-        &mut self,
-        host: usize,
-        id: GroupId,
-    ) -> Result<Result<(), Violation>, Violation> {
+    pub(crate) fn await_join(&mut self, host: usize, id: GroupId) -> Result<Checked, Violation> {
         loop {
             if let Some(event) = self.rig.at(host).node.coll_event() {
                 ensure!(event.group == id && event.context == 77, "another join ended: {event:?}");
@@ -211,7 +207,7 @@ impl Team {
     }
 
     /// Takes what `host` has in its queue.
-    pub(crate) fn reap(&mut self, host: usize, all: &mut [Pending]) -> Result<(), Violation> {
+    pub(crate) fn reap(&mut self, host: usize, all: &mut [Pending]) -> Checked {
         loop {
             let (context, outcome) = if let Some(c) = self.rig.read(host) {
                 ensure!(c.flags == CqFlags::COLLECTIVE, "flags of a collective: {:?}", c.flags);
@@ -229,7 +225,7 @@ impl Team {
     }
 
     /// Runs until every call of `all` has an outcome, or until `until`.
-    pub(crate) fn run(&mut self, all: &mut [Pending], until: u64) -> Result<(), Violation> {
+    pub(crate) fn run(&mut self, all: &mut [Pending], until: u64) -> Checked {
         for host in 0..self.rig.stations.len() {
             if self.rig.stations[host].is_some() {
                 self.reap(host, all)?;
@@ -248,7 +244,7 @@ impl Team {
     }
 
     /// All members call at times of their own, and all must end well with the right result.
-    pub(crate) fn call(&mut self, gang: &Gang, call: &Call) -> Result<(), Violation> {
+    pub(crate) fn call(&mut self, gang: &Gang, call: &Call) -> Checked {
         let mut all = Vec::new();
         let mut order: Vec<usize> = (0..gang.hosts.len()).collect();
         for i in (1..order.len()).rev() {
@@ -272,7 +268,7 @@ fn open(all: &[Pending]) -> String {
 }
 
 /// A call must have ended well, with the right bytes and nothing else touched.
-pub(crate) fn check(p: &Pending, n: usize) -> Result<(), Violation> {
+pub(crate) fn check(p: &Pending, n: usize) -> Checked {
     let at = format!("{:?} at rank {} of {n}", p.call, p.rank);
     match &p.outcome {
         Some(Ok(())) => {}
@@ -283,7 +279,7 @@ pub(crate) fn check(p: &Pending, n: usize) -> Result<(), Violation> {
 }
 
 /// Nothing beside the buffers, and nothing in the source, was written.
-pub(crate) fn intact(p: &Pending) -> Result<(), Violation> {
+pub(crate) fn intact(p: &Pending) -> Checked {
     ensure!(p.input.is_whole() && p.out.is_whole(), "{:?} at {}: overrun", p.call, p.rank);
     Ok(())
 }

@@ -21,6 +21,9 @@ use crate::rng::mix;
 /// What went wrong, for a person.
 pub(crate) type Violation = String;
 
+/// The outcome of what may find a violation.
+pub(crate) type Checked = Result<(), Violation>;
+
 /// Fails with a message built like `format!` unless the condition holds.
 macro_rules! ensure {
     ($cond:expr, $($arg:tt)+) => {
@@ -292,7 +295,7 @@ impl Ledger {
     }
 
     /// The endpoint was closed and its queue read to the end: nothing may be pending any more.
-    pub(crate) fn ep_closed(&mut self, at: EpKey) -> Result<(), Violation> {
+    pub(crate) fn ep_closed(&mut self, at: EpKey) -> Checked {
         self.ep_mut(at).open = false;
         for i in (0..self.ops.len()).filter(|&i| self.ops[i].at == at).collect::<Vec<_>>() {
             let state = self.ops[i].state;
@@ -413,7 +416,7 @@ impl Ledger {
     }
 
     /// `Node::cancel` said that it found the operation.
-    pub(crate) fn cancelled(&mut self, context: u64) -> Result<(), Violation> {
+    pub(crate) fn cancelled(&mut self, context: u64) -> Checked {
         let i = self.find(context)?;
         let op = &mut self.ops[i];
         ensure!(op.state == State::Pending, "cancel found op {i}, which is {:?}", op.state);
@@ -494,7 +497,7 @@ impl Ledger {
         cqe: &Cqe,
         src: Option<Addr>,
         arena: &mut Arena,
-    ) -> Result<(), Violation> {
+    ) -> Checked {
         if cqe.flags.intersects(CqFlags::REMOTE_READ | CqFlags::REMOTE_WRITE) {
             return self.remote_told(life, cqe, src);
         }
@@ -515,13 +518,7 @@ impl Ledger {
         }
     }
 
-    fn remote_done(
-        &mut self,
-        i: usize,
-        n: usize,
-        cqe: &Cqe,
-        arena: &mut Arena,
-    ) -> Result<(), Violation> {
+    fn remote_done(&mut self, i: usize, n: usize, cqe: &Cqe, arena: &mut Arena) -> Checked {
         let op = &self.remotes.ops[n];
         let way = if op.reads() { CqFlags::READ } else { CqFlags::WRITE };
         let family = match op.act {
@@ -545,7 +542,7 @@ impl Ledger {
     }
 
     /// An application is told of an operation on its memory.
-    fn remote_told(&mut self, life: u32, cqe: &Cqe, src: Option<Addr>) -> Result<(), Violation> {
+    fn remote_told(&mut self, life: u32, cqe: &Cqe, src: Option<Addr>) -> Checked {
         let n = self.remotes.told(cqe.data, life)?;
         let op = &self.remotes.ops[n];
         let way = if op.reads() { CqFlags::REMOTE_READ } else { CqFlags::REMOTE_WRITE };
@@ -598,7 +595,7 @@ impl Ledger {
     }
 
     /// A fenced operation completes after everything posted before it to the same peer.
-    fn check_fence(&self, i: usize) -> Result<(), Violation> {
+    fn check_fence(&self, i: usize) -> Checked {
         let fenced = self.dst(&self.ops[i]);
         for (j, op) in self.ops[..i].iter().enumerate().rev().take(300) {
             let same = op.at == self.ops[i].at && fenced.is_some() && self.dst(op) == fenced;
@@ -624,7 +621,7 @@ impl Ledger {
         cqe: &Cqe,
         src: Option<Addr>,
         arena: &mut Arena,
-    ) -> Result<(), Violation> {
+    ) -> Checked {
         let known = CqFlags::RECV | kind_flag(r.kind) | CqFlags::REMOTE_CQ_DATA;
         let known = known | CqFlags::MULTI_RECV | CqFlags::CLAIM;
         ensure!(known.contains(cqe.flags), "receive {i} completed with {:?}", cqe.flags);
@@ -667,7 +664,7 @@ impl Ledger {
         placed: &[u8],
         offset: u64,
         src: Option<Addr>,
-    ) -> Result<(), Violation> {
+    ) -> Checked {
         let at = self.ops[i].at;
         let m = self.identify(cqe, placed)?;
         let host = self.lives[at.life as usize].host;
@@ -720,7 +717,7 @@ impl Ledger {
         e: &CqErr,
         src: Option<Addr>,
         arena: &mut Arena,
-    ) -> Result<(), Violation> {
+    ) -> Checked {
         let i = self.find(e.cqe.op_context)?;
         let op = &self.ops[i];
         ensure!(op.at.life == life, "op {i} of life {} failed in life {life}", op.at.life);
@@ -734,13 +731,7 @@ impl Ledger {
         }
     }
 
-    fn remote_failed(
-        &mut self,
-        i: usize,
-        n: usize,
-        e: &CqErr,
-        arena: &mut Arena,
-    ) -> Result<(), Violation> {
+    fn remote_failed(&mut self, i: usize, n: usize, e: &CqErr, arena: &mut Arena) -> Checked {
         let at = self.ops[i].at;
         let closing = self.ep(at).closing;
         let op = &self.remotes.ops[n];
@@ -811,7 +802,7 @@ impl Ledger {
         e: &CqErr,
         src: Option<Addr>,
         arena: &mut Arena,
-    ) -> Result<(), Violation> {
+    ) -> Checked {
         let at = self.ops[i].at;
         let host = self.lives[at.life as usize].host;
         let broken = (0..self.hosts).any(|h| self.excused(host, h).errors);
@@ -847,7 +838,7 @@ impl Ledger {
         Ok(())
     }
 
-    fn end(&mut self, i: usize, arena: &mut Arena) -> Result<(), Violation> {
+    fn end(&mut self, i: usize, arena: &mut Arena) -> Checked {
         self.ops[i].state = State::Done;
         let at = self.ops[i].at;
         self.ep_mut(at).pending -= 1;
@@ -900,7 +891,7 @@ impl Ledger {
     }
 
     /// The rules that can only be judged when all is over.
-    pub(crate) fn verdict(&mut self) -> Result<(), Violation> {
+    pub(crate) fn verdict(&mut self) -> Checked {
         self.check_order()?;
         let ops = self.remotes.ops.iter();
         let sure: Vec<bool> = ops.map(|op| self.surely_executed(op)).collect();
@@ -913,7 +904,7 @@ impl Ledger {
 
     /// Of two messages of one stream, the older one gets the older of the receives that both could
     /// have had.
-    fn check_order(&self) -> Result<(), Violation> {
+    fn check_order(&self) -> Checked {
         let mut streams: HashMap<(EpKey, EpKey, bool), Vec<usize>> = HashMap::new();
         for (m, msg) in self.msgs.iter().enumerate() {
             if let Some(t) = msg.taken.filter(|t| !t.claimed) {

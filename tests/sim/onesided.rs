@@ -9,7 +9,7 @@ use barewire_driver::mem::IoBuf;
 
 use crate::arena::Buf;
 use crate::caller::{App, Peer, View};
-use crate::ledger::Violation;
+use crate::ledger::{Checked, Violation};
 use crate::net::Egress;
 use crate::remote::{Act, Part, Region, Remote, Words};
 
@@ -67,11 +67,7 @@ impl App {
     }
 
     /// Closes a region whatever is done to it meanwhile, and registers another.
-    fn renew_region(
-        &mut self,
-        v: &mut View<'_>,
-        node: &mut Node,
-    ) -> std::result::Result<(), Violation> {
+    fn renew_region(&mut self, v: &mut View<'_>, node: &mut Node) -> Checked {
         let (region, id) = self.regions.0.remove(0);
         let access = v.ledger.remotes.regions[region].access;
         node.mr_close(v.now, id).map_err(|e| format!("mr_close: {e}"))?;
@@ -86,7 +82,7 @@ impl App {
         node: &mut Node,
         e: usize,
         more: bool,
-    ) -> std::result::Result<(), Violation> {
+    ) -> Checked {
         if v.plan.caller.one_word {
             return self.on_one_word(v, node, e);
         }
@@ -175,12 +171,7 @@ impl App {
     }
 
     /// Adds one to the one word, or swaps it for its successor.
-    fn on_one_word(
-        &mut self,
-        v: &mut View<'_>,
-        node: &mut Node,
-        e: usize,
-    ) -> std::result::Result<(), Violation> {
+    fn on_one_word(&mut self, v: &mut View<'_>, node: &mut Node, e: usize) -> Checked {
         if v.host == 0 {
             return Ok(());
         }

@@ -15,7 +15,7 @@ use barewire_dataplane::flags::MrAccess;
 use barewire_driver::mem::IoBuf;
 
 use crate::arena::{Arena, Buf, write_content};
-use crate::ledger::{Addr, Violation, ensure};
+use crate::ledger::{Addr, Checked, Violation, ensure};
 use crate::rng::Rng;
 
 /// Words at the beginning of a region: as many as one atomic call may name.
@@ -262,7 +262,7 @@ impl Region {
     }
 
     /// An operation found `old` in word `i` and replaced it.
-    fn took(&mut self, i: usize, old: u64, floor: u64) -> Result<(), Violation> {
+    fn took(&mut self, i: usize, old: u64, floor: u64) -> Checked {
         let now = self.word(i);
         let word = &mut self.words[i];
         ensure!(word.olds.insert(old), "two operations replaced {old} in word {i}");
@@ -273,7 +273,7 @@ impl Region {
     }
 
     /// An operation found `value` in word `i` and left it.
-    fn saw(&mut self, i: usize, value: u64, floor: u64) -> Result<(), Violation> {
+    fn saw(&mut self, i: usize, value: u64, floor: u64) -> Checked {
         let now = self.word(i);
         let word = &mut self.words[i];
         word.floor = word.floor.max(value);
@@ -283,7 +283,7 @@ impl Region {
     }
 
     /// The word must be the number of what was done to it.
-    fn verdict(&self, silent: &[(u64, u64)]) -> Result<(), Violation> {
+    fn verdict(&self, silent: &[(u64, u64)]) -> Checked {
         for (i, word) in self.words.iter().enumerate() {
             let (sure, maybe) = silent[i];
             let least = word.olds.len() as u64 + word.blind + sure;
@@ -372,7 +372,7 @@ impl Remotes {
     }
 
     /// Operation `n` succeeded and brought `got` back.
-    pub(crate) fn succeeded(&mut self, n: usize, got: &[u8]) -> Result<(), Violation> {
+    pub(crate) fn succeeded(&mut self, n: usize, got: &[u8]) -> Checked {
         self.ops[n].end = End::Ok;
         let content = self.content(n);
         let Remote { region, act, .. } = &self.ops[n];
@@ -428,7 +428,7 @@ impl Remotes {
     }
 
     /// Operation `n` failed, or nobody will hear of it any more.
-    pub(crate) fn failed(&mut self, n: usize, executed: bool) -> Result<(), Violation> {
+    pub(crate) fn failed(&mut self, n: usize, executed: bool) -> Checked {
         let op = &mut self.ops[n];
         op.end = if executed { End::Unknown } else { End::NotExecuted };
         ensure!(executed || !op.told, "operation {n} was told of at its target: not executed?");
@@ -479,7 +479,7 @@ impl Remotes {
 
     /// The rules for the end. `sure` says of each operation whether it has certainly been executed
     /// if nobody was told that it failed.
-    pub(crate) fn verdict(&mut self, sure: &[bool]) -> Result<(), Violation> {
+    pub(crate) fn verdict(&mut self, sure: &[bool]) -> Checked {
         let mut silent = vec![vec![(0, 0); WORDS]; self.regions.len()];
         for (n, &sure) in sure.iter().enumerate() {
             let op = &self.ops[n];
@@ -507,7 +507,7 @@ impl Remotes {
 
 impl Region {
     /// A write of `content` has been executed.
-    fn wrote(&mut self, parts: &[Part], content: &[u8]) -> Result<(), Violation> {
+    fn wrote(&mut self, parts: &[Part], content: &[u8]) -> Checked {
         let mut at = 0;
         for p in parts {
             let range = self.bytes_of(p);

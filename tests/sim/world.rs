@@ -9,7 +9,7 @@ use barewire_driver::frame::RxFrame;
 use barewire_driver::port::PortCaps;
 
 use crate::caller::{App, Resident, View};
-use crate::ledger::{Excuse, Ledger, Tally, Violation, ensure};
+use crate::ledger::{Checked, Excuse, Ledger, Tally, Violation, ensure};
 use crate::net::{Egress, Event, Net, NetStats, Script};
 use crate::plan::{Fault, Plan};
 use crate::rng::{Rng, mix};
@@ -165,7 +165,7 @@ impl World {
     }
 
     /// A process starts at `host` as the resident that was noted.
-    fn start(&mut self, host: usize) -> Result<(), Violation> {
+    fn start(&mut self, host: usize) -> Checked {
         let me = self.residents[host];
         let seed = mix(self.plan.seed ^ (u64::from(me.life) << 32));
         let settings = self.plan.node.settings(me.incarnation, seed);
@@ -270,7 +270,7 @@ impl World {
     }
 
     /// One poll turn: a burst of frames in, whatever is due out.
-    fn poll(&mut self, host: usize) -> Result<(), Violation> {
+    fn poll(&mut self, host: usize) -> Checked {
         let now = self.time(host);
         let h = &mut self.hosts[host];
         h.poll_at = u64::MAX;
@@ -325,7 +325,7 @@ impl World {
     }
 
     /// The application of `host` acts.
-    fn look(&mut self, host: usize, life: u32) -> Result<(), Violation> {
+    fn look(&mut self, host: usize, life: u32) -> Checked {
         let h = &self.hosts[host];
         if h.starved_until > self.net.now {
             self.net.at(h.starved_until, Event::App { host, life });
@@ -443,7 +443,7 @@ impl World {
         }
     }
 
-    fn restart(&mut self, host: usize) -> Result<(), Violation> {
+    fn restart(&mut self, host: usize) -> Checked {
         let life = self.ledger.life_new(host);
         let incarnation = incarnation(self.plan.seed, life);
         self.residents[host] = Resident { life, incarnation, alive: true };
@@ -462,7 +462,7 @@ impl World {
     }
 
     /// Runs until everything has ended that must end.
-    fn settle(&mut self, when: &str) -> Result<(), Violation> {
+    fn settle(&mut self, when: &str) -> Checked {
         let limit = self.net.now + 3 * self.plan.node.t_dead_ns + 8_000_000_000;
         let mut tick = self.net.now;
         loop {
@@ -493,7 +493,7 @@ impl World {
 
     /// Everybody who lives and can be reached exchanges one more message with everybody: all tables
     /// have room again, and every pair finds a session.
-    fn greet(&mut self) -> Result<(), Violation> {
+    fn greet(&mut self) -> Checked {
         let n = self.hosts.len();
         let alive: Vec<_> = (0..n).filter(|&h| self.residents[h].alive).collect();
         let mut todo: Vec<Vec<usize>> = vec![Vec::new(); n];
@@ -517,7 +517,7 @@ impl World {
     }
 
     /// Takes back every receive and waits until no node has anything to do.
-    fn quiet(&mut self) -> Result<(), Violation> {
+    fn quiet(&mut self) -> Checked {
         self.phase = Phase::Still;
         for host in 0..self.hosts.len() {
             if self.residents[host].alive {
@@ -543,7 +543,7 @@ impl World {
 
     /// A frame that was held up on its way may have brought a message after the receives were taken
     /// back. It waits for another one as any that nobody expected, and must be there for it.
-    fn take_late(&mut self) -> Result<(), Violation> {
+    fn take_late(&mut self) -> Checked {
         let stored = |h: &Host| h.life.as_ref().is_some_and(|l| l.node.levels().stored > 0);
         while self.hosts.iter().any(stored) {
             self.phase = Phase::Drain;
@@ -553,7 +553,7 @@ impl World {
         Ok(())
     }
 
-    fn check_end(&mut self) -> Result<(), Violation> {
+    fn check_end(&mut self) -> Checked {
         self.ledger.verdict()?;
         for host in 0..self.hosts.len() {
             if !self.residents[host].alive {

@@ -9,7 +9,7 @@ use barewire_driver::mem::atomic::{AtomicOp, Datatype, reduces};
 
 use super::{for_seeds, nightly};
 use crate::coll::{Call, Gang, Pending, Team, check, intact, plan};
-use crate::ledger::{Violation, ensure};
+use crate::ledger::{Checked, Violation, ensure};
 
 /// Orders that a set of `n` members can have among as many hosts as it takes.
 fn orders(n: usize) -> [(&'static str, Vec<usize>); 4] {
@@ -175,7 +175,7 @@ fn crashes(n: usize, call: &Call, seed: u64) -> Result<Vec<(usize, Option<usize>
 }
 
 /// Runs a call of a fresh group up to the crash and on to the end.
-fn crash_once(c: &Crash) -> Result<(), Violation> {
+fn crash_once(c: &Crash) -> Checked {
     let absent = c.at.is_none().then_some(c.victim);
     let (mut team, gang, mut all) = called((c.n, &c.call, c.seed), absent)?;
     for _ in 0..c.at.unwrap_or(0) {
@@ -205,12 +205,7 @@ fn crash_once(c: &Crash) -> Result<(), Violation> {
 
 /// Whoever calls again gets one error, at once or later; everything can be closed, and nothing is
 /// left behind.
-fn after_crash(
-    team: &mut Team,
-    gang: &Gang,
-    killed: usize,
-    all: &mut Vec<Pending>,
-) -> Result<(), Violation> {
+fn after_crash(team: &mut Team, gang: &Gang, killed: usize, all: &mut Vec<Pending>) -> Checked {
     let survivors: Vec<usize> = (0..gang.hosts.len()).filter(|&h| h != killed).collect();
     let again = Call::of(CollKind::Barrier, 0, 0, 1);
     let before = all.len();

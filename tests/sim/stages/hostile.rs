@@ -15,7 +15,7 @@ use barewire_tests::forge::Forger;
 
 use super::{for_seeds, nightly};
 use crate::arena::{Buf, is_content};
-use crate::ledger::{Violation, ensure};
+use crate::ledger::{Checked, ensure};
 use crate::net::Net;
 use crate::plan::Plan;
 use crate::rig::{EP, Rig};
@@ -40,7 +40,7 @@ fn forged_frames() {
     sum.print("forged_frames", start);
 }
 
-pub(crate) fn forged(seed: u64, count: u64) -> Result<(), Violation> {
+pub(crate) fn forged(seed: u64, count: u64) -> Checked {
     let mut r = Rng::new(seed, 7);
     let mut plan = Plan::calm(seed, 0);
     (plan.hosts, plan.link.mtu) = (3, vec![1500; 3]);
@@ -93,7 +93,7 @@ impl Pair {
     }
 
     /// `count` messages each way, one after the other, content checked.
-    fn exchange(&mut self, rig: &mut Rig, r: &mut Rng, count: u64) -> Result<(), Violation> {
+    fn exchange(&mut self, rig: &mut Rig, r: &mut Rng, count: u64) -> Checked {
         for _ in 0..count {
             for from in 0..2 {
                 let len = r.pick(&[0, 8, 256, 2000, 4000, 20_000]);
@@ -104,7 +104,7 @@ impl Pair {
         Ok(())
     }
 
-    fn message(&mut self, rig: &mut Rig, from: usize, len: usize) -> Result<(), Violation> {
+    fn message(&mut self, rig: &mut Rig, from: usize, len: usize) -> Checked {
         let (to, id) = (1 - from, self.sent);
         let into: Buf = rig.at(to).arena.take(len)?;
         let src = Some(self.peers[to]);
@@ -172,7 +172,7 @@ struct Villain {
     ops: Vec<(u32, u32)>,
 }
 
-pub(crate) fn hostile(seed: u64, count: u64) -> Result<(), Violation> {
+pub(crate) fn hostile(seed: u64, count: u64) -> Checked {
     let mut r = Rng::new(seed, 8);
     let mut plan = Plan::calm(seed, 0);
     (plan.hosts, plan.link.mtu) = (3, vec![1500; 3]);
@@ -230,7 +230,7 @@ pub(crate) fn hostile(seed: u64, count: u64) -> Result<(), Violation> {
 /// A third station sends the first piece of a message and then one that does not follow it: at an
 /// offset beyond or before, or of a message of another length. What is told as received holds the
 /// bytes of that station from end to end.
-fn half_messages(seed: u64) -> Result<(), Violation> {
+fn half_messages(seed: u64) -> Checked {
     const LEN: usize = 3000;
     // The second of three pieces: its offset, the length of its message, its own.
     let seconds = [

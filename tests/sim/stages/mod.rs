@@ -4,7 +4,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use crate::ledger::Violation;
+use crate::ledger::{Checked, Violation};
 use crate::world::Report;
 
 mod coll;
@@ -121,7 +121,7 @@ pub(crate) fn seeds(count: u64) -> std::ops::Range<u64> {
 pub(crate) fn for_seeds(
     stage: &str,
     count: u64,
-    body: impl Fn(u64, &mut Sum) -> Result<(), Violation> + Sync,
+    body: impl Fn(u64, &mut Sum) -> Checked + Sync,
 ) -> Sum {
     let range = seeds(count);
     let next = AtomicU64::new(range.start);

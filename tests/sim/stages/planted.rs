@@ -7,11 +7,11 @@ use std::time::Instant;
 use barewire_dataplane::plant::{ALL, Bug, with};
 
 use super::{directed, hostile, once, random};
-use crate::ledger::Violation;
+use crate::ledger::{Checked, Violation};
 use crate::world::guarded;
 
 /// A stage in small: runs part `i` of it.
-type Part = fn(u64) -> Result<(), Violation>;
+type Part = fn(u64) -> Checked;
 
 /// In the order in which they are tried: name, parts at most.
 const STAGES: [(&str, u64, Part); 8] = [
