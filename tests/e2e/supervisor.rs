@@ -3,13 +3,16 @@
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError, channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Variable that makes this program a worker.
 pub(crate) const ROLE: &str = "BAREWIRE_E2E_ROLE";
 
 /// Longest that anything may take. A hang is a failure, not a wait.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Longest that is waited for a worker that never gets a processor.
+const PATIENCE_STARVED: Duration = Duration::from_secs(300);
 
 /// A worker process.
 pub(crate) struct Worker {
@@ -69,15 +72,35 @@ impl Worker {
         }
     }
 
-    /// The next line; `word` says what was expected.
+    /// The next line; `word` says what was expected. A worker that waits for a processor, as it
+    /// may on a busy machine, does not hang.
     pub(crate) fn next_line(&mut self, word: &str) -> String {
-        match self.lines.recv_timeout(PATIENCE) {
-            Ok(line) => line,
-            Err(RecvTimeoutError::Timeout) => panic!("{} hangs: no {word}", self.name),
-            Err(RecvTimeoutError::Disconnected) => {
-                panic!("{} ended before {word}: {:?}", self.name, self.child.wait())
+        let (start, before) = (Instant::now(), self.starved());
+        loop {
+            match self.lines.recv_timeout(Duration::from_secs(1)) {
+                Ok(line) => return line,
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => {
+                    panic!("{} ended before {word}: {:?}", self.name, self.child.wait())
+                }
             }
+            let (waited, starved) = (start.elapsed(), self.starved().saturating_sub(before));
+            let patience = (PATIENCE + starved).min(PATIENCE_STARVED);
+            let name = &self.name;
+            assert!(waited < patience, "{name} hangs: no {word}; it starved for {starved:?}");
         }
+    }
+
+    /// How long that of its threads which has waited longest for a processor has done so.
+    fn starved(&self) -> Duration {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.child.id()));
+        let stats = tasks.into_iter().flatten().flatten().map(|task| task.path().join("schedstat"));
+        // Nanoseconds on a processor, then those in which it could have been.
+        let waited = |path| {
+            let text = std::fs::read_to_string(path).ok()?;
+            text.split_whitespace().nth(1)?.parse().ok()
+        };
+        Duration::from_nanos(stats.filter_map(waited).max().unwrap_or(0))
     }
 
     /// Whether the next line is there already; it must be `word`.
