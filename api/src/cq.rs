@@ -11,6 +11,7 @@ use crate::buf::{Buf, Bufs, Piece};
 use crate::errno::{self, Error, Result};
 use crate::flags::CqFlags;
 use crate::inner::{Core, DomainRef};
+use crate::lock::Guard;
 use crate::wait::{Target, WaitObj, timeout_of};
 
 /// Which fields of a completion are filled (`enum fi_cq_format`); the others are 0. Flags are
@@ -224,12 +225,15 @@ impl CqInner {
     pub(crate) fn read_cqes(&self, most: usize, put: impl FnMut(&Cqe)) -> Result<usize> {
         let mut core = self.dom.enter()?;
         let read = self.cqes(&mut core, most, put);
-        let in_vain = read.is_err() && core.reads_in_vain();
-        core.leave();
-        if in_vain {
-            std::thread::yield_now();
-        }
-        read
+        leave(core, read)
+    }
+
+    /// As [`read_cqes`](Self::read_cqes) of a queue that was found empty just now.
+    #[inline(always)]
+    pub(crate) fn read_cqes_of_turn(&self, most: usize, put: impl FnMut(&Cqe)) -> Result<usize> {
+        let mut core = self.dom.enter()?;
+        let read = self.cqes_of_turn(&mut core, most, put);
+        leave(core, read)
     }
 
     /// Takes entries, turning the loop first if there is none.
@@ -241,25 +245,35 @@ impl CqInner {
         mut put: impl FnMut(&Cqe),
     ) -> Result<usize> {
         match core.node().cq_take(self.id, most, &mut put) {
-            None => {
-                core.turn_if_manual(&self.dom);
-                match core.node().cq_take(self.id, most, put) {
-                    None => return self.still_none(core),
-                    Some(0) => {}
-                    Some(n) => {
-                        core.found();
-                        return Ok(n);
-                    }
-                }
-            }
+            None => self.cqes_of_turn(core, most, put),
             // An error that is next would only be found again.
-            Some(0) => {}
+            Some(0) => self.why_none(core),
             Some(n) => {
                 core.read_something(&self.dom);
-                return Ok(n);
+                Ok(n)
             }
         }
-        self.why_none(core)
+    }
+
+    /// Takes entries after a turn of the loop.
+    #[inline(always)]
+    fn cqes_of_turn(&self, core: &mut Core, most: usize, put: impl FnMut(&Cqe)) -> Result<usize> {
+        core.turn_here_if_manual(&self.dom);
+        match core.node().cq_take(self.id, most, put) {
+            None => self.still_none(core),
+            Some(0) => self.why_none(core),
+            Some(n) => {
+                core.found();
+                Ok(n)
+            }
+        }
+    }
+
+    /// Takes the entry that is next if that is all there is to do. `None`, and nothing has
+    /// happened, if the queue is empty, false if it is for [`read_cqes`](Self::read_cqes).
+    #[inline(always)]
+    pub(crate) fn read_one(&self, put: impl FnOnce(&Cqe)) -> Option<bool> {
+        self.dom.lock.if_open(|core| core.take_one(self.id, put)).unwrap_or(Some(false))
     }
 
     /// An entry as the queue's format has it.
@@ -421,6 +435,17 @@ impl Drop for CqInner {
             tracing::error!("closing a completion queue: {e}");
         }
     }
+}
+
+/// Leaves after a read. One of many in vain yields.
+#[inline(always)]
+fn leave(mut core: Guard<'_, Core>, read: Result<usize>) -> Result<usize> {
+    let in_vain = read.is_err() && core.reads_in_vain();
+    core.leave();
+    if in_vain {
+        std::thread::yield_now();
+    }
+    read
 }
 
 /// Frees the buffers of completions that nobody read.

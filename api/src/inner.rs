@@ -7,9 +7,9 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use barewire_dataplane::node::{EpId, GroupId, Node};
+use barewire_dataplane::node::{CqId, EpId, GroupId, Node};
 use barewire_dataplane::poll::Engine;
-use barewire_dataplane::types::Instant;
+use barewire_dataplane::types::{Cqe, Instant};
 use barewire_driver::port::PortCaps;
 
 use crate::buf::OpTable;
@@ -69,8 +69,14 @@ impl Core {
     }
 
     /// One turn of the loop, and what follows from it for those who wait.
-    #[inline]
+    #[inline(never)]
     pub(crate) fn turn(&mut self, shared: &Shared) -> usize {
+        self.turn_here(shared)
+    }
+
+    /// As [`turn`](Self::turn), without a call.
+    #[inline(always)]
+    fn turn_here(&mut self, shared: &Shared) -> usize {
         self.reads_left = READS_PER_TURN;
         let Some(moved) = self.engine.brisk_turn() else { return self.full_turn(shared) };
         if moved > 0 {
@@ -104,7 +110,25 @@ impl Core {
     pub(crate) fn turn_if_manual(&mut self, shared: &Shared) {
         if shared.manual.load(Ordering::Relaxed) {
             self.turn(shared);
-        } else if let Some(until) = self.asleep_until {
+        } else {
+            self.turn_if_asleep(shared);
+        }
+    }
+
+    /// As [`turn_if_manual`](Self::turn_if_manual), without a call.
+    #[inline(always)]
+    pub(crate) fn turn_here_if_manual(&mut self, shared: &Shared) {
+        if shared.manual.load(Ordering::Relaxed) {
+            self.turn_here(shared);
+        } else {
+            self.turn_if_asleep(shared);
+        }
+    }
+
+    /// Turns the loop if the thread that does sleeps.
+    #[inline(never)]
+    fn turn_if_asleep(&mut self, shared: &Shared) {
+        if let Some(until) = self.asleep_until {
             // Whoever polls is faster than the thread's wake-up. What the turn made due is the
             // thread's again, since the caller may go to sleep now.
             self.turn(shared);
@@ -121,6 +145,21 @@ impl Core {
             self.reads_left = READS_PER_TURN;
             self.turn_if_manual(shared);
         }
+    }
+
+    /// Takes the entry that is next, as a read that finds something, if there is nothing to do
+    /// besides: see [`Node::cq_take_one`].
+    #[inline(always)]
+    pub(crate) fn take_one(&mut self, cq: CqId, put: impl FnOnce(&Cqe)) -> Option<bool> {
+        if self.reads_left <= 1 {
+            return Some(false);
+        }
+        let taken = self.node().cq_take_one(cq, put);
+        if taken == Some(true) {
+            self.reads_left -= 1;
+            self.found();
+        }
+        taken
     }
 
     /// A read has not been in vain.
@@ -399,6 +438,7 @@ impl DomainRef {
             eqs: Mutex::default(),
             stop: AtomicBool::new(false),
         });
+        Lock::shut_in_child(&shared, |shared| &shared.lock);
         let owner = Arc::new(Owner { shared: Arc::clone(&shared), thread: Mutex::default() });
         Self { shared, owner }
     }

@@ -9,14 +9,15 @@
 //! take his word.
 //!
 //! A forked child shares the parent's device memory and must never touch it: every entry compares
-//! the number of forks in this process's ancestry.
+//! the number of forks in this process's ancestry, but for those through an open gate, which the
+//! fork shuts in the child ([`Lock::shut_in_child`]).
 
 use std::cell::{Cell, UnsafeCell};
 use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
-use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Once};
 
 use crate::errno::{Error, Result};
 
@@ -37,8 +38,12 @@ pub(crate) enum Entry {
     Shared,
 }
 
-/// No number of forks.
-const SHUT: u32 = u32::MAX;
+/// Nobody is inside, and whoever comes may enter: the lock is in serial mode and of this process.
+const OPEN: u8 = 0;
+/// Somebody is inside.
+const HELD: u8 = 1;
+/// Nobody is inside; who may enter is to be asked.
+const FREE: u8 = 2;
 
 /// Nobody owns an owned lock yet; the next to come does.
 const NOBODY: u64 = 0;
@@ -48,14 +53,7 @@ const SPINS: u32 = 128;
 
 pub(crate) struct Lock<T> {
     mode: AtomicU8,
-    /// The number of forks while the lock is free and in serial mode, else [`SHUT`]: so that one
-    /// comparison says that one may enter.
-    open: AtomicU32,
-    /// What `open` becomes when whoever is inside leaves.
-    reopen: AtomicU32,
-    /// Somebody is inside, unless by `open`. In owned mode a plain flag against re-entry from a
-    /// port.
-    held: AtomicBool,
+    gate: Gate,
     forks: u32,
     /// Number of the owning thread.
     owner: AtomicU64,
@@ -64,16 +62,25 @@ pub(crate) struct Lock<T> {
     value: UnsafeCell<T>,
 }
 
+/// Whether one may enter.
+struct Gate {
+    /// [`OPEN`], [`HELD`] or [`FREE`]. Where nothing is exchanged, a plain flag against re-entry
+    /// from a port.
+    now: AtomicU8,
+    /// What it becomes when whoever is inside leaves.
+    then: AtomicU8,
+}
+
 // SAFETY: the value moves between threads (hence `T: Send`) but is only reached through a `Guard`,
 // of which there is one at a time:
-// - shared mode: `held` goes from false to true in one exchange, with acquire, and back with
-//   release;
-// - owned mode: only the owner gets past `enter`, he alone writes `held`, and ownership passes by
+// - shared mode: the gate becomes `HELD` in one exchange, with acquire, which whoever finds it so
+//   has not won, and something else with release;
+// - owned mode: only the owner gets past `enter`, he alone writes the gate, and ownership passes by
 //   a release store and an acquiring exchange;
 // - serial mode: whoever opened the domain has promised, in an unsafe call, that one thread at a
 //   time is inside and that what one did happened before what the next does;
-// - from owned or serial to shared: only a guard's holder changes the mode, having set `held`, and
-//   others see the new mode only after that store, so they find `held` true until he leaves.
+// - from owned or serial to shared: only a guard's holder changes the mode, the gate being `HELD`,
+//   and others see the new mode only after that store, so they find it so until he leaves.
 unsafe impl<T: Send> Sync for Lock<T> {}
 
 /// The right to touch the value. Stays on its thread.
@@ -92,18 +99,14 @@ pub(crate) struct Closing<'a, T> {
 impl<T> Lock<T> {
     pub(crate) fn new(value: T, entry: Entry) -> Self {
         watch_forks();
-        let forks = FORKS.load(Ordering::Relaxed);
-        let open = if entry == Entry::Serial { forks } else { SHUT };
         Self {
             mode: AtomicU8::new(match entry {
                 Entry::Owned => OWNED,
                 Entry::Serial => SERIAL,
                 Entry::Shared => SHARED,
             }),
-            open: AtomicU32::new(open),
-            reopen: AtomicU32::new(open),
-            held: AtomicBool::new(false),
-            forks,
+            gate: Gate { now: AtomicU8::new(FREE), then: AtomicU8::new(FREE) },
+            forks: FORKS.load(Ordering::Relaxed),
             owner: AtomicU64::new(NOBODY),
             waiting: AtomicU32::new(0),
             value: UnsafeCell::new(value),
@@ -117,12 +120,26 @@ impl<T> Lock<T> {
     /// called back from inside, and after a panic inside.
     #[inline]
     pub(crate) fn enter(&self) -> Result<Guard<'_, T>> {
-        if self.open.load(Ordering::Relaxed) == FORKS.load(Ordering::Relaxed) {
-            self.open.store(SHUT, Ordering::Relaxed);
+        if self.gate.now.load(Ordering::Relaxed) == OPEN {
+            self.gate.now.store(HELD, Ordering::Relaxed);
         } else {
             self.enter_checked()?;
         }
         Ok(Guard { lock: self, on_this_thread: PhantomData })
+    }
+
+    /// Lends the value to `f` if one may enter without another question, which is so in serial mode
+    /// while nobody is inside. If `f` panics, nobody enters any more.
+    #[inline(always)]
+    pub(crate) fn if_open<R>(&self, f: impl FnOnce(&mut T) -> R) -> Option<R> {
+        if self.gate.now.load(Ordering::Relaxed) != OPEN {
+            return None;
+        }
+        self.gate.now.store(HELD, Ordering::Relaxed);
+        // SAFETY: as for a `Guard`, which this is in all but that it asks for no panic.
+        let made = f(unsafe { &mut *self.value.get() });
+        self.gate.leave();
+        Some(made)
     }
 
     /// The rest of [`enter`](Self::enter). The caller makes the guard, of whose parts then none has
@@ -133,13 +150,7 @@ impl<T> Lock<T> {
             return Err(Error::OpBadState);
         }
         match self.mode.load(Ordering::Relaxed) {
-            OWNED
-                if self.owner.load(Ordering::Relaxed) == thread_number()
-                    && !self.held.load(Ordering::Relaxed) =>
-            {
-                self.held.store(true, Ordering::Relaxed);
-                Ok(())
-            }
+            OWNED if self.owner.load(Ordering::Relaxed) == thread_number() => self.gate.take(),
             SHARED => self.enter_shared(),
             _ => self.enter_slow(),
         }
@@ -158,16 +169,11 @@ impl<T> Lock<T> {
                             let (order, fail) = (Ordering::Acquire, Ordering::Relaxed);
                             let _ = self.owner.compare_exchange(NOBODY, me, order, fail);
                         }
-                        owner if owner == me => {
-                            if self.held.load(Ordering::Relaxed) {
-                                return Err(Error::OpBadState);
-                            }
-                            self.held.store(true, Ordering::Relaxed);
-                            return Ok(());
-                        }
+                        owner if owner == me => return self.gate.take(),
                         _ => return Err(Error::OpBadState),
                     }
                 }
+                SERIAL => return self.gate.take(),
                 _ => return Err(Error::OpBadState),
             }
         }
@@ -175,11 +181,11 @@ impl<T> Lock<T> {
 
     #[inline]
     fn enter_shared(&self) -> Result<()> {
-        if self.held.swap(true, Ordering::Acquire) {
+        if self.gate.now.swap(HELD, Ordering::Acquire) == HELD {
             self.wait_for_it();
         }
         if self.mode.load(Ordering::Relaxed) == POISONED {
-            self.held.store(false, Ordering::Release);
+            self.gate.leave();
             return Err(Error::OpBadState);
         }
         Ok(())
@@ -189,7 +195,8 @@ impl<T> Lock<T> {
     fn wait_for_it(&self) {
         self.waiting.fetch_add(1, Ordering::Relaxed);
         let mut tries = 0_u32;
-        while self.held.load(Ordering::Relaxed) || self.held.swap(true, Ordering::Acquire) {
+        let held = || self.gate.now.load(Ordering::Relaxed) == HELD;
+        while held() || self.gate.now.swap(HELD, Ordering::Acquire) == HELD {
             tries += 1;
             if tries < SPINS {
                 std::hint::spin_loop();
@@ -228,10 +235,26 @@ impl<T> Lock<T> {
         }
     }
 
-    #[inline(always)]
-    fn free(&self) {
-        self.open.store(self.reopen.load(Ordering::Relaxed), Ordering::Relaxed);
-        self.held.store(false, Ordering::Release);
+    /// As [`shut_by_fork`](Self::shut_by_fork), of a lock in what was just made and is never taken
+    /// out of its [`Arc`].
+    pub(crate) fn shut_in_child<S>(owner: &Arc<S>, lock: impl FnOnce(&S) -> &Self) {
+        // SAFETY: what is in an `Arc` stays where it is until it is dropped, or taken out, which
+        // nobody does, as said above. It was just made, so nobody is inside.
+        unsafe { lock(owner).shut_by_fork() };
+    }
+
+    /// From now on a fork shuts the gate in the child, so that in serial mode it can be open.
+    ///
+    /// # Safety
+    /// The lock stays where it is until it is dropped, and nobody is inside.
+    unsafe fn shut_by_fork(&self) {
+        if self.mode.load(Ordering::Relaxed) == SERIAL {
+            WATCHED.change(|gates| gates.push(&raw const self.gate));
+            // A fork after this shuts it; before it there was nothing to shut, but for a fork in
+            // between, whose child this is not, since it would not be here.
+            self.gate.then.store(OPEN, Ordering::Relaxed);
+            self.gate.now.store(OPEN, Ordering::Relaxed);
+        }
     }
 
     /// Whether this is a forked child's copy.
@@ -241,20 +264,49 @@ impl<T> Lock<T> {
     }
 }
 
+impl Gate {
+    /// Enters, for somebody who may if nobody is inside.
+    fn take(&self) -> Result<()> {
+        if self.now.load(Ordering::Relaxed) == HELD {
+            return Err(Error::OpBadState);
+        }
+        self.now.store(HELD, Ordering::Relaxed);
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn leave(&self) {
+        self.now.store(self.then.load(Ordering::Relaxed), Ordering::Release);
+    }
+
+    /// Shuts it for good, in a process that must not come in.
+    fn shut(&self) {
+        self.then.store(FREE, Ordering::Relaxed);
+        if self.now.load(Ordering::Relaxed) == OPEN {
+            self.now.store(FREE, Ordering::Relaxed);
+        }
+    }
+}
+
+impl<T> Drop for Lock<T> {
+    fn drop(&mut self) {
+        let at = &raw const self.gate;
+        WATCHED.change(|gates| gates.retain(|&gate| gate != at));
+    }
+}
+
 impl<T> Guard<'_, T> {
     /// Leaves, as dropping does, when nothing has panicked: it is not asked.
     #[inline(always)]
     pub(crate) fn leave(self) {
-        self.lock.free();
+        self.lock.gate.leave();
         std::mem::forget(self);
     }
 
     /// Makes the lock shared, before another thread of ours may come.
     pub(crate) fn share(&mut self) {
         if matches!(self.lock.mode.load(Ordering::Relaxed), OWNED | SERIAL) {
-            // Before the others see the new mode: who came in by `open` does not hold it yet.
-            self.lock.held.store(true, Ordering::Relaxed);
-            self.lock.reopen.store(SHUT, Ordering::Relaxed);
+            self.lock.gate.then.store(FREE, Ordering::Relaxed);
             self.lock.mode.store(SHARED, Ordering::Release);
         }
     }
@@ -283,9 +335,9 @@ impl<T> Drop for Guard<'_, T> {
     fn drop(&mut self) {
         if std::thread::panicking() {
             self.lock.mode.store(POISONED, Ordering::Relaxed);
-            self.lock.reopen.store(SHUT, Ordering::Relaxed);
+            self.lock.gate.then.store(FREE, Ordering::Relaxed);
         }
-        self.lock.free();
+        self.lock.gate.leave();
     }
 }
 
@@ -307,7 +359,7 @@ impl<T> Drop for Closing<'_, T> {
     fn drop(&mut self) {
         if self.unwinding {
             // Nothing has panicked in here that we know of.
-            self.guard.lock.free();
+            self.guard.lock.gate.leave();
         } else {
             // SAFETY: `drop` asks that the guard is not used afterwards, and this is the last that
             // happens to it.
@@ -335,25 +387,72 @@ fn thread_number() -> u64 {
 /// Forks between the first domain and this process.
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
+/// The gates that a fork shuts.
+static WATCHED: Watched =
+    Watched { busy: AtomicBool::new(false), gates: UnsafeCell::new(Vec::new()) };
+
+struct Watched {
+    /// Somebody is at the list, or forks, which has to find it whole.
+    busy: AtomicBool,
+    gates: UnsafeCell<Vec<*const Gate>>,
+}
+
+// SAFETY: whoever reaches the list has set `busy`, in one exchange, with acquire, and clears it
+// with release. Gates may be used by all threads.
+unsafe impl Sync for Watched {}
+
+impl Watched {
+    fn begin(&self) {
+        while self.busy.swap(true, Ordering::Acquire) {
+            std::thread::yield_now();
+        }
+    }
+
+    fn end(&self) {
+        self.busy.store(false, Ordering::Release);
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Vec<*const Gate>)) {
+        self.begin();
+        // SAFETY: one at a time is here (see `Sync`), and `change` does not come back here.
+        change(unsafe { &mut *self.gates.get() });
+        self.end();
+    }
+}
+
+extern "C" fn before_fork() {
+    WATCHED.begin();
+}
+
+extern "C" fn in_parent() {
+    WATCHED.end();
+}
+
 extern "C" fn in_child() {
     FORKS.fetch_add(1, Ordering::Relaxed);
+    // SAFETY: `before_fork` has begun, so that nobody was at the list.
+    for &gate in unsafe { &*WATCHED.gates.get() } {
+        // SAFETY: a lock stays where it is from when it is in the list until it has left it.
+        unsafe { &*gate }.shut();
+    }
+    WATCHED.end();
 }
 
 fn watch_forks() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        // SAFETY: `pthread_atfork` needs a handler that may run in the child of a threaded process,
-        // where only async-signal-safe work is allowed: ours is one atomic addition. The handler
-        // lives as long as the code that registers it. It fails only for want of memory; then a
-        // child is not recognised, as it was before this call.
-        unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
+        // SAFETY: `pthread_atfork` needs handlers of which that for the child may run in the child
+        // of a threaded process, where only async-signal-safe work is allowed: ours is atomic
+        // stores in memory that nobody was changing. That before the fork waits for whoever changes
+        // the list of gates, who needs nothing that who forks could have. They live as long as the
+        // code that registers them. It fails only for want of memory; then a child is not
+        // recognised, as it was before this call.
+        unsafe { libc::pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child)) };
     });
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use super::*;
 
     #[test]
@@ -383,10 +482,52 @@ mod tests {
     }
 
     #[test]
-    fn an_owned_domain_is_not_entered_twice() {
-        let lock = Lock::new((), Entry::Owned);
-        let _inside = lock.enter().unwrap();
-        assert_eq!(lock.enter().err(), Some(Error::OpBadState));
+    fn a_domain_of_one_thread_is_not_entered_twice() {
+        let locks = [Entry::Owned, Entry::Serial, Entry::Serial].map(|e| Lock::new((), e));
+        // SAFETY: it stays in the array, and nobody is inside.
+        unsafe { locks[2].shut_by_fork() };
+        for lock in &locks {
+            let inside = lock.enter().unwrap();
+            assert_eq!(lock.enter().err(), Some(Error::OpBadState));
+            drop(inside);
+            assert!(lock.enter().is_ok());
+        }
+    }
+
+    /// Locks come and go while processes are forked: the list of gates is whole in each, and in the
+    /// child all are shut.
+    #[test]
+    fn forks_among_locks_that_come_and_go() {
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !stop.load(Ordering::Relaxed) {
+                    let locks: Vec<_> = (0..8).map(|_| Lock::new((), Entry::Serial)).collect();
+                    // SAFETY: they stay in the vector, and nobody is inside.
+                    locks.iter().for_each(|lock| unsafe { lock.shut_by_fork() });
+                    assert!(locks.iter().all(|lock| lock.enter().is_ok()));
+                }
+            });
+            for _ in 0..50 {
+                // SAFETY: the child only makes async-signal-safe calls: loads and `_exit`.
+                let pid = unsafe { libc::fork() };
+                assert!(pid >= 0);
+                if pid == 0 {
+                    // SAFETY: nobody else is in this process, and the list was found whole; the
+                    // locks that are in it are as they were.
+                    let open = unsafe { &*WATCHED.gates.get() }
+                        .iter()
+                        .any(|&gate| unsafe { &*gate }.now.load(Ordering::Relaxed) == OPEN);
+                    // SAFETY: ends the child without running anybody's destructors.
+                    unsafe { libc::_exit(i32::from(open)) };
+                }
+                let mut status = -1;
+                // SAFETY: `status` is a valid place for the child's state.
+                assert_eq!(unsafe { libc::waitpid(pid, &mut status, 0) }, pid);
+                assert_eq!(status, 0, "a gate is open in the child");
+            }
+            stop.store(true, Ordering::Relaxed);
+        });
     }
 
     #[test]
@@ -441,13 +582,17 @@ mod tests {
 
     #[test]
     fn a_forked_child_is_turned_away() {
-        let locks = [Entry::Shared, Entry::Serial].map(|entry| Lock::new((), entry));
+        let locks = [Entry::Shared, Entry::Serial, Entry::Serial].map(|e| Lock::new((), e));
+        // SAFETY: it stays in the array, and nobody is inside.
+        unsafe { locks[2].shut_by_fork() };
+        let is_open = |lock: &Lock<()>| lock.gate.now.load(Ordering::Relaxed) == OPEN;
+        assert!(!is_open(&locks[1]) && is_open(&locks[2]));
         // SAFETY: the child only makes async-signal-safe calls: an atomic load and `_exit`.
         let pid = unsafe { libc::fork() };
         assert!(pid >= 0);
         if pid == 0 {
             let turned_away = |lock: &Lock<()>| lock.enter().err() == Some(Error::OpBadState);
-            let code = i32::from(!locks.iter().all(turned_away));
+            let code = i32::from(is_open(&locks[2]) || !locks.iter().all(turned_away));
             // SAFETY: ends the child without running anybody's destructors.
             unsafe { libc::_exit(code) };
         }
@@ -456,5 +601,6 @@ mod tests {
         assert_eq!(unsafe { libc::waitpid(pid, &mut status, 0) }, pid);
         assert_eq!(status, 0, "the child got in");
         assert!(locks.iter().all(|lock| lock.enter().is_ok()));
+        assert!(is_open(&locks[2]));
     }
 }

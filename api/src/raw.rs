@@ -926,6 +926,23 @@ impl RawCq {
         self.0.read_cqes(most, put)
     }
 
+    /// Takes the entry that is next and lends it to `put`, if that is all there is to do. `None`,
+    /// and nothing has happened, if the queue is empty and is for
+    /// [`take_of_turn`](Self::take_of_turn); false if it is for [`take`](Self::take).
+    #[inline(always)]
+    pub fn take_one(&self, put: impl FnOnce(&Cqe)) -> Option<bool> {
+        self.0.read_one(put)
+    }
+
+    /// As [`take`](Self::take) of a queue that was found empty just now.
+    ///
+    /// # Errors
+    /// As there.
+    #[inline(always)]
+    pub fn take_of_turn(&self, most: usize, put: impl FnMut(&Cqe)) -> Result<usize> {
+        self.0.read_cqes_of_turn(most, put)
+    }
+
     /// Number of entries that wait, an error included, after a turn of the loop if there is none.
     ///
     /// # Errors

@@ -123,6 +123,17 @@ impl Cq {
         n
     }
 
+    /// As [`take`](Self::take) of one, but says whether it did.
+    #[inline(always)]
+    pub(crate) fn take_one(&mut self, put: impl FnOnce(&Cqe)) -> bool {
+        match self.next() {
+            Some(&Entry { ref cqe, err: NONE }) => put(cqe),
+            _ => return false,
+        }
+        self.head += 1;
+        true
+    }
+
     /// Whether nothing is there to be read.
     #[inline(always)]
     pub(crate) fn is_empty(&self) -> bool {

@@ -298,16 +298,34 @@ impl Queue {
 }
 
 unsafe extern "C" fn read<E: Entry>(at: *mut FidCq, buf: *mut c_void, count: usize) -> isize {
-    if count != 1 || buf.is_null() {
-        // SAFETY: as for `readfrom`, which takes no sources then.
-        return unsafe { read_many::<E>(at, buf, count) };
+    // What most programs ask for: one entry. Everything else is a call that is the last thing to
+    // do, so that nothing has to be kept over it.
+    if count == 1
+        && !buf.is_null()
+        // SAFETY: the table belongs to queues.
+        && let Ok(queue) = unsafe { CqObject::of(at) }
+    {
+        // SAFETY: `buf` has room for an entry.
+        let taken = queue.cq.take_one(|e| unsafe { buf.cast::<E>().write(E::of(e)) });
+        match taken {
+            Some(true) => return 1,
+            // SAFETY: as this call.
+            None => return unsafe { read_of_turn::<E>(at, buf) },
+            Some(false) => {}
+        }
     }
-    // What most programs ask for: one entry.
+    // SAFETY: as for `readfrom`, which takes no sources then.
+    unsafe { read_many::<E>(at, buf, count) }
+}
+
+/// [`read`] of one entry of a queue that is empty: the loop is turned.
+#[inline(never)]
+unsafe extern "C" fn read_of_turn<E: Entry>(at: *mut FidCq, buf: *mut c_void) -> isize {
     guard::count(|| {
         let mut taken = false;
-        // SAFETY: the table belongs to queues, and `buf` has room for an entry.
+        // SAFETY: as in `read`.
         let read = unsafe {
-            CqObject::of(at)?.cq.take(1, |e| {
+            CqObject::of(at)?.cq.take_of_turn(1, |e| {
                 buf.cast::<E>().write(E::of(e));
                 taken = true;
             })

@@ -72,6 +72,18 @@ impl Node {
         Some(n)
     }
 
+    /// Takes the completion that is next and lends it to `put`, if there is nothing to do besides.
+    /// `None`, and nothing has happened, if the queue is empty; false if it is for
+    /// [`cq_take`](Self::cq_take).
+    #[inline(always)]
+    pub fn cq_take_one(&mut self, cq: CqId, put: impl FnOnce(&Cqe)) -> Option<bool> {
+        let Some(table) = self.cqs.by_handle_mut(cq.0) else { return Some(false) };
+        if table.cq.is_empty() {
+            return None;
+        }
+        Some(!table.starved && table.cq.take_one(put))
+    }
+
     /// Why [`cq_take`](Self::cq_take) has taken nothing.
     ///
     /// # Errors

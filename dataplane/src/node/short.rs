@@ -54,7 +54,7 @@ impl Node {
 
     /// Whether [`transmit`](Self::transmit) has something to do other than to look at the time. On
     /// a port that may lose frames it may always have.
-    #[inline]
+    #[inline(always)]
     pub fn has_due(&self) -> bool {
         !self.direct || self.coll_due()
     }
@@ -380,7 +380,7 @@ impl Node {
     /// As [`take_plain`](Self::take_plain) on a port that loses nothing, for a frame that holds
     /// what nearly every one does (see [`Usual`]) and leaves us owing its sender nothing. Each
     /// field is read where it is asked for, so that none has to be kept for later.
-    #[inline(never)]
+    #[inline(always)]
     pub(super) fn take_usual(&mut self, frame: RxFrame<'_>) -> bool {
         let Some(msg) = Usual::of(&frame) else { return false };
         let sid = msg.dst_sid();
