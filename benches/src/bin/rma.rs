@@ -1,10 +1,14 @@
 //! Bytes a second that one process writes to, or reads from, memory of another that does nothing
 //! but turn its loop, against tagged messages of the same length, which are rendezvous; and what a
 //! write or read of 8 bytes costs, in instructions, against an eager message.
+//!
+//! The messages go where the bytes of the operation go, from the same processor to the same one: a
+//! write is compared with what the first process sends, a read with what it receives. Whoever takes
+//! the bytes has most of the work, and two processors are rarely as fast as each other.
 
 use barewire::{EpAddr, Progress};
 use barewire_benches::duo::{First, Rounds, Second, Task, start};
-use barewire_benches::end::Made;
+use barewire_benches::end::{Done, Made};
 use barewire_benches::remote::{RemoteEnd, count_instructions, steady_case};
 use barewire_benches::{Args, Report, Row};
 use barewire_driver::clock::now_ns;
@@ -22,14 +26,18 @@ const FLAG_AT: usize = LEN * WINDOW;
 const SINK: u64 = 0;
 /// It turns its loop until the flag is `count`.
 const LEND: u64 = 1;
+/// It sends `count` messages.
+const FEED: u64 = 2;
 
 fn main() {
     let args = Args::read_or_run(steady_case);
     let mut report = Report::new("rma", &args);
     count_instructions(&[("write-8B", "no bar"), ("read-8B", "no bar")], &args, &mut report);
-    for (case, how) in [("write-64KiB", How::Write), ("read-64KiB", How::Read)] {
+    for (case, how, message) in
+        [("write-64KiB", How::Write, How::Send), ("read-64KiB", How::Read, How::Receive)]
+    {
         if args.wants(case) {
-            let measured = measure(case, how, &args, &mut report);
+            let measured = measure(case, [how, message], &args, &mut report);
             measured.unwrap_or_else(|why| report.skip(case, &why));
         }
     }
@@ -38,17 +46,18 @@ fn main() {
 #[derive(Clone, Copy)]
 enum How {
     Send,
+    Receive,
     Write,
     Read,
 }
 
-fn measure(case: &str, how: How, args: &Args, report: &mut Report) -> Made<()> {
+fn measure(case: &str, [how, message]: [How; 2], args: &Args, report: &mut Report) -> Made<()> {
     let (rounds, count) = (args.size(15, 2), args.size(4000, 64));
     let mut link = Link::open(case)?;
     let before = link.first.line_ns()?;
     let mut pairs = Rounds::default();
     for round in 0..=rounds {
-        let reference = link.stream(How::Send, count)?;
+        let reference = link.stream(message, count)?;
         let value = link.stream(how, count)?;
         if round > 0 {
             pairs.push(value, reference);
@@ -90,39 +99,47 @@ impl Link {
         let begin = now_ns();
         first.begin(match how {
             How::Send => Task { what: SINK, len: LEN, count },
+            How::Receive => Task { what: FEED, len: LEN, count },
             How::Write | How::Read => Task { what: LEND, len: LEN, count: *flag },
         });
-        let (mut posted, mut done) = (0, 0);
-        while done < count {
-            if posted < count && posted - done < WINDOW as u64 {
-                let at = posted as usize % WINDOW * LEN;
-                posted += u64::from(match how {
-                    How::Send => end.send(at, LEN),
-                    How::Write => end.write(at, LEN),
-                    How::Read => end.read(at, LEN),
-                });
-            }
-            done += end.poll().sent;
-        }
-        let took = match how {
-            // Its last completion says that the receiver has it, or will have.
-            How::Send => None,
-            How::Write | How::Read => Some(now_ns() - begin),
-        };
-        if took.is_some() {
+        all(end, how, count);
+        let mut took = now_ns() - begin;
+        let mut open = 0;
+        if let How::Write | How::Read = how {
             end.set_word(FLAG_AT, *flag);
             while !end.write(FLAG_AT, 8) {
-                done += end.poll().sent;
+                end.poll();
             }
-            posted += 1;
+            open = 1;
         }
-        first.finish(|| done += end.poll().sent)?;
-        let took = took.unwrap_or_else(|| now_ns() - begin);
+        first.finish(|| open -= end.poll().sent)?;
+        if let How::Send = how {
+            // Its last completion says that the receiver has it, or will have.
+            took = now_ns() - begin;
+        }
         // What completed later would be taken for one of the next stream.
-        while done < posted {
-            done += end.poll().sent;
+        while open > 0 {
+            open -= end.poll().sent;
         }
         Ok((LEN as u64 * count) as f64 / took as f64)
+    }
+}
+
+/// Does it `count` times, with [`WINDOW`] in flight, to the last completion.
+fn all(end: &mut RemoteEnd, how: How, count: u64) {
+    let (mut posted, mut ended) = (0, 0);
+    while ended < count {
+        if posted < count && posted - ended < WINDOW as u64 {
+            let at = posted as usize % WINDOW * LEN;
+            posted += u64::from(match how {
+                How::Send => end.send(at, LEN),
+                How::Receive => end.recv(at, LEN),
+                How::Write => end.write(at, LEN),
+                How::Read => end.read(at, LEN),
+            });
+        }
+        let Done { sent, received } = end.poll();
+        ended += sent + received;
     }
 }
 
@@ -141,19 +158,14 @@ fn serve(second: &Second, spec: &str) -> Made<()> {
             end.poll();
         },
         |end, task| {
-            if task.what == LEND {
-                while end.word(FLAG_AT) != task.count {
-                    end.poll();
+            match task.what {
+                SINK => all(end, How::Receive, task.count),
+                FEED => all(end, How::Send, task.count),
+                _ => {
+                    while end.word(FLAG_AT) != task.count {
+                        end.poll();
+                    }
                 }
-                return Ok(());
-            }
-            let (mut posted, mut done) = (0, 0);
-            while done < task.count {
-                if posted < task.count && posted - done < WINDOW as u64 {
-                    posted += u64::from(end.recv(posted as usize % WINDOW * LEN, LEN));
-                    continue;
-                }
-                done += end.poll().received;
             }
             Ok(())
         },
