@@ -44,10 +44,22 @@ pub fn prefetch(p: *const u8) {
     let _ = p;
 }
 
-/// Asks for what a long copy from `p` begins with, and a little of each page behind: the processor
-/// itself looks ahead within a page, once it has seen where the copy goes.
-#[inline]
+/// Bytes from which on a received frame is fetched before it is looked at.
+const LONG: usize = 4096;
+
+/// Asks for what a copy of a long frame from `p` will begin with, and for a little of each page
+/// behind: the processor itself looks ahead within a page, once it has seen where the copy goes.
+/// What is done before the copy takes as long as to fetch a part of it. A frame of up to [`LONG`]
+/// bytes is left alone.
+#[inline(always)]
 pub(crate) fn prefetch_long(p: *const u8, len: usize) {
+    if len > LONG {
+        prefetch_pages(p, len);
+    }
+}
+
+#[inline(never)]
+fn prefetch_pages(p: *const u8, len: usize) {
     const PAGE: usize = 4096;
     let ask = |at: usize, lines: usize| {
         (at..len.min(at + lines * 64)).step_by(64).for_each(|at| prefetch(p.wrapping_add(at)));

@@ -66,8 +66,6 @@ const BURST: usize = 32;
 const LOOK_EVERY: u32 = 64;
 /// The receiver is shown frames together, but no more than this many bytes.
 const TELL_BYTES: usize = 8192;
-/// Bytes from which on a received frame is fetched before it is looked at.
-const LONG: usize = 4096;
 
 /// Which side of a memif.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -458,10 +456,7 @@ impl Port for Memif {
         };
         let mut bytes = 0;
         for &(base, len) in &self.burst[..count] {
-            if len as usize > LONG {
-                // What the sink does before it copies takes as long as to fetch a part of it.
-                prefetch_long(base, len as usize);
-            }
+            prefetch_long(base, len as usize);
             // SAFETY: mapped as long as `live` is there, or `whole`; the other side does not write
             // it before it is given back below. That anybody else might is D2.
             sink.frame(&unsafe { RxFrame::from_raw(base, len as usize) });

@@ -58,7 +58,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use crate::clock::{monotonic_ns, now_ns};
 use crate::frame::{ETH_HDR_LEN, FillHead, RxFrame, ShortHead, TxFrame};
-use crate::mem::{Few, IoBuf, SHORT, copy_inline, prefetch};
+use crate::mem::{Few, IoBuf, SHORT, copy_inline, prefetch, prefetch_long};
 use crate::open::OpenError;
 use crate::port::{
     MTU_MIN, MacAddr, Port, PortCaps, PortCounters, PortGone, PortWaiter, RxSink, ShortTx, Tx,
@@ -76,6 +76,9 @@ const FILE_PREFIX: &str = "barewire-";
 
 /// Frames lent at once; a larger `max` of `rx_burst` is cut to this.
 const BURST: usize = 64;
+/// Bytes of one sender that are lent at once: the sender gets room back before it has none, so that
+/// both copy at the same time.
+const BURST_BYTES: usize = RING_LEN / 8;
 /// Rings that a receiver looks at in every poll.
 const WATCHES: usize = 2;
 /// A watched ring may be exchanged for a busier one after so many sweeps without a frame.
@@ -1019,6 +1022,7 @@ impl ShmPort {
         }
         let mut bytes = 0;
         for &(base, len) in self.burst.iter().take(count) {
+            prefetch_long(base, len as usize);
             // SAFETY: `from_raw` needs `len` mapped bytes at `base`: `gather` took them from a
             // ring of the mapping, whose consumer checked the range. The sender does not write
             // them before `release` below; that anybody else might is D2.
@@ -1054,8 +1058,8 @@ impl ShmPort {
             return Gathered::Nothing;
         }
         let ring = &mut self.ins[s].ring;
-        let mut gathered = Gathered::Nothing;
-        while *count < max {
+        let (mut gathered, mut bytes) = (Gathered::Nothing, 0);
+        while *count < max && bytes < BURST_BYTES {
             match ring.take() {
                 Taken::Frame { len, .. } if len > self.frame_max => {
                     self.counters.rx_dropped += 1;
@@ -1068,6 +1072,7 @@ impl ShmPort {
                     sink.prefetch(&unsafe { RxFrame::from_raw(base, len) });
                     self.burst[*count] = (base, len as u32);
                     *count += 1;
+                    bytes += len;
                     gathered = Gathered::Some;
                 }
                 Taken::Empty => {

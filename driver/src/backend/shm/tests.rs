@@ -248,6 +248,26 @@ fn groups_reach_all_others_and_ones_own_address_oneself() {
     }
 }
 
+/// Goal: the sender of long frames gets room back while the receiver still copies, and short frames
+/// are lent as many as there are.
+#[test]
+fn long_frames_are_lent_a_few_at_a_time() {
+    let settings = fresh();
+    let (mut a, mut b) = (open(&settings), open(&settings));
+    let (to, long) = (b.caps().mac, vec![7; a.caps().mtu]);
+    for (payload, most) in [(&long[..], 2..=3), (&[1; 8], 10..=12)] {
+        for _ in 0..12 {
+            assert_eq!(send(&mut a, to, payload), Tx::Sent);
+        }
+        let mut poll = |_| b.rx_burst(32, &mut |_: &RxFrame<'_>| {}).expect("shm is never gone");
+        let bursts = (0..SWEEP_EVERY * 65).map(&mut poll).filter(|&count| count > 0);
+        let bursts: Vec<usize> = bursts.collect();
+        assert_eq!(bursts.iter().sum::<usize>(), 12);
+        // One or two may be lent alone first.
+        assert!(most.contains(bursts.iter().max().unwrap()), "{bursts:?}");
+    }
+}
+
 #[test]
 fn a_full_ring_pushes_back_one_sender_only() {
     let settings = small();
