@@ -106,13 +106,9 @@ impl Core {
     }
 
     /// Turns the loop if the application is the one who has to.
-    #[inline]
+    #[inline(never)]
     pub(crate) fn turn_if_manual(&mut self, shared: &Shared) {
-        if shared.manual.load(Ordering::Relaxed) {
-            self.turn(shared);
-        } else {
-            self.turn_if_asleep(shared);
-        }
+        self.turn_here_if_manual(shared);
     }
 
     /// As [`turn_if_manual`](Self::turn_if_manual), without a call.
