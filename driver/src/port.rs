@@ -261,8 +261,8 @@ pub trait Port: Send + Any {
     fn flush(&mut self) -> Result<(), PortGone>;
 
     /// Lends at most `max` received frames to `sink`, oldest first, and says how many: fewer than
-    /// wait, if that is better, but none only if none does or the first had to be dropped. Never
-    /// blocks or allocates.
+    /// wait, if that is better, but none only if none does or one was dropped, which
+    /// [`PortCounters::rx_dropped`] then shows. Never blocks or allocates.
     ///
     /// # Errors
     /// [`PortGone`]: no further frame will come.
