@@ -371,19 +371,30 @@ impl Memif {
                 Taken::Bad => self.counters.rx_dropped += 1,
                 Taken::Pieces if count > 0 => break,
                 Taken::Pieces => {
-                    match live.rx.join(&live.conn, left, &mut self.whole) {
-                        Some(len) => {
-                            self.burst[0] = (self.whole.as_ptr(), len as u32);
-                            return Ok(1);
-                        }
-                        None => self.counters.rx_dropped += 1,
+                    if let Some(len) = live.rx.join(&live.conn, left, &mut self.whole) {
+                        self.burst[0] = (self.whole.as_ptr(), len as u32);
+                        return Ok(1);
                     }
-                    return Ok(0);
+                    self.counters.rx_dropped += 1;
+                    break;
                 }
             }
             left -= 1;
         }
+        if count == 0 {
+            // What was dropped goes back although nothing is lent.
+            self.give_back();
+        }
         Ok(count)
+    }
+
+    /// Gives back what was received, and says so to sleepers.
+    #[inline(always)]
+    fn give_back(&mut self) {
+        if let Some(live) = &mut self.live {
+            live.rx.give_back();
+        }
+        self.publish_place();
     }
 }
 
@@ -464,10 +475,7 @@ impl Port for Memif {
         }
         self.counters.rx_frames += count as u64;
         self.counters.rx_bytes += bytes;
-        if let Some(live) = &mut self.live {
-            live.rx.give_back();
-        }
-        self.publish_place();
+        self.give_back();
         Ok(count)
     }
 

@@ -118,6 +118,29 @@ fn a_full_ring_pushes_back() {
     }
 }
 
+/// Frames that are too long for the receiver, in one buffer or in several, take no room for ever,
+/// and nobody who sleeps is woken by them for ever, although no good frame comes between.
+#[test]
+fn room_comes_back_from_frames_that_are_dropped() {
+    let settings = MemifSettings { log2_ring: Some(4), mtu: Some(1500), ..fresh() };
+    for bsize in [None, Some(1514)] {
+        let long =
+            MemifSettings { mtu: Some(2000), bsize: bsize.map(|_| 2014), ..settings.clone() };
+        let short = MemifSettings { bsize, ..settings.clone() };
+        // Only the client's buffers count: its MTU is what fits them.
+        let mut ports = [open(&server(&long)), open(&short)];
+        up(&mut ports);
+        for _ in 0..100 {
+            assert_eq!(send(&mut ports[0], &[1; 1900]), Tx::Sent);
+            assert!(drain(&mut ports[1]).is_empty());
+        }
+        assert_eq!(ports[1].counters().rx_dropped, 100);
+        let begun = Instant::now();
+        ports[1].waiter().unwrap().wait(Duration::from_millis(30));
+        assert!(begun.elapsed() >= Duration::from_millis(30), "nothing was left");
+    }
+}
+
 /// Long enough for the indices to pass 2^16 twice.
 #[test]
 fn indices_wrap() {
