@@ -16,7 +16,7 @@ use crate::buf::OpTable;
 use crate::cm::Cm;
 use crate::eq::EqInner;
 use crate::errno::{Error, Result};
-use crate::lock::{Entry, Guard, Lock};
+use crate::lock::{Entry, Guard, HasLock, Lock};
 use crate::mr::MrTable;
 use crate::settings::{Idle, Settings};
 use crate::stats::Publisher;
@@ -286,6 +286,14 @@ pub(crate) struct Shared {
     stop: AtomicBool,
 }
 
+impl HasLock for Shared {
+    type Value = Core;
+
+    fn lock(&self) -> &Lock<Core> {
+        &self.lock
+    }
+}
+
 impl Shared {
     #[inline]
     pub(crate) fn enter(&self) -> Result<Guard<'_, Core>> {
@@ -434,7 +442,7 @@ impl DomainRef {
             eqs: Mutex::default(),
             stop: AtomicBool::new(false),
         });
-        Lock::shut_in_child(&shared, |shared| &shared.lock);
+        Lock::shut_in_child(&shared);
         let owner = Arc::new(Owner { shared: Arc::clone(&shared), thread: Mutex::default() });
         Self { shared, owner }
     }

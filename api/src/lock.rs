@@ -17,7 +17,7 @@ use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Once};
+use std::sync::{Arc, Once, Weak};
 
 use crate::errno::{Error, Result};
 
@@ -82,6 +82,26 @@ struct Gate {
 // - from owned or serial to shared: only a guard's holder changes the mode, the gate being `HELD`,
 //   and others see the new mode only after that store, so they find it so until he leaves.
 unsafe impl<T: Send> Sync for Lock<T> {}
+
+/// What a lock is part of.
+pub(crate) trait HasLock: Send + Sync {
+    /// What the lock is for.
+    type Value;
+
+    /// The lock, always the same.
+    fn lock(&self) -> &Lock<Self::Value>;
+}
+
+/// A lock that a fork shuts, of whatever value.
+trait Shut: Send + Sync {
+    fn gate(&self) -> &Gate;
+}
+
+impl<S: HasLock> Shut for S {
+    fn gate(&self) -> &Gate {
+        &self.lock().gate
+    }
+}
 
 /// The right to touch the value. Stays on its thread.
 pub(crate) struct Guard<'a, T> {
@@ -235,26 +255,20 @@ impl<T> Lock<T> {
         }
     }
 
-    /// As [`shut_by_fork`](Self::shut_by_fork), of a lock in what was just made and is never taken
-    /// out of its [`Arc`].
-    pub(crate) fn shut_in_child<S>(owner: &Arc<S>, lock: impl FnOnce(&S) -> &Self) {
-        // SAFETY: what is in an `Arc` stays where it is until it is dropped, or taken out, which
-        // nobody does, as said above. It was just made, so nobody is inside.
-        unsafe { lock(owner).shut_by_fork() };
-    }
-
-    /// From now on a fork shuts the gate in the child, so that in serial mode it can be open.
-    ///
-    /// # Safety
-    /// The lock stays where it is until it is dropped, and nobody is inside.
-    unsafe fn shut_by_fork(&self) {
-        if self.mode.load(Ordering::Relaxed) == SERIAL {
-            WATCHED.change(|gates| gates.push(&raw const self.gate));
-            // A fork after this shuts it; before it there was nothing to shut, but for a fork in
-            // between, whose child this is not, since it would not be here.
-            self.gate.then.store(OPEN, Ordering::Relaxed);
-            self.gate.now.store(OPEN, Ordering::Relaxed);
+    /// From now on a fork shuts the lock of `owner` in the child, so that in serial mode its gate
+    /// can be open. (If somebody is inside it is not opened, which costs him and others time only.)
+    pub(crate) fn shut_in_child<S: HasLock<Value = T> + 'static>(owner: &Arc<S>) {
+        let lock = owner.lock();
+        if lock.mode.load(Ordering::Relaxed) != SERIAL {
+            return;
         }
+        let Ok(inside) = lock.enter() else { return };
+        let watched: Weak<S> = Arc::downgrade(owner);
+        WATCHED.change(|locks| locks.push(watched));
+        // A fork after this shuts it; before it there was nothing to shut, but for a fork in
+        // between, whose child this is not, since it would not be here.
+        lock.gate.then.store(OPEN, Ordering::Relaxed);
+        inside.leave();
     }
 
     /// Whether this is a forked child's copy.
@@ -279,6 +293,11 @@ impl Gate {
         self.now.store(self.then.load(Ordering::Relaxed), Ordering::Release);
     }
 
+    #[cfg(test)]
+    fn is_open(&self) -> bool {
+        self.now.load(Ordering::Relaxed) == OPEN
+    }
+
     /// Shuts it for good, in a process that must not come in.
     fn shut(&self) {
         self.then.store(FREE, Ordering::Relaxed);
@@ -290,8 +309,8 @@ impl Gate {
 
 impl<T> Drop for Lock<T> {
     fn drop(&mut self) {
-        let at = &raw const self.gate;
-        WATCHED.change(|gates| gates.retain(|&gate| gate != at));
+        // What it is part of is being dropped, and is no longer to be had from there.
+        WATCHED.change(|locks| locks.retain(|lock| lock.strong_count() > 0));
     }
 }
 
@@ -387,18 +406,18 @@ fn thread_number() -> u64 {
 /// Forks between the first domain and this process.
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
-/// The gates that a fork shuts.
+/// What a fork shuts.
 static WATCHED: Watched =
-    Watched { busy: AtomicBool::new(false), gates: UnsafeCell::new(Vec::new()) };
+    Watched { busy: AtomicBool::new(false), locks: UnsafeCell::new(Vec::new()) };
 
 struct Watched {
     /// Somebody is at the list, or forks, which has to find it whole.
     busy: AtomicBool,
-    gates: UnsafeCell<Vec<*const Gate>>,
+    locks: UnsafeCell<Vec<Weak<dyn Shut>>>,
 }
 
 // SAFETY: whoever reaches the list has set `busy`, in one exchange, with acquire, and clears it
-// with release. Gates may be used by all threads.
+// with release.
 unsafe impl Sync for Watched {}
 
 impl Watched {
@@ -412,10 +431,10 @@ impl Watched {
         self.busy.store(false, Ordering::Release);
     }
 
-    fn change(&self, change: impl FnOnce(&mut Vec<*const Gate>)) {
+    fn change(&self, change: impl FnOnce(&mut Vec<Weak<dyn Shut>>)) {
         self.begin();
         // SAFETY: one at a time is here (see `Sync`), and `change` does not come back here.
-        change(unsafe { &mut *self.gates.get() });
+        change(unsafe { &mut *self.locks.get() });
         self.end();
     }
 }
@@ -431,9 +450,11 @@ extern "C" fn in_parent() {
 extern "C" fn in_child() {
     FORKS.fetch_add(1, Ordering::Relaxed);
     // SAFETY: `before_fork` has begun, so that nobody was at the list.
-    for &gate in unsafe { &*WATCHED.gates.get() } {
-        // SAFETY: a lock stays where it is from when it is in the list until it has left it.
-        unsafe { &*gate }.shut();
+    for lock in unsafe { &*WATCHED.locks.get() } {
+        // Never the last to let go of it: whoever had it at the fork still has.
+        if let Some(lock) = lock.upgrade() {
+            lock.gate().shut();
+        }
     }
     WATCHED.end();
 }
@@ -443,10 +464,10 @@ fn watch_forks() {
     ONCE.call_once(|| {
         // SAFETY: `pthread_atfork` needs handlers of which that for the child may run in the child
         // of a threaded process, where only async-signal-safe work is allowed: ours is atomic
-        // stores in memory that nobody was changing. That before the fork waits for whoever changes
-        // the list of gates, who needs nothing that who forks could have. They live as long as the
-        // code that registers them. It fails only for want of memory; then a child is not
-        // recognised, as it was before this call.
+        // operations on what nobody was half way through changing. That before the fork waits for
+        // whoever changes the list of locks, who needs nothing that who forks could have. They live
+        // as long as the code that registers them. It fails only for want of memory; then a child
+        // is not recognised, as it was before this call.
         unsafe { libc::pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child)) };
     });
 }
@@ -454,6 +475,14 @@ fn watch_forks() {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    impl<T: Send> HasLock for Lock<T> {
+        type Value = T;
+
+        fn lock(&self) -> &Self {
+            self
+        }
+    }
 
     #[test]
     fn an_owned_domain_turns_other_threads_away_until_it_is_disowned() {
@@ -484,8 +513,8 @@ mod tests {
     #[test]
     fn a_domain_of_one_thread_is_not_entered_twice() {
         let locks = [Entry::Owned, Entry::Serial, Entry::Serial].map(|e| Lock::new((), e));
-        // SAFETY: it stays in the array, and nobody is inside.
-        unsafe { locks[2].shut_by_fork() };
+        let locks = locks.map(Arc::new);
+        Lock::shut_in_child(&locks[2]);
         for lock in &locks {
             let inside = lock.enter().unwrap();
             assert_eq!(lock.enter().err(), Some(Error::OpBadState));
@@ -494,18 +523,19 @@ mod tests {
         }
     }
 
-    /// Locks come and go while processes are forked: the list of gates is whole in each, and in the
-    /// child all are shut.
+    /// Locks come and go while processes are forked: the list of them is whole in each, and in the
+    /// child all are shut. One that was taken out of where it was is no longer there to be shut.
     #[test]
     fn forks_among_locks_that_come_and_go() {
         let (stop, mut all_shut) = (AtomicBool::new(false), true);
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 while !stop.load(Ordering::Relaxed) {
-                    let locks: Vec<_> = (0..8).map(|_| Lock::new((), Entry::Serial)).collect();
-                    // SAFETY: they stay in the vector, and nobody is inside.
-                    locks.iter().for_each(|lock| unsafe { lock.shut_by_fork() });
-                    assert!(locks.iter().all(|lock| lock.enter().is_ok()));
+                    let lock = |_| Arc::new(Lock::new((), Entry::Serial));
+                    let mut locks: Vec<_> = (0..8).map(lock).collect();
+                    locks.iter().for_each(Lock::shut_in_child);
+                    assert!(locks.iter().all(|lock| lock.gate.is_open() && lock.enter().is_ok()));
+                    drop(locks.pop().and_then(Arc::into_inner));
                 }
             });
             for _ in 0..50 {
@@ -513,11 +543,9 @@ mod tests {
                 let pid = unsafe { libc::fork() };
                 assert!(pid >= 0);
                 if pid == 0 {
-                    // SAFETY: nobody else is in this process, and the list was found whole; the
-                    // locks that are in it are as they were.
-                    let open = unsafe { &*WATCHED.gates.get() }
-                        .iter()
-                        .any(|&gate| unsafe { &*gate }.now.load(Ordering::Relaxed) == OPEN);
+                    // SAFETY: nobody else is in this process, and the list was found whole.
+                    let mut locks = unsafe { &*WATCHED.locks.get() }.iter();
+                    let open = locks.any(|l| l.upgrade().is_some_and(|l| l.gate().is_open()));
                     // SAFETY: ends the child without running anybody's destructors.
                     unsafe { libc::_exit(i32::from(open)) };
                 }
@@ -568,6 +596,21 @@ mod tests {
         }
     }
 
+    /// A lock that somebody holds, or that is not serial, is not opened by who asks for it.
+    #[test]
+    fn a_gate_is_opened_only_when_nobody_is_inside() {
+        for entry in [Entry::Owned, Entry::Serial, Entry::Shared] {
+            let lock = Arc::new(Lock::new((), entry));
+            let inside = lock.enter().unwrap();
+            Lock::shut_in_child(&lock);
+            assert!(!lock.gate.is_open());
+            drop(inside);
+            assert!(!lock.gate.is_open() && lock.enter().is_ok());
+            Lock::shut_in_child(&lock);
+            assert_eq!(lock.gate.is_open(), entry == Entry::Serial);
+        }
+    }
+
     #[test]
     fn a_panic_inside_closes_the_domain() {
         for entry in [Entry::Owned, Entry::Serial, Entry::Shared] {
@@ -585,16 +628,15 @@ mod tests {
     #[test]
     fn a_forked_child_is_turned_away() {
         let locks = [Entry::Shared, Entry::Serial, Entry::Serial].map(|e| Lock::new((), e));
-        // SAFETY: it stays in the array, and nobody is inside.
-        unsafe { locks[2].shut_by_fork() };
-        let is_open = |lock: &Lock<()>| lock.gate.now.load(Ordering::Relaxed) == OPEN;
-        assert!(!is_open(&locks[1]) && is_open(&locks[2]));
+        let locks = locks.map(Arc::new);
+        Lock::shut_in_child(&locks[2]);
+        assert!(!locks[1].gate.is_open() && locks[2].gate.is_open());
         // SAFETY: the child only makes async-signal-safe calls: an atomic load and `_exit`.
         let pid = unsafe { libc::fork() };
         assert!(pid >= 0);
         if pid == 0 {
-            let turned_away = |lock: &Lock<()>| lock.enter().err() == Some(Error::OpBadState);
-            let code = i32::from(is_open(&locks[2]) || !locks.iter().all(turned_away));
+            let turned_away = |lock: &Arc<Lock<()>>| lock.enter().err() == Some(Error::OpBadState);
+            let code = i32::from(locks[2].gate.is_open() || !locks.iter().all(turned_away));
             // SAFETY: ends the child without running anybody's destructors.
             unsafe { libc::_exit(code) };
         }
@@ -603,6 +645,6 @@ mod tests {
         assert_eq!(unsafe { libc::waitpid(pid, &mut status, 0) }, pid);
         assert_eq!(status, 0, "the child got in");
         assert!(locks.iter().all(|lock| lock.enter().is_ok()));
-        assert!(is_open(&locks[2]));
+        assert!(locks[2].gate.is_open());
     }
 }
