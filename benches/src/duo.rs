@@ -12,8 +12,9 @@ use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::waitpid;
 use nix::unistd::{ForkResult, Pid, fork};
 
+use crate::end::Made;
 use crate::place::{Line, Place, bounce, echo};
-use crate::{Sample, median};
+use crate::{Row, Sample, median};
 
 /// Longest time that the second process may take over a command.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -258,6 +259,17 @@ pub struct Rounds {
 }
 
 impl Rounds {
+    /// `count` times what `round` measures, a value and what it is compared with, after a round
+    /// that opens the sessions and touches the memory and does not count.
+    ///
+    /// # Errors
+    /// The first of `round`.
+    pub fn measure(count: u64, mut round: impl FnMut() -> Made<(f64, f64)>) -> Made<Self> {
+        round()?;
+        let pairs = (0..count).map(|_| round()).collect::<Made<_>>()?;
+        Ok(Self { pairs })
+    }
+
     /// Adds a round.
     pub fn push(&mut self, value: f64, reference: f64) {
         self.pairs.push((value, reference));
@@ -286,6 +298,17 @@ impl Rounds {
     /// Between which the middle half of the rounds' ratios lies.
     pub fn ratio_middle(&self) -> (f64, f64) {
         self.ratio_between(0.25, 0.75)
+    }
+
+    /// The figure of `case`, against `reference`.
+    pub fn row(&self, case: &str, unit: &'static str, reference: &str) -> Row {
+        Row::new(case, self.value(), unit).against(reference, self.reference(), self.ratio())
+    }
+
+    /// Between which the ratios lie, for a note.
+    pub fn span(&self) -> String {
+        let (low, high) = self.ratio_range();
+        format!("ratios {low:.2} to {high:.2}")
     }
 
     fn ratio_between(&self, low: f64, high: f64) -> (f64, f64) {

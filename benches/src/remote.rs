@@ -9,6 +9,7 @@ use barewire::{
 };
 use barewire_dataplane::flags::OpFlags;
 use barewire_dataplane::node::MsgKind;
+use barewire_driver::port::MacAddr;
 
 use crate::count::{instructions, steady};
 use crate::end::{Done, Made, Memory, TAG, domain, insert};
@@ -62,6 +63,12 @@ impl RemoteEnd {
     /// To whom operations go from now on.
     pub fn connect(&mut self, peer: EpAddr) {
         self.peer = insert(&self.av, peer);
+    }
+
+    /// Connects to the end of the other process, as [`End::join`](crate::end::End::join).
+    pub fn join(&mut self, meet: impl FnOnce(MacAddr) -> MacAddr) {
+        let own = self.addr();
+        self.connect(EpAddr { mac: meet(own.mac), incarnation: 0, ..own });
     }
 
     /// Posts a tagged receive of `len` bytes to place `at`.

@@ -2,14 +2,13 @@
 //! rate at a target whose application sleeps against one that polls, and nanoseconds per element of
 //! every operation on every type.
 
-use barewire::{AtomicKind, AtomicOp, Datatype, EpAddr, Progress};
+use barewire::{AtomicKind, AtomicOp, Datatype, Progress};
 use barewire_benches::duo::{First, Rounds, Second, Task, start};
 use barewire_benches::end::Made;
 use barewire_benches::remote::{FADD, RemoteEnd, count_instructions, each, pair, steady_case};
 use barewire_benches::{Args, Report, Row};
 use barewire_dataplane::proto::atomic::valid;
 use barewire_driver::clock::now_ns;
-use barewire_driver::port::MacAddr;
 
 /// Operands, compare values and results.
 const MEMORY: usize = 3 * (32 << 10);
@@ -46,22 +45,13 @@ fn sleeping_target(args: &Args, report: &mut Report) -> Made<()> {
     let mut sleeping = Link::open("sleeps", Progress::Auto)?;
     let mut active = Link::open("polls", Progress::Manual)?;
     let before = active.first.line_ns()?;
-    let mut pairs = Rounds::default();
-    for round in 0..=rounds {
-        let reference = active.fadds(count)?;
-        let value = sleeping.fadds(count)?;
-        if round > 0 {
-            pairs.push(value, reference);
-        }
-    }
-    let after = active.first.line_ns()?;
-    let (low, high) = pairs.ratio_range();
-    let row = Row::new("fadd-target-sleeps", pairs.value() * 1e9, "op/s")
-        .against("a target that polls", pairs.reference() * 1e9, pairs.ratio())
-        .placed(before, after)
-        .count(rounds * count)
-        .note(format!("one at a time, bar 0.9, ratios {low:.2} to {high:.2}"));
-    report.row(row);
+    let pairs = Rounds::measure(rounds, || {
+        let polled = active.fadds(count)?;
+        Ok((sleeping.fadds(count)?, polled))
+    })?;
+    let row = pairs.row("fadd-target-sleeps", "op/s", "a target that polls");
+    let row = row.placed(before, active.first.line_ns()?).count(rounds * count);
+    report.row(row.note(format!("one at a time, bar 0.9, {}", pairs.span())));
     Ok(())
 }
 
@@ -77,12 +67,11 @@ impl Link {
         let spec = format!("shm:bench-atomics-{case}-{}", std::process::id());
         let first = start(|second| serve(second, &spec, progress))?;
         let mut end = RemoteEnd::open(&spec, FLAG_AT + 8, Progress::Manual)?;
-        let peer = first.meet(end.addr().mac);
-        end.connect(addr_at(&end, peer));
+        end.join(|mac| first.meet(mac));
         Ok(Self { first, end, flag: 0 })
     }
 
-    /// Operations a nanosecond, one at a time.
+    /// Operations a second, one at a time.
     fn fadds(&mut self, count: u64) -> Made<f64> {
         let Self { first, end, flag } = self;
         *flag += 1;
@@ -105,19 +94,14 @@ impl Link {
         while written == 0 {
             written += end.poll().sent;
         }
-        Ok(count as f64 / took as f64)
+        Ok(count as f64 * 1e9 / took as f64)
     }
-}
-
-fn addr_at(end: &RemoteEnd, mac: MacAddr) -> EpAddr {
-    EpAddr { mac, incarnation: 0, ..end.addr() }
 }
 
 /// The second process: turns its loop, or leaves that to the thread of its domain and sleeps.
 fn serve(second: &Second, spec: &str, progress: Progress) -> Made<()> {
     let mut end = RemoteEnd::open(spec, FLAG_AT + 8, progress)?;
-    let peer = second.meet(end.addr().mac);
-    end.connect(addr_at(&end, peer));
+    end.join(|mac| second.meet(mac));
     second.serve(
         &mut end,
         |end| {

@@ -8,9 +8,8 @@
 
 use barewire_benches::duo::{First, Rounds, Second, Task, start};
 use barewire_benches::end::{End, Made, Memory, RawEnd};
-use barewire_benches::{Args, Report, Row};
+use barewire_benches::{Args, Report};
 use barewire_driver::clock::now_ns;
-use barewire_driver::port::MacAddr;
 
 /// Buffers that take turns, here and in the copy that it is compared with.
 const WINDOW: usize = 16;
@@ -43,22 +42,12 @@ fn plain(case: &str, len: usize, args: &Args, report: &mut Report) -> Made<()> {
     let mut link = Link::open("shm:", case, len)?;
     let (from, to) = (Memory::new(len * WINDOW), Memory::new(len * WINDOW));
     let before = link.first.line_ns()?;
-    let mut pairs = Rounds::default();
-    for round in 0..=rounds {
+    let pairs = Rounds::measure(rounds, || {
         let copy = copy_rate(&from, &to, len, count);
-        let messages = link.stream(len, count)?;
-        if round > 0 {
-            pairs.push(messages, copy);
-        }
-    }
-    let after = link.first.line_ns()?;
-    let (low, high) = pairs.ratio_range();
-    let row = Row::new(case, pairs.value(), "GB/s")
-        .against("memcpy", pairs.reference(), pairs.ratio())
-        .placed(before, after)
-        .count(rounds * count)
-        .note(format!("window {WINDOW}, ratios {low:.2} to {high:.2}"));
-    report.row(row);
+        Ok((link.stream(len, count)?, copy))
+    })?;
+    let row = pairs.row(case, "GB/s", "memcpy").placed(before, link.first.line_ns()?);
+    report.row(row.count(rounds * count).note(format!("window {WINDOW}, {}", pairs.span())));
     Ok(())
 }
 
@@ -86,15 +75,10 @@ fn lossy(case: &str, percent: &str, args: &Args, report: &mut Report) -> Made<()
             repairs.push(value, whole);
         }
     }
-    let after = clean.first.line_ns()?;
-    let (low, high) = pairs.ratio_range();
-    let span = format!("window {WINDOW}, ratios {low:.2} to {high:.2}");
-    let row = Row::new(case, pairs.value(), "GB/s")
-        .against("lossless", pairs.reference(), pairs.ratio())
-        .placed(before, after)
-        .count(rounds * count)
-        .note(format!("{span}; {:.3} of what might be lost and is not", repairs.ratio()));
-    report.row(row);
+    let row = pairs.row(case, "GB/s", "lossless").placed(before, clean.first.line_ns()?);
+    let whole = format!("{:.3} of what might be lost and is not", repairs.ratio());
+    let note = format!("window {WINDOW}, {}; {whole}", pairs.span());
+    report.row(row.count(rounds * count).note(note));
     Ok(())
 }
 
@@ -124,8 +108,7 @@ impl Link {
         let spec = format!("{prefix}bench-{case}-{}", std::process::id());
         let first = start(|second| serve(second, &spec, len))?;
         let mut end = RawEnd::open(&spec, len * WINDOW)?;
-        let peer = first.meet(end.addr().mac);
-        end.connect(addr_at(&end, peer));
+        end.join(|mac| first.meet(mac));
         Ok(Self { first, end })
     }
 
@@ -150,15 +133,10 @@ impl Link {
     }
 }
 
-fn addr_at(end: &RawEnd, mac: MacAddr) -> barewire::EpAddr {
-    barewire::EpAddr { mac, incarnation: 0, ..end.addr() }
-}
-
 /// The second process.
 fn serve(second: &Second, spec: &str, len: usize) -> Made<()> {
     let mut end = RawEnd::open(spec, len * WINDOW)?;
-    let peer = second.meet(end.addr().mac);
-    end.connect(addr_at(&end, peer));
+    end.join(|mac| second.meet(mac));
     second.serve(
         &mut end,
         |end| {

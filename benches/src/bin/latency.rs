@@ -79,13 +79,9 @@ fn run(
         }
     }
     let after = first.line_ns()?;
-    let (low, high) = pairs.ratio_range();
-    let row = Row::new(case.name, pairs.value(), "ns half trip")
-        .against("cache line half trip", pairs.reference(), pairs.ratio())
-        .spread(&single)
-        .placed(before, after)
-        .note(format!("ratios {low:.2} to {high:.2} in {rounds} rounds"));
-    report.row(row);
+    let row = pairs.row(case.name, "ns half trip", "cache line half trip").spread(&single);
+    let note = format!("{} in {rounds} rounds", pairs.span());
+    report.row(row.placed(before, after).note(note));
     Ok(())
 }
 

@@ -85,12 +85,9 @@ fn messages(args: &Args, report: &mut Report, few: &mut Crowd, many: &mut Crowd)
             all.push(random);
         }
     }
-    let (low, high) = pairs.ratio_range();
-    let row = Row::new(format!("ns-{}-over-1", many.remotes.len()), pairs.value(), "ns/message")
-        .against("one peer", pairs.reference(), pairs.ratio())
-        .spread(&all)
-        .note(format!("bar 2.0, aim 1.3; ratios {low:.2} to {high:.2}"));
-    report.row(row);
+    let name = format!("ns-{}-over-1", many.remotes.len());
+    let row = pairs.row(&name, "ns/message", "one peer").spread(&all);
+    report.row(row.note(format!("bar 2.0, aim 1.3; {}", pairs.span())));
     Ok(())
 }
 
@@ -103,8 +100,7 @@ fn idle_turns(args: &Args, report: &mut Report, few: &mut Crowd, many: &mut Crow
         pairs.push(many.host.idle(turns), one);
     }
     let name = format!("empty-turn-{}-over-1", many.remotes.len());
-    let row = Row::new(name, pairs.value(), "ns/turn");
-    report.row(row.against("one peer", pairs.reference(), pairs.ratio()).note("bar 1.05"));
+    report.row(pairs.row(&name, "ns/turn", "one peer").note("bar 1.05"));
 }
 
 fn caps(number: usize) -> PortCaps {

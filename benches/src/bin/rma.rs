@@ -6,13 +6,12 @@
 //! write is compared with what the first process sends, a read with what it receives. Whoever takes
 //! the bytes has most of the work, and two processors are rarely as fast as each other.
 
-use barewire::{EpAddr, Progress};
+use barewire::Progress;
 use barewire_benches::duo::{First, Rounds, Second, Task, start};
 use barewire_benches::end::{Done, Made};
 use barewire_benches::remote::{RemoteEnd, count_instructions, steady_case};
-use barewire_benches::{Args, Report, Row};
+use barewire_benches::{Args, Report};
 use barewire_driver::clock::now_ns;
-use barewire_driver::port::MacAddr;
 
 const LEN: usize = 64 << 10;
 
@@ -55,22 +54,13 @@ fn measure(case: &str, [how, message]: [How; 2], args: &Args, report: &mut Repor
     let (rounds, count) = (args.size(15, 2), args.size(4000, 64));
     let mut link = Link::open(case)?;
     let before = link.first.line_ns()?;
-    let mut pairs = Rounds::default();
-    for round in 0..=rounds {
-        let reference = link.stream(message, count)?;
-        let value = link.stream(how, count)?;
-        if round > 0 {
-            pairs.push(value, reference);
-        }
-    }
-    let after = link.first.line_ns()?;
-    let (low, high) = pairs.ratio_range();
-    let row = Row::new(case, pairs.value(), "GB/s")
-        .against("tagged rendezvous", pairs.reference(), pairs.ratio())
-        .placed(before, after)
-        .count(rounds * count)
-        .note(format!("window {WINDOW}, bar 1.0, ratios {low:.2} to {high:.2}"));
-    report.row(row);
+    let pairs = Rounds::measure(rounds, || {
+        let messages = link.stream(message, count)?;
+        Ok((link.stream(how, count)?, messages))
+    })?;
+    let row = pairs.row(case, "GB/s", "tagged rendezvous").placed(before, link.first.line_ns()?);
+    let note = format!("window {WINDOW}, bar 1.0, {}", pairs.span());
+    report.row(row.count(rounds * count).note(note));
     Ok(())
 }
 
@@ -87,8 +77,7 @@ impl Link {
         let spec = format!("shm:bench-rma-{case}-{}", std::process::id());
         let first = start(|second| serve(second, &spec))?;
         let mut end = RemoteEnd::open(&spec, FLAG_AT + 8, Progress::Manual)?;
-        let peer = first.meet(end.addr().mac);
-        end.connect(addr_at(&end, peer));
+        end.join(|mac| first.meet(mac));
         Ok(Self { first, end, flag: 0 })
     }
 
@@ -143,15 +132,10 @@ fn all(end: &mut RemoteEnd, how: How, count: u64) {
     }
 }
 
-fn addr_at(end: &RemoteEnd, mac: MacAddr) -> EpAddr {
-    EpAddr { mac, incarnation: 0, ..end.addr() }
-}
-
 /// The second process.
 fn serve(second: &Second, spec: &str) -> Made<()> {
     let mut end = RemoteEnd::open(spec, FLAG_AT + 8, Progress::Manual)?;
-    let peer = second.meet(end.addr().mac);
-    end.connect(addr_at(&end, peer));
+    end.join(|mac| second.meet(mac));
     second.serve(
         &mut end,
         |end| {
