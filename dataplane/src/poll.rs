@@ -138,8 +138,14 @@ fn send_msg_short(port: &mut ShmPort, msg: &impl Message) -> bool {
 }
 
 /// Sends a message to any port.
+#[inline(always)]
+fn send_msg_long(port: &mut dyn Port, msg: &impl Message) -> Result<Tx, PortGone> {
+    let (head, ar, body) = (msg.head(false), msg.ar(), msg.body().again());
+    send_frame_of(port, (head, msg.msg(), ar), body)
+}
+
 #[inline(never)]
-fn send_msg_long(
+fn send_frame_of(
     port: &mut dyn Port,
     (head, msg, ar): (PlainHead, PlainMsg, bool),
     body: IoBuf,
@@ -181,8 +187,7 @@ impl FrameSink for ToShm<'_> {
         if send_msg_short(self.0, msg) {
             return Tx::Sent;
         }
-        let (head, ar, body) = (msg.head(false), msg.ar(), msg.body().again());
-        send_msg_long(&mut **self.0, (head, msg.msg(), ar), body).unwrap_or(Tx::Full)
+        send_msg_long(&mut **self.0, msg).unwrap_or(Tx::Full)
     }
 }
 
@@ -230,8 +235,7 @@ impl FrameSink for ToPort<'_> {
         {
             return Tx::Sent;
         }
-        let (head, ar, body) = (msg.head(false), msg.ar(), msg.body().again());
-        send_msg_long(&mut **self.port, (head, msg.msg(), ar), body).unwrap_or_else(|gone| {
+        send_msg_long(&mut **self.port, msg).unwrap_or_else(|gone| {
             self.gone = Some(gone);
             Tx::Full
         })
