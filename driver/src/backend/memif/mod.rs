@@ -23,6 +23,8 @@
 
 mod control;
 mod dialog;
+#[cfg(test)]
+mod model;
 mod proto;
 mod region;
 mod ring;

@@ -9,7 +9,8 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, fence};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
+pub(super) use std::sync::atomic::{AtomicU16, fence};
 
 use memmap2::{MmapOptions, MmapRaw};
 use nix::fcntl::{FallocateFlags, FcntlArg, SealFlag, fallocate, fcntl};

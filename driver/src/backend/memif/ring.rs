@@ -7,11 +7,22 @@
 //! fills the former and gives the latter back. So the index that means "mine up to here" and the
 //! one that means "yours up to there" are head and tail for one, tail and head for the other, and a
 //! whole ring apart where they mean empty buffers (`ahead`).
+//!
+//! # Ordering
+//! - `tell` is a Release store and `pending` an Acquire load of the same index: whoever sees it
+//!   sees the frames and their descriptors.
+//! - `show` is a Release store after the last read of a slot and what is written to its descriptor,
+//!   `may_fill` an Acquire load before the first write.
+//! - A sender tells, then asks whether to wake; a sleeper says that it sleeps ([`lie_down`]), then
+//!   asks whether something has come. Fences on both sides keep one of the two from missing the
+//!   other.
+//!
+//! The model checker loom runs this file over memory of its own (`model`), whence the atomics come
+//! from where the memory does.
 
-use std::sync::atomic::AtomicU16;
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 
-use super::region::{Conn, Desc, Lane, MASKED, NEXT, Own, RingMem};
+use super::region::{AtomicU16, Conn, Desc, Lane, MASKED, NEXT, Own, RingMem, fence};
 use crate::frame::{ETH_HDR_LEN, TxFrame};
 use crate::mem::{prefetch, prefetch_to_write};
 
@@ -209,7 +220,7 @@ impl Sender {
     pub(super) fn has_to_wake(&mut self) -> bool {
         if self.sleeps {
             // What was told before what is asked: else the receiver could go to sleep between.
-            std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
+            fence(SeqCst);
         }
         if self.ring.flags().load(Relaxed) & MASKED != 0 {
             return false;
@@ -418,4 +429,23 @@ impl Receiver {
         self.given = self.at;
         self.show();
     }
+}
+
+/// Says to the sender of `lane` that its receiver goes to sleep, unless [`has_come`] says otherwise
+/// after this.
+pub(super) fn lie_down(lane: &Lane) {
+    lane.ring.flags().store(0, Relaxed);
+    // What is said before what is looked at; see `Sender::has_to_wake` for the other side.
+    fence(SeqCst);
+}
+
+/// Whether more has come than up to slot `at`.
+pub(super) fn has_come(lane: &Lane, at: u16) -> bool {
+    let theirs = if lane.own.is_some() { lane.ring.tail() } else { lane.ring.head() };
+    theirs.load(Acquire) != at
+}
+
+/// Says that the receiver of `lane` polls again.
+pub(super) fn get_up(lane: &Lane) {
+    lane.ring.flags().store(MASKED, Relaxed);
 }

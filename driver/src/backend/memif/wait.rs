@@ -3,11 +3,12 @@
 use std::collections::VecDeque;
 use std::io;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
-use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, fence};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::region::{Conn, MASKED};
+use super::region::Conn;
+use super::ring::{get_up, has_come, lie_down};
 use crate::backend::{Bell, readable, sleep};
 use crate::port::PortWaiter;
 
@@ -89,13 +90,9 @@ impl Waiter {
     /// Whether there is something for the port to do.
     fn something(&self, conn: Option<&Conn>, seen: u32) -> bool {
         let shared = &*self.0;
-        let theirs = conn.map(|conn| {
-            let ring = conn.rx.ring;
-            if conn.rx.own.is_some() { ring.tail() } else { ring.head() }
-        });
         shared.is_woken.swap(false, SeqCst)
             || shared.epoch.load(Acquire) != seen
-            || theirs.is_some_and(|theirs| theirs.load(Acquire) != shared.rx_at.load(Relaxed))
+            || conn.is_some_and(|conn| has_come(&conn.rx, shared.rx_at.load(Relaxed)))
     }
 }
 
@@ -110,10 +107,8 @@ impl PortWaiter for Waiter {
         let bell = readable(shared.bell.fd());
         loop {
             if let Some(conn) = &conn {
-                conn.rx.ring.flags().store(0, Relaxed);
+                lie_down(&conn.rx);
             }
-            // What we say before what we look at; see `Sender::has_to_wake` for the other side.
-            fence(SeqCst);
             let left = until.saturating_duration_since(Instant::now());
             if self.something(conn.as_deref(), seen) || left.is_zero() {
                 break;
@@ -129,7 +124,7 @@ impl PortWaiter for Waiter {
             }
         }
         if let Some(conn) = &conn {
-            conn.rx.ring.flags().store(MASKED, Relaxed);
+            get_up(&conn.rx);
         }
     }
 
