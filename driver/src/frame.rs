@@ -3,7 +3,8 @@
 use std::marker::PhantomData;
 
 use crate::mem::{
-    FEW, IoBuf, SHORT, Span, copy_four, copy_inline, copy_inline_32, copy_short, crc32c_of_raw,
+    FEW, IoBuf, SHORT, Span, copy_four, copy_inline, copy_inline_32, copy_received, copy_short,
+    crc32c_of_raw,
 };
 
 /// Bytes of destination, source and EtherType that start every frame.
@@ -376,14 +377,14 @@ impl<'a> RxFrame<'a> {
     }
 }
 
-/// [`copy_short`], not inlined.
+/// [`copy_received`], not inlined.
 ///
 /// # Safety
 /// As there.
 #[inline(never)]
 unsafe fn copy_any(src: *const u8, dst: *mut u8, len: usize) {
     // SAFETY: passed on.
-    unsafe { copy_short(src, dst, len) }
+    unsafe { copy_received(src, dst, len) }
 }
 
 #[cfg(test)]

@@ -2,6 +2,9 @@
 
 use std::ptr;
 
+use super::LONG;
+use super::long::copy_long;
+
 /// Most bytes that [`copy_short`] copies without a call.
 pub(crate) const SHORT: usize = 128;
 
@@ -19,6 +22,22 @@ pub(crate) unsafe fn copy_short(src: *const u8, dst: *mut u8, len: usize) {
             ptr::copy_nonoverlapping(src, dst, len);
         } else {
             copy_inline(src, dst, len);
+        }
+    }
+}
+
+/// [`copy_short`] for what may lie in another processor's cache, as received frames do.
+///
+/// # Safety
+/// As `copy_short`.
+#[inline(always)]
+pub(crate) unsafe fn copy_received(src: *const u8, dst: *mut u8, len: usize) {
+    // SAFETY: the caller's promise, for all lengths.
+    unsafe {
+        if len > LONG {
+            copy_long(src, dst, len);
+        } else {
+            copy_short(src, dst, len);
         }
     }
 }

@@ -5,11 +5,12 @@ pub mod atomic;
 mod copy;
 mod crc;
 mod few;
+mod long;
 mod scratch;
 mod span;
 
 pub use arena::{Arena, ArenaError, Block, Hugepages};
-pub(crate) use copy::{SHORT, copy_four, copy_inline, copy_inline_32, copy_short};
+pub(crate) use copy::{SHORT, copy_four, copy_inline, copy_inline_32, copy_received, copy_short};
 pub(crate) use crc::crc32c_of_raw;
 pub use few::{FEW, Few};
 pub use scratch::Scratch;
@@ -44,8 +45,14 @@ pub fn prefetch(p: *const u8) {
     let _ = p;
 }
 
-/// Bytes from which on a received frame is fetched before it is looked at.
-const LONG: usize = 4096;
+/// Bytes above which a received frame is fetched before it is looked at, and its copy thought
+/// about.
+const LONG: usize = PAGE;
+
+const PAGE: usize = 4096;
+
+/// Bytes of each page that are fetched.
+const PAGE_START: usize = 4 * 64;
 
 /// Asks for what a copy of a long frame from `p` will begin with, and for a little of each page
 /// behind: the processor itself looks ahead within a page, once it has seen where the copy goes.
@@ -60,13 +67,12 @@ pub(crate) fn prefetch_long(p: *const u8, len: usize) {
 
 #[inline(never)]
 fn prefetch_pages(p: *const u8, len: usize) {
-    const PAGE: usize = 4096;
-    let ask = |at: usize, lines: usize| {
-        (at..len.min(at + lines * 64)).step_by(64).for_each(|at| prefetch(p.wrapping_add(at)));
+    let ask = |at: usize, bytes: usize| {
+        (at..len.min(at + bytes)).step_by(64).for_each(|at| prefetch(p.wrapping_add(at)));
     };
-    ask(0, 32);
+    ask(0, 32 * 64);
     let first_page = PAGE - p.addr() % PAGE;
-    (first_page..len).step_by(PAGE).for_each(|at| ask(at, 4));
+    (first_page..len).step_by(PAGE).for_each(|at| ask(at, PAGE_START));
 }
 
 /// As [`prefetch`], and takes the line away from other processors, so that it can be written.
