@@ -50,7 +50,7 @@ pub(crate) struct Core {
 
 /// Reads of a non-empty queue after which the loop is turned all the same, so that somebody who
 /// takes entries one by one still acknowledges and retransmits.
-const READS_PER_TURN: u32 = 32;
+const READS_PER_TURN: u32 = 64;
 
 /// Reads in vain, some 20 microseconds, after which a program that polls lets others have the
 /// processor now and then: who it waits for may be among them.

@@ -44,8 +44,8 @@ const INBOX_BURSTS: usize = 1 << 15;
 /// Turns between two readings of the clock, which costs as much as an empty turn, while turns
 /// follow each other briskly: within so many nanoseconds from one reading to the next. The harm is
 /// that a timer comes late by that, and, when the turns stop being brisk, once by as many turns.
-const UNTIMED_TURNS: u32 = 32;
-const BRISK_NS: u64 = 50_000;
+const UNTIMED_TURNS: u32 = 64;
+const BRISK_NS: u64 = 100_000;
 
 /// Bits of an address as a number.
 const MAC_BITS: u64 = (1 << 48) - 1;
