@@ -16,8 +16,8 @@ use crate::slab::{Handle, Link, NONE};
 use crate::types::{Instant, ProvErrno};
 use crate::wire::{
     AckOp, AtomicOp, Base, DataOp, EndOp, EndStatus, MsgMOp, MsgOp, NackOp, NackReason, NopOp,
-    OpenOp, PackOp, PackRecords, PlainBase, PlainTy, PullOp, ReadOp, RespOp, RndvOp, RstOp, Ty,
-    WireError, WriteOp,
+    OpenOp, PackOp, PackRecords, PlainBase, PlainMsg, PlainTy, PullOp, ReadOp, RespOp, RndvOp,
+    RstOp, Ty, WireError, WriteOp,
 };
 
 /// Packets received before an acknowledgement of their own leaves, on a lossy port and on one that
@@ -35,15 +35,19 @@ impl Node {
 
     /// As [`on_frame`](Self::on_frame); an answer that the frame makes due may leave to `out`.
     #[inline(always)]
-    pub fn on_frame_with(&mut self, now: Instant, frame: &RxFrame<'_>, mut out: impl FrameSink) {
+    pub fn on_frame_with(&mut self, now: Instant, frame: &RxFrame<'_>, out: impl FrameSink) {
         self.counters.rx_frames += 1;
         self.fresh += 1;
         if !self.lossless {
-            return self.on_frame_kept(now, frame);
+            return self.on_frame_kept(now, &frame.again());
+        }
+        // What is shorter than a message is nothing of what follows, and asked once.
+        if frame.len() < PlainMsg::LEN {
+            return self.on_frame_rest(now, &frame.again());
         }
         match PlainBase::ty(frame) {
             Some(PlainTy::Atomic) => self.on_atomic_frame(now, frame.again(), out),
-            Some(PlainTy::Ask(ask)) => self.on_ask_frame(ask, now, &frame.again(), &mut out),
+            Some(PlainTy::Ask(ask)) => self.on_ask_frame(ask, now, &frame.again(), out),
             Some(PlainTy::Resp) => self.on_resp_frame(now, frame.again()),
             // Most are messages, and end in here.
             None if self.take_usual(frame.again()) => {}

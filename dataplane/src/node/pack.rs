@@ -354,7 +354,7 @@ impl Node {
             return false;
         }
         let matcher = &mut ep.matcher[usize::from(tagged)];
-        let Some((first, posted)) = matcher.first(&self.posted, Src::of(p, src_ep), tag) else {
+        let Some((first, posted)) = matcher.first(&self.posted, || Src::of(p, src_ep), tag) else {
             return false;
         };
         let RecvWr { context: op_context, ref buf, plain, .. } = posted.payload;

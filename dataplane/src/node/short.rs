@@ -24,7 +24,7 @@ use crate::av::Av;
 use crate::flags::{Caps, CqFlags, OpFlags};
 use crate::plant::{Bug, planted};
 use crate::proto::blocks::{UNIT, units};
-use crate::proto::matching::Src;
+use crate::proto::matching::{Src, rarely};
 use crate::rel::sent::{BodyRef, Sent};
 use crate::slab::{NONE, Slab};
 use crate::types::{Cqe, FI_ADDR_UNSPEC, FiAddr, Instant};
@@ -121,10 +121,16 @@ impl Node {
             (false, false) => SEND_FLAGS,
             (false, true) => PLAIN_FLAGS,
         };
-        let told =
-            !req.no_completion && (!ep.tx_selective || req.flags.contains(OpFlags::COMPLETION));
+        let mut told = !req.no_completion;
+        if told && ep.tx_selective {
+            rarely();
+            told = req.flags.contains(OpFlags::COMPLETION);
+            if USUAL && !told {
+                return None;
+            }
+        }
         if !ep.may_send[usize::from(tagged)]
-            || USUAL && (ep.tx_cntr != NONE || !told && !req.no_completion)
+            || USUAL && ep.tx_cntr != NONE
             || !allowed.contains(req.flags)
             || len > UNIT && (USUAL || len > one_max(req.flags, self.eager_one))
             || ep.tx_used >= ep.tx_size
@@ -146,8 +152,14 @@ impl Node {
         if KEPT && (self.tx.is_full() || self.sent.is_full()) {
             return None;
         }
-        let cost = short_cost(peer, len)?;
-        let msg = ShortMsg { peer, src: self.word, dst_ep, src_ep: ep.number, req };
+        // The last one that may leave asks for an acknowledgement, and then there is something to
+        // ask: not here, if all others can do without.
+        if USUAL && peer.short_left <= 1 {
+            return None;
+        }
+        let cost = if USUAL { 1 } else { short_cost(peer, len)? };
+        let ar = !USUAL && peer.short_left == 1;
+        let msg = ShortMsg { peer, src: self.word, dst_ep, src_ep: ep.number, ar, req };
         // The receiver has it from here on; what follows is done meanwhile.
         if KEPT {
             if !send_checked(out, &msg, self.crc) {
@@ -210,11 +222,14 @@ impl Node {
             || ep.starved
             || ep.rx_used >= ep.rx_size
             || matcher.unexpected_len() != 0
-            || ep.rx_selective && !req.flags.contains(OpFlags::COMPLETION)
+            || ep.rx_selective && {
+                rarely();
+                !req.flags.contains(OpFlags::COMPLETION)
+            }
         {
             return false;
         }
-        let cq = &mut self.cqs[ep.rx_cq].cq;
+        let Some(CqTable { cq, .. }) = self.cqs.get_mut(ep.rx_cq) else { return false };
         if !cq.has_room() {
             return false;
         }
@@ -334,7 +349,7 @@ impl Node {
         let ack = peer.owed >= ack_every - 1;
         let owes = ack || left - cost < peer.target / 2 || !self.starved.is_empty();
         let matcher = &mut ep.matcher[usize::from(tagged)];
-        let Some((first, posted)) = matcher.first(&self.posted, Src::of(p, src_ep), tag) else {
+        let Some((first, posted)) = matcher.first(&self.posted, || Src::of(p, src_ep), tag) else {
             return false;
         };
         let RecvWr { context: op_context, ref buf, plain, .. } = posted.payload;
@@ -414,7 +429,7 @@ impl Node {
         }
         let matcher = &mut ep.matcher[usize::from(Usual::TAGGED)];
         let (src_ep, tag) = (msg.src_ep(), msg.tag());
-        let Some((first, posted)) = matcher.first(&self.posted, Src::of(p, src_ep), tag) else {
+        let Some((first, posted)) = matcher.first(&self.posted, || Src::of(p, src_ep), tag) else {
             return false;
         };
         let RecvWr { context: op_context, ref buf, plain, .. } = posted.payload;
@@ -510,6 +525,8 @@ struct ShortMsg<'a> {
     src: u64,
     dst_ep: u16,
     src_ep: u16,
+    /// It asks for an acknowledgement.
+    ar: bool,
     req: &'a SendReq,
 }
 
@@ -530,7 +547,7 @@ impl Message for ShortMsg<'_> {
 
     #[inline(always)]
     fn ar(&self) -> bool {
-        self.peer.short_left == 1
+        self.ar
     }
 
     #[inline(always)]

@@ -154,7 +154,7 @@ impl Node {
         mut out: impl FrameSink,
     ) {
         if !self.take_usual_fetch(now, &frame, &mut out) {
-            self.on_ask_frame(PlainAsk::Atomic, now, &frame.again(), &mut out);
+            self.on_ask_frame(PlainAsk::Atomic, now, &frame.again(), out);
         }
     }
 
@@ -165,9 +165,9 @@ impl Node {
         ask: PlainAsk,
         now: Instant,
         frame: &RxFrame<'_>,
-        out: &mut impl FrameSink,
+        mut out: impl FrameSink,
     ) {
-        if !self.take_request(ask, now, frame, out) {
+        if !self.take_request(ask, now, frame, &mut out) {
             self.on_frame_long(now, frame);
         }
     }

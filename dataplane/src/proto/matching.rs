@@ -81,6 +81,11 @@ pub struct First {
     next: u32,
 }
 
+/// To be called on a way that the usual case does not take, so that the compiler does not have that
+/// one pay for it.
+#[cold]
+pub(crate) fn rarely() {}
+
 /// Link of a table chain, or of the list of receives that ignore bits.
 const CHAIN: usize = 0;
 /// Link of the list of unexpected messages in order of arrival.
@@ -157,7 +162,8 @@ impl Matcher {
         payload: P,
     ) -> Option<u32> {
         let seq = self.seq;
-        let ends = self.posted.ends(tag);
+        let bucket = self.posted.bucket(tag);
+        let ends = self.posted.ends.get_mut(bucket)?;
         let before = ends[1].wrapping_sub(1);
         let link = Link { prev: before, next: NONE };
         let posted = Posted { tag, ignore: 0, src, payload, seq, link };
@@ -234,13 +240,20 @@ impl Matcher {
     pub fn first<'p, P>(
         &self,
         pool: &'p PostedPool<P>,
-        src: Src,
+        src: impl FnOnce() -> Src,
         tag: u64,
     ) -> Option<(First, &'p Posted<P>)> {
         let bucket = self.posted.bucket(tag);
         let idx = self.posted.ends.get(bucket)?[0].wrapping_sub(1);
         let posted = pool.get(idx)?;
-        if posted.tag != tag || !posted.src.takes(src) || self.wild.head != NONE {
+        if posted.tag != tag || self.wild.head != NONE {
+            return None;
+        }
+        // Most take messages from anyone, and then nobody has to know from whom it is.
+        if posted.src != Src::ANY && {
+            rarely();
+            posted.src != src()
+        } {
             return None;
         }
         Some((First { idx, bucket, next: posted.link.next }, posted))

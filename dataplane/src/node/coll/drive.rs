@@ -6,7 +6,7 @@ use barewire_driver::mem::IoBuf;
 use super::{GroupState, JoinEvent, Op};
 use crate::error::Error;
 use crate::flags::{CqFlags, OpFlags};
-use crate::node::{EpId, FrameSink, GroupId, MsgKind, Node, RecvReq, SendReq};
+use crate::node::{CqId, EpId, FrameSink, GroupId, MsgKind, Node, RecvReq, SendReq};
 use crate::proto::coll::run::Action;
 use crate::proto::coll::{Area, Comm, Local, Place, Slice};
 use crate::proto::matching::Src;
@@ -59,7 +59,13 @@ impl Node {
     /// Whether [`coll_progress`](Self::coll_progress) would find something.
     #[inline]
     pub(crate) fn coll_due(&self) -> bool {
-        let Some(cq) = self.coll.cq else { return false };
+        self.coll.cq.is_some_and(|cq| self.coll_due_of(cq))
+    }
+
+    /// The rest of [`coll_due`](Self::coll_due), once there are collective sides.
+    #[cold]
+    #[inline(never)]
+    fn coll_due_of(&self, cq: CqId) -> bool {
         let c = &self.coll;
         self.cqs[cq.0.idx()].cq.ready() > 0
             || !c.work.is_empty()
