@@ -228,12 +228,30 @@ impl CqInner {
         leave(core, read)
     }
 
-    /// As [`read_cqes`](Self::read_cqes) of a queue that was found empty just now.
+    /// Takes one entry, as [`read_cqes`](Self::read_cqes) does, of a queue that was found empty
+    /// just now. `None` if there is one: so it is known without a look at a result, which then
+    /// never has to lie in memory.
     #[inline(always)]
-    pub(crate) fn read_cqes_of_turn(&self, most: usize, put: impl FnMut(&Cqe)) -> Result<usize> {
-        let mut core = self.dom.enter()?;
-        let read = self.cqes_of_turn(&mut core, most, put);
-        leave(core, read)
+    pub(crate) fn read_one_of_turn(
+        &self,
+        mut core: Guard<'_, Core>,
+        mut put: impl FnMut(&Cqe),
+    ) -> Option<Result<usize>> {
+        core.turn_here_if_manual(&self.dom);
+        if core.node().cq_take_one(self.id, &mut put) == Some(true) {
+            core.found();
+            core.leave();
+            return None;
+        }
+        let read = match core.node().cq_take(self.id, 1, put) {
+            None => self.still_none(&mut core),
+            Some(0) => self.why_none(&mut core),
+            Some(n) => {
+                core.found();
+                Ok(n)
+            }
+        };
+        Some(leave(core, read))
     }
 
     /// Takes entries, turning the loop first if there is none.
@@ -269,11 +287,19 @@ impl CqInner {
         }
     }
 
-    /// Takes the entry that is next if that is all there is to do. `None`, and nothing has
-    /// happened, if the queue is empty, false if it is for [`read_cqes`](Self::read_cqes).
+    /// Takes the entry that is next if that is all there is to do. `None` if the queue is empty:
+    /// then this thread is still inside, for [`read_one_of_turn`](Self::read_one_of_turn). False,
+    /// and nothing has happened, if it is for [`read_cqes`](Self::read_cqes).
     #[inline(always)]
     pub(crate) fn read_one(&self, put: impl FnOnce(&Cqe)) -> Option<bool> {
-        self.dom.lock.if_open(|core| core.take_one(self.id, put)).unwrap_or(Some(false))
+        let Some(mut core) = self.dom.lock.enter_open() else { return Some(false) };
+        let taken = core.take_one(self.id, put);
+        if taken.is_none() {
+            core.stay();
+        } else {
+            core.leave();
+        }
+        taken
     }
 
     /// An entry as the queue's format has it.

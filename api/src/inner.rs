@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use barewire_dataplane::node::{CqId, EpId, GroupId, Node};
+use barewire_dataplane::node::{CqId, EpId, GroupId, Node, RecvReq};
 use barewire_dataplane::poll::Engine;
 use barewire_dataplane::types::{Cqe, Instant};
 use barewire_driver::port::PortCaps;
@@ -181,6 +181,13 @@ impl Core {
         if self.watch.any() {
             self.tell_watchers(shared);
         }
+    }
+
+    /// Posts a receive about which nothing is out of the ordinary, if nobody has to be told. False
+    /// if it is another: nothing has happened.
+    #[inline(always)]
+    pub(crate) fn recv_quietly(&mut self, ep: EpId, req: &RecvReq) -> bool {
+        !self.watch.any() && self.engine.recv_now(ep, req)
     }
 
     #[inline(never)]

@@ -148,18 +148,24 @@ impl<T> Lock<T> {
         Ok(Guard { lock: self, on_this_thread: PhantomData })
     }
 
-    /// Lends the value to `f` if one may enter without another question, which is so in serial mode
-    /// while nobody is inside. If `f` panics, nobody enters any more.
+    /// Takes the lock if one may enter without another question, which is so in serial mode while
+    /// nobody is inside.
     #[inline(always)]
-    pub(crate) fn if_open<R>(&self, f: impl FnOnce(&mut T) -> R) -> Option<R> {
+    pub(crate) fn enter_open(&self) -> Option<Guard<'_, T>> {
         if self.gate.now.load(Ordering::Relaxed) != OPEN {
             return None;
         }
         self.gate.now.store(HELD, Ordering::Relaxed);
-        // SAFETY: as for a `Guard`, which this is in all but that it asks for no panic.
-        let made = f(unsafe { &mut *self.value.get() });
-        self.gate.leave();
-        Some(made)
+        Some(Guard { lock: self, on_this_thread: PhantomData })
+    }
+
+    /// Goes on inside.
+    ///
+    /// # Safety
+    /// This thread is inside by a guard that [stayed](Guard::stay), and has not gone on since.
+    #[inline(always)]
+    pub(crate) unsafe fn resume(&self) -> Guard<'_, T> {
+        Guard { lock: self, on_this_thread: PhantomData }
     }
 
     /// The rest of [`enter`](Self::enter). The caller makes the guard, of whose parts then none has
@@ -319,6 +325,12 @@ impl<T> Guard<'_, T> {
     #[inline(always)]
     pub(crate) fn leave(self) {
         self.lock.gate.leave();
+        std::mem::forget(self);
+    }
+
+    /// Leaves the lock to be held, until [`Lock::resume`] goes on.
+    #[inline(always)]
+    pub(crate) fn stay(self) {
         std::mem::forget(self);
     }
 
@@ -646,5 +658,19 @@ mod tests {
         assert_eq!(status, 0, "the child got in");
         assert!(locks.iter().all(|lock| lock.enter().is_ok()));
         assert!(locks[2].gate.is_open());
+    }
+
+    #[test]
+    fn an_open_gate_is_entered_once_and_a_guard_that_stayed_is_gone_on_with() {
+        let lock = Arc::new(Lock::new(5, Entry::Serial));
+        assert!(lock.enter_open().is_none(), "no fork would shut it");
+        Lock::shut_in_child(&lock);
+        lock.enter_open().expect("nobody is inside").stay();
+        assert!(lock.enter_open().is_none());
+        assert_eq!(lock.enter().err(), Some(Error::OpBadState));
+        // SAFETY: the guard of this thread has stayed, and this is the first to go on.
+        unsafe { lock.resume() }.leave();
+        assert_eq!(lock.enter_open().map(|guard| *guard), Some(5));
+        assert!(lock.enter().is_ok());
     }
 }

@@ -355,6 +355,25 @@ impl RawEndpoint {
         unsafe { self.recvmsg(recv, self.rx_op_flags()) }
     }
 
+    /// As [`recv`](Self::recv), if there is nothing to do but to post it and one may enter the
+    /// domain without another question. False, and nothing has happened, if it is for that.
+    ///
+    /// # Safety
+    /// The [promise](self) of the file.
+    #[inline(always)]
+    pub unsafe fn recv_at_once(&self, recv: RawRecv<'_>) -> bool {
+        let RawRecv { kind, iov, src, tag, ignore, context } = recv;
+        let (src, flags) = (self.from(src), self.rx_op_flags());
+        let [one] = *iov else { return false };
+        // SAFETY: the caller's promise is that of `from_raw`.
+        let buf = IoBuf::one(unsafe { Span::from_raw(one.base, one.len) });
+        let req = RecvReq { kind, buf, src, tag, ignore, context, flags };
+        let Some(mut core) = self.dom.lock.enter_open() else { return false };
+        let posted = core.recv_quietly(self.id, &req);
+        core.leave();
+        posted
+    }
+
     /// `fi_recvmsg` and `fi_trecvmsg`: `flags` in place of the endpoint's.
     ///
     /// # Errors
@@ -926,21 +945,25 @@ impl RawCq {
         self.0.read_cqes(most, put)
     }
 
-    /// Takes the entry that is next and lends it to `put`, if that is all there is to do. `None`,
-    /// and nothing has happened, if the queue is empty and is for
-    /// [`take_of_turn`](Self::take_of_turn); false if it is for [`take`](Self::take).
+    /// Takes the entry that is next and lends it to `put`, if that is all there is to do. `None` if
+    /// the queue is empty: then nobody enters the domain until
+    /// [`take_one_of_turn`](Self::take_one_of_turn) has been called. False, and nothing has
+    /// happened, if it is for [`take`](Self::take).
     #[inline(always)]
     pub fn take_one(&self, put: impl FnOnce(&Cqe)) -> Option<bool> {
         self.0.read_one(put)
     }
 
-    /// As [`take`](Self::take) of a queue that was found empty just now.
+    /// As [`take`](Self::take) of one entry, of a queue that was found empty just now. `None` if it
+    /// was taken.
     ///
-    /// # Errors
-    /// As there.
+    /// # Safety
+    /// [`take_one`](Self::take_one) of this queue has just said so on this thread.
     #[inline(always)]
-    pub fn take_of_turn(&self, most: usize, put: impl FnMut(&Cqe)) -> Result<usize> {
-        self.0.read_cqes_of_turn(most, put)
+    pub unsafe fn take_one_of_turn(&self, put: impl FnMut(&Cqe)) -> Option<Result<usize>> {
+        // SAFETY: the caller's promise: the thread has stayed inside.
+        let core = unsafe { self.0.dom.lock.resume() };
+        self.0.read_one_of_turn(core, put)
     }
 
     /// Number of entries that wait, an error included, after a turn of the loop if there is none.

@@ -300,17 +300,21 @@ impl Queue {
 unsafe extern "C" fn read<E: Entry>(at: *mut FidCq, buf: *mut c_void, count: usize) -> isize {
     // What most programs ask for: one entry. Everything else is a call that is the last thing to
     // do, so that nothing has to be kept over it.
-    if count == 1
-        && !buf.is_null()
+    if count == 1 {
+        if buf.is_null() {
+            // SAFETY: as this call.
+            return unsafe { read_to_nowhere::<E>(at) };
+        }
         // SAFETY: the table belongs to queues.
-        && let Ok(queue) = unsafe { CqObject::of(at) }
-    {
+        let Ok(queue) = (unsafe { CqObject::of(at) }) else {
+            return -(barewire::errno::FI_EBADF as isize);
+        };
         // SAFETY: `buf` has room for an entry.
         let taken = queue.cq.take_one(|e| unsafe { buf.cast::<E>().write(E::of(e)) });
         match taken {
             Some(true) => return 1,
-            // SAFETY: as this call.
-            None => return unsafe { read_of_turn::<E>(at, buf) },
+            // SAFETY: as this call; the queue is empty.
+            None => return unsafe { read_of_turn::<E>(queue, buf) },
             Some(false) => {}
         }
     }
@@ -318,20 +322,27 @@ unsafe extern "C" fn read<E: Entry>(at: *mut FidCq, buf: *mut c_void, count: usi
     unsafe { read_many::<E>(at, buf, count) }
 }
 
-/// [`read`] of one entry of a queue that is empty: the loop is turned.
+/// [`read`] of one entry of a queue that [`RawCq::take_one`] has found empty: the loop is turned.
 #[inline(never)]
-unsafe extern "C" fn read_of_turn<E: Entry>(at: *mut FidCq, buf: *mut c_void) -> isize {
+unsafe extern "C" fn read_of_turn<E: Entry>(queue: &Queue, buf: *mut c_void) -> isize {
     guard::count(|| {
-        let mut taken = false;
-        // SAFETY: as in `read`.
+        // SAFETY: `buf` has room for an entry, and the queue was found empty just now.
         let read = unsafe {
-            CqObject::of(at)?.cq.take_of_turn(1, |e| {
-                buf.cast::<E>().write(E::of(e));
-                taken = true;
-            })
+            let put = |e: &Cqe| buf.cast::<E>().write(E::of(e));
+            queue.cq.take_one_of_turn(put)
         };
-        // Known without a look at the result, which then never has to lie in memory.
-        if taken { Ok(1) } else { read }
+        read.unwrap_or(Ok(1))
+    })
+}
+
+/// [`read`] of one entry that has nowhere to go. (By itself, so that both are not asked in one,
+/// which takes longer.)
+#[cold]
+#[inline(never)]
+unsafe extern "C" fn read_to_nowhere<E: Entry>(at: *mut FidCq) -> isize {
+    // SAFETY: as in `read`; nothing is written.
+    guard::count(|| unsafe {
+        CqObject::of(at)?.read(Out::<E>::new(std::ptr::null_mut(), 1, std::ptr::null_mut())?)
     })
 }
 

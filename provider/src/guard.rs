@@ -10,7 +10,11 @@ use barewire::{Error, Result};
 /// Functions of a table of endpoints, in C's calling convention: arguments behind the endpoint, and
 /// the call of ours that they become.
 macro_rules! entries {
-    ($($name:ident($($arg:ident: $ty:ty),* $(,)?) |$ep:ident| $call:expr;)*) => {$(
+    ($(
+        $(#[$attr:meta])*
+        $name:ident($($arg:ident: $ty:ty),* $(,)?) |$ep:ident| $call:expr;
+    )*) => {$(
+        $(#[$attr])*
         unsafe extern "C" fn $name(at: *mut FidEp, $($arg: $ty),*) -> isize {
             // SAFETY: the table belongs to endpoints, and what the arguments name is there and lent
             // as the manual page of the call says, which is the promise of the raw face.
@@ -46,6 +50,9 @@ impl Refusal for *const c_char {
     const NOSYS: Self = std::ptr::null();
 }
 
+/// What a data call returns that panicked.
+pub(crate) const PANICKED: isize = -(FI_EOTHER as isize);
+
 /// Runs a call that returns 0 or a negative error number as an `int`.
 #[inline]
 pub(crate) fn int(f: impl FnOnce() -> Result<()>) -> c_int {
@@ -68,13 +75,20 @@ pub(crate) fn call(f: impl FnOnce() -> Result<()>) -> isize {
     count(|| f().map(|()| 0))
 }
 
+/// Runs what may do all there is to do of a data call, and says whether it has; `None` if it
+/// panicked.
+#[inline]
+pub(crate) fn at_once(f: impl FnOnce() -> bool) -> Option<bool> {
+    catch_unwind(AssertUnwindSafe(f)).ok()
+}
+
 /// Runs a call that returns a count or a negative error number as an `ssize_t`.
 #[inline]
 pub(crate) fn count(f: impl FnOnce() -> Result<usize>) -> isize {
     match catch_unwind(AssertUnwindSafe(f)) {
         Ok(Ok(n)) => n as isize,
         Ok(Err(e)) => -(e.fi_errno() as isize),
-        Err(_told) => -(FI_EOTHER as isize),
+        Err(_told) => PANICKED,
     }
 }
 

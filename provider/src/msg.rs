@@ -72,7 +72,8 @@ macro_rules! messages {
 
         use super::{MsgKind, get, given, list, one, put};
         use crate::abi::*;
-        use crate::guard::entries;
+        use crate::ep::EpObject;
+        use crate::guard::{PANICKED, at_once, entries};
 
         const KIND: MsgKind = MsgKind::$kind;
 
@@ -92,8 +93,38 @@ macro_rules! messages {
             ..$ops::STUB
         };
 
+        /// What nearly every receive is stands alone, and all others are a call that is the last
+        /// thing to do, so that nothing has to be kept over it.
+        unsafe extern "C" fn recv(
+            at: *mut FidEp,
+            buf: P,
+            len: usize,
+            desc: P,
+            src: u64,
+            $($tag: u64, $ignore: u64,)?
+            context: P,
+        ) -> isize {
+            // SAFETY: as for `entries`.
+            let posted = at_once(|| unsafe {
+                let iov = one(buf, len);
+                let recv = get(KIND, &iov, src, [$($tag, $ignore,)? 0, 0], context);
+                EpObject::of(at).is_ok_and(|it| it.ep.recv_at_once(recv))
+            });
+            match posted {
+                Some(true) => 0,
+                // SAFETY: as this call.
+                Some(false) => unsafe {
+                    recv_rest(at, buf, len, desc, src, $($tag, $ignore,)? context)
+                },
+                None => PANICKED,
+            }
+        }
+
         entries! {
-            recv(buf: P, len: usize, _desc: P, src: u64, $($tag: u64, $ignore: u64,)? context: P)
+            #[inline(never)]
+            recv_rest(
+                buf: P, len: usize, _desc: P, src: u64, $($tag: u64, $ignore: u64,)? context: P
+            )
                 |ep| ep.recv(get(KIND, &one(buf, len), src, [$($tag, $ignore,)? 0, 0], context));
             recvv(
                 iov: *const Iovec, _desc: *mut P, count: usize,
