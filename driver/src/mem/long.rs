@@ -6,7 +6,7 @@
 //!
 //! | from one to the other a line takes | in one | in pieces |
 //! |---|---|---|
-//! | 50 to 60 ns: they share a cache | 85 or 220, by process | 200 to 240 |
+//! | 50 to 60 ns: they share a cache | 85 or 220, by run | 200 to 240 |
 //! | 140 to 500 ns | 35 to 55 | 15 to 18 |
 //!
 //! The slower half of "in one" is the writer's time: the reader leaves him lines that take long to
