@@ -243,14 +243,7 @@ impl CqInner {
             core.leave();
             return None;
         }
-        let read = match core.node().cq_take(self.id, 1, put) {
-            None => self.still_none(&mut core),
-            Some(0) => self.why_none(&mut core),
-            Some(n) => {
-                core.found();
-                Ok(n)
-            }
-        };
+        let read = self.cqes_after_turn(&mut core, 1, put);
         Some(leave(core, read))
     }
 
@@ -277,6 +270,17 @@ impl CqInner {
     #[inline(always)]
     fn cqes_of_turn(&self, core: &mut Core, most: usize, put: impl FnMut(&Cqe)) -> Result<usize> {
         core.turn_here_if_manual(&self.dom);
+        self.cqes_after_turn(core, most, put)
+    }
+
+    /// Takes entries, for which the loop has just been turned.
+    #[inline(always)]
+    fn cqes_after_turn(
+        &self,
+        core: &mut Core,
+        most: usize,
+        put: impl FnMut(&Cqe),
+    ) -> Result<usize> {
         match core.node().cq_take(self.id, most, put) {
             None => self.still_none(core),
             Some(0) => self.why_none(core),
