@@ -3,8 +3,7 @@
 use std::marker::PhantomData;
 
 use crate::mem::{
-    FEW, IoBuf, SHORT, Span, copy_four, copy_inline, copy_inline_32, copy_received, copy_short,
-    crc32c_of_raw,
+    FEW, IoBuf, SHORT, Span, copy_four, copy_inline, copy_inline_32, copy_short, crc32c_of_raw,
 };
 
 /// Bytes of destination, source and EtherType that start every frame.
@@ -377,14 +376,14 @@ impl<'a> RxFrame<'a> {
     }
 }
 
-/// [`copy_received`], not inlined.
+/// [`copy_short`], not inlined.
 ///
 /// # Safety
 /// As there.
 #[inline(never)]
 unsafe fn copy_any(src: *const u8, dst: *mut u8, len: usize) {
     // SAFETY: passed on.
-    unsafe { copy_received(src, dst, len) }
+    unsafe { copy_short(src, dst, len) }
 }
 
 #[cfg(test)]

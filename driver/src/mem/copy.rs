@@ -1,14 +1,11 @@
 //! Copying few bytes without a call.
 
-use std::ptr;
-
-use super::LONG;
 use super::long::copy_long;
 
 /// Most bytes that [`copy_short`] copies without a call.
 pub(crate) const SHORT: usize = 128;
 
-/// Copies `len` bytes like [`ptr::copy_nonoverlapping`], up to [`SHORT`] of them inline.
+/// Copies `len` bytes like [`std::ptr::copy_nonoverlapping`], up to [`SHORT`] of them inline.
 ///
 /// # Safety
 /// As `copy_nonoverlapping`: `len` bytes are readable at `src` and writable at `dst`, and the two
@@ -19,25 +16,9 @@ pub(crate) unsafe fn copy_short(src: *const u8, dst: *mut u8, len: usize) {
     // SAFETY: the caller's promise, for all lengths.
     unsafe {
         if len > SHORT {
-            ptr::copy_nonoverlapping(src, dst, len);
-        } else {
-            copy_inline(src, dst, len);
-        }
-    }
-}
-
-/// [`copy_short`] for what may lie in another processor's cache, as received frames do.
-///
-/// # Safety
-/// As `copy_short`.
-#[inline(always)]
-pub(crate) unsafe fn copy_received(src: *const u8, dst: *mut u8, len: usize) {
-    // SAFETY: the caller's promise, for all lengths.
-    unsafe {
-        if len > LONG {
             copy_long(src, dst, len);
         } else {
-            copy_short(src, dst, len);
+            copy_inline(src, dst, len);
         }
     }
 }

@@ -10,7 +10,7 @@ mod scratch;
 mod span;
 
 pub use arena::{Arena, ArenaError, Block, Hugepages};
-pub(crate) use copy::{SHORT, copy_four, copy_inline, copy_inline_32, copy_received, copy_short};
+pub(crate) use copy::{SHORT, copy_four, copy_inline, copy_inline_32, copy_short};
 pub(crate) use crc::crc32c_of_raw;
 pub use few::{FEW, Few};
 pub use scratch::Scratch;
@@ -45,8 +45,7 @@ pub fn prefetch(p: *const u8) {
     let _ = p;
 }
 
-/// Bytes above which a received frame is fetched before it is looked at, and its copy thought
-/// about.
+/// Bytes above which a received frame is fetched before it is looked at.
 const LONG: usize = PAGE;
 
 const PAGE: usize = 4096;
@@ -68,11 +67,14 @@ pub(crate) fn prefetch_long(p: *const u8, len: usize) {
 #[inline(never)]
 fn prefetch_pages(p: *const u8, len: usize) {
     let ask = |at: usize, bytes: usize| {
-        (at..len.min(at + bytes)).step_by(64).for_each(|at| prefetch(p.wrapping_add(at)));
+        (0..bytes).step_by(64).for_each(|line| prefetch(p.wrapping_add(at + line)));
     };
-    ask(0, 32 * 64);
-    let first_page = PAGE - p.addr() % PAGE;
-    (first_page..len).step_by(PAGE).for_each(|at| ask(at, PAGE_START));
+    ask(0, PAGE / 2);
+    let mut at = PAGE - p.addr() % PAGE;
+    while at + PAGE_START <= len {
+        ask(at, PAGE_START);
+        at += PAGE;
+    }
 }
 
 /// As [`prefetch`], and takes the line away from other processors, so that it can be written.

@@ -401,7 +401,7 @@ impl IoBuf {
             assert!(offset <= self.len && len <= self.len - offset, "copy outside the lent memory");
             // SAFETY: one span holds all `self.len` bytes, so `offset + len` is inside it; the
             // caller vouches for `src`.
-            unsafe { super::copy_received(src, self.spans()[0].base.wrapping_add(offset), len) };
+            unsafe { super::copy_short(src, self.spans()[0].base.wrapping_add(offset), len) };
             return;
         }
         // SAFETY: `each` calls with `n` writable bytes at `piece` (the lender's promise) and with
