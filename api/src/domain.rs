@@ -279,7 +279,7 @@ fn node_settings(settings: &Settings) -> std::result::Result<NodeSettings, OpenE
     node.t_dead_ns = u64::try_from(settings.t_dead.as_nanos()).unwrap_or(u64::MAX);
     let set = |to: &mut usize, from: Option<usize>| *to = from.unwrap_or(*to);
     node.coll.force = settings.coll;
-    set(&mut node.eager_max, settings.eager_max);
+    node.eager_max = settings.eager_max;
     set(&mut node.peer_max, settings.peer_max);
     set(&mut node.unexpected_bytes, settings.unexpected_bytes);
     set(&mut node.tx_wr_max, settings.tx_max);

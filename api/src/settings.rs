@@ -68,8 +68,8 @@ pub struct Settings {
     /// What the progress thread does when idle (`BAREWIRE_IDLE`: `spin`, `yield`, `sleep`).
     pub idle: Idle,
     /// Longest message sent without asking the receiver, bytes (`BAREWIRE_EAGER_MAX`). Default:
-    /// the dataplane's, 16 KiB. Larger spares a round trip and costs the receiver a copy when no
-    /// receive is posted.
+    /// the dataplane's, 64 KiB where a frame holds 8 KiB, else 16 KiB. Larger spares a round trip
+    /// and costs the receiver a copy when no receive is posted.
     pub eager_max: Option<usize>,
     /// Peers known at once (`BAREWIRE_PEER_MAX`). Default: the dataplane's, 4,096.
     pub peer_max: Option<usize>,
@@ -128,7 +128,7 @@ pub const VARIABLES: &[(&str, &str, &str)] = &[
     ("BAREWIRE_THREADING", "safe or domain", "safe"),
     ("BAREWIRE_CPU", "processor of the progress thread", "any"),
     ("BAREWIRE_IDLE", "spin, yield or sleep", "yield"),
-    ("BAREWIRE_EAGER_MAX", "bytes sent without asking the receiver", "16384"),
+    ("BAREWIRE_EAGER_MAX", "bytes sent without asking", "65536; MTU below 8192: 16384"),
     ("BAREWIRE_PEER_MAX", "peers known at once", "4096"),
     ("BAREWIRE_UNEXPECTED_BYTES", "memory for unexpected messages", "268435456"),
     ("BAREWIRE_TX_MAX", "operations in flight", "4096"),

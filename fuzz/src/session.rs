@@ -137,7 +137,7 @@ impl Side {
             incarnation: 101 + i as u64,
             seed: 7 + i as u64,
             t_dead_ns: T_DEAD_NS,
-            eager_max: 2000,
+            eager_max: Some(2000),
             peer_max: 4,
             tx_wr_max: 12,
             rx_wr_max: 12,

@@ -220,7 +220,7 @@ fn x50_two_worlds() {
 #[test]
 fn x51_peek_claim_discard() {
     let p = Pair::default();
-    for (n, len) in [(0, 40), (1, 40), (2, 40), (3, 60_000), (4, 60_000)] {
+    for (n, len) in [(0, 40), (1, 40), (2, 40), (3, 70_000), (4, 70_000)] {
         p.a.ep.tsend(buf(len, n), p.a.peer, n, n).unwrap();
     }
     p.settle();
@@ -238,11 +238,11 @@ fn x51_peek_claim_discard() {
     assert_eq!(p.error_at_b().err, Error::NoMsg);
     let twice = p.b.ep.trecvmsg(tagged((), FI_ADDR_UNSPEC, 2, 99), OpFlags::CLAIM);
     assert_eq!(refusal(twice, 0).fi_errno(), errno::FI_EINVAL, "nothing is claimed as 99");
-    assert_eq!(peek(3, 73, OpFlags::CLAIM).len, 60_000);
-    p.b.ep.trecvmsg(tagged(Buf::zeroed(60_000), FI_ADDR_UNSPEC, 3, 73), OpFlags::CLAIM).unwrap();
+    assert_eq!(peek(3, 73, OpFlags::CLAIM).len, 70_000);
+    p.b.ep.trecvmsg(tagged(Buf::zeroed(70_000), FI_ADDR_UNSPEC, 3, 73), OpFlags::CLAIM).unwrap();
     let got = p.at_b();
     assert_eq!((got.op_context, got.tag), (73, 3));
-    assert!(got.bytes() == &pattern(60_000, 3)[..]);
+    assert!(got.bytes() == &pattern(70_000, 3)[..]);
     p.b.ep.trecvmsg(tagged(Buf::zeroed(40), FI_ADDR_UNSPEC, 1, 71), OpFlags::CLAIM).unwrap();
     assert_eq!(p.at_b().bytes(), pattern(40, 1));
     let again = p.b.ep.trecvmsg(tagged((), FI_ADDR_UNSPEC, 1, 71), OpFlags::CLAIM);

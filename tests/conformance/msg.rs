@@ -8,9 +8,9 @@ use barewire_driver::port::Port;
 
 use crate::harness::*;
 
-/// Sizes around every limit: inject 256, the loopback's frame of 9,000 bytes, eager 16 KiB, and
+/// Sizes around every limit: inject 256, the loopback's frame of 9,000 bytes, eager 64 KiB, and
 /// one that is pulled in several pieces.
-const SIZES: &[usize] = &[0, 1, 255, 256, 257, 8_950, 8_999, 9_000, 9_001, 16_383, 16_384, 16_385];
+const SIZES: &[usize] = &[0, 1, 255, 256, 257, 8_950, 8_999, 9_000, 9_001, 65_535, 65_536, 65_537];
 
 /// M1, M4: one message for one posted buffer, whole, of any length; the completion says how long it
 /// was and gives the buffers back. The same when the message comes first.
@@ -65,7 +65,7 @@ fn m2_m5_lists_are_one_message() {
     let cuts: [(&[usize], &[usize]); 4] = [
         (&[1, 0, 99, 1], &[50, 51]),
         (&[101], &[0, 1, 0, 100]),
-        (&[9_000, 1, 20_000], &[14_500, 14_501]),
+        (&[9_000, 1, 80_000], &[44_500, 44_501]),
         (&[1; 8], &[2, 2, 2, 2]),
     ];
     for (from, to) in cuts {
@@ -402,7 +402,7 @@ fn mb1_mb2_mb5_x56_messages_are_announced() {
     let p = buffered();
     assert_eq!(p.b.ep.getopt(FI_OPT_BUFFERED_MIN), Ok(64));
     assert_eq!(p.b.ep.getopt(FI_OPT_BUFFERED_LIMIT), Ok(128));
-    for len in [0, 32, 50_000] {
+    for len in [0, 32, 50_000, 90_000] {
         p.a.ep.senddata(buf(len, 1), 9, p.a.peer, 1).unwrap();
         let told = p.at_b();
         assert!(told.flags.contains(CqFlags::BUFFERED_RECV | CqFlags::RECV | CqFlags::MSG));

@@ -145,8 +145,8 @@ fn forged_frames_change_nothing_but_counters() {
         }
         let after = b.state(third);
         assert!(quiet == after, "after {sent} frames: {quiet:?} became {after:?}");
-        message(&mut a, &mut b, [8, 5000, 40_000][sent % 3]);
-        message(&mut b, &mut a, [8, 5000, 40_000][sent % 3]);
+        message(&mut a, &mut b, [8, 5000, 70_000][sent % 3]);
+        message(&mut b, &mut a, [8, 5000, 70_000][sent % 3]);
     }
     let seen = b.engine.node().counters().rx_frames - before;
     assert!(seen > FRAMES as u64, "{seen} of {sent} frames came");

@@ -218,7 +218,8 @@ impl Traffic {
         while self.sends.len() < WINDOW {
             let len = match self.rng.below(10) {
                 0..6 => self.rng.below(300) as usize,
-                6..9 => self.rng.below(20_000) as usize,
+                6..8 => self.rng.below(20_000) as usize,
+                8 => self.rng.below(100_000) as usize,
                 _ => self.rng.below(LONGEST as u64) as usize,
             };
             let mut flags = OpFlags::empty();

@@ -96,7 +96,7 @@ impl NodePlan {
             incarnation,
             seed,
             t_dead_ns: self.t_dead_ns,
-            eager_max: self.eager_max,
+            eager_max: Some(self.eager_max),
             peer_max: self.peer_max,
             tx_wr_max: self.tx_wr_max,
             rx_wr_max: self.rx_wr_max,

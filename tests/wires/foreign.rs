@@ -119,7 +119,7 @@ fn what_is_on_the_wire_is_what_the_dissector_knows() {
     }
     std::thread::sleep(Duration::from_millis(500));
     there_and_back(&nodes, [AFPACKET; 2], |mtu| {
-        vec![0, 1, 2, 12, 13, 64, 256, 257, mtu - 38, mtu, mtu + 1, 16_385, 40_000]
+        vec![0, 1, 2, 12, 13, 64, 256, 257, mtu - 38, mtu, mtu + 1, 16_385, 70_000]
     });
     std::thread::sleep(Duration::from_millis(500));
     nix::sys::signal::kill(
@@ -166,8 +166,9 @@ fn stray_datagrams_change_only_counters() {
     let Some(nodes) = or_skip(Nodes::pair(1500)) else { return };
     let port = "udp:fab0:50000";
     let mut noise = start(&nodes, 1, "datagrams", UDP);
-    let counts =
-        there_and_back(&nodes, [port; 2], |mtu| [0, 1, 256, mtu, mtu + 1, 20_000].repeat(8));
+    let counts = there_and_back(&nodes, [port; 2], |mtu| {
+        [0, 1, 256, mtu, mtu + 1, 20_000, 70_000].repeat(8)
+    });
     noise.say("END");
     noise.answer("SENT");
     noise.finish();

@@ -66,9 +66,12 @@ impl Node {
         }
     }
 
-    /// The long way, for every frame that the short one leaves.
+    /// The long way, for every frame that the short ones leave.
     #[inline(never)]
     pub(super) fn on_frame_long(&mut self, now: Instant, frame: &RxFrame<'_>) {
+        if self.take_piece(now, frame) {
+            return;
+        }
         let base = match Base::parse(frame) {
             Ok(base) => base,
             Err(err) => return self.on_malformed(now, frame, err),
@@ -565,7 +568,7 @@ impl Node {
 
     /// `n` packets in order have been dealt with.
     #[inline]
-    fn took(&mut self, now: Instant, p: u32, n: u32) {
+    pub(super) fn took(&mut self, now: Instant, p: u32, n: u32) {
         let every = if self.lossless { ACK_EVERY_LOSSLESS } else { ACK_EVERY };
         let lossless = self.lossless;
         let peer = &mut self.peers[p];

@@ -21,12 +21,14 @@ mod rma_out;
 mod sep;
 mod session;
 mod short;
+mod short_piece;
 mod short_rma;
 mod short_target;
 mod srx;
 mod stats;
 #[cfg(test)]
 mod tests;
+mod train;
 mod twin;
 
 use std::collections::{HashMap, VecDeque};
@@ -77,8 +79,9 @@ pub struct NodeSettings {
     /// Silence after which a peer that owes us something is dead, nanoseconds. Default 5 s; 100 ms
     /// at least. A dead peer's operations end within 1.1 times this.
     pub t_dead_ns: u64,
-    /// Longest message sent without asking, bytes, in as many frames as it takes. Default 16 KiB.
-    pub eager_max: usize,
+    /// Longest message sent without asking, bytes, in as many frames as it takes; 1 MiB at most.
+    /// Default: 64 KiB where a frame holds 8 KiB, else 16 KiB.
+    pub eager_max: Option<usize>,
     /// Peers known at once. Default 4,096; a peer costs at most 512 bytes while idle.
     pub peer_max: usize,
     /// Transmit operations in flight, all endpoints together. Default 4,096.
@@ -110,9 +113,17 @@ impl NodeSettings {
         check((1..=Node::PEER_MAX).contains(&self.peer_max), "peer_max must be 1 to 2^20")?;
         check(self.tx_wr_max > 0 && self.rx_wr_max > 0, "request tables must not be empty")?;
         check(self.unexpected_bytes >= 64 * UNIT, "unexpected_bytes must be at least 16 KiB")?;
-        check(self.eager_max <= 1 << 20, "eager_max must be at most 1 MiB")?;
+        check(self.eager_max.is_none_or(|max| max <= 1 << 20), "eager_max must be at most 1 MiB")?;
         check(self.mr_max <= mr::MR_MAX, "mr_max must be at most 2^20")?;
         check(self.pull_window > 0, "pull_window must not be 0").map(|()| self)
+    }
+
+    /// Longest message that leaves unasked in one frame, if that holds it, and in several, on a
+    /// port with this MTU. To ask costs three frames and a round trip, not to ask 16 bytes more in
+    /// each frame.
+    fn eager_max(&self, mtu: usize) -> [usize; 2] {
+        let max = self.eager_max.unwrap_or(if mtu >= 8 << 10 { 64 << 10 } else { 16 << 10 });
+        [max.max(4096), max]
     }
 }
 
@@ -122,7 +133,7 @@ impl Default for NodeSettings {
             incarnation: 0,
             seed: 0,
             t_dead_ns: 5_000_000_000,
-            eager_max: 16 << 10,
+            eager_max: None,
             peer_max: 4096,
             tx_wr_max: 4096,
             rx_wr_max: 16384,
@@ -421,8 +432,8 @@ pub struct Node {
     pub(crate) lossless: bool,
     pub(crate) crc: bool,
     pub(crate) rto_floor_ns: u64,
-    /// Longest message that leaves in one frame unasked, if the frame holds it.
-    pub(crate) eager_one: usize,
+    /// Longest message that leaves in one frame unasked, if the frame holds it, and in several.
+    pub(crate) eager_max: [usize; 2],
 
     pub(crate) peers: Slab<Peer>,
     pub(crate) by_mac: HashMap<MacAddr, u32>,
@@ -551,7 +562,7 @@ impl Node {
             lossless: caps.lossless,
             crc: s.crc.unwrap_or(!caps.lossless),
             rto_floor_ns: caps.rto_floor_ns.max(1_000),
-            eager_one: s.eager_max.max(4096),
+            eager_max: s.eager_max(mtu),
             peers: Slab::with_large_pages(s.peer_max),
             by_mac: HashMap::with_capacity(s.peer_max.min(4096)),
             evict_hand: 0,

@@ -1,8 +1,10 @@
 //! Operations in flight: what was posted and is not yet complete.
 
+use barewire_driver::frame::Body;
 use barewire_driver::mem::{IoBuf, Span};
 use bitflags::bitflags;
 
+use super::Inject;
 use super::rma::RmaList;
 use crate::proto::atomic;
 use crate::proto::blocks::Chain;
@@ -114,6 +116,21 @@ impl TxWr {
 }
 
 impl TxWr {
+    /// `len` bytes at `offset` of its memory: what it was injected with, or what it was lent.
+    #[inline]
+    pub(super) fn body<'a>(
+        &self,
+        (inject, lent): (&'a Inject, &'a IoBuf),
+        offset: usize,
+        len: usize,
+    ) -> Body<'a> {
+        if self.flags.contains(WrFlags::INJECTED) {
+            Body::Bytes(&inject[offset..offset + len])
+        } else {
+            Body::Io { buf: lent, offset, len }
+        }
+    }
+
     /// The buffer of a packet of several messages.
     #[inline]
     pub(super) fn pack_buf(&self) -> usize {

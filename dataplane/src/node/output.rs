@@ -9,11 +9,12 @@ use barewire_driver::port::Tx;
 
 use super::ops::WrFlags;
 use super::peer::{Peer, State, ack_time};
+use super::train::Train;
 use super::{AnySink, FrameSink, Node};
 use crate::plant::{Bug, planted};
 use crate::proto::blocks::units;
 use crate::rel::psn::Psn;
-use crate::rel::sent::{BodyRef, Sent};
+use crate::rel::sent::{BodyRef, OP_MAX, Sent};
 use crate::slab::NONE;
 use crate::types::Instant;
 use crate::wire::{
@@ -303,12 +304,20 @@ impl Node {
 
     /// Messages and pulled data by turns. False if there is more and the window is open.
     fn serve_messages(&mut self, now: Instant, p: u32, out: &mut dyn FrameSink) -> bool {
+        let begun = self.peers[p].snd.nxt;
         for _ in 0..TURN {
             let peer = &self.peers[p];
             let (message, data, job) = (peer.txq.head, peer.dataq.head, peer.jobq.head);
             if message == NONE && data == NONE && job == NONE || !peer.snd.open() {
                 return true;
             }
+            let left = TURN as i32 - peer.snd.nxt.since(begun);
+            if left <= 0 {
+                return false;
+            }
+            // Whoever is alone need not wait between its packets.
+            let alone = [message, data, job].into_iter().filter(|&head| head != NONE).count() == 1;
+            let most = if alone { left as usize } else { 1 };
             if job != NONE {
                 if let Step::Full = self.send_job(now, p, job, out) {
                     return false;
@@ -318,14 +327,14 @@ impl Node {
                 }
             }
             if data != NONE {
-                match self.send_data(now, p, data, out) {
+                match self.send_data(now, (p, data), most, out) {
                     Step::Sent => {}
                     Step::Wait => return true,
                     Step::Full => return false,
                 }
             }
             if message != NONE && self.peers[p].snd.open() {
-                match self.send_message(now, p, message, out) {
+                match self.send_message(now, (p, message), most, out) {
                     Step::Sent => {}
                     Step::Wait if data == NONE && job == NONE => return true,
                     Step::Wait => {}
@@ -336,8 +345,15 @@ impl Node {
         false
     }
 
-    /// Sends the next packet of the message at the head of the queue.
-    fn send_message(&mut self, now: Instant, p: u32, w: u32, out: &mut dyn FrameSink) -> Step {
+    /// Sends the next packet of the message at the head of the queue, or the next of its pieces, at
+    /// most `most`.
+    fn send_message(
+        &mut self,
+        now: Instant,
+        (p, w): (u32, u32),
+        most: usize,
+        out: &mut dyn FrameSink,
+    ) -> Step {
         let wr = &self.tx[w];
         let peer = &self.peers[p];
         // What went the short way stands in no list.
@@ -352,7 +368,7 @@ impl Node {
             return self.send_group(now, p, w, out);
         }
         if wr.sent > 0 {
-            return self.send_piece(now, p, w, out);
+            return self.send_pieces(now, (p, w), most, out);
         }
         let cost = units(wr.len);
         let credits = self.peers[p].credits();
@@ -360,7 +376,7 @@ impl Node {
         let whole = self.payload_max(p, MsgOp::LEN + imm);
         let small = wr.len <= whole as u64;
         let pull = wr.flags.contains(WrFlags::MATCH)
-            || wr.len > (self.settings.eager_max as u64).max(if small { 4096 } else { 0 });
+            || wr.len > self.eager_max[usize::from(!small)] as u64;
         if credits == 0 {
             return Step::Wait;
         }
@@ -370,7 +386,7 @@ impl Node {
         } else if pull || short {
             self.send_announcement(now, p, w, out)
         } else if !small {
-            self.send_piece(now, p, w, out)
+            self.send_pieces(now, (p, w), most, out)
         } else if wr.len <= PACK_MSG_MAX && wr.queue.next != NONE && self.can_pack(w) {
             self.send_pack(now, p, out)
         } else {
@@ -434,37 +450,39 @@ impl Node {
         Step::Sent
     }
 
-    /// The next piece of a message that takes several packets.
-    fn send_piece(&mut self, now: Instant, p: u32, w: u32, out: &mut dyn FrameSink) -> Step {
+    /// The next pieces of a message that takes several packets, at most `most`.
+    fn send_pieces(
+        &mut self,
+        now: Instant,
+        (p, w): (u32, u32),
+        most: usize,
+        out: &mut dyn FrameSink,
+    ) -> Step {
         let wr = &self.tx[w];
+        // It has the remote CQ data, and is what the message is charged for.
         let first = wr.sent == 0;
-        let imm = (first && wr.flags.contains(WrFlags::IMM)).then_some(wr.data);
-        let room = self.payload_max(p, MsgMOp::LEN + imm.map_or(0, |_| wire::IMM_LEN));
-        let len = (wr.len - wr.sent).min(room as u64);
-        let mut op = [0; 40];
+        let mut op = [0; OP_MAX];
         let op_len = MsgMOp {
             dst_ep: wr.dst_ep,
             rx_ctx: wr.rx_ctx,
             src_ep: wr.src_ep,
             tagged: wr.flags.contains(WrFlags::TAGGED),
-            imm,
+            imm: (first && wr.flags.contains(WrFlags::IMM)).then_some(wr.data),
             tag: wr.tag,
             msg_len: wr.len,
             offset: wr.sent,
         }
         .emit(&mut op);
-        let (total, offset) = (wr.len, wr.sent);
-        let body = BodyRef::Wr { wr: w, offset, len: len as u32 };
-        let keep = self.keeps(w);
-        let packet = self.data_packet(p, Ty::MsgM, &op[..op_len], body, w, keep);
-        if keep && !self.can_keep() || !self.send_numbered(now, p, packet, keep, out) {
+        let (offset_at, end, keep) = (MsgMOp::OFFSET_AT, wr.len, self.keeps(w));
+        let mut train = Train { ty: Ty::MsgM, op, op_len, offset_at, end, keep };
+        let most = if first { 1 } else { most };
+        if let Step::Full = self.send_train(now, (p, w), &mut train, most, out) {
             return Step::Full;
         }
         if first {
-            self.charge(p, units(total), keep);
+            self.charge(p, units(end), keep);
         }
-        self.tx[w].sent = offset + len;
-        if offset + len == total {
+        if self.tx[w].sent == end {
             self.all_sent(p, w);
         }
         Step::Sent
@@ -505,26 +523,28 @@ impl Node {
         Step::Sent
     }
 
-    /// The next piece of what the receiver asked for.
-    fn send_data(&mut self, now: Instant, p: u32, w: u32, out: &mut dyn FrameSink) -> Step {
+    /// The next pieces of what the receiver asked for, at most `most`.
+    fn send_data(
+        &mut self,
+        now: Instant,
+        (p, w): (u32, u32),
+        most: usize,
+        out: &mut dyn FrameSink,
+    ) -> Step {
         let wr = &self.tx[w];
         if wr.ep == NONE {
             return self.send_withdrawal(now, p, w, out);
         }
-        let room = self.payload_max(p, DataOp::LEN);
-        let len = (wr.asked - wr.sent).min(room as u64);
-        let mut op = [0; 16];
-        let offset = wr.sent;
-        let op_len = DataOp { dst_op: wr.pull_op, dst_gen: wr.pull_gen, offset }.emit(&mut op);
-        let body = BodyRef::Wr { wr: w, offset, len: len as u32 };
-        let keep = !self.lossless;
-        let packet = self.data_packet(p, Ty::Data, &op[..op_len], body, w, false);
-        if keep && !self.can_keep() || !self.send_numbered(now, p, packet, keep, out) {
+        let mut op = [0; OP_MAX];
+        let data = DataOp { dst_op: wr.pull_op, dst_gen: wr.pull_gen, offset: wr.sent };
+        let op_len = data.emit(&mut op);
+        let (offset_at, end, keep) = (DataOp::OFFSET_AT, wr.asked, !self.lossless);
+        let mut train = Train { ty: Ty::Data, op, op_len, offset_at, end, keep };
+        if let Step::Full = self.send_train(now, (p, w), &mut train, most, out) {
             return Step::Full;
         }
         let wr = &mut self.tx[w];
-        wr.sent += len;
-        if wr.sent == wr.asked {
+        if wr.sent == end {
             wr.flags.remove(WrFlags::IN_DATAQ);
             self.peers[p].dataq.remove(&mut self.tx, w);
         }
@@ -748,21 +768,12 @@ impl Node {
             return false;
         }
         let peer = &mut self.peers[p];
-        let first = peer.snd.is_empty();
-        if peer.snd.in_flight() == 0 {
-            peer.probe_at = now;
-        }
-        let psn = peer.snd.number();
+        let psn = peer.number(now);
         if keep {
             let Packet { ty, op, body, wr, .. } = packet;
             let entry = |_| Sent::new(psn, ty, op, body, wr, now);
             let idx = self.sent.alloc_with(entry).expect("a free slot was seen");
-            let peer = &mut self.peers[p];
-            peer.quiet = false;
-            peer.snd.push(&mut self.sent, idx);
-            if first {
-                peer.begin_flight(now);
-            }
+            peer.keep(now, &mut self.sent, idx);
             if wr != NONE {
                 self.tx[wr].unacked += 1;
             }
@@ -793,10 +804,7 @@ impl Node {
         match sent {
             Tx::Sent => {
                 self.counters.tx_frames += 1;
-                let peer = &mut self.peers[p];
-                if peer.rcv.is_empty() {
-                    (peer.owed, peer.ack_now) = (0, false);
-                }
+                self.peers[p].carried_ack();
             }
             Tx::Full => self.blocked = true,
             // Nobody is there to miss it, and nobody here waits for it.
@@ -814,19 +822,8 @@ impl Node {
     /// What a packet to `peer` with a payload of `plen` bytes starts with.
     #[inline]
     fn base(&self, peer: &Peer, packet: &Packet<'_>, plen: usize) -> Base {
-        Base {
-            dst: peer.mac(),
-            src: self.mac,
-            ty: packet.ty,
-            ar: packet.ar,
-            rtx: packet.rtx,
-            crc: self.crc,
-            dst_sid: peer.remote_sid,
-            psn: packet.psn,
-            cack: peer.rcv_nxt,
-            grant: peer.granted as u16,
-            plen: plen as u16,
-        }
+        let Packet { ty, psn, ar, rtx, .. } = *packet;
+        Base { psn, ar, rtx, plen: plen as u16, ..peer.base(self.mac, self.crc, ty) }
     }
 
     /// A frame to ourselves: bytes that [`transmit`](Self::transmit) gives to `on_frame`.
@@ -862,13 +859,8 @@ impl Node {
         match body {
             BodyRef::None => Body::Bytes(&[]),
             BodyRef::Wr { wr, offset, len } => {
-                let (offset, len) = (offset as usize, len as usize);
-                let request = &self.tx[wr];
-                if request.flags.contains(WrFlags::INJECTED) {
-                    Body::Bytes(&self.inject[wr as usize][offset..offset + len])
-                } else {
-                    Body::Io { buf: &self.send_bufs[wr as usize], offset, len }
-                }
+                let memory = (&self.inject[wr as usize], &self.send_bufs[wr as usize]);
+                self.tx[wr].body(memory, offset as usize, len as usize)
             }
             BodyRef::Operands { wr, offset, len } => {
                 Body::Bytes(self.operands(wr, offset as usize, len as usize))

@@ -22,10 +22,10 @@ use crate::proto::blocks::UNIT;
 use crate::rel::psn::Psn;
 use crate::rel::rtt::Rtt;
 use crate::rel::sack::RcvBitmap;
-use crate::rel::sent::{SendWindow, WINDOW};
+use crate::rel::sent::{SendWindow, SentPool, WINDOW};
 use crate::slab::{List, NONE, Queue, Slab};
 use crate::types::{FI_ADDR_UNSPEC, FiAddr, Instant};
-use crate::wire::{PlainMsg, mac_word};
+use crate::wire::{Base, PlainMsg, Ty, mac_word};
 
 /// Bits of a session name that are the peer's index; the rest is a generation.
 pub(crate) const SLOT_BITS: u32 = 20;
@@ -329,6 +329,52 @@ impl Peer {
     pub(crate) fn mac(&self) -> MacAddr {
         let [a, b, c, d, e, f, ..] = self.word.to_le_bytes();
         MacAddr([a, b, c, d, e, f])
+    }
+
+    /// What every packet of type `ty` to the peer starts with, from station `src`, with a checksum
+    /// if `crc`; its number, if it has one, is the next.
+    #[inline]
+    pub(crate) fn base(&self, src: MacAddr, crc: bool, ty: Ty) -> Base {
+        Base {
+            dst: self.mac(),
+            src,
+            ty,
+            ar: false,
+            rtx: false,
+            crc,
+            dst_sid: self.remote_sid,
+            psn: self.snd.nxt,
+            cack: self.rcv_nxt,
+            grant: self.granted as u16,
+            plen: 0,
+        }
+    }
+
+    /// A packet has gone out, and with it the acknowledgement of all that came, if none is early.
+    #[inline]
+    pub(crate) fn carried_ack(&mut self) {
+        if self.rcv.is_empty() {
+            (self.owed, self.ack_now) = (0, false);
+        }
+    }
+
+    /// Numbers the packet that has just gone out.
+    #[inline]
+    pub(crate) fn number(&mut self, now: Instant) -> Psn {
+        if self.snd.in_flight() == 0 {
+            self.probe_at = now;
+        }
+        self.snd.number()
+    }
+
+    /// Keeps the packet numbered last, whose entry is `idx`.
+    #[inline]
+    pub(crate) fn keep(&mut self, now: Instant, sent: &mut SentPool, idx: u32) {
+        if self.snd.is_empty() {
+            self.begin_flight(now);
+        }
+        self.snd.push(sent, idx);
+        self.quiet = false;
     }
 
     /// A packet goes out, and none was in flight.

@@ -132,7 +132,7 @@ impl Node {
         if !ep.may_send[usize::from(tagged)]
             || USUAL && ep.tx_cntr != NONE
             || !allowed.contains(req.flags)
-            || len > UNIT && (USUAL || len > one_max(req.flags, self.eager_one))
+            || len > UNIT && (USUAL || len > one_max(req.flags, self.eager_max[0]))
             || ep.tx_used >= ep.tx_size
         {
             return None;

@@ -270,7 +270,7 @@ fn stream_survives_the_loss_of_every_fifth_frame() {
     pair.drop = 5;
     let mut looks = Vec::new();
     for i in 0..60 {
-        let len = [10, 1000, 5000, 40_000][i % 4];
+        let len = [10, 1000, 5000, 40_000, 70_000][i % 5];
         let (buf, look) = shared(len);
         looks.push((look, len));
         pair.recv(1, buf, 9, OpFlags::empty(), i as u64).unwrap();
@@ -395,7 +395,7 @@ fn both_ways(lossless: bool, drop: usize, dup: usize) {
         (pair.short, pair.drop, pair.dup, pair.scatter) = (short, drop, dup, true);
         let (mut seen, mut looks) = (Vec::new(), Vec::new());
         for round in 0..600_usize {
-            let len = [0, 1, 64, 256, 257, 4096, 8900, 9000, 20_000][round % 9];
+            let len = [0, 1, 64, 256, 257, 4096, 8900, 9000, 20_000, 70_000][round % 10];
             let flags = [
                 OpFlags::empty(),
                 OpFlags::REMOTE_CQ_DATA,

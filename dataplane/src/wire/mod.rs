@@ -38,7 +38,9 @@ pub use nop::NopOp;
 pub use op::{Op, frame};
 pub use open::OpenOp;
 pub use pack::{PackOp, PackRecords, record_len};
-pub use plain::{Asked, BaseOut, PlainAsk, PlainBase, PlainOp, PlainTold, PlainTy, Wanted};
+pub use plain::{
+    Asked, BaseOut, PlainAsk, PlainBase, PlainOp, PlainPiece, PlainTold, PlainTy, Wanted,
+};
 pub use rma::{AtomicOp, ReadOp, RemoteRange, RespOp, WriteOp};
 pub use rndv::{DataOp, EndOp, EndStatus, PullOp, RndvOp};
 pub use rst::{RstOp, RstReason};

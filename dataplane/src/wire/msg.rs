@@ -445,6 +445,9 @@ impl MsgMOp {
     /// Length without remote CQ data, bytes.
     pub const LEN: usize = 32;
 
+    /// Where `offset` stands, eight bytes.
+    pub const OFFSET_AT: usize = 24;
+
     /// Length in a frame with remote CQ data if there is any: 32 or 40.
     #[inline]
     pub fn op_len(&self) -> usize {
@@ -462,7 +465,7 @@ impl MsgMOp {
     /// # Errors
     /// As [`MsgOp::parse`] but `StrayLen`, and [`WireError::EmptyPiece`],
     /// [`WireError::PieceRange`], [`WireError::LateImm`].
-    #[inline]
+    #[inline(always)]
     pub fn parse(frame: &RxFrame<'_>, base: &Base) -> Result<Self, WireError> {
         let (op, msg_len, offset) = long_msg_at(frame)?;
         if base.plen == 0 {
@@ -494,7 +497,7 @@ impl MsgMOp {
         b.put8::<5>(self.rx_ctx);
         b.put64::<8>(self.tag);
         b.put64::<16>(self.msg_len);
-        b.put64::<24>(self.offset);
+        b.put64::<{ Self::OFFSET_AT }>(self.offset);
         let at = b.write(out);
         put_imm(out, at, self.imm)
     }
@@ -530,7 +533,7 @@ fn head_of<const N: usize>(
 
 /// The 32-byte header that MSGM and RNDV share: as a MSG with no record length, the message's
 /// length, and eight bytes that differ.
-#[inline]
+#[inline(always)]
 pub(super) fn long_msg_at(frame: &RxFrame<'_>) -> Result<(MsgOp, u64, u64), WireError> {
     let b = Bytes::<{ MsgMOp::LEN }>::op(frame)?;
     if b.u16::<6>() != 0 {

@@ -2,11 +2,13 @@
 //! the first time, without a checksum.
 
 use barewire_driver::frame::RxFrame;
+use barewire_driver::port::MacAddr;
 
 use super::base::{AR, plain};
 use super::rma::{END, LAST};
 use super::{
-    AckOp, AtomicOp, BASE_LEN, Bytes, HeadOut, PlainHead, ReadOp, RemoteRange, RespOp, Ty, WriteOp,
+    AckOp, AtomicOp, BASE_LEN, Base, Bytes, HeadOut, PlainHead, ReadOp, RemoteRange, RespOp, Ty,
+    WriteOp,
 };
 use crate::psn::Psn;
 
@@ -21,7 +23,7 @@ pub struct PlainBase {
     pub psn: Psn,
     /// The next PSN the sender expects.
     pub cack: Psn,
-    /// As [`Base::grant`](super::Base::grant).
+    /// As [`Base::grant`].
     pub grant: u16,
     /// Payload bytes.
     pub plen: u16,
@@ -46,6 +48,26 @@ pub enum PlainTold {
     Data,
     /// What was executed.
     Ack,
+}
+
+/// The types of packets that bring a piece of something longer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PlainPiece {
+    /// Of a message that comes by itself.
+    MsgM,
+    /// Of something that was asked for.
+    Data,
+}
+
+impl PlainPiece {
+    /// The type.
+    #[inline(always)]
+    pub fn ty(self) -> Ty {
+        match self {
+            Self::MsgM => Ty::MsgM,
+            Self::Data => Ty::Data,
+        }
+    }
 }
 
 /// What a packet is of a one-sided operation.
@@ -79,7 +101,7 @@ impl PlainBase {
 
     /// What a packet is, if it is one of the plain ones that this file knows and stands behind a
     /// message in the order of types. For any other, good or bad,
-    /// [`Base::parse`](super::Base::parse) tells.
+    /// [`Base::parse`] tells.
     #[inline(always)]
     pub fn ty(frame: &RxFrame<'_>) -> Option<PlainTy> {
         const ATOMIC: u32 = plain(Ty::Atomic, false);
@@ -117,6 +139,33 @@ impl PlainBase {
             ACK => Some(PlainTold::Ack),
             _ => None,
         }
+    }
+
+    /// A packet that brings a piece, with a checksum if `crc`, is sent for the first time and asks
+    /// for no acknowledgement; its payload lies within the frame, and its checksum is the caller's
+    /// to compare. `None` for any other, good or bad: [`Base::parse`] tells.
+    #[inline(always)]
+    pub fn piece(frame: &RxFrame<'_>, crc: bool) -> Option<(Self, PlainPiece)> {
+        let ty = u32::from_be_bytes(frame.chunk_at(12)?);
+        let piece = [PlainPiece::MsgM, PlainPiece::Data]
+            .into_iter()
+            .find(|piece| plain(piece.ty(), crc) == ty)?;
+        let plain = Self::parse(frame)?;
+        let end = plain.base(piece.ty(), crc).end(BASE_LEN + piece.ty().op_len());
+        (frame.len() >= end).then_some((plain, piece))
+    }
+
+    /// The same as [`Base::parse`] would have it, of a packet of type `ty` with a checksum if
+    /// `crc`.
+    #[inline(always)]
+    pub fn base(&self, ty: Ty, crc: bool) -> Base {
+        let Self { head, dst_sid, psn, cack, grant, plen } = *self;
+        let mac = |word: u64| {
+            let [a, b, c, d, e, f, ..] = word.to_le_bytes();
+            MacAddr([a, b, c, d, e, f])
+        };
+        let (dst, src, ar, rtx) = (mac(head.dst), mac(head.src), self.asks_ack(), false);
+        Base { dst, src, ty, ar, rtx, crc, dst_sid, psn, cack, grant, plen }
     }
 
     /// Whether it asks for an acknowledgement.

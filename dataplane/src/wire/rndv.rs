@@ -155,6 +155,9 @@ impl DataOp {
     /// Length in a frame, bytes.
     pub const LEN: usize = 16;
 
+    /// Where `offset` stands, eight bytes.
+    pub const OFFSET_AT: usize = 8;
+
     /// Where the payload starts in the frame.
     #[inline]
     pub fn payload_off(&self) -> usize {
@@ -165,7 +168,7 @@ impl DataOp {
     ///
     /// # Errors
     /// [`WireError::PieceRange`], [`WireError::OpTruncated`].
-    #[inline]
+    #[inline(always)]
     pub fn parse(frame: &RxFrame<'_>, base: &Base) -> Result<Self, WireError> {
         let b = Bytes::<{ Self::LEN }>::op(frame)?;
         let offset = b.u64::<8>();
@@ -184,7 +187,7 @@ impl DataOp {
         let mut b = Bytes::<{ Self::LEN }>::ZERO;
         b.put32::<0>(self.dst_op);
         b.put32::<4>(self.dst_gen);
-        b.put64::<8>(self.offset);
+        b.put64::<{ Self::OFFSET_AT }>(self.offset);
         b.write(out)
     }
 }

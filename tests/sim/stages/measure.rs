@@ -135,11 +135,11 @@ fn death(seed: u64) -> Result<(), String> {
     let peer = rig.peer(0, 1, if back { 2 } else { r.pick(&[0, 2]) });
     let count = r.range(1, 40);
     for i in 0..count {
-        let len = r.pick(&[0, 8, 300, 5000, 60_000]);
+        let len = r.pick(&[0, 8, 300, 5000, 60_000, 70_000]);
         let buf = rig.at(0).arena.take(len)?;
         ensure!(rig.send(0, peer, buf, i), "send {i} of {count} refused");
         if r.chance(0.5) {
-            let buf = rig.at(1).arena.take(60_000)?;
+            let buf = rig.at(1).arena.take(70_000)?;
             ensure!(rig.recv(1, None, buf, i), "receive {i} refused");
         }
     }

@@ -1,0 +1,65 @@
+//! The short way of the pieces of a long message: all but the first of one that comes by itself,
+//! and all of one that was asked for.
+//!
+//! As in `short`: first all questions, and nothing has changed if the answer is no.
+
+use barewire_driver::frame::RxFrame;
+
+use super::Node;
+use super::peer::{Inbound, slot_of};
+use super::recv::Verdict;
+use crate::types::Instant;
+use crate::wire::{DataOp, MsgMOp, PlainBase, PlainPiece, verify_crc};
+
+impl Node {
+    /// Takes a piece that is next in order and asks for nothing. False if it is anything else:
+    /// nothing has happened.
+    #[inline(always)]
+    pub(super) fn take_piece(&mut self, now: Instant, frame: &RxFrame<'_>) -> bool {
+        let Some((plain, piece)) = PlainBase::piece(frame, self.crc) else { return false };
+        let p = slot_of(plain.dst_sid);
+        let Some(peer) = self.peers.get_mut(p) else { return false };
+        if !peer.plain
+            || peer.refused != 0
+            || !peer.rcv.is_empty()
+            || (plain.head.dst ^ self.word) << 16 != 0
+            || plain.head.src != peer.word
+            || plain.dst_sid != peer.sid
+            || plain.psn != peer.rcv_nxt
+            || plain.cack != peer.snd.una
+            || plain.grant != peer.credit as u16
+        {
+            return false;
+        }
+        let (base, len) = (plain.base(piece.ty(), self.crc), usize::from(plain.plen));
+        match piece {
+            PlainPiece::MsgM => {
+                let Ok(op) = MsgMOp::parse(frame, &base) else { return false };
+                let follows = peer.inbound != Inbound::None
+                    && op.offset != 0
+                    && (peer.in_off, peer.in_len) == (op.offset, op.msg_len);
+                if !follows || self.crc && !verify_crc(frame, op.payload_off() + len) {
+                    return false;
+                }
+                let taken = self.on_msgm(now, p, frame, &op, (op.payload_off(), len));
+                debug_assert!(matches!(taken, Verdict::Accept));
+            }
+            PlainPiece::Data => {
+                let Ok(op) = DataOp::parse(frame, &base) else { return false };
+                if self.crc && !verify_crc(frame, op.payload_off() + len) {
+                    return false;
+                }
+                self.on_data(now, p, frame, &op, (op.payload_off(), len));
+            }
+        }
+        let (active, lossless) = (self.active_ns, self.lossless);
+        let peer = &mut self.peers[p];
+        (peer.heard, peer.probes) = (active, 0);
+        if !lossless {
+            peer.note_arrival(now, plain.psn, false);
+        }
+        self.took(now, p, 1);
+        self.peers[p].note_order();
+        true
+    }
+}

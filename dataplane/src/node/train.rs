@@ -1,0 +1,123 @@
+//! Pieces of one request, one packet after the other: what a long message and what was pulled of
+//! one send.
+//!
+//! As [`send_numbered`](Node::send_numbered) would send each; but what they have in common is
+//! looked up and written once.
+
+use barewire_driver::frame::TxFrame;
+use barewire_driver::port::Tx;
+
+use super::output::Step;
+use super::{FrameSink, Node};
+use crate::rel::sent::{BodyRef, OP_MAX, Sent};
+use crate::types::Instant;
+use crate::wire::{self, BASE_LEN, TRAILER_LEN, Ty};
+
+/// What the packets of a request's next pieces say.
+pub(super) struct Train {
+    pub(super) ty: Ty,
+    /// Their operation header, but for the offset of the piece in the request's memory, which
+    /// stands at `offset_at`.
+    pub(super) op: [u8; OP_MAX],
+    pub(super) op_len: usize,
+    pub(super) offset_at: usize,
+    /// Where the pieces end in the request's memory.
+    pub(super) end: u64,
+    /// The packets are kept until they are acknowledged.
+    pub(super) keep: bool,
+}
+
+impl Node {
+    /// Sends the next pieces of request `w`, at most `most` packets, as far as the window goes;
+    /// `sent` of the request says how far that was. [`Step::Full`] if the port or a pool had no
+    /// room for the next.
+    pub(super) fn send_train(
+        &mut self,
+        now: Instant,
+        (p, w): (u32, u32),
+        train: &mut Train,
+        most: usize,
+        out: &mut dyn FrameSink,
+    ) -> Step {
+        let room = self.payload_max(p, train.op_len) as u64;
+        if self.peers[p].mac() == self.mac {
+            return self.send_piece_to_self(now, (p, w), train, room, out);
+        }
+        let (crc, lossless) = (self.crc, self.lossless);
+        let (peer, wr) = (&mut self.peers[p], &mut self.tx[w]);
+        let op_end = BASE_LEN + train.op_len;
+        let mut head = [0; BASE_LEN + OP_MAX];
+        let mut base = peer.base(self.mac, crc, train.ty);
+        for _ in 0..most {
+            if wr.sent == train.end || !peer.snd.open() {
+                break;
+            }
+            if train.keep && self.sent.free_count() == 0 {
+                self.blocked = true;
+                return Step::Full;
+            }
+            let (offset, len) = (wr.sent, (train.end - wr.sent).min(room) as u32);
+            train.set_offset(offset);
+            base.psn = peer.snd.nxt;
+            base.ar = if lossless { train.keep } else { peer.snd.in_flight() % 64 == 63 };
+            base.plen = len as u16;
+            let (fixed, op) = head.split_first_chunk_mut().expect("a head holds a base");
+            base.emit(fixed);
+            op.copy_from_slice(&train.op);
+            let memory = (&self.inject[w as usize], &self.send_bufs[w as usize]);
+            let body = wr.body(memory, offset as usize, len as usize);
+            let head = &head[..op_end];
+            let tail = if crc { wire::trailer(head, &body) } else { [0; TRAILER_LEN] };
+            let tail = &tail[..if crc { TRAILER_LEN } else { 0 }];
+            if out.send(&TxFrame { head, body, tail }) != Tx::Sent {
+                // If nobody is there, the peer may come back; T_dead decides.
+                self.blocked = true;
+                return Step::Full;
+            }
+            self.counters.tx_frames += 1;
+            peer.carried_ack();
+            wr.sent = offset + u64::from(len);
+            let psn = peer.number(now);
+            if train.keep {
+                let op = &train.op[..train.op_len];
+                let body = BodyRef::Wr { wr: w, offset, len };
+                let entry = |_| Sent::new(psn, train.ty, op, body, w, now);
+                let idx = self.sent.alloc_with(entry).expect("a free slot was seen");
+                peer.keep(now, &mut self.sent, idx);
+                wr.unacked += 1;
+            }
+        }
+        Step::Sent
+    }
+
+    /// The next piece alone, to ourselves.
+    #[cold]
+    fn send_piece_to_self(
+        &mut self,
+        now: Instant,
+        (p, w): (u32, u32),
+        train: &mut Train,
+        room: u64,
+        out: &mut dyn FrameSink,
+    ) -> Step {
+        let offset = self.tx[w].sent;
+        let len = (train.end - offset).min(room);
+        let body = BodyRef::Wr { wr: w, offset, len: len as u32 };
+        train.set_offset(offset);
+        let Train { ty, ref op, op_len, keep, .. } = *train;
+        let packet = self.data_packet(p, ty, &op[..op_len], body, w, keep);
+        if keep && !self.can_keep() || !self.send_numbered(now, p, packet, keep, out) {
+            return Step::Full;
+        }
+        self.tx[w].sent += len;
+        Step::Sent
+    }
+}
+
+impl Train {
+    /// The next piece is the one at `offset`.
+    #[inline(always)]
+    fn set_offset(&mut self, offset: u64) {
+        self.op[self.offset_at..][..8].copy_from_slice(&offset.to_le_bytes());
+    }
+}
