@@ -316,7 +316,13 @@ impl RxSink for ToNode<'_> {
 }
 
 /// A domain of the api on the port that `spec` names, for one thread, with what else it takes.
-pub(crate) fn domain(spec: &str, caps: Caps, progress: Progress) -> Made<(Domain, Info, Av)> {
+/// Messages of more than `eager_max` bytes are pulled, if that is said.
+pub(crate) fn domain(
+    spec: &str,
+    caps: Caps,
+    progress: Progress,
+    eager_max: Option<usize>,
+) -> Made<(Domain, Info, Av)> {
     let said = |e: barewire::Error| format!("{spec}: {e}");
     let mut hints = Info { caps, ..Info::default() };
     hints.domain_attr.data_progress = progress;
@@ -328,7 +334,7 @@ pub(crate) fn domain(spec: &str, caps: Caps, progress: Progress) -> Made<(Domain
     hints.domain_attr.name = Some(spec.to_owned());
     let version = barewire::API_VERSION;
     let none = barewire::flags::InfoFlags::empty();
-    let settings = Settings { stats: false, ..Settings::default() };
+    let settings = Settings { stats: false, eager_max, ..Settings::default() };
     let info = barewire::getinfo_with(&settings, version, None, None, none, Some(&hints));
     let info = info.map_err(said)?.into_iter().next().ok_or("no info")?;
     let fabric = barewire::fabric(&info.fabric_attr).map_err(said)?;
@@ -357,7 +363,7 @@ impl RawEnd {
     /// What the port or the api refused.
     pub fn open(spec: &str, memory: usize) -> Made<Self> {
         let said = |e: barewire::Error| format!("{spec}: {e}");
-        let (domain, info, av) = domain(spec, Caps::TAGGED, Progress::Manual)?;
+        let (domain, info, av) = domain(spec, Caps::TAGGED, Progress::Manual, None)?;
         let cq = domain.raw_cq_open(CqAttr::default()).map_err(said)?;
         let ep = domain.raw_endpoint(&info).map_err(said)?;
         ep.bind_cq(&cq, BindFlags::TRANSMIT | BindFlags::RECV).map_err(said)?;
@@ -451,7 +457,7 @@ impl SafeEnd {
     /// What the port or the api refused.
     pub fn open(spec: &str, count: usize, len: usize) -> Made<Self> {
         let said = |e: barewire::Error| format!("{spec}: {e}");
-        let (domain, info, av) = domain(spec, Caps::TAGGED, Progress::Manual)?;
+        let (domain, info, av) = domain(spec, Caps::TAGGED, Progress::Manual, None)?;
         let cq = domain.cq_open(CqAttr::default()).map_err(said)?;
         let ep = domain.endpoint(&info).map_err(said)?;
         ep.bind_cq(&cq, BindFlags::TRANSMIT | BindFlags::RECV).map_err(said)?;

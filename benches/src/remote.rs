@@ -18,6 +18,10 @@ use crate::{Args, Report, Row};
 /// The key by which every end here offers its memory.
 const KEY: u64 = 7;
 
+/// Bytes above which messages are pulled, so that a transfer of 64 KiB is set against what does the
+/// same: one side asks, the other's memory is read or written at once.
+const PULLED: usize = 16 << 10;
+
 /// One end.
 pub struct RemoteEnd {
     ep: RawEndpoint,
@@ -39,7 +43,7 @@ impl RemoteEnd {
     pub fn open(spec: &str, memory: usize, progress: Progress) -> Made<Self> {
         let said = |e: barewire::Error| format!("{spec}: {e}");
         let caps = Caps::TAGGED | Caps::RMA | Caps::ATOMIC;
-        let (domain, info, av) = domain(spec, caps, progress)?;
+        let (domain, info, av) = domain(spec, caps, progress, Some(PULLED))?;
         let cq = domain.raw_cq_open(CqAttr::default()).map_err(said)?;
         let ep = domain.raw_endpoint(&info).map_err(said)?;
         ep.bind_cq(&cq, BindFlags::TRANSMIT | BindFlags::RECV).map_err(said)?;
