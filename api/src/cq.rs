@@ -6,11 +6,12 @@ use std::sync::Arc;
 
 use barewire_dataplane::node::CqId;
 use barewire_dataplane::types::{CqErr, Cqe, EpAddr, FI_ADDR_UNSPEC, FiAddr, ProvErrno};
+use barewire_driver::hint::rarely;
 
 use crate::buf::{Buf, Bufs, Piece};
 use crate::errno::{self, Error, Result};
 use crate::flags::CqFlags;
-use crate::inner::{Core, DomainRef};
+use crate::inner::{Core, DomainRef, Shared};
 use crate::lock::Guard;
 use crate::wait::{Target, WaitObj, timeout_of};
 
@@ -258,7 +259,7 @@ impl CqInner {
         match core.node().cq_take(self.id, most, &mut put) {
             None => self.cqes_of_turn(core, most, put),
             // An error that is next would only be found again.
-            Some(0) => self.why_none(core),
+            Some(0) => rarely(Self::why_none(core, self.id, &self.dom)),
             Some(n) => {
                 core.read_something(&self.dom);
                 Ok(n)
@@ -283,7 +284,7 @@ impl CqInner {
     ) -> Result<usize> {
         match core.node().cq_take(self.id, most, put) {
             None => self.still_none(core),
-            Some(0) => self.why_none(core),
+            Some(0) => rarely(Self::why_none(core, self.id, &self.dom)),
             Some(n) => {
                 core.found();
                 Ok(n)
@@ -316,19 +317,20 @@ impl CqInner {
     fn still_none(&self, core: &mut Core) -> Result<usize> {
         // Most have none, and then nothing has to be kept over a call.
         if self.watch.is_some() {
+            rarely(());
             self.seen_empty(core);
         }
         Err(Error::Again)
     }
 
-    /// Why nothing was taken of a queue that is not empty.
+    /// Why nothing was taken of queue `id`, which is not empty.
     #[cold]
     #[inline(never)]
-    fn why_none(&self, core: &mut Core) -> Result<usize> {
-        let why = core.node().cq_why_nothing(self.id);
+    fn why_none(core: &mut Core, id: CqId, shared: &Shared) -> Result<usize> {
+        let why = core.node().cq_why_nothing(id);
         // Somebody who reads nothing but errors still makes progress.
         if why == Err(Error::Avail) {
-            core.read_something(&self.dom);
+            core.read_something(shared);
         }
         why
     }
@@ -473,6 +475,7 @@ fn leave(mut core: Guard<'_, Core>, read: Result<usize>) -> Result<usize> {
     let in_vain = read.is_err() && core.reads_in_vain();
     core.leave();
     if in_vain {
+        rarely(());
         std::thread::yield_now();
     }
     read

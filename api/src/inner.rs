@@ -10,6 +10,7 @@ use std::time::Duration;
 use barewire_dataplane::node::{CqId, EpId, GroupId, Node, RecvReq};
 use barewire_dataplane::poll::Engine;
 use barewire_dataplane::types::{Cqe, Instant};
+use barewire_driver::hint::rarely;
 use barewire_driver::port::PortCaps;
 
 use crate::buf::OpTable;
@@ -78,12 +79,16 @@ impl Core {
     #[inline(always)]
     fn turn_here(&mut self, shared: &Shared) -> usize {
         self.reads_left = READS_PER_TURN;
-        let Some(moved) = self.engine.brisk_turn() else { return self.full_turn(shared) };
+        let Some(moved) = self.engine.brisk_turn() else {
+            rarely(());
+            return self.full_turn(shared);
+        };
         if moved > 0 {
             // Also where peers work on this side's memory, which writes no entry.
             self.found();
         }
         if self.watch.any() {
+            rarely(());
             self.look_now(shared);
         }
         moved
@@ -117,6 +122,7 @@ impl Core {
         if shared.manual.load(Ordering::Relaxed) {
             self.turn_here(shared);
         } else {
+            rarely(());
             self.turn_if_asleep(shared);
         }
     }
@@ -139,6 +145,7 @@ impl Core {
         self.reads_left -= 1;
         if self.reads_left == 0 {
             self.reads_left = READS_PER_TURN;
+            rarely(());
             self.turn_if_manual(shared);
         }
     }
@@ -148,7 +155,7 @@ impl Core {
     #[inline(always)]
     pub(crate) fn take_one(&mut self, cq: CqId, put: impl FnOnce(&Cqe)) -> Option<bool> {
         if self.reads_left <= 1 {
-            return Some(false);
+            return rarely(Some(false));
         }
         let taken = self.node().cq_take_one(cq, put);
         if taken == Some(true) {
@@ -179,6 +186,7 @@ impl Core {
     #[inline(always)]
     pub(crate) fn posted(&mut self, shared: &Shared) {
         if self.watch.any() {
+            rarely(());
             self.tell_watchers(shared);
         }
     }

@@ -19,6 +19,8 @@ use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Once, Weak};
 
+use barewire_driver::hint::rarely;
+
 use crate::errno::{Error, Result};
 
 const OWNED: u8 = 0;
@@ -143,6 +145,7 @@ impl<T> Lock<T> {
         if self.gate.now.load(Ordering::Relaxed) == OPEN {
             self.gate.now.store(HELD, Ordering::Relaxed);
         } else {
+            rarely(());
             self.enter_checked()?;
         }
         Ok(Guard { lock: self, on_this_thread: PhantomData })
@@ -153,7 +156,7 @@ impl<T> Lock<T> {
     #[inline(always)]
     pub(crate) fn enter_open(&self) -> Option<Guard<'_, T>> {
         if self.gate.now.load(Ordering::Relaxed) != OPEN {
-            return None;
+            return rarely(None);
         }
         self.gate.now.store(HELD, Ordering::Relaxed);
         Some(Guard { lock: self, on_this_thread: PhantomData })

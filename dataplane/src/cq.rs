@@ -1,14 +1,16 @@
 //! Completion queues: a ring that cannot overrun, since whoever will complete an operation has
 //! reserved the entry when the operation was posted.
 
+use barewire_driver::hint::rarely;
+
 use crate::error::{Error, Result};
 use crate::slab::{NONE, Slab};
 use crate::types::{CqErr, Cqe};
 
 /// A completion queue.
 ///
-/// Entries come out in the order they went in, successes and failures alike. `used + reserved` is
-/// never above the capacity.
+/// Entries come out in the order they went in, successes and failures alike. Those used and those
+/// reserved, `head..promised`, are never more than the capacity.
 #[derive(Debug)]
 pub(crate) struct Cq {
     /// Slots in use are `head..tail` modulo the capacity. Grows, in reserved room, up to the
@@ -19,7 +21,8 @@ pub(crate) struct Cq {
     head: u64,
     tail: u64,
     mask: u64,
-    reserved: u64,
+    /// Where the tail will be when whoever has reserved an entry has used it.
+    promised: u64,
 }
 
 /// 64 bytes.
@@ -40,7 +43,7 @@ impl Cq {
             head: 0,
             tail: 0,
             mask: capacity as u64 - 1,
-            reserved: 0,
+            promised: 0,
         }
     }
 
@@ -49,14 +52,14 @@ impl Cq {
     #[inline]
     pub(crate) fn reserve(&mut self) -> bool {
         let room = self.has_room();
-        self.reserved += u64::from(room);
+        self.promised += u64::from(room);
         room
     }
 
     /// As [`reserve`](Self::reserve), when [`has_room`](Self::has_room) has said that it will do.
     #[inline(always)]
     pub(crate) fn reserve_free(&mut self) {
-        self.reserved += 1;
+        self.promised += 1;
     }
 
     /// Gives one reservation back: the operation will write no completion.
@@ -65,8 +68,8 @@ impl Cq {
     /// If there is none.
     #[inline]
     pub(crate) fn unreserve(&mut self) {
-        assert!(self.reserved > 0, "cq: nothing is reserved");
-        self.reserved -= 1;
+        self.check_reserved();
+        self.promised -= 1;
     }
 
     /// Appends a success, in an entry reserved before.
@@ -75,7 +78,7 @@ impl Cq {
     /// If none is reserved: a completion would be lost.
     #[inline(always)]
     pub(crate) fn push(&mut self, cqe: Cqe) {
-        self.unreserve();
+        self.check_reserved();
         self.append(cqe, NONE);
     }
 
@@ -84,7 +87,7 @@ impl Cq {
     /// # Panics
     /// As [`push`](Self::push).
     pub(crate) fn push_err(&mut self, err: CqErr) {
-        self.unreserve();
+        self.check_reserved();
         let idx = self.errs.alloc(err).expect("as many records as entries");
         self.append(Cqe::default(), idx);
     }
@@ -93,7 +96,7 @@ impl Cq {
     /// every entry is used or reserved.
     #[inline]
     pub(crate) fn try_push(&mut self, cqe: Cqe) -> bool {
-        let room = self.has_room();
+        let room = self.reserve();
         if room {
             self.append(cqe, NONE);
         }
@@ -103,6 +106,7 @@ impl Cq {
     /// As [`try_push`](Self::try_push), when [`has_room`](Self::has_room) has said that it will do.
     #[inline(always)]
     pub(crate) fn push_free(&mut self, cqe: Cqe) {
+        self.reserve_free();
         self.append(cqe, NONE);
     }
 
@@ -114,6 +118,7 @@ impl Cq {
         while n < most {
             let Some(next) = self.next() else { break };
             if next.err != NONE {
+                rarely(());
                 break;
             }
             put(&next.cqe);
@@ -128,7 +133,7 @@ impl Cq {
     pub(crate) fn take_one(&mut self, put: impl FnOnce(&Cqe)) -> bool {
         match self.next() {
             Some(&Entry { ref cqe, err: NONE }) => put(cqe),
-            _ => return false,
+            _ => return rarely(false),
         }
         self.head += 1;
         true
@@ -189,13 +194,18 @@ impl Cq {
 
     /// Entries kept free for operations in flight.
     pub(crate) fn reserved(&self) -> usize {
-        self.reserved as usize
+        (self.promised - self.tail) as usize
     }
 
     /// Whether an entry is neither used nor reserved.
     #[inline]
     pub(crate) fn has_room(&self) -> bool {
-        self.tail - self.head + self.reserved <= self.mask
+        self.promised - self.head <= self.mask
+    }
+
+    #[inline(always)]
+    fn check_reserved(&self) {
+        assert!(self.promised != self.tail, "cq: nothing is reserved");
     }
 
     #[inline(always)]

@@ -16,6 +16,7 @@ use barewire_driver::backend::known::KnownPort;
 use barewire_driver::backend::shm::ShmPort;
 use barewire_driver::clock;
 use barewire_driver::frame::{Body, FillHead, RxFrame, ShortHead, TxFrame};
+use barewire_driver::hint::rarely;
 use barewire_driver::mem::IoBuf;
 use barewire_driver::port::{
     Port, PortCaps, PortCounters, PortGone, PortWaiter, RxSink, ShortTx, Tx,
@@ -67,7 +68,7 @@ pub struct Engine {
 /// What a port lends goes to the node, with the time of the burst.
 struct ToNode<'a> {
     node: &'a mut Node,
-    now: Instant,
+    now: &'a Instant,
 }
 
 impl RxSink for ToNode<'_> {
@@ -78,7 +79,7 @@ impl RxSink for ToNode<'_> {
 
     #[inline(always)]
     fn frame(&mut self, frame: &RxFrame<'_>) {
-        self.node.on_frame(self.now, frame);
+        self.node.on_frame(*self.now, frame);
     }
 
     #[inline(always)]
@@ -179,7 +180,11 @@ impl FrameSink for ToShm<'_> {
 
     #[inline(always)]
     fn send_short<const H: usize>(&mut self, frame: &impl ShortFrame<H>) -> Tx {
-        if send_few(&mut **self.0, frame) { Tx::Sent } else { send_whole(self, frame) }
+        if send_few(&mut **self.0, frame) {
+            return Tx::Sent;
+        }
+        rarely(());
+        send_whole(self, frame)
     }
 
     #[inline(always)]
@@ -187,6 +192,7 @@ impl FrameSink for ToShm<'_> {
         if send_msg_short(self.0, msg) {
             return Tx::Sent;
         }
+        rarely(());
         send_msg_long(&mut **self.0, msg).unwrap_or(Tx::Full)
     }
 }
@@ -340,14 +346,17 @@ impl Engine {
     /// happened, if it is another.
     #[inline(always)]
     pub fn brisk_turn(&mut self) -> Option<usize> {
-        let KnownPort::Shm(port) = &mut self.port else { return None };
-        let left = self.untimed.checked_sub(1)?;
+        let KnownPort::Shm(port) = &mut self.port else { return rarely(None) };
+        let Some(left) = self.untimed.checked_sub(1) else { return rarely(None) };
         self.untimed = left;
         // A sink of its own, so that it need not lie in memory for `busy_turn`.
-        let one = port.receive_one(&mut ToNode { node: &mut self.node, now: self.now });
+        let one = port.receive_one(&mut ToNode { node: &mut self.node, now: &self.now });
         match one {
             Some(moved) if !self.node.has_due() && !self.node.has_answers() => Some(moved),
-            _ => Some(self.busy_turn(one)),
+            _ => {
+                rarely(());
+                Some(self.busy_turn(one))
+            }
         }
     }
 
@@ -366,7 +375,7 @@ impl Engine {
 
     /// What the port has, of which nothing alone was taken.
     fn receive_rest(&mut self) -> Result<usize, PortGone> {
-        let mut sink = ToNode { node: &mut self.node, now: self.now };
+        let mut sink = ToNode { node: &mut self.node, now: &self.now };
         let got = match &mut self.port {
             KnownPort::Shm(port) => port.poll(BURST, &mut sink),
             KnownPort::Other(_) => 0,
@@ -396,7 +405,7 @@ impl Engine {
 
     #[inline(never)]
     fn burst(&mut self) -> Result<usize, PortGone> {
-        let mut sink = ToNode { node: &mut self.node, now: self.now };
+        let mut sink = ToNode { node: &mut self.node, now: &self.now };
         match self.port.rx_burst(BURST, &mut sink) {
             Ok(got) => Ok(got),
             Err(gone) => Err(self.lost(gone)),
@@ -460,7 +469,7 @@ impl Engine {
     /// As [`send_now`](Self::send_now), inlined, and to a segment only; see [`Node::send_plain`].
     #[inline(always)]
     pub fn send_plain(&mut self, ep: EpId, req: &SendReq) -> bool {
-        let KnownPort::Shm(port) = &mut self.port else { return false };
+        let KnownPort::Shm(port) = &mut self.port else { return rarely(false) };
         self.node.send_plain(ep, req, &mut ToShm(port), Self::now)
     }
 
@@ -475,7 +484,7 @@ impl Engine {
     /// no request is ever put together.)
     #[inline(always)]
     pub fn atomic_now(&mut self, ep: EpId, req: &mut ShortAtomic<'_>) -> bool {
-        let KnownPort::Shm(port) = &mut self.port else { return false };
+        let KnownPort::Shm(port) = &mut self.port else { return rarely(false) };
         self.node.atomic_now(ep, req, &mut ToShm(port), Self::now)
     }
 

@@ -9,6 +9,7 @@
 
 use std::ops::{Index, IndexMut};
 
+use barewire_driver::hint::rarely;
 use barewire_driver::mem::{prefer_large_pages, prefetch};
 
 /// No slot: the end of a list.
@@ -140,7 +141,9 @@ impl<T> Slab<T> {
     #[inline(always)]
     pub fn alloc_again(&mut self, value: T) -> Option<Handle> {
         let idx = self.free_head;
-        let slot = self.slots.get_mut(idx as usize)?;
+        let Some(slot) = self.slots.get_mut(idx as usize) else {
+            return rarely(None);
+        };
         let Slot::Free { generation, next } = *slot else { broken() };
         let generation = generation.wrapping_add(1);
         *slot = Slot::Used { generation, value };
@@ -200,7 +203,7 @@ impl<T> Slab<T> {
     pub fn get(&self, idx: u32) -> Option<&T> {
         match self.slots.get(idx as usize) {
             Some(Slot::Used { value, .. }) => Some(value),
-            _ => None,
+            _ => rarely(None),
         }
     }
 
@@ -209,7 +212,7 @@ impl<T> Slab<T> {
     pub fn get_mut(&mut self, idx: u32) -> Option<&mut T> {
         match self.slots.get_mut(idx as usize) {
             Some(Slot::Used { value, .. }) => Some(value),
-            _ => None,
+            _ => rarely(None),
         }
     }
 
@@ -247,7 +250,7 @@ impl<T> Slab<T> {
             Some(Slot::Used { generation, value }) if *generation == handle.generation => {
                 Some(value)
             }
-            _ => None,
+            _ => rarely(None),
         }
     }
 
@@ -258,7 +261,7 @@ impl<T> Slab<T> {
             Some(Slot::Used { generation, value }) if *generation == handle.generation => {
                 Some(value)
             }
-            _ => None,
+            _ => rarely(None),
         }
     }
 

@@ -4,10 +4,12 @@
 //! - [`frame`]: a frame on its way out ([`TxFrame`](frame::TxFrame)) and on its way in
 //!   ([`RxFrame`](frame::RxFrame)).
 //! - [`mem`]: the application's memory, reached by bounded copies only.
+//! - [`hint`]: which ways of a program are seldom taken.
 
 pub mod backend;
 pub mod clock;
 pub mod frame;
+pub mod hint;
 pub mod mem;
 pub mod open;
 pub mod port;

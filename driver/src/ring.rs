@@ -47,6 +47,8 @@ pub mod e1000;
 pub mod model;
 pub mod virtq;
 
+use crate::hint::rarely;
+
 /// Unit of space in a ring: a cache line.
 pub const GRANULE: usize = 64;
 
@@ -159,7 +161,7 @@ impl<M: RingMem> Producer<M> {
         let tail = self.tail;
         let end = tail + slot_len(len) as u64;
         if end >= self.clear_to {
-            return None;
+            return rarely(None);
         }
         self.tail = end;
         let word_pos = (tail & self.mask) as usize;
@@ -171,6 +173,7 @@ impl<M: RingMem> Producer<M> {
     pub fn commit_ahead(&mut self, place: Ahead) {
         self.mem.publish(place.word_pos, place.word);
         if self.clear_to - self.tail < AHEAD_MIN {
+            rarely(());
             self.clear_ahead();
         }
     }
@@ -269,7 +272,7 @@ pub struct Consumer<M> {
     frame_min: u32,
     frame_max: u32,
     /// Longest plain frame less `frame_min`.
-    plain_span: u32,
+    plain_span: u64,
     head: u64,
     /// The head at which the producer is told again.
     publish_at: u64,
@@ -284,7 +287,7 @@ impl<M: RingMem> Consumer<M> {
     pub fn new(mem: M, len: usize, frame_min: usize, frame_max: usize) -> Self {
         assert!(len.is_power_of_two() && slot_len(frame_max) <= len / 4 && frame_min > 0);
         let (frame_min, frame_max) = (frame_min as u32, frame_max as u32);
-        let plain_span = frame_max - frame_min;
+        let plain_span = u64::from(frame_max - frame_min);
         let (len, publish_at) = (len as u64, len as u64 / 8);
         let mask = len - 1;
         Self { mem, len, mask, frame_min, frame_max, plain_span, head: 0, publish_at }
@@ -293,7 +296,7 @@ impl<M: RingMem> Consumer<M> {
     /// Leaves frames longer than `len_max` to [`take`](Self::take).
     pub fn plain_to(mut self, len_max: usize) -> Self {
         let max = (len_max.min(self.frame_max as usize) as u32).max(self.frame_min);
-        self.plain_span = max - self.frame_min;
+        self.plain_span = u64::from(max - self.frame_min);
         self
     }
 
@@ -330,13 +333,14 @@ impl<M: RingMem> Consumer<M> {
     pub fn take_plain(&mut self) -> Taken {
         let pos = self.pos();
         let word = self.mem.word(pos);
-        let len = word as u32;
+        // What another place's word leaves is no length.
+        let len = word ^ word_of(self.head, 0);
+        if len.wrapping_sub(self.frame_min.into()) > self.plain_span {
+            return rarely(Taken::Empty);
+        }
         let slot = slot_len(len as usize);
-        let is_plain = word == word_of(self.head, len)
-            && len.wrapping_sub(self.frame_min) <= self.plain_span
-            && pos + slot <= self.len as usize;
-        if !is_plain {
-            return Taken::Empty;
+        if pos + slot > self.len as usize {
+            return rarely(Taken::Empty);
         }
         self.head += slot as u64;
         Taken::Frame { pos: pos + WORD_LEN, len: len as usize }
@@ -380,6 +384,7 @@ impl<M: RingMem> Consumer<M> {
     #[inline(always)]
     pub fn release(&mut self) {
         if self.head >= self.publish_at {
+            rarely(());
             self.publish_at = self.head + self.len / 8;
             self.mem.set_head(self.head);
         }

@@ -211,7 +211,7 @@ impl Side {
         let rx = RxFrame::new(&bytes);
         node.prefetch(&rx);
         match to {
-            Some(to) => node.on_frame_with(now, &rx, way_from(i, overheard, full, to)),
+            Some(to) => node.on_frame_with(&now, &rx, way_from(i, overheard, full, to)),
             None => node.on_frame(now, &rx),
         }
     }

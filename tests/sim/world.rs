@@ -288,7 +288,7 @@ impl World {
             // A port that lends one frame alone may let it be answered at once.
             let bytes = self.net.frame(frame).to_vec();
             let out = Egress { net: &mut self.net, from: host, full: false, no_route: false };
-            life.node.on_frame_with(now, &RxFrame::new(&bytes), out);
+            life.node.on_frame_with(&now, &RxFrame::new(&bytes), out);
             self.net.consumed(host, frame);
             h.rx.pop_front();
         } else {

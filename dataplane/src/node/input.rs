@@ -1,6 +1,7 @@
 //! From a frame to what it means: the codec, the session, acknowledgements, order, operations.
 
 use barewire_driver::frame::RxFrame;
+use barewire_driver::hint::rarely;
 
 use super::ops::{Held, WrFlags};
 use super::peer::{Inbound, Peer, State, slot_of};
@@ -30,28 +31,34 @@ impl Node {
     /// packet of a session that we have, or an OPEN.
     #[inline(always)]
     pub fn on_frame(&mut self, now: Instant, frame: &RxFrame<'_>) {
-        self.on_frame_with(now, frame, NoWay);
+        self.on_frame_with(&now, frame, NoWay);
     }
 
-    /// As [`on_frame`](Self::on_frame); an answer that the frame makes due may leave to `out`.
+    /// As [`on_frame`](Self::on_frame); an answer that the frame makes due may leave to `out`. What
+    /// most frames hold does not ask for the time.
     #[inline(always)]
-    pub fn on_frame_with(&mut self, now: Instant, frame: &RxFrame<'_>, out: impl FrameSink) {
+    pub fn on_frame_with(&mut self, now: &Instant, frame: &RxFrame<'_>, out: impl FrameSink) {
         self.counters.rx_frames += 1;
         self.fresh += 1;
         if !self.lossless {
-            return self.on_frame_kept(now, &frame.again());
+            rarely(());
+            return self.on_frame_kept(*now, &frame.again());
         }
         // What is shorter than a message is nothing of what follows, and asked once.
         if frame.len() < PlainMsg::LEN {
-            return self.on_frame_rest(now, &frame.again());
+            rarely(());
+            return self.on_frame_rest(*now, &frame.again());
         }
         match PlainBase::ty(frame) {
-            Some(PlainTy::Atomic) => self.on_atomic_frame(now, frame.again(), out),
-            Some(PlainTy::Ask(ask)) => self.on_ask_frame(ask, now, &frame.again(), out),
-            Some(PlainTy::Resp) => self.on_resp_frame(now, frame.again()),
+            Some(PlainTy::Atomic) => self.on_atomic_frame(*now, frame.again(), out),
+            Some(PlainTy::Ask(ask)) => self.on_ask_frame(ask, *now, &frame.again(), out),
+            Some(PlainTy::Resp) => self.on_resp_frame(*now, frame.again()),
             // Most are messages, and end in here.
             None if self.take_usual(frame.again()) => {}
-            None => self.on_frame_rest(now, &frame.again()),
+            None => {
+                rarely(());
+                self.on_frame_rest(*now, &frame.again());
+            }
         }
     }
 

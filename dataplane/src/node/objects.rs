@@ -1,5 +1,7 @@
 //! Completion queues, counters and address vectors: the calls on them.
 
+use barewire_driver::hint::rarely;
+
 use super::peer::{Peer, SourceName, State};
 use super::short::Route;
 use super::{AvId, AvTable, CntrId, CntrTable, CqId, CqTable, Node};
@@ -67,6 +69,7 @@ impl Node {
         }
         let n = table.cq.take(most, put);
         if n > 0 && table.starved {
+            rarely(());
             self.feed(cq.0.idx());
         }
         Some(n)
@@ -81,7 +84,7 @@ impl Node {
         if table.cq.is_empty() {
             return None;
         }
-        Some(!table.starved && table.cq.take_one(put))
+        Some(if table.starved { rarely(false) } else { table.cq.take_one(put) })
     }
 
     /// Why [`cq_take`](Self::cq_take) has taken nothing.

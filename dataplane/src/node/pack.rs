@@ -369,7 +369,7 @@ impl Node {
         flags.set(CqFlags::REMOTE_CQ_DATA, imm.is_some());
         let (data, len, src) = (imm.unwrap_or(0), len as u64, FI_ADDR_UNSPEC);
         let cqe = Cqe { op_context, flags, len, buf: 0, data, tag, src };
-        report((ep, peer), (&self.avs, &mut self.cqs), (p, src_ep), cqe);
+        report((ep, peer), (&self.avs, &mut self.cqs), src_ep, cqe);
         self.counters.msgs_received += 1;
         self.release_units(p, cost);
         true

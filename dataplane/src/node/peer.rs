@@ -377,6 +377,12 @@ impl Peer {
         self.quiet = false;
     }
 
+    /// Its slot, while a session with it is open.
+    #[inline(always)]
+    pub(crate) fn slot(&self) -> u32 {
+        slot_of(self.sid)
+    }
+
     /// A packet goes out, and none was in flight.
     #[inline]
     pub(crate) fn begin_flight(&mut self, now: Instant) {

@@ -11,6 +11,7 @@
 //! else finds what it expects, and its completion waits for the acknowledgement.
 
 use barewire_driver::frame::{Body, ETH_HDR_LEN, RxFrame, TxFrame};
+use barewire_driver::hint::rarely;
 use barewire_driver::mem::IoBuf;
 use barewire_driver::port::Tx;
 
@@ -24,7 +25,7 @@ use crate::av::Av;
 use crate::flags::{Caps, CqFlags, OpFlags};
 use crate::plant::{Bug, planted};
 use crate::proto::blocks::{UNIT, units};
-use crate::proto::matching::{Src, rarely};
+use crate::proto::matching::Src;
 use crate::rel::sent::{BodyRef, Sent};
 use crate::slab::{NONE, Slab};
 use crate::types::{Cqe, FI_ADDR_UNSPEC, FiAddr, Instant};
@@ -111,7 +112,7 @@ impl Node {
     ) -> Option<u32> {
         let e = ep.0.idx();
         if if KEPT { !self.ready.is_empty() || self.gone } else { !self.direct } {
-            return None;
+            return rarely(None);
         }
         let ep = self.eps.by_handle_mut(ep.0)?;
         let tagged = req.kind == MsgKind::Tagged;
@@ -123,10 +124,10 @@ impl Node {
         };
         let mut told = !req.no_completion;
         if told && ep.tx_selective {
-            rarely();
+            rarely(());
             told = req.flags.contains(OpFlags::COMPLETION);
             if USUAL && !told {
-                return None;
+                return rarely(None);
             }
         }
         if !ep.may_send[usize::from(tagged)]
@@ -135,41 +136,43 @@ impl Node {
             || len > UNIT && (USUAL || len > one_max(req.flags, self.eager_max[0]))
             || ep.tx_used >= ep.tx_size
         {
-            return None;
+            return rarely(None);
         }
         let cq = &mut self.cqs[ep.tx_cq].cq;
         if !cq.has_room() {
-            return None;
+            return rarely(None);
         }
         if ep.route.dest != req.dest {
+            rarely(());
             ep.route = Route::find(&self.avs[ep.av].av, req.dest)?;
         }
-        let Route { peer: p, ep: dst_ep, inc, .. } = ep.route;
+        let Route { peer: p, inc, .. } = ep.route;
         let peer = self.peers.get_mut(p)?;
         if inc != 0 && inc != peer.inc {
-            return None;
+            return rarely(None);
         }
         if KEPT && (self.tx.is_full() || self.sent.is_full()) {
-            return None;
+            return rarely(None);
         }
         // The last one that may leave asks for an acknowledgement, and then there is something to
         // ask: not here, if all others can do without.
         if USUAL && peer.short_left <= 1 {
-            return None;
+            return rarely(None);
         }
         let cost = if USUAL { 1 } else { short_cost(peer, len)? };
         let ar = !USUAL && peer.short_left == 1;
-        let msg = ShortMsg { peer, src: self.word, dst_ep, src_ep: ep.number, ar, req };
+        let msg = ShortMsg { peer, src: &self.word, ep, ar, req };
         // The receiver has it from here on; what follows is done meanwhile.
         if KEPT {
             if !send_checked(out, &msg, self.crc) {
-                return None;
+                return rarely(None);
             }
         } else if out.send_msg(&msg) != Tx::Sent {
-            return None;
+            return rarely(None);
         }
         self.counters.tx_frames += 1;
         if KEPT {
+            let op = msg.op();
             let wr_flags = wr_flags(req, ep.tx_selective) | WrFlags::ALL_SENT;
             cq.reserve_free();
             ep.tx_used += 1;
@@ -179,9 +182,8 @@ impl Node {
                 len: len as u64,
                 sent: len as u64,
                 unacked: 1,
-                ..TxWr::new(req.context, (p, e), (dst_ep, ep.number), wr_flags)
+                ..TxWr::new(req.context, (p, e), (ep.route.ep, ep.number), wr_flags)
             };
-            let op = msg.op();
             return Some(self.keep_sent(clock(), wr, op, cost));
         }
         self.counters.msgs_sent += 1;
@@ -197,6 +199,7 @@ impl Node {
         peer.short_left -= cost as u16;
         peer.tell_ack();
         if peer.snd.in_flight() == 0 || peer.timer_at == Instant(u64::MAX) {
+            let p = ep.route.peer;
             self.wait_from(clock(), p);
         } else {
             peer.snd.number();
@@ -213,7 +216,7 @@ impl Node {
     #[inline(always)]
     pub fn recv_now(&mut self, ep: EpId, req: &RecvReq) -> bool {
         let e = ep.0.idx();
-        let Some(ep) = self.eps.by_handle_mut(ep.0) else { return false };
+        let Some(ep) = self.eps.by_handle_mut(ep.0) else { return rarely(false) };
         let matcher = &mut ep.matcher[req.kind as usize];
         if !ep.may_recv[req.kind as usize]
             || !RECV_FLAGS.contains(req.flags)
@@ -222,20 +225,17 @@ impl Node {
             || ep.starved
             || ep.rx_used >= ep.rx_size
             || matcher.unexpected_len() != 0
-            || ep.rx_selective && {
-                rarely();
-                !req.flags.contains(OpFlags::COMPLETION)
-            }
+            || ep.rx_selective && rarely(!req.flags.contains(OpFlags::COMPLETION))
         {
-            return false;
+            return rarely(false);
         }
-        let Some(CqTable { cq, .. }) = self.cqs.get_mut(ep.rx_cq) else { return false };
+        let Some(CqTable { cq, .. }) = self.cqs.get_mut(ep.rx_cq) else { return rarely(false) };
         if !cq.has_room() {
-            return false;
+            return rarely(false);
         }
         let wr = recv_wr(e, false, false, req);
         if wr.list || matcher.post_exact(&mut self.posted, req.tag, Src::ANY, wr).is_none() {
-            return false;
+            return rarely(false);
         }
         cq.reserve_free();
         ep.rx_used += 1;
@@ -313,23 +313,23 @@ impl Node {
         frame: &RxFrame<'_>,
     ) -> bool {
         let crc = KEPT && self.crc;
-        let Some((head, msg)) = PlainMsg::parse(frame, crc) else { return false };
+        let Some((head, msg)) = PlainMsg::parse(frame, crc) else { return rarely(false) };
         let p = slot_of(msg.dst_sid);
-        let Some(peer) = self.peers.get_mut(p) else { return false };
+        let Some(peer) = self.peers.get_mut(p) else { return rarely(false) };
         if !peer.in_order
             || (head.dst ^ self.word) << 16 != 0
             || head.src != peer.word
             || msg.dst_sid != peer.sid
             || msg.psn != peer.rcv_nxt
         {
-            return false;
+            return rarely(false);
         }
         debug_assert!(peer.is_in_order());
         let acked = msg.cack.0.wrapping_sub(peer.snd.una.0);
         let granted = msg.grant.wrapping_sub(peer.credit as u16);
         if acked != 0 || granted != 0 {
             if !is_unawaited::<KEPT>(peer, acked, granted) {
-                return false;
+                return rarely(false);
             }
             // True whatever becomes of the message, unless its bytes are not (`KEPT`).
             if !KEPT {
@@ -337,26 +337,28 @@ impl Node {
                 peer.credit = peer.credit.wrapping_add(u32::from(granted));
             }
         }
-        let Some(&e) = self.numbers.at.get(usize::from(msg.op.dst_ep)) else { return false };
-        let Some(ep) = self.eps.get_mut(e) else { return false };
+        let Some(&e) = self.numbers.at.get(usize::from(msg.op.dst_ep)) else {
+            return rarely(false);
+        };
+        let Some(ep) = self.eps.get_mut(e) else { return rarely(false) };
         let MsgOp { src_ep, tagged, tag, imm, .. } = msg.op;
         let cost = units(u64::from(msg.plen));
         let left = peer.outstanding();
         if !ep.may_take[usize::from(tagged)] || ep.starved || left < cost {
-            return false;
+            return rarely(false);
         }
         let ack_every = if KEPT { ACK_EVERY } else { ACK_EVERY_LOSSLESS };
         let ack = peer.owed >= ack_every - 1;
         let owes = ack || left - cost < peer.target / 2 || !self.starved.is_empty();
         let matcher = &mut ep.matcher[usize::from(tagged)];
         let Some((first, posted)) = matcher.first(&self.posted, || Src::of(p, src_ep), tag) else {
-            return false;
+            return rarely(false);
         };
         let RecvWr { context: op_context, ref buf, plain, .. } = posted.payload;
         let len = usize::from(msg.plen);
         // What does not fit or is not told ends the long way.
         if !plain || len > buf.len() || crc && !msg.verify(frame) {
-            return false;
+            return rarely(false);
         }
         let buf = buf.again();
         // At once, while the compiler knows that it is there.
@@ -377,7 +379,7 @@ impl Node {
         self.counters.msgs_received += 1;
         let (data, len, src) = (imm.unwrap_or(0), len as u64, FI_ADDR_UNSPEC);
         let cqe = Cqe { op_context, flags, len, buf: 0, data, tag, src };
-        report((ep, peer), (&self.avs, &mut self.cqs), (p, src_ep), cqe);
+        report((ep, peer), (&self.avs, &mut self.cqs), src_ep, cqe);
         if KEPT {
             if acked != 0 {
                 self.on_cack(now, p, msg.cack, true);
@@ -397,18 +399,18 @@ impl Node {
     /// field is read where it is asked for, so that none has to be kept for later.
     #[inline(always)]
     pub(super) fn take_usual(&mut self, frame: RxFrame<'_>) -> bool {
-        let Some(msg) = Usual::of(&frame) else { return false };
+        let Some(msg) = Usual::of(&frame) else { return rarely(false) };
         let sid = msg.dst_sid();
         let p = slot_of(sid);
-        let Some(peer) = self.peers.get_mut(p) else { return false };
+        let Some(peer) = self.peers.get_mut(p) else { return rarely(false) };
         if peer.take_left == 0
             || (msg.dst() ^ self.word) << 16 != 0
             || msg.src() != peer.word
             || sid != peer.sid
-            || msg.psn() != peer.rcv_nxt
-            || !self.starved.is_empty()
+            // In one, as the compiler makes more of two.
+            || (msg.psn().0 ^ peer.rcv_nxt.0) as usize | self.starved.len() != 0
         {
-            return false;
+            return rarely(false);
         }
         debug_assert!(peer.in_order && peer.is_in_order());
         let (cack, grant) = (msg.cack(), msg.grant());
@@ -416,27 +418,29 @@ impl Node {
             let (acked, granted) =
                 (cack.0.wrapping_sub(peer.snd.una.0), grant.wrapping_sub(peer.credit as u16));
             if !is_unawaited::<false>(peer, acked, granted) {
-                return false;
+                return rarely(false);
             }
             // True whatever becomes of the message.
             peer.snd.una = cack;
             peer.credit = peer.credit.wrapping_add(u32::from(granted));
         }
-        let Some(&e) = self.numbers.at.get(usize::from(msg.dst_ep())) else { return false };
-        let Some(ep) = self.eps.get_mut(e) else { return false };
+        let Some(&e) = self.numbers.at.get(usize::from(msg.dst_ep())) else { return rarely(false) };
+        let Some(ep) = self.eps.get_mut(e) else { return rarely(false) };
         if !ep.may_take[usize::from(Usual::TAGGED)] || ep.starved {
-            return false;
+            return rarely(false);
         }
         let matcher = &mut ep.matcher[usize::from(Usual::TAGGED)];
         let (src_ep, tag) = (msg.src_ep(), msg.tag());
-        let Some((first, posted)) = matcher.first(&self.posted, || Src::of(p, src_ep), tag) else {
-            return false;
+        let Some((first, posted)) =
+            matcher.first(&self.posted, || Src::of(peer.slot(), src_ep), tag)
+        else {
+            return rarely(false);
         };
         let RecvWr { context: op_context, ref buf, plain, .. } = posted.payload;
         let len = msg.plen;
         // What does not fit or is not told ends the long way.
         if !plain || len > buf.len() {
-            return false;
+            return rarely(false);
         }
         let buf = buf.again();
         // At once, while the compiler knows that it is there.
@@ -453,7 +457,7 @@ impl Node {
         let flags = CqFlags::RECV | CqFlags::TAGGED;
         let (len, src) = (len as u64, FI_ADDR_UNSPEC);
         let cqe = Cqe { op_context, flags, len, buf: 0, data: 0, tag, src };
-        report((ep, peer), (&self.avs, &mut self.cqs), (p, src_ep), cqe);
+        report((ep, peer), (&self.avs, &mut self.cqs), src_ep, cqe);
         true
     }
 
@@ -469,15 +473,16 @@ impl Node {
 }
 
 /// Counts a message of the short way that has been placed and gives up its receive; writes its
-/// completion, with the name of its sender, which is endpoint `src_ep` of peer `p`.
+/// completion, with the name of its sender, which is endpoint `src_ep` of the peer.
 #[inline(always)]
 pub(super) fn report(
     (ep, peer): (&mut Ep, &mut Peer),
     (avs, cqs): (&Slab<AvTable>, &mut Slab<CqTable>),
-    (p, src_ep): (u32, u16),
+    src_ep: u16,
     mut cqe: Cqe,
 ) {
     if ep.caps.contains(Caps::SOURCE) {
+        let p = peer.slot();
         cqe.src = peer.source.of((ep.av, avs), p, src_ep);
     }
     ep.counters.received += 1;
@@ -522,9 +527,9 @@ impl Route {
 struct ShortMsg<'a> {
     peer: &'a Peer,
     /// This node, as [`mac_word`](crate::wire::mac_word) has it.
-    src: u64,
-    dst_ep: u16,
-    src_ep: u16,
+    src: &'a u64,
+    /// The endpoint that it leaves from, which knows the way.
+    ep: &'a Ep,
     /// It asks for an acknowledgement.
     ar: bool,
     req: &'a SendReq,
@@ -534,7 +539,7 @@ impl ShortMsg<'_> {
     #[inline(always)]
     fn op(&self) -> MsgOp {
         let tagged = self.req.kind == MsgKind::Tagged;
-        let (dst_ep, src_ep, tag) = (self.dst_ep, self.src_ep, self.req.tag);
+        let (dst_ep, src_ep, tag) = (self.ep.route.ep, self.ep.number, self.req.tag);
         MsgOp { dst_ep, rx_ctx: 0, src_ep, tagged, imm: self.imm(), tag, len: 0 }
     }
 }
@@ -542,7 +547,7 @@ impl ShortMsg<'_> {
 impl Message for ShortMsg<'_> {
     #[inline(always)]
     fn head(&self, crc: bool) -> PlainHead {
-        PlainHead::between(self.peer.word, self.src, crc)
+        PlainHead::between(self.peer.word, *self.src, crc)
     }
 
     #[inline(always)]

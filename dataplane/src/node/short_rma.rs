@@ -14,6 +14,7 @@
 //! it waits until one of them has ended.
 
 use barewire_driver::frame::{ETH_HDR_LEN, RxFrame};
+use barewire_driver::hint::rarely;
 use barewire_driver::mem::{Few, IoBuf, Span};
 use barewire_driver::port::Tx;
 
@@ -316,7 +317,7 @@ impl Short for ShortAtomic<'_> {
     #[inline(always)]
     fn fits(&self, ep: &mut Ep) -> bool {
         FLAGS.contains(self.call.flags)
-            && (ep.fetch.is_of(self) || ep.fetch.renew(self))
+            && (ep.fetch.is_of(self) || rarely(&mut ep.fetch).renew(self))
             && self.has_memory(&ep.fetch)
     }
 
@@ -468,23 +469,24 @@ impl Node {
         clock: impl FnOnce() -> Instant,
     ) -> bool {
         if !self.direct {
-            return false;
+            return rarely(false);
         }
         let e = ep.0.idx();
-        let Some(ep) = self.eps.by_handle_mut(ep.0) else { return false };
+        let Some(ep) = self.eps.by_handle_mut(ep.0) else { return rarely(false) };
         let form = req.form();
         if !ep.may_rma[form as usize] || ep.tx_used >= ep.tx_size || !req.fits(ep) {
-            return false;
+            return rarely(false);
         }
         let &ShortCall { dest, context, flags, no_completion, .. } = req.call();
         if ep.route.dest != dest {
+            rarely(());
             let found = self.avs.get(ep.av).and_then(|av| Route::find(&av.av, dest));
-            let Some(route) = found else { return false };
+            let Some(route) = found else { return rarely(false) };
             ep.route = route;
         }
         let Route { peer: p, inc, .. } = ep.route;
-        let Some(peer) = self.peers.get_mut(p) else { return false };
-        let Some(cq) = self.cqs.get_mut(ep.tx_cq) else { return false };
+        let Some(peer) = self.peers.get_mut(p) else { return rarely(false) };
+        let Some(cq) = self.cqs.get_mut(ep.tx_cq) else { return rarely(false) };
         let cq = &mut cq.cq;
         if inc != 0 && inc != peer.inc
             || !cq.has_room()
@@ -492,21 +494,21 @@ impl Node {
             || short_cost(peer, 0).is_none()
             || req.frame_len() > peer.frame_max as usize + ETH_HDR_LEN
         {
-            return false;
+            return rarely(false);
         }
         if !self.short_ops.has_used() && self.short_ops.vacant().is_none() {
-            return false;
+            return rarely(false);
         }
-        let Some(result) = req.take_result() else { return false };
+        let Some(result) = req.take_result() else { return rarely(false) };
         let psn = peer.snd.nxt;
         let told = !no_completion && (flags.contains(OpFlags::COMPLETION) || !ep.tx_selective);
         let op = ShortOp { context, result, peer: p, ep: e, psn, next: Peer::NO_OP, told, form };
-        let Some(made) = self.short_ops.alloc_again(op) else { return false };
+        let Some(made) = self.short_ops.alloc_again(op) else { return rarely(false) };
         // Only one of those can be the last that waits for an acknowledgement.
         let nameable = !form.is_acked() || made.idx() < Peer::NO_OP.into();
         if !nameable || !req.send(&To { peer, src: &self.word, ep, made }, out) {
             req.return_result(self.short_ops.free(made.idx()).result);
-            return false;
+            return rarely(false);
         }
         self.counters.tx_frames += 1;
         ep.tx_used += 1;
@@ -522,6 +524,7 @@ impl Node {
         // Heard in this very turn, it is as if we had begun to wait now.
         let heard = peer.heard == self.active_ns;
         if peer.timer_at == Instant(u64::MAX) || peer.snd.in_flight() == 0 && !heard {
+            let p = ep.route.peer;
             self.wait_from(clock(), p);
         } else {
             peer.snd.number();
@@ -533,6 +536,7 @@ impl Node {
     #[inline(never)]
     pub(super) fn on_resp_frame(&mut self, now: Instant, frame: RxFrame<'_>) {
         if !self.take_usual_answer(&frame) {
+            rarely(());
             self.on_resp_rest(now, &frame.again());
         }
     }
@@ -562,22 +566,22 @@ impl Node {
     /// happened.
     #[inline(always)]
     fn take_usual_answer(&mut self, frame: &RxFrame<'_>) -> bool {
-        let Some((base, (w, generation))) = RespOp::plain(frame) else { return false };
+        let Some((base, (w, generation))) = RespOp::plain(frame) else { return rarely(false) };
         let p = slot_of(base.dst_sid);
-        let Some(peer) = self.peers.get_mut(p) else { return false };
+        let Some(peer) = self.peers.get_mut(p) else { return rarely(false) };
         if peer.owed >= ACK_EVERY_LOSSLESS - 1 || !is_usual(peer, self.word, &base) {
-            return false;
+            return rarely(false);
         }
         let handle = Handle::from_parts(ShortOp::slot(w), generation);
-        let Some(op) = self.short_ops.by_handle(handle) else { return false };
+        let Some(op) = self.short_ops.by_handle(handle) else { return rarely(false) };
         // There is none if it was closed.
-        let Some(ep) = self.eps.get_mut(op.ep) else { return false };
-        let Some(cq) = self.cqs.get_mut(ep.tx_cq) else { return false };
+        let Some(ep) = self.eps.get_mut(op.ep) else { return rarely(false) };
+        let Some(cq) = self.cqs.get_mut(ep.tx_cq) else { return rarely(false) };
         let (flags, which) = Form::Fetch.outcome();
         let told = op.told && ep.rma_cntr[which] == NONE;
         let len = op.result.len();
         if op.peer != p || op.form != Form::Fetch || !told || usize::from(base.plen) != len {
-            return false;
+            return rarely(false);
         }
         let (op_context, result) = (op.context, op.result.again());
         // At once, while the compiler knows that it is there.
@@ -598,14 +602,14 @@ impl Node {
     /// nothing about it is out of the ordinary. False if it is another: nothing has happened.
     #[inline(always)]
     fn take_answer(&mut self, frame: &RxFrame<'_>, form: Form) -> bool {
-        let Some((base, (w, generation))) = RespOp::plain(frame) else { return false };
+        let Some((base, (w, generation))) = RespOp::plain(frame) else { return rarely(false) };
         if !is_next(&self.peers, self.word, &base) {
-            return false;
+            return rarely(false);
         }
         let p = slot_of(base.dst_sid);
         let handle = Handle::from_parts(ShortOp::slot(w), generation);
-        let Some(op) = self.short_ops.by_handle(handle) else { return false };
-        let Some(peer) = self.peers.get_mut(p) else { return false };
+        let Some(op) = self.short_ops.by_handle(handle) else { return rarely(false) };
+        let Some(peer) = self.peers.get_mut(p) else { return rarely(false) };
         // A closed endpoint's, and one that somebody may wait behind, end the long way.
         if !ShortOp::is_name(w)
             || op.peer != p
@@ -615,7 +619,7 @@ impl Node {
             || peer.txq.head != NONE
             || !frame.fill_span(RespOp::HEAD, &op.result)
         {
-            return false;
+            return rarely(false);
         }
         accept(peer, &base, self.active_ns);
         self.finish_short(p, handle.idx(), form);
@@ -630,9 +634,9 @@ impl Node {
     /// Takes an acknowledgement that nobody else waits for, and completes what it is for.
     #[inline(always)]
     fn take_ack(&mut self, frame: &RxFrame<'_>) -> bool {
-        let Some(base) = AckOp::plain(frame) else { return false };
+        let Some(base) = AckOp::plain(frame) else { return rarely(false) };
         let p = slot_of(base.dst_sid);
-        let Some(peer) = self.peers.get_mut(p) else { return false };
+        let Some(peer) = self.peers.get_mut(p) else { return rarely(false) };
         let acked = base.cack.0.wrapping_sub(peer.snd.una.0);
         let granted = base.grant.wrapping_sub(peer.credit as u16);
         if !peer.plain
@@ -642,7 +646,7 @@ impl Node {
             || acked > peer.snd.in_flight()
             || granted >= 1 << 15
         {
-            return false;
+            return rarely(false);
         }
         hear(peer, &base, self.active_ns);
         self.finish_acked(p);
@@ -1130,7 +1134,7 @@ impl ShortAtomic<'_> {
     /// Whether its memory is as `fetch` has it, and the result overlaps nothing.
     #[inline(always)]
     fn has_memory(&self, fetch: &Fetch) -> bool {
-        let Some(result) = self.result.as_one() else { return false };
+        let Some(result) = self.result.as_one() else { return rarely(false) };
         if fetch.word {
             let fits = self.operand.len() == 8 && result.len() == fetch.result;
             return fits && !self.operand.overlaps(result);

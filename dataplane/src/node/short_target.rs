@@ -7,6 +7,7 @@
 //! sent behind them.
 
 use barewire_driver::frame::{ETH_HDR_LEN, RxFrame};
+use barewire_driver::hint::rarely;
 use barewire_driver::mem::{FEW, Few, IoBuf, Span};
 use barewire_driver::port::Tx;
 
@@ -154,6 +155,7 @@ impl Node {
         mut out: impl FrameSink,
     ) {
         if !self.take_usual_fetch(now, &frame, &mut out) {
+            rarely(());
             self.on_ask_frame(PlainAsk::Atomic, now, &frame.again(), out);
         }
     }
@@ -181,20 +183,22 @@ impl Node {
         frame: &RxFrame<'_>,
         out: &mut impl FrameSink,
     ) -> bool {
-        let Some((base, op)) = PlainOp::parse(frame, PlainAsk::Atomic) else { return false };
+        let Some((base, op)) = PlainOp::parse(frame, PlainAsk::Atomic) else {
+            return rarely(false);
+        };
         let usual = &self.asked.usual[Asked::place(PlainAsk::Atomic, &op.what)];
         let known = usual.what == op.what && usize::from(base.plen) == size_of::<u64>();
         // Nothing waits, so that there is room for the answer, wherever it goes.
         if !known || !self.jobs.is_empty() || !self.asked.answers.is_empty() {
-            return false;
+            return rarely(false);
         }
         let p = slot_of(base.dst_sid);
-        let Some(peer) = self.peers.get_mut(p) else { return false };
+        let Some(peer) = self.peers.get_mut(p) else { return rarely(false) };
         if !is_usual(peer, self.word, &base) {
-            return false;
+            return rarely(false);
         }
-        let Some(old) = usual.execute(op.addr, frame) else { return false };
-        let Some(asked) = wire::Asked::parse(frame) else { return false };
+        let Some(old) = usual.execute(op.addr, frame) else { return rarely(false) };
+        let Some(asked) = wire::Asked::parse(frame) else { return rarely(false) };
         peer.nack.note_key(now, false);
         accept_usual(peer, &base, self.active_ns);
         self.counters.rma_executed += 1;
@@ -205,9 +209,11 @@ impl Node {
             self.counters.tx_frames += 1;
             (peer.owed, peer.ack_now) = (0, false);
             if answered(now, peer) {
+                rarely(());
                 self.arm_timer(now, p);
             }
         } else {
+            rarely(());
             self.answer_soon(p, (Ty::Resp, asked), old.into(), 8);
         }
         true
@@ -224,14 +230,14 @@ impl Node {
         frame: &RxFrame<'_>,
         out: &mut impl FrameSink,
     ) -> bool {
-        let Some((base, op)) = PlainOp::parse(frame, ask) else { return false };
+        let Some((base, op)) = PlainOp::parse(frame, ask) else { return rarely(false) };
         if !is_next(&self.peers, self.word, &base) {
-            return false;
+            return rarely(false);
         }
         let near = &self.asked.near[Asked::place(ask, &op.what)];
         let known = near.what == op.what && (ask != PlainAsk::Atomic || near.plen == base.plen);
         if !known && !self.look_near(ask, op, base.plen) {
-            return false;
+            return rarely(false);
         }
         match ask {
             PlainAsk::Atomic => self.execute_atomic(now, frame, &base, op, out),
@@ -264,11 +270,11 @@ impl Node {
         // One that is to be acknowledged besides being answered is left to the long way.
         let odd = near.fetch && (!may_answer || base.asks_ack());
         if at > near.room || peer.bad_seq != NONE || odd {
-            return false;
+            return rarely(false);
         }
         let mr = &self.mrs[near.mr];
-        let Some(old) = near.execute(mr, at as usize, frame) else { return false };
-        let Some(asked) = wire::Asked::parse(frame) else { return false };
+        let Some(old) = near.execute(mr, at as usize, frame) else { return rarely(false) };
+        let Some(asked) = wire::Asked::parse(frame) else { return rarely(false) };
         peer.nack.note_key(now, false);
         accept(peer, base, self.active_ns);
         if near.usual {
@@ -300,7 +306,7 @@ impl Node {
         op: PlainOp,
         out: &mut impl FrameSink,
     ) -> bool {
-        let Some(len) = PlainOp::len(frame, ask, base) else { return false };
+        let Some(len) = PlainOp::len(frame, ask, base) else { return rarely(false) };
         let p = slot_of(base.dst_sid);
         let alone = self.asked.answers.is_empty() && self.peers[p].jobq.head == NONE;
         let may_answer = alone && self.jobs.is_empty() || self.may_answer();
@@ -308,7 +314,7 @@ impl Node {
         let at = op.addr.wrapping_sub(near.base);
         let peer = &mut self.peers[p];
         if at > near.room || len as u64 > near.room - at || peer.bad_seq != NONE {
-            return false;
+            return rarely(false);
         }
         let (at, buf) = (at as usize, &self.mrs[near.mr].buf);
         let (counted, mr, ep) = (near.counted, near.mr, near.ep);
@@ -319,9 +325,9 @@ impl Node {
             accept(peer, base, self.active_ns);
             self.acknowledge(p, base, out);
         } else {
-            let Some(asked) = wire::Asked::of_read(frame) else { return false };
+            let Some(asked) = wire::Asked::of_read(frame) else { return rarely(false) };
             if !may_answer || base.asks_ack() {
-                return false;
+                return rarely(false);
             }
             if len <= FEW {
                 let mut old = [0; FEW];
@@ -338,7 +344,7 @@ impl Node {
                 let open = alone && peer.snd.in_flight() < WINDOW && len <= READ_SHORT;
                 let holds = RespOp::HEAD + len <= peer.frame_max as usize + ETH_HDR_LEN;
                 if !open || !holds || out.send_short(&part) != Tx::Sent {
-                    return false;
+                    return rarely(false);
                 }
                 accept(peer, base, self.active_ns);
                 self.answer_left(now, p);

@@ -149,7 +149,7 @@ impl Pair {
                         let frame = RxFrame::new(&bytes);
                         // With or without a way to answer at once.
                         if self.short.is_some() && drawn(self.frames).is_multiple_of(2) {
-                            node.on_frame_with(self.now, &frame, sink(out));
+                            node.on_frame_with(&self.now, &frame, sink(out));
                         } else {
                             node.on_frame(self.now, &frame);
                         }

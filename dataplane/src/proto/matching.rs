@@ -14,6 +14,8 @@
 //! The entries live in pools that all matchers of a node share. An entry stays with the matcher it
 //! was given to: passing its index to another one is our own bug.
 
+use barewire_driver::hint::rarely;
+
 use crate::plant::{Bug, planted};
 use crate::slab::{Link, Linked, List, NONE, Slab};
 
@@ -80,11 +82,6 @@ pub struct First {
     bucket: usize,
     next: u32,
 }
-
-/// To be called on a way that the usual case does not take, so that the compiler does not have that
-/// one pay for it.
-#[cold]
-pub(crate) fn rarely() {}
 
 /// Link of a table chain, or of the list of receives that ignore bits.
 const CHAIN: usize = 0;
@@ -163,7 +160,9 @@ impl Matcher {
     ) -> Option<u32> {
         let seq = self.seq;
         let bucket = self.posted.bucket(tag);
-        let ends = self.posted.ends.get_mut(bucket)?;
+        let Some(ends) = self.posted.ends.get_mut(bucket) else {
+            return rarely(None);
+        };
         let before = ends[1].wrapping_sub(1);
         let link = Link { prev: before, next: NONE };
         let posted = Posted { tag, ignore: 0, src, payload, seq, link };
@@ -243,18 +242,21 @@ impl Matcher {
         src: impl FnOnce() -> Src,
         tag: u64,
     ) -> Option<(First, &'p Posted<P>)> {
+        if self.wild.head != NONE {
+            return rarely(None);
+        }
         let bucket = self.posted.bucket(tag);
-        let idx = self.posted.ends.get(bucket)?[0].wrapping_sub(1);
+        let Some(ends) = self.posted.ends.get(bucket) else {
+            return rarely(None);
+        };
+        let idx = ends[0].wrapping_sub(1);
         let posted = pool.get(idx)?;
-        if posted.tag != tag || self.wild.head != NONE {
-            return None;
+        if posted.tag != tag {
+            return rarely(None);
         }
         // Most take messages from anyone, and then nobody has to know from whom it is.
-        if posted.src != Src::ANY && {
-            rarely();
-            posted.src != src()
-        } {
-            return None;
+        if posted.src != Src::ANY && rarely(posted.src != src()) {
+            return rarely(None);
         }
         Some((First { idx, bucket, next: posted.link.next }, posted))
     }

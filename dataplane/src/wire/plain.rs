@@ -2,6 +2,7 @@
 //! the first time, without a checksum.
 
 use barewire_driver::frame::RxFrame;
+use barewire_driver::hint::rarely;
 use barewire_driver::port::MacAddr;
 
 use super::base::{AR, plain};
@@ -265,7 +266,7 @@ impl PlainOp {
             PlainAsk::Read => ReadOp::HEAD,
         };
         if frame.len() < head {
-            return None;
+            return rarely(None);
         }
         // All but the number of the operation and the endpoint that it is from.
         let dst_ep = u16::from_le_bytes(frame.chunk_at(BASE_LEN)?);
@@ -442,14 +443,14 @@ impl RespOp {
     #[inline(always)]
     pub fn plain(frame: &RxFrame<'_>) -> Option<(PlainBase, (u32, u32))> {
         if frame.len() < Self::HEAD {
-            return None;
+            return rarely(None);
         }
         let base = PlainBase::parse(frame)?;
         let rest = u64::from_le_bytes(frame.chunk_at(BASE_LEN + 8)?);
         let w = u32::from_le_bytes(frame.chunk_at(BASE_LEN)?);
         let generation = u32::from_le_bytes(frame.chunk_at(BASE_LEN + 4)?);
         let whole = rest == 0 && frame.len() - Self::HEAD >= usize::from(base.plen);
-        whole.then_some((base, (w, generation)))
+        if whole { Some((base, (w, generation))) } else { rarely(None) }
     }
 
     /// As [`AtomicOp::put`].

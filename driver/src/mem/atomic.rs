@@ -26,6 +26,7 @@ use thiserror::Error;
 pub use self::lock::{LocalLocks, WideLock};
 pub use self::process_lock::ProcessLocks;
 use super::{FEW, IoBuf, Span};
+use crate::hint::rarely;
 
 /// `enum fi_op`, with libfabric's numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -276,7 +277,7 @@ impl Span {
         };
         let target = self.inside(offset, size)?;
         if target as usize & (size - 1) != 0 {
-            return None;
+            return rarely(None);
         }
         let mut old = [0; 8];
         let operands: [u8; FEW] = operands.to_le_bytes();

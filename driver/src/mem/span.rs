@@ -9,6 +9,7 @@ use std::ops::Range;
 use std::{fmt, ptr, slice};
 
 use super::FEW;
+use crate::hint::rarely;
 
 /// Most pieces that one operation's memory may have (`iov_limit`).
 pub const IOV_LIMIT: usize = 8;
@@ -72,7 +73,7 @@ impl Span {
     #[inline(always)]
     pub(super) fn inside(&self, offset: usize, len: usize) -> Option<*mut u8> {
         let inside = offset <= self.len && len <= self.len - offset;
-        inside.then(|| self.base.wrapping_add(offset))
+        if inside { Some(self.base.wrapping_add(offset)) } else { rarely(None) }
     }
 
     /// Whether a byte is in both.

@@ -687,7 +687,7 @@ fn a_fence_waits_for_the_bytes_of_a_read() {
     let [first, second] = &mut pair.ends;
     let (read, write) = (first.out.pop_front().unwrap(), first.out.pop_front().unwrap());
     second.node.on_frame(pair.now, &RxFrame::new(&read));
-    second.node.on_frame_with(pair.now, &RxFrame::new(&write), sink(&mut second.out));
+    second.node.on_frame_with(&pair.now, &RxFrame::new(&write), sink(&mut second.out));
     assert_eq!(second.out.len(), 1, "the write is acknowledged, the read not answered");
     pair.now = pair.now + 100;
     pair.run(2_000_000);

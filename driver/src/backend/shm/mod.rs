@@ -58,6 +58,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use crate::clock::{monotonic_ns, now_ns};
 use crate::frame::{ETH_HDR_LEN, FillHead, RxFrame, ShortHead, TxFrame};
+use crate::hint::rarely;
 use crate::mem::{Few, IoBuf, SHORT, copy_inline, prefetch, prefetch_long};
 use crate::open::OpenError;
 use crate::port::{
@@ -88,6 +89,8 @@ const SWEEP_EVERY: i32 = 64;
 /// Refusals for want of room before the receiver's life is checked, and the least time between.
 const PROBE_FULLS: u32 = 1024;
 const PROBE_NS: u64 = 5_000_000;
+/// A frame that takes the short way is no longer than any port's may be.
+const _: () = assert!(SHORT <= ETH_HDR_LEN + MTU_MIN);
 /// No address: 48 bits never look like it.
 const NO_KEY: u64 = u64::MAX;
 
@@ -201,9 +204,8 @@ pub struct ShmPort {
     extra: usize,
     /// Members who get a copy of each frame that we send, one bit each.
     monitors: u64,
-    /// Where the last frame went, and the longest that takes the short way there.
+    /// Where the last frame went.
     last: Route,
-    short_max: usize,
     /// Addresses whose ring is open, by [`route_slot`].
     routes: Box<[Route; ROUTES]>,
     /// The process that opened the port; a forked child is another.
@@ -355,7 +357,6 @@ impl ShmPort {
             extra,
             monitors: 0,
             last: Route { key: NO_KEY, to: 0 },
-            short_max: SHORT.min(ETH_HDR_LEN + mtu),
             routes: Box::new([Route { key: NO_KEY, to: 0 }; ROUTES]),
             pid: std::process::id(),
             sleepers: 0,
@@ -514,15 +515,15 @@ impl ShmPort {
         head: &impl FillHead<H>,
         rest: &impl Rest,
     ) -> bool {
-        let Some(out) = self.outs.get_mut(self.last.to) else { return false };
+        let Some(out) = self.outs.get_mut(self.last.to) else { return rarely(false) };
         // SAFETY: as in `push`.
-        let (rx_open, sleeping) = unsafe { (&*out.rx_open, &*out.sleeping) };
-        if dst != self.last.key || rx_open.load(Relaxed) != WATCH || len > self.short_max {
-            return false;
+        let rx_open = unsafe { &*out.rx_open };
+        if len > SHORT || dst != self.last.key || rx_open.load(Relaxed) != WATCH {
+            return rarely(false);
         }
-        let Some(place) = out.ring.claim_ahead(len) else { return false };
+        let Some(place) = out.ring.claim_ahead(len) else { return rarely(false) };
         let to = out.ring.mem().at(place.frame_pos());
-        // SAFETY: as in `push`, by `claim_ahead`: `len` bytes, no more than `SHORT` (`short_max`),
+        // SAFETY: as in `push`, by `claim_ahead`: `len` bytes, no more than `SHORT`,
         // of which `H` are the head's. From the end to the start, as in `copy_short_to_raw`.
         unsafe {
             rest.fill(to.add(H));
@@ -532,7 +533,8 @@ impl ShmPort {
         self.counters.tx_frames += 1;
         self.counters.tx_bytes += len as u64;
         // May be answered before the frame is visible, as in `push`.
-        if sleeping.load(Relaxed) != 0 {
+        // SAFETY: as above.
+        if unsafe { &*out.sleeping }.load(Relaxed) != 0 {
             self.sleepers |= 1 << (self.last.to & 63);
             self.wake_sleepers();
         }
@@ -831,7 +833,7 @@ impl ShortTx for ShmPort {
         len: usize,
     ) -> bool {
         let Some(from) = body.in_one_piece(at, len) else { return false };
-        if H + len > self.short_max {
+        if H + len > SHORT {
             return self.push_part(dst, head, (from, len));
         }
         self.push_made(dst, H + len, head, &WordAndBody { word: None, from, len })
@@ -929,9 +931,9 @@ impl ShmPort {
             let seen = self.watches.each_ref().map(|watch| (*watch.next).load(Relaxed));
             (seen, (*self.bell).load(Relaxed))
         };
-        let elsewhere = second | bell | self.ready;
-        if elsewhere != 0 || self.in_bulk || self.polls_to_sweep <= 0 {
-            return None;
+        let elsewhere = second | bell | self.ready | u64::from(self.in_bulk);
+        if elsewhere != 0 || self.polls_to_sweep <= 0 {
+            return rarely(None);
         }
         if first == 0 {
             self.took = false;
@@ -942,7 +944,7 @@ impl ShmPort {
             prefetch(self.watches[0].next.wrapping_add(GRANULE / size_of::<u64>()).cast());
         }
         // Likely it is the only one.
-        self.one(sink).then_some(1)
+        if self.one(sink) { Some(1) } else { rarely(None) }
     }
 
     /// Takes the one frame that the first watch shows, and says whether there was one. (The first
@@ -954,8 +956,8 @@ impl ShmPort {
     #[inline(always)]
     fn one(&mut self, sink: &mut impl RxSink) -> bool {
         let sender = self.watches[0].sender;
-        let Some(from) = self.ins.get_mut(sender) else { return false };
-        let Taken::Frame { pos, len } = from.ring.take_plain() else { return false };
+        let Some(from) = self.ins.get_mut(sender) else { return rarely(false) };
+        let Taken::Frame { pos, len } = from.ring.take_plain() else { return rarely(false) };
         let base = from.ring.mem().at(pos).cast_const();
         let from = &raw mut *from;
         // SAFETY: as in `burst`.
@@ -1199,7 +1201,7 @@ impl Port for ShmPort {
     fn tx(&mut self, frame: &TxFrame<'_>) -> Result<Tx, PortGone> {
         let len = frame.len();
         if frame.is_usual()
-            && len <= self.short_max
+            && len <= SHORT
             && let Some(body) = frame.body_in_one_piece()
             && self.push_ahead(frame, len, body)
         {
