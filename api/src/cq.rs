@@ -238,13 +238,13 @@ impl CqInner {
         mut core: Guard<'_, Core>,
         mut put: impl FnMut(&Cqe),
     ) -> Option<Result<usize>> {
-        core.turn_here_if_manual(&self.dom);
+        let moved = core.turn_here_if_manual(&self.dom);
         if core.node().cq_take_one(self.id, &mut put) == Some(true) {
             core.found();
             core.leave();
             return None;
         }
-        let read = self.cqes_after_turn(&mut core, 1, put);
+        let read = self.cqes_after_turn(&mut core, moved, 1, put);
         Some(leave(core, read))
     }
 
@@ -270,20 +270,24 @@ impl CqInner {
     /// Takes entries after a turn of the loop.
     #[inline(always)]
     fn cqes_of_turn(&self, core: &mut Core, most: usize, put: impl FnMut(&Cqe)) -> Result<usize> {
-        core.turn_here_if_manual(&self.dom);
-        self.cqes_after_turn(core, most, put)
+        let moved = core.turn_here_if_manual(&self.dom);
+        self.cqes_after_turn(core, moved, most, put)
     }
 
-    /// Takes entries, for which the loop has just been turned.
+    /// Takes entries, for which the loop has just been turned and has moved so much.
     #[inline(always)]
     fn cqes_after_turn(
         &self,
         core: &mut Core,
+        moved: usize,
         most: usize,
         put: impl FnMut(&Cqe),
     ) -> Result<usize> {
         match core.node().cq_take(self.id, most, put) {
-            None => self.still_none(core),
+            None => {
+                core.note_moved(moved);
+                self.still_none(core)
+            }
             Some(0) => rarely(Self::why_none(core, self.id, &self.dom)),
             Some(n) => {
                 core.found();

@@ -72,10 +72,13 @@ impl Core {
     /// One turn of the loop, and what follows from it for those who wait.
     #[inline(never)]
     pub(crate) fn turn(&mut self, shared: &Shared) -> usize {
-        self.turn_here(shared)
+        let moved = self.turn_here(shared);
+        self.note_moved(moved);
+        moved
     }
 
-    /// As [`turn`](Self::turn), without a call.
+    /// As [`turn`](Self::turn), without a call, and what it moved is left to the caller to
+    /// [note](Self::note_moved).
     #[inline(always)]
     fn turn_here(&mut self, shared: &Shared) -> usize {
         self.reads_left = READS_PER_TURN;
@@ -83,10 +86,6 @@ impl Core {
             rarely(());
             return self.full_turn(shared);
         };
-        if moved > 0 {
-            // Also where peers work on this side's memory, which writes no entry.
-            self.found();
-        }
         if self.watch.any() {
             rarely(());
             self.look_now(shared);
@@ -113,17 +112,28 @@ impl Core {
     /// Turns the loop if the application is the one who has to.
     #[inline(never)]
     pub(crate) fn turn_if_manual(&mut self, shared: &Shared) {
-        self.turn_here_if_manual(shared);
+        let moved = self.turn_here_if_manual(shared);
+        self.note_moved(moved);
     }
 
-    /// As [`turn_if_manual`](Self::turn_if_manual), without a call.
+    /// As [`turn_if_manual`](Self::turn_if_manual), without a call, and what it moved is left to
+    /// the caller to [note](Self::note_moved).
     #[inline(always)]
-    pub(crate) fn turn_here_if_manual(&mut self, shared: &Shared) {
+    pub(crate) fn turn_here_if_manual(&mut self, shared: &Shared) -> usize {
         if shared.manual.load(Ordering::Relaxed) {
-            self.turn_here(shared);
-        } else {
-            rarely(());
-            self.turn_if_asleep(shared);
+            return self.turn_here(shared);
+        }
+        rarely(());
+        self.turn_if_asleep(shared);
+        0
+    }
+
+    /// A turn that moves something is not in vain, also where peers work on this side's memory,
+    /// which writes no entry.
+    #[inline(always)]
+    pub(crate) fn note_moved(&mut self, moved: usize) {
+        if moved > 0 {
+            self.found();
         }
     }
 

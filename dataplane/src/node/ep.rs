@@ -27,7 +27,12 @@ pub(crate) struct Ep {
     /// Enabled, and has the capabilities to send and to receive messages of each [`MsgKind`].
     pub(crate) may_send: [bool; 2],
     pub(crate) may_recv: [bool; 2],
-    /// The same, and messages are neither counted nor may their senders be errors.
+    /// The same, and nothing else is to be asked of the endpoint: a message is told of and not
+    /// counted; a receive is told of, and no message waits.
+    pub(crate) plain_send: [bool; 2],
+    pub(crate) plain_recv: [bool; 2],
+    /// The same as `may_recv`, no message waits, and messages are neither counted nor may their
+    /// senders be errors.
     pub(crate) may_take: [bool; 2],
     /// Enabled, and has the capabilities of one-sided operations of each [`Form`].
     pub(crate) may_rma: [bool; Form::ALL.len()],
@@ -85,7 +90,16 @@ impl Ep {
         }
         self.may_rma = Form::ALL.map(|form| enabled && self.caps.contains(form.caps()));
         let simple = self.rx_cntr == NONE && !self.caps.contains(Caps::SOURCE_ERR);
-        self.may_take = self.may_recv.map(|may| may && simple);
+        self.may_take = self.may_recv.map(|may| may && simple && !self.starved);
+        let told = !self.tx_selective && self.tx_cntr == NONE;
+        self.plain_send = self.may_send.map(|may| may && told);
+        self.plain_recv = self.may_recv.map(|may| may && !self.rx_selective && !self.starved);
+    }
+
+    /// A message cannot be delivered because a queue is full, or it can be tried again.
+    pub(super) fn starve(&mut self, starved: bool) {
+        self.starved = starved;
+        self.enable(self.enabled);
     }
 
     /// Whether a message that names receive context `rx_ctx` can be for it. One that names none is
@@ -147,6 +161,8 @@ impl Node {
             enabled: false,
             may_send: [false; 2],
             may_recv: [false; 2],
+            plain_send: [false; 2],
+            plain_recv: [false; 2],
             may_take: [false; 2],
             may_rma: [false; Form::ALL.len()],
             caps,
@@ -212,6 +228,9 @@ impl Node {
         if rx {
             (e.rx_cq, e.rx_selective) = (cq.0.idx(), selective);
             table.bound += 1;
+        }
+        if e.enabled {
+            e.enable(true);
         }
         Ok(())
     }

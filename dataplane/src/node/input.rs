@@ -39,7 +39,6 @@ impl Node {
     #[inline(always)]
     pub fn on_frame_with(&mut self, now: &Instant, frame: &RxFrame<'_>, out: impl FrameSink) {
         self.counters.rx_frames += 1;
-        self.fresh += 1;
         if !self.lossless {
             rarely(());
             return self.on_frame_kept(*now, &frame.again());

@@ -518,8 +518,8 @@ pub struct Node {
     pub(crate) owed_since: Option<Instant>,
     /// Credit that the message refused last had used.
     pub(crate) refused_units: u32,
-    /// Frames taken since the last transmit.
-    pub(crate) fresh: u32,
+    /// Frames that had been taken at the last transmit.
+    pub(crate) seen_frames: u64,
     /// The port had no room in the last turn.
     pub(crate) blocked: bool,
     pub(crate) gone: bool,
@@ -616,7 +616,7 @@ impl Node {
             polled_at: Instant(0),
             owed_since: None,
             refused_units: 0,
-            fresh: 0,
+            seen_frames: 0,
             blocked: false,
             gone: false,
             settings,

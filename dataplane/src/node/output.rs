@@ -62,7 +62,8 @@ impl Node {
         if self.has_answers() {
             self.send_answers(now, &mut AnySink(out));
         }
-        let idle = std::mem::take(&mut self.fresh) == 0;
+        let seen = std::mem::replace(&mut self.seen_frames, self.counters.rx_frames);
+        let idle = seen == self.counters.rx_frames;
         self.blocked = false;
         while let Some(p) = self.wheel.expire(now) {
             self.on_timer(now, p);

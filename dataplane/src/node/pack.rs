@@ -347,7 +347,6 @@ impl Node {
         let MsgOp { src_ep, tagged, tag, imm, .. } = *msg;
         let (peer, cost) = (&mut self.peers[p], units(len as u64));
         if !ep.may_take[usize::from(tagged)]
-            || ep.starved
             || !ep.is_named(msg.rx_ctx)
             || peer.outstanding() < cost
         {

@@ -366,7 +366,7 @@ impl Node {
         let table = &mut self.cqs[ep.rx_cq];
         if !table.cq.reserve() {
             table.starved = true;
-            ep.starved = true;
+            ep.starve(true);
             return Target::Store;
         }
         let min = ep.min_multi_recv;
@@ -448,7 +448,7 @@ impl Node {
         let table = &mut self.cqs[ep.rx_cq];
         if ep.starved || !table.cq.try_push(cqe) {
             table.starved = true;
-            ep.starved = true;
+            ep.starve(true);
             return;
         }
         ep.claimed.push((handle, msg));
@@ -1032,7 +1032,7 @@ impl Node {
     /// Delivers what had to wait for room in the queue of endpoint `e`, in order, as far as there
     /// is room.
     pub(crate) fn feed_ep(&mut self, now: Instant, e: u32) {
-        self.eps[e].starved = false;
+        self.eps[e].starve(false);
         let srx = self.eps[e].srx;
         if srx != NONE {
             return self.feed_shared(now, srx);

@@ -123,16 +123,15 @@ impl Node {
             (false, true) => PLAIN_FLAGS,
         };
         let mut told = !req.no_completion;
-        if told && ep.tx_selective {
+        if !ep.plain_send[usize::from(tagged)] {
             rarely(());
-            told = req.flags.contains(OpFlags::COMPLETION);
-            if USUAL && !told {
-                return rarely(None);
+            told = told && (req.flags.contains(OpFlags::COMPLETION) || !ep.tx_selective);
+            let unheard = !told && !req.no_completion;
+            if !ep.may_send[usize::from(tagged)] || USUAL && (ep.tx_cntr != NONE || unheard) {
+                return None;
             }
         }
-        if !ep.may_send[usize::from(tagged)]
-            || USUAL && ep.tx_cntr != NONE
-            || !allowed.contains(req.flags)
+        if !allowed.contains(req.flags)
             || len > UNIT && (USUAL || len > one_max(req.flags, self.eager_max[0]))
             || ep.tx_used >= ep.tx_size
         {
@@ -218,14 +217,14 @@ impl Node {
         let e = ep.0.idx();
         let Some(ep) = self.eps.by_handle_mut(ep.0) else { return rarely(false) };
         let matcher = &mut ep.matcher[req.kind as usize];
-        if !ep.may_recv[req.kind as usize]
+        let told = req.flags.contains(OpFlags::COMPLETION);
+        if !ep.plain_recv[req.kind as usize]
+            && rarely(!ep.may_recv[req.kind as usize] || ep.starved || !told)
             || !RECV_FLAGS.contains(req.flags)
             || req.src != FI_ADDR_UNSPEC
             || req.ignore != 0
-            || ep.starved
             || ep.rx_used >= ep.rx_size
             || matcher.unexpected_len() != 0
-            || ep.rx_selective && rarely(!req.flags.contains(OpFlags::COMPLETION))
         {
             return rarely(false);
         }
@@ -344,7 +343,7 @@ impl Node {
         let MsgOp { src_ep, tagged, tag, imm, .. } = msg.op;
         let cost = units(u64::from(msg.plen));
         let left = peer.outstanding();
-        if !ep.may_take[usize::from(tagged)] || ep.starved || left < cost {
+        if !ep.may_take[usize::from(tagged)] || left < cost {
             return rarely(false);
         }
         let ack_every = if KEPT { ACK_EVERY } else { ACK_EVERY_LOSSLESS };
@@ -426,7 +425,7 @@ impl Node {
         }
         let Some(&e) = self.numbers.at.get(usize::from(msg.dst_ep())) else { return rarely(false) };
         let Some(ep) = self.eps.get_mut(e) else { return rarely(false) };
-        if !ep.may_take[usize::from(Usual::TAGGED)] || ep.starved {
+        if !ep.may_take[usize::from(Usual::TAGGED)] {
             return rarely(false);
         }
         let matcher = &mut ep.matcher[usize::from(Usual::TAGGED)];

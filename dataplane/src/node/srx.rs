@@ -134,7 +134,7 @@ impl Node {
         let matcher = &self.eps[s].matcher[kind];
         let recv = matcher.match_posted(&self.posted, head.src(), head.tag)?;
         if !self.reserve_for(e) {
-            self.eps[e].starved = true;
+            self.eps[e].starve(true);
             return None;
         }
         self.eps[s].matcher[kind].unlink_posted(&mut self.posted, recv);

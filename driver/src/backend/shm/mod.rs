@@ -515,10 +515,13 @@ impl ShmPort {
         head: &impl FillHead<H>,
         rest: &impl Rest,
     ) -> bool {
+        if len > SHORT {
+            return rarely(false);
+        }
         let Some(out) = self.outs.get_mut(self.last.to) else { return rarely(false) };
         // SAFETY: as in `push`.
         let rx_open = unsafe { &*out.rx_open };
-        if len > SHORT || dst != self.last.key || rx_open.load(Relaxed) != WATCH {
+        if dst != self.last.key || rx_open.load(Relaxed) != WATCH {
             return rarely(false);
         }
         let Some(place) = out.ring.claim_ahead(len) else { return rarely(false) };
