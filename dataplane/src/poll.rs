@@ -48,9 +48,6 @@ const INBOX_BURSTS: usize = 1 << 15;
 const UNTIMED_TURNS: u32 = 64;
 const BRISK_NS: u64 = 100_000;
 
-/// Bits of an address as a number.
-const MAC_BITS: u64 = (1 << 48) - 1;
-
 /// A node and its port.
 pub struct Engine {
     node: Node,
@@ -59,8 +56,10 @@ pub struct Engine {
     gone: Option<PortGone>,
     /// When the clock was last read.
     now: Instant,
-    /// Turns that may pass before it is read again.
+    /// Turns that may pass before it is read again, and as many that the port will not have counted
+    /// by then.
     untimed: u32,
+    uncounted: u32,
     /// It was read in the last turn.
     timed: bool,
 }
@@ -115,7 +114,7 @@ impl<const H: usize, F: ShortFrame<H>> FillHead<H> for ShortFrameHead<'_, F> {
 /// Writes a short frame where it goes, if it can go there at once.
 #[inline(always)]
 fn send_few<const H: usize>(port: &mut impl ShortTx, frame: &impl ShortFrame<H>) -> bool {
-    let (dst, head) = (frame.dst() & MAC_BITS, ShortFrameHead(frame));
+    let (dst, head) = (frame.dst(), ShortFrameHead(frame));
     match frame.part() {
         Some((buf, at, len)) => port.tx_part(dst, &head, buf, at, len),
         None => port.tx_few(dst, &head, frame.few()),
@@ -135,7 +134,7 @@ impl<M: Message> FillHead<{ PlainMsg::LEN }> for MsgHead<'_, M> {
 /// Writes a message where it goes, if it can go there at once.
 #[inline(always)]
 fn send_msg_short(port: &mut ShmPort, msg: &impl Message) -> bool {
-    port.tx_short(msg.head(false).dst & MAC_BITS, msg.body(), msg.imm(), &MsgHead(msg))
+    port.tx_short(msg.head(false).dst, msg.body(), msg.imm(), &MsgHead(msg))
 }
 
 /// Sends a message to any port.
@@ -261,7 +260,15 @@ impl ToPort<'_> {
 impl Engine {
     /// Joins `node` to `port`, whose capabilities the node was made with.
     pub fn new(node: Node, port: Box<dyn Port>) -> Self {
-        Self { node, port: port.into(), gone: None, now: Self::now(), untimed: 0, timed: false }
+        Self {
+            node,
+            port: port.into(),
+            gone: None,
+            now: Self::now(),
+            untimed: 0,
+            uncounted: 0,
+            timed: false,
+        }
     }
 
     /// The clock, in the time the node lives by.
@@ -417,8 +424,12 @@ impl Engine {
     #[inline]
     fn read_clock(&mut self) {
         let now = Self::now();
+        if let KnownPort::Shm(port) = &mut self.port {
+            port.count(std::mem::take(&mut self.uncounted));
+        }
         if self.node.is_lossless() && now.since(self.now) < BRISK_NS {
             self.untimed = UNTIMED_TURNS;
+            self.uncounted = UNTIMED_TURNS;
         }
         self.now = now;
     }

@@ -181,8 +181,8 @@ pub trait RxSink {
 /// Sends short frames.
 pub trait ShortTx {
     /// Sends a frame of `H` bytes that `head` writes, all of them, and `few` behind them, to `dst`,
-    /// an address as a number in the byte order in which it lies in a frame; then wakes whoever
-    /// sleeps. False, and nothing has happened, if there is more to it than to write it.
+    /// whose lower 48 bits are an address in the byte order in which it lies in a frame; then wakes
+    /// whoever sleeps. False, and nothing has happened, if there is more to it than to write it.
     fn tx_few<const H: usize>(&mut self, dst: u64, head: &impl FillHead<H>, few: Few) -> bool;
 
     /// As [`tx_few`](Self::tx_few), with `len` bytes from `at` of `body` behind the head. False

@@ -136,6 +136,8 @@ pub struct Producer<M> {
     limit: u64,
     /// Granules from `tail` up to this have a word of 0; above `tail`, at most `limit`.
     clear_to: u64,
+    /// Beyond this tail more of them are cleared.
+    clear_at: u64,
 }
 
 impl<M: RingMem> Producer<M> {
@@ -144,7 +146,8 @@ impl<M: RingMem> Producer<M> {
     pub fn new(mem: M, len: usize) -> Self {
         assert!(len.is_power_of_two() && len >= 2 * GRANULE);
         let len = len as u64;
-        Self { mem, len, mask: len - 1, tail: 0, limit: len, clear_to: GRANULE as u64 }
+        let clear_to = GRANULE as u64;
+        Self { mem, len, mask: len - 1, tail: 0, limit: len, clear_to, clear_at: 0 }
     }
 
     /// The memory below.
@@ -172,7 +175,7 @@ impl<M: RingMem> Producer<M> {
     #[inline(always)]
     pub fn commit_ahead(&mut self, place: Ahead) {
         self.mem.publish(place.word_pos, place.word);
-        if self.clear_to - self.tail < AHEAD_MIN {
+        if self.tail > self.clear_at {
             rarely(());
             self.clear_ahead();
         }
@@ -194,7 +197,12 @@ impl<M: RingMem> Producer<M> {
         for at in (pos..end).step_by(GRANULE) {
             self.mem.clear(at);
         }
-        self.clear_to = to;
+        self.set_clear(to);
+    }
+
+    #[inline(always)]
+    fn set_clear(&mut self, to: u64) {
+        (self.clear_to, self.clear_at) = (to, to.saturating_sub(AHEAD_MIN));
     }
 
     /// Finds a place for a frame of `len` bytes, which is at most a quarter of the ring.
@@ -233,7 +241,7 @@ impl<M: RingMem> Producer<M> {
     pub fn commit(&mut self, place: Place, len: usize) {
         if place.end >= self.clear_to {
             self.mem.clear(place.end_pos);
-            self.clear_to = place.end + GRANULE as u64;
+            self.set_clear(place.end + GRANULE as u64);
         }
         self.mem.publish(place.word_pos, word_of(place.start, len as u32));
         if place.is_padded {
@@ -242,7 +250,7 @@ impl<M: RingMem> Producer<M> {
             self.mem.publish(at, word_of(self.tail, PAD));
         }
         self.tail = place.end;
-        if self.clear_to - self.tail < AHEAD_MIN {
+        if self.tail > self.clear_at {
             self.clear_ahead();
         }
     }

@@ -31,6 +31,8 @@ pub(crate) struct Ep {
     /// counted; a receive is told of, and no message waits.
     pub(crate) plain_send: [bool; 2],
     pub(crate) plain_recv: [bool; 2],
+    /// What is sent is told of unasked.
+    pub(crate) tells: bool,
     /// The same as `may_recv`, no message waits, and messages are neither counted nor may their
     /// senders be errors.
     pub(crate) may_take: [bool; 2],
@@ -91,7 +93,8 @@ impl Ep {
         self.may_rma = Form::ALL.map(|form| enabled && self.caps.contains(form.caps()));
         let simple = self.rx_cntr == NONE && !self.caps.contains(Caps::SOURCE_ERR);
         self.may_take = self.may_recv.map(|may| may && simple && !self.starved);
-        let told = !self.tx_selective && self.tx_cntr == NONE;
+        self.tells = !self.tx_selective;
+        let told = self.tells && self.tx_cntr == NONE;
         self.plain_send = self.may_send.map(|may| may && told);
         self.plain_recv = self.may_recv.map(|may| may && !self.rx_selective && !self.starved);
     }
@@ -163,6 +166,7 @@ impl Node {
             may_recv: [false; 2],
             plain_send: [false; 2],
             plain_recv: [false; 2],
+            tells: true,
             may_take: [false; 2],
             may_rma: [false; Form::ALL.len()],
             caps,

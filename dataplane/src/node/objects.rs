@@ -64,11 +64,20 @@ impl Node {
     #[inline(always)]
     pub fn cq_take(&mut self, cq: CqId, most: usize, put: impl FnMut(&Cqe)) -> Option<usize> {
         let Some(table) = self.cqs.by_handle_mut(cq.0) else { return Some(0) };
-        if table.cq.is_empty() {
-            return None;
+        let (n, feed) = table.take(most, put)?;
+        if feed {
+            rarely(());
+            self.feed(cq.0.idx());
         }
-        let n = table.cq.take(most, put);
-        if n > 0 && table.starved {
+        Some(n)
+    }
+
+    /// As [`cq_take`](Self::cq_take), of a queue that was just found empty, so that it is there.
+    #[inline(always)]
+    pub fn cq_take_again(&mut self, cq: CqId, most: usize, put: impl FnMut(&Cqe)) -> Option<usize> {
+        let Some(table) = self.cqs.get_mut(cq.0.idx()) else { return Some(0) };
+        let (n, feed) = table.take(most, put)?;
+        if feed {
             rarely(());
             self.feed(cq.0.idx());
         }
@@ -80,11 +89,14 @@ impl Node {
     /// [`cq_take`](Self::cq_take).
     #[inline(always)]
     pub fn cq_take_one(&mut self, cq: CqId, put: impl FnOnce(&Cqe)) -> Option<bool> {
-        let Some(table) = self.cqs.by_handle_mut(cq.0) else { return Some(false) };
-        if table.cq.is_empty() {
-            return None;
-        }
-        Some(if table.starved { rarely(false) } else { table.cq.take_one(put) })
+        self.cqs.by_handle_mut(cq.0).map_or(Some(false), |table| table.take_one(put))
+    }
+
+    /// As [`cq_take_one`](Self::cq_take_one), of a queue that was just found empty, so that it is
+    /// there.
+    #[inline(always)]
+    pub fn cq_take_one_again(&mut self, cq: CqId, put: impl FnOnce(&Cqe)) -> Option<bool> {
+        self.cqs.get_mut(cq.0.idx()).map_or(Some(false), |table| table.take_one(put))
     }
 
     /// Why [`cq_take`](Self::cq_take) has taken nothing.
@@ -387,5 +399,27 @@ impl Node {
 
     fn cntr_mut(&mut self, cntr: CntrId) -> Result<&mut CntrTable> {
         self.cntrs.by_handle_mut(cntr.0).ok_or(Error::BadFd)
+    }
+}
+
+impl CqTable {
+    /// Takes completions as [`Node::cq_take`] does, and says also whether what waited for room in
+    /// the queue is to be looked at.
+    #[inline(always)]
+    fn take(&mut self, most: usize, put: impl FnMut(&Cqe)) -> Option<(usize, bool)> {
+        if self.cq.is_empty() {
+            return None;
+        }
+        let n = self.cq.take(most, put);
+        Some((n, n > 0 && self.starved))
+    }
+
+    /// As [`Node::cq_take_one`].
+    #[inline(always)]
+    fn take_one(&mut self, put: impl FnOnce(&Cqe)) -> Option<bool> {
+        if self.cq.is_empty() {
+            return None;
+        }
+        Some(if self.starved { rarely(false) } else { self.cq.take_one(put) })
     }
 }

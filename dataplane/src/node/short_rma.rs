@@ -501,7 +501,7 @@ impl Node {
         }
         let Some(result) = req.take_result() else { return rarely(false) };
         let psn = peer.snd.nxt;
-        let told = !no_completion && (flags.contains(OpFlags::COMPLETION) || !ep.tx_selective);
+        let told = !no_completion && (flags.contains(OpFlags::COMPLETION) || ep.tells);
         let op = ShortOp { context, result, peer: p, ep: e, psn, next: Peer::NO_OP, told, form };
         let Some(made) = self.short_ops.alloc_again(op) else { return rarely(false) };
         // Only one of those can be the last that waits for an acknowledgement.
@@ -590,7 +590,9 @@ impl Node {
         debug_assert!(filled, "what is not as long as it says is no RESP");
         accept_usual(peer, &base, self.active_ns);
         peer.owed += 1;
-        peer.take_left = peer.take_left.saturating_sub(1);
+        if peer.take_left > 0 {
+            peer.take_left -= 1;
+        }
         peer.forget_short_op();
         ep.tx_used -= 1;
         cq.cq.push(Cqe { op_context, flags, src: FI_ADDR_UNSPEC, ..Cqe::default() });

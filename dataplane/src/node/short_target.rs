@@ -626,7 +626,9 @@ fn answered(now: Instant, peer: &mut Peer) -> bool {
         peer.probe_at = now;
     }
     peer.snd.number();
-    peer.short_left = peer.short_left.saturating_sub(1);
+    if peer.short_left > 0 {
+        peer.short_left -= 1;
+    }
     peer.timer_at == Instant(u64::MAX)
 }
 

@@ -231,14 +231,14 @@ pub struct Asked {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wanted {
     rkey: u64,
-    /// Endpoint, flags and receive context, in 32 bits.
+    /// Endpoint, flags and receive context, where they stand in the header's first 64 bits.
     head: u64,
     /// Count, operation and type.
     kind: u32,
 }
 
 impl Wanted {
-    /// No header says this, whatever stands in it: its first part is longer than theirs.
+    /// No header says this, whatever stands in it: the other bits of theirs are 0.
     pub const NOTHING: Self = Self { rkey: 0, head: u64::MAX, kind: 0 };
 
     /// A number for it that others are likely not to have.
@@ -251,7 +251,7 @@ impl Wanted {
     /// data follows.
     pub fn is_whole(&self, ask: PlainAsk) -> bool {
         let end = if ask == PlainAsk::Read { END } else { 0 };
-        self.head >> 16 == u64::from(LAST | end)
+        self.head >> 32 == u64::from(LAST | end)
     }
 }
 
@@ -269,9 +269,7 @@ impl PlainOp {
             return rarely(None);
         }
         // All but the number of the operation and the endpoint that it is from.
-        let dst_ep = u16::from_le_bytes(frame.chunk_at(BASE_LEN)?);
-        let flags = u16::from_le_bytes(frame.chunk_at(BASE_LEN + 4)?);
-        let head = u64::from(dst_ep) | u64::from(flags) << 16;
+        let head = u64::from_le_bytes(frame.chunk_at(BASE_LEN)?) & 0xffff_0000_ffff;
         let rkey = u64::from_le_bytes(frame.chunk_at(BASE_LEN + 8)?);
         let kind = match ask {
             PlainAsk::Atomic => u32::from_le_bytes(frame.chunk_at(BASE_LEN + 32)?),
@@ -307,8 +305,8 @@ impl PlainOp {
     /// The range that it names, but for the number of the operation and the endpoint it is from.
     pub fn range(&self) -> RemoteRange {
         let Self { what: Wanted { rkey, head, .. }, addr } = *self;
-        let last = (head >> 16) as u8 & LAST != 0;
-        let rx_ctx = (head >> 24) as u8;
+        let last = (head >> 32) as u8 & LAST != 0;
+        let rx_ctx = (head >> 40) as u8;
         RemoteRange { dst_ep: head as u16, rx_ctx, src_ep: 0, seq: 0, last, rkey, addr }
     }
 
@@ -318,7 +316,7 @@ impl PlainOp {
         // From what was copied, since the frame may say something else by now.
         let mut b = Bytes::ZERO;
         b.put16::<0>(self.what.head as u16);
-        b.put16::<4>((self.what.head >> 16) as u16);
+        b.put16::<4>((self.what.head >> 32) as u16);
         b.put64::<8>(self.what.rkey);
         b.put64::<16>(self.addr);
         b.put32::<32>(self.what.kind);
@@ -446,11 +444,13 @@ impl RespOp {
             return rarely(None);
         }
         let base = PlainBase::parse(frame)?;
+        if frame.len() - Self::HEAD < usize::from(base.plen) {
+            return rarely(None);
+        }
         let rest = u64::from_le_bytes(frame.chunk_at(BASE_LEN + 8)?);
         let w = u32::from_le_bytes(frame.chunk_at(BASE_LEN)?);
         let generation = u32::from_le_bytes(frame.chunk_at(BASE_LEN + 4)?);
-        let whole = rest == 0 && frame.len() - Self::HEAD >= usize::from(base.plen);
-        if whole { Some((base, (w, generation))) } else { rarely(None) }
+        if rest == 0 { Some((base, (w, generation))) } else { rarely(None) }
     }
 
     /// As [`AtomicOp::put`].

@@ -91,7 +91,9 @@ const PROBE_FULLS: u32 = 1024;
 const PROBE_NS: u64 = 5_000_000;
 /// A frame that takes the short way is no longer than any port's may be.
 const _: () = assert!(SHORT <= ETH_HDR_LEN + MTU_MIN);
-/// No address: 48 bits never look like it.
+/// The bit of a key that makes it a group's.
+const GROUP: u64 = 1 << 16;
+/// No address: the key of one ends in 16 zeros.
 const NO_KEY: u64 = u64::MAX;
 
 /// How a segment is joined, and how it is made if there is none.
@@ -305,12 +307,12 @@ fn route_slot(key: u64) -> usize {
     (key.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 57) as usize
 }
 
-/// The address as it lies in memory; only compared.
+/// The address as it lies in memory, in the upper 48 bits; only compared.
 #[inline(always)]
 fn key_of(mac: &[u8]) -> u64 {
     let (a, b) = (&mac[..4], &mac[4..6]);
     let a = u32::from_le_bytes([a[0], a[1], a[2], a[3]]);
-    u64::from(a) | u64::from(u16::from_le_bytes([b[0], b[1]])) << 32
+    (u64::from(a) | u64::from(u16::from_le_bytes([b[0], b[1]])) << 32) << 16
 }
 
 impl ShmPort {
@@ -489,9 +491,8 @@ impl ShmPort {
     }
 
     /// Sends a frame of `H` bytes that `head` writes, all of them, then `word` if there is one,
-    /// then all of `body`, to `dst`, an address as a number in the byte order in which it lies in a
-    /// frame; then wakes whoever sleeps. False, and nothing has happened, if there is more to it
-    /// than to write it.
+    /// then all of `body`, to `dst`, an address as in [`ShortTx::tx_few`]; then wakes whoever
+    /// sleeps. False, and nothing has happened, if there is more to it than to write it.
     #[inline(always)]
     pub fn tx_short<const H: usize>(
         &mut self,
@@ -521,7 +522,7 @@ impl ShmPort {
         let Some(out) = self.outs.get_mut(self.last.to) else { return rarely(false) };
         // SAFETY: as in `push`.
         let rx_open = unsafe { &*out.rx_open };
-        if dst != self.last.key || rx_open.load(Relaxed) != WATCH {
+        if dst << 16 != self.last.key || rx_open.load(Relaxed) != WATCH {
             return rarely(false);
         }
         let Some(place) = out.ring.claim_ahead(len) else { return rarely(false) };
@@ -557,7 +558,8 @@ impl ShmPort {
         let Some(out) = self.outs.get_mut(self.last.to) else { return false };
         // SAFETY: as in `push`.
         let (rx_open, sleeping) = unsafe { (&*out.rx_open, &*out.sleeping) };
-        if dst != self.last.key || rx_open.load(Relaxed) != WATCH || frame_len > self.frame_max {
+        let near = dst << 16 == self.last.key && rx_open.load(Relaxed) == WATCH;
+        if !near || frame_len > self.frame_max {
             return false;
         }
         let Ok(place) = out.ring.reserve(frame_len) else { return false };
@@ -799,7 +801,7 @@ impl ShmPort {
     /// Sends a frame whose route is not at hand.
     fn tx_looked_up(&mut self, frame: &TxFrame<'_>, len: usize, key: u64) -> Tx {
         // The lowest bit of the first byte says that it is a group address.
-        if key & 1 != 0 {
+        if key & GROUP != 0 {
             self.tx_group(frame, len);
             return Tx::Sent;
         }
@@ -918,16 +920,23 @@ impl ShmPort {
     /// [`Port::rx_burst`], which cannot fail here, for a sink of known type.
     #[inline(always)]
     pub fn receive(&mut self, max: usize, sink: &mut impl RxSink) -> usize {
-        let few = if max > 0 { self.receive_one(sink) } else { None };
+        self.polls_to_sweep -= 1;
+        let few = if max > 0 && self.polls_to_sweep > 0 { self.receive_one(sink) } else { None };
         few.unwrap_or_else(|| self.poll(max, sink))
+    }
+
+    /// Counts as many polls as were made by [`receive_one`](Self::receive_one) since the last
+    /// [`receive`](Self::receive); the next one then looks everywhere as often as it should.
+    #[inline]
+    pub fn count(&mut self, polls: u32) {
+        self.polls_to_sweep = self.polls_to_sweep.saturating_sub_unsigned(polls);
     }
 
     /// What most polls are: takes the one frame that is there, if there is, and says how many that
     /// were. `None`, and nothing was taken, if more have come or there is more to look at: then it
-    /// is for [`poll`](Self::poll).
+    /// is for [`poll`](Self::poll). It is not counted as a poll: see [`count`](Self::count).
     #[inline(always)]
     pub fn receive_one(&mut self, sink: &mut impl RxSink) -> Option<usize> {
-        self.polls_to_sweep -= 1;
         // SAFETY: `next` is a word of a ring in the mapping, or a static; `bell` one of the
         // mapping.
         let ([first, second], bell) = unsafe {
@@ -935,7 +944,7 @@ impl ShmPort {
             (seen, (*self.bell).load(Relaxed))
         };
         let elsewhere = second | bell | self.ready | u64::from(self.in_bulk);
-        if elsewhere != 0 || self.polls_to_sweep <= 0 {
+        if elsewhere != 0 {
             return rarely(None);
         }
         if first == 0 {
