@@ -64,24 +64,27 @@ impl Node {
     #[inline(always)]
     pub fn cq_take(&mut self, cq: CqId, most: usize, put: impl FnMut(&Cqe)) -> Option<usize> {
         let Some(table) = self.cqs.by_handle_mut(cq.0) else { return Some(0) };
-        let (n, feed) = table.take(most, put)?;
-        if feed {
-            rarely(());
-            self.feed(cq.0.idx());
-        }
-        Some(n)
+        let taken = table.take(most, put)?;
+        Some(self.fed(cq, taken))
     }
 
     /// As [`cq_take`](Self::cq_take), of a queue that was just found empty, so that it is there.
     #[inline(always)]
     pub fn cq_take_again(&mut self, cq: CqId, most: usize, put: impl FnMut(&Cqe)) -> Option<usize> {
         let Some(table) = self.cqs.get_mut(cq.0.idx()) else { return Some(0) };
-        let (n, feed) = table.take(most, put)?;
+        let taken = table.take(most, put)?;
+        Some(self.fed(cq, taken))
+    }
+
+    /// Lets those go on who waited for room in a queue of which `n` entries were taken, if there are
+    /// any.
+    #[inline(always)]
+    fn fed(&mut self, cq: CqId, (n, feed): (usize, bool)) -> usize {
         if feed {
             rarely(());
             self.feed(cq.0.idx());
         }
-        Some(n)
+        n
     }
 
     /// Takes the completion that is next and lends it to `put`, if there is nothing to do besides.
