@@ -76,8 +76,8 @@ impl Node {
         Some(self.fed(cq, taken))
     }
 
-    /// Lets those go on who waited for room in a queue of which `n` entries were taken, if there are
-    /// any.
+    /// Lets those go on who waited for room in a queue of which `n` entries were taken, if there
+    /// are any.
     #[inline(always)]
     fn fed(&mut self, cq: CqId, (n, feed): (usize, bool)) -> usize {
         if feed {
