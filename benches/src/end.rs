@@ -70,9 +70,15 @@ pub struct Memory {
 }
 
 impl Memory {
+    /// `len` bytes.
+    pub fn new(len: usize) -> Self {
+        let bytes = Box::leak(vec![0x5a_u8; len].into_boxed_slice());
+        Self { base: bytes.as_mut_ptr(), len }
+    }
+
     /// `len` bytes from the start of a page: how fast a C library copies between two places may
     /// depend on where in their pages they begin (`driver/src/mem/long.rs`).
-    pub fn new(len: usize) -> Self {
+    pub fn from_page(len: usize) -> Self {
         const PAGE: usize = 4096;
         let bytes = Box::leak(vec![0x5a_u8; len + PAGE].into_boxed_slice());
         let start = bytes.as_ptr().align_offset(PAGE);

@@ -40,7 +40,7 @@ fn plain(case: &str, len: usize, args: &Args, report: &mut Report) -> Made<()> {
     let rounds = args.size(15, 2);
     let count = args.size((256 << 20) / len as u64, 64);
     let mut link = Link::open("shm:", case, len)?;
-    let (from, to) = (Memory::new(len * WINDOW), Memory::new(len * WINDOW));
+    let (from, to) = (Memory::from_page(len * WINDOW), Memory::from_page(len * WINDOW));
     let before = link.first.line_ns()?;
     let pairs = Rounds::measure(rounds, || {
         let copy = copy_rate(&from, &to, len, count);

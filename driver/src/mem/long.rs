@@ -9,9 +9,9 @@
 //! | a line takes | nobody | sender | receiver | both |
 //! |---|---|---|---|---|
 //! | 120 ns, frames of 9,000 B | 81 | 85 to 90 | 114 to 132 | 114 to 125 |
-//! | 120 ns, frames of 33 KB | 174 | 186 | 170 to 176 | 188 to 196 |
-//! | 490 ns, frames of 9,000 B | 38 | 41 | 37 | 38 to 40 |
-//! | 490 ns, frames of 33 KB | 41 | 44 | 42 | 44 to 46 |
+//! | 120 ns, frames of 33 KB | 174 | 186, 188 | 170 to 176 | 188 to 196 |
+//! | 490 ns, frames of 9,000 B | 38 | 41 | 36, 37 | 38 to 40 |
+//! | 490 ns, frames of 33 KB | 41 | 44 | 41, 42 | 44 to 46 |
 //!
 //! On a Xeon `rep movsb` was as fast as registers or faster, so others are left to the C library.
 
