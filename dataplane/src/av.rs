@@ -5,8 +5,9 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
+use crate::index::Index;
 use crate::slab::NONE;
-use crate::types::{EpAddr, FiAddr};
+use crate::types::FiAddr;
 
 /// An endpoint as the node knows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,8 +18,15 @@ pub struct AvEntry {
     pub ep: u16,
     /// Which receive context of a scalable endpoint that is, if the address names one; else 0.
     pub rx_ctx: u8,
-    /// The address as it was inserted, which names no receive context.
-    pub addr: EpAddr,
+    /// The life of the peer that the address named when it was inserted; 0 any.
+    pub incarnation: u64,
+}
+
+impl AvEntry {
+    /// The endpoint number in the address that was inserted, which names no receive context.
+    pub fn inserted_ep(&self) -> u16 {
+        self.ep - u16::from(self.rx_ctx)
+    }
 }
 
 /// An address vector (table and map alike: `fi_addr_t` is an index).
@@ -27,20 +35,44 @@ pub struct AvEntry {
 /// removed; the way back names one of them.
 #[derive(Debug, Default)]
 pub struct Av {
-    slots: Vec<Option<Slot>>,
+    slots: Vec<Slot>,
     /// The indices that were removed and not given out again.
     free: BinaryHeap<Reverse<u32>>,
-    reverse: Reversed,
+    /// The newest index of each endpoint, by peer and endpoint.
+    reverse: Index,
     /// How many of the highest bits of an address name a receive context.
     rx_ctx_bits: u32,
 }
 
-/// An entry with its neighbours among those of the same endpoint, a list from newest to oldest.
+/// An index: an entry with its neighbours among those of the same endpoint, a list from newest to
+/// oldest.
 #[derive(Clone, Copy, Debug)]
-struct Slot {
-    entry: AvEntry,
-    newer: u32,
-    older: u32,
+enum Slot {
+    Free,
+    /// In words, as there are as many of these as peers.
+    Used {
+        peer: u32,
+        ep: u16,
+        incarnation: [u32; 2],
+        newer: u32,
+        older: u32,
+    },
+}
+
+const _: () = assert!(size_of::<Slot>() <= 24, "one for each peer");
+
+impl Slot {
+    fn entry(&self) -> Option<AvEntry> {
+        let Self::Used { peer, ep, incarnation: [low, high], .. } = *self else { return None };
+        let incarnation = u64::from(high) << 32 | u64::from(low);
+        Some(AvEntry { peer, ep, rx_ctx: 0, incarnation })
+    }
+
+    /// Of the endpoint that a used one names.
+    fn hash(&self) -> u64 {
+        let Self::Used { peer, ep, .. } = *self else { return 0 };
+        hash(peer, ep)
+    }
 }
 
 impl Av {
@@ -48,9 +80,8 @@ impl Av {
     pub fn with_capacity(count: usize) -> Self {
         // A hint comes from the application, so it is believed only so far.
         let count = count.min(1 << 20);
-        let mut av = Self { slots: Vec::with_capacity(count), ..Self::default() };
-        av.reverse.reserve(count);
-        av
+        let (slots, reverse) = (Vec::with_capacity(count), Index::with_capacity(count));
+        Self { slots, reverse, ..Self::default() }
     }
 
     /// From now on an address has `bits` bits at the top, at most 16, that name a receive context
@@ -66,32 +97,40 @@ impl Av {
     pub fn insert(&mut self, entry: AvEntry) -> FiAddr {
         let idx = self.free.pop().map_or(self.slots.len() as u32, |Reverse(idx)| idx);
         assert!(idx != NONE, "av: indices exhausted");
-        let older = self.reverse.insert(key(entry.peer, entry.ep), idx).unwrap_or(NONE);
-        if let Some(slot) = self.slot_mut(older) {
-            slot.newer = idx;
+        let AvEntry { peer, ep, incarnation, .. } = entry;
+        let older = self.newest(peer, ep).unwrap_or(NONE);
+        if let Some(Slot::Used { newer, .. }) = self.slots.get_mut(older as usize) {
+            *newer = idx;
+            self.unlist(peer, ep, older);
         }
-        let slot = Some(Slot { entry, newer: NONE, older });
+        let incarnation = [incarnation as u32, (incarnation >> 32) as u32];
+        let slot = Slot::Used { peer, ep, incarnation, newer: NONE, older };
         match self.slots.get_mut(idx as usize) {
             Some(place) => *place = slot,
             None => self.slots.push(slot),
         }
+        self.list(peer, ep, idx);
         FiAddr::from(idx)
     }
 
     /// Removes an index, and says what it named; `None` if it names nothing. Other indices of the
     /// same endpoint stay.
     pub fn remove(&mut self, addr: FiAddr) -> Option<AvEntry> {
-        let Slot { entry, newer, older } =
-            self.slots.get_mut(usize::try_from(addr).ok()?)?.take()?;
-        if let Some(slot) = self.slot_mut(older) {
-            slot.newer = newer;
+        let slot = self.slots.get_mut(usize::try_from(addr).ok()?)?;
+        let entry = slot.entry()?;
+        let Slot::Used { newer, older, .. } = std::mem::replace(slot, Slot::Free) else {
+            return None;
+        };
+        if let Some(Slot::Used { newer: of_older, .. }) = self.slots.get_mut(older as usize) {
+            *of_older = newer;
         }
-        if let Some(slot) = self.slot_mut(newer) {
-            slot.older = older;
-        } else if older != NONE {
-            self.reverse.insert(key(entry.peer, entry.ep), older);
+        if let Some(Slot::Used { older: of_newer, .. }) = self.slots.get_mut(newer as usize) {
+            *of_newer = older;
         } else {
-            self.reverse.remove(key(entry.peer, entry.ep));
+            self.unlist(entry.peer, entry.ep, addr as u32);
+            if older != NONE {
+                self.list(entry.peer, entry.ep, older);
+            }
         }
         self.free.push(Reverse(addr as u32));
         Some(entry)
@@ -101,7 +140,7 @@ impl Av {
     #[inline]
     pub fn lookup(&self, addr: FiAddr) -> Option<AvEntry> {
         match self.slots.get(usize::try_from(addr).ok()?) {
-            Some(slot) => slot.as_ref().map(|slot| slot.entry),
+            Some(slot) => slot.entry(),
             None => self.lookup_context(addr),
         }
     }
@@ -112,14 +151,14 @@ impl Av {
     fn lookup_context(&self, addr: FiAddr) -> Option<AvEntry> {
         let shift = FiAddr::BITS.checked_sub(self.rx_ctx_bits).filter(|&s| s < FiAddr::BITS)?;
         let (rx_ctx, idx) = (u8::try_from(addr >> shift).ok()?, addr & ((1 << shift) - 1));
-        let entry = self.slots.get(usize::try_from(idx).ok()?)?.as_ref()?.entry;
+        let entry = self.slots.get(usize::try_from(idx).ok()?)?.entry()?;
         Some(AvEntry { ep: entry.ep.checked_add(rx_ctx.into())?, rx_ctx, ..entry })
     }
 
     /// An index that names endpoint `ep` of `peer`, `None` if it was not inserted.
     #[inline]
     pub fn reverse(&self, peer: u32, ep: u16) -> Option<FiAddr> {
-        self.reverse.get(key(peer, ep)).map(FiAddr::from)
+        self.newest(peer, ep).map(FiAddr::from)
     }
 
     /// Indices in use.
@@ -133,122 +172,48 @@ impl Av {
     }
 
     /// The indices in use in order, with what they name.
-    pub fn iter(&self) -> impl Iterator<Item = (FiAddr, &AvEntry)> {
+    pub fn iter(&self) -> impl Iterator<Item = (FiAddr, AvEntry)> {
         let used = self.slots.iter().enumerate();
-        used.filter_map(|(i, slot)| slot.as_ref().map(|slot| (i as FiAddr, &slot.entry)))
+        used.filter_map(|(i, slot)| Some((i as FiAddr, slot.entry()?)))
     }
 
-    fn slot_mut(&mut self, idx: u32) -> Option<&mut Slot> {
-        self.slots.get_mut(idx as usize)?.as_mut()
+    /// The newest index of an endpoint.
+    fn newest(&self, peer: u32, ep: u16) -> Option<u32> {
+        self.reverse.get(hash(peer, ep), |i| match self.slots[i as usize] {
+            Slot::Used { peer: p, ep: e, .. } => (p, e) == (peer, ep),
+            Slot::Free => false,
+        })
+    }
+
+    /// Makes `idx` the one that is told of an endpoint of which none is.
+    fn list(&mut self, peer: u32, ep: u16, idx: u32) {
+        let Self { reverse, slots, .. } = self;
+        reverse.insert(hash(peer, ep), idx, |i| slots[i as usize].hash());
+    }
+
+    /// Undoes [`list`](Self::list).
+    fn unlist(&mut self, peer: u32, ep: u16, idx: u32) {
+        let Self { reverse, slots, .. } = self;
+        reverse.remove(hash(peer, ep), idx, |i| slots[i as usize].hash());
     }
 }
 
-/// The endpoint as a key of [`Reversed`]. Below 2^48, so never [`Reversed::EMPTY`].
-const fn key(peer: u32, ep: u16) -> u64 {
-    (peer as u64) << 16 | ep as u64
-}
-
-/// A hash table from 48-bit keys to indices: open addressing, linear probing, at most half full.
-#[derive(Debug, Default)]
-struct Reversed {
-    /// A power of two of cells, or none.
-    cells: Vec<(u64, u32)>,
-    len: usize,
-}
-
-impl Reversed {
-    const EMPTY: u64 = u64::MAX;
-
-    /// Room for `n` keys in all.
-    fn reserve(&mut self, n: usize) {
-        if n * 2 <= self.cells.len() {
-            return;
-        }
-        let cells = vec![(Self::EMPTY, NONE); (n * 2).next_power_of_two().max(16)];
-        for (key, idx) in std::mem::replace(&mut self.cells, cells) {
-            if key != Self::EMPTY {
-                let at = self.find(key);
-                self.cells[at] = (key, idx);
-            }
-        }
-    }
-
-    /// Sets the index of `key` and says the one before.
-    fn insert(&mut self, key: u64, idx: u32) -> Option<u32> {
-        self.reserve(self.len + 1);
-        let at = self.find(key);
-        let old = std::mem::replace(&mut self.cells[at], (key, idx));
-        if old.0 == key {
-            return Some(old.1);
-        }
-        self.len += 1;
-        None
-    }
-
-    fn get(&self, key: u64) -> Option<u32> {
-        if self.len == 0 {
-            return None;
-        }
-        let (found, idx) = self.cells[self.find(key)];
-        (found == key).then_some(idx)
-    }
-
-    /// Removes `key`, and moves back what had to step over its cell.
-    fn remove(&mut self, key: u64) {
-        if self.len == 0 {
-            return;
-        }
-        let mask = self.cells.len() - 1;
-        let mut hole = self.find(key);
-        if self.cells[hole].0 != key {
-            return;
-        }
-        self.len -= 1;
-        let mut at = hole;
-        loop {
-            at = (at + 1) & mask;
-            let (other, _) = self.cells[at];
-            if other == Self::EMPTY {
-                break;
-            }
-            // It may move back unless that would put it before its home.
-            if at.wrapping_sub(self.home(other)) & mask >= at.wrapping_sub(hole) & mask {
-                self.cells[hole] = self.cells[at];
-                hole = at;
-            }
-        }
-        self.cells[hole] = (Self::EMPTY, NONE);
-    }
-
-    /// The cell of `key`, or the empty one where it would go. There is one: at most half are full.
-    fn find(&self, key: u64) -> usize {
-        let mask = self.cells.len() - 1;
-        let mut at = self.home(key);
-        while self.cells[at].0 != key && self.cells[at].0 != Self::EMPTY {
-            at = (at + 1) & mask;
-        }
-        at
-    }
-
-    fn home(&self, key: u64) -> usize {
-        let bits = self.cells.len().trailing_zeros();
-        (key.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - bits)) as usize
-    }
+/// Of an endpoint.
+const fn hash(peer: u32, ep: u16) -> u64 {
+    ((peer as u64) << 16 | ep as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
 
-    use barewire_driver::port::MacAddr;
     use proptest::prelude::*;
 
     use super::*;
 
     fn entry(peer: u32, ep: u16) -> AvEntry {
-        let mut mac = [2; 6];
-        mac[2..].copy_from_slice(&peer.to_be_bytes());
-        AvEntry { peer, ep, rx_ctx: 0, addr: EpAddr { mac: MacAddr(mac), ep, incarnation: 0 } }
+        let incarnation = u64::from(peer) << 16 | u64::from(ep) << 48 | 1;
+        AvEntry { peer, ep, rx_ctx: 0, incarnation }
     }
 
     #[derive(Clone, Copy, Debug)]
@@ -294,7 +259,7 @@ mod tests {
                     _ => {}
                 }
                 prop_assert_eq!(av.len(), model.len());
-                prop_assert!(av.iter().eq(model.iter().map(|(&addr, entry)| (addr, entry))));
+                prop_assert!(av.iter().eq(model.iter().map(|(&addr, &entry)| (addr, entry))));
                 for peer in (0..6).chain([u32::MAX]) {
                     for ep in (0..3).chain([u16::MAX]) {
                         let named = av.reverse(peer, ep).map(|addr| model.get(&addr).copied());
@@ -316,7 +281,7 @@ mod tests {
         assert_eq!((av.insert(entry(1, 7)), av.insert(entry(2, u16::MAX - 1))), (0, 1));
         for context in 0..4 {
             let named = av.lookup(context << 62).unwrap();
-            assert_eq!((named.peer, named.ep, named.addr.ep), (1, 7 + context as u16, 7));
+            assert_eq!((named.peer, named.ep, named.inserted_ep()), (1, 7 + context as u16, 7));
         }
         assert_eq!(av.lookup(1 << 62 | 1).unwrap().ep, u16::MAX);
         let nothing = [2 << 62 | 1, 1 << 62 | 2, 1 << 61, FiAddr::MAX];
@@ -338,6 +303,6 @@ mod tests {
             assert_eq!(av.reverse(of(i).0, of(i).1), None);
         }
         assert!(av.is_empty());
-        assert_eq!(av.reverse.len, 0);
+        assert_eq!(av.reverse.len(), 0);
     }
 }

@@ -7,6 +7,7 @@ mod cntr;
 mod cq;
 pub mod error;
 pub mod flags;
+mod index;
 pub mod node;
 pub mod plant;
 pub mod poll;

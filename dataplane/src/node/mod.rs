@@ -25,6 +25,7 @@ mod short_piece;
 mod short_rma;
 mod short_target;
 mod srx;
+mod stations;
 mod stats;
 #[cfg(test)]
 mod tests;
@@ -56,6 +57,7 @@ use ops::{Held, Job, Late, Pull, RecvWr, Rma, Stored, TxWr};
 use pack::Packs;
 use peer::Peer;
 use sep::Numbers;
+use stations::Stations;
 
 pub use coll::{
     BLOCK_MAX, CollAttr, CollModel, CollReq, GroupId, JoinEvent, JoinModel, JoinReq,
@@ -436,13 +438,13 @@ pub struct Node {
     pub(crate) eager_max: [usize; 2],
 
     pub(crate) peers: Slab<Peer>,
-    pub(crate) by_mac: HashMap<MacAddr, u32>,
+    pub(crate) by_mac: Stations,
     /// Where the search for a peer to forget goes on.
     pub(crate) evict_hand: u32,
     /// Peers that no address names any more but a posted receive does: each has a reference.
     pub(crate) awaited: Vec<u32>,
     /// The generation that the next session in each peer slot gets.
-    pub(crate) sid_gen: Vec<u32>,
+    pub(crate) sid_gen: Vec<u16>,
     pub(crate) epoch: u32,
     pub(crate) eps: Slab<Ep>,
     pub(crate) numbers: Numbers,
@@ -564,7 +566,7 @@ impl Node {
             rto_floor_ns: caps.rto_floor_ns.max(1_000),
             eager_max: s.eager_max(mtu),
             peers: Slab::with_large_pages(s.peer_max),
-            by_mac: HashMap::with_capacity(s.peer_max.min(4096)),
+            by_mac: Stations::with_capacity(s.peer_max),
             evict_hand: 0,
             awaited: Vec::new(),
             sid_gen: Vec::with_capacity(s.peer_max),

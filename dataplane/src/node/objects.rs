@@ -2,7 +2,7 @@
 
 use barewire_driver::hint::rarely;
 
-use super::peer::{Peer, SourceName, State};
+use super::peer::{GENERATIONS, Peer, SourceName, State};
 use super::short::Route;
 use super::{AvId, AvTable, CntrId, CntrTable, CqId, CqTable, Node};
 use crate::av::{Av, AvEntry};
@@ -282,13 +282,15 @@ impl Node {
         let peer = &mut self.peers[p];
         // Of several indices of an endpoint the newest is told.
         (peer.av_refs, peer.source) = (peer.av_refs + 1, SourceName::UNKNOWN);
-        Ok(self.avs[av.0.idx()].av.insert(AvEntry { peer: p, ep: addr.ep, rx_ctx: 0, addr }))
+        let EpAddr { ep, incarnation, .. } = addr;
+        let entry = AvEntry { peer: p, ep, rx_ctx: 0, incarnation };
+        Ok(self.avs[av.0.idx()].av.insert(entry))
     }
 
     /// Whether inserting `addr` ends a session over a port that loses nothing. Its other end may
     /// have been told of messages as delivered that lie in the port unseen.
     pub fn supersedes(&self, addr: &EpAddr) -> bool {
-        let peer = self.by_mac.get(&addr.mac).map(|&p| &self.peers[p]);
+        let peer = self.by_mac.get(&self.peers, addr.mac).map(|p| &self.peers[p]);
         let other = |peer: &Peer| peer.inc != 0 && peer.inc != addr.incarnation;
         self.lossless && addr.incarnation != 0 && peer.is_some_and(other)
     }
@@ -326,7 +328,14 @@ impl Node {
     /// [`Error::Invalid`]: nothing is inserted under this index.
     pub fn av_lookup(&self, av: AvId, addr: FiAddr) -> Result<EpAddr> {
         let table = self.avs.by_handle(av.0).ok_or(Error::BadFd)?;
-        Ok(table.av.lookup(addr).ok_or(Error::Invalid("address not in the AV"))?.addr)
+        let entry = table.av.lookup(addr).ok_or(Error::Invalid("address not in the AV"))?;
+        Ok(self.addr_of_entry(entry))
+    }
+
+    /// The address that was inserted.
+    pub(crate) fn addr_of_entry(&self, entry: AvEntry) -> EpAddr {
+        let (mac, ep) = (self.peers[entry.peer].mac(), entry.inserted_ep());
+        EpAddr { mac, ep, incarnation: entry.incarnation }
     }
 
     /// All indexes in use, in order.
@@ -346,7 +355,7 @@ impl Node {
         mac: barewire_driver::port::MacAddr,
         looks: usize,
     ) -> Option<u32> {
-        if let Some(&p) = self.by_mac.get(&mac) {
+        if let Some(p) = self.by_mac.get(&self.peers, mac) {
             return Some(p);
         }
         let mut peer = Peer::new(mac, now);
@@ -356,11 +365,11 @@ impl Node {
             peer.starved = self.evict(now, looks)?;
         }
         let p = self.peers.alloc(peer)?;
-        self.by_mac.insert(mac, p);
+        self.by_mac.insert(&self.peers, p);
         let slot = p as usize;
         if self.sid_gen.len() <= slot {
             let first = self.random() as u32;
-            self.sid_gen.push(first);
+            self.sid_gen.push((first % GENERATIONS) as u16);
             debug_assert_eq!(self.sid_gen.len(), slot + 1);
         }
         if mac == self.mac {
@@ -391,9 +400,8 @@ impl Node {
         let (_, _, p) = found?;
         self.end_session(now, p, Error::ConnReset, true);
         self.wheel.disarm(p);
-        let peer = self.peers.free(p);
-        self.by_mac.remove(&peer.mac());
-        Some(peer.starved)
+        self.by_mac.remove(&self.peers, p);
+        Some(self.peers.free(p).starved)
     }
 
     fn cntr(&self, cntr: CntrId) -> Result<&CntrTable> {

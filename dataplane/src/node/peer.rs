@@ -533,6 +533,6 @@ pub(crate) const fn next_sid(slot: u32, generation: u32) -> u32 {
 }
 
 /// Generations of a slot before a name comes back. 0 is none of them, so that no name is 0.
-const GENERATIONS: u32 = (1 << (32 - SLOT_BITS)) - 1;
+pub(crate) const GENERATIONS: u32 = (1 << (32 - SLOT_BITS)) - 1;
 
 const _: () = assert!(NONE > 1 << SLOT_BITS);

@@ -64,11 +64,11 @@ impl Node {
         ep.tx_used += 1;
         let flags = wr_flags(&req, ep.tx_selective);
         let src_ep = ep.number;
-        let AvEntry { peer: p, ep: dst_ep, rx_ctx, addr } = entry;
+        let AvEntry { peer: p, ep: dst_ep, rx_ctx, incarnation } = entry;
         let wr = TxWr::new(req.context, (p, e), (dst_ep, src_ep), flags);
         let w = self.alloc_wr(TxWr { rx_ctx, tag: req.tag, data: req.data, len, ..wr });
         self.keep_memory(w, &mut req.buf);
-        self.queue_wr(now, p, w, addr.incarnation);
+        self.queue_wr(now, p, w, incarnation);
         Ok(())
     }
 
@@ -265,7 +265,7 @@ impl Node {
             let entry = self.avs.get(named.av).and_then(|table| table.av.lookup(req.src));
             let entry = entry.ok_or(Error::Invalid("source is not in the AV"))?;
             // One that names a context as well: all contexts send under the one address.
-            Src::of(entry.peer, entry.addr.ep)
+            Src::of(entry.peer, entry.inserted_ep())
         };
         Ok((idx, src))
     }

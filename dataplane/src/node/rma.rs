@@ -316,8 +316,7 @@ impl Node {
         }
         let entry = self.avs[e.av].av.lookup(dest);
         let entry = entry.ok_or(Error::Invalid("destination is not in the AV"))?;
-        let AvEntry { peer, ep: dst_ep, rx_ctx, addr } = entry;
-        let inc = addr.incarnation;
+        let AvEntry { peer, ep: dst_ep, rx_ctx, incarnation: inc } = entry;
         let flags = wr_flags(flags, e.tx_selective);
         Ok(Common { e: ep.0.idx(), peer, dst_ep, rx_ctx, inc, context: 0, data: 0, flags })
     }

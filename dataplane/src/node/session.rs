@@ -6,7 +6,7 @@
 use barewire_driver::port::MacAddr;
 
 use super::ops::WrFlags;
-use super::peer::{GRANT_FIRST, Peer, State, next_sid};
+use super::peer::{GENERATIONS, GRANT_FIRST, Peer, State, next_sid};
 use super::{Node, Reply};
 use crate::error::Error;
 use crate::flags::CqFlags;
@@ -82,11 +82,11 @@ impl Node {
     fn begin(&mut self, now: Instant, p: u32, state: State) {
         let mut first = Psn(self.random() as u32);
         self.epoch = self.epoch.wrapping_add(1);
-        let generation = self.sid_gen[p as usize];
+        let generation = u32::from(self.sid_gen[p as usize]);
         if planted(Bug::NoSessionEpoch) {
             first = Psn(1);
         } else {
-            self.sid_gen[p as usize] = generation.wrapping_add(1);
+            self.sid_gen[p as usize] = ((generation + 1) % GENERATIONS) as u16;
         }
         let grant = GRANT_FIRST.min(self.blocks_unpromised as u32);
         let (epoch, active, lossless) = (self.epoch, self.active_ns, self.lossless);
@@ -328,7 +328,7 @@ impl Node {
     /// Takes an RST. Only one that proves to know the session is believed (S4): it echoes a packet
     /// that we could have sent, or our own incarnation and epoch.
     pub(crate) fn on_rst(&mut self, now: Instant, base: &Base, op: &RstOp) {
-        let known = self.by_mac.get(&base.src).copied().filter(|_| base.src != self.mac);
+        let known = self.by_mac.get(&self.peers, base.src).filter(|_| base.src != self.mac);
         let Some(p) = known else {
             self.counters.rx_bad_rst += 1;
             return;
@@ -492,7 +492,7 @@ impl Node {
     /// Forgets the session with `mac` without telling anybody, as if its memory had been lost.
     /// For tests of what the other side makes of it.
     pub fn drop_session(&mut self, now: Instant, mac: MacAddr) {
-        if let Some(&p) = self.by_mac.get(&mac) {
+        if let Some(p) = self.by_mac.get(&self.peers, mac) {
             self.end_session(now, p, Error::ConnReset, false);
         }
     }

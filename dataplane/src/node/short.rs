@@ -516,7 +516,7 @@ impl Route {
     #[inline(never)]
     pub(super) fn find(av: &Av, dest: FiAddr) -> Option<Self> {
         let entry = av.lookup(dest).filter(|entry| entry.rx_ctx == 0)?;
-        let (peer, ep, inc) = (entry.peer, entry.ep, entry.addr.incarnation);
+        let (peer, ep, inc) = (entry.peer, entry.ep, entry.incarnation);
         Some(Self { dest, peer, ep, inc })
     }
 }

@@ -456,8 +456,8 @@ impl Node {
         }
         let av = &self.avs[self.eps[ep.0.idx()].av].av;
         let known = |addr| av.lookup(addr).ok_or(Error::Invalid("a member is not in the AV"));
-        let addrs: Vec<EpAddr> =
-            req.members.iter().map(|&a| known(a).map(|e| e.addr)).collect::<Result<_>>()?;
+        let addrs: Vec<EpAddr> = (req.members.iter().map(|&a| Ok(self.addr_of_entry(known(a)?))))
+            .collect::<Result<_>>()?;
         let mut names: Vec<_> = addrs.iter().map(|a| (a.mac, a.ep)).collect();
         names.sort_unstable();
         if names.windows(2).any(|pair| pair[0] == pair[1]) {
@@ -511,7 +511,11 @@ impl Node {
         if addr.mac == self.mac {
             return Ok(self.settings.incarnation);
         }
-        let met = self.by_mac.get(&addr.mac).map(|&p| self.peers[p].inc).filter(|&inc| inc != 0);
+        let met = self
+            .by_mac
+            .get(&self.peers, addr.mac)
+            .map(|p| self.peers[p].inc)
+            .filter(|&inc| inc != 0);
         met.ok_or(Error::Invalid(
             "a group that the application manages: a member is known by name alone and was never \
              met; insert what its fi_getname gave",

@@ -1,0 +1,210 @@
+//! A hash table of indices. The keys are not in it: they stand where the indices point, and whoever
+//! asks compares.
+//!
+//! Four bytes a cell, of which at most seven in eight are used. A cell holds an index and, in the
+//! bits that this leaves, some of the key's hash, so that hardly ever a key is looked at which is
+//! another one. Open addressing with linear probing; what stood behind a cell that is given up
+//! moves back.
+
+/// See the module. A hash is whatever the caller makes of a key: the position is taken from its
+/// upper half, what else is remembered of it from its lower one.
+#[derive(Debug, Default)]
+pub(crate) struct Index {
+    /// A power of two, or none. 0 is an empty cell, else the lowest bits are an index plus one and
+    /// the others are those of the hash.
+    cells: Vec<u32>,
+    len: usize,
+}
+
+impl Index {
+    /// Fewest cells, if there are any.
+    const MIN: usize = 16;
+
+    /// An empty table with room for the indices below `n`. Large ones are not touched until used.
+    pub(crate) fn with_capacity(n: usize) -> Self {
+        Self { cells: cells_for(n), len: 0 }
+    }
+
+    /// Indices in the table.
+    #[cfg(test)]
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// The index with this hash whose key `is` the one that is looked for.
+    #[inline]
+    pub(crate) fn get(&self, hash: u64, is: impl Fn(u32) -> bool) -> Option<u32> {
+        if self.len == 0 {
+            return None;
+        }
+        let (cells, mask) = (&self.cells, self.cells.len() - 1);
+        let mut at = self.home(hash);
+        loop {
+            let cell = cells[at];
+            if cell == 0 {
+                return None;
+            }
+            let idx = (cell & mask as u32).wrapping_sub(1);
+            if cell == self.cell(hash, idx) && is(idx) {
+                return Some(idx);
+            }
+            at = (at + 1) & mask;
+        }
+    }
+
+    /// Puts in `idx`, whose key is not there yet. `hash_of` is asked for the keys of other indices.
+    pub(crate) fn insert(&mut self, hash: u64, idx: u32, hash_of: impl Fn(u32) -> u64) {
+        let needed = self.len.max(idx as usize) + 1;
+        if !fits(needed, self.cells.len()) {
+            let old = std::mem::replace(&mut self.cells, cells_for(needed.max(2 * self.len)));
+            let bits = old.len().wrapping_sub(1) as u32;
+            for cell in old.into_iter().filter(|&cell| cell != 0) {
+                let idx = (cell & bits) - 1;
+                self.put(hash_of(idx), idx);
+            }
+        }
+        self.put(hash, idx);
+        self.len += 1;
+    }
+
+    /// Takes out `idx`, if it is there. `hash_of` is asked for the keys of other indices.
+    pub(crate) fn remove(&mut self, hash: u64, idx: u32, hash_of: impl Fn(u32) -> u64) {
+        if !fits(idx as usize + 1, self.cells.len()) {
+            return;
+        }
+        let (mask, cell) = (self.cells.len() - 1, self.cell(hash, idx));
+        let mut hole = self.home(hash);
+        while self.cells[hole] != cell {
+            if self.cells[hole] == 0 {
+                return;
+            }
+            hole = (hole + 1) & mask;
+        }
+        self.len -= 1;
+        let mut at = hole;
+        loop {
+            at = (at + 1) & mask;
+            let other = self.cells[at];
+            if other == 0 {
+                break;
+            }
+            let home = self.home(hash_of((other & mask as u32) - 1));
+            // It may move back unless that would put it before its home.
+            if at.wrapping_sub(home) & mask >= at.wrapping_sub(hole) & mask {
+                self.cells[hole] = other;
+                hole = at;
+            }
+        }
+        self.cells[hole] = 0;
+    }
+
+    fn put(&mut self, hash: u64, idx: u32) {
+        let mask = self.cells.len() - 1;
+        let mut at = self.home(hash);
+        while self.cells[at] != 0 {
+            at = (at + 1) & mask;
+        }
+        self.cells[at] = self.cell(hash, idx);
+    }
+
+    /// What stands for `idx`, which fits, and a key with this hash.
+    fn cell(&self, hash: u64, idx: u32) -> u32 {
+        let mask = self.cells.len().wrapping_sub(1) as u32;
+        hash as u32 & !mask | idx.wrapping_add(1) & mask
+    }
+
+    fn home(&self, hash: u64) -> usize {
+        (hash >> (u64::BITS - self.cells.len().trailing_zeros())) as usize
+    }
+}
+
+/// Whether `cells` hold as many indices, and all below that number.
+const fn fits(count: usize, cells: usize) -> bool {
+    count <= cells / 8 * 7
+}
+
+/// Empty cells for as many indices.
+fn cells_for(count: usize) -> Vec<u32> {
+    // Zeros, which are asked for as such: the memory is not written.
+    vec![
+        0;
+        if count == 0 { 0 } else { (count * 8).div_ceil(7).next_power_of_two().max(Index::MIN) }
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// A hash of which little is left, so that keys meet.
+    fn poor(key: u64) -> u64 {
+        (key % 7).wrapping_mul(0x2492_4924_9249_2492)
+    }
+
+    proptest! {
+        /// The table against a map. The key of an index stands in a list.
+        #[test]
+        fn an_index_is_a_map(
+            hint in 0usize..40,
+            ops in prop::collection::vec((any::<bool>(), 0u64..60), 1..300),
+        ) {
+            let mut keys: Vec<u64> = Vec::new();
+            let mut model: BTreeMap<u64, u32> = BTreeMap::new();
+            let mut table = Index::with_capacity(hint);
+            for (put, key) in ops {
+                let found = table.get(poor(key), |i| keys[i as usize] == key);
+                prop_assert_eq!(found, model.get(&key).copied());
+                match found {
+                    None if put => {
+                        let idx = keys.len() as u32;
+                        keys.push(key);
+                        table.insert(poor(key), idx, |i| poor(keys[i as usize]));
+                        model.insert(key, idx);
+                    }
+                    Some(idx) if !put => {
+                        // The key may be gone by then.
+                        keys[idx as usize] = u64::MAX;
+                        table.remove(poor(key), idx, |i| poor(keys[i as usize]));
+                        model.remove(&key);
+                    }
+                    _ => {}
+                }
+                prop_assert_eq!(table.len(), model.len());
+                for key in 0..60 {
+                    let found = table.get(poor(key), |i| keys[i as usize] == key);
+                    prop_assert_eq!(found, model.get(&key).copied());
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_not_there_is_not_removed() {
+        let mut table = Index::with_capacity(0);
+        table.remove(poor(1), 0, |_| 0);
+        table.insert(poor(1), 3, |_| poor(1));
+        table.remove(poor(1), 2, |_| poor(1));
+        table.remove(poor(2), 3, |_| poor(1));
+        table.remove(poor(1), u32::MAX - 1, |_| poor(1));
+        assert_eq!((table.len(), table.get(poor(1), |_| true)), (1, Some(3)));
+        assert_eq!(table.get(poor(1), |_| false), None);
+    }
+
+    /// Room for `n` is room for `n`: nothing is copied meanwhile.
+    #[test]
+    fn what_was_asked_for_is_enough() {
+        for n in [1, 14, 15, 4096, 100_000] {
+            let mut table = Index::with_capacity(n);
+            let (at, cells) = (table.cells.as_ptr(), table.cells.len());
+            let hash = |i: u32| u64::from(i + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            (0..n as u32).for_each(|i| table.insert(hash(i), i, hash));
+            assert!((0..n as u32).all(|i| table.get(hash(i), |at| at == i) == Some(i)));
+            assert_eq!((table.cells.as_ptr(), table.cells.len()), (at, cells));
+        }
+        assert_eq!(Index::with_capacity(100_000).cells.len(), 1 << 17);
+    }
+}
