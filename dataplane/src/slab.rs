@@ -42,10 +42,11 @@ impl Handle {
 
 /// A table of at most `capacity` values, each named by the index of its slot.
 ///
-/// The slot freed last is given out first, while its memory is still in the cache.
+/// The slot freed last is given out first, while its memory is still in the cache. Slots are
+/// aligned as `A` is: to a [`Line`] where it matters which parts of a value share one.
 #[derive(Debug)]
-pub struct Slab<T> {
-    slots: Vec<Slot<T>>,
+pub struct Slab<T, A = ()> {
+    slots: Vec<Slot<T, A>>,
     capacity: usize,
     free_head: u32,
     len: u32,
@@ -53,12 +54,26 @@ pub struct Slab<T> {
 
 /// The generation stands in both variants, where it shares a word with the tag, which is never one
 /// of the impossible values of `T`: to compare with those takes a register.
+///
+/// What aligns the slot stands behind the value, or room before it would be lost.
 #[derive(Debug)]
 #[repr(u32)]
-enum Slot<T> {
+enum Slot<T, A> {
     Free { generation: u32, next: u32 },
-    Used { generation: u32, value: T },
+    Used { generation: u32, value: T, _aligned: [A; 0] },
 }
+
+impl<T, A> Slot<T, A> {
+    #[inline(always)]
+    const fn used(generation: u32, value: T) -> Self {
+        Self::Used { generation, value, _aligned: [] }
+    }
+}
+
+/// As long and as aligned as what a cache fetches.
+#[derive(Debug)]
+#[repr(align(64))]
+pub struct Line;
 
 impl<T> Slab<T> {
     /// An empty slab. Reserves room for `n` values and touches none of it.
@@ -66,17 +81,32 @@ impl<T> Slab<T> {
     /// # Panics
     /// If `n` does not fit an index, or address space is exhausted.
     pub fn with_capacity(n: usize) -> Self {
+        Self::reserve(n)
+    }
+}
+
+impl<T> Slab<T, Line> {
+    /// As [`with_capacity`](Slab::with_capacity), on large pages where the kernel has them and with
+    /// slots that begin with a line of the cache: for a table of which, once it is long, slots are
+    /// asked for at random. Another one would take whole large pages for the few slots that it uses
+    /// of each.
+    pub fn with_large_pages(n: usize) -> Self {
+        let slab = Self::reserve(n);
+        prefer_large_pages(slab.slots.as_ptr().cast(), n * Self::SLOT_LEN);
+        slab
+    }
+}
+
+impl<T, A> Slab<T, A> {
+    /// Bytes that a slot takes.
+    pub const SLOT_LEN: usize = size_of::<Slot<T, A>>();
+
+    /// Bytes of a slot that stand before the value: the tag and the generation.
+    pub const HEAD_LEN: usize = if align_of::<T>() > 8 { align_of::<T>() } else { 8 };
+
+    fn reserve(n: usize) -> Self {
         assert!(n < NONE as usize, "slab: {n} slots do not fit an index");
         Self { slots: Vec::with_capacity(n), capacity: n, free_head: NONE, len: 0 }
-    }
-
-    /// As [`with_capacity`](Self::with_capacity), on large pages where the kernel has them: for a
-    /// table of which, once it is long, slots are asked for at random. Another one would take whole
-    /// large pages for the few slots that it uses of each.
-    pub fn with_large_pages(n: usize) -> Self {
-        let slab = Self::with_capacity(n);
-        prefer_large_pages(slab.slots.as_ptr().cast(), n * size_of::<Slot<T>>());
-        slab
     }
 
     /// Puts `value` into a free slot; `None`, and `value` dropped, if there is none. Never
@@ -105,7 +135,7 @@ impl<T> Slab<T> {
         let idx = self.free_head;
         let slot = &mut self.slots[idx as usize];
         let Slot::Free { generation, next } = *slot else { broken() };
-        *slot = Slot::Used { generation: generation.wrapping_add(1), value };
+        *slot = Slot::used(generation.wrapping_add(1), value);
         self.free_head = next;
         self.len += 1;
         idx
@@ -146,7 +176,7 @@ impl<T> Slab<T> {
         };
         let Slot::Free { generation, next } = *slot else { broken() };
         let generation = generation.wrapping_add(1);
-        *slot = Slot::Used { generation, value };
+        *slot = Slot::used(generation, value);
         self.free_head = next;
         self.len += 1;
         Some(Handle { idx, generation })
@@ -216,18 +246,19 @@ impl<T> Slab<T> {
         }
     }
 
-    /// Asks the processor to fetch the first `bytes` of the value of a slot, in use or not. Reads
-    /// nothing, so that it does not wait for one slot before it asks for the next.
+    /// Asks the processor to fetch the lines that the first `bytes` of a slot lie in, in use or
+    /// not: what stands before the value counts. Reads nothing, so that it does not wait for one
+    /// slot before it asks for the next.
     #[inline]
     pub fn prefetch(&self, idx: u32, bytes: usize) {
         let Some(slot) = self.slots.get(idx as usize) else { return };
         let at = std::ptr::from_ref(slot).cast::<u8>();
-        // The tag and the generation stand before the value.
-        let end = size_of::<Slot<T>>() - size_of::<T>() + bytes;
-        for line in (0..end).step_by(64) {
+        for line in (0..bytes).step_by(64) {
             prefetch(at.wrapping_add(line));
         }
-        prefetch(at.wrapping_add(end - 1));
+        if align_of::<A>() < align_of::<Line>() {
+            prefetch(at.wrapping_add(bytes - 1));
+        }
     }
 
     /// How often the slot has been used so far, this time included; 0 for one never used. Wraps.
@@ -247,7 +278,7 @@ impl<T> Slab<T> {
     #[inline(always)]
     pub fn by_handle(&self, handle: Handle) -> Option<&T> {
         match self.slots.get(handle.idx as usize) {
-            Some(Slot::Used { generation, value }) if *generation == handle.generation => {
+            Some(Slot::Used { generation, value, .. }) if *generation == handle.generation => {
                 Some(value)
             }
             _ => rarely(None),
@@ -258,7 +289,7 @@ impl<T> Slab<T> {
     #[inline(always)]
     pub fn by_handle_mut(&mut self, handle: Handle) -> Option<&mut T> {
         match self.slots.get_mut(handle.idx as usize) {
-            Some(Slot::Used { generation, value }) if *generation == handle.generation => {
+            Some(Slot::Used { generation, value, .. }) if *generation == handle.generation => {
                 Some(value)
             }
             _ => rarely(None),
@@ -279,6 +310,17 @@ impl<T> Slab<T> {
     #[inline]
     pub fn is_full(&self) -> bool {
         self.free_head == NONE && self.slots.len() == self.capacity
+    }
+
+    /// Makes room for `n` values in all, if there is less. Allocates and moves what there is, which
+    /// keeps its indices.
+    ///
+    /// # Panics
+    /// As [`with_capacity`](Slab::with_capacity).
+    pub fn raise_capacity(&mut self, n: usize) {
+        assert!(n < NONE as usize, "slab: {n} slots do not fit an index");
+        self.slots.reserve_exact(n.saturating_sub(self.slots.len()));
+        self.capacity = self.capacity.max(n);
     }
 
     /// Slots there are.
@@ -308,7 +350,7 @@ impl<T> Slab<T> {
     }
 }
 
-impl<T> Index<u32> for Slab<T> {
+impl<T, A> Index<u32> for Slab<T, A> {
     type Output = T;
 
     #[inline(always)]
@@ -320,7 +362,7 @@ impl<T> Index<u32> for Slab<T> {
     }
 }
 
-impl<T> IndexMut<u32> for Slab<T> {
+impl<T, A> IndexMut<u32> for Slab<T, A> {
     #[inline(always)]
     fn index_mut(&mut self, idx: u32) -> &mut T {
         match &mut self.slots[idx as usize] {
@@ -607,6 +649,22 @@ mod tests {
         let idx = slab.alloc(7).unwrap();
         slab.free(idx);
         let _ = slab[idx];
+    }
+
+    #[test]
+    fn a_raised_capacity_keeps_what_there_is() {
+        let mut slab = Slab::with_capacity(2);
+        let first: Vec<_> = (0..2).map(|i| slab.alloc(i).unwrap()).collect();
+        let handle = slab.handle(first[1]);
+        assert!(slab.is_full() && slab.alloc(2).is_none());
+        slab.raise_capacity(1);
+        assert_eq!((slab.capacity(), slab.alloc(2)), (2, None));
+        slab.raise_capacity(4);
+        assert_eq!((slab.capacity(), slab.free_count()), (4, 2));
+        let more: Vec<_> = (2..4).map(|i| slab.alloc(i).unwrap()).collect();
+        assert!(slab.is_full() && slab.alloc(4).is_none());
+        assert!(first.iter().chain(&more).zip(0..).all(|(&idx, i)| slab[idx] == i));
+        assert_eq!(slab.by_handle(handle), Some(&1));
     }
 
     #[test]

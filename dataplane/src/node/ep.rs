@@ -2,7 +2,6 @@
 
 use super::coll::SIDE;
 use super::ops::WrFlags;
-use super::peer::Inbound;
 use super::rma::{READ, REMOTE_READ, REMOTE_WRITE, WRITE};
 use super::short::Route;
 use super::short_rma::{Fetch, Form};
@@ -505,10 +504,10 @@ impl Node {
         }
         let peers: Vec<u32> = self.peers.iter().map(|(i, _)| i).collect();
         for p in peers {
-            if let Inbound::Recv { recv, .. } = self.peers[p].inbound
+            if let Some(recv) = self.placing(p)
                 && self.posted[recv].payload.ep == idx
             {
-                self.peers[p].inbound = Inbound::None;
+                self.take_half(p);
                 self.cancel_placing(recv);
             }
         }

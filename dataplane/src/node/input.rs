@@ -4,7 +4,7 @@ use barewire_driver::frame::RxFrame;
 use barewire_driver::hint::rarely;
 
 use super::ops::{Held, WrFlags};
-use super::peer::{Inbound, Peer, State, slot_of};
+use super::peer::{Peer, State, slot_of};
 use super::recv::Verdict;
 use super::{FrameSink, NoWay, Node};
 use crate::error::Error;
@@ -627,9 +627,7 @@ impl Node {
     /// Does what a packet says.
     #[inline]
     fn on_op(&mut self, now: Instant, p: u32, frame: &RxFrame<'_>, base: &Base) -> Verdict {
-        if self.peers[p].inbound != Inbound::None
-            && matches!(base.ty, Ty::Msg | Ty::Pack | Ty::Rndv)
-        {
+        if self.peers[p].inbound != NONE && matches!(base.ty, Ty::Msg | Ty::Pack | Ty::Rndv) {
             self.abort_inbound(now, p);
         }
         if base.ty == Ty::Msg {

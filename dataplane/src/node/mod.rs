@@ -55,7 +55,7 @@ use ep::Ep;
 use mr::Mr;
 use ops::{Held, Job, Late, Pull, RecvWr, Rma, Stored, TxWr};
 use pack::Packs;
-use peer::Peer;
+use peer::{Half, Peer, Peers};
 use sep::Numbers;
 use stations::Stations;
 
@@ -437,12 +437,13 @@ pub struct Node {
     /// Longest message that leaves in one frame unasked, if the frame holds it, and in several.
     pub(crate) eager_max: [usize; 2],
 
-    pub(crate) peers: Slab<Peer>,
+    pub(crate) peers: Peers,
     pub(crate) by_mac: Stations,
-    /// Where the search for a peer to forget goes on.
-    pub(crate) evict_hand: u32,
     /// Peers that no address names any more but a posted receive does: each has a reference.
     pub(crate) awaited: Vec<u32>,
+    /// Messages of which some pieces are here, by [`Peer::inbound`]. Grows if more peers than usual
+    /// send such messages at once.
+    pub(crate) halves: Slab<Half>,
     /// The generation that the next session in each peer slot gets.
     pub(crate) sid_gen: Vec<u16>,
     pub(crate) epoch: u32,
@@ -565,10 +566,10 @@ impl Node {
             crc: s.crc.unwrap_or(!caps.lossless),
             rto_floor_ns: caps.rto_floor_ns.max(1_000),
             eager_max: s.eager_max(mtu),
-            peers: Slab::with_large_pages(s.peer_max),
+            peers: Peers::with_large_pages(s.peer_max),
             by_mac: Stations::with_capacity(s.peer_max),
-            evict_hand: 0,
             awaited: Vec::new(),
+            halves: Slab::with_capacity(s.peer_max.min(recv::HALVES_FIRST)),
             sid_gen: Vec::with_capacity(s.peer_max),
             epoch: 0,
             eps: Slab::with_capacity(65536),
@@ -660,8 +661,8 @@ impl Node {
             peer.queued = true;
             self.ready.push_back(p);
             self.note_due();
-            // All of the record is looked at when the peer is served.
-            self.peers.prefetch(p, size_of::<Peer>());
+            // Looked at when the peer is served.
+            self.peers.prefetch(p, Peer::WARM);
         }
     }
 }

@@ -388,8 +388,8 @@ impl Node {
         let count = self.peers.len();
         let mut found = None;
         for _ in 0..looks.min(count) {
-            let p = self.evict_hand;
-            self.evict_hand = (p + 1) % count as u32;
+            let p = self.by_mac.evict_hand;
+            self.by_mac.evict_hand = (p + 1) % count as u32;
             let Some(peer) = self.peers.get(p) else { continue };
             if peer.av_refs > 0 || peer.queued || !peer.is_idle() {
                 continue;

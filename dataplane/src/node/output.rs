@@ -358,7 +358,7 @@ impl Node {
         let wr = &self.tx[w];
         let peer = &self.peers[p];
         // What went the short way stands in no list.
-        let behind = peer.wrs.head != w || peer.short_ops > 0;
+        let behind = peer.wrs.head != w || peer.short_ops() > 0;
         if wr.flags.contains(WrFlags::FENCE) && behind {
             return Step::Wait;
         }

@@ -13,6 +13,8 @@
 //! | `Answered` | we answered theirs | a packet that names our sid; an OPEN that echoes ours |
 //! | `Open` | both know | silence, RST, close |
 
+use std::mem::offset_of;
+
 use barewire_driver::frame::ETH_HDR_LEN;
 use barewire_driver::port::MacAddr;
 
@@ -23,7 +25,7 @@ use crate::rel::psn::Psn;
 use crate::rel::rtt::Rtt;
 use crate::rel::sack::RcvBitmap;
 use crate::rel::sent::{SendWindow, SentPool, WINDOW};
-use crate::slab::{List, NONE, Queue, Slab};
+use crate::slab::{Line, List, NONE, Queue, Slab};
 use crate::types::{FI_ADDR_UNSPEC, FiAddr, Instant};
 use crate::wire::{Base, PlainMsg, Ty, mac_word};
 
@@ -46,17 +48,29 @@ pub(crate) enum State {
     Open,
 }
 
-/// Where the pieces of the message go that is arriving in several packets.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// A message that arrives in several packets, while only some of them are here.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Half {
+    pub(crate) to: Inbound,
+    /// Its length.
+    pub(crate) len: u64,
+    /// Where the next piece begins.
+    pub(crate) off: u64,
+    /// Its remote CQ data.
+    pub(crate) imm: Option<u64>,
+}
+
+/// Where the pieces of a message go.
+#[derive(Clone, Copy, Debug)]
 pub(crate) enum Inbound {
-    /// No message is half here.
-    #[default]
-    None,
     /// Into a posted receive, from `base` of its buffer.
     Recv { recv: u32, base: u64 },
     /// Into an unexpected message.
     Store { msg: u32 },
 }
+
+/// The peers of a node.
+pub(crate) type Peers = Slab<Peer, Line>;
 
 /// What an address vector calls an endpoint of a peer, as it was found there last: who hears the
 /// same endpoint again need not look there. Whoever changes what a vector says of the peer forgets
@@ -95,73 +109,127 @@ impl SourceName {
     }
 }
 
-/// One peer. In the order of their declaration: what a message of the short way needs, sending or
-/// receiving, stands in the first [`HOT`](Peer::HOT) bytes, as a node with many peers finds each of
-/// them out of the cache.
+/// One peer. In the order of their declaration, which is that of lines of the cache: a node with
+/// many peers finds each of them out of it.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub(crate) struct Peer {
+    // The first line, with the head of the slot: to receive a message of the short way takes no
+    // other.
     /// Time in which our own loop ran, when the peer was last heard, or when we began to wait.
     pub(crate) heard: u64,
-    /// The life of the peer that the session is with, or that the application named; 0 any.
-    pub(crate) inc: u64,
-    /// When the wheel calls at the latest; the end of time if it will not.
-    pub(crate) timer_at: Instant,
+    /// Its address, as it stands in a frame.
+    pub(crate) word: u64,
+    /// What the sender of the last message is called.
+    pub(crate) source: SourceName,
     /// Our name for the session, 0 while idle.
     pub(crate) sid: u32,
-    /// Their name for it.
-    pub(crate) remote_sid: u32,
     /// The next packet in order.
     pub(crate) rcv_nxt: Psn,
     /// Credits the peer granted since the session began.
     pub(crate) credit: u32,
-    /// Those of them that are used.
-    pub(crate) credit_used: u32,
     /// Credits we granted.
     pub(crate) granted: u32,
     /// Those of them that the peer used.
     pub(crate) consumed: u32,
-    /// Credits the peer should hold.
-    pub(crate) target: u32,
-    /// What the sender of the last message is called.
-    pub(crate) source: SourceName,
-    /// Its address, as it stands in a frame.
-    pub(crate) word: u64,
-    /// Messages of one credit that may leave by the short way without a further question to this
-    /// record. Whatever else is sent to the peer, or queued, sets it to 0.
-    pub(crate) short_left: u16,
     /// Usual messages that may be taken one after the other before there is a question to this
     /// record. Whatever else arrives from the peer, or changes what it may send, sets it to 0.
     pub(crate) take_left: u16,
+    /// Messages of one credit that may leave by the short way without a further question to this
+    /// record. Whatever else is sent to the peer, or queued, sets it to 0.
+    pub(crate) short_left: u16,
     /// Packets received since the last acknowledgement, or more than anybody waits for.
     pub(crate) owed: u8,
     /// An acknowledgement must go out in this turn.
     pub(crate) ack_now: bool,
-    /// The session is open, and the port loses nothing or damages nothing unseen: most messages
-    /// take the short way.
-    pub(crate) plain: bool,
+    /// Probes without an answer.
+    pub(crate) probes: u8,
     /// [`plain`](Self::plain), and the next packet in order may be taken as it is: none is early,
     /// refused or half of a message. [`note_order`](Self::note_order) sets it.
     pub(crate) in_order: bool,
+    /// Its first word ends the line.
+    pub(crate) snd: SendWindow,
+
+    // In the second: what else it takes to send one.
+    /// Their name for the session.
+    pub(crate) remote_sid: u32,
+    /// The life of the peer that the session is with, or that the application named; 0 any.
+    pub(crate) inc: u64,
+    /// Credits that are used, of those that the peer granted.
+    pub(crate) credit_used: u32,
+    /// Largest number of bytes after the Ethernet header that both take.
+    pub(crate) frame_max: u32,
+    pub(crate) state: State,
+    /// The session is open, and the port loses nothing or damages nothing unseen: most messages
+    /// take the short way.
+    pub(crate) plain: bool,
+    /// The next packet in order was refused for this reason and has to be replaced.
+    pub(crate) refused: u8,
+    /// Timeouts in a row; while nothing is in flight, PINGs in a row that brought no credit.
+    pub(crate) backoff: u8,
     /// [`is_quiet`](Self::is_quiet) has said so, and nothing has happened since that would make it
     /// say anything else.
     pub(crate) quiet: bool,
-    pub(crate) state: State,
     /// Stands in the queue of peers to be served.
     pub(crate) queued: bool,
-    /// Probes without an answer.
-    pub(crate) probes: u8,
-    /// Largest number of bytes after the Ethernet header that both take.
-    pub(crate) frame_max: u32,
-    pub(crate) snd: SendWindow,
+    /// Credits the peer should hold, at most [`GRANT_MAX`].
+    pub(crate) target: u16,
 
-    // From here on nothing is needed for a message of the short way.
+    // In the third, fourth and fifth: what it takes to serve a peer to which an acknowledgement is
+    // due, or to know that nothing else is.
+    /// When the wheel calls at the latest; the end of time if it will not.
+    pub(crate) timer_at: Instant,
+    /// Transmit requests not yet sent in full, in order.
+    pub(crate) txq: Queue<0>,
+    /// Transmit requests with bytes that the peer asked for.
+    pub(crate) dataq: Queue<0>,
+    /// Pulls that have a PULL or an END to send.
+    pub(crate) ctlq: Queue<0>,
+    /// Answers to the peer's one-sided operations that have packets to send.
+    pub(crate) jobq: Queue<0>,
+    /// The packet received last, and when, as [`ack_time`] says it.
+    pub(crate) rx_newest: Psn,
+    pub(crate) rx_at: u32,
+    /// The refusal of the next packet.
+    pub(crate) nack: Nack,
+    /// Number of the next one-sided operation to the peer.
+    pub(crate) rma_seq: u16,
+    /// Answers to the peer's one-sided operations, those in flight included.
+    pub(crate) jobs: u16,
+    /// Answers that are missing: one for each record of the short way of one-sided operations, and
+    /// one for each other atomic packet.
+    pub(crate) answers: u8,
+    /// Those of atomic packets that have no such record.
+    pub(crate) long_answers: u8,
+    /// Packets that arrived again since the last acknowledgement of its own.
+    pub(crate) dups: u8,
+    /// The packet received last came as one that was sent again.
+    pub(crate) rx_resent: bool,
+    pub(crate) has_nop_for: bool,
+    /// An OPEN must go out in this turn.
+    pub(crate) want_open: bool,
+    /// A PING must go out in this turn.
+    pub(crate) want_ping: bool,
+    /// A NOP must go out, so that the receiver of half a message learns that it ends there.
+    pub(crate) want_nop: bool,
     pub(crate) rcv: RcvBitmap,
-    pub(crate) inbound: Inbound,
-    pub(crate) in_len: u64,
-    pub(crate) in_off: u64,
-    /// Its remote CQ data, if [`in_has_imm`](Self::in_has_imm).
-    pub(crate) in_imm: u64,
+    /// When the last probe or OPEN went out.
+    pub(crate) probe_at: Instant,
+    /// The message that is half here, `NONE` if none is.
+    pub(crate) inbound: u32,
+    /// Messages of collectives that are waited for.
+    pub(crate) coll_waits: u32,
+    /// All transmit requests to this peer, in the order of their posting.
+    pub(crate) wrs: List<1>,
+    /// Number of the peer's operation of which a packet was refused or given up, `NONE` if none
+    /// was.
+    pub(crate) bad_seq: u32,
+    /// All pulls from this peer.
+    pub(crate) pulls: List<1>,
+    /// Packets that arrived before one they have to wait for.
+    pub(crate) held: List<0>,
+
+    // From here on nothing is needed for any of that.
     /// Bytes that the peer's write, of which packets are still to come, has written so far, and
     /// above [`WRITTEN_BITS`](Self::WRITTEN_BITS) of them its number.
     pub(crate) written: u64,
@@ -169,31 +237,9 @@ pub(crate) struct Peer {
     pub(crate) progress_at: Instant,
     /// When packets that were overtaken are lost, if not 0.
     pub(crate) reorder_at: Instant,
-    /// When the last probe or OPEN went out.
-    pub(crate) probe_at: Instant,
-    /// The packet received last, and when, as [`ack_time`] says it.
-    pub(crate) rx_newest: Psn,
-    pub(crate) rx_at: u32,
-    /// Transmit requests not yet sent in full, in order.
-    pub(crate) txq: Queue<0>,
-    /// Transmit requests with bytes that the peer asked for.
-    pub(crate) dataq: Queue<0>,
-    /// All transmit requests to this peer, in the order of their posting.
-    pub(crate) wrs: List<1>,
-    /// Pulls that have a PULL or an END to send.
-    pub(crate) ctlq: Queue<0>,
-    /// All pulls from this peer.
-    pub(crate) pulls: List<1>,
-    /// Those that wait for room in the pull window, in the order in which they may ask.
-    pub(crate) pull_wait: Queue<2>,
-    /// Packets that arrived before one they have to wait for.
-    pub(crate) held: List<0>,
-    /// Answers to the peer's one-sided operations that have packets to send.
-    pub(crate) jobq: Queue<0>,
-    /// Number of the peer's operation of which a packet was refused or given up, `NONE` if none
-    /// was.
-    pub(crate) bad_seq: u32,
     pub(crate) rtt: Rtt,
+    /// The pulls that wait for room in the pull window, in the order in which they may ask.
+    pub(crate) pull_wait: Queue<2>,
     /// A packet that was refused and has no entry, if [`has_nop_for`](Self::has_nop_for): a NOP
     /// with its number must go out.
     pub(crate) nop_for: Psn,
@@ -209,52 +255,34 @@ pub(crate) struct Peer {
     pub(crate) stored: u32,
     /// Bytes that pulls from this peer have asked for and that are not here.
     pub(crate) pull_out: u32,
-    /// Such answers, those in flight included.
-    pub(crate) jobs: u16,
-    /// Number of the next one-sided operation to the peer.
-    pub(crate) rma_seq: u16,
-    /// Atomic packets whose answer is missing, and reads that have bytes missing.
-    pub(crate) answers: u8,
+    /// The last of the operations of the short way that wait for an acknowledgement, or
+    /// [`NO_OP`](Self::NO_OP).
+    pub(crate) last_unacked: u16,
+    /// Reads, but those of the short way, that have bytes missing.
     pub(crate) reads: u8,
-    /// Records of the short way of one-sided operations, which all count as answers.
-    pub(crate) short_ops: u8,
-    /// The next packet in order was refused for this reason and has to be replaced.
-    pub(crate) refused: u8,
-    /// Timeouts in a row; while nothing is in flight, PINGs in a row that brought no credit.
-    pub(crate) backoff: u8,
     /// The tail probe of this flight is out.
     pub(crate) probed: bool,
     /// Stands in the list of peers that wait for free blocks.
     pub(crate) starved: bool,
     /// Stands in the queue of peers that have pulls waiting.
     pub(crate) in_pull_queue: bool,
-    /// Packets that arrived again since the last acknowledgement of its own.
-    pub(crate) dups: u8,
-    /// It came as one that was sent again.
-    pub(crate) rx_resent: bool,
-    pub(crate) has_nop_for: bool,
     /// Credit was asked for, and none of it was used since.
     pub(crate) has_asked: bool,
-    /// An OPEN must go out in this turn.
-    pub(crate) want_open: bool,
-    /// A PING must go out in this turn.
-    pub(crate) want_ping: bool,
-    /// A NOP must go out, so that the receiver of half a message learns that it ends there.
-    pub(crate) want_nop: bool,
-    /// The message that is half here has remote CQ data.
-    pub(crate) in_has_imm: bool,
-    /// The refusal of the next packet.
-    pub(crate) nack: Nack,
-    /// The last of the operations of the short way that wait for an acknowledgement, or
-    /// [`NO_OP`](Self::NO_OP).
-    pub(crate) last_unacked: u16,
-    /// Messages of collectives that are waited for.
-    pub(crate) coll_waits: u32,
 }
 
-const _: () = assert!(std::mem::offset_of!(Peer, snd) + 8 <= Peer::HOT);
+/// A field ends so many bytes after the beginning of the slot.
+macro_rules! end_of {
+    ($field:ident: $ty:ty) => {
+        Peers::HEAD_LEN + offset_of!(Peer, $field) + size_of::<$ty>()
+    };
+}
 
-const _: () = assert!(size_of::<Peer>() <= 408, "a session has half a kilobyte");
+const _: () = {
+    assert!(end_of!(snd: Psn) == 64, "a message that comes takes one line");
+    assert!(end_of!(target: u16) <= Peer::HOT, "one that goes takes two");
+    assert!(end_of!(held: List<0>) <= Peer::WARM);
+    assert!(Peers::SLOT_LEN <= 384, "a session has half a kilobyte, with its share of the tables");
+};
 
 /// How the refusal of a packet is said. Packed, for the sake of its neighbours.
 #[derive(Clone, Copy, Debug, Default)]
@@ -303,8 +331,11 @@ impl Nack {
 }
 
 impl Peer {
-    /// Bytes at the start that every message touches.
-    pub(crate) const HOT: usize = 104;
+    /// Bytes at the start of a slot that a message of the short way touches.
+    pub(crate) const HOT: usize = 128;
+
+    /// Bytes at the start of a slot that are looked at when the peer is served.
+    pub(crate) const WARM: usize = 320;
 
     /// In [`last_unacked`](Self::last_unacked): no operation.
     pub(crate) const NO_OP: u16 = u16::MAX;
@@ -315,11 +346,12 @@ impl Peer {
     pub(crate) fn new(mac: MacAddr, now: Instant) -> Self {
         Self {
             word: mac_word(mac),
-            target: GRANT_FIRST,
+            target: GRANT_FIRST as u16,
             timer_at: Instant(u64::MAX),
             rx_at: ack_time(now),
             progress_at: now,
             probe_at: now,
+            inbound: NONE,
             bad_seq: NONE,
             last_unacked: Self::NO_OP,
             ..Self::default()
@@ -400,7 +432,7 @@ impl Peer {
     /// Whether the next packet in order may take the short way.
     #[inline]
     pub(crate) fn is_in_order(&self) -> bool {
-        self.plain && self.refused == 0 && self.inbound == Inbound::None && self.rcv.is_empty()
+        self.plain && self.refused == 0 && self.inbound == NONE && self.rcv.is_empty()
     }
 
     /// A packet says by its `cack` alone all that an acknowledgement would, if none is early.
@@ -433,7 +465,7 @@ impl Peer {
         if !self.in_order {
             return 0;
         }
-        let credits = self.outstanding().saturating_sub(self.target / 2);
+        let credits = self.outstanding().saturating_sub(self.low());
         let acks = (ack_every - 1).saturating_sub(self.owed);
         credits.min(acks.into()) as u16
     }
@@ -457,8 +489,13 @@ impl Peer {
     /// Counts off `n` answers to operations that are none of the short way. Whatever the peer says,
     /// those of the short way are counted off one by one.
     pub(crate) fn answered(&mut self, n: u16) {
-        let left = u16::from(self.answers).saturating_sub(n);
-        self.answers = self.short_ops.max(left as u8);
+        let n = u16::from(self.long_answers).min(n) as u8;
+        (self.answers, self.long_answers) = (self.answers - n, self.long_answers - n);
+    }
+
+    /// Records of the short way of one-sided operations.
+    pub(crate) fn short_ops(&self) -> u8 {
+        self.answers - self.long_answers
     }
 
     /// Whether anything waits to be sent, for room, credit or an answer.
@@ -472,6 +509,12 @@ impl Peer {
     /// Credits left to send with.
     pub(crate) fn credits(&self) -> u32 {
         self.credit.wrapping_sub(self.credit_used)
+    }
+
+    /// Of fewer credits than this the peer is granted more.
+    #[inline(always)]
+    pub(crate) fn low(&self) -> u32 {
+        u32::from(self.target / 2)
     }
 
     /// Credits the peer still holds.
@@ -490,9 +533,9 @@ impl Peer {
                 }
                 self.snd.in_flight() > 0
                     || !self.wrs.is_empty()
-                    || self.short_ops > 0
+                    || self.short_ops() > 0
                     || !self.pulls.is_empty()
-                    || self.inbound != Inbound::None
+                    || self.inbound != NONE
                     || !self.held.is_empty()
                     // Answers that cannot be sent: a station that is gone would have them for ever.
                     || self.jobs > 0
@@ -504,13 +547,13 @@ impl Peer {
     /// Whether the session could be forgotten without anybody noticing.
     pub(crate) fn is_idle(&self) -> bool {
         self.wrs.is_empty()
-            && self.short_ops == 0
+            && self.short_ops() == 0
             && self.pulls.is_empty()
             && self.held.is_empty()
             && self.jobs == 0
             && self.stored == 0
             && self.snd.in_flight() == 0
-            && self.inbound == Inbound::None
+            && self.inbound == NONE
             && self.coll_waits == 0
     }
 }

@@ -9,7 +9,7 @@ use barewire_driver::frame::RxFrame;
 use barewire_driver::mem::IoBuf;
 
 use super::ops::{Pull, Stored};
-use super::peer::{GRANT_FIRST, GRANT_MAX, Inbound, State};
+use super::peer::{GRANT_FIRST, GRANT_MAX, Half, Inbound, State};
 use super::short_rma::{Form, ShortOp};
 use super::{MsgKind, Node};
 use crate::error::Error;
@@ -62,6 +62,10 @@ enum Target {
     /// Nobody wants it yet.
     Store,
 }
+
+/// Messages that may be half here before memory is taken for more, of which each peer has one at
+/// most.
+pub(super) const HALVES_FIRST: usize = 256;
 
 impl Node {
     /// Takes a whole message that lies at `off..off + len` of `frame`.
@@ -122,17 +126,19 @@ impl Node {
         {
             return Verdict::Refuse(reason);
         }
-        let peer = &self.peers[p];
-        let fits = peer.in_off == op.offset && peer.in_len == op.msg_len;
-        if peer.inbound == Inbound::None || !fits && !planted(Bug::PieceOffsetUnchecked) {
+        let Some(half) = self.halves.get_mut(self.peers[p].inbound) else {
+            return Verdict::Refuse(NackReason::Malformed);
+        };
+        let fits = half.off == op.offset && half.len == op.msg_len;
+        if !fits && !planted(Bug::PieceOffsetUnchecked) {
             return Verdict::Refuse(NackReason::Malformed);
         }
         let end = op.offset + len as u64;
         if end > op.msg_len || len == 0 && op.msg_len > 0 {
             return Verdict::Refuse(NackReason::Malformed);
         }
-        match peer.inbound {
-            Inbound::None => {}
+        half.off = end;
+        match half.to {
             Inbound::Recv { recv, base } => {
                 let room = self.room(recv, base).saturating_sub(op.offset);
                 let n = room.min(len as u64);
@@ -147,7 +153,6 @@ impl Node {
                 assert!(kept, "blocks were promised with the credit");
             }
         }
-        self.peers[p].in_off = end;
         if end == op.msg_len {
             self.finish_inbound(now, p, op);
         }
@@ -158,7 +163,7 @@ impl Node {
         self.abort_inbound(now, p);
         let head = msgm_head(p, op);
         let e = self.admit(p, (op.dst_ep, op.rx_ctx), &head, units(head.len))?;
-        let inbound = match self.target(e, &head) {
+        let to = match self.target(e, &head) {
             Target::Recv { recv, base } => {
                 self.posted[recv].payload.active += 1;
                 self.release_units(p, units(head.len));
@@ -166,22 +171,21 @@ impl Node {
             }
             Target::Store => Inbound::Store { msg: self.store(e, &head, NONE, 0) },
         };
-        let peer = &mut self.peers[p];
-        (peer.inbound, peer.in_off, peer.in_len) = (inbound, 0, op.msg_len);
-        (peer.in_has_imm, peer.in_imm) = (op.imm.is_some(), op.imm.unwrap_or(0));
+        let half = Half { to, len: op.msg_len, off: 0, imm: op.imm };
+        if self.halves.is_full() {
+            self.halves.raise_capacity(2 * self.halves.capacity());
+        }
+        self.peers[p].inbound = self.halves.alloc(half).expect("there is room now");
         self.regrant(now, p);
         Ok(())
     }
 
     fn finish_inbound(&mut self, now: Instant, p: u32, op: &MsgMOp) {
-        let inbound = std::mem::replace(&mut self.peers[p].inbound, Inbound::None);
-        match inbound {
-            Inbound::None => {}
+        let Some(half) = self.take_half(p) else { return };
+        match half.to {
             Inbound::Recv { recv, base } => {
                 self.posted[recv].payload.active -= 1;
-                let mut head = msgm_head(p, op);
-                let peer = &self.peers[p];
-                head.imm = peer.in_has_imm.then_some(peer.in_imm);
+                let head = MsgHead { imm: half.imm, ..msgm_head(p, op) };
                 let n = self.room(recv, base).min(head.len);
                 self.complete_recv(recv, &head, base, n);
             }
@@ -202,10 +206,25 @@ impl Node {
         }
     }
 
+    /// What is known of the message of which the first pieces are here, if there is one; from now
+    /// on there is none.
+    pub(crate) fn take_half(&mut self, p: u32) -> Option<Half> {
+        let half = std::mem::replace(&mut self.peers[p].inbound, NONE);
+        (half != NONE).then(|| self.halves.free(half))
+    }
+
+    /// The receive that the pieces of a message of peer `p` go into.
+    pub(crate) fn placing(&self, p: u32) -> Option<u32> {
+        match self.halves.get(self.peers[p].inbound)?.to {
+            Inbound::Recv { recv, .. } => Some(recv),
+            Inbound::Store { .. } => None,
+        }
+    }
+
     /// The sender gave up the message of which the first pieces are here.
     pub(crate) fn abort_inbound(&mut self, now: Instant, p: u32) {
-        match std::mem::replace(&mut self.peers[p].inbound, Inbound::None) {
-            Inbound::None => {}
+        let Some(half) = self.take_half(p) else { return };
+        match half.to {
             Inbound::Recv { recv, .. } => {
                 self.posted[recv].payload.active -= 1;
                 self.fail_placing(recv, Error::ConnReset);
@@ -562,7 +581,7 @@ impl Node {
     pub(crate) fn regrant(&mut self, now: Instant, p: u32) {
         let peer = &mut self.peers[p];
         let outstanding = peer.outstanding();
-        if outstanding < peer.target / 2 {
+        if outstanding < peer.low() {
             self.regrant_now(now, p);
         }
         if !self.starved.is_empty() {
@@ -577,9 +596,9 @@ impl Node {
             return;
         }
         if self.blocks_unpromised > blocks / 2 {
-            peer.target = (peer.target * 2).min(GRANT_MAX);
+            peer.target = (peer.target * 2).min(GRANT_MAX as u16);
         }
-        let more = peer.target.saturating_sub(peer.outstanding());
+        let more = u32::from(peer.target).saturating_sub(peer.outstanding());
         if more == 0 {
             return;
         }

@@ -260,7 +260,8 @@ impl Node {
         if fetch {
             a.answers += 1;
             a.all_out = last;
-            self.peers[p].answers += 1;
+            let peer = &mut self.peers[p];
+            (peer.answers, peer.long_answers) = (peer.answers + 1, peer.long_answers + 1);
         }
         self.rma_sent(p, w, n, last && !fetch);
         if fetch && last {

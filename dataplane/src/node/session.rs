@@ -101,7 +101,7 @@ impl Node {
         peer.rcv = RcvBitmap::new();
         peer.rtt = Rtt::default();
         (peer.credit, peer.credit_used, peer.consumed) = (0, 0, 0);
-        (peer.granted, peer.target) = (grant, GRANT_FIRST);
+        (peer.granted, peer.target) = (grant, GRANT_FIRST as u16);
         (peer.backoff, peer.probes, peer.probed, peer.refused) = (0, 0, false, 0);
         (peer.owed, peer.ack_now, peer.want_ping, peer.want_nop) = (0, false, false, false);
         (peer.nack.want, peer.has_nop_for, peer.has_asked) = (false, false, false);
@@ -406,7 +406,7 @@ impl Node {
             };
             self.fail_wr(w, err, prov);
         }
-        if self.peers[p].short_ops > 0 {
+        if self.peers[p].short_ops() > 0 {
             self.fail_short_ops(p, err);
         }
         while self.peers[p].pulls.head != NONE {
@@ -424,7 +424,8 @@ impl Node {
         peer.rcv = RcvBitmap::new();
         (peer.owed, peer.refused) = (0, 0);
         (peer.want_ping, peer.want_nop) = (false, false);
-        (peer.bad_seq, peer.written, peer.answers) = (NONE, 0, 0);
+        (peer.bad_seq, peer.written) = (NONE, 0);
+        peer.answered(u16::MAX);
         peer.snd = SendWindow::new(peer.snd.nxt);
         if peer.mac() == self.mac {
             self.open_to_self(p);

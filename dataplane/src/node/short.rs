@@ -197,10 +197,11 @@ impl Node {
         peer.credit_used = peer.credit_used.wrapping_add(cost);
         peer.short_left -= cost as u16;
         peer.tell_ack();
-        if peer.snd.in_flight() == 0 || peer.timer_at == Instant(u64::MAX) {
+        if peer.snd.in_flight() == 0 {
             let p = ep.route.peer;
             self.wait_from(clock(), p);
         } else {
+            debug_assert!(peer.timer_at != Instant(u64::MAX), "{p} is waited for");
             peer.snd.number();
         }
         if !USUAL && cntr != NONE {
@@ -348,7 +349,7 @@ impl Node {
         }
         let ack_every = if KEPT { ACK_EVERY } else { ACK_EVERY_LOSSLESS };
         let ack = peer.owed >= ack_every - 1;
-        let owes = ack || left - cost < peer.target / 2 || !self.starved.is_empty();
+        let owes = ack || left - cost < peer.low() || !self.starved.is_empty();
         let matcher = &mut ep.matcher[usize::from(tagged)];
         let Some((first, posted)) = matcher.first(&self.posted, || Src::of(p, src_ep), tag) else {
             return rarely(false);

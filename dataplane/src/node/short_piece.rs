@@ -6,7 +6,7 @@
 use barewire_driver::frame::RxFrame;
 
 use super::Node;
-use super::peer::{Inbound, slot_of};
+use super::peer::slot_of;
 use super::recv::Verdict;
 use crate::types::Instant;
 use crate::wire::{DataOp, MsgMOp, PlainBase, PlainPiece, verify_crc};
@@ -35,9 +35,9 @@ impl Node {
         match piece {
             PlainPiece::MsgM => {
                 let Ok(op) = MsgMOp::parse(frame, &base) else { return false };
-                let follows = peer.inbound != Inbound::None
-                    && op.offset != 0
-                    && (peer.in_off, peer.in_len) == (op.offset, op.msg_len);
+                let follows = self.halves.get(peer.inbound).is_some_and(|half| {
+                    op.offset != 0 && (half.off, half.len) == (op.offset, op.msg_len)
+                });
                 if !follows || self.crc && !verify_crc(frame, op.payload_off() + len) {
                     return false;
                 }

@@ -21,7 +21,7 @@ use barewire_driver::port::Tx;
 use super::ep::Ep;
 use super::input::ACK_EVERY_LOSSLESS;
 use super::ops::Job;
-use super::peer::{Peer, slot_of};
+use super::peer::{Peer, Peers, slot_of};
 use super::rma::{FETCHED, READ, WRITE, checked_len, valid_pair};
 use super::rma_out::ANSWERS_MAX;
 use super::short::{PLAIN_FLAGS, Route, is_unawaited, short_cost};
@@ -514,7 +514,6 @@ impl Node {
         ep.tx_used += 1;
         cq.reserve_free();
         peer.answers += 1;
-        peer.short_ops += 1;
         peer.rma_seq = peer.rma_seq.wrapping_add(1);
         peer.short_left -= 1;
         peer.tell_ack();
@@ -812,7 +811,6 @@ impl Peer {
     #[inline(always)]
     fn forget_short_op(&mut self) {
         self.answers -= 1;
-        self.short_ops -= 1;
     }
 
     /// Operation `w`, whose packet is the last one sent, waits for its acknowledgement.
@@ -848,7 +846,7 @@ fn is_from(peer: &Peer, word: u64, base: &PlainBase) -> bool {
 /// Whether a packet is next in order from a peer that we have, and what it acknowledges and grants
 /// is waited for by nobody.
 #[inline(always)]
-pub(super) fn is_next(peers: &Slab<Peer>, word: u64, base: &PlainBase) -> bool {
+pub(super) fn is_next(peers: &Peers, word: u64, base: &PlainBase) -> bool {
     let Some(peer) = peers.get(slot_of(base.dst_sid)) else { return false };
     let acked = base.cack.0.wrapping_sub(peer.snd.una.0);
     let granted = base.grant.wrapping_sub(peer.credit as u16);

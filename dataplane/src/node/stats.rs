@@ -243,7 +243,7 @@ impl Node {
             in_flight: p.snd.in_flight(),
             srtt_ns: p.rtt.srtt_ns(),
             credits: p.credits(),
-            waiting: p.wrs.len + p.pulls.len + u32::from(p.short_ops),
+            waiting: p.wrs.len + p.pulls.len + u32::from(p.short_ops()),
         })
     }
 

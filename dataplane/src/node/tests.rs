@@ -186,9 +186,10 @@ impl Pair {
         for end in &self.ends {
             let levels = end.node.levels();
             assert_eq!(levels, Levels { peers: 1, timers: levels.timers, ..Levels::default() });
+            assert!(end.node.halves.is_empty());
             // Nor does either side believe that the other owes it an answer.
             for (_, peer) in end.node.peers.iter() {
-                let awaited = (peer.answers, peer.reads, peer.jobs, peer.short_ops);
+                let awaited = (peer.answers, peer.reads, peer.jobs, peer.long_answers);
                 assert_eq!(awaited, (0, 0, 0, 0));
             }
         }

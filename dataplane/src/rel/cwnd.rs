@@ -22,8 +22,9 @@ const FIRST: u32 = 16;
 /// Fractions of a packet.
 const ONE: u32 = 256;
 
-/// The window of one session.
+/// The window of one session. Packed, for the sake of its neighbours.
 #[derive(Clone, Copy, Debug)]
+#[repr(C, packed(2))]
 pub struct Cwnd {
     /// In 256ths of a packet.
     size: u32,

@@ -170,7 +170,8 @@ pub struct Sacked {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AckOfUnsent;
 
-/// The send side of a session. In the order of declaration: the first two are used most.
+/// The send side of a session. In the order of declaration: the first two are used most. Counts of
+/// packets fit 16 bits, as no more than [`WINDOW`] are listed.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct SendWindow {
@@ -179,23 +180,23 @@ pub struct SendWindow {
     /// Next packet to number.
     pub nxt: Psn,
     /// Packets marked lost and not yet sent again.
-    pub lost: u32,
+    pub lost: u16,
+    /// Packets listed that the peer has.
+    sacked: u16,
     /// Packets sent again because a timer fired, about which the peer may say that it got them
     /// twice.
-    guesses: u32,
+    guesses: u16,
     /// How many packets may be under way.
     pub cwnd: Cwnd,
-    /// Packets listed that the peer has.
-    sacked: u32,
     list: List<0>,
 }
 
 impl SendWindow {
     /// Nothing in flight; the first packet will be `first`.
     pub fn new(first: Psn) -> Self {
-        let (lost, guesses, sacked) = (0, 0, 0);
+        let (lost, sacked, guesses) = (0, 0, 0);
         let (cwnd, list) = (Cwnd::default(), List::default());
-        Self { una: first, nxt: first, lost, cwnd, guesses, sacked, list }
+        Self { una: first, nxt: first, lost, sacked, guesses, cwnd, list }
     }
 
     /// Packets sent and not acknowledged in order.
@@ -206,7 +207,7 @@ impl SendWindow {
     /// Packets kept that are neither with the peer nor lost: what is under way.
     #[inline]
     pub fn pipe(&self) -> u32 {
-        self.list.len - self.sacked - self.lost
+        self.list.len - u32::from(self.sacked) - u32::from(self.lost)
     }
 
     /// Whether another packet may be numbered and sent.
@@ -410,7 +411,7 @@ impl SendWindow {
 
     /// A timer fired: sends packet `idx` again in case it is lost.
     pub fn guess(&mut self, pool: &mut SentPool, idx: u32) {
-        self.guesses += 1;
+        self.guesses = self.guesses.saturating_add(1);
         self.mark_lost(pool, idx);
     }
 

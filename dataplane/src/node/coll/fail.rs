@@ -12,7 +12,6 @@ use super::drive::{ABORT, LEAVE, control_tag};
 use super::{GroupId, GroupState, JOIN, JoinEvent, Member, Op};
 use crate::error::Error;
 use crate::flags::{CqFlags, OpFlags};
-use crate::node::peer::Inbound;
 use crate::node::{MsgKind, Node, SendReq};
 use crate::proto::matching::Src;
 use crate::slab::NONE;
@@ -142,10 +141,10 @@ impl Node {
             self.cancel_placing(recv);
         }
         for &p in peers {
-            if let Inbound::Recv { recv, .. } = self.peers[p].inbound
+            if let Some(recv) = self.placing(p)
                 && is_ours(self, recv)
             {
-                self.peers[p].inbound = Inbound::None;
+                self.take_half(p);
                 self.cancel_placing(recv);
             }
         }

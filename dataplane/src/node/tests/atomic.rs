@@ -647,7 +647,7 @@ fn answers_to_nothing_are_not_counted() {
         lie(&mut pair, RespOp { dst_op, dst_gen, ..RespOp::default() }, 0);
         assert_eq!(pair.ends[0].node.counters().rx_stray, 101);
         let (_, peer) = pair.ends[0].node.peers.iter().next().unwrap();
-        assert_eq!((peer.answers, peer.short_ops), (3, 3));
+        assert_eq!((peer.answers, peer.short_ops()), (3, 3));
         pair.drop = dies.into();
         pair.run(560_000_000);
         let outcome = dies.then_some(Error::HostUnreach);
@@ -663,7 +663,7 @@ fn who_has_acknowledged_still_owes_the_answer() {
     pair.drop = 1;
     lie(&mut pair, RespOp::default(), 3);
     let (_, peer) = pair.ends[0].node.peers.iter().next().unwrap();
-    assert_eq!((peer.snd.in_flight(), peer.short_ops), (0, 3));
+    assert_eq!((peer.snd.in_flight(), peer.short_ops()), (0, 3));
     pair.run(560_000_000);
     let lost = Some(Error::HostUnreach);
     assert_eq!(pair.outcomes(0), [0, 1, 2].map(|context| (context, lost)));

@@ -172,9 +172,9 @@ fn an_open_of_a_stranger_does_not_walk_the_table() {
             node.av_insert(Instant(1000), av, addr).unwrap();
         }
         for n in named..3 * PEERS {
-            let before = node.evict_hand;
+            let before = node.by_mac.evict_hand;
             open_from(&mut node, mac(n));
-            let looks = (node.evict_hand + PEERS - before) % PEERS;
+            let looks = (node.by_mac.evict_hand + PEERS - before) % PEERS;
             assert!(looks <= 16, "OPEN {n} looked at {looks} peers");
             node.transmit(Instant(1000), &mut |_: &TxFrame<'_>| Tx::Sent);
         }
