@@ -197,11 +197,16 @@ impl Node {
         peer.credit_used = peer.credit_used.wrapping_add(cost);
         peer.short_left -= cost as u16;
         peer.tell_ack();
-        if peer.snd.in_flight() == 0 {
+        let first = peer.snd.in_flight() == 0;
+        // Heard since the clock was read last, it is as if we had begun to wait then.
+        if first && (peer.heard != self.active_ns || peer.timer_at == Instant(u64::MAX)) {
             let p = ep.route.peer;
             self.wait_from(clock(), p);
         } else {
             debug_assert!(peer.timer_at != Instant(u64::MAX), "{p} is waited for");
+            if first {
+                peer.probe_at = self.polled_at;
+            }
             peer.snd.number();
         }
         if !USUAL && cntr != NONE {
