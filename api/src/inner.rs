@@ -84,13 +84,27 @@ impl Core {
         self.reads_left = READS_PER_TURN;
         let Some(moved) = self.engine.brisk_turn() else {
             rarely(());
-            return self.full_turn(shared);
+            let turn = if self.engine.may_be_brisk() { Self::far_turn } else { Self::full_turn };
+            return turn(self, shared);
         };
         if self.watch.any() {
             rarely(());
             self.look_now(shared);
         }
         moved
+    }
+
+    /// As [`turn_here`](Self::turn_here), for other ports than a segment.
+    #[inline(never)]
+    fn far_turn(&mut self, shared: &Shared) -> usize {
+        if let Some(moved) = self.engine.brisk_turn_far() {
+            if self.watch.any() {
+                rarely(());
+                self.look_now(shared);
+            }
+            return moved;
+        }
+        self.full_turn(shared)
     }
 
     /// A turn with all that there may be to do.

@@ -3,7 +3,7 @@
 //! The one file of this crate that holds a [`Port`] and reads the clock. It has no lock and no
 //! thread: whoever owns the [`Engine`] decides who turns it, and the application that reads a queue
 //! and the progress thread run the same turns: [`Engine::turn`], and what most of them come to,
-//! [`Engine::brisk_turn`].
+//! [`Engine::brisk_turn`] and [`Engine::brisk_turn_far`].
 //!
 //! A turn takes what arrived in bursts, lets the node look at every frame of a burst before it
 //! handles the first (so that the memory is on its way), and sends what is due when a burst came
@@ -12,14 +12,13 @@
 
 use std::sync::Arc;
 
-use barewire_driver::backend::known::KnownPort;
-use barewire_driver::backend::shm::ShmPort;
+use barewire_driver::backend::known::{Far, KnownPort};
 use barewire_driver::clock;
 use barewire_driver::frame::{Body, FillHead, RxFrame, ShortHead, TxFrame};
 use barewire_driver::hint::rarely;
 use barewire_driver::mem::IoBuf;
 use barewire_driver::port::{
-    Port, PortCaps, PortCounters, PortGone, PortWaiter, RxSink, ShortTx, Tx,
+    BriskPort, Port, PortCaps, PortCounters, PortGone, PortWaiter, RxSink, ShortTx, Tx,
 };
 
 use crate::error::Result as OpResult;
@@ -133,7 +132,7 @@ impl<M: Message> FillHead<{ PlainMsg::LEN }> for MsgHead<'_, M> {
 
 /// Writes a message where it goes, if it can go there at once.
 #[inline(always)]
-fn send_msg_short(port: &mut ShmPort, msg: &impl Message) -> bool {
+fn send_msg_short(port: &mut impl BriskPort, msg: &impl Message) -> bool {
     port.tx_short(msg.head(false).dst, msg.body(), msg.imm(), &MsgHead(msg))
 }
 
@@ -159,11 +158,11 @@ fn send_frame_of(
     Ok(sent)
 }
 
-/// What a node sends goes to a segment, which cannot go. (By its box, so that its address is read
-/// where it is needed and not kept.)
-struct ToShm<'a>(&'a mut Box<ShmPort>);
+/// What a node sends goes to a port of known type, which sending does not find gone. (By its box,
+/// so that its address is read where it is needed and not kept.)
+struct ToBrisk<'a, P>(&'a mut Box<P>);
 
-impl FrameSink for ToShm<'_> {
+impl<P: BriskPort> FrameSink for ToBrisk<'_, P> {
     fn send(&mut self, frame: &TxFrame<'_>) -> Tx {
         self.0.tx(frame).unwrap_or(Tx::Full)
     }
@@ -171,7 +170,7 @@ impl FrameSink for ToShm<'_> {
     fn send_alone(&mut self, frame: &TxFrame<'_>) -> Tx {
         let sent = self.send(frame);
         if sent == Tx::Sent {
-            // It cannot go.
+            // It does not find out.
             let _ = self.0.flush();
         }
         sent
@@ -188,7 +187,7 @@ impl FrameSink for ToShm<'_> {
 
     #[inline(always)]
     fn send_msg(&mut self, msg: &impl Message) -> Tx {
-        if send_msg_short(self.0, msg) {
+        if send_msg_short(&mut **self.0, msg) {
             return Tx::Sent;
         }
         rarely(());
@@ -236,7 +235,7 @@ impl FrameSink for ToPort<'_> {
     #[inline(always)]
     fn send_msg(&mut self, msg: &impl Message) -> Tx {
         if let KnownPort::Shm(port) = &mut *self.port
-            && send_msg_short(port, msg)
+            && send_msg_short(&mut **port, msg)
         {
             return Tx::Sent;
         }
@@ -254,6 +253,34 @@ impl ToPort<'_> {
         if self.gone.is_none() {
             self.gone = self.port.flush().err();
         }
+    }
+}
+
+/// [`Engine::brisk_turn`] takes what has come.
+struct TakeFew<'a>(ToNode<'a>);
+
+impl Far for TakeFew<'_> {
+    type Done = Option<usize>;
+
+    #[inline(always)]
+    fn with<P: BriskPort>(mut self, port: &mut Box<P>) -> Option<usize> {
+        port.take_few(&mut self.0)
+    }
+}
+
+/// [`Engine::send_plain`] sends.
+struct SendPlain<'a> {
+    node: &'a mut Node,
+    ep: EpId,
+    req: &'a SendReq,
+}
+
+impl Far for SendPlain<'_> {
+    type Done = bool;
+
+    #[inline(always)]
+    fn with<P: BriskPort>(self, port: &mut Box<P>) -> bool {
+        self.node.send_plain(self.ep, self.req, &mut ToBrisk(port), Engine::now)
     }
 }
 
@@ -348,8 +375,8 @@ impl Engine {
         Ok(moved)
     }
 
-    /// As [`turn`](Self::turn), if that need not read the clock and has nothing to ask of a port
-    /// that cannot go; then nothing has to be looked for by time either. `None`, and nothing has
+    /// As [`turn`](Self::turn), if that need not read the clock and the port is a segment, which
+    /// cannot go; then nothing has to be looked for by time either. `None`, and nothing has
     /// happened, if it is another.
     #[inline(always)]
     pub fn brisk_turn(&mut self) -> Option<usize> {
@@ -357,22 +384,46 @@ impl Engine {
         let Some(left) = self.untimed.checked_sub(1) else { return rarely(None) };
         self.untimed = left;
         // A sink of its own, so that it need not lie in memory for `busy_turn`.
-        let one = port.receive_one(&mut ToNode { node: &mut self.node, now: &self.now });
-        match one {
-            Some(moved) if !self.node.has_due() && !self.node.has_answers() => Some(moved),
+        let few = port.take_few(&mut ToNode { node: &mut self.node, now: &self.now });
+        Some(self.after_few(few))
+    }
+
+    /// Whether a turn need not read the clock.
+    #[inline(always)]
+    pub fn may_be_brisk(&self) -> bool {
+        self.untimed != 0
+    }
+
+    /// As [`brisk_turn`](Self::brisk_turn), for another port whose type is known.
+    #[inline(always)]
+    pub fn brisk_turn_far(&mut self) -> Option<usize> {
+        let Some(left) = self.untimed.checked_sub(1) else { return rarely(None) };
+        let few = self.port.far(TakeFew(ToNode { node: &mut self.node, now: &self.now }))?;
+        self.untimed = left;
+        Some(self.after_few(few))
+    }
+
+    /// What follows in a [`brisk_turn`](Self::brisk_turn) from what was taken.
+    #[inline(always)]
+    fn after_few(&mut self, few: Option<usize>) -> usize {
+        match few {
+            Some(moved) if !self.node.has_due() && !self.node.has_answers() => moved,
             _ => {
                 rarely(());
-                Some(self.busy_turn(one))
+                self.busy_turn(few)
             }
         }
     }
 
-    /// The rest of [`brisk_turn`](Self::brisk_turn), if more has come than one frame or there is
-    /// something to send.
+    /// The rest of [`brisk_turn`](Self::brisk_turn), if more has come than a port takes there or
+    /// there is something to send.
     #[inline(never)]
     fn busy_turn(&mut self, moved: Option<usize>) -> usize {
-        // What cannot go gives no error.
-        let moved = moved.unwrap_or_else(|| self.receive_rest().unwrap_or(0));
+        let moved = match moved.map_or_else(|| self.receive_rest(), Ok) {
+            Ok(moved) => moved,
+            // Reported by the next turn, which is none of these.
+            Err(_gone) => return 0,
+        };
         if self.node.has_answers() {
             self.answer();
         }
@@ -382,10 +433,11 @@ impl Engine {
 
     /// What the port has, of which nothing alone was taken.
     fn receive_rest(&mut self) -> Result<usize, PortGone> {
-        let mut sink = ToNode { node: &mut self.node, now: &self.now };
         let got = match &mut self.port {
-            KnownPort::Shm(port) => port.poll(BURST, &mut sink),
-            KnownPort::Other(_) => 0,
+            KnownPort::Shm(port) => {
+                port.poll(BURST, &mut ToNode { node: &mut self.node, now: &self.now })
+            }
+            _ => self.burst()?,
         };
         if got < BURST { Ok(got) } else { self.receive_more(got) }
     }
@@ -424,8 +476,8 @@ impl Engine {
     #[inline]
     fn read_clock(&mut self) {
         let now = Self::now();
-        if let KnownPort::Shm(port) = &mut self.port {
-            port.count(std::mem::take(&mut self.uncounted));
+        if self.uncounted != 0 {
+            self.port.count(std::mem::take(&mut self.uncounted));
         }
         if self.node.is_lossless() && now.since(self.now) < BRISK_NS {
             self.untimed = UNTIMED_TURNS;
@@ -481,7 +533,13 @@ impl Engine {
     #[inline(always)]
     pub fn send_plain(&mut self, ep: EpId, req: &SendReq) -> bool {
         let KnownPort::Shm(port) = &mut self.port else { return rarely(false) };
-        self.node.send_plain(ep, req, &mut ToShm(port), Self::now)
+        self.node.send_plain(ep, req, &mut ToBrisk(port), Self::now)
+    }
+
+    /// As [`send_plain`](Self::send_plain), to another port whose type is known.
+    #[inline(always)]
+    pub fn send_plain_far(&mut self, ep: EpId, req: &SendReq) -> bool {
+        self.port.far(SendPlain { node: &mut self.node, ep, req }).unwrap_or(false)
     }
 
     /// Sends a message at once if nothing stands before it; see [`Node::send_now`].
@@ -496,7 +554,7 @@ impl Engine {
     #[inline(always)]
     pub fn atomic_now(&mut self, ep: EpId, req: &mut ShortAtomic<'_>) -> bool {
         let KnownPort::Shm(port) = &mut self.port else { return rarely(false) };
-        self.node.atomic_now(ep, req, &mut ToShm(port), Self::now)
+        self.node.atomic_now(ep, req, &mut ToBrisk(port), Self::now)
     }
 
     /// Sends a write at once if nothing stands before it; see [`Node::write_now`].
@@ -699,7 +757,7 @@ mod tests {
     use crate::node::{CqId, EpAttr, MsgKind, NodeSettings};
     use crate::types::{Cqe, FI_ADDR_UNSPEC};
     use barewire_driver::backend::loopback::Loopback;
-    use barewire_driver::backend::shm::ShmSettings;
+    use barewire_driver::backend::shm::{ShmPort, ShmSettings};
 
     /// An engine with one endpoint.
     fn open(port: impl Port + 'static, incarnation: u64) -> (Engine, AvId, CqId, EpId) {

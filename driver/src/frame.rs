@@ -3,7 +3,7 @@
 use std::marker::PhantomData;
 
 use crate::mem::{
-    FEW, IoBuf, SHORT, Span, copy_four, copy_inline, copy_inline_32, copy_short, crc32c_of_raw,
+    FEW, Few, IoBuf, SHORT, Span, copy_four, copy_inline, copy_inline_32, copy_short, crc32c_of_raw,
 };
 
 /// Bytes of destination, source and EtherType that start every frame.
@@ -207,6 +207,68 @@ impl<const H: usize> ShortHead<H> {
         const { assert!(AT + W <= H) };
         // SAFETY: inside the `H` bytes that whoever made this has room for.
         unsafe { self.0.add(AT).cast::<[u8; W]>().write_unaligned(bytes) }
+    }
+}
+
+/// What follows the head of a short frame. (Not a closure, which would be called.)
+pub(crate) trait Rest {
+    /// Writes it.
+    ///
+    /// # Safety
+    /// As many bytes as it has are writable at `to`, and they are no more than `SHORT`.
+    unsafe fn fill(&self, to: *mut u8);
+}
+
+impl Rest for Few {
+    #[inline(always)]
+    unsafe fn fill(&self, to: *mut u8) {
+        // SAFETY: passed on.
+        unsafe { self.write_to(to) }
+    }
+}
+
+/// A word, if there is one, and behind it memory of the application's.
+pub(crate) struct WordAndBody {
+    word: Option<u64>,
+    /// Where `len` bytes are lent to be read.
+    from: *const u8,
+    len: usize,
+}
+
+impl WordAndBody {
+    /// `word`, and `len` bytes at `offset` of `body`, if they are in one piece for sure.
+    #[inline(always)]
+    pub(crate) fn of(word: Option<u64>, body: &IoBuf, offset: usize, len: usize) -> Option<Self> {
+        let from = body.in_one_piece(offset, len)?;
+        Some(Self { word, from, len })
+    }
+
+    /// Bytes in total.
+    #[inline(always)]
+    pub(crate) fn len(&self) -> usize {
+        self.word.map_or(0, |_| size_of::<u64>()) + self.len
+    }
+
+    /// Where the memory is, and how many bytes of it.
+    #[inline(always)]
+    pub(crate) fn body(&self) -> (*const u8, usize) {
+        (self.from, self.len)
+    }
+}
+
+impl Rest for WordAndBody {
+    #[inline(always)]
+    unsafe fn fill(&self, to: *mut u8) {
+        // SAFETY: 8 bytes if there is a word, and behind them `len`, which are there to be read.
+        unsafe {
+            if self.len > 0 {
+                let at = to.add(self.word.map_or(0, |_| size_of::<u64>()));
+                copy_inline(self.from, at, self.len);
+            }
+            if let Some(word) = self.word {
+                to.cast::<[u8; 8]>().write_unaligned(word.to_le_bytes());
+            }
+        }
     }
 }
 

@@ -197,6 +197,32 @@ pub trait ShortTx {
     ) -> bool;
 }
 
+/// A port whose type is known where it is used, so that nothing stands between a node and it: most
+/// often a short frame can be written at once, and the few that have come be taken, and there is
+/// nothing else to ask. Neither finds that the port has gone, and so it is with [`Port::tx`] and
+/// [`Port::flush`] of such a port.
+pub trait BriskPort: Port + ShortTx {
+    /// What most polls are: takes what has come and says how many frames that were, none if none.
+    /// `None`, and nothing was taken, if there is more to look at: then it is for
+    /// [`Port::rx_burst`]. It is not counted as a poll: see [`count`](Self::count).
+    fn take_few(&mut self, sink: &mut impl RxSink) -> Option<usize>;
+
+    /// Counts as many polls as were made by [`take_few`](Self::take_few) since the last
+    /// [`Port::rx_burst`], so that the next one looks after the port as often as it should.
+    fn count(&mut self, polls: u32);
+
+    /// Sends a frame of `H` bytes that `head` writes, all of them, then `word` if there is one,
+    /// then all of `body`, to `dst`, an address as in [`ShortTx::tx_few`]; then wakes whoever
+    /// sleeps. False, and nothing has happened, if there is more to it than to write it.
+    fn tx_short<const H: usize>(
+        &mut self,
+        dst: u64,
+        body: &IoBuf,
+        word: Option<u64>,
+        head: &impl FillHead<H>,
+    ) -> bool;
+}
+
 impl RxSink for &mut dyn RxSink {
     #[inline]
     fn prefetch(&mut self, frame: &RxFrame<'_>) {

@@ -2,32 +2,66 @@
 //!
 //! A message of a few bytes over shared memory costs some hundred instructions, and a call through
 //! a table of functions, with a frame put together in memory to be described to it, a good part of
-//! that. So who holds a port for long asks once whether it is the shared segment, whose functions
-//! then become part of his own.
+//! that. So who holds a port for long asks once whether it is one of those that short messages are
+//! sent over by the million, whose functions then become part of his own: the shared segment's
+//! wherever he calls them, those of the others ([`Far`]) in one place of his.
 
 use std::any::Any;
 use std::ops::{Deref, DerefMut};
 
+#[cfg(feature = "dpdk")]
+use super::dpdk::DpdkPort;
+use super::memif::Memif;
 use super::shm::ShmPort;
-use crate::port::{Port, PortGone, RxSink};
+use crate::port::{BriskPort, Port, PortGone, RxSink};
 
-/// Any port, or one of the segment in shared memory.
+/// Any port, or one of those whose types are known.
 pub enum KnownPort {
-    /// The segment.
+    /// The segment in shared memory.
     Shm(Box<ShmPort>),
+    /// A memif.
+    Memif(Box<Memif>),
+    /// A device of DPDK.
+    #[cfg(feature = "dpdk")]
+    Dpdk(Box<DpdkPort>),
     /// Another.
     Other(Box<dyn Port>),
 }
 
+/// What is done with a port of known type, whichever that is. (Not a closure, which has to say.)
+pub trait Far {
+    /// What comes of it.
+    type Done;
+
+    /// Does it.
+    fn with<P: BriskPort>(self, port: &mut Box<P>) -> Self::Done;
+}
+
 impl From<Box<dyn Port>> for KnownPort {
     fn from(port: Box<dyn Port>) -> Self {
-        let any: &dyn Any = &*port;
-        if !any.is::<ShmPort>() {
-            return Self::Other(port);
+        let port = match downcast(port) {
+            Ok(shm) => return Self::Shm(shm),
+            Err(port) => port,
+        };
+        #[cfg(feature = "dpdk")]
+        let port = match downcast(port) {
+            Ok(dpdk) => return Self::Dpdk(dpdk),
+            Err(port) => port,
+        };
+        match downcast(port) {
+            Ok(memif) => Self::Memif(memif),
+            Err(port) => Self::Other(port),
         }
-        let any: Box<dyn Any> = port;
-        Self::Shm(any.downcast().expect("its type was seen"))
     }
+}
+
+fn downcast<P: Port>(port: Box<dyn Port>) -> Result<Box<P>, Box<dyn Port>> {
+    let any: &dyn Any = &*port;
+    if !any.is::<P>() {
+        return Err(port);
+    }
+    let any: Box<dyn Any> = port;
+    Ok(any.downcast().expect("its type was seen"))
 }
 
 impl KnownPort {
@@ -39,7 +73,33 @@ impl KnownPort {
     pub fn rx_burst(&mut self, max: usize, sink: &mut impl RxSink) -> Result<usize, PortGone> {
         match self {
             Self::Shm(port) => Ok(port.receive(max, sink)),
+            Self::Memif(port) => Ok(port.receive(max, sink)),
+            #[cfg(feature = "dpdk")]
+            Self::Dpdk(port) => port.receive(max, sink),
             Self::Other(port) => port.rx_burst(max, sink),
+        }
+    }
+
+    /// Does something with the port, if its type is known and it is not the segment's.
+    #[inline(always)]
+    pub fn far<F: Far>(&mut self, job: F) -> Option<F::Done> {
+        match self {
+            Self::Memif(port) => Some(job.with(port)),
+            #[cfg(feature = "dpdk")]
+            Self::Dpdk(port) => Some(job.with(port)),
+            Self::Shm(_) | Self::Other(_) => None,
+        }
+    }
+
+    /// As [`BriskPort::count`], if the port's type is known.
+    #[inline(always)]
+    pub fn count(&mut self, polls: u32) {
+        match self {
+            Self::Shm(port) => port.count(polls),
+            Self::Memif(port) => port.count(polls),
+            #[cfg(feature = "dpdk")]
+            Self::Dpdk(port) => port.count(polls),
+            Self::Other(_) => {}
         }
     }
 }
@@ -51,6 +111,9 @@ impl Deref for KnownPort {
     fn deref(&self) -> &(dyn Port + 'static) {
         match self {
             Self::Shm(port) => &**port,
+            Self::Memif(port) => &**port,
+            #[cfg(feature = "dpdk")]
+            Self::Dpdk(port) => &**port,
             Self::Other(port) => &**port,
         }
     }
@@ -61,7 +124,104 @@ impl DerefMut for KnownPort {
     fn deref_mut(&mut self) -> &mut (dyn Port + 'static) {
         match self {
             Self::Shm(port) => &mut **port,
+            Self::Memif(port) => &mut **port,
+            #[cfg(feature = "dpdk")]
+            Self::Dpdk(port) => &mut **port,
             Self::Other(port) => &mut **port,
         }
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use crate::frame::{ETH_HDR_LEN, FillHead, RxFrame, ShortHead, TxFrame};
+    use crate::mem::{Few, IoBuf};
+    use crate::port::Tx;
+
+    /// An Ethernet header.
+    struct Eth([u8; ETH_HDR_LEN]);
+
+    impl FillHead<ETH_HDR_LEN> for Eth {
+        fn fill(&self, out: &mut ShortHead<ETH_HDR_LEN>) {
+            out.set::<0, ETH_HDR_LEN>(self.0);
+        }
+    }
+
+    /// Everything that is there, taken by `take`.
+    fn taken(mut take: impl FnMut(&mut dyn RxSink) -> usize) -> Vec<Vec<u8>> {
+        let mut got = Vec::new();
+        let mut sink = |frame: &RxFrame<'_>| {
+            let mut bytes = vec![0; frame.len()];
+            assert!(frame.copy_to(0, &mut bytes));
+            got.push(bytes);
+        };
+        while take(&mut sink) > 0 {}
+        got
+    }
+
+    fn few<P: BriskPort>(port: &mut P) -> Vec<Vec<u8>> {
+        taken(|mut sink| port.take_few(&mut sink).unwrap_or(0))
+    }
+
+    fn all<P: BriskPort>(port: &mut P) -> Vec<Vec<u8>> {
+        taken(|sink| port.rx_burst(32, sink).expect("it is there"))
+    }
+
+    /// Goal: what is sent and taken briskly is what is sent and taken otherwise, frame by frame, of
+    /// every length, several at a time, and until the ring is full. `a` and `b` lead to each other
+    /// and are used by this thread, and no frame may get lost between them.
+    pub(in crate::backend) fn brisk_is_the_same<P: BriskPort>(a: &mut P, b: &mut P) {
+        let head: [u8; ETH_HDR_LEN] = std::array::from_fn(|i| 2 * i as u8);
+        let whole = |bytes: &[u8]| [&head[..], bytes].concat();
+        let mut brisk = 0;
+        for len in (0..=200).cycle().take(2000) {
+            let bytes: Vec<u8> = (0..len).map(|i| (i * 11 + len) as u8).collect();
+            let body = IoBuf::leaked(&bytes);
+            let (number, few_bytes) = (len as u64 * 77, Few::one(0x77, 9).to_bytes());
+            let mut sent = Vec::new();
+            let mut put = |is_sent: bool, a: &mut P, rest: &[u8]| {
+                brisk += usize::from(is_sent);
+                if !is_sent {
+                    assert_eq!(a.tx(&TxFrame::whole(&whole(rest))), Ok(Tx::Sent), "{len}");
+                    a.flush().unwrap();
+                }
+                sent.push(whole(rest));
+            };
+            let is_sent = a.tx_short(0, &body, None, &Eth(head));
+            put(is_sent, a, &bytes);
+            if len % 3 == 0 {
+                let is_sent = a.tx_short(0, &body, Some(number), &Eth(head));
+                put(is_sent, a, &[&number.to_le_bytes()[..], &bytes].concat());
+                let is_sent = a.tx_few(0, &Eth(head), Few::one(0x77, 9));
+                put(is_sent, a, &few_bytes[..9]);
+            }
+            if len % 4 == 1 {
+                let is_sent = a.tx_part(0, &Eth(head), &body, 1, len - 1);
+                put(is_sent, a, &bytes[1..]);
+                assert!(!a.tx_part(0, &Eth(head), &body, 1, len));
+            }
+            let mut got = few(b);
+            got.extend(all(b));
+            assert!(got == sent, "{len}: {} of {}", got.len(), sent.len());
+        }
+        assert!(brisk > 2000, "{brisk} left at once");
+        let mut pieces = IoBuf::leaked(b"in two");
+        assert!(pieces.append(IoBuf::leaked(b" pieces")));
+        assert!(!a.tx_short(0, &pieces, None, &Eth(head)));
+        let body = IoBuf::leaked(b"fills it");
+        let room = (0..).take_while(|_| a.tx_short(0, &body, None, &Eth(head))).count();
+        let mut more = 0;
+        while more < 100_000 && a.tx(&TxFrame::whole(&whole(b"fills it"))) == Ok(Tx::Sent) {
+            more += 1;
+        }
+        a.flush().unwrap();
+        assert!(!a.tx_short(0, &body, None, &Eth(head)), "the ring was full");
+        let mut got = few(b);
+        got.extend(all(b));
+        assert_eq!(got.len(), room + more);
+        assert!(got.iter().all(|frame| *frame == whole(b"fills it")));
+        let (a, b) = (a.counters(), b.counters());
+        assert_eq!((a.tx_frames, a.tx_bytes), (b.rx_frames, b.rx_bytes));
     }
 }

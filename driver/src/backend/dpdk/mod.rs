@@ -37,10 +37,13 @@ use std::sync::atomic::Ordering::{Acquire, Release};
 use barewire_dpdk_sys as sys;
 
 use crate::clock::now_ns;
-use crate::frame::{ETH_HDR_LEN, RxFrame, TxFrame};
-use crate::mem::{Hugepages, SHORT};
+use crate::frame::{ETH_HDR_LEN, FillHead, Rest, RxFrame, ShortHead, TxFrame, WordAndBody};
+use crate::hint::rarely;
+use crate::mem::{Few, Hugepages, IoBuf, SHORT};
 use crate::open::OpenError;
-use crate::port::{MacAddr, Port, PortCaps, PortCounters, PortGone, PortWaiter, RxSink, Tx};
+use crate::port::{
+    BriskPort, MacAddr, Port, PortCaps, PortCounters, PortGone, PortWaiter, RxSink, ShortTx, Tx,
+};
 use device::{Device, Ring};
 use eal::{Eal, Failure};
 use loan::Loan;
@@ -64,7 +67,7 @@ const FRAME_MIN: usize = 60;
 
 /// Polls between two readings of the clock for what is looked at now and then, and how often that
 /// is.
-const POLLS: u32 = 1024;
+const POLLS: i32 = 1024;
 const LOOK_NS: u64 = 50_000_000;
 
 /// How long a lowered MTU may cost frames before the port is given up.
@@ -168,7 +171,7 @@ pub struct DpdkPort {
     /// Where a frame of several buffers is joined.
     whole: Box<[u8]>,
     counters: PortCounters,
-    polls: u32,
+    polls_to_look: i32,
     looked_ns: u64,
     /// What the interface below carried when it was last looked at.
     interface_mtu: usize,
@@ -276,7 +279,7 @@ impl DpdkPort {
             rx_step: rx_step(device.frame_max),
             whole: vec![0; device.frame_max].into(),
             counters: PortCounters::default(),
-            polls: 0,
+            polls_to_look: POLLS,
             looked_ns: now_ns(),
             link,
             leash: device.leash.clone(),
@@ -308,16 +311,13 @@ impl DpdkPort {
     /// `count` packets of the port's lie at `frames`. Those that were taken are no longer its own.
     #[inline(always)]
     unsafe fn burst(&mut self, frames: *mut Mbuf, count: usize) -> usize {
-        if !self.link.is_started || self.leash.as_ref().is_some_and(|leash| !leash.begin()) {
-            return 0;
+        if !self.link.is_started {
+            return rarely(0);
         }
         // SAFETY: the port is started, this thread is the only one to use it (`&mut self`), and
         // the rest is the caller's promise.
-        let sent = unsafe { sys::tx_burst(self.port, 0, frames, count as u16) };
-        if let Some(leash) = &self.leash {
-            leash.end();
-        }
-        usize::from(sent)
+        let send = || unsafe { sys::tx_burst(self.port, 0, frames, count as u16) };
+        leashed(&self.leash, send).into()
     }
 
     /// Makes room for one more frame, or says that there is none.
@@ -387,7 +387,7 @@ impl DpdkPort {
 
     /// Takes at most `max` frames from the device, into `rx`, which has room.
     #[inline(always)]
-    fn receive(&mut self, max: usize) -> usize {
+    fn take(&mut self, max: usize) -> usize {
         if let Some([from, _]) = self.rings {
             if from.is_empty() {
                 return 0;
@@ -395,57 +395,115 @@ impl DpdkPort {
             // Now, and not when the ring has said which it is: that is one wait the less.
             self.order.prefetch();
         }
-        if self.leash.as_ref().is_some_and(|leash| !leash.begin()) {
-            return 0;
-        }
-        let max = max.min(RX_BURST);
+        let (max, rx) = (max.min(RX_BURST), self.rx.as_mut_ptr());
         // SAFETY: the port is started, this thread is the only one to use it (`&mut self`), and
         // `rx` has room for `max`.
-        let count = unsafe { sys::rx_burst(self.port, 0, self.rx.as_mut_ptr(), max as u16) };
-        if let Some(leash) = &self.leash {
-            leash.end();
-        }
+        let count = leashed(&self.leash, || unsafe { sys::rx_burst(self.port, 0, rx, max as u16) });
         usize::from(count).min(max)
     }
 
     /// Lends what `rx[..count]` holds, and keeps the buffers or gives them back.
     #[inline(always)]
-    fn lend(&mut self, count: usize, sink: &mut dyn RxSink) {
-        let Self { rx, whole, counters, frame_max, stock, order, .. } = self;
-        let rx = &mut rx[..count];
+    fn lend(&mut self, count: usize, sink: &mut impl RxSink) {
         if let Some([_, to]) = self.rings {
             // What comes is most often answered.
             to.warm();
-            rx.iter().for_each(|&mbuf| order.came(mbuf));
         }
+        if count > 1 {
+            return self.lend_many(count, sink);
+        }
+        if !self.lend_one(self.rx[0], sink) {
+            self.free(1);
+        }
+    }
+
+    /// As [`lend`](Self::lend), for more than one frame.
+    #[inline(never)]
+    fn lend_many(&mut self, count: usize, sink: &mut impl RxSink) {
+        let rx = &self.rx[..count];
         rx.iter().for_each(|&mbuf| prefetch_received(mbuf));
-        for &mbuf in rx.iter() {
-            // SAFETY: a received packet, which is ours: `data_len` bytes lie at `data_off`.
+        for &mbuf in rx {
+            // SAFETY: a received packet, which is ours.
             sink.prefetch(&unsafe { first_piece(mbuf) });
         }
-        for &mbuf in rx.iter() {
-            // SAFETY: as above.
-            let (pieces, len, first) =
-                unsafe { ((*mbuf).nb_segs, (*mbuf).pkt_len as usize, first_piece(mbuf)) };
-            if len > *frame_max || len < ETH_HDR_LEN {
-                counters.rx_dropped += 1;
-                continue;
+        let mut left = 0;
+        for i in 0..count {
+            let mbuf = self.rx[i];
+            if !self.lend_one(mbuf, sink) {
+                self.rx[left] = mbuf;
+                left += 1;
             }
-            counters.rx_frames += 1;
-            counters.rx_bytes += len as u64;
+        }
+        if left > 0 {
+            self.free(left);
+        }
+    }
+
+    /// Lends a packet that has come, and keeps the buffer, if it can. False if it is to be given
+    /// back.
+    #[inline(always)]
+    fn lend_one(&mut self, mbuf: Mbuf, sink: &mut impl RxSink) -> bool {
+        self.order.came(mbuf);
+        // SAFETY: a received packet, which is ours: `data_len` bytes lie at `data_off`.
+        let (pieces, len, first) =
+            unsafe { ((*mbuf).nb_segs, (*mbuf).pkt_len as usize, first_piece(mbuf)) };
+        if len > self.frame_max || len < ETH_HDR_LEN {
+            self.counters.rx_dropped += 1;
+        } else {
+            self.counters.rx_frames += 1;
+            self.counters.rx_bytes += len as u64;
             if pieces == 1 {
                 sink.frame(&first);
             } else {
                 // SAFETY: as above; `whole` has `frame_max` bytes.
-                let joined = unsafe { join(mbuf, whole) };
-                sink.frame(&RxFrame::new(&whole[..joined]));
+                let joined = unsafe { join(mbuf, &mut self.whole) };
+                lend_joined(&self.whole[..joined], sink);
             }
         }
-        // SAFETY: the packets are ours and nobody borrows them any more.
-        unsafe {
-            let left = stock.keep(rx);
-            if left > 0 {
-                sys::rte_pktmbuf_free_bulk(rx.as_mut_ptr(), left as u32);
+        // SAFETY: the packet is ours and nobody borrows it any more.
+        unsafe { self.stock.keep(mbuf) }
+    }
+
+    /// Gives the packets in `rx[..count]` back to where they are from.
+    #[inline(never)]
+    fn free(&mut self, count: usize) {
+        let packets = &mut self.rx[..count];
+        // SAFETY: packets of ours, of which nobody borrows anything.
+        unsafe { sys::rte_pktmbuf_free_bulk(packets.as_mut_ptr(), count as u32) };
+    }
+
+    /// [`Port::rx_burst`], for a sink of known type.
+    ///
+    /// # Errors
+    /// As there.
+    #[inline(always)]
+    pub fn receive(&mut self, max: usize, sink: &mut impl RxSink) -> Result<usize, PortGone> {
+        let thread = this_thread();
+        if thread != self.user {
+            self.enter(thread);
+        }
+        self.polls_to_look -= 1;
+        if self.polls_to_look <= 0 {
+            self.polls_to_look = POLLS;
+            self.look()?;
+        }
+        if self.tx_end != 0 {
+            self.push();
+        }
+        if !self.link.is_started {
+            return self.look_while_down();
+        }
+        let max = max.min(RX_BURST);
+        let mut total = 0;
+        loop {
+            let step = self.rx_step.min(max - total);
+            let count = self.take(step);
+            if count > 0 {
+                self.lend(count, sink);
+            }
+            total += count;
+            if count < step || total == max {
+                return Ok(total);
             }
         }
     }
@@ -547,6 +605,18 @@ impl DpdkPort {
     }
 }
 
+/// Calls a burst, if it may begin.
+#[inline(always)]
+fn leashed(leash: &Option<Arc<leash::Member>>, burst: impl FnOnce() -> u16) -> u16 {
+    let Some(leash) = leash else { return burst() };
+    if !leash.begin() {
+        return 0;
+    }
+    let count = burst();
+    leash.end();
+    count
+}
+
 /// Frames of at most `frame_max` bytes that a device is asked for at a time.
 fn rx_step(frame_max: usize) -> usize {
     if frame_max < RX_JUMBO { RX_BURST } else { (RX_BURST_LEN / frame_max).max(1) }
@@ -581,6 +651,13 @@ unsafe fn join(mbuf: Mbuf, whole: &mut [u8]) -> usize {
         (at, piece) = (at + frame.len(), next);
     }
     at
+}
+
+/// Lends a frame that had to be joined.
+#[cold]
+#[inline(never)]
+fn lend_joined(whole: &[u8], sink: &mut impl RxSink) {
+    sink.frame(&RxFrame::new(whole));
 }
 
 /// A number that no other living thread has, and never 0.
@@ -646,35 +723,8 @@ impl Port for DpdkPort {
         Ok(())
     }
 
-    #[inline]
-    fn rx_burst(&mut self, max: usize, sink: &mut dyn RxSink) -> Result<usize, PortGone> {
-        let thread = this_thread();
-        if thread != self.user {
-            self.enter(thread);
-        }
-        self.polls = self.polls.wrapping_add(1);
-        if self.polls.is_multiple_of(POLLS) {
-            self.look()?;
-        }
-        if self.tx_end != 0 {
-            self.push();
-        }
-        if !self.link.is_started {
-            return self.look_while_down();
-        }
-        let max = max.min(RX_BURST);
-        let mut total = 0;
-        loop {
-            let step = self.rx_step.min(max - total);
-            let count = self.receive(step);
-            if count > 0 {
-                self.lend(count, sink);
-            }
-            total += count;
-            if count < step || total == max {
-                return Ok(total);
-            }
-        }
+    fn rx_burst(&mut self, max: usize, mut sink: &mut dyn RxSink) -> Result<usize, PortGone> {
+        self.receive(max, &mut sink)
     }
 
     fn counters(&self) -> PortCounters {
@@ -694,7 +744,92 @@ impl Port for DpdkPort {
     }
 }
 
+impl BriskPort for DpdkPort {
+    #[inline(always)]
+    fn take_few(&mut self, sink: &mut impl RxSink) -> Option<usize> {
+        if this_thread() != self.user || self.tx_end != 0 || !self.link.is_started {
+            return rarely(None);
+        }
+        let count = self.take(self.rx_step);
+        if count > 0 {
+            self.lend(count, sink);
+        }
+        Some(count)
+    }
+
+    #[inline]
+    fn count(&mut self, polls: u32) {
+        self.polls_to_look = self.polls_to_look.saturating_sub_unsigned(polls);
+    }
+
+    #[inline(always)]
+    fn tx_short<const H: usize>(
+        &mut self,
+        _dst: u64,
+        body: &IoBuf,
+        word: Option<u64>,
+        head: &impl FillHead<H>,
+    ) -> bool {
+        let Some(rest) = WordAndBody::of(word, body, 0, body.len()) else { return rarely(false) };
+        self.push_made(H + rest.len(), head, &rest)
+    }
+}
+
+impl ShortTx for DpdkPort {
+    #[inline(always)]
+    fn tx_few<const H: usize>(&mut self, _dst: u64, head: &impl FillHead<H>, few: Few) -> bool {
+        self.push_made(H + few.len(), head, &few)
+    }
+
+    #[inline(always)]
+    fn tx_part<const H: usize>(
+        &mut self,
+        _dst: u64,
+        head: &impl FillHead<H>,
+        body: &IoBuf,
+        at: usize,
+        len: usize,
+    ) -> bool {
+        let Some(rest) = WordAndBody::of(None, body, at, len) else { return rarely(false) };
+        self.push_made(H + len, head, &rest)
+    }
+}
+
 impl DpdkPort {
+    /// Sends a frame of `len` bytes, of which `head` writes the first `H` and `rest` the others, if
+    /// there is nothing more to it than to write it. It goes where the port leads to.
+    #[inline(always)]
+    fn push_made<const H: usize>(
+        &mut self,
+        len: usize,
+        head: &impl FillHead<H>,
+        rest: &impl Rest,
+    ) -> bool {
+        let is_short = len <= self.short_max && len >= self.frame_min;
+        if !is_short || this_thread() != self.user || self.tx_end != 0 {
+            return rarely(false);
+        }
+        let Some(mut mbuf) = self.stock.take_at_hand() else { return rarely(false) };
+        // SAFETY: as in `fill`: the buffer has room for `len` bytes, no more than `SHORT`, of which
+        // `H` are the head's. From the end to the start, as in `copy_short_to_raw`.
+        unsafe {
+            let data = (*mbuf).buf_addr.cast::<u8>().add(usize::from((*mbuf).data_off));
+            rest.fill(data.add(H));
+            head.fill(&mut ShortHead::at(data));
+            (*mbuf).data_len = len as u16;
+            (*mbuf).pkt_len = len as u32;
+        }
+        // SAFETY: one packet of ours.
+        if unsafe { self.burst(&mut mbuf, 1) } == 0 {
+            self.stock.put_back(mbuf);
+            return rarely(false);
+        }
+        self.counters.tx_frames += 1;
+        self.counters.tx_bytes += len as u64;
+        self.stock.warm();
+        true
+    }
+
     /// Counts a frame of `len` bytes that was taken, or for which there was no room.
     #[inline(always)]
     fn counted(&mut self, is_sent: bool, len: usize) -> Tx {

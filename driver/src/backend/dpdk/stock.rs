@@ -53,6 +53,15 @@ impl Stock {
         if self.count == 0 && !self.fill(pool) {
             return None;
         }
+        self.take_at_hand()
+    }
+
+    /// As [`take`](Self::take), without asking the pool.
+    #[inline(always)]
+    pub(super) fn take_at_hand(&mut self) -> Option<Mbuf> {
+        if self.count == 0 {
+            return None;
+        }
         let mbuf = self.bufs[self.first % STOCK];
         self.first = self.first.wrapping_add(1);
         self.count -= 1;
@@ -71,29 +80,19 @@ impl Stock {
         self.count += 1;
     }
 
-    /// Keeps those of `mbufs` that serve to send with, as far as there is room for them, and says
-    /// how many are left, at the start of `mbufs`.
+    /// Keeps a buffer that serves to send with, if there is room for it, and says so.
     ///
     /// # Safety
-    /// They are packets of the caller's, of whom nobody has a reference any more.
+    /// It is a packet of the caller's, to which nobody has a reference any more.
     #[inline(always)]
-    pub(super) unsafe fn keep(&mut self, mbufs: &mut [Mbuf]) -> usize {
-        if self.keep_max == 0 {
-            return mbufs.len();
+    pub(super) unsafe fn keep(&mut self, mbuf: Mbuf) -> bool {
+        // SAFETY: a packet of ours.
+        if self.count >= self.keep_max || !unsafe { self.serves(mbuf) } {
+            return false;
         }
-        let mut left = 0;
-        for i in 0..mbufs.len() {
-            let mbuf = mbufs[i];
-            // SAFETY: a packet of ours, which was just read.
-            if self.count < self.keep_max && unsafe { self.serves(mbuf) } {
-                self.bufs[self.first.wrapping_add(self.count) % STOCK] = mbuf;
-                self.count += 1;
-            } else {
-                mbufs[left] = mbuf;
-                left += 1;
-            }
-        }
-        left
+        self.bufs[self.first.wrapping_add(self.count) % STOCK] = mbuf;
+        self.count += 1;
+        true
     }
 
     /// Whether the buffer is long enough, and as a pool would give it: what a driver puts into

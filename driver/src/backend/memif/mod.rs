@@ -41,11 +41,13 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
-use crate::frame::{ETH_HDR_LEN, RxFrame, TxFrame};
-use crate::mem::{SHORT, prefetch_long};
+use crate::frame::{ETH_HDR_LEN, FillHead, Rest, RxFrame, ShortHead, TxFrame, WordAndBody};
+use crate::hint::rarely;
+use crate::mem::{Few, IoBuf, SHORT, prefetch_long};
 use crate::open::OpenError;
 use crate::port::{
-    MTU_MIN, MacAddr, Port, PortCaps, PortCounters, PortGone, PortWaiter, RxSink, Tx,
+    BriskPort, MTU_MIN, MacAddr, Port, PortCaps, PortCounters, PortGone, PortWaiter, RxSink,
+    ShortTx, Tx,
 };
 use control::Control;
 use region::{Conn, Layout, Made};
@@ -65,7 +67,7 @@ const LOG2_RING: u8 = 10;
 /// Frames lent at once; a larger `max` is cut to this.
 const BURST: usize = 32;
 /// Polls between two looks at the connection.
-const LOOK_EVERY: u32 = 64;
+const LOOK_EVERY: i32 = 64;
 /// The receiver is shown frames together, but no more than this many bytes.
 const TELL_BYTES: usize = 8192;
 
@@ -214,7 +216,7 @@ pub struct Memif {
     frame_max: usize,
     short_max: usize,
     damages: bool,
-    polls: u32,
+    polls_to_look: i32,
     /// What is known of the connection is as old as this.
     epoch: u32,
     live: Option<Live>,
@@ -269,7 +271,7 @@ impl Memif {
             frame_max,
             short_max: SHORT.min(frame_max),
             damages: settings.crc,
-            polls: 0,
+            polls_to_look: LOOK_EVERY,
             epoch: 0,
             live: None,
             counters: PortCounters::default(),
@@ -354,7 +356,7 @@ impl Memif {
 
     /// Collects what has come, at most `max` frames, and says how many.
     #[inline(always)]
-    fn gather(&mut self, max: usize, sink: &mut dyn RxSink) -> Result<usize, Broken> {
+    fn gather(&mut self, max: usize, sink: &mut impl RxSink) -> Result<usize, Broken> {
         let Some(live) = &mut self.live else { return Ok(0) };
         let mut left = live.rx.pending()?;
         if left == 0 {
@@ -388,6 +390,36 @@ impl Memif {
             self.give_back();
         }
         Ok(count)
+    }
+
+    /// [`Port::rx_burst`], which cannot fail here, for a sink of known type.
+    #[inline(always)]
+    pub fn receive(&mut self, max: usize, sink: &mut impl RxSink) -> usize {
+        self.polls_to_look -= 1;
+        if self.live.is_none() || self.polls_to_look <= 0 {
+            self.polls_to_look = LOOK_EVERY;
+            self.glance();
+        }
+        let count = match self.gather(max.min(BURST), sink) {
+            Ok(0) => return 0,
+            Ok(count) => count,
+            Err(Broken) => {
+                self.broken();
+                return 0;
+            }
+        };
+        let mut bytes = 0;
+        for &(base, len) in &self.burst[..count] {
+            prefetch_long(base, len as usize);
+            // SAFETY: mapped as long as `live` is there, or `whole`; the other side does not write
+            // it before it is given back below. That anybody else might is D2.
+            sink.frame(&unsafe { RxFrame::from_raw(base, len as usize) });
+            bytes += u64::from(len);
+        }
+        self.counters.rx_frames += count as u64;
+        self.counters.rx_bytes += bytes;
+        self.give_back();
+        count
     }
 
     /// Gives back what was received, and says so to sleepers.
@@ -453,32 +485,8 @@ impl Port for Memif {
         Ok(())
     }
 
-    #[inline]
-    fn rx_burst(&mut self, max: usize, sink: &mut dyn RxSink) -> Result<usize, PortGone> {
-        self.polls = self.polls.wrapping_add(1);
-        if self.live.is_none() || self.polls.is_multiple_of(LOOK_EVERY) {
-            self.glance();
-        }
-        let count = match self.gather(max.min(BURST), sink) {
-            Ok(0) => return Ok(0),
-            Ok(count) => count,
-            Err(Broken) => {
-                self.broken();
-                return Ok(0);
-            }
-        };
-        let mut bytes = 0;
-        for &(base, len) in &self.burst[..count] {
-            prefetch_long(base, len as usize);
-            // SAFETY: mapped as long as `live` is there, or `whole`; the other side does not write
-            // it before it is given back below. That anybody else might is D2.
-            sink.frame(&unsafe { RxFrame::from_raw(base, len as usize) });
-            bytes += u64::from(len);
-        }
-        self.counters.rx_frames += count as u64;
-        self.counters.rx_bytes += bytes;
-        self.give_back();
-        Ok(count)
+    fn rx_burst(&mut self, max: usize, mut sink: &mut dyn RxSink) -> Result<usize, PortGone> {
+        Ok(self.receive(max, &mut sink))
     }
 
     fn counters(&self) -> PortCounters {
@@ -491,6 +499,107 @@ impl Port for Memif {
 
     fn waiter(&self) -> Option<Arc<dyn PortWaiter>> {
         Some(Arc::new(Waiter(Arc::clone(&self.shared))))
+    }
+}
+
+impl BriskPort for Memif {
+    /// Of one frame, if no more are there.
+    #[inline(always)]
+    fn take_few(&mut self, sink: &mut impl RxSink) -> Option<usize> {
+        let Some(live) = &mut self.live else { return rarely(None) };
+        match live.rx.pending() {
+            Ok(0) => return Some(0),
+            Ok(1) => {}
+            // Each is looked at before the first is taken.
+            _ => return rarely(None),
+        }
+        live.rx.foresee();
+        match live.rx.take(&live.conn, self.frame_max) {
+            Taken::Frame(base, len) => {
+                // SAFETY: as in `receive`.
+                sink.frame(&unsafe { RxFrame::from_raw(base, len as usize) });
+                self.counters.rx_frames += 1;
+                self.counters.rx_bytes += u64::from(len);
+                self.give_back();
+                Some(1)
+            }
+            // Still there, and for `join`.
+            Taken::Pieces => rarely(None),
+            Taken::Bad => {
+                self.counters.rx_dropped += 1;
+                self.give_back();
+                rarely(Some(0))
+            }
+        }
+    }
+
+    #[inline]
+    fn count(&mut self, polls: u32) {
+        self.polls_to_look = self.polls_to_look.saturating_sub_unsigned(polls);
+    }
+
+    #[inline(always)]
+    fn tx_short<const H: usize>(
+        &mut self,
+        _dst: u64,
+        body: &IoBuf,
+        word: Option<u64>,
+        head: &impl FillHead<H>,
+    ) -> bool {
+        let Some(rest) = WordAndBody::of(word, body, 0, body.len()) else { return rarely(false) };
+        self.push_made(H + rest.len(), head, &rest)
+    }
+}
+
+impl ShortTx for Memif {
+    #[inline(always)]
+    fn tx_few<const H: usize>(&mut self, _dst: u64, head: &impl FillHead<H>, few: Few) -> bool {
+        self.push_made(H + few.len(), head, &few)
+    }
+
+    #[inline(always)]
+    fn tx_part<const H: usize>(
+        &mut self,
+        _dst: u64,
+        head: &impl FillHead<H>,
+        body: &IoBuf,
+        at: usize,
+        len: usize,
+    ) -> bool {
+        let Some(rest) = WordAndBody::of(None, body, at, len) else { return rarely(false) };
+        self.push_made(H + len, head, &rest)
+    }
+}
+
+impl Memif {
+    /// Sends a frame of `len` bytes, of which `head` writes the first `H` and `rest` the others, if
+    /// there is nothing more to it than to write it. It goes where the port leads to.
+    #[inline(always)]
+    fn push_made<const H: usize>(
+        &mut self,
+        len: usize,
+        head: &impl FillHead<H>,
+        rest: &impl Rest,
+    ) -> bool {
+        let Some(live) = &mut self.live else { return rarely(false) };
+        if len > self.short_max {
+            return rarely(false);
+        }
+        let Some(to) = live.tx.place_short(&live.conn, len) else { return rarely(false) };
+        // SAFETY: `len` bytes at `to` are mapped, and no frame lies there (`place_short`); no more
+        // than `SHORT`, of which `H` are the head's. From the end to the start, as in
+        // `copy_short_to_raw`.
+        unsafe {
+            rest.fill(to.add(H));
+            head.fill(&mut ShortHead::at(to));
+        }
+        live.tx.commit(len as u32);
+        live.tell();
+        self.counters.tx_frames += 1;
+        self.counters.tx_bytes += len as u64;
+        // What it finds broken is found again by who sends next.
+        let _ = live.tx.warm(&live.conn);
+        true
     }
 }
 

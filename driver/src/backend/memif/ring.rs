@@ -162,11 +162,27 @@ impl Sender {
                 _ => frame.copy_to_raw(self.to),
             }
         }
-        let desc = Desc::new(0, self.desc.region(), len as u32, 0);
+        self.commit(len as u32);
+        Ok(true)
+    }
+
+    /// Where the next frame goes, of which `len` bytes have room there; `None` if that is to be
+    /// looked into by [`push`](Self::push). [`commit`](Self::commit) follows.
+    #[inline(always)]
+    pub(super) fn place_short(&mut self, conn: &Conn, len: usize) -> Option<*mut u8> {
+        if !self.aim(conn).ok()? || len > self.room as usize {
+            return None;
+        }
+        Some(self.to)
+    }
+
+    /// The frame that was written to the next buffer, where there is room for it, has `len` bytes.
+    #[inline(always)]
+    pub(super) fn commit(&mut self, len: u32) {
+        let desc = Desc::new(0, self.desc.region(), len, 0);
         desc.write_len_to(self.ring.words(self.at));
         self.at = self.at.wrapping_add(1);
         self.room = 0;
-        Ok(true)
     }
 
     /// A frame that is longer than the client's buffers.

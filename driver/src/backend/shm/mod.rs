@@ -57,12 +57,13 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use crate::clock::{monotonic_ns, now_ns};
-use crate::frame::{ETH_HDR_LEN, FillHead, RxFrame, ShortHead, TxFrame};
+use crate::frame::{ETH_HDR_LEN, FillHead, Rest, RxFrame, ShortHead, TxFrame, WordAndBody};
 use crate::hint::rarely;
-use crate::mem::{Few, IoBuf, SHORT, copy_inline, prefetch, prefetch_long};
+use crate::mem::{Few, IoBuf, SHORT, prefetch, prefetch_long};
 use crate::open::OpenError;
 use crate::port::{
-    MTU_MIN, MacAddr, Port, PortCaps, PortCounters, PortGone, PortWaiter, RxSink, ShortTx, Tx,
+    BriskPort, MTU_MIN, MacAddr, Port, PortCaps, PortCounters, PortGone, PortWaiter, RxSink,
+    ShortTx, Tx,
 };
 use crate::ring::{Consumer, GRANULE, NoRoom, Producer, RingMem, Taken, WORD_LEN};
 use layout::{Layout, MEMBERS_MAX};
@@ -490,23 +491,6 @@ impl ShmPort {
         true
     }
 
-    /// Sends a frame of `H` bytes that `head` writes, all of them, then `word` if there is one,
-    /// then all of `body`, to `dst`, an address as in [`ShortTx::tx_few`]; then wakes whoever
-    /// sleeps. False, and nothing has happened, if there is more to it than to write it.
-    #[inline(always)]
-    pub fn tx_short<const H: usize>(
-        &mut self,
-        dst: u64,
-        body: &IoBuf,
-        word: Option<u64>,
-        head: &impl FillHead<H>,
-    ) -> bool {
-        let len = body.len();
-        let Some(from) = body.in_one_piece(0, len) else { return false };
-        let frame_len = H + word.map_or(0, |_| size_of::<u64>()) + len;
-        self.push_made(dst, frame_len, head, &WordAndBody { word, from, len })
-    }
-
     /// Sends a frame of `len` bytes, of which `head` writes the first `H` and `rest` the others.
     #[inline(always)]
     fn push_made<const H: usize>(
@@ -837,51 +821,11 @@ impl ShortTx for ShmPort {
         at: usize,
         len: usize,
     ) -> bool {
-        let Some(from) = body.in_one_piece(at, len) else { return false };
+        let Some(rest) = WordAndBody::of(None, body, at, len) else { return false };
         if H + len > SHORT {
-            return self.push_part(dst, head, (from, len));
+            return self.push_part(dst, head, rest.body());
         }
-        self.push_made(dst, H + len, head, &WordAndBody { word: None, from, len })
-    }
-}
-
-/// What follows the head of a short frame. (Not a closure, which would be called.)
-trait Rest {
-    /// Writes it.
-    ///
-    /// # Safety
-    /// As many bytes as it has are writable at `to`, and they are no more than [`SHORT`].
-    unsafe fn fill(&self, to: *mut u8);
-}
-
-impl Rest for Few {
-    #[inline(always)]
-    unsafe fn fill(&self, to: *mut u8) {
-        // SAFETY: passed on.
-        unsafe { self.write_to(to) }
-    }
-}
-
-/// A word, if there is one, and behind it `len` readable bytes from `from`.
-struct WordAndBody {
-    word: Option<u64>,
-    from: *const u8,
-    len: usize,
-}
-
-impl Rest for WordAndBody {
-    #[inline(always)]
-    unsafe fn fill(&self, to: *mut u8) {
-        // SAFETY: 8 bytes if there is a word, and behind them `len`.
-        unsafe {
-            if self.len > 0 {
-                let at = to.add(self.word.map_or(0, |_| size_of::<u64>()));
-                copy_inline(self.from, at, self.len);
-            }
-            if let Some(word) = self.word {
-                to.cast::<[u8; 8]>().write_unaligned(word.to_le_bytes());
-            }
-        }
+        self.push_made(dst, H + len, head, &rest)
     }
 }
 
@@ -921,42 +865,8 @@ impl ShmPort {
     #[inline(always)]
     pub fn receive(&mut self, max: usize, sink: &mut impl RxSink) -> usize {
         self.polls_to_sweep -= 1;
-        let few = if max > 0 && self.polls_to_sweep > 0 { self.receive_one(sink) } else { None };
+        let few = if max > 0 && self.polls_to_sweep > 0 { self.take_few(sink) } else { None };
         few.unwrap_or_else(|| self.poll(max, sink))
-    }
-
-    /// Counts as many polls as were made by [`receive_one`](Self::receive_one) since the last
-    /// [`receive`](Self::receive); the next one then looks everywhere as often as it should.
-    #[inline]
-    pub fn count(&mut self, polls: u32) {
-        self.polls_to_sweep = self.polls_to_sweep.saturating_sub_unsigned(polls);
-    }
-
-    /// What most polls are: takes the one frame that is there, if there is, and says how many that
-    /// were. `None`, and nothing was taken, if more have come or there is more to look at: then it
-    /// is for [`poll`](Self::poll). It is not counted as a poll: see [`count`](Self::count).
-    #[inline(always)]
-    pub fn receive_one(&mut self, sink: &mut impl RxSink) -> Option<usize> {
-        // SAFETY: `next` is a word of a ring in the mapping, or a static; `bell` one of the
-        // mapping.
-        let ([first, second], bell) = unsafe {
-            let seen = self.watches.each_ref().map(|watch| (*watch.next).load(Relaxed));
-            (seen, (*self.bell).load(Relaxed))
-        };
-        let elsewhere = second | bell | self.ready | u64::from(self.in_bulk);
-        if elsewhere != 0 {
-            return rarely(None);
-        }
-        if first == 0 {
-            self.took = false;
-            return Some(0);
-        }
-        // A frame that goes on in the next line will be read there as well.
-        if first as u32 as usize > GRANULE - WORD_LEN {
-            prefetch(self.watches[0].next.wrapping_add(GRANULE / size_of::<u64>()).cast());
-        }
-        // Likely it is the only one.
-        if self.one(sink) { Some(1) } else { rarely(None) }
     }
 
     /// Takes the one frame that the first watch shows, and says whether there was one. (The first
@@ -991,7 +901,7 @@ impl ShmPort {
         true
     }
 
-    /// What [`receive_one`](Self::receive_one) saw is not nothing: finds out from whom it is, and
+    /// What [`take_few`](BriskPort::take_few) saw is not nothing: finds out from whom it is, and
     /// takes up to `max` frames of it.
     #[inline(never)]
     pub fn poll(&mut self, max: usize, sink: &mut dyn RxSink) -> usize {
@@ -1202,6 +1112,50 @@ impl ShmPort {
             self.close_in(s);
         }
         0
+    }
+}
+
+impl BriskPort for ShmPort {
+    /// Of one frame, if no more are there.
+    #[inline(always)]
+    fn take_few(&mut self, sink: &mut impl RxSink) -> Option<usize> {
+        // SAFETY: `next` is a word of a ring in the mapping, or a static; `bell` one of the
+        // mapping.
+        let ([first, second], bell) = unsafe {
+            let seen = self.watches.each_ref().map(|watch| (*watch.next).load(Relaxed));
+            (seen, (*self.bell).load(Relaxed))
+        };
+        let elsewhere = second | bell | self.ready | u64::from(self.in_bulk);
+        if elsewhere != 0 {
+            return rarely(None);
+        }
+        if first == 0 {
+            self.took = false;
+            return Some(0);
+        }
+        // A frame that goes on in the next line will be read there as well.
+        if first as u32 as usize > GRANULE - WORD_LEN {
+            prefetch(self.watches[0].next.wrapping_add(GRANULE / size_of::<u64>()).cast());
+        }
+        // Likely it is the only one.
+        if self.one(sink) { Some(1) } else { rarely(None) }
+    }
+
+    #[inline]
+    fn count(&mut self, polls: u32) {
+        self.polls_to_sweep = self.polls_to_sweep.saturating_sub_unsigned(polls);
+    }
+
+    #[inline(always)]
+    fn tx_short<const H: usize>(
+        &mut self,
+        dst: u64,
+        body: &IoBuf,
+        word: Option<u64>,
+        head: &impl FillHead<H>,
+    ) -> bool {
+        let Some(rest) = WordAndBody::of(word, body, 0, body.len()) else { return false };
+        self.push_made(dst, H + rest.len(), head, &rest)
     }
 }
 
