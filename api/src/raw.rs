@@ -250,43 +250,13 @@ impl RawEndpoint {
             return Ok(());
         }
         drop(core);
-        let rest = if self.dom.caps.lossless { Self::send_one_far } else { Self::send_one_long };
         // In pieces, so that nothing has to lie in memory for a call that is seldom made.
-        // SAFETY: the caller's promise is the same.
-        unsafe { rest(self, (kind, no_completion), one, dest, tag, (data, context), flags) }
-    }
-
-    /// The rest of [`send_one`](Self::send_one) where no frames get lost: what it does for a
-    /// segment, for other ports.
-    ///
-    /// # Safety
-    /// As there.
-    #[inline(never)]
-    unsafe fn send_one_far(
-        &self,
-        (kind, no_completion): (MsgKind, bool),
-        one: IoVec,
-        dest: FiAddr,
-        tag: u64,
-        (data, context): (u64, u64),
-        flags: OpFlags,
-    ) -> Result<()> {
-        // SAFETY: the caller's promise is that of `from_raw`.
-        let buf = IoBuf::one(unsafe { Span::from_raw(one.base, one.len) });
-        let req = SendReq { kind, buf, dest, tag, data, context, flags, no_completion };
-        let mut core = self.dom.enter()?;
-        if core.engine.send_plain_far(self.id, &req) {
-            core.posted(&self.dom);
-            core.leave();
-            return Ok(());
-        }
-        drop(core);
         // SAFETY: the caller's promise is the same.
         unsafe { self.send_one_long((kind, no_completion), one, dest, tag, (data, context), flags) }
     }
 
-    /// The rest of [`send_one`](Self::send_one) where they do, and of
-    /// [`send_one_far`](Self::send_one_far).
+    /// The rest of [`send_one`](Self::send_one), which on other ports than a segment begins with
+    /// what that is on one.
     ///
     /// # Safety
     /// As there.
@@ -302,7 +272,16 @@ impl RawEndpoint {
     ) -> Result<()> {
         // SAFETY: the caller's promise is that of `from_raw`.
         let buf = IoBuf::one(unsafe { Span::from_raw(one.base, one.len) });
-        self.post_send(SendReq { kind, buf, dest, tag, data, context, flags, no_completion })
+        let req = SendReq { kind, buf, dest, tag, data, context, flags, no_completion };
+        if self.dom.caps.lossless {
+            let mut core = self.dom.enter()?;
+            if core.engine.send_plain_far(self.id, &req) {
+                core.posted(&self.dom);
+                core.leave();
+                return Ok(());
+            }
+        }
+        self.post_send(req)
     }
 
     /// The rest of [`sendmsg`](Self::sendmsg), to a destination that is [`EpCommon::to`]'s.

@@ -5,6 +5,10 @@
 //! bits that this leaves, some of the key's hash, so that hardly ever a key is looked at which is
 //! another one. Open addressing with linear probing; what stood behind a cell that is given up
 //! moves back.
+//!
+//! (hashbrown's table marks a cell that was given up and, when those and the others fill it, makes
+//! a larger one: memory at a moment that a peer chooses. This one, made for as many indices as
+//! there can be, is never made anew.)
 
 /// See the module. A hash is whatever the caller makes of a key: the position is taken from its
 /// upper half, what else is remembered of it from its lower one.

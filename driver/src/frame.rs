@@ -211,15 +211,27 @@ impl<const H: usize> ShortHead<H> {
 }
 
 /// What follows the head of a short frame. (Not a closure, which would be called.)
-pub(crate) trait Rest {
-    /// Writes it.
+///
+/// # Safety
+/// It writes as many bytes as it says it has.
+pub unsafe trait Rest {
+    /// Bytes that it has.
+    fn size(&self) -> usize;
+
+    /// Writes them.
     ///
     /// # Safety
-    /// As many bytes as it has are writable at `to`, and they are no more than `SHORT`.
+    /// As many bytes are writable at `to`, and they are no more than `SHORT`.
     unsafe fn fill(&self, to: *mut u8);
 }
 
-impl Rest for Few {
+// SAFETY: `write_to` writes `len` bytes.
+unsafe impl Rest for Few {
+    #[inline(always)]
+    fn size(&self) -> usize {
+        self.len()
+    }
+
     #[inline(always)]
     unsafe fn fill(&self, to: *mut u8) {
         // SAFETY: passed on.
@@ -243,12 +255,6 @@ impl WordAndBody {
         Some(Self { word, from, len })
     }
 
-    /// Bytes in total.
-    #[inline(always)]
-    pub(crate) fn len(&self) -> usize {
-        self.word.map_or(0, |_| size_of::<u64>()) + self.len
-    }
-
     /// Where the memory is, and how many bytes of it.
     #[inline(always)]
     pub(crate) fn body(&self) -> (*const u8, usize) {
@@ -256,7 +262,13 @@ impl WordAndBody {
     }
 }
 
-impl Rest for WordAndBody {
+// SAFETY: `fill` writes the word, if there is one, and `len` bytes behind it.
+unsafe impl Rest for WordAndBody {
+    #[inline(always)]
+    fn size(&self) -> usize {
+        self.word.map_or(0, |_| size_of::<u64>()) + self.len
+    }
+
     #[inline(always)]
     unsafe fn fill(&self, to: *mut u8) {
         // SAFETY: 8 bytes if there is a word, and behind them `len`, which are there to be read.

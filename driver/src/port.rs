@@ -11,7 +11,8 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::frame::{FillHead, RxFrame, TxFrame};
+use crate::frame::{FillHead, Rest, RxFrame, TxFrame, WordAndBody};
+use crate::hint::rarely;
 use crate::mem::{Few, IoBuf};
 
 /// An Ethernet address, in the order it has on the wire.
@@ -178,15 +179,41 @@ pub trait RxSink {
     }
 }
 
-/// Sends short frames.
+/// Sends short frames: `H` bytes that `head` writes, all of them, and what follows them, to `dst`,
+/// whose lower 48 bits are an address in the byte order in which it lies in a frame. Whoever sleeps
+/// is woken. False, and nothing has happened, if there is more to it than to write it.
 pub trait ShortTx {
-    /// Sends a frame of `H` bytes that `head` writes, all of them, and `few` behind them, to `dst`,
-    /// whose lower 48 bits are an address in the byte order in which it lies in a frame; then wakes
-    /// whoever sleeps. False, and nothing has happened, if there is more to it than to write it.
-    fn tx_few<const H: usize>(&mut self, dst: u64, head: &impl FillHead<H>, few: Few) -> bool;
+    /// Sends `rest` behind the head.
+    fn tx_made<const H: usize>(
+        &mut self,
+        dst: u64,
+        head: &impl FillHead<H>,
+        rest: &impl Rest,
+    ) -> bool;
 
-    /// As [`tx_few`](Self::tx_few), with `len` bytes from `at` of `body` behind the head. False
-    /// also if they are more than a frame holds, or not all there in one piece.
+    /// Sends `few` behind the head.
+    #[inline(always)]
+    fn tx_few<const H: usize>(&mut self, dst: u64, head: &impl FillHead<H>, few: Few) -> bool {
+        self.tx_made(dst, head, &few)
+    }
+
+    /// Sends `word`, if there is one, and then all of `body`. False also if that is not in one
+    /// piece.
+    #[inline(always)]
+    fn tx_short<const H: usize>(
+        &mut self,
+        dst: u64,
+        body: &IoBuf,
+        word: Option<u64>,
+        head: &impl FillHead<H>,
+    ) -> bool {
+        let Some(rest) = WordAndBody::of(word, body, 0, body.len()) else { return rarely(false) };
+        self.tx_made(dst, head, &rest)
+    }
+
+    /// Sends `len` bytes from `at` of `body`. False also if they are more than a frame holds, or
+    /// not all there in one piece.
+    #[inline(always)]
     fn tx_part<const H: usize>(
         &mut self,
         dst: u64,
@@ -194,7 +221,10 @@ pub trait ShortTx {
         body: &IoBuf,
         at: usize,
         len: usize,
-    ) -> bool;
+    ) -> bool {
+        let Some(rest) = WordAndBody::of(None, body, at, len) else { return rarely(false) };
+        self.tx_made(dst, head, &rest)
+    }
 }
 
 /// A port whose type is known where it is used, so that nothing stands between a node and it: most
@@ -210,17 +240,6 @@ pub trait BriskPort: Port + ShortTx {
     /// Counts as many polls as were made by [`take_few`](Self::take_few) since the last
     /// [`Port::rx_burst`], so that the next one looks after the port as often as it should.
     fn count(&mut self, polls: u32);
-
-    /// Sends a frame of `H` bytes that `head` writes, all of them, then `word` if there is one,
-    /// then all of `body`, to `dst`, an address as in [`ShortTx::tx_few`]; then wakes whoever
-    /// sleeps. False, and nothing has happened, if there is more to it than to write it.
-    fn tx_short<const H: usize>(
-        &mut self,
-        dst: u64,
-        body: &IoBuf,
-        word: Option<u64>,
-        head: &impl FillHead<H>,
-    ) -> bool;
 }
 
 impl RxSink for &mut dyn RxSink {

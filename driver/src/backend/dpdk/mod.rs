@@ -37,9 +37,9 @@ use std::sync::atomic::Ordering::{Acquire, Release};
 use barewire_dpdk_sys as sys;
 
 use crate::clock::now_ns;
-use crate::frame::{ETH_HDR_LEN, FillHead, Rest, RxFrame, ShortHead, TxFrame, WordAndBody};
+use crate::frame::{ETH_HDR_LEN, FillHead, Rest, RxFrame, ShortHead, TxFrame};
 use crate::hint::rarely;
-use crate::mem::{Few, Hugepages, IoBuf, SHORT};
+use crate::mem::{Hugepages, SHORT};
 use crate::open::OpenError;
 use crate::port::{
     BriskPort, MacAddr, Port, PortCaps, PortCounters, PortGone, PortWaiter, RxSink, ShortTx, Tx,
@@ -761,50 +761,18 @@ impl BriskPort for DpdkPort {
     fn count(&mut self, polls: u32) {
         self.polls_to_look = self.polls_to_look.saturating_sub_unsigned(polls);
     }
-
-    #[inline(always)]
-    fn tx_short<const H: usize>(
-        &mut self,
-        _dst: u64,
-        body: &IoBuf,
-        word: Option<u64>,
-        head: &impl FillHead<H>,
-    ) -> bool {
-        let Some(rest) = WordAndBody::of(word, body, 0, body.len()) else { return rarely(false) };
-        self.push_made(H + rest.len(), head, &rest)
-    }
 }
 
 impl ShortTx for DpdkPort {
+    /// It goes where the port leads to.
     #[inline(always)]
-    fn tx_few<const H: usize>(&mut self, _dst: u64, head: &impl FillHead<H>, few: Few) -> bool {
-        self.push_made(H + few.len(), head, &few)
-    }
-
-    #[inline(always)]
-    fn tx_part<const H: usize>(
+    fn tx_made<const H: usize>(
         &mut self,
         _dst: u64,
         head: &impl FillHead<H>,
-        body: &IoBuf,
-        at: usize,
-        len: usize,
-    ) -> bool {
-        let Some(rest) = WordAndBody::of(None, body, at, len) else { return rarely(false) };
-        self.push_made(H + len, head, &rest)
-    }
-}
-
-impl DpdkPort {
-    /// Sends a frame of `len` bytes, of which `head` writes the first `H` and `rest` the others, if
-    /// there is nothing more to it than to write it. It goes where the port leads to.
-    #[inline(always)]
-    fn push_made<const H: usize>(
-        &mut self,
-        len: usize,
-        head: &impl FillHead<H>,
         rest: &impl Rest,
     ) -> bool {
+        let len = H + rest.size();
         let is_short = len <= self.short_max && len >= self.frame_min;
         if !is_short || this_thread() != self.user || self.tx_end != 0 {
             return rarely(false);
@@ -829,7 +797,9 @@ impl DpdkPort {
         self.stock.warm();
         true
     }
+}
 
+impl DpdkPort {
     /// Counts a frame of `len` bytes that was taken, or for which there was no room.
     #[inline(always)]
     fn counted(&mut self, is_sent: bool, len: usize) -> Tx {

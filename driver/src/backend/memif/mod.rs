@@ -41,9 +41,9 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
-use crate::frame::{ETH_HDR_LEN, FillHead, Rest, RxFrame, ShortHead, TxFrame, WordAndBody};
+use crate::frame::{ETH_HDR_LEN, FillHead, Rest, RxFrame, ShortHead, TxFrame};
 use crate::hint::rarely;
-use crate::mem::{Few, IoBuf, SHORT, prefetch_long};
+use crate::mem::{SHORT, prefetch_long};
 use crate::open::OpenError;
 use crate::port::{
     BriskPort, MTU_MIN, MacAddr, Port, PortCaps, PortCounters, PortGone, PortWaiter, RxSink,
@@ -537,50 +537,18 @@ impl BriskPort for Memif {
     fn count(&mut self, polls: u32) {
         self.polls_to_look = self.polls_to_look.saturating_sub_unsigned(polls);
     }
-
-    #[inline(always)]
-    fn tx_short<const H: usize>(
-        &mut self,
-        _dst: u64,
-        body: &IoBuf,
-        word: Option<u64>,
-        head: &impl FillHead<H>,
-    ) -> bool {
-        let Some(rest) = WordAndBody::of(word, body, 0, body.len()) else { return rarely(false) };
-        self.push_made(H + rest.len(), head, &rest)
-    }
 }
 
 impl ShortTx for Memif {
+    /// It goes where the port leads to.
     #[inline(always)]
-    fn tx_few<const H: usize>(&mut self, _dst: u64, head: &impl FillHead<H>, few: Few) -> bool {
-        self.push_made(H + few.len(), head, &few)
-    }
-
-    #[inline(always)]
-    fn tx_part<const H: usize>(
+    fn tx_made<const H: usize>(
         &mut self,
         _dst: u64,
         head: &impl FillHead<H>,
-        body: &IoBuf,
-        at: usize,
-        len: usize,
-    ) -> bool {
-        let Some(rest) = WordAndBody::of(None, body, at, len) else { return rarely(false) };
-        self.push_made(H + len, head, &rest)
-    }
-}
-
-impl Memif {
-    /// Sends a frame of `len` bytes, of which `head` writes the first `H` and `rest` the others, if
-    /// there is nothing more to it than to write it. It goes where the port leads to.
-    #[inline(always)]
-    fn push_made<const H: usize>(
-        &mut self,
-        len: usize,
-        head: &impl FillHead<H>,
         rest: &impl Rest,
     ) -> bool {
+        let len = H + rest.size();
         let Some(live) = &mut self.live else { return rarely(false) };
         if len > self.short_max {
             return rarely(false);

@@ -59,7 +59,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use crate::clock::{monotonic_ns, now_ns};
 use crate::frame::{ETH_HDR_LEN, FillHead, Rest, RxFrame, ShortHead, TxFrame, WordAndBody};
 use crate::hint::rarely;
-use crate::mem::{Few, IoBuf, SHORT, prefetch, prefetch_long};
+use crate::mem::{IoBuf, SHORT, prefetch, prefetch_long};
 use crate::open::OpenError;
 use crate::port::{
     BriskPort, MTU_MIN, MacAddr, Port, PortCaps, PortCounters, PortGone, PortWaiter, RxSink,
@@ -491,45 +491,7 @@ impl ShmPort {
         true
     }
 
-    /// Sends a frame of `len` bytes, of which `head` writes the first `H` and `rest` the others.
-    #[inline(always)]
-    fn push_made<const H: usize>(
-        &mut self,
-        dst: u64,
-        len: usize,
-        head: &impl FillHead<H>,
-        rest: &impl Rest,
-    ) -> bool {
-        if len > SHORT {
-            return rarely(false);
-        }
-        let Some(out) = self.outs.get_mut(self.last.to) else { return rarely(false) };
-        // SAFETY: as in `push`.
-        let rx_open = unsafe { &*out.rx_open };
-        if dst << 16 != self.last.key || rx_open.load(Relaxed) != WATCH {
-            return rarely(false);
-        }
-        let Some(place) = out.ring.claim_ahead(len) else { return rarely(false) };
-        let to = out.ring.mem().at(place.frame_pos());
-        // SAFETY: as in `push`, by `claim_ahead`: `len` bytes, no more than `SHORT`,
-        // of which `H` are the head's. From the end to the start, as in `copy_short_to_raw`.
-        unsafe {
-            rest.fill(to.add(H));
-            head.fill(&mut ShortHead::at(to));
-        }
-        out.ring.commit_ahead(place);
-        self.counters.tx_frames += 1;
-        self.counters.tx_bytes += len as u64;
-        // May be answered before the frame is visible, as in `push`.
-        // SAFETY: as above.
-        if unsafe { &*out.sleeping }.load(Relaxed) != 0 {
-            self.sleepers |= 1 << (self.last.to & 63);
-            self.wake_sleepers();
-        }
-        true
-    }
-
-    /// As [`push_made`](Self::push_made), for a frame of any length, of which `len` readable bytes
+    /// As [`tx_made`](ShortTx::tx_made), for a frame of any length, of which `len` readable bytes
     /// from `from` follow the head.
     #[inline(never)]
     fn push_part<const H: usize>(
@@ -808,8 +770,40 @@ impl ShmPort {
 
 impl ShortTx for ShmPort {
     #[inline(always)]
-    fn tx_few<const H: usize>(&mut self, dst: u64, head: &impl FillHead<H>, few: Few) -> bool {
-        self.push_made(dst, H + few.len(), head, &few)
+    fn tx_made<const H: usize>(
+        &mut self,
+        dst: u64,
+        head: &impl FillHead<H>,
+        rest: &impl Rest,
+    ) -> bool {
+        let len = H + rest.size();
+        if len > SHORT {
+            return rarely(false);
+        }
+        let Some(out) = self.outs.get_mut(self.last.to) else { return rarely(false) };
+        // SAFETY: as in `push`.
+        let rx_open = unsafe { &*out.rx_open };
+        if dst << 16 != self.last.key || rx_open.load(Relaxed) != WATCH {
+            return rarely(false);
+        }
+        let Some(place) = out.ring.claim_ahead(len) else { return rarely(false) };
+        let to = out.ring.mem().at(place.frame_pos());
+        // SAFETY: as in `push`, by `claim_ahead`: `len` bytes, no more than `SHORT`,
+        // of which `H` are the head's. From the end to the start, as in `copy_short_to_raw`.
+        unsafe {
+            rest.fill(to.add(H));
+            head.fill(&mut ShortHead::at(to));
+        }
+        out.ring.commit_ahead(place);
+        self.counters.tx_frames += 1;
+        self.counters.tx_bytes += len as u64;
+        // May be answered before the frame is visible, as in `push`.
+        // SAFETY: as above.
+        if unsafe { &*out.sleeping }.load(Relaxed) != 0 {
+            self.sleepers |= 1 << (self.last.to & 63);
+            self.wake_sleepers();
+        }
+        true
     }
 
     #[inline(always)]
@@ -825,7 +819,7 @@ impl ShortTx for ShmPort {
         if H + len > SHORT {
             return self.push_part(dst, head, rest.body());
         }
-        self.push_made(dst, H + len, head, &rest)
+        self.tx_made(dst, head, &rest)
     }
 }
 
@@ -835,8 +829,13 @@ struct Back<'a>(&'a mut ShmPort);
 
 impl ShortTx for Back<'_> {
     #[inline(always)]
-    fn tx_few<const H: usize>(&mut self, dst: u64, head: &impl FillHead<H>, few: Few) -> bool {
-        self.0.tx_few(dst, head, few)
+    fn tx_made<const H: usize>(
+        &mut self,
+        dst: u64,
+        head: &impl FillHead<H>,
+        rest: &impl Rest,
+    ) -> bool {
+        self.0.tx_made(dst, head, rest)
     }
 
     #[inline(always)]
@@ -1144,18 +1143,6 @@ impl BriskPort for ShmPort {
     #[inline]
     fn count(&mut self, polls: u32) {
         self.polls_to_sweep = self.polls_to_sweep.saturating_sub_unsigned(polls);
-    }
-
-    #[inline(always)]
-    fn tx_short<const H: usize>(
-        &mut self,
-        dst: u64,
-        body: &IoBuf,
-        word: Option<u64>,
-        head: &impl FillHead<H>,
-    ) -> bool {
-        let Some(rest) = WordAndBody::of(word, body, 0, body.len()) else { return false };
-        self.push_made(dst, H + rest.len(), head, &rest)
     }
 }
 

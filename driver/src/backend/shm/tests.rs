@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::time::{Duration, Instant};
 
 use super::*;
+use crate::mem::Few;
 
 /// Settings of a segment that no other test uses.
 fn fresh() -> ShmSettings {
