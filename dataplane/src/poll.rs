@@ -349,7 +349,8 @@ impl Engine {
     }
 
     /// One turn: receives, lets timers fire, sends. Returns the number of frames moved; 0 means
-    /// that there was nothing to do. Never blocks or allocates.
+    /// that there was nothing to do. Never blocks, and allocates only when more frames come early,
+    /// or messages of more peers are half here, than ever before and than there was room for.
     ///
     /// # Errors
     /// [`PortGone`], at once and from then on. Every operation has ended with `FI_ENETDOWN`.

@@ -63,9 +63,9 @@ enum Target {
     Store,
 }
 
-/// Messages that may be half here before memory is taken for more, of which each peer has one at
-/// most.
-pub(super) const HALVES_FIRST: usize = 256;
+/// Messages that may be half here, of which each peer has one at most, before memory is taken for
+/// more: never, with as many peers as there may be unless it is asked for more.
+pub(super) const HALVES_FIRST: usize = 4096;
 
 impl Node {
     /// Takes a whole message that lies at `off..off + len` of `frame`.
