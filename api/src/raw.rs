@@ -270,18 +270,21 @@ impl RawEndpoint {
         (data, context): (u64, u64),
         flags: OpFlags,
     ) -> Result<()> {
-        // SAFETY: the caller's promise is that of `from_raw`.
-        let buf = IoBuf::one(unsafe { Span::from_raw(one.base, one.len) });
-        let req = SendReq { kind, buf, dest, tag, data, context, flags, no_completion };
+        // Made where it is used, so that it is never copied.
+        let req = || {
+            // SAFETY: the caller's promise is that of `from_raw`.
+            let buf = IoBuf::one(unsafe { Span::from_raw(one.base, one.len) });
+            SendReq { kind, buf, dest, tag, data, context, flags, no_completion }
+        };
         if self.dom.caps.lossless {
             let mut core = self.dom.enter()?;
-            if core.engine.send_plain_far(self.id, &req) {
+            if core.engine.send_plain_far(self.id, &req()) {
                 core.posted(&self.dom);
                 core.leave();
                 return Ok(());
             }
         }
-        self.post_send(req)
+        self.post_send(req())
     }
 
     /// The rest of [`sendmsg`](Self::sendmsg), to a destination that is [`EpCommon::to`]'s.

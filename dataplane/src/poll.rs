@@ -463,8 +463,25 @@ impl Engine {
         Ok(moved)
     }
 
-    #[inline(never)]
+    /// Takes one burst.
+    #[inline]
     fn burst(&mut self) -> Result<usize, PortGone> {
+        match self.port {
+            KnownPort::Other(_) => self.burst_of_other(),
+            _ => self.burst_of_known(),
+        }
+    }
+
+    /// By itself, since the others need every register.
+    #[inline(never)]
+    fn burst_of_other(&mut self) -> Result<usize, PortGone> {
+        let KnownPort::Other(port) = &mut self.port else { return Ok(0) };
+        let mut sink = ToNode { node: &mut self.node, now: &self.now };
+        port.rx_burst(BURST, &mut sink).map_err(|gone| self.lost(gone))
+    }
+
+    #[inline(never)]
+    fn burst_of_known(&mut self) -> Result<usize, PortGone> {
         let mut sink = ToNode { node: &mut self.node, now: &self.now };
         match self.port.rx_burst(BURST, &mut sink) {
             Ok(got) => Ok(got),
