@@ -13,7 +13,7 @@ use nix::sys::wait::waitpid;
 use nix::unistd::{ForkResult, Pid, fork};
 
 use crate::end::Made;
-use crate::place::{Line, Place, bounce, echo};
+use crate::place::{CHUNK, Line, PROBE, Place, bounce, echo};
 use crate::{Row, Sample, median};
 
 /// Longest time that the second process may take over a command.
@@ -22,10 +22,6 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Turns without a command after which the second process sleeps between turns, and how long.
 const IDLE_TURNS: u32 = 10_000;
 const NAP: Duration = Duration::from_micros(50);
-
-/// Round trips of a cache line in one probe, and in one chunk of them.
-const PROBE: u64 = 20_000;
-const CHUNK: u64 = 100;
 
 const QUIT: u64 = 0;
 const BOUNCE: u64 = 1;

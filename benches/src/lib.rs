@@ -24,6 +24,6 @@ mod stats;
 pub mod wires;
 
 pub use args::Args;
-pub use place::Place;
+pub use place::{Bounced, Place};
 pub use report::{Report, Row};
 pub use stats::{Sample, median};

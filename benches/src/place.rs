@@ -8,6 +8,8 @@ use barewire_driver::clock::now_ns;
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 
+use crate::Sample;
+
 /// A word with two cache lines of its own, so that no prefetcher joins it to another.
 #[repr(align(128))]
 #[derive(Debug, Default)]
@@ -52,6 +54,31 @@ impl Place {
         let mut set = CpuSet::new();
         set.set(self.cpus[which]).map_err(|e| format!("cpu {}: {e}", self.cpus[which]))?;
         sched_setaffinity(Pid::from_raw(0), &set).map_err(|e| format!("affinity: {e}"))
+    }
+}
+
+/// Round trips of a cache line in one probe, and in one chunk of them.
+pub(crate) const PROBE: u64 = 20_000;
+pub(crate) const CHUNK: u64 = 100;
+
+/// A cache line that goes to and fro between two threads.
+#[derive(Debug, Default)]
+pub struct Bounced {
+    ping: Line,
+    pong: Line,
+}
+
+impl Bounced {
+    /// Nanoseconds of a round trip, the median, while the other thread [answers](Self::answer).
+    pub fn line_ns(&self) -> f64 {
+        let start = self.ping.0.load(Acquire);
+        let chunks = bounce(&self.ping, &self.pong, start, PROBE, CHUNK);
+        chunks.into_iter().collect::<Sample>().median()
+    }
+
+    /// The other side of [`line_ns`](Self::line_ns).
+    pub fn answer(&self) {
+        echo(&self.ping, &self.pong, self.pong.0.load(Acquire), PROBE);
     }
 }
 

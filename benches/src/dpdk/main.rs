@@ -11,7 +11,7 @@ use barewire_benches::count::{instructions, steady};
 use barewire_benches::duo::{First, Rounds, Second, Task, start};
 use barewire_benches::end::{End, Made, RawEnd};
 use barewire_benches::pair::joined;
-use barewire_benches::{Args, Place, Report, Row, Sample};
+use barewire_benches::{Args, Bounced, Place, Report, Row, Sample};
 use barewire_driver::clock::now_ns;
 use barewire_driver::frame::{RxFrame, TxFrame};
 use barewire_driver::port::MacAddr;
@@ -450,35 +450,50 @@ fn sink(end: &mut RawEnd, len: usize, (window, bufs): (u64, u64), count: u64) {
 // A pair of rings
 // ---------------------------------------------------------------------------------------------
 
+/// What the other thread does next.
+const WAIT: u64 = 0;
+const OURS: u64 = 1;
+const RAW: u64 = 2;
+const LINE: u64 = 3;
+const END: u64 = 4;
+
+/// The other thread: does what `turn` says until it says that this is all.
+fn answer(turn: &AtomicU64, count: u64, (far, raw, line): (&mut RawEnd, &mut RawPort, &Bounced)) {
+    loop {
+        match turn.load(Acquire) {
+            WAIT => {
+                far.poll();
+                continue;
+            }
+            OURS => echo(far, count),
+            RAW => raw.echo(count),
+            LINE => line.answer(),
+            _ => return,
+        }
+        turn.store(WAIT, Release);
+    }
+}
+
 fn ring(args: &Args, report: &mut Report) -> Made<()> {
     let place = Place::find()?;
     let port = |end| format!("dpdk:net_ring_bench{end},pair=bench");
     let (rounds, count) = (args.size(21, 2), args.size(20_000, 500));
     let mut near = RawEnd::open(&port(0), MEMORY)?;
     let [mut raw, mut raw_far] = RawPort::ring_pair(2048)?;
-    // What the other thread does next: 1 for ours, 2 for raw, 3 for the end; and its address.
     let (turn, mac) = (AtomicU64::new(0), AtomicU64::new(0));
+    let line = Bounced::default();
     let near_addr = near.addr();
     let mut pairs = Rounds::default();
     let mut single = Sample::default();
+    let mut lines = [0.0; 2];
     std::thread::scope(|scope| -> Made<()> {
         let other = scope.spawn(|| -> Made<()> {
             place.pin(1)?;
             let mut far = RawEnd::open(&port(1), MEMORY)?;
             far.connect(near_addr);
             mac.store(far.addr().mac.to_u64(), Release);
-            loop {
-                match turn.load(Acquire) {
-                    0 => {
-                        far.poll();
-                        continue;
-                    }
-                    1 => echo(&mut far, count),
-                    2 => raw_far.echo(count),
-                    _ => return Ok(()),
-                }
-                turn.store(0, Release);
-            }
+            answer(&turn, count, (&mut far, &mut raw_far, &line));
+            Ok(())
         });
         place.pin(0)?;
         let far = loop {
@@ -490,15 +505,22 @@ fn ring(args: &Args, report: &mut Report) -> Made<()> {
         };
         near.connect(barewire::EpAddr { mac: far, incarnation: 0, ..near_addr });
         let wait = |near: &mut RawEnd| {
-            while turn.load(Acquire) != 0 {
+            while turn.load(Acquire) != WAIT {
                 near.poll();
             }
         };
+        let probe = |near: &mut RawEnd| {
+            turn.store(LINE, Release);
+            let ns = line.line_ns();
+            wait(near);
+            ns
+        };
+        lines[0] = probe(&mut near);
         for round in 0..=rounds {
-            turn.store(1, Release);
+            turn.store(OURS, Release);
             let ours: Sample = ping_pong(&mut near, count, CHUNK).into_iter().collect();
             wait(&mut near);
-            turn.store(2, Release);
+            turn.store(RAW, Release);
             let bare: Sample = raw.ping_pong(RAW_LEN, count, CHUNK).into_iter().collect();
             wait(&mut near);
             if round > 0 {
@@ -506,10 +528,12 @@ fn ring(args: &Args, report: &mut Report) -> Made<()> {
                 single.extend(&ours);
             }
         }
-        turn.store(3, Release);
+        lines[1] = probe(&mut near);
+        turn.store(END, Release);
         Ok(())
     })?;
     let row = Row::new("ring-64B/raw", pairs.value(), "ns half trip").spread(&single);
+    let row = row.placed(lines[0], lines[1]);
     report.row(told(row, &pairs, "raw net_ring half trip", rounds));
     Ok(())
 }

@@ -199,11 +199,10 @@ impl Node {
         peer.tell_ack();
         let first = peer.snd.in_flight() == 0;
         // Heard since the clock was read last, it is as if we had begun to wait then.
-        if first && (peer.heard != self.active_ns || peer.timer_at == Instant(u64::MAX)) {
+        if first && peer.heard != self.active_ns || peer.timer_at == Instant(u64::MAX) {
             let p = ep.route.peer;
             self.wait_from(clock(), p);
         } else {
-            debug_assert!(peer.timer_at != Instant(u64::MAX), "{p} is waited for");
             if first {
                 peer.probe_at = self.polled_at;
             }
