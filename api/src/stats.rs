@@ -64,7 +64,7 @@ pub const PORT_NAMES: [&str; 8] = [
 ];
 
 /// Counters of the node, but for the refusals of the codec.
-pub const NODE_NAMES: [&str; 33] = [
+pub const NODE_NAMES: [&str; 34] = [
     "rx_frames",
     "rx_not_ours",
     "rx_no_crc",
@@ -85,6 +85,7 @@ pub const NODE_NAMES: [&str; 33] = [
     "tx_retransmits",
     "tx_acks",
     "tx_probes",
+    "tx_asks",
     "tx_replies_limited",
     "msgs_sent",
     "msgs_received",
@@ -347,6 +348,7 @@ fn counters(engine: &Engine, put: &mut impl FnMut(usize, u64)) {
         c.tx_retransmits,
         c.tx_acks,
         c.tx_probes,
+        c.tx_asks,
         c.tx_replies_limited,
         c.msgs_sent,
         c.msgs_received,

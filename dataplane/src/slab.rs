@@ -86,6 +86,11 @@ impl<T> Slab<T> {
 }
 
 impl<T> Slab<T, Line> {
+    /// As [`with_capacity`](Slab::with_capacity), with slots that begin with a line of the cache.
+    pub fn with_lines(n: usize) -> Self {
+        Self::reserve(n)
+    }
+
     /// As [`with_capacity`](Slab::with_capacity), on large pages where the kernel has them and with
     /// slots that begin with a line of the cache: for a table of which, once it is long, slots are
     /// asked for at random. Another one would take whole large pages for the few slots that it uses
@@ -479,7 +484,7 @@ impl<const LIST: usize, C: Count> List<LIST, C> {
 
     /// Appends `idx`, which is in no list of this number.
     #[inline]
-    pub fn push_back<T: Linked<LIST>>(&mut self, slab: &mut Slab<T>, idx: u32) {
+    pub fn push_back<T: Linked<LIST>, A>(&mut self, slab: &mut Slab<T, A>, idx: u32) {
         *slab[idx].link() = Link { prev: self.tail, next: NONE };
         if self.tail == NONE {
             self.head = idx;
@@ -492,7 +497,7 @@ impl<const LIST: usize, C: Count> List<LIST, C> {
 
     /// Puts `idx`, which is in no list of this number, before all others.
     #[inline]
-    pub fn push_front<T: Linked<LIST>>(&mut self, slab: &mut Slab<T>, idx: u32) {
+    pub fn push_front<T: Linked<LIST>, A>(&mut self, slab: &mut Slab<T, A>, idx: u32) {
         *slab[idx].link() = Link { prev: NONE, next: self.head };
         if self.head == NONE {
             self.tail = idx;
@@ -505,7 +510,7 @@ impl<const LIST: usize, C: Count> List<LIST, C> {
 
     /// Takes the first entry out of the list.
     #[inline]
-    pub fn pop_front<T: Linked<LIST>>(&mut self, slab: &mut Slab<T>) -> Option<u32> {
+    pub fn pop_front<T: Linked<LIST>, A>(&mut self, slab: &mut Slab<T, A>) -> Option<u32> {
         let idx = self.head;
         if idx == NONE {
             return None;
@@ -519,7 +524,7 @@ impl<const LIST: usize, C: Count> List<LIST, C> {
     /// # Panics
     /// If `idx` stands at an end and it is not this list's end: it is in another list or in none.
     #[inline]
-    pub fn remove<T: Linked<LIST>>(&mut self, slab: &mut Slab<T>, idx: u32) {
+    pub fn remove<T: Linked<LIST>, A>(&mut self, slab: &mut Slab<T, A>, idx: u32) {
         let link = std::mem::take(slab[idx].link());
         self.cut(slab, idx, link);
     }
@@ -529,7 +534,7 @@ impl<const LIST: usize, C: Count> List<LIST, C> {
     /// # Panics
     /// As [`remove`](Self::remove).
     #[inline(always)]
-    pub(crate) fn cut<T: Linked<LIST>>(&mut self, slab: &mut Slab<T>, idx: u32, link: Link) {
+    pub(crate) fn cut<T: Linked<LIST>, A>(&mut self, slab: &mut Slab<T, A>, idx: u32, link: Link) {
         let Link { prev, next } = link;
         if prev == NONE {
             assert!(self.head == idx, "list: {idx} is not in this list");
@@ -548,7 +553,7 @@ impl<const LIST: usize, C: Count> List<LIST, C> {
 
     /// The entry after `idx`.
     #[inline]
-    pub fn next<T: Linked<LIST>>(&self, slab: &Slab<T>, idx: u32) -> Option<u32> {
+    pub fn next<T: Linked<LIST>, A>(&self, slab: &Slab<T, A>, idx: u32) -> Option<u32> {
         let next = slab[idx].link_ref().next;
         (next != NONE).then_some(next)
     }

@@ -187,8 +187,7 @@ impl Node {
         let peer = &mut self.peers[p];
         peer.note_order();
         if base.ar {
-            peer.ack_now = true;
-            self.make_ready(p);
+            self.asked_for_ack(p, base.ty);
         }
     }
 
@@ -246,7 +245,9 @@ impl Node {
     /// The entry `idx`, which is out of its list, is acknowledged.
     fn on_acked(&mut self, p: u32, idx: u32) {
         let entry = &self.sent[idx];
-        let (body, wr) = (entry.body, entry.wr);
+        let wr = entry.wr;
+        // Of the usual one no more is looked at.
+        let body = if let BodyRef::Wr { .. } = entry.body { BodyRef::None } else { entry.body };
         if entry.rtx && !entry.sacked {
             self.peers[p].rtt.on_resent_arrived();
         }
@@ -588,18 +589,6 @@ impl Node {
             self.make_ready(p);
         } else if !lossless {
             self.owe(now, p);
-        }
-    }
-
-    /// Another packet is owed an acknowledgement, which may wait for company. A peer may stand in
-    /// the queue again although what it was there for has been acknowledged since.
-    #[inline]
-    pub(super) fn owe(&mut self, now: Instant, p: u32) {
-        if self.owed_since.is_none() {
-            self.owed_since = Some(now);
-        }
-        if self.peers[p].owed == 1 {
-            self.owing.push_back(p);
         }
     }
 

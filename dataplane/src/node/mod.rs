@@ -4,6 +4,7 @@
 //! what is to be sent, and both of them, with the time, again by [`Node::next_deadline`]. The poll
 //! loop in [`crate::poll`] does it with a port and a clock, the simulator with virtual ones.
 
+mod acks;
 mod coll;
 mod ep;
 mod input;
@@ -498,9 +499,7 @@ pub struct Node {
     /// There are no such peers, and no replies or frames to ourselves to be sent, and the port is
     /// there and loses nothing: what is posted may leave at once and be forgotten.
     pub(crate) direct: bool,
-    /// Peers that an acknowledgement was owed to since it was looked at last, on a port that may
-    /// lose frames.
-    pub(crate) owing: VecDeque<u32>,
+    acks: acks::Acks,
     /// Peers that wait for blocks to become free.
     pub(crate) starved: VecDeque<u32>,
     pub(crate) replies: VecDeque<Reply>,
@@ -516,9 +515,6 @@ pub struct Node {
     /// Nanoseconds in which our own loop ran.
     pub(crate) active_ns: u64,
     pub(crate) polled_at: Instant,
-    /// When the first of the frames arrived that are owed an acknowledgement, since `owing` was
-    /// looked at last.
-    pub(crate) owed_since: Option<Instant>,
     /// Credit that the message refused last had used.
     pub(crate) refused_units: u32,
     /// Frames that had been taken at the last transmit.
@@ -581,7 +577,7 @@ impl Node {
             send_bufs: Vec::with_capacity(s.tx_wr_max),
             inject: Vec::with_capacity(s.tx_wr_max),
             short_ops: Slab::with_capacity(s.tx_wr_max),
-            sent: Slab::with_capacity(s.tx_wr_max * 4 + 4096),
+            sent: SentPool::with_lines(s.tx_wr_max * 4 + 4096),
             packs: Packs::new(if caps.lossless { 1 } else { 64 }, frame_len),
             posted: PostedPool::with_capacity(s.rx_wr_max),
             recv_lists: Vec::with_capacity(s.rx_wr_max),
@@ -606,7 +602,7 @@ impl Node {
             wheel: Wheel::new(s.peer_max, Instant(0)),
             ready: VecDeque::with_capacity(s.peer_max.min(4096)),
             direct: caps.lossless,
-            owing: VecDeque::with_capacity(4096),
+            acks: acks::Acks::new(),
             starved: VecDeque::new(),
             replies: VecDeque::with_capacity(64),
             looped: VecDeque::with_capacity(64),
@@ -617,7 +613,6 @@ impl Node {
             rng: s.seed | 1,
             active_ns: 0,
             polled_at: Instant(0),
-            owed_since: None,
             refused_units: 0,
             seen_frames: 0,
             blocked: false,

@@ -8,7 +8,7 @@ use barewire_driver::frame::{Body, ETH_HDR_LEN, RxFrame, TxFrame};
 use barewire_driver::port::Tx;
 
 use super::ops::WrFlags;
-use super::peer::{Peer, State, ack_time};
+use super::peer::{Peer, State};
 use super::train::Train;
 use super::{AnySink, FrameSink, Node};
 use crate::plant::{Bug, planted};
@@ -18,15 +18,12 @@ use crate::rel::sent::{BodyRef, OP_MAX, Sent};
 use crate::slab::NONE;
 use crate::types::Instant;
 use crate::wire::{
-    self, AckOp, BASE_LEN, Base, DataOp, EndOp, HEAD_MAX, MsgMOp, MsgOp, NackOp, NackReason, NopOp,
+    self, BASE_LEN, Base, DataOp, EndOp, HEAD_MAX, MsgMOp, MsgOp, NackOp, NackReason, NopOp,
     OpenOp, PackOp, PullOp, ReadOp, RndvOp, TRAILER_LEN, Ty, record_len,
 };
 
 /// Frames that one peer may send before the next has its turn.
 const TURN: usize = 64;
-
-/// Time that a lossy port's acknowledgement may wait for company, nanoseconds.
-const ACK_DELAY_NS: u64 = 10_000;
 
 /// Time after which a port that had no room is tried again, nanoseconds.
 const FULL_RETRY_NS: u64 = 2_000;
@@ -71,10 +68,8 @@ impl Node {
         if self.coll_wants(now) {
             self.coll_progress(now, out);
         }
-        let flush = idle || self.owed_since.is_some_and(|at| now.since(at) >= ACK_DELAY_NS);
-        if flush && self.owed_since.take().is_some() {
-            self.ack_owed(now, out);
-        }
+        self.ack_owed(now, idle, out);
+        self.ask_after_tails(now);
         for _ in 0..self.ready.len() {
             let Some(p) = self.ready.pop_front() else { break };
             let Some(peer) = self.peers.get_mut(p) else { continue };
@@ -105,8 +100,8 @@ impl Node {
         if let Some(at) = self.coll_deadline() {
             due = due.min(at);
         }
-        if let Some(at) = self.owed_since {
-            due = due.min(at + ACK_DELAY_NS);
+        if let Some(at) = self.acks.due(self.polled_at) {
+            due = due.min(at);
         }
         if self.blocked {
             due = due.min(self.polled_at + FULL_RETRY_NS);
@@ -122,23 +117,6 @@ impl Node {
             let Some(bytes) = self.looped.pop_front() else { return };
             self.on_frame(now, &RxFrame::new(&bytes));
             self.looped_free.push(bytes);
-        }
-    }
-
-    /// Acknowledges what nothing that was sent since has acknowledged.
-    fn ack_owed(&mut self, now: Instant, out: &mut dyn FrameSink) {
-        while let Some(p) = self.owing.pop_front() {
-            let Some(peer) = self.peers.get_mut(p) else { continue };
-            if peer.owed == 0 || peer.state != State::Open {
-                continue;
-            }
-            peer.ack_now = true;
-            if !peer.queued {
-                self.send_ack(now, p, out);
-                if self.peers[p].ack_now {
-                    self.make_ready(p);
-                }
-            }
         }
     }
 
@@ -216,7 +194,6 @@ impl Node {
                 return false;
             }
             self.peers[p].want_ping = false;
-            self.counters.tx_probes += 1;
         }
         true
     }
@@ -475,9 +452,9 @@ impl Node {
         }
         .emit(&mut op);
         let (offset_at, end, keep) = (MsgMOp::OFFSET_AT, wr.len, self.keeps(w));
-        let mut train = Train { ty: Ty::MsgM, op, op_len, offset_at, end, keep };
+        let train = Train { ty: Ty::MsgM, op, op_len, offset_at, end, keep };
         let most = if first { 1 } else { most };
-        if let Step::Full = self.send_train(now, (p, w), &mut train, most, out) {
+        if let Step::Full = self.send_train(now, (p, w), &train, most, out) {
             return Step::Full;
         }
         if first {
@@ -540,8 +517,8 @@ impl Node {
         let data = DataOp { dst_op: wr.pull_op, dst_gen: wr.pull_gen, offset: wr.sent };
         let op_len = data.emit(&mut op);
         let (offset_at, end, keep) = (DataOp::OFFSET_AT, wr.asked, !self.lossless);
-        let mut train = Train { ty: Ty::Data, op, op_len, offset_at, end, keep };
-        if let Step::Full = self.send_train(now, (p, w), &mut train, most, out) {
+        let train = Train { ty: Ty::Data, op, op_len, offset_at, end, keep };
+        if let Step::Full = self.send_train(now, (p, w), &train, most, out) {
             return Step::Full;
         }
         let wr = &mut self.tx[w];
@@ -741,9 +718,8 @@ impl Node {
         wr: u32,
         keep: bool,
     ) -> Packet<'a> {
-        // Now and then one asks for an acknowledgement, before the window closes; on a port that
-        // loses nothing it is the one that somebody waits for.
-        let ar = if self.lossless { keep } else { self.peers[p].snd.in_flight() % 64 == 63 };
+        // On a port that loses nothing it is the one that somebody waits for.
+        let ar = if self.lossless { keep } else { self.asks(p, wr, true) };
         Packet { ty, psn: self.peers[p].snd.nxt, op, body, wr, ar, rtx: false }
     }
 
@@ -771,12 +747,17 @@ impl Node {
         let peer = &mut self.peers[p];
         let psn = peer.number(now);
         if keep {
-            let Packet { ty, op, body, wr, .. } = packet;
-            let entry = |_| Sent::new(psn, ty, op, body, wr, now);
+            let Packet { ty, op, body, wr, ar, .. } = packet;
+            let mut bytes = [0; OP_MAX];
+            bytes[..op.len()].copy_from_slice(op);
+            let entry = move |_| Sent::new(psn, ty, (&bytes, op.len()), body, wr, now);
             let idx = self.sent.alloc_with(entry).expect("a free slot was seen");
             peer.keep(now, &mut self.sent, idx);
             if wr != NONE {
                 self.tx[wr].unacked += 1;
+                if !self.lossless {
+                    self.acks.left(p, peer, ar);
+                }
             }
         }
         true
@@ -784,7 +765,7 @@ impl Node {
 
     /// Puts a packet together and hands it to the port.
     #[inline]
-    fn emit(&mut self, p: u32, packet: &Packet<'_>, out: &mut dyn FrameSink) -> Tx {
+    pub(super) fn emit(&mut self, p: u32, packet: &Packet<'_>, out: &mut dyn FrameSink) -> Tx {
         let peer = &self.peers[p];
         let body = self.body(packet.body);
         let mut head = [0; HEAD_MAX];
@@ -909,23 +890,6 @@ impl Node {
             self.make_ready(p);
         }
     }
-
-    /// An acknowledgement of its own, with what arrived out of order.
-    fn send_ack(&mut self, now: Instant, p: u32, out: &mut dyn FrameSink) {
-        let peer = &self.peers[p];
-        let (count, words) = peer.rcv.sack_words();
-        let delay = ack_time(now).wrapping_sub(peer.rx_at).min(u32::from(u16::MAX)) as u16;
-        let (dups, resent) = (peer.dups, peer.rx_resent);
-        let op = AckOp { delay, newest: peer.rx_newest, words, count, dups, resent };
-        let mut bytes = [0; 40];
-        let len = op.emit(&mut bytes);
-        let psn = peer.snd.nxt;
-        if self.emit(p, &Packet::control(Ty::Ack, psn, &bytes[..len]), out) == Tx::Sent {
-            let peer = &mut self.peers[p];
-            (peer.owed, peer.ack_now, peer.dups) = (0, false, 0);
-            self.counters.tx_acks += 1;
-        }
-    }
 }
 
 /// What became of an attempt to send.
@@ -938,7 +902,7 @@ pub(super) enum Step {
 }
 
 impl<'a> Packet<'a> {
-    fn control(ty: Ty, psn: Psn, op: &'a [u8]) -> Self {
+    pub(super) fn control(ty: Ty, psn: Psn, op: &'a [u8]) -> Self {
         Self { ty, psn, op, body: BodyRef::None, wr: NONE, ar: false, rtx: false }
     }
 }

@@ -210,6 +210,10 @@ pub(crate) struct Peer {
     pub(crate) want_open: bool,
     /// A PING must go out in this turn.
     pub(crate) want_ping: bool,
+    /// The packet that left last did not ask for an acknowledgement, and somebody waits for it.
+    pub(crate) unasked: bool,
+    /// Stands in the queue of such peers.
+    pub(crate) is_listed_unasked: bool,
     /// A NOP must go out, so that the receiver of half a message learns that it ends there.
     pub(crate) want_nop: bool,
     pub(crate) rcv: RcvBitmap,

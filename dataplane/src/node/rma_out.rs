@@ -125,9 +125,8 @@ impl Node {
         wr: u32,
         wait: bool,
     ) -> Packet<'a> {
-        let snd = &self.peers[p].snd;
-        let ar = wait && self.lossless || snd.in_flight() % 64 == 63;
-        Packet { ty, psn: snd.nxt, op, body, wr, ar, rtx: false }
+        let ar = if self.lossless { wait } else { self.asks(p, wr, wait) };
+        Packet { ty, psn: self.peers[p].snd.nxt, op, body, wr, ar, rtx: false }
     }
 
     /// Hands a read to the pull engine.

@@ -196,6 +196,7 @@ impl Node {
             State::Open => {
                 // Either this OPEN is old or the peer has lost the session: it will say which.
                 self.counters.rx_bad_open += 1;
+                self.counters.tx_probes += 1;
                 self.peers[p].want_ping = true;
                 self.make_ready(p);
             }
@@ -631,6 +632,7 @@ impl Node {
         let peer = &mut self.peers[p];
         if peer.owes() && now >= peer.probe_at + interval {
             peer.want_ping = true;
+            self.counters.tx_probes += 1;
             peer.probes = peer.probes.saturating_add(1);
             if peer.is_stalled() {
                 peer.backoff = peer.backoff.saturating_add(1);

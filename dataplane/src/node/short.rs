@@ -26,10 +26,10 @@ use crate::flags::{Caps, CqFlags, OpFlags};
 use crate::plant::{Bug, planted};
 use crate::proto::blocks::{UNIT, units};
 use crate::proto::matching::Src;
-use crate::rel::sent::{BodyRef, Sent};
+use crate::rel::sent::{self, BodyRef, Sent};
 use crate::slab::{NONE, Slab};
 use crate::types::{Cqe, FI_ADDR_UNSPEC, FiAddr, Instant};
-use crate::wire::{self, IMM_LEN, MsgOp, OP_MAX, PlainHead, PlainMsg, TRAILER_LEN, Ty, Usual};
+use crate::wire::{self, IMM_LEN, MsgOp, PlainHead, PlainMsg, TRAILER_LEN, Ty, Usual};
 
 /// Flags that change nothing for what leaves at once.
 pub(super) const PLAIN_FLAGS: OpFlags = OpFlags::MORE
@@ -159,7 +159,11 @@ impl Node {
             return rarely(None);
         }
         let cost = if USUAL { 1 } else { short_cost(peer, len)? };
-        let ar = !USUAL && peer.short_left == 1;
+        let ar = if KEPT {
+            peer.short_left == 1 || peer.snd.asks(peer.snd.in_flight() == 0)
+        } else {
+            !USUAL && peer.short_left == 1
+        };
         let msg = ShortMsg { peer, src: &self.word, ep, ar, req };
         // The receiver has it from here on; what follows is done meanwhile.
         if KEPT {
@@ -183,7 +187,7 @@ impl Node {
                 unacked: 1,
                 ..TxWr::new(req.context, (p, e), (ep.route.ep, ep.number), wr_flags)
             };
-            return Some(self.keep_sent(clock(), wr, op, cost));
+            return Some(self.keep_sent(clock(), wr, op, (cost, ar)));
         }
         self.counters.msgs_sent += 1;
         ep.counters.sent += 1;
@@ -263,7 +267,7 @@ impl Node {
 
     /// Keeps a message that has just left, to be sent again, and says in which request.
     #[inline(always)]
-    fn keep_sent(&mut self, now: Instant, wr: TxWr, msg: MsgOp, cost: u32) -> u32 {
+    fn keep_sent(&mut self, now: Instant, wr: TxWr, msg: MsgOp, (cost, ar): (u32, bool)) -> u32 {
         let (p, len) = (wr.peer, wr.len as u32);
         if self.peers[p].snd.in_flight() == 0 {
             self.tick(now);
@@ -272,12 +276,12 @@ impl Node {
         }
         let early = wr.flags.contains(WrFlags::EARLY);
         let w = self.alloc_wr(wr);
-        let mut op = [0; OP_MAX];
+        let mut op = [0; sent::OP_MAX];
         let op_len = msg.emit(&mut op);
-        let op = &op[..op_len];
-        let body = BodyRef::Wr { wr: w, offset: 0, len };
+        let op = (&op, op_len);
         let psn = self.peers[p].snd.number();
-        let entry = |_| Sent { units: cost, ..Sent::new(psn, Ty::Msg, op, body, w, now) };
+        let body = BodyRef::Wr { wr: w, offset: 0, len };
+        let entry = move |_| Sent { units: cost, ..Sent::new(psn, Ty::Msg, op, body, w, now) };
         let idx = self.sent.alloc_with(entry).expect("a free slot was seen");
         let peer = &mut self.peers[p];
         peer.credit_used = peer.credit_used.wrapping_add(cost);
@@ -286,6 +290,7 @@ impl Node {
         peer.wrs.push_back(&mut self.tx, w);
         let first = peer.snd.is_empty();
         peer.snd.push(&mut self.sent, idx);
+        self.acks.left(p, peer, ar);
         if first {
             peer.begin_flight(now);
             // Most often the wheel will call in time anyhow, for what was sent before.
@@ -321,6 +326,7 @@ impl Node {
         let p = slot_of(msg.dst_sid);
         let Some(peer) = self.peers.get_mut(p) else { return rarely(false) };
         if !peer.in_order
+            || !KEPT && head.asks_ack()
             || (head.dst ^ self.word) << 16 != 0
             || head.src != peer.word
             || msg.dst_sid != peer.sid
@@ -374,6 +380,7 @@ impl Node {
         if KEPT {
             peer.credit = peer.credit.wrapping_add(u32::from(granted));
             peer.note_arrival(now, msg.psn, false);
+            self.acks.soon |= head.asks_ack();
         }
         peer.rcv_nxt = peer.rcv_nxt.next();
         peer.owed = peer.owed.saturating_add(1);

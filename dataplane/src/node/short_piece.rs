@@ -20,6 +20,7 @@ impl Node {
         let p = slot_of(plain.dst_sid);
         let Some(peer) = self.peers.get_mut(p) else { return false };
         if !peer.plain
+            || self.lossless && plain.asks_ack()
             || peer.refused != 0
             || !peer.rcv.is_empty()
             || (plain.head.dst ^ self.word) << 16 != 0
@@ -57,6 +58,7 @@ impl Node {
         (peer.heard, peer.probes) = (active, 0);
         if !lossless {
             peer.note_arrival(now, plain.psn, false);
+            self.acks.soon |= plain.asks_ack();
         }
         self.took(now, p, 1);
         self.peers[p].note_order();

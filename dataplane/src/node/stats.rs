@@ -52,8 +52,10 @@ pub struct NodeCounters {
     pub tx_retransmits: u64,
     /// Of these, acknowledgements of their own.
     pub tx_acks: u64,
-    /// Of these, probes.
+    /// Of these, probes of a peer that is silent.
     pub tx_probes: u64,
+    /// Of these, questions after the last packets of a burst.
+    pub tx_asks: u64,
     /// Replies to strangers that the limit held back.
     pub tx_replies_limited: u64,
     /// Messages sent, received, and kept for a later receive.
@@ -104,6 +106,7 @@ impl Default for NodeCounters {
             tx_retransmits: 0,
             tx_acks: 0,
             tx_probes: 0,
+            tx_asks: 0,
             tx_replies_limited: 0,
             msgs_sent: 0,
             msgs_received: 0,

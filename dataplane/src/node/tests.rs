@@ -7,6 +7,7 @@ use barewire_driver::frame::{RxFrame, TxFrame};
 use barewire_driver::mem::IoBuf;
 use barewire_driver::port::{MacAddr, PortCaps, Tx};
 
+mod acks;
 mod atomic;
 mod credit;
 mod hostile;
@@ -131,6 +132,11 @@ impl Pair {
 
     /// Lets `ns` pass and everything happen in it.
     fn run(&mut self, ns: u64) {
+        self.run_by(ns, 5_000);
+    }
+
+    /// As [`run`](Self::run), with a turn every `step` ns.
+    fn run_by(&mut self, ns: u64, step: u64) {
         let until = self.now + ns;
         while self.now < until {
             for i in 0..2 {
@@ -159,7 +165,7 @@ impl Pair {
                     }
                 }
             }
-            self.now = self.now + 5_000;
+            self.now = self.now + step;
         }
     }
 

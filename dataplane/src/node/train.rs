@@ -35,7 +35,7 @@ impl Node {
         &mut self,
         now: Instant,
         (p, w): (u32, u32),
-        train: &mut Train,
+        train: &Train,
         most: usize,
         out: &mut dyn FrameSink,
     ) -> Step {
@@ -47,6 +47,7 @@ impl Node {
         let (peer, wr) = (&mut self.peers[p], &mut self.tx[w]);
         let op_end = BASE_LEN + train.op_len;
         let mut head = [0; BASE_LEN + OP_MAX];
+        head[BASE_LEN..].copy_from_slice(&train.op);
         let mut base = peer.base(self.mac, crc, train.ty);
         for _ in 0..most {
             if wr.sent == train.end || !peer.snd.open() {
@@ -57,13 +58,17 @@ impl Node {
                 return Step::Full;
             }
             let (offset, len) = (wr.sent, (train.end - wr.sent).min(room) as u32);
-            train.set_offset(offset);
             base.psn = peer.snd.nxt;
-            base.ar = if lossless { train.keep } else { peer.snd.in_flight() % 64 == 63 };
+            base.ar = if lossless {
+                train.keep
+            } else {
+                let last = offset + u64::from(len) == train.end;
+                peer.snd.asks(last && peer.snd.in_flight() == wr.unacked)
+            };
             base.plen = len as u16;
             let (fixed, op) = head.split_first_chunk_mut().expect("a head holds a base");
             base.emit(fixed);
-            op.copy_from_slice(&train.op);
+            train.put_offset(op, offset);
             let memory = (&self.inject[w as usize], &self.send_bufs[w as usize]);
             let body = wr.body(memory, offset as usize, len as usize);
             let head = &head[..op_end];
@@ -79,12 +84,17 @@ impl Node {
             wr.sent = offset + u64::from(len);
             let psn = peer.number(now);
             if train.keep {
-                let op = &train.op[..train.op_len];
-                let body = BodyRef::Wr { wr: w, offset, len };
-                let entry = |_| Sent::new(psn, train.ty, op, body, w, now);
+                let op = (&train.op, train.op_len);
+                let entry = move |_| {
+                    Sent::new(psn, train.ty, op, BodyRef::Wr { wr: w, offset, len }, w, now)
+                };
                 let idx = self.sent.alloc_with(entry).expect("a free slot was seen");
+                train.put_offset(&mut self.sent[idx].op, offset);
                 peer.keep(now, &mut self.sent, idx);
                 wr.unacked += 1;
+                if !lossless {
+                    self.acks.left(p, peer, base.ar);
+                }
             }
         }
         Step::Sent
@@ -96,15 +106,15 @@ impl Node {
         &mut self,
         now: Instant,
         (p, w): (u32, u32),
-        train: &mut Train,
+        train: &Train,
         room: u64,
         out: &mut dyn FrameSink,
     ) -> Step {
         let offset = self.tx[w].sent;
         let len = (train.end - offset).min(room);
         let body = BodyRef::Wr { wr: w, offset, len: len as u32 };
-        train.set_offset(offset);
-        let Train { ty, ref op, op_len, keep, .. } = *train;
+        let Train { ty, mut op, op_len, keep, .. } = *train;
+        train.put_offset(&mut op, offset);
         let packet = self.data_packet(p, ty, &op[..op_len], body, w, keep);
         if keep && !self.can_keep() || !self.send_numbered(now, p, packet, keep, out) {
             return Step::Full;
@@ -115,9 +125,9 @@ impl Node {
 }
 
 impl Train {
-    /// The next piece is the one at `offset`.
+    /// Says in `op`, which is a copy of the header, that the piece is the one at `offset`.
     #[inline(always)]
-    fn set_offset(&mut self, offset: u64) {
-        self.op[self.offset_at..][..8].copy_from_slice(&offset.to_le_bytes());
+    fn put_offset(&self, op: &mut [u8], offset: u64) {
+        op[self.offset_at..][..8].copy_from_slice(&offset.to_le_bytes());
     }
 }

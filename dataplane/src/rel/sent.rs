@@ -10,10 +10,12 @@
 //!
 //! On a lossless port only packets whose acknowledgement somebody waits for have an entry.
 
+use std::mem::offset_of;
+
 use crate::rel::cwnd::Cwnd;
 use crate::rel::psn::Psn;
 use crate::rel::rtt::Rtt;
-use crate::slab::{Link, Linked, List, NONE, Slab};
+use crate::slab::{Line, Link, Linked, List, NONE, Slab};
 use crate::types::Instant;
 use crate::wire::{AckOp, NopOp, RemoteRange, Ty};
 
@@ -73,27 +75,26 @@ pub enum BodyRef {
     },
 }
 
-/// One packet in flight.
+/// One packet in flight. In the order of declaration: what an acknowledgement looks at shares one
+/// line of the cache, the rest is for sending it again.
 #[derive(Debug)]
+#[repr(C)]
 pub struct Sent {
     /// Its number.
     pub psn: Psn,
-    /// Its type.
-    pub ty: Ty,
-    /// Length of its operation header in `op`.
-    pub op_len: u8,
-    /// The operation header.
-    pub op: [u8; OP_MAX],
-    /// Its payload.
-    pub body: BodyRef,
     /// The transmit request that waits for it, or [`NONE`].
     pub wr: u32,
-    /// Eager units it used.
-    pub units: u32,
+    pub(crate) link: Link,
     /// When it was sent first, and last.
     pub first_at: Instant,
     /// See `first_at`.
     pub at: Instant,
+    /// Eager units it used.
+    pub units: u32,
+    /// Its type.
+    pub ty: Ty,
+    /// Length of its operation header in `op`.
+    pub op_len: u8,
     /// The peer has it, out of order.
     pub sacked: bool,
     /// To be sent again.
@@ -102,30 +103,43 @@ pub struct Sent {
     pub rtx: bool,
     /// The peer refused it, and has been sent a NOP in its place since, or will be.
     pub refused: bool,
-    pub(crate) link: Link,
+    /// Its payload.
+    pub body: BodyRef,
+    /// The operation header.
+    pub op: [u8; OP_MAX],
 }
 
+const _: () = {
+    assert!(SentPool::SLOT_LEN == 128, "an entry takes two lines");
+    assert!(SentPool::HEAD_LEN + offset_of!(Sent, body) < 64, "what is acknowledged takes one");
+};
+
 impl Sent {
-    /// A packet that is being sent for the first time.
-    #[inline]
-    pub fn new(psn: Psn, ty: Ty, op: &[u8], body: BodyRef, wr: u32, at: Instant) -> Self {
-        let mut bytes = [0; OP_MAX];
-        bytes[..op.len()].copy_from_slice(op);
+    /// A packet that is being sent for the first time, with the first `op_len` bytes of `op`.
+    #[inline(always)]
+    pub fn new(
+        psn: Psn,
+        ty: Ty,
+        (op, op_len): (&[u8; OP_MAX], usize),
+        body: BodyRef,
+        wr: u32,
+        at: Instant,
+    ) -> Self {
         Self {
             psn,
-            ty,
-            op_len: op.len() as u8,
-            units: 0,
-            op: bytes,
-            body,
             wr,
+            link: Link::default(),
             first_at: at,
             at,
+            units: 0,
+            ty,
+            op_len: op_len as u8,
             sacked: false,
             lost: false,
             rtx: false,
             refused: false,
-            link: Link::default(),
+            body,
+            op: *op,
         }
     }
 
@@ -155,7 +169,7 @@ impl Linked<0> for Sent {
 }
 
 /// Shared by all sessions of a node.
-pub type SentPool = Slab<Sent>;
+pub type SentPool = Slab<Sent, Line>;
 
 /// What an acknowledgement reported for the first time.
 #[derive(Clone, Copy, Debug, Default)]
@@ -214,6 +228,13 @@ impl SendWindow {
     #[inline]
     pub fn open(&self) -> bool {
         self.in_flight() < WINDOW && self.room() > 0
+    }
+
+    /// Whether the next packet is to ask for an acknowledgement: if nobody will see to it later
+    /// (`alone`), or if nothing can follow it.
+    #[inline]
+    pub fn asks(&self, alone: bool) -> bool {
+        alone || self.room() <= 1 || self.in_flight() == WINDOW - 1
     }
 
     /// Packets that may be under way besides those that are.

@@ -92,7 +92,7 @@ impl MsgOp {
 }
 
 /// The first 16 bytes of a MSG about which nothing is out of the ordinary: addresses, type, first
-/// transmission, no acknowledgement asked for.
+/// transmission.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PlainHead {
     /// The destination, in the lower six bytes; the upper two say nothing.
@@ -134,7 +134,7 @@ impl PlainHead {
 
     /// Whether it asks for an acknowledgement.
     #[inline(always)]
-    pub(super) fn asks_ack(&self) -> bool {
+    pub fn asks_ack(&self) -> bool {
         self.kind & AR << 8 != 0
     }
 
@@ -249,7 +249,7 @@ impl PlainMsg {
         // The word's upper bytes are the context, which few name, and the length in a record.
         let trailer = if crc { TRAILER_LEN } else { 0 };
         let head = PlainHead::of(&b);
-        if head.kind != kind(Ty::Msg, crc)
+        if head.kind & !(AR << 8) != kind(Ty::Msg, crc)
             || word & !u32::from(TAGGED | IMM) != 0
             || frame.len() - Self::LEN < imm_len + usize::from(plen) + trailer
             || flags & TAGGED == 0 && tag != 0

@@ -142,12 +142,12 @@ impl PlainBase {
         }
     }
 
-    /// A packet that brings a piece, with a checksum if `crc`, is sent for the first time and asks
-    /// for no acknowledgement; its payload lies within the frame, and its checksum is the caller's
-    /// to compare. `None` for any other, good or bad: [`Base::parse`] tells.
+    /// A packet that brings a piece, with a checksum if `crc`, and is sent for the first time; its
+    /// payload lies within the frame, and its checksum is the caller's to compare. `None` for any
+    /// other, good or bad: [`Base::parse`] tells.
     #[inline(always)]
     pub fn piece(frame: &RxFrame<'_>, crc: bool) -> Option<(Self, PlainPiece)> {
-        let ty = u32::from_be_bytes(frame.chunk_at(12)?);
+        let ty = u32::from_be_bytes(frame.chunk_at(12)?) & !u32::from(AR);
         let piece = [PlainPiece::MsgM, PlainPiece::Data]
             .into_iter()
             .find(|piece| plain(piece.ty(), crc) == ty)?;

@@ -1,0 +1,182 @@
+//! Acknowledgements on a port that may lose frames: who asks for one, who owes one, and when it
+//! leaves.
+//!
+//! An acknowledgement of its own is a frame that both ends pay for, so a stream of packets gets one
+//! for many. But who has sent a single message may wait for nothing else. The sender knows which it
+//! is: it asks for an acknowledgement (AR) with the last packet of a message that is alone in
+//! flight, and with the packet that closes its window. What follows closely it leaves for the
+//! receiver to acknowledge when several have come; if nothing follows after all, it asks by a PING.
+//!
+//! The receiver answers what asks as soon as a turn finds no frame, so that what the application
+//! sends first can carry the answer, and what does not ask after
+//! [`ACK_EVERY`](super::input::ACK_EVERY) packets or [`ACK_DELAY_NS`]: nobody waits longer, though
+//! a question gets lost, or other traffic leaves no pause to ask one.
+
+use std::collections::VecDeque;
+
+use barewire_driver::port::Tx;
+
+use super::output::Packet;
+use super::peer::{Peer, State, ack_time};
+use super::{FrameSink, Node};
+use crate::slab::NONE;
+use crate::types::Instant;
+use crate::wire::{AckOp, Ty};
+
+/// How long a packet that did not ask waits for company before it is acknowledged.
+const ACK_DELAY_NS: u64 = 10_000;
+
+/// How long a sender waits for another packet before it asks after those that have left.
+const ASK_AFTER_NS: u64 = 1_000;
+
+/// Peers for which a queue has room at once.
+const QUEUE: usize = 4096;
+
+/// Who owes an acknowledgement, and who is owed one, on a port that may lose frames. A peer may
+/// stand in a queue although what it is there for has been seen to since.
+#[derive(Debug)]
+pub(super) struct Acks {
+    /// Peers that an acknowledgement was owed to since it was looked at last.
+    owing: VecDeque<u32>,
+    /// When the first of the frames arrived that it is owed for.
+    owed_since: Option<Instant>,
+    /// One of them asked for it.
+    pub(super) soon: bool,
+    /// Peers that have been sent packets for which nobody has asked yet, at most [`QUEUE`]: those
+    /// for which there is no room wait for their acknowledgement a little longer.
+    unasked: VecDeque<u32>,
+    /// Such a packet was sent since the last turn.
+    fresh: bool,
+    /// The first turn after the last of them was sent: not when, as it may take long to write it.
+    unasked_since: Option<Instant>,
+}
+
+impl Acks {
+    pub(super) fn new() -> Self {
+        let queue = || VecDeque::with_capacity(QUEUE);
+        let (owing, unasked) = (queue(), queue());
+        Self { owing, owed_since: None, soon: false, unasked, fresh: false, unasked_since: None }
+    }
+
+    /// A packet that somebody waits for and that is kept has left for `peer`, which stands in slot
+    /// `p`; `ar` if it asked.
+    #[inline(always)]
+    pub(super) fn left(&mut self, p: u32, peer: &mut Peer, ar: bool) {
+        if ar {
+            peer.unasked = false;
+            return;
+        }
+        self.fresh = true;
+        peer.unasked = true;
+        if !peer.is_listed_unasked && self.unasked.len() < QUEUE {
+            peer.is_listed_unasked = true;
+            self.unasked.push_back(p);
+        }
+    }
+
+    /// When there is something to do about it; `turned_at` is the last turn.
+    pub(super) fn due(&self, turned_at: Instant) -> Option<Instant> {
+        let owed = self.owed_since.map(|at| if self.soon { turned_at } else { at + ACK_DELAY_NS });
+        let unasked = self.unasked_since.map(|at| at + ASK_AFTER_NS);
+        let fresh = self.fresh.then_some(turned_at);
+        [owed, unasked, fresh].into_iter().flatten().min()
+    }
+}
+
+impl Node {
+    /// Whether the next packet to a peer asks for an acknowledgement, on a port that may lose it:
+    /// `last` if it ends the message of request `w`, [`NONE`] if nobody waits for it.
+    #[inline]
+    pub(super) fn asks(&self, p: u32, w: u32, last: bool) -> bool {
+        let snd = &self.peers[p].snd;
+        let own = if w == NONE { 0 } else { self.tx[w].unacked };
+        snd.asks(last && snd.in_flight() == own)
+    }
+
+    /// Asks after what left some time ago without a question.
+    pub(super) fn ask_after_tails(&mut self, now: Instant) {
+        if std::mem::take(&mut self.acks.fresh) {
+            self.acks.unasked_since = Some(now);
+        }
+        if self.acks.unasked_since.is_none_or(|since| now.since(since) < ASK_AFTER_NS) {
+            return;
+        }
+        self.acks.unasked_since = None;
+        while let Some(p) = self.acks.unasked.pop_front() {
+            let Some(peer) = self.peers.get_mut(p) else { continue };
+            peer.is_listed_unasked = false;
+            let asks = std::mem::take(&mut peer.unasked);
+            if asks && peer.state == State::Open && peer.snd.in_flight() > 0 {
+                peer.want_ping = true;
+                self.counters.tx_asks += 1;
+                self.make_ready(p);
+            }
+        }
+    }
+
+    /// A packet of type `ty` asked for an acknowledgement.
+    #[inline]
+    pub(super) fn asked_for_ack(&mut self, p: u32, ty: Ty) {
+        if self.lossless || !ty.is_reliable() || ty == Ty::Nop {
+            self.peers[p].ack_now = true;
+            self.make_ready(p);
+        } else {
+            self.acks.soon = true;
+        }
+    }
+
+    /// Another packet is owed an acknowledgement, which may wait for company.
+    #[inline]
+    pub(super) fn owe(&mut self, now: Instant, p: u32) {
+        if self.acks.owed_since.is_none() {
+            self.acks.owed_since = Some(now);
+        }
+        if self.peers[p].owed == 1 {
+            self.acks.owing.push_back(p);
+        }
+    }
+
+    /// Acknowledges what nothing that was sent since has acknowledged, if it is time; `idle` if no
+    /// frame has come since the last turn.
+    #[inline]
+    pub(super) fn ack_owed(&mut self, now: Instant, idle: bool, out: &mut dyn FrameSink) {
+        let Some(since) = self.acks.owed_since else { return };
+        if idle && self.acks.soon || now.since(since) >= ACK_DELAY_NS {
+            self.ack_all_owed(now, out);
+        }
+    }
+
+    fn ack_all_owed(&mut self, now: Instant, out: &mut dyn FrameSink) {
+        (self.acks.owed_since, self.acks.soon) = (None, false);
+        while let Some(p) = self.acks.owing.pop_front() {
+            let Some(peer) = self.peers.get_mut(p) else { continue };
+            if peer.owed == 0 || peer.state != State::Open {
+                continue;
+            }
+            peer.ack_now = true;
+            if !peer.queued {
+                self.send_ack(now, p, out);
+                if self.peers[p].ack_now {
+                    self.make_ready(p);
+                }
+            }
+        }
+    }
+
+    /// An acknowledgement of its own, with what arrived out of order.
+    pub(super) fn send_ack(&mut self, now: Instant, p: u32, out: &mut dyn FrameSink) {
+        let peer = &self.peers[p];
+        let (count, words) = peer.rcv.sack_words();
+        let delay = ack_time(now).wrapping_sub(peer.rx_at).min(u32::from(u16::MAX)) as u16;
+        let (dups, resent) = (peer.dups, peer.rx_resent);
+        let op = AckOp { delay, newest: peer.rx_newest, words, count, dups, resent };
+        let mut bytes = [0; 40];
+        let len = op.emit(&mut bytes);
+        let psn = peer.snd.nxt;
+        if self.emit(p, &Packet::control(Ty::Ack, psn, &bytes[..len]), out) == Tx::Sent {
+            let peer = &mut self.peers[p];
+            (peer.owed, peer.ack_now, peer.dups) = (0, false, 0);
+            self.counters.tx_acks += 1;
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! When acknowledgements of their own are sent on a port that may lose frames.
+
+use super::*;
+
+/// A turn of the loop.
+const TURN_NS: u64 = 100;
+
+/// Two nodes with a session in which nothing is under way.
+fn quiet_pair() -> Pair {
+    let mut pair = Pair::new(9000, false);
+    exchange(&mut pair, 8, 100_000);
+    pair
+}
+
+/// Sends a message of `len` bytes, lets `ns` pass, and says how many sends have completed.
+fn exchange(pair: &mut Pair, len: usize, ns: u64) -> usize {
+    pair.recv(1, IoBuf::leaked(&vec![0; len]), 5, OpFlags::empty(), 1).unwrap();
+    pair.send(0, IoBuf::leaked(&bytes(len)), 5, OpFlags::empty(), 2).unwrap();
+    pair.run_by(ns, TURN_NS);
+    pair.read(1);
+    pair.read(0).len()
+}
+
+/// Acknowledgements that the receiver sent, and questions that the sender asked.
+fn counted(pair: &Pair) -> (u64, u64) {
+    let [sender, receiver] = pair.ends.each_ref().map(|end| end.node.counters());
+    (receiver.tx_acks, sender.tx_asks)
+}
+
+/// Goal: a message that is alone is acknowledged in the first turns that find nothing else, however
+/// many packets it takes and whichever way it goes.
+#[test]
+fn a_message_alone_is_acknowledged_at_once() {
+    for short in [None, Some(0)] {
+        let mut pair = quiet_pair();
+        pair.short = short;
+        for len in [8, 3000, 30_000] {
+            let (acks, asks) = counted(&pair);
+            assert_eq!(exchange(&mut pair, len, 9 * TURN_NS), 1, "of {len} bytes");
+            let (acks_then, asks_then) = counted(&pair);
+            assert!(acks_then > acks, "of {len} bytes");
+            assert_eq!(asks_then, asks, "of {len} bytes");
+        }
+        assert!(pair.short.is_none_or(|count| count > 0));
+    }
+}
+
+/// Goal: messages that follow each other share acknowledgements, and who sends the last of them
+/// finds out soon that it is the last.
+#[test]
+fn a_stream_is_acknowledged_now_and_then() {
+    for (short, len) in [(None, 8), (Some(0), 8), (None, 30_000)] {
+        let mut pair = quiet_pair();
+        pair.short = short;
+        let (acks, asks) = counted(&pair);
+        let mut done = 0;
+        for _ in 0..64 {
+            done += exchange(&mut pair, len, TURN_NS);
+        }
+        let (acks_then, asks_then) = counted(&pair);
+        let packets = 64 * len.div_ceil(8900) as u64;
+        let allowed = packets / 8 + 64 / 16 + 2;
+        assert!(acks_then - acks <= allowed, "{} for {packets} packets", acks_then - acks);
+        assert_eq!(asks_then, asks, "while others followed");
+        pair.run_by(2_000, TURN_NS);
+        done += pair.read(0).len();
+        assert_eq!(done, 64, "the last 2 us ago");
+        assert!(counted(&pair).1 - asks <= 1);
+        pair.run(1_000_000);
+        assert!(counted(&pair).1 - asks <= 1, "asked again although all was known");
+    }
+}
+
+/// Two messages, of which the second leaves when the first is being acknowledged: nobody has asked
+/// after it.
+fn two_and_a_tail() -> Pair {
+    let mut pair = quiet_pair();
+    let done = exchange(&mut pair, 8, 2 * TURN_NS) + exchange(&mut pair, 8, TURN_NS);
+    assert_eq!(done, 1);
+    pair
+}
+
+/// Goal: the last of a burst waits for a question, which is asked once and soon.
+#[test]
+fn the_last_of_a_burst_is_asked_after() {
+    let mut pair = two_and_a_tail();
+    pair.run_by(1_500, TURN_NS);
+    assert_eq!((pair.read(0).len(), counted(&pair).1), (1, 1));
+    pair.run(1_000_000);
+    assert_eq!(counted(&pair).1, 1);
+}
+
+/// Goal: a question that is lost costs the receiver's own delay and no timeout.
+#[test]
+fn a_lost_question_is_made_up_for_by_the_receiver() {
+    let mut pair = two_and_a_tail();
+    pair.drop = 1;
+    pair.run_by(1_500, TURN_NS);
+    assert_eq!(counted(&pair).1, 1, "asked");
+    pair.drop = 0;
+    pair.run_by(10_000, TURN_NS);
+    assert_eq!(pair.read(0).len(), 1);
+    let [sender, _] = pair.ends.each_ref().map(|end| end.node.counters());
+    assert_eq!((sender.tx_retransmits, sender.timeouts), (0, 0));
+}
