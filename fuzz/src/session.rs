@@ -663,7 +663,7 @@ impl World {
 
     fn check_counters(&mut self) {
         for side in &mut self.sides {
-            let counted = values(side.node.counters());
+            let counted = values(&side.node.counters());
             let fell = side.counted.iter().zip(&counted).any(|(before, after)| before > after);
             assert!(!fell, "a counter fell: {:?} to {counted:?}", side.counted);
             side.counted = counted;

@@ -466,6 +466,8 @@ impl Node {
 
     /// Lets go of what a record that is no more was bound to.
     pub(super) fn unbind(&mut self, e: &Ep) {
+        self.counters.msgs_sent += e.counters.sent;
+        self.counters.msgs_received += e.counters.received;
         for cq in [e.tx_cq, e.rx_cq].into_iter().filter(|&cq| cq != NONE) {
             self.cqs[cq].bound -= 1;
         }

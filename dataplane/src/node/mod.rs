@@ -626,11 +626,6 @@ impl Node {
         &self.settings
     }
 
-    /// What was counted so far.
-    pub fn counters(&self) -> &NodeCounters {
-        &self.counters
-    }
-
     /// A pseudo-random number: xorshift64*, enough to make names and numbers hard to hit by
     /// accident; what must resist a guess is drawn by the caller (`seed`).
     pub(crate) fn random(&mut self) -> u64 {

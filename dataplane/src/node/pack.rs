@@ -234,7 +234,6 @@ impl Node {
             }
         }
         ep.counters.sent += count;
-        self.counters.msgs_sent += count;
         if cntr != NONE {
             (0..count).for_each(|_| self.count(cntr, true));
         }
@@ -369,7 +368,6 @@ impl Node {
         let (data, len, src) = (imm.unwrap_or(0), len as u64, FI_ADDR_UNSPEC);
         let cqe = Cqe { op_context, flags, len, buf: 0, data, tag, src };
         report((ep, peer), (&self.avs, &mut self.cqs), src_ep, cqe);
-        self.counters.msgs_received += 1;
         self.release_units(p, cost);
         true
     }

@@ -910,7 +910,6 @@ impl Node {
         } else {
             None
         };
-        self.counters.msgs_received += 1;
         ep.counters.received += 1;
         ep.counters.received_bytes += n;
         let (cntr, cq) = (ep.rx_cntr, ep.rx_cq);

@@ -769,7 +769,6 @@ impl Node {
         } else {
             cq.unreserve();
         }
-        self.counters.msgs_sent += 1;
         self.count(cntr, true);
     }
 

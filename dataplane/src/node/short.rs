@@ -189,7 +189,6 @@ impl Node {
             };
             return Some(self.keep_sent(clock(), wr, op, (cost, ar)));
         }
-        self.counters.msgs_sent += 1;
         ep.counters.sent += 1;
         ep.counters.sent_bytes += len as u64;
         if if USUAL { !req.no_completion } else { told } {
@@ -387,7 +386,6 @@ impl Node {
         self.blocks_unpromised += if planted(Bug::CreditNotReturned) { 0 } else { cost as usize };
         let mut flags = CqFlags::RECV | if tagged { CqFlags::TAGGED } else { CqFlags::MSG };
         flags.set(CqFlags::REMOTE_CQ_DATA, imm.is_some());
-        self.counters.msgs_received += 1;
         let (data, len, src) = (imm.unwrap_or(0), len as u64, FI_ADDR_UNSPEC);
         let cqe = Cqe { op_context, flags, len, buf: 0, data, tag, src };
         report((ep, peer), (&self.avs, &mut self.cqs), src_ep, cqe);
@@ -464,7 +462,6 @@ impl Node {
         peer.probes = 0;
         peer.rcv_nxt = peer.rcv_nxt.next();
         self.blocks_unpromised += usize::from(!planted(Bug::CreditNotReturned));
-        self.counters.msgs_received += 1;
         let flags = CqFlags::RECV | CqFlags::TAGGED;
         let (len, src) = (len as u64, FI_ADDR_UNSPEC);
         let cqe = Cqe { op_context, flags, len, buf: 0, data: 0, tag, src };

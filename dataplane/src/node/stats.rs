@@ -201,6 +201,16 @@ pub struct EpCounters {
 }
 
 impl Node {
+    /// What was counted so far. Looks at every endpoint.
+    pub fn counters(&self) -> NodeCounters {
+        let mut all = self.counters.clone();
+        for (_, ep) in self.eps.iter() {
+            all.msgs_sent += ep.counters.sent;
+            all.msgs_received += ep.counters.received;
+        }
+        all
+    }
+
     /// How full the tables are.
     pub fn levels(&self) -> Levels {
         Levels {
