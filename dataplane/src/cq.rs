@@ -47,6 +47,18 @@ impl Cq {
         }
     }
 
+    /// A queue without an entry: nothing is there, nothing can be reserved or pushed.
+    pub(crate) fn none() -> Self {
+        Self {
+            ring: Vec::new(),
+            errs: Slab::with_capacity(0),
+            head: 1,
+            tail: 1,
+            mask: 0,
+            promised: 2,
+        }
+    }
+
     /// Keeps one entry free for a later push. False, and nothing kept, if none is left: the
     /// operation must not start, its caller gets [`Error::Again`].
     #[inline]
@@ -361,6 +373,14 @@ mod tests {
     #[should_panic(expected = "nothing is reserved")]
     fn a_push_without_reservation_panics() {
         Cq::new(4).push(Cqe::default());
+    }
+
+    #[test]
+    fn a_queue_without_an_entry_takes_and_gives_none() {
+        let mut cq = Cq::none();
+        assert!(cq.is_empty() && !cq.has_room() && !cq.reserve() && !cq.try_push(cqe(1)));
+        assert_eq!((cq.room(), cq.take(8, |_| ()), cq.take_one(|_| ())), (0, 0, false));
+        assert_eq!(cq.why_nothing(), Err(Error::Again));
     }
 
     #[test]

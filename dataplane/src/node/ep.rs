@@ -10,6 +10,7 @@ use crate::error::{Error, Result};
 use crate::flags::{BindFlags, Caps, OpFlags};
 use crate::proto::matching::Matcher;
 use crate::slab::NONE;
+use crate::table::Vacant;
 use crate::types::{EpAddr, Instant};
 use crate::wire::EndStatus;
 
@@ -79,7 +80,60 @@ pub(crate) struct Ep {
     pub(crate) counters: EpCounters,
 }
 
+impl Vacant for Ep {
+    fn vacant() -> Self {
+        Self { claimed: Vec::new(), ..Self::new(0, &EpAttr::default(), 1) }
+    }
+}
+
 impl Ep {
+    /// One that is not enabled, with matching tables of so many chains.
+    fn new(number: u16, attr: &EpAttr, buckets: usize) -> Self {
+        let caps = with_directions(attr.caps);
+        let matcher = || Matcher::new(buckets);
+        Self {
+            number,
+            rx_ctx: 0,
+            enabled: false,
+            may_send: [false; 2],
+            may_recv: [false; 2],
+            plain_send: [false; 2],
+            plain_recv: [false; 2],
+            tells: true,
+            may_take: [false; 2],
+            may_rma: [false; Form::ALL.len()],
+            caps,
+            tx_cq: NONE,
+            rx_cq: NONE,
+            tx_selective: false,
+            rx_selective: false,
+            av: NONE,
+            route: Route::NONE,
+            fetch: Fetch::NONE,
+            tx_cntr: NONE,
+            rx_cntr: NONE,
+            rma_cntr: [NONE; 4],
+            tx_size: attr.tx_size.min(1 << 30) as u32,
+            rx_size: attr.rx_size.min(1 << 30) as u32,
+            tx_used: 0,
+            rx_used: 0,
+            tx_op_flags: attr.tx_op_flags,
+            rx_op_flags: attr.rx_op_flags,
+            min_multi_recv: 64,
+            buffered: attr.buffered_recv,
+            buffered_min: 0,
+            buffered_limit: usize::MAX,
+            starved: false,
+            srx: NONE,
+            sharers: None,
+            twin_of: NONE,
+            has_twin: false,
+            matcher: [matcher(), matcher()],
+            claimed: Vec::with_capacity(64),
+            counters: EpCounters { number, ..EpCounters::default() },
+        }
+    }
+
     /// Opens or closes the endpoint for calls and messages.
     pub(super) fn enable(&mut self, enabled: bool) {
         self.enabled = enabled;
@@ -156,49 +210,7 @@ impl Node {
 
     /// Makes a record that no message names yet.
     pub(super) fn ep_record(&mut self, attr: EpAttr, number: u16) -> Result<EpId> {
-        let caps = with_directions(attr.caps);
-        let ep = Ep {
-            number,
-            rx_ctx: 0,
-            enabled: false,
-            may_send: [false; 2],
-            may_recv: [false; 2],
-            plain_send: [false; 2],
-            plain_recv: [false; 2],
-            tells: true,
-            may_take: [false; 2],
-            may_rma: [false; Form::ALL.len()],
-            caps,
-            tx_cq: NONE,
-            rx_cq: NONE,
-            tx_selective: false,
-            rx_selective: false,
-            av: NONE,
-            route: Route::NONE,
-            fetch: Fetch::NONE,
-            tx_cntr: NONE,
-            rx_cntr: NONE,
-            rma_cntr: [NONE; 4],
-            tx_size: attr.tx_size.min(1 << 30) as u32,
-            rx_size: attr.rx_size.min(1 << 30) as u32,
-            tx_used: 0,
-            rx_used: 0,
-            tx_op_flags: attr.tx_op_flags,
-            rx_op_flags: attr.rx_op_flags,
-            min_multi_recv: 64,
-            buffered: attr.buffered_recv,
-            buffered_min: 0,
-            buffered_limit: usize::MAX,
-            starved: false,
-            srx: NONE,
-            sharers: None,
-            twin_of: NONE,
-            has_twin: false,
-            matcher: [Matcher::new(BUCKETS), Matcher::new(BUCKETS)],
-            claimed: Vec::with_capacity(64),
-            counters: EpCounters { number, ..EpCounters::default() },
-        };
-        let idx = self.eps.alloc(ep).ok_or(Error::NoMem)?;
+        let idx = self.eps.alloc(Ep::new(number, &attr, BUCKETS)).ok_or(Error::NoMem)?;
         Ok(EpId(self.eps.handle(idx)))
     }
 

@@ -48,6 +48,7 @@ use crate::proto::blocks::{BlockPool, UNIT};
 use crate::proto::matching::{PostedPool, UnexpectedPool};
 use crate::rel::sent::SentPool;
 use crate::slab::{Handle, NONE, Slab};
+use crate::table::{Table, Vacant};
 use crate::types::{FiAddr, Instant};
 use crate::wheel::Wheel;
 use crate::wire::{HeadOut, PlainHead, PlainMsg, mac_word};
@@ -396,13 +397,29 @@ pub(crate) struct AvTable {
 
 /// A completion queue and who uses it.
 #[derive(Debug)]
+#[repr(align(16))]
 pub(crate) struct CqTable {
     pub(crate) cq: Cq,
     pub(crate) bound: u32,
     /// A message waits because the queue had no room for its completion.
     pub(crate) starved: bool,
     /// Remote CQ data that waits for the same reason, oldest first.
-    pub(crate) late: VecDeque<Late>,
+    #[expect(clippy::box_collection, reason = "a pointer, for the length of a slot")]
+    pub(crate) late: Box<VecDeque<Late>>,
+}
+
+const _: () = assert!(Table::<CqTable>::SLOT_LEN == 128, "a shift finds it");
+
+impl CqTable {
+    pub(crate) fn new(cq: Cq) -> Self {
+        Self { cq, bound: 0, starved: false, late: Box::default() }
+    }
+}
+
+impl Vacant for CqTable {
+    fn vacant() -> Self {
+        Self::new(Cq::none())
+    }
 }
 
 /// A counter and who uses it.
@@ -448,9 +465,9 @@ pub struct Node {
     /// The generation that the next session in each peer slot gets.
     pub(crate) sid_gen: Vec<u16>,
     pub(crate) epoch: u32,
-    pub(crate) eps: Slab<Ep>,
+    pub(crate) eps: Table<Ep>,
     pub(crate) numbers: Numbers,
-    pub(crate) cqs: Slab<CqTable>,
+    pub(crate) cqs: Table<CqTable>,
     pub(crate) cntrs: Slab<CntrTable>,
     pub(crate) avs: Slab<AvTable>,
 
@@ -568,9 +585,9 @@ impl Node {
             halves: Slab::with_capacity(s.peer_max.min(recv::HALVES_FIRST)),
             sid_gen: Vec::with_capacity(s.peer_max),
             epoch: 0,
-            eps: Slab::with_capacity(65536),
+            eps: Table::with_capacity(65536),
             numbers: Numbers::default(),
-            cqs: Slab::with_capacity(65536),
+            cqs: Table::with_capacity(65536),
             cntrs: Slab::with_capacity(65536),
             avs: Slab::with_capacity(1024),
             tx: Slab::with_capacity(s.tx_wr_max),

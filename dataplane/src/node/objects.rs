@@ -19,13 +19,7 @@ impl Node {
         if !(1..=1 << 24).contains(&size) {
             return Err(Error::Invalid("a completion queue has 1 to 2^24 entries"));
         }
-        let table = CqTable {
-            cq: Cq::new(size),
-            bound: 0,
-            starved: false,
-            late: std::collections::VecDeque::new(),
-        };
-        let idx = self.cqs.alloc(table).ok_or(Error::NoMem)?;
+        let idx = self.cqs.alloc(CqTable::new(Cq::new(size))).ok_or(Error::NoMem)?;
         Ok(CqId(self.cqs.handle(idx)))
     }
 
@@ -71,7 +65,7 @@ impl Node {
     /// As [`cq_take`](Self::cq_take), of a queue that was just found empty, so that it is there.
     #[inline(always)]
     pub fn cq_take_again(&mut self, cq: CqId, most: usize, put: impl FnMut(&Cqe)) -> Option<usize> {
-        let Some(table) = self.cqs.get_mut(cq.0.idx()) else { return Some(0) };
+        let Some(table) = self.cqs.at_mut(cq.0.idx()) else { return Some(0) };
         let taken = table.take(most, put)?;
         Some(self.fed(cq, taken))
     }
@@ -99,7 +93,7 @@ impl Node {
     /// there.
     #[inline(always)]
     pub fn cq_take_one_again(&mut self, cq: CqId, put: impl FnOnce(&Cqe)) -> Option<bool> {
-        self.cqs.get_mut(cq.0.idx()).map_or(Some(false), |table| table.take_one(put))
+        self.cqs.at_mut(cq.0.idx()).map_or(Some(false), |table| table.take_one(put))
     }
 
     /// Why [`cq_take`](Self::cq_take) has taken nothing.

@@ -404,7 +404,7 @@ impl Node {
             return;
         }
         let waiting = std::mem::take(&mut self.cqs[cq].late);
-        for late in waiting {
+        for late in *waiting {
             if late.ep == e {
                 self.release_late(now, late.peer);
             } else {

@@ -28,6 +28,7 @@ use crate::proto::blocks::{UNIT, units};
 use crate::proto::matching::Src;
 use crate::rel::sent::{self, BodyRef, Sent};
 use crate::slab::{NONE, Slab};
+use crate::table::Table;
 use crate::types::{Cqe, FI_ADDR_UNSPEC, FiAddr, Instant};
 use crate::wire::{self, IMM_LEN, MsgOp, PlainHead, PlainMsg, TRAILER_LEN, Ty, Usual};
 
@@ -137,7 +138,7 @@ impl Node {
         {
             return rarely(None);
         }
-        let cq = &mut self.cqs[ep.tx_cq].cq;
+        let Some(CqTable { cq, .. }) = self.cqs.at_mut(ep.tx_cq) else { return rarely(None) };
         if !cq.has_room() {
             return rarely(None);
         }
@@ -349,7 +350,7 @@ impl Node {
         let Some(&e) = self.numbers.at.get(usize::from(msg.op.dst_ep)) else {
             return rarely(false);
         };
-        let Some(ep) = self.eps.get_mut(e) else { return rarely(false) };
+        let Some(ep) = self.eps.at_mut(e) else { return rarely(false) };
         let MsgOp { src_ep, tagged, tag, imm, .. } = msg.op;
         let cost = units(u64::from(msg.plen));
         let left = peer.outstanding();
@@ -434,7 +435,7 @@ impl Node {
             peer.credit = peer.credit.wrapping_add(u32::from(granted));
         }
         let Some(&e) = self.numbers.at.get(usize::from(msg.dst_ep())) else { return rarely(false) };
-        let Some(ep) = self.eps.get_mut(e) else { return rarely(false) };
+        let Some(ep) = self.eps.at_mut(e) else { return rarely(false) };
         if !ep.may_take[usize::from(Usual::TAGGED)] {
             return rarely(false);
         }
@@ -485,7 +486,7 @@ impl Node {
 #[inline(always)]
 pub(super) fn report(
     (ep, peer): (&mut Ep, &mut Peer),
-    (avs, cqs): (&Slab<AvTable>, &mut Slab<CqTable>),
+    (avs, cqs): (&Slab<AvTable>, &mut Table<CqTable>),
     src_ep: u16,
     mut cqe: Cqe,
 ) {
@@ -496,7 +497,8 @@ pub(super) fn report(
     ep.counters.received += 1;
     ep.counters.received_bytes += cqe.len;
     ep.rx_used -= 1;
-    cqs[ep.rx_cq].cq.push(cqe);
+    let queue = cqs.at_mut(ep.rx_cq).expect("what was posted has a queue");
+    queue.cq.push(cqe);
 }
 
 /// Longest message with `flags` that leaves in one frame unasked.

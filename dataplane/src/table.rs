@@ -1,0 +1,284 @@
+//! Tables of what an application opens and closes: endpoints and completion queues.
+//!
+//! As a [`Slab`](crate::slab::Slab), but a slot that is not in use holds something as well:
+//! [`Vacant::vacant`], which refuses whatever it is asked. So whoever has a name or an index need
+//! not ask whether the slot is in use before it looks.
+
+use std::ops::{Index, IndexMut};
+
+use barewire_driver::hint::rarely;
+
+use crate::slab::{Handle, NONE};
+
+/// What stands in a slot that is not in use.
+pub(crate) trait Vacant {
+    /// A value that nothing can be done with.
+    fn vacant() -> Self;
+}
+
+/// A table of at most `capacity` values, each named by the index of its slot. Address space alone
+/// is taken for slots that were never used.
+#[derive(Debug)]
+pub(crate) struct Table<T> {
+    slots: Vec<Slot<T>>,
+    capacity: usize,
+    free_head: u32,
+}
+
+/// The generation is odd while the slot is in use.
+#[derive(Debug)]
+#[repr(C)]
+struct Slot<T> {
+    generation: u32,
+    /// The next free slot, if this is one.
+    next: u32,
+    value: T,
+}
+
+impl<T> Slot<T> {
+    #[inline(always)]
+    fn is_used(&self) -> bool {
+        self.generation & 1 != 0
+    }
+}
+
+impl<T: Vacant> Table<T> {
+    /// Bytes that a slot takes.
+    pub(crate) const SLOT_LEN: usize = size_of::<Slot<T>>();
+
+    /// An empty table.
+    ///
+    /// # Panics
+    /// If `n` does not fit an index, or address space is exhausted.
+    pub(crate) fn with_capacity(n: usize) -> Self {
+        assert!(n < NONE as usize, "table: {n} slots do not fit an index");
+        Self { slots: Vec::with_capacity(n), capacity: n, free_head: NONE }
+    }
+
+    /// Puts `value` into a free slot; `None`, and `value` dropped, if there is none. Never
+    /// allocates.
+    pub(crate) fn alloc(&mut self, value: T) -> Option<u32> {
+        if self.free_head == NONE {
+            if self.slots.len() == self.capacity {
+                return None;
+            }
+            self.slots.push(Slot { generation: 1, next: NONE, value });
+            return Some(self.slots.len() as u32 - 1);
+        }
+        let idx = self.free_head;
+        let slot = &mut self.slots[idx as usize];
+        self.free_head = slot.next;
+        (slot.generation, slot.value) = (slot.generation.wrapping_add(1), value);
+        Some(idx)
+    }
+
+    /// Takes the value out and gives the slot back.
+    ///
+    /// # Panics
+    /// If the slot is not in use.
+    pub(crate) fn free(&mut self, idx: u32) -> T {
+        let slot = &mut self.slots[idx as usize];
+        assert!(slot.is_used(), "table: slot {idx} is not in use");
+        (slot.generation, slot.next) = (slot.generation.wrapping_add(1), self.free_head);
+        self.free_head = idx;
+        std::mem::replace(&mut slot.value, T::vacant())
+    }
+}
+
+impl<T> Table<T> {
+    /// The value of a slot, `None` if the slot is not in use.
+    #[inline(always)]
+    pub(crate) fn get(&self, idx: u32) -> Option<&T> {
+        match self.slots.get(idx as usize) {
+            Some(slot) if slot.is_used() => Some(&slot.value),
+            _ => rarely(None),
+        }
+    }
+
+    /// As [`get`](Self::get), to change it.
+    #[inline(always)]
+    pub(crate) fn get_mut(&mut self, idx: u32) -> Option<&mut T> {
+        match self.slots.get_mut(idx as usize) {
+            Some(slot) if slot.is_used() => Some(&mut slot.value),
+            _ => rarely(None),
+        }
+    }
+
+    /// What stands in a slot, in use or not; `None` if it never was.
+    #[inline(always)]
+    pub(crate) fn at_mut(&mut self, idx: u32) -> Option<&mut T> {
+        match self.slots.get_mut(idx as usize) {
+            Some(slot) => Some(&mut slot.value),
+            None => rarely(None),
+        }
+    }
+
+    /// A name for this life of the slot; of nothing, if it is not in use.
+    pub(crate) fn handle(&self, idx: u32) -> Handle {
+        let used = self.slots.get(idx as usize).filter(|slot| slot.is_used());
+        Handle { idx, generation: used.map_or(0, |slot| slot.generation) }
+    }
+
+    /// What `handle` named, `None` if its slot has been freed since.
+    #[inline(always)]
+    pub(crate) fn by_handle(&self, handle: Handle) -> Option<&T> {
+        match self.slots.get(handle.idx as usize) {
+            Some(slot) if slot.generation == handle.generation => Some(&slot.value),
+            _ => rarely(None),
+        }
+    }
+
+    /// As [`by_handle`](Self::by_handle), to change it.
+    #[inline(always)]
+    pub(crate) fn by_handle_mut(&mut self, handle: Handle) -> Option<&mut T> {
+        match self.slots.get_mut(handle.idx as usize) {
+            Some(slot) if slot.generation == handle.generation => Some(&mut slot.value),
+            _ => rarely(None),
+        }
+    }
+
+    /// The used slots in order of index. Costs a look at every slot ever used.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
+        let used = self.slots.iter().enumerate().filter(|(_, slot)| slot.is_used());
+        used.map(|(i, slot)| (i as u32, &slot.value))
+    }
+
+    /// As [`iter`](Self::iter), to change the values.
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = (u32, &mut T)> {
+        let used = self.slots.iter_mut().enumerate().filter(|(_, slot)| slot.is_used());
+        used.map(|(i, slot)| (i as u32, &mut slot.value))
+    }
+}
+
+impl<T> Index<u32> for Table<T> {
+    type Output = T;
+
+    #[inline(always)]
+    fn index(&self, idx: u32) -> &T {
+        let slot = &self.slots[idx as usize];
+        if !slot.is_used() {
+            not_used(idx);
+        }
+        &slot.value
+    }
+}
+
+impl<T> IndexMut<u32> for Table<T> {
+    #[inline(always)]
+    fn index_mut(&mut self, idx: u32) -> &mut T {
+        let slot = &mut self.slots[idx as usize];
+        if !slot.is_used() {
+            not_used(idx);
+        }
+        &mut slot.value
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn not_used(idx: u32) -> ! {
+    panic!("table: slot {idx} is not in use")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::{BTreeMap, BTreeSet};
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    impl Vacant for usize {
+        fn vacant() -> Self {
+            Self::MAX
+        }
+    }
+
+    #[derive(Clone, Copy, Debug)]
+    enum Op {
+        Alloc,
+        Free(usize),
+    }
+
+    fn op() -> impl Strategy<Value = Op> {
+        prop_oneof![5 => Just(Op::Alloc), 4 => any::<usize>().prop_map(Op::Free)]
+    }
+
+    proptest! {
+        /// A table against a map: same values at the same indices, full when it says so, the last
+        /// freed slot first, something vacant wherever nothing is, and a handle that lives exactly
+        /// as long as its value.
+        #[test]
+        fn table_is_a_bounded_map(
+            capacity in 0usize..12,
+            ops in prop::collection::vec(op(), 1..300),
+        ) {
+            let mut table = Table::with_capacity(capacity);
+            let room = table.slots.as_ptr();
+            let (mut model, mut freed) = (BTreeMap::new(), Vec::new());
+            let mut dead: BTreeSet<(u32, u32)> = BTreeSet::new();
+            for (n, op) in ops.into_iter().enumerate() {
+                match op {
+                    Op::Alloc => {
+                        let Some(idx) = table.alloc(n) else {
+                            prop_assert_eq!(model.len(), capacity);
+                            continue;
+                        };
+                        prop_assert_eq!(idx, freed.pop().unwrap_or(model.len() as u32));
+                        prop_assert!(model.insert(idx, n).is_none());
+                        prop_assert_eq!(table.by_handle(table.handle(idx)), Some(&n));
+                    }
+                    Op::Free(nth) if !model.is_empty() => {
+                        let idx = *model.keys().nth(nth % model.len()).unwrap();
+                        let handle = table.handle(idx);
+                        prop_assert!(dead.insert((handle.idx(), handle.generation())));
+                        prop_assert_eq!(table.free(idx), model.remove(&idx).unwrap());
+                        freed.push(idx);
+                    }
+                    Op::Free(_) => {}
+                }
+                for &(idx, generation) in &dead {
+                    let handle = Handle::from_parts(idx, generation);
+                    prop_assert_eq!(table.by_handle(handle), None);
+                    prop_assert_eq!(table.by_handle_mut(handle), None);
+                }
+                for idx in 0..table.slots.len() as u32 {
+                    let want = model.get(&idx);
+                    prop_assert_eq!(table.get(idx), want);
+                    prop_assert_eq!(table.at_mut(idx), Some(&mut want.map_or(usize::MAX, |n| *n)));
+                    prop_assert_eq!(table.get_mut(idx).is_some(), want.is_some());
+                    prop_assert_eq!(table.by_handle(table.handle(idx)), want);
+                }
+                let want: Vec<_> = model.iter().map(|(i, v)| (*i, v)).collect();
+                prop_assert_eq!(table.iter().collect::<Vec<_>>(), want);
+                prop_assert_eq!(table.iter_mut().count(), model.len());
+            }
+            prop_assert_eq!(table.slots.as_ptr(), room, "it allocated after it was made");
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "not in use")]
+    fn freeing_twice_panics() {
+        let mut table = Table::with_capacity(2);
+        let idx = table.alloc(7_usize).unwrap();
+        table.free(idx);
+        table.free(idx);
+    }
+
+    #[test]
+    #[should_panic(expected = "not in use")]
+    fn indexing_a_free_slot_panics() {
+        let mut table = Table::with_capacity(2);
+        let idx = table.alloc(7_usize).unwrap();
+        table.free(idx);
+        let _ = table[idx];
+    }
+
+    #[test]
+    fn a_handle_of_zeros_names_nothing() {
+        let mut table = Table::with_capacity(1);
+        table.alloc(7_usize).unwrap();
+        assert_eq!(table.by_handle(Handle::from_parts(0, 0)), None);
+    }
+}
