@@ -149,6 +149,7 @@ impl Ep {
         self.tells = !self.tx_selective;
         let told = self.tells && self.tx_cntr == NONE;
         self.plain_send = self.may_send.map(|may| may && told);
+        self.route = Route::NONE;
         self.plain_recv = self.may_recv.map(|may| may && !self.rx_selective && !self.starved);
     }
 

@@ -269,9 +269,8 @@ impl Node {
             if known != 0 {
                 self.end_session(now, p, Error::ConnReset, true);
             }
-            let peer = &mut self.peers[p];
-            peer.inc = addr.incarnation;
-            peer.closed_epoch = 0;
+            self.note_life(p, addr.incarnation);
+            self.peers[p].closed_epoch = 0;
         }
         let peer = &mut self.peers[p];
         // Of several indices of an endpoint the newest is told.
@@ -297,7 +296,7 @@ impl Node {
         let table = self.avs.by_handle_mut(av.0).ok_or(Error::BadFd)?;
         let entry = table.av.remove(addr).ok_or(Error::Invalid("address not in the AV"))?;
         self.peers[entry.peer].source = SourceName::UNKNOWN;
-        self.eps.iter_mut().for_each(|(_, ep)| ep.route = Route::NONE);
+        self.forget_routes();
         // A receive that names the peer does so by its record, which must not become another's.
         self.awaited.push(entry.peer);
         self.release_awaited();
@@ -396,6 +395,19 @@ impl Node {
         self.wheel.disarm(p);
         self.by_mac.remove(&self.peers, p);
         Some(self.peers.free(p).starved)
+    }
+
+    /// Notes which life of a peer it is that we deal with from now on; 0 any.
+    pub(super) fn note_life(&mut self, p: u32, inc: u64) {
+        let known = std::mem::replace(&mut self.peers[p].inc, inc);
+        // No route names a life where none is known.
+        if known != 0 && known != inc {
+            self.forget_routes();
+        }
+    }
+
+    fn forget_routes(&mut self) {
+        self.eps.iter_mut().for_each(|(_, ep)| ep.route = Route::NONE);
     }
 
     fn cntr(&self, cntr: CntrId) -> Result<&CntrTable> {

@@ -99,16 +99,14 @@ impl Node {
         {
             return false;
         }
-        if ep.route.dest != req.dest {
-            let Some(route) = Route::find(&self.avs[ep.av].av, req.dest) else { return false };
-            ep.route = route;
+        if ep.route.dest != req.dest && !ep.find_route((&self.avs, &self.peers), req.dest) {
+            return false;
         }
         let Route { peer: p, ep: dst_ep, inc, .. } = ep.route;
         let (src_ep, cost) = (ep.number, units(len as u64));
         let cqe = wants_cqe(req, ep.tx_selective);
         let Some(peer) = self.peers.get(p) else { return false };
-        let is_it = peer.state == State::Open && (inc == 0 || inc == peer.inc);
-        if !is_it || peer.credits() < cost {
+        if peer.state != State::Open || peer.credits() < cost {
             return false;
         }
         let imm = req.flags.contains(OpFlags::REMOTE_CQ_DATA).then_some(req.data);

@@ -123,13 +123,12 @@ impl Node {
     pub(crate) fn open_to_self(&mut self, p: u32) {
         let now = self.polled_at;
         self.begin(now, p, State::Open);
-        let inc = self.settings.incarnation;
+        self.note_life(p, self.settings.incarnation);
         let peer = &mut self.peers[p];
         peer.want_open = false;
         peer.remote_sid = peer.sid;
         peer.rcv_nxt = peer.snd.nxt;
         peer.credit = peer.granted;
-        peer.inc = inc;
         peer.peer_epoch = peer.epoch;
         peer.frame_max = self.frame_max;
     }
@@ -226,8 +225,8 @@ impl Node {
     /// Notes who the other end of the session is.
     fn pair(&mut self, p: u32, base: &Base, op: &OpenOp) {
         let frame_max = self.frame_max.min(op.max_frame);
+        self.note_life(p, op.inc);
         let peer = &mut self.peers[p];
-        peer.inc = op.inc;
         peer.peer_epoch = op.epoch;
         peer.remote_sid = op.sid;
         peer.rcv_nxt = base.psn;
@@ -362,7 +361,7 @@ impl Node {
         };
         self.end_session(now, p, err, false);
         if op.inc != self.peers[p].inc || op.reason == RstReason::WrongIncarnation {
-            self.peers[p].inc = 0;
+            self.note_life(p, 0);
             self.peers[p].closed_epoch = 0;
         }
     }

@@ -4,7 +4,8 @@
 //! and fits its receive is placed without the questions that other packets raise. Both functions
 //! here ask all their questions first and change nothing unless the answer is yes; if it is no, the
 //! long way (`post`, `input`) begins from the start and knows every case. Whatever they do, the
-//! long way would have done.
+//! long way would have done; but for one that leaves without a record there need not be a place in
+//! the transmit queue, as it takes none.
 //!
 //! On a port that loses nothing the message leaves without a record, since nobody will ask for it
 //! again. Where frames get lost (`KEPT`), the same records are made as on the long way, so that all
@@ -18,10 +19,9 @@ use barewire_driver::port::Tx;
 use super::ep::Ep;
 use super::input::{ACK_EVERY, ACK_EVERY_LOSSLESS};
 use super::ops::{RecvWr, TxWr, WrFlags};
-use super::peer::{Peer, slot_of};
+use super::peer::{Peer, Peers, slot_of};
 use super::post::{RECV_FLAGS, recv_wr, wr_flags};
 use super::{AvTable, CqTable, EpId, FrameSink, Message, MsgKind, Node, RecvReq, SendReq};
-use crate::av::Av;
 use crate::flags::{Caps, CqFlags, OpFlags};
 use crate::plant::{Bug, planted};
 use crate::proto::blocks::{UNIT, units};
@@ -124,17 +124,28 @@ impl Node {
             (false, true) => PLAIN_FLAGS,
         };
         let mut told = !req.no_completion;
-        if !ep.plain_send[usize::from(tagged)] {
-            rarely(());
-            told = told && (req.flags.contains(OpFlags::COMPLETION) || !ep.tx_selective);
-            let unheard = !told && !req.no_completion;
-            if !ep.may_send[usize::from(tagged)] || USUAL && (ep.tx_cntr != NONE || unheard) {
+        let net = (&self.avs, &self.peers);
+        if USUAL {
+            let known = ep.route.plain[usize::from(tagged)] == req.dest;
+            let asked = req.no_completion || req.flags.contains(OpFlags::COMPLETION);
+            if !known && !rarely(ep.is_usual(net, req.dest, tagged, asked)) {
+                return None;
+            }
+        } else {
+            if !ep.plain_send[usize::from(tagged)] {
+                rarely(());
+                told = told && (req.flags.contains(OpFlags::COMPLETION) || !ep.tx_selective);
+                if !ep.may_send[usize::from(tagged)] {
+                    return None;
+                }
+            }
+            if ep.route.dest != req.dest && !rarely(ep.find_route(net, req.dest)) {
                 return None;
             }
         }
         if !allowed.contains(req.flags)
             || len > UNIT && (USUAL || len > one_max(req.flags, self.eager_max[0]))
-            || ep.tx_used >= ep.tx_size
+            || KEPT && ep.tx_used >= ep.tx_size
         {
             return rarely(None);
         }
@@ -142,15 +153,7 @@ impl Node {
         if !cq.has_room() {
             return rarely(None);
         }
-        if ep.route.dest != req.dest {
-            rarely(());
-            ep.route = Route::find(&self.avs[ep.av].av, req.dest)?;
-        }
-        let Route { peer: p, inc, .. } = ep.route;
-        let peer = self.peers.get_mut(p)?;
-        if inc != 0 && inc != peer.inc {
-            return rarely(None);
-        }
+        let peer = self.peers.get_mut(ep.route.peer)?;
         if KEPT && (self.tx.is_full() || self.sent.is_full()) {
             return rarely(None);
         }
@@ -165,6 +168,7 @@ impl Node {
         } else {
             !USUAL && peer.short_left == 1
         };
+        debug_assert!(ep.route.inc == 0 || ep.route.inc == peer.inc);
         let msg = ShortMsg { peer, src: &self.word, ep, ar, req };
         // The receiver has it from here on; what follows is done meanwhile.
         if KEPT {
@@ -186,7 +190,7 @@ impl Node {
                 len: len as u64,
                 sent: len as u64,
                 unacked: 1,
-                ..TxWr::new(req.context, (p, e), (ep.route.ep, ep.number), wr_flags)
+                ..TxWr::new(req.context, (ep.route.peer, e), (ep.route.ep, ep.number), wr_flags)
             };
             return Some(self.keep_sent(clock(), wr, op, (cost, ar)));
         }
@@ -508,7 +512,8 @@ fn one_max(flags: OpFlags, eager_one: usize) -> usize {
 }
 
 /// What an address vector says of the destination that an endpoint sent to last, so that it need
-/// not be asked for the next message. Whoever takes an address out of a vector forgets it.
+/// not be asked for the next message. Whoever takes an address out of a vector, changes which life
+/// of the peer we deal with, or what the endpoint may do, forgets it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Route {
     /// In front of the rest so that there is something to compare with: no address is
@@ -516,19 +521,55 @@ pub(crate) struct Route {
     pub(super) dest: FiAddr,
     pub(super) peer: u32,
     pub(super) ep: u16,
-    /// The life of the peer that the address names; 0 any.
+    /// The life of the peer that the address names, which is the one we deal with; 0 any.
     pub(super) inc: u64,
+    /// `dest` for each [`MsgKind`] of which messages are plain: who finds it there need ask neither
+    /// of both.
+    pub(super) plain: [FiAddr; 2],
 }
 
 impl Route {
-    pub(super) const NONE: Self = Self { dest: FI_ADDR_UNSPEC, peer: NONE, ep: 0, inc: 0 };
+    pub(super) const NONE: Self =
+        Self { dest: FI_ADDR_UNSPEC, peer: NONE, ep: 0, inc: 0, plain: [FI_ADDR_UNSPEC; 2] };
+}
 
-    /// The way to `dest`; `None` also if it names a context, which short ways do not.
+impl Ep {
+    /// Finds the way to `dest`. False also if it names a context, which short ways do not, or a
+    /// life of the peer that is not the one we deal with.
+    #[cold]
     #[inline(never)]
-    pub(super) fn find(av: &Av, dest: FiAddr) -> Option<Self> {
-        let entry = av.lookup(dest).filter(|entry| entry.rx_ctx == 0)?;
+    pub(super) fn find_route(
+        &mut self,
+        (avs, peers): (&Slab<AvTable>, &Peers),
+        dest: FiAddr,
+    ) -> bool {
+        let entry = avs.get(self.av).and_then(|table| table.av.lookup(dest));
+        let Some(entry) = entry.filter(|entry| entry.rx_ctx == 0) else { return false };
         let (peer, ep, inc) = (entry.peer, entry.ep, entry.incarnation);
-        Some(Self { dest, peer, ep, inc })
+        if inc != 0 && peers.get(peer).is_none_or(|peer| peer.inc != inc) {
+            return false;
+        }
+        let plain = self.plain_send.map(|plain| if plain { dest } else { FI_ADDR_UNSPEC });
+        self.route = Route { dest, peer, ep, inc, plain };
+        true
+    }
+
+    /// Whether a message goes the way of most, and the way to `dest` is known from now on: it is
+    /// told of or nobody wants to hear of it (`asked`, if the endpoint tells on demand), and it is
+    /// not counted.
+    #[cold]
+    #[inline(never)]
+    fn is_usual(
+        &mut self,
+        net: (&Slab<AvTable>, &Peers),
+        dest: FiAddr,
+        tagged: bool,
+        asked: bool,
+    ) -> bool {
+        self.may_send[usize::from(tagged)]
+            && self.tx_cntr == NONE
+            && (asked || !self.tx_selective)
+            && (self.route.dest == dest || self.find_route(net, dest))
     }
 }
 

@@ -24,7 +24,7 @@ use super::ops::Job;
 use super::peer::{Peer, Peers, slot_of};
 use super::rma::{FETCHED, READ, WRITE, checked_len, valid_pair};
 use super::rma_out::ANSWERS_MAX;
-use super::short::{PLAIN_FLAGS, Route, is_unawaited, short_cost};
+use super::short::{PLAIN_FLAGS, is_unawaited, short_cost};
 use super::{AtomicReq, EpId, FrameSink, Node, ReadReq, RmaIov, ShortFrame, WriteReq};
 use crate::error::Error;
 use crate::flags::{Caps, CqFlags, OpFlags};
@@ -478,18 +478,15 @@ impl Node {
             return rarely(false);
         }
         let &ShortCall { dest, context, flags, no_completion, .. } = req.call();
-        if ep.route.dest != dest {
-            rarely(());
-            let found = self.avs.get(ep.av).and_then(|av| Route::find(&av.av, dest));
-            let Some(route) = found else { return rarely(false) };
-            ep.route = route;
+        let net = (&self.avs, &self.peers);
+        if ep.route.dest != dest && !rarely(ep.find_route(net, dest)) {
+            return false;
         }
-        let Route { peer: p, inc, .. } = ep.route;
+        let p = ep.route.peer;
         let Some(peer) = self.peers.get_mut(p) else { return rarely(false) };
         let Some(cq) = self.cqs.get_mut(ep.tx_cq) else { return rarely(false) };
         let cq = &mut cq.cq;
-        if inc != 0 && inc != peer.inc
-            || !cq.has_room()
+        if !cq.has_room()
             || usize::from(peer.answers) >= ANSWERS_MAX
             || short_cost(peer, 0).is_none()
             || req.frame_len() > peer.frame_max as usize + ETH_HDR_LEN
