@@ -84,6 +84,24 @@ impl Cq {
         self.promised -= 1;
     }
 
+    /// Reserves `n` entries at once.
+    ///
+    /// # Panics
+    /// If not so many are free.
+    pub(crate) fn reserve_many(&mut self, n: u32) {
+        assert!(n as usize <= self.room(), "cq: {n} entries are not free");
+        self.promised += u64::from(n);
+    }
+
+    /// Gives `n` reservations back.
+    ///
+    /// # Panics
+    /// If there are not so many.
+    pub(crate) fn unreserve_many(&mut self, n: u32) {
+        assert!(n as usize <= self.reserved(), "cq: {n} entries are not reserved");
+        self.promised -= u64::from(n);
+    }
+
     /// Appends a success, in an entry reserved before.
     ///
     /// # Panics
@@ -209,6 +227,11 @@ impl Cq {
         (self.promised - self.tail) as usize
     }
 
+    /// Entries neither used nor reserved.
+    pub(crate) fn room(&self) -> usize {
+        self.capacity() - (self.promised - self.head) as usize
+    }
+
     /// Whether an entry is neither used nor reserved.
     #[inline]
     pub(crate) fn has_room(&self) -> bool {
@@ -254,6 +277,8 @@ mod tests {
     enum Op {
         Reserve,
         Unreserve,
+        ReserveMany(usize),
+        UnreserveMany(usize),
         Push,
         PushErr,
         TryPush,
@@ -265,6 +290,8 @@ mod tests {
         prop_oneof![
             6 => Just(Op::Reserve),
             1 => Just(Op::Unreserve),
+            1 => (0usize..6).prop_map(Op::ReserveMany),
+            1 => (0usize..6).prop_map(Op::UnreserveMany),
             4 => Just(Op::Push),
             2 => Just(Op::PushErr),
             2 => Just(Op::TryPush),
@@ -285,6 +312,15 @@ mod tests {
     fn copied(cq: &mut Cq, out: &mut [Cqe]) -> usize {
         let mut to = out.iter_mut();
         cq.take(to.len(), |cqe| *to.next().unwrap() = *cqe)
+    }
+
+    fn read(cq: &mut Cq, most: usize) -> Result<Vec<Cqe>> {
+        let mut out = vec![cqe(u64::MAX - 1); most];
+        let got = match copied(cq, &mut out) {
+            0 => cq.why_nothing(),
+            n => Ok(n),
+        };
+        got.map(|n| out[..n].to_vec())
     }
 
     /// What a read must say: the successes before the next failure.
@@ -328,6 +364,17 @@ mod tests {
                         cq.unreserve();
                         reserved -= 1;
                     }
+                    Op::ReserveMany(n) => {
+                        prop_assert_eq!(cq.room(), capacity - model.len() - reserved);
+                        let n = n.min(cq.room());
+                        cq.reserve_many(n as u32);
+                        reserved += n;
+                    }
+                    Op::UnreserveMany(n) => {
+                        let n = n.min(reserved);
+                        cq.unreserve_many(n as u32);
+                        reserved -= n;
+                    }
                     Op::Push if reserved > 0 => {
                         cq.push(cqe(n));
                         reserved -= 1;
@@ -343,13 +390,7 @@ mod tests {
                         model.extend(has_room.then_some((n, true)));
                     }
                     Op::Read(most) => {
-                        let mut out = vec![cqe(u64::MAX - 1); most];
-                        let got = match copied(&mut cq, &mut out) {
-                            0 => cq.why_nothing(),
-                            n => Ok(n),
-                        };
-                        let got = got.map(|n| out[..n].to_vec());
-                        prop_assert_eq!(got, expected(&mut model, most));
+                        prop_assert_eq!(read(&mut cq, most), expected(&mut model, most));
                     }
                     Op::ReadErr => {
                         let want = match model.front() {

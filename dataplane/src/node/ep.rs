@@ -1,21 +1,25 @@
 //! Endpoints: what they are bound to, and their life from open to close.
 
 use super::coll::SIDE;
-use super::ops::WrFlags;
+use super::ops::{RecvIs, WrFlags};
+use super::post::RECV_FLAGS;
 use super::rma::{READ, REMOTE_READ, REMOTE_WRITE, WRITE};
 use super::short::Route;
 use super::short_rma::{Fetch, Form};
-use super::{AvId, CntrId, CqId, EpAttr, EpCounters, EpId, MsgKind, Node};
+use super::{AvId, CntrId, CqId, CqTable, EpAttr, EpCounters, EpId, MsgKind, Node};
 use crate::error::{Error, Result};
 use crate::flags::{BindFlags, Caps, OpFlags};
 use crate::proto::matching::Matcher;
 use crate::slab::NONE;
-use crate::table::Vacant;
+use crate::table::{Table, Vacant};
 use crate::types::{EpAddr, Instant};
 use crate::wire::EndStatus;
 
 /// Buckets of each of an endpoint's two matching tables.
 const BUCKETS: usize = 256;
+
+/// Receives that an endpoint takes room for at once, at most.
+const BORROW_MAX: usize = 32;
 
 /// One endpoint.
 #[derive(Debug)]
@@ -27,15 +31,20 @@ pub(crate) struct Ep {
     /// Enabled, and has the capabilities to send and to receive messages of each [`MsgKind`].
     pub(crate) may_send: [bool; 2],
     pub(crate) may_recv: [bool; 2],
-    /// The same, and nothing else is to be asked of the endpoint: a message is told of and not
-    /// counted; a receive is told of, and no message waits.
+    /// `may_send`, and nothing else is to be asked of the endpoint: a message is told of and not
+    /// counted.
     pub(crate) plain_send: [bool; 2],
-    pub(crate) plain_recv: [bool; 2],
+    /// Receives of each [`MsgKind`] that may be posted without a question: the endpoint may, no
+    /// message waits, and there is room for them, which is taken already: they count in `rx_used`,
+    /// and have entries of the queue reserved.
+    pub(crate) recv_left: [u16; 2],
+    /// Such receives that may not be posted any more; their room is still to be given back.
+    pub(crate) recv_idle: u16,
+    /// Flags of which a receive may have none if it is such a one, but for `COMPLETION`, which then
+    /// it must have.
+    pub(crate) recv_odd: OpFlags,
     /// What is sent is told of unasked.
     pub(crate) tells: bool,
-    /// The same as `may_recv`, no message waits, and messages are neither counted nor may their
-    /// senders be errors.
-    pub(crate) may_take: [bool; 2],
     /// Enabled, and has the capabilities of one-sided operations of each [`Form`].
     pub(crate) may_rma: [bool; Form::ALL.len()],
     pub(crate) caps: Caps,
@@ -90,7 +99,11 @@ impl Ep {
     /// One that is not enabled, with matching tables of so many chains.
     fn new(number: u16, attr: &EpAttr, buckets: usize) -> Self {
         let caps = with_directions(attr.caps);
-        let matcher = || Matcher::new(buckets);
+        let matcher = || {
+            let mut matcher = Matcher::new(buckets);
+            matcher.shut(true);
+            matcher
+        };
         Self {
             number,
             rx_ctx: 0,
@@ -98,9 +111,10 @@ impl Ep {
             may_send: [false; 2],
             may_recv: [false; 2],
             plain_send: [false; 2],
-            plain_recv: [false; 2],
+            recv_left: [0; 2],
+            recv_idle: 0,
+            recv_odd: OpFlags::all(),
             tells: true,
-            may_take: [false; 2],
             may_rma: [false; Form::ALL.len()],
             caps,
             tx_cq: NONE,
@@ -145,12 +159,59 @@ impl Ep {
         }
         self.may_rma = Form::ALL.map(|form| enabled && self.caps.contains(form.caps()));
         let simple = self.rx_cntr == NONE && !self.caps.contains(Caps::SOURCE_ERR);
-        self.may_take = self.may_recv.map(|may| may && simple && !self.starved);
+        for (matcher, may) in self.matcher.iter_mut().zip(self.may_recv) {
+            matcher.shut(!may || !simple || self.starved);
+        }
         self.tells = !self.tx_selective;
         let told = self.tells && self.tx_cntr == NONE;
         self.plain_send = self.may_send.map(|may| may && told);
         self.route = Route::NONE;
-        self.plain_recv = self.may_recv.map(|may| may && !self.rx_selective && !self.starved);
+        let asked = if self.rx_selective { OpFlags::COMPLETION } else { OpFlags::empty() };
+        self.recv_odd = OpFlags::from_bits_retain(!RECV_FLAGS.bits()) | asked;
+        self.stop_borrowing(MsgKind::Msg);
+        self.stop_borrowing(MsgKind::Tagged);
+    }
+
+    /// Receives of `kind` have to ask again, one by one.
+    pub(super) fn stop_borrowing(&mut self, kind: MsgKind) {
+        self.recv_idle += std::mem::take(&mut self.recv_left[kind as usize]);
+    }
+
+    /// Takes room for receives of `kind` in advance, so that they need not ask: for one at least,
+    /// and never for more than an eighth of what there is. False, and nothing taken, if there is
+    /// none, or they have to ask for something else.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn borrow_receives(&mut self, cqs: &mut Table<CqTable>, kind: usize) -> bool {
+        if !self.may_recv[kind] || self.starved || self.matcher[kind].unexpected_len() != 0 {
+            return false;
+        }
+        let Some(table) = cqs.get_mut(self.rx_cq) else { return false };
+        let idle = std::mem::take(&mut self.recv_idle).into();
+        table.cq.unreserve_many(idle);
+        self.rx_used -= idle;
+        let room = table.cq.room().min((self.rx_size - self.rx_used) as usize);
+        let n = (room / 8).clamp(1, BORROW_MAX).min(room) as u16;
+        table.cq.reserve_many(n.into());
+        table.lends = true;
+        self.rx_used += u32::from(n);
+        self.recv_left[kind] += n;
+        n > 0
+    }
+
+    /// Gives back all room that was taken in advance.
+    pub(super) fn return_receives(&mut self, cqs: &mut Table<CqTable>) {
+        let n = self.borrowed();
+        if n > 0 {
+            (self.recv_left, self.recv_idle) = ([0; 2], 0);
+            self.rx_used -= n;
+            cqs[self.rx_cq].cq.unreserve_many(n);
+        }
+    }
+
+    /// Receives of which the room is taken, and that are not posted.
+    pub(crate) fn borrowed(&self) -> u32 {
+        self.recv_left.iter().chain([&self.recv_idle]).map(|&n| u32::from(n)).sum()
     }
 
     /// A message cannot be delivered because a queue is full, or it can be tried again.
@@ -168,6 +229,37 @@ impl Ep {
 
     pub(crate) fn matcher_of(&mut self, kind: MsgKind) -> &mut Matcher {
         &mut self.matcher[kind as usize]
+    }
+}
+
+impl Node {
+    /// Lets queue `cq` have room for an entry, if it is only room that endpoints have taken in
+    /// advance which it lacks.
+    #[inline]
+    pub(super) fn make_room(&mut self, cq: u32) {
+        let CqTable { cq: queue, lends, .. } = &mut self.cqs[cq];
+        if *lends && !queue.has_room() {
+            *lends = false;
+            self.recall(cq);
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn recall(&mut self, cq: u32) {
+        for (_, ep) in self.eps.iter_mut().filter(|(_, ep)| ep.rx_cq == cq) {
+            ep.return_receives(&mut self.cqs);
+        }
+    }
+
+    /// The same for a receive of endpoint `e`.
+    #[inline]
+    pub(super) fn make_recv_room(&mut self, e: u32) {
+        let ep = &mut self.eps[e];
+        if ep.rx_used >= ep.rx_size {
+            ep.return_receives(&mut self.cqs);
+        }
+        self.make_room(self.eps[e].rx_cq);
     }
 }
 
@@ -461,6 +553,7 @@ impl Node {
             return self.srx_close(now, idx);
         }
         self.eps[idx].enable(false);
+        self.eps[idx].return_receives(&mut self.cqs);
         self.forget_near();
         self.coll_ep_closed(now, idx);
         self.close_sends(now, idx);
@@ -548,7 +641,8 @@ impl Node {
     pub(super) fn cancel_placing(&mut self, recv: u32) {
         let wr = &mut self.posted[recv].payload;
         wr.active -= 1;
-        let (e, multi, last) = (wr.ep, wr.multi, wr.active == 0 && (!wr.multi || wr.closed));
+        let (e, multi) = (wr.ep, wr.is(RecvIs::MULTI));
+        let last = wr.active == 0 && (!multi || wr.is(RecvIs::CLOSED));
         if multi {
             // Each message of a multi-receive has an entry of its own reserved.
             let cq = self.eps[e].rx_cq;

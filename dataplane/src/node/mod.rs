@@ -403,6 +403,9 @@ pub(crate) struct CqTable {
     pub(crate) bound: u32,
     /// A message waits because the queue had no room for its completion.
     pub(crate) starved: bool,
+    /// Endpoints may have reserved entries in advance
+    /// ([`borrow_receives`](ep::Ep::borrow_receives)).
+    pub(crate) lends: bool,
     /// Remote CQ data that waits for the same reason, oldest first.
     #[expect(clippy::box_collection, reason = "a pointer, for the length of a slot")]
     pub(crate) late: Box<VecDeque<Late>>,
@@ -412,7 +415,7 @@ const _: () = assert!(Table::<CqTable>::SLOT_LEN == 128, "a shift finds it");
 
 impl CqTable {
     pub(crate) fn new(cq: Cq) -> Self {
-        Self { cq, bound: 0, starved: false, late: Box::default() }
+        Self { cq, bound: 0, starved: false, lends: false, late: Box::default() }
     }
 }
 

@@ -8,6 +8,7 @@ use super::Inject;
 use super::rma::RmaList;
 use crate::proto::atomic;
 use crate::proto::blocks::Chain;
+use crate::proto::matching::Receive;
 use crate::rel::psn::Psn;
 use crate::slab::{Link, Linked, NONE};
 use crate::wire::{NackReason, Ty};
@@ -159,30 +160,60 @@ impl Linked<1> for TxWr {
     }
 }
 
-/// A posted receive.
+/// A posted receive. In the order of their declaration, in which what most have in common takes one
+/// word to write.
 #[derive(Debug)]
+#[repr(C)]
 pub(crate) struct RecvWr {
     pub(crate) context: u64,
-    /// Its memory, unless that is a list.
-    pub(crate) buf: Span,
-    /// Its memory is in several pieces and described in [`Node::recv_lists`](super::Node), so that
-    /// what is moved in and out of a slot is short.
-    pub(crate) list: bool,
-    /// Takes one message, into memory in one piece, writes a completion on success, and is no
-    /// twin's.
-    pub(crate) plain: bool,
-    pub(crate) ep: u32,
-    pub(crate) tagged: bool,
-    /// Writes a completion on success.
-    pub(crate) cqe: bool,
-    /// Takes many messages.
-    pub(crate) multi: bool,
-    /// No longer matched: the free tail is too short, or it was cancelled.
-    pub(crate) closed: bool,
-    /// Messages that are being placed.
-    pub(crate) active: u32,
     /// Bytes taken, for a multi-receive.
     pub(crate) used: u64,
+    /// Its memory, unless that is a list.
+    pub(crate) buf: Span,
+    pub(crate) ep: u32,
+    pub(crate) is: RecvIs,
+    /// Messages that are being placed.
+    pub(crate) active: u32,
+}
+
+bitflags! {
+    /// What a posted receive is.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub(crate) struct RecvIs: u32 {
+        /// Takes one message, into memory in one piece, writes a completion on success, and is no
+        /// twin's.
+        const PLAIN = 1 << 0;
+        const TAGGED = 1 << 1;
+        /// Writes a completion on success.
+        const TOLD = 1 << 2;
+        /// Its memory is in several pieces and described in
+        /// [`Node::recv_lists`](super::Node), so that what is moved in and out of a slot is short.
+        const LIST = 1 << 3;
+        /// Takes many messages.
+        const MULTI = 1 << 4;
+        /// No longer matched: the free tail is too short, or it was cancelled.
+        const CLOSED = 1 << 5;
+    }
+}
+
+impl RecvWr {
+    #[inline(always)]
+    pub(crate) fn is(&self, what: RecvIs) -> bool {
+        self.is.contains(what)
+    }
+
+    /// Of one that is in one piece: what its completion says of it, and its memory.
+    #[inline(always)]
+    pub(crate) fn told(&self) -> (u64, Span) {
+        (self.context, self.buf.again())
+    }
+}
+
+impl Receive for RecvWr {
+    #[inline(always)]
+    fn is_plain(&self) -> bool {
+        self.is(RecvIs::PLAIN)
+    }
 }
 
 /// A message nobody has posted a receive for.

@@ -15,7 +15,7 @@
 
 use barewire_driver::frame::RxFrame;
 
-use super::ops::{RecvWr, TxWr, WrFlags};
+use super::ops::{TxWr, WrFlags};
 use super::output::{PACK_MSG_MAX, Step};
 use super::peer::State;
 use super::post::wants_cqe;
@@ -343,22 +343,17 @@ impl Node {
         let Some(ep) = self.eps.get_mut(e) else { return false };
         let MsgOp { src_ep, tagged, tag, imm, .. } = *msg;
         let (peer, cost) = (&mut self.peers[p], units(len as u64));
-        if !ep.may_take[usize::from(tagged)]
-            || !ep.is_named(msg.rx_ctx)
-            || peer.outstanding() < cost
-        {
+        if !ep.is_named(msg.rx_ctx) || peer.outstanding() < cost {
             return false;
         }
         let matcher = &mut ep.matcher[usize::from(tagged)];
-        let Some((first, posted)) = matcher.first(&self.posted, || Src::of(p, src_ep), tag) else {
-            return false;
-        };
-        let RecvWr { context: op_context, ref buf, plain, .. } = posted.payload;
-        if !plain || len > buf.len() {
-            return false;
-        }
-        let buf = buf.again();
-        matcher.pop(&mut self.posted, first);
+        let found = matcher.take_first(
+            &mut self.posted,
+            || Src::of(p, src_ep),
+            tag,
+            |wr| (len <= wr.buf.len()).then(|| wr.told()),
+        );
+        let Some((op_context, buf)) = found else { return false };
         frame.copy_to_span(off, &buf, len);
         peer.consumed = peer.consumed.wrapping_add(cost);
         let mut flags = CqFlags::RECV | if tagged { CqFlags::TAGGED } else { CqFlags::MSG };

@@ -6,7 +6,7 @@
 use barewire_driver::mem::{IoBuf, Span};
 
 use super::ep::Ep;
-use super::ops::{RecvWr, TxWr, WrFlags};
+use super::ops::{RecvIs, RecvWr, TxWr, WrFlags};
 use super::{EpId, Inject, MsgKind, Node, RecvReq, SendReq};
 use crate::av::AvEntry;
 use crate::error::{Error, Result};
@@ -54,6 +54,7 @@ impl Node {
         }
         let (e, entry) = self.check_send(ep, &req)?;
         let len = req.buf.len() as u64;
+        self.make_room(self.eps[e].tx_cq);
         let ep = &mut self.eps[e];
         if ep.tx_used >= ep.tx_size || self.tx.free_count() == 0 {
             return Err(Error::Again);
@@ -174,6 +175,8 @@ impl Node {
         if ep.twin_of != NONE {
             return self.post_twin(now, e, src, req);
         }
+        self.make_recv_room(e);
+        let ep = &mut self.eps[e];
         if ep.rx_used >= ep.rx_size || self.posted.is_full() {
             return Err(Error::Again);
         }
@@ -282,6 +285,8 @@ impl Node {
         if peek && claim && claimed.is_some() {
             return Err(Error::Invalid("a message is claimed with this context already"));
         }
+        self.make_recv_room(e);
+        let ep = &mut self.eps[e];
         if ep.rx_used >= ep.rx_size || self.posted.is_full() || !self.cqs[ep.rx_cq].cq.reserve() {
             return Err(Error::Again);
         }
@@ -382,7 +387,7 @@ impl Node {
             }
             self.eps[e].matcher[kind as usize].unlink_posted(&mut self.posted, recv);
             let wr = &mut self.posted[recv].payload;
-            wr.closed = true;
+            wr.is |= RecvIs::CLOSED;
             if wr.active == 0 {
                 self.fail_recv(recv, Error::Canceled);
             }
@@ -437,20 +442,15 @@ fn special_ok(req: &RecvReq, buffered: bool) -> bool {
 #[inline(always)]
 pub(super) fn recv_wr(e: u32, selective: bool, multi: bool, req: &RecvReq) -> RecvWr {
     let one = req.buf.as_one();
-    let cqe = !selective || req.flags.contains(OpFlags::COMPLETION);
-    RecvWr {
-        context: req.context,
-        buf: one.map_or(Span::EMPTY, Span::again),
-        list: one.is_none(),
-        plain: cqe && !multi && one.is_some(),
-        ep: e,
-        tagged: req.kind == MsgKind::Tagged,
-        cqe,
-        multi,
-        closed: false,
-        active: 0,
-        used: 0,
-    }
+    let told = !selective || req.flags.contains(OpFlags::COMPLETION);
+    let mut is = RecvIs::empty();
+    is.set(RecvIs::PLAIN, told && !multi && one.is_some());
+    is.set(RecvIs::TAGGED, req.kind == MsgKind::Tagged);
+    is.set(RecvIs::TOLD, told);
+    is.set(RecvIs::LIST, one.is_none());
+    is.set(RecvIs::MULTI, multi);
+    let buf = one.map_or(Span::EMPTY, Span::again);
+    RecvWr { context: req.context, used: 0, buf, ep: e, is, active: 0 }
 }
 
 /// Whether a success of the request writes a completion.

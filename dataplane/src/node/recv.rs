@@ -8,7 +8,7 @@
 use barewire_driver::frame::RxFrame;
 use barewire_driver::mem::IoBuf;
 
-use super::ops::{Pull, Stored};
+use super::ops::{Pull, RecvIs, Stored};
 use super::peer::{GRANT_FIRST, GRANT_MAX, Half, Inbound, State};
 use super::short_rma::{Form, ShortOp};
 use super::{MsgKind, Node};
@@ -369,10 +369,12 @@ impl Node {
         }
         let matcher = &mut ep.matcher[head.kind() as usize];
         let (src, tag) = (head.src(), head.tag);
-        let Some(recv) = matcher.take_posted(&mut self.posted, src, tag, |wr| !wr.multi) else {
+        let Some(recv) =
+            matcher.take_posted(&mut self.posted, src, tag, |wr| !wr.is(RecvIs::MULTI))
+        else {
             return Target::Store;
         };
-        if !self.posted[recv].payload.multi {
+        if !self.posted[recv].payload.is(RecvIs::MULTI) {
             return Target::Recv { recv, base: 0 };
         }
         self.target_multi(e, recv, head)
@@ -381,6 +383,7 @@ impl Node {
     /// Takes the next bytes of a multi-receive, if the queue has room for the completion.
     fn target_multi(&mut self, e: u32, recv: u32, head: &MsgHead) -> Target {
         let len = self.room(recv, 0);
+        self.make_room(self.eps[e].rx_cq);
         let ep = &mut self.eps[e];
         let table = &mut self.cqs[ep.rx_cq];
         if !table.cq.reserve() {
@@ -394,7 +397,7 @@ impl Node {
         let room = len - base;
         wr.used = base + head.len.min(room);
         if len - wr.used < min.max(1) {
-            wr.closed = true;
+            wr.is |= RecvIs::CLOSED;
             ep.matcher[head.kind() as usize].unlink_posted(&mut self.posted, recv);
         }
         Target::Recv { recv, base }
@@ -410,7 +413,11 @@ impl Node {
     #[inline(always)]
     pub(super) fn recv_buf(&self, recv: u32) -> IoBuf {
         let wr = &self.posted[recv].payload;
-        if wr.list { self.recv_lists[recv as usize].again() } else { IoBuf::one(wr.buf.again()) }
+        if wr.is(RecvIs::LIST) {
+            self.recv_lists[recv as usize].again()
+        } else {
+            IoBuf::one(wr.buf.again())
+        }
     }
 
     /// Keeps a message for later.
@@ -435,6 +442,7 @@ impl Node {
             discard: false,
         };
         let at = self.matching_of(e);
+        self.eps[at].stop_borrowing(head.kind());
         let matcher = self.eps[at].matcher_of(head.kind());
         let added = matcher.add_unexpected(&mut self.stored, head.src(), head.tag, stored);
         self.counters.msgs_unexpected += 1;
@@ -463,6 +471,7 @@ impl Node {
         let handle = u64::from(self.stored.generation(msg)) << 32 | u64::from(msg);
         let data = m.imm.unwrap_or(0);
         let cqe = Cqe { op_context: handle, flags, len: m.msg_len, buf, data, tag, src };
+        self.make_room(self.eps[e].rx_cq);
         let ep = &mut self.eps[e];
         let table = &mut self.cqs[ep.rx_cq];
         if ep.starved || !table.cq.try_push(cqe) {
@@ -884,7 +893,7 @@ impl Node {
     pub(crate) fn complete_recv(&mut self, recv: u32, head: &MsgHead, base: u64, n: u64) {
         let source = self.source_of(self.posted[recv].payload.ep, head.peer, head.src_ep);
         let wr = &self.posted[recv].payload;
-        let (e, multi, wanted) = (wr.ep, wr.multi, wr.cqe);
+        let (e, multi, wanted) = (wr.ep, wr.is(RecvIs::MULTI), wr.is(RecvIs::TOLD));
         let mut flags = CqFlags::RECV;
         flags |= if head.tagged { CqFlags::TAGGED } else { CqFlags::MSG };
         if head.imm.is_some() {
@@ -901,7 +910,7 @@ impl Node {
             tag: head.tag,
             src: source.unwrap_or(FI_ADDR_UNSPEC),
         };
-        let last = multi && wr.closed && wr.active == 0;
+        let last = multi && wr.is(RecvIs::CLOSED) && wr.active == 0;
         let ep = &mut self.eps[e];
         let err = if n < head.len && !planted(Bug::TruncationIsSuccess) {
             Some(Error::Trunc)
@@ -968,11 +977,11 @@ impl Node {
     /// The message that was being placed into `recv` will not come.
     fn fail_placing(&mut self, recv: u32, err: Error) {
         let wr = &self.posted[recv].payload;
-        if !wr.multi {
+        if !wr.is(RecvIs::MULTI) {
             self.fail_recv(recv, err);
             return;
         }
-        let (e, last) = (wr.ep, wr.closed && wr.active == 0);
+        let (e, last) = (wr.ep, wr.is(RecvIs::CLOSED) && wr.active == 0);
         let cqe =
             Cqe { op_context: wr.context, flags: CqFlags::RECV | CqFlags::MSG, ..Cqe::default() };
         let ep = &mut self.eps[e];
@@ -997,8 +1006,8 @@ impl Node {
         let tag = self.posted[recv].tag;
         let wr = &self.posted[recv].payload;
         let mut flags = CqFlags::RECV;
-        flags |= if wr.tagged { CqFlags::TAGGED } else { CqFlags::MSG };
-        if wr.multi {
+        flags |= if wr.is(RecvIs::TAGGED) { CqFlags::TAGGED } else { CqFlags::MSG };
+        if wr.is(RecvIs::MULTI) {
             flags |= CqFlags::MULTI_RECV;
         }
         let cqe = Cqe { op_context: wr.context, flags, tag, src: FI_ADDR_UNSPEC, ..Cqe::default() };
@@ -1086,7 +1095,7 @@ impl Node {
     pub(crate) fn fill_multi(&mut self, now: Instant, e: u32, kind: MsgKind, recv: u32) {
         loop {
             let posted = &self.posted[recv];
-            if posted.payload.closed || self.eps[e].starved {
+            if posted.payload.is(RecvIs::CLOSED) || self.eps[e].starved {
                 return;
             }
             let (tag, ignore, src) = (posted.tag, posted.ignore, posted.src);
@@ -1097,7 +1106,7 @@ impl Node {
             let head = self.head_of(msg);
             let Target::Recv { recv, base } = self.target_multi(e, recv, &head) else { return };
             self.unmatch_stored(msg);
-            let was_last = self.posted[recv].payload.closed;
+            let was_last = self.posted[recv].payload.is(RecvIs::CLOSED);
             self.deliver_stored(now, msg, recv, base);
             if was_last {
                 return;

@@ -371,6 +371,7 @@ impl Node {
         let cqe = Cqe { flags: cqe.flags | CqFlags::REMOTE_CQ_DATA, src, ..cqe };
         let cq = self.eps[e].rx_cq;
         if cq != NONE {
+            self.make_room(cq);
             let table = &mut self.cqs[cq];
             if !table.late.is_empty() || !table.cq.try_push(cqe) {
                 table.starved = true;
@@ -387,6 +388,7 @@ impl Node {
     pub(crate) fn feed_late(&mut self, now: Instant, cq: u32) {
         while let Some(late) = self.cqs[cq].late.front() {
             let (cqe, p) = (late.cqe, late.peer);
+            self.make_room(cq);
             let table = &mut self.cqs[cq];
             if !table.cq.try_push(cqe) {
                 table.starved = true;

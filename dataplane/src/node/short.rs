@@ -18,9 +18,9 @@ use barewire_driver::port::Tx;
 
 use super::ep::Ep;
 use super::input::{ACK_EVERY, ACK_EVERY_LOSSLESS};
-use super::ops::{RecvWr, TxWr, WrFlags};
+use super::ops::{RecvIs, TxWr, WrFlags};
 use super::peer::{Peer, Peers, slot_of};
-use super::post::{RECV_FLAGS, recv_wr, wr_flags};
+use super::post::{recv_wr, wr_flags};
 use super::{AvTable, CqTable, EpId, FrameSink, Message, MsgKind, Node, RecvReq, SendReq};
 use crate::flags::{Caps, CqFlags, OpFlags};
 use crate::plant::{Bug, planted};
@@ -227,30 +227,24 @@ impl Node {
     /// happened, and that is to be called. Where this is inlined, no request is ever put together.
     #[inline(always)]
     pub fn recv_now(&mut self, ep: EpId, req: &RecvReq) -> bool {
-        let e = ep.0.idx();
+        let (e, kind) = (ep.0.idx(), req.kind as usize);
         let Some(ep) = self.eps.by_handle_mut(ep.0) else { return rarely(false) };
-        let matcher = &mut ep.matcher[req.kind as usize];
-        let told = req.flags.contains(OpFlags::COMPLETION);
-        if !ep.plain_recv[req.kind as usize]
-            && rarely(!ep.may_recv[req.kind as usize] || ep.starved || !told)
-            || !RECV_FLAGS.contains(req.flags)
+        if req.flags.symmetric_difference(OpFlags::COMPLETION).intersects(ep.recv_odd)
             || req.src != FI_ADDR_UNSPEC
             || req.ignore != 0
-            || ep.rx_used >= ep.rx_size
-            || matcher.unexpected_len() != 0
         {
             return rarely(false);
         }
-        let Some(CqTable { cq, .. }) = self.cqs.get_mut(ep.rx_cq) else { return rarely(false) };
-        if !cq.has_room() {
+        if ep.recv_left[kind] == 0 && !ep.borrow_receives(&mut self.cqs, kind) {
             return rarely(false);
         }
         let wr = recv_wr(e, false, false, req);
-        if wr.list || matcher.post_exact(&mut self.posted, req.tag, Src::ANY, wr).is_none() {
+        if wr.is(RecvIs::LIST)
+            || ep.matcher[kind].post_plain(&mut self.posted, req.tag, wr).is_none()
+        {
             return rarely(false);
         }
-        cq.reserve_free();
-        ep.rx_used += 1;
+        ep.recv_left[kind] -= 1;
         true
     }
 
@@ -358,25 +352,22 @@ impl Node {
         let MsgOp { src_ep, tagged, tag, imm, .. } = msg.op;
         let cost = units(u64::from(msg.plen));
         let left = peer.outstanding();
-        if !ep.may_take[usize::from(tagged)] || left < cost {
+        if left < cost {
             return rarely(false);
         }
         let ack_every = if KEPT { ACK_EVERY } else { ACK_EVERY_LOSSLESS };
         let ack = peer.owed >= ack_every - 1;
         let owes = ack || left - cost < peer.low() || !self.starved.is_empty();
         let matcher = &mut ep.matcher[usize::from(tagged)];
-        let Some((first, posted)) = matcher.first(&self.posted, || Src::of(p, src_ep), tag) else {
-            return rarely(false);
-        };
-        let RecvWr { context: op_context, ref buf, plain, .. } = posted.payload;
         let len = usize::from(msg.plen);
-        // What does not fit or is not told ends the long way.
-        if !plain || len > buf.len() || crc && !msg.verify(frame) {
-            return rarely(false);
-        }
-        let buf = buf.again();
-        // At once, while the compiler knows that it is there.
-        matcher.pop(&mut self.posted, first);
+        // What does not fit ends the long way.
+        let found = matcher.take_first(
+            &mut self.posted,
+            || Src::of(p, src_ep),
+            tag,
+            |wr| (len <= wr.buf.len() && (!crc || msg.verify(frame))).then(|| wr.told()),
+        );
+        let Some((op_context, buf)) = found else { return rarely(false) };
         frame.copy_to_span(PlainMsg::LEN + imm.map_or(0, |_| IMM_LEN), &buf, len);
         peer.consumed = peer.consumed.wrapping_add(cost);
         peer.heard = self.active_ns;
@@ -440,25 +431,17 @@ impl Node {
         }
         let Some(&e) = self.numbers.at.get(usize::from(msg.dst_ep())) else { return rarely(false) };
         let Some(ep) = self.eps.at_mut(e) else { return rarely(false) };
-        if !ep.may_take[usize::from(Usual::TAGGED)] {
-            return rarely(false);
-        }
         let matcher = &mut ep.matcher[usize::from(Usual::TAGGED)];
         let (src_ep, tag) = (msg.src_ep(), msg.tag());
-        let Some((first, posted)) =
-            matcher.first(&self.posted, || Src::of(peer.slot(), src_ep), tag)
-        else {
-            return rarely(false);
-        };
-        let RecvWr { context: op_context, ref buf, plain, .. } = posted.payload;
         let len = msg.plen;
-        // What does not fit or is not told ends the long way.
-        if !plain || len > buf.len() {
-            return rarely(false);
-        }
-        let buf = buf.again();
-        // At once, while the compiler knows that it is there.
-        matcher.pop(&mut self.posted, first);
+        // What does not fit ends the long way.
+        let found = matcher.take_first(
+            &mut self.posted,
+            || Src::of(peer.slot(), src_ep),
+            tag,
+            |wr| (len <= wr.buf.len()).then(|| wr.told()),
+        );
+        let Some((op_context, buf)) = found else { return rarely(false) };
         frame.copy_to_span(PlainMsg::LEN, &buf, len);
         peer.consumed = peer.consumed.wrapping_add(1);
         peer.take_left -= 1;

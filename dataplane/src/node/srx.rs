@@ -9,6 +9,7 @@
 //!
 //! Multi-receives, peeks and buffered receives are an endpoint's own, and are refused here.
 
+use super::ops::RecvIs;
 use super::post::recv_wr;
 use super::recv::MsgHead;
 use super::{CntrId, EpAttr, EpId, MsgKind, Node, RecvReq};
@@ -145,7 +146,9 @@ impl Node {
     /// Keeps an entry free in the receive queue of endpoint `e`; otherwise it is fed when it is
     /// read.
     fn reserve_for(&mut self, e: u32) -> bool {
-        let table = &mut self.cqs[self.eps[e].rx_cq];
+        let cq = self.eps[e].rx_cq;
+        self.make_room(cq);
+        let table = &mut self.cqs[cq];
         let room = table.cq.reserve();
         table.starved |= !room;
         room
@@ -157,7 +160,7 @@ impl Node {
         let to = if self.eps[from].twin_of == NONE { e } else { self.same_twin(from, e) };
         let wr = &mut self.posted[recv].payload;
         wr.ep = to;
-        wr.cqe |= !self.eps[to].rx_selective;
+        wr.is.set(RecvIs::TOLD, wr.is(RecvIs::TOLD) || !self.eps[to].rx_selective);
         self.eps[from].rx_used -= 1;
         self.eps[to].rx_used += 1;
     }

@@ -228,7 +228,8 @@ impl Node {
             jobs: self.jobs.len(),
             late: self.cqs.iter().map(|(_, t)| t.late.len()).sum(),
             cq_reserved: self.cqs.iter().map(|(_, t)| t.cq.reserved()).sum::<usize>()
-                - self.coll_listening(),
+                - self.coll_listening()
+                - self.eps.iter().map(|(_, ep)| ep.borrowed() as usize).sum::<usize>(),
             blocks_lost: self.blocks_lost(),
             timers: self.wheel.len(),
         }
@@ -269,7 +270,7 @@ impl Node {
         Ok(EpCounters {
             number: ep.number,
             unexpected: (ep.matcher[0].unexpected_len() + ep.matcher[1].unexpected_len()) as u32,
-            posted: ep.rx_used,
+            posted: ep.rx_used - ep.borrowed(),
             ..ep.counters
         })
     }

@@ -8,6 +8,7 @@ use barewire_driver::mem::IoBuf;
 use barewire_driver::port::{MacAddr, PortCaps, Tx};
 
 mod acks;
+mod ahead;
 mod atomic;
 mod credit;
 mod hostile;

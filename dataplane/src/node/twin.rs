@@ -9,7 +9,7 @@
 //! A shared receive context has twins as well. From the match on their receives are those of a twin
 //! of the endpoint that the message was for, which the same counter counts.
 
-use super::ops::RecvWr;
+use super::ops::RecvIs;
 use super::post::recv_wr;
 use super::rma::{READ, WRITE};
 use super::{CntrId, EpAttr, EpId, Node, RecvReq};
@@ -87,6 +87,7 @@ impl Node {
         if self.eps[e].srx != NONE {
             return Err(Error::OpNotSupp("receives are posted to the shared context"));
         }
+        self.make_room(self.eps[t].rx_cq);
         let twin = &mut self.eps[t];
         if twin.rx_used >= twin.rx_size || self.posted.is_full() {
             return Err(Error::Again);
@@ -96,7 +97,8 @@ impl Node {
         }
         twin.rx_used += 1;
         // The short ways know the endpoint's own receives, and leave alone what is not plain.
-        let wr = RecvWr { plain: false, ..recv_wr(t, true, false, &req) };
+        let mut wr = recv_wr(t, true, false, &req);
+        wr.is -= RecvIs::PLAIN;
         let (recv, found) = self.post_wr(e, src, wr, &mut req);
         if self.eps[e].starved {
             self.feed_ep(now, e);
@@ -127,8 +129,14 @@ impl Node {
             if cq == NONE {
                 return Err(Error::Again);
             }
-        } else if cq == NONE || !self.cqs[cq].cq.reserve() {
-            return Err(Error::Again);
+        } else {
+            if cq == NONE {
+                return Err(Error::Again);
+            }
+            self.make_room(cq);
+            if !self.cqs[cq].cq.reserve() {
+                return Err(Error::Again);
+            }
         }
         let flags = if recv { CqFlags::RECV } else { CqFlags::SEND };
         let cqe = Cqe { op_context: context, flags, src: FI_ADDR_UNSPEC, ..Cqe::default() };

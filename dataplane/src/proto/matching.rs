@@ -74,13 +74,10 @@ pub type PostedPool<P> = Slab<Posted<P>>;
 /// The unexpected messages of a node, with slots in use as those of [`PostedPool`].
 pub type UnexpectedPool<U> = Slab<Unexpected<U>>;
 
-/// A receive that a message goes to, and where it stands.
-#[derive(Clone, Copy, Debug)]
-pub struct First {
-    /// Its index.
-    pub idx: u32,
-    bucket: usize,
-    next: u32,
+/// What a receive is for its endpoint.
+pub trait Receive {
+    /// Whether a message that it matches and that fits ends it, and there is nothing else to ask.
+    fn is_plain(&self) -> bool;
 }
 
 /// Link of a table chain, or of the list of receives that ignore bits.
@@ -93,11 +90,18 @@ const ARRIVAL: usize = 1;
 pub struct Matcher {
     posted: Table,
     wild: List<CHAIN>,
-    posted_len: u32,
+    /// Receives posted so far, and of these, those that are not posted any more. The second wraps.
     seq: u64,
+    gone: u32,
+    /// Receives posted that are not plain, ignore bits or name a source; and [`SHUT`]. While this
+    /// is 0, the first receive of a tag takes the message that comes with it.
+    odd: u32,
     unexpected: Table,
     arrivals: List<ARRIVAL>,
 }
+
+/// In [`Matcher::odd`]: messages are not taken the short way. No pool has so many receives.
+const SHUT: u32 = 1 << 31;
 
 impl Matcher {
     /// A matcher with tables of `buckets` chains, a power of two: 16 bytes each, touched when a tag
@@ -110,8 +114,9 @@ impl Matcher {
         Self {
             posted: Table::new(buckets),
             wild: List::new(),
-            posted_len: 0,
             seq: 0,
+            gone: 0,
+            odd: 0,
             unexpected: Table::new(buckets),
             arrivals: List::new(),
         }
@@ -122,7 +127,7 @@ impl Matcher {
     /// # Errors
     /// `payload`, if the pool is full. Nothing was posted.
     #[inline]
-    pub fn post<P>(
+    pub fn post<P: Receive>(
         &mut self,
         pool: &mut PostedPool<P>,
         tag: u64,
@@ -133,6 +138,7 @@ impl Matcher {
         if pool.is_full() {
             return Err(payload);
         }
+        self.odd += u32::from(is_odd(ignore, src, &payload));
         let idx = if ignore == 0 {
             // Makes a slot free that was never used, if there is no other.
             pool.vacant();
@@ -142,16 +148,29 @@ impl Matcher {
             let idx = pool.alloc(Posted { tag, ignore, src, payload, seq, link });
             let idx = idx.expect("a free slot was seen");
             self.wild.push_back(pool, idx);
-            (self.seq, self.posted_len) = (seq + 1, self.posted_len + 1);
+            self.seq = seq + 1;
             Some(idx)
         };
         Ok(idx.expect("a free slot was seen"))
     }
 
-    /// Appends a receive that ignores no bit, as [`post`](Self::post) does; `None`, and nothing
-    /// posted, if the pool is full or the first time around.
+    /// Appends a plain receive that ignores no bit and takes messages from anyone, as
+    /// [`post`](Self::post) does; `None`, and nothing posted, if the pool is full or the first time
+    /// around.
     #[inline(always)]
-    pub fn post_exact<P>(
+    pub fn post_plain<P: Receive>(
+        &mut self,
+        pool: &mut PostedPool<P>,
+        tag: u64,
+        payload: P,
+    ) -> Option<u32> {
+        debug_assert!(payload.is_plain());
+        self.post_exact(pool, tag, Src::ANY, payload)
+    }
+
+    /// Appends a receive that ignores no bit, and has been counted if it is odd.
+    #[inline(always)]
+    fn post_exact<P>(
         &mut self,
         pool: &mut PostedPool<P>,
         tag: u64,
@@ -169,7 +188,6 @@ impl Matcher {
         let idx = pool.alloc_again(posted)?.idx();
         append(ends, pool, before, idx);
         self.seq = seq + 1;
-        self.posted_len += 1;
         Some(idx)
     }
 
@@ -219,7 +237,7 @@ impl Matcher {
 
     /// [`match_posted`](Self::match_posted) and, if `last` says that the receive takes no further
     /// message, [`unlink_posted`](Self::unlink_posted) in one.
-    pub fn take_posted<P>(
+    pub fn take_posted<P: Receive>(
         &mut self,
         pool: &mut PostedPool<P>,
         src: Src,
@@ -233,20 +251,20 @@ impl Matcher {
         Some(idx)
     }
 
-    /// The receive for a message as [`match_posted`](Self::match_posted) finds it, if it is where
-    /// most are found: first in its chain, and no wildcard is posted. `None` says nothing.
+    /// Takes out the receive for a message, as [`match_posted`](Self::match_posted) finds it, if it
+    /// is where most are found (first in its chain, and no receive that ignores bits is posted), is
+    /// plain, and `take` makes something of it. Its slot is given back. `None`, and nothing has
+    /// happened, if not.
     #[inline(always)]
-    pub fn first<'p, P>(
-        &self,
-        pool: &'p PostedPool<P>,
+    pub fn take_first<P: Receive, R>(
+        &mut self,
+        pool: &mut PostedPool<P>,
         src: impl FnOnce() -> Src,
         tag: u64,
-    ) -> Option<(First, &'p Posted<P>)> {
-        if self.wild.head != NONE {
-            return rarely(None);
-        }
+        take: impl FnOnce(&P) -> Option<R>,
+    ) -> Option<R> {
         let bucket = self.posted.bucket(tag);
-        let Some(ends) = self.posted.ends.get(bucket) else {
+        let Some(ends) = self.posted.ends.get_mut(bucket) else {
             return rarely(None);
         };
         let idx = ends[0].wrapping_sub(1);
@@ -254,43 +272,62 @@ impl Matcher {
         if posted.tag != tag {
             return rarely(None);
         }
-        // Most take messages from anyone, and then nobody has to know from whom it is.
-        if posted.src != Src::ANY && rarely(posted.src != src()) {
+        let Some(taken) = take(&posted.payload) else {
             return rarely(None);
+        };
+        // Else it takes messages from anyone, and then nobody has to know from whom it is.
+        if self.odd != 0 {
+            rarely(());
+            let named = posted.src != Src::ANY;
+            if self.odd & SHUT != 0
+                || self.wild.head != NONE
+                || !posted.payload.is_plain()
+                || named && posted.src != src()
+            {
+                return None;
+            }
+            self.odd -= u32::from(named);
         }
-        Some((First { idx, bucket, next: posted.link.next }, posted))
-    }
-
-    /// Takes out what [`first`](Self::first) has just found, and gives its slot back.
-    #[inline(always)]
-    pub fn pop<P>(&mut self, pool: &mut PostedPool<P>, first: First) {
-        let ends = &mut self.posted.ends[first.bucket];
-        pool.discard(first.idx);
-        if first.next == NONE {
+        let next = posted.link.next;
+        pool.discard(idx);
+        if next == NONE {
             *ends = [0; 2];
         } else {
-            ends[0] = first.next + 1;
-            pool[first.next].link.prev = NONE;
+            ends[0] = next + 1;
+            pool[next].link.prev = NONE;
         }
-        self.posted_len -= 1;
+        self.gone = self.gone.wrapping_add(1);
+        Some(taken)
+    }
+
+    /// Whether [`take_first`](Self::take_first) takes anything out.
+    pub fn shut(&mut self, shut: bool) {
+        self.odd = self.odd & !SHUT | if shut { SHUT } else { 0 };
+    }
+
+    /// Whether [`shut`](Self::shut) was told so.
+    #[cfg(test)]
+    pub(crate) fn is_shut(&self) -> bool {
+        self.odd & SHUT != 0
     }
 
     /// Takes a posted receive out, so that nothing matches it any more. Its slot stays in use until
     /// [`Slab::free`].
     #[inline]
-    pub fn unlink_posted<P>(&mut self, pool: &mut PostedPool<P>, idx: u32) {
-        let Posted { tag, ignore, .. } = pool[idx];
+    pub fn unlink_posted<P: Receive>(&mut self, pool: &mut PostedPool<P>, idx: u32) {
+        let Posted { tag, ignore, src, ref payload, .. } = pool[idx];
+        self.odd -= u32::from(is_odd(ignore, src, payload));
         if ignore == 0 {
             self.posted.remove(pool, tag, idx);
         } else {
             self.wild.remove(pool, idx);
         }
-        self.posted_len -= 1;
+        self.gone = self.gone.wrapping_add(1);
     }
 
     /// Receives posted.
     pub fn posted_len(&self) -> usize {
-        self.posted_len as usize
+        (self.seq as u32).wrapping_sub(self.gone) as usize
     }
 
     /// The first receive in posting order that `f` says yes to. Looks at all buckets and receives,
@@ -300,7 +337,7 @@ impl Matcher {
         pool: &PostedPool<P>,
         mut f: impl FnMut(&Posted<P>) -> bool,
     ) -> Option<u32> {
-        if self.posted_len == 0 {
+        if self.posted_len() == 0 {
             return None;
         }
         let exact = self.posted.iter(pool);
@@ -312,7 +349,7 @@ impl Matcher {
 
     /// The receive posted first. Looks at the head of every bucket: for closing.
     pub fn first_posted<P>(&self, pool: &PostedPool<P>) -> Option<u32> {
-        if self.posted_len == 0 {
+        if self.posted_len() == 0 {
             return None;
         }
         let heads = self.posted.heads().chain(some(self.wild.head));
@@ -396,6 +433,12 @@ impl Matcher {
     }
 }
 
+/// Whether there is more to ask about a receive than its tag.
+#[inline]
+fn is_odd(ignore: u64, src: Src, payload: &impl Receive) -> bool {
+    ignore != 0 || src != Src::ANY || !payload.is_plain()
+}
+
 impl<P> Posted<P> {
     /// Whether it waits for messages of this peer only.
     pub fn names(&self, peer: u32) -> bool {
@@ -444,7 +487,7 @@ impl<U> Linked<ARRIVAL> for Unexpected<U> {
 struct Table {
     /// First and last entry of each chain, one above their index: 0 is none, so that a fresh table
     /// is zeros that the kernel gives when they are touched.
-    ends: Vec<[u32; 2]>,
+    ends: Box<[[u32; 2]]>,
     shift: u32,
 }
 
@@ -452,7 +495,7 @@ impl Table {
     fn new(buckets: usize) -> Self {
         assert!(buckets.is_power_of_two(), "matching: {buckets} buckets, no power of two");
         // One bucket takes a shift by 64, which two shifts do.
-        Self { ends: vec![[0; 2]; buckets], shift: 63 - buckets.trailing_zeros() }
+        Self { ends: vec![[0; 2]; buckets].into(), shift: 63 - buckets.trailing_zeros() }
     }
 
     /// The bucket: the upper bits of the product, since they alone depend on every bit of the tag.
@@ -530,6 +573,25 @@ mod tests {
     const TAGS: [u64; 5] = [0, 1, 2, 1 << 63, u64::MAX];
     const IGNORES: [u64; 6] = [0, 0, 0, 1, 1 << 63, u64::MAX];
 
+    /// Two of three are plain.
+    impl Receive for usize {
+        fn is_plain(&self) -> bool {
+            !self.is_multiple_of(3)
+        }
+    }
+
+    impl Receive for u64 {
+        fn is_plain(&self) -> bool {
+            true
+        }
+    }
+
+    impl Receive for () {
+        fn is_plain(&self) -> bool {
+            true
+        }
+    }
+
     fn src(n: u8) -> Src {
         match n % 4 {
             0 => Src::ANY,
@@ -546,8 +608,10 @@ mod tests {
     enum Op {
         /// Posts a receive unless a message waits for it, as an endpoint does.
         Post { tag: usize, ignore: usize, src: u8 },
-        /// Gives a message to a posted receive, or keeps it.
-        Arrive { tag: usize, src: u8 },
+        /// Gives a message to a posted receive, or keeps it; the short way first, if that is `fit`.
+        Arrive { tag: usize, src: u8, fit: bool },
+        /// Shuts the short way, or opens it.
+        Shut(bool),
         /// Cancels the first of the receives from `nth` on whose tag is the same.
         Cancel { nth: usize },
         /// Throws away the nth unexpected message.
@@ -561,7 +625,9 @@ mod tests {
         prop_oneof![
             8 => (tag.clone(), ignore, any::<u8>())
                 .prop_map(|(tag, ignore, src)| Op::Post { tag, ignore, src }),
-            8 => (tag, any::<u8>()).prop_map(|(tag, src)| Op::Arrive { tag, src }),
+            8 => (tag, any::<u8>(), any::<bool>())
+                .prop_map(|(tag, src, fit)| Op::Arrive { tag, src, fit }),
+            1 => any::<bool>().prop_map(Op::Shut),
             1 => any::<usize>().prop_map(|nth| Op::Cancel { nth }),
             1 => any::<usize>().prop_map(|nth| Op::Discard { nth }),
             4 => Just(Op::FreeMatched),
@@ -581,6 +647,7 @@ mod tests {
         unexpected: UnexpectedPool<usize>,
         /// Two endpoints with one pool between them.
         eps: [(Matcher, Model); 2],
+        shut: [bool; 2],
         /// Unlinked receives whose slot is still in use.
         matched: Vec<(u32, usize)>,
     }
@@ -592,6 +659,7 @@ mod tests {
                 posted: PostedPool::with_capacity(room),
                 unexpected: UnexpectedPool::with_capacity(room),
                 eps: [ep(), ep()],
+                shut: [false; 2],
                 matched: Vec::new(),
             }
         }
@@ -601,7 +669,15 @@ mod tests {
                 Op::Post { tag, ignore, src: n } => {
                     self.post(ep, (TAGS[tag], IGNORES[ignore], src(n)), id)?;
                 }
-                Op::Arrive { tag, src: n } => self.arrive(ep, TAGS[tag], from(n), id)?,
+                Op::Arrive { tag, src: n, fit } => {
+                    if !self.arrive_short(ep, TAGS[tag], from(n), fit)? {
+                        self.arrive(ep, TAGS[tag], from(n), id)?;
+                    }
+                }
+                Op::Shut(shut) => {
+                    self.eps[ep].0.shut(shut);
+                    self.shut[ep] = shut;
+                }
                 Op::Cancel { nth } => self.cancel(ep, nth)?,
                 Op::Discard { nth } => self.discard(ep, nth)?,
                 Op::FreeMatched if !self.matched.is_empty() => {
@@ -639,6 +715,36 @@ mod tests {
             }
             prop_assert_eq!(model.posted.iter().any(|r| r.3 == id), !full);
             Ok(())
+        }
+
+        /// Whether the message was taken the short way: never unless its receive is plain, and
+        /// always if all that are posted are.
+        fn arrive_short(
+            &mut self,
+            ep: usize,
+            tag: u64,
+            src: Src,
+            fit: bool,
+        ) -> Result<bool, TestCaseError> {
+            let (matcher, model) = &mut self.eps[ep];
+            let takes = |r: &(u64, u64, Src, usize)| {
+                (r.0 | r.1) == (tag | r.1) && (r.2 == Src::ANY || r.2 == src)
+            };
+            let first = model.posted.iter().position(takes);
+            let is_odd = |r: &(u64, u64, Src, usize)| is_odd(r.1, r.2, &r.3);
+            let odd = model.posted.iter().filter(|r| is_odd(r)).count() as u32;
+            prop_assert_eq!(matcher.odd, odd | if self.shut[ep] { SHUT } else { 0 });
+            let got = matcher.take_first(&mut self.posted, || src, tag, |&id| fit.then_some(id));
+            let Some(id) = got else {
+                let sure = fit && matcher.odd == 0 && first.is_some();
+                let collided = self.posted.len() > 1;
+                prop_assert!(!sure || collided, "the only receive was not found");
+                return Ok(false);
+            };
+            prop_assert!(fit && !self.shut[ep] && id.is_plain());
+            prop_assert_eq!(Some(id), first.map(|i| model.posted[i].3));
+            model.posted.remove(first.unwrap());
+            Ok(true)
         }
 
         fn arrive(

@@ -611,6 +611,7 @@ impl Node {
             return Err(Error::Again);
         }
         let cq = self.eps[e].tx_cq;
+        self.make_room(cq);
         if !self.cqs[cq].cq.reserve() {
             return Err(Error::Again);
         }
