@@ -484,7 +484,7 @@ impl Node {
         }
         let p = ep.route.peer;
         let Some(peer) = self.peers.get_mut(p) else { return rarely(false) };
-        let Some(cq) = self.cqs.get_mut(ep.tx_cq) else { return rarely(false) };
+        let Some(cq) = self.cqs.at_mut(ep.tx_cq) else { return rarely(false) };
         let cq = &mut cq.cq;
         if !cq.has_room()
             || usize::from(peer.answers) >= ANSWERS_MAX
@@ -570,9 +570,9 @@ impl Node {
         }
         let handle = Handle::from_parts(ShortOp::slot(w), generation);
         let Some(op) = self.short_ops.by_handle(handle) else { return rarely(false) };
-        // There is none if it was closed.
-        let Some(ep) = self.eps.get_mut(op.ep) else { return rarely(false) };
-        let Some(cq) = self.cqs.get_mut(ep.tx_cq) else { return rarely(false) };
+        // One that was closed has no queue.
+        let Some(ep) = self.eps.at_mut(op.ep) else { return rarely(false) };
+        let Some(cq) = self.cqs.at_mut(ep.tx_cq) else { return rarely(false) };
         let (flags, which) = Form::Fetch.outcome();
         let told = op.told && ep.rma_cntr[which] == NONE;
         let len = op.result.len();
