@@ -171,6 +171,13 @@ impl<T, A> Slab<T, A> {
         self.free_head != NONE
     }
 
+    /// Fetches the slot that will be given out next: called when there is something else to do
+    /// until then.
+    #[inline(always)]
+    pub fn prefetch_free(&self) {
+        self.prefetch(self.free_head, Self::SLOT_LEN);
+    }
+
     /// Puts `value` into the free slot that [`has_used`](Self::has_used) has seen and names it.
     /// `None`, and `value` dropped, if there is none.
     #[inline(always)]

@@ -69,6 +69,8 @@ impl Node {
             let (fixed, op) = head.split_first_chunk_mut().expect("a head holds a base");
             base.emit(fixed);
             train.put_offset(op, offset);
+            // Until the frame has been written, it comes.
+            self.sent.prefetch_free();
             let memory = (&self.inject[w as usize], &self.send_bufs[w as usize]);
             let body = wr.body(memory, offset as usize, len as usize);
             let head = &head[..op_end];
