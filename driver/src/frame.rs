@@ -215,13 +215,17 @@ impl<const H: usize> ShortHead<H> {
 /// # Safety
 /// It writes as many bytes as it says it has.
 pub unsafe trait Rest {
+    /// With the head it may be more than `SHORT` bytes.
+    const LONG: bool = false;
+
     /// Bytes that it has.
     fn size(&self) -> usize;
 
     /// Writes them.
     ///
     /// # Safety
-    /// As many bytes are writable at `to`, and they are no more than `SHORT`.
+    /// As many bytes are writable at `to`, and they are no more than `SHORT`, unless it may be
+    /// [`LONG`](Self::LONG).
     unsafe fn fill(&self, to: *mut u8);
 }
 
@@ -254,12 +258,6 @@ impl WordAndBody {
         let from = body.in_one_piece(offset, len)?;
         Some(Self { word, from, len })
     }
-
-    /// Where the memory is, and how many bytes of it.
-    #[inline(always)]
-    pub(crate) fn body(&self) -> (*const u8, usize) {
-        (self.from, self.len)
-    }
 }
 
 // SAFETY: `fill` writes the word, if there is one, and `len` bytes behind it.
@@ -281,6 +279,37 @@ unsafe impl Rest for WordAndBody {
                 to.cast::<[u8; 8]>().write_unaligned(word.to_le_bytes());
             }
         }
+    }
+}
+
+/// Memory of the application's, as much as a frame holds.
+pub(crate) struct LongBody {
+    /// Where `len` bytes are lent to be read.
+    from: *const u8,
+    len: usize,
+}
+
+impl LongBody {
+    /// `len` bytes at `offset` of `body`, if they are in one piece for sure.
+    #[inline(always)]
+    pub(crate) fn of(body: &IoBuf, offset: usize, len: usize) -> Option<Self> {
+        Some(Self { from: body.in_one_piece(offset, len)?, len })
+    }
+}
+
+// SAFETY: `fill` writes `len` bytes.
+unsafe impl Rest for LongBody {
+    const LONG: bool = true;
+
+    #[inline(always)]
+    fn size(&self) -> usize {
+        self.len
+    }
+
+    #[inline(always)]
+    unsafe fn fill(&self, to: *mut u8) {
+        // SAFETY: `len` bytes, which are there to be read, and in nobody's frame.
+        unsafe { copy_short(self.from, to, self.len) }
     }
 }
 

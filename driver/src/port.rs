@@ -11,9 +11,9 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::frame::{FillHead, Rest, RxFrame, TxFrame, WordAndBody};
+use crate::frame::{FillHead, LongBody, Rest, RxFrame, TxFrame, WordAndBody};
 use crate::hint::rarely;
-use crate::mem::{Few, IoBuf};
+use crate::mem::{Few, IoBuf, SHORT};
 
 /// An Ethernet address, in the order it has on the wire.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -184,11 +184,11 @@ pub trait RxSink {
 /// is woken. False, and nothing has happened, if there is more to it than to write it.
 pub trait ShortTx {
     /// Sends `rest` behind the head.
-    fn tx_made<const H: usize>(
+    fn tx_made<const H: usize, R: Rest>(
         &mut self,
         dst: u64,
         head: &impl FillHead<H>,
-        rest: &impl Rest,
+        rest: &R,
     ) -> bool;
 
     /// Sends `few` behind the head.
@@ -222,8 +222,40 @@ pub trait ShortTx {
         at: usize,
         len: usize,
     ) -> bool {
+        if H + len > SHORT {
+            rarely(());
+            return LongBody::of(body, at, len).is_some_and(|rest| self.tx_long(dst, head, rest));
+        }
         let Some(rest) = WordAndBody::of(None, body, at, len) else { return rarely(false) };
         self.tx_made(dst, head, &rest)
+    }
+
+    /// As [`tx_made`](Self::tx_made), by itself, since most frames are short.
+    #[doc(hidden)]
+    #[inline(never)]
+    fn tx_long<const H: usize, R: Rest>(
+        &mut self,
+        dst: u64,
+        head: &impl FillHead<H>,
+        rest: R,
+    ) -> bool {
+        self.tx_made(dst, head, &rest)
+    }
+}
+
+/// The sending side of a port that lends a frame. (Not the port itself, which could be exchanged
+/// for another while its memory is lent.)
+pub(crate) struct Back<'a, P>(pub(crate) &'a mut P);
+
+impl<P: ShortTx> ShortTx for Back<'_, P> {
+    #[inline(always)]
+    fn tx_made<const H: usize, R: Rest>(
+        &mut self,
+        dst: u64,
+        head: &impl FillHead<H>,
+        rest: &R,
+    ) -> bool {
+        self.0.tx_made(dst, head, rest)
     }
 }
 

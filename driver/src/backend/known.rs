@@ -137,7 +137,7 @@ pub(super) mod tests {
     use super::*;
     use crate::frame::{ETH_HDR_LEN, FillHead, RxFrame, ShortHead, TxFrame};
     use crate::mem::{Few, IoBuf};
-    use crate::port::Tx;
+    use crate::port::{ShortTx, Tx};
 
     /// An Ethernet header.
     struct Eth([u8; ETH_HDR_LEN]);
@@ -221,7 +221,107 @@ pub(super) mod tests {
         got.extend(all(b));
         assert_eq!(got.len(), room + more);
         assert!(got.iter().all(|frame| *frame == whole(b"fills it")));
+        assert_eq!(counted(a, b)[0], counted(a, b)[1]);
+        long_parts(a, b, &head);
+        for _ in 0..3 {
+            answers(a, b, &head);
+        }
+    }
+
+    /// Frames and bytes that `a` sent and that `b` received.
+    fn counted<P: BriskPort>(a: &P, b: &P) -> [(u64, u64); 2] {
         let (a, b) = (a.counters(), b.counters());
-        assert_eq!((a.tx_frames, a.tx_bytes), (b.rx_frames, b.rx_bytes));
+        [(a.tx_frames, a.tx_bytes), (b.rx_frames, b.rx_bytes)]
+    }
+
+    /// Goal: parts of a long piece of memory are sent as they are, up to the longest frame.
+    fn long_parts<P: BriskPort>(a: &mut P, b: &mut P, head: &[u8; ETH_HDR_LEN]) {
+        let frame_max = a.caps().mtu + ETH_HDR_LEN;
+        let bytes: Vec<u8> = (0..frame_max + 100).map(|i| (i * 7 + i / 256) as u8).collect();
+        let body = IoBuf::leaked(&bytes);
+        let room = frame_max - ETH_HDR_LEN;
+        let mut brisk = 0;
+        for len in (100..room).step_by(37).chain(room - 2..=room) {
+            let at = len % 64;
+            let part = &bytes[at..at + len];
+            let frame = [&head[..], part].concat();
+            if a.tx_part(0, &Eth(*head), &body, at, len) {
+                brisk += 1;
+            } else {
+                assert_eq!(a.tx(&TxFrame::whole(&frame)), Ok(Tx::Sent), "{len}");
+                a.flush().unwrap();
+            }
+            let mut got = few(b);
+            got.extend(all(b));
+            assert!(got == [frame], "{len}: {} frames", got.len());
+        }
+        assert!(brisk > 10, "{brisk} left at once");
+        let before = counted(a, b);
+        assert!(!a.tx_part(0, &Eth(*head), &body, 3, room + 1), "longer than a frame");
+        assert!(!a.tx_part(0, &Eth(*head), &body, bytes.len() - 200, 201), "not there");
+        assert_eq!((few(b).len(), all(b).len()), (0, 0));
+        assert_eq!(counted(a, b), before);
+    }
+
+    /// Answers each frame with its payload while it is lent, and keeps what it saw of it before
+    /// and afterwards.
+    struct Answering<'a> {
+        head: [u8; ETH_HDR_LEN],
+        body: &'a IoBuf,
+        answered: Vec<bool>,
+    }
+
+    impl RxSink for Answering<'_> {
+        fn frame(&mut self, _: &RxFrame<'_>) {
+            panic!("a port that takes one frame lends its sending side as well");
+        }
+
+        fn frame_with(&mut self, frame: &RxFrame<'_>, mut back: impl ShortTx) {
+            let (mut before, mut after) = (vec![0; frame.len()], vec![0; frame.len()]);
+            assert!(frame.copy_to(0, &mut before));
+            let number = before[ETH_HDR_LEN];
+            // By turns a short answer and a long one.
+            self.answered.push(match number % 2 {
+                0 => back.tx_few(0, &Eth(self.head), Few::one(u128::from(number), 9)),
+                _ => back.tx_part(0, &Eth(self.head), self.body, usize::from(number), 300),
+            });
+            assert!(frame.copy_to(0, &mut after));
+            assert!(before == after, "the answer was written over what it answers");
+        }
+    }
+
+    /// Goal: a frame may be answered while it is lent, until the ring back is full, and stays what
+    /// it is; what was said to have been sent arrives, and nothing else does.
+    pub(in crate::backend) fn answers<P: BriskPort>(
+        a: &mut P,
+        b: &mut P,
+        head: &[u8; ETH_HDR_LEN],
+    ) {
+        let bytes: Vec<u8> = (0..1000).map(|i| (i * 3 + i / 256) as u8).collect();
+        let body = IoBuf::leaked(&bytes);
+        let (mut sink, mut sent, mut want) =
+            (Answering { head: *head, body: &body, answered: Vec::new() }, 0, Vec::new());
+        while sink.answered.iter().filter(|is_sent| !**is_sent).count() < 20 {
+            let number = sent as u8;
+            let frame = [&head[..], &[number; 50]].concat();
+            assert_eq!(a.tx(&TxFrame::whole(&frame)), Ok(Tx::Sent));
+            a.flush().unwrap();
+            assert_eq!(b.take_few(&mut sink), Some(1));
+            sent += 1;
+            assert_eq!(sink.answered.len(), sent, "lent once");
+            if sink.answered[sent - 1] {
+                let few = Few::one(u128::from(number), 9).to_bytes();
+                let part = match number % 2 {
+                    0 => &few[..9],
+                    _ => &bytes[usize::from(number)..usize::from(number) + 300],
+                };
+                want.push([&head[..], part].concat());
+            }
+            assert!(sent < 100_000, "the ring is never full");
+        }
+        assert!(want.len() > 20, "{} answers", want.len());
+        let mut got = few(a);
+        got.extend(all(a));
+        assert!(got == want, "{} of {} answers", got.len(), want.len());
     }
 }

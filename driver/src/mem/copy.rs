@@ -2,8 +2,8 @@
 
 use super::long::copy_long;
 
-/// Most bytes that [`copy_short`] copies without a call.
-pub(crate) const SHORT: usize = 128;
+/// Most bytes that are copied without a call, and so of a short frame.
+pub const SHORT: usize = 128;
 
 /// Copies `len` bytes like [`std::ptr::copy_nonoverlapping`], up to [`SHORT`] of them inline.
 ///

@@ -10,7 +10,8 @@ mod scratch;
 mod span;
 
 pub use arena::{Arena, ArenaError, Block, Hugepages};
-pub(crate) use copy::{SHORT, copy_four, copy_inline, copy_inline_32, copy_short};
+pub use copy::SHORT;
+pub(crate) use copy::{copy_four, copy_inline, copy_inline_32, copy_short};
 pub(crate) use crc::crc32c_of_raw;
 pub use few::{FEW, Few};
 pub use scratch::Scratch;

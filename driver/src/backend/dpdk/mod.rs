@@ -42,7 +42,8 @@ use crate::hint::rarely;
 use crate::mem::{Hugepages, SHORT};
 use crate::open::OpenError;
 use crate::port::{
-    BriskPort, MacAddr, Port, PortCaps, PortCounters, PortGone, PortWaiter, RxSink, ShortTx, Tx,
+    Back, BriskPort, MacAddr, Port, PortCaps, PortCounters, PortGone, PortWaiter, RxSink, ShortTx,
+    Tx,
 };
 use device::{Device, Ring};
 use eal::{Eal, Failure};
@@ -402,9 +403,10 @@ impl DpdkPort {
         usize::from(count).min(max)
     }
 
-    /// Lends what `rx[..count]` holds, and keeps the buffers or gives them back.
+    /// Lends what `rx[..count]` holds, and keeps the buffers or gives them back. Says how many were
+    /// lent and not dropped.
     #[inline(always)]
-    fn lend(&mut self, count: usize, sink: &mut impl RxSink) {
+    fn lend(&mut self, count: usize, sink: &mut impl RxSink) -> usize {
         if let Some([_, to]) = self.rings {
             // What comes is most often answered.
             to.warm();
@@ -412,24 +414,30 @@ impl DpdkPort {
         if count > 1 {
             return self.lend_many(count, sink);
         }
-        if !self.lend_one(self.rx[0], sink) {
+        let mbuf = self.rx[0];
+        let lent = self.lend_one::<true>(mbuf, sink);
+        // SAFETY: the packet is ours and nobody borrows it any more.
+        if !unsafe { self.stock.keep(mbuf) } {
             self.free(1);
         }
+        usize::from(lent)
     }
 
     /// As [`lend`](Self::lend), for more than one frame.
     #[inline(never)]
-    fn lend_many(&mut self, count: usize, sink: &mut impl RxSink) {
+    fn lend_many(&mut self, count: usize, sink: &mut impl RxSink) -> usize {
         let rx = &self.rx[..count];
         rx.iter().for_each(|&mbuf| prefetch_received(mbuf));
         for &mbuf in rx {
             // SAFETY: a received packet, which is ours.
             sink.prefetch(&unsafe { first_piece(mbuf) });
         }
-        let mut left = 0;
+        let (mut lent, mut left) = (0, 0);
         for i in 0..count {
             let mbuf = self.rx[i];
-            if !self.lend_one(mbuf, sink) {
+            lent += usize::from(self.lend_one::<false>(mbuf, sink));
+            // SAFETY: as in `lend`.
+            if !unsafe { self.stock.keep(mbuf) } {
                 self.rx[left] = mbuf;
                 left += 1;
             }
@@ -437,31 +445,35 @@ impl DpdkPort {
         if left > 0 {
             self.free(left);
         }
+        lent
     }
 
-    /// Lends a packet that has come, and keeps the buffer, if it can. False if it is to be given
-    /// back.
+    /// Lends a packet that has come, or drops it, and says which. One that came alone (`ALONE`) may
+    /// be answered meanwhile.
     #[inline(always)]
-    fn lend_one(&mut self, mbuf: Mbuf, sink: &mut impl RxSink) -> bool {
+    fn lend_one<const ALONE: bool>(&mut self, mbuf: Mbuf, sink: &mut impl RxSink) -> bool {
         self.order.came(mbuf);
         // SAFETY: a received packet, which is ours: `data_len` bytes lie at `data_off`.
         let (pieces, len, first) =
             unsafe { ((*mbuf).nb_segs, (*mbuf).pkt_len as usize, first_piece(mbuf)) };
         if len > self.frame_max || len < ETH_HDR_LEN {
             self.counters.rx_dropped += 1;
-        } else {
-            self.counters.rx_frames += 1;
-            self.counters.rx_bytes += len as u64;
-            if pieces == 1 {
-                sink.frame(&first);
-            } else {
-                // SAFETY: as above; `whole` has `frame_max` bytes.
-                let joined = unsafe { join(mbuf, &mut self.whole) };
-                lend_joined(&self.whole[..joined], sink);
-            }
+            return rarely(false);
         }
-        // SAFETY: the packet is ours and nobody borrows it any more.
-        unsafe { self.stock.keep(mbuf) }
+        self.counters.rx_frames += 1;
+        self.counters.rx_bytes += len as u64;
+        if pieces > 1 {
+            rarely(());
+            // SAFETY: as above; `whole` has `frame_max` bytes.
+            let joined = unsafe { join(mbuf, &mut self.whole) };
+            lend_joined(&self.whole[..joined], sink);
+        } else if ALONE {
+            // To send (`Back`) takes none of the buffers that were received.
+            sink.frame_with(&first, Back(self));
+        } else {
+            sink.frame(&first);
+        }
+        true
     }
 
     /// Gives the packets in `rx[..count]` back to where they are from.
@@ -494,16 +506,16 @@ impl DpdkPort {
             return self.look_while_down();
         }
         let max = max.min(RX_BURST);
-        let mut total = 0;
+        let (mut total, mut lent) = (0, 0);
         loop {
             let step = self.rx_step.min(max - total);
             let count = self.take(step);
             if count > 0 {
-                self.lend(count, sink);
+                lent += self.lend(count, sink);
             }
             total += count;
             if count < step || total == max {
-                return Ok(total);
+                return Ok(lent);
             }
         }
     }
@@ -751,10 +763,7 @@ impl BriskPort for DpdkPort {
             return rarely(None);
         }
         let count = self.take(self.rx_step);
-        if count > 0 {
-            self.lend(count, sink);
-        }
-        Some(count)
+        Some(if count > 0 { self.lend(count, sink) } else { 0 })
     }
 
     #[inline]
@@ -766,20 +775,28 @@ impl BriskPort for DpdkPort {
 impl ShortTx for DpdkPort {
     /// It goes where the port leads to.
     #[inline(always)]
-    fn tx_made<const H: usize>(
+    fn tx_made<const H: usize, R: Rest>(
         &mut self,
         _dst: u64,
         head: &impl FillHead<H>,
-        rest: &impl Rest,
+        rest: &R,
     ) -> bool {
         let len = H + rest.size();
-        let is_short = len <= self.short_max && len >= self.frame_min;
+        let len_max = if R::LONG { self.copied_max() } else { self.short_max };
+        let is_short = len <= len_max && len >= self.frame_min;
         if !is_short || this_thread() != self.user || self.tx_end != 0 {
             return rarely(false);
         }
+        if self.stock.is_empty() && !self.stock_up() {
+            return rarely(false);
+        }
         let Some(mut mbuf) = self.stock.take_at_hand() else { return rarely(false) };
-        // SAFETY: as in `fill`: the buffer has room for `len` bytes, no more than `SHORT`, of which
-        // `H` are the head's. From the end to the start, as in `copy_short_to_raw`.
+        if R::LONG {
+            self.longest = self.longest.max(len);
+        }
+        // SAFETY: as in `fill`: the buffer has room for `len` bytes, no more than `SHORT`, unless
+        // it is long, of which `H` are the head's. From the end to the start, as in
+        // `copy_short_to_raw`.
         unsafe {
             let data = (*mbuf).buf_addr.cast::<u8>().add(usize::from((*mbuf).data_off));
             rest.fill(data.add(H));
@@ -800,6 +817,20 @@ impl ShortTx for DpdkPort {
 }
 
 impl DpdkPort {
+    /// Takes buffers from the pool, and says whether it had some. Who answers a frame while it is
+    /// lent has that one's buffer only afterwards, and may have had no other.
+    #[cold]
+    #[inline(never)]
+    fn stock_up(&mut self) -> bool {
+        self.device.as_ref().is_some_and(|device| self.stock.fill(device.pool))
+    }
+
+    /// Length of the longest frame that is not lent to the driver.
+    #[inline(always)]
+    fn copied_max(&self) -> usize {
+        if self.loan.is_some() { self.frame_max.min(LOAN_LEN - 1) } else { self.frame_max }
+    }
+
     /// Counts a frame of `len` bytes that was taken, or for which there was no room.
     #[inline(always)]
     fn counted(&mut self, is_sent: bool, len: usize) -> Tx {

@@ -111,11 +111,17 @@ impl Stock {
         }
     }
 
-    /// Takes buffers from the pool, and says whether it had some. They are as they were given
-    /// back: with one owner, in one piece, and nothing behind.
+    /// Whether [`take_at_hand`](Self::take_at_hand) has none.
+    #[inline(always)]
+    pub(super) fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    /// Takes buffers from the pool for an empty stock, and says whether it had some. They are as
+    /// they were given back: with one owner, in one piece, and nothing behind.
     #[cold]
     #[inline(never)]
-    fn fill(&mut self, pool: Pool) -> bool {
+    pub(super) fn fill(&mut self, pool: Pool) -> bool {
         self.first = 0;
         // SAFETY: the pool lives as long as the device; there is room for as many.
         let code = unsafe {

@@ -46,7 +46,7 @@ use crate::hint::rarely;
 use crate::mem::{SHORT, prefetch_long};
 use crate::open::OpenError;
 use crate::port::{
-    BriskPort, MTU_MIN, MacAddr, Port, PortCaps, PortCounters, PortGone, PortWaiter, RxSink,
+    Back, BriskPort, MTU_MIN, MacAddr, Port, PortCaps, PortCounters, PortGone, PortWaiter, RxSink,
     ShortTx, Tx,
 };
 use control::Control;
@@ -516,8 +516,9 @@ impl BriskPort for Memif {
         live.rx.foresee();
         match live.rx.take(&live.conn, self.frame_max) {
             Taken::Frame(base, len) => {
-                // SAFETY: as in `receive`.
-                sink.frame(&unsafe { RxFrame::from_raw(base, len as usize) });
+                // SAFETY: as in `receive`; to send (`Back`) leaves `live` where it is, and writes
+                // to the other ring.
+                sink.frame_with(&unsafe { RxFrame::from_raw(base, len as usize) }, Back(self));
                 self.counters.rx_frames += 1;
                 self.counters.rx_bytes += u64::from(len);
                 self.give_back();
@@ -542,21 +543,21 @@ impl BriskPort for Memif {
 impl ShortTx for Memif {
     /// It goes where the port leads to.
     #[inline(always)]
-    fn tx_made<const H: usize>(
+    fn tx_made<const H: usize, R: Rest>(
         &mut self,
         _dst: u64,
         head: &impl FillHead<H>,
-        rest: &impl Rest,
+        rest: &R,
     ) -> bool {
         let len = H + rest.size();
         let Some(live) = &mut self.live else { return rarely(false) };
-        if len > self.short_max {
+        if len > if R::LONG { self.frame_max } else { self.short_max } {
             return rarely(false);
         }
         let Some(to) = live.tx.place_short(&live.conn, len) else { return rarely(false) };
         // SAFETY: `len` bytes at `to` are mapped, and no frame lies there (`place_short`); no more
-        // than `SHORT`, of which `H` are the head's. From the end to the start, as in
-        // `copy_short_to_raw`.
+        // than `SHORT`, unless it is long, of which `H` are the head's. From the end to the start,
+        // as in `copy_short_to_raw`.
         unsafe {
             rest.fill(to.add(H));
             head.fill(&mut ShortHead::at(to));

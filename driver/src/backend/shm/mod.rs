@@ -57,12 +57,12 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use crate::clock::{monotonic_ns, now_ns};
-use crate::frame::{ETH_HDR_LEN, FillHead, Rest, RxFrame, ShortHead, TxFrame, WordAndBody};
+use crate::frame::{ETH_HDR_LEN, FillHead, Rest, RxFrame, ShortHead, TxFrame};
 use crate::hint::rarely;
-use crate::mem::{IoBuf, SHORT, prefetch, prefetch_long};
+use crate::mem::{SHORT, prefetch, prefetch_long};
 use crate::open::OpenError;
 use crate::port::{
-    BriskPort, MTU_MIN, MacAddr, Port, PortCaps, PortCounters, PortGone, PortWaiter, RxSink,
+    Back, BriskPort, MTU_MIN, MacAddr, Port, PortCaps, PortCounters, PortGone, PortWaiter, RxSink,
     ShortTx, Tx,
 };
 use crate::ring::{Consumer, GRANULE, NoRoom, Producer, RingMem, Taken, WORD_LEN};
@@ -491,16 +491,15 @@ impl ShmPort {
         true
     }
 
-    /// As [`tx_made`](ShortTx::tx_made), for a frame of any length, of which `len` readable bytes
-    /// from `from` follow the head.
-    #[inline(never)]
-    fn push_part<const H: usize>(
+    /// As [`tx_made`](ShortTx::tx_made), for a frame of any length.
+    #[inline(always)]
+    fn push_made<const H: usize>(
         &mut self,
         dst: u64,
         head: &impl FillHead<H>,
-        (from, len): (*const u8, usize),
+        rest: &impl Rest,
     ) -> bool {
-        let frame_len = H + len;
+        let frame_len = H + rest.size();
         let Some(out) = self.outs.get_mut(self.last.to) else { return false };
         // SAFETY: as in `push`.
         let (rx_open, sleeping) = unsafe { (&*out.rx_open, &*out.sleeping) };
@@ -510,9 +509,9 @@ impl ShmPort {
         }
         let Ok(place) = out.ring.reserve(frame_len) else { return false };
         let to = out.ring.mem().at(place.frame_pos);
-        // SAFETY: as in `push`; the body is the application's, and in no ring.
+        // SAFETY: as in `push`: `frame_len` bytes, of which `H` are the head's.
         unsafe {
-            std::ptr::copy_nonoverlapping(from, to.add(H), len);
+            rest.fill(to.add(H));
             head.fill(&mut ShortHead::at(to));
         }
         out.ring.commit(place, frame_len);
@@ -770,12 +769,15 @@ impl ShmPort {
 
 impl ShortTx for ShmPort {
     #[inline(always)]
-    fn tx_made<const H: usize>(
+    fn tx_made<const H: usize, R: Rest>(
         &mut self,
         dst: u64,
         head: &impl FillHead<H>,
-        rest: &impl Rest,
+        rest: &R,
     ) -> bool {
+        if R::LONG {
+            return self.push_made(dst, head, rest);
+        }
         let len = H + rest.size();
         if len > SHORT {
             return rarely(false);
@@ -804,50 +806,6 @@ impl ShortTx for ShmPort {
             self.wake_sleepers();
         }
         true
-    }
-
-    #[inline(always)]
-    fn tx_part<const H: usize>(
-        &mut self,
-        dst: u64,
-        head: &impl FillHead<H>,
-        body: &IoBuf,
-        at: usize,
-        len: usize,
-    ) -> bool {
-        let Some(rest) = WordAndBody::of(None, body, at, len) else { return false };
-        if H + len > SHORT {
-            return self.push_part(dst, head, rest.body());
-        }
-        self.tx_made(dst, head, &rest)
-    }
-}
-
-/// The sending side of a port that lends a frame. (Not the port itself, which could be exchanged
-/// for another while its memory is lent.)
-struct Back<'a>(&'a mut ShmPort);
-
-impl ShortTx for Back<'_> {
-    #[inline(always)]
-    fn tx_made<const H: usize>(
-        &mut self,
-        dst: u64,
-        head: &impl FillHead<H>,
-        rest: &impl Rest,
-    ) -> bool {
-        self.0.tx_made(dst, head, rest)
-    }
-
-    #[inline(always)]
-    fn tx_part<const H: usize>(
-        &mut self,
-        dst: u64,
-        head: &impl FillHead<H>,
-        body: &IoBuf,
-        at: usize,
-        len: usize,
-    ) -> bool {
-        self.0.tx_part(dst, head, body, at, len)
     }
 }
 

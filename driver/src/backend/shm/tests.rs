@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::*;
 use crate::mem::Few;
+use crate::mem::IoBuf;
 
 /// Settings of a segment that no other test uses.
 fn fresh() -> ShmSettings {
