@@ -703,8 +703,45 @@ impl RawEndpoint {
         }
         drop(core);
         // In pieces put together anew, as in `send_one`.
-        let lists: [&[IoVec]; 3] = [&[operand], &[compare], &[result]];
-        let remote = (dest, &[range][..]);
+        let memory = [operand, compare, result];
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.atomic_far((kind, what), memory, (dest, range), (data, context), flags) }
+    }
+
+    /// The rest of [`atomicmsg`](Self::atomicmsg) of memory in one piece each, which on other ports
+    /// than a segment begins with what that is on one.
+    ///
+    /// # Safety
+    /// As [`atomic`](Self::atomic).
+    #[inline(never)]
+    unsafe fn atomic_far(
+        &self,
+        (kind, what): (AtomicKind, What),
+        memory: [IoVec; 3],
+        (dest, range): (FiAddr, RmaIov),
+        (data, context): (u64, u64),
+        flags: OpFlags,
+    ) -> Result<()> {
+        // SAFETY: the caller's promise is that of `from_raw`, for each of the three.
+        let [operand, compare, result] =
+            memory.map(|one| unsafe { Span::from_raw(one.base, one.len) });
+        let mut req = ShortAtomic {
+            kind,
+            op: what.op,
+            ty: what.datatype,
+            operand: &operand,
+            compare: &compare,
+            result: &mut IoBuf::one(result),
+            call: self.short_call(dest, range, context, flags),
+        };
+        let mut core = self.dom.enter()?;
+        if core.engine.atomic_far(self.id, &mut req) {
+            core.posted(&self.dom);
+            core.leave();
+            return Ok(());
+        }
+        drop(core);
+        let (lists, remote) = (memory.each_ref().map(std::slice::from_ref), (dest, &[range][..]));
         // SAFETY: the caller's promise is the same.
         unsafe { self.atomic_long((kind, what), lists, remote, (data, context), flags) }
     }

@@ -12,11 +12,11 @@
 
 use std::sync::Arc;
 
-use barewire_driver::backend::known::{Far, KnownPort};
+use barewire_driver::backend::known::{Known, KnownPort};
 use barewire_driver::clock;
 use barewire_driver::frame::{Body, FillHead, RxFrame, ShortHead, TxFrame};
 use barewire_driver::hint::rarely;
-use barewire_driver::mem::IoBuf;
+use barewire_driver::mem::{IoBuf, SHORT};
 use barewire_driver::port::{
     BriskPort, Port, PortCaps, PortCounters, PortGone, PortWaiter, RxSink, ShortTx, Tx,
 };
@@ -195,6 +195,30 @@ impl<P: BriskPort> FrameSink for ToBrisk<'_, P> {
     }
 }
 
+/// [`send_few`], to a port whose type is known.
+struct SendFew<'a, const H: usize, F>(&'a F);
+
+impl<const H: usize, F: ShortFrame<H>> Known for SendFew<'_, H, F> {
+    type Done = bool;
+
+    #[inline(always)]
+    fn with<P: BriskPort>(self, port: &mut Box<P>) -> bool {
+        send_few(&mut **port, self.0)
+    }
+}
+
+/// [`send_msg_short`], to a port whose type is known.
+struct SendMsg<'a, M>(&'a M);
+
+impl<M: Message> Known for SendMsg<'_, M> {
+    type Done = bool;
+
+    #[inline(always)]
+    fn with<P: BriskPort>(self, port: &mut Box<P>) -> bool {
+        send_msg_short(&mut **port, self.0)
+    }
+}
+
 /// What a node sends goes to the port, until that is gone.
 struct ToPort<'a> {
     port: &'a mut KnownPort,
@@ -224,9 +248,7 @@ impl FrameSink for ToPort<'_> {
 
     #[inline(always)]
     fn send_short<const H: usize>(&mut self, frame: &impl ShortFrame<H>) -> Tx {
-        if let KnownPort::Shm(port) = &mut *self.port
-            && send_few(&mut **port, frame)
-        {
+        if self.port.known(SendFew(frame)) == Some(true) {
             return Tx::Sent;
         }
         send_whole(self, frame)
@@ -234,9 +256,9 @@ impl FrameSink for ToPort<'_> {
 
     #[inline(always)]
     fn send_msg(&mut self, msg: &impl Message) -> Tx {
-        if let KnownPort::Shm(port) = &mut *self.port
-            && send_msg_short(&mut **port, msg)
-        {
+        // Asked here, since most messages that come here are longer.
+        let short = PlainMsg::LEN + msg.body().len() <= SHORT;
+        if short && self.port.known(SendMsg(msg)) == Some(true) {
             return Tx::Sent;
         }
         send_msg_long(&mut **self.port, msg).unwrap_or_else(|gone| {
@@ -259,7 +281,7 @@ impl ToPort<'_> {
 /// [`Engine::brisk_turn`] takes what has come.
 struct TakeFew<'a>(ToNode<'a>);
 
-impl Far for TakeFew<'_> {
+impl Known for TakeFew<'_> {
     type Done = Option<usize>;
 
     #[inline(always)]
@@ -275,7 +297,7 @@ struct SendPlain<'a> {
     req: &'a SendReq,
 }
 
-impl Far for SendPlain<'_> {
+impl Known for SendPlain<'_> {
     type Done = bool;
 
     #[inline(always)]
@@ -567,12 +589,18 @@ impl Engine {
     }
 
     /// Sends an atomic operation at once if nothing stands before it and the port is a segment; see
-    /// [`Node::atomic_now`]. (If it is another, [`post_atomic`](Self::post_atomic) does that: here
-    /// no request is ever put together.)
+    /// [`Node::atomic_now`]. (If it is another, [`atomic_far`](Self::atomic_far) does that: here no
+    /// request is ever put together.)
     #[inline(always)]
     pub fn atomic_now(&mut self, ep: EpId, req: &mut ShortAtomic<'_>) -> bool {
         let KnownPort::Shm(port) = &mut self.port else { return rarely(false) };
         self.node.atomic_now(ep, req, &mut ToBrisk(port), Self::now)
+    }
+
+    /// As [`atomic_now`](Self::atomic_now), to any port.
+    #[inline(always)]
+    pub fn atomic_far(&mut self, ep: EpId, req: &mut ShortAtomic<'_>) -> bool {
+        self.post_now(|node, out| node.atomic_now(ep, req, out, Self::now))
     }
 
     /// Sends a write at once if nothing stands before it; see [`Node::write_now`].
@@ -648,7 +676,7 @@ impl Engine {
     #[inline(never)]
     pub fn post_atomic(&mut self, ep: EpId, mut req: AtomicReq) -> OpResult<()> {
         if let Some(mut short) = req.short()
-            && self.post_now(|node, out| node.atomic_now(ep, &mut short, out, Self::now))
+            && self.atomic_far(ep, &mut short)
         {
             return Ok(());
         }

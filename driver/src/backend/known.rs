@@ -4,7 +4,7 @@
 //! a table of functions, with a frame put together in memory to be described to it, a good part of
 //! that. So who holds a port for long asks once whether it is one of those that short messages are
 //! sent over by the million, whose functions then become part of his own: the shared segment's
-//! wherever he calls them, those of the others ([`Far`]) in one place of his.
+//! wherever he calls them, those of the others ([`KnownPort::far`]) in one place of his.
 
 use std::any::Any;
 use std::ops::{Deref, DerefMut};
@@ -13,6 +13,7 @@ use std::ops::{Deref, DerefMut};
 use super::dpdk::DpdkPort;
 use super::memif::Memif;
 use super::shm::ShmPort;
+use crate::hint::rarely;
 use crate::port::{BriskPort, Port, PortGone, RxSink};
 
 /// Any port, or one of those whose types are known.
@@ -29,7 +30,7 @@ pub enum KnownPort {
 }
 
 /// What is done with a port of known type, whichever that is. (Not a closure, which has to say.)
-pub trait Far {
+pub trait Known {
     /// What comes of it.
     type Done;
 
@@ -80,9 +81,21 @@ impl KnownPort {
         }
     }
 
+    /// Does something with the port, if its type is known.
+    #[inline(always)]
+    pub fn known<K: Known>(&mut self, job: K) -> Option<K::Done> {
+        match self {
+            Self::Shm(port) => Some(job.with(port)),
+            _ => {
+                rarely(());
+                self.far(job)
+            }
+        }
+    }
+
     /// Does something with the port, if its type is known and it is not the segment's.
     #[inline(always)]
-    pub fn far<F: Far>(&mut self, job: F) -> Option<F::Done> {
+    pub fn far<K: Known>(&mut self, job: K) -> Option<K::Done> {
         match self {
             Self::Memif(port) => Some(job.with(port)),
             #[cfg(feature = "dpdk")]
