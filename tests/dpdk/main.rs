@@ -9,6 +9,8 @@ mod caller;
 mod lengths;
 #[path = "../wires/memif_cases.rs"]
 mod memif_cases;
+#[path = "../wires/one_sided.rs"]
+mod one_sided;
 #[path = "../e2e/rounds.rs"]
 mod rounds;
 // The suite `wires` uses the rest of these.

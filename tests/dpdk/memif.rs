@@ -7,12 +7,15 @@ use crate::supervisor::Worker;
 /// Frames of 64 KiB: the largest that DPDK's packet buffers are made for.
 pub(crate) const HUGE: &str = "mtu=60000";
 
+/// Without loss, by short rings.
+pub(crate) const NARROW: &str = "lossless=yes,ring=64,mtu=4000";
+
 /// The port of the server (0) or the client (1) of a memif of its own for each test.
 pub(crate) fn port(test: &str, place: usize, options: &str) -> String {
     let role = ["server", "client"][place];
     let socket = format!("barewire-test-{test}-{}", std::process::id());
     let options = if options.is_empty() { String::new() } else { format!("({options})") };
-    format!("dpdk{options}:net_memif_{test},role={role},socket={socket}")
+    format!("dpdk{options}:net_memif_{test}_{role},role={role},socket={socket}")
 }
 
 /// One end is ours without DPDK, the server (0) or the client (1); the other the driver's.

@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use barewire::*;
 
+use crate::one_sided::{a_peer_that_goes, many_both_ways};
 use crate::supervisor::PATIENCE;
 use crate::worker::{Node, open, pattern, settings};
 
@@ -91,6 +92,21 @@ fn a_short_queue_holds_the_sender_back() {
     for c in &got {
         assert!(c.bytes() == pattern(100_000, c.op_context + 1), "message {}", c.op_context);
     }
+}
+
+/// Goal: as with messages, where there is room for few frames and for many.
+#[test]
+fn memory_of_others_over_a_pair_of_rings() {
+    for (name, options) in [("memory", ""), ("narrow", "(ring=64)"), ("large", "(mtu=9000)")] {
+        many_both_ways(
+            ["a", "b"].map(|end| format!("dpdk{options}:net_ring_{name}_{end},pair={name}")),
+        );
+    }
+}
+
+#[test]
+fn memory_of_others_over_a_pair_of_rings_whose_other_end_goes() {
+    a_peer_that_goes(["a", "b"].map(|end| format!("dpdk:net_ring_goes_{end},pair=goes")));
 }
 
 #[test]

@@ -21,6 +21,7 @@ mod links;
 mod memif;
 mod memif_cases;
 mod messages;
+mod one_sided;
 mod raw;
 mod stream;
 

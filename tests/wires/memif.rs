@@ -10,6 +10,9 @@ use crate::supervisor::Worker;
 /// Options for the largest frames, and some others.
 pub(crate) const HUGE: &str = "mtu=65522,id=7,secret=open";
 
+/// Without loss, by short rings.
+pub(crate) const NARROW: &str = "lossless=yes,rsize=4,mtu=4000";
+
 /// The port of the server (0) or the client (1) of a memif of its own for each test.
 pub(crate) fn port(test: &str, place: usize, options: &str) -> String {
     let role = ["server", "client"][place];

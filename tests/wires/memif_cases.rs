@@ -2,7 +2,8 @@
 //! and `dpdk` run it each over their own port, by the `port` of their module `memif`.
 
 use crate::lengths::{all_sizes, fewer_sizes, there_and_back};
-use crate::memif::{HUGE, port};
+use crate::memif::{HUGE, NARROW, port};
+use crate::one_sided::{a_peer_that_goes, many_both_ways};
 use crate::rounds::kill_rounds;
 use crate::supervisor::Worker;
 
@@ -65,4 +66,16 @@ fn kills_over_a_memif_that_loses_nothing() {
 fn kills_over_a_bad_memif() {
     let start = |place, name: &str| Worker::start(name, "traffic", &bad("killsbad", place, 9));
     kill_rounds("kills-bad-memif", start, 6, 6);
+}
+
+/// Both ends in this process, over rings that are short for them.
+#[test]
+fn memory_of_others_over_a_memif_that_loses_nothing() {
+    many_both_ways([0, 1].map(|place| port("memory", place, "lossless=yes")));
+    many_both_ways([0, 1].map(|place| port("narrow", place, NARROW)));
+}
+
+#[test]
+fn memory_of_others_over_a_memif_whose_other_end_goes() {
+    a_peer_that_goes([0, 1].map(|place| port("goes", place, "lossless=yes")));
 }
