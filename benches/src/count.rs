@@ -76,8 +76,9 @@ pub fn instructions(case: &str, few: u64, many: u64) -> Result<f64, String> {
 }
 
 fn callgrind(case: &str, count: u64) -> Result<u64, String> {
+    let name = case.replace('/', "-");
     let out = std::env::temp_dir()
-        .join(format!("barewire-callgrind.{}.{case}.{count}", std::process::id()));
+        .join(format!("barewire-callgrind.{}.{name}.{count}", std::process::id()));
     let ran = Command::new("valgrind")
         .args(["--tool=callgrind", "--quiet", "--collect-atstart=no"])
         .arg(format!("--toggle-collect={STEADY}"))

@@ -5,7 +5,7 @@ use std::mem::take;
 
 use barewire::raw::{IoVec, RawCq, RawEndpoint, RawRecv, RawSend, SerialPromise};
 use barewire::{
-    Av, AvAttr, Buf, Completion, Cq, CqAttr, Domain, Endpoint, Info, Progress, Settings,
+    Av, AvAttr, Buf, Completion, Cq, CqAttr, Domain, Endpoint, Info, Progress, Refused, Settings,
 };
 use barewire_dataplane::error::Error;
 use barewire_dataplane::flags::{BindFlags, Caps, CqFlags, OpFlags};
@@ -478,6 +478,20 @@ impl SafeEnd {
     }
 }
 
+impl SafeEnd {
+    /// Whether a call was taken. The buffer of one that was not comes back.
+    #[inline]
+    fn is_posted(&mut self, posted: std::result::Result<(), Refused>) -> bool {
+        match posted {
+            Ok(()) => true,
+            Err(refused) => {
+                self.spare.extend(refused.bufs.into_one());
+                false
+            }
+        }
+    }
+}
+
 impl End for SafeEnd {
     fn addr(&self) -> EpAddr {
         self.ep.getname().expect("the endpoint is open")
@@ -490,13 +504,15 @@ impl End for SafeEnd {
     #[inline]
     fn recv(&mut self, _at: usize, _len: usize) -> bool {
         let Some(buf) = self.spare.pop() else { return false };
-        self.ep.trecv(buf, FI_ADDR_UNSPEC, TAG, 0, 0).is_ok()
+        let posted = self.ep.trecv(buf, FI_ADDR_UNSPEC, TAG, 0, 0);
+        self.is_posted(posted)
     }
 
     #[inline]
     fn send(&mut self, _at: usize, _len: usize, _more: bool) -> bool {
         let Some(buf) = self.spare.pop() else { return false };
-        self.ep.tsend(buf, self.peer, TAG, 0).is_ok()
+        let posted = self.ep.tsend(buf, self.peer, TAG, 0);
+        self.is_posted(posted)
     }
 
     #[inline]

@@ -190,13 +190,13 @@ const WARM_UP: u64 = 20_000;
 /// Memory of an end that [`steady_case`] opens.
 const MEMORY: usize = 3 * (32 << 10);
 
-/// Two ends of one thread.
+/// Two ends of one thread, on the ports that `specs` name.
 ///
 /// # Errors
 /// What the port or the api refused.
-pub fn pair(spec: &str, memory: usize) -> Made<[RemoteEnd; 2]> {
-    let open = || RemoteEnd::open(spec, memory, Progress::Manual);
-    let mut pair = [open()?, open()?];
+pub fn pair(specs: [&str; 2], memory: usize) -> Made<[RemoteEnd; 2]> {
+    let open = |spec| RemoteEnd::open(spec, memory, Progress::Manual);
+    let mut pair = [open(specs[0])?, open(specs[1])?];
     for i in 0..2 {
         let addr = pair[1 - i].addr();
         pair[i].connect(addr);
@@ -234,11 +234,11 @@ pub fn each(
     Ok(())
 }
 
-/// One message after the other.
+/// One message of `len` bytes after the other.
 #[inline(never)]
-fn messages([a, b]: &mut [RemoteEnd; 2], count: u64) -> Made<()> {
+fn messages([a, b]: &mut [RemoteEnd; 2], len: usize, count: u64) -> Made<()> {
     for _ in 0..count {
-        if !b.recv(0, 64) || !a.send(0, 64) {
+        if !b.recv(0, len) || !a.send(0, len) {
             return Err("refused in steady state".to_owned());
         }
         let (mut received, mut sent) = (0, 0);
@@ -270,8 +270,13 @@ fn repeat(pair: &mut [RemoteEnd; 2], case: &str, count: u64) -> Made<()> {
         "fadd-u64" => each(pair, count, |end| end.add(true)),
         "add-u64" => each(pair, count, |end| end.add(false)),
         "write-8B" => each(pair, count, |end| end.write(0, 8)),
+        "write-64B" => each(pair, count, |end| end.write(0, 64)),
+        "write-1KiB" => each(pair, count, |end| end.write(0, 1024)),
         "read-8B" => each(pair, count, |end| end.read(0, 8)),
-        MESSAGE => messages(pair, count),
+        "read-64B" => each(pair, count, |end| end.read(0, 64)),
+        "read-1KiB" => each(pair, count, |end| end.read(0, 1024)),
+        MESSAGE => messages(pair, 64, count),
+        "message-1KiB" => messages(pair, 1024, count),
         _ => Err("no such case".to_owned()),
     }
 }
@@ -283,7 +288,15 @@ fn repeat(pair: &mut [RemoteEnd; 2], case: &str, count: u64) -> Made<()> {
 /// What the port or the api refused.
 pub fn steady_case(case: &str, count: u64) -> Made<()> {
     let spec = format!("shm:bench-steady-{}", std::process::id());
-    let mut pair = pair(&spec, MEMORY)?;
+    steady_case_on([&spec, &spec], case, count)
+}
+
+/// As [`steady_case`], on the ports that `specs` name.
+///
+/// # Errors
+/// As there.
+pub fn steady_case_on(specs: [&str; 2], case: &str, count: u64) -> Made<()> {
+    let mut pair = pair(specs, MEMORY)?;
     repeat(&mut pair, case, WARM_UP)?;
     steady(|| repeat(&mut pair, case, count))
 }

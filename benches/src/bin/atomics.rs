@@ -157,7 +157,7 @@ const OPS: [&str; AtomicOp::ALL.len()] = [
 /// for each, or all in one table.
 fn table(args: &Args, report: &mut Report) -> Made<()> {
     let spec = format!("shm:bench-atomics-table-{}", std::process::id());
-    let mut pair = pair(&spec, MEMORY)?;
+    let mut pair = pair([&spec, &spec], MEMORY)?;
     let budget = args.size(20_000, 4);
     let as_table = args.only.as_deref() == Some(TABLE);
     for elements in ELEMENTS {

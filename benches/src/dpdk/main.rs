@@ -9,8 +9,9 @@ use std::sync::atomic::Ordering::{Acquire, Release};
 
 use barewire_benches::count::{instructions, steady};
 use barewire_benches::duo::{First, Rounds, Second, Task, start};
-use barewire_benches::end::{End, Made, RawEnd};
-use barewire_benches::pair::joined;
+use barewire_benches::end::{End, Made, RawEnd, SafeEnd};
+use barewire_benches::pair::{joined, segment};
+use barewire_benches::remote::steady_case_on;
 use barewire_benches::{Args, Bounced, Place, Report, Row, Sample};
 use barewire_driver::clock::now_ns;
 use barewire_driver::frame::{RxFrame, TxFrame};
@@ -63,6 +64,7 @@ fn main() {
     if args.wants("null-instructions") {
         null_instructions(&args, &mut report);
     }
+    memory_instructions(&args, &mut report);
     // Last, since it starts threads and DPDK in this process.
     if args.wants("ring-64B/raw")
         && let Err(why) = ring(&args, &mut report)
@@ -564,11 +566,53 @@ fn null_instructions(args: &Args, report: &mut Report) {
     }
 }
 
-/// Two ends over a pair of rings or a memif whose both sides are in this process, without
-/// hugepages.
-fn pair_of(medium: &str) -> Made<[RawEnd; 2]> {
+/// Media of which one end may answer the other at once, since they lose nothing, and the segment
+/// that they are set against.
+const MEDIA: [&str; 4] = ["shm", "own-lossless", "ring", "memif-lossless"];
+
+/// What is counted over each.
+const OVER_MEDIA: [&str; 9] = [
+    "round",
+    "round-safe",
+    "message-1KiB",
+    "fadd-u64",
+    "add-u64",
+    "write-64B",
+    "write-1KiB",
+    "read-64B",
+    "read-1KiB",
+];
+
+/// Instructions of both sides together for what goes from memory to memory, over each medium.
+fn memory_instructions(args: &Args, report: &mut Report) {
+    let (few, many) = (args.size(2000, 100), args.size(12_000, 200));
+    for what in OVER_MEDIA {
+        let mut segment = None;
+        for medium in MEDIA {
+            let case = format!("{medium}/{what}");
+            let name = format!("{what}-instructions/{medium}");
+            if !args.wants(&name) {
+                continue;
+            }
+            match instructions(&case, few, many) {
+                Ok(cost) => {
+                    let of = *segment.get_or_insert(cost);
+                    let row = Row::new(name, cost, "instr").count(many - few);
+                    let row = if medium == "shm" { row } else { row.against("shm", of, cost / of) };
+                    report.row(row.note(if what.starts_with("round") { "to and fro" } else { "" }));
+                }
+                Err(why) => report.skip(&name, &why),
+            }
+        }
+    }
+}
+
+/// The ports of a medium that leads from this process to itself, without hugepages: a segment, a
+/// pair of rings, or a memif, with loss or without, by our own port or by DPDK's driver.
+fn ports_of(medium: &str) -> [String; 2] {
     let id = std::process::id();
-    let ends = match medium {
+    match medium {
+        "shm" => ["a", "b"].map(|_| segment("count")),
         "ring" => ["a", "b"].map(|end| format!("dpdk(huge=no):net_ring_{end},pair=count")),
         "own" | "own-lossless" => ["server", "client"].map(|role| {
             let lossless = if medium == "own" { "no" } else { "yes" };
@@ -581,13 +625,12 @@ fn pair_of(medium: &str) -> Made<[RawEnd; 2]> {
                 "dpdk(huge=no,lossless={lossless}):net_memif_{role},role={role},socket={socket}"
             )
         }),
-    };
-    Ok(joined([RawEnd::open(&ends[0], 64 * LEN)?, RawEnd::open(&ends[1], 64 * LEN)?]))
+    }
 }
 
 /// Messages to and fro, each answered when it has come.
 #[inline(never)]
-fn round_trips(pair: &mut [RawEnd; 2], count: u64) {
+fn round_trips<E: End>(pair: &mut [E; 2], count: u64) {
     for _ in 0..count {
         pair.iter_mut().for_each(|end| assert!(end.recv(0, LEN)));
         for from in [0, 1] {
@@ -619,14 +662,32 @@ fn sixteens(pair: &mut [RawEnd; 2], count: u64) {
     }
 }
 
+/// Runs what is counted over two ports, `count` times.
+fn run_over([a, b]: [String; 2], what: &str, count: u64) -> Made<()> {
+    const WARM_UP: u64 = 20_000;
+    let raw = |spec: &str| RawEnd::open(spec, 64 * LEN);
+    let safe = |spec: &str| SafeEnd::open(spec, 8, LEN);
+    match what {
+        "round" | "pack" => {
+            let mut pair = joined([raw(&a)?, raw(&b)?]);
+            let run = if what == "pack" { sixteens } else { round_trips };
+            run(&mut pair, WARM_UP);
+            steady(|| run(&mut pair, count));
+        }
+        "round-safe" => {
+            let mut pair = joined([safe(&a)?, safe(&b)?]);
+            round_trips(&mut pair, WARM_UP);
+            steady(|| round_trips(&mut pair, count));
+        }
+        _ => return steady_case_on([&a, &b], what, count),
+    }
+    Ok(())
+}
+
 /// Runs what is counted, `count` times.
 fn run_steady(case: &str, count: u64) -> Made<()> {
     if let Some((medium, what)) = case.split_once('/') {
-        let mut pair = pair_of(medium)?;
-        let run = if what == "pack" { sixteens } else { round_trips };
-        run(&mut pair, 20_000);
-        steady(|| run(&mut pair, count));
-        return Ok(());
+        return run_over(ports_of(medium), what, count);
     }
     let (what, burst) = case.split_once('-').ok_or("no burst")?;
     let burst: usize = burst.parse().map_err(|e| format!("{burst}: {e}"))?;
