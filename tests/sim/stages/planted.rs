@@ -20,7 +20,7 @@ const STAGES: [(&str, u64, Part); 8] = [
     ("forged_frames", 2, |seed| guarded(|| hostile::forged(seed, 5_000))),
     ("crash_at_every_step", 5, |seed| directed::crash_steps(seed, 12).map(|_| ())),
     ("exactly_once", 40, |seed| once::one_word(seed).map(|_| ())),
-    ("false_death", 40, |seed| random::no_death(seed).map(|_| ())),
+    ("false_death", 160, |seed| random::no_death(seed).map(|_| ())),
     ("drop_dup_swap_each_packet", 1, |seed| directed::each_packet(seed, 12).map(|_| ())),
     ("sim_quick, more", 80, |seed| random::one(40 + seed, 500)),
 ];
