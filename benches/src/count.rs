@@ -81,6 +81,8 @@ fn callgrind(case: &str, count: u64) -> Result<u64, String> {
         .join(format!("barewire-callgrind.{}.{name}.{count}", std::process::id()));
     let ran = Command::new("valgrind")
         .args(["--tool=callgrind", "--quiet", "--collect-atstart=no"])
+        // One thread runs at a time, and one that polls would keep the others from ever running.
+        .arg("--fair-sched=yes")
         .arg(format!("--toggle-collect={STEADY}"))
         .arg(format!("--callgrind-out-file={}", out.display()))
         .arg(me()?)
