@@ -126,7 +126,9 @@ impl Node {
         let mut told = !req.no_completion;
         let net = (&self.avs, &self.peers);
         if USUAL {
-            let known = ep.route.plain[usize::from(tagged)] == req.dest;
+            // What stands there for a kind that is not plain may be asked for as well.
+            let named = req.dest != FI_ADDR_UNSPEC;
+            let known = ep.route.plain[usize::from(tagged)] == req.dest && named;
             let asked = req.no_completion || req.flags.contains(OpFlags::COMPLETION);
             if !known && !rarely(ep.is_usual(net, req.dest, tagged, asked)) {
                 return None;
@@ -506,8 +508,8 @@ pub(crate) struct Route {
     pub(super) ep: u16,
     /// The life of the peer that the address names, which is the one we deal with; 0 any.
     pub(super) inc: u64,
-    /// `dest` for each [`MsgKind`] of which messages are plain: who finds it there need ask neither
-    /// of both.
+    /// `dest` for each [`MsgKind`] of which messages are plain, else [`FI_ADDR_UNSPEC`]: who finds
+    /// an address there need ask neither of both.
     pub(super) plain: [FiAddr; 2],
 }
 

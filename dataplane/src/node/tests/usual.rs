@@ -98,6 +98,26 @@ fn a_usual_send_is_told_of_and_not_counted() {
     assert!(!plain(&mut lossy, ep, 64, none, false), "where frames get lost it needs a record");
 }
 
+/// Goal: nobody is `FI_ADDR_UNSPEC`, whoever an endpoint has sent to last and whatever it asks of its
+/// messages.
+#[test]
+fn no_message_goes_to_nobody() {
+    let mut pair = opened(true);
+    let (own, now) = (pair.ends[0].ep, pair.now);
+    let eps = [own, another(&mut pair, true, false), another(&mut pair, false, true)];
+    for (at, ep) in eps.into_iter().enumerate() {
+        let mut req = tagged(&pair, 64, OpFlags::COMPLETION, false);
+        let End { node, out, .. } = &mut pair.ends[0];
+        assert!(node.send_now(ep, &mut req, &mut sink(out), || now), "endpoint {at}");
+        let frames = out.len();
+        req.dest = FI_ADDR_UNSPEC;
+        assert!(!node.send_plain(ep, &req, &mut sink(out), || now), "endpoint {at}");
+        assert!(!node.send_now(ep, &mut req, &mut sink(out), || now), "endpoint {at}");
+        assert_eq!(out.len(), frames, "endpoint {at}");
+        assert!(node.post_send(now, ep, req).is_err(), "endpoint {at}");
+    }
+}
+
 #[test]
 fn a_usual_receive_is_told_of_and_in_one_piece() {
     let mut pair = opened(true);
