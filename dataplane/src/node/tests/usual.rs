@@ -98,8 +98,8 @@ fn a_usual_send_is_told_of_and_not_counted() {
     assert!(!plain(&mut lossy, ep, 64, none, false), "where frames get lost it needs a record");
 }
 
-/// Goal: nobody is `FI_ADDR_UNSPEC`, whoever an endpoint has sent to last and whatever it asks of its
-/// messages.
+/// Goal: nobody is `FI_ADDR_UNSPEC`, whoever an endpoint has sent to last and whatever it asks of
+/// its messages.
 #[test]
 fn no_message_goes_to_nobody() {
     let mut pair = opened(true);
