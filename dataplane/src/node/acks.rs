@@ -4,8 +4,9 @@
 //! An acknowledgement of its own is a frame that both ends pay for, so a stream of packets gets one
 //! for many. But who has sent a single message may wait for nothing else. The sender knows which it
 //! is: it asks for an acknowledgement (AR) with the last packet of a message that is alone in
-//! flight, and with the packet that closes its window. What follows closely it leaves for the
-//! receiver to acknowledge when several have come; if nothing follows after all, it asks by a PING.
+//! flight or follows a pause, and with the packet that closes its window. What follows closely it
+//! leaves for the receiver to acknowledge when several have come; if that was the last of a burst,
+//! it asks by a PING.
 //!
 //! The receiver answers what asks as soon as a turn finds no frame, so that what the application
 //! sends first can carry the answer, and what does not ask after
@@ -19,6 +20,7 @@ use barewire_driver::port::Tx;
 use super::output::Packet;
 use super::peer::{Peer, State, ack_time};
 use super::{FrameSink, Node};
+use crate::rel::sent::SendWindow;
 use crate::slab::NONE;
 use crate::types::Instant;
 use crate::wire::{AckOp, Ty};
@@ -26,7 +28,7 @@ use crate::wire::{AckOp, Ty};
 /// How long a packet that did not ask waits for company before it is acknowledged.
 const ACK_DELAY_NS: u64 = 10_000;
 
-/// How long a sender waits for another packet before it asks after those that have left.
+/// How long a sender waits for another message before it asks after those that have left: a pause.
 const ASK_AFTER_NS: u64 = 1_000;
 
 /// Peers for which a queue has room at once.
@@ -45,63 +47,72 @@ pub(super) struct Acks {
     /// Peers that have been sent packets for which nobody has asked yet, at most [`QUEUE`]: those
     /// for which there is no room wait for their acknowledgement a little longer.
     unasked: VecDeque<u32>,
-    /// Such a packet was sent since the last turn.
+    /// A packet that somebody waits for has left since the last turn.
     fresh: bool,
-    /// The first turn after the last of them was sent: not when, as it may take long to write it.
-    unasked_since: Option<Instant>,
+    /// The first turn after the last of them left, until a pause has passed: not when it left, as
+    /// it may take long to write it.
+    left_at: Option<Instant>,
 }
 
 impl Acks {
     pub(super) fn new() -> Self {
         let queue = || VecDeque::with_capacity(QUEUE);
         let (owing, unasked) = (queue(), queue());
-        Self { owing, owed_since: None, soon: false, unasked, fresh: false, unasked_since: None }
+        Self { owing, owed_since: None, soon: false, unasked, fresh: false, left_at: None }
     }
 
-    /// A packet that somebody waits for and that is kept has left for `peer`, which stands in slot
-    /// `p`; `ar` if it asked.
+    /// The last packet of something that waits for its acknowledgement, and that is kept, has left
+    /// for `peer`, which stands in slot `p`; `ar` if it asked.
     #[inline(always)]
     pub(super) fn left(&mut self, p: u32, peer: &mut Peer, ar: bool) {
+        self.fresh = true;
+        peer.unasked = !ar;
         if ar {
-            peer.unasked = false;
             return;
         }
-        self.fresh = true;
-        peer.unasked = true;
         if !peer.is_listed_unasked && self.unasked.len() < QUEUE {
             peer.is_listed_unasked = true;
             self.unasked.push_back(p);
         }
     }
 
+    /// Whether the next packet that `snd` numbers asks for an acknowledgement; `ends` if somebody
+    /// waits for that of a request which this packet ends, and of which `own` others are in flight.
+    #[inline(always)]
+    pub(super) fn asks(&self, snd: &SendWindow, own: u32, ends: bool) -> bool {
+        let is_resting = !self.fresh && self.left_at.is_none();
+        snd.asks(ends && (snd.in_flight() == own || is_resting))
+    }
+
     /// When there is something to do about it; `turned_at` is the last turn.
     pub(super) fn due(&self, turned_at: Instant) -> Option<Instant> {
         let owed = self.owed_since.map(|at| if self.soon { turned_at } else { at + ACK_DELAY_NS });
-        let unasked = self.unasked_since.map(|at| at + ASK_AFTER_NS);
-        let fresh = self.fresh.then_some(turned_at);
-        [owed, unasked, fresh].into_iter().flatten().min()
+        let paused = self.left_at.map(|at| at + ASK_AFTER_NS);
+        let ask = if self.fresh { Some(turned_at) } else { paused };
+        // That a pause has passed is of no use to know before something leaves again.
+        let ask = ask.filter(|_| !self.unasked.is_empty());
+        [owed, ask].into_iter().flatten().min()
     }
 }
 
 impl Node {
     /// Whether the next packet to a peer asks for an acknowledgement, on a port that may lose it:
-    /// `last` if it ends the message of request `w`, [`NONE`] if nobody waits for it.
+    /// as [`Acks::asks`]; `w` is the request, [`NONE`] if there is none.
     #[inline]
-    pub(super) fn asks(&self, p: u32, w: u32, last: bool) -> bool {
-        let snd = &self.peers[p].snd;
+    pub(super) fn asks(&self, p: u32, w: u32, ends: bool) -> bool {
         let own = if w == NONE { 0 } else { self.tx[w].unacked };
-        snd.asks(last && snd.in_flight() == own)
+        self.acks.asks(&self.peers[p].snd, own, ends)
     }
 
     /// Asks after what left some time ago without a question.
     pub(super) fn ask_after_tails(&mut self, now: Instant) {
         if std::mem::take(&mut self.acks.fresh) {
-            self.acks.unasked_since = Some(now);
+            self.acks.left_at = Some(now);
         }
-        if self.acks.unasked_since.is_none_or(|since| now.since(since) < ASK_AFTER_NS) {
+        if self.acks.left_at.is_none_or(|at| now.since(at) < ASK_AFTER_NS) {
             return;
         }
-        self.acks.unasked_since = None;
+        self.acks.left_at = None;
         while let Some(p) = self.acks.unasked.pop_front() {
             let Some(peer) = self.peers.get_mut(p) else { continue };
             peer.is_listed_unasked = false;
@@ -140,7 +151,11 @@ impl Node {
     /// frame has come since the last turn.
     #[inline]
     pub(super) fn ack_owed(&mut self, now: Instant, idle: bool, out: &mut dyn FrameSink) {
-        let Some(since) = self.acks.owed_since else { return };
+        let Some(since) = self.acks.owed_since else {
+            // What asked was not taken.
+            self.acks.soon = false;
+            return;
+        };
         if idle && self.acks.soon || now.since(since) >= ACK_DELAY_NS {
             self.ack_all_owed(now, out);
         }

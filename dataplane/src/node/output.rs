@@ -44,6 +44,8 @@ pub(super) struct Packet<'a> {
     pub(super) wr: u32,
     /// Ask for an acknowledgement.
     pub(super) ar: bool,
+    /// It is the last of `wr`, and somebody waits for the acknowledgement.
+    pub(super) ends: bool,
     pub(super) rtx: bool,
 }
 
@@ -215,7 +217,8 @@ impl Node {
             let (op, op_len) = (entry.op, usize::from(entry.op_len));
             let last = self.peers[p].snd.lost == 1;
             let ar = last || self.lossless;
-            let packet = Packet { ty, psn, op: &op[..op_len], body, wr, ar, rtx: true };
+            let packet =
+                Packet { ty, psn, op: &op[..op_len], body, wr, ar, ends: false, rtx: true };
             if self.emit(p, &packet, out) != Tx::Sent {
                 return false;
             }
@@ -259,6 +262,7 @@ impl Node {
                 body: BodyRef::None,
                 wr,
                 ar: self.lossless && !read,
+                ends: false,
                 rtx: false,
             };
             if !self.send_numbered(now, p, packet, true, out) {
@@ -720,7 +724,7 @@ impl Node {
     ) -> Packet<'a> {
         // On a port that loses nothing it is the one that somebody waits for.
         let ar = if self.lossless { keep } else { self.asks(p, wr, true) };
-        Packet { ty, psn: self.peers[p].snd.nxt, op, body, wr, ar, rtx: false }
+        Packet { ty, psn: self.peers[p].snd.nxt, op, body, wr, ar, ends: wr != NONE, rtx: false }
     }
 
     /// Payload bytes that fit behind `op_len` bytes of operation header.
@@ -747,7 +751,7 @@ impl Node {
         let peer = &mut self.peers[p];
         let psn = peer.number(now);
         if keep {
-            let Packet { ty, op, body, wr, ar, .. } = packet;
+            let Packet { ty, op, body, wr, ar, ends, .. } = packet;
             let mut bytes = [0; OP_MAX];
             bytes[..op.len()].copy_from_slice(op);
             let entry = move |_| Sent::new(psn, ty, (&bytes, op.len()), body, wr, now);
@@ -755,9 +759,9 @@ impl Node {
             peer.keep(now, &mut self.sent, idx);
             if wr != NONE {
                 self.tx[wr].unacked += 1;
-                if !self.lossless {
-                    self.acks.left(p, peer, ar);
-                }
+            }
+            if ends && !self.lossless {
+                self.acks.left(p, peer, ar);
             }
         }
         true
@@ -903,6 +907,6 @@ pub(super) enum Step {
 
 impl<'a> Packet<'a> {
     pub(super) fn control(ty: Ty, psn: Psn, op: &'a [u8]) -> Self {
-        Self { ty, psn, op, body: BodyRef::None, wr: NONE, ar: false, rtx: false }
+        Self { ty, psn, op, body: BodyRef::None, wr: NONE, ar: false, ends: false, rtx: false }
     }
 }

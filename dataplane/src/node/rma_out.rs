@@ -126,7 +126,8 @@ impl Node {
         wait: bool,
     ) -> Packet<'a> {
         let ar = if self.lossless { wait } else { self.asks(p, wr, wait) };
-        Packet { ty, psn: self.peers[p].snd.nxt, op, body, wr, ar, rtx: false }
+        let psn = self.peers[p].snd.nxt;
+        Packet { ty, psn, op, body, wr, ar, ends: wait, rtx: false }
     }
 
     /// Hands a read to the pull engine.

@@ -166,7 +166,7 @@ impl Node {
         }
         let cost = if USUAL { 1 } else { short_cost(peer, len)? };
         let ar = if KEPT {
-            peer.short_left == 1 || peer.snd.asks(peer.snd.in_flight() == 0)
+            peer.short_left == 1 || self.acks.asks(&peer.snd, 0, true)
         } else {
             !USUAL && peer.short_left == 1
         };

@@ -59,12 +59,9 @@ impl Node {
             }
             let (offset, len) = (wr.sent, (train.end - wr.sent).min(room) as u32);
             base.psn = peer.snd.nxt;
-            base.ar = if lossless {
-                train.keep
-            } else {
-                let last = offset + u64::from(len) == train.end;
-                peer.snd.asks(last && peer.snd.in_flight() == wr.unacked)
-            };
+            let last = offset + u64::from(len) == train.end;
+            base.ar =
+                if lossless { train.keep } else { self.acks.asks(&peer.snd, wr.unacked, last) };
             base.plen = len as u16;
             let (fixed, op) = head.split_first_chunk_mut().expect("a head holds a base");
             base.emit(fixed);
@@ -94,7 +91,7 @@ impl Node {
                 train.put_offset(&mut self.sent[idx].op, offset);
                 peer.keep(now, &mut self.sent, idx);
                 wr.unacked += 1;
-                if !lossless {
+                if last && !lossless {
                     self.acks.left(p, peer, base.ar);
                 }
             }

@@ -7,7 +7,11 @@ const TURN_NS: u64 = 100;
 
 /// Two nodes with a session in which nothing is under way.
 fn quiet_pair() -> Pair {
-    let mut pair = Pair::new(9000, false);
+    quiet_pair_of(9000)
+}
+
+fn quiet_pair_of(mtu: usize) -> Pair {
+    let mut pair = Pair::new(mtu, false);
     exchange(&mut pair, 8, 100_000);
     pair
 }
@@ -102,4 +106,67 @@ fn a_lost_question_is_made_up_for_by_the_receiver() {
     assert_eq!(pair.read(0).len(), 1);
     let [sender, _] = pair.ends.each_ref().map(|end| end.node.counters());
     assert_eq!((sender.tx_retransmits, sender.timeouts), (0, 0));
+}
+
+/// Goal: what leaves after a pause asks for itself, though something before it is still waited for.
+#[test]
+fn what_follows_a_pause_asks_by_itself() {
+    // Short enough not to wait for credits, which would be lost.
+    for (short, len) in [(None, 8), (Some(0), 8), (None, 1200)] {
+        let mut pair = quiet_pair_of(512);
+        pair.short = short;
+        pair.drop = 1;
+        let asks = counted(&pair).1;
+        let done = exchange(&mut pair, len, 1_500) + exchange(&mut pair, len, 2_000);
+        assert_eq!(done, 0, "lost, as are their acknowledgements");
+        assert_eq!(counted(&pair).1, asks, "asked although the message did");
+        pair.drop = 0;
+        pair.run(1_000_000_000);
+        assert_eq!(pair.read(0).len(), 2);
+    }
+}
+
+/// Goal: of a burst that leaves at once the first asks, and after the last is asked.
+#[test]
+fn a_burst_that_leaves_at_once_is_asked_after() {
+    for short in [None, Some(0)] {
+        let mut pair = quiet_pair();
+        (pair.short, pair.drop) = (short, 1);
+        for context in 0..4 {
+            // Too long to share a frame.
+            pair.send(0, IoBuf::leaked(&[1; 1000]), 5, OpFlags::empty(), context).unwrap();
+        }
+        pair.run_by(1_500, TURN_NS);
+        assert_eq!(counted(&pair).1, 1);
+    }
+}
+
+/// Goal: what asks by itself is not asked after for the sake of something before it.
+#[test]
+fn a_question_is_not_put_twice() {
+    let mut pair = two_and_a_tail();
+    pair.recv(0, IoBuf::leaked(&[0; 8]), 5, OpFlags::empty(), 3).unwrap();
+    pair.send(1, IoBuf::leaked(&[1; 8]), 5, OpFlags::empty(), 4).unwrap();
+    pair.run_by(2 * TURN_NS, TURN_NS);
+    assert_eq!(pair.read(0).len(), 2, "the tail is acknowledged by a message");
+    pair.drop = 1;
+    assert_eq!(exchange(&mut pair, 8, 1_500), 0);
+    assert_eq!(counted(&pair).1, 0);
+}
+
+/// Goal: nobody asks after what is answered, however long the answer takes.
+#[test]
+fn what_is_answered_is_not_asked_after() {
+    let mut pair = quiet_pair();
+    let region = pair.region(1, 64, rma::ALL);
+    pair.drop = 1;
+    for context in 0..2 {
+        let range = RmaList::one(0, 64, region.key);
+        pair.read_to(IoBuf::leaked(&[0; 64]), range, context).unwrap();
+    }
+    pair.run_by(5_000, TURN_NS);
+    assert_eq!(counted(&pair).1, 0);
+    pair.drop = 0;
+    pair.run(1_000_000_000);
+    assert_eq!(pair.outcomes(0), [(0, None), (1, None)]);
 }
