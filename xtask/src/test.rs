@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use crate::packages::{self, Tool};
 use crate::process::{self, Ended};
 use crate::report::{Counts, read_tests};
-use crate::vm::{NotHere, guest, suite};
-use crate::{bench, cargo, deb, root, target_dir};
+use crate::vm::{NotHere, guest, hosts, suite};
+use crate::{bench, cargo, deb, root, target_dir, vm};
 
 /// Builds of all suites are of the whole workspace and name the targets that they want: what Cargo
 /// selects decides on the features of other people's crates, and with other features it compiles
@@ -511,6 +511,7 @@ fn vfio(suite: Suite, nightly: bool) -> Result<Outcome, String> {
         suite::runs(program, nightly)
     })?;
     outcome.add(ran);
+    outcome.add(two_hosts(suite)?);
     Ok(outcome)
 }
 
@@ -569,15 +570,25 @@ fn judge(run: &suite::Run, ended: &guest::Ended, outcome: &mut Outcome) {
 fn two_guests(suite: Suite, program: &Path) -> Outcome {
     match suite::two_guests(program) {
         Err(NotHere(why)) => Outcome::skipped(format!("two guests: {why}")),
-        Ok((ends, cable)) => {
-            let said: String =
-                ends.iter().map(|end| format!("{}{}", end.output, end.trouble)).collect();
-            let said = format!("two guests: {cable}\n{said}");
-            append(suite, &said);
-            let ok = ends.iter().all(|end| end.code == Some(0) && end.faults == 0);
-            Outcome::single(ok, said)
-        }
+        Ok((ends, cable)) => pair(suite, &format!("two guests: {cable}"), &ends),
     }
+}
+
+/// Runs README's commands for two hosts in two guests.
+fn two_hosts(suite: Suite) -> Result<Outcome, String> {
+    Ok(match hosts::two_hosts(&vm::barewire()?) {
+        Err(NotHere(why)) => Outcome::skipped(format!("two hosts: {why}")),
+        Ok(ends) => pair(suite, "two hosts", &ends),
+    })
+}
+
+/// The outcome of guests that belong together, of which there have to be two.
+fn pair(suite: Suite, what: &str, ends: &[guest::Ended]) -> Outcome {
+    let said: String = ends.iter().map(|end| format!("{}{}", end.output, end.trouble)).collect();
+    let said = format!("{what}\n{said}");
+    append(suite, &said);
+    let ok = ends.iter().all(|end| end.code == Some(0) && end.faults == 0);
+    Outcome::single(ok && ends.len() == 2, said)
 }
 
 /// Adds to a suite's log. Without a log the verdict is the same.

@@ -47,8 +47,9 @@ pub(super) fn run(args: &Common) -> Result<ExitCode, Fail> {
     } else {
         let port =
             if args.port == "shm" { String::new() } else { format!("--port '{}' ", args.port) };
+        let but = if names_this_host(&args.port) { ", with its own address" } else { "" };
         print(format_args!(
-            "listening on {}\non the other side: barewire pingpong {port}{addr}\n",
+            "listening on {}\non the other side{but}: barewire pingpong {port}{addr}\n",
             link.port()
         ))?;
     }
@@ -65,6 +66,12 @@ pub(super) fn run(args: &Common) -> Result<ExitCode, Fail> {
             Err(why) => eprintln!("barewire: a client failed: {why}"),
         }
     }
+}
+
+/// Whether a port has an IPv4 address that no other host can have.
+fn names_this_host(port: &str) -> bool {
+    let address = port.split_once("udp:").map_or("", |(_, address)| address);
+    address.starts_with(|c: char| c.is_ascii_digit()) && !address.starts_with("127.")
 }
 
 /// The first run of a client, or `None` if the process that started us has gone.
@@ -295,6 +302,24 @@ impl<'a> Server<'a> {
     fn take_back(&mut self) {
         for (slot, _) in std::mem::take(&mut self.posted) {
             self.link.cancel(slot);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_is_for_one_host_only() {
+        for (port, is_ours) in [
+            ("udp:10.0.0.1", true),
+            ("fault(loss=0.1):udp:10.0.0.1:5000", true),
+            ("udp:127.0.0.1", false),
+            ("udp:eth0", false),
+            ("afpacket:eth0", false),
+        ] {
+            assert_eq!(names_this_host(port), is_ours, "{port}");
         }
     }
 }

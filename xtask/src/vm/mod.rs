@@ -6,6 +6,7 @@
 
 mod cpio;
 pub(crate) mod guest;
+pub(crate) mod hosts;
 mod kernel;
 pub(crate) mod suite;
 mod wire;
