@@ -292,6 +292,50 @@ impl Span {
     }
 }
 
+/// The words of 8 bytes that a span consists of, for who changes one after the other.
+///
+/// As the span, they belong to the operation that the memory was lent to.
+#[derive(Debug)]
+pub struct Words {
+    base: *mut u8,
+    count: u64,
+}
+
+// SAFETY: as a span, whose address and promise it is.
+unsafe impl Send for Words {}
+
+impl Words {
+    /// No memory.
+    pub const NONE: Self = Self { base: std::ptr::null_mut(), count: 0 };
+
+    /// Those of `span`, if it begins with one: its address is a multiple of 8. Bytes behind the
+    /// last are none of them.
+    pub fn of(span: &Span) -> Option<Self> {
+        let (base, count) = (span.base(), span.len() as u64 / 8);
+        (base as usize & 7 == 0).then_some(Self { base, count })
+    }
+
+    /// Adds `operand` to the word at byte `at`, which nobody else changes, as [`AtomicOp::Sum`]
+    /// does on [`Datatype::Uint64`]. Returns the value before. `None`, and nothing done, if at this
+    /// byte no word begins.
+    #[inline(always)]
+    pub fn fetch_add(&self, at: u64, operand: u64) -> Option<u64> {
+        // Of a byte within a word, or beyond all memory, this is larger than any count.
+        let i = at.rotate_right(3);
+        if i >= self.count {
+            return rarely(None);
+        }
+        let target = self.base.wrapping_add(i as usize * 8);
+        let (operand, mut old) = (operand.to_le_bytes(), [0; 8]);
+        let (operand, result) = (operand.as_ptr(), old.as_mut_ptr());
+        let part = exec::Part { target, operand, compare: operand, result, count: 1 };
+        // SAFETY: word `i` of `count` is aligned (`of`) and lies inside lent memory; operand and
+        // result have 8 bytes of our own; every operation has a meaning on the type.
+        let done = unsafe { exec::exec_word(AtomicOp::Sum, Datatype::Uint64, part) };
+        done.then(|| u64::from_le_bytes(old))
+    }
+}
+
 impl IoBuf {
     /// Executes `op` on `count` elements of type `ty` from `offset`, in ascending order.
     ///

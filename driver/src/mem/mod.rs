@@ -10,6 +10,7 @@ mod scratch;
 mod span;
 
 pub use arena::{Arena, ArenaError, Block, Hugepages};
+pub use atomic::Words;
 pub use copy::SHORT;
 pub(crate) use copy::{copy_four, copy_inline, copy_inline_32, copy_short};
 pub(crate) use crc::crc32c_of_raw;

@@ -34,6 +34,34 @@ fn pairs() -> impl Iterator<Item = (AtomicOp, Datatype)> {
     all.filter(|(op, ty)| exec::has_meaning(*op, *ty))
 }
 
+/// Goal: words are what a sum of 8 bytes changes: each of them and nothing else, and none if the
+/// memory does not begin with one.
+#[test]
+fn words_are_where_the_long_way_finds_them() {
+    let start: Vec<u8> = (0..83).map(|i| i as u8 ^ 0xa5).collect();
+    let (short, long) = (memory(&start), memory(&start));
+    let words = Words::of(short.0.as_one().unwrap()).unwrap();
+    let far = [u64::MAX - 7, 1 << 63, 1 << 61, 1 << 32]
+        .into_iter()
+        .flat_map(|at| at..at.saturating_add(8));
+    for (n, at) in (0..200).chain(far).enumerate() {
+        let operand = (u64::MAX / 3).wrapping_mul(n as u64 + 1);
+        let mut old = [0; 8];
+        let (op, ty, bytes_of) = (AtomicOp::Sum, Datatype::Uint64, operand.to_le_bytes());
+        let offset = usize::try_from(at).unwrap();
+        let done = long.0.atomic(offset, op, ty, 1, &bytes_of, &[], &mut old, Sharing::Single);
+        let old = done.ok().map(|()| u64::from_le_bytes(old));
+        assert_eq!(words.fetch_add(at, operand), old, "at {at:#x}");
+        assert_eq!(bytes(&short.1), bytes(&long.1));
+    }
+    for skip in 1..8 {
+        let piece = memory(&start).0.piece(skip, 64);
+        assert!(Words::of(piece.as_one().unwrap()).is_none());
+    }
+    assert_eq!(Words::NONE.fetch_add(0, 1), None);
+    assert_eq!(Words::of(&Span::EMPTY).unwrap().fetch_add(0, 1), None);
+}
+
 /// Goal: a refusal names its cause and changes neither memory nor result.
 #[test]
 fn a_refused_atomic_changes_nothing() {
