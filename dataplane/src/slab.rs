@@ -164,13 +164,6 @@ impl<T, A> Slab<T, A> {
         Some(self.fill(make(idx)))
     }
 
-    /// Whether there is a free slot that was used before, or that [`vacant`](Self::vacant) has
-    /// named.
-    #[inline(always)]
-    pub fn has_used(&self) -> bool {
-        self.free_head != NONE
-    }
-
     /// Fetches the slot that will be given out next: called when there is something else to do
     /// until then.
     #[inline(always)]
@@ -178,8 +171,8 @@ impl<T, A> Slab<T, A> {
         self.prefetch(self.free_head, Self::SLOT_LEN);
     }
 
-    /// Puts `value` into the free slot that [`has_used`](Self::has_used) has seen and names it.
-    /// `None`, and `value` dropped, if there is none.
+    /// Puts `value` into a free slot that was used before, and names it. `None`, and `value`
+    /// dropped, if there is none.
     #[inline(always)]
     pub fn alloc_again(&mut self, value: T) -> Option<Handle> {
         let idx = self.free_head;

@@ -58,17 +58,37 @@ impl<T: Vacant> Table<T> {
     /// Puts `value` into a free slot; `None`, and `value` dropped, if there is none. Never
     /// allocates.
     pub(crate) fn alloc(&mut self, value: T) -> Option<u32> {
-        if self.free_head == NONE {
-            if self.slots.len() == self.capacity {
-                return None;
+        self.alloc_named(value).map(Handle::idx)
+    }
+
+    /// As [`alloc`](Self::alloc), inlined, and says what the value is called.
+    #[inline(always)]
+    pub(crate) fn alloc_named(&mut self, value: T) -> Option<Handle> {
+        let mut idx = self.free_head;
+        let slot = match self.slots.get_mut(idx as usize) {
+            Some(slot) => slot,
+            None => {
+                // Not with the value, which would have to lie in memory for the sake of it.
+                idx = rarely(self.grow())?;
+                self.slots.get_mut(idx as usize)?
             }
-            self.slots.push(Slot { generation: 1, next: NONE, value });
-            return Some(self.slots.len() as u32 - 1);
-        }
-        let idx = self.free_head;
-        let slot = &mut self.slots[idx as usize];
+        };
+        debug_assert!(!slot.is_used());
+        let generation = slot.generation.wrapping_add(1);
+        (slot.generation, slot.value) = (generation, value);
         self.free_head = slot.next;
-        (slot.generation, slot.value) = (slot.generation.wrapping_add(1), value);
+        Some(Handle { idx, generation })
+    }
+
+    /// Makes a slot that was never used one that is free, if there is one and no other is.
+    #[cold]
+    #[inline(never)]
+    fn grow(&mut self) -> Option<u32> {
+        if self.slots.len() == self.capacity {
+            return None;
+        }
+        let idx = self.slots.len() as u32;
+        self.slots.push(Slot { generation: 0, next: NONE, value: T::vacant() });
         Some(idx)
     }
 
@@ -86,6 +106,19 @@ impl<T: Vacant> Table<T> {
 }
 
 impl<T> Table<T> {
+    /// As [`free`](Self::free), but what stood there goes on to do so: for who never looks
+    /// [`at`](Self::at_mut) a slot that may not be in use.
+    ///
+    /// # Panics
+    /// If there is no such slot.
+    #[inline(always)]
+    pub(crate) fn discard(&mut self, idx: u32) {
+        let slot = &mut self.slots[idx as usize];
+        debug_assert!(slot.is_used());
+        (slot.generation, slot.next) = (slot.generation.wrapping_add(1), self.free_head);
+        self.free_head = idx;
+    }
+
     /// The value of a slot, `None` if the slot is not in use.
     #[inline(always)]
     pub(crate) fn get(&self, idx: u32) -> Option<&T> {
@@ -220,10 +253,14 @@ mod tests {
             for (n, op) in ops.into_iter().enumerate() {
                 match op {
                     Op::Alloc => {
-                        let Some(idx) = table.alloc(n) else {
+                        let named = n % 2 == 0;
+                        let made = if named { table.alloc_named(n) } else { None };
+                        let idx = if named { made.map(Handle::idx) } else { table.alloc(n) };
+                        let Some(idx) = idx else {
                             prop_assert_eq!(model.len(), capacity);
                             continue;
                         };
+                        prop_assert!(made.is_none_or(|made| made == table.handle(idx)));
                         prop_assert_eq!(idx, freed.pop().unwrap_or(model.len() as u32));
                         prop_assert!(model.insert(idx, n).is_none());
                         prop_assert_eq!(table.by_handle(table.handle(idx)), Some(&n));
@@ -232,7 +269,15 @@ mod tests {
                         let idx = *model.keys().nth(nth % model.len()).unwrap();
                         let handle = table.handle(idx);
                         prop_assert!(dead.insert((handle.idx(), handle.generation())));
-                        prop_assert_eq!(table.free(idx), model.remove(&idx).unwrap());
+                        let was = model.remove(&idx).unwrap();
+                        if nth % 2 == 0 {
+                            prop_assert_eq!(table.free(idx), was);
+                        } else {
+                            table.discard(idx);
+                            prop_assert_eq!(table.at_mut(idx), Some(&mut { was }));
+                            // As the rest of the test wants it.
+                            *table.at_mut(idx).unwrap() = usize::MAX;
+                        }
                         freed.push(idx);
                     }
                     Op::Free(_) => {}

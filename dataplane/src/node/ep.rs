@@ -18,7 +18,7 @@ use crate::wire::EndStatus;
 /// Buckets of each of an endpoint's two matching tables.
 const BUCKETS: usize = 256;
 
-/// Receives that an endpoint takes room for at once, at most.
+/// Receives, and one-sided operations, that an endpoint takes room for at once, at most.
 const BORROW_MAX: usize = 32;
 
 /// One endpoint.
@@ -40,6 +40,10 @@ pub(crate) struct Ep {
     pub(crate) recv_left: [u16; 2],
     /// Such receives that may not be posted any more; their room is still to be given back.
     pub(crate) recv_idle: u16,
+    /// One-sided operations that the short way may post without asking whether there is room for
+    /// them, which is taken already: they count in `tx_used`, and have entries of the queue
+    /// reserved.
+    pub(crate) ops_left: u16,
     /// Flags of which a receive may have none if it is such a one, but for `COMPLETION`, which then
     /// it must have.
     pub(crate) recv_odd: OpFlags,
@@ -113,6 +117,7 @@ impl Ep {
             plain_send: [false; 2],
             recv_left: [0; 2],
             recv_idle: 0,
+            ops_left: 0,
             recv_odd: OpFlags::all(),
             tells: true,
             may_rma: [false; Form::ALL.len()],
@@ -165,7 +170,7 @@ impl Ep {
         self.tells = !self.tx_selective;
         let told = self.tells && self.tx_cntr == NONE;
         self.plain_send = self.may_send.map(|may| may && told);
-        self.route = Route::NONE;
+        (self.route, self.fetch) = (Route::NONE, Fetch::NONE);
         let asked = if self.rx_selective { OpFlags::COMPLETION } else { OpFlags::empty() };
         self.recv_odd = OpFlags::from_bits_retain(!RECV_FLAGS.bits()) | asked;
         self.stop_borrowing(MsgKind::Msg);
@@ -190,22 +195,39 @@ impl Ep {
         let idle = std::mem::take(&mut self.recv_idle).into();
         table.cq.unreserve_many(idle);
         self.rx_used -= idle;
-        let room = table.cq.room().min((self.rx_size - self.rx_used) as usize);
-        let n = (room / 8).clamp(1, BORROW_MAX).min(room) as u16;
-        table.cq.reserve_many(n.into());
-        table.lends = true;
+        let n = table.lend((self.rx_size - self.rx_used) as usize);
         self.rx_used += u32::from(n);
         self.recv_left[kind] += n;
         n > 0
     }
 
-    /// Gives back all room that was taken in advance.
+    /// The same for one-sided operations.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn borrow_ops(&mut self, cqs: &mut Table<CqTable>) -> bool {
+        let Some(table) = cqs.get_mut(self.tx_cq) else { return false };
+        let n = table.lend(self.tx_size.saturating_sub(self.tx_used) as usize);
+        self.tx_used += u32::from(n);
+        self.ops_left += n;
+        n > 0
+    }
+
+    /// Gives back all room for receives that was taken in advance.
     pub(super) fn return_receives(&mut self, cqs: &mut Table<CqTable>) {
         let n = self.borrowed();
         if n > 0 {
             (self.recv_left, self.recv_idle) = ([0; 2], 0);
             self.rx_used -= n;
             cqs[self.rx_cq].cq.unreserve_many(n);
+        }
+    }
+
+    /// The same for one-sided operations.
+    pub(super) fn return_ops(&mut self, cqs: &mut Table<CqTable>) {
+        let n = u32::from(std::mem::take(&mut self.ops_left));
+        if n > 0 {
+            self.tx_used -= n;
+            cqs[self.tx_cq].cq.unreserve_many(n);
         }
     }
 
@@ -232,6 +254,19 @@ impl Ep {
     }
 }
 
+impl CqTable {
+    /// Reserves entries for an endpoint that takes room in advance and has so much of its own, and
+    /// says how many: one at least, and never more than an eighth of what there is; 0 if there is
+    /// none.
+    fn lend(&mut self, room: usize) -> u16 {
+        let room = room.min(self.cq.room());
+        let n = (room / 8).clamp(1, BORROW_MAX).min(room) as u16;
+        self.cq.reserve_many(n.into());
+        self.lends = true;
+        n
+    }
+}
+
 impl Node {
     /// Lets queue `cq` have room for an entry, if it is only room that endpoints have taken in
     /// advance which it lacks.
@@ -247,9 +282,25 @@ impl Node {
     #[cold]
     #[inline(never)]
     fn recall(&mut self, cq: u32) {
-        for (_, ep) in self.eps.iter_mut().filter(|(_, ep)| ep.rx_cq == cq) {
-            ep.return_receives(&mut self.cqs);
+        for (_, ep) in self.eps.iter_mut() {
+            if ep.rx_cq == cq {
+                ep.return_receives(&mut self.cqs);
+            }
+            if ep.tx_cq == cq {
+                ep.return_ops(&mut self.cqs);
+            }
         }
+    }
+
+    /// Lets endpoint `e` have room to send, in its own queue and that for completions, if it is
+    /// only room taken in advance which it lacks.
+    #[inline]
+    pub(super) fn make_send_room(&mut self, e: u32) {
+        let ep = &mut self.eps[e];
+        if ep.tx_used >= ep.tx_size {
+            ep.return_ops(&mut self.cqs);
+        }
+        self.make_room(self.eps[e].tx_cq);
     }
 
     /// The same for a receive of endpoint `e`.
@@ -384,6 +435,7 @@ impl Node {
         if e.enabled {
             // What may be done the short way depends on the counters.
             e.enable(true);
+            self.count_short_ops(ep.0.idx());
         }
         Ok(())
     }
@@ -554,6 +606,7 @@ impl Node {
         }
         self.eps[idx].enable(false);
         self.eps[idx].return_receives(&mut self.cqs);
+        self.eps[idx].return_ops(&mut self.cqs);
         self.forget_near();
         self.coll_ep_closed(now, idx);
         self.close_sends(now, idx);

@@ -480,7 +480,7 @@ pub struct Node {
     /// Copies of injected messages, by the index of their request.
     pub(crate) inject: Vec<Inject>,
     /// Operations of the short way whose end is not known yet.
-    short_ops: Slab<ShortOp>,
+    short_ops: Table<ShortOp>,
     pub(crate) sent: SentPool,
     pub(crate) packs: Packs,
     pub(crate) posted: PostedPool<RecvWr>,
@@ -596,7 +596,7 @@ impl Node {
             tx: Slab::with_capacity(s.tx_wr_max),
             send_bufs: Vec::with_capacity(s.tx_wr_max),
             inject: Vec::with_capacity(s.tx_wr_max),
-            short_ops: Slab::with_capacity(s.tx_wr_max),
+            short_ops: Table::with_capacity(s.tx_wr_max),
             sent: SentPool::with_lines(s.tx_wr_max * 4 + 4096),
             packs: Packs::new(if caps.lossless { 1 } else { 64 }, frame_len),
             posted: PostedPool::with_capacity(s.rx_wr_max),

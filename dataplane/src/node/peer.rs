@@ -19,6 +19,7 @@ use barewire_driver::frame::ETH_HDR_LEN;
 use barewire_driver::port::MacAddr;
 
 use super::AvTable;
+use super::short_rma::ASKS_EVERY;
 use crate::plant::{Bug, planted};
 use crate::proto::blocks::UNIT;
 use crate::rel::psn::Psn;
@@ -433,6 +434,12 @@ impl Peer {
         self.snd.is_empty() && !self.txq.is_empty()
     }
 
+    /// What the next packet in order says by [`PlainBase::named`](crate::wire::PlainBase::named).
+    #[inline(always)]
+    pub(crate) fn named(&self) -> u64 {
+        u64::from(self.sid) | u64::from(self.rcv_nxt.0) << 32
+    }
+
     /// Whether the next packet in order may take the short way.
     #[inline]
     pub(crate) fn is_in_order(&self) -> bool {
@@ -460,7 +467,8 @@ impl Peer {
     #[inline(always)]
     pub(crate) fn is_quiet(&self) -> bool {
         let kept = !self.snd.is_empty() || self.last_unacked != Self::NO_OP;
-        self.in_order && !self.any_waits() && !kept && self.bad_seq == NONE
+        let probed = self.probes > 0;
+        self.in_order && !self.any_waits() && !kept && !probed && self.bad_seq == NONE
     }
 
     /// How many usual messages in order could be taken now one after the other without our owing
@@ -480,8 +488,10 @@ impl Peer {
         if !self.plain || !holds || self.txq.head != NONE || !self.snd.open() {
             return 0;
         }
-        // On a port that loses nothing the second is never less than the third.
-        self.credits().min(self.snd.room()).min(WINDOW - self.snd.in_flight()) as u16
+        // On a port that loses nothing the second is never less than the third. The fourth leaves
+        // room for usual answers, which nobody counts here.
+        let window = (WINDOW - self.snd.in_flight()).min(WINDOW - ASKS_EVERY);
+        self.credits().min(self.snd.room()).min(window) as u16
     }
 
     /// Notes which packet has just arrived.

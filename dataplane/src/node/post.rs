@@ -54,7 +54,7 @@ impl Node {
         }
         let (e, entry) = self.check_send(ep, &req)?;
         let len = req.buf.len() as u64;
-        self.make_room(self.eps[e].tx_cq);
+        self.make_send_room(e);
         let ep = &mut self.eps[e];
         if ep.tx_used >= ep.tx_size || self.tx.free_count() == 0 {
             return Err(Error::Again);

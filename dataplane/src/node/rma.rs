@@ -323,7 +323,7 @@ impl Node {
 
     /// Takes a place in the queues of endpoint `e`.
     fn take_room(&mut self, e: u32) -> Result<()> {
-        self.make_room(self.eps[e].tx_cq);
+        self.make_send_room(e);
         let ep = &mut self.eps[e];
         if ep.tx_used >= ep.tx_size || self.tx.free_count() == 0 {
             return Err(Error::Again);

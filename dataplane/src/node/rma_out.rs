@@ -379,6 +379,7 @@ impl Node {
     pub(crate) fn add_job(&mut self, job: Job) {
         let p = job.peer;
         let j = self.jobs.alloc(job).expect("a free slot was seen");
+        self.asked.waiting += 1;
         let peer = &mut self.peers[p];
         peer.jobs += 1;
         peer.jobq.push_back(&mut self.jobs, j);
@@ -401,6 +402,7 @@ impl Node {
             self.peers[p].jobq.remove(&mut self.jobs, j);
         }
         self.peers[p].jobs -= 1;
+        self.asked.waiting -= 1;
         match self.jobs.free(j).kind {
             JobKind::Read { mr, .. } => self.mrs[mr].readers -= 1,
             JobKind::Values { long, .. } => self.spare_bytes(long),

@@ -17,7 +17,7 @@ impl Node {
     #[inline(always)]
     pub(super) fn take_piece(&mut self, now: Instant, frame: &RxFrame<'_>) -> bool {
         let Some((plain, piece)) = PlainBase::piece(frame, self.crc) else { return false };
-        let p = slot_of(plain.dst_sid);
+        let p = slot_of(plain.dst_sid());
         let Some(peer) = self.peers.get_mut(p) else { return false };
         if !peer.plain
             || self.lossless && plain.asks_ack()
@@ -25,14 +25,13 @@ impl Node {
             || !peer.rcv.is_empty()
             || (plain.head.dst ^ self.word) << 16 != 0
             || plain.head.src != peer.word
-            || plain.dst_sid != peer.sid
-            || plain.psn != peer.rcv_nxt
+            || plain.named != peer.named()
             || plain.cack != peer.snd.una
-            || plain.grant != peer.credit as u16
+            || plain.grant() != peer.credit as u16
         {
             return false;
         }
-        let (base, len) = (plain.base(piece.ty(), self.crc), usize::from(plain.plen));
+        let (base, len) = (plain.base(piece.ty(), self.crc), usize::from(plain.plen()));
         match piece {
             PlainPiece::MsgM => {
                 let Ok(op) = MsgMOp::parse(frame, &base) else { return false };
@@ -57,7 +56,7 @@ impl Node {
         let peer = &mut self.peers[p];
         (peer.heard, peer.probes) = (active, 0);
         if !lossless {
-            peer.note_arrival(now, plain.psn, false);
+            peer.note_arrival(now, plain.psn(), false);
             self.acks.soon |= plain.asks_ack();
         }
         self.took(now, p, 1);

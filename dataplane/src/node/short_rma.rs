@@ -21,7 +21,7 @@ use barewire_driver::port::Tx;
 use super::ep::Ep;
 use super::input::ACK_EVERY_LOSSLESS;
 use super::ops::Job;
-use super::peer::{Peer, Peers, slot_of};
+use super::peer::{Peer, Peers, SLOT_BITS, slot_of};
 use super::rma::{FETCHED, READ, WRITE, checked_len, valid_pair};
 use super::rma_out::ANSWERS_MAX;
 use super::short::{PLAIN_FLAGS, is_unawaited, short_cost};
@@ -30,7 +30,8 @@ use crate::error::Error;
 use crate::flags::{Caps, CqFlags, OpFlags};
 use crate::proto::atomic::{self, AtomicKind};
 use crate::rel::psn::Psn;
-use crate::slab::{Handle, NONE, Slab};
+use crate::slab::{Handle, NONE};
+use crate::table::{Table, Vacant};
 use crate::types::{CqErr, Cqe, FI_ADDR_UNSPEC, FiAddr, Instant, ProvErrno};
 use crate::wire::{
     AckOp, AtomicOp, BaseOut, HeadOut, NackReason, PlainBase, PlainTold, ReadOp, RemoteRange,
@@ -185,16 +186,73 @@ pub(super) struct ShortOp {
     context: u64,
     /// Where the answer goes, if there will be one.
     result: Span,
-    peer: u32,
+    is: OpIs,
     /// [`NONE`] once that is closed.
     ep: u32,
     /// That of its packet.
     psn: Psn,
     /// The next of those that wait for an acknowledgement, or the first if it is the last.
     next: u16,
+}
+
+/// The peer that an operation of the short way is under way to, and what it is, in one word, so
+/// that it takes one question to see that all of it is as usual.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct OpIs(u32);
+
+impl OpIs {
     /// Writes a completion on success.
-    told: bool,
-    form: Form,
+    const TOLD: u32 = 1 << (SLOT_BITS + 2);
+
+    /// Gets a word, and no counter counts it.
+    const PLAIN: u32 = 1 << (SLOT_BITS + 3);
+
+    /// A fetch that is told of and [`PLAIN`](Self::PLAIN), to nobody yet.
+    const USUAL: Self = Self(Self::new(Form::Fetch, true).0 | Self::PLAIN);
+
+    const fn new(form: Form, told: bool) -> Self {
+        Self((form as u32) << SLOT_BITS | if told { Self::TOLD } else { 0 })
+    }
+
+    /// The same, to peer `p`.
+    #[inline(always)]
+    const fn to(self, p: u32) -> Self {
+        Self(self.0 | p)
+    }
+
+    #[inline(always)]
+    const fn peer(self) -> u32 {
+        slot_of(self.0)
+    }
+
+    #[inline(always)]
+    const fn form(self) -> Form {
+        Form::ALL[(self.0 >> SLOT_BITS & 3) as usize]
+    }
+
+    #[inline(always)]
+    const fn told(self) -> bool {
+        self.0 & Self::TOLD != 0
+    }
+}
+
+impl Vacant for ShortOp {
+    fn vacant() -> Self {
+        let (is, next) = (OpIs::new(Form::Fetch, false), Peer::NO_OP);
+        Self { context: 0, result: Span::EMPTY, is, ep: NONE, psn: Psn(0), next }
+    }
+}
+
+impl ShortOp {
+    #[inline(always)]
+    const fn peer(&self) -> u32 {
+        self.is.peer()
+    }
+
+    #[inline(always)]
+    const fn form(&self) -> Form {
+        self.is.form()
+    }
 }
 
 const _: () = assert!(size_of::<ShortOp>() <= 40, "there is one for every transmit request");
@@ -215,10 +273,11 @@ impl ShortOp {
         name & Self::NAME != 0
     }
 
-    /// The slot that is called so; one that is not there if `name` is none.
+    /// What a peer names so; nothing if it is no name. Generations of slots in use are odd, and of
+    /// the others a peer must not name one.
     #[inline(always)]
-    const fn slot(name: u32) -> u32 {
-        name ^ Self::NAME
+    const fn handle(name: u32, generation: u32) -> Handle {
+        Handle::from_parts(name ^ Self::NAME, generation | 1)
     }
 }
 
@@ -226,58 +285,86 @@ impl ShortOp {
 /// An endpoint keeps that of the last one, since most often the next is like it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Fetch {
-    op: u32,
-    ty: u32,
+    /// `enum fi_op` and above it `enum fi_datatype`: who knows both compares them at once.
+    named: u64,
     count: u64,
+    flags: OpFlags,
     kind: AtomicKind,
     /// Bytes of old values, operands and compare values.
     result: usize,
     operand: usize,
     compare: usize,
-    /// The operand is a word, and there is no compare value: most often.
+    /// The operand is a word, and there is no compare value: most often. What is fetched is a word
+    /// then.
     word: bool,
+    /// What it is if somebody may want to hear of it.
+    is: OpIs,
 }
 
 impl Fetch {
-    /// That of no operation: each has an element.
+    /// That of no operation: none has memory for so much.
     pub(crate) const NONE: Self = Self {
-        op: 0,
-        ty: 0,
+        named: 0,
         count: 0,
+        flags: OpFlags::empty(),
         kind: AtomicKind::Fetch,
-        result: 0,
-        operand: 0,
-        compare: 0,
+        result: usize::MAX,
+        operand: usize::MAX,
+        compare: usize::MAX,
         word: false,
+        is: OpIs::new(Form::Fetch, false),
     };
+
+    #[inline(always)]
+    const fn name(op: u32, ty: u32) -> u64 {
+        op as u64 | (ty as u64) << 32
+    }
 
     /// Whether `req` is alike.
     #[inline(always)]
     fn is_of(&self, req: &ShortAtomic<'_>) -> bool {
-        self.op == req.op
-            && self.ty == req.ty
+        self.named == Self::name(req.op, req.ty)
             && self.count == req.call.range.len
+            && self.flags == req.call.flags
             && self.kind == req.kind
     }
 
-    /// Becomes that of `req`. False, and nothing changed, if that is wrong or not short.
-    #[inline(always)]
-    fn renew(&mut self, req: &ShortAtomic<'_>) -> bool {
-        let found = Self::of((req.kind, req.op, req.ty, req.call.range.len));
-        *self = found.unwrap_or(*self);
-        found.is_some()
-    }
-
+    /// Makes that of `ep` one of such operations. `None`, and nothing changed, if they are wrong or
+    /// not short. (In as many words as registers pass, or each call would put them in memory.)
     #[inline(never)]
-    fn of((kind, op, ty, count): (AtomicKind, u32, u32, u64)) -> Option<Self> {
+    fn renew(
+        ep: &mut Ep,
+        kind: AtomicKind,
+        op: u32,
+        ty: u32,
+        count: u64,
+        flags: OpFlags,
+    ) -> Option<()> {
+        let form = if kind == AtomicKind::Base { Form::Change } else { Form::Fetch };
+        if !ep.may_rma[form as usize] || !FLAGS.contains(flags) {
+            return None;
+        }
         let (what, datatype) = valid_pair(kind, op, ty).ok()?;
         let bytes = checked_len(datatype, count).ok().filter(|&bytes| bytes <= Job::SHORT)?;
         let operand = if what == atomic::AtomicOp::Read { 0 } else { bytes };
         let compare = if kind == AtomicKind::Compare { bytes } else { 0 };
         let result = if kind == AtomicKind::Base { 0 } else { bytes };
         let word = operand == 8 && compare == 0;
-        Some(Self { op, ty, count, kind, result, operand, compare, word })
+        let mut is = OpIs::new(form, is_told(flags, ep));
+        if result == 8 && ep.rma_cntr[form.outcome().1] == NONE {
+            is.0 |= OpIs::PLAIN;
+        }
+        let named = Self::name(op, ty);
+        ep.fetch = Self { named, count, flags, kind, result, operand, compare, word, is };
+        Some(())
     }
+}
+
+/// Whether the success of a call with these flags, of which somebody may want to hear, writes a
+/// completion.
+#[inline(always)]
+fn is_told(flags: OpFlags, ep: &Ep) -> bool {
+    flags.contains(OpFlags::COMPLETION) || ep.tells
 }
 
 /// What the short way asks an operation.
@@ -285,6 +372,13 @@ trait Short {
     fn call(&self) -> &ShortCall;
 
     fn form(&self) -> Form;
+
+    /// What it is, to nobody yet, as it [`fits`](Self::fits) and if somebody may want to hear of
+    /// it.
+    #[inline(always)]
+    fn is(&self, ep: &Ep) -> OpIs {
+        OpIs::new(self.form(), is_told(self.call().flags, ep))
+    }
 
     /// Whether flags, memory and lengths are those of an operation of the short way of endpoint
     /// `ep`, which may post it.
@@ -315,9 +409,14 @@ impl Short for ShortAtomic<'_> {
     }
 
     #[inline(always)]
+    fn is(&self, ep: &Ep) -> OpIs {
+        ep.fetch.is
+    }
+
+    #[inline(always)]
     fn fits(&self, ep: &mut Ep) -> bool {
-        FLAGS.contains(self.call.flags)
-            && (ep.fetch.is_of(self) || rarely(&mut ep.fetch).renew(self))
+        let &Self { kind, op, ty, call: ShortCall { range, flags, .. }, .. } = self;
+        (ep.fetch.is_of(self) || rarely(Fetch::renew(ep, kind, op, ty, range.len, flags).is_some()))
             && self.has_memory(&ep.fetch)
     }
 
@@ -354,10 +453,11 @@ impl Short for ShortWrite<'_> {
     }
 
     #[inline(always)]
-    fn fits(&self, _: &mut Ep) -> bool {
+    fn fits(&self, ep: &mut Ep) -> bool {
         let (ShortCall { flags, range, .. }, len) = (&self.call, self.buf.len());
         let long = flags.contains(OpFlags::INJECT) && len > Node::INJECT_SIZE;
-        FLAGS.contains(*flags) && len as u64 == range.len && len > 0 && !long
+        let may = ep.may_rma[Form::Write as usize];
+        may && FLAGS.contains(*flags) && len as u64 == range.len && len > 0 && !long
     }
 
     #[inline(always)]
@@ -391,10 +491,11 @@ impl Short for ShortRead<'_> {
     }
 
     #[inline(always)]
-    fn fits(&self, _: &mut Ep) -> bool {
+    fn fits(&self, ep: &mut Ep) -> bool {
         let (ShortCall { flags, range, .. }, len) = (&self.call, self.buf.len());
         let allowed = const { FLAGS.difference(OpFlags::INJECT) };
-        allowed.contains(*flags) && len as u64 == range.len && len > 0 && len <= READ_SHORT
+        let may = ep.may_rma[Form::Read as usize];
+        may && allowed.contains(*flags) && len as u64 == range.len && len > 0 && len <= READ_SHORT
     }
 
     #[inline(always)]
@@ -474,33 +575,36 @@ impl Node {
         let e = ep.0.idx();
         let Some(ep) = self.eps.by_handle_mut(ep.0) else { return rarely(false) };
         let form = req.form();
-        if !ep.may_rma[form as usize] || ep.tx_used >= ep.tx_size || !req.fits(ep) {
+        if !req.fits(ep) {
             return rarely(false);
         }
-        let &ShortCall { dest, context, flags, no_completion, .. } = req.call();
+        let &ShortCall { dest, context, no_completion, .. } = req.call();
         let net = (&self.avs, &self.peers);
         if ep.route.dest != dest && !rarely(ep.find_route(net, dest)) {
             return false;
         }
         let p = ep.route.peer;
         let Some(peer) = self.peers.get_mut(p) else { return rarely(false) };
-        let Some(cq) = self.cqs.at_mut(ep.tx_cq) else { return rarely(false) };
-        let cq = &mut cq.cq;
-        if !cq.has_room()
-            || usize::from(peer.answers) >= ANSWERS_MAX
+        if ep.ops_left == 0 && !ep.borrow_ops(&mut self.cqs) {
+            return rarely(false);
+        }
+        if usize::from(peer.answers) >= ANSWERS_MAX
             || short_cost(peer, 0).is_none()
             || req.frame_len() > peer.frame_max as usize + ETH_HDR_LEN
         {
             return rarely(false);
         }
-        if !self.short_ops.has_used() && self.short_ops.vacant().is_none() {
-            return rarely(false);
-        }
         let Some(result) = req.take_result() else { return rarely(false) };
-        let psn = peer.snd.nxt;
-        let told = !no_completion && (flags.contains(OpFlags::COMPLETION) || ep.tells);
-        let op = ShortOp { context, result, peer: p, ep: e, psn, next: Peer::NO_OP, told, form };
-        let Some(made) = self.short_ops.alloc_again(op) else { return rarely(false) };
+        let (mut is, psn) = (req.is(ep).to(p), peer.snd.nxt);
+        if no_completion {
+            is.0 &= !OpIs::TOLD;
+        }
+        let kept = result.again();
+        let op = ShortOp { context, result, is, ep: e, psn, next: Peer::NO_OP };
+        let Some(made) = self.short_ops.alloc_named(op) else {
+            req.return_result(kept);
+            return rarely(false);
+        };
         // Only one of those can be the last that waits for an acknowledgement.
         let nameable = !form.is_acked() || made.idx() < Peer::NO_OP.into();
         if !nameable || !req.send(&To { peer, src: &self.word, ep, made }, out) {
@@ -508,8 +612,7 @@ impl Node {
             return rarely(false);
         }
         self.counters.tx_frames += 1;
-        ep.tx_used += 1;
-        cq.reserve_free();
+        ep.ops_left -= 1;
         peer.answers += 1;
         peer.rma_seq = peer.rma_seq.wrapping_add(1);
         peer.short_left -= 1;
@@ -562,23 +665,25 @@ impl Node {
     /// happened.
     #[inline(always)]
     fn take_usual_answer(&mut self, frame: &RxFrame<'_>) -> bool {
-        let Some((base, (w, generation))) = RespOp::plain(frame) else { return rarely(false) };
-        let p = slot_of(base.dst_sid);
+        let Some((base, (w, generation))) = RespOp::plain_word(frame) else {
+            return rarely(false);
+        };
+        let p = slot_of(base.dst_sid());
         let Some(peer) = self.peers.get_mut(p) else { return rarely(false) };
-        if peer.owed >= ACK_EVERY_LOSSLESS - 1 || !is_usual(peer, self.word, &base) {
+        if peer.owed >= ACK_EVERY_LOSSLESS - 1
+            || usual_flight(peer, self.word, &base, size_of::<u64>()).is_none()
+        {
             return rarely(false);
         }
-        let handle = Handle::from_parts(ShortOp::slot(w), generation);
+        let handle = ShortOp::handle(w, generation);
         let Some(op) = self.short_ops.by_handle(handle) else { return rarely(false) };
         // One that was closed has no queue.
         let Some(ep) = self.eps.at_mut(op.ep) else { return rarely(false) };
         let Some(cq) = self.cqs.at_mut(ep.tx_cq) else { return rarely(false) };
-        let (flags, which) = Form::Fetch.outcome();
-        let told = op.told && ep.rma_cntr[which] == NONE;
-        let len = op.result.len();
-        if op.peer != p || op.form != Form::Fetch || !told || usize::from(base.plen) != len {
+        if op.is != OpIs::USUAL.to(p) || op.result.len() != size_of::<u64>() {
             return rarely(false);
         }
+        let (flags, _) = Form::Fetch.outcome();
         let (op_context, result) = (op.context, op.result.again());
         // At once, while the compiler knows that it is there.
         self.short_ops.discard(handle.idx());
@@ -604,16 +709,16 @@ impl Node {
         if !is_next(&self.peers, self.word, &base) {
             return rarely(false);
         }
-        let p = slot_of(base.dst_sid);
-        let handle = Handle::from_parts(ShortOp::slot(w), generation);
+        let p = slot_of(base.dst_sid());
+        let handle = ShortOp::handle(w, generation);
         let Some(op) = self.short_ops.by_handle(handle) else { return rarely(false) };
         let Some(peer) = self.peers.get_mut(p) else { return rarely(false) };
         // A closed endpoint's, and one that somebody may wait behind, end the long way.
         if !ShortOp::is_name(w)
-            || op.peer != p
+            || op.peer() != p
             || op.ep == NONE
-            || op.form != form
-            || usize::from(base.plen) != op.result.len()
+            || op.form() != form
+            || usize::from(base.plen()) != op.result.len()
             || peer.txq.head != NONE
             || !frame.fill_span(RespOp::HEAD, &op.result)
         {
@@ -633,12 +738,13 @@ impl Node {
     #[inline(always)]
     fn take_ack(&mut self, frame: &RxFrame<'_>) -> bool {
         let Some(base) = AckOp::plain(frame) else { return rarely(false) };
-        let p = slot_of(base.dst_sid);
+        let p = slot_of(base.dst_sid());
         let Some(peer) = self.peers.get_mut(p) else { return rarely(false) };
         let acked = base.cack.0.wrapping_sub(peer.snd.una.0);
-        let granted = base.grant.wrapping_sub(peer.credit as u16);
+        let granted = base.grant().wrapping_sub(peer.credit as u16);
         if !peer.plain
-            || !is_from(peer, self.word, &base)
+            || !is_between(peer, self.word, &base)
+            || base.dst_sid() != peer.sid
             || peer.any_waits()
             || !peer.snd.is_empty()
             || acked > peer.snd.in_flight()
@@ -660,7 +766,7 @@ impl Node {
             && let Some(op) = self.short_ops.get(last.next.into())
             && op.psn.since(peer.snd.una) < 0
         {
-            let (w, closed, form) = (u32::from(last.next), op.ep == NONE, op.form);
+            let (w, closed, form) = (u32::from(last.next), op.ep == NONE, op.form());
             let next = op.next;
             peer.forget_ack(&mut self.short_ops, (peer.last_unacked.into(), w, next));
             if closed {
@@ -676,7 +782,7 @@ impl Node {
     #[inline(always)]
     fn finish_short(&mut self, p: u32, w: u32, form: Form) {
         let Some(op) = self.short_ops.get(w) else { return };
-        let (e, context) = (op.ep, op.told.then_some(op.context));
+        let (e, context) = (op.ep, op.is.told().then_some(op.context));
         self.short_ops.discard(w);
         let Some(peer) = self.peers.get_mut(p) else { return };
         peer.forget_short_op();
@@ -713,9 +819,9 @@ impl Node {
 
     /// The operation of the short way that an answer from peer `p` names, if it is such a one.
     fn short_named(&mut self, p: u32, form: Form, (w, generation): (u32, u32)) -> Option<u32> {
-        let handle = Handle::from_parts(ShortOp::slot(w), generation);
+        let handle = ShortOp::handle(w, generation);
         let known = self.short_ops.by_handle(handle);
-        let known = known.is_some_and(|op| op.peer == p && op.form == form);
+        let known = known.is_some_and(|op| op.peer() == p && op.form() == form);
         self.counters.rx_stray += u64::from(!known);
         known.then_some(handle.idx())
     }
@@ -733,7 +839,7 @@ impl Node {
     /// was one of the short way.
     #[cold]
     pub(super) fn on_short_nack(&mut self, p: u32, psn: Psn, reason: NackReason) {
-        let found = self.short_ops.iter().find(|(_, op)| op.peer == p && op.psn == psn);
+        let found = self.short_ops.iter().find(|(_, op)| op.peer() == p && op.psn == psn);
         let Some(w) = found.map(|(w, _)| w) else { return };
         let prov = match reason {
             NackReason::NoEndpoint => ProvErrno::NoEndpoint,
@@ -744,11 +850,12 @@ impl Node {
 
     /// Ends operation `w` of the short way with an error, which its endpoint is told if it is open.
     fn fail_short(&mut self, w: u32, err: Error, prov_errno: ProvErrno) {
-        let &ShortOp { context, ep: e, peer: p, form, next, .. } = &self.short_ops[w];
+        let &ShortOp { context, ep: e, is, next, .. } = &self.short_ops[w];
+        let (p, form) = (is.peer(), is.form());
         let peer = &mut self.peers[p];
         if form.is_acked() {
             let ops = &mut self.short_ops;
-            let before = ops.iter().find(|(_, op)| op.peer == p && u32::from(op.next) == w);
+            let before = ops.iter().find(|(_, op)| op.peer() == p && u32::from(op.next) == w);
             let before = before.map_or(w, |(before, _)| before);
             peer.forget_ack(ops, (before, w, next));
         }
@@ -776,13 +883,21 @@ impl Node {
     /// Ends all operations of the short way to peer `p`, whose session has ended with `err`.
     #[cold]
     pub(super) fn fail_short_ops(&mut self, p: u32, err: Error) {
-        let ops = self.short_ops.iter().filter(|(_, op)| op.peer == p);
+        let ops = self.short_ops.iter().filter(|(_, op)| op.peer() == p);
         let mut ops: Vec<(u32, Psn)> = ops.map(|(w, op)| (w, op.psn)).collect();
         // In the order of their posting.
         let una = self.peers[p].snd.una;
         ops.sort_by_key(|(_, psn)| psn.0.wrapping_sub(una.0.wrapping_sub(1 << 31)));
         for (w, _) in ops {
             self.fail_short(w, err, ProvErrno::UnknownOutcome);
+        }
+    }
+
+    /// A counter counts operations of endpoint `e` from now on, those under way included.
+    #[cold]
+    pub(super) fn count_short_ops(&mut self, e: u32) {
+        for (_, op) in self.short_ops.iter_mut().filter(|(_, op)| op.ep == e) {
+            op.is.0 &= !OpIs::PLAIN;
         }
     }
 
@@ -795,7 +910,7 @@ impl Node {
         for w in ops {
             let op = &mut self.short_ops[w];
             (op.ep, op.result) = (NONE, Span::EMPTY);
-            let (context, form) = (op.context, op.form);
+            let (context, form) = (op.context, op.form());
             self.eps[e].tx_used -= 1;
             let (err, prov) = (Error::Canceled, ProvErrno::UnknownOutcome);
             self.tell_short_failure((e, form), context, err, prov);
@@ -812,7 +927,7 @@ impl Peer {
 
     /// Operation `w`, whose packet is the last one sent, waits for its acknowledgement.
     #[inline(always)]
-    fn await_ack(&mut self, ops: &mut Slab<ShortOp>, w: u32) {
+    fn await_ack(&mut self, ops: &mut Table<ShortOp>, w: u32) {
         self.quiet = false;
         let w = w as u16;
         let first = match std::mem::replace(&mut self.last_unacked, w) {
@@ -824,7 +939,7 @@ impl Peer {
 
     /// Operation `w`, which stands between these two, does so no longer.
     #[inline(always)]
-    fn forget_ack(&mut self, ops: &mut Slab<ShortOp>, (before, w, next): (u32, u32, u16)) {
+    fn forget_ack(&mut self, ops: &mut Table<ShortOp>, (before, w, next): (u32, u32, u16)) {
         if u32::from(self.last_unacked) == w {
             self.last_unacked = if before == w { Self::NO_OP } else { before as u16 };
         }
@@ -834,42 +949,46 @@ impl Peer {
     }
 }
 
-/// Whether a packet says that it is from `peer`, for the session that we have with it.
+/// Whether a packet says that it is from `peer`, and for us.
 #[inline(always)]
-fn is_from(peer: &Peer, word: u64, base: &PlainBase) -> bool {
-    (base.head.dst ^ word) << 16 == 0 && base.head.src == peer.word && base.dst_sid == peer.sid
+fn is_between(peer: &Peer, word: u64, base: &PlainBase) -> bool {
+    (base.head.dst ^ word) << 16 == 0 && base.head.src == peer.word
 }
 
 /// Whether a packet is next in order from a peer that we have, and what it acknowledges and grants
 /// is waited for by nobody.
 #[inline(always)]
 pub(super) fn is_next(peers: &Peers, word: u64, base: &PlainBase) -> bool {
-    let Some(peer) = peers.get(slot_of(base.dst_sid)) else { return false };
+    let Some(peer) = peers.get(slot_of(base.dst_sid())) else { return false };
     let acked = base.cack.0.wrapping_sub(peer.snd.una.0);
-    let granted = base.grant.wrapping_sub(peer.credit as u16);
+    let granted = base.grant().wrapping_sub(peer.credit as u16);
     peer.in_order
-        && is_from(peer, word, base)
-        && base.psn == peer.rcv_nxt
+        && is_between(peer, word, base)
+        && base.named == peer.named()
         && (acked == 0 && granted == 0 || is_unawaited::<false>(peer, acked, granted))
 }
 
-/// As [`is_next`], from a peer that is [`quiet`](Peer::quiet), of a packet that grants nothing.
+/// As [`is_next`], from a peer that is [`quiet`](Peer::quiet), of a packet with `plen` bytes of
+/// payload that grants nothing: if so, how many packets are in flight when it has been taken.
 #[inline(always)]
-pub(super) fn is_usual(peer: &Peer, word: u64, base: &PlainBase) -> bool {
+pub(super) fn usual_flight(peer: &Peer, word: u64, base: &PlainBase, plen: usize) -> Option<u32> {
     debug_assert!(!peer.quiet || peer.is_quiet());
-    peer.quiet
-        && is_from(peer, word, base)
-        && base.psn == peer.rcv_nxt
-        // Most often that is everything.
-        && (base.cack == peer.snd.nxt
-            || base.cack.0.wrapping_sub(peer.snd.una.0) <= peer.snd.in_flight())
-        && base.grant == peer.credit as u16
+    // Most often all of them are acknowledged.
+    let flying = peer.snd.nxt.0.wrapping_sub(base.cack.0);
+    let usual = peer.quiet
+        && is_between(peer, word, base)
+        && base.named == peer.named()
+        && (flying == 0 || flying <= peer.snd.in_flight())
+        && base.sized == peer.credit & 0xffff | (plen as u32) << 16;
+    usual.then_some(flying)
 }
 
-/// As [`accept`], of a packet that [`is_usual`].
+/// As [`accept`], of a packet that has a [`usual_flight`].
 #[inline(always)]
 pub(super) fn accept_usual(peer: &mut Peer, base: &PlainBase, heard: u64) {
-    (peer.heard, peer.probes) = (heard, 0);
+    // Of a peer that is quiet nothing was asked.
+    debug_assert!(peer.probes == 0);
+    peer.heard = heard;
     peer.snd.una = base.cack;
     peer.rcv_nxt = peer.rcv_nxt.next();
 }
@@ -885,7 +1004,7 @@ pub(super) fn accept(peer: &mut Peer, base: &PlainBase, heard: u64) {
 /// Notes what the base of any packet from `peer` says that is true.
 #[inline(always)]
 fn hear(peer: &mut Peer, base: &PlainBase, heard: u64) {
-    let granted = base.grant.wrapping_sub(peer.credit as u16);
+    let granted = base.grant().wrapping_sub(peer.credit as u16);
     peer.heard = heard;
     peer.probes = 0;
     peer.snd.una = base.cack;
@@ -978,7 +1097,7 @@ fn send_atomic(to: &To<'_>, req: &ShortAtomic<'_>, out: &mut impl FrameSink) -> 
     let &ShortAtomic { kind, op, ty, operand, compare, call: ShortCall { range, .. }, .. } = req;
     let what = What { kind, op, ty, range };
     // Then how long it is need not be asked on the way.
-    if fetch.word && (kind == AtomicKind::Base || !asks(to.peer)) {
+    if fetch.word {
         return out.send_short(&WithWord { to, what: &what, operand }) == Tx::Sent;
     }
     let few = match (fetch.operand, fetch.compare) {
@@ -998,11 +1117,12 @@ fn send_with_few(to: To<'_>, what: What, few: Few, out: &mut impl FrameSink) -> 
     out.send_short(&WithFew { to: &to, what: &what, few }) == Tx::Sent
 }
 
-/// Writes all of a request but its payload of `plen` bytes, asking for an acknowledgement if `ar`.
+/// Writes all of a request but its payload of `plen` bytes. It asks for an acknowledgement if
+/// nothing else comes back, which would be one as well.
 #[inline(always)]
-fn put_request(to: &To<'_>, what: &What, plen: usize, ar: bool, out: &mut impl HeadOut) {
-    to.put_base(Ty::Atomic, plen, ar, out);
+fn put_request(to: &To<'_>, what: &What, plen: usize, out: &mut impl HeadOut) {
     let fetch = what.kind != AtomicKind::Base;
+    to.put_base(Ty::Atomic, plen, !fetch, out);
     let op = AtomicOp {
         range: to.range(&what.range),
         end: true,
@@ -1037,8 +1157,7 @@ impl ShortFrame<{ AtomicOp::HEAD + 8 }> for WithWord<'_> {
         // Of a word that is all.
         let word = self.operand.few().unwrap_or_default() as u64;
         out.set::<{ AtomicOp::HEAD }, 8>(word.to_le_bytes());
-        // What is answered asks for nothing besides.
-        put_request(self.to, self.what, 8, self.what.kind == AtomicKind::Base, out);
+        put_request(self.to, self.what, 8, out);
     }
 }
 
@@ -1057,8 +1176,7 @@ impl ShortFrame<{ AtomicOp::HEAD }> for WithFew<'_> {
 
     #[inline(always)]
     fn put(&self, out: &mut impl HeadOut) {
-        let ar = self.what.kind == AtomicKind::Base || asks(self.to.peer);
-        put_request(self.to, self.what, self.few.len(), ar, out);
+        put_request(self.to, self.what, self.few.len(), out);
     }
 
     #[inline(always)]
@@ -1108,7 +1226,7 @@ impl ShortFrame<{ ReadOp::HEAD }> for ReadTo<'_> {
     #[inline(always)]
     fn put(&self, out: &mut impl HeadOut) {
         let Self { to, read: ShortRead { call: ShortCall { range, .. }, .. } } = self;
-        to.put_base(Ty::Read, 0, asks(to.peer), out);
+        to.put_base(Ty::Read, 0, false, out);
         let op = ReadOp {
             range: to.range(range),
             end: true,
@@ -1133,7 +1251,8 @@ impl ShortAtomic<'_> {
     fn has_memory(&self, fetch: &Fetch) -> bool {
         let Some(result) = self.result.as_one() else { return rarely(false) };
         if fetch.word {
-            let fits = self.operand.len() == 8 && result.len() == fetch.result;
+            let fetched = if self.kind == AtomicKind::Base { 0 } else { 8 };
+            let fits = self.operand.len() == 8 && result.len() == fetched;
             return fits && !self.operand.overlaps(result);
         }
         let (reads, compares) = (fetch.operand == 0, fetch.compare != 0);

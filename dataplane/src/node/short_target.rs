@@ -8,7 +8,7 @@
 
 use barewire_driver::frame::{ETH_HDR_LEN, RxFrame};
 use barewire_driver::hint::rarely;
-use barewire_driver::mem::{FEW, Few, IoBuf, Span};
+use barewire_driver::mem::{FEW, Few, IoBuf, Words};
 use barewire_driver::port::Tx;
 
 use super::input::ACK_EVERY_LOSSLESS;
@@ -18,7 +18,7 @@ use super::peer::{Peer, slot_of};
 use super::rma::{REMOTE_READ, REMOTE_WRITE};
 use super::rma_in::{JOBS_MAX, atomic_needs, changes, decode_atomic};
 use super::short_rma::{
-    ASKS_EVERY, BaseTo, READ_SHORT, accept, accept_usual, asks, is_next, is_usual,
+    ASKS_EVERY, BaseTo, READ_SHORT, accept, accept_usual, asks, is_next, usual_flight,
 };
 use super::{FrameSink, Node, ShortFrame};
 use crate::flags::{Caps, MrAccess};
@@ -88,7 +88,7 @@ struct Usual {
     /// Remote address of the region's first byte.
     base: u64,
     /// The region's memory: lent for as long as the region is there, and forgotten with it.
-    memory: Span,
+    memory: Words,
 }
 
 /// What a target keeps for the short way.
@@ -100,6 +100,8 @@ pub(super) struct Asked {
     usual: Box<[Usual; NEAR_ATOMIC]>,
     /// Answers that the burst being taken has made due and that could not leave at once.
     answers: Vec<Answer>,
+    /// Answers that wait, here and on the long way.
+    pub(super) waiting: usize,
     /// How many answers there may be on the long way, and waiting here besides.
     jobs_few: usize,
 }
@@ -111,6 +113,7 @@ impl Asked {
             near: Box::new([Near::NOTHING; NEAR]),
             usual: Box::new([const { Usual::NOTHING }; NEAR_ATOMIC]),
             answers: Vec::with_capacity(ANSWERS_AT_ONCE),
+            waiting: 0,
             jobs_few: jobs.min(JOBS_MAX.into()),
         }
     }
@@ -147,7 +150,7 @@ impl Near {
 
 impl Node {
     /// Takes a frame that holds an atomic operation, and answers to `out` if that takes an answer.
-    #[inline(never)]
+    #[inline(always)]
     pub(super) fn on_atomic_frame(
         &mut self,
         now: Instant,
@@ -177,26 +180,30 @@ impl Node {
     /// Executes what most atomic operations are, if its packet is next in order and no answer
     /// waits. False if it is another: nothing has happened.
     #[inline(always)]
-    fn take_usual_fetch(
+    pub(super) fn take_usual_fetch(
         &mut self,
         now: Instant,
         frame: &RxFrame<'_>,
         out: &mut impl FrameSink,
     ) -> bool {
+        // With this every other length is asked.
+        if frame.len() < AtomicOp::HEAD + size_of::<u64>() {
+            return rarely(false);
+        }
         let Some((base, op)) = PlainOp::parse(frame, PlainAsk::Atomic) else {
             return rarely(false);
         };
         let usual = &self.asked.usual[Asked::place(PlainAsk::Atomic, &op.what)];
-        let known = usual.what == op.what && usize::from(base.plen) == size_of::<u64>();
+        debug_assert!(self.asked.waiting == self.asked.answers.len() + self.jobs.len());
         // Nothing waits, so that there is room for the answer, wherever it goes.
-        if !known || !self.jobs.is_empty() || !self.asked.answers.is_empty() {
+        if usual.what != op.what || self.asked.waiting != 0 {
             return rarely(false);
         }
-        let p = slot_of(base.dst_sid);
+        let p = slot_of(base.dst_sid());
         let Some(peer) = self.peers.get_mut(p) else { return rarely(false) };
-        if !is_usual(peer, self.word, &base) {
+        let Some(flying) = usual_flight(peer, self.word, &base, size_of::<u64>()) else {
             return rarely(false);
-        }
+        };
         let Some(old) = usual.execute(op.addr, frame) else { return rarely(false) };
         let Some(asked) = wire::Asked::parse(frame) else { return rarely(false) };
         peer.nack.note_key(now, false);
@@ -205,10 +212,14 @@ impl Node {
         let what = (Ty::Resp, &asked);
         let answer = AnswerTo { ar: false, ..AnswerTo::new(peer, &self.word, what, old) };
         // Before so many nobody asks for an acknowledgement.
-        if peer.snd.in_flight() < ASKS_EVERY - 1 && out.send_short(&answer) == Tx::Sent {
+        if flying < ASKS_EVERY - 1 && out.send_short(&answer) == Tx::Sent {
             self.counters.tx_frames += 1;
             (peer.owed, peer.ack_now) = (0, false);
-            if answered(now, peer) {
+            // Just heard, it is as if it had been probed. So few are in flight that those who may
+            // still leave unasked find room as well (`Peer::short_room`).
+            peer.probe_at = now;
+            peer.snd.number();
+            if peer.timer_at == Instant(u64::MAX) {
                 rarely(());
                 self.arm_timer(now, p);
             }
@@ -235,8 +246,8 @@ impl Node {
             return rarely(false);
         }
         let near = &self.asked.near[Asked::place(ask, &op.what)];
-        let known = near.what == op.what && (ask != PlainAsk::Atomic || near.plen == base.plen);
-        if !known && !self.look_near(ask, op, base.plen) {
+        let known = near.what == op.what && (ask != PlainAsk::Atomic || near.plen == base.plen());
+        if !known && !self.look_near(ask, op, base.plen()) {
             return rarely(false);
         }
         match ask {
@@ -262,7 +273,7 @@ impl Node {
         op: PlainOp,
         out: &mut impl FrameSink,
     ) -> bool {
-        let p = slot_of(base.dst_sid);
+        let p = slot_of(base.dst_sid());
         let may_answer = self.may_answer();
         let near = &self.asked.near[Asked::place(PlainAsk::Atomic, &op.what)];
         let at = op.addr.wrapping_sub(near.base);
@@ -307,7 +318,7 @@ impl Node {
         out: &mut impl FrameSink,
     ) -> bool {
         let Some(len) = PlainOp::len(frame, ask, base) else { return rarely(false) };
-        let p = slot_of(base.dst_sid);
+        let p = slot_of(base.dst_sid());
         let alone = self.asked.answers.is_empty() && self.peers[p].jobq.head == NONE;
         let may_answer = alone && self.jobs.is_empty() || self.may_answer();
         let near = &self.asked.near[Asked::place(ask, &op.what)];
@@ -397,6 +408,7 @@ impl Node {
     fn answer_soon(&mut self, p: u32, (ty, asked): (Ty, wire::Asked), old: u128, bytes: usize) {
         let (sid, values) = (self.peers[p].sid, Few::one(old, bytes));
         self.asked.answers.push(Answer { peer: p, sid, ty, asked, values });
+        self.asked.waiting += 1;
         self.owe_short(p);
     }
 
@@ -442,10 +454,11 @@ impl Node {
         self.asked.near[at] = near;
         if let Some(usual) = self.asked.usual.get_mut(at) {
             let memory = self.mrs[near.mr].buf.as_one().filter(|_| near.usual);
-            *usual = memory.map_or(Usual::NOTHING, |memory| Usual {
-                what: near.what,
-                base: near.base,
-                memory: memory.again(),
+            let (what, base) = (near.what, near.base);
+            *usual = memory.and_then(Words::of).map_or(Usual::NOTHING, |memory| Usual {
+                what,
+                base,
+                memory,
             });
         }
         true
@@ -552,6 +565,7 @@ impl Node {
                 self.arm_timer(now, p);
             }
         }
+        self.asked.waiting -= self.asked.answers.len();
         self.asked.answers.clear();
     }
 
@@ -606,16 +620,14 @@ impl Near {
 
 impl Usual {
     /// Nothing is known.
-    const NOTHING: Self = Self { what: Wanted::NOTHING, base: 0, memory: Span::EMPTY };
+    const NOTHING: Self = Self { what: Wanted::NOTHING, base: 0, memory: Words::NONE };
 
     /// Fetches and adds the word that `frame` holds at remote address `addr`, if it is inside and
-    /// aligned. Of what is written here the compiler makes a few instructions.
+    /// aligned.
     #[inline(always)]
     fn execute(&self, addr: u64, frame: &RxFrame<'_>) -> Option<u64> {
-        let (op, ty) = (atomic::AtomicOp::Sum, Datatype::Uint64);
         let operand = u64::from_le_bytes(frame.chunk_at(AtomicOp::HEAD)?);
-        let at = addr.wrapping_sub(self.base) as usize;
-        self.memory.atomic_word(at, op, ty, operand.into())
+        self.memory.fetch_add(addr.wrapping_sub(self.base), operand)
     }
 }
 

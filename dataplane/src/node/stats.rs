@@ -215,7 +215,7 @@ impl Node {
     pub fn levels(&self) -> Levels {
         Levels {
             peers: self.peers.len(),
-            tx: self.tx.len() + self.short_ops.len(),
+            tx: self.tx.len() + self.short_ops.iter().count(),
             sent: self.sent.len(),
             packs: self.packs.bytes.len() - self.packs.free.len(),
             posted: self.posted.len() - self.coll_listening(),
@@ -229,7 +229,11 @@ impl Node {
             late: self.cqs.iter().map(|(_, t)| t.late.len()).sum(),
             cq_reserved: self.cqs.iter().map(|(_, t)| t.cq.reserved()).sum::<usize>()
                 - self.coll_listening()
-                - self.eps.iter().map(|(_, ep)| ep.borrowed() as usize).sum::<usize>(),
+                - self
+                    .eps
+                    .iter()
+                    .map(|(_, ep)| ep.borrowed() as usize + usize::from(ep.ops_left))
+                    .sum::<usize>(),
             blocks_lost: self.blocks_lost(),
             timers: self.wheel.len(),
         }

@@ -11,6 +11,7 @@ mod acks;
 mod ahead;
 mod atomic;
 mod credit;
+mod fetch;
 mod hostile;
 mod pack;
 mod pulls;

@@ -18,16 +18,13 @@ use crate::psn::Psn;
 pub struct PlainBase {
     /// Addresses.
     pub head: PlainHead,
-    /// The receiver's name of the session.
-    pub dst_sid: u32,
-    /// Sequence number.
-    pub psn: Psn,
+    /// The receiver's name of the session, and above it the sequence number: who knows what both
+    /// should be compares them at once.
+    pub named: u64,
     /// The next PSN the sender expects.
     pub cack: Psn,
-    /// As [`Base::grant`].
-    pub grant: u16,
-    /// Payload bytes.
-    pub plen: u16,
+    /// As [`Base::grant`], and above it the payload bytes; for the same.
+    pub sized: u32,
 }
 
 /// The types of packets that ask for a one-sided operation, and may take a short way.
@@ -92,11 +89,9 @@ impl PlainBase {
     fn parse(frame: &RxFrame<'_>) -> Option<Self> {
         Some(Self {
             head: PlainHead::parse(frame)?,
-            dst_sid: u32::from_le_bytes(frame.chunk_at(16)?),
-            psn: Psn(u32::from_le_bytes(frame.chunk_at(20)?)),
+            named: u64::from_le_bytes(frame.chunk_at(16)?),
             cack: Psn(u32::from_le_bytes(frame.chunk_at(24)?)),
-            grant: u16::from_le_bytes(frame.chunk_at(28)?),
-            plen: u16::from_le_bytes(frame.chunk_at(30)?),
+            sized: u32::from_le_bytes(frame.chunk_at(28)?),
         })
     }
 
@@ -105,16 +100,17 @@ impl PlainBase {
     /// [`Base::parse`] tells.
     #[inline(always)]
     pub fn ty(frame: &RxFrame<'_>) -> Option<PlainTy> {
-        const ATOMIC: u32 = plain(Ty::Atomic, false);
-        const RESP: u32 = plain(Ty::Resp, false);
+        // As they stand in the frame, which then need not be turned around.
+        const ATOMIC: u32 = u32::from_ne_bytes(plain(Ty::Atomic, false).to_be_bytes());
+        const RESP: u32 = u32::from_ne_bytes(plain(Ty::Resp, false).to_be_bytes());
         // One question for all others.
         if frame.chunk_at::<1>(14)? < const { [(plain(Ty::Write, false) >> 8) as u8] } {
             return None;
         }
-        match u32::from_be_bytes(frame.chunk_at(12)?) {
+        match u32::from_ne_bytes(frame.chunk_at(12)?) {
             ATOMIC => Some(PlainTy::Atomic),
             RESP => Some(PlainTy::Resp),
-            other => Self::ask(other).map(PlainTy::Ask),
+            other => Self::ask(u32::from_be(other)).map(PlainTy::Ask),
         }
     }
 
@@ -160,13 +156,38 @@ impl PlainBase {
     /// `crc`.
     #[inline(always)]
     pub fn base(&self, ty: Ty, crc: bool) -> Base {
-        let Self { head, dst_sid, psn, cack, grant, plen } = *self;
+        let Self { head, cack, .. } = *self;
+        let (dst_sid, psn, grant, plen) = (self.dst_sid(), self.psn(), self.grant(), self.plen());
         let mac = |word: u64| {
             let [a, b, c, d, e, f, ..] = word.to_le_bytes();
             MacAddr([a, b, c, d, e, f])
         };
         let (dst, src, ar, rtx) = (mac(head.dst), mac(head.src), self.asks_ack(), false);
         Base { dst, src, ty, ar, rtx, crc, dst_sid, psn, cack, grant, plen }
+    }
+
+    /// The receiver's name of the session.
+    #[inline(always)]
+    pub fn dst_sid(&self) -> u32 {
+        self.named as u32
+    }
+
+    /// Sequence number.
+    #[inline(always)]
+    pub fn psn(&self) -> Psn {
+        Psn((self.named >> 32) as u32)
+    }
+
+    /// As [`Base::grant`].
+    #[inline(always)]
+    pub fn grant(&self) -> u16 {
+        self.sized as u16
+    }
+
+    /// Payload bytes.
+    #[inline(always)]
+    pub fn plen(&self) -> u16 {
+        (self.sized >> 16) as u16
     }
 
     /// Whether it asks for an acknowledgement.
@@ -183,13 +204,13 @@ pub trait BaseOut {
     fn dst(&self) -> u64;
     /// As in [`PlainHead`].
     fn src(&self) -> u64;
-    /// As in [`PlainBase`].
+    /// As of [`PlainBase`].
     fn dst_sid(&self) -> u32;
-    /// As in [`PlainBase`].
+    /// As of [`PlainBase`].
     fn psn(&self) -> Psn;
     /// As in [`PlainBase`].
     fn cack(&self) -> Psn;
-    /// As in [`PlainBase`].
+    /// As of [`PlainBase`].
     fn grant(&self) -> u16;
 
     /// Writes it, of a packet of type `ty` with `plen` bytes of payload, asking for an
@@ -284,7 +305,7 @@ impl PlainOp {
     /// something is wrong with it.
     #[inline(always)]
     pub fn len(frame: &RxFrame<'_>, ask: PlainAsk, base: &PlainBase) -> Option<usize> {
-        let plen = usize::from(base.plen);
+        let plen = usize::from(base.plen());
         let len = match ask {
             PlainAsk::Write => {
                 let left = u64::from_le_bytes(frame.chunk_at(BASE_LEN + 24)?);
@@ -420,7 +441,7 @@ impl AckOp {
     pub fn plain(frame: &RxFrame<'_>) -> Option<PlainBase> {
         let [count] = frame.chunk_at(BASE_LEN + 2)?;
         let base = PlainBase::parse(frame)?;
-        (frame.len() >= Self::HEAD && count == 0_u8 && base.plen == 0).then_some(base)
+        (frame.len() >= Self::HEAD && count == 0_u8 && base.plen() == 0).then_some(base)
     }
 
     /// Writes what stands behind the base of one that leaves as soon as the packet before `cack`
@@ -444,9 +465,23 @@ impl RespOp {
             return rarely(None);
         }
         let base = PlainBase::parse(frame)?;
-        if frame.len() - Self::HEAD < usize::from(base.plen) {
+        if frame.len() - Self::HEAD < usize::from(base.plen()) {
             return rarely(None);
         }
+        let rest = u64::from_le_bytes(frame.chunk_at(BASE_LEN + 8)?);
+        let w = u32::from_le_bytes(frame.chunk_at(BASE_LEN)?);
+        let generation = u32::from_le_bytes(frame.chunk_at(BASE_LEN + 4)?);
+        if rest == 0 { Some((base, (w, generation))) } else { rarely(None) }
+    }
+
+    /// As [`plain`](Self::plain), of one that is long enough for a word, and of whose payload only
+    /// its base says how long it is.
+    #[inline(always)]
+    pub fn plain_word(frame: &RxFrame<'_>) -> Option<(PlainBase, (u32, u32))> {
+        if frame.len() < Self::HEAD + size_of::<u64>() {
+            return rarely(None);
+        }
+        let base = PlainBase::parse(frame)?;
         let rest = u64::from_le_bytes(frame.chunk_at(BASE_LEN + 8)?);
         let w = u32::from_le_bytes(frame.chunk_at(BASE_LEN)?);
         let generation = u32::from_le_bytes(frame.chunk_at(BASE_LEN + 4)?);

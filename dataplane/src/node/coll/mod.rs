@@ -607,11 +607,11 @@ impl Node {
         self.coll_side(ep)?;
         let (g, shape) = self.check_call(ep, &req)?;
         let e = ep.0.idx();
+        self.make_send_room(e);
         if self.coll.ops.is_full() || self.eps[e].tx_used >= self.eps[e].tx_size {
             return Err(Error::Again);
         }
         let cq = self.eps[e].tx_cq;
-        self.make_room(cq);
         if !self.cqs[cq].cq.reserve() {
             return Err(Error::Again);
         }

@@ -1,6 +1,7 @@
 //! Atomic operations between two nodes. What each computes is compared with a C compiler elsewhere
 //! (`tests/atomics`); here is what the wire, the checks and the loss of frames do to them.
 
+use super::fetch::pair_with;
 use super::rma::{ALL, Region};
 use super::*;
 use crate::flags::MrAccess;
@@ -19,33 +20,29 @@ const SUM: u32 = AtomicOp::Sum as u32;
 const CSWAP: u32 = AtomicOp::Cswap as u32;
 
 /// An atomic call; `result` is filled in by [`Pair::atomic`].
-struct Call<'a> {
-    kind: AtomicKind,
-    op: u32,
-    ty: u32,
-    operand: &'a [u8],
-    compare: &'a [u8],
-    rma: RmaList,
-    flags: OpFlags,
-    context: u64,
+pub(super) struct Call<'a> {
+    pub(super) kind: AtomicKind,
+    pub(super) op: u32,
+    pub(super) ty: u32,
+    pub(super) operand: &'a [u8],
+    pub(super) compare: &'a [u8],
+    pub(super) rma: RmaList,
+    pub(super) flags: OpFlags,
+    pub(super) context: u64,
 }
 
 impl<'a> Call<'a> {
-    fn sum(kind: AtomicKind, operand: &'a [u8], rma: RmaList) -> Self {
+    pub(super) fn sum(kind: AtomicKind, operand: &'a [u8], rma: RmaList) -> Self {
         let (op, ty, compare) = (SUM, U64, &[][..]);
         Self { kind, op, ty, operand, compare, rma, flags: OpFlags::empty(), context: 1 }
     }
-}
 
-impl Pair {
-    /// Posts `call` with room for `len` bytes of old values, and returns a look at them.
-    fn atomic(&mut self, call: Call<'_>, len: usize) -> Result<IoBuf> {
-        let (result, look) = shared(len);
-        let end = &mut self.ends[0];
-        let Call { kind, op, ty, operand, compare, rma, flags, context } = call;
+    /// The request, to `dest`, with this memory for old values.
+    pub(super) fn req(self, dest: FiAddr, result: IoBuf) -> AtomicReq {
+        let Self { kind, op, ty, operand, compare, rma, flags, context } = self;
         let (operand, compare) = (IoBuf::leaked(operand), IoBuf::leaked(compare));
-        let (dest, data, no_completion) = (end.peer, 4711, false);
-        let mut req = AtomicReq {
+        let (data, no_completion) = (4711, false);
+        AtomicReq {
             kind,
             op,
             ty,
@@ -58,7 +55,16 @@ impl Pair {
             context,
             flags,
             no_completion,
-        };
+        }
+    }
+}
+
+impl Pair {
+    /// Posts `call` with room for `len` bytes of old values, and returns a look at them.
+    pub(super) fn atomic(&mut self, call: Call<'_>, len: usize) -> Result<IoBuf> {
+        let (result, look) = shared(len);
+        let end = &mut self.ends[0];
+        let mut req = call.req(end.peer, result);
         if let Some(taken) = &mut self.short
             && let Some(mut short) = req.short()
             && end.node.atomic_now(end.ep, &mut short, &mut sink(&mut end.out), || self.now)
@@ -71,11 +77,11 @@ impl Pair {
     }
 }
 
-fn words(bytes: &[u8]) -> Vec<u64> {
+pub(super) fn words(bytes: &[u8]) -> Vec<u64> {
     bytes.chunks_exact(8).map(|b| u64::from_le_bytes(b.try_into().unwrap())).collect()
 }
 
-fn bytes_of(words: &[u64]) -> Vec<u8> {
+pub(super) fn bytes_of(words: &[u64]) -> Vec<u8> {
     words.iter().flat_map(|w| w.to_le_bytes()).collect()
 }
 
@@ -387,7 +393,12 @@ fn fetch_adds_are_executed_once_under_loss_and_duplication() {
 /// beside it in either direction, it is executed once, in order, and told once.
 #[test]
 fn the_short_way_does_what_the_long_one_does() {
-    let mut pair = Pair::new(1500, true);
+    mix_of_ways(Pair::new(1500, true));
+    // Nobody counts, and fetches are usual.
+    mix_of_ways(pair_with(Caps::MSG | Caps::TAGGED | Caps::RMA | Caps::ATOMIC | Caps::FENCE));
+}
+
+fn mix_of_ways(mut pair: Pair) {
     let region = pair.region(1, 4096, ALL);
     let wrong = region.key ^ 1 << 40;
     let mut x = 1_u64;
@@ -532,7 +543,7 @@ fn withdrawn_fetches_give_their_answers_back() {
 
 /// A pair whose session is open and whose operations take the short way, and a region of the
 /// second.
-fn short_pair() -> (Pair, Region) {
+pub(super) fn short_pair() -> (Pair, Region) {
     let mut pair = Pair::new(1500, true);
     let region = pair.region(1, 64, ALL);
     let zero = [0; 8];
@@ -544,7 +555,7 @@ fn short_pair() -> (Pair, Region) {
 }
 
 /// Posts fetch-and-adds with the contexts `0..n`, each of which leaves at once.
-fn fetch_adds(pair: &mut Pair, region: &Region, n: u64) {
+pub(super) fn fetch_adds(pair: &mut Pair, region: &Region, n: u64) {
     let one = bytes_of(&[1]);
     let (before, frames) = (pair.short, pair.ends[0].out.len());
     for context in 0..n {
@@ -723,7 +734,7 @@ fn what_was_right_once_is_asked_again() {
 
 /// The second end answers, with 8 bytes, what the first has not asked, and acknowledges `more`
 /// packets than it has taken.
-fn lie(pair: &mut Pair, resp: RespOp, more: u32) {
+pub(super) fn lie(pair: &mut Pair, resp: RespOp, more: u32) {
     let [to, from] = &mut pair.ends;
     let idx = from.node.peers.iter().next().map(|(idx, _)| idx).unwrap();
     let peer = &mut from.node.peers[idx];

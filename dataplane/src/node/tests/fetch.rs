@@ -1,0 +1,322 @@
+//! What usual fetches do not ask: what they take for granted was found out before, and who changes
+//! it takes it back.
+
+use super::atomic::{Call, bytes_of, fetch_adds, lie, short_pair, words};
+use super::rma::{ALL, Region};
+use super::*;
+use crate::proto::atomic::AtomicKind::{Base, Fetch};
+use crate::rel::sent::WINDOW;
+use crate::wire::{self, RespOp};
+
+/// Another endpoint for `end`, with what it takes for atomic operations and no more, of so many
+/// requests at once.
+fn bare(end: &mut End, tx_size: usize) -> EpId {
+    let caps = Caps::TAGGED | Caps::ATOMIC;
+    open_ep(&mut end.node, (end.cq, end.av), EpAttr { caps, tx_size, ..EpAttr::default() })
+}
+
+/// Two nodes with endpoints of these capabilities. Where nobody counts what is done to them,
+/// fetches are usual.
+pub(super) fn pair_with(caps: Caps) -> Pair {
+    let ends = [1, 2].map(|mac| {
+        let mut end = end(mac, 1500, true);
+        end.node.ep_close(Instant(0), end.ep).unwrap();
+        let attr = EpAttr { caps, ..EpAttr::default() };
+        end.ep = open_ep(&mut end.node, (end.cq, end.av), attr);
+        end
+    });
+    Pair::of(ends)
+}
+
+/// The same with a session, a region of the second, and one fetch behind them.
+fn usual_pair() -> (Pair, Region) {
+    let mut pair = pair_with(Caps::TAGGED | Caps::ATOMIC);
+    let region = pair.region(1, 64, ALL);
+    pair.short = Some(0);
+    let zero = [0; 8];
+    for _ in 0..2 {
+        pair.atomic(Call::sum(Fetch, &zero, RmaList::one(0, 1, region.key)), 8).unwrap();
+        pair.run(1_000_000);
+        assert_eq!(pair.outcomes(0), [(1, None)]);
+    }
+    (pair, region)
+}
+
+/// What the first has sent goes to the second, which answers at once.
+fn answer_all(pair: &mut Pair) {
+    let [from, to] = &mut pair.ends;
+    for bytes in from.out.drain(..) {
+        to.node.on_frame_with(&pair.now, &RxFrame::new(&bytes), sink(&mut to.out));
+    }
+}
+
+/// What has ended has no name: nor has its slot, while nobody uses it.
+#[test]
+fn an_operation_that_has_ended_is_not_answered_again() {
+    let (mut pair, region) = short_pair();
+    fetch_adds(&mut pair, &region, 3);
+    pair.run(2_000_000);
+    assert_eq!(pair.outcomes(0), [(0, None), (1, None), (2, None)]);
+    for slot in 0..3 {
+        for dst_gen in 0..6 {
+            let resp = RespOp { dst_op: slot | 1 << 31, dst_gen, ..RespOp::default() };
+            lie(&mut pair, resp, 0);
+        }
+    }
+    assert_eq!(pair.ends[0].node.counters().rx_stray, 18);
+    assert_eq!(pair.outcomes(0), []);
+    // The list of free slots is whole.
+    fetch_adds(&mut pair, &region, 4);
+    pair.run(2_000_000);
+    assert_eq!(pair.outcomes(0).len(), 4);
+    pair.run(600_000_000);
+    pair.assert_quiet();
+}
+
+/// A counter that is bound to an endpoint counts what ends from then on, what was under way before
+/// as well.
+#[test]
+fn a_counter_counts_what_is_under_way() {
+    let (mut pair, region) = usual_pair();
+    fetch_adds(&mut pair, &region, 3);
+    let End { node, ep, .. } = &mut pair.ends[0];
+    let cntr = node.cntr_open().unwrap();
+    node.ep_bind_cntr(*ep, cntr, BindFlags::READ).unwrap();
+    pair.run(2_000_000);
+    assert_eq!((pair.outcomes(0).len(), pair.ends[0].node.cntr_read(cntr)), (3, Ok(3)));
+    fetch_adds(&mut pair, &region, 2);
+    pair.run(2_000_000);
+    assert_eq!((pair.outcomes(0).len(), pair.ends[0].node.cntr_read(cntr)), (2, Ok(5)));
+}
+
+/// One call is told of and the next is not, as each of them says.
+#[test]
+fn each_call_says_whether_it_is_told_of() {
+    let (mut pair, region) = usual_pair();
+    let End { node, cq, av, .. } = &mut pair.ends[0];
+    let caps = Caps::TAGGED | Caps::ATOMIC;
+    let ep = node.ep_open(EpAttr { caps, ..EpAttr::default() }).unwrap();
+    let flags = BindFlags::TRANSMIT | BindFlags::RECV | BindFlags::SELECTIVE_COMPLETION;
+    node.ep_bind_cq(ep, *cq, flags).unwrap();
+    node.ep_bind_av(ep, *av).unwrap();
+    node.ep_enable(ep).unwrap();
+    let always = std::mem::replace(&mut pair.ends[0].ep, ep);
+    let one = bytes_of(&[1]);
+    for (ep, asks) in [(ep, true), (always, false)] {
+        pair.ends[0].ep = ep;
+        for context in 0..40 {
+            let told = !drawn(context).is_multiple_of(3);
+            let unheard = drawn(context).is_multiple_of(5);
+            let flags = if told { OpFlags::COMPLETION } else { OpFlags::empty() };
+            let rma = RmaList::one(0, 1, region.key);
+            let call = Call { context: context as u64, flags, ..Call::sum(Fetch, &one, rma) };
+            let before = pair.short;
+            if unheard {
+                let (now, dest) = (pair.now, pair.ends[0].peer);
+                let (result, _) = shared(8);
+                let mut req = call.req(dest, result);
+                req.no_completion = true;
+                let End { node, ep, out, .. } = &mut pair.ends[0];
+                let mut short = req.short().unwrap();
+                assert!(node.atomic_now(*ep, &mut short, &mut sink(out), || now));
+            } else {
+                pair.atomic(call, 8).unwrap();
+                assert_eq!(pair.short, before.map(|taken| taken + 1));
+            }
+            pair.run(1_000_000);
+            let told = (told || !asks) && !unheard;
+            assert_eq!(pair.outcomes(0).len(), usize::from(told), "call {context}");
+        }
+    }
+}
+
+/// What an endpoint has not been asked yet it knows nothing of, whatever nothing looks like; and of
+/// what it may not do, and of flags that nobody knows, it never knows anything.
+#[test]
+fn nothing_is_right_unasked() {
+    let (mut pair, region) = usual_pair();
+    let now = pair.now;
+    let one = bytes_of(&[1]);
+    let refused = |pair: &mut Pair, ep, call: Call<'_>, len| {
+        let (dest, result) = (pair.ends[0].peer, shared(len).0);
+        let End { node, out, .. } = &mut pair.ends[0];
+        let mut req = call.req(dest, result);
+        !node.atomic_now(ep, &mut req.short().unwrap(), &mut sink(out), || now)
+    };
+    let fresh = bare(&mut pair.ends[0], 256);
+    let sum = |kind, addr| Call::sum(kind, &one, RmaList::one(addr, 1, region.key));
+    let none = RmaList::one(0, 0, region.key);
+    let nothing = Call { op: 0, ty: 0, operand: &[], rma: none, ..sum(Fetch, 0) };
+    assert!(refused(&mut pair, fresh, nothing, 0));
+    let odd = OpFlags::from_bits_retain(1 << 63);
+    assert!(refused(&mut pair, fresh, Call { flags: odd, ..sum(Fetch, 0) }, 8));
+    assert!(!refused(&mut pair, fresh, sum(Fetch, 0), 8));
+    assert!(refused(&mut pair, fresh, Call { flags: odd, ..sum(Fetch, 0) }, 8));
+    assert!(refused(&mut pair, fresh, Call { op: 1 << 16 | 2, ..sum(Fetch, 0) }, 8));
+    assert!(refused(&mut pair, fresh, Call { ty: 1 << 16 | 7, ..sum(Fetch, 0) }, 8));
+    // An old value needs room, and what fetches none must have none.
+    assert!(refused(&mut pair, fresh, sum(Base, 0), 8));
+    assert!(refused(&mut pair, fresh, sum(Fetch, 0), 0));
+    let caps = Caps::ATOMIC | Caps::WRITE;
+    let End { node, cq, av, .. } = &mut pair.ends[0];
+    let writes = open_ep(node, (*cq, *av), EpAttr { caps, ..EpAttr::default() });
+    assert!(!refused(&mut pair, writes, sum(Base, 0), 0));
+    assert!(refused(&mut pair, writes, sum(Fetch, 0), 8));
+}
+
+/// Goal: answers are all that fetches are answered by, however many are under way.
+#[test]
+fn fetches_ask_for_no_acknowledgement() {
+    let (mut pair, region) = usual_pair();
+    let acks = pair.ends[1].node.counters().tx_acks;
+    fetch_adds(&mut pair, &region, 64);
+    for bytes in &pair.ends[0].out {
+        assert!(!wire::Base::parse(&RxFrame::new(bytes)).unwrap().ar);
+    }
+    pair.run(100_000);
+    assert_eq!(pair.outcomes(0).len(), 64);
+    assert_eq!(pair.ends[1].node.counters().tx_acks, acks);
+}
+
+/// Goal: a node that answers and sends at the same time never has more packets in flight than the
+/// window holds, though answers do not count as what may be sent.
+#[test]
+fn answers_leave_the_window_as_it_is() {
+    let (mut pair, region) = usual_pair();
+    let p = pair.ends[1].node.peers.iter().next().unwrap().0;
+    let [from, to] = &mut pair.ends;
+    to.node.peers[p].credit += 4000;
+    from.node.peers.iter_mut().for_each(|(_, peer)| peer.granted += 4000);
+    fetch_adds(&mut pair, &region, 60);
+    let send = |pair: &mut Pair| {
+        let End { node, ep, peer: dest, out, .. } = &mut pair.ends[1];
+        let (kind, buf, dest) = (MsgKind::Tagged, IoBuf::leaked(&[7; 64]), *dest);
+        let (flags, no_completion) = (OpFlags::empty(), true);
+        let mut req =
+            SendReq { kind, buf, dest, tag: 0, data: 0, context: 0, flags, no_completion };
+        node.send_now(*ep, &mut req, &mut sink(out), || pair.now)
+    };
+    assert!(send(&mut pair));
+    let left = pair.ends[1].node.peers[p].short_left;
+    let executed = pair.ends[1].node.counters().rma_executed;
+    answer_all(&mut pair);
+    assert_eq!(pair.ends[1].node.counters().rma_executed, executed + 60);
+    assert_eq!(pair.ends[1].node.peers[p].short_left, left, "they were not the usual ones");
+    while send(&mut pair) {
+        let peer = &pair.ends[1].node.peers[p];
+        assert!(peer.snd.in_flight() <= WINDOW);
+    }
+    let peer = &pair.ends[1].node.peers[p];
+    assert!(peer.snd.in_flight() > WINDOW - 64);
+}
+
+/// Fetches of two endpoints that share a queue, some of which ask for room and some of which do
+/// not: one is refused if, and only if, one of the queues is full.
+#[test]
+fn room_that_was_taken_in_advance_is_given_back() {
+    for (entries, places) in [(8, 16), (16, 6), (32, 32)] {
+        let mut pair = pair_with(Caps::TAGGED | Caps::ATOMIC);
+        let region = pair.region(1, 64, ALL);
+        let end = &mut pair.ends[0];
+        end.cq = end.node.cq_open(entries).unwrap();
+        let eps = [bare(end, places), bare(end, places)];
+        let (mut used, mut unread, mut short) = ([0, 0], 0, 0);
+        let one = bytes_of(&[1]);
+        for step in 0..3000 {
+            match drawn(step) % 12 {
+                0 => {
+                    pair.run(1_000_000);
+                    (unread, used) = (unread + used[0] + used[1], [0, 0]);
+                    let node = &pair.ends[0].node;
+                    assert_eq!(node.cq_ready(pair.ends[0].cq), Ok(unread));
+                    assert_eq!(node.levels().cq_reserved, 0);
+                }
+                1 => {
+                    let End { node, cq, .. } = &mut pair.ends[0];
+                    let most = drawn(step * 7) % 9;
+                    let read = node.cq_take(*cq, most, |_| ()).unwrap_or(0);
+                    assert_eq!(read, most.min(unread));
+                    unread -= read;
+                }
+                draw => {
+                    let i = draw % 2;
+                    pair.ends[0].ep = eps[i];
+                    pair.short = (draw < 8).then_some(0);
+                    let full = used[i] == places || used[0] + used[1] + unread == entries;
+                    let rma = RmaList::one(8, 1, region.key);
+                    let posted = pair.atomic(Call::sum(Fetch, &one, rma), 8).map(|_| ());
+                    assert_eq!(posted, if full { Err(Error::Again) } else { Ok(()) }, "{step}");
+                    used[i] += usize::from(!full);
+                    short += pair.short.unwrap_or(0);
+                }
+            }
+        }
+        assert!(short > 100, "{short}");
+        pair.run(1_000_000);
+        let End { node, cq, .. } = &mut pair.ends[0];
+        for ep in eps {
+            node.ep_close(pair.now, ep).unwrap();
+        }
+        assert_eq!(node.cqs[cq.0.idx()].cq.reserved(), 0);
+    }
+}
+
+/// A fetch that finds no record goes as whole as it came.
+#[test]
+fn a_fetch_without_a_record_is_left_alone() {
+    let settings = NodeSettings { tx_wr_max: 4, ..NodeSettings::default() };
+    let mut pair = Pair::of([end_with(1, 1500, true, settings), end(2, 1500, true)]);
+    let region = pair.region(1, 64, ALL);
+    let one = bytes_of(&[1]);
+    let sum = || Call::sum(Fetch, &one, RmaList::one(0, 1, region.key));
+    pair.atomic(sum(), 8).unwrap();
+    pair.run(1_000_000);
+    pair.short = Some(0);
+    for _ in 0..8 {
+        pair.atomic(sum(), 8).unwrap();
+    }
+    assert_eq!(pair.short, Some(4));
+    assert_eq!(pair.atomic(sum(), 8).unwrap_err(), Error::Again);
+    pair.run(1_000_000);
+    assert_eq!(pair.outcomes(0).len(), 9);
+    assert_eq!(words(&region.bytes())[0], u64::from_le_bytes([0xEE; 8]).wrapping_add(9));
+}
+
+/// Whatever the header of a usual fetch says that is not usual is found, and nothing happens to the
+/// region.
+#[test]
+fn a_usual_fetch_is_so_in_every_word() {
+    let (mut pair, region) = usual_pair();
+    fetch_adds(&mut pair, &region, 1);
+    let frame = pair.ends[0].out.pop_front().unwrap();
+    let was = words(&region.bytes());
+    for at in 0..frame.len() - 8 {
+        // Not what others have asked, the type; nor that the frame acknowledges a little less, and
+        // of the operation its name, its number, and the endpoint that it is from.
+        if [14..16, 24..25, 34..36, 38..40, 56..64, 68..72].iter().any(|free| free.contains(&at)) {
+            continue;
+        }
+        for bit in 0..8 {
+            // Another word of the region.
+            if at == 48 && (3..6).contains(&bit) {
+                continue;
+            }
+            let mut frame = frame.clone();
+            frame[at] ^= 1 << bit;
+            let [_, to] = &mut pair.ends;
+            let (frame, out) = (RxFrame::new(&frame), &mut sink(&mut to.out));
+            let taken = to.node.take_usual_fetch(pair.now, &frame, out);
+            assert!(!taken, "byte {at} bit {bit}");
+        }
+    }
+    for len in 0..frame.len() {
+        let [_, to] = &mut pair.ends;
+        let (frame, out) = (RxFrame::new(&frame[..len]), &mut sink(&mut to.out));
+        assert!(!to.node.take_usual_fetch(pair.now, &frame, out), "{len} bytes");
+    }
+    assert_eq!(words(&region.bytes()), was);
+    let [_, to] = &mut pair.ends;
+    let (frame, out) = (RxFrame::new(&frame), &mut sink(&mut to.out));
+    assert!(to.node.take_usual_fetch(pair.now, &frame, out));
+    assert_eq!(words(&region.bytes())[0], was[0].wrapping_add(1));
+}
