@@ -167,6 +167,9 @@ pub struct DpdkPort {
     /// What it lends memory with, if its driver copies at once.
     loan: Option<Loan>,
     rx: [Mbuf; RX_BURST],
+    /// A packet that came alone and was lent; null if there is none. It is kept or given back by
+    /// the next poll: whoever waits for it answers first.
+    held: Mbuf,
     /// Frames that the device is asked for at a time.
     rx_step: usize,
     /// Where a frame of several buffers is joined.
@@ -277,6 +280,7 @@ impl DpdkPort {
             order: Order::new(),
             loan: copies.then(|| Loan::new(device.pool)).flatten(),
             rx: [null_mut(); RX_BURST],
+            held: null_mut(),
             rx_step: rx_step(device.frame_max),
             whole: vec![0; device.frame_max].into(),
             counters: PortCounters::default(),
@@ -389,10 +393,14 @@ impl DpdkPort {
     /// Takes at most `max` frames from the device, into `rx`, which has room.
     #[inline(always)]
     fn take(&mut self, max: usize) -> usize {
-        if let Some([from, _]) = self.rings {
-            if from.is_empty() {
-                return 0;
-            }
+        let has_none = self.rings.is_some_and(|[from, _]| from.is_empty());
+        if !self.held.is_null() {
+            self.settle();
+        }
+        if has_none {
+            return 0;
+        }
+        if self.rings.is_some() {
             // Now, and not when the ring has said which it is: that is one wait the less.
             self.order.prefetch();
         }
@@ -416,11 +424,21 @@ impl DpdkPort {
         }
         let mbuf = self.rx[0];
         let lent = self.lend_one::<true>(mbuf, sink);
-        // SAFETY: the packet is ours and nobody borrows it any more.
+        // Not before: whoever is lent the frame may send, and must not send with this.
+        self.held = mbuf;
+        usize::from(lent)
+    }
+
+    /// Keeps the packet that is held, or gives it back.
+    #[inline(never)]
+    fn settle(&mut self) {
+        let mbuf = std::mem::replace(&mut self.held, null_mut());
+        self.order.came(mbuf);
+        // SAFETY: the packet is ours, and nobody has borrowed it since it was lent.
         if !unsafe { self.stock.keep(mbuf) } {
+            self.rx[0] = mbuf;
             self.free(1);
         }
-        usize::from(lent)
     }
 
     /// As [`lend`](Self::lend), for more than one frame.
@@ -435,6 +453,7 @@ impl DpdkPort {
         let (mut lent, mut left) = (0, 0);
         for i in 0..count {
             let mbuf = self.rx[i];
+            self.order.came(mbuf);
             lent += usize::from(self.lend_one::<false>(mbuf, sink));
             // SAFETY: as in `lend`.
             if !unsafe { self.stock.keep(mbuf) } {
@@ -452,7 +471,6 @@ impl DpdkPort {
     /// be answered meanwhile.
     #[inline(always)]
     fn lend_one<const ALONE: bool>(&mut self, mbuf: Mbuf, sink: &mut impl RxSink) -> bool {
-        self.order.came(mbuf);
         // SAFETY: a received packet, which is ours: `data_len` bytes lie at `data_off`.
         let (pieces, len, first) =
             unsafe { ((*mbuf).nb_segs, (*mbuf).pkt_len as usize, first_piece(mbuf)) };
@@ -822,7 +840,11 @@ impl DpdkPort {
     #[cold]
     #[inline(never)]
     fn stock_up(&mut self) -> bool {
-        self.device.as_ref().is_some_and(|device| self.stock.fill(device.pool))
+        if !self.held.is_null() {
+            self.settle();
+        }
+        !self.stock.is_empty()
+            || self.device.as_ref().is_some_and(|device| self.stock.fill(device.pool))
     }
 
     /// Length of the longest frame that is not lent to the driver.
@@ -870,6 +892,9 @@ impl Drop for DpdkPort {
         unsafe {
             let left = self.tx_end - self.tx_at;
             sys::rte_pktmbuf_free_bulk(self.tx.as_mut_ptr().add(self.tx_at), left as u32);
+        }
+        if !self.held.is_null() {
+            self.settle();
         }
         self.stock.empty();
         if let Some(loan) = self.loan.take() {
