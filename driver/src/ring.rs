@@ -57,7 +57,7 @@ pub const WORD_LEN: usize = 8;
 
 /// How far ahead of the tail granules are cleared, and what is left when that is done again: one
 /// frame of three lines.
-const AHEAD: u64 = 32 * GRANULE as u64;
+const AHEAD: u64 = 64 * GRANULE as u64;
 const AHEAD_MIN: u64 = 4 * GRANULE as u64;
 
 /// In place of a length: the rest of the ring is empty, continue at its start.
@@ -336,11 +336,11 @@ impl<M: RingMem> Consumer<M> {
     }
 
     /// Takes the frame at the head if it is no longer than [`plain_to`](Self::plain_to) said and
-    /// nothing but a frame is there; otherwise changes nothing and says [`Taken::Empty`].
+    /// nothing but a frame is there; otherwise changes nothing and says [`Taken::Empty`]. `word` is
+    /// what [`RingMem::word`] reads at [`pos`](Self::pos).
     #[inline(always)]
-    pub fn take_plain(&mut self) -> Taken {
+    pub fn take_plain(&mut self, word: u64) -> Taken {
         let pos = self.pos();
-        let word = self.mem.word(pos);
         // What another place's word leaves is no length.
         let len = word ^ word_of(self.head, 0);
         if len.wrapping_sub(self.frame_min.into()) > self.plain_span {

@@ -219,8 +219,8 @@ pub struct ShmPort {
     /// Polls until the next one that looks at every ring, and how many such there have been.
     polls_to_sweep: i32,
     sweeps: u32,
-    /// Frames come several at a time.
-    in_bulk: bool,
+    /// Not 0 if frames come several at a time.
+    in_bulk: u64,
     /// The last poll found one.
     took: bool,
     /// Senders that may have something beyond what the watched words show.
@@ -253,15 +253,18 @@ struct Watch {
     next: *const AtomicU64,
     bit: u64,
     sender: usize,
-    /// Sweeps there had been when it last had a frame.
+    /// Sweeps there had been when one last found that it had had a frame, and where the next word
+    /// was to come then.
     last_sweep: u32,
+    swept: *const AtomicU64,
 }
 
 /// What a watch looks at that watches nothing.
 static NOTHING: AtomicU64 = AtomicU64::new(0);
 
 impl Watch {
-    const NONE: Self = Self { next: &NOTHING, bit: 0, sender: usize::MAX, last_sweep: 0 };
+    const NONE: Self =
+        Self { next: &NOTHING, bit: 0, sender: usize::MAX, last_sweep: 0, swept: &NOTHING };
 }
 
 /// The sending end towards one member. Aligned for the sake of its address's arithmetic.
@@ -366,7 +369,7 @@ impl ShmPort {
             counters: PortCounters::default(),
             polls_to_sweep: SWEEP_EVERY,
             sweeps: 0,
-            in_bulk: false,
+            in_bulk: 0,
             took: false,
             ready: 0,
             watches: [Watch::NONE; WATCHES],
@@ -822,46 +825,63 @@ impl ShmPort {
     #[inline(always)]
     pub fn receive(&mut self, max: usize, sink: &mut impl RxSink) -> usize {
         self.polls_to_sweep -= 1;
-        let few = if max > 0 && self.polls_to_sweep > 0 { self.take_few(sink) } else { None };
+        if self.polls_to_sweep <= 0 {
+            self.polls_to_sweep = SWEEP_EVERY;
+            self.sweeps = self.sweeps.wrapping_add(1);
+            self.ready |= self.sweep();
+        }
+        let few = if max > 0 { self.take_few(sink) } else { None };
         few.unwrap_or_else(|| self.poll(max, sink))
     }
 
-    /// Takes the one frame that the first watch shows, and says whether there was one. (The first
-    /// watch is the first that ever had a frame: the only peer, if there is one.)
+    /// Takes the one frame before which the first watch shows `word`, and says whether there was
+    /// one. (The first watch is the first that ever had a frame: the only peer, if there is one.)
     ///
     /// After a poll without a frame it does not look whether a second one stands behind it: the
     /// sender has just written there, so to look is a cache miss that the answer to this frame
     /// would wait for. After a poll with one it does, and the next poll takes a burst.
     #[inline(always)]
-    fn one(&mut self, sink: &mut impl RxSink) -> bool {
-        let sender = self.watches[0].sender;
-        let Some(from) = self.ins.get_mut(sender) else { return rarely(false) };
-        let Taken::Frame { pos, len } = from.ring.take_plain() else { return rarely(false) };
+    fn one(&mut self, word: u64, sink: &mut impl RxSink) -> bool {
+        let watch = &mut self.watches[0];
+        let Some(from) = self.ins.get_mut(watch.sender) else { return rarely(false) };
+        let Taken::Frame { pos, len } = from.ring.take_plain(word) else { return rarely(false) };
         let base = from.ring.mem().at(pos).cast_const();
+        let next = from.ring.mem().word_at(from.ring.pos());
         let from = &raw mut *from;
+        // Before it is lent, so that none of this has to be kept meanwhile.
+        self.counters.rx_frames += 1;
+        self.counters.rx_bytes += len as u64;
+        if std::mem::replace(&mut self.took, true) {
+            // SAFETY: `next` is a word of a ring in the mapping.
+            self.in_bulk = unsafe { (*next).load(Relaxed) };
+        }
+        watch.next = next;
         // SAFETY: as in `burst`.
         sink.frame_with(&unsafe { RxFrame::from_raw(base, len) }, Back(self));
         // SAFETY: it lies behind `ins`, of which nothing is touched to send (`Back`).
-        let from = unsafe { &mut *from };
-        from.ring.release();
-        let next = from.ring.mem().word_at(from.ring.pos());
-        let watch = &mut self.watches[0];
-        if std::mem::replace(&mut self.took, true) {
-            // SAFETY: `next` is a word of a ring in the mapping.
-            self.in_bulk = unsafe { (*next).load(Relaxed) } != 0;
-        }
-        (watch.next, watch.last_sweep) = (next, self.sweeps);
-        // Relaxed: a hint for sleepers.
-        self.shared.next_at[sender & 63].store(next.cast_mut(), Relaxed);
-        self.counters.rx_frames += 1;
-        self.counters.rx_bytes += len as u64;
+        unsafe { &mut *from }.ring.release();
         true
+    }
+
+    /// No frame has come since the last one, which nobody has told the sleepers of yet: most often
+    /// another follows.
+    #[inline(never)]
+    fn pause(&mut self) {
+        self.took = false;
+        let watch = &self.watches[0];
+        if watch.bit != 0 {
+            // Relaxed: a hint for sleepers.
+            self.shared.next_at[watch.sender & 63].store(watch.next.cast_mut(), Relaxed);
+        }
     }
 
     /// What [`take_few`](BriskPort::take_few) saw is not nothing: finds out from whom it is, and
     /// takes up to `max` frames of it.
     #[inline(never)]
     pub fn poll(&mut self, max: usize, sink: &mut dyn RxSink) -> usize {
+        if self.took {
+            self.pause();
+        }
         let mut mask = self.ready;
         for watch in &self.watches {
             // SAFETY: as in `rx_burst`.
@@ -874,14 +894,9 @@ impl ShmPort {
             // Acquire: the frames that it was rung for are visible.
             mask |= bell.swap(0, Acquire);
         }
-        if self.polls_to_sweep <= 0 {
-            self.polls_to_sweep = SWEEP_EVERY;
-            self.sweeps = self.sweeps.wrapping_add(1);
-            mask |= self.sweep();
-        }
         self.ready = mask;
         let count = self.burst(mask, max.min(BURST), sink);
-        (self.in_bulk, self.took) = (count > 1, count > 0);
+        (self.in_bulk, self.took) = (u64::from(count > 1), count > 0);
         count
     }
 
@@ -975,7 +990,7 @@ impl ShmPort {
         // Relaxed: a hint for sleepers.
         self.shared.next_at[s & 63].store(next.cast_mut(), Relaxed);
         match self.watches.get_mut(from.watch) {
-            Some(watch) => (watch.next, watch.last_sweep) = (next, self.sweeps),
+            Some(watch) => watch.next = next,
             None => self.watch(s, next),
         }
     }
@@ -984,9 +999,12 @@ impl ShmPort {
     #[cold]
     fn watch(&mut self, s: usize, next: *const AtomicU64) {
         let sweeps = self.sweeps;
-        let idle = |w: &Watch| w.bit == 0 || sweeps.wrapping_sub(w.last_sweep) > WATCH_IDLE;
+        let idle = |w: &Watch| {
+            let still = w.swept == w.next && sweeps.wrapping_sub(w.last_sweep) > WATCH_IDLE;
+            w.bit == 0 || still
+        };
         let Some(i) = self.watches.iter().position(idle) else { return };
-        let new = Watch { next, bit: 1 << s, sender: s, last_sweep: sweeps };
+        let new = Watch { next, bit: 1 << s, sender: s, last_sweep: sweeps, swept: next };
         let old = std::mem::replace(&mut self.watches[i], new);
         self.ins[s].watch = i;
         let Shared { seg, me, .. } = &*self.shared;
@@ -1052,6 +1070,9 @@ impl ShmPort {
         if self.shared.seg.epoch().load(Relaxed) != self.epoch {
             self.refresh();
         }
+        for watch in self.watches.iter_mut().filter(|watch| watch.swept != watch.next) {
+            (watch.swept, watch.last_sweep) = (watch.next, self.sweeps);
+        }
         let s = self.sweep_at;
         self.sweep_at = if s + 1 < self.ins.len() { s + 1 } else { 0 };
         let Shared { seg, me, .. } = &*self.shared;
@@ -1078,16 +1099,20 @@ impl BriskPort for ShmPort {
     fn take_few(&mut self, sink: &mut impl RxSink) -> Option<usize> {
         // SAFETY: `next` is a word of a ring in the mapping, or a static; `bell` one of the
         // mapping.
-        let ([first, second], bell) = unsafe {
-            let seen = self.watches.each_ref().map(|watch| (*watch.next).load(Relaxed));
-            (seen, (*self.bell).load(Relaxed))
+        let (first, second, bell) = unsafe {
+            let [first, second] = &self.watches;
+            // Acquire: who sees the word sees the frame.
+            let first = (*first.next).load(Acquire);
+            (first, (*second.next).load(Relaxed), (*self.bell).load(Relaxed))
         };
-        let elsewhere = second | bell | self.ready | u64::from(self.in_bulk);
+        let elsewhere = second | bell | self.ready | self.in_bulk;
         if elsewhere != 0 {
             return rarely(None);
         }
         if first == 0 {
-            self.took = false;
+            if self.took {
+                self.pause();
+            }
             return Some(0);
         }
         // A frame that goes on in the next line will be read there as well.
@@ -1095,7 +1120,7 @@ impl BriskPort for ShmPort {
             prefetch(self.watches[0].next.wrapping_add(GRANULE / size_of::<u64>()).cast());
         }
         // Likely it is the only one.
-        if self.one(sink) { Some(1) } else { rarely(None) }
+        if self.one(first, sink) { Some(1) } else { rarely(None) }
     }
 
     #[inline]

@@ -557,6 +557,66 @@ fn a_sleeper_is_woken_by_a_frame_and_by_wake() {
     assert!(began.elapsed() >= Duration::from_millis(30), "nothing had come");
 }
 
+/// Goal: a sleeper looks where the next frame will come although frames that are taken one by one
+/// do not tell him each time: the first poll that finds nothing does, and one that looks elsewhere.
+#[test]
+fn a_sleeper_learns_where_the_next_frame_comes() {
+    let settings = small();
+    let (mut a, mut b, mut c) = (open(&settings), open(&settings), open(&settings));
+    let to = b.caps().mac;
+    let mut sink = |_: &RxFrame<'_>| {};
+    for _ in 0..10 {
+        send(&mut a, to, b"opens the ring");
+        drain(&mut b);
+    }
+    let sleeps = |b: &ShmPort| {
+        let began = Instant::now();
+        b.waiter().unwrap().wait(Duration::from_millis(5));
+        began.elapsed() >= Duration::from_millis(5)
+    };
+    for n in 0..300 {
+        send(&mut a, to, b"alone");
+        assert_eq!(b.take_few(&mut sink), Some(1));
+        if n % 3 == 0 {
+            send(&mut c, to, b"from elsewhere");
+            assert_eq!(b.take_few(&mut sink), None);
+            assert_eq!(b.poll(32, &mut sink), 1);
+        } else {
+            assert_eq!(b.take_few(&mut sink), Some(0));
+        }
+        if n % 50 == 0 {
+            while b.poll(32, &mut sink) > 0 {}
+            assert!(sleeps(&b), "frame {n}: nothing is there");
+            send(&mut a, to, b"wakes");
+            assert!(!sleeps(&b));
+            assert_eq!(b.poll(32, &mut sink), 1);
+            b.poll(32, &mut sink);
+        }
+    }
+}
+
+/// A watch on a ring that has just had a frame is not taken for idle.
+#[test]
+fn a_watch_that_moved_is_not_idle() {
+    let settings = small();
+    let mut b = open(&settings);
+    let mut senders: Vec<_> = (0..WATCHES + 1).map(|_| open(&settings)).collect();
+    let to = b.caps().mac;
+    for a in &mut senders[..WATCHES] {
+        send(a, to, b"watched");
+        while b.rx_burst(32, &mut |_: &RxFrame<'_>| {}) == Ok(0) {}
+    }
+    let first = b.watches[0].sender;
+    // Idle for long, and then one frame, which no sweep has seen yet.
+    drain(&mut b);
+    send(&mut senders[0], to, b"again");
+    assert_eq!(b.take_few(&mut |_: &RxFrame<'_>| {}), Some(1));
+    send(&mut senders[WATCHES], to, b"comes by the bell");
+    while b.poll(32, &mut |_: &RxFrame<'_>| {}) == 0 {}
+    assert_eq!(b.watches[0].sender, first);
+    assert_ne!(b.watches[1].sender, senders[1].shared.me, "the other one was idle");
+}
+
 fn refused(settings: &ShmSettings) -> OpenError {
     match ShmPort::open(settings) {
         Ok(_) => panic!("{settings:?} was accepted"),

@@ -24,8 +24,9 @@ pub(super) struct Shared {
     pub(super) seg: Segment,
     pub(super) me: usize,
     /// Where the next frame's word of each sender comes, in the mapping; null for none. Written by
-    /// the port's thread after each burst: a sleeper that reads an old one sees a word that is not
-    /// 0 or one that was, and looks a millisecond later again.
+    /// the port's thread after each burst, and by the first poll that finds nothing after frames
+    /// that came one by one: a sleeper that reads an old one sees a word that is not 0 or one that
+    /// was, or what a frame holds by now, and looks a millisecond later again.
     pub(super) next_at: [AtomicPtr<AtomicU64>; MEMBERS_MAX],
     woken: AtomicBool,
 }
