@@ -4,7 +4,7 @@ use std::fmt;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
-use barewire_dataplane::node::CqId;
+use barewire_dataplane::node::{CqId, CqReader, NoReader};
 use barewire_dataplane::types::{CqErr, Cqe, EpAddr, FI_ADDR_UNSPEC, FiAddr, ProvErrno};
 use barewire_driver::hint::rarely;
 
@@ -238,8 +238,8 @@ impl CqInner {
         mut core: Guard<'_, Core>,
         mut put: impl FnMut(&Cqe),
     ) -> Option<Result<usize>> {
-        let moved = core.turn_here_if_manual(&self.dom);
-        if core.node().cq_take_one_again(self.id, &mut put) == Some(true) {
+        let (moved, taken) = self.turn(&mut core, &mut put);
+        if taken || core.node().cq_take_one_again(self.id, &mut put) == Some(true) {
             core.found();
             core.leave();
             return None;
@@ -269,9 +269,35 @@ impl CqInner {
 
     /// Takes entries after a turn of the loop.
     #[inline(always)]
-    fn cqes_of_turn(&self, core: &mut Core, most: usize, put: impl FnMut(&Cqe)) -> Result<usize> {
-        let moved = core.turn_here_if_manual(&self.dom);
+    fn cqes_of_turn(
+        &self,
+        core: &mut Core,
+        most: usize,
+        mut put: impl FnMut(&Cqe),
+    ) -> Result<usize> {
+        if most == 0 {
+            let moved = core.turn_here_if_manual(&self.dom, NoReader);
+            return rarely(self.cqes_after_turn(core, moved, most, put));
+        }
+        let (moved, taken) = self.turn(core, &mut put);
+        if taken {
+            core.found();
+            return Ok(1);
+        }
         self.cqes_after_turn(core, moved, most, put)
+    }
+
+    /// Turns the loop for the queue, which is empty, and lends `put` the first entry for it if that
+    /// never has to lie there. Says what the turn moved, and whether `put` was called.
+    #[inline(always)]
+    fn turn(&self, core: &mut Core, put: impl FnOnce(&Cqe)) -> (usize, bool) {
+        let mut taken = false;
+        let put = |cqe: &Cqe| {
+            put(cqe);
+            taken = true;
+        };
+        let moved = core.turn_here_if_manual(&self.dom, CqReader { cq: self.id, put });
+        (moved, taken)
     }
 
     /// Takes entries, for which the loop has just been turned and has moved so much.

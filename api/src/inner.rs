@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use barewire_dataplane::node::{CqId, EpId, GroupId, Node, RecvReq};
+use barewire_dataplane::node::{CqId, EpId, GroupId, NoReader, Node, Reader, RecvReq};
 use barewire_dataplane::poll::Engine;
 use barewire_dataplane::types::{Cqe, Instant};
 use barewire_driver::hint::rarely;
@@ -72,17 +72,17 @@ impl Core {
     /// One turn of the loop, and what follows from it for those who wait.
     #[inline(never)]
     pub(crate) fn turn(&mut self, shared: &Shared) -> usize {
-        let moved = self.turn_here(shared);
+        let moved = self.turn_here(shared, NoReader);
         self.note_moved(moved);
         moved
     }
 
     /// As [`turn`](Self::turn), without a call, and what it moved is left to the caller to
-    /// [note](Self::note_moved).
+    /// [note](Self::note_moved). The first completion may go to `reader`.
     #[inline(always)]
-    fn turn_here(&mut self, shared: &Shared) -> usize {
+    fn turn_here(&mut self, shared: &Shared, reader: impl Reader) -> usize {
         self.reads_left = READS_PER_TURN;
-        let Some(moved) = self.engine.brisk_turn() else {
+        let Some(moved) = self.engine.brisk_turn(reader) else {
             rarely(());
             let turn = if self.engine.may_be_brisk() { Self::far_turn } else { Self::full_turn };
             return turn(self, shared);
@@ -126,16 +126,16 @@ impl Core {
     /// Turns the loop if the application is the one who has to.
     #[inline(never)]
     pub(crate) fn turn_if_manual(&mut self, shared: &Shared) {
-        let moved = self.turn_here_if_manual(shared);
+        let moved = self.turn_here_if_manual(shared, NoReader);
         self.note_moved(moved);
     }
 
     /// As [`turn_if_manual`](Self::turn_if_manual), without a call, and what it moved is left to
-    /// the caller to [note](Self::note_moved).
+    /// the caller to [note](Self::note_moved). The first completion may go to `reader`.
     #[inline(always)]
-    pub(crate) fn turn_here_if_manual(&mut self, shared: &Shared) -> usize {
+    pub(crate) fn turn_here_if_manual(&mut self, shared: &Shared, reader: impl Reader) -> usize {
         if shared.manual.load(Ordering::Relaxed) {
-            return self.turn_here(shared);
+            return self.turn_here(shared, reader);
         }
         rarely(());
         self.turn_if_asleep(shared);
@@ -215,11 +215,11 @@ impl Core {
         }
     }
 
-    /// Posts a receive about which nothing is out of the ordinary, if nobody has to be told. False
-    /// if it is another: nothing has happened.
+    /// Posts a receive about which nothing is out of the ordinary, without a call, if nobody has to
+    /// be told. False if it is another: nothing has happened.
     #[inline(always)]
     pub(crate) fn recv_quietly(&mut self, ep: EpId, req: &RecvReq) -> bool {
-        !self.watch.any() && self.engine.recv_now(ep, req)
+        !self.watch.any() && self.engine.recv_at_hand(ep, req)
     }
 
     #[inline(never)]

@@ -380,9 +380,14 @@ impl RawEndpoint {
         let [one] = *iov else { return false };
         // SAFETY: the caller's promise is that of `from_raw`.
         let buf = IoBuf::one(unsafe { Span::from_raw(one.base, one.len) });
-        let req = RecvReq { kind, buf, src, tag, ignore, context, flags };
+        self.recv_quietly(&RecvReq { kind, buf, src, tag, ignore, context, flags })
+    }
+
+    /// Posts a receive if there is nothing else to do and nothing to ask.
+    #[inline(always)]
+    fn recv_quietly(&self, req: &RecvReq) -> bool {
         let Some(mut core) = self.dom.lock.enter_open() else { return false };
-        let posted = core.recv_quietly(self.id, &req);
+        let posted = core.recv_quietly(self.id, req);
         core.leave();
         posted
     }
@@ -406,6 +411,31 @@ impl RawEndpoint {
         };
         // SAFETY: the caller's promise is that of `from_raw`.
         let buf = IoBuf::one(unsafe { Span::from_raw(one.base, one.len) });
+        if self.recv_quietly(&RecvReq { kind, buf, src, tag, ignore, context, flags }) {
+            return Ok(());
+        }
+        // As in `send_one`.
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.recv_one_long(kind, one, src, tag, (ignore, context), flags) }
+    }
+
+    /// The rest of [`recvmsg`](Self::recvmsg), of memory in one piece and from a source that is
+    /// [`EpCommon::from`]'s.
+    ///
+    /// # Safety
+    /// As there.
+    #[inline(never)]
+    unsafe fn recv_one_long(
+        &self,
+        kind: MsgKind,
+        one: IoVec,
+        src: FiAddr,
+        tag: u64,
+        (ignore, context): (u64, u64),
+        flags: OpFlags,
+    ) -> Result<()> {
+        // SAFETY: the caller's promise is that of `from_raw`.
+        let buf = IoBuf::one(unsafe { Span::from_raw(one.base, one.len) });
         let req = RecvReq { kind, buf, src, tag, ignore, context, flags };
         let mut core = self.dom.enter()?;
         if core.engine.recv_now(self.id, &req) {
@@ -414,7 +444,6 @@ impl RawEndpoint {
             return Ok(());
         }
         drop(core);
-        // As in `send_one`.
         let iov = [one];
         let recv = RawRecv { kind, iov: &iov, src, tag, ignore, context };
         // SAFETY: the caller's promise is the same.

@@ -24,8 +24,8 @@ use barewire_driver::port::{
 use crate::error::Result as OpResult;
 use crate::flags::OpFlags;
 use crate::node::{
-    AtomicReq, AvId, EpId, FrameSink, Message, Node, ReadReq, RecvReq, SendReq, ShortAtomic,
-    ShortFrame, ShortRead, ShortWrite, WriteReq, send_whole,
+    AtomicReq, AvId, EpId, FrameSink, Message, NoReader, Node, ReadReq, Reader, RecvReq, SendReq,
+    ShortAtomic, ShortFrame, ShortRead, ShortWrite, WriteReq, send_whole,
 };
 use crate::types::{EpAddr, FiAddr, Instant};
 use crate::wire::{PlainHead, PlainMsg};
@@ -42,8 +42,9 @@ const BURSTS_PER_TURN: usize = 4;
 const INBOX_BURSTS: usize = 1 << 15;
 
 /// Turns between two readings of the clock, which costs as much as an empty turn, while turns
-/// follow each other briskly: within so many nanoseconds from one reading to the next. The harm is
-/// that a timer comes late by that, and, when the turns stop being brisk, once by as many turns.
+/// follow each other briskly: within so many nanoseconds one after the other, on average from one
+/// reading to the next. The harm is that a timer comes late by as many such times, and, when the
+/// turns stop being brisk, once by as many turns.
 const UNTIMED_TURNS: u32 = 64;
 const BRISK_NS: u64 = 100_000;
 
@@ -63,13 +64,21 @@ pub struct Engine {
     timed: bool,
 }
 
-/// What a port lends goes to the node, with the time of the burst.
-struct ToNode<'a> {
+/// What a port lends goes to the node, with the time of the burst; the completion that the first
+/// frame brings may go to a reader.
+struct ToNode<'a, R> {
     node: &'a mut Node,
     now: &'a Instant,
+    reader: Option<R>,
 }
 
-impl RxSink for ToNode<'_> {
+impl<'a> ToNode<'a, NoReader> {
+    fn of(node: &'a mut Node, now: &'a Instant) -> Self {
+        Self { node, now, reader: None }
+    }
+}
+
+impl<R: Reader> RxSink for ToNode<'_, R> {
     #[inline]
     fn prefetch(&mut self, frame: &RxFrame<'_>) {
         self.node.prefetch(frame);
@@ -77,12 +86,16 @@ impl RxSink for ToNode<'_> {
 
     #[inline(always)]
     fn frame(&mut self, frame: &RxFrame<'_>) {
+        self.reader = None;
         self.node.on_frame(*self.now, frame);
     }
 
     #[inline(always)]
     fn frame_with(&mut self, frame: &RxFrame<'_>, back: impl ShortTx) {
-        self.node.on_frame_with(self.now, frame, Back(back));
+        match self.reader.take() {
+            Some(reader) => self.node.on_frame_read(self.now, frame, Back(back), reader),
+            None => self.node.on_frame_with(self.now, frame, Back(back)),
+        }
     }
 }
 
@@ -279,7 +292,7 @@ impl ToPort<'_> {
 }
 
 /// [`Engine::brisk_turn`] takes what has come.
-struct TakeFew<'a>(ToNode<'a>);
+struct TakeFew<'a>(ToNode<'a, NoReader>);
 
 impl Known for TakeFew<'_> {
     type Done = Option<usize>;
@@ -392,7 +405,7 @@ impl Engine {
         if moved > 0 && self.node.has_answers() {
             self.answer();
         }
-        if timed || self.node.has_due() {
+        if if timed { !self.node.passes(self.now) } else { self.node.has_due() } {
             return Ok(moved + self.transmit(self.now)?);
         }
         Ok(moved)
@@ -400,14 +413,15 @@ impl Engine {
 
     /// As [`turn`](Self::turn), if that need not read the clock and the port is a segment, which
     /// cannot go; then nothing has to be looked for by time either. `None`, and nothing has
-    /// happened, if it is another.
+    /// happened, if it is another. The first completion may go to `reader`.
     #[inline(always)]
-    pub fn brisk_turn(&mut self) -> Option<usize> {
+    pub fn brisk_turn(&mut self, reader: impl Reader) -> Option<usize> {
         let KnownPort::Shm(port) = &mut self.port else { return rarely(None) };
         let Some(left) = self.untimed.checked_sub(1) else { return rarely(None) };
         self.untimed = left;
         // A sink of its own, so that it need not lie in memory for `busy_turn`.
-        let few = port.take_few(&mut ToNode { node: &mut self.node, now: &self.now });
+        let reader = Some(reader);
+        let few = port.take_few(&mut ToNode { node: &mut self.node, now: &self.now, reader });
         Some(self.after_few(few))
     }
 
@@ -421,7 +435,7 @@ impl Engine {
     #[inline(always)]
     pub fn brisk_turn_far(&mut self) -> Option<usize> {
         let Some(left) = self.untimed.checked_sub(1) else { return rarely(None) };
-        let few = self.port.far(TakeFew(ToNode { node: &mut self.node, now: &self.now }))?;
+        let few = self.port.far(TakeFew(ToNode::of(&mut self.node, &self.now)))?;
         self.untimed = left;
         Some(self.after_few(few))
     }
@@ -457,9 +471,7 @@ impl Engine {
     /// What the port has, of which nothing alone was taken.
     fn receive_rest(&mut self) -> Result<usize, PortGone> {
         let got = match &mut self.port {
-            KnownPort::Shm(port) => {
-                port.poll(BURST, &mut ToNode { node: &mut self.node, now: &self.now })
-            }
+            KnownPort::Shm(port) => port.poll(BURST, &mut ToNode::of(&mut self.node, &self.now)),
             _ => self.burst()?,
         };
         if got < BURST { Ok(got) } else { self.receive_more(got) }
@@ -498,13 +510,13 @@ impl Engine {
     #[inline(never)]
     fn burst_of_other(&mut self) -> Result<usize, PortGone> {
         let KnownPort::Other(port) = &mut self.port else { return Ok(0) };
-        let mut sink = ToNode { node: &mut self.node, now: &self.now };
+        let mut sink = ToNode::of(&mut self.node, &self.now);
         port.rx_burst(BURST, &mut sink).map_err(|gone| self.lost(gone))
     }
 
     #[inline(never)]
     fn burst_of_known(&mut self) -> Result<usize, PortGone> {
-        let mut sink = ToNode { node: &mut self.node, now: &self.now };
+        let mut sink = ToNode::of(&mut self.node, &self.now);
         match self.port.rx_burst(BURST, &mut sink) {
             Ok(got) => Ok(got),
             Err(gone) => Err(self.lost(gone)),
@@ -516,10 +528,12 @@ impl Engine {
     #[inline]
     fn read_clock(&mut self) {
         let now = Self::now();
-        if self.uncounted != 0 {
-            self.port.count(std::mem::take(&mut self.uncounted));
+        let untimed = std::mem::take(&mut self.uncounted);
+        if untimed != 0 {
+            self.port.count(untimed);
         }
-        if self.node.is_lossless() && now.since(self.now) < BRISK_NS {
+        let brisk = now.since(self.now) < BRISK_NS * u64::from(1 + untimed);
+        if self.node.is_lossless() && brisk {
             self.untimed = UNTIMED_TURNS;
             self.uncounted = UNTIMED_TURNS;
         }
@@ -720,6 +734,12 @@ impl Engine {
         self.node.recv_now(ep, req)
     }
 
+    /// As [`recv_now`](Self::recv_now), without a call; see [`Node::recv_at_hand`].
+    #[inline(always)]
+    pub fn recv_at_hand(&mut self, ep: EpId, req: &RecvReq) -> bool {
+        self.node.recv_at_hand(ep, req)
+    }
+
     /// Sends what a post made due. A port that is found gone here is reported by the next
     /// [`turn`](Self::turn).
     #[inline]
@@ -827,6 +847,25 @@ mod tests {
     fn recv() -> RecvReq {
         let (kind, buf, flags) = (MsgKind::Msg, IoBuf::EMPTY, OpFlags::empty());
         RecvReq { kind, buf, src: FI_ADDR_UNSPEC, tag: 0, ignore: 0, context: 9, flags }
+    }
+
+    /// Turns that come quickly one after the other need not read the clock, however long as many of
+    /// them took as went without.
+    #[test]
+    fn turns_are_brisk_on_average() {
+        let (a, _b) = Loopback::pair();
+        let (mut a, ..) = open(a, 11);
+        let mut brisk = |turns: u32, took_ns| {
+            (a.uncounted, a.untimed) = (turns, 0);
+            a.now = Instant(Engine::now().0 - took_ns);
+            a.read_clock();
+            a.untimed != 0
+        };
+        let all = u64::from(UNTIMED_TURNS) * BRISK_NS;
+        assert!(brisk(UNTIMED_TURNS, all / 2));
+        assert!(!brisk(UNTIMED_TURNS, all + 2 * BRISK_NS));
+        assert!(!brisk(0, all / 2));
+        assert!(!brisk(0, 2 * BRISK_NS));
     }
 
     /// Goal: messages whose sends succeeded arrive, although their sender died and its successor

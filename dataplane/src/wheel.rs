@@ -165,6 +165,16 @@ impl Wheel {
         self.expire_due(now.0 >> TICK_SHIFT)
     }
 
+    /// Whether nothing is due at `now`: then it is as if [`expire`](Self::expire) had been called.
+    #[inline]
+    pub fn passes(&mut self, now: Instant) -> bool {
+        let passes = now.0 < self.due_ns;
+        if passes {
+            self.now_ns = now.0;
+        }
+        passes
+    }
+
     #[cold]
     fn expire_due(&mut self, now_tick: u64) -> Option<u32> {
         loop {

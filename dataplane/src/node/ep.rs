@@ -21,6 +21,13 @@ const BUCKETS: usize = 256;
 /// Receives, and one-sided operations, that an endpoint takes room for at once, at most.
 const BORROW_MAX: usize = 32;
 
+/// Whether an endpoint that has room for so many receives in advance may keep that of another. If
+/// it has any, nobody lacks room.
+#[inline(always)]
+pub(super) fn may_borrow_more(left: u16) -> bool {
+    (1..BORROW_MAX as u16).contains(&left)
+}
+
 /// One endpoint.
 #[derive(Debug)]
 pub(crate) struct Ep {
@@ -184,14 +191,16 @@ impl Ep {
 
     /// Takes room for receives of `kind` in advance, so that they need not ask: for one at least,
     /// and never for more than an eighth of what there is. False, and nothing taken, if there is
-    /// none, or they have to ask for something else.
+    /// none, somebody waits for it, or they have to ask for something else.
     #[cold]
     #[inline(never)]
     pub(super) fn borrow_receives(&mut self, cqs: &mut Table<CqTable>, kind: usize) -> bool {
         if !self.may_recv[kind] || self.starved || self.matcher[kind].unexpected_len() != 0 {
             return false;
         }
-        let Some(table) = cqs.get_mut(self.rx_cq) else { return false };
+        let Some(table) = cqs.get_mut(self.rx_cq).filter(|table| !table.starved) else {
+            return false;
+        };
         let idle = std::mem::take(&mut self.recv_idle).into();
         table.cq.unreserve_many(idle);
         self.rx_used -= idle;
@@ -275,6 +284,17 @@ impl Node {
         let CqTable { cq: queue, lends, .. } = &mut self.cqs[cq];
         if *lends && !queue.has_room() {
             *lends = false;
+            self.recall(cq);
+        }
+    }
+
+    /// Something waits for room in queue `cq`: until it has been fed, no endpoint takes any in
+    /// advance.
+    #[cold]
+    pub(super) fn starve_queue(&mut self, cq: u32) {
+        let table = &mut self.cqs[cq];
+        table.starved = true;
+        if std::mem::take(&mut table.lends) {
             self.recall(cq);
         }
     }

@@ -6,7 +6,7 @@ use barewire_driver::hint::rarely;
 use super::ops::{Held, WrFlags};
 use super::peer::{Peer, State, slot_of};
 use super::recv::Verdict;
-use super::{FrameSink, NoWay, Node};
+use super::{FrameSink, NoReader, NoWay, Node, Reader};
 use crate::error::Error;
 use crate::plant::{Bug, planted};
 use crate::proto::blocks::units;
@@ -38,6 +38,19 @@ impl Node {
     /// most frames hold does not ask for the time.
     #[inline(always)]
     pub fn on_frame_with(&mut self, now: &Instant, frame: &RxFrame<'_>, out: impl FrameSink) {
+        self.on_frame_read(now, frame, out, NoReader);
+    }
+
+    /// As [`on_frame_with`](Self::on_frame_with); a completion that the frame brings may go to
+    /// `reader`.
+    #[inline(always)]
+    pub fn on_frame_read(
+        &mut self,
+        now: &Instant,
+        frame: &RxFrame<'_>,
+        out: impl FrameSink,
+        reader: impl Reader,
+    ) {
         self.counters.rx_frames += 1;
         if !self.lossless {
             rarely(());
@@ -53,7 +66,7 @@ impl Node {
             Some(PlainTy::Ask(ask)) => self.on_ask_frame(ask, *now, &frame.again(), out),
             Some(PlainTy::Resp) => self.on_resp_frame(*now, frame.again()),
             // Most are messages, and end in here.
-            None if self.take_usual(frame.again()) => {}
+            None if self.take_usual(frame.again(), reader) => {}
             None => {
                 rarely(());
                 self.on_frame_rest(*now, &frame.again());

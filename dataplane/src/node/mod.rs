@@ -49,7 +49,7 @@ use crate::proto::matching::{PostedPool, UnexpectedPool};
 use crate::rel::sent::SentPool;
 use crate::slab::{Handle, NONE, Slab};
 use crate::table::{Table, Vacant};
-use crate::types::{FiAddr, Instant};
+use crate::types::{Cqe, FiAddr, Instant};
 use crate::wheel::Wheel;
 use crate::wire::{HeadOut, PlainHead, PlainMsg, mac_word};
 
@@ -348,6 +348,49 @@ impl FrameSink for NoWay {
     #[inline(always)]
     fn send_short<const H: usize>(&mut self, _: &impl ShortFrame<H>) -> Tx {
         Tx::Full
+    }
+}
+
+/// Somebody who reads a completion queue that he has just found empty, and takes the next entry
+/// from where it is made: it never lies in the queue.
+pub trait Reader {
+    /// Whether this queue is the one, by its slot.
+    fn reads(&self, cq: u32) -> bool;
+
+    /// Takes the entry.
+    fn take(self, cqe: &Cqe);
+}
+
+/// Nobody.
+pub struct NoReader;
+
+impl Reader for NoReader {
+    #[inline(always)]
+    fn reads(&self, _: u32) -> bool {
+        false
+    }
+
+    #[inline(always)]
+    fn take(self, _: &Cqe) {}
+}
+
+/// Who lends each entry of queue `cq` to `put`.
+pub struct CqReader<F> {
+    /// The queue, which was found empty, and nothing has happened since.
+    pub cq: CqId,
+    /// Takes an entry.
+    pub put: F,
+}
+
+impl<F: FnOnce(&Cqe)> Reader for CqReader<F> {
+    #[inline(always)]
+    fn reads(&self, cq: u32) -> bool {
+        self.cq.0.idx() == cq
+    }
+
+    #[inline(always)]
+    fn take(self, cqe: &Cqe) {
+        (self.put)(cqe);
     }
 }
 

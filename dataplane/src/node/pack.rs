@@ -21,7 +21,7 @@ use super::peer::State;
 use super::post::wants_cqe;
 use super::session::send_flags;
 use super::short::{Route, report};
-use super::{EpId, FrameSink, MsgKind, Node, SendReq};
+use super::{EpId, FrameSink, MsgKind, NoReader, Node, SendReq};
 use crate::error::Error;
 use crate::flags::{CqFlags, OpFlags};
 use crate::plant::{Bug, planted};
@@ -360,7 +360,7 @@ impl Node {
         flags.set(CqFlags::REMOTE_CQ_DATA, imm.is_some());
         let (data, len, src) = (imm.unwrap_or(0), len as u64, FI_ADDR_UNSPEC);
         let cqe = Cqe { op_context, flags, len, buf: 0, data, tag, src };
-        report((ep, peer), (&self.avs, &mut self.cqs), src_ep, cqe);
+        report((ep, peer), (&self.avs, &mut self.cqs), src_ep, cqe, NoReader);
         self.release_units(p, cost);
         true
     }

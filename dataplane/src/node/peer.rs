@@ -19,6 +19,7 @@ use barewire_driver::frame::ETH_HDR_LEN;
 use barewire_driver::port::MacAddr;
 
 use super::AvTable;
+use super::input::ACK_EVERY_LOSSLESS;
 use super::short_rma::ASKS_EVERY;
 use crate::plant::{Bug, planted};
 use crate::proto::blocks::UNIT;
@@ -480,6 +481,22 @@ impl Peer {
         let credits = self.outstanding().saturating_sub(self.low());
         let acks = (ack_every - 1).saturating_sub(self.owed);
         credits.min(acks.into()) as u16
+    }
+
+    /// Our name of the session and the number of the next packet, as they stand in it: see
+    /// [`Usual::place`](crate::wire::Usual::place).
+    #[inline(always)]
+    pub(crate) fn next_place(&self) -> u64 {
+        u64::from(self.sid) | u64::from(self.rcv_nxt.0) << 32
+    }
+
+    /// Asks again how many usual messages may be taken, on a port that loses nothing, and says
+    /// whether one may: an acknowledgement may have left since.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn may_take(&mut self) -> bool {
+        self.take_left = self.take_room(ACK_EVERY_LOSSLESS);
+        self.take_left > 0
     }
 
     /// How many messages of one credit could be sent now one after the other, in a frame each.

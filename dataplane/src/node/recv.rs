@@ -384,13 +384,13 @@ impl Node {
     fn target_multi(&mut self, e: u32, recv: u32, head: &MsgHead) -> Target {
         let len = self.room(recv, 0);
         self.make_room(self.eps[e].rx_cq);
-        let ep = &mut self.eps[e];
-        let table = &mut self.cqs[ep.rx_cq];
-        if !table.cq.reserve() {
-            table.starved = true;
-            ep.starve(true);
+        let cq = self.eps[e].rx_cq;
+        if !self.cqs[cq].cq.reserve() {
+            self.eps[e].starve(true);
+            self.starve_queue(cq);
             return Target::Store;
         }
+        let ep = &mut self.eps[e];
         let min = ep.min_multi_recv;
         let wr = &mut self.posted[recv].payload;
         let base = wr.used;
@@ -471,14 +471,14 @@ impl Node {
         let handle = u64::from(self.stored.generation(msg)) << 32 | u64::from(msg);
         let data = m.imm.unwrap_or(0);
         let cqe = Cqe { op_context: handle, flags, len: m.msg_len, buf, data, tag, src };
-        self.make_room(self.eps[e].rx_cq);
-        let ep = &mut self.eps[e];
-        let table = &mut self.cqs[ep.rx_cq];
-        if ep.starved || !table.cq.try_push(cqe) {
-            table.starved = true;
-            ep.starve(true);
+        let cq = self.eps[e].rx_cq;
+        self.make_room(cq);
+        if self.eps[e].starved || !self.cqs[cq].cq.try_push(cqe) {
+            self.eps[e].starve(true);
+            self.starve_queue(cq);
             return;
         }
+        let ep = &mut self.eps[e];
         ep.claimed.push((handle, msg));
         self.unmatch_stored(msg);
         self.stored[msg].payload.claimed = true;

@@ -374,8 +374,8 @@ impl Node {
             self.make_room(cq);
             let table = &mut self.cqs[cq];
             if !table.late.is_empty() || !table.cq.try_push(cqe) {
-                table.starved = true;
                 table.late.push_back(Late { ep: e, peer: p, cqe });
+                self.starve_queue(cq);
                 self.peers[p].stored += 1;
                 return;
             }
@@ -391,7 +391,7 @@ impl Node {
             self.make_room(cq);
             let table = &mut self.cqs[cq];
             if !table.cq.try_push(cqe) {
-                table.starved = true;
+                self.starve_queue(cq);
                 return;
             }
             table.late.pop_front();

@@ -16,12 +16,14 @@ use barewire_driver::hint::rarely;
 use barewire_driver::mem::IoBuf;
 use barewire_driver::port::Tx;
 
-use super::ep::Ep;
+use super::ep::{Ep, may_borrow_more};
 use super::input::{ACK_EVERY, ACK_EVERY_LOSSLESS};
 use super::ops::{RecvIs, TxWr, WrFlags};
 use super::peer::{Peer, Peers, slot_of};
 use super::post::{recv_wr, wr_flags};
-use super::{AvTable, CqTable, EpId, FrameSink, Message, MsgKind, Node, RecvReq, SendReq};
+use super::{
+    AvTable, CqTable, EpId, FrameSink, Message, MsgKind, NoReader, Node, Reader, RecvReq, SendReq,
+};
 use crate::flags::{Caps, CqFlags, OpFlags};
 use crate::plant::{Bug, planted};
 use crate::proto::blocks::{UNIT, units};
@@ -59,6 +61,18 @@ impl Node {
     #[inline(always)]
     pub fn has_due(&self) -> bool {
         !self.direct || self.coll_due()
+    }
+
+    /// Whether nothing is to be sent at `now`, not even by time: then the time has been noted, and
+    /// [`transmit`](Self::transmit) would do nothing else.
+    #[inline(always)]
+    pub fn passes(&mut self, now: Instant) -> bool {
+        let idle = self.direct && !self.has_answers() && !self.coll_wants(now);
+        if !idle || !self.wheel.passes(now) {
+            return rarely(false);
+        }
+        self.tick(now);
+        true
     }
 
     /// Posts a message and sends it in the same breath, if nothing stands before it and nothing
@@ -229,6 +243,18 @@ impl Node {
     /// happened, and that is to be called. Where this is inlined, no request is ever put together.
     #[inline(always)]
     pub fn recv_now(&mut self, ep: EpId, req: &RecvReq) -> bool {
+        self.recv_short::<true>(ep, req)
+    }
+
+    /// As [`recv_now`](Self::recv_now), but false also if the endpoint has no room for it yet: so
+    /// where this is inlined, there is no call over which anything would have to be kept.
+    #[inline(always)]
+    pub fn recv_at_hand(&mut self, ep: EpId, req: &RecvReq) -> bool {
+        self.recv_short::<false>(ep, req)
+    }
+
+    #[inline(always)]
+    fn recv_short<const BORROWS: bool>(&mut self, ep: EpId, req: &RecvReq) -> bool {
         let (e, kind) = (ep.0.idx(), req.kind as usize);
         let Some(ep) = self.eps.by_handle_mut(ep.0) else { return rarely(false) };
         if req.flags.symmetric_difference(OpFlags::COMPLETION).intersects(ep.recv_odd)
@@ -237,7 +263,7 @@ impl Node {
         {
             return rarely(false);
         }
-        if ep.recv_left[kind] == 0 && !ep.borrow_receives(&mut self.cqs, kind) {
+        if ep.recv_left[kind] == 0 && !(BORROWS && ep.borrow_receives(&mut self.cqs, kind)) {
             return rarely(false);
         }
         let wr = recv_wr(e, false, false, req);
@@ -386,7 +412,7 @@ impl Node {
         flags.set(CqFlags::REMOTE_CQ_DATA, imm.is_some());
         let (data, len, src) = (imm.unwrap_or(0), len as u64, FI_ADDR_UNSPEC);
         let cqe = Cqe { op_context, flags, len, buf: 0, data, tag, src };
-        report((ep, peer), (&self.avs, &mut self.cqs), src_ep, cqe);
+        report((ep, peer), (&self.avs, &mut self.cqs), src_ep, cqe, NoReader);
         if KEPT {
             if acked != 0 {
                 self.on_cack(now, p, msg.cack, true);
@@ -405,17 +431,15 @@ impl Node {
     /// what nearly every one does (see [`Usual`]) and leaves us owing its sender nothing. Each
     /// field is read where it is asked for, so that none has to be kept for later.
     #[inline(always)]
-    pub(super) fn take_usual(&mut self, frame: RxFrame<'_>) -> bool {
+    pub(super) fn take_usual(&mut self, frame: RxFrame<'_>, reader: impl Reader) -> bool {
         let Some(msg) = Usual::of(&frame) else { return rarely(false) };
-        let sid = msg.dst_sid();
-        let p = slot_of(sid);
-        let Some(peer) = self.peers.get_mut(p) else { return rarely(false) };
-        if peer.take_left == 0
+        let place = msg.place();
+        let Some(peer) = self.peers.get_mut(slot_of(place as u32)) else { return rarely(false) };
+        if peer.take_left == 0 && !peer.may_take()
             || (msg.dst() ^ self.word) << 16 != 0
             || msg.src() != peer.word
-            || sid != peer.sid
             // In one, as the compiler makes more of two.
-            || (msg.psn().0 ^ peer.rcv_nxt.0) as usize | self.starved.len() != 0
+            || (place ^ peer.next_place()) as usize | self.starved.len() != 0
         {
             return rarely(false);
         }
@@ -455,7 +479,7 @@ impl Node {
         let flags = CqFlags::RECV | CqFlags::TAGGED;
         let (len, src) = (len as u64, FI_ADDR_UNSPEC);
         let cqe = Cqe { op_context, flags, len, buf: 0, data: 0, tag, src };
-        report((ep, peer), (&self.avs, &mut self.cqs), src_ep, cqe);
+        report((ep, peer), (&self.avs, &mut self.cqs), src_ep, cqe, reader);
         true
     }
 
@@ -472,12 +496,16 @@ impl Node {
 
 /// Counts a message of the short way that has been placed and gives up its receive; writes its
 /// completion, with the name of its sender, which is endpoint `src_ep` of the peer.
+///
+/// It goes to `reader`, if it is for him and the endpoint has room for another receive in advance:
+/// then it has that of this one as well.
 #[inline(always)]
 pub(super) fn report(
     (ep, peer): (&mut Ep, &mut Peer),
     (avs, cqs): (&Slab<AvTable>, &mut Table<CqTable>),
     src_ep: u16,
     mut cqe: Cqe,
+    reader: impl Reader,
 ) {
     if ep.caps.contains(Caps::SOURCE) {
         let p = peer.slot();
@@ -485,6 +513,12 @@ pub(super) fn report(
     }
     ep.counters.received += 1;
     ep.counters.received_bytes += cqe.len;
+    let left = &mut ep.recv_left[usize::from(cqe.flags.contains(CqFlags::TAGGED))];
+    if reader.reads(ep.rx_cq) && may_borrow_more(*left) {
+        debug_assert!(cqs[ep.rx_cq].cq.is_empty(), "what is in the queue comes first");
+        *left += 1;
+        return reader.take(&cqe);
+    }
     ep.rx_used -= 1;
     let queue = cqs.at_mut(ep.rx_cq).expect("what was posted has a queue");
     queue.cq.push(cqe);
@@ -633,7 +667,8 @@ fn send_checked(out: &mut impl FrameSink, msg: &impl Message, crc: bool) -> bool
 #[inline(always)]
 pub(super) fn short_cost(peer: &mut Peer, len: usize) -> Option<u32> {
     let mut cost = 1;
-    if len > UNIT || peer.short_left == 0 {
+    // Of the last one that may leave, too: what has been acknowledged since makes room.
+    if len > UNIT || peer.short_left <= 1 {
         cost = units(len as u64);
         peer.short_left = peer.short_room();
         let holds = PlainMsg::AROUND_MAX + len <= peer.frame_max as usize + ETH_HDR_LEN;

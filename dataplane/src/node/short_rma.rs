@@ -753,6 +753,7 @@ impl Node {
             return rarely(false);
         }
         hear(peer, &base, self.active_ns);
+        peer.short_left = peer.short_room();
         self.finish_acked(p);
         true
     }

@@ -148,9 +148,10 @@ impl Node {
     fn reserve_for(&mut self, e: u32) -> bool {
         let cq = self.eps[e].rx_cq;
         self.make_room(cq);
-        let table = &mut self.cqs[cq];
-        let room = table.cq.reserve();
-        table.starved |= !room;
+        let room = self.cqs[cq].cq.reserve();
+        if !room {
+            self.starve_queue(cq);
+        }
         room
     }
 

@@ -12,6 +12,7 @@ mod ahead;
 mod atomic;
 mod credit;
 mod fetch;
+mod handed;
 mod hostile;
 mod pack;
 mod pulls;

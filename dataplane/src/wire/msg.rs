@@ -378,16 +378,10 @@ impl<'a, 'f> Usual<'a, 'f> {
         self.u64::<6>()
     }
 
-    /// The receiver's name of the session.
+    /// The receiver's name of the session in the lower half, and the sequence number.
     #[inline(always)]
-    pub fn dst_sid(&self) -> u32 {
-        self.u32::<16>()
-    }
-
-    /// Sequence number.
-    #[inline(always)]
-    pub fn psn(&self) -> Psn {
-        Psn(self.u32::<20>())
+    pub fn place(&self) -> u64 {
+        self.u64::<16>()
     }
 
     /// The next PSN the sender expects.

@@ -124,7 +124,9 @@ impl World {
                 assert!(left == 0 || ep.may_recv[kind] && !ep.starved && !waits, "kind {kind}");
             }
         }
-        assert!(node.cqs[self.cq.0.idx()].cq.reserved() >= self.borrowed() as usize);
+        let table = &node.cqs[self.cq.0.idx()];
+        assert!(table.cq.reserved() >= self.borrowed() as usize);
+        assert!(!table.starved || self.borrowed() == 0, "it is somebody else's");
         routes_are_sure(node);
         routes_are_sure(&self.pair.ends[0].node);
     }

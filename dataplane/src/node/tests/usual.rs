@@ -146,6 +146,7 @@ fn a_usual_receive_is_told_of_and_in_one_piece() {
 fn usual_messages_go_one_way_for_long() {
     let mut pair = opened(true);
     let (mut received, mut usual) = (0, 0);
+    let acked_before = pair.ends[1].node.counters().tx_acks;
     for _ in 0..2000 {
         pair.recv(1, IoBuf::leaked(&[0; 64]), 5, OpFlags::empty(), 1).unwrap();
         usual += usize::from(short(&mut pair));
@@ -158,7 +159,30 @@ fn usual_messages_go_one_way_for_long() {
     pair.run(1_000_000);
     received += pair.read(1).len();
     assert_eq!(received, 2000);
-    assert!(usual > 1900, "{usual} have gone the usual way");
+    assert!(usual > 1990, "{usual} have gone the usual way");
+    let acks = pair.ends[1].node.counters().tx_acks - acked_before;
+    // And one for each time that the credits double.
+    let least = 2000 / u64::from(ACK_EVERY_LOSSLESS);
+    assert!((least..=least + 8).contains(&acks), "{acks}: nobody has to ask for one");
+}
+
+/// Goal: who is answered knows by that what has arrived, and asks for no acknowledgement, however
+/// many messages went each way.
+#[test]
+fn an_answer_is_acknowledgement_enough() {
+    let mut pair = opened(true);
+    let mut asked = 0;
+    for n in 0..1000 {
+        for (from, to) in [(0, 1), (1, 0)] {
+            pair.recv(to, IoBuf::leaked(&[0; 64]), 5, OpFlags::empty(), 1).unwrap();
+            pair.short = Some(0);
+            pair.send(from, IoBuf::leaked(&bytes(64)), 5, OpFlags::empty(), 3).unwrap();
+            asked += pair.ends[from].out.iter().filter(|frame| frame[15] & 0x40 != 0).count();
+            pair.run(5_000);
+            assert_eq!((pair.read(to).len(), pair.read(from).len()), (1, 1), "round {n}");
+        }
+    }
+    assert_eq!(asked, 0);
 }
 
 /// Goal: what stands between usual messages (long ones, ones with remote CQ data, ones nobody has
