@@ -405,7 +405,8 @@ impl Engine {
         if moved > 0 && self.node.has_answers() {
             self.answer();
         }
-        if if timed { !self.node.passes(self.now) } else { self.node.has_due() } {
+        let due = if timed { !self.node.passes(self.now) } else { self.node.has_due() };
+        if due {
             return Ok(moved + self.transmit(self.now)?);
         }
         Ok(moved)
