@@ -20,7 +20,6 @@ use barewire_driver::port::MacAddr;
 
 use super::AvTable;
 use super::input::ACK_EVERY_LOSSLESS;
-use super::short_rma::ASKS_EVERY;
 use crate::plant::{Bug, planted};
 use crate::proto::blocks::UNIT;
 use crate::rel::psn::Psn;
@@ -505,9 +504,9 @@ impl Peer {
         if !self.plain || !holds || self.txq.head != NONE || !self.snd.open() {
             return 0;
         }
-        // On a port that loses nothing the second is never less than the third. The fourth leaves
-        // room for usual answers, which nobody counts here.
-        let window = (WINDOW - self.snd.in_flight()).min(WINDOW - ASKS_EVERY);
+        // On a port that loses nothing the second is never less than the third. One is left for an
+        // answer that leaves when nothing is in flight, which is not counted here.
+        let window = WINDOW - self.snd.in_flight().max(1);
         self.credits().min(self.snd.room()).min(window) as u16
     }
 

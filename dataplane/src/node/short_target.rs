@@ -215,9 +215,12 @@ impl Node {
         if flying < ASKS_EVERY - 1 && out.send_short(&answer) == Tx::Sent {
             self.counters.tx_frames += 1;
             (peer.owed, peer.ack_now) = (0, false);
-            // Just heard, it is as if it had been probed. So few are in flight that those who may
-            // still leave unasked find room as well (`Peer::short_room`).
+            // Just heard, it is as if it had been probed.
             peer.probe_at = now;
+            // Alone it takes the room that is left for it (`Peer::short_room`).
+            if flying != 0 {
+                peer.short_left = peer.short_left.saturating_sub(1);
+            }
             peer.snd.number();
             if peer.timer_at == Instant(u64::MAX) {
                 rarely(());

@@ -179,35 +179,47 @@ fn fetches_ask_for_no_acknowledgement() {
 }
 
 /// Goal: a node that answers and sends at the same time never has more packets in flight than the
-/// window holds, though answers do not count as what may be sent.
+/// window holds, whether answers count as what may be sent or are alone.
 #[test]
 fn answers_leave_the_window_as_it_is() {
-    let (mut pair, region) = usual_pair();
-    let p = pair.ends[1].node.peers.iter().next().unwrap().0;
-    let [from, to] = &mut pair.ends;
-    to.node.peers[p].credit += 4000;
-    from.node.peers.iter_mut().for_each(|(_, peer)| peer.granted += 4000);
-    fetch_adds(&mut pair, &region, 60);
-    let send = |pair: &mut Pair| {
-        let End { node, ep, peer: dest, out, .. } = &mut pair.ends[1];
-        let (kind, buf, dest) = (MsgKind::Tagged, IoBuf::leaked(&[7; 64]), *dest);
-        let (flags, no_completion) = (OpFlags::empty(), true);
-        let mut req =
-            SendReq { kind, buf, dest, tag: 0, data: 0, context: 0, flags, no_completion };
-        node.send_now(*ep, &mut req, &mut sink(out), || pair.now)
-    };
-    assert!(send(&mut pair));
-    let left = pair.ends[1].node.peers[p].short_left;
-    let executed = pair.ends[1].node.counters().rma_executed;
-    answer_all(&mut pair);
-    assert_eq!(pair.ends[1].node.counters().rma_executed, executed + 60);
-    assert_eq!(pair.ends[1].node.peers[p].short_left, left, "they were not the usual ones");
-    while send(&mut pair) {
+    for alone in [false, true] {
+        let (mut pair, region) = usual_pair();
+        let p = pair.ends[1].node.peers.iter().next().unwrap().0;
+        let [from, to] = &mut pair.ends;
+        let peer = &mut to.node.peers[p];
+        peer.credit += 4000;
+        peer.snd.una = peer.snd.nxt;
+        assert_eq!(u32::from(peer.short_room()), WINDOW - 1);
+        from.node.peers.iter_mut().for_each(|(_, peer)| peer.granted += 4000);
+        fetch_adds(&mut pair, &region, 60);
+        let send = |pair: &mut Pair| {
+            let End { node, ep, peer: dest, out, .. } = &mut pair.ends[1];
+            let (kind, buf, dest) = (MsgKind::Tagged, IoBuf::leaked(&[7; 64]), *dest);
+            let (flags, context, no_completion) = (OpFlags::empty(), 0, true);
+            let mut req =
+                SendReq { kind, buf, dest, tag: 0, data: 0, context, flags, no_completion };
+            node.send_now(*ep, &mut req, &mut sink(out), || pair.now)
+        };
+        let peer = &mut pair.ends[1].node.peers[p];
+        if alone {
+            // As if there had been no room to send to.
+            peer.short_left = peer.short_room();
+        } else {
+            assert!(send(&mut pair));
+        }
+        let left = pair.ends[1].node.peers[p].short_left;
+        let executed = pair.ends[1].node.counters().rma_executed;
+        answer_all(&mut pair);
+        assert_eq!(pair.ends[1].node.counters().rma_executed, executed + 60);
+        let counted = left - pair.ends[1].node.peers[p].short_left;
+        assert_eq!(counted, 60 - u16::from(alone));
+        while send(&mut pair) {
+            let peer = &pair.ends[1].node.peers[p];
+            assert!(peer.snd.in_flight() <= WINDOW);
+        }
         let peer = &pair.ends[1].node.peers[p];
-        assert!(peer.snd.in_flight() <= WINDOW);
+        assert!(peer.snd.in_flight() > WINDOW - 64);
     }
-    let peer = &pair.ends[1].node.peers[p];
-    assert!(peer.snd.in_flight() > WINDOW - 64);
 }
 
 /// Fetches of two endpoints that share a queue, some of which ask for room and some of which do
