@@ -434,12 +434,6 @@ impl Peer {
         self.snd.is_empty() && !self.txq.is_empty()
     }
 
-    /// What the next packet in order says by [`PlainBase::named`](crate::wire::PlainBase::named).
-    #[inline(always)]
-    pub(crate) fn named(&self) -> u64 {
-        u64::from(self.sid) | u64::from(self.rcv_nxt.0) << 32
-    }
-
     /// Whether the next packet in order may take the short way.
     #[inline]
     pub(crate) fn is_in_order(&self) -> bool {
@@ -483,7 +477,8 @@ impl Peer {
     }
 
     /// Our name of the session and the number of the next packet, as they stand in it: see
-    /// [`Usual::place`](crate::wire::Usual::place).
+    /// [`Usual::place`](crate::wire::Usual::place) and
+    /// [`PlainBase::named`](crate::wire::PlainBase::named).
     #[inline(always)]
     pub(crate) fn next_place(&self) -> u64 {
         u64::from(self.sid) | u64::from(self.rcv_nxt.0) << 32

@@ -25,7 +25,7 @@ impl Node {
             || !peer.rcv.is_empty()
             || (plain.head.dst ^ self.word) << 16 != 0
             || plain.head.src != peer.word
-            || plain.named != peer.named()
+            || plain.named != peer.next_place()
             || plain.cack != peer.snd.una
             || plain.grant() != peer.credit as u16
         {

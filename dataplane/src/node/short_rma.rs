@@ -965,7 +965,7 @@ pub(super) fn is_next(peers: &Peers, word: u64, base: &PlainBase) -> bool {
     let granted = base.grant().wrapping_sub(peer.credit as u16);
     peer.in_order
         && is_between(peer, word, base)
-        && base.named == peer.named()
+        && base.named == peer.next_place()
         && (acked == 0 && granted == 0 || is_unawaited::<false>(peer, acked, granted))
 }
 
@@ -978,7 +978,7 @@ pub(super) fn usual_flight(peer: &Peer, word: u64, base: &PlainBase, plen: usize
     let flying = peer.snd.nxt.0.wrapping_sub(base.cack.0);
     let usual = peer.quiet
         && is_between(peer, word, base)
-        && base.named == peer.named()
+        && base.named == peer.next_place()
         && (flying == 0 || flying <= peer.snd.in_flight())
         && base.sized == peer.credit & 0xffff | (plen as u32) << 16;
     usual.then_some(flying)
