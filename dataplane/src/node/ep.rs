@@ -21,8 +21,8 @@ const BUCKETS: usize = 256;
 /// Receives, and one-sided operations, that an endpoint takes room for at once, at most.
 const BORROW_MAX: usize = 32;
 
-/// Whether an endpoint that has room for so many receives in advance may keep that of another. If
-/// it has any, nobody lacks room.
+/// Whether an endpoint that has room for so many receives or operations in advance may keep that of
+/// another. If it has any, nobody lacks room.
 #[inline(always)]
 pub(super) fn may_borrow_more(left: u16) -> bool {
     (1..BORROW_MAX as u16).contains(&left)
@@ -214,7 +214,9 @@ impl Ep {
     #[cold]
     #[inline(never)]
     pub(super) fn borrow_ops(&mut self, cqs: &mut Table<CqTable>) -> bool {
-        let Some(table) = cqs.get_mut(self.tx_cq) else { return false };
+        let Some(table) = cqs.get_mut(self.tx_cq).filter(|table| !table.starved) else {
+            return false;
+        };
         let n = table.lend(self.tx_size.saturating_sub(self.tx_used) as usize);
         self.tx_used += u32::from(n);
         self.ops_left += n;

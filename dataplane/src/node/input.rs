@@ -64,7 +64,7 @@ impl Node {
         match PlainBase::ty(frame) {
             Some(PlainTy::Atomic) => self.on_atomic_frame(*now, frame.again(), out),
             Some(PlainTy::Ask(ask)) => self.on_ask_frame(ask, *now, &frame.again(), out),
-            Some(PlainTy::Resp) => self.on_resp_frame(*now, frame.again()),
+            Some(PlainTy::Resp) => self.on_resp_frame(*now, frame.again(), reader),
             // Most are messages, and end in here.
             None if self.take_usual(frame.again(), reader) => {}
             None => {

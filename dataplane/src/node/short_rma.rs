@@ -18,14 +18,14 @@ use barewire_driver::hint::rarely;
 use barewire_driver::mem::{Few, IoBuf, Span};
 use barewire_driver::port::Tx;
 
-use super::ep::Ep;
+use super::ep::{Ep, may_borrow_more};
 use super::input::ACK_EVERY_LOSSLESS;
 use super::ops::Job;
 use super::peer::{Peer, Peers, SLOT_BITS, slot_of};
 use super::rma::{FETCHED, READ, WRITE, checked_len, valid_pair};
 use super::rma_out::ANSWERS_MAX;
 use super::short::{PLAIN_FLAGS, is_unawaited, short_cost};
-use super::{AtomicReq, EpId, FrameSink, Node, ReadReq, RmaIov, ShortFrame, WriteReq};
+use super::{AtomicReq, EpId, FrameSink, Node, ReadReq, Reader, RmaIov, ShortFrame, WriteReq};
 use crate::error::Error;
 use crate::flags::{Caps, CqFlags, OpFlags};
 use crate::proto::atomic::{self, AtomicKind};
@@ -631,10 +631,11 @@ impl Node {
         true
     }
 
-    /// Takes a frame that holds the answer to an atomic operation.
-    #[inline(never)]
-    pub(super) fn on_resp_frame(&mut self, now: Instant, frame: RxFrame<'_>) {
-        if !self.take_usual_answer(&frame) {
+    /// Takes a frame that holds the answer to an atomic operation. The completion of a usual one
+    /// may go to `reader`.
+    #[inline(always)]
+    pub(super) fn on_resp_frame(&mut self, now: Instant, frame: RxFrame<'_>, reader: impl Reader) {
+        if !self.take_usual_answer(&frame, reader) {
             rarely(());
             self.on_resp_rest(now, &frame.again());
         }
@@ -664,7 +665,7 @@ impl Node {
     /// came, and the fetch is told of and not counted. False if it is another: nothing has
     /// happened.
     #[inline(always)]
-    fn take_usual_answer(&mut self, frame: &RxFrame<'_>) -> bool {
+    fn take_usual_answer(&mut self, frame: &RxFrame<'_>, reader: impl Reader) -> bool {
         let Some((base, (w, generation))) = RespOp::plain_word(frame) else {
             return rarely(false);
         };
@@ -677,9 +678,8 @@ impl Node {
         }
         let handle = ShortOp::handle(w, generation);
         let Some(op) = self.short_ops.by_handle(handle) else { return rarely(false) };
-        // One that was closed has no queue.
+        // One that was closed has no endpoint.
         let Some(ep) = self.eps.at_mut(op.ep) else { return rarely(false) };
-        let Some(cq) = self.cqs.at_mut(ep.tx_cq) else { return rarely(false) };
         if op.is != OpIs::USUAL.to(p) || op.result.len() != size_of::<u64>() {
             return rarely(false);
         }
@@ -695,9 +695,18 @@ impl Node {
             peer.take_left -= 1;
         }
         peer.forget_short_op();
-        ep.tx_used -= 1;
-        cq.cq.push(Cqe { op_context, flags, src: FI_ADDR_UNSPEC, ..Cqe::default() });
         self.counters.rma_done += 1;
+        let cqe = Cqe { op_context, flags, src: FI_ADDR_UNSPEC, ..Cqe::default() };
+        // As a receive's (`report`): its room is that of another operation then.
+        if reader.reads(ep.tx_cq) && may_borrow_more(ep.ops_left) {
+            debug_assert!(self.cqs[ep.tx_cq].cq.is_empty(), "what is in the queue comes first");
+            ep.ops_left += 1;
+            reader.take(&cqe);
+        } else {
+            ep.tx_used -= 1;
+            let queue = self.cqs.at_mut(ep.tx_cq).expect("what was posted has a queue");
+            queue.cq.push(cqe);
+        }
         true
     }
 

@@ -273,6 +273,95 @@ fn room_that_was_taken_in_advance_is_given_back() {
     }
 }
 
+/// Goal: completions that are handed to who reads the queue and those that lie in it are told once
+/// and in order, and room is where it would be. Method: all drawn; a reader of another queue gets
+/// nothing.
+#[test]
+fn fetches_are_told_once_and_in_order() {
+    let (mut handed, mut lain) = (0, 0);
+    for seed in 0..30 {
+        let (mut pair, region) = usual_pair();
+        let other = pair.ends[0].node.cq_open(16).unwrap();
+        let (ep, cq) = (pair.ends[0].ep, pair.ends[0].cq);
+        let (mut posted, mut told) = (0, Vec::new());
+        let one = bytes_of(&[1]);
+        for turn in 0..500 {
+            let draw = drawn(seed * 10_000 + turn);
+            match draw % 8 {
+                0..3 => {
+                    let rma = RmaList::one(0, 1, region.key);
+                    let call = Call { context: posted, ..Call::sum(Fetch, &one, rma) };
+                    posted += u64::from(pair.atomic(call, 8).is_ok());
+                }
+                3 => {
+                    let node = &mut pair.ends[0].node;
+                    let before = told.len();
+                    node.cq_take(cq, [0, 1, 64][draw / 8 % 3], |cqe| told.push(cqe.op_context));
+                    lain += told.len() - before;
+                }
+                4 => answer_all(&mut pair),
+                _ => {
+                    let by = [None, Some(other), Some(cq), Some(cq)][draw / 8 % 4];
+                    let [to, from] = &mut pair.ends;
+                    let node = &mut to.node;
+                    for bytes in from.out.drain(..) {
+                        let frame = RxFrame::new(&bytes);
+                        let Some(cq) = by.filter(|by| node.cqs[by.0.idx()].cq.is_empty()) else {
+                            node.on_frame(pair.now, &frame);
+                            continue;
+                        };
+                        let before = told.len();
+                        let put = |cqe: &Cqe| told.push(cqe.op_context);
+                        node.on_frame_read(&pair.now, &frame, NoWay, CqReader { cq, put });
+                        handed += told.len() - before;
+                        assert!(told.len() == before || by != Some(other));
+                    }
+                }
+            }
+            let node = &pair.ends[0].node;
+            let (it, queue) = (&node.eps[ep.0.idx()], &node.cqs[cq.0.idx()].cq);
+            let under_way = posted - told.len() as u64 - queue.ready() as u64;
+            assert_eq!(u64::from(it.tx_used) - u64::from(it.ops_left), under_way);
+            assert_eq!(queue.reserved(), (it.tx_used + it.borrowed()) as usize);
+        }
+        pair.run(1_000_000);
+        pair.ends[0].node.cq_take(cq, usize::MAX, |cqe| told.push(cqe.op_context));
+        assert!(told.iter().copied().eq(0..posted), "seed {seed}: {told:?}");
+    }
+    assert!(handed > 1000 && lain > 100, "{handed} were handed, {lain} lay in the queue");
+}
+
+/// A queue that others wait for room of lends none, and gets back what ends, whoever reads it.
+#[test]
+fn what_others_wait_for_is_not_lent() {
+    let (mut pair, region) = usual_pair();
+    fetch_adds(&mut pair, &region, 1);
+    let End { node, ep, cq, .. } = &mut pair.ends[0];
+    assert!(node.eps[ep.0.idx()].ops_left > 0);
+    node.starve_queue(cq.0.idx());
+    assert_eq!(node.eps[ep.0.idx()].ops_left, 0);
+    answer_all(&mut pair);
+    let [End { node, ep, cq, .. }, from] = &mut pair.ends;
+    let answer = from.out.pop_front().unwrap();
+    let (cq, put) = (*cq, |_: &Cqe| panic!("it is the queue's"));
+    node.on_frame_read(&pair.now, &RxFrame::new(&answer), NoWay, CqReader { cq, put });
+    assert_eq!((node.cq_ready(cq), node.eps[ep.0.idx()].ops_left), (Ok(1), 0));
+    let one = bytes_of(&[1]);
+    let call = || Call::sum(Fetch, &one, RmaList::one(0, 1, region.key));
+    let short = |pair: &mut Pair| {
+        pair.short = Some(0);
+        pair.atomic(call(), 8).unwrap();
+        pair.short == Some(1)
+    };
+    assert!(!short(&mut pair));
+    let End { node, ep, cq, .. } = &mut pair.ends[0];
+    assert_eq!(node.eps[ep.0.idx()].ops_left, 0);
+    node.feed(cq.0.idx());
+    pair.run(1_000_000);
+    assert_eq!(pair.outcomes(0).len(), 2);
+    assert!(short(&mut pair));
+}
+
 /// A fetch that finds no record goes as whole as it came.
 #[test]
 fn a_fetch_without_a_record_is_left_alone() {
