@@ -242,6 +242,11 @@ impl Ep {
         }
     }
 
+    /// Whether anything that was posted has not ended.
+    pub(super) fn is_in_use(&self) -> bool {
+        self.tx_used > self.ops_left.into() || self.rx_used > self.borrowed()
+    }
+
     /// Receives of which the room is taken, and that are not posted.
     pub(crate) fn borrowed(&self) -> u32 {
         self.recv_left.iter().chain([&self.recv_idle]).map(|&n| u32::from(n)).sum()

@@ -63,7 +63,7 @@ struct Near {
     bytes: u16,
     op: atomic::AtomicOp,
     ty: Datatype,
-    /// One element that [`Span::atomic_word`] may change.
+    /// One element that `Span::atomic_word` may change.
     word: bool,
     /// The old values are wanted.
     fetch: bool,

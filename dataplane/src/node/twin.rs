@@ -160,7 +160,7 @@ impl Node {
 
     /// Ends the twins that counter `c` counts for and that have nothing under way.
     pub(super) fn leave_cntr(&mut self, c: u32) {
-        let idle = |t: &super::ep::Ep| t.tx_cntr == c && t.tx_used == 0 && t.rx_used == 0;
+        let idle = |t: &super::ep::Ep| t.tx_cntr == c && !t.is_in_use();
         for t in self.twins(|_, twin| twin.twin_of != NONE && idle(twin)) {
             self.free_twin(t);
         }
@@ -171,6 +171,9 @@ impl Node {
     }
 
     fn free_twin(&mut self, t: u32) {
+        let twin = &mut self.eps[t];
+        twin.return_receives(&mut self.cqs);
+        twin.return_ops(&mut self.cqs);
         let twin = self.eps.free(t);
         self.unbind(&twin);
     }

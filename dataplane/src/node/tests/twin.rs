@@ -1,6 +1,8 @@
 //! Twins: operations of an endpoint that are counted elsewhere.
 
+use super::atomic::{Call, bytes_of};
 use super::*;
+use crate::proto::atomic::AtomicKind::Fetch;
 use crate::proto::matching::Matcher;
 
 /// A twin of both ends' endpoints, and the counters.
@@ -117,4 +119,30 @@ fn a_counter_is_busy_while_a_twin_has_work_and_the_endpoint_ends_it() {
     assert_eq!(node.cntr_readerr(rx), Ok(2));
     assert_eq!(node.cntr_close(rx), Ok(()));
     assert_eq!((node.cq_close(*cq), node.av_close(*av)), (Ok(()), Ok(())));
+}
+
+/// Goal: room that a twin has taken in advance for operations, or for receives, holds up neither its
+/// counter nor the queue: closed with the counter, or with the endpoint, it gives it back.
+#[test]
+fn a_twin_that_has_room_in_advance_is_idle() {
+    for by_endpoint in [false, true] {
+        let (mut pair, [tx, _]) = with_twins(true);
+        let region = pair.region(1, 64, rma::ALL);
+        let one = bytes_of(&[1]);
+        let room = |pair: &Pair| pair.ends[0].node.cqs[pair.ends[0].cq.0.idx()].cq.room();
+        let before = room(&pair);
+        for _ in 0..3 {
+            let call = || Call::sum(Fetch, &one, RmaList::one(0, 1, region.key));
+            by_twin(&mut pair, 0, tx, |p| p.atomic(call(), 8)).unwrap();
+            pair.run(1_000_000);
+        }
+        assert_eq!(counted(&pair, 0, tx), (3, 0));
+        assert!(room(&pair) < before, "none was taken in advance");
+        let End { node, ep, .. } = &mut pair.ends[0];
+        if by_endpoint {
+            node.ep_close(pair.now, *ep).unwrap();
+        }
+        assert_eq!(node.cntr_close(tx), Ok(()));
+        assert_eq!(room(&pair), before);
+    }
 }
