@@ -121,8 +121,8 @@ fn a_counter_is_busy_while_a_twin_has_work_and_the_endpoint_ends_it() {
     assert_eq!((node.cq_close(*cq), node.av_close(*av)), (Ok(()), Ok(())));
 }
 
-/// Goal: room that a twin has taken in advance for operations, or for receives, holds up neither its
-/// counter nor the queue: closed with the counter, or with the endpoint, it gives it back.
+/// Goal: room that a twin has taken in advance holds up neither its counter nor the queue: closed
+/// with the counter, or with the endpoint, it gives it back.
 #[test]
 fn a_twin_that_has_room_in_advance_is_idle() {
     for by_endpoint in [false, true] {
