@@ -57,7 +57,7 @@ pub const WORD_LEN: usize = 8;
 
 /// How far ahead of the tail granules are cleared, and what is left when that is done again: one
 /// frame of three lines.
-const AHEAD: u64 = 64 * GRANULE as u64;
+const AHEAD: u64 = 32 * GRANULE as u64;
 const AHEAD_MIN: u64 = 4 * GRANULE as u64;
 
 /// In place of a length: the rest of the ring is empty, continue at its start.
