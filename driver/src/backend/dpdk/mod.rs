@@ -455,7 +455,7 @@ impl DpdkPort {
             let mbuf = self.rx[i];
             self.order.came(mbuf);
             lent += usize::from(self.lend_one::<false>(mbuf, sink));
-            // SAFETY: as in `lend`.
+            // SAFETY: the packet is ours and nobody borrows it any more.
             if !unsafe { self.stock.keep(mbuf) } {
                 self.rx[left] = mbuf;
                 left += 1;
