@@ -239,7 +239,7 @@ impl CqInner {
         mut put: impl FnMut(&Cqe),
     ) -> Option<Result<usize>> {
         let (moved, taken) = self.turn(&mut core, &mut put);
-        if taken || core.node().cq_take_one_again(self.id, &mut put) == Some(true) {
+        if taken || core.node().cq_take_one(self.id, &mut put) == Some(true) {
             core.found();
             core.leave();
             return None;
@@ -309,7 +309,7 @@ impl CqInner {
         most: usize,
         put: impl FnMut(&Cqe),
     ) -> Result<usize> {
-        match core.node().cq_take_again(self.id, most, put) {
+        match core.node().cq_take(self.id, most, put) {
             None => {
                 core.note_moved(moved);
                 self.still_none(core)

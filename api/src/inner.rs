@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use barewire_dataplane::node::{CqId, EpId, GroupId, NoReader, Node, Reader, RecvReq};
+use barewire_dataplane::node::{CqId, EpId, GroupId, NoReader, Node, Reader};
 use barewire_dataplane::poll::Engine;
 use barewire_dataplane::types::{Cqe, Instant};
 use barewire_driver::hint::rarely;
@@ -213,13 +213,6 @@ impl Core {
             rarely(());
             self.tell_watchers(shared);
         }
-    }
-
-    /// Posts a receive about which nothing is out of the ordinary, without a call, if nobody has to
-    /// be told. False if it is another: nothing has happened.
-    #[inline(always)]
-    pub(crate) fn recv_quietly(&mut self, ep: EpId, req: &RecvReq) -> bool {
-        !self.watch.any() && self.engine.recv_at_hand(ep, req)
     }
 
     #[inline(never)]

@@ -243,20 +243,23 @@ impl RawEndpoint {
         // SAFETY: the caller's promise is that of `from_raw`.
         let buf = IoBuf::one(unsafe { Span::from_raw(one.base, one.len) });
         let req = SendReq { kind, buf, dest, tag, data, context, flags, no_completion };
-        let mut core = self.dom.enter()?;
-        if core.engine.send_plain(self.id, &req) {
-            core.posted(&self.dom);
+        if let Some(mut core) = self.dom.lock.enter_open() {
+            let sent = core.engine.send_at_hand(self.id, &req);
+            if sent {
+                core.posted(&self.dom);
+            }
             core.leave();
-            return Ok(());
+            if sent {
+                return Ok(());
+            }
         }
-        drop(core);
         // In pieces, so that nothing has to lie in memory for a call that is seldom made.
         // SAFETY: the caller's promise is the same.
         unsafe { self.send_one_long((kind, no_completion), one, dest, tag, (data, context), flags) }
     }
 
-    /// The rest of [`send_one`](Self::send_one), which on other ports than a segment begins with
-    /// what that is on one.
+    /// The rest of [`send_one`](Self::send_one), which begins with the same again, on any port and
+    /// with what may have to be asked.
     ///
     /// # Safety
     /// As there.
@@ -278,7 +281,7 @@ impl RawEndpoint {
         };
         if self.dom.caps.lossless {
             let mut core = self.dom.enter()?;
-            if core.engine.send_plain_far(self.id, &req()) {
+            if core.engine.send_plain(self.id, &req()) {
                 core.posted(&self.dom);
                 core.leave();
                 return Ok(());
@@ -387,7 +390,8 @@ impl RawEndpoint {
     #[inline(always)]
     fn recv_quietly(&self, req: &RecvReq) -> bool {
         let Some(mut core) = self.dom.lock.enter_open() else { return false };
-        let posted = core.recv_quietly(self.id, req);
+        // It ends nothing and makes nothing due, so nobody has to be told.
+        let posted = core.engine.recv_at_hand(self.id, req);
         core.leave();
         posted
     }

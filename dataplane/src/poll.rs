@@ -139,7 +139,7 @@ struct MsgHead<'a, M>(&'a M);
 impl<M: Message> FillHead<{ PlainMsg::LEN }> for MsgHead<'_, M> {
     #[inline(always)]
     fn fill(&self, out: &mut ShortHead<{ PlainMsg::LEN }>) {
-        self.0.msg().put(&self.0.head(false), self.0.ar(), out);
+        PlainMsg::put(|| self.0.head(false), || self.0.msg(), self.0.ar(), out);
     }
 }
 
@@ -584,17 +584,19 @@ impl Engine {
         joined
     }
 
-    /// As [`send_now`](Self::send_now), inlined, and to a segment only; see [`Node::send_plain`].
+    /// As [`send_now`](Self::send_now), without a call and to a segment only; see
+    /// [`Node::send_at_hand`].
     #[inline(always)]
-    pub fn send_plain(&mut self, ep: EpId, req: &SendReq) -> bool {
+    pub fn send_at_hand(&mut self, ep: EpId, req: &SendReq) -> bool {
         let KnownPort::Shm(port) = &mut self.port else { return rarely(false) };
-        self.node.send_plain(ep, req, &mut ToBrisk(port), Self::now)
+        self.node.send_at_hand(ep, req, &mut ToBrisk(port))
     }
 
-    /// As [`send_plain`](Self::send_plain), to another port whose type is known.
+    /// As [`send_now`](Self::send_now), inlined, to a port whose type is known; see
+    /// [`Node::send_plain`].
     #[inline(always)]
-    pub fn send_plain_far(&mut self, ep: EpId, req: &SendReq) -> bool {
-        self.port.far(SendPlain { node: &mut self.node, ep, req }).unwrap_or(false)
+    pub fn send_plain(&mut self, ep: EpId, req: &SendReq) -> bool {
+        self.port.known(SendPlain { node: &mut self.node, ep, req }).unwrap_or(false)
     }
 
     /// Sends a message at once if nothing stands before it; see [`Node::send_now`].

@@ -42,6 +42,7 @@ impl Node {
     /// [`Error::Again`]: none is there. [`Error::Avail`]: the next one is an error.
     #[inline]
     pub fn cq_read(&mut self, cq: CqId, out: &mut [Cqe]) -> Result<usize> {
+        self.cqs.by_handle(cq.0).ok_or(Error::BadFd)?;
         let mut to = out.iter_mut();
         let taken = self.cq_take(cq, to.len(), |cqe| {
             if let Some(to) = to.next() {
@@ -55,16 +56,11 @@ impl Node {
     /// how many: 0 in place of an error, which [`cq_why_nothing`](Self::cq_why_nothing) tells.
     /// `None` if the queue is empty, so that it is known without another look whether to turn the
     /// loop is of use.
+    ///
+    /// The queue is the caller's, who keeps it open: that is not asked. (In place of one that was
+    /// closed the next is read that was opened where it stood, or none.)
     #[inline(always)]
     pub fn cq_take(&mut self, cq: CqId, most: usize, put: impl FnMut(&Cqe)) -> Option<usize> {
-        let Some(table) = self.cqs.by_handle_mut(cq.0) else { return Some(0) };
-        let taken = table.take(most, put)?;
-        Some(self.fed(cq, taken))
-    }
-
-    /// As [`cq_take`](Self::cq_take), of a queue that was just found empty, so that it is there.
-    #[inline(always)]
-    pub fn cq_take_again(&mut self, cq: CqId, most: usize, put: impl FnMut(&Cqe)) -> Option<usize> {
         let Some(table) = self.cqs.at_mut(cq.0.idx()) else { return Some(0) };
         let taken = table.take(most, put)?;
         Some(self.fed(cq, taken))
@@ -83,16 +79,9 @@ impl Node {
 
     /// Takes the completion that is next and lends it to `put`, if there is nothing to do besides.
     /// `None`, and nothing has happened, if the queue is empty; false if it is for
-    /// [`cq_take`](Self::cq_take).
+    /// [`cq_take`](Self::cq_take). As there, the queue is open.
     #[inline(always)]
     pub fn cq_take_one(&mut self, cq: CqId, put: impl FnOnce(&Cqe)) -> Option<bool> {
-        self.cqs.by_handle_mut(cq.0).map_or(Some(false), |table| table.take_one(put))
-    }
-
-    /// As [`cq_take_one`](Self::cq_take_one), of a queue that was just found empty, so that it is
-    /// there.
-    #[inline(always)]
-    pub fn cq_take_one_again(&mut self, cq: CqId, put: impl FnOnce(&Cqe)) -> Option<bool> {
         self.cqs.at_mut(cq.0.idx()).map_or(Some(false), |table| table.take_one(put))
     }
 

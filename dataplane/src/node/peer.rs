@@ -440,6 +440,14 @@ impl Peer {
         self.plain && self.refused == 0 && self.inbound == NONE && self.rcv.is_empty()
     }
 
+    /// Whether a packet that leaves now without a record makes somebody wait for the peer, of whom
+    /// the clock has to be asked since when. One who was heard when the clock was read last
+    /// (`active_ns`) is waited for since then.
+    #[inline(always)]
+    pub(super) fn begins_to_wait(&self, active_ns: u64) -> bool {
+        self.snd.in_flight() == 0 && self.heard != active_ns || self.timer_at == Instant(u64::MAX)
+    }
+
     /// A packet says by its `cack` alone all that an acknowledgement would, if none is early.
     #[inline(always)]
     pub(crate) fn tell_ack(&mut self) {

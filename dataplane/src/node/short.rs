@@ -92,18 +92,22 @@ impl Node {
         clock: impl FnOnce() -> Instant,
     ) -> bool {
         if self.lossless {
-            return self.send_short::<false, false>(ep, req, out, clock).is_some();
+            return self.send_short::<false, false, false>(ep, req, out, clock).is_some();
         }
-        let Some(w) = self.send_short::<true, false>(ep, req, out, clock) else { return false };
+        let Some(w) = self.send_short::<true, false, false>(ep, req, out, clock) else {
+            return false;
+        };
         self.keep_memory(w, &mut req.buf);
         true
     }
 
     /// As [`send_now`](Self::send_now), but false on a port that may lose frames, for a message
     /// with remote CQ data or of many bytes, and for one that a counter counts or nobody wants to
-    /// hear of. The
-    /// request's memory never goes with it, so where this is inlined, no request is ever put
-    /// together.
+    /// hear of. The request's memory never goes with it, so where this is inlined, no request is
+    /// ever put together.
+    ///
+    /// The endpoint is the caller's, who keeps it open: that is not asked. (In place of one that
+    /// was closed the next sends that was opened where it stood, or none.)
     #[inline(always)]
     pub fn send_plain(
         &mut self,
@@ -112,13 +116,22 @@ impl Node {
         out: &mut impl FrameSink,
         clock: impl FnOnce() -> Instant,
     ) -> bool {
-        self.send_short::<false, true>(ep, req, out, clock).is_some()
+        self.send_short::<false, true, false>(ep, req, out, clock).is_some()
+    }
+
+    /// As [`send_plain`](Self::send_plain), but false also if the way to the peer was not asked for
+    /// last, or if somebody has to wait for the peer from then on: so where this is inlined, there
+    /// is no call over which anything would have to be kept.
+    #[inline(always)]
+    pub fn send_at_hand(&mut self, ep: EpId, req: &SendReq, out: &mut impl FrameSink) -> bool {
+        let clock = || unreachable!("nobody begins to wait");
+        self.send_short::<false, true, true>(ep, req, out, clock).is_some()
     }
 
     /// All of them. What was sent is kept, if it is (`KEPT`), in the request that this names, and
     /// its memory is still to be put there.
     #[inline(always)]
-    fn send_short<const KEPT: bool, const USUAL: bool>(
+    fn send_short<const KEPT: bool, const USUAL: bool, const AT_HAND: bool>(
         &mut self,
         ep: EpId,
         req: &SendReq,
@@ -129,7 +142,7 @@ impl Node {
         if if KEPT { !self.ready.is_empty() || self.gone } else { !self.direct } {
             return rarely(None);
         }
-        let ep = self.eps.by_handle_mut(ep.0)?;
+        let ep = if USUAL { self.eps.at_mut(e)? } else { self.eps.by_handle_mut(ep.0)? };
         let tagged = req.kind == MsgKind::Tagged;
         let len = req.buf.len();
         let allowed = match (KEPT, USUAL) {
@@ -144,8 +157,8 @@ impl Node {
             let named = req.dest != FI_ADDR_UNSPEC;
             let known = ep.route.plain[usize::from(tagged)] == req.dest && named;
             let asked = req.no_completion || req.flags.contains(OpFlags::COMPLETION);
-            if !known && !rarely(ep.is_usual(net, req.dest, tagged, asked)) {
-                return None;
+            if !known && (AT_HAND || !ep.is_usual(net, req.dest, tagged, asked)) {
+                return rarely(None);
             }
         } else {
             if !ep.plain_send[usize::from(tagged)] {
@@ -176,6 +189,9 @@ impl Node {
         // The last one that may leave asks for an acknowledgement, and then there is something to
         // ask: not here, if all others can do without.
         if USUAL && peer.short_left <= 1 {
+            return rarely(None);
+        }
+        if AT_HAND && peer.begins_to_wait(self.active_ns) {
             return rarely(None);
         }
         let cost = if USUAL { 1 } else { short_cost(peer, len)? };
@@ -221,13 +237,11 @@ impl Node {
         peer.credit_used = peer.credit_used.wrapping_add(cost);
         peer.short_left -= cost as u16;
         peer.tell_ack();
-        let first = peer.snd.in_flight() == 0;
-        // Heard since the clock was read last, it is as if we had begun to wait then.
-        if first && peer.heard != self.active_ns || peer.timer_at == Instant(u64::MAX) {
+        if !AT_HAND && peer.begins_to_wait(self.active_ns) {
             let p = ep.route.peer;
             self.wait_from(clock(), p);
         } else {
-            if first {
+            if peer.snd.in_flight() == 0 {
                 peer.probe_at = self.polled_at;
             }
             peer.snd.number();
@@ -247,7 +261,8 @@ impl Node {
     }
 
     /// As [`recv_now`](Self::recv_now), but false also if the endpoint has no room for it yet: so
-    /// where this is inlined, there is no call over which anything would have to be kept.
+    /// where this is inlined, there is no call over which anything would have to be kept. That the
+    /// endpoint is open is not asked, as in [`send_plain`](Self::send_plain).
     #[inline(always)]
     pub fn recv_at_hand(&mut self, ep: EpId, req: &RecvReq) -> bool {
         self.recv_short::<false>(ep, req)
@@ -256,7 +271,8 @@ impl Node {
     #[inline(always)]
     fn recv_short<const BORROWS: bool>(&mut self, ep: EpId, req: &RecvReq) -> bool {
         let (e, kind) = (ep.0.idx(), req.kind as usize);
-        let Some(ep) = self.eps.by_handle_mut(ep.0) else { return rarely(false) };
+        let ep = if BORROWS { self.eps.by_handle_mut(ep.0) } else { self.eps.at_mut(e) };
+        let Some(ep) = ep else { return rarely(false) };
         if req.flags.symmetric_difference(OpFlags::COMPLETION).intersects(ep.recv_odd)
             || req.src != FI_ADDR_UNSPEC
             || req.ignore != 0

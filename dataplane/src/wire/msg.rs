@@ -117,15 +117,6 @@ impl PlainHead {
         Self { dst, src, kind: kind(ty, false) }
     }
 
-    /// Writes it, asking for an acknowledgement if `ar`.
-    #[inline(always)]
-    pub(super) fn put(&self, ar: bool, out: &mut impl HeadOut) {
-        // The upper two bytes of the first are written over by the second.
-        out.set::<0, 8>(self.dst.to_le_bytes());
-        out.set::<6, 8>(self.src.to_le_bytes());
-        self.put_kind(ar, out);
-    }
-
     /// Writes what stands behind the addresses.
     #[inline(always)]
     pub(super) fn put_kind(&self, ar: bool, out: &mut impl HeadOut) {
@@ -290,25 +281,35 @@ impl PlainMsg {
     #[inline(always)]
     pub fn emit(&self, head: &PlainHead, ar: bool) -> ([u8; Self::LEN_MAX], usize) {
         let mut b = Bytes::<{ Self::LEN_MAX }>::ZERO;
-        self.put(head, ar, &mut b);
+        Self::put(|| *head, || *self, ar, &mut b);
         let Some(imm) = self.op.imm else { return (b.0, Self::LEN) };
         b.put64::<{ Self::LEN }>(imm);
         (b.0, Self::LEN_MAX)
     }
 
-    /// Writes the first [`LEN`](Self::LEN) bytes of what [`emit`](Self::emit) returns.
+    /// Writes the first [`LEN`](Self::LEN) bytes of what [`emit`](Self::emit) returns. Head and
+    /// message are asked for again for every field: so each is read when it is written, and none
+    /// waits in a register meanwhile.
     #[inline(always)]
-    pub fn put(&self, head: &PlainHead, ar: bool, out: &mut impl HeadOut) {
-        head.put(ar, out);
-        out.set::<16, 4>(self.dst_sid.to_le_bytes());
-        out.set::<20, 4>(self.psn.0.to_le_bytes());
-        out.set::<24, 4>(self.cack.0.to_le_bytes());
-        out.set::<28, 2>(self.grant.to_le_bytes());
-        out.set::<30, 2>(self.plen.to_le_bytes());
-        out.set::<32, 2>(self.op.dst_ep.to_le_bytes());
-        out.set::<34, 2>(self.op.src_ep.to_le_bytes());
-        out.set::<36, 4>(u32::from(flags(self.op.tagged, self.op.imm)).to_le_bytes());
-        out.set::<40, 8>(self.op.tag.to_le_bytes());
+    pub fn put(
+        head: impl Fn() -> PlainHead,
+        msg: impl Fn() -> Self,
+        ar: bool,
+        out: &mut impl HeadOut,
+    ) {
+        // The upper two bytes of the first are written over by the second.
+        out.set::<0, 8>(head().dst.to_le_bytes());
+        out.set::<6, 8>(head().src.to_le_bytes());
+        head().put_kind(ar, out);
+        out.set::<16, 4>(msg().dst_sid.to_le_bytes());
+        out.set::<20, 4>(msg().psn.0.to_le_bytes());
+        out.set::<24, 4>(msg().cack.0.to_le_bytes());
+        out.set::<28, 2>(msg().grant.to_le_bytes());
+        out.set::<30, 2>(msg().plen.to_le_bytes());
+        out.set::<32, 2>(msg().op.dst_ep.to_le_bytes());
+        out.set::<34, 2>(msg().op.src_ep.to_le_bytes());
+        out.set::<36, 4>(u32::from(flags(msg().op.tagged, msg().op.imm)).to_le_bytes());
+        out.set::<40, 8>(msg().op.tag.to_le_bytes());
     }
 }
 
