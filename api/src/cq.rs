@@ -224,8 +224,10 @@ impl CqInner {
     /// none.
     #[inline(always)]
     pub(crate) fn read_cqes(&self, most: usize, put: impl FnMut(&Cqe)) -> Result<usize> {
-        let mut core = self.dom.enter()?;
-        let read = self.cqes(&mut core, most, put);
+        // Looked up once for all that follows.
+        let shared: &Shared = &self.dom;
+        let mut core = shared.enter()?;
+        let read = self.cqes(shared, &mut core, most, put);
         leave(core, read)
     }
 
@@ -238,7 +240,7 @@ impl CqInner {
         mut core: Guard<'_, Core>,
         mut put: impl FnMut(&Cqe),
     ) -> Option<Result<usize>> {
-        let (moved, taken) = self.turn(&mut core, &mut put);
+        let (moved, taken) = self.turn(&self.dom, &mut core, &mut put);
         if taken || core.node().cq_take_one(self.id, &mut put) == Some(true) {
             core.found();
             core.leave();
@@ -252,16 +254,17 @@ impl CqInner {
     #[inline(always)]
     pub(crate) fn cqes(
         &self,
+        shared: &Shared,
         core: &mut Core,
         most: usize,
         mut put: impl FnMut(&Cqe),
     ) -> Result<usize> {
         match core.node().cq_take(self.id, most, &mut put) {
-            None => self.cqes_of_turn(core, most, put),
+            None => self.cqes_of_turn(shared, core, most, put),
             // An error that is next would only be found again.
-            Some(0) => rarely(Self::why_none(core, self.id, &self.dom)),
+            Some(0) => rarely(Self::why_none(core, self.id, shared)),
             Some(n) => {
-                core.read_something(&self.dom);
+                core.read_something(shared);
                 Ok(n)
             }
         }
@@ -271,15 +274,16 @@ impl CqInner {
     #[inline(always)]
     fn cqes_of_turn(
         &self,
+        shared: &Shared,
         core: &mut Core,
         most: usize,
         mut put: impl FnMut(&Cqe),
     ) -> Result<usize> {
         if most == 0 {
-            let moved = core.turn_here_if_manual(&self.dom, NoReader);
+            let moved = core.turn_here_if_manual(shared, NoReader);
             return rarely(self.cqes_after_turn(core, moved, most, put));
         }
-        let (moved, taken) = self.turn(core, &mut put);
+        let (moved, taken) = self.turn(shared, core, &mut put);
         if taken {
             core.found();
             return Ok(1);
@@ -290,13 +294,13 @@ impl CqInner {
     /// Turns the loop for the queue, which is empty, and lends `put` the first entry for it if that
     /// never has to lie there. Says what the turn moved, and whether `put` was called.
     #[inline(always)]
-    fn turn(&self, core: &mut Core, put: impl FnOnce(&Cqe)) -> (usize, bool) {
+    fn turn(&self, shared: &Shared, core: &mut Core, put: impl FnOnce(&Cqe)) -> (usize, bool) {
         let mut taken = false;
         let put = |cqe: &Cqe| {
             put(cqe);
             taken = true;
         };
-        let moved = core.turn_here_if_manual(&self.dom, CqReader { cq: self.id, put });
+        let moved = core.turn_here_if_manual(shared, CqReader { cq: self.id, put });
         (moved, taken)
     }
 
@@ -380,7 +384,7 @@ impl CqInner {
         while n < out.len() {
             let mut one = [Cqe::default()];
             let read = if n == 0 {
-                self.cqes(core, 1, |cqe| one[0] = *cqe)
+                self.cqes(&self.dom, core, 1, |cqe| one[0] = *cqe)
             } else {
                 core.node().cq_read(self.id, &mut one)
             };

@@ -72,39 +72,37 @@ impl Core {
     /// One turn of the loop, and what follows from it for those who wait.
     #[inline(never)]
     pub(crate) fn turn(&mut self, shared: &Shared) -> usize {
-        let moved = self.turn_here(shared, NoReader);
+        let moved = self.turn_and_tell(shared);
         self.note_moved(moved);
         moved
     }
 
     /// As [`turn`](Self::turn), without a call, and what it moved is left to the caller to
-    /// [note](Self::note_moved). The first completion may go to `reader`.
+    /// [note](Self::note_moved), if nobody has to be told. The first completion may go to `reader`.
     #[inline(always)]
-    fn turn_here(&mut self, shared: &Shared, reader: impl Reader) -> usize {
+    fn calm_turn(&mut self, shared: &Shared, reader: impl Reader) -> usize {
         self.reads_left = READS_PER_TURN;
-        let Some(moved) = self.engine.brisk_turn(reader) else {
+        self.engine.brisk_turn(reader).unwrap_or_else(|| {
             rarely(());
             let turn = if self.engine.may_be_brisk() { Self::far_turn } else { Self::full_turn };
-            return turn(self, shared);
-        };
+            turn(self, shared)
+        })
+    }
+
+    /// As [`turn`](Self::turn), and what it moved is left to the caller to
+    /// [note](Self::note_moved).
+    fn turn_and_tell(&mut self, shared: &Shared) -> usize {
+        let moved = self.calm_turn(shared, NoReader);
         if self.watch.any() {
-            rarely(());
             self.look_now(shared);
         }
         moved
     }
 
-    /// As [`turn_here`](Self::turn_here), for other ports than a segment.
+    /// As [`calm_turn`](Self::calm_turn), for other ports than a segment.
     #[inline(never)]
     fn far_turn(&mut self, shared: &Shared) -> usize {
-        if let Some(moved) = self.engine.brisk_turn_far() {
-            if self.watch.any() {
-                rarely(());
-                self.look_now(shared);
-            }
-            return moved;
-        }
-        self.full_turn(shared)
+        self.engine.brisk_turn_far().unwrap_or_else(|| self.full_turn(shared))
     }
 
     /// A turn with all that there may be to do.
@@ -117,7 +115,7 @@ impl Core {
         if moved > 0 {
             self.found();
         }
-        if self.engine.is_timed() || self.watch.any() {
+        if self.engine.is_timed() {
             self.look_now(shared);
         }
         moved
@@ -134,12 +132,22 @@ impl Core {
     /// the caller to [note](Self::note_moved). The first completion may go to `reader`.
     #[inline(always)]
     pub(crate) fn turn_here_if_manual(&mut self, shared: &Shared, reader: impl Reader) -> usize {
-        if shared.manual.load(Ordering::Relaxed) {
-            return self.turn_here(shared, reader);
+        if self.watch.is_calm() {
+            return self.calm_turn(shared, reader);
         }
         rarely(());
-        self.turn_if_asleep(shared);
-        0
+        self.turn_watched(shared)
+    }
+
+    /// As [`turn_here_if_manual`](Self::turn_here_if_manual), if somebody has to be told or the
+    /// loop is not the application's to turn.
+    #[inline(never)]
+    fn turn_watched(&mut self, shared: &Shared) -> usize {
+        if self.watch.is_driven() {
+            self.turn_if_asleep(shared);
+            return 0;
+        }
+        self.turn_and_tell(shared)
     }
 
     /// A turn that moves something is not in vain, also where peers work on this side's memory,
@@ -152,7 +160,6 @@ impl Core {
     }
 
     /// Turns the loop if the thread that does sleeps.
-    #[inline(never)]
     fn turn_if_asleep(&mut self, shared: &Shared) {
         if let Some(until) = self.asleep_until {
             // Whoever polls is faster than the thread's wake-up. What the turn made due is the
@@ -510,6 +517,7 @@ impl DomainRef {
             .map_err(|_io| Error::NoMem)?;
         *thread = Some(started);
         self.manual.store(false, Ordering::Relaxed);
+        self.enter()?.watch.drive();
         // A leader among the sleepers waits on the port, which is the thread's now.
         self.sleep.notify();
         Ok(())

@@ -1083,7 +1083,7 @@ impl RawCq {
         cond: usize,
         timeout_ms: i32,
     ) -> Result<usize> {
-        self.0.sread(cond, timeout_ms, |cq, core| cq.cqes(core, most, &mut put))
+        self.0.sread(cond, timeout_ms, |cq, core| cq.cqes(&cq.dom, core, most, &mut put))
     }
 
     /// As [`crate::Cq::signal`].

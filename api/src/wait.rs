@@ -80,9 +80,12 @@ fn level(node: &Node, target: Target) -> (u64, u64) {
 pub(crate) struct Watch {
     entries: Vec<Option<Entry>>,
     /// Entries with a sleeper or a descriptor, and others who want to be asked after every turn
-    /// and post: 0 keeps these away from here.
-    active: usize,
+    /// and post: 0 keeps these away from here. And [`DRIVEN`], if a thread turns the loop.
+    active: u64,
 }
+
+/// More than there can be entries.
+const DRIVEN: u64 = 1 << 32;
 
 struct Entry {
     target: Target,
@@ -107,8 +110,25 @@ impl Entry {
 }
 
 impl Watch {
+    #[inline(always)]
     pub(crate) fn any(&self) -> bool {
-        self.active > 0
+        self.active as u32 > 0
+    }
+
+    /// Whether nobody wants to be asked and the loop is the application's to turn.
+    #[inline(always)]
+    pub(crate) fn is_calm(&self) -> bool {
+        self.active == 0
+    }
+
+    /// A thread turns the loop, from now on.
+    pub(crate) fn drive(&mut self) {
+        self.active |= DRIVEN;
+    }
+
+    /// Whether one does.
+    pub(crate) fn is_driven(&self) -> bool {
+        self.active & DRIVEN != 0
     }
 
     /// One more wants to be asked.
@@ -142,7 +162,7 @@ impl Watch {
             fd_set: false,
             cleared: (0, 0),
         };
-        self.active += usize::from(entry.active());
+        self.active += u64::from(entry.active());
         let free = self.entries.iter().position(Option::is_none);
         let idx = free.unwrap_or_else(|| {
             self.entries.push(None);
@@ -154,7 +174,7 @@ impl Watch {
 
     pub(crate) fn close(&mut self, idx: usize) {
         if let Some(entry) = self.entries[idx].take() {
-            self.active -= usize::from(entry.active());
+            self.active -= u64::from(entry.active());
         }
     }
 
@@ -193,14 +213,14 @@ impl Watch {
         entry.above = if entry.sleepers == 0 { above } else { entry.above.min(above) };
         (entry.errors, entry.woken) = (errors, false);
         entry.sleepers += 1;
-        self.active += usize::from(!was);
+        self.active += u64::from(!was);
     }
 
     pub(crate) fn awake(&mut self, idx: usize) {
         let entry = self.entry(idx);
         entry.sleepers -= 1;
         let is = entry.active();
-        self.active -= usize::from(!is);
+        self.active -= u64::from(!is);
     }
 
     /// Sets descriptors and wakes sleepers whose target is ready.

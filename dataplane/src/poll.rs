@@ -418,8 +418,13 @@ impl Engine {
     #[inline(always)]
     pub fn brisk_turn(&mut self, reader: impl Reader) -> Option<usize> {
         let KnownPort::Shm(port) = &mut self.port else { return rarely(None) };
-        let Some(left) = self.untimed.checked_sub(1) else { return rarely(None) };
+        // Written before it is known whether there was one, so that it is one step.
+        let (left, none) = self.untimed.overflowing_sub(1);
         self.untimed = left;
+        if none {
+            self.untimed = 0;
+            return rarely(None);
+        }
         // A sink of its own, so that it need not lie in memory for `busy_turn`.
         let reader = Some(reader);
         let few = port.take_few(&mut ToNode { node: &mut self.node, now: &self.now, reader });
