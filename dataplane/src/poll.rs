@@ -450,7 +450,7 @@ impl Engine {
     #[inline(always)]
     fn after_few(&mut self, few: Option<usize>) -> usize {
         match few {
-            Some(moved) if !self.node.has_due() && !self.node.has_answers() => moved,
+            Some(moved) if self.node.is_at_rest() => moved,
             _ => {
                 rarely(());
                 self.busy_turn(few)

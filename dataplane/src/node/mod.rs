@@ -38,6 +38,7 @@ use std::collections::{HashMap, VecDeque};
 use barewire_driver::frame::{Body, ETH_HDR_LEN, TxFrame};
 use barewire_driver::mem::{Few, IoBuf};
 use barewire_driver::port::{MacAddr, PortCaps, Tx};
+use bitflags::bitflags;
 
 use crate::av::Av;
 use crate::cntr::Cntr;
@@ -475,6 +476,20 @@ pub(crate) struct CntrTable {
     pub(crate) bound: u32,
 }
 
+bitflags! {
+    /// What there may be to do: all that a turn of the loop asks about, most often in vain.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub(crate) struct Todo: u8 {
+        /// Peers, replies or frames to ourselves wait to be sent, or the port is gone or may lose
+        /// frames.
+        const SEND = 1 << 0;
+        /// There are collective sides, which may have something to do.
+        const COLL = 1 << 1;
+        /// Answers wait for the end of the burst.
+        const ANSWER = 1 << 2;
+    }
+}
+
 /// A control packet for somebody without a session: a finished frame.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reply {
@@ -559,9 +574,8 @@ pub struct Node {
     pub(crate) wheel: Wheel,
     /// Peers with something to send.
     pub(crate) ready: VecDeque<u32>,
-    /// There are no such peers, and no replies or frames to ourselves to be sent, and the port is
-    /// there and loses nothing: what is posted may leave at once and be forgotten.
-    pub(crate) direct: bool,
+    /// What there may be to do besides to take frames and to send what is posted.
+    pub(crate) todo: Todo,
     acks: acks::Acks,
     /// Peers that wait for blocks to become free.
     pub(crate) starved: VecDeque<u32>,
@@ -664,7 +678,7 @@ impl Node {
             coll: coll::Coll::default(),
             wheel: Wheel::new(s.peer_max, Instant(0)),
             ready: VecDeque::with_capacity(s.peer_max.min(4096)),
-            direct: caps.lossless,
+            todo: if caps.lossless { Todo::empty() } else { Todo::SEND },
             acks: acks::Acks::new(),
             starved: VecDeque::new(),
             replies: VecDeque::with_capacity(64),
@@ -703,7 +717,14 @@ impl Node {
     /// Something waits to be sent.
     #[inline]
     pub(crate) fn note_due(&mut self) {
-        self.direct = false;
+        self.todo |= Todo::SEND;
+    }
+
+    /// Nothing does, and the port is there and loses nothing: what is posted may leave at once and
+    /// be forgotten.
+    #[inline(always)]
+    pub(crate) fn is_direct(&self) -> bool {
+        !self.todo.contains(Todo::SEND)
     }
 
     /// Puts a peer into the queue of those to be served in the next transmit.

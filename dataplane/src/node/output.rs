@@ -10,7 +10,7 @@ use barewire_driver::port::Tx;
 use super::ops::WrFlags;
 use super::peer::{Peer, State};
 use super::train::Train;
-use super::{AnySink, FrameSink, Node};
+use super::{AnySink, FrameSink, Node, Todo};
 use crate::plant::{Bug, planted};
 use crate::proto::blocks::units;
 use crate::rel::psn::Psn;
@@ -90,7 +90,7 @@ impl Node {
             self.drain_loop(now);
         }
         let all = self.ready.is_empty() && self.replies.is_empty() && self.looped.is_empty();
-        self.direct = all && self.lossless && !self.gone;
+        self.todo.set(Todo::SEND, !(all && self.lossless && !self.gone));
         (self.counters.tx_frames - before) as usize
     }
 

@@ -500,7 +500,8 @@ impl Node {
 
     /// The device is gone: every operation ends in [`Error::NetDown`], and so does every later one.
     pub fn port_gone(&mut self, now: Instant) {
-        (self.gone, self.direct) = (true, false);
+        self.gone = true;
+        self.note_due();
         let peers: Vec<u32> = self.peers.iter().map(|(p, _)| p).collect();
         for p in peers {
             self.end_session(now, p, Error::NetDown, false);

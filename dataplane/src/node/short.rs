@@ -60,14 +60,21 @@ impl Node {
     /// a port that may lose frames it may always have.
     #[inline(always)]
     pub fn has_due(&self) -> bool {
-        !self.direct || self.coll_due()
+        !self.is_direct() || self.coll_due()
+    }
+
+    /// Whether there is nothing to do at the end of a burst either: neither is anything
+    /// [due](Self::has_due), nor do [answers](Self::has_answers) wait.
+    #[inline(always)]
+    pub fn is_at_rest(&self) -> bool {
+        self.todo.is_empty() || rarely(!self.has_due() && !self.has_answers())
     }
 
     /// Whether nothing is to be sent at `now`, not even by time: then the time has been noted, and
     /// [`transmit`](Self::transmit) would do nothing else.
     #[inline(always)]
     pub fn passes(&mut self, now: Instant) -> bool {
-        let idle = self.direct && !self.has_answers() && !self.coll_wants(now);
+        let idle = self.is_direct() && !self.has_answers() && !self.coll_wants(now);
         if !idle || !self.wheel.passes(now) {
             return rarely(false);
         }
@@ -139,7 +146,7 @@ impl Node {
         clock: impl FnOnce() -> Instant,
     ) -> Option<u32> {
         let e = ep.0.idx();
-        if if KEPT { !self.ready.is_empty() || self.gone } else { !self.direct } {
+        if if KEPT { !self.ready.is_empty() || self.gone } else { !self.is_direct() } {
             return rarely(None);
         }
         let ep = if USUAL { self.eps.at_mut(e)? } else { self.eps.by_handle_mut(ep.0)? };

@@ -569,7 +569,7 @@ impl Node {
         out: &mut impl FrameSink,
         clock: impl FnOnce() -> Instant,
     ) -> bool {
-        if !self.direct {
+        if !self.is_direct() {
             return rarely(false);
         }
         let e = ep.0.idx();

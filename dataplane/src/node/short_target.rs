@@ -20,7 +20,7 @@ use super::rma_in::{JOBS_MAX, atomic_needs, changes, decode_atomic};
 use super::short_rma::{
     ASKS_EVERY, BaseTo, READ_SHORT, accept, accept_usual, asks, is_next, usual_flight,
 };
-use super::{FrameSink, Node, ShortFrame};
+use super::{FrameSink, Node, ShortFrame, Todo};
 use crate::flags::{Caps, MrAccess};
 use crate::proto::atomic::{self, Datatype, Sharing};
 use crate::rel::sent::WINDOW;
@@ -411,6 +411,7 @@ impl Node {
     fn answer_soon(&mut self, p: u32, (ty, asked): (Ty, wire::Asked), old: u128, bytes: usize) {
         let (sid, values) = (self.peers[p].sid, Few::one(old, bytes));
         self.asked.answers.push(Answer { peer: p, sid, ty, asked, values });
+        self.todo |= Todo::ANSWER;
         self.asked.waiting += 1;
         self.owe_short(p);
     }
@@ -570,6 +571,7 @@ impl Node {
         }
         self.asked.waiting -= self.asked.answers.len();
         self.asked.answers.clear();
+        self.todo -= Todo::ANSWER;
     }
 
     /// Leaves an answer to the long way, unless the session has ended: nobody waits for it then.

@@ -19,7 +19,7 @@ use std::collections::{HashMap, VecDeque};
 use barewire_driver::mem::atomic::{AtomicOp, Datatype, reduces};
 use barewire_driver::mem::{IoBuf, Scratch};
 
-use super::{AvId, BindFlags, CqId, EpAttr, EpId, Node};
+use super::{AvId, BindFlags, CqId, EpAttr, EpId, Node, Todo};
 use crate::error::{Error, Result};
 use crate::flags::{Caps, OpFlags};
 use crate::proto::coll::Shape;
@@ -344,6 +344,7 @@ impl Node {
             None => self.av_open(0)?,
         };
         (self.coll.cq, self.coll.av) = (Some(cq), Some(av));
+        self.todo |= Todo::COLL;
         let kinds = Caps::TAGGED | Caps::SEND | Caps::RECV;
         let attr = EpAttr {
             number: Some(number ^ SIDE),
