@@ -111,18 +111,33 @@ pub struct Place {
     is_padded: bool,
 }
 
-/// A place for one short frame, taken: to be filled and then committed.
+/// A place in `M` for one short frame, taken: to be filled and then committed.
 #[derive(Debug)]
-pub struct Ahead {
+pub struct Ahead<M> {
+    mem: M,
     word_pos: usize,
     word: u64,
+    /// Whether [`Producer::clear_ahead`] is due once the frame is visible.
+    pub is_clearing_due: bool,
 }
 
-impl Ahead {
+impl<M: RingMem> Ahead<M> {
     /// Where the frame's first byte goes.
     #[inline(always)]
     pub fn frame_pos(&self) -> usize {
         self.word_pos + WORD_LEN
+    }
+
+    /// The memory that this is a place of.
+    #[inline(always)]
+    pub fn mem(&self) -> &M {
+        &self.mem
+    }
+
+    /// Makes the frame that was written to this place visible.
+    #[inline(always)]
+    pub fn commit(self) {
+        self.mem.publish(self.word_pos, self.word);
     }
 }
 
@@ -136,7 +151,7 @@ pub struct Producer<M> {
     limit: u64,
     /// Granules from `tail` up to this have a word of 0; above `tail`, at most `limit`.
     clear_to: u64,
-    /// Beyond this tail more of them are cleared.
+    /// Beyond this tail more of them are cleared; below `clear_to`.
     clear_at: u64,
 }
 
@@ -156,34 +171,30 @@ impl<M: RingMem> Producer<M> {
     }
 
     /// Takes a place for a frame of `len` bytes that needs no clearing, padding or question to the
-    /// consumer, or answers `None` if it needs one of them. The place has to be filled and given
-    /// to [`commit_ahead`](Self::commit_ahead) before anything else is done here.
+    /// consumer, or answers `None` if it needs one of them. The place has to be filled and
+    /// [committed](Ahead::commit) before anything else is done here, and if the place says so more
+    /// be [cleared](Self::clear_ahead) then. Who leaves that out comes to `None` soon.
     #[inline(always)]
-    pub fn claim_ahead(&mut self, len: usize) -> Option<Ahead> {
-        // Before `clear_to` means: before the ring's end and inside what the consumer gave back.
+    pub fn claim_ahead(&mut self, len: usize) -> Option<Ahead<M>>
+    where
+        M: Clone,
+    {
         let tail = self.tail;
         let end = tail + slot_len(len) as u64;
-        if end >= self.clear_to {
+        // What is asked for is below `clear_to`, so that one question is enough most often.
+        let is_clearing_due = end > self.clear_at;
+        // Before `clear_to` means: before the ring's end and inside what the consumer gave back.
+        if is_clearing_due && rarely(end >= self.clear_to) {
             return rarely(None);
         }
         self.tail = end;
-        let word_pos = (tail & self.mask) as usize;
-        Some(Ahead { word_pos, word: word_of(tail, len as u32) })
-    }
-
-    /// Makes the frame that was written to `place` visible.
-    #[inline(always)]
-    pub fn commit_ahead(&mut self, place: Ahead) {
-        self.mem.publish(place.word_pos, place.word);
-        if self.tail > self.clear_at {
-            rarely(());
-            self.clear_ahead();
-        }
+        let (mem, word_pos) = (self.mem.clone(), (tail & self.mask) as usize);
+        Some(Ahead { mem, word_pos, word: word_of(tail, len as u32), is_clearing_due })
     }
 
     /// Clears the words of the next granules, as far as they are free and before the ring's end.
     #[inline(never)]
-    fn clear_ahead(&mut self) {
+    pub fn clear_ahead(&mut self) {
         let mask = self.mask;
         let lap_end = (self.tail | mask) + 1;
         let to = (self.tail + AHEAD).min(lap_end).min(self.limit);
@@ -265,46 +276,48 @@ pub enum Taken {
     Frame {
         /// Its first byte.
         pos: usize,
-        /// Its length, at least `frame_min` and at most `frame_max`.
+        /// Its length, at least `FRAME_MIN` and at most `frame_max`.
         len: usize,
     },
     /// Something that no producer of ours writes. The ring cannot be used any more.
     Broken,
 }
 
-/// The reading end.
-pub struct Consumer<M> {
+/// The reading end, of frames of at least `FRAME_MIN` bytes.
+pub struct Consumer<M, const FRAME_MIN: usize> {
     mem: M,
     len: u64,
     mask: u64,
-    frame_min: u32,
     frame_max: u32,
-    /// Longest plain frame less `frame_min`.
+    /// Longest plain frame less `FRAME_MIN`.
     plain_span: u64,
     head: u64,
     /// The head at which the producer is told again.
     publish_at: u64,
+    /// The nearer of `publish_at` and the end of the lap, which a plain frame stays before.
+    plain_end: u64,
 }
 
-impl<M: RingMem> Consumer<M> {
+impl<M: RingMem, const FRAME_MIN: usize> Consumer<M, FRAME_MIN> {
     /// The reading end of an empty ring of `len` bytes, a power of two.
     ///
     /// # Panics
     /// If a frame of `frame_max` bytes takes more than a quarter of the ring, from where on the
     /// producer could wait for ever.
-    pub fn new(mem: M, len: usize, frame_min: usize, frame_max: usize) -> Self {
-        assert!(len.is_power_of_two() && slot_len(frame_max) <= len / 4 && frame_min > 0);
-        let (frame_min, frame_max) = (frame_min as u32, frame_max as u32);
-        let plain_span = u64::from(frame_max - frame_min);
+    pub fn new(mem: M, len: usize, frame_max: usize) -> Self {
+        const { assert!(FRAME_MIN > 0) };
+        assert!(len.is_power_of_two() && slot_len(frame_max) <= len / 4 && FRAME_MIN <= frame_max);
+        let plain_span = (frame_max - FRAME_MIN) as u64;
+        let frame_max = frame_max as u32;
         let (len, publish_at) = (len as u64, len as u64 / 8);
-        let mask = len - 1;
-        Self { mem, len, mask, frame_min, frame_max, plain_span, head: 0, publish_at }
+        let (mask, plain_end) = (len - 1, publish_at);
+        Self { mem, len, mask, frame_max, plain_span, head: 0, publish_at, plain_end }
     }
 
     /// Leaves frames longer than `len_max` to [`take`](Self::take).
     pub fn plain_to(mut self, len_max: usize) -> Self {
-        let max = (len_max.min(self.frame_max as usize) as u32).max(self.frame_min);
-        self.plain_span = u64::from(max - self.frame_min);
+        let max = len_max.min(self.frame_max as usize).max(FRAME_MIN);
+        self.plain_span = (max - FRAME_MIN) as u64;
         self
     }
 
@@ -335,23 +348,25 @@ impl<M: RingMem> Consumer<M> {
         self.check(word)
     }
 
-    /// Takes the frame at the head if it is no longer than [`plain_to`](Self::plain_to) said and
-    /// nothing but a frame is there; otherwise changes nothing and says [`Taken::Empty`]. `word` is
-    /// what [`RingMem::word`] reads at [`pos`](Self::pos).
+    /// Takes the frame at the head if it is no longer than [`plain_to`](Self::plain_to) said,
+    /// nothing but a frame is there, it ends before the ring does and there is nothing to
+    /// [`release`](Self::release) after it; otherwise changes nothing and says [`Taken::Empty`].
+    /// `word` is what [`RingMem::word`] reads at [`pos`](Self::pos).
     #[inline(always)]
     pub fn take_plain(&mut self, word: u64) -> Taken {
-        let pos = self.pos();
+        let head = self.head;
         // What another place's word leaves is no length.
-        let len = word ^ word_of(self.head, 0);
-        if len.wrapping_sub(self.frame_min.into()) > self.plain_span {
+        let len = word ^ word_of(head, 0);
+        if len.wrapping_sub(FRAME_MIN as u64) > self.plain_span {
             return rarely(Taken::Empty);
         }
-        let slot = slot_len(len as usize);
-        if pos + slot > self.len as usize {
+        let end = head + slot_len(len as usize) as u64;
+        // Before `plain_end` means: in the lap in which that was set, so `head` is in it as well.
+        if end >= self.plain_end {
             return rarely(Taken::Empty);
         }
-        self.head += slot as u64;
-        Taken::Frame { pos: pos + WORD_LEN, len: len as usize }
+        self.head = end;
+        Taken::Frame { pos: (head & self.mask) as usize + WORD_LEN, len: len as usize }
     }
 
     #[inline(always)]
@@ -365,7 +380,8 @@ impl<M: RingMem> Consumer<M> {
             return self.skip(pos);
         }
         let slot = slot_len(len as usize);
-        if len < self.frame_min || len > self.frame_max || pos + slot > self.len as usize {
+        let is_possible = len >= FRAME_MIN as u32 && len <= self.frame_max;
+        if !is_possible || pos + slot > self.len as usize {
             return Taken::Broken;
         }
         self.head += slot as u64;
@@ -391,10 +407,14 @@ impl<M: RingMem> Consumer<M> {
     /// send meanwhile: an eighth and a frame with its padding are less than the ring.
     #[inline(always)]
     pub fn release(&mut self) {
-        if self.head >= self.publish_at {
+        if self.head >= self.plain_end {
             rarely(());
-            self.publish_at = self.head + self.len / 8;
-            self.mem.set_head(self.head);
+            if self.head >= self.publish_at {
+                self.publish_at = self.head + self.len / 8;
+                self.mem.set_head(self.head);
+            }
+            let lap_end = (self.head | self.mask) + 1;
+            self.plain_end = self.publish_at.min(lap_end);
         }
     }
 }

@@ -41,6 +41,7 @@
 //! private bound, and frames are lent as [`RxFrame`], which can only be copied from. A scribbled-on
 //! ring is closed and counted ([`PortCounters::rx_dropped`]), and its sender opens it anew.
 
+mod ends;
 mod layout;
 mod monitor;
 mod segment;
@@ -53,8 +54,8 @@ pub use monitor::Monitor;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use crate::clock::{monotonic_ns, now_ns};
 use crate::frame::{ETH_HDR_LEN, FillHead, Rest, RxFrame, ShortHead, TxFrame};
@@ -65,7 +66,8 @@ use crate::port::{
     Back, BriskPort, MTU_MIN, MacAddr, Port, PortCaps, PortCounters, PortGone, PortWaiter, RxSink,
     ShortTx, Tx,
 };
-use crate::ring::{Consumer, GRANULE, NoRoom, Producer, RingMem, Taken, WORD_LEN};
+use crate::ring::{Consumer, GRANULE, NoRoom, Producer, RingMem, Taken, WORD_LEN, slot_len};
+use ends::Ends;
 use layout::{Layout, MEMBERS_MAX};
 use segment::{BELL, CLOSED, RawRing, STATION, WATCH, is_monitor};
 use wait::{Shared, Waiter};
@@ -93,8 +95,8 @@ const PROBE_NS: u64 = 5_000_000;
 /// A frame that takes the short way is no longer than any port's may be.
 const _: () = assert!(SHORT <= ETH_HDR_LEN + MTU_MIN);
 /// The bit of a key that makes it a group's.
-const GROUP: u64 = 1 << 16;
-/// No address: the key of one ends in 16 zeros.
+const GROUP: u64 = 1;
+/// No address: the key of one has 48 bits.
 const NO_KEY: u64 = u64::MAX;
 
 /// How a segment is joined, and how it is made if there is none.
@@ -207,7 +209,7 @@ pub struct ShmPort {
     extra: usize,
     /// Members who get a copy of each frame that we send, one bit each.
     monitors: u64,
-    /// Where the last frame went.
+    /// Where the last frame went, which is also the usual one of `outs`.
     last: Route,
     /// Addresses whose ring is open, by [`route_slot`].
     routes: Box<[Route; ROUTES]>,
@@ -219,19 +221,22 @@ pub struct ShmPort {
     /// Polls until the next one that looks at every ring, and how many such there have been.
     polls_to_sweep: i32,
     sweeps: u32,
-    /// Not 0 if frames come several at a time.
-    in_bulk: u64,
-    /// The last poll found one.
-    took: bool,
+    /// Not 0 if frames come several at a time, or `ready` is not 0.
+    more: u64,
+    /// Frames that came one by one since a poll found none or many, less one if that found none.
+    /// [`PortCounters::rx_frames`] is what `counters` says of it plus one plus this.
+    singles: i64,
     /// Senders that may have something beyond what the watched words show.
     ready: u64,
+    /// The usual one of `ins` is who the first is on.
     watches: [Watch; WATCHES],
     /// Where the next burst starts to look, so that none of many busy senders is left out.
     turn: u32,
     sweep_at: usize,
     bell: *const AtomicU64,
-    outs: Vec<Out>,
-    ins: Vec<In>,
+    /// Towards each member, and one more towards nobody.
+    outs: Ends<Out>,
+    ins: Ends<In>,
     burst: Box<[(*const u8, u32); BURST]>,
     /// Epoch at which `peers` was read from the segment.
     epoch: u64,
@@ -249,7 +254,7 @@ unsafe impl Send for ShmPort {}
 /// A ring that we look at in every poll.
 #[derive(Clone, Copy)]
 struct Watch {
-    /// Where the next word comes, or a word of ours that stays 0.
+    /// Where the next word comes: at the head of the sender's ring. Or a word of ours that stays 0.
     next: *const AtomicU64,
     bit: u64,
     sender: usize,
@@ -259,8 +264,11 @@ struct Watch {
     swept: *const AtomicU64,
 }
 
-/// What a watch looks at that watches nothing.
+/// What a watch looks at that watches nothing, and where nobody watches.
 static NOTHING: AtomicU64 = AtomicU64::new(0);
+const _: () = assert!(CLOSED == 0);
+/// What says that something is to be done.
+static DUE: AtomicU32 = AtomicU32::new(1);
 
 impl Watch {
     const NONE: Self =
@@ -273,16 +281,51 @@ struct Out {
     ring: Producer<RawRing>,
     rx_open: *const AtomicU64,
     bell: *const AtomicU64,
-    sleeping: *const std::sync::atomic::AtomicU32,
-    is_open: bool,
-    fulls: u32,
+    sleeping: *const AtomicU32,
+    /// Not 0 if there is something to do after a frame went out: `sleeping`, or [`DUE`].
+    alert: *const AtomicU32,
+    /// Short frames sent.
+    frames: u64,
     probed_ns: u64,
+    /// Bytes of `frames`.
+    bytes: u64,
+    fulls: u32,
+    is_open: bool,
+}
+
+impl Out {
+    /// The end towards a member whose words these are.
+    fn new(ring: Producer<RawRing>, words: [*const AtomicU64; 2], sleeping: &AtomicU32) -> Self {
+        let [rx_open, bell] = words;
+        let (is_open, fulls, probed_ns, frames, bytes) = (false, 0, 0, 0, 0);
+        let alert = sleeping;
+        Self { ring, rx_open, bell, sleeping, alert, frames, probed_ns, bytes, fulls, is_open }
+    }
+
+    /// Clears ahead of the frame that was sent. Says whether somebody sleeps.
+    #[inline(never)]
+    fn clear_ahead(&mut self) -> bool {
+        self.alert = self.sleeping;
+        self.ring.clear_ahead();
+        // SAFETY: as in `push`.
+        unsafe { &*self.sleeping }.load(Relaxed) != 0
+    }
+
+    /// Does what is to be done after a frame: clears ahead, and wakes who sleeps.
+    #[cold]
+    #[inline(never)]
+    fn attend(&mut self) {
+        if self.clear_ahead() {
+            // SAFETY: as in `push`.
+            wait::wake_all(unsafe { &*self.sleeping });
+        }
+    }
 }
 
 /// The receiving end from one member.
 #[repr(align(128))]
 struct In {
-    ring: Consumer<RawRing>,
+    ring: Consumer<RawRing, ETH_HDR_LEN>,
     is_open: bool,
     /// Which of the watches is on it, or [`WATCHES`].
     watch: usize,
@@ -311,12 +354,12 @@ fn route_slot(key: u64) -> usize {
     (key.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 57) as usize
 }
 
-/// The address as it lies in memory, in the upper 48 bits; only compared.
+/// The address as it lies in memory, in the lower 48 bits; only compared.
 #[inline(always)]
 fn key_of(mac: &[u8]) -> u64 {
     let (a, b) = (&mac[..4], &mac[4..6]);
     let a = u32::from_le_bytes([a[0], a[1], a[2], a[3]]);
-    (u64::from(a) | u64::from(u16::from_le_bytes([b[0], b[1]])) << 32) << 16
+    u64::from(a) | u64::from(u16::from_le_bytes([b[0], b[1]])) << 32
 }
 
 impl ShmPort {
@@ -342,19 +385,15 @@ impl ShmPort {
             link_bps: 0,
             name: format!("shm:{}", settings.name),
         };
-        let out = |r| Out {
-            ring: Producer::new(seg.ring(me, r), layout.ring_len),
-            rx_open: seg.link(me, r).rx_open,
-            bell: seg.bell(r),
-            sleeping: seg.sleeping(r),
-            is_open: false,
-            fulls: 0,
-            probed_ns: 0,
-        };
-        let outs = (0..layout.members).map(out).collect();
+        let producer = |r| Producer::new(seg.ring(me, r), layout.ring_len);
+        let out =
+            |r| Out::new(producer(r), [seg.link(me, r).rx_open, seg.bell(r)], seg.sleeping(r));
+        // Of nobody only `rx_open` is looked at.
+        let nobody = Out::new(producer(me), [&NOTHING; 2], seg.sleeping(me));
+        let mut outs = Ends::new((0..layout.members).map(out).chain([nobody]));
+        outs.set_usual(layout.members);
         let extra = if is_monitor(role) { monitor::STAMP_LEN } else { 0 };
-        let ins = (0..layout.members).map(|s| In::closed(&seg, s, me, extra));
-        let ins = ins.collect();
+        let ins = Ends::new((0..layout.members).map(|s| In::closed(&seg, s, me, extra)));
         let bell = std::ptr::from_ref(seg.bell(me));
         tracing::debug!(path = %seg.path.display(), %mac, mtu, "joined");
         Ok(Self {
@@ -362,15 +401,15 @@ impl ShmPort {
             frame_max: ETH_HDR_LEN + mtu + extra,
             extra,
             monitors: 0,
-            last: Route { key: NO_KEY, to: 0 },
+            last: Route { key: NO_KEY, to: layout.members },
             routes: Box::new([Route { key: NO_KEY, to: 0 }; ROUTES]),
             pid: std::process::id(),
             sleepers: 0,
             counters: PortCounters::default(),
             polls_to_sweep: SWEEP_EVERY,
             sweeps: 0,
-            in_bulk: 0,
-            took: false,
+            more: 0,
+            singles: -1,
             ready: 0,
             watches: [Watch::NONE; WATCHES],
             turn: 0,
@@ -397,7 +436,7 @@ impl In {
     fn closed(seg: &segment::Segment, s: usize, r: usize, extra: usize) -> Self {
         let layout = seg.layout;
         let len_max = (layout.frame_max + extra).min(layout.ring_len / 4 - WORD_LEN);
-        let ring = Consumer::new(seg.ring(s, r), layout.ring_len, ETH_HDR_LEN, len_max);
+        let ring = Consumer::new(seg.ring(s, r), layout.ring_len, len_max);
         Self { ring, is_open: false, watch: WATCHES }
     }
 }
@@ -473,22 +512,25 @@ impl ShmPort {
         if key_of(&frame.head[..6]) != self.last.key {
             return false;
         }
-        let Some(out) = self.outs.get_mut(self.last.to) else { return false };
+        let out = self.outs.usual();
         // SAFETY: as in `push`.
-        let (rx_open, sleeping) = unsafe { (&*out.rx_open, &*out.sleeping) };
-        if rx_open.load(Relaxed) != WATCH {
+        if unsafe { &*out.rx_open }.load(Relaxed) != WATCH {
             return false;
         }
         let Some(place) = out.ring.claim_ahead(len) else { return false };
-        self.counters.tx_frames += 1;
-        self.counters.tx_bytes += len as u64;
-        let to = out.ring.mem().at(place.frame_pos());
+        if place.is_clearing_due {
+            out.alert = &DUE;
+        }
+        out.frames += 1;
+        out.bytes += len as u64;
+        let to = place.mem().at(place.frame_pos());
         // SAFETY: as in `push`, by `claim_ahead`; the frame is usual and short, and its body lies
         // where the caller was told.
         unsafe { frame.copy_short_to_raw(body, to) };
-        out.ring.commit_ahead(place);
+        place.commit();
         // May be answered before the frame is visible, as in `push`.
-        if sleeping.load(Relaxed) != 0 {
+        // SAFETY: as in `push`, or a static.
+        if unsafe { &*out.alert }.load(Relaxed) != 0 && out.clear_ahead() {
             self.sleepers |= 1 << (self.last.to & 63);
         }
         true
@@ -503,10 +545,10 @@ impl ShmPort {
         rest: &impl Rest,
     ) -> bool {
         let frame_len = H + rest.size();
-        let Some(out) = self.outs.get_mut(self.last.to) else { return false };
+        let out = self.outs.usual();
         // SAFETY: as in `push`.
         let (rx_open, sleeping) = unsafe { (&*out.rx_open, &*out.sleeping) };
-        let near = dst << 16 == self.last.key && rx_open.load(Relaxed) == WATCH;
+        let near = (dst ^ self.last.key) << 16 == 0 && rx_open.load(Relaxed) == WATCH;
         if !near || frame_len > self.frame_max {
             return false;
         }
@@ -538,6 +580,7 @@ impl ShmPort {
         let route = self.routes[route_slot(key)];
         let sent = if key == route.key {
             self.last = route;
+            self.outs.set_usual(route.to);
             match self.push(route.to, frame, len) {
                 Pushed::Sent => Tx::Sent,
                 Pushed::Full => self.full(route.to),
@@ -606,8 +649,15 @@ impl ShmPort {
         self.monitors = bits.fold(0, |mask, (m, _)| mask | 1 << m);
         if self.monitors != 0 {
             self.routes.fill(Route { key: NO_KEY, to: 0 });
-            self.last.key = NO_KEY;
+            self.forget_last();
         }
+    }
+
+    /// The next frame goes the long way.
+    fn forget_last(&mut self) {
+        let nobody = self.peers.len();
+        self.last = Route { key: NO_KEY, to: nobody };
+        self.outs.set_usual(nobody);
     }
 
     /// Opens the ring towards `r`. [`Tx::Full`] if that has to wait: for the lock, for memory, or
@@ -650,18 +700,20 @@ impl ShmPort {
         link.rx_open.store(BELL, Release);
         let out = &mut self.outs[r];
         out.ring = Producer::new(ring, seg.layout.ring_len);
-        (out.is_open, out.fulls) = (true, 0);
+        (out.is_open, out.fulls, out.alert) = (true, 0, out.sleeping);
         Tx::Sent
     }
 
     /// Takes note that `r` has closed its end (it left, died, or found the ring damaged).
     #[cold]
     fn close_out(&mut self, r: usize) {
-        let Shared { seg, me, .. } = &*self.shared;
-        let routes = self.routes.iter_mut().chain([&mut self.last]);
-        for route in routes.filter(|route| route.to == r) {
+        for route in self.routes.iter_mut().filter(|route| route.to == r) {
             route.key = NO_KEY;
         }
+        if self.last.to == r {
+            self.forget_last();
+        }
+        let Shared { seg, me, .. } = &*self.shared;
         if !std::mem::take(&mut self.outs[r].is_open) {
             return;
         }
@@ -785,28 +837,35 @@ impl ShortTx for ShmPort {
         if len > SHORT {
             return rarely(false);
         }
-        let Some(out) = self.outs.get_mut(self.last.to) else { return rarely(false) };
+        let out = self.outs.usual();
+        // Without a last one there is nobody who watches.
+        if (dst ^ self.last.key) << 16 != 0 {
+            return rarely(false);
+        }
         // SAFETY: as in `push`.
-        let rx_open = unsafe { &*out.rx_open };
-        if dst << 16 != self.last.key || rx_open.load(Relaxed) != WATCH {
+        if unsafe { &*out.rx_open }.load(Relaxed) != WATCH {
             return rarely(false);
         }
         let Some(place) = out.ring.claim_ahead(len) else { return rarely(false) };
-        let to = out.ring.mem().at(place.frame_pos());
+        if place.is_clearing_due {
+            rarely(());
+            out.alert = &DUE;
+        }
+        let to = place.mem().at(place.frame_pos());
         // SAFETY: as in `push`, by `claim_ahead`: `len` bytes, no more than `SHORT`,
         // of which `H` are the head's. From the end to the start, as in `copy_short_to_raw`.
         unsafe {
             rest.fill(to.add(H));
             head.fill(&mut ShortHead::at(to));
         }
-        out.ring.commit_ahead(place);
-        self.counters.tx_frames += 1;
-        self.counters.tx_bytes += len as u64;
+        place.commit();
+        out.frames += 1;
+        out.bytes += len as u64;
         // May be answered before the frame is visible, as in `push`.
-        // SAFETY: as above.
-        if unsafe { &*out.sleeping }.load(Relaxed) != 0 {
-            self.sleepers |= 1 << (self.last.to & 63);
-            self.wake_sleepers();
+        // SAFETY: as in `push`, or a static.
+        if unsafe { &*out.alert }.load(Relaxed) != 0 {
+            rarely(());
+            out.attend();
         }
         true
     }
@@ -829,37 +888,37 @@ impl ShmPort {
             self.polls_to_sweep = SWEEP_EVERY;
             self.sweeps = self.sweeps.wrapping_add(1);
             self.ready |= self.sweep();
+            self.more |= self.ready;
         }
         let few = if max > 0 { self.take_few(sink) } else { None };
         few.unwrap_or_else(|| self.poll(max, sink))
     }
 
-    /// Takes the one frame before which the first watch shows `word`, and says whether there was
-    /// one. (The first watch is the first that ever had a frame: the only peer, if there is one.)
+    /// Takes the one frame before which the first watch, at `at`, shows `word`, and says whether
+    /// there was one. (The first watch is the first that ever had a frame: the only peer, if there
+    /// is one.)
     ///
     /// After a poll without a frame it does not look whether a second one stands behind it: the
     /// sender has just written there, so to look is a cache miss that the answer to this frame
     /// would wait for. After a poll with one it does, and the next poll takes a burst.
     #[inline(always)]
-    fn one(&mut self, word: u64, sink: &mut impl RxSink) -> bool {
-        let watch = &mut self.watches[0];
-        let Some(from) = self.ins.get_mut(watch.sender) else { return rarely(false) };
-        let Taken::Frame { pos, len } = from.ring.take_plain(word) else { return rarely(false) };
-        let base = from.ring.mem().at(pos).cast_const();
-        let next = from.ring.mem().word_at(from.ring.pos());
-        let from = &raw mut *from;
+    fn one(&mut self, at: *const AtomicU64, word: u64, sink: &mut impl RxSink) -> bool {
+        let ring = &mut self.ins.usual().ring;
+        debug_assert_eq!(at, ring.mem().word_at(ring.pos()));
+        let Taken::Frame { len, .. } = ring.take_plain(word) else { return rarely(false) };
+        // Behind its word, and before the next one's, which is inside the ring as well.
+        let base = at.wrapping_byte_add(WORD_LEN).cast();
+        let next = at.wrapping_byte_add(slot_len(len));
         // Before it is lent, so that none of this has to be kept meanwhile.
-        self.counters.rx_frames += 1;
         self.counters.rx_bytes += len as u64;
-        if std::mem::replace(&mut self.took, true) {
+        self.singles += 1;
+        if self.singles != 0 {
             // SAFETY: `next` is a word of a ring in the mapping.
-            self.in_bulk = unsafe { (*next).load(Relaxed) };
+            self.more = unsafe { (*next).load(Relaxed) };
         }
-        watch.next = next;
-        // SAFETY: as in `burst`.
+        self.watches[0].next = next;
+        // SAFETY: as in `burst`; `at` is where the ring's head was.
         sink.frame_with(&unsafe { RxFrame::from_raw(base, len) }, Back(self));
-        // SAFETY: it lies behind `ins`, of which nothing is touched to send (`Back`).
-        unsafe { &mut *from }.ring.release();
         true
     }
 
@@ -867,7 +926,7 @@ impl ShmPort {
     /// another follows.
     #[inline(never)]
     fn pause(&mut self) {
-        self.took = false;
+        self.count_singles_from(-1);
         let watch = &self.watches[0];
         if watch.bit != 0 {
             // Relaxed: a hint for sleepers.
@@ -875,11 +934,21 @@ impl ShmPort {
         }
     }
 
+    /// Frames received.
+    fn rx_frames(&self) -> u64 {
+        self.counters.rx_frames.wrapping_add_signed(self.singles + 1)
+    }
+
+    fn count_singles_from(&mut self, singles: i64) {
+        self.counters.rx_frames = self.rx_frames().wrapping_add_signed(-singles - 1);
+        self.singles = singles;
+    }
+
     /// What [`take_few`](BriskPort::take_few) saw is not nothing: finds out from whom it is, and
     /// takes up to `max` frames of it.
     #[inline(never)]
     pub fn poll(&mut self, max: usize, sink: &mut dyn RxSink) -> usize {
-        if self.took {
+        if self.singles >= 0 {
             self.pause();
         }
         let mut mask = self.ready;
@@ -896,7 +965,10 @@ impl ShmPort {
         }
         self.ready = mask;
         let count = self.burst(mask, max.min(BURST), sink);
-        (self.in_bulk, self.took) = (u64::from(count > 1), count > 0);
+        self.more = self.ready | u64::from(count > 1);
+        if count > 0 {
+            self.count_singles_from(0);
+        }
         count
     }
 
@@ -1007,6 +1079,9 @@ impl ShmPort {
         let new = Watch { next, bit: 1 << s, sender: s, last_sweep: sweeps, swept: next };
         let old = std::mem::replace(&mut self.watches[i], new);
         self.ins[s].watch = i;
+        if i == 0 {
+            self.ins.set_usual(s);
+        }
         let Shared { seg, me, .. } = &*self.shared;
         seg.link(s, *me).rx_open.store(WATCH, Relaxed);
         if old.bit != 0 {
@@ -1099,28 +1174,27 @@ impl BriskPort for ShmPort {
     fn take_few(&mut self, sink: &mut impl RxSink) -> Option<usize> {
         // SAFETY: `next` is a word of a ring in the mapping, or a static; `bell` one of the
         // mapping.
-        let (first, second, bell) = unsafe {
+        let (at, first, second, bell) = unsafe {
             let [first, second] = &self.watches;
+            let at = first.next;
             // Acquire: who sees the word sees the frame.
-            let first = (*first.next).load(Acquire);
-            (first, (*second.next).load(Relaxed), (*self.bell).load(Relaxed))
+            (at, (*at).load(Acquire), (*second.next).load(Relaxed), (*self.bell).load(Relaxed))
         };
-        let elsewhere = second | bell | self.ready | self.in_bulk;
-        if elsewhere != 0 {
+        if second | bell | self.more != 0 {
             return rarely(None);
         }
         if first == 0 {
-            if self.took {
+            if self.singles >= 0 {
                 self.pause();
             }
             return Some(0);
         }
         // A frame that goes on in the next line will be read there as well.
         if first as u32 as usize > GRANULE - WORD_LEN {
-            prefetch(self.watches[0].next.wrapping_add(GRANULE / size_of::<u64>()).cast());
+            prefetch(at.wrapping_byte_add(GRANULE).cast());
         }
         // Likely it is the only one.
-        if self.one(first, sink) { Some(1) } else { rarely(None) }
+        if self.one(at, first, sink) { Some(1) } else { rarely(None) }
     }
 
     #[inline]
@@ -1158,7 +1232,13 @@ impl Port for ShmPort {
     }
 
     fn counters(&self) -> PortCounters {
-        self.counters
+        let mut counters = self.counters;
+        counters.rx_frames = self.rx_frames();
+        for out in self.outs.iter() {
+            counters.tx_frames += out.frames;
+            counters.tx_bytes += out.bytes;
+        }
+        counters
     }
 
     fn waiter(&self) -> Option<Arc<dyn PortWaiter>> {

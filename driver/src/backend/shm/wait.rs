@@ -76,7 +76,11 @@ impl PortWaiter for Waiter {
 /// Wakes the sleepers of member `m`.
 #[cold]
 pub(super) fn wake_member(seg: &Segment, m: usize) {
-    let sleeping = seg.sleeping(m);
+    wake_all(seg.sleeping(m));
+}
+
+/// Wakes all who sleep on `sleeping`.
+pub(super) fn wake_all(sleeping: &AtomicU32) {
     if sleeping.swap(0, SeqCst) != 0 {
         futex_wake(sleeping);
     }
