@@ -15,7 +15,7 @@ pub mod proto;
 pub mod psn;
 pub mod rel;
 pub mod slab;
-mod table;
+pub mod table;
 pub mod types;
 pub mod wheel;
 pub mod wire;

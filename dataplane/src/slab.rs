@@ -90,7 +90,6 @@ impl<T> Slab<T, Line> {
     pub fn with_lines(n: usize) -> Self {
         Self::reserve(n)
     }
-
     /// As [`with_capacity`](Slab::with_capacity), on large pages where the kernel has them and with
     /// slots that begin with a line of the cache: for a table of which, once it is long, slots are
     /// asked for at random. Another one would take whole large pages for the few slots that it uses
@@ -413,6 +412,17 @@ pub trait Linked<const LIST: usize> {
     fn link_ref(&self) -> &Link;
 }
 
+/// A table of values that are named by their index: a [`Slab`], or a
+/// [`Table`](crate::table::Table).
+pub trait Slots<T>: Index<u32, Output = T> {}
+
+impl<T, S: Index<u32, Output = T>> Slots<T> for S {}
+
+/// As [`Slots`], to change them.
+pub trait SlotsMut<T>: IndexMut<u32, Output = T> {}
+
+impl<T, S: IndexMut<u32, Output = T>> SlotsMut<T> for S {}
+
 /// What a list knows of the number of its entries: `u32`, or nothing at all, which takes no memory.
 pub trait Count: Copy {
     /// Of an empty list.
@@ -450,7 +460,7 @@ impl Count for () {
 /// A list that nobody asks for its length.
 pub type Queue<const LIST: usize> = List<LIST, ()>;
 
-/// A doubly linked list of slots of one slab.
+/// A doubly linked list of slots of one slab or table.
 ///
 /// Holds indices only: every call is given the slab, always the same. An entry must leave the list
 /// before its slot is freed.
@@ -484,7 +494,7 @@ impl<const LIST: usize, C: Count> List<LIST, C> {
 
     /// Appends `idx`, which is in no list of this number.
     #[inline]
-    pub fn push_back<T: Linked<LIST>, A>(&mut self, slab: &mut Slab<T, A>, idx: u32) {
+    pub fn push_back<T: Linked<LIST>>(&mut self, slab: &mut impl SlotsMut<T>, idx: u32) {
         *slab[idx].link() = Link { prev: self.tail, next: NONE };
         if self.tail == NONE {
             self.head = idx;
@@ -497,7 +507,7 @@ impl<const LIST: usize, C: Count> List<LIST, C> {
 
     /// Puts `idx`, which is in no list of this number, before all others.
     #[inline]
-    pub fn push_front<T: Linked<LIST>, A>(&mut self, slab: &mut Slab<T, A>, idx: u32) {
+    pub fn push_front<T: Linked<LIST>>(&mut self, slab: &mut impl SlotsMut<T>, idx: u32) {
         *slab[idx].link() = Link { prev: NONE, next: self.head };
         if self.head == NONE {
             self.tail = idx;
@@ -510,7 +520,7 @@ impl<const LIST: usize, C: Count> List<LIST, C> {
 
     /// Takes the first entry out of the list.
     #[inline]
-    pub fn pop_front<T: Linked<LIST>, A>(&mut self, slab: &mut Slab<T, A>) -> Option<u32> {
+    pub fn pop_front<T: Linked<LIST>>(&mut self, slab: &mut impl SlotsMut<T>) -> Option<u32> {
         let idx = self.head;
         if idx == NONE {
             return None;
@@ -524,7 +534,7 @@ impl<const LIST: usize, C: Count> List<LIST, C> {
     /// # Panics
     /// If `idx` stands at an end and it is not this list's end: it is in another list or in none.
     #[inline]
-    pub fn remove<T: Linked<LIST>, A>(&mut self, slab: &mut Slab<T, A>, idx: u32) {
+    pub fn remove<T: Linked<LIST>>(&mut self, slab: &mut impl SlotsMut<T>, idx: u32) {
         let link = std::mem::take(slab[idx].link());
         self.cut(slab, idx, link);
     }
@@ -534,7 +544,12 @@ impl<const LIST: usize, C: Count> List<LIST, C> {
     /// # Panics
     /// As [`remove`](Self::remove).
     #[inline(always)]
-    pub(crate) fn cut<T: Linked<LIST>, A>(&mut self, slab: &mut Slab<T, A>, idx: u32, link: Link) {
+    pub(crate) fn cut<T: Linked<LIST>>(
+        &mut self,
+        slab: &mut impl SlotsMut<T>,
+        idx: u32,
+        link: Link,
+    ) {
         let Link { prev, next } = link;
         if prev == NONE {
             assert!(self.head == idx, "list: {idx} is not in this list");
@@ -553,13 +568,16 @@ impl<const LIST: usize, C: Count> List<LIST, C> {
 
     /// The entry after `idx`.
     #[inline]
-    pub fn next<T: Linked<LIST>, A>(&self, slab: &Slab<T, A>, idx: u32) -> Option<u32> {
+    pub fn next<T: Linked<LIST>>(&self, slab: &impl Slots<T>, idx: u32) -> Option<u32> {
         let next = slab[idx].link_ref().next;
         (next != NONE).then_some(next)
     }
 
     /// The entries from first to last.
-    pub fn iter<'a, T: Linked<LIST>>(&self, slab: &'a Slab<T>) -> impl Iterator<Item = u32> + 'a {
+    pub fn iter<'a, T: Linked<LIST> + 'a>(
+        &self,
+        slab: &'a impl Slots<T>,
+    ) -> impl Iterator<Item = u32> + 'a {
         let some = |idx: u32| (idx != NONE).then_some(idx);
         std::iter::successors(some(self.head), move |&idx| some(slab[idx].link_ref().next))
     }

@@ -1,26 +1,29 @@
-//! Tables of what an application opens and closes: endpoints and completion queues.
+//! Tables of what is looked for most often: endpoints, completion queues, peers, posted receives.
 //!
 //! As a [`Slab`](crate::slab::Slab), but a slot that is not in use holds something as well:
 //! [`Vacant::vacant`], which refuses whatever it is asked. So whoever has a name or an index need
-//! not ask whether the slot is in use before it looks.
+//! not ask whether the slot is in use before it looks, and what is given up need not be moved out.
 
+use std::mem::offset_of;
 use std::ops::{Index, IndexMut};
 
 use barewire_driver::hint::rarely;
+use barewire_driver::mem::{prefer_large_pages, prefetch};
 
-use crate::slab::{Handle, NONE};
+use crate::slab::{Handle, Line, NONE};
 
 /// What stands in a slot that is not in use.
-pub(crate) trait Vacant {
+pub trait Vacant {
     /// A value that nothing can be done with.
     fn vacant() -> Self;
 }
 
 /// A table of at most `capacity` values, each named by the index of its slot. Address space alone
-/// is taken for slots that were never used.
+/// is taken for slots that were never used. Slots are aligned as `A` is, as those of a
+/// [`Slab`](crate::slab::Slab) are.
 #[derive(Debug)]
-pub(crate) struct Table<T> {
-    slots: Vec<Slot<T>>,
+pub struct Table<T, A = ()> {
+    slots: Vec<Slot<T, A>>,
     capacity: usize,
     free_head: u32,
 }
@@ -28,14 +31,15 @@ pub(crate) struct Table<T> {
 /// The generation is odd while the slot is in use.
 #[derive(Debug)]
 #[repr(C)]
-struct Slot<T> {
+struct Slot<T, A> {
     generation: u32,
     /// The next free slot, if this is one.
     next: u32,
     value: T,
+    _aligned: [A; 0],
 }
 
-impl<T> Slot<T> {
+impl<T, A> Slot<T, A> {
     #[inline(always)]
     fn is_used(&self) -> bool {
         self.generation & 1 != 0
@@ -43,27 +47,56 @@ impl<T> Slot<T> {
 }
 
 impl<T: Vacant> Table<T> {
-    /// Bytes that a slot takes.
-    pub(crate) const SLOT_LEN: usize = size_of::<Slot<T>>();
-
     /// An empty table.
     ///
     /// # Panics
     /// If `n` does not fit an index, or address space is exhausted.
-    pub(crate) fn with_capacity(n: usize) -> Self {
+    pub fn with_capacity(n: usize) -> Self {
+        Self::reserve(n)
+    }
+
+    /// As [`with_capacity`](Self::with_capacity), and slot 0 is none of the `n` that are given out:
+    /// an index of zero names what is vacant.
+    pub fn with_nobody(n: usize) -> Self {
+        let mut table = Self::reserve(n + 1);
+        table.grow();
+        table
+    }
+}
+
+impl<T: Vacant> Table<T, Line> {
+    /// As [`with_capacity`](Table::with_capacity), on large pages where the kernel has them and
+    /// with slots that begin with a line of the cache: for a table of which, once it is long, slots
+    /// are asked for at random. Another one would take whole large pages for the few slots that it
+    /// uses of each.
+    pub fn with_large_pages(n: usize) -> Self {
+        let table = Self::reserve(n);
+        prefer_large_pages(table.slots.as_ptr().cast(), n * Self::SLOT_LEN);
+        table
+    }
+}
+
+impl<T: Vacant, A> Table<T, A> {
+    /// Bytes that a slot takes.
+    pub const SLOT_LEN: usize = size_of::<Slot<T, A>>();
+
+    /// Bytes of a slot that stand before the value.
+    pub const HEAD_LEN: usize = offset_of!(Slot<T, A>, value);
+
+    fn reserve(n: usize) -> Self {
         assert!(n < NONE as usize, "table: {n} slots do not fit an index");
         Self { slots: Vec::with_capacity(n), capacity: n, free_head: NONE }
     }
 
     /// Puts `value` into a free slot; `None`, and `value` dropped, if there is none. Never
     /// allocates.
-    pub(crate) fn alloc(&mut self, value: T) -> Option<u32> {
+    pub fn alloc(&mut self, value: T) -> Option<u32> {
         self.alloc_named(value).map(Handle::idx)
     }
 
     /// As [`alloc`](Self::alloc), inlined, and says what the value is called.
     #[inline(always)]
-    pub(crate) fn alloc_named(&mut self, value: T) -> Option<Handle> {
+    pub fn alloc_named(&mut self, value: T) -> Option<Handle> {
         let mut idx = self.free_head;
         let slot = match self.slots.get_mut(idx as usize) {
             Some(slot) => slot,
@@ -88,15 +121,37 @@ impl<T: Vacant> Table<T> {
             return None;
         }
         let idx = self.slots.len() as u32;
-        self.slots.push(Slot { generation: 0, next: NONE, value: T::vacant() });
+        self.slots.push(Slot { generation: 0, next: NONE, value: T::vacant(), _aligned: [] });
         Some(idx)
+    }
+
+    /// Makes a slot free that was never used, if no other is: what
+    /// [`alloc_again`](Self::alloc_again) needs the first time around.
+    #[inline]
+    pub fn make_free(&mut self) {
+        if self.free_head == NONE
+            && let Some(idx) = self.grow()
+        {
+            self.free_head = idx;
+        }
+    }
+
+    /// Takes a slot into use that was used before, with what stands there. `None` if there is none.
+    #[inline(always)]
+    pub fn alloc_again(&mut self) -> Option<(u32, &mut T)> {
+        let idx = self.free_head;
+        let Some(slot) = self.slots.get_mut(idx as usize) else { return rarely(None) };
+        debug_assert!(!slot.is_used());
+        slot.generation = slot.generation.wrapping_add(1);
+        self.free_head = slot.next;
+        Some((idx, &mut slot.value))
     }
 
     /// Takes the value out and gives the slot back.
     ///
     /// # Panics
     /// If the slot is not in use.
-    pub(crate) fn free(&mut self, idx: u32) -> T {
+    pub fn free(&mut self, idx: u32) -> T {
         let slot = &mut self.slots[idx as usize];
         assert!(slot.is_used(), "table: slot {idx} is not in use");
         (slot.generation, slot.next) = (slot.generation.wrapping_add(1), self.free_head);
@@ -105,23 +160,24 @@ impl<T: Vacant> Table<T> {
     }
 }
 
-impl<T> Table<T> {
+impl<T, A> Table<T, A> {
     /// As [`free`](Self::free), but what stood there goes on to do so: for who never looks
-    /// [`at`](Self::at_mut) a slot that may not be in use.
+    /// [`at`](Self::at_mut) a slot that may not be in use, or has made it vacant.
     ///
     /// # Panics
     /// If there is no such slot.
     #[inline(always)]
-    pub(crate) fn discard(&mut self, idx: u32) {
+    pub fn discard(&mut self, idx: u32) -> &mut T {
         let slot = &mut self.slots[idx as usize];
         debug_assert!(slot.is_used());
         (slot.generation, slot.next) = (slot.generation.wrapping_add(1), self.free_head);
         self.free_head = idx;
+        &mut slot.value
     }
 
     /// The value of a slot, `None` if the slot is not in use.
     #[inline(always)]
-    pub(crate) fn get(&self, idx: u32) -> Option<&T> {
+    pub fn get(&self, idx: u32) -> Option<&T> {
         match self.slots.get(idx as usize) {
             Some(slot) if slot.is_used() => Some(&slot.value),
             _ => rarely(None),
@@ -130,7 +186,7 @@ impl<T> Table<T> {
 
     /// As [`get`](Self::get), to change it.
     #[inline(always)]
-    pub(crate) fn get_mut(&mut self, idx: u32) -> Option<&mut T> {
+    pub fn get_mut(&mut self, idx: u32) -> Option<&mut T> {
         match self.slots.get_mut(idx as usize) {
             Some(slot) if slot.is_used() => Some(&mut slot.value),
             _ => rarely(None),
@@ -139,22 +195,60 @@ impl<T> Table<T> {
 
     /// What stands in a slot, in use or not; `None` if it never was.
     #[inline(always)]
-    pub(crate) fn at_mut(&mut self, idx: u32) -> Option<&mut T> {
+    pub fn at(&self, idx: u32) -> Option<&T> {
+        match self.slots.get(idx as usize) {
+            Some(slot) => Some(&slot.value),
+            None => rarely(None),
+        }
+    }
+
+    /// As [`at`](Self::at), to change it.
+    #[inline(always)]
+    pub fn at_mut(&mut self, idx: u32) -> Option<&mut T> {
         match self.slots.get_mut(idx as usize) {
             Some(slot) => Some(&mut slot.value),
             None => rarely(None),
         }
     }
 
+    /// Asks the processor to fetch the lines that the first `bytes` of a slot lie in, in use or
+    /// not: what stands before the value counts. Reads nothing, so that it does not wait for one
+    /// slot before it asks for the next.
+    #[inline]
+    pub fn prefetch(&self, idx: u32, bytes: usize) {
+        const { assert!(align_of::<A>() >= align_of::<Line>(), "else there may be one more") };
+        let Some(slot) = self.slots.get(idx as usize) else { return };
+        let at = std::ptr::from_ref(slot).cast::<u8>();
+        for line in (0..bytes).step_by(64) {
+            prefetch(at.wrapping_add(line));
+        }
+    }
+
+    /// Whether every slot is in use.
+    #[inline]
+    pub fn is_full(&self) -> bool {
+        self.free_head == NONE && self.slots.len() == self.capacity
+    }
+
+    /// Slots there are.
+    pub fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    /// Slots in use. Costs a look at every slot ever used.
+    pub fn count(&self) -> usize {
+        self.iter().count()
+    }
+
     /// A name for this life of the slot; of nothing, if it is not in use.
-    pub(crate) fn handle(&self, idx: u32) -> Handle {
+    pub fn handle(&self, idx: u32) -> Handle {
         let used = self.slots.get(idx as usize).filter(|slot| slot.is_used());
         Handle { idx, generation: used.map_or(0, |slot| slot.generation) }
     }
 
     /// What `handle` named, `None` if its slot has been freed since.
     #[inline(always)]
-    pub(crate) fn by_handle(&self, handle: Handle) -> Option<&T> {
+    pub fn by_handle(&self, handle: Handle) -> Option<&T> {
         match self.slots.get(handle.idx as usize) {
             Some(slot) if slot.generation == handle.generation => Some(&slot.value),
             _ => rarely(None),
@@ -163,7 +257,7 @@ impl<T> Table<T> {
 
     /// As [`by_handle`](Self::by_handle), to change it.
     #[inline(always)]
-    pub(crate) fn by_handle_mut(&mut self, handle: Handle) -> Option<&mut T> {
+    pub fn by_handle_mut(&mut self, handle: Handle) -> Option<&mut T> {
         match self.slots.get_mut(handle.idx as usize) {
             Some(slot) if slot.generation == handle.generation => Some(&mut slot.value),
             _ => rarely(None),
@@ -171,19 +265,19 @@ impl<T> Table<T> {
     }
 
     /// The used slots in order of index. Costs a look at every slot ever used.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
+    pub fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
         let used = self.slots.iter().enumerate().filter(|(_, slot)| slot.is_used());
         used.map(|(i, slot)| (i as u32, &slot.value))
     }
 
     /// As [`iter`](Self::iter), to change the values.
-    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = (u32, &mut T)> {
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = (u32, &mut T)> {
         let used = self.slots.iter_mut().enumerate().filter(|(_, slot)| slot.is_used());
         used.map(|(i, slot)| (i as u32, &mut slot.value))
     }
 }
 
-impl<T> Index<u32> for Table<T> {
+impl<T, A> Index<u32> for Table<T, A> {
     type Output = T;
 
     #[inline(always)]
@@ -196,7 +290,7 @@ impl<T> Index<u32> for Table<T> {
     }
 }
 
-impl<T> IndexMut<u32> for Table<T> {
+impl<T, A> IndexMut<u32> for Table<T, A> {
     #[inline(always)]
     fn index_mut(&mut self, idx: u32) -> &mut T {
         let slot = &mut self.slots[idx as usize];
@@ -253,9 +347,18 @@ mod tests {
             for (n, op) in ops.into_iter().enumerate() {
                 match op {
                     Op::Alloc => {
-                        let named = n % 2 == 0;
-                        let made = if named { table.alloc_named(n) } else { None };
-                        let idx = if named { made.map(Handle::idx) } else { table.alloc(n) };
+                        let made = if n % 3 == 0 { table.alloc_named(n) } else { None };
+                        let idx = match n % 3 {
+                            0 => made.map(Handle::idx),
+                            1 => table.alloc(n),
+                            _ => {
+                                table.make_free();
+                                table.alloc_again().map(|(idx, value)| {
+                                    *value = n;
+                                    idx
+                                })
+                            }
+                        };
                         let Some(idx) = idx else {
                             prop_assert_eq!(model.len(), capacity);
                             continue;
@@ -273,7 +376,7 @@ mod tests {
                         if nth % 2 == 0 {
                             prop_assert_eq!(table.free(idx), was);
                         } else {
-                            table.discard(idx);
+                            prop_assert_eq!(table.discard(idx), &was);
                             prop_assert_eq!(table.at_mut(idx), Some(&mut { was }));
                             // As the rest of the test wants it.
                             *table.at_mut(idx).unwrap() = usize::MAX;
@@ -287,9 +390,12 @@ mod tests {
                     prop_assert_eq!(table.by_handle(handle), None);
                     prop_assert_eq!(table.by_handle_mut(handle), None);
                 }
+                prop_assert_eq!(table.is_full(), model.len() == capacity);
+                prop_assert_eq!((table.count(), table.capacity()), (model.len(), capacity));
                 for idx in 0..table.slots.len() as u32 {
                     let want = model.get(&idx);
                     prop_assert_eq!(table.get(idx), want);
+                    prop_assert_eq!(table.at(idx), Some(want.unwrap_or(&usize::MAX)));
                     prop_assert_eq!(table.at_mut(idx), Some(&mut want.map_or(usize::MAX, |n| *n)));
                     prop_assert_eq!(table.get_mut(idx).is_some(), want.is_some());
                     prop_assert_eq!(table.by_handle(table.handle(idx)), want);
