@@ -10,7 +10,7 @@
 use std::ops::{Index, IndexMut};
 
 use barewire_driver::hint::rarely;
-use barewire_driver::mem::{prefer_large_pages, prefetch};
+use barewire_driver::mem::prefetch;
 
 /// No slot: the end of a list.
 pub const NONE: u32 = u32::MAX;
@@ -89,15 +89,6 @@ impl<T> Slab<T, Line> {
     /// As [`with_capacity`](Slab::with_capacity), with slots that begin with a line of the cache.
     pub fn with_lines(n: usize) -> Self {
         Self::reserve(n)
-    }
-    /// As [`with_capacity`](Slab::with_capacity), on large pages where the kernel has them and with
-    /// slots that begin with a line of the cache: for a table of which, once it is long, slots are
-    /// asked for at random. Another one would take whole large pages for the few slots that it uses
-    /// of each.
-    pub fn with_large_pages(n: usize) -> Self {
-        let slab = Self::reserve(n);
-        prefer_large_pages(slab.slots.as_ptr().cast(), n * Self::SLOT_LEN);
-        slab
     }
 }
 

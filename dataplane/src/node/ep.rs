@@ -15,9 +15,6 @@ use crate::table::{Table, Vacant};
 use crate::types::{EpAddr, Instant};
 use crate::wire::EndStatus;
 
-/// Buckets of each of an endpoint's two matching tables.
-const BUCKETS: usize = 256;
-
 /// Receives, and one-sided operations, that an endpoint takes room for at once, at most.
 const BORROW_MAX: usize = 32;
 
@@ -102,16 +99,19 @@ pub(crate) struct Ep {
 
 impl Vacant for Ep {
     fn vacant() -> Self {
-        Self { claimed: Vec::new(), ..Self::new(0, &EpAttr::default(), 1) }
+        Self { claimed: Vec::new(), ..Self::new(0, &EpAttr::default()) }
     }
 }
 
 impl Ep {
-    /// One that is not enabled, with matching tables of so many chains.
-    fn new(number: u16, attr: &EpAttr, buckets: usize) -> Self {
+    /// The slot that no endpoint has, and a number that is nobody's names.
+    pub(super) const NOBODY: u32 = 0;
+
+    /// One that is not enabled.
+    fn new(number: u16, attr: &EpAttr) -> Self {
         let caps = with_directions(attr.caps);
         let matcher = || {
-            let mut matcher = Matcher::new(buckets);
+            let mut matcher = Matcher::new();
             matcher.shut(true);
             matcher
         };
@@ -182,6 +182,12 @@ impl Ep {
         self.recv_odd = OpFlags::from_bits_retain(!RECV_FLAGS.bits()) | asked;
         self.stop_borrowing(MsgKind::Msg);
         self.stop_borrowing(MsgKind::Tagged);
+    }
+
+    /// Messages received so far. Those of the short way are not counted a second time.
+    pub(super) fn received(&self) -> u64 {
+        let short: u64 = self.matcher.iter().map(Matcher::taken).sum();
+        self.counters.received + short
     }
 
     /// Receives of `kind` have to ask again, one by one.
@@ -381,7 +387,7 @@ impl Node {
 
     /// Makes a record that no message names yet.
     pub(super) fn ep_record(&mut self, attr: EpAttr, number: u16) -> Result<EpId> {
-        let idx = self.eps.alloc(Ep::new(number, &attr, BUCKETS)).ok_or(Error::NoMem)?;
+        let idx = self.eps.alloc(Ep::new(number, &attr)).ok_or(Error::NoMem)?;
         Ok(EpId(self.eps.handle(idx)))
     }
 
@@ -533,7 +539,7 @@ impl Node {
         if self.is_taken(number) {
             return Err(Error::AddrInUse);
         }
-        self.numbers.at[usize::from(old)] = NONE;
+        self.numbers.at[usize::from(old)] = Ep::NOBODY;
         self.name(ep.0.idx(), number);
         let e = &mut self.eps[ep.0.idx()];
         (e.number, e.counters.number) = (number, number);
@@ -542,11 +548,7 @@ impl Node {
 
     /// Lets messages find the endpoint in this slot by its number.
     fn name(&mut self, idx: u32, number: u16) {
-        let at = usize::from(number);
-        if self.numbers.at.len() <= at {
-            self.numbers.at.resize(at + 1, NONE);
-        }
-        self.numbers.at[at] = idx;
+        self.numbers.at[usize::from(number)] = idx;
     }
 
     /// The address others reach the endpoint by.
@@ -643,8 +645,9 @@ impl Node {
         self.close_twins(now, idx);
         let e = self.eps.free(idx);
         // A transmit context has its number from others.
-        if let Some(named) = self.numbers.at.get_mut(usize::from(e.number)).filter(|s| **s == idx) {
-            *named = NONE;
+        let named = &mut self.numbers.at[usize::from(e.number)];
+        if *named == idx {
+            *named = Ep::NOBODY;
         }
         self.unbind(&e);
         Ok(())
@@ -653,7 +656,7 @@ impl Node {
     /// Lets go of what a record that is no more was bound to.
     pub(super) fn unbind(&mut self, e: &Ep) {
         self.counters.msgs_sent += e.counters.sent;
-        self.counters.msgs_received += e.counters.received;
+        self.counters.msgs_received += e.received();
         for cq in [e.tx_cq, e.rx_cq].into_iter().filter(|&cq| cq != NONE) {
             self.cqs[cq].bound -= 1;
         }
@@ -733,9 +736,9 @@ impl Node {
         }
     }
 
-    /// The slot of the endpoint with this number, or `NONE`.
+    /// The slot of the endpoint with this number, or [`Ep::NOBODY`].
     pub(crate) fn ep_slot(&self, number: u16) -> u32 {
-        self.numbers.at.get(usize::from(number)).copied().unwrap_or(NONE)
+        self.numbers.at[usize::from(number)]
     }
 }
 

@@ -645,7 +645,7 @@ impl Node {
             halves: Slab::with_capacity(s.peer_max.min(recv::HALVES_FIRST)),
             sid_gen: Vec::with_capacity(s.peer_max),
             epoch: 0,
-            eps: Table::with_capacity(65536),
+            eps: Table::with_nobody(65536),
             numbers: Numbers::default(),
             cqs: Table::with_capacity(65536),
             cntrs: Slab::with_capacity(65536),

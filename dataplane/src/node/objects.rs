@@ -249,7 +249,7 @@ impl Node {
     /// [`Error::NoMem`]: the node knows as many peers as it was set to, and all are in use.
     pub fn av_insert(&mut self, now: Instant, av: AvId, addr: EpAddr) -> Result<FiAddr> {
         self.avs.by_handle(av.0).ok_or(Error::BadFd)?;
-        if self.peers.free_count() == 0 {
+        if self.peers.is_full() {
             self.release_awaited();
         }
         let p = self.peer_of(now, addr.mac, usize::MAX).ok_or(Error::NoMem)?;
@@ -342,7 +342,7 @@ impl Node {
         }
         let mut peer = Peer::new(mac, now);
         peer.heard = self.active_ns;
-        if self.peers.free_count() == 0 {
+        if self.peers.is_full() {
             // Its slot is the next to be given out, and its place among the starved goes with it.
             peer.starved = self.evict(now, looks)?;
         }
@@ -364,10 +364,10 @@ impl Node {
     /// way with: one without an open session if there is one, and the one heard least recently.
     /// Says whether it stood in the list of the starved, where its slot still stands.
     ///
-    /// A stranger's OPEN may cost a few looks and not a walk over the table, or a flood of them
-    /// would stop us.
+    /// The table is full. A stranger's OPEN may cost a few looks and not a walk over it, or a flood
+    /// of them would stop us.
     fn evict(&mut self, now: Instant, looks: usize) -> Option<bool> {
-        let count = self.peers.len();
+        let count = self.peers.capacity();
         let mut found = None;
         for _ in 0..looks.min(count) {
             let p = self.by_mac.evict_hand;

@@ -11,6 +11,7 @@ use crate::proto::blocks::Chain;
 use crate::proto::matching::Receive;
 use crate::rel::psn::Psn;
 use crate::slab::{Link, Linked, NONE};
+use crate::table::Vacant;
 use crate::wire::{NackReason, Ty};
 
 bitflags! {
@@ -202,10 +203,20 @@ impl RecvWr {
         self.is.contains(what)
     }
 
-    /// Of one that is in one piece: what its completion says of it, and its memory.
+    /// Becomes a plain receive of endpoint `ep`, where another one stood or none.
     #[inline(always)]
-    pub(crate) fn told(&self) -> (u64, Span) {
-        (self.context, self.buf.again())
+    pub(crate) fn set_plain(&mut self, ep: u32, tagged: bool, context: u64, buf: Span) {
+        debug_assert!((self.used, self.active) == (0, 0));
+        (self.context, self.buf, self.ep) = (context, buf, ep);
+        self.is = RecvIs::PLAIN | RecvIs::TOLD;
+        self.is.set(RecvIs::TAGGED, tagged);
+    }
+}
+
+impl Vacant for RecvWr {
+    fn vacant() -> Self {
+        let (buf, is) = (Span::EMPTY, RecvIs::empty());
+        Self { context: 0, used: 0, buf, ep: NONE, is, active: 0 }
     }
 }
 

@@ -20,7 +20,7 @@ use super::output::{PACK_MSG_MAX, Step};
 use super::peer::State;
 use super::post::wants_cqe;
 use super::session::send_flags;
-use super::short::{Route, report};
+use super::short::{Route, Told, report};
 use super::{EpId, FrameSink, MsgKind, NoReader, Node, SendReq};
 use crate::error::Error;
 use crate::flags::{CqFlags, OpFlags};
@@ -339,7 +339,7 @@ impl Node {
         msg: &MsgOp,
         (off, len): (usize, usize),
     ) -> bool {
-        let Some(&e) = self.numbers.at.get(usize::from(msg.dst_ep)) else { return false };
+        let e = self.ep_slot(msg.dst_ep);
         let Some(ep) = self.eps.get_mut(e) else { return false };
         let MsgOp { src_ep, tagged, tag, imm, .. } = *msg;
         let (peer, cost) = (&mut self.peers[p], units(len as u64));
@@ -351,16 +351,14 @@ impl Node {
             &mut self.posted,
             || Src::of(p, src_ep),
             tag,
-            |wr| (len <= wr.buf.len()).then(|| wr.told()),
+            |wr| (len <= wr.buf.len()).then(|| wr.buf.again()),
         );
-        let Some((op_context, buf)) = found else { return false };
+        let Some((buf, posted)) = found else { return false };
         frame.copy_to_span(off, &buf, len);
         peer.consumed = peer.consumed.wrapping_add(cost);
-        let mut flags = CqFlags::RECV | if tagged { CqFlags::TAGGED } else { CqFlags::MSG };
-        flags.set(CqFlags::REMOTE_CQ_DATA, imm.is_some());
-        let (data, len, src) = (imm.unwrap_or(0), len as u64, FI_ADDR_UNSPEC);
-        let cqe = Cqe { op_context, flags, len, buf: 0, data, tag, src };
-        report((ep, peer), (&self.avs, &mut self.cqs), src_ep, cqe, NoReader);
+        let flags = CqFlags::RECV | if tagged { CqFlags::TAGGED } else { CqFlags::MSG };
+        let told = Told { posted, flags, len, imm };
+        report((ep, peer), (&self.avs, &mut self.cqs), || src_ep, told, NoReader);
         self.release_units(p, cost);
         true
     }

@@ -27,6 +27,7 @@ use crate::rel::rtt::Rtt;
 use crate::rel::sack::RcvBitmap;
 use crate::rel::sent::{SendWindow, SentPool, WINDOW};
 use crate::slab::{Line, List, NONE, Queue, Slab};
+use crate::table::{Table, Vacant};
 use crate::types::{FI_ADDR_UNSPEC, FiAddr, Instant};
 use crate::wire::{Base, PlainMsg, Ty, mac_word};
 
@@ -71,7 +72,7 @@ pub(crate) enum Inbound {
 }
 
 /// The peers of a node.
-pub(crate) type Peers = Slab<Peer, Line>;
+pub(crate) type Peers = Table<Peer, Line>;
 
 /// What an address vector calls an endpoint of a peer, as it was found there last: who hears the
 /// same endpoint again need not look there. Whoever changes what a vector says of the peer forgets
@@ -143,7 +144,8 @@ pub(crate) struct Peer {
     pub(crate) owed: u8,
     /// An acknowledgement must go out in this turn.
     pub(crate) ack_now: bool,
-    /// Probes without an answer.
+    /// Probes without an answer. While there are any, the next packet in order takes none of the
+    /// shortest ways, as those do not count them off.
     pub(crate) probes: u8,
     /// [`plain`](Self::plain), and the next packet in order may be taken as it is: none is early,
     /// refused or half of a message. [`note_order`](Self::note_order) sets it.
@@ -335,6 +337,13 @@ impl Nack {
     }
 }
 
+impl Vacant for Peer {
+    /// Nothing is taken from it the short way, and nothing leaves for it.
+    fn vacant() -> Self {
+        Self::default()
+    }
+}
+
 impl Peer {
     /// Bytes at the start of a slot that a message of the short way touches.
     pub(crate) const HOT: usize = 128;
@@ -476,7 +485,7 @@ impl Peer {
     /// How many usual messages in order could be taken now one after the other without our owing
     /// the peer an acknowledgement or credits, when one in `ack_every` is acknowledged.
     pub(crate) fn take_room(&self, ack_every: u8) -> u16 {
-        if !self.in_order {
+        if !self.in_order || self.probes > 0 {
             return 0;
         }
         let credits = self.outstanding().saturating_sub(self.low());

@@ -8,11 +8,11 @@
 //! the one address.
 
 use super::coll::SIDE;
-use super::ep::with_directions;
+use super::ep::{Ep, with_directions};
 use super::{EpAttr, EpId, Node, SepId};
 use crate::error::{Error, Result};
 use crate::flags::Caps;
-use crate::slab::{NONE, Slab};
+use crate::slab::Slab;
 use crate::types::EpAddr;
 
 /// Scalable endpoints of a node at most.
@@ -21,15 +21,19 @@ const SEPS: usize = 4096;
 /// Whose each number is.
 #[derive(Debug)]
 pub(crate) struct Numbers {
-    /// Endpoint slot by number, `NONE` where there is none.
-    pub(crate) at: Vec<u32>,
+    /// Endpoint slot by number, [`NOBODY`](super::ep::Ep::NOBODY) where there is none: zeros that
+    /// the kernel gives when they are touched. There is one for every number, so none is asked
+    /// whether it has one.
+    pub(crate) at: Box<[u32; 1 << 16]>,
     /// What scalable endpoints keep.
     kept: Slab<Sep>,
 }
 
 impl Default for Numbers {
     fn default() -> Self {
-        Self { at: Vec::new(), kept: Slab::with_capacity(SEPS) }
+        let at: Box<[_]> = vec![Ep::NOBODY; 1 << 16].into();
+        let at = at.try_into().expect("they are as many");
+        Self { at, kept: Slab::with_capacity(SEPS) }
     }
 }
 
@@ -127,7 +131,7 @@ impl Node {
             return Err(Error::Invalid("index: the scalable endpoint has not as many contexts"));
         }
         let number = first + idx as u16;
-        if self.ep_slot(number) != NONE {
+        if self.ep_slot(number) != Ep::NOBODY {
             return Err(Error::Busy);
         }
         let attr = EpAttr { caps: receive_caps(attr.caps), ..attr };
@@ -162,7 +166,7 @@ impl Node {
 
     /// Whether an endpoint has this number, or a scalable one keeps it.
     pub(super) fn is_taken(&self, number: u16) -> bool {
-        self.ep_slot(number) != NONE || self.is_kept(number)
+        self.ep_slot(number) != Ep::NOBODY || self.is_kept(number)
     }
 
     /// Whether it is a scalable endpoint's.

@@ -633,7 +633,7 @@ impl Node {
         if peer.owes() && now >= peer.probe_at + interval {
             peer.want_ping = true;
             self.counters.tx_probes += 1;
-            peer.probes = peer.probes.saturating_add(1);
+            (peer.probes, peer.take_left) = (peer.probes.saturating_add(1), 0);
             if peer.is_stalled() {
                 peer.backoff = peer.backoff.saturating_add(1);
             }

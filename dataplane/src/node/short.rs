@@ -18,16 +18,17 @@ use barewire_driver::port::Tx;
 
 use super::ep::{Ep, may_borrow_more};
 use super::input::{ACK_EVERY, ACK_EVERY_LOSSLESS};
-use super::ops::{RecvIs, TxWr, WrFlags};
+use super::ops::{RecvWr, TxWr, WrFlags};
 use super::peer::{Peer, Peers, slot_of};
-use super::post::{recv_wr, wr_flags};
+use super::post::wr_flags;
 use super::{
     AvTable, CqTable, EpId, FrameSink, Message, MsgKind, NoReader, Node, Reader, RecvReq, SendReq,
 };
 use crate::flags::{Caps, CqFlags, OpFlags};
 use crate::plant::{Bug, planted};
 use crate::proto::blocks::{UNIT, units};
-use crate::proto::matching::Src;
+use crate::proto::matching::{Posted, Src};
+use crate::psn::Psn;
 use crate::rel::sent::{self, BodyRef, Sent};
 use crate::slab::{NONE, Slab};
 use crate::table::Table;
@@ -189,7 +190,7 @@ impl Node {
         if !cq.has_room() {
             return rarely(None);
         }
-        let peer = self.peers.get_mut(ep.route.peer)?;
+        let peer = self.peers.at_mut(ep.route.peer)?;
         if KEPT && (self.tx.is_full() || self.sent.is_full()) {
             return rarely(None);
         }
@@ -289,10 +290,10 @@ impl Node {
         if ep.recv_left[kind] == 0 && !(BORROWS && ep.borrow_receives(&mut self.cqs, kind)) {
             return rarely(false);
         }
-        let wr = recv_wr(e, false, false, req);
-        if wr.is(RecvIs::LIST)
-            || ep.matcher[kind].post_plain(&mut self.posted, req.tag, wr).is_none()
-        {
+        let Some(buf) = req.buf.as_one() else { return rarely(false) };
+        let tagged = req.kind == MsgKind::Tagged;
+        let make = |wr: &mut RecvWr| wr.set_plain(e, tagged, req.context, buf.again());
+        if ep.matcher[kind].post_plain(&mut self.posted, req.tag, make).is_none() {
             return rarely(false);
         }
         ep.recv_left[kind] -= 1;
@@ -373,32 +374,14 @@ impl Node {
         let crc = KEPT && self.crc;
         let Some((head, msg)) = PlainMsg::parse(frame, crc) else { return rarely(false) };
         let p = slot_of(msg.dst_sid);
-        let Some(peer) = self.peers.get_mut(p) else { return rarely(false) };
-        if !peer.in_order
-            || !KEPT && head.asks_ack()
-            || (head.dst ^ self.word) << 16 != 0
-            || head.src != peer.word
-            || msg.dst_sid != peer.sid
-            || msg.psn != peer.rcv_nxt
-        {
+        let Some(peer) = self.peers.at_mut(p) else { return rarely(false) };
+        if !is_next(peer, self.word, (&head, &msg)) || !KEPT && head.asks_ack() {
             return rarely(false);
         }
-        debug_assert!(peer.is_in_order());
-        let acked = msg.cack.0.wrapping_sub(peer.snd.una.0);
-        let granted = msg.grant.wrapping_sub(peer.credit as u16);
-        if acked != 0 || granted != 0 {
-            if !is_unawaited::<KEPT>(peer, acked, granted) {
-                return rarely(false);
-            }
-            // True whatever becomes of the message, unless its bytes are not (`KEPT`).
-            if !KEPT {
-                peer.snd.una = msg.cack;
-                peer.credit = peer.credit.wrapping_add(u32::from(granted));
-            }
-        }
-        let Some(&e) = self.numbers.at.get(usize::from(msg.op.dst_ep)) else {
+        let Some((acked, granted)) = hear::<KEPT>(peer, msg.cack, msg.grant) else {
             return rarely(false);
         };
+        let e = self.numbers.at[usize::from(msg.op.dst_ep)];
         let Some(ep) = self.eps.at_mut(e) else { return rarely(false) };
         let MsgOp { src_ep, tagged, tag, imm, .. } = msg.op;
         let cost = units(u64::from(msg.plen));
@@ -416,9 +399,9 @@ impl Node {
             &mut self.posted,
             || Src::of(p, src_ep),
             tag,
-            |wr| (len <= wr.buf.len() && (!crc || msg.verify(frame))).then(|| wr.told()),
+            |wr| (len <= wr.buf.len() && (!crc || msg.verify(frame))).then(|| wr.buf.again()),
         );
-        let Some((op_context, buf)) = found else { return rarely(false) };
+        let Some((buf, posted)) = found else { return rarely(false) };
         frame.copy_to_span(PlainMsg::LEN + imm.map_or(0, |_| IMM_LEN), &buf, len);
         peer.consumed = peer.consumed.wrapping_add(cost);
         peer.heard = self.active_ns;
@@ -431,11 +414,9 @@ impl Node {
         peer.rcv_nxt = peer.rcv_nxt.next();
         peer.owed = peer.owed.saturating_add(1);
         self.blocks_unpromised += if planted(Bug::CreditNotReturned) { 0 } else { cost as usize };
-        let mut flags = CqFlags::RECV | if tagged { CqFlags::TAGGED } else { CqFlags::MSG };
-        flags.set(CqFlags::REMOTE_CQ_DATA, imm.is_some());
-        let (data, len, src) = (imm.unwrap_or(0), len as u64, FI_ADDR_UNSPEC);
-        let cqe = Cqe { op_context, flags, len, buf: 0, data, tag, src };
-        report((ep, peer), (&self.avs, &mut self.cqs), src_ep, cqe, NoReader);
+        let flags = CqFlags::RECV | if tagged { CqFlags::TAGGED } else { CqFlags::MSG };
+        let told = Told { posted, flags, len, imm };
+        report((ep, peer), (&self.avs, &mut self.cqs), || src_ep, told, NoReader);
         if KEPT {
             if acked != 0 {
                 self.on_cack(now, p, msg.cack, true);
@@ -457,7 +438,7 @@ impl Node {
     pub(super) fn take_usual(&mut self, frame: RxFrame<'_>, reader: impl Reader) -> bool {
         let Some(msg) = Usual::of(&frame) else { return rarely(false) };
         let place = msg.place();
-        let Some(peer) = self.peers.get_mut(slot_of(place as u32)) else { return rarely(false) };
+        let Some(peer) = self.peers.at_mut(slot_of(place as u32)) else { return rarely(false) };
         if peer.take_left == 0 && !peer.may_take()
             || (msg.dst() ^ self.word) << 16 != 0
             || msg.src() != peer.word
@@ -468,41 +449,34 @@ impl Node {
         }
         debug_assert!(peer.in_order && peer.is_in_order());
         let (cack, grant) = (msg.cack(), msg.grant());
-        if cack != peer.snd.una || grant != peer.credit as u16 {
-            let (acked, granted) =
-                (cack.0.wrapping_sub(peer.snd.una.0), grant.wrapping_sub(peer.credit as u16));
-            if !is_unawaited::<false>(peer, acked, granted) {
-                return rarely(false);
-            }
-            // True whatever becomes of the message.
-            peer.snd.una = cack;
-            peer.credit = peer.credit.wrapping_add(u32::from(granted));
+        if (cack != peer.snd.una || grant != peer.credit as u16)
+            && hear::<false>(peer, cack, grant).is_none()
+        {
+            return rarely(false);
         }
-        let Some(&e) = self.numbers.at.get(usize::from(msg.dst_ep())) else { return rarely(false) };
+        let e = self.numbers.at[usize::from(msg.dst_ep())];
         let Some(ep) = self.eps.at_mut(e) else { return rarely(false) };
         let matcher = &mut ep.matcher[usize::from(Usual::TAGGED)];
-        let (src_ep, tag) = (msg.src_ep(), msg.tag());
         let len = msg.plen;
         // What does not fit ends the long way.
         let found = matcher.take_first(
             &mut self.posted,
-            || Src::of(peer.slot(), src_ep),
-            tag,
-            |wr| (len <= wr.buf.len()).then(|| wr.told()),
+            || Src::of(peer.slot(), msg.src_ep()),
+            msg.tag(),
+            |wr| (len <= wr.buf.len()).then(|| wr.buf.again()),
         );
-        let Some((op_context, buf)) = found else { return rarely(false) };
+        let Some((buf, posted)) = found else { return rarely(false) };
         frame.copy_to_span(PlainMsg::LEN, &buf, len);
         peer.consumed = peer.consumed.wrapping_add(1);
         peer.take_left -= 1;
         peer.owed += 1;
         peer.heard = self.active_ns;
-        peer.probes = 0;
+        debug_assert!(peer.probes == 0);
         peer.rcv_nxt = peer.rcv_nxt.next();
         self.blocks_unpromised += usize::from(!planted(Bug::CreditNotReturned));
         let flags = CqFlags::RECV | CqFlags::TAGGED;
-        let (len, src) = (len as u64, FI_ADDR_UNSPEC);
-        let cqe = Cqe { op_context, flags, len, buf: 0, data: 0, tag, src };
-        report((ep, peer), (&self.avs, &mut self.cqs), src_ep, cqe, reader);
+        let told = Told { posted, flags, len, imm: None };
+        report((ep, peer), (&self.avs, &mut self.cqs), || msg.src_ep(), told, reader);
         true
     }
 
@@ -517,8 +491,30 @@ impl Node {
     }
 }
 
-/// Counts a message of the short way that has been placed and gives up its receive; writes its
-/// completion, with the name of its sender, which is endpoint `src_ep` of the peer.
+/// A message of the short way that has been placed.
+pub(super) struct Told<'a> {
+    /// Its receive, which has been given up.
+    pub(super) posted: &'a Posted<RecvWr>,
+    pub(super) flags: CqFlags,
+    pub(super) len: usize,
+    pub(super) imm: Option<u64>,
+}
+
+impl Told<'_> {
+    /// Its completion. Most of it stands with the receive and is read there when it is written, so
+    /// that nothing has to be kept until then.
+    #[inline(always)]
+    fn cqe(&self, src: FiAddr) -> Cqe {
+        let mut flags = self.flags;
+        flags.set(CqFlags::REMOTE_CQ_DATA, self.imm.is_some());
+        let Posted { tag, payload: RecvWr { context, .. }, .. } = *self.posted;
+        let (len, data) = (self.len as u64, self.imm.unwrap_or(0));
+        Cqe { op_context: context, flags, len, buf: 0, data, tag, src }
+    }
+}
+
+/// Counts a message of the short way that has been placed, whose receive has been given up; writes
+/// its completion, with the name of its sender, which is endpoint `src_ep` of the peer.
 ///
 /// It goes to `reader`, if it is for him and the endpoint has room for another receive in advance:
 /// then it has that of this one as well.
@@ -526,25 +522,36 @@ impl Node {
 pub(super) fn report(
     (ep, peer): (&mut Ep, &mut Peer),
     (avs, cqs): (&Slab<AvTable>, &mut Table<CqTable>),
-    src_ep: u16,
-    mut cqe: Cqe,
+    src_ep: impl FnOnce() -> u16,
+    told: Told<'_>,
     reader: impl Reader,
 ) {
-    if ep.caps.contains(Caps::SOURCE) {
-        let p = peer.slot();
-        cqe.src = peer.source.of((ep.av, avs), p, src_ep);
-    }
-    ep.counters.received += 1;
-    ep.counters.received_bytes += cqe.len;
-    let left = &mut ep.recv_left[usize::from(cqe.flags.contains(CqFlags::TAGGED))];
+    // That it is one more says the matcher ([`Ep::received`]).
+    ep.counters.received_bytes += told.len as u64;
+    let left = &mut ep.recv_left[usize::from(told.flags.contains(CqFlags::TAGGED))];
     if reader.reads(ep.rx_cq) && may_borrow_more(*left) {
         debug_assert!(cqs[ep.rx_cq].cq.is_empty(), "what is in the queue comes first");
         *left += 1;
-        return reader.take(&cqe);
+        let src = source((ep, peer), avs, src_ep);
+        return reader.take(&told.cqe(src));
     }
     ep.rx_used -= 1;
     let queue = cqs.at_mut(ep.rx_cq).expect("what was posted has a queue");
-    queue.cq.push(cqe);
+    queue.cq.push(told.cqe(source((ep, peer), avs, src_ep)));
+}
+
+/// What endpoint `src_ep` of the peer is called, for who wants to know.
+#[inline(always)]
+fn source(
+    (ep, peer): (&Ep, &mut Peer),
+    avs: &Slab<AvTable>,
+    src_ep: impl FnOnce() -> u16,
+) -> FiAddr {
+    if !ep.caps.contains(Caps::SOURCE) {
+        return FI_ADDR_UNSPEC;
+    }
+    let p = peer.slot();
+    peer.source.of((ep.av, avs), p, src_ep())
 }
 
 /// Longest message with `flags` that leaves in one frame unasked.
@@ -701,6 +708,33 @@ pub(super) fn short_cost(peer: &mut Peer, len: usize) -> Option<u32> {
     }
     debug_assert!(u32::from(peer.short_room()) >= cost);
     Some(cost)
+}
+
+/// Whether a message is the next from `peer`, and for us, who are `word`.
+#[inline(always)]
+fn is_next(peer: &Peer, word: u64, (head, msg): (&PlainHead, &PlainMsg)) -> bool {
+    debug_assert!(!peer.in_order || peer.is_in_order());
+    peer.in_order
+        && (head.dst ^ word) << 16 == 0
+        && head.src == peer.word
+        && msg.dst_sid == peer.sid
+        && msg.psn == peer.rcv_nxt
+}
+
+/// What a message acknowledges and grants, if nobody waits for it. That is noted, since it is true
+/// whatever becomes of the message, unless its bytes are not (`KEPT`).
+#[inline(always)]
+fn hear<const KEPT: bool>(peer: &mut Peer, cack: Psn, grant: u16) -> Option<(u32, u16)> {
+    let acked = cack.0.wrapping_sub(peer.snd.una.0);
+    let granted = grant.wrapping_sub(peer.credit as u16);
+    if (acked != 0 || granted != 0) && !is_unawaited::<KEPT>(peer, acked, granted) {
+        return None;
+    }
+    if !KEPT {
+        peer.snd.una = cack;
+        peer.credit = peer.credit.wrapping_add(u32::from(granted));
+    }
+    Some((acked, granted))
 }
 
 /// Whether nothing waits to be sent for what a packet acknowledges and grants, no packet is kept

@@ -18,7 +18,7 @@ impl Node {
     pub(super) fn take_piece(&mut self, now: Instant, frame: &RxFrame<'_>) -> bool {
         let Some((plain, piece)) = PlainBase::piece(frame, self.crc) else { return false };
         let p = slot_of(plain.dst_sid());
-        let Some(peer) = self.peers.get_mut(p) else { return false };
+        let Some(peer) = self.peers.at_mut(p) else { return false };
         if !peer.plain
             || self.lossless && plain.asks_ack()
             || peer.refused != 0

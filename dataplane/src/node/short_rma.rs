@@ -584,7 +584,7 @@ impl Node {
             return false;
         }
         let p = ep.route.peer;
-        let Some(peer) = self.peers.get_mut(p) else { return rarely(false) };
+        let Some(peer) = self.peers.at_mut(p) else { return rarely(false) };
         if ep.ops_left == 0 && !ep.borrow_ops(&mut self.cqs) {
             return rarely(false);
         }
@@ -670,7 +670,7 @@ impl Node {
             return rarely(false);
         };
         let p = slot_of(base.dst_sid());
-        let Some(peer) = self.peers.get_mut(p) else { return rarely(false) };
+        let Some(peer) = self.peers.at_mut(p) else { return rarely(false) };
         if peer.owed >= ACK_EVERY_LOSSLESS - 1
             || usual_flight(peer, self.word, &base, size_of::<u64>()).is_none()
         {
@@ -748,7 +748,7 @@ impl Node {
     fn take_ack(&mut self, frame: &RxFrame<'_>) -> bool {
         let Some(base) = AckOp::plain(frame) else { return rarely(false) };
         let p = slot_of(base.dst_sid());
-        let Some(peer) = self.peers.get_mut(p) else { return rarely(false) };
+        let Some(peer) = self.peers.at_mut(p) else { return rarely(false) };
         let acked = base.cack.0.wrapping_sub(peer.snd.una.0);
         let granted = base.grant().wrapping_sub(peer.credit as u16);
         if !peer.plain
@@ -969,7 +969,7 @@ fn is_between(peer: &Peer, word: u64, base: &PlainBase) -> bool {
 /// is waited for by nobody.
 #[inline(always)]
 pub(super) fn is_next(peers: &Peers, word: u64, base: &PlainBase) -> bool {
-    let Some(peer) = peers.get(slot_of(base.dst_sid())) else { return false };
+    let Some(peer) = peers.at(slot_of(base.dst_sid())) else { return false };
     let acked = base.cack.0.wrapping_sub(peer.snd.una.0);
     let granted = base.grant().wrapping_sub(peer.credit as u16);
     peer.in_order

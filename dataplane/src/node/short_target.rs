@@ -200,7 +200,7 @@ impl Node {
             return rarely(false);
         }
         let p = slot_of(base.dst_sid());
-        let Some(peer) = self.peers.get_mut(p) else { return rarely(false) };
+        let Some(peer) = self.peers.at_mut(p) else { return rarely(false) };
         let Some(flying) = usual_flight(peer, self.word, &base, size_of::<u64>()) else {
             return rarely(false);
         };

@@ -206,7 +206,7 @@ impl Node {
         let mut all = self.counters.clone();
         for (_, ep) in self.eps.iter() {
             all.msgs_sent += ep.counters.sent;
-            all.msgs_received += ep.counters.received;
+            all.msgs_received += ep.received();
         }
         all
     }
@@ -214,11 +214,11 @@ impl Node {
     /// How full the tables are.
     pub fn levels(&self) -> Levels {
         Levels {
-            peers: self.peers.len(),
+            peers: self.peers.count(),
             tx: self.tx.len() + self.short_ops.iter().count(),
             sent: self.sent.len(),
             packs: self.packs.bytes.len() - self.packs.free.len(),
-            posted: self.posted.len() - self.coll_listening(),
+            posted: self.posted.count() - self.coll_listening(),
             stored: self.stored.len(),
             blocks: self.settings.unexpected_bytes / crate::proto::blocks::UNIT
                 - self.blocks.free_count(),
@@ -275,6 +275,7 @@ impl Node {
             number: ep.number,
             unexpected: (ep.matcher[0].unexpected_len() + ep.matcher[1].unexpected_len()) as u32,
             posted: ep.rx_used - ep.borrowed(),
+            received: ep.received(),
             ..ep.counters
         })
     }

@@ -17,7 +17,8 @@
 use barewire_driver::hint::rarely;
 
 use crate::plant::{Bug, planted};
-use crate::slab::{Link, Linked, List, NONE, Slab};
+use crate::slab::{Link, Linked, List, NONE, Slab, Slots, SlotsMut};
+use crate::table::{self, Vacant};
 
 /// A sender, as a receive names it and a message carries it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -39,7 +40,8 @@ impl Src {
     }
 }
 
-/// A posted receive.
+/// A posted receive. Where none stands, [`post_plain`](Matcher::post_plain) finds what all that it
+/// posts have alike.
 #[derive(Debug)]
 pub struct Posted<P> {
     /// The tag it waits for.
@@ -52,6 +54,13 @@ pub struct Posted<P> {
     pub payload: P,
     seq: u64,
     link: Link,
+}
+
+impl<P: Vacant> Vacant for Posted<P> {
+    fn vacant() -> Self {
+        let (payload, link) = (P::vacant(), Link::default());
+        Self { tag: 0, ignore: 0, src: Src::ANY, payload, seq: 0, link }
+    }
 }
 
 /// A message that has arrived before its receive was posted.
@@ -69,13 +78,13 @@ pub struct Unexpected<U> {
 
 /// The posted receives of a node: a slot is in use while its receive is posted, and after
 /// [`unlink_posted`](Matcher::unlink_posted) until it is freed.
-pub type PostedPool<P> = Slab<Posted<P>>;
+pub type PostedPool<P> = table::Table<Posted<P>>;
 
 /// The unexpected messages of a node, with slots in use as those of [`PostedPool`].
 pub type UnexpectedPool<U> = Slab<Unexpected<U>>;
 
 /// What a receive is for its endpoint.
-pub trait Receive {
+pub trait Receive: Vacant {
     /// Whether a message that it matches and that fits ends it, and there is nothing else to ask.
     fn is_plain(&self) -> bool;
 }
@@ -85,39 +94,50 @@ const CHAIN: usize = 0;
 /// Link of the list of unexpected messages in order of arrival.
 const ARRIVAL: usize = 1;
 
+/// Chains that a matcher has unless it is told otherwise.
+pub const BUCKETS: usize = 256;
+
 /// The posted receives and unexpected messages of one endpoint and kind.
+///
+/// It has tables of `N` chains, a power of two: 16 bytes each, touched when a tag falls on them. A
+/// match takes as many probes as receives share a chain, so as many chains as receives are usually
+/// posted.
 #[derive(Debug)]
-pub struct Matcher {
-    posted: Table,
+pub struct Matcher<const N: usize = BUCKETS> {
+    posted: Table<N>,
     wild: List<CHAIN>,
-    /// Receives posted so far, and of these, those that are not posted any more. The second wraps.
+    /// Receives posted so far, and of these, those that [`take_first`](Self::take_first) has taken
+    /// out, and others that are not posted any more. The third wraps.
     seq: u64,
+    taken: u64,
     gone: u32,
     /// Receives posted that are not plain, ignore bits or name a source; and [`SHUT`]. While this
     /// is 0, the first receive of a tag takes the message that comes with it.
     odd: u32,
-    unexpected: Table,
+    unexpected: Table<N>,
     arrivals: List<ARRIVAL>,
 }
 
 /// In [`Matcher::odd`]: messages are not taken the short way. No pool has so many receives.
 const SHUT: u32 = 1 << 31;
 
-impl Matcher {
-    /// A matcher with tables of `buckets` chains, a power of two: 16 bytes each, touched when a tag
-    /// falls on them. A match takes as many probes as receives share a chain, so as many buckets
-    /// as receives are usually posted.
-    ///
-    /// # Panics
-    /// If `buckets` is no power of two.
-    pub fn new(buckets: usize) -> Self {
+impl<const N: usize> Default for Matcher<N> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<const N: usize> Matcher<N> {
+    /// An empty matcher.
+    pub fn new() -> Self {
         Self {
-            posted: Table::new(buckets),
+            posted: Table::new(),
             wild: List::new(),
             seq: 0,
+            taken: 0,
             gone: 0,
             odd: 0,
-            unexpected: Table::new(buckets),
+            unexpected: Table::new(),
             arrivals: List::new(),
         }
     }
@@ -140,9 +160,8 @@ impl Matcher {
         }
         self.odd += u32::from(is_odd(ignore, src, &payload));
         let idx = if ignore == 0 {
-            // Makes a slot free that was never used, if there is no other.
-            pool.vacant();
-            self.post_exact(pool, tag, src, payload)
+            pool.make_free();
+            self.post_exact(pool, tag, src, |there| *there = payload)
         } else {
             let (seq, link) = (self.seq, Link::default());
             let idx = pool.alloc(Posted { tag, ignore, src, payload, seq, link });
@@ -155,39 +174,49 @@ impl Matcher {
     }
 
     /// Appends a plain receive that ignores no bit and takes messages from anyone, as
-    /// [`post`](Self::post) does; `None`, and nothing posted, if the pool is full or the first time
-    /// around.
+    /// [`post`](Self::post) does, with the payload that `make` makes of one that was vacant or
+    /// plain; `None`, and nothing posted, if the pool is full or the first time around.
     #[inline(always)]
     pub fn post_plain<P: Receive>(
         &mut self,
         pool: &mut PostedPool<P>,
         tag: u64,
-        payload: P,
+        make: impl FnOnce(&mut P),
     ) -> Option<u32> {
-        debug_assert!(payload.is_plain());
-        self.post_exact(pool, tag, Src::ANY, payload)
+        let make = |payload: &mut P| {
+            make(payload);
+            debug_assert!(payload.is_plain());
+        };
+        self.post_exact(pool, tag, Src::ANY, make)
     }
 
     /// Appends a receive that ignores no bit, and has been counted if it is odd.
     #[inline(always)]
-    fn post_exact<P>(
+    fn post_exact<P: Receive>(
         &mut self,
         pool: &mut PostedPool<P>,
         tag: u64,
         src: Src,
-        payload: P,
+        make: impl FnOnce(&mut P),
     ) -> Option<u32> {
-        let seq = self.seq;
-        let bucket = self.posted.bucket(tag);
-        let Some(ends) = self.posted.ends.get_mut(bucket) else {
-            return rarely(None);
-        };
-        let before = ends[1].wrapping_sub(1);
-        let link = Link { prev: before, next: NONE };
-        let posted = Posted { tag, ignore: 0, src, payload, seq, link };
-        let idx = pool.alloc_again(posted)?.idx();
-        append(ends, pool, before, idx);
-        self.seq = seq + 1;
+        let ends = self.posted.ends(tag);
+        let (idx, posted) = pool.alloc_again()?;
+        // The rest stands there, whoever gave the slot back.
+        debug_assert!((posted.ignore, posted.src) == (0, Src::ANY));
+        debug_assert!(posted.link == Link::default());
+        (posted.tag, posted.seq) = (tag, self.seq);
+        make(&mut posted.payload);
+        if src != Src::ANY {
+            posted.src = src;
+        }
+        let before = std::mem::replace(&mut ends[1], idx + 1);
+        if before == 0 {
+            ends[0] = idx + 1;
+        } else {
+            posted.link.prev = before - 1;
+            pool[before - 1].link.next = idx;
+        }
+        self.seq += 1;
         Some(idx)
     }
 
@@ -253,22 +282,19 @@ impl Matcher {
 
     /// Takes out the receive for a message, as [`match_posted`](Self::match_posted) finds it, if it
     /// is where most are found (first in its chain, and no receive that ignores bits is posted), is
-    /// plain, and `take` makes something of it. Its slot is given back. `None`, and nothing has
-    /// happened, if not.
+    /// plain, and `take` makes something of it. Its slot is given back: it goes on to stand there
+    /// until another one does. `None`, and nothing has happened, if not.
     #[inline(always)]
-    pub fn take_first<P: Receive, R>(
+    pub fn take_first<'a, P: Receive, R>(
         &mut self,
-        pool: &mut PostedPool<P>,
+        pool: &'a mut PostedPool<P>,
         src: impl FnOnce() -> Src,
         tag: u64,
         take: impl FnOnce(&P) -> Option<R>,
-    ) -> Option<R> {
-        let bucket = self.posted.bucket(tag);
-        let Some(ends) = self.posted.ends.get_mut(bucket) else {
-            return rarely(None);
-        };
+    ) -> Option<(R, &'a Posted<P>)> {
+        let ends = self.posted.ends(tag);
         let idx = ends[0].wrapping_sub(1);
-        let posted = pool.get(idx)?;
+        let posted = pool.at_mut(idx)?;
         if posted.tag != tag {
             return rarely(None);
         }
@@ -287,17 +313,24 @@ impl Matcher {
                 return None;
             }
             self.odd -= u32::from(named);
+            posted.src = Src::ANY;
         }
-        let next = posted.link.next;
-        pool.discard(idx);
-        if next == NONE {
+        if ends[0] == ends[1] {
+            let posted = pool.discard(idx);
             *ends = [0; 2];
-        } else {
-            ends[0] = next + 1;
-            pool[next].link.prev = NONE;
+            self.taken += 1;
+            return Some((taken, posted));
         }
-        self.gone = self.gone.wrapping_add(1);
-        Some(taken)
+        let next = std::mem::replace(&mut posted.link.next, NONE);
+        ends[0] = next + 1;
+        self.taken += 1;
+        pool[next].link.prev = NONE;
+        Some((taken, pool.discard(idx)))
+    }
+
+    /// Receives that [`take_first`](Self::take_first) has taken out so far.
+    pub fn taken(&self) -> u64 {
+        self.taken
     }
 
     /// Whether [`take_first`](Self::take_first) takes anything out.
@@ -327,7 +360,7 @@ impl Matcher {
 
     /// Receives posted.
     pub fn posted_len(&self) -> usize {
-        (self.seq as u32).wrapping_sub(self.gone) as usize
+        (self.seq.wrapping_sub(self.taken) as u32).wrapping_sub(self.gone) as usize
     }
 
     /// The first receive in posting order that `f` says yes to. Looks at all buckets and receives,
@@ -484,41 +517,45 @@ impl<U> Linked<ARRIVAL> for Unexpected<U> {
 
 /// Chains of entries by the hash of their tag, each in the order of insertion.
 #[derive(Debug)]
-struct Table {
+struct Table<const N: usize> {
     /// First and last entry of each chain, one above their index: 0 is none, so that a fresh table
-    /// is zeros that the kernel gives when they are touched.
-    ends: Box<[[u32; 2]]>,
-    shift: u32,
+    /// is zeros that the kernel gives when they are touched. So many of them that no bucket is
+    /// asked whether it is there.
+    ends: Box<[[u32; 2]; N]>,
 }
 
-impl Table {
-    fn new(buckets: usize) -> Self {
-        assert!(buckets.is_power_of_two(), "matching: {buckets} buckets, no power of two");
-        // One bucket takes a shift by 64, which two shifts do.
-        Self { ends: vec![[0; 2]; buckets].into(), shift: 63 - buckets.trailing_zeros() }
+impl<const N: usize> Table<N> {
+    /// One bucket takes a shift by 64, which two shifts do.
+    const SHIFT: u32 = {
+        assert!(N.is_power_of_two());
+        63 - N.trailing_zeros()
+    };
+
+    fn new() -> Self {
+        let ends: Box<[_]> = vec![[0; 2]; N].into();
+        Self { ends: ends.try_into().expect("they are as many") }
     }
 
     /// The bucket: the upper bits of the product, since they alone depend on every bit of the tag.
-    #[inline]
-    fn bucket(&self, tag: u64) -> usize {
-        (tag.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 1 >> self.shift) as usize
+    #[inline(always)]
+    fn bucket(tag: u64) -> usize {
+        (tag.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 1 >> Self::SHIFT) as usize
     }
 
     /// The first entry of `tag`'s chain, or [`NONE`].
     #[inline]
     fn head(&self, tag: u64) -> u32 {
-        self.ends[self.bucket(tag)][0].wrapping_sub(1)
+        self.ends[Self::bucket(tag)][0].wrapping_sub(1)
     }
 
     /// The ends of `tag`'s chain.
-    #[inline]
+    #[inline(always)]
     fn ends(&mut self, tag: u64) -> &mut [u32; 2] {
-        let bucket = self.bucket(tag);
-        &mut self.ends[bucket]
+        &mut self.ends[Self::bucket(tag)]
     }
 
     #[inline]
-    fn remove<T: Linked<CHAIN>>(&mut self, slab: &mut Slab<T>, tag: u64, idx: u32) {
+    fn remove<T: Linked<CHAIN>>(&mut self, slab: &mut impl SlotsMut<T>, tag: u64, idx: u32) {
         let [head, tail] = self.ends(tag);
         let Link { prev, next } = *slab[idx].link_ref();
         if prev == NONE {
@@ -541,7 +578,10 @@ impl Table {
     }
 
     /// Every entry, chain by chain.
-    fn iter<'a, T: Linked<CHAIN>>(&'a self, slab: &'a Slab<T>) -> impl Iterator<Item = u32> + 'a {
+    fn iter<'a, T: Linked<CHAIN> + 'a>(
+        &'a self,
+        slab: &'a impl Slots<T>,
+    ) -> impl Iterator<Item = u32> + 'a {
         let chain =
             |head| std::iter::successors(Some(head), |&idx| some(slab[idx].link_ref().next));
         self.heads().flat_map(chain)
@@ -550,7 +590,12 @@ impl Table {
 
 /// Appends `idx`, linked back to `before` already, to the chain with these `ends`.
 #[inline(always)]
-fn append<T: Linked<CHAIN>>(ends: &mut [u32; 2], slab: &mut Slab<T>, before: u32, idx: u32) {
+fn append<T: Linked<CHAIN>>(
+    ends: &mut [u32; 2],
+    slab: &mut impl SlotsMut<T>,
+    before: u32,
+    idx: u32,
+) {
     ends[1] = idx + 1;
     if before == NONE {
         ends[0] = idx + 1;
@@ -580,10 +625,20 @@ mod tests {
         }
     }
 
+    impl Vacant for u64 {
+        fn vacant() -> Self {
+            Self::MAX
+        }
+    }
+
     impl Receive for u64 {
         fn is_plain(&self) -> bool {
             true
         }
+    }
+
+    impl Vacant for () {
+        fn vacant() -> Self {}
     }
 
     impl Receive for () {
@@ -642,19 +697,19 @@ mod tests {
         unexpected: Vec<(u64, Src, usize)>,
     }
 
-    struct World {
+    struct World<const N: usize> {
         posted: PostedPool<usize>,
         unexpected: UnexpectedPool<usize>,
         /// Two endpoints with one pool between them.
-        eps: [(Matcher, Model); 2],
+        eps: [(Matcher<N>, Model); 2],
         shut: [bool; 2],
         /// Unlinked receives whose slot is still in use.
         matched: Vec<(u32, usize)>,
     }
 
-    impl World {
-        fn new(buckets: usize, room: usize) -> Self {
-            let ep = || (Matcher::new(buckets), Model::default());
+    impl<const N: usize> World<N> {
+        fn new(room: usize) -> Self {
+            let ep = || (Matcher::new(), Model::default());
             Self {
                 posted: PostedPool::with_capacity(room),
                 unexpected: UnexpectedPool::with_capacity(room),
@@ -734,10 +789,10 @@ mod tests {
             let is_odd = |r: &(u64, u64, Src, usize)| is_odd(r.1, r.2, &r.3);
             let odd = model.posted.iter().filter(|r| is_odd(r)).count() as u32;
             prop_assert_eq!(matcher.odd, odd | if self.shut[ep] { SHUT } else { 0 });
-            let got = matcher.take_first(&mut self.posted, || src, tag, |&id| fit.then_some(id));
-            let Some(id) = got else {
+            let got = matcher.take_first(&mut self.posted, || src, tag, |_| fit.then_some(()));
+            let Some(id) = got.map(|(_, posted)| posted.payload) else {
                 let sure = fit && matcher.odd == 0 && first.is_some();
-                let collided = self.posted.len() > 1;
+                let collided = self.posted.count() > 1;
                 prop_assert!(!sure || collided, "the only receive was not found");
                 return Ok(false);
             };
@@ -824,13 +879,25 @@ mod tests {
                 posted += model.posted.len();
                 unexpected += model.unexpected.len();
             }
-            prop_assert_eq!((self.posted.len(), self.unexpected.len()), (posted, unexpected));
+            prop_assert_eq!((self.posted.count(), self.unexpected.len()), (posted, unexpected));
             Ok(())
         }
     }
 
     fn play(buckets: u32, room: usize, ops: &[(usize, Op)]) -> Result<(), TestCaseError> {
-        let mut world = World::new(1 << buckets, room);
+        match buckets {
+            0 => play_in(World::<1>::new(room), ops),
+            1 => play_in(World::<2>::new(room), ops),
+            2 => play_in(World::<4>::new(room), ops),
+            3 => play_in(World::<8>::new(room), ops),
+            _ => play_in(World::<BUCKETS>::new(room), ops),
+        }
+    }
+
+    fn play_in<const N: usize>(
+        mut world: World<N>,
+        ops: &[(usize, Op)],
+    ) -> Result<(), TestCaseError> {
         ops.iter().enumerate().try_for_each(|(id, &(ep, op))| world.turn(ep, op, id))
     }
 
@@ -873,7 +940,7 @@ mod tests {
             ("one tag", |_| 7),
         ] {
             let mut pool = PostedPool::with_capacity(DEPTH as usize + 1);
-            let mut matcher = Matcher::new(1 << 14);
+            let mut matcher = Matcher::<{ 1 << 14 }>::new();
             for i in 0..DEPTH {
                 matcher.post(&mut pool, tag_of(i), 0, Src::ANY, i).unwrap();
             }
@@ -896,7 +963,7 @@ mod tests {
     #[should_panic(expected = "is not in this table")]
     fn unlinking_twice_panics() {
         let mut pool = PostedPool::with_capacity(2);
-        let mut matcher = Matcher::new(4);
+        let mut matcher = Matcher::<4>::new();
         let idx = matcher.post(&mut pool, 1, 0, Src::ANY, ()).unwrap();
         matcher.unlink_posted(&mut pool, idx);
         matcher.unlink_posted(&mut pool, idx);
