@@ -175,9 +175,9 @@ impl Node {
         let peer = &mut self.peers[p];
         peer.heard = active;
         peer.probes = 0;
-        let more = base.grant.wrapping_sub(peer.credit as u16);
+        let more = base.grant.wrapping_sub(peer.snd.credit as u16);
         if more != 0 && more < 1 << 15 {
-            peer.credit = peer.credit.wrapping_add(u32::from(more));
+            peer.snd.credit = peer.snd.credit.wrapping_add(u32::from(more));
             if !peer.txq.is_empty() {
                 if peer.is_stalled() {
                     peer.backoff = 0;

@@ -128,8 +128,6 @@ pub(crate) struct Peer {
     pub(crate) sid: u32,
     /// The next packet in order.
     pub(crate) rcv_nxt: Psn,
-    /// Credits the peer granted since the session began.
-    pub(crate) credit: u32,
     /// Credits we granted.
     pub(crate) granted: u32,
     /// Those of them that the peer used.
@@ -150,7 +148,7 @@ pub(crate) struct Peer {
     /// [`plain`](Self::plain), and the next packet in order may be taken as it is: none is early,
     /// refused or half of a message. [`note_order`](Self::note_order) sets it.
     pub(crate) in_order: bool,
-    /// Its first word ends the line.
+    /// Its first two words end the line.
     pub(crate) snd: SendWindow,
 
     // In the second: what else it takes to send one.
@@ -285,7 +283,7 @@ macro_rules! end_of {
 }
 
 const _: () = {
-    assert!(end_of!(snd: Psn) == 64, "a message that comes takes one line");
+    assert!(end_of!(snd: u64) == 64, "a message that comes takes one line");
     assert!(end_of!(target: u16) <= Peer::HOT, "one that goes takes two");
     assert!(end_of!(held: List<0>) <= Peer::WARM);
     assert!(Peers::SLOT_LEN <= 384, "a session has half a kilobyte, with its share of the tables");
@@ -550,7 +548,7 @@ impl Peer {
 
     /// Credits left to send with.
     pub(crate) fn credits(&self) -> u32 {
-        self.credit.wrapping_sub(self.credit_used)
+        self.snd.credit.wrapping_sub(self.credit_used)
     }
 
     /// Of fewer credits than this the peer is granted more.

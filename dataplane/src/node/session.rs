@@ -100,7 +100,7 @@ impl Node {
         }
         peer.rcv = RcvBitmap::new();
         peer.rtt = Rtt::default();
-        (peer.credit, peer.credit_used, peer.consumed) = (0, 0, 0);
+        (peer.snd.credit, peer.credit_used, peer.consumed) = (0, 0, 0);
         (peer.granted, peer.target) = (grant, GRANT_FIRST as u16);
         (peer.backoff, peer.probes, peer.probed, peer.refused) = (0, 0, false, 0);
         (peer.owed, peer.ack_now, peer.want_ping, peer.want_nop) = (0, false, false, false);
@@ -128,7 +128,7 @@ impl Node {
         peer.want_open = false;
         peer.remote_sid = peer.sid;
         peer.rcv_nxt = peer.snd.nxt;
-        peer.credit = peer.granted;
+        peer.snd.credit = peer.granted;
         peer.peer_epoch = peer.epoch;
         peer.frame_max = self.frame_max;
     }
@@ -231,7 +231,7 @@ impl Node {
         peer.remote_sid = op.sid;
         peer.rcv_nxt = base.psn;
         peer.rx_newest = base.psn;
-        peer.credit = op.grant;
+        peer.snd.credit = op.grant;
         peer.frame_max = frame_max;
     }
 
@@ -426,7 +426,9 @@ impl Node {
         (peer.want_ping, peer.want_nop) = (false, false);
         (peer.bad_seq, peer.written) = (NONE, 0);
         peer.answered(u16::MAX);
+        let credit = peer.snd.credit;
         peer.snd = SendWindow::new(peer.snd.nxt);
+        peer.snd.credit = credit;
         if peer.mac() == self.mac {
             self.open_to_self(p);
         }

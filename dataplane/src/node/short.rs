@@ -407,7 +407,7 @@ impl Node {
         peer.heard = self.active_ns;
         peer.probes = 0;
         if KEPT {
-            peer.credit = peer.credit.wrapping_add(u32::from(granted));
+            peer.snd.credit = peer.snd.credit.wrapping_add(u32::from(granted));
             peer.note_arrival(now, msg.psn, false);
             self.acks.soon |= head.asks_ack();
         }
@@ -448,9 +448,8 @@ impl Node {
             return rarely(false);
         }
         debug_assert!(peer.in_order && peer.is_in_order());
-        let (cack, grant) = (msg.cack(), msg.grant());
-        if (cack != peer.snd.una || grant != peer.credit as u16)
-            && hear::<false>(peer, cack, grant).is_none()
+        if (msg.said() ^ peer.snd.said()) << 16 != 0
+            && hear::<false>(peer, msg.cack(), msg.grant()).is_none()
         {
             return rarely(false);
         }
@@ -726,13 +725,13 @@ fn is_next(peer: &Peer, word: u64, (head, msg): (&PlainHead, &PlainMsg)) -> bool
 #[inline(always)]
 fn hear<const KEPT: bool>(peer: &mut Peer, cack: Psn, grant: u16) -> Option<(u32, u16)> {
     let acked = cack.0.wrapping_sub(peer.snd.una.0);
-    let granted = grant.wrapping_sub(peer.credit as u16);
+    let granted = grant.wrapping_sub(peer.snd.credit as u16);
     if (acked != 0 || granted != 0) && !is_unawaited::<KEPT>(peer, acked, granted) {
         return None;
     }
     if !KEPT {
         peer.snd.una = cack;
-        peer.credit = peer.credit.wrapping_add(u32::from(granted));
+        peer.snd.credit = peer.snd.credit.wrapping_add(u32::from(granted));
     }
     Some((acked, granted))
 }

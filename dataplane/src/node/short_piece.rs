@@ -27,7 +27,7 @@ impl Node {
             || plain.head.src != peer.word
             || plain.named != peer.next_place()
             || plain.cack != peer.snd.una
-            || plain.grant() != peer.credit as u16
+            || plain.grant() != peer.snd.credit as u16
         {
             return false;
         }

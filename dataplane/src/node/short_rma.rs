@@ -750,7 +750,7 @@ impl Node {
         let p = slot_of(base.dst_sid());
         let Some(peer) = self.peers.at_mut(p) else { return rarely(false) };
         let acked = base.cack.0.wrapping_sub(peer.snd.una.0);
-        let granted = base.grant().wrapping_sub(peer.credit as u16);
+        let granted = base.grant().wrapping_sub(peer.snd.credit as u16);
         if !peer.plain
             || !is_between(peer, self.word, &base)
             || base.dst_sid() != peer.sid
@@ -971,7 +971,7 @@ fn is_between(peer: &Peer, word: u64, base: &PlainBase) -> bool {
 pub(super) fn is_next(peers: &Peers, word: u64, base: &PlainBase) -> bool {
     let Some(peer) = peers.at(slot_of(base.dst_sid())) else { return false };
     let acked = base.cack.0.wrapping_sub(peer.snd.una.0);
-    let granted = base.grant().wrapping_sub(peer.credit as u16);
+    let granted = base.grant().wrapping_sub(peer.snd.credit as u16);
     peer.in_order
         && is_between(peer, word, base)
         && base.named == peer.next_place()
@@ -989,7 +989,7 @@ pub(super) fn usual_flight(peer: &Peer, word: u64, base: &PlainBase, plen: usize
         && is_between(peer, word, base)
         && base.named == peer.next_place()
         && (flying == 0 || flying <= peer.snd.in_flight())
-        && base.sized == peer.credit & 0xffff | (plen as u32) << 16;
+        && base.sized == peer.snd.credit & 0xffff | (plen as u32) << 16;
     usual.then_some(flying)
 }
 
@@ -1014,11 +1014,11 @@ pub(super) fn accept(peer: &mut Peer, base: &PlainBase, heard: u64) {
 /// Notes what the base of any packet from `peer` says that is true.
 #[inline(always)]
 fn hear(peer: &mut Peer, base: &PlainBase, heard: u64) {
-    let granted = base.grant().wrapping_sub(peer.credit as u16);
+    let granted = base.grant().wrapping_sub(peer.snd.credit as u16);
     peer.heard = heard;
     peer.probes = 0;
     peer.snd.una = base.cack;
-    peer.credit = peer.credit.wrapping_add(granted.into());
+    peer.snd.credit = peer.snd.credit.wrapping_add(granted.into());
 }
 
 /// The base of the next packet to a peer.

@@ -191,6 +191,9 @@ pub struct AckOfUnsent;
 pub struct SendWindow {
     /// Oldest packet not acknowledged.
     pub una: Psn,
+    /// Credits the peer granted since the session began. (Here, behind the other thing that nearly
+    /// every packet says; not looked at in this file.)
+    pub credit: u32,
     /// Next packet to number.
     pub nxt: Psn,
     /// Packets marked lost and not yet sent again.
@@ -210,7 +213,14 @@ impl SendWindow {
     pub fn new(first: Psn) -> Self {
         let (lost, sacked, guesses) = (0, 0, 0);
         let (cwnd, list) = (Cwnd::default(), List::default());
-        Self { una: first, nxt: first, lost, sacked, guesses, cwnd, list }
+        Self { una: first, credit: 0, nxt: first, lost, sacked, guesses, cwnd, list }
+    }
+
+    /// What the peer has acknowledged and granted, as they stand in a packet, in as many of the
+    /// lower bits: see [`Usual::said`](crate::wire::Usual::said).
+    #[inline(always)]
+    pub fn said(&self) -> u64 {
+        u64::from(self.una.0) | u64::from(self.credit) << 32
     }
 
     /// Packets sent and not acknowledged in order.

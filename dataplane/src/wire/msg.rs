@@ -385,6 +385,13 @@ impl<'a, 'f> Usual<'a, 'f> {
         self.u64::<16>()
     }
 
+    /// [`cack`](Self::cack) in the lowest bits and [`grant`](Self::grant) above; the uppermost 16
+    /// say something else.
+    #[inline(always)]
+    pub fn said(&self) -> u64 {
+        self.u64::<24>()
+    }
+
     /// The next PSN the sender expects.
     #[inline(always)]
     pub fn cack(&self) -> Psn {

@@ -187,7 +187,7 @@ fn answers_leave_the_window_as_it_is() {
         let p = pair.ends[1].node.peers.iter().next().unwrap().0;
         let [from, to] = &mut pair.ends;
         let peer = &mut to.node.peers[p];
-        peer.credit += 4000;
+        peer.snd.credit += 4000;
         peer.snd.una = peer.snd.nxt;
         assert_eq!(u32::from(peer.short_room()), WINDOW - 1);
         from.node.peers.iter_mut().for_each(|(_, peer)| peer.granted += 4000);
