@@ -208,6 +208,22 @@ impl<P: BriskPort> FrameSink for ToBrisk<'_, P> {
     }
 }
 
+/// The same, for a message that leaves without a call or not at all. Who sends one still has to
+/// [finish](ShortTx::finish) it.
+struct AtHand<'a, P>(&'a mut Box<P>);
+
+impl<P: BriskPort> FrameSink for AtHand<'_, P> {
+    fn send(&mut self, _: &TxFrame<'_>) -> Tx {
+        Tx::Full
+    }
+
+    #[inline(always)]
+    fn send_msg(&mut self, msg: &impl Message) -> Tx {
+        let sent = self.0.begin_short(msg.head(false).dst, msg.body(), msg.imm(), &MsgHead(msg));
+        if sent { Tx::Sent } else { rarely(Tx::Full) }
+    }
+}
+
 /// [`send_few`], to a port whose type is known.
 struct SendFew<'a, const H: usize, F>(&'a F);
 
@@ -594,7 +610,11 @@ impl Engine {
     #[inline(always)]
     pub fn send_at_hand(&mut self, ep: EpId, req: &SendReq) -> bool {
         let KnownPort::Shm(port) = &mut self.port else { return rarely(false) };
-        self.node.send_at_hand(ep, req, &mut ToBrisk(port))
+        let sent = self.node.send_at_hand(ep, req, &mut AtHand(port));
+        if sent {
+            port.finish();
+        }
+        sent
     }
 
     /// As [`send_now`](Self::send_now), inlined, to a port whose type is known; see

@@ -211,6 +211,36 @@ pub trait ShortTx {
         self.tx_made(dst, head, &rest)
     }
 
+    /// As [`tx_short`](Self::tx_short), but that whoever sleeps is woken may be left to
+    /// [`finish`](Self::finish), which is to be called next if this was true: so who has more to
+    /// do for the frame can do it first, and keeps nothing over a call.
+    #[inline(always)]
+    fn begin_short<const H: usize>(
+        &mut self,
+        dst: u64,
+        body: &IoBuf,
+        word: Option<u64>,
+        head: &impl FillHead<H>,
+    ) -> bool {
+        let Some(rest) = WordAndBody::of(word, body, 0, body.len()) else { return rarely(false) };
+        self.begin_made(dst, head, &rest)
+    }
+
+    /// As [`tx_made`](Self::tx_made), with the rest as in [`begin_short`](Self::begin_short).
+    #[inline(always)]
+    fn begin_made<const H: usize, R: Rest>(
+        &mut self,
+        dst: u64,
+        head: &impl FillHead<H>,
+        rest: &R,
+    ) -> bool {
+        self.tx_made(dst, head, rest)
+    }
+
+    /// Does what is left of the frame that was sent last.
+    #[inline(always)]
+    fn finish(&mut self) {}
+
     /// Sends `len` bytes from `at` of `body`. False also if they are more than a frame holds, or
     /// not all there in one piece.
     #[inline(always)]

@@ -830,6 +830,20 @@ impl ShortTx for ShmPort {
         head: &impl FillHead<H>,
         rest: &R,
     ) -> bool {
+        let sent = self.begin_made(dst, head, rest);
+        if sent {
+            self.finish();
+        }
+        sent
+    }
+
+    #[inline(always)]
+    fn begin_made<const H: usize, R: Rest>(
+        &mut self,
+        dst: u64,
+        head: &impl FillHead<H>,
+        rest: &R,
+    ) -> bool {
         if R::LONG {
             return self.push_made(dst, head, rest);
         }
@@ -861,13 +875,18 @@ impl ShortTx for ShmPort {
         place.commit();
         out.frames += 1;
         out.bytes += len as u64;
+        true
+    }
+
+    #[inline(always)]
+    fn finish(&mut self) {
+        let out = self.outs.usual();
         // May be answered before the frame is visible, as in `push`.
         // SAFETY: as in `push`, or a static.
         if unsafe { &*out.alert }.load(Relaxed) != 0 {
             rarely(());
             out.attend();
         }
-        true
     }
 }
 
