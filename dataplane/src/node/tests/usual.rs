@@ -232,3 +232,24 @@ fn the_countdown_promises_no_more_than_there_is() {
         assert_eq!(pair.read(1).len(), 1, "round {round}");
     }
 }
+
+/// The shortest way does not count probes off, so it is shut while there are any.
+#[test]
+fn a_probe_without_an_answer_ends_the_shortest_way() {
+    let mut pair = opened(true);
+    for _ in 0..2 {
+        pair.recv(1, IoBuf::leaked(&[0; 64]), 5, OpFlags::empty(), 1).unwrap();
+    }
+    short(&mut pair);
+    pair.run(5_000);
+    let node = &mut pair.ends[1].node;
+    assert!(node.peers[0].take_left > 0, "the next one might take it");
+    // It waits for something, and then long enough.
+    node.peers[0].coll_waits = 1;
+    node.on_timer(pair.now + node.settings.t_dead_ns / 5, 0);
+    assert_eq!((node.peers[0].probes, node.peers[0].take_left), (1, 0));
+    node.peers[0].coll_waits = 0;
+    short(&mut pair);
+    pair.run(5_000);
+    assert_eq!((pair.ends[1].node.peers[0].probes, pair.read(1).len()), (0, 2));
+}
