@@ -64,10 +64,12 @@ pub enum Bug {
     ReadRoomKept,
     /// What stands behind a packet of a write that is given up is executed.
     GivenUpWriteGoesOn,
+    /// What stands behind a withdrawn packet of a fetching atomic is executed.
+    GivenUpFetchGoesOn,
 }
 
 /// All of them, in order of declaration.
-pub const ALL: [Bug; 28] = [
+pub const ALL: [Bug; 29] = [
     Bug::OldDuplicateDelivered,
     Bug::DuplicateDelivered,
     Bug::RendezvousDoneOnAck,
@@ -96,6 +98,7 @@ pub const ALL: [Bug; 28] = [
     Bug::OperandsLaidOutTwice,
     Bug::ReadRoomKept,
     Bug::GivenUpWriteGoesOn,
+    Bug::GivenUpFetchGoesOn,
 ];
 
 /// Whether `bug` is switched on for this thread.

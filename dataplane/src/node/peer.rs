@@ -227,7 +227,7 @@ pub(crate) struct Peer {
     /// All transmit requests to this peer, in the order of their posting.
     pub(crate) wrs: List<1>,
     /// Number of the peer's operation of which a packet was refused or given up, `NONE` if none
-    /// was.
+    /// was. With [`WITHDRAWN`](Self::WITHDRAWN) its later packets are answered.
     pub(crate) bad_seq: u32,
     /// All pulls from this peer.
     pub(crate) pulls: List<1>,
@@ -351,6 +351,9 @@ impl Peer {
 
     /// In [`last_unacked`](Self::last_unacked): no operation.
     pub(crate) const NO_OP: u16 = u16::MAX;
+
+    /// See [`bad_seq`](Self::bad_seq). No operation's number has this bit.
+    pub(crate) const WITHDRAWN: u32 = 1 << 16;
 
     /// Bits of [`written`](Self::written) that count bytes.
     pub(crate) const WRITTEN_BITS: u32 = 48;

@@ -94,10 +94,12 @@ impl Node {
         op: &AtomicOp,
         (off, len): (usize, usize),
     ) -> Verdict {
+        // Before `of_refused`, which forgets what it does not know.
+        let void = op.void || self.peers[p].bad_seq == Peer::WITHDRAWN | u32::from(op.range.seq);
         if self.of_refused(now, p, &op.range, op.imm) {
             return Verdict::Accept;
         }
-        let done = if op.void {
+        let done = if void {
             self.do_void(now, p, op)
         } else {
             self.do_atomic(now, p, frame, op, (off, len))
@@ -105,8 +107,12 @@ impl Node {
         self.verdict(p, Some(&op.range), done)
     }
 
-    /// A withdrawn one: its initiator waits for nothing but the answer.
+    /// A withdrawn one, or a packet behind one: its initiator waits for nothing but the answer.
+    #[cold]
     fn do_void(&mut self, now: Instant, p: u32, op: &AtomicOp) -> Result<(), NackReason> {
+        if !op.range.last && !planted(Bug::GivenUpFetchGoesOn) {
+            self.peers[p].bad_seq = Peer::WITHDRAWN | u32::from(op.range.seq);
+        }
         if op.fetch {
             self.job_room(p)?;
             self.answer_values(p, op, 0, [0; Job::SHORT], Vec::new());

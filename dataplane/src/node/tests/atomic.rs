@@ -541,6 +541,38 @@ fn withdrawn_fetches_give_their_answers_back() {
     }
 }
 
+/// Goal: an atomic operation that was given up with a packet missing is executed up to that packet
+/// and no further, and not told as done.
+#[test]
+fn what_was_given_up_half_way_is_done_up_to_there() {
+    for (kind, lost) in [Base, Fetch].into_iter().flat_map(|k| [(k, 0), (k, 1), (k, 2)]) {
+        let mut pair = Pair::new(1500, false);
+        let region = pair.region(1, 4096, ALL);
+        let none = Call::sum(Base, &[0; 8], RmaList::one(0, 1, region.key));
+        pair.atomic(none, 0).unwrap();
+        pair.run(1_000_000);
+        assert_eq!(pair.read(0).len(), 1, "the session is open");
+        let before = words(&region.bytes());
+        let (many, back) = (bytes_of(&[1; 512]), if kind == Base { 0 } else { 4096 });
+        let call = Call::sum(kind, &many, RmaList::one(0, 512, region.key));
+        pair.atomic(Call { flags: OpFlags::REMOTE_CQ_DATA, ..call }, back).unwrap();
+        let now = pair.now;
+        let End { node, out, ep, .. } = &mut pair.ends[0];
+        node.transmit(now, &mut sink(out));
+        assert_eq!(out.len(), 3, "packets");
+        out.remove(lost);
+        node.ep_close(now, *ep).unwrap();
+        pair.run(900_000_000);
+        assert_eq!(pair.read(1), [], "{kind:?} without packet {lost} was told");
+        let now = words(&region.bytes());
+        let added: Vec<u64> = now.iter().zip(&before).map(|(n, b)| n.wrapping_sub(*b)).collect();
+        let done = added.iter().take_while(|by| **by == 1).count();
+        assert!(added[done..].iter().all(|by| *by == 0), "{kind:?} without packet {lost}");
+        assert_eq!(done > 0, lost > 0);
+        assert_eq!(pair.ends[0].node.levels().sent, 0);
+    }
+}
+
 /// A pair whose session is open and whose operations take the short way, and a region of the
 /// second.
 pub(super) fn short_pair() -> (Pair, Region) {
