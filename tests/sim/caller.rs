@@ -211,6 +211,10 @@ impl App {
                 self.resolve(v, node, host).map_err(|e| format!("av_insert: {e}"))?;
             }
         }
+        if v.host < v.plan.caller.closers && self.rng.chance(v.plan.caller.closes) {
+            let e = self.any_open();
+            self.reopen(v, node, e)?;
+        }
         let calls = self.rng.range(1, v.plan.caller.batch);
         for left in (0..calls).rev() {
             self.call(v, node, left > 0)?;
@@ -218,9 +222,13 @@ impl App {
         Ok(calls)
     }
 
-    fn call(&mut self, v: &mut View<'_>, node: &mut Node, more: bool) -> Checked {
+    fn any_open(&mut self) -> usize {
         let open: Vec<usize> = (0..self.eps.len()).filter(|&i| self.eps[i].open).collect();
-        let e = open[self.rng.index(open.len())];
+        open[self.rng.index(open.len())]
+    }
+
+    fn call(&mut self, v: &mut View<'_>, node: &mut Node, more: bool) -> Checked {
+        let e = self.any_open();
         let remote = v.plan.caller.remote;
         if remote > 0.0 && self.rng.chance(remote) {
             return self.call_remote(v, node, e, more);

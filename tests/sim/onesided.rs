@@ -97,19 +97,19 @@ impl App {
         let Some(region) = v.ledger.remotes.find(life, ALL) else { return Ok(()) };
         let number = v.ledger.remotes.ops.len();
         let r = &v.ledger.remotes.regions[region];
-        let len_max = v.plan.caller.len_max;
+        let (len_max, one) = (v.plan.caller.len_max, v.plan.caller.one);
         let (mut region, mut bad) = (region, None);
         let mut act = match self.rng.below(100) {
             0..=24 => Act::Write(r.choose(true, len_max, &mut self.rng)),
             25..=44 => Act::Read(r.choose(false, len_max, &mut self.rng)),
-            45..=54 => Act::Add(r.some_words(&mut self.rng)),
-            55..=74 => Act::FetchAdd(r.some_words(&mut self.rng)),
+            45..=54 => Act::Add(r.some_words(one, &mut self.rng)),
+            55..=74 => Act::FetchAdd(r.some_words(one, &mut self.rng)),
             75..=88 => {
-                let words = r.some_words(&mut self.rng);
+                let words = r.some_words(one, &mut self.rng);
                 let guess = r.guess(&words, &mut self.rng);
                 Act::Cswap(words, guess)
             }
-            89..=93 => Act::Fetch(r.some_words(&mut self.rng)),
+            89..=93 => Act::Fetch(r.some_words(one, &mut self.rng)),
             _ => {
                 let (of, range, err, act) = self.bad_range(v, life, region);
                 (region, bad) = (of, Some((range, err)));
@@ -124,7 +124,7 @@ impl App {
             act = Act::Bad(err);
         }
         call.act = act;
-        let flags = self.remote_flags(&call, more);
+        let flags = self.remote_flags(&call, v.plan.caller.told, more);
         self.post_remote(v, node, e, peer, region, call, flags).map(|_| ())
     }
 
@@ -192,12 +192,12 @@ impl App {
         self.post_remote(v, node, e, peer, region, call, OpFlags::COMPLETION).map(|_| ())
     }
 
-    fn remote_flags(&mut self, call: &Call, more: bool) -> OpFlags {
+    fn remote_flags(&mut self, call: &Call, told: f64, more: bool) -> OpFlags {
         let r = &mut self.rng;
         let mut f = OpFlags::empty();
         let read = call.atomic.is_none() && call.back > 0 || matches!(call.act, Act::Read(_));
         f.set(OpFlags::INJECT, !read && call.out.len() <= Node::INJECT_SIZE && r.chance(0.3));
-        f.set(OpFlags::REMOTE_CQ_DATA, !read && r.chance(0.2));
+        f.set(OpFlags::REMOTE_CQ_DATA, !read && r.chance(told));
         // What comes back is looked at, so its arrival has to be told.
         f.set(OpFlags::COMPLETION, call.back > 0 || read || r.chance(0.5));
         f.set(OpFlags::DELIVERY_COMPLETE, r.chance(0.15));

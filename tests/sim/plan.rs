@@ -136,8 +136,16 @@ pub(crate) struct CallerPlan {
     pub(crate) selective: f64,
     /// Whether rare calls (close, peek, multi-receive, cancel) are in the mix.
     pub(crate) rare: f64,
+    /// Chance that a look begins with closing an endpoint, whatever is pending, and opening another
+    /// in its place; and the hosts, counted from the first, whose applications do that.
+    pub(crate) closes: f64,
+    pub(crate) closers: usize,
     /// Share of operations on remote memory. Without any there is no region.
     pub(crate) remote: f64,
+    /// Share of atomic operations on one word; the others have up to 512.
+    pub(crate) one: f64,
+    /// Share of operations on remote memory whose target is told of them.
+    pub(crate) told: f64,
     /// Nothing but additions and swaps from all other hosts onto one word of the first.
     pub(crate) one_word: bool,
 }
@@ -194,7 +202,11 @@ impl Plan {
                 any_life: 0.3,
                 selective: 0.2,
                 rare: 0.0,
+                closes: 0.0,
+                closers: 0,
                 remote: 0.0,
+                one: 0.8,
+                told: 0.2,
                 one_word: false,
             },
         }

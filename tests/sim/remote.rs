@@ -134,7 +134,7 @@ impl Remote {
 struct Word {
     /// Values that operations found and replaced.
     olds: HashSet<u64>,
-    /// Additions that succeeded and brought nothing back.
+    /// Additions that were executed and brought nothing back.
     blind: u64,
     /// Operations that may have changed it.
     unknown: u64,
@@ -238,9 +238,9 @@ impl Region {
         parts
     }
 
-    /// Some words, most often the first.
-    pub(crate) fn some_words(&self, rng: &mut Rng) -> Words {
-        let n = if rng.chance(0.8) { 1 } else { rng.pick(&[2, 8, 17, 100, WORDS]) };
+    /// Some words, most often the first; only one as often as `one` of all times.
+    pub(crate) fn some_words(&self, one: f64, rng: &mut Rng) -> Words {
+        let n = if rng.chance(one) { 1 } else { rng.pick(&[2, 8, 17, 100, WORDS]) };
         let spread = if rng.chance(0.7) { 4 } else { WORDS };
         let first = rng.index(spread.min(WORDS + 1 - n));
         self.words_at(first, n)
@@ -439,6 +439,12 @@ impl Remotes {
                 parts.iter().for_each(|p| region.slots[p.slot].used = used);
             }
             Act::Read(parts) => region.release(parts),
+            // Whose target was told of it has done all of it.
+            Act::Add(w) | Act::FetchAdd(w) if op.told => {
+                for i in w.first..w.first + w.len() {
+                    region.words[i].blind += 1;
+                }
+            }
             Act::Add(w) | Act::FetchAdd(w) | Act::Cswap(w, _) if executed => {
                 for i in w.first..w.first + w.len() {
                     region.words[i].unknown += 1;
@@ -465,14 +471,24 @@ impl Remotes {
         let there = region.life == life
             || matches!(op.act, Act::Write(_)) && content.is_empty() && op.dst.life.is_none();
         ensure!(there, "operation {n} for life {} was told of in {life}", region.life);
-        if let (Act::Write(parts), End::Pending) = (&op.act, op.end) {
-            let mut at = 0;
-            for p in parts {
-                let range = region.bytes_of(p);
-                let same = region.bytes()[range] == content[at..at + p.len];
-                ensure!(same, "operation {n} was told of before all bytes were there");
-                at += p.len;
+        match &op.act {
+            // Behind one that succeeded there may have been others.
+            Act::Write(parts) if op.end != End::Ok => {
+                let mut at = 0;
+                for p in parts {
+                    let range = region.bytes_of(p);
+                    let same = region.bytes()[range] == content[at..at + p.len];
+                    ensure!(same, "operation {n} was told of before all bytes were there");
+                    at += p.len;
+                }
             }
+            Act::Add(w) | Act::FetchAdd(w) if op.end == End::Unknown => {
+                for i in w.first..w.first + w.len() {
+                    region.words[i].blind += 1;
+                    region.words[i].unknown -= 1;
+                }
+            }
+            _ => {}
         }
         Ok(n)
     }
@@ -486,6 +502,7 @@ impl Remotes {
             if op.end != End::Pending {
                 continue;
             }
+            let sure = sure || op.told;
             match &op.act {
                 Act::Add(w) => {
                     for word in &mut silent[op.region][w.first..w.first + w.len()] {

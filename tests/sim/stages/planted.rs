@@ -14,13 +14,14 @@ use crate::world::guarded;
 type Part = fn(u64) -> Checked;
 
 /// In the order in which they are tried: name, parts at most.
-const STAGES: [(&str, u64, Part); 8] = [
+const STAGES: [(&str, u64, Part); 9] = [
     ("sim_quick", 40, |seed| random::one(seed, 500)),
     ("hostile_peer", 12, |seed| guarded(|| hostile::hostile(seed, 2_000))),
     ("forged_frames", 2, |seed| guarded(|| hostile::forged(seed, 5_000))),
     ("crash_at_every_step", 5, |seed| directed::crash_steps(seed, 12).map(|_| ())),
     ("exactly_once", 40, |seed| once::one_word(seed).map(|_| ())),
-    ("false_death", 160, |seed| random::no_death(seed).map(|_| ())),
+    ("false_death", 20, |seed| random::no_death(seed).map(|_| ())),
+    ("given_up", 400, |seed| random::withdrawn(seed).map(|_| ())),
     ("drop_dup_swap_each_packet", 1, |seed| directed::each_packet(seed, 12).map(|_| ())),
     ("sim_quick, more", 80, |seed| random::one(40 + seed, 500)),
 ];
@@ -61,7 +62,7 @@ fn planted_bugs() {
         start.elapsed().as_secs_f64()
     );
     assert!(planted >= 15, "only {planted} kinds of bugs are planted");
-    assert!(found * 5 >= planted * 4, "{found} of {planted} planted bugs found");
+    assert!(found + 1 >= planted, "{found} of {planted} planted bugs found");
 }
 
 struct Hunt {

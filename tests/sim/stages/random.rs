@@ -41,6 +41,21 @@ fn false_death() {
     sum.print("false_death", start);
 }
 
+/// Goal: what is given up half way is done up to some packet and no further, is not told of as
+/// done, and gives back what it held. Method: many operations of many packets, told of at their
+/// target, while packets are lost and overtake each other; endpoints close with all that is
+/// pending, or hosts lose each other, and everybody lives on.
+#[test]
+fn given_up() {
+    let seeds = if nightly() { 10_000 } else { 200 };
+    let start = Instant::now();
+    let sum = for_seeds("given_up", seeds, |seed, sum| {
+        sum.add(&withdrawn(seed)?);
+        Ok(())
+    });
+    sum.print("given_up", start);
+}
+
 /// One seed of `sim_quick`.
 #[cfg(feature = "plant")]
 pub(crate) fn one(seed: u64, ops: u64) -> Result<(), Violation> {
@@ -67,4 +82,49 @@ pub(crate) fn no_death(seed: u64) -> Result<Report, Violation> {
     let report = run(&plan)?;
     ensure!(report.tally.deaths == 0, "{} false deaths", report.tally.deaths);
     Ok(report)
+}
+
+/// One seed of `given_up`.
+pub(crate) fn withdrawn(seed: u64) -> Result<Report, Violation> {
+    let mut plan = Plan::swarm(seed, 300);
+    let mut r = Rng::new(seed, 10);
+    let mtu = r.pick(&[256, 512, 1500]);
+    plan.hosts = plan.hosts.max(3);
+    plan.link.mtu = vec![mtu; plan.hosts];
+    plan.node.t_dead_ns = 2_000_000_000;
+    plan.node.pull_window = r.pick(&[4 << 10, 64 << 10]);
+    if !plan.link.lossless {
+        plan.link.loss = 0.3 * r.unit();
+        plan.link.jitter_ns = r.pick(&[0.0, 1e3, 50e3]);
+    }
+    let c = &mut plan.caller;
+    c.len_max = r.pick(&[4, 16, 64, 64]) * mtu;
+    c.think_ns = r.pick(&[2e3, 20e3, 200e3]);
+    c.remote = r.pick(&[0.5, 0.9]);
+    (c.one, c.told) = (r.pick(&[0.2, 0.5]), 0.7);
+    // A session survives these.
+    plan.faults.at.retain(|(_, fault)| matches!(fault, Fault::Flap { .. } | Fault::Starve { .. }));
+    let parted = r.chance(0.3);
+    if parted {
+        part_some(&mut plan, &mut r);
+    } else {
+        plan.caller.closes = r.pick(&[0.05, 0.2]);
+        plan.caller.closers = r.range(1, plan.hosts as u64) as usize;
+    }
+    let report = run(&plan)?;
+    ensure!(parted || report.tally.deaths == 0, "{} false deaths", report.tally.deaths);
+    Ok(report)
+}
+
+/// A pair or two of hosts lose each other, while all live.
+fn part_some(plan: &mut Plan, r: &mut Rng) {
+    for _ in 0..r.range(1, 2) {
+        let a = r.index(plan.hosts);
+        let b = (a + 1 + r.index(plan.hosts - 1)) % plan.hosts;
+        let session = plan.link.lossless || r.chance(0.3);
+        let lost = Fault::SessionLoss { host: a, peer: b };
+        let fault = if session { lost } else { Fault::Cut { a, b } };
+        plan.faults.at.push((r.below(plan.ops), fault));
+    }
+    plan.faults.at.sort_by_key(|&(k, _)| k);
 }
