@@ -102,8 +102,8 @@ impl Node {
         if ep.route.dest != req.dest && !ep.find_route((&self.avs, &self.peers), req.dest) {
             return false;
         }
-        let Route { peer: p, ep: dst_ep, inc, .. } = ep.route;
-        let (src_ep, cost) = (ep.number, units(len as u64));
+        let Route { peer: p, ends: [dst_ep, src_ep], inc, .. } = ep.route;
+        let cost = units(len as u64);
         let cqe = wants_cqe(req, ep.tx_selective);
         let Some(peer) = self.peers.get(p) else { return false };
         if peer.state != State::Open || peer.credits() < cost {

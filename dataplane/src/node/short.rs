@@ -161,8 +161,9 @@ impl Node {
         let mut told = !req.no_completion;
         let net = (&self.avs, &self.peers);
         if USUAL {
-            // What stands there for a kind that is not plain may be asked for as well.
-            let named = req.dest != FI_ADDR_UNSPEC;
+            // What stands there for a kind that is not plain may be asked for as well; at hand,
+            // that has no peer.
+            let named = AT_HAND || req.dest != FI_ADDR_UNSPEC;
             let known = ep.route.plain[usize::from(tagged)] == req.dest && named;
             let asked = req.no_completion || req.flags.contains(OpFlags::COMPLETION);
             if !known && (AT_HAND || !ep.is_usual(net, req.dest, tagged, asked)) {
@@ -190,7 +191,9 @@ impl Node {
         if !cq.has_room() {
             return rarely(None);
         }
-        let peer = self.peers.at_mut(ep.route.peer)?;
+        let route = &ep.route;
+        let p = if AT_HAND { route.plain_peer[usize::from(tagged)] } else { route.peer };
+        let peer = self.peers.at_mut(p)?;
         if KEPT && (self.tx.is_full() || self.sent.is_full()) {
             return rarely(None);
         }
@@ -230,7 +233,12 @@ impl Node {
                 len: len as u64,
                 sent: len as u64,
                 unacked: 1,
-                ..TxWr::new(req.context, (ep.route.peer, e), (ep.route.ep, ep.number), wr_flags)
+                ..TxWr::new(
+                    req.context,
+                    (ep.route.peer, e),
+                    (ep.route.ends[0], ep.number),
+                    wr_flags,
+                )
             };
             return Some(self.keep_sent(clock(), wr, op, (cost, ar)));
         }
@@ -568,17 +576,26 @@ pub(crate) struct Route {
     /// [`FI_ADDR_UNSPEC`], and its peer is none either.
     pub(super) dest: FiAddr,
     pub(super) peer: u32,
-    pub(super) ep: u16,
+    /// The endpoint there and ours, as they stand in a header.
+    pub(super) ends: [u16; 2],
     /// The life of the peer that the address names, which is the one we deal with; 0 any.
     pub(super) inc: u64,
     /// `dest` for each [`MsgKind`] of which messages are plain, else [`FI_ADDR_UNSPEC`]: who finds
     /// an address there need ask neither of both.
     pub(super) plain: [FiAddr; 2],
+    /// `peer` for these, else none, so that `FI_ADDR_UNSPEC` leads nowhere.
+    pub(super) plain_peer: [u32; 2],
 }
 
 impl Route {
-    pub(super) const NONE: Self =
-        Self { dest: FI_ADDR_UNSPEC, peer: NONE, ep: 0, inc: 0, plain: [FI_ADDR_UNSPEC; 2] };
+    pub(super) const NONE: Self = Self {
+        dest: FI_ADDR_UNSPEC,
+        peer: NONE,
+        ends: [0; 2],
+        inc: 0,
+        plain: [FI_ADDR_UNSPEC; 2],
+        plain_peer: [NONE; 2],
+    };
 }
 
 impl Ep {
@@ -598,7 +615,8 @@ impl Ep {
             return false;
         }
         let plain = self.plain_send.map(|plain| if plain { dest } else { FI_ADDR_UNSPEC });
-        self.route = Route { dest, peer, ep, inc, plain };
+        let plain_peer = self.plain_send.map(|plain| if plain { peer } else { NONE });
+        self.route = Route { dest, peer, ends: [ep, self.number], inc, plain, plain_peer };
         true
     }
 
@@ -638,7 +656,7 @@ impl ShortMsg<'_> {
     #[inline(always)]
     fn op(&self) -> MsgOp {
         let tagged = self.req.kind == MsgKind::Tagged;
-        let (dst_ep, src_ep, tag) = (self.ep.route.ep, self.ep.number, self.req.tag);
+        let ([dst_ep, src_ep], tag) = (self.ep.route.ends, self.req.tag);
         MsgOp { dst_ep, rx_ctx: 0, src_ep, tagged, imm: self.imm(), tag, len: 0 }
     }
 }

@@ -1080,7 +1080,7 @@ impl To<'_> {
     #[inline(always)]
     fn range(&self, range: &RmaIov) -> RemoteRange {
         let RmaIov { addr, key: rkey, .. } = *range;
-        let (dst_ep, src_ep, seq) = (self.ep.route.ep, self.ep.number, self.peer.rma_seq);
+        let ([dst_ep, src_ep], seq) = (self.ep.route.ends, self.peer.rma_seq);
         RemoteRange { dst_ep, rx_ctx: 0, src_ep, seq, last: true, rkey, addr }
     }
 

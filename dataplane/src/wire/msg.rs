@@ -306,8 +306,8 @@ impl PlainMsg {
         out.set::<24, 4>(msg().cack.0.to_le_bytes());
         out.set::<28, 2>(msg().grant.to_le_bytes());
         out.set::<30, 2>(msg().plen.to_le_bytes());
-        out.set::<32, 2>(msg().op.dst_ep.to_le_bytes());
-        out.set::<34, 2>(msg().op.src_ep.to_le_bytes());
+        let ends = u32::from(msg().op.dst_ep) | u32::from(msg().op.src_ep) << 16;
+        out.set::<32, 4>(ends.to_le_bytes());
         out.set::<36, 4>(u32::from(flags(msg().op.tagged, msg().op.imm)).to_le_bytes());
         out.set::<40, 8>(msg().op.tag.to_le_bytes());
     }

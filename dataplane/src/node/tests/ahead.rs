@@ -137,7 +137,7 @@ fn routes_are_sure(node: &Node) {
         let route = ep.route;
         if route.dest != FI_ADDR_UNSPEC {
             let entry = node.avs[ep.av].av.lookup(route.dest).unwrap();
-            assert_eq!((entry.peer, entry.ep, entry.rx_ctx), (route.peer, route.ep, 0));
+            assert_eq!((entry.peer, entry.ep, entry.rx_ctx), (route.peer, route.ends[0], 0));
             assert!(route.inc == 0 || route.inc == node.peers[route.peer].inc);
         }
         for (plain, told) in route.plain.into_iter().zip(ep.plain_send) {
