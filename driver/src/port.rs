@@ -207,8 +207,11 @@ pub trait ShortTx {
         word: Option<u64>,
         head: &impl FillHead<H>,
     ) -> bool {
-        let Some(rest) = WordAndBody::of(word, body, 0, body.len()) else { return rarely(false) };
-        self.tx_made(dst, head, &rest)
+        let sent = self.begin_short(dst, body, word, head);
+        if sent {
+            self.finish();
+        }
+        sent
     }
 
     /// As [`tx_short`](Self::tx_short), but that whoever sleeps is woken may be left to

@@ -182,6 +182,29 @@ proptest! {
     }
 }
 
+/// Goal: a sender who writes padding and nothing behind it moves the consumer's head, and nobody
+/// gives anything back; then no word makes a plain frame, since it may be read where the head was.
+#[test]
+fn behind_padding_alone_nothing_is_plain_until_it_is_given_back() {
+    let (_, mut rx) = ends();
+    let (mem, last) = (rx.mem().clone(), LEN - GRANULE);
+    for pos in (0..last).step_by(GRANULE) {
+        mem.publish(pos, word_of(pos as u64, 40));
+        assert!(matches!(rx.take(), Taken::Frame { .. }));
+        rx.release();
+    }
+    mem.publish(last, word_of(last as u64, PAD));
+    mem.clear(0);
+    assert!(matches!(rx.take(), Taken::Empty));
+    assert_eq!(rx.pos(), 0);
+    for len in 0..=FRAME_MAX as u32 {
+        let taken = rx.take_plain(word_of(LEN as u64, len));
+        assert!(matches!(taken, Taken::Empty), "{len} bytes");
+    }
+    rx.release();
+    assert!(matches!(rx.take_plain(word_of(LEN as u64, 40)), Taken::Frame { pos: WORD_LEN, .. }));
+}
+
 #[test]
 fn full_length_frames_always_get_through() {
     let (mut tx, mut rx) = ends();

@@ -923,10 +923,13 @@ impl ShmPort {
     #[inline(always)]
     fn one(&mut self, at: *const AtomicU64, word: u64, sink: &mut impl RxSink) -> bool {
         let ring = &mut self.ins.usual().ring;
-        debug_assert_eq!(at, ring.mem().word_at(ring.pos()));
-        let Taken::Frame { len, .. } = ring.take_plain(word) else { return rarely(false) };
-        // Behind its word, and before the next one's, which is inside the ring as well.
+        let Taken::Frame { pos, len } = ring.take_plain(word) else { return rarely(false) };
+        // Behind its word, and before the next one's, which is inside the ring as well. Who takes
+        // frames another way moves the watch with the head (`released`). Where a sender writes
+        // padding and nothing behind it, the head alone goes on, to where `take_plain` takes
+        // nothing, whatever the word, before `released` is next.
         let base = at.wrapping_byte_add(WORD_LEN).cast();
+        debug_assert_eq!(base, ring.mem().at(pos).cast_const());
         let next = at.wrapping_byte_add(slot_len(len));
         // Before it is lent, so that none of this has to be kept meanwhile.
         self.counters.rx_bytes += len as u64;
@@ -936,7 +939,7 @@ impl ShmPort {
             self.more = unsafe { (*next).load(Relaxed) };
         }
         self.watches[0].next = next;
-        // SAFETY: as in `burst`; `at` is where the ring's head was.
+        // SAFETY: as in `burst`; `at` is where the ring's head was, as said above.
         sink.frame_with(&unsafe { RxFrame::from_raw(base, len) }, Back(self));
         true
     }
