@@ -23,8 +23,11 @@ use crate::wire::{
 
 /// Packets received before an acknowledgement of their own leaves, on a lossy port and on one that
 /// loses nothing.
-pub(super) const ACK_EVERY: u8 = 8;
+pub(super) const ACK_EVERY: u8 = 16;
 pub(super) const ACK_EVERY_LOSSLESS: u8 = 128;
+
+/// Messages in one packet after which it is acknowledged at once.
+const ACK_PACKED: u16 = 8;
 
 impl Node {
     /// Takes a frame that arrived. Whatever is in it, nothing but a counter changes unless it is a
@@ -723,7 +726,7 @@ impl Node {
             }
         }
         // Its sender may have posted all that it may until some of it has ended.
-        if !self.lossless && taken >= u16::from(ACK_EVERY) {
+        if !self.lossless && taken >= ACK_PACKED {
             self.peers[p].ack_now = true;
             self.make_ready(p);
         }

@@ -5,6 +5,7 @@
 
 use barewire_driver::port::MacAddr;
 
+use super::acks::ACK_DELAY_NS;
 use super::ops::WrFlags;
 use super::peer::{GENERATIONS, GRANT_FIRST, Peer, State, next_sid};
 use super::{Node, Reply};
@@ -31,7 +32,7 @@ const EVICT_LOOKS: usize = 16;
 const STARVED_NS: u64 = 1_000_000;
 
 /// What a tail probe waits for besides round trips: an acknowledgement that its sender holds back.
-const PROBE_SLACK_NS: u64 = 20_000;
+const PROBE_SLACK_NS: u64 = ACK_DELAY_NS + 10_000;
 
 /// Probes without an answer before a peer may be dead.
 const PROBES_MIN: u8 = 8;

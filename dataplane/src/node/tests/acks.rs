@@ -1,5 +1,7 @@
 //! When acknowledgements of their own are sent on a port that may lose frames.
 
+use super::super::acks::ACK_DELAY_NS;
+use super::super::input::ACK_EVERY;
 use super::*;
 
 /// A turn of the loop.
@@ -63,7 +65,7 @@ fn a_stream_is_acknowledged_now_and_then() {
         }
         let (acks_then, asks_then) = counted(&pair);
         let packets = 64 * len.div_ceil(8900) as u64;
-        let allowed = packets / 8 + 64 / 16 + 2;
+        let allowed = packets / u64::from(ACK_EVERY) + 64 / 16 + 2;
         assert!(acks_then - acks <= allowed, "{} for {packets} packets", acks_then - acks);
         assert_eq!(asks_then, asks, "while others followed");
         pair.run_by(2_000, TURN_NS);
@@ -102,7 +104,7 @@ fn a_lost_question_is_made_up_for_by_the_receiver() {
     pair.run_by(1_500, TURN_NS);
     assert_eq!(counted(&pair).1, 1, "asked");
     pair.drop = 0;
-    pair.run_by(10_000, TURN_NS);
+    pair.run_by(ACK_DELAY_NS, TURN_NS);
     assert_eq!(pair.read(0).len(), 1);
     let [sender, _] = pair.ends.each_ref().map(|end| end.node.counters());
     assert_eq!((sender.tx_retransmits, sender.timeouts), (0, 0));
