@@ -66,7 +66,7 @@ fn main() {
     }
     memory_instructions(&args, &mut report);
     // Last, since it starts threads and DPDK in this process.
-    if args.wants("ring-64B/raw")
+    if RINGS.iter().any(|(case, _)| args.wants(case))
         && let Err(why) = ring(&args, &mut report)
     {
         report.skip("ring-64B/raw", &why);
@@ -219,7 +219,7 @@ fn memif_latency(
             first.finish(|| side.idle())?;
         }
         first.begin(Task { what: RAW_ECHO, len: RAW_LEN, count });
-        let raw: Sample = side.raw.ping_pong(RAW_LEN, count, CHUNK).into_iter().collect();
+        let raw: Sample = side.raw.ping_pong::<false>(RAW_LEN, count, CHUNK).into_iter().collect();
         first.finish(|| side.idle())?;
         for (i, ours) in ours.iter().enumerate().filter(|_| round > 0) {
             pairs[i].push(ours.median(), raw.median());
@@ -456,8 +456,17 @@ fn sink(end: &mut RawEnd, len: usize, (window, bufs): (u64, u64), count: u64) {
 const WAIT: u64 = 0;
 const OURS: u64 = 1;
 const RAW: u64 = 2;
-const LINE: u64 = 3;
-const END: u64 = 4;
+const RAW_COPIED: u64 = 3;
+const LINE: u64 = 4;
+const END: u64 = 5;
+
+/// What ours is set against: a raw loop that sends each packet buffer back as it came, which nobody
+/// who reads a message and answers it can, and one that copies the bytes out, and those of the
+/// answer in.
+const RINGS: [(&str, &str); 2] = [
+    ("ring-64B/raw", "raw net_ring half trip"),
+    ("ring-64B/raw-copied", "the same, copied in and out"),
+];
 
 /// The other thread: does what `turn` says until it says that this is all.
 fn answer(turn: &AtomicU64, count: u64, (far, raw, line): (&mut RawEnd, &mut RawPort, &Bounced)) {
@@ -469,6 +478,7 @@ fn answer(turn: &AtomicU64, count: u64, (far, raw, line): (&mut RawEnd, &mut Raw
             }
             OURS => echo(far, count),
             RAW => raw.echo(count),
+            RAW_COPIED => raw.echo_copied(count),
             LINE => line.answer(),
             _ => return,
         }
@@ -485,7 +495,7 @@ fn ring(args: &Args, report: &mut Report) -> Made<()> {
     let (turn, mac) = (AtomicU64::new(0), AtomicU64::new(0));
     let line = Bounced::default();
     let near_addr = near.addr();
-    let mut pairs = Rounds::default();
+    let mut pairs = [Rounds::default(), Rounds::default()];
     let mut single = Sample::default();
     let mut lines = [0.0; 2];
     std::thread::scope(|scope| -> Made<()> {
@@ -523,10 +533,14 @@ fn ring(args: &Args, report: &mut Report) -> Made<()> {
             let ours: Sample = ping_pong(&mut near, count, CHUNK).into_iter().collect();
             wait(&mut near);
             turn.store(RAW, Release);
-            let bare: Sample = raw.ping_pong(RAW_LEN, count, CHUNK).into_iter().collect();
+            let bare: Sample = raw.ping_pong::<false>(RAW_LEN, count, CHUNK).into_iter().collect();
+            wait(&mut near);
+            turn.store(RAW_COPIED, Release);
+            let copied: Sample = raw.ping_pong::<true>(RAW_LEN, count, CHUNK).into_iter().collect();
             wait(&mut near);
             if round > 0 {
-                pairs.push(ours.median(), bare.median());
+                pairs[0].push(ours.median(), bare.median());
+                pairs[1].push(ours.median(), copied.median());
                 single.extend(&ours);
             }
         }
@@ -534,9 +548,12 @@ fn ring(args: &Args, report: &mut Report) -> Made<()> {
         turn.store(END, Release);
         Ok(())
     })?;
-    let row = Row::new("ring-64B/raw", pairs.value(), "ns half trip").spread(&single);
-    let row = row.placed(lines[0], lines[1]);
-    report.row(told(row, &pairs, "raw net_ring half trip", rounds));
+    for ((case, reference), pairs) in
+        RINGS.into_iter().zip(&pairs).filter(|((case, _), _)| args.wants(case))
+    {
+        let row = Row::new(case, pairs.value(), "ns half trip").spread(&single);
+        report.row(told(row, pairs, reference, rounds).placed(lines[0], lines[1]));
+    }
     Ok(())
 }
 

@@ -15,6 +15,9 @@ pub(crate) const BURST: usize = 32;
 /// Descriptors of each queue.
 const RING: u16 = 512;
 
+/// The longest frame whose bytes are copied by [`RawPort::echo_copied`].
+const COPIED_MAX: usize = 256;
+
 /// A port of DPDK with one queue each way.
 pub(crate) struct RawPort {
     pub(crate) port: u16,
@@ -150,18 +153,32 @@ impl RawPort {
     }
 
     /// `count` round trips of a frame of `len` bytes: half of each, nanoseconds, the mean of every
-    /// `chunk` of them. The other side is in [`echo`](Self::echo).
-    pub(crate) fn ping_pong(&mut self, len: usize, count: u64, chunk: u64) -> Vec<f64> {
+    /// `chunk` of them. The other side is in [`echo`](Self::echo), or in
+    /// [`echo_copied`](Self::echo_copied) if `COPIED`: then its bytes are copied in and out here
+    /// as well.
+    pub(crate) fn ping_pong<const COPIED: bool>(
+        &mut self,
+        len: usize,
+        count: u64,
+        chunk: u64,
+    ) -> Vec<f64> {
         let mut chunks = Vec::with_capacity((count / chunk) as usize);
+        let mut bytes = [0x5a; COPIED_MAX];
         let mut at = now_ns();
         let mut mbuf = [null_mut()];
         for i in 1..=count {
             self.alloc(&mut mbuf);
+            if COPIED {
+                Self::put(mbuf[0], &bytes[..len]);
+            }
             Self::fill(mbuf[0], len, i);
             self.send(&mut mbuf);
             let mut back = 0;
             while back != i {
                 self.receive(|_, mbuf| {
+                    if COPIED {
+                        Self::get(mbuf, &mut bytes);
+                    }
                     // SAFETY: a received packet of ours, given back.
                     unsafe {
                         back = data(mbuf).add(14).cast::<u64>().read_unaligned();
@@ -183,6 +200,47 @@ impl RawPort {
         let mut left = count;
         while left > 0 {
             left -= self.receive(|port, mbuf| port.send(&mut [mbuf])) as u64;
+        }
+    }
+
+    /// Answers `count` frames, each with another one of the same bytes, as whoever reads a message
+    /// and answers it has to: they are copied out, and copied in.
+    pub(crate) fn echo_copied(&mut self, count: u64) {
+        let mut bytes = [0; COPIED_MAX];
+        let mut left = count;
+        while left > 0 {
+            let got = self.receive(|port, mbuf| {
+                let len = Self::get(mbuf, &mut bytes);
+                let mut answer = [null_mut()];
+                port.alloc(&mut answer);
+                Self::put(answer[0], &bytes[..len]);
+                port.send(&mut answer);
+                // SAFETY: a received packet of ours, given back.
+                unsafe { sys::rte_pktmbuf_free(mbuf) };
+            });
+            left -= got as u64;
+        }
+    }
+
+    /// Copies a short frame to a fresh packet buffer.
+    #[inline(always)]
+    fn put(mbuf: *mut sys::rte_mbuf, bytes: &[u8]) {
+        // SAFETY: a fresh packet buffer of ours, with room for the longest frame here.
+        unsafe {
+            (*mbuf).data_len = bytes.len() as u16;
+            (*mbuf).pkt_len = bytes.len() as u32;
+            std::ptr::copy_nonoverlapping(bytes.as_ptr(), data(mbuf), bytes.len());
+        }
+    }
+
+    /// Copies a short frame that was received to `bytes`, and says how long it is.
+    #[inline(always)]
+    fn get(mbuf: *mut sys::rte_mbuf, bytes: &mut [u8; COPIED_MAX]) -> usize {
+        // SAFETY: a received packet of ours, of so many bytes or more.
+        unsafe {
+            let len = usize::from((*mbuf).data_len).min(COPIED_MAX);
+            std::ptr::copy_nonoverlapping(data(mbuf), bytes.as_mut_ptr(), len);
+            len
         }
     }
 
