@@ -300,7 +300,7 @@ impl CqInner {
             put(cqe);
             taken = true;
         };
-        let moved = core.turn_here_if_manual(shared, CqReader { cq: self.id, put });
+        let moved = core.turn_here_if_manual(shared, CqReader { cq: &self.id, put });
         (moved, taken)
     }
 

@@ -86,6 +86,8 @@ pub struct EpCommon {
     pub(crate) connected: Option<Connected>,
     /// All bits of a peer's address count, or none: data of a connection goes to the one peer.
     pub(crate) addr_bits: FiAddr,
+    /// The other bits, which [`from`](Self::from) sets.
+    pub(crate) from_bits: FiAddr,
     limits: (usize, usize),
     /// Longest message that is sent where it would not fit a frame.
     pub(crate) max_msg_size: u64,
@@ -207,6 +209,7 @@ impl EpCommon {
             dom: dom.clone(),
             id,
             addr_bits: if connected.is_some() { 0 } else { FiAddr::MAX },
+            from_bits: if connected.is_some() { FiAddr::MAX } else { 0 },
             connected,
             object: dom.ep_count.fetch_add(1, Ordering::Relaxed),
             caps: attr.caps,
@@ -236,6 +239,7 @@ impl EpCommon {
             // It has no connection to make or to end.
             connected: None,
             addr_bits: of.addr_bits,
+            from_bits: of.from_bits,
             limits: of.limits,
             max_msg_size: of.max_msg_size,
             buffered: (number(&of.buffered.0), number(&of.buffered.1)),
@@ -273,7 +277,7 @@ impl EpCommon {
     /// Whose messages a receive for `src` takes: all, if there is but one sender.
     #[inline(always)]
     pub(crate) fn from(&self, src: FiAddr) -> FiAddr {
-        src | !self.addr_bits
+        src | self.from_bits
     }
 
     fn bound(&self) -> std::sync::MutexGuard<'_, Bound> {

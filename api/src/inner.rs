@@ -84,8 +84,7 @@ impl Core {
         self.reads_left = READS_PER_TURN;
         self.engine.brisk_turn(reader).unwrap_or_else(|| {
             rarely(());
-            let turn = if self.engine.may_be_brisk() { Self::far_turn } else { Self::full_turn };
-            turn(self, shared)
+            self.other_turn(shared)
         })
     }
 
@@ -99,9 +98,10 @@ impl Core {
         moved
     }
 
-    /// As [`calm_turn`](Self::calm_turn), for other ports than a segment.
+    /// As [`calm_turn`](Self::calm_turn), for other ports than a segment, or to read the clock. (By
+    /// itself, so that a turn on a segment need not keep what is asked here.)
     #[inline(never)]
-    fn far_turn(&mut self, shared: &Shared) -> usize {
+    fn other_turn(&mut self, shared: &Shared) -> usize {
         self.engine.brisk_turn_far().unwrap_or_else(|| self.full_turn(shared))
     }
 

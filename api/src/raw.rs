@@ -32,7 +32,7 @@ use crate::ep::EpCommon;
 use crate::errno::{Error, Result};
 use crate::flags::{BindFlags, OpFlags};
 use crate::info::{Info, RxAttr};
-use crate::inner::DomainRef;
+use crate::inner::{DomainRef, Shared};
 use crate::lock::Entry;
 use crate::mr::{MrAttr, RawMr};
 use crate::rma::{Remote, list};
@@ -209,6 +209,37 @@ impl RawEndpoint {
         unsafe { self.sendmsg(send, self.tx_op_flags() | more_flags) }
     }
 
+    /// As [`send`](Self::send) without flags, if there is nothing to do but to send it and one may
+    /// enter the domain without another question. False, and nothing has happened, if it is for
+    /// that.
+    ///
+    /// # Safety
+    /// The [promise](self) of the file.
+    #[inline(always)]
+    pub unsafe fn send_at_once(&self, send: RawSend<'_>) -> bool {
+        let RawSend { kind, iov, dest, tag, data, context } = send;
+        let (dest, flags, no_completion) = (self.to(dest), self.tx_op_flags(), false);
+        let [one] = *iov else { return false };
+        // SAFETY: the caller's promise is that of `from_raw`.
+        let buf = IoBuf::one(unsafe { Span::from_raw(one.base, one.len) });
+        let req = SendReq { kind, buf, dest, tag, data, context, flags, no_completion };
+        self.send_quietly(&req)
+    }
+
+    /// Sends what nothing stands before, if there is nothing to ask.
+    #[inline(always)]
+    fn send_quietly(&self, req: &SendReq) -> bool {
+        // Looked up once for all that follows.
+        let (shared, id): (&Shared, _) = (&self.dom, self.id);
+        let Some(mut core) = shared.lock.enter_open() else { return false };
+        let sent = core.engine.send_at_hand(id, req);
+        if sent {
+            core.posted(shared);
+        }
+        core.leave();
+        sent
+    }
+
     /// `fi_sendmsg` and `fi_tsendmsg`: `flags` in place of the endpoint's.
     ///
     /// # Errors
@@ -243,15 +274,8 @@ impl RawEndpoint {
         // SAFETY: the caller's promise is that of `from_raw`.
         let buf = IoBuf::one(unsafe { Span::from_raw(one.base, one.len) });
         let req = SendReq { kind, buf, dest, tag, data, context, flags, no_completion };
-        if let Some(mut core) = self.dom.lock.enter_open() {
-            let sent = core.engine.send_at_hand(self.id, &req);
-            if sent {
-                core.posted(&self.dom);
-            }
-            core.leave();
-            if sent {
-                return Ok(());
-            }
+        if self.send_quietly(&req) {
+            return Ok(());
         }
         // In pieces, so that nothing has to lie in memory for a call that is seldom made.
         // SAFETY: the caller's promise is the same.
@@ -379,19 +403,22 @@ impl RawEndpoint {
     #[inline(always)]
     pub unsafe fn recv_at_once(&self, recv: RawRecv<'_>) -> bool {
         let RawRecv { kind, iov, src, tag, ignore, context } = recv;
-        let (src, flags) = (self.from(src), self.rx_op_flags());
         let [one] = *iov else { return false };
-        // SAFETY: the caller's promise is that of `from_raw`.
-        let buf = IoBuf::one(unsafe { Span::from_raw(one.base, one.len) });
-        self.recv_quietly(&RecvReq { kind, buf, src, tag, ignore, context, flags })
+        self.recv_quietly(|| {
+            let (src, flags) = (self.from(src), self.rx_op_flags());
+            // SAFETY: the caller's promise is that of `from_raw`.
+            let buf = IoBuf::one(unsafe { Span::from_raw(one.base, one.len) });
+            RecvReq { kind, buf, src, tag, ignore, context, flags }
+        })
     }
 
-    /// Posts a receive if there is nothing else to do and nothing to ask.
+    /// Posts the receive that `req` makes, inside, if there is nothing else to do and nothing to
+    /// ask.
     #[inline(always)]
-    fn recv_quietly(&self, req: &RecvReq) -> bool {
+    fn recv_quietly(&self, req: impl FnOnce() -> RecvReq) -> bool {
         let Some(mut core) = self.dom.lock.enter_open() else { return false };
         // It ends nothing and makes nothing due, so nobody has to be told.
-        let posted = core.engine.recv_at_hand(self.id, req);
+        let posted = core.engine.recv_at_hand(self.id, &req());
         core.leave();
         posted
     }
@@ -415,7 +442,8 @@ impl RawEndpoint {
         };
         // SAFETY: the caller's promise is that of `from_raw`.
         let buf = IoBuf::one(unsafe { Span::from_raw(one.base, one.len) });
-        if self.recv_quietly(&RecvReq { kind, buf, src, tag, ignore, context, flags }) {
+        let req = || RecvReq { kind, buf, src, tag, ignore, context, flags };
+        if self.recv_quietly(req) {
             return Ok(());
         }
         // As in `send_one`.

@@ -103,6 +103,11 @@ impl<R: Reader> RxSink for ToNode<'_, R> {
 struct Back<T>(T);
 
 impl<T: ShortTx> FrameSink for Back<T> {
+    #[inline(always)]
+    fn is_lossless(&self) -> bool {
+        T::LOSSLESS
+    }
+
     fn send(&mut self, _: &TxFrame<'_>) -> Tx {
         Tx::Full
     }
@@ -337,7 +342,11 @@ impl Known for SendPlain<'_> {
 
 impl Engine {
     /// Joins `node` to `port`, whose capabilities the node was made with.
+    ///
+    /// # Panics
+    /// If it was made with those of a port that may lose frames, and this is one that cannot.
     pub fn new(node: Node, port: Box<dyn Port>) -> Self {
+        assert!(node.is_lossless() || !port.caps().lossless, "made for another port");
         Self {
             node,
             port: port.into(),
@@ -445,12 +454,6 @@ impl Engine {
         let reader = Some(reader);
         let few = port.take_few(&mut ToNode { node: &mut self.node, now: &self.now, reader });
         Some(self.after_few(few))
-    }
-
-    /// Whether a turn need not read the clock.
-    #[inline(always)]
-    pub fn may_be_brisk(&self) -> bool {
-        self.untimed != 0
     }
 
     /// As [`brisk_turn`](Self::brisk_turn), for another port whose type is known.

@@ -271,10 +271,8 @@ unsafe impl Rest for WordAndBody {
     unsafe fn fill(&self, to: *mut u8) {
         // SAFETY: 8 bytes if there is a word, and behind them `len`, which are there to be read.
         unsafe {
-            if self.len > 0 {
-                let at = to.add(self.word.map_or(0, |_| size_of::<u64>()));
-                copy_inline(self.from, at, self.len);
-            }
+            let at = to.add(self.word.map_or(0, |_| size_of::<u64>()));
+            copy_inline(self.from, at, self.len);
             if let Some(word) = self.word {
                 to.cast::<[u8; 8]>().write_unaligned(word.to_le_bytes());
             }

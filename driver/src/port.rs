@@ -183,6 +183,9 @@ pub trait RxSink {
 /// whose lower 48 bits are an address in the byte order in which it lies in a frame. Whoever sleeps
 /// is woken. False, and nothing has happened, if there is more to it than to write it.
 pub trait ShortTx {
+    /// [`PortCaps::lossless`], where the type of the port alone says so.
+    const LOSSLESS: bool = false;
+
     /// Sends `rest` behind the head.
     fn tx_made<const H: usize, R: Rest>(
         &mut self,
@@ -281,6 +284,8 @@ pub trait ShortTx {
 pub(crate) struct Back<'a, P>(pub(crate) &'a mut P);
 
 impl<P: ShortTx> ShortTx for Back<'_, P> {
+    const LOSSLESS: bool = P::LOSSLESS;
+
     #[inline(always)]
     fn tx_made<const H: usize, R: Rest>(
         &mut self,

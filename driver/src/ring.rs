@@ -128,6 +128,12 @@ impl<M: RingMem> Ahead<M> {
         self.word_pos + WORD_LEN
     }
 
+    /// Where its word goes, [`WORD_LEN`] bytes before.
+    #[inline(always)]
+    pub fn word_pos(&self) -> usize {
+        self.word_pos
+    }
+
     /// The memory that this is a place of.
     #[inline(always)]
     pub fn mem(&self) -> &M {

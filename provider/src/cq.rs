@@ -305,17 +305,17 @@ unsafe extern "C" fn read<E: Entry>(at: *mut FidCq, buf: *mut c_void, count: usi
             // SAFETY: as this call.
             return unsafe { read_to_nowhere::<E>(at) };
         }
+        // One that is closed is refused there.
         // SAFETY: the table belongs to queues.
-        let Ok(queue) = (unsafe { CqObject::of(at) }) else {
-            return -(barewire::errno::FI_EBADF as isize);
-        };
-        // SAFETY: `buf` has room for an entry.
-        let taken = queue.cq.take_one(|e| unsafe { buf.cast::<E>().write(E::of(e)) });
-        match taken {
-            Some(true) => return 1,
-            // SAFETY: as this call; the queue is empty.
-            None => return unsafe { read_of_turn::<E>(queue, buf) },
-            Some(false) => {}
+        if let Ok(queue) = unsafe { CqObject::of(at) } {
+            // SAFETY: `buf` has room for an entry.
+            let taken = queue.cq.take_one(|e| unsafe { buf.cast::<E>().write(E::of(e)) });
+            match taken {
+                Some(true) => return 1,
+                // SAFETY: as this call; the queue is empty.
+                None => return unsafe { read_of_turn::<E>(queue, buf) },
+                Some(false) => {}
+            }
         }
     }
     // SAFETY: as for `readfrom`, which takes no sources then.

@@ -1,5 +1,6 @@
 //! What lies between C and Rust: no panic crosses, and every result becomes a number.
 
+use std::any::Any;
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, PoisonError};
@@ -79,7 +80,18 @@ pub(crate) fn call(f: impl FnOnce() -> Result<()>) -> isize {
 /// panicked.
 #[inline]
 pub(crate) fn at_once(f: impl FnOnce() -> bool) -> Option<bool> {
-    catch_unwind(AssertUnwindSafe(f)).ok()
+    match catch_unwind(AssertUnwindSafe(f)) {
+        Ok(done) => Some(done),
+        Err(told) => panicked(told),
+    }
+}
+
+/// By itself, so that nobody keeps room for what a panic says.
+#[cold]
+#[inline(never)]
+fn panicked(told: Box<dyn Any + Send>) -> Option<bool> {
+    drop(told);
+    None
 }
 
 /// Runs a call that returns a count or a negative error number as an `ssize_t`.

@@ -94,7 +94,7 @@ macro_rules! messages {
         };
 
         /// What nearly every receive is stands alone, and all others are a call that is the last
-        /// thing to do, so that nothing has to be kept over it.
+        /// thing to do, so that nothing has to be kept over it. So it is with [`send`].
         unsafe extern "C" fn recv(
             at: *mut FidEp,
             buf: P,
@@ -120,6 +120,29 @@ macro_rules! messages {
             }
         }
 
+        unsafe extern "C" fn send(
+            at: *mut FidEp,
+            buf: P,
+            len: usize,
+            desc: P,
+            dest: u64,
+            $($tag: u64,)?
+            context: P,
+        ) -> isize {
+            // SAFETY: as for `entries`.
+            let sent = at_once(|| unsafe {
+                let iov = one(buf, len);
+                let send = put(KIND, &iov, 0, dest, [$($tag,)? 0], context);
+                EpObject::of(at).is_ok_and(|it| it.ep.send_at_once(send))
+            });
+            match sent {
+                Some(true) => 0,
+                // SAFETY: as this call.
+                Some(false) => unsafe { send_rest(at, buf, len, desc, dest, $($tag,)? context) },
+                None => PANICKED,
+            }
+        }
+
         entries! {
             #[inline(never)]
             recv_rest(
@@ -135,7 +158,8 @@ macro_rules! messages {
                 let (iov, tags) = (list(m.msg_iov, m.iov_count)?, [$(m.$tag, m.$ignore,)? 0, 0]);
                 ep.recvmsg(get(KIND, iov, m.addr, tags, m.context), flags)
             };
-            send(buf: P, len: usize, _desc: P, dest: u64, $($tag: u64,)? context: P)
+            #[inline(never)]
+            send_rest(buf: P, len: usize, _desc: P, dest: u64, $($tag: u64,)? context: P)
                 |ep| ep.send(put(KIND, &one(buf, len), 0, dest, [$($tag,)? 0], context), NO_FLAGS);
             sendv(
                 iov: *const Iovec, _desc: *mut P, count: usize,

@@ -18,7 +18,7 @@ use crate::types::{Instant, ProvErrno};
 use crate::wire::{
     AckOp, AtomicOp, Base, DataOp, EndOp, EndStatus, MsgMOp, MsgOp, NackOp, NackReason, NopOp,
     OpenOp, PackOp, PackRecords, PlainBase, PlainMsg, PlainTy, PullOp, ReadOp, RespOp, RndvOp,
-    RstOp, Ty, WireError, WriteOp,
+    RstOp, Ty, Usual, WireError, WriteOp,
 };
 
 /// Packets received before an acknowledgement of their own leaves, on a lossy port and on one that
@@ -55,7 +55,8 @@ impl Node {
         reader: impl Reader,
     ) {
         self.counters.rx_frames += 1;
-        if !self.lossless {
+        debug_assert!(self.lossless || !out.is_lossless());
+        if !out.is_lossless() && !self.lossless {
             rarely(());
             return self.on_frame_kept(*now, &frame.again());
         }
@@ -64,12 +65,18 @@ impl Node {
             rarely(());
             return self.on_frame_rest(*now, &frame.again());
         }
+        // Most are messages, and end in here.
+        if Usual::is_kind_of(frame) {
+            if !self.take_usual(frame.again(), reader) {
+                rarely(());
+                self.on_frame_rest(*now, &frame.again());
+            }
+            return;
+        }
         match PlainBase::ty(frame) {
             Some(PlainTy::Atomic) => self.on_atomic_frame(*now, frame.again(), out),
             Some(PlainTy::Ask(ask)) => self.on_ask_frame(ask, *now, &frame.again(), out),
             Some(PlainTy::Resp) => self.on_resp_frame(*now, frame.again(), reader),
-            // Most are messages, and end in here.
-            None if self.take_usual(frame.again(), reader) => {}
             None => {
                 rarely(());
                 self.on_frame_rest(*now, &frame.again());

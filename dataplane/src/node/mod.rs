@@ -259,6 +259,13 @@ pub struct RecvReq {
 
 /// Takes the frames a node wants to send.
 pub trait FrameSink {
+    /// Whether the port that this leads to is known by its type to lose nothing: then the node,
+    /// which was made for it, [is asked](Node::is_lossless) no more.
+    #[inline(always)]
+    fn is_lossless(&self) -> bool {
+        false
+    }
+
     /// As [`barewire_driver::port::Port::tx`].
     fn send(&mut self, frame: &TxFrame<'_>) -> Tx;
 
@@ -376,14 +383,15 @@ impl Reader for NoReader {
 }
 
 /// Who lends each entry of queue `cq` to `put`.
-pub struct CqReader<F> {
-    /// The queue, which was found empty, and nothing has happened since.
-    pub cq: CqId,
+pub struct CqReader<'a, F> {
+    /// The queue, which was found empty, and nothing has happened since. (Looked at where it is,
+    /// so that it need not be kept until it is asked for.)
+    pub cq: &'a CqId,
     /// Takes an entry.
     pub put: F,
 }
 
-impl<F: FnOnce(&Cqe)> Reader for CqReader<F> {
+impl<F: FnOnce(&Cqe)> Reader for CqReader<'_, F> {
     #[inline(always)]
     fn reads(&self, cq: u32) -> bool {
         self.cq.0.idx() == cq

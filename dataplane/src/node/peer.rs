@@ -16,6 +16,7 @@
 use std::mem::offset_of;
 
 use barewire_driver::frame::ETH_HDR_LEN;
+use barewire_driver::hint::rarely;
 use barewire_driver::port::MacAddr;
 
 use super::AvTable;
@@ -456,6 +457,29 @@ impl Peer {
     #[inline(always)]
     pub(super) fn begins_to_wait(&self, active_ns: u64) -> bool {
         self.snd.in_flight() == 0 && self.heard != active_ns || self.timer_at == Instant(u64::MAX)
+    }
+
+    /// A packet leaves without a record: if it is the first of a flight, the peer is probed when
+    /// it has been silent since `now`.
+    #[inline(always)]
+    pub(super) fn probe_from(&mut self, now: Instant) {
+        if self.snd.in_flight() == 0 {
+            self.probe_at = now;
+        }
+    }
+
+    /// As [`begins_to_wait`](Self::begins_to_wait), but the other way round; and if nobody does, a
+    /// packet that is the first of a flight need not [be said](Self::probe_from) to be. (That is
+    /// no harm if it does not leave: a peer of whom nothing is in flight was heard just now.)
+    #[inline(always)]
+    pub(super) fn goes_on(&mut self, active_ns: u64, now: Instant) -> bool {
+        if self.snd.in_flight() == 0 {
+            if self.heard != active_ns {
+                return rarely(false);
+            }
+            self.probe_at = now;
+        }
+        self.timer_at != Instant(u64::MAX) || rarely(false)
     }
 
     /// A packet says by its `cack` alone all that an acknowledgement would, if none is early.

@@ -13,7 +13,7 @@
 
 use barewire_driver::frame::{Body, ETH_HDR_LEN, RxFrame, TxFrame};
 use barewire_driver::hint::rarely;
-use barewire_driver::mem::IoBuf;
+use barewire_driver::mem::{IoBuf, SHORT};
 use barewire_driver::port::Tx;
 
 use super::ep::{Ep, may_borrow_more};
@@ -50,6 +50,9 @@ const SEND_FLAGS: OpFlags = PLAIN_FLAGS.union(OpFlags::REMOTE_CQ_DATA);
 const SEND_FLAGS_KEPT: OpFlags =
     SEND_FLAGS.difference(OpFlags::MORE).union(OpFlags::DELIVERY_COMPLETE);
 
+/// The cost of what leaves at hand is that of one unit.
+const _: () = assert!(SHORT - PlainMsg::LEN <= UNIT);
+
 impl Node {
     /// Whether a frame that the port took arrives, so that nothing is sent twice or timed.
     #[inline]
@@ -68,7 +71,13 @@ impl Node {
     /// [due](Self::has_due), nor do [answers](Self::has_answers) wait.
     #[inline(always)]
     pub fn is_at_rest(&self) -> bool {
-        self.todo.is_empty() || rarely(!self.has_due() && !self.has_answers())
+        self.todo.is_empty() || rarely(self.only_may_have())
+    }
+
+    /// [`is_at_rest`](Self::is_at_rest), if there may be something to do.
+    #[inline(never)]
+    fn only_may_have(&self) -> bool {
+        !self.has_due() && !self.has_answers()
     }
 
     /// Whether nothing is to be sent at `now`, not even by time: then the time has been noted, and
@@ -182,7 +191,9 @@ impl Node {
             }
         }
         if !allowed.contains(req.flags)
-            || len > UNIT && (USUAL || len > one_max(req.flags, self.eager_max[0]))
+            // What leaves at hand is short for the port as well.
+            || AT_HAND && len > SHORT - PlainMsg::LEN
+            || !AT_HAND && len > UNIT && (USUAL || len > one_max(req.flags, self.eager_max[0]))
             || KEPT && ep.tx_used >= ep.tx_size
         {
             return rarely(None);
@@ -202,7 +213,7 @@ impl Node {
         if USUAL && peer.short_left <= 1 {
             return rarely(None);
         }
-        if AT_HAND && peer.begins_to_wait(self.active_ns) {
+        if AT_HAND && !peer.goes_on(self.active_ns, self.polled_at) {
             return rarely(None);
         }
         let cost = if USUAL { 1 } else { short_cost(peer, len)? };
@@ -257,8 +268,8 @@ impl Node {
             let p = ep.route.peer;
             self.wait_from(clock(), p);
         } else {
-            if peer.snd.in_flight() == 0 {
-                peer.probe_at = self.polled_at;
+            if !AT_HAND {
+                peer.probe_from(self.polled_at);
             }
             peer.snd.number();
         }

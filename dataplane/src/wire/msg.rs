@@ -332,6 +332,12 @@ impl<'a, 'f> Usual<'a, 'f> {
     /// A usual message is tagged.
     pub const TAGGED: bool = true;
 
+    /// Whether `frame` is of the type that a usual message has.
+    #[inline(always)]
+    pub fn is_kind_of(frame: &RxFrame<'_>) -> bool {
+        frame.chunk_at(14).map(u16::from_le_bytes) == const { Some(kind(Ty::Msg, false)) }
+    }
+
     /// The message in `frame`, `None` if it is another one.
     #[inline(always)]
     pub fn of(frame: &'a RxFrame<'f>) -> Option<Self> {
@@ -341,7 +347,7 @@ impl<'a, 'f> Usual<'a, 'f> {
         let usual = plen <= room
             && plen <= Self::MAX
             && msg.u32::<36>() == u32::from(TAGGED)
-            && msg.u16::<14>() == const { kind(Ty::Msg, false) };
+            && Self::is_kind_of(frame);
         if usual { Some(msg) } else { rarely(None) }
     }
 

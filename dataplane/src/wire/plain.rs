@@ -103,13 +103,13 @@ impl PlainBase {
         // As they stand in the frame, which then need not be turned around.
         const ATOMIC: u32 = u32::from_ne_bytes(plain(Ty::Atomic, false).to_be_bytes());
         const RESP: u32 = u32::from_ne_bytes(plain(Ty::Resp, false).to_be_bytes());
-        // One question for all others.
-        if frame.chunk_at::<1>(14)? < const { [(plain(Ty::Write, false) >> 8) as u8] } {
-            return None;
-        }
         match u32::from_ne_bytes(frame.chunk_at(12)?) {
             ATOMIC => Some(PlainTy::Atomic),
             RESP => Some(PlainTy::Resp),
+            // One question for all others.
+            _ if frame.chunk_at::<1>(14)? < const { [(plain(Ty::Write, false) >> 8) as u8] } => {
+                None
+            }
             other => Self::ask(u32::from_be(other)).map(PlainTy::Ask),
         }
     }

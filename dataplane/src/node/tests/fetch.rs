@@ -312,7 +312,7 @@ fn fetches_are_told_once_and_in_order() {
                         };
                         let before = told.len();
                         let put = |cqe: &Cqe| told.push(cqe.op_context);
-                        node.on_frame_read(&pair.now, &frame, NoWay, CqReader { cq, put });
+                        node.on_frame_read(&pair.now, &frame, NoWay, CqReader { cq: &cq, put });
                         handed += told.len() - before;
                         assert!(told.len() == before || by != Some(other));
                     }
@@ -344,7 +344,7 @@ fn what_others_wait_for_is_not_lent() {
     let [End { node, ep, cq, .. }, from] = &mut pair.ends;
     let answer = from.out.pop_front().unwrap();
     let (cq, put) = (*cq, |_: &Cqe| panic!("it is the queue's"));
-    node.on_frame_read(&pair.now, &RxFrame::new(&answer), NoWay, CqReader { cq, put });
+    node.on_frame_read(&pair.now, &RxFrame::new(&answer), NoWay, CqReader { cq: &cq, put });
     assert_eq!((node.cq_ready(cq), node.eps[ep.0.idx()].ops_left), (Ok(1), 0));
     let one = bytes_of(&[1]);
     let call = || Call::sum(Fetch, &one, RmaList::one(0, 1, region.key));

@@ -42,7 +42,7 @@ fn deliver(pair: &mut Pair, cq: Option<CqId>) -> Vec<u64> {
         match cq.filter(|cq| node.cqs[cq.0.idx()].cq.is_empty()) {
             Some(cq) => {
                 let put = |cqe: &Cqe| handed.push(cqe.op_context);
-                node.on_frame_read(&now, &frame, NoWay, CqReader { cq, put });
+                node.on_frame_read(&now, &frame, NoWay, CqReader { cq: &cq, put });
             }
             None => node.on_frame(now, &frame),
         }

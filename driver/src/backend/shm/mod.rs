@@ -254,14 +254,16 @@ unsafe impl Send for ShmPort {}
 /// A ring that we look at in every poll.
 #[derive(Clone, Copy)]
 struct Watch {
-    /// Where the next word comes: at the head of the sender's ring. Or a word of ours that stays 0.
-    next: *const AtomicU64,
+    /// Where the next frame's first byte comes, behind the word at the head of the sender's ring.
+    /// Or behind a word of ours that stays 0. (The frame and not its word, so that of the two one
+    /// has to be kept while the frame is lent.)
+    next: *const u8,
     bit: u64,
     sender: usize,
     /// Sweeps there had been when one last found that it had had a frame, and where the next word
     /// was to come then.
     last_sweep: u32,
-    swept: *const AtomicU64,
+    swept: *const u8,
 }
 
 /// What a watch looks at that watches nothing, and where nobody watches.
@@ -271,8 +273,22 @@ const _: () = assert!(CLOSED == 0);
 static DUE: AtomicU32 = AtomicU32::new(1);
 
 impl Watch {
-    const NONE: Self =
-        Self { next: &NOTHING, bit: 0, sender: usize::MAX, last_sweep: 0, swept: &NOTHING };
+    const NONE: Self = {
+        let next = behind(&NOTHING);
+        Self { next, bit: 0, sender: usize::MAX, last_sweep: 0, swept: next }
+    };
+
+    /// The word that says whether the next frame is there.
+    #[inline(always)]
+    fn word(&self) -> *const AtomicU64 {
+        self.next.wrapping_sub(WORD_LEN).cast()
+    }
+}
+
+/// Where the frame after `word` is.
+#[inline(always)]
+const fn behind(word: *const AtomicU64) -> *const u8 {
+    word.cast::<u8>().wrapping_add(WORD_LEN)
 }
 
 /// The sending end towards one member. Aligned for the sake of its address's arithmetic.
@@ -379,7 +395,7 @@ impl ShmPort {
         let caps = PortCaps {
             mac,
             mtu,
-            lossless: true,
+            lossless: <Self as ShortTx>::LOSSLESS,
             gather: false,
             rto_floor_ns: 1_000_000,
             link_bps: 0,
@@ -823,6 +839,8 @@ impl ShmPort {
 }
 
 impl ShortTx for ShmPort {
+    const LOSSLESS: bool = true;
+
     #[inline(always)]
     fn tx_made<const H: usize, R: Rest>(
         &mut self,
@@ -865,7 +883,8 @@ impl ShortTx for ShmPort {
             rarely(());
             out.alert = &DUE;
         }
-        let to = place.mem().at(place.frame_pos());
+        // By way of its word, where that is needed as well.
+        let to = place.mem().at(place.word_pos()).wrapping_byte_add(WORD_LEN);
         // SAFETY: as in `push`, by `claim_ahead`: `len` bytes, no more than `SHORT`,
         // of which `H` are the head's. From the end to the start, as in `copy_short_to_raw`.
         unsafe {
@@ -913,7 +932,7 @@ impl ShmPort {
         few.unwrap_or_else(|| self.poll(max, sink))
     }
 
-    /// Takes the one frame before which the first watch, at `at`, shows `word`, and says whether
+    /// Takes the one frame at `at`, before which the first watch shows `word`, and says whether
     /// there was one. (The first watch is the first that ever had a frame: the only peer, if there
     /// is one.)
     ///
@@ -921,26 +940,24 @@ impl ShmPort {
     /// sender has just written there, so to look is a cache miss that the answer to this frame
     /// would wait for. After a poll with one it does, and the next poll takes a burst.
     #[inline(always)]
-    fn one(&mut self, at: *const AtomicU64, word: u64, sink: &mut impl RxSink) -> bool {
+    fn one(&mut self, at: *const u8, word: u64, sink: &mut impl RxSink) -> bool {
         let ring = &mut self.ins.usual().ring;
         let Taken::Frame { pos, len } = ring.take_plain(word) else { return rarely(false) };
         // Behind its word, and before the next one's, which is inside the ring as well. Who takes
         // frames another way moves the watch with the head (`released`). Where a sender writes
         // padding and nothing behind it, the head alone goes on, to where `take_plain` takes
         // nothing, whatever the word, before `released` is next.
-        let base = at.wrapping_byte_add(WORD_LEN).cast();
-        debug_assert_eq!(base, ring.mem().at(pos).cast_const());
-        let next = at.wrapping_byte_add(slot_len(len));
+        debug_assert_eq!(at, ring.mem().at(pos).cast_const());
+        self.watches[0].next = at.wrapping_add(slot_len(len));
         // Before it is lent, so that none of this has to be kept meanwhile.
         self.counters.rx_bytes += len as u64;
         self.singles += 1;
         if self.singles != 0 {
-            // SAFETY: `next` is a word of a ring in the mapping.
-            self.more = unsafe { (*next).load(Relaxed) };
+            // SAFETY: a word of a ring in the mapping.
+            self.more = unsafe { (*self.watches[0].word()).load(Relaxed) };
         }
-        self.watches[0].next = next;
         // SAFETY: as in `burst`; `at` is where the ring's head was, as said above.
-        sink.frame_with(&unsafe { RxFrame::from_raw(base, len) }, Back(self));
+        sink.frame_with(&unsafe { RxFrame::from_raw(at, len) }, Back(self));
         true
     }
 
@@ -952,7 +969,7 @@ impl ShmPort {
         let watch = &self.watches[0];
         if watch.bit != 0 {
             // Relaxed: a hint for sleepers.
-            self.shared.next_at[watch.sender & 63].store(watch.next.cast_mut(), Relaxed);
+            self.shared.next_at[watch.sender & 63].store(watch.word().cast_mut(), Relaxed);
         }
     }
 
@@ -976,7 +993,7 @@ impl ShmPort {
         let mut mask = self.ready;
         for watch in &self.watches {
             // SAFETY: as in `rx_burst`.
-            let word = unsafe { (*watch.next).load(Relaxed) };
+            let word = unsafe { (*watch.word()).load(Relaxed) };
             mask |= if word != 0 { watch.bit } else { 0 };
         }
         // SAFETY: a word of the mapping (`open`).
@@ -1084,14 +1101,14 @@ impl ShmPort {
         // Relaxed: a hint for sleepers.
         self.shared.next_at[s & 63].store(next.cast_mut(), Relaxed);
         match self.watches.get_mut(from.watch) {
-            Some(watch) => watch.next = next,
-            None => self.watch(s, next),
+            Some(watch) => watch.next = behind(next),
+            None => self.watch(s, behind(next)),
         }
     }
 
     /// Watches `s` if a watch is free or has seen nothing for a while.
     #[cold]
-    fn watch(&mut self, s: usize, next: *const AtomicU64) {
+    fn watch(&mut self, s: usize, next: *const u8) {
         let sweeps = self.sweeps;
         let idle = |w: &Watch| {
             let still = w.swept == w.next && sweeps.wrapping_sub(w.last_sweep) > WATCH_IDLE;
@@ -1194,13 +1211,13 @@ impl BriskPort for ShmPort {
     /// Of one frame, if no more are there.
     #[inline(always)]
     fn take_few(&mut self, sink: &mut impl RxSink) -> Option<usize> {
-        // SAFETY: `next` is a word of a ring in the mapping, or a static; `bell` one of the
-        // mapping.
+        // SAFETY: words of rings in the mapping, or a static; `bell` is one of the mapping.
         let (at, first, second, bell) = unsafe {
             let [first, second] = &self.watches;
             let at = first.next;
             // Acquire: who sees the word sees the frame.
-            (at, (*at).load(Acquire), (*second.next).load(Relaxed), (*self.bell).load(Relaxed))
+            let (word, second) = ((*first.word()).load(Acquire), (*second.word()).load(Relaxed));
+            (at, word, second, (*self.bell).load(Relaxed))
         };
         if second | bell | self.more != 0 {
             return rarely(None);
@@ -1213,7 +1230,7 @@ impl BriskPort for ShmPort {
         }
         // A frame that goes on in the next line will be read there as well.
         if first as u32 as usize > GRANULE - WORD_LEN {
-            prefetch(at.wrapping_byte_add(GRANULE).cast());
+            prefetch(at.wrapping_add(GRANULE - WORD_LEN));
         }
         // Likely it is the only one.
         if self.one(at, first, sink) { Some(1) } else { rarely(None) }
