@@ -210,8 +210,8 @@ impl RawEndpoint {
     }
 
     /// As [`send`](Self::send) without flags, if there is nothing to do but to send it and one may
-    /// enter the domain without another question. False, and nothing has happened, if it is for
-    /// that.
+    /// enter the domain without another question. False, and nothing has happened, if that has to
+    /// do it.
     ///
     /// # Safety
     /// The [promise](self) of the file.

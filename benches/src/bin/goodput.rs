@@ -86,7 +86,9 @@ fn lossy(case: &str, percent: &str, args: &Args, report: &mut Report) -> Made<()
     }
     let row = pairs.row(case, "GB/s", "lossless").placed(lines[0], lines[lines.len() - 1]);
     let whole = format!("{:.3} of what might be lost and is not", repairs.ratio());
-    let note = format!("window {WINDOW}, {} in {openings} openings; {whole}", pairs.span());
+    let (low, high) = lines.iter().fold((f64::MAX, 0.0), |(l, h), &n| (n.min(l), n.max(h)));
+    let line = format!("line {low:.0} to {high:.0} ns");
+    let note = format!("window {WINDOW}, {} in {openings} openings, {line}; {whole}", pairs.span());
     report.row(row.count(openings * rounds * count).note(note));
     Ok(())
 }

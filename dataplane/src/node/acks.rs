@@ -25,8 +25,8 @@ use crate::slab::NONE;
 use crate::types::Instant;
 use crate::wire::{AckOp, Ty};
 
-/// How long a packet that did not ask waits for company before it is acknowledged: longer than
-/// [`ACK_EVERY`](super::input::ACK_EVERY) of the longest frames take between two processes.
+/// How long a packet that did not ask waits for company before it is acknowledged: about as long
+/// as [`ACK_EVERY`](super::input::ACK_EVERY) of the longest frames take between two processes.
 pub(super) const ACK_DELAY_NS: u64 = 20_000;
 
 /// How long a sender waits for another message before it asks after those that have left: a pause.
