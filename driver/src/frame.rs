@@ -3,7 +3,8 @@
 use std::marker::PhantomData;
 
 use crate::mem::{
-    FEW, Few, IoBuf, SHORT, Span, copy_four, copy_inline, copy_inline_32, copy_short, crc32c_of_raw,
+    FEW, Few, IoBuf, SHORT, Span, Stores, copy_four, copy_inline, copy_inline_32, copy_short,
+    crc32c_of_raw,
 };
 
 /// Bytes of destination, source and EtherType that start every frame.
@@ -178,6 +179,27 @@ impl<'a> TxFrame<'a> {
                 Body::Io { buf, offset, len } => buf.read_to_raw(offset, at, len),
             }
             copy_short(tail.as_ptr(), at.add(self.body.len()), tail.len());
+        }
+    }
+
+    /// As [`copy_to_raw`](Self::copy_to_raw), for another processor that reads the frame next: a
+    /// long body goes the way that `stores` chooses.
+    ///
+    /// # Safety
+    /// As `copy_to_raw`.
+    #[inline]
+    pub(crate) unsafe fn copy_to_peer(&self, dst: *mut u8, stores: &mut Stores) {
+        // SAFETY: as in `copy_to_raw`; a body in one piece is readable for its length.
+        unsafe {
+            match self.body_in_one_piece() {
+                Some((body, len)) if len >= Stores::LONG => {
+                    copy_short(self.head.as_ptr(), dst, self.head.len());
+                    let at = dst.add(self.head.len());
+                    stores.copy(body, at, len);
+                    copy_short(self.tail.as_ptr(), at.add(len), self.tail.len());
+                }
+                _ => self.copy_to_raw(dst),
+            }
         }
     }
 }

@@ -35,10 +35,48 @@ pub(super) unsafe fn copy_long(src: *const u8, dst: *mut u8, len: usize) {
     }
 }
 
+/// Whether [`copy_past`] may be called.
+#[inline]
+pub(super) fn can_copy_past() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    return amd::wants_registers();
+    #[cfg(not(target_arch = "x86_64"))]
+    false
+}
+
+/// Copies like [`copy_long`], past all caches into memory (non-temporal stores).
+///
+/// All bytes are visible to whoever sees a later Release store of this thread: such stores are
+/// ordered by a fence alone, which ends this.
+///
+/// # Safety
+/// As [`copy_long`]; [`can_copy_past`], and `len` is at least 256.
+#[inline(never)]
+pub(super) unsafe fn copy_past(src: *const u8, dst: *mut u8, len: usize) {
+    // SAFETY: the caller's promise, passed on; `can_copy_past` has seen that there is AVX.
+    #[cfg(target_arch = "x86_64")]
+    unsafe {
+        amd::copy_past(src, dst, len);
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    unreachable!("{src:p} to {dst:p}, {len} bytes: nobody may ask for this here");
+}
+
+/// The processor's clock; 0 where there is none to be read at once.
+#[inline]
+pub(super) fn ticks() -> u64 {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: every x86-64 processor has the instruction, and Linux lets programs use it.
+    return unsafe { std::arch::x86_64::_rdtsc() };
+    #[cfg(not(target_arch = "x86_64"))]
+    0
+}
+
 #[cfg(target_arch = "x86_64")]
 mod amd {
     use std::arch::x86_64::{
-        __cpuid, __m256i, _mm256_loadu_si256, _mm256_store_si256, _mm256_storeu_si256,
+        __cpuid, __m256i, _mm_sfence, _mm256_loadu_si256, _mm256_store_si256, _mm256_storeu_si256,
+        _mm256_stream_si256,
     };
     use std::sync::atomic::AtomicU8;
     use std::sync::atomic::Ordering::Relaxed;
@@ -94,6 +132,31 @@ mod amd {
     }
 
     /// # Safety
+    /// As [`copy_past`](super::copy_past).
+    #[target_feature(enable = "avx")]
+    pub(super) unsafe fn copy_past(src: *const u8, dst: *mut u8, len: usize) {
+        // Up to where a line begins: half a line would be read from memory first.
+        let mut done = 2 * REG - dst.addr() % (2 * REG);
+        // SAFETY: as in `copy`, and two registers first. `dst + done` is aligned from the first
+        // step on.
+        unsafe {
+            store(dst, load(src));
+            store(dst.add(REG), load(src.add(REG)));
+            while len - done > STEP {
+                let regs = [0, 1, 2, 3].map(|i| load(src.add(done + i * REG)));
+                for (i, reg) in regs.into_iter().enumerate() {
+                    _mm256_stream_si256(dst.add(done + i * REG).cast(), reg);
+                }
+                done += STEP;
+            }
+            for i in [1, 2, 3, 4] {
+                store(dst.add(len - i * REG), load(src.add(len - i * REG)));
+            }
+            _mm_sfence();
+        }
+    }
+
+    /// # Safety
     /// A register's bytes are readable at `src`.
     #[inline]
     #[target_feature(enable = "avx")]
@@ -115,9 +178,9 @@ mod amd {
     mod tests {
         use super::*;
 
-        /// Goal: a copy copies exactly its bytes, on processors of either design. Method: lengths
-        /// around one step, many, and [`MIN`], between all places in a line, with guards on both
-        /// sides.
+        /// Goal: a copy copies exactly its bytes, on processors of either design and past the
+        /// caches. Method: lengths around one step, many, and [`MIN`], between all places in a
+        /// line, with guards on both sides.
         #[test]
         fn long_copies_copy_exactly_their_bytes() {
             let src: Vec<u8> = (0..20_000_u32).map(|i| ((i * 31) >> 3) as u8 | 1).collect();
@@ -126,15 +189,16 @@ mod amd {
             for len in lens.iter().flat_map(|n| [*n, n + 1, n + 31, n + 33, n + STEP - 1]) {
                 for from in (0..64).step_by(3).chain([4096 - 17]) {
                     let to = 7 + (from * 5) % 64;
-                    for by_registers in [true, false] {
+                    for way in 0..3 {
                         let mut dst = vec![0_u8; len + 90];
                         let (from, at) = (src[from..].as_ptr(), dst[to..].as_mut_ptr());
                         // SAFETY: `len` bytes fit in `src` from `from` and in `dst` from `to`; two
                         // allocations; AVX was asked for.
                         unsafe {
-                            match by_registers && has_avx {
-                                true => copy(from, at, len),
-                                false => super::super::copy_long(from, at, len),
+                            match way {
+                                1 if has_avx => copy(from, at, len),
+                                2 if has_avx && len >= 2 * STEP => copy_past(from, at, len),
+                                _ => super::super::copy_long(from, at, len),
                             }
                         }
                         let from = from.addr() - src.as_ptr().addr();

@@ -24,7 +24,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 
 use super::region::{AtomicU16, Conn, Desc, Lane, MASKED, NEXT, Own, RingMem, fence};
 use crate::frame::{ETH_HDR_LEN, TxFrame};
-use crate::mem::{prefetch, prefetch_to_write};
+use crate::mem::{Stores, prefetch, prefetch_to_write};
 
 /// The other side wrote what cannot be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,6 +50,8 @@ pub(super) struct Sender {
     /// The receiver sleeps at times.
     sleeps: bool,
     is_closed: bool,
+    /// How long frames are stored.
+    stores: Stores,
 }
 
 impl Sender {
@@ -73,6 +75,7 @@ impl Sender {
             desc: Desc::new(0, 0, 0, 0),
             sleeps: false,
             is_closed: false,
+            stores: Stores::default(),
         }
     }
 
@@ -159,7 +162,7 @@ impl Sender {
                 Some(body) if len <= short_max && frame.is_usual() => {
                     frame.copy_short_to_raw(body, self.to);
                 }
-                _ => frame.copy_to_raw(self.to),
+                _ => frame.copy_to_peer(self.to, &mut self.stores),
             }
         }
         self.commit(len as u32);

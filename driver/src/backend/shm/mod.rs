@@ -60,7 +60,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 use crate::clock::{monotonic_ns, now_ns};
 use crate::frame::{ETH_HDR_LEN, FillHead, Rest, RxFrame, ShortHead, TxFrame};
 use crate::hint::rarely;
-use crate::mem::{SHORT, prefetch, prefetch_long};
+use crate::mem::{SHORT, Stores, prefetch, prefetch_long};
 use crate::open::OpenError;
 use crate::port::{
     Back, BriskPort, MTU_MIN, MacAddr, Port, PortCaps, PortCounters, PortGone, PortWaiter, RxSink,
@@ -307,15 +307,27 @@ struct Out {
     bytes: u64,
     fulls: u32,
     is_open: bool,
+    /// How long frames are stored.
+    stores: Stores,
 }
 
 impl Out {
     /// The end towards a member whose words these are.
     fn new(ring: Producer<RawRing>, words: [*const AtomicU64; 2], sleeping: &AtomicU32) -> Self {
         let [rx_open, bell] = words;
-        let (is_open, fulls, probed_ns, frames, bytes) = (false, 0, 0, 0, 0);
-        let alert = sleeping;
-        Self { ring, rx_open, bell, sleeping, alert, frames, probed_ns, bytes, fulls, is_open }
+        Self {
+            ring,
+            rx_open,
+            bell,
+            sleeping,
+            alert: sleeping,
+            frames: 0,
+            probed_ns: 0,
+            bytes: 0,
+            fulls: 0,
+            is_open: false,
+            stores: Stores::default(),
+        }
     }
 
     /// Clears ahead of the frame that was sent. Says whether somebody sleeps.
@@ -493,7 +505,7 @@ impl ShmPort {
         let to = out.ring.mem().at(place.frame_pos);
         // SAFETY: `reserve` found room for `len` bytes at `frame_pos` in a ring of the mapping,
         // which the receiver is not reading and no `TxFrame` overlaps.
-        unsafe { frame.copy_to_raw(to) };
+        unsafe { frame.copy_to_peer(to, &mut out.stores) };
         out.ring.commit(place, len);
         out.fulls = 0;
         // The three loads below may be answered before the frame is visible: see the file's head.
