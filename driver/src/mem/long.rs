@@ -47,7 +47,7 @@ pub(super) fn can_copy_past() -> bool {
 /// Copies like [`copy_long`], past all caches into memory (non-temporal stores).
 ///
 /// All bytes are visible to whoever sees a later Release store of this thread: such stores are
-/// ordered by a fence alone, which ends this.
+/// ordered by a fence alone, which ends this (D10 in docs/memory.md).
 ///
 /// # Safety
 /// As [`copy_long`]; [`can_copy_past`], and `len` is at least 256.

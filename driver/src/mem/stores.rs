@@ -4,15 +4,15 @@
 //! with it fetches the lines from there. One that does not takes each line from the other's cache,
 //! and the writer takes it back the next time around, which is what both then wait for. Stored past
 //! all caches the lines go to memory, and nobody takes anything from anybody. On a Zen 4, two
-//! processes, messages through `shm` of 1 MiB rings, ticks of 0.4 ns for 1 KiB at the sender and
-//! GB/s, least to largest median of several runs:
+//! processes, messages through `shm` of 1 MiB rings; ticks of 0.4 ns that 1 KiB takes at the sender
+//! (medians of several runs), and GB/s:
 //!
-//! | a line takes | message | cached | past the caches | cached | past the caches |
+//! | a line takes | message | cached, ticks | past, ticks | cached, GB/s | past, GB/s |
 //! |---|---|---|---|---|---|
-//! | 105 to 145 ns | 64 KiB | 79 to 85 ticks | 106 to 121 ticks | 20 to 22 GB/s | 9.5 to 12.6 GB/s |
-//! | 105 to 145 ns | 1 MiB | 207, 213 | 230 to 260 | | 6.4 to 7.6 |
-//! | 490 to 550 ns | 64 KiB | 390 to 613 | 118 to 131 | 3.4 to 4.7 | 8.1 to 11.6 |
-//! | 490 to 550 ns | 1 MiB | 390 to 650 | 230 to 290 | 3.6 to 4.4 | 5.9 to 6.1 |
+//! | 105 to 145 ns | 64 KiB | 79 to 85 | 106 to 121 | 20 to 24 | 9.5 to 12.6 |
+//! | 105 to 145 ns | 1 MiB | 207, 213 | 230 to 260 | 9.7, 9.9 | 6.4 to 7.6 |
+//! | 490 to 550 ns | 64 KiB | 520 to 613 | 118 to 131 | 3.4 to 5.5 | 8.1 to 11.6 |
+//! | 490 to 550 ns | 1 MiB | 471, 489 | 193 to 272 | 3.6 to 4.4 | 5.9 to 8.1 |
 //!
 //! Who shares which cache with whom changes as the scheduler, or a hypervisor, moves the two, and a
 //! virtual machine is often told of caches that it does not have. So the sender looks at the clock:
@@ -59,8 +59,8 @@ impl Stores {
     /// source or read the destination meanwhile (D2 in docs/memory.md).
     #[inline(never)]
     pub(crate) unsafe fn copy(&mut self, src: *const u8, dst: *mut u8, len: usize) {
-        // SAFETY: the caller's promise, passed on; `can_copy_past` was asked first, and the shortest
-        // piece is longer than what `copy_past` needs.
+        // SAFETY: the caller's promise, passed on; `can_copy_past` was asked first, and the
+        // shortest piece is longer than what `copy_past` needs.
         unsafe {
             if !long::can_copy_past() {
                 return long::copy_long(src, dst, len);
