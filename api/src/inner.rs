@@ -185,6 +185,10 @@ impl Core {
     /// besides: see [`Node::cq_take_one`].
     #[inline(always)]
     pub(crate) fn take_one(&mut self, cq: CqId, put: impl FnOnce(&Cqe)) -> Option<bool> {
+        if self.node().cq_is_empty(cq) {
+            return None;
+        }
+        // The loop is to be turned.
         if self.reads_left <= 1 {
             return rarely(Some(false));
         }

@@ -4,25 +4,47 @@
 use barewire_driver::hint::rarely;
 
 use crate::error::{Error, Result};
+use crate::flags::CqFlags;
 use crate::slab::{NONE, Slab};
-use crate::types::{CqErr, Cqe};
+use crate::types::{CqErr, Cqe, FI_ADDR_UNSPEC};
 
 /// A completion queue.
 ///
 /// Entries come out in the order they went in, successes and failures alike. Those used and those
-/// reserved, `head..promised`, are never more than the capacity.
+/// reserved, `head..promised`, are never more than the capacity; the [`Lead`], which stands in
+/// front of the ring, takes no place in it.
 #[derive(Debug)]
 pub(crate) struct Cq {
     /// Slots in use are `head..tail` modulo the capacity. Grows, in reserved room, up to the
     /// capacity on the first way around: what is never used is never touched.
     ring: Vec<Entry>,
-    /// The records of the failures in the ring, which are long and rare.
-    errs: Slab<CqErr>,
+    /// The records of the failures in the ring, which are long and rare. (Behind a pointer, for the
+    /// length of a queue.)
+    errs: Box<Slab<CqErr>>,
     head: u64,
     tail: u64,
     mask: u64,
     /// Where the tail will be when whoever has reserved an entry has used it.
     promised: u64,
+    lead: Lead,
+}
+
+/// What is told of a message that was sent while the queue was empty: all of its entry that is not
+/// nothing. Most are read before anything else comes, and so are written and read as two words.
+/// What comes meanwhile goes into the ring, behind it.
+#[derive(Clone, Copy, Debug, Default)]
+struct Lead {
+    op_context: u64,
+    /// Empty if there is none.
+    flags: CqFlags,
+}
+
+impl Lead {
+    #[inline(always)]
+    fn cqe(self) -> Cqe {
+        let Self { op_context, flags } = self;
+        Cqe { op_context, flags, src: FI_ADDR_UNSPEC, ..Cqe::default() }
+    }
 }
 
 /// 64 bytes.
@@ -39,11 +61,12 @@ impl Cq {
         let capacity = size.max(1).next_power_of_two();
         Self {
             ring: Vec::with_capacity(capacity),
-            errs: Slab::with_capacity(capacity),
+            errs: Box::new(Slab::with_capacity(capacity)),
             head: 0,
             tail: 0,
             mask: capacity as u64 - 1,
             promised: 0,
+            lead: Lead::default(),
         }
     }
 
@@ -51,11 +74,12 @@ impl Cq {
     pub(crate) fn none() -> Self {
         Self {
             ring: Vec::new(),
-            errs: Slab::with_capacity(0),
+            errs: Box::new(Slab::with_capacity(0)),
             head: 1,
             tail: 1,
             mask: 0,
             promised: 2,
+            lead: Lead::default(),
         }
     }
 
@@ -140,11 +164,40 @@ impl Cq {
         self.append(cqe, NONE);
     }
 
+    /// As [`push_free`](Self::push_free), of a message that was sent: `flags` are not empty. It
+    /// [leads](Lead) if the queue is empty.
+    #[inline(always)]
+    pub(crate) fn push_sent_free(&mut self, op_context: u64, flags: CqFlags) {
+        debug_assert!(!flags.is_empty());
+        let lead = Lead { op_context, flags };
+        // Neither a lead nor an entry, in one question.
+        if self.lead.flags.bits() | (self.head ^ self.tail) != 0 {
+            return self.push_sent_behind(lead);
+        }
+        self.lead = lead;
+    }
+
+    /// Not inlined, so that a send that finds the queue empty keeps nothing for the ring.
+    #[inline(never)]
+    fn push_sent_behind(&mut self, sent: Lead) {
+        self.push_free(sent.cqe());
+    }
+
+    /// Whether there is a [`Lead`].
+    #[inline(always)]
+    pub(crate) fn is_led(&self) -> bool {
+        !self.lead.flags.is_empty()
+    }
+
     /// Takes successes out, at most `most` or as many as stand before the next failure, and says
     /// how many. Each is lent to `put` where it lies.
     #[inline(always)]
     pub(crate) fn take(&mut self, most: usize, mut put: impl FnMut(&Cqe)) -> usize {
         let mut n = 0;
+        if self.is_led() && most > 0 {
+            self.take_lead(&mut put);
+            n = 1;
+        }
         while n < most {
             let Some(next) = self.next() else { break };
             if next.err != NONE {
@@ -161,6 +214,10 @@ impl Cq {
     /// As [`take`](Self::take) of one, but says whether it did.
     #[inline(always)]
     pub(crate) fn take_one(&mut self, put: impl FnOnce(&Cqe)) -> bool {
+        if self.is_led() {
+            self.take_lead(put);
+            return true;
+        }
         match self.next() {
             Some(&Entry { ref cqe, err: NONE }) => put(cqe),
             _ => return rarely(false),
@@ -169,16 +226,22 @@ impl Cq {
         true
     }
 
+    #[inline(always)]
+    fn take_lead(&mut self, put: impl FnOnce(&Cqe)) {
+        put(&self.lead.cqe());
+        self.lead.flags = CqFlags::empty();
+    }
+
     /// Whether nothing is there to be read.
     #[inline(always)]
     pub(crate) fn is_empty(&self) -> bool {
-        self.head == self.tail
+        !self.is_led() && self.head == self.tail
     }
 
-    /// The entry that is next.
+    /// The entry of the ring that is next.
     #[inline(always)]
     fn next(&self) -> Option<&Entry> {
-        if self.is_empty() {
+        if self.head == self.tail {
             return None;
         }
         self.ring.get((self.head & self.mask) as usize)
@@ -192,9 +255,11 @@ impl Cq {
     ///   it.
     pub(crate) fn why_nothing(&self) -> Result<usize> {
         match self.next() {
+            // There was no room to take it to.
+            _ if self.is_led() => Ok(0),
             None => Err(Error::Again),
             Some(next) if next.err != NONE => Err(Error::Avail),
-            Some(_) => Ok(0), // there was no room to take it to
+            Some(_) => Ok(0),
         }
     }
 
@@ -204,7 +269,7 @@ impl Cq {
     /// [`Error::Again`] if the queue is empty or a success is next. Nothing was read.
     pub(crate) fn readerr(&mut self) -> Result<CqErr> {
         match self.next() {
-            Some(&Entry { err, .. }) if err != NONE => {
+            Some(&Entry { err, .. }) if err != NONE && !self.is_led() => {
                 self.head += 1;
                 Ok(self.errs.free(err))
             }
@@ -214,10 +279,10 @@ impl Cq {
 
     /// Entries waiting to be read, successes and failures.
     pub(crate) fn ready(&self) -> usize {
-        (self.tail - self.head) as usize
+        (self.tail - self.head) as usize + usize::from(self.is_led())
     }
 
-    /// Entries there are.
+    /// Entries there are, beside the lead.
     pub(crate) fn capacity(&self) -> usize {
         self.mask as usize + 1
     }
@@ -282,7 +347,9 @@ mod tests {
         Push,
         PushErr,
         TryPush,
+        PushSent,
         Read(usize),
+        ReadOne,
         ReadErr,
     }
 
@@ -295,6 +362,8 @@ mod tests {
             4 => Just(Op::Push),
             2 => Just(Op::PushErr),
             2 => Just(Op::TryPush),
+            4 => Just(Op::PushSent),
+            4 => Just(Op::ReadOne),
             4 => (0usize..6).prop_map(Op::Read),
             2 => Just(Op::ReadErr),
         ]
@@ -302,6 +371,11 @@ mod tests {
 
     fn cqe(n: u64) -> Cqe {
         Cqe { op_context: n, len: n + 1, ..Cqe::default() }
+    }
+
+    fn sent(n: u64) -> Cqe {
+        let (flags, src) = (CqFlags::SEND | CqFlags::MSG, FI_ADDR_UNSPEC);
+        Cqe { op_context: n, flags, src, ..Cqe::default() }
     }
 
     fn failure(n: u64) -> CqErr {
@@ -323,16 +397,34 @@ mod tests {
         got.map(|n| out[..n].to_vec())
     }
 
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    enum Kind {
+        Whole,
+        Sent,
+        Lead,
+        Failed,
+    }
+
+    impl Kind {
+        fn cqe(self, n: u64) -> Cqe {
+            if matches!(self, Self::Sent | Self::Lead) { sent(n) } else { cqe(n) }
+        }
+    }
+
     /// What a read must say: the successes before the next failure.
-    fn expected(model: &mut VecDeque<(u64, bool)>, most: usize) -> Result<Vec<Cqe>> {
+    fn expected(model: &mut VecDeque<(u64, Kind)>, most: usize) -> Result<Vec<Cqe>> {
         match model.front() {
             None => return Err(Error::Again),
-            Some((_, false)) => return Err(Error::Avail),
-            Some((_, true)) => {}
+            Some((_, Kind::Failed)) => return Err(Error::Avail),
+            Some(_) => {}
         }
         let mut out = Vec::new();
-        while out.len() < most && matches!(model.front(), Some((_, true))) {
-            out.push(cqe(model.pop_front().unwrap().0));
+        while let Some(&(n, kind)) = model.front()
+            && out.len() < most
+            && kind != Kind::Failed
+        {
+            out.push(kind.cqe(n));
+            model.pop_front();
         }
         Ok(out)
     }
@@ -340,7 +432,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(1_000))]
 
-        /// The queue against a `VecDeque` of (number, success): nothing lost, nothing out of order,
+        /// The queue against a `VecDeque` of (number, kind): nothing lost, nothing out of order,
         /// never more than the capacity promised or used, no allocation.
         #[test]
         fn queue_keeps_order_and_promises(
@@ -351,10 +443,12 @@ mod tests {
             let capacity = cq.capacity();
             prop_assert!(capacity >= size && capacity < 2 * size && capacity.is_power_of_two());
             let room = cq.ring.as_ptr();
-            let mut model: VecDeque<(u64, bool)> = VecDeque::new();
+            let mut model: VecDeque<(u64, Kind)> = VecDeque::new();
             let mut reserved = 0;
             for (n, op) in (0u64..).zip(ops) {
-                let has_room = model.len() + reserved < capacity;
+                let led = usize::from(matches!(model.front(), Some((_, Kind::Lead))));
+                let free = capacity - (model.len() - led) - reserved;
+                let has_room = free > 0;
                 match op {
                     Op::Reserve => {
                         prop_assert_eq!(cq.reserve(), has_room);
@@ -365,7 +459,7 @@ mod tests {
                         reserved -= 1;
                     }
                     Op::ReserveMany(n) => {
-                        prop_assert_eq!(cq.room(), capacity - model.len() - reserved);
+                        prop_assert_eq!(cq.room(), free);
                         let n = n.min(cq.room());
                         cq.reserve_many(n as u32);
                         reserved += n;
@@ -378,23 +472,37 @@ mod tests {
                     Op::Push if reserved > 0 => {
                         cq.push(cqe(n));
                         reserved -= 1;
-                        model.push_back((n, true));
+                        model.push_back((n, Kind::Whole));
                     }
                     Op::PushErr if reserved > 0 => {
                         cq.push_err(failure(n));
                         reserved -= 1;
-                        model.push_back((n, false));
+                        model.push_back((n, Kind::Failed));
                     }
                     Op::TryPush => {
                         prop_assert_eq!(cq.try_push(cqe(n)), has_room);
-                        model.extend(has_room.then_some((n, true)));
+                        model.extend(has_room.then_some((n, Kind::Whole)));
+                    }
+                    Op::PushSent => {
+                        prop_assert_eq!(cq.has_room(), has_room);
+                        if has_room {
+                            cq.push_sent_free(n, sent(n).flags);
+                            let kind = if model.is_empty() { Kind::Lead } else { Kind::Sent };
+                            model.push_back((n, kind));
+                        }
                     }
                     Op::Read(most) => {
                         prop_assert_eq!(read(&mut cq, most), expected(&mut model, most));
                     }
+                    Op::ReadOne => {
+                        let mut got = None;
+                        let taken = cq.take_one(|cqe| got = Some(*cqe));
+                        let want = expected(&mut model, 1).ok().map(|one| one[0]);
+                        prop_assert_eq!((taken, got), (want.is_some(), want));
+                    }
                     Op::ReadErr => {
                         let want = match model.front() {
-                            Some(&(n, false)) => {
+                            Some(&(n, Kind::Failed)) => {
                                 model.pop_front();
                                 Ok(failure(n))
                             }
@@ -405,6 +513,11 @@ mod tests {
                     _ => {}
                 }
                 prop_assert_eq!((cq.ready(), cq.reserved()), (model.len(), reserved));
+                prop_assert_eq!((cq.is_empty(), cq.why_nothing().err()), {
+                    let failed = matches!(model.front(), Some((_, Kind::Failed)));
+                    let why = if failed { Some(Error::Avail) } else { None };
+                    (model.is_empty(), if model.is_empty() { Some(Error::Again) } else { why })
+                });
             }
             prop_assert_eq!(cq.ring.as_ptr(), room, "it allocated after it was made");
         }
@@ -414,6 +527,15 @@ mod tests {
     #[should_panic(expected = "nothing is reserved")]
     fn a_push_without_reservation_panics() {
         Cq::new(4).push(Cqe::default());
+    }
+
+    /// What leads is no reservation that somebody else may use.
+    #[test]
+    #[should_panic(expected = "nothing is reserved")]
+    fn a_push_without_reservation_panics_behind_a_lead_too() {
+        let mut cq = Cq::new(4);
+        cq.push_sent_free(1, sent(1).flags);
+        cq.push(Cqe::default());
     }
 
     #[test]

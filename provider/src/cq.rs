@@ -301,13 +301,13 @@ unsafe extern "C" fn read<E: Entry>(at: *mut FidCq, buf: *mut c_void, count: usi
     // What most programs ask for: one entry. Everything else is a call that is the last thing to
     // do, so that nothing has to be kept over it.
     if count == 1 {
-        if buf.is_null() {
-            // SAFETY: as this call.
-            return unsafe { read_to_nowhere::<E>(at) };
-        }
         // One that is closed is refused there.
         // SAFETY: the table belongs to queues.
         if let Ok(queue) = unsafe { CqObject::of(at) } {
+            if buf.is_null() {
+                // SAFETY: as this call.
+                return unsafe { read_to_nowhere::<E>(at) };
+            }
             // SAFETY: `buf` has room for an entry.
             let taken = queue.cq.take_one(|e| unsafe { buf.cast::<E>().write(E::of(e)) });
             match taken {

@@ -106,6 +106,12 @@ impl Node {
         err
     }
 
+    /// Whether there is none. As for [`cq_take`](Self::cq_take), the queue is open.
+    #[inline(always)]
+    pub fn cq_is_empty(&mut self, cq: CqId) -> bool {
+        self.cqs.at_mut(cq.0.idx()).is_some_and(|table| table.cq.is_empty())
+    }
+
     /// Number of entries waiting, errors included.
     ///
     /// # Errors

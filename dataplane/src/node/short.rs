@@ -258,7 +258,11 @@ impl Node {
         if if USUAL { !req.no_completion } else { told } {
             let flags = CqFlags::SEND | if tagged { CqFlags::TAGGED } else { CqFlags::MSG };
             let (op_context, src) = (req.context, FI_ADDR_UNSPEC);
-            cq.push_free(Cqe { op_context, flags, src, ..Cqe::default() });
+            if USUAL {
+                cq.push_sent_free(op_context, flags);
+            } else {
+                cq.push_free(Cqe { op_context, flags, src, ..Cqe::default() });
+            }
         }
         let cntr = ep.tx_cntr;
         peer.credit_used = peer.credit_used.wrapping_add(cost);
