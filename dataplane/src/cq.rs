@@ -27,6 +27,8 @@ pub(crate) struct Cq {
     /// Where the tail will be when whoever has reserved an entry has used it.
     promised: u64,
     lead: Lead,
+    /// Entries to be read, the lead among them: `tail - head`, and one more while there is a lead.
+    ready: usize,
 }
 
 /// What is told of a message that was sent while the queue was empty: all of its entry that is not
@@ -67,6 +69,7 @@ impl Cq {
             mask: capacity as u64 - 1,
             promised: 0,
             lead: Lead::default(),
+            ready: 0,
         }
     }
 
@@ -80,6 +83,7 @@ impl Cq {
             mask: 0,
             promised: 2,
             lead: Lead::default(),
+            ready: 0,
         }
     }
 
@@ -170,11 +174,11 @@ impl Cq {
     pub(crate) fn push_sent_free(&mut self, op_context: u64, flags: CqFlags) {
         debug_assert!(!flags.is_empty());
         let lead = Lead { op_context, flags };
-        // Neither a lead nor an entry, in one question.
-        if self.lead.flags.bits() | (self.head ^ self.tail) != 0 {
+        if !self.is_empty() {
             return self.push_sent_behind(lead);
         }
         self.lead = lead;
+        self.ready = 1;
     }
 
     /// Not inlined, so that a send that finds the queue empty keeps nothing for the ring.
@@ -205,7 +209,7 @@ impl Cq {
                 break;
             }
             put(&next.cqe);
-            self.head += 1;
+            self.take_next();
             n += 1;
         }
         n
@@ -222,7 +226,7 @@ impl Cq {
             Some(&Entry { ref cqe, err: NONE }) => put(cqe),
             _ => return rarely(false),
         }
-        self.head += 1;
+        self.take_next();
         true
     }
 
@@ -230,12 +234,20 @@ impl Cq {
     fn take_lead(&mut self, put: impl FnOnce(&Cqe)) {
         put(&self.lead.cqe());
         self.lead.flags = CqFlags::empty();
+        self.ready -= 1;
+    }
+
+    /// The [`next`](Self::next) was read.
+    #[inline(always)]
+    fn take_next(&mut self) {
+        self.head += 1;
+        self.ready -= 1;
     }
 
     /// Whether nothing is there to be read.
     #[inline(always)]
     pub(crate) fn is_empty(&self) -> bool {
-        !self.is_led() && self.head == self.tail
+        self.ready == 0
     }
 
     /// The entry of the ring that is next.
@@ -270,7 +282,7 @@ impl Cq {
     pub(crate) fn readerr(&mut self) -> Result<CqErr> {
         match self.next() {
             Some(&Entry { err, .. }) if err != NONE && !self.is_led() => {
-                self.head += 1;
+                self.take_next();
                 Ok(self.errs.free(err))
             }
             _ => Err(Error::Again),
@@ -279,7 +291,7 @@ impl Cq {
 
     /// Entries waiting to be read, successes and failures.
     pub(crate) fn ready(&self) -> usize {
-        (self.tail - self.head) as usize + usize::from(self.is_led())
+        self.ready
     }
 
     /// Entries there are, beside the lead.
@@ -318,6 +330,7 @@ impl Cq {
             None => self.append_fresh(Entry { cqe, err }),
         }
         self.tail += 1;
+        self.ready += 1;
     }
 
     /// The first way around. Within the capacity of the vector, so it does not allocate.

@@ -449,7 +449,7 @@ pub(crate) struct AvTable {
 
 /// A completion queue and who uses it.
 #[derive(Debug)]
-#[repr(align(32))]
+#[repr(align(16))]
 pub(crate) struct CqTable {
     pub(crate) cq: Cq,
     pub(crate) bound: u32,
