@@ -9,10 +9,10 @@
 //!
 //! | a line takes | message | cached, ticks | past, ticks | cached, GB/s | past, GB/s |
 //! |---|---|---|---|---|---|
-//! | 105 to 145 ns | 64 KiB | 79 to 85 | 106 to 121 | 20 to 24 | 9.5 to 12.6 |
-//! | 105 to 145 ns | 1 MiB | 207, 213 | 230 to 260 | 9.7, 9.9 | 6.4 to 7.6 |
-//! | 490 to 550 ns | 64 KiB | 520 to 613 | 118 to 131 | 3.4 to 5.5 | 8.1 to 11.6 |
-//! | 490 to 550 ns | 1 MiB | 471, 489 | 193 to 272 | 3.6 to 4.4 | 5.9 to 8.1 |
+//! | 105 to 145 ns | 64 KiB | 79 to 85 | 106 to 123 | 20 to 24 | 9.5 to 12.6 |
+//! | 105 to 145 ns | 1 MiB | 207, 213 | 197 to 260 | 9.7, 9.9 | 6.4 to 9.7 |
+//! | 490 to 550 ns | 64 KiB | 520 to 613 | 118 to 131 | 3.4 to 5.5 | 8.1 to 12.2 |
+//! | 490 to 550 ns | 1 MiB | 471, 489 | 193 to 272 | 3.6 to 4.4 | 5.9 to 9.6 |
 //!
 //! Who shares which cache with whom changes as the scheduler, or a hypervisor, moves the two, and a
 //! virtual machine is often told of caches that it does not have. So the sender looks at the clock:

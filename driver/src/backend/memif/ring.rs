@@ -50,7 +50,7 @@ pub(super) struct Sender {
     /// The receiver sleeps at times.
     sleeps: bool,
     is_closed: bool,
-    /// How long frames are stored.
+    /// Which way frames that are long are stored.
     stores: Stores,
 }
 

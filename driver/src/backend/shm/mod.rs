@@ -307,7 +307,7 @@ struct Out {
     bytes: u64,
     fulls: u32,
     is_open: bool,
-    /// How long frames are stored.
+    /// Which way frames that are long are stored.
     stores: Stores,
 }
 
