@@ -11,6 +11,7 @@ use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicU32, AtomicU64, fence};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use memmap2::{Advice, MmapOptions, MmapRaw};
@@ -36,7 +37,7 @@ pub(super) const WATCH: u64 = 2;
 
 /// A mapped segment that this process may be a member of.
 pub(super) struct Segment {
-    map: MmapRaw,
+    map: Arc<MmapRaw>,
     file: File,
     pub(super) path: PathBuf,
     pub(super) layout: Layout,
@@ -303,7 +304,7 @@ fn read_layout(file: &File, path: &Path) -> Result<Layout, OpenError> {
     Ok(layout)
 }
 
-type Entered = (MmapRaw, usize, u64, MacAddr);
+type Entered = (Arc<MmapRaw>, usize, u64, MacAddr);
 
 /// Becomes a member; the caller holds the lock.
 fn enter(
@@ -315,10 +316,7 @@ fn enter(
 ) -> Result<Entered, OpenError> {
     settings.check_against(&layout, path)?;
     check_space(file, path, 2 * layout.ring_len as u64)?;
-    let map = MmapOptions::new().len(layout.file_len()).map_raw(file);
-    let map = map.map_err(|e| os("cannot map", path, e))?;
-    // A core dump without gigabytes of other processes' frames; only a wish.
-    let _ = map.advise(Advice::DontDump);
+    let map = map(file, layout.file_len()).map_err(|e| os("cannot map", path, e))?;
     let dup = file.try_clone().map_err(|e| os("cannot use", path, e))?;
     let seg = Segment { map, file: dup, path: path.to_owned(), layout };
     seg.reap_dead(None);
@@ -342,6 +340,29 @@ fn enter(
     seg.word(EPOCH).fetch_add(1, Release);
     Ok((seg.map, me, inc, mac))
 }
+
+/// Maps a segment's `file`, or finds where a member of this process has it. Members that share a
+/// process then reach each line of it by one address, which is what a processor forwards stores
+/// by, and foresees where a line is in its first cache.
+fn map(file: &File, len: usize) -> io::Result<Arc<MmapRaw>> {
+    static MAPS: Mutex<Vec<(FileId, Weak<MmapRaw>)>> = Mutex::new(Vec::new());
+    let id = file.metadata().map(|meta| (meta.dev(), meta.ino()))?;
+    let mut maps = MAPS.lock().unwrap_or_else(PoisonError::into_inner);
+    // A file that is mapped keeps its number, so another one has it only when these are gone.
+    maps.retain(|(_, map)| map.strong_count() > 0);
+    let known = maps.iter().find(|(known, _)| *known == id).and_then(|(_, map)| map.upgrade());
+    if let Some(map) = known.filter(|map| map.len() == len) {
+        return Ok(map);
+    }
+    let map = Arc::new(MmapOptions::new().len(len).map_raw(file)?);
+    // A core dump without gigabytes of other processes' frames; only a wish.
+    let _ = map.advise(Advice::DontDump);
+    maps.push((id, Arc::downgrade(&map)));
+    Ok(map)
+}
+
+/// Device and number of a file.
+type FileId = (u64, u64);
 
 impl Segment {
     pub(super) fn word(&self, at: usize) -> &AtomicU64 {

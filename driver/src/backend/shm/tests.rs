@@ -47,6 +47,28 @@ fn drain(port: &mut ShmPort) -> Vec<Vec<u8>> {
     got
 }
 
+/// Nor does one that leaves take it from the others, nor is it another segment's.
+#[test]
+fn members_of_one_process_share_a_mapping() {
+    let settings = small();
+    let begin = |port: &ShmPort| std::ptr::from_ref(port.shared.seg.epoch()).addr();
+    let (a, mut b) = (open(&settings), open(&settings));
+    assert_eq!(begin(&a), begin(&b));
+    let other = open(&small());
+    assert_ne!(begin(&other), begin(&b));
+    drop(a);
+    let mut c = open(&settings);
+    assert_eq!(begin(&c), begin(&b));
+    assert_eq!(send(&mut c, b.caps().mac, b"here"), Tx::Sent);
+    assert_eq!(drain(&mut b), [b"here"]);
+    drop((b, c));
+    // The file went with its last member. The new one may be smaller than what was mapped.
+    let again = ShmSettings { ring_len: Some(4096), ..settings };
+    let (mut a, mut b) = (open(&again), open(&again));
+    assert_eq!(send(&mut a, b.caps().mac, b"new"), Tx::Sent);
+    assert_eq!(drain(&mut b), [b"new"]);
+}
+
 #[test]
 fn every_length_arrives_whole_and_in_order() {
     let settings = fresh();
