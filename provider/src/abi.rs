@@ -8,7 +8,7 @@
 
 use std::ffi::{c_char, c_int, c_void};
 
-use crate::guard::Refusal;
+use crate::guard::{Closed, NoSys, Refusal, Why};
 
 /// A type and where its members lie.
 #[cfg(test)]
@@ -53,7 +53,7 @@ macro_rules! layouts {
     };
 }
 
-/// Tables of functions. Every entry has a stub that refuses, so none is ever NULL.
+/// Tables of functions. Every entry has stubs that refuse, so none is ever NULL.
 macro_rules! tables {
     ($($cname:literal $name:ident {
         $($entry:ident($($arg:ty),*) -> $ret:ty;)*
@@ -72,21 +72,28 @@ macro_rules! tables {
             impl $name {
                 /// Every call is refused with `FI_ENOSYS`.
                 #[allow(dead_code, reason = "some tables are never left as they are")]
-                pub(crate) const STUB: Self = Self {
-                    size: size_of::<Self>(),
-                    $($entry: {
-                        unsafe extern "C" fn stub($(_: $arg),*) -> $ret {
-                            <$ret as Refusal>::NOSYS
-                        }
-                        stub
-                    },)*
-                    $($($late: {
-                        unsafe extern "C" fn stub($(_: $late_arg),*) -> $late_ret {
-                            <$late_ret as Refusal>::NOSYS
-                        }
-                        stub
-                    },)*)?
-                };
+                pub(crate) const STUB: Self = Self::refusing::<NoSys>();
+
+                /// Every call is refused with `FI_EBADF`: the table of an object that is closed.
+                pub(crate) const CLOSED: &'static Self = &Self::refusing::<Closed>();
+
+                const fn refusing<W: Why>() -> Self {
+                    Self {
+                        size: size_of::<Self>(),
+                        $($entry: {
+                            unsafe extern "C" fn stub<W: Why>($(_: $arg),*) -> $ret {
+                                <$ret as Refusal>::of(W::ERRNO)
+                            }
+                            stub::<W>
+                        },)*
+                        $($($late: {
+                            unsafe extern "C" fn stub<W: Why>($(_: $late_arg),*) -> $late_ret {
+                                <$late_ret as Refusal>::of(W::ERRNO)
+                            }
+                            stub::<W>
+                        },)*)?
+                    }
+                }
             }
 
             #[cfg(test)]

@@ -301,21 +301,19 @@ unsafe extern "C" fn read<E: Entry>(at: *mut FidCq, buf: *mut c_void, count: usi
     // What most programs ask for: one entry. Everything else is a call that is the last thing to
     // do, so that nothing has to be kept over it.
     if count == 1 {
-        // One that is closed is refused there.
+        if buf.is_null() {
+            // SAFETY: as this call.
+            return unsafe { read_to_nowhere::<E>(at) };
+        }
         // SAFETY: the table belongs to queues.
-        if let Ok(queue) = unsafe { CqObject::of(at) } {
-            if buf.is_null() {
-                // SAFETY: as this call.
-                return unsafe { read_to_nowhere::<E>(at) };
-            }
-            // SAFETY: `buf` has room for an entry.
-            let taken = queue.cq.take_one(|e| unsafe { buf.cast::<E>().write(E::of(e)) });
-            match taken {
-                Some(true) => return 1,
-                // SAFETY: as this call; the queue is empty.
-                None => return unsafe { read_of_turn::<E>(queue, buf) },
-                Some(false) => {}
-            }
+        let queue = unsafe { CqObject::of_table(at) };
+        // SAFETY: `buf` has room for an entry.
+        let taken = queue.cq.take_one(|e| unsafe { buf.cast::<E>().write(E::of(e)) });
+        match taken {
+            Some(true) => return 1,
+            // SAFETY: as this call; the queue is empty.
+            None => return unsafe { read_of_turn::<E>(queue, buf) },
+            Some(false) => {}
         }
     }
     // SAFETY: as for `readfrom`, which takes no sources then.

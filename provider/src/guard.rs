@@ -29,26 +29,54 @@ macro_rules! entries {
 
 pub(crate) use entries;
 
-/// What a function that we do not have returns.
+/// Why a stub of a table refuses.
+pub(crate) trait Why {
+    /// What it says, positive.
+    const ERRNO: c_int;
+}
+
+/// There is no such function.
+pub(crate) enum NoSys {}
+
+/// The object is closed.
+pub(crate) enum Closed {}
+
+impl Why for NoSys {
+    const ERRNO: c_int = barewire::errno::FI_ENOSYS;
+}
+
+impl Why for Closed {
+    const ERRNO: c_int = barewire::errno::FI_EBADF;
+}
+
+/// What a stub returns.
 pub(crate) trait Refusal {
-    /// Minus `FI_ENOSYS`, or nothing.
-    const NOSYS: Self;
+    /// Minus the number, or nothing.
+    fn of(errno: c_int) -> Self;
 }
 
 impl Refusal for c_int {
-    const NOSYS: Self = -barewire::errno::FI_ENOSYS;
+    fn of(errno: c_int) -> Self {
+        -errno
+    }
 }
 
 impl Refusal for isize {
-    const NOSYS: Self = -(barewire::errno::FI_ENOSYS as isize);
+    fn of(errno: c_int) -> Self {
+        -(errno as isize)
+    }
 }
 
 impl Refusal for u64 {
-    const NOSYS: Self = 0;
+    fn of(_: c_int) -> Self {
+        0
+    }
 }
 
 impl Refusal for *const c_char {
-    const NOSYS: Self = std::ptr::null();
+    fn of(_: c_int) -> Self {
+        std::ptr::null()
+    }
 }
 
 /// What a data call returns that panicked.

@@ -108,7 +108,7 @@ macro_rules! messages {
             let posted = at_once(|| unsafe {
                 let iov = one(buf, len);
                 let recv = get(KIND, &iov, src, [$($tag, $ignore,)? 0, 0], context);
-                EpObject::of(at).is_ok_and(|it| it.ep.recv_at_once(recv))
+                EpObject::of_table(at).ep.recv_at_once(recv)
             });
             match posted {
                 Some(true) => 0,
@@ -133,7 +133,7 @@ macro_rules! messages {
             let sent = at_once(|| unsafe {
                 let iov = one(buf, len);
                 let send = put(KIND, &iov, 0, dest, [$($tag,)? 0], context);
-                EpObject::of(at).is_ok_and(|it| it.ep.send_at_once(send))
+                EpObject::of_table(at).ep.send_at_once(send)
             });
             match sent {
                 Some(true) => 0,

@@ -5,7 +5,7 @@
 
 use std::cell::UnsafeCell;
 use std::collections::VecDeque;
-use std::ffi::{c_int, c_void};
+use std::ffi::c_void;
 use std::sync::{Mutex, PoisonError};
 
 use barewire::{Error, Result};
@@ -16,21 +16,52 @@ use crate::abi::*;
 ///
 /// # Safety
 /// It does, and it is `repr(C)`.
-pub(crate) unsafe trait Abi: Copy + 'static {}
+pub(crate) unsafe trait Abi: Copy + 'static {
+    /// Puts tables in it of which every function refuses with `FI_EBADF`.
+    fn shut(&mut self);
+}
 
+/// A structure, and its tables but for that of the `struct fid`.
 macro_rules! abis {
-    ($($name:ident),*) => {
+    ($($name:ident { $($table:ident: $ops:ident),* })*) => {
         $(
             // SAFETY: laid out by `layouts!`, with `fid: Fid` first.
-            unsafe impl Abi for $name {}
+            unsafe impl Abi for $name {
+                fn shut(&mut self) {
+                    self.fid.shut();
+                    $(self.$table = $ops::CLOSED;)*
+                }
+            }
         )*
     };
 }
 
-abis!(
-    Fid, FidFabric, FidDomain, FidEp, FidAv, FidAvSet, FidMc, FidMr, FidCq, FidCntr, FidEq, FidPep,
-    FidStx, FidWait, FidPoll
-);
+abis! {
+    FidFabric { ops: OpsFabric }
+    FidDomain { ops: OpsDomain, mr: OpsMr }
+    FidEp {
+        ops: OpsEp, cm: OpsCm, msg: OpsMsg, rma: OpsRma, tagged: OpsTagged, atomic: OpsAtomic,
+        collective: OpsCollective
+    }
+    FidAv { ops: OpsAv }
+    FidAvSet { ops: OpsAvSet }
+    FidMc {}
+    FidMr {}
+    FidCq { ops: OpsCq }
+    FidCntr { ops: OpsCntr }
+    FidEq { ops: OpsEq }
+    FidPep { ops: OpsEp, cm: OpsCm }
+    FidStx { ops: OpsEp }
+    FidWait { ops: OpsWait }
+    FidPoll { ops: OpsPoll }
+}
+
+// SAFETY: it is one.
+unsafe impl Abi for Fid {
+    fn shut(&mut self) {
+        (self.fclass, self.ops) = (FI_CLASS_UNSPEC, FiOps::CLOSED);
+    }
+}
 
 /// What stands behind a pointer of C.
 #[repr(C)]
@@ -70,6 +101,19 @@ impl<A: Abi, T: 'static> Object<A, T> {
         unsafe { (*(*object).inner.get()).as_ref() }.ok_or(Error::BadFd)
     }
 
+    /// What is behind a pointer that C hands in to a function of the object's own tables, which is
+    /// then not closed: closing leaves other tables there ([`Abi::shut`]). (The table of the
+    /// `struct fid` is none of them where two classes share it.)
+    ///
+    /// # Safety
+    /// As [`of`](Self::of), and the function was reached through a table that `abi` had.
+    #[inline(always)]
+    pub(crate) unsafe fn of_table<'a>(at: *const A) -> &'a T {
+        // SAFETY: as in `of`; `close` empties `inner` and changes the tables in one call, beside
+        // which there is no other, so whoever came through a table of an open one finds it.
+        unsafe { (*(*at.cast::<Self>()).inner.get()).as_ref().unwrap_unchecked() }
+    }
+
     /// Ends the object with `end`, or leaves it open if that gives it back.
     ///
     /// # Safety
@@ -88,10 +132,8 @@ impl<A: Abi, T: 'static> Object<A, T> {
                 Err(error)
             }
             Ok(()) => {
-                // SAFETY: every `Abi` begins with a `Fid`, and nobody else uses it now.
-                let fid = unsafe { &mut *at.cast::<Fid>() };
-                fid.fclass = FI_CLASS_UNSPEC;
-                fid.ops = &DEAD;
+                // SAFETY: nobody else uses it now, and C's view of it is no reference.
+                unsafe { (*object).abi.get().as_mut_unchecked().shut() };
                 bury(Dead { at: object.cast(), free: Self::free });
                 Ok(())
             }
@@ -124,13 +166,6 @@ pub(crate) unsafe fn class_of(fid: *const Fid) -> Result<usize> {
 /// A `struct fid` for a new object.
 pub(crate) fn fid(fclass: usize, context: *mut c_void, ops: &'static FiOps) -> Fid {
     Fid { fclass, context, ops }
-}
-
-/// What a closed object answers.
-static DEAD: FiOps = FiOps { close: closed, ..FiOps::STUB };
-
-unsafe extern "C" fn closed(_: *mut Fid) -> c_int {
-    -barewire::errno::FI_EBADF
 }
 
 /// The memory of a closed object.
