@@ -1,7 +1,8 @@
 /*
- * pair PROVIDER COUNT: one thread owns two endpoints, each in a domain of its own, and sends COUNT
- * tagged messages of 64 bytes from one to the other: posts the receive, sends, polls to both
- * completions. Says nanoseconds a message for every 1000 of them.
+ * pair COUNT PROVIDER [OTHER]: one thread owns two endpoints, each in a domain of its own, and sends
+ * COUNT tagged messages of 64 bytes from one to the other: posts the receive, sends, polls to both
+ * completions. Says nanoseconds a message for every 1000 of them. With OTHER the two send 1000 by
+ * turns, and what both took stands in one line.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -85,14 +86,14 @@ __attribute__((noipa)) void exchange(struct end *a, struct end *b, long count)
 	}
 }
 
-int main(int argc, char **argv)
-{
-	static struct end a, b;
-	struct fi_info *hints = fi_allocinfo(), *info;
-	long count = argc > 2 ? atol(argv[2]) : 0;
+struct pair {
+	struct end a, b;
+};
 
-	if (argc < 3)
-		return 2;
+static void open_pair(struct pair *p, const char *provider)
+{
+	struct fi_info *hints = fi_allocinfo(), *info;
+
 	hints->caps = FI_TAGGED;
 	hints->mode = FI_CONTEXT | FI_CONTEXT2;
 	hints->ep_attr->type = FI_EP_RDM;
@@ -100,19 +101,35 @@ int main(int argc, char **argv)
 	hints->domain_attr->threading = FI_THREAD_DOMAIN;
 	hints->domain_attr->data_progress = FI_PROGRESS_MANUAL;
 	hints->domain_attr->control_progress = FI_PROGRESS_MANUAL;
-	hints->fabric_attr->prov_name = strdup(argv[1]);
+	hints->fabric_attr->prov_name = strdup(provider);
 	must("fi_getinfo", fi_getinfo(FI_VERSION(1, 17), NULL, NULL, 0, hints, &info));
-	open_end(&a, info);
-	open_end(&b, info);
-	know(&a, &b);
-	know(&b, &a);
-	exchange(&a, &b, WARM_UP);
-	for (long done = 0; done < count; done += BATCH) {
-		struct timespec from, to;
-		clock_gettime(CLOCK_MONOTONIC, &from);
-		exchange(&a, &b, BATCH);
-		clock_gettime(CLOCK_MONOTONIC, &to);
-		printf("%.3f\n", ((to.tv_sec - from.tv_sec) * 1e9 + (to.tv_nsec - from.tv_nsec)) / BATCH);
-	}
+	open_end(&p->a, info);
+	open_end(&p->b, info);
+	know(&p->a, &p->b);
+	know(&p->b, &p->a);
+	exchange(&p->a, &p->b, WARM_UP);
+}
+
+static double batch(struct pair *p)
+{
+	struct timespec from, to;
+	clock_gettime(CLOCK_MONOTONIC, &from);
+	exchange(&p->a, &p->b, BATCH);
+	clock_gettime(CLOCK_MONOTONIC, &to);
+	return ((to.tv_sec - from.tv_sec) * 1e9 + (to.tv_nsec - from.tv_nsec)) / BATCH;
+}
+
+int main(int argc, char **argv)
+{
+	static struct pair pairs[2];
+	int n = argc - 2;
+
+	if (n < 1 || n > 2)
+		return 2;
+	for (int i = 0; i < n; i++)
+		open_pair(&pairs[i], argv[2 + i]);
+	for (long done = 0; done < atol(argv[1]); done += BATCH)
+		for (int i = 0; i < n; i++)
+			printf("%.3f%c", batch(&pairs[i]), i == n - 1 ? '\n' : ' ');
 	return 0;
 }
