@@ -189,13 +189,16 @@ fn remove_if_dead(path: &Path) -> Option<()> {
     let mut options = OpenOptions::new();
     options.read(true).write(true).custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC);
     let file = options.open(path).ok()?;
-    // Who holds it is about to join or to leave.
+    let is_dead = || {
+        let layout = read_layout(&file, path).ok()?;
+        check_owner(path, &file.metadata().ok()?).ok()?;
+        (!lock::lives(&file, 0, layout.members)).then_some(())
+    };
+    // Asked without the lock first: while we had that of one who lives, its members could open no
+    // ring. Who holds it is about to join or to leave.
+    is_dead()?;
     let _guard = Guard::try_take(&file)?;
-    let layout = read_layout(&file, path).ok()?;
-    check_owner(path, &file.metadata().ok()?).ok()?;
-    if lock::lives(&file, 0, layout.members) {
-        return None;
-    }
+    is_dead()?;
     tracing::info!(path = %path.display(), "removing a segment that only dead processes used");
     std::fs::remove_file(path).ok()
 }
