@@ -176,6 +176,11 @@ impl<M: RingMem> Producer<M> {
         &self.mem
     }
 
+    /// Bytes of the ring.
+    pub fn ring_len(&self) -> usize {
+        self.len as usize
+    }
+
     /// Takes a place for a frame of `len` bytes that needs no clearing, padding or question to the
     /// consumer, or answers `None` if it needs one of them. The place has to be filled and
     /// [committed](Ahead::commit) before anything else is done here, and if the place says so more

@@ -18,7 +18,7 @@ pub(crate) use crc::crc32c_of_raw;
 pub use few::{FEW, Few};
 pub use scratch::Scratch;
 pub use span::{IOV_LIMIT, IoBuf, Span};
-pub(crate) use stores::Stores;
+pub(crate) use stores::{Lap, Stores};
 
 /// A large page of every architecture that has them.
 const LARGE_PAGE: usize = 2 << 20;

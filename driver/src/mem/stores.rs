@@ -4,8 +4,8 @@
 //! with it fetches the lines from there. One that does not takes each line from the other's cache,
 //! and the writer takes it back the next time around, which is what both then wait for. Stored past
 //! all caches the lines go to memory, and nobody takes anything from anybody. On a Zen 4, two
-//! processes, messages through `shm` of 1 MiB rings; ticks of 0.4 ns that 1 KiB takes at the sender
-//! (medians of several runs), and GB/s:
+//! processes, messages through `shm` of 1 MiB rings out of sixteen buffers; ticks of 0.4 ns that storing
+//! 1 KiB takes (medians of several runs), and GB/s:
 //!
 //! | a line takes | message | cached, ticks | past, ticks | cached, GB/s | past, GB/s |
 //! |---|---|---|---|---|---|
@@ -15,31 +15,55 @@
 //! | 490 to 550 ns | 1 MiB | 471, 489 | 193 to 272 | 3.6 to 4.4 | 5.9 to 9.6 |
 //!
 //! Who shares which cache with whom changes as the scheduler, or a hypervisor, moves the two, and a
-//! virtual machine is often told of caches that it does not have. So the sender looks at the clock:
-//! some of its pieces are timed each way, and the way is changed when the times say so.
+//! virtual machine is often told of caches that it does not have. So the sender looks at the clock.
+//! What a store takes says little: stored past the caches a piece is soon off the sender's hands, and
+//! it is the reader who waits for memory. So what is timed is a lap of the ring, at whose end the
+//! sender waits for the reader as well; now and then a few laps go the other way, and if they are
+//! faster the way is changed. (A single piece that is cached while the others are not would say
+//! nothing either, since the lines of the ring are in no cache then.)
 
 use super::long;
 
 /// Chooses how long pieces are stored, by what it saw before. One per reader.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Stores {
-    /// Pieces so far.
-    count: u32,
-    /// Ticks that 1 KiB past the caches took, a low estimate; 0 before the first piece.
-    past: u32,
-    /// Votes that caching is slow, up to [`VOTES`]; with [`ENOUGH`] it is believed.
-    votes: u8,
+    lap: Lap,
+    way: Way,
+    /// Pieces that this lap still has, and bytes that it has had.
+    left: u32,
+    bytes: u64,
+    /// When it began, ticks.
+    began: u64,
+    phase: Phase,
+    /// Laps that this phase still has.
+    laps: u32,
+    /// Ticks that 1 KiB took in the fastest lap that counts of this phase, and before a trial.
+    best: u32,
+    usual: u32,
+    /// Laps in a row that were slower by far.
+    slow: u32,
+    /// Laps from one trial to the next.
+    wait: u32,
 }
 
-const VOTES: u8 = 8;
-const ENOUGH: u8 = VOTES / 2;
+/// After how many pieces a ring's memory is written again.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Lap {
+    /// So many.
+    Pieces(u32),
+    /// As many as have so many bytes.
+    Bytes(u32),
+}
 
-/// One piece in so many is timed while they are cached, which is the usual state.
-const TIMED: u32 = 8;
-/// One piece in so many is cached while the others are not.
-const TRIED_CACHED: u32 = 32;
-/// One piece in so many goes past the caches while the others are cached.
-const TRIED_PAST: u32 = 1024;
+impl Lap {
+    /// Pieces of `len` bytes; at least one.
+    fn pieces(self, len: usize) -> u32 {
+        match self {
+            Self::Pieces(pieces) => pieces.max(1),
+            Self::Bytes(bytes) => bytes / len.max(1) as u32 + 1,
+        }
+    }
+}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
@@ -47,9 +71,53 @@ enum Way {
     Past,
 }
 
+impl Way {
+    fn other(self) -> Self {
+        match self {
+            Self::Cached => Self::Past,
+            Self::Past => Self::Cached,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// All goes the same way. The last laps count.
+    Stay,
+    /// It goes the other way, and the ring's lines are still where the way before has left them.
+    Settle,
+    /// They are where this one leaves them. All laps count.
+    Trial,
+}
+
+/// Laps that count. The fastest does, as any may be interrupted, or wait for the application.
+const COUNTED: u32 = 3;
+/// Laps before the first trial. Twice as many before each one after that, up to [`WAIT_MAX`], while
+/// the other way is no better.
+const WAIT_MIN: u32 = 8;
+/// A tenth of a second of a stream.
+const WAIT_MAX: u32 = 1024;
+
 impl Stores {
     /// Bytes of the shortest piece that is worth it.
     pub(crate) const LONG: usize = 4096;
+
+    /// For a ring whose memory is written again after a `lap`.
+    pub(crate) fn new(lap: Lap) -> Self {
+        Self {
+            lap,
+            way: Way::Cached,
+            left: 0,
+            bytes: 0,
+            began: 0,
+            phase: Phase::Stay,
+            laps: WAIT_MIN,
+            best: u32::MAX,
+            usual: u32::MAX,
+            slow: 0,
+            wait: WAIT_MIN,
+        }
+    }
 
     /// Copies like [`ptr::copy_nonoverlapping`](std::ptr::copy_nonoverlapping). All bytes are
     /// visible to whoever sees a later Release store of this thread, whichever way they went.
@@ -65,50 +133,81 @@ impl Stores {
             if !long::can_copy_past() {
                 return long::copy_long(src, dst, len);
             }
-            let (way, is_timed) = self.next();
-            let copy = match way {
-                Way::Cached => long::copy_long,
-                Way::Past => long::copy_past,
-            };
-            if !is_timed {
-                return copy(src, dst, len);
+            match self.next(len, long::ticks) {
+                Way::Cached => long::copy_long(src, dst, len),
+                Way::Past => long::copy_past(src, dst, len),
             }
-            let start = long::ticks();
-            copy(src, dst, len);
-            let ticks = long::ticks().saturating_sub(start);
-            self.note(way, u32::try_from(ticks * 1024 / len as u64).unwrap_or(u32::MAX));
         }
     }
 
-    /// Which way the next piece goes, and whether its time is [noted](Self::note).
+    /// Which way the next piece goes, of `len` bytes. Looks at the clock once a lap.
     #[inline]
-    fn next(&mut self) -> (Way, bool) {
-        self.count = self.count.wrapping_add(1);
-        let count = self.count;
-        if self.votes >= ENOUGH {
-            return match count.is_multiple_of(TRIED_CACHED) {
-                true => (Way::Cached, true),
-                false => (Way::Past, true),
-            };
+    fn next(&mut self, len: usize, ticks: impl FnOnce() -> u64) -> Way {
+        if self.left == 0 {
+            self.end_lap(ticks());
+            self.left = self.lap.pieces(len);
         }
-        // Often at first, since what a new ring lies in is touched for the first time then.
-        if count.is_multiple_of(TRIED_PAST) || count.is_power_of_two() {
-            return (Way::Past, true);
-        }
-        (Way::Cached, count.is_multiple_of(TIMED))
+        self.left -= 1;
+        self.bytes += len as u64;
+        self.way
     }
 
-    /// 1 KiB stored in this `way` took so many `ticks`.
-    fn note(&mut self, way: Way, ticks: u32) {
-        match way {
-            // A piece may be interrupted and last for ever, but none is faster than it can be.
-            Way::Past if self.past == 0 => self.past = ticks.max(1),
-            Way::Past => self.past = ticks.clamp(1, self.past.saturating_add(self.past / 16 + 1)),
-            // What the reader does not wait for, the time at the sender does not show.
-            Way::Cached if ticks > self.past.saturating_add(self.past / 2) => {
-                self.votes = (self.votes + 1).min(VOTES);
+    /// A lap has ended, unless this is the beginning of the first.
+    #[cold]
+    fn end_lap(&mut self, now: u64) {
+        let (bytes, took) = (self.bytes, now.saturating_sub(self.began));
+        (self.bytes, self.began) = (0, now);
+        if let Some(speed) = took.saturating_mul(1024).checked_div(bytes) {
+            self.note(u32::try_from(speed).unwrap_or(u32::MAX));
+        }
+    }
+
+    /// 1 KiB of the lap that has just ended took so many `ticks`.
+    fn note(&mut self, ticks: u32) {
+        self.laps -= 1;
+        match self.phase {
+            Phase::Stay => {
+                self.look_for_change(ticks);
+                if self.laps < COUNTED {
+                    self.best = self.best.min(ticks);
+                }
+                if self.laps == 0 {
+                    self.usual = self.best;
+                    self.go(self.way.other(), Phase::Settle, 1);
+                }
             }
-            Way::Cached => self.votes = self.votes.saturating_sub(1),
+            Phase::Settle if self.laps == 0 => self.go(self.way, Phase::Trial, COUNTED),
+            Phase::Settle => {}
+            Phase::Trial => {
+                self.best = self.best.min(ticks);
+                if self.laps > 0 {
+                    return;
+                }
+                // Caching is usual, and past the caches has to be faster by a fifth.
+                let margin = if self.way == Way::Past { self.usual / 5 } else { 0 };
+                if self.best <= self.usual - margin {
+                    (self.usual, self.wait) = (self.best, WAIT_MIN);
+                    self.go(self.way, Phase::Stay, self.wait);
+                } else {
+                    self.wait = (2 * self.wait).min(WAIT_MAX);
+                    self.go(self.way.other(), Phase::Stay, self.wait);
+                }
+            }
+        }
+    }
+
+    fn go(&mut self, way: Way, phase: Phase, laps: u32) {
+        (self.way, self.phase, self.laps) = (way, phase, laps);
+        (self.best, self.slow) = (u32::MAX, 0);
+    }
+
+    /// Has the trial come soon when laps take more than twice as long as they did, for good: the
+    /// processors may have moved. If it is the application, that is what is usual from now on.
+    fn look_for_change(&mut self, ticks: u32) {
+        self.slow = if ticks / 2 > self.usual { self.slow + 1 } else { 0 };
+        if self.slow > COUNTED {
+            (self.usual, self.slow, self.wait) = (ticks, 0, WAIT_MIN);
+            self.laps = self.laps.min(COUNTED);
         }
     }
 }
@@ -117,40 +216,99 @@ impl Stores {
 mod tests {
     use super::*;
 
-    /// Sends `pieces` where 1 KiB takes so many ticks each way; how many went past the caches.
-    fn send(stores: &mut Stores, pieces: u32, cached: u32, past: u32) -> u32 {
-        (0..pieces).fold(0, |past_so_far, i| {
-            let (way, is_timed) = stores.next();
-            let ticks = if way == Way::Past { past } else { cached };
-            // Up to a tenth more or less, and each 101st piece is interrupted.
-            let ticks = ticks * (90 + i * 7 % 21) / 100;
-            if is_timed {
-                stores.note(way, if i % 101 == 100 { ticks << 14 } else { ticks });
+    /// Ticks of 1 KiB of a stream each way, and for what is cached but went past the caches the last
+    /// time around, so that its line has to be fetched from memory.
+    struct Times {
+        cached: u64,
+        fetched: u64,
+        past: u64,
+    }
+
+    const NEAR: Times = Times { cached: 110, fetched: 300, past: 230 };
+    const NEAR_1MIB: Times = Times { cached: 260, fetched: 400, past: 290 };
+    const APART: Times = Times { cached: 560, fetched: 560, past: 240 };
+    const APART_1MIB: Times = Times { cached: 640, fetched: 640, past: 310 };
+
+    const LEN: usize = 65_520;
+
+    /// A ring, its sender and their clock.
+    struct Ring {
+        stores: Stores,
+        went: Vec<Way>,
+        sent: usize,
+        now: u64,
+    }
+
+    impl Ring {
+        fn new(lap: Lap) -> Self {
+            let went = vec![Way::Cached; lap.pieces(LEN) as usize];
+            Self { stores: Stores::new(lap), went, sent: 0, now: 1 << 40 }
+        }
+
+        /// Sends `laps`; how many pieces went past the caches.
+        fn send(&mut self, laps: u32, times: &Times) -> u32 {
+            let pieces = laps * self.went.len() as u32;
+            let mut past = 0;
+            for _ in 0..pieces {
+                let way = self.stores.next(LEN, || self.now);
+                let place = self.sent % self.went.len();
+                let before = std::mem::replace(&mut self.went[place], way);
+                self.sent += 1;
+                let ticks = match (before, way) {
+                    (_, Way::Past) => times.past,
+                    (Way::Cached, Way::Cached) => times.cached,
+                    (Way::Past, Way::Cached) => times.fetched,
+                };
+                // Up to a tenth more or less, and one in 1,009 is interrupted.
+                let ticks = ticks * (90 + self.sent as u64 * 7 % 21) / 100;
+                self.now += ticks * 64 * if self.sent.is_multiple_of(1009) { 100 } else { 1 };
+                past += u32::from(way == Way::Past);
             }
-            past_so_far + u32::from(way == Way::Past)
-        })
+            past
+        }
     }
 
     /// Goal: pieces are cached where that is fast, and go past the caches where it is not, soon
-    /// after the two processors have moved, whatever the first pieces of a new ring took. Method:
-    /// the times that were measured, messages of 64 KiB and 1 MiB.
+    /// after the two processors have moved, whatever the first lap of a new ring took. Method:
+    /// the times that were measured, messages of 64 KiB and 1 MiB, rings of several lengths.
     #[test]
     fn the_way_follows_the_processors() {
-        for (near, apart) in [((80, 110), (500, 120)), ((210, 240), (430, 250))] {
-            let mut stores = Stores::default();
-            // Pages that are touched for the first time, in one lap of the ring.
-            let first = send(&mut stores, 31, 900, 1100) + send(&mut stores, 992, near.0, near.1);
-            assert!(first <= 10, "{first} of the first 1,023 past the caches");
-            for _ in 0..3 {
-                let tried = send(&mut stores, 10_240, near.0, near.1);
-                assert!(tried <= 12, "{near:?}: {tried} of 10,240 past the caches");
-                let soon = send(&mut stores, 10 * TIMED, apart.0, apart.1);
-                assert!(soon >= TIMED, "{apart:?}: {soon} of the first {}", 10 * TIMED);
-                let past = send(&mut stores, 3200, apart.0, apart.1);
-                assert!(past >= 3200 - 3200 / 32 - 4, "{apart:?}: {past} of 3,200");
-                // Back, by one piece in 32.
-                send(&mut stores, 10 * TRIED_CACHED, near.0, near.1);
+        for (near, apart) in [(NEAR, APART), (NEAR_1MIB, APART_1MIB)] {
+            for lap in [Lap::Bytes(1 << 20), Lap::Pieces(32), Lap::Pieces(256)] {
+                let mut ring = Ring::new(lap);
+                let pieces = lap.pieces(LEN);
+                // Pages that are touched for the first time.
+                assert_eq!(ring.send(1, &Times { cached: 900, fetched: 900, past: 1100 }), 0);
+                let tried = ring.send(1000, &near);
+                assert!(tried <= 40 * pieces, "{lap:?}: {tried} past the caches at first");
+                for _ in 0..3 {
+                    let tried = ring.send(2 * WAIT_MAX, &near);
+                    assert!(tried <= 40 * pieces, "{lap:?}: {tried} past the caches");
+                    // Four slow laps, three to compare with, and the first of the trial.
+                    let soon = ring.send(16, &apart);
+                    assert!(soon >= 4 * pieces, "{lap:?}: {soon} of the first");
+                    let past = ring.send(2 * WAIT_MAX, &apart);
+                    let least = 2 * WAIT_MAX - 60;
+                    assert!(past >= least * pieces, "{lap:?}: {past} past the caches");
+                    // Back, by a trial.
+                    let back = ring.send(WAIT_MAX + 8, &near);
+                    assert!(back <= WAIT_MAX * pieces, "{lap:?}: {back} past the caches");
+                    let tried = ring.send(64, &near);
+                    assert!(tried <= 16 * pieces, "{lap:?}: {tried} past the caches again");
+                }
             }
         }
+    }
+
+    /// Goal: an application that pauses in every other lap does not make the way change for long.
+    #[test]
+    fn pauses_change_nothing() {
+        let mut ring = Ring::new(Lap::Pieces(16));
+        let mut past = 0;
+        for i in 0..4000_u64 {
+            past += ring.send(1, &NEAR);
+            ring.now += (i * 7919 % 13 / 7) * (i * 104_729 % 11) * 500_000;
+        }
+        assert!(past <= 4000 * 16 / 8, "{past} of {}", 4000 * 16);
     }
 }

@@ -60,7 +60,10 @@ pub const MTU_MAX: usize = 65_536 - ETH_HDR_LEN;
 const MTU: usize = 1500;
 /// Buffers that others have, and so the least of ours.
 const BSIZE: usize = 2048;
-/// Bytes of buffers in one ring, unless a size was asked for.
+/// Bytes of buffers that a ring has at least, unless a size was asked for: more than two processors
+/// keep in the caches that each has for itself. A line that waits there is fetched from the other
+/// processor, one that had to make room from the larger cache that they share, which is twice as
+/// fast for long frames.
 const RING_BYTES: usize = 2 << 20;
 const LOG2_RING: u8 = 10;
 
@@ -92,7 +95,7 @@ pub struct MemifSettings {
     /// What the client has to know, 1 to 24 bytes. Default: nothing.
     pub secret: Option<String>,
     /// Descriptors of a ring, as a logarithm, 4 to 14; the client's counts. Default 10 (1024), or
-    /// fewer so that the buffers of a ring take no more than 2 MiB.
+    /// fewer if the buffers of a ring then still take 2 MiB.
     pub log2_ring: Option<u8>,
     /// Bytes of a buffer, 270 to 65,536; the client's counts. Default 2048, or what the MTU needs.
     pub bsize: Option<usize>,
@@ -190,8 +193,8 @@ impl MemifSettings {
     fn layout(&self) -> Layout {
         let needed = (self.mtu() + ETH_HDR_LEN).next_multiple_of(64).max(BSIZE);
         let bsize = self.bsize.unwrap_or(needed);
-        let fits = (RING_BYTES / bsize).max(1).ilog2() as u8;
-        Layout { log2_ring: self.log2_ring.unwrap_or(LOG2_RING.min(fits)), bsize }
+        let enough = RING_BYTES.div_ceil(bsize).next_power_of_two().ilog2() as u8;
+        Layout { log2_ring: self.log2_ring.unwrap_or(LOG2_RING.min(enough)), bsize }
     }
 }
 

@@ -24,7 +24,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 
 use super::region::{AtomicU16, Conn, Desc, Lane, MASKED, NEXT, Own, RingMem, fence};
 use crate::frame::{ETH_HDR_LEN, TxFrame};
-use crate::mem::{Stores, prefetch, prefetch_to_write};
+use crate::mem::{Lap, Stores, prefetch, prefetch_to_write};
 
 /// The other side wrote what cannot be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,7 +75,7 @@ impl Sender {
             desc: Desc::new(0, 0, 0, 0),
             sleeps: false,
             is_closed: false,
-            stores: Stores::default(),
+            stores: Stores::new(Lap::Pieces(ring.count().into())),
         }
     }
 

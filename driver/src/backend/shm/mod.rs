@@ -60,7 +60,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 use crate::clock::{monotonic_ns, now_ns};
 use crate::frame::{ETH_HDR_LEN, FillHead, Rest, RxFrame, ShortHead, TxFrame};
 use crate::hint::rarely;
-use crate::mem::{SHORT, Stores, prefetch, prefetch_long};
+use crate::mem::{Lap, SHORT, Stores, prefetch, prefetch_long};
 use crate::open::OpenError;
 use crate::port::{
     Back, BriskPort, MTU_MIN, MacAddr, Port, PortCaps, PortCounters, PortGone, PortWaiter, RxSink,
@@ -315,6 +315,7 @@ impl Out {
     /// The end towards a member whose words these are.
     fn new(ring: Producer<RawRing>, words: [*const AtomicU64; 2], sleeping: &AtomicU32) -> Self {
         let [rx_open, bell] = words;
+        let lap = ring.ring_len() as u32;
         Self {
             ring,
             rx_open,
@@ -326,7 +327,7 @@ impl Out {
             bytes: 0,
             fulls: 0,
             is_open: false,
-            stores: Stores::default(),
+            stores: Stores::new(Lap::Bytes(lap)),
         }
     }
 
