@@ -133,7 +133,7 @@ impl<A: Abi, T: 'static> Object<A, T> {
             }
             Ok(()) => {
                 // SAFETY: nobody else uses it now, and C's view of it is no reference.
-                unsafe { (*object).abi.get().as_mut_unchecked().shut() };
+                unsafe { (&mut *(*object).abi.get()).shut() };
                 bury(Dead { at: object.cast(), free: Self::free });
                 Ok(())
             }
