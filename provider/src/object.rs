@@ -102,8 +102,7 @@ impl<A: Abi, T: 'static> Object<A, T> {
     }
 
     /// What is behind a pointer that C hands in to a function of the object's own tables, which is
-    /// then not closed: closing leaves other tables there ([`Abi::shut`]). (The table of the
-    /// `struct fid` is none of them where two classes share it.)
+    /// then not closed: closing leaves other tables there ([`Abi::shut`]).
     ///
     /// # Safety
     /// As [`of`](Self::of), and the function was reached through a table that `abi` had.

@@ -4,8 +4,8 @@
 //! with it fetches the lines from there. One that does not takes each line from the other's cache,
 //! and the writer takes it back the next time around, which is what both then wait for. Stored past
 //! all caches the lines go to memory, and nobody takes anything from anybody. On a Zen 4, two
-//! processes, messages through `shm` of 1 MiB rings out of sixteen buffers; ticks of 0.4 ns that storing
-//! 1 KiB takes (medians of several runs), and GB/s:
+//! processes, messages through `shm` of 1 MiB rings out of sixteen buffers; ticks of 0.4 ns that
+//! storing 1 KiB takes (medians of several runs), and GB/s:
 //!
 //! | a line takes | message | cached, ticks | past, ticks | cached, GB/s | past, GB/s |
 //! |---|---|---|---|---|---|
@@ -16,10 +16,10 @@
 //!
 //! Who shares which cache with whom changes as the scheduler, or a hypervisor, moves the two, and a
 //! virtual machine is often told of caches that it does not have. So the sender looks at the clock.
-//! What a store takes says little: stored past the caches a piece is soon off the sender's hands, and
-//! it is the reader who waits for memory. So what is timed is a lap of the ring, at whose end the
-//! sender waits for the reader as well; now and then a few laps go the other way, and if they are
-//! faster the way is changed. (A single piece that is cached while the others are not would say
+//! What a store takes says little: stored past the caches a piece is soon off the sender's hands,
+//! and it is the reader who waits for memory. So what is timed is a lap of the ring, at whose end
+//! the sender waits for the reader as well; now and then a few laps go the other way, and if they
+//! are faster the way is changed. (A single piece that is cached while the others are not would say
 //! nothing either, since the lines of the ring are in no cache then.)
 
 use super::long;
@@ -216,8 +216,8 @@ impl Stores {
 mod tests {
     use super::*;
 
-    /// Ticks of 1 KiB of a stream each way, and for what is cached but went past the caches the last
-    /// time around, so that its line has to be fetched from memory.
+    /// Ticks of 1 KiB of a stream each way, and for what is cached but went past the caches the
+    /// last time around, so that its line has to be fetched from memory.
     struct Times {
         cached: u64,
         fetched: u64,
