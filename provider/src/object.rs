@@ -219,6 +219,43 @@ mod tests {
         }
     }
 
+    /// What was open may have had any table; a call without a look at the object finds these.
+    #[test]
+    fn the_tables_of_a_closed_object_refuse() {
+        let nothing = std::ptr::null_mut();
+        let abi = FidEp {
+            fid: fid(FI_CLASS_EP, nothing, &FiOps::STUB),
+            ops: &OpsEp::STUB,
+            cm: &OpsCm::STUB,
+            msg: &OpsMsg::STUB,
+            rma: &OpsRma::STUB,
+            tagged: &OpsTagged::STUB,
+            atomic: &OpsAtomic::STUB,
+            collective: &OpsCollective::STUB,
+        };
+        let mut at = std::ptr::null_mut();
+        let calls = |ep: FidEp, at: *mut FidEp| unsafe {
+            [
+                ((*ep.ops).cancel)(at.cast(), nothing),
+                ((*ep.cm).shutdown)(at, 0) as isize,
+                ((*ep.msg).recv)(at, nothing, 0, nothing, 0, nothing),
+                ((*ep.rma).read)(at, nothing, 0, nothing, 0, 0, 0, nothing),
+                ((*ep.tagged).send)(at, nothing, 0, nothing, 0, 0, nothing),
+                ((*ep.atomic).write)(at, nothing, 0, nothing, 0, 0, 0, 0, 0, nothing),
+                ((*ep.collective).barrier)(at, 0, nothing),
+            ]
+        };
+        // SAFETY: `at` can be written, and is an object of this thread alone; the tables' functions
+        // touch nothing.
+        unsafe {
+            Object::<FidEp, u32>::open(abi, 5, &mut at);
+            assert_eq!(calls(*at, at), [-38; 7]);
+            assert_eq!(*Object::<FidEp, u32>::of_table(at), 5);
+            Object::<FidEp, u32>::close(at, |_| Ok(())).unwrap();
+            assert_eq!(calls(*at, at), [-9; 7]);
+        }
+    }
+
     #[test]
     fn the_memory_of_closed_objects_is_bounded() {
         for _ in 0..3 * KEPT {
