@@ -234,6 +234,7 @@ mod tests {
             collective: &OpsCollective::STUB,
         };
         let mut at = std::ptr::null_mut();
+        // SAFETY: the tables are there for ever, and their functions touch nothing.
         let calls = |ep: FidEp, at: *mut FidEp| unsafe {
             [
                 ((*ep.ops).cancel)(at.cast(), nothing),
@@ -245,8 +246,7 @@ mod tests {
                 ((*ep.collective).barrier)(at, 0, nothing),
             ]
         };
-        // SAFETY: `at` can be written, and is an object of this thread alone; the tables' functions
-        // touch nothing.
+        // SAFETY: `at` can be written, and is an object of this thread alone.
         unsafe {
             Object::<FidEp, u32>::open(abi, 5, &mut at);
             assert_eq!(calls(*at, at), [-38; 7]);
