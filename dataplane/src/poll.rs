@@ -18,7 +18,8 @@ use barewire_driver::frame::{Body, FillHead, RxFrame, ShortHead, TxFrame};
 use barewire_driver::hint::rarely;
 use barewire_driver::mem::{IoBuf, SHORT};
 use barewire_driver::port::{
-    BriskPort, Port, PortCaps, PortCounters, PortGone, PortWaiter, RxSink, ShortTx, Tx,
+    BriskPort, MacAddr, Port, PortCaps, PortCounters, PortGone, PortWaiter, Presence, RxSink,
+    ShortTx, Tx,
 };
 
 use crate::error::Result as OpResult;
@@ -260,6 +261,10 @@ struct ToPort<'a> {
 }
 
 impl FrameSink for ToPort<'_> {
+    fn presence(&mut self, mac: MacAddr) -> Presence {
+        self.port.presence(mac)
+    }
+
     #[inline(always)]
     fn send(&mut self, frame: &TxFrame<'_>) -> Tx {
         match self.port.tx(frame) {
@@ -516,9 +521,10 @@ impl Engine {
             let got = self.burst()?;
             moved += got;
             if got < BURST {
-                break;
+                return Ok(moved);
             }
         }
+        self.node.note_backlog(true);
         Ok(moved)
     }
 
@@ -553,6 +559,7 @@ impl Engine {
     #[inline]
     fn read_clock(&mut self) {
         let now = Self::now();
+        self.node.tick(now);
         let untimed = std::mem::take(&mut self.uncounted);
         if untimed != 0 {
             self.port.count(untimed);
