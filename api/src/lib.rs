@@ -53,6 +53,7 @@ mod lock;
 pub mod mr;
 pub mod msg;
 pub mod raw;
+mod rcvthread;
 pub mod rma;
 pub mod sep;
 pub mod settings;

@@ -63,6 +63,8 @@ pub struct Engine {
     uncounted: u32,
     /// It was read in the last turn.
     timed: bool,
+    /// When a turn last read it.
+    turned_at: Instant,
 }
 
 /// What a port lends goes to the node, with the time of the burst; the completion that the first
@@ -360,6 +362,7 @@ impl Engine {
             untimed: 0,
             uncounted: 0,
             timed: false,
+            turned_at: Instant(0),
         }
     }
 
@@ -372,6 +375,11 @@ impl Engine {
     /// When the clock was last read, for what need not be exact.
     pub fn last_now(&self) -> Instant {
         self.now
+    }
+
+    /// When a [`turn`](Self::turn) last read the clock: whether somebody receives.
+    pub fn turned_at(&self) -> Instant {
+        self.turned_at
     }
 
     /// Whether the last turn has read it: what is to be done by time has to be looked for after
@@ -560,6 +568,7 @@ impl Engine {
     fn read_clock(&mut self) {
         let now = Self::now();
         self.node.tick(now);
+        self.turned_at = now;
         let untimed = std::mem::take(&mut self.uncounted);
         if untimed != 0 {
             self.port.count(untimed);

@@ -436,4 +436,9 @@ pub trait PortWaiter: Send + Sync {
 
     /// Makes one `wait` that runs now, or the next one, return at once.
     fn wake(&self);
+
+    /// Whether a frame ends a `wait`. Where it does not, `wait` is a short nap between two polls.
+    fn has_interrupt(&self) -> bool {
+        true
+    }
 }

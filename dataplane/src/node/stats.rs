@@ -239,6 +239,11 @@ impl Node {
         }
     }
 
+    /// Whether any peer is known.
+    pub fn knows_peers(&self) -> bool {
+        self.peers.count() > 0
+    }
+
     fn blocks_lost(&self) -> usize {
         let promised: usize = self.peers.iter().map(|(_, p)| p.outstanding() as usize).sum();
         let used: usize = self.stored.iter().map(|(_, m)| m.payload.units as usize).sum();
