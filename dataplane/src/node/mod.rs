@@ -9,6 +9,7 @@ mod coll;
 mod ep;
 mod input;
 mod mr;
+mod notice;
 mod objects;
 mod ops;
 mod output;
@@ -28,6 +29,7 @@ mod short_target;
 mod srx;
 mod stations;
 mod stats;
+mod tally;
 #[cfg(test)]
 mod tests;
 mod train;
@@ -67,6 +69,7 @@ pub use coll::{
     Kind as CollKind, MEMBERS_MAX, Role, query as query_collective,
 };
 pub use mr::{MrId, MrReq};
+pub use notice::{EndReason, Notice, SessionEnd, Waited};
 pub use rma::{AtomicReq, ReadReq, RmaIov, RmaList, WriteReq};
 pub use sep::{receive_caps, transmit_caps};
 use short_rma::ShortOp;
@@ -596,6 +599,7 @@ pub struct Node {
     pub(crate) reply_refill: Instant,
 
     pub(crate) counters: NodeCounters,
+    observed: tally::Observed,
     pub(crate) rng: u64,
     /// Nanoseconds in which our own loop ran.
     pub(crate) active_ns: u64,
@@ -695,6 +699,7 @@ impl Node {
             reply_tokens: session::REPLIES_PER_MS,
             reply_refill: Instant(0),
             counters: NodeCounters::default(),
+            observed: tally::Observed::new(s.peer_max),
             rng: s.seed | 1,
             active_ns: 0,
             polled_at: Instant(0),

@@ -223,6 +223,7 @@ impl Node {
                 return false;
             }
             self.counters.tx_retransmits += 1;
+            self.observed.tallies[p as usize].retransmits += 1;
             self.peers[p].snd.on_resent(&mut self.sent, idx, now);
         }
         true
