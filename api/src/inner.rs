@@ -287,7 +287,7 @@ impl Core {
         if let Some(stats) = &mut self.stats
             && stats.is_due(self.engine.last_now())
         {
-            stats.publish(&self.engine);
+            stats.publish(&mut self.engine);
         }
     }
 

@@ -74,7 +74,9 @@ pub use rma::{AtomicReq, ReadReq, RmaIov, RmaList, WriteReq};
 pub use sep::{receive_caps, transmit_caps};
 use short_rma::ShortOp;
 pub use short_rma::{ShortAtomic, ShortCall, ShortRead, ShortWrite};
-pub use stats::{EpCounters, Levels, NodeCounters, SessionInfo};
+pub use stats::{
+    EpCounters, Levels, NodeCounters, SessionInfo, SessionStats, Survey, SurveySink, Wait,
+};
 
 /// Sizes and times of a node. All tables are sized by them when it is made; nothing grows later.
 #[derive(Clone, Debug)]

@@ -236,7 +236,7 @@ impl Node {
             was_open: peer.state == State::Open,
             age_ns: now.since(tally.begun),
             silent_ns: self.active_ns.saturating_sub(peer.heard),
-            retransmits: tally.retransmits,
+            retransmits: tally.retransmits.into(),
             in_flight: peer.snd.in_flight(),
             waited,
         };

@@ -112,7 +112,7 @@ impl Node {
         peer.heard = active;
         peer.probe_at = now;
         peer.reorder_at = Instant(0);
-        self.observed.tallies[p as usize] = Tally { begun: now, ..Tally::default() };
+        self.observed.tallies[p as usize] = Tally::new(now, first);
         self.blocks_unpromised -= grant as usize;
         if grant == 0 && !self.peers[p].starved {
             // The peer cannot use anything up and so would never be granted more.
@@ -132,6 +132,7 @@ impl Node {
         peer.want_open = false;
         peer.remote_sid = peer.sid;
         peer.rcv_nxt = peer.snd.nxt;
+        self.observed.tallies[p as usize].expect(peer.snd.nxt);
         peer.snd.credit = peer.granted;
         peer.peer_epoch = peer.epoch;
         peer.frame_max = self.frame_max;
@@ -230,6 +231,7 @@ impl Node {
     fn pair(&mut self, p: u32, base: &Base, op: &OpenOp) {
         let frame_max = self.frame_max.min(op.max_frame);
         self.note_life(p, op.inc);
+        self.observed.tallies[p as usize].expect(base.psn);
         let peer = &mut self.peers[p];
         peer.peer_epoch = op.epoch;
         peer.remote_sid = op.sid;

@@ -20,6 +20,7 @@ mod pulls;
 mod refused;
 mod rma;
 mod srx;
+mod survey;
 mod twin;
 mod usual;
 
