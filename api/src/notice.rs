@@ -208,8 +208,8 @@ mod tests {
         let waited = Waited { sends: 2, reads: 1, ..Waited::default() };
         assert_eq!(
             line(&end(EndReason::Silent, waited), Some("10.0.0.7:52000"), &settings),
-            "session with 02:00:00:00:00:09 (10.0.0.7:52000) ended: it is silent for 5.0 s (T_dead \
-             5.0 s); begun 12.3 s ago, 307 packets repeated, 2 packets not acknowledged; \
+            "session with 02:00:00:00:00:09 (10.0.0.7:52000) ended: it has been silent for 5.0 s \
+             (T_dead 5.0 s); begun 12.3 s ago, 307 packets repeated, 2 packets not acknowledged; \
              FI_EHOSTUNREACH: sends 2, reads 1"
         );
         let quiet = SessionEnd {

@@ -92,9 +92,9 @@ impl EndReason {
 impl fmt::Display for EndReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::NoAnswer => "it does not answer",
-            Self::Silent => "it is silent",
-            Self::NoProgress => "it answers, but the data asked for does not come",
+            Self::NoAnswer => "it has not answered",
+            Self::Silent => "it has been silent",
+            Self::NoProgress => "it answers, but none of the data asked for has come",
             Self::Reset => "it does not know the session: it restarted or ended it earlier",
             Self::Closed => "it closed the session",
             Self::TakenForDead => "it took this side for dead",

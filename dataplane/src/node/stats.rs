@@ -464,8 +464,8 @@ impl Node {
         let silent = self.active_ns.saturating_sub(peer.heard);
         match peer.state {
             State::Idle => return Wait::Nothing,
+            _ if !peer.owes() => return Wait::Nothing,
             State::Opening | State::Answered => return Wait::Open,
-            State::Open if !peer.owes() => return Wait::Nothing,
             State::Open if silent > self.settings.t_dead_ns / 10 => return Wait::Silent,
             State::Open => {}
         }
