@@ -83,9 +83,10 @@ impl Teller {
     }
 }
 
-/// `WARN` unless the end is part of orderly work and nothing waited.
+/// `WARN`, unless nothing waited and the end is part of orderly work or of a session that was never
+/// used.
 fn level(end: &SessionEnd) -> Level {
-    let harmless = end.reason.is_orderly() && end.waited.is_empty();
+    let harmless = end.waited.is_empty() && (end.reason.is_orderly() || !end.was_open);
     if harmless { Level::INFO } else { Level::WARN }
 }
 
@@ -230,6 +231,8 @@ mod tests {
         assert_eq!(level(&end(EndReason::Closed, Waited::default())), Level::INFO);
         assert_eq!(level(&end(EndReason::Closed, waited)), Level::WARN);
         assert_eq!(level(&end(EndReason::Silent, Waited::default())), Level::WARN);
+        let unused = SessionEnd { was_open: false, ..end(EndReason::NoAnswer, Waited::default()) };
+        assert_eq!(level(&unused), Level::INFO);
     }
 
     /// An engine to whose peers nobody listens, with a message under way to `count` of them.

@@ -41,7 +41,7 @@ Exit codes:
   5   the station speaks another version of the protocol
   6   another life: the process that the address names has ended or restarted
   7   nobody on the segment has the address (shm knows at once)
-  8   the port here is down, or a filter here drops what is sent
+  8   the port here drops what is sent: no carrier, or a filter
   9   several nodes answer to the address, or the address of this port is another process's
   10  answered, with loss
   11  the process is there and does not poll
@@ -217,7 +217,7 @@ impl Finding {
                 &format!(
                     "a switch or an interface between carries less than both ends: raise its MTU, \
                      or open both ports with mtu={}",
-                    longest.saturating_sub(14)
+                    mtu_of(longest)
                 ),
             ),
             Verdict::OtherVersion(theirs) => finding(
@@ -292,6 +292,14 @@ impl Finding {
              segment, with EtherType 0x88B5 or the UDP port let through?",
         )
     }
+}
+
+/// The MTU to set where frames of `longest` bytes pass. Bridges and switches let the 4 bytes of a
+/// VLAN tag, or 8 of two, pass above their MTU.
+fn mtu_of(longest: usize) -> usize {
+    let mtu = longest.saturating_sub(14);
+    let usual = [9000, 1500].into_iter().find(|usual| (0..=8).contains(&mtu.wrapping_sub(*usual)));
+    usual.unwrap_or(mtu)
 }
 
 /// The process of this host that has the address and has not polled for a second, if there is one.
@@ -440,6 +448,10 @@ mod tests {
         }
         let short = Finding::of(&found(Verdict::OnlyShort(1514), 0), target);
         assert!(short.mend.unwrap().contains("mtu=1500"));
+        assert_eq!(
+            [1514, 1518, 1522, 1523, 9014, 700].map(mtu_of),
+            [1500, 1500, 1500, 1509, 9000, 686]
+        );
     }
 
     #[test]

@@ -35,6 +35,7 @@ Examples:
 
 What a session waits for:
   open         an answer to OPEN           silent       anything: nothing has come for T_dead / 10
+  repeats      the oldest packet, lost again and again though the peer answers: barewire ping
   port         room in the port            window       acknowledgements, the window is full
   credit       memory of the peer          memory       memory here, for the peer's messages
   match        a receive of the peer       pull         data that the peer sends

@@ -191,6 +191,8 @@ pub enum Wait {
     Open,
     /// Anything from the peer: nothing has come for a tenth of T_dead.
     Silent,
+    /// The oldest packet, which was lost several times in a row although the peer answers.
+    Repeats,
     /// Room in the port.
     Port,
     /// Acknowledgements: as much is in flight as the window allows.
@@ -211,10 +213,11 @@ pub enum Wait {
 
 impl Wait {
     /// All of them; the place is the number of each.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::Nothing,
         Self::Open,
         Self::Silent,
+        Self::Repeats,
         Self::Port,
         Self::Window,
         Self::Credit,
@@ -231,6 +234,7 @@ impl Wait {
             Self::Nothing => "nothing",
             Self::Open => "open",
             Self::Silent => "silent",
+            Self::Repeats => "repeats",
             Self::Port => "port",
             Self::Window => "window",
             Self::Credit => "credit",
@@ -273,6 +277,9 @@ pub struct SessionStats {
     /// Bytes after the Ethernet header that both ends take.
     pub frame_max: u32,
 }
+
+/// Timeouts in a row from which on loss is no accident.
+const BACKOFF_BAD: u8 = 4;
 
 /// Slots of a table that one step of a [`Survey`] looks at.
 const STEP: u32 = 64;
@@ -467,6 +474,9 @@ impl Node {
             _ if !peer.owes() => return Wait::Nothing,
             State::Opening | State::Answered => return Wait::Open,
             State::Open if silent > self.settings.t_dead_ns / 10 => return Wait::Silent,
+            State::Open if peer.backoff >= BACKOFF_BAD && peer.snd.in_flight() > 0 => {
+                return Wait::Repeats;
+            }
             State::Open => {}
         }
         let queued = !peer.txq.is_empty() || !peer.dataq.is_empty() || !peer.jobq.is_empty();

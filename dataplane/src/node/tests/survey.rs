@@ -96,6 +96,14 @@ fn causes_to_wait_are_told_apart() {
     assert_eq!(session(&mut pair.ends[1]).wait, Wait::Pull);
     pair.run(60_000_000);
     assert_eq!(session(&mut pair.ends[1]).wait, Wait::Silent);
+    // Only short frames arrive.
+    let mut pair = Pair::new(9000, false);
+    send(&mut pair, 8).unwrap();
+    pair.run(1_000_000);
+    send(&mut pair, 8000).unwrap();
+    pair.most = 1500;
+    pair.run(200_000_000);
+    assert_eq!(session(&mut pair.ends[0]).wait, Wait::Repeats);
     let mut pair = Pair::new(1500, false);
     send(&mut pair, 8).unwrap();
     pair.run(1_000_000);
