@@ -26,10 +26,6 @@ use crate::table::{Align, layout};
 /// as it polls: no endpoint of it is touched. Pings of 64 bytes, of 1,514 and of the longest frame
 /// that both sides take go by turns; if only short ones are answered, halving finds the length that
 /// still passes. The answers themselves are short. (A frame of 64 bytes is 60 and its checksum.)
-///
-/// From a port whose address a process of this host has as well (afpacket, vfio, dpdk), ask only
-/// while that process is in a session with the station, or is unknown to it: to a station that
-/// knows its address and has no session with it, the ping is a new life of it.
 #[derive(clap::Args)]
 #[command(after_long_help = "\
 Exit codes:

@@ -10,6 +10,7 @@ use crate::error::{Error, Result};
 use crate::rel::psn::Psn;
 use crate::rel::sent::WINDOW;
 use crate::slab::NONE;
+use crate::types::Instant;
 use crate::wire::WireError;
 
 /// Everything that happened in a node since it was made. Every frame that was not used has its
@@ -254,7 +255,7 @@ pub struct SessionStats {
     pub info: SessionInfo,
     /// What operations wait for.
     pub wait: Wait,
-    /// Time since it began, ns.
+    /// Time since it began, ns. As all of this of the last session, if there is none now.
     pub age_ns: u64,
     /// Time since the peer was heard or since an operation began to wait for it, whichever is
     /// later, ns in which this side looked.
@@ -442,19 +443,21 @@ impl Node {
         let peer = self.peers.get(p)?;
         let tally = &mut self.observed.tallies[p as usize];
         let (tx_packets, rx_packets) = match peer.state {
-            // The numbers are of no session.
-            State::Idle => (0, 0),
+            State::Idle => tally.counted(),
             // The other end's first number is not known.
             State::Opening => (tally.packets(peer.snd.nxt, Psn(0)).0, 0),
             State::Answered | State::Open => tally.packets(peer.snd.nxt, peer.rcv_nxt),
         };
         let min_ns = peer.rtt.min_ns();
         let tally = &self.observed.tallies[p as usize];
+        // Of one that there was never a session with, and of the one with ourselves, no time counts.
+        let is_timed = tally.begun != Instant(0);
+        let silent_ns = self.active_ns.saturating_sub(peer.heard);
         Some(SessionStats {
             info: session_info(peer),
             wait: self.wait(peer),
-            age_ns: self.polled_at.since(tally.begun),
-            silent_ns: self.active_ns.saturating_sub(peer.heard),
+            age_ns: if is_timed { self.polled_at.since(tally.begun) } else { 0 },
+            silent_ns: if is_timed { silent_ns } else { 0 },
             tx_packets,
             rx_packets,
             bytes: (!self.lossless).then_some((tally.tx_bytes, tally.rx_bytes)),

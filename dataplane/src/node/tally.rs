@@ -52,6 +52,11 @@ impl Tally {
         self.rx_seen = first;
     }
 
+    /// Packets each way, those to it first, of a session that is over.
+    pub(super) fn counted(&self) -> (u64, u64) {
+        (self.tx_packets, self.rx_packets)
+    }
+
     /// Packets each way, those to it first, if the next ones are `tx` and `rx`: what a session
     /// numbers need not be counted. To be called before it has numbered 2^32 more.
     pub(super) fn packets(&mut self, tx: Psn, rx: Psn) -> (u64, u64) {

@@ -69,6 +69,27 @@ fn packets_and_bytes_of_a_session_are_what_left_and_came() {
     }
 }
 
+/// Goal: what was counted of a session is shown when it is over, and of the next from 0.
+#[test]
+fn a_session_that_is_over_is_shown_as_it_was() {
+    let mut pair = Pair::new(1500, false);
+    for _ in 0..2 {
+        for _ in 0..5 {
+            pair.send(0, IoBuf::leaked(&[1; 8]), 9, OpFlags::empty(), 1).unwrap();
+            pair.run(1_000_000);
+        }
+        assert_eq!(session(&mut pair.ends[0]).tx_packets, 5);
+        let (now, mac) = (pair.now, pair.ends[1].node.mac);
+        pair.ends[0].node.drop_session(now, mac);
+        let over = session(&mut pair.ends[0]);
+        assert_eq!((over.info.state, over.tx_packets), ("idle", 5));
+        let mac = pair.ends[0].node.mac;
+        pair.ends[1].node.drop_session(now, mac);
+        let other = session(&mut pair.ends[1]);
+        assert_eq!((other.info.state, other.rx_packets), ("idle", 5));
+    }
+}
+
 /// Goal: a session says what it waits for. Method: each cause alone.
 #[test]
 fn causes_to_wait_are_told_apart() {
