@@ -18,7 +18,7 @@
 //! | 13 .. 16 | reserved, 0 |
 //! | 16 .. 32 | name of the port, zero-padded |
 //! | then | [`PORT_NAMES`], [`NODE_NAMES`], refusals by cause, [`LEVEL_NAMES`] |
-//! | then | room for [`EP_MAX`] endpoints of 8 words, then for sessions of 16 |
+//! | then | room for 65,537 endpoints of 8 words, then for sessions of 16 |
 //!
 //! A row stands at the number of its slot in the node's table; one whose slot is not in use is 0.
 //! The file has memory for the rows that were ever used and holes for the rest. An update writes at
