@@ -450,7 +450,8 @@ impl Node {
         };
         let min_ns = peer.rtt.min_ns();
         let tally = &self.observed.tallies[p as usize];
-        // Of one that there was never a session with, and of the one with ourselves, no time counts.
+        // Of one that there was never a session with, and of the one with ourselves, no time
+        // counts.
         let is_timed = tally.begun != Instant(0);
         let silent_ns = self.active_ns.saturating_sub(peer.heard);
         Some(SessionStats {
