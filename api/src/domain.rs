@@ -56,8 +56,8 @@ impl Domain {
         let node = Node::new(node, caps).map_err(|e| {
             OpenError::new(e, format!("port {name} (MTU {}): {e}", port.caps().mtu))
         })?;
-        let engine = Engine::new(node, port);
-        let stats = if settings.stats { Publisher::create(&engine) } else { None };
+        let mut engine = Engine::new(node, port);
+        let stats = if settings.stats { Publisher::create(&mut engine) } else { None };
         let dom = DomainRef::new(engine, settings, entry, stats);
         if let Ok(mut core) = dom.enter() {
             core.mrs.set_mode(info.domain_attr.mr_mode);

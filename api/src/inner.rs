@@ -19,6 +19,7 @@ use crate::eq::EqInner;
 use crate::errno::{Error, Result};
 use crate::lock::{Entry, Guard, HasLock, Lock};
 use crate::mr::MrTable;
+use crate::notice::Teller;
 use crate::rcvthread;
 use crate::settings::{Idle, Settings};
 use crate::stats::Publisher;
@@ -32,6 +33,7 @@ pub(crate) struct Core {
     pub(crate) watch: Watch,
     pub(crate) mrs: MrTable,
     pub(crate) stats: Option<Publisher>,
+    teller: Teller,
     /// What C knows groups by whose join goes on.
     pub(crate) join_fids: Vec<(GroupId, u64)>,
     /// A join was begun: its outcome is looked for.
@@ -270,6 +272,9 @@ impl Core {
         if self.engine.node().coll_has_event() {
             self.look_for_joins(shared);
         }
+        if self.teller.is_due(&self.engine) {
+            self.teller.tell(&mut self.engine);
+        }
         let now = self.engine.last_now();
         if self.cm.as_ref().is_some_and(|cm| cm.is_due(self.engine.node(), now)) {
             Cm::look(self);
@@ -283,7 +288,7 @@ impl Core {
         if let Some(stats) = &mut self.stats
             && stats.is_due(self.engine.last_now())
         {
-            stats.publish(&self.engine);
+            stats.publish(&mut self.engine);
         }
     }
 
@@ -307,6 +312,10 @@ impl Core {
             for eq in shared.event_queues() {
                 eq.push_error(Error::NetDown);
             }
+        }
+        // No later turn is one that looks by time.
+        if self.teller.is_due(&self.engine) {
+            self.teller.tell(&mut self.engine);
         }
         0
     }
@@ -472,6 +481,7 @@ impl DomainRef {
             watch: Watch::default(),
             mrs: MrTable::default(),
             stats,
+            teller: Teller::default(),
             join_fids: Vec::new(),
             joins: false,
             cm: None,

@@ -10,14 +10,20 @@
 //!
 //! | words | hold |
 //! |---|---|
-//! | 0, 1, 2 | [`MAGIC`], [`LAYOUT`], number of words |
+//! | 0, 1, 2 | [`MAGIC`], [`LAYOUT`], number of words before the rows |
 //! | 3 | sequence: odd while the writer is inside |
 //! | 4, 5, 6 | process id, time of opening and of this update in ns since 1970 |
-//! | 7 .. 13 | MAC, MTU, incarnation, T_dead in ns, endpoints and sessions in all |
+//! | 7 .. 11 | MAC, MTU, incarnation, T_dead in ns |
+//! | 11, 12 | rows of endpoints, rows of sessions |
 //! | 13 .. 16 | reserved, 0 |
 //! | 16 .. 32 | name of the port, zero-padded |
 //! | then | [`PORT_NAMES`], [`NODE_NAMES`], refusals by cause, [`LEVEL_NAMES`] |
-//! | then | up to [`EP_MAX`] endpoints, up to [`SESSION_MAX`] sessions, 8 words each |
+//! | then | room for 65,537 endpoints of 8 words, then for sessions of 16 |
+//!
+//! A row stands at the number of its slot in the node's table; one whose slot is not in use is 0.
+//! The file has memory for the rows that were ever used and holes for the rest. An update writes at
+//! most 64 rows of each kind, by turns, so its cost is bounded whatever the node knows and stores;
+//! a row of 4,096 is at most 0.7 s older than its domain's update.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom};
@@ -26,27 +32,31 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use barewire_dataplane::node::{
+    EpCounters, Levels, Node, NodeCounters, SessionStats, Survey, SurveySink, Wait,
+};
 use barewire_dataplane::poll::Engine;
 use barewire_dataplane::types::Instant;
 use barewire_dataplane::wire::WireError;
 use barewire_driver::backend::lock;
-use barewire_driver::port::MacAddr;
+use barewire_driver::port::{MacAddr, PortCounters};
 use memmap2::{MmapOptions, MmapRaw};
 
 /// First word of a block: "BWSTATS" and a zero byte.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"BWSTATS\0");
 
 /// Version of the layout and of the names.
-pub const LAYOUT: u64 = 1;
+pub const LAYOUT: u64 = 2;
 
 /// Where the files are.
 pub const DIR: &str = "/dev/shm";
 
-/// Endpoints that have room in a block.
-pub const EP_MAX: usize = 32;
+/// Endpoints that have room in a block: as many as a node can have.
+const EP_MAX: usize = 65_537;
 
-/// Sessions that have room in a block: those that were opened first.
-pub const SESSION_MAX: usize = 64;
+/// Sessions that a reader believes: as many as a node can have. A block has room for those of its
+/// node.
+const SESSION_MAX: usize = Node::PEER_MAX;
 
 /// Least time between two updates.
 const PERIOD_NS: u64 = 10_000_000;
@@ -125,17 +135,21 @@ const NODE_AT: usize = PORT_AT + PORT_NAMES.len();
 const WIRE_AT: usize = NODE_AT + NODE_NAMES.len();
 const LEVEL_AT: usize = WIRE_AT + WireError::COUNT;
 const EP_AT: usize = LEVEL_AT + LEVEL_NAMES.len();
-const ROW_WORDS: usize = 8;
-const SESSION_AT: usize = EP_AT + EP_MAX * ROW_WORDS;
-const WORDS: usize = SESSION_AT + SESSION_MAX * ROW_WORDS;
+const EP_WORDS: usize = 8;
+const SESSION_WORDS: usize = 16;
+const SESSION_AT: usize = EP_AT + EP_MAX * EP_WORDS;
 const SEQ: usize = 3;
+
+/// In the place of a count: not counted.
+const UNKNOWN: u64 = u64::MAX;
 
 /// States of a session, by their number in the block.
 const STATES: [&str; 4] = ["idle", "opening", "answered", "open"];
 
 /// The writing end.
 pub(crate) struct Publisher {
-    map: MmapRaw,
+    block: Block,
+    survey: Survey,
     /// Holds the lock.
     file: File,
     path: PathBuf,
@@ -147,8 +161,9 @@ pub(crate) struct Publisher {
 impl Publisher {
     /// Makes the file of a domain, or says in the log why there is none: statistics are no reason
     /// to fail.
-    pub(crate) fn create(engine: &Engine) -> Option<Self> {
-        match Self::try_create(Path::new(DIR)) {
+    pub(crate) fn create(engine: &mut Engine) -> Option<Self> {
+        let peer_max = engine.node().settings().peer_max;
+        match Self::try_create(Path::new(DIR), peer_max) {
             Ok(mut publisher) => {
                 publisher.publish(engine);
                 Some(publisher)
@@ -160,24 +175,17 @@ impl Publisher {
         }
     }
 
-    fn try_create(dir: &Path) -> io::Result<Self> {
+    fn try_create(dir: &Path, peer_max: usize) -> io::Result<Self> {
         remove_dead(dir);
         let pid = std::process::id();
         let (file, path, opened_ns) = create_file(dir, pid)?;
-        let made = file.set_len((WORDS * 8) as u64).and_then(|()| {
-            // A file that is cut short later would kill us with SIGBUS, but only this user can do
-            // that, who can kill us anyway. The map is only reached through `words`.
-            MmapOptions::new().len(WORDS * 8).map_raw(&file)
-        });
-        match made {
-            Ok(map) => {
-                let publisher = Self { map, file, path, pid, due: 0 };
-                let w = publisher.words();
-                w[4].store(u64::from(pid), Ordering::Relaxed);
-                w[5].store(opened_ns, Ordering::Relaxed);
-                w[2].store(WORDS as u64, Ordering::Relaxed);
-                w[1].store(LAYOUT, Ordering::Relaxed);
-                Ok(publisher)
+        match file.try_clone().and_then(|file| Block::new(file, peer_max)) {
+            Ok(block) => {
+                block.put(4, u64::from(pid));
+                block.put(5, opened_ns);
+                block.put(2, EP_AT as u64);
+                block.put(1, LAYOUT);
+                Ok(Self { block, survey: Survey::default(), file, path, pid, due: 0 })
             }
             Err(e) => {
                 lock::end_life(&file, WRITER);
@@ -194,29 +202,150 @@ impl Publisher {
         now.0 >= self.due
     }
 
-    fn words(&self) -> &[AtomicU64; WORDS] {
-        // SAFETY: a reference to an array of atomics needs
-        // - memory for it, for as long as the borrow: the map is `WORDS * 8` bytes and lives in
-        //   `self`;
+    /// Writes counters, and the rows whose turn it is.
+    #[cold]
+    pub(crate) fn publish(&mut self, engine: &mut Engine) {
+        self.due = engine.last_now().0.saturating_add(PERIOD_NS);
+        let seq = self.block.word(SEQ).load(Ordering::Relaxed) | 1;
+        self.block.put(SEQ, seq);
+        // No store below may be seen before the odd number.
+        fence(Ordering::Release);
+        facts(engine, &self.block);
+        let survey = engine.node_mut().survey(&mut self.survey, &mut self.block);
+        counters(engine.port_counters(), &survey, &self.block);
+        self.block.put(11, self.block.eps as u64);
+        self.block.put(12, self.block.sessions as u64);
+        self.block.put(0, MAGIC);
+        self.block.word(SEQ).store(seq.wrapping_add(1), Ordering::Release);
+    }
+}
+
+/// The words of a file, of which those that have memory are written.
+struct Block {
+    map: MmapRaw,
+    file: File,
+    /// Rows that have been written, and that have memory.
+    eps: usize,
+    ep_room: usize,
+    sessions: usize,
+    session_room: usize,
+    /// Rows that there may be.
+    session_max: usize,
+}
+
+impl Block {
+    fn new(file: File, session_max: usize) -> io::Result<Self> {
+        // A file that is cut short later would kill us with SIGBUS, but only this user can do
+        // that, who can kill us anyway. The map is only reached through `word`.
+        let words = SESSION_AT + session_max * SESSION_WORDS;
+        let map = MmapOptions::new().len(words * 8).map_raw(&file)?;
+        let (eps, ep_room, sessions, session_room) = (0, 0, 0, 0);
+        let block = Self { map, file, eps, ep_room, sessions, session_room, session_max };
+        block.back(0, EP_AT)?;
+        Ok(block)
+    }
+
+    /// Has memory put behind `len` words from `at`, so that to write them cannot fail: where
+    /// /dev/shm is full that would be a SIGBUS.
+    fn back(&self, at: usize, len: usize) -> io::Result<()> {
+        let (at, len) = (at as libc::off_t * 8, len as libc::off_t * 8);
+        nix::fcntl::fallocate(&self.file, nix::fcntl::FallocateFlags::empty(), at, len)?;
+        Ok(())
+    }
+
+    /// A word that has memory.
+    fn word(&self, at: usize) -> &AtomicU64 {
+        let ep = || (EP_AT..EP_AT + self.ep_room * EP_WORDS).contains(&at);
+        let session = || (SESSION_AT..SESSION_AT + self.session_room * SESSION_WORDS).contains(&at);
+        assert!(at < EP_AT || ep() || session(), "word {at} has no memory");
+        // SAFETY: a reference to an atomic needs
+        // - memory for it, for as long as the borrow: it was just checked that the file has some
+        //   there (`back`), which `grown` keeps inside of the map, and that lives in `self`;
         // - alignment: a map starts at a page;
         // - that others write it atomically at most: other processes map it read-only, or do what
         //   any process of the user may do with our memory.
-        unsafe { &*self.map.as_ptr().cast::<[AtomicU64; WORDS]>() }
+        unsafe { &*self.map.as_ptr().cast::<AtomicU64>().add(at) }
     }
 
-    /// Writes everything.
-    #[cold]
-    pub(crate) fn publish(&mut self, engine: &Engine) {
-        self.due = engine.last_now().0.saturating_add(PERIOD_NS);
-        let w = self.words();
-        let seq = w[SEQ].load(Ordering::Relaxed) | 1;
-        w[SEQ].store(seq, Ordering::Relaxed);
-        // No store below may be seen before the odd number.
-        fence(Ordering::Release);
-        fill(engine, &mut |at, value| w[at].store(value, Ordering::Relaxed));
-        w[0].store(MAGIC, Ordering::Relaxed);
-        w[SEQ].store(seq.wrapping_add(1), Ordering::Release);
+    fn put(&self, at: usize, value: u64) {
+        self.word(at).store(value, Ordering::Relaxed);
     }
+
+    fn put_all(&self, at: usize, values: &[u64]) {
+        values.iter().enumerate().for_each(|(i, &value)| self.put(at + i, value));
+    }
+
+    /// Rows to make memory for where `row` is written: twice as many as there are.
+    fn grown(row: usize, room: usize, most: usize) -> usize {
+        (row + 1).max(2 * room).max(64).min(most)
+    }
+}
+
+impl SurveySink for Block {
+    fn endpoint(&mut self, slot: u32, ep: Option<&EpCounters>) {
+        let row = slot as usize;
+        if row >= self.ep_room {
+            let room = Self::grown(row, self.ep_room, EP_MAX);
+            // If there is no memory the row is not shown; the next walk tries again.
+            if row >= room || self.back(EP_AT, room * EP_WORDS).is_err() {
+                return;
+            }
+            self.ep_room = room;
+        }
+        let words = ep.map_or([0; EP_WORDS], |c| {
+            [
+                // 0 is no endpoint.
+                u64::from(c.number) + 1,
+                c.sent,
+                c.sent_bytes,
+                c.received,
+                c.received_bytes,
+                c.errors,
+                c.unexpected.into(),
+                c.posted.into(),
+            ]
+        });
+        self.put_all(EP_AT + row * EP_WORDS, &words);
+        self.eps = self.eps.max(row + 1);
+    }
+
+    fn session(&mut self, slot: u32, session: Option<&SessionStats>) {
+        let row = slot as usize;
+        if row >= self.session_room {
+            let room = Self::grown(row, self.session_room, self.session_max);
+            if row >= room || self.back(SESSION_AT, room * SESSION_WORDS).is_err() {
+                return;
+            }
+            self.session_room = room;
+        }
+        let words = session.map_or([0; SESSION_WORDS], session_words);
+        self.put_all(SESSION_AT + row * SESSION_WORDS, &words);
+        self.sessions = self.sessions.max(row + 1);
+    }
+}
+
+fn session_words(s: &SessionStats) -> [u64; SESSION_WORDS] {
+    let state = STATES.iter().position(|&name| name == s.info.state).unwrap_or(0);
+    let wait = Wait::ALL.iter().position(|&wait| wait == s.wait).unwrap_or(0);
+    let (tx_bytes, rx_bytes) = s.bytes.unwrap_or((UNKNOWN, UNKNOWN));
+    [
+        s.info.mac.to_u64(),
+        s.info.incarnation,
+        state as u64 | (wait as u64) << 8 | u64::from(s.info.in_flight) << 32,
+        s.info.srtt_ns,
+        u64::from(s.info.credits) | u64::from(s.info.waiting) << 32,
+        s.rtt_min_ns,
+        s.age_ns,
+        s.silent_ns,
+        s.tx_packets,
+        s.rx_packets,
+        tx_bytes,
+        rx_bytes,
+        u64::from(s.retransmits) | u64::from(s.timeouts) << 32,
+        u64::from(s.window) | u64::from(s.frame_max) << 32,
+        0,
+        0,
+    ]
 }
 
 impl Drop for Publisher {
@@ -265,57 +394,23 @@ fn since_1970() -> u64 {
     u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
 }
 
-fn fill(engine: &Engine, put: &mut impl FnMut(usize, u64)) {
+/// What does not change.
+fn facts(engine: &Engine, block: &Block) {
     let (caps, node) = (engine.caps(), engine.node());
-    put(6, since_1970());
-    put(7, caps.mac.to_u64());
-    put(8, caps.mtu as u64);
-    put(9, node.settings().incarnation);
-    put(10, node.settings().t_dead_ns);
+    block.put(6, since_1970());
+    block.put(7, caps.mac.to_u64());
+    block.put(8, caps.mtu as u64);
+    block.put(9, node.settings().incarnation);
+    block.put(10, node.settings().t_dead_ns);
     let mut name = [0; NAME_WORDS * 8];
     let len = caps.name.len().min(name.len());
     name[..len].copy_from_slice(&caps.name.as_bytes()[..len]);
     for (i, word) in name.as_chunks::<8>().0.iter().enumerate() {
-        put(HEADER_WORDS + i, u64::from_le_bytes(*word));
+        block.put(HEADER_WORDS + i, u64::from_le_bytes(*word));
     }
-    counters(engine, put);
-    let mut eps = 0;
-    for (i, ep) in node.ep_ids().enumerate() {
-        eps += 1;
-        let Some(at) = (i < EP_MAX).then_some(EP_AT + i * ROW_WORDS) else { continue };
-        let Ok(c) = node.ep_counters(ep) else { continue };
-        let row = [
-            u64::from(c.number),
-            c.sent,
-            c.sent_bytes,
-            c.received,
-            c.received_bytes,
-            c.errors,
-            u64::from(c.unexpected),
-            u64::from(c.posted),
-        ];
-        row.iter().enumerate().for_each(|(j, &v)| put(at + j, v));
-    }
-    put(11, eps);
-    for (i, s) in node.sessions().take(SESSION_MAX).enumerate() {
-        let state = STATES.iter().position(|&name| name == s.state).unwrap_or(0);
-        let row = [
-            s.mac.to_u64(),
-            s.incarnation,
-            state as u64,
-            u64::from(s.in_flight),
-            s.srtt_ns,
-            u64::from(s.credits),
-            u64::from(s.waiting),
-            0,
-        ];
-        row.iter().enumerate().for_each(|(j, &v)| put(SESSION_AT + i * ROW_WORDS + j, v));
-    }
-    put(12, node.levels().peers as u64);
 }
 
-fn counters(engine: &Engine, put: &mut impl FnMut(usize, u64)) {
-    let p = engine.port_counters();
+fn counters(p: PortCounters, (c, l): &(NodeCounters, Levels), block: &Block) {
     let port = [
         p.rx_frames,
         p.rx_bytes,
@@ -326,7 +421,6 @@ fn counters(engine: &Engine, put: &mut impl FnMut(usize, u64)) {
         p.rx_dropped,
         p.tx_dropped,
     ];
-    let (c, l) = (engine.node().counters(), engine.node().levels());
     let node: [u64; NODE_NAMES.len()] = [
         c.rx_frames,
         c.rx_not_ours,
@@ -381,7 +475,7 @@ fn counters(engine: &Engine, put: &mut impl FnMut(usize, u64)) {
     let parts: [(usize, &[u64]); 4] =
         [(PORT_AT, &port), (NODE_AT, &node), (WIRE_AT, &c.rx_wire), (LEVEL_AT, &level)];
     for (at, values) in parts {
-        values.iter().enumerate().for_each(|(i, &v)| put(at + i, v));
+        block.put_all(at, values);
     }
 }
 
@@ -416,14 +510,10 @@ pub struct Snapshot {
     pub refused: Vec<(&'static str, u64)>,
     /// How much of each table is in use.
     pub levels: Vec<(&'static str, u64)>,
-    /// Endpoints, at most [`EP_MAX`] of `ep_count`.
+    /// Endpoints.
     pub endpoints: Vec<EpRow>,
-    /// Endpoints in all.
-    pub ep_count: usize,
-    /// Sessions, at most [`SESSION_MAX`] of `session_count`.
+    /// Peers, with their sessions.
     pub sessions: Vec<SessionRow>,
-    /// Peers known in all.
-    pub session_count: usize,
 }
 
 /// One endpoint.
@@ -464,6 +554,32 @@ pub struct SessionRow {
     pub credits: u64,
     /// Operations that wait for the peer.
     pub waiting: u64,
+    /// What for: a name of [`Wait`].
+    pub wait: &'static str,
+    /// Smallest round trip, ns; 0 if not measured.
+    pub rtt_min_ns: u64,
+    /// Time since the session began, ns.
+    pub age_ns: u64,
+    /// Time since the peer was heard or since an operation began to wait for it, whichever is
+    /// later, ns, when the row was written.
+    pub silent_ns: u64,
+    /// Packets sent, without repetitions and control packets.
+    pub tx_packets: u64,
+    /// Packets taken in order.
+    pub rx_packets: u64,
+    /// Bytes of frames to the peer; `None` on a port that loses nothing, where they are not
+    /// counted.
+    pub tx_bytes: Option<u64>,
+    /// Bytes of frames from the peer.
+    pub rx_bytes: Option<u64>,
+    /// Packets sent again.
+    pub retransmits: u64,
+    /// Retransmission timeouts.
+    pub timeouts: u64,
+    /// Packets that may be in flight.
+    pub window: u64,
+    /// Bytes after the Ethernet header that both ends take.
+    pub frame_max: u64,
 }
 
 /// Everything that domains of this user (for root: of everybody) publish on this machine, by
@@ -490,24 +606,30 @@ pub fn read(path: &Path) -> io::Result<Snapshot> {
     if !meta.is_file() || !(me.is_root() || meta.uid() == me.as_raw()) {
         return Err(invalid("not a statistics file of this user"));
     }
-    // A writer is inside for about a microsecond.
+    // A writer is inside for some microseconds.
     for _ in 0..1000 {
-        let words = load(&mut file)?;
-        if words[0] != MAGIC || words[1] != LAYOUT || words[2] != WORDS as u64 {
+        let words = load(&mut file, 0, EP_AT)?;
+        if words[0] != MAGIC || words[1] != LAYOUT || words[2] != EP_AT as u64 {
             return Err(invalid("another layout of statistics"));
         }
-        let again = load_one(&mut file, SEQ)?;
-        if words[SEQ] % 2 == 0 && again == words[SEQ] {
-            return Ok(parse(path, &words, lock::lives(&file, WRITER, 1)));
+        if words[SEQ] % 2 == 0 {
+            let rows = |word: u64, most| usize::try_from(word).unwrap_or(most).min(most);
+            let (eps, sessions) = (rows(words[11], EP_MAX), rows(words[12], SESSION_MAX));
+            let eps = load(&mut file, EP_AT, eps * EP_WORDS)?;
+            let sessions = load(&mut file, SESSION_AT, sessions * SESSION_WORDS)?;
+            if load_one(&mut file, SEQ)? == words[SEQ] {
+                let alive = lock::lives(&file, WRITER, 1);
+                return Ok(parse(path, &words, (&eps, &sessions), alive));
+            }
         }
         std::thread::yield_now();
     }
     Err(invalid("its writer ended in the middle of an update"))
 }
 
-fn load(file: &mut File) -> io::Result<Vec<u64>> {
-    let mut bytes = vec![0; WORDS * 8];
-    file.seek(SeekFrom::Start(0))?;
+fn load(file: &mut File, at: usize, len: usize) -> io::Result<Vec<u64>> {
+    let mut bytes = vec![0; len * 8];
+    file.seek(SeekFrom::Start(at as u64 * 8))?;
     file.read_exact(&mut bytes)?;
     Ok(bytes.as_chunks::<8>().0.iter().map(|b| u64::from_ne_bytes(*b)).collect())
 }
@@ -519,17 +641,16 @@ fn load_one(file: &mut File, at: usize) -> io::Result<u64> {
     Ok(u64::from_ne_bytes(word))
 }
 
-fn parse(path: &Path, w: &[u64], alive: bool) -> Snapshot {
+fn parse(path: &Path, w: &[u64], (eps, sessions): (&[u64], &[u64]), alive: bool) -> Snapshot {
     let named = |names: &[&'static str], at: usize| -> Vec<(&'static str, u64)> {
         names.iter().copied().zip(w[at..].iter().copied()).collect()
     };
-    let row = |at: usize, i: usize| &w[at + i * ROW_WORDS..][..ROW_WORDS];
     let name: Vec<u8> = w[HEADER_WORDS..PORT_AT]
         .iter()
         .flat_map(|word| word.to_le_bytes())
         .take_while(|&b| b != 0)
         .collect();
-    let (ep_count, session_count) = (w[11] as usize, w[12] as usize);
+    let (eps, sessions) = (eps.as_chunks().0.iter(), sessions.as_chunks().0.iter());
     Snapshot {
         path: path.to_owned(),
         pid: w[4] as u32,
@@ -545,18 +666,14 @@ fn parse(path: &Path, w: &[u64], alive: bool) -> Snapshot {
         node: named(&NODE_NAMES, NODE_AT),
         refused: WireError::ALL.iter().map(|e| (e.name(), w[WIRE_AT + e.index()])).collect(),
         levels: named(&LEVEL_NAMES, LEVEL_AT),
-        endpoints: (0..ep_count.min(EP_MAX)).map(|i| ep_row(row(EP_AT, i))).collect(),
-        ep_count,
-        sessions: (0..session_count.min(SESSION_MAX))
-            .map(|i| session_row(row(SESSION_AT, i)))
-            .collect(),
-        session_count,
+        endpoints: eps.filter(|r| r[0] != 0).map(ep_row).collect(),
+        sessions: sessions.filter(|r| r[0] != 0).map(session_row).collect(),
     }
 }
 
-fn ep_row(r: &[u64]) -> EpRow {
+fn ep_row(r: &[u64; EP_WORDS]) -> EpRow {
     EpRow {
-        number: r[0] as u16,
+        number: (r[0] - 1) as u16,
         sent: r[1],
         sent_bytes: r[2],
         received: r[3],
@@ -567,15 +684,29 @@ fn ep_row(r: &[u64]) -> EpRow {
     }
 }
 
-fn session_row(r: &[u64]) -> SessionRow {
+fn session_row(r: &[u64; SESSION_WORDS]) -> SessionRow {
+    let (low, high) = (|word: u64| word & 0xffff_ffff, |word: u64| word >> 32);
+    let counted = |word: u64| (word != UNKNOWN).then_some(word);
     SessionRow {
         mac: MacAddr::from_u64(r[0]),
         incarnation: r[1],
-        state: STATES.get(r[2] as usize).copied().unwrap_or("?"),
-        in_flight: r[3],
-        srtt_ns: r[4],
-        credits: r[5],
-        waiting: r[6],
+        state: STATES.get((r[2] & 0xff) as usize).copied().unwrap_or("?"),
+        wait: Wait::ALL.get((r[2] >> 8 & 0xff) as usize).map_or("?", |wait| wait.name()),
+        in_flight: high(r[2]),
+        srtt_ns: r[3],
+        credits: low(r[4]),
+        waiting: high(r[4]),
+        rtt_min_ns: r[5],
+        age_ns: r[6],
+        silent_ns: r[7],
+        tx_packets: r[8],
+        rx_packets: r[9],
+        tx_bytes: counted(r[10]),
+        rx_bytes: counted(r[11]),
+        retransmits: low(r[12]),
+        timeouts: high(r[12]),
+        window: low(r[13]),
+        frame_max: high(r[13]),
     }
 }
 
@@ -605,8 +736,11 @@ fn remove_dead(dir: &Path) {
 
 #[cfg(test)]
 mod tests {
-    use barewire_dataplane::node::{Node, NodeSettings};
+    use barewire_dataplane::flags::{BindFlags, OpFlags};
+    use barewire_dataplane::node::{EpAttr, EpId, MsgKind, Node, NodeSettings, SendReq};
+    use barewire_dataplane::types::EpAddr;
     use barewire_driver::backend::loopback::Loopback;
+    use barewire_driver::mem::IoBuf;
     use barewire_driver::port::Port;
 
     use super::*;
@@ -630,12 +764,12 @@ mod tests {
     fn what_is_written_is_what_is_read() {
         let mut engine = engine();
         engine.node_mut().ep_open(Default::default()).unwrap();
-        let mut publisher = Publisher::try_create(&std::env::temp_dir()).unwrap();
-        publisher.publish(&engine);
+        let mut publisher = Publisher::try_create(&std::env::temp_dir(), 4096).unwrap();
+        publisher.publish(&mut engine);
         let s = read(&publisher.path).unwrap();
         assert_eq!((s.pid, s.alive, s.incarnation), (std::process::id(), true, 77));
         assert_eq!((s.mac, s.port_name.as_str()), (engine.caps().mac, &*engine.caps().name));
-        assert_eq!((s.ep_count, s.endpoints.len(), s.endpoints[0].number), (1, 1, 0));
+        assert_eq!((s.endpoints.len(), s.endpoints[0].number), (1, 0));
         assert_eq!(s.refused.len(), WireError::COUNT);
         let path = publisher.path.clone();
         assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
@@ -643,30 +777,131 @@ mod tests {
         assert!(!path.exists());
     }
 
+    /// Goal: every session is shown, not the first so many. Method: more peers and endpoints than
+    /// an update looks at, with numbers in between that are free again.
+    #[test]
+    fn all_sessions_and_endpoints_are_shown() {
+        const PEERS: u16 = 300;
+        let mut engine = engine();
+        let node = engine.node_mut();
+        let av = node.av_open(1).unwrap();
+        for n in 0..PEERS {
+            let [a, b] = n.to_be_bytes();
+            let addr = EpAddr { mac: MacAddr([2, 7, 0, 0, a, b]), ep: 1, incarnation: 0 };
+            node.av_insert(Instant(1), av, addr).unwrap();
+        }
+        let eps: Vec<EpId> = (0..150).map(|_| node.ep_open(Default::default()).unwrap()).collect();
+        eps.iter().step_by(3).for_each(|&ep| node.ep_close(Instant(1), ep).unwrap());
+        let mut publisher = Publisher::try_create(&std::env::temp_dir(), 4096).unwrap();
+        for _ in 0..5 {
+            publisher.publish(&mut engine);
+        }
+        let s = read(&publisher.path).unwrap();
+        let macs: std::collections::BTreeSet<_> = s.sessions.iter().map(|s| s.mac).collect();
+        assert_eq!((s.sessions.len(), macs.len()), (PEERS.into(), PEERS.into()));
+        assert_eq!(s.endpoints.len(), 100);
+        let peers = s.node.iter().find(|(name, _)| *name == "peers");
+        assert_eq!(peers, Some(&("peers", u64::from(PEERS))));
+        assert_eq!(s.sessions[7].state, "idle");
+    }
+
+    /// Goal: a file without memory for a row is no harm. Method: a row that would need more than
+    /// the node said it has, and one behind what the disk gives.
+    #[test]
+    fn a_row_without_memory_is_left_out() {
+        let dir = own_dir("rows");
+        let mut publisher = Publisher::try_create(&dir, 100).unwrap();
+        publisher.block.session(99, None);
+        publisher.block.session(100, None);
+        assert_eq!(publisher.block.sessions, 100);
+        publisher.publish(&mut engine());
+        assert!(read(&publisher.path).is_ok());
+        drop(publisher);
+        fs::remove_dir(&dir).unwrap();
+    }
+
+    /// Two engines, of which the second has `count` messages that nobody has asked for.
+    fn with_unexpected(count: u64) -> [Engine; 2] {
+        let (a, b) = Loopback::pair();
+        let open = |port: Loopback, incarnation| {
+            let room = 64 << 20;
+            let settings =
+                NodeSettings { incarnation, unexpected_bytes: room, ..NodeSettings::default() };
+            let mut node = Node::new(settings, port.caps()).unwrap();
+            let (av, cq) = (node.av_open(4).unwrap(), node.cq_open(16).unwrap());
+            let ep = node.ep_open(EpAttr::default()).unwrap();
+            node.ep_bind_cq(ep, cq, BindFlags::TRANSMIT | BindFlags::RECV).unwrap();
+            node.ep_bind_av(ep, av).unwrap();
+            node.ep_enable(ep).unwrap();
+            (Engine::new(node, Box::new(port)), av, ep)
+        };
+        let ((mut a, av, ep), (mut b, _, b_ep)) = (open(a, 11), open(b, 22));
+        let addr = b.node().addr_of(b_ep).unwrap();
+        let dest = a.av_insert(av, addr).unwrap();
+        let mut sent = 0;
+        while b.node().ep_counters(b_ep).unwrap().unexpected < count as u32 {
+            let (kind, buf, flags) = (MsgKind::Msg, IoBuf::EMPTY, OpFlags::empty());
+            let (tag, data, context, no_completion) = (0, 0, 0, true);
+            let req = SendReq { kind, buf, dest, tag, data, context, flags, no_completion };
+            if sent < count && a.post_send(ep, req).is_ok() {
+                sent += 1;
+                if sent % 16 != 0 {
+                    continue;
+                }
+            }
+            a.turn().unwrap();
+            b.turn().unwrap();
+        }
+        [a, b]
+    }
+
+    /// Goal: what is stored costs an update nothing. Method: the fastest of many updates with 10
+    /// messages that nobody has asked for, and with 100,000; a walk over these takes a thousand
+    /// times as long.
+    #[test]
+    fn an_update_costs_the_same_whatever_is_stored() {
+        let fastest = |count| {
+            let [_a, mut b] = with_unexpected(count);
+            let mut publisher = Publisher::try_create(&std::env::temp_dir(), 4096).unwrap();
+            let took = (0..200).map(|_| {
+                let begun = std::time::Instant::now();
+                publisher.publish(&mut b);
+                begun.elapsed()
+            });
+            let took = took.min().unwrap();
+            let shown = read(&publisher.path).unwrap();
+            let stored = shown.levels.iter().find(|(name, _)| *name == "stored").unwrap().1;
+            assert_eq!(stored, count);
+            took
+        };
+        let (few, many) = (fastest(10), fastest(100_000));
+        assert!(many < 4 * few, "{few:?} with 10 messages, {many:?} with 100,000");
+    }
+
     #[test]
     fn a_half_written_block_is_not_believed() {
-        let engine = engine();
-        let mut publisher = Publisher::try_create(&std::env::temp_dir()).unwrap();
-        publisher.publish(&engine);
-        publisher.words()[SEQ].fetch_add(1, Ordering::Relaxed);
+        let mut engine = engine();
+        let mut publisher = Publisher::try_create(&std::env::temp_dir(), 4096).unwrap();
+        publisher.publish(&mut engine);
+        publisher.block.word(SEQ).fetch_add(1, Ordering::Relaxed);
         assert_eq!(read(&publisher.path).unwrap_err().kind(), io::ErrorKind::InvalidData);
-        publisher.publish(&engine);
+        publisher.publish(&mut engine);
         assert!(read(&publisher.path).is_ok());
-        publisher.words()[1].store(LAYOUT + 1, Ordering::Relaxed);
+        publisher.block.put(1, LAYOUT + 1);
         assert_eq!(read(&publisher.path).unwrap_err().kind(), io::ErrorKind::InvalidData);
     }
 
     #[test]
     fn a_reader_beside_a_writer_sees_whole_blocks() {
-        let engine = engine();
-        let mut publisher = Publisher::try_create(&std::env::temp_dir()).unwrap();
-        publisher.publish(&engine);
+        let mut engine = engine();
+        let mut publisher = Publisher::try_create(&std::env::temp_dir(), 4096).unwrap();
+        publisher.publish(&mut engine);
         let path = publisher.path.clone();
         let reader = std::thread::spawn(move || {
             (0..200).filter(|_| read(&path).is_ok_and(|s| s.incarnation == 77)).count()
         });
         while !reader.is_finished() {
-            publisher.publish(&engine);
+            publisher.publish(&mut engine);
         }
         // A reader that always meets the writer gives up; it must never see half of one.
         assert!(reader.join().unwrap() > 0);
@@ -683,13 +918,13 @@ mod tests {
         let elsewhere = name(u32::MAX - 1, 1);
         let held = File::create_new(&elsewhere).unwrap();
         lock::show_life(&held, WRITER).unwrap();
-        let first = Publisher::try_create(&dir).unwrap();
-        let second = Publisher::try_create(&dir).unwrap();
+        let first = Publisher::try_create(&dir, 4096).unwrap();
+        let second = Publisher::try_create(&dir, 4096).unwrap();
         assert!(dead.iter().all(|path| !path.exists()), "{:?}", files(&dir));
         assert!(elsewhere.exists() && first.path.exists() && second.path.exists());
         lock::end_life(&held, WRITER);
         drop((held, first, second));
-        let _last = Publisher::try_create(&dir).unwrap();
+        let _last = Publisher::try_create(&dir, 4096).unwrap();
         assert!(!elsewhere.exists());
         assert_eq!(files(&dir).unwrap().len(), 1);
         fs::remove_dir_all(&dir).unwrap();
@@ -699,13 +934,13 @@ mod tests {
     #[test]
     fn alive_is_who_holds_the_lock() {
         let dir = own_dir("alive");
-        let mut publisher = Publisher::try_create(&dir).unwrap();
-        publisher.publish(&engine());
+        let mut publisher = Publisher::try_create(&dir, 4096).unwrap();
+        publisher.publish(&mut engine());
         assert!(read(&publisher.path).unwrap().alive);
-        publisher.words()[4].store(u64::from(u32::MAX - 1), Ordering::Relaxed);
+        publisher.block.put(4, u64::from(u32::MAX - 1));
         assert!(read(&publisher.path).unwrap().alive);
         lock::end_life(&publisher.file, WRITER);
-        publisher.words()[4].store(u64::from(std::process::id()), Ordering::Relaxed);
+        publisher.block.put(4, u64::from(std::process::id()));
         assert!(!read(&publisher.path).unwrap().alive);
         drop(publisher);
         fs::remove_dir(&dir).unwrap();
@@ -719,7 +954,7 @@ mod tests {
             for _ in 0..4 {
                 scope.spawn(|| {
                     for _ in 0..500 {
-                        let publisher = Publisher::try_create(&dir).unwrap();
+                        let publisher = Publisher::try_create(&dir, 4096).unwrap();
                         assert!(publisher.path.exists());
                     }
                 });

@@ -16,6 +16,7 @@ mod fail;
 mod info;
 mod out;
 mod perf;
+mod ping;
 mod stats;
 mod table;
 
@@ -34,6 +35,7 @@ Exit codes:
   0  done
   1  it failed; standard error says why on one line
   2  it was called wrongly
+  3 and more are those of `barewire ping`
 
 Environment:
   BAREWIRE_PORT  the port where --port is not given, such as shm:job7 (default: this user's segment)
@@ -46,6 +48,7 @@ enum Command {
     #[command(name = "pingpong")]
     PingPong(perf::PingPongArgs),
     Bench(perf::BenchArgs),
+    Ping(ping::PingArgs),
     Stats(stats::StatsArgs),
     Capture(capture::CaptureArgs),
 }
@@ -55,6 +58,7 @@ fn main() -> ExitCode {
     start_log();
     let done = match args.command {
         Command::Info(args) => info::run(&args),
+        Command::Ping(args) => ping::run(&args),
         Command::Stats(args) => stats::run(&args),
         Command::Capture(args) => capture::run(&args),
         Command::Doctor(args) => doctor::run(&args),

@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use barewire::stats::{Snapshot, read_all};
+use barewire::stats::{SessionRow, Snapshot, read_all};
+use barewire_driver::backend::udp;
+use barewire_driver::port::MacAddr;
 use serde_json::{Map, Value, json};
 
 use crate::fail::Fail;
@@ -26,7 +28,21 @@ Examples:
   barewire stats                 once
   barewire stats --watch         every second, with what a second added; Ctrl-C ends it
   barewire stats --pid 4711      of one process
+  barewire stats --sort repeated sessions with the most repeated packets first
+  barewire stats --peer 02:00:00:00:00:09
+                                 one session of each domain that has one with this station
   barewire stats --json          one object a line: a domain with everything that it counts
+
+What a session waits for:
+  open         an answer to OPEN           silent       anything: nothing has come for T_dead / 10
+  repeats      the oldest packet, lost again and again though the peer answers: barewire ping
+  port         room in the port            window       acknowledgements, the window is full
+  credit       memory of the peer          memory       memory here, for the peer's messages
+  match        a receive of the peer       pull         data that the peer sends
+  pull window  data of other peers         answer       an acknowledgement on its way
+
+Columns of bytes show `-` on ports that lose nothing (shm), where frames of a peer are not counted.
+`not polled for 73 s` behind the name of a domain: its process has not called the library.
 
 Environment:
   BAREWIRE_STATS  0 in the environment of a process: it publishes nothing")]
@@ -40,12 +56,82 @@ pub(crate) struct StatsArgs {
     /// Only domains of this process.
     #[arg(long)]
     pid: Option<u32>,
+    /// Only sessions with this station: a MAC, or IP:PORT of a udp port.
+    #[arg(long, value_name = "ADDR", value_parser = station)]
+    peer: Option<MacAddr>,
+    /// Sorts the sessions by this column, the largest first.
+    #[arg(long, value_name = "COLUMN")]
+    sort: Option<SortBy>,
     /// Prints one JSON object a line.
     #[arg(long)]
     json: bool,
     /// Prints counters that are 0 too.
     #[arg(long)]
     all: bool,
+}
+
+/// A column of the table of sessions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum SortBy {
+    /// Operations that wait.
+    Waiting,
+    /// Packets sent.
+    TxPackets,
+    /// Packets taken.
+    RxPackets,
+    /// Bytes sent.
+    TxBytes,
+    /// Bytes received.
+    RxBytes,
+    /// Packets sent again.
+    Repeated,
+    /// Retransmission timeouts.
+    Timeouts,
+    /// Smallest round trip.
+    RttMin,
+    /// Smoothed round trip.
+    Rtt,
+    /// Packets in flight.
+    InFlight,
+    /// Time since the peer was heard.
+    Heard,
+    /// Age of the session.
+    Age,
+}
+
+impl SortBy {
+    fn key(self, s: &SessionRow) -> u64 {
+        match self {
+            Self::Waiting => s.waiting,
+            Self::TxPackets => s.tx_packets,
+            Self::RxPackets => s.rx_packets,
+            Self::TxBytes => s.tx_bytes.unwrap_or(0),
+            Self::RxBytes => s.rx_bytes.unwrap_or(0),
+            Self::Repeated => s.retransmits,
+            Self::Timeouts => s.timeouts,
+            Self::RttMin => s.rtt_min_ns,
+            Self::Rtt => s.srtt_ns,
+            Self::InFlight => s.in_flight,
+            Self::Heard => s.silent_ns,
+            Self::Age => s.age_ns,
+        }
+    }
+}
+
+/// A station as an operator names it.
+///
+/// # Errors
+/// What is expected.
+pub(crate) fn station(text: &str) -> Result<MacAddr, String> {
+    if let Ok(addr) = text.parse::<std::net::SocketAddrV4>() {
+        let range = udp::PORTS;
+        return udp::mac_of(addr)
+            .ok_or_else(|| format!("a udp port is one of {} to {}", range.start(), range.end()));
+    }
+    let mac: MacAddr =
+        text.parse().map_err(|_| "expected a MAC as 02:00:00:00:00:09, or IP:PORT".to_owned())?;
+    let named = !mac.is_group() && mac != MacAddr::default();
+    if named { Ok(mac) } else { Err("a group address or zero is no station".to_owned()) }
 }
 
 /// Prints the counters once or, with `--watch`, until interrupted.
@@ -58,13 +144,24 @@ pub(crate) fn run(args: &StatsArgs) -> Result<ExitCode, Fail> {
     }
     let mut before = BTreeMap::new();
     loop {
-        let now = snapshots(args.pid)?;
+        let mut now = snapshots(args.pid)?;
+        now.iter_mut().for_each(|s| select(args, s));
         show(args, &now, &before)?;
         if !args.watch {
             return Ok(ExitCode::SUCCESS);
         }
         before = now.into_iter().map(|s| (s.path.clone(), s)).collect();
         std::thread::sleep(Duration::from_secs_f64(args.interval));
+    }
+}
+
+/// Leaves the sessions that were asked for, in the order that was.
+fn select(args: &StatsArgs, s: &mut Snapshot) {
+    if let Some(peer) = args.peer {
+        s.sessions.retain(|row| row.mac == peer);
+    }
+    if let Some(by) = args.sort {
+        s.sessions.sort_by_key(|row| std::cmp::Reverse(by.key(row)));
     }
 }
 
@@ -116,7 +213,12 @@ fn object(s: &Snapshot) -> Value {
             json!({
                 "peer": p.mac.to_string(), "incarnation": format!("{:016x}", p.incarnation),
                 "state": p.state, "in_flight": p.in_flight, "srtt_ns": p.srtt_ns,
-                "credits": p.credits, "waiting": p.waiting,
+                "credits": p.credits, "waiting": p.waiting, "waits_for": p.wait,
+                "rtt_min_ns": p.rtt_min_ns, "age_ns": p.age_ns, "silent_ns": p.silent_ns,
+                "tx_packets": p.tx_packets, "rx_packets": p.rx_packets,
+                "tx_bytes": p.tx_bytes, "rx_bytes": p.rx_bytes,
+                "retransmits": p.retransmits, "timeouts": p.timeouts,
+                "window": p.window, "frame_max": p.frame_max,
             })
         })
         .collect();
@@ -126,8 +228,7 @@ fn object(s: &Snapshot) -> Value {
         "opened_ns": s.opened_ns, "updated_ns": s.updated_ns, "t_dead_ns": s.t_dead_ns,
         "port_counters": map(&s.port), "node_counters": map(&s.node),
         "refused": map(&s.refused), "levels": map(&s.levels),
-        "endpoints": endpoints, "endpoint_count": s.ep_count,
-        "sessions": sessions, "session_count": s.session_count,
+        "endpoints": endpoints, "sessions": sessions,
     })
 }
 
@@ -136,8 +237,9 @@ fn text(s: &Snapshot, before: Option<&Snapshot>, all: bool) -> String {
     let age = since_1970_ns().saturating_sub(s.updated_ns);
     let mut text = format!("process {}, {} at {}", s.pid, s.port_name, s.mac);
     if age > 1_000_000_000 {
-        // Only whoever reads a queue turns the loop, so an old figure is no fault.
-        text.push_str(&format!(", idle for {:.0} s", age as f64 / 1e9));
+        // Only whoever reads a queue turns the loop: a program that computes is no fault, but its
+        // peers wait for it.
+        text.push_str(&format!(", not polled for {:.0} s", age as f64 / 1e9));
     }
     text.push('\n');
     let seconds = before.map(|b| s.updated_ns.saturating_sub(b.updated_ns) as f64 / 1e9);
@@ -201,8 +303,7 @@ fn endpoints(s: &Snapshot) -> String {
             ]
         })
         .collect();
-    let more = s.ep_count.saturating_sub(rows.len());
-    if rows.is_empty() { String::new() } else { layout(&head, &rows) + &and_more(more) }
+    if rows.is_empty() { String::new() } else { layout(&head, &rows) }
 }
 
 fn sessions(s: &Snapshot) -> String {
@@ -210,35 +311,59 @@ fn sessions(s: &Snapshot) -> String {
     let head = [
         ("  session with", Align::Left),
         ("state", Align::Left),
-        right("in flight"),
-        right("round trip"),
-        right("credits"),
         right("waiting"),
+        ("for", Align::Left),
+        right("tx packets"),
+        right("bytes"),
+        right("rx packets"),
+        right("bytes"),
+        right("repeated"),
+        right("timeouts"),
+        right("rtt min"),
+        right("rtt"),
+        right("in flight"),
+        right("window"),
+        right("credits"),
+        right("frame"),
+        right("heard"),
     ];
     let rows: Vec<Vec<String>> = s
         .sessions
         .iter()
         .map(|p| {
-            let srtt = match p.srtt_ns {
-                0 => "-".to_owned(),
-                ns => format!("{:.1} us", ns as f64 / 1e3),
-            };
             vec![
                 format!("  {}", p.mac),
                 p.state.to_owned(),
-                p.in_flight.to_string(),
-                srtt,
-                p.credits.to_string(),
                 p.waiting.to_string(),
+                p.wait.to_owned(),
+                p.tx_packets.to_string(),
+                p.tx_bytes.map_or("-".to_owned(), bytes),
+                p.rx_packets.to_string(),
+                p.rx_bytes.map_or("-".to_owned(), bytes),
+                p.retransmits.to_string(),
+                p.timeouts.to_string(),
+                round_trip(p.rtt_min_ns),
+                round_trip(p.srtt_ns),
+                p.in_flight.to_string(),
+                p.window.to_string(),
+                p.credits.to_string(),
+                p.frame_max.to_string(),
+                ago(p.silent_ns),
             ]
         })
         .collect();
-    let more = s.session_count.saturating_sub(rows.len());
-    if rows.is_empty() { String::new() } else { layout(&head, &rows) + &and_more(more) }
+    if rows.is_empty() { String::new() } else { layout(&head, &rows) }
 }
 
-fn and_more(count: usize) -> String {
-    if count == 0 { String::new() } else { format!("  and {count} more\n") }
+fn round_trip(ns: u64) -> String {
+    if ns == 0 { "-".to_owned() } else { format!("{:.1} us", ns as f64 / 1e3) }
+}
+
+fn ago(ns: u64) -> String {
+    match ns {
+        ..1_000_000_000 => format!("{} ms", ns / 1_000_000),
+        _ => format!("{:.1} s", ns as f64 / 1e9),
+    }
 }
 
 fn since_1970_ns() -> u64 {
@@ -249,8 +374,7 @@ fn since_1970_ns() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use barewire::stats::{EpRow, SessionRow};
-    use barewire_driver::port::MacAddr;
+    use barewire::stats::EpRow;
 
     fn snapshot(tx_frames: u64, updated_ns: u64) -> Snapshot {
         let number = 3;
@@ -271,7 +395,19 @@ mod tests {
             in_flight: 1,
             srtt_ns: 1500,
             credits: 64,
-            waiting: 0,
+            waiting: 2,
+            wait: "credit",
+            rtt_min_ns: 1200,
+            age_ns: 3_000_000_000,
+            silent_ns: 1_500_000_000,
+            tx_packets: 900,
+            rx_packets: 800,
+            tx_bytes: Some(2048),
+            rx_bytes: None,
+            retransmits: 5,
+            timeouts: 1,
+            window: 32,
+            frame_max: 1500,
         };
         Snapshot {
             path: "a".into(),
@@ -289,9 +425,7 @@ mod tests {
             refused: vec![("crc", 0)],
             levels: vec![("posted", 2)],
             endpoints: vec![ep],
-            ep_count: 1,
             sessions: vec![session],
-            session_count: 3,
         }
     }
 
@@ -303,7 +437,9 @@ mod tests {
         assert!(shown.contains("tx_frames") && !shown.contains("tx_full"), "{shown}");
         assert!(shown.contains("02:00:00:00:00:09  open"), "{shown}");
         assert!(shown.contains("1.5 us") && shown.contains("4 KiB"), "{shown}");
-        assert!(shown.ends_with("  and 2 more\n"), "{shown}");
+        let row = shown.lines().last().unwrap().split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(row.contains("2 credit 900 2 KiB 800 - 5 1 1.2 us 1.5 us"), "{row}");
+        assert!(row.ends_with("32 64 1500 1.5 s"), "{row}");
         assert!(text(&now, None, true).contains("tx_full"));
     }
 
@@ -312,7 +448,7 @@ mod tests {
         let (before, now) = (snapshot(100, 1_000_000_000), snapshot(600, 3_000_000_000));
         let shown = text(&now, Some(&before), false);
         assert!(shown.contains("250/s"), "{shown}");
-        assert!(shown.contains("idle for"), "{shown}");
+        assert!(shown.contains("not polled for"), "{shown}");
         // A domain that has not been turned in between has no rate, and nothing is divided by 0.
         assert!(!text(&now, Some(&now), false).contains("/s\n"));
     }
@@ -324,6 +460,41 @@ mod tests {
         assert_eq!(object["refused"]["crc"], 0);
         assert_eq!(object["endpoints"][0]["sent_bytes"], 4096);
         assert_eq!(object["sessions"][0]["peer"], "02:00:00:00:00:09");
-        assert_eq!(object["session_count"], 3);
+        assert_eq!(object["sessions"][0]["waits_for"], "credit");
+        assert_eq!(object["sessions"][0]["tx_bytes"], 2048);
+        assert!(object["sessions"][0]["rx_bytes"].is_null());
+    }
+
+    #[test]
+    fn sessions_are_chosen_and_sorted() {
+        let mut shown = snapshot(1, 2);
+        let first = shown.sessions[0];
+        let mac = |n| MacAddr([2, 0, 0, 0, 0, n]);
+        shown.sessions.push(SessionRow { mac: mac(8), retransmits: 9, ..first });
+        shown.sessions.push(SessionRow { mac: mac(7), retransmits: 7, ..first });
+        let args = |words: &[&str]| {
+            use clap::Parser;
+            #[derive(clap::Parser)]
+            struct Line {
+                #[command(flatten)]
+                args: StatsArgs,
+            }
+            Line::try_parse_from(std::iter::once(&"stats").chain(words)).unwrap().args
+        };
+        select(&args(&["--sort", "repeated"]), &mut shown);
+        let order: Vec<u64> = shown.sessions.iter().map(|s| s.retransmits).collect();
+        assert_eq!(order, [9, 7, 5]);
+        select(&args(&["--peer", "02:00:00:00:00:07"]), &mut shown);
+        assert_eq!(shown.sessions.iter().map(|s| s.mac).collect::<Vec<_>>(), [mac(7)]);
+    }
+
+    #[test]
+    fn a_station_is_a_mac_or_an_address_of_a_udp_port() {
+        assert_eq!(station("02:00:00:00:00:07"), Ok(MacAddr([2, 0, 0, 0, 0, 7])));
+        let of_udp = station("10.0.0.7:52000").unwrap();
+        assert_eq!(udp::addr_of(of_udp).unwrap().to_string(), "10.0.0.7:52000");
+        for wrong in ["10.0.0.7:80", "ff:ff:ff:ff:ff:ff", "00:00:00:00:00:00", "somewhere"] {
+            assert!(station(wrong).is_err(), "{wrong}");
+        }
     }
 }

@@ -197,8 +197,11 @@ fn a_client_without_a_server_says_so_on_one_line() {
     let output = run(&["pingpong", &gone, "--port", &port]);
     let text = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(1), "{text}");
-    assert_eq!(text.lines().count(), 1, "{text}");
-    assert!(text.contains("pingpong --listen"), "{text}");
+    // Beside the log, which says that the session ended.
+    let (log, said): (Vec<_>, Vec<_>) = text.lines().partition(|line| line.contains(" WARN "));
+    assert_eq!((log.len(), said.len()), (1, 1), "{text}");
+    assert!(log[0].contains("it has not answered") && log[0].contains("sends 1"), "{text}");
+    assert!(said[0].contains("pingpong --listen"), "{text}");
 }
 
 #[test]
@@ -251,6 +254,39 @@ fn stats_shows_what_a_running_process_counts() {
     assert_eq!(domain["sessions"].as_array().unwrap().len(), 1, "{domain}");
     let text = String::from_utf8(run(&["stats", "--pid", &pid]).stdout).unwrap();
     assert!(text.contains("msgs_received") && text.contains("session with"), "{text}");
+}
+
+/// Goal: a station that answers, one that is not there, one that restarted and one that does not
+/// poll are told apart, by words and exit codes, beside what the process does.
+#[test]
+fn ping_tells_what_is_wrong_with_a_station() {
+    let port = segment();
+    let server = Server::start(&port);
+    let ping = |addr: &str, more: &[&str]| {
+        let args = ["ping", "--port", &port, addr, "--json", "--count", "3", "--interval", "0.001"];
+        let output = run(&[&args[..], more].concat());
+        let said: Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(said["exit_code"], output.status.code().unwrap());
+        (output.status.code().unwrap(), said)
+    };
+    let (code, said) = ping(&server.addr, &[]);
+    assert_eq!((code, &said["verdict"]), (0, &"ok".into()), "{said}");
+    assert_eq!(said["lengths"].as_array().unwrap().len(), 3, "{said}");
+    assert!(said["station"].as_str().unwrap().contains(&server.child.id().to_string()), "{said}");
+    let (code, said) = ping("02:00:00:00:00:01", &[]);
+    assert_eq!((code, &said["verdict"]), (7, &"no_route".into()), "{said}");
+    let (bare, _) = server.addr.split_once('#').unwrap();
+    let (code, said) = ping(&format!("{bare}#1234"), &[]);
+    assert_eq!((code, &said["verdict"]), (6, &"other_life".into()), "{said}");
+    let pid = nix::unistd::Pid::from_raw(server.child.id() as i32);
+    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGSTOP).unwrap();
+    let (code, said) = ping(&server.addr, &["--timeout", "1.5"]);
+    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGCONT).unwrap();
+    assert_eq!((code, &said["verdict"]), (11, &"not_polled".into()), "{said}");
+    let doctor = run(&["doctor", "--port", &port, "--peer", &server.addr]);
+    assert!(doctor.status.success(), "{doctor:?}");
+    let text = String::from_utf8(doctor.stdout).unwrap();
+    assert!(text.starts_with("ok       port") && text.contains("65534"), "{text}");
 }
 
 #[test]

@@ -9,6 +9,7 @@ pub mod error;
 pub mod flags;
 mod index;
 pub mod node;
+pub mod ping;
 pub mod plant;
 pub mod poll;
 pub mod proto;

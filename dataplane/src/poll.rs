@@ -411,6 +411,11 @@ impl Engine {
         self.port.counters()
     }
 
+    /// What the port knows of the station with address `mac`: see [`Port::station`].
+    pub fn station(&self, mac: MacAddr) -> Option<String> {
+        self.port.station(mac)
+    }
+
     /// A handle to sleep on until a frame may have come.
     pub fn waiter(&self) -> Option<Arc<dyn PortWaiter>> {
         self.port.waiter()

@@ -235,6 +235,11 @@ impl<T, A> Table<T, A> {
         self.capacity
     }
 
+    /// Slots that were ever used: every index in use is below.
+    pub fn slots(&self) -> u32 {
+        self.slots.len() as u32
+    }
+
     /// Slots in use. Costs a look at every slot ever used.
     pub fn count(&self) -> usize {
         self.iter().count()

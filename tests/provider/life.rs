@@ -1,6 +1,10 @@
 //! Threads, forks, libraries that are closed too early, processes that end in the middle.
 
+use std::io::{BufRead, BufReader};
+use std::net::TcpListener;
 use std::path::Path;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
 
 use super::{Bench, succeed, with};
 
@@ -31,5 +35,49 @@ fn a_process_may_live_and_end_as_it_likes() {
         let mut command = bench.program(program.to_str().unwrap());
         let said = succeed(command.arg("exit").env("FI_LOG_LEVEL", "debug"), 60);
         assert!(said.contains("joined path=/dev/shm/barewire-"), "{said}");
+    });
+}
+
+/// Goal: who looks at libfabric's log learns that a peer died, and what ended with it. Method:
+/// libfabric's own ping-pong, of which one side is killed.
+#[test]
+fn the_end_of_a_session_is_in_the_log() {
+    with(&[("fi_pingpong", "libfabric-bin")], |bench| {
+        // A TCP port for the program's own set-up, of nobody.
+        let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let side = |with: &[&str]| {
+            let mut command = bench.program("fi_pingpong");
+            command.args(["-p", "barewire", "-e", "rdm", "-S", "64", "-I", "100000000"]).args(with);
+            command.env("FI_BAREWIRE_T_DEAD_MS", "1000").env("FI_LOG_LEVEL", "warn");
+            command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
+        };
+        let port = free.to_string();
+        let mut server = side(&["-B", &port]);
+        let begun = Instant::now();
+        let mut client = loop {
+            let mut client = side(&["-P", &port, "127.0.0.1"]);
+            std::thread::sleep(Duration::from_millis(1500));
+            // It ends if the server does not listen yet.
+            if client.try_wait().unwrap().is_none() {
+                break client;
+            }
+            assert!(begun.elapsed() < Duration::from_secs(30), "no ping-pong begins");
+        };
+        let killed = server.id();
+        server.kill().unwrap();
+        server.wait().unwrap();
+        let stderr = BufReader::new(client.stderr.take().unwrap());
+        let watch = std::thread::spawn(move || {
+            stderr.lines().map_while(Result::ok).find(|line| line.contains("session with"))
+        });
+        let until = Instant::now() + Duration::from_secs(20);
+        while !watch.is_finished() && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let _ = client.kill();
+        client.wait().unwrap();
+        let line = watch.join().unwrap().expect("the end of the session is told");
+        println!("{line} (killed: {killed})");
+        assert!(line.contains("<warn>") && line.contains(" ended: "), "{line}");
     });
 }

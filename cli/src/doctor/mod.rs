@@ -2,10 +2,12 @@
 
 use std::process::ExitCode;
 
+use barewire::EpAddr;
+use barewire_driver::open;
 use serde::Serialize;
 
 use crate::fail::Fail;
-use crate::out;
+use crate::{out, ping};
 
 mod cpu;
 mod device;
@@ -24,15 +26,25 @@ use machine::Machine;
 #[command(after_long_help = "\
 Exit codes:
   0  the port shm has all it needs, whatever else is missing
-  1  the port shm does not work here
+  1  the port shm does not work here, or the one that --port names
+  with --peer: those of `barewire ping`
 
 Examples:
   barewire doctor          a list for people
-  barewire doctor --json   one object a line: check, status, needed_for, found, mend")]
+  barewire doctor --json   one object a line: check, status, needed_for, found, mend
+  barewire doctor --port afpacket:eth0 --peer 52:54:00:12:34:56
+                           only that port, and whether the station answers: `barewire ping`")]
 pub(crate) struct DoctorArgs {
     /// Prints one JSON object a line.
     #[arg(long)]
     json: bool,
+    /// Checks this port instead of the machine: opens it for a moment.
+    #[arg(long)]
+    port: Option<String>,
+    /// Asks this station over the port: a MAC, an address as `pingpong --listen` prints it, or
+    /// IP:PORT of a udp port.
+    #[arg(long, value_name = "ADDR", requires = "port", value_parser = ping::whom)]
+    peer: Option<EpAddr>,
 }
 
 /// Runs the checks on this machine and prints them.
@@ -40,6 +52,9 @@ pub(crate) struct DoctorArgs {
 /// # Errors
 /// None: what cannot be read is a check that says so.
 pub(crate) fn run(args: &DoctorArgs) -> Result<ExitCode, Fail> {
+    if let Some(port) = &args.port {
+        return of_port(port, args.peer, args.json);
+    }
     let checks = all(&Machine::this());
     for check in &checks {
         if args.json {
@@ -49,6 +64,28 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<ExitCode, Fail> {
         }
     }
     Ok(exit_code(&checks))
+}
+
+/// Says whether `port` opens and, if a station is named, whether that answers.
+fn of_port(port: &str, peer: Option<EpAddr>, json: bool) -> Result<ExitCode, Fail> {
+    let check = match open::open(port) {
+        Ok(opened) => {
+            let caps = opened.caps();
+            let bytes = caps.mtu + 14;
+            Check::ok("port", "--port", format!("{}: {}, {bytes} B a frame", caps.name, caps.mac))
+        }
+        Err(why) => Check::missing("port", "--port", why.to_string(), "barewire info --json"),
+    };
+    let opens = check.status == Status::Ok;
+    if json {
+        out::json(&check)?
+    } else {
+        out::print(text(&check))?
+    }
+    match peer {
+        Some(peer) if opens => ping::run(&ping::PingArgs::of(peer, port, json)),
+        _ => Ok(if opens { ExitCode::SUCCESS } else { ExitCode::FAILURE }),
+    }
 }
 
 /// What a check found.

@@ -2,7 +2,9 @@
 
 use barewire_driver::frame::RxFrame;
 use barewire_driver::hint::rarely;
+use barewire_driver::port::MacAddr;
 
+use super::notice::EndReason;
 use super::ops::{Held, WrFlags};
 use super::peer::{Peer, State, slot_of};
 use super::recv::Verdict;
@@ -58,7 +60,7 @@ impl Node {
         debug_assert!(self.lossless || !out.is_lossless());
         if !out.is_lossless() && !self.lossless {
             rarely(());
-            return self.on_frame_kept(*now, &frame.again());
+            return self.on_frame_counted(*now, &frame.again());
         }
         // What is shorter than a message is nothing of what follows, and asked once.
         if frame.len() < PlainMsg::LEN {
@@ -81,6 +83,21 @@ impl Node {
                 rarely(());
                 self.on_frame_rest(*now, &frame.again());
             }
+        }
+    }
+
+    /// Any frame, where they may be lost: one of a session counts for its peer.
+    #[inline(never)]
+    fn on_frame_counted(&mut self, now: Instant, frame: &RxFrame<'_>) {
+        self.on_frame_kept(now, frame);
+        let Some(sid) = frame.chunk_at::<4>(16).map(u32::from_le_bytes) else { return };
+        let Some(src) = frame.chunk_at::<6>(6).map(MacAddr) else { return };
+        let p = slot_of(sid);
+        // What a stranger sends is no peer's, and nothing of a frame that was not checked counts
+        // but its length.
+        let of_peer = |peer: &&Peer| peer.sid == sid && sid != 0 && src == peer.mac();
+        if self.peers.get(p).filter(of_peer).is_some() {
+            self.observed.tallies[p as usize].rx_bytes += frame.len() as u64;
         }
     }
 
@@ -546,7 +563,7 @@ impl Node {
         // It will not come again, so somebody has to go: whoever keeps most of them waiting.
         let most = self.peers.iter().max_by_key(|(_, peer)| peer.held.len);
         let hog = most.map_or(p, |(hog, _)| hog);
-        self.end_session(now, hog, Error::ConnReset, true);
+        self.end_session(now, hog, EndReason::Excess);
         hog != p
     }
 

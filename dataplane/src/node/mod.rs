@@ -9,6 +9,7 @@ mod coll;
 mod ep;
 mod input;
 mod mr;
+mod notice;
 mod objects;
 mod ops;
 mod output;
@@ -28,6 +29,7 @@ mod short_target;
 mod srx;
 mod stations;
 mod stats;
+mod tally;
 #[cfg(test)]
 mod tests;
 mod train;
@@ -67,11 +69,14 @@ pub use coll::{
     Kind as CollKind, MEMBERS_MAX, Role, query as query_collective,
 };
 pub use mr::{MrId, MrReq};
+pub use notice::{EndReason, Notice, SessionEnd, Waited};
 pub use rma::{AtomicReq, ReadReq, RmaIov, RmaList, WriteReq};
 pub use sep::{receive_caps, transmit_caps};
 use short_rma::ShortOp;
 pub use short_rma::{ShortAtomic, ShortCall, ShortRead, ShortWrite};
-pub use stats::{EpCounters, Levels, NodeCounters, SessionInfo};
+pub use stats::{
+    EpCounters, Levels, NodeCounters, SessionInfo, SessionStats, Survey, SurveySink, Wait,
+};
 
 /// Sizes and times of a node. All tables are sized by them when it is made; nothing grows later.
 #[derive(Clone, Debug)]
@@ -609,6 +614,7 @@ pub struct Node {
     pub(crate) reply_refill: Instant,
 
     pub(crate) counters: NodeCounters,
+    observed: tally::Observed,
     pub(crate) rng: u64,
     /// Time of this turn. What is heard in it was heard then.
     pub(crate) polled_at: Instant,
@@ -713,6 +719,7 @@ impl Node {
             reply_tokens: session::REPLIES_PER_MS,
             reply_refill: Instant(0),
             counters: NodeCounters::default(),
+            observed: tally::Observed::new(s.peer_max),
             rng: s.seed | 1,
             polled_at: Instant(0),
             resumed_at: Instant(0),

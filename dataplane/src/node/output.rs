@@ -227,6 +227,7 @@ impl Node {
                 return false;
             }
             self.counters.tx_retransmits += 1;
+            self.observed.tallies[p as usize].retransmits += 1;
             self.peers[p].snd.on_resent(&mut self.sent, idx, now);
         }
         true
@@ -790,10 +791,12 @@ impl Node {
         if peer.mac() == self.mac {
             return self.emit_to_self(p, packet);
         }
+        let frame_len = frame.len() as u64;
         let sent = out.send(&frame);
         match sent {
             Tx::Sent => {
                 self.counters.tx_frames += 1;
+                self.observed.tallies[p as usize].tx_bytes += frame_len;
                 self.peers[p].carried_ack();
             }
             Tx::Full => self.blocked = true,

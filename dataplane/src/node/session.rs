@@ -7,8 +7,10 @@
 use barewire_driver::port::{MacAddr, Presence};
 
 use super::acks::ACK_DELAY_NS;
+use super::notice::EndReason;
 use super::ops::WrFlags;
 use super::peer::{GENERATIONS, GRANT_FIRST, PROBES_MIN, Peer, State, next_sid};
+use super::tally::Tally;
 use super::{FrameSink, Node, Reply};
 use crate::error::Error;
 use crate::flags::CqFlags;
@@ -113,6 +115,7 @@ impl Node {
         peer.heard = active;
         peer.probe_at = now;
         peer.reorder_at = Instant(0);
+        self.observed.tallies[p as usize] = Tally::new(now, first);
         self.blocks_unpromised -= grant as usize;
         if grant == 0 && !self.peers[p].starved {
             // The peer cannot use anything up and so would never be granted more.
@@ -132,6 +135,7 @@ impl Node {
         peer.want_open = false;
         peer.remote_sid = peer.sid;
         peer.rcv_nxt = peer.snd.nxt;
+        self.observed.tallies[p as usize].expect(peer.snd.nxt);
         peer.snd.credit = peer.granted;
         peer.peer_epoch = peer.epoch;
         peer.frame_max = self.frame_max;
@@ -212,7 +216,7 @@ impl Node {
             self.forget(p);
         } else {
             // What waits for it was meant for the life that it was with.
-            self.end_session(now, p, Error::ConnReset, false);
+            self.end_session(now, p, EndReason::Restarted);
         }
         self.answer(now, p, base, op);
     }
@@ -230,6 +234,7 @@ impl Node {
     fn pair(&mut self, p: u32, base: &Base, op: &OpenOp) {
         let frame_max = self.frame_max.min(op.max_frame);
         self.note_life(p, op.inc);
+        self.observed.tallies[p as usize].expect(base.psn);
         let peer = &mut self.peers[p];
         peer.peer_epoch = op.epoch;
         peer.remote_sid = op.sid;
@@ -359,11 +364,16 @@ impl Node {
             }
             return;
         }
-        let err = match op.reason {
-            RstReason::Version => Error::NoProtoOpt,
-            _ => Error::ConnReset,
+        let other_life = op.inc != peer.inc && peer.inc != 0;
+        let reason = match op.reason {
+            RstReason::Version => EndReason::Version(op.version),
+            RstReason::Closed => EndReason::Closed,
+            RstReason::Dead => EndReason::TakenForDead,
+            RstReason::WrongIncarnation => EndReason::Restarted,
+            RstReason::UnknownSession if other_life => EndReason::Restarted,
+            RstReason::UnknownSession => EndReason::Reset,
         };
-        self.end_session(now, p, err, false);
+        self.end_session(now, p, reason);
         if op.inc != self.peers[p].inc || op.reason == RstReason::WrongIncarnation {
             self.note_life(p, 0);
             self.peers[p].closed_epoch = 0;
@@ -385,12 +395,14 @@ impl Node {
         self.wheel.disarm(p);
     }
 
-    /// Ends a session: every operation that needs it ends with `err`, and what it held is free
-    /// (S8). The peer is told once, best effort, if `tell`.
-    pub(crate) fn end_session(&mut self, now: Instant, p: u32, err: Error, tell: bool) {
+    /// Ends a session: every operation that needs it ends with the error of `reason`, and what it
+    /// held is free (S8). The peer is told once, best effort, if the reason is of such a kind.
+    pub(crate) fn end_session(&mut self, now: Instant, p: u32, reason: EndReason) {
+        self.note_end(now, p, reason);
+        let err = reason.error();
         let state = self.peers[p].state;
         if state != State::Idle {
-            if tell && self.peers[p].mac() != self.mac {
+            if reason.tells() && self.peers[p].mac() != self.mac {
                 self.tell_closed(now, p);
             }
             self.drop_packets(p);
@@ -500,7 +512,7 @@ impl Node {
     /// For tests of what the other side makes of it.
     pub fn drop_session(&mut self, now: Instant, mac: MacAddr) {
         if let Some(p) = self.by_mac.get(&self.peers, mac) {
-            self.end_session(now, p, Error::ConnReset, false);
+            self.end_session(now, p, EndReason::Dropped);
         }
     }
 
@@ -510,7 +522,7 @@ impl Node {
         self.note_due();
         let peers: Vec<u32> = self.peers.iter().map(|(p, _)| p).collect();
         for p in peers {
-            self.end_session(now, p, Error::NetDown, false);
+            self.end_session(now, p, EndReason::PortGone);
         }
         self.srx_port_gone();
         let own = self.eps.iter().filter(|(_, ep)| ep.sharers.is_none());
@@ -660,8 +672,11 @@ impl Node {
                 // A server may not have been started yet: one that is absent is waited for, unless
                 // it was there and took our OPEN.
                 let died = presence == Presence::Absent && !peer.want_open;
-                if died || self.has_no_answer(peer, presence) {
-                    return self.peer_died(now, p, false);
+                if died {
+                    return self.peer_died(now, p, EndReason::Died);
+                }
+                if self.has_no_answer(peer, presence) {
+                    return self.peer_died(now, p, EndReason::NoAnswer);
                 }
                 self.on_open_again(now, p, presence);
             }
@@ -670,11 +685,14 @@ impl Node {
                 let stalled = !self.tells_presence && self.pulls_stalled(p);
                 let peer = &self.peers[p];
                 let silent = !self.tells_presence && peer.owes() && self.is_silent(peer);
-                if silent || stalled {
-                    return self.peer_died(now, p, true);
-                }
                 if presence == Presence::Absent {
-                    return self.peer_died(now, p, false);
+                    return self.peer_died(now, p, EndReason::Died);
+                }
+                if silent {
+                    return self.peer_died(now, p, EndReason::Silent);
+                }
+                if stalled {
+                    return self.peer_died(now, p, EndReason::NoProgress);
                 }
                 self.on_open_timer(now, p);
             }
@@ -688,9 +706,9 @@ impl Node {
         presence != Presence::Present && self.is_overdue(peer) && asked
     }
 
-    fn peer_died(&mut self, now: Instant, p: u32, tell: bool) {
+    fn peer_died(&mut self, now: Instant, p: u32, reason: EndReason) {
         self.counters.sessions_dead += 1;
-        self.end_session(now, p, Error::HostUnreach, tell);
+        self.end_session(now, p, reason);
     }
 
     /// Repeats an OPEN that was not answered. One that lies in the memory of a process that lives
@@ -772,6 +790,7 @@ impl Node {
             }
         } else if !(planted(Bug::RetransmitOnce) && peer.backoff > 0) {
             self.counters.timeouts += 1;
+            self.observed.tallies[p as usize].timeouts += 1;
             peer.backoff = peer.backoff.saturating_add(1);
             // Perhaps only the answer is late. What the two ends of the flight bring back tells
             // which of the others are lost.

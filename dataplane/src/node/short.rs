@@ -33,7 +33,7 @@ use crate::rel::sent::{self, BodyRef, Sent};
 use crate::slab::{NONE, Slab};
 use crate::table::Table;
 use crate::types::{Cqe, FI_ADDR_UNSPEC, FiAddr, Instant};
-use crate::wire::{self, IMM_LEN, MsgOp, PlainHead, PlainMsg, TRAILER_LEN, Ty, Usual};
+use crate::wire::{self, BASE_LEN, IMM_LEN, MsgOp, PlainHead, PlainMsg, TRAILER_LEN, Ty, Usual};
 
 /// Flags that change nothing for what leaves at once.
 pub(super) const PLAIN_FLAGS: OpFlags = OpFlags::MORE
@@ -356,6 +356,8 @@ impl Node {
         let body = BodyRef::Wr { wr: w, offset: 0, len };
         let entry = move |_| Sent { units: cost, ..Sent::new(psn, Ty::Msg, op, body, w, now) };
         let idx = self.sent.alloc_with(entry).expect("a free slot was seen");
+        self.observed.tallies[p as usize].tx_bytes +=
+            u64::from(len) + (BASE_LEN + op.1 + TRAILER_LEN) as u64;
         let peer = &mut self.peers[p];
         peer.credit_used = peer.credit_used.wrapping_add(cost);
         peer.short_left -= cost.min(u32::from(peer.short_left)) as u16;

@@ -2,10 +2,15 @@
 
 use barewire_driver::port::MacAddr;
 
-use super::peer::State;
+use super::ep::Ep;
+use super::ops::WrFlags;
+use super::peer::{Peer, State};
 use super::{EpId, Node};
 use crate::error::{Error, Result};
+use crate::rel::psn::Psn;
+use crate::rel::sent::WINDOW;
 use crate::slab::NONE;
+use crate::types::Instant;
 use crate::wire::WireError;
 
 /// Everything that happened in a node since it was made. Every frame that was not used has its
@@ -177,6 +182,165 @@ pub struct SessionInfo {
     pub waiting: u32,
 }
 
+/// What an operation of a peer waits for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Wait {
+    /// Nothing waits.
+    #[default]
+    Nothing,
+    /// No OPEN has been answered.
+    Open,
+    /// Anything from the peer: nothing has come for a tenth of T_dead.
+    Silent,
+    /// The oldest packet, which was lost several times in a row although the peer answers.
+    Repeats,
+    /// Room in the port.
+    Port,
+    /// Acknowledgements: as much is in flight as the window allows.
+    Window,
+    /// The peer's memory for messages that come before their receive.
+    Credit,
+    /// A receive of the peer, for an announced message.
+    Match,
+    /// Data of an announced message or of a read, which the peer sends.
+    Pull,
+    /// Room among the bytes that may be asked for, of all peers together.
+    PullWindow,
+    /// Our memory for unexpected messages, without which the peer is granted nothing.
+    Memory,
+    /// An acknowledgement or an answer that is on its way.
+    Answer,
+}
+
+impl Wait {
+    /// All of them; the place is the number of each.
+    pub const ALL: [Self; 12] = [
+        Self::Nothing,
+        Self::Open,
+        Self::Silent,
+        Self::Repeats,
+        Self::Port,
+        Self::Window,
+        Self::Credit,
+        Self::Match,
+        Self::Pull,
+        Self::PullWindow,
+        Self::Memory,
+        Self::Answer,
+    ];
+
+    /// A word for it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Nothing => "nothing",
+            Self::Open => "open",
+            Self::Silent => "silent",
+            Self::Repeats => "repeats",
+            Self::Port => "port",
+            Self::Window => "window",
+            Self::Credit => "credit",
+            Self::Match => "match",
+            Self::Pull => "pull",
+            Self::PullWindow => "pull window",
+            Self::Memory => "memory",
+            Self::Answer => "answer",
+        }
+    }
+}
+
+/// What was counted of one session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SessionStats {
+    /// Who, and what is under way.
+    pub info: SessionInfo,
+    /// What operations wait for.
+    pub wait: Wait,
+    /// Time since it began, ns. As all of this of the last session, if there is none now.
+    pub age_ns: u64,
+    /// Time since the peer was heard or since an operation began to wait for it, whichever is
+    /// later, ns in which this side looked.
+    pub silent_ns: u64,
+    /// Packets sent, without repetitions and control packets.
+    pub tx_packets: u64,
+    /// Packets taken in order.
+    pub rx_packets: u64,
+    /// Bytes of frames to the peer and from it; `None` on a port that loses nothing, where they
+    /// are not counted.
+    pub bytes: Option<(u64, u64)>,
+    /// Packets sent again.
+    pub retransmits: u32,
+    /// Retransmission timeouts.
+    pub timeouts: u32,
+    /// Smallest round trip, ns; 0 if not measured.
+    pub rtt_min_ns: u64,
+    /// Packets that may be in flight.
+    pub window: u32,
+    /// Bytes after the Ethernet header that both ends take.
+    pub frame_max: u32,
+}
+
+/// Timeouts in a row from which on loss is no accident.
+const BACKOFF_BAD: u8 = 4;
+
+/// Slots of a table that one step of a [`Survey`] looks at.
+const STEP: u32 = 64;
+
+/// A walk over the tables of a node in steps of bounded cost, so that an operator can be shown all
+/// of it while it works. What is a sum over a table is of the last walk that came to its end.
+#[derive(Debug, Default)]
+pub struct Survey {
+    eps: Walk<EpSums>,
+    cqs: Walk<CqSums>,
+    peers: Walk<usize>,
+}
+
+/// Where a walk is, what it has summed up, and what the last one had in the end.
+#[derive(Debug, Default)]
+struct Walk<S> {
+    at: u32,
+    under_way: S,
+    last: S,
+}
+
+impl<S: Default> Walk<S> {
+    /// The slots of the next step, of a table that has `slots`.
+    fn step(&self, slots: u32) -> std::ops::Range<u32> {
+        self.at.min(slots)..slots.min(self.at.saturating_add(STEP))
+    }
+
+    /// The step to `end` was made.
+    fn stepped(&mut self, end: u32, slots: u32) {
+        self.at = end;
+        if end >= slots {
+            (self.at, self.last) = (0, std::mem::take(&mut self.under_way));
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+struct EpSums {
+    sent: u64,
+    received: u64,
+    tx: usize,
+    posted: usize,
+    lent: usize,
+}
+
+#[derive(Debug, Default)]
+struct CqSums {
+    late: usize,
+    reserved: usize,
+}
+
+/// Where a [`Survey`] puts what it finds in a slot: nothing, if that is not in use.
+pub trait SurveySink {
+    /// The endpoint in a slot.
+    fn endpoint(&mut self, slot: u32, ep: Option<&EpCounters>);
+
+    /// The session of the peer in a slot.
+    fn session(&mut self, slot: u32, session: Option<&SessionStats>);
+}
+
 /// Counters of one endpoint.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EpCounters {
@@ -211,14 +375,140 @@ impl Node {
         all
     }
 
-    /// How full the tables are.
-    pub fn levels(&self) -> Levels {
+    /// Makes the next step of `survey`: at most 64 slots of each table, whatever is stored in them.
+    /// Returns counters and levels, without [`Levels::blocks_lost`].
+    pub fn survey(
+        &mut self,
+        survey: &mut Survey,
+        sink: &mut impl SurveySink,
+    ) -> (NodeCounters, Levels) {
+        self.survey_eps(&mut survey.eps, sink);
+        self.survey_cqs(&mut survey.cqs);
+        self.survey_peers(&mut survey.peers, sink);
+        let (eps, cqs) = (&survey.eps.last, &survey.cqs.last);
+        let mut counters = self.counters.clone();
+        counters.msgs_sent += eps.sent;
+        counters.msgs_received += eps.received;
+        let listening = self.coll_listening();
+        let levels = Levels {
+            peers: survey.peers.last,
+            tx: eps.tx,
+            posted: eps.posted.saturating_sub(listening),
+            late: cqs.late,
+            cq_reserved: cqs.reserved.saturating_sub(eps.lent + listening),
+            ..self.levels_at_hand()
+        };
+        (counters, levels)
+    }
+
+    fn survey_eps(&self, walk: &mut Walk<EpSums>, sink: &mut impl SurveySink) {
+        let step = walk.step(self.eps.slots());
+        for idx in step.clone() {
+            let Some(ep) = self.eps.get(idx) else {
+                sink.endpoint(idx, None);
+                continue;
+            };
+            let sums = &mut walk.under_way;
+            sums.sent += ep.counters.sent;
+            sums.received += ep.received();
+            sums.tx += ep.tx_used as usize - usize::from(ep.ops_left);
+            sums.posted += (ep.rx_used - ep.borrowed()) as usize;
+            sums.lent += ep.borrowed() as usize + usize::from(ep.ops_left);
+            let shown = ep.sharers.is_none() && ep.twin_of == NONE;
+            sink.endpoint(idx, shown.then(|| ep_counters(ep)).as_ref());
+        }
+        walk.stepped(step.end, self.eps.slots());
+    }
+
+    fn survey_cqs(&self, walk: &mut Walk<CqSums>) {
+        let step = walk.step(self.cqs.slots());
+        for table in step.clone().filter_map(|idx| self.cqs.get(idx)) {
+            walk.under_way.late += table.late.len();
+            walk.under_way.reserved += table.cq.reserved();
+        }
+        walk.stepped(step.end, self.cqs.slots());
+    }
+
+    fn survey_peers(&mut self, walk: &mut Walk<usize>, sink: &mut impl SurveySink) {
+        let step = walk.step(self.peers.slots());
+        for p in step.clone() {
+            let stats = self.session_stats(p);
+            walk.under_way += usize::from(stats.is_some());
+            sink.session(p, stats.as_ref());
+        }
+        walk.stepped(step.end, self.peers.slots());
+    }
+
+    fn session_stats(&mut self, p: u32) -> Option<SessionStats> {
+        let peer = self.peers.get(p)?;
+        let tally = &mut self.observed.tallies[p as usize];
+        let (tx_packets, rx_packets) = match peer.state {
+            State::Idle => tally.counted(),
+            // The other end's first number is not known.
+            State::Opening => (tally.packets(peer.snd.nxt, Psn(0)).0, 0),
+            State::Answered | State::Open => tally.packets(peer.snd.nxt, peer.rcv_nxt),
+        };
+        let min_ns = peer.rtt.min_ns();
+        let tally = &self.observed.tallies[p as usize];
+        // Of one that there was never a session with, and of the one with ourselves, no time
+        // counts.
+        let is_timed = tally.begun != Instant(0);
+        let silent_ns = self.polled_at.since(peer.heard);
+        Some(SessionStats {
+            info: session_info(peer),
+            wait: self.wait(peer),
+            age_ns: if is_timed { self.polled_at.since(tally.begun) } else { 0 },
+            silent_ns: if is_timed { silent_ns } else { 0 },
+            tx_packets,
+            rx_packets,
+            bytes: (!self.lossless).then_some((tally.tx_bytes, tally.rx_bytes)),
+            retransmits: tally.retransmits,
+            timeouts: tally.timeouts,
+            rtt_min_ns: if min_ns == u32::MAX.into() { 0 } else { min_ns },
+            window: peer.snd.cwnd.packets().min(WINDOW),
+            frame_max: peer.frame_max,
+        })
+    }
+
+    /// What operations of `peer` wait for: the cause that is worst, if there are several.
+    fn wait(&self, peer: &Peer) -> Wait {
+        let silent = self.polled_at.since(peer.heard);
+        match peer.state {
+            State::Idle => return Wait::Nothing,
+            _ if !peer.owes() => return Wait::Nothing,
+            State::Opening | State::Answered => return Wait::Open,
+            State::Open if silent > self.settings.t_dead_ns / 10 => return Wait::Silent,
+            State::Open if peer.backoff >= BACKOFF_BAD && peer.snd.in_flight() > 0 => {
+                return Wait::Repeats;
+            }
+            State::Open => {}
+        }
+        let queued = !peer.txq.is_empty() || !peer.dataq.is_empty() || !peer.jobq.is_empty();
+        let announced = |w: u32| self.tx[w].flags.contains(WrFlags::ANNOUNCED);
+        if queued && self.blocked {
+            Wait::Port
+        } else if queued && !peer.snd.open() {
+            Wait::Window
+        } else if !peer.txq.is_empty() && peer.credits() == 0 {
+            Wait::Credit
+        } else if peer.starved {
+            Wait::Memory
+        } else if !peer.pull_wait.is_empty() {
+            Wait::PullWindow
+        } else if !peer.pulls.is_empty() {
+            Wait::Pull
+        } else if peer.wrs.head != NONE && announced(peer.wrs.head) {
+            Wait::Match
+        } else {
+            Wait::Answer
+        }
+    }
+
+    /// How full the tables are whose length is known without a look at them.
+    fn levels_at_hand(&self) -> Levels {
         Levels {
-            peers: self.peers.count(),
-            tx: self.tx.len() + self.short_ops.iter().count(),
             sent: self.sent.len(),
             packs: self.packs.bytes.len() - self.packs.free.len(),
-            posted: self.posted.count() - self.coll_listening(),
             stored: self.stored.len(),
             blocks: self.settings.unexpected_bytes / crate::proto::blocks::UNIT
                 - self.blocks.free_count(),
@@ -226,6 +516,18 @@ impl Node {
             pull_bytes: self.pull_out,
             held: self.held.len(),
             jobs: self.jobs.len(),
+            timers: self.wheel.len(),
+            ..Levels::default()
+        }
+    }
+
+    /// How full the tables are. Looks at every slot ever used, so it is for tests: see
+    /// [`survey`](Self::survey).
+    pub fn levels(&self) -> Levels {
+        Levels {
+            peers: self.peers.count(),
+            tx: self.tx.len() + self.short_ops.iter().count(),
+            posted: self.posted.count() - self.coll_listening(),
             late: self.cqs.iter().map(|(_, t)| t.late.len()).sum(),
             cq_reserved: self.cqs.iter().map(|(_, t)| t.cq.reserved()).sum::<usize>()
                 - self.coll_listening()
@@ -235,7 +537,7 @@ impl Node {
                     .map(|(_, ep)| ep.borrowed() as usize + usize::from(ep.ops_left))
                     .sum::<usize>(),
             blocks_lost: self.blocks_lost(),
-            timers: self.wheel.len(),
+            ..self.levels_at_hand()
         }
     }
 
@@ -254,20 +556,7 @@ impl Node {
 
     /// All peers with what is going on between us.
     pub fn sessions(&self) -> impl Iterator<Item = SessionInfo> {
-        self.peers.iter().map(|(_, p)| SessionInfo {
-            mac: p.mac(),
-            incarnation: p.inc,
-            state: match p.state {
-                State::Idle => "idle",
-                State::Opening => "opening",
-                State::Answered => "answered",
-                State::Open => "open",
-            },
-            in_flight: p.snd.in_flight(),
-            srtt_ns: p.rtt.srtt_ns(),
-            credits: p.credits(),
-            waiting: p.wrs.len + p.pulls.len + u32::from(p.short_ops()),
-        })
+        self.peers.iter().map(|(_, peer)| session_info(peer))
     }
 
     /// The counters of one endpoint.
@@ -275,19 +564,39 @@ impl Node {
     /// # Errors
     /// [`Error::BadFd`]: it was closed.
     pub fn ep_counters(&self, ep: EpId) -> Result<EpCounters> {
-        let ep = self.eps.by_handle(ep.0).ok_or(Error::BadFd)?;
-        Ok(EpCounters {
-            number: ep.number,
-            unexpected: (ep.matcher[0].unexpected_len() + ep.matcher[1].unexpected_len()) as u32,
-            posted: ep.rx_used - ep.borrowed(),
-            received: ep.received(),
-            ..ep.counters
-        })
+        self.eps.by_handle(ep.0).map(ep_counters).ok_or(Error::BadFd)
     }
 
     /// All open endpoints.
     pub fn ep_ids(&self) -> impl Iterator<Item = EpId> {
         let eps = self.eps.iter().filter(|(_, ep)| ep.sharers.is_none() && ep.twin_of == NONE);
         eps.map(|(idx, _)| EpId(self.eps.handle(idx)))
+    }
+}
+
+fn ep_counters(ep: &Ep) -> EpCounters {
+    EpCounters {
+        number: ep.number,
+        unexpected: (ep.matcher[0].unexpected_len() + ep.matcher[1].unexpected_len()) as u32,
+        posted: ep.rx_used - ep.borrowed(),
+        received: ep.received(),
+        ..ep.counters
+    }
+}
+
+fn session_info(peer: &Peer) -> SessionInfo {
+    SessionInfo {
+        mac: peer.mac(),
+        incarnation: peer.inc,
+        state: match peer.state {
+            State::Idle => "idle",
+            State::Opening => "opening",
+            State::Answered => "answered",
+            State::Open => "open",
+        },
+        in_flight: peer.snd.in_flight(),
+        srtt_ns: peer.rtt.srtt_ns(),
+        credits: peer.credits(),
+        waiting: peer.wrs.len + peer.pulls.len + u32::from(peer.short_ops()),
     }
 }

@@ -14,11 +14,13 @@ mod credit;
 mod fetch;
 mod handed;
 mod hostile;
+mod notices;
 mod pack;
 mod pulls;
 mod refused;
 mod rma;
 mod srx;
+mod survey;
 mod twin;
 mod usual;
 
@@ -47,6 +49,8 @@ struct Pair {
     frames: usize,
     /// Sends take the short way where it is open, and how many did.
     short: Option<usize>,
+    /// Longer frames are lost.
+    most: usize,
     /// Frames to neither of the two.
     stray: Vec<Vec<u8>>,
 }
@@ -105,7 +109,8 @@ impl Pair {
         }
         let (drop, dup, frames) = (0, 0, 0);
         let (scatter, short, stray) = (false, None, Vec::new());
-        Self { now: Instant(1), ends, drop, dup, scatter, frames, short, stray }
+        let most = usize::MAX;
+        Self { now: Instant(1), ends, drop, dup, scatter, frames, short, most, stray }
     }
 
     fn send(&mut self, i: usize, buf: IoBuf, tag: u64, flags: OpFlags, context: u64) -> Result<()> {
@@ -154,6 +159,9 @@ impl Pair {
                         continue;
                     }
                     self.frames += 1;
+                    if bytes.len() > self.most {
+                        continue;
+                    }
                     if self.drop == 0 || !self.mixed().is_multiple_of(self.drop) {
                         let End { node, out, .. } = &mut self.ends[1 - i];
                         let frame = RxFrame::new(&bytes);

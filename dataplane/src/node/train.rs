@@ -73,12 +73,15 @@ impl Node {
             let head = &head[..op_end];
             let tail = if crc { wire::trailer(head, &body) } else { [0; TRAILER_LEN] };
             let tail = &tail[..if crc { TRAILER_LEN } else { 0 }];
-            if out.send(&TxFrame { head, body, tail }) != Tx::Sent {
+            let frame = TxFrame { head, body, tail };
+            let frame_len = frame.len() as u64;
+            if out.send(&frame) != Tx::Sent {
                 // If nobody is there, the peer may come back; T_dead decides.
                 self.blocked = true;
                 return Step::Full;
             }
             self.counters.tx_frames += 1;
+            self.observed.tallies[p as usize].tx_bytes += frame_len;
             peer.carried_ack();
             wr.sent = offset + u64::from(len);
             let psn = peer.number(now);

@@ -296,6 +296,10 @@ impl Port for Fault {
         self.settings.corrupt > 0.0 || self.inner.damages()
     }
 
+    fn station(&self, mac: MacAddr) -> Option<String> {
+        self.inner.station(mac)
+    }
+
     fn waiter(&self) -> Option<Arc<dyn PortWaiter>> {
         self.inner.waiter()
     }

@@ -212,6 +212,10 @@ impl Port for Pcap {
         self.inner.damages()
     }
 
+    fn station(&self, mac: MacAddr) -> Option<String> {
+        self.inner.station(mac)
+    }
+
     fn waiter(&self) -> Option<Arc<dyn PortWaiter>> {
         self.inner.waiter()
     }

@@ -363,6 +363,10 @@ impl Nic for E1000e {
         Ok(())
     }
 
+    fn has_link(&self) -> Option<bool> {
+        Some(self.bar.read32(reg::STATUS) & STATUS_LINK_UP != 0)
+    }
+
     fn stop(&mut self) {
         self.bar.write32(reg::IMC, !0);
         self.bar.write32(reg::RCTL, 0);

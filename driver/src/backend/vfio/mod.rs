@@ -175,6 +175,8 @@ pub struct VfioPort<N: Nic> {
     waiting: Option<Arc<Waiting>>,
     /// Polls after which interrupts are switched off, unless somebody sleeps before; 0: they are.
     armed_polls: u32,
+    /// The link was up when it was looked at last.
+    had_link: bool,
 }
 
 /// What goes when the port does, in this order: the driver stops the NIC, its memory is unmapped,
@@ -221,6 +223,8 @@ impl<N: Nic> VfioPort<N> {
         let Facts { mac, mtu, link_bps } = facts;
         let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
         let wake = EventFd::from_value_and_flags(0, flags).ok();
+        // One that is down has been told of by the driver.
+        let had_link = live.nic.has_link() != Some(false);
         Self {
             caps: PortCaps {
                 mac,
@@ -245,6 +249,7 @@ impl<N: Nic> VfioPort<N> {
                 Arc::new(Waiting { wake, events, slept, is_armed: AtomicBool::new(false) })
             }),
             armed_polls: 0,
+            had_link,
         }
     }
 
@@ -294,8 +299,22 @@ impl<N: Nic> VfioPort<N> {
         let Some(live) = &mut self.live else { return Err(self.still_gone()) };
         let trouble = live.device.as_ref().and_then(Device::trouble);
         match trouble.map_or_else(|| live.nic.health(), Err) {
-            Ok(()) => Ok(()),
-            Err(why) => Err(self.lose(&why)),
+            Ok(()) => self.look_for_link(),
+            Err(why) => return Err(self.lose(&why)),
+        }
+        Ok(())
+    }
+
+    /// Says so if the link went or came.
+    fn look_for_link(&mut self) {
+        let link = self.live.as_ref().and_then(|live| live.nic.has_link());
+        let Some(has_link) = link.filter(|&has_link| has_link != self.had_link) else { return };
+        self.had_link = has_link;
+        let port = &self.caps.name;
+        if has_link {
+            tracing::info!(%port, "carries frames again");
+        } else {
+            tracing::warn!(%port, "has no carrier, frames are lost: is the cable in?");
         }
     }
 
@@ -484,5 +503,124 @@ impl PortWaiter for Waiting {
     fn wake(&self) {
         // It fails only if it counts 2^64 wake-ups, and is readable then too.
         let _ = self.wake.write(1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fmt;
+    use std::sync::Mutex;
+    use std::sync::atomic::AtomicU8;
+
+    use tracing::field::{Field, Visit};
+    use tracing::span::{Attributes, Id, Record};
+    use tracing::{Event, Level, Metadata, Subscriber};
+
+    use super::*;
+    use crate::ring::virtq::Broken;
+
+    /// A device without frames: 0 its link is down, 1 up, 2 it does not say.
+    struct Quiet(Arc<AtomicU8>);
+
+    impl Nic for Quiet {
+        fn tx(&mut self, _: usize, _: impl FnOnce(NonNull<u8>)) -> Result<bool, Broken> {
+            Ok(false)
+        }
+
+        fn tx_flush(&mut self) {}
+
+        fn rx_take(&mut self, _: usize, _: impl FnMut(Lent)) -> Result<usize, Broken> {
+            Ok(0)
+        }
+
+        fn rx_release(&mut self) {}
+
+        fn set_interrupt(&mut self, _: bool) {}
+
+        fn dropped(&self) -> u64 {
+            0
+        }
+
+        fn health(&mut self) -> Result<(), String> {
+            Ok(())
+        }
+
+        fn has_link(&self) -> Option<bool> {
+            [Some(false), Some(true), None][usize::from(self.0.load(Relaxed))]
+        }
+
+        fn stop(&mut self) {}
+    }
+
+    #[derive(Clone, Default)]
+    struct Keep(Arc<Mutex<Vec<(Level, String)>>>);
+
+    impl Subscriber for Keep {
+        fn enabled(&self, _: &Metadata<'_>) -> bool {
+            true
+        }
+
+        fn new_span(&self, _: &Attributes<'_>) -> Id {
+            Id::from_u64(1)
+        }
+
+        fn record(&self, _: &Id, _: &Record<'_>) {}
+
+        fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+        fn event(&self, event: &Event<'_>) {
+            struct Text(String);
+            impl Visit for Text {
+                fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+                    self.0.push_str(&format!("{}={value:?} ", field.name()));
+                }
+            }
+            let mut text = Text(String::new());
+            event.record(&mut text);
+            self.0.lock().unwrap().push((*event.metadata().level(), text.0));
+        }
+
+        fn enter(&self, _: &Id) {}
+
+        fn exit(&self, _: &Id) {}
+    }
+
+    struct Nobody;
+
+    impl RxSink for Nobody {
+        fn frame(&mut self, _: &RxFrame<'_>) {}
+    }
+
+    /// Goal: a cable that is pulled is told once, and once that it is back; a device that does not
+    /// say is not asked again. Method: a device of which only the link changes, polled.
+    #[test]
+    fn a_cable_that_is_pulled_is_told() {
+        let kept = Keep::default();
+        tracing::subscriber::with_default(kept.clone(), || {
+            let link = Arc::new(AtomicU8::new(1));
+            let facts = Facts { mac: MacAddr([2, 0, 0, 0, 0, 1]), mtu: 1500, link_bps: 0 };
+            let mut port = VfioPort::over(Quiet(Arc::clone(&link)), facts, "0000:01:00.0");
+            let poll = |port: &mut VfioPort<Quiet>| {
+                for _ in 0..3 * CHECK_EVERY {
+                    port.rx_burst(32, &mut Nobody).unwrap();
+                }
+            };
+            let lines = || kept.0.lock().unwrap().len();
+            poll(&mut port);
+            assert_eq!(lines(), 0);
+            for (state, count) in [(0, 1), (0, 1), (2, 1), (1, 2), (2, 2), (0, 3)] {
+                link.store(state, Relaxed);
+                poll(&mut port);
+                assert_eq!(lines(), count, "{:?}", kept.0.lock().unwrap());
+            }
+        });
+        let lines = kept.0.lock().unwrap();
+        assert_eq!(
+            lines.iter().map(|l| l.0).collect::<Vec<_>>(),
+            [Level::WARN, Level::INFO, Level::WARN]
+        );
+        assert!(lines[0].1.contains("vfio:0000:01:00.0"), "{lines:?}");
+        assert!(lines[0].1.contains("no carrier, frames are lost"), "{lines:?}");
+        assert!(lines[1].1.contains("carries frames again"), "{lines:?}");
     }
 }

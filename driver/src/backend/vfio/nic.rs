@@ -79,6 +79,12 @@ pub trait Nic: Send + 'static {
     /// What is wrong, for a person.
     fn health(&mut self) -> Result<(), String>;
 
+    /// Whether the link is up: a cable is in, and something at its other end. `None` if the device
+    /// does not say. Costs a read of a register.
+    fn has_link(&self) -> Option<bool> {
+        None
+    }
+
     /// Makes the device reach for no memory any more. Waits for it, at most a tenth of a second.
     fn stop(&mut self);
 }

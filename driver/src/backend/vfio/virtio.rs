@@ -73,6 +73,7 @@ mod feature {
 
 /// Offsets in `struct virtio_net_config`.
 const CONFIG_STATUS: usize = 6;
+const STATUS_LINK_UP: u16 = 1;
 const CONFIG_MTU: usize = 10;
 
 /// Commands of the control queue: class and number.
@@ -113,6 +114,8 @@ impl Window {
 pub(super) struct Virtio {
     queues: NetQueues,
     common: Window,
+    /// The device's own configuration, if that says whether the link is up.
+    link: Option<Window>,
     /// Keeps the doorbells mapped.
     _notify: Bar,
 }
@@ -279,8 +282,9 @@ impl Setup<'_> {
         if let Some(control) = &mut control {
             self.set_filter(control, &shared, control_at, settings.mac)?;
         }
-        let Windows { common, notify, .. } = self.windows;
-        let nic = Virtio { queues, common, _notify: notify.bar };
+        let Windows { common, notify, config, .. } = self.windows;
+        let link = (self.features & feature::STATUS != 0).then_some(config);
+        let nic = Virtio { queues, common, link, _notify: notify.bar };
         Ok(Started { nic, facts, areas: vec![shared, sent], interrupt })
     }
 
@@ -360,7 +364,7 @@ impl Setup<'_> {
             mac = MacAddr([0, 1, 2, 3, 4, 5].map(byte));
             mtu = config.bar.read16(config.at(CONFIG_MTU, 2)).into();
             if self.features & feature::STATUS != 0
-                && config.bar.read16(config.at(CONFIG_STATUS, 2)) & 1 == 0
+                && config.bar.read16(config.at(CONFIG_STATUS, 2)) & STATUS_LINK_UP == 0
             {
                 tracing::warn!(bdf = self.device.bdf, "the link is down");
             }
@@ -562,6 +566,12 @@ impl Nic for Virtio {
             }
             _ => Ok(()),
         }
+    }
+
+    fn has_link(&self) -> Option<bool> {
+        // One read of two bytes, which a change cannot halve.
+        let config = self.link.as_ref()?;
+        Some(config.bar.read16(config.at(CONFIG_STATUS, 2)) & STATUS_LINK_UP != 0)
     }
 
     fn stop(&mut self) {

@@ -1,0 +1,462 @@
+//! `barewire ping`: whether a station answers, which frames reach it, and what is wrong if not.
+
+use std::hash::{BuildHasher, RandomState};
+use std::process::ExitCode;
+use std::time::{Duration, Instant as Clock};
+
+use barewire::EpAddr;
+use barewire::stats::read_all;
+use barewire_dataplane::ping::{Ping, PingReport, PingSettings, Verdict};
+use barewire_dataplane::types::Instant;
+use barewire_dataplane::wire::VERSION;
+use barewire_driver::clock::now_ns;
+use barewire_driver::frame::{RxFrame, TxFrame};
+use barewire_driver::open;
+use barewire_driver::port::{MacAddr, Port, PortGone, RxSink, Tx};
+use serde_json::{Value, json};
+
+use crate::fail::Fail;
+use crate::out;
+use crate::stats::station;
+use crate::table::{Align, layout};
+
+/// Asks a station whether it answers, which frames reach it, and how soon
+///
+/// Any process that has a barewire domain open answers, also one that runs something else, as long
+/// as it polls: no endpoint of it is touched. Pings of 64 bytes, of 1,514 and of the longest frame
+/// that both sides take go by turns; if only short ones are answered, halving finds the length that
+/// still passes. The answers themselves are short. (A frame of 64 bytes is 60 and its checksum.)
+#[derive(clap::Args)]
+#[command(after_long_help = "\
+Exit codes:
+  0   every ping of every length was answered
+  1   the port does not open, or is gone
+  2   called wrongly
+  3   no answer at all
+  4   only short frames are answered
+  5   the station speaks another version of the protocol
+  6   another life: the process that the address names has ended or restarted
+  7   nobody on the segment has the address (shm knows at once)
+  8   the port here drops what is sent: no carrier, or a filter
+  9   several nodes answer to the address, or the address of this port is another process's
+  10  answered, with loss
+  11  the process is there and does not poll
+
+Examples:
+  barewire ping 02:3a:9c:17:55:01                                    by its MAC, over shm
+  barewire ping --port afpacket:eth0 barewire://52:54:00:12:34:56/0  as `pingpong --listen` prints
+  barewire ping --port udp:10.0.0.1 10.0.0.7:52000                   by the address of its udp port
+  barewire ping --count 100 --interval 0.01 --json ADDR              one object
+
+Environment:
+  BAREWIRE_PORT  the port where --port is not given (default: this user's segment, shm)")]
+pub(crate) struct PingArgs {
+    /// Whom: a MAC, an address as `pingpong --listen` prints it, or IP:PORT of a udp port.
+    #[arg(value_name = "ADDR", value_parser = whom)]
+    target: EpAddr,
+    /// The port that the pings leave by.
+    #[arg(long, env = "BAREWIRE_PORT", hide_env = true, default_value = "shm")]
+    port: String,
+    /// Pings of each length.
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    count: u32,
+    /// Seconds from one ping to the next, 0 to 3600.
+    #[arg(long, default_value_t = 0.05)]
+    interval: f64,
+    /// Seconds that an answer may take, 0.001 to 3600.
+    #[arg(long, default_value_t = 1.0)]
+    timeout: f64,
+    /// Prints one JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+impl PingArgs {
+    /// As `barewire ping ADDR --port PORT` has them.
+    pub(crate) fn of(target: EpAddr, port: &str, json: bool) -> Self {
+        let port = port.to_owned();
+        Self { target, port, count: 10, interval: 0.05, timeout: 1.0, json }
+    }
+}
+
+/// An address as an operator writes it.
+///
+/// # Errors
+/// What is expected.
+pub(crate) fn whom(text: &str) -> Result<EpAddr, String> {
+    if let Ok(addr) = text.parse() {
+        return Ok(addr);
+    }
+    station(text).map(|mac| EpAddr { mac, ep: 0, incarnation: 0 })
+}
+
+/// Asks, and prints what was found out.
+///
+/// # Errors
+/// The port does not open, or is gone.
+pub(crate) fn run(args: &PingArgs) -> Result<ExitCode, Fail> {
+    if !(0.0..=3600.0).contains(&args.interval) || !(0.001..=3600.0).contains(&args.timeout) {
+        return Err(Fail::usage("--interval: 0 to 3600 seconds; --timeout: 0.001 to 3600"));
+    }
+    let mut port = open::open(&args.port).map_err(Fail::new)?;
+    if port.caps().mac == args.target.mac {
+        return Err(Fail::usage("that is the address of this port itself"));
+    }
+    let found = ask(args, &mut *port)?;
+    let finding = Finding::of(&found, args.target.mac);
+    if args.json {
+        out::json(&object(args, &*port, &found, &finding))?;
+    } else {
+        out::print(text(args, &*port, &found, &finding))?;
+    }
+    Ok(ExitCode::from(finding.code))
+}
+
+/// What came of the pings, with what only this side knows.
+struct Found {
+    report: PingReport,
+    /// Longest time in the call that sends, ns.
+    tx_ns: u64,
+    /// Frames that the port or the kernel dropped.
+    dropped: u64,
+    /// What else the port knows of the station.
+    station: Option<String>,
+}
+
+/// How long an answer is polled for before the command sleeps between two looks, ns.
+const SPIN_NS: u64 = 5_000_000;
+
+struct Answers(Vec<Vec<u8>>);
+
+impl RxSink for Answers {
+    fn frame(&mut self, frame: &RxFrame<'_>) {
+        let mut bytes = vec![0; frame.len()];
+        if frame.copy_to(0, &mut bytes) {
+            self.0.push(bytes);
+        }
+    }
+}
+
+fn ask(args: &PingArgs, port: &mut dyn Port) -> Result<Found, Fail> {
+    let seed = RandomState::new().hash_one(now_ns()) | 1;
+    let caps = port.caps();
+    let mut ping = Ping::new(PingSettings {
+        me: caps.mac,
+        target: args.target.mac,
+        incarnation: args.target.incarnation,
+        seed,
+        crc: port.damages(),
+        mtu: caps.mtu,
+        count: args.count,
+        interval_ns: (args.interval * 1e9) as u64,
+        timeout_ns: (args.timeout * 1e9) as u64,
+    });
+    let gone = |why: PortGone| Fail::new(format!("{}: {why}", args.port));
+    let before = port.counters().tx_dropped;
+    let (mut answers, mut tx_ns, mut left_at) = (Answers(Vec::new()), 0, Instant(0));
+    while !ping.is_done() {
+        let now = Instant(now_ns());
+        while let Some(frame) = ping.poll(now) {
+            let begun = Clock::now();
+            let tx = port.tx(&TxFrame::whole(&frame)).map_err(gone)?;
+            if tx == Tx::Sent {
+                port.flush().map_err(gone)?;
+                tx_ns = tx_ns.max(begun.elapsed().as_nanos() as u64);
+            }
+            ping.sent(tx);
+            left_at = now;
+        }
+        let got = port.rx_burst(32, &mut answers).map_err(gone)?;
+        let now = Instant(now_ns());
+        answers.0.drain(..).for_each(|frame| ping.on_frame(now, &RxFrame::new(&frame)));
+        let idle = ping.next_deadline().since(now);
+        // An answer that comes soon must not wait for a sleeper to wake.
+        if got == 0 && now.since(left_at) > SPIN_NS && idle > 1_000_000 {
+            std::thread::sleep(Duration::from_micros(200));
+        }
+    }
+    let dropped = port.counters().tx_dropped - before;
+    let station = port.station(args.target.mac);
+    Ok(Found { report: ping.report(), tx_ns, dropped, station })
+}
+
+/// A verdict for people and scripts.
+struct Finding {
+    code: u8,
+    /// A word for programs.
+    name: &'static str,
+    what: String,
+    mend: Option<String>,
+}
+
+impl Finding {
+    fn of(found: &Found, target: MacAddr) -> Self {
+        let finding = |code, name, what: &str, mend: &str| Self {
+            code,
+            name,
+            what: what.to_owned(),
+            mend: (!mend.is_empty()).then(|| mend.to_owned()),
+        };
+        let report = &found.report;
+        match report.verdict {
+            Verdict::Well => finding(0, "ok", "all pings were answered", ""),
+            Verdict::Loss => finding(
+                10,
+                "loss",
+                "some pings were not answered",
+                "look for drops along the way: ethtool -S, tc -s qdisc, nft list ruleset",
+            ),
+            Verdict::OnlyShort(longest) => finding(
+                4,
+                "only_short",
+                &format!("frames of up to {longest} bytes are answered, longer ones are not"),
+                &format!(
+                    "a switch or an interface between carries less than both ends: raise its MTU, \
+                     or open both ports with mtu={}",
+                    mtu_of(longest)
+                ),
+            ),
+            Verdict::OtherVersion(theirs) => finding(
+                5,
+                "other_version",
+                &format!("it speaks version {theirs} of the protocol, this command {VERSION}"),
+                "install the same release on both sides",
+            ),
+            Verdict::OtherLife(life) => finding(
+                6,
+                "other_life",
+                &format!("another life has the address, incarnation {life:016x}: it restarted"),
+                "exchange addresses again, or leave the part behind # out",
+            ),
+            Verdict::Duplicate => finding(
+                9,
+                "duplicate",
+                "several nodes answer to this address",
+                "give each a MAC of its own: mac= of the port, or ip link set dev ... address",
+            ),
+            Verdict::AddressInUse => finding(
+                9,
+                "address_in_use",
+                "it answers another process that has the address of this port",
+                "it lives; ask from a port with an address of its own, or look at `barewire stats`",
+            ),
+            Verdict::NoRoute => finding(
+                7,
+                "no_route",
+                "nobody on the segment has this address",
+                "is the process there, with the same port? barewire stats lists those of this host",
+            ),
+            Verdict::Mute | Verdict::NoAnswer => Self::of_silence(found, target, finding),
+        }
+    }
+
+    /// Why nothing comes back, as far as this host knows.
+    fn of_silence(
+        found: &Found,
+        target: MacAddr,
+        finding: impl Fn(u8, &'static str, &str, &str) -> Self,
+    ) -> Self {
+        if found.dropped > 0 {
+            return finding(
+                8,
+                "port_drops",
+                &format!("the port here dropped {} frames", found.dropped),
+                "is it up, with a carrier, and no filter in the way? ip link; nft list ruleset",
+            );
+        }
+        if let Some((pid, secs)) = idle_process(target) {
+            return finding(
+                11,
+                "not_polled",
+                &format!("process {pid} of this host has the address: not polled for {secs:.0} s"),
+                "it computes, sleeps or is stopped: ps, gdb -p",
+            );
+        }
+        if found.report.verdict == Verdict::Mute {
+            return finding(
+                3,
+                "mute",
+                "it answered once and no ping after that",
+                "its process has ended or does not poll: barewire stats there",
+            );
+        }
+        finding(
+            3,
+            "no_answer",
+            "no answer at all",
+            "does the process run there and poll (barewire stats on its host), on the same \
+             segment, with EtherType 0x88B5 or the UDP port let through?",
+        )
+    }
+}
+
+/// The MTU to set where frames of `longest` bytes pass. Bridges and switches let the 4 bytes of a
+/// VLAN tag, or 8 of two, pass above their MTU.
+fn mtu_of(longest: usize) -> usize {
+    let mtu = longest.saturating_sub(14);
+    let usual = [9000, 1500].into_iter().find(|usual| (0..=8).contains(&mtu.wrapping_sub(*usual)));
+    usual.unwrap_or(mtu)
+}
+
+/// The process of this host that has the address and has not polled for a second, if there is one.
+fn idle_process(target: MacAddr) -> Option<(u32, f64)> {
+    let all = read_all().ok()?;
+    let there = all.iter().find(|s| s.alive && s.mac == target)?;
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).ok()?;
+    let idle = now.as_secs_f64() - there.updated_ns as f64 / 1e9;
+    (idle > 1.0).then_some((there.pid, idle))
+}
+
+const PARTS: [(&str, usize); 4] = [("min", 0), ("p50", 500), ("p99", 990), ("max", 1000)];
+
+fn text(args: &PingArgs, port: &dyn Port, found: &Found, finding: &Finding) -> String {
+    let (caps, report) = (port.caps(), &found.report);
+    let station = found.station.as_ref().map_or(String::new(), |s| format!(" ({s})"));
+    let mut text = format!(
+        "{}{station} from {} over {}, frames of up to {} bytes\n",
+        args.target.mac,
+        caps.mac,
+        caps.name,
+        caps.mtu + 14
+    );
+    if report.open_ns > 0 {
+        let lives: Vec<String> = report.incarnations.iter().map(|i| format!("{i:016x}")).collect();
+        text.push_str(&format!(
+            "answered after {}: incarnation {}, version {VERSION}.{}, frames of up to {} bytes\n",
+            micros(report.open_ns),
+            lives.join(" and "),
+            report.minor,
+            report.max_frame + 14
+        ));
+        let right = |name| (name, Align::Right);
+        let head = [
+            right("  frame"),
+            right("sent"),
+            right("answered"),
+            right("loss"),
+            right("min"),
+            right("p50"),
+            right("p99"),
+            right("max"),
+        ];
+        let rows: Vec<Vec<String>> = report
+            .lengths
+            .iter()
+            .map(|l| {
+                let lost = f64::from(l.sent) - l.rtts_ns.len() as f64;
+                let mut row = vec![
+                    l.frame_len.to_string(),
+                    l.sent.to_string(),
+                    l.rtts_ns.len().to_string(),
+                    format!("{:.0}%", 100.0 * lost / f64::from(l.sent.max(1))),
+                ];
+                let part = |at| l.percentile(at).map_or("-".to_owned(), micros);
+                row.extend(PARTS.iter().map(|(_, at)| part(*at)));
+                row
+            })
+            .collect();
+        text.push_str(&layout(&head, &rows));
+        text.push_str(&format!(
+            "of a round trip at most {} is this port's sending; the rest is the way and the \
+             polling of both sides\n",
+            micros(found.tx_ns)
+        ));
+    }
+    text.push_str(&finding.what);
+    if let Some(mend) = &finding.mend {
+        text.push_str(&format!("; {mend}"));
+    }
+    text.push('\n');
+    text
+}
+
+fn micros(ns: u64) -> String {
+    format!("{:.1} us", ns as f64 / 1e3)
+}
+
+fn object(args: &PingArgs, port: &dyn Port, found: &Found, finding: &Finding) -> Value {
+    let report = &found.report;
+    let lengths: Vec<Value> = report
+        .lengths
+        .iter()
+        .map(|l| {
+            let mut object = json!({
+                "frame": l.frame_len, "sent": l.sent, "answered": l.rtts_ns.len(),
+            });
+            for (name, at) in PARTS {
+                object[format!("rtt_{name}_ns")] = json!(l.percentile(at));
+            }
+            object
+        })
+        .collect();
+    let lives: Vec<String> = report.incarnations.iter().map(|i| format!("{i:016x}")).collect();
+    json!({
+        "peer": args.target.mac.to_string(), "station": found.station,
+        "port": port.caps().name, "mac": port.caps().mac.to_string(), "mtu": port.caps().mtu,
+        "verdict": finding.name, "exit_code": finding.code, "what": finding.what,
+        "mend": finding.mend, "incarnations": lives, "peer_max_frame": report.max_frame,
+        "open_ns": report.open_ns, "lengths": lengths, "tx_max_ns": found.tx_ns,
+        "not_sent": report.not_sent, "dropped": found.dropped,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use barewire_dataplane::ping::LengthReport;
+
+    use super::*;
+
+    fn found(verdict: Verdict, dropped: u64) -> Found {
+        let rtts_ns = vec![1_000, 2_000, 90_000];
+        let report = PingReport {
+            verdict,
+            incarnations: vec![7],
+            max_frame: 1500,
+            minor: 0,
+            open_ns: 5_000,
+            lengths: vec![LengthReport { frame_len: 60, sent: 4, rtts_ns }],
+            not_sent: 0,
+        };
+        Found { report, tx_ns: 300, dropped, station: None }
+    }
+
+    /// Every exit code of the help has its finding, and every finding a code of the help.
+    #[test]
+    fn exit_codes_are_those_of_the_help() {
+        let target = MacAddr([2, 0, 0, 0, 0, 9]);
+        let verdicts = [
+            (Verdict::Well, 0, 0),
+            (Verdict::NoAnswer, 0, 3),
+            (Verdict::Mute, 0, 3),
+            (Verdict::OnlyShort(1514), 0, 4),
+            (Verdict::OtherVersion(2), 0, 5),
+            (Verdict::OtherLife(5), 0, 6),
+            (Verdict::NoRoute, 0, 7),
+            (Verdict::NoAnswer, 4, 8),
+            (Verdict::Duplicate, 0, 9),
+            (Verdict::AddressInUse, 0, 9),
+            (Verdict::Loss, 0, 10),
+        ];
+        for (verdict, dropped, code) in verdicts {
+            let finding = Finding::of(&found(verdict, dropped), target);
+            assert_eq!(finding.code, code, "{verdict:?}");
+            assert_eq!(finding.mend.is_none(), code == 0, "{verdict:?}");
+        }
+        let short = Finding::of(&found(Verdict::OnlyShort(1514), 0), target);
+        assert!(short.mend.unwrap().contains("mtu=1500"));
+        assert_eq!(
+            [1514, 1518, 1522, 1523, 9014, 700].map(mtu_of),
+            [1500, 1500, 1500, 1509, 9000, 686]
+        );
+    }
+
+    #[test]
+    fn whom_is_any_form_of_an_address() {
+        let mac = MacAddr([2, 0, 0, 0, 0, 9]);
+        assert_eq!(whom("02:00:00:00:00:09"), Ok(EpAddr { mac, ep: 0, incarnation: 0 }));
+        let full = whom("barewire://02:00:00:00:00:09/3#ff").unwrap();
+        assert_eq!((full.mac, full.incarnation), (mac, 255));
+        assert!(whom("10.0.0.7:52000").is_ok());
+        assert!(whom("nobody").is_err());
+    }
+}

@@ -1,0 +1,665 @@
+//! Asks a station what it answers, beside whatever its process does: the state machine behind
+//! `barewire ping`. Sans-IO, as a node is: frames and time in, frames and a report out.
+//!
+//! It speaks the session layer alone. An OPEN tells who is there: which incarnation, which version,
+//! how long a frame it takes. PINGs of the session that this makes, padded behind their end (which
+//! every node ignores) to the lengths asked for, tell which lengths arrive and how soon an ACK
+//! comes back; between a length that passes and one that does not, halving finds the longest. An
+//! RST ends the session, so nothing is left behind. No endpoint of the station is touched, and of
+//! sessions between it and others none: a running one with the station that the pings come from,
+//! which would be another process with the same address, answers by a PING of its own.
+//!
+//! The way back is tried with short frames only.
+
+use std::collections::BTreeSet;
+
+use barewire_driver::frame::{ETH_HDR_LEN, RxFrame};
+use barewire_driver::port::{MacAddr, Tx};
+
+use crate::psn::Psn;
+use crate::types::Instant;
+use crate::wire::{self, Base, Op, OpenOp, RstOp, RstReason, Ty};
+
+/// OPENs that are sent in the time given before the station counts as one that does not answer.
+const OPENS: u64 = 4;
+
+/// Tries of a length while the longest is looked for: one loss must not decide.
+const TRIES: u32 = 3;
+
+/// Least Ethernet frame without its checksum.
+const FRAME_MIN: usize = 60;
+
+/// How and whom to ask.
+#[derive(Clone, Copy, Debug)]
+pub struct PingSettings {
+    /// The address that the pings come from.
+    pub me: MacAddr,
+    /// Whom.
+    pub target: MacAddr,
+    /// Which life of it, 0 for any.
+    pub incarnation: u64,
+    /// A random number, not 0.
+    pub seed: u64,
+    /// Whether frames carry a checksum: if the port damages some.
+    pub crc: bool,
+    /// Bytes behind the Ethernet header that the port takes.
+    pub mtu: usize,
+    /// Pings of each length.
+    pub count: u32,
+    /// From one ping to the next, ns.
+    pub interval_ns: u64,
+    /// How long an answer may take, ns.
+    pub timeout_ns: u64,
+}
+
+/// What was found out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// All pings of all lengths were answered.
+    Well,
+    /// Some were not, of every length.
+    Loss,
+    /// Frames up to so many bytes, Ethernet header included, are answered and longer ones are not.
+    OnlyShort(usize),
+    /// It speaks this version of the protocol.
+    OtherVersion(u8),
+    /// It is another life: its incarnation is this.
+    OtherLife(u64),
+    /// The port knows that nobody has the address.
+    NoRoute,
+    /// Several nodes answer to the address.
+    Duplicate,
+    /// It is in a session with another process that has the address that the pings come from.
+    AddressInUse,
+    /// It answered the OPEN and no ping.
+    Mute,
+    /// Nothing came back.
+    NoAnswer,
+}
+
+/// What became of the pings of one length.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LengthReport {
+    /// Bytes of the frame, Ethernet header included.
+    pub frame_len: usize,
+    /// Pings sent.
+    pub sent: u32,
+    /// Round trips of those that were answered in time, ns, ascending.
+    pub rtts_ns: Vec<u64>,
+}
+
+impl LengthReport {
+    /// The round trip that `per_mille` of them are not above; `None` if none was answered.
+    pub fn percentile(&self, per_mille: usize) -> Option<u64> {
+        let last = self.rtts_ns.len().checked_sub(1)?;
+        Some(self.rtts_ns[(last * per_mille).div_ceil(1000)])
+    }
+}
+
+/// All that was found out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PingReport {
+    /// In a word.
+    pub verdict: Verdict,
+    /// Incarnations that answered.
+    pub incarnations: Vec<u64>,
+    /// Bytes behind the Ethernet header that the station takes, 0 if it did not say.
+    pub max_frame: usize,
+    /// Minor version that it speaks.
+    pub minor: u16,
+    /// From the first OPEN to its answer, ns; 0 if none came.
+    pub open_ns: u64,
+    /// By length, the shortest first.
+    pub lengths: Vec<LengthReport>,
+    /// Frames that the port had no room for, or that it could not deliver.
+    pub not_sent: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Opening,
+    Pinging,
+    /// The longest frame that passes lies from the first to below the second.
+    Halving(usize, usize),
+    Closing,
+    Done,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Ping {
+    settings: PingSettings,
+    state: State,
+    begun: Option<Instant>,
+    /// When the next frame is due.
+    due: Instant,
+    /// The ping under way: when it left and the number of its length.
+    under_way: Option<(Instant, usize)>,
+    /// Tries of the length that is being looked at.
+    tries: u32,
+    /// Of the session: our name for it, theirs, and their life and epoch.
+    sid: u32,
+    peer: Option<OpenOp>,
+    /// The first number of theirs, and so what a packet of ours acknowledges.
+    cack: Psn,
+    no_route: bool,
+    other_version: Option<u8>,
+    other_life: Option<u64>,
+    address_in_use: bool,
+    lives: BTreeSet<u64>,
+    longest: Option<usize>,
+    report: PingReport,
+}
+
+impl Ping {
+    /// Ready to be polled.
+    ///
+    /// # Panics
+    /// If `seed` is 0 or `count` is.
+    pub fn new(settings: PingSettings) -> Self {
+        assert!(settings.seed != 0 && settings.count > 0);
+        Self {
+            settings,
+            state: State::Opening,
+            begun: None,
+            due: Instant(0),
+            under_way: None,
+            tries: 0,
+            // A name of a slot that no node has so soon.
+            sid: settings.seed as u32 | 1 << 31,
+            peer: None,
+            cack: Psn(0),
+            no_route: false,
+            other_version: None,
+            other_life: None,
+            address_in_use: false,
+            lives: BTreeSet::new(),
+            longest: None,
+            report: PingReport {
+                verdict: Verdict::NoAnswer,
+                incarnations: Vec::new(),
+                max_frame: 0,
+                minor: 0,
+                open_ns: 0,
+                lengths: Vec::new(),
+                not_sent: 0,
+            },
+        }
+    }
+
+    /// Whether it has found out all that it will.
+    pub fn is_done(&self) -> bool {
+        self.state == State::Done
+    }
+
+    /// When [`poll`](Self::poll) has something to do if no frame comes.
+    pub fn next_deadline(&self) -> Instant {
+        self.due
+    }
+
+    /// The next frame to be sent, if one is due; say by [`sent`](Self::sent) what became of it.
+    pub fn poll(&mut self, now: Instant) -> Option<Vec<u8>> {
+        if now < self.due {
+            return None;
+        }
+        let begun = *self.begun.get_or_insert(now);
+        match self.state {
+            State::Opening => {
+                if now.since(begun) >= self.settings.timeout_ns || self.is_refused() {
+                    self.state = State::Closing;
+                    return self.poll(now);
+                }
+                self.due = now + (self.settings.timeout_ns / OPENS).max(1);
+                Some(self.open())
+            }
+            State::Pinging => self.poll_ping(now),
+            State::Halving(passes, fails) => self.poll_halving(now, passes, fails),
+            State::Closing => {
+                self.state = State::Done;
+                self.peer.map(|peer| self.close(&peer))
+            }
+            State::Done => {
+                self.due = Instant(u64::MAX);
+                None
+            }
+        }
+    }
+
+    /// What became of the frame that [`poll`](Self::poll) gave out last.
+    pub fn sent(&mut self, tx: Tx) {
+        self.report.not_sent += u32::from(tx != Tx::Sent);
+        if tx == Tx::NoRoute && self.state == State::Opening {
+            self.no_route = true;
+            self.due = Instant(0);
+        }
+    }
+
+    /// Takes a frame that came.
+    pub fn on_frame(&mut self, now: Instant, frame: &RxFrame<'_>) {
+        let Some(raw) = Base::parse_raw(frame) else { return };
+        if raw.src != self.settings.target || raw.dst != self.settings.me {
+            return;
+        }
+        if raw.version != wire::VERSION {
+            self.other_version = Some(raw.version);
+            self.due = now;
+            return;
+        }
+        let Ok(base) = Base::parse(frame) else { return };
+        match Op::parse(frame, &base) {
+            Ok(Op::Open(op)) => self.on_open(now, base.psn, &op),
+            Ok(Op::Rst(op)) => self.on_rst(now, &op),
+            Ok(_) if base.dst_sid == self.sid && base.ty == Ty::Ack => self.on_answer(now),
+            // Of a session that this is not: it is with another process of our address.
+            Ok(_) => self.address_in_use |= base.dst_sid != self.sid,
+            Err(_) => {}
+        }
+    }
+
+    /// What was found out.
+    pub fn report(mut self) -> PingReport {
+        self.report.lengths.iter_mut().for_each(|length| length.rtts_ns.sort_unstable());
+        self.report.incarnations = self.lives.iter().copied().collect();
+        self.report.verdict = self.verdict();
+        self.report
+    }
+
+    fn verdict(&self) -> Verdict {
+        let lengths = &self.report.lengths;
+        let lost = |l: &LengthReport| l.rtts_ns.len() < l.sent as usize;
+        if self.lives.len() > 1 {
+            Verdict::Duplicate
+        } else if let Some(longest) = self.longest {
+            Verdict::OnlyShort(longest)
+        } else if self.peer.is_some() {
+            match lengths.iter().all(|l| l.rtts_ns.is_empty()) {
+                true => self.other_life.map_or(Verdict::Mute, Verdict::OtherLife),
+                false if lengths.iter().any(lost) => Verdict::Loss,
+                false => Verdict::Well,
+            }
+        } else if let Some(version) = self.other_version {
+            Verdict::OtherVersion(version)
+        } else if let Some(life) = self.other_life {
+            Verdict::OtherLife(life)
+        } else if self.address_in_use {
+            Verdict::AddressInUse
+        } else if self.no_route {
+            Verdict::NoRoute
+        } else {
+            Verdict::NoAnswer
+        }
+    }
+
+    /// No session will come of it.
+    fn is_refused(&self) -> bool {
+        self.no_route || self.other_version.is_some() || self.other_life.is_some()
+    }
+
+    fn on_open(&mut self, now: Instant, psn: Psn, op: &OpenOp) {
+        if op.echo_sid != self.sid {
+            return;
+        }
+        self.lives.insert(op.inc);
+        if self.state != State::Opening {
+            return;
+        }
+        (self.peer, self.cack) = (Some(*op), psn);
+        self.report.open_ns = now.since(self.begun.unwrap_or(now)).max(1);
+        (self.report.max_frame, self.report.minor) = (op.max_frame as usize, op.minor);
+        let longest = self.settings.mtu.min(op.max_frame as usize) + ETH_HDR_LEN;
+        let lengths = BTreeSet::from([FRAME_MIN, longest.min(1500 + ETH_HDR_LEN), longest]);
+        let report = |frame_len| LengthReport { frame_len, ..LengthReport::default() };
+        self.report.lengths = lengths.into_iter().map(report).collect();
+        (self.state, self.due) = (State::Pinging, now);
+    }
+
+    fn on_rst(&mut self, now: Instant, op: &RstOp) {
+        if op.victim_inc != self.settings.seed && op.victim_inc != 0 {
+            return;
+        }
+        match op.reason {
+            RstReason::Version => self.other_version = Some(op.version),
+            RstReason::WrongIncarnation => self.other_life = Some(op.inc),
+            // The process restarted under the pings; before them, it will answer the next OPEN.
+            _ if self.lives.iter().any(|&life| life != op.inc) => self.other_life = Some(op.inc),
+            _ => return,
+        }
+        self.due = now;
+    }
+
+    fn on_answer(&mut self, now: Instant) {
+        let Some((left, length)) = self.under_way.take() else { return };
+        match self.state {
+            State::Pinging => {
+                self.report.lengths[length].rtts_ns.push(now.since(left).max(1));
+                self.due = left + self.settings.interval_ns;
+            }
+            State::Halving(passes, fails) => {
+                (self.state, self.tries) = (State::Halving((passes + fails) / 2, fails), 0);
+                self.due = now;
+            }
+            _ => {}
+        }
+    }
+
+    fn poll_ping(&mut self, now: Instant) -> Option<Vec<u8>> {
+        // One that was not answered is lost: its time is over.
+        self.under_way = None;
+        if self.other_life.is_some() {
+            self.state = State::Closing;
+            return self.poll(now);
+        }
+        let next = self.report.lengths.iter().enumerate().min_by_key(|(i, l)| (l.sent, *i));
+        let (length, frame_len) = next.map(|(i, l)| (i, l.frame_len)).unwrap_or_default();
+        if self.report.lengths[length].sent == self.settings.count {
+            self.state = self.after_pings();
+            return self.poll(now);
+        }
+        self.report.lengths[length].sent += 1;
+        self.under_way = Some((now, length));
+        self.due = now + self.settings.timeout_ns.max(self.settings.interval_ns);
+        Some(self.ping(frame_len))
+    }
+
+    /// If some length passes and a longer one never does, the longest that does is looked for.
+    fn after_pings(&self) -> State {
+        let lengths = &self.report.lengths;
+        let fails = lengths.iter().position(|l| l.rtts_ns.is_empty());
+        match fails.filter(|&at| at > 0) {
+            Some(at) => State::Halving(lengths[at - 1].frame_len, lengths[at].frame_len),
+            None => State::Closing,
+        }
+    }
+
+    fn poll_halving(&mut self, now: Instant, passes: usize, fails: usize) -> Option<Vec<u8>> {
+        if self.under_way.take().is_some() {
+            self.tries += 1;
+        }
+        if self.tries == TRIES {
+            self.tries = 0;
+            self.state = State::Halving(passes, (passes + fails) / 2);
+            return self.poll(now);
+        }
+        if fails - passes <= 1 {
+            self.longest = Some(passes);
+            self.state = State::Closing;
+            return self.poll(now);
+        }
+        self.under_way = Some((now, 0));
+        self.due = now + self.patience_ns();
+        Some(self.ping((passes + fails) / 2))
+    }
+
+    /// How long an answer is waited for when the usual time is known.
+    fn patience_ns(&self) -> u64 {
+        let slowest = self.report.lengths.iter().flat_map(|l| &l.rtts_ns).max();
+        let slowest = slowest.copied().unwrap_or(self.settings.timeout_ns);
+        slowest.saturating_mul(4).max(20_000_000).min(self.settings.timeout_ns)
+    }
+
+    fn base(&self, ty: Ty, dst_sid: u32) -> Base {
+        Base {
+            dst: self.settings.target,
+            src: self.settings.me,
+            ty,
+            ar: ty == Ty::Ping,
+            rtx: false,
+            crc: self.settings.crc,
+            dst_sid,
+            psn: Psn(1),
+            cack: self.cack,
+            grant: 0,
+            plen: 0,
+        }
+    }
+
+    fn open(&self) -> Vec<u8> {
+        let op = OpenOp {
+            sid: self.sid,
+            epoch: self.settings.seed as u32 | 1,
+            inc: self.settings.seed,
+            target_inc: self.settings.incarnation,
+            max_frame: self.settings.mtu as u32,
+            window: 1,
+            ..OpenOp::default()
+        };
+        wire::frame(&self.base(Ty::Open, 0), &Op::Open(op), &[])
+    }
+
+    fn ping(&self, frame_len: usize) -> Vec<u8> {
+        let peer = self.peer.expect("there is a session");
+        let mut frame = wire::frame(&self.base(Ty::Ping, peer.sid), &Op::Ping, &[]);
+        frame.resize(frame_len.max(frame.len()), 0);
+        frame
+    }
+
+    fn close(&self, peer: &OpenOp) -> Vec<u8> {
+        let op = RstOp {
+            echo_sid: 0,
+            echo_psn: Psn(0),
+            inc: self.settings.seed,
+            victim_inc: peer.inc,
+            victim_epoch: peer.epoch,
+            reason: RstReason::Closed,
+            version: wire::VERSION,
+        };
+        wire::frame(&self.base(Ty::Rst, peer.sid), &Op::Rst(op), &[])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+
+    use barewire_driver::frame::TxFrame;
+    use barewire_driver::port::PortCaps;
+
+    use super::*;
+    use crate::node::{EndReason, Node, NodeSettings, Notice};
+    use crate::wire::VERSION;
+
+    const ME: MacAddr = MacAddr([2, 0, 0, 0, 0, 1]);
+    const TARGET: MacAddr = MacAddr([2, 0, 0, 0, 0, 2]);
+    const MTU: usize = 9000;
+    const MS: u64 = 1_000_000;
+
+    fn node(incarnation: u64) -> Node {
+        let caps = PortCaps {
+            mac: TARGET,
+            mtu: MTU,
+            lossless: false,
+            gather: false,
+            rto_floor_ns: 100_000,
+            tells_presence: false,
+            link_bps: 0,
+            name: "test".into(),
+        };
+        let settings = NodeSettings { incarnation, seed: incarnation, ..NodeSettings::default() };
+        Node::new(settings, &caps).unwrap()
+    }
+
+    fn settings() -> PingSettings {
+        PingSettings {
+            me: ME,
+            target: TARGET,
+            incarnation: 0,
+            seed: 0x1234_5678_9abc,
+            crc: true,
+            mtu: MTU,
+            count: 5,
+            interval_ns: 10 * MS,
+            timeout_ns: 100 * MS,
+        }
+    }
+
+    /// Asks `nodes`, which all have the target's address and are turned every 10 us. `wire` says
+    /// which frames pass, those to the target first, and may change them.
+    fn ask(
+        settings: PingSettings,
+        nodes: &mut [Node],
+        mut wire: impl FnMut(bool, &mut Vec<u8>) -> bool,
+    ) -> PingReport {
+        let (mut ping, mut now) = (Ping::new(settings), Instant(1));
+        let mut back = VecDeque::new();
+        while !ping.is_done() || !back.is_empty() {
+            while let Some(mut frame) = ping.poll(now) {
+                ping.sent(Tx::Sent);
+                assert!((FRAME_MIN..=MTU + ETH_HDR_LEN).contains(&frame.len()));
+                if wire(true, &mut frame) {
+                    nodes.iter_mut().for_each(|n| n.on_frame(now, &RxFrame::new(&frame)));
+                }
+            }
+            for node in nodes.iter_mut() {
+                node.transmit(now, &mut |frame: &TxFrame<'_>| {
+                    let mut bytes = vec![0; frame.len()];
+                    frame.copy_to(&mut bytes);
+                    back.push_back(bytes);
+                    Tx::Sent
+                });
+            }
+            now = now + 10_000;
+            while let Some(mut frame) = back.pop_front() {
+                if wire(false, &mut frame) {
+                    ping.on_frame(now, &RxFrame::new(&frame));
+                }
+            }
+            assert!(now.0 < 60_000 * MS, "it comes to an end");
+        }
+        ping.report()
+    }
+
+    #[test]
+    fn a_node_that_is_well_answers_all_and_keeps_nothing() {
+        // Lives with other first numbers.
+        for life in 1..20 {
+            let report = ask(settings(), &mut [node(life)], |_, _| true);
+            assert_eq!((report.verdict, &report.incarnations[..]), (Verdict::Well, &[life][..]));
+        }
+        let mut nodes = [node(77)];
+        let report = ask(settings(), &mut nodes, |_, _| true);
+        assert_eq!((report.max_frame, report.minor, report.not_sent), (MTU, 0, 0));
+        let lengths: Vec<_> =
+            report.lengths.iter().map(|l| (l.frame_len, l.rtts_ns.len())).collect();
+        assert_eq!(lengths, [(60, 5), (1514, 5), (9014, 5)]);
+        assert_eq!(report.lengths[0].percentile(500), Some(10_000));
+        assert_eq!(report.open_ns, 10_000);
+        // Nothing is left, and nobody is alarmed.
+        let Some(Notice::SessionEnded(end)) = nodes[0].notice() else { panic!("it ended") };
+        assert_eq!((end.reason, end.waited.is_empty()), (EndReason::Closed, true));
+        assert_eq!(nodes[0].sessions().map(|s| s.state).collect::<Vec<_>>(), ["idle"]);
+    }
+
+    /// Goal: the longest frame that passes is told to the byte, although one in four is lost.
+    #[test]
+    fn only_short_frames_pass() {
+        for most in [600, 1514, 4000, 9013] {
+            let mut seen = 0_u32;
+            let report = ask(PingSettings { count: 20, ..settings() }, &mut [node(77)], |_, f| {
+                seen += 1;
+                f.len() <= most && (f.len() > 1600 || seen % 7 != 3)
+            });
+            assert_eq!(report.verdict, Verdict::OnlyShort(most), "{report:?}");
+        }
+    }
+
+    #[test]
+    fn loss_is_counted() {
+        let mut n = 0;
+        let report = ask(PingSettings { count: 40, ..settings() }, &mut [node(77)], |_, _| {
+            n += 1;
+            n % 5 != 4
+        });
+        assert_eq!(report.verdict, Verdict::Loss);
+        let answered: usize = report.lengths.iter().map(|l| l.rtts_ns.len()).sum();
+        assert!((60..110).contains(&answered), "{answered} of 120");
+    }
+
+    #[test]
+    fn other_lives_and_versions_are_told() {
+        let named = PingSettings { incarnation: 5, ..settings() };
+        assert_eq!(ask(named, &mut [node(77)], |_, _| true).verdict, Verdict::OtherLife(77));
+        let right = PingSettings { incarnation: 77, ..settings() };
+        assert_eq!(ask(right, &mut [node(77)], |_, _| true).verdict, Verdict::Well);
+        let other = VERSION % 7 + 1;
+        let report = ask(settings(), &mut [node(77)], |to, frame| {
+            if !to {
+                frame[14] = frame[14] & 0x1f | other << 5;
+            }
+            true
+        });
+        assert_eq!(report.verdict, Verdict::OtherVersion(other));
+    }
+
+    #[test]
+    fn silence_has_its_kinds() {
+        assert_eq!(ask(settings(), &mut [node(77)], |_, _| false).verdict, Verdict::NoAnswer);
+        let mut frames = 0;
+        let mute = ask(settings(), &mut [node(77)], |_, _| {
+            frames += 1;
+            frames <= 2
+        });
+        assert_eq!(mute.verdict, Verdict::Mute);
+        let mut ping = Ping::new(settings());
+        ping.poll(Instant(1)).unwrap();
+        ping.sent(Tx::NoRoute);
+        assert_eq!(ping.poll(Instant(1)), None);
+        assert!(ping.is_done(), "at once");
+        assert_eq!(ping.report().verdict, Verdict::NoRoute);
+    }
+
+    #[test]
+    fn two_that_answer_are_told() {
+        let report = ask(settings(), &mut [node(77), node(78)], |_, _| true);
+        assert_eq!(report.verdict, Verdict::Duplicate);
+        assert_eq!(report.incarnations, [77, 78]);
+    }
+
+    /// Goal: a session with another process of our address is not touched, and told. Method: the
+    /// node has one with a ping that goes on, and another is begun.
+    #[test]
+    fn a_session_of_another_process_here_is_left_alone() {
+        let mut nodes = [node(77)];
+        let mut first = Ping::new(settings());
+        let mut exchange = |first: &mut Ping, now: Instant| {
+            if let Some(frame) = first.poll(now) {
+                nodes[0].on_frame(now, &RxFrame::new(&frame));
+            }
+            let mut back = Vec::new();
+            nodes[0].transmit(now, &mut |frame: &TxFrame<'_>| {
+                let mut bytes = vec![0; frame.len()];
+                frame.copy_to(&mut bytes);
+                back.push(bytes);
+                Tx::Sent
+            });
+            back.iter().for_each(|frame| first.on_frame(now, &RxFrame::new(frame)));
+        };
+        for at in 1..4 {
+            exchange(&mut first, Instant(at * 20 * MS));
+        }
+        assert!(first.report.lengths[0].rtts_ns.len() == 1, "the session is open");
+        let other = PingSettings { seed: 99, ..settings() };
+        assert_eq!(ask(other, &mut nodes, |_, _| true).verdict, Verdict::AddressInUse);
+        assert_eq!(nodes[0].sessions().map(|s| s.state).collect::<Vec<_>>(), ["open"]);
+        assert!(!nodes[0].has_notice());
+    }
+
+    /// Goal: nothing that a station sends can panic, and it comes to an end. Method: answers with
+    /// one byte changed, each in turn.
+    #[test]
+    fn whatever_comes_back_it_ends() {
+        for at in 0..96 {
+            for flip in [1, 0x80, 0xff] {
+                ask(
+                    PingSettings { count: 1, crc: false, ..settings() },
+                    &mut [node(77)],
+                    |to, f| {
+                        if !to && at < f.len() {
+                            f[at] ^= flip;
+                        }
+                        true
+                    },
+                );
+            }
+        }
+    }
+}
