@@ -6,10 +6,12 @@
 
 mod acks;
 mod coll;
+mod cookie;
 mod ep;
 mod input;
 mod mr;
 mod objects;
+mod opening;
 mod ops;
 mod output;
 mod pack;
@@ -28,10 +30,12 @@ mod short_target;
 mod srx;
 mod stations;
 mod stats;
+mod stuck;
 #[cfg(test)]
 mod tests;
 mod train;
 mod twin;
+mod versions;
 
 use std::collections::{HashMap, VecDeque};
 
@@ -52,15 +56,18 @@ use crate::slab::{Handle, NONE, Slab};
 use crate::table::{Table, Vacant};
 use crate::types::{Cqe, FiAddr, Instant};
 use crate::wheel::Wheel;
-use crate::wire::{HeadOut, PlainHead, PlainMsg, mac_word};
+use crate::wire::{self, Base, HeadOut, PlainHead, PlainMsg, mac_word};
 
+use cookie::Secret;
 use ep::Ep;
 use mr::Mr;
+use opening::{Path, Strangers};
 use ops::{Held, Job, Late, Pull, RecvWr, Rma, Stored, TxWr};
 use pack::Packs;
 use peer::{Half, Peer, Peers};
 use sep::Numbers;
 use stations::Stations;
+use versions::OtherVersions;
 
 pub use coll::{
     BLOCK_MAX, CollAttr, CollModel, CollReq, GroupId, JoinEvent, JoinModel, JoinReq,
@@ -506,7 +513,22 @@ pub(crate) struct Reply {
 }
 
 impl Reply {
-    pub(crate) const LEN: usize = 96;
+    /// The longest is an OPEN with a checksum.
+    pub(crate) const LEN: usize = 104;
+
+    /// The packet of `base` and an operation header, without payload.
+    fn new(base: &Base, op: &[u8]) -> Self {
+        let mut reply = Self { bytes: [0; Self::LEN], len: wire::BASE_LEN + op.len() };
+        let (head, rest) = reply.bytes.split_first_chunk_mut().expect("a reply holds a head");
+        base.emit(head);
+        rest[..op.len()].copy_from_slice(op);
+        if base.crc {
+            let crc = wire::crc_of_head(&reply.bytes[..reply.len]).to_le_bytes();
+            reply.bytes[reply.len..reply.len + wire::TRAILER_LEN].copy_from_slice(&crc);
+            reply.len += wire::TRAILER_LEN;
+        }
+        reply
+    }
 }
 
 /// See the module.
@@ -533,6 +555,8 @@ pub struct Node {
     pub(crate) halves: Slab<Half>,
     /// The generation that the next session in each peer slot gets.
     pub(crate) sid_gen: Vec<u16>,
+    /// What is known of the path to the peer in each slot.
+    paths: Vec<Path>,
     pub(crate) epoch: u32,
     pub(crate) eps: Table<Ep>,
     pub(crate) numbers: Numbers,
@@ -595,8 +619,15 @@ pub struct Node {
     pub(crate) reply_tokens: u32,
     pub(crate) reply_refill: Instant,
 
+    pub(crate) strangers: Strangers,
+    other_versions: OtherVersions,
+    /// Zeros behind an OPEN, on a port where frames may be lost.
+    padding: Vec<u8>,
+
     pub(crate) counters: NodeCounters,
-    pub(crate) rng: u64,
+    secret: Secret,
+    /// Random numbers drawn.
+    pub(crate) drawn: u64,
     /// Nanoseconds in which our own loop ran.
     pub(crate) active_ns: u64,
     pub(crate) polled_at: Instant,
@@ -652,6 +683,7 @@ impl Node {
             awaited: Vec::new(),
             halves: Slab::with_capacity(s.peer_max.min(recv::HALVES_FIRST)),
             sid_gen: Vec::with_capacity(s.peer_max),
+            paths: Vec::with_capacity(s.peer_max),
             epoch: 0,
             eps: Table::with_nobody(65536),
             numbers: Numbers::default(),
@@ -689,13 +721,17 @@ impl Node {
             todo: if caps.lossless { Todo::empty() } else { Todo::SEND },
             acks: acks::Acks::new(),
             starved: VecDeque::new(),
-            replies: VecDeque::with_capacity(64),
+            replies: VecDeque::with_capacity(session::REPLIES_MAX),
             looped: VecDeque::with_capacity(64),
             looped_free: Vec::with_capacity(64),
             reply_tokens: session::REPLIES_PER_MS,
             reply_refill: Instant(0),
+            strangers: Strangers::default(),
+            other_versions: OtherVersions::default(),
+            padding: vec![0; if caps.lossless { 0 } else { frame_len }],
             counters: NodeCounters::default(),
-            rng: s.seed | 1,
+            secret: Secret::of_seed(s.seed),
+            drawn: 0,
             active_ns: 0,
             polled_at: Instant(0),
             refused_units: 0,
@@ -711,15 +747,10 @@ impl Node {
         &self.settings
     }
 
-    /// A pseudo-random number: xorshift64*, enough to make names and numbers hard to hit by
-    /// accident; what must resist a guess is drawn by the caller (`seed`).
+    /// A number that nobody can guess who does not know the seed, whatever was drawn before.
     pub(crate) fn random(&mut self) -> u64 {
-        let mut x = self.rng;
-        x ^= x >> 12;
-        x ^= x << 25;
-        x ^= x >> 27;
-        self.rng = x;
-        x.wrapping_mul(0x2545_F491_4F6C_DD1D)
+        self.drawn += 1;
+        self.secret.draw(self.drawn)
     }
 
     /// Something waits to be sent.

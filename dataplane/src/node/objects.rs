@@ -2,6 +2,7 @@
 
 use barewire_driver::hint::rarely;
 
+use super::opening::Path;
 use super::peer::{GENERATIONS, Peer, SourceName, State};
 use super::short::Route;
 use super::{AvId, AvTable, CntrId, CntrTable, CqId, CqTable, Node};
@@ -358,6 +359,7 @@ impl Node {
         if self.sid_gen.len() <= slot {
             let first = self.random() as u32;
             self.sid_gen.push((first % GENERATIONS) as u16);
+            self.paths.push(Path::default());
             debug_assert_eq!(self.sid_gen.len(), slot + 1);
         }
         if mac == self.mac {

@@ -478,7 +478,7 @@ impl Villain {
             victim_inc: r.pick(&[1, 0, 9]),
             victim_epoch: r.pick(&[self.victim_epoch, 0, 77]),
             reason: RstReason::Closed,
-            version: wire::VERSION,
+            versions: wire::VERSIONS,
         })
     }
 }
