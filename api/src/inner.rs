@@ -19,6 +19,7 @@ use crate::eq::EqInner;
 use crate::errno::{Error, Result};
 use crate::lock::{Entry, Guard, HasLock, Lock};
 use crate::mr::MrTable;
+use crate::notice::Teller;
 use crate::settings::{Idle, Settings};
 use crate::stats::Publisher;
 use crate::wait::{Sleep, Watch};
@@ -31,6 +32,7 @@ pub(crate) struct Core {
     pub(crate) watch: Watch,
     pub(crate) mrs: MrTable,
     pub(crate) stats: Option<Publisher>,
+    teller: Teller,
     /// What C knows groups by whose join goes on.
     pub(crate) join_fids: Vec<(GroupId, u64)>,
     /// A join was begun: its outcome is looked for.
@@ -269,6 +271,9 @@ impl Core {
         if self.engine.node().coll_has_event() {
             self.look_for_joins(shared);
         }
+        if self.teller.is_due(&self.engine) {
+            self.teller.tell(&mut self.engine);
+        }
         let now = self.engine.last_now();
         if self.cm.as_ref().is_some_and(|cm| cm.is_due(self.engine.node(), now)) {
             Cm::look(self);
@@ -306,6 +311,10 @@ impl Core {
             for eq in shared.event_queues() {
                 eq.push_error(Error::NetDown);
             }
+        }
+        // No later turn is one that looks by time.
+        if self.teller.is_due(&self.engine) {
+            self.teller.tell(&mut self.engine);
         }
         0
     }
@@ -464,6 +473,7 @@ impl DomainRef {
             watch: Watch::default(),
             mrs: MrTable::default(),
             stats,
+            teller: Teller::default(),
             join_fids: Vec::new(),
             joins: false,
             cm: None,

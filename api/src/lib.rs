@@ -52,6 +52,7 @@ pub mod kfi;
 mod lock;
 pub mod mr;
 pub mod msg;
+mod notice;
 pub mod raw;
 pub mod rma;
 pub mod sep;

@@ -18,7 +18,7 @@ use barewire_driver::frame::{Body, FillHead, RxFrame, ShortHead, TxFrame};
 use barewire_driver::hint::rarely;
 use barewire_driver::mem::{IoBuf, SHORT};
 use barewire_driver::port::{
-    BriskPort, Port, PortCaps, PortCounters, PortGone, PortWaiter, RxSink, ShortTx, Tx,
+    BriskPort, MacAddr, Port, PortCaps, PortCounters, PortGone, PortWaiter, RxSink, ShortTx, Tx,
 };
 
 use crate::error::Result as OpResult;
@@ -396,6 +396,11 @@ impl Engine {
     /// What the port counted.
     pub fn port_counters(&self) -> PortCounters {
         self.port.counters()
+    }
+
+    /// What the port knows of the station with address `mac`: see [`Port::station`].
+    pub fn station(&self, mac: MacAddr) -> Option<String> {
+        self.port.station(mac)
     }
 
     /// A handle to sleep on until a frame may have come.

@@ -394,6 +394,13 @@ pub trait Port: Send + Any {
         !self.caps().lossless
     }
 
+    /// What the station with address `mac` is besides, for an operator who reads a log: where its
+    /// host is, or which process it is. `None` if the port does not know. May make system calls.
+    fn station(&self, mac: MacAddr) -> Option<String> {
+        let _ = mac;
+        None
+    }
+
     /// A handle on which another thread can sleep until a frame may have come, or `None` if this
     /// port can only be polled.
     fn waiter(&self) -> Option<Arc<dyn PortWaiter>> {

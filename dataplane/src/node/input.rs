@@ -3,6 +3,7 @@
 use barewire_driver::frame::{ETH_HDR_LEN, RxFrame};
 use barewire_driver::hint::rarely;
 
+use super::notice::EndReason;
 use super::ops::{Held, WrFlags};
 use super::peer::{Peer, State, slot_of};
 use super::recv::Verdict;
@@ -552,7 +553,7 @@ impl Node {
         // It will not come again, so somebody has to go: whoever keeps most of them waiting.
         let most = self.peers.iter().max_by_key(|(_, peer)| peer.held.len);
         let hog = most.map_or(p, |(hog, _)| hog);
-        self.end_session(now, hog, Error::ConnReset, true);
+        self.end_session(now, hog, EndReason::Excess);
         hog != p
     }
 

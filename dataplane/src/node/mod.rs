@@ -10,6 +10,7 @@ mod cookie;
 mod ep;
 mod input;
 mod mr;
+mod notice;
 mod objects;
 mod opening;
 mod ops;
@@ -31,6 +32,7 @@ mod srx;
 mod stations;
 mod stats;
 mod stuck;
+mod tally;
 #[cfg(test)]
 mod tests;
 mod train;
@@ -74,6 +76,7 @@ pub use coll::{
     Kind as CollKind, MEMBERS_MAX, Role, query as query_collective,
 };
 pub use mr::{MrId, MrReq};
+pub use notice::{EndReason, Notice, SessionEnd, Waited};
 pub use rma::{AtomicReq, ReadReq, RmaIov, RmaList, WriteReq};
 pub use sep::{receive_caps, transmit_caps};
 use short_rma::ShortOp;
@@ -628,6 +631,7 @@ pub struct Node {
     secret: Secret,
     /// Random numbers drawn.
     pub(crate) drawn: u64,
+    observed: tally::Observed,
     /// Nanoseconds in which our own loop ran.
     pub(crate) active_ns: u64,
     pub(crate) polled_at: Instant,
@@ -732,6 +736,7 @@ impl Node {
             counters: NodeCounters::default(),
             secret: Secret::of_seed(s.seed),
             drawn: 0,
+            observed: tally::Observed::new(s.peer_max),
             active_ns: 0,
             polled_at: Instant(0),
             refused_units: 0,

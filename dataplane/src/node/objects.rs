@@ -2,9 +2,11 @@
 
 use barewire_driver::hint::rarely;
 
+use super::notice::EndReason;
 use super::opening::Path;
 use super::peer::{GENERATIONS, Peer, SourceName, State};
 use super::short::Route;
+use super::tally::Tally;
 use super::{AvId, AvTable, CntrId, CntrTable, CqId, CqTable, Node};
 use crate::av::{Av, AvEntry};
 use crate::cq::Cq;
@@ -263,7 +265,7 @@ impl Node {
         let known = self.peers[p].inc;
         if addr.incarnation != 0 && known != addr.incarnation {
             if known != 0 {
-                self.end_session(now, p, Error::ConnReset, true);
+                self.end_session(now, p, EndReason::Superseded);
             }
             self.note_life(p, addr.incarnation);
             self.peers[p].closed_epoch = 0;
@@ -361,6 +363,7 @@ impl Node {
             self.sid_gen.push((first % GENERATIONS) as u16);
             self.paths.push(Path::default());
             debug_assert_eq!(self.sid_gen.len(), slot + 1);
+            self.observed.tallies.push(Tally::default());
         }
         if mac == self.mac {
             self.open_to_self(p);
@@ -388,7 +391,7 @@ impl Node {
             found = Some(found.map_or(rank, |best| rank.min(best)));
         }
         let (_, _, p) = found?;
-        self.end_session(now, p, Error::ConnReset, true);
+        self.end_session(now, p, EndReason::Evicted);
         self.wheel.disarm(p);
         self.by_mac.remove(&self.peers, p);
         Some(self.peers.free(p).starved)

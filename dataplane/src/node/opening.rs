@@ -11,7 +11,7 @@ use barewire_driver::port::{MacAddr, Tx};
 use super::ops::WrFlags;
 use super::peer::{Peer, State};
 use super::stuck::Progress;
-use super::{FrameSink, Node, Reply};
+use super::{EndReason, FrameSink, Node, Notice, Reply};
 use crate::error::Error;
 use crate::plant::{Bug, planted};
 use crate::rel::psn::Psn;
@@ -288,6 +288,13 @@ impl Node {
         let passed = path.passed.max(path.least).max(LENGTHS[1]).min(path.most);
         let forgets = planted(Bug::PathForgotten);
         peer.frame_max = if forgets { path.most.into() } else { passed.into() };
+        let most = path.most;
+        if passed < most && !forgets {
+            let whole = |len: u16| u32::from(len) + ETH_HDR_LEN as u32;
+            let mac = peer.mac();
+            self.note(Notice::ShortFrames { mac, passed: whole(passed), most: whole(most) });
+        }
+        let peer = &self.peers[p];
         if peer.state == State::Opening && path.tries > 1 && !self.lossless {
             self.confirm_path(p, passed);
         }
@@ -396,11 +403,16 @@ impl Node {
 
     /// Another life of the peer is there than the one that operations were meant for, and nothing
     /// of them was sent: those to any life stay queued, the others end.
-    pub(super) fn end_named(&mut self, p: u32) {
+    pub(super) fn end_named(&mut self, now: Instant, p: u32) {
+        let meant = WrFlags::NAMED | WrFlags::GROUP;
+        let any = self.peers[p].wrs.iter(&self.tx).any(|w| self.tx[w].flags.intersects(meant));
+        if any {
+            self.note_end(now, p, EndReason::Restarted);
+        }
         let mut next = Some(self.peers[p].wrs.head).filter(|&w| w != NONE);
         while let Some(w) = next {
             next = self.peers[p].wrs.next(&self.tx, w);
-            if self.tx[w].flags.intersects(WrFlags::NAMED | WrFlags::GROUP) {
+            if self.tx[w].flags.intersects(meant) {
                 self.fail_wr(w, Error::ConnReset, ProvErrno::NotExecuted);
             }
         }

@@ -218,6 +218,7 @@ impl Node {
                 return false;
             }
             self.counters.tx_retransmits += 1;
+            self.observed.tallies[p as usize].retransmits += 1;
             self.peers[p].snd.on_resent(&mut self.sent, idx, now);
         }
         true
@@ -847,7 +848,7 @@ impl Node {
 
     /// The bytes that a packet carries.
     #[inline]
-    fn body(&self, body: BodyRef) -> Body<'_> {
+    pub(super) fn body(&self, body: BodyRef) -> Body<'_> {
         match body {
             BodyRef::None => Body::Bytes(&[]),
             BodyRef::Wr { wr, offset, len } => {

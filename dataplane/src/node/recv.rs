@@ -8,6 +8,7 @@
 use barewire_driver::frame::RxFrame;
 use barewire_driver::mem::IoBuf;
 
+use super::notice::EndReason;
 use super::ops::{Pull, RecvIs, Stored};
 use super::peer::{GRANT_FIRST, GRANT_MAX, Half, Inbound, State};
 use super::short_rma::{Form, ShortOp};
@@ -660,7 +661,7 @@ impl Node {
             // under way than an honest peer can.
             let hog =
                 self.peers.iter().max_by_key(|(_, peer)| peer.pulls.len).map_or(p, |(h, _)| h);
-            self.end_session(now, hog, Error::ConnReset, true);
+            self.end_session(now, hog, EndReason::Excess);
             if hog == p {
                 if recv != NONE {
                     self.posted[recv].payload.active -= 1;

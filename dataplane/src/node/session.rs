@@ -6,8 +6,10 @@
 use barewire_driver::port::MacAddr;
 
 use super::acks::ACK_DELAY_NS;
+use super::notice::EndReason;
 use super::ops::WrFlags;
 use super::peer::{GENERATIONS, GRANT_FIRST, Peer, State, next_sid};
+use super::tally::Tally;
 use super::{Node, Reply};
 use crate::error::Error;
 use crate::flags::CqFlags;
@@ -125,6 +127,7 @@ impl Node {
         peer.probe_at = now;
         peer.reorder_at = Instant(0);
         self.paths[p as usize].restart();
+        self.observed.tallies[p as usize] = Tally { begun: now, ..Tally::default() };
         self.blocks_unpromised -= grant as usize;
         if grant == 0 && state != State::Answered && !self.peers[p].starved {
             // The peer cannot use anything up and so would never be granted more.
@@ -237,13 +240,13 @@ impl Node {
     /// What waits goes out with the new one, unless it was meant for another life.
     fn answer_anew(&mut self, now: Instant, p: u32, base: &Base, op: &OpenOp, len: u16) {
         if planted(Bug::QueuedEndedByOpen) {
-            self.end_session(now, p, Error::ConnReset, false);
+            self.end_session(now, p, EndReason::Restarted);
         }
         if self.peers[p].state != State::Idle {
             self.forget(p);
         }
         if self.peers[p].inc != op.inc {
-            self.end_named(p);
+            self.end_named(now, p);
         }
         self.answer(now, p, base, op, len);
     }
@@ -405,14 +408,16 @@ impl Node {
             self.open_again(now, p, other_life);
             return;
         }
-        let err = match op.reason {
-            RstReason::Version => {
-                self.note_version(src, op.versions);
-                Error::NoProtoOpt
-            }
-            _ => Error::ConnReset,
+        let other_life = op.inc != peer.inc && peer.inc != 0;
+        let reason = match op.reason {
+            RstReason::Version => EndReason::Version(op.versions),
+            RstReason::Closed => EndReason::Closed,
+            RstReason::Dead => EndReason::TakenForDead,
+            RstReason::WrongIncarnation => EndReason::Restarted,
+            RstReason::UnknownSession if other_life => EndReason::Restarted,
+            RstReason::UnknownSession => EndReason::Reset,
         };
-        self.end_session(now, p, err, false);
+        self.end_session(now, p, reason);
         if op.inc != self.peers[p].inc || op.reason == RstReason::WrongIncarnation {
             self.note_life(p, 0);
             self.peers[p].closed_epoch = 0;
@@ -427,7 +432,7 @@ impl Node {
         if other_life {
             // What names a life names another one than that which was claimed.
             if !claimed {
-                self.end_named(p);
+                self.end_named(now, p);
             }
             self.note_life(p, 0);
             self.peers[p].closed_epoch = 0;
@@ -452,12 +457,14 @@ impl Node {
         self.wheel.disarm(p);
     }
 
-    /// Ends a session: every operation that needs it ends with `err`, and what it held is free
-    /// (S8). The peer is told once, best effort, if `tell`.
-    pub(crate) fn end_session(&mut self, now: Instant, p: u32, err: Error, tell: bool) {
+    /// Ends a session: every operation that needs it ends with the error of `reason`, and what it
+    /// held is free (S8). The peer is told once, best effort, if the reason is of such a kind.
+    pub(crate) fn end_session(&mut self, now: Instant, p: u32, reason: EndReason) {
+        self.note_end(now, p, reason);
+        let err = reason.error();
         let state = self.peers[p].state;
         if state != State::Idle {
-            if tell && self.peers[p].mac() != self.mac {
+            if reason.tells() && self.peers[p].mac() != self.mac {
                 self.tell_closed(now, p);
             }
             self.drop_packets(p);
@@ -567,7 +574,7 @@ impl Node {
     /// For tests of what the other side makes of it.
     pub fn drop_session(&mut self, now: Instant, mac: MacAddr) {
         if let Some(p) = self.by_mac.get(&self.peers, mac) {
-            self.end_session(now, p, Error::ConnReset, false);
+            self.end_session(now, p, EndReason::Dropped);
         }
     }
 
@@ -577,7 +584,7 @@ impl Node {
         self.note_due();
         let peers: Vec<u32> = self.peers.iter().map(|(p, _)| p).collect();
         for p in peers {
-            self.end_session(now, p, Error::NetDown, false);
+            self.end_session(now, p, EndReason::PortGone);
         }
         self.srx_port_gone();
         let own = self.eps.iter().filter(|(_, ep)| ep.sharers.is_none());
@@ -668,7 +675,7 @@ impl Node {
             State::Opening | State::Answered => {
                 if overdue {
                     self.counters.sessions_dead += 1;
-                    self.end_session(now, p, Error::HostUnreach, false);
+                    self.end_session(now, p, EndReason::NoAnswer);
                     return;
                 }
                 let rto = self.open_rto(&self.peers[p]);
@@ -685,7 +692,8 @@ impl Node {
                 // Alive, but what it announced does not come, and others want to pull.
                 if silent || self.pulls_stalled(p) {
                     self.counters.sessions_dead += 1;
-                    self.end_session(now, p, Error::HostUnreach, true);
+                    let reason = if silent { EndReason::Silent } else { EndReason::NoProgress };
+                    self.end_session(now, p, reason);
                     return;
                 }
                 self.on_open_timer(now, p);
@@ -739,6 +747,7 @@ impl Node {
             }
         } else if !(planted(Bug::RetransmitOnce) && peer.backoff > 0) {
             self.counters.timeouts += 1;
+            self.observed.tallies[p as usize].timeouts += 1;
             peer.backoff = peer.backoff.saturating_add(1);
             // Perhaps only the answer is late. What the two ends of the flight bring back tells
             // which of the others are lost.

@@ -903,6 +903,12 @@ impl Node {
         }
     }
 
+    /// What the operations of the short way to peer `p` are, but those of closed endpoints.
+    pub(super) fn short_forms(&self, p: u32) -> impl Iterator<Item = Form> {
+        let ops = self.short_ops.iter().filter(move |(_, op)| op.peer() == p && op.ep != NONE);
+        ops.map(|(_, op)| op.form())
+    }
+
     /// A counter counts operations of endpoint `e` from now on, those under way included.
     #[cold]
     pub(super) fn count_short_ops(&mut self, e: u32) {

@@ -1,11 +1,11 @@
 //! A bound on progress: a session over which short frames pass and longer ones do not, or whose
 //! receiver has lost its place in a ring, ends, although the peer is never silent.
 
-use super::Node;
-use crate::error::Error;
+use super::{EndReason, Node};
 use crate::plant::{Bug, planted};
 use crate::rel::psn::Psn;
 use crate::types::Instant;
+use crate::wire;
 
 /// Nanoseconds are shifted by so much to units of 131 us.
 const UNIT_BITS: u32 = 17;
@@ -63,8 +63,18 @@ impl Node {
             return false;
         }
         self.counters.sessions_stuck += 1;
-        self.end_session(now, p, Error::HostUnreach, true);
+        let len = self.oldest_len(p);
+        self.end_session(now, p, EndReason::Stuck(len));
         true
+    }
+
+    /// Bytes of the frame of the oldest packet in flight; 0 if it was not kept.
+    fn oldest_len(&self, p: u32) -> u32 {
+        let Some(idx) = self.peers[p].snd.oldest(&self.sent) else { return 0 };
+        let entry = &self.sent[idx];
+        let trailer = if self.crc { wire::TRAILER_LEN } else { 0 };
+        let head = wire::BASE_LEN + usize::from(entry.op_len);
+        (head + self.body(entry.body).len() + trailer) as u32
     }
 }
 

@@ -3,9 +3,9 @@
 use barewire_driver::frame::RxFrame;
 use barewire_driver::port::MacAddr;
 
-use super::Node;
+use super::{Node, Notice};
 use crate::types::Instant;
-use crate::wire::{RstOp, RstReason, Stranger, Ty, VERSIONS, Versions};
+use crate::wire::{RstOp, RstReason, Stranger, Ty, VERSIONS};
 
 /// Stations whose version is told. Of those above nothing is said: whoever can send frames can
 /// make up addresses.
@@ -48,8 +48,10 @@ impl Node {
         if !other.may_be_refused() {
             return;
         }
-        let version = other.base.version;
-        self.note_version(other.base.src, Versions { min: version, max: version });
+        let (mac, theirs) = (other.base.src, other.base.version);
+        if self.other_versions.is_news(mac) {
+            self.note(Notice::OtherVersion { mac, theirs });
+        }
         let rst = RstOp {
             echo_sid: other.base.dst_sid,
             echo_psn: other.base.psn,
@@ -59,13 +61,6 @@ impl Node {
             reason: RstReason::Version,
             versions: VERSIONS,
         };
-        self.reply_rst(now, other.base.src, other.sid, rst, frame.len());
-    }
-
-    /// Station `mac` speaks none of our versions, but `theirs`.
-    pub(super) fn note_version(&mut self, mac: MacAddr, theirs: Versions) {
-        if self.other_versions.is_news(mac) {
-            let _ = theirs;
-        }
+        self.reply_rst(now, mac, other.sid, rst, frame.len());
     }
 }

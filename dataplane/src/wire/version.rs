@@ -1,6 +1,8 @@
 //! What is the same in every version: enough to refuse a frame of another one, and to understand
 //! such a refusal.
 
+use std::fmt;
+
 use barewire_driver::frame::RxFrame;
 
 use super::base::has_good_crc;
@@ -13,6 +15,13 @@ pub struct Versions {
     pub min: u8,
     /// Highest, `min` to 7: the prologue has three bits for it.
     pub max: u8,
+}
+
+impl fmt::Display for Versions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { min, max } = self;
+        if min == max { write!(f, "{min}") } else { write!(f, "{min} to {max}") }
+    }
 }
 
 impl Versions {

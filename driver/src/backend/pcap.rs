@@ -14,7 +14,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::clock::now_ns;
 use crate::frame::{RxFrame, TxFrame};
-use crate::port::{Port, PortCaps, PortCounters, PortGone, PortWaiter, RxSink, Tx};
+use crate::port::{MacAddr, Port, PortCaps, PortCounters, PortGone, PortWaiter, RxSink, Tx};
 
 /// What is buffered at most before it is written.
 const BUFFER_LEN: usize = 256 << 10;
@@ -204,6 +204,10 @@ impl Port for Pcap {
 
     fn damages(&self) -> bool {
         self.inner.damages()
+    }
+
+    fn station(&self, mac: MacAddr) -> Option<String> {
+        self.inner.station(mac)
     }
 
     fn waiter(&self) -> Option<Arc<dyn PortWaiter>> {

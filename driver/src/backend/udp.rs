@@ -486,6 +486,10 @@ impl Port for Udp {
         self.counters
     }
 
+    fn station(&self, mac: MacAddr) -> Option<String> {
+        addr_of(mac).map(|addr| addr.to_string())
+    }
+
     fn waiter(&self) -> Option<Arc<dyn PortWaiter>> {
         Some(Arc::new(Waiter(Arc::clone(&self.shared))))
     }

@@ -1293,6 +1293,11 @@ impl Port for ShmPort {
         counters
     }
 
+    fn station(&self, mac: MacAddr) -> Option<String> {
+        let pid = self.shared.seg.pid_of(mac)?;
+        Some(format!("process {pid}"))
+    }
+
     fn waiter(&self) -> Option<Arc<dyn PortWaiter>> {
         Some(Arc::new(Waiter(Arc::clone(&self.shared))))
     }

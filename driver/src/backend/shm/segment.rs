@@ -504,6 +504,16 @@ impl Segment {
         self.epoch().fetch_add(1, Release);
     }
 
+    /// The process that the member with address `mac` said it is, if there is such a member. Of
+    /// another pid namespace it is a number there.
+    pub(super) fn pid_of(&self, mac: MacAddr) -> Option<u32> {
+        let there = |&m: &usize| {
+            self.state(m).load(Acquire) != 0 && self.mac(m).load(Relaxed) == mac.to_u64()
+        };
+        let m = (0..self.layout.members).find(there)?;
+        u32::try_from(self.pid(m).load(Relaxed)).ok().filter(|&pid| pid != 0)
+    }
+
     fn choose_mac(&self, wanted: Option<MacAddr>) -> Result<MacAddr, OpenError> {
         let members = || (0..self.layout.members).filter(|&m| self.state(m).load(Acquire) != 0);
         let owner = |mac: MacAddr| members().find(|&m| self.mac(m).load(Relaxed) == mac.to_u64());

@@ -1,0 +1,318 @@
+//! Writes the notices of a node to the log, so that whoever runs the program learns of what no
+//! completion says: one line for each session that ended, by way of `tracing`.
+
+use std::fmt::{self, Write};
+
+use barewire_dataplane::node::{EndReason, NodeSettings, Notice, SessionEnd};
+use barewire_dataplane::poll::Engine;
+use barewire_dataplane::types::Instant;
+use barewire_dataplane::wire;
+use barewire_driver::port::MacAddr;
+use tracing::Level;
+
+use crate::errno;
+
+/// Lines that may be written at once. A job of many processes loses many sessions when a switch
+/// fails, and all of them write to one terminal.
+const BURST: u32 = 20;
+
+/// Then one line in so many nanoseconds.
+const PERIOD_NS: u64 = 1_000_000_000;
+
+/// How many lines may be written, and how many were not. One domain's.
+#[derive(Debug)]
+pub(crate) struct Teller {
+    tokens: u32,
+    /// When the last token came.
+    refilled: Instant,
+    /// Notices that were not written.
+    withheld: u64,
+}
+
+impl Default for Teller {
+    fn default() -> Self {
+        Self { tokens: BURST, refilled: Instant(0), withheld: 0 }
+    }
+}
+
+impl Teller {
+    /// Whether there is something to [tell](Self::tell).
+    #[inline(always)]
+    pub(crate) fn is_due(&self, engine: &Engine) -> bool {
+        engine.node().has_notice() || self.withheld > 0
+    }
+
+    /// Writes what the node has to tell, and what was withheld as soon as a line is free for it.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn tell(&mut self, engine: &mut Engine) {
+        self.refill(engine.last_now());
+        while let Some(notice) = engine.node_mut().notice() {
+            match notice {
+                Notice::SessionEnded(end) => {
+                    if self.take() {
+                        let station = engine.station(end.mac);
+                        let line = line(&end, station.as_deref(), engine.node().settings());
+                        match level(&end) {
+                            Level::INFO => tracing::info!("{line}"),
+                            _ => tracing::warn!("{line}"),
+                        }
+                    } else {
+                        self.withheld += 1;
+                    }
+                }
+                Notice::OtherVersion { mac, theirs } => {
+                    let ours = wire::VERSIONS;
+                    self.warn(
+                        engine,
+                        mac,
+                        format_args!(
+                            "speaks version {theirs} of the protocol, this side {ours}: no session \
+                         with it is possible; install the same release on both"
+                        ),
+                    );
+                }
+                Notice::ShortFrames { mac, passed, most } => {
+                    self.warn(engine, mac, format_args!(
+                        "gets frames of at most {passed} bytes, although both ends take {most}: a \
+                         switch on the way carries less; raise its MTU or set a smaller mtu="
+                    ));
+                }
+                Notice::Missed(count) => self.withheld += u64::from(count),
+            }
+        }
+        if self.withheld > 0 && self.take() {
+            let count = std::mem::take(&mut self.withheld);
+            tracing::warn!("{count} more lines of this kind; `barewire stats` counts sessions");
+        }
+    }
+
+    /// Writes a line about a station, if one is free.
+    fn warn(&mut self, engine: &Engine, mac: MacAddr, what: fmt::Arguments<'_>) {
+        if !self.take() {
+            self.withheld += 1;
+            return;
+        }
+        match engine.station(mac) {
+            Some(name) => tracing::warn!("{mac} ({name}) {what}"),
+            None => tracing::warn!("{mac} {what}"),
+        }
+    }
+
+    fn refill(&mut self, now: Instant) {
+        let came = now.since(self.refilled) / PERIOD_NS;
+        if came > 0 {
+            self.tokens = (u64::from(self.tokens) + came).min(BURST.into()) as u32;
+            self.refilled = now;
+        }
+    }
+
+    fn take(&mut self) -> bool {
+        let left = self.tokens.checked_sub(1);
+        self.tokens = left.unwrap_or(0);
+        left.is_some()
+    }
+}
+
+/// `WARN` unless the end is part of orderly work and nothing waited.
+fn level(end: &SessionEnd) -> Level {
+    let harmless = end.reason.is_orderly() && end.waited.is_empty();
+    if harmless { Level::INFO } else { Level::WARN }
+}
+
+fn line(end: &SessionEnd, station: Option<&str>, settings: &NodeSettings) -> String {
+    let mut line = format!("session with {}", end.mac);
+    // To a string it cannot fail.
+    if let Some(station) = station {
+        let _ = write!(line, " ({station})");
+    }
+    let _ = write!(line, " ended: {}", end.reason);
+    match end.reason {
+        EndReason::NoAnswer | EndReason::Silent | EndReason::NoProgress => {
+            let _ =
+                write!(line, " for {} (T_dead {})", Secs(end.silent_ns), Secs(settings.t_dead_ns));
+        }
+        _ => {
+            let _ = write!(line, "; last heard {} ago", Secs(end.silent_ns));
+        }
+    }
+    let _ = write!(line, "; begun {} ago", Secs(end.age_ns));
+    if end.retransmits > 0 {
+        let _ = write!(line, ", {} packets repeated", end.retransmits);
+    }
+    if end.in_flight > 0 {
+        let _ = write!(line, ", {} packets not acknowledged", end.in_flight);
+    }
+    if end.waited.is_empty() {
+        line.push_str("; nothing waited");
+    } else {
+        let waited: Vec<String> =
+            end.waited.kinds().map(|(count, kind)| format!("{kind} {count}")).collect();
+        let code = end.reason.error().fi_errno();
+        let name =
+            errno::ALL.iter().find(|(_, value)| *value == code).map_or("?", |(name, _)| name);
+        let _ = write!(line, "; {name}: {}", waited.join(", "));
+    }
+    line
+}
+
+/// A time in nanoseconds for people.
+struct Secs(u64);
+
+impl fmt::Display for Secs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            ns @ ..1_000_000_000 => write!(f, "{} ms", ns / 1_000_000),
+            ns => write!(f, "{}.{} s", ns / 1_000_000_000, ns / 100_000_000 % 10),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use barewire_dataplane::flags::{BindFlags, OpFlags};
+    use barewire_dataplane::node::{EpAttr, MsgKind, Node, SendReq, Waited};
+    use barewire_dataplane::types::EpAddr;
+    use barewire_driver::backend::loopback::Loopback;
+    use barewire_driver::mem::IoBuf;
+    use barewire_driver::port::{MacAddr, Port};
+    use tracing::field::{Field, Visit};
+    use tracing::span::{Attributes, Id, Record};
+    use tracing::{Event, Metadata, Subscriber};
+
+    use super::*;
+
+    type Lines = Arc<Mutex<Vec<(Level, String)>>>;
+
+    /// Keeps what is logged.
+    struct Keep(Lines);
+
+    impl Subscriber for Keep {
+        fn enabled(&self, _: &Metadata<'_>) -> bool {
+            true
+        }
+
+        fn new_span(&self, _: &Attributes<'_>) -> Id {
+            Id::from_u64(1)
+        }
+
+        fn record(&self, _: &Id, _: &Record<'_>) {}
+
+        fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+        fn event(&self, event: &Event<'_>) {
+            struct Text(String);
+            impl Visit for Text {
+                fn record_debug(&mut self, _: &Field, value: &dyn fmt::Debug) {
+                    self.0 = format!("{value:?}");
+                }
+            }
+            let mut text = Text(String::new());
+            event.record(&mut text);
+            self.0.lock().unwrap().push((*event.metadata().level(), text.0));
+        }
+
+        fn enter(&self, _: &Id) {}
+
+        fn exit(&self, _: &Id) {}
+    }
+
+    fn end(reason: EndReason, waited: Waited) -> SessionEnd {
+        SessionEnd {
+            mac: MacAddr([2, 0, 0, 0, 0, 9]),
+            incarnation: 5,
+            reason,
+            was_open: true,
+            age_ns: 12_340_000_000,
+            silent_ns: 5_020_000_000,
+            retransmits: 307,
+            in_flight: 2,
+            waited,
+        }
+    }
+
+    #[test]
+    fn a_line_says_who_why_since_when_and_what_waited() {
+        let settings = NodeSettings { incarnation: 1, ..NodeSettings::default() };
+        let waited = Waited { sends: 2, reads: 1, ..Waited::default() };
+        assert_eq!(
+            line(&end(EndReason::Silent, waited), Some("10.0.0.7:52000"), &settings),
+            "session with 02:00:00:00:00:09 (10.0.0.7:52000) ended: it is silent for 5.0 s (T_dead \
+             5.0 s); begun 12.3 s ago, 307 packets repeated, 2 packets not acknowledged; \
+             FI_EHOSTUNREACH: sends 2, reads 1"
+        );
+        let quiet = SessionEnd {
+            retransmits: 0,
+            in_flight: 0,
+            ..end(EndReason::Closed, Waited::default())
+        };
+        assert_eq!(
+            line(&quiet, None, &settings),
+            "session with 02:00:00:00:00:09 ended: it closed the session; last heard 5.0 s ago; \
+             begun 12.3 s ago; nothing waited"
+        );
+    }
+
+    #[test]
+    fn only_an_orderly_end_for_which_nothing_waited_is_no_warning() {
+        let waited = Waited { collectives: 1, ..Waited::default() };
+        assert_eq!(level(&end(EndReason::Closed, Waited::default())), Level::INFO);
+        assert_eq!(level(&end(EndReason::Closed, waited)), Level::WARN);
+        assert_eq!(level(&end(EndReason::Silent, Waited::default())), Level::WARN);
+    }
+
+    /// An engine to whose peers nobody listens, with a message under way to `count` of them.
+    fn lonely(count: u8) -> Engine {
+        let (port, _) = Loopback::pair();
+        let settings = NodeSettings { incarnation: 1, ..NodeSettings::default() };
+        let mut node = Node::new(settings, port.caps()).unwrap();
+        let (av, cq) = (node.av_open(256).unwrap(), node.cq_open(256).unwrap());
+        let ep = node.ep_open(EpAttr::default()).unwrap();
+        node.ep_bind_cq(ep, cq, BindFlags::TRANSMIT | BindFlags::RECV).unwrap();
+        node.ep_bind_av(ep, av).unwrap();
+        node.ep_enable(ep).unwrap();
+        for n in 1..=count {
+            let (mac, incarnation) = (MacAddr([2, 9, 0, 0, 0, n]), 7);
+            let addr = EpAddr { mac, ep: 0, incarnation };
+            let dest = node.av_insert(Instant(1), av, addr).unwrap();
+            let (kind, buf, flags) = (MsgKind::Msg, IoBuf::EMPTY, OpFlags::empty());
+            let (tag, data, context, no_completion) = (0, 0, 7, false);
+            let req = SendReq { kind, buf, dest, tag, data, context, flags, no_completion };
+            node.post_send(Instant(1), ep, req).unwrap();
+        }
+        Engine::new(node, Box::new(port))
+    }
+
+    /// Goal: many sessions that end at once do not flood a terminal, none is forgotten, and more
+    /// are told later. Method: a port that goes with 200 peers, and a clock moved by hand.
+    #[test]
+    fn lines_are_limited_and_what_is_withheld_is_counted() {
+        let lines = Lines::default();
+        tracing::subscriber::with_default(Keep(Arc::clone(&lines)), || {
+            let mut engine = lonely(200);
+            let mut teller = Teller::default();
+            assert!(!teller.is_due(&engine));
+            engine.node_mut().port_gone(Instant(2));
+            assert!(teller.is_due(&engine));
+            teller.tell(&mut engine);
+            assert_eq!(lines.lock().unwrap().len(), BURST as usize);
+            assert!(teller.is_due(&engine), "180 are not told of");
+            teller.tell(&mut engine);
+            assert_eq!(lines.lock().unwrap().len(), BURST as usize, "no second has passed");
+            teller.refilled = Instant(engine.last_now().0 - PERIOD_NS);
+            teller.tell(&mut engine);
+            assert!(!teller.is_due(&engine));
+        });
+        let lines = lines.lock().unwrap();
+        assert_eq!(lines.len(), BURST as usize + 1);
+        assert!(lines[0].1.contains("the port is gone"), "{lines:?}");
+        assert!(lines[0].1.ends_with("FI_ENETDOWN: sends 1"), "{lines:?}");
+        let more = (
+            Level::WARN,
+            "180 more lines of this kind; `barewire stats` counts sessions".to_owned(),
+        );
+        assert_eq!(lines[BURST as usize], more);
+    }
+}

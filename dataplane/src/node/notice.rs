@@ -1,0 +1,337 @@
+//! Notices: what an operator has to know of and no completion says. The node keeps a few of them
+//! until whoever holds it asks ([`Node::notice`]); it writes no log itself.
+
+use std::collections::VecDeque;
+use std::fmt;
+
+use barewire_driver::port::MacAddr;
+
+use super::ops::{RmaKind, WrFlags};
+use super::peer::State;
+use super::{Node, short_rma};
+use crate::error::Error;
+use crate::slab::NONE;
+use crate::types::Instant;
+use crate::wire::{self, Versions};
+
+/// Notices that a node keeps. More are counted ([`Notice::Missed`]).
+const KEPT_MAX: usize = 64;
+
+/// Something that happened to a node, in the order in which it happened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Notice {
+    /// A session ended.
+    SessionEnded(SessionEnd),
+    /// A station speaks another version of the protocol. Told once for each of the first 64.
+    OtherVersion {
+        /// The station.
+        mac: MacAddr,
+        /// The version of its frame.
+        theirs: u8,
+    },
+    /// A session was opened with shorter frames than both ends accept, as longer ones were lost.
+    ShortFrames {
+        /// The peer.
+        mac: MacAddr,
+        /// Bytes of the longest frame that passes, Ethernet header included.
+        passed: u32,
+        /// Bytes of the longest that both ends accept, likewise.
+        most: u32,
+    },
+    /// So many notices were dropped behind the ones before, for want of room.
+    Missed(u32),
+}
+
+/// Why a session ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum EndReason {
+    /// No OPEN was answered for T_dead.
+    NoAnswer,
+    /// The peer owed an answer and was silent for T_dead.
+    Silent,
+    /// The peer speaks, but of the data asked for nothing came for T_dead.
+    NoProgress,
+    /// RST of the peer: it knows no such session (it restarted, or ended the session while we could
+    /// not hear it).
+    Reset,
+    /// RST of the peer: it closed the session.
+    Closed,
+    /// RST of the peer: it took us for dead.
+    TakenForDead,
+    /// RST of the peer: it speaks these versions of the protocol.
+    Version(Versions),
+    /// The peer speaks, and a frame of so many bytes, Ethernet header included, has not got through
+    /// to it for T_dead. 0 where the port loses nothing, and so the ring must be damaged.
+    Stuck(u32),
+    /// Another incarnation answers at the address: the peer restarted.
+    Restarted,
+    /// The application inserted the address of another incarnation.
+    Superseded,
+    /// The table of peers was full, and this one was not in use.
+    Evicted,
+    /// The peer had more under way than the protocol allows, or more than there is memory for.
+    Excess,
+    /// The port is gone.
+    PortGone,
+    /// A test dropped it.
+    Dropped,
+}
+
+impl EndReason {
+    /// The error of the operations that the session ends with it.
+    pub const fn error(self) -> Error {
+        match self {
+            Self::NoAnswer | Self::Silent | Self::NoProgress | Self::Stuck(_) => Error::HostUnreach,
+            Self::Version(_) => Error::NoProtoOpt,
+            Self::PortGone => Error::NetDown,
+            Self::Reset
+            | Self::Closed
+            | Self::TakenForDead
+            | Self::Restarted
+            | Self::Superseded
+            | Self::Evicted
+            | Self::Excess
+            | Self::Dropped => Error::ConnReset,
+        }
+    }
+
+    /// Whether the peer is told, by an RST.
+    pub(crate) const fn tells(self) -> bool {
+        matches!(
+            self,
+            Self::Silent
+                | Self::NoProgress
+                | Self::Stuck(_)
+                | Self::Superseded
+                | Self::Evicted
+                | Self::Excess
+        )
+    }
+
+    /// Whether it is part of orderly work: nothing is wrong unless an operation waited.
+    pub const fn is_orderly(self) -> bool {
+        matches!(self, Self::Closed | Self::Superseded | Self::Evicted | Self::Dropped)
+    }
+}
+
+impl fmt::Display for EndReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::NoAnswer => "it does not answer",
+            Self::Silent => "it is silent",
+            Self::NoProgress => "it answers, but the data asked for does not come",
+            Self::Reset => "it does not know the session: it restarted or ended it earlier",
+            Self::Closed => "it closed the session",
+            Self::TakenForDead => "it took this side for dead",
+            Self::Version(theirs) => {
+                let ours = wire::VERSIONS;
+                return write!(f, "it speaks version {theirs} of the protocol, this side {ours}");
+            }
+            Self::Stuck(0) => {
+                "it speaks, but takes nothing from its ring: the ring is damaged; start both again"
+            }
+            Self::Stuck(len) if *len <= 1514 => {
+                return write!(
+                    f,
+                    "it speaks, but frames of {len} bytes do not reach it: something \
+                    on the way drops them"
+                );
+            }
+            Self::Stuck(len) => {
+                return write!(
+                    f,
+                    "frames of {len} bytes do not reach it, short ones do: a switch on \
+                    the way carries less; set mtu=1500"
+                );
+            }
+            Self::Restarted => "it restarted: another incarnation answers",
+            Self::Superseded => "the address of another incarnation was inserted",
+            Self::Evicted => "its record was needed for another peer",
+            Self::Excess => "it has more under way than there is memory for",
+            Self::PortGone => "the port is gone",
+            Self::Dropped => "it was dropped",
+        })
+    }
+}
+
+/// The end of a session.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SessionEnd {
+    /// The peer.
+    pub mac: MacAddr,
+    /// Its incarnation, 0 if not known.
+    pub incarnation: u64,
+    /// Why.
+    pub reason: EndReason,
+    /// Whether both ends had agreed on the session, so that operations may have been executed.
+    pub was_open: bool,
+    /// Time since its first OPEN, nanoseconds.
+    pub age_ns: u64,
+    /// Time since the last packet of the peer or since an operation began to wait for it,
+    /// whichever is later, nanoseconds in which this side looked.
+    pub silent_ns: u64,
+    /// Packets sent again.
+    pub retransmits: u64,
+    /// Packets in flight: sent, and not known to have arrived.
+    pub in_flight: u32,
+    /// The operations that ended with the session.
+    pub waited: Waited,
+}
+
+/// Operations that wait for a peer, by kind.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Waited {
+    /// Messages to be sent, or sent and not known to have arrived.
+    pub sends: u32,
+    /// Messages whose send was completed early (`fi_inject`, `FI_INJECT_COMPLETE`) and that may not
+    /// have arrived: nobody else is told of them.
+    pub told: u32,
+    /// Messages being received: announced and pulled, or of which some pieces are here.
+    pub receives: u32,
+    /// Writes.
+    pub writes: u32,
+    /// Reads.
+    pub reads: u32,
+    /// Atomic operations.
+    pub atomics: u32,
+    /// Messages of collectives.
+    pub collectives: u32,
+}
+
+impl Waited {
+    /// Whether nothing waited.
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// Counts and their names, for what is not 0.
+    pub fn kinds(&self) -> impl Iterator<Item = (u32, &'static str)> {
+        [
+            (self.sends, "sends"),
+            (self.told, "sends reported as done"),
+            (self.receives, "receives"),
+            (self.writes, "writes"),
+            (self.reads, "reads"),
+            (self.atomics, "atomics"),
+            (self.collectives, "messages of collectives"),
+        ]
+        .into_iter()
+        .filter(|(count, _)| *count > 0)
+    }
+}
+
+/// The notices that nobody has asked for yet.
+#[derive(Debug)]
+pub(crate) struct Notices {
+    kept: VecDeque<Notice>,
+    /// Those for which there was no room behind them.
+    missed: u32,
+}
+
+impl Notices {
+    pub(super) fn new() -> Self {
+        Self { kept: VecDeque::with_capacity(KEPT_MAX), missed: 0 }
+    }
+
+    /// Keeps `notice`; if there is no room, counts it.
+    fn push(&mut self, notice: Notice) {
+        if self.kept.len() < KEPT_MAX {
+            self.kept.push_back(notice);
+        } else {
+            self.missed = self.missed.saturating_add(1);
+        }
+    }
+}
+
+impl Node {
+    /// Whether [`notice`](Self::notice) has something.
+    #[inline(always)]
+    pub fn has_notice(&self) -> bool {
+        !self.observed.notices.kept.is_empty()
+    }
+
+    /// Takes the oldest notice.
+    #[cold]
+    pub fn notice(&mut self) -> Option<Notice> {
+        let Notices { kept, missed } = &mut self.observed.notices;
+        let notice = kept.pop_front();
+        // Some are missed only while others are kept: whoever takes all of these comes here.
+        if notice.is_none() && *missed > 0 {
+            return Some(Notice::Missed(std::mem::take(missed)));
+        }
+        notice
+    }
+
+    /// Keeps `notice` until somebody asks.
+    #[cold]
+    pub(super) fn note(&mut self, notice: Notice) {
+        self.observed.notices.push(notice);
+    }
+
+    /// Notes that the session with `p` ends, before anything of it has been ended.
+    #[cold]
+    pub(super) fn note_end(&mut self, now: Instant, p: u32, reason: EndReason) {
+        let peer = &self.peers[p];
+        let waited = self.waited(p);
+        if peer.state == State::Idle && waited.is_empty() || peer.mac() == self.mac {
+            return;
+        }
+        let tally = &self.observed.tallies[p as usize];
+        let end = SessionEnd {
+            mac: peer.mac(),
+            incarnation: peer.inc,
+            reason,
+            was_open: peer.state == State::Open,
+            age_ns: now.since(tally.begun),
+            silent_ns: self.active_ns.saturating_sub(peer.heard),
+            retransmits: tally.retransmits,
+            in_flight: peer.snd.in_flight(),
+            waited,
+        };
+        self.note(Notice::SessionEnded(end));
+    }
+
+    /// What waits for `p`. Walks its operations.
+    fn waited(&self, p: u32) -> Waited {
+        let peer = &self.peers[p];
+        let mut waited = Waited { collectives: peer.coll_waits, ..Waited::default() };
+        let mut at = peer.wrs.head;
+        while at != NONE {
+            let wr = &self.tx[at];
+            at = wr.of_peer.next;
+            if wr.ep == NONE {
+                continue;
+            }
+            let kind = if wr.flags.contains(WrFlags::REPORTED) {
+                &mut waited.told
+            } else if !wr.flags.contains(WrFlags::RMA) {
+                &mut waited.sends
+            } else {
+                match self.rma[wr.pull_op].kind {
+                    RmaKind::Write => &mut waited.writes,
+                    RmaKind::Read => &mut waited.reads,
+                    RmaKind::Atomic(_) => &mut waited.atomics,
+                }
+            };
+            *kind += if wr.flags.contains(WrFlags::GROUP) { wr.tag as u32 } else { 1 };
+        }
+        if peer.short_ops() > 0 {
+            for form in self.short_forms(p) {
+                *match form {
+                    short_rma::Form::Write => &mut waited.writes,
+                    short_rma::Form::Read => &mut waited.reads,
+                    short_rma::Form::Change | short_rma::Form::Fetch => &mut waited.atomics,
+                } += 1;
+            }
+        }
+        let mut at = peer.pulls.head;
+        while at != NONE {
+            let pull = &self.pulls[at];
+            at = pull.of_peer.next;
+            // A read has a request of its own, and what has ended waits for nothing.
+            waited.receives += u32::from(!pull.read && pull.recv != NONE && pull.end.is_none());
+        }
+        waited.receives += u32::from(peer.inbound != NONE);
+        waited
+    }
+}

@@ -1,0 +1,107 @@
+//! What a node tells of the ends of its sessions.
+
+use super::*;
+
+fn ended(end: &mut End) -> SessionEnd {
+    let Some(Notice::SessionEnded(told)) = end.node.notice() else { panic!("nothing is told") };
+    assert!(end.node.notice().is_none(), "one session ended");
+    told
+}
+
+/// Goal: the end of a session is told once, with its cause and with what waited. Method: a peer
+/// that no frame reaches any more, with sends under way.
+#[test]
+fn a_silent_peer_is_told_of_with_what_waited() {
+    for lossless in [true, false] {
+        let mut pair = Pair::new(1500, lossless);
+        pair.recv(1, IoBuf::leaked(&[0; 8]), 1, OpFlags::empty(), 0).unwrap();
+        pair.send(0, IoBuf::leaked(&[1; 8]), 1, OpFlags::empty(), 1).unwrap();
+        pair.run(1_000_000);
+        assert!(!pair.ends[0].node.has_notice());
+        pair.drop = 1;
+        let begun = pair.now;
+        for context in 2..4 {
+            pair.send(0, IoBuf::leaked(&[1; 8]), 1, OpFlags::DELIVERY_COMPLETE, context).unwrap();
+        }
+        pair.run(600_000_000);
+        assert!(pair.ends[0].node.has_notice());
+        let told = ended(&mut pair.ends[0]);
+        assert_eq!((told.mac, told.reason), (pair.ends[1].node.mac, EndReason::Silent));
+        assert_eq!(told.waited, Waited { sends: 2, ..Waited::default() });
+        assert!((500_000_000..560_000_000).contains(&told.silent_ns), "{told:?}");
+        assert!(told.was_open && told.age_ns > 500_000_000 + begun.0 - 1_000_000, "{told:?}");
+        assert_eq!(told.retransmits > 3, !lossless, "{told:?}");
+        assert!(!pair.ends[1].node.has_notice(), "nobody waits for anything there");
+    }
+}
+
+/// Goal: causes are told apart. Method: a peer that was never there, one that restarted, one whose
+/// session is forgotten, one that closes.
+#[test]
+fn causes_are_told_apart() {
+    let mut pair = Pair::new(1500, false);
+    pair.drop = 1;
+    pair.send(0, IoBuf::leaked(&[1; 8]), 1, OpFlags::empty(), 1).unwrap();
+    pair.run(600_000_000);
+    let told = ended(&mut pair.ends[0]);
+    assert_eq!((told.reason, told.was_open, told.waited.sends), (EndReason::NoAnswer, false, 1));
+    pair.drop = 0;
+    pair.send(0, IoBuf::leaked(&[1; 8]), 1, OpFlags::empty(), 1).unwrap();
+    pair.run(1_000_000);
+    let (now, mac) = (pair.now, pair.ends[0].node.mac);
+    pair.ends[1].node.drop_session(now, mac);
+    assert_eq!(ended(&mut pair.ends[1]).reason, EndReason::Dropped);
+    pair.send(0, IoBuf::leaked(&[1; 8]), 1, OpFlags::empty(), 2).unwrap();
+    pair.run(1_000_000);
+    let told = ended(&mut pair.ends[0]);
+    assert_eq!((told.reason, told.waited.sends), (EndReason::Reset, 1));
+    pair.send(0, IoBuf::leaked(&[1; 8]), 1, OpFlags::empty(), 3).unwrap();
+    pair.run(1_000_000);
+    let end = &mut pair.ends[0];
+    let other = EpAddr { incarnation: 4711, ..end.node.av_lookup(end.av, end.peer).unwrap() };
+    end.node.av_insert(pair.now, end.av, other).unwrap();
+    assert_eq!(ended(end).reason, EndReason::Superseded);
+    pair.run(1_000_000);
+    assert_eq!(ended(&mut pair.ends[1]).reason, EndReason::Closed);
+    pair.ends[0].node.port_gone(pair.now);
+    assert!(!pair.ends[0].node.has_notice(), "no session is left");
+}
+
+/// Goal: of an injected message that may be lost its sender hears nothing else, so the notice
+/// counts it; a rendezvous counts at the receiver.
+#[test]
+fn injected_and_pulled_messages_are_counted() {
+    let mut pair = Pair::new(1500, false);
+    pair.send(0, IoBuf::leaked(&[1; 8]), 1, OpFlags::INJECT, 1).unwrap();
+    pair.run(1_000_000);
+    pair.recv(1, IoBuf::leaked(&[0; 300_000]), 2, OpFlags::empty(), 1).unwrap();
+    pair.send(0, IoBuf::leaked(&[1; 300_000]), 2, OpFlags::empty(), 1).unwrap();
+    pair.run(30_000);
+    pair.drop = 1;
+    let flags = OpFlags::INJECT | OpFlags::INJECT_COMPLETE;
+    pair.send(0, IoBuf::leaked(&[1; 8]), 1, flags, 1).unwrap();
+    pair.run(600_000_000);
+    let told = ended(&mut pair.ends[0]);
+    assert_eq!((told.waited.told, told.waited.sends), (1, 1), "{told:?}");
+    let told = ended(&mut pair.ends[1]);
+    assert_eq!(told.waited, Waited { receives: 1, ..Waited::default() });
+}
+
+/// Goal: notices that nobody takes cost no memory beyond a bound, and their number is known.
+#[test]
+fn notices_that_nobody_takes_are_counted() {
+    let mut end = end(1, 1500, true);
+    for n in 0..100 {
+        let addr = EpAddr { mac: MacAddr([2, 7, 0, 0, 0, n]), ep: 3, incarnation: 0 };
+        end.peer = end.node.av_insert(Instant(1), end.av, addr).unwrap();
+        let (kind, buf, flags) = (MsgKind::Msg, IoBuf::leaked(&[1; 8]), OpFlags::empty());
+        let (dest, tag, data, context, no_completion) = (end.peer, 0, 0, 1, false);
+        let req = SendReq { kind, buf, dest, tag, data, context, flags, no_completion };
+        end.node.post_send(Instant(1), end.ep, req).unwrap();
+    }
+    end.node.port_gone(Instant(2));
+    let told: Vec<Notice> = std::iter::from_fn(|| end.node.notice()).collect();
+    assert_eq!(told.len(), 65);
+    assert_eq!(told[64], Notice::Missed(36));
+    assert!(!end.node.has_notice());
+}
