@@ -22,6 +22,7 @@ mod rma;
 mod srx;
 mod twin;
 mod usual;
+mod versions;
 
 use super::*;
 use crate::flags::{BindFlags, CqFlags};
