@@ -197,8 +197,8 @@ impl Net {
         self.paths[self.path(from, to)].cut
     }
 
-    /// From now on frames of more than `len` bytes behind the Ethernet header do not get from `from`
-    /// to `to`, as if a switch between them carried less than both ends.
+    /// From now on frames of more than `len` bytes behind the Ethernet header do not get from
+    /// `from` to `to`, as if a switch between them carried less than both ends.
     pub(crate) fn narrow(&mut self, from: usize, to: usize, len: usize) {
         let p = self.path(from, to);
         self.paths[p].limit = Some(len);

@@ -13,19 +13,24 @@ use crate::wire::{OpenOp, mac_word};
 const UNIT_BITS: u32 = 33;
 
 /// What the cookies of a node are made with, and its random numbers.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Secret([u64; 2]);
+#[derive(Debug)]
+pub(crate) struct Secret {
+    key: [u64; 2],
+    /// Numbers drawn.
+    drawn: u64,
+}
 
 impl Secret {
     /// The secret that belongs to a seed.
     pub(crate) fn of_seed(seed: u64) -> Self {
         let key = [seed, 0x6261_7265_7769_7265];
-        Self([siphash(key, &[0]), siphash(key, &[1])])
+        Self { key: [siphash(key, &[0]), siphash(key, &[1])], drawn: 0 }
     }
 
-    /// Number `count` of a sequence in which nobody finds the next from those before.
-    pub(crate) fn draw(&self, count: u64) -> u64 {
-        siphash(self.0, &[count])
+    /// The next number of a sequence in which nobody finds it from those before.
+    pub(crate) fn draw(&mut self) -> u64 {
+        self.drawn += 1;
+        siphash(self.key, &[self.drawn])
     }
 
     /// The cookie for the OPEN `op` of `mac`; never 0.
@@ -42,7 +47,7 @@ impl Secret {
 
     fn made_in(&self, unit: u64, mac: MacAddr, op: &OpenOp) -> u64 {
         let session = u64::from(op.sid) | u64::from(op.epoch) << 32;
-        siphash(self.0, &[unit, mac_word(mac), op.inc, session]).max(1)
+        siphash(self.key, &[unit, mac_word(mac), op.inc, session]).max(1)
     }
 }
 

@@ -60,16 +60,14 @@ use crate::types::{Cqe, FiAddr, Instant};
 use crate::wheel::Wheel;
 use crate::wire::{self, Base, HeadOut, PlainHead, PlainMsg, mac_word};
 
-use cookie::Secret;
 use ep::Ep;
 use mr::Mr;
-use opening::{Path, Strangers};
+use opening::Openings;
 use ops::{Held, Job, Late, Pull, RecvWr, Rma, Stored, TxWr};
 use pack::Packs;
 use peer::{Half, Peer, Peers};
 use sep::Numbers;
 use stations::Stations;
-use versions::OtherVersions;
 
 pub use coll::{
     BLOCK_MAX, CollAttr, CollModel, CollReq, GroupId, JoinEvent, JoinModel, JoinReq,
@@ -558,8 +556,6 @@ pub struct Node {
     pub(crate) halves: Slab<Half>,
     /// The generation that the next session in each peer slot gets.
     pub(crate) sid_gen: Vec<u16>,
-    /// What is known of the path to the peer in each slot.
-    paths: Vec<Path>,
     pub(crate) epoch: u32,
     pub(crate) eps: Table<Ep>,
     pub(crate) numbers: Numbers,
@@ -622,15 +618,8 @@ pub struct Node {
     pub(crate) reply_tokens: u32,
     pub(crate) reply_refill: Instant,
 
-    pub(crate) strangers: Strangers,
-    other_versions: OtherVersions,
-    /// Zeros behind an OPEN, on a port where frames may be lost.
-    padding: Vec<u8>,
-
+    openings: Openings,
     pub(crate) counters: NodeCounters,
-    secret: Secret,
-    /// Random numbers drawn.
-    pub(crate) drawn: u64,
     observed: tally::Observed,
     /// Nanoseconds in which our own loop ran.
     pub(crate) active_ns: u64,
@@ -687,7 +676,6 @@ impl Node {
             awaited: Vec::new(),
             halves: Slab::with_capacity(s.peer_max.min(recv::HALVES_FIRST)),
             sid_gen: Vec::with_capacity(s.peer_max),
-            paths: Vec::with_capacity(s.peer_max),
             epoch: 0,
             eps: Table::with_nobody(65536),
             numbers: Numbers::default(),
@@ -730,12 +718,8 @@ impl Node {
             looped_free: Vec::with_capacity(64),
             reply_tokens: session::REPLIES_PER_MS,
             reply_refill: Instant(0),
-            strangers: Strangers::default(),
-            other_versions: OtherVersions::default(),
-            padding: vec![0; if caps.lossless { 0 } else { frame_len }],
+            openings: Openings::new(s, caps.lossless, frame_len),
             counters: NodeCounters::default(),
-            secret: Secret::of_seed(s.seed),
-            drawn: 0,
             observed: tally::Observed::new(s.peer_max),
             active_ns: 0,
             polled_at: Instant(0),
@@ -754,8 +738,7 @@ impl Node {
 
     /// A number that nobody can guess who does not know the seed, whatever was drawn before.
     pub(crate) fn random(&mut self) -> u64 {
-        self.drawn += 1;
-        self.secret.draw(self.drawn)
+        self.openings.secret.draw()
     }
 
     /// Something waits to be sent.

@@ -361,7 +361,7 @@ impl Node {
         if self.sid_gen.len() <= slot {
             let first = self.random() as u32;
             self.sid_gen.push((first % GENERATIONS) as u16);
-            self.paths.push(Path::default());
+            self.openings.paths.push(Path::default());
             debug_assert_eq!(self.sid_gen.len(), slot + 1);
             self.observed.tallies.push(Tally::default());
         }

@@ -2,16 +2,18 @@
 //! how long the frames are that pass between them.
 //!
 //! Both are told by OPENs (`docs/wire.md`, "Sessions"). A stranger's OPEN costs little: the budget
-//! of [`Strangers`] bounds the time, and those of them that have not shown that they receive have
+//! of [`Openings`] bounds the time, and those of them that have not shown that they receive have
 //! [`HALF_OPEN_MAX`] sessions between them.
 
 use barewire_driver::frame::{Body, ETH_HDR_LEN, TxFrame};
 use barewire_driver::port::{MacAddr, Tx};
 
+use super::cookie::Secret;
 use super::ops::WrFlags;
 use super::peer::{Peer, State};
 use super::stuck::Progress;
-use super::{EndReason, FrameSink, Node, Notice, Reply};
+use super::versions::OtherVersions;
+use super::{EndReason, FrameSink, Node, NodeSettings, Notice, Reply};
 use crate::error::Error;
 use crate::plant::{Bug, planted};
 use crate::rel::psn::Psn;
@@ -41,7 +43,7 @@ const TRIES: u8 = 2;
 
 /// What is known of the path to a peer: while a session is being opened, in bytes behind the
 /// Ethernet header. On a port that loses nothing all of them pass.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Path {
     /// What the peer is to be shown in our OPENs; 0 if it asked for nothing.
     cookie: u64,
@@ -51,7 +53,8 @@ pub(crate) struct Path {
     most: u16,
     /// Longest that passed in both directions.
     passed: u16,
-    /// Shortest OPEN with an echo that was sent, 0 if none was: if the peer has seen one, this passes.
+    /// Shortest OPEN with an echo that was sent, 0 if none was: if the peer has seen one, this
+    /// passes.
     least: u16,
     /// Length of the OPEN that is to be answered; 0 if none is.
     answers: u16,
@@ -60,22 +63,6 @@ pub(crate) struct Path {
     /// OPENs sent, and of those that were to be of the length `most` since the peer is heard.
     tries: u8,
     again: u8,
-}
-
-impl Default for Path {
-    fn default() -> Self {
-        Self {
-            cookie: 0,
-            progress: Progress::default(),
-            most: 0,
-            passed: 0,
-            least: 0,
-            answers: 0,
-            arrived: 0,
-            tries: 0,
-            again: 0,
-        }
-    }
 }
 
 impl Path {
@@ -112,9 +99,15 @@ struct HalfOpen {
     since: Instant,
 }
 
-/// What strangers may cost.
-#[derive(Debug, Default)]
-pub(crate) struct Strangers {
+/// What it takes to open sessions, and to bound what strangers cost.
+#[derive(Debug)]
+pub(crate) struct Openings {
+    /// What is known of the path to the peer in each slot.
+    pub(super) paths: Vec<Path>,
+    pub(super) secret: Secret,
+    pub(super) other_versions: OtherVersions,
+    /// Zeros behind an OPEN, on a port where frames may be lost.
+    padding: Vec<u8>,
     /// Sessions without proof, oldest first. Those that were confirmed or ended may still be here.
     half_open: Vec<HalfOpen>,
     /// OPENs that may be looked at until a millisecond after `refilled`.
@@ -122,7 +115,20 @@ pub(crate) struct Strangers {
     refilled: Instant,
 }
 
-impl Strangers {
+impl Openings {
+    /// For a node with settings `s`, on a port for frames of `frame_len` bytes.
+    pub(super) fn new(s: &NodeSettings, lossless: bool, frame_len: usize) -> Self {
+        Self {
+            paths: Vec::with_capacity(s.peer_max),
+            secret: Secret::of_seed(s.seed),
+            other_versions: OtherVersions::default(),
+            padding: vec![0; if lossless { 0 } else { frame_len }],
+            half_open: Vec::with_capacity(HALF_OPEN_MAX),
+            tokens: 0,
+            refilled: Instant(0),
+        }
+    }
+
     /// Whether another OPEN that proves nothing may be looked at.
     fn admit(&mut self, now: Instant) -> bool {
         if now.since(self.refilled) >= 1_000_000 || self.refilled == Instant(0) {
@@ -149,8 +155,8 @@ impl Node {
         if peer.is_some_and(|peer| peer.opened_as(op)) {
             return true;
         }
-        let proven = self.secret.is_proof(now, src, op) || planted(Bug::CookieUnchecked);
-        if !proven && !self.strangers.admit(now) {
+        let proven = self.openings.secret.is_proof(now, src, op) || planted(Bug::CookieUnchecked);
+        if !proven && !self.openings.admit(now) {
             self.counters.rx_open_limited += 1;
             return false;
         }
@@ -171,18 +177,18 @@ impl Node {
     /// Whether there is no place for another session without proof.
     fn half_open_is_full(&mut self, now: Instant) -> bool {
         let peers = &self.peers;
-        self.strangers.half_open.retain(|half| {
+        self.openings.half_open.retain(|half| {
             let peer = peers.get(half.p).filter(|peer| peer.sid == half.sid);
             peer.is_some_and(|peer| peer.state == State::Answered && !peer.opens)
         });
-        if self.strangers.half_open.len() < HALF_OPEN_MAX || planted(Bug::HalfOpenUnbounded) {
+        if self.openings.half_open.len() < HALF_OPEN_MAX || planted(Bug::HalfOpenUnbounded) {
             return false;
         }
-        let oldest = self.strangers.half_open[0];
+        let oldest = self.openings.half_open[0];
         if now.since(oldest.since) < HALF_OPEN_NS || self.peers[oldest.p].coll_waits > 0 {
             return true;
         }
-        self.strangers.half_open.remove(0);
+        self.openings.half_open.remove(0);
         self.forget_half_open(oldest.p);
         false
     }
@@ -198,13 +204,13 @@ impl Node {
     /// Notes that a session of `p` was made for an OPEN, `proven` if by a cookie.
     pub(super) fn note_half_open(&mut self, now: Instant, p: u32, proven: bool) {
         if !proven {
-            self.strangers.half_open.push(HalfOpen { p, sid: self.peers[p].sid, since: now });
+            self.openings.half_open.push(HalfOpen { p, sid: self.peers[p].sid, since: now });
         }
     }
 
     /// Whether `op` of `src` brings a cookie of this node's.
     pub(super) fn is_proven(&self, now: Instant, src: MacAddr, op: &OpenOp) -> bool {
-        self.secret.is_proof(now, src, op)
+        self.openings.secret.is_proof(now, src, op)
     }
 
     /// Asks for proof, and keeps nothing.
@@ -217,7 +223,7 @@ impl Node {
             echo_epoch: op.epoch,
             max_frame: self.frame_max,
             window: WINDOW as u16,
-            cookie: self.secret.cookie(now, src, op),
+            cookie: self.openings.secret.cookie(now, src, op),
             ..OpenOp::default()
         };
         self.reply_open(&self.control(src, Ty::Open, op.sid, Psn(0)), &challenge, len);
@@ -228,11 +234,11 @@ impl Node {
         let known = self.by_mac.get(&self.peers, base.src);
         let asked = known.filter(|&p| self.peers[p].opened_as(op) && self.peers[p].opens);
         // One that brings nothing new would be answered for ever.
-        let Some(p) = asked.filter(|&p| self.paths[p as usize].cookie != op.cookie) else {
+        let Some(p) = asked.filter(|&p| self.openings.paths[p as usize].cookie != op.cookie) else {
             self.counters.rx_bad_open += 1;
             return;
         };
-        self.paths[p as usize].cookie = op.cookie;
+        self.openings.paths[p as usize].cookie = op.cookie;
         self.peers[p].want_open = true;
         self.make_ready(p);
     }
@@ -241,7 +247,7 @@ impl Node {
     /// learned of the other end's limit is in `op` as well.
     pub(super) fn note_path(&mut self, p: u32, op: &OpenOp, len: u16) {
         let most = self.frame_max.min(op.max_frame) as u16;
-        let (peer, path) = (&self.peers[p], &mut self.paths[p as usize]);
+        let (peer, path) = (&self.peers[p], &mut self.openings.paths[p as usize]);
         path.most = most;
         if self.lossless {
             path.passed = most;
@@ -263,7 +269,7 @@ impl Node {
     /// Notes that an OPEN of ours was answered, and whether the session can be opened now: if not,
     /// another OPEN goes out, to find out whether longer frames pass.
     pub(super) fn is_measured(&mut self, now: Instant, p: u32) -> bool {
-        let path = self.paths[p as usize];
+        let path = self.openings.paths[p as usize];
         if path.passed >= path.most {
             return true;
         }
@@ -277,13 +283,13 @@ impl Node {
 
     /// Whether it is time to be content with the length that passed.
     fn is_content(&self, p: u32) -> bool {
-        let path = self.paths[p as usize];
+        let path = self.openings.paths[p as usize];
         self.peers[p].state == State::Opening && path.passed > 0 && path.again >= TRIES
     }
 
     /// Settles how long frames on the session may be, which is being opened.
     pub(super) fn settle_path(&mut self, p: u32) {
-        let (peer, path) = (&mut self.peers[p], self.paths[p as usize]);
+        let (peer, path) = (&mut self.peers[p], self.openings.paths[p as usize]);
         // A frame of the least length that may be announced is taken to pass, whoever says what.
         let passed = path.passed.max(path.least).max(LENGTHS[1]).min(path.most);
         let forgets = planted(Bug::PathForgotten);
@@ -311,7 +317,7 @@ impl Node {
     /// Takes an OPEN of a session that is open: it may say that longer frames arrived than was
     /// known.
     pub(super) fn raise_path(&mut self, p: u32, op: &OpenOp) {
-        let (peer, path) = (&mut self.peers[p], self.paths[p as usize]);
+        let (peer, path) = (&mut self.peers[p], self.openings.paths[p as usize]);
         if !self.lossless && peer.opened_as(op) {
             let passed = u32::from(op.frame.min(path.most));
             peer.frame_max = peer.frame_max.max(passed);
@@ -333,7 +339,7 @@ impl Node {
 
     /// The lesser of what both ends of an open session accept.
     pub(super) fn frame_most(&self, p: u32) -> u32 {
-        match self.paths[p as usize].most {
+        match self.openings.paths[p as usize].most {
             // The session with ourselves was not opened by anybody.
             0 => self.frame_max,
             most => most.into(),
@@ -352,14 +358,14 @@ impl Node {
             max_frame: self.frame_max,
             window: WINDOW as u16,
             grant: peer.granted,
-            cookie: self.paths[p as usize].cookie,
+            cookie: self.openings.paths[p as usize].cookie,
             ..OpenOp::default()
         }
     }
 
     fn send_open(&mut self, p: u32, out: &mut dyn FrameSink) {
         let peer = &self.peers[p];
-        let (path, echoes) = (self.paths[p as usize], peer.state == State::Answered);
+        let (path, echoes) = (self.openings.paths[p as usize], peer.state == State::Answered);
         let max = self.frame_max as u16;
         let len = if path.answers > 0 { path.answers } else { path.next_len(max) };
         let frame = if path.answers > 0 { path.answers } else { path.arrived };
@@ -370,7 +376,7 @@ impl Node {
         let Reply { bytes, len: head_len } = Self::finished_open(&base, &op);
         let padded = usize::from(len) + ETH_HDR_LEN;
         let padding = if self.lossless { 0 } else { padded.saturating_sub(head_len) };
-        let body = Body::Bytes(&self.padding[..padding]);
+        let body = Body::Bytes(&self.openings.padding[..padding]);
         let sent = out.send(&TxFrame { head: &bytes[..head_len], body, tail: &[] });
         if sent != Tx::Sent {
             self.blocked = true;
@@ -379,7 +385,7 @@ impl Node {
         }
         self.counters.tx_frames += 1;
         self.peers[p].want_open = false;
-        let path = &mut self.paths[p as usize];
+        let path = &mut self.openings.paths[p as usize];
         path.answers = 0;
         path.tries = path.tries.saturating_add(1);
         path.again += u8::from(path.passed > 0 && path.again < TRIES);

@@ -126,7 +126,7 @@ impl Node {
         peer.heard = active;
         peer.probe_at = now;
         peer.reorder_at = Instant(0);
-        self.paths[p as usize].restart();
+        self.openings.paths[p as usize].restart();
         self.observed.tallies[p as usize] = Tally { begun: now, ..Tally::default() };
         self.blocks_unpromised -= grant as usize;
         if grant == 0 && state != State::Answered && !self.peers[p].starved {
@@ -152,7 +152,8 @@ impl Node {
         peer.frame_max = self.frame_max;
     }
 
-    /// Takes an OPEN, first or answering, or a challenge, of `len` bytes behind the Ethernet header.
+    /// Takes an OPEN, first or answering, or a challenge, of `len` bytes behind the Ethernet
+    /// header.
     pub(crate) fn on_open(&mut self, now: Instant, base: &Base, op: &OpenOp, len: u16) {
         let me = self.settings.incarnation;
         if base.src == self.mac {

@@ -57,7 +57,7 @@ impl Node {
         }
         let (heard, oldest) = ((peer.heard >> UNIT_BITS) as u32, peer.snd.una);
         // An eighth: probes go out every tenth, so the peer is heard as often.
-        let progress = &mut self.paths[p as usize].progress;
+        let progress = &mut self.openings.paths[p as usize].progress;
         let stuck = progress.look((now.0 >> UNIT_BITS) as u32, oldest, heard, t_dead / 8);
         if stuck < t_dead || planted(Bug::ProgressUnbounded) {
             return false;

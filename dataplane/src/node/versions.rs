@@ -49,7 +49,7 @@ impl Node {
             return;
         }
         let (mac, theirs) = (other.base.src, other.base.version);
-        if self.other_versions.is_news(mac) {
+        if self.openings.other_versions.is_news(mac) {
             self.note(Notice::OtherVersion { mac, theirs });
         }
         let rst = RstOp {

@@ -32,7 +32,7 @@ pub struct OpenOp {
     pub minor: u16,
     /// Eager units granted from the start.
     pub grant: u32,
-    /// In a challenge the proof that its receiver is to send back, in an OPEN the proof; 0 for none.
+    /// In a challenge the proof that its receiver is to send back, else the proof; 0 for none.
     pub cookie: u64,
     /// Bytes behind the Ethernet header of a frame from the receiver that arrived: the OPEN that
     /// this one answers. 0 if it answers none, or frames of every length pass.

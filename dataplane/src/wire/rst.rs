@@ -36,8 +36,8 @@ impl TryFrom<u16> for RstReason {
     }
 }
 
-/// Header of an RST. It is the same in every version. Its receiver believes it only if it can have been sent by one who saw the
-/// receiver's packets: `docs/wire.md`, "RST".
+/// Header of an RST, the same in every version. Its receiver believes it only if it can have been
+/// sent by one who saw the receiver's packets: `docs/wire.md`, "RST".
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RstOp {
     /// `dst_sid` of the packet that caused it, or 0.

@@ -137,10 +137,9 @@ fn an_open(r: &mut Rng, inc: u64) -> OpenOp {
     }
 }
 
-/// Goal: forged OPENs bring nothing out of a node and take nothing from its peers (no frame more
-/// than came in, no byte more, sixteen half-open sessions, half of the credit). Method: 10,000 a second from
-/// changing stations, of all lengths, some with cookies that nobody made and some twice, while two
-/// honest nodes exchange messages.
+/// Goal: forged OPENs bring no more frames and bytes out of a node than came in, and take nothing
+/// from its peers. Method: 10,000 a second from changing stations, of all lengths, some with
+/// cookies that nobody made and some twice, while two honest nodes exchange messages.
 #[test]
 fn open_floods() {
     stage("open_floods", 10, flood);
