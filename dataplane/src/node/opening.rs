@@ -267,14 +267,15 @@ impl Node {
     }
 
     /// Notes that an OPEN of ours was answered, and whether the session can be opened now: if not,
-    /// another OPEN goes out, to find out whether longer frames pass.
+    /// another OPEN goes out, to find out whether longer frames pass, or to tell what did.
     pub(super) fn is_measured(&mut self, now: Instant, p: u32) -> bool {
         let path = self.openings.paths[p as usize];
-        if path.passed >= path.most {
+        if path.passed >= path.most && (path.tries <= 1 || self.lossless) {
             return true;
         }
         let peer = &mut self.peers[p];
-        // Those that were lost may have been lost because nobody was there yet.
+        // Those that were lost may have been lost because nobody was there yet. And the answerer
+        // does not know which of its answers arrived.
         (peer.want_open, peer.backoff, peer.probe_at) = (true, 0, now);
         self.make_ready(p);
         self.arm_timer(now, p);
@@ -284,7 +285,8 @@ impl Node {
     /// Whether it is time to be content with the length that passed.
     fn is_content(&self, p: u32) -> bool {
         let path = self.openings.paths[p as usize];
-        self.peers[p].state == State::Opening && path.passed > 0 && path.again >= TRIES
+        let found = path.passed >= path.most || path.again >= TRIES;
+        self.peers[p].state == State::Opening && path.passed > 0 && found
     }
 
     /// Settles how long frames on the session may be, which is being opened.
@@ -300,28 +302,6 @@ impl Node {
             let mac = peer.mac();
             self.note(Notice::ShortFrames { mac, passed: whole(passed), most: whole(most) });
         }
-        let peer = &self.peers[p];
-        if peer.state == State::Opening && path.tries > 1 && !self.lossless {
-            self.confirm_path(p, passed);
-        }
-    }
-
-    /// Tells the answerer, who does not know which of its answers arrived.
-    fn confirm_path(&mut self, p: u32, passed: u16) {
-        let op = OpenOp { frame: passed, ..self.open_op(p, true) };
-        let peer = &self.peers[p];
-        let base = Base { psn: peer.snd.una, ..peer.base(self.mac, self.crc, Ty::Open) };
-        self.reply_open(&base, &op, u16::MAX);
-    }
-
-    /// Takes an OPEN of a session that is open: it may say that longer frames arrived than was
-    /// known.
-    pub(super) fn raise_path(&mut self, p: u32, op: &OpenOp) {
-        let (peer, path) = (&mut self.peers[p], self.openings.paths[p as usize]);
-        if !self.lossless && peer.opened_as(op) {
-            let passed = u32::from(op.frame.min(path.most));
-            peer.frame_max = peer.frame_max.max(passed);
-        }
     }
 
     /// Sends the OPEN that is due to a peer without an open session.
@@ -330,6 +310,9 @@ impl Node {
             return;
         }
         if self.is_content(p) {
+            if self.confirm_path(p, out) != Tx::Sent {
+                return;
+            }
             self.opened(now, p);
             self.peers[p].ack_now = true;
             return;
@@ -344,6 +327,24 @@ impl Node {
             0 => self.frame_max,
             most => most.into(),
         }
+    }
+
+    /// Tells the answerer how long frames on the session may be, ahead of all of them: it does not
+    /// know which of its answers arrived, and the length of a session is the same from its first
+    /// frame to its last.
+    fn confirm_path(&mut self, p: u32, out: &mut dyn FrameSink) -> Tx {
+        let op = OpenOp { frame: self.openings.paths[p as usize].passed, ..self.open_op(p, true) };
+        let peer = &self.peers[p];
+        let base = Base { psn: peer.snd.una, ..peer.base(self.mac, self.crc, Ty::Open) };
+        let Reply { bytes, len } = Self::finished_open(&base, &op);
+        let sent = out.send(&TxFrame::whole(&bytes[..len]));
+        if sent == Tx::Sent {
+            self.counters.tx_frames += 1;
+        } else {
+            self.blocked = true;
+            self.make_ready(p);
+        }
+        sent
     }
 
     fn open_op(&self, p: u32, echoes: bool) -> OpenOp {
@@ -377,8 +378,8 @@ impl Node {
         let padded = usize::from(len) + ETH_HDR_LEN;
         let padding = if self.lossless { 0 } else { padded.saturating_sub(head_len) };
         let body = Body::Bytes(&self.openings.padding[..padding]);
-        let sent = out.send(&TxFrame { head: &bytes[..head_len], body, tail: &[] });
-        if sent != Tx::Sent {
+        let frame = TxFrame { head: &bytes[..head_len], body, tail: &[] };
+        if out.send(&frame) != Tx::Sent {
             self.blocked = true;
             self.make_ready(p);
             return;

@@ -223,7 +223,6 @@ impl Node {
             }
             State::Answered => self.answer_anew(now, p, base, op, len),
             State::Open if theirs => {
-                self.raise_path(p, op);
                 self.peers[p].ack_now = true;
                 self.make_ready(p);
             }
