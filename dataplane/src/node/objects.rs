@@ -3,7 +3,6 @@
 use barewire_driver::hint::rarely;
 
 use super::notice::EndReason;
-use super::opening::Path;
 use super::peer::{GENERATIONS, Peer, SourceName, State};
 use super::short::Route;
 use super::tally::Tally;
@@ -361,7 +360,6 @@ impl Node {
         if self.sid_gen.len() <= slot {
             let first = self.random() as u32;
             self.sid_gen.push((first % GENERATIONS) as u16);
-            self.openings.paths.push(Path::default());
             debug_assert_eq!(self.sid_gen.len(), slot + 1);
             self.observed.tallies.push(Tally::default());
         }

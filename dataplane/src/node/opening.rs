@@ -5,6 +5,8 @@
 //! of [`Openings`] bounds the time, and those of them that have not shown that they receive have
 //! [`HALF_OPEN_MAX`] sessions between them.
 
+use std::collections::HashMap;
+
 use barewire_driver::frame::{Body, ETH_HDR_LEN, TxFrame};
 use barewire_driver::port::{MacAddr, Tx};
 
@@ -41,14 +43,12 @@ const LENGTHS: [u16; 2] = [1500, wire::MAX_FRAME_MIN as u16];
 /// the first sign of life.
 const TRIES: u8 = 2;
 
-/// What is known of the path to a peer: while a session is being opened, in bytes behind the
+/// What is known of the path to a peer while a session is being opened, in bytes behind the
 /// Ethernet header. On a port that loses nothing all of them pass.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Path {
     /// What the peer is to be shown in our OPENs; 0 if it asked for nothing.
     cookie: u64,
-    /// How the session gets on that is open.
-    pub(super) progress: Progress,
     /// The lesser of the two `max_frame`; 0 before the peer's is known.
     most: u16,
     /// Longest that passed in both directions.
@@ -66,11 +66,6 @@ pub(crate) struct Path {
 }
 
 impl Path {
-    /// A new session is made.
-    pub(super) fn restart(&mut self) {
-        *self = Self { progress: self.progress, ..Self::default() };
-    }
-
     /// Length of the next OPEN of ours that answers none, on a port of `max` bytes.
     fn next_len(&self, max: u16) -> u16 {
         if self.passed > 0 {
@@ -102,8 +97,10 @@ struct HalfOpen {
 /// What it takes to open sessions, and to bound what strangers cost.
 #[derive(Debug)]
 pub(crate) struct Openings {
-    /// What is known of the path to the peer in each slot.
-    pub(super) paths: Vec<Path>,
+    /// Of the sessions that are being opened, by the peer's slot.
+    paths: HashMap<u32, Path>,
+    /// Of those over which packets are repeated, likewise.
+    pub(super) progress: HashMap<u32, Progress>,
     pub(super) secret: Secret,
     pub(super) other_versions: OtherVersions,
     /// Zeros behind an OPEN, on a port where frames may be lost.
@@ -119,7 +116,8 @@ impl Openings {
     /// For a node with settings `s`, on a port for frames of `frame_len` bytes.
     pub(super) fn new(s: &NodeSettings, lossless: bool, frame_len: usize) -> Self {
         Self {
-            paths: Vec::with_capacity(s.peer_max),
+            paths: HashMap::new(),
+            progress: HashMap::new(),
             secret: Secret::of_seed(s.seed),
             other_versions: OtherVersions::default(),
             padding: vec![0; if lossless { 0 } else { frame_len }],
@@ -127,6 +125,20 @@ impl Openings {
             tokens: 0,
             refilled: Instant(0),
         }
+    }
+
+    fn path(&self, p: u32) -> Path {
+        self.paths.get(&p).copied().unwrap_or_default()
+    }
+
+    fn path_mut(&mut self, p: u32) -> &mut Path {
+        self.paths.entry(p).or_default()
+    }
+
+    /// The session with peer `p` is not being opened any more, or has yet to be.
+    pub(super) fn forget(&mut self, p: u32) {
+        self.paths.remove(&p);
+        self.progress.remove(&p);
     }
 
     /// Whether another OPEN that proves nothing may be looked at.
@@ -234,11 +246,11 @@ impl Node {
         let known = self.by_mac.get(&self.peers, base.src);
         let asked = known.filter(|&p| self.peers[p].opened_as(op) && self.peers[p].opens);
         // One that brings nothing new would be answered for ever.
-        let Some(p) = asked.filter(|&p| self.openings.paths[p as usize].cookie != op.cookie) else {
+        let Some(p) = asked.filter(|&p| self.openings.path(p).cookie != op.cookie) else {
             self.counters.rx_bad_open += 1;
             return;
         };
-        self.openings.paths[p as usize].cookie = op.cookie;
+        self.openings.path_mut(p).cookie = op.cookie;
         self.peers[p].want_open = true;
         self.make_ready(p);
     }
@@ -247,7 +259,7 @@ impl Node {
     /// learned of the other end's limit is in `op` as well.
     pub(super) fn note_path(&mut self, p: u32, op: &OpenOp, len: u16) {
         let most = self.frame_max.min(op.max_frame) as u16;
-        let (peer, path) = (&self.peers[p], &mut self.openings.paths[p as usize]);
+        let (peer, path) = (&self.peers[p], self.openings.path_mut(p));
         path.most = most;
         if self.lossless {
             path.passed = most;
@@ -269,7 +281,7 @@ impl Node {
     /// Notes that an OPEN of ours was answered, and whether the session can be opened now: if not,
     /// another OPEN goes out, to find out whether longer frames pass, or to tell what did.
     pub(super) fn is_measured(&mut self, now: Instant, p: u32) -> bool {
-        let path = self.openings.paths[p as usize];
+        let path = self.openings.path(p);
         if path.passed >= path.most && (path.tries <= 1 || self.lossless) {
             return true;
         }
@@ -284,24 +296,26 @@ impl Node {
 
     /// Whether it is time to be content with the length that passed.
     fn is_content(&self, p: u32) -> bool {
-        let path = self.openings.paths[p as usize];
+        let path = self.openings.path(p);
         let found = path.passed >= path.most || path.again >= TRIES;
         self.peers[p].state == State::Opening && path.passed > 0 && found
     }
 
     /// Settles how long frames on the session may be, which is being opened.
     pub(super) fn settle_path(&mut self, p: u32) {
-        let (peer, path) = (&mut self.peers[p], self.openings.paths[p as usize]);
+        let (peer, path) = (&mut self.peers[p], self.openings.path(p));
         // A frame of the least length that may be announced is taken to pass, whoever says what.
-        let passed = path.passed.max(path.least).max(LENGTHS[1]).min(path.most);
+        let passed = path.passed.max(path.least).min(path.most).max(LENGTHS[1]);
         let forgets = planted(Bug::PathForgotten);
         peer.frame_max = if forgets { path.most.into() } else { passed.into() };
         let most = path.most;
+        peer.frame_most = most;
         if passed < most && !forgets {
             let whole = |len: u16| u32::from(len) + ETH_HDR_LEN as u32;
             let mac = peer.mac();
             self.note(Notice::ShortFrames { mac, passed: whole(passed), most: whole(most) });
         }
+        self.openings.forget(p);
     }
 
     /// Sends the OPEN that is due to a peer without an open session.
@@ -322,7 +336,7 @@ impl Node {
 
     /// The lesser of what both ends of an open session accept.
     pub(super) fn frame_most(&self, p: u32) -> u32 {
-        match self.openings.paths[p as usize].most {
+        match self.peers[p].frame_most {
             // The session with ourselves was not opened by anybody.
             0 => self.frame_max,
             most => most.into(),
@@ -333,7 +347,7 @@ impl Node {
     /// know which of its answers arrived, and the length of a session is the same from its first
     /// frame to its last.
     fn confirm_path(&mut self, p: u32, out: &mut dyn FrameSink) -> Tx {
-        let op = OpenOp { frame: self.openings.paths[p as usize].passed, ..self.open_op(p, true) };
+        let op = OpenOp { frame: self.openings.path(p).passed, ..self.open_op(p, true) };
         let peer = &self.peers[p];
         let base = Base { psn: peer.snd.una, ..peer.base(self.mac, self.crc, Ty::Open) };
         let Reply { bytes, len } = Self::finished_open(&base, &op);
@@ -359,14 +373,14 @@ impl Node {
             max_frame: self.frame_max,
             window: WINDOW as u16,
             grant: peer.granted,
-            cookie: self.openings.paths[p as usize].cookie,
+            cookie: self.openings.path(p).cookie,
             ..OpenOp::default()
         }
     }
 
     fn send_open(&mut self, p: u32, out: &mut dyn FrameSink) {
         let peer = &self.peers[p];
-        let (path, echoes) = (self.openings.paths[p as usize], peer.state == State::Answered);
+        let (path, echoes) = (self.openings.path(p), peer.state == State::Answered);
         let max = self.frame_max as u16;
         let len = if path.answers > 0 { path.answers } else { path.next_len(max) };
         let frame = if path.answers > 0 { path.answers } else { path.arrived };
@@ -386,7 +400,7 @@ impl Node {
         }
         self.counters.tx_frames += 1;
         self.peers[p].want_open = false;
-        let path = &mut self.openings.paths[p as usize];
+        let path = self.openings.path_mut(p);
         path.answers = 0;
         path.tries = path.tries.saturating_add(1);
         path.again += u8::from(path.passed > 0 && path.again < TRIES);

@@ -278,6 +278,9 @@ pub(crate) struct Peer {
     pub(crate) opens: bool,
     /// [`inc`](Self::inc) is known from an OPEN alone that anybody can have sent.
     pub(crate) is_life_claimed: bool,
+    /// The lesser of what both ends of an open session accept, bytes after the Ethernet header; 0
+    /// in the session with ourselves.
+    pub(crate) frame_most: u16,
 }
 
 /// A field ends so many bytes after the beginning of the slot.

@@ -126,7 +126,7 @@ impl Node {
         peer.heard = active;
         peer.probe_at = now;
         peer.reorder_at = Instant(0);
-        self.openings.paths[p as usize].restart();
+        self.openings.forget(p);
         self.observed.tallies[p as usize] = Tally { begun: now, ..Tally::default() };
         self.blocks_unpromised -= grant as usize;
         if grant == 0 && state != State::Answered && !self.peers[p].starved {
@@ -455,6 +455,7 @@ impl Node {
         (peer.want_open, peer.ack_now, peer.opens) = (false, false, false);
         peer.timer_at = Instant(u64::MAX);
         self.wheel.disarm(p);
+        self.openings.forget(p);
     }
 
     /// Ends a session: every operation that needs it ends with the error of `reason`, and what it

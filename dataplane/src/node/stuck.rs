@@ -10,6 +10,9 @@ use crate::wire;
 /// Nanoseconds are shifted by so much to units of 131 us.
 const UNIT_BITS: u32 = 17;
 
+/// Timeouts in a row after which a session is looked at.
+const REPEATED: u8 = 2;
+
 /// The oldest packet in flight, and for how long it has been repeated while the peer was heard.
 /// Looked at by the timer alone. Times in units of [`UNIT_BITS`]; they wrap after six days.
 #[derive(Clone, Copy, Debug, Default)]
@@ -52,12 +55,17 @@ impl Node {
     pub(super) fn end_if_stuck(&mut self, now: Instant, p: u32) -> bool {
         let t_dead = (self.settings.t_dead_ns >> UNIT_BITS) as u32;
         let peer = &self.peers[p];
-        if peer.snd.in_flight() == 0 {
+        // Where frames get lost, one or two in a row say nothing of the path.
+        let repeated = self.lossless || peer.backoff > REPEATED;
+        if peer.snd.in_flight() == 0 || !repeated {
+            if !self.openings.progress.is_empty() {
+                self.openings.progress.remove(&p);
+            }
             return false;
         }
         let (heard, oldest) = ((peer.heard >> UNIT_BITS) as u32, peer.snd.una);
         // An eighth: probes go out every tenth, so the peer is heard as often.
-        let progress = &mut self.openings.paths[p as usize].progress;
+        let progress = self.openings.progress.entry(p).or_default();
         let stuck = progress.look((now.0 >> UNIT_BITS) as u32, oldest, heard, t_dead / 8);
         if stuck < t_dead || planted(Bug::ProgressUnbounded) {
             return false;
