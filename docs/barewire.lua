@@ -17,7 +17,7 @@ local TYPES = {
 -- Least length of the operation header.
 local OP_LEN = {
   [1] = 8, [2] = 16, [3] = 8, [4] = 32, [5] = 32, [6] = 32, [7] = 16, [8] = 16, [9] = 8, [10] = 8,
-  [13] = 0, [14] = 32, [15] = 56, [16] = 32, [17] = 48, [18] = 40, [19] = 16,
+  [13] = 0, [14] = 32, [15] = 64, [16] = 32, [17] = 48, [18] = 40, [19] = 16,
 }
 local HAS_PAYLOAD = {
   [2] = true, [3] = true, [4] = true, [7] = true, [16] = true, [18] = true, [19] = true,
@@ -123,7 +123,8 @@ field("inc", ProtoField.uint64, "Incarnation", base.HEX)
 field("victim_inc", ProtoField.uint64, "Receiver's incarnation", base.HEX)
 field("victim_epoch", ProtoField.uint32, "Receiver's epoch", base.DEC)
 field("rst_reason", ProtoField.uint16, "Reason", base.DEC, RST_REASON)
-field("rst_version", ProtoField.uint8, "Version spoken", base.DEC)
+field("version_min", ProtoField.uint8, "Lowest version spoken", base.DEC)
+field("version_max", ProtoField.uint8, "Highest version spoken", base.DEC)
 field("sid", ProtoField.uint32, "Sender's session", base.HEX)
 field("epoch", ProtoField.uint32, "Epoch", base.DEC)
 field("target_inc", ProtoField.uint64, "Incarnation wanted", base.HEX)
@@ -133,6 +134,8 @@ field("window", ProtoField.uint16, "Window", base.DEC)
 field("minor", ProtoField.uint16, "Minor version", base.DEC)
 field("open_grant", ProtoField.uint32, "Eager units granted from the start", base.DEC)
 field("cookie", ProtoField.uint64, "Cookie", base.HEX)
+field("frame", ProtoField.uint16, "Length of the OPEN that arrived", base.DEC)
+field("padding", ProtoField.none, "Padding that measures the path")
 field("zero", ProtoField.bytes, "Zero")
 field("crc", ProtoField.uint32, "CRC32C", base.HEX)
 field("crc_ok", ProtoField.bool, "CRC32C is right")
@@ -340,6 +343,17 @@ ops[10] = function(state, tree, op)
   state.info = state.info .. " " .. (reason or "?")
 end
 
+-- The range of versions that RST and OPEN carry at `at`.
+local function versions(tree, op, at)
+  tree:add(f["version_min"], op(at, 1))
+  tree:add(f["version_max"], op(at + 1, 1))
+  return op(at, 1):uint(), op(at + 1, 1):uint()
+end
+
+local function is_range(lowest, highest)
+  return 0 < lowest and lowest <= highest and highest < 8
+end
+
 ops[14] = function(state, tree, op)
   tree:add_le(f["echo_sid"], op(0, 4))
   tree:add_le(f["echo_psn"], op(4, 4))
@@ -347,12 +361,15 @@ ops[14] = function(state, tree, op)
   tree:add_le(f["victim_inc"], op(16, 8))
   tree:add_le(f["victim_epoch"], op(24, 4))
   tree:add_le(f["rst_reason"], op(28, 2))
-  tree:add_le(f["rst_version"], op(30, 1))
+  local lowest, highest = versions(tree, op, 30)
   local reason = RST_REASON[op(28, 2):le_uint()]
   if reason == nil then refuse(state, "rst_reason") end
-  zero(state, tree, op(31, 1))
+  if not is_range(lowest, highest) then refuse(state, "versions") end
   if op(8, 8):le_uint64() == UInt64(0) then refuse(state, "nameless") end
   state.info = state.info .. " " .. (reason or "?")
+  if op(28, 2):le_uint() == 3 then
+    state.info = state.info .. string.format(" %d to %d", lowest, highest)
+  end
 end
 
 ops[15] = function(state, tree, op)
@@ -368,16 +385,28 @@ ops[15] = function(state, tree, op)
   tree:add_le(f["minor"], op(42, 2))
   tree:add_le(f["open_grant"], op(44, 4))
   tree:add_le(f["cookie"], op(48, 8))
+  tree:add_le(f["frame"], op(56, 2))
+  local lowest, highest = versions(tree, op, 58)
   local sid, epoch = op(0, 4):le_uint(), op(4, 4):le_uint()
-  if sid == 0 or epoch == 0 or op(8, 8):le_uint64() == UInt64(0) then refuse(state, "nameless") end
+  if (sid == 0) ~= (epoch == 0) or op(8, 8):le_uint64() == UInt64(0) then
+    refuse(state, "nameless")
+  end
   local echo_sid, echo_epoch = op(24, 4):le_uint(), op(28, 4):le_uint()
   if echo_sid ~= state.dst_sid or (echo_sid == 0) ~= (echo_epoch == 0) then
     refuse(state, "open_echo")
   end
   if op(40, 2):le_uint() == 0 then refuse(state, "open_window") end
   if op(36, 4):le_uint() < 256 then refuse(state, "open_max_frame") end
-  state.info = state.info .. (echo_sid == 0 and "" or " answer")
-    .. string.format(" sid=0x%08x epoch=%d", sid, epoch)
+  local cookie = op(48, 8):le_uint64() ~= UInt64(0)
+  if sid == 0 and (not cookie or echo_sid == 0) then refuse(state, "open_challenge") end
+  if not is_range(lowest, highest) then refuse(state, "versions") end
+  zero(state, tree, op(60, 4))
+  if sid == 0 then
+    state.info = state.info .. " challenge"
+    return
+  end
+  state.info = state.info .. (echo_sid == 0 and "" or " answer") .. (cookie and " cookie" or "")
+    .. string.format(" sid=0x%08x epoch=%d length=%d", sid, epoch, state.buf:len())
 end
 
 -- The first 24 bytes of WRITE, READ and ATOMIC; `known` are the flags that the type has. Returns
@@ -482,7 +511,15 @@ local function prologue(state, buf, pinfo, tree)
   for _, name in ipairs({ "version", "type", "sec", "ar", "rtx", "ce", "reserved", "trailer" }) do
     tree:add(f[name], buf(0, 2))
   end
-  if rshift(w, 13) ~= 1 then refuse(state, "version", true) end
+  local version = rshift(w, 13)
+  if version ~= 2 and band(rshift(w, 8), 31) == 14 and buf:len() >= 50 then
+    -- The same in every version.
+    state.foreign = true
+    state.info = string.format("RST of version %d", version)
+    ops[14](state, tree, buf(18, 32))
+    return
+  end
+  if version ~= 2 then refuse(state, "version", true) end
   if band(w, 0x80) ~= 0 then refuse(state, "secured", true) end
   if band(w, 0x10) ~= 0 then refuse(state, "congestion_echo", true) end
   if band(w, 0x0C) ~= 0 then refuse(state, "prologue_reserved", true) end
@@ -523,6 +560,7 @@ end
 local function packet(state, buf, pinfo, tree)
   state.buf = buf
   prologue(state, buf, pinfo, tree)
+  if state.foreign then return end
   local ty, plen = state.type, state.plen
   local op_len = OP_LEN[ty]
   whole(state, buf, op_len)
@@ -552,6 +590,8 @@ local function packet(state, buf, pinfo, tree)
     tree:add_le(f["crc"], buf(stop, 4))
     tree:add(f["crc_ok"], buf(stop, 4), ok):set_generated()
   end
+  stop = stop + state.crc_len
+  if ty == 15 and buf:len() > stop then tree:add(f["padding"], buf(stop)) end
 end
 
 function p.dissector(buf, pinfo, tree)

@@ -37,7 +37,7 @@ pub const FABRIC_NAME: &str = "ethernet";
 pub const PROTOCOL: u32 = 1 << 31 | 0x6277;
 
 /// Version of the wire format.
-pub const PROTOCOL_VERSION: u32 = 1;
+pub const PROTOCOL_VERSION: u32 = barewire_dataplane::wire::VERSION as u32;
 
 /// Everything an endpoint can be granted.
 pub const CAPS: Caps = PRIMARY.union(SECONDARY);

@@ -6,6 +6,8 @@ use std::fmt::{self, Write};
 use barewire_dataplane::node::{EndReason, NodeSettings, Notice, SessionEnd};
 use barewire_dataplane::poll::Engine;
 use barewire_dataplane::types::Instant;
+use barewire_dataplane::wire;
+use barewire_driver::port::MacAddr;
 use tracing::Level;
 
 use crate::errno;
@@ -59,12 +61,41 @@ impl Teller {
                         self.withheld += 1;
                     }
                 }
+                Notice::OtherVersion { mac, theirs } => {
+                    let ours = wire::VERSIONS;
+                    self.warn(
+                        engine,
+                        mac,
+                        format_args!(
+                            "speaks version {theirs} of the protocol, this side {ours}: no session \
+                         with it is possible; install the same release on both"
+                        ),
+                    );
+                }
+                Notice::ShortFrames { mac, passed, most } => {
+                    self.warn(engine, mac, format_args!(
+                        "gets frames of at most {passed} bytes, although both ends take {most}: a \
+                         switch on the way carries less; raise its MTU or set a smaller mtu="
+                    ));
+                }
                 Notice::Missed(count) => self.withheld += u64::from(count),
             }
         }
         if self.withheld > 0 && self.take() {
             let count = std::mem::take(&mut self.withheld);
-            tracing::warn!("{count} more sessions ended; `barewire stats` counts them");
+            tracing::warn!("{count} more lines of this kind; `barewire stats` counts sessions");
+        }
+    }
+
+    /// Writes a line about a station, if one is free.
+    fn warn(&mut self, engine: &Engine, mac: MacAddr, what: fmt::Arguments<'_>) {
+        if !self.take() {
+            self.withheld += 1;
+            return;
+        }
+        match engine.station(mac) {
+            Some(name) => tracing::warn!("{mac} ({name}) {what}"),
+            None => tracing::warn!("{mac} {what}"),
         }
     }
 
@@ -281,8 +312,10 @@ mod tests {
         assert_eq!(lines.len(), BURST as usize + 1);
         assert!(lines[0].1.contains("the port is gone"), "{lines:?}");
         assert!(lines[0].1.ends_with("FI_ENETDOWN: sends 1"), "{lines:?}");
-        let more =
-            (Level::WARN, "180 more sessions ended; `barewire stats` counts them".to_owned());
+        let more = (
+            Level::WARN,
+            "180 more lines of this kind; `barewire stats` counts sessions".to_owned(),
+        );
         assert_eq!(lines[BURST as usize], more);
     }
 }

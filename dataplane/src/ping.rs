@@ -143,6 +143,8 @@ pub struct Ping {
     /// The first number of theirs, and so what a packet of ours acknowledges.
     cack: Psn,
     no_route: bool,
+    /// What the station wants to be shown in an OPEN.
+    cookie: u64,
     other_version: Option<u8>,
     other_life: Option<u64>,
     address_in_use: bool,
@@ -170,6 +172,7 @@ impl Ping {
             peer: None,
             cack: Psn(0),
             no_route: false,
+            cookie: 0,
             other_version: None,
             other_life: None,
             address_in_use: false,
@@ -296,6 +299,12 @@ impl Ping {
     }
 
     fn on_open(&mut self, now: Instant, psn: Psn, op: &OpenOp) {
+        if op.echo_sid == self.sid && op.is_challenge() {
+            if self.state == State::Opening && op.cookie != self.cookie {
+                (self.cookie, self.due) = (op.cookie, now);
+            }
+            return;
+        }
         if op.echo_sid != self.sid {
             return;
         }
@@ -318,7 +327,7 @@ impl Ping {
             return;
         }
         match op.reason {
-            RstReason::Version => self.other_version = Some(op.version),
+            RstReason::Version => self.other_version = Some(op.versions.max),
             RstReason::WrongIncarnation => self.other_life = Some(op.inc),
             // The process restarted under the pings; before them, it will answer the next OPEN.
             _ if self.lives.iter().any(|&life| life != op.inc) => self.other_life = Some(op.inc),
@@ -419,11 +428,15 @@ impl Ping {
             epoch: self.settings.seed as u32 | 1,
             inc: self.settings.seed,
             target_inc: self.settings.incarnation,
-            max_frame: self.settings.mtu as u32,
+            // The least: how long a frame passes is found out by the pings.
+            max_frame: wire::MAX_FRAME_MIN,
+            cookie: self.cookie,
             window: 1,
             ..OpenOp::default()
         };
-        wire::frame(&self.base(Ty::Open, 0), &Op::Open(op), &[])
+        let mut frame = wire::frame(&self.base(Ty::Open, 0), &Op::Open(op), &[]);
+        frame.resize(wire::MAX_FRAME_MIN as usize + ETH_HDR_LEN, 0);
+        frame
     }
 
     fn ping(&self, frame_len: usize) -> Vec<u8> {
@@ -441,7 +454,7 @@ impl Ping {
             victim_inc: peer.inc,
             victim_epoch: peer.epoch,
             reason: RstReason::Closed,
-            version: wire::VERSION,
+            versions: wire::VERSIONS,
         };
         wire::frame(&self.base(Ty::Rst, peer.sid), &Op::Rst(op), &[])
     }

@@ -66,10 +66,24 @@ pub enum Bug {
     GivenUpWriteGoesOn,
     /// What stands behind a withdrawn packet of a fetching atomic is executed.
     GivenUpFetchGoesOn,
+    /// The cookie of an OPEN is taken unseen.
+    CookieUnchecked,
+    /// Every OPEN makes a session, however many are half open.
+    HalfOpenUnbounded,
+    /// An OPEN of another life replaces the one that is known, without proof.
+    LifeDisplaced,
+    /// What was queued for a session that nobody confirmed ends with it.
+    QueuedEndedByOpen,
+    /// An answer is repeated by a timer.
+    AnswerRepeated,
+    /// Frames are as long as both ends announce, whatever has passed.
+    PathForgotten,
+    /// A session ends by silence alone, although nothing gets through.
+    ProgressUnbounded,
 }
 
 /// All of them, in order of declaration.
-pub const ALL: [Bug; 29] = [
+pub const ALL: [Bug; 36] = [
     Bug::OldDuplicateDelivered,
     Bug::DuplicateDelivered,
     Bug::RendezvousDoneOnAck,
@@ -99,6 +113,13 @@ pub const ALL: [Bug; 29] = [
     Bug::ReadRoomKept,
     Bug::GivenUpWriteGoesOn,
     Bug::GivenUpFetchGoesOn,
+    Bug::CookieUnchecked,
+    Bug::HalfOpenUnbounded,
+    Bug::LifeDisplaced,
+    Bug::QueuedEndedByOpen,
+    Bug::AnswerRepeated,
+    Bug::PathForgotten,
+    Bug::ProgressUnbounded,
 ];
 
 /// Whether `bug` is switched on for this thread.

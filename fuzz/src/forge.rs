@@ -271,15 +271,17 @@ impl Overheard {
                 RstReason::WrongIncarnation,
                 RstReason::Version,
             ]),
-            version: wire::VERSION,
+            versions: wire::VERSIONS,
         }
     }
 
     fn open(&self, input: &mut Input<'_>) -> OpenOp {
         let answers = input.chance(2);
+        // A challenge names no session of its own.
+        let names = !answers || self.sid == 0 || input.chance(3);
         OpenOp {
-            sid: input.pick(&[7, 8, self.remote_sid.max(1)]),
-            epoch: 1 + u32::from(input.byte() % 8),
+            sid: if names { input.pick(&[7, 8, self.remote_sid.max(1)]) } else { 0 },
+            epoch: if names { 1 + u32::from(input.byte() % 8) } else { 0 },
             inc: input.pick(&[101, 102, 103]),
             target_inc: input.pick(&[0, 101, 102, 103]),
             echo_sid: if answers { self.sid } else { 0 },
@@ -289,7 +291,9 @@ impl Overheard {
             window: input.pick(&[1, 256]),
             minor: 0,
             grant: input.pick(&[0, 8, 4096, u32::MAX]),
-            cookie: 0,
+            cookie: if names { input.pick(&[0, 0, 1, u64::MAX]) } else { 1 },
+            frame: input.pick(&[0, 86, 256, u16::MAX]),
+            versions: wire::VERSIONS,
         }
     }
 }

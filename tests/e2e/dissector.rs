@@ -128,7 +128,7 @@ fn each_type() -> Vec<(Op, Vec<u8>, &'static str)> {
         victim_inc: 4,
         victim_epoch: 5,
         reason: RstReason::WrongIncarnation,
-        version: VERSION,
+        versions: VERSIONS,
     };
     let open = OpenOp {
         sid: 5,
@@ -143,6 +143,8 @@ fn each_type() -> Vec<(Op, Vec<u8>, &'static str)> {
         minor: 0,
         grant: 64,
         cookie: 0,
+        frame: 1500,
+        versions: VERSIONS,
     };
     let pull = PullOp { src_op: 1, src_gen: 2, dst_op: 3, dst_gen: 4, offset: 5, len: 6 };
     let end = EndOp { src_op: 1, src_gen: 2, status: EndStatus::Discarded };
@@ -187,14 +189,15 @@ fn each_type() -> Vec<(Op, Vec<u8>, &'static str)> {
             Op::Rst(rst),
             vec![],
             "echo_sid=0x00000001 echo_psn=2 inc=0x0000000000000003 \
-            victim_inc=0x0000000000000004 victim_epoch=5 rst_reason=4 rst_version=1",
+            victim_inc=0x0000000000000004 victim_epoch=5 rst_reason=4 version_min=2 version_max=2",
         ),
         (
             Op::Open(open),
             vec![],
             "sid=0x00000005 epoch=1 inc=0x000000000000feed \
             target_inc=0x000000000000f00d echo_sid=0x00100003 echo_epoch=4 caps=0x00000000 \
-            max_frame=1500 window=256 minor=0 open_grant=64 cookie=0x0000000000000000",
+            max_frame=1500 window=256 minor=0 open_grant=64 cookie=0x0000000000000000 \
+            frame=1500 version_min=2 version_max=2",
         ),
     ]
     .into_iter()

@@ -76,6 +76,8 @@ struct Path {
     clog_until: u64,
     last_arrival: u64,
     held: Option<(u32, u32)>,
+    /// Bytes behind the Ethernet header that pass; longer frames are dropped.
+    limit: Option<usize>,
 }
 
 /// The segment and the clock.
@@ -195,6 +197,13 @@ impl Net {
         self.paths[self.path(from, to)].cut
     }
 
+    /// From now on frames of more than `len` bytes behind the Ethernet header do not get from
+    /// `from` to `to`, as if a switch between them carried less than both ends.
+    pub(crate) fn narrow(&mut self, from: usize, to: usize, len: usize) {
+        let p = self.path(from, to);
+        self.paths[p].limit = Some(len);
+    }
+
     pub(crate) fn flap(&mut self, a: usize, b: usize, ns: u64) {
         for p in [self.path(a, b), self.path(b, a)] {
             self.paths[p].down_until = self.now + ns;
@@ -292,7 +301,8 @@ impl Net {
         let p = self.path(from, to);
         let down = self.paths[p].cut || self.paths[p].down_until > self.now;
         let scripted = self.script.filter(|s| s.frame + 1 == self.stats.frames).map(|s| s.act);
-        let long = len > ETH_HDR_LEN + self.link.mtu[to];
+        let most = self.paths[p].limit.unwrap_or(usize::MAX).min(self.link.mtu[to]);
+        let long = len > ETH_HDR_LEN + most;
         let lost = self.rng.chance(self.link.loss) || scripted == Some(Act::Drop);
         self.stations[to].queued += 1;
         if down || lost || long {

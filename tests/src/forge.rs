@@ -74,7 +74,7 @@ impl Forger {
             let src = r.pick(&[self.victim, self.honest, self.third]);
             f[6..12].copy_from_slice(&src.0);
             f[12..14].copy_from_slice(&wire::ETHERTYPE.to_be_bytes());
-            f[14] = 0x20 | (f[14] & 0x1f);
+            f[14] = wire::VERSION << 5 | (f[14] & 0x1f);
         }
         f
     }
@@ -101,7 +101,7 @@ impl Forger {
             victim_inc: r.pick(&[0, 1]),
             victim_epoch: r.next() as u32 | 1 << 20,
             reason: r.pick(&[RstReason::Closed, RstReason::UnknownSession, RstReason::Dead]),
-            version: wire::VERSION,
+            versions: wire::VERSIONS,
         };
         let msg = MsgOp { dst_ep: self.ep, src_ep: self.ep, ..MsgOp::default() };
         let op = r.pick(&[Op::Rst(rst), Op::Rst(rst), Op::Msg(msg), Op::Ping]);

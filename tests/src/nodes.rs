@@ -220,6 +220,40 @@ impl Nodes {
         Ok(())
     }
 
+    /// Drops our frames of more than `len` bytes behind the Ethernet header that arrive at an
+    /// interface, as a switch or a policer on the way would.
+    ///
+    /// # Errors
+    /// As [`lose`](Self::lose).
+    pub fn drop_longer(&self, node: usize, interface: &str, len: usize) -> Result<(), String> {
+        self.run(node, "nft add table netdev wires")?;
+        let chain = format!(
+            "nft add chain netdev wires long {{ type filter hook ingress device {interface} \
+             priority 0 ; }}"
+        );
+        self.run(node, &chain)?;
+        self.run(node, &format!("nft add rule netdev wires long meta length > {len} drop"))?;
+        Ok(())
+    }
+
+    /// Three nodes, of which the last is a switch: its ports to the interfaces [`FABRIC`] of the
+    /// other two, which take `mtu` bytes, carry as many as `ports` says. Addresses as in
+    /// [`pair`](Self::pair).
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn switched(mtu: usize, ports: [usize; 2]) -> Result<Self, String> {
+        let nodes = Self::new(3)?;
+        nodes.bridge(2, "br0", mtu)?;
+        for (node, (port, carries)) in ["port0", "port1"].into_iter().zip(ports).enumerate() {
+            nodes.veth([(node, FABRIC), (2, port)], mtu)?;
+            nodes.ip(2, &format!("link set {port} mtu {carries}"))?;
+            nodes.plug(2, port, "br0")?;
+            nodes.ip(node, &format!("addr add {}/24 dev {FABRIC}", address(node)))?;
+        }
+        Ok(nodes)
+    }
+
     /// Moves the calling thread into a node. Inside a user namespace the kernel allows it only to
     /// a process with one thread.
     ///

@@ -43,7 +43,7 @@ fn foreign(to: MacAddr, round: u64) -> Vec<Vec<u8>> {
         ours(46),
         ours(1400),
         // Looks like one of ours: version 1, but nothing behind it is right.
-        ethernet(to, ETHERTYPE, &[&[0x21, 0x03][..], &noise[..64]].concat()),
+        ethernet(to, ETHERTYPE, &[&[0x41, 0x03][..], &noise[..64]].concat()),
     ]
 }
 

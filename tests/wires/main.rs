@@ -22,6 +22,7 @@ mod memif;
 mod memif_cases;
 mod messages;
 mod one_sided;
+mod paths;
 mod raw;
 mod stream;
 

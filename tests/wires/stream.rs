@@ -57,12 +57,21 @@ impl Stream {
 
     /// Something happens to the interface of `node`, and the sender is told so by one of `codes`
     /// within `limit`.
-    pub(crate) fn ends(mut self, node: usize, change: &str, codes: &[i32], limit: Duration) {
+    pub(crate) fn ends(self, node: usize, change: &str, codes: &[i32], limit: Duration) {
         self.ip(node, change);
+        self.has_ended(codes, limit);
+    }
+
+    /// As [`ends`](Self::ends), from now on.
+    pub(crate) fn has_ended(mut self, codes: &[i32], limit: Duration) {
         let (code, took) = self.fails();
         assert!(codes.contains(&code), "{code}, not one of {codes:?}");
         assert!(took < limit, "{took:?}");
         self.sender.finish();
+    }
+
+    pub(crate) fn nodes(&self) -> &Nodes {
+        &self.nodes
     }
 
     pub(crate) fn ip(&self, node: usize, args: &str) {

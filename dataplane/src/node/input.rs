@@ -1,6 +1,6 @@
 //! From a frame to what it means: the codec, the session, acknowledgements, order, operations.
 
-use barewire_driver::frame::RxFrame;
+use barewire_driver::frame::{ETH_HDR_LEN, RxFrame};
 use barewire_driver::hint::rarely;
 use barewire_driver::port::MacAddr;
 
@@ -152,6 +152,9 @@ impl Node {
     #[cold]
     fn on_malformed(&mut self, now: Instant, frame: &RxFrame<'_>, err: WireError) {
         self.counters.rx_wire[err.index()] += 1;
+        if err == WireError::Version {
+            return self.on_other_version(now, frame);
+        }
         if err != WireError::UnknownType {
             return;
         }
@@ -172,11 +175,14 @@ impl Node {
     fn on_stranger(&mut self, now: Instant, frame: &RxFrame<'_>, base: &Base) {
         match base.ty {
             Ty::Open => match OpenOp::parse(frame, base) {
-                Ok(op) => self.on_open(now, base, &op),
+                Ok(op) => {
+                    let len = (frame.len() - ETH_HDR_LEN).min(usize::from(u16::MAX)) as u16;
+                    self.on_open(now, base, &op, len);
+                }
                 Err(err) => self.counters.rx_wire[err.index()] += 1,
             },
-            Ty::Rst => match RstOp::parse(frame, base) {
-                Ok(op) => self.on_rst(now, base, &op),
+            Ty::Rst => match RstOp::parse(frame) {
+                Ok(op) => self.on_rst(now, base.src, &op),
                 Err(err) => self.counters.rx_wire[err.index()] += 1,
             },
             // An answer to these could be answered again, for ever.
@@ -528,7 +534,7 @@ impl Node {
                 return;
             }
         }
-        let frame_len = self.frame_max as usize + barewire_driver::frame::ETH_HDR_LEN;
+        let frame_len = self.frame_max as usize + ETH_HDR_LEN;
         let len = frame.len();
         if len > frame_len {
             self.counters.rx_no_buffer += 1;
@@ -577,7 +583,7 @@ impl Node {
 
     /// Takes the packets that waited for the one just taken.
     fn take_held(&mut self, now: Instant, p: u32) {
-        let frame_len = self.frame_max as usize + barewire_driver::frame::ETH_HDR_LEN;
+        let frame_len = self.frame_max as usize + ETH_HDR_LEN;
         while self.peers[p].rcv.is_set(0) && self.peers[p].refused == 0 {
             let peer = &mut self.peers[p];
             let next = peer.rcv_nxt;

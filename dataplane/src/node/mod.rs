@@ -6,11 +6,13 @@
 
 mod acks;
 mod coll;
+mod cookie;
 mod ep;
 mod input;
 mod mr;
 mod notice;
 mod objects;
+mod opening;
 mod ops;
 mod output;
 mod pack;
@@ -29,11 +31,13 @@ mod short_target;
 mod srx;
 mod stations;
 mod stats;
+mod stuck;
 mod tally;
 #[cfg(test)]
 mod tests;
 mod train;
 mod twin;
+mod versions;
 
 use std::collections::{HashMap, VecDeque};
 
@@ -54,10 +58,11 @@ use crate::slab::{Handle, NONE, Slab};
 use crate::table::{Table, Vacant};
 use crate::types::{Cqe, FiAddr, Instant};
 use crate::wheel::Wheel;
-use crate::wire::{HeadOut, PlainHead, PlainMsg, mac_word};
+use crate::wire::{self, Base, HeadOut, PlainHead, PlainMsg, mac_word};
 
 use ep::Ep;
 use mr::Mr;
+use opening::Openings;
 use ops::{Held, Job, Late, Pull, RecvWr, Rma, Stored, TxWr};
 use pack::Packs;
 use peer::{Half, Peer, Peers};
@@ -520,7 +525,22 @@ pub(crate) struct Reply {
 }
 
 impl Reply {
-    pub(crate) const LEN: usize = 96;
+    /// The longest is an OPEN with a checksum.
+    pub(crate) const LEN: usize = 104;
+
+    /// The packet of `base` and an operation header, without payload.
+    fn new(base: &Base, op: &[u8]) -> Self {
+        let mut reply = Self { bytes: [0; Self::LEN], len: wire::BASE_LEN + op.len() };
+        let (head, rest) = reply.bytes.split_first_chunk_mut().expect("a reply holds a head");
+        base.emit(head);
+        rest[..op.len()].copy_from_slice(op);
+        if base.crc {
+            let crc = wire::crc_of_head(&reply.bytes[..reply.len]).to_le_bytes();
+            reply.bytes[reply.len..reply.len + wire::TRAILER_LEN].copy_from_slice(&crc);
+            reply.len += wire::TRAILER_LEN;
+        }
+        reply
+    }
 }
 
 /// See the module.
@@ -613,9 +633,9 @@ pub struct Node {
     pub(crate) reply_tokens: u32,
     pub(crate) reply_refill: Instant,
 
+    openings: Openings,
     pub(crate) counters: NodeCounters,
     observed: tally::Observed,
-    pub(crate) rng: u64,
     /// Time of this turn. What is heard in it was heard then.
     pub(crate) polled_at: Instant,
     /// When the loop was last called after a pause longer than a probe interval.
@@ -713,14 +733,14 @@ impl Node {
             todo: if caps.lossless { Todo::empty() } else { Todo::SEND },
             acks: acks::Acks::new(),
             starved: VecDeque::new(),
-            replies: VecDeque::with_capacity(64),
+            replies: VecDeque::with_capacity(session::REPLIES_MAX),
             looped: VecDeque::with_capacity(64),
             looped_free: Vec::with_capacity(64),
             reply_tokens: session::REPLIES_PER_MS,
             reply_refill: Instant(0),
+            openings: Openings::new(s, caps.lossless, frame_len),
             counters: NodeCounters::default(),
             observed: tally::Observed::new(s.peer_max),
-            rng: s.seed | 1,
             polled_at: Instant(0),
             resumed_at: Instant(0),
             backlog: false,
@@ -737,15 +757,9 @@ impl Node {
         &self.settings
     }
 
-    /// A pseudo-random number: xorshift64*, enough to make names and numbers hard to hit by
-    /// accident; what must resist a guess is drawn by the caller (`seed`).
+    /// A number that nobody can guess who does not know the seed, whatever was drawn before.
     pub(crate) fn random(&mut self) -> u64 {
-        let mut x = self.rng;
-        x ^= x >> 12;
-        x ^= x << 25;
-        x ^= x >> 27;
-        self.rng = x;
-        x.wrapping_mul(0x2545_F491_4F6C_DD1D)
+        self.openings.secret.draw()
     }
 
     /// Something waits to be sent.

@@ -12,6 +12,7 @@ use super::{Node, short_rma};
 use crate::error::Error;
 use crate::slab::NONE;
 use crate::types::Instant;
+use crate::wire::{self, Versions};
 
 /// Notices that a node keeps. More are counted ([`Notice::Missed`]).
 const KEPT_MAX: usize = 64;
@@ -21,6 +22,22 @@ const KEPT_MAX: usize = 64;
 pub enum Notice {
     /// A session ended.
     SessionEnded(SessionEnd),
+    /// A station speaks another version of the protocol. Told once for each of the first 64.
+    OtherVersion {
+        /// The station.
+        mac: MacAddr,
+        /// The version of its frame.
+        theirs: u8,
+    },
+    /// A session was opened with shorter frames than both ends accept, as longer ones were lost.
+    ShortFrames {
+        /// The peer.
+        mac: MacAddr,
+        /// Bytes of the longest frame that passes, Ethernet header included.
+        passed: u32,
+        /// Bytes of the longest that both ends accept, likewise.
+        most: u32,
+    },
     /// So many notices were dropped behind the ones before, for want of room.
     Missed(u32),
 }
@@ -43,8 +60,11 @@ pub enum EndReason {
     Closed,
     /// RST of the peer: it took us for dead.
     TakenForDead,
-    /// RST of the peer: it speaks this version of the protocol.
-    Version(u8),
+    /// RST of the peer: it speaks these versions of the protocol.
+    Version(Versions),
+    /// The peer speaks, and a frame of so many bytes, Ethernet header included, has not got through
+    /// to it for T_dead. 0 where the port loses nothing, and so the ring must be damaged.
+    Stuck(u32),
     /// Another incarnation answers at the address: the peer restarted.
     Restarted,
     /// The application inserted the address of another incarnation.
@@ -63,7 +83,9 @@ impl EndReason {
     /// The error of the operations that the session ends with it.
     pub const fn error(self) -> Error {
         match self {
-            Self::NoAnswer | Self::Silent | Self::Died | Self::NoProgress => Error::HostUnreach,
+            Self::NoAnswer | Self::Silent | Self::Died | Self::NoProgress | Self::Stuck(_) => {
+                Error::HostUnreach
+            }
             Self::Version(_) => Error::NoProtoOpt,
             Self::PortGone => Error::NetDown,
             Self::Reset
@@ -81,7 +103,12 @@ impl EndReason {
     pub(crate) const fn tells(self) -> bool {
         matches!(
             self,
-            Self::Silent | Self::NoProgress | Self::Superseded | Self::Evicted | Self::Excess
+            Self::Silent
+                | Self::NoProgress
+                | Self::Stuck(_)
+                | Self::Superseded
+                | Self::Evicted
+                | Self::Excess
         )
     }
 
@@ -102,8 +129,25 @@ impl fmt::Display for EndReason {
             Self::Closed => "it closed the session",
             Self::TakenForDead => "it took this side for dead",
             Self::Version(theirs) => {
-                let ours = crate::wire::VERSION;
+                let ours = wire::VERSIONS;
                 return write!(f, "it speaks version {theirs} of the protocol, this side {ours}");
+            }
+            Self::Stuck(0) => {
+                "it speaks, but takes nothing from its ring: the ring is damaged; start both again"
+            }
+            Self::Stuck(len) if *len <= 1514 => {
+                return write!(
+                    f,
+                    "it speaks, but frames of {len} bytes do not reach it: something \
+                    on the way drops them"
+                );
+            }
+            Self::Stuck(len) => {
+                return write!(
+                    f,
+                    "frames of {len} bytes do not reach it, short ones do: a switch on \
+                    the way carries less; set mtu=1500"
+                );
             }
             Self::Restarted => "it restarted: another incarnation answers",
             Self::Superseded => "the address of another incarnation was inserted",
@@ -184,7 +228,7 @@ impl Waited {
 /// The notices that nobody has asked for yet.
 #[derive(Debug)]
 pub(crate) struct Notices {
-    kept: VecDeque<SessionEnd>,
+    kept: VecDeque<Notice>,
     /// Those for which there was no room behind them.
     missed: u32,
 }
@@ -194,10 +238,10 @@ impl Notices {
         Self { kept: VecDeque::with_capacity(KEPT_MAX), missed: 0 }
     }
 
-    /// Keeps `end`; if there is no room, counts it.
-    fn push(&mut self, end: SessionEnd) {
+    /// Keeps `notice`; if there is no room, counts it.
+    fn push(&mut self, notice: Notice) {
         if self.kept.len() < KEPT_MAX {
-            self.kept.push_back(end);
+            self.kept.push_back(notice);
         } else {
             self.missed = self.missed.saturating_add(1);
         }
@@ -215,12 +259,18 @@ impl Node {
     #[cold]
     pub fn notice(&mut self) -> Option<Notice> {
         let Notices { kept, missed } = &mut self.observed.notices;
-        let end = kept.pop_front();
+        let notice = kept.pop_front();
         // Some are missed only while others are kept: whoever takes all of these comes here.
-        if end.is_none() && *missed > 0 {
+        if notice.is_none() && *missed > 0 {
             return Some(Notice::Missed(std::mem::take(missed)));
         }
-        end.map(Notice::SessionEnded)
+        notice
+    }
+
+    /// Keeps `notice` until somebody asks.
+    #[cold]
+    pub(super) fn note(&mut self, notice: Notice) {
+        self.observed.notices.push(notice);
     }
 
     /// Notes that the session with `p` ends, before anything of it has been ended.
@@ -247,7 +297,7 @@ impl Node {
             in_flight: peer.snd.in_flight(),
             waited,
         };
-        self.observed.notices.push(end);
+        self.note(Notice::SessionEnded(end));
     }
 
     /// What waits for `p`. Walks its operations.

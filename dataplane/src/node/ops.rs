@@ -55,6 +55,8 @@ bitflags! {
         /// A packet of several messages: `pull_gen` is its buffer, `tag` how many they are, `len`
         /// and `sent` count bytes of it, and `data` the credit that they use.
         const GROUP = 1 << 16;
+        /// The address names a life of the peer.
+        const NAMED = 1 << 17;
     }
 }
 

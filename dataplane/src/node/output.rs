@@ -19,7 +19,7 @@ use crate::slab::NONE;
 use crate::types::Instant;
 use crate::wire::{
     self, BASE_LEN, Base, DataOp, EndOp, HEAD_MAX, MsgMOp, MsgOp, NackOp, NackReason, NopOp,
-    OpenOp, PackOp, PullOp, ReadOp, RndvOp, TRAILER_LEN, Ty, record_len,
+    PackOp, PullOp, ReadOp, RndvOp, TRAILER_LEN, Ty, record_len,
 };
 
 /// Frames that one peer may send before the next has its turn.
@@ -127,15 +127,7 @@ impl Node {
     fn serve(&mut self, now: Instant, p: u32, out: &mut dyn FrameSink) {
         match self.peers[p].state {
             State::Idle => return,
-            State::Opening | State::Answered => {
-                if self.peers[p].want_open {
-                    for _ in 1..std::mem::take(&mut self.peers[p].pings) {
-                        self.send_open(p, out);
-                    }
-                    self.send_open(p, out);
-                }
-                return;
-            }
+            State::Opening | State::Answered => return self.serve_open(now, p, out),
             State::Open => self.peers[p].short_left = 0,
         }
         // A NACK may get lost, and a packet that was reported as held is not sent again. But only
@@ -735,8 +727,19 @@ impl Node {
     /// Payload bytes that fit behind `op_len` bytes of operation header.
     #[inline]
     pub(super) fn payload_max(&self, p: u32, op_len: usize) -> usize {
+        self.room_in(self.peers[p].frame_max, op_len)
+    }
+
+    /// As [`payload_max`](Self::payload_max), in an answer that is not longer than what it answers:
+    /// that passed, so this does, although nobody here may have measured it.
+    pub(super) fn answer_max(&self, p: u32, op_len: usize) -> usize {
+        self.room_in(self.frame_most(p), op_len)
+    }
+
+    #[inline]
+    fn room_in(&self, frame_max: u32, op_len: usize) -> usize {
         let trailer = if self.crc { TRAILER_LEN } else { 0 };
-        let room = self.peers[p].frame_max as usize + ETH_HDR_LEN - BASE_LEN - op_len - trailer;
+        let room = frame_max as usize + ETH_HDR_LEN - BASE_LEN - op_len - trailer;
         room.min(usize::from(u16::MAX))
     }
 
@@ -848,7 +851,7 @@ impl Node {
 
     /// The bytes that a packet carries.
     #[inline]
-    fn body(&self, body: BodyRef) -> Body<'_> {
+    pub(super) fn body(&self, body: BodyRef) -> Body<'_> {
         match body {
             BodyRef::None => Body::Bytes(&[]),
             BodyRef::Wr { wr, offset, len } => {
@@ -866,39 +869,6 @@ impl Node {
             BodyRef::Pack { buf, len } => {
                 Body::Bytes(&self.packs.bytes[buf as usize][..len as usize])
             }
-        }
-    }
-
-    fn send_open(&mut self, p: u32, out: &mut dyn FrameSink) {
-        let peer = &self.peers[p];
-        let answers = peer.state == State::Answered;
-        let op = OpenOp {
-            sid: peer.sid,
-            epoch: peer.epoch,
-            inc: self.settings.incarnation,
-            target_inc: peer.inc,
-            echo_sid: if answers { peer.remote_sid } else { 0 },
-            echo_epoch: if answers { peer.peer_epoch } else { 0 },
-            caps: 0,
-            max_frame: self.frame_max,
-            window: crate::rel::sent::WINDOW as u16,
-            minor: 0,
-            grant: peer.granted,
-            cookie: 0,
-        };
-        let mut bytes = [0; OpenOp::LEN];
-        op.emit(&mut bytes);
-        let psn = peer.snd.una;
-        let sid = peer.remote_sid;
-        if !answers {
-            self.peers[p].remote_sid = 0;
-        }
-        let sent = self.emit(p, &Packet::control(Ty::Open, psn, &bytes), out);
-        self.peers[p].remote_sid = sid;
-        if sent == Tx::Sent {
-            self.peers[p].want_open = false;
-        } else {
-            self.make_ready(p);
         }
     }
 }

@@ -8,7 +8,7 @@
 //!
 //! | state | meaning | leaves by |
 //! |---|---|---|
-//! | `Idle` | no session | something to send; an OPEN |
+//! | `Idle` | no session | something to send; an OPEN, with proof where that is wanted |
 //! | `Opening` | our OPEN is out | an OPEN that echoes ours; an OPEN that crossed it |
 //! | `Answered` | we answered theirs | a packet that names our sid; an OPEN that echoes ours |
 //! | `Open` | both know | silence, RST, close |
@@ -277,6 +277,13 @@ pub(crate) struct Peer {
     pub(crate) in_pull_queue: bool,
     /// Credit was asked for, and none of it was used since.
     pub(crate) has_asked: bool,
+    /// The session is wanted here: OPEN is repeated until it is open.
+    pub(crate) opens: bool,
+    /// [`inc`](Self::inc) is known from an OPEN alone that anybody can have sent.
+    pub(crate) is_life_claimed: bool,
+    /// The lesser of what both ends of an open session accept, bytes after the Ethernet header; 0
+    /// in the session with ourselves.
+    pub(crate) frame_most: u16,
 }
 
 /// A field ends so many bytes after the beginning of the slot.

@@ -106,8 +106,11 @@ impl Node {
         self.begin_to_wait(now, p);
         let peer = &mut self.peers[p];
         peer.wrs.push_back(&mut self.tx, w);
-        if inc != 0 && peer.inc == 0 {
-            peer.inc = inc;
+        if inc != 0 {
+            self.tx[w].flags |= WrFlags::NAMED;
+            if peer.inc == 0 {
+                peer.inc = inc;
+            }
         }
         if self.gone || inc != 0 && peer.inc != 0 && inc != peer.inc {
             // The address names an earlier life of the peer: nobody will ever answer to it.

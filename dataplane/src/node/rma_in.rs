@@ -202,7 +202,7 @@ impl Node {
         len: usize,
     ) -> Result<(atomic::AtomicOp, Datatype, usize), NackReason> {
         let decoded = decode_atomic(op, len).and_then(|(what, ty, bytes)| {
-            let answers = !op.fetch || bytes <= self.payload_max(p, RespOp::LEN);
+            let answers = !op.fetch || bytes <= self.answer_max(p, RespOp::LEN);
             if answers { Ok((what, ty, bytes)) } else { Err(AtomicFault::Operand) }
         });
         decoded.map_err(|fault| self.atomic_fault(fault))

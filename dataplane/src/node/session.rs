@@ -27,6 +27,9 @@ use crate::wire::{self, AtomicOp, Base, OpenOp, RstOp, RstReason, Ty};
 /// Replies to strangers in a millisecond.
 pub(crate) const REPLIES_PER_MS: u32 = 4;
 
+/// Replies that wait for the port.
+pub(crate) const REPLIES_MAX: usize = 64;
+
 /// Records looked at for one to forget when a stranger's OPEN finds the table full. It comes again
 /// if none of these can be.
 const EVICT_LOOKS: usize = 16;
@@ -79,7 +82,13 @@ impl Node {
     pub(crate) fn kick(&mut self, now: Instant, p: u32) {
         match self.peers[p].state {
             State::Idle => self.begin(now, p, State::Opening),
-            State::Opening | State::Answered => {}
+            State::Opening => {}
+            // Whoever sent the OPEN may be gone, or may never have been there.
+            State::Answered if !self.peers[p].opens => {
+                (self.peers[p].opens, self.peers[p].probe_at) = (true, now);
+                self.arm_timer(now, p);
+            }
+            State::Answered => {}
             State::Open => self.make_ready(p),
         }
     }
@@ -94,7 +103,11 @@ impl Node {
         } else {
             self.sid_gen[p as usize] = ((generation + 1) % GENERATIONS) as u16;
         }
-        let grant = GRANT_FIRST.min(self.blocks_unpromised as u32);
+        let blocks = self.settings.unexpected_bytes / crate::proto::blocks::UNIT;
+        // Who never confirms its session holds no credit that those need who do.
+        let kept = if state == State::Answered { blocks / 4 } else { 0 };
+        let free = self.blocks_unpromised.saturating_sub(kept);
+        let grant = GRANT_FIRST.min(free as u32);
         let (epoch, active, lossless) = (self.epoch, now, self.lossless);
         let peer = &mut self.peers[p];
         peer.state = state;
@@ -112,12 +125,14 @@ impl Node {
         (peer.owed, peer.ack_now, peer.pings, peer.want_nop) = (0, false, 0, false);
         (peer.nack.want, peer.has_nop_for, peer.has_asked) = (false, false, false);
         peer.want_open = true;
+        peer.opens = state == State::Opening;
         peer.heard = active;
         peer.probe_at = now;
         peer.reorder_at = Instant(0);
+        self.openings.forget(p);
         self.observed.tallies[p as usize] = Tally::new(now, first);
         self.blocks_unpromised -= grant as usize;
-        if grant == 0 && !self.peers[p].starved {
+        if grant == 0 && state != State::Answered && !self.peers[p].starved {
             // The peer cannot use anything up and so would never be granted more.
             self.peers[p].starved = true;
             self.starved.push_back(p);
@@ -141,8 +156,9 @@ impl Node {
         peer.frame_max = self.frame_max;
     }
 
-    /// Takes an OPEN, first or answering.
-    pub(crate) fn on_open(&mut self, now: Instant, base: &Base, op: &OpenOp) {
+    /// Takes an OPEN, first or answering, or a challenge, of `len` bytes behind the Ethernet
+    /// header.
+    pub(crate) fn on_open(&mut self, now: Instant, base: &Base, op: &OpenOp, len: u16) {
         let me = self.settings.incarnation;
         if base.src == self.mac {
             self.counters.rx_bad_open += 1;
@@ -150,6 +166,12 @@ impl Node {
         }
         if op.target_inc != 0 && op.target_inc != me && !planted(Bug::NoIncarnationCheck) {
             self.refuse_open(now, base, op, RstReason::WrongIncarnation);
+            return;
+        }
+        if op.is_challenge() {
+            return self.on_challenge(base, op);
+        }
+        if !self.is_admitted(now, base.src, op, len) {
             return;
         }
         let Some(p) = self.peer_of(now, base.src, EVICT_LOOKS) else {
@@ -164,11 +186,14 @@ impl Node {
                 self.refuse_open(now, base, op, RstReason::UnknownSession);
             }
             State::Idle if over => self.refuse_open(now, base, op, RstReason::Closed),
-            State::Idle => self.answer(now, p, base, op),
+            State::Idle => self.answer(now, p, base, op, len),
             State::Opening if ours && (named || planted(Bug::NoIncarnationCheck)) => {
                 self.pair(p, base, op);
-                self.opened(now, p);
-                self.peers[p].ack_now = true;
+                self.note_path(p, op, len);
+                if self.is_measured(now, p) {
+                    self.opened(now, p);
+                    self.peers[p].ack_now = true;
+                }
             }
             State::Opening if op.is_answer() || over => {
                 self.refuse_open(now, base, op, RstReason::UnknownSession);
@@ -179,23 +204,28 @@ impl Node {
                 self.counters.rx_bad_open += 1;
             }
             State::Opening => {
+                let claimed = peer.inc == 0;
                 self.pair(p, base, op);
-                self.peers[p].state = State::Answered;
-                self.peers[p].want_open = true;
+                let peer = &mut self.peers[p];
+                (peer.state, peer.want_open, peer.is_life_claimed) =
+                    (State::Answered, true, claimed);
+                self.note_path(p, op, len);
                 self.make_ready(p);
             }
             State::Answered if theirs && ours => {
+                self.note_path(p, op, len);
                 self.opened(now, p);
                 self.peers[p].ack_now = true;
             }
             State::Answered if theirs => {
+                self.note_path(p, op, len);
                 self.peers[p].want_open = true;
                 self.make_ready(p);
             }
             State::Answered if over || op.is_answer() => {
                 self.refuse_open(now, base, op, RstReason::UnknownSession);
             }
-            State::Answered => self.answer_anew(now, p, base, op),
+            State::Answered => self.answer_anew(now, p, base, op, len),
             State::Open if theirs => {
                 self.peers[p].ack_now = true;
                 self.make_ready(p);
@@ -211,28 +241,38 @@ impl Node {
     }
 
     /// They gave up the session that we answered. Ours pairs with that one only (S3).
-    fn answer_anew(&mut self, now: Instant, p: u32, base: &Base, op: &OpenOp) {
-        if self.peers[p].inc == op.inc {
-            self.forget(p);
-        } else {
-            // What waits for it was meant for the life that it was with.
+    /// What waits goes out with the new one, unless it was meant for another life.
+    fn answer_anew(&mut self, now: Instant, p: u32, base: &Base, op: &OpenOp, len: u16) {
+        if planted(Bug::QueuedEndedByOpen) {
             self.end_session(now, p, EndReason::Restarted);
         }
-        self.answer(now, p, base, op);
+        if self.peers[p].state != State::Idle {
+            self.forget(p);
+        }
+        if self.peers[p].inc != op.inc {
+            self.end_named(now, p);
+        }
+        self.answer(now, p, base, op, len);
     }
 
     /// Answers a first OPEN with a new session of ours.
-    fn answer(&mut self, now: Instant, p: u32, base: &Base, op: &OpenOp) {
-        if self.peers[p].inc != op.inc {
+    fn answer(&mut self, now: Instant, p: u32, base: &Base, op: &OpenOp, len: u16) {
+        let known = self.peers[p].inc;
+        if known != op.inc {
             self.peers[p].closed_epoch = 0;
         }
+        let proven = self.is_proven(now, base.src, op);
         self.begin(now, p, State::Answered);
         self.pair(p, base, op);
+        let peer = &mut self.peers[p];
+        peer.opens = !peer.wrs.is_empty() || peer.coll_waits > 0;
+        peer.is_life_claimed = known == 0 && !proven;
+        self.note_path(p, op, len);
+        self.note_half_open(now, p, proven);
     }
 
     /// Notes who the other end of the session is.
     fn pair(&mut self, p: u32, base: &Base, op: &OpenOp) {
-        let frame_max = self.frame_max.min(op.max_frame);
         self.note_life(p, op.inc);
         self.observed.tallies[p as usize].expect(base.psn);
         let peer = &mut self.peers[p];
@@ -241,15 +281,16 @@ impl Node {
         peer.rcv_nxt = base.psn;
         peer.rx_newest = base.psn;
         peer.snd.credit = op.grant;
-        peer.frame_max = frame_max;
     }
 
     /// Both ends know: what waits may leave.
     pub(crate) fn opened(&mut self, now: Instant, p: u32) {
+        self.settle_path(p);
         let active = self.polled_at;
         let plain = !(self.lossless && self.crc);
         let peer = &mut self.peers[p];
         peer.state = State::Open;
+        peer.is_life_claimed = false;
         peer.plain = plain;
         peer.note_order();
         peer.heard = active;
@@ -258,6 +299,9 @@ impl Node {
         peer.progress_at = now;
         peer.want_open = false;
         self.counters.sessions_opened += 1;
+        if self.peers[p].outstanding() == 0 {
+            self.regrant_now(now, p);
+        }
         self.make_ready(p);
         self.arm_timer(now, p);
     }
@@ -271,9 +315,9 @@ impl Node {
             victim_inc: op.inc,
             victim_epoch: op.epoch,
             reason,
-            version: wire::VERSION,
+            versions: wire::VERSIONS,
         };
-        self.reply_rst(now, base.src, op.sid, rst);
+        self.reply_rst(now, base.src, op.sid, rst, usize::MAX);
     }
 
     /// A packet named a session that does not exist here.
@@ -286,39 +330,47 @@ impl Node {
             victim_inc: 0,
             victim_epoch: 0,
             reason: RstReason::UnknownSession,
-            version: wire::VERSION,
+            versions: wire::VERSIONS,
         };
-        self.reply_rst(now, src, 0, rst);
+        self.reply_rst(now, src, 0, rst, usize::MAX);
     }
 
-    /// Puts an RST into the queue of replies, as far as their rate allows.
-    fn reply_rst(&mut self, now: Instant, dst: MacAddr, dst_sid: u32, rst: RstOp) {
+    /// Puts an RST into the queue of replies, as far as their rate allows, and if it makes a frame
+    /// of at most `most` bytes.
+    pub(super) fn reply_rst(
+        &mut self,
+        now: Instant,
+        dst: MacAddr,
+        dst_sid: u32,
+        rst: RstOp,
+        most: usize,
+    ) {
         if now.since(self.reply_refill) >= 1_000_000 {
             self.reply_refill = now;
             self.reply_tokens = REPLIES_PER_MS;
         }
-        if self.reply_tokens == 0 || self.replies.len() >= 64 {
+        if self.reply_tokens == 0 {
             self.counters.tx_replies_limited += 1;
             return;
         }
         self.reply_tokens -= 1;
-        let psn = Psn(0);
-        let base = self.control(dst, Ty::Rst, dst_sid, psn);
-        let mut reply = Reply { bytes: [0; Reply::LEN], len: 0 };
-        let (head, rest) = reply.bytes.split_first_chunk_mut().expect("a reply holds a head");
-        base.emit(head);
-        reply.len = wire::BASE_LEN + rst.emit(rest);
-        if self.crc {
-            let crc = wire::crc_of_head(&reply.bytes[..reply.len]).to_le_bytes();
-            reply.bytes[reply.len..reply.len + wire::TRAILER_LEN].copy_from_slice(&crc);
-            reply.len += wire::TRAILER_LEN;
+        let mut op = [0; RstOp::LEN];
+        rst.emit(&mut op);
+        self.push_reply(Reply::new(&self.control(dst, Ty::Rst, dst_sid, Psn(0)), &op), most);
+    }
+
+    /// Puts a finished frame into the queue of replies, if it has at most `most` bytes.
+    pub(super) fn push_reply(&mut self, reply: Reply, most: usize) {
+        if reply.len > most || self.replies.len() >= REPLIES_MAX {
+            self.counters.tx_replies_limited += 1;
+            return;
         }
         self.replies.push_back(reply);
         self.note_due();
     }
 
     /// The base of a packet that carries no acknowledgement.
-    fn control(&self, dst: MacAddr, ty: Ty, dst_sid: u32, psn: Psn) -> Base {
+    pub(super) fn control(&self, dst: MacAddr, ty: Ty, dst_sid: u32, psn: Psn) -> Base {
         Base {
             dst,
             src: self.mac,
@@ -336,8 +388,8 @@ impl Node {
 
     /// Takes an RST. Only one that proves to know the session is believed (S4): it echoes a packet
     /// that we could have sent, or our own incarnation and epoch.
-    pub(crate) fn on_rst(&mut self, now: Instant, base: &Base, op: &RstOp) {
-        let known = self.by_mac.get(&self.peers, base.src).filter(|_| base.src != self.mac);
+    pub(crate) fn on_rst(&mut self, now: Instant, src: MacAddr, op: &RstOp) {
+        let known = self.by_mac.get(&self.peers, src).filter(|_| src != self.mac);
         let Some(p) = known else {
             self.counters.rx_bad_rst += 1;
             return;
@@ -356,17 +408,14 @@ impl Node {
         }
         self.counters.sessions_reset += 1;
         let stale_answer = peer.state == State::Answered && op.reason == RstReason::UnknownSession;
-        if stale_answer {
-            // We answered an OPEN that its sender no longer means. Nothing was sent yet.
-            self.forget(p);
-            if !self.peers[p].wrs.is_empty() || self.peers[p].coll_waits > 0 {
-                self.begin(now, p, State::Opening);
-            }
+        let other_life = peer.state != State::Open && op.reason == RstReason::WrongIncarnation;
+        if stale_answer || other_life {
+            self.open_again(now, p, other_life);
             return;
         }
         let other_life = op.inc != peer.inc && peer.inc != 0;
         let reason = match op.reason {
-            RstReason::Version => EndReason::Version(op.version),
+            RstReason::Version => EndReason::Version(op.versions),
             RstReason::Closed => EndReason::Closed,
             RstReason::Dead => EndReason::TakenForDead,
             RstReason::WrongIncarnation => EndReason::Restarted,
@@ -380,8 +429,26 @@ impl Node {
         }
     }
 
+    /// The other end does not know the session that we wanted, or answered, or is `other_life`.
+    /// Nothing was sent yet: what waits goes out with the next one, unless that is another life's.
+    fn open_again(&mut self, now: Instant, p: u32, other_life: bool) {
+        let claimed = self.peers[p].is_life_claimed;
+        self.forget(p);
+        if other_life {
+            // What names a life names another one than that which was claimed.
+            if !claimed {
+                self.end_named(now, p);
+            }
+            self.note_life(p, 0);
+            self.peers[p].closed_epoch = 0;
+        }
+        if !self.peers[p].wrs.is_empty() || self.peers[p].coll_waits > 0 {
+            self.begin(now, p, State::Opening);
+        }
+    }
+
     /// Forgets a session over which nothing was sent yet. Operations stay queued.
-    fn forget(&mut self, p: u32) {
+    pub(super) fn forget(&mut self, p: u32) {
         let peer = &mut self.peers[p];
         self.blocks_unpromised += peer.outstanding() as usize;
         (peer.granted, peer.consumed) = (0, 0);
@@ -390,9 +457,10 @@ impl Node {
         (peer.plain, peer.in_order, peer.quiet) = (false, false, false);
         (peer.short_left, peer.take_left) = (0, 0);
         (peer.sid, peer.remote_sid) = (0, 0);
-        (peer.want_open, peer.ack_now) = (false, false);
+        (peer.want_open, peer.ack_now, peer.opens) = (false, false, false);
         peer.timer_at = Instant(u64::MAX);
         self.wheel.disarm(p);
+        self.openings.forget(p);
     }
 
     /// Ends a session: every operation that needs it ends with the error of `reason`, and what it
@@ -460,11 +528,11 @@ impl Node {
             victim_inc: peer.inc,
             victim_epoch: peer.peer_epoch,
             reason: RstReason::Closed,
-            version: wire::VERSION,
+            versions: wire::VERSIONS,
         };
         let (mac, sid, known) = (peer.mac(), peer.remote_sid, peer.state != State::Opening);
         if known {
-            self.reply_rst(now, mac, sid, rst);
+            self.reply_rst(now, mac, sid, rst, usize::MAX);
         }
     }
 
@@ -723,7 +791,7 @@ impl Node {
         }
         peer.probe_at = now;
         if presence != Presence::Present || peer.backoff < PROBES_MIN {
-            peer.want_open = true;
+            peer.want_open = peer.repeats_open();
             peer.pings = if overdue { OPENS_LATE } else { 0 };
             peer.backoff = peer.backoff.saturating_add(1);
             self.make_ready(p);
@@ -731,6 +799,9 @@ impl Node {
     }
 
     fn on_open_timer(&mut self, now: Instant, p: u32) {
+        if self.end_if_stuck(now, p) {
+            return;
+        }
         if !self.lossless && !self.peers[p].snd.is_empty() {
             self.on_loss_timer(now, p);
         }

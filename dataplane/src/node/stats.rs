@@ -51,6 +51,8 @@ pub struct NodeCounters {
     pub rx_bad_rst: u64,
     /// OPEN packets that were refused or ignored.
     pub rx_bad_open: u64,
+    /// Of these, those above the budget of OPENs that prove nothing.
+    pub rx_open_limited: u64,
     /// Frames handed to the port.
     pub tx_frames: u64,
     /// Of these, packets sent again.
@@ -63,6 +65,8 @@ pub struct NodeCounters {
     pub tx_asks: u64,
     /// Replies to strangers that the limit held back.
     pub tx_replies_limited: u64,
+    /// Strangers that were asked to show that they receive.
+    pub tx_challenges: u64,
     /// Messages sent, received, and kept for a later receive.
     pub msgs_sent: u64,
     /// Messages received into the application's memory.
@@ -83,6 +87,8 @@ pub struct NodeCounters {
     pub sessions_dead: u64,
     /// Sessions that the peer ended.
     pub sessions_reset: u64,
+    /// Sessions that ended because nothing of ours got through to a peer that spoke.
+    pub sessions_stuck: u64,
     /// Retransmission timeouts.
     pub timeouts: u64,
 }
@@ -107,12 +113,14 @@ impl Default for NodeCounters {
             rx_bad_atomic: 0,
             rx_bad_rst: 0,
             rx_bad_open: 0,
+            rx_open_limited: 0,
             tx_frames: 0,
             tx_retransmits: 0,
             tx_acks: 0,
             tx_probes: 0,
             tx_asks: 0,
             tx_replies_limited: 0,
+            tx_challenges: 0,
             msgs_sent: 0,
             msgs_received: 0,
             msgs_unexpected: 0,
@@ -123,6 +131,7 @@ impl Default for NodeCounters {
             sessions_opened: 0,
             sessions_dead: 0,
             sessions_reset: 0,
+            sessions_stuck: 0,
             timeouts: 0,
         }
     }

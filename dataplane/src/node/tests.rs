@@ -23,6 +23,7 @@ mod srx;
 mod survey;
 mod twin;
 mod usual;
+mod versions;
 
 use super::*;
 use crate::flags::{BindFlags, CqFlags};

@@ -275,6 +275,17 @@ fn truncated(len: usize, payload_off: usize, plen: usize) -> WireError {
     }
 }
 
+/// Whether a frame whose operation header is not known carries a right checksum; `None` if it is
+/// damaged: it says that it carries one, and that is nowhere, or its trailer code is none.
+pub(super) fn has_good_crc(frame: &RxFrame<'_>) -> Option<bool> {
+    let b = Bytes::<BASE_LEN>(frame.first_chunk()?);
+    match u16::from_be_bytes(b.get::<14, 2>()) & TRAILER {
+        0 => Some(false),
+        TRAILER => crc_anywhere(frame, b.u16::<30>().into()).then_some(true),
+        _ => None,
+    }
+}
+
 /// Whether the checksum of a packet of unknown type is right at any of the places where it can be.
 /// A damaged type must not be taken for a new one: its refusal would take a good packet out of the
 /// sequence.

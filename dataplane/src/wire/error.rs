@@ -101,7 +101,7 @@ wire_errors! {
     SackCount = "sack_count", "more than four SACK words";
     /// An RST reason that does not exist.
     RstReason = "rst_reason", "unknown reason of an RST";
-    /// An RST or OPEN from incarnation 0, or an OPEN with epoch or sid 0.
+    /// An RST or OPEN from incarnation 0, or an OPEN of which one of epoch and sid is 0.
     Nameless = "nameless", "sender's incarnation, epoch or session name is zero";
     /// An OPEN whose echo is half there, or is not the session it was sent to.
     OpenEcho = "open_echo", "echo of an OPEN does not fit its destination";
@@ -109,6 +109,10 @@ wire_errors! {
     OpenWindow = "open_window", "window of an OPEN is zero";
     /// An OPEN whose sender accepts frames of less than 256 bytes.
     OpenMaxFrame = "open_max_frame", "frame length of an OPEN is below 256";
+    /// An OPEN without sid that has no cookie, or answers none.
+    OpenChallenge = "open_challenge", "challenge without cookie or echo";
+    /// An RST or OPEN whose lowest version is 0 or above its highest, or whose highest is above 7.
+    Versions = "versions", "range of versions makes no sense";
 }
 
 impl WireError {

@@ -25,6 +25,7 @@ mod rma;
 mod rndv;
 mod rst;
 mod ty;
+mod version;
 
 use barewire_driver::frame::RxFrame;
 
@@ -45,12 +46,16 @@ pub use rma::{AtomicOp, ReadOp, RemoteRange, RespOp, WriteOp};
 pub use rndv::{DataOp, EndOp, EndStatus, PullOp, RndvOp};
 pub use rst::{RstOp, RstReason};
 pub use ty::Ty;
+pub use version::{Stranger, Versions};
 
 /// EtherType of every frame: IEEE 802 local experimental 1. Does not leave the site.
 pub const ETHERTYPE: u16 = barewire_driver::frame::ETHERTYPE;
 
-/// Version in the first three bits of the prologue.
-pub const VERSION: u8 = 1;
+/// Version in the first three bits of the prologue of every frame sent.
+pub const VERSION: u8 = 2;
+
+/// Lowest and highest version that this build takes part in.
+pub const VERSIONS: Versions = Versions { min: VERSION, max: VERSION };
 
 /// Bytes before the operation header: Ethernet 14, prologue 2, base 16.
 pub const BASE_LEN: usize = 32;
@@ -58,7 +63,7 @@ pub const BASE_LEN: usize = 32;
 /// Where the prologue starts, and with it what the checksum covers.
 pub const PROLOGUE_OFF: usize = 14;
 
-/// Room for any operation header with its remote CQ data; the longest of version 1 is 56 bytes.
+/// Room for any operation header with its remote CQ data; the longest is 64 bytes.
 pub const OP_MAX: usize = 72;
 
 /// Room for any head: Ethernet header to payload, rounded up.

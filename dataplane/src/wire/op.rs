@@ -66,7 +66,7 @@ impl Op {
             Ty::Nop => Self::Nop(NopOp::parse(frame, base)?),
             Ty::Nack => Self::Nack(NackOp::parse(frame, base)?),
             Ty::Ping => Self::Ping,
-            Ty::Rst => Self::Rst(RstOp::parse(frame, base)?),
+            Ty::Rst => Self::Rst(RstOp::parse(frame)?),
             Ty::Open => Self::Open(OpenOp::parse(frame, base)?),
             Ty::Write => Self::Write(WriteOp::parse(frame, base)?),
             Ty::Read => Self::Read(ReadOp::parse(frame, base)?),

@@ -1,15 +1,18 @@
-//! OPEN: makes a session.
+//! OPEN: makes a session, or asks for proof before one is made.
 
 use barewire_driver::frame::RxFrame;
 
-use super::{Base, Bytes, MAX_FRAME_MIN, WireError};
+use super::{Base, Bytes, MAX_FRAME_MIN, VERSIONS, Versions, WireError};
 
 /// Header of an OPEN. The base's `psn` is the first one its sender will use.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+///
+/// With `sid` and `epoch` 0 it is a *challenge*: its sender has made no session, and wants the OPEN
+/// that it echoes once more, with `cookie` in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OpenOp {
-    /// The sender's name of the session, to be put in every packet to it. Not 0.
+    /// The sender's name of the session, to be put in every packet to it. 0 in a challenge.
     pub sid: u32,
-    /// The sender's epoch: a counter that grows with every session it makes. Not 0.
+    /// The sender's epoch: a counter that grows with every session it makes. 0 in a challenge.
     pub epoch: u32,
     /// The sender's incarnation. Not 0.
     pub inc: u64,
@@ -29,24 +32,57 @@ pub struct OpenOp {
     pub minor: u16,
     /// Eager units granted from the start.
     pub grant: u32,
-    /// Reserved for a handshake under pressure; 0 now.
+    /// In a challenge the proof that its receiver is to send back, else the proof; 0 for none.
     pub cookie: u64,
+    /// Bytes behind the Ethernet header of a frame from the receiver that arrived: the OPEN that
+    /// this one answers. 0 if it answers none, or frames of every length pass.
+    pub frame: u16,
+    /// Versions that the sender speaks.
+    pub versions: Versions,
+}
+
+impl Default for OpenOp {
+    /// All fields zero but the versions, which are those of this build.
+    fn default() -> Self {
+        Self {
+            sid: 0,
+            epoch: 0,
+            inc: 0,
+            target_inc: 0,
+            echo_sid: 0,
+            echo_epoch: 0,
+            caps: 0,
+            max_frame: 0,
+            window: 0,
+            minor: 0,
+            grant: 0,
+            cookie: 0,
+            frame: 0,
+            versions: VERSIONS,
+        }
+    }
 }
 
 impl OpenOp {
     /// Length in a frame, bytes.
-    pub const LEN: usize = 56;
+    pub const LEN: usize = 64;
 
     /// Whether it answers an OPEN of its receiver.
     pub fn is_answer(&self) -> bool {
         self.echo_sid != 0
     }
 
+    /// Whether it is a challenge.
+    pub fn is_challenge(&self) -> bool {
+        self.sid == 0
+    }
+
     /// Copies and checks the header.
     ///
     /// # Errors
     /// [`WireError::Nameless`], [`WireError::OpenEcho`], [`WireError::OpenWindow`],
-    /// [`WireError::OpenMaxFrame`], [`WireError::OpTruncated`].
+    /// [`WireError::OpenMaxFrame`], [`WireError::OpenChallenge`], [`WireError::Versions`],
+    /// [`WireError::OpReserved`], [`WireError::OpTruncated`].
     pub fn parse(frame: &RxFrame<'_>, base: &Base) -> Result<Self, WireError> {
         let b = Bytes::<{ Self::LEN }>::op(frame)?;
         let op = Self {
@@ -62,8 +98,10 @@ impl OpenOp {
             minor: b.u16::<42>(),
             grant: b.u32::<44>(),
             cookie: b.u64::<48>(),
+            frame: b.u16::<56>(),
+            versions: Versions { min: b.u8::<58>(), max: b.u8::<59>() },
         };
-        if op.sid == 0 || op.epoch == 0 || op.inc == 0 {
+        if (op.sid == 0) != (op.epoch == 0) || op.inc == 0 {
             return Err(WireError::Nameless);
         }
         if op.echo_sid != base.dst_sid || (op.echo_sid == 0) != (op.echo_epoch == 0) {
@@ -74,6 +112,15 @@ impl OpenOp {
         }
         if op.max_frame < MAX_FRAME_MIN {
             return Err(WireError::OpenMaxFrame);
+        }
+        if op.is_challenge() && (op.cookie == 0 || !op.is_answer()) {
+            return Err(WireError::OpenChallenge);
+        }
+        if !op.versions.is_range() {
+            return Err(WireError::Versions);
+        }
+        if b.u32::<60>() != 0 {
+            return Err(WireError::OpReserved);
         }
         Ok(op)
     }
@@ -96,6 +143,9 @@ impl OpenOp {
         b.put16::<42>(self.minor);
         b.put32::<44>(self.grant);
         b.put64::<48>(self.cookie);
+        b.put16::<56>(self.frame);
+        b.put8::<58>(self.versions.min);
+        b.put8::<59>(self.versions.max);
         b.write(out)
     }
 }

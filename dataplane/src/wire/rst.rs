@@ -2,7 +2,7 @@
 
 use barewire_driver::frame::RxFrame;
 
-use super::{Base, Bytes, WireError};
+use super::{Bytes, Versions, WireError};
 use crate::psn::Psn;
 
 /// Why there is no session.
@@ -36,8 +36,8 @@ impl TryFrom<u16> for RstReason {
     }
 }
 
-/// Header of an RST. Its receiver believes it only if it can have been sent by one who saw the
-/// receiver's packets: `docs/wire.md`, "RST".
+/// Header of an RST, the same in every version. Its receiver believes it only if it can have been
+/// sent by one who saw the receiver's packets: `docs/wire.md`, "RST".
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RstOp {
     /// `dst_sid` of the packet that caused it, or 0.
@@ -52,8 +52,8 @@ pub struct RstOp {
     pub victim_epoch: u32,
     /// Why.
     pub reason: RstReason,
-    /// Major version that the sender speaks.
-    pub version: u8,
+    /// Versions that the sender speaks.
+    pub versions: Versions,
 }
 
 impl RstOp {
@@ -63,13 +63,14 @@ impl RstOp {
     /// Copies and checks the header.
     ///
     /// # Errors
-    /// [`WireError::RstReason`], [`WireError::OpReserved`], [`WireError::Nameless`],
+    /// [`WireError::RstReason`], [`WireError::Versions`], [`WireError::Nameless`],
     /// [`WireError::OpTruncated`].
-    pub fn parse(frame: &RxFrame<'_>, _base: &Base) -> Result<Self, WireError> {
+    pub fn parse(frame: &RxFrame<'_>) -> Result<Self, WireError> {
         let b = Bytes::<{ Self::LEN }>::op(frame)?;
         let reason = b.u16::<28>().try_into()?;
-        if b.u8::<31>() != 0 {
-            return Err(WireError::OpReserved);
+        let versions = Versions { min: b.u8::<30>(), max: b.u8::<31>() };
+        if !versions.is_range() {
+            return Err(WireError::Versions);
         }
         if b.u64::<8>() == 0 {
             return Err(WireError::Nameless);
@@ -81,7 +82,7 @@ impl RstOp {
             victim_inc: b.u64::<16>(),
             victim_epoch: b.u32::<24>(),
             reason,
-            version: b.u8::<30>(),
+            versions,
         })
     }
 
@@ -97,7 +98,8 @@ impl RstOp {
         b.put64::<16>(self.victim_inc);
         b.put32::<24>(self.victim_epoch);
         b.put16::<28>(self.reason as u16);
-        b.put8::<30>(self.version);
+        b.put8::<30>(self.versions.min);
+        b.put8::<31>(self.versions.max);
         b.write(out)
     }
 }

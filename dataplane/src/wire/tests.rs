@@ -75,7 +75,7 @@ fn one_of_each() -> Vec<(Base, Op, Vec<u8>)> {
         victim_inc: 4,
         victim_epoch: 5,
         reason: RstReason::Closed,
-        version: VERSION,
+        versions: VERSIONS,
     };
     let pull = PullOp { src_op: 1, src_gen: 2, dst_op: 3, dst_gen: 4, offset: 5, len: 6 };
     let ack = AckOp {
@@ -299,26 +299,37 @@ fn any_one_sided() -> impl Strategy<Value = (Op, Vec<u8>)> {
 prop_compose! {
     fn any_rst()(
         (echo_sid, echo_psn) in any::<(u32, u32)>(),
-        (victim_inc, victim_epoch, version) in any::<(u64, u32, u8)>(),
+        (victim_inc, victim_epoch) in any::<(u64, u32)>(),
+        versions in any_versions(),
         inc in 1..=u64::MAX,
         reason in 1..=5_u16,
     ) -> RstOp {
         let (echo_psn, reason) = (Psn(echo_psn), reason.try_into().unwrap());
-        RstOp { echo_sid, echo_psn, inc, victim_inc, victim_epoch, reason, version }
+        RstOp { echo_sid, echo_psn, inc, victim_inc, victim_epoch, reason, versions }
+    }
+}
+
+prop_compose! {
+    fn any_versions()(a in 1..8_u8, b in 1..8_u8) -> Versions {
+        Versions { min: a.min(b), max: a.max(b) }
     }
 }
 
 prop_compose! {
     fn any_open()(
-        (sid, epoch, inc) in (1..=u32::MAX, 1..=u32::MAX, 1..=u64::MAX),
+        (mut sid, mut epoch, inc) in (1..=u32::MAX, 1..=u32::MAX, 1..=u64::MAX),
         (target_inc, caps, minor, grant, cookie) in any::<(u64, u32, u16, u32, u64)>(),
+        (frame, versions, challenge) in (any::<u16>(), any_versions(), any::<bool>()),
         echo in proptest::option::of((1..=u32::MAX, 1..=u32::MAX)),
         (max_frame, window) in (MAX_FRAME_MIN..=u32::MAX, 1..=u16::MAX),
     ) -> OpenOp {
         let (echo_sid, echo_epoch) = echo.unwrap_or((0, 0));
+        if challenge && echo.is_some() && cookie != 0 {
+            (sid, epoch) = (0, 0);
+        }
         OpenOp {
             sid, epoch, inc, target_inc, echo_sid, echo_epoch, caps, max_frame, window, minor,
-            grant, cookie,
+            grant, cookie, frame, versions,
         }
     }
 }
@@ -459,7 +470,7 @@ fn bases_are_refused_for_their_own_cause() {
     refused(Ty::Nop, 12, &[0x08, 0x00], E::EtherType);
     refused(Ty::Nop, 6, &[3], E::Source);
     refused(Ty::Nop, 6, &[0; 6], E::Source);
-    for version in [0, 2, 7] {
+    for version in [0, 1, 3, 7] {
         refused(Ty::Nop, 14, &[version << 5 | 9], E::Version);
     }
     refused(Ty::Nop, 15, &[0x80], E::Secured);
@@ -500,7 +511,7 @@ fn operations_are_refused_for_their_own_cause() {
         (Ty::End, &[10, 11, 12, 13, 14, 15]),
         (Ty::Nop, &[5, 6, 7]),
         (Ty::Nack, &[2, 3, 4, 5, 6, 7]),
-        (Ty::Rst, &[31]),
+        (Ty::Open, &[60, 61, 62, 63]),
         (Ty::Read, &[44, 45, 46, 47]),
         (Ty::Resp, &[14, 15]),
     ];
@@ -550,6 +561,12 @@ fn operations_are_refused_for_their_own_cause() {
     refused(Ty::Open, 60, &[0; 4], E::OpenEcho);
     refused(Ty::Open, 72, &[0; 2], E::OpenWindow);
     refused(Ty::Open, 68, &255_u32.to_le_bytes(), E::OpenMaxFrame);
+    refused(Ty::Open, 32, &[0; 8], E::OpenChallenge);
+    for (ty, at) in [(Ty::Rst, 62), (Ty::Open, 90)] {
+        for versions in [[0, 2], [3, 2], [2, 8], [0, 0]] {
+            refused(ty, at, &versions, E::Versions);
+        }
+    }
 }
 
 /// Each cause of the one-sided operations, each once.
@@ -583,7 +600,7 @@ fn unknown_types_are_known_from_damaged_ones() {
     bytes.resize(100, 0xaa);
     assert_eq!(parse(&bytes), Err(WireError::UnknownType));
     let raw = Base::parse_raw(&RxFrame::new(&bytes)).unwrap();
-    assert_eq!((raw.version, raw.ty, raw.dst_sid, raw.psn), (1, 26, base.dst_sid, base.psn));
+    assert_eq!((raw.version, raw.ty, raw.dst_sid, raw.psn), (VERSION, 26, base.dst_sid, base.psn));
     assert_eq!((raw.dst, raw.src), (base.dst, base.src));
 }
 

@@ -73,6 +73,11 @@ impl Batch {
         Ok(())
     }
 
+    /// Place of the first that is left. Another frame has it only after all have left.
+    pub(super) fn first(&self) -> usize {
+        self.first
+    }
+
     /// Forgets the first that is left.
     pub(super) fn drop_first(&mut self) {
         self.first += 1;

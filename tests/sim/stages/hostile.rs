@@ -81,19 +81,19 @@ fn state(rig: &mut Rig) -> (Vec<SessionInfo>, Levels) {
 }
 
 /// Two honest nodes that send each other checked messages.
-struct Pair {
-    peers: [FiAddr; 2],
+pub(super) struct Pair {
+    pub(super) peers: [FiAddr; 2],
     sent: u64,
 }
 
 impl Pair {
-    fn new(rig: &mut Rig) -> Self {
+    pub(super) fn new(rig: &mut Rig) -> Self {
         let peers = [rig.peer(0, 1, 2), rig.peer(1, 0, 1)];
         Self { peers, sent: 0 }
     }
 
     /// `count` messages each way, one after the other, content checked.
-    fn exchange(&mut self, rig: &mut Rig, r: &mut Rng, count: u64) -> Checked {
+    pub(super) fn exchange(&mut self, rig: &mut Rig, r: &mut Rng, count: u64) -> Checked {
         for _ in 0..count {
             for from in 0..2 {
                 let len = r.pick(&[0, 8, 256, 2000, 4000, 20_000]);
@@ -104,7 +104,7 @@ impl Pair {
         Ok(())
     }
 
-    fn message(&mut self, rig: &mut Rig, from: usize, len: usize) -> Checked {
+    pub(super) fn message(&mut self, rig: &mut Rig, from: usize, len: usize) -> Checked {
         let (to, id) = (1 - from, self.sent);
         let into: Buf = rig.at(to).arena.take(len)?;
         let src = Some(self.peers[to]);
@@ -478,7 +478,7 @@ impl Villain {
             victim_inc: r.pick(&[1, 0, 9]),
             victim_epoch: r.pick(&[self.victim_epoch, 0, 77]),
             reason: RstReason::Closed,
-            version: wire::VERSION,
+            versions: wire::VERSIONS,
         })
     }
 }

@@ -211,7 +211,7 @@ fn bytes_with(peers: usize) -> isize {
     let mut now = Moment(1_000_000);
     for i in 0..peers {
         let src = MacAddr::from_u64(0x0200_1000_0000 + i as u64);
-        now = now + 10_000;
+        now = now + 100_000;
         open_session(&mut node, now, src);
     }
     for _ in 0..100 {

@@ -14,6 +14,7 @@ mod hostile;
 mod matrix;
 mod measure;
 mod once;
+mod opening;
 #[cfg(feature = "plant")]
 mod planted;
 mod random;

@@ -1,5 +1,7 @@
 //! What somebody who speaks the protocol well, and means harm, can take from the others.
 
+use barewire_driver::frame::ETH_HDR_LEN;
+
 use super::*;
 use crate::psn::Psn;
 use crate::wire::{self, AckOp, Base, MsgMOp, MsgOp, Op, OpenOp, RndvOp, Ty};
@@ -28,13 +30,29 @@ impl Puppet {
 
     /// Says OPEN in the life `inc`.
     fn knock(&self, pair: &mut Pair, inc: u64) {
+        self.knock_with(pair, inc, 0);
+    }
+
+    fn knock_with(&self, pair: &mut Pair, inc: u64, cookie: u64) {
         let max_frame = pair.ends[1].node.frame_max;
         let (sid, epoch, window, grant) = (5, 1, 256, 64);
         let open = OpenOp { sid, epoch, inc, max_frame, window, grant, ..OpenOp::default() };
-        self.put(pair, 0, &Op::Open(open), &[]);
+        self.put(pair, 0, &Op::Open(OpenOp { cookie, ..open }), &[]);
     }
 
-    /// A frame with the number `ahead` of the next.
+    /// What the node answers to an OPEN.
+    fn answer(&self, pair: &mut Pair) -> Option<OpenOp> {
+        pair.run(10_000);
+        let mac = MacAddr([2, 0, 0, 0, 0, self.mac]);
+        let mut heard = std::mem::take(&mut pair.stray);
+        heard.retain(|bytes| bytes[..6] == mac.0);
+        heard.iter().rev().find_map(|bytes| {
+            let frame = RxFrame::new(bytes);
+            OpenOp::parse(&frame, &Base::parse(&frame).ok()?).ok()
+        })
+    }
+
+    /// A frame with the number `ahead` of the next. An OPEN has all the length that it announces.
     fn put(&self, pair: &mut Pair, ahead: u32, op: &Op, payload: &[u8]) {
         let node = &mut pair.ends[1].node;
         let base = Base {
@@ -50,7 +68,11 @@ impl Puppet {
             grant: 64,
             plen: 0,
         };
-        node.on_frame(pair.now, &RxFrame::new(&wire::frame(&base, op, payload)));
+        let mut bytes = wire::frame(&base, op, payload);
+        if base.ty == Ty::Open {
+            bytes.resize(ETH_HDR_LEN + node.frame_max as usize, 0);
+        }
+        node.on_frame(pair.now, &RxFrame::new(&bytes));
     }
 
     /// The next packet.
@@ -173,10 +195,12 @@ fn an_open_of_a_stranger_does_not_walk_the_table() {
         }
         for n in named..3 * PEERS {
             let before = node.by_mac.evict_hand;
-            open_from(&mut node, mac(n));
+            let now = Instant(u64::from(n + 1) * 1_000_000);
+            if let Some(cookie) = open_from(&mut node, now, mac(n), 0) {
+                assert_eq!(open_from(&mut node, now, mac(n), cookie), None);
+            }
             let looks = (node.by_mac.evict_hand + PEERS - before) % PEERS;
             assert!(looks <= 16, "OPEN {n} looked at {looks} peers");
-            node.transmit(Instant(1000), &mut |_: &TxFrame<'_>| Tx::Sent);
         }
         assert_eq!(node.levels().peers, peer_max);
         let last = node.by_mac.get(&node.peers, mac(3 * PEERS - 1));
@@ -184,8 +208,8 @@ fn an_open_of_a_stranger_does_not_walk_the_table() {
     }
 }
 
-/// A first OPEN of the station `src`.
-fn open_from(node: &mut Node, src: MacAddr) {
+/// A first OPEN of the station `src`, and the cookie that it is asked for, if any.
+fn open_from(node: &mut Node, now: Instant, src: MacAddr, cookie: u64) -> Option<u64> {
     let base = Base {
         dst: node.mac,
         src,
@@ -200,8 +224,23 @@ fn open_from(node: &mut Node, src: MacAddr) {
         plen: 0,
     };
     let (sid, epoch, inc, max_frame, window) = (5, 1, 77, 1500, 256);
-    let op = Op::Open(OpenOp { sid, epoch, inc, max_frame, window, ..OpenOp::default() });
-    node.on_frame(Instant(1000), &RxFrame::new(&wire::frame(&base, &op, &[])));
+    let op = OpenOp { sid, epoch, inc, max_frame, window, cookie, ..OpenOp::default() };
+    let bytes = wire::frame(&base, &Op::Open(op), &[]);
+    node.on_frame(now, &RxFrame::new(&bytes));
+    let mut answers = Vec::new();
+    node.transmit(now, &mut |frame: &TxFrame<'_>| {
+        let mut bytes = vec![0; frame.len()];
+        frame.copy_to(&mut bytes);
+        answers.push(bytes);
+        Tx::Sent
+    });
+    // What is pushed out of a full table is told so.
+    answers.retain(|answer| answer[..6] == src.0);
+    let answer = answers.first()?;
+    assert!(answers.len() == 1 && answer.len() <= bytes.len(), "more than was received");
+    let frame = RxFrame::new(answer);
+    let open = OpenOp::parse(&frame, &Base::parse(&frame).ok()?).ok()?;
+    open.is_challenge().then_some(open.cookie)
 }
 
 /// Goal: a message of which pieces are still to come is placed where its multi-receive has room for
@@ -241,7 +280,12 @@ fn a_message_for_a_life_that_never_confirmed_ends_with_it() {
     let addr = crate::types::EpAddr { mac, ep: 1, incarnation: 901 };
     end.peer = end.node.av_insert(pair.now, end.av, addr).unwrap();
     pair.send(1, IoBuf::leaked(&[1; 8]), 1, OpFlags::empty(), 4).unwrap();
+    // Anybody can have sent an OPEN of another life.
     puppet.knock(&mut pair, 902);
+    let challenge = puppet.answer(&mut pair).unwrap();
+    assert!(challenge.is_challenge());
+    assert!(pair.ends[1].node.cq_ready(pair.ends[1].cq).unwrap() == 0, "ended by a stranger");
+    puppet.knock_with(&mut pair, 902, challenge.cookie);
     let err = pair.read_err(1);
     assert_eq!((err.err, err.cqe.op_context), (Error::ConnReset, 4));
     assert_eq!(err.prov_errno, crate::types::ProvErrno::NotExecuted);

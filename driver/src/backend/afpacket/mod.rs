@@ -62,6 +62,9 @@ const RELOOK_NS: u64 = 1_000_000;
 const TOO_LONG_NS: u64 = 2_000_000_000;
 /// Until frames that the kernel had no room for are offered again.
 const RETRY_NS: u64 = 50_000;
+/// How long one frame may find no room. A ring that is full has room again after microseconds; some
+/// drivers say the same of a frame that the other end does not take, for ever.
+const NO_ROOM_NS: u64 = 5_000_000;
 
 /// Which interface, and how.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -213,6 +216,8 @@ pub struct AfPacket {
     looked_ns: u64,
     /// Since when frames are refused as too long.
     too_long_ns: Option<u64>,
+    /// The frame that finds no room, by its place, and since when.
+    no_room: Option<(usize, u64)>,
     /// Errors that have been logged.
     told: Vec<i32>,
     shared: Arc<Shared>,
@@ -268,6 +273,7 @@ impl AfPacket {
             link,
             looked_ns: 0,
             too_long_ns: None,
+            no_room: None,
             told: Vec::new(),
             shared: Arc::new(Shared { socket, watch, bell, look }),
             _claim: claim,
@@ -284,9 +290,11 @@ impl AfPacket {
                 Refused::Lose => {
                     self.batch.drop_first();
                     self.counters.tx_dropped += 1;
+                    self.no_room = None;
                 }
             }
         }
+        self.no_room = None;
         Ok(())
     }
 
@@ -299,7 +307,7 @@ impl AfPacket {
         }
         match errno {
             // The driver's ring is full, or there is no cable.
-            libc::ENOBUFS if self.link.is_up && self.link.has_carrier => Ok(Refused::Wait),
+            libc::ENOBUFS if self.link.is_up && self.link.has_carrier => Ok(self.no_room()),
             libc::EMSGSIZE => self.too_long(),
             libc::ENOBUFS | libc::ENETDOWN | libc::ENXIO | libc::ENODEV => Ok(Refused::Lose),
             _ => {
@@ -309,6 +317,24 @@ impl AfPacket {
                     tracing::warn!(%port, %error, "the kernel refuses a frame; it is lost");
                 }
                 Ok(Refused::Lose)
+            }
+        }
+    }
+
+    /// The kernel has no room for the first frame.
+    fn no_room(&mut self) -> Refused {
+        let (now, first) = (now_ns(), self.batch.first());
+        match self.no_room {
+            Some((frame, since)) if frame == first => {
+                if now.saturating_sub(since) < NO_ROOM_NS {
+                    Refused::Wait
+                } else {
+                    Refused::Lose
+                }
+            }
+            _ => {
+                self.no_room = Some((first, now));
+                Refused::Wait
             }
         }
     }

@@ -1,0 +1,458 @@
+//! What the two ends of a session find out before it is open: whether the other end receives, and
+//! how long the frames are that pass between them.
+//!
+//! Both are told by OPENs (`docs/wire.md`, "Sessions"). A stranger's OPEN costs little: the budget
+//! of [`Openings`] bounds the time, and those of them that have not shown that they receive have
+//! [`HALF_OPEN_MAX`] sessions between them.
+
+use std::collections::HashMap;
+
+use barewire_driver::frame::{Body, ETH_HDR_LEN, TxFrame};
+use barewire_driver::port::{MacAddr, Tx};
+
+use super::cookie::Secret;
+use super::ops::WrFlags;
+use super::peer::{Peer, State};
+use super::stuck::Progress;
+use super::versions::OtherVersions;
+use super::{EndReason, FrameSink, Node, NodeSettings, Notice, Reply};
+use crate::error::Error;
+use crate::plant::{Bug, planted};
+use crate::rel::psn::Psn;
+use crate::rel::sent::WINDOW;
+use crate::slab::NONE;
+use crate::types::{Instant, ProvErrno};
+use crate::wire::{self, Base, OpenOp, Ty};
+
+/// Half-open sessions at once with stations that have not shown that they receive.
+const HALF_OPEN_MAX: usize = 16;
+
+/// Age at which such a session makes room for the next: far above a round trip and a pause of the
+/// opener's between two polls.
+const HALF_OPEN_NS: u64 = 1_000_000_000;
+
+/// OPENs in a millisecond that are looked at although they prove nothing. At some 2 us each they
+/// take 3 % of a processor, and a thousand peers are heard within a tenth of a second.
+const OPENS_PER_MS: u32 = 16;
+
+/// Lengths behind the Ethernet header that an opener tries below its own `max_frame`: what every
+/// Ethernet carries, and the least that a node may announce.
+const LENGTHS: [u16; 2] = [1500, wire::MAX_FRAME_MIN as u16];
+
+/// OPENs of one length before the next is tried, and OPENs of full length that are sent again after
+/// the first sign of life.
+const TRIES: u8 = 2;
+
+/// What is known of the path to a peer while a session is being opened, in bytes behind the
+/// Ethernet header. On a port that loses nothing all of them pass.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Path {
+    /// What the peer is to be shown in our OPENs; 0 if it asked for nothing.
+    cookie: u64,
+    /// The lesser of the two `max_frame`; 0 before the peer's is known.
+    most: u16,
+    /// Longest that passed in both directions.
+    passed: u16,
+    /// Shortest OPEN with an echo that was sent, 0 if none was: if the peer has seen one, this
+    /// passes.
+    least: u16,
+    /// Length of the OPEN that is to be answered; 0 if none is.
+    answers: u16,
+    /// Longest OPEN that arrived.
+    arrived: u16,
+    /// OPENs sent, and of those that were to be of the length `most` since the peer is heard.
+    tries: u8,
+    again: u8,
+}
+
+impl Path {
+    /// Length of the next OPEN of ours that answers none, on a port of `max` bytes.
+    fn next_len(&self, max: u16) -> u16 {
+        if self.passed > 0 {
+            return self.most;
+        }
+        let shorter = LENGTHS.iter().copied().filter(|&len| len < max);
+        let steps = 1 + shorter.clone().count();
+        match usize::from(self.tries / TRIES) % steps {
+            0 => max,
+            step => shorter.clone().nth(step - 1).unwrap_or(max),
+        }
+    }
+
+    /// Notes that an OPEN of `len` bytes arrived.
+    fn arrives(&mut self, len: u16) {
+        self.answers = self.answers.max(len);
+        self.arrived = self.arrived.max(len);
+    }
+}
+
+/// A session that was made for a stranger's OPEN.
+#[derive(Clone, Copy, Debug)]
+struct HalfOpen {
+    p: u32,
+    sid: u32,
+    since: Instant,
+}
+
+/// What it takes to open sessions, and to bound what strangers cost.
+#[derive(Debug)]
+pub(crate) struct Openings {
+    /// Of the sessions that are being opened, by the peer's slot.
+    paths: HashMap<u32, Path>,
+    /// Of those over which packets are repeated, likewise.
+    pub(super) progress: HashMap<u32, Progress>,
+    pub(super) secret: Secret,
+    pub(super) other_versions: OtherVersions,
+    /// Zeros behind an OPEN, on a port where frames may be lost.
+    padding: Vec<u8>,
+    /// Sessions without proof, oldest first. Those that were confirmed or ended may still be here.
+    half_open: Vec<HalfOpen>,
+    /// OPENs that may be looked at until a millisecond after `refilled`.
+    tokens: u32,
+    refilled: Instant,
+}
+
+impl Openings {
+    /// For a node with settings `s`, on a port for frames of `frame_len` bytes.
+    pub(super) fn new(s: &NodeSettings, lossless: bool, frame_len: usize) -> Self {
+        Self {
+            paths: HashMap::new(),
+            progress: HashMap::new(),
+            secret: Secret::of_seed(s.seed),
+            other_versions: OtherVersions::default(),
+            padding: vec![0; if lossless { 0 } else { frame_len }],
+            half_open: Vec::with_capacity(HALF_OPEN_MAX),
+            tokens: 0,
+            refilled: Instant(0),
+        }
+    }
+
+    fn path(&self, p: u32) -> Path {
+        self.paths.get(&p).copied().unwrap_or_default()
+    }
+
+    fn path_mut(&mut self, p: u32) -> &mut Path {
+        self.paths.entry(p).or_default()
+    }
+
+    /// The session with peer `p` is not being opened any more, or has yet to be.
+    pub(super) fn forget(&mut self, p: u32) {
+        self.paths.remove(&p);
+        self.progress.remove(&p);
+    }
+
+    /// Whether another OPEN that proves nothing may be looked at.
+    fn admit(&mut self, now: Instant) -> bool {
+        if now.since(self.refilled) >= 1_000_000 || self.refilled == Instant(0) {
+            (self.refilled, self.tokens) = (now, OPENS_PER_MS);
+        }
+        let admitted = self.tokens > 0;
+        self.tokens -= u32::from(admitted);
+        admitted
+    }
+}
+
+impl Node {
+    /// Whether `op`, an OPEN of `src` of `len` bytes, is to be looked at: not if it proves nothing
+    /// and the budget is used up, and not if proof was asked for.
+    pub(super) fn is_admitted(
+        &mut self,
+        now: Instant,
+        src: MacAddr,
+        op: &OpenOp,
+        len: u16,
+    ) -> bool {
+        let known = self.by_mac.get(&self.peers, src);
+        let peer = known.map(|p| &self.peers[p]);
+        if peer.is_some_and(|peer| peer.opened_as(op)) {
+            return true;
+        }
+        let proven = self.openings.secret.is_proof(now, src, op) || planted(Bug::CookieUnchecked);
+        if !proven && !self.openings.admit(now) {
+            self.counters.rx_open_limited += 1;
+            return false;
+        }
+        let other_life = |peer: &Peer| peer.inc != 0 && peer.inc != op.inc;
+        let makes = match peer.map(|peer| peer.state) {
+            None | Some(State::Idle) => !op.is_answer(),
+            Some(State::Answered) => !op.is_answer() && peer.is_some_and(other_life),
+            Some(State::Opening | State::Open) => false,
+        };
+        let displaces = peer.is_some_and(other_life) && !planted(Bug::LifeDisplaced);
+        if proven || !makes || !(displaces || self.half_open_is_full(now)) {
+            return true;
+        }
+        self.challenge(now, src, op, len);
+        false
+    }
+
+    /// Whether there is no place for another session without proof.
+    fn half_open_is_full(&mut self, now: Instant) -> bool {
+        let peers = &self.peers;
+        self.openings.half_open.retain(|half| {
+            let peer = peers.get(half.p).filter(|peer| peer.sid == half.sid);
+            peer.is_some_and(|peer| peer.state == State::Answered && !peer.opens)
+        });
+        if self.openings.half_open.len() < HALF_OPEN_MAX || planted(Bug::HalfOpenUnbounded) {
+            return false;
+        }
+        let oldest = self.openings.half_open[0];
+        if now.since(oldest.since) < HALF_OPEN_NS || self.peers[oldest.p].coll_waits > 0 {
+            return true;
+        }
+        self.openings.half_open.remove(0);
+        self.forget_half_open(oldest.p);
+        false
+    }
+
+    /// Forgets a session that nobody confirmed. Nothing was sent on it, so that its OPEN may be
+    /// answered again.
+    fn forget_half_open(&mut self, p: u32) {
+        let closed = self.peers[p].closed_epoch;
+        self.forget(p);
+        self.peers[p].closed_epoch = closed;
+    }
+
+    /// Notes that a session of `p` was made for an OPEN, `proven` if by a cookie.
+    pub(super) fn note_half_open(&mut self, now: Instant, p: u32, proven: bool) {
+        if !proven {
+            self.openings.half_open.push(HalfOpen { p, sid: self.peers[p].sid, since: now });
+        }
+    }
+
+    /// Whether `op` of `src` brings a cookie of this node's.
+    pub(super) fn is_proven(&self, now: Instant, src: MacAddr, op: &OpenOp) -> bool {
+        self.openings.secret.is_proof(now, src, op)
+    }
+
+    /// Asks for proof, and keeps nothing.
+    fn challenge(&mut self, now: Instant, src: MacAddr, op: &OpenOp, len: u16) {
+        self.counters.tx_challenges += 1;
+        let challenge = OpenOp {
+            inc: self.settings.incarnation,
+            target_inc: op.inc,
+            echo_sid: op.sid,
+            echo_epoch: op.epoch,
+            max_frame: self.frame_max,
+            window: WINDOW as u16,
+            cookie: self.openings.secret.cookie(now, src, op),
+            ..OpenOp::default()
+        };
+        self.reply_open(&self.control(src, Ty::Open, op.sid, Psn(0)), &challenge, len);
+    }
+
+    /// Takes a challenge: the OPEN that it echoes goes out once more, with the cookie.
+    pub(super) fn on_challenge(&mut self, base: &Base, op: &OpenOp) {
+        let known = self.by_mac.get(&self.peers, base.src);
+        let asked = known.filter(|&p| self.peers[p].opened_as(op) && self.peers[p].opens);
+        // One that brings nothing new would be answered for ever.
+        let Some(p) = asked.filter(|&p| self.openings.path(p).cookie != op.cookie) else {
+            self.counters.rx_bad_open += 1;
+            return;
+        };
+        self.openings.path_mut(p).cookie = op.cookie;
+        self.peers[p].want_open = true;
+        self.make_ready(p);
+    }
+
+    /// Notes what an OPEN says of the path: its length `len` and what arrived of ours. What is
+    /// learned of the other end's limit is in `op` as well.
+    pub(super) fn note_path(&mut self, p: u32, op: &OpenOp, len: u16) {
+        let most = self.frame_max.min(op.max_frame) as u16;
+        let (peer, path) = (&self.peers[p], self.openings.path_mut(p));
+        path.most = most;
+        if self.lossless {
+            path.passed = most;
+            return;
+        }
+        let len = len.min(most);
+        let answered = peer.state == State::Answered;
+        if peer.opened_as(op) {
+            // Who has only answered hears what the other end found, in an OPEN without padding.
+            let told = answered && !peer.opens;
+            let both_ways = if told { op.frame } else { op.frame.min(len) };
+            path.passed = path.passed.max(both_ways.min(most));
+        }
+        if answered {
+            path.arrives(len);
+        }
+    }
+
+    /// Notes that an OPEN of ours was answered, and whether the session can be opened now: if not,
+    /// another OPEN goes out, to find out whether longer frames pass, or to tell what did.
+    pub(super) fn is_measured(&mut self, now: Instant, p: u32) -> bool {
+        let path = self.openings.path(p);
+        if path.passed >= path.most && (path.tries <= 1 || self.lossless) {
+            return true;
+        }
+        let peer = &mut self.peers[p];
+        // Those that were lost may have been lost because nobody was there yet. And the answerer
+        // does not know which of its answers arrived.
+        (peer.want_open, peer.backoff, peer.probe_at) = (true, 0, now);
+        self.make_ready(p);
+        self.arm_timer(now, p);
+        false
+    }
+
+    /// Whether it is time to be content with the length that passed.
+    fn is_content(&self, p: u32) -> bool {
+        let path = self.openings.path(p);
+        let found = path.passed >= path.most || path.again >= TRIES;
+        self.peers[p].state == State::Opening && path.passed > 0 && found
+    }
+
+    /// Settles how long frames on the session may be, which is being opened.
+    pub(super) fn settle_path(&mut self, p: u32) {
+        let (peer, path) = (&mut self.peers[p], self.openings.path(p));
+        // A frame of the least length that may be announced is taken to pass, whoever says what.
+        let passed = path.passed.max(path.least).min(path.most).max(LENGTHS[1]);
+        let forgets = planted(Bug::PathForgotten);
+        peer.frame_max = if forgets { path.most.into() } else { passed.into() };
+        let most = path.most;
+        peer.frame_most = most;
+        if passed < most && !forgets {
+            let whole = |len: u16| u32::from(len) + ETH_HDR_LEN as u32;
+            let mac = peer.mac();
+            self.note(Notice::ShortFrames { mac, passed: whole(passed), most: whole(most) });
+        }
+        self.openings.forget(p);
+    }
+
+    /// Sends the OPEN that is due to a peer without an open session.
+    pub(super) fn serve_open(&mut self, now: Instant, p: u32, out: &mut dyn FrameSink) {
+        if !self.peers[p].want_open {
+            return;
+        }
+        if self.is_content(p) {
+            if self.confirm_path(p, out) != Tx::Sent {
+                return;
+            }
+            self.opened(now, p);
+            self.peers[p].ack_now = true;
+            return;
+        }
+        for _ in 1..std::mem::take(&mut self.peers[p].pings) {
+            self.send_open(p, out);
+        }
+        self.send_open(p, out);
+    }
+
+    /// The lesser of what both ends of an open session accept.
+    pub(super) fn frame_most(&self, p: u32) -> u32 {
+        match self.peers[p].frame_most {
+            // The session with ourselves was not opened by anybody.
+            0 => self.frame_max,
+            most => most.into(),
+        }
+    }
+
+    /// Tells the answerer how long frames on the session may be, ahead of all of them: it does not
+    /// know which of its answers arrived, and the length of a session is the same from its first
+    /// frame to its last.
+    fn confirm_path(&mut self, p: u32, out: &mut dyn FrameSink) -> Tx {
+        let op = OpenOp { frame: self.openings.path(p).passed, ..self.open_op(p, true) };
+        let peer = &self.peers[p];
+        let base = Base { psn: peer.snd.una, ..peer.base(self.mac, self.crc, Ty::Open) };
+        let Reply { bytes, len } = Self::finished_open(&base, &op);
+        let sent = out.send(&TxFrame::whole(&bytes[..len]));
+        if sent == Tx::Sent {
+            self.counters.tx_frames += 1;
+        } else {
+            self.blocked = true;
+            self.make_ready(p);
+        }
+        sent
+    }
+
+    fn open_op(&self, p: u32, echoes: bool) -> OpenOp {
+        let peer = &self.peers[p];
+        OpenOp {
+            sid: peer.sid,
+            epoch: peer.epoch,
+            inc: self.settings.incarnation,
+            target_inc: peer.inc,
+            echo_sid: if echoes { peer.remote_sid } else { 0 },
+            echo_epoch: if echoes { peer.peer_epoch } else { 0 },
+            max_frame: self.frame_max,
+            window: WINDOW as u16,
+            grant: peer.granted,
+            cookie: self.openings.path(p).cookie,
+            ..OpenOp::default()
+        }
+    }
+
+    fn send_open(&mut self, p: u32, out: &mut dyn FrameSink) {
+        let peer = &self.peers[p];
+        let (path, echoes) = (self.openings.path(p), peer.state == State::Answered);
+        let max = self.frame_max as u16;
+        let len = if path.answers > 0 { path.answers } else { path.next_len(max) };
+        let frame = if path.answers > 0 { path.answers } else { path.arrived };
+        let frame = if echoes && !self.lossless { frame } else { 0 };
+        let op = OpenOp { frame, ..self.open_op(p, echoes) };
+        let dst_sid = if echoes { peer.remote_sid } else { 0 };
+        let base = Base { dst_sid, psn: peer.snd.una, ..peer.base(self.mac, self.crc, Ty::Open) };
+        let Reply { bytes, len: head_len } = Self::finished_open(&base, &op);
+        let padded = usize::from(len) + ETH_HDR_LEN;
+        let padding = if self.lossless { 0 } else { padded.saturating_sub(head_len) };
+        let body = Body::Bytes(&self.openings.padding[..padding]);
+        let frame = TxFrame { head: &bytes[..head_len], body, tail: &[] };
+        if out.send(&frame) != Tx::Sent {
+            self.blocked = true;
+            self.make_ready(p);
+            return;
+        }
+        self.counters.tx_frames += 1;
+        self.peers[p].want_open = false;
+        let path = self.openings.path_mut(p);
+        path.answers = 0;
+        path.tries = path.tries.saturating_add(1);
+        path.again += u8::from(path.passed > 0 && path.again < TRIES);
+        if echoes {
+            path.least = if path.least == 0 { len } else { path.least.min(len) };
+        }
+    }
+
+    /// Puts an OPEN without padding into the queue of replies, if it has at most `len` bytes behind
+    /// the Ethernet header.
+    fn reply_open(&mut self, base: &Base, op: &OpenOp, len: u16) {
+        let reply = Self::finished_open(base, op);
+        self.push_reply(reply, usize::from(len) + ETH_HDR_LEN);
+    }
+
+    fn finished_open(base: &Base, op: &OpenOp) -> Reply {
+        let mut bytes = [0; OpenOp::LEN];
+        op.emit(&mut bytes);
+        Reply::new(base, &bytes)
+    }
+
+    /// Another life of the peer is there than the one that operations were meant for, and nothing
+    /// of them was sent: those to any life stay queued, the others end.
+    pub(super) fn end_named(&mut self, now: Instant, p: u32) {
+        let meant = WrFlags::NAMED | WrFlags::GROUP;
+        let any = self.peers[p].wrs.iter(&self.tx).any(|w| self.tx[w].flags.intersects(meant));
+        if any {
+            self.note_end(now, p, EndReason::Restarted);
+        }
+        let mut next = Some(self.peers[p].wrs.head).filter(|&w| w != NONE);
+        while let Some(w) = next {
+            next = self.peers[p].wrs.next(&self.tx, w);
+            if self.tx[w].flags.intersects(meant) {
+                self.fail_wr(w, Error::ConnReset, ProvErrno::NotExecuted);
+            }
+        }
+        self.coll_peer_lost(p, Error::ConnReset);
+    }
+}
+
+impl Peer {
+    /// Whether `op` echoes the OPEN of ours.
+    pub(super) fn opened_as(&self, op: &OpenOp) -> bool {
+        self.sid != 0 && op.echo_sid == self.sid && op.echo_epoch == self.epoch
+    }
+
+    /// Whether our OPEN is repeated until it is answered. Who only answers leaves that to the other
+    /// end.
+    pub(super) fn repeats_open(&self) -> bool {
+        self.opens || planted(Bug::AnswerRepeated)
+    }
+}

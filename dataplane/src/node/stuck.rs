@@ -1,0 +1,124 @@
+//! A bound on progress: a session over which short frames pass and longer ones do not, or whose
+//! receiver has lost its place in a ring, ends, although the peer is never silent.
+
+use super::{EndReason, Node};
+use crate::plant::{Bug, planted};
+use crate::rel::psn::Psn;
+use crate::types::Instant;
+use crate::wire;
+
+/// Nanoseconds are shifted by so much to units of 131 us.
+const UNIT_BITS: u32 = 17;
+
+/// Timeouts in a row after which a session is looked at.
+const REPEATED: u8 = 2;
+
+/// The oldest packet in flight, and for how long it has been repeated while the peer was heard.
+/// Looked at by the timer alone. Times in units of [`UNIT_BITS`]; they wrap after six days.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Progress {
+    /// Its number.
+    oldest: Psn,
+    /// For how long.
+    stuck: u32,
+    /// When it was looked at last.
+    looked_at: u32,
+    /// When the peer was heard, as `Peer::heard` has it, and when that was seen to be news.
+    heard: u32,
+    heard_at: u32,
+}
+
+impl Progress {
+    /// Looks again: for how long nothing has got through by `now` to a peer that speaks. A gap in
+    /// looking counts for no more than `most`, and the peer's silence for none once it is longer
+    /// than twice that.
+    fn look(&mut self, now: u32, oldest: Psn, heard: u32, most: u32) -> u32 {
+        if oldest != self.oldest {
+            *self = Self { oldest, stuck: 0, looked_at: now, heard, heard_at: now };
+            return 0;
+        }
+        if heard != self.heard {
+            (self.heard, self.heard_at) = (heard, now);
+        }
+        let gap = now.wrapping_sub(self.looked_at).min(most);
+        if now.wrapping_sub(self.heard_at) <= 2 * most {
+            self.stuck += gap;
+        }
+        self.looked_at = now;
+        self.stuck
+    }
+}
+
+impl Node {
+    /// Ends the session with `p` if its oldest packet has not got through for T_dead, and says
+    /// whether it did. To be called when a timer may have sent something again.
+    pub(super) fn end_if_stuck(&mut self, now: Instant, p: u32) -> bool {
+        let t_dead = (self.settings.t_dead_ns >> UNIT_BITS) as u32;
+        let peer = &self.peers[p];
+        // Where frames get lost, one or two in a row say nothing of the path.
+        let repeated = self.lossless || peer.backoff > REPEATED;
+        if peer.snd.in_flight() == 0 || !repeated {
+            if !self.openings.progress.is_empty() {
+                self.openings.progress.remove(&p);
+            }
+            return false;
+        }
+        let (heard, oldest) = ((peer.heard.0 >> UNIT_BITS) as u32, peer.snd.una);
+        // An eighth: probes go out every tenth, so the peer is heard as often.
+        let progress = self.openings.progress.entry(p).or_default();
+        let stuck = progress.look((now.0 >> UNIT_BITS) as u32, oldest, heard, t_dead / 8);
+        if stuck < t_dead || planted(Bug::ProgressUnbounded) {
+            return false;
+        }
+        self.counters.sessions_stuck += 1;
+        let len = self.oldest_len(p);
+        self.end_session(now, p, EndReason::Stuck(len));
+        true
+    }
+
+    /// Bytes of the frame of the oldest packet in flight; 0 if it was not kept.
+    fn oldest_len(&self, p: u32) -> u32 {
+        let Some(idx) = self.peers[p].snd.oldest(&self.sent) else { return 0 };
+        let entry = &self.sent[idx];
+        let trailer = if self.crc { wire::TRAILER_LEN } else { 0 };
+        let head = wire::BASE_LEN + usize::from(entry.op_len);
+        (head + self.body(entry.body).len() + trailer) as u32
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// For how long nothing got through after `looks` of `(gap, heard)` with a `most` of 10.
+    fn stuck(looks: &[(u32, bool)]) -> u32 {
+        let (mut progress, mut now, mut heard) = (Progress::default(), 5, 1);
+        progress.look(now, Psn(7), heard, 10);
+        let mut stuck = 0;
+        for &(gap, hears) in looks {
+            now += gap;
+            heard += u32::from(hears);
+            stuck = progress.look(now, Psn(7), heard, 10);
+        }
+        stuck
+    }
+
+    #[test]
+    fn the_clock_runs_while_the_peer_speaks() {
+        assert_eq!(stuck(&[(4, true), (4, false), (4, true)]), 12);
+        assert_eq!(stuck(&[(100, true)]), 10, "a gap in looking counts for little");
+        assert_eq!(stuck(&[(10, false), (10, false), (10, false), (10, false)]), 20, "silence");
+        assert_eq!(stuck(&[(10, false), (10, false), (10, false), (10, true)]), 30, "an answer");
+    }
+
+    #[test]
+    fn progress_sets_the_clock_back() {
+        let mut progress = Progress::default();
+        for now in 1..9 {
+            progress.look(now, Psn(1), now, 10);
+        }
+        assert_eq!(progress.look(9, Psn(1), 9, 10), 8);
+        assert_eq!(progress.look(10, Psn(2), 10, 10), 0);
+        assert_eq!(progress.look(11, Psn(2), 11, 10), 1);
+    }
+}

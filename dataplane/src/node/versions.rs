@@ -1,0 +1,66 @@
+//! Frames of another version: who sends them is refused and told once.
+
+use barewire_driver::frame::RxFrame;
+use barewire_driver::port::MacAddr;
+
+use super::{Node, Notice};
+use crate::types::Instant;
+use crate::wire::{RstOp, RstReason, Stranger, Ty, VERSIONS};
+
+/// Stations whose version is told. Of those above nothing is said: whoever can send frames can
+/// make up addresses.
+const STATIONS_MAX: usize = 64;
+
+/// Stations that are known to speak another version.
+#[derive(Debug, Default)]
+pub(crate) struct OtherVersions {
+    stations: Vec<MacAddr>,
+}
+
+impl OtherVersions {
+    /// Notes `mac`, and says whether it is to be told: once for a station.
+    fn is_news(&mut self, mac: MacAddr) -> bool {
+        let news = self.stations.len() < STATIONS_MAX && !self.stations.contains(&mac);
+        if news {
+            self.stations.push(mac);
+        }
+        news
+    }
+}
+
+impl Node {
+    /// Takes a frame of another version: an RST, which is the same in all of them, or something to
+    /// refuse. One that may be damaged is neither.
+    #[cold]
+    pub(super) fn on_other_version(&mut self, now: Instant, frame: &RxFrame<'_>) {
+        let Some(other) = Stranger::parse(frame) else { return };
+        let from_us = other.base.dst != self.mac || other.base.src == self.mac;
+        if from_us || self.crc && !other.crc {
+            return;
+        }
+        if other.base.ty == Ty::Rst as u8 {
+            match RstOp::parse(frame) {
+                Ok(op) => self.on_rst(now, other.base.src, &op),
+                Err(err) => self.counters.rx_wire[err.index()] += 1,
+            }
+            return;
+        }
+        if !other.may_be_refused() {
+            return;
+        }
+        let (mac, theirs) = (other.base.src, other.base.version);
+        if self.openings.other_versions.is_news(mac) {
+            self.note(Notice::OtherVersion { mac, theirs });
+        }
+        let rst = RstOp {
+            echo_sid: other.base.dst_sid,
+            echo_psn: other.base.psn,
+            inc: self.settings.incarnation,
+            victim_inc: other.inc,
+            victim_epoch: other.epoch,
+            reason: RstReason::Version,
+            versions: VERSIONS,
+        };
+        self.reply_rst(now, mac, other.sid, rst, frame.len());
+    }
+}
