@@ -238,6 +238,7 @@ const UNSAFE: &[&str] = &[
     "api/src/buf.rs",
     "api/src/lock.rs",
     "api/src/raw.rs",
+    "api/src/rcvthread.rs",
     "api/src/work.rs",
     "api/src/stats.rs",
     "provider",

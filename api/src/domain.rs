@@ -63,10 +63,11 @@ impl Domain {
             core.mrs.set_mode(info.domain_attr.mr_mode);
         }
         let progress = info.domain_attr.data_progress;
-        let auto = match progress {
-            Progress::Unspec => dom.settings.progress == Progress::Auto,
-            asked => asked == Progress::Auto,
-        };
+        // The setting is the user's, who may know better than the program that this one needs it.
+        let auto = [progress, dom.settings.progress].contains(&Progress::Auto);
+        if !auto && dom.settings.rcvthread && !dom.caps.tells_presence {
+            dom.answer_for_program();
+        }
         if auto {
             dom.drive(dom.settings.idle).map_err(|e| {
                 OpenError::new(e, format!("port {name}: the progress thread did not start: {e}"))

@@ -764,6 +764,7 @@ mod tests {
             lossless: true,
             gather: false,
             rto_floor_ns: 1,
+            tells_presence: false,
             link_bps: 0,
             name: "x".into(),
         };

@@ -20,6 +20,7 @@ use crate::errno::{Error, Result};
 use crate::lock::{Entry, Guard, HasLock, Lock};
 use crate::mr::MrTable;
 use crate::notice::Teller;
+use crate::rcvthread;
 use crate::settings::{Idle, Settings};
 use crate::stats::Publisher;
 use crate::wait::{Sleep, Watch};
@@ -237,7 +238,7 @@ impl Core {
     }
 
     /// When the loop has to be turned at the latest.
-    fn next_deadline(&self) -> Option<Instant> {
+    pub(crate) fn next_deadline(&self) -> Option<Instant> {
         let cm = self.cm.as_ref().map(|cm| cm.next_deadline());
         [self.engine.next_deadline(), cm].into_iter().flatten().min()
     }
@@ -347,6 +348,11 @@ impl HasLock for Shared {
 }
 
 impl Shared {
+    /// Whether the domain is being closed.
+    pub(crate) fn stops(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+
     #[inline]
     pub(crate) fn enter(&self) -> Result<Guard<'_, Core>> {
         self.lock.enter()
@@ -437,6 +443,8 @@ impl Shared {
 pub(crate) struct Owner {
     shared: Arc<Shared>,
     thread: Mutex<Option<JoinHandle<()>>>,
+    /// The receive thread, where there is one.
+    receiver: Mutex<Option<JoinHandle<()>>>,
 }
 
 /// What every object of a domain holds.
@@ -496,7 +504,11 @@ impl DomainRef {
             stop: AtomicBool::new(false),
         });
         Lock::shut_in_child(&shared);
-        let owner = Arc::new(Owner { shared: Arc::clone(&shared), thread: Mutex::default() });
+        let owner = Arc::new(Owner {
+            shared: Arc::clone(&shared),
+            thread: Mutex::default(),
+            receiver: Mutex::default(),
+        });
         Self { shared, owner }
     }
 
@@ -508,6 +520,22 @@ impl DomainRef {
     /// How many objects of the domain exist, this one included.
     pub(crate) fn objects(&self) -> usize {
         Arc::strong_count(&self.owner)
+    }
+
+    /// Starts the receive thread. Without one the domain works, and its peers find it dead if it
+    /// does not poll for T_dead.
+    pub(crate) fn answer_for_program(&self) {
+        match rcvthread::start(&self.shared) {
+            Ok(thread) => {
+                let receiver = self.owner.receiver.lock();
+                *receiver.unwrap_or_else(PoisonError::into_inner) = Some(thread);
+            }
+            Err(e) => tracing::warn!(
+                "no receive thread ({e}): peers find this process dead if it does not poll for \
+                 {} ms; raise the limit on threads (ulimit -u), or set BAREWIRE_PROGRESS=auto",
+                self.settings.t_dead.as_millis()
+            ),
+        }
     }
 
     /// Starts the progress thread, unless it runs.
@@ -547,10 +575,15 @@ impl Drop for Owner {
         }
         self.shared.stop.store(true, Ordering::Relaxed);
         self.shared.sleep.wake_port();
-        let thread = self.thread.get_mut().unwrap_or_else(PoisonError::into_inner);
-        if let Some(thread) = thread.take() {
-            // It panics only by our own bug, which it has told already.
-            let _ = thread.join();
+        for thread in [&mut self.thread, &mut self.receiver] {
+            let thread = thread.get_mut().unwrap_or_else(PoisonError::into_inner);
+            if let Some(thread) = thread.take() {
+                thread.thread().unpark();
+                // It panics only by our own bug, which it has told already.
+                let _ = thread.join();
+                // The other may have taken the wake-up.
+                self.shared.sleep.wake_port();
+            }
         }
         // What arrived while the objects were closed is acknowledged.
         if let Ok(mut core) = self.shared.lock.enter_to_close() {

@@ -54,6 +54,7 @@ pub mod mr;
 pub mod msg;
 mod notice;
 pub mod raw;
+mod rcvthread;
 pub mod rma;
 pub mod sep;
 pub mod settings;

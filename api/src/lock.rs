@@ -8,16 +8,24 @@
 //! gets `FI_EOPBADSTATE` and not a data race. In *serial* mode, which only an unsafe call gives, we
 //! take his word.
 //!
+//! A domain in owned or serial mode may have a thread of ours beside the program's, which comes in
+//! while the program is elsewhere ([`Lock::enter_beside`]). The program pays no fence for that: the
+//! thread *claims* the lock and has the kernel run a barrier on every processor of the process
+//! (membarrier(2), `PRIVATE_EXPEDITED`). After it, either the program's entry is seen, and the claim
+//! is given up, or the program's next entry sees the claim, and waits.
+//!
 //! A forked child shares the parent's device memory and must never touch it: every entry compares
 //! the number of forks in this process's ancestry, but for those through an open gate, which the
 //! fork shuts in the child ([`Lock::shut_in_child`]).
 
 use std::cell::{Cell, UnsafeCell};
+use std::io;
 use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering, compiler_fence};
 use std::sync::{Arc, Once, Weak};
+use std::time::Duration;
 
 use barewire_driver::hint::rarely;
 
@@ -71,6 +79,8 @@ struct Gate {
     now: AtomicU8,
     /// What it becomes when whoever is inside leaves.
     then: AtomicU8,
+    /// The thread beside the program is inside, or asks whether it may be.
+    claimed: AtomicBool,
 }
 
 // SAFETY: the value moves between threads (hence `T: Send`) but is only reached through a `Guard`,
@@ -81,6 +91,10 @@ struct Gate {
 //   a release store and an acquiring exchange;
 // - serial mode: whoever opened the domain has promised, in an unsafe call, that one thread at a
 //   time is inside and that what one did happened before what the next does;
+// - beside owned or serial mode: the claim is stored before a barrier on all processors of the
+//   process, and `now` is read after it; an entry stores `now` and then reads the claim, in program
+//   order. So one of the two is seen, and whoever sees the other's gives way: the program waits for
+//   the claim to end (acquire), the thread gives it up (release);
 // - from owned or serial to shared: only a guard's holder changes the mode, the gate being `HELD`,
 //   and others see the new mode only after that store, so they find it so until he leaves.
 unsafe impl<T: Send> Sync for Lock<T> {}
@@ -127,7 +141,11 @@ impl<T> Lock<T> {
                 Entry::Serial => SERIAL,
                 Entry::Shared => SHARED,
             }),
-            gate: Gate { now: AtomicU8::new(FREE), then: AtomicU8::new(FREE) },
+            gate: Gate {
+                now: AtomicU8::new(FREE),
+                then: AtomicU8::new(FREE),
+                claimed: AtomicBool::new(false),
+            },
             forks: FORKS.load(Ordering::Relaxed),
             owner: AtomicU64::new(NOBODY),
             waiting: AtomicU32::new(0),
@@ -143,7 +161,10 @@ impl<T> Lock<T> {
     #[inline]
     pub(crate) fn enter(&self) -> Result<Guard<'_, T>> {
         if self.gate.now.load(Ordering::Relaxed) == OPEN {
-            self.gate.now.store(HELD, Ordering::Relaxed);
+            if self.gate.hold_is_contested() {
+                rarely(());
+                self.hold_after_claim(OPEN)?;
+            }
         } else {
             rarely(());
             self.enter_checked()?;
@@ -158,7 +179,9 @@ impl<T> Lock<T> {
         if self.gate.now.load(Ordering::Relaxed) != OPEN {
             return rarely(None);
         }
-        self.gate.now.store(HELD, Ordering::Relaxed);
+        if self.gate.hold_is_contested() {
+            rarely(self.hold_after_claim(OPEN)).ok()?;
+        }
         Some(Guard { lock: self, on_this_thread: PhantomData })
     }
 
@@ -179,7 +202,7 @@ impl<T> Lock<T> {
             return Err(Error::OpBadState);
         }
         match self.mode.load(Ordering::Relaxed) {
-            OWNED if self.owner.load(Ordering::Relaxed) == thread_number() => self.gate.take(),
+            OWNED if self.owner.load(Ordering::Relaxed) == thread_number() => self.take(),
             SHARED => self.enter_shared(),
             _ => self.enter_slow(),
         }
@@ -198,11 +221,11 @@ impl<T> Lock<T> {
                             let (order, fail) = (Ordering::Acquire, Ordering::Relaxed);
                             let _ = self.owner.compare_exchange(NOBODY, me, order, fail);
                         }
-                        owner if owner == me => return self.gate.take(),
+                        owner if owner == me => return self.take(),
                         _ => return Err(Error::OpBadState),
                     }
                 }
-                SERIAL => return self.gate.take(),
+                SERIAL => return self.take(),
                 _ => return Err(Error::OpBadState),
             }
         }
@@ -234,6 +257,68 @@ impl<T> Lock<T> {
             }
         }
         self.waiting.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Enters in owned or serial mode, for somebody who may if nobody is inside.
+    fn take(&self) -> Result<()> {
+        if self.gate.now.load(Ordering::Relaxed) == HELD {
+            return Err(Error::OpBadState);
+        }
+        if self.gate.hold_is_contested() { self.hold_after_claim(FREE) } else { Ok(()) }
+    }
+
+    /// Waits outside, where the gate is `outside`, until the thread beside the program has left, and
+    /// enters. That thread is inside for a few turns of the loop.
+    ///
+    /// # Errors
+    /// [`Error::OpBadState`]: it panicked there.
+    #[cold]
+    #[inline(never)]
+    fn hold_after_claim(&self, outside: u8) -> Result<()> {
+        loop {
+            self.gate.now.store(outside, Ordering::Release);
+            let mut tries = 0_u32;
+            while self.gate.claimed.load(Ordering::Acquire) {
+                tries += 1;
+                if tries < SPINS {
+                    std::hint::spin_loop();
+                } else {
+                    // Not a yield: a program with a real-time policy would yield to its like alone.
+                    std::thread::sleep(Duration::from_micros(20));
+                }
+            }
+            if self.mode.load(Ordering::Relaxed) == POISONED {
+                self.gate.shut();
+                return Err(Error::OpBadState);
+            }
+            if !self.gate.hold_is_contested() {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Takes the lock for a thread of ours beside the program's, which in owned and serial mode is
+    /// the only one. `None` if the program is inside, or nobody may enter any more. Takes a
+    /// microsecond and disturbs each processor that runs a thread of the process.
+    /// [`register_beside`] was called.
+    pub(crate) fn enter_beside(&self) -> Option<Beside<'_, T>> {
+        if self.forked() {
+            return None;
+        }
+        if self.mode.load(Ordering::Acquire) == SHARED {
+            return self.enter().ok().map(|guard| Beside { lock: self, shared: Some(guard) });
+        }
+        self.gate.claimed.store(true, Ordering::Relaxed);
+        let mode = || self.mode.load(Ordering::Acquire);
+        // The program cannot change the mode from outside.
+        if barrier_everywhere().is_ok()
+            && self.gate.now.load(Ordering::Acquire) != HELD
+            && matches!(mode(), OWNED | SERIAL)
+        {
+            return Some(Beside { lock: self, shared: None });
+        }
+        self.gate.claimed.store(false, Ordering::Release);
+        None
     }
 
     /// As [`enter`](Self::enter) for a destructor, which may run while its thread unwinds from a
@@ -288,13 +373,13 @@ impl<T> Lock<T> {
 }
 
 impl Gate {
-    /// Enters, for somebody who may if nobody is inside.
-    fn take(&self) -> Result<()> {
-        if self.now.load(Ordering::Relaxed) == HELD {
-            return Err(Error::OpBadState);
-        }
+    /// Holds it, and says whether the thread beside the program has claimed it before. The order of
+    /// the two is kept for that thread by its barrier on this processor.
+    #[inline(always)]
+    fn hold_is_contested(&self) -> bool {
         self.now.store(HELD, Ordering::Relaxed);
-        Ok(())
+        compiler_fence(Ordering::SeqCst);
+        self.claimed.load(Ordering::Acquire)
     }
 
     #[inline(always)]
@@ -402,6 +487,62 @@ impl<T> Drop for Closing<'_, T> {
     }
 }
 
+/// The right of a thread beside the program's to touch the value.
+pub(crate) struct Beside<'a, T> {
+    lock: &'a Lock<T>,
+    /// The lock itself, in shared mode.
+    shared: Option<Guard<'a, T>>,
+}
+
+impl<T> Deref for Beside<'_, T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        // SAFETY: either a guard is held, or the claim keeps every other entry out (see `Sync`), and
+        // the value is lent while `self` is borrowed.
+        unsafe { &*self.lock.value.get() }
+    }
+}
+
+impl<T> DerefMut for Beside<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: as in `deref`; `&mut self` keeps out a second borrow through this guard.
+        unsafe { &mut *self.lock.value.get() }
+    }
+}
+
+impl<T> Drop for Beside<'_, T> {
+    fn drop(&mut self) {
+        if self.shared.is_some() {
+            return;
+        }
+        if std::thread::panicking() {
+            self.lock.mode.store(POISONED, Ordering::Relaxed);
+            self.lock.gate.shut();
+        }
+        self.lock.gate.claimed.store(false, Ordering::Release);
+    }
+}
+
+/// Prepares the process for [`Lock::enter_beside`]. May be called again.
+///
+/// # Errors
+/// The kernel's, before Linux 4.14 or where a filter forbids membarrier(2).
+pub(crate) fn register_beside() -> io::Result<()> {
+    membarrier(libc::MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED)
+}
+
+/// When it returns, every thread of the process has passed a full memory barrier.
+fn barrier_everywhere() -> io::Result<()> {
+    membarrier(libc::MEMBARRIER_CMD_PRIVATE_EXPEDITED)
+}
+
+fn membarrier(command: libc::c_int) -> io::Result<()> {
+    // SAFETY: membarrier(2) takes three numbers and touches no memory of ours.
+    let answer = unsafe { libc::syscall(libc::SYS_membarrier, command, 0, 0) };
+    if answer == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
 /// A number of this thread that no other thread of the process ever has, not 0.
 #[inline]
 fn thread_number() -> u64 {
@@ -497,6 +638,70 @@ mod tests {
         fn lock(&self) -> &Self {
             self
         }
+    }
+
+    /// Goal: a thread beside the program's and the program, which takes no lock, are never inside
+    /// at once, and each sees what the other did.
+    #[test]
+    fn a_thread_beside_the_program_and_the_program_exclude_each_other() {
+        register_beside().expect("the kernel has membarrier");
+        for entry in [Entry::Owned, Entry::Serial, Entry::Shared] {
+            let lock = Arc::new(Lock::new([0_u64; 2], entry));
+            Lock::shut_in_child(&lock);
+            let (there, stop) = (Arc::clone(&lock), Arc::new(AtomicBool::new(false)));
+            let stopped = Arc::clone(&stop);
+            let beside = std::thread::spawn(move || {
+                let mut entered = 0_u64;
+                while !stopped.load(Ordering::Relaxed) || entered == 0 {
+                    if let Some(mut value) = there.enter_beside() {
+                        add_one(&mut value);
+                        entered += 1;
+                    }
+                    std::hint::spin_loop();
+                }
+                entered
+            });
+            let mut entered = 0_u64;
+            for round in 0..1_000_000_u64 {
+                match lock.enter_open() {
+                    Some(mut value) => add_one(&mut value),
+                    None => add_one(&mut lock.enter().expect("the program's own")),
+                }
+                entered += 1;
+                if round % 1_000 == 0 {
+                    std::thread::yield_now();
+                }
+            }
+            stop.store(true, Ordering::Relaxed);
+            let beside = beside.join().expect("it did not panic");
+            assert_eq!(*lock.enter().unwrap(), [entered + beside; 2], "{entry:?}");
+        }
+    }
+
+    /// Not one step, so that two who are inside at once show.
+    fn add_one(value: &mut [u64; 2]) {
+        let seen = std::hint::black_box(value[0]);
+        assert_eq!(seen, value[1], "another is half way");
+        value[0] = seen + 1;
+        std::hint::black_box(&mut *value);
+        value[1] = seen + 1;
+    }
+
+    /// What panics beside the program closes the domain for the program as well.
+    #[test]
+    fn a_panic_beside_the_program_closes_the_domain() {
+        register_beside().expect("the kernel has membarrier");
+        let lock = Arc::new(Lock::new((), Entry::Serial));
+        Lock::shut_in_child(&lock);
+        let there = Arc::clone(&lock);
+        let panicked = std::thread::spawn(move || {
+            let _inside = there.enter_beside().expect("nobody is inside");
+            panic!("planted");
+        });
+        assert!(panicked.join().is_err());
+        assert!(lock.enter_open().is_none());
+        assert_eq!(lock.enter().err(), Some(Error::OpBadState));
+        assert!(lock.enter_beside().is_none());
     }
 
     #[test]

@@ -159,26 +159,23 @@ impl RawEndpoint {
         Ok(alias)
     }
 
-    /// Ends the connection, if there is one, and turns the loop until what was injected has left
-    /// and been acknowledged, at most as long as a silent peer is taken for alive. For a program
-    /// that closes the endpoint right after its last inject and counts on it to arrive.
+    /// Ends the connection, if there is one, and turns the loop until what was injected has been
+    /// acknowledged, for as long as its peers live. For a program that closes the endpoint right
+    /// after its last inject and counts on it to arrive, while the receiver still computes.
     pub fn linger(&self) {
         if self.connected.is_some() {
             // It may never have been connected.
             let _ = self.shutdown();
             crate::cm::linger(&self.dom);
         }
-        let end = std::time::Instant::now() + self.dom.settings.t_dead;
+        // The death of a peer ends what it owes.
         loop {
             let Ok(mut core) = self.dom.enter() else { return };
-            if !matches!(core.node().ep_owes(self.id), Ok(1..)) {
+            if core.engine.gone().is_some() || !matches!(core.node().ep_owes(self.id), Ok(1..)) {
                 return;
             }
             core.turn_if_manual(&self.dom);
             drop(core);
-            if std::time::Instant::now() >= end {
-                return;
-            }
             std::thread::yield_now();
         }
     }

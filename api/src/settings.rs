@@ -58,8 +58,13 @@ pub struct Settings {
     /// Silence after which a peer that owes us something is dead (`BAREWIRE_T_DEAD_MS`), at least
     /// 100 ms. Default 5 s: long enough for a process that swaps, short enough for a person.
     pub t_dead: Duration,
-    /// Who turns the loop if the hints do not say (`BAREWIRE_PROGRESS`: `manual`, `auto`).
+    /// Who turns the loop (`BAREWIRE_PROGRESS`: `manual`, `auto`). `auto` holds also for a program
+    /// whose hints ask for manual progress; `manual` is what hints that do not say get.
     pub progress: Progress,
+    /// Whether a thread answers peers on a wire while a program with manual progress computes
+    /// (`BAREWIRE_RCVTHREAD`: `0`, `1`). Default yes: it sleeps while the program polls. Without it
+    /// a program that does not poll for T_dead is dead to its peers.
+    pub rcvthread: bool,
     /// Threading level if the hints do not say (`BAREWIRE_THREADING`: `safe`, `domain`).
     pub threading: Threading,
     /// Processor that the progress thread stays on (`BAREWIRE_CPU`). Default: the scheduler's
@@ -94,6 +99,7 @@ impl Default for Settings {
             port: None,
             t_dead: Duration::from_secs(5),
             progress: Progress::Unspec,
+            rcvthread: true,
             threading: Threading::Unspec,
             cpu: None,
             idle: Idle::Yield,
@@ -125,6 +131,7 @@ pub const VARIABLES: &[(&str, &str, &str)] = &[
     ("BAREWIRE_PORT", "port, such as shm:job7 or fault(loss=0.01):shm", "shm"),
     ("BAREWIRE_T_DEAD_MS", "milliseconds of silence after which a peer is dead, from 100", "5000"),
     ("BAREWIRE_PROGRESS", "manual or auto", "manual"),
+    ("BAREWIRE_RCVTHREAD", "0 or 1: a thread answers on a wire while the program computes", "1"),
     ("BAREWIRE_THREADING", "safe or domain", "safe"),
     ("BAREWIRE_CPU", "processor of the progress thread", "any"),
     ("BAREWIRE_IDLE", "spin, yield or sleep", "yield"),
@@ -170,9 +177,12 @@ impl Settings {
         if let Some(v) = word(get("BAREWIRE_IDLE"), &idle, "spin, yield or sleep")? {
             s.idle = v;
         }
-        let stats = [("0", false), ("1", true)];
-        if let Some(v) = word(get("BAREWIRE_STATS"), &stats, "0 or 1")? {
+        let switch = [("0", false), ("1", true)];
+        if let Some(v) = word(get("BAREWIRE_STATS"), &switch, "0 or 1")? {
             s.stats = v;
+        }
+        if let Some(v) = word(get("BAREWIRE_RCVTHREAD"), &switch, "0 or 1")? {
+            s.rcvthread = v;
         }
         let coll =
             [("auto", Force::No), ("latency", Force::Latency), ("bandwidth", Force::Bandwidth)];
@@ -242,11 +252,13 @@ mod tests {
             ("BAREWIRE_RX_MAX", "32"),
             ("BAREWIRE_COLL", "bandwidth"),
             ("BAREWIRE_STATS", "0"),
+            ("BAREWIRE_RCVTHREAD", "0"),
         ]);
         let want = Settings {
             port: Some("shm:job7".into()),
             t_dead: Duration::from_millis(500),
             progress: Progress::Auto,
+            rcvthread: false,
             threading: Threading::Domain,
             cpu: Some(1),
             idle: Idle::Sleep,

@@ -345,6 +345,17 @@ impl Sleep {
         }
     }
 
+    /// Whether a thread of the program sleeps on the port, and turns the loop when a frame comes.
+    pub(crate) fn is_led(&self) -> bool {
+        *self.lock()
+    }
+
+    /// Sleeps on the port for `timeout` at most. False, at once, if it can only be polled.
+    pub(crate) fn wait_port_long(&self, timeout: Duration) -> bool {
+        let port = self.port.as_ref().filter(|port| port.has_interrupt());
+        port.map(|port| port.wait(timeout)).is_some()
+    }
+
     pub(crate) fn wake_port(&self) {
         if let Some(port) = &self.port {
             port.wake();

@@ -470,6 +470,7 @@ mod tests {
             lossless: false,
             gather: false,
             rto_floor_ns: 100_000,
+            tells_presence: false,
             link_bps: 0,
             name: "test".into(),
         };

@@ -48,8 +48,8 @@ pub enum Bug {
     PieceOffsetUnchecked,
     /// The timer of a lost packet is not armed again after its first firing.
     RetransmitOnce,
-    /// Silence is counted although this node itself was not polled.
-    SilenceWhileStarved,
+    /// A peer is found dead by a late poll, before it was asked and could answer.
+    DeadUnasked,
     /// A message for an endpoint is matched before an earlier one that has not arrived in full.
     OrderGateOpen,
     /// Remote CQ data is left out of the second and later messages of a shared frame.
@@ -90,7 +90,7 @@ pub const ALL: [Bug; 29] = [
     Bug::CqReservationLeaked,
     Bug::PieceOffsetUnchecked,
     Bug::RetransmitOnce,
-    Bug::SilenceWhileStarved,
+    Bug::DeadUnasked,
     Bug::OrderGateOpen,
     Bug::PackedDataDropped,
     Bug::CancelKeepsMatch,

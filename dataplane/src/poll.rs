@@ -18,7 +18,8 @@ use barewire_driver::frame::{Body, FillHead, RxFrame, ShortHead, TxFrame};
 use barewire_driver::hint::rarely;
 use barewire_driver::mem::{IoBuf, SHORT};
 use barewire_driver::port::{
-    BriskPort, MacAddr, Port, PortCaps, PortCounters, PortGone, PortWaiter, RxSink, ShortTx, Tx,
+    BriskPort, MacAddr, Port, PortCaps, PortCounters, PortGone, PortWaiter, Presence, RxSink,
+    ShortTx, Tx,
 };
 
 use crate::error::Result as OpResult;
@@ -63,6 +64,8 @@ pub struct Engine {
     uncounted: u32,
     /// It was read in the last turn.
     timed: bool,
+    /// When a turn last read it.
+    turned_at: Instant,
 }
 
 /// What a port lends goes to the node, with the time of the burst; the completion that the first
@@ -261,6 +264,10 @@ struct ToPort<'a> {
 }
 
 impl FrameSink for ToPort<'_> {
+    fn presence(&mut self, mac: MacAddr) -> Presence {
+        self.port.presence(mac)
+    }
+
     #[inline(always)]
     fn send(&mut self, frame: &TxFrame<'_>) -> Tx {
         match self.port.tx(frame) {
@@ -376,6 +383,7 @@ impl Engine {
             untimed: 0,
             uncounted: 0,
             timed: false,
+            turned_at: Instant(0),
         }
     }
 
@@ -388,6 +396,11 @@ impl Engine {
     /// When the clock was last read, for what need not be exact.
     pub fn last_now(&self) -> Instant {
         self.now
+    }
+
+    /// When a [`turn`](Self::turn) last read the clock: whether somebody receives.
+    pub fn turned_at(&self) -> Instant {
+        self.turned_at
     }
 
     /// Whether the last turn has read it: what is to be done by time has to be looked for after
@@ -551,9 +564,10 @@ impl Engine {
             let got = self.burst()?;
             moved += got;
             if got < BURST {
-                break;
+                return Ok(moved);
             }
         }
+        self.node.note_backlog(true);
         Ok(moved)
     }
 
@@ -588,6 +602,8 @@ impl Engine {
     #[inline]
     fn read_clock(&mut self) {
         let now = Self::now();
+        self.node.tick(now);
+        self.turned_at = now;
         let untimed = std::mem::take(&mut self.uncounted);
         if untimed != 0 {
             self.port.count(untimed);

@@ -107,6 +107,8 @@ pub struct PortCaps {
     /// Round trip below which a retransmission timer would only fire on scheduling noise,
     /// nanoseconds: 100,000 on hardware, 1,000,000 through a kernel.
     pub rto_floor_ns: u64,
+    /// [`Port::presence`] answers for every station, so silence says nothing about a peer's life.
+    pub tells_presence: bool,
     /// Link speed, bit/s, as the device reports it; 0 if it does not.
     pub link_bps: u64,
     /// The string that would open this port again, such as `shm:job7`.
@@ -123,6 +125,18 @@ pub enum Tx {
     Full,
     /// Nobody on the segment has the destination address, and the port can tell. Not taken.
     NoRoute,
+}
+
+/// What a port knows of the process behind a station address.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Presence {
+    /// The port cannot tell (any wire), or frames of a dead station are still to be received.
+    #[default]
+    Unknown,
+    /// The process lives: it runs, sleeps, computes or is stopped.
+    Present,
+    /// Nobody has the address, and every frame sent from it has been received.
+    Absent,
 }
 
 /// The device is gone: unplugged, removed, or its segment destroyed. Nothing will work again.
@@ -414,6 +428,13 @@ pub trait Port: Send + Any {
         None
     }
 
+    /// Whether the process that has station address `mac` lives. May take a system call: for timers,
+    /// not for each frame. Ports with [`PortCaps::tells_presence`] answer; the others say
+    /// [`Presence::Unknown`].
+    fn presence(&mut self, _mac: MacAddr) -> Presence {
+        Presence::Unknown
+    }
+
     /// When the port itself wants to be polled again even if no frame comes (a `fault` port that
     /// holds a delayed frame), in the time of [`crate::clock::now_ns`].
     fn next_deadline_ns(&self) -> Option<u64> {
@@ -429,4 +450,9 @@ pub trait PortWaiter: Send + Sync {
 
     /// Makes one `wait` that runs now, or the next one, return at once.
     fn wake(&self);
+
+    /// Whether a frame ends a `wait`. Where it does not, `wait` is a short nap between two polls.
+    fn has_interrupt(&self) -> bool {
+        true
+    }
 }

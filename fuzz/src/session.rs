@@ -130,6 +130,7 @@ impl Side {
             lossless: setup & 1 != 0,
             gather: false,
             rto_floor_ns: 100_000,
+            tells_presence: false,
             link_bps: 0,
             name: "fuzz".into(),
         };

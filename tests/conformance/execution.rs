@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use barewire::flags::{Mode, OpFlags};
 use barewire::*;
+use barewire_driver::port::Port;
 
 use crate::harness::*;
 
@@ -78,6 +79,128 @@ fn x70_a_post_wakes_the_thread() {
         std::thread::sleep(Duration::from_millis(5));
     }
     assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+}
+
+/// A plan with T_dead of 300 ms.
+fn short_lived(rcvthread: bool, threading: Threading) -> Plan {
+    let mut plan = Plan::default();
+    plan.info.domain_attr.threading = threading;
+    (plan.settings.t_dead, plan.settings.rcvthread) = (Duration::from_millis(300), rcvthread);
+    plan
+}
+
+fn two(spec: &str) -> Vec<Box<dyn Port>> {
+    let open = || barewire_driver::open::open(spec).unwrap_or_else(|e| panic!("{e}"));
+    vec![open(), open()]
+}
+
+/// One side computes for three times T_dead, in the middle of eager messages and of one that it has
+/// to pull, while the other only polls.
+fn one_computes(p: &Pair) {
+    // The session is open, and both have polled.
+    p.b.ep.recv(Buf::zeroed(8), FI_ADDR_UNSPEC, 0).unwrap();
+    p.a.ep.send(buf(8, 0), p.a.peer, 0).unwrap();
+    p.at_a();
+    p.at_b();
+    for n in 1..=20 {
+        p.b.ep.recv(Buf::zeroed(1 << 20), FI_ADDR_UNSPEC, n).unwrap();
+        let len = if n % 10 == 0 { 1 << 20 } else { 100 };
+        p.a.ep.send(buf(len, n), p.a.peer, n).unwrap();
+    }
+    let start = Instant::now();
+    let mut sent = 0;
+    while start.elapsed() < Duration::from_millis(1000) {
+        // `read` panics at an error entry: B lives.
+        sent += usize::from(p.a.read().is_some());
+        std::thread::sleep(Duration::from_micros(200));
+    }
+    while sent < 20 {
+        sent += usize::from(p.at_a().op_context <= 20);
+    }
+    let mut got: Vec<_> = (1..=20).map(|_| p.at_b()).collect();
+    // A message that is pulled ends after those behind it.
+    got.sort_by_key(|got| got.op_context);
+    for (n, got) in (1..=20).zip(got) {
+        assert_eq!(got.op_context, n);
+        assert!(got.bytes() == &pattern(if n % 10 == 0 { 1 << 20 } else { 100 }, n)[..]);
+    }
+}
+
+/// X70: a program with manual progress that computes for longer than T_dead is not taken for dead:
+/// on a wire its receive thread answers, in a domain without a lock as well, and on a segment the
+/// kernel knows that it lives. Without the thread a wire's peers find it dead.
+#[test]
+fn x70_a_program_that_computes_lives() {
+    for threading in [Threading::Safe, Threading::Domain] {
+        let plan = short_lived(true, threading);
+        one_computes(&Pair::with(&plan, &plan, two("udp:127.0.0.1")));
+        let plan = short_lived(false, threading);
+        let segment = format!("shm:computes-{}", std::process::id());
+        one_computes(&Pair::with(&plan, &plan, two(&segment)));
+    }
+    let plan = short_lived(false, Threading::Safe);
+    let p = Pair::with(&plan, &plan, two("udp:127.0.0.1"));
+    p.a.ep.send(buf(8, 1), p.a.peer, 1).unwrap();
+    let failed = until("the death of a program that does not poll", || p.a.read_error());
+    assert_eq!(failed.err, Error::HostUnreach);
+}
+
+/// X70: the receive thread takes nothing from a program that polls or closes, and comes back each
+/// time that it computes.
+#[test]
+fn x70_computing_and_polling_by_turns() {
+    let plan = short_lived(true, Threading::Domain);
+    for round in 0..4 {
+        let p = Pair::with(&plan, &plan, two("udp:127.0.0.1"));
+        for n in 0..20 {
+            p.b.ep.recv(Buf::zeroed(300), FI_ADDR_UNSPEC, n).unwrap();
+            p.a.ep.send(buf(300, n), p.a.peer, n).unwrap();
+            std::thread::sleep(Duration::from_millis((n * 7 + round) % 40));
+            assert!(p.at_b().bytes() == &pattern(300, n)[..]);
+            p.at_a();
+        }
+    }
+}
+
+/// D4: a setting of automatic progress holds for a program whose hints ask for manual progress.
+#[test]
+fn x70_automatic_by_setting() {
+    let mut plan = with(Progress::Manual, Idle::Sleep);
+    plan.settings.progress = Progress::Auto;
+    let p = Pair::with(&Plan::default(), &plan, ports(2));
+    p.b.ep.recv(Buf::zeroed(1 << 20), FI_ADDR_UNSPEC, 1).unwrap();
+    p.a.ep.send(buf(1 << 20, 1), p.a.peer, 2).unwrap();
+    // Only A is driven.
+    assert_eq!(until("the send", || p.a.read()).op_context, 2);
+}
+
+/// The time from a peer's last sign of life to the error of what waits for it, where its process
+/// does not answer and this side polls every `gap`.
+fn told_after(gap: Duration) -> Duration {
+    let plan = short_lived(false, Threading::Safe);
+    let p = Pair::with(&plan, &plan, two("udp:127.0.0.1"));
+    p.b.ep.recv(Buf::zeroed(8), FI_ADDR_UNSPEC, 0).unwrap();
+    p.a.ep.send(buf(8, 0), p.a.peer, 0).unwrap();
+    p.at_a();
+    p.a.ep.send(buf(8, 1), p.a.peer, 1).unwrap();
+    let silent = Instant::now();
+    until("the death of a silent peer", || {
+        std::thread::sleep(gap);
+        p.a.read_error()
+    });
+    silent.elapsed()
+}
+
+/// D4: a dead peer is told of within T_dead, two gaps between polls and 100 ms, whatever the gaps.
+#[test]
+fn a_death_is_told_in_time_whatever_the_polling() {
+    for gap_ms in [0, 10, 50, 200, 1000] {
+        let gap = Duration::from_millis(gap_ms);
+        let took = told_after(gap);
+        // Twice what is promised of the gaps and the answer: other processes run here as well.
+        let bound = Duration::from_millis(300 + 2 * 100) + 3 * gap;
+        assert!((Duration::from_millis(290)..bound).contains(&took), "{took:?} at {gap:?}");
+    }
 }
 
 /// X72: the table of resource management for messages: a full queue is EAGAIN (R3, X44), a message

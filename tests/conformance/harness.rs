@@ -46,6 +46,8 @@ pub(crate) fn settings() -> Settings {
         t_dead: Duration::from_secs(2),
         unexpected_bytes: Some(16 << 20),
         stats: false,
+        // What a test does not turn does not move.
+        rcvthread: false,
         ..Settings::default()
     }
 }

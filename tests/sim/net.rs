@@ -5,7 +5,7 @@ use std::collections::BinaryHeap;
 
 use barewire_dataplane::node::FrameSink;
 use barewire_driver::frame::{ETH_HDR_LEN, TxFrame};
-use barewire_driver::port::{MacAddr, Tx};
+use barewire_driver::port::{MacAddr, Presence, Tx};
 
 use crate::plan::LinkPlan;
 use crate::rng::{Rng, mix};
@@ -338,6 +338,18 @@ impl Net {
         }
     }
 
+    /// What `host` learns of the process behind `mac` on a segment that tells.
+    fn presence(&self, host: usize, mac: MacAddr) -> Presence {
+        let of = (0..self.stations.len()).find(|&other| Self::mac(other) == mac);
+        match of.map(|other| self.stations[other].life) {
+            None => Presence::Absent,
+            // Something is still to be received, perhaps from there.
+            Some(0) if self.stations[host].queued > 0 => Presence::Unknown,
+            Some(0) => Presence::Absent,
+            Some(_) => Presence::Present,
+        }
+    }
+
     fn arrive_at(&mut self, at: u64, to: usize, frame: u32) {
         let life = self.stations[to].life;
         self.at(at, Event::Arrive { to, life, frame });
@@ -387,6 +399,10 @@ impl FrameSink for Egress<'_> {
         self.full |= answer == Tx::Full;
         self.no_route |= answer == Tx::NoRoute;
         answer
+    }
+
+    fn presence(&mut self, mac: MacAddr) -> Presence {
+        self.net.presence(self.from, mac)
     }
 }
 

@@ -24,6 +24,8 @@ pub(crate) struct Plan {
 pub(crate) struct LinkPlan {
     /// `PortCaps::lossless`, and a link that keeps the promise.
     pub(crate) lossless: bool,
+    /// `PortCaps::tells_presence`: the segment is memory, and the kernel knows who lives.
+    pub(crate) presence: bool,
     /// Largest frame after the Ethernet header, per host.
     pub(crate) mtu: Vec<usize>,
     pub(crate) bps: u64,
@@ -71,8 +73,10 @@ pub(crate) enum Fault {
     Clog { from: usize, to: usize, ns: u64 },
     /// The host's clock jumps ahead.
     Jump { host: usize, ns: u64 },
-    /// The host is not polled.
+    /// The host is not polled: its process is stopped, or, on a segment of memory, computes.
     Starve { host: usize, ns: u64 },
+    /// The application does not call; a thread beside it answers, if late.
+    Compute { host: usize, ns: u64 },
 }
 
 /// Sizes of every node.
@@ -163,6 +167,7 @@ impl Plan {
             ops,
             link: LinkPlan {
                 lossless: false,
+                presence: false,
                 mtu: vec![1500; 2],
                 bps: 10_000_000_000,
                 latency_ns: 5 * US,
@@ -222,6 +227,7 @@ impl Plan {
         p.draw_node(&mut r);
         p.draw_caller(&mut r);
         p.draw_faults(&mut r);
+        p.draw_computing(&mut Rng::new(seed, 12));
         p.caller.remote = Rng::new(seed, 6).pick(&[0.0, 0.2, 0.4, 0.8]);
         p
     }
@@ -252,6 +258,29 @@ impl Plan {
         l.spike = on(r, 0.4, 0.05);
         l.spike_ns = 20 * MS;
         l.corrupt = on(r, 0.4, 0.05);
+    }
+
+    /// Applications compute for up to many T_dead between two calls.
+    fn draw_computing(&mut self, r: &mut Rng) {
+        self.link.presence = self.link.lossless && r.chance(0.7);
+        if r.chance(0.7) {
+            return;
+        }
+        for _ in 0..r.range(1, 3) {
+            self.compute(r);
+        }
+    }
+
+    /// One application computes for up to four times T_dead, unless nobody would answer for it.
+    pub(crate) fn compute(&mut self, r: &mut Rng) {
+        let (host, ns) = (r.index(self.hosts), r.below(4 * self.node.t_dead_ns));
+        let fault = match (self.link.presence, self.link.lossless) {
+            (true, _) => Fault::Starve { host, ns },
+            (false, false) => Fault::Compute { host, ns },
+            (false, true) => return,
+        };
+        self.faults.at.push((r.below(self.ops), fault));
+        self.faults.at.sort_by_key(|&(k, _)| k);
     }
 
     fn draw_node(&mut self, r: &mut Rng) {

@@ -34,6 +34,8 @@ struct Host {
     /// How far its clock is ahead.
     offset: u64,
     starved_until: u64,
+    /// Until when the application computes and a thread beside it polls.
+    computes_until: u64,
     /// Polls in a row that the node asked for and did nothing with.
     idle_polls: u32,
     restarting: bool,
@@ -119,6 +121,7 @@ pub(crate) fn caps(plan: &Plan, host: usize) -> PortCaps {
         mac: Net::mac(host),
         mtu: plan.link.mtu[host],
         lossless: plan.link.lossless,
+        tells_presence: plan.link.presence,
         gather: mix(plan.seed) & 1 == 0,
         rto_floor_ns: 100_000,
         link_bps: plan.link.bps,
@@ -136,6 +139,7 @@ impl World {
             poll_stamp: 0,
             offset: 0,
             starved_until: 0,
+            computes_until: 0,
             idle_polls: 0,
             restarting: false,
         };
@@ -261,7 +265,10 @@ impl World {
     /// Sees that `host` is polled at `at` or before.
     fn poll_by(&mut self, host: usize, at: u64) {
         let h = &mut self.hosts[host];
-        let at = at.max(h.starved_until);
+        let mut at = at.max(h.starved_until);
+        if at < h.computes_until {
+            at += self.rng.below((self.plan.node.t_dead_ns / 20).min(50_000_000));
+        }
         if at < h.poll_at {
             h.poll_at = at;
             h.poll_stamp += 1;
@@ -280,6 +287,7 @@ impl World {
             return Ok(());
         }
         let Some(life) = &mut h.life else { return Ok(()) };
+        life.node.tick(now);
         let taken = h.rx.len().min(BURST);
         for &frame in h.rx.iter().take(taken) {
             life.node.prefetch(&RxFrame::new(self.net.frame(frame)));
@@ -297,6 +305,7 @@ impl World {
                 self.net.consumed(host, frame);
             }
         }
+        life.node.note_backlog(!h.rx.is_empty());
         let mut out = Egress { net: &mut self.net, from: host, full: false, no_route: false };
         let sent = life.node.transmit(now, &mut out);
         let (full, no_route) = (out.full, out.no_route);
@@ -327,8 +336,9 @@ impl World {
     /// The application of `host` acts.
     fn look(&mut self, host: usize, life: u32) -> Checked {
         let h = &self.hosts[host];
-        if h.starved_until > self.net.now {
-            self.net.at(h.starved_until, Event::App { host, life });
+        let until = h.starved_until.max(h.computes_until);
+        if until > self.net.now {
+            self.net.at(until, Event::App { host, life });
             return Ok(());
         }
         let phase = self.phase;
@@ -410,13 +420,23 @@ impl World {
                     self.ledger.excuse(from, to, errors);
                 }
             }
-            Fault::Jump { host, ns } => self.hosts[host].offset += ns,
-            Fault::Starve { host, ns } => {
-                self.hosts[host].starved_until = self.net.now + ns;
-                if ns > limit {
+            Fault::Jump { host, ns } => {
+                self.hosts[host].offset += ns;
+                // Its peers are asked then, and answers that are held up come too late.
+                let slow = |&(_, f): &(u64, Fault)| {
+                    matches!(f, Fault::Clog { .. } | Fault::Flap { .. } | Fault::Starve { .. })
+                };
+                if ns > limit && self.plan.faults.at.iter().any(slow) {
                     (0..self.hosts.len()).for_each(|h| self.ledger.excuse(host, h, errors));
                 }
             }
+            Fault::Starve { host, ns } => {
+                self.hosts[host].starved_until = self.net.now + ns;
+                if ns > limit && !self.plan.link.presence {
+                    (0..self.hosts.len()).for_each(|h| self.ledger.excuse(host, h, errors));
+                }
+            }
+            Fault::Compute { host, ns } => self.hosts[host].computes_until = self.net.now + ns,
         }
     }
 
@@ -431,7 +451,7 @@ impl World {
             self.net.consumed(host, frame);
         }
         h.poll_stamp += 1;
-        (h.poll_at, h.starved_until) = (u64::MAX, 0);
+        (h.poll_at, h.starved_until, h.computes_until) = (u64::MAX, 0, 0);
         // Where nothing is lost a send ends when its frame has left. Behind a refused packet that
         // frame waits for the NOP of its sender, which a dead one owes for ever.
         let loss = self.plan.link.lossless && self.plan.caller.remote > 0.0;
@@ -456,6 +476,7 @@ impl World {
         self.net.heal();
         for host in 0..self.hosts.len() {
             self.hosts[host].starved_until = 0;
+            self.hosts[host].computes_until = 0;
             self.hosts[host].poll_at = u64::MAX;
             self.poll_by(host, self.net.now);
         }

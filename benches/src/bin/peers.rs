@@ -110,6 +110,7 @@ fn caps(number: usize) -> PortCaps {
         lossless: true,
         gather: false,
         rto_floor_ns: 100_000,
+        tells_presence: false,
         link_bps: 0,
         name: "bench".into(),
     }

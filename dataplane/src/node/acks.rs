@@ -119,7 +119,7 @@ impl Node {
             peer.is_listed_unasked = false;
             let asks = std::mem::take(&mut peer.unasked);
             if asks && peer.state == State::Open && peer.snd.in_flight() > 0 {
-                peer.want_ping = true;
+                peer.ask();
                 self.counters.tx_asks += 1;
                 self.make_ready(p);
             }

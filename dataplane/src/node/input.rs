@@ -188,7 +188,7 @@ impl Node {
     /// A packet of a session that exists.
     #[inline]
     fn on_packet(&mut self, now: Instant, p: u32, frame: &RxFrame<'_>, base: &Base) {
-        let active = self.active_ns;
+        let active = self.polled_at;
         let peer = &mut self.peers[p];
         let bad = base.cack != peer.snd.una && peer.snd.check(base.cack).is_err();
         if bad && !planted(Bug::AckOfUnsent) {

@@ -39,7 +39,7 @@ use std::collections::{HashMap, VecDeque};
 
 use barewire_driver::frame::{Body, ETH_HDR_LEN, TxFrame};
 use barewire_driver::mem::{Few, IoBuf};
-use barewire_driver::port::{MacAddr, PortCaps, Tx};
+use barewire_driver::port::{MacAddr, PortCaps, Presence, Tx};
 use bitflags::bitflags;
 
 use crate::av::Av;
@@ -274,6 +274,11 @@ pub trait FrameSink {
     /// As [`barewire_driver::port::Port::tx`].
     fn send(&mut self, frame: &TxFrame<'_>) -> Tx;
 
+    /// As [`barewire_driver::port::Port::presence`].
+    fn presence(&mut self, _mac: MacAddr) -> Presence {
+        Presence::Unknown
+    }
+
     /// As [`send`](Self::send), for a frame that no other follows: a port that keeps frames back
     /// for company lets it go.
     #[inline]
@@ -419,6 +424,10 @@ impl FrameSink for AnySink<'_> {
     fn send_alone(&mut self, frame: &TxFrame<'_>) -> Tx {
         self.0.send_alone(frame)
     }
+
+    fn presence(&mut self, mac: MacAddr) -> Presence {
+        self.0.presence(mac)
+    }
 }
 
 /// A message that is put together where it goes.
@@ -524,8 +533,12 @@ pub struct Node {
     /// Bytes after the Ethernet header that the port takes.
     pub(crate) frame_max: u32,
     pub(crate) lossless: bool,
+    /// The port knows which peers live.
+    tells_presence: bool,
     pub(crate) crc: bool,
     pub(crate) rto_floor_ns: u64,
+    /// Pause between two probes of a peer that owes us something: a tenth of T_dead.
+    probe_ns: u64,
     /// Longest message that leaves in one frame unasked, if the frame holds it, and in several.
     pub(crate) eager_max: [usize; 2],
 
@@ -603,9 +616,12 @@ pub struct Node {
     pub(crate) counters: NodeCounters,
     observed: tally::Observed,
     pub(crate) rng: u64,
-    /// Nanoseconds in which our own loop ran.
-    pub(crate) active_ns: u64,
+    /// Time of this turn. What is heard in it was heard then.
     pub(crate) polled_at: Instant,
+    /// When the loop was last called after a pause longer than a probe interval.
+    pub(crate) resumed_at: Instant,
+    /// The port holds frames that this turn did not take.
+    backlog: bool,
     /// Credit that the message refused last had used.
     pub(crate) refused_units: u32,
     /// Frames that had been taken at the last transmit.
@@ -650,8 +666,10 @@ impl Node {
             word: mac_word(caps.mac),
             frame_max: mtu as u32,
             lossless: caps.lossless,
+            tells_presence: caps.tells_presence,
             crc: s.crc.unwrap_or(!caps.lossless),
             rto_floor_ns: caps.rto_floor_ns.max(1_000),
+            probe_ns: s.t_dead_ns / 10,
             eager_max: s.eager_max(mtu),
             peers: Peers::with_large_pages(s.peer_max),
             by_mac: Stations::with_capacity(s.peer_max),
@@ -703,8 +721,9 @@ impl Node {
             counters: NodeCounters::default(),
             observed: tally::Observed::new(s.peer_max),
             rng: s.seed | 1,
-            active_ns: 0,
             polled_at: Instant(0),
+            resumed_at: Instant(0),
+            backlog: false,
             refused_units: 0,
             seen_frames: 0,
             blocked: false,

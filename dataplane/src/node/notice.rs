@@ -32,6 +32,8 @@ pub enum EndReason {
     NoAnswer,
     /// The peer owed an answer and was silent for T_dead.
     Silent,
+    /// The port knows that the peer's process has ended.
+    Died,
     /// The peer speaks, but of the data asked for nothing came for T_dead.
     NoProgress,
     /// RST of the peer: it knows no such session (it restarted, or ended the session while we could
@@ -61,7 +63,7 @@ impl EndReason {
     /// The error of the operations that the session ends with it.
     pub const fn error(self) -> Error {
         match self {
-            Self::NoAnswer | Self::Silent | Self::NoProgress => Error::HostUnreach,
+            Self::NoAnswer | Self::Silent | Self::Died | Self::NoProgress => Error::HostUnreach,
             Self::Version(_) => Error::NoProtoOpt,
             Self::PortGone => Error::NetDown,
             Self::Reset
@@ -94,6 +96,7 @@ impl fmt::Display for EndReason {
         f.write_str(match self {
             Self::NoAnswer => "it has not answered",
             Self::Silent => "it has been silent",
+            Self::Died => "its process has ended",
             Self::NoProgress => "it answers, but none of the data asked for has come",
             Self::Reset => "it does not know the session: it restarted or ended it earlier",
             Self::Closed => "it closed the session",
@@ -239,7 +242,7 @@ impl Node {
             reason,
             was_open: peer.state == State::Open,
             age_ns: now.since(tally.begun),
-            silent_ns: self.active_ns.saturating_sub(peer.heard),
+            silent_ns: self.polled_at.since(peer.heard),
             retransmits: tally.retransmits.into(),
             in_flight: peer.snd.in_flight(),
             waited,

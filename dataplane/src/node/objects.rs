@@ -349,7 +349,7 @@ impl Node {
             return Some(p);
         }
         let mut peer = Peer::new(mac, now);
-        peer.heard = self.active_ns;
+        peer.heard = self.polled_at;
         if self.peers.is_full() {
             // Its slot is the next to be given out, and its place among the starved goes with it.
             peer.starved = self.evict(now, looks)?;

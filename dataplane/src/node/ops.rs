@@ -12,6 +12,7 @@ use crate::proto::matching::Receive;
 use crate::rel::psn::Psn;
 use crate::slab::{Link, Linked, NONE};
 use crate::table::Vacant;
+use crate::types::Instant;
 use crate::wire::{NackReason, Ty};
 
 bitflags! {
@@ -291,7 +292,7 @@ pub(crate) struct Pull {
     /// END status, once nothing more will be asked for.
     pub(crate) end: Option<crate::wire::EndStatus>,
     /// Time in which our own loop ran, when bytes of it came last, or when it asked for the first.
-    pub(crate) heard: u64,
+    pub(crate) heard: Instant,
     /// The packet that asked last.
     pub(crate) psn: Psn,
     /// Up to where the peer had taken our packets, when that was last looked at for this one.

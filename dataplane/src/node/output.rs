@@ -65,7 +65,7 @@ impl Node {
         let idle = seen == self.counters.rx_frames;
         self.blocked = false;
         while let Some(p) = self.wheel.expire(now) {
-            self.on_timer(now, p);
+            self.on_timer(now, p, out);
         }
         if self.coll_wants(now) {
             self.coll_progress(now, out);
@@ -90,6 +90,7 @@ impl Node {
             self.drain_loop(now);
         }
         let all = self.ready.is_empty() && self.replies.is_empty() && self.looped.is_empty();
+        self.backlog = false;
         self.todo.set(Todo::SEND, !(all && self.lossless && !self.gone));
         (self.counters.tx_frames - before) as usize
     }
@@ -128,6 +129,9 @@ impl Node {
             State::Idle => return,
             State::Opening | State::Answered => {
                 if self.peers[p].want_open {
+                    for _ in 1..std::mem::take(&mut self.peers[p].pings) {
+                        self.send_open(p, out);
+                    }
                     self.send_open(p, out);
                 }
                 return;
@@ -189,13 +193,13 @@ impl Node {
             }
             self.peers[p].want_nop = false;
         }
-        if self.peers[p].want_ping {
+        while self.peers[p].pings > 0 {
             let psn = self.peers[p].snd.nxt;
             let packet = Packet { ar: true, ..Packet::control(Ty::Ping, psn, &[]) };
             if self.emit(p, &packet, out) != Tx::Sent {
                 return false;
             }
-            self.peers[p].want_ping = false;
+            self.peers[p].pings -= 1;
         }
         true
     }

@@ -35,6 +35,9 @@ use crate::wire::{Base, PlainMsg, Ty, mac_word};
 /// Bits of a session name that are the peer's index; the rest is a generation.
 pub(crate) const SLOT_BITS: u32 = 20;
 
+/// Probes without an answer before a peer may be dead.
+pub(crate) const PROBES_MIN: u8 = 8;
+
 /// Credits given with an OPEN.
 pub(crate) const GRANT_FIRST: u32 = 16;
 
@@ -119,8 +122,8 @@ impl SourceName {
 pub(crate) struct Peer {
     // The first line, with the head of the slot: to receive a message of the short way takes no
     // other.
-    /// Time in which our own loop ran, when the peer was last heard, or when we began to wait.
-    pub(crate) heard: u64,
+    /// Time of the turn in which the peer was last heard, or in which we began to wait for it.
+    pub(crate) heard: Instant,
     /// Its address, as it stands in a frame.
     pub(crate) word: u64,
     /// What the sender of the last message is called.
@@ -210,8 +213,8 @@ pub(crate) struct Peer {
     pub(crate) has_nop_for: bool,
     /// An OPEN must go out in this turn.
     pub(crate) want_open: bool,
-    /// A PING must go out in this turn.
-    pub(crate) want_ping: bool,
+    /// PINGs that must go out in this turn; while the session opens, copies of its OPEN.
+    pub(crate) pings: u8,
     /// The packet that left last did not ask for an acknowledgement, and somebody waits for it.
     pub(crate) unasked: bool,
     /// Stands in the queue of such peers.
@@ -451,12 +454,11 @@ impl Peer {
         self.plain && self.refused == 0 && self.inbound == NONE && self.rcv.is_empty()
     }
 
-    /// Whether a packet that leaves now without a record makes somebody wait for the peer, of whom
-    /// the clock has to be asked since when. One who was heard when the clock was read last
-    /// (`active_ns`) is waited for since then.
+    /// Whether a packet that leaves now without a record starts the peer's silence, so that the
+    /// clock has to be read. A peer that was heard in this `turn` is waited for since then.
     #[inline(always)]
-    pub(super) fn begins_to_wait(&self, active_ns: u64) -> bool {
-        self.snd.in_flight() == 0 && self.heard != active_ns || self.timer_at == Instant(u64::MAX)
+    pub(super) fn begins_to_wait(&self, turn: Instant) -> bool {
+        self.snd.in_flight() == 0 && self.heard != turn || self.timer_at == Instant(u64::MAX)
     }
 
     /// A packet leaves without a record: if it is the first of a flight, the peer is probed when
@@ -472,12 +474,12 @@ impl Peer {
     /// packet that is the first of a flight need not [be said](Self::probe_from) to be. (That is
     /// no harm if it does not leave: a peer of whom nothing is in flight was heard just now.)
     #[inline(always)]
-    pub(super) fn goes_on(&mut self, active_ns: u64, now: Instant) -> bool {
+    pub(super) fn goes_on(&mut self, turn: Instant) -> bool {
         if self.snd.in_flight() == 0 {
-            if self.heard != active_ns {
+            if self.heard != turn {
                 return rarely(false);
             }
-            self.probe_at = now;
+            self.probe_at = turn;
         }
         self.timer_at != Instant(u64::MAX) || rarely(false)
     }
@@ -587,6 +589,20 @@ impl Peer {
     /// Credits the peer still holds.
     pub(crate) fn outstanding(&self) -> u32 {
         self.granted.wrapping_sub(self.consumed)
+    }
+
+    /// A PING must go out in this turn.
+    pub(crate) fn ask(&mut self) {
+        self.pings = self.pings.max(1);
+    }
+
+    /// Whether the peer was asked often enough to be dead if it does not answer: a session that
+    /// opens by two OPENs more than the first, one that is open by [`PROBES_MIN`] probes.
+    pub(crate) fn was_asked(&self) -> bool {
+        match self.state {
+            State::Open => self.probes >= PROBES_MIN,
+            _ => self.backoff >= 2,
+        }
     }
 
     /// Whether the peer owes us something, so that its silence counts.

@@ -293,7 +293,7 @@ impl Node {
             return self.on_short_answer((p, Form::Read), frame, asked, (off, len));
         }
         let handle = Handle::from_parts(op.dst_op, op.dst_gen);
-        let active = self.active_ns;
+        let active = self.polled_at;
         let Some(pull) = self.pulls.by_handle_mut(handle).filter(|pull| pull.peer == p) else {
             self.counters.rx_stray += 1;
             return;
@@ -695,7 +695,7 @@ impl Node {
         let (_, len) = self.next_piece(idx);
         let pull = &mut self.pulls[idx];
         if pull.asked == pull.got {
-            pull.heard = self.active_ns;
+            pull.heard = self.polled_at;
         }
         pull.asking = len;
         self.pull_out += u64::from(len);
@@ -755,8 +755,9 @@ impl Node {
         if peer.pull_out == 0 {
             return false;
         }
-        let (active, una) = (self.active_ns, peer.snd.una);
-        let since = active.saturating_sub(self.settings.t_dead_ns);
+        let (active, una) = (self.polled_at, peer.snd.una);
+        // What came while nobody called us is taken before anything is due.
+        let since = active.0.saturating_sub(self.settings.t_dead_ns);
         let (mut at, mut waits) = (peer.pulls.head, false);
         while let Some(pull) = self.pulls.get_mut(at) {
             if pull.asked > pull.got {
@@ -764,7 +765,7 @@ impl Node {
                 if una.since(pull.psn) <= 0 && una != pull.una {
                     (pull.heard, pull.una) = (active, una);
                 }
-                if pull.heard > since {
+                if pull.heard.max(self.resumed_at).0 > since {
                     return false;
                 }
             }
@@ -1140,7 +1141,7 @@ pub(super) fn empty_pull(peer: u32, src_op: u32, src_gen: u32, end: Option<EndSt
         tag: 0,
         imm: None,
         end,
-        heard: 0,
+        heard: Instant(0),
         psn: Psn(0),
         una: Psn(0),
         in_ctlq: false,

@@ -1,16 +1,17 @@
 //! Sessions: opening, timing, probing, ending. The table of states stands in `peer.rs`.
 //!
-//! Silence counts only while our own loop ran (rule S10): [`Node::tick`] keeps a clock that stands
-//! still when nobody called us in time, and a peer is dead by that clock.
+//! A peer is dead when its port says so, or, where the port cannot tell, when it was silent for
+//! T_dead and did not answer probes that had time to be answered (rule S10). Our own pauses do not
+//! matter: a late turn first takes the frames that wait, then asks, then decides.
 
-use barewire_driver::port::MacAddr;
+use barewire_driver::port::{MacAddr, Presence};
 
 use super::acks::ACK_DELAY_NS;
 use super::notice::EndReason;
 use super::ops::WrFlags;
-use super::peer::{GENERATIONS, GRANT_FIRST, Peer, State, next_sid};
+use super::peer::{GENERATIONS, GRANT_FIRST, PROBES_MIN, Peer, State, next_sid};
 use super::tally::Tally;
-use super::{Node, Reply};
+use super::{FrameSink, Node, Reply};
 use crate::error::Error;
 use crate::flags::CqFlags;
 use crate::plant::{Bug, planted};
@@ -30,43 +31,45 @@ pub(crate) const REPLIES_PER_MS: u32 = 4;
 /// if none of these can be.
 const EVICT_LOOKS: usize = 16;
 
-/// A gap between two polls above which our own silence is not held against the peer.
-const STARVED_NS: u64 = 1_000_000;
-
 /// What a tail probe waits for besides round trips: an acknowledgement that its sender holds back.
 const PROBE_SLACK_NS: u64 = ACK_DELAY_NS + 10_000;
 
-/// Probes without an answer before a peer may be dead.
-const PROBES_MIN: u8 = 8;
+/// Time that the answer to a probe gets before a peer is dead, nanoseconds; at most a sixteenth
+/// of T_dead.
+const ANSWER_NS: u64 = 100_000_000;
+
+/// Copies of an OPEN that leave at once when T_dead is over and we were not called meanwhile.
+const OPENS_LATE: u8 = 4;
+
+/// When a turn looks again for an answer behind the frames that it did not take, nanoseconds.
+const BACKLOG_NS: u64 = 1_000;
+
+/// How often a port that knows who lives is asked about a peer that is waited for, nanoseconds.
+const PRESENCE_NS: u64 = 50_000_000;
 
 impl Node {
-    /// Moves the clock of our own running on.
+    /// Notes the time. Called at the start of each turn that reads the clock, before frames are
+    /// taken: what this turn hears was heard at `now`.
     #[inline]
-    pub(crate) fn tick(&mut self, now: Instant) {
-        let gap = now.since(self.polled_at);
-        if gap <= STARVED_NS {
-            self.active_ns += gap;
-            self.polled_at = self.polled_at.max(now);
-            return;
+    pub fn tick(&mut self, now: Instant) {
+        if now.since(self.polled_at) > self.probe_ns {
+            self.resumed_at = now;
         }
-        self.tick_after_gap(now, gap);
+        self.polled_at = self.polled_at.max(now);
     }
 
-    #[cold]
-    fn tick_after_gap(&mut self, now: Instant, gap: u64) {
-        let due = self.wheel.next_deadline().unwrap_or(now);
-        let overrun = now.since(due.max(self.polled_at));
-        let counted = overrun <= STARVED_NS || planted(Bug::SilenceWhileStarved);
-        self.active_ns += if counted { gap } else { gap - overrun };
-        self.polled_at = now;
+    /// Says whether frames are left in the port that the next turn will take. Nobody is found dead
+    /// while they are: an answer may be among them.
+    #[inline]
+    pub fn note_backlog(&mut self, backlog: bool) {
+        self.backlog = backlog;
     }
 
     /// An operation is about to wait for `p`: if none did, its silence counts from now.
     pub(crate) fn begin_to_wait(&mut self, now: Instant, p: u32) {
-        let active = self.active_ns;
         let peer = &mut self.peers[p];
         if !peer.owes() {
-            peer.heard = active;
+            peer.heard = now;
             peer.probes = 0;
             peer.probe_at = now;
         }
@@ -92,7 +95,7 @@ impl Node {
             self.sid_gen[p as usize] = ((generation + 1) % GENERATIONS) as u16;
         }
         let grant = GRANT_FIRST.min(self.blocks_unpromised as u32);
-        let (epoch, active, lossless) = (self.epoch, self.active_ns, self.lossless);
+        let (epoch, active, lossless) = (self.epoch, now, self.lossless);
         let peer = &mut self.peers[p];
         peer.state = state;
         peer.sid = next_sid(p, generation);
@@ -106,7 +109,7 @@ impl Node {
         (peer.snd.credit, peer.credit_used, peer.consumed) = (0, 0, 0);
         (peer.granted, peer.target) = (grant, GRANT_FIRST as u16);
         (peer.backoff, peer.probes, peer.probed, peer.refused) = (0, 0, false, 0);
-        (peer.owed, peer.ack_now, peer.want_ping, peer.want_nop) = (0, false, false, false);
+        (peer.owed, peer.ack_now, peer.pings, peer.want_nop) = (0, false, 0, false);
         (peer.nack.want, peer.has_nop_for, peer.has_asked) = (false, false, false);
         peer.want_open = true;
         peer.heard = active;
@@ -201,7 +204,7 @@ impl Node {
                 // Either this OPEN is old or the peer has lost the session: it will say which.
                 self.counters.rx_bad_open += 1;
                 self.counters.tx_probes += 1;
-                self.peers[p].want_ping = true;
+                self.peers[p].ask();
                 self.make_ready(p);
             }
         }
@@ -243,7 +246,7 @@ impl Node {
 
     /// Both ends know: what waits may leave.
     pub(crate) fn opened(&mut self, now: Instant, p: u32) {
-        let active = self.active_ns;
+        let active = self.polled_at;
         let plain = !(self.lossless && self.crc);
         let peer = &mut self.peers[p];
         peer.state = State::Open;
@@ -436,7 +439,7 @@ impl Node {
         let peer = &mut self.peers[p];
         peer.rcv = RcvBitmap::new();
         (peer.owed, peer.refused) = (0, 0);
-        (peer.want_ping, peer.want_nop) = (false, false);
+        (peer.pings, peer.want_nop) = (0, false);
         (peer.bad_seq, peer.written) = (NONE, 0);
         peer.answered(u16::MAX);
         let credit = peer.snd.credit;
@@ -547,18 +550,20 @@ impl Node {
 
     /// When something is due for a peer, if anything is.
     fn due(&self, peer: &Peer) -> Option<Instant> {
-        let silent = self.active_ns.saturating_sub(peer.heard);
-        // When the silence will have lasted T_dead; that has passed if only probes are missing.
-        let left = self.settings.t_dead_ns.checked_sub(silent).filter(|&left| left > 0);
-        let death = left.map_or(Instant(u64::MAX), |left| self.polled_at + left);
         match peer.state {
             State::Idle => None,
             State::Opening | State::Answered => {
-                Some((peer.probe_at + self.open_rto(peer)).min(death))
+                if self.is_overdue(peer) && self.was_asked(peer) {
+                    return Some(self.answered_by(peer));
+                }
+                let pause = match self.tells_presence && peer.backoff >= PROBES_MIN {
+                    true => self.probe_interval(peer),
+                    false => self.open_rto(peer),
+                };
+                Some((peer.probe_at + pause).min(self.verdict_at(peer)))
             }
             State::Open => {
-                let probe = || (peer.probe_at + self.probe_interval(peer)).min(death);
-                let mut due = peer.owes().then(probe);
+                let mut due = peer.owes().then(|| self.probe_due(peer));
                 let mut sooner = |at: Instant| due = Some(due.map_or(at, |d| d.min(at)));
                 // Once its time has come it goes out with the next turn.
                 if let Some(at) = peer.nack.waits(self.polled_at) {
@@ -573,6 +578,58 @@ impl Node {
                 due
             }
         }
+    }
+
+    /// When a peer that owes us something is probed, or the port asked whether it lives, or its
+    /// silence has lasted long enough.
+    fn probe_due(&self, peer: &Peer) -> Instant {
+        if !self.tells_presence && self.is_overdue(peer) && self.was_asked(peer) {
+            return self.answered_by(peer);
+        }
+        (peer.probe_at + self.probe_interval(peer)).min(self.verdict_at(peer))
+    }
+
+    /// When the silence of a peer has lasted T_dead, or later, when its last probe has had time to
+    /// be answered. The end of time where the port knows who lives.
+    fn verdict_at(&self, peer: &Peer) -> Instant {
+        if self.tells_presence || self.is_overdue(peer) && !self.was_asked(peer) {
+            return Instant(u64::MAX);
+        }
+        (peer.heard + self.settings.t_dead_ns).max(self.answered_by(peer))
+    }
+
+    /// When the last probe has had time to be answered, by what the port has for us as well.
+    fn answered_by(&self, peer: &Peer) -> Instant {
+        let again = if self.backlog { self.polled_at + BACKLOG_NS } else { Instant(0) };
+        (peer.probe_at + self.answer_ns()).max(again)
+    }
+
+    /// Whether nothing was heard of a peer for T_dead.
+    fn is_overdue(&self, peer: &Peer) -> bool {
+        self.polled_at.since(peer.heard) >= self.settings.t_dead_ns
+    }
+
+    /// Whether a peer is dead by its silence: T_dead without a packet, probes that had time to be
+    /// answered, and nothing left in the port that could be the answer.
+    fn is_silent(&self, peer: &Peer) -> bool {
+        if planted(Bug::DeadUnasked) {
+            return self.is_overdue(peer);
+        }
+        self.was_asked(peer) && self.polled_at >= self.verdict_at(peer)
+    }
+
+    /// Whether a peer was asked often enough, and at last by a turn that no pause of ours parts from
+    /// this one, or when its T_dead was over: an answer to an earlier probe may have been lost in
+    /// the pause, with the host's memory stopped as well.
+    fn was_asked(&self, peer: &Peer) -> bool {
+        let last = peer.probe_at;
+        let since = last >= self.resumed_at || last >= peer.heard + self.settings.t_dead_ns;
+        peer.was_asked() && since
+    }
+
+    /// Time that an answer to the last probe gets.
+    fn answer_ns(&self) -> u64 {
+        (self.settings.t_dead_ns / 16).min(ANSWER_NS)
     }
 
     /// How long the oldest packet in flight may go without progress: two round trips, their
@@ -590,51 +647,87 @@ impl Node {
         Rtt::default().rto_ns(self.rto_floor_ns, peer.backoff)
     }
 
-    /// A tenth of T_dead; less while a lost grant may be all that keeps us from sending, and twice
-    /// as long again for each answer that brought none.
+    /// A tenth of T_dead; less where the port is asked who lives, and while a lost grant may be all
+    /// that keeps us from sending: then twice as long for each answer that brought none.
     fn probe_interval(&self, peer: &Peer) -> u64 {
-        let tenth = self.settings.t_dead_ns / 10;
+        let most = if self.tells_presence { PRESENCE_NS } else { u64::MAX };
         if self.lossless || !peer.is_stalled() {
-            return tenth;
+            return self.probe_ns.min(most);
         }
-        peer.rtt.rto_ns(self.rto_floor_ns, peer.backoff).min(tenth)
+        peer.rtt.rto_ns(self.rto_floor_ns, peer.backoff).min(self.probe_ns).min(most)
     }
 
-    /// The wheel called for `p`.
-    pub(crate) fn on_timer(&mut self, now: Instant, p: u32) {
+    /// The wheel called for `p`. `out` knows who lives, if the port does.
+    pub(crate) fn on_timer(&mut self, now: Instant, p: u32, out: &mut dyn FrameSink) {
         self.peers[p].timer_at = Instant(u64::MAX);
-        let silent = self.active_ns.saturating_sub(self.peers[p].heard);
-        let overdue = silent >= self.settings.t_dead_ns;
-        match self.peers[p].state {
+        let peer = &self.peers[p];
+        let waits = peer.state != State::Open || peer.owes();
+        let presence = match self.tells_presence && waits {
+            true => out.presence(peer.mac()),
+            false => Presence::Unknown,
+        };
+        match peer.state {
             State::Idle => return,
             State::Opening | State::Answered => {
-                if overdue {
-                    self.counters.sessions_dead += 1;
-                    self.end_session(now, p, EndReason::NoAnswer);
-                    return;
+                // A server may not have been started yet: one that is absent is waited for, unless
+                // it was there and took our OPEN.
+                let died = presence == Presence::Absent && !peer.want_open;
+                if died {
+                    return self.peer_died(now, p, EndReason::Died);
                 }
-                let rto = self.open_rto(&self.peers[p]);
-                let peer = &mut self.peers[p];
-                if now >= peer.probe_at + rto {
-                    peer.want_open = true;
-                    peer.backoff = peer.backoff.saturating_add(1);
-                    peer.probe_at = now;
-                    self.make_ready(p);
+                if self.has_no_answer(peer, presence) {
+                    return self.peer_died(now, p, EndReason::NoAnswer);
                 }
+                self.on_open_again(now, p, presence);
             }
             State::Open => {
-                let silent = overdue && self.peers[p].owes() && self.peers[p].probes >= PROBES_MIN;
                 // Alive, but what it announced does not come, and others want to pull.
-                if silent || self.pulls_stalled(p) {
-                    self.counters.sessions_dead += 1;
-                    let reason = if silent { EndReason::Silent } else { EndReason::NoProgress };
-                    self.end_session(now, p, reason);
-                    return;
+                let stalled = !self.tells_presence && self.pulls_stalled(p);
+                let peer = &self.peers[p];
+                let silent = !self.tells_presence && peer.owes() && self.is_silent(peer);
+                if presence == Presence::Absent {
+                    return self.peer_died(now, p, EndReason::Died);
+                }
+                if silent {
+                    return self.peer_died(now, p, EndReason::Silent);
+                }
+                if stalled {
+                    return self.peer_died(now, p, EndReason::NoProgress);
                 }
                 self.on_open_timer(now, p);
             }
         }
         self.arm_timer(now, p);
+    }
+
+    /// Whether nobody has answered our OPEN for T_dead.
+    fn has_no_answer(&self, peer: &Peer, presence: Presence) -> bool {
+        let asked = self.was_asked(peer) && self.polled_at >= self.answered_by(peer);
+        presence != Presence::Present && self.is_overdue(peer) && asked
+    }
+
+    fn peer_died(&mut self, now: Instant, p: u32, reason: EndReason) {
+        self.counters.sessions_dead += 1;
+        self.end_session(now, p, reason);
+    }
+
+    /// Repeats an OPEN that was not answered. One that lies in the memory of a process that lives
+    /// is there when that process polls.
+    fn on_open_again(&mut self, now: Instant, p: u32, presence: Presence) {
+        let due = self.due(&self.peers[p]).is_some_and(|due| now >= due);
+        let overdue = self.is_overdue(&self.peers[p]);
+        let asked = self.was_asked(&self.peers[p]);
+        let peer = &mut self.peers[p];
+        if !due || overdue && asked && presence != Presence::Present {
+            return;
+        }
+        peer.probe_at = now;
+        if presence != Presence::Present || peer.backoff < PROBES_MIN {
+            peer.want_open = true;
+            peer.pings = if overdue { OPENS_LATE } else { 0 };
+            peer.backoff = peer.backoff.saturating_add(1);
+            self.make_ready(p);
+        }
     }
 
     fn on_open_timer(&mut self, now: Instant, p: u32) {
@@ -645,15 +738,33 @@ impl Node {
             self.make_ready(p);
         }
         let interval = self.probe_interval(&self.peers[p]);
+        if self.peers[p].owes() && now >= self.peers[p].probe_at + interval {
+            self.probe(now, p);
+        }
+    }
+
+    /// Asks a peer that owes us something to speak. One whose T_dead is over was not asked often
+    /// enough if we were not called meanwhile: it is asked now as often as it should have been.
+    fn probe(&mut self, now: Instant, p: u32) {
+        let overdue = self.is_overdue(&self.peers[p]);
+        let asked = self.was_asked(&self.peers[p]);
         let peer = &mut self.peers[p];
-        if peer.owes() && now >= peer.probe_at + interval {
-            peer.want_ping = true;
-            self.counters.tx_probes += 1;
-            (peer.probes, peer.take_left) = (peer.probes.saturating_add(1), 0);
-            if peer.is_stalled() {
-                peer.backoff = peer.backoff.saturating_add(1);
-            }
-            peer.probe_at = now;
+        let missing = PROBES_MIN.saturating_sub(peer.probes);
+        let count = match (overdue, self.tells_presence) {
+            // Its ring holds them until it polls.
+            (_, true) => missing.min(1),
+            (true, false) if asked => return,
+            (true, false) => missing.max(PROBES_MIN / 2),
+            (false, false) => 1,
+        };
+        peer.probe_at = now;
+        if peer.is_stalled() {
+            peer.backoff = peer.backoff.saturating_add(1);
+        }
+        if count > 0 {
+            peer.pings = peer.pings.max(count);
+            (peer.probes, peer.take_left) = (peer.probes.saturating_add(count), 0);
+            self.counters.tx_probes += u64::from(count);
             self.make_ready(p);
         }
     }

@@ -213,7 +213,7 @@ impl Node {
         if USUAL && peer.short_left <= 1 {
             return rarely(None);
         }
-        if AT_HAND && !peer.goes_on(self.active_ns, self.polled_at) {
+        if AT_HAND && !peer.goes_on(self.polled_at) {
             return rarely(None);
         }
         let cost = if USUAL { 1 } else { short_cost(peer, len)? };
@@ -268,7 +268,7 @@ impl Node {
         peer.credit_used = peer.credit_used.wrapping_add(cost);
         peer.short_left -= cost as u16;
         peer.tell_ack();
-        if !AT_HAND && peer.begins_to_wait(self.active_ns) {
+        if !AT_HAND && peer.begins_to_wait(self.polled_at) {
             let p = ep.route.peer;
             self.wait_from(clock(), p);
         } else {
@@ -429,7 +429,7 @@ impl Node {
         let Some((buf, posted)) = found else { return rarely(false) };
         frame.copy_to_span(PlainMsg::LEN + imm.map_or(0, |_| IMM_LEN), &buf, len);
         peer.consumed = peer.consumed.wrapping_add(cost);
-        peer.heard = self.active_ns;
+        peer.heard = self.polled_at;
         peer.probes = 0;
         if KEPT {
             peer.snd.credit = peer.snd.credit.wrapping_add(u32::from(granted));
@@ -494,7 +494,7 @@ impl Node {
         peer.consumed = peer.consumed.wrapping_add(1);
         peer.take_left -= 1;
         peer.owed += 1;
-        peer.heard = self.active_ns;
+        peer.heard = self.polled_at;
         debug_assert!(peer.probes == 0);
         peer.rcv_nxt = peer.rcv_nxt.next();
         self.blocks_unpromised += usize::from(!planted(Bug::CreditNotReturned));

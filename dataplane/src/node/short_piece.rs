@@ -52,7 +52,7 @@ impl Node {
                 self.on_data(now, p, frame, &op, (op.payload_off(), len));
             }
         }
-        let (active, lossless) = (self.active_ns, self.lossless);
+        let (active, lossless) = (self.polled_at, self.lossless);
         let peer = &mut self.peers[p];
         (peer.heard, peer.probes) = (active, 0);
         if !lossless {

@@ -621,7 +621,7 @@ impl Node {
             peer.await_ack(&mut self.short_ops, made.idx());
         }
         // Heard in this very turn, it is as if we had begun to wait now.
-        let heard = peer.heard == self.active_ns;
+        let heard = peer.heard == self.polled_at;
         if peer.timer_at == Instant(u64::MAX) || peer.snd.in_flight() == 0 && !heard {
             let p = ep.route.peer;
             self.wait_from(clock(), p);
@@ -689,7 +689,7 @@ impl Node {
         self.short_ops.discard(handle.idx());
         let filled = frame.fill_span(RespOp::HEAD, &result);
         debug_assert!(filled, "what is not as long as it says is no RESP");
-        accept_usual(peer, &base, self.active_ns);
+        accept_usual(peer, &base, self.polled_at);
         peer.owed += 1;
         if peer.take_left > 0 {
             peer.take_left -= 1;
@@ -733,7 +733,7 @@ impl Node {
         {
             return rarely(false);
         }
-        accept(peer, &base, self.active_ns);
+        accept(peer, &base, self.polled_at);
         self.finish_short(p, handle.idx(), form);
         self.owe_short(p);
         if form == Form::Fetch {
@@ -761,7 +761,7 @@ impl Node {
         {
             return rarely(false);
         }
-        hear(peer, &base, self.active_ns);
+        hear(peer, &base, self.polled_at);
         peer.short_left = peer.short_room();
         self.finish_acked(p);
         true
@@ -1001,7 +1001,7 @@ pub(super) fn usual_flight(peer: &Peer, word: u64, base: &PlainBase, plen: usize
 
 /// As [`accept`], of a packet that has a [`usual_flight`].
 #[inline(always)]
-pub(super) fn accept_usual(peer: &mut Peer, base: &PlainBase, heard: u64) {
+pub(super) fn accept_usual(peer: &mut Peer, base: &PlainBase, heard: Instant) {
     // Of a peer that is quiet nothing was asked.
     debug_assert!(peer.probes == 0);
     peer.heard = heard;
@@ -1009,17 +1009,17 @@ pub(super) fn accept_usual(peer: &mut Peer, base: &PlainBase, heard: u64) {
     peer.rcv_nxt = peer.rcv_nxt.next();
 }
 
-/// Notes that the packet that [`is_next`] from `peer` has been taken. `heard` is the time in which
-/// our own loop ran.
+/// Notes that the packet that [`is_next`] from `peer` has been taken. `heard` is the time of
+/// this turn.
 #[inline(always)]
-pub(super) fn accept(peer: &mut Peer, base: &PlainBase, heard: u64) {
+pub(super) fn accept(peer: &mut Peer, base: &PlainBase, heard: Instant) {
     hear(peer, base, heard);
     peer.rcv_nxt = peer.rcv_nxt.next();
 }
 
 /// Notes what the base of any packet from `peer` says that is true.
 #[inline(always)]
-fn hear(peer: &mut Peer, base: &PlainBase, heard: u64) {
+fn hear(peer: &mut Peer, base: &PlainBase, heard: Instant) {
     let granted = base.grant().wrapping_sub(peer.snd.credit as u16);
     peer.heard = heard;
     peer.probes = 0;

@@ -207,7 +207,7 @@ impl Node {
         let Some(old) = usual.execute(op.addr, frame) else { return rarely(false) };
         let Some(asked) = wire::Asked::parse(frame) else { return rarely(false) };
         peer.nack.note_key(now, false);
-        accept_usual(peer, &base, self.active_ns);
+        accept_usual(peer, &base, self.polled_at);
         self.counters.rma_executed += 1;
         let what = (Ty::Resp, &asked);
         let answer = AnswerTo { ar: false, ..AnswerTo::new(peer, &self.word, what, old) };
@@ -290,7 +290,7 @@ impl Node {
         let Some(old) = near.execute(mr, at as usize, frame) else { return rarely(false) };
         let Some(asked) = wire::Asked::parse(frame) else { return rarely(false) };
         peer.nack.note_key(now, false);
-        accept(peer, base, self.active_ns);
+        accept(peer, base, self.polled_at);
         if near.usual {
             peer.quiet = peer.is_quiet();
         }
@@ -336,7 +336,7 @@ impl Node {
             frame.copy_to_io(WriteOp::HEAD, buf, at, len);
             // What one that was given up half way had written ends with this one's number.
             peer.written = 0;
-            accept(peer, base, self.active_ns);
+            accept(peer, base, self.polled_at);
             self.acknowledge(p, base, out);
         } else {
             let Some(asked) = wire::Asked::of_read(frame) else { return rarely(false) };
@@ -346,7 +346,7 @@ impl Node {
             if len <= FEW {
                 let mut old = [0; FEW];
                 buf.read_at(at, &mut old[..len]);
-                accept(peer, base, self.active_ns);
+                accept(peer, base, self.polled_at);
                 let old = u128::from_le_bytes(old);
                 self.answer_to((now, p, alone), (Ty::Data, asked), (old, len), out);
             } else {
@@ -360,7 +360,7 @@ impl Node {
                 if !open || !holds || out.send_short(&part) != Tx::Sent {
                     return rarely(false);
                 }
-                accept(peer, base, self.active_ns);
+                accept(peer, base, self.polled_at);
                 self.answer_left(now, p);
             }
         }

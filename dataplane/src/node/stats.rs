@@ -453,7 +453,7 @@ impl Node {
         // Of one that there was never a session with, and of the one with ourselves, no time
         // counts.
         let is_timed = tally.begun != Instant(0);
-        let silent_ns = self.active_ns.saturating_sub(peer.heard);
+        let silent_ns = self.polled_at.since(peer.heard);
         Some(SessionStats {
             info: session_info(peer),
             wait: self.wait(peer),
@@ -472,7 +472,7 @@ impl Node {
 
     /// What operations of `peer` wait for: the cause that is worst, if there are several.
     fn wait(&self, peer: &Peer) -> Wait {
-        let silent = self.active_ns.saturating_sub(peer.heard);
+        let silent = self.polled_at.since(peer.heard);
         match peer.state {
             State::Idle => return Wait::Nothing,
             _ if !peer.owes() => return Wait::Nothing,
@@ -539,6 +539,11 @@ impl Node {
             blocks_lost: self.blocks_lost(),
             ..self.levels_at_hand()
         }
+    }
+
+    /// Whether any peer is known.
+    pub fn knows_peers(&self) -> bool {
+        self.peers.count() > 0
     }
 
     fn blocks_lost(&self) -> usize {

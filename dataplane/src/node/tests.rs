@@ -62,6 +62,7 @@ fn caps(mac: u8, mtu: usize, lossless: bool) -> PortCaps {
         lossless,
         gather: false,
         rto_floor_ns: 100_000,
+        tells_presence: false,
         link_bps: 0,
         name: "test".into(),
     }

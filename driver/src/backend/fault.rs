@@ -11,7 +11,9 @@ use std::sync::Arc;
 
 use crate::clock::now_ns;
 use crate::frame::{ETH_HDR_LEN, TxFrame};
-use crate::port::{MacAddr, Port, PortCaps, PortCounters, PortGone, PortWaiter, RxSink, Tx};
+use crate::port::{
+    MacAddr, Port, PortCaps, PortCounters, PortGone, PortWaiter, Presence, RxSink, Tx,
+};
 
 /// What a [`Fault`] does, and how often. All probabilities are per frame, 0 to 1, default 0.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -286,6 +288,10 @@ impl Port for Fault {
     }
 
     /// Loss, copies and delay leave a frame as it is.
+    fn presence(&mut self, mac: MacAddr) -> Presence {
+        self.inner.presence(mac)
+    }
+
     fn damages(&self) -> bool {
         self.settings.corrupt > 0.0 || self.inner.damages()
     }

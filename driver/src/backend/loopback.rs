@@ -99,6 +99,7 @@ impl Loopback {
                     lossless: true,
                     gather: false,
                     rto_floor_ns: 100_000,
+                    tells_presence: false,
                     link_bps: 0,
                     name: format!("loopback:{me}"),
                 },

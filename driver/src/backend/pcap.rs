@@ -14,7 +14,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::clock::now_ns;
 use crate::frame::{RxFrame, TxFrame};
-use crate::port::{MacAddr, Port, PortCaps, PortCounters, PortGone, PortWaiter, RxSink, Tx};
+use crate::port::{
+    MacAddr, Port, PortCaps, PortCounters, PortGone, PortWaiter, Presence, RxSink, Tx,
+};
 
 /// What is buffered at most before it is written.
 const BUFFER_LEN: usize = 256 << 10;
@@ -200,6 +202,10 @@ impl Port for Pcap {
 
     fn counters(&self) -> PortCounters {
         self.inner.counters()
+    }
+
+    fn presence(&mut self, mac: MacAddr) -> Presence {
+        self.inner.presence(mac)
     }
 
     fn damages(&self) -> bool {

@@ -283,6 +283,7 @@ impl Udp {
             lossless: false,
             gather: false,
             rto_floor_ns: 1_000_000,
+            tells_presence: false,
             link_bps: place.link.map_or(0, |link| link.bps),
             name: format!("udp:{addr}"),
         };

@@ -246,7 +246,7 @@ fn a_probe_without_an_answer_ends_the_shortest_way() {
     assert!(node.peers[0].take_left > 0, "the next one might take it");
     // It waits for something, and then long enough.
     node.peers[0].coll_waits = 1;
-    node.on_timer(pair.now + node.settings.t_dead_ns / 5, 0);
+    node.on_timer(pair.now + node.settings.t_dead_ns / 5, 0, &mut NoWay);
     assert_eq!((node.peers[0].probes, node.peers[0].take_left), (1, 0));
     node.peers[0].coll_waits = 0;
     short(&mut pair);

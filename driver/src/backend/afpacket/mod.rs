@@ -250,6 +250,7 @@ impl AfPacket {
             lossless: false,
             gather: false,
             rto_floor_ns: 1_000_000,
+            tells_presence: false,
             link_bps: link.bps,
             name: settings.port(),
         };

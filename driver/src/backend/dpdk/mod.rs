@@ -249,6 +249,7 @@ impl DpdkPort {
             lossless: device.is_lossless(settings),
             gather: false,
             rto_floor_ns: device.pmd.rto_floor_ns,
+            tells_presence: false,
             link_bps: device.link_bps,
             name: spec::text(settings),
         };

@@ -30,6 +30,10 @@ impl PortWaiter for Nap {
         *self.woken.lock().unwrap_or_else(PoisonError::into_inner) = true;
         self.changed.notify_all();
     }
+
+    fn has_interrupt(&self) -> bool {
+        false
+    }
 }
 
 /// A thread that DPDK knows, until it ends.

@@ -264,6 +264,7 @@ impl Memif {
             lossless: settings.lossless,
             gather: false,
             rto_floor_ns: 1_000_000,
+            tells_presence: false,
             link_bps: 0,
             name: settings.name(),
         };

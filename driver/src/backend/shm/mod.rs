@@ -63,8 +63,8 @@ use crate::hint::rarely;
 use crate::mem::{Lap, SHORT, Stores, prefetch, prefetch_long};
 use crate::open::OpenError;
 use crate::port::{
-    Back, BriskPort, MTU_MIN, MacAddr, Port, PortCaps, PortCounters, PortGone, PortWaiter, RxSink,
-    ShortTx, Tx,
+    Back, BriskPort, MTU_MIN, MacAddr, Port, PortCaps, PortCounters, PortGone, PortWaiter,
+    Presence, RxSink, ShortTx, Tx,
 };
 use crate::ring::{Consumer, GRANULE, NoRoom, Producer, RingMem, Taken, WORD_LEN, slot_len};
 use ends::Ends;
@@ -411,6 +411,7 @@ impl ShmPort {
             lossless: <Self as ShortTx>::LOSSLESS,
             gather: false,
             rto_floor_ns: 1_000_000,
+            tells_presence: true,
             link_bps: 0,
             name: format!("shm:{}", settings.name),
         };
@@ -655,6 +656,25 @@ impl ShmPort {
             self.routes[route_slot(key)] = Route { key, to: r };
         }
         Ok(r)
+    }
+
+    /// Whether the sender `s` of a ring to us has closed its end.
+    fn has_left(&self, s: usize) -> bool {
+        let Shared { seg, me, .. } = &*self.shared;
+        seg.link(s, *me).tx_open.load(Acquire) == 0
+    }
+
+    /// Whether the ring from `s` holds frames that were not received. The next poll looks there.
+    fn has_unread(&mut self, s: usize) -> bool {
+        if !self.ins[s].is_open && !self.accept(s) {
+            return false;
+        }
+        let unread = self.ins[s].ring.pending();
+        if unread {
+            self.ready |= 1 << s;
+            self.more |= self.ready;
+        }
+        unread
     }
 
     /// Reads the members anew if one came or went since the last time.
@@ -1306,5 +1326,22 @@ impl Port for ShmPort {
 
     fn waiter(&self) -> Option<Arc<dyn PortWaiter>> {
         Some(Arc::new(Waiter(Arc::clone(&self.shared))))
+    }
+
+    /// The kernel knows: a member's lock is released when its process ends.
+    fn presence(&mut self, mac: MacAddr) -> Presence {
+        self.refresh();
+        let key = key_of(&mac.0);
+        let member = self.peers.iter().position(|p| p.key == key && p.state != 0);
+        match member {
+            Some(m) if m == self.shared.me || self.shared.seg.lives(m) => Presence::Present,
+            Some(m) if self.has_unread(m) => Presence::Unknown,
+            Some(_) => Presence::Absent,
+            // Its entry is cleared, perhaps by another member. Its ring outlives the entry.
+            None if (0..self.ins.len()).any(|s| self.has_left(s) && self.has_unread(s)) => {
+                Presence::Unknown
+            }
+            None => Presence::Absent,
+        }
     }
 }

@@ -232,6 +232,7 @@ impl<N: Nic> VfioPort<N> {
                 lossless: false,
                 gather: false,
                 rto_floor_ns: 100_000,
+                tells_presence: false,
                 link_bps,
                 name: format!("vfio:{bdf}"),
             },

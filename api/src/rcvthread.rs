@@ -1,0 +1,153 @@
+//! The receive thread of a domain with manual progress: it answers for a program that computes.
+//!
+//! Peers on a wire know a process by its answers. A program that does not poll gives none, so its
+//! peers would find it dead after T_dead and its socket would overflow. This thread turns the loop
+//! for as long as the program does not: it receives, stores, acknowledges, answers and repeats. It
+//! sleeps while the program polls, and never completes anything that a poll would not have.
+//!
+//! It is in one of two states:
+//! - *watching*: the program polls. Looks after 10 ms whether it still does, and, as long as it
+//!   does, after twice as long each time, to a tenth of T_dead.
+//! - *standing in*: the program has not polled for that long. Sleeps on the port and takes what
+//!   comes; a port that has no interrupt is looked at every tenth of T_dead.
+//!
+//! The program pays one load per call for it: see [`Lock::enter_beside`](crate::lock::Lock). A port
+//! that knows which processes live ([`PortCaps::tells_presence`]) needs no such thread.
+//!
+//! Every domain has its own, since a port's waiter sleeps on one port.
+//!
+//! [`PortCaps::tells_presence`]: barewire_driver::port::PortCaps::tells_presence
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use barewire_dataplane::poll::Engine;
+use barewire_dataplane::types::Instant;
+use nix::sched::CpuSet;
+use nix::sys::signal::{SigSet, SigmaskHow};
+use nix::unistd::Pid;
+
+use crate::inner::Shared;
+use crate::lock;
+
+/// First pause between two looks at whether the program polls.
+const FIRST_LOOK: Duration = Duration::from_millis(10);
+
+/// Turns for one entry into the lock, so that the program does not wait for long.
+const TURNS: u32 = 16;
+
+/// Stack of the thread. The C library takes a program's thread-local variables from it as well.
+const STACK_LEN: usize = 256 << 10;
+
+/// Sleeps that nothing but a frame ends.
+const UNTIL_A_FRAME: Duration = Duration::from_secs(3600);
+
+/// Starts the receive thread of a domain.
+///
+/// # Errors
+/// The system has no thread left, or a kernel without `membarrier` cannot keep this thread and a
+/// program that takes no lock apart. Nothing runs then.
+pub(crate) fn start(shared: &Arc<Shared>) -> io::Result<JoinHandle<()>> {
+    lock::register_beside()?;
+    // The thread is not the program's: a signal sent to the process goes to one of its own.
+    let mut before = SigSet::empty();
+    let all = SigSet::all();
+    nix::sys::signal::pthread_sigmask(SigmaskHow::SIG_SETMASK, Some(&all), Some(&mut before))?;
+    let spawn = |stack_len| {
+        let shared = Arc::clone(shared);
+        let thread = std::thread::Builder::new().name("barewire-rcv".to_owned());
+        let thread = if stack_len > 0 { thread.stack_size(stack_len) } else { thread };
+        thread.spawn(move || run(&shared))
+    };
+    // A program with large thread-local variables needs the default.
+    let started = spawn(STACK_LEN).or_else(|_| spawn(0));
+    nix::sys::signal::pthread_sigmask(SigmaskHow::SIG_SETMASK, Some(&before), None)?;
+    started
+}
+
+fn run(shared: &Shared) {
+    be_schedulable();
+    let period = shared.settings.t_dead / 10;
+    let (mut pause, mut seen) = (FIRST_LOOK.min(period), None);
+    while may_run(shared) {
+        std::thread::park_timeout(pause);
+        let now = look(shared);
+        if now.is_some() && now == seen {
+            stand_in(shared, period);
+            (pause, seen) = (FIRST_LOOK.min(period), None);
+        } else {
+            pause = if seen.is_some() { (pause * 2).min(period) } else { FIRST_LOOK.min(period) };
+            seen = now.or(Some(Instant(0)));
+        }
+    }
+}
+
+/// Whether the domain is open, and its loop the program's to turn.
+fn may_run(shared: &Shared) -> bool {
+    !shared.stops() && shared.manual.load(Ordering::Relaxed)
+}
+
+/// When the loop was turned last; `None` if somebody turns it now or sleeps on the port.
+fn look(shared: &Shared) -> Option<Instant> {
+    if shared.sleep.is_led() {
+        return None;
+    }
+    shared.lock.enter_beside().map(|core| core.engine.turned_at())
+}
+
+/// Turns the loop until somebody else does.
+fn stand_in(shared: &Shared, period: Duration) {
+    let mut ours = None;
+    while may_run(shared) && !shared.sleep.is_led() {
+        let Some(mut core) = shared.lock.enter_beside() else { return };
+        if ours.is_some_and(|at| at != core.engine.turned_at()) {
+            return;
+        }
+        let idle = (0..TURNS).any(|_| core.turn(shared) == 0);
+        if core.engine.gone().is_some() {
+            return;
+        }
+        ours = Some(core.engine.turned_at());
+        let due = core.next_deadline();
+        let peers = core.engine.node().knows_peers();
+        drop(core);
+        if idle {
+            sleep(shared, period, due, peers);
+        }
+    }
+}
+
+/// Sleeps until a frame has come or something is due. The program may post meanwhile, which nobody
+/// tells us of: while there are peers we look at what is due once a period.
+fn sleep(shared: &Shared, period: Duration, due: Option<Instant>, peers: bool) {
+    let most = if peers { period } else { UNTIL_A_FRAME };
+    let left = due.map_or(most, |due| Duration::from_nanos(due.since(Engine::now())).min(most));
+    if !shared.sleep.wait_port_long(left) {
+        std::thread::park_timeout(left.max(FIRST_LOOK).min(period));
+    }
+}
+
+/// Leaves the processor that the creator is pinned to for any of its cpuset, and, where the
+/// creator has a real-time policy that would starve others there, takes the next priority of it.
+/// Best effort: without the right to it the thread runs as it was made.
+fn be_schedulable() {
+    let mut all = CpuSet::new();
+    for cpu in 0..CpuSet::count() {
+        let _ = all.set(cpu);
+    }
+    let _ = nix::sched::sched_setaffinity(Pid::from_raw(0), &all);
+    // SAFETY: plain calls on the calling thread (0), with a structure that lives through them.
+    unsafe {
+        let policy = libc::sched_getscheduler(0);
+        if policy == libc::SCHED_FIFO || policy == libc::SCHED_RR {
+            let mut param = std::mem::zeroed::<libc::sched_param>();
+            libc::sched_getparam(0, &mut param);
+            param.sched_priority =
+                (param.sched_priority + 1).min(libc::sched_get_priority_max(policy));
+            libc::sched_setscheduler(0, policy, &param);
+        }
+    }
+}
