@@ -211,7 +211,7 @@ impl Publisher {
         // No store below may be seen before the odd number.
         fence(Ordering::Release);
         facts(engine, &self.block);
-        let survey = engine.node_mut().survey(&mut self.survey, &mut self.block);
+        let survey = engine.survey(&mut self.survey, &mut self.block);
         counters(engine.port_counters(), &survey, &self.block);
         self.block.put(11, self.block.eps as u64);
         self.block.put(12, self.block.sessions as u64);
@@ -567,8 +567,8 @@ pub struct SessionRow {
     pub tx_packets: u64,
     /// Packets taken in order.
     pub rx_packets: u64,
-    /// Bytes of frames to the peer; `None` on a port that loses nothing, where they are not
-    /// counted.
+    /// Bytes of frames to the peer, `None` if they are not counted. On a shared segment with the
+    /// padding of the ring, and since the two processes met.
     pub tx_bytes: Option<u64>,
     /// Bytes of frames from the peer.
     pub rx_bytes: Option<u64>,

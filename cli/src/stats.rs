@@ -41,7 +41,8 @@ What a session waits for:
   match        a receive of the peer       pull         data that the peer sends
   pull window  data of other peers         answer       an acknowledgement on its way
 
-Columns of bytes show `-` on ports that lose nothing (shm), where frames of a peer are not counted.
+Bytes are those of frames; over shm with the padding of the ring, since the two processes met, while
+both are there; `-` where they are not counted.
 `not polled for 73 s` behind the name of a domain: its process has not called the library.
 
 Environment:

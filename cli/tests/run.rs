@@ -252,6 +252,7 @@ fn stats_shows_what_a_running_process_counts() {
     assert!(domain["node_counters"]["msgs_received"].as_u64().unwrap() >= 500, "{domain}");
     assert!(domain["endpoints"][0]["received"].as_u64().unwrap() >= 500, "{domain}");
     assert_eq!(domain["sessions"].as_array().unwrap().len(), 1, "{domain}");
+    assert!(domain["sessions"][0]["rx_packets"].as_u64().unwrap() >= 500, "{domain}");
     let text = String::from_utf8(run(&["stats", "--pid", &pid]).stdout).unwrap();
     assert!(text.contains("msgs_received") && text.contains("session with"), "{text}");
 }

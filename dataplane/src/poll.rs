@@ -25,8 +25,9 @@ use barewire_driver::port::{
 use crate::error::Result as OpResult;
 use crate::flags::OpFlags;
 use crate::node::{
-    AtomicReq, AvId, EpId, FrameSink, Message, NoReader, Node, ReadReq, Reader, RecvReq, SendReq,
-    ShortAtomic, ShortFrame, ShortRead, ShortWrite, WriteReq, send_whole,
+    AtomicReq, AvId, EpCounters, EpId, FrameSink, Levels, Message, NoReader, Node, NodeCounters,
+    ReadReq, Reader, RecvReq, SendReq, SessionStats, ShortAtomic, ShortFrame, ShortRead,
+    ShortWrite, Survey, SurveySink, WriteReq, send_whole,
 };
 use crate::types::{EpAddr, FiAddr, Instant};
 use crate::wire::{PlainHead, PlainMsg};
@@ -347,6 +348,26 @@ impl Known for SendPlain<'_> {
     }
 }
 
+/// Adds what the port counts of each peer.
+struct WithTraffic<'a, S> {
+    port: &'a KnownPort,
+    sink: &'a mut S,
+}
+
+impl<S: SurveySink> SurveySink for WithTraffic<'_, S> {
+    fn endpoint(&mut self, slot: u32, ep: Option<&EpCounters>) {
+        self.sink.endpoint(slot, ep);
+    }
+
+    fn session(&mut self, slot: u32, session: Option<&SessionStats>) {
+        let session = session.map(|session| SessionStats {
+            bytes: session.bytes.or_else(|| self.port.traffic(session.info.mac)),
+            ..*session
+        });
+        self.sink.session(slot, session.as_ref());
+    }
+}
+
 impl Engine {
     /// Joins `node` to `port`, whose capabilities the node was made with.
     ///
@@ -414,6 +435,15 @@ impl Engine {
     /// What the port knows of the station with address `mac`: see [`Port::station`].
     pub fn station(&self, mac: MacAddr) -> Option<String> {
         self.port.station(mac)
+    }
+
+    /// As [`Node::survey`]; what a port that loses nothing counts of a station is added.
+    pub fn survey(
+        &mut self,
+        survey: &mut Survey,
+        sink: &mut impl SurveySink,
+    ) -> (NodeCounters, Levels) {
+        self.node.survey(survey, &mut WithTraffic { port: &self.port, sink })
     }
 
     /// A handle to sleep on until a frame may have come.

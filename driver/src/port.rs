@@ -415,6 +415,13 @@ pub trait Port: Send + Any {
         None
     }
 
+    /// Bytes that went to the station with address `mac` and came from it, frames with what the
+    /// port puts around them, since the two met; `None` if the port does not know. Costs a search.
+    fn traffic(&self, mac: MacAddr) -> Option<(u64, u64)> {
+        let _ = mac;
+        None
+    }
+
     /// A handle on which another thread can sleep until a frame may have come, or `None` if this
     /// port can only be polled.
     fn waiter(&self) -> Option<Arc<dyn PortWaiter>> {

@@ -181,6 +181,11 @@ impl<M: RingMem> Producer<M> {
         self.len as usize
     }
 
+    /// Bytes that went through the ring, with words and padding.
+    pub fn passed(&self) -> u64 {
+        self.tail
+    }
+
     /// Takes a place for a frame of `len` bytes that needs no clearing, padding or question to the
     /// consumer, or answers `None` if it needs one of them. The place has to be filled and
     /// [committed](Ahead::commit) before anything else is done here, and if the place says so more
@@ -310,6 +315,11 @@ pub struct Consumer<M, const FRAME_MIN: usize> {
 }
 
 impl<M: RingMem, const FRAME_MIN: usize> Consumer<M, FRAME_MIN> {
+    /// Bytes that went through the ring, with words and padding.
+    pub fn passed(&self) -> u64 {
+        self.head
+    }
+
     /// The reading end of an empty ring of `len` bytes, a power of two.
     ///
     /// # Panics

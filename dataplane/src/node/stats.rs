@@ -273,8 +273,8 @@ pub struct SessionStats {
     pub tx_packets: u64,
     /// Packets taken in order.
     pub rx_packets: u64,
-    /// Bytes of frames to the peer and from it; `None` on a port that loses nothing, where they
-    /// are not counted.
+    /// Bytes of frames to the peer and from it, `None` if they are not counted. On a port that
+    /// loses nothing the port counts them, if it does, since the two stations met.
     pub bytes: Option<(u64, u64)>,
     /// Packets sent again.
     pub retransmits: u32,

@@ -300,6 +300,10 @@ impl Port for Fault {
         self.inner.station(mac)
     }
 
+    fn traffic(&self, mac: MacAddr) -> Option<(u64, u64)> {
+        self.inner.traffic(mac)
+    }
+
     fn waiter(&self) -> Option<Arc<dyn PortWaiter>> {
         self.inner.waiter()
     }

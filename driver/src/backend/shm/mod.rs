@@ -1318,6 +1318,12 @@ impl Port for ShmPort {
         Some(format!("process {pid}"))
     }
 
+    fn traffic(&self, mac: MacAddr) -> Option<(u64, u64)> {
+        let key = key_of(&mac.0);
+        let m = self.peers.iter().position(|p| p.key == key && p.state != 0)?;
+        Some((self.outs[m].ring.passed(), self.ins[m].ring.passed()))
+    }
+
     fn waiter(&self) -> Option<Arc<dyn PortWaiter>> {
         Some(Arc::new(Waiter(Arc::clone(&self.shared))))
     }

@@ -85,6 +85,29 @@ fn every_length_arrives_whole_and_in_order() {
     assert_eq!(b.counters().rx_bytes, a.counters().tx_bytes);
 }
 
+/// Goal: what goes to one station and comes from it is told, and who it is. Method: three members,
+/// of which one hears nothing.
+#[test]
+fn traffic_is_told_by_station() {
+    let settings = fresh();
+    let (mut a, mut b, c) = (open(&settings), open(&settings), open(&settings));
+    let (to, from, quiet) = (b.caps().mac, a.caps().mac, c.caps().mac);
+    for _ in 0..50 {
+        assert_eq!(send(&mut a, to, &[1; 1000]), Tx::Sent);
+        assert_eq!(drain(&mut b).len(), 1);
+    }
+    let (sent, nothing) = a.traffic(to).unwrap();
+    assert!((50 * 1014..50 * 1100).contains(&sent) && nothing == 0, "{sent}, {nothing}");
+    assert_eq!(send(&mut b, from, b"known"), Tx::Sent);
+    let (answered, came) = b.traffic(from).unwrap();
+    assert_eq!(came, sent);
+    assert!((19..200).contains(&answered), "{answered}");
+    assert_eq!(a.traffic(quiet), Some((0, 0)));
+    assert_eq!(a.traffic(MacAddr([2, 9, 9, 9, 9, 9])), None);
+    assert_eq!(a.station(to), Some(format!("process {}", std::process::id())));
+    assert_eq!(a.station(MacAddr([2, 9, 9, 9, 9, 9])), None);
+}
+
 /// An Ethernet header.
 struct Eth([u8; ETH_HDR_LEN]);
 
