@@ -184,7 +184,9 @@ impl Endpoint {
     #[doc(alias = "fi_inject_atomic")]
     pub fn inject_atomic(&self, what: What, operand: &[u8], to: Remote) -> Result<()> {
         let rma = to.range(elements(what, operand.len()));
-        with_borrowed_pair(&[operand], &[], |operand, _| inject(self, what, operand, to.dest, rma))?
+        with_borrowed_pair(&[operand], &[], |operand, _| {
+            inject(self, what, operand, (to.dest, rma), 0)
+        })?
     }
 
     /// Changes elements of remote memory, and returns what they were in `result`, whose length says
@@ -348,12 +350,13 @@ fn from_msg<'a>(
     Call { kind, what, operands, compares, results, dest, rma, data, context, flags }
 }
 
+/// `fi_inject_atomic`. A failure comes back with `context`.
 pub(crate) fn inject(
     ep: &EpCommon,
     what: What,
     operand: IoBuf,
-    dest: FiAddr,
-    rma: RmaList,
+    (dest, rma): (FiAddr, RmaList),
+    context: u64,
 ) -> Result<()> {
     let req = AtomicReq {
         kind: AtomicKind::Base,
@@ -365,7 +368,7 @@ pub(crate) fn inject(
         dest: ep.to(dest),
         rma,
         data: 0,
-        context: 0,
+        context,
         flags: OpFlags::INJECT,
         no_completion: true,
     };

@@ -5,6 +5,7 @@
 
 mod collectives;
 mod connect;
+mod injects;
 mod life;
 mod loading;
 mod mpi;

@@ -260,8 +260,6 @@ static void remote(struct side *a, struct side *b)
 		FI_EKEYREJECTED, inside);
 	refused("write, wrong key, FI_DELIVERY_COMPLETE", a, b,
 		fi_writemsg(a->ep, &msg, FI_DELIVERY_COMPLETE), FI_EKEYREJECTED, inside);
-	refused("inject_write, wrong key", a, b,
-		fi_inject_write(a->ep, local, 8, p, 0, bad_key), FI_EKEYREJECTED, inside);
 	refused("write past the end", a, b, fi_write(a->ep, local, 72, NULL, p, 0, key, NULL),
 		FI_EACCES, inside);
 	refused("write behind the end", a, b, fi_write(a->ep, local, 8, NULL, p, 64, key, NULL),

@@ -7,6 +7,7 @@
 mod acks;
 mod coll;
 mod ep;
+mod failed;
 mod input;
 mod mr;
 mod objects;
@@ -66,6 +67,7 @@ pub use coll::{
     BLOCK_MAX, CollAttr, CollModel, CollReq, GroupId, JoinEvent, JoinModel, JoinReq,
     Kind as CollKind, MEMBERS_MAX, Role, query as query_collective,
 };
+pub use failed::FailedInject;
 pub use mr::{MrId, MrReq};
 pub use rma::{AtomicReq, ReadReq, RmaIov, RmaList, WriteReq};
 pub use sep::{receive_caps, transmit_caps};
@@ -596,6 +598,7 @@ pub struct Node {
     pub(crate) reply_refill: Instant,
 
     pub(crate) counters: NodeCounters,
+    failed_injects: failed::FailedInjects,
     pub(crate) rng: u64,
     /// Nanoseconds in which our own loop ran.
     pub(crate) active_ns: u64,
@@ -695,6 +698,7 @@ impl Node {
             reply_tokens: session::REPLIES_PER_MS,
             reply_refill: Instant(0),
             counters: NodeCounters::default(),
+            failed_injects: failed::FailedInjects::default(),
             rng: s.seed | 1,
             active_ns: 0,
             polled_at: Instant(0),

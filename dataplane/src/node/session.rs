@@ -808,7 +808,7 @@ impl Node {
                 return self.fail_group(w, err, prov_errno);
             }
             let one_sided = wr.flags.contains(WrFlags::RMA);
-            let (op_context, tag, e) = (wr.context, wr.tag, wr.ep);
+            let (op_context, tag, e, p) = (wr.context, wr.tag, wr.ep, wr.peer);
             // Bytes of a refused write that are written nevertheless.
             let olen = if one_sided { wr.asked } else { 0 };
             let (flags, cntr) = if one_sided {
@@ -817,20 +817,9 @@ impl Node {
                 (send_flags(wr.flags), self.eps[e].tx_cntr)
             };
             let cqe = Cqe { op_context, flags, tag, src: FI_ADDR_UNSPEC, ..Cqe::default() };
-            self.tell_failure(e, CqErr { cqe, olen, err, prov_errno, err_data: None }, cntr);
+            let failure = CqErr { cqe, olen, err, prov_errno, err_data: None };
+            self.tell_failure((e, p), failure, cntr);
         }
-    }
-
-    /// Writes the failure of an operation of endpoint `e`, which counter `cntr` counts.
-    pub(super) fn tell_failure(&mut self, e: u32, failure: CqErr, cntr: u32) {
-        let ep = &mut self.eps[e];
-        ep.counters.errors += 1;
-        let cq = ep.tx_cq;
-        self.cqs[cq].cq.push_err(failure);
-        if planted(Bug::CqReservationLeaked) {
-            self.cqs[cq].cq.reserve();
-        }
-        self.count(cntr, false);
     }
 }
 
