@@ -19,7 +19,7 @@ use crate::inner::DomainRef;
 use crate::lock::Entry;
 use crate::mr::{Mr, MrAttr};
 use crate::raw::{RawCq, RawEndpoint};
-use crate::settings::{Idle, Progress, Settings};
+use crate::settings::{Idle, Peers, Progress, Settings};
 use crate::stats::Publisher;
 use crate::wait::WaitObj;
 
@@ -52,7 +52,8 @@ impl Domain {
     ) -> std::result::Result<Self, OpenError> {
         let caps = port.caps();
         let name = caps.name.clone();
-        let node = NodeSettings { crc: Some(port.damages()), ..node_settings(&settings)? };
+        let mut node = NodeSettings { crc: Some(port.damages()), ..node_settings(&settings)? };
+        node.by_name |= info.src_addr.is_some();
         let node = Node::new(node, caps).map_err(|e| {
             OpenError::new(e, format!("port {name} (MTU {}): {e}", port.caps().mtu))
         })?;
@@ -280,6 +281,8 @@ fn node_settings(settings: &Settings) -> std::result::Result<NodeSettings, OpenE
     let set = |to: &mut usize, from: Option<usize>| *to = from.unwrap_or(*to);
     node.coll.force = settings.coll;
     node.eager_max = settings.eager_max;
+    node.by_name = settings.by_name || settings.peers == Peers::Any;
+    node.inserted = settings.peers == Peers::Inserted;
     set(&mut node.peer_max, settings.peer_max);
     set(&mut node.unexpected_bytes, settings.unexpected_bytes);
     set(&mut node.tx_wr_max, settings.tx_max);

@@ -83,6 +83,6 @@ pub use mr::{Mr, MrAttr, MrCommon, RawMr, Shared};
 pub use msg::{Msg, Posted};
 pub use rma::{Remote, RmaMsg};
 pub use sep::ScalableEndpoint;
-pub use settings::{Idle, Progress, Settings, Threading};
+pub use settings::{Idle, Peers, Progress, Settings, Threading};
 pub use tagged::TaggedMsg;
 pub use wait::WaitObj;

@@ -2,7 +2,8 @@
 //!
 //! Local buffers need no registration (`FI_MR_LOCAL` is never required). How peers name memory
 //! follows the domain's `mr_mode`: from 0, or with `FI_MR_VIRT_ADDR` by address; keys are the
-//! application's own if it asks for one, unless `FI_MR_PROV_KEY` says that it takes ours.
+//! application's own if it asks for one, unless `FI_MR_PROV_KEY` (or `FI_MR_BASIC`, which has it)
+//! says that it takes ours: 64 random bits.
 //!
 //! While a region is open, peers may write its bytes at any time, so there is no borrowing them:
 //! [`Mr::load`] and [`Mr::store`] copy.
@@ -119,7 +120,9 @@ impl MrCommon {
         let req = MrReq {
             buf,
             access: MrAccess::from_bits_truncate(attr.access.bits()),
-            requested_key: attr.requested_key.filter(|_| !mode.contains(MrMode::PROV_KEY)),
+            requested_key: attr
+                .requested_key
+                .filter(|_| !mode.intersects(MrMode::PROV_KEY | MrMode::BASIC)),
             virt_addr,
             ep: None,
             sharing,

@@ -1,8 +1,8 @@
 //! The raw face: data calls that take addresses, for the C provider.
 //!
-//! It differs from the safe face in memory only. Contexts are the node's and come back verbatim,
-//! so a queue belongs to one face: endpoints of the other cannot be bound to it. The calls without a
-//! context (`fi_inject` and its like) write no entry when they fail, where those of the safe face
+//! It differs from the safe face in memory and in failed injects. Contexts come back verbatim,
+//! so a queue belongs to one face: endpoints of the other cannot be bound to it. The calls without
+//! a context (`fi_inject` and its like) write no entry when they fail, where those of the safe face
 //! write one: programs in C take every context for theirs. Such a failure is counted as an error by
 //! a bound counter and told in the log, with the peer.
 //!

@@ -49,6 +49,22 @@ pub enum Idle {
     Sleep,
 }
 
+/// Which peers a domain has to do with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Peers {
+    /// Whoever names this life of the domain, which is 64 random bits of the address that
+    /// `fi_getname` gives: who was not told it cannot open a session. A domain that was made
+    /// reachable by name ([`Settings::by_name`]) takes everybody who can send it frames.
+    #[default]
+    Named,
+    /// Everybody who can send it frames.
+    Any,
+    /// As `Named`, and of these an endpoint, or a region through it, is reached only by peers in
+    /// the endpoint's address vector. Others are refused (`FI_ECONNREFUSED`, `FI_EACCES`). Not the
+    /// default, since servers learn of clients by their first message.
+    Inserted,
+}
+
 /// Settings of a domain. [`Settings::from_env`] reads them from the environment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
@@ -83,6 +99,12 @@ pub struct Settings {
     /// Which algorithms collectives take (`BAREWIRE_COLL`: `auto`, `latency`, `bandwidth`), the
     /// same in all processes. Default: what the cost model finds cheapest.
     pub coll: Force,
+    /// Which peers the domain has to do with (`BAREWIRE_PEERS`: `named`, `any`, `inserted`).
+    pub peers: Peers,
+    /// Peers find the domain by a name that does not tell which life of it they mean: a port
+    /// number, a `sockaddr_in`, a MAC alone. Default no; yes as well if the `Info` that the domain
+    /// or one of its endpoints is opened with has a source address (`FI_SOURCE`).
+    pub by_name: bool,
     /// Whether counters are published for `barewire stats` (`BAREWIRE_STATS`: `0`, `1`). Default
     /// yes: about 30 KiB of memory and a few hundred stores every 10 ms.
     pub stats: bool,
@@ -103,6 +125,8 @@ impl Default for Settings {
             tx_max: None,
             rx_max: None,
             coll: Force::No,
+            peers: Peers::Named,
+            by_name: false,
             stats: true,
         }
     }
@@ -134,6 +158,11 @@ pub const VARIABLES: &[(&str, &str, &str)] = &[
     ("BAREWIRE_TX_MAX", "operations in flight", "4096"),
     ("BAREWIRE_RX_MAX", "posted receives", "16384"),
     ("BAREWIRE_COLL", "auto, latency or bandwidth: algorithms of collectives", "auto"),
+    (
+        "BAREWIRE_PEERS",
+        "named, any or inserted: who may open a session or reach an endpoint",
+        "named",
+    ),
     ("BAREWIRE_STATS", "0 or 1: publish counters", "1"),
 ];
 
@@ -178,6 +207,10 @@ impl Settings {
             [("auto", Force::No), ("latency", Force::Latency), ("bandwidth", Force::Bandwidth)];
         if let Some(v) = word(get("BAREWIRE_COLL"), &coll, "auto, latency or bandwidth")? {
             s.coll = v;
+        }
+        let peers = [("named", Peers::Named), ("any", Peers::Any), ("inserted", Peers::Inserted)];
+        if let Some(v) = word(get("BAREWIRE_PEERS"), &peers, "named, any or inserted")? {
+            s.peers = v;
         }
         s.cpu = number(get("BAREWIRE_CPU"), 0, "the number of a processor")?;
         s.eager_max = number(get("BAREWIRE_EAGER_MAX"), 0, "bytes")?;
@@ -241,6 +274,7 @@ mod tests {
             ("BAREWIRE_TX_MAX", "16"),
             ("BAREWIRE_RX_MAX", "32"),
             ("BAREWIRE_COLL", "bandwidth"),
+            ("BAREWIRE_PEERS", "inserted"),
             ("BAREWIRE_STATS", "0"),
         ]);
         let want = Settings {
@@ -256,6 +290,8 @@ mod tests {
             tx_max: Some(16),
             rx_max: Some(32),
             coll: Force::Bandwidth,
+            peers: Peers::Inserted,
+            by_name: false,
             stats: false,
         };
         assert_eq!(s, Ok(want));
@@ -272,6 +308,7 @@ mod tests {
             ("BAREWIRE_IDLE", "never"),
             ("BAREWIRE_EAGER_MAX", "99999999999999"),
             ("BAREWIRE_PEER_MAX", "0"),
+            ("BAREWIRE_PEERS", "all"),
             ("BAREWIRE_STATS", "yes"),
         ] {
             let e = parse(&[(name, value)]).expect_err(name);

@@ -64,7 +64,7 @@ pub const PORT_NAMES: [&str; 8] = [
 ];
 
 /// Counters of the node, but for the refusals of the codec.
-pub const NODE_NAMES: [&str; 34] = [
+pub const NODE_NAMES: [&str; 36] = [
     "rx_frames",
     "rx_not_ours",
     "rx_no_crc",
@@ -81,6 +81,8 @@ pub const NODE_NAMES: [&str; 34] = [
     "rx_bad_atomic",
     "rx_bad_rst",
     "rx_bad_open",
+    "rx_unnamed",
+    "rx_not_inserted",
     "tx_frames",
     "tx_retransmits",
     "tx_acks",
@@ -344,6 +346,8 @@ fn counters(engine: &Engine, put: &mut impl FnMut(usize, u64)) {
         c.rx_bad_atomic,
         c.rx_bad_rst,
         c.rx_bad_open,
+        c.rx_unnamed,
+        c.rx_not_inserted,
         c.tx_frames,
         c.tx_retransmits,
         c.tx_acks,
@@ -363,7 +367,16 @@ fn counters(engine: &Engine, put: &mut impl FnMut(usize, u64)) {
         c.timeouts,
         l.peers as u64,
     ];
-    let level: [u64; LEVEL_NAMES.len()] = [
+    let level = levels(&l);
+    let parts: [(usize, &[u64]); 4] =
+        [(PORT_AT, &port), (NODE_AT, &node), (WIRE_AT, &c.rx_wire), (LEVEL_AT, &level)];
+    for (at, values) in parts {
+        values.iter().enumerate().for_each(|(i, &v)| put(at + i, v));
+    }
+}
+
+fn levels(l: &barewire_dataplane::node::Levels) -> [u64; LEVEL_NAMES.len()] {
+    [
         l.tx as u64,
         l.sent as u64,
         l.packs as u64,
@@ -377,12 +390,7 @@ fn counters(engine: &Engine, put: &mut impl FnMut(usize, u64)) {
         l.late as u64,
         l.cq_reserved as u64,
         l.timers as u64,
-    ];
-    let parts: [(usize, &[u64]); 4] =
-        [(PORT_AT, &port), (NODE_AT, &node), (WIRE_AT, &c.rx_wire), (LEVEL_AT, &level)];
-    for (at, values) in parts {
-        values.iter().enumerate().for_each(|(i, &v)| put(at + i, v));
-    }
+    ]
 }
 
 /// What a domain published.

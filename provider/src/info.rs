@@ -173,7 +173,8 @@ unsafe fn hints_of(c: &FiInfo, version: u32) -> Result<(Info, Form)> {
     // The names of modes tell what a program can do for us. We need nothing, and answer so: what
     // is not in the hints of a mode is as good as what is.
     info.mode = Mode::empty();
-    info.domain_attr.mr_mode &= MrMode::BASIC | MrMode::SCALABLE;
+    // But keys that are ours cannot be guessed, so who can take them gets them.
+    info.domain_attr.mr_mode &= MrMode::BASIC | MrMode::SCALABLE | MrMode::PROV_KEY;
     // The library has seen to it that we are meant.
     info.fabric_attr.prov_name = None;
     Ok((info, form))

@@ -493,7 +493,8 @@ static void infos(void)
 	expect("caps of FI_TAGGED", list->caps & (FI_MSG | FI_RMA | FI_ATOMIC | FI_SOURCE), 0);
 	expect("threading comes back", list->domain_attr->threading, FI_THREAD_DOMAIN);
 	expect("progress comes back", list->domain_attr->data_progress, FI_PROGRESS_AUTO);
-	expect("mr_mode needs nothing", list->domain_attr->mr_mode, 0);
+	expect("mr_mode: keys that cannot be guessed, and nothing else is needed",
+	       list->domain_attr->mr_mode, FI_MR_PROV_KEY);
 	expect("the address format comes back", list->addr_format, FI_SOCKADDR_IN);
 	expect("receive bits of the transmit side", list->tx_attr->caps & (FI_RECV | FI_MULTI_RECV),
 	       0);

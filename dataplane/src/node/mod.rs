@@ -110,6 +110,13 @@ pub struct NodeSettings {
     pub coll: CollModel,
     /// How long a join waits for the other members, nanoseconds. Default 60 s.
     pub join_ns: u64,
+    /// Takes sessions also from peers that do not name this incarnation, and so need know nothing
+    /// but the MAC. Default yes; an application's domain says no unless it is [reached by
+    /// name](Node::reach_by_name).
+    pub by_name: bool,
+    /// Only peers in the address vector of an endpoint reach it, or a region through it. Default
+    /// no. Costs the short ways: every packet is looked at.
+    pub inserted: bool,
 }
 
 impl NodeSettings {
@@ -150,6 +157,8 @@ impl Default for NodeSettings {
             crc: None,
             coll: CollModel::default(),
             join_ns: 60_000_000_000,
+            by_name: true,
+            inserted: false,
         }
     }
 }
@@ -713,6 +722,12 @@ impl Node {
     /// What the node was made with.
     pub fn settings(&self) -> &NodeSettings {
         &self.settings
+    }
+
+    /// From now on peers that do not name this incarnation are let in as well: the application
+    /// tells a name by which they find it.
+    pub fn reach_by_name(&mut self) {
+        self.settings.by_name = true;
     }
 
     /// A pseudo-random number: xorshift64*, enough to make names and numbers hard to hit by

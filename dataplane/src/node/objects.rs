@@ -4,7 +4,7 @@ use barewire_driver::hint::rarely;
 
 use super::peer::{GENERATIONS, Peer, SourceName, State};
 use super::short::Route;
-use super::{AvId, AvTable, CntrId, CntrTable, CqId, CqTable, Node};
+use super::{AvId, AvTable, CntrId, CntrTable, CqId, CqTable, EpId, Node};
 use crate::av::{Av, AvEntry};
 use crate::cq::Cq;
 use crate::error::{Error, Result};
@@ -390,6 +390,32 @@ impl Node {
         self.wheel.disarm(p);
         self.by_mac.remove(&self.peers, p);
         Some(self.peers.free(p).starved)
+    }
+
+    /// Whether peer `p` may reach endpoint `e`, which is open. Counts one that may not.
+    #[inline]
+    pub(super) fn may_reach(&mut self, p: u32, e: u32) -> bool {
+        !self.settings.inserted || self.is_inserted(p, e)
+    }
+
+    #[cold]
+    fn is_inserted(&mut self, p: u32, e: u32) -> bool {
+        let ep = &self.eps[e];
+        let known = self.avs.get(ep.av).is_some_and(|table| table.av.has_peer(p));
+        // What this process says to itself needs no vector.
+        let may = known || ep.admits_all || self.peers[p].mac() == self.mac;
+        self.counters.rx_not_inserted += u64::from(!may);
+        may
+    }
+
+    /// Lets every peer reach `ep`, also with [`NodeSettings::inserted`](super::NodeSettings): its
+    /// user looks at what comes.
+    ///
+    /// # Errors
+    /// [`Error::BadFd`]: it was closed.
+    pub fn ep_admit_all(&mut self, ep: EpId) -> Result<()> {
+        self.eps.by_handle_mut(ep.0).ok_or(Error::BadFd)?.admits_all = true;
+        Ok(())
     }
 
     /// Notes which life of a peer it is that we deal with from now on; 0 any.

@@ -343,6 +343,9 @@ impl Node {
         (off, len): (usize, usize),
     ) -> bool {
         let e = self.ep_slot(msg.dst_ep);
+        if self.settings.inserted {
+            return false;
+        }
         let Some(ep) = self.eps.get_mut(e) else { return false };
         let MsgOp { src_ep, tagged, tag, imm, .. } = *msg;
         let (peer, cost) = (&mut self.peers[p], units(len as u64));

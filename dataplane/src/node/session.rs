@@ -141,7 +141,8 @@ impl Node {
             self.counters.rx_bad_open += 1;
             return;
         }
-        if op.target_inc != 0 && op.target_inc != me && !planted(Bug::NoIncarnationCheck) {
+        let other = op.target_inc != 0 && op.target_inc != me;
+        if other && !planted(Bug::NoIncarnationCheck) || self.is_unnamed(op) {
             self.refuse_open(now, base, op, RstReason::WrongIncarnation);
             return;
         }
@@ -203,6 +204,14 @@ impl Node {
         }
     }
 
+    /// Whether an OPEN names no incarnation and this node takes only such as name its own: then its
+    /// sender was told the address by nobody.
+    fn is_unnamed(&mut self, op: &OpenOp) -> bool {
+        let unnamed = op.target_inc == 0 && !self.settings.by_name;
+        self.counters.rx_unnamed += u64::from(unnamed);
+        unnamed
+    }
+
     /// They gave up the session that we answered. Ours pairs with that one only (S3).
     fn answer_anew(&mut self, now: Instant, p: u32, base: &Base, op: &OpenOp) {
         if self.peers[p].inc == op.inc {
@@ -239,7 +248,8 @@ impl Node {
     /// Both ends know: what waits may leave.
     pub(crate) fn opened(&mut self, now: Instant, p: u32) {
         let active = self.active_ns;
-        let plain = !(self.lossless && self.crc);
+        // Ways that ask fewer questions are for nodes that let every peer in.
+        let plain = !(self.settings.inserted || self.lossless && self.crc);
         let peer = &mut self.peers[p];
         peer.state = State::Open;
         peer.plain = plain;
@@ -259,7 +269,7 @@ impl Node {
         let rst = RstOp {
             echo_sid: base.dst_sid,
             echo_psn: base.psn,
-            inc: self.settings.incarnation,
+            life: wire::life_of(self.settings.incarnation),
             victim_inc: op.inc,
             victim_epoch: op.epoch,
             reason,
@@ -274,7 +284,7 @@ impl Node {
         let rst = RstOp {
             echo_sid: sid,
             echo_psn: psn,
-            inc: self.settings.incarnation,
+            life: wire::life_of(self.settings.incarnation),
             victim_inc: 0,
             victim_epoch: 0,
             reason: RstReason::UnknownSession,
@@ -361,7 +371,7 @@ impl Node {
             _ => Error::ConnReset,
         };
         self.end_session(now, p, err, false);
-        if op.inc != self.peers[p].inc || op.reason == RstReason::WrongIncarnation {
+        if op.life != wire::life_of(self.peers[p].inc) || op.reason == RstReason::WrongIncarnation {
             self.note_life(p, 0);
             self.peers[p].closed_epoch = 0;
         }
@@ -441,7 +451,7 @@ impl Node {
         let rst = RstOp {
             echo_sid: peer.sid,
             echo_psn: peer.rcv_nxt,
-            inc: self.settings.incarnation,
+            life: wire::life_of(self.settings.incarnation),
             victim_inc: peer.inc,
             victim_epoch: peer.peer_epoch,
             reason: RstReason::Closed,

@@ -46,6 +46,11 @@ pub struct NodeCounters {
     pub rx_bad_rst: u64,
     /// OPEN packets that were refused or ignored.
     pub rx_bad_open: u64,
+    /// Of these, those that named no incarnation, where one has to be named.
+    pub rx_unnamed: u64,
+    /// Packets refused because their sender is not in the address vector of the endpoint that they
+    /// are for.
+    pub rx_not_inserted: u64,
     /// Frames handed to the port.
     pub tx_frames: u64,
     /// Of these, packets sent again.
@@ -102,6 +107,8 @@ impl Default for NodeCounters {
             rx_bad_atomic: 0,
             rx_bad_rst: 0,
             rx_bad_open: 0,
+            rx_unnamed: 0,
+            rx_not_inserted: 0,
             tx_frames: 0,
             tx_retransmits: 0,
             tx_acks: 0,

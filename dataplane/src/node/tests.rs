@@ -19,6 +19,7 @@ mod pulls;
 mod refused;
 mod rma;
 mod srx;
+mod strangers;
 mod twin;
 mod usual;
 

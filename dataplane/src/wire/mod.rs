@@ -43,7 +43,7 @@ pub use plain::{
 };
 pub use rma::{AtomicOp, ReadOp, RemoteRange, RespOp, WriteOp};
 pub use rndv::{DataOp, EndOp, EndStatus, PullOp, RndvOp};
-pub use rst::{RstOp, RstReason};
+pub use rst::{RstOp, RstReason, life_of};
 pub use ty::Ty;
 
 /// EtherType of every frame: IEEE 802 local experimental 1. Does not leave the site.
