@@ -77,7 +77,7 @@ pub use errno::{Error, OpenError, Result, strerror};
 pub use fabric::{Fabric, Waitable, fabric};
 pub use info::{
     API_VERSION, AddrFormat, DomainAttr, EndpointAttr, EpType, FabricAttr, Info, ResourceMgmt,
-    RxAttr, TxAttr, getinfo, getinfo_with, version,
+    RxAttr, TxAttr, check_port, getinfo, getinfo_with, version,
 };
 pub use mr::{Mr, MrAttr, MrCommon, RawMr, Shared};
 pub use msg::{Msg, Posted};

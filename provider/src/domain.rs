@@ -70,7 +70,7 @@ pub(crate) unsafe extern "C" fn open(
             opened = fabric.fabric.domain_serial_with(&ours, settings, promise());
         }
         let domain = opened.map_err(|e| {
-            host::warn(&e.to_string());
+            host::warn_aloud(&e.to_string());
             e.error
         })?;
         let abi = FidDomain {

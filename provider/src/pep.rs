@@ -56,8 +56,8 @@ pub(crate) unsafe extern "C" fn open(
         let mut settings = host::settings_or_warn()?;
         settings.by_name = form == Form::SockaddrIn;
         domain::with_label(&mut ours);
-        let pep = fabric.fabric.passive_ep(&ours, host::settings_or_warn()?).map_err(|e| {
-            host::warn(&e.to_string());
+        let pep = fabric.fabric.passive_ep(&ours, settings).map_err(|e| {
+            host::warn_aloud(&e.to_string());
             e.error
         })?;
         let abi = FidPep {

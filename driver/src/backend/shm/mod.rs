@@ -57,6 +57,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
+use nix::unistd::{AccessFlags, access};
+
 use crate::clock::{monotonic_ns, now_ns};
 use crate::frame::{ETH_HDR_LEN, FillHead, Rest, RxFrame, ShortHead, TxFrame};
 use crate::hint::rarely;
@@ -144,6 +146,23 @@ impl ShmSettings {
     pub fn path(&self) -> PathBuf {
         let uid = nix::unistd::geteuid();
         self.dir.join(format!("{FILE_PREFIX}{uid}-{}", self.name))
+    }
+
+    /// Whether the segment could be joined or made with them, as far as can be seen; changes
+    /// nothing.
+    pub(crate) fn check_here(&self) -> Result<(), OpenError> {
+        self.check()?;
+        if self.path().exists() {
+            return Ok(());
+        }
+        self.layout()?;
+        access(&self.dir, AccessFlags::W_OK | AccessFlags::X_OK).map_err(|errno| OpenError::Os {
+            what: "cannot make a segment in",
+            path: self.dir.clone(),
+            source: errno.into(),
+            hint: "; it is a tmpfs that every user may write: mount -t tmpfs -o mode=1777 tmpfs \
+                   /dev/shm",
+        })
     }
 
     fn check(&self) -> Result<(), OpenError> {
