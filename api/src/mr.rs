@@ -51,13 +51,15 @@ pub struct MrAttr {
 /// but [`Alone`](Self::Alone) cost locked instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Shared {
-    /// Other processes if the memory is a shared mapping, else nobody. Memory that the region owns
-    /// is never shared.
+    /// Where peers may write: other processes if the memory is a shared mapping, and always the
+    /// threads of this process, by atomic instructions of the processor. Elsewhere, and for memory
+    /// that the region owns, nobody.
     #[default]
     Mapped,
     /// Nobody.
     Alone,
-    /// Other domains of this process that registered the same memory.
+    /// Threads of this process, by the processor's atomic instructions on elements of up to 8 bytes
+    /// or through other domains that registered the same memory.
     Process,
     /// Domains of other processes, on a port of the same name, that registered the same memory.
     Name,
@@ -305,8 +307,10 @@ impl RawMr {
     ) -> Result<Self> {
         let remote = attr.access.intersects(Access::REMOTE_WRITE);
         let shared = match attr.shared {
-            Shared::Mapped if remote && is_shared_mapping(&buf) => Shared::Name,
-            Shared::Mapped => Shared::Alone,
+            Shared::Mapped if !remote => Shared::Alone,
+            Shared::Mapped if is_shared_mapping(&buf) => Shared::Name,
+            // The program may use the processor's atomics on what it registers.
+            Shared::Mapped => Shared::Process,
             other => other,
         };
         let sharing = match shared {

@@ -16,6 +16,7 @@ mod scalable;
 mod shared;
 mod trigger;
 mod waits;
+mod words;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};

@@ -84,6 +84,14 @@ pub(crate) struct Mr {
     pub(crate) readers: u32,
 }
 
+impl Mr {
+    /// Whether others than this thread change it by atomics.
+    #[inline(always)]
+    pub(super) fn is_shared(&self) -> bool {
+        !matches!(self.sharing, Sharing::Single)
+    }
+}
+
 impl Node {
     /// Registers memory, and so lets peers that know the key reach it.
     ///
