@@ -284,6 +284,7 @@ fn node_settings(settings: &Settings) -> std::result::Result<NodeSettings, OpenE
     node.by_name = settings.by_name || settings.peers == Peers::Any;
     node.inserted = settings.peers == Peers::Inserted;
     set(&mut node.peer_max, settings.peer_max);
+    set(&mut node.peer_limit, settings.peer_max);
     set(&mut node.unexpected_bytes, settings.unexpected_bytes);
     set(&mut node.tx_wr_max, settings.tx_max);
     set(&mut node.rx_wr_max, settings.rx_max);

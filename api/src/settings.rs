@@ -87,7 +87,8 @@ pub struct Settings {
     /// the dataplane's, 64 KiB where a frame holds 8 KiB, else 16 KiB. Larger spares a round trip
     /// and costs the receiver a copy when no receive is posted.
     pub eager_max: Option<usize>,
-    /// Peers known at once (`BAREWIRE_PEER_MAX`). Default: the dataplane's, 4,096.
+    /// Peers known at once, at most (`BAREWIRE_PEER_MAX`). Default: room for 4,096 that grows with
+    /// the addresses that are inserted, to 1,048,576.
     pub peer_max: Option<usize>,
     /// Memory for messages that nobody has posted a receive for, bytes
     /// (`BAREWIRE_UNEXPECTED_BYTES`). Default: the dataplane's, 256 MiB, touched only when used.
@@ -153,7 +154,7 @@ pub const VARIABLES: &[(&str, &str, &str)] = &[
     ("BAREWIRE_CPU", "processor of the progress thread", "any"),
     ("BAREWIRE_IDLE", "spin, yield or sleep", "yield"),
     ("BAREWIRE_EAGER_MAX", "bytes sent without asking", "65536; MTU below 8192: 16384"),
-    ("BAREWIRE_PEER_MAX", "peers known at once", "4096"),
+    ("BAREWIRE_PEER_MAX", "peers known at once, at most", "4096, more as they are inserted"),
     ("BAREWIRE_UNEXPECTED_BYTES", "memory for unexpected messages", "268435456"),
     ("BAREWIRE_TX_MAX", "operations in flight", "4096"),
     ("BAREWIRE_RX_MAX", "posted receives", "16384"),

@@ -89,8 +89,11 @@ pub struct NodeSettings {
     /// Longest message sent without asking, bytes, in as many frames as it takes; 1 MiB at most.
     /// Default: 64 KiB where a frame holds 8 KiB, else 16 KiB.
     pub eager_max: Option<usize>,
-    /// Peers known at once. Default 4,096; a peer costs at most 512 bytes while idle.
+    /// Peers known at once, at first. Default 4,096; a peer costs at most 512 bytes while idle.
     pub peer_max: usize,
+    /// What `peer_max` grows to when the application inserts more addresses: strangers never make
+    /// it grow. Default 2^20, the most there can be.
+    pub peer_limit: usize,
     /// Transmit operations in flight, all endpoints together. Default 4,096.
     pub tx_wr_max: usize,
     /// Posted receives, all endpoints together. Default 16,384.
@@ -149,6 +152,7 @@ impl Default for NodeSettings {
             t_dead_ns: 5_000_000_000,
             eager_max: None,
             peer_max: 4096,
+            peer_limit: Node::PEER_MAX,
             tx_wr_max: 4096,
             rx_wr_max: 16384,
             unexpected_bytes: 256 << 20,

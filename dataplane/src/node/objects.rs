@@ -252,13 +252,18 @@ impl Node {
     /// loses nothing, take it before ([`supersedes`](Self::supersedes)).
     ///
     /// # Errors
-    /// [`Error::NoMem`]: the node knows as many peers as it was set to, and all are in use.
+    /// [`Error::NoMem`]: the node knows as many peers as it [may](super::NodeSettings::peer_limit),
+    /// and all are in use.
     pub fn av_insert(&mut self, now: Instant, av: AvId, addr: EpAddr) -> Result<FiAddr> {
         self.avs.by_handle(av.0).ok_or(Error::BadFd)?;
         if self.peers.is_full() {
             self.release_awaited();
         }
-        let p = self.peer_of(now, addr.mac, usize::MAX).ok_or(Error::NoMem)?;
+        let p = match self.peer_of(now, addr.mac, usize::MAX) {
+            Some(p) => p,
+            None if self.enlarge() => self.peer_of(now, addr.mac, 0).ok_or(Error::NoMem)?,
+            None => return Err(Error::NoMem),
+        };
         let known = self.peers[p].inc;
         if addr.incarnation != 0 && known != addr.incarnation {
             if known != 0 {
@@ -333,6 +338,21 @@ impl Node {
     pub fn av_addrs(&self, av: AvId) -> Result<Vec<FiAddr>> {
         let table = self.avs.by_handle(av.0).ok_or(Error::BadFd)?;
         Ok(table.av.iter().map(|(addr, _)| addr).collect())
+    }
+
+    /// Doubles the room for peers, as far as may be, and says whether there is more. Peers keep
+    /// their numbers.
+    #[cold]
+    fn enlarge(&mut self) -> bool {
+        let before = self.peers.capacity();
+        let n = (2 * before).min(self.settings.peer_limit).min(Self::PEER_MAX);
+        if n <= before || !self.peers.enlarge(n) {
+            return false;
+        }
+        self.by_mac.enlarge(&self.peers, n);
+        self.wheel.enlarge(n);
+        self.settings.peer_max = n;
+        true
     }
 
     /// The record of the node with this MAC, made if there is none. `None` if the table is full and
