@@ -13,7 +13,7 @@ use crate::cntr::{Cntr, CntrAttr};
 use crate::cq::{Cq, CqAttr, CqInner};
 use crate::ep::Endpoint;
 use crate::eq::{Eq, EqInner};
-use crate::errno::{Error, OpenError, Result};
+use crate::errno::{Error, OpenError, Result, refused_by_system};
 use crate::info::{Info, RxAttr};
 use crate::inner::DomainRef;
 use crate::lock::Entry;
@@ -271,9 +271,10 @@ impl DomainRef {
 fn node_settings(settings: &Settings) -> std::result::Result<NodeSettings, OpenError> {
     let mut random = [0; 16];
     let path = "/dev/urandom";
-    std::fs::File::open(path)
-        .and_then(|mut f| f.read_exact(&mut random))
-        .map_err(|e| OpenError::new(Error::NoDev, format!("{path}: {e}")))?;
+    std::fs::File::open(path).and_then(|mut f| f.read_exact(&mut random)).map_err(|e| {
+        let errno = e.raw_os_error().unwrap_or(libc::EIO);
+        OpenError::new(refused_by_system(path, errno), format!("{path}: {e}"))
+    })?;
     let [a, b] = [&random[..8], &random[8..]]
         .map(|half| half.iter().fold(0_u64, |n, &byte| n << 8 | u64::from(byte)));
     let mut node = NodeSettings { incarnation: a.max(1), seed: b, ..NodeSettings::default() };

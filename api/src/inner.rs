@@ -16,7 +16,7 @@ use barewire_driver::port::PortCaps;
 use crate::buf::OpTable;
 use crate::cm::Cm;
 use crate::eq::EqInner;
-use crate::errno::{Error, Result};
+use crate::errno::{Error, Result, refused_by_system};
 use crate::lock::{Entry, Guard, HasLock, Lock};
 use crate::mr::MrTable;
 use crate::settings::{Idle, Settings};
@@ -550,7 +550,7 @@ impl DomainRef {
         let started = std::thread::Builder::new()
             .name("barewire".to_owned())
             .spawn(move || drive(&shared, idle))
-            .map_err(|_io| Error::NoMem)?;
+            .map_err(|e| refused_by_system("the progress thread", e.raw_os_error().unwrap_or(0)))?;
         *thread = Some(started);
         self.manual.store(false, Ordering::Relaxed);
         self.enter()?.watch.drive();

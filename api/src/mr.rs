@@ -20,7 +20,7 @@ use barewire_driver::mem::atomic::ProcessLocks;
 use crate::buf::{Buf, RegionBufs};
 use crate::cntr::{Cntr, CntrInner};
 use crate::ep::EpCommon;
-use crate::errno::{Error, Result};
+use crate::errno::{Error, Result, refused_by_system};
 use crate::flags::{Access, BindFlags, MrMode};
 use crate::inner::DomainRef;
 use crate::sep::ScalableEndpoint;
@@ -344,8 +344,16 @@ fn locks(port: &str) -> Result<&'static ProcessLocks> {
         port.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
     let path = format!("/dev/shm/barewire-{}-locks-{name}", nix::unistd::geteuid());
     ProcessLocks::open(path.as_ref()).map_err(|e| {
-        tracing::error!("{path}, the locks of shared regions: {e}; remove it if nobody uses it");
-        Error::Invalid("locks of shared regions")
+        let what = format!("{path}, the locks of shared regions");
+        match e.raw_os_error() {
+            Some(errno @ (libc::EMFILE | libc::ENFILE | libc::ENOSPC | libc::ENOMEM)) => {
+                refused_by_system(&what, errno)
+            }
+            _ => {
+                tracing::error!("{what}: {e}; remove it if nobody uses it");
+                Error::Invalid("locks of shared regions")
+            }
+        }
     })
 }
 

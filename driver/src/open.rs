@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use crate::backend::fault::{Fault, FaultSettings};
 use crate::backend::pcap::Pcap;
-use crate::backend::shm::{Monitor, ShmPort, ShmSettings};
+use crate::backend::shm::{MEMBERS_MAX, Monitor, ShmPort, ShmSettings};
 use crate::backend::vfio::VfioError;
 use crate::port::{MTU_MIN, MacAddr, Port};
 
@@ -410,8 +410,7 @@ pub enum OpenError {
         path: PathBuf,
     },
     /// The segment has as many members as it was made for.
-    #[error("{path} has all its {members} members; choose another name, or make it larger with \
-        members= in the process that is first", path = path.display())]
+    #[error("{path} has all its {members} members; {}", crowded(*members), path = path.display())]
     Crowded {
         /// The segment's file.
         path: PathBuf,
@@ -465,6 +464,16 @@ pub enum OpenError {
         /// How long was waited.
         seconds: u64,
     },
+}
+
+/// What to do about a segment that is full.
+fn crowded(members: usize) -> &'static str {
+    if members < MEMBERS_MAX {
+        return "make it larger with members= in the process that is first, or choose another name";
+    }
+    "no segment has more: run fewer processes on it, or give each process of the job a port of its \
+     own that carries more, such as udp:127.0.0.1:50000, udp:127.0.0.1:50001; a segment of another \
+     name does not reach this one"
 }
 
 impl OpenError {

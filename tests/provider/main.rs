@@ -7,6 +7,7 @@ mod collectives;
 mod connect;
 mod injects;
 mod life;
+mod limits;
 mod loading;
 mod mpi;
 mod package;

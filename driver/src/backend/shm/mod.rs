@@ -70,7 +70,8 @@ use crate::port::{
 };
 use crate::ring::{Consumer, GRANULE, NoRoom, Producer, RingMem, Taken, WORD_LEN, slot_len};
 use ends::Ends;
-use layout::{Layout, MEMBERS_MAX};
+use layout::Layout;
+pub(crate) use layout::MEMBERS_MAX;
 use segment::{BELL, CLOSED, RawRing, STATION, WATCH, is_monitor};
 use wait::{Shared, Waiter};
 
