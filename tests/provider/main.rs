@@ -15,6 +15,7 @@ mod probes;
 mod ranks;
 mod scalable;
 mod shared;
+mod strangers;
 mod trigger;
 mod waits;
 mod words;
