@@ -58,6 +58,46 @@ static void space(void)
 	expect("fi_domain", fi_domain(fabric, info, &domain, NULL), -FI_ENOSPC);
 }
 
+/* Room for a domain, and none for what it needs when it sends. */
+static void later(void)
+{
+	struct fi_cq_attr cq_attr = { .format = FI_CQ_FORMAT_CONTEXT };
+	struct fi_av_attr av_attr = { .type = FI_AV_TABLE };
+	static char junk[4096];
+	struct fi_cq_err_entry e = { 0 };
+	struct fi_cq_entry entry;
+	struct fid_domain *target;
+	struct fid_cq *cq;
+	struct fid_av *av;
+	struct fid_ep *ep, *other;
+	double end = now() + 10;
+	int fd;
+
+	must("fi_domain", fi_domain(fabric, info, &domain, NULL));
+	must("fi_domain", fi_domain(fabric, info, &target, NULL));
+	must("fi_endpoint", fi_endpoint(target, info, &other, NULL));
+	must("fi_cq_open", fi_cq_open(domain, &cq_attr, &cq, NULL));
+	must("fi_av_open", fi_av_open(domain, &av_attr, &av, NULL));
+	must("fi_endpoint", fi_endpoint(domain, info, &ep, NULL));
+	must("bind", fi_ep_bind(ep, &cq->fid, FI_TRANSMIT | FI_RECV));
+	must("bind", fi_ep_bind(ep, &av->fid, 0));
+	must("fi_enable", fi_enable(ep));
+	fd = open("/dev/shm/junk", O_CREAT | O_WRONLY, 0600);
+	while (write(fd, junk, sizeof junk) > 0)
+		;
+	must("fi_send", fi_send(ep, junk, 8, NULL, known(av, other), &e));
+	while (now() < end && fi_cq_read(cq, &entry, 1) != -FI_EAVAIL)
+		;
+	expect("fi_cq_readerr", fi_cq_readerr(cq, &e, 0), 1);
+	expect("the error", e.err, FI_ENOSPC);
+	must("close", fi_close(&other->fid));
+	must("close", fi_close(&target->fid));
+	must("close", fi_close(&ep->fid));
+	must("close", fi_close(&cq->fid));
+	must("close", fi_close(&av->fid));
+	must("close", fi_close(&domain->fid));
+}
+
 int main(int argc, char **argv)
 {
 	struct fi_info *hints = fi_allocinfo();
@@ -70,6 +110,8 @@ int main(int argc, char **argv)
 	must("fi_fabric", fi_fabric(info->fabric_attr, &fabric, NULL));
 	if (argc > 1 && strcmp(argv[1], "descriptors") == 0)
 		descriptors();
+	else if (argc > 1 && strcmp(argv[1], "later") == 0)
+		later();
 	else
 		space();
 	must("close", fi_close(&fabric->fid));

@@ -22,13 +22,16 @@ pub struct FailedInject {
     pub count: u64,
 }
 
-/// Those that nobody has asked for yet.
+/// What there is to know of failures besides the operations.
 #[derive(Debug, Default)]
-pub(crate) struct FailedInjects {
+pub(crate) struct Failures {
+    /// Those that nobody has asked for yet.
     kept: [Option<FailedInject>; KEPT_MAX],
+    /// The port had no memory for frames when a timer fired last.
+    pub(super) lacks_memory: bool,
 }
 
-impl FailedInjects {
+impl Failures {
     /// Counts one. The last place counts whatever else fails.
     fn note(&mut self, mac: MacAddr, err: Error) {
         let [first @ .., last] = &mut self.kept;
@@ -44,20 +47,24 @@ impl Node {
     /// Whether [`failed_injects`](Self::failed_injects) has something.
     #[inline(always)]
     pub fn has_failed_injects(&self) -> bool {
-        self.failed_injects.kept[0].is_some()
+        self.failures.kept[0].is_some()
     }
 
     /// Takes what is known of operations posted with [`NO_ENTRY`] that failed, by peer and error.
     /// What does not fit is counted under the last one.
     #[cold]
     pub fn failed_injects(&mut self) -> impl Iterator<Item = FailedInject> + use<> {
-        std::mem::take(&mut self.failed_injects).kept.into_iter().flatten()
+        std::mem::take(&mut self.failures.kept).into_iter().flatten()
     }
 
     /// Tells of the failure of an operation of endpoint `e` for peer `p`, which counter `cntr`
     /// counts. The entry that was reserved in the endpoint's queue is used or given back.
     #[cold]
-    pub(super) fn tell_failure(&mut self, (e, p): (u32, u32), failure: CqErr, cntr: u32) {
+    pub(super) fn tell_failure(&mut self, (e, p): (u32, u32), mut failure: CqErr, cntr: u32) {
+        // It is not the peer that is missing.
+        if failure.err == Error::HostUnreach && self.failures.lacks_memory {
+            failure.err = Error::NoSpace;
+        }
         let ep = &mut self.eps[e];
         ep.counters.errors += 1;
         let cq = &mut self.cqs[ep.tx_cq].cq;
@@ -67,7 +74,7 @@ impl Node {
             cq.unreserve();
             // Whoever closes the endpoint knows.
             if failure.err != Error::Canceled {
-                self.failed_injects.note(self.peers[p].mac(), failure.err);
+                self.failures.note(self.peers[p].mac(), failure.err);
             }
         }
         if planted(Bug::CqReservationLeaked) {

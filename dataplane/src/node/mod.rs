@@ -284,6 +284,11 @@ pub trait FrameSink {
     /// As [`barewire_driver::port::Port::tx`].
     fn send(&mut self, frame: &TxFrame<'_>) -> Tx;
 
+    /// As [`barewire_driver::port::Port::lacks_memory`].
+    fn lacks_memory(&self) -> bool {
+        false
+    }
+
     /// As [`send`](Self::send), for a frame that no other follows: a port that keeps frames back
     /// for company lets it go.
     #[inline]
@@ -611,7 +616,7 @@ pub struct Node {
     pub(crate) reply_refill: Instant,
 
     pub(crate) counters: NodeCounters,
-    failed_injects: failed::FailedInjects,
+    failures: failed::Failures,
     pub(crate) rng: u64,
     /// Nanoseconds in which our own loop ran.
     pub(crate) active_ns: u64,
@@ -711,7 +716,7 @@ impl Node {
             reply_tokens: session::REPLIES_PER_MS,
             reply_refill: Instant(0),
             counters: NodeCounters::default(),
-            failed_injects: failed::FailedInjects::default(),
+            failures: failed::Failures::default(),
             rng: s.seed | 1,
             active_ns: 0,
             polled_at: Instant(0),

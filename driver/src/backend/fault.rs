@@ -290,6 +290,10 @@ impl Port for Fault {
         self.settings.corrupt > 0.0 || self.inner.damages()
     }
 
+    fn lacks_memory(&self) -> bool {
+        self.inner.lacks_memory()
+    }
+
     fn waiter(&self) -> Option<Arc<dyn PortWaiter>> {
         self.inner.waiter()
     }

@@ -206,6 +206,10 @@ impl Port for Pcap {
         self.inner.damages()
     }
 
+    fn lacks_memory(&self) -> bool {
+        self.inner.lacks_memory()
+    }
+
     fn waiter(&self) -> Option<Arc<dyn PortWaiter>> {
         self.inner.waiter()
     }

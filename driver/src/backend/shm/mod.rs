@@ -263,6 +263,8 @@ pub struct ShmPort {
     peers: Vec<Peer>,
     inc: u64,
     warned_ns: u64,
+    /// The last ring that was to be opened had no memory.
+    lacks_memory: bool,
     /// Last: the pointers above go into its mapping.
     shared: Arc<Shared>,
 }
@@ -471,6 +473,7 @@ impl ShmPort {
             peers: vec![Peer { state: 0, key: NO_KEY }; layout.members],
             inc,
             warned_ns: 0,
+            lacks_memory: false,
             shared: Arc::new(Shared::new(seg, me)),
         })
     }
@@ -731,7 +734,9 @@ impl ShmPort {
         link.rx_inc.store(state >> 32, Relaxed);
         // First, so that whoever cleans up after us if we die here gives the memory back.
         link.tx_open.store(1, Release);
-        if let Err(error) = seg.allocate(*me, r) {
+        let allocated = seg.allocate(*me, r);
+        self.lacks_memory = allocated.is_err();
+        if let Err(error) = allocated {
             link.tx_open.store(0, Release);
             let now = now_ns();
             if now.wrapping_sub(self.warned_ns) > 1_000_000_000 {
@@ -1301,6 +1306,10 @@ impl Port for ShmPort {
 
     fn rx_burst(&mut self, max: usize, mut sink: &mut dyn RxSink) -> Result<usize, PortGone> {
         Ok(self.receive(max, &mut sink))
+    }
+
+    fn lacks_memory(&self) -> bool {
+        self.lacks_memory
     }
 
     fn counters(&self) -> PortCounters {
