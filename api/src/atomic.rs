@@ -184,7 +184,9 @@ impl Endpoint {
     #[doc(alias = "fi_inject_atomic")]
     pub fn inject_atomic(&self, what: What, operand: &[u8], to: Remote) -> Result<()> {
         let rma = to.range(elements(what, operand.len()));
-        with_borrowed_pair(&[operand], &[], |operand, _| inject(self, what, operand, to.dest, rma))?
+        with_borrowed_pair(&[operand], &[], |operand, _| {
+            inject(self, what, operand, (to.dest, rma), 0)
+        })?
     }
 
     /// Changes elements of remote memory, and returns what they were in `result`, whose length says
@@ -348,12 +350,13 @@ fn from_msg<'a>(
     Call { kind, what, operands, compares, results, dest, rma, data, context, flags }
 }
 
+/// `fi_inject_atomic`. A failure comes back with `context`.
 pub(crate) fn inject(
     ep: &EpCommon,
     what: What,
     operand: IoBuf,
-    dest: FiAddr,
-    rma: RmaList,
+    (dest, rma): (FiAddr, RmaList),
+    context: u64,
 ) -> Result<()> {
     let req = AtomicReq {
         kind: AtomicKind::Base,
@@ -365,7 +368,7 @@ pub(crate) fn inject(
         dest: ep.to(dest),
         rma,
         data: 0,
-        context: 0,
+        context,
         flags: OpFlags::INJECT,
         no_completion: true,
     };
@@ -409,7 +412,7 @@ impl Domain {
     /// [`FI_COMPARE_ATOMIC`] of those; `FI_TAGGED` changes nothing.
     ///
     /// # Errors
-    /// - [`Error::BadFlags`]: another flag, or both.
+    /// - [`Error::Invalid`]: another flag, or both.
     /// - [`Error::OpNotSupp`]: there is no such operation.
     #[doc(alias = "fi_query_atomic")]
     pub fn query_atomic(&self, what: What, flags: u64) -> Result<AtomicAttr> {
@@ -417,7 +420,11 @@ impl Domain {
             0 => AtomicKind::Base,
             FI_FETCH_ATOMIC => AtomicKind::Fetch,
             FI_COMPARE_ATOMIC => AtomicKind::Compare,
-            _ => return Err(Error::BadFlags),
+            _ => {
+                return Err(Error::Invalid(
+                    "flags: FI_FETCH_ATOMIC or FI_COMPARE_ATOMIC, FI_TAGGED",
+                ));
+            }
         };
         let count = Node::atomic_valid(kind, what.op, what.datatype)?;
         let size = Datatype::try_from(what.datatype).map_or(0, Datatype::size);

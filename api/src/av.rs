@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use barewire_dataplane::node::AvId;
+use barewire_dataplane::node::{AvId, Node};
 use barewire_dataplane::types::{EpAddr, FI_ADDR_UNSPEC, FiAddr};
 
 use crate::errno::{Error, Result};
@@ -108,7 +108,7 @@ impl Av {
             return Err(Error::Invalid("fi_addr: not as many as addresses"));
         }
         let mut core = self.0.dom.enter()?;
-        let mut inserted = 0;
+        let (mut inserted, mut refused) = (0, None);
         for (i, addr) in addrs.enumerate() {
             let at = addr.and_then(|addr| core.engine.av_insert(self.0.id, addr));
             inserted += usize::from(at.is_ok());
@@ -118,6 +118,20 @@ impl Av {
             if let Some(slot) = errors.as_mut().map(|e| &mut e[i]) {
                 *slot = at.map_or_else(|e| e.fi_errno(), |_| 0);
             }
+            refused = refused.or(at.err().map(|e| (i, e)));
+        }
+        if let Some((first, why)) = refused {
+            let missing = count - inserted;
+            let mend = match why {
+                Error::NoMem => match core.node().settings().peer_limit {
+                    Node::PEER_MAX => "the fabric has no more, or memory has not".to_owned(),
+                    n => format!("BAREWIRE_PEER_MAX={n}; raise it, or set it no more"),
+                },
+                _ => "insert what fi_getname gave at the peer, unchanged".to_owned(),
+            };
+            tracing::warn!(
+                "{missing} of {count} addresses not inserted, {first} first: {why}; {mend}"
+            );
         }
         Ok(inserted)
     }

@@ -287,6 +287,8 @@ impl Cm {
         })?;
         node.ep_bind_cq(ep, cq, BindFlags::TRANSMIT | BindFlags::RECV)?;
         node.ep_bind_av(ep, av)?;
+        // It hears those who ask for a connection, whom nobody has inserted.
+        node.ep_admit_all(ep)?;
         node.ep_enable(ep)?;
         let addr = node.addr_of(ep)?;
         let cm = Self {

@@ -13,13 +13,13 @@ use crate::cntr::{Cntr, CntrAttr};
 use crate::cq::{Cq, CqAttr, CqInner};
 use crate::ep::Endpoint;
 use crate::eq::{Eq, EqInner};
-use crate::errno::{Error, OpenError, Result};
+use crate::errno::{Error, OpenError, Result, refused_by_system};
 use crate::info::{Info, RxAttr};
 use crate::inner::DomainRef;
 use crate::lock::Entry;
 use crate::mr::{Mr, MrAttr};
 use crate::raw::{RawCq, RawEndpoint};
-use crate::settings::{Idle, Progress, Settings};
+use crate::settings::{Idle, Peers, Progress, Settings};
 use crate::stats::Publisher;
 use crate::wait::WaitObj;
 
@@ -52,7 +52,8 @@ impl Domain {
     ) -> std::result::Result<Self, OpenError> {
         let caps = port.caps();
         let name = caps.name.clone();
-        let node = NodeSettings { crc: Some(port.damages()), ..node_settings(&settings)? };
+        let mut node = NodeSettings { crc: Some(port.damages()), ..node_settings(&settings)? };
+        node.by_name |= info.src_addr.is_some();
         let node = Node::new(node, caps).map_err(|e| {
             OpenError::new(e, format!("port {name} (MTU {}): {e}", port.caps().mtu))
         })?;
@@ -271,9 +272,10 @@ impl DomainRef {
 fn node_settings(settings: &Settings) -> std::result::Result<NodeSettings, OpenError> {
     let mut random = [0; 16];
     let path = "/dev/urandom";
-    std::fs::File::open(path)
-        .and_then(|mut f| f.read_exact(&mut random))
-        .map_err(|e| OpenError::new(Error::NoDev, format!("{path}: {e}")))?;
+    std::fs::File::open(path).and_then(|mut f| f.read_exact(&mut random)).map_err(|e| {
+        let errno = e.raw_os_error().unwrap_or(libc::EIO);
+        OpenError::new(refused_by_system(path, errno), format!("{path}: {e}"))
+    })?;
     let [a, b] = [&random[..8], &random[8..]]
         .map(|half| half.iter().fold(0_u64, |n, &byte| n << 8 | u64::from(byte)));
     let mut node = NodeSettings { incarnation: a.max(1), seed: b, ..NodeSettings::default() };
@@ -281,7 +283,10 @@ fn node_settings(settings: &Settings) -> std::result::Result<NodeSettings, OpenE
     let set = |to: &mut usize, from: Option<usize>| *to = from.unwrap_or(*to);
     node.coll.force = settings.coll;
     node.eager_max = settings.eager_max;
+    node.by_name = settings.by_name || settings.peers == Peers::Any;
+    node.inserted = settings.peers == Peers::Inserted;
     set(&mut node.peer_max, settings.peer_max);
+    set(&mut node.peer_limit, settings.peer_max);
     set(&mut node.unexpected_bytes, settings.unexpected_bytes);
     set(&mut node.tx_wr_max, settings.tx_max);
     set(&mut node.rx_wr_max, settings.rx_max);

@@ -159,7 +159,12 @@ impl EpCommon {
             buffered_recv: info.mode.contains(crate::flags::Mode::BUFFERED_RECV),
         };
         let connected = Connected::of(dom, info)?;
-        let id = dom.enter()?.node().ep_open(attr)?;
+        let mut core = dom.enter()?;
+        let id = core.node().ep_open(attr)?;
+        if info.src_addr.is_some() {
+            core.node().reach_by_name();
+        }
+        drop(core);
         let mut ep = Self::of(dom, id, connected, &attr);
         if info.ep_attr.max_msg_size != 0 {
             ep.max_msg_size = info.ep_attr.max_msg_size;

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use crate::cm::ConnRequest;
-use crate::errno::{self, Error, Result};
+use crate::errno::{self, Error, Result, refused_by_system};
 use crate::inner::Shared;
 use crate::wait::{WaitObj, timeout_of};
 
@@ -113,7 +113,9 @@ impl Eq {
         let fd = match attr.wait_obj {
             WaitObj::Fd => {
                 let flags = EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC;
-                Some(EventFd::from_value_and_flags(0, flags).map_err(|_errno| Error::NoMem)?)
+                Some(EventFd::from_value_and_flags(0, flags).map_err(|errno| {
+                    refused_by_system("the descriptor of an event queue", errno as i32)
+                })?)
             }
             _ => None,
         };

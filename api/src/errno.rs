@@ -90,6 +90,21 @@ pub const FI_SUCCESS: i32 = 0;
 /// The same as [`FI_EAGAIN`].
 pub const FI_EWOULDBLOCK: i32 = FI_EAGAIN;
 
+/// What a call returns that needed a file or a descriptor for `what` and did not get it, with the
+/// system's `errno`. The cure is logged.
+pub fn refused_by_system(what: &str, errno: i32) -> Error {
+    let (error, mend) = match errno {
+        libc::EMFILE => (Error::ManyFiles, "raise the process's limit: ulimit -n 65536"),
+        libc::ENFILE => (Error::ManyFiles, "raise the system's limit: sysctl fs.file-max"),
+        libc::ENOSPC => (Error::NoSpace, "enlarge it: mount -o remount,size=1G /dev/shm"),
+        libc::EAGAIN => (Error::NoMem, "raise the limit on threads: ulimit -u"),
+        _ => (Error::NoMem, "free some memory"),
+    };
+    let why = std::io::Error::from_raw_os_error(errno);
+    tracing::error!("{what}: {why}; {mend}");
+    error
+}
+
 /// A domain that could not be opened: the number for a program, a line for a person.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{line}")]
@@ -152,6 +167,8 @@ mod tests {
             Error::KeyRejected,
             Error::Access,
             Error::NoMem,
+            Error::ManyFiles,
+            Error::NoSpace,
             Error::NetDown,
             Error::ConnRefused,
             Error::BadFd,

@@ -16,8 +16,12 @@ use crate::settings::{Settings, Threading};
 pub const DEFAULT_PORT: &str = "shm";
 
 fn open_port(name: &str) -> std::result::Result<Box<dyn Port>, OpenError> {
-    barewire_driver::open::open(name)
-        .map_err(|e| OpenError::new(error_of(e.errno()), e.to_string()))
+    barewire_driver::open::open(name).map_err(open_error)
+}
+
+/// Why a port does not open, as ours.
+pub(crate) fn open_error(e: barewire_driver::open::OpenError) -> OpenError {
+    OpenError::new(error_of(e.errno()), e.to_string())
 }
 
 /// The error of ours that says best what an errno of the system does.
@@ -27,7 +31,9 @@ fn error_of(errno: i32) -> Error {
         libc::EADDRINUSE => Error::AddrInUse,
         libc::EACCES | libc::EPERM => Error::Access,
         libc::EBUSY => Error::Busy,
-        libc::ENOSPC | libc::ENOMEM | libc::EUSERS => Error::NoMem,
+        libc::ENOMEM | libc::EUSERS => Error::NoMem,
+        libc::ENOSPC => Error::NoSpace,
+        libc::EMFILE | libc::ENFILE => Error::ManyFiles,
         libc::EPROTO => Error::NoProtoOpt,
         libc::ENETDOWN => Error::NetDown,
         _ => Error::NoDev,

@@ -12,7 +12,7 @@ use barewire_driver::port::{MacAddr, PortCaps};
 
 use crate::av::{AvType, resolve};
 use crate::cm::ConnRequest;
-use crate::errno::{Error, Result};
+use crate::errno::{Error, OpenError, Result};
 use crate::flags::{Caps, InfoFlags, Mode, MrMode, OpFlags, Order};
 use crate::mr::MR_IOV_LIMIT;
 use crate::rma::RMA_IOV_LIMIT;
@@ -363,6 +363,11 @@ pub fn getinfo_with(
     check_fabric(&hints.fabric_attr)?;
     let mut answers = Vec::new();
     for port in ports(settings, hints) {
+        // Nobody shall choose a port that does not open.
+        if let Err(e) = check_port(&port) {
+            tracing::warn!("{e}");
+            continue;
+        }
         let mut answer = offer(settings, hints, port);
         answer.fabric_attr.api_version = version;
         if !flags.contains(InfoFlags::PROV_ATTR_ONLY) {
@@ -387,6 +392,15 @@ pub fn getinfo_raw(
 ) -> Result<Vec<Info>> {
     let flags = InfoFlags::from_bits(flags).ok_or(Error::BadFlags)?;
     getinfo(version, node, service, flags, hints)
+}
+
+/// Whether a domain on the port `name` would open, as far as can be seen without opening it. Costs
+/// a few system calls and leaves nothing behind.
+///
+/// # Errors
+/// What [`Fabric::domain`](crate::Fabric::domain) would say.
+pub fn check_port(name: &str) -> std::result::Result<(), OpenError> {
+    barewire_driver::open::check(name).map_err(crate::fabric::open_error)
 }
 
 /// The ports that match: the one that the hints name, the one that is set, or the default segment.

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use barewire_dataplane::node::{CqId, EpId, GroupId, NoReader, Node, Reader};
+use barewire_dataplane::node::{CqId, EpId, FailedInject, GroupId, NoReader, Node, Reader};
 use barewire_dataplane::poll::Engine;
 use barewire_dataplane::types::{Cqe, Instant};
 use barewire_driver::hint::rarely;
@@ -16,7 +16,7 @@ use barewire_driver::port::PortCaps;
 use crate::buf::OpTable;
 use crate::cm::Cm;
 use crate::eq::EqInner;
-use crate::errno::{Error, Result};
+use crate::errno::{Error, Result, refused_by_system};
 use crate::lock::{Entry, Guard, HasLock, Lock};
 use crate::mr::MrTable;
 use crate::notice::Teller;
@@ -50,6 +50,8 @@ pub(crate) struct Core {
     reads_to_yield: u32,
     /// The event queues have been told that the port is gone.
     mourned: bool,
+    /// When failed injects may be told of again.
+    injects_from: Instant,
 }
 
 /// Reads of a non-empty queue after which the loop is turned all the same, so that somebody who
@@ -65,6 +67,9 @@ const READS_PER_YIELD: u32 = 32;
 
 /// Turns that a blocking call polls before it sleeps: about as long as a wake-up costs.
 const TURNS_BEFORE_SLEEP: u32 = 200;
+
+/// At most one line for a peer and cause in this time, which says how many there were.
+const INJECTS_PERIOD_NS: u64 = 1_000_000_000;
 
 impl Core {
     #[inline]
@@ -275,6 +280,9 @@ impl Core {
         if self.teller.is_due(&self.engine) {
             self.teller.tell(&mut self.engine);
         }
+        if self.engine.node().has_failed_injects() {
+            self.tell_failed_injects();
+        }
         let now = self.engine.last_now();
         if self.cm.as_ref().is_some_and(|cm| cm.is_due(self.engine.node(), now)) {
             Cm::look(self);
@@ -304,6 +312,19 @@ impl Core {
         }
     }
 
+    /// Tells of failed operations that no completion tells of, once in [`INJECTS_PERIOD_NS`].
+    #[cold]
+    fn tell_failed_injects(&mut self) {
+        let now = self.engine.last_now();
+        if now < self.injects_from {
+            return;
+        }
+        self.injects_from = now + INJECTS_PERIOD_NS;
+        for FailedInject { mac, err, count } in self.node().failed_injects() {
+            tracing::warn!("{count} injects to {mac} failed, which no completion says: {err}");
+        }
+    }
+
     #[cold]
     fn mourn(&mut self, shared: &Shared) -> usize {
         if !std::mem::replace(&mut self.mourned, true) {
@@ -312,12 +333,22 @@ impl Core {
             for eq in shared.event_queues() {
                 eq.push_error(Error::NetDown);
             }
+            // No later turn looks by time.
+            self.tell_failed_injects();
         }
         // No later turn is one that looks by time.
         if self.teller.is_due(&self.engine) {
             self.teller.tell(&mut self.engine);
         }
         0
+    }
+}
+
+impl Drop for Core {
+    /// What failed in the last second is told before the domain goes.
+    fn drop(&mut self) {
+        self.injects_from = Instant(0);
+        self.tell_failed_injects();
     }
 }
 
@@ -490,6 +521,7 @@ impl DomainRef {
             reads_left: READS_PER_TURN,
             reads_to_yield: READS_BEFORE_YIELD + READS_PER_YIELD,
             mourned: false,
+            injects_from: Instant(0),
         };
         let shared = Arc::new(Shared {
             lock: Lock::new(core, entry),
@@ -556,7 +588,7 @@ impl DomainRef {
         let started = std::thread::Builder::new()
             .name("barewire".to_owned())
             .spawn(move || drive(&shared, idle))
-            .map_err(|_io| Error::NoMem)?;
+            .map_err(|e| refused_by_system("the progress thread", e.raw_os_error().unwrap_or(0)))?;
         *thread = Some(started);
         self.manual.store(false, Ordering::Relaxed);
         self.enter()?.watch.drive();

@@ -79,12 +79,12 @@ pub use errno::{Error, OpenError, Result, strerror};
 pub use fabric::{Fabric, Waitable, fabric};
 pub use info::{
     API_VERSION, AddrFormat, DomainAttr, EndpointAttr, EpType, FabricAttr, Info, ResourceMgmt,
-    RxAttr, TxAttr, getinfo, getinfo_with, version,
+    RxAttr, TxAttr, check_port, getinfo, getinfo_with, version,
 };
 pub use mr::{Mr, MrAttr, MrCommon, RawMr, Shared};
 pub use msg::{Msg, Posted};
 pub use rma::{Remote, RmaMsg};
 pub use sep::ScalableEndpoint;
-pub use settings::{Idle, Progress, Settings, Threading};
+pub use settings::{Idle, Peers, Progress, Settings, Threading};
 pub use tagged::TaggedMsg;
 pub use wait::WaitObj;

@@ -2,7 +2,8 @@
 //!
 //! Local buffers need no registration (`FI_MR_LOCAL` is never required). How peers name memory
 //! follows the domain's `mr_mode`: from 0, or with `FI_MR_VIRT_ADDR` by address; keys are the
-//! application's own if it asks for one, unless `FI_MR_PROV_KEY` says that it takes ours.
+//! application's own if it asks for one, unless `FI_MR_PROV_KEY` (or `FI_MR_BASIC`, which has it)
+//! says that it takes ours: 64 random bits.
 //!
 //! While a region is open, peers may write its bytes at any time, so there is no borrowing them:
 //! [`Mr::load`] and [`Mr::store`] copy.
@@ -19,7 +20,7 @@ use barewire_driver::mem::atomic::ProcessLocks;
 use crate::buf::{Buf, RegionBufs};
 use crate::cntr::{Cntr, CntrInner};
 use crate::ep::EpCommon;
-use crate::errno::{Error, Result};
+use crate::errno::{Error, Result, refused_by_system};
 use crate::flags::{Access, BindFlags, MrMode};
 use crate::inner::DomainRef;
 use crate::sep::ScalableEndpoint;
@@ -50,13 +51,15 @@ pub struct MrAttr {
 /// but [`Alone`](Self::Alone) cost locked instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Shared {
-    /// Other processes if the memory is a shared mapping, else nobody. Memory that the region owns
-    /// is never shared.
+    /// Where peers may write: other processes if the memory is a shared mapping, and always the
+    /// threads of this process, by atomic instructions of the processor. Elsewhere, and for memory
+    /// that the region owns, nobody.
     #[default]
     Mapped,
     /// Nobody.
     Alone,
-    /// Other domains of this process that registered the same memory.
+    /// Threads of this process, by the processor's atomic instructions on elements of up to 8 bytes
+    /// or through other domains that registered the same memory.
     Process,
     /// Domains of other processes, on a port of the same name, that registered the same memory.
     Name,
@@ -119,7 +122,9 @@ impl MrCommon {
         let req = MrReq {
             buf,
             access: MrAccess::from_bits_truncate(attr.access.bits()),
-            requested_key: attr.requested_key.filter(|_| !mode.contains(MrMode::PROV_KEY)),
+            requested_key: attr
+                .requested_key
+                .filter(|_| !mode.intersects(MrMode::PROV_KEY | MrMode::BASIC)),
             virt_addr,
             ep: None,
             sharing,
@@ -302,8 +307,10 @@ impl RawMr {
     ) -> Result<Self> {
         let remote = attr.access.intersects(Access::REMOTE_WRITE);
         let shared = match attr.shared {
-            Shared::Mapped if remote && is_shared_mapping(&buf) => Shared::Name,
-            Shared::Mapped => Shared::Alone,
+            Shared::Mapped if !remote => Shared::Alone,
+            Shared::Mapped if is_shared_mapping(&buf) => Shared::Name,
+            // The program may use the processor's atomics on what it registers.
+            Shared::Mapped => Shared::Process,
             other => other,
         };
         let sharing = match shared {
@@ -337,8 +344,16 @@ fn locks(port: &str) -> Result<&'static ProcessLocks> {
         port.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
     let path = format!("/dev/shm/barewire-{}-locks-{name}", nix::unistd::geteuid());
     ProcessLocks::open(path.as_ref()).map_err(|e| {
-        tracing::error!("{path}, the locks of shared regions: {e}; remove it if nobody uses it");
-        Error::Invalid("locks of shared regions")
+        let what = format!("{path}, the locks of shared regions");
+        match e.raw_os_error() {
+            Some(errno @ (libc::EMFILE | libc::ENFILE | libc::ENOSPC | libc::ENOMEM)) => {
+                refused_by_system(&what, errno)
+            }
+            _ => {
+                tracing::error!("{what}: {e}; remove it if nobody uses it");
+                Error::Invalid("locks of shared regions")
+            }
+        }
     })
 }
 

@@ -1,7 +1,10 @@
 //! The raw face: data calls that take addresses, for the C provider.
 //!
-//! It differs from the safe face in memory only. Contexts are the node's and come back verbatim,
-//! so a queue belongs to one face: endpoints of the other cannot be bound to it.
+//! It differs from the safe face in memory and in failed injects. Contexts come back verbatim,
+//! so a queue belongs to one face: endpoints of the other cannot be bound to it. The calls without
+//! a context (`fi_inject` and its like) write no entry when they fail, where those of the safe face
+//! write one: programs in C take every context for theirs. Such a failure is counted as an error by
+//! a bound counter and told in the log, with the peer.
 //!
 //! # The promise of the unsafe calls
 //! From the call until the operation has ended (its entry was read, its counter has counted it, or
@@ -21,8 +24,8 @@ use barewire_dataplane::node::{
 };
 pub use barewire_dataplane::node::{CollKind, MsgKind};
 use barewire_dataplane::proto::atomic::AtomicKind;
-use barewire_dataplane::types::FiAddr;
 pub use barewire_dataplane::types::{CqErr, Cqe};
+use barewire_dataplane::types::{FiAddr, NO_ENTRY};
 use barewire_driver::mem::{IOV_LIMIT, IoBuf, Span};
 
 use crate::atomic::{What, elements};
@@ -371,7 +374,7 @@ impl RawEndpoint {
         let mut flags = OpFlags::INJECT;
         flags.set(OpFlags::REMOTE_CQ_DATA, data.is_some());
         let one = IoVec { base: base.cast_mut(), len };
-        let (data, dest, context) = (data.unwrap_or(0), self.to(dest), 0);
+        let (data, dest, context) = (data.unwrap_or(0), self.to(dest), NO_ENTRY);
         let no_completion = true;
         // SAFETY: readable during the call, which is as long as an inject keeps it; it only reads.
         unsafe {
@@ -598,7 +601,7 @@ impl RawEndpoint {
     ) -> Result<()> {
         // SAFETY: readable during the call, which is as long as an inject keeps it; it only reads.
         let buf = IoBuf::one(unsafe { Span::from_raw(base.cast_mut(), len) });
-        crate::rma::inject(self, buf, to, data)
+        crate::rma::inject(self, buf, to, data, NO_ENTRY)
     }
 
     /// `fi_read` and `fi_readv`.
@@ -875,7 +878,7 @@ impl RawEndpoint {
         let rma = to.range(elements(what, operand.len));
         // SAFETY: readable during the call, which is as long as it is kept; it is only read.
         let operand = unsafe { io(&[operand])? };
-        crate::atomic::inject(self, what, operand, to.dest, rma)
+        crate::atomic::inject(self, what, operand, (to.dest, rma), NO_ENTRY)
     }
 }
 

@@ -222,15 +222,22 @@ impl Endpoint {
     }
 
     fn inject_remote(&self, bytes: &[u8], to: Remote, data: Option<u64>) -> Result<()> {
-        crate::buf::with_borrowed(bytes, |buf| inject(self, buf, to, data))
+        crate::buf::with_borrowed(bytes, |buf| inject(self, buf, to, data, 0))
     }
 }
 
-pub(crate) fn inject(ep: &EpCommon, buf: IoBuf, to: Remote, data: Option<u64>) -> Result<()> {
+/// `fi_inject_write` and `fi_inject_writedata`. A failure comes back with `context`.
+pub(crate) fn inject(
+    ep: &EpCommon,
+    buf: IoBuf,
+    to: Remote,
+    data: Option<u64>,
+    context: u64,
+) -> Result<()> {
     let mut flags = OpFlags::INJECT;
     flags.set(OpFlags::REMOTE_CQ_DATA, data.is_some());
     let (rma, data) = (to.range(buf.len()), data.unwrap_or(0));
-    let (context, no_completion) = (0, true);
+    let no_completion = true;
     let req = WriteReq { buf, dest: ep.to(to.dest), rma, data, context, flags, no_completion };
     let mut core = ep.dom.enter()?;
     let posted = core.engine.post_write(ep.id, req);

@@ -78,7 +78,12 @@ impl Domain {
             return Err(Error::Invalid("tx_ctx_cnt: 1 to 256"));
         }
         let number = info.source_number(&self.dom.caps)?;
-        let id = self.dom.enter()?.node().sep_open(number, rx)?;
+        let mut core = self.dom.enter()?;
+        let id = core.node().sep_open(number, rx)?;
+        if info.src_addr.is_some() {
+            core.node().reach_by_name();
+        }
+        drop(core);
         Ok(ScalableEndpoint(Arc::new(SepInner {
             dom: self.dom.clone(),
             id,

@@ -49,6 +49,22 @@ pub enum Idle {
     Sleep,
 }
 
+/// Which peers a domain has to do with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Peers {
+    /// Whoever names this life of the domain, which is 64 random bits of the address that
+    /// `fi_getname` gives: who was not told it cannot open a session. A domain that was made
+    /// reachable by name ([`Settings::by_name`]) takes everybody who can send it frames.
+    #[default]
+    Named,
+    /// Everybody who can send it frames.
+    Any,
+    /// As `Named`, and of these an endpoint, or a region through it, is reached only by peers in
+    /// the endpoint's address vector. Others are refused (`FI_ECONNREFUSED`, `FI_EACCES`). Not the
+    /// default, since servers learn of clients by their first message.
+    Inserted,
+}
+
 /// Settings of a domain. [`Settings::from_env`] reads them from the environment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
@@ -76,7 +92,8 @@ pub struct Settings {
     /// the dataplane's, 64 KiB where a frame holds 8 KiB, else 16 KiB. Larger spares a round trip
     /// and costs the receiver a copy when no receive is posted.
     pub eager_max: Option<usize>,
-    /// Peers known at once (`BAREWIRE_PEER_MAX`). Default: the dataplane's, 4,096.
+    /// Peers known at once, at most (`BAREWIRE_PEER_MAX`). Default: room for 4,096 that grows with
+    /// the addresses that are inserted, to 1,048,576.
     pub peer_max: Option<usize>,
     /// Memory for messages that nobody has posted a receive for, bytes
     /// (`BAREWIRE_UNEXPECTED_BYTES`). Default: the dataplane's, 256 MiB, touched only when used.
@@ -88,6 +105,12 @@ pub struct Settings {
     /// Which algorithms collectives take (`BAREWIRE_COLL`: `auto`, `latency`, `bandwidth`), the
     /// same in all processes. Default: what the cost model finds cheapest.
     pub coll: Force,
+    /// Which peers the domain has to do with (`BAREWIRE_PEERS`: `named`, `any`, `inserted`).
+    pub peers: Peers,
+    /// Peers find the domain by a name that does not tell which life of it they mean: a port
+    /// number, a `sockaddr_in`, a MAC alone. Default no; yes as well if the `Info` that the domain
+    /// or one of its endpoints is opened with has a source address (`FI_SOURCE`).
+    pub by_name: bool,
     /// Whether counters are published for `barewire stats` (`BAREWIRE_STATS`: `0`, `1`). Default
     /// yes: about 30 KiB of memory and a few hundred stores every 10 ms.
     pub stats: bool,
@@ -109,6 +132,8 @@ impl Default for Settings {
             tx_max: None,
             rx_max: None,
             coll: Force::No,
+            peers: Peers::Named,
+            by_name: false,
             stats: true,
         }
     }
@@ -136,11 +161,16 @@ pub const VARIABLES: &[(&str, &str, &str)] = &[
     ("BAREWIRE_CPU", "processor of the progress thread", "any"),
     ("BAREWIRE_IDLE", "spin, yield or sleep", "yield"),
     ("BAREWIRE_EAGER_MAX", "bytes sent without asking", "65536; MTU below 8192: 16384"),
-    ("BAREWIRE_PEER_MAX", "peers known at once", "4096"),
+    ("BAREWIRE_PEER_MAX", "peers known at once, at most", "4096, more as they are inserted"),
     ("BAREWIRE_UNEXPECTED_BYTES", "memory for unexpected messages", "268435456"),
     ("BAREWIRE_TX_MAX", "operations in flight", "4096"),
     ("BAREWIRE_RX_MAX", "posted receives", "16384"),
     ("BAREWIRE_COLL", "auto, latency or bandwidth: algorithms of collectives", "auto"),
+    (
+        "BAREWIRE_PEERS",
+        "named, any or inserted: who may open a session or reach an endpoint",
+        "named",
+    ),
     ("BAREWIRE_STATS", "0 or 1: publish counters", "1"),
 ];
 
@@ -188,6 +218,10 @@ impl Settings {
             [("auto", Force::No), ("latency", Force::Latency), ("bandwidth", Force::Bandwidth)];
         if let Some(v) = word(get("BAREWIRE_COLL"), &coll, "auto, latency or bandwidth")? {
             s.coll = v;
+        }
+        let peers = [("named", Peers::Named), ("any", Peers::Any), ("inserted", Peers::Inserted)];
+        if let Some(v) = word(get("BAREWIRE_PEERS"), &peers, "named, any or inserted")? {
+            s.peers = v;
         }
         s.cpu = number(get("BAREWIRE_CPU"), 0, "the number of a processor")?;
         s.eager_max = number(get("BAREWIRE_EAGER_MAX"), 0, "bytes")?;
@@ -251,6 +285,7 @@ mod tests {
             ("BAREWIRE_TX_MAX", "16"),
             ("BAREWIRE_RX_MAX", "32"),
             ("BAREWIRE_COLL", "bandwidth"),
+            ("BAREWIRE_PEERS", "inserted"),
             ("BAREWIRE_STATS", "0"),
             ("BAREWIRE_RCVTHREAD", "0"),
         ]);
@@ -268,6 +303,8 @@ mod tests {
             tx_max: Some(16),
             rx_max: Some(32),
             coll: Force::Bandwidth,
+            peers: Peers::Inserted,
+            by_name: false,
             stats: false,
         };
         assert_eq!(s, Ok(want));
@@ -284,6 +321,7 @@ mod tests {
             ("BAREWIRE_IDLE", "never"),
             ("BAREWIRE_EAGER_MAX", "99999999999999"),
             ("BAREWIRE_PEER_MAX", "0"),
+            ("BAREWIRE_PEERS", "all"),
             ("BAREWIRE_STATS", "yes"),
         ] {
             let e = parse(&[(name, value)]).expect_err(name);

@@ -74,7 +74,7 @@ pub const PORT_NAMES: [&str; 8] = [
 ];
 
 /// Counters of the node, but for the refusals of the codec.
-pub const NODE_NAMES: [&str; 34] = [
+pub const NODE_NAMES: [&str; 39] = [
     "rx_frames",
     "rx_not_ours",
     "rx_no_crc",
@@ -91,12 +91,16 @@ pub const NODE_NAMES: [&str; 34] = [
     "rx_bad_atomic",
     "rx_bad_rst",
     "rx_bad_open",
+    "rx_open_limited",
+    "rx_unnamed",
+    "rx_not_inserted",
     "tx_frames",
     "tx_retransmits",
     "tx_acks",
     "tx_probes",
     "tx_asks",
     "tx_replies_limited",
+    "tx_challenges",
     "msgs_sent",
     "msgs_received",
     "msgs_unexpected",
@@ -107,6 +111,7 @@ pub const NODE_NAMES: [&str; 34] = [
     "sessions_opened",
     "sessions_dead",
     "sessions_reset",
+    "sessions_stuck",
     "timeouts",
     "peers",
 ];
@@ -438,12 +443,16 @@ fn counters(p: PortCounters, (c, l): &(NodeCounters, Levels), block: &Block) {
         c.rx_bad_atomic,
         c.rx_bad_rst,
         c.rx_bad_open,
+        c.rx_open_limited,
+        c.rx_unnamed,
+        c.rx_not_inserted,
         c.tx_frames,
         c.tx_retransmits,
         c.tx_acks,
         c.tx_probes,
         c.tx_asks,
         c.tx_replies_limited,
+        c.tx_challenges,
         c.msgs_sent,
         c.msgs_received,
         c.msgs_unexpected,
@@ -454,10 +463,20 @@ fn counters(p: PortCounters, (c, l): &(NodeCounters, Levels), block: &Block) {
         c.sessions_opened,
         c.sessions_dead,
         c.sessions_reset,
+        c.sessions_stuck,
         c.timeouts,
         l.peers as u64,
     ];
-    let level: [u64; LEVEL_NAMES.len()] = [
+    let level = levels(l);
+    let parts: [(usize, &[u64]); 4] =
+        [(PORT_AT, &port), (NODE_AT, &node), (WIRE_AT, &c.rx_wire), (LEVEL_AT, &level)];
+    for (at, values) in parts {
+        block.put_all(at, values);
+    }
+}
+
+fn levels(l: &barewire_dataplane::node::Levels) -> [u64; LEVEL_NAMES.len()] {
+    [
         l.tx as u64,
         l.sent as u64,
         l.packs as u64,
@@ -471,12 +490,7 @@ fn counters(p: PortCounters, (c, l): &(NodeCounters, Levels), block: &Block) {
         l.late as u64,
         l.cq_reserved as u64,
         l.timers as u64,
-    ];
-    let parts: [(usize, &[u64]); 4] =
-        [(PORT_AT, &port), (NODE_AT, &node), (WIRE_AT, &c.rx_wire), (LEVEL_AT, &level)];
-    for (at, values) in parts {
-        block.put_all(at, values);
-    }
+    ]
 }
 
 /// What a domain published.

@@ -18,7 +18,7 @@ use barewire_dataplane::node::{CntrId, CqId, Node};
 use barewire_driver::port::PortWaiter;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
-use crate::errno::{Error, Result};
+use crate::errno::{Error, Result, refused_by_system};
 
 /// How a queue or counter can be waited for (`enum fi_wait_obj`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -144,12 +144,14 @@ impl Watch {
     /// Registers a target, with a descriptor or without.
     ///
     /// # Errors
-    /// [`Error::NoMem`] if the process has no descriptor left.
+    /// [`Error::ManyFiles`] if the process has no descriptor left.
     pub(crate) fn open(&mut self, target: Target, fd: bool) -> Result<usize> {
         let flags = EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC;
         let fd = match fd {
             false => None,
-            true => Some(EventFd::from_value_and_flags(0, flags).map_err(|_errno| Error::NoMem)?),
+            true => Some(EventFd::from_value_and_flags(0, flags).map_err(|errno| {
+                refused_by_system("the descriptor of a queue or counter", errno as i32)
+            })?),
         };
         let entry = Entry {
             target,

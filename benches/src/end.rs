@@ -343,7 +343,9 @@ pub(crate) fn domain(
     hints.domain_attr.name = Some(spec.to_owned());
     let version = barewire::API_VERSION;
     let none = barewire::flags::InfoFlags::empty();
-    let settings = Settings { stats: false, eager_max, ..Settings::default() };
+    // Ends that meet in other processes tell each other MACs alone.
+    let by_name = true;
+    let settings = Settings { stats: false, eager_max, by_name, ..Settings::default() };
     let info = barewire::getinfo_with(&settings, version, None, None, none, Some(&hints));
     let info = info.map_err(said)?.into_iter().next().ok_or("no info")?;
     let fabric = barewire::fabric(&info.fabric_attr).map_err(said)?;

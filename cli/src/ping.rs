@@ -222,11 +222,17 @@ impl Finding {
                 &format!("it speaks version {theirs} of the protocol, this command {VERSION}"),
                 "install the same release on both sides",
             ),
-            Verdict::OtherLife(life) => finding(
+            Verdict::OtherLife => finding(
                 6,
                 "other_life",
-                &format!("another life has the address, incarnation {life:016x}: it restarted"),
-                "exchange addresses again, or leave the part behind # out",
+                "another life has the address: it restarted",
+                "exchange addresses again",
+            ),
+            Verdict::Unnamed => finding(
+                6,
+                "unnamed",
+                "it answers, but takes sessions only from who names its incarnation",
+                "give its whole address, with the part behind #",
             ),
             Verdict::Duplicate => finding(
                 9,
@@ -430,7 +436,8 @@ mod tests {
             (Verdict::Mute, 0, 3),
             (Verdict::OnlyShort(1514), 0, 4),
             (Verdict::OtherVersion(2), 0, 5),
-            (Verdict::OtherLife(5), 0, 6),
+            (Verdict::OtherLife, 0, 6),
+            (Verdict::Unnamed, 0, 6),
             (Verdict::NoRoute, 0, 7),
             (Verdict::NoAnswer, 4, 8),
             (Verdict::Duplicate, 0, 9),

@@ -40,6 +40,8 @@ pub struct Av {
     free: BinaryHeap<Reverse<u32>>,
     /// The newest index of each endpoint, by peer and endpoint.
     reverse: Index,
+    /// Indices in use of each peer.
+    of_peer: Vec<u32>,
     /// How many of the highest bits of an address name a receive context.
     rx_ctx_bits: u32,
 }
@@ -110,6 +112,10 @@ impl Av {
             None => self.slots.push(slot),
         }
         self.list(peer, ep, idx);
+        if self.of_peer.len() <= peer as usize {
+            self.of_peer.resize(peer as usize + 1, 0);
+        }
+        self.of_peer[peer as usize] += 1;
         FiAddr::from(idx)
     }
 
@@ -133,6 +139,7 @@ impl Av {
             }
         }
         self.free.push(Reverse(addr as u32));
+        self.of_peer[entry.peer as usize] -= 1;
         Some(entry)
     }
 
@@ -159,6 +166,11 @@ impl Av {
     #[inline]
     pub fn reverse(&self, peer: u32, ep: u16) -> Option<FiAddr> {
         self.newest(peer, ep).map(FiAddr::from)
+    }
+
+    /// Whether any index names an endpoint of `peer`.
+    pub(crate) fn has_peer(&self, peer: u32) -> bool {
+        self.of_peer.get(peer as usize).is_some_and(|&count| count > 0)
     }
 
     /// Indices in use.
@@ -225,7 +237,7 @@ mod tests {
 
     /// Peers and endpoints few enough that duplicates are common.
     fn op() -> impl Strategy<Value = Op> {
-        let peer = prop_oneof![0u32..6, Just(u32::MAX)];
+        let peer = 0u32..7;
         let ep = prop_oneof![0u16..3, Just(u16::MAX)];
         let far = prop::sample::select(vec![FiAddr::MAX, u64::from(u32::MAX), 1 << 32, 1 << 33]);
         prop_oneof![
@@ -260,7 +272,9 @@ mod tests {
                 }
                 prop_assert_eq!(av.len(), model.len());
                 prop_assert!(av.iter().eq(model.iter().map(|(&addr, &entry)| (addr, entry))));
-                for peer in (0..6).chain([u32::MAX]) {
+                for peer in 0..7 {
+                    let known = model.values().any(|e| e.peer == peer);
+                    prop_assert_eq!(av.has_peer(peer), known);
                     for ep in (0..3).chain([u16::MAX]) {
                         let named = av.reverse(peer, ep).map(|addr| model.get(&addr).copied());
                         let known = model.values().any(|e| (e.peer, e.ep) == (peer, ep));

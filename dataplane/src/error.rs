@@ -85,6 +85,12 @@ pub enum Error {
     /// A table that was sized when the domain was opened is full.
     #[error("out of memory or table space")]
     NoMem,
+    /// The process has no file descriptor left; the cure was logged.
+    #[error("too many open files")]
+    ManyFiles,
+    /// `/dev/shm`, or where else the port keeps its memory, has no room; the cure was logged.
+    #[error("no space left on device")]
+    NoSpace,
     /// The device is gone.
     #[error("network is down")]
     NetDown,
@@ -118,6 +124,8 @@ impl Error {
             Self::NoDev => 19,
             Self::Invalid(_) => 22,
             Self::BadFd => 9,
+            Self::ManyFiles => 24,
+            Self::NoSpace => 28,
             Self::NoSys => 38,
             Self::NoMsg => 42,
             Self::NoData => 61,

@@ -63,8 +63,10 @@ pub enum Verdict {
     OnlyShort(usize),
     /// It speaks this version of the protocol.
     OtherVersion(u8),
-    /// It is another life: its incarnation is this.
-    OtherLife(u64),
+    /// It is another life than the address names.
+    OtherLife,
+    /// It takes sessions only from who names its incarnation, and the address names none.
+    Unnamed,
     /// The port knows that nobody has the address.
     NoRoute,
     /// Several nodes answer to the address.
@@ -146,7 +148,7 @@ pub struct Ping {
     /// What the station wants to be shown in an OPEN.
     cookie: u64,
     other_version: Option<u8>,
-    other_life: Option<u64>,
+    other_life: bool,
     address_in_use: bool,
     lives: BTreeSet<u64>,
     longest: Option<usize>,
@@ -174,7 +176,7 @@ impl Ping {
             no_route: false,
             cookie: 0,
             other_version: None,
-            other_life: None,
+            other_life: false,
             address_in_use: false,
             lives: BTreeSet::new(),
             longest: None,
@@ -276,14 +278,17 @@ impl Ping {
             Verdict::OnlyShort(longest)
         } else if self.peer.is_some() {
             match lengths.iter().all(|l| l.rtts_ns.is_empty()) {
-                true => self.other_life.map_or(Verdict::Mute, Verdict::OtherLife),
+                true if self.other_life => Verdict::OtherLife,
+                true => Verdict::Mute,
                 false if lengths.iter().any(lost) => Verdict::Loss,
                 false => Verdict::Well,
             }
         } else if let Some(version) = self.other_version {
             Verdict::OtherVersion(version)
-        } else if let Some(life) = self.other_life {
-            Verdict::OtherLife(life)
+        } else if self.other_life && self.settings.incarnation == 0 {
+            Verdict::Unnamed
+        } else if self.other_life {
+            Verdict::OtherLife
         } else if self.address_in_use {
             Verdict::AddressInUse
         } else if self.no_route {
@@ -295,7 +300,7 @@ impl Ping {
 
     /// No session will come of it.
     fn is_refused(&self) -> bool {
-        self.no_route || self.other_version.is_some() || self.other_life.is_some()
+        self.no_route || self.other_version.is_some() || self.other_life
     }
 
     fn on_open(&mut self, now: Instant, psn: Psn, op: &OpenOp) {
@@ -328,9 +333,11 @@ impl Ping {
         }
         match op.reason {
             RstReason::Version => self.other_version = Some(op.versions.max),
-            RstReason::WrongIncarnation => self.other_life = Some(op.inc),
+            RstReason::WrongIncarnation => self.other_life = true,
             // The process restarted under the pings; before them, it will answer the next OPEN.
-            _ if self.lives.iter().any(|&life| life != op.inc) => self.other_life = Some(op.inc),
+            _ if self.lives.iter().any(|&life| wire::life_of(life) != op.life) => {
+                self.other_life = true;
+            }
             _ => return,
         }
         self.due = now;
@@ -354,7 +361,7 @@ impl Ping {
     fn poll_ping(&mut self, now: Instant) -> Option<Vec<u8>> {
         // One that was not answered is lost: its time is over.
         self.under_way = None;
-        if self.other_life.is_some() {
+        if self.other_life {
             self.state = State::Closing;
             return self.poll(now);
         }
@@ -450,7 +457,7 @@ impl Ping {
         let op = RstOp {
             echo_sid: 0,
             echo_psn: Psn(0),
-            inc: self.settings.seed,
+            life: wire::life_of(self.settings.seed),
             victim_inc: peer.inc,
             victim_epoch: peer.epoch,
             reason: RstReason::Closed,
@@ -590,7 +597,7 @@ mod tests {
     #[test]
     fn other_lives_and_versions_are_told() {
         let named = PingSettings { incarnation: 5, ..settings() };
-        assert_eq!(ask(named, &mut [node(77)], |_, _| true).verdict, Verdict::OtherLife(77));
+        assert_eq!(ask(named, &mut [node(77)], |_, _| true).verdict, Verdict::OtherLife);
         let right = PingSettings { incarnation: 77, ..settings() };
         assert_eq!(ask(right, &mut [node(77)], |_, _| true).verdict, Verdict::Well);
         let other = VERSION % 7 + 1;

@@ -279,6 +279,10 @@ impl FrameSink for ToPort<'_> {
         }
     }
 
+    fn lacks_memory(&self) -> bool {
+        self.port.lacks_memory()
+    }
+
     #[inline(always)]
     fn send_alone(&mut self, frame: &TxFrame<'_>) -> Tx {
         let sent = self.send(frame);

@@ -74,6 +74,21 @@ impl<T: Vacant> Table<T, Line> {
         prefer_large_pages(table.slots.as_ptr().cast(), n * Self::SLOT_LEN);
         table
     }
+
+    /// Lets the table have `n` slots, if those are more, and moves what is in it to other memory.
+    /// False, and nothing is changed, if there is none.
+    pub fn enlarge(&mut self, n: usize) -> bool {
+        let mut slots: Vec<Slot<T, Line>> = Vec::new();
+        if n >= NONE as usize || slots.try_reserve_exact(n.max(self.capacity)).is_err() {
+            return false;
+        }
+        if n > self.capacity {
+            prefer_large_pages(slots.as_ptr().cast(), n * Self::SLOT_LEN);
+            slots.append(&mut self.slots);
+            (self.slots, self.capacity) = (slots, n);
+        }
+        true
+    }
 }
 
 impl<T: Vacant, A> Table<T, A> {

@@ -114,6 +114,15 @@ impl FromStr for EpAddr {
     }
 }
 
+/// Context of an operation whose failure writes no completion entry. It is counted, in the
+/// endpoint's errors and by a bound counter, and kept for the log
+/// ([`Node::failed_injects`](crate::node::Node::failed_injects)).
+///
+/// The C calls without a context (`fi_inject` and its like) post with it: Open MPI takes the
+/// context of every error entry for a request, and libfabric's own providers write none here. No
+/// pointer has this value: it is in no processor's canonical form.
+pub const NO_ENTRY: u64 = 0x8000_0000_6277_0001;
+
 /// One completion, the union of all formats (`fi_cq_tagged_entry` plus the source), in C's order of
 /// members, so that it is copied to C's as a whole.
 #[repr(C)]

@@ -90,6 +90,13 @@ impl Wheel {
         }
     }
 
+    /// Takes the ids `0..n`, if those are more, whatever is armed.
+    pub fn enlarge(&mut self, n: usize) {
+        assert!(n < NONE as usize, "wheel: {n} ids do not fit an index");
+        self.id_max = self.id_max.max(n as u32);
+        self.timers.reserve(n.saturating_sub(self.timers.len()));
+    }
+
     /// Lets `id` come out of [`expire`](Self::expire) at `at`, instead of when it would have if it
     /// was armed. A moment that has passed comes out of the next `expire`.
     ///

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use crate::backend::fault::{Fault, FaultSettings};
 use crate::backend::pcap::Pcap;
-use crate::backend::shm::{Monitor, ShmPort, ShmSettings};
+use crate::backend::shm::{MEMBERS_MAX, Monitor, ShmPort, ShmSettings};
 use crate::backend::vfio::VfioError;
 use crate::port::{MTU_MIN, MacAddr, Port};
 
@@ -73,6 +73,32 @@ pub fn open(spec: &str) -> Result<Box<dyn Port>, OpenError> {
             };
             Ok(Box::new(Pcap::new(open(inner)?, Path::new(path), wrapper).map_err(os)?))
         }
+        _ => Err(unknown(spec, kind)),
+    }
+}
+
+/// Whether [`open`] would open `spec` now, as far as can be seen without it: nothing is made, bound
+/// or taken. What only the attempt shows, such as a UDP port that is in use, is not looked for.
+/// Costs a few system calls.
+///
+/// # Errors
+/// What [`open`] would say.
+pub fn check(spec: &str) -> Result<(), OpenError> {
+    let kind = spec.split([':', ',', '(']).next().unwrap_or("");
+    match kind {
+        "shm" => shm_settings(spec)?.check_here(),
+        "afpacket" => wires::check_afpacket(spec),
+        "udp" => wires::check_udp(spec),
+        "memif" => memif::check(spec),
+        "vfio" => nics::check(spec),
+        #[cfg(feature = "dpdk")]
+        "dpdk" => crate::backend::dpdk::parse(spec).map(drop).map_err(|why| bad(spec, why)),
+        "fault" => {
+            let (wrapper, options, inner) = wrapped(spec)?;
+            fault_settings(wrapper, options)?;
+            check(inner)
+        }
+        "pcap" => check(wrapped(spec)?.2),
         _ => Err(unknown(spec, kind)),
     }
 }
@@ -242,8 +268,39 @@ fn unknown(spec: &str, kind: &str) -> OpenError {
             "dpdk is not part of this build; build barewire with --features dpdk, or write shm",
         ),
         "loopback" => bad(spec, "loopback joins ports of one program only; write shm or shm:NAME"),
-        _ => bad(spec, "no such kind of port; write shm or shm:NAME"),
+        _ => bad(spec, format!("no such kind of port; write {}", kinds(kind))),
     }
+}
+
+/// How the kinds of this build are written, the one first that is spelled most like `typed`.
+fn kinds(typed: &str) -> String {
+    let mut kinds = BUILT.to_vec();
+    // Of several as far away the order of the list.
+    kinds.sort_by_key(|kind| distance(typed, kind));
+    let written = |&kind: &&str| match kind {
+        "shm" => "shm or shm:NAME",
+        "afpacket" => "afpacket:INTERFACE",
+        "udp" => "udp:ADDRESS",
+        "memif" => "memif:SOCKET",
+        "vfio" => "vfio:PCI-ADDRESS",
+        _ => "dpdk:DEVICE",
+    };
+    kinds.iter().map(written).collect::<Vec<_>>().join(", ")
+}
+
+/// Letters to be added, taken out or changed to make `b` of `a`, of which no more than 32 count.
+fn distance(a: &str, b: &str) -> usize {
+    let a: Vec<char> = a.chars().take(32).collect();
+    let mut row: Vec<usize> = (0..=a.len()).collect();
+    for (i, there) in b.chars().enumerate() {
+        let mut corner = std::mem::replace(&mut row[0], i + 1);
+        for (j, here) in a.iter().enumerate() {
+            let changed = corner + usize::from(*here != there);
+            corner = row[j + 1];
+            row[j + 1] = changed.min(row[j] + 1).min(corner + 1);
+        }
+    }
+    row[a.len()]
 }
 
 fn shm_settings(spec: &str) -> Result<ShmSettings, OpenError> {
@@ -353,8 +410,7 @@ pub enum OpenError {
         path: PathBuf,
     },
     /// The segment has as many members as it was made for.
-    #[error("{path} has all its {members} members; choose another name, or make it larger with \
-        members= in the process that is first", path = path.display())]
+    #[error("{path} has all its {members} members; {}", crowded(*members), path = path.display())]
     Crowded {
         /// The segment's file.
         path: PathBuf,
@@ -408,6 +464,16 @@ pub enum OpenError {
         /// How long was waited.
         seconds: u64,
     },
+}
+
+/// What to do about a segment that is full.
+fn crowded(members: usize) -> &'static str {
+    if members < MEMBERS_MAX {
+        return "make it larger with members= in the process that is first, or choose another name";
+    }
+    "no segment has more: run fewer processes on it, or give each process of the job a port of its \
+     own that carries more, such as udp:127.0.0.1:50000, udp:127.0.0.1:50001; a segment of another \
+     name does not reach this one"
 }
 
 impl OpenError {
@@ -470,7 +536,11 @@ mod tests {
         for (spec, says) in [
             ("", "write shm"),
             ("eth0", "write shm"),
-            ("shmem", "write shm"),
+            ("shmem", "write shm or shm:NAME, "),
+            ("afpackt:va", "no such kind of port; write afpacket:INTERFACE, "),
+            ("AFPACKET:va", "udp:ADDRESS"),
+            ("vifo:0000:05:00.0", "write vfio:PCI-ADDRESS, "),
+            ("upd:10.0.0.1", "write udp:ADDRESS, "),
             ("udp:192.0.2.1", "this host has "),
             ("udp", "write udp:10.0.0.1"),
             ("udp:", "write udp:10.0.0.1"),
@@ -521,6 +591,44 @@ mod tests {
         ] {
             let e = why(spec);
             assert!(e.contains(says) && !e.contains('\n'), "{spec}: {e}");
+        }
+    }
+
+    /// Goal: whoever asks before he opens hears the same sentence, and asking leaves nothing
+    /// behind.
+    #[test]
+    fn a_check_says_what_opening_would() {
+        let name = format!("check-{}", std::process::id());
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("a.pcapng");
+        for spec in [
+            format!("shm:{name}"),
+            format!("fault(loss=0.5):pcap(file={}):shm:{name},mtu=9000", file.display()),
+            "udp:127.0.0.1".to_owned(),
+            "udp:lo".to_owned(),
+            "memif:@check,role=server".to_owned(),
+        ] {
+            check(&spec).unwrap_or_else(|e| panic!("{spec}: {e}"));
+        }
+        assert!(!file.exists() && !shm_settings(&format!("shm:{name}")).unwrap().path().exists());
+        for spec in [
+            "",
+            "afpackt:va",
+            "afpacket:nothing0",
+            "afpacket:eth0,speed=1",
+            "udp:192.0.2.1",
+            "udp:127.0.0.1:80",
+            "udp:127.0.0.1,mtu=100",
+            "memif:job7",
+            "memif:/nonexistent/x.sock",
+            "memif:/nonexistent/x.sock,role=server",
+            "vfio:fffe:00:00.0",
+            "shm:a b",
+            "shm:x,mtu=100",
+            "fault(loss=2):shm",
+            "fault(loss=0.1):afpacket:nothing0",
+        ] {
+            assert_eq!(check(spec).unwrap_err().to_string(), why(spec), "{spec}");
         }
     }
 

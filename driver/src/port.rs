@@ -400,6 +400,12 @@ pub trait Port: Send + Any {
     /// What was counted so far.
     fn counters(&self) -> PortCounters;
 
+    /// Whether frames wait ([`Tx::Full`]) because the port was refused memory for them, as on a
+    /// segment whose file system is full. Asked when something has waited for long.
+    fn lacks_memory(&self) -> bool {
+        false
+    }
+
     /// Whether a frame may arrive with other bytes than it was sent with: through cables, switches
     /// and buses it may, in this machine's memory not. Where it may, a node sends and demands a
     /// checksum. Both ends of a link have to say the same. By default: if frames can be lost, they

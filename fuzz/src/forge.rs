@@ -262,7 +262,7 @@ impl Overheard {
         RstOp {
             echo_sid: if knows { self.remote_sid } else { 0 },
             echo_psn: Psn(self.sent),
-            inc: input.pick(&[101, 102, 103]),
+            life: wire::life_of(input.pick(&[101, 102, 103])),
             victim_inc: input.pick(&[0, 101, 102]),
             victim_epoch: self.epoch,
             reason: input.pick(&[

@@ -55,7 +55,9 @@ pub(crate) unsafe extern "C" fn open(
         log::start();
         // SAFETY: as above.
         let (mut ours, form) = unsafe { info::read(info, fabric.api_version)? };
-        let settings = host::settings_or_warn()?;
+        let mut settings = host::settings_or_warn()?;
+        // A `sockaddr_in` has no room for the incarnation.
+        settings.by_name = form == Form::SockaddrIn;
         // SAFETY: a program that asks for `FI_THREAD_DOMAIN` makes this promise by it.
         let promise = || unsafe { SerialPromise::new() };
         let plain = ours.domain_attr.name.clone();
@@ -68,7 +70,7 @@ pub(crate) unsafe extern "C" fn open(
             opened = fabric.fabric.domain_serial_with(&ours, settings, promise());
         }
         let domain = opened.map_err(|e| {
-            host::warn(&e.to_string());
+            host::warn_aloud(&e.to_string());
             e.error
         })?;
         let abi = FidDomain {

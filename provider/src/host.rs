@@ -5,7 +5,8 @@
 //! environment and warnings go nowhere.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
-use std::sync::OnceLock;
+use std::io::Write;
+use std::sync::{Once, OnceLock};
 
 use barewire::settings::{BadSetting, Settings, VARIABLES};
 
@@ -117,18 +118,24 @@ pub(crate) fn settings() -> Result<Settings, BadSetting> {
 /// [`barewire::Error::Invalid`]: a parameter means nothing.
 pub(crate) fn settings_or_warn() -> barewire::Result<Settings> {
     settings().map_err(|e| {
-        warn(&e.to_string());
+        warn_aloud(&e.to_string());
         barewire::Error::Invalid("environment")
     })
 }
 
-/// Writes a line to libfabric's log at level `warn`, which `FI_LOG_LEVEL` shows.
-pub(crate) fn warn(line: &str) {
-    const FI_LOG_WARN: c_int = 0;
+/// Writes a line to libfabric's log at level `warn`. Where libfabric shows no warnings, which is
+/// its default, the first such line of the process goes to stderr: somebody has set a variable of
+/// ours, and would only see that there is no such provider.
+pub(crate) fn warn_aloud(line: &str) {
+    static ONCE: Once = Once::new();
     if logs(FI_LOG_WARN) {
-        log(FI_LOG_WARN, line);
+        return log(FI_LOG_WARN, line);
     }
+    // Without stderr there is nobody to tell.
+    ONCE.call_once(|| drop(writeln!(std::io::stderr(), "barewire: {line}")));
 }
+
+const FI_LOG_WARN: c_int = 0;
 
 /// The part of libfabric's log that is ours.
 const FI_LOG_CORE: c_int = 0;

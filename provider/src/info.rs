@@ -61,7 +61,7 @@ pub(crate) unsafe extern "C" fn getinfo(
         let (node, service, hints) =
             unsafe { (guard::text(node)?, guard::text(service)?, hints.as_ref()) };
         let settings = host::settings().map_err(|e| {
-            host::warn(&e.to_string());
+            host::warn_aloud(&e.to_string());
             Error::NoData
         })?;
         // SAFETY: as above.
@@ -133,6 +133,11 @@ fn answers(ask: &Ask<'_>, settings: &Settings) -> Result<*mut FiInfo> {
     let flags = InfoFlags::from_bits_truncate(ask.flags) - InfoFlags::SOURCE;
     let version = ask.version.min(barewire::API_VERSION);
     let hinted = ask.hints.map(|_| &ours);
+    if let Some(port) = &settings.port
+        && let Err(why) = barewire::check_port(port)
+    {
+        host::warn_aloud(&why.to_string());
+    }
     let found = barewire::getinfo_with(settings, version, None, None, flags, hinted)?;
     let mut list = std::ptr::null_mut();
     for mut info in found.into_iter().rev() {
@@ -173,7 +178,8 @@ unsafe fn hints_of(c: &FiInfo, version: u32) -> Result<(Info, Form)> {
     // The names of modes tell what a program can do for us. We need nothing, and answer so: what
     // is not in the hints of a mode is as good as what is.
     info.mode = Mode::empty();
-    info.domain_attr.mr_mode &= MrMode::BASIC | MrMode::SCALABLE;
+    // But keys that are ours cannot be guessed, so who can take them gets them.
+    info.domain_attr.mr_mode &= MrMode::BASIC | MrMode::SCALABLE | MrMode::PROV_KEY;
     // The library has seen to it that we are meant.
     info.fabric_attr.prov_name = None;
     Ok((info, form))

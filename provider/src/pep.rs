@@ -53,9 +53,11 @@ pub(crate) unsafe extern "C" fn open(
         // SAFETY: as above.
         let (mut ours, form) = unsafe { info::read(info, fabric.api_version)? };
         let told = ours.clone();
+        let mut settings = host::settings_or_warn()?;
+        settings.by_name = form == Form::SockaddrIn;
         domain::with_label(&mut ours);
-        let pep = fabric.fabric.passive_ep(&ours, host::settings_or_warn()?).map_err(|e| {
-            host::warn(&e.to_string());
+        let pep = fabric.fabric.passive_ep(&ours, settings).map_err(|e| {
+            host::warn_aloud(&e.to_string());
             e.error
         })?;
         let abi = FidPep {

@@ -68,7 +68,7 @@ pub(crate) unsafe extern "C" fn open(
         // SAFETY: no pointer is passed.
         let epoll = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
         if epoll < 0 {
-            return Err(Error::NoMem);
+            return Err(refused("a wait set"));
         }
         // SAFETY: a fresh descriptor that nobody else has.
         let epoll = unsafe { OwnedFd::from_raw_fd(epoll) };
@@ -184,17 +184,23 @@ pub(crate) unsafe fn join(
     }
 }
 
+/// The error of a descriptor for `what` that the system has just refused.
+fn refused(what: &str) -> Error {
+    let errno = std::io::Error::last_os_error().raw_os_error().unwrap_or(0);
+    barewire::errno::refused_by_system(what, errno)
+}
+
 impl Membership {
     /// Puts the object `at`, whose descriptor is `fd`, into the set.
     pub(crate) fn of(set: &Arc<Set>, at: *mut Fid, fd: RawFd) -> Result<Self> {
         // SAFETY: the descriptor of an object that is open.
         let fd = unsafe { BorrowedFd::borrow_raw(fd) }.try_clone_to_owned();
-        let fd = fd.map_err(|_io| Error::NoMem)?;
+        let fd = fd.map_err(|_io| refused("an object in a wait set"))?;
         let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: 0 };
         let epoll = set.epoll.as_raw_fd();
         // SAFETY: the event is read during the call.
         if unsafe { libc::epoll_ctl(epoll, libc::EPOLL_CTL_ADD, fd.as_raw_fd(), &mut event) } != 0 {
-            return Err(Error::NoMem);
+            return Err(refused("an object in a wait set"));
         }
         set.members().push(at);
         Ok(Self { set: Arc::clone(set), at, fd })

@@ -124,7 +124,7 @@ fn each_type() -> Vec<(Op, Vec<u8>, &'static str)> {
     let rst = RstOp {
         echo_sid: 1,
         echo_psn: Psn(2),
-        inc: 3,
+        life: 3,
         victim_inc: 4,
         victim_epoch: 5,
         reason: RstReason::WrongIncarnation,
@@ -188,7 +188,7 @@ fn each_type() -> Vec<(Op, Vec<u8>, &'static str)> {
         (
             Op::Rst(rst),
             vec![],
-            "echo_sid=0x00000001 echo_psn=2 inc=0x0000000000000003 \
+            "echo_sid=0x00000001 echo_psn=2 life=0x0000000000000003 \
             victim_inc=0x0000000000000004 victim_epoch=5 rst_reason=4 version_min=2 version_max=2",
         ),
         (

@@ -274,8 +274,8 @@ static void nobody(fi_addr_t to)
 		must("fi_tsendmsg", fi_tsendmsg(tx[0], &msg, FI_DELIVERY_COMPLETE | (i < 2 ? FI_MORE : 0)));
 	for (int i = 0; i < 3; i++)
 		expect("in one packet", next(tx_cq[0], &e), FI_ECONNREFUSED);
+	/* Without an entry: the next one is that of the call behind it. */
 	must("fi_inject_write", fi_inject_write(tx[0], out, 8, to, 0, KEY));
-	expect("fi_inject_write to nobody", next(tx_cq[0], &e), FI_ECONNREFUSED);
 	must("fi_atomic", fi_atomic(tx[0], &one, 1, NULL, to, 0, KEY, FI_UINT64, FI_SUM, NULL));
 	expect("fi_atomic to nobody", next(tx_cq[0], &e), FI_ECONNREFUSED);
 	must("fi_fetch_atomic", fi_fetch_atomic(tx[0], &one, 1, NULL, &old, NULL, to, 0, KEY, FI_UINT64,

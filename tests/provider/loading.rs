@@ -15,7 +15,7 @@ fn fi_info_shows_the_provider_to_whoever_asks_by_name() {
             "prov_name: barewire",
             "type: FI_EP_RDM",
             "mode: [  ]",
-            "mr_mode: [  ]",
+            "mr_mode: [ FI_MR_PROV_KEY ]",
             "name: shm",
             "cq_data_size: 8",
         ] {
@@ -57,6 +57,35 @@ fn fi_info_lists_what_can_be_set() {
         let output = finish(&mut command, 30);
         assert!(!output.status.success());
         assert!(text(&output).contains("expected manual or auto"), "{}", text(&output));
+    });
+}
+
+/// Goal: a port that does not open is not offered, and the reason with its cure is seen at the
+/// default log level, once, whatever libfabric asks how often.
+#[test]
+fn a_port_that_does_not_open_is_not_offered_and_says_why() {
+    with(FI_INFO, |bench| {
+        for (name, value, says) in [
+            ("FI_BAREWIRE_PORT", "afpacket:nothing0", "no such interface; there are "),
+            ("FI_BAREWIRE_PORT", "afpackt:va", "no such kind of port; write afpacket:INTERFACE, "),
+            ("FI_BAREWIRE_PORT", "udp:192.0.2.1", "this host has "),
+            ("FI_BAREWIRE_T_DEAD_MS", "5s", "expected milliseconds"),
+        ] {
+            for level in [None, Some("warn")] {
+                let mut command = bench.program("fi_info");
+                command.env(name, value);
+                if let Some(level) = level {
+                    command.env("FI_LOG_LEVEL", level);
+                }
+                let output = finish(&mut command, 30);
+                let said = text(&output);
+                assert!(!output.status.success() && !said.contains("provider: barewire"), "{said}");
+                let lines = said.lines().filter(|line| line.contains(says)).count();
+                assert!(lines == 1 || lines > 1 && level.is_some(), "{value} {level:?}: {said}");
+            }
+        }
+        let said = succeed(&mut bench.program("fi_info"), 30);
+        assert!(!said.contains("barewire: "), "nothing is wrong: {said}");
     });
 }
 

@@ -5,7 +5,9 @@
 
 mod collectives;
 mod connect;
+mod injects;
 mod life;
+mod limits;
 mod loading;
 mod mpi;
 mod package;
@@ -13,8 +15,10 @@ mod probes;
 mod ranks;
 mod scalable;
 mod shared;
+mod strangers;
 mod trigger;
 mod waits;
+mod words;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};

@@ -97,7 +97,7 @@ impl Forger {
         let rst = RstOp {
             echo_sid: r.next() as u32 | 1,
             echo_psn: Psn(r.next() as u32),
-            inc: r.pick(&[2, 3]),
+            life: wire::life_of(r.pick(&[2, 3])),
             victim_inc: r.pick(&[0, 1]),
             victim_epoch: r.next() as u32 | 1 << 20,
             reason: r.pick(&[RstReason::Closed, RstReason::UnknownSession, RstReason::Dead]),

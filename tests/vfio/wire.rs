@@ -21,6 +21,8 @@ fn node() -> Option<(Node, FiAddr)> {
     };
     let mut patient = settings();
     patient.t_dead = PATIENCE;
+    // The other guest was told the MAC alone.
+    patient.by_name = true;
     let node = open(&format!("vfio:{}", nic(0)?), patient);
     let peer = node.knows(&peer);
     Some((node, peer))

@@ -80,6 +80,7 @@ impl Member {
     fn open(port: &str) -> Result<Self, Fail> {
         let mut settings = Settings::from_env().map_err(Fail::usage)?;
         settings.port = Some(port.to_owned());
+        barewire::check_port(port).map_err(Fail::new)?;
         let hints = Info {
             caps: Caps::COLLECTIVE,
             domain_attr: DomainAttr {

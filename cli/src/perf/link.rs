@@ -69,6 +69,7 @@ impl Link {
     pub(super) fn open(port: &str, patience: Duration) -> Result<Self, Fail> {
         let mut settings = Settings::from_env().map_err(Fail::usage)?;
         settings.port = Some(port.to_owned());
+        barewire::check_port(port).map_err(Fail::new)?;
         let hints = Info {
             caps: Caps::MSG | Caps::TAGGED | Caps::RMA | Caps::ATOMIC,
             domain_attr: DomainAttr {

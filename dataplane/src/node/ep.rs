@@ -32,6 +32,8 @@ pub(crate) struct Ep {
     /// Which receive context of a scalable endpoint it is, 0 if it is none.
     pub(crate) rx_ctx: u8,
     pub(crate) enabled: bool,
+    /// Every peer reaches it, in its address vector or not.
+    pub(crate) admits_all: bool,
     /// Enabled, and has the capabilities to send and to receive messages of each [`MsgKind`].
     pub(crate) may_send: [bool; 2],
     pub(crate) may_recv: [bool; 2],
@@ -119,6 +121,7 @@ impl Ep {
             number,
             rx_ctx: 0,
             enabled: false,
+            admits_all: false,
             may_send: [false; 2],
             may_recv: [false; 2],
             plain_send: [false; 2],

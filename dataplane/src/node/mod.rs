@@ -8,6 +8,7 @@ mod acks;
 mod coll;
 mod cookie;
 mod ep;
+mod failed;
 mod input;
 mod mr;
 mod notice;
@@ -73,6 +74,7 @@ pub use coll::{
     BLOCK_MAX, CollAttr, CollModel, CollReq, GroupId, JoinEvent, JoinModel, JoinReq,
     Kind as CollKind, MEMBERS_MAX, Role, query as query_collective,
 };
+pub use failed::FailedInject;
 pub use mr::{MrId, MrReq};
 pub use notice::{EndReason, Notice, SessionEnd, Waited};
 pub use rma::{AtomicReq, ReadReq, RmaIov, RmaList, WriteReq};
@@ -97,8 +99,11 @@ pub struct NodeSettings {
     /// Longest message sent without asking, bytes, in as many frames as it takes; 1 MiB at most.
     /// Default: 64 KiB where a frame holds 8 KiB, else 16 KiB.
     pub eager_max: Option<usize>,
-    /// Peers known at once. Default 4,096; a peer costs at most 512 bytes while idle.
+    /// Peers known at once, at first. Default 4,096; a peer costs at most 512 bytes while idle.
     pub peer_max: usize,
+    /// What `peer_max` grows to when the application inserts more addresses: strangers never make
+    /// it grow. Default 2^20, the most there can be.
+    pub peer_limit: usize,
     /// Transmit operations in flight, all endpoints together. Default 4,096.
     pub tx_wr_max: usize,
     /// Posted receives, all endpoints together. Default 16,384.
@@ -118,6 +123,13 @@ pub struct NodeSettings {
     pub coll: CollModel,
     /// How long a join waits for the other members, nanoseconds. Default 60 s.
     pub join_ns: u64,
+    /// Takes sessions also from peers that do not name this incarnation, and so need know nothing
+    /// but the MAC. Default yes; an application's domain says no unless it is [reached by
+    /// name](Node::reach_by_name).
+    pub by_name: bool,
+    /// Only peers in the address vector of an endpoint reach it, or a region through it. Default
+    /// no. Costs the short ways: every packet is looked at.
+    pub inserted: bool,
 }
 
 impl NodeSettings {
@@ -150,6 +162,7 @@ impl Default for NodeSettings {
             t_dead_ns: 5_000_000_000,
             eager_max: None,
             peer_max: 4096,
+            peer_limit: Node::PEER_MAX,
             tx_wr_max: 4096,
             rx_wr_max: 16384,
             unexpected_bytes: 256 << 20,
@@ -158,6 +171,8 @@ impl Default for NodeSettings {
             crc: None,
             coll: CollModel::default(),
             join_ns: 60_000_000_000,
+            by_name: true,
+            inserted: false,
         }
     }
 }
@@ -282,6 +297,11 @@ pub trait FrameSink {
     /// As [`barewire_driver::port::Port::presence`].
     fn presence(&mut self, _mac: MacAddr) -> Presence {
         Presence::Unknown
+    }
+
+    /// As [`barewire_driver::port::Port::lacks_memory`].
+    fn lacks_memory(&self) -> bool {
+        false
     }
 
     /// As [`send`](Self::send), for a frame that no other follows: a port that keeps frames back
@@ -636,6 +656,7 @@ pub struct Node {
     openings: Openings,
     pub(crate) counters: NodeCounters,
     observed: tally::Observed,
+    failures: failed::Failures,
     /// Time of this turn. What is heard in it was heard then.
     pub(crate) polled_at: Instant,
     /// When the loop was last called after a pause longer than a probe interval.
@@ -741,6 +762,7 @@ impl Node {
             openings: Openings::new(s, caps.lossless, frame_len),
             counters: NodeCounters::default(),
             observed: tally::Observed::new(s.peer_max),
+            failures: failed::Failures::default(),
             polled_at: Instant(0),
             resumed_at: Instant(0),
             backlog: false,
@@ -755,6 +777,12 @@ impl Node {
     /// What the node was made with.
     pub fn settings(&self) -> &NodeSettings {
         &self.settings
+    }
+
+    /// From now on peers that do not name this incarnation are let in as well: the application
+    /// tells a name by which they find it.
+    pub fn reach_by_name(&mut self) {
+        self.settings.by_name = true;
     }
 
     /// A number that nobody can guess who does not know the seed, whatever was drawn before.

@@ -1,9 +1,11 @@
 //! Memory regions: what peers may read and write, by key.
 //!
-//! A key is 20 bits of slot and 44 random bits, drawn anew at every registration, or the
-//! application's own number. Whoever looks one up compares all 64 bits. The slot of a closed region
-//! goes to the next one with other random bits, so a packet that is still on its way when a region
-//! closes finds nobody, and nothing is written once [`Node::mr_close`] has returned.
+//! A key is 64 random bits, drawn anew at every registration, or the application's own number. The
+//! lower 20 bits of a drawn one are the region's slot, disguised by a keyed hash of the other 44:
+//! so it leads to its region, and who knows any number of keys knows nothing of the next one.
+//! Whoever looks one up compares all 64 bits. The slot of a closed region goes to the next one with
+//! other random bits, so a packet that is still on its way when a region closes finds nobody, and
+//! nothing is written once [`Node::mr_close`] has returned.
 //!
 //! What is found is (region, offset): an offset in the lent memory, checked against its length.
 
@@ -27,6 +29,8 @@ use crate::wire::{DataOp, NackReason, RemoteRange, RespOp, Ty};
 
 /// Bits of a key that are the region's slot.
 const SLOT_BITS: u32 = 20;
+
+const SLOT_MASK: u64 = (1 << SLOT_BITS) - 1;
 
 /// Most regions that a node can be set to.
 pub(crate) const MR_MAX: usize = 1 << SLOT_BITS;
@@ -80,6 +84,14 @@ pub(crate) struct Mr {
     pub(crate) readers: u32,
 }
 
+impl Mr {
+    /// Whether others than this thread change it by atomics.
+    #[inline(always)]
+    pub(super) fn is_shared(&self) -> bool {
+        !matches!(self.sharing, Sharing::Single)
+    }
+}
+
 impl Node {
     /// Registers memory, and so lets peers that know the key reach it.
     ///
@@ -121,16 +133,27 @@ impl Node {
     fn draw_key(&mut self, slot: u32) -> u64 {
         loop {
             self.mr_drawn += 1;
-            // Keyed by the seed, which a live domain takes from the kernel: no number of keys seen
-            // tells the next one.
-            #[expect(deprecated, reason = "see the import")]
-            let mut hash = SipHasher::new_with_keys(self.settings.seed, self.settings.incarnation);
-            hash.write_u64(self.mr_drawn);
-            let key = hash.finish() << SLOT_BITS | u64::from(slot);
+            let random = self.keyed_hash(self.mr_drawn) & !SLOT_MASK;
+            let key = random | self.disguise(random, slot);
             if self.mr_of(key).is_none() {
                 return key;
             }
         }
+    }
+
+    /// A hash that nobody outside can compute: its key is the seed, which a live domain takes from
+    /// the kernel.
+    fn keyed_hash(&self, word: u64) -> u64 {
+        #[expect(deprecated, reason = "see the import")]
+        let mut hash = SipHasher::new_with_keys(self.settings.seed, self.settings.incarnation);
+        hash.write_u64(word);
+        hash.finish()
+    }
+
+    /// The lower bits of a drawn key whose upper bits are those of `key`, for a slot; and back.
+    fn disguise(&self, key: u64, slot: u32) -> u64 {
+        // Another input than any of `draw_key`, which counts from 1.
+        (self.keyed_hash(!(key >> SLOT_BITS)) ^ u64::from(slot)) & SLOT_MASK
     }
 
     /// The key that peers name the region by.
@@ -264,13 +287,13 @@ impl Node {
     /// The region with this key.
     #[inline]
     fn mr_of(&self, key: u64) -> Option<u32> {
-        let slot = key as u32 & ((1 << SLOT_BITS) - 1);
         let same = |mr: &Mr| mr.key == key || planted(Bug::KeyHalfChecked);
-        if self.mrs.get(slot).is_some_and(|mr| same(mr) && !mr.by_app) {
-            return Some(slot);
-        }
         if self.mrs.get(self.mr_near).is_some_and(|mr| mr.key == key) {
             return Some(self.mr_near);
+        }
+        let slot = self.disguise(key, key as u32) as u32;
+        if self.mrs.get(slot).is_some_and(|mr| same(mr) && !mr.by_app) {
+            return Some(slot);
         }
         if self.mr_by_key.is_empty() { None } else { self.mr_by_key.get(&key).copied() }
     }

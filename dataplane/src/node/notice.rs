@@ -65,6 +65,9 @@ pub enum EndReason {
     /// The peer speaks, and a frame of so many bytes, Ethernet header included, has not got through
     /// to it for T_dead. 0 where the port loses nothing, and so the ring must be damaged.
     Stuck(u32),
+    /// The peer takes sessions only from stations that name its incarnation, and the address named
+    /// none.
+    Unnamed,
     /// Another incarnation answers at the address: the peer restarted.
     Restarted,
     /// The application inserted the address of another incarnation.
@@ -91,6 +94,7 @@ impl EndReason {
             Self::Reset
             | Self::Closed
             | Self::TakenForDead
+            | Self::Unnamed
             | Self::Restarted
             | Self::Superseded
             | Self::Evicted
@@ -148,6 +152,9 @@ impl fmt::Display for EndReason {
                     "frames of {len} bytes do not reach it, short ones do: a switch on \
                     the way carries less; set mtu=1500"
                 );
+            }
+            Self::Unnamed => {
+                "it takes sessions only from who names its incarnation; insert its whole address"
             }
             Self::Restarted => "it restarted: another incarnation answers",
             Self::Superseded => "the address of another incarnation was inserted",

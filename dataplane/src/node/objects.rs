@@ -6,7 +6,7 @@ use super::notice::EndReason;
 use super::peer::{GENERATIONS, Peer, SourceName, State};
 use super::short::Route;
 use super::tally::Tally;
-use super::{AvId, AvTable, CntrId, CntrTable, CqId, CqTable, Node};
+use super::{AvId, AvTable, CntrId, CntrTable, CqId, CqTable, EpId, Node};
 use crate::av::{Av, AvEntry};
 use crate::cq::Cq;
 use crate::error::{Error, Result};
@@ -254,13 +254,18 @@ impl Node {
     /// loses nothing, take it before ([`supersedes`](Self::supersedes)).
     ///
     /// # Errors
-    /// [`Error::NoMem`]: the node knows as many peers as it was set to, and all are in use.
+    /// [`Error::NoMem`]: the node knows as many peers as it [may](super::NodeSettings::peer_limit),
+    /// and all are in use.
     pub fn av_insert(&mut self, now: Instant, av: AvId, addr: EpAddr) -> Result<FiAddr> {
         self.avs.by_handle(av.0).ok_or(Error::BadFd)?;
         if self.peers.is_full() {
             self.release_awaited();
         }
-        let p = self.peer_of(now, addr.mac, usize::MAX).ok_or(Error::NoMem)?;
+        let p = match self.peer_of(now, addr.mac, usize::MAX) {
+            Some(p) => p,
+            None if self.enlarge() => self.peer_of(now, addr.mac, 0).ok_or(Error::NoMem)?,
+            None => return Err(Error::NoMem),
+        };
         let known = self.peers[p].inc;
         if addr.incarnation != 0 && known != addr.incarnation {
             if known != 0 {
@@ -337,6 +342,21 @@ impl Node {
         Ok(table.av.iter().map(|(addr, _)| addr).collect())
     }
 
+    /// Doubles the room for peers, as far as may be, and says whether there is more. Peers keep
+    /// their numbers.
+    #[cold]
+    fn enlarge(&mut self) -> bool {
+        let before = self.peers.capacity();
+        let n = (2 * before).min(self.settings.peer_limit).min(Self::PEER_MAX);
+        if n <= before || !self.peers.enlarge(n) {
+            return false;
+        }
+        self.by_mac.enlarge(&self.peers, n);
+        self.wheel.enlarge(n);
+        self.settings.peer_max = n;
+        true
+    }
+
     /// The record of the node with this MAC, made if there is none. `None` if the table is full and
     /// there is none among the next `looks` records that could be forgotten.
     pub(crate) fn peer_of(
@@ -393,6 +413,32 @@ impl Node {
         self.wheel.disarm(p);
         self.by_mac.remove(&self.peers, p);
         Some(self.peers.free(p).starved)
+    }
+
+    /// Whether peer `p` may reach endpoint `e`, which is open. Counts one that may not.
+    #[inline]
+    pub(super) fn may_reach(&mut self, p: u32, e: u32) -> bool {
+        !self.settings.inserted || self.is_inserted(p, e)
+    }
+
+    #[cold]
+    fn is_inserted(&mut self, p: u32, e: u32) -> bool {
+        let ep = &self.eps[e];
+        let known = self.avs.get(ep.av).is_some_and(|table| table.av.has_peer(p));
+        // What this process says to itself needs no vector.
+        let may = known || ep.admits_all || self.peers[p].mac() == self.mac;
+        self.counters.rx_not_inserted += u64::from(!may);
+        may
+    }
+
+    /// Lets every peer reach `ep`, also with [`NodeSettings::inserted`](super::NodeSettings): its
+    /// user looks at what comes.
+    ///
+    /// # Errors
+    /// [`Error::BadFd`]: it was closed.
+    pub fn ep_admit_all(&mut self, ep: EpId) -> Result<()> {
+        self.eps.by_handle_mut(ep.0).ok_or(Error::BadFd)?.admits_all = true;
+        Ok(())
     }
 
     /// Notes which life of a peer it is that we deal with from now on; 0 any.

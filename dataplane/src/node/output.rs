@@ -65,6 +65,7 @@ impl Node {
         let idle = seen == self.counters.rx_frames;
         self.blocked = false;
         while let Some(p) = self.wheel.expire(now) {
+            self.failures.lacks_memory = out.lacks_memory();
             self.on_timer(now, p, out);
         }
         if self.coll_wants(now) {

@@ -237,26 +237,29 @@ impl Node {
         }
     }
 
-    /// Writes an error entry for each message of a packet.
+    /// Tells of the failure of each message of a packet.
     pub(super) fn fail_group(&mut self, w: u32, err: Error, prov_errno: ProvErrno) {
         let wr = &self.tx[w];
-        let (e, buf, flags) = (wr.ep, wr.pack_buf(), send_flags(wr.flags));
+        let (ends, buf, flags) = ((wr.ep, wr.peer), wr.pack_buf(), send_flags(wr.flags));
         for i in 0..self.packs.notes[buf].len() {
             let note = self.packs.notes[buf][i];
-            self.fail_note(e, flags, note, err, prov_errno);
+            self.fail_note(ends, flags, note, err, prov_errno);
         }
     }
 
-    /// Writes an error entry for a message of a packet of endpoint `e`.
-    fn fail_note(&mut self, e: u32, flags: CqFlags, note: Note, err: Error, prov_errno: ProvErrno) {
+    /// Tells of the failure of a message of a packet of endpoint `e` for a peer.
+    fn fail_note(
+        &mut self,
+        (e, p): (u32, u32),
+        flags: CqFlags,
+        note: Note,
+        err: Error,
+        prov_errno: ProvErrno,
+    ) {
         let Note { context: op_context, tag, .. } = note;
         let cqe = Cqe { op_context, flags, tag, src: FI_ADDR_UNSPEC, ..Cqe::default() };
         let failure = CqErr { cqe, olen: 0, err, prov_errno, err_data: None };
-        let ep = &mut self.eps[e];
-        let cntr = ep.tx_cntr;
-        ep.counters.errors += 1;
-        self.cqs[ep.tx_cq].cq.push_err(failure);
-        self.count(cntr, false);
+        self.tell_failure((e, p), failure, self.eps[e].tx_cntr);
     }
 
     /// Takes a message that was posted with `context` out of a packet of endpoint `e` that has not
@@ -283,7 +286,7 @@ impl Node {
         let peer = &mut self.peers[p];
         peer.credit_used = peer.credit_used.wrapping_sub(cost);
         self.eps[e].tx_used -= 1;
-        self.fail_note(e, flags, note, Error::Canceled, ProvErrno::NotExecuted);
+        self.fail_note((e, p), flags, note, Error::Canceled, ProvErrno::NotExecuted);
         true
     }
 
@@ -340,6 +343,9 @@ impl Node {
         (off, len): (usize, usize),
     ) -> bool {
         let e = self.ep_slot(msg.dst_ep);
+        if self.settings.inserted {
+            return false;
+        }
         let Some(ep) = self.eps.get_mut(e) else { return false };
         let MsgOp { src_ep, tagged, tag, imm, .. } = *msg;
         let (peer, cost) = (&mut self.peers[p], units(len as u64));

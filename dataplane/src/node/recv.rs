@@ -349,6 +349,9 @@ impl Node {
             self.counters.rx_no_endpoint += 1;
             return Err(NackReason::NoEndpoint);
         }
+        if !self.may_reach(p, e) {
+            return Err(NackReason::NoEndpoint);
+        }
         let peer = &mut self.peers[p];
         if peer.outstanding() < cost {
             return Err(NackReason::Overdrawn);

@@ -338,6 +338,9 @@ impl Node {
             self.counters.rx_bad_access += 1;
             return Err(NackReason::BadAccess);
         }
+        if !self.may_reach(p, e) {
+            return Err(NackReason::BadAccess);
+        }
         if imm.is_some() && self.peers[p].outstanding() == 0 {
             return Err(NackReason::Overdrawn);
         }

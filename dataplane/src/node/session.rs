@@ -164,7 +164,8 @@ impl Node {
             self.counters.rx_bad_open += 1;
             return;
         }
-        if op.target_inc != 0 && op.target_inc != me && !planted(Bug::NoIncarnationCheck) {
+        let other = op.target_inc != 0 && op.target_inc != me;
+        if other && !planted(Bug::NoIncarnationCheck) || self.is_unnamed(op) {
             self.refuse_open(now, base, op, RstReason::WrongIncarnation);
             return;
         }
@@ -240,6 +241,14 @@ impl Node {
         }
     }
 
+    /// Whether an OPEN names no incarnation and this node takes only such as name its own: then its
+    /// sender was told the address by nobody.
+    fn is_unnamed(&mut self, op: &OpenOp) -> bool {
+        let unnamed = op.target_inc == 0 && !self.settings.by_name;
+        self.counters.rx_unnamed += u64::from(unnamed);
+        unnamed
+    }
+
     /// They gave up the session that we answered. Ours pairs with that one only (S3).
     /// What waits goes out with the new one, unless it was meant for another life.
     fn answer_anew(&mut self, now: Instant, p: u32, base: &Base, op: &OpenOp, len: u16) {
@@ -287,7 +296,8 @@ impl Node {
     pub(crate) fn opened(&mut self, now: Instant, p: u32) {
         self.settle_path(p);
         let active = self.polled_at;
-        let plain = !(self.lossless && self.crc);
+        // Ways that ask fewer questions are for nodes that let every peer in.
+        let plain = !(self.settings.inserted || self.lossless && self.crc);
         let peer = &mut self.peers[p];
         peer.state = State::Open;
         peer.is_life_claimed = false;
@@ -311,7 +321,7 @@ impl Node {
         let rst = RstOp {
             echo_sid: base.dst_sid,
             echo_psn: base.psn,
-            inc: self.settings.incarnation,
+            life: wire::life_of(self.settings.incarnation),
             victim_inc: op.inc,
             victim_epoch: op.epoch,
             reason,
@@ -326,7 +336,7 @@ impl Node {
         let rst = RstOp {
             echo_sid: sid,
             echo_psn: psn,
-            inc: self.settings.incarnation,
+            life: wire::life_of(self.settings.incarnation),
             victim_inc: 0,
             victim_epoch: 0,
             reason: RstReason::UnknownSession,
@@ -407,13 +417,17 @@ impl Node {
             return;
         }
         self.counters.sessions_reset += 1;
+        if peer.state == State::Opening && peer.inc == 0 && op.reason == RstReason::WrongIncarnation
+        {
+            return self.end_session(now, p, EndReason::Unnamed);
+        }
         let stale_answer = peer.state == State::Answered && op.reason == RstReason::UnknownSession;
         let other_life = peer.state != State::Open && op.reason == RstReason::WrongIncarnation;
         if stale_answer || other_life {
             self.open_again(now, p, other_life);
             return;
         }
-        let other_life = op.inc != peer.inc && peer.inc != 0;
+        let other_life = op.life != wire::life_of(peer.inc) && peer.inc != 0;
         let reason = match op.reason {
             RstReason::Version => EndReason::Version(op.versions),
             RstReason::Closed => EndReason::Closed,
@@ -423,7 +437,7 @@ impl Node {
             RstReason::UnknownSession => EndReason::Reset,
         };
         self.end_session(now, p, reason);
-        if op.inc != self.peers[p].inc || op.reason == RstReason::WrongIncarnation {
+        if op.life != wire::life_of(self.peers[p].inc) || op.reason == RstReason::WrongIncarnation {
             self.note_life(p, 0);
             self.peers[p].closed_epoch = 0;
         }
@@ -524,7 +538,7 @@ impl Node {
         let rst = RstOp {
             echo_sid: peer.sid,
             echo_psn: peer.rcv_nxt,
-            inc: self.settings.incarnation,
+            life: wire::life_of(self.settings.incarnation),
             victim_inc: peer.inc,
             victim_epoch: peer.peer_epoch,
             reason: RstReason::Closed,
@@ -1004,7 +1018,7 @@ impl Node {
                 return self.fail_group(w, err, prov_errno);
             }
             let one_sided = wr.flags.contains(WrFlags::RMA);
-            let (op_context, tag, e) = (wr.context, wr.tag, wr.ep);
+            let (op_context, tag, e, p) = (wr.context, wr.tag, wr.ep, wr.peer);
             // Bytes of a refused write that are written nevertheless.
             let olen = if one_sided { wr.asked } else { 0 };
             let (flags, cntr) = if one_sided {
@@ -1013,20 +1027,9 @@ impl Node {
                 (send_flags(wr.flags), self.eps[e].tx_cntr)
             };
             let cqe = Cqe { op_context, flags, tag, src: FI_ADDR_UNSPEC, ..Cqe::default() };
-            self.tell_failure(e, CqErr { cqe, olen, err, prov_errno, err_data: None }, cntr);
+            let failure = CqErr { cqe, olen, err, prov_errno, err_data: None };
+            self.tell_failure((e, p), failure, cntr);
         }
-    }
-
-    /// Writes the failure of an operation of endpoint `e`, which counter `cntr` counts.
-    pub(super) fn tell_failure(&mut self, e: u32, failure: CqErr, cntr: u32) {
-        let ep = &mut self.eps[e];
-        ep.counters.errors += 1;
-        let cq = ep.tx_cq;
-        self.cqs[cq].cq.push_err(failure);
-        if planted(Bug::CqReservationLeaked) {
-            self.cqs[cq].cq.reserve();
-        }
-        self.count(cntr, false);
     }
 }
 

@@ -873,13 +873,13 @@ impl Node {
         self.short_ops.discard(w);
         if e != NONE {
             self.eps[e].tx_used -= 1;
-            self.tell_short_failure((e, form), context, err, prov_errno);
+            self.tell_short_failure((e, p, form), context, err, prov_errno);
         }
     }
 
     fn tell_short_failure(
         &mut self,
-        (e, form): (u32, Form),
+        (e, p, form): (u32, u32, Form),
         op_context: u64,
         err: Error,
         prov_errno: ProvErrno,
@@ -887,7 +887,7 @@ impl Node {
         let (flags, which) = form.outcome();
         let cqe = Cqe { op_context, flags, src: FI_ADDR_UNSPEC, ..Cqe::default() };
         let failure = CqErr { cqe, olen: 0, err, prov_errno, err_data: None };
-        self.tell_failure(e, failure, self.eps[e].rma_cntr[which]);
+        self.tell_failure((e, p), failure, self.eps[e].rma_cntr[which]);
     }
 
     /// Ends all operations of the short way to peer `p`, whose session has ended with `err`.
@@ -926,10 +926,10 @@ impl Node {
         for w in ops {
             let op = &mut self.short_ops[w];
             (op.ep, op.result) = (NONE, Span::EMPTY);
-            let (context, form) = (op.context, op.form());
+            let (context, form, p) = (op.context, op.form(), op.peer());
             self.eps[e].tx_used -= 1;
             let (err, prov) = (Error::Canceled, ProvErrno::UnknownOutcome);
-            self.tell_short_failure((e, form), context, err, prov);
+            self.tell_short_failure((e, p, form), context, err, prov);
         }
     }
 }

@@ -22,7 +22,7 @@ use super::short_rma::{
 };
 use super::{FrameSink, Node, ShortFrame, Todo};
 use crate::flags::{Caps, MrAccess};
-use crate::proto::atomic::{self, Datatype, Sharing};
+use crate::proto::atomic::{self, Datatype};
 use crate::rel::sent::WINDOW;
 use crate::slab::{Link, NONE};
 use crate::types::Instant;
@@ -459,11 +459,10 @@ impl Node {
         if let Some(usual) = self.asked.usual.get_mut(at) {
             let memory = self.mrs[near.mr].buf.as_one().filter(|_| near.usual);
             let (what, base) = (near.what, near.base);
-            *usual = memory.and_then(Words::of).map_or(Usual::NOTHING, |memory| Usual {
-                what,
-                base,
-                memory,
-            });
+            let shared = self.mrs[near.mr].is_shared();
+            *usual = memory
+                .and_then(|span| Words::of(span, shared))
+                .map_or(Usual::NOTHING, |memory| Usual { what, base, memory });
         }
         true
     }
@@ -506,7 +505,7 @@ impl Node {
         let (ep, counted) = self.near_ep(op.range.dst_ep, caps)?;
         let (m, _) = self.mr_look(ep, &op.range, bytes as u64, access).ok()?;
         let mr = &self.mrs[m];
-        let few = op.count == 1 && matches!(mr.sharing, Sharing::Single) && plen <= FEW;
+        let few = op.count == 1 && plen <= FEW;
         let word = few && ty.is_integer() && bytes >= 4;
         let counted =
             counted || op.fetch && mr.read_cntr != NONE || changes(what) && mr.write_cntr != NONE;
@@ -604,7 +603,7 @@ impl Near {
     #[inline(never)]
     fn execute_word(&self, mr: &Mr, at: usize, frame: &RxFrame<'_>) -> Option<u64> {
         let operands = frame.few_at(AtomicOp::HEAD, self.plen.into())?;
-        mr.buf.first()?.atomic_word(at, self.op, self.ty, operands)
+        mr.buf.first()?.atomic_word(at, self.op, self.ty, operands, mr.is_shared())
     }
 
     /// On few bytes that are no word.

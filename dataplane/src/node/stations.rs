@@ -19,9 +19,18 @@ pub(crate) struct Stations {
 }
 
 impl Stations {
-    /// Room for `n` peers, which is all that there will be: memory is touched when they come.
+    /// Room for `n` peers, more only by [`enlarge`](Self::enlarge): memory is touched when they
+    /// come.
     pub(crate) fn with_capacity(n: usize) -> Self {
         Self { index: Index::with_capacity(n), keys: RandomState::new(), evict_hand: 0 }
+    }
+
+    /// Room for `n` peers, those of `peers` among them.
+    pub(crate) fn enlarge(&mut self, peers: &Peers, n: usize) {
+        let hash = |p| self.keys.hash_one(peers[p].mac());
+        let mut index = Index::with_capacity(n);
+        peers.iter().for_each(|(p, _)| index.insert(hash(p), p, hash));
+        self.index = index;
     }
 
     /// The peer that has this MAC.

@@ -53,6 +53,11 @@ pub struct NodeCounters {
     pub rx_bad_open: u64,
     /// Of these, those above the budget of OPENs that prove nothing.
     pub rx_open_limited: u64,
+    /// Of these, those that named no incarnation, where one has to be named.
+    pub rx_unnamed: u64,
+    /// Packets refused because their sender is not in the address vector of the endpoint that they
+    /// are for.
+    pub rx_not_inserted: u64,
     /// Frames handed to the port.
     pub tx_frames: u64,
     /// Of these, packets sent again.
@@ -114,6 +119,8 @@ impl Default for NodeCounters {
             rx_bad_rst: 0,
             rx_bad_open: 0,
             rx_open_limited: 0,
+            rx_unnamed: 0,
+            rx_not_inserted: 0,
             tx_frames: 0,
             tx_retransmits: 0,
             tx_acks: 0,

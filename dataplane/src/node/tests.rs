@@ -20,6 +20,7 @@ mod pulls;
 mod refused;
 mod rma;
 mod srx;
+mod strangers;
 mod survey;
 mod twin;
 mod usual;
@@ -469,7 +470,8 @@ fn both_ways(lossless: bool, drop: usize, dup: usize) {
 /// so that nobody else's messages match; after that it is given to others.
 #[test]
 fn a_directed_receive_keeps_the_record_of_its_peer() {
-    let End { mut node, ep, av, .. } = end(1, 1500, true);
+    let full = NodeSettings { peer_limit: 4096, ..NodeSettings::default() };
+    let End { mut node, ep, av, .. } = end_with(1, 1500, true, full);
     let addr = |n: u16| {
         let [a, b] = n.to_be_bytes();
         EpAddr { mac: MacAddr([2, 7, 0, 0, a, b]), ep: 3, incarnation: 0 }
@@ -485,6 +487,41 @@ fn a_directed_receive_keeps_the_record_of_its_peer() {
     node.cancel(ep, 1).unwrap();
     node.av_insert(Instant(1), av, addr(9999)).unwrap();
     assert_eq!(node.av_insert(Instant(1), av, addr(9998)), Err(Error::NoMem));
+}
+
+/// Goal: as many peers as the application inserts, and sessions that are open go on while the
+/// tables grow; strangers do not make them grow. Method: a table of 4, and 3,000 addresses inserted
+/// while messages pass.
+#[test]
+fn the_table_of_peers_grows_with_what_is_inserted() {
+    for lossless in [true, false] {
+        let small = || NodeSettings { peer_max: 4, ..NodeSettings::default() };
+        let mut pair = Pair::of([1, 2].map(|mac| end_with(mac, 1500, lossless, small())));
+        pair.short = Some(0);
+        let mut inserted = Vec::new();
+        for n in 0..3000_u16 {
+            let [a, b] = n.to_be_bytes();
+            let addr = EpAddr { mac: MacAddr([2, 7, 0, 0, a, b]), ep: 3, incarnation: 0 };
+            let (now, end) = (pair.now, &mut pair.ends[n as usize % 2]);
+            inserted.push((end.node.av_insert(now, end.av, addr).unwrap(), addr));
+            if n % 100 < 3 {
+                pair.recv(1, IoBuf::leaked(&[0; 8]), 5, OpFlags::empty(), 1).unwrap();
+                pair.send(0, IoBuf::leaked(&[1; 8]), 5, OpFlags::empty(), 2).unwrap();
+                pair.run(200_000);
+                assert_eq!((pair.read(1).len(), pair.read(0).len()), (1, 1), "at {n}");
+            }
+        }
+        for (i, (at, addr)) in inserted.into_iter().enumerate() {
+            let end = &pair.ends[i % 2];
+            assert_eq!(end.node.av_lookup(end.av, at), Ok(addr));
+        }
+        assert_eq!(pair.ends[0].node.levels().peers, 1501);
+        let limit = NodeSettings { peer_limit: 6, ..small() };
+        let End { mut node, av, .. } = end_with(1, 1500, lossless, limit);
+        let addr = |n| EpAddr { mac: MacAddr([2, 7, 0, 0, 0, n]), ep: 3, incarnation: 0 };
+        let fit = (0..9).take_while(|&n| node.av_insert(Instant(1), av, addr(n)).is_ok()).count();
+        assert_eq!(fit, 6);
+    }
 }
 
 /// Goal: a source is told as the vector has it now, whatever a message before was told with.

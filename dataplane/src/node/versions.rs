@@ -55,7 +55,7 @@ impl Node {
         let rst = RstOp {
             echo_sid: other.base.dst_sid,
             echo_psn: other.base.psn,
-            inc: self.settings.incarnation,
+            life: crate::wire::life_of(self.settings.incarnation),
             victim_inc: other.inc,
             victim_epoch: other.epoch,
             reason: RstReason::Version,

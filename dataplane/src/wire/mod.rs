@@ -44,7 +44,7 @@ pub use plain::{
 };
 pub use rma::{AtomicOp, ReadOp, RemoteRange, RespOp, WriteOp};
 pub use rndv::{DataOp, EndOp, EndStatus, PullOp, RndvOp};
-pub use rst::{RstOp, RstReason};
+pub use rst::{RstOp, RstReason, life_of};
 pub use ty::Ty;
 pub use version::{Stranger, Versions};
 

@@ -1,5 +1,7 @@
 //! RST: the session that a packet named does not exist, or ends.
 
+use std::hash::Hasher;
+
 use barewire_driver::frame::RxFrame;
 
 use super::{Bytes, Versions, WireError};
@@ -36,6 +38,15 @@ impl TryFrom<u16> for RstReason {
     }
 }
 
+/// An image of an incarnation, not 0, that tells one life of a node from another and does not tell
+/// the incarnation: SipHash-2-4 of eight zero bytes under the key (incarnation, incarnation).
+pub fn life_of(incarnation: u64) -> u64 {
+    #[expect(deprecated, reason = "the one keyed hash of the standard library that takes its keys")]
+    let mut hash = std::hash::SipHasher::new_with_keys(incarnation, incarnation);
+    hash.write_u64(0);
+    hash.finish().max(1)
+}
+
 /// Header of an RST, the same in every version. Its receiver believes it only if it can have been
 /// sent by one who saw the receiver's packets: `docs/wire.md`, "RST".
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,8 +55,8 @@ pub struct RstOp {
     pub echo_sid: u32,
     /// `psn` of the packet that caused it, or 0.
     pub echo_psn: Psn,
-    /// Incarnation of the RST's sender.
-    pub inc: u64,
+    /// [`life_of`] the incarnation of the RST's sender, who may not know whom it answers.
+    pub life: u64,
     /// Incarnation of the node that the RST is for; 0 if its sender does not know it.
     pub victim_inc: u64,
     /// Epoch of that node's session; 0 if the sender does not know it.
@@ -78,7 +89,7 @@ impl RstOp {
         Ok(Self {
             echo_sid: b.u32::<0>(),
             echo_psn: Psn(b.u32::<4>()),
-            inc: b.u64::<8>(),
+            life: b.u64::<8>(),
             victim_inc: b.u64::<16>(),
             victim_epoch: b.u32::<24>(),
             reason,
@@ -94,7 +105,7 @@ impl RstOp {
         let mut b = Bytes::<{ Self::LEN }>::ZERO;
         b.put32::<0>(self.echo_sid);
         b.put32::<4>(self.echo_psn.0);
-        b.put64::<8>(self.inc);
+        b.put64::<8>(self.life);
         b.put64::<16>(self.victim_inc);
         b.put32::<24>(self.victim_epoch);
         b.put16::<28>(self.reason as u16);

@@ -71,7 +71,7 @@ fn one_of_each() -> Vec<(Base, Op, Vec<u8>)> {
     let rst = RstOp {
         echo_sid: 1,
         echo_psn: Psn(2),
-        inc: 3,
+        life: 3,
         victim_inc: 4,
         victim_epoch: 5,
         reason: RstReason::Closed,
@@ -305,7 +305,7 @@ prop_compose! {
         reason in 1..=5_u16,
     ) -> RstOp {
         let (echo_psn, reason) = (Psn(echo_psn), reason.try_into().unwrap());
-        RstOp { echo_sid, echo_psn, inc, victim_inc, victim_epoch, reason, versions }
+        RstOp { echo_sid, echo_psn, life: inc, victim_inc, victim_epoch, reason, versions }
     }
 }
 

@@ -220,6 +220,10 @@ impl Port for Pcap {
         self.inner.traffic(mac)
     }
 
+    fn lacks_memory(&self) -> bool {
+        self.inner.lacks_memory()
+    }
+
     fn waiter(&self) -> Option<Arc<dyn PortWaiter>> {
         self.inner.waiter()
     }

@@ -102,7 +102,31 @@ impl UdpSettings {
 
     fn os(&self, what: &str, e: &io::Error) -> OpenError {
         let errno = e.raw_os_error().unwrap_or(libc::EIO);
-        self.refuse(errno, format!("{what}: {e}"), "choose another port, see: barewire info")
+        let mend = match errno {
+            libc::EMFILE | libc::ENFILE => "raise the limit on open files: ulimit -n 65536",
+            _ => "choose another port, see: barewire info",
+        };
+        self.refuse(errno, format!("{what}: {e}"), mend)
+    }
+
+    /// Whether a port could be opened with them, if its UDP port is free; changes nothing.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn check(&self) -> Result<(), OpenError> {
+        let place = self.place()?;
+        self.mtu(&place)?;
+        self.port.map_or(Ok(()), |port| self.named(SocketAddrV4::new(place.ip, port)))
+    }
+
+    /// Refuses a UDP port that makes no address of the fabric.
+    fn named(&self, addr: SocketAddrV4) -> Result<(), OpenError> {
+        if mac_of(addr).is_some() {
+            return Ok(());
+        }
+        let why = format!("UDP port {} has no address of the fabric", addr.port());
+        let mend = format!("write 49152 to 65535: udp:{}:50000", self.host);
+        Err(self.refuse(libc::EINVAL, why, mend))
     }
 
     /// Our address, and the interface that has it.
@@ -155,11 +179,7 @@ impl UdpSettings {
             });
         };
         let addr = SocketAddrV4::new(ip, port);
-        if mac_of(addr).is_none() {
-            let why = format!("UDP port {port} has no address of the fabric");
-            let mend = format!("write 49152 to 65535: udp:{}:50000", self.host);
-            return Err(self.refuse(libc::EINVAL, why, mend));
-        }
+        self.named(addr)?;
         bind(fd, addr).map(|()| addr).map_err(|e| match e.raw_os_error() {
             Some(libc::EADDRINUSE) => {
                 let why = format!("UDP port {port} is in use by another process");

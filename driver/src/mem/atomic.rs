@@ -21,6 +21,8 @@ mod process_lock;
 #[cfg(test)]
 mod tests;
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use thiserror::Error;
 
 pub use self::lock::{LocalLocks, WideLock};
@@ -259,9 +261,9 @@ pub const fn reduces(op: AtomicOp, ty: Datatype) -> bool {
 
 impl Span {
     /// Performs `op` on the element of an integer type of 4 or 8 bytes at `offset`, which nobody
-    /// else changes: `operands` holds the operand and behind it the compare value. Returns the
-    /// value before the operation. `None`, and nothing done, for another type or if anything is
-    /// wrong.
+    /// else changes unless it is `shared`, and then by atomic instructions: `operands` holds the
+    /// operand and behind it the compare value. Returns the value before the operation. `None`, and
+    /// nothing done, for another type or if anything is wrong.
     #[inline(always)]
     pub fn atomic_word(
         &self,
@@ -269,6 +271,7 @@ impl Span {
         op: AtomicOp,
         ty: Datatype,
         operands: u128,
+        shared: bool,
     ) -> Option<u64> {
         let size = match ty {
             Datatype::Int64 | Datatype::Uint64 => 8,
@@ -287,7 +290,7 @@ impl Span {
         // SAFETY: one element, aligned to its size, lies inside lent memory (`inside`); operand
         // and compare value are `2 * size <= FEW` bytes; the result has 8 and overlaps nothing;
         // every operation has a meaning on these types.
-        let done = unsafe { exec::exec_word(op, ty, part) };
+        let done = unsafe { exec::exec_word(op, ty, part, shared) };
         done.then(|| u64::from_le_bytes(old))
     }
 }
@@ -299,6 +302,8 @@ impl Span {
 pub struct Words {
     base: *mut u8,
     count: u64,
+    /// Others change them by atomic instructions.
+    shared: bool,
 }
 
 // SAFETY: as a span, whose address and promise it is.
@@ -306,16 +311,16 @@ unsafe impl Send for Words {}
 
 impl Words {
     /// No memory.
-    pub const NONE: Self = Self { base: std::ptr::null_mut(), count: 0 };
+    pub const NONE: Self = Self { base: std::ptr::null_mut(), count: 0, shared: false };
 
     /// Those of `span`, if it begins with one: its address is a multiple of 8. Bytes behind the
-    /// last are none of them.
-    pub fn of(span: &Span) -> Option<Self> {
+    /// last are none of them. Others change them by atomic instructions if they are `shared`.
+    pub fn of(span: &Span, shared: bool) -> Option<Self> {
         let (base, count) = (span.base(), span.len() as u64 / 8);
-        (base as usize & 7 == 0).then_some(Self { base, count })
+        (base as usize & 7 == 0).then_some(Self { base, count, shared })
     }
 
-    /// Adds `operand` to the word at byte `at`, which nobody else changes, as [`AtomicOp::Sum`]
+    /// Adds `operand` to the word at byte `at`, as [`AtomicOp::Sum`]
     /// does on [`Datatype::Uint64`]. Returns the value before. `None`, and nothing done, if at this
     /// byte no word begins.
     #[inline(always)]
@@ -326,12 +331,18 @@ impl Words {
             return rarely(None);
         }
         let target = self.base.wrapping_add(i as usize * 8);
+        if self.shared {
+            // SAFETY: word `i` of `count` is aligned (`of`) and lies inside lent memory, and others
+            // change it by atomic instructions while it is lent (`of`).
+            let word = unsafe { AtomicU64::from_ptr(target.cast()) };
+            return Some(word.fetch_add(operand, Ordering::AcqRel));
+        }
         let (operand, mut old) = (operand.to_le_bytes(), [0; 8]);
         let (operand, result) = (operand.as_ptr(), old.as_mut_ptr());
         let part = exec::Part { target, operand, compare: operand, result, count: 1 };
         // SAFETY: word `i` of `count` is aligned (`of`) and lies inside lent memory; operand and
         // result have 8 bytes of our own; every operation has a meaning on the type.
-        let done = unsafe { exec::exec_word(AtomicOp::Sum, Datatype::Uint64, part) };
+        let done = unsafe { exec::exec_word(AtomicOp::Sum, Datatype::Uint64, part, false) };
         done.then(|| u64::from_le_bytes(old))
     }
 }
@@ -390,9 +401,10 @@ impl IoBuf {
             count: n >> ty.size_log2(),
         };
         // Counters and locks: most atomics are one word, and that deserves a short way.
-        if let (Some(piece), Sharing::Single, 1) = (first, sharing, count) {
-            // SAFETY: as said above.
-            if unsafe { exec::exec_word(op, ty, part(piece, 0, len)) } {
+        if let (Some(piece), 1) = (first, count) {
+            let shared = !matches!(sharing, Sharing::Single);
+            // SAFETY: as said above; these types are aligned to their sizes.
+            if unsafe { exec::exec_word(op, ty, part(piece, 0, len), shared) } {
                 return Ok(());
             }
         }

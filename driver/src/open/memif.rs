@@ -9,6 +9,11 @@ pub(super) fn open(spec: &str) -> Result<Box<dyn Port>, OpenError> {
     Ok(Box::new(Memif::open(&settings(spec)?)?))
 }
 
+/// Whether [`open`] would open it.
+pub(super) fn check(spec: &str) -> Result<(), OpenError> {
+    settings(spec)?.check_path()
+}
+
 fn settings(spec: &str) -> Result<MemifSettings, OpenError> {
     let rest = spec.strip_prefix("memif:").unwrap_or("");
     let mut parts = rest.split(',');

@@ -9,6 +9,19 @@ pub(super) fn vfio(spec: &str) -> Result<Box<dyn Port>, OpenError> {
     vfio::open(&vfio_settings(spec)?)
 }
 
+/// Whether [`vfio`] would open it, as far as the machine's own lists tell.
+pub(super) fn check(spec: &str) -> Result<(), OpenError> {
+    let bdf = vfio_settings(spec)?.bdf;
+    let nic = survey::nics().into_iter().find(|nic| nic.bdf == bdf);
+    let nic = nic.ok_or_else(|| vfio::VfioError::NoDevice { bdf: bdf.clone() })?;
+    match nic.obstacle() {
+        None => Ok(()),
+        Some((why, mend)) => {
+            Err(OpenError::Device { port: format!("vfio:{bdf}"), why, mend, errno: libc::ENODEV })
+        }
+    }
+}
+
 fn vfio_settings(spec: &str) -> Result<VfioSettings, OpenError> {
     let rest = spec.strip_prefix("vfio").unwrap_or(spec);
     let mut parts = rest.strip_prefix(':').unwrap_or(rest).split(',');

@@ -10,6 +10,11 @@ pub(super) fn afpacket(spec: &str) -> Result<Box<dyn Port>, OpenError> {
     Ok(Box::new(AfPacket::open(&afpacket_settings(spec)?)?))
 }
 
+/// Whether [`afpacket`] would open it.
+pub(super) fn check_afpacket(spec: &str) -> Result<(), OpenError> {
+    afpacket_settings(spec)?.check()
+}
+
 fn afpacket_settings(spec: &str) -> Result<AfPacketSettings, OpenError> {
     let rest = spec.strip_prefix("afpacket:").unwrap_or("");
     let mut parts = rest.split(',');
@@ -39,6 +44,11 @@ fn afpacket_settings(spec: &str) -> Result<AfPacketSettings, OpenError> {
 /// Opens `udp:ADDRESS,...`.
 pub(super) fn udp(spec: &str) -> Result<Box<dyn Port>, OpenError> {
     Ok(Box::new(Udp::open(&udp_settings(spec)?)?))
+}
+
+/// Whether [`udp`] would open it.
+pub(super) fn check_udp(spec: &str) -> Result<(), OpenError> {
+    udp_settings(spec)?.check()
 }
 
 fn udp_settings(spec: &str) -> Result<UdpSettings, OpenError> {

@@ -474,7 +474,7 @@ impl Villain {
         Op::Rst(RstOp {
             echo_sid: r.pick(&[self.mine, 0]),
             echo_psn: Psn(self.cack),
-            inc: r.pick(&[3, 4, 0]),
+            life: r.pick(&[barewire_dataplane::wire::life_of(3), 4, 0]),
             victim_inc: r.pick(&[1, 0, 9]),
             victim_epoch: r.pick(&[self.victim_epoch, 0, 77]),
             reason: RstReason::Closed,

@@ -71,7 +71,7 @@ fn a_damaged_version_is_not_refused() {
     let rst = RstOp {
         echo_sid: 0,
         echo_psn: Psn(0),
-        inc: 9,
+        life: 9,
         victim_inc: inc,
         victim_epoch: 0xdead,
         reason: RstReason::Version,

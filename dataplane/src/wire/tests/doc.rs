@@ -66,7 +66,7 @@ fn fields(base: &Base, op: &Op) -> BTreeMap<&'static str, u64> {
         Op::Rst(op) => map.extend([
             ("echo_sid", op.echo_sid.into()),
             ("echo_psn", op.echo_psn.0.into()),
-            ("inc", op.inc),
+            ("life", op.life),
             ("victim_inc", op.victim_inc),
             ("victim_epoch", op.victim_epoch.into()),
             ("reason", op.reason as u64),

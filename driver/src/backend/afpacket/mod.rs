@@ -111,7 +111,11 @@ impl AfPacketSettings {
     /// What a system call said that has no better explanation.
     fn os(&self, what: &str, e: &io::Error) -> OpenError {
         let errno = e.raw_os_error().unwrap_or(libc::EIO);
-        self.refuse(errno, format!("{what}: {e}"), "choose another port, see: barewire info")
+        let mend = match errno {
+            libc::EMFILE | libc::ENFILE => "raise the limit on open files: ulimit -n 65536",
+            _ => "choose another port, see: barewire info",
+        };
+        self.refuse(errno, format!("{what}: {e}"), mend)
     }
 
     /// The interface, if it can be used.

@@ -334,6 +334,18 @@ fn remove_stale(path: &str, address: &UnixAddr) {
     }
 }
 
+/// That there is no directory for the socket, if it needs one and there is none.
+pub(super) fn no_directory(settings: &MemifSettings) -> Option<OpenError> {
+    let name = &settings.socket;
+    let dir = Path::new(name).parent().filter(|dir| !name.starts_with('@') && !dir.is_dir())?;
+    if settings.role == Role::Server {
+        return Some(cannot_bind(settings, Errno::ENOENT));
+    }
+    let why = format!("no directory {}", dir.display());
+    let mend = format!("start the server, or: mkdir -p {}", dir.display());
+    Some(refused(settings, libc::ENOENT, why, mend))
+}
+
 fn cannot_bind(settings: &MemifSettings, errno: Errno) -> OpenError {
     let name = &settings.socket;
     let dir = Path::new(name).parent().unwrap_or(Path::new("/")).display();
@@ -564,14 +576,8 @@ impl Client {
 
     /// No server: a matter of time, unless there is no directory for its socket.
     fn missing(&self) -> Result<Live, Trouble> {
-        let name = &self.settings.socket;
-        let dir = Path::new(name).parent().filter(|_| !name.starts_with('@'));
-        match dir.filter(|dir| !dir.is_dir()) {
-            Some(dir) => {
-                let (why, mend) = (format!("no directory {}", dir.display()), "start the server");
-                let mend = format!("{mend}, or: mkdir -p {}", dir.display());
-                Err(Trouble::Refused(refused(&self.settings, libc::ENOENT, why, mend), false))
-            }
+        match no_directory(&self.settings) {
+            Some(why) => Err(Trouble::Refused(why, false)),
             None => Err(Trouble::Missing),
         }
     }

@@ -152,6 +152,12 @@ impl MemifSettings {
         OpenError::BadSpec { spec: self.name(), why: why.into() }
     }
 
+    /// Whether a port could be opened with them, as far as can be seen; changes nothing.
+    pub(crate) fn check_path(&self) -> Result<(), OpenError> {
+        self.check()?;
+        control::no_directory(self).map_or(Ok(()), Err)
+    }
+
     fn check(&self) -> Result<(), OpenError> {
         let is_named = match self.socket.strip_prefix('@') {
             Some(name) => !name.is_empty(),

@@ -57,6 +57,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
+use nix::unistd::{AccessFlags, access};
+
 use crate::clock::{monotonic_ns, now_ns};
 use crate::frame::{ETH_HDR_LEN, FillHead, Rest, RxFrame, ShortHead, TxFrame};
 use crate::hint::rarely;
@@ -68,7 +70,8 @@ use crate::port::{
 };
 use crate::ring::{Consumer, GRANULE, NoRoom, Producer, RingMem, Taken, WORD_LEN, slot_len};
 use ends::Ends;
-use layout::{Layout, MEMBERS_MAX};
+use layout::Layout;
+pub(crate) use layout::MEMBERS_MAX;
 use segment::{BELL, CLOSED, RawRing, STATION, WATCH, is_monitor};
 use wait::{Shared, Waiter};
 
@@ -144,6 +147,23 @@ impl ShmSettings {
     pub fn path(&self) -> PathBuf {
         let uid = nix::unistd::geteuid();
         self.dir.join(format!("{FILE_PREFIX}{uid}-{}", self.name))
+    }
+
+    /// Whether the segment could be joined or made with them, as far as can be seen; changes
+    /// nothing.
+    pub(crate) fn check_here(&self) -> Result<(), OpenError> {
+        self.check()?;
+        if self.path().exists() {
+            return Ok(());
+        }
+        self.layout()?;
+        access(&self.dir, AccessFlags::W_OK | AccessFlags::X_OK).map_err(|errno| OpenError::Os {
+            what: "cannot make a segment in",
+            path: self.dir.clone(),
+            source: errno.into(),
+            hint: "; it is a tmpfs that every user may write: mount -t tmpfs -o mode=1777 tmpfs \
+                   /dev/shm",
+        })
     }
 
     fn check(&self) -> Result<(), OpenError> {
@@ -243,6 +263,8 @@ pub struct ShmPort {
     peers: Vec<Peer>,
     inc: u64,
     warned_ns: u64,
+    /// The last ring that was to be opened had no memory.
+    lacks_memory: bool,
     /// Last: the pointers above go into its mapping.
     shared: Arc<Shared>,
 }
@@ -452,6 +474,7 @@ impl ShmPort {
             peers: vec![Peer { state: 0, key: NO_KEY }; layout.members],
             inc,
             warned_ns: 0,
+            lacks_memory: false,
             shared: Arc::new(Shared::new(seg, me)),
         })
     }
@@ -731,7 +754,9 @@ impl ShmPort {
         link.rx_inc.store(state >> 32, Relaxed);
         // First, so that whoever cleans up after us if we die here gives the memory back.
         link.tx_open.store(1, Release);
-        if let Err(error) = seg.allocate(*me, r) {
+        let allocated = seg.allocate(*me, r);
+        self.lacks_memory = allocated.is_err();
+        if let Err(error) = allocated {
             link.tx_open.store(0, Release);
             let now = now_ns();
             if now.wrapping_sub(self.warned_ns) > 1_000_000_000 {
@@ -1301,6 +1326,10 @@ impl Port for ShmPort {
 
     fn rx_burst(&mut self, max: usize, mut sink: &mut dyn RxSink) -> Result<usize, PortGone> {
         Ok(self.receive(max, &mut sink))
+    }
+
+    fn lacks_memory(&self) -> bool {
+        self.lacks_memory
     }
 
     fn counters(&self) -> PortCounters {

@@ -154,8 +154,7 @@ pub(super) fn join(settings: &ShmSettings, role: u64) -> Result<Joined, OpenErro
         }
         let layout = read_layout(&file, &path)?;
         if made && !lock::lives(&file, 0, layout.members) {
-            let shown = path.display();
-            tracing::info!(path = %shown, "removing a segment that only dead processes used");
+            tell_of_the_dead(&path, &meta);
             std::fs::remove_file(&path).map_err(|e| os("cannot remove", &path, e))?;
             continue;
         }
@@ -191,22 +190,33 @@ fn remove_if_dead(path: &Path) -> Option<()> {
     let file = options.open(path).ok()?;
     let is_dead = || {
         let layout = read_layout(&file, path).ok()?;
-        check_owner(path, &file.metadata().ok()?).ok()?;
-        (!lock::lives(&file, 0, layout.members)).then_some(())
+        let meta = file.metadata().ok()?;
+        check_owner(path, &meta).ok()?;
+        (!lock::lives(&file, 0, layout.members)).then_some(meta)
     };
     // Asked without the lock first: while we had that of one who lives, its members could open no
     // ring. Who holds it is about to join or to leave.
     is_dead()?;
     let _guard = Guard::try_take(&file)?;
-    is_dead()?;
-    tracing::info!(path = %path.display(), "removing a segment that only dead processes used");
+    tell_of_the_dead(path, &is_dead()?);
     std::fs::remove_file(path).ok()
+}
+
+/// Says that a segment is removed which all its members left by dying, and what it held.
+fn tell_of_the_dead(path: &Path, meta: &std::fs::Metadata) {
+    // The file is sparse: blocks of 512 bytes are what it takes.
+    let left = meta.blocks() * 512;
+    let path = path.display();
+    tracing::warn!("{path}: {left} bytes were left by processes that died; they are freed");
 }
 
 fn os(what: &'static str, path: &Path, source: io::Error) -> OpenError {
     let hint = match source.raw_os_error() {
         Some(libc::EACCES | libc::EPERM) => "; use another name, or have its owner remove it",
         Some(libc::ENOENT) => "; is /dev/shm mounted? mount -t tmpfs tmpfs /dev/shm",
+        Some(libc::EMFILE) => "; raise the limit on open files (ulimit -n 65536)",
+        Some(libc::ENFILE) => "; raise the system's limit on open files (sysctl fs.file-max)",
+        Some(libc::ENOSPC) => "; enlarge it (mount -o remount,size=1G /dev/shm)",
         Some(libc::ENOMEM) => "; raise the limit on address space (ulimit -v unlimited)",
         Some(libc::EFBIG) => "; raise the limit on file size (ulimit -f unlimited)",
         _ => "",

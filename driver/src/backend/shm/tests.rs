@@ -730,7 +730,20 @@ fn members_must_agree_on_sizes_and_differ_in_address() {
         OpenError::Differs { .. }
     ));
     let _b = open(&ShmSettings { ring_len: None, members: None, ..s.clone() });
-    assert!(matches!(refused(&s), OpenError::Crowded { members: 2, .. }));
+    let e = refused(&s);
+    assert!(matches!(e, OpenError::Crowded { members: 2, .. }), "{e}");
+    assert!(e.to_string().contains("make it larger with members="), "{e}");
+}
+
+/// Goal: whoever finds a segment with as many members as there can be is told what helps.
+#[test]
+fn the_65th_member_is_told_what_helps() {
+    let s = ShmSettings { members: None, ring_len: Some(4096), mtu: Some(900), ..small() };
+    let all: Vec<_> = (0..MEMBERS_MAX).map(|_| open(&s)).collect();
+    let e = refused(&s).to_string();
+    assert!(e.contains("has all its 64 members; no segment has more") && e.contains("udp:"), "{e}");
+    drop(all);
+    assert!(!s.path().exists());
 }
 
 #[test]

@@ -99,20 +99,20 @@ pub(super) unsafe fn combine(op: AtomicOp, ty: Datatype, part: Part, first: *con
     unsafe { exec_in(op, ty, part, From(first)) }
 }
 
-/// Executes one element for whoever is alone, and says so, if its type is an integer of 4 or 8
-/// bytes.
+/// Executes one element, and says so, if its type is an integer of 4 or 8 bytes: as one locked
+/// instruction if `shared`, else for whoever is alone.
 ///
 /// # Safety
-/// As [`exec`] with a count of 1.
+/// As [`exec`] with a count of 1; if `shared`, the element is aligned to its size.
 #[inline(always)]
-pub(super) unsafe fn exec_word(op: AtomicOp, ty: Datatype, part: Part) -> bool {
+pub(super) unsafe fn exec_word(op: AtomicOp, ty: Datatype, part: Part, shared: bool) -> bool {
     // SAFETY: passed on; the type is the one that `ty` names.
     unsafe {
         match ty {
-            Datatype::Int64 => one::<i64>(op, part),
-            Datatype::Uint64 => one::<u64>(op, part),
-            Datatype::Int32 => one::<i32>(op, part),
-            Datatype::Uint32 => one::<u32>(op, part),
+            Datatype::Int64 => one::<i64>(op, part, shared),
+            Datatype::Uint64 => one::<u64>(op, part, shared),
+            Datatype::Int32 => one::<i32>(op, part, shared),
+            Datatype::Uint32 => one::<u32>(op, part, shared),
             _ => return false,
         }
     }
@@ -151,20 +151,62 @@ unsafe fn exec_in(op: AtomicOp, ty: Datatype, part: Part, mode: impl Mode) {
     }
 }
 
-/// Executes one element for whoever is alone, by the formulas of `integer`, `real` and `any`.
+/// Executes one element by the formulas of `integer`, `real` and `any`.
+///
+/// # Safety
+/// As [`exec_word`] for elements `E`.
+#[inline(always)]
+unsafe fn one<E: Ordered + Bits>(op: AtomicOp, part: Part, shared: bool) {
+    // SAFETY: element 0 of target and result; the operands are those that the operation has.
+    unsafe {
+        let at = if shared { swap_one::<E>(op, part) } else { set_one::<E>(op, part) };
+        if !part.result.is_null() {
+            at.store(part.result);
+        }
+    }
+}
+
+/// Changes one element for whoever is alone, and returns what it was.
+///
+/// # Safety
+/// As [`exec_word`] for elements `E`.
+#[inline(always)]
+unsafe fn set_one<E: Ordered + Bits>(op: AtomicOp, part: Part) -> E {
+    // SAFETY: element 0 of the target.
+    unsafe {
+        let at = E::load(part.target);
+        if let Some(value) = next::<E>(op, part, at) {
+            value.store(part.target);
+        }
+        at
+    }
+}
+
+/// Changes one element among others who use the processor's atomic instructions, and returns what
+/// it was. (By itself, so that who is alone keeps nothing for the loop.)
+///
+/// # Safety
+/// As [`exec_word`] for elements `E`, and `shared`.
+#[inline(never)]
+unsafe fn swap_one<E: Ordered + Bits>(op: AtomicOp, part: Part) -> E {
+    // SAFETY: element 0 of the target, aligned to its size.
+    let old = unsafe { E::swap(part.target, |at| next::<E>(op, part, at)) };
+    old.expect("a word aligned to its size has no lock")
+}
+
+/// What becomes of an element that is `at`; `None` if it stays.
 ///
 /// # Safety
 /// As [`exec`] for elements `E` and a count of 1.
 #[inline(always)]
-unsafe fn one<E: Ordered + Bits>(op: AtomicOp, part: Part) {
-    // SAFETY: element 0 of target, result and, where the operation has one, operand and compare.
+unsafe fn next<E: Ordered + Bits>(op: AtomicOp, part: Part, at: E) -> Option<E> {
+    // SAFETY: element 0 of the operands that the operation has.
     unsafe {
-        let at = E::load(part.target);
         let new = || part.operand::<E>(0);
         let compare = || part.compare::<E>(0);
         let logical = |f: fn(bool, bool) -> bool| E::of_truth(f(at.truth(), new().truth()));
         let swap_if = |swap: bool| if swap { Some(new()) } else { None };
-        let value = match op {
+        match op {
             AtomicOp::Min => Some(if new().less(at) { new() } else { at }),
             AtomicOp::Max => Some(if at.less(new()) { new() } else { at }),
             AtomicOp::Sum => Some(at.sum(new())),
@@ -184,12 +226,6 @@ unsafe fn one<E: Ordered + Bits>(op: AtomicOp, part: Part) {
             AtomicOp::CswapGe => swap_if(at.less_or_same(compare())),
             AtomicOp::CswapGt => swap_if(at.less(compare())),
             AtomicOp::Mswap => Some(new().and(compare()).or(at.and(compare().not()))),
-        };
-        if let Some(value) = value {
-            value.store(part.target);
-        }
-        if !part.result.is_null() {
-            at.store(part.result);
         }
     }
 }

@@ -1,3 +1,5 @@
+use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32};
+
 use super::*;
 use crate::mem::{IoBuf, Span};
 
@@ -38,9 +40,13 @@ fn pairs() -> impl Iterator<Item = (AtomicOp, Datatype)> {
 /// memory does not begin with one.
 #[test]
 fn words_are_where_the_long_way_finds_them() {
+    [false, true].into_iter().for_each(compare_words);
+}
+
+fn compare_words(shared: bool) {
     let start: Vec<u8> = (0..83).map(|i| i as u8 ^ 0xa5).collect();
     let (short, long) = (memory(&start), memory(&start));
-    let words = Words::of(short.0.as_one().unwrap()).unwrap();
+    let words = Words::of(short.0.as_one().unwrap(), shared).unwrap();
     let far = [u64::MAX - 7, 1 << 63, 1 << 61, 1 << 32]
         .into_iter()
         .flat_map(|at| at..at.saturating_add(8));
@@ -56,10 +62,10 @@ fn words_are_where_the_long_way_finds_them() {
     }
     for skip in 1..8 {
         let piece = memory(&start).0.piece(skip, 64);
-        assert!(Words::of(piece.as_one().unwrap()).is_none());
+        assert!(Words::of(piece.as_one().unwrap(), shared).is_none());
     }
     assert_eq!(Words::NONE.fetch_add(0, 1), None);
-    assert_eq!(Words::of(&Span::EMPTY).unwrap().fetch_add(0, 1), None);
+    assert_eq!(Words::of(&Span::EMPTY, shared).unwrap().fetch_add(0, 1), None);
 }
 
 /// Goal: a refusal names its cause and changes neither memory nor result.
@@ -180,6 +186,7 @@ fn sharing_changes_no_value() {
             assert_eq!(run(Sharing::Shared), single, "{op:?} {ty:?} round {round}");
             assert_eq!(run(Sharing::SharedBy(&LOCKS)), single, "{op:?} {ty:?} round {round}");
             if count == 1 && ty.is_integer() && len >= 4 {
+                let shared = round % 2 == 1;
                 let (target, look) = memory(&[vec![0xa5; at], before.clone()].concat());
                 let mut operands = [0; FEW];
                 operands[..len].copy_from_slice(&operand);
@@ -187,7 +194,7 @@ fn sharing_changes_no_value() {
                 let old = target
                     .first()
                     .unwrap()
-                    .atomic_word(at, op, ty, u128::from_le_bytes(operands))
+                    .atomic_word(at, op, ty, u128::from_le_bytes(operands), shared)
                     .unwrap();
                 let result = old.to_le_bytes()[..len].to_vec();
                 assert_eq!((bytes(&look), result), single, "{op:?} {ty:?} round {round}");
@@ -201,7 +208,8 @@ fn sharing_changes_no_value() {
 #[test]
 fn a_word_that_is_none_is_not_touched() {
     let (target, look) = memory(&[7; 64]);
-    let word = |offset, ty| target.first().unwrap().atomic_word(offset, AtomicOp::Sum, ty, 1);
+    let word =
+        |offset, ty| target.first().unwrap().atomic_word(offset, AtomicOp::Sum, ty, 1, false);
     for (size, ty) in [(8, Datatype::Uint64), (4, Datatype::Int32)] {
         for offset in [1, 2, size / 2, size + 1, 65 - size, 64, 65, usize::MAX - size + 1] {
             assert_eq!(word(offset, ty), None, "{ty:?} at {offset}");
@@ -319,6 +327,58 @@ fn the_threads_float_settings_do_not_count() {
         assert_eq!(got, wanted, "under {mxcsr:x} {x87:x}");
         assert_eq!(after, (mxcsr, x87));
     }
+}
+
+/// Goal: no update of a shared element is lost to the processor's own atomic instructions,
+/// whichever way the engine takes. Method: one thread adds to a word by them and another by the
+/// engine.
+#[test]
+fn nothing_is_lost_beside_the_processors_own_atomics() {
+    const ROUNDS: u64 = 300_000;
+    type Way = fn(&IoBuf, Datatype);
+    let long: Way = |target, ty| {
+        let (one, size) = (1_u64.to_le_bytes(), ty.size());
+        let (op, sharing) = (AtomicOp::Sum, Sharing::Shared);
+        target.atomic(0, op, ty, 1, &one[..size], &[], &mut [], sharing).unwrap();
+    };
+    let array: Way = |target, ty| {
+        let (ones, size) = ([1_u64.to_le_bytes(), [0; 8]].concat(), ty.size());
+        let operand = [&ones[..size], &ones[8..8 + size]].concat();
+        let (op, mut old) = (AtomicOp::Sum, vec![0; 2 * size]);
+        target.atomic(0, op, ty, 2, &operand, &[], &mut old, Sharing::Shared).unwrap();
+    };
+    let word: Way = |target, ty| {
+        target.first().unwrap().atomic_word(0, AtomicOp::Sum, ty, 1, true).unwrap();
+    };
+    let words: Way = |target, _| {
+        Words::of(target.as_one().unwrap(), true).unwrap().fetch_add(0, 1).unwrap();
+    };
+    let all = [Datatype::Uint8, Datatype::Int16, Datatype::Uint32, Datatype::Uint64];
+    let ways = all.map(|ty| (ty, long)).into_iter().chain(all.map(|ty| (ty, array)));
+    let ways = ways.chain(all[2..].iter().map(|ty| (*ty, word)));
+    for (ty, way) in ways.chain([(Datatype::Uint64, words)]) {
+        let (target, look) = memory(&[0; 16]);
+        let base = target.first().unwrap().base();
+        // SAFETY: 16 bytes of leaked memory at a multiple of 64, which is changed by atomics alone.
+        let add: Box<dyn Fn() + Send> = unsafe {
+            match ty.size() {
+                1 => adder(AtomicU8::from_ptr(base), |n| n.fetch_add(1, Ordering::Relaxed)),
+                2 => adder(AtomicU16::from_ptr(base.cast()), |n| n.fetch_add(1, Ordering::Relaxed)),
+                4 => adder(AtomicU32::from_ptr(base.cast()), |n| n.fetch_add(1, Ordering::Relaxed)),
+                _ => adder(AtomicU64::from_ptr(base.cast()), |n| n.fetch_add(1, Ordering::Relaxed)),
+            }
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(move || (0..ROUNDS).for_each(|_| add()));
+            (0..ROUNDS).for_each(|_| way(&target, ty));
+        });
+        let size = ty.size();
+        assert_eq!(bytes(&look)[..size], (2 * ROUNDS).to_le_bytes()[..size], "{ty:?}");
+    }
+}
+
+fn adder<A: Sync, N: 'static>(word: &'static A, add: fn(&A) -> N) -> Box<dyn Fn() + Send> {
+    Box::new(move || drop(add(word)))
 }
 
 /// Adds 1 to the element at 0 of each target, `rounds` times, from a thread each.

@@ -1,0 +1,85 @@
+//! Failures of sends and one-sided operations: an error entry, or for an operation that was posted
+//! with [`NO_ENTRY`] a record for the log.
+
+use barewire_driver::port::MacAddr;
+
+use super::Node;
+use crate::error::Error;
+use crate::plant::{Bug, planted};
+use crate::types::{CqErr, NO_ENTRY};
+
+/// Different failures kept until somebody asks.
+const KEPT_MAX: usize = 8;
+
+/// Operations that failed and wrote no completion entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FailedInject {
+    /// The peer they were for.
+    pub mac: MacAddr,
+    /// Why.
+    pub err: Error,
+    /// How many.
+    pub count: u64,
+}
+
+/// What there is to know of failures besides the operations.
+#[derive(Debug, Default)]
+pub(crate) struct Failures {
+    /// Those that nobody has asked for yet.
+    kept: [Option<FailedInject>; KEPT_MAX],
+    /// The port had no memory for frames when a timer fired last.
+    pub(super) lacks_memory: bool,
+}
+
+impl Failures {
+    /// Counts one. The last place counts whatever else fails.
+    fn note(&mut self, mac: MacAddr, err: Error) {
+        let [first @ .., last] = &mut self.kept;
+        let same = |place: &&mut Option<FailedInject>| {
+            place.as_ref().is_none_or(|it| (it.mac, it.err) == (mac, err))
+        };
+        let place = first.iter_mut().find(same).unwrap_or(last);
+        place.get_or_insert(FailedInject { mac, err, count: 0 }).count += 1;
+    }
+}
+
+impl Node {
+    /// Whether [`failed_injects`](Self::failed_injects) has something.
+    #[inline(always)]
+    pub fn has_failed_injects(&self) -> bool {
+        self.failures.kept[0].is_some()
+    }
+
+    /// Takes what is known of operations posted with [`NO_ENTRY`] that failed, by peer and error.
+    /// What does not fit is counted under the last one.
+    #[cold]
+    pub fn failed_injects(&mut self) -> impl Iterator<Item = FailedInject> + use<> {
+        std::mem::take(&mut self.failures.kept).into_iter().flatten()
+    }
+
+    /// Tells of the failure of an operation of endpoint `e` for peer `p`, which counter `cntr`
+    /// counts. The entry that was reserved in the endpoint's queue is used or given back.
+    #[cold]
+    pub(super) fn tell_failure(&mut self, (e, p): (u32, u32), mut failure: CqErr, cntr: u32) {
+        // It is not the peer that is missing.
+        if failure.err == Error::HostUnreach && self.failures.lacks_memory {
+            failure.err = Error::NoSpace;
+        }
+        let ep = &mut self.eps[e];
+        ep.counters.errors += 1;
+        let cq = &mut self.cqs[ep.tx_cq].cq;
+        if failure.cqe.op_context != NO_ENTRY {
+            cq.push_err(failure);
+        } else {
+            cq.unreserve();
+            // Whoever closes the endpoint knows.
+            if failure.err != Error::Canceled {
+                self.failures.note(self.peers[p].mac(), failure.err);
+            }
+        }
+        if planted(Bug::CqReservationLeaked) {
+            self.cqs[self.eps[e].tx_cq].cq.reserve();
+        }
+        self.count(cntr, false);
+    }
+}

@@ -1,0 +1,146 @@
+//! Who may open a session, and who reaches what over one.
+
+use super::rma::ALL;
+use super::*;
+use crate::rel::psn::Psn;
+use crate::wire::{self, Base, MsgOp, Op, OpenOp, Ty};
+
+/// The station of a stranger.
+const STRANGER: MacAddr = MacAddr([2, 0, 0, 0, 0, 9]);
+
+fn strict() -> NodeSettings {
+    NodeSettings { by_name: false, ..NodeSettings::default() }
+}
+
+/// Hands `node` a packet of the stranger, and says which packets it answers.
+fn say(node: &mut Node, dst_sid: u32, op: &Op) -> Vec<Vec<u8>> {
+    let (dst, crc) = (node.mac, node.crc);
+    let (ty, src) = (if matches!(op, Op::Open(_)) { Ty::Open } else { Ty::Msg }, STRANGER);
+    let (ar, rtx, psn, cack, grant, plen) = (false, false, Psn(1), Psn(0), 0, 0);
+    let base = Base { dst, src, ty, ar, rtx, crc, dst_sid, psn, cack, grant, plen };
+    node.on_frame(Instant(5_000_000), &RxFrame::new(&wire::frame(&base, op, &[])));
+    let mut out = VecDeque::new();
+    node.transmit(Instant(5_000_000), &mut sink(&mut out));
+    out.into()
+}
+
+fn open(target_inc: u64) -> Op {
+    let (sid, epoch, inc, max_frame, window) = (5, 1, 77, 1500, 256);
+    Op::Open(OpenOp { sid, epoch, inc, max_frame, window, target_inc, ..OpenOp::default() })
+}
+
+fn kinds(answers: &[Vec<u8>]) -> Vec<Ty> {
+    let kind = |bytes: &Vec<u8>| Base::parse(&RxFrame::new(bytes)).unwrap().ty;
+    answers.iter().map(kind).collect()
+}
+
+/// Goal: the address is the capability. A node that is not reached by name makes no session with
+/// who does not name its incarnation, and keeps nothing of him; one that does is let in; and a node
+/// that became reachable by name lets in both.
+#[test]
+fn only_who_names_the_incarnation_gets_a_session() {
+    let mut node = end_with(1, 1500, false, strict()).node;
+    let mine = node.settings().incarnation;
+    for (target, count) in [(0, 1), (mine + 1, 1), (0, 2)] {
+        assert_eq!(kinds(&say(&mut node, 0, &open(target))), [Ty::Rst], "target {target}");
+        assert_eq!((node.counters().rx_unnamed, node.levels().peers), (count, 0));
+    }
+    assert_eq!(kinds(&say(&mut node, 0, &open(mine))), [Ty::Open]);
+    let mut named = end_with(1, 1500, false, strict()).node;
+    named.reach_by_name();
+    assert_eq!(kinds(&say(&mut named, 0, &open(0))), [Ty::Open]);
+    assert_eq!(named.counters().rx_unnamed, 0);
+}
+
+/// Goal: nobody learns the incarnation by asking. Method: everything that a stranger is answered.
+#[test]
+fn no_answer_to_a_stranger_tells_the_incarnation() {
+    for settings in [strict(), NodeSettings::default()] {
+        let by_name = settings.by_name;
+        let mut node = end_with(1, 1500, false, settings).node;
+        let inc = 0x0123_4567_89ab_cdef;
+        node.settings.incarnation = inc;
+        let mut said = say(&mut node, 0, &open(4711));
+        said.extend(say(&mut node, 0x0010_0007, &Op::Msg(MsgOp::default())));
+        assert_eq!(kinds(&said), [Ty::Rst, Ty::Rst]);
+        if !by_name {
+            said.extend(say(&mut node, 0, &open(0)));
+        }
+        let told = said.iter().flat_map(|bytes| bytes.windows(8)).any(|w| w == inc.to_le_bytes());
+        assert!(!told, "by name: {by_name}");
+    }
+}
+
+/// Goal: both ends of an ordinary pair name each other, so that neither has to be reached by name,
+/// also after one of them has lost the session, and a peer that restarted is told apart from one
+/// that did not.
+#[test]
+fn peers_that_know_their_addresses_need_no_name() {
+    for lossless in [true, false] {
+        let mut pair = Pair::of([1, 2].map(|mac| end_with(mac, 1500, lossless, strict())));
+        for (round, i) in [0, 1, 0, 1].into_iter().enumerate() {
+            pair.recv(1 - i, IoBuf::leaked(&[0; 8]), 1, OpFlags::empty(), 1).unwrap();
+            pair.send(i, IoBuf::leaked(&[1; 8]), 1, OpFlags::empty(), 2).unwrap();
+            pair.run(3_000_000);
+            assert_eq!((pair.read(1 - i).len(), pair.read(i).len()), (1, 1), "round {round}");
+            let mac = pair.ends[1 - i].node.mac;
+            let now = pair.now;
+            pair.ends[i].node.drop_session(now, mac);
+            // Who still has the session learns of it by the next packet.
+            pair.send(1 - i, IoBuf::leaked(&[1; 8]), 1, OpFlags::DELIVERY_COMPLETE, 3).unwrap();
+            pair.run(3_000_000);
+            assert_eq!(pair.read_err(1 - i).err, Error::ConnReset);
+            let known = pair.ends[1 - i].node.peers.iter().next().unwrap().1.inc;
+            assert_eq!(known, pair.ends[i].node.settings().incarnation, "the same life");
+        }
+        assert!(pair.ends.iter().all(|end| end.node.counters().rx_unnamed == 0));
+    }
+}
+
+/// Goal: with [`NodeSettings::inserted`] only peers in the vector of an endpoint reach it or a
+/// region through it, by every way a packet can take, and others are told so. Method: the address
+/// is taken out of the vector, put in, and taken out again; each time everything is tried twice,
+/// since the first try opens the session and makes the short way free.
+#[test]
+fn only_inserted_peers_reach_an_endpoint_or_a_region() {
+    for (lossless, short) in [(true, None), (true, Some(0)), (false, None)] {
+        let inserted = NodeSettings { inserted: true, ..NodeSettings::default() };
+        let mut pair = Pair::of([end(1, 1500, lossless), end_with(2, 1500, lossless, inserted)]);
+        pair.short = short;
+        let region = pair.region(1, 64, ALL);
+        let rma = || RmaList::one(0, 8, region.key);
+        let (theirs, av) = (pair.ends[1].peer, pair.ends[1].av);
+        let from = pair.ends[1].node.av_lookup(av, theirs).unwrap();
+        for known in [false, true, false] {
+            let (now, node) = (pair.now, &mut pair.ends[1].node);
+            if known {
+                assert_eq!(node.av_insert(now, av, from), Ok(theirs));
+            } else {
+                node.av_remove(av, theirs).unwrap();
+            }
+            for _ in 0..2 {
+                if known {
+                    pair.recv(1, IoBuf::leaked(&[0; 8]), 1, OpFlags::empty(), 1).unwrap();
+                }
+                let flags = OpFlags::DELIVERY_COMPLETE;
+                pair.send(0, IoBuf::leaked(&[1; 8]), 1, flags, 2).unwrap();
+                pair.run(3_000_000);
+                pair.write(&[7; 8], rma(), OpFlags::empty(), 3).unwrap();
+                pair.run(3_000_000);
+                pair.read_to(IoBuf::leaked(&[0; 8]), rma(), 4).unwrap();
+                pair.run(3_000_000);
+                let refused = [Error::ConnRefused, Error::Access, Error::Access];
+                let refused = refused.map(|e| (!known).then_some(e));
+                let want: Vec<_> = [2, 3, 4].into_iter().zip(refused).collect();
+                assert_eq!(pair.outcomes(0), want, "{lossless} {short:?}");
+                assert_eq!(pair.outcomes(1).len(), usize::from(known));
+            }
+            let written = if known { [7; 8] } else { [0xEE; 8] };
+            assert_eq!(region.bytes()[..8], written);
+            region.assert_guards();
+            // For the next round.
+            pair.ends[1].node.mr_store(region.id, 0, &[0xEE; 8]).unwrap();
+        }
+        assert_eq!(pair.ends[1].node.counters().rx_not_inserted, 12);
+    }
+}
