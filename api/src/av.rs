@@ -125,7 +125,7 @@ impl Av {
             let mend = match why {
                 Error::NoMem => match core.node().settings().peer_limit {
                     Node::PEER_MAX => "the fabric has no more, or memory has not".to_owned(),
-                    n => format!("BAREWIRE_PEER_MAX={n}; raise it, or set it no more"),
+                    n => format!("raise or unset BAREWIRE_PEER_MAX={n}"),
                 },
                 _ => "insert what fi_getname gave at the peer, unchanged".to_owned(),
             };

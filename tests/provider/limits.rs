@@ -58,3 +58,20 @@ fn without_room_in_dev_shm_calls_say_so() {
         }
     });
 }
+
+/// Goal: as many peers as `fi_av_open` is told and as are inserted; where a setting says less, the
+/// log says which.
+#[test]
+fn a_vector_holds_what_is_inserted() {
+    limits(|bench, program| {
+        let mut command = bench.program(program.to_str().unwrap());
+        let said = succeed(command.args(["peers", "5000"]).env("FI_LOG_LEVEL", "warn"), 60);
+        check(&said, "ok fi_av_insert");
+        assert!(!said.contains("not inserted"), "{said}");
+        let mut command = bench.program(program.to_str().unwrap());
+        command.args(["peers", "100"]).env("FI_BAREWIRE_PEER_MAX", "100");
+        let said = succeed(command.env("FI_LOG_LEVEL", "warn"), 60);
+        check(&said, "4900 of 5000 addresses not inserted, 100 first: ");
+        assert!(said.contains("raise or unset BAREWIRE_PEER_MAX=100"), "{said}");
+    });
+}
