@@ -34,6 +34,8 @@ pub(crate) struct Core {
     pub(crate) mrs: MrTable,
     pub(crate) stats: Option<Publisher>,
     teller: Teller,
+    /// When the program polled last, while a thread turns the loop in its place.
+    pub(crate) absent_since: Option<Instant>,
     /// What C knows groups by whose join goes on.
     pub(crate) join_fids: Vec<(GroupId, u64)>,
     /// A join was begun: its outcome is looked for.
@@ -296,7 +298,7 @@ impl Core {
         if let Some(stats) = &mut self.stats
             && stats.is_due(self.engine.last_now())
         {
-            stats.publish(&mut self.engine);
+            stats.publish(&mut self.engine, self.absent_since);
         }
     }
 
@@ -513,6 +515,7 @@ impl DomainRef {
             mrs: MrTable::default(),
             stats,
             teller: Teller::default(),
+            absent_since: None,
             join_fids: Vec::new(),
             joins: false,
             cm: None,

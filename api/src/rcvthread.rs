@@ -100,13 +100,16 @@ fn look(shared: &Shared) -> Option<Instant> {
 
 /// Turns the loop until somebody else does.
 fn stand_in(shared: &Shared, period: Duration) {
-    let mut ours = None;
+    let (mut ours, mut polled_at) = (None, None);
     while may_run(shared) && !shared.sleep.is_led() {
         let Some(mut core) = shared.lock.enter_beside() else { return };
         if ours.is_some_and(|at| at != core.engine.turned_at()) {
             return;
         }
+        // Before the first of ours.
+        core.absent_since = Some(*polled_at.get_or_insert(core.engine.turned_at()));
         let idle = (0..TURNS).any(|_| core.turn(shared) == 0);
+        core.absent_since = None;
         if core.engine.gone().is_some() {
             return;
         }

@@ -15,7 +15,8 @@
 //! | 4, 5, 6 | process id, time of opening and of this update in ns since 1970 |
 //! | 7 .. 11 | MAC, MTU, incarnation, T_dead in ns |
 //! | 11, 12 | rows of endpoints, rows of sessions |
-//! | 13 .. 16 | reserved, 0 |
+//! | 13 | time of the program's last poll, ns since 1970 |
+//! | 14, 15 | reserved, 0 |
 //! | 16 .. 32 | name of the port, zero-padded |
 //! | then | [`PORT_NAMES`], [`NODE_NAMES`], refusals by cause, [`LEVEL_NAMES`] |
 //! | then | room for 65,537 endpoints of 8 words, then for sessions of 16 |
@@ -170,7 +171,7 @@ impl Publisher {
         let peer_max = engine.node().settings().peer_max;
         match Self::try_create(Path::new(DIR), peer_max) {
             Ok(mut publisher) => {
-                publisher.publish(engine);
+                publisher.publish(engine, None);
                 Some(publisher)
             }
             Err(e) => {
@@ -207,14 +208,19 @@ impl Publisher {
         now.0 >= self.due
     }
 
-    /// Writes counters, and the rows whose turn it is.
+    /// Writes counters, and the rows whose turn it is. `absent_since` is when the program polled
+    /// last, if somebody else turns the loop.
     #[cold]
-    pub(crate) fn publish(&mut self, engine: &mut Engine) {
+    pub(crate) fn publish(&mut self, engine: &mut Engine, absent_since: Option<Instant>) {
         self.due = engine.last_now().0.saturating_add(PERIOD_NS);
         let seq = self.block.word(SEQ).load(Ordering::Relaxed) | 1;
         self.block.put(SEQ, seq);
         // No store below may be seen before the odd number.
         fence(Ordering::Release);
+        let now = since_1970();
+        let absent_ns = absent_since.map_or(0, |since| engine.last_now().since(since));
+        self.block.put(6, now);
+        self.block.put(13, now.saturating_sub(absent_ns));
         facts(engine, &self.block);
         let survey = engine.survey(&mut self.survey, &mut self.block);
         counters(engine.port_counters(), &survey, &self.block);
@@ -402,7 +408,6 @@ fn since_1970() -> u64 {
 /// What does not change.
 fn facts(engine: &Engine, block: &Block) {
     let (caps, node) = (engine.caps(), engine.node());
-    block.put(6, since_1970());
     block.put(7, caps.mac.to_u64());
     block.put(8, caps.mtu as u64);
     block.put(9, node.settings().incarnation);
@@ -506,6 +511,8 @@ pub struct Snapshot {
     pub opened_ns: u64,
     /// When this was written, ns since 1970. A domain that nobody turns writes nothing.
     pub updated_ns: u64,
+    /// When the program polled last, ns since 1970: others may answer for it since.
+    pub polled_ns: u64,
     /// The port.
     pub port_name: String,
     /// Its address.
@@ -671,6 +678,7 @@ fn parse(path: &Path, w: &[u64], (eps, sessions): (&[u64], &[u64]), alive: bool)
         alive,
         opened_ns: w[5],
         updated_ns: w[6],
+        polled_ns: w[13],
         port_name: String::from_utf8_lossy(&name).into_owned(),
         mac: MacAddr::from_u64(w[7]),
         mtu: w[8] as usize,
@@ -779,8 +787,15 @@ mod tests {
         let mut engine = engine();
         engine.node_mut().ep_open(Default::default()).unwrap();
         let mut publisher = Publisher::try_create(&std::env::temp_dir(), 4096).unwrap();
-        publisher.publish(&mut engine);
+        let since = Instant(engine.last_now().0.saturating_sub(73_000_000_000));
+        publisher.publish(&mut engine, Some(since));
         let s = read(&publisher.path).unwrap();
+        let absent = s.updated_ns - s.polled_ns;
+        let most = engine.last_now().0.min(73_000_000_000);
+        assert!((most - 1_000_000_000..=most).contains(&absent), "{absent}");
+        publisher.publish(&mut engine, None);
+        let s = read(&publisher.path).unwrap();
+        assert!(s.polled_ns.abs_diff(s.updated_ns) < 1_000_000_000);
         assert_eq!((s.pid, s.alive, s.incarnation), (std::process::id(), true, 77));
         assert_eq!((s.mac, s.port_name.as_str()), (engine.caps().mac, &*engine.caps().name));
         assert_eq!((s.endpoints.len(), s.endpoints[0].number), (1, 0));
@@ -808,7 +823,7 @@ mod tests {
         eps.iter().step_by(3).for_each(|&ep| node.ep_close(Instant(1), ep).unwrap());
         let mut publisher = Publisher::try_create(&std::env::temp_dir(), 4096).unwrap();
         for _ in 0..5 {
-            publisher.publish(&mut engine);
+            publisher.publish(&mut engine, None);
         }
         let s = read(&publisher.path).unwrap();
         let macs: std::collections::BTreeSet<_> = s.sessions.iter().map(|s| s.mac).collect();
@@ -828,7 +843,7 @@ mod tests {
         publisher.block.session(99, None);
         publisher.block.session(100, None);
         assert_eq!(publisher.block.sessions, 100);
-        publisher.publish(&mut engine());
+        publisher.publish(&mut engine(), None);
         assert!(read(&publisher.path).is_ok());
         drop(publisher);
         fs::remove_dir(&dir).unwrap();
@@ -879,7 +894,7 @@ mod tests {
             let mut publisher = Publisher::try_create(&std::env::temp_dir(), 4096).unwrap();
             let took = (0..200).map(|_| {
                 let begun = std::time::Instant::now();
-                publisher.publish(&mut b);
+                publisher.publish(&mut b, None);
                 begun.elapsed()
             });
             let took = took.min().unwrap();
@@ -896,10 +911,10 @@ mod tests {
     fn a_half_written_block_is_not_believed() {
         let mut engine = engine();
         let mut publisher = Publisher::try_create(&std::env::temp_dir(), 4096).unwrap();
-        publisher.publish(&mut engine);
+        publisher.publish(&mut engine, None);
         publisher.block.word(SEQ).fetch_add(1, Ordering::Relaxed);
         assert_eq!(read(&publisher.path).unwrap_err().kind(), io::ErrorKind::InvalidData);
-        publisher.publish(&mut engine);
+        publisher.publish(&mut engine, None);
         assert!(read(&publisher.path).is_ok());
         publisher.block.put(1, LAYOUT + 1);
         assert_eq!(read(&publisher.path).unwrap_err().kind(), io::ErrorKind::InvalidData);
@@ -909,13 +924,13 @@ mod tests {
     fn a_reader_beside_a_writer_sees_whole_blocks() {
         let mut engine = engine();
         let mut publisher = Publisher::try_create(&std::env::temp_dir(), 4096).unwrap();
-        publisher.publish(&mut engine);
+        publisher.publish(&mut engine, None);
         let path = publisher.path.clone();
         let reader = std::thread::spawn(move || {
             (0..200).filter(|_| read(&path).is_ok_and(|s| s.incarnation == 77)).count()
         });
         while !reader.is_finished() {
-            publisher.publish(&mut engine);
+            publisher.publish(&mut engine, None);
         }
         // A reader that always meets the writer gives up; it must never see half of one.
         assert!(reader.join().unwrap() > 0);
@@ -949,7 +964,7 @@ mod tests {
     fn alive_is_who_holds_the_lock() {
         let dir = own_dir("alive");
         let mut publisher = Publisher::try_create(&dir, 4096).unwrap();
-        publisher.publish(&mut engine());
+        publisher.publish(&mut engine(), None);
         assert!(read(&publisher.path).unwrap().alive);
         publisher.block.put(4, u64::from(u32::MAX - 1));
         assert!(read(&publisher.path).unwrap().alive);

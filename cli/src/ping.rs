@@ -199,7 +199,16 @@ impl Finding {
         };
         let report = &found.report;
         match report.verdict {
-            Verdict::Well => finding(0, "ok", "all pings were answered", ""),
+            Verdict::Well => match idle_process(target) {
+                None => finding(0, "ok", "all pings were answered", ""),
+                Some((pid, secs)) => {
+                    let by = format!(
+                        "all pings were answered, by a thread of the library: the program, process \
+                         {pid} of this host, has not polled for {secs:.0} s"
+                    );
+                    finding(0, "ok", &by, "")
+                }
+            },
             Verdict::Loss => finding(
                 10,
                 "loss",
@@ -309,7 +318,7 @@ fn idle_process(target: MacAddr) -> Option<(u32, f64)> {
     let all = read_all().ok()?;
     let there = all.iter().find(|s| s.alive && s.mac == target)?;
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).ok()?;
-    let idle = now.as_secs_f64() - there.updated_ns as f64 / 1e9;
+    let idle = now.as_secs_f64() - there.polled_ns as f64 / 1e9;
     (idle > 1.0).then_some((there.pid, idle))
 }
 

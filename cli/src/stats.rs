@@ -226,7 +226,8 @@ fn object(s: &Snapshot) -> Value {
     json!({
         "pid": s.pid, "port": s.port_name, "mac": s.mac.to_string(), "mtu": s.mtu,
         "incarnation": format!("{:016x}", s.incarnation),
-        "opened_ns": s.opened_ns, "updated_ns": s.updated_ns, "t_dead_ns": s.t_dead_ns,
+        "opened_ns": s.opened_ns, "updated_ns": s.updated_ns, "polled_ns": s.polled_ns,
+        "t_dead_ns": s.t_dead_ns,
         "port_counters": map(&s.port), "node_counters": map(&s.node),
         "refused": map(&s.refused), "levels": map(&s.levels),
         "endpoints": endpoints, "sessions": sessions,
@@ -235,7 +236,7 @@ fn object(s: &Snapshot) -> Value {
 
 /// A domain for people: what is 0 is left out, unless `all`.
 fn text(s: &Snapshot, before: Option<&Snapshot>, all: bool) -> String {
-    let age = since_1970_ns().saturating_sub(s.updated_ns);
+    let age = since_1970_ns().saturating_sub(s.polled_ns);
     let mut text = format!("process {}, {} at {}", s.pid, s.port_name, s.mac);
     if age > 1_000_000_000 {
         // Only whoever reads a queue turns the loop: a program that computes is no fault, but its
@@ -416,6 +417,7 @@ mod tests {
             alive: true,
             opened_ns: 1,
             updated_ns,
+            polled_ns: updated_ns,
             port_name: "shm:default".to_owned(),
             mac: MacAddr([2, 0, 0, 0, 0, 1]),
             mtu: 65_520,

@@ -162,6 +162,45 @@ fn x70_computing_and_polling_by_turns() {
     }
 }
 
+/// Goal: an operator sees that a program does not poll, although its receive thread answers for it.
+/// Method: one side computes for a second and what it publishes is read, then it polls again.
+#[test]
+fn a_program_that_computes_is_shown_as_not_polled() {
+    let mut plan = short_lived(true, Threading::Safe);
+    plan.settings.stats = true;
+    let p = Pair::with(&plan, &plan, two("udp:127.0.0.1"));
+    let mac = p.b.ep.getname().unwrap().mac;
+    let shown = || {
+        let all = barewire::stats::read_all().unwrap();
+        all.into_iter().find(|s| s.mac == mac && s.pid == std::process::id()).unwrap()
+    };
+    let exchange = |n| {
+        p.b.ep.recv(Buf::zeroed(8), FI_ADDR_UNSPEC, n).unwrap();
+        p.a.ep.send(buf(8, n), p.a.peer, n).unwrap();
+    };
+    exchange(0);
+    p.at_a();
+    p.at_b();
+    let start = Instant::now();
+    for n in 1.. {
+        exchange(n);
+        // Only A polls.
+        until("the send", || p.a.read());
+        std::thread::sleep(Duration::from_millis(10));
+        if start.elapsed() > Duration::from_secs(1) {
+            break;
+        }
+    }
+    let computing = shown();
+    let absent = Duration::from_nanos(computing.updated_ns - computing.polled_ns);
+    assert!(absent > Duration::from_millis(700), "not polled for {absent:?}");
+    until("a poll that is shown", || {
+        p.b.read();
+        let shown = shown();
+        (shown.updated_ns.abs_diff(shown.polled_ns) < 100_000_000).then_some(())
+    });
+}
+
 /// D4: a setting of automatic progress holds for a program whose hints ask for manual progress.
 #[test]
 fn x70_automatic_by_setting() {
