@@ -11,8 +11,8 @@
 //! A domain in owned or serial mode may have a thread of ours beside the program's, which comes in
 //! while the program is elsewhere ([`Lock::enter_beside`]). The program pays no fence for that: the
 //! thread *claims* the lock and has the kernel run a barrier on every processor of the process
-//! (membarrier(2), `PRIVATE_EXPEDITED`). After it, either the program's entry is seen, and the claim
-//! is given up, or the program's next entry sees the claim, and waits.
+//! (membarrier(2), `PRIVATE_EXPEDITED`). After it, either the program's entry is seen, and the
+//! claim is given up, or the program's next entry sees the claim, and waits.
 //!
 //! A forked child shares the parent's device memory and must never touch it: every entry compares
 //! the number of forks in this process's ancestry, but for those through an open gate, which the
@@ -267,8 +267,8 @@ impl<T> Lock<T> {
         if self.gate.hold_is_contested() { self.hold_after_claim(FREE) } else { Ok(()) }
     }
 
-    /// Waits outside, where the gate is `outside`, until the thread beside the program has left, and
-    /// enters. That thread is inside for a few turns of the loop.
+    /// Waits outside, where the gate is `outside`, until the thread beside the program has left,
+    /// and enters. That thread is inside for a few turns of the loop.
     ///
     /// # Errors
     /// [`Error::OpBadState`]: it panicked there.
@@ -498,8 +498,8 @@ impl<T> Deref for Beside<'_, T> {
     type Target = T;
 
     fn deref(&self) -> &T {
-        // SAFETY: either a guard is held, or the claim keeps every other entry out (see `Sync`), and
-        // the value is lent while `self` is borrowed.
+        // SAFETY: either a guard is held, or the claim keeps every other entry out (see `Sync`),
+        // and the value is lent while `self` is borrowed.
         unsafe { &*self.lock.value.get() }
     }
 }

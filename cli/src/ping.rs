@@ -189,6 +189,17 @@ struct Finding {
     mend: Option<String>,
 }
 
+/// All pings were answered; whether by the program itself, as far as this host knows.
+fn well(target: MacAddr) -> String {
+    match idle_process(target) {
+        None => "all pings were answered".to_owned(),
+        Some((pid, secs)) => format!(
+            "all pings were answered, by a thread of the library: the program, process {pid} of \
+             this host, has not polled for {secs:.0} s"
+        ),
+    }
+}
+
 impl Finding {
     fn of(found: &Found, target: MacAddr) -> Self {
         let finding = |code, name, what: &str, mend: &str| Self {
@@ -199,16 +210,7 @@ impl Finding {
         };
         let report = &found.report;
         match report.verdict {
-            Verdict::Well => match idle_process(target) {
-                None => finding(0, "ok", "all pings were answered", ""),
-                Some((pid, secs)) => {
-                    let by = format!(
-                        "all pings were answered, by a thread of the library: the program, process \
-                         {pid} of this host, has not polled for {secs:.0} s"
-                    );
-                    finding(0, "ok", &by, "")
-                }
-            },
+            Verdict::Well => finding(0, "ok", &well(target), ""),
             Verdict::Loss => finding(
                 10,
                 "loss",

@@ -434,8 +434,8 @@ pub trait Port: Send + Any {
         None
     }
 
-    /// Whether the process that has station address `mac` lives. May take a system call: for timers,
-    /// not for each frame. Ports with [`PortCaps::tells_presence`] answer; the others say
+    /// Whether the process that has station address `mac` lives. May take a system call: for
+    /// timers, not for each frame. Ports with [`PortCaps::tells_presence`] answer; the others say
     /// [`Presence::Unknown`].
     fn presence(&mut self, _mac: MacAddr) -> Presence {
         Presence::Unknown

@@ -47,14 +47,14 @@ impl Node {
     /// Whether [`failed_injects`](Self::failed_injects) has something.
     #[inline(always)]
     pub fn has_failed_injects(&self) -> bool {
-        self.failures.kept[0].is_some()
+        self.observed.failures.kept[0].is_some()
     }
 
     /// Takes what is known of operations posted with [`NO_ENTRY`] that failed, by peer and error.
     /// What does not fit is counted under the last one.
     #[cold]
     pub fn failed_injects(&mut self) -> impl Iterator<Item = FailedInject> + use<> {
-        std::mem::take(&mut self.failures.kept).into_iter().flatten()
+        std::mem::take(&mut self.observed.failures.kept).into_iter().flatten()
     }
 
     /// Tells of the failure of an operation of endpoint `e` for peer `p`, which counter `cntr`
@@ -62,7 +62,7 @@ impl Node {
     #[cold]
     pub(super) fn tell_failure(&mut self, (e, p): (u32, u32), mut failure: CqErr, cntr: u32) {
         // It is not the peer that is missing.
-        if failure.err == Error::HostUnreach && self.failures.lacks_memory {
+        if failure.err == Error::HostUnreach && self.observed.failures.lacks_memory {
             failure.err = Error::NoSpace;
         }
         let ep = &mut self.eps[e];
@@ -74,7 +74,7 @@ impl Node {
             cq.unreserve();
             // Whoever closes the endpoint knows.
             if failure.err != Error::Canceled {
-                self.failures.note(self.peers[p].mac(), failure.err);
+                self.observed.failures.note(self.peers[p].mac(), failure.err);
             }
         }
         if planted(Bug::CqReservationLeaked) {

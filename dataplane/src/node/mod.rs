@@ -563,6 +563,23 @@ impl Reply {
     }
 }
 
+/// Control packets for stations without a session.
+#[derive(Debug)]
+pub(crate) struct Replies {
+    pub(crate) queue: VecDeque<Reply>,
+    /// How many may be made until a millisecond after `refilled`.
+    tokens: u32,
+    refilled: Instant,
+}
+
+impl Default for Replies {
+    fn default() -> Self {
+        let (queue, tokens) =
+            (VecDeque::with_capacity(session::REPLIES_MAX), session::REPLIES_PER_MS);
+        Self { queue, tokens, refilled: Instant(0) }
+    }
+}
+
 /// See the module.
 #[derive(Debug)]
 pub struct Node {
@@ -577,8 +594,6 @@ pub struct Node {
     tells_presence: bool,
     pub(crate) crc: bool,
     pub(crate) rto_floor_ns: u64,
-    /// Pause between two probes of a peer that owes us something: a tenth of T_dead.
-    probe_ns: u64,
     /// Longest message that leaves in one frame unasked, if the frame holds it, and in several.
     pub(crate) eager_max: [usize; 2],
 
@@ -645,18 +660,14 @@ pub struct Node {
     acks: acks::Acks,
     /// Peers that wait for blocks to become free.
     pub(crate) starved: VecDeque<u32>,
-    pub(crate) replies: VecDeque<Reply>,
+    pub(crate) replies: Replies,
     /// Frames to ourselves.
     pub(crate) looped: VecDeque<Vec<u8>>,
     pub(crate) looped_free: Vec<Vec<u8>>,
-    /// Replies to strangers left in this window of time.
-    pub(crate) reply_tokens: u32,
-    pub(crate) reply_refill: Instant,
 
     openings: Openings,
     pub(crate) counters: NodeCounters,
     observed: tally::Observed,
-    failures: failed::Failures,
     /// Time of this turn. What is heard in it was heard then.
     pub(crate) polled_at: Instant,
     /// When the loop was last called after a pause longer than a probe interval.
@@ -710,7 +721,6 @@ impl Node {
             tells_presence: caps.tells_presence,
             crc: s.crc.unwrap_or(!caps.lossless),
             rto_floor_ns: caps.rto_floor_ns.max(1_000),
-            probe_ns: s.t_dead_ns / 10,
             eager_max: s.eager_max(mtu),
             peers: Peers::with_large_pages(s.peer_max),
             by_mac: Stations::with_capacity(s.peer_max),
@@ -754,15 +764,12 @@ impl Node {
             todo: if caps.lossless { Todo::empty() } else { Todo::SEND },
             acks: acks::Acks::new(),
             starved: VecDeque::new(),
-            replies: VecDeque::with_capacity(session::REPLIES_MAX),
+            replies: Replies::default(),
             looped: VecDeque::with_capacity(64),
             looped_free: Vec::with_capacity(64),
-            reply_tokens: session::REPLIES_PER_MS,
-            reply_refill: Instant(0),
             openings: Openings::new(s, caps.lossless, frame_len),
             counters: NodeCounters::default(),
             observed: tally::Observed::new(s.peer_max),
-            failures: failed::Failures::default(),
             polled_at: Instant(0),
             resumed_at: Instant(0),
             backlog: false,

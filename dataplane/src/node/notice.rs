@@ -288,11 +288,7 @@ impl Node {
         if peer.state == State::Idle && waited.is_empty() || peer.mac() == self.mac {
             return;
         }
-        let tally = &mut self.observed.tallies[p as usize];
-        if matches!(peer.state, State::Answered | State::Open) {
-            // The numbers of the next session are others.
-            tally.packets(peer.snd.nxt, peer.rcv_nxt);
-        }
+        let tally = &self.observed.tallies[p as usize];
         let end = SessionEnd {
             mac: peer.mac(),
             incarnation: peer.inc,

@@ -65,7 +65,7 @@ impl Node {
         let idle = seen == self.counters.rx_frames;
         self.blocked = false;
         while let Some(p) = self.wheel.expire(now) {
-            self.failures.lacks_memory = out.lacks_memory();
+            self.observed.failures.lacks_memory = out.lacks_memory();
             self.on_timer(now, p, out);
         }
         if self.coll_wants(now) {
@@ -79,18 +79,18 @@ impl Node {
             peer.queued = false;
             self.serve(now, p, out);
         }
-        while let Some(reply) = self.replies.front() {
+        while let Some(reply) = self.replies.queue.front() {
             if out.send(&TxFrame::whole(&reply.bytes[..reply.len])) == Tx::Full {
                 self.blocked = true;
                 break;
             }
-            self.replies.pop_front();
+            self.replies.queue.pop_front();
             self.counters.tx_frames += 1;
         }
         if !self.looped.is_empty() {
             self.drain_loop(now);
         }
-        let all = self.ready.is_empty() && self.replies.is_empty() && self.looped.is_empty();
+        let all = self.ready.is_empty() && self.replies.queue.is_empty() && self.looped.is_empty();
         self.backlog = false;
         self.todo.set(Todo::SEND, !(all && self.lossless && !self.gone));
         (self.counters.tx_frames - before) as usize

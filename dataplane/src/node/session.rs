@@ -55,10 +55,15 @@ impl Node {
     /// taken: what this turn hears was heard at `now`.
     #[inline]
     pub fn tick(&mut self, now: Instant) {
-        if now.since(self.polled_at) > self.probe_ns {
+        if now.since(self.polled_at) > self.probe_ns() {
             self.resumed_at = now;
         }
         self.polled_at = self.polled_at.max(now);
+    }
+
+    /// Pause between two probes of a peer that owes us something: a tenth of T_dead.
+    fn probe_ns(&self) -> u64 {
+        self.settings.t_dead_ns / 10
     }
 
     /// Says whether frames are left in the port that the next turn will take. Nobody is found dead
@@ -355,15 +360,15 @@ impl Node {
         rst: RstOp,
         most: usize,
     ) {
-        if now.since(self.reply_refill) >= 1_000_000 {
-            self.reply_refill = now;
-            self.reply_tokens = REPLIES_PER_MS;
+        if now.since(self.replies.refilled) >= 1_000_000 {
+            self.replies.refilled = now;
+            self.replies.tokens = REPLIES_PER_MS;
         }
-        if self.reply_tokens == 0 {
+        if self.replies.tokens == 0 {
             self.counters.tx_replies_limited += 1;
             return;
         }
-        self.reply_tokens -= 1;
+        self.replies.tokens -= 1;
         let mut op = [0; RstOp::LEN];
         rst.emit(&mut op);
         self.push_reply(Reply::new(&self.control(dst, Ty::Rst, dst_sid, Psn(0)), &op), most);
@@ -371,11 +376,11 @@ impl Node {
 
     /// Puts a finished frame into the queue of replies, if it has at most `most` bytes.
     pub(super) fn push_reply(&mut self, reply: Reply, most: usize) {
-        if reply.len > most || self.replies.len() >= REPLIES_MAX {
+        if reply.len > most || self.replies.queue.len() >= REPLIES_MAX {
             self.counters.tx_replies_limited += 1;
             return;
         }
-        self.replies.push_back(reply);
+        self.replies.queue.push_back(reply);
         self.note_due();
     }
 
@@ -464,6 +469,8 @@ impl Node {
     /// Forgets a session over which nothing was sent yet. Operations stay queued.
     pub(super) fn forget(&mut self, p: u32) {
         let peer = &mut self.peers[p];
+        let paired = matches!(peer.state, State::Answered | State::Open);
+        self.observed.tallies[p as usize].end(peer.snd.nxt, paired.then_some(peer.rcv_nxt));
         self.blocks_unpromised += peer.outstanding() as usize;
         (peer.granted, peer.consumed) = (0, 0);
         peer.closed_epoch = peer.peer_epoch;
@@ -700,9 +707,9 @@ impl Node {
         self.was_asked(peer) && self.polled_at >= self.verdict_at(peer)
     }
 
-    /// Whether a peer was asked often enough, and at last by a turn that no pause of ours parts from
-    /// this one, or when its T_dead was over: an answer to an earlier probe may have been lost in
-    /// the pause, with the host's memory stopped as well.
+    /// Whether a peer was asked often enough, and at last by a turn that no pause of ours parts
+    /// from this one, or when its T_dead was over: an answer to an earlier probe may have been lost
+    /// in the pause, if it stopped the host as well.
     fn was_asked(&self, peer: &Peer) -> bool {
         let last = peer.probe_at;
         let since = last >= self.resumed_at || last >= peer.heard + self.settings.t_dead_ns;
@@ -734,9 +741,9 @@ impl Node {
     fn probe_interval(&self, peer: &Peer) -> u64 {
         let most = if self.tells_presence { PRESENCE_NS } else { u64::MAX };
         if self.lossless || !peer.is_stalled() {
-            return self.probe_ns.min(most);
+            return self.probe_ns().min(most);
         }
-        peer.rtt.rto_ns(self.rto_floor_ns, peer.backoff).min(self.probe_ns).min(most)
+        peer.rtt.rto_ns(self.rto_floor_ns, peer.backoff).min(self.probe_ns()).min(most)
     }
 
     /// The wheel called for `p`. `out` knows who lives, if the port does.

@@ -1,6 +1,7 @@
 //! What a node keeps for an operator alone. Nothing in it decides anything, so it stands apart from
 //! the records of the peers.
 
+use super::failed::Failures;
 use super::notice::Notices;
 use crate::rel::psn::Psn;
 use crate::types::Instant;
@@ -11,18 +12,22 @@ pub(super) struct Observed {
     /// What is counted of the peer in each slot.
     pub(super) tallies: Vec<Tally>,
     pub(super) notices: Notices,
+    pub(super) failures: Failures,
 }
 
 impl Observed {
     /// Room for `peer_max` peers: memory is touched when they come.
     pub(super) fn new(peer_max: usize) -> Self {
-        Self { tallies: Vec::with_capacity(peer_max), notices: Notices::new() }
+        Self {
+            tallies: Vec::with_capacity(peer_max),
+            notices: Notices::new(),
+            failures: Failures::default(),
+        }
     }
 }
 
 /// Of one peer, since its session began.
 #[derive(Clone, Copy, Debug, Default)]
-#[repr(align(64))]
 pub(crate) struct Tally {
     /// When the session began: its first OPEN was sent or answered.
     pub(crate) begun: Instant,
@@ -30,11 +35,9 @@ pub(crate) struct Tally {
     /// shortest ways of a message would pay for it.)
     pub(crate) tx_bytes: u64,
     pub(crate) rx_bytes: u64,
-    /// Packets that were numbered up to `tx_seen`, and taken in order up to `rx_seen`.
-    tx_packets: u64,
-    rx_packets: u64,
-    tx_seen: Psn,
-    rx_seen: Psn,
+    /// The first packet to it and from it; of a session that is over, how many there were.
+    tx: u32,
+    rx: u32,
     /// Packets sent again.
     pub(crate) retransmits: u32,
     /// Retransmission timeouts.
@@ -44,27 +47,31 @@ pub(crate) struct Tally {
 impl Tally {
     /// Of a session that begins `now`, whose first packet is `first`.
     pub(super) fn new(now: Instant, first: Psn) -> Self {
-        Self { begun: now, tx_seen: first, ..Self::default() }
+        Self { begun: now, tx: first.0, ..Self::default() }
     }
 
     /// The first packet of the peer will be `first`.
     pub(super) fn expect(&mut self, first: Psn) {
-        self.rx_seen = first;
+        self.rx = first.0;
     }
 
-    /// Packets each way, those to it first, of a session that is over.
+    /// Packets each way, those to it first, modulo 2^32, if the next ones are `tx` and `rx`: what a
+    /// session numbers need not be counted.
+    pub(super) fn packets(&self, tx: Psn, rx: Psn) -> (u64, u64) {
+        (tx.0.wrapping_sub(self.tx).into(), rx.0.wrapping_sub(self.rx).into())
+    }
+
+    /// The session is over; the next packets would have been `tx` and `rx`, if the peer ever told
+    /// its first.
+    pub(super) fn end(&mut self, tx: Psn, rx: Option<Psn>) {
+        self.tx = tx.0.wrapping_sub(self.tx);
+        self.rx = rx.map_or(0, |rx| rx.0.wrapping_sub(self.rx));
+    }
+
+    /// As [`packets`](Self::packets), of a session that is over.
     pub(super) fn counted(&self) -> (u64, u64) {
-        (self.tx_packets, self.rx_packets)
-    }
-
-    /// Packets each way, those to it first, if the next ones are `tx` and `rx`: what a session
-    /// numbers need not be counted. To be called before it has numbered 2^32 more.
-    pub(super) fn packets(&mut self, tx: Psn, rx: Psn) -> (u64, u64) {
-        self.tx_packets += u64::from(tx.0.wrapping_sub(self.tx_seen.0));
-        self.rx_packets += u64::from(rx.0.wrapping_sub(self.rx_seen.0));
-        (self.tx_seen, self.rx_seen) = (tx, rx);
-        (self.tx_packets, self.rx_packets)
+        (self.tx.into(), self.rx.into())
     }
 }
 
-const _: () = assert!(size_of::<Tally>() <= 64, "448 bytes with the slot of the peer");
+const _: () = assert!(size_of::<Tally>() == 40, "512 bytes with all that a node has of a peer");

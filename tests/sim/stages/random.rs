@@ -28,8 +28,9 @@ fn sim_quick() {
     sum.print("sim_quick", start);
 }
 
-/// Goal: nobody alive is taken for dead (B8). Method: loss to 30 %, spikes, starved loops, applications
-/// that compute for up to four times T_dead, clock jumps, T_dead 2 s, and nothing that would excuse an error.
+/// Goal: nobody alive is taken for dead (B8). Method: loss to 30 %, spikes, starved loops,
+/// applications that compute for up to four times T_dead, clock jumps, T_dead 2 s, and nothing that
+/// would excuse an error.
 #[test]
 fn false_death() {
     let seeds = if nightly() { 10_000 } else { 300 };

@@ -58,11 +58,11 @@ fn packets_and_bytes_of_a_session_are_what_left_and_came() {
             assert!(lossless);
             continue;
         };
-        // What opens a session may not count at both ends.
+        // What opens a session, padded frames, may not count at both ends.
         let all = 25 * (8 + 300 + 5_000 + 70_000);
         assert!(a_tx > all && b_rx > if drop == 0 { all } else { all * 8 / 10 }, "{a:?} {b:?}");
         if drop == 0 {
-            assert!(a_tx - b_rx < 200 && b_tx.abs_diff(a_rx) < 200, "{a:?} {b:?}");
+            assert!(a_tx.abs_diff(b_rx) < 1700 && b_tx.abs_diff(a_rx) < 1700, "{a:?} {b:?}");
         } else {
             assert!(a_tx > b_rx, "{a:?} {b:?}");
         }
