@@ -332,9 +332,6 @@ impl Node {
             self.peers[p].ack_now = true;
             return;
         }
-        for _ in 1..std::mem::take(&mut self.peers[p].pings) {
-            self.send_open(p, out);
-        }
         self.send_open(p, out);
     }
 

@@ -213,7 +213,8 @@ pub(crate) struct Peer {
     pub(crate) has_nop_for: bool,
     /// An OPEN must go out in this turn.
     pub(crate) want_open: bool,
-    /// PINGs that must go out in this turn; while the session opens, copies of its OPEN.
+    /// PINGs that must go out in this turn; while the session opens, how often its OPEN is still
+    /// repeated before the peer is dead.
     pub(crate) pings: u8,
     /// The packet that left last did not ask for an acknowledgement, and somebody waits for it.
     pub(crate) unasked: bool,

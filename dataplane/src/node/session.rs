@@ -41,7 +41,7 @@ const PROBE_SLACK_NS: u64 = ACK_DELAY_NS + 10_000;
 /// of T_dead.
 const ANSWER_NS: u64 = 100_000_000;
 
-/// Copies of an OPEN that leave at once when T_dead is over and we were not called meanwhile.
+/// How often an OPEN is repeated while the first one after T_dead may be answered.
 const OPENS_LATE: u8 = 4;
 
 /// When a turn looks again for an answer behind the frames that it did not take, nanoseconds.
@@ -309,7 +309,7 @@ impl Node {
         peer.plain = plain;
         peer.note_order();
         peer.heard = active;
-        (peer.backoff, peer.probes) = (0, 0);
+        (peer.backoff, peer.probes, peer.pings) = (0, 0, 0);
         peer.probe_at = now;
         peer.progress_at = now;
         peer.want_open = false;
@@ -643,7 +643,7 @@ impl Node {
             State::Idle => None,
             State::Opening | State::Answered => {
                 if self.is_overdue(peer) && self.was_asked(peer) {
-                    return Some(self.answered_by(peer));
+                    return Some(self.last_open_at(peer));
                 }
                 let pause = match self.tells_presence && peer.backoff >= PROBES_MIN {
                     true => self.probe_interval(peer),
@@ -691,6 +691,15 @@ impl Node {
     fn answered_by(&self, peer: &Peer) -> Instant {
         let again = if self.backlog { self.polled_at + BACKLOG_NS } else { Instant(0) };
         (peer.probe_at + self.answer_ns()).max(again)
+    }
+
+    /// When the OPEN to a peer whose T_dead is over is repeated, or had time to be answered.
+    fn last_open_at(&self, peer: &Peer) -> Instant {
+        let repeats = u64::from(OPENS_LATE.saturating_sub(peer.pings));
+        match peer.pings {
+            0 => self.answered_by(peer),
+            _ => peer.probe_at + self.answer_ns() * (repeats + 1) / u64::from(OPENS_LATE + 2),
+        }
     }
 
     /// Whether nothing was heard of a peer for T_dead.
@@ -807,7 +816,15 @@ impl Node {
         let overdue = self.is_overdue(&self.peers[p]);
         let asked = self.was_asked(&self.peers[p]);
         let peer = &mut self.peers[p];
-        if !due || overdue && asked && presence != Presence::Present {
+        if !due {
+            return;
+        }
+        if overdue && asked && presence != Presence::Present {
+            if peer.pings > 0 {
+                peer.pings -= 1;
+                peer.want_open = peer.repeats_open();
+                self.make_ready(p);
+            }
             return;
         }
         peer.probe_at = now;
