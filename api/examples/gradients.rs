@@ -13,7 +13,9 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     hints.domain_attr.name = Some(format!("shm:{segment},mac={}", mac(rank)));
     let info = getinfo(API_VERSION, None, None, InfoFlags::empty(), Some(&hints))?.remove(0);
     let (fabric, wait_obj) = (fabric(&info.fabric_attr)?, WaitObj::Unspec);
-    let domain = fabric.domain(&info)?;
+    // A MAC alone does not say which life of its owner is meant, so everybody is let in.
+    let settings = Settings { by_name: true, ..Settings::from_env()? };
+    let domain = fabric.domain_with(&info, settings)?;
     let (av, ep) = (domain.av_open(AvAttr::default())?, domain.endpoint(&info)?);
     let cq = domain.cq_open(CqAttr { wait_obj, ..CqAttr::default() })?;
     let eq = fabric.eq_open(EqAttr { wait_obj, ..EqAttr::default() })?;

@@ -256,6 +256,44 @@ mod tests {
         );
     }
 
+    /// `docs/trouble.md` has a row for each reason that ends a session, with the words of its line,
+    /// its code, and whether the peer is told.
+    #[test]
+    fn the_table_of_ends_is_true() {
+        let versions = wire::VERSIONS;
+        let reasons = [
+            EndReason::NoAnswer,
+            EndReason::Silent,
+            EndReason::Died,
+            EndReason::NoProgress,
+            EndReason::Stuck(9014),
+            EndReason::Reset,
+            EndReason::Closed,
+            EndReason::TakenForDead,
+            EndReason::Restarted,
+            EndReason::Unnamed,
+            EndReason::Superseded,
+            EndReason::Evicted,
+            EndReason::Excess,
+            EndReason::Version(versions),
+            EndReason::PortGone,
+        ];
+        let doc = include_str!("../../docs/trouble.md");
+        let table = doc.split("## How operations end with a session").nth(1).expect("the section");
+        let rows: Vec<Vec<&str>> = (table.lines())
+            .filter(|line| line.starts_with("| ") && !line.starts_with("| log"))
+            .map(|line| line.split('|').map(str::trim).collect())
+            .collect();
+        assert_eq!(rows.len(), reasons.len());
+        for (reason, row) in reasons.into_iter().zip(rows) {
+            assert!(reason.to_string().starts_with(row[1]), "{reason:?}: {row:?}");
+            let code = reason.error().fi_errno();
+            let name = errno::ALL.iter().find(|(_, value)| *value == code).expect("a code").0;
+            assert_eq!(row[2], format!("`{name}`"), "{reason:?}");
+            assert_eq!(row[4], if reason.tells() { "yes" } else { "no" }, "{reason:?}");
+        }
+    }
+
     #[test]
     fn only_an_orderly_end_for_which_nothing_waited_is_no_warning() {
         let waited = Waited { collectives: 1, ..Waited::default() };

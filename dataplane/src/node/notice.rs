@@ -104,7 +104,7 @@ impl EndReason {
     }
 
     /// Whether the peer is told, by an RST.
-    pub(crate) const fn tells(self) -> bool {
+    pub const fn tells(self) -> bool {
         matches!(
             self,
             Self::Silent
@@ -180,7 +180,7 @@ pub struct SessionEnd {
     /// Time since its first OPEN, nanoseconds.
     pub age_ns: u64,
     /// Time since the last packet of the peer or since an operation began to wait for it,
-    /// whichever is later, nanoseconds in which this side looked.
+    /// whichever is later, nanoseconds.
     pub silent_ns: u64,
     /// Packets sent again.
     pub retransmits: u64,
