@@ -354,7 +354,9 @@ impl App {
         }
         match answer {
             Ok(()) => Ok(true),
-            Err(Error::Again) => {
+            Err(err)
+                if err == Error::Again || err == Error::ConnReset && v.ledger.troubled(v.host) =>
+            {
                 let buf = v.ledger.refused(context).ok_or("no buffer")?;
                 self.arena.give(buf)?;
                 Ok(false)

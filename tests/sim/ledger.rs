@@ -323,6 +323,11 @@ impl Ledger {
         *newest = life.max(*newest);
     }
 
+    /// Whether something is known to have gone wrong between `host` and another.
+    pub(crate) fn troubled(&self, host: usize) -> bool {
+        (0..self.hosts).any(|h| self.excused(host, h).errors)
+    }
+
     fn excused(&self, a: usize, b: usize) -> Excuse {
         self.excuses[a * self.hosts + b]
     }
@@ -805,7 +810,7 @@ impl Ledger {
     ) -> Checked {
         let at = self.ops[i].at;
         let host = self.lives[at.life as usize].host;
-        let broken = (0..self.hosts).any(|h| self.excused(host, h).errors);
+        let broken = self.troubled(host);
         let peek = matches!(r.mode, RecvMode::Peek | RecvMode::PeekClaim | RecvMode::PeekDiscard);
         let claim = matches!(r.mode, RecvMode::Claim | RecvMode::ClaimDiscard);
         let fair = match e.err {

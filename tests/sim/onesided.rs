@@ -283,7 +283,9 @@ impl App {
     ) -> std::result::Result<bool, Violation> {
         match answer {
             Ok(()) => v.ledger.remotes.accepted(number),
-            Err(Error::Again) => {
+            Err(err)
+                if err == Error::Again || err == Error::ConnReset && v.ledger.troubled(v.host) =>
+            {
                 let buf = v.ledger.refused(context).ok_or("no buffer")?;
                 self.arena.give(buf)?;
             }

@@ -646,6 +646,7 @@ impl Node {
         self.drop_late(now, idx);
         self.srx_leave(idx);
         self.close_twins(now, idx);
+        self.observed.losses.forget_ep(idx);
         let e = self.eps.free(idx);
         // A transmit context has its number from others.
         let named = &mut self.numbers.at[usize::from(e.number)];

@@ -10,6 +10,7 @@ mod cookie;
 mod ep;
 mod failed;
 mod input;
+mod lost;
 mod mr;
 mod notice;
 mod objects;

@@ -116,6 +116,21 @@ impl EndReason {
         )
     }
 
+    /// Whether messages may be lost with it that somebody counts on: not if the peer closed, or
+    /// nothing was under way.
+    pub const fn is_loss(self) -> bool {
+        matches!(
+            self,
+            Self::Silent
+                | Self::Died
+                | Self::NoProgress
+                | Self::Stuck(_)
+                | Self::Reset
+                | Self::TakenForDead
+                | Self::Restarted
+        )
+    }
+
     /// Whether it is part of orderly work: nothing is wrong unless an operation waited.
     pub const fn is_orderly(self) -> bool {
         matches!(self, Self::Closed | Self::Superseded | Self::Evicted | Self::Dropped)

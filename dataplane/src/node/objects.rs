@@ -412,6 +412,7 @@ impl Node {
         self.end_session(now, p, EndReason::Evicted);
         self.wheel.disarm(p);
         self.by_mac.remove(&self.peers, p);
+        self.observed.losses.forget_peer(p);
         Some(self.peers.free(p).starved)
     }
 
@@ -446,6 +447,7 @@ impl Node {
         let known = std::mem::replace(&mut self.peers[p].inc, inc);
         // No route names a life where none is known.
         if known != 0 && known != inc {
+            self.observed.losses.forget_peer(p);
             self.forget_routes();
         }
     }

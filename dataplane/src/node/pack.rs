@@ -106,7 +106,7 @@ impl Node {
         let cost = units(len as u64);
         let cqe = wants_cqe(req, ep.tx_selective);
         let Some(peer) = self.peers.get(p) else { return false };
-        if peer.state != State::Open || peer.credits() < cost {
+        if peer.state != State::Open || !peer.plain || peer.credits() < cost {
             return false;
         }
         let imm = req.flags.contains(OpFlags::REMOTE_CQ_DATA).then_some(req.data);

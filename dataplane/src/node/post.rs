@@ -46,6 +46,8 @@ impl Node {
     /// - [`Error::Invalid`]: `dest` is not in the address vector.
     /// - [`Error::MsgTooLong`]: above [`Self::MAX_MSG_SIZE`], or injected and above
     ///   [`Self::INJECT_SIZE`].
+    /// - [`Error::ConnReset`]: once after a session with the peer was lost on which messages of this
+    ///   endpoint may have been lost that it was told of as sent.
     /// - [`Error::Again`]: the transmit queue or the completion queue is full.
     #[inline]
     pub fn post_send(&mut self, now: Instant, ep: EpId, mut req: SendReq) -> Result<()> {
@@ -53,6 +55,7 @@ impl Node {
             return Ok(());
         }
         let (e, entry) = self.check_send(ep, &req)?;
+        self.tell_loss(e, entry.peer)?;
         let len = req.buf.len() as u64;
         self.make_send_room(e);
         let ep = &mut self.eps[e];

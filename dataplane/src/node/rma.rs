@@ -182,6 +182,7 @@ impl Node {
         let allowed = FLAGS | OpFlags::REMOTE_CQ_DATA | OpFlags::INJECT;
         let mut common =
             self.check_rma(ep, Caps::RMA | Caps::WRITE, req.dest, req.flags, allowed)?;
+        self.tell_loss(common.e, common.peer)?;
         let len = req.buf.len() as u64;
         let inject = req.flags.contains(OpFlags::INJECT);
         check_len(len, &req.rma)?;
@@ -205,6 +206,7 @@ impl Node {
     /// As [`post_write`](Self::post_write), with `FI_READ`.
     pub fn post_read(&mut self, now: Instant, ep: EpId, mut req: ReadReq) -> Result<()> {
         let mut common = self.check_rma(ep, Caps::RMA | Caps::READ, req.dest, req.flags, FLAGS)?;
+        self.tell_loss(common.e, common.peer)?;
         let len = req.buf.len() as u64;
         check_len(len, &req.rma)?;
         self.take_room(common.e)?;
@@ -231,6 +233,7 @@ impl Node {
         let way = if req.kind == AtomicKind::Base { Caps::WRITE } else { Caps::READ };
         let caps = Caps::ATOMIC | way;
         let mut common = self.check_rma(ep, caps, req.dest, req.flags, allowed)?;
+        self.tell_loss(common.e, common.peer)?;
         let (op, ty, count) = check_atomic(&req)?;
         self.take_room(common.e)?;
         (common.context, common.data) = (req.context, req.data);

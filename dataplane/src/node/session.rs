@@ -301,8 +301,7 @@ impl Node {
     pub(crate) fn opened(&mut self, now: Instant, p: u32) {
         self.settle_path(p);
         let active = self.polled_at;
-        // Ways that ask fewer questions are for nodes that let every peer in.
-        let plain = !(self.settings.inserted || self.lossless && self.crc);
+        let plain = self.is_plain(p);
         let peer = &mut self.peers[p];
         peer.state = State::Open;
         peer.is_life_claimed = false;
@@ -319,6 +318,13 @@ impl Node {
         }
         self.make_ready(p);
         self.arm_timer(now, p);
+    }
+
+    /// Whether packets of an open session may take the ways that ask fewer questions: not where peers
+    /// are looked up, nor before everybody knows that an earlier session was lost.
+    pub(super) fn is_plain(&self, p: u32) -> bool {
+        let asks = self.settings.inserted || self.lossless && self.crc;
+        !asks && !self.observed.losses.concern(p)
     }
 
     fn refuse_open(&mut self, now: Instant, base: &Base, op: &OpenOp, reason: RstReason) {
@@ -488,8 +494,12 @@ impl Node {
     /// held is free (S8). The peer is told once, best effort, if the reason is of such a kind.
     pub(crate) fn end_session(&mut self, now: Instant, p: u32, reason: EndReason) {
         self.note_end(now, p, reason);
+        self.note_losses(p, reason);
         let err = reason.error();
         let state = self.peers[p].state;
+        if state == State::Open && reason.is_loss() {
+            self.fail_receives_from(p, err);
+        }
         if state != State::Idle {
             if reason.tells() && self.peers[p].mac() != self.mac {
                 self.tell_closed(now, p);

@@ -235,7 +235,7 @@ impl Node {
     }
 
     /// Ends a receive of context `s` with an error entry of an endpoint that has room for it.
-    fn end_shared(&mut self, s: u32, kind: MsgKind, recv: u32, err: Error) -> bool {
+    pub(super) fn end_shared(&mut self, s: u32, kind: MsgKind, recv: u32, err: Error) -> bool {
         let Some(e) = self.sharer_with_room(s) else { return false };
         self.eps[s].matcher[kind as usize].unlink_posted(&mut self.posted, recv);
         self.hand_over(recv, e);

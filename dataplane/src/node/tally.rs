@@ -2,6 +2,7 @@
 //! the records of the peers.
 
 use super::failed::Failures;
+use super::lost::Losses;
 use super::notice::Notices;
 use crate::rel::psn::Psn;
 use crate::types::Instant;
@@ -13,6 +14,7 @@ pub(super) struct Observed {
     pub(super) tallies: Vec<Tally>,
     pub(super) notices: Notices,
     pub(super) failures: Failures,
+    pub(super) losses: Losses,
 }
 
 impl Observed {
@@ -22,6 +24,7 @@ impl Observed {
             tallies: Vec::with_capacity(peer_max),
             notices: Notices::new(),
             failures: Failures::default(),
+            losses: Losses::default(),
         }
     }
 }

@@ -1,0 +1,119 @@
+//! Who is told that a session was lost, besides the operations that end with it.
+//!
+//! Messages whose senders were told of success may be lost with a session: those that left without
+//! a record, where nothing waits for them, and injected ones. No operation is left to give the error
+//! to, so the next post of each endpoint that may have sent one to the peer is refused, once. And
+//! the receives that name the peer wait for messages that may have been lost on the way here.
+
+use super::ops::WrFlags;
+use super::peer::State;
+use super::{EndReason, MsgKind, Node};
+use crate::error::{Error, Result};
+use crate::slab::NONE;
+
+/// An endpoint that has not been told yet that the session with a peer was lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Untold {
+    ep: u32,
+    peer: u32,
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(super) struct Losses(Vec<Untold>);
+
+impl Losses {
+    /// Whether an endpoint has yet to be told of peer `p`: then no post to it may leave unasked.
+    pub(super) fn concern(&self, p: u32) -> bool {
+        self.0.iter().any(|untold| untold.peer == p)
+    }
+
+    /// Endpoint `e` is closed.
+    pub(super) fn forget_ep(&mut self, e: u32) {
+        self.0.retain(|untold| untold.ep != e);
+    }
+
+    /// Another life of peer `p` is dealt with from now on, or its record is given up.
+    pub(super) fn forget_peer(&mut self, p: u32) {
+        self.0.retain(|untold| untold.peer != p);
+    }
+}
+
+impl Node {
+    /// The session with `p` ends for `reason`, before anything of it has ended: notes who may have
+    /// lost a message and has no operation that ends with it.
+    pub(super) fn note_losses(&mut self, p: u32, reason: EndReason) {
+        let peer = &self.peers[p];
+        if peer.state != State::Open || !reason.is_loss() || peer.mac() == self.mac {
+            return;
+        }
+        let concerned: Vec<u32> = if self.lossless && peer.snd.in_flight() > 0 {
+            // What left has no record that says whose it was.
+            let own = self
+                .eps
+                .iter()
+                .filter(|(_, ep)| ep.enabled && ep.sharers.is_none() && ep.twin_of == NONE);
+            own.map(|(e, _)| e).filter(|&e| !self.is_side(e)).collect()
+        } else {
+            let lost = |flags: WrFlags| flags.intersects(WrFlags::INJECTED | WrFlags::REPORTED);
+            let sends = self.tx.iter().filter(|(_, wr)| wr.peer == p && lost(wr.flags));
+            sends.map(|(_, wr)| wr.ep).filter(|&e| e != NONE && !self.is_side(e)).collect()
+        };
+        for ep in concerned {
+            let untold = Untold { ep, peer: p };
+            if !self.observed.losses.0.contains(&untold) {
+                self.observed.losses.0.push(untold);
+                if self.lossless {
+                    self.count(self.eps[ep].tx_cntr, false);
+                }
+            }
+        }
+    }
+
+    /// Ends the receives that name `p`. Those that take messages of anybody stay.
+    pub(super) fn fail_receives_from(&mut self, p: u32, err: Error) {
+        let eps: Vec<u32> = self.eps.iter().map(|(e, _)| e).filter(|&e| !self.is_side(e)).collect();
+        for e in eps {
+            let is_shared = self.eps[e].sharers.is_some();
+            for kind in [MsgKind::Msg, MsgKind::Tagged] {
+                let k = kind as usize;
+                let named = |node: &Self| {
+                    node.eps[e].matcher[k].find_posted(&node.posted, |receive| receive.names(p))
+                };
+                while let Some(recv) = named(self) {
+                    if is_shared {
+                        if !self.end_shared(e, kind, recv, err) {
+                            break;
+                        }
+                        continue;
+                    }
+                    self.eps[e].matcher[k].unlink_posted(&mut self.posted, recv);
+                    self.fail_recv(recv, err);
+                }
+            }
+        }
+    }
+
+    /// Refuses a post of endpoint `e` to peer `p` once after a session was lost with messages of
+    /// the endpoint.
+    ///
+    /// # Errors
+    /// [`Error::ConnReset`]: nothing was posted.
+    #[inline]
+    pub(super) fn tell_loss(&mut self, e: u32, p: u32) -> Result<()> {
+        if self.observed.losses.0.is_empty() { Ok(()) } else { self.tell_loss_of(e, p) }
+    }
+
+    #[cold]
+    fn tell_loss_of(&mut self, e: u32, p: u32) -> Result<()> {
+        let losses = &mut self.observed.losses;
+        let untold = Untold { ep: e, peer: p };
+        let Some(at) = losses.0.iter().position(|other| *other == untold) else { return Ok(()) };
+        losses.0.swap_remove(at);
+        if self.peers[p].state == State::Open && !self.observed.losses.concern(p) {
+            self.peers[p].plain = self.is_plain(p);
+            self.peers[p].note_order();
+        }
+        Err(Error::ConnReset)
+    }
+}
