@@ -774,6 +774,13 @@ impl Node {
             true => out.presence(peer.mac()),
             false => Presence::Unknown,
         };
+        let presence = match presence {
+            // It lives, and nothing can be sent to it.
+            Presence::Present if peer.want_open && self.observed.failures.lacks_memory => {
+                Presence::Unknown
+            }
+            other => other,
+        };
         match peer.state {
             State::Idle => return,
             State::Opening | State::Answered => {

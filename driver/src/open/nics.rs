@@ -9,7 +9,7 @@ pub(super) fn vfio(spec: &str) -> Result<Box<dyn Port>, OpenError> {
     vfio::open(&vfio_settings(spec)?)
 }
 
-/// Whether [`vfio`] would open it, as far as the machine's own lists tell.
+/// Whether [`vfio()`] would open it, as far as the machine's own lists tell.
 pub(super) fn check(spec: &str) -> Result<(), OpenError> {
     let bdf = vfio_settings(spec)?.bdf;
     let nic = survey::nics().into_iter().find(|nic| nic.bdf == bdf);
