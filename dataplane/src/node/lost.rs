@@ -47,7 +47,9 @@ impl Node {
         if peer.state != State::Open || !reason.is_loss() || peer.mac() == self.mac {
             return;
         }
-        let concerned: Vec<u32> = if self.lossless && peer.snd.in_flight() > 0 {
+        let mut kept = 0;
+        peer.snd.for_each(&mut self.sent, |_| kept += 1);
+        let concerned: Vec<u32> = if self.lossless && peer.snd.in_flight() > kept {
             // What left has no record that says whose it was.
             let own = self
                 .eps

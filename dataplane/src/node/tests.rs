@@ -14,6 +14,7 @@ mod credit;
 mod fetch;
 mod handed;
 mod hostile;
+mod lost;
 mod notices;
 mod pack;
 mod pulls;

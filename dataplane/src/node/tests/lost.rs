@@ -1,0 +1,122 @@
+//! Whoever has lost a message with a session is told.
+
+use super::*;
+
+/// Posts a receive at `i` that names the other end.
+fn recv_from_peer(pair: &mut Pair, i: usize, tag: u64, context: u64) {
+    let end = &mut pair.ends[i];
+    let (kind, buf, src) = (MsgKind::Tagged, IoBuf::leaked(&[0; 8]), end.peer);
+    let flags = OpFlags::empty();
+    let req = RecvReq { kind, buf, src, tag, ignore: 0, context, flags };
+    end.node.post_recv(pair.now, end.ep, req).unwrap();
+}
+
+fn send(pair: &mut Pair, flags: OpFlags, context: u64) -> Result<()> {
+    pair.send(0, IoBuf::leaked(&[1; 8]), 1, flags, context)
+}
+
+/// A pair with an open session.
+fn open_pair(lossless: bool) -> Pair {
+    let mut pair = Pair::new(1500, lossless);
+    pair.short = Some(0);
+    pair.recv(1, IoBuf::leaked(&[0; 8]), 1, OpFlags::empty(), 1).unwrap();
+    send(&mut pair, OpFlags::empty(), 2).unwrap();
+    pair.run(1_000_000);
+    assert_eq!((pair.read(0).len(), pair.read(1).len()), (1, 1));
+    pair
+}
+
+/// Loses what `send`s the first end made, and has it learn that the other does not know the session.
+fn lose_session(pair: &mut Pair) {
+    let now = pair.now;
+    let mac = pair.ends[0].node.mac;
+    pair.ends[1].node.drop_session(now, mac);
+    pair.run(2_000_000);
+    assert_eq!(pair.ends[0].node.counters.sessions_reset, 1);
+}
+
+/// Goal: a message that was told of as sent is not lost in silence: the next post is refused, once,
+/// with nothing executed, and the one after it goes out on a session that works like any other.
+#[test]
+fn the_next_post_tells_of_a_message_that_was_lost() {
+    let mut pair = open_pair(true);
+    for context in 3..6 {
+        send(&mut pair, OpFlags::empty(), context).unwrap();
+    }
+    let End { node, out, .. } = &mut pair.ends[0];
+    node.transmit(pair.now, &mut sink(out));
+    assert_eq!(pair.read(0).len(), 3, "sent, as far as anybody knows");
+    lose_session(&mut pair);
+    assert_eq!(send(&mut pair, OpFlags::empty(), 6), Err(Error::ConnReset));
+    assert_eq!(pair.read(0), [], "nothing was executed");
+    for round in 0..20 {
+        pair.recv(1, IoBuf::leaked(&[0; 8]), 1, OpFlags::empty(), 1).unwrap();
+        send(&mut pair, OpFlags::empty(), 7).unwrap();
+        pair.run(1_000_000);
+        assert_eq!((pair.read(0).len(), pair.read(1).len()), (1, 1), "round {round}");
+    }
+    assert!(pair.ends[0].node.peers[0].plain, "all is as it was");
+}
+
+/// Each endpoint is told for itself, also if another has opened a session meanwhile; one that is
+/// closed is not.
+#[test]
+fn each_endpoint_is_told_once() {
+    let mut pair = open_pair(true);
+    let End { node, cq, av, .. } = &mut pair.ends[0];
+    let more = [(); 2].map(|()| open_ep(node, (*cq, *av), EpAttr::default()));
+    send(&mut pair, OpFlags::empty(), 3).unwrap();
+    let End { node, out, .. } = &mut pair.ends[0];
+    node.transmit(pair.now, &mut sink(out));
+    lose_session(&mut pair);
+    assert_eq!(send(&mut pair, OpFlags::empty(), 4), Err(Error::ConnReset));
+    pair.recv(1, IoBuf::leaked(&[0; 8]), 1, OpFlags::empty(), 1).unwrap();
+    send(&mut pair, OpFlags::empty(), 4).unwrap();
+    pair.run(1_000_000);
+    let now = pair.now;
+    pair.ends[0].node.ep_close(now, more[1]).unwrap();
+    let first = std::mem::replace(&mut pair.ends[0].ep, more[0]);
+    assert_eq!(send(&mut pair, OpFlags::empty(), 5), Err(Error::ConnReset));
+    assert_eq!(send(&mut pair, OpFlags::empty(), 5), Ok(()));
+    pair.ends[0].ep = first;
+    assert_eq!(send(&mut pair, OpFlags::empty(), 6), Ok(()));
+    assert!(!pair.ends[0].node.observed.losses.concern(0), "nobody is left to be told");
+}
+
+/// Where every message has a record, only what nobody waits for is told of by the next post.
+#[test]
+fn a_lost_inject_is_told_by_the_next_post() {
+    for flags in [OpFlags::INJECT, OpFlags::empty()] {
+        let mut pair = open_pair(false);
+        send(&mut pair, flags, 3).unwrap();
+        let End { node, out, .. } = &mut pair.ends[0];
+        node.transmit(pair.now, &mut sink(out));
+        out.clear();
+        lose_session(&mut pair);
+        assert_eq!(pair.read_err(0).err, Error::ConnReset);
+        let inject = flags.contains(OpFlags::INJECT);
+        let refused = send(&mut pair, OpFlags::empty(), 4);
+        assert_eq!(refused, if inject { Err(Error::ConnReset) } else { Ok(()) });
+    }
+}
+
+/// Receives that name the peer end with the session; those that take messages of anybody stay, and
+/// so do all of them if the peer closes it in good order.
+#[test]
+fn receives_that_name_the_peer_end_with_its_session() {
+    for closes in [false, true] {
+        let mut pair = open_pair(true);
+        recv_from_peer(&mut pair, 0, 5, 10);
+        recv_from_peer(&mut pair, 0, 6, 11);
+        pair.recv(0, IoBuf::leaked(&[0; 8]), 7, OpFlags::empty(), 12).unwrap();
+        let reason = if closes { EndReason::Closed } else { EndReason::Silent };
+        let now = pair.now;
+        pair.ends[0].node.end_session(now, 0, reason);
+        let posted = pair.ends[0].node.levels().posted;
+        assert_eq!(posted, if closes { 3 } else { 1 });
+        if !closes {
+            let failed = [pair.read_err(0), pair.read_err(0)].map(|e| (e.cqe.op_context, e.err));
+            assert_eq!(failed, [(10, Error::HostUnreach), (11, Error::HostUnreach)]);
+        }
+    }
+}
