@@ -1,9 +1,9 @@
 //! Who is told that a session was lost, besides the operations that end with it.
 //!
 //! Messages whose senders were told of success may be lost with a session: those that left without
-//! a record, where nothing waits for them, and injected ones. No operation is left to give the error
-//! to, so the next post of each endpoint that may have sent one to the peer is refused, once. And
-//! the receives that name the peer wait for messages that may have been lost on the way here.
+//! a record, where nothing waits for them, and injected ones. No operation is left to give the
+//! error to, so the next post of each endpoint that may have sent one to the peer is refused, once.
+//! And the receives that name the peer wait for messages that may have been lost on the way here.
 
 use super::ops::WrFlags;
 use super::peer::State;

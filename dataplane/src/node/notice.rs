@@ -116,8 +116,8 @@ impl EndReason {
         )
     }
 
-    /// Whether messages may be lost with it that somebody counts on: not if the peer closed. After a
-    /// restart the address says which life is meant, and posts to the earlier one are refused.
+    /// Whether messages may be lost with it that somebody counts on: not if the peer closed. After
+    /// a restart the address says which life is meant, and posts to the earlier one are refused.
     pub const fn is_loss(self) -> bool {
         matches!(
             self,

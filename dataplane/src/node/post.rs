@@ -46,8 +46,8 @@ impl Node {
     /// - [`Error::Invalid`]: `dest` is not in the address vector.
     /// - [`Error::MsgTooLong`]: above [`Self::MAX_MSG_SIZE`], or injected and above
     ///   [`Self::INJECT_SIZE`].
-    /// - [`Error::ConnReset`]: once after a session with the peer was lost on which messages of this
-    ///   endpoint may have been lost that it was told of as sent.
+    /// - [`Error::ConnReset`]: once after a session with the peer was lost, if messages of this
+    ///   endpoint that it was told of as sent may have been lost with it.
     /// - [`Error::Again`]: the transmit queue or the completion queue is full.
     #[inline]
     pub fn post_send(&mut self, now: Instant, ep: EpId, mut req: SendReq) -> Result<()> {

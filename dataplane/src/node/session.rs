@@ -320,8 +320,8 @@ impl Node {
         self.arm_timer(now, p);
     }
 
-    /// Whether packets of an open session may take the ways that ask fewer questions: not where peers
-    /// are looked up, nor before everybody knows that an earlier session was lost.
+    /// Whether packets of an open session may take the ways that ask fewer questions: not where
+    /// peers are looked up, nor before every endpoint was told that an earlier session was lost.
     pub(super) fn is_plain(&self, p: u32) -> bool {
         let asks = self.settings.inserted || self.lossless && self.crc;
         !asks && !self.observed.losses.concern(p)

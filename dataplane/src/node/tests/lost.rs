@@ -26,7 +26,7 @@ fn open_pair(lossless: bool) -> Pair {
     pair
 }
 
-/// Loses what `send`s the first end made, and has it learn that the other does not know the session.
+/// The second end forgets the session, and the first learns of it.
 fn lose_session(pair: &mut Pair) {
     let now = pair.now;
     let mac = pair.ends[0].node.mac;
