@@ -233,7 +233,9 @@ impl Traffic {
                     self.next += 1;
                 }
                 Err(refused) => {
-                    assert_eq!(refused.error, Error::Again);
+                    // Once after the other was killed, if it had not taken all that was sent.
+                    let told = [Error::Again, Error::ConnReset];
+                    assert!(told.contains(&refused.error), "{}", refused.error);
                     return;
                 }
             }
