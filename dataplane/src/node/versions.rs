@@ -1,4 +1,4 @@
-//! Frames of another version: who sends them is refused and told once.
+//! Frames of another version: their sender is refused, and told of once.
 
 use barewire_driver::frame::RxFrame;
 use barewire_driver::port::MacAddr;
