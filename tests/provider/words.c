@@ -12,7 +12,7 @@
 
 #include "check.h"
 
-enum { ROUNDS = 10000 };
+enum { ROUNDS = 2500 };
 
 struct side {
 	struct fid_domain *domain;
@@ -35,21 +35,32 @@ static struct {
 	uint64_t swapped, pad[7];
 } memory __attribute__((aligned(64)));
 
-/* Times that the target has added 1 to each, until it is told to stop. */
+/* Times that the target has added 1 to the sums and to the last word, until it is told to stop. */
 static int stop;
-static uint64_t added;
+static uint64_t added, swapped;
 
+/*
+ * The last word rests for 1 to 8,192 rounds after each change: a compare and swap whose round trip
+ * is longer than a rest cannot win, and one that always wins meets no change.
+ */
 static void *target(void *arg)
 {
-	for (added = 0; !__atomic_load_n(&stop, __ATOMIC_RELAXED); added++) {
-		uint64_t was = __atomic_load_n(&memory.swapped, __ATOMIC_RELAXED);
+	uint64_t next = 0, random = 1;
+
+	for (; !__atomic_load_n(&stop, __ATOMIC_RELAXED); added++) {
 		__atomic_fetch_add(&memory.u64, 1, __ATOMIC_RELAXED);
 		__atomic_fetch_add(&memory.u32, 1, __ATOMIC_RELAXED);
 		__atomic_fetch_add(&memory.u16, 1, __ATOMIC_RELAXED);
 		__atomic_fetch_add(&memory.u8, 1, __ATOMIC_RELAXED);
+		if (added < next)
+			continue;
+		uint64_t was = __atomic_load_n(&memory.swapped, __ATOMIC_RELAXED);
 		while (!__atomic_compare_exchange_n(&memory.swapped, &was, was + 1, 0,
 						    __ATOMIC_RELAXED, __ATOMIC_RELAXED))
 			;
+		swapped++;
+		random = random * 6364136223846793005u + 1442695040888963407u;
+		next = added + ((uint64_t) 1 << (random >> 33) % 14);
 	}
 	return arg;
 }
@@ -114,20 +125,21 @@ static void add(const char *name, void *at, enum fi_datatype type, void *one)
 	}
 }
 
-/* Adds 1 to the last word by compare and swap, ROUNDS / 4 times. */
-static void swap(void)
+/* Tries ROUNDS times to add 1 to the last word by compare and swap; returns how often it did. */
+static uint64_t swap(void)
 {
-	uint64_t old = 0;
+	uint64_t old = 0, done = 0;
 
-	for (int i = 0; i < ROUNDS / 4;) {
+	for (int i = 0; i < ROUNDS; i++) {
 		uint64_t compare = old, value = old + 1;
 		must("fi_compare_atomic",
 		     fi_compare_atomic(a.ep, &value, 1, NULL, &compare, NULL, &old, NULL, to,
 				       offset_of(&memory.swapped), 7, FI_UINT64, FI_CSWAP, NULL));
 		while (!completed())
 			;
-		i += old == compare;
+		done += old == compare;
 	}
+	return done;
 }
 
 int main(void)
@@ -135,7 +147,7 @@ int main(void)
 	struct fi_info *hints = fi_allocinfo();
 	pthread_t thread;
 	struct fid_mr *mr;
-	uint64_t one64 = 1;
+	uint64_t done, one64 = 1;
 	uint32_t one32 = 1;
 	uint16_t one16 = 1;
 	uint8_t one8 = 1;
@@ -156,14 +168,15 @@ int main(void)
 	add("u32", &memory.u32, FI_UINT32, &one32);
 	add("u16", &memory.u16, FI_UINT16, &one16);
 	add("u8", &memory.u8, FI_UINT8, &one8);
-	swap();
+	done = swap();
 	__atomic_store_n(&stop, 1, __ATOMIC_RELAXED);
 	pthread_join(thread, NULL);
 	expect("u64", (long) memory.u64, (long) (added + 2 * ROUNDS));
 	expect("u32", memory.u32, (uint32_t) (added + 2 * ROUNDS));
 	expect("u16", memory.u16, (uint16_t) (added + 2 * ROUNDS));
 	expect("u8", memory.u8, (uint8_t) (added + 2 * ROUNDS));
-	expect("swapped", (long) memory.swapped, (long) (added + ROUNDS / 4));
+	expect("swapped", (long) memory.swapped, (long) (swapped + done));
+	expect("some were swapped", done > 0, 1);
 	must("close", fi_close(&mr->fid));
 	close_side(&a);
 	close_side(&b);
