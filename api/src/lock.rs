@@ -173,14 +173,17 @@ impl<T> Lock<T> {
     }
 
     /// Takes the lock if one may enter without another question, which is so in serial mode while
-    /// nobody is inside.
+    /// nobody is inside. `None` if not, also while the thread beside the program is there, for whom
+    /// [`enter`](Self::enter) waits.
     #[inline(always)]
     pub(crate) fn enter_open(&self) -> Option<Guard<'_, T>> {
         if self.gate.now.load(Ordering::Relaxed) != OPEN {
             return rarely(None);
         }
         if self.gate.hold_is_contested() {
-            rarely(self.hold_after_claim(OPEN)).ok()?;
+            // Without a call, over which whoever is inlined here would have to keep what it has.
+            self.gate.now.store(OPEN, Ordering::Release);
+            return rarely(None);
         }
         Some(Guard { lock: self, on_this_thread: PhantomData })
     }

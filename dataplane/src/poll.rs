@@ -882,7 +882,7 @@ impl Engine {
     fn transmit(&mut self, now: Instant) -> Result<usize, PortGone> {
         let Self { node, port, .. } = self;
         let mut out = ToPort { port, gone: None };
-        let sent = node.transmit(now, &mut out);
+        let sent = node.transmit_due(now, &mut out);
         if sent > 0 {
             out.flush();
         }

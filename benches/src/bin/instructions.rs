@@ -89,17 +89,17 @@ fn run_case(case: &str, count: u64) -> Made<()> {
             steady(|| exchange(&mut pair, (how, LEN), count))?;
         }
         "lossy-tagged-64B" | "lossy-tagged-64B-inject" => {
-            let mut pair = lossy_pair("loss")?;
+            let mut pair = lossy_pair("no")?;
             exchange(&mut pair, (how, LEN), WARM_UP / 4)?;
             steady(|| exchange(&mut pair, (how, LEN), count))?;
         }
         "lossy-crc-tagged-64B" => {
-            let mut pair = lossy_pair("corrupt")?;
+            let mut pair = lossy_pair("yes")?;
             exchange(&mut pair, (how, LEN), WARM_UP / 4)?;
             steady(|| exchange(&mut pair, (how, LEN), count))?;
         }
         "lossy-more-64B" => {
-            let mut pair = lossy_pair("loss")?;
+            let mut pair = lossy_pair("no")?;
             exchange_more(&mut pair, WARM_UP / 4)?;
             steady(|| exchange_more(&mut pair, count))?;
         }
@@ -108,10 +108,14 @@ fn run_case(case: &str, count: u64) -> Made<()> {
     Ok(())
 }
 
-/// Two ends of the raw face on a segment that may lose frames, or damage them, and never does.
-fn lossy_pair(fault: &str) -> Made<[RawEnd; 2]> {
-    let spec = format!("fault({fault}=1e-15):{}", segment("instructions"));
-    Ok(joined([RawEnd::open(&spec, 4096)?, RawEnd::open(&spec, 4096)?]))
+/// Two ends of the raw face on a memif, which may lose frames and does not; with checksums if `crc`
+/// is "yes".
+fn lossy_pair(crc: &str) -> Made<[RawEnd; 2]> {
+    let open = |role| {
+        let spec = format!("memif:@bench-instructions-{},role={role},crc={crc}", std::process::id());
+        RawEnd::open(&spec, 4096)
+    };
+    Ok(joined([open("server")?, open("client")?]))
 }
 
 /// `count` messages from the first to the second end, sixteen at a time, of which all but the last

@@ -15,6 +15,7 @@
 
 use std::collections::VecDeque;
 
+use barewire_driver::hint::rarely;
 use barewire_driver::port::Tx;
 
 use super::output::Packet;
@@ -50,16 +51,19 @@ pub(super) struct Acks {
     unasked: VecDeque<u32>,
     /// A packet that somebody waits for has left since the last turn.
     fresh: bool,
-    /// The first turn after the last of them left, until a pause has passed: not when it left, as
-    /// it may take long to write it.
-    left_at: Option<Instant>,
+    /// The first turn after the last of them left: not when it left, as it may take long to write
+    /// it.
+    left_at: Instant,
+    /// Frames that had been received when a turn last asked.
+    seen_frames: u64,
 }
 
 impl Acks {
     pub(super) fn new() -> Self {
         let queue = || VecDeque::with_capacity(QUEUE);
         let (owing, unasked) = (queue(), queue());
-        Self { owing, owed_since: None, soon: false, unasked, fresh: false, left_at: None }
+        let left_at = Instant(0);
+        Self { owing, owed_since: None, soon: false, unasked, fresh: false, left_at, seen_frames: 0 }
     }
 
     /// The last packet of something that waits for its acknowledgement, and that is kept, has left
@@ -77,21 +81,55 @@ impl Acks {
         }
     }
 
+    /// Whether frames have come since this was asked last: `received` is their number so far.
+    #[inline(always)]
+    pub(super) fn note_frames(&mut self, received: u64) -> bool {
+        std::mem::replace(&mut self.seen_frames, received) != received
+    }
+
+    /// Whether a turn at `now`, at which so many frames had been received, has no acknowledgement
+    /// to send and none to ask for.
+    #[inline(always)]
+    pub(super) fn passes(&mut self, now: Instant, received: u64) -> bool {
+        if self.fresh {
+            (self.fresh, self.left_at) = (false, now);
+        }
+        if !self.unasked.is_empty() && self.is_pause(now) {
+            return rarely(false);
+        }
+        let Some(since) = self.owed_since else {
+            // What asked was not taken.
+            self.soon = false;
+            return true;
+        };
+        let idle = self.seen_frames == received;
+        if idle && self.soon || now.since(since) >= ACK_DELAY_NS {
+            return false;
+        }
+        self.seen_frames = received;
+        true
+    }
+
+    /// Whether nothing that somebody waits for has left for a while.
+    #[inline(always)]
+    fn is_pause(&self, now: Instant) -> bool {
+        now.since(self.left_at) >= ASK_AFTER_NS
+    }
+
     /// Whether the next packet that `snd` numbers asks for an acknowledgement; `ends` if somebody
     /// waits for that of a request which this packet ends, and of which `own` others are in flight.
+    /// `now` is the time of the last turn.
     #[inline(always)]
-    pub(super) fn asks(&self, snd: &SendWindow, own: u32, ends: bool) -> bool {
-        let is_resting = !self.fresh && self.left_at.is_none();
+    pub(super) fn asks(&self, now: Instant, snd: &SendWindow, own: u32, ends: bool) -> bool {
+        let is_resting = !self.fresh && self.is_pause(now);
         snd.asks(ends && (snd.in_flight() == own || is_resting))
     }
 
     /// When there is something to do about it; `turned_at` is the last turn.
     pub(super) fn due(&self, turned_at: Instant) -> Option<Instant> {
         let owed = self.owed_since.map(|at| if self.soon { turned_at } else { at + ACK_DELAY_NS });
-        let paused = self.left_at.map(|at| at + ASK_AFTER_NS);
-        let ask = if self.fresh { Some(turned_at) } else { paused };
-        // That a pause has passed is of no use to know before something leaves again.
-        let ask = ask.filter(|_| !self.unasked.is_empty());
+        let ask = if self.fresh { turned_at } else { self.left_at + ASK_AFTER_NS };
+        let ask = (!self.unasked.is_empty()).then_some(ask);
         [owed, ask].into_iter().flatten().min()
     }
 }
@@ -102,18 +140,17 @@ impl Node {
     #[inline]
     pub(super) fn asks(&self, p: u32, w: u32, ends: bool) -> bool {
         let own = if w == NONE { 0 } else { self.tx[w].unacked };
-        self.acks.asks(&self.peers[p].snd, own, ends)
+        self.acks.asks(self.polled_at, &self.peers[p].snd, own, ends)
     }
 
     /// Asks after what left some time ago without a question.
     pub(super) fn ask_after_tails(&mut self, now: Instant) {
         if std::mem::take(&mut self.acks.fresh) {
-            self.acks.left_at = Some(now);
+            self.acks.left_at = now;
         }
-        if self.acks.left_at.is_none_or(|at| now.since(at) < ASK_AFTER_NS) {
+        if !self.acks.is_pause(now) {
             return;
         }
-        self.acks.left_at = None;
         while let Some(p) = self.acks.unasked.pop_front() {
             let Some(peer) = self.peers.get_mut(p) else { continue };
             peer.is_listed_unasked = false;

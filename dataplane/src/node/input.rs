@@ -2,7 +2,6 @@
 
 use barewire_driver::frame::{ETH_HDR_LEN, RxFrame};
 use barewire_driver::hint::rarely;
-use barewire_driver::port::MacAddr;
 
 use super::notice::EndReason;
 use super::ops::{Held, WrFlags};
@@ -60,7 +59,7 @@ impl Node {
         debug_assert!(self.lossless || !out.is_lossless());
         if !out.is_lossless() && !self.lossless {
             rarely(());
-            return self.on_frame_counted(*now, &frame.again());
+            return self.on_frame_kept(*now, &frame.again());
         }
         // What is shorter than a message is nothing of what follows, and asked once.
         if frame.len() < PlainMsg::LEN {
@@ -83,21 +82,6 @@ impl Node {
                 rarely(());
                 self.on_frame_rest(*now, &frame.again());
             }
-        }
-    }
-
-    /// Any frame, where they may be lost: one of a session counts for its peer.
-    #[inline(never)]
-    fn on_frame_counted(&mut self, now: Instant, frame: &RxFrame<'_>) {
-        self.on_frame_kept(now, frame);
-        let Some(sid) = frame.chunk_at::<4>(16).map(u32::from_le_bytes) else { return };
-        let Some(src) = frame.chunk_at::<6>(6).map(MacAddr) else { return };
-        let p = slot_of(sid);
-        // What a stranger sends is no peer's, and nothing of a frame that was not checked counts
-        // but its length.
-        let of_peer = |peer: &&Peer| peer.sid == sid && sid != 0 && src == peer.mac();
-        if self.peers.get(p).filter(of_peer).is_some() {
-            self.observed.tallies[p as usize].rx_bytes += frame.len() as u64;
         }
     }
 
@@ -139,6 +123,15 @@ impl Node {
             return self.on_stranger(now, frame, &base);
         }
         self.on_packet(now, p, frame, &base);
+    }
+
+    /// Counts the bytes of a frame of the session with a peer, where they may be lost. (A port that
+    /// loses nothing counts them itself.)
+    #[inline(always)]
+    pub(super) fn count_received(&mut self, p: u32, frame: &RxFrame<'_>) {
+        if !self.lossless {
+            self.observed.tallies[p as usize].rx_bytes += frame.len() as u64;
+        }
     }
 
     /// Asks for the memory that [`on_frame`](Self::on_frame) will need.
@@ -195,6 +188,7 @@ impl Node {
     #[inline]
     fn on_packet(&mut self, now: Instant, p: u32, frame: &RxFrame<'_>, base: &Base) {
         let active = self.polled_at;
+        self.count_received(p, frame);
         let peer = &mut self.peers[p];
         let bad = base.cack != peer.snd.una && peer.snd.check(base.cack).is_err();
         if bad && !planted(Bug::AckOfUnsent) {

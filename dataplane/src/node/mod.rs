@@ -528,13 +528,15 @@ bitflags! {
     /// What there may be to do: all that a turn of the loop asks about, most often in vain.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub(crate) struct Todo: u8 {
-        /// Peers, replies or frames to ourselves wait to be sent, or the port is gone or may lose
-        /// frames.
+        /// Peers, replies or frames to ourselves wait to be sent, or the port is gone.
         const SEND = 1 << 0;
         /// There are collective sides, which may have something to do.
         const COLL = 1 << 1;
         /// Answers wait for the end of the burst.
         const ANSWER = 1 << 2;
+        /// The port may lose frames, for as long as the node lives: each packet is kept until it is
+        /// acknowledged, and acknowledgements may be due by time.
+        const KEEP = 1 << 3;
     }
 }
 
@@ -677,8 +679,6 @@ pub struct Node {
     backlog: bool,
     /// Credit that the message refused last had used.
     pub(crate) refused_units: u32,
-    /// Frames that had been taken at the last transmit.
-    pub(crate) seen_frames: u64,
     /// The port had no room in the last turn.
     pub(crate) blocked: bool,
     pub(crate) gone: bool,
@@ -762,7 +762,7 @@ impl Node {
             coll: coll::Coll::default(),
             wheel: Wheel::new(s.peer_max, Instant(0)),
             ready: VecDeque::with_capacity(s.peer_max.min(4096)),
-            todo: if caps.lossless { Todo::empty() } else { Todo::SEND },
+            todo: if caps.lossless { Todo::empty() } else { Todo::KEEP },
             acks: acks::Acks::new(),
             starved: VecDeque::new(),
             replies: Replies::default(),
@@ -775,7 +775,6 @@ impl Node {
             resumed_at: Instant(0),
             backlog: false,
             refused_units: 0,
-            seen_frames: 0,
             blocked: false,
             gone: false,
             settings,
@@ -808,7 +807,7 @@ impl Node {
     /// be forgotten.
     #[inline(always)]
     pub(crate) fn is_direct(&self) -> bool {
-        !self.todo.contains(Todo::SEND)
+        !self.todo.intersects(Todo::SEND | Todo::KEEP)
     }
 
     /// Puts a peer into the queue of those to be served in the next transmit.

@@ -56,13 +56,17 @@ impl Node {
     /// Call it after posting, after each burst of received frames, and at the time that
     /// [`next_deadline`](Self::next_deadline) tells.
     pub fn transmit(&mut self, now: Instant, out: &mut dyn FrameSink) -> usize {
+        if self.passes(now) { 0 } else { self.transmit_due(now, out) }
+    }
+
+    /// As [`transmit`](Self::transmit), if it does not [pass](Self::passes).
+    pub(crate) fn transmit_due(&mut self, now: Instant, out: &mut dyn FrameSink) -> usize {
         self.tick(now);
         let before = self.counters.tx_frames;
         if self.has_answers() {
             self.send_answers(now, &mut AnySink(out));
         }
-        let seen = std::mem::replace(&mut self.seen_frames, self.counters.rx_frames);
-        let idle = seen == self.counters.rx_frames;
+        let idle = !self.acks.note_frames(self.counters.rx_frames);
         self.blocked = false;
         while let Some(p) = self.wheel.expire(now) {
             self.observed.failures.lacks_memory = out.lacks_memory();
@@ -92,7 +96,7 @@ impl Node {
         }
         let all = self.ready.is_empty() && self.replies.queue.is_empty() && self.looped.is_empty();
         self.backlog = false;
-        self.todo.set(Todo::SEND, !(all && self.lossless && !self.gone));
+        self.todo.set(Todo::SEND, !all || self.gone);
         (self.counters.tx_frames - before) as usize
     }
 

@@ -23,6 +23,7 @@ use super::peer::{Peer, Peers, slot_of};
 use super::post::wr_flags;
 use super::{
     AvTable, CqTable, EpId, FrameSink, Message, MsgKind, NoReader, Node, Reader, RecvReq, SendReq,
+    Todo,
 };
 use crate::flags::{Caps, CqFlags, OpFlags};
 use crate::plant::{Bug, planted};
@@ -60,8 +61,8 @@ impl Node {
         self.lossless
     }
 
-    /// Whether [`transmit`](Self::transmit) has something to do other than to look at the time. On
-    /// a port that may lose frames it may always have.
+    /// Whether [`transmit`](Self::transmit) has something to do other than to look at the time, as
+    /// it always may have on a port that may lose frames.
     #[inline(always)]
     pub fn has_due(&self) -> bool {
         !self.is_direct() || self.coll_due()
@@ -84,9 +85,12 @@ impl Node {
     /// [`transmit`](Self::transmit) would do nothing else.
     #[inline(always)]
     pub fn passes(&mut self, now: Instant) -> bool {
-        let idle = self.is_direct() && !self.has_answers() && !self.coll_wants(now);
-        if !idle || !self.wheel.passes(now) {
+        let waits = self.todo.intersects(Todo::SEND | Todo::ANSWER) || self.coll_wants(now);
+        if waits || !self.wheel.passes(now) {
             return rarely(false);
+        }
+        if self.todo.contains(Todo::KEEP) && !self.acks.passes(now, self.counters.rx_frames) {
+            return false;
         }
         self.tick(now);
         true
@@ -156,7 +160,8 @@ impl Node {
         clock: impl FnOnce() -> Instant,
     ) -> Option<u32> {
         let e = ep.0.idx();
-        if if KEPT { !self.ready.is_empty() || self.gone } else { !self.is_direct() } {
+        let waits = if KEPT { self.todo.contains(Todo::SEND) } else { !self.is_direct() };
+        if waits {
             return rarely(None);
         }
         let ep = if USUAL { self.eps.at_mut(e)? } else { self.eps.by_handle_mut(ep.0)? };
@@ -218,7 +223,7 @@ impl Node {
         }
         let cost = if USUAL { 1 } else { short_cost(peer, len)? };
         let ar = if KEPT {
-            peer.short_left == 1 || self.acks.asks(&peer.snd, 0, true)
+            peer.short_left == 1 || self.acks.asks(self.polled_at, &peer.snd, 0, true)
         } else {
             !USUAL && peer.short_left == 1
         };
@@ -383,7 +388,8 @@ impl Node {
     /// Takes any frame, where they may be lost.
     #[inline(never)]
     pub(super) fn on_frame_kept(&mut self, now: Instant, frame: &RxFrame<'_>) {
-        if !self.take_plain::<true>(now, frame) {
+        let is_message = PlainMsg::is_kind_of(frame, self.crc);
+        if !is_message || !self.take_plain::<true>(now, frame) {
             self.on_frame_long(now, frame);
         }
     }
@@ -434,6 +440,7 @@ impl Node {
         if KEPT {
             peer.snd.credit = peer.snd.credit.wrapping_add(u32::from(granted));
             peer.note_arrival(now, msg.psn, false);
+            self.observed.tallies[p as usize].rx_bytes += frame.len() as u64;
             self.acks.soon |= head.asks_ack();
         }
         peer.rcv_nxt = peer.rcv_nxt.next();

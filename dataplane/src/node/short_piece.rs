@@ -52,6 +52,7 @@ impl Node {
                 self.on_data(now, p, frame, &op, (op.payload_off(), len));
             }
         }
+        self.count_received(p, frame);
         let (active, lossless) = (self.polled_at, self.lossless);
         let peer = &mut self.peers[p];
         (peer.heard, peer.probes) = (active, 0);

@@ -61,7 +61,7 @@ impl Node {
             base.psn = peer.snd.nxt;
             let last = offset + u64::from(len) == train.end;
             base.ar =
-                if lossless { train.keep } else { self.acks.asks(&peer.snd, wr.unacked, last) };
+                if lossless { train.keep } else { self.acks.asks(now, &peer.snd, wr.unacked, last) };
             base.plen = len as u16;
             let (fixed, op) = head.split_first_chunk_mut().expect("a head holds a base");
             base.emit(fixed);

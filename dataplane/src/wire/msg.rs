@@ -270,6 +270,14 @@ impl PlainMsg {
         Some((head, msg))
     }
 
+    /// Whether a frame has the type and the trailer code of such a message, with a checksum if
+    /// `crc`.
+    #[inline(always)]
+    pub fn is_kind_of(frame: &RxFrame<'_>, crc: bool) -> bool {
+        let kind_of = |bytes| u16::from_le_bytes(bytes) & !(AR << 8);
+        frame.chunk_at(14).map(kind_of) == Some(kind(Ty::Msg, crc))
+    }
+
     /// Whether the checksum of a frame that was parsed is right.
     #[inline]
     pub fn verify(&self, frame: &RxFrame<'_>) -> bool {

@@ -189,8 +189,34 @@ fn time_passes_where_nothing_is_due() {
     assert_eq!(node.polled_at, active + 10_000, "the time is noted");
     let due = node.next_deadline().expect("somebody waits for the peer");
     assert!(!node.passes(due), "a timer is due");
-    let mut silent = Pair::new(9000, false);
-    assert!(!silent.ends[0].node.passes(silent.now), "where frames get lost there may always be");
+}
+
+/// Where frames get lost, a turn that finds no frame behind one that asked acknowledges it, and one
+/// that finds more waits for as long as an acknowledgement may wait.
+#[test]
+fn time_passes_where_no_acknowledgement_is_due() {
+    let mut pair = Pair::new(9000, false);
+    assert!(pair.ends[0].node.passes(pair.now), "nothing was posted");
+    for i in 0..2 {
+        pair.recv(1, IoBuf::EMPTY, 1, OpFlags::empty(), i).unwrap();
+        pair.send(0, IoBuf::EMPTY, 1, OpFlags::empty(), i).unwrap();
+        assert!(!pair.ends[0].node.passes(pair.now), "a message is to leave");
+        if i == 0 {
+            pair.run(1_000_000);
+        }
+    }
+    let End { node, out, .. } = &mut pair.ends[0];
+    assert_eq!(node.transmit(pair.now, &mut sink(out)), 1);
+    assert!(node.passes(pair.now), "it waits for the peer alone");
+    let frame = out.pop_front().expect("it left");
+    let node = &mut pair.ends[1].node;
+    node.on_frame(pair.now, &RxFrame::new(&frame));
+    assert!(node.passes(pair.now + 1), "more frames may follow");
+    assert!(!node.passes(pair.now + 2), "none has");
+    let (sent, mut acks) = (node.counters.tx_acks, VecDeque::new());
+    assert_eq!(node.transmit(pair.now + 2, &mut sink(&mut acks)), 1);
+    assert_eq!(node.counters.tx_acks, sent + 1);
+    assert!(node.passes(pair.now + 3));
 }
 
 /// A receive for which the endpoint has no room in advance is posted by a call.
