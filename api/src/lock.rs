@@ -54,6 +54,9 @@ const OPEN: u8 = 0;
 const HELD: u8 = 1;
 /// Nobody is inside; who may enter is to be asked.
 const FREE: u8 = 2;
+/// As [`OPEN`], where a thread of ours comes in beside the program's: whoever comes looks, once it
+/// holds it, whether that thread has claimed it.
+const CLAIMABLE: u8 = 4;
 
 /// Nobody owns an owned lock yet; the next to come does.
 const NOBODY: u64 = 0;
@@ -74,13 +77,15 @@ pub(crate) struct Lock<T> {
 
 /// Whether one may enter.
 struct Gate {
-    /// [`OPEN`], [`HELD`] or [`FREE`]. Where nothing is exchanged, a plain flag against re-entry
-    /// from a port.
+    /// [`OPEN`], [`CLAIMABLE`], [`HELD`] or [`FREE`]. Where nothing is exchanged, a plain flag
+    /// against re-entry from a port.
     now: AtomicU8,
     /// What it becomes when whoever is inside leaves.
     then: AtomicU8,
     /// The thread beside the program is inside, or asks whether it may be.
     claimed: AtomicBool,
+    /// There may be such a thread.
+    beside: AtomicBool,
 }
 
 // SAFETY: the value moves between threads (hence `T: Send`) but is only reached through a `Guard`,
@@ -145,6 +150,7 @@ impl<T> Lock<T> {
                 now: AtomicU8::new(FREE),
                 then: AtomicU8::new(FREE),
                 claimed: AtomicBool::new(false),
+                beside: AtomicBool::new(false),
             },
             forks: FORKS.load(Ordering::Relaxed),
             owner: AtomicU64::new(NOBODY),
@@ -160,12 +166,7 @@ impl<T> Lock<T> {
     /// called back from inside, and after a panic inside.
     #[inline]
     pub(crate) fn enter(&self) -> Result<Guard<'_, T>> {
-        if self.gate.now.load(Ordering::Relaxed) == OPEN {
-            if self.gate.hold_is_contested() {
-                rarely(());
-                self.hold_after_claim(OPEN)?;
-            }
-        } else {
+        if !self.gate.hold_if_open() {
             rarely(());
             self.enter_checked()?;
         }
@@ -173,16 +174,11 @@ impl<T> Lock<T> {
     }
 
     /// Takes the lock if one may enter without another question, which is so in serial mode while
-    /// nobody is inside. `None` if not, also while the thread beside the program is there, for whom
+    /// nobody is inside. `None` if not, also while the thread beside the program is, for which
     /// [`enter`](Self::enter) waits.
     #[inline(always)]
     pub(crate) fn enter_open(&self) -> Option<Guard<'_, T>> {
-        if self.gate.now.load(Ordering::Relaxed) != OPEN {
-            return rarely(None);
-        }
-        if self.gate.hold_is_contested() {
-            // Without a call, over which whoever is inlined here would have to keep what it has.
-            self.gate.now.store(OPEN, Ordering::Release);
+        if !self.gate.hold_if_open() {
             return rarely(None);
         }
         Some(Guard { lock: self, on_this_thread: PhantomData })
@@ -267,19 +263,19 @@ impl<T> Lock<T> {
         if self.gate.now.load(Ordering::Relaxed) == HELD {
             return Err(Error::OpBadState);
         }
-        if self.gate.hold_is_contested() { self.hold_after_claim(FREE) } else { Ok(()) }
+        if self.gate.hold_is_contested() { self.hold_after_claim() } else { Ok(()) }
     }
 
-    /// Waits outside, where the gate is `outside`, until the thread beside the program has left,
-    /// and enters. That thread is inside for a few turns of the loop.
+    /// Waits outside until the thread beside the program has left, and enters. That thread is
+    /// inside for a few turns of the loop.
     ///
     /// # Errors
     /// [`Error::OpBadState`]: it panicked there.
     #[cold]
     #[inline(never)]
-    fn hold_after_claim(&self, outside: u8) -> Result<()> {
+    fn hold_after_claim(&self) -> Result<()> {
         loop {
-            self.gate.now.store(outside, Ordering::Release);
+            self.gate.now.store(FREE, Ordering::Release);
             let mut tries = 0_u32;
             while self.gate.claimed.load(Ordering::Acquire) {
                 tries += 1;
@@ -303,9 +299,9 @@ impl<T> Lock<T> {
     /// Takes the lock for a thread of ours beside the program's, which in owned and serial mode is
     /// the only one. `None` if the program is inside, or nobody may enter any more. Takes a
     /// microsecond and disturbs each processor that runs a thread of the process.
-    /// [`register_beside`] was called.
+    /// Also `None` before [`admit_beside`](Self::admit_beside).
     pub(crate) fn enter_beside(&self) -> Option<Beside<'_, T>> {
-        if self.forked() {
+        if self.forked() || !self.gate.beside.load(Ordering::Acquire) {
             return None;
         }
         if self.mode.load(Ordering::Acquire) == SHARED {
@@ -322,6 +318,25 @@ impl<T> Lock<T> {
         }
         self.gate.claimed.store(false, Ordering::Release);
         None
+    }
+
+    /// From now on a thread of ours may come in beside the program's, which is elsewhere.
+    ///
+    /// # Errors
+    /// The kernel has no `membarrier`, or the lock cannot be entered. Nobody may then.
+    pub(crate) fn admit_beside(&self) -> io::Result<()> {
+        register_beside()?;
+        if self.mode.load(Ordering::Relaxed) == SERIAL {
+            let inside = self.enter().map_err(|_| io::ErrorKind::ResourceBusy)?;
+            if self.gate.then.load(Ordering::Relaxed) == OPEN {
+                self.gate.then.store(CLAIMABLE, Ordering::Relaxed);
+            }
+            self.gate.beside.store(true, Ordering::Release);
+            inside.leave();
+        }
+        // In owned mode every entry looks.
+        self.gate.beside.store(true, Ordering::Release);
+        Ok(())
     }
 
     /// As [`enter`](Self::enter) for a destructor, which may run while its thread unwinds from a
@@ -364,7 +379,8 @@ impl<T> Lock<T> {
         WATCHED.change(|locks| locks.push(watched));
         // A fork after this shuts it; before it there was nothing to shut, but for a fork in
         // between, whose child this is not, since it would not be here.
-        lock.gate.then.store(OPEN, Ordering::Relaxed);
+        let beside = lock.gate.beside.load(Ordering::Relaxed);
+        lock.gate.then.store(if beside { CLAIMABLE } else { OPEN }, Ordering::Relaxed);
         inside.leave();
     }
 
@@ -376,6 +392,25 @@ impl<T> Lock<T> {
 }
 
 impl Gate {
+    /// Holds it if whoever comes may enter. Without a call, over which whoever this is inlined in
+    /// would have to keep what it has.
+    #[inline(always)]
+    fn hold_if_open(&self) -> bool {
+        match self.now.load(Ordering::Relaxed) {
+            OPEN => self.now.store(HELD, Ordering::Relaxed),
+            CLAIMABLE => {
+                rarely(());
+                if self.hold_is_contested() {
+                    // Not as it was: the thread may have shut it meanwhile. Who leaves opens it.
+                    self.now.store(FREE, Ordering::Release);
+                    return false;
+                }
+            }
+            _ => return rarely(false),
+        }
+        true
+    }
+
     /// Holds it, and says whether the thread beside the program has claimed it before. The order of
     /// the two is kept for that thread by its barrier on this processor.
     #[inline(always)]
@@ -392,13 +427,13 @@ impl Gate {
 
     #[cfg(test)]
     fn is_open(&self) -> bool {
-        self.now.load(Ordering::Relaxed) == OPEN
+        matches!(self.now.load(Ordering::Relaxed), OPEN | CLAIMABLE)
     }
 
     /// Shuts it for good, in a process that must not come in.
     fn shut(&self) {
         self.then.store(FREE, Ordering::Relaxed);
-        if self.now.load(Ordering::Relaxed) == OPEN {
+        if matches!(self.now.load(Ordering::Relaxed), OPEN | CLAIMABLE) {
             self.now.store(FREE, Ordering::Relaxed);
         }
     }
@@ -647,10 +682,10 @@ mod tests {
     /// at once, and each sees what the other did.
     #[test]
     fn a_thread_beside_the_program_and_the_program_exclude_each_other() {
-        register_beside().expect("the kernel has membarrier");
         for entry in [Entry::Owned, Entry::Serial, Entry::Shared] {
             let lock = Arc::new(Lock::new([0_u64; 2], entry));
             Lock::shut_in_child(&lock);
+            lock.admit_beside().expect("the kernel has membarrier");
             let (there, stop) = (Arc::clone(&lock), Arc::new(AtomicBool::new(false)));
             let stopped = Arc::clone(&stop);
             let beside = std::thread::spawn(move || {
@@ -693,8 +728,9 @@ mod tests {
     /// What panics beside the program closes the domain for the program as well.
     #[test]
     fn a_panic_beside_the_program_closes_the_domain() {
-        register_beside().expect("the kernel has membarrier");
         let lock = Arc::new(Lock::new((), Entry::Serial));
+        assert!(lock.enter_beside().is_none(), "it was not admitted");
+        lock.admit_beside().expect("the kernel has membarrier");
         Lock::shut_in_child(&lock);
         let there = Arc::clone(&lock);
         let panicked = std::thread::spawn(move || {

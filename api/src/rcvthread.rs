@@ -31,7 +31,6 @@ use nix::sys::signal::{SigSet, SigmaskHow};
 use nix::unistd::Pid;
 
 use crate::inner::Shared;
-use crate::lock;
 
 /// First pause between two looks at whether the program polls.
 const FIRST_LOOK: Duration = Duration::from_millis(10);
@@ -51,7 +50,7 @@ const UNTIL_A_FRAME: Duration = Duration::from_secs(3600);
 /// The system has no thread left, or a kernel without `membarrier` cannot keep this thread and a
 /// program that takes no lock apart. Nothing runs then.
 pub(crate) fn start(shared: &Arc<Shared>) -> io::Result<JoinHandle<()>> {
-    lock::register_beside()?;
+    shared.lock.admit_beside()?;
     // The thread is not the program's: a signal sent to the process goes to one of its own.
     let mut before = SigSet::empty();
     let all = SigSet::all();

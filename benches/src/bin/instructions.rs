@@ -112,7 +112,8 @@ fn run_case(case: &str, count: u64) -> Made<()> {
 /// is "yes".
 fn lossy_pair(crc: &str) -> Made<[RawEnd; 2]> {
     let open = |role| {
-        let spec = format!("memif:@bench-instructions-{},role={role},crc={crc}", std::process::id());
+        let spec =
+            format!("memif:@bench-instructions-{},role={role},crc={crc}", std::process::id());
         RawEnd::open(&spec, 4096)
     };
     Ok(joined([open("server")?, open("client")?]))

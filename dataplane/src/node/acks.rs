@@ -63,7 +63,15 @@ impl Acks {
         let queue = || VecDeque::with_capacity(QUEUE);
         let (owing, unasked) = (queue(), queue());
         let left_at = Instant(0);
-        Self { owing, owed_since: None, soon: false, unasked, fresh: false, left_at, seen_frames: 0 }
+        Self {
+            owing,
+            owed_since: None,
+            soon: false,
+            unasked,
+            fresh: false,
+            left_at,
+            seen_frames: 0,
+        }
     }
 
     /// The last packet of something that waits for its acknowledgement, and that is kept, has left
