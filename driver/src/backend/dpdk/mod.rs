@@ -37,10 +37,10 @@ use std::sync::atomic::Ordering::{Acquire, Release};
 use barewire_dpdk_sys as sys;
 
 use crate::clock::now_ns;
+use crate::error::OpenError;
 use crate::frame::{ETH_HDR_LEN, FillHead, Rest, RxFrame, ShortHead, TxFrame};
 use crate::hint::rarely;
 use crate::mem::{Hugepages, SHORT};
-use crate::open::OpenError;
 use crate::port::{
     Back, BriskPort, MacAddr, Port, PortCaps, PortCounters, PortGone, PortWaiter, RxSink, ShortTx,
     Tx,

@@ -29,6 +29,7 @@ mod error;
 mod iova;
 pub mod netq;
 pub mod nic;
+pub mod ring;
 pub mod survey;
 #[doc(hidden)]
 pub mod sys;
@@ -47,9 +48,9 @@ use std::time::Duration;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use super::hairpin::Hairpin;
+use crate::error::OpenError;
 use crate::frame::{ETH_HDR_LEN, RxFrame, TxFrame};
 use crate::mem::{Hugepages, SHORT};
-use crate::open::OpenError;
 use crate::port::{MacAddr, Port, PortCaps, PortCounters, PortGone, PortWaiter, RxSink, Tx};
 use device::{Device, DmaArea};
 use nic::{Facts, Lent, Nic};
@@ -516,8 +517,8 @@ mod tests {
     use tracing::span::{Attributes, Id, Record};
     use tracing::{Event, Level, Metadata, Subscriber};
 
+    use super::ring::virtq::Broken;
     use super::*;
-    use crate::ring::virtq::Broken;
 
     /// A device without frames: 0 its link is down, 1 up, 2 it does not say.
     struct Quiet(Arc<AtomicU8>);
