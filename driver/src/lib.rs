@@ -12,6 +12,7 @@ pub mod clock;
 pub mod error;
 pub mod frame;
 pub mod hint;
+mod mac;
 pub mod mem;
 pub mod open;
 pub mod port;
