@@ -115,18 +115,18 @@ pub fn is_known(spec: &str) -> bool {
         device = inside;
     }
     let kind = device.split([':', ',', '(']).next().unwrap_or("");
-    BUILT.contains(&kind)
+    BUILT.iter().any(|built| built.0 == kind)
 }
 
-/// Kinds of devices that this build has.
-const BUILT: &[&str] = &[
-    "shm",
-    "vfio",
-    "afpacket",
-    "udp",
-    "memif",
+/// Kinds of devices that this build has, and how one is written.
+const BUILT: &[(&str, &str)] = &[
+    ("shm", "shm or shm:NAME"),
+    ("vfio", "vfio:PCI-ADDRESS"),
+    ("afpacket", "afpacket:INTERFACE"),
+    ("udp", "udp:ADDRESS"),
+    ("memif", "memif:SOCKET"),
     #[cfg(feature = "dpdk")]
-    "dpdk",
+    ("dpdk", "dpdk:DEVICE"),
 ];
 
 /// Joins the segment that `spec` names (`shm` or `shm:NAME`) to see what passes on it.
@@ -264,16 +264,8 @@ fn unknown(spec: &str, kind: &str) -> OpenError {
 fn kinds(typed: &str) -> String {
     let mut kinds = BUILT.to_vec();
     // Of several as far away the order of the list.
-    kinds.sort_by_key(|kind| distance(typed, kind));
-    let written = |&kind: &&str| match kind {
-        "shm" => "shm or shm:NAME",
-        "afpacket" => "afpacket:INTERFACE",
-        "udp" => "udp:ADDRESS",
-        "memif" => "memif:SOCKET",
-        "vfio" => "vfio:PCI-ADDRESS",
-        _ => "dpdk:DEVICE",
-    };
-    kinds.iter().map(written).collect::<Vec<_>>().join(", ")
+    kinds.sort_by_key(|(kind, _)| distance(typed, kind));
+    kinds.iter().map(|(_, written)| *written).collect::<Vec<_>>().join(", ")
 }
 
 /// Letters to be added, taken out or changed to make `b` of `a`, of which no more than 32 count.
