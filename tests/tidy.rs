@@ -229,8 +229,6 @@ const SETUP: &str = "hugepage-setup.sh";
 /// Where `unsafe` may stand. Each place argues for its blocks at the block.
 const UNSAFE: &[&str] = &[
     "driver/src/mem",
-    "driver/src/ring",
-    "driver/src/ring.rs",
     "driver/src/backend",
     "driver/src/frame.rs",
     "driver/src/clock.rs",

@@ -20,7 +20,7 @@ fn open_port(name: &str) -> std::result::Result<Box<dyn Port>, OpenError> {
 }
 
 /// Why a port does not open, as ours.
-pub(crate) fn open_error(e: barewire_driver::open::OpenError) -> OpenError {
+pub(crate) fn open_error(e: barewire_driver::error::OpenError) -> OpenError {
     OpenError::new(error_of(e.errno()), e.to_string())
 }
 

@@ -99,10 +99,10 @@ impl<'a> TxFrame<'a> {
 
     /// The destination address.
     #[inline]
-    pub fn dst(&self) -> crate::port::MacAddr {
+    pub fn dst(&self) -> crate::mac::MacAddr {
         let mut mac = [0; 6];
         mac.copy_from_slice(&self.head[..6]);
-        crate::port::MacAddr(mac)
+        crate::mac::MacAddr(mac)
     }
 
     /// Copies the whole frame to the start of `dst` and returns its length.

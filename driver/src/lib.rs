@@ -4,13 +4,15 @@
 //! - [`frame`]: a frame on its way out ([`TxFrame`](frame::TxFrame)) and on its way in
 //!   ([`RxFrame`](frame::RxFrame)).
 //! - [`mem`]: the application's memory, reached by bounded copies only.
+//! - [`error`]: why a port does not open.
 //! - [`hint`]: which ways of a program are seldom taken.
 
 pub mod backend;
 pub mod clock;
+pub mod error;
 pub mod frame;
 pub mod hint;
+mod mac;
 pub mod mem;
 pub mod open;
 pub mod port;
-pub mod ring;

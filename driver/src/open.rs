@@ -1,17 +1,20 @@
 //! Ports by name: `shm`, `shm:job7,mtu=9000`, `fault(loss=0.01,seed=7):shm:job7`.
 
-use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use crate::backend::fault::{Fault, FaultSettings};
 use crate::backend::pcap::Pcap;
-use crate::backend::shm::{MEMBERS_MAX, Monitor, ShmPort, ShmSettings};
-use crate::backend::vfio::VfioError;
-use crate::port::{MTU_MIN, MacAddr, Port};
+use crate::backend::shm::{Monitor, ShmPort, ShmSettings};
+use crate::error::OpenError;
+use crate::port::{MTU_MIN, Port};
 
 mod memif;
 mod nics;
+mod spec;
 mod wires;
+
+pub use spec::PortInfo;
+use spec::{bad, parse};
 
 /// Opens the port that `spec` names.
 ///
@@ -112,18 +115,18 @@ pub fn is_known(spec: &str) -> bool {
         device = inside;
     }
     let kind = device.split([':', ',', '(']).next().unwrap_or("");
-    BUILT.contains(&kind)
+    BUILT.iter().any(|built| built.0 == kind)
 }
 
-/// Kinds of devices that this build has.
-const BUILT: &[&str] = &[
-    "shm",
-    "vfio",
-    "afpacket",
-    "udp",
-    "memif",
+/// Kinds of devices that this build has, and how one is written.
+const BUILT: &[(&str, &str)] = &[
+    ("shm", "shm or shm:NAME"),
+    ("vfio", "vfio:PCI-ADDRESS"),
+    ("afpacket", "afpacket:INTERFACE"),
+    ("udp", "udp:ADDRESS"),
+    ("memif", "memif:SOCKET"),
     #[cfg(feature = "dpdk")]
-    "dpdk",
+    ("dpdk", "dpdk:DEVICE"),
 ];
 
 /// Joins the segment that `spec` names (`shm` or `shm:NAME`) to see what passes on it.
@@ -138,17 +141,6 @@ pub fn monitor(spec: &str) -> Result<Monitor, OpenError> {
     let why = "only a segment shows what others send, write shm or shm:NAME; to record one \
                program, give it the port pcap(file=FILE):PORT";
     Err(bad(spec, why))
-}
-
-/// What a port of this machine is called, and whether it can be opened.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PortInfo {
-    /// What to write to open it, or its kind if there is nothing to open.
-    pub spec: String,
-    /// What it is.
-    pub what: String,
-    /// Why it cannot be opened and what to do, in one line; `None` if it can.
-    pub why_not: Option<String>,
 }
 
 /// The ports that this machine offers, and the kinds that it does not, with the reason.
@@ -257,10 +249,6 @@ fn check_mtu(fault: Fault, settings: &FaultSettings) -> Result<Box<dyn Port>, Op
     Err(OpenError::BadMtu { mtu, min: MTU_MIN, max: max.max(MTU_MIN) })
 }
 
-fn bad(spec: &str, why: impl Into<String>) -> OpenError {
-    OpenError::BadSpec { spec: spec.to_owned(), why: why.into() }
-}
-
 fn unknown(spec: &str, kind: &str) -> OpenError {
     match kind {
         "dpdk" => bad(
@@ -276,16 +264,8 @@ fn unknown(spec: &str, kind: &str) -> OpenError {
 fn kinds(typed: &str) -> String {
     let mut kinds = BUILT.to_vec();
     // Of several as far away the order of the list.
-    kinds.sort_by_key(|kind| distance(typed, kind));
-    let written = |&kind: &&str| match kind {
-        "shm" => "shm or shm:NAME",
-        "afpacket" => "afpacket:INTERFACE",
-        "udp" => "udp:ADDRESS",
-        "memif" => "memif:SOCKET",
-        "vfio" => "vfio:PCI-ADDRESS",
-        _ => "dpdk:DEVICE",
-    };
-    kinds.iter().map(written).collect::<Vec<_>>().join(", ")
+    kinds.sort_by_key(|(kind, _)| distance(typed, kind));
+    kinds.iter().map(|(_, written)| *written).collect::<Vec<_>>().join(", ")
 }
 
 /// Letters to be added, taken out or changed to make `b` of `a`, of which no more than 32 count.
@@ -328,170 +308,6 @@ fn shm_settings(spec: &str) -> Result<ShmSettings, OpenError> {
         }
     }
     Ok(settings)
-}
-
-fn parse<T: std::str::FromStr>(spec: &str, value: &str) -> Result<T, OpenError>
-where
-    T::Err: std::fmt::Display,
-{
-    value.parse().map_err(|e: T::Err| bad(spec, format!("\"{value}\": {e}")))
-}
-
-/// Why a port did not open. Nothing is left behind: no file, no address, no memory.
-///
-/// Each message is one line and ends in what to do about it.
-#[derive(Debug, thiserror::Error)]
-pub enum OpenError {
-    /// The string names no port of this build, or an option is wrong.
-    #[error("port \"{spec}\": {why}")]
-    BadSpec {
-        /// The string, or the part of it that is wrong.
-        spec: String,
-        /// What is wrong, and what to write instead.
-        why: String,
-    },
-    /// The operating system refused.
-    #[error("{what} {path}: {source}{hint}", path = path.display())]
-    Os {
-        /// What was tried, such as "cannot open".
-        what: &'static str,
-        /// On which file.
-        path: PathBuf,
-        /// With which errno.
-        source: io::Error,
-        /// What to do, starting with "; ", or empty.
-        hint: &'static str,
-    },
-    /// The file system of the segment has too little room for it.
-    #[error(
-        "no room for a segment in {path}: {need} bytes needed, {free} free; free some (ls -l \
-         {dir}), enlarge it (mount -o remount,size=1G {dir}), or ask for less (ring=262144)",
-        dir = path.parent().unwrap_or(path).display(), path = path.display()
-    )]
-    NoSpace {
-        /// The segment's file.
-        path: PathBuf,
-        /// Bytes that have to be free.
-        need: u64,
-        /// Bytes that are.
-        free: u64,
-    },
-    /// The segment's file is somebody else's, or others could write it.
-    #[error("{path} is not safe to use: {why}; remove it (rm {path}) or choose another name",
-        path = path.display())]
-    NotOurs {
-        /// The segment's file.
-        path: PathBuf,
-        /// What was found.
-        why: String,
-    },
-    /// The segment's file was written by another version of barewire, or by something else.
-    #[error(
-        "{path} is {found}, this build makes version {version}; end the programs that use it and \
-         remove it (rm {path}), or choose another name", path = path.display()
-    )]
-    OtherVersion {
-        /// The segment's file.
-        path: PathBuf,
-        /// What it is.
-        found: String,
-        /// The version that this build makes.
-        version: u64,
-    },
-    /// A process of the segment has the address that was asked for.
-    #[error("address {mac} is in use on {path} by process {pid}; choose another (mac=...) or none",
-        path = path.display())]
-    MacInUse {
-        /// The address.
-        mac: MacAddr,
-        /// Who has it, as numbered where it lives.
-        pid: u32,
-        /// The segment's file.
-        path: PathBuf,
-    },
-    /// The segment has as many members as it was made for.
-    #[error("{path} has all its {members} members; {}", crowded(*members), path = path.display())]
-    Crowded {
-        /// The segment's file.
-        path: PathBuf,
-        /// How many that is.
-        members: usize,
-    },
-    /// The segment exists and was made with another size than the one asked for.
-    #[error("{path} was made with {what}={is}, not {asked}; leave the option out or choose another \
-        name", path = path.display())]
-    Differs {
-        /// The segment's file.
-        path: PathBuf,
-        /// The option.
-        what: &'static str,
-        /// Its value there.
-        is: usize,
-        /// The value asked for.
-        asked: usize,
-    },
-    /// The frame size is outside what this port can carry.
-    #[error("mtu {mtu} is outside {min} to {max} on this port; write mtu={max} or less")]
-    BadMtu {
-        /// The value asked for.
-        mtu: usize,
-        /// Smallest that the fabric can work with.
-        min: usize,
-        /// Largest that this port carries.
-        max: usize,
-    },
-    /// A device or interface is not there, or not fit for use.
-    #[error("port {port}: {why}; {mend}")]
-    Device {
-        /// The port's name.
-        port: String,
-        /// What is wrong.
-        why: String,
-        /// What to do about it.
-        mend: String,
-        /// The errno that says it best.
-        errno: i32,
-    },
-    /// A NIC cannot be taken.
-    #[error(transparent)]
-    Vfio(#[from] VfioError),
-    /// Some process holds the segment's lock for longer than any operation takes.
-    #[error("{path} is locked for over {seconds} s; is a process that uses it stopped? see: \
-        fuser -v {path}", path = path.display())]
-    Locked {
-        /// The segment's file.
-        path: PathBuf,
-        /// How long was waited.
-        seconds: u64,
-    },
-}
-
-/// What to do about a segment that is full.
-fn crowded(members: usize) -> &'static str {
-    if members < MEMBERS_MAX {
-        return "make it larger with members= in the process that is first, or choose another name";
-    }
-    "no segment has more: run fewer processes on it, or give each process of the job a port of its \
-     own that carries more, such as udp:127.0.0.1:50000, udp:127.0.0.1:50001; a segment of another \
-     name does not reach this one"
-}
-
-impl OpenError {
-    /// The errno that says it best, for callers that can pass on no more.
-    pub fn errno(&self) -> i32 {
-        match self {
-            Self::BadSpec { .. } | Self::BadMtu { .. } | Self::Differs { .. } => libc::EINVAL,
-            Self::Os { source, .. } => source.raw_os_error().unwrap_or(libc::EIO),
-            Self::NoSpace { .. } => libc::ENOSPC,
-            Self::NotOurs { .. } => libc::EACCES,
-            Self::OtherVersion { .. } => libc::EPROTO,
-            Self::MacInUse { .. } => libc::EADDRINUSE,
-            Self::Crowded { .. } => libc::EUSERS,
-            Self::Device { errno, .. } => *errno,
-            Self::Locked { .. } => libc::EBUSY,
-            Self::Vfio(error) => error.errno(),
-        }
-    }
 }
 
 #[cfg(test)]

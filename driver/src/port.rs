@@ -6,8 +6,6 @@
 //! copy out). So neither side allocates and a frame has no owner to forget it.
 
 use std::any::Any;
-use std::fmt;
-use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,78 +13,7 @@ use crate::frame::{FillHead, LongBody, Rest, RxFrame, TxFrame, WordAndBody};
 use crate::hint::rarely;
 use crate::mem::{Few, IoBuf, SHORT};
 
-/// An Ethernet address, in the order it has on the wire.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
-pub struct MacAddr(pub [u8; 6]);
-
-impl MacAddr {
-    /// All stations of the segment.
-    pub const BROADCAST: Self = Self([0xff; 6]);
-
-    /// A locally administered unicast address that nobody is likely to have had before.
-    pub(crate) fn random() -> Self {
-        use std::hash::{BuildHasher, Hasher, RandomState};
-        let mut hasher = RandomState::new().build_hasher();
-        hasher.write_u64(crate::clock::now_ns());
-        hasher.write_u32(std::process::id());
-        let mut mac = Self::from_u64(hasher.finish());
-        mac.0[0] = 0x02;
-        mac
-    }
-
-    /// Whether the group bit is set: broadcast or multicast.
-    pub const fn is_group(self) -> bool {
-        self.0[0] & 1 != 0
-    }
-
-    /// The address as a number below 2^48, first byte on the wire most significant.
-    pub const fn to_u64(self) -> u64 {
-        let b = self.0;
-        u64::from_be_bytes([0, 0, b[0], b[1], b[2], b[3], b[4], b[5]])
-    }
-
-    /// The inverse of [`to_u64`](Self::to_u64); bits 48 to 63 are ignored.
-    pub const fn from_u64(v: u64) -> Self {
-        let b = v.to_be_bytes();
-        Self([b[2], b[3], b[4], b[5], b[6], b[7]])
-    }
-}
-
-impl fmt::Display for MacAddr {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let [a, b, c, d, e, g] = self.0;
-        write!(f, "{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{g:02x}")
-    }
-}
-
-impl fmt::Debug for MacAddr {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
-
-/// A string that is not six hexadecimal bytes separated by colons.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("\"{0}\" is not a MAC address: write six hexadecimal bytes, such as 02:00:00:00:00:01")]
-pub struct BadMac(pub String);
-
-impl FromStr for MacAddr {
-    type Err = BadMac;
-
-    fn from_str(s: &str) -> Result<Self, BadMac> {
-        let bad = || BadMac(s.to_owned());
-        let mut mac = [0; 6];
-        let mut parts = s.split(':');
-        for byte in &mut mac {
-            let part = parts.next().ok_or_else(bad)?;
-            if part.is_empty() || part.len() > 2 {
-                return Err(bad());
-            }
-            *byte = u8::from_str_radix(part, 16).map_err(|_| bad())?;
-        }
-        if parts.next().is_some() { Err(bad()) } else { Ok(Self(mac)) }
-    }
-}
+pub use crate::mac::{BadMac, MacAddr};
 
 /// Smallest MTU that the fabric can work with.
 pub const MTU_MIN: usize = 256;

@@ -9,8 +9,9 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use barewire_driver::backend::shm::{ShmPort, ShmSettings};
+use barewire_driver::error::OpenError;
 use barewire_driver::frame::{RxFrame, TxFrame};
-use barewire_driver::open::{OpenError, open};
+use barewire_driver::open::open;
 use barewire_driver::port::{MacAddr, Port, Tx};
 
 const ROLE: &str = "BAREWIRE_SHM_ROLE";

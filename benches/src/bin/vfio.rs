@@ -14,10 +14,10 @@ use barewire_benches::{Args, Report, Row, Sample};
 use barewire_driver::backend::vfio::VfioPort;
 use barewire_driver::backend::vfio::netq::{Doorbell, HDR_LEN, NetQueues, QueueMemory};
 use barewire_driver::backend::vfio::nic::Facts;
+use barewire_driver::backend::vfio::ring::model::{Iommu, VirtqDevice};
 use barewire_driver::frame::{RxFrame, TxFrame};
 use barewire_driver::mem::{Arena, Block, Hugepages};
 use barewire_driver::port::{MacAddr, Port, Tx};
-use barewire_driver::ring::model::{Iommu, VirtqDevice};
 
 /// Buffers of a queue, and bytes of each.
 const COUNT: u16 = 256;

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use barewire_driver::backend::afpacket::{Link, links};
 use barewire_driver::backend::memif::check_here;
-use barewire_driver::open::OpenError;
+use barewire_driver::error::OpenError;
 
 /// A machine as the checks see it.
 pub(super) struct Machine {

@@ -10,7 +10,7 @@
 //!
 //! The receiver answers what asks as soon as a turn finds no frame, so that what the application
 //! sends first can carry the answer, and what does not ask after
-//! [`ACK_EVERY`](super::input::ACK_EVERY) packets or [`ACK_DELAY_NS`]: nobody waits longer, though
+//! [`ACK_EVERY`](super::peer::ACK_EVERY) packets or [`ACK_DELAY_NS`]: nobody waits longer, though
 //! a question gets lost, or other traffic leaves no pause to ask one.
 
 use std::collections::VecDeque;
@@ -18,7 +18,7 @@ use std::collections::VecDeque;
 use barewire_driver::hint::rarely;
 use barewire_driver::port::Tx;
 
-use super::output::Packet;
+use super::packet::Packet;
 use super::peer::{Peer, State, ack_time};
 use super::{FrameSink, Node};
 use crate::rel::sent::SendWindow;
@@ -27,7 +27,7 @@ use crate::types::Instant;
 use crate::wire::{AckOp, Ty};
 
 /// How long a packet that did not ask waits for company before it is acknowledged: about as long
-/// as [`ACK_EVERY`](super::input::ACK_EVERY) of the longest frames take between two processes.
+/// as [`ACK_EVERY`](super::peer::ACK_EVERY) of the longest frames take between two processes.
 pub(super) const ACK_DELAY_NS: u64 = 20_000;
 
 /// How long a sender waits for another message before it asks after those that have left: a pause.

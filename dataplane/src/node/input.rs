@@ -5,7 +5,7 @@ use barewire_driver::hint::rarely;
 
 use super::notice::EndReason;
 use super::ops::{Held, WrFlags};
-use super::peer::{Peer, State, slot_of};
+use super::peer::{ACK_EVERY, ACK_EVERY_LOSSLESS, Peer, State, slot_of};
 use super::recv::Verdict;
 use super::{FrameSink, NoReader, NoWay, Node, Reader};
 use crate::error::Error;
@@ -21,11 +21,6 @@ use crate::wire::{
     OpenOp, PackOp, PackRecords, PlainBase, PlainMsg, PlainTy, PullOp, ReadOp, RespOp, RndvOp,
     RstOp, Ty, Usual, WireError, WriteOp,
 };
-
-/// Packets received before an acknowledgement of their own leaves, on a lossy port and on one that
-/// loses nothing.
-pub(super) const ACK_EVERY: u8 = 16;
-pub(super) const ACK_EVERY_LOSSLESS: u8 = 128;
 
 /// Messages in one packet after which it is acknowledged at once.
 const ACK_PACKED: u16 = 8;

@@ -18,15 +18,19 @@ mod opening;
 mod ops;
 mod output;
 mod pack;
+mod packet;
 mod peer;
 mod post;
 mod recv;
 mod rma;
 mod rma_in;
+mod rma_list;
 mod rma_out;
+mod route;
 mod sep;
 mod session;
 mod short;
+mod short_op;
 mod short_piece;
 mod short_rma;
 mod short_target;
@@ -75,16 +79,16 @@ pub use coll::{
     BLOCK_MAX, CollAttr, CollModel, CollReq, GroupId, JoinEvent, JoinModel, JoinReq,
     Kind as CollKind, MEMBERS_MAX, Role, query as query_collective,
 };
+pub use ep::EpCounters;
 pub use failed::FailedInject;
 pub use mr::{MrId, MrReq};
 pub use notice::{EndReason, Notice, SessionEnd, Waited};
-pub use rma::{AtomicReq, ReadReq, RmaIov, RmaList, WriteReq};
+pub use rma::{AtomicReq, ReadReq, WriteReq};
+pub use rma_list::{RmaIov, RmaList};
 pub use sep::{receive_caps, transmit_caps};
-use short_rma::ShortOp;
+use short_op::ShortOp;
 pub use short_rma::{ShortAtomic, ShortCall, ShortRead, ShortWrite};
-pub use stats::{
-    EpCounters, Levels, NodeCounters, SessionInfo, SessionStats, Survey, SurveySink, Wait,
-};
+pub use stats::{Levels, NodeCounters, SessionInfo, SessionStats, Survey, SurveySink, Wait};
 
 /// Sizes and times of a node. All tables are sized by them when it is made; nothing grows later.
 #[derive(Clone, Debug)]

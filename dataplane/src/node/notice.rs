@@ -6,9 +6,10 @@ use std::fmt;
 
 use barewire_driver::port::MacAddr;
 
+use super::Node;
 use super::ops::{RmaKind, WrFlags};
 use super::peer::State;
-use super::{Node, short_rma};
+use super::short_op::Form;
 use crate::error::Error;
 use crate::slab::NONE;
 use crate::types::Instant;
@@ -344,9 +345,9 @@ impl Node {
         if peer.short_ops() > 0 {
             for form in self.short_forms(p) {
                 *match form {
-                    short_rma::Form::Write => &mut waited.writes,
-                    short_rma::Form::Read => &mut waited.reads,
-                    short_rma::Form::Change | short_rma::Form::Fetch => &mut waited.atomics,
+                    Form::Write => &mut waited.writes,
+                    Form::Read => &mut waited.reads,
+                    Form::Change | Form::Fetch => &mut waited.atomics,
                 } += 1;
             }
         }

@@ -4,7 +4,7 @@ use barewire_driver::hint::rarely;
 
 use super::notice::EndReason;
 use super::peer::{GENERATIONS, Peer, SourceName, State};
-use super::short::Route;
+use super::route::Route;
 use super::tally::Tally;
 use super::{AvId, AvTable, CntrId, CntrTable, CqId, CqTable, EpId, Node};
 use crate::av::{Av, AvEntry};

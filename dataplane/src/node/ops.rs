@@ -5,7 +5,7 @@ use barewire_driver::mem::{IoBuf, Span};
 use bitflags::bitflags;
 
 use super::Inject;
-use super::rma::RmaList;
+use super::rma_list::RmaList;
 use crate::proto::atomic;
 use crate::proto::blocks::Chain;
 use crate::proto::matching::Receive;

@@ -8,12 +8,12 @@ use barewire_driver::frame::{Body, ETH_HDR_LEN, RxFrame, TxFrame};
 use barewire_driver::port::Tx;
 
 use super::ops::WrFlags;
+use super::packet::{Packet, Step};
 use super::peer::{Peer, State};
 use super::train::Train;
 use super::{AnySink, FrameSink, Node, Todo};
 use crate::plant::{Bug, planted};
 use crate::proto::blocks::units;
-use crate::rel::psn::Psn;
 use crate::rel::sent::{BodyRef, OP_MAX, Sent};
 use crate::slab::NONE;
 use crate::types::Instant;
@@ -33,21 +33,6 @@ const LOOP_MAX: usize = 64;
 
 /// Longest message that shares a packet with others.
 pub(super) const PACK_MSG_MAX: u64 = 512;
-
-/// A packet about to be sent.
-pub(super) struct Packet<'a> {
-    pub(super) ty: Ty,
-    pub(super) psn: Psn,
-    pub(super) op: &'a [u8],
-    pub(super) body: BodyRef,
-    /// The request whose memory the body lies in, or `NONE`.
-    pub(super) wr: u32,
-    /// Ask for an acknowledgement.
-    pub(super) ar: bool,
-    /// It is the last of `wr`, and somebody waits for the acknowledgement.
-    pub(super) ends: bool,
-    pub(super) rtx: bool,
-}
 
 impl Node {
     /// Sends what is due and returns how many frames left. Stops with a peer when the port has no
@@ -875,20 +860,5 @@ impl Node {
                 Body::Bytes(&self.packs.bytes[buf as usize][..len as usize])
             }
         }
-    }
-}
-
-/// What became of an attempt to send.
-pub(super) enum Step {
-    Sent,
-    /// Something else has to happen first; it will put the peer into the queue again.
-    Wait,
-    /// The port or a pool has no room now.
-    Full,
-}
-
-impl<'a> Packet<'a> {
-    pub(super) fn control(ty: Ty, psn: Psn, op: &'a [u8]) -> Self {
-        Self { ty, psn, op, body: BodyRef::None, wr: NONE, ar: false, ends: false, rtx: false }
     }
 }

@@ -16,11 +16,13 @@
 use barewire_driver::frame::RxFrame;
 
 use super::ops::{TxWr, WrFlags};
-use super::output::{PACK_MSG_MAX, Step};
+use super::output::PACK_MSG_MAX;
+use super::packet::Step;
 use super::peer::State;
 use super::post::wants_cqe;
+use super::route::Route;
 use super::session::send_flags;
-use super::short::{Route, Told, report};
+use super::short::{Told, report};
 use super::{EpId, FrameSink, MsgKind, NoReader, Node, SendReq};
 use crate::error::Error;
 use crate::flags::{CqFlags, OpFlags};

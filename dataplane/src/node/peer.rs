@@ -20,7 +20,6 @@ use barewire_driver::hint::rarely;
 use barewire_driver::port::MacAddr;
 
 use super::AvTable;
-use super::input::ACK_EVERY_LOSSLESS;
 use crate::plant::{Bug, planted};
 use crate::proto::blocks::UNIT;
 use crate::rel::psn::Psn;
@@ -31,6 +30,11 @@ use crate::slab::{Line, List, NONE, Queue, Slab};
 use crate::table::{Table, Vacant};
 use crate::types::{FI_ADDR_UNSPEC, FiAddr, Instant};
 use crate::wire::{Base, PlainMsg, Ty, mac_word};
+
+/// Packets received before an acknowledgement of their own leaves, on a lossy port and on one that
+/// loses nothing.
+pub(super) const ACK_EVERY: u8 = 16;
+pub(super) const ACK_EVERY_LOSSLESS: u8 = 128;
 
 /// Bits of a session name that are the peer's index; the rest is a generation.
 pub(crate) const SLOT_BITS: u32 = 20;

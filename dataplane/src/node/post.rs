@@ -5,7 +5,7 @@
 
 use barewire_driver::mem::{IoBuf, Span};
 
-use super::ep::Ep;
+use super::ep::{Ep, LEVELS, RECV_FLAGS};
 use super::ops::{RecvIs, RecvWr, TxWr, WrFlags};
 use super::{EpId, Inject, MsgKind, Node, RecvReq, SendReq};
 use crate::av::AvEntry;
@@ -23,16 +23,6 @@ const SEND_FLAGS: OpFlags = OpFlags::REMOTE_CQ_DATA
     .union(OpFlags::COMPLETION)
     .union(OpFlags::INJECT)
     .union(LEVELS);
-
-/// Completion levels.
-const LEVELS: OpFlags = OpFlags::INJECT_COMPLETE
-    .union(OpFlags::TRANSMIT_COMPLETE)
-    .union(OpFlags::DELIVERY_COMPLETE)
-    .union(OpFlags::MATCH_COMPLETE);
-
-/// Flags that any receive may carry.
-pub(super) const RECV_FLAGS: OpFlags =
-    OpFlags::MORE.union(OpFlags::COMPLETION).union(LEVELS).union(OpFlags::INJECT);
 
 impl Node {
     /// Posts a message. It leaves with the next [`transmit`](Self::transmit).

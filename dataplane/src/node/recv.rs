@@ -11,7 +11,7 @@ use barewire_driver::mem::IoBuf;
 use super::notice::EndReason;
 use super::ops::{Pull, RecvIs, Stored};
 use super::peer::{GRANT_FIRST, GRANT_MAX, Half, Inbound, State};
-use super::short_rma::{Form, ShortOp};
+use super::short_op::{Form, ShortOp};
 use super::{MsgKind, Node};
 use crate::error::Error;
 use crate::flags::{Caps, CqFlags};

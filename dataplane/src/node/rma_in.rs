@@ -12,7 +12,7 @@ use super::ops::{Job, JobKind, Late, Pull, RmaKind, WrFlags};
 use super::peer::Peer;
 use super::recv::Verdict;
 use super::rma::{REMOTE_READ, REMOTE_WRITE, sent_len};
-use super::short_rma::{Form, ShortOp};
+use super::short_op::{Form, ShortOp};
 use super::{MsgKind, Node};
 use crate::error::Error;
 use crate::flags::{Caps, CqFlags, MrAccess};

@@ -7,13 +7,16 @@
 //! initiator: [`READS_MAX`] reads and [`ANSWERS_MAX`] atomic packets whose old values are missing.
 
 use super::ops::{Job, JobKind, RmaKind, WrFlags};
-use super::output::{Packet, Step};
+use super::packet::{Packet, Step};
 use super::{FrameSink, Node, RmaIov};
 use crate::plant::{Bug, planted};
 use crate::rel::sent::BodyRef;
 use crate::slab::NONE;
 use crate::types::Instant;
 use crate::wire::{self, AtomicOp, DataOp, NackReason, ReadOp, RemoteRange, RespOp, Ty, WriteOp};
+
+/// Answers that may wait for the end of a burst; one more is a job.
+pub(super) const ANSWERS_AT_ONCE: usize = 128;
 
 /// Atomic packets of one initiator to one target of which the answer is missing.
 pub(crate) const ANSWERS_MAX: usize = 64;
@@ -28,7 +31,7 @@ const ATOMIC_LEN_MAX: usize = 4096;
 
 /// Answers that a node with so many peers keeps.
 pub(super) fn jobs_max(peers: usize) -> usize {
-    (peers * ANSWERS_MAX).clamp(2 * super::short_target::ANSWERS_AT_ONCE, 1 << 16)
+    (peers * ANSWERS_MAX).clamp(2 * ANSWERS_AT_ONCE, 1 << 16)
 }
 
 impl Node {

@@ -11,12 +11,12 @@ use barewire_driver::hint::rarely;
 use barewire_driver::mem::{FEW, Few, IoBuf, Words};
 use barewire_driver::port::Tx;
 
-use super::input::ACK_EVERY_LOSSLESS;
 use super::mr::Mr;
 use super::ops::{Job, JobKind};
-use super::peer::{Peer, slot_of};
+use super::peer::{ACK_EVERY_LOSSLESS, Peer, slot_of};
 use super::rma::{REMOTE_READ, REMOTE_WRITE};
 use super::rma_in::{JOBS_MAX, atomic_needs, changes, decode_atomic};
+use super::rma_out::ANSWERS_AT_ONCE;
 use super::short_rma::{
     ASKS_EVERY, BaseTo, READ_SHORT, accept, accept_usual, asks, is_next, usual_flight,
 };
@@ -30,9 +30,6 @@ use crate::wire::{
     self, AckOp, AtomicOp, BaseOut, HeadOut, PlainAsk, PlainBase, PlainOp, RespOp, Ty, Wanted,
     WriteOp,
 };
-
-/// Answers that may wait for the end of a burst; one more takes the long way.
-pub(super) const ANSWERS_AT_ONCE: usize = 128;
 
 /// Kinds of operations about which every question was answered, at most: atomic ones, and writes
 /// and reads.

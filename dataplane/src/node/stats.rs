@@ -2,7 +2,7 @@
 
 use barewire_driver::port::MacAddr;
 
-use super::ep::Ep;
+use super::ep::{Ep, EpCounters};
 use super::ops::WrFlags;
 use super::peer::{Peer, State};
 use super::{EpId, Node};
@@ -355,29 +355,6 @@ pub trait SurveySink {
 
     /// The session of the peer in a slot.
     fn session(&mut self, slot: u32, session: Option<&SessionStats>);
-}
-
-/// Counters of one endpoint.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct EpCounters {
-    /// Its number.
-    pub number: u16,
-    /// Sends completed.
-    // Not beside their bytes: the compiler would add to both at once, which takes three times as
-    // many instructions.
-    pub sent: u64,
-    /// Messages received.
-    pub received: u64,
-    /// Bytes of the sends.
-    pub sent_bytes: u64,
-    /// Bytes of the messages received.
-    pub received_bytes: u64,
-    /// Operations that ended in an error.
-    pub errors: u64,
-    /// Messages waiting for a receive now.
-    pub unexpected: u32,
-    /// Receives posted now.
-    pub posted: u32,
 }
 
 impl Node {

@@ -7,7 +7,7 @@
 use barewire_driver::frame::TxFrame;
 use barewire_driver::port::Tx;
 
-use super::output::Step;
+use super::packet::Step;
 use super::{FrameSink, Node};
 use crate::rel::sent::{BodyRef, OP_MAX, Sent};
 use crate::types::Instant;

@@ -9,8 +9,10 @@
 //! the allowance follows their variation.
 
 use crate::rel::rtt::Rtt;
-use crate::rel::sent::WINDOW;
 use crate::types::Instant;
+
+/// Packets a session may have in flight, whatever its path.
+pub const WINDOW: u32 = 256;
 
 /// Packets that may always be under way.
 const MIN: u32 = 8;

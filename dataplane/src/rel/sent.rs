@@ -12,15 +12,14 @@
 
 use std::mem::offset_of;
 
+pub use crate::rel::cwnd::WINDOW;
+
 use crate::rel::cwnd::Cwnd;
 use crate::rel::psn::Psn;
 use crate::rel::rtt::Rtt;
 use crate::slab::{Line, Link, Linked, List, NONE, Slab};
 use crate::types::Instant;
 use crate::wire::{AckOp, NopOp, RemoteRange, Ty};
-
-/// Packets a session may have in flight.
-pub const WINDOW: u32 = 256;
 
 /// Longest operation header of a reliable packet, with its eight bytes of remote CQ data.
 pub const OP_MAX: usize = 48;

@@ -6,6 +6,10 @@ use barewire_driver::port::MacAddr;
 use super::{BASE_LEN, Bytes, ETHERTYPE, IMM_LEN, TRAILER_LEN, Ty, VERSION, WireError, verify_crc};
 use crate::psn::Psn;
 
+/// Flag of the operation header of every type that may carry remote CQ data: eight bytes of it
+/// follow the header.
+pub(super) const IMM: u8 = 1 << 1;
+
 const SEC: u16 = 1 << 7;
 pub(super) const AR: u16 = 1 << 6;
 const RTX: u16 = 1 << 5;
@@ -197,7 +201,7 @@ fn check_crc(frame: &RxFrame<'_>, ty: Ty, plen: u16) -> Result<(), WireError> {
     let op = frame.chunk_at::<8>(BASE_LEN).unwrap_or([0; 8]);
     let extra = match ty {
         Ty::Ack => usize::from(op[2]) * 8,
-        _ if ty.has_imm() && op[4] & super::msg::IMM != 0 => IMM_LEN,
+        _ if ty.has_imm() && op[4] & IMM != 0 => IMM_LEN,
         _ => 0,
     };
     let payload_off = BASE_LEN + ty.op_len() + extra;

@@ -4,14 +4,12 @@ use barewire_driver::frame::{ETHERTYPE, RxFrame, ShortHead};
 use barewire_driver::hint::rarely;
 use barewire_driver::port::MacAddr;
 
-use super::base::{AR, kind};
+use super::base::{AR, IMM, kind};
 use super::{BASE_LEN, Base, Bytes, IMM_LEN, TRAILER_LEN, Ty, WireError};
 use crate::psn::Psn;
 
 /// The message is tagged.
 pub(super) const TAGGED: u8 = 1;
-/// Eight bytes of remote CQ data follow the header.
-pub(super) const IMM: u8 = 2;
 
 /// Header of a MSG, and of each record of a PACK.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -4,13 +4,12 @@
 
 use barewire_driver::frame::RxFrame;
 
+use super::base::IMM;
 use super::msg::{imm_at, imm_len, put_imm};
 use super::{BASE_LEN, Base, Bytes, NackReason, READ_MAX, WireError};
 
 /// The last packet of its operation.
 pub(super) const LAST: u8 = 1;
-/// Remote CQ data follows the header; the same bit as in a message.
-const IMM: u8 = 1 << 1;
 /// READ, ATOMIC: the last packet for its remote range.
 pub(super) const END: u8 = 1 << 2;
 /// ATOMIC: the old values are wanted.

@@ -86,7 +86,12 @@ impl KnownPort {
     pub fn known<K: Known>(&mut self, job: K) -> Option<K::Done> {
         match self {
             Self::Shm(port) => Some(job.with(port)),
-            _ => {
+            #[cfg(feature = "dpdk")]
+            Self::Dpdk(_) => {
+                rarely(());
+                self.far(job)
+            }
+            Self::Memif(_) | Self::Other(_) => {
                 rarely(());
                 self.far(job)
             }

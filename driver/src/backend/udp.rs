@@ -32,8 +32,8 @@ use super::afpacket::{Link, links};
 use super::batch::Batch;
 use super::{Bell, owned, set_option, sleep};
 use crate::clock::now_ns;
+use crate::error::OpenError;
 use crate::frame::{ETH_HDR_LEN, ETHERTYPE, RxFrame, TxFrame};
-use crate::open::OpenError;
 use crate::port::{
     MTU_MIN, MacAddr, Port, PortCaps, PortCounters, PortGone, PortWaiter, RxSink, Tx,
 };

@@ -1,7 +1,8 @@
 //! Names of memifs.
 
-use super::{OpenError, PortInfo, bad, parse};
+use super::spec::{PortInfo, bad, parse};
 use crate::backend::memif::{Memif, MemifSettings, Role, check_here};
+use crate::error::OpenError;
 use crate::port::Port;
 
 /// Opens `memif:SOCKET,...`.

@@ -1,8 +1,9 @@
 //! Names of NICs that a driver of ours drives.
 
-use super::{MTU_MIN, OpenError, PortInfo, bad, parse};
+use super::spec::{PortInfo, bad, parse};
 use crate::backend::vfio::{self, VfioSettings, survey};
-use crate::port::{MacAddr, Port};
+use crate::error::OpenError;
+use crate::port::{MTU_MIN, MacAddr, Port};
 
 /// Opens `vfio:ADDRESS,...`.
 pub(super) fn vfio(spec: &str) -> Result<Box<dyn Port>, OpenError> {

@@ -1,8 +1,9 @@
 //! Names of the ports that go out on a wire through the kernel.
 
-use super::{OpenError, PortInfo, bad, parse};
+use super::spec::{PortInfo, bad, parse};
 use crate::backend::afpacket::{AfPacket, AfPacketSettings, links};
 use crate::backend::udp::{Udp, UdpSettings, addresses};
+use crate::error::OpenError;
 use crate::port::Port;
 
 /// Opens `afpacket:INTERFACE,...`.

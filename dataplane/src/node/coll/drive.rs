@@ -3,6 +3,10 @@
 use barewire_driver::frame::TxFrame;
 use barewire_driver::mem::IoBuf;
 
+use super::control::{
+    ABORT, DISAGREE, KIND_CONTROL, KIND_DATA, KIND_SHIFT, LEAVE, LEFT, LISTENING, data_tag,
+    parts_of, reason,
+};
 use super::{GroupState, JoinEvent, Op};
 use crate::error::Error;
 use crate::flags::{CqFlags, OpFlags};
@@ -13,20 +17,8 @@ use crate::proto::matching::Src;
 use crate::slab::Handle;
 use crate::types::{CqErr, Cqe, FI_ADDR_UNSPEC, FiAddr, Instant};
 
-/// Receives for control messages that every collective side has posted.
-pub(super) const LISTENING: usize = 8;
-
 /// Context of such a receive: this bit and the slot of the side.
 const CONTROL: u64 = 1 << 63;
-
-/// Kinds of messages between collective sides, in bits 12 to 15 of the tag.
-const KIND_SHIFT: u32 = 12;
-const KIND_DATA: u64 = 0;
-const KIND_CONTROL: u64 = 1;
-
-/// What a control message says.
-pub(super) const ABORT: u64 = 1;
-pub(super) const LEAVE: u64 = 2;
 
 /// Time after which a post that found no room is tried again, nanoseconds.
 const RETRY_NS: u64 = 20_000;
@@ -34,20 +26,6 @@ const RETRY_NS: u64 = 20_000;
 /// Memory that is kept for the next calls.
 const SPARE: usize = 4;
 const SPARE_LEN_MAX: usize = 1 << 20;
-
-/// The tag of a message of a call.
-fn data_tag(gid: u32, seq: u16, step: u16) -> u64 {
-    u64::from(gid) << 32 | u64::from(seq) << 16 | KIND_DATA << KIND_SHIFT | u64::from(step & 0xfff)
-}
-
-pub(super) fn control_tag(gid: u32, what: u64) -> u64 {
-    u64::from(gid) << 32 | KIND_CONTROL << KIND_SHIFT | what
-}
-
-/// The name of the group, the number of the call and the kind in a tag.
-fn parts_of(tag: u64) -> (u32, u16, u64) {
-    ((tag >> 32) as u32, (tag >> 16) as u16, tag >> KIND_SHIFT & 15)
-}
 
 fn context_of(op: Handle, round: u32) -> u64 {
     u64::from(op.idx() & 0xf_ffff)
@@ -448,7 +426,7 @@ impl Node {
             (Some(g), LEAVE) => self.member_gone(now, g, (entry.peer, entry.ep), LEFT),
             (Some(g), ABORT) => {
                 self.purge_join((entry.peer, Some(entry.ep)), Some(gid));
-                self.abort_group(now, g, super::fail::reason(cqe.data));
+                self.abort_group(now, g, reason(cqe.data));
             }
             _ => self.counters.rx_coll_unknown += 1,
         }
@@ -457,7 +435,7 @@ impl Node {
     /// A group was given up or left by a member before it was joined here.
     fn over_before(&mut self, gid: u32, cqe: &Cqe) {
         match cqe.tag & 0xfff {
-            ABORT => self.remember_over(gid, super::fail::reason(cqe.data)),
+            ABORT => self.remember_over(gid, reason(cqe.data)),
             LEAVE => self.remember_over(gid, LEFT),
             _ => self.counters.rx_coll_unknown += 1,
         }
@@ -538,13 +516,6 @@ enum Went {
     /// The call is no more.
     Over,
 }
-
-/// Members called different collectives, or the same with different arguments.
-pub(super) const DISAGREE: Error =
-    Error::Invalid("members of the group called different collectives");
-
-/// A member has left the group.
-pub(super) const LEFT: Error = Error::ConnRefused;
 
 /// The memory of a slice.
 fn memory(op: &Op, slice: &Slice) -> IoBuf {

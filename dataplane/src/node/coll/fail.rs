@@ -8,7 +8,7 @@
 use barewire_driver::frame::TxFrame;
 use barewire_driver::port::Tx;
 
-use super::drive::{ABORT, LEAVE, control_tag};
+use super::control::{ABORT, LEAVE, control_tag};
 use super::{GroupId, GroupState, JOIN, JoinEvent, Member, Op};
 use crate::error::Error;
 use crate::flags::{CqFlags, OpFlags};
@@ -23,20 +23,6 @@ const FLOOD_ALL: usize = 64;
 
 /// Names of groups that are over, remembered at most.
 const OVER_MAX: usize = 256;
-
-/// Why a group is over, as a control message carries it.
-pub(super) fn reason(code: u64) -> Error {
-    const REASONS: [Error; 6] = [
-        Error::HostUnreach,
-        Error::Canceled,
-        Error::TimedOut,
-        Error::ConnRefused,
-        super::drive::DISAGREE,
-        Error::NetDown,
-    ];
-    let known = REASONS.into_iter().find(|err| err.fi_errno() as u64 == code);
-    known.unwrap_or(Error::ConnReset)
-}
 
 impl Node {
     /// Ends a group and every call of it.

@@ -11,6 +11,7 @@
 //! - `drive`: schedules go on; called with every transmit that could find something new.
 //! - `fail`: members that die, leave or disagree.
 
+mod control;
 mod drive;
 mod fail;
 
@@ -359,7 +360,7 @@ impl Node {
         self.ep_bind_av(side, av)?;
         self.ep_enable(side)?;
         self.coll.sides.insert(number, side);
-        for _ in 0..drive::LISTENING {
+        for _ in 0..control::LISTENING {
             self.listen(side);
         }
         Ok(())

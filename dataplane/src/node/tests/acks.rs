@@ -1,7 +1,7 @@
 //! When acknowledgements of their own are sent on a port that may lose frames.
 
 use super::super::acks::ACK_DELAY_NS;
-use super::super::input::ACK_EVERY;
+use super::super::peer::ACK_EVERY;
 use super::*;
 
 /// A turn of the loop.

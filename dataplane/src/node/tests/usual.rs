@@ -1,6 +1,6 @@
 //! The ways of a usual message at both ends take what they know and leave all else alone.
 
-use super::super::input::ACK_EVERY_LOSSLESS;
+use super::super::peer::ACK_EVERY_LOSSLESS;
 use super::*;
 
 /// Sends a tagged message of `len` bytes in the usual way, if it may go there.

@@ -36,8 +36,8 @@ use std::time::Duration;
 use super::Bell;
 use super::batch::Batch;
 use crate::clock::now_ns;
+use crate::error::OpenError;
 use crate::frame::{ETH_HDR_LEN, ETHERTYPE, TxFrame};
-use crate::open::OpenError;
 use crate::port::{
     MTU_MIN, MacAddr, Port, PortCaps, PortCounters, PortGone, PortWaiter, RxSink, Tx,
 };

@@ -20,27 +20,9 @@ use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::signal::{SigSet, Signal};
 
+use super::failure::{Failure, errno};
 use super::{leash, listener};
 use crate::mem::Hugepages;
-
-/// Why something of DPDK did not work.
-#[derive(Clone, Debug)]
-pub(super) struct Failure {
-    pub(super) why: String,
-    pub(super) mend: String,
-    pub(super) errno: i32,
-}
-
-impl Failure {
-    pub(super) fn new(errno: i32, why: impl Into<String>) -> Self {
-        Self { why: why.into(), mend: "see docs/dpdk.md".into(), errno }
-    }
-
-    /// With what to do about it.
-    pub(super) fn mend(self, mend: impl Into<String>) -> Self {
-        Self { mend: mend.into(), ..self }
-    }
-}
 
 /// EAL, once it runs.
 pub(super) struct Eal {
@@ -220,12 +202,6 @@ pub(super) fn version() -> String {
     // SAFETY: returns a static string.
     let version = unsafe { CStr::from_ptr(sys::rte_version()) };
     version.to_string_lossy().into_owned()
-}
-
-/// `rte_errno` of this thread.
-pub(super) fn errno() -> i32 {
-    // SAFETY: reads a variable of this thread.
-    unsafe { sys::barewire_rte_errno() }
 }
 
 // ---------------------------------------------------------------------------------------------

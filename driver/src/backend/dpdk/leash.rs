@@ -100,7 +100,7 @@ pub(super) fn leave(port: u16) {
 /// When [`window`] is due, if it is.
 pub(super) fn due() -> Option<Duration> {
     let members = lock(&MEMBERS);
-    let connecting = members.iter().any(|member| !super::device::link(member.port).0);
+    let connecting = members.iter().any(|member| !super::link::link(member.port).0);
     (!members.is_empty()).then_some(if connecting { SHUT_CONNECTING } else { SHUT })
 }
 

@@ -14,7 +14,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use super::DpdkSettings;
-use super::eal::Failure;
+use super::failure::Failure;
 use super::relay::Relay;
 
 /// The sockets of this process that have servers, by name.

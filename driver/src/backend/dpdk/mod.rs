@@ -17,7 +17,9 @@
 
 mod device;
 mod eal;
+mod failure;
 mod leash;
+mod link;
 mod listener;
 mod loan;
 mod pmd;
@@ -37,16 +39,17 @@ use std::sync::atomic::Ordering::{Acquire, Release};
 use barewire_dpdk_sys as sys;
 
 use crate::clock::now_ns;
+use crate::error::OpenError;
 use crate::frame::{ETH_HDR_LEN, FillHead, Rest, RxFrame, ShortHead, TxFrame};
 use crate::hint::rarely;
 use crate::mem::{Hugepages, SHORT};
-use crate::open::OpenError;
 use crate::port::{
     Back, BriskPort, MacAddr, Port, PortCaps, PortCounters, PortGone, PortWaiter, RxSink, ShortTx,
     Tx,
 };
 use device::{Device, Ring};
-use eal::{Eal, Failure};
+use eal::Eal;
+use failure::Failure;
 use loan::Loan;
 use stock::{Order, Stock, prefetch_received};
 
@@ -256,7 +259,7 @@ impl DpdkPort {
         // The zero-copy kind keeps what it sends until the other side has read it.
         let copies = device.pmd.is("net_memif") && settings.arg("zero-copy") != Some("yes");
         let link = Link {
-            is_up: device::link(device.port).0,
+            is_up: link::link(device.port).0,
             is_started: device.is_started,
             reconnects: device.pmd.is("net_memif") && settings.arg("role") != Some("server"),
             tried_ns: now_ns(),
@@ -571,7 +574,7 @@ impl DpdkPort {
         if unsafe { sys::rte_eth_dev_is_removed(self.port) } == 1 {
             return Err(PortGone::new(&self.caps.name, "the device was unplugged"));
         }
-        let (is_up, _bps) = device::link(self.port);
+        let (is_up, _bps) = link::link(self.port);
         if is_up != self.link.is_up {
             tracing::info!(port = self.caps.name, "link is {}", if is_up { "up" } else { "down" });
             self.link.is_up = is_up;

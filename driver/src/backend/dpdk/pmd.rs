@@ -3,7 +3,7 @@
 //! The facts were found by trying, with DPDK 22.11; docs/dpdk.md has the table for readers.
 
 use super::DpdkSettings;
-use super::eal::Failure;
+use super::failure::Failure;
 use crate::frame::ETH_HDR_LEN;
 
 /// Where the largest frame comes from.

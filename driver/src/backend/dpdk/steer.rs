@@ -6,7 +6,7 @@ use std::ptr::null;
 
 use barewire_dpdk_sys as sys;
 
-use super::eal::Failure;
+use super::failure::Failure;
 
 /// Has frames with `ethertype` come to queue 0 of the started port.
 ///
@@ -54,7 +54,7 @@ pub(super) fn steer(port: u16, ethertype: u16) -> Result<(), Failure> {
             tracing::info!(port, "frames of EtherType {ethertype:#06x} are steered to the port");
             return Ok(());
         }
-        let errno = super::eal::errno();
+        let errno = super::failure::errno();
         let said = error.message.as_ref().map(|text| CStr::from_ptr(text).to_string_lossy());
         let said = said.unwrap_or_default();
         if errno == libc::ENOSYS || errno == libc::ENOTSUP {

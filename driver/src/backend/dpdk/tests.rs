@@ -163,7 +163,7 @@ fn a_memif_carries_frames_and_may_be_left() {
             open(&format!("dpdk(mtu=9000):net_memif_{role}{i},{args}"))
         });
         let begun = std::time::Instant::now();
-        while !device::link(client.port).0 || !device::link(server.port).0 {
+        while !link::link(client.port).0 || !link::link(server.port).0 {
             assert!(begun.elapsed().as_secs() < 20, "no connection");
         }
         stream(&mut client, &mut server, 1000);
@@ -208,7 +208,7 @@ fn clients_that_hang_up_on_a_memif_do_no_harm() {
     }
     let mut client = port("client");
     let begun = std::time::Instant::now();
-    while !device::link(client.port).0 || !device::link(server.port).0 {
+    while !link::link(client.port).0 || !link::link(server.port).0 {
         assert!(begun.elapsed().as_secs() < 20, "no connection");
         for port in [&mut client, &mut server] {
             port.rx_burst(32, &mut |_: &RxFrame<'_>| {}).unwrap();

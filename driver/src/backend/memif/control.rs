@@ -29,7 +29,7 @@ use super::region::{Conn, Layout};
 use super::wait::Shared;
 use super::{MemifSettings, Role};
 use crate::backend::{Bell, lock, readable, sleep};
-use crate::open::OpenError;
+use crate::error::OpenError;
 
 /// Time that the messages of a connection may take.
 const PATIENCE: Duration = Duration::from_secs(5);

@@ -41,10 +41,10 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
+use crate::error::OpenError;
 use crate::frame::{ETH_HDR_LEN, FillHead, Rest, RxFrame, ShortHead, TxFrame};
 use crate::hint::rarely;
 use crate::mem::{SHORT, prefetch_long};
-use crate::open::OpenError;
 use crate::port::{
     Back, BriskPort, MTU_MIN, MacAddr, Port, PortCaps, PortCounters, PortGone, PortWaiter, RxSink,
     ShortTx, Tx,

@@ -17,14 +17,14 @@
 //! data     ring of (s, r) at (r * members + s) * ring_len, allocated while the link is open
 //! ```
 
-use crate::ring::slot_len;
+use super::ring::slot_len;
 
 /// "barewire" read as a little-endian number.
 pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"barewire");
 /// Changes with every change of this file or of what its words mean.
 pub(super) const VERSION: u64 = 2;
 /// Most members that a segment can have: bits in a doorbell word.
-pub(crate) const MEMBERS_MAX: usize = 64;
+pub(super) const MEMBERS_MAX: usize = 64;
 /// Bytes of the part that [`Layout`] is read from.
 pub(super) const HEADER_LEN: usize = 48;
 

@@ -1,6 +1,6 @@
 //! An Ethernet segment between processes of one machine, in a file of /dev/shm.
 //!
-//! Every ordered pair of members has a ring of its own ([`crate::ring`]) with the frames inside
+//! Every ordered pair of members has a ring of its own (`ring`) with the frames inside
 //! it; it takes memory only while the pair talks. Why one ring per pair and not one per receiver:
 //! - the only shared line on a short frame's way is the one that the frame starts in: no
 //!   read-modify-write, no index;
@@ -44,6 +44,7 @@
 mod ends;
 mod layout;
 mod monitor;
+mod ring;
 mod segment;
 mod wait;
 
@@ -60,18 +61,18 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 use nix::unistd::{AccessFlags, access};
 
 use crate::clock::{monotonic_ns, now_ns};
+use crate::error::OpenError;
 use crate::frame::{ETH_HDR_LEN, FillHead, Rest, RxFrame, ShortHead, TxFrame};
 use crate::hint::rarely;
 use crate::mem::{Lap, SHORT, Stores, prefetch, prefetch_long};
-use crate::open::OpenError;
 use crate::port::{
     Back, BriskPort, MTU_MIN, MacAddr, Port, PortCaps, PortCounters, PortGone, PortWaiter,
     Presence, RxSink, ShortTx, Tx,
 };
-use crate::ring::{Consumer, GRANULE, NoRoom, Producer, RingMem, Taken, WORD_LEN, slot_len};
 use ends::Ends;
 use layout::Layout;
-pub(crate) use layout::MEMBERS_MAX;
+use layout::MEMBERS_MAX;
+use ring::{Consumer, GRANULE, NoRoom, Producer, RingMem, Taken, WORD_LEN, slot_len};
 use segment::{BELL, CLOSED, RawRing, STATION, WATCH, is_monitor};
 use wait::{Shared, Waiter};
 

@@ -2,8 +2,8 @@
 
 use super::segment::MONITOR;
 use super::{ShmPort, ShmSettings};
+use crate::error::OpenError;
 use crate::frame::{RxFrame, TxFrame};
-use crate::open::OpenError;
 use crate::port::{Port, PortGone};
 
 use std::sync::atomic::Ordering::Relaxed;

@@ -19,11 +19,11 @@ use nix::fcntl::{FallocateFlags, fallocate};
 use nix::sys::statvfs::fstatvfs;
 
 use super::ShmSettings;
-use super::layout::{EPOCH, HEADER_LEN, Layout, NEXT_INC};
+use super::layout::{EPOCH, HEADER_LEN, Layout, MEMBERS_MAX, NEXT_INC};
+use super::ring::RingMem;
 use crate::backend::lock::{self, Guard};
-use crate::open::OpenError;
+use crate::error::OpenError;
 use crate::port::MacAddr;
-use crate::ring::RingMem;
 
 /// How long opening waits for the lock; what is done under it takes milliseconds.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -340,7 +340,11 @@ fn enter(
     seg.word(NEXT_INC).store(inc, Relaxed);
     let mut places = (0..layout.members).map(|i| (inc as usize + i) % layout.members);
     let me = places.find(|&m| seg.state(m).load(Relaxed) == 0);
-    let crowded = OpenError::Crowded { path: path.to_owned(), members: layout.members };
+    let crowded = OpenError::Crowded {
+        path: path.to_owned(),
+        members: layout.members,
+        members_max: MEMBERS_MAX,
+    };
     let me = me.ok_or(crowded)?;
     lock::show_life(file, me).map_err(|e| os("cannot lock", path, e))?;
     seg.bell(me).store(0, Relaxed);

@@ -13,12 +13,12 @@ use vfio_bindings::bindings::vfio;
 use super::device::{Bar, Device};
 use super::error::VfioError;
 use super::nic::{Buffers, Facts, Lent, Nic};
+use super::ring::e1000::{DESC_LEN, RxRing, TxRing};
+use super::ring::virtq::Broken;
 use super::sys::Access;
 use super::{Started, VfioSettings};
 use crate::frame::ETH_HDR_LEN;
 use crate::port::MacAddr;
-use crate::ring::e1000::{DESC_LEN, RxRing, TxRing};
-use crate::ring::virtq::Broken;
 
 /// Registers, by their offset in BAR 0.
 mod reg {

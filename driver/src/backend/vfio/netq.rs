@@ -11,8 +11,8 @@ use std::sync::atomic::Ordering::Release;
 use std::sync::atomic::fence;
 
 use super::nic::{Buffers, Lent, Nic};
+use super::ring::virtq::{Broken, Layout, RecycledVirtq, Virtq};
 use crate::frame::ETH_HDR_LEN;
-use crate::ring::virtq::{Broken, Layout, RecycledVirtq, Virtq};
 
 /// Bytes before each frame.
 pub const HDR_LEN: usize = 12;

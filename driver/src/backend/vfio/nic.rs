@@ -6,8 +6,8 @@
 
 use std::ptr::NonNull;
 
+use super::ring::virtq::Broken;
 use crate::port::MacAddr;
-use crate::ring::virtq::Broken;
 
 /// A received frame in a buffer of the driver's, valid until [`Nic::rx_release`].
 #[derive(Clone, Copy, Debug)]

@@ -3,6 +3,8 @@
 
 use std::path::Path;
 
+use super::Kind;
+
 /// Where the kernel shows PCI devices.
 pub(super) const DEVICES: &str = "/sys/bus/pci/devices";
 
@@ -31,7 +33,7 @@ pub struct NicInfo {
 impl NicInfo {
     /// The kind of NIC in words.
     pub fn what(&self) -> &'static str {
-        super::known(self.id).unwrap_or("NIC without a driver here")
+        Kind::of(self.id).map_or("NIC without a driver here", Kind::name)
     }
 
     /// Where it sits: number, IOMMU group, NUMA node, who drives it.
@@ -118,7 +120,7 @@ fn nic(devices: &Path, bdf: String) -> Option<NicInfo> {
         group: group_of(&dir),
         in_the_way: in_the_way(&dir),
         numa_node: node.trim().parse().ok(),
-        is_known: super::known(id).is_some(),
+        is_known: Kind::of(id).is_some(),
         bdf,
     })
 }

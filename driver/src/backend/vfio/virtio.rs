@@ -13,11 +13,11 @@ use super::device::{Bar, Device, DmaArea};
 use super::error::VfioError;
 use super::netq::{Doorbell, HDR_LEN, NetQueues, QueueMemory};
 use super::nic::{Facts, Lent, Nic};
+use super::ring::virtq::{Broken, Layout, Virtq};
 use super::sys::Access;
 use super::{Started, VfioSettings};
 use crate::frame::ETH_HDR_LEN;
 use crate::port::MacAddr;
-use crate::ring::virtq::{Broken, Layout, Virtq};
 
 /// Offsets in `struct virtio_pci_common_cfg`.
 mod common {

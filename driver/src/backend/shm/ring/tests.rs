@@ -259,7 +259,7 @@ mod model {
     use loom::sync::Arc;
     use loom::sync::atomic::{AtomicU64, Ordering};
 
-    use crate::ring::*;
+    use super::super::*;
 
     const LEN: usize = 4 * GRANULE;
 

@@ -39,21 +39,17 @@
 //!   load before the producer's first write over them: a frame is never overwritten under its
 //!   reader.
 //! - Nothing needs SeqCst: there is no decision that depends on two places at once. (The doorbell
-//!   beside the ring does; see `backend::shm`.)
+//!   beside the ring does; see [`super`].)
 //!
 //! The model checker loom runs this code in the tests below.
-
-pub mod e1000;
-pub mod model;
-pub mod virtq;
 
 use crate::hint::rarely;
 
 /// Unit of space in a ring: a cache line.
-pub const GRANULE: usize = 64;
+pub(super) const GRANULE: usize = 64;
 
 /// Bytes of the word before a frame.
-pub const WORD_LEN: usize = 8;
+pub(super) const WORD_LEN: usize = 8;
 
 /// How far ahead of the tail granules are cleared, and what is left when that is done again: one
 /// frame of three lines.
@@ -64,7 +60,7 @@ const AHEAD_MIN: u64 = 4 * GRANULE as u64;
 const PAD: u32 = u32::MAX;
 
 /// The shared memory of one ring. `pos` is a multiple of [`GRANULE`] below the ring's length.
-pub trait RingMem {
+pub(super) trait RingMem {
     /// Reads the word at `pos`; Acquire.
     fn word(&self, pos: usize) -> u64;
     /// Writes 0 at `pos`; Relaxed.
@@ -79,7 +75,7 @@ pub trait RingMem {
 
 /// Bytes of ring that a frame of `len` bytes takes.
 #[inline]
-pub const fn slot_len(len: usize) -> usize {
+pub(super) const fn slot_len(len: usize) -> usize {
     (len + WORD_LEN + GRANULE - 1) & !(GRANULE - 1)
 }
 
@@ -91,7 +87,7 @@ const fn word_of(total: u64, len: u32) -> u64 {
 
 /// Why there is no place for a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NoRoom {
+pub(super) enum NoRoom {
     /// The consumer has to give something back first.
     Full,
     /// The consumer's total makes no sense: the shared memory was written by somebody else.
@@ -100,9 +96,9 @@ pub enum NoRoom {
 
 /// A place for one frame, to be filled and then committed.
 #[derive(Clone, Copy, Debug)]
-pub struct Place {
+pub(super) struct Place {
     /// Where the frame's first byte goes.
-    pub frame_pos: usize,
+    pub(super) frame_pos: usize,
     word_pos: usize,
     end_pos: usize,
     start: u64,
@@ -113,42 +109,42 @@ pub struct Place {
 
 /// A place in `M` for one short frame, taken: to be filled and then committed.
 #[derive(Debug)]
-pub struct Ahead<M> {
+pub(super) struct Ahead<M> {
     mem: M,
     word_pos: usize,
     word: u64,
     /// Whether [`Producer::clear_ahead`] is due once the frame is visible.
-    pub is_clearing_due: bool,
+    pub(super) is_clearing_due: bool,
 }
 
 impl<M: RingMem> Ahead<M> {
     /// Where the frame's first byte goes.
     #[inline(always)]
-    pub fn frame_pos(&self) -> usize {
+    pub(super) fn frame_pos(&self) -> usize {
         self.word_pos + WORD_LEN
     }
 
     /// Where its word goes, [`WORD_LEN`] bytes before.
     #[inline(always)]
-    pub fn word_pos(&self) -> usize {
+    pub(super) fn word_pos(&self) -> usize {
         self.word_pos
     }
 
     /// The memory that this is a place of.
     #[inline(always)]
-    pub fn mem(&self) -> &M {
+    pub(super) fn mem(&self) -> &M {
         &self.mem
     }
 
     /// Makes the frame that was written to this place visible.
     #[inline(always)]
-    pub fn commit(self) {
+    pub(super) fn commit(self) {
         self.mem.publish(self.word_pos, self.word);
     }
 }
 
 /// The writing end.
-pub struct Producer<M> {
+pub(super) struct Producer<M> {
     mem: M,
     len: u64,
     mask: u64,
@@ -164,7 +160,7 @@ pub struct Producer<M> {
 impl<M: RingMem> Producer<M> {
     /// The writing end of an empty ring of `len` bytes, a power of two and at least two granules,
     /// whose head is 0 and whose first word is 0.
-    pub fn new(mem: M, len: usize) -> Self {
+    pub(super) fn new(mem: M, len: usize) -> Self {
         assert!(len.is_power_of_two() && len >= 2 * GRANULE);
         let len = len as u64;
         let clear_to = GRANULE as u64;
@@ -172,17 +168,17 @@ impl<M: RingMem> Producer<M> {
     }
 
     /// The memory below.
-    pub fn mem(&self) -> &M {
+    pub(super) fn mem(&self) -> &M {
         &self.mem
     }
 
     /// Bytes of the ring.
-    pub fn ring_len(&self) -> usize {
+    pub(super) fn ring_len(&self) -> usize {
         self.len as usize
     }
 
     /// Bytes that went through the ring, with words and padding.
-    pub fn passed(&self) -> u64 {
+    pub(super) fn passed(&self) -> u64 {
         self.tail
     }
 
@@ -191,7 +187,7 @@ impl<M: RingMem> Producer<M> {
     /// [committed](Ahead::commit) before anything else is done here, and if the place says so more
     /// be [cleared](Self::clear_ahead) then. Who leaves that out comes to `None` soon.
     #[inline(always)]
-    pub fn claim_ahead(&mut self, len: usize) -> Option<Ahead<M>>
+    pub(super) fn claim_ahead(&mut self, len: usize) -> Option<Ahead<M>>
     where
         M: Clone,
     {
@@ -210,7 +206,7 @@ impl<M: RingMem> Producer<M> {
 
     /// Clears the words of the next granules, as far as they are free and before the ring's end.
     #[inline(never)]
-    pub fn clear_ahead(&mut self) {
+    pub(super) fn clear_ahead(&mut self) {
         let mask = self.mask;
         let lap_end = (self.tail | mask) + 1;
         let to = (self.tail + AHEAD).min(lap_end).min(self.limit);
@@ -237,7 +233,7 @@ impl<M: RingMem> Producer<M> {
     /// # Errors
     /// [`NoRoom`]; nothing changed.
     #[inline(always)]
-    pub fn reserve(&mut self, len: usize) -> Result<Place, NoRoom> {
+    pub(super) fn reserve(&mut self, len: usize) -> Result<Place, NoRoom> {
         let slot = slot_len(len) as u64;
         let mask = self.mask;
         let at = self.tail & mask;
@@ -265,7 +261,7 @@ impl<M: RingMem> Producer<M> {
 
     /// Makes the frame of `len` bytes that was written to `place` visible.
     #[inline(always)]
-    pub fn commit(&mut self, place: Place, len: usize) {
+    pub(super) fn commit(&mut self, place: Place, len: usize) {
         if place.end >= self.clear_to {
             self.mem.clear(place.end_pos);
             self.set_clear(place.end + GRANULE as u64);
@@ -285,7 +281,7 @@ impl<M: RingMem> Producer<M> {
 
 /// What is at the head of a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Taken {
+pub(super) enum Taken {
     /// Nothing yet.
     Empty,
     /// A frame of `len` bytes at `pos`, lent until [`Consumer::release`].
@@ -300,7 +296,7 @@ pub enum Taken {
 }
 
 /// The reading end, of frames of at least `FRAME_MIN` bytes.
-pub struct Consumer<M, const FRAME_MIN: usize> {
+pub(super) struct Consumer<M, const FRAME_MIN: usize> {
     mem: M,
     len: u64,
     mask: u64,
@@ -316,7 +312,7 @@ pub struct Consumer<M, const FRAME_MIN: usize> {
 
 impl<M: RingMem, const FRAME_MIN: usize> Consumer<M, FRAME_MIN> {
     /// Bytes that went through the ring, with words and padding.
-    pub fn passed(&self) -> u64 {
+    pub(super) fn passed(&self) -> u64 {
         self.head
     }
 
@@ -325,7 +321,7 @@ impl<M: RingMem, const FRAME_MIN: usize> Consumer<M, FRAME_MIN> {
     /// # Panics
     /// If a frame of `frame_max` bytes takes more than a quarter of the ring, from where on the
     /// producer could wait for ever.
-    pub fn new(mem: M, len: usize, frame_max: usize) -> Self {
+    pub(super) fn new(mem: M, len: usize, frame_max: usize) -> Self {
         const { assert!(FRAME_MIN > 0) };
         assert!(len.is_power_of_two() && slot_len(frame_max) <= len / 4 && FRAME_MIN <= frame_max);
         let plain_span = (frame_max - FRAME_MIN) as u64;
@@ -336,32 +332,32 @@ impl<M: RingMem, const FRAME_MIN: usize> Consumer<M, FRAME_MIN> {
     }
 
     /// Leaves frames longer than `len_max` to [`take`](Self::take).
-    pub fn plain_to(mut self, len_max: usize) -> Self {
+    pub(super) fn plain_to(mut self, len_max: usize) -> Self {
         let max = len_max.min(self.frame_max as usize).max(FRAME_MIN);
         self.plain_span = (max - FRAME_MIN) as u64;
         self
     }
 
     /// The memory below.
-    pub fn mem(&self) -> &M {
+    pub(super) fn mem(&self) -> &M {
         &self.mem
     }
 
     /// Whether [`take`](Self::take) would find something.
     #[inline]
-    pub fn pending(&self) -> bool {
+    pub(super) fn pending(&self) -> bool {
         self.mem.word(self.pos()) != 0
     }
 
     /// Where the next word will come.
     #[inline]
-    pub fn pos(&self) -> usize {
+    pub(super) fn pos(&self) -> usize {
         (self.head & self.mask) as usize
     }
 
     /// Takes the frame at the head. Its bytes stay until [`release`](Self::release).
     #[inline(always)]
-    pub fn take(&mut self) -> Taken {
+    pub(super) fn take(&mut self) -> Taken {
         let word = self.mem.word(self.pos());
         if word == 0 {
             return Taken::Empty;
@@ -374,7 +370,7 @@ impl<M: RingMem, const FRAME_MIN: usize> Consumer<M, FRAME_MIN> {
     /// [`release`](Self::release) after it; otherwise changes nothing and says [`Taken::Empty`].
     /// `word` is what [`RingMem::word`] reads at [`pos`](Self::pos).
     #[inline(always)]
-    pub fn take_plain(&mut self, word: u64) -> Taken {
+    pub(super) fn take_plain(&mut self, word: u64) -> Taken {
         let head = self.head;
         // What another place's word leaves is no length.
         let len = word ^ word_of(head, 0);
@@ -427,7 +423,7 @@ impl<M: RingMem, const FRAME_MIN: usize> Consumer<M, FRAME_MIN> {
     /// It is told only after an eighth of the ring, since telling costs it a cache miss. It can
     /// send meanwhile: an eighth and a frame with its padding are less than the ring.
     #[inline(always)]
-    pub fn release(&mut self) {
+    pub(super) fn release(&mut self) {
         if self.head >= self.plain_end {
             rarely(());
             if self.head >= self.publish_at {
@@ -440,7 +436,5 @@ impl<M: RingMem, const FRAME_MIN: usize> Consumer<M, FRAME_MIN> {
     }
 }
 
-#[cfg(test)]
-mod device_tests;
 #[cfg(test)]
 mod tests;

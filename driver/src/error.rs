@@ -1,0 +1,162 @@
+//! Why a port does not open: one error for all kinds of ports.
+
+use std::io;
+use std::path::PathBuf;
+
+use crate::backend::vfio::VfioError;
+use crate::port::MacAddr;
+
+/// Why a port did not open. Nothing is left behind: no file, no address, no memory.
+///
+/// Each message is one line and ends in what to do about it.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// The string names no port of this build, or an option is wrong.
+    #[error("port \"{spec}\": {why}")]
+    BadSpec {
+        /// The string, or the part of it that is wrong.
+        spec: String,
+        /// What is wrong, and what to write instead.
+        why: String,
+    },
+    /// The operating system refused.
+    #[error("{what} {path}: {source}{hint}", path = path.display())]
+    Os {
+        /// What was tried, such as "cannot open".
+        what: &'static str,
+        /// On which file.
+        path: PathBuf,
+        /// With which errno.
+        source: io::Error,
+        /// What to do, starting with "; ", or empty.
+        hint: &'static str,
+    },
+    /// The file system of the segment has too little room for it.
+    #[error(
+        "no room for a segment in {path}: {need} bytes needed, {free} free; free some (ls -l \
+         {dir}), enlarge it (mount -o remount,size=1G {dir}), or ask for less (ring=262144)",
+        dir = path.parent().unwrap_or(path).display(), path = path.display()
+    )]
+    NoSpace {
+        /// The segment's file.
+        path: PathBuf,
+        /// Bytes that have to be free.
+        need: u64,
+        /// Bytes that are.
+        free: u64,
+    },
+    /// The segment's file is somebody else's, or others could write it.
+    #[error("{path} is not safe to use: {why}; remove it (rm {path}) or choose another name",
+        path = path.display())]
+    NotOurs {
+        /// The segment's file.
+        path: PathBuf,
+        /// What was found.
+        why: String,
+    },
+    /// The segment's file was written by another version of barewire, or by something else.
+    #[error(
+        "{path} is {found}, this build makes version {version}; end the programs that use it and \
+         remove it (rm {path}), or choose another name", path = path.display()
+    )]
+    OtherVersion {
+        /// The segment's file.
+        path: PathBuf,
+        /// What it is.
+        found: String,
+        /// The version that this build makes.
+        version: u64,
+    },
+    /// A process of the segment has the address that was asked for.
+    #[error("address {mac} is in use on {path} by process {pid}; choose another (mac=...) or none",
+        path = path.display())]
+    MacInUse {
+        /// The address.
+        mac: MacAddr,
+        /// Who has it, as numbered where it lives.
+        pid: u32,
+        /// The segment's file.
+        path: PathBuf,
+    },
+    /// The segment has as many members as it was made for.
+    #[error("{path} has all its {members} members; {}", if members < members_max {
+        "make it larger with members= in the process that is first, or choose another name"
+    } else {
+        "no segment has more: run fewer processes on it, or give each process of the job a port of \
+         its own that carries more, such as udp:127.0.0.1:50000, udp:127.0.0.1:50001; a segment of \
+         another name does not reach this one"
+    }, path = path.display())]
+    Crowded {
+        /// The segment's file.
+        path: PathBuf,
+        /// How many that is.
+        members: usize,
+        /// How many the largest segment has.
+        members_max: usize,
+    },
+    /// The segment exists and was made with another size than the one asked for.
+    #[error("{path} was made with {what}={is}, not {asked}; leave the option out or choose another \
+        name", path = path.display())]
+    Differs {
+        /// The segment's file.
+        path: PathBuf,
+        /// The option.
+        what: &'static str,
+        /// Its value there.
+        is: usize,
+        /// The value asked for.
+        asked: usize,
+    },
+    /// The frame size is outside what this port can carry.
+    #[error("mtu {mtu} is outside {min} to {max} on this port; write mtu={max} or less")]
+    BadMtu {
+        /// The value asked for.
+        mtu: usize,
+        /// Smallest that the fabric can work with.
+        min: usize,
+        /// Largest that this port carries.
+        max: usize,
+    },
+    /// A device or interface is not there, or not fit for use.
+    #[error("port {port}: {why}; {mend}")]
+    Device {
+        /// The port's name.
+        port: String,
+        /// What is wrong.
+        why: String,
+        /// What to do about it.
+        mend: String,
+        /// The errno that says it best.
+        errno: i32,
+    },
+    /// A NIC cannot be taken.
+    #[error(transparent)]
+    Vfio(#[from] VfioError),
+    /// Some process holds the segment's lock for longer than any operation takes.
+    #[error("{path} is locked for over {seconds} s; is a process that uses it stopped? see: \
+        fuser -v {path}", path = path.display())]
+    Locked {
+        /// The segment's file.
+        path: PathBuf,
+        /// How long was waited.
+        seconds: u64,
+    },
+}
+
+impl OpenError {
+    /// The errno that says it best, for callers that can pass on no more.
+    pub fn errno(&self) -> i32 {
+        match self {
+            Self::BadSpec { .. } | Self::BadMtu { .. } | Self::Differs { .. } => libc::EINVAL,
+            Self::Os { source, .. } => source.raw_os_error().unwrap_or(libc::EIO),
+            Self::NoSpace { .. } => libc::ENOSPC,
+            Self::NotOurs { .. } => libc::EACCES,
+            Self::OtherVersion { .. } => libc::EPROTO,
+            Self::MacInUse { .. } => libc::EADDRINUSE,
+            Self::Crowded { .. } => libc::EUSERS,
+            Self::Device { errno, .. } => *errno,
+            Self::Locked { .. } => libc::EBUSY,
+            Self::Vfio(error) => error.errno(),
+        }
+    }
+}

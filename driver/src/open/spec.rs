@@ -1,0 +1,27 @@
+//! What the names of all kinds of ports have in common.
+
+use crate::error::OpenError;
+
+/// What a port of this machine is called, and whether it can be opened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PortInfo {
+    /// What to write to open it, or its kind if there is nothing to open.
+    pub spec: String,
+    /// What it is.
+    pub what: String,
+    /// Why it cannot be opened and what to do, in one line; `None` if it can.
+    pub why_not: Option<String>,
+}
+
+/// What is wrong with `spec`, or with the part of it that is given, and what to write instead.
+pub(super) fn bad(spec: &str, why: impl Into<String>) -> OpenError {
+    OpenError::BadSpec { spec: spec.to_owned(), why: why.into() }
+}
+
+/// The value of an option of `spec`.
+pub(super) fn parse<T: std::str::FromStr>(spec: &str, value: &str) -> Result<T, OpenError>
+where
+    T::Err: std::fmt::Display,
+{
+    value.parse().map_err(|e: T::Err| bad(spec, format!("\"{value}\": {e}")))
+}
