@@ -11,6 +11,7 @@ use super::{FrameSink, NoReader, NoWay, Node, Reader};
 use crate::error::Error;
 use crate::plant::{Bug, planted};
 use crate::proto::blocks::units;
+use crate::rel::congestion::CongestionControl;
 use crate::rel::psn::Psn;
 use crate::rel::sack::RcvBitmap;
 use crate::rel::sent::BodyRef;
@@ -356,8 +357,9 @@ impl Node {
         let news = peer.snd.on_sack(&mut self.sent, now, op, base.cack, &mut peer.rtt);
         let Some(newest) = news.newest else { return };
         peer.progress_at = now;
-        let again = peer.snd.detect(&mut self.sent, newest, &peer.rtt);
+        let again = peer.snd.detect(&mut self.sent, now, newest, &peer.rtt);
         peer.reorder_at = again.unwrap_or(Instant(0));
+        peer.note_window();
         if planted(Bug::DoneOnSack) {
             self.complete_sacked(p);
         }
@@ -372,8 +374,7 @@ impl Node {
         let peer = &mut self.peers[p];
         peer.rtt.sample(rtt_ns);
         peer.snd.cwnd.on_ack(now, count, &peer.rtt, floor);
-        // It may have become smaller.
-        peer.short_left = peer.short_left.min(peer.snd.room() as u16);
+        peer.note_window();
     }
 
     /// The bug of completing what may still be lost, for the simulator to find.

@@ -413,6 +413,13 @@ impl Peer {
         }
     }
 
+    /// The congestion window may have become smaller: no more may leave at once than it has room
+    /// for.
+    #[inline]
+    pub(crate) fn note_window(&mut self) {
+        self.short_left = self.short_left.min(self.snd.room() as u16);
+    }
+
     /// A packet has gone out, and with it the acknowledgement of all that came, if none is early.
     #[inline]
     pub(crate) fn carried_ack(&mut self) {

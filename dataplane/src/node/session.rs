@@ -15,7 +15,7 @@ use super::{FrameSink, Node, Reply};
 use crate::error::Error;
 use crate::flags::CqFlags;
 use crate::plant::{Bug, planted};
-use crate::rel::cwnd::Cwnd;
+use crate::rel::congestion::{CongestionControl, Controller};
 use crate::rel::psn::Psn;
 use crate::rel::rtt::Rtt;
 use crate::rel::sack::RcvBitmap;
@@ -120,7 +120,7 @@ impl Node {
         peer.epoch = epoch;
         peer.snd = SendWindow::new(first);
         if lossless {
-            peer.snd.cwnd = Cwnd::whole();
+            peer.snd.cwnd = Controller::whole();
         }
         peer.rcv = RcvBitmap::new();
         peer.rtt = Rtt::default();
@@ -901,7 +901,8 @@ impl Node {
         if peer.reorder_at != Instant(0) && now >= peer.reorder_at {
             peer.reorder_at = Instant(0);
             let before = now.0.saturating_sub(peer.rtt.srtt_ns() + peer.rtt.reorder_ns());
-            peer.snd.expire(&mut self.sent, Instant(before));
+            peer.snd.expire(&mut self.sent, now, Instant(before));
+            peer.note_window();
             self.make_ready(p);
         }
         let peer = &mut self.peers[p];

@@ -7,6 +7,7 @@ use super::ops::WrFlags;
 use super::peer::{Peer, State};
 use super::{EpId, Node};
 use crate::error::{Error, Result};
+use crate::rel::congestion::CongestionControl;
 use crate::rel::psn::Psn;
 use crate::rel::sent::WINDOW;
 use crate::slab::NONE;
@@ -458,7 +459,7 @@ impl Node {
             retransmits: tally.retransmits,
             timeouts: tally.timeouts,
             rtt_min_ns: if min_ns == u32::MAX.into() { 0 } else { min_ns },
-            window: peer.snd.cwnd.packets().min(WINDOW),
+            window: peer.snd.cwnd.window().min(WINDOW),
             frame_max: peer.frame_max,
         })
     }

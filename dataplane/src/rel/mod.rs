@@ -1,7 +1,7 @@
 //! Reliability of one session, one direction at a time: sequence numbers, what is in flight, what
 //! has arrived, round trips.
 
-pub mod cwnd;
+pub mod congestion;
 pub mod psn;
 pub mod rtt;
 pub mod sack;

@@ -12,9 +12,9 @@
 
 use std::mem::offset_of;
 
-pub use crate::rel::cwnd::WINDOW;
+pub use crate::rel::congestion::WINDOW;
 
-use crate::rel::cwnd::Cwnd;
+use crate::rel::congestion::{CongestionControl, Controller};
 use crate::rel::psn::Psn;
 use crate::rel::rtt::Rtt;
 use crate::slab::{Line, Link, Linked, List, NONE, Slab};
@@ -187,7 +187,7 @@ pub struct AckOfUnsent;
 /// packets fit 16 bits, as no more than [`WINDOW`] are listed.
 #[derive(Debug, Default)]
 #[repr(C)]
-pub struct SendWindow {
+pub struct SendWindow<C = Controller> {
     /// Oldest packet not acknowledged.
     pub una: Psn,
     /// Credits the peer granted since the session began. (Here, behind the other thing that nearly
@@ -203,15 +203,15 @@ pub struct SendWindow {
     /// twice.
     guesses: u16,
     /// How many packets may be under way.
-    pub cwnd: Cwnd,
+    pub cwnd: C,
     list: List<0>,
 }
 
-impl SendWindow {
+impl<C: CongestionControl> SendWindow<C> {
     /// Nothing in flight; the first packet will be `first`.
     pub fn new(first: Psn) -> Self {
         let (lost, sacked, guesses) = (0, 0, 0);
-        let (cwnd, list) = (Cwnd::default(), List::default());
+        let (cwnd, list) = (C::default(), List::default());
         Self { una: first, credit: 0, nxt: first, lost, sacked, guesses, cwnd, list }
     }
 
@@ -249,13 +249,13 @@ impl SendWindow {
     /// Packets that may be under way besides those that are.
     #[inline]
     pub fn room(&self) -> u32 {
-        self.cwnd.packets().saturating_sub(self.pipe())
+        self.cwnd.window().saturating_sub(self.pipe())
     }
 
     /// Whether a lost packet may be sent again.
     #[inline]
     pub fn may_resend(&self) -> bool {
-        self.pipe() < self.cwnd.packets()
+        self.pipe() < self.cwnd.window()
     }
 
     /// Whether no entry is held.
@@ -387,10 +387,11 @@ impl SendWindow {
     pub fn detect(
         &mut self,
         pool: &mut SentPool,
+        now: Instant,
         newest: (Instant, Psn),
         rtt: &Rtt,
     ) -> Option<Instant> {
-        let allowance = rtt.reorder_ns();
+        let (allowance, known) = (rtt.reorder_ns(), self.lost);
         let mut at = self.first();
         let mut again: Option<Instant> = None;
         while let Some(idx) = at {
@@ -407,11 +408,13 @@ impl SendWindow {
                 again = Some(again.map_or(due, |a| a.min(due)));
             }
         }
+        self.tell_loss(now, known);
         again
     }
 
     /// Marks as lost what was sent before `before` and is not acknowledged: the timer expired.
-    pub fn expire(&mut self, pool: &mut SentPool, before: Instant) {
+    pub fn expire(&mut self, pool: &mut SentPool, now: Instant, before: Instant) {
+        let known = self.lost;
         let mut at = self.first();
         while let Some(idx) = at {
             at = self.list.next(pool, idx);
@@ -420,6 +423,14 @@ impl SendWindow {
                 entry.lost = true;
                 self.lost += 1;
             }
+        }
+        self.tell_loss(now, known);
+    }
+
+    /// Tells the congestion control of what is lost beyond the packets that were `known` to be.
+    fn tell_loss(&mut self, now: Instant, known: u16) {
+        if self.lost > known {
+            self.cwnd.on_loss(now, (self.lost - known).into());
         }
     }
 

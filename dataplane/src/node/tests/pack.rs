@@ -1,7 +1,7 @@
 //! Messages that share a packet with others behind them.
 
 use super::*;
-use crate::rel::cwnd::Cwnd;
+use crate::rel::congestion::Controller;
 
 const MORE: OpFlags = OpFlags::MORE;
 
@@ -117,7 +117,7 @@ fn messages_gather_while_the_window_is_closed() {
     let mut pair = warm();
     let frames = pair.ends[0].node.counters().tx_frames;
     let p = pair.ends[0].node.peers.iter().next().unwrap().0;
-    pair.ends[0].node.peers[p].snd.cwnd = Cwnd::default();
+    pair.ends[0].node.peers[p].snd.cwnd = Controller::default();
     // Nothing comes back for a while.
     let mut posted = 0;
     while pair.ends[0].node.peers[p].snd.open() {

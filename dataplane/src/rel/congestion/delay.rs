@@ -1,4 +1,4 @@
-//! How many packets may be under way at once: a window ruled by delay.
+//! A window ruled by delay.
 //!
 //! A queue in the path shows as a round trip longer than the shortest one. As long as it is not,
 //! the window grows by two packets a round trip; when it is, the window shrinks in proportion, at
@@ -8,11 +8,9 @@
 //! noise more often than congestion. A path that reorders has long round trips without a queue, so
 //! the allowance follows their variation.
 
+use super::{CongestionControl, WINDOW};
 use crate::rel::rtt::Rtt;
 use crate::types::Instant;
-
-/// Packets a session may have in flight, whatever its path.
-pub const WINDOW: u32 = 256;
 
 /// Packets that may always be under way.
 const MIN: u32 = 8;
@@ -27,7 +25,7 @@ const ONE: u32 = 256;
 /// The window of one session. Packed, for the sake of its neighbours.
 #[derive(Clone, Copy, Debug)]
 #[repr(C, packed(2))]
-pub struct Cwnd {
+pub struct DelayWindow {
     /// In 256ths of a packet.
     size: u32,
     /// Grows by what is acknowledged, until the first queue.
@@ -36,32 +34,30 @@ pub struct Cwnd {
     cut_at: Instant,
 }
 
-impl Default for Cwnd {
+impl Default for DelayWindow {
     fn default() -> Self {
         Self { size: FIRST * ONE, slow_start: true, cut_at: Instant(0) }
     }
 }
 
-impl Cwnd {
-    /// As many packets as may be numbered, for a port that loses nothing: there nobody reports what
-    /// has arrived before half of them are under way.
-    pub fn whole() -> Self {
+impl CongestionControl for DelayWindow {
+    /// All at once: nobody reports what has arrived before half of them are under way.
+    fn whole() -> Self {
         Self { size: WINDOW * ONE, ..Self::default() }
     }
 
-    /// Packets that may be under way.
     #[inline]
-    pub fn packets(&self) -> u32 {
+    fn window(&self) -> u32 {
         self.size / ONE
     }
 
-    /// Takes an acknowledgement for `acked` packets, whose round trip `rtt` has seen already. It is
-    /// the smoothed one that counts: a single packet may be late for reasons of its own.
-    pub fn on_ack(&mut self, now: Instant, acked: u32, rtt: &Rtt, floor_ns: u64) {
+    /// It is the smoothed round trip that counts: a single packet may be late for reasons of its
+    /// own.
+    fn on_ack(&mut self, now: Instant, acked: u32, rtt: &Rtt, floor_ns: u64) {
         let limit = rtt.min_ns() + (floor_ns / 4).max(4 * rtt.var_ns());
         let srtt = rtt.srtt_ns();
         if srtt <= limit {
-            let packets = self.packets().max(1);
+            let packets = self.window().max(1);
             let grow = if self.slow_start { acked * ONE } else { 2 * acked * ONE / packets };
             self.size = (self.size + grow).min(WINDOW * ONE);
         } else if now.since(self.cut_at) > srtt {
@@ -72,6 +68,9 @@ impl Cwnd {
             self.cut_at = now;
         }
     }
+
+    /// Nothing: see the [file](self).
+    fn on_loss(&mut self, _: Instant, _: u32) {}
 }
 
 #[cfg(test)]
@@ -84,25 +83,25 @@ mod tests {
         for _ in 0..50 {
             rtt.sample(20_000);
         }
-        let mut cwnd = Cwnd::default();
+        let mut cwnd = DelayWindow::default();
         let mut now = Instant(0);
         for _ in 0..100 {
             cwnd.on_ack(now, 8, &rtt, 100_000);
         }
-        assert_eq!(cwnd.packets(), WINDOW, "no queue: as many as may be numbered");
+        assert_eq!(cwnd.window(), WINDOW, "no queue: as many as may be numbered");
         for _ in 0..100 {
             rtt.sample(400_000);
             now = now + 500_000;
             cwnd.on_ack(now, 8, &rtt, 100_000);
         }
-        assert_eq!(cwnd.packets(), MIN, "a queue that stays: the least");
+        assert_eq!(cwnd.window(), MIN, "a queue that stays: the least");
         for _ in 0..200 {
             rtt.sample(20_000);
         }
         for _ in 0..10 {
             cwnd.on_ack(now, 8, &rtt, 100_000);
         }
-        let grown = cwnd.packets();
+        let grown = cwnd.window();
         assert!((MIN + 10..MIN + 24).contains(&grown), "about two a round trip, not {grown}");
     }
 }

@@ -1,0 +1,98 @@
+//! How many packets of a session may be under way.
+//!
+//! One algorithm is in a build, by its type, so that asking it costs nothing:
+//! [`Controller`] names it. Another one is a file beside [`delay`] and that name.
+//!
+//! It rules sessions on ports that may lose frames. On a port that loses nothing a session has its
+//! [whole](CongestionControl::whole) window: there the receiver's credit is the limit.
+
+pub mod delay;
+
+use crate::rel::rtt::Rtt;
+use crate::types::Instant;
+
+/// Packets a session may have in flight, whatever its path.
+pub const WINDOW: u32 = 256;
+
+/// The algorithm of this build.
+pub type Controller = delay::DelayWindow;
+
+/// A congestion control. Lives in the record of each session: a few bytes, no allocation, no clock
+/// of its own. The default is a session that has just been opened.
+pub trait CongestionControl: Default {
+    /// The window of a session on a port that loses nothing: all of [`WINDOW`], for good.
+    fn whole() -> Self;
+
+    /// Packets that may be under way, 1 to [`WINDOW`]. Asked for every packet that is sent.
+    fn window(&self) -> u32;
+
+    /// An acknowledgement for `acked` packets came at `now`. `rtt` has its round trip already, and
+    /// the path's least and smoothed ones; `floor_ns` is what the port adds by itself, such as the
+    /// kernel's scheduling.
+    fn on_ack(&mut self, now: Instant, acked: u32, rtt: &Rtt, floor_ns: u64);
+
+    /// `lost` packets were found lost at `now`: overtaken by later ones, or by time. Packets that
+    /// are sent again as probes, or since the peer refused them, are not told.
+    fn on_loss(&mut self, now: Instant, lost: u32);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::psn::Psn;
+    use crate::rel::sent::{BodyRef, OP_MAX, SendWindow, Sent, SentPool};
+    use crate::slab::{NONE, Slab};
+    use crate::wire::{AckOp, Ty};
+
+    /// Notes what it is told.
+    #[derive(Debug, Default)]
+    struct Noted {
+        losses: Vec<(Instant, u32)>,
+    }
+
+    impl CongestionControl for Noted {
+        fn whole() -> Self {
+            Self::default()
+        }
+
+        fn window(&self) -> u32 {
+            WINDOW
+        }
+
+        fn on_ack(&mut self, _: Instant, _: u32, _: &Rtt, _: u64) {}
+
+        fn on_loss(&mut self, now: Instant, lost: u32) {
+            self.losses.push((now, lost));
+        }
+    }
+
+    /// Goal: an algorithm of one's own is told of each lost packet once, whether others overtook it
+    /// or its time ran out.
+    #[test]
+    fn a_loss_is_told_once() {
+        let mut pool: SentPool = Slab::with_lines(8);
+        let mut snd = SendWindow::<Noted>::new(Psn(1));
+        let mut rtt = Rtt::default();
+        rtt.sample(10_000);
+        for i in 0..5 {
+            let (psn, at) = (snd.number(), Instant(1_000_000 * (i + 1)));
+            let sent = Sent::new(psn, Ty::Msg, (&[0; OP_MAX], 0), BodyRef::None, NONE, at);
+            let idx = pool.alloc_with(|_| sent).expect("there is room");
+            snd.push(&mut pool, idx);
+        }
+        // The third of them has arrived, and says so twice.
+        let ack = AckOp { newest: Psn(3), words: [2, 0, 0, 0], count: 1, ..AckOp::default() };
+        for now in [Instant(9_000_000), Instant(9_500_000)] {
+            let news = snd.on_sack(&mut pool, now, &ack, Psn(1), &mut rtt);
+            if let Some(newest) = news.newest {
+                snd.detect(&mut pool, now, newest, &rtt);
+            }
+        }
+        assert_eq!(snd.cwnd.losses, [(Instant(9_000_000), 2)]);
+        for _ in 0..2 {
+            snd.expire(&mut pool, Instant(20_000_000), Instant(4_000_000));
+        }
+        assert_eq!(snd.cwnd.losses[1..], [(Instant(20_000_000), 1)]);
+        assert_eq!(snd.lost, 3);
+    }
+}
