@@ -3,6 +3,7 @@
 //! Every check is a function from a path and a text to what is wrong, and has a test that feeds it
 //! a text it must refuse, so that a check that sees nothing any more is noticed.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -48,6 +49,19 @@ fn dir(place: &str) -> String {
 #[test]
 fn the_rooms_keep_their_direction() {
     expect_clean(direction);
+}
+
+#[test]
+fn no_circle_of_files_is_added() {
+    let sources = sources();
+    let wrong: Vec<Wrong> =
+        CIRCLES.iter().flat_map(|(room, known)| ratchet(&sources, room, known)).collect();
+    assert!(wrong.is_empty(), "\n{}\n", wrong.join("\n"));
+}
+
+#[test]
+fn packet_types_and_devices_have_no_catch_all() {
+    expect_clean(catch_alls);
 }
 
 #[test]
@@ -164,6 +178,316 @@ fn names_path(line: &str, path: &str) -> bool {
             // `use crate::{node, wire};` names the module after a brace.
             || (before.contains("use crate::{") && !before.ends_with("::"))
     })
+}
+
+/// Rooms, and their files that still name one another in a circle. None is added to a list, and one
+/// that has got out is taken from it.
+const CIRCLES: &[(&str, &[&str])] = &[
+    ("driver", &[]),
+    ("dataplane", &[]),
+    (
+        "api",
+        &[
+            "atomic",
+            "av",
+            "cm",
+            "cntr",
+            "coll",
+            "cq",
+            "domain",
+            "ep",
+            "eq",
+            "fabric",
+            "info",
+            "inner",
+            "mr",
+            "msg",
+            "raw",
+            "rcvthread",
+            "rma",
+            "sep",
+            "work",
+        ],
+    ),
+];
+
+/// What differs between the circles of `room` and those that are known.
+fn ratchet(sources: &[Source], room: &str, known: &[&str]) -> Vec<Wrong> {
+    let circles = circles(sources, room);
+    let mut wrong = Vec::new();
+    for circle in &circles {
+        if circle.iter().any(|file| !known.contains(&file.as_str())) {
+            wrong.push(format!("{room}/src: files in a circle: {}", circle.join(", ")));
+        }
+    }
+    for file in known.iter().filter(|file| !circles.iter().flatten().any(|found| found == *file)) {
+        wrong.push(format!("{room}/src/{file}: in no circle any more: take it from CIRCLES"));
+    }
+    wrong
+}
+
+/// The name of a module, from the root of its crate.
+type Module = Vec<String>;
+
+/// Files of `room` of which each names something of another, and that in the end something of the
+/// first, by `use` or by a path. What a file re-exports counts for those who name it. A file may
+/// name what those have that it lies in: it is a part of them. Methods are not seen.
+fn circles(sources: &[Source], room: &str) -> Vec<Vec<String>> {
+    let code: BTreeMap<Module, Paths> =
+        sources.iter().filter_map(|source| Some((module(source, room)?, paths(source)))).collect();
+    let edges: BTreeMap<&Module, BTreeSet<Module>> =
+        code.keys().map(|file| (file, names(&code, file))).collect();
+    let reached = |from: &Module| {
+        let (mut seen, mut next) = (BTreeSet::new(), vec![from.clone()]);
+        while let Some(at) = next.pop() {
+            next.extend(edges[&at].iter().filter(|to| seen.insert((*to).clone())).cloned());
+        }
+        seen
+    };
+    let all: BTreeMap<&Module, BTreeSet<Module>> =
+        edges.keys().map(|file| (*file, reached(file))).collect();
+    let (mut circles, mut done) = (Vec::new(), BTreeSet::new());
+    for (file, to) in all.iter().filter(|(file, to)| to.contains(**file)) {
+        if !done.contains(*file) {
+            let same = to.iter().filter(|other| all[other].contains(*file));
+            let circle: Vec<Module> = same.cloned().collect();
+            circles.push(circle.iter().map(|module| module.join("/")).collect());
+            done.extend(circle);
+        }
+    }
+    circles
+}
+
+/// The module that a file of `room` is, unless it is a test.
+fn module(source: &Source, room: &str) -> Option<Module> {
+    let inside = source.path.strip_prefix(&format!("{room}/src/"))?.strip_suffix(".rs")?;
+    let mut names: Module = inside.split('/').map(str::to_owned).collect();
+    if names.iter().any(|name| name == "tests") {
+        return None;
+    }
+    if matches!(names.last().unwrap().as_str(), "mod" | "lib") {
+        names.pop();
+    }
+    Some(names)
+}
+
+/// Paths that a file names, and those that it re-exports.
+#[derive(Default)]
+struct Paths {
+    named: Vec<Module>,
+    exported: Vec<Module>,
+}
+
+fn paths(source: &Source) -> Paths {
+    let mut code = source.code.as_str();
+    if let Some(tests) = code.find("#[cfg(test)]\nmod ").filter(|at| {
+        let end = code[*at + 17..].find([';', '{']).unwrap();
+        code[*at + 17 + end..].starts_with('{')
+    }) {
+        code = &code[..tests];
+    }
+    let tokens = tokens(code);
+    let (mut found, mut at) = (Paths::default(), 0);
+    while at < tokens.len() {
+        if tokens[at] == "use" {
+            let is_export = at > 0 && matches!(tokens[at - 1], "pub" | ")");
+            let list = if is_export { &mut found.exported } else { &mut found.named };
+            at += 1;
+            use_tree(&tokens, &mut at, Vec::new(), list);
+        } else if tokens.get(at + 1) == Some(&"::") && (at == 0 || tokens[at - 1] != "::") {
+            let mut path = vec![tokens[at].to_owned()];
+            while tokens.get(at + 1) == Some(&"::") && tokens.get(at + 2).is_some() {
+                at += 2;
+                path.push(tokens[at].to_owned());
+            }
+            found.named.push(path);
+        } else {
+            at += 1;
+        }
+    }
+    found
+}
+
+/// Words, `::`, and every other character by itself.
+fn tokens(code: &str) -> Vec<&str> {
+    let mut tokens = Vec::new();
+    let mut rest = code.trim_start();
+    while let Some(first) = rest.chars().next() {
+        let part = |c: char| c.is_alphanumeric() || c == '_';
+        let len = match first {
+            ':' if rest.starts_with("::") => 2,
+            c if part(c) => rest.find(|c| !part(c)).unwrap_or(rest.len()),
+            c => c.len_utf8(),
+        };
+        tokens.push(&rest[..len]);
+        rest = rest[len..].trim_start();
+    }
+    tokens
+}
+
+/// The paths of one tree of a `use`, from `at` on.
+fn use_tree(tokens: &[&str], at: &mut usize, mut path: Module, list: &mut Vec<Module>) {
+    while let Some(token) = tokens.get(*at) {
+        *at += 1;
+        if *token == "{" {
+            while tokens.get(*at).is_some_and(|token| *token != "}") {
+                use_tree(tokens, at, path.clone(), list);
+                *at += usize::from(tokens.get(*at) == Some(&","));
+            }
+            *at += 1;
+            return;
+        }
+        path.push((*token).to_owned());
+        if tokens.get(*at) != Some(&"::") {
+            break;
+        }
+        *at += 1;
+    }
+    if tokens.get(*at) == Some(&"as") {
+        *at += 2;
+    }
+    list.push(path);
+}
+
+/// The files that `file` names something of.
+fn names(code: &BTreeMap<Module, Paths>, file: &Module) -> BTreeSet<Module> {
+    let named = code[file].named.iter().filter_map(|path| absolute(code, file, path));
+    let named = named.map(|path| home(code, &path, 8));
+    named.filter(|to| !file.starts_with(to)).collect()
+}
+
+/// A path as it is from the root of the crate, if it is one of ours.
+fn absolute(code: &BTreeMap<Module, Paths>, file: &Module, path: &[String]) -> Option<Module> {
+    let child = |name: &String| code.contains_key(&[&file[..], &[name.clone()]].concat());
+    let (ups, from) = match path[0].as_str() {
+        "crate" => (file.len(), 1),
+        "self" => (0, 1),
+        "super" => {
+            let ups = path.iter().take_while(|name| *name == "super").count();
+            (ups.min(file.len()), ups)
+        }
+        _ if child(&path[0]) => (0, 0),
+        _ => return None,
+    };
+    let rest = path[from..].iter().filter(|name| *name != "self");
+    Some(file[..file.len() - ups].iter().chain(rest).cloned().collect())
+}
+
+/// The file that what is at a path stands in: not the one that re-exports it.
+fn home(code: &BTreeMap<Module, Paths>, path: &Module, depth: u32) -> Module {
+    let len = (0..=path.len()).rev().find(|len| code.contains_key(&path[..*len])).unwrap_or(0);
+    let file = path[..len].to_vec();
+    let Some(name) = path.get(len).filter(|_| depth > 0) else { return file };
+    let exported = code.get(&file).map_or(&[][..], |paths| &paths.exported);
+    let found = exported.iter().find(|path| path.last() == Some(name));
+    match found.and_then(|export| absolute(code, &file, export)) {
+        Some(export) => home(code, &[export, path[len + 1..].to_vec()].concat(), depth - 1),
+        None => file,
+    }
+}
+
+/// Types of which a `match` names all variants, and where: a packet type or a device that is added
+/// is then missing wherever it has to be thought of, and does not compile.
+const CLOSED: &[(&str, &str)] = &[
+    ("dataplane/src", "Ty"),
+    ("dataplane/src", "PlainTy"),
+    ("dataplane/src", "PlainAsk"),
+    ("dataplane/src", "PlainTold"),
+    ("dataplane/src", "PlainPiece"),
+    ("dataplane/src/wire", "Op"),
+    ("driver/src/backend/vfio", "Kind"),
+    ("driver/src/backend", "KnownPort"),
+];
+
+fn catch_alls(source: &Source) -> Vec<Wrong> {
+    let here = |closed: &&(&str, &str)| source.in_any(&[closed.0]);
+    let closed: Vec<&str> = CLOSED.iter().filter(here).map(|closed| closed.1).collect();
+    if closed.is_empty() || source.path.contains("/tests") {
+        return Vec::new();
+    }
+    let own = impls_of(&source.code, &closed);
+    let mut wrong = Vec::new();
+    for at in words(&source.code, "match") {
+        let Some(open) = source.code[at..].find('{').map(|open| at + open) else { continue };
+        let is_own = own.iter().any(|range| range.contains(&at));
+        let names = |pattern: &str| {
+            let of = |name: &&&str| {
+                words(pattern, name)
+                    .any(|i| pattern[i + name.len()..].trim_start().starts_with("::"))
+            };
+            closed.iter().any(|name| of(&name)) || is_own && of(&&"Self")
+        };
+        let arms = arms(&source.code, open);
+        for (arm, pattern) in &arms {
+            if arms.iter().any(|(_, pattern)| names(pattern)) && is_any(pattern) {
+                let line = source.code[..*arm].matches('\n').count() + 1;
+                let what = format!("\"{pattern} =>\" over packet types or devices: name them");
+                wrong.push(source.wrong(line, &what));
+            }
+        }
+    }
+    wrong
+}
+
+/// Whether a pattern takes whatever comes: `_`, a name, or one of these in `Some` or `Ok`.
+fn is_any(pattern: &str) -> bool {
+    let inside = pattern.strip_prefix("Some(").or_else(|| pattern.strip_prefix("Ok("));
+    let inside = inside.and_then(|inside| inside.strip_suffix(')')).unwrap_or(pattern);
+    inside.starts_with(|c: char| c.is_lowercase() || c == '_')
+        && inside.chars().all(|c| c.is_alphanumeric() || c == '_')
+}
+
+/// Where the bodies of `impl`s of these types lie.
+fn impls_of(code: &str, types: &[&str]) -> Vec<std::ops::Range<usize>> {
+    let mut found = Vec::new();
+    for at in words(code, "impl") {
+        let Some(open) = code[at..].find('{') else { continue };
+        let head = &code[at..at + open];
+        if types.iter().any(|name| words(head, name).next().is_some()) {
+            let end = body_end(&code[at..]).unwrap_or(open);
+            found.push(at..at + end);
+        }
+    }
+    found
+}
+
+/// Place and pattern, without its condition, of each arm of the `match` whose body opens at `open`.
+fn arms(code: &str, open: usize) -> Vec<(usize, String)> {
+    let mut arms = Vec::new();
+    let (mut depth, mut start, mut is_pattern) = (0_usize, open + 1, true);
+    let mut at = open + 1;
+    while let Some(c) = code[at..].chars().next() {
+        match c {
+            '(' | '[' | '{' => depth += 1,
+            '}' if depth == 0 => break,
+            ')' | ']' | '}' => {
+                depth -= 1;
+                // A block as an arm's value needs no comma.
+                if depth == 0 && c == '}' && !is_pattern && !is_value(&code[at + 1..]) {
+                    (start, is_pattern) = (at + 1, true);
+                }
+            }
+            ',' if depth == 0 && !is_pattern => (start, is_pattern) = (at + 1, true),
+            '=' if depth == 0 && is_pattern && code[at..].starts_with("=>") => {
+                let text = code[start..at].trim();
+                let space = code[start..at].len() - code[start..at].trim_start().len();
+                let pattern = text.split(" if ").next().unwrap().trim();
+                // With a condition it does not take everything.
+                if !text.contains(" if ") || !is_any(pattern) {
+                    arms.push((start + space, pattern.to_owned()));
+                }
+                is_pattern = false;
+            }
+            _ => {}
+        }
+        at += c.len_utf8();
+    }
+    arms
+}
+
+/// Whether a value goes on behind a block: a method, an operator, or the comma that ends it.
+fn is_value(rest: &str) -> bool {
+    rest.trim_start().starts_with(['.', ',', '?', '+', '-', ')'])
 }
 
 fn sans_io(source: &Source) -> Vec<Wrong> {
@@ -412,6 +736,50 @@ fn direction_sees_a_use_upwards() {
     for (path, bad, good) in cases {
         expect(direction, path, bad, good);
     }
+}
+
+#[test]
+fn circles_sees_one_by_a_use_a_path_and_a_re_export() {
+    let file = |path: &str, text: &str| Source::new(path, text);
+    let up = file("driver/src/a/mod.rs", "pub use x::X;\nmod x;\nmod y;\nfn f() { y::g() }");
+    let x = file("driver/src/a/x.rs", "use super::Y;\npub struct X;");
+    let good = [up, x, file("driver/src/a/y.rs", "use crate::a::X as Z;\npub fn g() {}")];
+    assert_eq!(circles(&good, "driver"), Vec::<Vec<String>>::new());
+    assert_eq!(ratchet(&good, "driver", &[]), Vec::<Wrong>::new());
+    assert_eq!(ratchet(&good, "driver", &["a/x"]).len(), 1, "a list that has to shrink");
+    for back in ["use super::y::g;", "fn f() { crate::a::y::g() }", "use crate::{a::{self, y::g}};"]
+    {
+        let bad = [&good[0], &good[2]].map(|f| file(&f.path, &f.text));
+        let bad: Vec<Source> = bad.into_iter().chain([file("driver/src/a/x.rs", back)]).collect();
+        assert_eq!(circles(&bad, "driver"), [["a/x", "a/y"]], "{back}");
+        assert_eq!(ratchet(&bad, "driver", &["a/y"]).len(), 1, "{back}");
+        assert_eq!(ratchet(&bad, "driver", &["a/x", "a/y"]).len(), 0, "{back}");
+    }
+    let hidden =
+        "#[cfg(test)]\nmod tests;\nuse super::y::g;\n#[cfg(test)]\nmod t { use super::y; }";
+    let bad = [file("driver/src/a/x.rs", hidden), file("driver/src/a/y.rs", "use super::x::X;")];
+    assert_eq!(circles(&bad, "driver").len(), 1);
+}
+
+#[test]
+fn catch_alls_sees_one_over_packet_types() {
+    let path = "dataplane/src/node/input.rs";
+    let good = "match ty { Ty::Ack if x => {} Ty::Ack => match n { 1 => f(), _ => {} }, }\n\
+        match x { Some(Ty::Ack) => 1, None => 2 } match n { A => 1, _ => 2 }";
+    for bad in [
+        "match ty { Ty::Ack => f(), _ => Ok(Verdict::Accept), }",
+        "match ty { Ty::Ack => { f() } other => g(other) }",
+        "match x { Some(Ty::Ack) => [1, 2], Some(_) => [3, 4], None => [5, 6] }",
+        "match x { Ok(Ty::Ack) => match y { _ => {} }, Ok(ty) => {} Err(e) => {} }",
+    ] {
+        expect(catch_alls, path, bad, good);
+    }
+    let own =
+        "impl Port for KnownPort { fn f(&self) { match self { Self::Shm(p) => {} _ => {} } } }";
+    let other = "impl X { fn f(&self) { match self { Self::Shm(p) => {} _ => {} } } }";
+    expect(catch_alls, "driver/src/backend/known.rs", own, other);
+    let nic = "match Kind::of(id) { Some(Kind::VirtioNet) => v(), Some(_) => e(), None => n() }";
+    expect(catch_alls, "driver/src/backend/vfio/mod.rs", nic, other);
 }
 
 #[test]

@@ -133,8 +133,8 @@ impl Node {
     /// Asks for the memory that [`on_frame`](Self::on_frame) will need.
     #[inline]
     pub fn prefetch(&self, frame: &RxFrame<'_>) {
-        if let Some(sid) = frame.chunk_at::<4>(16) {
-            self.peers.prefetch(slot_of(u32::from_le_bytes(sid)), Peer::HOT);
+        if let Some(sid) = Base::dst_sid_of(frame) {
+            self.peers.prefetch(slot_of(sid), Peer::HOT);
         }
     }
 
@@ -176,7 +176,19 @@ impl Node {
             },
             // An answer to these could be answered again, for ever.
             Ty::Ack | Ty::Nack => self.counters.rx_no_session += 1,
-            _ => self.on_no_session(now, base.src, base.dst_sid, base.psn),
+            Ty::Msg
+            | Ty::Pack
+            | Ty::MsgM
+            | Ty::Rndv
+            | Ty::Pull
+            | Ty::Data
+            | Ty::End
+            | Ty::Nop
+            | Ty::Ping
+            | Ty::Write
+            | Ty::Read
+            | Ty::Atomic
+            | Ty::Resp => self.on_no_session(now, base.src, base.dst_sid, base.psn),
         }
     }
 
@@ -237,7 +249,21 @@ impl Node {
                 self.peers[p].ack_now = true;
                 self.make_ready(p);
             }
-            _ => {}
+            // `on_packet` takes the first itself, `on_stranger` the others, whose session it is.
+            Ty::Ack | Ty::Open | Ty::Rst => {}
+            // In order, and for `on_op`.
+            Ty::Msg
+            | Ty::Pack
+            | Ty::MsgM
+            | Ty::Rndv
+            | Ty::Pull
+            | Ty::Data
+            | Ty::End
+            | Ty::Nop
+            | Ty::Write
+            | Ty::Read
+            | Ty::Atomic
+            | Ty::Resp => {}
         }
     }
 
@@ -415,8 +441,8 @@ impl Node {
         let err = nack_error(reason);
         if ty == Ty::Pull {
             self.sent[idx].become_nop();
-            let word = |at: usize| u32::from_le_bytes([op[at], op[at + 1], op[at + 2], op[at + 3]]);
-            let handle = Handle::from_parts(word(8), word(12));
+            let (idx, generation) = PullOp::puller(&op);
+            let handle = Handle::from_parts(idx, generation);
             if self.pulls.by_handle(handle).is_some_and(|pull| pull.peer == p) {
                 self.fail_pull(handle.idx(), Error::Canceled);
             }
@@ -707,7 +733,11 @@ impl Node {
                 self.on_resp(p, frame, &op, (op.payload_off(), plen));
                 Verdict::Accept
             }),
-            _ => Ok(Verdict::Accept),
+            // `on_op` has taken the first; the others have no place in the order, and no PSN that
+            // could be acknowledged.
+            Ty::Msg | Ty::Ack | Ty::Nack | Ty::Ping | Ty::Rst | Ty::Open => {
+                Ok(Verdict::Refuse(NackReason::UnknownType))
+            }
         };
         result.unwrap_or_else(|err| self.malformed(err))
     }

@@ -272,12 +272,8 @@ impl Node {
             if mr != m {
                 continue;
             }
-            let word = |at: usize| {
-                let b = &entry.op[at..at + 4];
-                u32::from_le_bytes([b[0], b[1], b[2], b[3]])
-            };
             const { assert!(DataOp::LEN == RespOp::LEN) };
-            let (dst_op, dst_gen) = (word(0), word(4));
+            let (dst_op, dst_gen) = DataOp::puller(&entry.op);
             let status = Some(NackReason::BadKey);
             let len = RespOp { dst_op, dst_gen, offset: len, status }.emit(&mut entry.op);
             (entry.ty, entry.op_len, entry.body) = (Ty::Resp, len as u8, BodyRef::None);

@@ -632,7 +632,6 @@ impl Node {
         reason: NackReason,
     ) {
         let err = super::input::nack_error(reason);
-        let word = |at: usize| u32::from_le_bytes([op[at], op[at + 1], op[at + 2], op[at + 3]]);
         if ty == Ty::Atomic {
             self.drop_refused(p, op);
         }
@@ -646,7 +645,8 @@ impl Node {
             let first = match body {
                 BodyRef::Wr { offset, .. } => offset == 0,
                 BodyRef::Operands { offset, .. } => offset == 0,
-                _ => word(36) == 0,
+                // An atomic read has no operands.
+                _ => ty != Ty::Atomic || AtomicOp::offset_of(op) == 0,
             };
             let prov = match reason {
                 NackReason::NoEndpoint => ProvErrno::NoEndpoint,
@@ -656,18 +656,20 @@ impl Node {
             self.abandon_wr(w);
             self.fail_wr(w, err, prov);
         }
-        let handle = Handle::from_parts(word(24), word(28));
-        if ty == Ty::Read && handle.generation() != 0 {
-            self.read_failed(p, handle, word(40), err);
+        if ty == Ty::Read {
+            let ((idx, generation), len) = ReadOp::asked(op);
+            if generation != 0 {
+                self.read_failed(p, Handle::from_parts(idx, generation), len, err);
+            }
         }
     }
 
     /// The packets of a refused atomic operation that are in flight behind the refused one are
     /// dropped by the target: none of them is answered, and none needs its operands.
     fn drop_refused(&mut self, p: u32, op: &[u8; OP_MAX]) {
-        let mut unanswered = u16::from(AtomicOp::fetches(op));
+        let (seq, mut unanswered) = (RemoteRange::seq_of(op), u16::from(AtomicOp::fetches(op)));
         self.peers[p].snd.for_each(&mut self.sent, |entry| {
-            if entry.ty == Ty::Atomic && entry.op[6..8] == op[6..8] {
+            if entry.ty == Ty::Atomic && RemoteRange::seq_of(&entry.op) == seq {
                 unanswered += u16::from(AtomicOp::fetches(&entry.op));
                 entry.become_nop();
             }

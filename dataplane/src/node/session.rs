@@ -952,7 +952,20 @@ impl Node {
                         AtomicOp::make_void(&mut entry.op);
                         (entry.body, entry.wr) = (BodyRef::None, NONE);
                     }
-                    _ => entry.become_nop(),
+                    Ty::Msg
+                    | Ty::Pack
+                    | Ty::MsgM
+                    | Ty::Rndv
+                    | Ty::Pull
+                    | Ty::Data
+                    | Ty::End
+                    | Ty::Nop
+                    | Ty::Write
+                    | Ty::Atomic
+                    | Ty::Resp => entry.become_nop(),
+                    Ty::Ack | Ty::Nack | Ty::Ping | Ty::Rst | Ty::Open => {
+                        unreachable!("control packets are not kept")
+                    }
                 }
             }
         });

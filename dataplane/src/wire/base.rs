@@ -3,6 +3,7 @@
 use barewire_driver::frame::RxFrame;
 use barewire_driver::port::MacAddr;
 
+use super::ty::Tail;
 use super::{BASE_LEN, Bytes, ETHERTYPE, IMM_LEN, TRAILER_LEN, Ty, VERSION, WireError, verify_crc};
 use crate::psn::Psn;
 
@@ -136,6 +137,13 @@ impl Base {
         Ok(base)
     }
 
+    /// The receiver's name of the session in a frame of which nothing was checked. `None` if it is
+    /// shorter.
+    #[inline(always)]
+    pub fn dst_sid_of(frame: &RxFrame<'_>) -> Option<u32> {
+        frame.chunk_at(16).map(u32::from_le_bytes)
+    }
+
     /// The fields of a frame whose type this version does not know, or `None` if it is shorter
     /// than 32 bytes. Checks nothing else.
     #[cold]
@@ -199,10 +207,11 @@ impl Base {
 #[inline(never)]
 fn check_crc(frame: &RxFrame<'_>, ty: Ty, plen: u16) -> Result<(), WireError> {
     let op = frame.chunk_at::<8>(BASE_LEN).unwrap_or([0; 8]);
-    let extra = match ty {
-        Ty::Ack => usize::from(op[2]) * 8,
-        _ if ty.has_imm() && op[4] & IMM != 0 => IMM_LEN,
-        _ => 0,
+    let extra = match ty.tail() {
+        Tail::None => 0,
+        Tail::Sack => usize::from(op[2]) * 8,
+        Tail::Imm if op[4] & IMM != 0 => IMM_LEN,
+        Tail::Imm => 0,
     };
     let payload_off = BASE_LEN + ty.op_len() + extra;
     let end = payload_off + usize::from(plen);

@@ -116,6 +116,17 @@ impl<const N: usize> Bytes<N> {
         frame.chunk_at(at).map(Self).ok_or(WireError::OpTruncated)
     }
 
+    /// Copies a header that we wrote to the start of `bytes`.
+    ///
+    /// # Panics
+    /// If there are fewer.
+    #[inline]
+    fn kept(bytes: &[u8]) -> Self {
+        let mut b = Self::ZERO;
+        b.0.copy_from_slice(&bytes[..N]);
+        b
+    }
+
     /// Copies the operation header out of `frame`.
     #[inline(always)]
     fn op(frame: &RxFrame<'_>) -> Result<Self, WireError> {

@@ -38,8 +38,31 @@ pub enum PlainAsk {
     Read,
 }
 
-/// The types of packets that tell what became of one, and come before a message in the order of
-/// types.
+impl PlainAsk {
+    const ALL: [Self; 3] = [Self::Atomic, Self::Write, Self::Read];
+
+    /// The least that the byte of a frame with version and type is, of those types.
+    const LEAST: u8 = {
+        let (mut least, mut i) = (u8::MAX, 0);
+        while i < Self::ALL.len() {
+            let [_, _, byte, _] = plain(Self::ALL[i].ty(), false).to_be_bytes();
+            least = if byte < least { byte } else { least };
+            i += 1;
+        }
+        least
+    };
+
+    /// The type.
+    const fn ty(self) -> Ty {
+        match self {
+            Self::Atomic => Ty::Atomic,
+            Self::Write => Ty::Write,
+            Self::Read => Ty::Read,
+        }
+    }
+}
+
+/// The types of packets that tell what became of one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PlainTold {
     /// Bytes of a read.
@@ -95,9 +118,8 @@ impl PlainBase {
         })
     }
 
-    /// What a packet is, if it is one of the plain ones that this file knows and stands behind a
-    /// message in the order of types. For any other, good or bad,
-    /// [`Base::parse`] tells.
+    /// What a packet is, if it is a plain request or the plain answer to one. For any other, good
+    /// or bad, [`Base::parse`] tells.
     #[inline(always)]
     pub fn ty(frame: &RxFrame<'_>) -> Option<PlainTy> {
         // As they stand in the frame, which then need not be turned around.
@@ -106,10 +128,8 @@ impl PlainBase {
         match u32::from_ne_bytes(frame.chunk_at(12)?) {
             ATOMIC => Some(PlainTy::Atomic),
             RESP => Some(PlainTy::Resp),
-            // One question for all others.
-            _ if frame.chunk_at::<1>(14)? < const { [(plain(Ty::Write, false) >> 8) as u8] } => {
-                None
-            }
+            // One question for most others.
+            _ if frame.chunk_at::<1>(14)? < [PlainAsk::LEAST] => None,
             other => Self::ask(u32::from_be(other)).map(PlainTy::Ask),
         }
     }

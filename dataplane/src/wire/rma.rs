@@ -42,9 +42,14 @@ pub struct RemoteRange {
 }
 
 impl RemoteRange {
+    /// The number of the operation that header `bytes` is of.
+    pub fn seq_of(bytes: &[u8]) -> u16 {
+        u16::from_le_bytes([bytes[6], bytes[7]])
+    }
+
     /// The number of the operation that header `bytes` is of, unless this is its last packet.
     pub fn unfinished(bytes: &[u8]) -> Option<u16> {
-        (bytes[4] & LAST == 0).then(|| u16::from_le_bytes([bytes[6], bytes[7]]))
+        (bytes[4] & LAST == 0).then(|| Self::seq_of(bytes))
     }
 
     /// The header's words.
@@ -182,6 +187,16 @@ impl ReadOp {
         Ok(Self { range, end, dst_op: b.u32::<24>(), dst_gen: b.u32::<28>(), offset, len })
     }
 
+    /// Slot and generation of the initiator, and the number of bytes asked for, in a header that
+    /// [`emit`](Self::emit) wrote to the start of `bytes`.
+    ///
+    /// # Panics
+    /// If `bytes` is shorter than the header.
+    pub fn asked(bytes: &[u8]) -> ((u32, u32), u32) {
+        let b = Bytes::<{ Self::LEN }>::kept(bytes);
+        ((b.u32::<24>(), b.u32::<28>()), b.u32::<40>())
+    }
+
     /// Writes the header to the start of `out` and returns its length.
     ///
     /// # Panics
@@ -311,6 +326,11 @@ impl AtomicOp {
             | flag(self.compare, COMPARE)
             | flag(self.tagged, TAGGED)
             | flag(self.void, VOID)
+    }
+
+    /// Where in the result the old values belong, of the ATOMIC whose header `bytes` starts with.
+    pub fn offset_of(bytes: &[u8]) -> u32 {
+        Bytes::<{ Self::LEN }>::kept(bytes).u32::<36>()
     }
 
     /// Whether the ATOMIC whose header `bytes` starts with is answered.

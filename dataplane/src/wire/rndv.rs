@@ -123,6 +123,16 @@ impl PullOp {
         })
     }
 
+    /// Slot and generation of the puller in a header that [`emit`](Self::emit) wrote to the start
+    /// of `bytes`.
+    ///
+    /// # Panics
+    /// If `bytes` is shorter than the header.
+    pub fn puller(bytes: &[u8]) -> (u32, u32) {
+        let b = Bytes::<{ Self::LEN }>::kept(bytes);
+        (b.u32::<8>(), b.u32::<12>())
+    }
+
     /// Writes the header to the start of `out` and returns its length.
     ///
     /// # Panics
@@ -176,6 +186,16 @@ impl DataOp {
             return Err(WireError::PieceRange);
         }
         Ok(Self { dst_op: b.u32::<0>(), dst_gen: b.u32::<4>(), offset })
+    }
+
+    /// Slot and generation of the puller in a header that [`emit`](Self::emit) wrote to the start
+    /// of `bytes`.
+    ///
+    /// # Panics
+    /// If `bytes` is shorter than the header.
+    pub fn puller(bytes: &[u8]) -> (u32, u32) {
+        let b = Bytes::<{ Self::LEN }>::kept(bytes);
+        (b.u32::<0>(), b.u32::<4>())
     }
 
     /// Writes the header to the start of `out` and returns its length.

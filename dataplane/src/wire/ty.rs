@@ -51,37 +51,62 @@ struct Info {
     sid_min: u16,
     /// Consumes a PSN.
     reliable: bool,
-    /// Remote CQ data may follow the header (the flag is bit 1 of its fifth byte).
-    imm: bool,
+    /// What may follow the header.
+    tail: Tail,
+}
+
+/// What may follow the operation header of a type, before the payload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Tail {
+    /// Nothing.
+    None,
+    /// Words of selective acknowledgement, as many as the header's third byte says.
+    Sack,
+    /// Eight bytes of remote CQ data, if the flag in bit 1 of the header's fifth byte is set.
+    Imm,
 }
 
 const fn control(op_len: u16, sid_min: u16) -> Info {
-    Info { op_len, plen_max: 0, sid_min, reliable: false, imm: false }
+    Info { op_len, plen_max: 0, sid_min, reliable: false, tail: Tail::None }
 }
 
-const fn reliable(op_len: u16, plen_max: u16, imm: bool) -> Info {
-    Info { op_len, plen_max, sid_min: 1, reliable: true, imm }
+const fn reliable(op_len: u16, plen_max: u16, tail: Tail) -> Info {
+    Info { op_len, plen_max, sid_min: 1, reliable: true, tail }
 }
 
+impl Info {
+    /// The one place where the facts of a type are written down.
+    const fn of(ty: Ty) -> Self {
+        match ty {
+            Ty::Ack => Self { tail: Tail::Sack, ..control(8, 1) },
+            Ty::Msg => reliable(16, u16::MAX, Tail::Imm),
+            Ty::Pack => reliable(8, u16::MAX, Tail::None),
+            Ty::MsgM => reliable(32, u16::MAX, Tail::Imm),
+            Ty::Rndv => reliable(32, 0, Tail::Imm),
+            Ty::Pull => reliable(32, 0, Tail::None),
+            Ty::Data => reliable(16, u16::MAX, Tail::None),
+            Ty::End => reliable(16, 0, Tail::None),
+            Ty::Nop => reliable(8, 0, Tail::None),
+            Ty::Nack => control(8, 1),
+            Ty::Ping => control(0, 1),
+            Ty::Rst => control(32, 0),
+            Ty::Open => control(64, 0),
+            Ty::Write => reliable(32, u16::MAX, Tail::Imm),
+            Ty::Read => reliable(48, 0, Tail::None),
+            Ty::Atomic => reliable(40, u16::MAX, Tail::Imm),
+            Ty::Resp => reliable(16, u16::MAX, Tail::None),
+        }
+    }
+}
+
+/// By number. What no type has says nothing of a packet.
 const INFO: [Info; 20] = {
     let mut info = [control(0, 1); 20];
-    info[Ty::Ack as usize] = control(8, 1);
-    info[Ty::Msg as usize] = reliable(16, u16::MAX, true);
-    info[Ty::Pack as usize] = reliable(8, u16::MAX, false);
-    info[Ty::MsgM as usize] = reliable(32, u16::MAX, true);
-    info[Ty::Rndv as usize] = reliable(32, 0, true);
-    info[Ty::Pull as usize] = reliable(32, 0, false);
-    info[Ty::Data as usize] = reliable(16, u16::MAX, false);
-    info[Ty::End as usize] = reliable(16, 0, false);
-    info[Ty::Nop as usize] = reliable(8, 0, false);
-    info[Ty::Nack as usize] = control(8, 1);
-    info[Ty::Ping as usize] = control(0, 1);
-    info[Ty::Rst as usize] = control(32, 0);
-    info[Ty::Open as usize] = control(64, 0);
-    info[Ty::Write as usize] = reliable(32, u16::MAX, true);
-    info[Ty::Read as usize] = reliable(48, 0, false);
-    info[Ty::Atomic as usize] = reliable(40, u16::MAX, true);
-    info[Ty::Resp as usize] = reliable(16, u16::MAX, false);
+    let mut i = 0;
+    while i < Ty::ALL.len() {
+        info[Ty::ALL[i] as usize] = Info::of(Ty::ALL[i]);
+        i += 1;
+    }
     info
 };
 
@@ -132,10 +157,10 @@ impl Ty {
         self.info().plen_max != 0
     }
 
-    /// Whether remote CQ data may follow the operation header.
+    /// What may follow the operation header.
     #[inline]
-    pub fn has_imm(self) -> bool {
-        self.info().imm
+    pub(super) fn tail(self) -> Tail {
+        self.info().tail
     }
 
     /// Least `dst_sid`: 0 if the sender may not know a name of the receiver's yet, else 1.
