@@ -3,7 +3,7 @@
 //! A bench is a binary in `benches/src/bin`. It takes `--json` (one object a line) and `--quick`
 //! (the smallest size that still runs everything).
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 
 use serde_json::{Map, Value};
@@ -30,7 +30,8 @@ With --json every line is one object: `bench`, `case`, `value`, `unit`, and wher
 Examples:
   cargo xtask bench                   all of them
   cargo xtask bench latency           one
-  cargo xtask bench latency --json    for a program to read")]
+  cargo xtask bench latency --json    for a program to read
+  cargo xtask bench latency --plot latency.svg")]
 pub(crate) struct BenchArgs {
     /// A file of benches/src/bin, without its ending, or `dpdk`; all of them if it is not given,
     /// `dpdk` among them where DPDK is installed.
@@ -38,6 +39,9 @@ pub(crate) struct BenchArgs {
     /// Prints one JSON object a line and nothing else.
     #[arg(long)]
     json: bool,
+    /// Draws what was measured into this file, as SVG: a bar a case. Prints as --json does.
+    #[arg(long, value_name = "FILE")]
+    plot: Option<PathBuf>,
     /// Takes the smallest size: shows that the bench runs, measures nothing worth keeping.
     #[arg(long)]
     quick: bool,
@@ -75,21 +79,37 @@ pub(crate) fn run(args: &BenchArgs) -> Result<ExitCode, String> {
         build(&["--bin", VFIO_GUEST, "--features", DPDK])?;
     }
     let mut failed = Vec::new();
+    let json = args.json || args.plot.is_some();
+    let mut lines = String::new();
     for name in chosen {
         let mut command = Command::new(target_dir().join("release").join(&name));
         command.current_dir(root()).stdin(Stdio::null());
-        command.args(args.json.then_some("--json")).args(args.quick.then_some("--quick"));
-        if !args.json {
+        command.args(json.then_some("--json")).args(args.quick.then_some("--quick"));
+        if !json {
             println!("{name}");
         }
-        if !command.status().is_ok_and(|status| status.success()) {
+        let done = match &args.plot {
+            None => command.status().is_ok_and(|status| status.success()),
+            Some(_) => command.stderr(Stdio::inherit()).output().is_ok_and(|output| {
+                let printed = String::from_utf8_lossy(&output.stdout);
+                print!("{printed}");
+                lines.push_str(&printed);
+                output.status.success()
+            }),
+        };
+        if !done {
             failed.push(name);
         }
     }
-    if failed.is_empty() {
-        return Ok(ExitCode::SUCCESS);
+    if !failed.is_empty() {
+        return Err(format!("failed: {}", failed.join(", ")));
     }
-    Err(format!("failed: {}", failed.join(", ")))
+    if let Some(file) = &args.plot {
+        check_json(&lines)?;
+        std::fs::write(file, crate::plot::svg(&lines))
+            .map_err(|why| format!("{}: {why}", file.display()))?;
+    }
+    Ok(ExitCode::SUCCESS)
 }
 
 fn build(what: &[&str]) -> Result<(), String> {

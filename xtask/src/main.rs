@@ -13,6 +13,7 @@ mod deb;
 mod demo;
 mod mpi;
 mod packages;
+mod plot;
 mod process;
 mod report;
 mod test;
