@@ -620,8 +620,10 @@ impl Drop for Owner {
                 self.shared.sleep.wake_port();
             }
         }
-        // What arrived while the objects were closed is acknowledged.
+        // What arrived is acknowledged, also while the objects were closed.
         if let Ok(mut core) = self.shared.lock.enter_to_close() {
+            core.turn(&self.shared);
+            core.node().acknowledge_all();
             core.turn(&self.shared);
         }
     }

@@ -224,6 +224,19 @@ impl Node {
         }
     }
 
+    /// Lets the next [`transmit`](Self::transmit) acknowledge all that has arrived, whether or not
+    /// it may wait. For a node that is about to go: else its peers would find its process ended
+    /// while they wait for it.
+    pub fn acknowledge_all(&mut self) {
+        let owing = |peer: &Peer| peer.state == State::Open && peer.owed > 0;
+        let all = self.peers.iter().filter(|(_, peer)| owing(peer));
+        let all: Vec<u32> = all.map(|(p, _)| p).collect();
+        for p in all {
+            self.peers[p].ack_now = true;
+            self.make_ready(p);
+        }
+    }
+
     /// An acknowledgement of its own, with what arrived out of order.
     pub(super) fn send_ack(&mut self, now: Instant, p: u32, out: &mut dyn FrameSink) {
         let peer = &self.peers[p];

@@ -219,6 +219,25 @@ fn time_passes_where_no_acknowledgement_is_due() {
     assert!(node.passes(pair.now + 3));
 }
 
+/// Who ends in order leaves nobody waiting: what has arrived is acknowledged although the sender did
+/// not ask, so that no peer learns only from the port that the process has ended.
+#[test]
+fn a_node_that_goes_acknowledges_what_came() {
+    for lossless in [true, false] {
+        let mut pair = Pair::new(9000, lossless);
+        for i in 0..2 {
+            pair.recv(1, IoBuf::EMPTY, 1, OpFlags::empty(), i).unwrap();
+            pair.send(0, IoBuf::EMPTY, 1, OpFlags::INJECT, i).unwrap();
+            pair.run(if i == 0 { 1_000_000 } else { 5_000 });
+        }
+        let waits = |pair: &Pair| pair.ends[0].node.peers.iter().any(|(_, peer)| peer.owes());
+        assert!(waits(&pair) || !lossless, "it was acknowledged at once");
+        pair.ends[1].node.acknowledge_all();
+        pair.run(10_000);
+        assert!(!waits(&pair));
+    }
+}
+
 /// A receive for which the endpoint has no room in advance is posted by a call.
 #[test]
 fn a_receive_at_hand_asks_nobody() {
