@@ -166,6 +166,8 @@ impl Core {
     pub(crate) fn note_moved(&mut self, moved: usize) {
         if moved > 0 {
             self.found();
+        } else {
+            self.engine.note_idle();
         }
     }
 
