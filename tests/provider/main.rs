@@ -4,6 +4,7 @@
 //! The library is the one that `cargo build -p barewire-provider` made last.
 
 mod alive;
+mod answers;
 mod collectives;
 mod connect;
 mod injects;
