@@ -166,6 +166,8 @@ impl Core {
     pub(crate) fn note_moved(&mut self, moved: usize) {
         if moved > 0 {
             self.found();
+        } else {
+            self.engine.note_idle();
         }
     }
 
@@ -567,7 +569,8 @@ impl DomainRef {
             }
             Err(e) => tracing::warn!(
                 "no receive thread ({e}): peers find this process dead if it does not poll for \
-                 {} ms; raise the limit on threads (ulimit -u), or set BAREWIRE_PROGRESS=auto",
+                 {} ms; raise the limit on threads (ulimit -u, the pids limit of a container), or \
+                 let the filter pass membarrier(2)",
                 self.settings.t_dead.as_millis()
             ),
         }

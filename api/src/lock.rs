@@ -323,9 +323,13 @@ impl<T> Lock<T> {
     /// From now on a thread of ours may come in beside the program's, which is elsewhere.
     ///
     /// # Errors
-    /// The kernel has no `membarrier`, or the lock cannot be entered. Nobody may then.
+    /// The kernel has no `membarrier`, without which only a shared lock can be had beside the
+    /// program, or the lock cannot be entered. Nobody may then.
     pub(crate) fn admit_beside(&self) -> io::Result<()> {
-        register_beside()?;
+        if self.mode.load(Ordering::Relaxed) != SHARED {
+            register_beside()
+                .map_err(|e| io::Error::new(e.kind(), format!("membarrier(2): {e}")))?;
+        }
         if self.mode.load(Ordering::Relaxed) == SERIAL {
             let inside = self.enter().map_err(|_| io::ErrorKind::ResourceBusy)?;
             if self.gate.then.load(Ordering::Relaxed) == OPEN {

@@ -45,8 +45,8 @@ const INBOX_BURSTS: usize = 1 << 15;
 
 /// Turns between two readings of the clock, which costs as much as an empty turn, while turns
 /// follow each other briskly: within so many nanoseconds one after the other, on average from one
-/// reading to the next. The harm is that a timer comes late by as many such times, and, when the
-/// turns stop being brisk, once by as many turns.
+/// reading to the next. The harm is that a timer comes late by as many such times. When they stop
+/// being brisk an [idle turn](Engine::note_idle) sees it, and so the next one reads the clock.
 const UNTIMED_TURNS: u32 = 64;
 const BRISK_NS: u64 = 100_000;
 
@@ -66,6 +66,8 @@ pub struct Engine {
     timed: bool,
     /// When a turn last read it.
     turned_at: Instant,
+    /// When a turn was last idle while a timer ran.
+    idle_at: Instant,
 }
 
 /// What a port lends goes to the node, with the time of the burst; the completion that the first
@@ -388,6 +390,7 @@ impl Engine {
             uncounted: 0,
             timed: false,
             turned_at: Instant(0),
+            idle_at: Instant(0),
         }
     }
 
@@ -618,6 +621,28 @@ impl Engine {
             self.uncounted = UNTIMED_TURNS;
         }
         self.now = now;
+    }
+
+    /// After a turn that moved nothing: while timers run, the next one reads the clock if the last
+    /// idle one was long ago. What moves frames pays nothing for it.
+    #[inline(always)]
+    pub fn note_idle(&mut self) {
+        if self.node.has_timers() {
+            self.look_for_pause();
+        }
+    }
+
+    #[inline(never)]
+    fn look_for_pause(&mut self) {
+        if self.untimed == 0 {
+            return;
+        }
+        let now = Self::now();
+        if now.since(self.idle_at) > BRISK_NS {
+            self.uncounted -= self.untimed;
+            self.untimed = 0;
+        }
+        self.idle_at = now;
     }
 
     #[cold]
@@ -905,6 +930,7 @@ impl Engine {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::Error;
     use crate::flags::BindFlags;
     use crate::node::{CqId, EpAttr, MsgKind, NodeSettings};
     use crate::types::{Cqe, FI_ADDR_UNSPEC};
@@ -952,6 +978,40 @@ mod tests {
         assert!(!brisk(UNTIMED_TURNS, all + 2 * BRISK_NS));
         assert!(!brisk(0, all / 2));
         assert!(!brisk(0, 2 * BRISK_NS));
+    }
+
+    /// Goal: who waits in vain, polls without a pause and then seldom, is told of a death by the
+    /// second poll after the port was asked, and not by the one that happens to read the clock.
+    #[test]
+    fn who_polls_seldom_is_told_of_a_death_in_time() {
+        let segment = ShmSettings::named(&format!("seldom-{}", std::process::id()));
+        let member = || ShmPort::open(&segment).unwrap();
+        let (mut a, a_av, a_cq, a_ep) = open(member(), 11);
+        let (mut b, _, b_cq, b_ep) = open(member(), 22);
+        let dest = a.av_insert(a_av, b.node().addr_of(b_ep).unwrap()).unwrap();
+        let mut cqe = [Cqe::default(); 2];
+        b.post_recv(b_ep, recv()).unwrap();
+        a.post_send(a_ep, send(dest)).unwrap();
+        while b.node_mut().cq_read(b_cq, &mut cqe).is_err() {
+            a.turn().unwrap();
+            b.turn().unwrap();
+        }
+        assert_eq!(a.node_mut().cq_read(a_cq, &mut cqe), Ok(1));
+        let flags = OpFlags::DELIVERY_COMPLETE;
+        a.post_send(a_ep, SendReq { flags, ..send(dest) }).unwrap();
+        let mut poll = || {
+            if a.turn().unwrap() == 0 {
+                a.note_idle();
+            }
+            (a.untimed, a.node_mut().cq_read(a_cq, &mut cqe))
+        };
+        while poll().0 < UNTIMED_TURNS - 2 {}
+        drop(b);
+        let polls = (1..).find(|_| {
+            std::thread::sleep(std::time::Duration::from_millis(60));
+            poll().1 == Err(Error::Avail)
+        });
+        assert!(polls <= Some(4), "told by poll {polls:?}, one in 60 ms");
     }
 
     /// Goal: messages whose sends succeeded arrive, although their sender died and its successor

@@ -3,6 +3,8 @@
 //!
 //! The library is the one that `cargo build -p barewire-provider` made last.
 
+mod alive;
+mod answers;
 mod collectives;
 mod connect;
 mod injects;
@@ -97,7 +99,10 @@ impl Bench {
 
     /// A program that sees the provider and knows nothing of it.
     fn bare(&self, program: &str) -> Command {
-        let mut command = Command::new(program);
+        self.seeing(Command::new(program))
+    }
+
+    fn seeing(&self, mut command: Command) -> Command {
         for name in ["FI_PROVIDER", "FI_BAREWIRE_PORT", "BAREWIRE_PORT", "FI_LOG_LEVEL"] {
             command.env_remove(name);
         }
@@ -111,7 +116,11 @@ impl Bench {
 
     /// A program that uses it, on the segment of this test.
     fn program(&self, program: &str) -> Command {
-        let mut command = self.bare(program);
+        self.using(Command::new(program))
+    }
+
+    fn using(&self, command: Command) -> Command {
+        let mut command = self.seeing(command);
         command.env("FI_PROVIDER", "barewire").env("FI_BAREWIRE_PORT", self.port());
         command
     }

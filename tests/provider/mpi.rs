@@ -45,29 +45,6 @@ fn open_mpi_runs_every_kind_of_call() {
     });
 }
 
-/// Goal: a rank that computes or sleeps for three times T_dead is not taken for dead, in the middle
-/// of eager messages, a rendezvous, one-sided operations and collectives, over memory and over a
-/// wire. Every run ends right.
-#[test]
-fn ranks_that_compute_live() {
-    with(OPEN_MPI, |bench| {
-        let dir = tempfile::tempdir().unwrap();
-        let program = bench.compile(dir.path(), &["mpicc"], "computes.c");
-        let nightly = std::env::var_os("BAREWIRE_NIGHTLY").is_some();
-        let (t_dead_ms, away) = if nightly { ("2000", "6") } else { ("500", "1.5") };
-        let segment = format!("shm:compute-{}", std::process::id());
-        for port in [segment.as_str(), "udp:127.0.0.1"] {
-            for ranks in if nightly { 2..=4 } else { 3..=3 } {
-                let mut command = mpirun(bench, ranks);
-                command.env("FI_BAREWIRE_PORT", port).env("FI_BAREWIRE_T_DEAD_MS", t_dead_ms);
-                command.args(["-x", "FI_BAREWIRE_T_DEAD_MS"]);
-                let said = succeed(command.arg(&program).arg(away), 240);
-                assert!(said.contains(&format!("all {ranks} ranks are alive")), "{port}: {said}");
-            }
-        }
-    });
-}
-
 /// Kills one rank in the middle of its traffic, and says how long the launcher took to see it.
 fn kill_one(bench: &Bench, program: &std::path::Path, n: u32) -> Duration {
     let mut command = mpirun(bench, 2);

@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 use super::{Bench, has, library_dir, succeed};
 
 /// An MPI with a Python that knows it.
-struct Mpi {
-    name: &'static str,
-    launcher: PathBuf,
+pub(super) struct Mpi {
+    pub(super) name: &'static str,
+    pub(super) launcher: PathBuf,
     python: PathBuf,
     args: &'static [&'static str],
     /// What the launcher passes on to the ranks, besides the provider's.
@@ -81,16 +81,33 @@ fn mpis() -> Vec<Result<Mpi, String>> {
 impl Mpi {
     /// The launcher's command line for so many ranks of a Python program.
     fn run(&self, bench: &Bench, ranks: u32) -> Command {
-        let mut command = bench.program(&self.launcher.to_string_lossy());
+        let mut command = self.launch(bench.program(&self.launcher.to_string_lossy()), ranks);
+        command.arg(&self.python);
+        command
+    }
+
+    /// The launcher's command line for so many ranks, but for the program.
+    pub(super) fn launch(&self, mut command: Command, ranks: u32) -> Command {
         command.envs(self.env.iter().copied()).args(["-n", &ranks.to_string()]);
         if self.name != "mpich" {
-            command.args(OPEN_MPI);
-            if nix::unistd::geteuid().is_root() {
-                command.arg("--allow-run-as-root");
-            }
+            // In a user namespace everybody is.
+            command.args(OPEN_MPI).arg("--allow-run-as-root");
         }
-        command.args(self.args).arg(&self.python);
+        command.args(self.args);
         command
+    }
+
+    /// Has the launcher pass a variable on to the ranks.
+    pub(super) fn pass(&self, command: &mut Command, name: &str, value: &str) {
+        command.env(name, value);
+        if self.name != "mpich" {
+            command.args(["-x", name]);
+        }
+    }
+
+    /// Its compiler.
+    pub(super) fn compiler(&self) -> String {
+        self.launcher.with_file_name("mpicc").to_string_lossy().into_owned()
     }
 
     /// So many ranks of our own program.
@@ -103,7 +120,7 @@ impl Mpi {
 }
 
 /// Runs `test` with every MPI that is here, and says which are not.
-fn with_each(test: impl Fn(&Mpi, &Bench)) {
+pub(super) fn with_each(test: impl Fn(&Mpi, &Bench)) {
     for mpi in mpis() {
         match (mpi, library_dir()) {
             (Ok(mpi), Ok(dir)) => test(&mpi, &Bench::new(dir)),
@@ -112,7 +129,7 @@ fn with_each(test: impl Fn(&Mpi, &Bench)) {
     }
 }
 
-fn nightly() -> bool {
+pub(super) fn nightly() -> bool {
     std::env::var_os("BAREWIRE_NIGHTLY").is_some()
 }
 

@@ -81,6 +81,12 @@ impl Node {
         !self.has_due() && !self.has_answers()
     }
 
+    /// Whether something is to be looked for by time.
+    #[inline(always)]
+    pub fn has_timers(&self) -> bool {
+        !self.wheel.is_empty()
+    }
+
     /// Whether nothing is to be sent at `now`, not even by time: then the time has been noted, and
     /// [`transmit`](Self::transmit) would do nothing else.
     #[inline(always)]
