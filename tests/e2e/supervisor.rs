@@ -115,6 +115,13 @@ impl Worker {
         }
     }
 
+    /// Sends it a signal.
+    #[allow(dead_code, reason = "the suite `wires` does")]
+    pub(crate) fn signal(&self, signal: nix::sys::signal::Signal) {
+        let pid = nix::unistd::Pid::from_raw(self.child.id() as i32);
+        nix::sys::signal::kill(pid, signal).unwrap();
+    }
+
     /// kill -9.
     pub(crate) fn kill(mut self) {
         self.child.kill().unwrap();

@@ -1,7 +1,7 @@
 //! Frames that nobody honest sent, for the suites that throw them at a node.
 
 use barewire_dataplane::psn::Psn;
-use barewire_dataplane::wire::{self, Base, MsgOp, Op, RstOp, RstReason, Ty};
+use barewire_dataplane::wire::{self, Base, MsgOp, Op, OpenOp, RstOp, RstReason, Ty};
 use barewire_driver::frame::RxFrame;
 use barewire_driver::port::MacAddr;
 
@@ -107,4 +107,41 @@ impl Forger {
         let op = r.pick(&[Op::Rst(rst), Op::Rst(rst), Op::Msg(msg), Op::Ping]);
         wire::frame(&base, &op, &[])
     }
+}
+
+/// Stations that [`open_of_nobody`] comes from: few enough that a bridge can learn them all.
+const STATIONS: u64 = 200;
+
+/// An OPEN for `victim` from a station that does not exist, with a cookie that nobody made or none,
+/// and as long as what it announces or as short as can be. `target_inc` is the life that it names,
+/// and `crc` whether frames have a checksum.
+pub fn open_of_nobody(rng: &mut Rng, victim: MacAddr, target_inc: u64, crc: bool) -> Vec<u8> {
+    let base = Base {
+        dst: victim,
+        src: MacAddr([2, 0xf0, 0, 0, 0, rng.below(STATIONS) as u8]),
+        ty: Ty::Open,
+        ar: false,
+        rtx: false,
+        crc,
+        dst_sid: 0,
+        psn: Psn(rng.next() as u32),
+        cack: Psn(0),
+        grant: 0,
+        plen: 0,
+    };
+    let op = OpenOp {
+        sid: rng.next() as u32 | 1,
+        epoch: rng.next() as u32 | 1,
+        inc: rng.next() | 1,
+        target_inc,
+        max_frame: 1500,
+        window: 256,
+        grant: 16,
+        cookie: if rng.chance(0.3) { rng.next() } else { 0 },
+        ..OpenOp::default()
+    };
+    let mut bytes = wire::frame(&base, &Op::Open(op), &[]);
+    let len = rng.pick(&[0, 0, 300, 1514]).max(bytes.len());
+    bytes.resize(len, 0);
+    bytes
 }

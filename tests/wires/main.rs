@@ -24,6 +24,7 @@ mod messages;
 mod one_sided;
 mod paths;
 mod raw;
+mod soak;
 mod stream;
 
 use std::process::Command;
@@ -42,6 +43,8 @@ fn worker_process() {
             "noise" => foreign::make_noise(),
             "datagrams" => foreign::send_datagrams(),
             "opener" => environment::try_open(),
+            "soak" => soak::process::run(),
+            "soak-flood" => soak::flood::run(),
             "powerless" => {
                 environment::without_power();
                 environment::try_open();

@@ -103,6 +103,49 @@ fn dip(rig: &mut Rig, pair: &Pair, from: usize) -> Checked {
     Ok(())
 }
 
+/// Goal: short messages that pass do not keep a session alive whose oldest packet does not. Method:
+/// a message of many frames on a path that has come to carry less, and behind it short ones, one
+/// after the other at some pause: everything has ended when T_dead and the first timeouts are over.
+#[test]
+fn talk_on_narrow_paths() {
+    stage("talk_on_narrow_paths", 30, talk);
+}
+
+pub(crate) fn talk(seed: u64) -> Checked {
+    const LONG: u64 = 1 << 40;
+    let mut r = Rng::new(seed, 11);
+    let mut plan = jumbo(seed, &mut r);
+    (plan.node.tx_wr_max, plan.node.cq_size, plan.link.loss) = (2048, 4096, 0.0);
+    let pause = r.pick(&[50, 200, 1000, 1000, 2000, 4000, 8000, 16_000]) * 1000;
+    let mut rig = Rig::new(plan, 2);
+    let mut pair = Pair::new(&mut rig);
+    pair.exchange(&mut rig, &mut r, 4)?;
+    rig.net.narrow(0, 1, 1000);
+    let begun = rig.net.now;
+    // Four timeouts of at most 64 ms come before the clock.
+    let limit = rig.plan.node.t_dead_ns + 300 * MS;
+    let into = rig.at(1).arena.take(60_000)?;
+    ensure!(rig.recv(1, Some(pair.peers[1]), into, LONG), "receive refused");
+    let long = rig.at(0).arena.take(60_000)?;
+    ensure!(rig.send(0, pair.peers[0], long, LONG), "message refused");
+    let mut next = LONG;
+    loop {
+        let t = rig.net.now;
+        rig.run_to(t + pause);
+        while rig.read(0).is_some() {}
+        if let Some(e) = rig.error(0) {
+            // Who pulls the long message may be the first to give it up.
+            let fits = [Error::HostUnreach, Error::ConnReset];
+            ensure!(fits.contains(&e.err), "ended by {}", e.err);
+            return Ok(());
+        }
+        let took = rig.net.now - begun;
+        ensure!(took < limit, "after {} ms and {} short messages", took / MS, next - LONG);
+        let buf = rig.at(0).arena.take(8)?;
+        next += u64::from(rig.send(0, pair.peers[0], buf, next + 1));
+    }
+}
+
 /// Stations that somebody pretends to be.
 const FORGED: std::ops::Range<usize> = 2..60;
 

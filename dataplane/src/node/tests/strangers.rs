@@ -144,3 +144,43 @@ fn only_inserted_peers_reach_an_endpoint_or_a_region() {
         assert_eq!(pair.ends[1].node.counters().rx_not_inserted, 12);
     }
 }
+
+/// An OPEN of the station `n`, for somebody who names its receiver's life.
+fn open_of(node: &mut Node, now: Instant, n: u32) -> Vec<Vec<u8>> {
+    let [_, a, b, c] = n.to_be_bytes();
+    let (dst, crc, src) = (node.mac, node.crc, MacAddr([6, 0, 0, a, b, c]));
+    let (ty, ar, rtx, psn) = (Ty::Open, false, false, Psn(1));
+    let (cack, grant, plen, dst_sid) = (Psn(0), 0, 0, 0);
+    let base = Base { dst, src, ty, ar, rtx, crc, dst_sid, psn, cack, grant, plen };
+    let op = open(node.settings().incarnation);
+    node.on_frame(now, &RxFrame::new(&wire::frame(&base, &op, &[])));
+    let mut out = VecDeque::new();
+    node.transmit(now, &mut sink(&mut out));
+    out.into()
+}
+
+/// Goal: a flood of OPENs takes a bounded part of a node's time, and keeps no memory. Method: 1,000
+/// stations in each of some milliseconds: the budget's OPENs are looked at, of which the first make
+/// half-open sessions and the others are asked for proof, one frame each; beyond it an OPEN brings
+/// no frame, no session and nothing but a count.
+#[test]
+fn what_a_flood_of_opens_takes_is_bounded() {
+    const PER_MS: u32 = 1000;
+    const LOOKED_AT: u32 = 16;
+    let mut node = end_with(1, 1500, false, strict()).node;
+    for ms in 1..20 {
+        let now = Instant(u64::from(ms) * 1_000_000);
+        let mut answers = Vec::new();
+        for n in 0..PER_MS {
+            let got = open_of(&mut node, now, ms * PER_MS + n);
+            assert!(got.len() <= 1 && (n < LOOKED_AT || got.is_empty()), "OPEN {n}: {got:?}");
+            answers.extend(got);
+        }
+        assert_eq!(kinds(&answers), vec![Ty::Open; LOOKED_AT as usize]);
+        let counters = node.counters();
+        let limited = u64::from(ms * (PER_MS - LOOKED_AT));
+        assert_eq!(counters.rx_open_limited, limited);
+        assert_eq!(counters.tx_challenges, u64::from((ms - 1) * LOOKED_AT));
+        assert_eq!(node.levels().peers, LOOKED_AT as usize, "only the first made sessions");
+    }
+}
