@@ -299,3 +299,79 @@ fn covered(mut intervals: Vec<[u64; 2]>, at: [u64; 2]) -> u64 {
     }
     sum
 }
+
+/// What the audit says of two lives with these ledgers, of which the second may have been killed
+/// at a time in seconds.
+#[cfg(test)]
+fn audited(ledgers: [&str; 2], killed: Option<u64>, faults: &[Fault]) -> Vec<String> {
+    let dir = tempfile::tempdir().unwrap();
+    let lives: Vec<Life> = (0..2)
+        .map(|place| {
+            let ledger = dir.path().join(place.to_string());
+            std::fs::write(&ledger, ledgers[place].replace('_', "000000")).unwrap();
+            let died_ns = killed.filter(|_| place == 1).map(|at| at * 1000 * MS);
+            Life { place, killed_ns: died_ns, died_ns, ledger }
+        })
+        .collect();
+    audit(&lives, faults)
+}
+
+/// Goal: the audit finds what it is for. Method: ledgers of two lives that are as they should be,
+/// and the same with one thing wrong in each. `_` is a million: times are in milliseconds.
+#[test]
+fn an_audit_finds_what_is_wrong() {
+    let sent = "E 0 s 1 1000_ 1001_ ok 0 100\nE 0 d 1 1002_ 1003_ ok 1 100\n\
+                E 0 i 1 1004_ 1004_ ok 2 40\nE 0 a 1 1005_ 1006_ ok 0 8\n\
+                E 0 a 1 1006_ 1007_ ok 1 8\nE 0 s 1 1010_ 2100_ HostUnreach/NotExecuted 3 90\n";
+    let came = "R 0 0 0 0 1001_\nR 0 1 0 1 1003_\nR 0 2 0 2 1004_\n";
+    let good = audited([sent, came], None, &[]);
+    assert!(good.is_empty(), "{good:?}");
+    for (old, new) in [
+        ("2100_", "2300_"),
+        ("E 0 a 1 1006_ 1007_ ok 1", "E 0 a 1 1006_ 1007_ ok 2"),
+        ("E 0 a 1 1006_ 1007_ ok 1", "E 0 a 1 1006_ 1007_ ok 0"),
+    ] {
+        assert!(sent.contains(old));
+        let wrong = audited([&sent.replace(old, new), came], None, &[]);
+        assert_eq!(wrong.len(), 1, "{new}: {wrong:?}");
+    }
+    for (old, new) in [
+        ("R 0 0 0 0 1001_\n", ""),
+        ("R 0 1 0 1 1003_\n", ""),
+        ("R 0 2 0 2 1004_\n", ""),
+        ("R 0 2 0 2 1004_\n", "R 0 2 0 2 1004_\nR 0 3 0 2 1005_\n"),
+        ("R 0 2 0 2 1004_\n", "R 0 2 0 2 1004_\nR 0 3 0 3 1015_\n"),
+    ] {
+        let wrong = audited([sent, &came.replace(old, new)], None, &[]);
+        assert_eq!(wrong.len(), 1, "{old} {new}: {wrong:?}");
+    }
+    // The third was lost and its sender was told; or its receiver is dead.
+    let lost = came.replace("R 0 2 0 2 1004_\n", "");
+    let told = format!("{sent}C 0 1 3000_\n");
+    assert_eq!(audited([&told, &lost], None, &[]), [""; 0]);
+    assert_eq!(audited([sent, &lost], Some(2), &[]), [""; 0]);
+}
+
+/// As above, of the time that excuses a wait and of that which does not.
+#[test]
+fn an_audit_knows_what_a_wait_may_be() {
+    let waits = |side: u64, to_ms: u64| {
+        format!("E {side} d 1 1000_ {to_ms}_ HostUnreach/UnknownOutcome 0 9\n")
+    };
+    let late = |initiator: &str, target: &str, killed: Option<u64>, faults: &[Fault]| {
+        audited([initiator, target], killed, faults).len()
+    };
+    // A death is told over memory within 100 ms, on a wire T_dead later.
+    assert_eq!(late(&waits(1, 5090), "S 1000_\n", Some(5), &[]), 0);
+    assert_eq!(late(&waits(1, 5150), "S 1000_\n", Some(5), &[]), 1);
+    assert_eq!(late(&waits(0, 6090), "S 1000_\n", Some(5), &[]), 0);
+    assert_eq!(late(&waits(0, 6150), "S 1000_\n", Some(5), &[]), 1);
+    // A target that lives and does not poll is waited for.
+    assert_eq!(late(&waits(1, 9000), "G 1010_ 8900_\n", None, &[]), 0);
+    assert_eq!(late(&waits(1, 9000), "G 1010_ 7000_\n", None, &[]), 1);
+    // Two pauses of who waits.
+    let paused = format!("G 1100_ 1600_\n{}", waits(0, 3050));
+    let cut = Fault { kind: Kind::Cut, place: 0, begin_ns: [900 * MS; 2], end_ns: [5000 * MS; 2] };
+    assert_eq!(late(&paused, "", None, std::slice::from_ref(&cut)), 0);
+    assert_eq!(late(&waits(0, 3050), "", None, &[cut]), 1);
+}
