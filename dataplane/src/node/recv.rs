@@ -446,7 +446,9 @@ impl Node {
             discard: false,
         };
         let at = self.matching_of(e);
-        self.eps[at].stop_borrowing(head.kind());
+        if !planted(Bug::RecvLeftKept) {
+            self.eps[at].stop_borrowing(head.kind());
+        }
         let matcher = self.eps[at].matcher_of(head.kind());
         let added = matcher.add_unexpected(&mut self.stored, head.src(), head.tag, stored);
         self.counters.msgs_unexpected += 1;
@@ -987,8 +989,8 @@ impl Node {
             return;
         }
         let (e, last) = (wr.ep, wr.is(RecvIs::CLOSED) && wr.active == 0);
-        let cqe =
-            Cqe { op_context: wr.context, flags: CqFlags::RECV | CqFlags::MSG, ..Cqe::default() };
+        let flags = CqFlags::RECV | CqFlags::MSG;
+        let cqe = Cqe { op_context: wr.context, flags, src: FI_ADDR_UNSPEC, ..Cqe::default() };
         let ep = &mut self.eps[e];
         ep.counters.errors += 1;
         let (cntr, cq) = (ep.rx_cntr, ep.rx_cq);
