@@ -79,7 +79,7 @@ pub(crate) fn audit(lives: &[Life], faults: &[Fault]) -> Vec<String> {
 impl Audit<'_> {
     /// Everything that happened to two lives between two times, and to the link of either if it is
     /// the wire that they talk on.
-    fn between<'a>(&'a self, lives: [usize; 2], side: usize, at: [u64; 2]) -> Vec<&'a Fault> {
+    fn between(&self, lives: [usize; 2], side: usize, at: [u64; 2]) -> Vec<&Fault> {
         let places = lives.map(|life| self.lives[life].place);
         let faults = places.iter().flat_map(|place| &self.faults[*place]).copied();
         let bears = |fault: &Fault| match fault.kind {

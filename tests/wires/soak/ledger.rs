@@ -5,7 +5,7 @@ use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 
-use super::faults::Fault;
+use super::faults::{Fault, Kind};
 
 /// One life of a process.
 #[derive(Clone, Debug)]
@@ -103,6 +103,8 @@ impl Ledger {
             let line = line.unwrap();
             let words: Vec<&str> = line.split(' ').collect();
             let number = |n: usize| -> u64 { words[n].parse().unwrap() };
+            // Who writes anything else has returned from its rest.
+            resting = resting.filter(|_| words[0] == "S");
             match words[0] {
                 "E" => ledger.ended.push(Ended {
                     side: number(1) as usize,
@@ -125,7 +127,6 @@ impl Ledger {
                 "C" => ledger.told.push((number(1) as usize, number(2) as usize, number(3))),
                 "S" => resting = Some(number(1)),
                 "G" => {
-                    resting = None;
                     ledger.gaps.push([number(1), number(2)]);
                 }
                 _ => panic!("{}: {line}", path.display()),
@@ -147,4 +148,32 @@ pub(crate) fn write_faults(dir: &Path, lives: &[Life], faults: &[Fault]) {
     let lives = lives.iter().enumerate().map(|(n, life)| format!("{n} {life:?}\n"));
     let faults = faults.iter().map(|fault| format!("{fault:?}\n"));
     fs::write(dir.join("faults"), lives.chain(faults).collect::<String>()).unwrap();
+}
+
+/// What [`write_faults`] left in `dir`.
+pub(crate) fn read_faults(dir: &Path) -> (Vec<Life>, Vec<Fault>) {
+    let (mut lives, mut faults) = (Vec::new(), Vec::new());
+    for line in fs::read_to_string(dir.join("faults")).unwrap().lines() {
+        let words = line.split(|c: char| !c.is_alphanumeric() && c != '_');
+        let words: Vec<&str> = words.filter(|word| !word.is_empty()).collect();
+        let after = |name: &str| -> Vec<&str> {
+            words.iter().copied().skip_while(|word| *word != name).skip(1).collect()
+        };
+        let numbers = |name: &str| -> Vec<u64> {
+            after(name).iter().filter_map(|word| word.parse().ok()).collect()
+        };
+        let place = numbers("place")[0] as usize;
+        if words.contains(&"Life") {
+            let time = |name: &str| (after(name)[0] == "Some").then(|| numbers(name)[0]);
+            let [killed_ns, died_ns] = ["killed_ns", "died_ns"].map(time);
+            let ledger = dir.join(format!("life-{}", lives.len()));
+            lives.push(Life { place, killed_ns, died_ns, ledger });
+        } else {
+            let kind = after("kind")[0];
+            let kind = Kind::ALL.into_iter().find(|k| format!("{k:?}") == kind).unwrap();
+            let pair = |name: &str| [numbers(name)[0], numbers(name)[1]];
+            faults.push(Fault { kind, place, begin_ns: pair("begin_ns"), end_ns: pair("end_ns") });
+        }
+    }
+    (lives, faults)
 }

@@ -2,7 +2,8 @@
 //! killed and stopped and their links fail in every way, and all that they posted is audited.
 //!
 //! Runs for 20 seconds, nightly for 2 hours, or for `SOAK_MINUTES`. A failure prints the seed of
-//! what was drawn (`SOAK_SEED`) and leaves the ledgers where it says.
+//! what was drawn (`SOAK_SEED`) and leaves the ledgers where it says; with `SOAK_LEDGERS` those are
+//! audited once more.
 
 mod audit;
 mod faults;
@@ -123,6 +124,11 @@ fn duration() -> Duration {
 /// drawn from a seed, and an audit of everything that was posted and received (`audit.rs`).
 #[test]
 fn soak() {
+    if let Ok(dir) = std::env::var("SOAK_LEDGERS") {
+        let (lives, faults) = ledger::read_faults(Path::new(&dir));
+        let wrong = audit::audit(&lives, &faults);
+        return assert!(wrong.is_empty(), "{} violations:\n{}", wrong.len(), show(&wrong));
+    }
     let Some(nodes) = or_skip(joined()) else { return };
     let seed = std::env::var("SOAK_SEED")
         .map_or(u64::from(std::process::id()), |seed| seed.parse().expect("SOAK_SEED is a number"));
