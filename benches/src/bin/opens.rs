@@ -1,7 +1,7 @@
 //! What forged OPENs cost those who talk: messages a second between two ends over memory while a
 //! third station sends 10,000 OPENs a second of stations that do not exist to one of them, against
-//! the rate without. By turns, all in one thread, so that what the forger itself takes is in it, and
-//! in processor time of that thread, which others on the machine do not shorten.
+//! the rate without. By turns, all in one thread, so that what the forger itself takes is in it, in
+//! processor time of that thread, which others on the machine do not shorten.
 
 use barewire_benches::duo::Rounds;
 use barewire_benches::end::{End, Made, RawEnd};
