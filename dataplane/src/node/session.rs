@@ -344,6 +344,7 @@ impl Node {
     /// A packet named a session that does not exist here.
     pub(crate) fn on_no_session(&mut self, now: Instant, src: MacAddr, sid: u32, psn: Psn) {
         self.counters.rx_no_session += 1;
+        self.open_anew(now, src);
         let rst = RstOp {
             echo_sid: sid,
             echo_psn: psn,
@@ -354,6 +355,19 @@ impl Node {
             versions: wire::VERSIONS,
         };
         self.reply_rst(now, src, 0, rst, usize::MAX);
+    }
+
+    /// A peer polls that has our OPEN: it had a session with an earlier life of ours, whose end it
+    /// learns by an RST, and may have taken the OPEN for an old one before. Who counts on what lies
+    /// in its memory begins again to repeat it.
+    fn open_anew(&mut self, now: Instant, src: MacAddr) {
+        let Some(p) = self.by_mac.get(&self.peers, src).filter(|_| self.tells_presence) else {
+            return;
+        };
+        if self.peers[p].state == State::Opening {
+            self.peers[p].backoff = 0;
+            self.arm_timer(now, p);
+        }
     }
 
     /// Puts an RST into the queue of replies, as far as their rate allows, and if it makes a frame

@@ -19,6 +19,7 @@ mod notices;
 mod pack;
 mod pulls;
 mod refused;
+mod reopen;
 mod rma;
 mod srx;
 mod strangers;

@@ -1,0 +1,75 @@
+//! An OPEN that its peer took for an old one.
+
+use barewire_driver::port::Presence;
+
+use super::*;
+
+/// A wire over which both see that the other lives.
+struct Seen<'a>(&'a mut VecDeque<Vec<u8>>);
+
+impl FrameSink for Seen<'_> {
+    fn send(&mut self, frame: &TxFrame<'_>) -> Tx {
+        sink(self.0)(frame)
+    }
+
+    fn presence(&mut self, _: MacAddr) -> Presence {
+        Presence::Present
+    }
+}
+
+fn seen(mac: u8, incarnation: u64) -> End {
+    let mut end = end(mac, 1500, true);
+    (end.node.tells_presence, end.node.settings.incarnation) = (true, incarnation);
+    end
+}
+
+/// What one end has sent arrives at the other, which then has its turn.
+fn hand_over(pair: &mut Pair, from: usize) {
+    for bytes in std::mem::take(&mut pair.ends[from].out) {
+        pair.ends[1 - from].node.on_frame(pair.now, &RxFrame::new(&bytes));
+    }
+    transmit(pair, 1 - from);
+}
+
+fn transmit(pair: &mut Pair, i: usize) {
+    let End { node, out, .. } = &mut pair.ends[i];
+    node.transmit(pair.now, &mut Seen(out));
+}
+
+/// Goal: on a port that tells who lives, a message to a peer that computes arrives although its
+/// sender is the second life at its address, whose OPENs the peer takes while it still has the
+/// session with the first. Method: the peer does not poll until the OPEN is not repeated any more.
+#[test]
+fn an_open_taken_for_an_old_one_is_repeated() {
+    let mut pair = Pair::of([seen(1, 101), seen(2, 102)]);
+    pair.recv(1, IoBuf::leaked(&[0; 8]), 1, OpFlags::empty(), 1).unwrap();
+    pair.recv(1, IoBuf::leaked(&[0; 8]), 1, OpFlags::empty(), 2).unwrap();
+    pair.send(0, IoBuf::leaked(&[1; 8]), 1, OpFlags::empty(), 3).unwrap();
+    for _ in 0..10 {
+        transmit(&mut pair, 0);
+        hand_over(&mut pair, 0);
+        hand_over(&mut pair, 1);
+        pair.now = pair.now + 5_000;
+    }
+    assert_eq!(pair.read(1).len(), 1);
+
+    let (peer, addr) = (pair.ends[0].peer, pair.ends[1].node.addr_of(pair.ends[1].ep).unwrap());
+    pair.ends[0] = seen(1, 201);
+    let end = &mut pair.ends[0];
+    assert_eq!(end.node.av_insert(pair.now, end.av, addr), Ok(peer));
+    pair.ends[0].peer = peer;
+    pair.send(0, IoBuf::leaked(&[1; 8]), 1, OpFlags::empty(), 4).unwrap();
+    for _ in 0..2_000 {
+        transmit(&mut pair, 0);
+        pair.now = pair.now + 1_000_000;
+    }
+    let opens = pair.ends[0].out.len();
+    assert!((2..20).contains(&opens), "{opens} frames lie at a peer that does not poll");
+    for _ in 0..2_000 {
+        hand_over(&mut pair, 0);
+        hand_over(&mut pair, 1);
+        pair.now = pair.now + 5_000;
+    }
+    assert_eq!(pair.read(1).len(), 1);
+    assert_eq!(pair.read(0).len(), 1);
+}
