@@ -462,9 +462,11 @@ impl Linked<0> for Job {
 
 /// A completion of remote CQ data that waits for room in its queue. It holds an eager unit of its
 /// sender, so their number is bounded.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Late {
     pub(crate) ep: u32,
     pub(crate) peer: u32,
+    /// The endpoint there. What it is called is asked when the entry is written.
+    pub(crate) src_ep: u16,
     pub(crate) cqe: crate::types::Cqe,
 }

@@ -987,8 +987,8 @@ impl Node {
             return;
         }
         let (e, last) = (wr.ep, wr.is(RecvIs::CLOSED) && wr.active == 0);
-        let cqe =
-            Cqe { op_context: wr.context, flags: CqFlags::RECV | CqFlags::MSG, ..Cqe::default() };
+        let flags = CqFlags::RECV | CqFlags::MSG;
+        let cqe = Cqe { op_context: wr.context, flags, src: FI_ADDR_UNSPEC, ..Cqe::default() };
         let ep = &mut self.eps[e];
         ep.counters.errors += 1;
         let (cntr, cq) = (ep.rx_cntr, ep.rx_cq);

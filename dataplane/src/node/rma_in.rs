@@ -383,7 +383,7 @@ impl Node {
             self.make_room(cq);
             let table = &mut self.cqs[cq];
             if !table.late.is_empty() || !table.cq.try_push(cqe) {
-                table.late.push_back(Late { ep: e, peer: p, cqe });
+                table.late.push_back(Late { ep: e, peer: p, src_ep, cqe });
                 self.starve_queue(cq);
                 self.peers[p].stored += 1;
                 return;
@@ -395,8 +395,9 @@ impl Node {
 
     /// Writes the completions that waited for room in queue `cq`.
     pub(crate) fn feed_late(&mut self, now: Instant, cq: u32) {
-        while let Some(late) = self.cqs[cq].late.front() {
-            let (cqe, p) = (late.cqe, late.peer);
+        while let Some(&Late { ep: e, peer: p, src_ep, cqe }) = self.cqs[cq].late.front() {
+            let src = self.source_of(e, p, src_ep).unwrap_or(FI_ADDR_UNSPEC);
+            let cqe = Cqe { src, ..cqe };
             self.make_room(cq);
             let table = &mut self.cqs[cq];
             if !table.cq.try_push(cqe) {

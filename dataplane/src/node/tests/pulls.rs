@@ -87,3 +87,21 @@ fn the_oldest_of_many_announced_messages_is_pulled_first() {
     }
     assert!(order.is_sorted(), "{order:?}");
 }
+
+/// A message that ends half way in a multi-receive names no sender: address 0 may be anybody's.
+#[test]
+fn what_ends_half_way_in_a_multi_receive_names_nobody() {
+    for lossless in [true, false] {
+        let mut pair = Pair::new(1500, lossless);
+        pair.recv(1, IoBuf::leaked(&[0; 400_000]), u64::MAX, OpFlags::MULTI_RECV, 1).unwrap();
+        pair.send(0, IoBuf::leaked(&bytes(300_000)), u64::MAX, OpFlags::empty(), 2).unwrap();
+        while pair.ends[1].node.levels().pull_bytes == 0 {
+            pair.run(5_000);
+        }
+        let (now, mac) = (pair.now, pair.ends[0].node.mac);
+        pair.ends[1].node.drop_session(now, mac);
+        let err = pair.read_err(1);
+        assert_eq!((err.err, err.cqe.op_context), (Error::ConnReset, 1));
+        assert_eq!(err.cqe.src, FI_ADDR_UNSPEC);
+    }
+}

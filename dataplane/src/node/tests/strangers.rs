@@ -184,3 +184,29 @@ fn what_a_flood_of_opens_takes_is_bounded() {
         assert_eq!(node.levels().peers, LOOKED_AT as usize, "only the first made sessions");
     }
 }
+
+/// Goal: remote CQ data that waits for room in its queue is told of with a name that its sender has
+/// then. Method: receives have taken all of the room; meanwhile the address is taken out of the
+/// vector.
+#[test]
+fn data_that_waits_for_room_names_nobody_who_has_no_name() {
+    for known in [true, false] {
+        let mut pair = Pair::new(1500, true);
+        let region = pair.region(1, 64, ALL);
+        for i in 0..128 {
+            pair.recv(1, IoBuf::leaked(&[0; 8]), 9, OpFlags::empty(), i).unwrap();
+        }
+        let rma = RmaList::one(0, 8, region.key);
+        pair.write(&[7; 8], rma, OpFlags::REMOTE_CQ_DATA, 3).unwrap();
+        pair.run(3_000_000);
+        let End { node, ep, cq, av, peer, .. } = &mut pair.ends[1];
+        assert_eq!((node.cq_ready(*cq), node.levels().late), (Ok(0), 1));
+        if !known {
+            node.av_remove(*av, *peer).unwrap();
+        }
+        node.cancel(*ep, 5).unwrap();
+        assert_eq!(pair.read_err(1).err, Error::Canceled);
+        let told: Vec<_> = pair.read(1).iter().map(|cqe| cqe.src).collect();
+        assert_eq!(told, [if known { 0 } else { FI_ADDR_UNSPEC }]);
+    }
+}
