@@ -7,6 +7,7 @@ use barewire_dataplane::types::{Cqe, EpAddr, FI_ADDR_UNSPEC, FiAddr, Instant};
 use barewire_driver::mem::IoBuf;
 
 use crate::arena::{Arena, NAME_LEN};
+use crate::entries;
 use crate::ledger::{Addr, Checked, EpKey, Ledger, Msg, Recv, RecvMode, Sent, Violation, ensure};
 use crate::net::{Egress, Net};
 use crate::onesided::{ONE_SIDED, Regions};
@@ -69,8 +70,12 @@ pub(crate) struct App {
     pub(crate) regions: Regions,
     cqs: Vec<CqId>,
     pub(crate) peers: Vec<Peer>,
+    /// Addresses that were taken out of the vector.
+    removed: Vec<(EpAddr, Addr)>,
     /// Lives that addresses were inserted for, per host.
     known: Vec<u32>,
+    /// Place in `peers` of the one that short messages go to.
+    usual: usize,
     /// The receives of the active phase have been taken back.
     draining: bool,
     cqes: Vec<Cqe>,
@@ -94,7 +99,9 @@ impl App {
             regions: Regions::default(),
             cqs: Vec::new(),
             peers: Vec::new(),
+            removed: Vec::new(),
             known: vec![0; v.residents.len()],
+            usual: 0,
             draining: false,
             cqes: vec![Cqe::default(); 16],
             rng,
@@ -139,7 +146,9 @@ impl App {
         } else {
             node.ep_bind_cq(id, cq, BindFlags::TRANSMIT | BindFlags::RECV)?;
         }
-        let cntr = if rng.chance(0.5) { Some(node.cntr_open()?) } else { None };
+        // What is counted is not the shortest way.
+        let counted = if v.plan.caller.short > 0.0 { 0.1 } else { 0.5 };
+        let cntr = if rng.chance(counted) { Some(node.cntr_open()?) } else { None };
         if let Some(c) = cntr {
             node.ep_bind_cntr(id, c, BindFlags::TRANSMIT)?;
         }
@@ -154,7 +163,7 @@ impl App {
         if v.plan.caller.rare > 0.0 {
             node.ep_set_min_multi_recv(id, 64)?;
         }
-        let key = v.ledger.ep_new(self.life, number, false);
+        let key = v.ledger.ep_new(self.life, number, source);
         let (peeked, posted, drain) = (Vec::new(), Vec::new(), Vec::new());
         let ep = Ep {
             id,
@@ -187,13 +196,55 @@ impl App {
             let life = (!any && there.alive).then_some(there.life);
             let incarnation = if life.is_some() { there.incarnation } else { 0 };
             let addr = EpAddr { mac: Net::mac(host), ep: number, incarnation };
-            if v.plan.link.lossless && incarnation != 0 {
-                v.ledger.supersede(v.host, host, there.life);
-            }
-            let fi = node.av_insert(v.now, self.av, addr)?;
-            self.peers.push(Peer { fi, addr: Addr { host, number, life } });
+            self.insert(v, node, addr, Addr { host, number, life })?;
         }
         Ok(())
+    }
+
+    fn insert(&mut self, v: &mut View<'_>, node: &mut Node, to: EpAddr, addr: Addr) -> Result<()> {
+        if v.plan.link.lossless
+            && let Some(life) = addr.life
+        {
+            v.ledger.supersede(v.host, addr.host, life);
+        }
+        let fi = node.av_insert(v.now, self.av, to)?;
+        if v.trace {
+            eprintln!("{} inserts {addr:?} as {fi}", v.host);
+        }
+        self.peers.push(Peer { fi, addr });
+        Ok(())
+    }
+
+    /// Takes an address or two out of the vector, and puts back what was taken out before, in any
+    /// order: an index that named one peer may then name another, or nobody for a while.
+    fn rename(&mut self, v: &mut View<'_>, node: &mut Node) -> Checked {
+        // An entry that was not read could name who has no name any more.
+        self.read_all(v, node)?;
+        for _ in 0..self.rng.range(1, 2).min(self.peers.len() as u64 - 1) {
+            let peer = self.peers.swap_remove(self.rng.index(self.peers.len()));
+            let to = node.av_lookup(self.av, peer.fi).map_err(|e| format!("av_lookup: {e}"))?;
+            node.av_remove(self.av, peer.fi).map_err(|e| format!("av_remove: {e}"))?;
+            if v.trace {
+                eprintln!("{} removes {:?}, {}", v.host, peer.addr, peer.fi);
+            }
+            v.ledger.renamed(self.life, peer.addr);
+            self.removed.push((to, peer.addr));
+        }
+        let keep = usize::from(self.rng.chance(0.5));
+        while self.removed.len() > keep {
+            self.put_back(v, node)?;
+        }
+        Ok(())
+    }
+
+    /// Inserts an address that was removed, unless it is that of an earlier life.
+    fn put_back(&mut self, v: &mut View<'_>, node: &mut Node) -> Checked {
+        let (to, addr) = self.removed.swap_remove(self.rng.index(self.removed.len()));
+        let there = v.residents[addr.host];
+        if addr.life.is_some_and(|life| life != there.life) {
+            return Ok(());
+        }
+        self.insert(v, node, to, addr).map_err(|e| format!("av_insert: {e}"))
     }
 
     /// One look at the world: reads queues and makes calls. Returns how many calls it tried.
@@ -210,6 +261,9 @@ impl App {
             if r.alive && r.life != self.known[host] && self.rng.chance(0.3) {
                 self.resolve(v, node, host).map_err(|e| format!("av_insert: {e}"))?;
             }
+        }
+        if self.rng.chance(v.plan.caller.renames) {
+            self.rename(v, node)?;
         }
         if v.host < v.plan.caller.closers && self.rng.chance(v.plan.caller.closes) {
             let e = self.any_open();
@@ -269,6 +323,9 @@ impl App {
     }
 
     fn post_send(&mut self, v: &mut View<'_>, node: &mut Node, e: usize, more: bool) -> Checked {
+        if self.rng.chance(v.plan.caller.short) {
+            return self.send_short(v, node, e);
+        }
         let peer = self.peers[self.rng.index(self.peers.len())];
         if peer.addr.host == v.host && self.rng.chance(0.7) {
             return Ok(());
@@ -285,6 +342,21 @@ impl App {
             flags.contains(OpFlags::REMOTE_CQ_DATA) || len < NAME_LEN,
         );
         self.send_to(v, node, e, peer, len, tagged.then_some(tag), flags).map(|_| ())
+    }
+
+    /// Sends what most programs send most often: few bytes, without flags, to the peer that it sent
+    /// to before.
+    fn send_short(&mut self, v: &mut View<'_>, node: &mut Node, e: usize) -> Checked {
+        let n = self.peers.len();
+        if self.usual >= n || self.rng.chance(0.1) {
+            self.usual = self.rng.index(n);
+        }
+        let peer = self.peers[self.usual];
+        let tag = self.rng.chance(0.9).then(|| self.rng.below(v.plan.caller.tags));
+        let len = self.rng.range(NAME_LEN as u64, 80) as usize;
+        let flags = self.rng.pick(&[OpFlags::empty(), OpFlags::COMPLETION, OpFlags::INJECT]);
+        let flags = if len <= Node::INJECT_SIZE { flags } else { OpFlags::empty() };
+        self.send_to(v, node, e, peer, len, tag, flags).map(|_| ())
     }
 
     fn send_flags(&mut self, len: usize) -> OpFlags {
@@ -335,7 +407,7 @@ impl App {
         let context = v.ledger.send(ep.key, msg, Some(buf));
         let pieces = self.rng.chance(0.2);
         let io = self.arena.lend(buf, pieces, &mut self.rng);
-        let mut req = SendReq {
+        let req = SendReq {
             kind,
             buf: io,
             dest: peer.fi,
@@ -345,9 +417,9 @@ impl App {
             flags,
             no_completion,
         };
-        let mut out = Egress { net: v.net, from: v.host, full: false, no_route: false };
-        let left = self.rng.chance(0.5) && node.send_now(ep.id, &mut req, &mut out, || v.now);
-        let answer = if left { Ok(()) } else { node.post_send(v.now, ep.id, req) };
+        let out = Egress { net: v.net, from: v.host, full: false, no_route: false };
+        let by = (&mut self.rng, &mut v.ledger.tally.entries);
+        let answer = entries::send(node, ep.id, req, (v.now, out), by);
         if inject {
             // The buffer is the application's again: what is sent must be a copy.
             self.arena.fill(buf, 0, 0xee);
@@ -373,8 +445,12 @@ impl App {
             1..=2 => self.len(v.plan, v.host).max(NAME_LEN),
             _ => c.len_max,
         };
+        let short = self.rng.chance(c.short);
+        let tagged = tagged || short && self.rng.chance(0.9);
         let (tag, ignore) = self.tag(c, tagged);
-        let src = self.rng.chance(c.directed).then(|| self.peers[self.rng.index(self.peers.len())]);
+        let ignore = if short { 0 } else { ignore };
+        let directed = !short && self.rng.chance(c.directed);
+        let src = directed.then(|| self.peers[self.rng.index(self.peers.len())]);
         let recv = (tag, ignore, RecvMode::Plain);
         let context = self.recv_with(v, node, e, tagged, recv, src, len)?;
         if let Some(c) = context {
@@ -424,10 +500,8 @@ impl App {
         let flags = mode_flags(mode);
         let src = src.map_or(FI_ADDR_UNSPEC, |p| p.fi);
         let req = RecvReq { kind, buf: io, src, tag, ignore, context, flags };
-        if self.rng.chance(0.5) && node.recv_now(ep.id, &req) {
-            return Ok(Some(context));
-        }
-        match node.post_recv(v.now, ep.id, req) {
+        let by = (&mut self.rng, &mut v.ledger.tally.entries);
+        match entries::recv(node, ep.id, req, v.now, by) {
             Ok(()) => Ok(Some(context)),
             Err(Error::Again) => {
                 if let Some(buf) = v.ledger.refused(context) {
@@ -522,42 +596,77 @@ impl App {
     /// Reads every queue to its end.
     pub(crate) fn read_all(&mut self, v: &mut View<'_>, node: &mut Node) -> Checked {
         for i in 0..self.cqs.len() {
-            let cq = self.cqs[i];
-            loop {
-                let n = self.rng.range(1, 16) as usize;
-                let mut cqes = std::mem::take(&mut self.cqes);
-                let got = node.cq_read(cq, &mut cqes[..n]);
-                let done = match got {
-                    Ok(n) => {
-                        ensure!(n > 0, "cq_read gave nothing and no error");
-                        for cqe in &cqes[..n] {
-                            if v.trace {
-                                eprintln!("{} cqe {cqe:x?}", v.host);
-                            }
-                            let src = self.source(node, cqe)?;
-                            v.ledger.success(self.life, cqe, src, &mut self.arena)?;
-                        }
-                        false
-                    }
-                    Err(Error::Avail) => {
-                        let e = node.cq_readerr(cq).map_err(|e| format!("cq_readerr: {e}"))?;
-                        let src = self.source(node, &e.cqe)?;
-                        if v.trace {
-                            eprintln!("{} err {e:x?}", v.host);
-                        }
-                        v.ledger.error(self.life, &e, src, &mut self.arena)?;
-                        false
-                    }
-                    Err(Error::Again) => true,
-                    Err(e) => return Err(format!("cq_read: {e}")),
-                };
-                self.cqes = cqes;
-                if done {
-                    break;
-                }
-            }
+            while self.read_some(v, node, self.cqs[i])? {}
         }
         Ok(())
+    }
+
+    /// Reads entries of a queue, by one of the ways. False if there is none.
+    fn read_some(
+        &mut self,
+        v: &mut View<'_>,
+        node: &mut Node,
+        cq: CqId,
+    ) -> std::result::Result<bool, Violation> {
+        let n = self.rng.range(1, 16) as usize;
+        let mut cqes = std::mem::take(&mut self.cqes);
+        let got = match self.rng.below(3) {
+            0 => {
+                let mut to = cqes[..n].iter_mut();
+                let put = |cqe: &Cqe| *to.next().expect("as many as were asked for") = *cqe;
+                match node.cq_take(cq, n, put) {
+                    None => Err(Error::Again),
+                    Some(0) => node.cq_why_nothing(cq),
+                    Some(n) => Ok(n),
+                }
+            }
+            1 => match node.cq_take_one(cq, |cqe| cqes[0] = *cqe) {
+                None => Err(Error::Again),
+                Some(true) => Ok(1),
+                Some(false) => node.cq_read(cq, &mut cqes[..n]),
+            },
+            _ => node.cq_read(cq, &mut cqes[..n]),
+        };
+        let done = match got {
+            Ok(n) => {
+                ensure!(n > 0, "cq_read gave nothing and no error");
+                cqes[..n].iter().try_for_each(|cqe| self.completed(v, node, cqe)).map(|()| true)
+            }
+            Err(Error::Avail) => {
+                let e = node.cq_readerr(cq).map_err(|e| format!("cq_readerr: {e}"))?;
+                if v.trace {
+                    eprintln!("{} err {e:x?}", v.host);
+                }
+                let src = self.source(node, &e.cqe)?;
+                v.ledger.error(self.life, &e, src, &mut self.arena).map(|()| true)
+            }
+            Err(Error::Again) => Ok(false),
+            Err(e) => Err(format!("cq_read: {e}")),
+        };
+        self.cqes = cqes;
+        done
+    }
+
+    /// An entry was taken from a queue, or handed over by a turn of the loop.
+    pub(crate) fn completed(&mut self, v: &mut View<'_>, node: &Node, cqe: &Cqe) -> Checked {
+        if v.trace {
+            eprintln!("{} cqe {cqe:x?}", v.host);
+        }
+        let src = self.source(node, cqe)?;
+        v.ledger.success(self.life, cqe, src, &mut self.arena)
+    }
+
+    /// A queue that the application finds empty, and reads on by turning the loop.
+    pub(crate) fn waits_at(
+        &mut self,
+        v: &mut View<'_>,
+        node: &mut Node,
+    ) -> std::result::Result<Option<CqId>, Violation> {
+        let cq = self.cqs[self.rng.index(self.cqs.len())];
+        if self.rng.chance(v.plan.caller.waits) {
+            while self.read_some(v, node, cq)? {}
+        }
+        Ok((self.rng.chance(0.9) && node.cq_is_empty(cq)).then_some(cq))
     }
 
     /// Translates the source of a completion by what was inserted.
@@ -609,6 +718,9 @@ impl App {
         to: &mut Vec<usize>,
     ) -> Checked {
         let Some(e) = (0..self.eps.len()).find(|&e| self.eps[e].open) else { return Ok(()) };
+        while !self.removed.is_empty() {
+            self.put_back(v, node)?;
+        }
         let mut left = Vec::new();
         for host in to.drain(..) {
             if self.known[host] != v.residents[host].life {

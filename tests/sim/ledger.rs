@@ -15,6 +15,7 @@ use barewire_dataplane::node::MsgKind;
 use barewire_dataplane::types::{CqErr, Cqe, ProvErrno};
 
 use crate::arena::{Arena, Buf, claimed_id, is_content};
+use crate::entries::Entries;
 use crate::remote::{Act, Remote, Remotes};
 use crate::rng::mix;
 
@@ -153,6 +154,8 @@ struct Life {
     alive: bool,
     /// Endpoints ever opened: number, and whether still open.
     eps: Vec<Ep>,
+    /// Addresses that were out of its vector for a while: host, and number of the endpoint.
+    renamed: Vec<(usize, u16)>,
 }
 
 struct Ep {
@@ -198,6 +201,7 @@ pub(crate) struct Tally {
     pub(crate) remote_failed: u64,
     /// Those that a target refused, as it had to.
     pub(crate) denied: u64,
+    pub(crate) entries: Entries,
 }
 
 /// All operations of a run.
@@ -223,7 +227,7 @@ pub(crate) struct Ledger {
 impl Ledger {
     pub(crate) fn new(seed: u64, hosts: usize) -> Self {
         // Life 0 stands for nobody.
-        let nobody = Life { host: usize::MAX, alive: false, eps: Vec::new() };
+        let nobody = Life { host: usize::MAX, alive: false, eps: Vec::new(), renamed: Vec::new() };
         Self {
             tally: Tally::default(),
             remotes: Remotes::default(),
@@ -241,8 +245,13 @@ impl Ledger {
     }
 
     pub(crate) fn life_new(&mut self, host: usize) -> u32 {
-        self.lives.push(Life { host, alive: true, eps: Vec::new() });
+        self.lives.push(Life { host, alive: true, eps: Vec::new(), renamed: Vec::new() });
         (self.lives.len() - 1) as u32
+    }
+
+    /// `life` takes this address out of its vector.
+    pub(crate) fn renamed(&mut self, life: u32, addr: Addr) {
+        self.lives[life as usize].renamed.push((addr.host, addr.number));
     }
 
     pub(crate) fn life_dead(&mut self, life: u32) {
@@ -695,7 +704,10 @@ impl Ledger {
             let from = from && src.life.is_none_or(|l| l == msg.src.life);
             ensure!(from, "message {m} {msg:?} reported from {src:?} to {at:?}");
         } else {
-            ensure!(!self.ep(at).source, "message {m} has no source");
+            // All have been in the vector from the start.
+            let renamed = &self.lives[at.life as usize].renamed;
+            let named = !renamed.contains(&(msg.src_host, msg.src_number));
+            ensure!(!(self.ep(at).source && named), "message {m} has no source: {msg:?}");
         }
         let post = (self.ops[i].seq, offset);
         let claimed = r.mode == RecvMode::Claim;

@@ -7,8 +7,8 @@
 //! sizes.
 //!
 //! - [`plan`]: what a seed decides. [`net`]: time and the segment. [`arena`]: the applications'
-//!   memory. [`caller`], [`onesided`]: what they call. [`ledger`], [`remote`]: the checker.
-//!   [`world`]: the run.
+//!   memory. [`caller`], [`onesided`]: what they call, [`entries`]: by which ways. [`ledger`],
+//!   [`remote`]: the checker. [`world`]: the run.
 //! - [`coll`]: groups on bare nodes, and what collectives must give.
 //! - `stages`: the tests.
 
@@ -18,6 +18,7 @@ mod caller;
 #[path = "../atomics/cases.rs"]
 mod cases;
 mod coll;
+mod entries;
 mod ledger;
 mod net;
 mod onesided;

@@ -403,7 +403,18 @@ pub(crate) struct Egress<'a> {
     pub(crate) no_route: bool,
 }
 
+impl Egress<'_> {
+    /// The same port, for as long as that is not used.
+    pub(crate) fn again(&mut self) -> Egress<'_> {
+        Egress { net: self.net, from: self.from, full: false, no_route: false }
+    }
+}
+
 impl FrameSink for Egress<'_> {
+    fn is_lossless(&self) -> bool {
+        self.net.link.lossless
+    }
+
     fn send(&mut self, frame: &TxFrame<'_>) -> Tx {
         let answer = self.net.transmit(self.from, frame);
         self.full |= answer == Tx::Full;

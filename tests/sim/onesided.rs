@@ -266,6 +266,12 @@ impl App {
                 answer
             }
         };
+        if !flags.contains(OpFlags::MORE) && self.rng.chance(0.7) {
+            node.transmit(
+                now,
+                &mut Egress { net: v.net, from: v.host, full: false, no_route: false },
+            );
+        }
         if inject && write {
             self.arena.fill(buf, 0, 0xee);
         }

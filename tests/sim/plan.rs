@@ -124,8 +124,13 @@ pub(crate) struct CallerPlan {
     pub(crate) poll_ns: f64,
     /// Chance that a look reads the completion queue.
     pub(crate) reads: f64,
+    /// Chance that who turns the loop has read a queue to its end, and waits for the next entry.
+    pub(crate) waits: f64,
     /// Share of sends among sends and receives.
     pub(crate) sends: f64,
+    /// Share of messages that are short, plain and to the same peer as the last, and of receives
+    /// for such.
+    pub(crate) short: f64,
     /// Longest message.
     pub(crate) len_max: usize,
     /// Tags in use: few make many messages alike.
@@ -144,6 +149,8 @@ pub(crate) struct CallerPlan {
     /// in its place; and the hosts, counted from the first, whose applications do that.
     pub(crate) closes: f64,
     pub(crate) closers: usize,
+    /// Chance that a look takes addresses out of the vector and puts others back.
+    pub(crate) renames: f64,
     /// Share of operations on remote memory. Without any there is no region.
     pub(crate) remote: f64,
     /// Share of atomic operations on one word; the others have up to 512.
@@ -199,7 +206,9 @@ impl Plan {
                 batch: 4,
                 poll_ns: 500.0,
                 reads: 0.7,
+                waits: 0.0,
                 sends: 0.5,
+                short: 0.0,
                 len_max: 32 << 10,
                 tags: 3,
                 tagged: 0.5,
@@ -209,6 +218,7 @@ impl Plan {
                 rare: 0.0,
                 closes: 0.0,
                 closers: 0,
+                renames: 0.0,
                 remote: 0.0,
                 one: 0.8,
                 told: 0.2,
@@ -229,12 +239,13 @@ impl Plan {
         p.draw_faults(&mut r);
         p.draw_computing(&mut Rng::new(seed, 12));
         p.caller.remote = Rng::new(seed, 6).pick(&[0.0, 0.2, 0.4, 0.8]);
+        p.draw_haste(&mut Rng::new(seed, 13));
         p
     }
 
     fn draw_link(&mut self, r: &mut Rng) {
         let l = &mut self.link;
-        l.lossless = r.chance(0.2);
+        l.lossless = r.chance(0.5);
         let mtu = r.pick(&[256, 512, 1500, 1500, 4160, 9000, 65_536]);
         l.mtu = vec![mtu; self.hosts];
         if r.chance(0.15) {
@@ -258,6 +269,25 @@ impl Plan {
         l.spike = on(r, 0.4, 0.05);
         l.spike_ns = 20 * MS;
         l.corrupt = on(r, 0.4, 0.05);
+    }
+
+    /// Applications that send short messages, and wait for what comes.
+    fn draw_haste(&mut self, r: &mut Rng) {
+        let c = &mut self.caller;
+        c.renames = r.pick(&[0.0, 0.0, 0.05, 0.2]);
+        c.waits = r.pick(&[0.0, 0.3, 0.9]);
+        c.short = r.pick(&[0.0, 0.0, 0.5, 0.9]);
+        if c.short == 0.0 {
+            return;
+        }
+        // A session has to be open, and not to be waited for, before anything is quick.
+        c.think_ns = c.think_ns.max(r.pick(&[5e3, 20e3, 100e3]));
+        c.batch = c.batch.min(4);
+        c.tags = c.tags.min(3);
+        c.remote = c.remote.min(0.4);
+        c.rare = c.rare.min(0.1);
+        self.link.full = self.link.full.min(0.05);
+        self.node.tx_wr_max = self.node.tx_wr_max.max(self.node.cq_size / 2);
     }
 
     /// Applications compute for up to many T_dead between two calls.

@@ -3,12 +3,13 @@
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use barewire_dataplane::node::{Levels, Node};
-use barewire_dataplane::types::Instant;
+use barewire_dataplane::node::{CqReader, Levels, Node};
+use barewire_dataplane::types::{Cqe, Instant};
 use barewire_driver::frame::RxFrame;
 use barewire_driver::port::PortCaps;
 
 use crate::caller::{App, Resident, View};
+use crate::entries::Back;
 use crate::ledger::{Checked, Excuse, Ledger, Tally, Violation, ensure};
 use crate::net::{Egress, Event, Net, NetStats, Script};
 use crate::plan::{Fault, Plan};
@@ -38,7 +39,33 @@ struct Host {
     computes_until: u64,
     /// Polls in a row that the node asked for and did nothing with.
     idle_polls: u32,
+    /// Polls in a row in which a frame was turned away for lack of room.
+    full_polls: u32,
     restarting: bool,
+    /// When its loop last read the clock, how many turns go on without, and how many did since.
+    clock: Clock,
+}
+
+/// The loop's own idea of the time: on a link that loses nothing most turns do not ask for it.
+#[derive(Clone, Copy, Default)]
+struct Clock {
+    read_at: Instant,
+    untimed: u64,
+    uncounted: u64,
+}
+
+impl Clock {
+    /// One turn begins: its time, and whether it is right.
+    fn turn(&mut self, now: Instant, lossless: bool, rng: &mut Rng) -> (Instant, bool) {
+        if self.untimed > 0 {
+            self.untimed -= 1;
+            return (self.read_at, false);
+        }
+        let brisk = now.since(self.read_at) < BRISK_NS * (1 + self.uncounted);
+        self.untimed = if lossless && brisk { rng.below(UNTIMED_TURNS) } else { 0 };
+        (self.read_at, self.uncounted) = (now, self.untimed);
+        (now, true)
+    }
 }
 
 impl Host {
@@ -69,6 +96,15 @@ enum Phase {
 
 /// Frames taken in one poll turn at most.
 const BURST: usize = 32;
+
+/// Pause after a frame was turned away for lack of room. It grows while that goes on: who receives
+/// may stand still for seconds.
+const FULL_RETRY_NS: u64 = 1_000;
+
+/// Turns between two readings of the clock, and how briskly they follow each other, as in the
+/// engine, which has more of them.
+const UNTIMED_TURNS: u64 = 12;
+const BRISK_NS: u64 = 100_000;
 
 /// Everything.
 pub(crate) struct World {
@@ -141,7 +177,9 @@ impl World {
             starved_until: 0,
             computes_until: 0,
             idle_polls: 0,
+            full_polls: 0,
             restarting: false,
+            clock: Clock::default(),
         };
         let mut w = Self {
             net: Net::new(plan.seed, n, plan.link.clone()),
@@ -190,6 +228,7 @@ impl World {
         let h = &mut self.hosts[host];
         h.life = Some(Box::new(Life { node, app }));
         h.restarting = false;
+        h.clock = Clock::default();
         let first = self.rng.exp(self.plan.caller.think_ns);
         self.net.at(self.net.now + first, Event::App { host, life: me.life });
         Ok(())
@@ -286,39 +325,33 @@ impl World {
             self.poll_by(host, at);
             return Ok(());
         }
+        if h.life.is_none() {
+            return Ok(());
+        }
+        let (now, timed) = h.clock.turn(now, self.plan.link.lossless, &mut self.rng);
+        let taken = self.receive(host, now, timed)?;
+        let h = &mut self.hosts[host];
         let Some(life) = &mut h.life else { return Ok(()) };
-        life.node.tick(now);
-        let taken = h.rx.len().min(BURST);
-        for &frame in h.rx.iter().take(taken) {
-            life.node.prefetch(&RxFrame::new(self.net.frame(frame)));
-        }
-        if let (1, Some(&frame)) = (taken, h.rx.front()) {
-            // A port that lends one frame alone may let it be answered at once.
-            let bytes = self.net.frame(frame).to_vec();
-            let out = Egress { net: &mut self.net, from: host, full: false, no_route: false };
-            life.node.on_frame_with(&now, &RxFrame::new(&bytes), out);
-            self.net.consumed(host, frame);
-            h.rx.pop_front();
-        } else {
-            for frame in h.rx.drain(..taken) {
-                life.node.on_frame(now, &RxFrame::new(self.net.frame(frame)));
-                self.net.consumed(host, frame);
-            }
-        }
         life.node.note_backlog(!h.rx.is_empty());
         let mut out = Egress { net: &mut self.net, from: host, full: false, no_route: false };
-        let sent = life.node.transmit(now, &mut out);
+        if life.node.has_answers() {
+            life.node.send_answers(now, &mut out);
+        }
+        let due = if timed { !life.node.passes(now) } else { life.node.has_due() };
+        let sent = if due { life.node.transmit(now, &mut out) } else { 0 };
         let (full, no_route) = (out.full, out.no_route);
         let due = life.node.next_deadline().map(|d| d.0.saturating_sub(h.offset));
         // A node asks again soon for a station that is gone; the loop takes its time.
-        let pause = if no_route { 200_000 } else { 50 };
+        h.full_polls = if full { h.full_polls + 1 } else { 0 };
+        let full_pause = FULL_RETRY_NS << h.full_polls.min(8);
+        let pause = if no_route { 200_000 } else { 50 }.max(if full { full_pause } else { 0 });
         let backlog = !h.rx.is_empty();
         let busy = taken > 0 || sent > 0 || full || no_route;
         let again = due.is_some_and(|d| d <= self.net.now);
         h.idle_polls = if again && !busy { h.idle_polls + 1 } else { 0 };
         ensure!(h.idle_polls < 1000, "node {host} asks to be polled at once and does nothing");
         if full {
-            self.poll_by(host, self.net.now + 2_000);
+            self.poll_by(host, self.net.now + full_pause);
         }
         if backlog {
             self.poll_by(host, self.net.now + 100);
@@ -331,6 +364,59 @@ impl World {
             self.net.at(self.net.now + 2_000, Event::App { host, life });
         }
         Ok(())
+    }
+
+    /// Lets the node of `host` take what has come, as a port lends it: one frame alone, which may
+    /// be answered at once, and whose completion may go to who waits for it; or a burst.
+    fn receive(&mut self, host: usize, now: Instant, timed: bool) -> Result<usize, Violation> {
+        let computes = self.hosts[host].computes_until > self.net.now;
+        let right = self.time(host);
+        let h = &mut self.hosts[host];
+        let Some(life) = &mut h.life else { return Ok(0) };
+        if timed {
+            life.node.tick(now);
+        }
+        let first = h.rx.len() > 1 && !timed && self.rng.chance(0.5);
+        let taken = if first { 1 } else { h.rx.len().min(BURST) };
+        if taken != 1 {
+            for &frame in h.rx.iter().take(taken) {
+                life.node.prefetch(&RxFrame::new(self.net.frame(frame)));
+            }
+            for frame in h.rx.drain(..taken) {
+                life.node.on_frame(now, &RxFrame::new(self.net.frame(frame)));
+                self.net.consumed(host, frame);
+            }
+            return Ok(taken);
+        }
+        let Some(frame) = h.rx.pop_front() else { return Ok(0) };
+        let bytes = self.net.frame(frame).to_vec();
+        let rx = RxFrame::new(&bytes);
+        let mut read = None;
+        let mut v = View {
+            now: right,
+            host,
+            residents: &self.residents,
+            plan: &self.plan,
+            ledger: &mut self.ledger,
+            trace: self.net.print,
+            net: &mut self.net,
+        };
+        let cq = if computes { None } else { life.app.waits_at(&mut v, &mut life.node)? };
+        let out = Egress { net: v.net, from: host, full: false, no_route: false };
+        let out = Back { out, free: self.rng.chance(0.8) };
+        match cq {
+            Some(cq) => {
+                let reader = CqReader { cq: &cq, put: |cqe: &Cqe| read = Some(*cqe) };
+                life.node.on_frame_read(&now, &rx, out, reader);
+            }
+            None => life.node.on_frame_with(&now, &rx, out),
+        }
+        v.net.consumed(host, frame);
+        if let Some(cqe) = read {
+            v.ledger.tally.entries.read += 1;
+            life.app.completed(&mut v, &life.node, &cqe)?;
+        }
+        Ok(1)
     }
 
     /// The application of `host` acts.
@@ -504,8 +590,8 @@ impl World {
             }
             let late = self.net.now > limit;
             let levels = self.hosts.iter().filter_map(|h| h.life.as_ref());
-            let levels: Vec<_> =
-                levels.map(|l| (l.node.levels(), l.node.sessions().collect::<Vec<_>>())).collect();
+            let all = |n: &Node| (n.next_deadline(), n.levels(), n.sessions().collect::<Vec<_>>());
+            let levels: Vec<_> = levels.map(|l| all(&l.node)).collect();
             let left = self.ledger.unsettled();
             ensure!(!late, "{when}, some operations never end: {left} {levels:#?}");
             tick = self.net.now.max(tick) + 2_000_000;

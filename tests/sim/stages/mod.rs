@@ -4,6 +4,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
+use crate::entries::Entries;
 use crate::ledger::{Checked, Violation};
 use crate::world::Report;
 
@@ -37,6 +38,7 @@ pub(crate) struct Sum {
     /// Operations on remote memory that succeeded, and that were refused as they had to be.
     pub(crate) remote: u64,
     pub(crate) denied: u64,
+    pub(crate) entries: Entries,
 }
 
 impl Sum {
@@ -55,6 +57,7 @@ impl Sum {
         self.deaths += r.tally.deaths;
         self.remote += r.tally.remote;
         self.denied += r.tally.denied;
+        self.entries.add(&r.tally.entries);
     }
 
     pub(crate) fn merge(&mut self, s: &Self) {
@@ -72,6 +75,7 @@ impl Sum {
         self.deaths += s.deaths;
         self.remote += s.remote;
         self.denied += s.denied;
+        self.entries.add(&s.entries);
     }
 
     /// The line of a stage.
@@ -96,6 +100,7 @@ impl Sum {
             self.deaths,
             start.elapsed().as_secs_f64(),
         );
+        println!("{stage}: taken by {:?}", self.entries);
     }
 }
 
