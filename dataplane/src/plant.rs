@@ -80,10 +80,26 @@ pub enum Bug {
     PathForgotten,
     /// A session ends by silence alone, although nothing gets through.
     ProgressUnbounded,
+    /// The way to an address is remembered when that is taken out of the vector.
+    RouteKept,
+    /// What a sender is called is remembered when its address is taken out of the vector.
+    SourceKept,
+    /// What was found out about requests is remembered when the region is closed.
+    NearKept,
+    /// Messages may still leave at once, though others wait.
+    ShortLeftKept,
+    /// The next packet is still taken for one that may be taken as it is.
+    InOrderKept,
+    /// A session that has ended is still taken for one that is open.
+    PlainKept,
+    /// Receives may still be posted unasked, though a message waits.
+    RecvLeftKept,
+    /// Room for operations that was taken in advance is not given back.
+    OpsLeftLeaked,
 }
 
 /// All of them, in order of declaration.
-pub const ALL: [Bug; 36] = [
+pub const ALL: [Bug; 44] = [
     Bug::OldDuplicateDelivered,
     Bug::DuplicateDelivered,
     Bug::RendezvousDoneOnAck,
@@ -120,6 +136,14 @@ pub const ALL: [Bug; 36] = [
     Bug::AnswerRepeated,
     Bug::PathForgotten,
     Bug::ProgressUnbounded,
+    Bug::RouteKept,
+    Bug::SourceKept,
+    Bug::NearKept,
+    Bug::ShortLeftKept,
+    Bug::InOrderKept,
+    Bug::PlainKept,
+    Bug::RecvLeftKept,
+    Bug::OpsLeftLeaked,
 ];
 
 /// Whether `bug` is switched on for this thread.
@@ -127,6 +151,21 @@ pub const ALL: [Bug; 36] = [
 #[inline(always)]
 pub const fn planted(_bug: Bug) -> bool {
     false
+}
+
+/// Whether any bug is switched on for this thread: what the code believes of its own records may be
+/// wrong then, and is to show by what comes of it.
+#[cfg(not(feature = "plant"))]
+#[inline(always)]
+pub const fn is_planted() -> bool {
+    false
+}
+
+/// Whether any bug is switched on for this thread: what the code believes of its own records may be
+/// wrong then, and is to show by what comes of it.
+#[cfg(feature = "plant")]
+pub fn is_planted() -> bool {
+    state::ON.get().is_some()
 }
 
 /// Whether `bug` is switched on for this thread. Marks it as reached if so.

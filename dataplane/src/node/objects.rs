@@ -10,6 +10,7 @@ use super::{AvId, AvTable, CntrId, CntrTable, CqId, CqTable, EpId, Node};
 use crate::av::{Av, AvEntry};
 use crate::cq::Cq;
 use crate::error::{Error, Result};
+use crate::plant::{Bug, planted};
 use crate::types::{CqErr, Cqe, EpAddr, FiAddr, Instant};
 
 impl Node {
@@ -297,8 +298,12 @@ impl Node {
     pub fn av_remove(&mut self, av: AvId, addr: FiAddr) -> Result<()> {
         let table = self.avs.by_handle_mut(av.0).ok_or(Error::BadFd)?;
         let entry = table.av.remove(addr).ok_or(Error::Invalid("address not in the AV"))?;
-        self.peers[entry.peer].source = SourceName::UNKNOWN;
-        self.forget_routes();
+        if !planted(Bug::SourceKept) {
+            self.peers[entry.peer].source = SourceName::UNKNOWN;
+        }
+        if !planted(Bug::RouteKept) {
+            self.forget_routes();
+        }
         // A receive that names the peer does so by its record, which must not become another's.
         self.awaited.push(entry.peer);
         self.release_awaited();

@@ -118,6 +118,7 @@ impl Node {
         match self.peers[p].state {
             State::Idle => return,
             State::Opening | State::Answered => return self.serve_open(now, p, out),
+            State::Open if planted(Bug::ShortLeftKept) => {}
             State::Open => self.peers[p].short_left = 0,
         }
         // A NACK may get lost, and a packet that was reported as held is not sent again. But only

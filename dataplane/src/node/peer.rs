@@ -514,7 +514,7 @@ impl Peer {
     /// To be called when a packet has been taken the long way.
     #[inline]
     pub(crate) fn note_order(&mut self) {
-        self.in_order = self.is_in_order();
+        self.in_order = self.is_in_order() || self.in_order && planted(Bug::InOrderKept);
         (self.take_left, self.quiet) = (0, false);
     }
 

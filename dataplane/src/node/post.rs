@@ -112,7 +112,9 @@ impl Node {
             return;
         }
         self.tx[w].flags |= WrFlags::IN_TXQ;
-        peer.short_left = 0;
+        if !planted(Bug::ShortLeftKept) {
+            peer.short_left = 0;
+        }
         peer.txq.push_back(&mut self.tx, w);
         self.kick(now, p);
     }

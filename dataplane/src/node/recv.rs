@@ -446,7 +446,9 @@ impl Node {
             discard: false,
         };
         let at = self.matching_of(e);
-        self.eps[at].stop_borrowing(head.kind());
+        if !planted(Bug::RecvLeftKept) {
+            self.eps[at].stop_borrowing(head.kind());
+        }
         let matcher = self.eps[at].matcher_of(head.kind());
         let added = matcher.add_unexpected(&mut self.stored, head.src(), head.tag, stored);
         self.counters.msgs_unexpected += 1;

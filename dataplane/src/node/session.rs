@@ -495,7 +495,8 @@ impl Node {
         (peer.granted, peer.consumed) = (0, 0);
         peer.closed_epoch = peer.peer_epoch;
         peer.state = State::Idle;
-        (peer.plain, peer.in_order, peer.quiet) = (false, false, false);
+        (peer.in_order, peer.quiet) = (false, false);
+        peer.plain &= planted(Bug::PlainKept);
         (peer.short_left, peer.take_left) = (0, 0);
         (peer.sid, peer.remote_sid) = (0, 0);
         (peer.want_open, peer.ack_now, peer.opens) = (false, false, false);

@@ -22,6 +22,7 @@ use super::short_rma::{
 };
 use super::{FrameSink, Node, ShortFrame, Todo};
 use crate::flags::{Caps, MrAccess};
+use crate::plant::{Bug, planted};
 use crate::proto::atomic::{self, Datatype};
 use crate::rel::sent::WINDOW;
 use crate::slab::{Link, NONE};
@@ -528,6 +529,9 @@ impl Node {
     /// What was found out about operations holds no longer.
     #[cold]
     pub(super) fn forget_near(&mut self) {
+        if planted(Bug::NearKept) {
+            return;
+        }
         *self.asked.near = [Near::NOTHING; NEAR];
         *self.asked.usual = [const { Usual::NOTHING }; NEAR_ATOMIC];
     }
