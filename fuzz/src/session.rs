@@ -6,8 +6,8 @@ use std::collections::VecDeque;
 use barewire_dataplane::error::Error;
 use barewire_dataplane::flags::{BindFlags, Caps, CqFlags, MrAccess, OpFlags};
 use barewire_dataplane::node::{
-    AtomicReq, AvId, CqId, EpAttr, EpId, Levels, MrId, MrReq, MsgKind, Node, NodeCounters,
-    NodeSettings, ReadReq, RecvReq, RmaList, SendReq, WriteReq,
+    AtomicReq, AvId, CqId, CqReader, EpAttr, EpId, Levels, MrId, MrReq, MsgKind, Node,
+    NodeCounters, NodeSettings, ReadReq, RecvReq, RmaList, SendReq, WriteReq,
 };
 use barewire_dataplane::proto::atomic::{AtomicKind, Sharing};
 use barewire_dataplane::types::{Cqe, EpAddr, FI_ADDR_UNSPEC, FiAddr, Instant};
@@ -66,6 +66,11 @@ struct World {
     ops: Vec<Op>,
     /// Memory of regions that were closed, as it was then.
     closed: Vec<(usize, Vec<u8>)>,
+    /// Messages that left, and receives that were posted, by the entries that ask the fewest
+    /// questions, and completions that never lay in a queue.
+    sent_at_hand: u64,
+    posted_at_hand: u64,
+    read_alone: u64,
     /// Last, so that it outlives the nodes.
     memory: Memory,
 }
@@ -204,17 +209,33 @@ impl Side {
         node.transmit(now, &mut way_from(i, overheard, full, to))
     }
 
-    /// Takes the next frame. What it makes due may leave at once, to a queue, if there is one.
-    fn deliver(&mut self, i: usize, now: Instant, to: Option<&mut VecDeque<Vec<u8>>>) {
-        let Some(bytes) = self.inbox.pop_front() else { return };
+    /// Takes the next frame. What it makes due may leave at once, to a queue, if there is one; and
+    /// then somebody reads a completion queue that is empty, and is given what comes for it.
+    fn deliver(
+        &mut self,
+        i: usize,
+        now: Instant,
+        to: Option<&mut VecDeque<Vec<u8>>>,
+    ) -> Option<Cqe> {
+        let bytes = self.inbox.pop_front()?;
         self.overheard[0].hear(&bytes);
-        let Self { node, overheard, full, .. } = self;
+        let Self { node, overheard, full, cqs, .. } = self;
         let rx = RxFrame::new(&bytes);
         node.prefetch(&rx);
-        match to {
-            Some(to) => node.on_frame_with(&now, &rx, way_from(i, overheard, full, to)),
-            None => node.on_frame(now, &rx),
+        let Some(to) = to else {
+            node.on_frame(now, &rx);
+            return None;
+        };
+        let empty = cqs.iter().find(|&&cq| node.cq_is_empty(cq));
+        let (out, mut read) = (way_from(i, overheard, full, to), None);
+        match empty {
+            Some(cq) => {
+                let reader = CqReader { cq, put: |cqe: &Cqe| read = Some(*cqe) };
+                node.on_frame_read(&now, &rx, out, reader);
+            }
+            None => node.on_frame_with(&now, &rx, out),
         }
+        read
     }
 }
 
@@ -253,6 +274,9 @@ impl World {
             sides,
             ops: Vec::new(),
             closed: Vec::new(),
+            sent_at_hand: 0,
+            posted_at_hand: 0,
+            read_alone: 0,
             memory: Memory::default(),
         };
         if setup & 0x20 == 0 {
@@ -315,7 +339,11 @@ impl World {
     fn deliver(&mut self, i: usize, with_way_back: bool) {
         let now = self.now;
         let (side, other) = self.pair(i);
-        side.deliver(i, now, with_way_back.then_some(&mut other.inbox));
+        let read = side.deliver(i, now, with_way_back.then_some(&mut other.inbox));
+        if let Some(cqe) = read {
+            self.read_alone += 1;
+            self.outcome(i, &cqe, None);
+        }
     }
 
     fn transmit(&mut self, i: usize) {
@@ -391,13 +419,41 @@ impl World {
         let dest = self.sides[i].dests[usize::from(input.byte() & 7).saturating_sub(4)];
         let context = self.ops.len() as u64;
         let req = SendReq { kind, buf, dest, tag, data: 9, context, flags, no_completion };
-        if self.sides[i].node.post_send(self.now, ep, req).is_ok() {
+        if self.send_by(i, ep, req) {
             let wanted = !no_completion && (n == 0 || flags.contains(OpFlags::COMPLETION));
             self.accept(i, Kind::Send, wanted, Some(memory));
         }
         if extra & 0x10 == 0 {
             self.transmit(i);
         }
+    }
+
+    /// Sends by the entries that may take it, the quickest first, or by all but some of them: which,
+    /// says the number of operations before.
+    fn send_by(&mut self, i: usize, ep: EpId, mut req: SendReq) -> bool {
+        let (now, way) = (self.now, self.ops.len() % 4);
+        let (side, other) = self.pair(i);
+        let Side { node, overheard, full, .. } = side;
+        let mut out = way_from(i, overheard, full, &mut other.inbox);
+        let at_hand = way > 0 && node.send_at_hand(ep, &req, &mut out);
+        if at_hand || way > 1 && node.send_plain(ep, &req, &mut out, || now) {
+            drop(out);
+            self.sent_at_hand += 1;
+            return true;
+        }
+        way > 0 && node.send_now(ep, &mut req, &mut out, || now)
+            || node.post_send(now, ep, req).is_ok()
+    }
+
+    /// Posts a receive, likewise.
+    fn recv_by(&mut self, i: usize, ep: EpId, req: RecvReq) -> bool {
+        let (now, way) = (self.now, self.ops.len() % 4);
+        let node = &mut self.sides[i].node;
+        if way > 1 && node.recv_at_hand(ep, &req) {
+            self.posted_at_hand += 1;
+            return true;
+        }
+        way > 0 && node.recv_now(ep, &req) || node.post_recv(now, ep, req).is_ok()
     }
 
     fn recv(&mut self, i: usize, input: &mut Input<'_>) {
@@ -415,7 +471,7 @@ impl World {
         let (tag, ignore) = (u64::from(extra >> 5 & 1) + 1, u64::from(extra >> 6 & 1) * 3);
         let context = self.ops.len() as u64;
         let req = RecvReq { kind, buf, src, tag, ignore, context, flags };
-        if self.sides[i].node.post_recv(self.now, ep, req).is_ok() {
+        if self.recv_by(i, ep, req) {
             let wanted = n == 0 || flags.contains(OpFlags::COMPLETION);
             let kind = if multi { Kind::Multi } else { Kind::Recv };
             self.accept(i, kind, wanted, Some(memory));
@@ -763,6 +819,16 @@ fn values(c: &NodeCounters) -> Vec<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Goal: there is a seed that takes every entry. Method: what was taken by each, in a program
+    /// that sends and receives short messages by turns on a port that loses nothing.
+    #[test]
+    fn a_seed_takes_the_quickest_entries() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/corpus/session/at-hand");
+        let world = run(&std::fs::read(path).expect("at-hand")).expect("it is not empty");
+        let taken = (world.sent_at_hand, world.posted_at_hand, world.read_alone);
+        assert!(taken.0 > 0 && taken.1 > 0 && taken.2 > 0, "{taken:?}");
+    }
 
     /// Goal: the seeds that forge requests still do, after a change of the language.
     /// Method: what their target executed and refused.

@@ -28,7 +28,7 @@ use super::short_op::{Fetch, Form, OpIs, ShortOp};
 use super::{AtomicReq, EpId, FrameSink, Node, ReadReq, Reader, RmaIov, ShortFrame, WriteReq};
 use crate::error::Error;
 use crate::flags::OpFlags;
-use crate::plant::{Bug, is_planted, planted};
+use crate::plant::is_planted;
 use crate::proto::atomic::{self, AtomicKind};
 use crate::rel::psn::Psn;
 use crate::slab::{Handle, NONE};

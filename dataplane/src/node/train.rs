@@ -60,11 +60,8 @@ impl Node {
             let (offset, len) = (wr.sent, (train.end - wr.sent).min(room) as u32);
             base.psn = peer.snd.nxt;
             let last = offset + u64::from(len) == train.end;
-            base.ar = if lossless {
-                train.keep
-            } else {
-                self.acks.asks(now, &peer.snd, wr.unacked, last)
-            };
+            let asks = || self.acks.asks(now, &peer.snd, wr.unacked, last);
+            base.ar = if lossless { train.keep } else { asks() };
             base.plen = len as u16;
             let (fixed, op) = head.split_first_chunk_mut().expect("a head holds a base");
             base.emit(fixed);

@@ -219,8 +219,8 @@ fn time_passes_where_no_acknowledgement_is_due() {
     assert!(node.passes(pair.now + 3));
 }
 
-/// Who ends in order leaves nobody waiting: what has arrived is acknowledged although the sender did
-/// not ask, so that no peer learns only from the port that the process has ended.
+/// Who ends in order leaves nobody waiting: what has arrived is acknowledged although the sender
+/// did not ask, so that no peer learns only from the port that the process has ended.
 #[test]
 fn a_node_that_goes_acknowledges_what_came() {
     for lossless in [true, false] {
