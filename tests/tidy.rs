@@ -358,7 +358,8 @@ fn names(code: &BTreeMap<Module, Paths>, file: &Module) -> BTreeSet<Module> {
 
 /// A path as it is from the root of the crate, if it is one of ours.
 fn absolute(code: &BTreeMap<Module, Paths>, file: &Module, path: &[String]) -> Option<Module> {
-    let child = |name: &String| code.contains_key(&[&file[..], &[name.clone()]].concat());
+    let child =
+        |name: &String| code.contains_key(&[&file[..], std::slice::from_ref(name)].concat());
     let (ups, from) = match path[0].as_str() {
         "crate" => (file.len(), 1),
         "self" => (0, 1),

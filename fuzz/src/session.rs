@@ -428,8 +428,8 @@ impl World {
         }
     }
 
-    /// Sends by the entries that may take it, the quickest first, or by all but some of them: which,
-    /// says the number of operations before.
+    /// Sends by the entries that may take it, the quickest first, or by all but some of them: the
+    /// number of operations before says which.
     fn send_by(&mut self, i: usize, ep: EpId, mut req: SendReq) -> bool {
         let (now, way) = (self.now, self.ops.len() % 4);
         let (side, other) = self.pair(i);
