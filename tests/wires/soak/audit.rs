@@ -15,6 +15,7 @@
 //! **Additions.** Each returns as many as were executed before it.
 
 use std::collections::HashMap;
+use std::time::Duration;
 
 use super::T_DEAD;
 use super::faults::{Fault, Kind};
@@ -41,6 +42,8 @@ struct Audit<'a> {
     /// Of each place, in order.
     faults: Vec<Vec<&'a Fault>>,
     outcomes: Outcomes,
+    /// What a wait may be longer than its bound.
+    slack_ns: u64,
     wrong: Vec<String>,
 }
 
@@ -54,15 +57,17 @@ struct Waited {
     limit_ns: u64,
 }
 
-/// Prints the tables and returns what is wrong.
-pub(crate) fn audit(lives: &[Life], faults: &[Fault]) -> Vec<String> {
+/// Prints the tables and returns what is wrong. A wait may be longer than its bound by `slack`,
+/// for a machine on which others work as well.
+pub(crate) fn audit(lives: &[Life], faults: &[Fault], slack: Duration) -> Vec<String> {
     let mut outcomes = Outcomes::new();
     let ledgers = lives.iter().map(|life| Ledger::read(&life.ledger, &mut outcomes)).collect();
     let mut by_place = vec![Vec::new(); super::PLACES];
     for fault in faults {
         by_place[fault.place].push(fault);
     }
-    let mut audit = Audit { lives, ledgers, faults: by_place, outcomes, wrong: Vec::new() };
+    let (slack_ns, wrong) = (slack.as_nanos() as u64, Vec::new());
+    let mut audit = Audit { lives, ledgers, faults: by_place, outcomes, slack_ns, wrong };
     let mut waits = Vec::new();
     for life in 0..lives.len() {
         for n in 0..audit.ledgers[life].ended.len() {
@@ -114,7 +119,7 @@ impl Audit<'_> {
             let thin = |f: &&Fault| f.kind.is_partial() && f.overlaps(a, b);
             let thin = if faults.iter().any(thin) { THIN_NS } else { 0 };
             let limit = thin + self.limit(life, [a, b], dead && told_by_kernel);
-            if counted > limit {
+            if counted > limit + self.slack_ns {
                 late = Some(format!(
                     "life {life}: waited {} ms of {} to {}, dead {dead}, wrong {wrong}: {op:?}, {}",
                     counted / MS,
@@ -313,7 +318,7 @@ fn audited(ledgers: [&str; 2], killed: Option<u64>, faults: &[Fault]) -> Vec<Str
             Life { place, killed_ns: died_ns, died_ns, ledger }
         })
         .collect();
-    audit(&lives, faults)
+    audit(&lives, faults, Duration::ZERO)
 }
 
 /// Goal: the audit finds what it is for. Method: ledgers of two lives that are as they should be,

@@ -113,6 +113,14 @@ fn joined() -> Result<Nodes, String> {
     Ok(nodes)
 }
 
+/// What a wait may be longer than its bound: a second in the daily run, beside which other tests
+/// work on the same processors.
+fn slack() -> Duration {
+    let alone = ["SOAK_MINUTES", "BAREWIRE_NIGHTLY", "SOAK_LEDGERS"];
+    let alone = alone.iter().any(|name| std::env::var_os(name).is_some());
+    Duration::from_secs(if alone { 0 } else { 1 })
+}
+
 fn duration() -> Duration {
     let minutes = std::env::var("SOAK_MINUTES").ok().map(|n| n.parse::<f64>().unwrap());
     let nightly = std::env::var_os("BAREWIRE_NIGHTLY").map(|_| 120.0);
@@ -126,7 +134,7 @@ fn duration() -> Duration {
 fn soak() {
     if let Ok(dir) = std::env::var("SOAK_LEDGERS") {
         let (lives, faults) = ledger::read_faults(Path::new(&dir));
-        let wrong = audit::audit(&lives, &faults);
+        let wrong = audit::audit(&lives, &faults, slack());
         return assert!(wrong.is_empty(), "{} violations:\n{}", wrong.len(), show(&wrong));
     }
     let Some(nodes) = or_skip(joined()) else { return };
@@ -158,7 +166,7 @@ fn soak() {
     let faults = faults.finish(&mut crew);
     let lives = crew.finish();
     ledger::write_faults(&path, &lives, &faults);
-    let wrong = audit::audit(&lives, &faults);
+    let wrong = audit::audit(&lives, &faults, slack());
     assert!(wrong.is_empty(), "SOAK_SEED={seed}: {} violations:\n{}", wrong.len(), show(&wrong));
     std::fs::remove_dir_all(&path).unwrap();
 }
