@@ -99,23 +99,36 @@ impl Acks {
     /// to send and none to ask for.
     #[inline(always)]
     pub(super) fn passes(&mut self, now: Instant, received: u64) -> bool {
-        if self.fresh {
-            (self.fresh, self.left_at) = (false, now);
-        }
-        if !self.unasked.is_empty() && self.is_pause(now) {
+        if self.must_ask(now) && !self.unasked.is_empty() {
             return rarely(false);
         }
-        let Some(since) = self.owed_since else {
-            // What asked was not taken.
-            self.soon = false;
-            return true;
-        };
-        let idle = self.seen_frames == received;
-        if idle && self.soon || now.since(since) >= ACK_DELAY_NS {
+        if self.is_owed(now, self.seen_frames == received) {
             return false;
         }
         self.seen_frames = received;
         true
+    }
+
+    /// Whether packets that left without a question are to be asked after: a pause has passed since
+    /// the last of them.
+    #[inline(always)]
+    fn must_ask(&mut self, now: Instant) -> bool {
+        if self.fresh {
+            (self.fresh, self.left_at) = (false, now);
+        }
+        self.is_pause(now)
+    }
+
+    /// Whether acknowledgements that are owed may wait no longer; `idle` if no frame has come since
+    /// the last turn.
+    #[inline(always)]
+    fn is_owed(&mut self, now: Instant, idle: bool) -> bool {
+        let Some(since) = self.owed_since else {
+            // What asked was not taken.
+            self.soon = false;
+            return false;
+        };
+        idle && self.soon || now.since(since) >= ACK_DELAY_NS
     }
 
     /// Whether nothing that somebody waits for has left for a while.
@@ -153,10 +166,7 @@ impl Node {
 
     /// Asks after what left some time ago without a question.
     pub(super) fn ask_after_tails(&mut self, now: Instant) {
-        if std::mem::take(&mut self.acks.fresh) {
-            self.acks.left_at = now;
-        }
-        if !self.acks.is_pause(now) {
+        if !self.acks.must_ask(now) {
             return;
         }
         while let Some(p) = self.acks.unasked.pop_front() {
@@ -197,12 +207,7 @@ impl Node {
     /// frame has come since the last turn.
     #[inline]
     pub(super) fn ack_owed(&mut self, now: Instant, idle: bool, out: &mut dyn FrameSink) {
-        let Some(since) = self.acks.owed_since else {
-            // What asked was not taken.
-            self.acks.soon = false;
-            return;
-        };
-        if idle && self.acks.soon || now.since(since) >= ACK_DELAY_NS {
+        if self.acks.is_owed(now, idle) {
             self.ack_all_owed(now, out);
         }
     }

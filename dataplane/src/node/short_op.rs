@@ -10,7 +10,7 @@ use crate::rel::psn::Psn;
 use crate::slab::{Handle, NONE};
 use crate::table::Vacant;
 
-/// What an operation of the short way is to those who check, answer and tell of it.
+/// Kind of a one-sided operation, as checks, answers and completions tell it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Form {
     /// An atomic operation that fetches.
@@ -50,8 +50,8 @@ impl Form {
     }
 }
 
-/// An operation of the short way whose end is not known yet. Besides what its packet said, all that
-/// there is to say of it: nothing of it is kept to be repeated. Its peer knows how many there are.
+/// A one-sided operation that was sent and has not ended. Holds what its completion needs and
+/// nothing to repeat it by, since the port loses nothing. The peer's record counts them.
 #[derive(Debug)]
 pub(super) struct ShortOp {
     pub(super) context: u64,
@@ -66,8 +66,7 @@ pub(super) struct ShortOp {
     pub(super) next: u16,
 }
 
-/// The peer that an operation of the short way is under way to, and what it is, in one word, so
-/// that it takes one question to see that all of it is as usual.
+/// Peer, kind and flags packed into a `u32`, so that the common case is one compare.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct OpIs(pub(super) u32);
 
@@ -78,7 +77,7 @@ impl OpIs {
     /// Gets a word, and no counter counts it.
     pub(super) const PLAIN: u32 = 1 << (SLOT_BITS + 3);
 
-    /// A fetch that is told of and [`PLAIN`](Self::PLAIN), to nobody yet.
+    /// The common case without its peer: a fetch with a completion, and [`PLAIN`](Self::PLAIN).
     pub(super) const USUAL: Self = Self(Self::new(Form::Fetch, true).0 | Self::PLAIN);
 
     pub(super) const fn new(form: Form, told: bool) -> Self {
@@ -138,7 +137,7 @@ impl ShortOp {
         w | Self::NAME
     }
 
-    /// Whether a packet names an operation of the short way.
+    /// Whether a packet names a slot of this table.
     #[inline(always)]
     pub(super) const fn is_name(name: u32) -> bool {
         name & Self::NAME != 0
@@ -152,7 +151,8 @@ impl ShortOp {
     }
 }
 
-/// What an operation of the short way is and on how much memory, which has been found to be right.
+/// Operation, type, length and flags of an atomic request that passed all checks: one like it needs
+/// no other.
 /// An endpoint keeps that of the last one, since most often the next is like it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Fetch {
