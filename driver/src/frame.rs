@@ -340,6 +340,7 @@ unsafe impl Rest for LongBody {
 pub struct RxFrame<'a> {
     base: *const u8,
     len: usize,
+    near: bool,
     memory: PhantomData<&'a [u8]>,
 }
 
@@ -347,7 +348,7 @@ impl<'a> RxFrame<'a> {
     /// A frame in private memory.
     #[inline]
     pub fn new(bytes: &'a [u8]) -> Self {
-        Self { base: bytes.as_ptr(), len: bytes.len(), memory: PhantomData }
+        Self { base: bytes.as_ptr(), len: bytes.len(), near: false, memory: PhantomData }
     }
 
     /// A frame in memory that others may write.
@@ -357,14 +358,28 @@ impl<'a> RxFrame<'a> {
     /// meanwhile.
     #[inline]
     pub unsafe fn from_raw(base: *const u8, len: usize) -> Self {
-        Self { base, len, memory: PhantomData }
+        Self { base, len, near: false, memory: PhantomData }
     }
 
     /// The same once more, for a call that is not inlined: what lies in memory for it is then not
     /// the frame that others look at.
     #[inline(always)]
     pub fn again(&self) -> Self {
-        Self { base: self.base, len: self.len, memory: PhantomData }
+        Self { base: self.base, len: self.len, near: self.near, memory: PhantomData }
+    }
+
+    /// The same, out of memory that its sender, a process of this node, alone can have written
+    /// ([`PathCaps::near`](crate::port::PathCaps::near)).
+    #[inline(always)]
+    pub fn as_near(&self) -> Self {
+        Self { near: true, ..self.again() }
+    }
+
+    /// Whether it came from a process of this node through memory, by a port that tells near
+    /// stations from far ones; false on all others.
+    #[inline(always)]
+    pub fn is_near(&self) -> bool {
+        self.near
     }
 
     /// Length with the Ethernet header; padding that the link added is part of it.

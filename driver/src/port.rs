@@ -42,6 +42,20 @@ pub struct PortCaps {
     pub name: String,
 }
 
+/// What a port promises for the frames between it and one station ([`Port::path`]).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PathCaps {
+    /// The station is a process of this node, reached through memory that both map. Its frames
+    /// arrive as [`RxFrame::is_near`] says, and only its own do.
+    pub near: bool,
+    /// [`PortCaps::lossless`], for this station.
+    pub lossless: bool,
+    /// [`Port::damages`], for this station.
+    pub damages: bool,
+    /// [`PortCaps::mtu`], for this station: never less than the port's own.
+    pub mtu: usize,
+}
+
 /// What became of a frame given to [`Port::tx`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tx {
@@ -366,6 +380,15 @@ pub trait Port: Send + Any {
     /// [`Presence::Unknown`].
     fn presence(&mut self, _mac: MacAddr) -> Presence {
         Presence::Unknown
+    }
+
+    /// What holds for frames to the station with address `mac` and from it, as long as the session
+    /// with it lives: for the moment when one begins, not for each frame. Most ports treat all
+    /// stations alike, as [`caps`](Self::caps) says.
+    fn path(&mut self, _mac: MacAddr) -> PathCaps {
+        let caps = self.caps();
+        let (lossless, mtu) = (caps.lossless, caps.mtu);
+        PathCaps { near: false, lossless, damages: self.damages(), mtu }
     }
 
     /// When the port itself wants to be polled again even if no frame comes (a `fault` port that
