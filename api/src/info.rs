@@ -779,6 +779,7 @@ mod tests {
             gather: false,
             rto_floor_ns: 1,
             tells_presence: false,
+            near_mtu: 0,
             link_bps: 0,
             name: "x".into(),
         };

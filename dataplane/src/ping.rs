@@ -491,6 +491,7 @@ mod tests {
             gather: false,
             rto_floor_ns: 100_000,
             tells_presence: false,
+            near_mtu: 0,
             link_bps: 0,
             name: "test".into(),
         };

@@ -368,8 +368,8 @@ impl<'a> RxFrame<'a> {
         Self { base: self.base, len: self.len, near: self.near, memory: PhantomData }
     }
 
-    /// The same, out of memory that its sender, a process of this node, alone can have written
-    /// ([`PathCaps::near`](crate::port::PathCaps::near)).
+    /// The same, out of memory that its sender, a process of this node, alone can have written: for
+    /// ports that have [near stations](crate::port::Port::is_near).
     #[inline(always)]
     pub fn as_near(&self) -> Self {
         Self { near: true, ..self.again() }

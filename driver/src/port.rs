@@ -36,24 +36,15 @@ pub struct PortCaps {
     pub rto_floor_ns: u64,
     /// [`Port::presence`] answers for every station, so silence says nothing about a peer's life.
     pub tells_presence: bool,
+    /// [`mtu`](Self::mtu) of frames to and from near stations, on a port that has such besides the
+    /// others: processes of this node that it reaches through memory ([`Port::is_near`]). 0 on all
+    /// other ports. To near stations the port loses and damages nothing, and it tells their
+    /// presence, whatever is said here of the others.
+    pub near_mtu: usize,
     /// Link speed, bit/s, as the device reports it; 0 if it does not.
     pub link_bps: u64,
     /// The string that would open this port again, such as `shm:job7`.
     pub name: String,
-}
-
-/// What a port promises for the frames between it and one station ([`Port::path`]).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PathCaps {
-    /// The station is a process of this node, reached through memory that both map. Its frames
-    /// arrive as [`RxFrame::is_near`] says, and only its own do.
-    pub near: bool,
-    /// [`PortCaps::lossless`], for this station.
-    pub lossless: bool,
-    /// [`Port::damages`], for this station.
-    pub damages: bool,
-    /// [`PortCaps::mtu`], for this station: never less than the port's own.
-    pub mtu: usize,
 }
 
 /// What became of a frame given to [`Port::tx`].
@@ -382,13 +373,11 @@ pub trait Port: Send + Any {
         Presence::Unknown
     }
 
-    /// What holds for frames to the station with address `mac` and from it, as long as the session
-    /// with it lives: for the moment when one begins, not for each frame. Most ports treat all
-    /// stations alike, as [`caps`](Self::caps) says.
-    fn path(&mut self, _mac: MacAddr) -> PathCaps {
-        let caps = self.caps();
-        let (lossless, mtu) = (caps.lossless, caps.mtu);
-        PathCaps { near: false, lossless, damages: self.damages(), mtu }
+    /// Whether the station with address `mac` is a process of this node that frames reach through
+    /// memory now. Those that come from it are [so as well](RxFrame::is_near). Asked when a session
+    /// begins, not for each frame. Never, on a port whose [`PortCaps::near_mtu`] is 0.
+    fn is_near(&mut self, _mac: MacAddr) -> bool {
+        false
     }
 
     /// When the port itself wants to be polled again even if no frame comes (a `fault` port that

@@ -158,6 +158,8 @@ pub(crate) fn caps(plan: &Plan, host: usize) -> PortCaps {
         mtu: plan.link.mtu[host],
         lossless: plan.link.lossless,
         tells_presence: plan.link.presence,
+        near_mtu: 0,
+        near_mtu: 0,
         gather: mix(plan.seed) & 1 == 0,
         rto_floor_ns: 100_000,
         link_bps: plan.link.bps,

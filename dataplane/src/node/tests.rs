@@ -67,6 +67,8 @@ fn caps(mac: u8, mtu: usize, lossless: bool) -> PortCaps {
         gather: false,
         rto_floor_ns: 100_000,
         tells_presence: false,
+        near_mtu: 0,
+        near_mtu: 0,
         link_bps: 0,
         name: "test".into(),
     }

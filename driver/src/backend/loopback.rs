@@ -100,6 +100,7 @@ impl Loopback {
                     gather: false,
                     rto_floor_ns: 100_000,
                     tells_presence: false,
+                    near_mtu: 0,
                     link_bps: 0,
                     name: format!("loopback:{me}"),
                 },

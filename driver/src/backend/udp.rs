@@ -304,6 +304,7 @@ impl Udp {
             gather: false,
             rto_floor_ns: 1_000_000,
             tells_presence: false,
+            near_mtu: 0,
             link_bps: place.link.map_or(0, |link| link.bps),
             name: format!("udp:{addr}"),
         };

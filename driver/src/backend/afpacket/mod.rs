@@ -260,6 +260,7 @@ impl AfPacket {
             gather: false,
             rto_floor_ns: 1_000_000,
             tells_presence: false,
+            near_mtu: 0,
             link_bps: link.bps,
             name: settings.port(),
         };

@@ -253,6 +253,7 @@ impl DpdkPort {
             gather: false,
             rto_floor_ns: device.pmd.rto_floor_ns,
             tells_presence: false,
+            near_mtu: 0,
             link_bps: device.link_bps,
             name: spec::text(settings),
         };

@@ -271,6 +271,7 @@ impl Memif {
             gather: false,
             rto_floor_ns: 1_000_000,
             tells_presence: false,
+            near_mtu: 0,
             link_bps: 0,
             name: settings.name(),
         };

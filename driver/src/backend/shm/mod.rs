@@ -435,6 +435,7 @@ impl ShmPort {
             gather: false,
             rto_floor_ns: 1_000_000,
             tells_presence: true,
+            near_mtu: 0,
             link_bps: 0,
             name: format!("shm:{}", settings.name),
         };

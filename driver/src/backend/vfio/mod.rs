@@ -224,6 +224,7 @@ impl<N: Nic> VfioPort<N> {
                 gather: false,
                 rto_floor_ns: 100_000,
                 tells_presence: false,
+                near_mtu: 0,
                 link_bps,
                 name: format!("vfio:{bdf}"),
             },
