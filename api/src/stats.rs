@@ -75,10 +75,11 @@ pub const PORT_NAMES: [&str; 8] = [
 ];
 
 /// Counters of the node, but for the refusals of the codec.
-pub const NODE_NAMES: [&str; 39] = [
+pub const NODE_NAMES: [&str; 40] = [
     "rx_frames",
     "rx_not_ours",
     "rx_no_crc",
+    "rx_not_near",
     "rx_no_session",
     "rx_bad_ack",
     "rx_duplicate",
@@ -435,6 +436,7 @@ fn counters(p: PortCounters, (c, l): &(NodeCounters, Levels), block: &Block) {
         c.rx_frames,
         c.rx_not_ours,
         c.rx_no_crc,
+        c.rx_not_near,
         c.rx_no_session,
         c.rx_bad_ack,
         c.rx_duplicate,

@@ -270,6 +270,10 @@ impl FrameSink for ToPort<'_> {
         self.port.presence(mac)
     }
 
+    fn is_near(&mut self, mac: MacAddr) -> bool {
+        self.port.is_near(mac)
+    }
+
     #[inline(always)]
     fn send(&mut self, frame: &TxFrame<'_>) -> Tx {
         match self.port.tx(frame) {

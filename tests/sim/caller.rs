@@ -202,7 +202,7 @@ impl App {
     }
 
     fn insert(&mut self, v: &mut View<'_>, node: &mut Node, to: EpAddr, addr: Addr) -> Result<()> {
-        if v.plan.link.lossless
+        if v.plan.link.is_lossless(v.host, addr.host)
             && let Some(life) = addr.life
         {
             v.ledger.supersede(v.host, addr.host, life);
@@ -777,7 +777,7 @@ impl App {
                 let counters = node.counters();
                 let ends =
                     counters.sessions_dead + counters.sessions_reset + counters.sessions_stuck;
-                let lost = if v.plan.link.lossless { ends } else { 0 };
+                let lost = if v.plan.link.has_lossless() { ends } else { 0 };
                 let counted = seen.0 == due.0 && (due.1..=due.1 + lost).contains(&seen.1);
                 ensure!(counted, "counter of {:?} shows {seen:?}, {due:?} happened", ep.key);
             }

@@ -13,6 +13,9 @@ use crate::rng::{Rng, mix};
 /// Preamble, start delimiter, frame check sequence and gap of a frame on a cable, bytes.
 pub(crate) const ETH_GAP: u64 = 24;
 
+/// How long a frame is on its way through memory.
+const NEAR_NS: u64 = 200;
+
 /// What can happen at a moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Event {
@@ -94,6 +97,8 @@ pub(crate) struct Net {
     queue: BinaryHeap<Reverse<(u64, u64, Event)>>,
     pushed: u64,
     pool: Vec<Vec<u8>>,
+    /// Whether a frame of the pool goes through memory.
+    near: Vec<bool>,
     free: Vec<u32>,
     rng: Rng,
     link: LinkPlan,
@@ -116,11 +121,13 @@ impl Net {
             queue: BinaryHeap::new(),
             pushed: 0,
             pool: Vec::new(),
+            near: Vec::new(),
             free: Vec::new(),
             rng: Rng::new(seed, 2),
             link,
             stations,
-            paths: vec![Path::default(); hosts * hosts],
+            // Those through memory stand behind the others.
+            paths: vec![Path::default(); 2 * hosts * hosts],
             print: std::env::var_os("SIM_TRACE").is_some(),
         }
     }
@@ -162,6 +169,16 @@ impl Net {
         &self.pool[frame as usize]
     }
 
+    /// Whether a frame came through memory.
+    pub(crate) fn is_near_frame(&self, frame: u32) -> bool {
+        self.near[frame as usize]
+    }
+
+    /// Whether frames between the two go through memory now.
+    fn is_near(&self, from: usize, to: usize) -> bool {
+        self.link.is_near(from, to) && self.stations[to].life != 0
+    }
+
     /// A frame has left the receive ring of `host`.
     pub(crate) fn consumed(&mut self, host: usize, frame: u32) {
         self.stations[host].queued -= 1;
@@ -171,8 +188,9 @@ impl Net {
     /// Whether an arriving frame finds the life it was sent to and room; frees it if not.
     pub(crate) fn accept(&mut self, to: usize, life: u32, frame: u32, ring: usize) -> bool {
         let here = self.stations[to].life;
-        let gone = here == 0 || (self.link.lossless && here != life);
-        if gone || (!self.link.lossless && ring >= self.link.rx_ring) {
+        let lossless = self.link.lossless || self.is_near_frame(frame);
+        let gone = here == 0 || (lossless && here != life);
+        if gone || (!lossless && ring >= self.link.rx_ring) {
             self.stats.dropped += 1;
             self.consumed(to, frame);
             return false;
@@ -245,20 +263,28 @@ impl Net {
     fn alloc(&mut self) -> u32 {
         let frame = self.free.pop().unwrap_or_else(|| {
             self.pool.push(Vec::new());
+            self.near.push(false);
             (self.pool.len() - 1) as u32
         });
         self.pool[frame as usize].clear();
+        self.near[frame as usize] = false;
         frame
     }
 
     /// What `Port::tx` of host `from` answers.
     fn transmit(&mut self, from: usize, tx: &TxFrame<'_>) -> Tx {
         let len = tx.len();
-        assert!(len <= ETH_HDR_LEN + self.link.mtu[from], "frame of {len} bytes is over the MTU");
         let dst = tx.dst().0;
         let to = usize::from(u16::from_be_bytes([dst[4], dst[5]]));
         assert!(dst[..4] == [2, 0, 0, 0] && to < self.stations.len(), "frame to nobody: {dst:?}");
-        if self.no_room(from, to) || self.rng.chance(self.link.full) {
+        let near = self.is_near(from, to);
+        let mtu = if near { self.link.near_mtu } else { self.link.mtu[from] };
+        if len > ETH_HDR_LEN + mtu && self.link.is_near(from, to) {
+            // Of a session with a process that has just gone: the NIC does not take it.
+            return Tx::Full;
+        }
+        assert!(len <= ETH_HDR_LEN + mtu, "frame of {len} bytes is over the MTU");
+        if self.no_room(from, to, near) || self.rng.chance(self.link.full) {
             self.stats.full += 1;
             return Tx::Full;
         }
@@ -279,12 +305,26 @@ impl Net {
             tap.push(bytes.clone());
         }
         self.pool[frame as usize] = bytes;
-        self.carry(from, to, frame, len);
+        self.near[frame as usize] = near;
+        if near {
+            self.carry_near(from, to, frame);
+        } else {
+            self.carry(from, to, frame, len);
+        }
         Tx::Sent
     }
 
-    fn no_room(&self, from: usize, to: usize) -> bool {
-        if self.link.lossless {
+    /// Carries a frame through memory: at once, in order, and whole.
+    fn carry_near(&mut self, from: usize, to: usize, frame: u32) {
+        let p = self.path(from, to) + self.stations.len() * self.stations.len();
+        let at = (self.now + NEAR_NS).max(self.paths[p].last_arrival);
+        self.paths[p].last_arrival = at;
+        self.stations[to].queued += 1;
+        self.arrive_at(at, to, frame);
+    }
+
+    fn no_room(&self, from: usize, to: usize, near: bool) -> bool {
+        if self.link.lossless || near {
             return self.stations[to].queued >= self.link.rx_ring;
         }
         let backlog_ns = self.stations[from].tx_free.saturating_sub(self.now);
@@ -314,6 +354,7 @@ impl Net {
         for _ in 0..copies {
             let copy = self.alloc();
             let bytes = std::mem::take(&mut self.pool[frame as usize]);
+            self.near[copy as usize] = self.near[frame as usize];
             self.pool[copy as usize].extend_from_slice(&bytes);
             self.pool[frame as usize] = bytes;
             self.stations[to].queued += 1;
@@ -424,6 +465,11 @@ impl FrameSink for Egress<'_> {
 
     fn presence(&mut self, mac: MacAddr) -> Presence {
         self.net.presence(self.from, mac)
+    }
+
+    fn is_near(&mut self, mac: MacAddr) -> bool {
+        let [.., a, b] = mac.0;
+        self.net.is_near(self.from, usize::from(u16::from_be_bytes([a, b])))
     }
 }
 

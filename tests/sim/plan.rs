@@ -26,6 +26,11 @@ pub(crate) struct LinkPlan {
     pub(crate) lossless: bool,
     /// `PortCaps::tells_presence`: the segment is memory, and the kernel knows who lives.
     pub(crate) presence: bool,
+    /// Into how many nodes the hosts are divided whose processes reach each other through memory as
+    /// well: host by host, in turn. `None` if there is no such memory.
+    pub(crate) nodes: Option<usize>,
+    /// `PortCaps::near_mtu`, if there is.
+    pub(crate) near_mtu: usize,
     /// Largest frame after the Ethernet header, per host.
     pub(crate) mtu: Vec<usize>,
     pub(crate) bps: u64,
@@ -45,6 +50,23 @@ pub(crate) struct LinkPlan {
     pub(crate) corrupt: f64,
     /// Chance that a full transmit ring is played although there is room.
     pub(crate) full: f64,
+}
+
+impl LinkPlan {
+    /// Whether the two are processes of one node, and reach each other through its memory.
+    pub(crate) fn is_near(&self, a: usize, b: usize) -> bool {
+        a != b && self.nodes.is_some_and(|nodes| a % nodes == b % nodes)
+    }
+
+    /// Whether nothing is lost between the two while both live.
+    pub(crate) fn is_lossless(&self, a: usize, b: usize) -> bool {
+        self.lossless || self.is_near(a, b)
+    }
+
+    /// Whether there is anybody between whom nothing is lost.
+    pub(crate) fn has_lossless(&self) -> bool {
+        self.lossless || self.nodes.is_some()
+    }
 }
 
 /// What happens to hosts and paths, and after how many calls.
@@ -175,6 +197,8 @@ impl Plan {
             link: LinkPlan {
                 lossless: false,
                 presence: false,
+                nodes: None,
+                near_mtu: 0,
                 mtu: vec![1500; 2],
                 bps: 10_000_000_000,
                 latency_ns: 5 * US,
@@ -240,7 +264,20 @@ impl Plan {
         p.draw_computing(&mut Rng::new(seed, 12));
         p.caller.remote = Rng::new(seed, 6).pick(&[0.0, 0.2, 0.4, 0.8]);
         p.draw_haste(&mut Rng::new(seed, 13));
+        p.draw_nodes(&mut Rng::new(seed, 14));
         p
+    }
+
+    /// Some of the hosts are processes of one node, on a link that may lose frames.
+    fn draw_nodes(&mut self, r: &mut Rng) {
+        if self.link.lossless || r.chance(0.5) {
+            return;
+        }
+        self.link.nodes = Some(r.pick(&[1, 1, 2, 2, 3]));
+        self.link.near_mtu = r.pick(&[256, 1500, 4160, 65_536]);
+        self.node.crc = None;
+        let smallest = self.link.mtu.iter().copied().min().unwrap_or(1500);
+        self.caller.len_max = self.caller.len_max.min(100 * smallest.min(self.link.near_mtu));
     }
 
     fn draw_link(&mut self, r: &mut Rng) {

@@ -158,13 +158,18 @@ pub(crate) fn caps(plan: &Plan, host: usize) -> PortCaps {
         mtu: plan.link.mtu[host],
         lossless: plan.link.lossless,
         tells_presence: plan.link.presence,
-        near_mtu: 0,
-        near_mtu: 0,
+        near_mtu: plan.link.near_mtu,
         gather: mix(plan.seed) & 1 == 0,
         rto_floor_ns: 100_000,
         link_bps: plan.link.bps,
         name: format!("sim:{host}"),
     }
+}
+
+/// A frame as a port lends it.
+fn rx_frame(net: &Net, frame: u32) -> RxFrame<'_> {
+    let rx = RxFrame::new(net.frame(frame));
+    if net.is_near_frame(frame) { rx.as_near() } else { rx }
 }
 
 impl World {
@@ -382,10 +387,10 @@ impl World {
         let taken = if first { 1 } else { h.rx.len().min(BURST) };
         if taken != 1 {
             for &frame in h.rx.iter().take(taken) {
-                life.node.prefetch(&RxFrame::new(self.net.frame(frame)));
+                life.node.prefetch(&rx_frame(&self.net, frame));
             }
             for frame in h.rx.drain(..taken) {
-                life.node.on_frame(now, &RxFrame::new(self.net.frame(frame)));
+                life.node.on_frame(now, &rx_frame(&self.net, frame));
                 self.net.consumed(host, frame);
             }
             return Ok(taken);
@@ -393,6 +398,7 @@ impl World {
         let Some(frame) = h.rx.pop_front() else { return Ok(0) };
         let bytes = self.net.frame(frame).to_vec();
         let rx = RxFrame::new(&bytes);
+        let rx = if self.net.is_near_frame(frame) { rx.as_near() } else { rx };
         let mut read = None;
         let mut v = View {
             now: right,
@@ -479,7 +485,7 @@ impl World {
         match fault {
             Fault::Crash { host, back_ns } => self.crash(host, back_ns),
             Fault::SessionLoss { host, peer } => {
-                let loss = self.plan.link.lossless;
+                let loss = self.plan.link.is_lossless(host, peer);
                 self.ledger.excuse(host, peer, Excuse { errors: true, loss });
                 let now = self.time(host);
                 if let Some(life) = &mut self.hosts[host].life {
@@ -542,9 +548,10 @@ impl World {
         (h.poll_at, h.starved_until, h.computes_until) = (u64::MAX, 0, 0);
         // Where nothing is lost a send ends when its frame has left. Behind a refused packet that
         // frame waits for the NOP of its sender, which a dead one owes for ever.
-        let loss = self.plan.link.lossless && self.plan.caller.remote > 0.0;
-        let errors = Excuse { errors: true, loss };
-        (0..self.hosts.len()).for_each(|other| self.ledger.excuse(host, other, errors));
+        for other in 0..self.hosts.len() {
+            let loss = self.plan.link.is_lossless(host, other) && self.plan.caller.remote > 0.0;
+            self.ledger.excuse(host, other, Excuse { errors: true, loss });
+        }
         if let Some(ns) = back_ns {
             self.hosts[host].restarting = true;
             self.net.at(self.net.now + ns, Event::Restart { host });
@@ -586,7 +593,7 @@ impl World {
             }
             let whole = self.hosts.iter().all(|h| !h.restarting && !h.busy());
             // A lossless sender is done when the frame has left.
-            let arrived = !self.plan.link.lossless || self.net.is_empty();
+            let arrived = !self.plan.link.has_lossless() || self.net.is_empty();
             if whole && arrived && self.ledger.settled() {
                 return Ok(());
             }

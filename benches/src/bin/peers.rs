@@ -112,7 +112,6 @@ fn caps(number: usize) -> PortCaps {
         rto_floor_ns: 100_000,
         tells_presence: false,
         near_mtu: 0,
-        near_mtu: 0,
         link_bps: 0,
         name: "bench".into(),
     }

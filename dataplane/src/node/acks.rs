@@ -184,8 +184,9 @@ impl Node {
     /// A packet of type `ty` asked for an acknowledgement.
     #[inline]
     pub(super) fn asked_for_ack(&mut self, p: u32, ty: Ty) {
-        if self.lossless || !ty.is_reliable() || ty == Ty::Nop {
-            self.peers[p].ack_now = true;
+        let peer = &mut self.peers[p];
+        if peer.path.is_lossless() || !ty.is_reliable() || ty == Ty::Nop {
+            peer.ack_now = true;
             self.make_ready(p);
         } else {
             self.acks.soon = true;

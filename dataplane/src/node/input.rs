@@ -55,7 +55,9 @@ impl Node {
         debug_assert!(self.lossless || !out.is_lossless());
         if !out.is_lossless() && !self.lossless {
             rarely(());
-            return self.on_frame_kept(*now, &frame.again());
+            if !frame.is_near() || !self.is_of_near_session(frame) {
+                return self.on_frame_kept(*now, &frame.again());
+            }
         }
         // What is shorter than a message is nothing of what follows, and asked once.
         if frame.len() < PlainMsg::LEN {
@@ -106,17 +108,23 @@ impl Node {
             self.counters.rx_not_ours += 1;
             return;
         }
-        if self.crc && !base.crc {
-            self.counters.rx_no_crc += 1;
-            return;
-        }
         let p = slot_of(base.dst_sid);
         let known = self.peers.get(p).is_some_and(|peer| {
             let paired = matches!(peer.state, State::Answered | State::Open);
             peer.sid == base.dst_sid && peer.mac() == base.src && paired
         });
-        if !known || base.ty == Ty::Open || base.ty == Ty::Rst {
+        let strange = !known || base.ty == Ty::Open || base.ty == Ty::Rst;
+        let path = if strange { self.stranger_path(frame) } else { self.peers[p].path };
+        if path.has_crc() && !base.crc {
+            self.counters.rx_no_crc += 1;
+            return;
+        }
+        if strange {
             return self.on_stranger(now, frame, &base);
+        }
+        if path.is_near() && !frame.is_near() {
+            self.counters.rx_not_near += 1;
+            return;
         }
         self.on_packet(now, p, frame, &base);
     }
@@ -125,7 +133,7 @@ impl Node {
     /// loses nothing counts them itself.)
     #[inline(always)]
     pub(super) fn count_received(&mut self, p: u32, frame: &RxFrame<'_>) {
-        if !self.lossless {
+        if !self.peers[p].path.is_lossless() {
             self.observed.tallies[p as usize].rx_bytes += frame.len() as u64;
         }
     }
@@ -165,6 +173,10 @@ impl Node {
         match base.ty {
             Ty::Open => match OpenOp::parse(frame, base) {
                 Ok(op) => {
+                    if op.is_near() != frame.is_near() {
+                        self.counters.rx_not_near += 1;
+                        return;
+                    }
                     let len = (frame.len() - ETH_HDR_LEN).min(usize::from(u16::MAX)) as u16;
                     self.on_open(now, base, &op, len);
                 }
@@ -289,7 +301,7 @@ impl Node {
         self.finish_acked(p);
         if let Some(at) = sent_at
             && measure
-            && !self.lossless
+            && !self.peers[p].path.is_lossless()
         {
             self.on_round_trip(p, now, now.since(at), count);
         }
@@ -363,7 +375,7 @@ impl Node {
         if base.cack != peer.snd.una {
             self.on_cack(now, p, base.cack, false);
         }
-        if self.lossless {
+        if self.peers[p].path.is_lossless() {
             return;
         }
         self.on_sack(now, p, base, &op);
@@ -476,7 +488,7 @@ impl Node {
         let peer = &mut self.peers[p];
         let dist = base.psn.since(peer.rcv_nxt);
         if dist == 0 && peer.rcv.is_empty() && peer.refused == 0 {
-            if !self.lossless {
+            if !peer.path.is_lossless() {
                 peer.note_arrival(now, base.psn, base.rtx);
             }
             match self.on_op(now, p, frame, base) {
@@ -550,8 +562,7 @@ impl Node {
                 return;
             }
         }
-        let frame_len = self.frame_max as usize + ETH_HDR_LEN;
-        let len = frame.len();
+        let (frame_len, len) = (self.frame_len(), frame.len());
         if len > frame_len {
             self.counters.rx_no_buffer += 1;
             return;
@@ -562,9 +573,6 @@ impl Node {
             return;
         };
         let at = idx as usize * frame_len;
-        if self.held_bytes.len() < at + frame_len {
-            self.held_bytes.resize(at + frame_len, 0);
-        }
         assert!(frame.copy_to(0, &mut self.held_bytes[at..at + len]), "length is the frame's");
         let peer = &mut self.peers[p];
         peer.held.push_back(&mut self.held, idx);
@@ -576,7 +584,7 @@ impl Node {
     /// free: alone a whole window, and however many there are, they leave some for one more.
     fn held_room(&mut self, now: Instant, p: u32) -> bool {
         let mine = self.peers[p].held.len as usize;
-        if !self.lossless {
+        if !self.peers[p].path.is_lossless() {
             return mine < self.held.free_count() / 4;
         }
         if self.held.free_count() > 0 {
@@ -599,7 +607,7 @@ impl Node {
 
     /// Takes the packets that waited for the one just taken.
     fn take_held(&mut self, now: Instant, p: u32) {
-        let frame_len = self.frame_max as usize + ETH_HDR_LEN;
+        let frame_len = self.frame_len();
         while self.peers[p].rcv.is_set(0) && self.peers[p].refused == 0 {
             let peer = &mut self.peers[p];
             let next = peer.rcv_nxt;
@@ -638,9 +646,9 @@ impl Node {
     /// `n` packets in order have been dealt with.
     #[inline]
     pub(super) fn took(&mut self, now: Instant, p: u32, n: u32) {
-        let every = if self.lossless { ACK_EVERY_LOSSLESS } else { ACK_EVERY };
-        let lossless = self.lossless;
         let peer = &mut self.peers[p];
+        let lossless = peer.path.is_lossless();
+        let every = if lossless { ACK_EVERY_LOSSLESS } else { ACK_EVERY };
         peer.rcv_nxt = Psn(peer.rcv_nxt.0.wrapping_add(n));
         if !peer.rcv.is_empty() {
             peer.rcv.advance(n);
@@ -657,7 +665,8 @@ impl Node {
     /// Refuses the packet next in order, or, if its sender does not wait to hear of it, drops it.
     fn refuse_or_drop(&mut self, now: Instant, p: u32, base: &Base, reason: NackReason) {
         let one_sided = matches!(base.ty, Ty::Write | Ty::Read | Ty::Atomic);
-        let waits = !self.lossless || base.ar || one_sided || reason != NackReason::NoEndpoint;
+        let lossless = self.peers[p].path.is_lossless();
+        let waits = !lossless || base.ar || one_sided || reason != NackReason::NoEndpoint;
         if waits {
             self.refuse(now, p, reason);
         } else {
@@ -776,7 +785,7 @@ impl Node {
             }
         }
         // Its sender may have posted all that it may until some of it has ended.
-        if !self.lossless && taken >= ACK_PACKED {
+        if !self.peers[p].path.is_lossless() && taken >= ACK_PACKED {
             self.peers[p].ack_now = true;
             self.make_ready(p);
         }

@@ -49,7 +49,8 @@ impl Node {
         }
         let mut kept = 0;
         peer.snd.for_each(&mut self.sent, |_| kept += 1);
-        let concerned: Vec<u32> = if self.lossless && peer.snd.in_flight() > kept {
+        let lossless = peer.path.is_lossless();
+        let concerned: Vec<u32> = if lossless && peer.snd.in_flight() > kept {
             // What left has no record that says whose it was.
             let own = self
                 .eps
@@ -65,7 +66,7 @@ impl Node {
             let untold = Untold { ep, peer: p };
             if !self.observed.losses.0.contains(&untold) {
                 self.observed.losses.0.push(untold);
-                if self.lossless {
+                if lossless {
                     self.count(self.eps[ep].tx_cntr, false);
                 }
             }

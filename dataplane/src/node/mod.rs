@@ -12,6 +12,7 @@ mod failed;
 mod input;
 mod lost;
 mod mr;
+mod near;
 mod notice;
 mod objects;
 mod opening;
@@ -19,6 +20,7 @@ mod ops;
 mod output;
 mod pack;
 mod packet;
+mod path;
 mod peer;
 mod post;
 mod recv;
@@ -71,6 +73,7 @@ use mr::Mr;
 use opening::Openings;
 use ops::{Held, Job, Late, Pull, RecvWr, Rma, Stored, TxWr};
 use pack::Packs;
+use path::Path;
 use peer::{Half, Peer, Peers};
 use sep::Numbers;
 use stations::Stations;
@@ -304,6 +307,11 @@ pub trait FrameSink {
         Presence::Unknown
     }
 
+    /// As [`barewire_driver::port::Port::is_near`].
+    fn is_near(&mut self, _mac: MacAddr) -> bool {
+        false
+    }
+
     /// As [`barewire_driver::port::Port::lacks_memory`].
     fn lacks_memory(&self) -> bool {
         false
@@ -458,6 +466,10 @@ impl FrameSink for AnySink<'_> {
     fn presence(&mut self, mac: MacAddr) -> Presence {
         self.0.presence(mac)
     }
+
+    fn is_near(&mut self, mac: MacAddr) -> bool {
+        self.0.is_near(mac)
+    }
 }
 
 /// A message that is put together where it goes.
@@ -594,12 +606,14 @@ pub struct Node {
     pub(crate) mac: MacAddr,
     /// It, as it stands in a frame.
     word: u64,
-    /// Bytes after the Ethernet header that the port takes.
+    /// Bytes after the Ethernet header that the port takes of frames to peers that are not near.
     pub(crate) frame_max: u32,
+    /// Of near peers, which the port reaches through memory; 0 if it has none.
+    near_max: u32,
+    /// No path loses anything.
     pub(crate) lossless: bool,
-    /// The port knows which peers live.
-    tells_presence: bool,
-    pub(crate) crc: bool,
+    /// The path to every peer that is not near.
+    far: Path,
     pub(crate) rto_floor_ns: u64,
     /// Longest message that leaves in one frame unasked, if the frame holds it, and in several.
     pub(crate) eager_max: [usize; 2],
@@ -697,7 +711,12 @@ const HELD_MAX: usize = 8 * crate::rel::sent::WINDOW as usize;
 /// Bytes after the Ethernet header that a node sends at most on a port with `caps`.
 fn usable_mtu(caps: &PortCaps) -> Result<usize> {
     let mtu = Some(caps.mtu).filter(|&mtu| mtu >= 256).ok_or(Error::MsgTooLong)?;
-    Ok(mtu.min(usize::from(u16::MAX)))
+    Ok(usable(mtu))
+}
+
+/// As much of `mtu` as a packet can say.
+fn usable(mtu: usize) -> usize {
+    mtu.min(usize::from(u16::MAX))
 }
 
 impl Node {
@@ -717,14 +736,15 @@ impl Node {
     /// - [`Error::MsgTooLong`]: the port's MTU is below 256.
     pub fn new(settings: NodeSettings, caps: &PortCaps) -> Result<Self> {
         let (s, mtu) = (settings.check()?, usable_mtu(caps)?);
-        let (frame_len, blocks) = (mtu + ETH_HDR_LEN, s.unexpected_bytes / UNIT);
+        let frame_len = mtu.max(usable(caps.near_mtu)) + ETH_HDR_LEN;
+        let (far, blocks) = (Path::far(caps, s.crc), s.unexpected_bytes / UNIT);
         Ok(Self {
             mac: caps.mac,
             word: mac_word(caps.mac),
             frame_max: mtu as u32,
+            near_max: usable(caps.near_mtu) as u32,
             lossless: caps.lossless,
-            tells_presence: caps.tells_presence,
-            crc: s.crc.unwrap_or(!caps.lossless),
+            far,
             rto_floor_ns: caps.rto_floor_ns.max(1_000),
             eager_max: s.eager_max(mtu),
             peers: Peers::with_large_pages(s.peer_max),
@@ -762,7 +782,7 @@ impl Node {
             asked: short_target::Asked::new(rma_out::jobs_max(s.peer_max)),
             spare: Vec::new(),
             held: Slab::with_capacity(HELD_MAX),
-            held_bytes: Vec::with_capacity(HELD_MAX * frame_len),
+            held_bytes: vec![0; HELD_MAX * frame_len],
             coll: coll::Coll::default(),
             wheel: Wheel::new(s.peer_max, Instant(0)),
             ready: VecDeque::with_capacity(s.peer_max.min(4096)),

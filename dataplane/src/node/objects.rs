@@ -283,12 +283,13 @@ impl Node {
         Ok(self.avs[av.0.idx()].av.insert(entry))
     }
 
-    /// Whether inserting `addr` ends a session over a port that loses nothing. Its other end may
+    /// Whether inserting `addr` ends a session over a path that loses nothing. Its other end may
     /// have been told of messages as delivered that lie in the port unseen.
     pub fn supersedes(&self, addr: &EpAddr) -> bool {
         let peer = self.by_mac.get(&self.peers, addr.mac).map(|p| &self.peers[p]);
         let other = |peer: &Peer| peer.inc != 0 && peer.inc != addr.incarnation;
-        self.lossless && addr.incarnation != 0 && peer.is_some_and(other)
+        let ends = |peer: &Peer| peer.path.is_lossless() && other(peer);
+        addr.incarnation != 0 && peer.is_some_and(ends)
     }
 
     /// Removes an address. Operations on their way to it go on.

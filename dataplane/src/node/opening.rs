@@ -141,6 +141,11 @@ impl Openings {
         self.progress.remove(&p);
     }
 
+    /// Whether an OPEN of ours has left for the session that is being opened with `p`.
+    pub(super) fn has_opened(&self, p: u32) -> bool {
+        self.path(p).tries > 0
+    }
+
     /// Whether another OPEN that proves nothing may be looked at.
     fn admit(&mut self, now: Instant) -> bool {
         if now.since(self.refilled) >= 1_000_000 || self.refilled == Instant(0) {
@@ -235,7 +240,8 @@ impl Node {
             target_inc: op.inc,
             echo_sid: op.sid,
             echo_epoch: op.epoch,
-            max_frame: self.frame_max,
+            max_frame: self.path_mtu(op.is_near()),
+            caps: op.caps & OpenOp::NEAR,
             window: WINDOW as u16,
             cookie: self.openings.secret.cookie(now, src, op),
             ..OpenOp::default()
@@ -261,10 +267,10 @@ impl Node {
     /// Notes what an OPEN says of the path: its length `len` and what arrived of ours. What is
     /// learned of the other end's limit is in `op` as well.
     pub(super) fn note_path(&mut self, p: u32, op: &OpenOp, len: u16) {
-        let most = self.frame_max.min(op.max_frame) as u16;
+        let most = self.path_mtu(self.peers[p].path.is_near()).min(op.max_frame) as u16;
         let (peer, path) = (&self.peers[p], self.openings.path_mut(p));
         path.most = most;
-        if self.lossless {
+        if peer.path.is_lossless() {
             path.passed = most;
             return;
         }
@@ -285,7 +291,8 @@ impl Node {
     /// another OPEN goes out, to find out whether longer frames pass, or to tell what did.
     pub(super) fn is_measured(&mut self, now: Instant, p: u32) -> bool {
         let path = self.openings.path(p);
-        if path.passed >= path.most && (path.tries <= 1 || self.lossless) {
+        let lossless = self.peers[p].path.is_lossless();
+        if path.passed >= path.most && (path.tries <= 1 || lossless) {
             return true;
         }
         let peer = &mut self.peers[p];
@@ -323,7 +330,7 @@ impl Node {
 
     /// Sends the OPEN that is due to a peer without an open session.
     pub(super) fn serve_open(&mut self, now: Instant, p: u32, out: &mut dyn FrameSink) {
-        if !self.peers[p].want_open {
+        if !self.peers[p].want_open || !self.choose_path(p, out) {
             return;
         }
         if self.is_content(p) {
@@ -352,7 +359,7 @@ impl Node {
     fn confirm_path(&mut self, p: u32, out: &mut dyn FrameSink) -> Tx {
         let op = OpenOp { frame: self.openings.path(p).passed, ..self.open_op(p, true) };
         let peer = &self.peers[p];
-        let base = Base { psn: peer.snd.una, ..peer.base(self.mac, self.crc, Ty::Open) };
+        let base = Base { psn: peer.snd.una, crc: self.has_crc(), ..peer.base(self.mac, Ty::Open) };
         let Reply { bytes, len } = Self::finished_open(&base, &op);
         let sent = out.send(&TxFrame::whole(&bytes[..len]));
         if sent == Tx::Sent {
@@ -373,7 +380,8 @@ impl Node {
             target_inc: peer.inc,
             echo_sid: if echoes { peer.remote_sid } else { 0 },
             echo_epoch: if echoes { peer.peer_epoch } else { 0 },
-            max_frame: self.frame_max,
+            caps: if peer.path.is_near() { OpenOp::NEAR } else { 0 },
+            max_frame: self.path_mtu(peer.path.is_near()),
             window: WINDOW as u16,
             grant: peer.granted,
             cookie: self.openings.path(p).cookie,
@@ -384,16 +392,18 @@ impl Node {
     fn send_open(&mut self, p: u32, out: &mut dyn FrameSink) {
         let peer = &self.peers[p];
         let (path, echoes) = (self.openings.path(p), peer.state == State::Answered);
-        let max = self.frame_max as u16;
+        let (near, lossless) = (peer.path.is_near(), peer.path.is_lossless());
+        let max = self.path_mtu(near) as u16;
         let len = if path.answers > 0 { path.answers } else { path.next_len(max) };
         let frame = if path.answers > 0 { path.answers } else { path.arrived };
-        let frame = if echoes && !self.lossless { frame } else { 0 };
+        let frame = if echoes && !lossless { frame } else { 0 };
         let op = OpenOp { frame, ..self.open_op(p, echoes) };
         let dst_sid = if echoes { peer.remote_sid } else { 0 };
-        let base = Base { dst_sid, psn: peer.snd.una, ..peer.base(self.mac, self.crc, Ty::Open) };
+        let (psn, crc) = (peer.snd.una, self.has_crc());
+        let base = Base { dst_sid, psn, crc, ..peer.base(self.mac, Ty::Open) };
         let Reply { bytes, len: head_len } = Self::finished_open(&base, &op);
         let padded = usize::from(len) + ETH_HDR_LEN;
-        let padding = if self.lossless { 0 } else { padded.saturating_sub(head_len) };
+        let padding = if lossless { 0 } else { padded.saturating_sub(head_len) };
         let body = Body::Bytes(&self.openings.padding[..padding]);
         let frame = TxFrame { head: &bytes[..head_len], body, tail: &[] };
         if out.send(&frame) != Tx::Sent {

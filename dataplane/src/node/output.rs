@@ -9,6 +9,7 @@ use barewire_driver::port::Tx;
 
 use super::ops::WrFlags;
 use super::packet::{Packet, Step};
+use super::path::Path;
 use super::peer::{Peer, State};
 use super::train::Train;
 use super::{AnySink, FrameSink, Node, Todo};
@@ -203,7 +204,7 @@ impl Node {
             let (ty, psn, body, wr) = (entry.ty, entry.psn, entry.body, entry.wr);
             let (op, op_len) = (entry.op, usize::from(entry.op_len));
             let last = self.peers[p].snd.lost == 1;
-            let ar = last || self.lossless;
+            let ar = last || self.peers[p].path.is_lossless();
             let packet =
                 Packet { ty, psn, op: &op[..op_len], body, wr, ar, ends: false, rtx: true };
             if self.emit(p, &packet, out) != Tx::Sent {
@@ -249,7 +250,7 @@ impl Node {
                 op: &op[..op_len],
                 body: BodyRef::None,
                 wr,
-                ar: self.lossless && !read,
+                ar: self.peers[p].path.is_lossless() && !read,
                 ends: false,
                 rtx: false,
             };
@@ -508,7 +509,8 @@ impl Node {
         let mut op = [0; OP_MAX];
         let data = DataOp { dst_op: wr.pull_op, dst_gen: wr.pull_gen, offset: wr.sent };
         let op_len = data.emit(&mut op);
-        let (offset_at, end, keep) = (DataOp::OFFSET_AT, wr.asked, !self.lossless);
+        let (offset_at, end) = (DataOp::OFFSET_AT, wr.asked);
+        let keep = !self.peers[p].path.is_lossless();
         let train = Train { ty: Ty::Data, op, op_len, offset_at, end, keep };
         if let Step::Full = self.send_train(now, (p, w), &train, most, out) {
             return Step::Full;
@@ -697,7 +699,8 @@ impl Node {
     /// else only if the application waits for the peer.
     #[inline]
     fn keeps(&self, w: u32) -> bool {
-        !self.lossless || self.tx[w].flags.contains(WrFlags::DELIVERY)
+        let wr = &self.tx[w];
+        !self.peers[wr.peer].path.is_lossless() || wr.flags.contains(WrFlags::DELIVERY)
     }
 
     #[inline]
@@ -711,27 +714,21 @@ impl Node {
         keep: bool,
     ) -> Packet<'a> {
         // On a port that loses nothing it is the one that somebody waits for.
-        let ar = if self.lossless { keep } else { self.asks(p, wr, true) };
+        let ar = if self.peers[p].path.is_lossless() { keep } else { self.asks(p, wr, true) };
         Packet { ty, psn: self.peers[p].snd.nxt, op, body, wr, ar, ends: wr != NONE, rtx: false }
     }
 
     /// Payload bytes that fit behind `op_len` bytes of operation header.
     #[inline]
     pub(super) fn payload_max(&self, p: u32, op_len: usize) -> usize {
-        self.room_in(self.peers[p].frame_max, op_len)
+        let peer = &self.peers[p];
+        room_in(peer.frame_max, peer.path, op_len)
     }
 
     /// As [`payload_max`](Self::payload_max), in an answer that is not longer than what it answers:
     /// that passed, so this does, although nobody here may have measured it.
     pub(super) fn answer_max(&self, p: u32, op_len: usize) -> usize {
-        self.room_in(self.frame_most(p), op_len)
-    }
-
-    #[inline]
-    fn room_in(&self, frame_max: u32, op_len: usize) -> usize {
-        let trailer = if self.crc { TRAILER_LEN } else { 0 };
-        let room = frame_max as usize + ETH_HDR_LEN - BASE_LEN - op_len - trailer;
-        room.min(usize::from(u16::MAX))
+        room_in(self.frame_most(p), self.peers[p].path, op_len)
     }
 
     /// Sends a packet with the next number, and keeps what it takes to send it again if `keep`.
@@ -759,7 +756,7 @@ impl Node {
             if wr != NONE {
                 self.tx[wr].unacked += 1;
             }
-            if ends && !self.lossless {
+            if ends && !peer.path.is_lossless() {
                 self.acks.left(p, peer, ar);
             }
         }
@@ -776,11 +773,11 @@ impl Node {
         self.base(peer, packet, body.len()).emit(fixed);
         rest[..packet.op.len()].copy_from_slice(packet.op);
         let head = &head[..BASE_LEN + packet.op.len()];
-        let mut tail = [0; TRAILER_LEN];
-        if self.crc {
+        let (crc, mut tail) = (peer.path.has_crc(), [0; TRAILER_LEN]);
+        if crc {
             tail = wire::trailer(head, &body);
         }
-        let tail = &tail[..if self.crc { TRAILER_LEN } else { 0 }];
+        let tail = &tail[..if crc { TRAILER_LEN } else { 0 }];
         let frame = TxFrame { head, body, tail };
         if peer.mac() == self.mac {
             return self.emit_to_self(p, packet);
@@ -810,7 +807,7 @@ impl Node {
     #[inline]
     fn base(&self, peer: &Peer, packet: &Packet<'_>, plen: usize) -> Base {
         let Packet { ty, psn, ar, rtx, .. } = *packet;
-        Base { psn, ar, rtx, plen: plen as u16, ..peer.base(self.mac, self.crc, ty) }
+        Base { psn, ar, rtx, plen: plen as u16, ..peer.base(self.mac, ty) }
     }
 
     /// A frame to ourselves: bytes that [`transmit`](Self::transmit) gives to `on_frame`.
@@ -828,7 +825,7 @@ impl Node {
         self.base(&self.peers[p], packet, body.len()).emit(fixed);
         rest[..packet.op.len()].copy_from_slice(packet.op);
         body.copy_to(&mut rest[packet.op.len()..]);
-        if self.crc {
+        if self.peers[p].path.has_crc() {
             let crc = wire::crc_of_head(&bytes).to_le_bytes();
             bytes.extend_from_slice(&crc);
         }
@@ -862,4 +859,13 @@ impl Node {
             }
         }
     }
+}
+
+/// Payload bytes of a frame of `frame_max` bytes behind the Ethernet header, and behind `op_len`
+/// bytes of operation header.
+#[inline]
+fn room_in(frame_max: u32, path: Path, op_len: usize) -> usize {
+    let trailer = if path.has_crc() { TRAILER_LEN } else { 0 };
+    let room = frame_max as usize + ETH_HDR_LEN - BASE_LEN - op_len - trailer;
+    room.min(usize::from(u16::MAX))
 }

@@ -20,6 +20,7 @@ use barewire_driver::hint::rarely;
 use barewire_driver::port::MacAddr;
 
 use super::AvTable;
+use super::path::Path;
 use crate::plant::{Bug, planted};
 use crate::proto::blocks::UNIT;
 use crate::rel::psn::Psn;
@@ -169,13 +170,13 @@ pub(crate) struct Peer {
     /// Largest number of bytes after the Ethernet header that both take.
     pub(crate) frame_max: u32,
     pub(crate) state: State,
-    /// The session is open, and the port loses nothing or damages nothing unseen: most messages
+    /// The session is open, and what nothing is lost of is not checked for damage: most messages
     /// take the short way.
     pub(crate) plain: bool,
+    /// What the path to it promises.
+    pub(crate) path: Path,
     /// The next packet in order was refused for this reason and has to be replaced.
     pub(crate) refused: u8,
-    /// Timeouts in a row; while nothing is in flight, PINGs in a row that brought no credit.
-    pub(crate) backoff: u8,
     /// [`is_quiet`](Self::is_quiet) has said so, and nothing has happened since that would make it
     /// say anything else.
     pub(crate) quiet: bool,
@@ -274,6 +275,8 @@ pub(crate) struct Peer {
     pub(crate) last_unacked: u16,
     /// Reads, but those of the short way, that have bytes missing.
     pub(crate) reads: u8,
+    /// Timeouts in a row; while nothing is in flight, PINGs in a row that brought no credit.
+    pub(crate) backoff: u8,
     /// The tail probe of this flight is out.
     pub(crate) probed: bool,
     /// Stands in the list of peers that wait for free blocks.
@@ -394,17 +397,17 @@ impl Peer {
         MacAddr([a, b, c, d, e, f])
     }
 
-    /// What every packet of type `ty` to the peer starts with, from station `src`, with a checksum
-    /// if `crc`; its number, if it has one, is the next.
+    /// What every packet of type `ty` to the peer starts with, from station `src`; its number, if
+    /// it has one, is the next.
     #[inline]
-    pub(crate) fn base(&self, src: MacAddr, crc: bool, ty: Ty) -> Base {
+    pub(crate) fn base(&self, src: MacAddr, ty: Ty) -> Base {
         Base {
             dst: self.mac(),
             src,
             ty,
             ar: false,
             rtx: false,
-            crc,
+            crc: self.path.has_crc(),
             dst_sid: self.remote_sid,
             psn: self.snd.nxt,
             cack: self.rcv_nxt,

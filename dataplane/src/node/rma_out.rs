@@ -128,7 +128,7 @@ impl Node {
         wr: u32,
         wait: bool,
     ) -> Packet<'a> {
-        let ar = if self.lossless { wait } else { self.asks(p, wr, wait) };
+        let ar = if self.peers[p].path.is_lossless() { wait } else { self.asks(p, wr, wait) };
         let psn = self.peers[p].snd.nxt;
         Packet { ty, psn, op, body, wr, ar, ends: wait, rtx: false }
     }
@@ -320,7 +320,8 @@ impl Node {
         j: u32,
         out: &mut dyn FrameSink,
     ) -> Step {
-        if !self.lossless && !self.can_keep() {
+        let keep = !self.peers[p].path.is_lossless();
+        if keep && !self.can_keep() {
             return Step::Full;
         }
         let job = &self.jobs[j];
@@ -345,7 +346,7 @@ impl Node {
             }
         };
         let packet = self.rma_packet(p, ty, &op, body, NONE, false);
-        if !self.send_numbered(now, p, packet, !self.lossless, out) {
+        if !self.send_numbered(now, p, packet, keep, out) {
             return Step::Full;
         }
         self.job_sent(p, j, n, body);
@@ -354,10 +355,11 @@ impl Node {
 
     /// A packet of an answer has left, with `n` bytes of a region if it is a read's.
     fn job_sent(&mut self, p: u32, j: u32, n: u32, body: BodyRef) {
+        let lossless = self.peers[p].path.is_lossless();
         if let JobKind::Read { mr, from, to, left, .. } = &mut self.jobs[j].kind {
             (*from, *to, *left) = (*from + u64::from(n), *to + u64::from(n), *left - n);
             let (m, done) = (*mr, *left == 0);
-            if self.lossless {
+            if lossless {
                 self.region_read(body);
             } else {
                 self.mrs[m].readers += 1;
@@ -369,7 +371,7 @@ impl Node {
                 jobq.remove(&mut self.jobs, j);
                 jobq.push_back(&mut self.jobs, j);
             }
-        } else if !self.lossless && matches!(body, BodyRef::Job { .. }) {
+        } else if !lossless && matches!(body, BodyRef::Job { .. }) {
             // Kept until acknowledged, which is what makes a repeated answer the first one.
             self.peers[p].jobq.remove(&mut self.jobs, j);
             self.jobs[j].queued = false;

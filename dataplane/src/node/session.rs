@@ -15,7 +15,6 @@ use super::{FrameSink, Node, Reply};
 use crate::error::Error;
 use crate::flags::CqFlags;
 use crate::plant::{Bug, planted};
-use crate::rel::congestion::{CongestionControl, Controller};
 use crate::rel::psn::Psn;
 use crate::rel::rtt::Rtt;
 use crate::rel::sack::RcvBitmap;
@@ -113,15 +112,12 @@ impl Node {
         let kept = if state == State::Answered { blocks / 4 } else { 0 };
         let free = self.blocks_unpromised.saturating_sub(kept);
         let grant = GRANT_FIRST.min(free as u32);
-        let (epoch, active, lossless) = (self.epoch, now, self.lossless);
+        let (epoch, active) = (self.epoch, now);
         let peer = &mut self.peers[p];
         peer.state = state;
         peer.sid = next_sid(p, generation);
         peer.epoch = epoch;
         peer.snd = SendWindow::new(first);
-        if lossless {
-            peer.snd.cwnd = Controller::whole();
-        }
         peer.rcv = RcvBitmap::new();
         peer.rtt = Rtt::default();
         (peer.snd.credit, peer.credit_used, peer.consumed) = (0, 0, 0);
@@ -134,6 +130,7 @@ impl Node {
         peer.heard = active;
         peer.probe_at = now;
         peer.reorder_at = Instant(0);
+        self.set_path(p, false);
         self.openings.forget(p);
         self.observed.tallies[p as usize] = Tally::new(now, first);
         self.blocks_unpromised -= grant as usize;
@@ -184,6 +181,10 @@ impl Node {
             self.counters.rx_bad_open += 1;
             return;
         };
+        if self.is_path_changed(p, op) {
+            self.counters.rx_not_near += 1;
+            return;
+        }
         let peer = &self.peers[p];
         let (ours, theirs, over) = compare(peer, op);
         let named = peer.inc == 0 || peer.inc == op.inc;
@@ -277,6 +278,7 @@ impl Node {
         }
         let proven = self.is_proven(now, base.src, op);
         self.begin(now, p, State::Answered);
+        self.set_path(p, op.is_near());
         self.pair(p, base, op);
         let peer = &mut self.peers[p];
         peer.opens = !peer.wrs.is_empty() || peer.coll_waits > 0;
@@ -323,7 +325,8 @@ impl Node {
     /// Whether packets of an open session may take the ways that ask fewer questions: not where
     /// peers are looked up, nor before every endpoint was told that an earlier session was lost.
     pub(super) fn is_plain(&self, p: u32) -> bool {
-        let asks = self.settings.inserted || self.lossless && self.crc;
+        let path = self.peers[p].path;
+        let asks = self.settings.inserted || path.is_lossless() && path.has_crc();
         !asks && !self.observed.losses.concern(p)
     }
 
@@ -361,10 +364,9 @@ impl Node {
     /// learns by an RST, and may have taken the OPEN for an old one before. Who counts on what lies
     /// in its memory begins again to repeat it.
     fn open_anew(&mut self, now: Instant, src: MacAddr) {
-        let Some(p) = self.by_mac.get(&self.peers, src).filter(|_| self.tells_presence) else {
-            return;
-        };
-        if self.peers[p].state == State::Opening {
+        let Some(p) = self.by_mac.get(&self.peers, src) else { return };
+        let peer = &self.peers[p];
+        if peer.path.tells_presence() && peer.state == State::Opening {
             self.peers[p].backoff = 0;
             self.arm_timer(now, p);
         }
@@ -412,7 +414,7 @@ impl Node {
             ty,
             ar: false,
             rtx: false,
-            crc: self.crc,
+            crc: self.has_crc(),
             dst_sid,
             psn,
             cack: Psn(0),
@@ -470,7 +472,7 @@ impl Node {
 
     /// The other end does not know the session that we wanted, or answered, or is `other_life`.
     /// Nothing was sent yet: what waits goes out with the next one, unless that is another life's.
-    fn open_again(&mut self, now: Instant, p: u32, other_life: bool) {
+    pub(super) fn open_again(&mut self, now: Instant, p: u32, other_life: bool) {
         let claimed = self.peers[p].is_life_claimed;
         self.forget(p);
         if other_life {
@@ -670,7 +672,7 @@ impl Node {
                 if self.is_overdue(peer) && self.was_asked(peer) {
                     return Some(self.last_open_at(peer));
                 }
-                let pause = match self.tells_presence && peer.backoff >= PROBES_MIN {
+                let pause = match peer.path.tells_presence() && peer.backoff >= PROBES_MIN {
                     true => self.probe_interval(peer),
                     false => self.open_rto(peer),
                 };
@@ -683,7 +685,7 @@ impl Node {
                 if let Some(at) = peer.nack.waits(self.polled_at) {
                     sooner(at);
                 }
-                if !self.lossless && !peer.snd.is_empty() {
+                if !peer.path.is_lossless() && !peer.snd.is_empty() {
                     sooner(peer.progress_at + self.patience(peer));
                     if peer.reorder_at != Instant(0) {
                         sooner(peer.reorder_at);
@@ -697,7 +699,7 @@ impl Node {
     /// When a peer that owes us something is probed, or the port asked whether it lives, or its
     /// silence has lasted long enough.
     fn probe_due(&self, peer: &Peer) -> Instant {
-        if !self.tells_presence && self.is_overdue(peer) && self.was_asked(peer) {
+        if !peer.path.tells_presence() && self.is_overdue(peer) && self.was_asked(peer) {
             return self.answered_by(peer);
         }
         (peer.probe_at + self.probe_interval(peer)).min(self.verdict_at(peer))
@@ -706,7 +708,7 @@ impl Node {
     /// When the silence of a peer has lasted T_dead, or later, when its last probe has had time to
     /// be answered. The end of time where the port knows who lives.
     fn verdict_at(&self, peer: &Peer) -> Instant {
-        if self.tells_presence || self.is_overdue(peer) && !self.was_asked(peer) {
+        if peer.path.tells_presence() || self.is_overdue(peer) && !self.was_asked(peer) {
             return Instant(u64::MAX);
         }
         (peer.heard + self.settings.t_dead_ns).max(self.answered_by(peer))
@@ -773,8 +775,8 @@ impl Node {
     /// A tenth of T_dead; less where the port is asked who lives, and while a lost grant may be all
     /// that keeps us from sending: then twice as long for each answer that brought none.
     fn probe_interval(&self, peer: &Peer) -> u64 {
-        let most = if self.tells_presence { PRESENCE_NS } else { u64::MAX };
-        if self.lossless || !peer.is_stalled() {
+        let most = if peer.path.tells_presence() { PRESENCE_NS } else { u64::MAX };
+        if peer.path.is_lossless() || !peer.is_stalled() {
             return self.probe_ns().min(most);
         }
         peer.rtt.rto_ns(self.rto_floor_ns, peer.backoff).min(self.probe_ns()).min(most)
@@ -785,7 +787,7 @@ impl Node {
         self.peers[p].timer_at = Instant(u64::MAX);
         let peer = &self.peers[p];
         let waits = peer.state != State::Open || peer.owes();
-        let presence = match self.tells_presence && waits {
+        let presence = match peer.path.tells_presence() && waits {
             true => out.presence(peer.mac()),
             false => Presence::Unknown,
         };
@@ -812,9 +814,10 @@ impl Node {
             }
             State::Open => {
                 // Alive, but what it announced does not come, and others want to pull.
-                let stalled = !self.tells_presence && self.pulls_stalled(p);
+                let tells_presence = peer.path.tells_presence();
+                let stalled = !tells_presence && self.pulls_stalled(p);
                 let peer = &self.peers[p];
-                let silent = !self.tells_presence && peer.owes() && self.is_silent(peer);
+                let silent = !tells_presence && peer.owes() && self.is_silent(peer);
                 if presence == Presence::Absent {
                     return self.peer_died(now, p, EndReason::Died);
                 }
@@ -872,7 +875,7 @@ impl Node {
         if self.end_if_stuck(now, p) {
             return;
         }
-        if !self.lossless && !self.peers[p].snd.is_empty() {
+        if !self.peers[p].path.is_lossless() && !self.peers[p].snd.is_empty() {
             self.on_loss_timer(now, p);
         }
         if self.peers[p].nack.is_due(now) {
@@ -891,7 +894,7 @@ impl Node {
         let asked = self.was_asked(&self.peers[p]);
         let peer = &mut self.peers[p];
         let missing = PROBES_MIN.saturating_sub(peer.probes);
-        let count = match (overdue, self.tells_presence) {
+        let count = match (overdue, peer.path.tells_presence()) {
             // Its ring holds them until it polls.
             (_, true) => missing.min(1),
             (true, false) if asked => return,

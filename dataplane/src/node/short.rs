@@ -216,7 +216,7 @@ impl Node {
         let route = &ep.route;
         let p = if AT_HAND { route.plain_peer[usize::from(tagged)] } else { route.peer };
         let peer = self.peers.at_mut(p)?;
-        if KEPT && (self.tx.is_full() || self.sent.is_full()) {
+        if KEPT && (peer.path.is_lossless() || self.tx.is_full() || self.sent.is_full()) {
             return rarely(None);
         }
         // The last one that may leave asks for an acknowledgement, and then there is something to
@@ -237,7 +237,7 @@ impl Node {
         let msg = ShortMsg { peer, src: &self.word, ep, ar, req };
         // The receiver has it from here on; what follows is done meanwhile.
         if KEPT {
-            if !send_checked(out, &msg, self.crc) {
+            if !send_checked(out, &msg, self.far.has_crc()) {
                 return rarely(None);
             }
         } else if out.send_msg(&msg) != Tx::Sent {
@@ -394,7 +394,7 @@ impl Node {
     /// Takes any frame, where they may be lost.
     #[inline(never)]
     pub(super) fn on_frame_kept(&mut self, now: Instant, frame: &RxFrame<'_>) {
-        let is_message = PlainMsg::is_kind_of(frame, self.crc);
+        let is_message = PlainMsg::is_kind_of(frame, self.has_crc());
         if !is_message || !self.take_plain::<true>(now, frame) {
             self.on_frame_long(now, frame);
         }
@@ -408,11 +408,13 @@ impl Node {
         now: Instant,
         frame: &RxFrame<'_>,
     ) -> bool {
-        let crc = KEPT && self.crc;
+        let crc = KEPT && self.has_crc();
         let Some((head, msg)) = PlainMsg::parse(frame, crc) else { return rarely(false) };
         let p = slot_of(msg.dst_sid);
         let Some(peer) = self.peers.at_mut(p) else { return rarely(false) };
-        if !is_next(peer, self.word, (&head, &msg)) || !KEPT && head.asks_ack() {
+        if !is_next(peer, self.word, (&head, &msg))
+            || if KEPT { peer.path.is_lossless() } else { head.asks_ack() }
+        {
             return rarely(false);
         }
         let Some((acked, granted)) = hear::<KEPT>(peer, msg.cack, msg.grant) else {

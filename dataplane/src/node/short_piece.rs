@@ -16,11 +16,14 @@ impl Node {
     /// nothing has happened.
     #[inline(always)]
     pub(super) fn take_piece(&mut self, now: Instant, frame: &RxFrame<'_>) -> bool {
-        let Some((plain, piece)) = PlainBase::piece(frame, self.crc) else { return false };
+        let crc = self.has_crc() && !frame.is_near();
+        let Some((plain, piece)) = PlainBase::piece(frame, crc) else { return false };
         let p = slot_of(plain.dst_sid());
         let Some(peer) = self.peers.at_mut(p) else { return false };
         if !peer.plain
-            || self.lossless && plain.asks_ack()
+            || peer.path.has_crc() != crc
+            || peer.path.is_near() && !frame.is_near()
+            || peer.path.is_lossless() && plain.asks_ack()
             || peer.refused != 0
             || !peer.rcv.is_empty()
             || (plain.head.dst ^ self.word) << 16 != 0
@@ -31,14 +34,14 @@ impl Node {
         {
             return false;
         }
-        let (base, len) = (plain.base(piece.ty(), self.crc), usize::from(plain.plen()));
+        let (base, len) = (plain.base(piece.ty(), crc), usize::from(plain.plen()));
         match piece {
             PlainPiece::MsgM => {
                 let Ok(op) = MsgMOp::parse(frame, &base) else { return false };
                 let follows = self.halves.get(peer.inbound).is_some_and(|half| {
                     op.offset != 0 && (half.off, half.len) == (op.offset, op.msg_len)
                 });
-                if !follows || self.crc && !verify_crc(frame, op.payload_off() + len) {
+                if !follows || crc && !verify_crc(frame, op.payload_off() + len) {
                     return false;
                 }
                 let taken = self.on_msgm(now, p, frame, &op, (op.payload_off(), len));
@@ -46,15 +49,16 @@ impl Node {
             }
             PlainPiece::Data => {
                 let Ok(op) = DataOp::parse(frame, &base) else { return false };
-                if self.crc && !verify_crc(frame, op.payload_off() + len) {
+                if crc && !verify_crc(frame, op.payload_off() + len) {
                     return false;
                 }
                 self.on_data(now, p, frame, &op, (op.payload_off(), len));
             }
         }
         self.count_received(p, frame);
-        let (active, lossless) = (self.polled_at, self.lossless);
+        let active = self.polled_at;
         let peer = &mut self.peers[p];
+        let lossless = peer.path.is_lossless();
         (peer.heard, peer.probes) = (active, 0);
         if !lossless {
             peer.note_arrival(now, plain.psn(), false);

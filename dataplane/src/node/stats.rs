@@ -26,6 +26,9 @@ pub struct NodeCounters {
     pub rx_not_ours: u64,
     /// Frames without the checksum that this node demands.
     pub rx_no_crc: u64,
+    /// Frames of a near session, or OPENs of one, that did not come through memory, and OPENs that
+    /// did and say otherwise.
+    pub rx_not_near: u64,
     /// Packets for a session that does not exist.
     pub rx_no_session: u64,
     /// Packets whose acknowledgement covers what was never sent.
@@ -106,6 +109,7 @@ impl Default for NodeCounters {
             rx_wire: [0; WireError::COUNT],
             rx_not_ours: 0,
             rx_no_crc: 0,
+            rx_not_near: 0,
             rx_no_session: 0,
             rx_bad_ack: 0,
             rx_duplicate: 0,
@@ -455,7 +459,7 @@ impl Node {
             silent_ns: if is_timed { silent_ns } else { 0 },
             tx_packets,
             rx_packets,
-            bytes: (!self.lossless).then_some((tally.tx_bytes, tally.rx_bytes)),
+            bytes: (!peer.path.is_lossless()).then_some((tally.tx_bytes, tally.rx_bytes)),
             retransmits: tally.retransmits,
             timeouts: tally.timeouts,
             rtt_min_ns: if min_ns == u32::MAX.into() { 0 } else { min_ns },

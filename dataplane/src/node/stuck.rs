@@ -56,7 +56,7 @@ impl Node {
         let t_dead = (self.settings.t_dead_ns >> UNIT_BITS) as u32;
         let peer = &self.peers[p];
         // Where frames get lost, one or two in a row say nothing of the path.
-        let repeated = self.lossless || peer.backoff > REPEATED;
+        let repeated = peer.path.is_lossless() || peer.backoff > REPEATED;
         if peer.snd.in_flight() == 0 || !repeated {
             if !self.openings.progress.is_empty() {
                 self.openings.progress.remove(&p);
@@ -80,7 +80,7 @@ impl Node {
     fn oldest_len(&self, p: u32) -> u32 {
         let Some(idx) = self.peers[p].snd.oldest(&self.sent) else { return 0 };
         let entry = &self.sent[idx];
-        let trailer = if self.crc { wire::TRAILER_LEN } else { 0 };
+        let trailer = if self.peers[p].path.has_crc() { wire::TRAILER_LEN } else { 0 };
         let head = wire::BASE_LEN + usize::from(entry.op_len);
         (head + self.body(entry.body).len() + trailer) as u32
     }

@@ -15,6 +15,7 @@ mod fetch;
 mod handed;
 mod hostile;
 mod lost;
+mod near;
 mod notices;
 mod pack;
 mod pulls;
@@ -68,7 +69,6 @@ fn caps(mac: u8, mtu: usize, lossless: bool) -> PortCaps {
         rto_floor_ns: 100_000,
         tells_presence: false,
         near_mtu: 0,
-        near_mtu: 0,
         link_bps: 0,
         name: "test".into(),
     }
@@ -79,13 +79,18 @@ fn end(mac: u8, mtu: usize, lossless: bool) -> End {
 }
 
 fn end_with(mac: u8, mtu: usize, lossless: bool, settings: NodeSettings) -> End {
+    end_on(caps(mac, mtu, lossless), settings)
+}
+
+fn end_on(port: PortCaps, settings: NodeSettings) -> End {
+    let mac = port.mac.0[5];
     let settings = NodeSettings {
         incarnation: u64::from(mac) + 100,
         seed: u64::from(mac) * 77,
         t_dead_ns: 500_000_000,
         ..settings
     };
-    let mut node = Node::new(settings, &caps(mac, mtu, lossless)).unwrap();
+    let mut node = Node::new(settings, &port).unwrap();
     let cq = node.cq_open(128).unwrap();
     let av = node.av_open(8).unwrap();
     let ep_caps = Caps::MSG | Caps::TAGGED | Caps::SOURCE | Caps::MULTI_RECV | Caps::DIRECTED_RECV;

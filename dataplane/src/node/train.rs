@@ -43,12 +43,12 @@ impl Node {
         if self.peers[p].mac() == self.mac {
             return self.send_piece_to_self(now, (p, w), train, room, out);
         }
-        let (crc, lossless) = (self.crc, self.lossless);
         let (peer, wr) = (&mut self.peers[p], &mut self.tx[w]);
+        let (crc, lossless) = (peer.path.has_crc(), peer.path.is_lossless());
         let op_end = BASE_LEN + train.op_len;
         let mut head = [0; BASE_LEN + OP_MAX];
         head[BASE_LEN..].copy_from_slice(&train.op);
-        let mut base = peer.base(self.mac, crc, train.ty);
+        let mut base = peer.base(self.mac, train.ty);
         for _ in 0..most {
             if wr.sent == train.end || !peer.snd.open() {
                 break;

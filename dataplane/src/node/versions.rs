@@ -35,7 +35,7 @@ impl Node {
     pub(super) fn on_other_version(&mut self, now: Instant, frame: &RxFrame<'_>) {
         let Some(other) = Stranger::parse(frame) else { return };
         let from_us = other.base.dst != self.mac || other.base.src == self.mac;
-        if from_us || self.crc && !other.crc {
+        if from_us || self.has_crc() && !other.crc {
             return;
         }
         if other.base.ty == Ty::Rst as u8 {

@@ -22,7 +22,8 @@ pub struct OpenOp {
     pub echo_sid: u32,
     /// The receiver's `epoch`, likewise.
     pub echo_epoch: u32,
-    /// What the sender can do besides; a bit not known here is a feature not used. 0 now.
+    /// What the sender can do besides: [`NEAR`](Self::NEAR). A bit not known here is a feature not
+    /// used.
     pub caps: u32,
     /// Most bytes behind the Ethernet header that the sender accepts, at least 256.
     pub max_frame: u32,
@@ -66,6 +67,15 @@ impl Default for OpenOp {
 impl OpenOp {
     /// Length in a frame, bytes.
     pub const LEN: usize = 64;
+
+    /// In [`caps`](Self::caps): the two nodes are processes of one node, this frame goes through
+    /// memory, and so does every other of the session.
+    pub const NEAR: u32 = 1 << 0;
+
+    /// Whether it says so.
+    pub fn is_near(&self) -> bool {
+        self.caps & Self::NEAR != 0
+    }
 
     /// Whether it answers an OPEN of its receiver.
     pub fn is_answer(&self) -> bool {

@@ -776,7 +776,7 @@ pub(super) fn lie(pair: &mut Pair, resp: RespOp, more: u32) {
         ty: Ty::Resp,
         ar: false,
         rtx: false,
-        crc: to.node.crc,
+        crc: to.node.has_crc(),
         dst_sid: peer.remote_sid,
         psn: peer.snd.number(),
         cack: Psn(peer.rcv_nxt.0.wrapping_add(more)),

@@ -19,7 +19,8 @@ impl FrameSink for Seen<'_> {
 
 fn seen(mac: u8, incarnation: u64) -> End {
     let mut end = end(mac, 1500, true);
-    (end.node.tells_presence, end.node.settings.incarnation) = (true, incarnation);
+    end.node.far |= Path::PRESENCE;
+    end.node.settings.incarnation = incarnation;
     end
 }
 

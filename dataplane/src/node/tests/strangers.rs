@@ -14,7 +14,7 @@ fn strict() -> NodeSettings {
 
 /// Hands `node` a packet of the stranger, and says which packets it answers.
 fn say(node: &mut Node, dst_sid: u32, op: &Op) -> Vec<Vec<u8>> {
-    let (dst, crc) = (node.mac, node.crc);
+    let (dst, crc) = (node.mac, node.has_crc());
     let (ty, src) = (if matches!(op, Op::Open(_)) { Ty::Open } else { Ty::Msg }, STRANGER);
     let (ar, rtx, psn, cack, grant, plen) = (false, false, Psn(1), Psn(0), 0, 0);
     let base = Base { dst, src, ty, ar, rtx, crc, dst_sid, psn, cack, grant, plen };
@@ -148,7 +148,7 @@ fn only_inserted_peers_reach_an_endpoint_or_a_region() {
 /// An OPEN of the station `n`, for somebody who names its receiver's life.
 fn open_of(node: &mut Node, now: Instant, n: u32) -> Vec<Vec<u8>> {
     let [_, a, b, c] = n.to_be_bytes();
-    let (dst, crc, src) = (node.mac, node.crc, MacAddr([6, 0, 0, a, b, c]));
+    let (dst, crc, src) = (node.mac, node.has_crc(), MacAddr([6, 0, 0, a, b, c]));
     let (ty, ar, rtx, psn) = (Ty::Open, false, false, Psn(1));
     let (cack, grant, plen, dst_sid) = (Psn(0), 0, 0, 0);
     let base = Base { dst, src, ty, ar, rtx, crc, dst_sid, psn, cack, grant, plen };

@@ -1,0 +1,106 @@
+//! Which sessions are near: who may say so, and what becomes of one whose path changes before it is
+//! open. See [`Path`].
+
+use barewire_driver::frame::{ETH_HDR_LEN, RxFrame};
+use barewire_driver::hint::rarely;
+
+use super::path::Path;
+use super::peer::{State, slot_of};
+use super::{FrameSink, Node};
+use crate::rel::congestion::{CongestionControl, Controller};
+use crate::wire::{Base, OpenOp};
+
+impl Node {
+    /// Whether frames to and from stations without a session carry a checksum, on the wire.
+    #[inline(always)]
+    pub(super) fn has_crc(&self) -> bool {
+        self.far.has_crc()
+    }
+
+    /// Bytes of the longest frame that may arrive.
+    pub(super) fn frame_len(&self) -> usize {
+        self.frame_max.max(self.near_max) as usize + ETH_HDR_LEN
+    }
+
+    /// The path to a near peer, or to any other.
+    fn path(&self, near: bool) -> Path {
+        if !near {
+            return self.far;
+        }
+        let mut path = Path::LOSSLESS | Path::PRESENCE | Path::NEAR;
+        path.set(Path::CRC, self.settings.crc == Some(true));
+        path
+    }
+
+    /// Longest frame to a near peer or to any other, bytes after the Ethernet header.
+    pub(super) fn path_mtu(&self, near: bool) -> u32 {
+        if near { self.near_max } else { self.frame_max }
+    }
+
+    /// The session with `p`, over which nothing was sent, has a near path, or a far one.
+    pub(super) fn set_path(&mut self, p: u32, near: bool) {
+        let path = self.path(near);
+        let peer = &mut self.peers[p];
+        peer.path = path;
+        let window = if path.is_lossless() { Controller::whole() } else { Controller::default() };
+        peer.snd.cwnd = window;
+    }
+
+    /// Chooses the path of a session whose OPEN is about to leave. False if another session is to
+    /// be begun in its place, as the peer has come near or gone away since its OPEN was seen.
+    pub(super) fn choose_path(&mut self, p: u32, out: &mut dyn FrameSink) -> bool {
+        if self.near_max == 0 {
+            return true;
+        }
+        let peer = &self.peers[p];
+        let near = out.is_near(peer.mac());
+        if near == peer.path.is_near() {
+            return true;
+        }
+        rarely(());
+        if peer.state == State::Opening && !self.openings.has_opened(p) {
+            self.set_path(p, near);
+            return true;
+        }
+        self.open_again(self.polled_at, p, false);
+        false
+    }
+
+    /// Whether `op` is of the session that is being opened with `p`, or crosses its OPEN, and says
+    /// of the path what we do not. Then one of the two ends has not noticed yet that they have come
+    /// near to each other or gone away, and the other's next OPEN will be of another session; or a
+    /// station says that it is a near one.
+    ///
+    /// An OPEN that came through memory is believed: our own session gives way to it.
+    pub(super) fn is_path_changed(&mut self, p: u32, op: &OpenOp) -> bool {
+        let peer = &self.peers[p];
+        if op.is_near() == peer.path.is_near() {
+            return false;
+        }
+        match peer.state {
+            State::Idle | State::Open => false,
+            State::Answered => op.inc == peer.inc && op.epoch == peer.peer_epoch,
+            // Who named another life learns by the answer to its next OPEN that there is none.
+            State::Opening => {
+                let named = peer.inc == 0 || peer.inc == op.inc;
+                let gives_way = op.is_near() && !op.is_answer() && named;
+                if gives_way {
+                    self.forget(p);
+                }
+                !gives_way
+            }
+        }
+    }
+
+    /// What a frame of no session of ours has to promise.
+    pub(super) fn stranger_path(&self, frame: &RxFrame<'_>) -> Path {
+        self.path(frame.is_near())
+    }
+
+    /// Whether a near frame names a session whose path is near, as its frames have to be.
+    pub(super) fn is_of_near_session(&self, frame: &RxFrame<'_>) -> bool {
+        let sid = Base::dst_sid_of(frame).unwrap_or(0);
+        let peer = self.peers.get(slot_of(sid)).filter(|peer| peer.sid == sid);
+        peer.is_some_and(|peer| peer.path.is_near())
+    }
+}

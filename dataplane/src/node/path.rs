@@ -1,0 +1,61 @@
+//! What the path to a peer promises: a property of the session, since one port may reach processes
+//! of this node through memory and everybody else through a NIC.
+//!
+//! A session is *near* if its OPEN came through memory that the peer's process alone can have
+//! written, and says so itself (`docs/wire.md`, "Sessions"); any other is *far*. It stays what it
+//! is until it ends.
+
+use barewire_driver::port::PortCaps;
+
+bitflags::bitflags! {
+    /// See the module.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub(crate) struct Path: u8 {
+        /// A frame that the port took arrives, once and in order: what leaves need not be kept.
+        const LOSSLESS = 1 << 0;
+        /// Frames carry a checksum.
+        const CRC = 1 << 1;
+        /// The port knows whether the peer's process lives.
+        const PRESENCE = 1 << 2;
+        /// The peer is a process of this node, on a port that has others as well: its frames are
+        /// [near](barewire_driver::frame::RxFrame::is_near), and those that are not are no frames
+        /// of the session.
+        const NEAR = 1 << 3;
+    }
+}
+
+impl Path {
+    /// The path to peers that are not near, on a port with `caps`; `crc` if the node was set to
+    /// send checksums or not to.
+    pub(super) fn far(caps: &PortCaps, crc: Option<bool>) -> Self {
+        let mut path = Self::empty();
+        path.set(Self::LOSSLESS, caps.lossless);
+        path.set(Self::PRESENCE, caps.tells_presence);
+        path.set(Self::CRC, crc.unwrap_or(!caps.lossless));
+        path
+    }
+
+    /// Whether nothing gets lost.
+    #[inline(always)]
+    pub(crate) fn is_lossless(self) -> bool {
+        self.contains(Self::LOSSLESS)
+    }
+
+    /// Whether frames carry a checksum.
+    #[inline(always)]
+    pub(crate) fn has_crc(self) -> bool {
+        self.contains(Self::CRC)
+    }
+
+    /// Whether the port tells who lives.
+    #[inline(always)]
+    pub(crate) fn tells_presence(self) -> bool {
+        self.contains(Self::PRESENCE)
+    }
+
+    /// Whether it leads through memory to a process of this node, on a port with both kinds.
+    #[inline(always)]
+    pub(crate) fn is_near(self) -> bool {
+        self.contains(Self::NEAR)
+    }
+}
