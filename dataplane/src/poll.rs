@@ -59,7 +59,8 @@ pub struct Engine {
     /// When the clock was last read.
     now: Instant,
     /// Turns that may pass before it is read again, and as many that the port will not have counted
-    /// by then.
+    /// by then. On a port that may lose frames, where each turn reads it, the second is the number
+    /// of turns since the last one that looked for everything.
     untimed: u32,
     uncounted: u32,
     /// It was read in the last turn.
@@ -489,6 +490,9 @@ impl Engine {
         if moved > 0 && self.node.has_answers() {
             self.answer();
         }
+        if self.node.owes_acks(self.now) {
+            self.acknowledge();
+        }
         let due = if timed { !self.node.passes(self.now) } else { self.node.has_due() };
         if due {
             return Ok(moved + self.transmit(self.now)?);
@@ -515,13 +519,37 @@ impl Engine {
         Some(self.after_few(few))
     }
 
-    /// As [`brisk_turn`](Self::brisk_turn), for another port whose type is known.
+    /// As [`brisk_turn`](Self::brisk_turn), for any other port. One that may lose frames reads the
+    /// clock, and looks for what is due by time.
     #[inline(always)]
     pub fn brisk_turn_far(&mut self) -> Option<usize> {
+        if !self.node.is_lossless() {
+            return self.timed_turn();
+        }
         let Some(left) = self.untimed.checked_sub(1) else { return rarely(None) };
         let few = self.port.far(TakeFew(ToNode::of(&mut self.node, &self.now)))?;
         self.untimed = left;
         Some(self.after_few(few))
+    }
+
+    /// A turn on a port that may lose frames, but for what [`turn`](Self::turn) looks for now and
+    /// then. `None`, and nothing has happened, if it is time for that.
+    #[inline(always)]
+    fn timed_turn(&mut self) -> Option<usize> {
+        let now = Self::now();
+        if self.uncounted == UNTIMED_TURNS || now.since(self.now) >= BRISK_NS {
+            return rarely(None);
+        }
+        self.uncounted += 1;
+        (self.now, self.turned_at) = (now, now);
+        self.node.tick(now);
+        match self.port.far(TakeFew(ToNode::of(&mut self.node, &self.now))).flatten() {
+            Some(moved) if self.node.passes(now) => Some(moved),
+            few => {
+                rarely(());
+                Some(self.busy_turn(few))
+            }
+        }
     }
 
     /// What follows in a [`brisk_turn`](Self::brisk_turn) from what was taken.
@@ -548,7 +576,11 @@ impl Engine {
         if self.node.has_answers() {
             self.answer();
         }
-        let sent = if self.node.has_due() { self.transmit(self.now).unwrap_or(0) } else { 0 };
+        if self.node.owes_acks(self.now) {
+            self.acknowledge();
+        }
+        let due = self.node.has_due() && !self.node.passes(self.now);
+        let sent = if due { self.transmit(self.now).unwrap_or(0) } else { 0 };
         moved + sent
     }
 
@@ -768,6 +800,16 @@ impl Engine {
         });
     }
 
+    /// Sends the acknowledgements that may wait no longer.
+    #[inline(never)]
+    fn acknowledge(&mut self) {
+        let now = self.now;
+        self.post_now(|node, out| {
+            node.send_acks(now, out);
+            true
+        });
+    }
+
     /// Posts a write, as [`post_send`](Self::post_send) does.
     ///
     /// # Errors
@@ -927,6 +969,9 @@ impl Engine {
         self.gone = Some(gone.clone());
         // The next turn is none that asks nothing.
         self.untimed = 0;
+        if !self.node.is_lossless() {
+            self.uncounted = UNTIMED_TURNS;
+        }
         gone
     }
 }

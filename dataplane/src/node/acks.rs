@@ -15,16 +15,19 @@
 
 use std::collections::VecDeque;
 
+use barewire_driver::frame::RxFrame;
 use barewire_driver::hint::rarely;
+use barewire_driver::mem::Few;
 use barewire_driver::port::Tx;
 
 use super::packet::Packet;
-use super::peer::{Peer, State, ack_time};
-use super::{FrameSink, Node};
+use super::peer::{Peer, State, ack_time, slot_of};
+use super::short_rma::BaseTo;
+use super::{AnySink, FrameSink, Node, ShortFrame};
 use crate::rel::sent::SendWindow;
 use crate::slab::NONE;
 use crate::types::Instant;
-use crate::wire::{AckOp, Ty};
+use crate::wire::{self, AckOp, BASE_LEN, BaseOut, HeadOut, PlainBase, TRAILER_LEN, Ty};
 
 /// How long a packet that did not ask waits for company before it is acknowledged: about as long
 /// as [`ACK_EVERY`](super::peer::ACK_EVERY) of the longest frames take between two processes.
@@ -209,11 +212,23 @@ impl Node {
     #[inline]
     pub(super) fn ack_owed(&mut self, now: Instant, idle: bool, out: &mut dyn FrameSink) {
         if self.acks.is_owed(now, idle) {
-            self.ack_all_owed(now, out);
+            self.ack_all_owed(now, &mut AnySink(out));
         }
     }
 
-    fn ack_all_owed(&mut self, now: Instant, out: &mut dyn FrameSink) {
+    /// Whether a turn at `now` finds that acknowledgements which are owed may wait no longer.
+    #[inline(always)]
+    pub fn owes_acks(&mut self, now: Instant) -> bool {
+        self.acks.is_owed(now, self.acks.seen_frames == self.counters.rx_frames)
+    }
+
+    /// Acknowledges what nothing that was sent since has acknowledged. What cannot leave now is the
+    /// next [`transmit`](Self::transmit)'s.
+    pub fn send_acks(&mut self, now: Instant, out: &mut impl FrameSink) {
+        self.ack_all_owed(now, out);
+    }
+
+    fn ack_all_owed(&mut self, now: Instant, out: &mut impl FrameSink) {
         (self.acks.owed_since, self.acks.soon) = (None, false);
         while let Some(p) = self.acks.owing.pop_front() {
             let Some(peer) = self.peers.get_mut(p) else { continue };
@@ -244,19 +259,95 @@ impl Node {
     }
 
     /// An acknowledgement of its own, with what arrived out of order.
-    pub(super) fn send_ack(&mut self, now: Instant, p: u32, out: &mut dyn FrameSink) {
+    pub(super) fn send_ack(&mut self, now: Instant, p: u32, out: &mut impl FrameSink) {
         let peer = &self.peers[p];
-        let (count, words) = peer.rcv.sack_words();
-        let delay = ack_time(now).wrapping_sub(peer.rx_at).min(u32::from(u16::MAX)) as u16;
-        let (dups, resent) = (peer.dups, peer.rx_resent);
-        let op = AckOp { delay, newest: peer.rx_newest, words, count, dups, resent };
-        let mut bytes = [0; 40];
-        let len = op.emit(&mut bytes);
-        let psn = peer.snd.nxt;
-        if self.emit(p, &Packet::control(Ty::Ack, psn, &bytes[..len]), out) == Tx::Sent {
+        let mut op = AckOp {
+            delay: ack_time(now).wrapping_sub(peer.rx_at).min(u32::from(u16::MAX)) as u16,
+            newest: peer.rx_newest,
+            dups: peer.dups,
+            resent: peer.rx_resent,
+            ..AckOp::default()
+        };
+        let sent = if peer.rcv.is_empty() && peer.word != self.word {
+            let frame = AckTo::new(BaseTo { peer, src: &self.word, ahead: 0 }, &op);
+            let len = AckTo::LEN + frame.few().len();
+            let sent = out.send_short(&frame);
+            self.left(p, (Ty::Ack, len), sent)
+        } else {
+            (op.count, op.words) = peer.rcv.sack_words();
+            let (mut bytes, psn) = ([0; 40], peer.snd.nxt);
+            let len = op.emit(&mut bytes);
+            self.emit(p, &Packet::control(Ty::Ack, psn, &bytes[..len]), out)
+        };
+        if sent == Tx::Sent {
             let peer = &mut self.peers[p];
             (peer.owed, peer.ack_now, peer.dups) = (0, false, 0);
             self.counters.tx_acks += 1;
         }
+    }
+
+    /// Takes an acknowledgement of its own, of an open session, with a checksum if `crc`. False if
+    /// the frame is anything else: nothing has happened.
+    #[inline(always)]
+    pub(super) fn take_ack(&mut self, now: Instant, frame: &RxFrame<'_>, crc: bool) -> bool {
+        let Some((plain, op)) = PlainBase::ack(frame, crc) else { return false };
+        let p = slot_of(plain.dst_sid());
+        let Some(peer) = self.peers.get(p) else { return false };
+        let ours = peer.sid == plain.dst_sid()
+            && peer.state == State::Open
+            && plain.head.src == peer.word
+            && (plain.head.dst ^ self.word) << 16 == 0;
+        let path = peer.path;
+        if !ours || path.has_crc() != crc || path.is_near() && !frame.is_near() {
+            return false;
+        }
+        self.count_received(p, frame);
+        if self.hear(now, p, plain.cack, plain.grant()) {
+            self.on_ack(now, p, plain.cack, &op);
+            let peer = &mut self.peers[p];
+            peer.short_left = peer.short_room();
+        }
+        true
+    }
+}
+
+/// An acknowledgement of its own of all that arrived, none of which is early.
+struct AckTo<'a> {
+    base: BaseTo<'a>,
+    op: [u8; AckOp::LEN],
+    crc: Option<u32>,
+}
+
+impl<'a> AckTo<'a> {
+    /// Length without a checksum.
+    const LEN: usize = BASE_LEN + AckOp::LEN;
+
+    #[inline(always)]
+    fn new(base: BaseTo<'a>, op: &AckOp) -> Self {
+        let mut frame = Self { base, op: op.head(), crc: None };
+        if base.peer.path.has_crc() {
+            let mut bytes = [0; Self::LEN];
+            frame.put(&mut bytes);
+            frame.crc = Some(wire::crc_of_head(&bytes));
+        }
+        frame
+    }
+}
+
+impl ShortFrame<{ AckTo::LEN }> for AckTo<'_> {
+    #[inline(always)]
+    fn dst(&self) -> u64 {
+        self.base.peer.word
+    }
+
+    #[inline(always)]
+    fn put(&self, out: &mut impl HeadOut) {
+        self.base.put_with((Ty::Ack, self.base.peer.path.has_crc()), 0, false, out);
+        out.set::<BASE_LEN, { AckOp::LEN }>(self.op);
+    }
+
+    #[inline(always)]
+    fn few(&self) -> Few {
+        self.crc.map_or(Few::NONE, |crc| Few::one(crc.into(), TRAILER_LEN))
     }
 }

@@ -207,33 +207,15 @@ impl Node {
     /// A packet of a session that exists.
     #[inline]
     fn on_packet(&mut self, now: Instant, p: u32, frame: &RxFrame<'_>, base: &Base) {
-        let active = self.polled_at;
         self.count_received(p, frame);
-        let peer = &mut self.peers[p];
-        let bad = base.cack != peer.snd.una && peer.snd.check(base.cack).is_err();
-        if bad && !planted(Bug::AckOfUnsent) {
-            self.counters.rx_bad_ack += 1;
+        if !self.hear(now, p, base.cack, base.grant) {
             return;
         }
-        if peer.state != State::Open {
-            // Naming our sid proves that the answer arrived.
-            self.opened(now, p);
-        }
-        let peer = &mut self.peers[p];
-        peer.heard = active;
-        peer.probes = 0;
-        let more = base.grant.wrapping_sub(peer.snd.credit as u16);
-        if more != 0 && more < 1 << 15 {
-            peer.snd.credit = peer.snd.credit.wrapping_add(u32::from(more));
-            if !peer.txq.is_empty() {
-                if peer.is_stalled() {
-                    peer.backoff = 0;
-                }
-                self.make_ready(p);
-            }
-        }
         if base.ty == Ty::Ack {
-            self.on_ack(now, p, frame, base);
+            match AckOp::parse(frame, base) {
+                Ok(op) => self.on_ack(now, p, base.cack, &op),
+                Err(err) => self.counters.rx_wire[err.index()] += 1,
+            }
         } else {
             if base.cack != self.peers[p].snd.una {
                 self.on_cack(now, p, base.cack, true);
@@ -249,6 +231,37 @@ impl Node {
         if base.ar {
             self.asked_for_ack(p, base.ty);
         }
+    }
+
+    /// Takes what any packet of a session says: that the peer lives, and what it grants. False if
+    /// it acknowledges what was not sent: then nothing of it is true.
+    #[inline]
+    pub(super) fn hear(&mut self, now: Instant, p: u32, cack: Psn, grant: u16) -> bool {
+        let active = self.polled_at;
+        let peer = &mut self.peers[p];
+        let bad = cack != peer.snd.una && peer.snd.check(cack).is_err();
+        if bad && !planted(Bug::AckOfUnsent) {
+            self.counters.rx_bad_ack += 1;
+            return false;
+        }
+        if peer.state != State::Open {
+            // Naming our sid proves that the answer arrived.
+            self.opened(now, p);
+        }
+        let peer = &mut self.peers[p];
+        peer.heard = active;
+        peer.probes = 0;
+        let more = grant.wrapping_sub(peer.snd.credit as u16);
+        if more != 0 && more < 1 << 15 {
+            peer.snd.credit = peer.snd.credit.wrapping_add(u32::from(more));
+            if !peer.txq.is_empty() {
+                if peer.is_stalled() {
+                    peer.backoff = 0;
+                }
+                self.make_ready(p);
+            }
+        }
+        true
     }
 
     fn on_control(&mut self, now: Instant, p: u32, frame: &RxFrame<'_>, base: &Base) {
@@ -364,35 +377,35 @@ impl Node {
     }
 
     /// An acknowledgement of its own: round trip, what arrived out of order, what is lost.
-    fn on_ack(&mut self, now: Instant, p: u32, frame: &RxFrame<'_>, base: &Base) {
-        let op = match AckOp::parse(frame, base) {
-            Ok(op) => op,
-            Err(err) => return self.counters.rx_wire[err.index()] += 1,
-        };
+    pub(super) fn on_ack(&mut self, now: Instant, p: u32, cack: Psn, op: &AckOp) {
         let peer = &mut self.peers[p];
-        let pipe = peer.snd.pipe();
-        let round_trip = peer.snd.round_trip(&self.sent, now, &op);
-        if base.cack != peer.snd.una {
-            self.on_cack(now, p, base.cack, false);
-        }
-        if self.peers[p].path.is_lossless() {
+        if peer.path.is_lossless() {
+            if cack != peer.snd.una {
+                self.on_cack(now, p, cack, false);
+            }
             return;
         }
-        self.on_sack(now, p, base, &op);
+        let pipe = peer.snd.pipe();
+        let round_trip = peer.snd.round_trip(&self.sent, now, op);
+        if cack != peer.snd.una {
+            self.on_cack(now, p, cack, false);
+        }
+        self.on_sack(now, p, cack, op);
         if let Some(rtt_ns) = round_trip {
             let arrived = pipe.saturating_sub(self.peers[p].snd.pipe());
             self.on_round_trip(p, now, rtt_ns, arrived);
         }
     }
 
-    fn on_sack(&mut self, now: Instant, p: u32, base: &Base, op: &AckOp) {
+    #[inline]
+    fn on_sack(&mut self, now: Instant, p: u32, cack: Psn, op: &AckOp) {
         let peer = &mut self.peers[p];
         peer.rtt.on_duplicates(peer.snd.overtaken(op.dups));
         // An older one may call a packet arrived that was refused since.
-        if op.count == 0 || base.cack != peer.snd.una {
+        if op.count == 0 || cack != peer.snd.una {
             return;
         }
-        let news = peer.snd.on_sack(&mut self.sent, now, op, base.cack, &mut peer.rtt);
+        let news = peer.snd.on_sack(&mut self.sent, now, op, cack, &mut peer.rtt);
         let Some(newest) = news.newest else { return };
         peer.progress_at = now;
         let again = peer.snd.detect(&mut self.sent, now, newest, &peer.rtt);

@@ -131,7 +131,7 @@ impl Node {
             && self.serve_pulls(now, p, out)
             && self.serve_messages(now, p, out);
         if self.peers[p].ack_now {
-            self.send_ack(now, p, out);
+            self.send_ack(now, p, &mut AnySink(out));
         }
         if !done || self.peers[p].ack_now {
             self.make_ready(p);
@@ -782,17 +782,24 @@ impl Node {
         if peer.mac() == self.mac {
             return self.emit_to_self(p, packet);
         }
-        let frame_len = frame.len() as u64;
+        let frame_len = frame.len();
         let sent = out.send(&frame);
+        self.left(p, (packet.ty, frame_len), sent)
+    }
+
+    /// A frame of `len` bytes with a packet of type `ty` was given to the port, which has `sent` it
+    /// or not. Whether it counts as sent.
+    #[inline(always)]
+    pub(super) fn left(&mut self, p: u32, (ty, len): (Ty, usize), sent: Tx) -> Tx {
         match sent {
             Tx::Sent => {
                 self.counters.tx_frames += 1;
-                self.observed.tallies[p as usize].tx_bytes += frame_len;
+                self.observed.tallies[p as usize].tx_bytes += len as u64;
                 self.peers[p].carried_ack();
             }
             Tx::Full => self.blocked = true,
             // Nobody is there to miss it, and nobody here waits for it.
-            Tx::NoRoute if !packet.ty.is_reliable() || packet.ty == Ty::Nop => {
+            Tx::NoRoute if !ty.is_reliable() || ty == Ty::Nop => {
                 let peer = &mut self.peers[p];
                 (peer.owed, peer.ack_now) = (0, false);
                 return Tx::Sent;

@@ -236,11 +236,11 @@ impl Node {
         debug_assert!(ep.route.inc == 0 || ep.route.inc == peer.inc);
         let msg = ShortMsg { peer, src: &self.word, ep, ar, req };
         // The receiver has it from here on; what follows is done meanwhile.
-        if KEPT {
-            if !send_checked(out, &msg, self.far.has_crc()) {
-                return rarely(None);
-            }
-        } else if out.send_msg(&msg) != Tx::Sent {
+        let sent = match KEPT && msg.peer.path.has_crc() {
+            true => send_checked(out, &msg),
+            false => out.send_msg(&msg),
+        };
+        if sent != Tx::Sent {
             return rarely(None);
         }
         self.counters.tx_frames += 1;
@@ -394,8 +394,12 @@ impl Node {
     /// Takes any frame, where they may be lost.
     #[inline(never)]
     pub(super) fn on_frame_kept(&mut self, now: Instant, frame: &RxFrame<'_>) {
-        let is_message = PlainMsg::is_kind_of(frame, self.has_crc());
-        if !is_message || !self.take_plain::<true>(now, frame) {
+        let crc = self.has_crc();
+        let taken = match PlainMsg::is_kind_of(frame, crc) {
+            true => self.take_plain::<true>(now, frame),
+            false => self.take_ack(now, frame, crc),
+        };
+        if !taken {
             self.on_frame_long(now, frame);
         }
     }
@@ -697,18 +701,13 @@ impl Message for ShortMsg<'_> {
     }
 }
 
-/// Sends a message with a checksum, if `crc`.
-#[inline(always)]
-fn send_checked(out: &mut impl FrameSink, msg: &impl Message, crc: bool) -> bool {
-    let (head, len) = msg.msg().emit(&msg.head(crc), msg.ar());
+/// Sends a message with a checksum.
+fn send_checked(out: &mut impl FrameSink, msg: &impl Message) -> Tx {
+    let (head, len) = msg.msg().emit(&msg.head(true), msg.ar());
     let (head, body) = (&head[..len], msg.body());
     let body = Body::Io { buf: body, offset: 0, len: body.len() };
-    let mut crc32c = [0; TRAILER_LEN];
-    if crc {
-        crc32c = wire::trailer(head, &body);
-    }
-    let tail = &crc32c[..if crc { TRAILER_LEN } else { 0 }];
-    out.send_alone(&TxFrame { head, body, tail }) == Tx::Sent
+    let tail = &wire::trailer(head, &body);
+    out.send_alone(&TxFrame { head, body, tail })
 }
 
 /// The credits that a message of `len` bytes costs, if it may leave in one frame now.

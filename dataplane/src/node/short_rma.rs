@@ -35,8 +35,8 @@ use crate::slab::{Handle, NONE};
 use crate::table::Table;
 use crate::types::{CqErr, Cqe, FI_ADDR_UNSPEC, FiAddr, Instant, ProvErrno};
 use crate::wire::{
-    AckOp, AtomicOp, BaseOut, HeadOut, NackReason, PlainBase, PlainTold, ReadOp, RemoteRange,
-    RespOp, Ty, WriteOp,
+    AtomicOp, BaseOut, HeadOut, NackReason, PlainBase, PlainTold, ReadOp, RemoteRange, RespOp, Ty,
+    WriteOp,
 };
 
 /// Bytes that a read of the short way asks for at most: larger ones are paced.
@@ -475,7 +475,7 @@ impl Node {
     pub(super) fn on_told_frame(&mut self, now: Instant, frame: &RxFrame<'_>, told: PlainTold) {
         let taken = match told {
             PlainTold::Data => self.take_answer(frame, Form::Read),
-            PlainTold::Ack => self.take_ack(frame),
+            PlainTold::Ack => self.take_ack(now, frame, false),
         };
         if !taken {
             self.on_frame_long(now, frame);
@@ -561,30 +561,6 @@ impl Node {
             let peer = &mut self.peers[p];
             peer.quiet = peer.is_quiet();
         }
-        true
-    }
-
-    /// Takes an acknowledgement that nobody else waits for, and completes what it is for.
-    #[inline(always)]
-    fn take_ack(&mut self, frame: &RxFrame<'_>) -> bool {
-        let Some(base) = AckOp::plain(frame) else { return rarely(false) };
-        let p = slot_of(base.dst_sid());
-        let Some(peer) = self.peers.at_mut(p) else { return rarely(false) };
-        let acked = base.cack.0.wrapping_sub(peer.snd.una.0);
-        let granted = base.grant().wrapping_sub(peer.snd.credit as u16);
-        if !peer.plain
-            || !is_between(peer, self.word, &base)
-            || base.dst_sid() != peer.sid
-            || peer.any_waits()
-            || !peer.snd.is_empty()
-            || acked > peer.snd.in_flight()
-            || granted >= 1 << 15
-        {
-            return rarely(false);
-        }
-        hear(peer, &base, self.polled_at);
-        peer.short_left = peer.short_room();
-        self.finish_acked(p);
         true
     }
 

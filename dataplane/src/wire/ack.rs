@@ -25,6 +25,9 @@ pub struct AckOp {
 }
 
 impl AckOp {
+    /// Length without words, bytes.
+    pub const LEN: usize = 8;
+
     /// Most duplicates an ACK reports.
     pub const DUPS_MAX: u8 = 127;
 
@@ -33,7 +36,7 @@ impl AckOp {
 
     /// Length in a frame, bytes.
     pub fn op_len(&self) -> usize {
-        8 + 8 * usize::from(self.count)
+        Self::LEN + 8 * usize::from(self.count)
     }
 
     /// Copies and checks the header.
@@ -59,18 +62,25 @@ impl AckOp {
         Ok(ack)
     }
 
+    /// The header but for its words, as it lies in a frame.
+    #[inline(always)]
+    pub fn head(&self) -> [u8; Self::LEN] {
+        let mut b = Bytes::<{ Self::LEN }>::ZERO;
+        b.put16::<0>(self.delay);
+        b.put8::<2>(self.count);
+        b.put8::<3>(self.dups.min(Self::DUPS_MAX) | u8::from(self.resent) << 7);
+        b.put32::<4>(self.newest.0);
+        b.0
+    }
+
     /// Writes the header to the start of `out` and returns its length.
     ///
     /// # Panics
     /// If `out` is too short or `count` above 4.
     #[inline]
     pub fn emit(&self, out: &mut [u8]) -> usize {
-        let mut b = Bytes::<8>::ZERO;
-        b.put16::<0>(self.delay);
-        b.put8::<2>(self.count);
-        b.put8::<3>(self.dups.min(Self::DUPS_MAX) | u8::from(self.resent) << 7);
-        b.put32::<4>(self.newest.0);
-        let mut at = b.write(out);
+        out[..Self::LEN].copy_from_slice(&self.head());
+        let mut at = Self::LEN;
         for word in &self.words[..self.count.into()] {
             out[at..at + 8].copy_from_slice(&word.to_le_bytes());
             at += 8;

@@ -109,10 +109,10 @@ impl PlainHead {
         Self { dst, src, kind }
     }
 
-    /// As [`between`](Self::between), of packets of type `ty` without a checksum.
+    /// As [`between`](Self::between), of packets of type `ty`.
     #[inline(always)]
-    pub fn of_ty(ty: Ty, dst: u64, src: u64) -> Self {
-        Self { dst, src, kind: kind(ty, false) }
+    pub fn of_ty(ty: Ty, dst: u64, src: u64, crc: bool) -> Self {
+        Self { dst, src, kind: kind(ty, crc) }
     }
 
     /// Writes what stands behind the addresses.

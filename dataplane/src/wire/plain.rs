@@ -9,7 +9,7 @@ use super::base::{AR, plain};
 use super::rma::{END, LAST};
 use super::{
     AckOp, AtomicOp, BASE_LEN, Base, Bytes, HeadOut, PlainHead, ReadOp, RemoteRange, RespOp, Ty,
-    WriteOp,
+    WriteOp, verify_crc,
 };
 use crate::psn::Psn;
 
@@ -158,6 +158,19 @@ impl PlainBase {
         }
     }
 
+    /// An acknowledgement that asks for none, with a checksum if `crc`, which is right. `None` for
+    /// any other packet, good or bad: [`Base::parse`] tells.
+    #[inline(always)]
+    pub fn ack(frame: &RxFrame<'_>, crc: bool) -> Option<(Self, AckOp)> {
+        if u32::from_be_bytes(frame.chunk_at(12)?) != plain(Ty::Ack, crc) {
+            return None;
+        }
+        let plain = Self::parse(frame)?;
+        let op = AckOp::parse(frame, &plain.base(Ty::Ack, crc)).ok()?;
+        let whole = plain.plen() == 0 && (!crc || verify_crc(frame, BASE_LEN + op.op_len()));
+        whole.then_some((plain, op))
+    }
+
     /// A packet that brings a piece, with a checksum if `crc`, and is sent for the first time; its
     /// payload lies within the frame, and its checksum is the caller's to compare. `None` for any
     /// other, good or bad: [`Base::parse`] tells.
@@ -233,14 +246,20 @@ pub trait BaseOut {
     /// As of [`PlainBase`].
     fn grant(&self) -> u16;
 
-    /// Writes it, of a packet of type `ty` with `plen` bytes of payload, asking for an
-    /// acknowledgement if `ar`.
+    /// Writes it, of a packet of type `ty` with `plen` bytes of payload and no checksum, asking for
+    /// an acknowledgement if `ar`.
     #[inline(always)]
     fn put(&self, ty: Ty, plen: usize, ar: bool, out: &mut impl HeadOut) {
+        self.put_with((ty, false), plen, ar, out);
+    }
+
+    /// As [`put`](Self::put), with a checksum if `crc`.
+    #[inline(always)]
+    fn put_with(&self, (ty, crc): (Ty, bool), plen: usize, ar: bool, out: &mut impl HeadOut) {
         // As `PlainHead::put`.
         out.set::<0, 8>(self.dst().to_le_bytes());
         out.set::<6, 8>(self.src().to_le_bytes());
-        PlainHead::of_ty(ty, 0, 0).put_kind(ar, out);
+        PlainHead::of_ty(ty, 0, 0, crc).put_kind(ar, out);
         out.set::<16, 4>(self.dst_sid().to_le_bytes());
         out.set::<20, 4>(self.psn().0.to_le_bytes());
         out.set::<24, 4>(self.cack().0.to_le_bytes());
@@ -455,14 +474,6 @@ impl AtomicOp {
 impl AckOp {
     /// Bytes of an ACK that says what its base does and no more.
     pub const HEAD: usize = BASE_LEN + 8;
-
-    /// The base of such an ACK. `None` if it says more, or is too short.
-    #[inline(always)]
-    pub fn plain(frame: &RxFrame<'_>) -> Option<PlainBase> {
-        let [count] = frame.chunk_at(BASE_LEN + 2)?;
-        let base = PlainBase::parse(frame)?;
-        (frame.len() >= Self::HEAD && count == 0_u8 && base.plen() == 0).then_some(base)
-    }
 
     /// Writes what stands behind the base of one that leaves as soon as the packet before `cack`
     /// has arrived.
