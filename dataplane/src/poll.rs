@@ -542,7 +542,7 @@ impl Engine {
         }
         self.uncounted += 1;
         (self.now, self.turned_at) = (now, now);
-        self.node.tick(now);
+        self.node.tick_on(now);
         match self.port.far(TakeFew(ToNode::of(&mut self.node, &self.now))).flatten() {
             Some(moved) if self.node.passes(now) => Some(moved),
             few => {

@@ -827,13 +827,6 @@ impl Node {
         self.todo |= Todo::SEND;
     }
 
-    /// Nothing does, and the port is there and loses nothing: what is posted may leave at once and
-    /// be forgotten.
-    #[inline(always)]
-    pub(crate) fn is_direct(&self) -> bool {
-        !self.todo.intersects(Todo::SEND | Todo::KEEP)
-    }
-
     /// Puts a peer into the queue of those to be served in the next transmit.
     pub(crate) fn make_ready(&mut self, p: u32) {
         let peer = &mut self.peers[p];

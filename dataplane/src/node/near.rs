@@ -6,8 +6,9 @@ use barewire_driver::hint::rarely;
 
 use super::path::Path;
 use super::peer::{State, slot_of};
-use super::{FrameSink, Node};
+use super::{EpId, FrameSink, Node};
 use crate::rel::congestion::{CongestionControl, Controller};
+use crate::types::FiAddr;
 use crate::wire::{Base, OpenOp};
 
 impl Node {
@@ -95,6 +96,14 @@ impl Node {
     /// What a frame of no session of ours has to promise.
     pub(super) fn stranger_path(&self, frame: &RxFrame<'_>) -> Path {
         self.path(frame.is_near())
+    }
+
+    /// Whether `dest` is a near peer, and the way there is what the endpoint asked for last.
+    pub(super) fn is_near_dest(&self, ep: EpId, dest: FiAddr) -> bool {
+        let Some(ep) = self.eps.by_handle(ep.0).filter(|ep| ep.route.dest == dest) else {
+            return false;
+        };
+        self.peers.get(ep.route.peer).is_some_and(|peer| peer.path.is_near())
     }
 
     /// Whether a near frame names a session whose path is near, as its frames have to be.

@@ -42,6 +42,7 @@ impl Node {
     /// Call it after posting, after each burst of received frames, and at the time that
     /// [`next_deadline`](Self::next_deadline) tells.
     pub fn transmit(&mut self, now: Instant, out: &mut dyn FrameSink) -> usize {
+        self.tick(now);
         if self.passes(now) { 0 } else { self.transmit_due(now, out) }
     }
 

@@ -60,6 +60,12 @@ impl Node {
         self.polled_at = self.polled_at.max(now);
     }
 
+    /// As [`tick`](Self::tick), of a turn that follows another at once.
+    #[inline(always)]
+    pub fn tick_on(&mut self, now: Instant) {
+        self.polled_at = now;
+    }
+
     /// Pause between two probes of a peer that owes us something: a tenth of T_dead.
     fn probe_ns(&self) -> u64 {
         self.settings.t_dead_ns / 10
@@ -332,6 +338,7 @@ impl Node {
 
     fn refuse_open(&mut self, now: Instant, base: &Base, op: &OpenOp, reason: RstReason) {
         self.counters.rx_bad_open += 1;
+        self.open_anew(now, base.src);
         let rst = RstOp {
             echo_sid: base.dst_sid,
             echo_psn: base.psn,
@@ -360,8 +367,8 @@ impl Node {
         self.reply_rst(now, src, 0, rst, usize::MAX);
     }
 
-    /// A peer polls that has our OPEN: it had a session with an earlier life of ours, whose end it
-    /// learns by an RST, and may have taken the OPEN for an old one before. Who counts on what lies
+    /// A peer polls that has our OPEN: it had a session with an earlier life of ours, or wants one,
+    /// whose end it learns by an RST, and may have dropped the OPEN before. Who counts on what lies
     /// in its memory begins again to repeat it.
     fn open_anew(&mut self, now: Instant, src: MacAddr) {
         let Some(p) = self.by_mac.get(&self.peers, src) else { return };

@@ -65,7 +65,7 @@ impl Node {
     /// it always may have on a port that may lose frames.
     #[inline(always)]
     pub fn has_due(&self) -> bool {
-        !self.is_direct() || self.coll_due()
+        self.todo.intersects(Todo::SEND | Todo::KEEP) || self.coll_due()
     }
 
     /// Whether there is nothing to do at the end of a burst either: neither is anything
@@ -87,19 +87,15 @@ impl Node {
         !self.wheel.is_empty()
     }
 
-    /// Whether nothing is to be sent at `now`, not even by time: then the time has been noted, and
-    /// [`transmit`](Self::transmit) would do nothing else.
+    /// Whether nothing is to be sent at `now`, which this turn has [noted](Self::tick), not even by
+    /// time: then [`transmit`](Self::transmit) would do nothing.
     #[inline(always)]
     pub fn passes(&mut self, now: Instant) -> bool {
         let waits = self.todo.intersects(Todo::SEND | Todo::ANSWER) || self.coll_wants(now);
         if waits || !self.wheel.passes(now) {
             return rarely(false);
         }
-        if self.todo.contains(Todo::KEEP) && !self.acks.passes(now, self.counters.rx_frames) {
-            return false;
-        }
-        self.tick(now);
-        true
+        !self.todo.contains(Todo::KEEP) || self.acks.passes(now, self.counters.rx_frames)
     }
 
     /// Posts a message and sends it in the same breath, if nothing stands before it and nothing
@@ -118,7 +114,7 @@ impl Node {
         out: &mut impl FrameSink,
         clock: impl FnOnce() -> Instant,
     ) -> bool {
-        if self.lossless {
+        if self.lossless || self.near_max > 0 && self.is_near_dest(ep, req.dest) {
             return self.send_short::<false, false, false>(ep, req, out, clock).is_some();
         }
         let Some(w) = self.send_short::<true, false, false>(ep, req, out, clock) else {
@@ -128,7 +124,7 @@ impl Node {
         true
     }
 
-    /// As [`send_now`](Self::send_now), but false on a port that may lose frames, for a message
+    /// As [`send_now`](Self::send_now), but false on a path that may lose frames, for a message
     /// with remote CQ data or of many bytes, and for one that a counter counts or nobody wants to
     /// hear of. The request's memory never goes with it, so where this is inlined, no request is
     /// ever put together.
@@ -166,8 +162,7 @@ impl Node {
         clock: impl FnOnce() -> Instant,
     ) -> Option<u32> {
         let e = ep.0.idx();
-        let waits = if KEPT { self.todo.contains(Todo::SEND) } else { !self.is_direct() };
-        if waits {
+        if self.todo.contains(Todo::SEND) {
             return rarely(None);
         }
         let ep = if USUAL { self.eps.at_mut(e)? } else { self.eps.by_handle_mut(ep.0)? };
@@ -216,7 +211,10 @@ impl Node {
         let route = &ep.route;
         let p = if AT_HAND { route.plain_peer[usize::from(tagged)] } else { route.peer };
         let peer = self.peers.at_mut(p)?;
-        if KEPT && (peer.path.is_lossless() || self.tx.is_full() || self.sent.is_full()) {
+        if peer.path.is_lossless() == KEPT {
+            return rarely(None);
+        }
+        if KEPT && (self.tx.is_full() || self.sent.is_full()) {
             return rarely(None);
         }
         // The last one that may leave asks for an acknowledgement, and then there is something to

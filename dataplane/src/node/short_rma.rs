@@ -18,6 +18,7 @@ use barewire_driver::hint::rarely;
 use barewire_driver::mem::{Few, IoBuf, Span};
 use barewire_driver::port::Tx;
 
+use super::Todo;
 use super::ep::{Ep, may_borrow_more};
 use super::ops::Job;
 use super::peer::{ACK_EVERY_LOSSLESS, Peer, Peers, slot_of};
@@ -390,7 +391,7 @@ impl Node {
         out: &mut impl FrameSink,
         clock: impl FnOnce() -> Instant,
     ) -> bool {
-        if !self.is_direct() {
+        if self.todo.contains(Todo::SEND) {
             return rarely(false);
         }
         let e = ep.0.idx();
@@ -410,6 +411,7 @@ impl Node {
             return rarely(false);
         }
         if usize::from(peer.answers) >= ANSWERS_MAX
+            || !peer.path.is_lossless()
             || short_cost(peer, 0).is_none()
             || req.frame_len() > peer.frame_max as usize + ETH_HDR_LEN
         {
