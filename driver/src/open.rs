@@ -9,6 +9,7 @@ use crate::error::OpenError;
 use crate::port::{MTU_MIN, Port};
 
 mod memif;
+mod near;
 mod nics;
 mod spec;
 mod wires;
@@ -41,10 +42,20 @@ use spec::{bad, parse};
 /// - `dpdk:net_tap0,iface=bw0` is a device of DPDK by its name, with what its driver is told, in
 ///   builds with the feature `dpdk`. Options of ours stand before it, as in `dpdk(mtu=9000):...`;
 ///   see `DpdkSettings`.
+/// - All of these but `shm` have the option `near=yes` (among DPDK's in the parentheses, elsewhere
+///   after a comma): processes of this user in this network namespace that have it too are reached
+///   through shared memory. `near=shm:job7` names another segment than theirs. `fault(...)` spoils
+///   the other frames only. See [`Near`](crate::backend::near::Near).
 ///
 /// # Errors
 /// [`OpenError`]; nothing is left behind, but a capture's file that was made before `PORT` failed.
 pub fn open(spec: &str) -> Result<Box<dyn Port>, OpenError> {
+    let (device, near) = near::split(spec)?;
+    near.join(open_device(&device)?)
+}
+
+/// Opens a port without a near side, or one that is inside of a record.
+fn open_device(spec: &str) -> Result<Box<dyn Port>, OpenError> {
     let kind = spec.split([':', ',', '(']).next().unwrap_or("");
     match kind {
         "shm" => Ok(Box::new(ShmPort::open(&shm_settings(spec)?)?)),
@@ -60,7 +71,11 @@ pub fn open(spec: &str) -> Result<Box<dyn Port>, OpenError> {
         "fault" => {
             let (wrapper, options, inner) = wrapped(spec)?;
             let settings = fault_settings(wrapper, options)?;
-            let inner = open(inner)?;
+            let inner = open_device(inner)?;
+            if inner.caps().near_mtu != 0 {
+                let why = "near= cannot stand behind both; write pcap(file=...):fault(...):PORT";
+                return Err(bad(spec, why));
+            }
             let fault = Fault::new(inner, settings, wrapper);
             check_mtu(fault, &settings)
         }
@@ -87,6 +102,11 @@ pub fn open(spec: &str) -> Result<Box<dyn Port>, OpenError> {
 /// # Errors
 /// What [`open`] would say.
 pub fn check(spec: &str) -> Result<(), OpenError> {
+    let (device, near) = near::split(spec)?;
+    check_device(&device).and_then(|()| near.check())
+}
+
+fn check_device(spec: &str) -> Result<(), OpenError> {
     let kind = spec.split([':', ',', '(']).next().unwrap_or("");
     match kind {
         "shm" => shm_settings(spec)?.check_here(),
@@ -99,7 +119,7 @@ pub fn check(spec: &str) -> Result<(), OpenError> {
         "fault" => {
             let (wrapper, options, inner) = wrapped(spec)?;
             fault_settings(wrapper, options)?;
-            check(inner)
+            check_device(inner)
         }
         "pcap" => check(wrapped(spec)?.2),
         _ => Err(unknown(spec, kind)),

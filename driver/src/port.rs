@@ -6,6 +6,7 @@
 //! copy out). So neither side allocates and a frame has no owner to forget it.
 
 use std::any::Any;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -332,6 +333,12 @@ pub trait Port: Send + Any {
     /// What was counted so far.
     fn counters(&self) -> PortCounters;
 
+    /// The part of [`counters`](Self::counters) that was sent to near stations and came from them,
+    /// on a port that has such.
+    fn near_counters(&self) -> Option<PortCounters> {
+        None
+    }
+
     /// Whether frames wait ([`Tx::Full`]) because the port was refused memory for them, as on a
     /// segment whose file system is full. Asked when something has waited for long.
     fn lacks_memory(&self) -> bool {
@@ -395,6 +402,14 @@ pub trait PortWaiter: Send + Sync {
 
     /// Makes one `wait` that runs now, or the next one, return at once.
     fn wake(&self);
+
+    /// As [`wait`](Self::wait), and returns as well when `also` can be read, which is left unread:
+    /// for a port that is made of two. False if nothing but time has passed; true if in doubt.
+    fn wait_or(&self, also: BorrowedFd<'_>, timeout: Duration) -> bool {
+        let _ = also;
+        self.wait(timeout.min(Duration::from_millis(1)));
+        true
+    }
 
     /// Whether a frame ends a `wait`. Where it does not, `wait` is a short nap between two polls.
     fn has_interrupt(&self) -> bool {

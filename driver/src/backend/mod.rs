@@ -10,19 +10,21 @@ pub mod known;
 pub mod lock;
 pub mod loopback;
 pub mod memif;
+pub mod near;
 pub mod pcap;
 pub mod shm;
 pub mod udp;
 pub mod vfio;
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
-/// Sleeps until one of `fds` has something, at most for `timeout`. May return early.
-fn sleep(fds: &mut [libc::pollfd], timeout: Duration) {
+/// Sleeps until one of `fds` has something, at most for `timeout`. May return early. False if only
+/// time has passed.
+fn sleep(fds: &mut [libc::pollfd], timeout: Duration) -> bool {
     let timeout = libc::timespec {
         tv_sec: timeout.as_secs().min(1 << 30) as libc::time_t,
         tv_nsec: timeout.subsec_nanos().into(),
@@ -31,13 +33,18 @@ fn sleep(fds: &mut [libc::pollfd], timeout: Duration) {
     // live across the call; null means the signal mask stays.
     unsafe {
         let (at, count) = (fds.as_mut_ptr(), fds.len() as libc::nfds_t);
-        libc::ppoll(at, count, &raw const timeout, std::ptr::null());
+        libc::ppoll(at, count, &raw const timeout, std::ptr::null()) != 0
     }
 }
 
-/// An entry for [`sleep`]: until `fd` can be read.
+/// An entry for [`sleep`]: until `fd` can be read. One below 0 is not looked at.
 fn readable(fd: RawFd) -> libc::pollfd {
     libc::pollfd { fd, events: libc::POLLIN, revents: 0 }
+}
+
+/// What [`sleep`] is given for a descriptor that may not be there.
+fn raw(fd: Option<BorrowedFd<'_>>) -> RawFd {
+    fd.map_or(-1, |fd| fd.as_raw_fd())
 }
 
 /// Wakes who sleeps in [`sleep`].

@@ -204,8 +204,16 @@ impl Port for Pcap {
         self.inner.counters()
     }
 
+    fn near_counters(&self) -> Option<PortCounters> {
+        self.inner.near_counters()
+    }
+
     fn presence(&mut self, mac: MacAddr) -> Presence {
         self.inner.presence(mac)
+    }
+
+    fn is_near(&mut self, mac: MacAddr) -> bool {
+        self.inner.is_near(mac)
     }
 
     fn damages(&self) -> bool {

@@ -24,7 +24,7 @@
 use std::fmt;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddrV4};
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -523,18 +523,29 @@ impl Port for Udp {
 
 struct Waiter(Arc<Shared>);
 
-impl PortWaiter for Waiter {
-    fn wait(&self, timeout: Duration) {
+impl Waiter {
+    fn sleep(&self, also: Option<BorrowedFd<'_>>, timeout: Duration) -> bool {
         let Shared { socket, bell } = &*self.0;
-        let mut fds = [socket.as_raw_fd(), bell.fd()].map(super::readable);
-        sleep(&mut fds, timeout);
-        let [frames, woken] = fds;
+        let mut fds = [socket.as_raw_fd(), bell.fd(), super::raw(also)].map(super::readable);
+        let came = sleep(&mut fds, timeout);
+        let [frames, woken, _] = fds;
         if frames.revents & libc::POLLERR != 0 {
             super::clear_error(socket.as_raw_fd());
         }
         if woken.revents != 0 {
             bell.clear();
         }
+        came
+    }
+}
+
+impl PortWaiter for Waiter {
+    fn wait(&self, timeout: Duration) {
+        self.sleep(None, timeout);
+    }
+
+    fn wait_or(&self, also: BorrowedFd<'_>, timeout: Duration) -> bool {
+        self.sleep(Some(also), timeout)
     }
 
     fn wake(&self) {

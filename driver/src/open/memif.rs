@@ -45,7 +45,8 @@ fn settings(spec: &str) -> Result<MemifSettings, OpenError> {
             "crc" => settings.crc = yes_or_no(spec, key, value)?,
             "lossless" => settings.lossless = yes_or_no(spec, key, value)?,
             _ => {
-                let known = "id=, role=, secret=, rsize=, bsize=, mtu=, mac=, crc= and lossless=";
+                let known =
+                    "id=, role=, secret=, rsize=, bsize=, mtu=, mac=, crc=, lossless= and near=";
                 return Err(bad(spec, format!("no option \"{key}\"; there are {known}")));
             }
         }

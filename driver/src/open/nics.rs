@@ -40,7 +40,7 @@ fn vfio_settings(spec: &str) -> Result<VfioSettings, OpenError> {
             "rx" => settings.rx_count = Some(parse(spec, value)?),
             "tx" => settings.tx_count = Some(parse(spec, value)?),
             _ => {
-                let why = format!("no option \"{key}\"; there are mac=, mtu=, rx= and tx=");
+                let why = format!("no option \"{key}\"; there are mac=, mtu=, rx=, tx= and near=");
                 return Err(bad(spec, why));
             }
         }

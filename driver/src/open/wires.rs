@@ -31,7 +31,7 @@ fn afpacket_settings(spec: &str) -> Result<AfPacketSettings, OpenError> {
             "mtu" => settings.mtu = Some(parse(spec, value)?),
             "ring" => settings.ring_count = Some(parse(spec, value)?),
             _ => {
-                let why = format!("no option \"{key}\"; there are mac=, mtu= and ring=");
+                let why = format!("no option \"{key}\"; there are mac=, mtu=, ring= and near=");
                 return Err(bad(spec, why));
             }
         }
@@ -66,7 +66,7 @@ fn udp_settings(spec: &str) -> Result<UdpSettings, OpenError> {
         let (key, value) = part.split_once('=').unwrap_or((part, ""));
         match key {
             "mtu" => settings.mtu = Some(parse(spec, value)?),
-            _ => return Err(bad(spec, format!("no option \"{key}\"; there is mtu="))),
+            _ => return Err(bad(spec, format!("no option \"{key}\"; there are mtu= and near="))),
         }
     }
     Ok(settings)

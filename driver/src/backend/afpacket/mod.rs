@@ -27,7 +27,7 @@ mod ring;
 mod socket;
 
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
@@ -537,12 +537,13 @@ impl Port for AfPacket {
 
 struct Waiter(Arc<Shared>);
 
-impl PortWaiter for Waiter {
-    fn wait(&self, timeout: Duration) {
+impl Waiter {
+    fn sleep(&self, also: Option<BorrowedFd<'_>>, timeout: Duration) -> bool {
         let Shared { socket, watch, bell, look } = &*self.0;
-        let mut fds = [socket.as_raw_fd(), watch.fd(), bell.fd()].map(super::readable);
-        super::sleep(&mut fds, timeout);
-        let [frames, changes, woken] = fds;
+        let fds = [socket.as_raw_fd(), watch.fd(), bell.fd(), super::raw(also)];
+        let mut fds = fds.map(super::readable);
+        let came = super::sleep(&mut fds, timeout);
+        let [frames, changes, woken, _] = fds;
         if changes.revents != 0 || frames.revents & libc::POLLERR != 0 {
             // An interface that went down is an error of the socket until somebody takes it.
             super::clear_error(socket.as_raw_fd());
@@ -551,6 +552,17 @@ impl PortWaiter for Waiter {
         if woken.revents != 0 {
             bell.clear();
         }
+        came
+    }
+}
+
+impl PortWaiter for Waiter {
+    fn wait(&self, timeout: Duration) {
+        self.sleep(None, timeout);
+    }
+
+    fn wait_or(&self, also: BorrowedFd<'_>, timeout: Duration) -> bool {
+        self.sleep(Some(also), timeout)
     }
 
     fn wake(&self) {

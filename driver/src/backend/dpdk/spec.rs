@@ -74,7 +74,7 @@ fn read(settings: &mut DpdkSettings, option: &str) -> Result<(), String> {
             settings.ethertype = Some(u16::from_str_radix(hex, 16).map_err(bad)?);
         }
         _ => {
-            let known = "mtu=, mac=, ring=, mbufs=, huge=, crc=, lossless= and ethertype=";
+            let known = "mtu=, mac=, ring=, mbufs=, huge=, crc=, lossless=, ethertype= and near=";
             return Err(format!("no option \"{key}\" in the parentheses; there are {known}"));
         }
     }

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::os::fd::BorrowedFd;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use super::region::Conn;
 use super::ring::{get_up, has_come, lie_down};
-use crate::backend::{Bell, readable, sleep};
+use crate::backend::{Bell, raw, readable, sleep};
 use crate::port::PortWaiter;
 
 /// Connections that the port has not heard of; more clients have to wait.
@@ -96,8 +97,8 @@ impl Waiter {
     }
 }
 
-impl PortWaiter for Waiter {
-    fn wait(&self, timeout: Duration) {
+impl Waiter {
+    fn sleep(&self, also: Option<BorrowedFd<'_>>, timeout: Duration) -> bool {
         let until = Instant::now() + timeout;
         let shared = &*self.0;
         let (conn, seen) = {
@@ -105,16 +106,19 @@ impl PortWaiter for Waiter {
             (state.live.clone(), state.seen)
         };
         let bell = readable(shared.bell.fd());
-        loop {
+        let came = loop {
             if let Some(conn) = &conn {
                 lie_down(&conn.rx);
             }
             let left = until.saturating_duration_since(Instant::now());
-            if self.something(conn.as_deref(), seen) || left.is_zero() {
-                break;
+            if self.something(conn.as_deref(), seen) {
+                break true;
+            }
+            if left.is_zero() {
+                break false;
             }
             let event = conn.as_ref().and_then(|conn| conn.rx.event.waits_at());
-            let mut fds = [bell, readable(event.unwrap_or(-1))];
+            let mut fds = [bell, readable(event.unwrap_or(-1)), readable(raw(also))];
             sleep(&mut fds, left.min(LOOK));
             if fds[0].revents != 0 {
                 shared.bell.clear();
@@ -122,10 +126,24 @@ impl PortWaiter for Waiter {
             if let Some(conn) = conn.as_ref().filter(|_| fds[1].revents != 0) {
                 conn.rx.event.heard();
             }
-        }
+            if fds[2].revents != 0 {
+                break true;
+            }
+        };
         if let Some(conn) = &conn {
             get_up(&conn.rx);
         }
+        came
+    }
+}
+
+impl PortWaiter for Waiter {
+    fn wait(&self, timeout: Duration) {
+        self.sleep(None, timeout);
+    }
+
+    fn wait_or(&self, also: BorrowedFd<'_>, timeout: Duration) -> bool {
+        self.sleep(Some(also), timeout)
     }
 
     fn wake(&self) {

@@ -9,8 +9,9 @@
 //!               bit 1: a monitor
 //!          +8   MAC        +16  pid (for messages only)               under the segment's lock
 //!          +24  frames that a monitor missed                          senders add
+//!          +32  name of a socket to sleep on, or 0                    the member
 //!          +64  doorbell bits, one per sender                         senders set, member clears
-//!          +72  sleeping: a futex                                     member sets, senders clear
+//!          +72  sleeping: 1 on this futex, 2 on the socket            member sets, senders clear
 //! 12288    link of (sender s, receiver r) at (r * members + s) * 128
 //!          +0   tx_open    +8   tx_inc   +16  rx_inc
 //!          +64  rx_open    +72  head

@@ -53,6 +53,7 @@ mod tests;
 
 pub use monitor::Monitor;
 
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -75,6 +76,8 @@ use layout::MEMBERS_MAX;
 use ring::{Consumer, GRANULE, NoRoom, Producer, RingMem, Taken, WORD_LEN, slot_len};
 use segment::{BELL, CLOSED, RawRing, STATION, WATCH, is_monitor};
 use wait::{Shared, Waiter};
+
+pub(crate) use wait::{Bell, LOOK};
 
 /// Largest MTU: with its Ethernet header a frame is 64 KiB.
 pub const MTU_MAX: usize = 65_536 - ETH_HDR_LEN;
@@ -362,16 +365,6 @@ impl Out {
         // SAFETY: as in `push`.
         unsafe { &*self.sleeping }.load(Relaxed) != 0
     }
-
-    /// Does what is to be done after a frame: clears ahead, and wakes who sleeps.
-    #[cold]
-    #[inline(never)]
-    fn attend(&mut self) {
-        if self.clear_ahead() {
-            // SAFETY: as in `push`.
-            wait::wake_all(unsafe { &*self.sleeping });
-        }
-    }
 }
 
 /// The receiving end from one member.
@@ -485,6 +478,34 @@ impl ShmPort {
     pub fn path(&self) -> &Path {
         &self.shared.seg.path
     }
+
+    /// How to sleep on this port and another. Who has it does not use [`Port::waiter`].
+    ///
+    /// # Errors
+    /// Those of making a socket.
+    pub(crate) fn bell(&self) -> io::Result<Bell> {
+        Bell::hang(&self.shared)
+    }
+
+    /// Changes when a member came or went.
+    #[inline]
+    pub(crate) fn epoch(&self) -> u64 {
+        // Relaxed: `has` looks properly.
+        self.shared.seg.epoch().load(Relaxed)
+    }
+
+    /// Whether a member has the address.
+    pub(crate) fn has(&mut self, mac: MacAddr) -> bool {
+        self.refresh();
+        let key = key_of(&mac.0);
+        self.peers.iter().any(|p| p.key == key && p.state != 0)
+    }
+
+    /// Whether the last frame went to the address and the next one is likely to.
+    #[inline]
+    pub(crate) fn is_last(&self, mac: MacAddr) -> bool {
+        key_of(&mac.0) == self.last.key
+    }
 }
 
 impl In {
@@ -554,7 +575,17 @@ impl ShmPort {
         while self.sleepers != 0 {
             let r = self.sleepers.trailing_zeros() as usize;
             self.sleepers &= self.sleepers - 1;
-            wait::wake_member(&self.shared.seg, r);
+            wait::wake_member(&self.shared, r);
+        }
+    }
+
+    /// Does what is to be done after a frame to the usual one: clears ahead, and wakes who sleeps.
+    #[cold]
+    #[inline(never)]
+    fn attend(&mut self) {
+        if self.outs.usual().clear_ahead() {
+            self.sleepers |= 1 << (self.last.to & 63);
+            self.wake_sleepers();
         }
     }
 
@@ -964,7 +995,7 @@ impl ShortTx for ShmPort {
         // SAFETY: as in `push`, or a static.
         if unsafe { &*out.alert }.load(Relaxed) != 0 {
             rarely(());
-            out.attend();
+            self.attend();
         }
     }
 }

@@ -352,6 +352,7 @@ fn enter(
     seg.mac(me).store(mac.to_u64(), Relaxed);
     seg.pid(me).store(u64::from(std::process::id()), Relaxed);
     seg.missed(me).store(0, Relaxed);
+    seg.bell_name(me).store(0, Relaxed);
     // Release: who sees the state sees the address.
     seg.state(me).store(inc << 32 | role, Release);
     seg.word(EPOCH).fetch_add(1, Release);
@@ -407,11 +408,16 @@ impl Segment {
         self.word(self.layout.member(m) + 24)
     }
 
+    /// Name of the socket that `m` may sleep on, or 0.
+    pub(super) fn bell_name(&self, m: usize) -> &AtomicU64 {
+        self.word(self.layout.member(m) + 32)
+    }
+
     pub(super) fn bell(&self, m: usize) -> &AtomicU64 {
         self.word(self.layout.member(m) + 64)
     }
 
-    /// 1 while a thread of `m` sleeps on this futex, else 0.
+    /// 1 while a thread of `m` sleeps on this futex, 2 while one does on a socket, else 0.
     pub(super) fn sleeping(&self, m: usize) -> &AtomicU32 {
         let at = self.layout.member(m) + 72;
         assert!(at + 4 <= self.map.len());

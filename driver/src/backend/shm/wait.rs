@@ -6,18 +6,33 @@
 //! sending). So it may read a 0 that is about to become a 1, and the sleeper may look before the
 //! frame shows. The sleeper therefore looks again every millisecond, which is the most that a
 //! missed wake-up costs.
+//!
+//! Who sleeps on another port as well ([`Bell`]) cannot wait on a futex. It waits on a socket then,
+//! whose name stands in the segment, and is sent an empty datagram. The name is of one network
+//! namespace: a sender in another cannot wake it, which is a missed wake-up as above. Nobody
+//! outside the segment can know it.
 
-use std::sync::Arc;
+use std::io::{self, Write};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, fence};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use super::layout::MEMBERS_MAX;
 use super::segment::Segment;
+use crate::mac::MacAddr;
 use crate::port::PortWaiter;
 
 /// Longest time between two looks.
-const LOOK: Duration = Duration::from_millis(1);
+pub(crate) const LOOK: Duration = Duration::from_millis(1);
+
+/// What a member's word `sleeping` says: nobody sleeps, or how who does is woken.
+const AWAKE: u32 = 0;
+const ON_FUTEX: u32 = 1;
+const ON_SOCKET: u32 = 2;
 
 /// What a port's own thread tells its sleepers.
 pub(super) struct Shared {
@@ -29,12 +44,14 @@ pub(super) struct Shared {
     /// was, or what a frame holds by now, and looks a millisecond later again.
     pub(super) next_at: [AtomicPtr<AtomicU64>; MEMBERS_MAX],
     woken: AtomicBool,
+    /// What members that sleep on sockets are woken through; `None` if it could not be made.
+    waker: OnceLock<Option<UnixDatagram>>,
 }
 
 impl Shared {
     pub(super) fn new(seg: Segment, me: usize) -> Self {
         let next_at = [const { AtomicPtr::new(std::ptr::null_mut()) }; MEMBERS_MAX];
-        Self { seg, me, next_at, woken: AtomicBool::new(false) }
+        Self { seg, me, next_at, woken: AtomicBool::new(false), waker: OnceLock::new() }
     }
 
     fn something(&self) -> bool {
@@ -55,34 +72,102 @@ impl PortWaiter for Waiter {
         let until = Instant::now() + timeout;
         let sleeping = self.0.seg.sleeping(self.0.me);
         loop {
-            sleeping.store(1, Relaxed);
+            sleeping.store(ON_FUTEX, Relaxed);
             // Our store before our look; see above for the other side.
             fence(SeqCst);
             let left = until.saturating_duration_since(Instant::now());
             if self.0.woken.swap(false, SeqCst) || self.0.something() || left.is_zero() {
                 break;
             }
-            futex_wait(sleeping, 1, left.min(LOOK));
+            futex_wait(sleeping, ON_FUTEX, left.min(LOOK));
         }
-        sleeping.store(0, Relaxed);
+        sleeping.store(AWAKE, Relaxed);
     }
 
     fn wake(&self) {
         self.0.woken.store(true, SeqCst);
-        wake_member(&self.0.seg, self.0.me);
+        wake_member(&self.0, self.0.me);
     }
 }
 
 /// Wakes the sleepers of member `m`.
 #[cold]
-pub(super) fn wake_member(seg: &Segment, m: usize) {
-    wake_all(seg.sleeping(m));
+pub(super) fn wake_member(shared: &Shared, m: usize) {
+    let sleeping = shared.seg.sleeping(m);
+    match sleeping.swap(AWAKE, SeqCst) {
+        AWAKE => {}
+        ON_SOCKET => shared.ring(m),
+        _ => futex_wake(sleeping),
+    }
 }
 
-/// Wakes all who sleep on `sleeping`.
-pub(super) fn wake_all(sleeping: &AtomicU32) {
-    if sleeping.swap(0, SeqCst) != 0 {
-        futex_wake(sleeping);
+impl Shared {
+    /// Sends the datagram that wakes `m`. If that fails, `m` looks by itself a little later.
+    fn ring(&self, m: usize) {
+        // Relaxed: a name that is not one wakes nobody.
+        let name = self.seg.bell_name(m).load(Relaxed);
+        let waker = self.waker.get_or_init(|| {
+            let socket = UnixDatagram::unbound().ok()?;
+            socket.set_nonblocking(true).ok()?;
+            Some(socket)
+        });
+        if let Some(waker) = waker
+            && name != 0
+            && let Ok(to) = socket_of(name)
+        {
+            let _ = waker.send_to_addr(&[], &to);
+        }
+    }
+}
+
+/// Where the bell called `name` is.
+fn socket_of(name: u64) -> io::Result<SocketAddr> {
+    let mut text = [0; 32];
+    let mut left = &mut text[..];
+    write!(left, "barewire-bell-{name:016x}")?;
+    let len = 32 - left.len();
+    SocketAddr::from_abstract_name(&text[..len])
+}
+
+/// How a thread sleeps on this port and on something else: it [lies down](Self::lie_down), waits
+/// until [its descriptor](Self::fd) can be read, for no longer than [`LOOK`], lies down again to
+/// see whether a frame has come, and [gets up](Self::get_up).
+pub(crate) struct Bell {
+    shared: Arc<Shared>,
+    socket: UnixDatagram,
+}
+
+impl Bell {
+    /// The bell of a member, which sleeps on nothing else.
+    ///
+    /// # Errors
+    /// Those of making a socket.
+    pub(super) fn hang(shared: &Arc<Shared>) -> io::Result<Self> {
+        let (first, second) = (MacAddr::random().to_u64(), MacAddr::random().to_u64());
+        let name = first ^ second << 16;
+        let socket = UnixDatagram::bind_addr(&socket_of(name)?)?;
+        socket.set_nonblocking(true)?;
+        shared.seg.bell_name(shared.me).store(name, Relaxed);
+        Ok(Self { shared: Arc::clone(shared), socket })
+    }
+
+    /// From now on whoever sends rings. True if something has come already.
+    pub(crate) fn lie_down(&self) -> bool {
+        self.shared.seg.sleeping(self.shared.me).store(ON_SOCKET, Relaxed);
+        // As in `wait`.
+        fence(SeqCst);
+        self.shared.something()
+    }
+
+    /// Nobody rings any more.
+    pub(crate) fn get_up(&self) {
+        self.shared.seg.sleeping(self.shared.me).store(AWAKE, Relaxed);
+        while self.socket.recv(&mut []).is_ok() {}
+    }
+
+    /// Can be read when somebody has rung.
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
     }
 }
 

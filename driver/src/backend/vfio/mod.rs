@@ -41,7 +41,7 @@ pub use error::VfioError;
 pub use iova::IovaSpace;
 pub use kind::Kind;
 
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -473,23 +473,35 @@ const LOOK_ARMED: Duration = Duration::from_millis(500);
 /// time in the kernel, and they are of no use to who polls.
 const ARMED_POLLS: u32 = 256;
 
-impl PortWaiter for Waiting {
-    fn wait(&self, timeout: Duration) {
+impl Waiting {
+    fn sleep(&self, also: Option<BorrowedFd<'_>>, timeout: Duration) -> bool {
         let armed = self.is_armed.load(Acquire);
         let Events { interrupt, request } = &self.events;
         // A descriptor below 0 is not looked at.
         let fd = |event: Option<&EventFd>| event.map_or(-1, AsRawFd::as_raw_fd);
         let interrupt = interrupt.as_ref().filter(|_| armed);
-        let fds = [Some(&self.wake), interrupt, request.as_deref().filter(|_| armed)];
-        let mut fds =
-            fds.map(|event| libc::pollfd { fd: fd(event), events: libc::POLLIN, revents: 0 });
-        super::sleep(&mut fds, timeout.min(if armed { LOOK_ARMED } else { LOOK }));
+        let request = request.as_deref().filter(|_| armed);
+        let fds = [fd(Some(&self.wake)), fd(interrupt), fd(request), super::raw(also)];
+        let mut fds = fds.map(super::readable);
+        let came = super::sleep(&mut fds, timeout.min(if armed { LOOK_ARMED } else { LOOK }));
         // Nothing to read if nobody woke us.
         let _ = self.wake.read();
         if let Some(interrupt) = interrupt {
             let _ = interrupt.read();
         }
         self.slept.fetch_add(if armed { 16 } else { 1 }, Relaxed);
+        // Without interrupts whoever sleeps has to poll.
+        came || !armed
+    }
+}
+
+impl PortWaiter for Waiting {
+    fn wait(&self, timeout: Duration) {
+        self.sleep(None, timeout);
+    }
+
+    fn wait_or(&self, also: BorrowedFd<'_>, timeout: Duration) -> bool {
+        self.sleep(Some(also), timeout)
     }
 
     fn wake(&self) {

@@ -1,0 +1,344 @@
+//! A port with two sides under one address: near stations, which are processes of this node, are
+//! reached through a segment of shared memory, all others through another port, the far one.
+//!
+//! The segment's member has the far port's address, so a station has the same one from everywhere,
+//! and who sends to it need not know where it is. A frame goes to the near side if the segment has a
+//! member of its destination at that moment, else to the far one. A near member whose ring is full
+//! is waited for: its frames never take the other way. When it has left or died they do, and
+//! [`presence`](Port::presence) tells of it.
+//!
+//! # Trust
+//! A received frame is lent as [near](RxFrame::is_near) if it lay in a ring of the segment, which
+//! none but a process of this user can have written. What the far side receives is never near,
+//! whatever source address it bears: an address in a frame can be copied.
+//!
+//! # Going
+//! The port goes when its far side does. A segment does not go; near stations are told of by
+//! presence.
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::{Duration, Instant};
+
+use super::shm::{Bell, LOOK, ShmPort, ShmSettings};
+use crate::error::OpenError;
+use crate::frame::{ETH_HDR_LEN, RxFrame, TxFrame};
+use crate::port::{
+    MacAddr, Port, PortCaps, PortCounters, PortGone, PortWaiter, Presence, RxSink, ShortTx, Tx,
+};
+
+/// Bursts with near frames after which the far side is looked at, although it had nothing when it
+/// was last: a look may cost a system call.
+const SKIPS_MAX: u32 = 16;
+/// Places for far addresses; two that share one are looked up anew.
+const FARS: usize = 64;
+
+/// Name of the segment that the processes of this user in this network namespace share.
+///
+/// # Errors
+/// There is no /proc.
+pub fn node_segment() -> Result<String, OpenError> {
+    use std::os::unix::fs::MetadataExt;
+    // Of the thread: one can be in another than its process.
+    let path = "/proc/thread-self/ns/net";
+    let meta = std::fs::metadata(path).map_err(|source| OpenError::Os {
+        what: "cannot tell the network namespace from",
+        path: PathBuf::from(path),
+        source,
+        hint: "; mount /proc, or name a segment: near=shm:NAME",
+    })?;
+    Ok(format!("node-{}", meta.ino()))
+}
+
+/// See the module's documentation.
+pub struct Near {
+    caps: PortCaps,
+    near: ShmPort,
+    far: Box<dyn Port>,
+    far_frame_max: usize,
+    /// Addresses that no member had when the segment's epoch was `epoch`; all ones for none.
+    fars: Box<[u64; FARS]>,
+    epoch: u64,
+    /// Frames that the near side had no member for, or the far one was too short for.
+    passed_on: u64,
+    too_long: u64,
+    /// Something was sent that is not flushed.
+    near_sent: bool,
+    far_sent: bool,
+    /// Bursts since the far side was looked at, and whether it had something then.
+    skipped: u32,
+    far_came: bool,
+    waiter: Option<Arc<Waiter>>,
+}
+
+impl Near {
+    /// Joins a segment under the address of `far`. `name` is what opens the whole again.
+    ///
+    /// # Errors
+    /// Those of joining; `far` is closed.
+    pub fn join(
+        segment: &ShmSettings,
+        far: Box<dyn Port>,
+        name: String,
+    ) -> Result<Self, OpenError> {
+        let theirs = far.caps();
+        let near = ShmPort::open(&ShmSettings { mac: Some(theirs.mac), ..segment.clone() })?;
+        let near_mtu = near.caps().mtu;
+        let far_frame_max = ETH_HDR_LEN + theirs.mtu;
+        let caps = PortCaps {
+            mtu: theirs.mtu.min(near_mtu),
+            gather: false,
+            near_mtu,
+            name,
+            ..theirs.clone()
+        };
+        let waiter = match far.waiter() {
+            Some(far) => {
+                let bell = near.bell().map_err(|source| bell_error(near.path(), source))?;
+                Some(Arc::new(Waiter { bell, far, is_woken: AtomicBool::new(false) }))
+            }
+            None => None,
+        };
+        Ok(Self {
+            caps,
+            near,
+            far,
+            far_frame_max,
+            fars: Box::new([u64::MAX; FARS]),
+            epoch: 0,
+            passed_on: 0,
+            too_long: 0,
+            near_sent: false,
+            far_sent: false,
+            skipped: 0,
+            far_came: false,
+            waiter,
+        })
+    }
+
+    /// Whether `mac`, as a number, was found far since the last member came or went.
+    #[inline]
+    fn is_far(&mut self, mac: u64) -> bool {
+        let epoch = self.near.epoch();
+        if epoch != self.epoch {
+            self.epoch = epoch;
+            self.fars.fill(u64::MAX);
+        }
+        self.fars[far_slot(mac)] == mac
+    }
+
+    fn tx_far(&mut self, frame: &TxFrame<'_>) -> Result<Tx, PortGone> {
+        // To a near station that has just left: the far side could not carry it.
+        if frame.len() > self.far_frame_max {
+            self.too_long += 1;
+            return Ok(Tx::NoRoute);
+        }
+        let sent = self.far.tx(frame)?;
+        self.far_sent |= sent == Tx::Sent;
+        Ok(sent)
+    }
+
+    /// To the far side first, which may refuse: the near one drops what has no room.
+    #[cold]
+    fn tx_group(&mut self, frame: &TxFrame<'_>) -> Result<Tx, PortGone> {
+        if self.tx_far(frame)? == Tx::Full {
+            return Ok(Tx::Full);
+        }
+        self.near_sent = true;
+        self.near.tx(frame)
+    }
+
+    fn take_far(&mut self, max: usize, sink: &mut dyn RxSink) -> Result<usize, PortGone> {
+        self.skipped = 0;
+        let got = self.far.rx_burst(max, sink)?;
+        self.far_came = got > 0;
+        Ok(got)
+    }
+}
+
+fn far_slot(mac: u64) -> usize {
+    (mac.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 58) as usize
+}
+
+fn bell_error(path: &std::path::Path, source: io::Error) -> OpenError {
+    let hint = match source.raw_os_error() {
+        Some(libc::EMFILE | libc::ENFILE) => "; raise the limit on open files: ulimit -n 65536",
+        _ => "; do without: near=no",
+    };
+    OpenError::Os { what: "cannot make a socket to sleep on for", path: path.into(), source, hint }
+}
+
+/// Lends what a ring of the segment holds.
+struct AsNear<'a>(&'a mut dyn RxSink);
+
+impl RxSink for AsNear<'_> {
+    #[inline]
+    fn prefetch(&mut self, frame: &RxFrame<'_>) {
+        self.0.prefetch(&frame.as_near());
+    }
+
+    #[inline]
+    fn frame(&mut self, frame: &RxFrame<'_>) {
+        self.0.frame(&frame.as_near());
+    }
+
+    #[inline]
+    fn frame_with(&mut self, frame: &RxFrame<'_>, _: impl ShortTx) {
+        self.0.frame(&frame.as_near());
+    }
+}
+
+impl Port for Near {
+    fn caps(&self) -> &PortCaps {
+        &self.caps
+    }
+
+    fn tx(&mut self, frame: &TxFrame<'_>) -> Result<Tx, PortGone> {
+        let dst = frame.dst();
+        if !self.near.is_last(dst) {
+            if dst.is_group() {
+                return self.tx_group(frame);
+            }
+            if self.is_far(dst.to_u64()) {
+                return self.tx_far(frame);
+            }
+        }
+        match self.near.tx(frame)? {
+            Tx::NoRoute => {
+                self.passed_on += 1;
+                self.fars[far_slot(dst.to_u64())] = dst.to_u64();
+                self.tx_far(frame)
+            }
+            sent => {
+                self.near_sent = true;
+                Ok(sent)
+            }
+        }
+    }
+
+    fn flush(&mut self) -> Result<(), PortGone> {
+        if std::mem::take(&mut self.near_sent) {
+            self.near.flush()?;
+        }
+        if std::mem::take(&mut self.far_sent) { self.far.flush() } else { Ok(()) }
+    }
+
+    /// The near side first, which costs a few loads. Then the far one, unless the near one had
+    /// something and the far one nothing when it was last looked at; if the near one keeps on, the
+    /// far one is first now and then.
+    fn rx_burst(&mut self, max: usize, sink: &mut dyn RxSink) -> Result<usize, PortGone> {
+        if self.skipped >= SKIPS_MAX {
+            let got = self.take_far(max, sink)?;
+            return Ok(got + self.near.receive(max - got, &mut AsNear(sink)));
+        }
+        let got = self.near.receive(max, &mut AsNear(sink));
+        if got == max {
+            self.skipped = SKIPS_MAX;
+            return Ok(got);
+        }
+        if got > 0 && !self.far_came {
+            self.skipped += 1;
+            return Ok(got);
+        }
+        Ok(got + self.take_far(max - got, sink)?)
+    }
+
+    fn counters(&self) -> PortCounters {
+        let (near, far) = (self.near.counters(), self.far.counters());
+        PortCounters {
+            rx_frames: near.rx_frames + far.rx_frames,
+            tx_frames: near.tx_frames + far.tx_frames,
+            rx_bytes: near.rx_bytes + far.rx_bytes,
+            tx_bytes: near.tx_bytes + far.tx_bytes,
+            tx_full: near.tx_full + far.tx_full,
+            // What the far side was asked for instead is told by that.
+            tx_no_route: near.tx_no_route - self.passed_on + far.tx_no_route + self.too_long,
+            rx_dropped: near.rx_dropped + far.rx_dropped,
+            tx_dropped: near.tx_dropped + far.tx_dropped,
+        }
+    }
+
+    fn near_counters(&self) -> Option<PortCounters> {
+        Some(self.near.counters())
+    }
+
+    fn lacks_memory(&self) -> bool {
+        self.near.lacks_memory() || self.far.lacks_memory()
+    }
+
+    fn damages(&self) -> bool {
+        self.far.damages()
+    }
+
+    fn station(&self, mac: MacAddr) -> Option<String> {
+        self.near.station(mac).or_else(|| self.far.station(mac))
+    }
+
+    fn traffic(&self, mac: MacAddr) -> Option<(u64, u64)> {
+        match (self.near.traffic(mac), self.far.traffic(mac)) {
+            (Some(near), Some(far)) => Some((near.0 + far.0, near.1 + far.1)),
+            (near, far) => near.or(far),
+        }
+    }
+
+    fn waiter(&self) -> Option<Arc<dyn PortWaiter>> {
+        let waiter = self.waiter.as_ref()?;
+        Some(Arc::clone(waiter) as Arc<dyn PortWaiter>)
+    }
+
+    /// Of near stations; of one that was near: whether it still is.
+    fn presence(&mut self, mac: MacAddr) -> Presence {
+        match self.near.presence(mac) {
+            Presence::Absent if self.caps.tells_presence => self.far.presence(mac),
+            presence => presence,
+        }
+    }
+
+    fn is_near(&mut self, mac: MacAddr) -> bool {
+        self.near.has(mac)
+    }
+
+    fn next_deadline_ns(&self) -> Option<u64> {
+        self.far.next_deadline_ns()
+    }
+}
+
+/// Sleeps on both sides: on what the far one sleeps on, and on a socket on which near senders ring.
+struct Waiter {
+    bell: Bell,
+    far: Arc<dyn PortWaiter>,
+    is_woken: AtomicBool,
+}
+
+impl PortWaiter for Waiter {
+    fn wait(&self, timeout: Duration) {
+        let until = Instant::now() + timeout;
+        loop {
+            let has_come = self.bell.lie_down() || self.is_woken.swap(false, SeqCst);
+            let left = until.saturating_duration_since(Instant::now());
+            if has_come || left.is_zero() {
+                break;
+            }
+            // A near sender may not have seen that we lie down.
+            if self.far.wait_or(self.bell.fd(), left.min(LOOK)) {
+                break;
+            }
+        }
+        self.bell.get_up();
+    }
+
+    fn wake(&self) {
+        self.is_woken.store(true, SeqCst);
+        self.far.wake();
+    }
+
+    fn has_interrupt(&self) -> bool {
+        self.far.has_interrupt()
+    }
+}
+
+#[cfg(test)]
+mod tests;

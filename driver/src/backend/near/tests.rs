@@ -1,0 +1,337 @@
+use std::collections::VecDeque;
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use super::*;
+use crate::backend::loopback::{Loopback, LoopbackSettings};
+
+const MTU: usize = 1500;
+
+/// A segment that no other test uses.
+fn fresh() -> ShmSettings {
+    static SERIAL: AtomicU32 = AtomicU32::new(0);
+    let serial = SERIAL.fetch_add(1, Relaxed);
+    ShmSettings {
+        ring_len: Some(1 << 16),
+        members: Some(8),
+        ..ShmSettings::named(&format!("near-{}-{serial}", std::process::id()))
+    }
+}
+
+fn join(segment: &ShmSettings, far: Loopback) -> Near {
+    Near::join(segment, Box::new(far), "near".into()).expect("a segment can be joined")
+}
+
+/// Ports on one wire, of which the first `near` share a segment as well.
+struct Wire {
+    near: Vec<Near>,
+    far: Vec<Loopback>,
+    segment: ShmSettings,
+}
+
+fn wire(near: usize, far: usize) -> Wire {
+    let settings = LoopbackSettings { mtu: MTU, ring_count: 64 };
+    let mut all: VecDeque<_> = Loopback::segment(near + far, settings).into();
+    let segment = fresh();
+    let near = all.drain(..near).map(|far| join(&segment, far)).collect();
+    Wire { near, far: all.into(), segment }
+}
+
+fn frame_of(dst: MacAddr, src: MacAddr, payload: &[u8]) -> Vec<u8> {
+    [&dst.0[..], &src.0, &[0x88, 0xb5], payload].concat()
+}
+
+fn send(from: &mut dyn Port, to: MacAddr, payload: &[u8]) -> Tx {
+    let bytes = frame_of(to, from.caps().mac, payload);
+    let sent = from.tx(&TxFrame::whole(&bytes)).expect("it is there");
+    from.flush().expect("it is there");
+    sent
+}
+
+/// What a port lends in one burst: whether it was near, and its payload.
+fn burst(port: &mut dyn Port, max: usize) -> Vec<(bool, Vec<u8>)> {
+    let mut got = Vec::new();
+    let mut sink = |f: &RxFrame<'_>| {
+        let mut bytes = vec![0; f.len() - ETH_HDR_LEN];
+        assert!(f.copy_to(ETH_HDR_LEN, &mut bytes));
+        got.push((f.is_near(), bytes));
+    };
+    let count = port.rx_burst(max, &mut sink).expect("it is there");
+    assert!(count <= max && count == got.len());
+    got
+}
+
+/// What there is, in polls enough for a near sweep to come round.
+fn drain(port: &mut dyn Port) -> Vec<(bool, Vec<u8>)> {
+    (0..1000).flat_map(|_| burst(port, 7)).collect()
+}
+
+/// Goal: the segment has what a member is sent, of any length and with no mark but near; the far
+/// side has all else, and each side counts its own.
+#[test]
+fn near_goes_near_and_far_goes_far() {
+    let Wire { mut near, mut far, .. } = wire(2, 1);
+    let [a, b] = &mut near[..] else { unreachable!() };
+    let c = &mut far[0];
+    let (at_a, at_b, at_c) = (a.caps().mac, b.caps().mac, c.caps().mac);
+    assert!(a.is_near(at_b) && b.is_near(at_a) && !a.is_near(at_c));
+    assert!(a.caps().near_mtu > MTU && a.caps().mtu == MTU);
+    let long = vec![7; a.caps().near_mtu.min(9000)];
+    for round in 0..3_u8 {
+        assert_eq!(send(a, at_b, &[round; 20]), Tx::Sent);
+        assert_eq!(send(a, at_c, &[round; 30]), Tx::Sent);
+        assert_eq!(send(a, at_b, &long), Tx::Sent);
+        assert_eq!(drain(b), [(true, vec![round; 20]), (true, long.clone())]);
+        assert_eq!(drain(c), [(false, vec![round; 30])]);
+        assert_eq!(send(c, at_a, &[round; 40]), Tx::Sent);
+        assert_eq!(send(b, at_a, &[round; 50]), Tx::Sent);
+        assert_eq!(drain(a), [(true, vec![round; 50]), (false, vec![round; 40])]);
+    }
+    assert_eq!((a.presence(at_b), a.presence(at_a)), (Presence::Present, Presence::Present));
+    let (all, near) = (a.counters(), a.near_counters().unwrap());
+    assert_eq!((all.tx_frames, near.tx_frames), (9, 6));
+    assert_eq!((all.rx_frames, near.rx_frames), (6, 3));
+    assert_eq!((all.tx_no_route, all.rx_dropped), (0, 0));
+    let nobody = MacAddr([2, 9, 9, 9, 9, 9]);
+    assert_eq!(send(a, nobody, b"x"), Tx::NoRoute);
+    assert_eq!(a.counters().tx_no_route, 1);
+    assert_eq!(a.traffic(at_b), b.traffic(at_a).map(|(to, from)| (from, to)));
+    assert!(a.traffic(at_b).unwrap().1 >= 3 * (50 + ETH_HDR_LEN as u64));
+    let here = a.station(at_b).unwrap();
+    assert!(here.contains(&std::process::id().to_string()), "{here}");
+}
+
+/// Goal: everybody hears a group, once.
+#[test]
+fn groups_are_on_both_sides() {
+    let Wire { mut near, mut far, .. } = wire(3, 2);
+    assert_eq!(send(&mut near[0], MacAddr::BROADCAST, b"all"), Tx::Sent);
+    for port in &mut far {
+        assert_eq!(drain(port), [(false, b"all".to_vec())]);
+    }
+    // Here the wire leads to the near ones too; a NIC's does not.
+    for port in &mut near[1..] {
+        let heard = drain(port);
+        assert_eq!(heard.iter().filter(|(near, _)| *near).count(), 1);
+    }
+    let own = drain(&mut near[0]);
+    assert!(own.iter().all(|(near, _)| !near), "{own:?}");
+}
+
+/// Goal: what waits for room near never goes far.
+#[test]
+fn a_full_ring_is_waited_for() {
+    let Wire { mut near, far: _far, .. } = wire(2, 1);
+    let [a, b] = &mut near[..] else { unreachable!() };
+    let to = b.caps().mac;
+    let sent = (0..10_000).take_while(|i: &u32| send(a, to, &[*i as u8; 1000]) == Tx::Sent);
+    let sent = sent.count();
+    assert!(sent > 10 && sent < 1000, "{sent}");
+    for _ in 0..5000 {
+        assert_eq!(send(a, to, &[0; 1000]), Tx::Full);
+    }
+    assert_eq!(a.presence(to), Presence::Present);
+    let got = drain(b);
+    assert_eq!(got.len(), sent);
+    assert!(got.iter().all(|(near, _)| *near));
+    assert_eq!(send(a, to, b"more"), Tx::Sent);
+    assert_eq!(drain(b), [(true, b"more".to_vec())]);
+    let counters = a.counters();
+    assert_eq!(counters.tx_frames - a.near_counters().unwrap().tx_frames, 0);
+    assert!(counters.tx_full >= 5000);
+}
+
+/// Goal: whoever has left is absent, but not before what it sent was read; frames to it go far, or
+/// nowhere if they are too long for that; if it comes back, near again.
+#[test]
+fn a_member_that_leaves_is_far_and_one_that_comes_is_near() {
+    let Wire { mut near, mut far, segment } = wire(2, 0);
+    let settings = LoopbackSettings { mtu: MTU, ring_count: 64 };
+    far.extend(Loopback::segment(1, settings));
+    let b = near.pop().unwrap();
+    let (mut b, a) = (b, &mut near[0]);
+    let (at_a, at_b) = (a.caps().mac, b.caps().mac);
+    assert_eq!((send(a, at_b, b"1"), send(&mut b, at_a, b"2")), (Tx::Sent, Tx::Sent));
+    assert_eq!(drain(&mut b), [(true, b"1".to_vec())]);
+    let Near { near: member, far: mut wire_b, .. } = b;
+    drop(member);
+    assert!(!a.is_near(at_b));
+    assert_eq!(a.presence(at_b), Presence::Unknown, "its last frame is not read");
+    assert_eq!(drain(a), [(true, b"2".to_vec())]);
+    assert_eq!(a.presence(at_b), Presence::Absent);
+    for _ in 0..3 {
+        assert_eq!(send(a, at_b, b"3"), Tx::Sent);
+        assert_eq!(drain(&mut *wire_b), [(false, b"3".to_vec())]);
+    }
+    assert_eq!(send(a, at_b, &[0; MTU]), Tx::Sent);
+    assert_eq!(send(a, at_b, &[0; MTU + 1]), Tx::NoRoute);
+    drain(&mut *wire_b);
+    let mut b = Near::join(&segment, wire_b, "near".into()).unwrap();
+    assert!(a.is_near(at_b));
+    assert_eq!(send(a, at_b, &[0; MTU + 1]), Tx::Sent);
+    assert_eq!(send(a, at_b, b"4"), Tx::Sent);
+    assert_eq!(drain(&mut b), [(true, vec![0; MTU + 1]), (true, b"4".to_vec())]);
+}
+
+/// Goal: only the ring says that a frame is near, not the address that it bears.
+#[test]
+fn a_copied_identity_is_not_near() {
+    let Wire { mut near, mut far, .. } = wire(2, 1);
+    let (at_a, at_b) = (near[0].caps().mac, near[1].caps().mac);
+    let forged = frame_of(at_a, at_b, b"I am b");
+    assert_eq!(far[0].tx(&TxFrame::whole(&forged)), Ok(Tx::Sent));
+    assert_eq!(send(&mut near[1], at_a, b"b"), Tx::Sent);
+    let mut got = drain(&mut near[0]);
+    got.sort();
+    assert_eq!(got, [(false, b"I am b".to_vec()), (true, b"b".to_vec())]);
+}
+
+/// Goal: neither side keeps the other from being heard, however much it sends, and bursts are full
+/// while there is enough.
+#[test]
+fn both_sides_are_heard_when_one_floods() {
+    let Wire { mut near, mut far, .. } = wire(2, 1);
+    let at_a = near[0].caps().mac;
+    for flood_near in [true, false] {
+        for max in [1, 4, 32] {
+            drain(&mut near[0]);
+            let mut few_sent = 0;
+            let (mut many_got, mut few_got, mut waited) = (0, 0, 0);
+            for round in 0..2000 {
+                let (a, others) = near.split_at_mut(1);
+                let (many, few): (&mut dyn Port, &mut dyn Port) = if flood_near {
+                    (&mut others[0], &mut far[0])
+                } else {
+                    (&mut far[0], &mut others[0])
+                };
+                while send(many, at_a, &[1; 10]) == Tx::Sent {}
+                // One at a time, so that the far side is often found empty.
+                if few_sent == few_got && round % 7 == 0 {
+                    assert_eq!(send(few, at_a, &[2; 10]), Tx::Sent);
+                    few_sent += 1;
+                    waited = 0;
+                }
+                let got = burst(&mut a[0], max);
+                assert!(!got.is_empty());
+                let of_few = got.iter().filter(|(_, payload)| payload[0] == 2).count();
+                few_got += of_few;
+                many_got += got.len() - of_few;
+                waited += 1;
+                // A near frame may be found by the sweep only.
+                let most = if flood_near { SKIPS_MAX + 1 } else { 600 };
+                assert!(few_sent == few_got || waited <= most, "{flood_near} {max} {waited}");
+            }
+            let seen = format!("near floods: {flood_near}, max {max}: {many_got} and {few_got}");
+            assert!(few_got > 3 && many_got > 1000, "{seen}");
+            drain(&mut near[0]);
+        }
+    }
+}
+
+/// Goal: a sleeper is woken by a frame on either side and by hand, soon, and by nothing else.
+#[test]
+fn a_sleeper_is_woken_by_both_sides() {
+    let Wire { mut near, mut far, .. } = wire(2, 1);
+    let waiter = near[0].waiter().unwrap();
+    let at = near[0].caps().mac;
+    assert!(waiter.has_interrupt());
+    let start = Instant::now();
+    waiter.wait(Duration::from_millis(30));
+    assert!(start.elapsed() >= Duration::from_millis(1));
+    for side in ["near", "far", "by hand"] {
+        for round in 0..20 {
+            let other = near.pop().unwrap();
+            let start = Instant::now();
+            let (mut other, mut wire) = (other, far.pop().unwrap());
+            let by_hand = Arc::clone(&waiter);
+            let ringer = std::thread::spawn(move || {
+                std::thread::sleep(Duration::from_millis(round % 5));
+                match side {
+                    "near" => assert_eq!(send(&mut other, at, b"x"), Tx::Sent),
+                    "far" => assert_eq!(send(&mut wire, at, b"x"), Tx::Sent),
+                    _ => by_hand.wake(),
+                }
+                (other, wire)
+            });
+            let mut got = 0;
+            while got == 0 && start.elapsed() < Duration::from_secs(20) {
+                waiter.wait(Duration::from_secs(10));
+                got = burst(&mut near[0], 32).len();
+                if side == "by hand" && ringer.is_finished() {
+                    break;
+                }
+            }
+            assert!(start.elapsed() < Duration::from_secs(5), "{side}: {:?}", start.elapsed());
+            let (other, wire) = ringer.join().unwrap();
+            drain(&mut near[0]);
+            near.push(other);
+            far.push(wire);
+        }
+    }
+}
+
+/// Goal: a far sleeper's descriptor is one that a near sender makes readable, not a nap.
+#[test]
+fn a_near_sender_rings_a_socket() {
+    let Wire { mut near, .. } = wire(2, 1);
+    let at = near[0].caps().mac;
+    assert_eq!(send(&mut near[1], at, b"1"), Tx::Sent);
+    assert_eq!(drain(&mut near[0]).len(), 1);
+    drain(&mut near[0]);
+    let waiter = Arc::clone(near[0].waiter.as_ref().unwrap());
+    let mut fds = [crate::backend::readable(std::os::fd::AsRawFd::as_raw_fd(&waiter.bell.fd()))];
+    assert!(!waiter.bell.lie_down());
+    assert!(!crate::backend::sleep(&mut fds, Duration::ZERO));
+    assert_eq!(send(&mut near[1], at, b"2"), Tx::Sent);
+    assert!(crate::backend::sleep(&mut fds, Duration::from_secs(10)), "nobody rang");
+    waiter.bell.get_up();
+    assert!(!crate::backend::sleep(&mut fds, Duration::ZERO), "the ring was not taken");
+    assert_eq!(send(&mut near[1], at, b"3"), Tx::Sent);
+    assert!(!crate::backend::sleep(&mut fds, Duration::ZERO), "it rings for one that is awake");
+}
+
+/// Goal: the port goes with its far side.
+#[test]
+fn it_goes_when_its_far_side_goes() {
+    let Wire { near: _, far: _, segment } = wire(0, 0);
+    let mut gone = Near::join(&segment, Box::new(Gone::new()), "near".into()).unwrap();
+    let to = MacAddr([2, 0, 0, 0, 0, 9]);
+    let frame = frame_of(to, gone.caps().mac, b"x");
+    assert!(gone.tx(&TxFrame::whole(&frame)).is_err());
+    assert!(gone.rx_burst(1, &mut |_: &RxFrame<'_>| {}).is_err());
+    assert!(gone.waiter().is_none());
+}
+
+/// A port that has gone.
+struct Gone(PortCaps);
+
+impl Gone {
+    fn new() -> Self {
+        let mut caps = Loopback::pair().0.caps().clone();
+        caps.mac = MacAddr([2, 0, 0, 0, 0, 8]);
+        Self(caps)
+    }
+}
+
+impl Port for Gone {
+    fn caps(&self) -> &PortCaps {
+        &self.0
+    }
+
+    fn tx(&mut self, _: &TxFrame<'_>) -> Result<Tx, PortGone> {
+        Err(PortGone::new("x", "it was removed"))
+    }
+
+    fn flush(&mut self) -> Result<(), PortGone> {
+        Err(PortGone::new("x", "it was removed"))
+    }
+
+    fn rx_burst(&mut self, _: usize, _: &mut dyn RxSink) -> Result<usize, PortGone> {
+        Err(PortGone::new("x", "it was removed"))
+    }
+
+    fn counters(&self) -> PortCounters {
+        PortCounters::default()
+    }
+}

@@ -1,0 +1,183 @@
+//! The option `near=` of ports that leave the node: whether its processes reach each other through
+//! a segment of shared memory besides.
+
+use super::spec::bad;
+use crate::backend::near::{Near, node_segment};
+use crate::backend::shm::ShmSettings;
+use crate::error::OpenError;
+use crate::port::Port;
+
+/// Kinds of ports that have it.
+const KINDS: &[&str] = &["afpacket", "udp", "vfio", "memif", "dpdk"];
+
+/// What the option says.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) enum Choice {
+    /// No segment.
+    #[default]
+    No,
+    /// The node's.
+    Node,
+    /// Another.
+    Named(String),
+}
+
+impl Choice {
+    fn parse(spec: &str, value: &str) -> Result<Self, OpenError> {
+        match value {
+            "no" => Ok(Self::No),
+            "yes" => Ok(Self::Node),
+            _ => match value.strip_prefix("shm:").filter(|name| !name.is_empty()) {
+                Some(name) => Ok(Self::Named(name.to_owned())),
+                None => Err(bad(spec, "write near=yes, near=no or near=shm:NAME")),
+            },
+        }
+    }
+
+    /// The segment, if there is one.
+    fn segment(&self) -> Result<Option<ShmSettings>, OpenError> {
+        Ok(match self {
+            Self::No => None,
+            Self::Node => Some(ShmSettings::named(&node_segment()?)),
+            Self::Named(name) => Some(ShmSettings::named(name)),
+        })
+    }
+
+    fn text(&self) -> String {
+        match self {
+            Self::No => "near=no".to_owned(),
+            Self::Node => "near=yes".to_owned(),
+            Self::Named(name) => format!("near=shm:{name}"),
+        }
+    }
+
+    /// Whether [`join`](Self::join) would succeed, as far as can be seen.
+    pub(super) fn check(&self) -> Result<(), OpenError> {
+        self.segment()?.map_or(Ok(()), |segment| segment.check_here())
+    }
+
+    /// Gives `far` a near side, if that is what was chosen.
+    pub(super) fn join(&self, far: Box<dyn Port>) -> Result<Box<dyn Port>, OpenError> {
+        let Some(segment) = self.segment()? else { return Ok(far) };
+        let name = with_option(&far.caps().name, &self.text());
+        Ok(Box::new(Near::join(&segment, far, name)?))
+    }
+}
+
+/// Takes the option out of the device's part of `spec`. What spoils frames spoils those of the far
+/// side; what records them records all, so a record is made around the whole.
+pub(super) fn split(spec: &str) -> Result<(String, Choice), OpenError> {
+    let mut choice = Choice::default();
+    let (before, device) = spec.split_at(device_at(spec));
+    if !KINDS.contains(&kind_of(device)) {
+        return Ok((spec.to_owned(), Choice::No));
+    }
+    let mut left = Vec::new();
+    for (i, part) in options(device).1.split(',').enumerate() {
+        match part.split_once('=').unwrap_or((part, "")) {
+            ("near", value) if i > 0 || is_dpdk(device) => choice = Choice::parse(spec, value)?,
+            _ => left.push(part),
+        }
+    }
+    Ok((format!("{before}{}", with_options(device, &left.join(","))), choice))
+}
+
+/// Adds an option to what opens a port.
+fn with_option(spec: &str, option: &str) -> String {
+    let (before, device) = spec.split_at(device_at(spec));
+    let is = options(device).1;
+    let all = if is.is_empty() { option.to_owned() } else { format!("{is},{option}") };
+    format!("{before}{}", with_options(device, &all))
+}
+
+/// Where in `spec` the device begins, behind what spoils its frames.
+fn device_at(spec: &str) -> usize {
+    let mut at = 0;
+    while spec[at..].starts_with("fault(") {
+        let Some(end) = spec[at..].find("):") else { return spec.len() };
+        at += end + 2;
+    }
+    at
+}
+
+fn kind_of(device: &str) -> &str {
+    device.split([':', ',', '(']).next().unwrap_or("")
+}
+
+fn is_dpdk(device: &str) -> bool {
+    kind_of(device) == "dpdk"
+}
+
+/// What stands before the list that holds the options of `device`, the list, which begins with the
+/// device's name unless that is DPDK's, and what stands behind it.
+fn options(device: &str) -> (&str, &str, &str) {
+    if !is_dpdk(device) {
+        return ("", device, "");
+    }
+    let behind = device.strip_prefix("dpdk(");
+    match behind.and_then(|behind| behind.split_once("):")) {
+        Some((list, rest)) => ("dpdk", list, rest),
+        None => ("dpdk", "", device.strip_prefix("dpdk:").unwrap_or("")),
+    }
+}
+
+/// `device` with another list.
+fn with_options(device: &str, list: &str) -> String {
+    if !is_dpdk(device) {
+        return list.to_owned();
+    }
+    match options(device) {
+        // It is no device, and says so when it is opened.
+        (_, _, "") => device.to_owned(),
+        (_, _, rest) if list.is_empty() => format!("dpdk:{rest}"),
+        (_, _, rest) => format!("dpdk({list}):{rest}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn is(spec: &str) -> (String, Choice) {
+        split(spec).unwrap_or_else(|e| panic!("{spec}: {e}"))
+    }
+
+    /// Goal: the option is found wherever it may stand and nothing else is changed; written again
+    /// it means the same.
+    #[test]
+    fn the_option_is_taken_out_and_put_back() {
+        let named = Choice::Named("job7".into());
+        for (spec, left, choice) in [
+            ("afpacket:eth0", "afpacket:eth0", Choice::No),
+            ("afpacket:eth0,near=yes", "afpacket:eth0", Choice::Node),
+            ("afpacket:eth0,near=no,mtu=1500", "afpacket:eth0,mtu=1500", Choice::No),
+            ("udp:10.0.0.1:52000,mtu=900,near=yes", "udp:10.0.0.1:52000,mtu=900", Choice::Node),
+            ("vfio:0000:05:00.0,near=shm:job7", "vfio:0000:05:00.0", named.clone()),
+            ("memif:@x,near=yes,role=server", "memif:@x,role=server", Choice::Node),
+            ("dpdk:net_tap0,iface=b", "dpdk:net_tap0,iface=b", Choice::No),
+            ("dpdk(near=yes):net_tap0,iface=b", "dpdk:net_tap0,iface=b", Choice::Node),
+            ("dpdk(mtu=9,near=yes):0000:05:00.0", "dpdk(mtu=9):0000:05:00.0", Choice::Node),
+            // The driver's own.
+            ("dpdk:net_x,near=yes", "dpdk:net_x,near=yes", Choice::No),
+            ("fault(loss=0.1):udp:lo,near=yes", "fault(loss=0.1):udp:lo", Choice::Node),
+            ("fault():fault():udp:lo,near=shm:job7", "fault():fault():udp:lo", named),
+            // Not ours to take: these say themselves what is wrong.
+            ("shm:x,near=yes", "shm:x,near=yes", Choice::No),
+            ("pcap(file=a):udp:lo,near=yes", "pcap(file=a):udp:lo,near=yes", Choice::No),
+            ("near=yes", "near=yes", Choice::No),
+            ("fault(", "fault(", Choice::No),
+            ("dpdk(near=yes", "dpdk(near=yes", Choice::No),
+            ("", "", Choice::No),
+        ] {
+            assert_eq!(is(spec), (left.to_owned(), choice.clone()), "{spec}");
+            if choice != Choice::No {
+                let again = with_option(left, &choice.text());
+                assert_eq!(is(&again), (left.to_owned(), choice), "{again}");
+            }
+        }
+        for spec in ["udp:lo,near", "udp:lo,near=", "udp:lo,near=x", "dpdk(near=shm:):x"] {
+            let e = split(spec).unwrap_err().to_string();
+            assert!(e.contains("write near=yes, near=no or near=shm:NAME"), "{spec}: {e}");
+        }
+    }
+}
