@@ -2,9 +2,9 @@
 //! reached through a segment of shared memory, all others through another port, the far one.
 //!
 //! The segment's member has the far port's address, so a station has the same one from everywhere,
-//! and who sends to it need not know where it is. A frame goes to the near side if the segment has a
-//! member of its destination at that moment, else to the far one. A near member whose ring is full
-//! is waited for: its frames never take the other way. When it has left or died they do, and
+//! and who sends to it need not know where it is. A frame goes to the near side if the segment has
+//! a member of its destination at that moment, else to the far one. A near member whose ring is
+//! full is waited for: its frames never take the other way. When it has left or died they do, and
 //! [`presence`](Port::presence) tells of it.
 //!
 //! # Trust
