@@ -210,6 +210,15 @@ impl Domain {
         Ok(self.dom.enter()?.engine.port_counters())
     }
 
+    /// The part of [`port_counters`](Self::port_counters) that went to processes of this node
+    /// through memory and came from them; `None` on a port without a near side.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn near_counters(&self) -> Result<Option<PortCounters>> {
+        Ok(self.dom.enter()?.engine.near_counters())
+    }
+
     /// How full the tables are.
     ///
     /// # Errors

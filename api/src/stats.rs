@@ -47,7 +47,7 @@ use memmap2::{MmapOptions, MmapRaw};
 pub const MAGIC: u64 = u64::from_le_bytes(*b"BWSTATS\0");
 
 /// Version of the layout and of the names.
-pub const LAYOUT: u64 = 2;
+pub const LAYOUT: u64 = 3;
 
 /// Where the files are.
 pub const DIR: &str = "/dev/shm";
@@ -62,8 +62,8 @@ const SESSION_MAX: usize = Node::PEER_MAX;
 /// Least time between two updates.
 const PERIOD_NS: u64 = 10_000_000;
 
-/// Counters of the port.
-pub const PORT_NAMES: [&str; 8] = [
+/// Counters of the port: all frames, and those to and from near stations once more.
+pub const PORT_NAMES: [&str; 16] = [
     "rx_frames",
     "rx_bytes",
     "tx_frames",
@@ -72,6 +72,14 @@ pub const PORT_NAMES: [&str; 8] = [
     "tx_no_route",
     "rx_dropped",
     "tx_dropped",
+    "near_rx_frames",
+    "near_rx_bytes",
+    "near_tx_frames",
+    "near_tx_bytes",
+    "near_tx_full",
+    "near_tx_no_route",
+    "near_rx_dropped",
+    "near_tx_dropped",
 ];
 
 /// Counters of the node, but for the refusals of the codec.
@@ -224,7 +232,10 @@ impl Publisher {
         self.block.put(13, now.saturating_sub(absent_ns));
         facts(engine, &self.block);
         let survey = engine.survey(&mut self.survey, &mut self.block);
-        counters(engine.port_counters(), &survey, &self.block);
+        let near = engine.near_counters().unwrap_or_default();
+        self.block.put_all(PORT_AT, &port_words(engine.port_counters()));
+        self.block.put_all(PORT_AT + PORT_NAMES.len() / 2, &port_words(near));
+        counters(&survey, &self.block);
         self.block.put(11, self.block.eps as u64);
         self.block.put(12, self.block.sessions as u64);
         self.block.put(0, MAGIC);
@@ -421,8 +432,9 @@ fn facts(engine: &Engine, block: &Block) {
     }
 }
 
-fn counters(p: PortCounters, (c, l): &(NodeCounters, Levels), block: &Block) {
-    let port = [
+/// In the order of either half of [`PORT_NAMES`].
+fn port_words(p: PortCounters) -> [u64; PORT_NAMES.len() / 2] {
+    [
         p.rx_frames,
         p.rx_bytes,
         p.tx_frames,
@@ -431,7 +443,10 @@ fn counters(p: PortCounters, (c, l): &(NodeCounters, Levels), block: &Block) {
         p.tx_no_route,
         p.rx_dropped,
         p.tx_dropped,
-    ];
+    ]
+}
+
+fn counters((c, l): &(NodeCounters, Levels), block: &Block) {
     let node: [u64; NODE_NAMES.len()] = [
         c.rx_frames,
         c.rx_not_ours,
@@ -475,8 +490,7 @@ fn counters(p: PortCounters, (c, l): &(NodeCounters, Levels), block: &Block) {
         l.peers as u64,
     ];
     let level = levels(l);
-    let parts: [(usize, &[u64]); 4] =
-        [(PORT_AT, &port), (NODE_AT, &node), (WIRE_AT, &c.rx_wire), (LEVEL_AT, &level)];
+    let parts: [(usize, &[u64]); 3] = [(NODE_AT, &node), (WIRE_AT, &c.rx_wire), (LEVEL_AT, &level)];
     for (at, values) in parts {
         block.put_all(at, values);
     }

@@ -444,6 +444,12 @@ impl Engine {
         self.port.counters()
     }
 
+    /// The part of [`port_counters`](Self::port_counters) that near stations have, if there can be
+    /// such.
+    pub fn near_counters(&self) -> Option<PortCounters> {
+        self.port.near_counters()
+    }
+
     /// What the port knows of the station with address `mac`: see [`Port::station`].
     pub fn station(&self, mac: MacAddr) -> Option<String> {
         self.port.station(mac)

@@ -21,6 +21,7 @@ mod links;
 mod memif;
 mod memif_cases;
 mod messages;
+mod near;
 mod one_sided;
 mod paths;
 mod raw;
@@ -40,6 +41,7 @@ fn worker_process() {
             "caller" => caller::run(),
             "sender" => caller::send_on(stream::T_DEAD),
             "patient-sender" => caller::send_on(stream::PATIENT),
+            "member" => near::run(),
             "noise" => foreign::make_noise(),
             "datagrams" => foreign::send_datagrams(),
             "opener" => environment::try_open(),
