@@ -32,11 +32,11 @@ enum Way {
     Namespaces,
 }
 
-/// Nodes of one rank each, and the last, whose two bridges join them: one for the fabric, one for
+/// Nodes of ranks, and the last, whose two bridges join them: one for the fabric, one for
 /// what the launcher and the ranks say to each other.
-struct Network {
-    nodes: Nodes,
-    switch: usize,
+pub(super) struct Network {
+    pub(super) nodes: Nodes,
+    pub(super) switch: usize,
     /// They keep the nodes, and tell `nsenter` of them.
     holders: Vec<Child>,
 }
@@ -45,34 +45,41 @@ struct Network {
 const CONTROL: &str = "ctl0";
 
 impl Network {
-    fn new(ranks: usize) -> Result<Self, String> {
-        let (nodes, switch) = (Nodes::new(ranks + 1)?, ranks);
+    pub(super) fn new(count: usize) -> Result<Self, String> {
+        let (nodes, switch) = (Nodes::new(count + 1)?, count);
         nodes.bridge(switch, "br0", 1500)?;
         nodes.bridge(switch, CONTROL, 1500)?;
         nodes.ip(switch, &format!("addr add 10.79.0.100/24 dev {CONTROL}"))?;
-        for rank in 0..ranks {
-            let (port, control) = (format!("port{rank}"), format!("line{rank}"));
-            nodes.veth([(rank, FABRIC), (switch, &port)], 1500)?;
-            nodes.veth([(rank, CONTROL), (switch, &control)], 1500)?;
+        for node in 0..count {
+            let (port, control) = (format!("port{node}"), format!("line{node}"));
+            nodes.veth([(node, FABRIC), (switch, &port)], 1500)?;
+            nodes.veth([(node, CONTROL), (switch, &control)], 1500)?;
             nodes.plug(switch, &port, "br0")?;
             nodes.plug(switch, &control, CONTROL)?;
-            nodes.ip(rank, &format!("addr add 10.79.0.{}/24 dev {CONTROL}", rank + 1))?;
+            nodes.ip(node, &format!("addr add 10.79.0.{}/24 dev {CONTROL}", node + 1))?;
         }
         let holder = |node| {
             let mut command = nodes.command(node, "sleep");
             command.arg("10000").stdin(Stdio::null()).spawn().map_err(|e| format!("sleep: {e}"))
         };
-        let holders = (0..ranks).map(holder).collect::<Result<_, _>>()?;
+        let holders = (0..count).map(holder).collect::<Result<_, _>>()?;
         Ok(Self { nodes, switch, holders })
     }
 
-    /// A script that runs its arguments in the node of the rank.
-    fn script(&self, dir: &Path) -> PathBuf {
+    /// Has Open MPI's launcher listen where the nodes reach it.
+    pub(super) fn let_launch(&self, command: &mut Command) {
+        command.env("PMIX_MCA_ptl_base_remote_connections", "1");
+        command.env("PMIX_MCA_ptl_base_if_include", CONTROL);
+    }
+
+    /// A script that runs its arguments in the node of the rank; each has so many, one after the
+    /// other.
+    pub(super) fn script(&self, dir: &Path, per_node: usize) -> PathBuf {
         let pids: Vec<_> = self.holders.iter().map(|holder| holder.id().to_string()).collect();
         let script = format!(
             "#!/bin/sh\nrank=${{OMPI_COMM_WORLD_RANK:-$PMI_RANK}}\nfor pid in {}; do\n\
-             [ $rank = 0 ] && exec nsenter --net=/proc/$pid/ns/net \"$@\"\n\
-             rank=$((rank - 1))\ndone\n",
+             [ $rank -lt {per_node} ] && exec nsenter --net=/proc/$pid/ns/net \"$@\"\n\
+             rank=$((rank - {per_node}))\ndone\n",
             pids.join(" ")
         );
         write_script(dir.join("in-node"), &script)
@@ -135,13 +142,11 @@ impl<'a> Job<'a> {
             Way::Udp => drop(command.env("FI_BAREWIRE_PORT", "udp:127.0.0.1")),
             Way::Namespaces => {
                 command.env("FI_BAREWIRE_PORT", format!("afpacket:{FABRIC}"));
-                // Open MPI's launcher listens where the nodes reach it.
-                command.env("PMIX_MCA_ptl_base_remote_connections", "1");
-                command.env("PMIX_MCA_ptl_base_if_include", CONTROL);
             }
         }
         if let Some(network) = &network {
-            command.arg(network.script(self.dir.path()));
+            network.let_launch(&mut command);
+            command.arg(network.script(self.dir.path(), 1));
         }
         Some((command, network))
     }

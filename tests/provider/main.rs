@@ -7,6 +7,7 @@ mod alive;
 mod answers;
 mod collectives;
 mod connect;
+mod hosts;
 mod injects;
 mod life;
 mod limits;

@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 
 use super::{Bench, succeed, with};
 
-const OPEN_MPI: &[(&str, &str)] =
+pub(super) const OPEN_MPI: &[(&str, &str)] =
     &[("mpirun", "openmpi-bin"), ("mpicc", "libopenmpi-dev"), ("cc", "gcc")];
 
-fn mpirun(bench: &Bench, ranks: u32) -> Command {
-    let mut command = bench.program("mpirun");
+/// `command`, which starts the launcher, with what it is told for so many ranks.
+pub(super) fn mpirun(mut command: Command, ranks: u32) -> Command {
     command.args(["-n", &ranks.to_string(), "--oversubscribe"]);
     if nix::unistd::geteuid().is_root() {
         command.arg("--allow-run-as-root");
@@ -39,7 +39,7 @@ fn open_mpi_runs_every_kind_of_call() {
         let dir = tempfile::tempdir().unwrap();
         let program = bench.compile(dir.path(), &["mpicc"], "mpi.c");
         for ranks in [2, 3] {
-            let said = succeed(mpirun(bench, ranks).arg(&program), 240);
+            let said = succeed(mpirun(bench.program("mpirun"), ranks).arg(&program), 240);
             assert!(said.contains(&format!("all {ranks} ranks agree")), "{said}");
         }
     });
@@ -47,7 +47,7 @@ fn open_mpi_runs_every_kind_of_call() {
 
 /// Kills one rank in the middle of its traffic, and says how long the launcher took to see it.
 fn kill_one(bench: &Bench, program: &std::path::Path, n: u32) -> Duration {
-    let mut command = mpirun(bench, 2);
+    let mut command = mpirun(bench.program("mpirun"), 2);
     command.arg(program).arg("forever");
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
@@ -88,7 +88,8 @@ fn a_job_ends_when_a_rank_is_killed_and_the_next_one_runs() {
         for n in 0..kills {
             longest = longest.max(kill_one(bench, &program, n));
             if n % 4 == 3 {
-                let said = succeed(mpirun(bench, 2).arg(&program).arg("short"), 120);
+                let mut command = mpirun(bench.program("mpirun"), 2);
+                let said = succeed(command.arg(&program).arg("short"), 120);
                 assert!(said.contains("all 2 ranks agree"), "after {n} kills: {said}");
             }
         }
