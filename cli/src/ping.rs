@@ -139,14 +139,16 @@ impl RxSink for Answers {
 
 fn ask(args: &PingArgs, port: &mut dyn Port) -> Result<Found, Fail> {
     let seed = RandomState::new().hash_one(now_ns()) | 1;
+    let near = port.is_near(args.target.mac);
     let caps = port.caps();
     let mut ping = Ping::new(PingSettings {
         me: caps.mac,
         target: args.target.mac,
         incarnation: args.target.incarnation,
         seed,
-        crc: port.damages(),
-        mtu: caps.mtu,
+        crc: port.damages() && !near,
+        near,
+        mtu: if near { caps.near_mtu } else { caps.mtu },
         count: args.count,
         interval_ns: (args.interval * 1e9) as u64,
         timeout_ns: (args.timeout * 1e9) as u64,

@@ -42,6 +42,10 @@ pub struct PingSettings {
     pub seed: u64,
     /// Whether frames carry a checksum: if the port damages some.
     pub crc: bool,
+    /// Whether it is near, on a port that tells ([`Port::is_near`]).
+    ///
+    /// [`Port::is_near`]: barewire_driver::port::Port::is_near
+    pub near: bool,
     /// Bytes behind the Ethernet header that the port takes.
     pub mtu: usize,
     /// Pings of each length.
@@ -438,6 +442,7 @@ impl Ping {
             // The least: how long a frame passes is found out by the pings.
             max_frame: wire::MAX_FRAME_MIN,
             cookie: self.cookie,
+            caps: if self.settings.near { OpenOp::NEAR } else { 0 },
             window: 1,
             ..OpenOp::default()
         };
@@ -506,6 +511,7 @@ mod tests {
             incarnation: 0,
             seed: 0x1234_5678_9abc,
             crc: true,
+            near: false,
             mtu: MTU,
             count: 5,
             interval_ns: 10 * MS,

@@ -12,6 +12,7 @@ use std::ops::{Deref, DerefMut};
 #[cfg(feature = "dpdk")]
 use super::dpdk::DpdkPort;
 use super::memif::Memif;
+use super::near::Near;
 use super::shm::ShmPort;
 use crate::hint::rarely;
 use crate::port::{BriskPort, Port, PortGone, RxSink};
@@ -25,6 +26,8 @@ pub enum KnownPort {
     /// A device of DPDK.
     #[cfg(feature = "dpdk")]
     Dpdk(Box<DpdkPort>),
+    /// A near side and a far one.
+    Near(Box<Near>),
     /// Another.
     Other(Box<dyn Port>),
 }
@@ -47,6 +50,10 @@ impl From<Box<dyn Port>> for KnownPort {
         #[cfg(feature = "dpdk")]
         let port = match downcast(port) {
             Ok(dpdk) => return Self::Dpdk(dpdk),
+            Err(port) => port,
+        };
+        let port = match downcast(port) {
+            Ok(near) => return Self::Near(near),
             Err(port) => port,
         };
         match downcast(port) {
@@ -77,6 +84,7 @@ impl KnownPort {
             Self::Memif(port) => Ok(port.receive(max, sink)),
             #[cfg(feature = "dpdk")]
             Self::Dpdk(port) => port.receive(max, sink),
+            Self::Near(port) => port.receive(max, sink),
             Self::Other(port) => port.rx_burst(max, sink),
         }
     }
@@ -91,7 +99,7 @@ impl KnownPort {
                 rarely(());
                 self.far(job)
             }
-            Self::Memif(_) | Self::Other(_) => {
+            Self::Memif(_) | Self::Near(_) | Self::Other(_) => {
                 rarely(());
                 self.far(job)
             }
@@ -105,6 +113,7 @@ impl KnownPort {
             Self::Memif(port) => Some(job.with(port)),
             #[cfg(feature = "dpdk")]
             Self::Dpdk(port) => Some(job.with(port)),
+            Self::Near(port) => Some(job.with(port)),
             Self::Shm(_) | Self::Other(_) => None,
         }
     }
@@ -117,6 +126,7 @@ impl KnownPort {
             Self::Memif(port) => port.count(polls),
             #[cfg(feature = "dpdk")]
             Self::Dpdk(port) => port.count(polls),
+            Self::Near(port) => port.count(polls),
             Self::Other(_) => {}
         }
     }
@@ -132,6 +142,7 @@ impl Deref for KnownPort {
             Self::Memif(port) => &**port,
             #[cfg(feature = "dpdk")]
             Self::Dpdk(port) => &**port,
+            Self::Near(port) => &**port,
             Self::Other(port) => &**port,
         }
     }
@@ -145,6 +156,7 @@ impl DerefMut for KnownPort {
             Self::Memif(port) => &mut **port,
             #[cfg(feature = "dpdk")]
             Self::Dpdk(port) => &mut **port,
+            Self::Near(port) => &mut **port,
             Self::Other(port) => &mut **port,
         }
     }

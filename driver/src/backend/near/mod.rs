@@ -23,11 +23,14 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
+use super::known::{Known, KnownPort};
 use super::shm::{Bell, LOOK, ShmPort, ShmSettings};
 use crate::error::OpenError;
-use crate::frame::{ETH_HDR_LEN, RxFrame, TxFrame};
+use crate::frame::{ETH_HDR_LEN, FillHead, Rest, RxFrame, TxFrame};
+use crate::hint::rarely;
 use crate::port::{
-    MacAddr, Port, PortCaps, PortCounters, PortGone, PortWaiter, Presence, RxSink, ShortTx, Tx,
+    BriskPort, MacAddr, Port, PortCaps, PortCounters, PortGone, PortWaiter, Presence, RxSink,
+    ShortTx, Tx,
 };
 
 /// Bursts with near frames after which the far side is looked at, although it had nothing when it
@@ -57,7 +60,7 @@ pub fn node_segment() -> Result<String, OpenError> {
 pub struct Near {
     caps: PortCaps,
     near: ShmPort,
-    far: Box<dyn Port>,
+    far: KnownPort,
     far_frame_max: usize,
     /// Addresses that no member had when the segment's epoch was `epoch`; all ones for none.
     fars: Box<[u64; FARS]>,
@@ -71,6 +74,8 @@ pub struct Near {
     /// Bursts since the far side was looked at, and whether it had something then.
     skipped: u32,
     far_came: bool,
+    /// Why the far side has gone, if sending found that out.
+    gone: Option<PortGone>,
     waiter: Option<Arc<Waiter>>,
 }
 
@@ -105,7 +110,7 @@ impl Near {
         Ok(Self {
             caps,
             near,
-            far,
+            far: far.into(),
             far_frame_max,
             fars: Box::new([u64::MAX; FARS]),
             epoch: 0,
@@ -115,19 +120,20 @@ impl Near {
             far_sent: false,
             skipped: 0,
             far_came: false,
+            gone: None,
             waiter,
         })
     }
 
-    /// Whether `mac`, as a number, was found far since the last member came or went.
+    /// Whether the address was found far since the last member came or went.
     #[inline]
-    fn is_far(&mut self, mac: u64) -> bool {
+    fn is_far(&mut self, key: u64) -> bool {
         let epoch = self.near.epoch();
         if epoch != self.epoch {
             self.epoch = epoch;
             self.fars.fill(u64::MAX);
         }
-        self.fars[far_slot(mac)] == mac
+        self.fars[far_slot(key)] == key
     }
 
     fn tx_far(&mut self, frame: &TxFrame<'_>) -> Result<Tx, PortGone> {
@@ -136,7 +142,7 @@ impl Near {
             self.too_long += 1;
             return Ok(Tx::NoRoute);
         }
-        let sent = self.far.tx(frame)?;
+        let sent = self.far.tx(frame).inspect_err(|gone| self.gone = Some(gone.clone()))?;
         self.far_sent |= sent == Tx::Sent;
         Ok(sent)
     }
@@ -151,85 +157,28 @@ impl Near {
         self.near.tx(frame)
     }
 
-    fn take_far(&mut self, max: usize, sink: &mut dyn RxSink) -> Result<usize, PortGone> {
+    #[inline]
+    fn take_far(&mut self, max: usize, sink: &mut impl RxSink) -> Result<usize, PortGone> {
         self.skipped = 0;
         let got = self.far.rx_burst(max, sink)?;
         self.far_came = got > 0;
         Ok(got)
     }
-}
 
-fn far_slot(mac: u64) -> usize {
-    (mac.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 58) as usize
-}
-
-fn bell_error(path: &std::path::Path, source: io::Error) -> OpenError {
-    let hint = match source.raw_os_error() {
-        Some(libc::EMFILE | libc::ENFILE) => "; raise the limit on open files: ulimit -n 65536",
-        _ => "; do without: near=no",
-    };
-    OpenError::Os { what: "cannot make a socket to sleep on for", path: path.into(), source, hint }
-}
-
-/// Lends what a ring of the segment holds.
-struct AsNear<'a>(&'a mut dyn RxSink);
-
-impl RxSink for AsNear<'_> {
-    #[inline]
-    fn prefetch(&mut self, frame: &RxFrame<'_>) {
-        self.0.prefetch(&frame.as_near());
-    }
-
-    #[inline]
-    fn frame(&mut self, frame: &RxFrame<'_>) {
-        self.0.frame(&frame.as_near());
-    }
-
-    #[inline]
-    fn frame_with(&mut self, frame: &RxFrame<'_>, _: impl ShortTx) {
-        self.0.frame(&frame.as_near());
-    }
-}
-
-impl Port for Near {
-    fn caps(&self) -> &PortCaps {
-        &self.caps
-    }
-
-    fn tx(&mut self, frame: &TxFrame<'_>) -> Result<Tx, PortGone> {
-        let dst = frame.dst();
-        if !self.near.is_last(dst) {
-            if dst.is_group() {
-                return self.tx_group(frame);
-            }
-            if self.is_far(dst.to_u64()) {
-                return self.tx_far(frame);
-            }
+    /// [`Port::rx_burst`], for a sink of known type.
+    ///
+    /// The near side is looked at first, which costs a few loads. Then the far one, unless the near
+    /// one had something and the far one nothing when it was last looked at; if the near one keeps
+    /// on, the far one is first now and then.
+    ///
+    /// # Errors
+    /// As there.
+    #[inline(never)]
+    pub fn receive(&mut self, max: usize, sink: &mut impl RxSink) -> Result<usize, PortGone> {
+        if let Some(gone) = &self.gone {
+            rarely(());
+            return Err(gone.clone());
         }
-        match self.near.tx(frame)? {
-            Tx::NoRoute => {
-                self.passed_on += 1;
-                self.fars[far_slot(dst.to_u64())] = dst.to_u64();
-                self.tx_far(frame)
-            }
-            sent => {
-                self.near_sent = true;
-                Ok(sent)
-            }
-        }
-    }
-
-    fn flush(&mut self) -> Result<(), PortGone> {
-        if std::mem::take(&mut self.near_sent) {
-            self.near.flush()?;
-        }
-        if std::mem::take(&mut self.far_sent) { self.far.flush() } else { Ok(()) }
-    }
-
-    /// The near side first, which costs a few loads. Then the far one, unless the near one had
-    /// something and the far one nothing when it was last looked at; if the near one keeps on, the
-    /// far one is first now and then.
-    fn rx_burst(&mut self, max: usize, sink: &mut dyn RxSink) -> Result<usize, PortGone> {
         if self.skipped >= SKIPS_MAX {
             let got = self.take_far(max, sink)?;
             return Ok(got + self.near.receive(max - got, &mut AsNear(sink)));
@@ -244,6 +193,147 @@ impl Port for Near {
             return Ok(got);
         }
         Ok(got + self.take_far(max - got, sink)?)
+    }
+}
+
+/// The address as it lies in a frame, in the lower 48 bits.
+fn key_of(mac: MacAddr) -> u64 {
+    let [a, b, c, d, e, f] = mac.0;
+    u64::from_le_bytes([a, b, c, d, e, f, 0, 0])
+}
+
+fn far_slot(key: u64) -> usize {
+    (key.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 58) as usize
+}
+
+fn bell_error(path: &std::path::Path, source: io::Error) -> OpenError {
+    let hint = match source.raw_os_error() {
+        Some(libc::EMFILE | libc::ENFILE) => "; raise the limit on open files: ulimit -n 65536",
+        _ => "; do without: near=no",
+    };
+    OpenError::Os { what: "cannot make a socket to sleep on for", path: path.into(), source, hint }
+}
+
+/// Lends what a ring of the segment holds.
+struct AsNear<'a, S>(&'a mut S);
+
+impl<S: RxSink> RxSink for AsNear<'_, S> {
+    #[inline]
+    fn prefetch(&mut self, frame: &RxFrame<'_>) {
+        self.0.prefetch(&frame.as_near());
+    }
+
+    #[inline]
+    fn frame(&mut self, frame: &RxFrame<'_>) {
+        self.0.frame(&frame.as_near());
+    }
+
+    #[inline(always)]
+    fn frame_with(&mut self, frame: &RxFrame<'_>, back: impl ShortTx) {
+        self.0.frame_with(&frame.as_near(), NearBack(back));
+    }
+}
+
+/// The near way back, of a port that has another one too.
+struct NearBack<B>(B);
+
+impl<B: ShortTx> ShortTx for NearBack<B> {
+    #[inline(always)]
+    fn tx_made<const H: usize, R: Rest>(
+        &mut self,
+        dst: u64,
+        head: &impl FillHead<H>,
+        rest: &R,
+    ) -> bool {
+        self.0.tx_made(dst, head, rest)
+    }
+}
+
+impl ShortTx for Near {
+    #[inline(never)]
+    fn tx_made<const H: usize, R: Rest>(
+        &mut self,
+        dst: u64,
+        head: &impl FillHead<H>,
+        rest: &R,
+    ) -> bool {
+        let key = dst & (1 << 48) - 1;
+        if self.near.is_last(key) {
+            return self.near.tx_made(dst, head, rest);
+        }
+        self.is_far(key) && self.far.far(TxMade { dst, head, rest }) == Some(true)
+    }
+}
+
+/// [`ShortTx::tx_made`], to a port whose type is known.
+struct TxMade<'a, const H: usize, F, R> {
+    dst: u64,
+    head: &'a F,
+    rest: &'a R,
+}
+
+impl<const H: usize, F: FillHead<H>, R: Rest> Known for TxMade<'_, H, F, R> {
+    type Done = bool;
+
+    #[inline(always)]
+    fn with<P: BriskPort>(self, port: &mut Box<P>) -> bool {
+        port.tx_made(self.dst, self.head, self.rest)
+    }
+}
+
+impl BriskPort for Near {
+    /// There are always two sides to look at.
+    #[inline]
+    fn take_few(&mut self, _: &mut impl RxSink) -> Option<usize> {
+        None
+    }
+
+    fn count(&mut self, polls: u32) {
+        self.near.count(polls);
+        self.far.count(polls);
+    }
+}
+
+impl Port for Near {
+    fn caps(&self) -> &PortCaps {
+        &self.caps
+    }
+
+    fn tx(&mut self, frame: &TxFrame<'_>) -> Result<Tx, PortGone> {
+        let (dst, key) = (frame.dst(), key_of(frame.dst()));
+        if !self.near.is_last(key) {
+            if dst.is_group() {
+                return self.tx_group(frame);
+            }
+            if self.is_far(key) {
+                return self.tx_far(frame);
+            }
+        }
+        match self.near.tx(frame)? {
+            Tx::NoRoute => {
+                self.passed_on += 1;
+                self.fars[far_slot(key)] = key;
+                self.tx_far(frame)
+            }
+            sent => {
+                self.near_sent = true;
+                Ok(sent)
+            }
+        }
+    }
+
+    fn flush(&mut self) -> Result<(), PortGone> {
+        if std::mem::take(&mut self.near_sent) {
+            self.near.flush()?;
+        }
+        if !std::mem::take(&mut self.far_sent) {
+            return Ok(());
+        }
+        self.far.flush().inspect_err(|gone| self.gone = Some(gone.clone()))
+    }
+
+    fn rx_burst(&mut self, max: usize, mut sink: &mut dyn RxSink) -> Result<usize, PortGone> {
+        self.receive(max, &mut sink)
     }
 
     fn counters(&self) -> PortCounters {

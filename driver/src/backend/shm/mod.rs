@@ -501,10 +501,10 @@ impl ShmPort {
         self.peers.iter().any(|p| p.key == key && p.state != 0)
     }
 
-    /// Whether the last frame went to the address and the next one is likely to.
-    #[inline]
-    pub(crate) fn is_last(&self, mac: MacAddr) -> bool {
-        key_of(&mac.0) == self.last.key
+    /// Whether the last frame went to the address, which lies in the lower 48 bits as in a frame.
+    #[inline(always)]
+    pub(crate) fn is_last(&self, key: u64) -> bool {
+        key == self.last.key
     }
 }
 
