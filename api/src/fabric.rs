@@ -15,8 +15,15 @@ use crate::settings::{Settings, Threading};
 /// The port that is used when nobody names one: the machine's default segment of this user.
 pub const DEFAULT_PORT: &str = "shm";
 
-fn open_port(name: &str) -> std::result::Result<Box<dyn Port>, OpenError> {
-    barewire_driver::open::open(name).map_err(open_error)
+/// The port of a domain.
+fn open_port(info: &Info, settings: &Settings) -> std::result::Result<Box<dyn Port>, OpenError> {
+    let name = info.domain_attr.name.as_deref().or(settings.port.as_deref());
+    let name = name.unwrap_or(DEFAULT_PORT);
+    let opened = match settings.near {
+        true => barewire_driver::open::open_in_node(name),
+        false => barewire_driver::open::open(name),
+    };
+    opened.map_err(open_error)
 }
 
 /// Why a port does not open, as ours.
@@ -107,8 +114,7 @@ impl Fabric {
         info: &Info,
         settings: Settings,
     ) -> std::result::Result<Domain, OpenError> {
-        let name = info.domain_attr.name.as_deref().or(settings.port.as_deref());
-        let port = open_port(name.unwrap_or(DEFAULT_PORT))?;
+        let port = open_port(info, &settings)?;
         self.domain_on(info, settings, port)
     }
 
@@ -158,8 +164,7 @@ impl Fabric {
         settings: Settings,
         promise: crate::raw::SerialPromise,
     ) -> std::result::Result<Domain, OpenError> {
-        let name = info.domain_attr.name.as_deref().or(settings.port.as_deref());
-        let port = open_port(name.unwrap_or(DEFAULT_PORT))?;
+        let port = open_port(info, &settings)?;
         self.domain_serial(info, settings, port, promise)
     }
 

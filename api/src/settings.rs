@@ -81,6 +81,10 @@ pub struct Settings {
     /// (`BAREWIRE_RCVTHREAD`: `0`, `1`). Default yes: it sleeps while the program polls. Without it
     /// a program that does not poll for T_dead is dead to its peers.
     pub rcvthread: bool,
+    /// Whether a port that leaves the node has `near=yes` if its name does not say
+    /// (`BAREWIRE_NEAR`: `0`, `1`): processes of this user in this network namespace are reached
+    /// through shared memory, all others by the port. Default yes.
+    pub near: bool,
     /// Threading level if the hints do not say (`BAREWIRE_THREADING`: `safe`, `domain`).
     pub threading: Threading,
     /// Processor that the progress thread stays on (`BAREWIRE_CPU`). Default: the scheduler's
@@ -123,6 +127,7 @@ impl Default for Settings {
             t_dead: Duration::from_secs(5),
             progress: Progress::Unspec,
             rcvthread: true,
+            near: true,
             threading: Threading::Unspec,
             cpu: None,
             idle: Idle::Yield,
@@ -157,6 +162,7 @@ pub const VARIABLES: &[(&str, &str, &str)] = &[
     ("BAREWIRE_T_DEAD_MS", "milliseconds of silence after which a peer is dead, from 100", "5000"),
     ("BAREWIRE_PROGRESS", "manual or auto", "manual"),
     ("BAREWIRE_RCVTHREAD", "0 or 1: a thread answers on a wire while the program computes", "1"),
+    ("BAREWIRE_NEAR", "0 or 1: memory to processes of this node, a NIC to all others", "1"),
     ("BAREWIRE_THREADING", "safe or domain", "safe"),
     ("BAREWIRE_CPU", "processor of the progress thread", "any"),
     ("BAREWIRE_IDLE", "spin, yield or sleep", "yield"),
@@ -213,6 +219,9 @@ impl Settings {
         }
         if let Some(v) = word(get("BAREWIRE_RCVTHREAD"), &switch, "0 or 1")? {
             s.rcvthread = v;
+        }
+        if let Some(v) = word(get("BAREWIRE_NEAR"), &switch, "0 or 1")? {
+            s.near = v;
         }
         let coll =
             [("auto", Force::No), ("latency", Force::Latency), ("bandwidth", Force::Bandwidth)];
@@ -288,12 +297,14 @@ mod tests {
             ("BAREWIRE_PEERS", "inserted"),
             ("BAREWIRE_STATS", "0"),
             ("BAREWIRE_RCVTHREAD", "0"),
+            ("BAREWIRE_NEAR", "0"),
         ]);
         let want = Settings {
             port: Some("shm:job7".into()),
             t_dead: Duration::from_millis(500),
             progress: Progress::Auto,
             rcvthread: false,
+            near: false,
             threading: Threading::Domain,
             cpu: Some(1),
             idle: Idle::Sleep,

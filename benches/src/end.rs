@@ -345,7 +345,9 @@ pub(crate) fn domain(
     let none = barewire::flags::InfoFlags::empty();
     // Ends that meet in other processes tell each other MACs alone.
     let by_name = true;
-    let settings = Settings { stats: false, eager_max, by_name, ..Settings::default() };
+    // What is measured is the port that was named.
+    let near = false;
+    let settings = Settings { stats: false, eager_max, by_name, near, ..Settings::default() };
     let info = barewire::getinfo_with(&settings, version, None, None, none, Some(&hints));
     let info = info.map_err(said)?.into_iter().next().ok_or("no info")?;
     let fabric = barewire::fabric(&info.fabric_attr).map_err(said)?;

@@ -98,7 +98,9 @@ pub(crate) fn run(args: &PingArgs) -> Result<ExitCode, Fail> {
     if !(0.0..=3600.0).contains(&args.interval) || !(0.001..=3600.0).contains(&args.timeout) {
         return Err(Fail::usage("--interval: 0 to 3600 seconds; --timeout: 0.001 to 3600"));
     }
-    let mut port = open::open(&args.port).map_err(Fail::new)?;
+    let settings = barewire::Settings::from_env().map_err(Fail::usage)?;
+    let open = if settings.near { open::open_in_node } else { open::open };
+    let mut port = open(&args.port).map_err(Fail::new)?;
     if port.caps().mac == args.target.mac {
         return Err(Fail::usage("that is the address of this port itself"));
     }

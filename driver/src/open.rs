@@ -51,7 +51,26 @@ use spec::{bad, parse};
 /// [`OpenError`]; nothing is left behind, but a capture's file that was made before `PORT` failed.
 pub fn open(spec: &str) -> Result<Box<dyn Port>, OpenError> {
     let (device, near) = near::split(spec)?;
-    near.join(open_device(&device)?)
+    let port = open_device(&device)?;
+    match near {
+        Some(near) => near.join(port),
+        None => Ok(port),
+    }
+}
+
+/// As [`open`], for a program that shares its node with others: a port that leaves the node has
+/// `near=yes` if `spec` does not say otherwise. Those that lead to one other process do not:
+/// `memif`, and virtual devices of DPDK. If the segment cannot be joined the log says why, and the
+/// port is opened without.
+///
+/// # Errors
+/// As there.
+pub fn open_in_node(spec: &str) -> Result<Box<dyn Port>, OpenError> {
+    let (device, near) = near::split(spec)?;
+    if near.is_some() || !near::leaves(&device) {
+        return open(spec);
+    }
+    Ok(near::join_node(open_device(&device)?))
 }
 
 /// Opens a port without a near side, or one that is inside of a record.
@@ -103,7 +122,8 @@ fn open_device(spec: &str) -> Result<Box<dyn Port>, OpenError> {
 /// What [`open`] would say.
 pub fn check(spec: &str) -> Result<(), OpenError> {
     let (device, near) = near::split(spec)?;
-    check_device(&device).and_then(|()| near.check())
+    check_device(&device)?;
+    near.map_or(Ok(()), |near| near.check())
 }
 
 fn check_device(spec: &str) -> Result<(), OpenError> {

@@ -77,7 +77,9 @@ impl Node {
 }
 
 pub(crate) fn settings() -> Settings {
-    Settings { t_dead: T_DEAD, unexpected_bytes: Some(64 << 20), ..Settings::default() }
+    // Wires are looked at here; who wants a near side says so.
+    let near = false;
+    Settings { t_dead: T_DEAD, unexpected_bytes: Some(64 << 20), near, ..Settings::default() }
 }
 
 /// The lines that the supervisor says.

@@ -139,7 +139,7 @@ impl<'a> Job<'a> {
         self.mpi.pass(&mut command, "FI_BAREWIRE_T_DEAD_MS", &t_dead_ms().to_string());
         match way {
             Way::Memory => {}
-            Way::Udp => drop(command.env("FI_BAREWIRE_PORT", "udp:127.0.0.1")),
+            Way::Udp => drop(command.env("FI_BAREWIRE_PORT", "udp:127.0.0.1,near=no")),
             Way::Namespaces => {
                 command.env("FI_BAREWIRE_PORT", format!("afpacket:{FABRIC}"));
             }

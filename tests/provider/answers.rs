@@ -17,7 +17,7 @@ fn with_program(test: impl FnOnce(&dyn Fn(&[&str]) -> Command)) {
         let program = bench.compile(dir.path(), &["cc", "-lfabric"], "answers.c");
         test(&|args| {
             let mut command = bench.program(program.to_str().unwrap());
-            command.args(args).env("FI_BAREWIRE_PORT", "udp:127.0.0.1");
+            command.args(args).env("FI_BAREWIRE_PORT", "udp:127.0.0.1,near=no");
             command.env("FI_BAREWIRE_T_DEAD_MS", "500");
             command
         });

@@ -32,7 +32,7 @@ fn run(bench: &Bench, nodes: usize, per_node: usize, port: &str, args: &[&str]) 
 #[test]
 fn open_mpi_runs_two_ranks_on_each_of_two_nodes() {
     with(OPEN_MPI, |bench| {
-        for port in [format!("afpacket:{FABRIC},near=yes"), "udp:ctl0,near=yes".to_owned()] {
+        for port in [format!("afpacket:{FABRIC}"), "udp:ctl0".to_owned()] {
             run(bench, 2, 2, &port, &[]);
         }
     });
@@ -42,7 +42,7 @@ fn open_mpi_runs_two_ranks_on_each_of_two_nodes() {
 #[test]
 fn open_mpi_runs_many_ranks_on_several_nodes() {
     with(OPEN_MPI, |bench| {
-        let port = format!("afpacket:{FABRIC},near=yes");
+        let port = format!("afpacket:{FABRIC}");
         run(bench, 2, 4, &port, &["short"]);
         run(bench, 4, 2, &port, &["short"]);
     });

@@ -11,10 +11,9 @@ use crate::port::Port;
 const KINDS: &[&str] = &["afpacket", "udp", "vfio", "memif", "dpdk"];
 
 /// What the option says.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Choice {
     /// No segment.
-    #[default]
     No,
     /// The node's.
     Node,
@@ -60,26 +59,60 @@ impl Choice {
     pub(super) fn join(&self, far: Box<dyn Port>) -> Result<Box<dyn Port>, OpenError> {
         let Some(segment) = self.segment()? else { return Ok(far) };
         let name = with_option(&far.caps().name, &self.text());
-        Ok(Box::new(Near::join(&segment, far, name)?))
+        Ok(Box::new(Near::join(&segment, far, name).map_err(|(_far, why)| why)?))
+    }
+}
+
+/// Gives `far` the node's segment as its near side, if that can be joined. Its name says nothing of
+/// it, as that of who asked did not.
+pub(super) fn join_node(far: Box<dyn Port>) -> Box<dyn Port> {
+    let name = far.caps().name.clone();
+    let joined = match node_segment() {
+        Ok(segment) => Near::join(&ShmSettings::named(&segment), far, name.clone()),
+        Err(why) => Err((far, why)),
+    };
+    joined.map_or_else(
+        |(far, why)| {
+            tracing::warn!(
+                port = %name,
+                "processes of this node are not reached through memory: {why}; near=no says so"
+            );
+            far
+        },
+        |near| Box::new(near) as Box<dyn Port>,
+    )
+}
+
+/// Whether a device leads out of the node, and not to another process of it.
+pub(super) fn leaves(spec: &str) -> bool {
+    let device = &spec[device_at(spec)..];
+    match kind_of(device) {
+        "afpacket" | "udp" | "vfio" => true,
+        // By a PCI address; others are virtual.
+        "dpdk" => options(device).2.split(',').next().is_some_and(|name| name.contains(':')),
+        _ => false,
     }
 }
 
 /// Takes the option out of the device's part of `spec`. What spoils frames spoils those of the far
 /// side; what records them records all, so a record is made around the whole.
-pub(super) fn split(spec: &str) -> Result<(String, Choice), OpenError> {
-    let mut choice = Choice::default();
+pub(super) fn split(spec: &str) -> Result<(String, Option<Choice>), OpenError> {
+    let mut choice = None;
     let (before, device) = spec.split_at(device_at(spec));
     if !KINDS.contains(&kind_of(device)) {
-        return Ok((spec.to_owned(), Choice::No));
+        return Ok((spec.to_owned(), None));
     }
     let mut left = Vec::new();
     for (i, part) in options(device).1.split(',').enumerate() {
         match part.split_once('=').unwrap_or((part, "")) {
-            ("near", value) if i > 0 || is_dpdk(device) => choice = Choice::parse(spec, value)?,
+            ("near", value) if i > 0 || is_dpdk(device) => {
+                choice = Some(Choice::parse(spec, value)?);
+            }
             _ => left.push(part),
         }
     }
-    Ok((format!("{before}{}", with_options(device, &left.join(","))), choice))
+    let Some(choice) = choice else { return Ok((spec.to_owned(), None)) };
+    Ok((format!("{before}{}", with_options(device, &left.join(","))), Some(choice)))
 }
 
 /// Adds an option to what opens a port.
@@ -126,11 +159,9 @@ fn with_options(device: &str, list: &str) -> String {
     if !is_dpdk(device) {
         return list.to_owned();
     }
-    match options(device) {
-        // It is no device, and says so when it is opened.
-        (_, _, "") => device.to_owned(),
-        (_, _, rest) if list.is_empty() => format!("dpdk:{rest}"),
-        (_, _, rest) => format!("dpdk({list}):{rest}"),
+    match (options(device).2, list) {
+        (rest, "") => format!("dpdk:{rest}"),
+        (rest, list) => format!("dpdk({list}):{rest}"),
     }
 }
 
@@ -139,7 +170,77 @@ mod tests {
     use super::*;
 
     fn is(spec: &str) -> (String, Choice) {
-        split(spec).unwrap_or_else(|e| panic!("{spec}: {e}"))
+        let (left, choice) = split(spec).unwrap_or_else(|e| panic!("{spec}: {e}"));
+        (left, choice.unwrap_or(Choice::No))
+    }
+
+    #[test]
+    fn what_leads_out_of_the_node_has_a_near_side_unasked() {
+        for spec in ["afpacket:eth0,mtu=900", "udp:lo", "vfio:05:00.0", "fault():udp:lo"] {
+            assert!(leaves(spec), "{spec}");
+        }
+        assert!(leaves("dpdk:0000:05:00.0") && leaves("dpdk(mtu=9000):0000:05:00.0,x=1"));
+        for spec in ["shm", "memif:@x", "dpdk:net_tap0,iface=a:b", "pcap(file=a):shm", "fault(", ""]
+        {
+            assert!(!leaves(spec), "{spec}");
+        }
+    }
+
+    /// Goal: no text panics, and what is left of it is looked at by others as it was written.
+    /// Method: texts of the pieces that there are, in any order.
+    #[test]
+    fn any_text_is_split() {
+        const PIECES: &[&str] = &[
+            "fault(",
+            "pcap(file=",
+            "):",
+            ":",
+            ",",
+            ",near=yes",
+            ",near=no",
+            ",near=shm:x",
+            "near",
+            "=",
+            "yes",
+            "no",
+            "shm:",
+            "x",
+            "dpdk",
+            "dpdk(",
+            "udp:",
+            "memif:@",
+            "afpacket:",
+            "vfio:",
+            "é",
+            "loss=0.1",
+            "mtu=9",
+            "(",
+            ")",
+        ];
+        let mut state = 1_u64;
+        let mut next = |n: usize| {
+            state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+            (state >> 33) as usize % n
+        };
+        let mut found = 0;
+        for _ in 0..200_000 {
+            let spec: String = (0..next(10)).map(|_| PIECES[next(PIECES.len())]).collect();
+            leaves(&spec);
+            let Ok((left, choice)) = split(&spec) else { continue };
+            let Some(choice) = choice else {
+                assert_eq!(left, spec);
+                continue;
+            };
+            found += 1;
+            // Taken out, it is gone.
+            assert_eq!(split(&left).unwrap(), (left.clone(), None), "{spec}");
+            // Without a device there is nothing to add it to.
+            if !left.is_empty() && kind_of(&left[device_at(&left)..]) != "dpdk" {
+                let again = with_option(&left, &choice.text());
+                assert_eq!(split(&again).unwrap(), (left, Some(choice)), "{spec}");
+            }
+        }
+        assert!(found > 100, "{found}");
     }
 
     /// Goal: the option is found wherever it may stand and nothing else is changed; written again

@@ -148,8 +148,10 @@ pub(crate) fn run() {
 
 impl Side {
     fn open(port: &str) -> Self {
-        let settings =
-            Settings { t_dead: T_DEAD, unexpected_bytes: Some(16 << 20), ..Settings::default() };
+        // Each port is one way.
+        let near = false;
+        let unexpected_bytes = Some(16 << 20);
+        let settings = Settings { t_dead: T_DEAD, unexpected_bytes, near, ..Settings::default() };
         let caps = Caps::TAGGED | Caps::RMA | Caps::ATOMIC;
         let node = open_with(port, settings, caps);
         let access = Access::REMOTE_READ | Access::REMOTE_WRITE;

@@ -83,14 +83,17 @@ impl Near {
     /// Joins a segment under the address of `far`. `name` is what opens the whole again.
     ///
     /// # Errors
-    /// Those of joining; `far` is closed.
+    /// Those of joining, with `far` as it was.
     pub fn join(
         segment: &ShmSettings,
         far: Box<dyn Port>,
         name: String,
-    ) -> Result<Self, OpenError> {
+    ) -> Result<Self, (Box<dyn Port>, OpenError)> {
         let theirs = far.caps();
-        let near = ShmPort::open(&ShmSettings { mac: Some(theirs.mac), ..segment.clone() })?;
+        let near = match ShmPort::open(&ShmSettings { mac: Some(theirs.mac), ..segment.clone() }) {
+            Ok(near) => near,
+            Err(why) => return Err((far, why)),
+        };
         let near_mtu = near.caps().mtu;
         let far_frame_max = ETH_HDR_LEN + theirs.mtu;
         let caps = PortCaps {
@@ -100,12 +103,12 @@ impl Near {
             name,
             ..theirs.clone()
         };
-        let waiter = match far.waiter() {
-            Some(far) => {
-                let bell = near.bell().map_err(|source| bell_error(near.path(), source))?;
+        let waiter = match (far.waiter(), near.bell()) {
+            (Some(far), Ok(bell)) => {
                 Some(Arc::new(Waiter { bell, far, is_woken: AtomicBool::new(false) }))
             }
-            None => None,
+            (None, _) => None,
+            (_, Err(source)) => return Err((far, bell_error(near.path(), source))),
         };
         Ok(Self {
             caps,

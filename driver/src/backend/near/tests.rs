@@ -20,7 +20,11 @@ fn fresh() -> ShmSettings {
 }
 
 fn join(segment: &ShmSettings, far: Loopback) -> Near {
-    Near::join(segment, Box::new(far), "near".into()).expect("a segment can be joined")
+    joined(segment, Box::new(far))
+}
+
+fn joined(segment: &ShmSettings, far: Box<dyn Port>) -> Near {
+    Near::join(segment, far, "near".into()).unwrap_or_else(|(_, why)| panic!("{why}"))
 }
 
 /// Ports on one wire, of which the first `near` share a segment as well.
@@ -168,7 +172,7 @@ fn a_member_that_leaves_is_far_and_one_that_comes_is_near() {
     assert_eq!(send(a, at_b, &[0; MTU]), Tx::Sent);
     assert_eq!(send(a, at_b, &[0; MTU + 1]), Tx::NoRoute);
     drain(&mut *wire_b);
-    let mut b = Near::join(&segment, wire_b, "near".into()).unwrap();
+    let mut b = joined(&segment, wire_b);
     assert!(a.is_near(at_b));
     assert_eq!(send(a, at_b, &[0; MTU + 1]), Tx::Sent);
     assert_eq!(send(a, at_b, b"4"), Tx::Sent);
@@ -296,7 +300,7 @@ fn a_near_sender_rings_a_socket() {
 #[test]
 fn it_goes_when_its_far_side_goes() {
     let Wire { near: _, far: _, segment } = wire(0, 0);
-    let mut gone = Near::join(&segment, Box::new(Gone::new()), "near".into()).unwrap();
+    let mut gone = joined(&segment, Box::new(Gone::new()));
     let to = MacAddr([2, 0, 0, 0, 0, 9]);
     let frame = frame_of(to, gone.caps().mac, b"x");
     assert!(gone.tx(&TxFrame::whole(&frame)).is_err());
