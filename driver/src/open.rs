@@ -383,6 +383,17 @@ mod tests {
         let other = open(&format!("shm:{name},mtu=9000")).unwrap();
         assert_eq!((other.caps().mtu, other.caps().lossless), (9000, true));
         assert!(list().iter().any(|p| p.spec == format!("shm:{name}") && p.why_not.is_none()));
+        let near = format!("fault(loss=0.1):udp:127.0.0.1,near=shm:{name},mtu=900");
+        let mut near = open(&near).unwrap();
+        // What the first member's rings are long enough for.
+        assert_eq!((near.caps().mtu, near.caps().near_mtu), (900, 16_306));
+        assert!(near.is_near(other.caps().mac) && !near.caps().lossless);
+        // Its name opens the same.
+        let end = format!(",near=shm:{name}");
+        let whole = near.caps().name.clone();
+        assert!(whole.starts_with("fault(loss=0.1):udp:127.0.0.1:") && whole.ends_with(&end));
+        drop(near);
+        assert_eq!(open(&whole).unwrap().caps().name, whole);
         let e = why(&format!("fault(mtu=9000):shm:{name},mtu=1500"));
         assert!(e.contains("mtu=1500 or less"), "{e}");
     }
@@ -403,6 +414,10 @@ mod tests {
             ("udp:127.0.0.1:x", "invalid digit"),
             ("udp:127.0.0.1:80", "49152 to 65535"),
             ("udp:127.0.0.1,ring=7", "no option \"ring\""),
+            ("udp:127.0.0.1,near=maybe", "write near=yes, near=no or near=shm:NAME"),
+            ("udp:127.0.0.1,near=shm:a b", "letters, digits"),
+            ("shm:x,near=yes", "no option \"near\""),
+            ("fault():pcap(file=/dev/null):udp:lo,near=shm:x", "write pcap(file=...):fault(...)"),
             ("memif", "write memif:/run/vpp/memif.sock"),
             ("memif:", "write memif:/run/vpp/memif.sock"),
             ("memif:job7", "memif:@job7"),

@@ -66,9 +66,13 @@ impl Choice {
 /// Gives `far` the node's segment as its near side, if that can be joined. Its name says nothing of
 /// it, as that of who asked did not.
 pub(super) fn join_node(far: Box<dyn Port>) -> Box<dyn Port> {
+    join_if_possible(node_segment().map(|name| ShmSettings::named(&name)), far)
+}
+
+fn join_if_possible(segment: Result<ShmSettings, OpenError>, far: Box<dyn Port>) -> Box<dyn Port> {
     let name = far.caps().name.clone();
-    let joined = match node_segment() {
-        Ok(segment) => Near::join(&ShmSettings::named(&segment), far, name.clone()),
+    let joined = match segment {
+        Ok(segment) => Near::join(&segment, far, name.clone()),
         Err(why) => Err((far, why)),
     };
     joined.map_or_else(
@@ -184,6 +188,23 @@ mod tests {
         {
             assert!(!leaves(spec), "{spec}");
         }
+    }
+
+    /// Goal: a segment that cannot be joined costs the near side and nothing else.
+    #[test]
+    fn a_port_without_a_segment_is_opened_all_the_same() {
+        let far = || {
+            let settings = crate::backend::udp::UdpSettings::at("127.0.0.1");
+            Box::new(crate::backend::udp::Udp::open(&settings).unwrap())
+        };
+        let dir = tempfile::tempdir().unwrap();
+        let mut segment = ShmSettings { dir: dir.path().into(), ..ShmSettings::named("x") };
+        let near = join_if_possible(Ok(segment.clone()), far());
+        assert!(near.caps().near_mtu > 60_000 && near.caps().name.starts_with("udp:127.0.0.1:"));
+        segment.dir.push("nowhere");
+        let port = join_if_possible(Ok(segment), far());
+        assert_eq!((port.caps().near_mtu, port.damages()), (0, true));
+        assert_eq!(join_if_possible(Err(bad("x", "no")), far()).caps().near_mtu, 0);
     }
 
     /// Goal: no text panics, and what is left of it is looked at by others as it was written.

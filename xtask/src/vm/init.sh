@@ -4,6 +4,8 @@
 # command, and says on the second serial line how it ended.
 /bin/busybox --install -s /bin
 export PATH=/bin:/usr/bin:/sbin HOME=/tmp LC_ALL=C
+# Processes of the guest meet over its NICs, which is what is looked at here.
+export BAREWIRE_NEAR=0
 mount -t proc proc /proc
 mount -t sysfs sys /sys
 mount -t devtmpfs dev /dev
