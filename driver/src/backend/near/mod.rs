@@ -260,7 +260,7 @@ impl ShortTx for Near {
         head: &impl FillHead<H>,
         rest: &R,
     ) -> bool {
-        let key = dst & (1 << 48) - 1;
+        let key = dst & ((1 << 48) - 1);
         if self.near.is_last(key) {
             return self.near.tx_made(dst, head, rest);
         }
