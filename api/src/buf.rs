@@ -17,7 +17,7 @@
 //!   pieces is not lent a second time.
 
 use std::fmt;
-use std::mem::ManuallyDrop;
+use std::mem::{self, ManuallyDrop};
 use std::ops::{Deref, DerefMut};
 use std::ptr::{self, NonNull};
 use std::slice;
@@ -25,6 +25,7 @@ use std::sync::Arc;
 
 use barewire_dataplane::flags::{CqFlags, OpFlags};
 use barewire_dataplane::types::Cqe;
+use barewire_driver::hint::rarely;
 use barewire_driver::mem::{IOV_LIMIT, IoBuf, Span};
 
 use crate::errno::{Error, Result};
@@ -311,18 +312,41 @@ impl From<Refused> for Error {
     }
 }
 
-/// A name for an operation of the safe face, which the node carries as its context. Bit 63 is set,
-/// so that it is never taken for an address or for a context that the node chose.
+/// A name for an operation of the safe face, which the node carries as its context: an index, 31
+/// bits of a generation above it, and bit 63, so that it is never taken for an address or for a
+/// context that the node chose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct OpKey(pub(crate) u64);
 
 const KEY_BIT: u64 = 1 << 63;
 
+impl OpKey {
+    /// The key of a slot that was never used.
+    fn fresh(idx: u32) -> Self {
+        Self(KEY_BIT | u64::from(idx))
+    }
+
+    fn idx(self) -> u32 {
+        self.0 as u32
+    }
+
+    /// The same slot, one generation later.
+    #[inline(always)]
+    fn next(self) -> Self {
+        Self(self.0.wrapping_add(1 << 32) | KEY_BIT)
+    }
+
+    /// Whether the slot is in use: generations are odd then. A free slot's key was never given out.
+    #[inline(always)]
+    fn in_use(self) -> bool {
+        self.0 >> 32 & 1 != 0
+    }
+}
+
 /// What an operation of the safe face needs besides what the node knows.
 #[derive(Debug)]
 struct Op {
-    /// Even: free. Odd: in use. 31 bits of it are in the key.
-    generation: u32,
+    key: OpKey,
     /// The next free slot while this one is.
     next: u32,
     /// Number of the endpoint object, for `cancel` and `claim`.
@@ -330,8 +354,9 @@ struct Op {
     kind: OpKind,
     /// The application's.
     context: u64,
-    /// Name of the announced message that this operation claims.
+    /// Name of the announced message that this operation claims. None while the slot is free.
     claims: Option<u64>,
+    /// None while the slot is free.
     bufs: Bufs,
 }
 
@@ -348,6 +373,47 @@ pub(crate) enum OpKind {
     Reserve,
     /// Reserved by a peek, nothing posted.
     Reserved,
+}
+
+impl Op {
+    /// A free slot, the last one.
+    fn fresh(idx: u32) -> Self {
+        Self {
+            key: OpKey::fresh(idx),
+            next: NO_OP,
+            ep: 0,
+            kind: OpKind::Once,
+            context: 0,
+            claims: None,
+            bufs: Bufs::None,
+        }
+    }
+
+    /// Whether it is the operation of this name.
+    #[inline(always)]
+    fn is(&self, name: u64) -> bool {
+        debug_assert!(self.key.0 != name || self.key.in_use(), "no key of a free slot is known");
+        self.key.0 == name
+    }
+
+    /// Takes a slot that is free, and names the operation.
+    #[inline(always)]
+    fn begin(&mut self, ep: u32, kind: OpKind, context: u64, bufs: Bufs) -> OpKey {
+        self.key = self.key.next();
+        (self.ep, self.kind, self.context) = (ep, kind, context);
+        debug_assert!(self.key.in_use() && matches!(self.bufs, Bufs::None));
+        // Nothing is there to be dropped, which is not asked.
+        mem::forget(mem::replace(&mut self.bufs, bufs));
+        self.key
+    }
+
+    /// Puts the slot in front of those that are free.
+    #[inline(always)]
+    fn end(&mut self, free: &mut u32) -> Bufs {
+        self.next = mem::replace(free, self.key.idx());
+        self.key = self.key.next();
+        mem::take(&mut self.bufs)
+    }
 }
 
 /// The operations of the safe face. Never grows after it is made.
@@ -381,7 +447,6 @@ impl OpTable {
     /// # Errors
     /// [`Error::Again`] if the table is full, [`Error::Invalid`] for too long a list,
     /// [`Error::Busy`] for a shared buffer with living pieces; the buffers come back.
-    #[inline]
     pub(crate) fn lend(
         &mut self,
         ep: u32,
@@ -393,28 +458,42 @@ impl OpTable {
             Ok(io) => io,
             Err(error) => return Err(Refused { error, bufs }),
         };
-        let idx = if self.free != NO_OP {
-            let idx = self.free;
-            self.free = self.ops[idx as usize].next;
-            idx
-        } else if self.ops.len() < self.room {
-            self.ops.push(Op {
-                generation: 0,
-                next: NO_OP,
-                ep: 0,
-                kind: OpKind::Once,
-                context: 0,
-                claims: None,
-                bufs: Bufs::None,
-            });
-            self.ops.len() as u32 - 1
-        } else {
-            return Err(Refused { error: Error::Again, bufs });
-        };
-        let op = &mut self.ops[idx as usize];
-        op.generation = op.generation.wrapping_add(1);
-        (op.ep, op.kind, op.context, op.claims, op.bufs) = (ep, kind, context, None, bufs);
-        Ok((key_of(idx, op.generation), io))
+        if self.free == NO_OP {
+            if self.ops.len() == self.room {
+                return Err(Refused { error: Error::Again, bufs });
+            }
+            self.free = self.ops.len() as u32;
+            self.ops.push(Op::fresh(self.free));
+        }
+        let op = &mut self.ops[self.free as usize];
+        self.free = op.next;
+        Ok((op.begin(ep, kind, context, bufs), io))
+    }
+
+    /// Lends one buffer to an operation that `post` begins under the name it is given, or else has
+    /// dropped all that it got: then the buffer comes back. Without a slot that was used before
+    /// `post` is not called.
+    ///
+    /// # Errors
+    /// The buffer: nothing has happened.
+    #[inline(always)]
+    pub(crate) fn lend_if(
+        &mut self,
+        (ep, kind, context): (u32, OpKind, u64),
+        buf: Buf,
+        post: impl FnOnce(OpKey, IoBuf) -> bool,
+    ) -> std::result::Result<(), Buf> {
+        let Some(op) = self.ops.get_mut(self.free as usize) else { return rarely(Err(buf)) };
+        // If `post` panics the node may have the memory, so that nobody frees it.
+        let buf = ManuallyDrop::new(buf);
+        let begun = post(op.key.next(), IoBuf::one(buf.span()));
+        let buf = ManuallyDrop::into_inner(buf);
+        if !begun {
+            return rarely(Err(buf));
+        }
+        self.free = op.next;
+        op.begin(ep, kind, context, Bufs::One(buf));
+        Ok(())
     }
 
     /// Takes back the buffers of an operation that the node refused.
@@ -440,18 +519,16 @@ impl OpTable {
     /// may have ended.
     pub(crate) fn posted(&self, ep: u32, context: u64) -> impl Iterator<Item = OpKey> {
         let wanted = move |op: &Op| {
-            op.generation % 2 == 1
+            op.key.in_use()
                 && op.kind != OpKind::Reserved
                 && op.ep == ep
                 && op.context == context
         };
-        let all = self.ops.iter().enumerate().filter(move |(_, op)| wanted(op));
-        all.map(|(idx, op)| key_of(idx as u32, op.generation))
+        self.ops.iter().filter(move |op| wanted(op)).map(|op| op.key)
     }
 
     fn search(&self, wanted: impl Fn(&Op) -> bool) -> Option<OpKey> {
-        let found = self.ops.iter().position(|op| op.generation % 2 == 1 && wanted(op))?;
-        Some(key_of(found as u32, self.ops[found].generation))
+        self.ops.iter().find(|op| op.key.in_use() && wanted(op)).map(|op| op.key)
     }
 
     /// Lends `bufs` under a name that a peek reserved.
@@ -479,7 +556,7 @@ impl OpTable {
             None => Bufs::None,
             Some(idx) => {
                 self.ops[idx].kind = OpKind::Reserved;
-                std::mem::take(&mut self.ops[idx].bufs)
+                mem::take(&mut self.ops[idx].bufs)
             }
         };
         Refused { error, bufs }
@@ -490,7 +567,7 @@ impl OpTable {
     pub(crate) fn forget_reserved(&mut self, ep: u32) {
         for idx in 0..self.ops.len() {
             let op = &mut self.ops[idx];
-            if op.generation.is_multiple_of(2) || op.ep != ep {
+            if !op.key.in_use() || op.ep != ep {
                 continue;
             }
             match op.kind {
@@ -501,8 +578,19 @@ impl OpTable {
         }
     }
 
+    /// As [`complete`](Self::complete) of a success, for an operation that ends with it and is shown:
+    /// its context and buffers. `None`, and nothing has happened, for any other.
+    #[inline(always)]
+    pub(crate) fn complete_one(&mut self, cqe: &Cqe) -> Option<(u64, Bufs)> {
+        let op = self.ops.get_mut(cqe.op_context as u32 as usize)?;
+        let announces = cqe.flags.contains(CqFlags::BUFFERED_RECV);
+        if !op.is(cqe.op_context) || op.kind != OpKind::Once || announces || self.claiming != 0 {
+            return rarely(None);
+        }
+        Some((op.context, op.end(&mut self.free)))
+    }
+
     /// Translates a completion of the node and, if it ends its operation, gives up the buffers.
-    #[inline]
     pub(crate) fn complete(&mut self, cqe: &Cqe, failed: Option<Error>) -> Ended {
         let mut ended =
             Ended { context: cqe.op_context, bufs: Bufs::None, piece: None, silent: false };
@@ -526,50 +614,37 @@ impl OpTable {
         ended
     }
 
-    #[inline]
     fn find_for(&self, cqe: &Cqe) -> Option<usize> {
         if cqe.flags.contains(CqFlags::BUFFERED_RECV) {
             return None; // an announcement
         }
-        if cqe.op_context & KEY_BIT != 0
-            && let Some(idx) = self.find(OpKey(cqe.op_context))
-        {
+        if let Some(idx) = self.find(OpKey(cqe.op_context)) {
             return Some(idx);
         }
         if self.claiming == 0 {
             return None; // an error of an inject call
         }
         let name = Some(cqe.op_context);
-        self.ops.iter().position(|op| op.generation % 2 == 1 && op.claims == name)
+        self.ops.iter().position(|op| op.key.in_use() && op.claims == name)
     }
 
-    #[inline]
     fn find(&self, key: OpKey) -> Option<usize> {
-        let idx = key.0 as u32 as usize;
-        let op = self.ops.get(idx)?;
-        (key_of(idx as u32, op.generation) == key && op.generation % 2 == 1).then_some(idx)
+        let idx = key.idx() as usize;
+        self.ops.get(idx)?.is(key.0).then_some(idx)
     }
 
-    #[inline]
     fn release(&mut self, idx: usize) -> Bufs {
         let op = &mut self.ops[idx];
-        op.generation = op.generation.wrapping_add(1);
-        op.next = self.free;
-        self.free = idx as u32;
         if op.claims.take().is_some() {
             self.claiming -= 1;
         }
-        std::mem::take(&mut op.bufs)
+        op.end(&mut self.free)
     }
 
     /// Operations in the table, for leak checks.
     pub(crate) fn in_use(&self) -> usize {
-        self.ops.iter().filter(|op| op.generation % 2 == 1).count()
+        self.ops.iter().filter(|op| op.key.in_use()).count()
     }
-}
-
-fn key_of(idx: u32, generation: u32) -> OpKey {
-    OpKey(KEY_BIT | u64::from(generation & 0x7fff_ffff) << 32 | u64::from(idx))
 }
 
 /// The bytes of the message that `cqe` announces in a multi-receive buffer.
@@ -608,7 +683,7 @@ impl RegionBufs {
     /// Gives the buffers back. For `mr.rs` alone, once the `IoBuf` that [`new`](Self::new) made is
     /// gone: the node has closed the region, or has refused it.
     pub(crate) fn take(&mut self) -> Vec<Buf> {
-        std::mem::take(&mut *self.0)
+        mem::take(&mut *self.0)
     }
 }
 
@@ -645,6 +720,7 @@ pub(crate) fn with_borrowed<R>(bytes: &[u8], call: impl FnOnce(IoBuf) -> R) -> R
 }
 
 /// How an operation with these flags ends.
+#[inline(always)]
 pub(crate) fn kind_of(flags: OpFlags, silent: bool) -> OpKind {
     if flags.contains(OpFlags::MULTI_RECV) {
         OpKind::Multi

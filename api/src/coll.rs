@@ -27,7 +27,7 @@ pub use barewire_dataplane::node::{CollAttr, CollKind, Role};
 
 use crate::atomic::{AtomicOp, Datatype};
 use crate::av::{Av, AvInner, FI_ADDR_NOTAVAIL};
-use crate::buf::{Buf, Bufs, OpKind, Refused};
+use crate::buf::{Buf, Bufs, Refused};
 use crate::domain::Domain;
 use crate::ep::{Endpoint, EpCommon};
 use crate::errno::{Error, Result};
@@ -493,12 +493,6 @@ impl Endpoint {
             }
             Err(error) => Err(core.ops.refuse(key, error)),
         }
-    }
-
-    fn tx_kind(&self, flags: OpFlags) -> OpKind {
-        let selective = self.tx_selective.load(std::sync::atomic::Ordering::Relaxed);
-        let silent = selective && !flags.contains(OpFlags::COMPLETION);
-        if silent { OpKind::Silent } else { OpKind::Once }
     }
 
     fn call(&self, kind: CollKind, group: FiAddr, context: u64) -> Call {

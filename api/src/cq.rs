@@ -1,17 +1,19 @@
 //! Completion queues: what became of the operations.
 
 use std::fmt;
+use std::mem;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
 use barewire_dataplane::node::{CqId, CqReader, NoReader};
+use barewire_dataplane::poll::Engine;
 use barewire_dataplane::types::{CqErr, Cqe, EpAddr, FI_ADDR_UNSPEC, FiAddr, ProvErrno};
 use barewire_driver::hint::rarely;
 
-use crate::buf::{Buf, Bufs, Piece};
+use crate::buf::{Buf, Bufs, Ended, OpTable, Piece};
 use crate::errno::{self, Error, Result};
 use crate::flags::CqFlags;
-use crate::inner::{Core, DomainRef, Shared};
+use crate::inner::{BriskTurn, Core, DomainRef, Shared};
 use crate::lock::Guard;
 use crate::wait::{Target, WaitObj, timeout_of};
 
@@ -99,7 +101,7 @@ impl Default for Completion {
 impl Completion {
     /// The operation's one buffer, taken out.
     pub fn take_buf(&mut self) -> Option<Buf> {
-        std::mem::take(&mut self.bufs).into_one()
+        mem::take(&mut self.bufs).into_one()
     }
 
     /// The bytes received: of the piece, or the first `len` of the one buffer.
@@ -111,7 +113,8 @@ impl Completion {
         }
     }
 
-    fn new(cqe: &Cqe, format: CqFormat, bufs: Bufs, piece: Option<Piece>, context: u64) -> Self {
+    fn new(cqe: &Cqe, format: CqFormat, ended: Ended) -> Self {
+        let Ended { context, bufs, piece, .. } = ended;
         let cqe = trim(*cqe, format);
         Self {
             op_context: context,
@@ -123,6 +126,101 @@ impl Completion {
             bufs,
             piece,
         }
+    }
+
+    /// Writes over what was here, which most often has given its memory away.
+    #[inline(always)]
+    fn put(&mut self, cqe: &Cqe, context: u64, bufs: Bufs) {
+        if !matches!((&self.bufs, &self.piece), (Bufs::None, None)) {
+            rarely(());
+            self.drop_memory();
+        }
+        self.op_context = context;
+        (self.flags, self.len, self.data) = (cqe.flags, cqe.len as usize, cqe.data);
+        (self.tag, self.src) = (cqe.tag, cqe.src);
+        // Nothing is left to be dropped, which is not asked.
+        mem::forget(mem::replace(&mut self.bufs, bufs));
+    }
+
+    #[inline(never)]
+    fn drop_memory(&mut self) {
+        (self.bufs, self.piece) = (Bufs::None, None);
+    }
+}
+
+/// Who takes entries of a queue.
+pub(crate) trait Sink {
+    /// Takes the next one. The table has the buffers that are lent.
+    fn put(&mut self, ops: &mut OpTable, cqe: &Cqe);
+}
+
+impl<S: Sink> Sink for &mut S {
+    #[inline(always)]
+    fn put(&mut self, ops: &mut OpTable, cqe: &Cqe) {
+        (**self).put(ops, cqe);
+    }
+}
+
+/// Takes entries of the raw face, which lends its buffers itself.
+pub(crate) struct Bare<F>(pub(crate) F);
+
+impl<F: FnMut(&Cqe)> Sink for Bare<F> {
+    #[inline(always)]
+    fn put(&mut self, _: &mut OpTable, cqe: &Cqe) {
+        (self.0)(cqe);
+    }
+}
+
+/// Takes entries of the safe face with their buffers. There is room for all that come.
+struct WithBufs<'a> {
+    out: &'a mut [Completion],
+    /// How many are there.
+    n: usize,
+    format: CqFormat,
+}
+
+impl Sink for WithBufs<'_> {
+    #[inline(always)]
+    fn put(&mut self, ops: &mut OpTable, cqe: &Cqe) {
+        let to = &mut self.out[self.n];
+        let Some((context, bufs)) = ops.complete_one(cqe) else {
+            rarely(());
+            return self.put_any(ops, cqe);
+        };
+        to.put(&trim(*cqe, self.format), context, bufs);
+        self.n += 1;
+    }
+}
+
+impl WithBufs<'_> {
+    /// The rest of [`put`](Sink::put).
+    #[inline(never)]
+    fn put_any(&mut self, ops: &mut OpTable, cqe: &Cqe) {
+        let ended = ops.complete(cqe, None);
+        if !ended.silent {
+            self.out[self.n] = Completion::new(cqe, self.format, ended);
+            self.n += 1;
+        }
+    }
+}
+
+/// Reads the first completion of a turn, for the queue that was found empty.
+struct First<'a, S> {
+    cq: &'a CqId,
+    sink: &'a mut S,
+    /// It has taken one.
+    taken: &'a mut bool,
+}
+
+impl<S: Sink> BriskTurn for First<'_, S> {
+    #[inline(always)]
+    fn turn(self, engine: &mut Engine, ops: &mut OpTable) -> Option<usize> {
+        let Self { cq, sink, taken } = self;
+        let put = |cqe: &Cqe| {
+            sink.put(ops, cqe);
+            *taken = true;
+        };
+        engine.brisk_turn(CqReader { cq, put })
     }
 }
 
@@ -227,7 +325,7 @@ impl CqInner {
         // Looked up once for all that follows.
         let shared: &Shared = &self.dom;
         let mut core = shared.enter()?;
-        let read = self.cqes(shared, &mut core, most, put);
+        let read = self.cqes(shared, &mut core, most, Bare(put));
         leave(core, read)
     }
 
@@ -240,13 +338,13 @@ impl CqInner {
         mut core: Guard<'_, Core>,
         mut put: impl FnMut(&Cqe),
     ) -> Option<Result<usize>> {
-        let (moved, taken) = self.turn(&self.dom, &mut core, &mut put);
+        let (moved, taken) = self.turn(&self.dom, &mut core, &mut Bare(&mut put));
         if taken || core.node().cq_take_one(self.id, &mut put) == Some(true) {
             core.found();
             core.leave();
             return None;
         }
-        let read = self.cqes_after_turn(&mut core, moved, 1, put);
+        let read = self.cqes_after_turn(&mut core, moved, 1, Bare(put));
         Some(leave(core, read))
     }
 
@@ -257,10 +355,11 @@ impl CqInner {
         shared: &Shared,
         core: &mut Core,
         most: usize,
-        mut put: impl FnMut(&Cqe),
+        mut sink: impl Sink,
     ) -> Result<usize> {
-        match core.node().cq_take(self.id, most, &mut put) {
-            None => self.cqes_of_turn(shared, core, most, put),
+        let Core { engine, ops, .. } = core;
+        match engine.node_mut().cq_take(self.id, most, |cqe| sink.put(ops, cqe)) {
+            None => self.cqes_of_turn(shared, core, most, sink),
             // An error that is next would only be found again.
             Some(0) => rarely(Self::why_none(core, self.id, shared)),
             Some(n) => {
@@ -277,30 +376,32 @@ impl CqInner {
         shared: &Shared,
         core: &mut Core,
         most: usize,
-        mut put: impl FnMut(&Cqe),
+        mut sink: impl Sink,
     ) -> Result<usize> {
         if most == 0 {
             let moved = core.turn_here_if_manual(shared, NoReader);
-            return rarely(self.cqes_after_turn(core, moved, most, put));
+            return rarely(self.cqes_after_turn(core, moved, most, sink));
         }
-        let (moved, taken) = self.turn(shared, core, &mut put);
+        let (moved, taken) = self.turn(shared, core, &mut sink);
         if taken {
             core.found();
             return Ok(1);
         }
-        self.cqes_after_turn(core, moved, most, put)
+        self.cqes_after_turn(core, moved, most, sink)
     }
 
-    /// Turns the loop for the queue, which is empty, and lends `put` the first entry for it if that
-    /// never has to lie there. Says what the turn moved, and whether `put` was called.
+    /// Turns the loop for the queue, which is empty, and lends `sink` the first entry for it if that
+    /// never has to lie there. Says what the turn moved, and whether `sink` has one.
     #[inline(always)]
-    fn turn(&self, shared: &Shared, core: &mut Core, put: impl FnOnce(&Cqe)) -> (usize, bool) {
+    fn turn(
+        &self,
+        shared: &Shared,
+        core: &mut Core,
+        sink: &mut impl Sink,
+    ) -> (usize, bool) {
         let mut taken = false;
-        let put = |cqe: &Cqe| {
-            put(cqe);
-            taken = true;
-        };
-        let moved = core.turn_here_if_manual(shared, CqReader { cq: &self.id, put });
+        let first = First { cq: &self.id, sink, taken: &mut taken };
+        let moved = core.turn_here_if_manual(shared, first);
         (moved, taken)
     }
 
@@ -311,9 +412,10 @@ impl CqInner {
         core: &mut Core,
         moved: usize,
         most: usize,
-        put: impl FnMut(&Cqe),
+        mut sink: impl Sink,
     ) -> Result<usize> {
-        match core.node().cq_take(self.id, most, put) {
+        let Core { engine, ops, .. } = core;
+        match engine.node_mut().cq_take(self.id, most, |cqe| sink.put(ops, cqe)) {
             None => {
                 core.note_moved(moved);
                 self.still_none(core)
@@ -377,31 +479,20 @@ impl CqInner {
         }
     }
 
-    /// Reads entries and takes their buffers out of the table.
-    #[inline]
-    fn take(&self, core: &mut Core, out: &mut [Completion]) -> Result<usize> {
-        let mut n = 0;
-        while n < out.len() {
-            let mut one = [Cqe::default()];
-            let read = if n == 0 {
-                self.cqes(&self.dom, core, 1, |cqe| one[0] = *cqe)
-            } else {
-                core.node().cq_read(self.id, &mut one)
-            };
+    /// Reads entries, each with its buffers, which the table gives up.
+    #[inline(always)]
+    fn take(&self, shared: &Shared, core: &mut Core, out: &mut [Completion]) -> Result<usize> {
+        loop {
+            let mut sink = WithBufs { out, n: 0, format: self.format };
+            let read = self.cqes(shared, core, sink.out.len(), &mut sink);
+            let n = sink.n;
             match read {
-                Ok(_) => {
-                    let ended = core.ops.complete(&one[0], None);
-                    if !ended.silent {
-                        let (bufs, piece) = (ended.bufs, ended.piece);
-                        out[n] = Completion::new(&one[0], self.format, bufs, piece, ended.context);
-                        n += 1;
-                    }
-                }
-                Err(_) if n > 0 => break,
+                // None of those that were taken is shown.
+                Ok(1..) if n == 0 => rarely(()),
+                Ok(_) => return Ok(n),
                 Err(e) => return Err(e),
             }
         }
-        Ok(n)
     }
 
     pub(crate) fn readerr_raw(&self) -> Result<CqErr> {
@@ -413,13 +504,7 @@ impl CqInner {
         let e = core.node().cq_readerr(self.id)?;
         let ended = core.ops.complete(&e.cqe, Some(e.err));
         Ok(CompletionError {
-            entry: Completion::new(
-                &e.cqe,
-                CqFormat::Tagged,
-                ended.bufs,
-                ended.piece,
-                ended.context,
-            ),
+            entry: Completion::new(&e.cqe, CqFormat::Tagged, ended),
             olen: e.olen as usize,
             err: e.err,
             prov_errno: e.prov_errno,
@@ -548,8 +633,10 @@ impl Cq {
     #[doc(alias = "fi_cq_read")]
     #[inline]
     pub fn read(&self, out: &mut [Completion]) -> Result<usize> {
-        let mut core = self.0.dom.enter()?;
-        self.0.take(&mut core, out)
+        let shared: &Shared = &self.0.dom;
+        let mut core = shared.enter()?;
+        let read = self.0.take(shared, &mut core, out);
+        leave(core, read)
     }
 
     /// As [`read`](Self::read), and copies the senders to `src`, which is at least as long as
@@ -586,7 +673,7 @@ impl Cq {
     /// [signalled](Self::signal). [`Error::NoSys`]: it was opened with `FI_WAIT_NONE`.
     #[doc(alias = "fi_cq_sread")]
     pub fn sread(&self, out: &mut [Completion], cond: usize, timeout_ms: i32) -> Result<usize> {
-        self.0.sread(cond, timeout_ms, |cq, core| cq.take(core, out))
+        self.0.sread(cond, timeout_ms, |cq, core| cq.take(&cq.dom, core, out))
     }
 
     /// As [`sread`](Self::sread), with the senders.

@@ -9,6 +9,7 @@ use barewire_dataplane::node::{EpAttr as NodeEpAttr, EpId, MsgKind, Node, RecvRe
 use barewire_dataplane::poll::Engine;
 use barewire_dataplane::proto::atomic::OPERAND_LEN_MAX;
 use barewire_dataplane::types::{EpAddr, FiAddr};
+use barewire_driver::hint::rarely;
 
 use crate::av::{Av, AvInner};
 use crate::buf::{Bufs, OpKey, OpKind, Refused, kind_of};
@@ -19,7 +20,9 @@ use crate::eq::{Eq, EqInner};
 use crate::errno::{Error, Result};
 use crate::flags::{BindFlags, Caps, OpFlags};
 use crate::info::{AddrFormat, EpType, Info, RxAttr, number_at};
-use crate::inner::{Core, DomainRef};
+use crate::inner::{Core, DomainRef, Shared};
+use crate::lock::Guard;
+use crate::msg::Posted;
 use crate::raw::RawEndpoint;
 use crate::sep::{CTX_MAX, Context};
 use crate::work::ConditionOf;
@@ -661,18 +664,45 @@ impl Endpoint {
     #[doc(alias = "fi_close")]
     pub fn close(self) {}
 
-    #[inline]
-    pub(crate) fn post_send(&self, send: Send) -> std::result::Result<(), Refused> {
-        let Send { kind, bufs, dest, tag, data, context, mut flags } = send;
-        let silent =
-            self.tx_selective.load(Ordering::Relaxed) && !flags.contains(OpFlags::COMPLETION);
+    /// Posts a send. One buffer to a peer that nothing stands before goes the way of the raw face.
+    #[inline(always)]
+    pub(crate) fn post_send(&self, send: Send) -> Posted {
+        let Send { kind, bufs, dest, tag, data, context, flags } = send;
+        let shared: &Shared = &self.dom;
+        let how = self.tx_kind(flags);
         // The table must hear of the end of every operation that holds memory.
-        flags |= OpFlags::COMPLETION;
-        let mut core = match self.dom.enter() {
+        let flags = flags | OpFlags::COMPLETION;
+        let mut core = match shared.enter() {
             Ok(core) => core,
-            Err(error) => return Err(Refused { error, bufs }),
+            Err(error) => return rarely(Err(Refused { error, bufs })),
         };
-        let how = if silent { OpKind::Silent } else { OpKind::Once };
+        let bufs = match bufs {
+            Bufs::One(buf) => {
+                let Core { engine, ops, .. } = &mut *core;
+                let lent = ops.lend_if((self.object, how, context), buf, |key, buf| {
+                    let (context, no_completion) = (key.0, false);
+                    let req =
+                        SendReq { kind, buf, dest, tag, data, context, flags, no_completion };
+                    engine.send_at_hand(self.id, &req)
+                });
+                match lent {
+                    Ok(()) => {
+                        core.posted(shared);
+                        core.leave();
+                        return Ok(());
+                    }
+                    Err(buf) => Bufs::One(buf),
+                }
+            }
+            other => other,
+        };
+        rarely(self.post_send_long(core, how, Send { kind, bufs, dest, tag, data, context, flags }))
+    }
+
+    /// The rest of [`post_send`](Self::post_send), which begins anew.
+    #[inline(never)]
+    fn post_send_long(&self, mut core: Guard<'_, Core>, how: OpKind, send: Send) -> Posted {
+        let Send { kind, bufs, dest, tag, data, context, flags } = send;
         let (key, buf) = core.ops.lend(self.object, how, context, bufs)?;
         let context = key.0;
         let req = SendReq { kind, buf, dest, tag, data, context, flags, no_completion: false };
@@ -683,6 +713,13 @@ impl Endpoint {
             }
             Err(error) => Err(core.ops.refuse(key, error)),
         }
+    }
+
+    /// How an operation ends that sends with these flags.
+    #[inline(always)]
+    pub(crate) fn tx_kind(&self, flags: OpFlags) -> OpKind {
+        let selective = self.tx_selective.load(Ordering::Relaxed);
+        kind_of(OpFlags::empty(), selective && !flags.contains(OpFlags::COMPLETION))
     }
 
     #[inline]
@@ -707,25 +744,59 @@ impl Endpoint {
         posted
     }
 
-    #[inline]
-    pub(crate) fn post_recv(&self, recv: Recv) -> std::result::Result<(), Refused> {
-        let Recv { kind, bufs, src, tag, ignore, context, mut flags } = recv;
+    /// Posts a receive. One buffer for anybody's message goes the way of the raw face.
+    #[inline(always)]
+    pub(crate) fn post_recv(&self, recv: Recv) -> Posted {
+        let Recv { kind, bufs, src, tag, ignore, context, flags } = recv;
+        let shared: &Shared = &self.dom;
+        let how = self.rx_kind(flags);
+        let mut core = match shared.enter() {
+            Ok(core) => core,
+            Err(error) => return rarely(Err(Refused { error, bufs })),
+        };
+        let bufs = match bufs {
+            Bufs::One(buf) if matches!(how, OpKind::Once | OpKind::Silent) => {
+                let Core { engine, ops, .. } = &mut *core;
+                let lent = ops.lend_if((self.object, how, context), buf, |key, buf| {
+                    let (context, flags) = (key.0, flags | OpFlags::COMPLETION);
+                    let req = RecvReq { kind, buf, src, tag, ignore, context, flags };
+                    engine.recv_at_hand(self.id, &req)
+                });
+                match lent {
+                    // It ends nothing and makes nothing due, so nobody has to be told.
+                    Ok(()) => {
+                        core.leave();
+                        return Ok(());
+                    }
+                    Err(buf) => Bufs::One(buf),
+                }
+            }
+            other => other,
+        };
+        let recv = Recv { kind, bufs, src, tag, ignore, context, flags };
+        rarely(self.post_recv_long(core, how, recv))
+    }
+
+    /// How an operation ends that receives with these flags.
+    #[inline(always)]
+    fn rx_kind(&self, flags: OpFlags) -> OpKind {
         // A peek or a discard is always answered.
         let shown = OpFlags::COMPLETION | OpFlags::PEEK | OpFlags::DISCARD;
-        let silent = self.rx_selective.load(Ordering::Relaxed) && !flags.intersects(shown);
-        flags |= OpFlags::COMPLETION;
+        let selective = self.rx_selective.load(Ordering::Relaxed);
+        kind_of(flags, selective && !flags.intersects(shown))
+    }
+
+    /// The rest of [`post_recv`](Self::post_recv), which begins anew.
+    #[inline(never)]
+    fn post_recv_long(&self, mut core: Guard<'_, Core>, how: OpKind, recv: Recv) -> Posted {
+        let Recv { kind, bufs, src, tag, ignore, context, flags } = recv;
         if flags.contains(OpFlags::MULTI_RECV) && !matches!(bufs, Bufs::Shared(_)) {
             return Err(Refused { error: Error::Invalid("FI_MULTI_RECV: not a SharedBuf"), bufs });
         }
-        let mut core = match self.dom.enter() {
-            Ok(core) => core,
-            Err(error) => return Err(Refused { error, bufs }),
-        };
         if flags.contains(OpFlags::PEEK) {
             // Whoever asks again and again whether a message is here has it received.
             core.turn_if_manual(&self.dom);
         }
-        let how = kind_of(flags, silent);
         let claim =
             !flags.contains(OpFlags::PEEK) && flags.intersects(OpFlags::CLAIM | OpFlags::DISCARD);
         let reserved = if claim { core.ops.reserved(self.object, context) } else { None };
@@ -735,6 +806,7 @@ impl Endpoint {
         };
         // A message that was announced goes by the name the node gave it.
         let name = if claim && reserved.is_none() { context } else { key.0 };
+        let flags = flags | OpFlags::COMPLETION;
         let req = RecvReq { kind, buf, src, tag, ignore, context: name, flags };
         match core.engine.post_recv(self.id, req) {
             Ok(()) => {

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use barewire_dataplane::node::{CqId, EpId, FailedInject, GroupId, NoReader, Node, Reader};
+use barewire_dataplane::node::{CqId, EpId, FailedInject, GroupId, NoReader, Node};
 use barewire_dataplane::poll::Engine;
 use barewire_dataplane::types::{Cqe, Instant};
 use barewire_driver::hint::rarely;
@@ -73,6 +73,19 @@ const TURNS_BEFORE_SLEEP: u32 = 200;
 /// At most one line for a peer and cause in this time, which says how many there were.
 const INJECTS_PERIOD_NS: u64 = 1_000_000_000;
 
+/// Whether a turn's first completion has a reader: see [`Engine::brisk_turn`].
+pub(crate) trait BriskTurn {
+    /// Turns the loop. The reader may need the table of buffers that are lent.
+    fn turn(self, engine: &mut Engine, ops: &mut OpTable) -> Option<usize>;
+}
+
+impl BriskTurn for NoReader {
+    #[inline(always)]
+    fn turn(self, engine: &mut Engine, _: &mut OpTable) -> Option<usize> {
+        engine.brisk_turn(self)
+    }
+}
+
 impl Core {
     #[inline]
     pub(crate) fn node(&mut self) -> &mut Node {
@@ -88,11 +101,12 @@ impl Core {
     }
 
     /// As [`turn`](Self::turn), without a call, and what it moved is left to the caller to
-    /// [note](Self::note_moved), if nobody has to be told. The first completion may go to `reader`.
+    /// [note](Self::note_moved), if nobody has to be told. The first completion may go to
+    /// `reader`.
     #[inline(always)]
-    fn calm_turn(&mut self, shared: &Shared, reader: impl Reader) -> usize {
+    fn calm_turn(&mut self, shared: &Shared, reader: impl BriskTurn) -> usize {
         self.reads_left = READS_PER_TURN;
-        self.engine.brisk_turn(reader).unwrap_or_else(|| {
+        reader.turn(&mut self.engine, &mut self.ops).unwrap_or_else(|| {
             rarely(());
             self.other_turn(shared)
         })
@@ -141,7 +155,11 @@ impl Core {
     /// As [`turn_if_manual`](Self::turn_if_manual), without a call, and what it moved is left to
     /// the caller to [note](Self::note_moved). The first completion may go to `reader`.
     #[inline(always)]
-    pub(crate) fn turn_here_if_manual(&mut self, shared: &Shared, reader: impl Reader) -> usize {
+    pub(crate) fn turn_here_if_manual(
+        &mut self,
+        shared: &Shared,
+        reader: impl BriskTurn,
+    ) -> usize {
         if self.watch.is_calm() {
             return self.calm_turn(shared, reader);
         }

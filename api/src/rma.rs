@@ -13,13 +13,12 @@ use barewire_dataplane::poll::Engine;
 use barewire_dataplane::types::{FI_ADDR_UNSPEC, FiAddr};
 use barewire_driver::mem::IoBuf;
 
-use crate::buf::{Buf, Bufs, OpKind, Refused};
+use crate::buf::{Buf, Bufs, Refused};
 use crate::ep::{Endpoint, EpCommon};
 use crate::errno::{Error, Result};
 use crate::flags::OpFlags;
 use crate::msg::Posted;
 
-use std::sync::atomic::Ordering;
 
 /// Most remote ranges of one call (`rma_iov_limit`).
 pub const RMA_IOV_LIMIT: usize = RmaList::MAX;
@@ -83,15 +82,13 @@ impl Endpoint {
         mut flags: OpFlags,
         post: impl FnOnce(&mut Engine, IoBuf, u64, OpFlags) -> Result<()>,
     ) -> Posted {
-        let selective = self.tx_selective.load(Ordering::Relaxed);
-        let silent = selective && !flags.contains(OpFlags::COMPLETION);
+        let how = self.tx_kind(flags);
         // The table must hear of the end of every operation that holds memory.
         flags |= OpFlags::COMPLETION;
         let mut core = match self.dom.enter() {
             Ok(core) => core,
             Err(error) => return Err(Refused { error, bufs }),
         };
-        let how = if silent { OpKind::Silent } else { OpKind::Once };
         let (key, buf) = core.ops.lend(self.object, how, context, bufs)?;
         let posted = post(&mut core.engine, buf, key.0, flags);
         core.posted(&self.dom);

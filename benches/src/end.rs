@@ -1,7 +1,6 @@
 //! An end of a fabric to measure, three times: [`RawEnd`] is the raw face of the api, which the C
 //! provider uses, [`SafeEnd`] its safe face, [`NodeEnd`] a node on a port with nothing around them.
 
-use std::mem::take;
 
 use barewire::raw::{IoVec, RawCq, RawEndpoint, RawRecv, RawSend, SerialPromise};
 use barewire::{
@@ -534,7 +533,9 @@ impl End for SafeEnd {
             } else {
                 done.sent += 1;
             }
-            self.spare.extend(take(&mut entry.bufs).into_one());
+            if let Some(buf) = entry.take_buf() {
+                self.spare.push(buf);
+            }
         }
         done
     }
