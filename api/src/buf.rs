@@ -103,8 +103,9 @@ impl From<&[u8]> for Buf {
 }
 
 impl Default for Buf {
+    #[inline]
     fn default() -> Self {
-        Vec::new().into()
+        Self { base: NonNull::dangling(), len: 0, init: 0, capacity: 0 }
     }
 }
 
@@ -251,6 +252,16 @@ impl Bufs {
         if let Self::One(b) = self { Some(b) } else { None }
     }
 
+    /// The one buffer, taken out of here, if it is one.
+    #[inline]
+    pub(crate) fn take_one(&mut self) -> Option<Buf> {
+        let Self::One(buf) = self else { return None };
+        // Moved out from where it lies, in whose place nothing is left to be dropped.
+        let buf = mem::take(buf);
+        mem::forget(mem::take(self));
+        Some(buf)
+    }
+
     /// The list, if it is one.
     pub fn into_many(self) -> Option<Vec<Buf>> {
         if let Self::Many(v) = self { Some(v) } else { None }
@@ -314,7 +325,7 @@ impl From<Refused> for Error {
 
 /// A name for an operation of the safe face, which the node carries as its context: an index, 31
 /// bits of a generation above it, and bit 63, so that it is never taken for an address or for a
-/// context that the node chose.
+/// context that the node chose. Each is given out once, until the generations have gone around.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct OpKey(pub(crate) u64);
 
@@ -335,17 +346,12 @@ impl OpKey {
     fn next(self) -> Self {
         Self(self.0.wrapping_add(1 << 32) | KEY_BIT)
     }
-
-    /// Whether the slot is in use: generations are odd then. A free slot's key was never given out.
-    #[inline(always)]
-    fn in_use(self) -> bool {
-        self.0 >> 32 & 1 != 0
-    }
 }
 
 /// What an operation of the safe face needs besides what the node knows.
 #[derive(Debug)]
 struct Op {
+    /// Its name; of a free slot the one that it gives next.
     key: OpKey,
     /// The next free slot while this one is.
     next: u32,
@@ -363,6 +369,8 @@ struct Op {
 /// What the completion of an operation means for its slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OpKind {
+    /// None: the slot is free.
+    Free,
     /// The first completion ends it.
     Once,
     /// As `Once`, but success is not shown (`FI_SELECTIVE_COMPLETION` without `FI_COMPLETION`).
@@ -382,37 +390,32 @@ impl Op {
             key: OpKey::fresh(idx),
             next: NO_OP,
             ep: 0,
-            kind: OpKind::Once,
+            kind: OpKind::Free,
             context: 0,
             claims: None,
             bufs: Bufs::None,
         }
     }
 
-    /// Whether it is the operation of this name.
-    #[inline(always)]
-    fn is(&self, name: u64) -> bool {
-        debug_assert!(self.key.0 != name || self.key.in_use(), "no key of a free slot is known");
-        self.key.0 == name
+    fn in_use(&self) -> bool {
+        self.kind != OpKind::Free
     }
 
-    /// Takes a slot that is free, and names the operation.
+    /// Takes a slot that is free.
     #[inline(always)]
-    fn begin(&mut self, ep: u32, kind: OpKind, context: u64, bufs: Bufs) -> OpKey {
-        self.key = self.key.next();
+    fn begin(&mut self, (ep, kind, context): (u32, OpKind, u64), bufs: Bufs) -> OpKey {
+        debug_assert!(!self.in_use() && matches!(self.bufs, Bufs::None));
         (self.ep, self.kind, self.context) = (ep, kind, context);
-        debug_assert!(self.key.in_use() && matches!(self.bufs, Bufs::None));
         // Nothing is there to be dropped, which is not asked.
         mem::forget(mem::replace(&mut self.bufs, bufs));
         self.key
     }
 
-    /// Puts the slot in front of those that are free.
+    /// Puts the slot in front of those that are free. Its buffers are still to be taken.
     #[inline(always)]
-    fn end(&mut self, free: &mut u32) -> Bufs {
+    fn free(&mut self, free: &mut u32) {
         self.next = mem::replace(free, self.key.idx());
-        self.key = self.key.next();
-        mem::take(&mut self.bufs)
+        (self.key, self.kind) = (self.key.next(), OpKind::Free);
     }
 }
 
@@ -467,7 +470,7 @@ impl OpTable {
         }
         let op = &mut self.ops[self.free as usize];
         self.free = op.next;
-        Ok((op.begin(ep, kind, context, bufs), io))
+        Ok((op.begin((ep, kind, context), bufs), io))
     }
 
     /// Lends one buffer to an operation that `post` begins under the name it is given, or else has
@@ -479,20 +482,20 @@ impl OpTable {
     #[inline(always)]
     pub(crate) fn lend_if(
         &mut self,
-        (ep, kind, context): (u32, OpKind, u64),
+        what: (u32, OpKind, u64),
         buf: Buf,
         post: impl FnOnce(OpKey, IoBuf) -> bool,
     ) -> std::result::Result<(), Buf> {
         let Some(op) = self.ops.get_mut(self.free as usize) else { return rarely(Err(buf)) };
         // If `post` panics the node may have the memory, so that nobody frees it.
         let buf = ManuallyDrop::new(buf);
-        let begun = post(op.key.next(), IoBuf::one(buf.span()));
+        let begun = post(op.key, IoBuf::one(buf.span()));
         let buf = ManuallyDrop::into_inner(buf);
         if !begun {
             return rarely(Err(buf));
         }
         self.free = op.next;
-        op.begin(ep, kind, context, Bufs::One(buf));
+        op.begin(what, Bufs::One(buf));
         Ok(())
     }
 
@@ -519,7 +522,7 @@ impl OpTable {
     /// may have ended.
     pub(crate) fn posted(&self, ep: u32, context: u64) -> impl Iterator<Item = OpKey> {
         let wanted = move |op: &Op| {
-            op.key.in_use()
+            op.in_use()
                 && op.kind != OpKind::Reserved
                 && op.ep == ep
                 && op.context == context
@@ -528,7 +531,7 @@ impl OpTable {
     }
 
     fn search(&self, wanted: impl Fn(&Op) -> bool) -> Option<OpKey> {
-        self.ops.iter().find(|op| op.key.in_use() && wanted(op)).map(|op| op.key)
+        self.ops.iter().find(|op| op.in_use() && wanted(op)).map(|op| op.key)
     }
 
     /// Lends `bufs` under a name that a peek reserved.
@@ -567,7 +570,7 @@ impl OpTable {
     pub(crate) fn forget_reserved(&mut self, ep: u32) {
         for idx in 0..self.ops.len() {
             let op = &mut self.ops[idx];
-            if !op.key.in_use() || op.ep != ep {
+            if !op.in_use() || op.ep != ep {
                 continue;
             }
             match op.kind {
@@ -579,15 +582,20 @@ impl OpTable {
     }
 
     /// As [`complete`](Self::complete) of a success, for an operation that ends with it and is shown:
-    /// its context and buffers. `None`, and nothing has happened, for any other.
+    /// its context and its buffers, to be taken from where they lie. `None`, and nothing has
+    /// happened, for any other.
     #[inline(always)]
-    pub(crate) fn complete_one(&mut self, cqe: &Cqe) -> Option<(u64, Bufs)> {
+    pub(crate) fn complete_one(&mut self, cqe: &Cqe) -> Option<(u64, &mut Bufs)> {
         let op = self.ops.get_mut(cqe.op_context as u32 as usize)?;
-        let announces = cqe.flags.contains(CqFlags::BUFFERED_RECV);
-        if !op.is(cqe.op_context) || op.kind != OpKind::Once || announces || self.claiming != 0 {
+        if op.key.0 != cqe.op_context
+            || op.kind != OpKind::Once
+            || self.claiming != 0
+            || cqe.flags.contains(CqFlags::BUFFERED_RECV)
+        {
             return rarely(None);
         }
-        Some((op.context, op.end(&mut self.free)))
+        op.free(&mut self.free);
+        Some((op.context, &mut op.bufs))
     }
 
     /// Translates a completion of the node and, if it ends its operation, gives up the buffers.
@@ -625,12 +633,12 @@ impl OpTable {
             return None; // an error of an inject call
         }
         let name = Some(cqe.op_context);
-        self.ops.iter().position(|op| op.key.in_use() && op.claims == name)
+        self.ops.iter().position(|op| op.in_use() && op.claims == name)
     }
 
     fn find(&self, key: OpKey) -> Option<usize> {
         let idx = key.idx() as usize;
-        self.ops.get(idx)?.is(key.0).then_some(idx)
+        self.ops.get(idx).is_some_and(|op| op.key == key && op.in_use()).then_some(idx)
     }
 
     fn release(&mut self, idx: usize) -> Bufs {
@@ -638,12 +646,13 @@ impl OpTable {
         if op.claims.take().is_some() {
             self.claiming -= 1;
         }
-        op.end(&mut self.free)
+        op.free(&mut self.free);
+        mem::take(&mut op.bufs)
     }
 
     /// Operations in the table, for leak checks.
     pub(crate) fn in_use(&self) -> usize {
-        self.ops.iter().filter(|op| op.key.in_use()).count()
+        self.ops.iter().filter(|op| op.in_use()).count()
     }
 }
 

@@ -5,7 +5,7 @@ use std::mem;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
-use barewire_dataplane::node::{CqId, CqReader, NoReader};
+use barewire_dataplane::node::{CqId, CqReader, NoReader, Reader};
 use barewire_dataplane::poll::Engine;
 use barewire_dataplane::types::{CqErr, Cqe, EpAddr, FI_ADDR_UNSPEC, FiAddr, ProvErrno};
 use barewire_driver::hint::rarely;
@@ -13,7 +13,7 @@ use barewire_driver::hint::rarely;
 use crate::buf::{Buf, Bufs, Ended, OpTable, Piece};
 use crate::errno::{self, Error, Result};
 use crate::flags::CqFlags;
-use crate::inner::{BriskTurn, Core, DomainRef, Shared};
+use crate::inner::{Core, DomainRef, Shared, TurnReader};
 use crate::lock::Guard;
 use crate::wait::{Target, WaitObj, timeout_of};
 
@@ -100,8 +100,9 @@ impl Default for Completion {
 
 impl Completion {
     /// The operation's one buffer, taken out.
+    #[inline]
     pub fn take_buf(&mut self) -> Option<Buf> {
-        mem::take(&mut self.bufs).into_one()
+        self.bufs.take_one()
     }
 
     /// The bytes received: of the piece, or the first `len` of the one buffer.
@@ -128,99 +129,76 @@ impl Completion {
         }
     }
 
-    /// Writes over what was here, which most often has given its memory away.
+    /// Becomes what `cqe` says, with the buffers that `ops` gives back. False if that is not to be
+    /// shown.
     #[inline(always)]
-    fn put(&mut self, cqe: &Cqe, context: u64, bufs: Bufs) {
+    fn fill(&mut self, ops: &mut OpTable, cqe: &Cqe, format: CqFormat) -> bool {
+        // Most have given their memory away.
         if !matches!((&self.bufs, &self.piece), (Bufs::None, None)) {
             rarely(());
             self.drop_memory();
         }
-        self.op_context = context;
-        (self.flags, self.len, self.data) = (cqe.flags, cqe.len as usize, cqe.data);
-        (self.tag, self.src) = (cqe.tag, cqe.src);
+        let whole = matches!(format, CqFormat::Unspec | CqFormat::Tagged);
+        let Some((context, bufs)) = ops.complete_one(cqe).filter(|_| whole) else {
+            // A copy, so that the other need never lie in memory.
+            let cqe = *cqe;
+            return rarely(self.fill_any(ops, &cqe, format));
+        };
         // Nothing is left to be dropped, which is not asked.
-        mem::forget(mem::replace(&mut self.bufs, bufs));
+        mem::forget(mem::replace(&mut self.bufs, mem::take(bufs)));
+        (self.op_context, self.flags, self.src) = (context, cqe.flags, cqe.src);
+        (self.len, self.data, self.tag) = (cqe.len as usize, cqe.data, cqe.tag);
+        true
     }
 
     #[inline(never)]
     fn drop_memory(&mut self) {
         (self.bufs, self.piece) = (Bufs::None, None);
     }
-}
 
-/// Who takes entries of a queue.
-pub(crate) trait Sink {
-    /// Takes the next one. The table has the buffers that are lent.
-    fn put(&mut self, ops: &mut OpTable, cqe: &Cqe);
-}
-
-impl<S: Sink> Sink for &mut S {
-    #[inline(always)]
-    fn put(&mut self, ops: &mut OpTable, cqe: &Cqe) {
-        (**self).put(ops, cqe);
-    }
-}
-
-/// Takes entries of the raw face, which lends its buffers itself.
-pub(crate) struct Bare<F>(pub(crate) F);
-
-impl<F: FnMut(&Cqe)> Sink for Bare<F> {
-    #[inline(always)]
-    fn put(&mut self, _: &mut OpTable, cqe: &Cqe) {
-        (self.0)(cqe);
-    }
-}
-
-/// Takes entries of the safe face with their buffers. There is room for all that come.
-struct WithBufs<'a> {
-    out: &'a mut [Completion],
-    /// How many are there.
-    n: usize,
-    format: CqFormat,
-}
-
-impl Sink for WithBufs<'_> {
-    #[inline(always)]
-    fn put(&mut self, ops: &mut OpTable, cqe: &Cqe) {
-        let to = &mut self.out[self.n];
-        let Some((context, bufs)) = ops.complete_one(cqe) else {
-            rarely(());
-            return self.put_any(ops, cqe);
-        };
-        to.put(&trim(*cqe, self.format), context, bufs);
-        self.n += 1;
-    }
-}
-
-impl WithBufs<'_> {
-    /// The rest of [`put`](Sink::put).
+    /// The rest of [`fill`](Self::fill).
     #[inline(never)]
-    fn put_any(&mut self, ops: &mut OpTable, cqe: &Cqe) {
+    fn fill_any(&mut self, ops: &mut OpTable, cqe: &Cqe, format: CqFormat) -> bool {
         let ended = ops.complete(cqe, None);
-        if !ended.silent {
-            self.out[self.n] = Completion::new(cqe, self.format, ended);
-            self.n += 1;
+        if ended.silent {
+            return false;
         }
+        *self = Self::new(cqe, format, ended);
+        true
     }
 }
 
-/// Reads the first completion of a turn, for the queue that was found empty.
-struct First<'a, S> {
-    cq: &'a CqId,
-    sink: &'a mut S,
-    /// It has taken one.
-    taken: &'a mut bool,
+/// Reads the first completion of a turn, for a queue of the safe face that was found empty.
+struct First<'a> {
+    cq: &'a CqInner,
+    to: &'a mut Completion,
+    /// Whether it took one that is shown, once it took one.
+    taken: &'a mut Option<bool>,
 }
 
-impl<S: Sink> BriskTurn for First<'_, S> {
+impl TurnReader for First<'_> {
     #[inline(always)]
     fn turn(self, engine: &mut Engine, ops: &mut OpTable) -> Option<usize> {
-        let Self { cq, sink, taken } = self;
-        let put = |cqe: &Cqe| {
-            sink.put(ops, cqe);
-            *taken = true;
-        };
-        engine.brisk_turn(CqReader { cq, put })
+        engine.brisk_turn(FirstOf { first: self, ops })
+    }
+}
+
+/// [`First`], with the table of the buffers that are lent.
+struct FirstOf<'a, 'b> {
+    first: First<'a>,
+    ops: &'b mut OpTable,
+}
+
+impl Reader for FirstOf<'_, '_> {
+    #[inline(always)]
+    fn reads(&self, cq: u32) -> bool {
+        self.first.cq.id.is_at(cq)
+    }
+
+    #[inline(always)]
+    fn take(self, cqe: &Cqe) {
+        let First { cq, to, taken } = self.first;
+        *taken = Some(to.fill(self.ops, cqe, cq.format));
     }
 }
 
@@ -325,7 +303,7 @@ impl CqInner {
         // Looked up once for all that follows.
         let shared: &Shared = &self.dom;
         let mut core = shared.enter()?;
-        let read = self.cqes(shared, &mut core, most, Bare(put));
+        let read = self.cqes(shared, &mut core, most, put);
         leave(core, read)
     }
 
@@ -338,13 +316,13 @@ impl CqInner {
         mut core: Guard<'_, Core>,
         mut put: impl FnMut(&Cqe),
     ) -> Option<Result<usize>> {
-        let (moved, taken) = self.turn(&self.dom, &mut core, &mut Bare(&mut put));
+        let (moved, taken) = self.turn(&self.dom, &mut core, &mut put);
         if taken || core.node().cq_take_one(self.id, &mut put) == Some(true) {
             core.found();
             core.leave();
             return None;
         }
-        let read = self.cqes_after_turn(&mut core, moved, 1, Bare(put));
+        let read = self.cqes_after_turn(&mut core, moved, 1, put);
         Some(leave(core, read))
     }
 
@@ -355,11 +333,10 @@ impl CqInner {
         shared: &Shared,
         core: &mut Core,
         most: usize,
-        mut sink: impl Sink,
+        mut put: impl FnMut(&Cqe),
     ) -> Result<usize> {
-        let Core { engine, ops, .. } = core;
-        match engine.node_mut().cq_take(self.id, most, |cqe| sink.put(ops, cqe)) {
-            None => self.cqes_of_turn(shared, core, most, sink),
+        match core.node().cq_take(self.id, most, &mut put) {
+            None => self.cqes_of_turn(shared, core, most, put),
             // An error that is next would only be found again.
             Some(0) => rarely(Self::why_none(core, self.id, shared)),
             Some(n) => {
@@ -376,32 +353,30 @@ impl CqInner {
         shared: &Shared,
         core: &mut Core,
         most: usize,
-        mut sink: impl Sink,
+        mut put: impl FnMut(&Cqe),
     ) -> Result<usize> {
         if most == 0 {
             let moved = core.turn_here_if_manual(shared, NoReader);
-            return rarely(self.cqes_after_turn(core, moved, most, sink));
+            return rarely(self.cqes_after_turn(core, moved, most, put));
         }
-        let (moved, taken) = self.turn(shared, core, &mut sink);
+        let (moved, taken) = self.turn(shared, core, &mut put);
         if taken {
             core.found();
             return Ok(1);
         }
-        self.cqes_after_turn(core, moved, most, sink)
+        self.cqes_after_turn(core, moved, most, put)
     }
 
-    /// Turns the loop for the queue, which is empty, and lends `sink` the first entry for it if that
-    /// never has to lie there. Says what the turn moved, and whether `sink` has one.
+    /// Turns the loop for the queue, which is empty, and lends `put` the first entry for it if that
+    /// never has to lie there. Says what the turn moved, and whether `put` was called.
     #[inline(always)]
-    fn turn(
-        &self,
-        shared: &Shared,
-        core: &mut Core,
-        sink: &mut impl Sink,
-    ) -> (usize, bool) {
+    fn turn(&self, shared: &Shared, core: &mut Core, put: impl FnOnce(&Cqe)) -> (usize, bool) {
         let mut taken = false;
-        let first = First { cq: &self.id, sink, taken: &mut taken };
-        let moved = core.turn_here_if_manual(shared, first);
+        let put = |cqe: &Cqe| {
+            put(cqe);
+            taken = true;
+        };
+        let moved = core.turn_here_if_manual(shared, CqReader { cq: &self.id, put });
         (moved, taken)
     }
 
@@ -412,10 +387,9 @@ impl CqInner {
         core: &mut Core,
         moved: usize,
         most: usize,
-        mut sink: impl Sink,
+        put: impl FnMut(&Cqe),
     ) -> Result<usize> {
-        let Core { engine, ops, .. } = core;
-        match engine.node_mut().cq_take(self.id, most, |cqe| sink.put(ops, cqe)) {
+        match core.node().cq_take(self.id, most, put) {
             None => {
                 core.note_moved(moved);
                 self.still_none(core)
@@ -479,20 +453,66 @@ impl CqInner {
         }
     }
 
-    /// Reads entries, each with its buffers, which the table gives up.
+    /// Reads entries and takes their buffers out of the table; turns the loop if there is none.
     #[inline(always)]
     fn take(&self, shared: &Shared, core: &mut Core, out: &mut [Completion]) -> Result<usize> {
-        loop {
-            let mut sink = WithBufs { out, n: 0, format: self.format };
-            let read = self.cqes(shared, core, sink.out.len(), &mut sink);
-            let n = sink.n;
+        let mut n = 0;
+        while let Some(to) = out.get_mut(n) {
+            let mut one = Cqe::default();
+            match core.take_one(self.id, |cqe| one = *cqe) {
+                Some(true) => n += usize::from(to.fill(&mut core.ops, &one, self.format)),
+                None if n > 0 => break,
+                None => {
+                    let mut taken = None;
+                    let first = First { cq: self, to, taken: &mut taken };
+                    let moved = core.turn_here_if_manual(shared, first);
+                    return match taken {
+                        Some(shown) => {
+                            core.found();
+                            if shown { Ok(1) } else { rarely(self.take_rest(core, out, 0)) }
+                        }
+                        None => self.take_after_turn(core, out, moved),
+                    };
+                }
+                // An error is next, or the loop is to be turned.
+                Some(false) => return rarely(self.take_rest(core, out, n)),
+            }
+        }
+        Ok(n)
+    }
+
+    /// The rest of [`take`](Self::take), if no completion of the turn, which has moved so much, went
+    /// to the reader.
+    #[inline(never)]
+    fn take_after_turn(
+        &self,
+        core: &mut Core,
+        out: &mut [Completion],
+        moved: usize,
+    ) -> Result<usize> {
+        let mut one = Cqe::default();
+        self.cqes_after_turn(core, moved, 1, |cqe| one = *cqe)?;
+        let shown = out[0].fill_any(&mut core.ops, &one, self.format);
+        self.take_rest(core, out, usize::from(shown))
+    }
+
+    /// The rest of [`take`](Self::take), which knows every case, behind the first `n`.
+    #[inline(never)]
+    fn take_rest(&self, core: &mut Core, out: &mut [Completion], mut n: usize) -> Result<usize> {
+        while n < out.len() {
+            let mut one = [Cqe::default()];
+            let read = if n == 0 {
+                self.cqes(&self.dom, core, 1, |cqe| one[0] = *cqe)
+            } else {
+                core.node().cq_read(self.id, &mut one)
+            };
             match read {
-                // None of those that were taken is shown.
-                Ok(1..) if n == 0 => rarely(()),
-                Ok(_) => return Ok(n),
+                Ok(_) => n += usize::from(out[n].fill_any(&mut core.ops, &one[0], self.format)),
+                Err(_) if n > 0 => break,
                 Err(e) => return Err(e),
             }
         }
+        Ok(n)
     }
 
     pub(crate) fn readerr_raw(&self) -> Result<CqErr> {
@@ -633,6 +653,7 @@ impl Cq {
     #[doc(alias = "fi_cq_read")]
     #[inline]
     pub fn read(&self, out: &mut [Completion]) -> Result<usize> {
+        // Looked up once for all that follows.
         let shared: &Shared = &self.0.dom;
         let mut core = shared.enter()?;
         let read = self.0.take(shared, &mut core, out);

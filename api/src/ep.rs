@@ -719,7 +719,8 @@ impl Endpoint {
     #[inline(always)]
     pub(crate) fn tx_kind(&self, flags: OpFlags) -> OpKind {
         let selective = self.tx_selective.load(Ordering::Relaxed);
-        kind_of(OpFlags::empty(), selective && !flags.contains(OpFlags::COMPLETION))
+        let silent = selective && !flags.contains(OpFlags::COMPLETION);
+        if silent { OpKind::Silent } else { OpKind::Once }
     }
 
     #[inline]
@@ -749,14 +750,17 @@ impl Endpoint {
     pub(crate) fn post_recv(&self, recv: Recv) -> Posted {
         let Recv { kind, bufs, src, tag, ignore, context, flags } = recv;
         let shared: &Shared = &self.dom;
-        let how = self.rx_kind(flags);
         let mut core = match shared.enter() {
             Ok(core) => core,
             Err(error) => return rarely(Err(Refused { error, bufs })),
         };
         let bufs = match bufs {
-            Bufs::One(buf) if matches!(how, OpKind::Once | OpKind::Silent) => {
+            Bufs::One(buf) => {
                 let Core { engine, ops, .. } = &mut *core;
+                // Flags of which another kind follows are not for there.
+                let selective = self.rx_selective.load(Ordering::Relaxed);
+                let silent = selective && !flags.contains(OpFlags::COMPLETION);
+                let how = if silent { OpKind::Silent } else { OpKind::Once };
                 let lent = ops.lend_if((self.object, how, context), buf, |key, buf| {
                     let (context, flags) = (key.0, flags | OpFlags::COMPLETION);
                     let req = RecvReq { kind, buf, src, tag, ignore, context, flags };
@@ -774,22 +778,17 @@ impl Endpoint {
             other => other,
         };
         let recv = Recv { kind, bufs, src, tag, ignore, context, flags };
-        rarely(self.post_recv_long(core, how, recv))
-    }
-
-    /// How an operation ends that receives with these flags.
-    #[inline(always)]
-    fn rx_kind(&self, flags: OpFlags) -> OpKind {
-        // A peek or a discard is always answered.
-        let shown = OpFlags::COMPLETION | OpFlags::PEEK | OpFlags::DISCARD;
-        let selective = self.rx_selective.load(Ordering::Relaxed);
-        kind_of(flags, selective && !flags.intersects(shown))
+        rarely(self.post_recv_long(core, recv))
     }
 
     /// The rest of [`post_recv`](Self::post_recv), which begins anew.
     #[inline(never)]
-    fn post_recv_long(&self, mut core: Guard<'_, Core>, how: OpKind, recv: Recv) -> Posted {
+    fn post_recv_long(&self, mut core: Guard<'_, Core>, recv: Recv) -> Posted {
         let Recv { kind, bufs, src, tag, ignore, context, flags } = recv;
+        // A peek or a discard is always answered.
+        let shown = OpFlags::COMPLETION | OpFlags::PEEK | OpFlags::DISCARD;
+        let selective = self.rx_selective.load(Ordering::Relaxed);
+        let how = kind_of(flags, selective && !flags.intersects(shown));
         if flags.contains(OpFlags::MULTI_RECV) && !matches!(bufs, Bufs::Shared(_)) {
             return Err(Refused { error: Error::Invalid("FI_MULTI_RECV: not a SharedBuf"), bufs });
         }

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use barewire_dataplane::node::{CqId, EpId, FailedInject, GroupId, NoReader, Node};
+use barewire_dataplane::node::{CqId, EpId, FailedInject, GroupId, NoReader, Node, Reader};
 use barewire_dataplane::poll::Engine;
 use barewire_dataplane::types::{Cqe, Instant};
 use barewire_driver::hint::rarely;
@@ -73,13 +73,13 @@ const TURNS_BEFORE_SLEEP: u32 = 200;
 /// At most one line for a peer and cause in this time, which says how many there were.
 const INJECTS_PERIOD_NS: u64 = 1_000_000_000;
 
-/// Whether a turn's first completion has a reader: see [`Engine::brisk_turn`].
-pub(crate) trait BriskTurn {
-    /// Turns the loop. The reader may need the table of buffers that are lent.
+/// Who may take the first completion of a turn: see [`Engine::brisk_turn`].
+pub(crate) trait TurnReader {
+    /// Turns the loop. The table is that of the buffers that are lent.
     fn turn(self, engine: &mut Engine, ops: &mut OpTable) -> Option<usize>;
 }
 
-impl BriskTurn for NoReader {
+impl<R: Reader> TurnReader for R {
     #[inline(always)]
     fn turn(self, engine: &mut Engine, _: &mut OpTable) -> Option<usize> {
         engine.brisk_turn(self)
@@ -104,7 +104,7 @@ impl Core {
     /// [note](Self::note_moved), if nobody has to be told. The first completion may go to
     /// `reader`.
     #[inline(always)]
-    fn calm_turn(&mut self, shared: &Shared, reader: impl BriskTurn) -> usize {
+    fn calm_turn(&mut self, shared: &Shared, reader: impl TurnReader) -> usize {
         self.reads_left = READS_PER_TURN;
         reader.turn(&mut self.engine, &mut self.ops).unwrap_or_else(|| {
             rarely(());
@@ -158,7 +158,7 @@ impl Core {
     pub(crate) fn turn_here_if_manual(
         &mut self,
         shared: &Shared,
-        reader: impl BriskTurn,
+        reader: impl TurnReader,
     ) -> usize {
         if self.watch.is_calm() {
             return self.calm_turn(shared, reader);

@@ -29,7 +29,7 @@ use barewire_dataplane::types::{FiAddr, NO_ENTRY};
 use barewire_driver::mem::{IOV_LIMIT, IoBuf, Span};
 
 use crate::atomic::{What, elements};
-use crate::cq::{Bare, CqInner, prov_strerror};
+use crate::cq::{CqInner, prov_strerror};
 use crate::domain::Domain;
 use crate::ep::EpCommon;
 use crate::errno::{Error, Result};
@@ -1111,9 +1111,7 @@ impl RawCq {
         cond: usize,
         timeout_ms: i32,
     ) -> Result<usize> {
-        self.0.sread(cond, timeout_ms, |cq, core| {
-            cq.cqes(&cq.dom, core, most, Bare(&mut put))
-        })
+        self.0.sread(cond, timeout_ms, |cq, core| cq.cqes(&cq.dom, core, most, &mut put))
     }
 
     /// As [`crate::Cq::signal`].

@@ -189,6 +189,14 @@ impl Default for NodeSettings {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CqId(pub(crate) Handle);
 
+impl CqId {
+    /// Whether the queue, which is open, is in slot `cq`: see [`Reader::reads`].
+    #[inline(always)]
+    pub fn is_at(&self, cq: u32) -> bool {
+        self.0.idx() == cq
+    }
+}
+
 /// A counter of a [`Node`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CntrId(pub(crate) Handle);
@@ -442,7 +450,7 @@ pub struct CqReader<'a, F> {
 impl<F: FnOnce(&Cqe)> Reader for CqReader<'_, F> {
     #[inline(always)]
     fn reads(&self, cq: u32) -> bool {
-        self.cq.0.idx() == cq
+        self.cq.is_at(cq)
     }
 
     #[inline(always)]
