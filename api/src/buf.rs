@@ -256,10 +256,24 @@ impl Bufs {
     #[inline]
     pub(crate) fn take_one(&mut self) -> Option<Buf> {
         let Self::One(buf) = self else { return None };
-        // Moved out from where it lies, in whose place nothing is left to be dropped.
-        let buf = mem::take(buf);
-        mem::forget(mem::take(self));
-        Some(buf)
+        // SAFETY: the buffer moves out: what it leaves is written over and not dropped.
+        unsafe {
+            let buf = ptr::read(buf);
+            ptr::write(self, Self::None);
+            Some(buf)
+        }
+    }
+
+    /// Moves to `slot`, where there are none: that is not dropped. None are left here.
+    #[inline(always)]
+    pub(crate) fn move_to(&mut self, slot: &mut Self) {
+        debug_assert!(matches!(slot, Self::None));
+        // SAFETY: two places, of which each is borrowed alone; the original is written over and not
+        // dropped. (A copy of the whole in one step, not by way of a value.)
+        unsafe {
+            ptr::copy_nonoverlapping(self, slot, 1);
+            ptr::write(self, Self::None);
+        }
     }
 
     /// The list, if it is one.
@@ -508,6 +522,7 @@ impl OpTable {
     /// Says that operation `key` claims the message `announced`, whose name its completion carries.
     pub(crate) fn claims(&mut self, key: OpKey, announced: u64) {
         if let Some(idx) = self.find(key) {
+            debug_assert!(self.ops[idx].claims.is_none());
             self.ops[idx].claims = Some(announced);
             self.claiming += 1;
         }
@@ -589,7 +604,6 @@ impl OpTable {
         let op = self.ops.get_mut(cqe.op_context as u32 as usize)?;
         if op.key.0 != cqe.op_context
             || op.kind != OpKind::Once
-            || self.claiming != 0
             || cqe.flags.contains(CqFlags::BUFFERED_RECV)
         {
             return rarely(None);

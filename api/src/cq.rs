@@ -1,7 +1,6 @@
 //! Completion queues: what became of the operations.
 
 use std::fmt;
-use std::mem;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
@@ -32,6 +31,14 @@ pub enum CqFormat {
     Data,
     /// `FI_CQ_FORMAT_TAGGED`: also `tag`.
     Tagged,
+}
+
+impl CqFormat {
+    /// Whether it has every field.
+    #[inline]
+    fn is_whole(self) -> bool {
+        matches!(self, Self::Unspec | Self::Tagged)
+    }
 }
 
 /// When a blocking read wakes (`enum fi_cq_wait_cond`).
@@ -132,20 +139,19 @@ impl Completion {
     /// Becomes what `cqe` says, with the buffers that `ops` gives back. False if that is not to be
     /// shown.
     #[inline(always)]
-    fn fill(&mut self, ops: &mut OpTable, cqe: &Cqe, format: CqFormat) -> bool {
+    fn fill(&mut self, ops: &mut OpTable, cqe: &Cqe, cq: &CqInner) -> bool {
         // Most have given their memory away.
-        if !matches!((&self.bufs, &self.piece), (Bufs::None, None)) {
+        if !matches!(self.bufs, Bufs::None) || self.piece.is_some() {
             rarely(());
             self.drop_memory();
         }
-        let whole = matches!(format, CqFormat::Unspec | CqFormat::Tagged);
-        let Some((context, bufs)) = ops.complete_one(cqe).filter(|_| whole) else {
+        let ended = if cq.whole { ops.complete_one(cqe) } else { rarely(None) };
+        let Some((context, bufs)) = ended else {
             // A copy, so that the other need never lie in memory.
             let cqe = *cqe;
-            return rarely(self.fill_any(ops, &cqe, format));
+            return rarely(self.fill_any(ops, &cqe, cq));
         };
-        // Nothing is left to be dropped, which is not asked.
-        mem::forget(mem::replace(&mut self.bufs, mem::take(bufs)));
+        bufs.move_to(&mut self.bufs);
         (self.op_context, self.flags, self.src) = (context, cqe.flags, cqe.src);
         (self.len, self.data, self.tag) = (cqe.len as usize, cqe.data, cqe.tag);
         true
@@ -158,14 +164,26 @@ impl Completion {
 
     /// The rest of [`fill`](Self::fill).
     #[inline(never)]
-    fn fill_any(&mut self, ops: &mut OpTable, cqe: &Cqe, format: CqFormat) -> bool {
+    fn fill_any(&mut self, ops: &mut OpTable, cqe: &Cqe, cq: &CqInner) -> bool {
         let ended = ops.complete(cqe, None);
         if ended.silent {
             return false;
         }
-        *self = Self::new(cqe, format, ended);
+        *self = Self::new(cqe, cq.format, ended);
         true
     }
+}
+
+/// What [`CqInner::take_first`] has taken.
+enum Took {
+    /// One, and no more are there.
+    One,
+    /// One, and more are there.
+    More,
+    /// None that is shown: it is for [`CqInner::take_rest`].
+    Other,
+    /// None, after a turn that moved so much.
+    None { moved: usize },
 }
 
 /// Reads the first completion of a turn, for a queue of the safe face that was found empty.
@@ -198,14 +216,14 @@ impl Reader for FirstOf<'_, '_> {
     #[inline(always)]
     fn take(self, cqe: &Cqe) {
         let First { cq, to, taken } = self.first;
-        *taken = Some(to.fill(self.ops, cqe, cq.format));
+        *taken = Some(to.fill(self.ops, cqe, cq));
     }
 }
 
 /// Clears what a format does not have.
 #[inline]
 fn trim(mut cqe: Cqe, format: CqFormat) -> Cqe {
-    if matches!(format, CqFormat::Unspec | CqFormat::Tagged) {
+    if format.is_whole() {
         return cqe;
     }
     cqe.tag = 0;
@@ -260,6 +278,8 @@ pub(crate) struct CqInner {
     pub(crate) id: CqId,
     pub(crate) raw: bool,
     format: CqFormat,
+    /// The format has every field.
+    whole: bool,
     cond: WaitCond,
     wait_obj: WaitObj,
     watch: Option<usize>,
@@ -290,6 +310,7 @@ impl CqInner {
             id,
             raw,
             format: attr.format,
+            whole: attr.format.is_whole(),
             cond: attr.wait_cond,
             wait_obj: attr.wait_obj,
             watch,
@@ -453,32 +474,55 @@ impl CqInner {
         }
     }
 
-    /// Reads entries and takes their buffers out of the table; turns the loop if there is none.
+    /// As [`Cq::read`].
     #[inline(always)]
-    fn take(&self, shared: &Shared, core: &mut Core, out: &mut [Completion]) -> Result<usize> {
-        let mut n = 0;
-        while let Some(to) = out.get_mut(n) {
-            let mut one = Cqe::default();
-            match core.take_one(self.id, |cqe| one = *cqe) {
-                Some(true) => n += usize::from(to.fill(&mut core.ops, &one, self.format)),
-                None if n > 0 => break,
-                None => {
-                    let mut taken = None;
-                    let first = First { cq: self, to, taken: &mut taken };
-                    let moved = core.turn_here_if_manual(shared, first);
-                    return match taken {
-                        Some(shown) => {
-                            core.found();
-                            if shown { Ok(1) } else { rarely(self.take_rest(core, out, 0)) }
-                        }
-                        None => self.take_after_turn(core, out, moved),
-                    };
-                }
-                // An error is next, or the loop is to be turned.
-                Some(false) => return rarely(self.take_rest(core, out, n)),
+    fn read(&self, out: &mut [Completion]) -> Result<usize> {
+        // Looked up once for all that follows.
+        let shared: &Shared = &self.dom;
+        let mut core = shared.enter()?;
+        let read = match self.take_first(shared, &mut core, out) {
+            Took::One => {
+                core.leave();
+                return Ok(1);
+            }
+            Took::More => self.take_rest(&mut core, out, 1),
+            Took::Other => self.take_rest(&mut core, out, 0),
+            Took::None { moved } => self.take_after_turn(&mut core, out, moved),
+        };
+        leave(core, read)
+    }
+
+    /// Reads entries and takes their buffers out of the table; turns the loop if there is none.
+    fn take(&self, core: &mut Core, out: &mut [Completion]) -> Result<usize> {
+        match self.take_first(&self.dom, core, out) {
+            Took::One => Ok(1),
+            Took::More => self.take_rest(core, out, 1),
+            Took::Other => self.take_rest(core, out, 0),
+            Took::None { moved } => self.take_after_turn(core, out, moved),
+        }
+    }
+
+    /// Takes the first entry with its buffers, if it is one that nothing is special about; turns the
+    /// loop if there is none.
+    #[inline(always)]
+    fn take_first(&self, shared: &Shared, core: &mut Core, out: &mut [Completion]) -> Took {
+        let [to, rest @ ..] = out else { return Took::Other };
+        let mut one = Cqe::default();
+        match core.take_one(self.id, |cqe| one = *cqe) {
+            Some(true) if !to.fill(&mut core.ops, &one, self) => rarely(Took::Other),
+            Some(true) if rest.is_empty() || core.node().cq_is_empty(self.id) => Took::One,
+            Some(true) => Took::More,
+            // An error is next, or the loop is to be turned.
+            Some(false) => rarely(Took::Other),
+            None => {
+                let mut taken = None;
+                let first = First { cq: self, to, taken: &mut taken };
+                let moved = core.turn_here_if_manual(shared, first);
+                let Some(shown) = taken else { return Took::None { moved } };
+                core.found();
+                if shown { Took::One } else { rarely(Took::Other) }
             }
         }
-        Ok(n)
     }
 
     /// The rest of [`take`](Self::take), if no completion of the turn, which has moved so much, went
@@ -492,7 +536,7 @@ impl CqInner {
     ) -> Result<usize> {
         let mut one = Cqe::default();
         self.cqes_after_turn(core, moved, 1, |cqe| one = *cqe)?;
-        let shown = out[0].fill_any(&mut core.ops, &one, self.format);
+        let shown = out[0].fill_any(&mut core.ops, &one, self);
         self.take_rest(core, out, usize::from(shown))
     }
 
@@ -507,7 +551,7 @@ impl CqInner {
                 core.node().cq_read(self.id, &mut one)
             };
             match read {
-                Ok(_) => n += usize::from(out[n].fill_any(&mut core.ops, &one[0], self.format)),
+                Ok(_) => n += usize::from(out[n].fill_any(&mut core.ops, &one[0], self)),
                 Err(_) if n > 0 => break,
                 Err(e) => return Err(e),
             }
@@ -653,11 +697,7 @@ impl Cq {
     #[doc(alias = "fi_cq_read")]
     #[inline]
     pub fn read(&self, out: &mut [Completion]) -> Result<usize> {
-        // Looked up once for all that follows.
-        let shared: &Shared = &self.0.dom;
-        let mut core = shared.enter()?;
-        let read = self.0.take(shared, &mut core, out);
-        leave(core, read)
+        self.0.read(out)
     }
 
     /// As [`read`](Self::read), and copies the senders to `src`, which is at least as long as
@@ -694,7 +734,7 @@ impl Cq {
     /// [signalled](Self::signal). [`Error::NoSys`]: it was opened with `FI_WAIT_NONE`.
     #[doc(alias = "fi_cq_sread")]
     pub fn sread(&self, out: &mut [Completion], cond: usize, timeout_ms: i32) -> Result<usize> {
-        self.0.sread(cond, timeout_ms, |cq, core| cq.take(&cq.dom, core, out))
+        self.0.sread(cond, timeout_ms, |cq, core| cq.take(core, out))
     }
 
     /// As [`sread`](Self::sread), with the senders.
