@@ -17,7 +17,7 @@
 //!   pieces is not lent a second time.
 
 use std::fmt;
-use std::mem::{self, ManuallyDrop};
+use std::mem::{self, ManuallyDrop, MaybeUninit};
 use std::ops::{Deref, DerefMut};
 use std::ptr::{self, NonNull};
 use std::slice;
@@ -33,13 +33,13 @@ use crate::errno::{Error, Result};
 /// Bytes on the heap that a send reads or a receive fills: a `Vec<u8>` whose memory keeps its
 /// place.
 ///
-/// Making one from a `Vec` and back copies nothing.
+/// Making one from a `Vec` and back copies nothing. What the `Vec` has room for beyond its length is
+/// zeroed, and can be used as well.
 pub struct Buf {
     base: NonNull<u8>,
     /// What an operation uses.
     len: usize,
-    /// Bytes that were ever initialised, from the start.
-    init: usize,
+    /// All of them, which are initialised.
     capacity: usize,
 }
 
@@ -57,9 +57,9 @@ impl Buf {
     /// Sets the number of bytes that the next operation uses.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if the buffer never held as many. Nothing changed.
+    /// [`Error::Invalid`] if the buffer has less. Nothing changed.
     pub fn set_len(&mut self, len: usize) -> Result<()> {
-        if len > self.init {
+        if len > self.capacity {
             return Err(Error::Invalid("length: the buffer is shorter"));
         }
         self.len = len;
@@ -68,14 +68,14 @@ impl Buf {
 
     /// The largest length that [`set_len`](Self::set_len) takes.
     pub fn len_max(&self) -> usize {
-        self.init
+        self.capacity
     }
 
     /// The bytes as a vector again.
     pub fn into_vec(self) -> Vec<u8> {
         let b = ManuallyDrop::new(self);
-        // SAFETY: base and capacity came from a `Vec<u8>` that was taken apart, and `len <= init`
-        // bytes are initialised; `b` is not dropped.
+        // SAFETY: base and capacity came from a `Vec<u8>` that was taken apart, and all bytes are
+        // initialised, of which `len` are some; `b` is not dropped.
         unsafe { Vec::from_raw_parts(b.base.as_ptr(), b.len, b.capacity) }
     }
 
@@ -90,9 +90,10 @@ impl From<Vec<u8>> for Buf {
     fn from(v: Vec<u8>) -> Self {
         let mut v = ManuallyDrop::new(v);
         let (len, capacity) = (v.len(), v.capacity());
+        v.spare_capacity_mut().fill(MaybeUninit::new(0));
         // SAFETY: a vector's pointer is never null.
         let base = unsafe { NonNull::new_unchecked(v.as_mut_ptr()) };
-        Self { base, len, init: len, capacity }
+        Self { base, len, capacity }
     }
 }
 
@@ -105,7 +106,7 @@ impl From<&[u8]> for Buf {
 impl Default for Buf {
     #[inline]
     fn default() -> Self {
-        Self { base: NonNull::dangling(), len: 0, init: 0, capacity: 0 }
+        Self { base: NonNull::dangling(), len: 0, capacity: 0 }
     }
 }
 
@@ -120,7 +121,7 @@ impl Deref for Buf {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: `len <= init` initialised bytes, owned by `self`; an operation that writes them
+        // SAFETY: `len` initialised bytes, owned by `self`; an operation that writes them
         // owns the `Buf`, so nobody writes while it is borrowed here.
         unsafe { slice::from_raw_parts(self.base.as_ptr(), self.len) }
     }

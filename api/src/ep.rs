@@ -614,6 +614,15 @@ pub(crate) struct Recv {
     pub(crate) flags: OpFlags,
 }
 
+/// How an operation with these flags ends that ends with its first completion.
+#[inline(always)]
+fn kind_once(selective: &AtomicBool, flags: OpFlags) -> OpKind {
+    if selective.load(Ordering::Relaxed) && rarely(!flags.contains(OpFlags::COMPLETION)) {
+        return rarely(OpKind::Silent);
+    }
+    OpKind::Once
+}
+
 impl Endpoint {
     pub(crate) fn open(dom: &DomainRef, info: &Info) -> Result<Self> {
         if info.ep_attr.ep_type == EpType::Msg {
@@ -718,9 +727,7 @@ impl Endpoint {
     /// How an operation ends that sends with these flags.
     #[inline(always)]
     pub(crate) fn tx_kind(&self, flags: OpFlags) -> OpKind {
-        let selective = self.tx_selective.load(Ordering::Relaxed);
-        let silent = selective && !flags.contains(OpFlags::COMPLETION);
-        if silent { OpKind::Silent } else { OpKind::Once }
+        kind_once(&self.tx_selective, flags)
     }
 
     #[inline]
@@ -758,9 +765,7 @@ impl Endpoint {
             Bufs::One(buf) => {
                 let Core { engine, ops, .. } = &mut *core;
                 // Flags of which another kind follows are not for there.
-                let selective = self.rx_selective.load(Ordering::Relaxed);
-                let silent = selective && !flags.contains(OpFlags::COMPLETION);
-                let how = if silent { OpKind::Silent } else { OpKind::Once };
+                let how = kind_once(&self.rx_selective, flags);
                 let lent = ops.lend_if((self.object, how, context), buf, |key, buf| {
                     let (context, flags) = (key.0, flags | OpFlags::COMPLETION);
                     let req = RecvReq { kind, buf, src, tag, ignore, context, flags };
