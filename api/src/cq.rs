@@ -4,7 +4,7 @@ use std::fmt;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
-use barewire_dataplane::node::{CqId, CqReader, NoReader, Reader};
+use barewire_dataplane::node::{CqId, CqReader, NoReader, Node, Reader};
 use barewire_dataplane::poll::Engine;
 use barewire_dataplane::types::{CqErr, Cqe, EpAddr, FI_ADDR_UNSPEC, FiAddr, ProvErrno};
 use barewire_driver::hint::rarely;
@@ -12,7 +12,7 @@ use barewire_driver::hint::rarely;
 use crate::buf::{Buf, Bufs, Ended, OpTable, Piece};
 use crate::errno::{self, Error, Result};
 use crate::flags::CqFlags;
-use crate::inner::{Core, DomainRef, Shared, TurnReader};
+use crate::inner::{Core, DomainRef, Shared, EntryReader};
 use crate::lock::Guard;
 use crate::wait::{Target, WaitObj, timeout_of};
 
@@ -186,7 +186,7 @@ enum Took {
     None { moved: usize },
 }
 
-/// Reads the first completion of a turn, for a queue of the safe face that was found empty.
+/// Reads an entry of a queue of the safe face.
 struct First<'a> {
     cq: &'a CqInner,
     to: &'a mut Completion,
@@ -194,10 +194,15 @@ struct First<'a> {
     taken: &'a mut Option<bool>,
 }
 
-impl TurnReader for First<'_> {
+impl EntryReader for First<'_> {
     #[inline(always)]
     fn turn(self, engine: &mut Engine, ops: &mut OpTable) -> Option<usize> {
         engine.brisk_turn(FirstOf { first: self, ops })
+    }
+
+    #[inline(always)]
+    fn take_one(self, cq: CqId, node: &mut Node, ops: &mut OpTable) -> Option<bool> {
+        node.cq_take_one(cq, FirstOf { first: self, ops })
     }
 }
 
@@ -338,7 +343,8 @@ impl CqInner {
         mut put: impl FnMut(&Cqe),
     ) -> Option<Result<usize>> {
         let (moved, taken) = self.turn(&self.dom, &mut core, &mut put);
-        if taken || core.node().cq_take_one(self.id, &mut put) == Some(true) {
+        let reader = CqReader { cq: &self.id, put: &mut put };
+        if taken || core.node().cq_take_one(self.id, reader) == Some(true) {
             core.found();
             core.leave();
             return None;
@@ -429,7 +435,7 @@ impl CqInner {
     #[inline(always)]
     pub(crate) fn read_one(&self, put: impl FnOnce(&Cqe)) -> Option<bool> {
         let Some(mut core) = self.dom.lock.enter_open() else { return Some(false) };
-        let taken = core.take_one(self.id, put);
+        let taken = core.take_one(self.id, CqReader { cq: &self.id, put });
         if taken.is_none() {
             core.stay();
         } else {
@@ -507,9 +513,9 @@ impl CqInner {
     #[inline(always)]
     fn take_first(&self, shared: &Shared, core: &mut Core, out: &mut [Completion]) -> Took {
         let [to, rest @ ..] = out else { return Took::Other };
-        let mut one = Cqe::default();
-        match core.take_one(self.id, |cqe| one = *cqe) {
-            Some(true) if !to.fill(&mut core.ops, &one, self) => rarely(Took::Other),
+        let mut taken = None;
+        match core.take_one(self.id, First { cq: self, to, taken: &mut taken }) {
+            Some(true) if taken != Some(true) => rarely(Took::Other),
             Some(true) if rest.is_empty() || core.node().cq_is_empty(self.id) => Took::One,
             Some(true) => Took::More,
             // An error is next, or the loop is to be turned.

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use barewire_dataplane::node::{CqId, EpId, FailedInject, GroupId, NoReader, Node, Reader};
 use barewire_dataplane::poll::Engine;
-use barewire_dataplane::types::{Cqe, Instant};
+use barewire_dataplane::types::Instant;
 use barewire_driver::hint::rarely;
 use barewire_driver::port::PortCaps;
 
@@ -73,16 +73,25 @@ const TURNS_BEFORE_SLEEP: u32 = 200;
 /// At most one line for a peer and cause in this time, which says how many there were.
 const INJECTS_PERIOD_NS: u64 = 1_000_000_000;
 
-/// Who may take the first completion of a turn: see [`Engine::brisk_turn`].
-pub(crate) trait TurnReader {
-    /// Turns the loop. The table is that of the buffers that are lent.
+/// Who takes an entry of a queue from where it lies or is made, and may need the table of the
+/// buffers that are lent.
+pub(crate) trait EntryReader {
+    /// Turns the loop: see [`Engine::brisk_turn`].
     fn turn(self, engine: &mut Engine, ops: &mut OpTable) -> Option<usize>;
+
+    /// Takes the entry that is next: see [`Node::cq_take_one`].
+    fn take_one(self, cq: CqId, node: &mut Node, ops: &mut OpTable) -> Option<bool>;
 }
 
-impl<R: Reader> TurnReader for R {
+impl<R: Reader> EntryReader for R {
     #[inline(always)]
     fn turn(self, engine: &mut Engine, _: &mut OpTable) -> Option<usize> {
         engine.brisk_turn(self)
+    }
+
+    #[inline(always)]
+    fn take_one(self, cq: CqId, node: &mut Node, _: &mut OpTable) -> Option<bool> {
+        node.cq_take_one(cq, self)
     }
 }
 
@@ -104,7 +113,7 @@ impl Core {
     /// [note](Self::note_moved), if nobody has to be told. The first completion may go to
     /// `reader`.
     #[inline(always)]
-    fn calm_turn(&mut self, shared: &Shared, reader: impl TurnReader) -> usize {
+    fn calm_turn(&mut self, shared: &Shared, reader: impl EntryReader) -> usize {
         self.reads_left = READS_PER_TURN;
         reader.turn(&mut self.engine, &mut self.ops).unwrap_or_else(|| {
             rarely(());
@@ -158,7 +167,7 @@ impl Core {
     pub(crate) fn turn_here_if_manual(
         &mut self,
         shared: &Shared,
-        reader: impl TurnReader,
+        reader: impl EntryReader,
     ) -> usize {
         if self.watch.is_calm() {
             return self.calm_turn(shared, reader);
@@ -214,7 +223,7 @@ impl Core {
     /// Takes the entry that is next, as a read that finds something, if there is nothing to do
     /// besides: see [`Node::cq_take_one`].
     #[inline(always)]
-    pub(crate) fn take_one(&mut self, cq: CqId, put: impl FnOnce(&Cqe)) -> Option<bool> {
+    pub(crate) fn take_one(&mut self, cq: CqId, reader: impl EntryReader) -> Option<bool> {
         if self.node().cq_is_empty(cq) {
             return None;
         }
@@ -222,7 +231,7 @@ impl Core {
         if self.reads_left <= 1 {
             return rarely(Some(false));
         }
-        let taken = self.node().cq_take_one(cq, put);
+        let taken = reader.take_one(cq, self.engine.node_mut(), &mut self.ops);
         if taken == Some(true) {
             self.reads_left -= 1;
             self.found();

@@ -2,6 +2,8 @@
 //! provider uses, [`SafeEnd`] its safe face, [`NodeEnd`] a node on a port with nothing around them.
 
 
+use std::slice;
+
 use barewire::raw::{IoVec, RawCq, RawEndpoint, RawRecv, RawSend, SerialPromise};
 use barewire::{
     Av, AvAttr, Buf, Completion, Cq, CqAttr, Domain, Endpoint, Info, Progress, Refused, Settings,
@@ -457,7 +459,8 @@ pub struct SafeEnd {
     av: Av,
     peer: FiAddr,
     spare: Vec<Buf>,
-    done: [Completion; 8],
+    /// The completion read last.
+    done: Completion,
     bytes: Vec<u8>,
 }
 
@@ -476,7 +479,7 @@ impl SafeEnd {
         ep.bind_av(&av).map_err(said)?;
         ep.enable().map_err(said)?;
         let spare = (0..count).map(|_| Buf::zeroed(len)).collect();
-        let done = std::array::from_fn(|_| Completion::default());
+        let done = Completion::default();
         Ok(Self { ep, cq, av, peer: FI_ADDR_UNSPEC, spare, done, bytes: vec![0x5a; len] })
     }
 }
@@ -525,17 +528,17 @@ impl End for SafeEnd {
 
     #[inline]
     fn poll(&mut self) -> Done {
-        let n = self.cq.read(&mut self.done).unwrap_or(0);
         let mut done = Done::default();
-        for entry in &mut self.done[..n] {
-            if entry.flags.contains(CqFlags::RECV) {
-                done.received += 1;
-            } else {
-                done.sent += 1;
-            }
-            if let Some(buf) = entry.take_buf() {
-                self.spare.push(buf);
-            }
+        if self.cq.read(slice::from_mut(&mut self.done)).is_err() {
+            return done;
+        }
+        if let Some(buf) = self.done.take_buf() {
+            self.spare.push(buf);
+        }
+        if self.done.flags.contains(CqFlags::RECV) {
+            done.received = 1;
+        } else {
+            done.sent = 1;
         }
         done
     }

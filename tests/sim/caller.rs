@@ -2,7 +2,9 @@
 
 use barewire_dataplane::error::{Error, Result};
 use barewire_dataplane::flags::{BindFlags, Caps, CqFlags, OpFlags};
-use barewire_dataplane::node::{AvId, CntrId, CqId, EpAttr, EpId, MsgKind, Node, RecvReq, SendReq};
+use barewire_dataplane::node::{
+    AvId, CntrId, CqId, CqReader, EpAttr, EpId, MsgKind, Node, RecvReq, SendReq,
+};
 use barewire_dataplane::types::{Cqe, EpAddr, FI_ADDR_UNSPEC, FiAddr, Instant};
 use barewire_driver::mem::IoBuf;
 
@@ -620,7 +622,7 @@ impl App {
                     Some(n) => Ok(n),
                 }
             }
-            1 => match node.cq_take_one(cq, |cqe| cqes[0] = *cqe) {
+            1 => match node.cq_take_one(cq, CqReader { cq: &cq, put: |cqe: &Cqe| cqes[0] = *cqe }) {
                 None => Err(Error::Again),
                 Some(true) => Ok(1),
                 Some(false) => node.cq_read(cq, &mut cqes[..n]),

@@ -6,7 +6,7 @@ use super::notice::EndReason;
 use super::peer::{GENERATIONS, Peer, SourceName, State};
 use super::route::Route;
 use super::tally::Tally;
-use super::{AvId, AvTable, CntrId, CntrTable, CqId, CqTable, EpId, Node};
+use super::{AvId, AvTable, CntrId, CntrTable, CqId, CqTable, EpId, Node, Reader};
 use crate::av::{Av, AvEntry};
 use crate::cq::Cq;
 use crate::error::{Error, Result};
@@ -80,12 +80,12 @@ impl Node {
         n
     }
 
-    /// Takes the completion that is next and lends it to `put`, if there is nothing to do besides.
+    /// Takes the completion that is next and lends it to `reader`, if there is nothing to do besides.
     /// `None`, and nothing has happened, if the queue is empty; false if it is for
     /// [`cq_take`](Self::cq_take). As there, the queue is open.
     #[inline(always)]
-    pub fn cq_take_one(&mut self, cq: CqId, put: impl FnOnce(&Cqe)) -> Option<bool> {
-        self.cqs.at_mut(cq.0.idx()).map_or(Some(false), |table| table.take_one(put))
+    pub fn cq_take_one(&mut self, cq: CqId, reader: impl Reader) -> Option<bool> {
+        self.cqs.at_mut(cq.0.idx()).map_or(Some(false), |table| table.take_one(reader))
     }
 
     /// Why [`cq_take`](Self::cq_take) has taken nothing.
@@ -485,14 +485,11 @@ impl CqTable {
 
     /// As [`Node::cq_take_one`].
     #[inline(always)]
-    fn take_one(&mut self, put: impl FnOnce(&Cqe)) -> Option<bool> {
+    fn take_one(&mut self, reader: impl Reader) -> Option<bool> {
         if self.cq.is_empty() {
             return None;
         }
         // What leads has no entry, so whoever waits for one gets none by its being read.
-        if !self.cq.is_led() && self.starved {
-            return Some(rarely(false));
-        }
-        Some(self.cq.take_one(put))
+        Some(self.cq.take_one(self.starved, reader))
     }
 }
