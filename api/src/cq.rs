@@ -142,7 +142,6 @@ impl Completion {
     fn fill(&mut self, ops: &mut OpTable, cqe: &Cqe, cq: &CqInner) -> bool {
         // Most have given their memory away.
         if !matches!(self.bufs, Bufs::None) || self.piece.is_some() {
-            rarely(());
             self.drop_memory();
         }
         let ended = if cq.whole { ops.complete_one(cqe) } else { rarely(None) };
@@ -157,6 +156,7 @@ impl Completion {
         true
     }
 
+    #[cold]
     #[inline(never)]
     fn drop_memory(&mut self) {
         (self.bufs, self.piece) = (Bufs::None, None);
