@@ -538,10 +538,7 @@ impl OpTable {
     /// may have ended.
     pub(crate) fn posted(&self, ep: u32, context: u64) -> impl Iterator<Item = OpKey> {
         let wanted = move |op: &Op| {
-            op.in_use()
-                && op.kind != OpKind::Reserved
-                && op.ep == ep
-                && op.context == context
+            op.in_use() && op.kind != OpKind::Reserved && op.ep == ep && op.context == context
         };
         self.ops.iter().filter(move |op| wanted(op)).map(|op| op.key)
     }

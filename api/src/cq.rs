@@ -12,7 +12,7 @@ use barewire_driver::hint::rarely;
 use crate::buf::{Buf, Bufs, Ended, OpTable, Piece};
 use crate::errno::{self, Error, Result};
 use crate::flags::CqFlags;
-use crate::inner::{Core, DomainRef, Shared, EntryReader};
+use crate::inner::{Core, DomainRef, EntryReader, Shared};
 use crate::lock::Guard;
 use crate::wait::{Target, WaitObj, timeout_of};
 

@@ -690,8 +690,7 @@ impl Endpoint {
                 let Core { engine, ops, .. } = &mut *core;
                 let lent = ops.lend_if((self.object, how, context), buf, |key, buf| {
                     let (context, no_completion) = (key.0, false);
-                    let req =
-                        SendReq { kind, buf, dest, tag, data, context, flags, no_completion };
+                    let req = SendReq { kind, buf, dest, tag, data, context, flags, no_completion };
                     engine.send_at_hand(self.id, &req)
                 });
                 match lent {

@@ -19,7 +19,6 @@ use crate::errno::{Error, Result};
 use crate::flags::OpFlags;
 use crate::msg::Posted;
 
-
 /// Most remote ranges of one call (`rma_iov_limit`).
 pub const RMA_IOV_LIMIT: usize = RmaList::MAX;
 

@@ -1,7 +1,6 @@
 //! An end of a fabric to measure, three times: [`RawEnd`] is the raw face of the api, which the C
 //! provider uses, [`SafeEnd`] its safe face, [`NodeEnd`] a node on a port with nothing around them.
 
-
 use std::slice;
 
 use barewire::raw::{IoVec, RawCq, RawEndpoint, RawRecv, RawSend, SerialPromise};

@@ -622,11 +622,13 @@ impl App {
                     Some(n) => Ok(n),
                 }
             }
-            1 => match node.cq_take_one(cq, CqReader { cq: &cq, put: |cqe: &Cqe| cqes[0] = *cqe }) {
-                None => Err(Error::Again),
-                Some(true) => Ok(1),
-                Some(false) => node.cq_read(cq, &mut cqes[..n]),
-            },
+            1 => {
+                match node.cq_take_one(cq, CqReader { cq: &cq, put: |cqe: &Cqe| cqes[0] = *cqe }) {
+                    None => Err(Error::Again),
+                    Some(true) => Ok(1),
+                    Some(false) => node.cq_read(cq, &mut cqes[..n]),
+                }
+            }
             _ => node.cq_read(cq, &mut cqes[..n]),
         };
         let done = match got {
