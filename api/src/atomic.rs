@@ -19,12 +19,11 @@ use barewire_driver::mem::IoBuf;
 
 pub use barewire_dataplane::proto::atomic::{AtomicKind, AtomicOp, Datatype};
 
-use crate::buf::{Buf, Bufs, Refused, with_borrowed_pair};
+use crate::buf::{Buf, Bufs, Posted, Refused, with_borrowed_pair};
 use crate::domain::Domain;
 use crate::ep::{Endpoint, EpCommon};
 use crate::errno::{Error, Result};
 use crate::flags::{FI_TAGGED, OpFlags};
-use crate::msg::Posted;
 use crate::rma::{Remote, list};
 
 /// `FI_FETCH_ATOMIC`, a flag of [`Domain::query_atomic`].

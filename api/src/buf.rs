@@ -332,6 +332,9 @@ pub struct Refused {
     pub bufs: Bufs,
 }
 
+/// The answer of a posting call.
+pub type Posted = std::result::Result<(), Refused>;
+
 impl From<Refused> for Error {
     fn from(r: Refused) -> Self {
         r.error

@@ -27,13 +27,12 @@ pub use barewire_dataplane::node::{CollAttr, CollKind, Role};
 
 use crate::atomic::{AtomicOp, Datatype};
 use crate::av::{Av, AvInner, FI_ADDR_NOTAVAIL};
-use crate::buf::{Buf, Bufs, Refused};
+use crate::buf::{Buf, Bufs, Posted, Refused};
 use crate::domain::Domain;
 use crate::ep::{Endpoint, EpCommon};
 use crate::errno::{Error, Result};
 use crate::flags::OpFlags;
 use crate::inner::DomainRef;
-use crate::msg::Posted;
 
 /// `FI_JOIN_COMPLETE`, the event that ends a join.
 pub const FI_JOIN_COMPLETE: u32 = 6;

@@ -12,7 +12,7 @@ use barewire_dataplane::types::{EpAddr, FiAddr};
 use barewire_driver::hint::rarely;
 
 use crate::av::{Av, AvInner};
-use crate::buf::{Bufs, OpKey, OpKind, Refused, kind_of};
+use crate::buf::{Bufs, OpKey, OpKind, Posted, Refused, kind_of};
 use crate::cm::{CM_DATA_SIZE, Connected};
 use crate::cntr::{Cntr, CntrInner};
 use crate::cq::{Cq, CqInner};
@@ -22,7 +22,6 @@ use crate::flags::{BindFlags, Caps, OpFlags};
 use crate::info::{AddrFormat, EpType, Info, RxAttr, number_at};
 use crate::inner::{Core, DomainRef, Shared};
 use crate::lock::Guard;
-use crate::msg::Posted;
 use crate::raw::RawEndpoint;
 use crate::sep::{CTX_MAX, Context};
 use crate::work::ConditionOf;

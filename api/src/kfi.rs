@@ -11,11 +11,10 @@
 use bitflags::bitflags;
 
 use crate::atomic::{AtomicMsg, What};
-use crate::buf::{Buf, Bufs, Refused};
+use crate::buf::{Buf, Bufs, Posted, Refused};
 use crate::ep::Endpoint;
 use crate::errno::{Error, Result};
 use crate::flags::OpFlags;
-use crate::msg::Posted;
 use crate::rma::Remote;
 
 /// No resource now: drive the completion queue, then try again.

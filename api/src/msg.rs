@@ -16,13 +16,14 @@
 use barewire_dataplane::node::MsgKind;
 use barewire_dataplane::types::{FI_ADDR_UNSPEC, FiAddr};
 
-use crate::buf::{Buf, Bufs, Refused};
+pub use crate::buf::Posted;
+use crate::buf::{Buf, Bufs};
 use crate::ep::{Endpoint, Recv, Send};
 use crate::errno::Result;
 use crate::flags::OpFlags;
 
 #[cfg(doc)]
-use crate::errno::Error;
+use crate::{buf::Refused, errno::Error};
 
 /// What `sendmsg` and `recvmsg` take (`struct fi_msg`).
 #[derive(Debug)]
@@ -42,9 +43,6 @@ impl Default for Msg {
         Self { bufs: Bufs::None, addr: FI_ADDR_UNSPEC, context: 0, data: 0 }
     }
 }
-
-/// The answer of a posting call.
-pub type Posted = std::result::Result<(), Refused>;
 
 impl Endpoint {
     /// Posts a buffer for one message. `src` filters by sender on an endpoint with

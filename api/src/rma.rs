@@ -13,11 +13,10 @@ use barewire_dataplane::poll::Engine;
 use barewire_dataplane::types::{FI_ADDR_UNSPEC, FiAddr};
 use barewire_driver::mem::IoBuf;
 
-use crate::buf::{Buf, Bufs, Refused};
+use crate::buf::{Buf, Bufs, Posted, Refused};
 use crate::ep::{Endpoint, EpCommon};
 use crate::errno::{Error, Result};
 use crate::flags::OpFlags;
-use crate::msg::Posted;
 
 /// Most remote ranges of one call (`rma_iov_limit`).
 pub const RMA_IOV_LIMIT: usize = RmaList::MAX;

@@ -6,11 +6,10 @@
 use barewire_dataplane::node::MsgKind;
 use barewire_dataplane::types::{FI_ADDR_UNSPEC, FiAddr};
 
-use crate::buf::{Buf, Bufs};
+use crate::buf::{Buf, Bufs, Posted};
 use crate::ep::{Endpoint, Recv, Send};
 use crate::errno::Result;
 use crate::flags::OpFlags;
-use crate::msg::Posted;
 
 /// What `tsendmsg` and `trecvmsg` take (`struct fi_msg_tagged`).
 #[derive(Debug)]

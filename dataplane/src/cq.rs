@@ -5,9 +5,31 @@ use barewire_driver::hint::rarely;
 
 use crate::error::{Error, Result};
 use crate::flags::CqFlags;
-use crate::node::Reader;
 use crate::slab::{NONE, Slab};
 use crate::types::{CqErr, Cqe, FI_ADDR_UNSPEC};
+
+/// Somebody who takes an entry from where it lies in a completion queue; or, if he has just found
+/// that empty, from where the next one is made, so that it never lies there.
+pub trait Reader {
+    /// Whether this queue is the one, by its slot.
+    fn reads(&self, cq: u32) -> bool;
+
+    /// Takes the entry.
+    fn take(self, cqe: &Cqe);
+}
+
+/// Nobody.
+pub struct NoReader;
+
+impl Reader for NoReader {
+    #[inline(always)]
+    fn reads(&self, _: u32) -> bool {
+        false
+    }
+
+    #[inline(always)]
+    fn take(self, _: &Cqe) {}
+}
 
 /// A completion queue.
 ///

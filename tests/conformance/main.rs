@@ -12,6 +12,7 @@ mod coll;
 mod execution;
 mod harness;
 mod kfi;
+mod lending;
 mod matching;
 mod msg;
 mod objects;

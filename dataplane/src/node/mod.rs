@@ -78,6 +78,7 @@ use peer::{Half, Peer, Peers};
 use sep::Numbers;
 use stations::Stations;
 
+pub use crate::cq::{NoReader, Reader};
 pub use coll::{
     BLOCK_MAX, CollAttr, CollModel, CollReq, GroupId, JoinEvent, JoinModel, JoinReq,
     Kind as CollKind, MEMBERS_MAX, Role, query as query_collective,
@@ -413,29 +414,6 @@ impl FrameSink for NoWay {
     fn send_short<const H: usize>(&mut self, _: &impl ShortFrame<H>) -> Tx {
         Tx::Full
     }
-}
-
-/// Somebody who reads a completion queue that he has just found empty, and takes the next entry
-/// from where it is made: it never lies in the queue.
-pub trait Reader {
-    /// Whether this queue is the one, by its slot.
-    fn reads(&self, cq: u32) -> bool;
-
-    /// Takes the entry.
-    fn take(self, cqe: &Cqe);
-}
-
-/// Nobody.
-pub struct NoReader;
-
-impl Reader for NoReader {
-    #[inline(always)]
-    fn reads(&self, _: u32) -> bool {
-        false
-    }
-
-    #[inline(always)]
-    fn take(self, _: &Cqe) {}
 }
 
 /// Who lends each entry of queue `cq` to `put`.
