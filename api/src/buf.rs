@@ -10,6 +10,8 @@
 //! - an `IoBuf` made by `OpTable::lend` names bytes of buffers that stay in the table until the
 //!   operation ends. The node drops its `IoBuf` before it writes the completion that ends it, or
 //!   when it refuses the post, and only these two remove the buffers from the table;
+//! - one made by `OpTable::lend_if` names bytes of a buffer that goes to the table, to stay there in
+//!   the same way, once the node has taken the operation; if it has not, it has dropped the `IoBuf`;
 //! - an `IoBuf` made by `RegionBufs::new` names bytes of buffers that stay until the node has
 //!   closed the region and dropped it;
 //! - bytes of a [`SharedBuf`] that a completion has announced ([`Piece`]) are never written again
@@ -378,10 +380,19 @@ struct Op {
     kind: OpKind,
     /// The application's.
     context: u64,
-    /// Name of the announced message that this operation claims. None while the slot is free.
-    claims: Option<u64>,
+    /// What it claims, of kind [`OpKind::Claim`].
+    claims: Option<Claim>,
     /// None while the slot is free.
     bufs: Bufs,
+}
+
+/// What a receive claims.
+#[derive(Clone, Copy, Debug)]
+struct Claim {
+    /// Name of the announced message, which its completion carries.
+    announced: u64,
+    /// How it ends.
+    kind: OpKind,
 }
 
 /// What the completion of an operation means for its slot.
@@ -399,6 +410,8 @@ pub(crate) enum OpKind {
     Reserve,
     /// Reserved by a peek, nothing posted.
     Reserved,
+    /// Claims an announced message; how it ends is said there.
+    Claim,
 }
 
 impl Op {
@@ -526,8 +539,10 @@ impl OpTable {
     /// Says that operation `key` claims the message `announced`, whose name its completion carries.
     pub(crate) fn claims(&mut self, key: OpKey, announced: u64) {
         if let Some(idx) = self.find(key) {
-            debug_assert!(self.ops[idx].claims.is_none());
-            self.ops[idx].claims = Some(announced);
+            let op = &mut self.ops[idx];
+            debug_assert!(op.claims.is_none());
+            op.claims = Some(Claim { announced, kind: op.kind });
+            op.kind = OpKind::Claim;
             self.claiming += 1;
         }
     }
@@ -620,7 +635,7 @@ impl OpTable {
         let Some(idx) = self.find_for(cqe) else { return ended };
         let op = &mut self.ops[idx];
         ended.context = op.context;
-        match op.kind {
+        match op.claims.map_or(op.kind, |claim| claim.kind) {
             OpKind::Multi => {
                 ended.piece = piece_of(&op.bufs, cqe);
                 let last = cqe.flags.contains(CqFlags::MULTI_RECV);
@@ -647,8 +662,8 @@ impl OpTable {
         if self.claiming == 0 {
             return None; // an error of an inject call
         }
-        let name = Some(cqe.op_context);
-        self.ops.iter().position(|op| op.in_use() && op.claims == name)
+        let wanted = |claim: Claim| claim.announced == cqe.op_context;
+        self.ops.iter().position(|op| op.claims.is_some_and(wanted))
     }
 
     fn find(&self, key: OpKey) -> Option<usize> {
@@ -789,6 +804,72 @@ mod tests {
         let again = t.complete(&cqe(key, CqFlags::RECV), None);
         assert!(matches!(again.bufs, Bufs::None), "a stale key found something");
         assert_eq!(t.in_use(), 0);
+    }
+
+    /// Goal: a buffer is lent if the operation begins, and else comes back, as if nothing had been.
+    #[test]
+    fn a_buffer_is_lent_if_the_operation_begins() {
+        let mut t = OpTable::new(2);
+        let what = (1, OpKind::Once, 5);
+        let fresh = t.lend_if(what, Buf::zeroed(4), |_, _| unreachable!("no slot was used"));
+        let buf = fresh.unwrap_err();
+        let (stale, _) = t.lend(1, OpKind::Once, 1, Bufs::None).unwrap();
+        t.refuse(stale, Error::Again);
+        let (at, mut named) = (buf.as_ptr(), None);
+        let refused = t.lend_if(what, buf, |key, _| {
+            named = Some(key);
+            false
+        });
+        let buf = refused.unwrap_err();
+        assert_eq!((buf.as_ptr(), t.in_use(), named == Some(stale)), (at, 0, false));
+        let begun = t.lend_if(what, buf, |key, io| {
+            io.write_at(0, &[9]);
+            Some(key) == named
+        });
+        assert!(begun.is_ok());
+        let key = t.posted(1, 5).next().unwrap();
+        assert_eq!((Some(key), t.in_use()), (named, 1));
+        assert!(t.complete_one(&cqe(stale, CqFlags::SEND)).is_none());
+        let (context, bufs) = t.complete_one(&cqe(key, CqFlags::SEND)).unwrap();
+        let back = bufs.take_one().unwrap();
+        assert_eq!((context, back.as_ptr(), back[0]), (5, at, 9));
+        assert!(t.complete_one(&cqe(key, CqFlags::SEND)).is_none());
+        assert_eq!(t.in_use(), 0);
+        let (next, _) = t.lend(1, OpKind::Once, 1, Bufs::None).unwrap();
+        assert!(next != key && next != stale, "a name was given out twice");
+    }
+
+    /// Goal: what does not end with its first completion, or is not to be shown, is left to
+    /// [`OpTable::complete`].
+    #[test]
+    fn only_what_ends_and_is_shown_completes_at_once() {
+        let mut t = OpTable::new(1);
+        for kind in [OpKind::Silent, OpKind::Multi, OpKind::Reserve] {
+            let (key, _) = t.lend(1, kind, 5, Bufs::None).unwrap();
+            let done = cqe(key, CqFlags::RECV | CqFlags::MULTI_RECV);
+            assert!(t.complete_one(&done).is_none() && t.in_use() == 1, "{kind:?}");
+            assert_eq!(t.complete(&done, None).silent, kind == OpKind::Silent);
+            t.forget_reserved(1);
+        }
+        let (key, _) = t.lend(1, OpKind::Silent, 5, Bufs::None).unwrap();
+        t.claims(key, 77);
+        let announced = Cqe { op_context: 77, flags: CqFlags::RECV, ..Cqe::default() };
+        assert!(t.complete_one(&announced).is_none());
+        let ended = t.complete(&announced, None);
+        assert_eq!((ended.context, ended.silent, t.in_use(), t.claiming), (5, true, 0, 0));
+        let (key, _) = t.lend(1, OpKind::Once, 5, Bufs::None).unwrap();
+        assert!(t.complete_one(&cqe(key, CqFlags::BUFFERED_RECV)).is_none());
+        assert_eq!(t.in_use(), 1);
+    }
+
+    #[test]
+    fn room_beyond_the_length_can_be_used() {
+        let mut v = Vec::with_capacity(64);
+        v.extend_from_slice(&[7; 8]);
+        let mut b = Buf::from(v);
+        assert!(b.len() == 8 && b.len_max() >= 64);
+        b.set_len(64).unwrap();
+        assert_eq!(b[..], [&[7; 8][..], &[0; 56]].concat()[..]);
     }
 
     #[test]
