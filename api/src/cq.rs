@@ -430,8 +430,8 @@ impl CqInner {
     }
 
     /// Takes the entry that is next if that is all there is to do. `None` if the queue is empty:
-    /// then this thread is still inside, for [`read_one_of_turn`](Self::read_one_of_turn). False,
-    /// and nothing has happened, if it is for [`read_cqes`](Self::read_cqes).
+    /// then the guard has stayed, for [`read_one_of_turn`](Self::read_one_of_turn). False, and
+    /// nothing has happened, if it is for [`read_cqes`](Self::read_cqes).
     #[inline(always)]
     pub(crate) fn read_one(&self, put: impl FnOnce(&Cqe)) -> Option<bool> {
         let Some(mut core) = self.dom.lock.enter_open() else { return Some(false) };

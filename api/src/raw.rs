@@ -13,6 +13,8 @@
 //! else reads or writes it. A multi-receive buffer is such until the entry with `FI_MULTI_RECV`. A
 //! piece of length 0 may have any address. The list itself is only read during the call.
 
+use std::marker::PhantomData;
+use std::mem::ManuallyDrop;
 use std::ops::Deref;
 use std::os::fd::RawFd;
 use std::ptr;
@@ -1027,6 +1029,46 @@ fn in_one_piece(iov: &[IoVec]) -> Option<IoVec> {
     }
 }
 
+/// What [`RawCq::take_one`] did.
+#[must_use]
+pub enum TakeOne<'a> {
+    /// An entry was taken.
+    Taken,
+    /// The queue is empty.
+    Empty(EmptyCq<'a>),
+    /// Nothing: it is for [`RawCq::take`].
+    Other,
+}
+
+/// A queue that was found empty. The domain is entered, by this thread, as long as this exists.
+/// (One word, which goes from call to call in a register.)
+#[must_use]
+#[repr(transparent)]
+pub struct EmptyCq<'a> {
+    /// Its domain is entered by a guard that stayed, which is this one's to resume.
+    cq: &'a CqInner,
+    on_this_thread: PhantomData<*const ()>,
+}
+
+impl EmptyCq<'_> {
+    /// As [`RawCq::take`] of one entry. `None` if one was taken.
+    #[inline(always)]
+    pub fn take(self, put: impl FnMut(&Cqe)) -> Option<Result<usize>> {
+        let cq = ManuallyDrop::new(self).cq;
+        // SAFETY: a guard stayed on this thread, from which `self` cannot go, and it is resumed
+        // once: `self` is not dropped.
+        let core = unsafe { cq.dom.lock.resume() };
+        cq.read_one_of_turn(core, put)
+    }
+}
+
+impl Drop for EmptyCq<'_> {
+    fn drop(&mut self) {
+        // SAFETY: as in `take`, which did not happen.
+        drop(unsafe { self.cq.dom.lock.resume() });
+    }
+}
+
 /// A completion queue of the raw face: entries as the node has them.
 pub struct RawCq(pub(crate) Arc<CqInner>);
 
@@ -1056,25 +1098,14 @@ impl RawCq {
         self.0.read_cqes(most, put)
     }
 
-    /// Takes the entry that is next and lends it to `put`, if that is all there is to do. `None` if
-    /// the queue is empty: then nobody enters the domain until
-    /// [`take_one_of_turn`](Self::take_one_of_turn) has been called. False, and nothing has
-    /// happened, if it is for [`take`](Self::take).
+    /// Takes the entry that is next and lends it to `put`, if that is all there is to do.
     #[inline(always)]
-    pub fn take_one(&self, put: impl FnOnce(&Cqe)) -> Option<bool> {
-        self.0.read_one(put)
-    }
-
-    /// As [`take`](Self::take) of one entry, of a queue that was found empty just now. `None` if it
-    /// was taken.
-    ///
-    /// # Safety
-    /// [`take_one`](Self::take_one) of this queue has just said so on this thread.
-    #[inline(always)]
-    pub unsafe fn take_one_of_turn(&self, put: impl FnMut(&Cqe)) -> Option<Result<usize>> {
-        // SAFETY: the caller's promise: the thread has stayed inside.
-        let core = unsafe { self.0.dom.lock.resume() };
-        self.0.read_one_of_turn(core, put)
+    pub fn take_one(&self, put: impl FnOnce(&Cqe)) -> TakeOne<'_> {
+        match self.0.read_one(put) {
+            Some(true) => TakeOne::Taken,
+            Some(false) => TakeOne::Other,
+            None => TakeOne::Empty(EmptyCq { cq: &self.0, on_this_thread: PhantomData }),
+        }
     }
 
     /// Number of entries that wait, an error included, after a turn of the loop if there is none.

@@ -373,6 +373,19 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    /// Keeps the entry.
+    struct Keep<'a>(&'a mut Option<Cqe>);
+
+    impl Reader for Keep<'_> {
+        fn reads(&self, _: u32) -> bool {
+            true
+        }
+
+        fn take(self, cqe: &Cqe) {
+            *self.0 = Some(*cqe);
+        }
+    }
     use crate::types::ProvErrno;
 
     #[derive(Clone, Copy, Debug)]

@@ -5,7 +5,7 @@ use std::ffi::{c_char, c_int, c_void};
 use std::marker::PhantomData;
 use std::sync::OnceLock;
 
-use barewire::raw::{Cqe, RawCq};
+use barewire::raw::{Cqe, EmptyCq, RawCq, TakeOne};
 use barewire::{CqAttr as OurAttr, CqFormat, Error, Result, WaitCond};
 
 use crate::abi::*;
@@ -308,27 +308,23 @@ unsafe extern "C" fn read<E: Entry>(at: *mut FidCq, buf: *mut c_void, count: usi
         // SAFETY: the table belongs to queues.
         let queue = unsafe { CqObject::of_table(at) };
         // SAFETY: `buf` has room for an entry.
-        let taken = queue.cq.take_one(|e| unsafe { buf.cast::<E>().write(E::of(e)) });
-        match taken {
-            Some(true) => return 1,
-            // SAFETY: as this call; the queue is empty.
-            None => return unsafe { read_of_turn::<E>(queue, buf) },
-            Some(false) => {}
+        match queue.cq.take_one(|e| unsafe { buf.cast::<E>().write(E::of(e)) }) {
+            TakeOne::Taken => return 1,
+            // SAFETY: as this call.
+            TakeOne::Empty(queue) => return unsafe { read_of_turn::<E>(queue, buf) },
+            TakeOne::Other => {}
         }
     }
     // SAFETY: as for `readfrom`, which takes no sources then.
     unsafe { read_many::<E>(at, buf, count) }
 }
 
-/// [`read`] of one entry of a queue that [`RawCq::take_one`] has found empty: the loop is turned.
+/// [`read`] of one entry of a queue that was found empty: the loop is turned.
 #[inline(never)]
-unsafe extern "C" fn read_of_turn<E: Entry>(queue: &Queue, buf: *mut c_void) -> isize {
+unsafe extern "C" fn read_of_turn<E: Entry>(queue: EmptyCq<'_>, buf: *mut c_void) -> isize {
     guard::count(|| {
-        // SAFETY: `buf` has room for an entry, and the queue was found empty just now.
-        let read = unsafe {
-            let put = |e: &Cqe| buf.cast::<E>().write(E::of(e));
-            queue.cq.take_one_of_turn(put)
-        };
+        // SAFETY: `buf` has room for an entry.
+        let read = queue.take(|e| unsafe { buf.cast::<E>().write(E::of(e)) });
         read.unwrap_or(Ok(1))
     })
 }
