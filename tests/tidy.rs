@@ -201,7 +201,6 @@ const CIRCLES: &[(&str, &[&str])] = &[
             "info",
             "inner",
             "mr",
-            "msg",
             "raw",
             "rcvthread",
             "rma",

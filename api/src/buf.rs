@@ -10,8 +10,9 @@
 //! - an `IoBuf` made by `OpTable::lend` names bytes of buffers that stay in the table until the
 //!   operation ends. The node drops its `IoBuf` before it writes the completion that ends it, or
 //!   when it refuses the post, and only these two remove the buffers from the table;
-//! - one made by `OpTable::lend_if` names bytes of a buffer that goes to the table, to stay there in
-//!   the same way, once the node has taken the operation; if it has not, it has dropped the `IoBuf`;
+//! - one made by `OpTable::lend_if` names bytes of a buffer that goes to the table, to stay there
+//!   in the same way, once the node has taken the operation; if it has not, it has dropped the
+//!   `IoBuf`;
 //! - an `IoBuf` made by `RegionBufs::new` names bytes of buffers that stay until the node has
 //!   closed the region and dropped it;
 //! - bytes of a [`SharedBuf`] that a completion has announced ([`Piece`]) are never written again
@@ -35,8 +36,8 @@ use crate::errno::{Error, Result};
 /// Bytes on the heap that a send reads or a receive fills: a `Vec<u8>` whose memory keeps its
 /// place.
 ///
-/// Making one from a `Vec` and back copies nothing. What the `Vec` has room for beyond its length is
-/// zeroed, and can be used as well.
+/// Making one from a `Vec` and back copies nothing. What the `Vec` has room for beyond its length
+/// is zeroed, and can be used as well.
 pub struct Buf {
     base: NonNull<u8>,
     /// What an operation uses.
@@ -612,9 +613,9 @@ impl OpTable {
         }
     }
 
-    /// As [`complete`](Self::complete) of a success, for an operation that ends with it and is shown:
-    /// its context and its buffers, to be taken from where they lie. `None`, and nothing has
-    /// happened, for any other.
+    /// As [`complete`](Self::complete) of a success, for an operation that ends with it and is
+    /// shown: its context and its buffers, to be taken from where they lie. `None`, and nothing
+    /// has happened, for any other.
     #[inline(always)]
     pub(crate) fn complete_one(&mut self, cqe: &Cqe) -> Option<(u64, &mut Bufs)> {
         let op = self.ops.get_mut(cqe.op_context as u32 as usize)?;

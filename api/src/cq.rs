@@ -508,8 +508,8 @@ impl CqInner {
         }
     }
 
-    /// Takes the first entry with its buffers, if it is one that nothing is special about; turns the
-    /// loop if there is none.
+    /// Takes the first entry with its buffers, if nothing is special about it; turns the loop if
+    /// there is none.
     #[inline(always)]
     fn take_first(&self, shared: &Shared, core: &mut Core, out: &mut [Completion]) -> Took {
         let [to, rest @ ..] = out else { return Took::Other };
@@ -531,8 +531,8 @@ impl CqInner {
         }
     }
 
-    /// The rest of [`take`](Self::take), if no completion of the turn, which has moved so much, went
-    /// to the reader.
+    /// The rest of [`take`](Self::take), if no completion of the turn, which has moved so much,
+    /// went to the reader.
     #[inline(never)]
     fn take_after_turn(
         &self,

@@ -80,7 +80,7 @@ impl Node {
         n
     }
 
-    /// Takes the completion that is next and lends it to `reader`, if there is nothing to do besides.
+    /// Takes the completion that is next for `reader`, if there is nothing to do besides.
     /// `None`, and nothing has happened, if the queue is empty; false if it is for
     /// [`cq_take`](Self::cq_take). As there, the queue is open.
     #[inline(always)]
