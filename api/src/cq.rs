@@ -414,18 +414,33 @@ impl CqInner {
         core: &mut Core,
         moved: usize,
         most: usize,
-        put: impl FnMut(&Cqe),
+        mut put: impl FnMut(&Cqe),
     ) -> Result<usize> {
-        match core.node().cq_take(self.id, most, put) {
-            None => {
-                core.note_moved(moved);
-                self.still_none(core)
+        match core.node().cq_take(self.id, most, &mut put) {
+            None if core.note_moved(&self.dom, moved) => {
+                rarely(self.cqes_of_late_turn(core, most, put))
             }
+            None => self.still_none(core),
             Some(0) => rarely(Self::why_none(core, self.id, &self.dom)),
             Some(n) => {
                 core.found();
                 Ok(n)
             }
+        }
+    }
+
+    /// Takes entries after the turn of [`Core::note_moved`].
+    #[inline(never)]
+    fn cqes_of_late_turn(
+        &self,
+        core: &mut Core,
+        most: usize,
+        put: impl FnMut(&Cqe),
+    ) -> Result<usize> {
+        match core.node().cq_take(self.id, most, put) {
+            None => self.still_none(core),
+            Some(0) => Self::why_none(core, self.id, &self.dom),
+            Some(n) => Ok(n),
         }
     }
 

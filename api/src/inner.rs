@@ -105,7 +105,7 @@ impl Core {
     #[inline(never)]
     pub(crate) fn turn(&mut self, shared: &Shared) -> usize {
         let moved = self.turn_and_tell(shared);
-        self.note_moved(moved);
+        self.note_moved(shared, moved);
         moved
     }
 
@@ -158,7 +158,7 @@ impl Core {
     #[inline(never)]
     pub(crate) fn turn_if_manual(&mut self, shared: &Shared) {
         let moved = self.turn_here_if_manual(shared, NoReader);
-        self.note_moved(moved);
+        self.note_moved(shared, moved);
     }
 
     /// As [`turn_if_manual`](Self::turn_if_manual), without a call, and what it moved is left to
@@ -188,13 +188,27 @@ impl Core {
     }
 
     /// A turn that moves something is not in vain, also where peers work on this side's memory,
-    /// which writes no entry.
+    /// which writes no entry. Says whether another turn had to follow, which may have written one.
     #[inline(always)]
-    pub(crate) fn note_moved(&mut self, moved: usize) {
+    pub(crate) fn note_moved(&mut self, shared: &Shared, moved: usize) -> bool {
         if moved > 0 {
             self.found();
-        } else {
-            self.engine.note_idle();
+        }
+        let late = self.engine.is_late();
+        if late {
+            rarely(());
+            self.turn_late(shared);
+        }
+        late
+    }
+
+    /// A turn that reads the clock, after one of a program that polls seldom and did not.
+    #[inline(never)]
+    fn turn_late(&mut self, shared: &Shared) {
+        if self.watch.is_calm() {
+            self.full_turn(shared);
+        } else if !self.watch.is_driven() {
+            self.turn_and_tell(shared);
         }
     }
 

@@ -242,6 +242,35 @@ fn a_death_is_told_in_time_whatever_the_polling() {
     }
 }
 
+/// Goal: the same on a segment, whose loop does not read the clock in each turn, for a program whose
+/// polls all find frames and no completion. Method: polls without a pause, then an operation towards
+/// nobody, then a poll for each message of a neighbour. Three times, since it is by chance how many
+/// turns would go without the clock.
+#[test]
+fn a_death_is_told_in_time_where_frames_come() {
+    let (gap, t_dead) = (Duration::from_millis(150), Duration::from_millis(300));
+    for round in 0..3 {
+        let plan = short_lived(false, Threading::Safe);
+        let spec = format!("shm:frames-{}-{round}", std::process::id());
+        let p = Pair::with(&plan, &plan, two(&spec));
+        p.meet();
+        let mac = "02:00:00:00:00:09".parse().unwrap();
+        let nobody = p.a.knows(EpAddr { mac, ..p.b.ep.getname().unwrap() });
+        p.a.ep.send(buf(8, 0), nobody, 0).unwrap();
+        let posted = Instant::now();
+        while posted.elapsed() < Duration::from_millis(20) {
+            assert!(p.a.read_error().is_none());
+        }
+        until("the death of nobody", || {
+            std::thread::sleep(gap);
+            p.b.ep.inject(&[1; 8], p.b.peer).unwrap();
+            p.a.read_error()
+        });
+        let (took, bound) = (posted.elapsed(), t_dead + 2 * gap + Duration::from_millis(300));
+        assert!((t_dead..bound).contains(&took), "round {round}: {took:?}, not {bound:?}");
+    }
+}
+
 /// X72: the table of resource management for messages: a full queue is EAGAIN (R3, X44), a message
 /// without a receive waits (X55), a short buffer is ETRUNC, and the endpoint works on.
 #[test]

@@ -58,6 +58,8 @@ pub(crate) struct Ledger {
     pub(crate) told: Vec<(usize, usize, u64)>,
     /// Pauses between polls of 5 ms and more, in order. One that nobody returned from has no end.
     pub(crate) gaps: Vec<[u64; 2]>,
+    /// Times in which the process was ready to run and did not, or was stopped, in order.
+    pub(crate) delays: Vec<[u64; 2]>,
 }
 
 /// Names of outcomes, the same for all lives.
@@ -126,9 +128,8 @@ impl Ledger {
                 "X" => ledger.broken += 1,
                 "C" => ledger.told.push((number(1) as usize, number(2) as usize, number(3))),
                 "S" => resting = Some(number(1)),
-                "G" => {
-                    ledger.gaps.push([number(1), number(2)]);
-                }
+                "G" => ledger.gaps.push([number(1), number(2)]),
+                "P" => ledger.delays.push([number(1), number(2)]),
                 _ => panic!("{}: {line}", path.display()),
             }
         }
@@ -138,9 +139,18 @@ impl Ledger {
 
     /// The pauses that reach into a time.
     pub(crate) fn gaps_in(&self, from_ns: u64, to_ns: u64) -> impl Iterator<Item = [u64; 2]> {
-        let first = self.gaps.partition_point(|gap| gap[1] <= from_ns);
-        self.gaps[first..].iter().copied().take_while(move |gap| gap[0] < to_ns)
+        reaching(&self.gaps, from_ns, to_ns)
     }
+
+    /// As [`gaps_in`](Self::gaps_in), of the delays.
+    pub(crate) fn delays_in(&self, from_ns: u64, to_ns: u64) -> impl Iterator<Item = [u64; 2]> {
+        reaching(&self.delays, from_ns, to_ns)
+    }
+}
+
+fn reaching(times: &[[u64; 2]], from_ns: u64, to_ns: u64) -> impl Iterator<Item = [u64; 2]> {
+    let first = times.partition_point(|time| time[1] <= from_ns);
+    times[first..].iter().copied().take_while(move |time| time[0] < to_ns)
 }
 
 /// Leaves what happened beside the ledgers, for who looks at a violation.

@@ -8,7 +8,7 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::Write;
-use std::sync::mpsc::{Receiver, TryRecvError};
+use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use std::time::{Duration, Instant};
 
 use barewire::flags::{Access, Caps, OpFlags};
@@ -41,6 +41,11 @@ const HEAD_LEN: usize = 32;
 
 /// Shortest pause between polls that the ledger has.
 const GAP_NS: u64 = 5_000_000;
+
+/// How often a thread looks whether it gets the processor, and the shortest delay that the ledger
+/// has.
+const LOOK: Duration = Duration::from_millis(10);
+const DELAY_NS: u64 = 10_000_000;
 
 /// What is posted. The letter is its name in the ledger.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -103,6 +108,7 @@ struct Process {
     rng: Rng,
     sides: Vec<Side>,
     ledger: File,
+    delays: Receiver<[u64; 2]>,
     /// Lines that are not in the file yet.
     lines: String,
     polled_ns: u64,
@@ -134,6 +140,7 @@ pub(crate) fn run() {
         rng: Rng::new(seed.parse().unwrap(), 1),
         sides,
         ledger: File::options().append(true).create(true).open(ledger).unwrap(),
+        delays: watch_the_machine(),
         lines: String::new(),
         polled_ns: now_ns(),
         quiet: false,
@@ -144,6 +151,23 @@ pub(crate) fn run() {
         }
     }
     process.obey(&orders);
+}
+
+/// Times in which a thread that had slept enough was not woken: the machine did something else, or
+/// the process was stopped.
+fn watch_the_machine() -> Receiver<[u64; 2]> {
+    let (found, delays) = channel();
+    std::thread::spawn(move || {
+        loop {
+            let due_ns = now_ns() + LOOK.as_nanos() as u64;
+            std::thread::sleep(LOOK);
+            let woken_ns = now_ns();
+            if woken_ns > due_ns + DELAY_NS && found.send([due_ns, woken_ns]).is_err() {
+                return;
+            }
+        }
+    });
+    delays
 }
 
 impl Side {
@@ -453,6 +477,9 @@ impl Process {
     }
 
     fn write_down(&mut self) {
+        while let Ok([due_ns, woken_ns]) = self.delays.try_recv() {
+            self.note(format_args!("P {due_ns} {woken_ns}"));
+        }
         if !self.lines.is_empty() {
             self.ledger.write_all(self.lines.as_bytes()).unwrap();
             self.lines.clear();
