@@ -1,5 +1,7 @@
 //! The guest that a test runs in.
 
+use std::fs::File;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -13,6 +15,24 @@ pub(crate) fn nic(n: usize) -> Option<String> {
         println!("SKIPPED: no NIC{n} in the environment, see cargo xtask test vfio");
     }
     nic
+}
+
+/// What the host's monitor of a guest is asked for; prints why there is none.
+pub(crate) struct Monitor(File);
+
+impl Monitor {
+    pub(crate) fn open() -> Option<Self> {
+        let Ok(path) = std::env::var("VM_MONITOR") else {
+            println!("SKIPPED: no VM_MONITOR in the environment, see cargo xtask test vfio");
+            return None;
+        };
+        Some(Self(File::options().write(true).open(path).unwrap()))
+    }
+
+    /// Gives a command, which the host carries out soon.
+    pub(crate) fn ask(&mut self, command: &str) {
+        self.0.write_all(format!("\nVM-ASKS {command}\n").as_bytes()).unwrap();
+    }
 }
 
 /// The first two NICs as ports.

@@ -7,7 +7,8 @@
 //! - `msg`, `matching`, `rma`: the clauses of fi_msg, fi_tagged, fi_rma and fi_atomic from the
 //!   conformance suite, over both NICs.
 //! - `processes`: two processes, one NIC each: messages, a bad link, kill -9.
-//! - `wire`: two guests on a cable that loses frames.
+//! - `wire`: two guests on a cable that loses frames, and one that is stopped.
+//! - `cable`: a cable that is pulled while messages go over it.
 //! - `kernel`: the kernel's own driver at the other end.
 //! - `testpmd`: DPDK's drivers at the other end.
 //! - `planted`: a mistake that only the IOMMU notices, and the suite by it.
@@ -32,6 +33,7 @@ mod supervisor;
 #[allow(dead_code, reason = "not all of it is needed here")]
 mod worker;
 
+mod cable;
 mod frames;
 mod kernel;
 mod machine;

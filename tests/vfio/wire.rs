@@ -1,11 +1,12 @@
-//! Two guests on a cable that loses frames: one test sends in one guest, the other receives in the
-//! other. `VM_PEER` is the address of the other guest's endpoint.
+//! Two guests on a cable: one test sends in one guest, the other receives in the other. `VM_PEER` is
+//! the address of the other guest's endpoint, and the host's monitor of `sees_a_stop` is that of the
+//! other guest.
 
 use std::time::{Duration, Instant};
 
 use barewire::*;
 
-use crate::machine::nic;
+use crate::machine::{Monitor, nic};
 use crate::worker::{Node, nap, open, pattern, settings};
 
 const MESSAGES: u64 = 60;
@@ -14,13 +15,13 @@ const END: u64 = 1 << 60;
 const PATIENCE: Duration = Duration::from_secs(150);
 
 /// The node of this guest, and the other one in its vector.
-fn node() -> Option<(Node, FiAddr)> {
+fn node(t_dead: Duration) -> Option<(Node, FiAddr)> {
     let Ok(peer) = std::env::var("VM_PEER") else {
         println!("SKIPPED: no second guest, see cargo xtask test vfio");
         return None;
     };
     let mut patient = settings();
-    patient.t_dead = PATIENCE;
+    patient.t_dead = t_dead;
     // The other guest was told the MAC alone.
     patient.by_name = true;
     let node = open(&format!("vfio:{}", nic(0)?), patient);
@@ -47,7 +48,7 @@ fn len_of(serial: u64) -> usize {
 
 #[test]
 fn sends() {
-    let Some((node, peer)) = node() else { return };
+    let Some((node, peer)) = node(PATIENCE) else { return };
     node.ep.trecv(Buf::zeroed(8), peer, END, 0, END).unwrap();
     let (mut posted, mut done) = (0, 0);
     let mut is_told = false;
@@ -68,7 +69,7 @@ fn sends() {
 /// Each message once, in order, unchanged.
 #[test]
 fn receives() {
-    let Some((node, peer)) = node() else { return };
+    let Some((node, peer)) = node(PATIENCE) else { return };
     for serial in 0..MESSAGES {
         node.ep.trecv(Buf::zeroed(16_000), peer, 0, END - 1, serial).unwrap();
     }
@@ -90,4 +91,159 @@ fn receives() {
         node.domain.progress().unwrap();
         nap();
     }
+}
+
+/// Silence after which a peer that was stopped is dead.
+const T_DEAD: Duration = Duration::from_secs(2);
+
+/// What an emulated processor may add: it is slow, and the host does other things.
+const EMULATED: Duration = Duration::from_secs(1);
+
+/// Contexts of receives and of sends.
+const RECEIVED: u64 = 1;
+const SENT: u64 = 2;
+
+/// Far less than T_dead, and enough for the host to carry out what it was asked for.
+const SOON: Duration = Duration::from_millis(300);
+
+/// The next entry of the queue, success or not, if there is one.
+fn entry(node: &Node) -> Option<std::result::Result<Completion, CompletionError>> {
+    let mut one = [Completion::default()];
+    match node.cq.read(&mut one) {
+        Ok(_) => Some(Ok(std::mem::take(&mut one[0]))),
+        Err(Error::Again) => {
+            nap();
+            None
+        }
+        Err(_) => Some(Err(node.cq.readerr().unwrap())),
+    }
+}
+
+/// Sends. Who is told that something was lost has posted nothing, and posts again.
+fn send(node: &Node, peer: FiAddr, bytes: &[u8], tag: u64) {
+    while let Err(refused) = node.ep.tsend(Buf::from(bytes.to_vec()), peer, tag, SENT) {
+        assert!(matches!(refused.error, Error::ConnReset | Error::Again), "{}", refused.error);
+        let _ = node.domain.progress();
+        nap();
+    }
+}
+
+/// Sends every message back until one says that it is the last. It knows nothing of its stops, but
+/// that what it sent before a long one may end in an error.
+#[test]
+fn is_stopped() {
+    let Some((node, peer)) = node(T_DEAD) else { return };
+    let receive = |buf| node.ep.trecv(buf, peer, 0, u64::MAX, RECEIVED).unwrap();
+    (0..4).for_each(|_| receive(Buf::zeroed(64)));
+    let (start, mut last) = (Instant::now(), None);
+    // The last answer is on its way for a moment.
+    while last.is_none_or(|at: Instant| at.elapsed() < Duration::from_secs(2)) {
+        assert!(start.elapsed() < PATIENCE, "no last message");
+        match entry(&node) {
+            None => {}
+            Some(Ok(got)) if got.op_context == RECEIVED => {
+                send(&node, peer, got.bytes(), got.tag);
+                last = last.or((got.tag == END).then(Instant::now));
+                receive(Buf::zeroed(64));
+            }
+            Some(Ok(_)) => {}
+            Some(Err(e)) => {
+                assert!(matches!(e.err, Error::HostUnreach | Error::ConnReset), "{e}");
+                println!("told: {e}");
+                if e.entry.op_context == RECEIVED {
+                    receive(Buf::zeroed(64));
+                }
+            }
+        }
+    }
+}
+
+/// Messages that the other guest sends back, one after the other.
+struct Talk {
+    node: Node,
+    peer: FiAddr,
+    tag: u64,
+    /// Of the message and its answer.
+    ended: u32,
+}
+
+impl Talk {
+    fn send(&mut self, tag: u64) {
+        (self.tag, self.ended) = (tag, 0);
+        self.node.ep.trecv(Buf::zeroed(64), self.peer, tag, 0, RECEIVED).unwrap();
+        send(&self.node, self.peer, &pattern(64, tag), tag);
+    }
+
+    /// Whether the message is answered within some time; the error that it ended in.
+    fn is_answered(&mut self, time: Duration) -> std::result::Result<bool, CompletionError> {
+        let start = Instant::now();
+        while self.ended < 2 && start.elapsed() < time {
+            match entry(&self.node) {
+                None => {}
+                Some(Ok(got)) => {
+                    self.ended += 1;
+                    let whole = got.op_context == SENT || got.bytes() == pattern(64, self.tag);
+                    assert!(whole, "message {} changed", self.tag);
+                }
+                Some(Err(e)) if e.entry.op_context == SENT => return Err(e),
+                Some(Err(e)) => println!("told: {e}"),
+            }
+        }
+        Ok(self.ended == 2)
+    }
+
+    /// Sends until it is answered: the other guest may still boot, or have to learn that a session
+    /// is over.
+    fn send_until_answered(&mut self, tag: u64) {
+        let start = Instant::now();
+        loop {
+            self.send(tag);
+            match self.is_answered(PATIENCE) {
+                Ok(true) => return,
+                outcome => assert!(start.elapsed() < PATIENCE, "no answer: {outcome:?}"),
+            }
+            self.drop_receive();
+        }
+    }
+
+    fn drop_receive(&self) {
+        // It may have ended with the session.
+        let _ = self.node.ep.cancel(RECEIVED);
+        while entry(&self.node).is_some() {}
+    }
+}
+
+/// Goal: a guest that is stopped for less than T_dead keeps its session, one that is stopped for
+/// twice as long is told dead within T_dead and a little, and talks again when it runs again.
+/// Method: the host stops the other guest in the middle of a game.
+#[test]
+fn sees_a_stop() {
+    let (Some((node, peer)), Some(mut host)) = (node(T_DEAD), Monitor::open()) else { return };
+    let mut talk = Talk { node, peer, tag: 0, ended: 0 };
+    talk.send_until_answered(0);
+    for tag in 1..=20 {
+        talk.send(tag);
+        assert!(talk.is_answered(PATIENCE).unwrap());
+    }
+    host.ask("stop");
+    std::thread::sleep(SOON);
+    talk.send(21);
+    assert!(!talk.is_answered(T_DEAD / 4).unwrap(), "it answers while it is stopped");
+    host.ask("cont");
+    assert!(talk.is_answered(PATIENCE).unwrap(), "a short stop ends nothing");
+
+    host.ask("stop");
+    std::thread::sleep(SOON);
+    let stopped = Instant::now();
+    talk.send(22);
+    let told = talk.is_answered(PATIENCE).expect_err("it answers while it is stopped");
+    let took = stopped.elapsed();
+    assert_eq!(told.err, Error::HostUnreach, "{told}");
+    let bound = T_DEAD + Duration::from_millis(100) + EMULATED;
+    assert!((T_DEAD..bound).contains(&took), "told after {took:?}, not {T_DEAD:?} to {bound:?}");
+    talk.drop_receive();
+    std::thread::sleep((2 * T_DEAD).saturating_sub(stopped.elapsed()));
+    host.ask("cont");
+    println!("a stop of {:?} was told after {took:?}", 2 * T_DEAD);
+    talk.send_until_answered(END);
 }

@@ -503,7 +503,8 @@ fn dpdk(suite: Suite, nightly: bool) -> Result<Outcome, String> {
 fn vfio(suite: Suite, nightly: bool) -> Result<Outcome, String> {
     let mut outcome = Outcome::default();
     let ran = in_guests(suite, nightly, &mut suite::build("vfio", ALL), |program| {
-        outcome = two_guests(suite, program);
+        outcome = two_guests(suite, "two guests", suite::two_guests(program));
+        outcome.add(two_guests(suite, "a stopped guest", suite::stopped_guest(program)));
         if outcome.counts.failed == 0 {
             // Nothing to explain.
             outcome.output.clear();
@@ -566,11 +567,15 @@ fn judge(run: &suite::Run, ended: &guest::Ended, outcome: &mut Outcome) {
     }
 }
 
-/// Two guests, one of which sends to the other over a cable that loses frames: one check.
-fn two_guests(suite: Suite, program: &Path) -> Outcome {
-    match suite::two_guests(program) {
-        Err(NotHere(why)) => Outcome::skipped(format!("two guests: {why}")),
-        Ok((ends, cable)) => pair(suite, &format!("two guests: {cable}"), &ends),
+/// Two guests that talk over a cable, and how they ended: one check.
+fn two_guests(
+    suite: Suite,
+    what: &str,
+    ended: Result<(Vec<guest::Ended>, String), NotHere>,
+) -> Outcome {
+    match ended {
+        Err(NotHere(why)) => Outcome::skipped(format!("{what}: {why}")),
+        Ok((ends, cable)) => pair(suite, &format!("{what}: {cable}"), &ends),
     }
 }
 

@@ -11,10 +11,14 @@ use std::time::{Duration, Instant};
 use super::NotHere;
 use super::cpio::Archive;
 use super::kernel::{Flavour, Kernel};
+use super::monitor;
 use crate::{process, target_dir};
 
 /// What every guest loads.
 const MODULES: [&str; 3] = ["vfio", "vfio_iommu_type1", "vfio_pci"];
+
+/// What a line of the guest's first console begins with that is a command to a monitor.
+const ASKS: &str = "VM-ASKS ";
 
 /// The guest's first process.
 const INIT: &str = include_str!("init.sh");
@@ -94,6 +98,10 @@ pub(crate) struct Guest {
     pub(crate) limit: Duration,
     /// Uses KVM instead of emulation.
     pub(crate) kvm: bool,
+    /// Where QEMU's monitor listens, if another guest's commands are for it.
+    pub(crate) monitor: Option<PathBuf>,
+    /// The monitor that carries out what this guest asks for; its own if it says nothing.
+    pub(crate) asks: Option<PathBuf>,
 }
 
 impl Guest {
@@ -115,7 +123,14 @@ impl Guest {
             command: String::new(),
             limit: Duration::from_secs(120),
             kvm: false,
+            monitor: None,
+            asks: None,
         }
+    }
+
+    /// Where its monitor listens, of a guest that runs in `dir`.
+    fn monitor_in(&self, dir: &Path) -> PathBuf {
+        self.monitor.clone().unwrap_or_else(|| dir.join("monitor"))
     }
 
     /// Adds a program of the host under its own name.
@@ -276,6 +291,8 @@ impl Running {
     fn wait(&mut self, guest: &Guest, tell: &mut dyn FnMut(&str)) -> Ended {
         let started = Instant::now();
         let mut lines = Lines::open(&self.dir.join("output"));
+        let mut asked = Lines::open(&self.dir.join("console"));
+        let monitor = guest.asks.clone().unwrap_or_else(|| guest.monitor_in(&self.dir));
         let mut ended =
             Ended { code: None, faults: 0, output: String::new(), trouble: String::new() };
         let mut status = None;
@@ -291,6 +308,13 @@ impl Running {
                     tell(&line);
                     ended.output.push_str(&line);
                     ended.output.push('\n');
+                }
+            }
+            for line in asked.take() {
+                let command = line.split_once(ASKS).map(|(_, command)| command);
+                if let Some(Err(why)) = command.map(|command| monitor::say(&monitor, command)) {
+                    // The guest waits in vain for what does not happen, and says so.
+                    ended.trouble.push_str(&format!("{line}: {}: {why}\n", monitor.display()));
                 }
             }
             // The guest has nothing left to do; its power-off takes another half second.
@@ -385,6 +409,8 @@ fn arguments(guest: &Guest, kernel: &Kernel, dir: &Path) -> Vec<String> {
     for serial in ["console", "output"] {
         args.extend(["-serial".to_owned(), format!("file:{}", path(serial))]);
     }
+    let monitor = guest.monitor_in(dir).display().to_string();
+    args.extend(["-monitor".to_owned(), format!("unix:{monitor},server=on,wait=off")]);
     args.extend(["-kernel".to_owned(), kernel.image.display().to_string()]);
     args.extend(["-initrd".to_owned(), path("initrd"), "-append".to_owned(), append.to_owned()]);
     let mut slot = 0;

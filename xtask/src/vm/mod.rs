@@ -8,6 +8,7 @@ mod cpio;
 pub(crate) mod guest;
 pub(crate) mod hosts;
 mod kernel;
+mod monitor;
 pub(crate) mod suite;
 mod wire;
 

@@ -36,7 +36,7 @@ pub(crate) fn program(output: &str) -> Option<PathBuf> {
 }
 
 /// What a guest's command line begins with: the test program, told where the ports are.
-const TESTS: &str = "export RUST_BACKTRACE=0 BAREWIRE_TEST_NAPS=1\n\
+const TESTS: &str = "export RUST_BACKTRACE=0 BAREWIRE_TEST_NAPS=1 VM_MONITOR=/dev/ttyS0\n\
                      export BAREWIRE_TEST_PORT=\"vfio:$NIC0 vfio:$NIC1\"\n\
                      tests='vfio-tests --show-output --test-threads=1'\n";
 
@@ -54,11 +54,11 @@ pub(crate) fn runs(program: &Path, nightly: bool) -> Vec<Run> {
     let long = "--skip the_models --skip mf5 --skip unexpected_messages_are_bounded";
     let of_a_port = "frames:: processes:: msg:: matching:: rma::";
     let mut by_root = Guest::with_pair("virtio", Model::Virtio.device());
-    by_root.command = format!("$tests {of_a_port} trouble:: testpmd:: {long}\n");
+    by_root.command = format!("$tests {of_a_port} cable:: trouble:: testpmd:: {long}\n");
     by_root.files.extend(testpmd());
     let mut by_user = Guest::with_pair("e1000e", Model::E1000e.device());
     by_user.command =
-        format!("as_user='{of_a_port} {long}'\nas_root='trouble:: testpmd::'\n{AS_USER}");
+        format!("as_user='{of_a_port} {long}'\nas_root='cable:: trouble:: testpmd::'\n{AS_USER}");
     by_user.files.extend(testpmd());
     let virtio = Model::Virtio.device();
     let mut wrong = Guest::with_pair("refusals", virtio);
@@ -196,28 +196,49 @@ const LOSS_PERCENT: u64 = 5;
 /// # Errors
 /// [`NotHere`].
 pub(crate) fn two_guests(program: &Path) -> Result<(Vec<Ended>, String), NotHere> {
-    let dir = target_dir().join("vm").join(format!("wire-{}", std::process::id()));
+    joined(program, LOSS_PERCENT, ["receives", "sends"])
+}
+
+/// Two guests as [`two_guests`], on a cable that loses nothing: one has the other's processors
+/// stopped for a while, and for longer than T_dead. Says how they ended.
+///
+/// # Errors
+/// [`NotHere`].
+pub(crate) fn stopped_guest(program: &Path) -> Result<(Vec<Ended>, String), NotHere> {
+    joined(program, 0, ["is_stopped", "sees_a_stop"])
+}
+
+/// Runs each of two tests in a guest; the second's guest commands the monitor of the first's.
+fn joined(
+    program: &Path,
+    loss_percent: u64,
+    tests: [&str; 2],
+) -> Result<(Vec<Ended>, String), NotHere> {
+    let dir = format!("wire-{}-{}", std::process::id(), tests[0]);
+    let dir = target_dir().join("vm").join(dir);
     let wire =
-        Wire::lay(&dir, LOSS_PERCENT, 1).map_err(|why| NotHere(format!("{dir:?}: {why}")))?;
+        Wire::lay(&dir, loss_percent, 1).map_err(|why| NotHere(format!("{dir:?}: {why}")))?;
     let device = Model::E1000e.device();
     let guest = |end: &'static str, [own, peer]: [u16; 2], test: &str| {
-        let mut guest = Guest::with_pair(end, device);
+        let mut guest = Guest::with_pair(&format!("{test}-{end}"), device);
         guest.files.push((program.to_owned(), "usr/bin/vfio-tests".to_owned()));
         guest.nics = vec![Nic { cable: wire.end(end), ..Nic::on_hub(device, own) }];
         guest.cpu_count = 1;
         guest.memory_mib = 512;
         guest.limit = Duration::from_secs(240);
         guest.command = format!(
-            "export RUST_BACKTRACE=0 BAREWIRE_TEST_NAPS=1\n\
+            "export RUST_BACKTRACE=0 BAREWIRE_TEST_NAPS=1 VM_MONITOR=/dev/ttyS0\n\
              export VM_PEER=barewire://52:54:00:00:00:{peer:02x}/0\n\
              exec vfio-tests --exact wire::{test} --nocapture\n"
         );
         guest
     };
-    let (listens, sends) = (guest("a", [1, 2], "receives"), guest("b", [2, 1], "sends"));
+    let (mut first, mut second) = (guest("a", [1, 2], tests[0]), guest("b", [2, 1], tests[1]));
+    let monitor = dir.join("monitor");
+    (first.monitor, second.asks) = (Some(monitor.clone()), Some(monitor));
     let both = std::thread::scope(|scope| {
         let threads =
-            [listens, sends].map(|guest| scope.spawn(move || guest::run(&guest, &mut |_| {})));
+            [first, second].map(|guest| scope.spawn(move || guest::run(&guest, &mut |_| {})));
         threads.map(|thread| thread.join().unwrap_or_else(|_| Err(NotHere("it panicked".into()))))
     });
     let (carried, lost) = wire.counts();

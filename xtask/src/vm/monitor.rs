@@ -1,0 +1,77 @@
+//! Commands to QEMU's monitor, which cuts cables and stops processors.
+
+use std::io::{Error, ErrorKind, Read, Result, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
+
+/// What the monitor says when it has done everything so far.
+const PROMPT: &[u8] = b"(qemu) ";
+
+/// Far above what a command takes.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Gives one command to the monitor that listens at `path`, and waits until it is carried out.
+///
+/// # Errors
+/// Nobody listens, or the monitor does not answer, or it answers with anything but a prompt: what
+/// is asked for here says nothing when it succeeds.
+pub(crate) fn say(path: &Path, command: &str) -> Result<()> {
+    let mut socket = UnixStream::connect(path)?;
+    socket.set_read_timeout(Some(PATIENCE))?;
+    answer(&mut socket)?;
+    writeln!(socket, "{command}")?;
+    let said = answer(&mut socket)?;
+    // It echoes what is typed, with what a terminal needs, on a line of its own.
+    let rest = said.split_once('\n').map_or("", |(_, rest)| rest).trim();
+    if rest.is_empty() { Ok(()) } else { Err(Error::other(rest.to_owned())) }
+}
+
+/// What comes before the next prompt.
+fn answer(socket: &mut impl Read) -> Result<String> {
+    let mut said = Vec::new();
+    let mut some = [0; 512];
+    while !said.ends_with(PROMPT) {
+        match socket.read(&mut some)? {
+            0 => return Err(Error::from(ErrorKind::UnexpectedEof)),
+            n => said.extend_from_slice(&some[..n]),
+        }
+    }
+    said.truncate(said.len() - PROMPT.len());
+    Ok(String::from_utf8_lossy(&said).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::BufRead;
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+
+    /// A monitor that answers one command with `answer`.
+    fn said_to(answer: &'static str) -> (Result<()>, String) {
+        let name = format!("xtask-monitor-{}-{}", std::process::id(), answer.len());
+        let path = std::env::temp_dir().join(name);
+        let listener = UnixListener::bind(&path).unwrap();
+        let monitor = std::thread::spawn(move || {
+            let (mut socket, _) = listener.accept().unwrap();
+            write!(socket, "QEMU 1.2 monitor\r\n(qemu) ").unwrap();
+            let mut command = String::new();
+            std::io::BufReader::new(socket.try_clone().unwrap()).read_line(&mut command).unwrap();
+            write!(socket, "{}\r\n{answer}(qemu) ", command.trim()).unwrap();
+            command
+        });
+        let result = say(&path, "set_link n0 off");
+        std::fs::remove_file(&path).unwrap();
+        (result, monitor.join().unwrap())
+    }
+
+    #[test]
+    fn a_command_is_carried_out_or_refused() {
+        let (result, command) = said_to("");
+        assert_eq!((result.is_ok(), command.as_str()), (true, "set_link n0 off\n"));
+        let (refused, _) = said_to("Device 'n0' not found\r\n");
+        assert!(refused.unwrap_err().to_string().contains("not found"));
+        assert!(say(Path::new("/nonexistent"), "stop").is_err());
+    }
+}
