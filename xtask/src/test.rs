@@ -504,7 +504,7 @@ fn vfio(suite: Suite, nightly: bool) -> Result<Outcome, String> {
     let mut outcome = Outcome::default();
     let ran = in_guests(suite, nightly, &mut suite::build("vfio", ALL), |program| {
         outcome = two_guests(suite, "two guests", suite::two_guests(program));
-        outcome.add(two_guests(suite, "a stopped guest", suite::stopped_guest(program)));
+        outcome.add(two_guests(suite, "a stopped guest", suite::stopped_guest(program, nightly)));
         if outcome.counts.failed == 0 {
             // Nothing to explain.
             outcome.output.clear();

@@ -196,16 +196,19 @@ const LOSS_PERCENT: u64 = 5;
 /// # Errors
 /// [`NotHere`].
 pub(crate) fn two_guests(program: &Path) -> Result<(Vec<Ended>, String), NotHere> {
-    joined(program, LOSS_PERCENT, ["receives", "sends"])
+    joined(program, LOSS_PERCENT, ["receives", "sends"], false)
 }
 
 /// Two guests as [`two_guests`], on a cable that loses nothing: one has the other's processors
-/// stopped for a while, and for longer than T_dead. Says how they ended.
+/// stopped for a while, and for longer than T_dead; `nightly` many times. Says how they ended.
 ///
 /// # Errors
 /// [`NotHere`].
-pub(crate) fn stopped_guest(program: &Path) -> Result<(Vec<Ended>, String), NotHere> {
-    joined(program, 0, ["is_stopped", "sees_a_stop"])
+pub(crate) fn stopped_guest(
+    program: &Path,
+    nightly: bool,
+) -> Result<(Vec<Ended>, String), NotHere> {
+    joined(program, 0, ["is_stopped", "sees_a_stop"], nightly)
 }
 
 /// Runs each of two tests in a guest; the second's guest commands the monitor of the first's.
@@ -213,12 +216,14 @@ fn joined(
     program: &Path,
     loss_percent: u64,
     tests: [&str; 2],
+    nightly: bool,
 ) -> Result<(Vec<Ended>, String), NotHere> {
     let dir = format!("wire-{}-{}", std::process::id(), tests[0]);
     let dir = target_dir().join("vm").join(dir);
     let wire =
         Wire::lay(&dir, loss_percent, 1).map_err(|why| NotHere(format!("{dir:?}: {why}")))?;
     let device = Model::E1000e.device();
+    let nightly = if nightly { "export BAREWIRE_NIGHTLY=1\n" } else { "" };
     let guest = |end: &'static str, [own, peer]: [u16; 2], test: &str| {
         let mut guest = Guest::with_pair(&format!("{test}-{end}"), device);
         guest.files.push((program.to_owned(), "usr/bin/vfio-tests".to_owned()));
@@ -229,7 +234,7 @@ fn joined(
         guest.command = format!(
             "export RUST_BACKTRACE=0 BAREWIRE_TEST_NAPS=1 VM_MONITOR=/dev/ttyS0\n\
              export VM_PEER=barewire://52:54:00:00:00:{peer:02x}/0\n\
-             exec vfio-tests --exact wire::{test} --nocapture\n"
+             {nightly}exec vfio-tests --exact wire::{test} --nocapture\n"
         );
         guest
     };
