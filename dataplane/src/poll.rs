@@ -675,8 +675,8 @@ impl Engine {
 
     #[inline(never)]
     fn look_for_pause(&mut self) -> bool {
-        // No turn went without since it was read.
-        if self.untimed == self.uncounted {
+        // No turn went without since it was read, or none ever does.
+        if self.untimed == self.uncounted || !self.node.is_lossless() {
             return false;
         }
         let now = Self::now();
