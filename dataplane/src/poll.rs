@@ -45,8 +45,8 @@ const INBOX_BURSTS: usize = 1 << 15;
 
 /// Turns between two readings of the clock, which costs as much as an empty turn, while turns
 /// follow each other briskly: within so many nanoseconds one after the other, on average from one
-/// reading to the next. A timer can be late by as many such times. Whoever finds nothing notices when
-/// turns have become rare ([`Engine::is_late`]), and turns once more.
+/// reading to the next. A timer can be late by as many such times. Whoever finds nothing notices
+/// when turns have become rare ([`Engine::is_late`]), and turns once more.
 const UNTIMED_TURNS: u32 = 64;
 const BRISK_NS: u64 = 100_000;
 

@@ -242,10 +242,10 @@ fn a_death_is_told_in_time_whatever_the_polling() {
     }
 }
 
-/// Goal: the same on a segment, whose loop does not read the clock in each turn, for a program whose
-/// polls all find frames and no completion. Method: polls without a pause, then an operation towards
-/// nobody, then a poll for each message of a neighbour. Three times, since it is by chance how many
-/// turns would go without the clock.
+/// Goal: the same on a segment, whose loop does not read the clock in each turn, for a program
+/// whose polls all find frames and no completion. Method: polls without a pause, then an operation
+/// towards nobody, then a poll for each message of a neighbour. Three times, since it is by chance
+/// how many turns would go without the clock.
 #[test]
 fn a_death_is_told_in_time_where_frames_come() {
     let (gap, t_dead) = (Duration::from_millis(150), Duration::from_millis(300));

@@ -1,6 +1,6 @@
-//! Two guests on a cable: one test sends in one guest, the other receives in the other. `VM_PEER` is
-//! the address of the other guest's endpoint, and the host's monitor of `sees_a_stop` is that of the
-//! other guest.
+//! Two guests on a cable: one test sends in one guest, the other receives in the other. `VM_PEER`
+//! is the address of the other guest's endpoint, and what `sees_a_stop` asks of the host is done to
+//! the other guest.
 
 use std::time::{Duration, Instant};
 

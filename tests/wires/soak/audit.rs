@@ -35,7 +35,7 @@ const UNSEEN_NS: u64 = 5 * MS;
 const THIN_NS: u64 = 500 * MS;
 
 /// Longest message that never needs a receive to be matched: the credit that a session begins with.
-/// A longer one is announced where the credit is too short for it, and then its receiver has to poll.
+/// A longer one is announced where the credit is too short for it, and then its receiver polls.
 const EAGER_SURE: u32 = 4 << 10;
 
 struct Audit<'a> {
