@@ -12,8 +12,9 @@ use std::ops::{Deref, DerefMut};
 #[cfg(feature = "dpdk")]
 use super::dpdk::DpdkPort;
 use super::memif::Memif;
-use super::near::Near;
+use super::near::{Far, Near};
 use super::shm::ShmPort;
+use crate::frame::{FillHead, Rest};
 use crate::hint::rarely;
 use crate::port::{BriskPort, Port, PortGone, RxSink};
 
@@ -27,7 +28,7 @@ pub enum KnownPort {
     #[cfg(feature = "dpdk")]
     Dpdk(Box<DpdkPort>),
     /// A near side and a far one.
-    Near(Box<Near>),
+    Near(Box<Near<KnownPort>>),
     /// Another.
     Other(Box<dyn Port>),
 }
@@ -60,6 +61,57 @@ impl From<Box<dyn Port>> for KnownPort {
             Ok(memif) => Self::Memif(memif),
             Err(port) => Self::Other(port),
         }
+    }
+}
+
+impl From<KnownPort> for Box<dyn Port> {
+    fn from(port: KnownPort) -> Self {
+        match port {
+            KnownPort::Shm(port) => port,
+            KnownPort::Memif(port) => port,
+            #[cfg(feature = "dpdk")]
+            KnownPort::Dpdk(port) => port,
+            KnownPort::Near(port) => port,
+            KnownPort::Other(port) => port,
+        }
+    }
+}
+
+/// Of a port with two sides.
+impl Far for KnownPort {
+    #[inline]
+    fn receive(&mut self, max: usize, sink: &mut impl RxSink) -> Result<usize, PortGone> {
+        self.rx_burst(max, sink)
+    }
+
+    #[inline]
+    fn send_made<const H: usize, R: Rest>(
+        &mut self,
+        dst: u64,
+        head: &impl FillHead<H>,
+        rest: &R,
+    ) -> bool {
+        self.far(SendMade { dst, head, rest }) == Some(true)
+    }
+
+    fn count_polls(&mut self, polls: u32) {
+        self.count(polls);
+    }
+}
+
+/// [`ShortTx::tx_made`](crate::port::ShortTx::tx_made), to a port whose type is known.
+struct SendMade<'a, const H: usize, F, R> {
+    dst: u64,
+    head: &'a F,
+    rest: &'a R,
+}
+
+impl<const H: usize, F: FillHead<H>, R: Rest> Known for SendMade<'_, H, F, R> {
+    type Done = bool;
+
+    #[inline(always)]
+    fn with<P: BriskPort>(self, port: &mut Box<P>) -> bool {
+        port.tx_made(self.dst, self.head, self.rest)
     }
 }
 

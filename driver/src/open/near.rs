@@ -2,6 +2,7 @@
 //! a segment of shared memory besides.
 
 use super::spec::bad;
+use crate::backend::known::KnownPort;
 use crate::backend::near::{Near, node_segment};
 use crate::backend::shm::ShmSettings;
 use crate::error::OpenError;
@@ -59,7 +60,8 @@ impl Choice {
     pub(super) fn join(&self, far: Box<dyn Port>) -> Result<Box<dyn Port>, OpenError> {
         let Some(segment) = self.segment()? else { return Ok(far) };
         let name = with_option(&far.caps().name, &self.text());
-        Ok(Box::new(Near::join(&segment, far, name).map_err(|(_far, why)| why)?))
+        let near = Near::join(&segment, KnownPort::from(far), name);
+        Ok(Box::new(near.map_err(|(_far, why)| why)?))
     }
 }
 
@@ -72,8 +74,8 @@ pub(super) fn join_node(far: Box<dyn Port>) -> Box<dyn Port> {
 fn join_if_possible(segment: Result<ShmSettings, OpenError>, far: Box<dyn Port>) -> Box<dyn Port> {
     let name = far.caps().name.clone();
     let joined = match segment {
-        Ok(segment) => Near::join(&segment, far, name.clone()),
-        Err(why) => Err((far, why)),
+        Ok(segment) => Near::join(&segment, KnownPort::from(far), name.clone()),
+        Err(why) => Err((far.into(), why)),
     };
     joined.map_or_else(
         |(far, why)| {
@@ -81,7 +83,7 @@ fn join_if_possible(segment: Result<ShmSettings, OpenError>, far: Box<dyn Port>)
                 port = %name,
                 "processes of this node are not reached through memory: {why}; near=no says so"
             );
-            far
+            far.into()
         },
         |near| Box::new(near) as Box<dyn Port>,
     )

@@ -17,13 +17,13 @@
 //! presence.
 
 use std::io;
+use std::ops::DerefMut;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
-use super::known::{Known, KnownPort};
 use super::shm::{Bell, LOOK, ShmPort, ShmSettings};
 use crate::error::OpenError;
 use crate::frame::{ETH_HDR_LEN, FillHead, Rest, RxFrame, TxFrame};
@@ -56,11 +56,43 @@ pub fn node_segment() -> Result<String, OpenError> {
     Ok(format!("node-{}", meta.ino()))
 }
 
+/// What a far side is, besides a port.
+pub trait Far: DerefMut<Target = dyn Port> + Send + 'static {
+    /// As [`Port::rx_burst`], with a sink of known type.
+    ///
+    /// # Errors
+    /// As there.
+    fn receive(&mut self, max: usize, sink: &mut impl RxSink) -> Result<usize, PortGone>;
+
+    /// As [`ShortTx::tx_made`], if it is a [`BriskPort`]; else false.
+    fn send_made<const H: usize, R: Rest>(
+        &mut self,
+        dst: u64,
+        head: &impl FillHead<H>,
+        rest: &R,
+    ) -> bool;
+
+    /// As [`BriskPort::count`], if it is one.
+    fn count_polls(&mut self, polls: u32);
+}
+
+impl Far for Box<dyn Port> {
+    fn receive(&mut self, max: usize, sink: &mut impl RxSink) -> Result<usize, PortGone> {
+        self.rx_burst(max, sink)
+    }
+
+    fn send_made<const H: usize, R: Rest>(&mut self, _: u64, _: &impl FillHead<H>, _: &R) -> bool {
+        false
+    }
+
+    fn count_polls(&mut self, _: u32) {}
+}
+
 /// See the module's documentation.
-pub struct Near {
+pub struct Near<F> {
     caps: PortCaps,
     near: ShmPort,
-    far: KnownPort,
+    far: F,
     far_frame_max: usize,
     /// Addresses that no member had when the segment's epoch was `epoch`; all ones for none.
     fars: Box<[u64; FARS]>,
@@ -79,16 +111,12 @@ pub struct Near {
     waiter: Option<Arc<Waiter>>,
 }
 
-impl Near {
+impl<F: Far> Near<F> {
     /// Joins a segment under the address of `far`. `name` is what opens the whole again.
     ///
     /// # Errors
     /// Those of joining, with `far` as it was.
-    pub fn join(
-        segment: &ShmSettings,
-        far: Box<dyn Port>,
-        name: String,
-    ) -> Result<Self, (Box<dyn Port>, OpenError)> {
+    pub fn join(segment: &ShmSettings, far: F, name: String) -> Result<Self, (F, OpenError)> {
         let theirs = far.caps();
         let near = match ShmPort::open(&ShmSettings { mac: Some(theirs.mac), ..segment.clone() }) {
             Ok(near) => near,
@@ -113,7 +141,7 @@ impl Near {
         Ok(Self {
             caps,
             near,
-            far: far.into(),
+            far,
             far_frame_max,
             fars: Box::new([u64::MAX; FARS]),
             epoch: 0,
@@ -163,7 +191,7 @@ impl Near {
     #[inline]
     fn take_far(&mut self, max: usize, sink: &mut impl RxSink) -> Result<usize, PortGone> {
         self.skipped = 0;
-        let got = self.far.rx_burst(max, sink)?;
+        let got = self.far.receive(max, sink)?;
         self.far_came = got > 0;
         Ok(got)
     }
@@ -252,7 +280,7 @@ impl<B: ShortTx> ShortTx for NearBack<B> {
     }
 }
 
-impl ShortTx for Near {
+impl<F: Far> ShortTx for Near<F> {
     #[inline(never)]
     fn tx_made<const H: usize, R: Rest>(
         &mut self,
@@ -264,27 +292,11 @@ impl ShortTx for Near {
         if self.near.is_last(key) {
             return self.near.tx_made(dst, head, rest);
         }
-        self.is_far(key) && self.far.far(TxMade { dst, head, rest }) == Some(true)
+        self.is_far(key) && self.far.send_made(dst, head, rest)
     }
 }
 
-/// [`ShortTx::tx_made`], to a port whose type is known.
-struct TxMade<'a, const H: usize, F, R> {
-    dst: u64,
-    head: &'a F,
-    rest: &'a R,
-}
-
-impl<const H: usize, F: FillHead<H>, R: Rest> Known for TxMade<'_, H, F, R> {
-    type Done = bool;
-
-    #[inline(always)]
-    fn with<P: BriskPort>(self, port: &mut Box<P>) -> bool {
-        port.tx_made(self.dst, self.head, self.rest)
-    }
-}
-
-impl BriskPort for Near {
+impl<F: Far> BriskPort for Near<F> {
     /// There are always two sides to look at.
     #[inline]
     fn take_few(&mut self, _: &mut impl RxSink) -> Option<usize> {
@@ -293,11 +305,11 @@ impl BriskPort for Near {
 
     fn count(&mut self, polls: u32) {
         self.near.count(polls);
-        self.far.count(polls);
+        self.far.count_polls(polls);
     }
 }
 
-impl Port for Near {
+impl<F: Far> Port for Near<F> {
     fn caps(&self) -> &PortCaps {
         &self.caps
     }

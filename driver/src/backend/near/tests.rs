@@ -19,17 +19,17 @@ fn fresh() -> ShmSettings {
     }
 }
 
-fn join(segment: &ShmSettings, far: Loopback) -> Near {
+fn join(segment: &ShmSettings, far: Loopback) -> Near<Box<dyn Port>> {
     joined(segment, Box::new(far))
 }
 
-fn joined(segment: &ShmSettings, far: Box<dyn Port>) -> Near {
+fn joined(segment: &ShmSettings, far: Box<dyn Port>) -> Near<Box<dyn Port>> {
     Near::join(segment, far, "near".into()).unwrap_or_else(|(_, why)| panic!("{why}"))
 }
 
 /// Ports on one wire, of which the first `near` share a segment as well.
 struct Wire {
-    near: Vec<Near>,
+    near: Vec<Near<Box<dyn Port>>>,
     far: Vec<Loopback>,
     segment: ShmSettings,
 }
@@ -158,9 +158,8 @@ fn a_member_that_leaves_is_far_and_one_that_comes_is_near() {
     let (at_a, at_b) = (a.caps().mac, b.caps().mac);
     assert_eq!((send(a, at_b, b"1"), send(&mut b, at_a, b"2")), (Tx::Sent, Tx::Sent));
     assert_eq!(drain(&mut b), [(true, b"1".to_vec())]);
-    let Near { near: member, far, .. } = b;
+    let Near { near: member, far: mut wire_b, .. } = b;
     drop(member);
-    let KnownPort::Other(mut wire_b) = far else { panic!("no such kind") };
     assert!(!a.is_near(at_b));
     assert_eq!(a.presence(at_b), Presence::Unknown, "its last frame is not read");
     assert_eq!(drain(a), [(true, b"2".to_vec())]);
