@@ -6,23 +6,13 @@ use std::sync::Arc;
 use barewire_dataplane::node::{AvId, Node};
 use barewire_dataplane::types::{EpAddr, FI_ADDR_UNSPEC, FiAddr};
 
+pub use crate::addr::resolve;
 use crate::errno::{Error, Result};
+pub use crate::info::AvType;
 use crate::inner::DomainRef;
 
 /// `FI_ADDR_NOTAVAIL`: an address that could not be inserted, or a sender that is not known.
 pub const FI_ADDR_NOTAVAIL: FiAddr = FI_ADDR_UNSPEC;
-
-/// How `fi_addr_t`s are made (`enum fi_av_type`). Both kinds are indexes here.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum AvType {
-    /// `FI_AV_UNSPEC`: a table.
-    #[default]
-    Unspec,
-    /// `FI_AV_MAP`: accepted for old applications.
-    Map,
-    /// `FI_AV_TABLE`: indexes 0, 1, 2 ... in the order of insertion.
-    Table,
-}
 
 /// What an address vector is made with (`struct fi_av_attr`).
 #[derive(Clone, Copy, Debug, Default)]
@@ -229,48 +219,5 @@ pub const fn rx_addr(fi_addr: FiAddr, rx_index: usize, rx_ctx_bits: u32) -> FiAd
     match rx_ctx_bits {
         0 => fi_addr,
         bits => fi_addr | (rx_index as FiAddr) << (FiAddr::BITS - bits),
-    }
-}
-
-/// The address that `node` and `service` name: a whole address such as
-/// `barewire://02:00:00:00:00:01/7` and no service, or a MAC and the number of an endpoint (0
-/// without a service).
-///
-/// # Errors
-/// [`Error::Invalid`]: they name none.
-pub fn resolve(node: &str, service: Option<&str>) -> Result<EpAddr> {
-    match service {
-        None if node.contains('/') => node.parse(),
-        None => format!("{node}/0").parse(),
-        Some(_) if node.contains('/') => {
-            Err(Error::Invalid("service: the node is a whole address already"))
-        }
-        Some(service) => format!("{node}/{service}").parse(),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn node_and_service_name_an_address() {
-        let text = "barewire://02:00:00:00:00:01/7";
-        let addr = resolve(text, None).unwrap();
-        assert_eq!((addr.ep, addr.incarnation), (7, 0));
-        assert_eq!(resolve("02:00:00:00:00:01", Some("7")), Ok(addr));
-        assert_eq!(resolve("02:00:00:00:00:01", None).map(|a| a.ep), Ok(0));
-        assert_eq!(addr.to_string(), text);
-        let bad = [
-            (text, Some("7")),
-            ("", None),
-            ("host", Some("1")),
-            ("02:00:00:00:00:01", Some("65536")),
-            ("01:00:00:00:00:01", Some("1")),
-        ];
-        for (node, service) in bad {
-            let e = resolve(node, service).unwrap_err();
-            assert_eq!(e.fi_errno(), 22, "{node} {service:?}");
-        }
     }
 }

@@ -44,6 +44,7 @@ use crate::eq::{Eq, EqInner};
 use crate::errno::{Error, OpenError, Result};
 use crate::fabric::Fabric;
 use crate::flags::{BindFlags, Caps, OpFlags};
+pub use crate::info::ConnRequest;
 use crate::info::{EpType, Info};
 use crate::inner::{Core, DomainRef, Shared};
 use crate::settings::{Settings, Threading};
@@ -143,29 +144,6 @@ impl Message {
                 && (from.incarnation == 0 || claimed.incarnation == from.incarnation)
         };
         self.side.ep == from.ep && of_its_node(self.side) && of_its_node(self.ep)
-    }
-}
-
-/// What a listener was asked (`fi_info.handle` of an `FI_CONNREQ`): to be accepted by an endpoint
-/// opened with it ([`Info::handle`]), or refused by [`PassiveEndpoint::reject`].
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ConnRequest {
-    /// The connection at the one who asks.
-    number: u32,
-    driven: bool,
-    side: EpAddr,
-    ep: EpAddr,
-}
-
-impl ConnRequest {
-    /// The address of the endpoint that wants to connect.
-    pub fn peer(&self) -> EpAddr {
-        self.ep
-    }
-
-    #[cfg(test)]
-    pub(crate) fn of(number: u32, ep: EpAddr) -> Self {
-        Self { number, driven: false, side: ep, ep }
     }
 }
 

@@ -16,6 +16,7 @@ use crate::buf::{Bufs, OpKey, OpKind, Posted, Refused, kind_of};
 use crate::cm::{CM_DATA_SIZE, Connected};
 use crate::cntr::{Cntr, CntrInner};
 use crate::cq::{Cq, CqInner};
+use crate::deferred::ConditionOf;
 use crate::eq::{Eq, EqInner};
 use crate::errno::{Error, Result};
 use crate::flags::{BindFlags, Caps, OpFlags};
@@ -24,7 +25,6 @@ use crate::inner::{Core, DomainRef, Shared};
 use crate::lock::Guard;
 use crate::raw::RawEndpoint;
 use crate::sep::{CTX_MAX, Context};
-use crate::work::ConditionOf;
 
 /// Names of endpoint options (`FI_OPT_ENDPOINT`), as `setopt` and `getopt` take them. All values
 /// are `size_t` or `bool`.

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
-use crate::cm::ConnRequest;
 use crate::errno::{self, Error, Result, refused_by_system};
+use crate::info::ConnRequest;
 use crate::inner::Shared;
 use crate::wait::{WaitObj, timeout_of};
 

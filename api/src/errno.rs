@@ -133,6 +133,27 @@ impl From<OpenError> for Error {
     }
 }
 
+/// Why a port does not open, as ours.
+pub(crate) fn open_error(e: barewire_driver::error::OpenError) -> OpenError {
+    OpenError::new(error_of(e.errno()), e.to_string())
+}
+
+/// The error of ours that says best what an errno of the system does.
+fn error_of(errno: i32) -> Error {
+    match errno {
+        libc::EINVAL => Error::Invalid("port"),
+        libc::EADDRINUSE => Error::AddrInUse,
+        libc::EACCES | libc::EPERM => Error::Access,
+        libc::EBUSY => Error::Busy,
+        libc::ENOMEM | libc::EUSERS => Error::NoMem,
+        libc::ENOSPC => Error::NoSpace,
+        libc::EMFILE | libc::ENFILE => Error::ManyFiles,
+        libc::EPROTO => Error::NoProtoOpt,
+        libc::ENETDOWN => Error::NetDown,
+        _ => Error::NoDev,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

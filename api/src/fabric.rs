@@ -6,14 +6,12 @@ use crate::cntr::Cntr;
 use crate::cq::Cq;
 use crate::domain::Domain;
 use crate::eq::{Eq, EqAttr};
-use crate::errno::{Error, OpenError, Result};
+use crate::errno::{Error, OpenError, Result, open_error};
 use crate::info::{FABRIC_NAME, FabricAttr, Info, PROV_NAME};
 use crate::lock::Entry;
 use crate::raw::RawCq;
+pub use crate::settings::DEFAULT_PORT;
 use crate::settings::{Settings, Threading};
-
-/// The port that is used when nobody names one: the machine's default segment of this user.
-pub const DEFAULT_PORT: &str = "shm";
 
 /// The port of a domain.
 fn open_port(info: &Info, settings: &Settings) -> std::result::Result<Box<dyn Port>, OpenError> {
@@ -24,27 +22,6 @@ fn open_port(info: &Info, settings: &Settings) -> std::result::Result<Box<dyn Po
         false => barewire_driver::open::open(name),
     };
     opened.map_err(open_error)
-}
-
-/// Why a port does not open, as ours.
-pub(crate) fn open_error(e: barewire_driver::error::OpenError) -> OpenError {
-    OpenError::new(error_of(e.errno()), e.to_string())
-}
-
-/// The error of ours that says best what an errno of the system does.
-fn error_of(errno: i32) -> Error {
-    match errno {
-        libc::EINVAL => Error::Invalid("port"),
-        libc::EADDRINUSE => Error::AddrInUse,
-        libc::EACCES | libc::EPERM => Error::Access,
-        libc::EBUSY => Error::Busy,
-        libc::ENOMEM | libc::EUSERS => Error::NoMem,
-        libc::ENOSPC => Error::NoSpace,
-        libc::EMFILE | libc::ENFILE => Error::ManyFiles,
-        libc::EPROTO => Error::NoProtoOpt,
-        libc::ENETDOWN => Error::NetDown,
-        _ => Error::NoDev,
-    }
 }
 
 /// A fabric (`struct fid_fabric`): what domains and event queues are opened in.

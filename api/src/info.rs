@@ -5,19 +5,15 @@
 //! answer goes beyond what was asked. No port is opened: that one really works is seen when its
 //! domain is opened.
 
-use barewire_dataplane::node::{Node, NodeSettings};
+use barewire_dataplane::node::{Node, NodeSettings, RmaList};
 use barewire_dataplane::types::EpAddr;
 use barewire_driver::mem::IOV_LIMIT;
 use barewire_driver::port::{MacAddr, PortCaps};
 
-use crate::av::{AvType, resolve};
-use crate::cm::ConnRequest;
-use crate::errno::{Error, OpenError, Result};
+use crate::addr::resolve;
+use crate::errno::{Error, OpenError, Result, open_error};
 use crate::flags::{Caps, InfoFlags, Mode, MrMode, OpFlags, Order};
-use crate::mr::MR_IOV_LIMIT;
-use crate::rma::RMA_IOV_LIMIT;
-use crate::sep::CTX_MAX;
-use crate::settings::{Progress, Settings, Threading};
+use crate::settings::{DEFAULT_PORT, Progress, Settings, Threading};
 
 /// A version of the interface, as `FI_VERSION(major, minor)`.
 pub const fn version(major: u32, minor: u32) -> u32 {
@@ -26,6 +22,50 @@ pub const fn version(major: u32, minor: u32) -> u32 {
 
 /// The newest version of the interface that is offered.
 pub const API_VERSION: u32 = version(2, 6);
+
+/// Contexts of each direction at most.
+pub const CTX_MAX: usize = Node::CTX_MAX;
+
+/// Most remote ranges of one call (`rma_iov_limit`).
+pub const RMA_IOV_LIMIT: usize = RmaList::MAX;
+
+/// Most pieces that one registration may have (`mr_iov_limit`).
+pub const MR_IOV_LIMIT: usize = 8;
+
+/// How `fi_addr_t`s are made (`enum fi_av_type`). Both kinds are indexes here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum AvType {
+    /// `FI_AV_UNSPEC`: a table.
+    #[default]
+    Unspec,
+    /// `FI_AV_MAP`: accepted for old applications.
+    Map,
+    /// `FI_AV_TABLE`: indexes 0, 1, 2 ... in the order of insertion.
+    Table,
+}
+
+/// What a listener was asked (`fi_info.handle` of an `FI_CONNREQ`): to be accepted by an endpoint
+/// opened with it ([`Info::handle`]), or refused by [`crate::PassiveEndpoint::reject`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConnRequest {
+    /// The connection at the one who asks.
+    pub(crate) number: u32,
+    pub(crate) driven: bool,
+    pub(crate) side: EpAddr,
+    pub(crate) ep: EpAddr,
+}
+
+impl ConnRequest {
+    /// The address of the endpoint that wants to connect.
+    pub fn peer(&self) -> EpAddr {
+        self.ep
+    }
+
+    #[cfg(test)]
+    pub(crate) fn of(number: u32, ep: EpAddr) -> Self {
+        Self { number, driven: false, side: ep, ep }
+    }
+}
 
 /// `fi_fabric_attr.prov_name`.
 pub const PROV_NAME: &str = "barewire";
@@ -400,13 +440,12 @@ pub fn getinfo_raw(
 /// # Errors
 /// What [`Fabric::domain`](crate::Fabric::domain) would say.
 pub fn check_port(name: &str) -> std::result::Result<(), OpenError> {
-    barewire_driver::open::check(name).map_err(crate::fabric::open_error)
+    barewire_driver::open::check(name).map_err(open_error)
 }
 
 /// The ports that match: the one that the hints name, the one that is set, or the default segment.
 fn ports(settings: &Settings, hints: &Info) -> Vec<String> {
-    let default =
-        || settings.port.clone().unwrap_or_else(|| crate::fabric::DEFAULT_PORT.to_owned());
+    let default = || settings.port.clone().unwrap_or_else(|| DEFAULT_PORT.to_owned());
     match &hints.domain_attr.name {
         Some(name) if barewire_driver::open::is_known(name) => vec![name.clone()],
         Some(_) => Vec::new(),

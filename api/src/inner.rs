@@ -15,16 +15,15 @@ use barewire_driver::port::PortCaps;
 
 use crate::buf::OpTable;
 use crate::cm::Cm;
+use crate::deferred::Works;
 use crate::eq::EqInner;
 use crate::errno::{Error, Result, refused_by_system};
 use crate::lock::{Entry, Guard, HasLock, Lock};
 use crate::mr::MrTable;
 use crate::notice::Teller;
-use crate::rcvthread;
 use crate::settings::{Idle, Settings};
 use crate::stats::Publisher;
 use crate::wait::{Sleep, Watch};
-use crate::work::Works;
 
 /// What the lock of a domain guards.
 pub(crate) struct Core {
@@ -600,21 +599,10 @@ impl DomainRef {
         Arc::strong_count(&self.owner)
     }
 
-    /// Starts the receive thread. Without one the domain works, and its peers find it dead if it
-    /// does not poll for T_dead.
-    pub(crate) fn answer_for_program(&self) {
-        match rcvthread::start(&self.shared) {
-            Ok(thread) => {
-                let receiver = self.owner.receiver.lock();
-                *receiver.unwrap_or_else(PoisonError::into_inner) = Some(thread);
-            }
-            Err(e) => tracing::warn!(
-                "no receive thread ({e}): peers find this process dead if it does not poll for \
-                 {} ms; raise the limit on threads (ulimit -u, the pids limit of a container), or \
-                 let the filter pass membarrier(2)",
-                self.settings.t_dead.as_millis()
-            ),
-        }
+    /// Keeps the receive thread, which ends with the domain.
+    pub(crate) fn keep_receiver(&self, thread: JoinHandle<()>) {
+        let receiver = self.owner.receiver.lock();
+        *receiver.unwrap_or_else(PoisonError::into_inner) = Some(thread);
     }
 
     /// Starts the progress thread, unless it runs.

@@ -33,6 +33,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod addr;
 pub mod atomic;
 pub mod av;
 pub mod buf;
@@ -40,6 +41,7 @@ pub mod cm;
 pub mod cntr;
 pub mod coll;
 pub mod cq;
+mod deferred;
 pub mod domain;
 pub mod ep;
 pub mod eq;

@@ -22,14 +22,12 @@ use crate::cntr::{Cntr, CntrInner};
 use crate::ep::EpCommon;
 use crate::errno::{Error, Result, refused_by_system};
 use crate::flags::{Access, BindFlags, MrMode};
+pub use crate::info::MR_IOV_LIMIT;
 use crate::inner::DomainRef;
 use crate::sep::ScalableEndpoint;
 
 /// Bytes of a key where keys are raw.
 pub const RAW_KEY_LEN: usize = 8;
-
-/// Most pieces that one registration may have (`mr_iov_limit`).
-pub const MR_IOV_LIMIT: usize = 8;
 
 /// What a registration asks for (`struct fi_mr_attr`).
 #[derive(Clone, Copy, Debug, Default)]

@@ -32,6 +32,7 @@ use barewire_driver::mem::{IOV_LIMIT, IoBuf, Span};
 
 use crate::atomic::{What, elements};
 use crate::cq::{CqInner, prov_strerror};
+use crate::deferred::Op;
 use crate::domain::Domain;
 use crate::ep::EpCommon;
 use crate::errno::{Error, Result};
@@ -41,7 +42,6 @@ use crate::inner::{DomainRef, Shared};
 use crate::lock::Entry;
 use crate::mr::{MrAttr, RawMr};
 use crate::rma::{Remote, list};
-use crate::work::Op;
 
 /// A piece of memory (`struct iovec`).
 #[repr(C)]

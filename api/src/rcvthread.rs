@@ -30,7 +30,7 @@ use nix::sched::CpuSet;
 use nix::sys::signal::{SigSet, SigmaskHow};
 use nix::unistd::Pid;
 
-use crate::inner::Shared;
+use crate::inner::{DomainRef, Shared};
 
 /// First pause between two looks at whether the program polls.
 const FIRST_LOOK: Duration = Duration::from_millis(10);
@@ -44,12 +44,28 @@ const STACK_LEN: usize = 256 << 10;
 /// Sleeps that nothing but a frame ends.
 const UNTIL_A_FRAME: Duration = Duration::from_secs(3600);
 
+impl DomainRef {
+    /// Starts the receive thread. Without one the domain works, and its peers find it dead if it
+    /// does not poll for T_dead.
+    pub(crate) fn answer_for_program(&self) {
+        match start(self.arc()) {
+            Ok(thread) => self.keep_receiver(thread),
+            Err(e) => tracing::warn!(
+                "no receive thread ({e}): peers find this process dead if it does not poll for \
+                 {} ms; raise the limit on threads (ulimit -u, the pids limit of a container), or \
+                 let the filter pass membarrier(2)",
+                self.settings.t_dead.as_millis()
+            ),
+        }
+    }
+}
+
 /// Starts the receive thread of a domain.
 ///
 /// # Errors
 /// The system has no thread left, or a kernel without `membarrier` cannot keep this thread and a
 /// program that takes no lock apart. Nothing runs then.
-pub(crate) fn start(shared: &Arc<Shared>) -> io::Result<JoinHandle<()>> {
+fn start(shared: &Arc<Shared>) -> io::Result<JoinHandle<()>> {
     shared.lock.admit_beside()?;
     // The thread is not the program's: a signal sent to the process goes to one of its own.
     let mut before = SigSet::empty();

@@ -17,9 +17,7 @@ use crate::buf::{Buf, Bufs, Posted, Refused};
 use crate::ep::{Endpoint, EpCommon};
 use crate::errno::{Error, Result};
 use crate::flags::OpFlags;
-
-/// Most remote ranges of one call (`rma_iov_limit`).
-pub const RMA_IOV_LIMIT: usize = RmaList::MAX;
+pub use crate::info::RMA_IOV_LIMIT;
 
 /// What `readmsg` and `writemsg` take (`struct fi_msg_rma`).
 #[derive(Debug)]

@@ -13,7 +13,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use barewire_dataplane::node::{EpAttr, EpId, Node, SepId, receive_caps, transmit_caps};
+use barewire_dataplane::node::{EpAttr, EpId, SepId, receive_caps, transmit_caps};
 use barewire_dataplane::types::EpAddr;
 
 use crate::av::Av;
@@ -24,14 +24,12 @@ use crate::ep::{Endpoint, EpCommon};
 use crate::eq::{Eq, EqInner};
 use crate::errno::{Error, Result};
 use crate::flags::Caps;
+pub use crate::info::CTX_MAX;
 use crate::info::{
     EpType, Info, RX_OP_FLAGS, RX_SIZE, RxAttr, SHARED_CONTEXT, TX_OP_FLAGS, TxAttr,
 };
 use crate::inner::DomainRef;
 use crate::raw::RawEndpoint;
-
-/// Contexts of each direction at most.
-pub const CTX_MAX: usize = Node::CTX_MAX;
 
 /// A scalable endpoint (`struct fid_ep` of `fi_scalable_ep`). It sends and receives nothing itself.
 pub struct ScalableEndpoint(pub(crate) Arc<SepInner>);

@@ -17,6 +17,9 @@ pub enum Progress {
     Manual,
 }
 
+/// The port that is used when nobody names one: the machine's default segment of this user.
+pub const DEFAULT_PORT: &str = "shm";
+
 /// Which calls the application makes from several threads at once (`fi_domain_attr.threading`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Threading {

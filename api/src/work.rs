@@ -8,24 +8,17 @@
 //!
 //! Counters are looked at after every turn of the loop, and after every call that changes one.
 
-use barewire_dataplane::node::{AtomicReq, CntrId, EpId, ReadReq, RecvReq, SendReq, WriteReq};
+use barewire_dataplane::node::{AtomicReq, CntrId, ReadReq, RecvReq, SendReq, WriteReq};
 
 use crate::cntr::Cntr;
+pub use crate::deferred::{Condition, ConditionOf};
+use crate::deferred::{Op, Waiting};
 use crate::domain::Domain;
 use crate::ep::EpCommon;
 use crate::errno::{Error, Result};
 use crate::flags::{Caps, OpFlags};
 use crate::inner::Core;
 use crate::raw::{RawAtomic, RawEndpoint, RawRecv, RawRma, RawSend};
-
-/// That a counter has reached a threshold; see [`Cntr::reaching`].
-#[derive(Clone, Copy, Debug)]
-pub struct Condition {
-    /// Address of the shared part of the counter's domain, to be compared.
-    dom: usize,
-    cntr: CntrId,
-    threshold: u64,
-}
 
 impl Cntr {
     /// That the counter has reached `threshold`. Work that waits for it keeps the counter from
@@ -34,13 +27,6 @@ impl Cntr {
         Condition { dom: self.0.dom.name(), cntr: self.0.id, threshold }
     }
 }
-
-/// Reads the condition out of the `struct fi_triggered_context` that the context of an operation
-/// with `FI_TRIGGER` points to.
-///
-/// # Errors
-/// [`Error::Invalid`], [`Error::NoSys`]: there is none that can be waited for.
-pub type ConditionOf = unsafe fn(context: u64) -> Result<Condition>;
 
 /// Deferred work (`struct fi_deferred_work`).
 pub struct RawWork<'a> {
@@ -70,63 +56,6 @@ pub enum RawOp<'a> {
     Set(&'a Cntr, u64),
     /// `FI_OP_CNTR_ADD`.
     Add(&'a Cntr, u64),
-}
-
-/// An operation as it will be posted.
-#[derive(Debug)]
-pub(crate) enum Op {
-    Send(SendReq),
-    Recv(RecvReq),
-    Write(WriteReq),
-    Read(ReadReq),
-    Atomic(Box<AtomicReq>),
-    Set(CntrId, u64),
-    Add(CntrId, u64),
-}
-
-/// What waits.
-#[derive(Debug)]
-struct Waiting {
-    when: Condition,
-    /// The name of deferred work, none of a triggered operation, which failures of the counter do
-    /// not release.
-    name: Option<u64>,
-    /// The endpoint it is posted to, and that which it ends with.
-    ep: Option<(EpId, EpId)>,
-    completion: Option<CntrId>,
-    op: Op,
-}
-
-/// All that waits in a domain.
-#[derive(Debug, Default)]
-pub(crate) struct Works {
-    /// By thresholds, and in the order of submission where they are the same.
-    list: Vec<Waiting>,
-}
-
-impl Works {
-    #[inline(always)]
-    pub(crate) fn any(&self) -> bool {
-        !self.list.is_empty()
-    }
-
-    fn add(&mut self, new: Waiting) {
-        let at = self.list.partition_point(|old| old.when.threshold <= new.when.threshold);
-        self.list.insert(at, new);
-    }
-
-    /// Whether something waits for a counter, or will be counted by it.
-    pub(crate) fn uses(&self, cntr: CntrId) -> bool {
-        let changes = |op: &Op| matches!(op, Op::Set(c, _) | Op::Add(c, _) if *c == cntr);
-        self.list
-            .iter()
-            .any(|w| w.when.cntr == cntr || w.completion == Some(cntr) || changes(&w.op))
-    }
-
-    /// Endpoint `ep` is closed.
-    pub(crate) fn end(&mut self, ep: EpId) {
-        self.list.retain(|w| w.ep.is_none_or(|(_, of)| of != ep));
-    }
 }
 
 /// What became of an attempt to do something that waits.

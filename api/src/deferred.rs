@@ -1,0 +1,80 @@
+//! What waits for a counter, as it will be posted: the table of [`crate::work`].
+
+use barewire_dataplane::node::{AtomicReq, CntrId, EpId, ReadReq, RecvReq, SendReq, WriteReq};
+
+#[cfg(doc)]
+use crate::errno::Error;
+use crate::errno::Result;
+
+/// That a counter has reached a threshold; see [`crate::Cntr::reaching`].
+#[derive(Clone, Copy, Debug)]
+pub struct Condition {
+    /// Address of the shared part of the counter's domain, to be compared.
+    pub(crate) dom: usize,
+    pub(crate) cntr: CntrId,
+    pub(crate) threshold: u64,
+}
+
+/// Reads the condition out of the `struct fi_triggered_context` that the context of an operation
+/// with `FI_TRIGGER` points to.
+///
+/// # Errors
+/// [`Error::Invalid`], [`Error::NoSys`]: there is none that can be waited for.
+pub type ConditionOf = unsafe fn(context: u64) -> Result<Condition>;
+
+/// An operation as it will be posted.
+#[derive(Debug)]
+pub(crate) enum Op {
+    Send(SendReq),
+    Recv(RecvReq),
+    Write(WriteReq),
+    Read(ReadReq),
+    Atomic(Box<AtomicReq>),
+    Set(CntrId, u64),
+    Add(CntrId, u64),
+}
+
+/// What waits.
+#[derive(Debug)]
+pub(crate) struct Waiting {
+    pub(crate) when: Condition,
+    /// The name of deferred work, none of a triggered operation, which failures of the counter do
+    /// not release.
+    pub(crate) name: Option<u64>,
+    /// The endpoint it is posted to, and that which it ends with.
+    pub(crate) ep: Option<(EpId, EpId)>,
+    pub(crate) completion: Option<CntrId>,
+    pub(crate) op: Op,
+}
+
+/// All that waits in a domain.
+#[derive(Debug, Default)]
+pub(crate) struct Works {
+    /// By thresholds, and in the order of submission where they are the same.
+    pub(crate) list: Vec<Waiting>,
+}
+
+impl Works {
+    #[inline(always)]
+    pub(crate) fn any(&self) -> bool {
+        !self.list.is_empty()
+    }
+
+    pub(crate) fn add(&mut self, new: Waiting) {
+        let at = self.list.partition_point(|old| old.when.threshold <= new.when.threshold);
+        self.list.insert(at, new);
+    }
+
+    /// Whether something waits for a counter, or will be counted by it.
+    pub(crate) fn uses(&self, cntr: CntrId) -> bool {
+        let changes = |op: &Op| matches!(op, Op::Set(c, _) | Op::Add(c, _) if *c == cntr);
+        self.list
+            .iter()
+            .any(|w| w.when.cntr == cntr || w.completion == Some(cntr) || changes(&w.op))
+    }
+
+    /// Endpoint `ep` is closed.
+    pub(crate) fn end(&mut self, ep: EpId) {
+        self.list.retain(|w| w.ep.is_none_or(|(_, of)| of != ep));
+    }
+}
