@@ -179,7 +179,7 @@ impl Talk {
     }
 
     /// Whether the message is answered within some time; the error that it ended in.
-    fn is_answered(&mut self, time: Duration) -> std::result::Result<bool, CompletionError> {
+    fn is_answered(&mut self, time: Duration) -> std::result::Result<bool, Box<CompletionError>> {
         let start = Instant::now();
         while self.ended < 2 && start.elapsed() < time {
             match entry(&self.node) {
@@ -189,7 +189,7 @@ impl Talk {
                     let whole = got.op_context == SENT || got.bytes() == pattern(64, self.tag);
                     assert!(whole, "message {} changed", self.tag);
                 }
-                Some(Err(e)) if e.entry.op_context == SENT => return Err(e),
+                Some(Err(e)) if e.entry.op_context == SENT => return Err(Box::new(e)),
                 Some(Err(e)) => println!("told: {e}"),
             }
         }
