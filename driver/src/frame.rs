@@ -375,6 +375,12 @@ impl<'a> RxFrame<'a> {
         Self { near: true, ..self.again() }
     }
 
+    /// The same, from a port around another that tells nobody which stations are near.
+    #[inline(always)]
+    pub fn as_far(&self) -> Self {
+        Self { near: false, ..self.again() }
+    }
+
     /// Whether it came from a process of this node through memory, by a port that tells near
     /// stations from far ones; false on all others.
     #[inline(always)]

@@ -364,8 +364,8 @@ fn provider(suite: Suite, nightly: bool) -> Result<Outcome, String> {
 }
 
 /// Runs the suite `wires`, and `conformance` once more over each port that two domains of one
-/// process can meet on, in a network namespace of its own; of it the calls and flags of messages
-/// over a memif.
+/// process can meet on, and as near ones behind such a port, in a network namespace of its own; of
+/// it the calls and flags of messages over a memif.
 fn wires(suite: Suite, nightly: bool) -> Result<Outcome, String> {
     let mut outcome = integration(suite, nightly, "tests/wires/main.rs")?;
     let unshare = if nix::unistd::geteuid().is_root() { "-n" } else { "-Urn" };
@@ -373,9 +373,11 @@ fn wires(suite: Suite, nightly: bool) -> Result<Outcome, String> {
         "target.'cfg(all())'.runner = ['unshare', '{unshare}', 'sh', '-c', \
          'ip link set lo up; exec \"$@\"', 'sh']"
     );
-    for port in ["afpacket:lo", "udp:127.0.0.1"] {
+    for port in ["afpacket:lo", "udp:127.0.0.1", "udp:127.0.0.1,near=yes"] {
         let args = ["--config", &runner, "--test", "conformance"];
-        let env = [("BAREWIRE_TEST_PORT", port)];
+        // Near ones share a segment, which a test that joins it locks for some milliseconds.
+        let threads = port.contains("near=").then_some(("RUST_TEST_THREADS", "1"));
+        let env: Vec<_> = threads.into_iter().chain([("BAREWIRE_TEST_PORT", port)]).collect();
         let over = cargo_test_with(suite, nightly, &[ALL, &args].concat(), &env)?;
         outcome.counts += over.counts;
         outcome.skips.extend(over.skips);

@@ -10,7 +10,7 @@
 use std::sync::Arc;
 
 use crate::clock::now_ns;
-use crate::frame::{ETH_HDR_LEN, TxFrame};
+use crate::frame::{ETH_HDR_LEN, RxFrame, TxFrame};
 use crate::port::{
     MacAddr, Port, PortCaps, PortCounters, PortGone, PortWaiter, Presence, RxSink, Tx,
 };
@@ -102,6 +102,8 @@ impl Fault {
         // A delayed frame was answered Sent and does not survive its sender.
         caps.lossless &= delay_us == 0;
         caps.gather = false;
+        // What is spoilt is no near way; around the far side of a port there is none.
+        caps.near_mtu = 0;
         caps.rto_floor_ns += 2 * delay_us * 1000;
         let frame_max = ETH_HDR_LEN + caps.mtu;
         let hold_count = settings.hold_count.max(2);
@@ -272,6 +274,9 @@ impl Port for Fault {
             self.pump()?;
             self.inner.flush()?;
         }
+        if self.inner.caps().near_mtu != 0 {
+            return self.inner.rx_burst(max, &mut AsFar(sink));
+        }
         self.inner.rx_burst(max, sink)
     }
 
@@ -318,11 +323,23 @@ impl Port for Fault {
     }
 }
 
+/// Lends frames of near stations as those of any other.
+struct AsFar<'a>(&'a mut dyn RxSink);
+
+impl RxSink for AsFar<'_> {
+    fn prefetch(&mut self, frame: &RxFrame<'_>) {
+        self.0.prefetch(&frame.as_far());
+    }
+
+    fn frame(&mut self, frame: &RxFrame<'_>) {
+        self.0.frame(&frame.as_far());
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::backend::loopback::{Loopback, LoopbackSettings};
-    use crate::frame::RxFrame;
 
     const COUNT: u32 = 20_000;
 

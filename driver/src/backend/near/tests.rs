@@ -191,6 +191,20 @@ fn a_copied_identity_is_not_near() {
     assert_eq!(got, [(false, b"I am b".to_vec()), (true, b"b".to_vec())]);
 }
 
+/// Goal: behind what spoils frames no station is near, and none of its frames is.
+#[test]
+fn a_spoilt_way_is_not_near() {
+    use crate::backend::fault::{Fault, FaultSettings};
+    let Wire { mut near, far: _far, .. } = wire(2, 0);
+    let (b, a) = (near.pop().unwrap(), near.pop().unwrap());
+    let spoilt = |port| Fault::new(Box::new(port), FaultSettings::default(), "fault()");
+    let (mut a, mut b) = (spoilt(a), spoilt(b));
+    let to = b.caps().mac;
+    assert_eq!((a.caps().near_mtu, a.is_near(to)), (0, false));
+    assert_eq!(send(&mut a, to, b"x"), Tx::Sent);
+    assert_eq!(drain(&mut b), [(false, b"x".to_vec())]);
+}
+
 /// Goal: neither side keeps the other from being heard, however much it sends, and bursts are full
 /// while there is enough.
 #[test]
