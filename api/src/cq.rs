@@ -414,33 +414,17 @@ impl CqInner {
         core: &mut Core,
         moved: usize,
         most: usize,
-        mut put: impl FnMut(&Cqe),
+        put: impl FnMut(&Cqe),
     ) -> Result<usize> {
-        match core.node().cq_take(self.id, most, &mut put) {
-            None if core.note_moved(&self.dom, moved) => {
-                rarely(self.cqes_of_late_turn(core, most, put))
-            }
+        // Before the queue is looked at: another turn may follow.
+        core.note_moved(&self.dom, moved);
+        match core.node().cq_take(self.id, most, put) {
             None => self.still_none(core),
             Some(0) => rarely(Self::why_none(core, self.id, &self.dom)),
             Some(n) => {
                 core.found();
                 Ok(n)
             }
-        }
-    }
-
-    /// Takes entries after the turn of [`Core::note_moved`].
-    #[inline(never)]
-    fn cqes_of_late_turn(
-        &self,
-        core: &mut Core,
-        most: usize,
-        put: impl FnMut(&Cqe),
-    ) -> Result<usize> {
-        match core.node().cq_take(self.id, most, put) {
-            None => self.still_none(core),
-            Some(0) => Self::why_none(core, self.id, &self.dom),
-            Some(n) => Ok(n),
         }
     }
 

@@ -186,19 +186,18 @@ impl Core {
         self.turn_and_tell(shared)
     }
 
-    /// A turn that moves something is not in vain, also where peers work on this side's memory,
-    /// which writes no entry. Says whether another turn had to follow, which may have written one.
+    /// Follows a turn that handed nothing out. One that moves something is not in vain, also where
+    /// peers work on this side's memory, which writes no entry. Another turn comes at once if the
+    /// clock was not read for long.
     #[inline(always)]
-    pub(crate) fn note_moved(&mut self, shared: &Shared, moved: usize) -> bool {
+    pub(crate) fn note_moved(&mut self, shared: &Shared, moved: usize) {
         if moved > 0 {
             self.found();
         }
-        let late = self.engine.is_late();
-        if late {
+        if self.engine.is_late() {
             rarely(());
             self.turn_late(shared);
         }
-        late
     }
 
     /// A turn that reads the clock, after one of a program that polls seldom and did not.

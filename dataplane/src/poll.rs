@@ -670,13 +670,14 @@ impl Engine {
     /// turn brings something pays nothing for it.
     #[inline(always)]
     pub fn is_late(&mut self) -> bool {
-        self.node.has_timers() && self.look_for_pause()
+        // Where frames may be lost each turn reads it.
+        self.node.has_timers() && self.node.is_lossless() && self.look_for_pause()
     }
 
     #[inline(never)]
     fn look_for_pause(&mut self) -> bool {
-        // No turn went without since it was read, or none ever does.
-        if self.untimed == self.uncounted || !self.node.is_lossless() {
+        // No turn went without since it was read.
+        if self.untimed == self.uncounted {
             return false;
         }
         let now = Self::now();
