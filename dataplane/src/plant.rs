@@ -96,10 +96,16 @@ pub enum Bug {
     RecvLeftKept,
     /// Room for operations that was taken in advance is not given back.
     OpsLeftLeaked,
+    /// A frame of a near session is taken whatever it came by.
+    CopyIsNear,
+    /// A session has the path of the one before it.
+    PathKept,
+    /// What goes to a far peer leaves without a record, as to a near one.
+    FarUnkept,
 }
 
 /// All of them, in order of declaration.
-pub const ALL: [Bug; 44] = [
+pub const ALL: [Bug; 47] = [
     Bug::OldDuplicateDelivered,
     Bug::DuplicateDelivered,
     Bug::RendezvousDoneOnAck,
@@ -144,6 +150,9 @@ pub const ALL: [Bug; 44] = [
     Bug::PlainKept,
     Bug::RecvLeftKept,
     Bug::OpsLeftLeaked,
+    Bug::CopyIsNear,
+    Bug::PathKept,
+    Bug::FarUnkept,
 ];
 
 /// Whether `bug` is switched on for this thread.

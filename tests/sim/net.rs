@@ -237,6 +237,7 @@ impl Net {
     pub(crate) fn heal(&mut self) {
         let l = &mut self.link;
         (l.loss, l.dup, l.jitter_ns, l.spike, l.corrupt, l.full) = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0);
+        l.spoofs = 0.0;
         for p in &mut self.paths {
             (p.down_until, p.clog_until) = (0, 0);
         }
@@ -316,11 +317,27 @@ impl Net {
 
     /// Carries a frame through memory: at once, in order, and whole.
     fn carry_near(&mut self, from: usize, to: usize, frame: u32) {
+        if self.rng.chance(self.link.spoofs) {
+            self.spoof(to, frame);
+        }
         let p = self.path(from, to) + self.stations.len() * self.stations.len();
         let at = (self.now + NEAR_NS).max(self.paths[p].last_arrival);
         self.paths[p].last_arrival = at;
         self.stations[to].queued += 1;
         self.arrive_at(at, to, frame);
+    }
+
+    /// A stranger sends a copy of a near frame by the wire, with another last byte, and is faster.
+    fn spoof(&mut self, to: usize, frame: u32) {
+        let copy = self.alloc();
+        let bytes = self.pool[frame as usize].clone();
+        let spoofed = &mut self.pool[copy as usize];
+        spoofed.extend_from_slice(&bytes);
+        if let Some(last) = spoofed.last_mut() {
+            *last ^= 0x55;
+        }
+        self.stations[to].queued += 1;
+        self.arrive_at(self.now, to, copy);
     }
 
     fn no_room(&self, from: usize, to: usize, near: bool) -> bool {

@@ -31,6 +31,8 @@ pub(crate) struct LinkPlan {
     pub(crate) nodes: Option<usize>,
     /// `PortCaps::near_mtu`, if there is.
     pub(crate) near_mtu: usize,
+    /// Chance that a frame through memory is copied, changed and sent by the wire as well.
+    pub(crate) spoofs: f64,
     /// Largest frame after the Ethernet header, per host.
     pub(crate) mtu: Vec<usize>,
     pub(crate) bps: u64,
@@ -199,6 +201,7 @@ impl Plan {
                 presence: false,
                 nodes: None,
                 near_mtu: 0,
+                spoofs: 0.0,
                 mtu: vec![1500; 2],
                 bps: 10_000_000_000,
                 latency_ns: 5 * US,
@@ -275,6 +278,7 @@ impl Plan {
         }
         self.link.nodes = Some(r.pick(&[1, 1, 2, 2, 3]));
         self.link.near_mtu = r.pick(&[256, 1500, 4160, 65_536]);
+        self.link.spoofs = r.pick(&[0.0, 0.02]);
         self.node.crc = None;
         let smallest = self.link.mtu.iter().copied().min().unwrap_or(1500);
         self.caller.len_max = self.caller.len_max.min(100 * smallest.min(self.link.near_mtu));

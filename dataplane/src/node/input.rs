@@ -122,7 +122,7 @@ impl Node {
         if strange {
             return self.on_stranger(now, frame, &base);
         }
-        if path.is_near() && !frame.is_near() {
+        if path.is_near() && !frame.is_near() && !planted(Bug::CopyIsNear) {
             self.counters.rx_not_near += 1;
             return;
         }

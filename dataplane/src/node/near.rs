@@ -7,6 +7,7 @@ use barewire_driver::hint::rarely;
 use super::path::Path;
 use super::peer::{State, slot_of};
 use super::{EpId, FrameSink, Node};
+use crate::plant::{Bug, planted};
 use crate::rel::congestion::{CongestionControl, Controller};
 use crate::types::FiAddr;
 use crate::wire::{Base, OpenOp};
@@ -42,7 +43,9 @@ impl Node {
     pub(super) fn set_path(&mut self, p: u32, near: bool) {
         let path = self.path(near);
         let peer = &mut self.peers[p];
-        peer.path = path;
+        if !(planted(Bug::PathKept) && peer.path != Path::empty()) {
+            peer.path = path;
+        }
         let window = if path.is_lossless() { Controller::whole() } else { Controller::default() };
         peer.snd.cwnd = window;
     }

@@ -211,7 +211,7 @@ impl Node {
         let route = &ep.route;
         let p = if AT_HAND { route.plain_peer[usize::from(tagged)] } else { route.peer };
         let peer = self.peers.at_mut(p)?;
-        if peer.path.is_lossless() == KEPT {
+        if peer.path.is_lossless() == KEPT && (KEPT || !planted(Bug::FarUnkept)) {
             return rarely(None);
         }
         if KEPT && (self.tx.is_full() || self.sent.is_full()) {
