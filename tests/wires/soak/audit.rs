@@ -391,6 +391,8 @@ fn an_audit_finds_what_is_wrong() {
         let wrong = audited([sent, &came.replace(old, new)], None, &[]);
         assert_eq!(wrong.len(), 1, "{old} {new}: {wrong:?}");
     }
+    // Who is killed may leave half a line.
+    assert_eq!(audited([&format!("{sent}E 0 w 1 20"), came], None, &[]), [""; 0]);
     // The third was lost and its sender was told; or its receiver is dead.
     let lost = came.replace("R 0 2 0 2 1004_\n", "");
     let told = format!("{sent}C 0 1 3000_\n");

@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 use std::fs;
-use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 
 use super::faults::{Fault, Kind};
@@ -98,11 +97,12 @@ impl Outcomes {
 impl Ledger {
     pub(crate) fn read(path: &Path, outcomes: &mut Outcomes) -> Self {
         let mut ledger = Self::default();
-        // A life that was killed before it began has none.
-        let Ok(file) = fs::File::open(path) else { return ledger };
+        // A life that was killed before it began has none, and one that was killed while it wrote
+        // has half a line.
+        let Ok(text) = fs::read_to_string(path) else { return ledger };
+        let whole = text.rfind('\n').map_or(0, |end| end + 1);
         let mut resting = None;
-        for line in BufReader::new(file).lines() {
-            let line = line.unwrap();
+        for line in text[..whole].lines() {
             let words: Vec<&str> = line.split(' ').collect();
             let number = |n: usize| -> u64 { words[n].parse().unwrap() };
             // Who writes anything else has returned from its rest.
