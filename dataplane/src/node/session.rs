@@ -809,8 +809,8 @@ impl Node {
             State::Idle => return,
             State::Opening | State::Answered => {
                 // A server may not have been started yet: one that is absent is waited for, unless
-                // it was there and took our OPEN.
-                let died = presence == Presence::Absent && !peer.want_open;
+                // it was there and took an OPEN of ours.
+                let died = presence == Presence::Absent && self.openings.has_opened(p);
                 if died {
                     return self.peer_died(now, p, EndReason::Died);
                 }

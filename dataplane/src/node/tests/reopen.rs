@@ -74,3 +74,41 @@ fn an_open_taken_for_an_old_one_is_repeated() {
     assert_eq!(pair.read(1).len(), 1);
     assert_eq!(pair.read(0).len(), 1);
 }
+
+/// A port whose peer dies: it still seems to live when it is looked at first.
+struct Dying {
+    looks: u32,
+}
+
+impl FrameSink for Dying {
+    fn send(&mut self, _: &TxFrame<'_>) -> Tx {
+        Tx::NoRoute
+    }
+
+    fn presence(&mut self, _: MacAddr) -> Presence {
+        self.looks += 1;
+        if self.looks == 1 { Presence::Present } else { Presence::Absent }
+    }
+}
+
+/// Goal: who took our OPEN and died before it answered is dead at once, although a repetition of
+/// the OPEN found nobody; who never was there is waited for until T_dead.
+#[test]
+fn who_took_an_open_and_died_is_not_waited_for() {
+    for took in [true, false] {
+        let mut pair = Pair::of([seen(1, 101), seen(2, 102)]);
+        pair.send(0, IoBuf::leaked(&[1; 8]), 1, OpFlags::empty(), 7).unwrap();
+        if took {
+            let End { node, out, .. } = &mut pair.ends[0];
+            node.transmit(pair.now, &mut Seen(out));
+            assert_eq!(out.len(), 1);
+        }
+        let (end, mut port) = (&mut pair.ends[0], Dying { looks: 0 });
+        let told = (1..1000u64).find(|ms| {
+            end.node.transmit(pair.now + ms * 1_000_000, &mut port);
+            end.node.cq_readerr(end.cq).is_ok()
+        });
+        let told = told.expect("every operation ends");
+        assert!(if took { told <= 60 } else { told >= 499 }, "took {took}: told after {told} ms");
+    }
+}
