@@ -276,6 +276,8 @@ impl Node {
             self.peers[p].closed_epoch = 0;
         }
         let peer = &mut self.peers[p];
+        // What is meant for the life that an OPEN claimed ends with it from now on.
+        peer.is_life_claimed &= addr.incarnation == 0;
         // Of several indices of an endpoint the newest is told.
         (peer.av_refs, peer.source) = (peer.av_refs + 1, SourceName::UNKNOWN);
         let EpAddr { ep, incarnation, .. } = addr;
