@@ -176,7 +176,10 @@ impl Node {
         if self.halves.is_full() {
             self.halves.raise_capacity(2 * self.halves.capacity());
         }
+        // The rest of it is waited for.
+        self.begin_to_wait(now, p);
         self.peers[p].inbound = self.halves.alloc(half).expect("there is room now");
+        self.arm_timer(now, p);
         self.regrant(now, p);
         Ok(())
     }
