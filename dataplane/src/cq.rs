@@ -8,8 +8,8 @@ use crate::flags::CqFlags;
 use crate::slab::{NONE, Slab};
 use crate::types::{CqErr, Cqe, FI_ADDR_UNSPEC};
 
-/// Somebody who takes an entry from where it lies in a completion queue; or, if he has just found
-/// that empty, from where the next one is made, so that it never lies there.
+/// Takes an entry from where it lies in a completion queue, or, if that was just found empty, from
+/// where the next entry is made, so that it never lies there.
 pub trait Reader {
     /// Whether this queue is the one, by its slot.
     fn reads(&self, cq: u32) -> bool;
@@ -18,7 +18,7 @@ pub trait Reader {
     fn take(self, cqe: &Cqe);
 }
 
-/// Nobody.
+/// No reader: entries go to their queue.
 pub struct NoReader;
 
 impl Reader for NoReader {
@@ -374,6 +374,8 @@ mod tests {
 
     use super::*;
 
+    use crate::types::ProvErrno;
+
     /// Keeps the entry.
     struct Keep<'a>(&'a mut Option<Cqe>);
 
@@ -386,7 +388,6 @@ mod tests {
             *self.0 = Some(*cqe);
         }
     }
-    use crate::types::ProvErrno;
 
     #[derive(Clone, Copy, Debug)]
     enum Op {

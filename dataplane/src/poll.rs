@@ -665,9 +665,8 @@ impl Engine {
         self.now = now;
     }
 
-    /// For a caller whose turn brought it nothing, and who may not come again soon: whether timers
-    /// run and the clock was not read for long. Then the next turn, due at once, reads it. Whom a
-    /// turn brings something pays nothing for it.
+    /// For a caller whose turn brought nothing, and that may not poll again soon: whether timers run
+    /// and the clock was not read for long. Then the next turn, due at once, reads it.
     #[inline(always)]
     pub fn is_late(&mut self) -> bool {
         // Where frames may be lost each turn reads it.

@@ -23,7 +23,7 @@ use barewire_driver::port::Tx;
 use super::packet::Packet;
 use super::peer::{Peer, State, ack_time, slot_of};
 use super::short_rma::BaseTo;
-use super::{AnySink, FrameSink, Node, ShortFrame};
+use super::{FrameSink, Node, ShortFrame};
 use crate::rel::sent::SendWindow;
 use crate::slab::NONE;
 use crate::types::Instant;
@@ -92,10 +92,10 @@ impl Acks {
         }
     }
 
-    /// Whether frames have come since this was asked last: `received` is their number so far.
+    /// A turn sees that `received` frames have come so far.
     #[inline(always)]
-    pub(super) fn note_frames(&mut self, received: u64) -> bool {
-        std::mem::replace(&mut self.seen_frames, received) != received
+    pub(super) fn note_frames(&mut self, received: u64) {
+        self.seen_frames = received;
     }
 
     /// Whether a turn at `now`, at which so many frames had been received, has no acknowledgement
@@ -207,15 +207,6 @@ impl Node {
         }
     }
 
-    /// Acknowledges what nothing that was sent since has acknowledged, if it is time; `idle` if no
-    /// frame has come since the last turn.
-    #[inline]
-    pub(super) fn ack_owed(&mut self, now: Instant, idle: bool, out: &mut dyn FrameSink) {
-        if self.acks.is_owed(now, idle) {
-            self.ack_all_owed(now, &mut AnySink(out));
-        }
-    }
-
     /// Whether a turn at `now` finds that acknowledgements which are owed may wait no longer.
     #[inline(always)]
     pub fn owes_acks(&mut self, now: Instant) -> bool {
@@ -225,10 +216,6 @@ impl Node {
     /// Acknowledges what nothing that was sent since has acknowledged. What cannot leave now is the
     /// next [`transmit`](Self::transmit)'s.
     pub fn send_acks(&mut self, now: Instant, out: &mut impl FrameSink) {
-        self.ack_all_owed(now, out);
-    }
-
-    fn ack_all_owed(&mut self, now: Instant, out: &mut impl FrameSink) {
         (self.acks.owed_since, self.acks.soon) = (None, false);
         while let Some(p) = self.acks.owing.pop_front() {
             let Some(peer) = self.peers.get_mut(p) else { continue };

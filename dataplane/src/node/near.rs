@@ -1,5 +1,5 @@
-//! Which sessions are near: who may say so, and what becomes of one whose path changes before it is
-//! open. See [`Path`].
+//! Which sessions are near: what proves it, and what becomes of a session whose path changes before
+//! it is open. See [`Path`].
 
 use barewire_driver::frame::{ETH_HDR_LEN, RxFrame};
 use barewire_driver::hint::rarely;
@@ -84,7 +84,7 @@ impl Node {
         match peer.state {
             State::Idle | State::Open => false,
             State::Answered => op.inc == peer.inc && op.epoch == peer.peer_epoch,
-            // Who named another life learns by the answer to its next OPEN that there is none.
+            // If the application named another life, the answer to the next OPEN tells of its end.
             State::Opening => {
                 let named = peer.inc == 0 || peer.inc == op.inc;
                 let gives_way = op.is_near() && !op.is_answer() && named;

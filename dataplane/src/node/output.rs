@@ -53,7 +53,8 @@ impl Node {
         if self.has_answers() {
             self.send_answers(now, &mut AnySink(out));
         }
-        let idle = !self.acks.note_frames(self.counters.rx_frames);
+        let owes_acks = self.owes_acks(now);
+        self.acks.note_frames(self.counters.rx_frames);
         self.blocked = false;
         while let Some(p) = self.wheel.expire(now) {
             self.observed.failures.lacks_memory = out.lacks_memory();
@@ -62,7 +63,9 @@ impl Node {
         if self.coll_wants(now) {
             self.coll_progress(now, out);
         }
-        self.ack_owed(now, idle, out);
+        if owes_acks {
+            self.send_acks(now, &mut AnySink(out));
+        }
         self.ask_after_tails(now);
         for _ in 0..self.ready.len() {
             let Some(p) = self.ready.pop_front() else { break };

@@ -91,7 +91,8 @@ impl Node {
     /// There is something to send to `p`: opens a session or puts it into the queue.
     pub(crate) fn kick(&mut self, now: Instant, p: u32) {
         match self.peers[p].state {
-            State::Idle => self.begin(now, p, State::Opening),
+            // The path is chosen when the OPEN leaves.
+            State::Idle => self.begin(now, p, State::Opening, false),
             State::Opening => {}
             // Whoever sent the OPEN may be gone, or may never have been there.
             State::Answered if !self.peers[p].opens => {
@@ -103,8 +104,9 @@ impl Node {
         }
     }
 
-    /// Gives the peer a new session of ours in `state`, which has an OPEN to send.
-    fn begin(&mut self, now: Instant, p: u32, state: State) {
+    /// Gives the peer a new session of ours in `state`, with a near path or a far one, which has an
+    /// OPEN to send.
+    fn begin(&mut self, now: Instant, p: u32, state: State, near: bool) {
         let mut first = Psn(self.random() as u32);
         self.epoch = self.epoch.wrapping_add(1);
         let generation = u32::from(self.sid_gen[p as usize]);
@@ -136,7 +138,7 @@ impl Node {
         peer.heard = active;
         peer.probe_at = now;
         peer.reorder_at = Instant(0);
-        self.set_path(p, false);
+        self.set_path(p, near);
         self.openings.forget(p);
         self.observed.tallies[p as usize] = Tally::new(now, first);
         self.blocks_unpromised -= grant as usize;
@@ -152,7 +154,7 @@ impl Node {
     /// The session with ourselves has one record for both of its ends.
     pub(crate) fn open_to_self(&mut self, p: u32) {
         let now = self.polled_at;
-        self.begin(now, p, State::Open);
+        self.begin(now, p, State::Open, false);
         self.note_life(p, self.settings.incarnation);
         let peer = &mut self.peers[p];
         peer.want_open = false;
@@ -283,8 +285,7 @@ impl Node {
             self.peers[p].closed_epoch = 0;
         }
         let proven = self.is_proven(now, base.src, op);
-        self.begin(now, p, State::Answered);
-        self.set_path(p, op.is_near());
+        self.begin(now, p, State::Answered, op.is_near());
         self.pair(p, base, op);
         let peer = &mut self.peers[p];
         peer.opens = !peer.wrs.is_empty() || peer.coll_waits > 0;
@@ -368,8 +369,8 @@ impl Node {
     }
 
     /// A peer polls that has our OPEN: it had a session with an earlier life of ours, or wants one,
-    /// whose end it learns by an RST, and may have dropped the OPEN before. Who counts on what lies
-    /// in its memory begins again to repeat it.
+    /// learns of that life's end by an RST, and may have dropped the OPEN before. So the OPEN is
+    /// repeated again, also where one that lies in the peer's memory would do.
     fn open_anew(&mut self, now: Instant, src: MacAddr) {
         let Some(p) = self.by_mac.get(&self.peers, src) else { return };
         let peer = &self.peers[p];
@@ -491,7 +492,7 @@ impl Node {
             self.peers[p].closed_epoch = 0;
         }
         if !self.peers[p].wrs.is_empty() || self.peers[p].coll_waits > 0 {
-            self.begin(now, p, State::Opening);
+            self.begin(now, p, State::Opening, false);
         }
     }
 

@@ -1,4 +1,4 @@
-//! Near and far peers in one node: what a session's path promises, and who may say that it is near.
+//! Near and far peers in one node: what a session's path promises, and what proves that it is near.
 
 use super::*;
 

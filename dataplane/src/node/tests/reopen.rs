@@ -91,10 +91,10 @@ impl FrameSink for Dying {
     }
 }
 
-/// Goal: who took our OPEN and died before it answered is dead at once, although a repetition of
-/// the OPEN found nobody; who never was there is waited for until T_dead.
+/// Goal: a peer that took our OPEN and died before it answered is dead at once, although a
+/// repetition of the OPEN had no receiver; one that never was there is waited for until T_dead.
 #[test]
-fn who_took_an_open_and_died_is_not_waited_for() {
+fn a_peer_that_took_an_open_and_died_is_not_waited_for() {
     for took in [true, false] {
         let mut pair = Pair::of([seen(1, 101), seen(2, 102)]);
         pair.send(0, IoBuf::leaked(&[1; 8]), 1, OpFlags::empty(), 7).unwrap();
