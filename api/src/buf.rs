@@ -28,7 +28,7 @@ use std::sync::Arc;
 
 use barewire_dataplane::flags::{CqFlags, OpFlags};
 use barewire_dataplane::types::Cqe;
-use barewire_driver::hint::rarely;
+use barewire_driver::hint::cold;
 use barewire_driver::mem::{IOV_LIMIT, IoBuf, Span};
 
 use crate::errno::{Error, Result};
@@ -518,13 +518,13 @@ impl OpTable {
         buf: Buf,
         post: impl FnOnce(OpKey, IoBuf) -> bool,
     ) -> std::result::Result<(), Buf> {
-        let Some(op) = self.ops.get_mut(self.free as usize) else { return rarely(Err(buf)) };
+        let Some(op) = self.ops.get_mut(self.free as usize) else { return cold(Err(buf)) };
         // If `post` panics the node may have the memory, so that nobody frees it.
         let buf = ManuallyDrop::new(buf);
         let begun = post(op.key, IoBuf::one(buf.span()));
         let buf = ManuallyDrop::into_inner(buf);
         if !begun {
-            return rarely(Err(buf));
+            return cold(Err(buf));
         }
         self.free = op.next;
         op.begin(what, Bufs::One(buf));
@@ -623,7 +623,7 @@ impl OpTable {
             || op.kind != OpKind::Once
             || cqe.flags.contains(CqFlags::BUFFERED_RECV)
         {
-            return rarely(None);
+            return cold(None);
         }
         op.free(&mut self.free);
         Some((op.context, &mut op.bufs))

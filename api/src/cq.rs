@@ -7,7 +7,7 @@ use std::sync::Arc;
 use barewire_dataplane::node::{CqId, CqReader, NoReader, Node, Reader};
 use barewire_dataplane::poll::Engine;
 use barewire_dataplane::types::{CqErr, Cqe, EpAddr, FI_ADDR_UNSPEC, FiAddr, ProvErrno};
-use barewire_driver::hint::rarely;
+use barewire_driver::hint::cold;
 
 use crate::buf::{Buf, Bufs, Ended, OpTable, Piece};
 use crate::errno::{self, Error, Result};
@@ -144,11 +144,11 @@ impl Completion {
         if !matches!(self.bufs, Bufs::None) || self.piece.is_some() {
             self.drop_memory();
         }
-        let ended = if cq.whole { ops.complete_one(cqe) } else { rarely(None) };
+        let ended = if cq.whole { ops.complete_one(cqe) } else { cold(None) };
         let Some((context, bufs)) = ended else {
             // A copy, so that the other need never lie in memory.
             let cqe = *cqe;
-            return rarely(self.fill_any(ops, &cqe, cq));
+            return cold(self.fill_any(ops, &cqe, cq));
         };
         bufs.move_to(&mut self.bufs);
         (self.op_context, self.flags, self.src) = (context, cqe.flags, cqe.src);
@@ -365,7 +365,7 @@ impl CqInner {
         match core.node().cq_take(self.id, most, &mut put) {
             None => self.cqes_of_turn(shared, core, most, put),
             // An error that is next would only be found again.
-            Some(0) => rarely(Self::why_none(core, self.id, shared)),
+            Some(0) => cold(Self::why_none(core, self.id, shared)),
             Some(n) => {
                 core.read_something(shared);
                 Ok(n)
@@ -384,7 +384,7 @@ impl CqInner {
     ) -> Result<usize> {
         if most == 0 {
             let moved = core.turn_here_if_manual(shared, NoReader);
-            return rarely(self.cqes_after_turn(core, moved, most, put));
+            return cold(self.cqes_after_turn(core, moved, most, put));
         }
         let (moved, taken) = self.turn(shared, core, &mut put);
         if taken {
@@ -420,7 +420,7 @@ impl CqInner {
         core.note_moved(&self.dom, moved);
         match core.node().cq_take(self.id, most, put) {
             None => self.still_none(core),
-            Some(0) => rarely(Self::why_none(core, self.id, &self.dom)),
+            Some(0) => cold(Self::why_none(core, self.id, &self.dom)),
             Some(n) => {
                 core.found();
                 Ok(n)
@@ -453,7 +453,7 @@ impl CqInner {
     fn still_none(&self, core: &mut Core) -> Result<usize> {
         // Most have none, and then nothing has to be kept over a call.
         if self.watch.is_some() {
-            rarely(());
+            cold(());
             self.seen_empty(core);
         }
         Err(Error::Again)
@@ -514,18 +514,18 @@ impl CqInner {
         let [to, rest @ ..] = out else { return Took::Other };
         let mut taken = None;
         match core.take_one(self.id, First { cq: self, to, taken: &mut taken }) {
-            Some(true) if taken != Some(true) => rarely(Took::Other),
+            Some(true) if taken != Some(true) => cold(Took::Other),
             Some(true) if rest.is_empty() || core.node().cq_is_empty(self.id) => Took::One,
             Some(true) => Took::More,
             // An error is next, or the loop is to be turned.
-            Some(false) => rarely(Took::Other),
+            Some(false) => cold(Took::Other),
             None => {
                 let mut taken = None;
                 let first = First { cq: self, to, taken: &mut taken };
                 let moved = core.turn_here_if_manual(shared, first);
                 let Some(shown) = taken else { return Took::None { moved } };
                 core.found();
-                if shown { Took::One } else { rarely(Took::Other) }
+                if shown { Took::One } else { cold(Took::Other) }
             }
         }
     }
@@ -663,7 +663,7 @@ fn leave(mut core: Guard<'_, Core>, read: Result<usize>) -> Result<usize> {
     let in_vain = read.is_err() && core.reads_in_vain();
     core.leave();
     if in_vain {
-        rarely(());
+        cold(());
         std::thread::yield_now();
     }
     read

@@ -9,7 +9,7 @@ use barewire_dataplane::node::{EpAttr as NodeEpAttr, EpId, MsgKind, Node, RecvRe
 use barewire_dataplane::poll::Engine;
 use barewire_dataplane::proto::atomic::OPERAND_LEN_MAX;
 use barewire_dataplane::types::{EpAddr, FiAddr};
-use barewire_driver::hint::rarely;
+use barewire_driver::hint::cold;
 
 use crate::av::{Av, AvInner};
 use crate::buf::{Bufs, OpKey, OpKind, Posted, Refused, kind_of};
@@ -616,8 +616,8 @@ pub(crate) struct Recv {
 /// How an operation with these flags ends that ends with its first completion.
 #[inline(always)]
 fn kind_once(selective: &AtomicBool, flags: OpFlags) -> OpKind {
-    if selective.load(Ordering::Relaxed) && rarely(!flags.contains(OpFlags::COMPLETION)) {
-        return rarely(OpKind::Silent);
+    if selective.load(Ordering::Relaxed) && cold(!flags.contains(OpFlags::COMPLETION)) {
+        return cold(OpKind::Silent);
     }
     OpKind::Once
 }
@@ -682,7 +682,7 @@ impl Endpoint {
         let flags = flags | OpFlags::COMPLETION;
         let mut core = match shared.enter() {
             Ok(core) => core,
-            Err(error) => return rarely(Err(Refused { error, bufs })),
+            Err(error) => return cold(Err(Refused { error, bufs })),
         };
         let bufs = match bufs {
             Bufs::One(buf) => {
@@ -703,7 +703,7 @@ impl Endpoint {
             }
             other => other,
         };
-        rarely(self.post_send_long(core, how, Send { kind, bufs, dest, tag, data, context, flags }))
+        cold(self.post_send_long(core, how, Send { kind, bufs, dest, tag, data, context, flags }))
     }
 
     /// The rest of [`post_send`](Self::post_send), which begins anew.
@@ -757,7 +757,7 @@ impl Endpoint {
         let shared: &Shared = &self.dom;
         let mut core = match shared.enter() {
             Ok(core) => core,
-            Err(error) => return rarely(Err(Refused { error, bufs })),
+            Err(error) => return cold(Err(Refused { error, bufs })),
         };
         let bufs = match bufs {
             Bufs::One(buf) => {
@@ -781,7 +781,7 @@ impl Endpoint {
             other => other,
         };
         let recv = Recv { kind, bufs, src, tag, ignore, context, flags };
-        rarely(self.post_recv_long(core, recv))
+        cold(self.post_recv_long(core, recv))
     }
 
     /// The rest of [`post_recv`](Self::post_recv), which begins anew.

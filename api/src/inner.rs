@@ -10,7 +10,7 @@ use std::time::Duration;
 use barewire_dataplane::node::{CqId, EpId, FailedInject, GroupId, NoReader, Node, Reader};
 use barewire_dataplane::poll::Engine;
 use barewire_dataplane::types::Instant;
-use barewire_driver::hint::rarely;
+use barewire_driver::hint::cold;
 use barewire_driver::port::PortCaps;
 
 use crate::buf::OpTable;
@@ -115,7 +115,7 @@ impl Core {
     fn calm_turn(&mut self, shared: &Shared, reader: impl EntryReader) -> usize {
         self.reads_left = READS_PER_TURN;
         reader.turn(&mut self.engine, &mut self.ops).unwrap_or_else(|| {
-            rarely(());
+            cold(());
             self.other_turn(shared)
         })
     }
@@ -171,7 +171,7 @@ impl Core {
         if self.watch.is_calm() {
             return self.calm_turn(shared, reader);
         }
-        rarely(());
+        cold(());
         self.turn_watched(shared)
     }
 
@@ -195,7 +195,7 @@ impl Core {
             self.found();
         }
         if self.engine.is_late() {
-            rarely(());
+            cold(());
             self.turn_late(shared);
         }
     }
@@ -227,7 +227,7 @@ impl Core {
         self.reads_left -= 1;
         if self.reads_left == 0 {
             self.reads_left = READS_PER_TURN;
-            rarely(());
+            cold(());
             self.turn_if_manual(shared);
         }
     }
@@ -241,7 +241,7 @@ impl Core {
         }
         // The loop is to be turned.
         if self.reads_left <= 1 {
-            return rarely(Some(false));
+            return cold(Some(false));
         }
         let taken = reader.take_one(cq, self.engine.node_mut(), &mut self.ops);
         if taken == Some(true) {
@@ -272,7 +272,7 @@ impl Core {
     #[inline(always)]
     pub(crate) fn posted(&mut self, shared: &Shared) {
         if self.watch.any() {
-            rarely(());
+            cold(());
             self.tell_watchers(shared);
         }
     }

@@ -27,7 +27,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering, co
 use std::sync::{Arc, Once, Weak};
 use std::time::Duration;
 
-use barewire_driver::hint::rarely;
+use barewire_driver::hint::cold;
 
 use crate::errno::{Error, Result};
 
@@ -169,7 +169,7 @@ impl<T> Lock<T> {
     #[inline]
     pub(crate) fn enter(&self) -> Result<Guard<'_, T>> {
         if !self.gate.hold_if_open() {
-            rarely(());
+            cold(());
             self.enter_checked()?;
         }
         Ok(Guard { lock: self, on_this_thread: PhantomData })
@@ -181,7 +181,7 @@ impl<T> Lock<T> {
     #[inline(always)]
     pub(crate) fn enter_open(&self) -> Option<Guard<'_, T>> {
         if !self.gate.hold_if_open() {
-            return rarely(None);
+            return cold(None);
         }
         Some(Guard { lock: self, on_this_thread: PhantomData })
     }
@@ -404,14 +404,14 @@ impl Gate {
         match self.now.load(Ordering::Relaxed) {
             OPEN => self.now.store(HELD, Ordering::Relaxed),
             CLAIMABLE => {
-                rarely(());
+                cold(());
                 if self.hold_is_contested() {
                     // Not claimable: the thread may have shut it meanwhile. Leaving opens it again.
                     self.now.store(FREE, Ordering::Release);
                     return false;
                 }
             }
-            _ => return rarely(false),
+            _ => return cold(false),
         }
         true
     }

@@ -1,7 +1,7 @@
 //! Completion queues: a ring that cannot overrun, since whoever will complete an operation has
 //! reserved the entry when the operation was posted.
 
-use barewire_driver::hint::rarely;
+use barewire_driver::hint::cold;
 
 use crate::error::{Error, Result};
 use crate::flags::CqFlags;
@@ -228,7 +228,7 @@ impl Cq {
         while n < most {
             let Some(next) = self.next() else { break };
             if next.err != NONE {
-                rarely(());
+                cold(());
                 break;
             }
             put(&next.cqe);
@@ -248,7 +248,7 @@ impl Cq {
         }
         match self.next() {
             Some(&Entry { ref cqe, err: NONE }) if !lead_only => reader.take(cqe),
-            _ => return rarely(false),
+            _ => return cold(false),
         }
         self.take_next();
         true

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use barewire_driver::backend::known::{Known, KnownPort};
 use barewire_driver::clock;
 use barewire_driver::frame::{Body, FillHead, RxFrame, ShortHead, TxFrame};
-use barewire_driver::hint::rarely;
+use barewire_driver::hint::cold;
 use barewire_driver::mem::{IoBuf, SHORT};
 use barewire_driver::port::{
     BriskPort, MacAddr, Port, PortCaps, PortCounters, PortGone, PortWaiter, Presence, RxSink,
@@ -206,7 +206,7 @@ impl<P: BriskPort> FrameSink for ToBrisk<'_, P> {
         if send_few(&mut **self.0, frame) {
             return Tx::Sent;
         }
-        rarely(());
+        cold(());
         send_whole(self, frame)
     }
 
@@ -215,7 +215,7 @@ impl<P: BriskPort> FrameSink for ToBrisk<'_, P> {
         if send_msg_short(&mut **self.0, msg) {
             return Tx::Sent;
         }
-        rarely(());
+        cold(());
         send_msg_long(&mut **self.0, msg).unwrap_or(Tx::Full)
     }
 }
@@ -232,7 +232,7 @@ impl<P: BriskPort> FrameSink for AtHand<'_, P> {
     #[inline(always)]
     fn send_msg(&mut self, msg: &impl Message) -> Tx {
         let sent = self.0.begin_short(msg.head(false).dst, msg.body(), msg.imm(), &MsgHead(msg));
-        if sent { Tx::Sent } else { rarely(Tx::Full) }
+        if sent { Tx::Sent } else { cold(Tx::Full) }
     }
 }
 
@@ -511,13 +511,13 @@ impl Engine {
     /// happened, if it is another. The first completion may go to `reader`.
     #[inline(always)]
     pub fn brisk_turn(&mut self, reader: impl Reader) -> Option<usize> {
-        let KnownPort::Shm(port) = &mut self.port else { return rarely(None) };
+        let KnownPort::Shm(port) = &mut self.port else { return cold(None) };
         // Written before it is known whether there was one, so that it is one step.
         let (left, none) = self.untimed.overflowing_sub(1);
         self.untimed = left;
         if none {
             self.untimed = 0;
-            return rarely(None);
+            return cold(None);
         }
         // A sink of its own, so that it need not lie in memory for `busy_turn`.
         let reader = Some(reader);
@@ -532,7 +532,7 @@ impl Engine {
         if !self.node.is_lossless() {
             return self.timed_turn();
         }
-        let Some(left) = self.untimed.checked_sub(1) else { return rarely(None) };
+        let Some(left) = self.untimed.checked_sub(1) else { return cold(None) };
         let few = self.port.far(TakeFew(ToNode::of(&mut self.node, &self.now)))?;
         self.untimed = left;
         Some(self.after_few(few))
@@ -544,7 +544,7 @@ impl Engine {
     fn timed_turn(&mut self) -> Option<usize> {
         let now = Self::now();
         if self.uncounted == UNTIMED_TURNS || now.since(self.now) >= BRISK_NS {
-            return rarely(None);
+            return cold(None);
         }
         self.uncounted += 1;
         (self.now, self.turned_at) = (now, now);
@@ -552,7 +552,7 @@ impl Engine {
         match self.port.far(TakeFew(ToNode::of(&mut self.node, &self.now))).flatten() {
             Some(moved) if self.node.passes(now) => Some(moved),
             few => {
-                rarely(());
+                cold(());
                 Some(self.busy_turn(few))
             }
         }
@@ -564,7 +564,7 @@ impl Engine {
         match few {
             Some(moved) if self.node.is_at_rest() => moved,
             _ => {
-                rarely(());
+                cold(());
                 self.busy_turn(few)
             }
         }
@@ -665,8 +665,8 @@ impl Engine {
         self.now = now;
     }
 
-    /// For a caller whose turn brought nothing, and that may not poll again soon: whether timers run
-    /// and the clock was not read for long. Then the next turn, due at once, reads it.
+    /// For a caller whose turn brought nothing, and that may not poll again soon: whether timers
+    /// run and the clock was not read for long. Then the next turn, due at once, reads it.
     #[inline(always)]
     pub fn is_late(&mut self) -> bool {
         // Where frames may be lost each turn reads it.
@@ -736,7 +736,7 @@ impl Engine {
     /// [`Node::send_at_hand`].
     #[inline(always)]
     pub fn send_at_hand(&mut self, ep: EpId, req: &SendReq) -> bool {
-        let KnownPort::Shm(port) = &mut self.port else { return rarely(false) };
+        let KnownPort::Shm(port) = &mut self.port else { return cold(false) };
         let sent = self.node.send_at_hand(ep, req, &mut AtHand(port));
         if sent {
             port.finish();
@@ -762,7 +762,7 @@ impl Engine {
     /// request is ever put together.)
     #[inline(always)]
     pub fn atomic_now(&mut self, ep: EpId, req: &mut ShortAtomic<'_>) -> bool {
-        let KnownPort::Shm(port) = &mut self.port else { return rarely(false) };
+        let KnownPort::Shm(port) = &mut self.port else { return cold(false) };
         self.node.atomic_now(ep, req, &mut ToBrisk(port), Self::now)
     }
 

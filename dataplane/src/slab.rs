@@ -9,7 +9,7 @@
 
 use std::ops::{Index, IndexMut};
 
-use barewire_driver::hint::rarely;
+use barewire_driver::hint::cold;
 use barewire_driver::mem::prefetch;
 
 /// No slot: the end of a list.
@@ -167,7 +167,7 @@ impl<T, A> Slab<T, A> {
     pub fn alloc_again(&mut self, value: T) -> Option<Handle> {
         let idx = self.free_head;
         let Some(slot) = self.slots.get_mut(idx as usize) else {
-            return rarely(None);
+            return cold(None);
         };
         let Slot::Free { generation, next } = *slot else { broken() };
         let generation = generation.wrapping_add(1);
@@ -228,7 +228,7 @@ impl<T, A> Slab<T, A> {
     pub fn get(&self, idx: u32) -> Option<&T> {
         match self.slots.get(idx as usize) {
             Some(Slot::Used { value, .. }) => Some(value),
-            _ => rarely(None),
+            _ => cold(None),
         }
     }
 
@@ -237,7 +237,7 @@ impl<T, A> Slab<T, A> {
     pub fn get_mut(&mut self, idx: u32) -> Option<&mut T> {
         match self.slots.get_mut(idx as usize) {
             Some(Slot::Used { value, .. }) => Some(value),
-            _ => rarely(None),
+            _ => cold(None),
         }
     }
 
@@ -276,7 +276,7 @@ impl<T, A> Slab<T, A> {
             Some(Slot::Used { generation, value, .. }) if *generation == handle.generation => {
                 Some(value)
             }
-            _ => rarely(None),
+            _ => cold(None),
         }
     }
 
@@ -287,7 +287,7 @@ impl<T, A> Slab<T, A> {
             Some(Slot::Used { generation, value, .. }) if *generation == handle.generation => {
                 Some(value)
             }
-            _ => rarely(None),
+            _ => cold(None),
         }
     }
 

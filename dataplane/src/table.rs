@@ -7,7 +7,7 @@
 use std::mem::offset_of;
 use std::ops::{Index, IndexMut};
 
-use barewire_driver::hint::rarely;
+use barewire_driver::hint::cold;
 use barewire_driver::mem::{prefer_large_pages, prefetch};
 
 use crate::slab::{Handle, Line, NONE};
@@ -117,7 +117,7 @@ impl<T: Vacant, A> Table<T, A> {
             Some(slot) => slot,
             None => {
                 // Not with the value, which would have to lie in memory for the sake of it.
-                idx = rarely(self.grow())?;
+                idx = cold(self.grow())?;
                 self.slots.get_mut(idx as usize)?
             }
         };
@@ -155,7 +155,7 @@ impl<T: Vacant, A> Table<T, A> {
     #[inline(always)]
     pub fn alloc_again(&mut self) -> Option<(u32, &mut T)> {
         let idx = self.free_head;
-        let Some(slot) = self.slots.get_mut(idx as usize) else { return rarely(None) };
+        let Some(slot) = self.slots.get_mut(idx as usize) else { return cold(None) };
         debug_assert!(!slot.is_used());
         slot.generation = slot.generation.wrapping_add(1);
         self.free_head = slot.next;
@@ -195,7 +195,7 @@ impl<T, A> Table<T, A> {
     pub fn get(&self, idx: u32) -> Option<&T> {
         match self.slots.get(idx as usize) {
             Some(slot) if slot.is_used() => Some(&slot.value),
-            _ => rarely(None),
+            _ => cold(None),
         }
     }
 
@@ -204,7 +204,7 @@ impl<T, A> Table<T, A> {
     pub fn get_mut(&mut self, idx: u32) -> Option<&mut T> {
         match self.slots.get_mut(idx as usize) {
             Some(slot) if slot.is_used() => Some(&mut slot.value),
-            _ => rarely(None),
+            _ => cold(None),
         }
     }
 
@@ -213,7 +213,7 @@ impl<T, A> Table<T, A> {
     pub fn at(&self, idx: u32) -> Option<&T> {
         match self.slots.get(idx as usize) {
             Some(slot) => Some(&slot.value),
-            None => rarely(None),
+            None => cold(None),
         }
     }
 
@@ -222,7 +222,7 @@ impl<T, A> Table<T, A> {
     pub fn at_mut(&mut self, idx: u32) -> Option<&mut T> {
         match self.slots.get_mut(idx as usize) {
             Some(slot) => Some(&mut slot.value),
-            None => rarely(None),
+            None => cold(None),
         }
     }
 
@@ -271,7 +271,7 @@ impl<T, A> Table<T, A> {
     pub fn by_handle(&self, handle: Handle) -> Option<&T> {
         match self.slots.get(handle.idx as usize) {
             Some(slot) if slot.generation == handle.generation => Some(&slot.value),
-            _ => rarely(None),
+            _ => cold(None),
         }
     }
 
@@ -280,7 +280,7 @@ impl<T, A> Table<T, A> {
     pub fn by_handle_mut(&mut self, handle: Handle) -> Option<&mut T> {
         match self.slots.get_mut(handle.idx as usize) {
             Some(slot) if slot.generation == handle.generation => Some(&mut slot.value),
-            _ => rarely(None),
+            _ => cold(None),
         }
     }
 

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::frame::{FillHead, LongBody, Rest, RxFrame, TxFrame, WordAndBody};
-use crate::hint::rarely;
+use crate::hint::cold;
 use crate::mem::{Few, IoBuf, SHORT};
 
 pub use crate::mac::{BadMac, MacAddr};
@@ -175,7 +175,7 @@ pub trait ShortTx {
         word: Option<u64>,
         head: &impl FillHead<H>,
     ) -> bool {
-        let Some(rest) = WordAndBody::of(word, body, 0, body.len()) else { return rarely(false) };
+        let Some(rest) = WordAndBody::of(word, body, 0, body.len()) else { return cold(false) };
         self.begin_made(dst, head, &rest)
     }
 
@@ -206,10 +206,10 @@ pub trait ShortTx {
         len: usize,
     ) -> bool {
         if H + len > SHORT {
-            rarely(());
+            cold(());
             return LongBody::of(body, at, len).is_some_and(|rest| self.tx_long(dst, head, rest));
         }
-        let Some(rest) = WordAndBody::of(None, body, at, len) else { return rarely(false) };
+        let Some(rest) = WordAndBody::of(None, body, at, len) else { return cold(false) };
         self.tx_made(dst, head, &rest)
     }
 

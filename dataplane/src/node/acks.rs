@@ -16,7 +16,7 @@
 use std::collections::VecDeque;
 
 use barewire_driver::frame::RxFrame;
-use barewire_driver::hint::rarely;
+use barewire_driver::hint::cold;
 use barewire_driver::mem::Few;
 use barewire_driver::port::Tx;
 
@@ -103,7 +103,7 @@ impl Acks {
     #[inline(always)]
     pub(super) fn passes(&mut self, now: Instant, received: u64) -> bool {
         if self.must_ask(now) && !self.unasked.is_empty() {
-            return rarely(false);
+            return cold(false);
         }
         if self.is_owed(now, self.seen_frames == received) {
             return false;

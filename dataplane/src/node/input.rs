@@ -1,7 +1,7 @@
 //! From a frame to what it means: the codec, the session, acknowledgements, order, operations.
 
 use barewire_driver::frame::{ETH_HDR_LEN, RxFrame};
-use barewire_driver::hint::rarely;
+use barewire_driver::hint::cold;
 
 use super::notice::EndReason;
 use super::ops::{Held, WrFlags};
@@ -54,20 +54,20 @@ impl Node {
         self.counters.rx_frames += 1;
         debug_assert!(self.lossless || !out.is_lossless());
         if !out.is_lossless() && !self.lossless {
-            rarely(());
+            cold(());
             if !frame.is_near() || !self.is_of_near_session(frame) {
                 return self.on_frame_kept(*now, &frame.again());
             }
         }
         // What is shorter than a message is nothing of what follows, and asked once.
         if frame.len() < PlainMsg::LEN {
-            rarely(());
+            cold(());
             return self.on_frame_rest(*now, &frame.again());
         }
         // Most are messages, and end in here.
         if Usual::is_kind_of(frame) {
             if !self.take_usual(frame.again(), reader) {
-                rarely(());
+                cold(());
                 self.on_frame_rest(*now, &frame.again());
             }
             return;
@@ -77,7 +77,7 @@ impl Node {
             Some(PlainTy::Ask(ask)) => self.on_ask_frame(ask, *now, &frame.again(), out),
             Some(PlainTy::Resp) => self.on_resp_frame(*now, frame.again(), reader),
             None => {
-                rarely(());
+                cold(());
                 self.on_frame_rest(*now, &frame.again());
             }
         }

@@ -2,7 +2,7 @@
 //! it is open. See [`Path`].
 
 use barewire_driver::frame::{ETH_HDR_LEN, RxFrame};
-use barewire_driver::hint::rarely;
+use barewire_driver::hint::cold;
 
 use super::path::Path;
 use super::peer::{State, slot_of};
@@ -61,7 +61,7 @@ impl Node {
         if near == peer.path.is_near() {
             return true;
         }
-        rarely(());
+        cold(());
         if peer.state == State::Opening && !self.openings.has_opened(p) {
             self.set_path(p, near);
             return true;

@@ -1,6 +1,6 @@
 //! Completion queues, counters and address vectors: the calls on them.
 
-use barewire_driver::hint::rarely;
+use barewire_driver::hint::cold;
 
 use super::notice::EndReason;
 use super::peer::{GENERATIONS, Peer, SourceName, State};
@@ -74,7 +74,7 @@ impl Node {
     #[inline(always)]
     fn fed(&mut self, cq: CqId, (n, feed): (usize, bool)) -> usize {
         if feed {
-            rarely(());
+            cold(());
             self.feed(cq.0.idx());
         }
         n

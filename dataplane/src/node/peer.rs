@@ -16,7 +16,7 @@
 use std::mem::offset_of;
 
 use barewire_driver::frame::ETH_HDR_LEN;
-use barewire_driver::hint::rarely;
+use barewire_driver::hint::cold;
 use barewire_driver::port::MacAddr;
 
 use super::AvTable;
@@ -499,11 +499,11 @@ impl Peer {
     pub(super) fn goes_on(&mut self, turn: Instant) -> bool {
         if self.snd.in_flight() == 0 {
             if self.heard != turn {
-                return rarely(false);
+                return cold(false);
             }
             self.probe_at = turn;
         }
-        self.timer_at != Instant(u64::MAX) || rarely(false)
+        self.timer_at != Instant(u64::MAX) || cold(false)
     }
 
     /// A packet says by its `cack` alone all that an acknowledgement would, if none is early.

@@ -12,7 +12,7 @@
 //! else finds what it expects, and its completion waits for the acknowledgement.
 
 use barewire_driver::frame::{Body, ETH_HDR_LEN, RxFrame, TxFrame};
-use barewire_driver::hint::rarely;
+use barewire_driver::hint::cold;
 use barewire_driver::mem::{IoBuf, SHORT};
 use barewire_driver::port::Tx;
 
@@ -72,7 +72,7 @@ impl Node {
     /// [due](Self::has_due), nor do [answers](Self::has_answers) wait.
     #[inline(always)]
     pub fn is_at_rest(&self) -> bool {
-        self.todo.is_empty() || rarely(self.only_may_have())
+        self.todo.is_empty() || cold(self.only_may_have())
     }
 
     /// [`is_at_rest`](Self::is_at_rest), if there may be something to do.
@@ -93,7 +93,7 @@ impl Node {
     pub fn passes(&mut self, now: Instant) -> bool {
         let waits = self.todo.intersects(Todo::SEND | Todo::ANSWER) || self.coll_wants(now);
         if waits || !self.wheel.passes(now) {
-            return rarely(false);
+            return cold(false);
         }
         !self.todo.contains(Todo::KEEP) || self.acks.passes(now, self.counters.rx_frames)
     }
@@ -163,7 +163,7 @@ impl Node {
     ) -> Option<u32> {
         let e = ep.0.idx();
         if self.todo.contains(Todo::SEND) {
-            return rarely(None);
+            return cold(None);
         }
         let ep = if USUAL { self.eps.at_mut(e)? } else { self.eps.by_handle_mut(ep.0)? };
         let tagged = req.kind == MsgKind::Tagged;
@@ -182,17 +182,17 @@ impl Node {
             let known = ep.route.plain[usize::from(tagged)] == req.dest && named;
             let asked = req.no_completion || req.flags.contains(OpFlags::COMPLETION);
             if !known && (AT_HAND || !ep.is_usual(net, req.dest, tagged, asked)) {
-                return rarely(None);
+                return cold(None);
             }
         } else {
             if !ep.plain_send[usize::from(tagged)] {
-                rarely(());
+                cold(());
                 told = told && (req.flags.contains(OpFlags::COMPLETION) || !ep.tx_selective);
                 if !ep.may_send[usize::from(tagged)] {
                     return None;
                 }
             }
-            if ep.route.dest != req.dest && !rarely(ep.find_route(net, req.dest)) {
+            if ep.route.dest != req.dest && !cold(ep.find_route(net, req.dest)) {
                 return None;
             }
         }
@@ -202,28 +202,28 @@ impl Node {
             || !AT_HAND && len > UNIT && (USUAL || len > one_max(req.flags, self.eager_max[0]))
             || KEPT && ep.tx_used >= ep.tx_size
         {
-            return rarely(None);
+            return cold(None);
         }
-        let Some(CqTable { cq, .. }) = self.cqs.at_mut(ep.tx_cq) else { return rarely(None) };
+        let Some(CqTable { cq, .. }) = self.cqs.at_mut(ep.tx_cq) else { return cold(None) };
         if !cq.has_room() {
-            return rarely(None);
+            return cold(None);
         }
         let route = &ep.route;
         let p = if AT_HAND { route.plain_peer[usize::from(tagged)] } else { route.peer };
         let peer = self.peers.at_mut(p)?;
         if peer.path.is_lossless() == KEPT && (KEPT || !planted(Bug::FarUnkept)) {
-            return rarely(None);
+            return cold(None);
         }
         if KEPT && (self.tx.is_full() || self.sent.is_full()) {
-            return rarely(None);
+            return cold(None);
         }
         // The last one that may leave asks for an acknowledgement, and then there is something to
         // ask: not here, if all others can do without.
         if USUAL && peer.short_left <= 1 {
-            return rarely(None);
+            return cold(None);
         }
         if AT_HAND && !peer.goes_on(self.polled_at) {
-            return rarely(None);
+            return cold(None);
         }
         let cost = if USUAL { 1 } else { short_cost(peer, len)? };
         let ar = if KEPT {
@@ -239,7 +239,7 @@ impl Node {
             false => out.send_msg(&msg),
         };
         if sent != Tx::Sent {
-            return rarely(None);
+            return cold(None);
         }
         self.counters.tx_frames += 1;
         if KEPT {
@@ -312,21 +312,21 @@ impl Node {
     fn recv_short<const BORROWS: bool>(&mut self, ep: EpId, req: &RecvReq) -> bool {
         let (e, kind) = (ep.0.idx(), req.kind as usize);
         let ep = if BORROWS { self.eps.by_handle_mut(ep.0) } else { self.eps.at_mut(e) };
-        let Some(ep) = ep else { return rarely(false) };
+        let Some(ep) = ep else { return cold(false) };
         if req.flags.symmetric_difference(OpFlags::COMPLETION).intersects(ep.recv_odd)
             || req.src != FI_ADDR_UNSPEC
             || req.ignore != 0
         {
-            return rarely(false);
+            return cold(false);
         }
         if ep.recv_left[kind] == 0 && !(BORROWS && ep.borrow_receives(&mut self.cqs, kind)) {
-            return rarely(false);
+            return cold(false);
         }
-        let Some(buf) = req.buf.as_one() else { return rarely(false) };
+        let Some(buf) = req.buf.as_one() else { return cold(false) };
         let tagged = req.kind == MsgKind::Tagged;
         let make = |wr: &mut RecvWr| wr.set_plain(e, tagged, req.context, buf.again());
         if ep.matcher[kind].post_plain(&mut self.posted, req.tag, make).is_none() {
-            return rarely(false);
+            return cold(false);
         }
         ep.recv_left[kind] -= 1;
         true
@@ -411,24 +411,24 @@ impl Node {
         frame: &RxFrame<'_>,
     ) -> bool {
         let crc = KEPT && self.has_crc();
-        let Some((head, msg)) = PlainMsg::parse(frame, crc) else { return rarely(false) };
+        let Some((head, msg)) = PlainMsg::parse(frame, crc) else { return cold(false) };
         let p = slot_of(msg.dst_sid);
-        let Some(peer) = self.peers.at_mut(p) else { return rarely(false) };
+        let Some(peer) = self.peers.at_mut(p) else { return cold(false) };
         if !is_next(peer, self.word, (&head, &msg))
             || if KEPT { peer.path.is_lossless() } else { head.asks_ack() }
         {
-            return rarely(false);
+            return cold(false);
         }
         let Some((acked, granted)) = hear::<KEPT>(peer, msg.cack, msg.grant) else {
-            return rarely(false);
+            return cold(false);
         };
         let e = self.numbers.at[usize::from(msg.op.dst_ep)];
-        let Some(ep) = self.eps.at_mut(e) else { return rarely(false) };
+        let Some(ep) = self.eps.at_mut(e) else { return cold(false) };
         let MsgOp { src_ep, tagged, tag, imm, .. } = msg.op;
         let cost = units(u64::from(msg.plen));
         let left = peer.outstanding();
         if left < cost {
-            return rarely(false);
+            return cold(false);
         }
         let ack_every = if KEPT { ACK_EVERY } else { ACK_EVERY_LOSSLESS };
         let ack = peer.owed >= ack_every - 1;
@@ -442,7 +442,7 @@ impl Node {
             tag,
             |wr| (len <= wr.buf.len() && (!crc || msg.verify(frame))).then(|| wr.buf.again()),
         );
-        let Some((buf, posted)) = found else { return rarely(false) };
+        let Some((buf, posted)) = found else { return cold(false) };
         frame.copy_to_span(PlainMsg::LEN + imm.map_or(0, |_| IMM_LEN), &buf, len);
         peer.consumed = peer.consumed.wrapping_add(cost);
         peer.heard = self.polled_at;
@@ -478,25 +478,25 @@ impl Node {
     /// field is read where it is asked for, so that none has to be kept for later.
     #[inline(always)]
     pub(super) fn take_usual(&mut self, frame: RxFrame<'_>, reader: impl Reader) -> bool {
-        let Some(msg) = Usual::of(&frame) else { return rarely(false) };
+        let Some(msg) = Usual::of(&frame) else { return cold(false) };
         let place = msg.place();
-        let Some(peer) = self.peers.at_mut(slot_of(place as u32)) else { return rarely(false) };
+        let Some(peer) = self.peers.at_mut(slot_of(place as u32)) else { return cold(false) };
         if peer.take_left == 0 && !peer.may_take()
             || (msg.dst() ^ self.word) << 16 != 0
             || msg.src() != peer.word
             // In one, as the compiler makes more of two.
             || (place ^ peer.next_place()) as usize | self.starved.len() != 0
         {
-            return rarely(false);
+            return cold(false);
         }
         debug_assert!(peer.in_order && peer.is_in_order() || is_planted());
         if (msg.said() ^ peer.snd.said()) << 16 != 0
             && hear::<false>(peer, msg.cack(), msg.grant()).is_none()
         {
-            return rarely(false);
+            return cold(false);
         }
         let e = self.numbers.at[usize::from(msg.dst_ep())];
-        let Some(ep) = self.eps.at_mut(e) else { return rarely(false) };
+        let Some(ep) = self.eps.at_mut(e) else { return cold(false) };
         let matcher = &mut ep.matcher[usize::from(Usual::TAGGED)];
         let len = msg.plen;
         // What does not fit ends the long way.
@@ -506,7 +506,7 @@ impl Node {
             msg.tag(),
             |wr| (len <= wr.buf.len()).then(|| wr.buf.again()),
         );
-        let Some((buf, posted)) = found else { return rarely(false) };
+        let Some((buf, posted)) = found else { return cold(false) };
         frame.copy_to_span(PlainMsg::LEN, &buf, len);
         peer.consumed = peer.consumed.wrapping_add(1);
         peer.take_left -= 1;

@@ -14,7 +14,7 @@
 //! it waits until one of them has ended.
 
 use barewire_driver::frame::{ETH_HDR_LEN, RxFrame};
-use barewire_driver::hint::rarely;
+use barewire_driver::hint::cold;
 use barewire_driver::mem::{Few, IoBuf, Span};
 use barewire_driver::port::Tx;
 
@@ -238,7 +238,7 @@ impl Short for ShortAtomic<'_> {
     #[inline(always)]
     fn fits(&self, ep: &mut Ep) -> bool {
         let &Self { kind, op, ty, call: ShortCall { range, flags, .. }, .. } = self;
-        (ep.fetch.is_of(self) || rarely(Fetch::renew(ep, kind, op, ty, range.len, flags).is_some()))
+        (ep.fetch.is_of(self) || cold(Fetch::renew(ep, kind, op, ty, range.len, flags).is_some()))
             && self.has_memory(&ep.fetch)
     }
 
@@ -392,32 +392,32 @@ impl Node {
         clock: impl FnOnce() -> Instant,
     ) -> bool {
         if self.todo.contains(Todo::SEND) {
-            return rarely(false);
+            return cold(false);
         }
         let e = ep.0.idx();
-        let Some(ep) = self.eps.by_handle_mut(ep.0) else { return rarely(false) };
+        let Some(ep) = self.eps.by_handle_mut(ep.0) else { return cold(false) };
         let form = req.form();
         if !req.fits(ep) {
-            return rarely(false);
+            return cold(false);
         }
         let &ShortCall { dest, context, no_completion, .. } = req.call();
         let net = (&self.avs, &self.peers);
-        if ep.route.dest != dest && !rarely(ep.find_route(net, dest)) {
+        if ep.route.dest != dest && !cold(ep.find_route(net, dest)) {
             return false;
         }
         let p = ep.route.peer;
-        let Some(peer) = self.peers.at_mut(p) else { return rarely(false) };
+        let Some(peer) = self.peers.at_mut(p) else { return cold(false) };
         if ep.ops_left == 0 && !ep.borrow_ops(&mut self.cqs) {
-            return rarely(false);
+            return cold(false);
         }
         if usize::from(peer.answers) >= ANSWERS_MAX
             || !peer.path.is_lossless()
             || short_cost(peer, 0).is_none()
             || req.frame_len() > peer.frame_max as usize + ETH_HDR_LEN
         {
-            return rarely(false);
+            return cold(false);
         }
-        let Some(result) = req.take_result() else { return rarely(false) };
+        let Some(result) = req.take_result() else { return cold(false) };
         let (mut is, psn) = (req.is(ep).to(p), peer.snd.nxt);
         if no_completion {
             is.0 &= !OpIs::TOLD;
@@ -426,13 +426,13 @@ impl Node {
         let op = ShortOp { context, result, is, ep: e, psn, next: Peer::NO_OP };
         let Some(made) = self.short_ops.alloc_named(op) else {
             req.return_result(kept);
-            return rarely(false);
+            return cold(false);
         };
         // Only one of those can be the last that waits for an acknowledgement.
         let nameable = !form.is_acked() || made.idx() < Peer::NO_OP.into();
         if !nameable || !req.send(&To { peer, src: &self.word, ep, made }, out) {
             req.return_result(self.short_ops.free(made.idx()).result);
-            return rarely(false);
+            return cold(false);
         }
         self.counters.tx_frames += 1;
         ep.ops_left -= 1;
@@ -459,7 +459,7 @@ impl Node {
     #[inline(always)]
     pub(super) fn on_resp_frame(&mut self, now: Instant, frame: RxFrame<'_>, reader: impl Reader) {
         if !self.take_usual_answer(&frame, reader) {
-            rarely(());
+            cold(());
             self.on_resp_rest(now, &frame.again());
         }
     }
@@ -490,21 +490,21 @@ impl Node {
     #[inline(always)]
     fn take_usual_answer(&mut self, frame: &RxFrame<'_>, reader: impl Reader) -> bool {
         let Some((base, (w, generation))) = RespOp::plain_word(frame) else {
-            return rarely(false);
+            return cold(false);
         };
         let p = slot_of(base.dst_sid());
-        let Some(peer) = self.peers.at_mut(p) else { return rarely(false) };
+        let Some(peer) = self.peers.at_mut(p) else { return cold(false) };
         if peer.owed >= ACK_EVERY_LOSSLESS - 1
             || usual_flight(peer, self.word, &base, size_of::<u64>()).is_none()
         {
-            return rarely(false);
+            return cold(false);
         }
         let handle = ShortOp::handle(w, generation);
-        let Some(op) = self.short_ops.by_handle(handle) else { return rarely(false) };
+        let Some(op) = self.short_ops.by_handle(handle) else { return cold(false) };
         // One that was closed has no endpoint.
-        let Some(ep) = self.eps.at_mut(op.ep) else { return rarely(false) };
+        let Some(ep) = self.eps.at_mut(op.ep) else { return cold(false) };
         if op.is != OpIs::USUAL.to(p) || op.result.len() != size_of::<u64>() {
-            return rarely(false);
+            return cold(false);
         }
         let (flags, _) = Form::Fetch.outcome();
         let (op_context, result) = (op.context, op.result.again());
@@ -537,14 +537,14 @@ impl Node {
     /// nothing about it is out of the ordinary. False if it is another: nothing has happened.
     #[inline(always)]
     fn take_answer(&mut self, frame: &RxFrame<'_>, form: Form) -> bool {
-        let Some((base, (w, generation))) = RespOp::plain(frame) else { return rarely(false) };
+        let Some((base, (w, generation))) = RespOp::plain(frame) else { return cold(false) };
         if !is_next(&self.peers, self.word, &base) {
-            return rarely(false);
+            return cold(false);
         }
         let p = slot_of(base.dst_sid());
         let handle = ShortOp::handle(w, generation);
-        let Some(op) = self.short_ops.by_handle(handle) else { return rarely(false) };
-        let Some(peer) = self.peers.get_mut(p) else { return rarely(false) };
+        let Some(op) = self.short_ops.by_handle(handle) else { return cold(false) };
+        let Some(peer) = self.peers.get_mut(p) else { return cold(false) };
         // A closed endpoint's, and one that somebody may wait behind, end the long way.
         if !ShortOp::is_name(w)
             || op.peer() != p
@@ -554,7 +554,7 @@ impl Node {
             || peer.txq.head != NONE
             || !frame.fill_span(RespOp::HEAD, &op.result)
         {
-            return rarely(false);
+            return cold(false);
         }
         accept(peer, &base, self.polled_at);
         self.finish_short(p, handle.idx(), form);
@@ -1064,7 +1064,7 @@ impl ShortAtomic<'_> {
     /// Whether its memory is as `fetch` has it, and the result overlaps nothing.
     #[inline(always)]
     fn has_memory(&self, fetch: &Fetch) -> bool {
-        let Some(result) = self.result.as_one() else { return rarely(false) };
+        let Some(result) = self.result.as_one() else { return cold(false) };
         if fetch.word {
             let fetched = if self.kind == AtomicKind::Base { 0 } else { 8 };
             let fits = self.operand.len() == 8 && result.len() == fetched;

@@ -7,7 +7,7 @@
 //! sent behind them.
 
 use barewire_driver::frame::{ETH_HDR_LEN, RxFrame};
-use barewire_driver::hint::rarely;
+use barewire_driver::hint::cold;
 use barewire_driver::mem::{FEW, Few, IoBuf, Words};
 use barewire_driver::port::Tx;
 
@@ -156,7 +156,7 @@ impl Node {
         mut out: impl FrameSink,
     ) {
         if !self.take_usual_fetch(now, &frame, &mut out) {
-            rarely(());
+            cold(());
             self.on_ask_frame(PlainAsk::Atomic, now, &frame.again(), out);
         }
     }
@@ -186,24 +186,24 @@ impl Node {
     ) -> bool {
         // With this every other length is asked.
         if frame.len() < AtomicOp::HEAD + size_of::<u64>() {
-            return rarely(false);
+            return cold(false);
         }
         let Some((base, op)) = PlainOp::parse(frame, PlainAsk::Atomic) else {
-            return rarely(false);
+            return cold(false);
         };
         let usual = &self.asked.usual[Asked::place(PlainAsk::Atomic, &op.what)];
         debug_assert!(self.asked.waiting == self.asked.answers.len() + self.jobs.len());
         // Nothing waits, so that there is room for the answer, wherever it goes.
         if usual.what != op.what || self.asked.waiting != 0 {
-            return rarely(false);
+            return cold(false);
         }
         let p = slot_of(base.dst_sid());
-        let Some(peer) = self.peers.at_mut(p) else { return rarely(false) };
+        let Some(peer) = self.peers.at_mut(p) else { return cold(false) };
         let Some(flying) = usual_flight(peer, self.word, &base, size_of::<u64>()) else {
-            return rarely(false);
+            return cold(false);
         };
-        let Some(old) = usual.execute(op.addr, frame) else { return rarely(false) };
-        let Some(asked) = wire::Asked::parse(frame) else { return rarely(false) };
+        let Some(old) = usual.execute(op.addr, frame) else { return cold(false) };
+        let Some(asked) = wire::Asked::parse(frame) else { return cold(false) };
         peer.nack.note_key(now, false);
         accept_usual(peer, &base, self.polled_at);
         self.counters.rma_executed += 1;
@@ -221,11 +221,11 @@ impl Node {
             }
             peer.snd.number();
             if peer.timer_at == Instant(u64::MAX) {
-                rarely(());
+                cold(());
                 self.arm_timer(now, p);
             }
         } else {
-            rarely(());
+            cold(());
             self.answer_soon(p, (Ty::Resp, asked), old.into(), 8);
         }
         true
@@ -242,14 +242,14 @@ impl Node {
         frame: &RxFrame<'_>,
         out: &mut impl FrameSink,
     ) -> bool {
-        let Some((base, op)) = PlainOp::parse(frame, ask) else { return rarely(false) };
+        let Some((base, op)) = PlainOp::parse(frame, ask) else { return cold(false) };
         if !is_next(&self.peers, self.word, &base) {
-            return rarely(false);
+            return cold(false);
         }
         let near = &self.asked.near[Asked::place(ask, &op.what)];
         let known = near.what == op.what && (ask != PlainAsk::Atomic || near.plen == base.plen());
         if !known && !self.look_near(ask, op, base.plen()) {
-            return rarely(false);
+            return cold(false);
         }
         match ask {
             PlainAsk::Atomic => self.execute_atomic(now, frame, &base, op, out),
@@ -282,11 +282,11 @@ impl Node {
         // One that is to be acknowledged besides being answered is left to the long way.
         let odd = near.fetch && (!may_answer || base.asks_ack());
         if at > near.room || peer.bad_seq != NONE || odd {
-            return rarely(false);
+            return cold(false);
         }
         let mr = &self.mrs[near.mr];
-        let Some(old) = near.execute(mr, at as usize, frame) else { return rarely(false) };
-        let Some(asked) = wire::Asked::parse(frame) else { return rarely(false) };
+        let Some(old) = near.execute(mr, at as usize, frame) else { return cold(false) };
+        let Some(asked) = wire::Asked::parse(frame) else { return cold(false) };
         peer.nack.note_key(now, false);
         accept(peer, base, self.polled_at);
         if near.usual {
@@ -318,7 +318,7 @@ impl Node {
         op: PlainOp,
         out: &mut impl FrameSink,
     ) -> bool {
-        let Some(len) = PlainOp::len(frame, ask, base) else { return rarely(false) };
+        let Some(len) = PlainOp::len(frame, ask, base) else { return cold(false) };
         let p = slot_of(base.dst_sid());
         let alone = self.asked.answers.is_empty() && self.peers[p].jobq.head == NONE;
         let may_answer = alone && self.jobs.is_empty() || self.may_answer();
@@ -326,7 +326,7 @@ impl Node {
         let at = op.addr.wrapping_sub(near.base);
         let peer = &mut self.peers[p];
         if at > near.room || len as u64 > near.room - at || peer.bad_seq != NONE {
-            return rarely(false);
+            return cold(false);
         }
         let (at, buf) = (at as usize, &self.mrs[near.mr].buf);
         let (counted, mr, ep) = (near.counted, near.mr, near.ep);
@@ -337,9 +337,9 @@ impl Node {
             accept(peer, base, self.polled_at);
             self.acknowledge(p, base, out);
         } else {
-            let Some(asked) = wire::Asked::of_read(frame) else { return rarely(false) };
+            let Some(asked) = wire::Asked::of_read(frame) else { return cold(false) };
             if !may_answer || base.asks_ack() {
-                return rarely(false);
+                return cold(false);
             }
             if len <= FEW {
                 let mut old = [0; FEW];
@@ -356,7 +356,7 @@ impl Node {
                 let open = alone && peer.snd.in_flight() < WINDOW && len <= READ_SHORT;
                 let holds = RespOp::HEAD + len <= peer.frame_max as usize + ETH_HDR_LEN;
                 if !open || !holds || out.send_short(&part) != Tx::Sent {
-                    return rarely(false);
+                    return cold(false);
                 }
                 accept(peer, base, self.polled_at);
                 self.answer_left(now, p);

@@ -14,7 +14,7 @@
 //! The entries live in pools that all matchers of a node share. An entry stays with the matcher it
 //! was given to: passing its index to another one is our own bug.
 
-use barewire_driver::hint::rarely;
+use barewire_driver::hint::cold;
 
 use crate::plant::{Bug, planted};
 use crate::slab::{Link, Linked, List, NONE, Slab, Slots, SlotsMut};
@@ -296,14 +296,14 @@ impl<const N: usize> Matcher<N> {
         let idx = ends[0].wrapping_sub(1);
         let posted = pool.at_mut(idx)?;
         if posted.tag != tag {
-            return rarely(None);
+            return cold(None);
         }
         let Some(taken) = take(&posted.payload) else {
-            return rarely(None);
+            return cold(None);
         };
         // Else it takes messages from anyone, and then nobody has to know from whom it is.
         if self.odd != 0 {
-            rarely(());
+            cold(());
             let named = posted.src != Src::ANY;
             if self.odd & SHUT != 0
                 || self.wild.head != NONE

@@ -1,7 +1,7 @@
 //! MSG, a whole message in one packet, and MSGM, a piece of one in several.
 
 use barewire_driver::frame::{ETHERTYPE, RxFrame, ShortHead};
-use barewire_driver::hint::rarely;
+use barewire_driver::hint::cold;
 use barewire_driver::port::MacAddr;
 
 use super::base::{AR, IMM, kind};
@@ -347,14 +347,14 @@ impl<'a, 'f> Usual<'a, 'f> {
     /// The message in `frame`, `None` if it is another one.
     #[inline(always)]
     pub fn of(frame: &'a RxFrame<'f>) -> Option<Self> {
-        let Some(room) = frame.len().checked_sub(PlainMsg::LEN) else { return rarely(None) };
+        let Some(room) = frame.len().checked_sub(PlainMsg::LEN) else { return cold(None) };
         let plen = usize::from(u16::from_le_bytes(frame.chunk_at(30)?));
         let msg = Self { frame, plen };
         let usual = plen <= room
             && plen <= Self::MAX
             && msg.u32::<36>() == u32::from(TAGGED)
             && Self::is_kind_of(frame);
-        if usual { Some(msg) } else { rarely(None) }
+        if usual { Some(msg) } else { cold(None) }
     }
 
     /// The bytes at `AT`. They are there, as [`of`](Self::of) has seen.

@@ -2,7 +2,7 @@
 //! the first time, without a checksum.
 
 use barewire_driver::frame::RxFrame;
-use barewire_driver::hint::rarely;
+use barewire_driver::hint::cold;
 use barewire_driver::port::MacAddr;
 
 use super::base::{AR, plain};
@@ -326,7 +326,7 @@ impl PlainOp {
             PlainAsk::Read => ReadOp::HEAD,
         };
         if frame.len() < head {
-            return rarely(None);
+            return cold(None);
         }
         // All but the number of the operation and the endpoint that it is from.
         let head = u64::from_le_bytes(frame.chunk_at(BASE_LEN)?) & 0xffff_0000_ffff;
@@ -493,16 +493,16 @@ impl RespOp {
     #[inline(always)]
     pub fn plain(frame: &RxFrame<'_>) -> Option<(PlainBase, (u32, u32))> {
         if frame.len() < Self::HEAD {
-            return rarely(None);
+            return cold(None);
         }
         let base = PlainBase::parse(frame)?;
         if frame.len() - Self::HEAD < usize::from(base.plen()) {
-            return rarely(None);
+            return cold(None);
         }
         let rest = u64::from_le_bytes(frame.chunk_at(BASE_LEN + 8)?);
         let w = u32::from_le_bytes(frame.chunk_at(BASE_LEN)?);
         let generation = u32::from_le_bytes(frame.chunk_at(BASE_LEN + 4)?);
-        if rest == 0 { Some((base, (w, generation))) } else { rarely(None) }
+        if rest == 0 { Some((base, (w, generation))) } else { cold(None) }
     }
 
     /// As [`plain`](Self::plain), of one that is long enough for a word, and of whose payload only
@@ -510,13 +510,13 @@ impl RespOp {
     #[inline(always)]
     pub fn plain_word(frame: &RxFrame<'_>) -> Option<(PlainBase, (u32, u32))> {
         if frame.len() < Self::HEAD + size_of::<u64>() {
-            return rarely(None);
+            return cold(None);
         }
         let base = PlainBase::parse(frame)?;
         let rest = u64::from_le_bytes(frame.chunk_at(BASE_LEN + 8)?);
         let w = u32::from_le_bytes(frame.chunk_at(BASE_LEN)?);
         let generation = u32::from_le_bytes(frame.chunk_at(BASE_LEN + 4)?);
-        if rest == 0 { Some((base, (w, generation))) } else { rarely(None) }
+        if rest == 0 { Some((base, (w, generation))) } else { cold(None) }
     }
 
     /// As [`AtomicOp::put`].

@@ -15,7 +15,7 @@ use super::memif::Memif;
 use super::near::{Far, Near};
 use super::shm::ShmPort;
 use crate::frame::{FillHead, Rest};
-use crate::hint::rarely;
+use crate::hint::cold;
 use crate::port::{BriskPort, Port, PortGone, RxSink};
 
 /// Any port, or one of those whose types are known.
@@ -148,11 +148,11 @@ impl KnownPort {
             Self::Shm(port) => Some(job.with(port)),
             #[cfg(feature = "dpdk")]
             Self::Dpdk(_) => {
-                rarely(());
+                cold(());
                 self.far(job)
             }
             Self::Memif(_) | Self::Near(_) | Self::Other(_) => {
-                rarely(());
+                cold(());
                 self.far(job)
             }
         }

@@ -28,7 +28,7 @@ use thiserror::Error;
 pub use self::lock::{LocalLocks, WideLock};
 pub use self::process_lock::ProcessLocks;
 use super::{FEW, IoBuf, Span};
-use crate::hint::rarely;
+use crate::hint::cold;
 
 /// `enum fi_op`, with libfabric's numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -280,7 +280,7 @@ impl Span {
         };
         let target = self.inside(offset, size)?;
         if target as usize & (size - 1) != 0 {
-            return rarely(None);
+            return cold(None);
         }
         let mut old = [0; 8];
         let operands: [u8; FEW] = operands.to_le_bytes();
@@ -328,7 +328,7 @@ impl Words {
         // Of a byte within a word, or beyond all memory, this is larger than any count.
         let i = at.rotate_right(3);
         if i >= self.count {
-            return rarely(None);
+            return cold(None);
         }
         let target = self.base.wrapping_add(i as usize * 8);
         if self.shared {

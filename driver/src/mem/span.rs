@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::{fmt, ptr, slice};
 
 use super::FEW;
-use crate::hint::rarely;
+use crate::hint::cold;
 
 /// Most pieces that one operation's memory may have (`iov_limit`).
 pub const IOV_LIMIT: usize = 8;
@@ -73,7 +73,7 @@ impl Span {
     #[inline(always)]
     pub(super) fn inside(&self, offset: usize, len: usize) -> Option<*mut u8> {
         let inside = offset <= self.len && len <= self.len - offset;
-        if inside { Some(self.base.wrapping_add(offset)) } else { rarely(None) }
+        if inside { Some(self.base.wrapping_add(offset)) } else { cold(None) }
     }
 
     /// Whether a byte is in both.

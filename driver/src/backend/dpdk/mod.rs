@@ -41,7 +41,7 @@ use barewire_dpdk_sys as sys;
 use crate::clock::now_ns;
 use crate::error::OpenError;
 use crate::frame::{ETH_HDR_LEN, FillHead, Rest, RxFrame, ShortHead, TxFrame};
-use crate::hint::rarely;
+use crate::hint::cold;
 use crate::mem::{Hugepages, SHORT};
 use crate::port::{
     Back, BriskPort, MacAddr, Port, PortCaps, PortCounters, PortGone, PortWaiter, RxSink, ShortTx,
@@ -322,7 +322,7 @@ impl DpdkPort {
     #[inline(always)]
     unsafe fn burst(&mut self, frames: *mut Mbuf, count: usize) -> usize {
         if !self.link.is_started {
-            return rarely(0);
+            return cold(0);
         }
         // SAFETY: the port is started, this thread is the only one to use it (`&mut self`), and
         // the rest is the caller's promise.
@@ -481,12 +481,12 @@ impl DpdkPort {
             unsafe { ((*mbuf).nb_segs, (*mbuf).pkt_len as usize, first_piece(mbuf)) };
         if len > self.frame_max || len < ETH_HDR_LEN {
             self.counters.rx_dropped += 1;
-            return rarely(false);
+            return cold(false);
         }
         self.counters.rx_frames += 1;
         self.counters.rx_bytes += len as u64;
         if pieces > 1 {
-            rarely(());
+            cold(());
             // SAFETY: as above; `whole` has `frame_max` bytes.
             let joined = unsafe { join(mbuf, &mut self.whole) };
             lend_joined(&self.whole[..joined], sink);
@@ -783,7 +783,7 @@ impl BriskPort for DpdkPort {
     #[inline(always)]
     fn take_few(&mut self, sink: &mut impl RxSink) -> Option<usize> {
         if this_thread() != self.user || self.tx_end != 0 || !self.link.is_started {
-            return rarely(None);
+            return cold(None);
         }
         let count = self.take(self.rx_step);
         Some(if count > 0 { self.lend(count, sink) } else { 0 })
@@ -808,12 +808,12 @@ impl ShortTx for DpdkPort {
         let len_max = if R::LONG { self.copied_max() } else { self.short_max };
         let is_short = len <= len_max && len >= self.frame_min;
         if !is_short || this_thread() != self.user || self.tx_end != 0 {
-            return rarely(false);
+            return cold(false);
         }
         if self.stock.is_empty() && !self.stock_up() {
-            return rarely(false);
+            return cold(false);
         }
-        let Some(mut mbuf) = self.stock.take_at_hand() else { return rarely(false) };
+        let Some(mut mbuf) = self.stock.take_at_hand() else { return cold(false) };
         if R::LONG {
             self.longest = self.longest.max(len);
         }
@@ -830,7 +830,7 @@ impl ShortTx for DpdkPort {
         // SAFETY: one packet of ours.
         if unsafe { self.burst(&mut mbuf, 1) } == 0 {
             self.stock.put_back(mbuf);
-            return rarely(false);
+            return cold(false);
         }
         self.counters.tx_frames += 1;
         self.counters.tx_bytes += len as u64;

@@ -43,7 +43,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
 use crate::error::OpenError;
 use crate::frame::{ETH_HDR_LEN, FillHead, Rest, RxFrame, ShortHead, TxFrame};
-use crate::hint::rarely;
+use crate::hint::cold;
 use crate::mem::{SHORT, prefetch_long};
 use crate::port::{
     Back, BriskPort, MTU_MIN, MacAddr, Port, PortCaps, PortCounters, PortGone, PortWaiter, RxSink,
@@ -517,12 +517,12 @@ impl BriskPort for Memif {
     /// Of one frame, if no more are there.
     #[inline(always)]
     fn take_few(&mut self, sink: &mut impl RxSink) -> Option<usize> {
-        let Some(live) = &mut self.live else { return rarely(None) };
+        let Some(live) = &mut self.live else { return cold(None) };
         match live.rx.pending() {
             Ok(0) => return Some(0),
             Ok(1) => {}
             // Each is looked at before the first is taken.
-            _ => return rarely(None),
+            _ => return cold(None),
         }
         live.rx.foresee();
         match live.rx.take(&live.conn, self.frame_max) {
@@ -536,11 +536,11 @@ impl BriskPort for Memif {
                 Some(1)
             }
             // Still there, and for `join`.
-            Taken::Pieces => rarely(None),
+            Taken::Pieces => cold(None),
             Taken::Bad => {
                 self.counters.rx_dropped += 1;
                 self.give_back();
-                rarely(Some(0))
+                cold(Some(0))
             }
         }
     }
@@ -561,11 +561,11 @@ impl ShortTx for Memif {
         rest: &R,
     ) -> bool {
         let len = H + rest.size();
-        let Some(live) = &mut self.live else { return rarely(false) };
+        let Some(live) = &mut self.live else { return cold(false) };
         if len > if R::LONG { self.frame_max } else { self.short_max } {
-            return rarely(false);
+            return cold(false);
         }
-        let Some(to) = live.tx.place_short(&live.conn, len) else { return rarely(false) };
+        let Some(to) = live.tx.place_short(&live.conn, len) else { return cold(false) };
         // SAFETY: `len` bytes at `to` are mapped, and no frame lies there (`place_short`); no more
         // than `SHORT`, unless it is long, of which `H` are the head's. From the end to the start,
         // as in `copy_short_to_raw`.

@@ -27,7 +27,7 @@ use std::time::{Duration, Instant};
 use super::shm::{Bell, LOOK, ShmPort, ShmSettings};
 use crate::error::OpenError;
 use crate::frame::{ETH_HDR_LEN, FillHead, Rest, RxFrame, TxFrame};
-use crate::hint::rarely;
+use crate::hint::cold;
 use crate::port::{
     BriskPort, MacAddr, Port, PortCaps, PortCounters, PortGone, PortWaiter, Presence, RxSink,
     ShortTx, Tx,
@@ -207,7 +207,7 @@ impl<F: Far> Near<F> {
     #[inline(never)]
     pub fn receive(&mut self, max: usize, sink: &mut impl RxSink) -> Result<usize, PortGone> {
         if let Some(gone) = &self.gone {
-            rarely(());
+            cold(());
             return Err(gone.clone());
         }
         if self.skipped >= SKIPS_MAX {

@@ -64,7 +64,7 @@ use nix::unistd::{AccessFlags, access};
 use crate::clock::{monotonic_ns, now_ns};
 use crate::error::OpenError;
 use crate::frame::{ETH_HDR_LEN, FillHead, Rest, RxFrame, ShortHead, TxFrame};
-use crate::hint::rarely;
+use crate::hint::cold;
 use crate::mem::{Lap, SHORT, Stores, prefetch, prefetch_long};
 use crate::port::{
     Back, BriskPort, MTU_MIN, MacAddr, Port, PortCaps, PortCounters, PortGone, PortWaiter,
@@ -958,20 +958,20 @@ impl ShortTx for ShmPort {
         }
         let len = H + rest.size();
         if len > SHORT {
-            return rarely(false);
+            return cold(false);
         }
         let out = self.outs.usual();
         // Without a last one there is nobody who watches.
         if (dst ^ self.last.key) << 16 != 0 {
-            return rarely(false);
+            return cold(false);
         }
         // SAFETY: as in `push`.
         if unsafe { &*out.rx_open }.load(Relaxed) != WATCH {
-            return rarely(false);
+            return cold(false);
         }
-        let Some(place) = out.ring.claim_ahead(len) else { return rarely(false) };
+        let Some(place) = out.ring.claim_ahead(len) else { return cold(false) };
         if place.is_clearing_due {
-            rarely(());
+            cold(());
             out.alert = &DUE;
         }
         // By way of its word, where that is needed as well.
@@ -994,7 +994,7 @@ impl ShortTx for ShmPort {
         // May be answered before the frame is visible, as in `push`.
         // SAFETY: as in `push`, or a static.
         if unsafe { &*out.alert }.load(Relaxed) != 0 {
-            rarely(());
+            cold(());
             self.attend();
         }
     }
@@ -1033,7 +1033,7 @@ impl ShmPort {
     #[inline(always)]
     fn one(&mut self, at: *const u8, word: u64, sink: &mut impl RxSink) -> bool {
         let ring = &mut self.ins.usual().ring;
-        let Taken::Frame { pos, len } = ring.take_plain(word) else { return rarely(false) };
+        let Taken::Frame { pos, len } = ring.take_plain(word) else { return cold(false) };
         // Behind its word, and before the next one's, which is inside the ring as well. Who takes
         // frames another way moves the watch with the head (`released`). Where a sender writes
         // padding and nothing behind it, the head alone goes on, to where `take_plain` takes
@@ -1311,7 +1311,7 @@ impl BriskPort for ShmPort {
             (at, word, second, (*self.bell).load(Relaxed))
         };
         if second | bell | self.more != 0 {
-            return rarely(None);
+            return cold(None);
         }
         if first == 0 {
             if self.singles >= 0 {
@@ -1324,7 +1324,7 @@ impl BriskPort for ShmPort {
             prefetch(at.wrapping_add(GRANULE - WORD_LEN));
         }
         // Likely it is the only one.
-        if self.one(at, first, sink) { Some(1) } else { rarely(None) }
+        if self.one(at, first, sink) { Some(1) } else { cold(None) }
     }
 
     #[inline]

@@ -43,7 +43,7 @@
 //!
 //! The model checker loom runs this code in the tests below.
 
-use crate::hint::rarely;
+use crate::hint::cold;
 
 /// Unit of space in a ring: a cache line.
 pub(super) const GRANULE: usize = 64;
@@ -196,8 +196,8 @@ impl<M: RingMem> Producer<M> {
         // What is asked for is below `clear_to`, so that one question is enough most often.
         let is_clearing_due = end > self.clear_at;
         // Before `clear_to` means: before the ring's end and inside what the consumer gave back.
-        if is_clearing_due && rarely(end >= self.clear_to) {
-            return rarely(None);
+        if is_clearing_due && cold(end >= self.clear_to) {
+            return cold(None);
         }
         self.tail = end;
         let (mem, word_pos) = (self.mem.clone(), (tail & self.mask) as usize);
@@ -375,12 +375,12 @@ impl<M: RingMem, const FRAME_MIN: usize> Consumer<M, FRAME_MIN> {
         // What another place's word leaves is no length.
         let len = word ^ word_of(head, 0);
         if len.wrapping_sub(FRAME_MIN as u64) > self.plain_span {
-            return rarely(Taken::Empty);
+            return cold(Taken::Empty);
         }
         let end = head + slot_len(len as usize) as u64;
         // Before `plain_end` means: in the lap in which that was set, so `head` is in it as well.
         if end >= self.plain_end {
-            return rarely(Taken::Empty);
+            return cold(Taken::Empty);
         }
         self.head = end;
         Taken::Frame { pos: (head & self.mask) as usize + WORD_LEN, len: len as usize }
@@ -425,7 +425,7 @@ impl<M: RingMem, const FRAME_MIN: usize> Consumer<M, FRAME_MIN> {
     #[inline(always)]
     pub(super) fn release(&mut self) {
         if self.head >= self.plain_end {
-            rarely(());
+            cold(());
             if self.head >= self.publish_at {
                 self.publish_at = self.head + self.len / 8;
                 self.mem.set_head(self.head);
