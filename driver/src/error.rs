@@ -78,6 +78,15 @@ pub enum OpenError {
         /// The segment's file.
         path: PathBuf,
     },
+    /// The segment has a switch.
+    #[error("{path} has a switch, process {pid}; end that one first (kill {pid})",
+        path = path.display())]
+    HasSwitch {
+        /// The segment's file.
+        path: PathBuf,
+        /// Who it is, as numbered where it lives.
+        pid: u32,
+    },
     /// The segment has as many members as it was made for.
     #[error("{path} has all its {members} members; {}", if members < members_max {
         "make it larger with members= in the process that is first, or choose another name"
@@ -152,7 +161,7 @@ impl OpenError {
             Self::NoSpace { .. } => libc::ENOSPC,
             Self::NotOurs { .. } => libc::EACCES,
             Self::OtherVersion { .. } => libc::EPROTO,
-            Self::MacInUse { .. } => libc::EADDRINUSE,
+            Self::MacInUse { .. } | Self::HasSwitch { .. } => libc::EADDRINUSE,
             Self::Crowded { .. } => libc::EUSERS,
             Self::Device { errno, .. } => *errno,
             Self::Locked { .. } => libc::EBUSY,

@@ -28,6 +28,14 @@ pub enum Body<'a> {
         /// Number of bytes; `offset + len` is at most `buf.len()`.
         len: usize,
     },
+    /// The bytes of a received frame from `offset` on, which is at most its length: for who passes
+    /// frames on. Their sender may write them until they are copied.
+    Frame {
+        /// The frame, lent by another port.
+        frame: &'a RxFrame<'a>,
+        /// First byte.
+        offset: usize,
+    },
 }
 
 impl Body<'_> {
@@ -37,6 +45,7 @@ impl Body<'_> {
         match *self {
             Body::Bytes(b) => b.len(),
             Body::Io { len, .. } => len,
+            Body::Frame { frame, offset } => frame.len().saturating_sub(offset),
         }
     }
 
@@ -54,6 +63,10 @@ impl Body<'_> {
                 assert_eq!(dst.len(), len);
                 buf.read_at(offset, dst);
             }
+            Body::Frame { frame, offset } => {
+                assert_eq!(dst.len(), self.len());
+                assert!(frame.copy_to(offset, dst), "behind the frame's end");
+            }
         }
     }
 
@@ -63,6 +76,10 @@ impl Body<'_> {
             // SAFETY: the bytes of a slice.
             Body::Bytes(b) => unsafe { crc32c_of_raw(crc, b.as_ptr(), b.len()) },
             Body::Io { buf, offset, len } => buf.crc32c(crc, offset, len),
+            Body::Frame { frame, offset } => {
+                let sum = frame.crc32c(crc, offset, self.len());
+                sum.expect("no further than the frame's end")
+            }
         }
     }
 }
@@ -124,6 +141,10 @@ impl<'a> TxFrame<'a> {
         match self.body {
             Body::Bytes(b) => Some((b.as_ptr(), b.len())),
             Body::Io { buf, offset, len } => Some((buf.in_one_piece(offset, len)?, len)),
+            Body::Frame { frame, offset } => {
+                let len = frame.len().checked_sub(offset)?;
+                Some((frame.base.wrapping_add(offset), len))
+            }
         }
     }
 
@@ -170,13 +191,17 @@ impl<'a> TxFrame<'a> {
     pub unsafe fn copy_to_raw(&self, dst: *mut u8) {
         let (head, tail) = (self.head, self.tail);
         // SAFETY: the three pieces are `len()` bytes together, which the caller has room for; a
-        // slice is readable for its length, and `read_to_raw` checks its range itself.
+        // slice is readable for its length, a received frame from `offset` to its end, and
+        // `read_to_raw` checks its range itself.
         unsafe {
             copy_short(head.as_ptr(), dst, head.len());
             let at = dst.add(head.len());
             match self.body {
                 Body::Bytes(b) => copy_short(b.as_ptr(), at, b.len()),
                 Body::Io { buf, offset, len } => buf.read_to_raw(offset, at, len),
+                Body::Frame { frame, offset } => {
+                    copy_short(frame.base.wrapping_add(offset), at, self.body.len());
+                }
             }
             copy_short(tail.as_ptr(), at.add(self.body.len()), tail.len());
         }

@@ -12,10 +12,12 @@ mod memif;
 mod near;
 mod nics;
 mod spec;
+mod switch;
 mod wires;
 
 pub use spec::PortInfo;
 use spec::{bad, parse};
+pub use switch::{check_switch, open_switch};
 
 /// Opens the port that `spec` names.
 ///
@@ -46,36 +48,53 @@ use spec::{bad, parse};
 ///   after a comma): processes of this user in this network namespace that have it too are reached
 ///   through shared memory. `near=shm:job7` names another segment than theirs. `fault(...)` spoils
 ///   the other frames only. See [`Near`](crate::backend::near::Near).
+/// - Devices that one process owns (`afpacket`, `vfio`, `memif`, `dpdk`) have the option
+///   `switch=yes`, in the same place: frames go through the [`Switch`](crate::backend::switch) of
+///   this user that owns the device. `promisc=yes` (but for `memif`) receives frames to every
+///   address.
 ///
 /// # Errors
 /// [`OpenError`]; nothing is left behind, but a capture's file that was made before `PORT` failed.
 pub fn open(spec: &str) -> Result<Box<dyn Port>, OpenError> {
+    open_as_written(spec, false)
+}
+
+/// As [`open`], for a program that shares its node with others: `switch=yes` if a switch owns the
+/// device, and `near=yes` for a port that leaves the node, unless `spec` says otherwise. Those that
+/// lead to one other process have no near side unasked: `memif`, and virtual devices of DPDK. If
+/// the segment cannot be joined the log says why, and the port is opened without.
+///
+/// # Errors
+/// As there.
+pub fn open_in_node(spec: &str) -> Result<Box<dyn Port>, OpenError> {
     let (device, near) = near::split(spec)?;
-    let port = open_device(&device)?;
+    let port = open_device(&device, true)?;
+    match near {
+        Some(near) => near.join(port),
+        None if near::leaves(&device) => Ok(near::join_node(port)),
+        None => Ok(port),
+    }
+}
+
+/// Opens a port with a near side if `spec` says so.
+fn open_as_written(spec: &str, in_node: bool) -> Result<Box<dyn Port>, OpenError> {
+    let (device, near) = near::split(spec)?;
+    let port = open_device(&device, in_node)?;
     match near {
         Some(near) => near.join(port),
         None => Ok(port),
     }
 }
 
-/// As [`open`], for a program that shares its node with others: a port that leaves the node has
-/// `near=yes` if `spec` does not say otherwise. Those that lead to one other process do not:
-/// `memif`, and virtual devices of DPDK. If the segment cannot be joined the log says why, and the
-/// port is opened without.
-///
-/// # Errors
-/// As there.
-pub fn open_in_node(spec: &str) -> Result<Box<dyn Port>, OpenError> {
-    let (device, near) = near::split(spec)?;
-    if near.is_some() || !near::leaves(&device) {
-        return open(spec);
-    }
-    Ok(near::join_node(open_device(&device)?))
-}
-
-/// Opens a port without a near side, or one that is inside of a record.
-fn open_device(spec: &str) -> Result<Box<dyn Port>, OpenError> {
+/// Opens a port without a near side, or one that is inside of a record. `in_node`: through a switch
+/// that owns the device, if there is one and `spec` does not say otherwise.
+fn open_device(spec: &str, in_node: bool) -> Result<Box<dyn Port>, OpenError> {
     let kind = spec.split([':', ',', '(']).next().unwrap_or("");
+    let (device, through) = switch::split(spec, in_node)?;
+    if let Some(port) = switch::join(&device, through)? {
+        return Ok(port);
+    }
+    let spec = device.as_str();
     match kind {
         "shm" => Ok(Box::new(ShmPort::open(&shm_settings(spec)?)?)),
         "afpacket" => wires::afpacket(spec),
@@ -90,7 +109,7 @@ fn open_device(spec: &str) -> Result<Box<dyn Port>, OpenError> {
         "fault" => {
             let (wrapper, options, inner) = wrapped(spec)?;
             let settings = fault_settings(wrapper, options)?;
-            let inner = open_device(inner)?;
+            let inner = open_device(inner, in_node)?;
             if inner.caps().near_mtu != 0 {
                 let why = "near= cannot stand behind both; write pcap(file=...):fault(...):PORT";
                 return Err(bad(spec, why));
@@ -108,7 +127,8 @@ fn open_device(spec: &str) -> Result<Box<dyn Port>, OpenError> {
                 source,
                 hint: "; choose another file",
             };
-            Ok(Box::new(Pcap::new(open(inner)?, Path::new(path), wrapper).map_err(os)?))
+            let inner = open_as_written(inner, in_node)?;
+            Ok(Box::new(Pcap::new(inner, Path::new(path), wrapper).map_err(os)?))
         }
         _ => Err(unknown(spec, kind)),
     }
@@ -128,6 +148,11 @@ pub fn check(spec: &str) -> Result<(), OpenError> {
 
 fn check_device(spec: &str) -> Result<(), OpenError> {
     let kind = spec.split([':', ',', '(']).next().unwrap_or("");
+    let (device, through) = switch::split(spec, true)?;
+    if switch::is_there(&device, through)? {
+        return Ok(());
+    }
+    let spec = device.as_str();
     match kind {
         "shm" => shm_settings(spec)?.check_here(),
         "afpacket" => wires::check_afpacket(spec),

@@ -14,6 +14,7 @@ use super::dpdk::DpdkPort;
 use super::memif::Memif;
 use super::near::{Far, Near};
 use super::shm::ShmPort;
+use super::switch::SwitchedPort;
 use crate::frame::{FillHead, Rest};
 use crate::hint::cold;
 use crate::port::{BriskPort, Port, PortGone, RxSink};
@@ -27,6 +28,8 @@ pub enum KnownPort {
     /// A device of DPDK.
     #[cfg(feature = "dpdk")]
     Dpdk(Box<DpdkPort>),
+    /// A station's port behind a switch.
+    Switched(Box<SwitchedPort>),
     /// A near side and a far one.
     Near(Box<Near<KnownPort>>),
     /// Another.
@@ -57,6 +60,10 @@ impl From<Box<dyn Port>> for KnownPort {
             Ok(near) => return Self::Near(near),
             Err(port) => port,
         };
+        let port = match downcast(port) {
+            Ok(switched) => return Self::Switched(switched),
+            Err(port) => port,
+        };
         match downcast(port) {
             Ok(memif) => Self::Memif(memif),
             Err(port) => Self::Other(port),
@@ -71,6 +78,7 @@ impl From<KnownPort> for Box<dyn Port> {
             KnownPort::Memif(port) => port,
             #[cfg(feature = "dpdk")]
             KnownPort::Dpdk(port) => port,
+            KnownPort::Switched(port) => port,
             KnownPort::Near(port) => port,
             KnownPort::Other(port) => port,
         }
@@ -136,6 +144,7 @@ impl KnownPort {
             Self::Memif(port) => Ok(port.receive(max, sink)),
             #[cfg(feature = "dpdk")]
             Self::Dpdk(port) => port.receive(max, sink),
+            Self::Switched(port) => Ok(port.receive(max, sink)),
             Self::Near(port) => port.receive(max, sink),
             Self::Other(port) => port.rx_burst(max, sink),
         }
@@ -151,7 +160,7 @@ impl KnownPort {
                 cold(());
                 self.far(job)
             }
-            Self::Memif(_) | Self::Near(_) | Self::Other(_) => {
+            Self::Memif(_) | Self::Switched(_) | Self::Near(_) | Self::Other(_) => {
                 cold(());
                 self.far(job)
             }
@@ -165,6 +174,7 @@ impl KnownPort {
             Self::Memif(port) => Some(job.with(port)),
             #[cfg(feature = "dpdk")]
             Self::Dpdk(port) => Some(job.with(port)),
+            Self::Switched(port) => Some(job.with(port)),
             Self::Near(port) => Some(job.with(port)),
             Self::Shm(_) | Self::Other(_) => None,
         }
@@ -178,6 +188,7 @@ impl KnownPort {
             Self::Memif(port) => port.count(polls),
             #[cfg(feature = "dpdk")]
             Self::Dpdk(port) => port.count(polls),
+            Self::Switched(port) => port.count(polls),
             Self::Near(port) => port.count(polls),
             Self::Other(_) => {}
         }
@@ -194,6 +205,7 @@ impl Deref for KnownPort {
             Self::Memif(port) => &**port,
             #[cfg(feature = "dpdk")]
             Self::Dpdk(port) => &**port,
+            Self::Switched(port) => &**port,
             Self::Near(port) => &**port,
             Self::Other(port) => &**port,
         }
@@ -208,6 +220,7 @@ impl DerefMut for KnownPort {
             Self::Memif(port) => &mut **port,
             #[cfg(feature = "dpdk")]
             Self::Dpdk(port) => &mut **port,
+            Self::Switched(port) => &mut **port,
             Self::Near(port) => &mut **port,
             Self::Other(port) => &mut **port,
         }

@@ -13,6 +13,7 @@ pub mod memif;
 pub mod near;
 pub mod pcap;
 pub mod shm;
+pub mod switch;
 pub mod udp;
 pub mod vfio;
 

@@ -1,6 +1,6 @@
 //! Names of memifs.
 
-use super::spec::{PortInfo, bad, parse};
+use super::spec::{PortInfo, bad, parse, yes_or_no};
 use crate::backend::memif::{Memif, MemifSettings, Role, check_here};
 use crate::error::OpenError;
 use crate::port::Port;
@@ -45,21 +45,13 @@ fn settings(spec: &str) -> Result<MemifSettings, OpenError> {
             "crc" => settings.crc = yes_or_no(spec, key, value)?,
             "lossless" => settings.lossless = yes_or_no(spec, key, value)?,
             _ => {
-                let known =
-                    "id=, role=, secret=, rsize=, bsize=, mtu=, mac=, crc=, lossless= and near=";
+                let known = "id=, role=, secret=, rsize=, bsize=, mtu=, mac=, crc=, lossless=, \
+                             near= and switch=";
                 return Err(bad(spec, format!("no option \"{key}\"; there are {known}")));
             }
         }
     }
     Ok(settings)
-}
-
-fn yes_or_no(spec: &str, key: &str, value: &str) -> Result<bool, OpenError> {
-    match value {
-        "yes" => Ok(true),
-        "no" => Ok(false),
-        _ => Err(bad(spec, format!("write {key}=yes or {key}=no"))),
-    }
 }
 
 /// The kind of port: there is nothing of it to be found before somebody names a socket.

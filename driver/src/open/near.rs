@@ -122,7 +122,7 @@ pub(super) fn split(spec: &str) -> Result<(String, Option<Choice>), OpenError> {
 }
 
 /// Adds an option to what opens a port.
-fn with_option(spec: &str, option: &str) -> String {
+pub(super) fn with_option(spec: &str, option: &str) -> String {
     let (before, device) = spec.split_at(device_at(spec));
     let is = options(device).1;
     let all = if is.is_empty() { option.to_owned() } else { format!("{is},{option}") };
@@ -130,7 +130,7 @@ fn with_option(spec: &str, option: &str) -> String {
 }
 
 /// Where in `spec` the device begins, behind what spoils its frames.
-fn device_at(spec: &str) -> usize {
+pub(super) fn device_at(spec: &str) -> usize {
     let mut at = 0;
     while spec[at..].starts_with("fault(") {
         let Some(end) = spec[at..].find("):") else { return spec.len() };
@@ -139,7 +139,7 @@ fn device_at(spec: &str) -> usize {
     at
 }
 
-fn kind_of(device: &str) -> &str {
+pub(super) fn kind_of(device: &str) -> &str {
     device.split([':', ',', '(']).next().unwrap_or("")
 }
 
@@ -149,7 +149,7 @@ fn is_dpdk(device: &str) -> bool {
 
 /// What stands before the list that holds the options of `device`, the list, which begins with the
 /// device's name unless that is DPDK's, and what stands behind it.
-fn options(device: &str) -> (&str, &str, &str) {
+pub(super) fn options(device: &str) -> (&str, &str, &str) {
     if !is_dpdk(device) {
         return ("", device, "");
     }
@@ -161,7 +161,7 @@ fn options(device: &str) -> (&str, &str, &str) {
 }
 
 /// `device` with another list.
-fn with_options(device: &str, list: &str) -> String {
+pub(super) fn with_options(device: &str, list: &str) -> String {
     if !is_dpdk(device) {
         return list.to_owned();
     }

@@ -1,6 +1,6 @@
 //! Names of NICs that a driver of ours drives.
 
-use super::spec::{PortInfo, bad, parse};
+use super::spec::{PortInfo, bad, parse, yes_or_no};
 use crate::backend::vfio::{self, VfioSettings, survey};
 use crate::error::OpenError;
 use crate::port::{MTU_MIN, MacAddr, Port};
@@ -39,8 +39,10 @@ fn vfio_settings(spec: &str) -> Result<VfioSettings, OpenError> {
             "mtu" => settings.mtu = Some(parse(spec, value)?),
             "rx" => settings.rx_count = Some(parse(spec, value)?),
             "tx" => settings.tx_count = Some(parse(spec, value)?),
+            "promisc" => settings.promiscuous = yes_or_no(spec, key, value)?,
             _ => {
-                let why = format!("no option \"{key}\"; there are mac=, mtu=, rx=, tx= and near=");
+                let known = "mac=, mtu=, rx=, tx=, promisc=, near= and switch=";
+                let why = format!("no option \"{key}\"; there are {known}");
                 return Err(bad(spec, why));
             }
         }

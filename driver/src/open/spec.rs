@@ -25,3 +25,12 @@ where
 {
     value.parse().map_err(|e: T::Err| bad(spec, format!("\"{value}\": {e}")))
 }
+
+/// The value of an option that is `yes` or `no`.
+pub(super) fn yes_or_no(spec: &str, key: &str, value: &str) -> Result<bool, OpenError> {
+    match value {
+        "yes" => Ok(true),
+        "no" => Ok(false),
+        _ => Err(bad(spec, format!("write {key}=yes or {key}=no"))),
+    }
+}

@@ -1,6 +1,6 @@
 //! Names of the ports that go out on a wire through the kernel.
 
-use super::spec::{PortInfo, bad, parse};
+use super::spec::{PortInfo, bad, parse, yes_or_no};
 use crate::backend::afpacket::{AfPacket, AfPacketSettings, links};
 use crate::backend::udp::{Udp, UdpSettings, addresses};
 use crate::error::OpenError;
@@ -30,8 +30,10 @@ fn afpacket_settings(spec: &str) -> Result<AfPacketSettings, OpenError> {
             "mac" => settings.mac = Some(parse(spec, value)?),
             "mtu" => settings.mtu = Some(parse(spec, value)?),
             "ring" => settings.ring_count = Some(parse(spec, value)?),
+            "promisc" => settings.promiscuous = yes_or_no(spec, key, value)?,
             _ => {
-                let why = format!("no option \"{key}\"; there are mac=, mtu=, ring= and near=");
+                let known = "mac=, mtu=, ring=, promisc=, near= and switch=";
+                let why = format!("no option \"{key}\"; there are {known}");
                 return Err(bad(spec, why));
             }
         }

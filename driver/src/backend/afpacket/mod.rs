@@ -81,13 +81,24 @@ pub struct AfPacketSettings {
     pub ring_count: Option<usize>,
     /// EtherType of the frames. Default [`ETHERTYPE`], which is what the fabric sends.
     pub ethertype: u16,
+    /// Frames to every address are received, not only those to this port's and to groups: for who
+    /// passes them on. Default: no.
+    pub promiscuous: bool,
 }
 
 impl AfPacketSettings {
     /// The settings of the interface `name`.
     pub fn named(name: &str) -> Self {
         let interface = name.to_owned();
-        Self { interface, mac: None, mtu: None, ring_count: None, ethertype: ETHERTYPE }
+        let promiscuous = false;
+        Self {
+            interface,
+            mac: None,
+            mtu: None,
+            ring_count: None,
+            ethertype: ETHERTYPE,
+            promiscuous,
+        }
     }
 
     /// Whether a port could be opened with them; changes nothing.
@@ -244,11 +255,14 @@ impl AfPacket {
         // Before the look at the interface counts: what changes from now on is heard.
         let watch = Watch::new().map_err(os)?;
         let fd = socket.as_raw_fd();
-        socket::prepare(fd, settings.ethertype, mac).map_err(os)?;
+        let filter = (!settings.promiscuous).then_some(mac);
+        socket::prepare(fd, settings.ethertype, filter).map_err(os)?;
         let ring = RxRing::new(fd, frame_max, settings.ring_count);
         let ring = ring.map_err(|e| settings.os("no memory for the receive ring", &e))?;
-        if mac != link.mac && !link.is_loopback {
-            socket::join(fd, &link, mac).map_err(os)?;
+        if settings.promiscuous && !link.is_loopback {
+            socket::join(fd, &link, None).map_err(os)?;
+        } else if mac != link.mac && !link.is_loopback {
+            socket::join(fd, &link, Some(mac)).map_err(os)?;
         }
         socket::bind(fd, &link, settings.ethertype).map_err(os)?;
         let bell = Bell::new().map_err(os)?;

@@ -27,8 +27,9 @@ pub(super) fn open() -> io::Result<OwnedFd> {
     owned(unsafe { libc::socket(libc::AF_PACKET, kind, 0) })
 }
 
-/// Sets what has to be set before the first frame: the filter and how frames leave.
-pub(super) fn prepare(fd: RawFd, ethertype: u16, mac: MacAddr) -> io::Result<()> {
+/// Sets what has to be set before the first frame: the filter, which passes frames to `mac` or to
+/// everybody, and how frames leave.
+pub(super) fn prepare(fd: RawFd, ethertype: u16, mac: Option<MacAddr>) -> io::Result<()> {
     let on: libc::c_int = 1;
     // Straight to the driver, past the queueing discipline: the fabric has windows of its own.
     set(fd, libc::PACKET_QDISC_BYPASS, &on)?;
@@ -42,13 +43,14 @@ pub(super) fn prepare(fd: RawFd, ethertype: u16, mac: MacAddr) -> io::Result<()>
 }
 
 /// Makes the interface take frames to `mac`, which is not its own: by its address filter, or by
-/// promiscuous mode if it has none (the kernel decides).
-pub(super) fn join(fd: RawFd, link: &Link, mac: MacAddr) -> io::Result<()> {
+/// promiscuous mode if it has none (the kernel decides). Without an address, frames to everybody.
+pub(super) fn join(fd: RawFd, link: &Link, mac: Option<MacAddr>) -> io::Result<()> {
+    let kind = if mac.is_some() { libc::PACKET_MR_UNICAST } else { libc::PACKET_MR_PROMISC };
     let mut address = [0; 8];
-    address[..6].copy_from_slice(&mac.0);
+    address[..6].copy_from_slice(&mac.unwrap_or_default().0);
     let request = libc::packet_mreq {
         mr_ifindex: link.index as libc::c_int,
-        mr_type: libc::PACKET_MR_UNICAST as u16,
+        mr_type: kind as u16,
         mr_alen: 6,
         mr_address: address,
     };
@@ -102,11 +104,12 @@ pub(super) fn claim(index: u32, mac: MacAddr) -> io::Result<OwnedFd> {
     if done < 0 { Err(io::Error::last_os_error()) } else { Ok(fd) }
 }
 
-/// Lets through what is ours: our EtherType, no VLAN tag, to `mac` or to a group.
+/// Lets through what is ours: our EtherType, no VLAN tag, to `mac` or to a group; without `mac` to
+/// any address.
 ///
 /// The kernel's tap hears frames to other stations too, where the interface is promiscuous for
 /// somebody or sits behind a hub.
-fn filter(ethertype: u16, mac: MacAddr) -> [libc::sock_filter; 12] {
+fn filter(ethertype: u16, mac: Option<MacAddr>) -> [libc::sock_filter; 12] {
     const LD_W: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
     const LD_H: u16 = (libc::BPF_LD | libc::BPF_H | libc::BPF_ABS) as u16;
     const LD_B: u16 = (libc::BPF_LD | libc::BPF_B | libc::BPF_ABS) as u16;
@@ -116,19 +119,20 @@ fn filter(ethertype: u16, mac: MacAddr) -> [libc::sock_filter; 12] {
     // SKF_AD_OFF + SKF_AD_VLAN_TAG_PRESENT of linux/filter.h.
     const VLAN_TAG_PRESENT: u32 = (-0x1000_i32 + 48) as u32;
     let op = |code, k, jt, jf| libc::sock_filter { code, jt, jf, k };
-    let [a, b, c, d, e, f] = mac.0;
+    let take = op(RET, u32::MAX, 0, 0);
+    let [a, b, c, d, e, f] = mac.unwrap_or_default().0;
     [
         op(LD_W, VLAN_TAG_PRESENT, 0, 0),
         op(JEQ, 0, 0, 8),
         op(LD_H, 12, 0, 0),
         op(JEQ, ethertype.into(), 0, 6),
-        op(LD_B, 0, 0, 0),
+        if mac.is_some() { op(LD_B, 0, 0, 0) } else { take },
         op(JSET, 1, 5, 0),
         op(LD_W, 2, 0, 0),
         op(JEQ, u32::from_be_bytes([c, d, e, f]), 0, 2),
         op(LD_H, 0, 0, 0),
         op(JEQ, u16::from_be_bytes([a, b]).into(), 1, 0),
-        op(RET, 0, 0, 0),        // drop
-        op(RET, u32::MAX, 0, 0), // take all of it
+        op(RET, 0, 0, 0), // drop
+        take,             // all of it
     ]
 }

@@ -421,8 +421,10 @@ fn bring_up(device: &mut Device, settings: &DpdkSettings) -> Result<(), Failure>
     // SAFETY: a started port. Group addresses are needed for broadcasts of the fabric only, and
     // drivers that filter nothing refuse to be told.
     unsafe { sys::rte_eth_allmulticast_enable(port) };
-    if !device.pmd.own_mac && settings.mac.is_some() && device_address(port) != Some(device.mac) {
-        // SAFETY: as above. The only other way to get frames to an address that is not its own.
+    let filters_us =
+        !device.pmd.own_mac && settings.mac.is_some() && device_address(port) != Some(device.mac);
+    if filters_us || settings.promiscuous {
+        // SAFETY: a started port. The only other way to get frames to an address that is not its own.
         unsafe { sys::rte_eth_promiscuous_enable(port) };
     }
     device.link_bps = link(port).1;

@@ -114,6 +114,9 @@ pub struct DpdkSettings {
     /// Frames of this EtherType are steered to the port, where the NIC can. Default: everything
     /// comes.
     pub ethertype: Option<u16>,
+    /// Frames to every address are received, not only those to this port's and to groups: for who
+    /// passes them on. Default: no.
+    pub promiscuous: bool,
 }
 
 impl Default for DpdkSettings {
@@ -129,6 +132,7 @@ impl Default for DpdkSettings {
             crc: None,
             lossless: false,
             ethertype: None,
+            promiscuous: false,
         }
     }
 }

@@ -68,13 +68,21 @@ fn read(settings: &mut DpdkSettings, option: &str) -> Result<(), String> {
                 _ => return Err("write lossless=yes or lossless=no".into()),
             }
         }
+        "promisc" => {
+            settings.promiscuous = match value {
+                "yes" => true,
+                "no" => false,
+                _ => return Err("write promisc=yes or promisc=no".into()),
+            }
+        }
         "ethertype" => {
             let hex = value.strip_prefix("0x").ok_or("write ethertype=0x88b5")?;
             let bad = |why| format!("ethertype=\"{value}\": {why}");
             settings.ethertype = Some(u16::from_str_radix(hex, 16).map_err(bad)?);
         }
         _ => {
-            let known = "mtu=, mac=, ring=, mbufs=, huge=, crc=, lossless=, ethertype= and near=";
+            let known = "mtu=, mac=, ring=, mbufs=, huge=, crc=, lossless=, ethertype=, promisc=, \
+                         near= and switch=";
             return Err(format!("no option \"{key}\" in the parentheses; there are {known}"));
         }
     }
@@ -101,6 +109,9 @@ pub(super) fn text(settings: &DpdkSettings) -> String {
         options.push("lossless=yes".into());
     }
     options.extend(settings.ethertype.map(|ethertype| format!("ethertype={ethertype:#06x}")));
+    if settings.promiscuous {
+        options.push("promisc=yes".into());
+    }
     let options =
         if options.is_empty() { String::new() } else { format!("({})", options.join(",")) };
     let comma = if settings.args.is_empty() { "" } else { "," };
@@ -121,7 +132,7 @@ mod tests {
             "dpdk(huge=yes):net_ring0,pair=a",
             "dpdk(crc=no):net_af_packet0,iface=eth0",
             "dpdk(lossless=yes):net_memif0,role=client",
-            "dpdk(crc=yes,ethertype=0x88b5):0000:05:00.0",
+            "dpdk(crc=yes,ethertype=0x88b5,promisc=yes):0000:05:00.0",
         ] {
             let settings = parse(spec).unwrap();
             assert_eq!(text(&settings), spec);
@@ -145,6 +156,7 @@ mod tests {
             ("dpdk(crc=maybe):net_memif0", "crc=yes"),
             ("dpdk(lossless=perhaps):net_memif0", "lossless=yes"),
             ("dpdk(ethertype=88b5):net_tap0", "0x88b5"),
+            ("dpdk(promisc=1):net_tap0", "promisc=yes"),
             ("dpdk(mac=1):net_tap0", "02:00:00:00:00:01"),
             ("dpdk:net tap0", "no name of a device"),
             ("dpdk:net_tap0,iface=a b", "a space"),

@@ -4,9 +4,12 @@
 //! 0        magic, version, members, ring_len, frame_max, file_len     written once, by the maker
 //! 64       next incarnation                                           under the segment's lock
 //! 128      epoch, changed with every attach and detach                under the segment's lock
+//! 192      of the last switch's uplink: MTU | RTO floor, us << 32
+//!          | may damage frames << 63                                  under the segment's lock
+//! 200      its bit/s                                                  under the segment's lock
 //! 4096     member 0..64, 128 bytes each
 //!          +0   incarnation << 32 | 1 while attached, else 0          under the segment's lock
-//!               bit 1: a monitor
+//!               bit 1: a monitor; bit 2: a switch
 //!          +8   MAC        +16  pid (for messages only)               under the segment's lock
 //!          +24  frames that a monitor missed                          senders add
 //!          +32  name of a socket to sleep on, or 0                    the member
@@ -23,7 +26,7 @@ use super::ring::slot_len;
 /// "barewire" read as a little-endian number.
 pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"barewire");
 /// Changes with every change of this file or of what its words mean.
-pub(super) const VERSION: u64 = 2;
+pub(super) const VERSION: u64 = 3;
 /// Most members that a segment can have: bits in a doorbell word.
 pub(super) const MEMBERS_MAX: usize = 64;
 /// Bytes of the part that [`Layout`] is read from.
@@ -31,6 +34,7 @@ pub(super) const HEADER_LEN: usize = 48;
 
 pub(super) const NEXT_INC: usize = 64;
 pub(super) const EPOCH: usize = 128;
+pub(super) const UPLINK: usize = 192;
 
 const MEMBER_AT: usize = 4096;
 const MEMBER_LEN: usize = 128;

@@ -45,6 +45,7 @@ mod ends;
 mod layout;
 mod monitor;
 mod ring;
+mod role;
 mod segment;
 mod wait;
 
@@ -52,6 +53,7 @@ mod wait;
 mod tests;
 
 pub use monitor::Monitor;
+pub use role::Uplink;
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -74,7 +76,8 @@ use ends::Ends;
 use layout::Layout;
 use layout::MEMBERS_MAX;
 use ring::{Consumer, GRANULE, NoRoom, Producer, RingMem, Taken, WORD_LEN, slot_len};
-use segment::{BELL, CLOSED, RawRing, STATION, WATCH, is_monitor};
+use role::{Role, is_monitor, is_switch};
+use segment::{BELL, CLOSED, RawRing, WATCH};
 use wait::{Shared, Waiter};
 
 pub(crate) use wait::{Bell, LOOK};
@@ -233,6 +236,8 @@ pub struct ShmPort {
     extra: usize,
     /// Members who get a copy of each frame that we send, one bit each.
     monitors: u64,
+    /// Frames go to the switch, whatever their address, and come from it.
+    is_leaf: bool,
     /// Where the last frame went, which is also the usual one of `outs`.
     last: Route,
     /// Addresses whose ring is open, by [`route_slot`].
@@ -261,7 +266,8 @@ pub struct ShmPort {
     /// Towards each member, and one more towards nobody.
     outs: Ends<Out>,
     ins: Ends<In>,
-    burst: Box<[(*const u8, u32); BURST]>,
+    /// Where a frame is, its length, and the member that sent it.
+    burst: Box<[(*const u8, u32, u32); BURST]>,
     /// Epoch at which `peers` was read from the segment.
     epoch: u64,
     peers: Vec<Peer>,
@@ -374,6 +380,8 @@ struct In {
     is_open: bool,
     /// Which of the watches is on it, or [`WATCHES`].
     watch: usize,
+    /// The sender's address while the ring is open.
+    key: u64,
 }
 
 /// What the segment last said of a member; 0 for an empty place.
@@ -413,10 +421,29 @@ impl ShmPort {
     /// # Errors
     /// [`OpenError`]; nothing is left behind.
     pub fn open(settings: &ShmSettings) -> Result<Self, OpenError> {
-        Self::open_as(settings, STATION)
+        Self::open_as(settings, Role::Station)
     }
 
-    fn open_as(settings: &ShmSettings, role: u64) -> Result<Self, OpenError> {
+    /// Joins the segment as its switch, which forwards to `uplink`.
+    ///
+    /// # Errors
+    /// [`OpenError`], [`OpenError::HasSwitch`] among them; nothing is left behind.
+    pub(crate) fn open_switch(settings: &ShmSettings, uplink: Uplink) -> Result<Self, OpenError> {
+        Self::open_as(settings, Role::Switch(uplink))
+    }
+
+    /// Joins the segment as a station that reaches others through the switch alone, and says what
+    /// is behind that. [`Uplink::mtu`] is 0 if there never was one.
+    ///
+    /// # Errors
+    /// [`OpenError`]; nothing is left behind.
+    pub(crate) fn open_leaf(settings: &ShmSettings) -> Result<(Self, Uplink), OpenError> {
+        let port = Self::open_as(settings, Role::Leaf)?;
+        let uplink = port.shared.seg.uplink();
+        Ok((port, uplink))
+    }
+
+    fn open_as(settings: &ShmSettings, role: Role) -> Result<Self, OpenError> {
         settings.check()?;
         let segment::Joined { seg, me, inc, mac } = segment::join(settings, role)?;
         let layout = seg.layout;
@@ -439,7 +466,7 @@ impl ShmPort {
         let nobody = Out::new(producer(me), [&NOTHING; 2], seg.sleeping(me));
         let mut outs = Ends::new((0..layout.members).map(out).chain([nobody]));
         outs.set_usual(layout.members);
-        let extra = if is_monitor(role) { monitor::STAMP_LEN } else { 0 };
+        let extra = if role == Role::Monitor { monitor::STAMP_LEN } else { 0 };
         let ins = Ends::new((0..layout.members).map(|s| In::closed(&seg, s, me, extra)));
         let bell = std::ptr::from_ref(seg.bell(me));
         tracing::debug!(path = %seg.path.display(), %mac, mtu, "joined");
@@ -448,6 +475,7 @@ impl ShmPort {
             frame_max: ETH_HDR_LEN + mtu + extra,
             extra,
             monitors: 0,
+            is_leaf: role == Role::Leaf,
             last: Route { key: NO_KEY, to: layout.members },
             routes: Box::new([Route { key: NO_KEY, to: 0 }; ROUTES]),
             pid: std::process::id(),
@@ -464,7 +492,7 @@ impl ShmPort {
             bell,
             outs,
             ins,
-            burst: Box::new([(std::ptr::null(), 0); BURST]),
+            burst: Box::new([(std::ptr::null(), 0, 0); BURST]),
             epoch: 0,
             peers: vec![Peer { state: 0, key: NO_KEY }; layout.members],
             inc,
@@ -501,6 +529,19 @@ impl ShmPort {
         self.peers.iter().any(|p| p.key == key && p.state != 0)
     }
 
+    /// The stations of the segment but this one: address, and process as numbered where it lives.
+    pub(crate) fn stations(&self) -> impl Iterator<Item = (MacAddr, u32)> + '_ {
+        let Shared { seg, me, .. } = &*self.shared;
+        (0..seg.layout.members).filter(|&m| m != *me).filter_map(|m| {
+            let state = seg.state(m).load(Acquire);
+            if state == 0 || is_monitor(state) {
+                return None;
+            }
+            let mac = MacAddr::from_u64(seg.mac(m).load(Relaxed));
+            Some((mac, seg.pid(m).load(Relaxed) as u32))
+        })
+    }
+
     /// Whether the last frame went to the address, which lies in the lower 48 bits as in a frame.
     #[inline(always)]
     pub(crate) fn is_last(&self, key: u64) -> bool {
@@ -513,7 +554,7 @@ impl In {
         let layout = seg.layout;
         let len_max = (layout.frame_max + extra).min(layout.ring_len / 4 - WORD_LEN);
         let ring = Consumer::new(seg.ring(s, r), layout.ring_len, len_max);
-        Self { ring, is_open: false, watch: WATCHES }
+        Self { ring, is_open: false, watch: WATCHES, key: NO_KEY }
     }
 }
 
@@ -699,9 +740,11 @@ impl ShmPort {
     #[cold]
     fn route(&mut self, key: u64) -> Result<usize, Tx> {
         self.refresh();
-        let Some(r) = self.peers.iter().position(|p| p.key == key && p.state != 0) else {
-            return Err(Tx::NoRoute);
+        let found = match self.is_leaf {
+            true => self.peers.iter().position(|p| is_switch(p.state)),
+            false => self.peers.iter().position(|p| p.key == key && p.state != 0),
         };
+        let Some(r) = found else { return Err(Tx::NoRoute) };
         if !self.outs[r].is_open {
             match self.connect(r) {
                 Tx::Sent => {}
@@ -855,7 +898,10 @@ impl ShmPort {
     fn tx_group(&mut self, frame: &TxFrame<'_>, len: usize) {
         self.refresh();
         for r in 0..self.peers.len() {
-            if r == self.shared.me || self.peers[r].state == 0 || is_monitor(self.peers[r].state) {
+            let Peer { state, key } = self.peers[r];
+            // Nor to its source, if it is forwarded.
+            let is_other = r != self.shared.me && key != key_of(&frame.head[6..12]);
+            if !is_other || state == 0 || is_monitor(state) {
                 continue;
             }
             let is_open = self.outs[r].is_open || matches!(self.connect(r), Tx::Sent);
@@ -908,7 +954,7 @@ impl ShmPort {
     /// Sends a frame whose route is not at hand.
     fn tx_looked_up(&mut self, frame: &TxFrame<'_>, len: usize, key: u64) -> Tx {
         // The lowest bit of the first byte says that it is a group address.
-        if key & GROUP != 0 {
+        if key & GROUP != 0 && !self.is_leaf {
             self.tx_group(frame, len);
             return Tx::Sent;
         }
@@ -1000,6 +1046,48 @@ impl ShortTx for ShmPort {
     }
 }
 
+/// Takes the frames of a burst, with the member that sent each.
+trait BurstSink {
+    /// Whether the sender's address is asked for.
+    const ASKS: bool = false;
+
+    /// As [`RxSink::prefetch`].
+    fn prefetch(&mut self, frame: &RxFrame<'_>);
+
+    /// As [`RxSink::frame`]. `key` is the sender's address, if the sink [asks](Self::ASKS).
+    fn frame_from(&mut self, key: u64, frame: &RxFrame<'_>);
+}
+
+/// A sink that does not ask from whom a frame is.
+struct FromAny<'a>(&'a mut dyn RxSink);
+
+impl BurstSink for FromAny<'_> {
+    #[inline(always)]
+    fn prefetch(&mut self, frame: &RxFrame<'_>) {
+        self.0.prefetch(frame);
+    }
+
+    #[inline(always)]
+    fn frame_from(&mut self, _: u64, frame: &RxFrame<'_>) {
+        self.0.frame(frame);
+    }
+}
+
+/// A closure that does.
+struct FromMember<F>(F);
+
+impl<F: FnMut(u64, &RxFrame<'_>)> BurstSink for FromMember<F> {
+    const ASKS: bool = true;
+
+    #[inline(always)]
+    fn prefetch(&mut self, _: &RxFrame<'_>) {}
+
+    #[inline(always)]
+    fn frame_from(&mut self, key: u64, frame: &RxFrame<'_>) {
+        (self.0)(key, frame);
+    }
+}
+
 /// What was found in a ring.
 enum Gathered {
     Nothing,
@@ -1009,9 +1097,9 @@ enum Gathered {
 
 /// Receiving.
 impl ShmPort {
-    /// [`Port::rx_burst`], which cannot fail here, for a sink of known type.
+    /// Counts a poll, and sweeps if it is time.
     #[inline(always)]
-    pub fn receive(&mut self, max: usize, sink: &mut impl RxSink) -> usize {
+    fn look_around(&mut self) {
         self.polls_to_sweep -= 1;
         if self.polls_to_sweep <= 0 {
             self.polls_to_sweep = SWEEP_EVERY;
@@ -1019,8 +1107,25 @@ impl ShmPort {
             self.ready |= self.sweep();
             self.more |= self.ready;
         }
+    }
+
+    /// [`Port::rx_burst`], which cannot fail here, for a sink of known type.
+    #[inline(always)]
+    pub fn receive(&mut self, max: usize, sink: &mut impl RxSink) -> usize {
+        self.look_around();
         let few = if max > 0 { self.take_few(sink) } else { None };
         few.unwrap_or_else(|| self.poll(max, sink))
+    }
+
+    /// As [`receive`](Self::receive), and tells the address of the member whose ring a frame lay
+    /// in: in the lower 48 bits, as in a frame.
+    pub(crate) fn receive_from(
+        &mut self,
+        max: usize,
+        each: impl FnMut(u64, &RxFrame<'_>),
+    ) -> usize {
+        self.look_around();
+        self.poll_from(max, &mut FromMember(each))
     }
 
     /// Takes the one frame at `at`, before which the first watch shows `word`, and says whether
@@ -1078,6 +1183,12 @@ impl ShmPort {
     /// takes up to `max` frames of it.
     #[inline(never)]
     pub fn poll(&mut self, max: usize, sink: &mut dyn RxSink) -> usize {
+        self.poll_from(max, &mut FromAny(sink))
+    }
+
+    /// [`poll`](Self::poll), for a sink that wants to know who sent a frame.
+    #[inline(always)]
+    fn poll_from(&mut self, max: usize, sink: &mut impl BurstSink) -> usize {
         if self.singles >= 0 {
             self.pause();
         }
@@ -1104,7 +1215,7 @@ impl ShmPort {
 
     /// Collects frames from the senders in `mask`, lends them, and gives their room back.
     #[inline(always)]
-    fn burst(&mut self, mask: u64, max: usize, sink: &mut dyn RxSink) -> usize {
+    fn burst<S: BurstSink>(&mut self, mask: u64, max: usize, sink: &mut S) -> usize {
         let (mut count, mut touched, mut damaged) = (0, 0_u64, 0_u64);
         let turn = self.turn;
         let mut order = mask.rotate_right(turn);
@@ -1119,12 +1230,14 @@ impl ShmPort {
             self.turn = (s + 1) & 63;
         }
         let mut bytes = 0;
-        for &(base, len) in self.burst.iter().take(count) {
+        for &(base, len, from) in self.burst.iter().take(count) {
             prefetch_long(base, len as usize);
             // SAFETY: `from_raw` needs `len` mapped bytes at `base`: `gather` took them from a
             // ring of the mapping, whose consumer checked the range. The sender does not write
             // them before `release` below; that anybody else might is D2.
-            sink.frame(&unsafe { RxFrame::from_raw(base, len as usize) });
+            let frame = unsafe { RxFrame::from_raw(base, len as usize) };
+            let key = if S::ASKS { self.ins[from as usize].key } else { NO_KEY };
+            sink.frame_from(key, &frame);
             bytes += u64::from(len);
         }
         self.counters.rx_bytes += bytes;
@@ -1148,7 +1261,7 @@ impl ShmPort {
         s: usize,
         count: &mut usize,
         max: usize,
-        sink: &mut dyn RxSink,
+        sink: &mut impl BurstSink,
     ) -> Gathered {
         // A bell bit of a place that the segment does not have is a scribble.
         if s >= self.ins.len() || (!self.ins[s].is_open && !self.accept(s)) {
@@ -1168,7 +1281,7 @@ impl ShmPort {
                     let base = ring.mem().at(pos).cast_const();
                     // SAFETY: as in `burst`.
                     sink.prefetch(&unsafe { RxFrame::from_raw(base, len) });
-                    self.burst[*count] = (base, len as u32);
+                    self.burst[*count] = (base, len as u32, s as u32);
                     *count += 1;
                     bytes += len;
                     gathered = Gathered::Some;
@@ -1230,6 +1343,10 @@ impl ShmPort {
         if link.rx_open.load(Acquire) == CLOSED || link.rx_inc.load(Relaxed) != self.inc {
             return false;
         }
+        if self.is_leaf && !is_switch(seg.state(s).load(Acquire)) {
+            self.close_in(s);
+            return false;
+        }
         // The sender has reserved it; asking again costs little and makes sure, since to touch a
         // page that is not there could be SIGBUS.
         if seg.allocate(s, *me).is_err() {
@@ -1237,7 +1354,9 @@ impl ShmPort {
         }
         let closed = In::closed(seg, s, *me, self.extra);
         let ring = closed.ring.plain_to(self.frame_max);
-        self.ins[s] = In { ring, is_open: true, watch: closed.watch };
+        // Its sender's, which joined before it opened the ring.
+        let mac = MacAddr::from_u64(seg.mac(s).load(Relaxed));
+        self.ins[s] = In { ring, is_open: true, watch: closed.watch, key: key_of(&mac.0) };
         next_at[s].store(self.ins[s].ring.mem().word_at(0).cast_mut(), Relaxed);
         true
     }

@@ -1,6 +1,6 @@
 //! A member that gets a copy of every frame of the segment and sends none.
 
-use super::segment::MONITOR;
+use super::role::Role;
 use super::{ShmPort, ShmSettings};
 use crate::error::OpenError;
 use crate::frame::{RxFrame, TxFrame};
@@ -43,7 +43,7 @@ impl Monitor {
     /// [`OpenError`]; nothing is left behind.
     pub fn open(settings: &ShmSettings) -> Result<Self, OpenError> {
         let settings = ShmSettings { mac: None, mtu: None, ..settings.clone() };
-        let mut port = ShmPort::open_as(&settings, MONITOR)?;
+        let mut port = ShmPort::open_as(&settings, Role::Monitor)?;
         // Others may carry more than this machine's default.
         port.frame_max = port.shared.seg.layout.frame_max + STAMP_LEN;
         Ok(Self { port })

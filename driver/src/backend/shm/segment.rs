@@ -19,8 +19,9 @@ use nix::fcntl::{FallocateFlags, fallocate};
 use nix::sys::statvfs::fstatvfs;
 
 use super::ShmSettings;
-use super::layout::{EPOCH, HEADER_LEN, Layout, MEMBERS_MAX, NEXT_INC};
+use super::layout::{EPOCH, HEADER_LEN, Layout, MEMBERS_MAX, NEXT_INC, UPLINK};
 use super::ring::RingMem;
+use super::role::{Role, Uplink, is_switch};
 use crate::backend::lock::{self, Guard};
 use crate::error::OpenError;
 use crate::port::MacAddr;
@@ -115,15 +116,6 @@ impl RingMem for RawRing {
     }
 }
 
-/// Low bits of a member's state: a station, or one that gets a copy of every frame.
-pub(super) const STATION: u64 = 1;
-pub(super) const MONITOR: u64 = 3;
-
-/// Whether a member with this state is a monitor.
-pub(super) fn is_monitor(state: u64) -> bool {
-    state & MONITOR == MONITOR
-}
-
 /// A place in a segment.
 pub(super) struct Joined {
     pub(super) seg: Segment,
@@ -133,9 +125,8 @@ pub(super) struct Joined {
     pub(super) mac: MacAddr,
 }
 
-/// Joins the segment that `settings` name as [`STATION`] or [`MONITOR`]; makes it if there is none
-/// or only dead ones used it.
-pub(super) fn join(settings: &ShmSettings, role: u64) -> Result<Joined, OpenError> {
+/// Joins the segment that `settings` name; makes it if there is none or only dead ones used it.
+pub(super) fn join(settings: &ShmSettings, role: Role) -> Result<Joined, OpenError> {
     let path = settings.path();
     loop {
         let file = open_file(&path)?;
@@ -325,7 +316,7 @@ fn enter(
     path: &Path,
     layout: Layout,
     settings: &ShmSettings,
-    role: u64,
+    role: Role,
 ) -> Result<Entered, OpenError> {
     settings.check_against(&layout, path)?;
     check_space(file, path, 2 * layout.ring_len as u64)?;
@@ -333,6 +324,13 @@ fn enter(
     let dup = file.try_clone().map_err(|e| os("cannot use", path, e))?;
     let seg = Segment { map, file: dup, path: path.to_owned(), layout };
     seg.reap_dead(None);
+    if let Role::Switch(uplink) = role {
+        if let Some(m) = seg.switch() {
+            let pid = seg.pid(m).load(Relaxed) as u32;
+            return Err(OpenError::HasSwitch { path: path.to_owned(), pid });
+        }
+        seg.set_uplink(uplink);
+    }
     let mac = seg.choose_mac(settings.mac)?;
     // The oldest free place: its rings are the likeliest to be drained.
     let inc = seg.word(NEXT_INC).load(Relaxed).wrapping_add(1) & u64::from(u32::MAX);
@@ -354,7 +352,7 @@ fn enter(
     seg.missed(me).store(0, Relaxed);
     seg.bell_name(me).store(0, Relaxed);
     // Release: who sees the state sees the address.
-    seg.state(me).store(inc << 32 | role, Release);
+    seg.state(me).store(inc << 32 | role.bits(), Release);
     seg.word(EPOCH).fetch_add(1, Release);
     Ok((seg.map, me, inc, mac))
 }
@@ -399,7 +397,8 @@ impl Segment {
         self.word(self.layout.member(m) + 8)
     }
 
-    fn pid(&self, m: usize) -> &AtomicU64 {
+    /// Its process, as numbered where it lives.
+    pub(super) fn pid(&self, m: usize) -> &AtomicU64 {
         self.word(self.layout.member(m) + 16)
     }
 
@@ -427,6 +426,22 @@ impl Segment {
 
     pub(super) fn epoch(&self) -> &AtomicU64 {
         self.word(EPOCH)
+    }
+
+    /// The member that is a switch.
+    pub(super) fn switch(&self) -> Option<usize> {
+        (0..self.layout.members).find(|&m| is_switch(self.state(m).load(Acquire)))
+    }
+
+    /// What the last switch said of its uplink.
+    pub(super) fn uplink(&self) -> Uplink {
+        Uplink::from_words([0, 8].map(|i| self.word(UPLINK + i).load(Relaxed)))
+    }
+
+    fn set_uplink(&self, uplink: Uplink) {
+        for (i, word) in uplink.to_words().into_iter().enumerate() {
+            self.word(UPLINK + i * 8).store(word, Relaxed);
+        }
     }
 
     pub(super) fn link(&self, s: usize, r: usize) -> Link<'_> {

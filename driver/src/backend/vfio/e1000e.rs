@@ -65,6 +65,7 @@ const STATUS_MASTER: u32 = 1 << 19;
 const CAUSE_RX: u32 = 1 << 7 | 1 << 20;
 
 const RCTL_ENABLE: u32 = 1 << 1;
+const RCTL_ALL_STATIONS: u32 = 1 << 3;
 const RCTL_ALL_GROUPS: u32 = 1 << 4;
 const RCTL_LONG: u32 = 1 << 5;
 const RCTL_BROADCAST: u32 = 1 << 15;
@@ -190,7 +191,9 @@ pub(super) fn start(
         bar.write32(at, value);
     }
     let long = if frame_max > 1514 { RCTL_LONG } else { 0 };
-    let receive = RCTL_ENABLE | RCTL_ALL_GROUPS | RCTL_BROADCAST | RCTL_STRIP_CRC | long | rx_bits;
+    let all = if settings.promiscuous { RCTL_ALL_STATIONS } else { 0 };
+    let kinds = RCTL_ALL_GROUPS | RCTL_BROADCAST | all;
+    let receive = RCTL_ENABLE | RCTL_STRIP_CRC | kinds | long | rx_bits;
     bar.write32(reg::RCTL, receive);
     bar.write32(reg::RDT, rx.tail());
     let (rx_tail, tx_tail) = (bar.register(reg::RDT), bar.register(reg::TDT));

@@ -82,6 +82,9 @@ pub struct VfioSettings {
     pub rx_count: Option<u16>,
     /// Transmit buffers, a power of two. Default 256.
     pub tx_count: Option<u16>,
+    /// Frames to every address are received, not only those to this port's and to groups: for who
+    /// passes them on. Default: no.
+    pub promiscuous: bool,
     /// Whether its memory lies in hugepages. Default: if any are free. One of 2 MiB for each
     /// direction does for the default sizes; fewer entries of the IOMMU's cache are needed then.
     pub hugepages: Hugepages,
@@ -94,6 +97,7 @@ impl VfioSettings {
             bdf: bdf.to_owned(),
             mac: None,
             mtu: None,
+            promiscuous: false,
             rx_count: None,
             tx_count: None,
             hugepages: Hugepages::IfFree,
@@ -153,6 +157,8 @@ pub struct VfioPort<N: Nic> {
     caps: PortCaps,
     /// The station's address as the first six bytes of a frame, read as one number.
     own: u64,
+    /// Frames to other addresses are received as well.
+    is_promiscuous: bool,
     /// Bytes of the longest frame.
     frame_max: usize,
     live: Option<Live<N>>,
@@ -201,7 +207,8 @@ impl<N: Nic> VfioPort<N> {
         let Started { nic, facts, areas, interrupt } = started;
         let request = device.request();
         let live = Live { nic, _areas: areas, device: Some(device) };
-        Self::with(live, facts, &settings.bdf, Events { interrupt, request })
+        let port = Self::with(live, facts, &settings.bdf, Events { interrupt, request });
+        Self { is_promiscuous: settings.promiscuous, ..port }
     }
 
     /// A port over a driver whose device is looked after elsewhere: a model in a test.
@@ -229,6 +236,7 @@ impl<N: Nic> VfioPort<N> {
                 name: format!("vfio:{bdf}"),
             },
             own: addr_word(mac),
+            is_promiscuous: false,
             frame_max: ETH_HDR_LEN + mtu,
             live: Some(live),
             lent: Box::new([Lent::NONE; BURST]),
@@ -398,7 +406,7 @@ impl<N: Nic> Port for VfioPort<N> {
             self.check()?;
         }
         let Some(live) = &mut self.live else { return Err(self.still_gone()) };
-        let (lent, own) = (&mut *self.lent, self.own);
+        let (lent, own, all) = (&mut *self.lent, self.own, self.is_promiscuous);
         // SAFETY: a driver lends what the device wrote to one of its buffers, whole and until it is
         // released below; the device writes there no more (D1), and a writer who does so
         // regardless can only make a copy a mixture (D2).
@@ -407,7 +415,7 @@ impl<N: Nic> Port for VfioPort<N> {
         let taken = live.nic.rx_take(max.min(BURST), |one| {
             let dst = frame(one).first_chunk::<8>().map_or(0, u64::from_le_bytes);
             // Ours or a group's: the lowest bit of the first byte.
-            if dst & ADDR_BITS == own || dst & 1 != 0 {
+            if dst & ADDR_BITS == own || dst & 1 != 0 || all {
                 sink.prefetch(&frame(one));
                 lent[kept] = one;
                 kept += 1;

@@ -280,7 +280,7 @@ impl Setup<'_> {
         }
         queues.start();
         if let Some(control) = &mut control {
-            self.set_filter(control, &shared, control_at, settings.mac)?;
+            self.set_filter(control, &shared, control_at, settings)?;
         }
         let Windows { common, notify, config, .. } = self.windows;
         let link = (self.features & feature::STATUS != 0).then_some(config);
@@ -445,16 +445,16 @@ impl Setup<'_> {
         Ok(Some(Control { queue, bell }))
     }
 
-    /// Takes frames to our address and to groups, and no others. The port filters as well: a
+    /// Takes frames to our address and to groups, and others if asked to. The port filters as well: a
     /// device without these commands hands us everything.
     fn set_filter(
         &self,
         control: &mut Control,
         area: &DmaArea,
         at: usize,
-        mac: Option<MacAddr>,
+        settings: &VfioSettings,
     ) -> Result<(), VfioError> {
-        if let Some(mac) = mac {
+        if let Some(mac) = settings.mac {
             if self.features & feature::CTRL_MAC_ADDR == 0 {
                 return Err(self.device.fault("its address cannot be changed; leave out mac="));
             }
@@ -462,7 +462,7 @@ impl Setup<'_> {
         }
         if self.features & feature::CTRL_RX != 0 {
             control.command(self.device, area, at, RX_ALLMULTI, &[1])?;
-            control.command(self.device, area, at, RX_PROMISC, &[0])?;
+            control.command(self.device, area, at, RX_PROMISC, &[settings.promiscuous.into()])?;
         }
         Ok(())
     }

@@ -1,0 +1,68 @@
+//! What a member of a segment is there for.
+
+/// Bits of a member's state below its incarnation; all are 0 in an empty place.
+const STATION: u64 = 1;
+const MONITOR: u64 = 3;
+const SWITCH: u64 = 5;
+const ROLE: u64 = 7;
+
+/// A member's part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Role {
+    /// Sends, and receives what is for its address.
+    Station,
+    /// Gets a copy of every frame.
+    Monitor,
+    /// Forwards between the segment and an uplink. A segment has at most one.
+    Switch(Uplink),
+    /// Sends everything to the switch, and receives from it alone.
+    Leaf,
+}
+
+impl Role {
+    /// The bits of it in the member's state.
+    pub(super) fn bits(self) -> u64 {
+        match self {
+            Self::Station | Self::Leaf => STATION,
+            Self::Monitor => MONITOR,
+            Self::Switch(_) => SWITCH,
+        }
+    }
+}
+
+/// Whether a member with this state is a monitor.
+pub(super) fn is_monitor(state: u64) -> bool {
+    state & ROLE == MONITOR
+}
+
+/// Whether a member with this state is a switch.
+pub(super) fn is_switch(state: u64) -> bool {
+    state & ROLE == SWITCH
+}
+
+/// The link that a switch forwards to, as its segment's header has it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Uplink {
+    /// Largest number of bytes after the Ethernet header; 0 in a segment that never had a switch.
+    pub mtu: u32,
+    /// [`PortCaps::rto_floor_ns`](crate::port::PortCaps::rto_floor_ns), in microseconds, below
+    /// 2^31.
+    pub rto_floor_us: u32,
+    /// [`Port::damages`](crate::port::Port::damages).
+    pub damages: bool,
+    /// Bit/s, 0 if not known.
+    pub link_bps: u64,
+}
+
+impl Uplink {
+    pub(super) fn to_words(self) -> [u64; 2] {
+        let rto_floor_us = u64::from(self.rto_floor_us & i32::MAX as u32);
+        let damages = u64::from(self.damages);
+        [u64::from(self.mtu) | rto_floor_us << 32 | damages << 63, self.link_bps]
+    }
+
+    pub(super) fn from_words([sizes, link_bps]: [u64; 2]) -> Self {
+        let rto_floor_us = (sizes >> 32) as u32 & i32::MAX as u32;
+        Self { mtu: sizes as u32, rto_floor_us, damages: sizes >> 63 != 0, link_bps }
+    }
+}

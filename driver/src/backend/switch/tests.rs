@@ -1,0 +1,361 @@
+use std::collections::VecDeque;
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use super::*;
+use crate::port::RxSink;
+
+const MTU: usize = 1500;
+
+/// One end of a cable that holds so many frames each way.
+struct Cable {
+    caps: PortCaps,
+    out: Way,
+    inward: Way,
+    room: usize,
+    gone: bool,
+}
+
+type Way = Arc<Mutex<VecDeque<Vec<u8>>>>;
+
+fn cable(room: usize) -> (Box<Cable>, Box<Cable>) {
+    let (one, another) = (Way::default(), Way::default());
+    let end = |out: &Way, inward: &Way| {
+        let caps = PortCaps {
+            mac: MacAddr::random(),
+            mtu: MTU,
+            lossless: false,
+            gather: false,
+            rto_floor_ns: 100_000,
+            tells_presence: false,
+            near_mtu: 0,
+            link_bps: 10_000_000_000,
+            name: "cable".into(),
+        };
+        let (out, inward) = (Arc::clone(out), Arc::clone(inward));
+        Box::new(Cable { caps, out, inward, room, gone: false })
+    };
+    (end(&one, &another), end(&another, &one))
+}
+
+impl Port for Cable {
+    fn caps(&self) -> &PortCaps {
+        &self.caps
+    }
+
+    fn tx(&mut self, frame: &TxFrame<'_>) -> Result<Tx, PortGone> {
+        if self.gone {
+            return Err(PortGone::new("cable", "cut"));
+        }
+        let mut out = self.out.lock().unwrap();
+        if out.len() == self.room {
+            return Ok(Tx::Full);
+        }
+        let mut bytes = vec![0; frame.len()];
+        frame.copy_to(&mut bytes);
+        out.push_back(bytes);
+        Ok(Tx::Sent)
+    }
+
+    fn flush(&mut self) -> Result<(), PortGone> {
+        Ok(())
+    }
+
+    fn rx_burst(&mut self, max: usize, sink: &mut dyn RxSink) -> Result<usize, PortGone> {
+        let mut inward = self.inward.lock().unwrap();
+        let count = max.min(inward.len());
+        for bytes in inward.drain(..count) {
+            sink.frame(&RxFrame::new(&bytes));
+        }
+        Ok(count)
+    }
+
+    fn counters(&self) -> PortCounters {
+        PortCounters::default()
+    }
+}
+
+/// A segment that no other test uses.
+fn fresh() -> ShmSettings {
+    static SERIAL: AtomicU32 = AtomicU32::new(0);
+    let serial = SERIAL.fetch_add(1, Relaxed);
+    ShmSettings {
+        ring_len: Some(1 << 16),
+        members: Some(8),
+        ..ShmSettings::named(&format!("switch-test-{}-{serial}", std::process::id()))
+    }
+}
+
+fn station(segment: &ShmSettings) -> SwitchedPort {
+    SwitchedPort::open(segment, "station".into()).unwrap().expect("there is a switch")
+}
+
+/// A frame of `len` bytes, of which those behind the EtherType say `number`.
+fn frame(dst: MacAddr, src: MacAddr, len: usize, number: u8) -> Vec<u8> {
+    let mut bytes = [&dst.0[..], &src.0, &ETHERTYPE.to_be_bytes()].concat();
+    bytes.resize(len, number);
+    bytes
+}
+
+fn send(port: &mut dyn Port, bytes: &[u8]) -> Tx {
+    let sent = port.tx(&TxFrame::whole(bytes)).unwrap();
+    port.flush().unwrap();
+    sent
+}
+
+/// What comes in polls enough for a sweep to come round.
+fn drain(port: &mut dyn Port) -> Vec<Vec<u8>> {
+    let mut got = Vec::new();
+    for _ in 0..1000 {
+        let mut sink = |f: &RxFrame<'_>| {
+            let mut bytes = vec![0; f.len()];
+            assert!(f.copy_to(0, &mut bytes));
+            assert!(!f.is_near());
+            got.push(bytes);
+        };
+        port.rx_burst(7, &mut sink).unwrap();
+    }
+    got
+}
+
+fn turn(switch: &mut Switch) -> usize {
+    (0..1000).map(|_| switch.turn().unwrap()).sum()
+}
+
+const FAR: MacAddr = MacAddr([2, 0, 0, 0, 0, 9]);
+
+/// Goal: frames of every length come out as they went in, at the station or the end that they are
+/// for and nowhere else, and each is counted once.
+#[test]
+fn frames_go_where_they_are_for() {
+    let segment = fresh();
+    let (nic, mut far) = cable(4096);
+    let mut switch = Switch::open(&segment, nic).unwrap();
+    let (mut a, mut b) = (station(&segment), station(&segment));
+    let (mac_a, mac_b) = (a.caps().mac, b.caps().mac);
+    assert_eq!((a.caps().mtu, a.caps().link_bps), (MTU, 10_000_000_000));
+    assert!(!a.caps().lossless && !a.caps().tells_presence && a.damages());
+    let lens = (HEAD_LEN..200).chain([1000, ETH_HDR_LEN + MTU]);
+    for len in lens.clone() {
+        let number = len as u8;
+        for (bytes, from) in [(frame(FAR, mac_a, len, number), 0), (frame(mac_b, mac_a, len, 1), 0)]
+        {
+            assert_eq!((send(&mut a, &bytes), from), (Tx::Sent, 0));
+        }
+        assert_eq!(send(&mut *far, &frame(mac_a, FAR, len, number)), Tx::Sent);
+        turn(&mut switch);
+        assert_eq!(drain(&mut *far), [frame(FAR, mac_a, len, number)], "{len}");
+        assert_eq!(drain(&mut b), [frame(mac_b, mac_a, len, 1)], "{len}");
+        assert_eq!(drain(&mut a), [frame(mac_a, FAR, len, number)], "{len}");
+    }
+    let all = lens.count() as u64;
+    let want = SwitchCounters { to_nic: all, from_nic: all, between: all, ..Default::default() };
+    assert_eq!(switch.counters(), want);
+    let of_a = switch.stations().into_iter().find(|station| station.mac == mac_a).unwrap();
+    assert!(of_a.pid == std::process::id() && of_a.sent > of_a.received && of_a.received > 0);
+}
+
+/// Goal: a group's frame reaches everybody but its source, whichever side it comes from.
+#[test]
+fn a_group_is_everybody_else() {
+    let segment = fresh();
+    let (nic, mut far) = cable(64);
+    let mut switch = Switch::open(&segment, nic).unwrap();
+    let (mut a, mut b) = (station(&segment), station(&segment));
+    let all = MacAddr::BROADCAST;
+    let from_a = frame(all, a.caps().mac, 60, 1);
+    let from_far = frame(all, FAR, 60, 2);
+    assert_eq!((send(&mut a, &from_a), send(&mut *far, &from_far)), (Tx::Sent, Tx::Sent));
+    turn(&mut switch);
+    assert_eq!(drain(&mut a), [from_far.clone()]);
+    let mut at_b = drain(&mut b);
+    at_b.sort_by_key(|bytes| bytes[20]);
+    assert_eq!(at_b, [from_a.clone(), from_far]);
+    assert_eq!(drain(&mut *far), [from_a]);
+}
+
+/// Goal: a station sends as itself, frames of the fabric, no longer than the NIC's; what is not
+/// that is counted and goes nowhere.
+#[test]
+fn what_a_station_may_not_send_is_dropped() {
+    let segment = fresh();
+    let (nic, mut far) = cable(64);
+    let mut switch = Switch::open(&segment, nic).unwrap();
+    let mut a = station(&segment);
+    let b = station(&segment);
+    let mac = a.caps().mac;
+    let mut other_type = frame(FAR, mac, 60, 0);
+    other_type[13] ^= 1;
+    let wrong = [
+        frame(FAR, b.caps().mac, 60, 0),
+        frame(FAR, FAR, 60, 0),
+        other_type.clone(),
+        frame(FAR, mac, HEAD_LEN - 1, 0),
+        frame(FAR, mac, ETH_HDR_LEN + MTU + 1, 0),
+    ];
+    for bytes in &wrong {
+        assert_eq!(send(&mut a, bytes), Tx::Sent);
+    }
+    for bytes in [&other_type, &frame(FAR, FAR, 60, 0)] {
+        assert_eq!(send(&mut *far, bytes), Tx::Sent);
+    }
+    turn(&mut switch);
+    assert_eq!((drain(&mut *far), drain(&mut a)), (vec![], vec![]));
+    let want = SwitchCounters { spoofed: 2, malformed: 4, unknown: 1, ..Default::default() };
+    assert_eq!(switch.counters(), want);
+}
+
+/// Goal: a NIC that takes no more holds the senders up; no frame is lost or overtakes another.
+#[test]
+fn a_slow_nic_holds_up_the_senders() {
+    let segment = fresh();
+    let (nic, mut far) = cable(5);
+    let mut switch = Switch::open(&segment, nic).unwrap();
+    let mut a = station(&segment);
+    let mac = a.caps().mac;
+    let (mut sent, mut got) = (0_u32, Vec::new());
+    let mut fulls = 0;
+    while sent < 2000 {
+        let mut bytes = frame(FAR, mac, 1000, 0);
+        bytes[40..44].copy_from_slice(&sent.to_le_bytes());
+        match send(&mut a, &bytes) {
+            Tx::Sent => sent += 1,
+            _ => {
+                fulls += 1;
+                switch.turn().unwrap();
+                if fulls % 3 == 0 {
+                    got.extend(drain(&mut *far));
+                }
+            }
+        }
+    }
+    for _ in 0..2000 {
+        switch.turn().unwrap();
+        got.extend(far.inward.lock().unwrap().drain(..));
+    }
+    assert!(fulls > 10, "{fulls}");
+    let numbers = got.iter().map(|bytes| u32::from_le_bytes(bytes[40..44].try_into().unwrap()));
+    assert!(numbers.eq(0..2000));
+    assert_eq!(switch.counters(), SwitchCounters { to_nic: 2000, ..Default::default() });
+}
+
+/// Goal: a station that does not read, and one that floods, cost another nothing.
+#[test]
+fn a_station_that_does_not_read_holds_up_nobody() {
+    let segment = fresh();
+    let (nic, mut far) = cable(1024);
+    let mut switch = Switch::open(&segment, nic).unwrap();
+    let (a, mut b) = (station(&segment), station(&segment));
+    let (mac_a, mac_b) = (a.caps().mac, b.caps().mac);
+    for round in 0..300 {
+        assert_eq!(send(&mut *far, &frame(mac_a, FAR, 1500, 1)), Tx::Sent);
+        assert_eq!(send(&mut *far, &frame(mac_b, FAR, 60, 2)), Tx::Sent);
+        turn(&mut switch);
+        assert_eq!(drain(&mut b).len(), 1, "round {round}");
+    }
+    let SwitchCounters { from_nic, full, .. } = switch.counters();
+    assert!(full > 200 && from_nic + full == 600, "{full} {from_nic}");
+}
+
+/// Goal: while no switch runs frames are lost and counted, as on a wire; with the next one they go
+/// on, and there is never more than one.
+#[test]
+fn a_switch_may_be_replaced() {
+    let segment = fresh();
+    let (nic, _far) = cable(64);
+    let switch = Switch::open(&segment, nic).unwrap();
+    let second = Switch::open(&segment, cable(64).0).map(drop).unwrap_err();
+    let text = second.to_string();
+    assert!(text.contains("has a switch") && text.contains(&std::process::id().to_string()));
+    let mut a = station(&segment);
+    let mac = a.caps().mac;
+    assert_eq!(send(&mut a, &frame(FAR, mac, 60, 1)), Tx::Sent);
+    drop(switch);
+    for number in 0..10 {
+        assert_eq!(send(&mut a, &frame(FAR, mac, 60, number)), Tx::Sent);
+    }
+    assert_eq!((a.counters().tx_dropped, a.counters().tx_no_route), (10, 0));
+    // Whoever comes meanwhile finds what the last one said.
+    let mut b = station(&segment);
+    let (nic, mut far) = cable(64);
+    let mut switch = Switch::open(&segment, nic).unwrap();
+    let mac_b = b.caps().mac;
+    assert_eq!(send(&mut a, &frame(FAR, mac, 60, 77)), Tx::Sent);
+    assert_eq!(send(&mut b, &frame(FAR, mac_b, 60, 78)), Tx::Sent);
+    assert_eq!(send(&mut *far, &frame(mac, FAR, 60, 79)), Tx::Sent);
+    turn(&mut switch);
+    let mut numbers: Vec<u8> = drain(&mut *far).iter().map(|bytes| bytes[30]).collect();
+    numbers.sort_unstable();
+    assert_eq!(numbers, [77, 78]);
+    assert_eq!(drain(&mut a), [frame(mac, FAR, 60, 79)]);
+    assert_eq!(a.counters().tx_dropped, 10);
+}
+
+/// Goal: a station hears the switch alone, and a segment without one is none of ours.
+#[test]
+fn a_station_hears_the_switch_alone() {
+    let segment = fresh();
+    assert!(SwitchedPort::open(&segment, "x".into()).unwrap().is_none());
+    assert!(!segment.path().exists(), "left behind");
+    let (nic, _far) = cable(64);
+    let mut switch = Switch::open(&segment, nic).unwrap();
+    let mut a = station(&segment);
+    let mut neighbour = ShmPort::open(&segment).unwrap();
+    let (mac, from) = (a.caps().mac, neighbour.caps().mac);
+    for _ in 0..300 {
+        neighbour.tx(&TxFrame::whole(&frame(mac, from, 60, 1))).unwrap();
+    }
+    assert_eq!(drain(&mut a), Vec::<Vec<u8>>::new());
+    neighbour.tx(&TxFrame::whole(&frame(mac, from, 60, 1))).unwrap();
+    turn(&mut switch);
+    assert_eq!(drain(&mut a), Vec::<Vec<u8>>::new());
+}
+
+/// Goal: both sides sleep until a frame comes.
+#[test]
+fn a_frame_ends_a_sleep() {
+    let segment = fresh();
+    let (nic, mut far) = cable(64);
+    let mut switch = Switch::open(&segment, nic).unwrap();
+    let mut a = station(&segment);
+    let mac = a.caps().mac;
+    // So that rings are open.
+    assert_eq!(send(&mut a, &frame(FAR, mac, 60, 1)), Tx::Sent);
+    assert_eq!(send(&mut *far, &frame(mac, FAR, 60, 1)), Tx::Sent);
+    turn(&mut switch);
+    assert_eq!(drain(&mut a).len(), 1);
+    let waiter = a.waiter().unwrap();
+    let start = Instant::now();
+    waiter.wait(Duration::from_millis(30));
+    assert!(start.elapsed() >= Duration::from_millis(30), "nothing has come");
+    let sleeper = std::thread::spawn(move || {
+        let start = Instant::now();
+        waiter.wait(Duration::from_secs(60));
+        start.elapsed()
+    });
+    std::thread::sleep(Duration::from_millis(50));
+    assert_eq!(send(&mut *far, &frame(mac, FAR, 60, 2)), Tx::Sent);
+    turn(&mut switch);
+    let slept = sleeper.join().unwrap();
+    assert!((40..30_000).contains(&slept.as_millis()), "{slept:?}");
+    let waiter = a.waiter().unwrap();
+    waiter.wake();
+    waiter.wait(Duration::from_secs(60));
+    assert_eq!(drain(&mut a).len(), 1);
+    switch.sleep(Duration::from_secs(60));
+}
+
+#[test]
+fn a_switch_ends_with_its_nic() {
+    let segment = fresh();
+    let (mut nic, _far) = cable(64);
+    nic.gone = true;
+    let mut switch = Switch::open(&segment, nic).unwrap();
+    let mut a = station(&segment);
+    let mac = a.caps().mac;
+    assert_eq!(send(&mut a, &frame(FAR, mac, 60, 1)), Tx::Sent);
+    let gone = (0..1000).find_map(|_| switch.turn().err()).expect("it has gone");
+    assert!(gone.why().contains("cut"));
+}

@@ -1,0 +1,217 @@
+//! The option `switch=` of ports that one process has to own: whether a switch of this node owns
+//! the device, and frames go through that.
+
+use super::near::{device_at, kind_of, options, with_option, with_options};
+use super::spec::{bad, yes_or_no};
+use crate::backend::near::node_segment;
+use crate::backend::shm::ShmSettings;
+use crate::backend::switch::{Switch, SwitchedPort};
+use crate::error::OpenError;
+use crate::port::{MacAddr, Port};
+
+/// Kinds of devices that a switch can own.
+const KINDS: &[&str] = &["afpacket", "vfio", "memif", "dpdk"];
+/// Those of them that filter by address, and have the option `promisc=`.
+const FILTERING: &[&str] = &["afpacket", "vfio", "dpdk"];
+
+/// What the option says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Choice {
+    /// The device itself.
+    No,
+    /// Through the switch that owns it.
+    Yes,
+    /// Through the switch, if one owns it.
+    IfThere,
+}
+
+/// Takes the option out of `spec`, which begins with a device. Without it, a switch is used if one
+/// is there and `in_node`: the program shares its node with others.
+pub(super) fn split(spec: &str, in_node: bool) -> Result<(String, Choice), OpenError> {
+    let unasked = if in_node { Choice::IfThere } else { Choice::No };
+    if !KINDS.contains(&kind_of(spec)) {
+        return Ok((spec.to_owned(), Choice::No));
+    }
+    let mut choice = unasked;
+    let mut left = Vec::new();
+    for part in options(spec).1.split(',') {
+        match part.split_once('=') {
+            Some(("switch", value)) => {
+                let asked = yes_or_no(spec, "switch", value)?;
+                choice = if asked { Choice::Yes } else { Choice::No };
+            }
+            _ => left.push(part),
+        }
+    }
+    Ok((with_options(spec, &left.join(",")), choice))
+}
+
+/// The port behind the switch that owns the device which `spec` begins with, if `choice` wants
+/// that.
+pub(super) fn join(spec: &str, choice: Choice) -> Result<Option<Box<dyn Port>>, OpenError> {
+    if choice == Choice::No {
+        return Ok(None);
+    }
+    let segment = ShmSettings { mac: mac_of(spec), ..segment(spec)? };
+    let port = match segment.path().exists() {
+        true => SwitchedPort::open(&segment, with_option(spec, "switch=yes"))?,
+        false => None,
+    };
+    match port {
+        Some(port) => Ok(Some(Box::new(port))),
+        None if choice == Choice::IfThere => Ok(None),
+        None => Err(no_switch(spec)),
+    }
+}
+
+/// Whether [`join`] would find a switch, as far as can be seen.
+pub(super) fn is_there(spec: &str, choice: Choice) -> Result<bool, OpenError> {
+    if choice == Choice::No {
+        return Ok(false);
+    }
+    let is_there = segment(spec)?.path().exists();
+    if is_there || choice == Choice::IfThere { Ok(is_there) } else { Err(no_switch(spec)) }
+}
+
+fn no_switch(spec: &str) -> OpenError {
+    OpenError::Device {
+        port: spec.to_owned(),
+        why: "no switch of this user owns it".into(),
+        mend: format!("start one: barewire switch --port {}", device(spec)),
+        errno: libc::ENODEV,
+    }
+}
+
+/// Takes the device that `spec` names for a switch.
+///
+/// # Errors
+/// [`OpenError`]; nothing is left behind.
+pub fn open_switch(spec: &str) -> Result<Switch, OpenError> {
+    let at = device_at(spec);
+    let inner = &spec[at..];
+    let kind = kind_of(inner);
+    if !KINDS.contains(&kind) {
+        let why = match kind {
+            "udp" => "processes share an address by UDP port numbers: they need no switch",
+            "shm" => "a segment has no NIC; processes share it as it is",
+            _ => "a switch owns a device: afpacket:, vfio:, dpdk: or memif:",
+        };
+        return Err(bad(spec, why));
+    }
+    let (inner, _) = split(inner, false)?;
+    let segment = segment(&inner)?;
+    let inner = match FILTERING.contains(&kind) {
+        true => with_option(&inner, "promisc=yes"),
+        false => inner,
+    };
+    let nic = super::open_device(&format!("{}{inner}", &spec[..at]), false)?;
+    Switch::open(&segment, nic)
+}
+
+/// Whether [`open_switch`] would open it, as far as can be seen; changes nothing. Says the segment
+/// that processes would join.
+///
+/// # Errors
+/// What [`open_switch`] would say.
+pub fn check_switch(spec: &str) -> Result<String, OpenError> {
+    let (inner, _) = split(&spec[device_at(spec)..], false)?;
+    if !KINDS.contains(&kind_of(&inner)) {
+        return open_switch(spec).map(|_| String::new());
+    }
+    let segment = segment(&inner)?;
+    super::check_device(&format!("{}{inner}", &spec[..device_at(spec)]))?;
+    segment.check_here()?;
+    Ok(format!("shm:{}", segment.name))
+}
+
+/// The device without options, as `dpdk:0000:05:00.0`.
+fn device(spec: &str) -> String {
+    match kind_of(spec) {
+        "dpdk" => format!("dpdk:{}", options(spec).2.split(',').next().unwrap_or("")),
+        _ => spec.split(',').next().unwrap_or("").to_owned(),
+    }
+}
+
+/// The segment between the switch of a device and its stations. Interfaces and sockets of a memif
+/// have a name in each network namespace, NICs have one in the machine.
+fn segment(spec: &str) -> Result<ShmSettings, OpenError> {
+    // In lower case, as the kernel writes a PCI address; a spec of `vfio:` may have either.
+    let mut device = device(spec);
+    if kind_of(spec) == "vfio" {
+        device.make_ascii_lowercase();
+    }
+    if kind_of(spec) == "vfio" && device.matches(':').count() == 2 {
+        device = device.replacen(':', ":0000:", 1);
+    }
+    let of_machine = device.matches(':').count() == 3;
+    let node = if of_machine { String::new() } else { format!(".{}", node_segment()?) };
+    let is_legal = |c: char| c.is_ascii_alphanumeric() || c == '-';
+    let name = format!("switch-{device}{node}").replace(|c| !is_legal(c), ".");
+    match name.len() {
+        ..=64 => Ok(ShmSettings::named(&name)),
+        _ => Err(bad(spec, "its name is too long for a switch; write a shorter path")),
+    }
+}
+
+/// The address that is asked for.
+fn mac_of(spec: &str) -> Option<MacAddr> {
+    options(spec).1.split(',').find_map(|part| part.strip_prefix("mac=")?.parse().ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_option_is_taken_out() {
+        for (spec, left, choice) in [
+            ("afpacket:eth0", "afpacket:eth0", Choice::IfThere),
+            ("afpacket:eth0,switch=yes,mtu=1500", "afpacket:eth0,mtu=1500", Choice::Yes),
+            ("vfio:05:00.0,switch=no", "vfio:05:00.0", Choice::No),
+            (
+                "dpdk(mtu=9,switch=yes):net_tap0,iface=b",
+                "dpdk(mtu=9):net_tap0,iface=b",
+                Choice::Yes,
+            ),
+            ("udp:lo", "udp:lo", Choice::No),
+        ] {
+            assert_eq!(split(spec, true).unwrap(), (left.to_owned(), choice), "{spec}");
+        }
+        assert_eq!(split("afpacket:eth0", false).unwrap().1, Choice::No);
+        assert!(split("afpacket:eth0,switch=maybe", true).is_err());
+    }
+
+    /// Goal: however a process writes a device, it finds the switch of it, and no other.
+    #[test]
+    fn a_device_has_one_segment() {
+        let name = |spec: &str| segment(spec).unwrap().name;
+        for (one, another) in [
+            ("vfio:05:00.0", "vfio:0000:05:00.0,mtu=9000"),
+            ("dpdk:0000:05:00.0,x=1", "dpdk(mtu=9000):0000:05:00.0"),
+            ("afpacket:eth0", "afpacket:eth0,mac=02:00:00:00:00:01"),
+        ] {
+            assert_eq!(name(one), name(another));
+            segment(one).unwrap().check_here().unwrap();
+        }
+        assert_ne!(name("afpacket:eth0"), name("afpacket:eth1"));
+        assert_ne!(name("vfio:05:00.0"), name("dpdk:0000:05:00.0"));
+        assert!(name("afpacket:eth0").ends_with(&node_segment().unwrap()));
+    }
+
+    #[test]
+    fn what_needs_no_switch_says_so() {
+        for (spec, says) in [
+            ("udp:lo", "they need no switch"),
+            ("shm", "share it as it is"),
+            ("pcap(file=a):shm", "a switch owns a device"),
+            ("nonsense", "a switch owns a device"),
+        ] {
+            let why = open_switch(spec).map(drop).unwrap_err().to_string();
+            assert!(why.contains(says), "{spec}: {why}");
+            assert!(check_switch(spec).unwrap_err().to_string().contains(says), "{spec}");
+        }
+        let spec = "vfio:0000:ff:1f.7,switch=yes";
+        let why = crate::open::open(spec).map(drop).unwrap_err().to_string();
+        assert!(why.contains("barewire switch --port vfio:0000:ff:1f.7"), "{why}");
+    }
+}
