@@ -119,9 +119,9 @@ fn read(monitor: &mut Monitor, sorter: &mut Sorter, count: u64) -> Result<usize,
     got.map_err(Fail::new)
 }
 
-/// Blocks the signals that end a capture, so that they are read like a file and the last frames are
-/// written before we go.
-fn signals() -> Result<SignalFd, Fail> {
+/// Blocks the signals that end a command which runs until then, so that they are read like a file
+/// and what is left to do is done before we go.
+pub(crate) fn signals() -> Result<SignalFd, Fail> {
     let mut set = SigSet::empty();
     set.add(Signal::SIGINT);
     set.add(Signal::SIGTERM);

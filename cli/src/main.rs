@@ -18,6 +18,7 @@ mod out;
 mod perf;
 mod ping;
 mod stats;
+mod switch;
 mod table;
 
 use fail::Fail;
@@ -51,6 +52,7 @@ enum Command {
     Ping(ping::PingArgs),
     Stats(stats::StatsArgs),
     Capture(capture::CaptureArgs),
+    Switch(switch::SwitchArgs),
 }
 
 fn main() -> ExitCode {
@@ -61,6 +63,7 @@ fn main() -> ExitCode {
         Command::Ping(args) => ping::run(&args),
         Command::Stats(args) => stats::run(&args),
         Command::Capture(args) => capture::run(&args),
+        Command::Switch(args) => switch::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::PingPong(args) => perf::pingpong(&args),
         Command::Bench(args) => perf::bench(&args),

@@ -244,6 +244,22 @@ impl<P: ShortTx> ShortTx for Back<'_, P> {
     }
 }
 
+/// The sending side of a port inside of another one, which does not promise what that one's type
+/// does.
+pub(crate) struct Inside<B>(pub(crate) B);
+
+impl<B: ShortTx> ShortTx for Inside<B> {
+    #[inline(always)]
+    fn tx_made<const H: usize, R: Rest>(
+        &mut self,
+        dst: u64,
+        head: &impl FillHead<H>,
+        rest: &R,
+    ) -> bool {
+        self.0.tx_made(dst, head, rest)
+    }
+}
+
 /// A port whose type is known where it is used, so that nothing stands between a node and it: most
 /// often a short frame can be written at once, and the few that have come be taken, and there is
 /// nothing else to ask. Neither finds that the port has gone, and so it is with [`Port::tx`] and

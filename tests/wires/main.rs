@@ -27,6 +27,7 @@ mod paths;
 mod raw;
 mod soak;
 mod stream;
+mod switch;
 
 use std::process::Command;
 
@@ -42,6 +43,7 @@ fn worker_process() {
             "sender" => caller::send_on(stream::T_DEAD),
             "patient-sender" => caller::send_on(stream::PATIENT),
             "member" => near::run(),
+            "switch" => switch::run(),
             "noise" => foreign::make_noise(),
             "datagrams" => foreign::send_datagrams(),
             "opener" => environment::try_open(),

@@ -253,7 +253,7 @@ fn run(args: &Common, mode: Mode, window: u32, sizes: &[u64]) -> Result<ExitCode
 }
 
 /// Keeps this thread, and those it starts, on one CPU.
-fn stay_on(cpu: usize) -> Result<(), Fail> {
+pub(crate) fn stay_on(cpu: usize) -> Result<(), Fail> {
     let fail = |why: nix::Error| {
         Fail::usage(format!("--cpu {cpu}: {}", why.desc())).mend("nproc says how many there are")
     };

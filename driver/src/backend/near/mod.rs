@@ -29,8 +29,8 @@ use crate::error::OpenError;
 use crate::frame::{ETH_HDR_LEN, FillHead, Rest, RxFrame, TxFrame};
 use crate::hint::cold;
 use crate::port::{
-    BriskPort, MacAddr, Port, PortCaps, PortCounters, PortGone, PortWaiter, Presence, RxSink,
-    ShortTx, Tx,
+    BriskPort, Inside, MacAddr, Port, PortCaps, PortCounters, PortGone, PortWaiter, Presence,
+    RxSink, ShortTx, Tx,
 };
 
 /// Bursts with near frames after which the far side is looked at, although it had nothing when it
@@ -261,22 +261,7 @@ impl<S: RxSink> RxSink for AsNear<'_, S> {
 
     #[inline(always)]
     fn frame_with(&mut self, frame: &RxFrame<'_>, back: impl ShortTx) {
-        self.0.frame_with(&frame.as_near(), NearBack(back));
-    }
-}
-
-/// The near way back, of a port that has another one too.
-struct NearBack<B>(B);
-
-impl<B: ShortTx> ShortTx for NearBack<B> {
-    #[inline(always)]
-    fn tx_made<const H: usize, R: Rest>(
-        &mut self,
-        dst: u64,
-        head: &impl FillHead<H>,
-        rest: &R,
-    ) -> bool {
-        self.0.tx_made(dst, head, rest)
+        self.0.frame_with(&frame.as_near(), Inside(back));
     }
 }
 

@@ -8,9 +8,10 @@ use std::time::{Duration, Instant};
 use crate::backend::shm::{Bell, LOOK, ShmPort, ShmSettings};
 use crate::backend::{self, readable, sleep};
 use crate::error::OpenError;
-use crate::frame::{FillHead, Rest, TxFrame};
+use crate::frame::{FillHead, Rest, RxFrame, TxFrame};
 use crate::port::{
-    BriskPort, MTU_MIN, Port, PortCaps, PortCounters, PortGone, PortWaiter, RxSink, ShortTx, Tx,
+    BriskPort, Inside, MTU_MIN, Port, PortCaps, PortCounters, PortGone, PortWaiter, RxSink,
+    ShortTx, Tx,
 };
 
 /// Longest round trip that the switch adds, both nodes', while they find processors to run on.
@@ -64,7 +65,27 @@ impl SwitchedPort {
     /// As [`Port::rx_burst`], which cannot fail here, for a sink of known type.
     #[inline(always)]
     pub fn receive(&mut self, max: usize, sink: &mut impl RxSink) -> usize {
-        self.port.receive(max, sink)
+        self.port.receive(max, &mut FromSwitch(sink))
+    }
+}
+
+/// Lends what the switch forwarded.
+struct FromSwitch<'a, S>(&'a mut S);
+
+impl<S: RxSink> RxSink for FromSwitch<'_, S> {
+    #[inline]
+    fn prefetch(&mut self, frame: &RxFrame<'_>) {
+        self.0.prefetch(frame);
+    }
+
+    #[inline]
+    fn frame(&mut self, frame: &RxFrame<'_>) {
+        self.0.frame(frame);
+    }
+
+    #[inline(always)]
+    fn frame_with(&mut self, frame: &RxFrame<'_>, back: impl ShortTx) {
+        self.0.frame_with(frame, Inside(back));
     }
 }
 
@@ -83,7 +104,7 @@ impl ShortTx for SwitchedPort {
 impl BriskPort for SwitchedPort {
     #[inline(always)]
     fn take_few(&mut self, sink: &mut impl RxSink) -> Option<usize> {
-        self.port.take_few(sink)
+        self.port.take_few(&mut FromSwitch(sink))
     }
 
     fn count(&mut self, polls: u32) {

@@ -1,0 +1,141 @@
+//! Processes of two nodes whose NICs are owned by switches: all to all, while switches and
+//! processes are killed.
+
+use std::time::{Duration, Instant};
+
+use barewire_driver::open::open_switch;
+use barewire_tests::nodes::{FABRIC, Nodes, or_skip};
+use barewire_tests::rng::Rng;
+
+use crate::near::{Told, all_to_all, two_by_two};
+use crate::rounds::kill_rounds;
+use crate::supervisor::Worker;
+use crate::worker::{orders, say};
+use crate::{lengths, start};
+
+/// A switch, until somebody ends it.
+pub(crate) fn run() {
+    let orders = orders();
+    let mut switch = open_switch(&std::env::var("BAREWIRE_E2E_PORT").unwrap()).unwrap();
+    say("ADDR switch");
+    let mut idle = 0;
+    loop {
+        idle = if switch.turn().unwrap() > 0 { 0 } else { idle + 1 };
+        if idle < 100 {
+            continue;
+        }
+        switch.sleep(Duration::from_millis(10));
+        match orders.try_recv() {
+            Ok(order) if order == "TELL" => {
+                let counters = switch.counters();
+                say(&format!("TOLD {} {}", counters.spoofed + counters.malformed, counters.to_nic));
+            }
+            Ok(_) | Err(std::sync::mpsc::TryRecvError::Disconnected) => return,
+            Err(_) => {}
+        }
+    }
+}
+
+const NIC: &str = "afpacket:fab0";
+const PORT: &str = "afpacket:fab0,switch=yes,near=yes";
+/// The same with every peer behind the switch.
+const FAR: &str = "afpacket:fab0,switch=yes,near=no";
+
+fn switches(nodes: &Nodes) -> [Worker; 2] {
+    assert!(NIC.contains(FABRIC));
+    [0, 1].map(|node| start(nodes, node, "switch", NIC))
+}
+
+/// Ends switches, which forwarded something and found nobody lying.
+fn end(switches: [Worker; 2]) {
+    for mut switch in switches {
+        switch.say("TELL");
+        let told = switch.answer("TOLD");
+        let (wrong, to_nic) = told.split_once(' ').unwrap();
+        assert!(wrong == "0" && to_nic.parse::<u64>().unwrap() > 100, "{told}");
+        switch.say("END");
+        switch.finish();
+    }
+}
+
+/// Goal: processes that share a NIC which one process owns reach each other by memory and everybody
+/// else through the switch, under one address, with every kind of operation.
+#[test]
+fn two_nodes_of_two_processes_behind_switches() {
+    let Some(nodes) = or_skip(Nodes::pair(1500)) else { return };
+    let switches = switches(&nodes);
+    two_by_two(&nodes, PORT, 1500);
+    end(switches);
+}
+
+/// Goal: without a near side the processes of a node reach each other through their switch.
+#[test]
+fn processes_of_a_node_through_their_switch() {
+    let Some(nodes) = or_skip(Nodes::pair(9000)) else { return };
+    let switches = switches(&nodes);
+    let told = all_to_all(&nodes, &[(0, FAR), (0, FAR), (1, FAR)], || {});
+    let far = |of: &Told| of.sessions.len() == 2 && of.near_frames == 0 && of.far_frames > 100;
+    assert!(told.iter().all(|(_, of)| far(of)), "{told:?}");
+    end(switches);
+}
+
+/// Goal: one side with a switch and the other without are the same to both.
+#[test]
+fn a_process_with_its_own_port_meets_those_behind_a_switch() {
+    let Some(nodes) = or_skip(Nodes::pair(1500)) else { return };
+    let mut switch = start(&nodes, 0, "switch", NIC);
+    all_to_all(&nodes, &[(0, PORT), (0, PORT), (1, NIC)], || {});
+    switch.say("END");
+    switch.finish();
+}
+
+#[test]
+fn every_length_through_switches() {
+    let Some(nodes) = or_skip(Nodes::pair(1500)) else { return };
+    let switches = switches(&nodes);
+    let begin = |place, role: &str| start(&nodes, place, role, FAR);
+    lengths::there_and_back(begin, |mtu| {
+        assert_eq!(mtu, 1500);
+        lengths::all_sizes(mtu)
+    });
+    end(switches);
+}
+
+/// Goal: a switch that is killed and started again costs time and nothing else: every operation
+/// ends well, every byte is right. Method: kill -9 of either at random times under traffic of all
+/// to all, which is begun anew until there have been as many kills.
+#[test]
+fn killed_switches_lose_no_operation() {
+    let Some(nodes) = or_skip(Nodes::pair(1500)) else { return };
+    let nightly = std::env::var_os("BAREWIRE_NIGHTLY").is_some();
+    let (kills, seed) = (if nightly { 200 } else { 12 }, 29);
+    println!("seed {seed}");
+    let mut rng = Rng::new(seed, 0);
+    let mut owners: [Option<Worker>; 2] = switches(&nodes).map(Some);
+    let (mut killed, mut next) = (0, Instant::now());
+    while killed < kills {
+        all_to_all(&nodes, &[(0, PORT), (0, PORT), (1, PORT), (1, PORT)], || {
+            std::thread::sleep(Duration::from_millis(1));
+            if Instant::now() < next || killed == kills {
+                return;
+            }
+            let node = rng.index(2);
+            owners[node].take().unwrap().kill();
+            std::thread::sleep(Duration::from_millis(rng.index(100) as u64));
+            owners[node] = Some(start(&nodes, node, "switch", NIC));
+            killed += 1;
+            next = Instant::now() + Duration::from_millis(rng.index(150) as u64);
+        });
+    }
+}
+
+/// Goal: a killed process is told of within the bound, through switches too, and the next one in
+/// its place is reached.
+#[test]
+fn kills_of_processes_behind_switches() {
+    let Some(nodes) = or_skip(Nodes::pair(1500)) else { return };
+    let switches = switches(&nodes);
+    let begin = |place, _name: &str| start(&nodes, place, "traffic", FAR);
+    kill_rounds("kills-switched", begin, 8, 17);
+    end(switches);
+}
