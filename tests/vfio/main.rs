@@ -7,6 +7,7 @@
 //! - `msg`, `matching`, `rma`: the clauses of fi_msg, fi_tagged, fi_rma and fi_atomic from the
 //!   conformance suite, over both NICs.
 //! - `processes`: two processes, one NIC each: messages, a bad link, kill -9.
+//! - `switch`: several processes behind each NIC.
 //! - `wire`: two guests on a cable that loses frames, and one that is stopped.
 //! - `cable`: a cable that is pulled while messages go over it.
 //! - `kernel`: the kernel's own driver at the other end.
@@ -26,6 +27,8 @@ mod msg;
 #[allow(dead_code, unreachable_pub, reason = "others use more of it")]
 mod rma;
 
+#[path = "../e2e/members.rs"]
+mod members;
 #[path = "../e2e/supervisor.rs"]
 #[allow(dead_code, reason = "not all of it is needed here")]
 mod supervisor;
@@ -41,6 +44,7 @@ mod planted;
 mod processes;
 mod refusals;
 mod setup;
+mod switch;
 mod testpmd;
 mod trouble;
 mod wire;
@@ -49,7 +53,11 @@ mod wire;
 #[test]
 fn worker_process() {
     if let Some(role) = std::env::var_os(supervisor::ROLE) {
-        worker::run(&role.to_string_lossy());
+        match &*role.to_string_lossy() {
+            "member" => members::run(),
+            "switch" => members::run_switch(),
+            role => worker::run(role),
+        }
         // Without the summary of a test run.
         std::process::exit(0);
     }

@@ -4,6 +4,8 @@
 //! Every test of a wire makes its nodes (`barewire_tests::nodes`) and lets them go; nothing of this
 //! machine's own network is touched.
 
+#[path = "../e2e/members.rs"]
+mod members;
 #[path = "../e2e/rounds.rs"]
 mod rounds;
 // The suite `e2e` uses the rest of it.
@@ -42,8 +44,8 @@ fn worker_process() {
             "caller" => caller::run(),
             "sender" => caller::send_on(stream::T_DEAD),
             "patient-sender" => caller::send_on(stream::PATIENT),
-            "member" => near::run(),
-            "switch" => switch::run(),
+            "member" => members::run(),
+            "switch" => members::run_switch(),
             "noise" => foreign::make_noise(),
             "datagrams" => foreign::send_datagrams(),
             "opener" => environment::try_open(),

@@ -3,38 +3,14 @@
 
 use std::time::{Duration, Instant};
 
-use barewire_driver::open::open_switch;
 use barewire_tests::nodes::{FABRIC, Nodes, or_skip};
 use barewire_tests::rng::Rng;
 
-use crate::near::{Told, all_to_all, two_by_two};
+use crate::members::{Told, all_to_all};
+use crate::near::{on_nodes, two_by_two};
 use crate::rounds::kill_rounds;
 use crate::supervisor::Worker;
-use crate::worker::{orders, say};
 use crate::{lengths, start};
-
-/// A switch, until somebody ends it.
-pub(crate) fn run() {
-    let orders = orders();
-    let mut switch = open_switch(&std::env::var("BAREWIRE_E2E_PORT").unwrap()).unwrap();
-    say("ADDR switch");
-    let mut idle = 0;
-    loop {
-        idle = if switch.turn().unwrap() > 0 { 0 } else { idle + 1 };
-        if idle < 100 {
-            continue;
-        }
-        switch.sleep(Duration::from_millis(10));
-        match orders.try_recv() {
-            Ok(order) if order == "TELL" => {
-                let counters = switch.counters();
-                say(&format!("TOLD {} {}", counters.spoofed + counters.malformed, counters.to_nic));
-            }
-            Ok(_) | Err(std::sync::mpsc::TryRecvError::Disconnected) => return,
-            Err(_) => {}
-        }
-    }
-}
 
 const NIC: &str = "afpacket:fab0";
 const PORT: &str = "afpacket:fab0,switch=yes,near=yes";
@@ -73,7 +49,8 @@ fn two_nodes_of_two_processes_behind_switches() {
 fn processes_of_a_node_through_their_switch() {
     let Some(nodes) = or_skip(Nodes::pair(9000)) else { return };
     let switches = switches(&nodes);
-    let told = all_to_all(&nodes, &[(0, FAR), (0, FAR), (1, FAR)], || {});
+    let places = [(0, FAR), (0, FAR), (1, FAR)];
+    let told = all_to_all(3, on_nodes(&nodes, &places), || {});
     let far = |of: &Told| of.sessions.len() == 2 && of.near_frames == 0 && of.far_frames > 100;
     assert!(told.iter().all(|(_, of)| far(of)), "{told:?}");
     end(switches);
@@ -84,7 +61,8 @@ fn processes_of_a_node_through_their_switch() {
 fn a_process_with_its_own_port_meets_those_behind_a_switch() {
     let Some(nodes) = or_skip(Nodes::pair(1500)) else { return };
     let mut switch = start(&nodes, 0, "switch", NIC);
-    all_to_all(&nodes, &[(0, PORT), (0, PORT), (1, NIC)], || {});
+    let places = [(0, PORT), (0, PORT), (1, NIC)];
+    all_to_all(3, on_nodes(&nodes, &places), || {});
     switch.say("END");
     switch.finish();
 }
@@ -114,7 +92,8 @@ fn killed_switches_lose_no_operation() {
     let mut owners: [Option<Worker>; 2] = switches(&nodes).map(Some);
     let (mut killed, mut next) = (0, Instant::now());
     while killed < kills {
-        all_to_all(&nodes, &[(0, PORT), (0, PORT), (1, PORT), (1, PORT)], || {
+        let places = [(0, PORT), (0, PORT), (1, PORT), (1, PORT)];
+        all_to_all(4, on_nodes(&nodes, &places), || {
             std::thread::sleep(Duration::from_millis(1));
             if Instant::now() < next || killed == kills {
                 return;

@@ -52,7 +52,7 @@ const AS_USER: &str = "hugepage-setup.sh --2m 64 --bind $NIC0 $NIC1 --group user
 pub(crate) fn runs(program: &Path, nightly: bool) -> Vec<Run> {
     // Left out: what says nothing of a port, and takes long in emulation.
     let long = "--skip the_models --skip mf5 --skip unexpected_messages_are_bounded";
-    let of_a_port = "frames:: processes:: msg:: matching:: rma::";
+    let of_a_port = "frames:: processes:: switch:: msg:: matching:: rma::";
     let mut by_root = Guest::with_pair("virtio", Model::Virtio.device());
     by_root.command = format!("$tests {of_a_port} cable:: trouble:: testpmd:: {long}\n");
     by_root.files.extend(testpmd());
