@@ -197,7 +197,7 @@ struct First<'a> {
 impl EntryReader for First<'_> {
     #[inline(always)]
     fn turn(self, engine: &mut Engine, ops: &mut OpTable) -> Option<usize> {
-        engine.brisk_turn(FirstOf { first: self, ops })
+        engine.fast_turn(FirstOf { first: self, ops })
     }
 
     #[inline(always)]

@@ -690,7 +690,7 @@ impl Endpoint {
                 let lent = ops.lend_if((self.object, how, context), buf, |key, buf| {
                     let (context, no_completion) = (key.0, false);
                     let req = SendReq { kind, buf, dest, tag, data, context, flags, no_completion };
-                    engine.send_at_hand(self.id, &req)
+                    engine.try_send_cached(self.id, &req)
                 });
                 match lent {
                     Ok(()) => {
@@ -767,7 +767,7 @@ impl Endpoint {
                 let lent = ops.lend_if((self.object, how, context), buf, |key, buf| {
                     let (context, flags) = (key.0, flags | OpFlags::COMPLETION);
                     let req = RecvReq { kind, buf, src, tag, ignore, context, flags };
-                    engine.recv_at_hand(self.id, &req)
+                    engine.try_post_recv_reserved(self.id, &req)
                 });
                 match lent {
                     // It ends nothing and makes nothing due, so nobody has to be told.

@@ -75,7 +75,7 @@ const INJECTS_PERIOD_NS: u64 = 1_000_000_000;
 /// Who takes an entry of a queue from where it lies or is made, and may need the table of the
 /// buffers that are lent.
 pub(crate) trait EntryReader {
-    /// Turns the loop: see [`Engine::brisk_turn`].
+    /// Turns the loop: see [`Engine::fast_turn`].
     fn turn(self, engine: &mut Engine, ops: &mut OpTable) -> Option<usize>;
 
     /// Takes the entry that is next: see [`Node::cq_take_one`].
@@ -85,7 +85,7 @@ pub(crate) trait EntryReader {
 impl<R: Reader> EntryReader for R {
     #[inline(always)]
     fn turn(self, engine: &mut Engine, _: &mut OpTable) -> Option<usize> {
-        engine.brisk_turn(self)
+        engine.fast_turn(self)
     }
 
     #[inline(always)]
@@ -134,7 +134,7 @@ impl Core {
     /// itself, so that a turn on a segment need not keep what is asked here.)
     #[inline(never)]
     fn other_turn(&mut self, shared: &Shared) -> usize {
-        self.engine.brisk_turn_far().unwrap_or_else(|| self.full_turn(shared))
+        self.engine.fast_turn_other().unwrap_or_else(|| self.full_turn(shared))
     }
 
     /// A turn with all that there may be to do.

@@ -21,8 +21,8 @@ use std::ptr;
 use std::sync::Arc;
 
 use barewire_dataplane::node::{
-    AtomicReq, CollAttr, CollReq, ReadReq, RecvReq, RmaIov, SendReq, ShortAtomic, ShortCall,
-    ShortRead, ShortWrite, WriteReq,
+    AtomicReq, CollAttr, CollReq, FastAtomic, FastCall, FastRead, FastWrite, ReadReq, RecvReq,
+    RmaIov, SendReq, WriteReq,
 };
 pub use barewire_dataplane::node::{CollKind, MsgKind};
 use barewire_dataplane::proto::atomic::AtomicKind;
@@ -234,7 +234,7 @@ impl RawEndpoint {
         // Looked up once for all that follows.
         let (shared, id): (&Shared, _) = (&self.dom, self.id);
         let Some(mut core) = shared.lock.enter_open() else { return false };
-        let sent = core.engine.send_at_hand(id, req);
+        let sent = core.engine.try_send_cached(id, req);
         if sent {
             core.posted(shared);
         }
@@ -270,7 +270,7 @@ impl RawEndpoint {
     /// The [promise](self) of the file.
     #[inline(always)]
     unsafe fn send_one(&self, send: OneSend) -> Result<()> {
-        // Taken apart and, for the call, put together anew: what the short way looks at then never
+        // Taken apart and, for the call, put together anew: what the fast path looks at then never
         // has to lie in memory.
         let OneSend { kind, one, dest, tag, data, context, flags, no_completion } = send;
         // SAFETY: the caller's promise is that of `from_raw`.
@@ -307,7 +307,7 @@ impl RawEndpoint {
         };
         if self.dom.caps.lossless {
             let mut core = self.dom.enter()?;
-            if core.engine.send_plain(self.id, &req()) {
+            if core.engine.try_send_inline(self.id, &req()) {
                 core.posted(&self.dom);
                 core.leave();
                 return Ok(());
@@ -420,7 +420,7 @@ impl RawEndpoint {
     fn recv_quietly(&self, req: impl FnOnce() -> RecvReq) -> bool {
         let Some(mut core) = self.dom.lock.enter_open() else { return false };
         // It ends nothing and makes nothing due, so nobody has to be told.
-        let posted = core.engine.recv_at_hand(self.id, &req());
+        let posted = core.engine.try_post_recv_reserved(self.id, &req());
         core.leave();
         posted
     }
@@ -472,7 +472,7 @@ impl RawEndpoint {
         let buf = IoBuf::one(unsafe { Span::from_raw(one.base, one.len) });
         let req = RecvReq { kind, buf, src, tag, ignore, context, flags };
         let mut core = self.dom.enter()?;
-        if core.engine.recv_now(self.id, &req) {
+        if core.engine.try_post_recv(self.id, &req) {
             core.posted(&self.dom);
             core.leave();
             return Ok(());
@@ -557,11 +557,11 @@ impl RawEndpoint {
     pub unsafe fn writemsg(&self, write: RawRma<'_>, flags: OpFlags) -> Result<()> {
         let RawRma { iov, dest, rma_iov, context, .. } = write;
         if let (&[one], &[range]) = (iov, rma_iov) {
-            let call = self.short_call(dest, range, context, flags);
+            let call = self.fast_call(dest, range, context, flags);
             // SAFETY: the caller's promise is that of `from_raw`.
             let buf = IoBuf::one(unsafe { Span::from_raw(one.base, one.len) });
             let mut core = self.dom.enter()?;
-            if core.engine.write_now(self.id, &mut ShortWrite { buf: &buf, call }) {
+            if core.engine.try_write(self.id, &mut FastWrite { buf: &buf, call }) {
                 core.posted(&self.dom);
                 core.leave();
                 return Ok(());
@@ -628,11 +628,11 @@ impl RawEndpoint {
     pub unsafe fn readmsg(&self, read: RawRma<'_>, flags: OpFlags) -> Result<()> {
         let RawRma { iov, dest, rma_iov, context, .. } = read;
         if let (&[one], &[range]) = (iov, rma_iov) {
-            let call = self.short_call(dest, range, context, flags);
+            let call = self.fast_call(dest, range, context, flags);
             // SAFETY: the caller's promise is that of `from_raw`.
             let mut buf = IoBuf::one(unsafe { Span::from_raw(one.base, one.len) });
             let mut core = self.dom.enter()?;
-            if core.engine.read_now(self.id, &mut ShortRead { buf: &mut buf, call }) {
+            if core.engine.try_read(self.id, &mut FastRead { buf: &mut buf, call }) {
                 core.posted(&self.dom);
                 core.leave();
                 return Ok(());
@@ -659,11 +659,11 @@ impl RawEndpoint {
         posted
     }
 
-    /// What the short ways of one-sided operations have in common.
+    /// What the fast paths of one-sided operations have in common.
     #[inline(always)]
-    fn short_call(&self, dest: FiAddr, range: RmaIov, context: u64, flags: OpFlags) -> ShortCall {
+    fn fast_call(&self, dest: FiAddr, range: RmaIov, context: u64, flags: OpFlags) -> FastCall {
         let dest = self.to(dest);
-        ShortCall { dest, range, context, flags, no_completion: false }
+        FastCall { dest, range, context, flags, no_completion: false }
     }
 
     /// A write as the node takes it.
@@ -750,16 +750,16 @@ impl RawEndpoint {
         let mut core = self.dom.enter()?;
         // SAFETY: the caller's promise is that of `from_raw`, for each of the three.
         let lend = |one: IoVec| unsafe { Span::from_raw(one.base, one.len) };
-        let mut req = ShortAtomic {
+        let mut req = FastAtomic {
             kind,
             op: what.op,
             ty: what.datatype,
             operand: &lend(operand),
             compare: &lend(compare),
             result: &mut IoBuf::one(lend(result)),
-            call: self.short_call(dest, range, context, flags),
+            call: self.fast_call(dest, range, context, flags),
         };
-        if core.engine.atomic_now(self.id, &mut req) {
+        if core.engine.try_atomic(self.id, &mut req) {
             core.posted(&self.dom);
             core.leave();
             return Ok(());
@@ -788,14 +788,14 @@ impl RawEndpoint {
         // SAFETY: the caller's promise is that of `from_raw`, for each of the three.
         let [operand, compare, result] =
             memory.map(|one| unsafe { Span::from_raw(one.base, one.len) });
-        let mut req = ShortAtomic {
+        let mut req = FastAtomic {
             kind,
             op: what.op,
             ty: what.datatype,
             operand: &operand,
             compare: &compare,
             result: &mut IoBuf::one(result),
-            call: self.short_call(dest, range, context, flags),
+            call: self.fast_call(dest, range, context, flags),
         };
         let mut core = self.dom.enter()?;
         if core.engine.atomic_far(self.id, &mut req) {

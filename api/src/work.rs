@@ -3,8 +3,9 @@
 //!
 //! Both are kept here, as they will be posted, until the counter has reached the threshold. A
 //! triggered operation is then posted as if it had been called at that time. Deferred work goes
-//! through a twin of its endpoint, so that it completes only with `FI_COMPLETION` and is counted by
-//! the counter that the request names. What cannot be posted then ends with an error entry.
+//! through a deferred endpoint of its endpoint, so that it completes only with `FI_COMPLETION` and
+//! is counted by the counter that the request names. What cannot be posted then ends with an error
+//! entry.
 //!
 //! Counters are looked at after every turn of the loop, and after every call that changes one.
 
@@ -179,7 +180,7 @@ impl EpCommon {
         submit(&self.dom, waiting)
     }
 
-    /// Keeps deferred work, to be posted through a twin.
+    /// Keeps deferred work, to be posted through a deferred endpoint.
     fn defer(&self, work: &RawWork<'_>, op: Op) -> Result<()> {
         if !self.caps().contains(Caps::TRIGGER) {
             return Err(Error::OpNotSupp("FI_TRIGGER was not requested"));
@@ -191,8 +192,8 @@ impl EpCommon {
             return Err(Error::OpNotSupp("receives are posted to the shared context"));
         }
         let completion = work.completion.map(|cntr| cntr.0.id);
-        let twin = self.dom.enter()?.node().ep_twin(self.id, completion)?;
-        let (when, name, ep) = (work.when, Some(work.name), Some((twin, self.id)));
+        let deferred = self.dom.enter()?.node().deferred_ep(self.id, completion)?;
+        let (when, name, ep) = (work.when, Some(work.name), Some((deferred, self.id)));
         self.wait_for_it(Waiting { when, name, ep, completion, op })
     }
 }

@@ -77,7 +77,7 @@ impl Memory {
     }
 
     /// `len` bytes from the start of a page: how fast a C library copies between two places may
-    /// depend on where in their pages they begin (`driver/src/mem/long.rs`).
+    /// depend on where in their pages they begin (`driver/src/mem/copy_long.rs`).
     pub fn from_page(len: usize) -> Self {
         const PAGE: usize = 4096;
         let bytes = Box::leak(vec![0x5a_u8; len + PAGE].into_boxed_slice());
@@ -183,10 +183,10 @@ impl NodeEnd {
     }
 
     #[inline(always)]
-    fn send_now(&mut self, req: &mut SendReq) -> bool {
+    fn try_send(&mut self, req: &mut SendReq) -> bool {
         let port = &mut self.port;
         let mut out = |frame: &TxFrame<'_>| port.tx(frame).unwrap_or(Tx::Full);
-        let sent = self.node.send_now(self.ep, req, &mut out, || Instant(now_ns()));
+        let sent = self.node.try_send(self.ep, req, &mut out, || Instant(now_ns()));
         if sent {
             let _ = self.port.flush();
         }
@@ -220,7 +220,7 @@ impl NodeEnd {
             flags,
             no_completion,
         };
-        if self.send_now(&mut req) {
+        if self.try_send(&mut req) {
             return true;
         }
         let now = Instant(now_ns());
@@ -281,7 +281,7 @@ impl End for NodeEnd {
             context: 0,
             flags: OpFlags::empty(),
         };
-        self.node.recv_now(self.ep, &req)
+        self.node.try_post_recv(self.ep, &req)
             || self.node.post_recv(Instant(now_ns()), self.ep, req).is_ok()
     }
 

@@ -85,17 +85,17 @@ pub enum Bug {
     /// What a sender is called is remembered when its address is taken out of the vector.
     SourceKept,
     /// What was found out about requests is remembered when the region is closed.
-    NearKept,
+    GrantKept,
     /// Messages may still leave at once, though others wait.
-    ShortLeftKept,
+    TxQuotaKept,
     /// The next packet is still taken for one that may be taken as it is.
     InOrderKept,
     /// A session that has ended is still taken for one that is open.
-    PlainKept,
+    FastPathKept,
     /// Receives may still be posted unasked, though a message waits.
-    RecvLeftKept,
+    RxReservedKept,
     /// Room for operations that was taken in advance is not given back.
-    OpsLeftLeaked,
+    OpsReservedLeaked,
     /// A frame of a near session is taken whatever it came by.
     CopyIsNear,
     /// A session has the path of the one before it.
@@ -144,12 +144,12 @@ pub const ALL: [Bug; 47] = [
     Bug::ProgressUnbounded,
     Bug::RouteKept,
     Bug::SourceKept,
-    Bug::NearKept,
-    Bug::ShortLeftKept,
+    Bug::GrantKept,
+    Bug::TxQuotaKept,
     Bug::InOrderKept,
-    Bug::PlainKept,
-    Bug::RecvLeftKept,
-    Bug::OpsLeftLeaked,
+    Bug::FastPathKept,
+    Bug::RxReservedKept,
+    Bug::OpsReservedLeaked,
     Bug::CopyIsNear,
     Bug::PathKept,
     Bug::FarUnkept,

@@ -3,7 +3,7 @@
 //! The one file of this crate that holds a [`Port`] and reads the clock. It has no lock and no
 //! thread: whoever owns the [`Engine`] decides who turns it, and the application that reads a queue
 //! and the progress thread run the same turns: [`Engine::turn`], and what most of them come to,
-//! [`Engine::brisk_turn`] and [`Engine::brisk_turn_far`].
+//! [`Engine::fast_turn`] and [`Engine::fast_turn_other`].
 //!
 //! A turn takes what arrived in bursts, lets the node look at every frame of a burst before it
 //! handles the first (so that the memory is on its way), and sends what is due when a burst came
@@ -12,25 +12,25 @@
 
 use std::sync::Arc;
 
-use barewire_driver::backend::known::{Known, KnownPort};
+use barewire_driver::backend::any_port::{AnyPort, PortVisitor};
 use barewire_driver::clock;
-use barewire_driver::frame::{Body, FillHead, RxFrame, ShortHead, TxFrame};
+use barewire_driver::frame::{Body, HeadBuf, RxFrame, TxFrame, WriteHead};
 use barewire_driver::hint::cold;
 use barewire_driver::mem::{IoBuf, SHORT};
 use barewire_driver::port::{
-    BriskPort, MacAddr, Port, PortCaps, PortCounters, PortGone, PortWaiter, Presence, RxSink,
-    ShortTx, Tx,
+    FastPort, InPlaceTx, MacAddr, Port, PortCaps, PortCounters, PortGone, PortWaiter, Presence,
+    RxSink, Tx,
 };
 
 use crate::error::Result as OpResult;
 use crate::flags::OpFlags;
 use crate::node::{
-    AtomicReq, AvId, EpCounters, EpId, FrameSink, Levels, Message, NoReader, Node, NodeCounters,
-    ReadReq, Reader, RecvReq, SendReq, SessionStats, ShortAtomic, ShortFrame, ShortRead,
-    ShortWrite, Survey, SurveySink, WriteReq, send_whole,
+    AtomicReq, AvId, EpCounters, EpId, FastAtomic, FastRead, FastWrite, FrameSink, InPlaceFrame,
+    Levels, Message, NoReader, Node, NodeCounters, ReadReq, Reader, RecvReq, SendReq, SessionStats,
+    Survey, SurveySink, WriteReq, send_whole,
 };
 use crate::types::{EpAddr, FiAddr, Instant};
-use crate::wire::{PlainHead, PlainMsg};
+use crate::wire::{EagerMsg, FrameHead};
 
 /// Frames taken from the port at once.
 const BURST: usize = 32;
@@ -48,12 +48,12 @@ const INBOX_BURSTS: usize = 1 << 15;
 /// reading to the next. A timer can be late by as many such times. Whoever finds nothing notices
 /// when turns have become rare ([`Engine::is_late`]), and turns once more.
 const UNTIMED_TURNS: u32 = 64;
-const BRISK_NS: u64 = 100_000;
+const TURN_GAP_NS: u64 = 100_000;
 
 /// A node and its port.
 pub struct Engine {
     node: Node,
-    port: KnownPort,
+    port: AnyPort,
     /// Set when the port has gone; nothing touches it any more.
     gone: Option<PortGone>,
     /// When the clock was last read.
@@ -98,18 +98,18 @@ impl<R: Reader> RxSink for ToNode<'_, R> {
     }
 
     #[inline(always)]
-    fn frame_with(&mut self, frame: &RxFrame<'_>, back: impl ShortTx) {
+    fn frame_with(&mut self, frame: &RxFrame<'_>, back: impl InPlaceTx) {
         match self.reader.take() {
-            Some(reader) => self.node.on_frame_read(self.now, frame, Back(back), reader),
-            None => self.node.on_frame_with(self.now, frame, Back(back)),
+            Some(reader) => self.node.on_frame_read(self.now, frame, ReplySink(back), reader),
+            None => self.node.on_frame_with(self.now, frame, ReplySink(back)),
         }
     }
 }
 
 /// The way back from a port that lends a frame.
-struct Back<T>(T);
+struct ReplySink<T>(T);
 
-impl<T: ShortTx> FrameSink for Back<T> {
+impl<T: InPlaceTx> FrameSink for ReplySink<T> {
     #[inline(always)]
     fn is_lossless(&self) -> bool {
         T::LOSSLESS
@@ -120,44 +120,47 @@ impl<T: ShortTx> FrameSink for Back<T> {
     }
 
     #[inline(always)]
-    fn send_short<const H: usize>(&mut self, frame: &impl ShortFrame<H>) -> Tx {
-        if send_few(&mut self.0, frame) { Tx::Sent } else { Tx::Full }
+    fn send_in_place<const H: usize>(&mut self, frame: &impl InPlaceFrame<H>) -> Tx {
+        if send_frame_in_place(&mut self.0, frame) { Tx::Sent } else { Tx::Full }
     }
 }
 
 /// What stands before the payload of a short frame.
-struct ShortFrameHead<'a, F>(&'a F);
+struct InPlaceHead<'a, F>(&'a F);
 
-impl<const H: usize, F: ShortFrame<H>> FillHead<H> for ShortFrameHead<'_, F> {
+impl<const H: usize, F: InPlaceFrame<H>> WriteHead<H> for InPlaceHead<'_, F> {
     #[inline(always)]
-    fn fill(&self, out: &mut ShortHead<H>) {
+    fn fill(&self, out: &mut HeadBuf<H>) {
         self.0.put(out);
     }
 }
 
 /// Writes a short frame where it goes, if it can go there at once.
 #[inline(always)]
-fn send_few<const H: usize>(port: &mut impl ShortTx, frame: &impl ShortFrame<H>) -> bool {
-    let (dst, head) = (frame.dst(), ShortFrameHead(frame));
+fn send_frame_in_place<const H: usize>(
+    port: &mut impl InPlaceTx,
+    frame: &impl InPlaceFrame<H>,
+) -> bool {
+    let (dst, head) = (frame.dst(), InPlaceHead(frame));
     match frame.part() {
         Some((buf, at, len)) => port.tx_part(dst, &head, buf, at, len),
-        None => port.tx_few(dst, &head, frame.few()),
+        None => port.tx_inline(dst, &head, frame.inline_bytes()),
     }
 }
 
 /// What stands before the payload of a message.
 struct MsgHead<'a, M>(&'a M);
 
-impl<M: Message> FillHead<{ PlainMsg::LEN }> for MsgHead<'_, M> {
+impl<M: Message> WriteHead<{ EagerMsg::LEN }> for MsgHead<'_, M> {
     #[inline(always)]
-    fn fill(&self, out: &mut ShortHead<{ PlainMsg::LEN }>) {
-        PlainMsg::put(|| self.0.head(false), || self.0.msg(), self.0.ar(), out);
+    fn fill(&self, out: &mut HeadBuf<{ EagerMsg::LEN }>) {
+        EagerMsg::put(|| self.0.head(false), || self.0.msg(), self.0.ar(), out);
     }
 }
 
 /// Writes a message where it goes, if it can go there at once.
 #[inline(always)]
-fn send_msg_short(port: &mut impl BriskPort, msg: &impl Message) -> bool {
+fn send_msg_in_place(port: &mut impl FastPort, msg: &impl Message) -> bool {
     port.tx_short(msg.head(false).dst, msg.body(), msg.imm(), &MsgHead(msg))
 }
 
@@ -171,7 +174,7 @@ fn send_msg_long(port: &mut dyn Port, msg: &impl Message) -> Result<Tx, PortGone
 #[inline(never)]
 fn send_frame_of(
     port: &mut dyn Port,
-    (head, msg, ar): (PlainHead, PlainMsg, bool),
+    (head, msg, ar): (FrameHead, EagerMsg, bool),
     body: IoBuf,
 ) -> Result<Tx, PortGone> {
     let (bytes, len) = msg.emit(&head, ar);
@@ -185,9 +188,9 @@ fn send_frame_of(
 
 /// What a node sends goes to a port of known type, which sending does not find gone. (By its box,
 /// so that its address is read where it is needed and not kept.)
-struct ToBrisk<'a, P>(&'a mut Box<P>);
+struct ToFastPort<'a, P>(&'a mut Box<P>);
 
-impl<P: BriskPort> FrameSink for ToBrisk<'_, P> {
+impl<P: FastPort> FrameSink for ToFastPort<'_, P> {
     fn send(&mut self, frame: &TxFrame<'_>) -> Tx {
         self.0.tx(frame).unwrap_or(Tx::Full)
     }
@@ -202,8 +205,8 @@ impl<P: BriskPort> FrameSink for ToBrisk<'_, P> {
     }
 
     #[inline(always)]
-    fn send_short<const H: usize>(&mut self, frame: &impl ShortFrame<H>) -> Tx {
-        if send_few(&mut **self.0, frame) {
+    fn send_in_place<const H: usize>(&mut self, frame: &impl InPlaceFrame<H>) -> Tx {
+        if send_frame_in_place(&mut **self.0, frame) {
             return Tx::Sent;
         }
         cold(());
@@ -212,7 +215,7 @@ impl<P: BriskPort> FrameSink for ToBrisk<'_, P> {
 
     #[inline(always)]
     fn send_msg(&mut self, msg: &impl Message) -> Tx {
-        if send_msg_short(&mut **self.0, msg) {
+        if send_msg_in_place(&mut **self.0, msg) {
             return Tx::Sent;
         }
         cold(());
@@ -221,10 +224,10 @@ impl<P: BriskPort> FrameSink for ToBrisk<'_, P> {
 }
 
 /// The same, for a message that leaves without a call or not at all. Who sends one still has to
-/// [finish](ShortTx::finish) it.
-struct AtHand<'a, P>(&'a mut Box<P>);
+/// [finish](InPlaceTx::finish) it.
+struct ToPortCached<'a, P>(&'a mut Box<P>);
 
-impl<P: BriskPort> FrameSink for AtHand<'_, P> {
+impl<P: FastPort> FrameSink for ToPortCached<'_, P> {
     fn send(&mut self, _: &TxFrame<'_>) -> Tx {
         Tx::Full
     }
@@ -236,33 +239,33 @@ impl<P: BriskPort> FrameSink for AtHand<'_, P> {
     }
 }
 
-/// [`send_few`], to a port whose type is known.
-struct SendFew<'a, const H: usize, F>(&'a F);
+/// [`send_frame_in_place`], to a port whose type is known.
+struct VisitTxFrame<'a, const H: usize, F>(&'a F);
 
-impl<const H: usize, F: ShortFrame<H>> Known for SendFew<'_, H, F> {
+impl<const H: usize, F: InPlaceFrame<H>> PortVisitor for VisitTxFrame<'_, H, F> {
     type Done = bool;
 
     #[inline(always)]
-    fn with<P: BriskPort>(self, port: &mut Box<P>) -> bool {
-        send_few(&mut **port, self.0)
+    fn visit<P: FastPort>(self, port: &mut Box<P>) -> bool {
+        send_frame_in_place(&mut **port, self.0)
     }
 }
 
-/// [`send_msg_short`], to a port whose type is known.
-struct SendMsg<'a, M>(&'a M);
+/// [`send_msg_in_place`], to a port whose type is known.
+struct VisitTxMsg<'a, M>(&'a M);
 
-impl<M: Message> Known for SendMsg<'_, M> {
+impl<M: Message> PortVisitor for VisitTxMsg<'_, M> {
     type Done = bool;
 
     #[inline(always)]
-    fn with<P: BriskPort>(self, port: &mut Box<P>) -> bool {
-        send_msg_short(&mut **port, self.0)
+    fn visit<P: FastPort>(self, port: &mut Box<P>) -> bool {
+        send_msg_in_place(&mut **port, self.0)
     }
 }
 
 /// What a node sends goes to the port, until that is gone.
 struct ToPort<'a> {
-    port: &'a mut KnownPort,
+    port: &'a mut AnyPort,
     gone: Option<PortGone>,
 }
 
@@ -300,8 +303,8 @@ impl FrameSink for ToPort<'_> {
     }
 
     #[inline(always)]
-    fn send_short<const H: usize>(&mut self, frame: &impl ShortFrame<H>) -> Tx {
-        if self.port.known(SendFew(frame)) == Some(true) {
+    fn send_in_place<const H: usize>(&mut self, frame: &impl InPlaceFrame<H>) -> Tx {
+        if self.port.with_fast(VisitTxFrame(frame)) == Some(true) {
             return Tx::Sent;
         }
         send_whole(self, frame)
@@ -310,8 +313,8 @@ impl FrameSink for ToPort<'_> {
     #[inline(always)]
     fn send_msg(&mut self, msg: &impl Message) -> Tx {
         // Asked here, since most messages that come here are longer.
-        let short = PlainMsg::LEN + msg.body().len() <= SHORT;
-        if short && self.port.known(SendMsg(msg)) == Some(true) {
+        let short = EagerMsg::LEN + msg.body().len() <= SHORT;
+        if short && self.port.with_fast(VisitTxMsg(msg)) == Some(true) {
             return Tx::Sent;
         }
         send_msg_long(&mut **self.port, msg).unwrap_or_else(|gone| {
@@ -331,37 +334,37 @@ impl ToPort<'_> {
     }
 }
 
-/// [`Engine::brisk_turn`] takes what has come.
-struct TakeFew<'a>(ToNode<'a, NoReader>);
+/// [`Engine::fast_turn`] takes what has come.
+struct VisitRxPoll<'a>(ToNode<'a, NoReader>);
 
-impl Known for TakeFew<'_> {
+impl PortVisitor for VisitRxPoll<'_> {
     type Done = Option<usize>;
 
     #[inline(always)]
-    fn with<P: BriskPort>(mut self, port: &mut Box<P>) -> Option<usize> {
-        port.take_few(&mut self.0)
+    fn visit<P: FastPort>(mut self, port: &mut Box<P>) -> Option<usize> {
+        port.rx_poll(&mut self.0)
     }
 }
 
-/// [`Engine::send_plain`] sends.
-struct SendPlain<'a> {
+/// [`Engine::try_send_inline`] sends.
+struct VisitSendInline<'a> {
     node: &'a mut Node,
     ep: EpId,
     req: &'a SendReq,
 }
 
-impl Known for SendPlain<'_> {
+impl PortVisitor for VisitSendInline<'_> {
     type Done = bool;
 
     #[inline(always)]
-    fn with<P: BriskPort>(self, port: &mut Box<P>) -> bool {
-        self.node.send_plain(self.ep, self.req, &mut ToBrisk(port), Engine::now)
+    fn visit<P: FastPort>(self, port: &mut Box<P>) -> bool {
+        self.node.try_send_inline(self.ep, self.req, &mut ToFastPort(port), Engine::now)
     }
 }
 
 /// Adds what the port counts of each peer.
 struct WithTraffic<'a, S> {
-    port: &'a KnownPort,
+    port: &'a AnyPort,
     sink: &'a mut S,
 }
 
@@ -510,8 +513,8 @@ impl Engine {
     /// cannot go; then nothing has to be looked for by time either. `None`, and nothing has
     /// happened, if it is another. The first completion may go to `reader`.
     #[inline(always)]
-    pub fn brisk_turn(&mut self, reader: impl Reader) -> Option<usize> {
-        let KnownPort::Shm(port) = &mut self.port else { return cold(None) };
+    pub fn fast_turn(&mut self, reader: impl Reader) -> Option<usize> {
+        let AnyPort::Shm(port) = &mut self.port else { return cold(None) };
         // Written before it is known whether there was one, so that it is one step.
         let (left, none) = self.untimed.overflowing_sub(1);
         self.untimed = left;
@@ -521,19 +524,19 @@ impl Engine {
         }
         // A sink of its own, so that it need not lie in memory for `busy_turn`.
         let reader = Some(reader);
-        let few = port.take_few(&mut ToNode { node: &mut self.node, now: &self.now, reader });
+        let few = port.rx_poll(&mut ToNode { node: &mut self.node, now: &self.now, reader });
         Some(self.after_few(few))
     }
 
-    /// As [`brisk_turn`](Self::brisk_turn), for any other port. One that may lose frames reads the
+    /// As [`fast_turn`](Self::fast_turn), for any other port. One that may lose frames reads the
     /// clock, and looks for what is due by time.
     #[inline(always)]
-    pub fn brisk_turn_far(&mut self) -> Option<usize> {
+    pub fn fast_turn_other(&mut self) -> Option<usize> {
         if !self.node.is_lossless() {
             return self.timed_turn();
         }
         let Some(left) = self.untimed.checked_sub(1) else { return cold(None) };
-        let few = self.port.far(TakeFew(ToNode::of(&mut self.node, &self.now)))?;
+        let few = self.port.far(VisitRxPoll(ToNode::of(&mut self.node, &self.now)))?;
         self.untimed = left;
         Some(self.after_few(few))
     }
@@ -543,13 +546,13 @@ impl Engine {
     #[inline(always)]
     fn timed_turn(&mut self) -> Option<usize> {
         let now = Self::now();
-        if self.uncounted == UNTIMED_TURNS || now.since(self.now) >= BRISK_NS {
+        if self.uncounted == UNTIMED_TURNS || now.since(self.now) >= TURN_GAP_NS {
             return cold(None);
         }
         self.uncounted += 1;
         (self.now, self.turned_at) = (now, now);
         self.node.tick_on(now);
-        match self.port.far(TakeFew(ToNode::of(&mut self.node, &self.now))).flatten() {
+        match self.port.far(VisitRxPoll(ToNode::of(&mut self.node, &self.now))).flatten() {
             Some(moved) if self.node.passes(now) => Some(moved),
             few => {
                 cold(());
@@ -558,7 +561,7 @@ impl Engine {
         }
     }
 
-    /// What follows in a [`brisk_turn`](Self::brisk_turn) from what was taken.
+    /// What follows in a [`fast_turn`](Self::fast_turn) from what was taken.
     #[inline(always)]
     fn after_few(&mut self, few: Option<usize>) -> usize {
         match few {
@@ -570,7 +573,7 @@ impl Engine {
         }
     }
 
-    /// The rest of [`brisk_turn`](Self::brisk_turn), if more has come than a port takes there or
+    /// The rest of [`fast_turn`](Self::fast_turn), if more has come than a port takes there or
     /// there is something to send.
     #[inline(never)]
     fn busy_turn(&mut self, moved: Option<usize>) -> usize {
@@ -593,7 +596,7 @@ impl Engine {
     /// What the port has, of which nothing alone was taken.
     fn receive_rest(&mut self) -> Result<usize, PortGone> {
         let got = match &mut self.port {
-            KnownPort::Shm(port) => port.poll(BURST, &mut ToNode::of(&mut self.node, &self.now)),
+            AnyPort::Shm(port) => port.poll(BURST, &mut ToNode::of(&mut self.node, &self.now)),
             _ => self.burst()?,
         };
         if got < BURST { Ok(got) } else { self.receive_more(got) }
@@ -624,7 +627,7 @@ impl Engine {
     #[inline]
     fn burst(&mut self) -> Result<usize, PortGone> {
         match self.port {
-            KnownPort::Other(_) => self.burst_of_other(),
+            AnyPort::Other(_) => self.burst_of_other(),
             _ => self.burst_of_known(),
         }
     }
@@ -632,7 +635,7 @@ impl Engine {
     /// By itself, since the others need every register.
     #[inline(never)]
     fn burst_of_other(&mut self) -> Result<usize, PortGone> {
-        let KnownPort::Other(port) = &mut self.port else { return Ok(0) };
+        let AnyPort::Other(port) = &mut self.port else { return Ok(0) };
         let mut sink = ToNode::of(&mut self.node, &self.now);
         port.rx_burst(BURST, &mut sink).map_err(|gone| self.lost(gone))
     }
@@ -657,7 +660,7 @@ impl Engine {
         if untimed != 0 {
             self.port.count(untimed);
         }
-        let brisk = now.since(self.now) < BRISK_NS * u64::from(1 + untimed);
+        let brisk = now.since(self.now) < TURN_GAP_NS * u64::from(1 + untimed);
         if self.node.is_lossless() && brisk {
             self.untimed = UNTIMED_TURNS;
             self.uncounted = UNTIMED_TURNS;
@@ -680,7 +683,7 @@ impl Engine {
             return false;
         }
         let now = Self::now();
-        let late = now.since(self.looked_at.max(self.now)) > BRISK_NS;
+        let late = now.since(self.looked_at.max(self.now)) > TURN_GAP_NS;
         if late {
             self.uncounted -= self.untimed;
             self.untimed = 0;
@@ -703,13 +706,13 @@ impl Engine {
     pub fn post_send(&mut self, ep: EpId, mut req: SendReq) -> OpResult<()> {
         // On a port that may lose frames what shares a packet with others is looked for first.
         let joins = !self.node.is_lossless() && self.node.joins(&req);
-        if joins && self.join(ep, &req) || self.send_now(ep, &mut req) {
+        if joins && self.join(ep, &req) || self.try_send(ep, &mut req) {
             return Ok(());
         }
         self.post_send_long(ep, req)
     }
 
-    /// The rest of [`post_send`](Self::post_send), if [`send_now`](Self::send_now) has refused.
+    /// The rest of [`post_send`](Self::post_send), if [`try_send`](Self::try_send) has refused.
     ///
     /// # Errors
     /// As there.
@@ -732,56 +735,56 @@ impl Engine {
         joined
     }
 
-    /// As [`send_now`](Self::send_now), without a call and to a segment only; see
-    /// [`Node::send_at_hand`].
+    /// As [`try_send`](Self::try_send), without a call and to a segment only; see
+    /// [`Node::try_send_cached`].
     #[inline(always)]
-    pub fn send_at_hand(&mut self, ep: EpId, req: &SendReq) -> bool {
-        let KnownPort::Shm(port) = &mut self.port else { return cold(false) };
-        let sent = self.node.send_at_hand(ep, req, &mut AtHand(port));
+    pub fn try_send_cached(&mut self, ep: EpId, req: &SendReq) -> bool {
+        let AnyPort::Shm(port) = &mut self.port else { return cold(false) };
+        let sent = self.node.try_send_cached(ep, req, &mut ToPortCached(port));
         if sent {
             port.finish();
         }
         sent
     }
 
-    /// As [`send_now`](Self::send_now), inlined, to a port whose type is known; see
-    /// [`Node::send_plain`].
+    /// As [`try_send`](Self::try_send), inlined, to a port whose type is known; see
+    /// [`Node::try_send_inline`].
     #[inline(always)]
-    pub fn send_plain(&mut self, ep: EpId, req: &SendReq) -> bool {
-        self.port.known(SendPlain { node: &mut self.node, ep, req }).unwrap_or(false)
+    pub fn try_send_inline(&mut self, ep: EpId, req: &SendReq) -> bool {
+        self.port.with_fast(VisitSendInline { node: &mut self.node, ep, req }).unwrap_or(false)
     }
 
-    /// Sends a message at once if nothing stands before it; see [`Node::send_now`].
+    /// Sends a message at once if nothing stands before it; see [`Node::try_send`].
     #[inline]
-    pub fn send_now(&mut self, ep: EpId, req: &mut SendReq) -> bool {
-        self.post_now(|node, out| node.send_now(ep, req, out, Self::now))
+    pub fn try_send(&mut self, ep: EpId, req: &mut SendReq) -> bool {
+        self.post_now(|node, out| node.try_send(ep, req, out, Self::now))
     }
 
     /// Sends an atomic operation at once if nothing stands before it and the port is a segment; see
-    /// [`Node::atomic_now`]. (If it is another, [`atomic_far`](Self::atomic_far) does that: here no
+    /// [`Node::try_atomic`]. (If it is another, [`atomic_far`](Self::atomic_far) does that: here no
     /// request is ever put together.)
     #[inline(always)]
-    pub fn atomic_now(&mut self, ep: EpId, req: &mut ShortAtomic<'_>) -> bool {
-        let KnownPort::Shm(port) = &mut self.port else { return cold(false) };
-        self.node.atomic_now(ep, req, &mut ToBrisk(port), Self::now)
+    pub fn try_atomic(&mut self, ep: EpId, req: &mut FastAtomic<'_>) -> bool {
+        let AnyPort::Shm(port) = &mut self.port else { return cold(false) };
+        self.node.try_atomic(ep, req, &mut ToFastPort(port), Self::now)
     }
 
-    /// As [`atomic_now`](Self::atomic_now), to any port.
+    /// As [`try_atomic`](Self::try_atomic), to any port.
     #[inline(always)]
-    pub fn atomic_far(&mut self, ep: EpId, req: &mut ShortAtomic<'_>) -> bool {
-        self.post_now(|node, out| node.atomic_now(ep, req, out, Self::now))
+    pub fn atomic_far(&mut self, ep: EpId, req: &mut FastAtomic<'_>) -> bool {
+        self.post_now(|node, out| node.try_atomic(ep, req, out, Self::now))
     }
 
-    /// Sends a write at once if nothing stands before it; see [`Node::write_now`].
+    /// Sends a write at once if nothing stands before it; see [`Node::try_write`].
     #[inline]
-    pub fn write_now(&mut self, ep: EpId, req: &mut ShortWrite<'_>) -> bool {
-        self.post_now(|node, out| node.write_now(ep, req, out, Self::now))
+    pub fn try_write(&mut self, ep: EpId, req: &mut FastWrite<'_>) -> bool {
+        self.post_now(|node, out| node.try_write(ep, req, out, Self::now))
     }
 
-    /// Sends a read at once if nothing stands before it; see [`Node::read_now`].
+    /// Sends a read at once if nothing stands before it; see [`Node::try_read`].
     #[inline]
-    pub fn read_now(&mut self, ep: EpId, req: &mut ShortRead<'_>) -> bool {
-        self.post_now(|node, out| node.read_now(ep, req, out, Self::now))
+    pub fn try_read(&mut self, ep: EpId, req: &mut FastRead<'_>) -> bool {
+        self.post_now(|node, out| node.try_read(ep, req, out, Self::now))
     }
 
     #[inline(always)]
@@ -824,8 +827,8 @@ impl Engine {
     /// Those of [`Node::post_write`]. Nothing of this request was queued.
     #[inline]
     pub fn post_write(&mut self, ep: EpId, req: WriteReq) -> OpResult<()> {
-        if let Some(mut short) = req.short()
-            && self.write_now(ep, &mut short)
+        if let Some(mut short) = req.fast()
+            && self.try_write(ep, &mut short)
         {
             return Ok(());
         }
@@ -839,8 +842,8 @@ impl Engine {
     /// Those of [`Node::post_read`]. Nothing of this request was queued.
     #[inline]
     pub fn post_read(&mut self, ep: EpId, mut req: ReadReq) -> OpResult<()> {
-        if let Some(mut short) = req.short()
-            && self.read_now(ep, &mut short)
+        if let Some(mut short) = req.fast()
+            && self.try_read(ep, &mut short)
         {
             return Ok(());
         }
@@ -854,7 +857,7 @@ impl Engine {
     /// Those of [`Node::post_atomic`]. Nothing of this request was queued.
     #[inline(never)]
     pub fn post_atomic(&mut self, ep: EpId, mut req: AtomicReq) -> OpResult<()> {
-        if let Some(mut short) = req.short()
+        if let Some(mut short) = req.fast()
             && self.atomic_far(ep, &mut short)
         {
             return Ok(());
@@ -887,22 +890,23 @@ impl Engine {
     /// Those of [`Node::post_recv`]. Nothing of this request was queued.
     #[inline(always)]
     pub fn post_recv(&mut self, ep: EpId, req: RecvReq) -> OpResult<()> {
-        if self.recv_now(ep, &req) {
+        if self.try_post_recv(ep, &req) {
             return Ok(());
         }
         self.node.post_recv(self.now, ep, req)
     }
 
-    /// Posts a receive about which nothing is out of the ordinary; see [`Node::recv_now`].
+    /// Posts a receive about which nothing is out of the ordinary; see [`Node::try_post_recv`].
     #[inline(always)]
-    pub fn recv_now(&mut self, ep: EpId, req: &RecvReq) -> bool {
-        self.node.recv_now(ep, req)
+    pub fn try_post_recv(&mut self, ep: EpId, req: &RecvReq) -> bool {
+        self.node.try_post_recv(ep, req)
     }
 
-    /// As [`recv_now`](Self::recv_now), without a call; see [`Node::recv_at_hand`].
+    /// As [`try_post_recv`](Self::try_post_recv), without a call; see
+    /// [`Node::try_post_recv_reserved`].
     #[inline(always)]
-    pub fn recv_at_hand(&mut self, ep: EpId, req: &RecvReq) -> bool {
-        self.node.recv_at_hand(ep, req)
+    pub fn try_post_recv_reserved(&mut self, ep: EpId, req: &RecvReq) -> bool {
+        self.node.try_post_recv_reserved(ep, req)
     }
 
     /// Sends what a post made due. A port that is found gone here is reported by the next
@@ -1030,11 +1034,11 @@ mod tests {
             a.read_clock();
             a.untimed != 0
         };
-        let all = u64::from(UNTIMED_TURNS) * BRISK_NS;
+        let all = u64::from(UNTIMED_TURNS) * TURN_GAP_NS;
         assert!(brisk(UNTIMED_TURNS, all / 2));
-        assert!(!brisk(UNTIMED_TURNS, all + 2 * BRISK_NS));
+        assert!(!brisk(UNTIMED_TURNS, all + 2 * TURN_GAP_NS));
         assert!(!brisk(0, all / 2));
-        assert!(!brisk(0, 2 * BRISK_NS));
+        assert!(!brisk(0, 2 * TURN_GAP_NS));
     }
 
     /// Goal: who waits in vain, polls without a pause and then seldom, is told of a death by the

@@ -3,8 +3,8 @@
 use std::marker::PhantomData;
 
 use crate::mem::{
-    FEW, Few, IoBuf, SHORT, Span, Stores, copy_four, copy_inline, copy_inline_32, copy_short,
-    crc32c_of_raw,
+    InlineBytes, IoBuf, SHORT, Span, Stores, U128_LEN, copy_four, copy_inline, copy_inline_32,
+    copy_short, crc32c_of_raw,
 };
 
 /// Bytes of destination, source and EtherType that start every frame.
@@ -230,15 +230,15 @@ impl<'a> TxFrame<'a> {
 }
 
 /// Writes the first `H` bytes of a frame. (A function, unlike a closure, is inlined if it says so.)
-pub trait FillHead<const H: usize> {
+pub trait WriteHead<const H: usize> {
     /// Writes all of them.
-    fn fill(&self, out: &mut ShortHead<H>);
+    fn fill(&self, out: &mut HeadBuf<H>);
 }
 
 /// The first `H` bytes of a frame that is being written where it goes.
-pub struct ShortHead<const H: usize>(*mut u8);
+pub struct HeadBuf<const H: usize>(*mut u8);
 
-impl<const H: usize> ShortHead<H> {
+impl<const H: usize> HeadBuf<H> {
     /// The head of a frame that goes to `to`.
     ///
     /// # Safety
@@ -261,7 +261,7 @@ impl<const H: usize> ShortHead<H> {
 ///
 /// # Safety
 /// It writes as many bytes as it says it has.
-pub unsafe trait Rest {
+pub unsafe trait WriteBody {
     /// With the head it may be more than `SHORT` bytes.
     const LONG: bool = false;
 
@@ -277,7 +277,7 @@ pub unsafe trait Rest {
 }
 
 // SAFETY: `write_to` writes `len` bytes.
-unsafe impl Rest for Few {
+unsafe impl WriteBody for InlineBytes {
     #[inline(always)]
     fn size(&self) -> usize {
         self.len()
@@ -291,14 +291,14 @@ unsafe impl Rest for Few {
 }
 
 /// A word, if there is one, and behind it memory of the application's.
-pub(crate) struct WordAndBody {
+pub(crate) struct PrefixedBody {
     word: Option<u64>,
     /// Where `len` bytes are lent to be read.
     from: *const u8,
     len: usize,
 }
 
-impl WordAndBody {
+impl PrefixedBody {
     /// `word`, and `len` bytes at `offset` of `body`, if they are in one piece for sure.
     #[inline(always)]
     pub(crate) fn of(word: Option<u64>, body: &IoBuf, offset: usize, len: usize) -> Option<Self> {
@@ -308,7 +308,7 @@ impl WordAndBody {
 }
 
 // SAFETY: `fill` writes the word, if there is one, and `len` bytes behind it.
-unsafe impl Rest for WordAndBody {
+unsafe impl WriteBody for PrefixedBody {
     #[inline(always)]
     fn size(&self) -> usize {
         self.word.map_or(0, |_| size_of::<u64>()) + self.len
@@ -343,7 +343,7 @@ impl LongBody {
 }
 
 // SAFETY: `fill` writes `len` bytes.
-unsafe impl Rest for LongBody {
+unsafe impl WriteBody for LongBody {
     const LONG: bool = true;
 
     #[inline(always)]
@@ -459,17 +459,17 @@ impl<'a> RxFrame<'a> {
         true
     }
 
-    /// Copies `len` bytes at `offset` out, at most [`FEW`], and zeros behind them, as a
+    /// Copies `len` bytes at `offset` out, at most [`U128_LEN`], and zeros behind them, as a
     /// little-endian number; `None` if there are not as many or they are more.
     #[inline(always)]
-    pub fn few_at(&self, offset: usize, len: usize) -> Option<u128> {
-        if len > FEW || offset > self.len || self.len - offset < len {
+    pub fn u128_at(&self, offset: usize, len: usize) -> Option<u128> {
+        if len > U128_LEN || offset > self.len || self.len - offset < len {
             return None;
         }
         if len == size_of::<u64>() {
             return self.chunk_at(offset).map(|word| u64::from_le_bytes(word).into());
         }
-        let mut few = [0; FEW];
+        let mut few = [0; U128_LEN];
         // SAFETY: `len` bytes at `offset` are mapped and `few` has room for as many, as was just
         // checked; device memory and a Rust borrow do not overlap.
         unsafe { copy_inline(self.base.add(offset), few.as_mut_ptr(), len) };
@@ -568,12 +568,12 @@ mod tests {
             for offset in (0..45).chain([usize::MAX]) {
                 for len in 0..20 {
                     let inside = bytes[..frame_len].get(offset..).and_then(|rest| rest.get(..len));
-                    let want = inside.filter(|few| few.len() <= FEW).map(|few| {
-                        let mut padded = [0; FEW];
+                    let want = inside.filter(|few| few.len() <= U128_LEN).map(|few| {
+                        let mut padded = [0; U128_LEN];
                         padded[..len].copy_from_slice(few);
                         u128::from_le_bytes(padded)
                     });
-                    assert_eq!(frame.few_at(offset, len), want, "{len} at {offset}");
+                    assert_eq!(frame.u128_at(offset, len), want, "{len} at {offset}");
                 }
             }
         }

@@ -10,9 +10,9 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::frame::{FillHead, LongBody, Rest, RxFrame, TxFrame, WordAndBody};
+use crate::frame::{LongBody, PrefixedBody, RxFrame, TxFrame, WriteBody, WriteHead};
 use crate::hint::cold;
-use crate::mem::{Few, IoBuf, SHORT};
+use crate::mem::{InlineBytes, IoBuf, SHORT};
 
 pub use crate::mac::{BadMac, MacAddr};
 
@@ -117,7 +117,7 @@ pub trait RxSink {
     /// As [`frame`](Self::frame), from a port that can send short answers while it lends. Sends
     /// none by default.
     #[inline(always)]
-    fn frame_with(&mut self, frame: &RxFrame<'_>, back: impl ShortTx)
+    fn frame_with(&mut self, frame: &RxFrame<'_>, back: impl InPlaceTx)
     where
         Self: Sized,
     {
@@ -129,22 +129,27 @@ pub trait RxSink {
 /// Sends short frames: `H` bytes that `head` writes, all of them, and what follows them, to `dst`,
 /// whose lower 48 bits are an address in the byte order in which it lies in a frame. Whoever sleeps
 /// is woken. False, and nothing has happened, if there is more to it than to write it.
-pub trait ShortTx {
+pub trait InPlaceTx {
     /// [`PortCaps::lossless`], where the type of the port alone says so.
     const LOSSLESS: bool = false;
 
     /// Sends `rest` behind the head.
-    fn tx_made<const H: usize, R: Rest>(
+    fn tx_in_place<const H: usize, R: WriteBody>(
         &mut self,
         dst: u64,
-        head: &impl FillHead<H>,
+        head: &impl WriteHead<H>,
         rest: &R,
     ) -> bool;
 
     /// Sends `few` behind the head.
     #[inline(always)]
-    fn tx_few<const H: usize>(&mut self, dst: u64, head: &impl FillHead<H>, few: Few) -> bool {
-        self.tx_made(dst, head, &few)
+    fn tx_inline<const H: usize>(
+        &mut self,
+        dst: u64,
+        head: &impl WriteHead<H>,
+        few: InlineBytes,
+    ) -> bool {
+        self.tx_in_place(dst, head, &few)
     }
 
     /// Sends `word`, if there is one, and then all of `body`. False also if that is not in one
@@ -155,7 +160,7 @@ pub trait ShortTx {
         dst: u64,
         body: &IoBuf,
         word: Option<u64>,
-        head: &impl FillHead<H>,
+        head: &impl WriteHead<H>,
     ) -> bool {
         let sent = self.begin_short(dst, body, word, head);
         if sent {
@@ -173,21 +178,22 @@ pub trait ShortTx {
         dst: u64,
         body: &IoBuf,
         word: Option<u64>,
-        head: &impl FillHead<H>,
+        head: &impl WriteHead<H>,
     ) -> bool {
-        let Some(rest) = WordAndBody::of(word, body, 0, body.len()) else { return cold(false) };
-        self.begin_made(dst, head, &rest)
+        let Some(rest) = PrefixedBody::of(word, body, 0, body.len()) else { return cold(false) };
+        self.begin_in_place(dst, head, &rest)
     }
 
-    /// As [`tx_made`](Self::tx_made), with the rest as in [`begin_short`](Self::begin_short).
+    /// As [`tx_in_place`](Self::tx_in_place), with the rest as in
+    /// [`begin_short`](Self::begin_short).
     #[inline(always)]
-    fn begin_made<const H: usize, R: Rest>(
+    fn begin_in_place<const H: usize, R: WriteBody>(
         &mut self,
         dst: u64,
-        head: &impl FillHead<H>,
+        head: &impl WriteHead<H>,
         rest: &R,
     ) -> bool {
-        self.tx_made(dst, head, rest)
+        self.tx_in_place(dst, head, rest)
     }
 
     /// Does what is left of the frame that was sent last.
@@ -200,7 +206,7 @@ pub trait ShortTx {
     fn tx_part<const H: usize>(
         &mut self,
         dst: u64,
-        head: &impl FillHead<H>,
+        head: &impl WriteHead<H>,
         body: &IoBuf,
         at: usize,
         len: usize,
@@ -209,38 +215,38 @@ pub trait ShortTx {
             cold(());
             return LongBody::of(body, at, len).is_some_and(|rest| self.tx_long(dst, head, rest));
         }
-        let Some(rest) = WordAndBody::of(None, body, at, len) else { return cold(false) };
-        self.tx_made(dst, head, &rest)
+        let Some(rest) = PrefixedBody::of(None, body, at, len) else { return cold(false) };
+        self.tx_in_place(dst, head, &rest)
     }
 
-    /// As [`tx_made`](Self::tx_made), by itself, since most frames are short.
+    /// As [`tx_in_place`](Self::tx_in_place), by itself, since most frames are short.
     #[doc(hidden)]
     #[inline(never)]
-    fn tx_long<const H: usize, R: Rest>(
+    fn tx_long<const H: usize, R: WriteBody>(
         &mut self,
         dst: u64,
-        head: &impl FillHead<H>,
+        head: &impl WriteHead<H>,
         rest: R,
     ) -> bool {
-        self.tx_made(dst, head, &rest)
+        self.tx_in_place(dst, head, &rest)
     }
 }
 
 /// The sending side of a port that lends a frame. (Not the port itself, which could be exchanged
 /// for another while its memory is lent.)
-pub(crate) struct Back<'a, P>(pub(crate) &'a mut P);
+pub(crate) struct ReplyTx<'a, P>(pub(crate) &'a mut P);
 
-impl<P: ShortTx> ShortTx for Back<'_, P> {
+impl<P: InPlaceTx> InPlaceTx for ReplyTx<'_, P> {
     const LOSSLESS: bool = P::LOSSLESS;
 
     #[inline(always)]
-    fn tx_made<const H: usize, R: Rest>(
+    fn tx_in_place<const H: usize, R: WriteBody>(
         &mut self,
         dst: u64,
-        head: &impl FillHead<H>,
+        head: &impl WriteHead<H>,
         rest: &R,
     ) -> bool {
-        self.0.tx_made(dst, head, rest)
+        self.0.tx_in_place(dst, head, rest)
     }
 }
 
@@ -248,15 +254,15 @@ impl<P: ShortTx> ShortTx for Back<'_, P> {
 /// does.
 pub(crate) struct Inside<B>(pub(crate) B);
 
-impl<B: ShortTx> ShortTx for Inside<B> {
+impl<B: InPlaceTx> InPlaceTx for Inside<B> {
     #[inline(always)]
-    fn tx_made<const H: usize, R: Rest>(
+    fn tx_in_place<const H: usize, R: WriteBody>(
         &mut self,
         dst: u64,
-        head: &impl FillHead<H>,
+        head: &impl WriteHead<H>,
         rest: &R,
     ) -> bool {
-        self.0.tx_made(dst, head, rest)
+        self.0.tx_in_place(dst, head, rest)
     }
 }
 
@@ -264,13 +270,13 @@ impl<B: ShortTx> ShortTx for Inside<B> {
 /// often a short frame can be written at once, and the few that have come be taken, and there is
 /// nothing else to ask. Neither finds that the port has gone, and so it is with [`Port::tx`] and
 /// [`Port::flush`] of such a port.
-pub trait BriskPort: Port + ShortTx {
+pub trait FastPort: Port + InPlaceTx {
     /// What most polls are: takes what has come and says how many frames that were, none if none.
     /// `None`, and nothing was taken, if there is more to look at: then it is for
     /// [`Port::rx_burst`]. It is not counted as a poll: see [`count`](Self::count).
-    fn take_few(&mut self, sink: &mut impl RxSink) -> Option<usize>;
+    fn rx_poll(&mut self, sink: &mut impl RxSink) -> Option<usize>;
 
-    /// Counts as many polls as were made by [`take_few`](Self::take_few) since the last
+    /// Counts as many polls as were made by [`rx_poll`](Self::rx_poll) since the last
     /// [`Port::rx_burst`], so that the next one looks after the port as often as it should.
     fn count(&mut self, polls: u32);
 }

@@ -535,7 +535,7 @@ impl World {
         for side in self.sides {
             let levels = side.domain.levels().expect("the domain is open");
             assert_eq!(levels.node.posted, 0, "{levels:?}");
-            assert_eq!(levels.node.stored, 0, "{levels:?}");
+            assert_eq!(levels.node.unexpected, 0, "{levels:?}");
             assert_eq!(levels.node.cq_reserved, 0, "{levels:?}");
             drop((side.eps, side.cqs, side.cntrs, side.avs, side.mrs));
             let levels = side.domain.levels().expect("the domain is open");

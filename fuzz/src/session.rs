@@ -436,13 +436,13 @@ impl World {
         let (side, other) = self.pair(i);
         let Side { node, overheard, full, .. } = side;
         let mut out = way_from(i, overheard, full, &mut other.inbox);
-        let at_hand = way > 0 && node.send_at_hand(ep, &req, &mut out);
-        if at_hand || way > 1 && node.send_plain(ep, &req, &mut out, || now) {
+        let at_hand = way > 0 && node.try_send_cached(ep, &req, &mut out);
+        if at_hand || way > 1 && node.try_send_inline(ep, &req, &mut out, || now) {
             drop(out);
             self.sent_at_hand += 1;
             return true;
         }
-        way > 0 && node.send_now(ep, &mut req, &mut out, || now)
+        way > 0 && node.try_send(ep, &mut req, &mut out, || now)
             || node.post_send(now, ep, req).is_ok()
     }
 
@@ -450,11 +450,11 @@ impl World {
     fn recv_by(&mut self, i: usize, ep: EpId, req: RecvReq) -> bool {
         let (now, way) = (self.now, self.ops.len() % 4);
         let node = &mut self.sides[i].node;
-        if way > 1 && node.recv_at_hand(ep, &req) {
+        if way > 1 && node.try_post_recv_reserved(ep, &req) {
             self.posted_at_hand += 1;
             return true;
         }
-        way > 0 && node.recv_now(ep, &req) || node.post_recv(now, ep, req).is_ok()
+        way > 0 && node.try_post_recv(ep, &req) || node.post_recv(now, ep, req).is_ok()
     }
 
     fn recv(&mut self, i: usize, input: &mut Input<'_>) {

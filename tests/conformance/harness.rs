@@ -279,7 +279,8 @@ impl Pair {
         for (name, side) in [("A", &self.a), ("B", &self.b)] {
             let levels = side.domain.levels().unwrap();
             let node = levels.node;
-            let busy = node.tx + node.sent + node.posted + node.stored + node.blocks + node.pulls;
+            let busy =
+                node.tx + node.sent + node.posted + node.unexpected + node.blocks + node.pulls;
             assert_eq!((levels.ops, busy + node.cq_reserved), (0, 0), "{name}: {levels:?}");
         }
     }

@@ -351,7 +351,7 @@ fn x37_counters() {
 }
 
 /// X37: a counter that is bound to an enabled endpoint counts from then on, as Sandia OpenSHMEM
-/// expects, also what was done the short way before; a direction has one.
+/// expects, also what was done on the fast path before; a direction has one.
 #[test]
 fn x37_counters_that_come_late() {
     let p = Pair::default();

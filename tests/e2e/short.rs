@@ -1,10 +1,10 @@
-//! Writes and reads over a real segment, and whether they took the short way.
+//! Writes and reads over a real segment, and whether they took the fast path.
 
 use std::time::Instant;
 
 use barewire_dataplane::flags::{Caps, MrAccess, OpFlags};
 use barewire_dataplane::node::{
-    EpAttr, MrReq, ReadReq, RmaList, ShortCall, ShortRead, ShortWrite, WriteReq,
+    EpAttr, FastCall, FastRead, FastWrite, MrReq, ReadReq, RmaList, WriteReq,
 };
 use barewire_dataplane::proto::atomic::Sharing;
 use barewire_dataplane::wire::{RespOp, WriteOp};
@@ -16,7 +16,7 @@ use crate::forged::Station;
 use crate::supervisor::{PATIENCE, Segment};
 use crate::worker::pattern;
 
-/// What a read of the short way asks for at most.
+/// What a read of the fast path asks for at most.
 const READ_MAX: usize = 4096;
 
 /// Where the bytes are in a region, and how much of it and of a buffer is behind them.
@@ -52,7 +52,7 @@ impl Guarded {
 /// What went on at both ends until an operation had its outcome.
 #[derive(Debug, PartialEq, Eq)]
 struct Took {
-    /// It left in the call that posted it, on the short way.
+    /// It left in the call that posted it, on the fast path.
     posted_short: bool,
     /// Its answer or acknowledgement left while it was read, not with what a turn sends.
     answered_short: bool,
@@ -129,8 +129,8 @@ impl Pair {
         self.run(
             |a| {
                 let range = rma().as_slice()[0];
-                let call = ShortCall { dest, range, context, flags, no_completion };
-                a.engine.write_now(a.ep, &mut ShortWrite { buf: &buf, call })
+                let call = FastCall { dest, range, context, flags, no_completion };
+                a.engine.try_write(a.ep, &mut FastWrite { buf: &buf, call })
             },
             |a| {
                 let (buf, rma, data) = (again, rma(), 0);
@@ -148,8 +148,8 @@ impl Pair {
         self.run(
             |a| {
                 let range = rma().as_slice()[0];
-                let call = ShortCall { dest, range, context, flags, no_completion };
-                a.engine.read_now(a.ep, &mut ShortRead { buf: &mut buf, call })
+                let call = FastCall { dest, range, context, flags, no_completion };
+                a.engine.try_read(a.ep, &mut FastRead { buf: &mut buf, call })
             },
             |a| {
                 let req = ReadReq { buf: again, dest, rma: rma(), context, flags };
@@ -159,7 +159,7 @@ impl Pair {
     }
 }
 
-/// Goal: a write of one frame, and a read of up to 4 KiB that one frame answers, take the short way
+/// Goal: a write of one frame, and a read of up to 4 KiB that one frame answers, take the fast path
 /// at both ends, in one frame there and one back, and others do not; either way every byte arrives
 /// and none beside. Method: lengths around every bound, on a segment with frames of 64 KiB and on
 /// one with small ones, between two nodes on one thread.

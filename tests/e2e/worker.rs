@@ -331,11 +331,11 @@ impl Traffic {
             n.tx as u64,
             n.sent as u64,
             n.posted as u64,
-            n.stored as u64,
+            n.unexpected as u64,
             n.blocks as u64,
             n.pulls as u64,
             n.pull_bytes,
-            n.held as u64,
+            n.reorder_buf as u64,
             n.cq_reserved as u64,
         ];
         say(&format!("LEVELS {} {levels:?}", in_use.iter().sum::<u64>()));

@@ -5,7 +5,7 @@ use super::{succeed, with};
 
 /// M7, "fi_inject: peer dies; tx counter": a bound counter counts the error, the log names the
 /// peer, and no completion queue has an entry without a context. Every way is taken: what waits for
-/// a session that never opens, what is refused on the short way, and with selective completion.
+/// a session that never opens, what is refused on the fast path, and with selective completion.
 #[test]
 fn a_failed_inject_is_counted_and_logged_and_writes_no_entry() {
     with(&[("cc", "gcc"), ("fi_info", "libfabric-bin")], |bench| {

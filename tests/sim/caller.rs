@@ -148,7 +148,7 @@ impl App {
         } else {
             node.ep_bind_cq(id, cq, BindFlags::TRANSMIT | BindFlags::RECV)?;
         }
-        // What is counted is not the shortest way.
+        // What is counted is not the shortest path.
         let counted = if v.plan.caller.short > 0.0 { 0.1 } else { 0.5 };
         let cntr = if rng.chance(counted) { Some(node.cntr_open()?) } else { None };
         if let Some(c) = cntr {
@@ -326,7 +326,7 @@ impl App {
 
     fn post_send(&mut self, v: &mut View<'_>, node: &mut Node, e: usize, more: bool) -> Checked {
         if self.rng.chance(v.plan.caller.short) {
-            return self.send_short(v, node, e);
+            return self.send_in_place(v, node, e);
         }
         let peer = self.peers[self.rng.index(self.peers.len())];
         if peer.addr.host == v.host && self.rng.chance(0.7) {
@@ -348,7 +348,7 @@ impl App {
 
     /// Sends what most programs send most often: few bytes, without flags, to the peer that it sent
     /// to before.
-    fn send_short(&mut self, v: &mut View<'_>, node: &mut Node, e: usize) -> Checked {
+    fn send_in_place(&mut self, v: &mut View<'_>, node: &mut Node, e: usize) -> Checked {
         let n = self.peers.len();
         if self.usual >= n || self.rng.chance(0.1) {
             self.usual = self.rng.index(n);

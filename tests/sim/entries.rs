@@ -3,7 +3,7 @@
 
 use barewire_dataplane::error::Result;
 use barewire_dataplane::flags::OpFlags;
-use barewire_dataplane::node::{EpId, FrameSink, Message, Node, RecvReq, SendReq, ShortFrame};
+use barewire_dataplane::node::{EpId, FrameSink, InPlaceFrame, Message, Node, RecvReq, SendReq};
 use barewire_dataplane::types::Instant;
 use barewire_driver::frame::TxFrame;
 use barewire_driver::mem::SHORT;
@@ -15,29 +15,29 @@ use crate::rng::Rng;
 /// How often each entry took what it was asked to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Entries {
-    pub(crate) send_at_hand: u64,
-    pub(crate) send_plain: u64,
-    pub(crate) send_now: u64,
-    pub(crate) recv_at_hand: u64,
-    pub(crate) recv_now: u64,
+    pub(crate) try_send_cached: u64,
+    pub(crate) try_send_inline: u64,
+    pub(crate) try_send: u64,
+    pub(crate) try_post_recv_reserved: u64,
+    pub(crate) try_post_recv: u64,
     /// Completions that went to a reader and never lay in a queue.
     pub(crate) read: u64,
 }
 
 impl Entries {
     pub(crate) fn add(&mut self, other: &Self) {
-        self.send_at_hand += other.send_at_hand;
-        self.send_plain += other.send_plain;
-        self.send_now += other.send_now;
-        self.recv_at_hand += other.recv_at_hand;
-        self.recv_now += other.recv_now;
+        self.try_send_cached += other.try_send_cached;
+        self.try_send_inline += other.try_send_inline;
+        self.try_send += other.try_send;
+        self.try_post_recv_reserved += other.try_post_recv_reserved;
+        self.try_post_recv += other.try_post_recv;
         self.read += other.read;
     }
 
     /// Whether none was left out.
     pub(crate) fn all(&self) -> bool {
-        let short = [self.send_at_hand, self.send_plain, self.send_now];
-        let all = [self.recv_at_hand, self.recv_now, self.read];
+        let short = [self.try_send_cached, self.try_send_inline, self.try_send];
+        let all = [self.try_post_recv_reserved, self.try_post_recv, self.read];
         short.iter().chain(&all).all(|&n| n > 0)
     }
 }
@@ -50,16 +50,16 @@ pub(crate) fn send(
     (now, mut out): (Instant, Egress<'_>),
     (rng, count): (&mut Rng, &mut Entries),
 ) -> Result<()> {
-    if rng.chance(0.4) && node.send_at_hand(ep, &req, &mut AtHand(out.again())) {
-        count.send_at_hand += 1;
+    if rng.chance(0.4) && node.try_send_cached(ep, &req, &mut CachedOnly(out.again())) {
+        count.try_send_cached += 1;
         return Ok(());
     }
-    if rng.chance(0.4) && node.send_plain(ep, &req, &mut out, || now) {
-        count.send_plain += 1;
+    if rng.chance(0.4) && node.try_send_inline(ep, &req, &mut out, || now) {
+        count.try_send_inline += 1;
         return Ok(());
     }
-    if rng.chance(0.6) && node.send_now(ep, &mut req, &mut out, || now) {
-        count.send_now += 1;
+    if rng.chance(0.6) && node.try_send(ep, &mut req, &mut out, || now) {
+        count.try_send += 1;
         return Ok(());
     }
     let more = req.flags.contains(OpFlags::MORE);
@@ -79,21 +79,21 @@ pub(crate) fn recv(
     now: Instant,
     (rng, count): (&mut Rng, &mut Entries),
 ) -> Result<()> {
-    if rng.chance(0.5) && node.recv_at_hand(ep, &req) {
-        count.recv_at_hand += 1;
+    if rng.chance(0.5) && node.try_post_recv_reserved(ep, &req) {
+        count.try_post_recv_reserved += 1;
         return Ok(());
     }
-    if rng.chance(0.6) && node.recv_now(ep, &req) {
-        count.recv_now += 1;
+    if rng.chance(0.6) && node.try_post_recv(ep, &req) {
+        count.try_post_recv += 1;
         return Ok(());
     }
     node.post_recv(now, ep, req)
 }
 
 /// A port that takes a message that is short and in one piece, and nothing else.
-struct AtHand<'a>(Egress<'a>);
+struct CachedOnly<'a>(Egress<'a>);
 
-impl FrameSink for AtHand<'_> {
+impl FrameSink for CachedOnly<'_> {
     fn is_lossless(&self) -> bool {
         self.0.is_lossless()
     }
@@ -124,7 +124,7 @@ impl FrameSink for Back<'_> {
         Tx::Full
     }
 
-    fn send_short<const H: usize>(&mut self, frame: &impl ShortFrame<H>) -> Tx {
-        if self.free { self.out.send_short(frame) } else { Tx::Full }
+    fn send_in_place<const H: usize>(&mut self, frame: &impl InPlaceFrame<H>) -> Tx {
+        if self.free { self.out.send_in_place(frame) } else { Tx::Full }
     }
 }

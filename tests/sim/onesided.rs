@@ -241,14 +241,14 @@ impl App {
         let answer = match call.atomic {
             None if call.back == 0 && !matches!(call.act, Act::Read(_)) => {
                 let req = WriteReq { buf: io, dest, rma, data, context, flags, no_completion };
-                let one = req.short().filter(|_| short);
-                let left = one.is_some_and(|mut r| node.write_now(ep, &mut r, &mut out, || now));
+                let one = req.fast().filter(|_| short);
+                let left = one.is_some_and(|mut r| node.try_write(ep, &mut r, &mut out, || now));
                 if left { Ok(()) } else { node.post_write(now, ep, req) }
             }
             None => {
                 let mut req = ReadReq { buf: io, dest, rma, context, flags };
-                let one = req.short().filter(|_| short);
-                let left = one.is_some_and(|mut r| node.read_now(ep, &mut r, &mut out, || now));
+                let one = req.fast().filter(|_| short);
+                let left = one.is_some_and(|mut r| node.try_read(ep, &mut r, &mut out, || now));
                 if left { Ok(()) } else { node.post_read(now, ep, req) }
             }
             Some(what) => {
@@ -257,8 +257,8 @@ impl App {
                 let lent = [operands, compares, io];
                 let all = atomic_req(what, lent, (dest, rma), (data, context));
                 let mut req = AtomicReq { flags, no_completion, ..all };
-                let one = req.short().filter(|_| short);
-                let left = one.is_some_and(|mut r| node.atomic_now(ep, &mut r, &mut out, || now));
+                let one = req.fast().filter(|_| short);
+                let left = one.is_some_and(|mut r| node.try_atomic(ep, &mut r, &mut out, || now));
                 let answer = if left { Ok(()) } else { node.post_atomic(now, ep, req) };
                 // Both are the application's again: what is sent must be copies.
                 self.arena.give(operand)?;

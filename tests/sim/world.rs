@@ -61,7 +61,7 @@ impl Clock {
             self.untimed -= 1;
             return (self.read_at, false);
         }
-        let brisk = now.since(self.read_at) < BRISK_NS * (1 + self.uncounted);
+        let brisk = now.since(self.read_at) < TURN_GAP_NS * (1 + self.uncounted);
         self.untimed = if lossless && brisk { rng.below(UNTIMED_TURNS) } else { 0 };
         (self.read_at, self.uncounted) = (now, self.untimed);
         (now, true)
@@ -71,7 +71,7 @@ impl Clock {
 impl Host {
     /// Whether messages are under way from here, or wait here for a receive.
     fn busy(&self) -> bool {
-        let busy = |l: Levels| l.stored > 0 || l.tx > 0 || l.pulls > 0;
+        let busy = |l: Levels| l.unexpected > 0 || l.tx > 0 || l.pulls > 0;
         self.life.as_ref().is_some_and(|l| busy(l.node.levels()))
     }
 }
@@ -104,7 +104,7 @@ const FULL_RETRY_NS: u64 = 1_000;
 /// Turns between two readings of the clock, and how briskly they follow each other, as in the
 /// engine, which has more of them.
 const UNTIMED_TURNS: u64 = 12;
-const BRISK_NS: u64 = 100_000;
+const TURN_GAP_NS: u64 = 100_000;
 
 /// Everything.
 pub(crate) struct World {
@@ -660,7 +660,7 @@ impl World {
     /// A frame that was held up on its way may have brought a message after the receives were taken
     /// back. It waits for another one as any that nobody expected, and must be there for it.
     fn take_late(&mut self) -> Checked {
-        let stored = |h: &Host| h.life.as_ref().is_some_and(|l| l.node.levels().stored > 0);
+        let stored = |h: &Host| h.life.as_ref().is_some_and(|l| l.node.levels().unexpected > 0);
         while self.hosts.iter().any(stored) {
             self.phase = Phase::Drain;
             self.settle("with what came late")?;

@@ -5,7 +5,7 @@ use barewire_benches::count::{instructions, steady};
 use barewire_benches::end::Made;
 use barewire_benches::{Args, Report, Row, Sample};
 use barewire_dataplane::psn::Psn;
-use barewire_dataplane::wire::{BASE_LEN, Base, MsgOp, PlainMsg, Ty};
+use barewire_dataplane::wire::{BASE_LEN, Base, EagerMsg, MsgOp, Ty};
 use barewire_driver::clock::now_ns;
 use barewire_driver::frame::RxFrame;
 use barewire_driver::port::MacAddr;
@@ -63,8 +63,8 @@ fn run(case: &str, count: u64) -> u64 {
         let op = MsgOp { dst_ep: 1, src_ep: 2, tagged: true, tag: i, ..MsgOp::default() };
         let (psn, cack) = (Psn(i as u32), Psn(7));
         if plain {
-            let msg = PlainMsg { dst_sid: 1 << 20, psn, cack, grant: 9, plen: 64, op };
-            let (bytes, _) = msg.emit(&PlainMsg::head(DST, SRC, false), false);
+            let msg = EagerMsg { dst_sid: 1 << 20, psn, cack, grant: 9, plen: 64, op };
+            let (bytes, _) = msg.emit(&EagerMsg::head(DST, SRC, false), false);
             frame[..bytes.len()].copy_from_slice(&bytes);
         } else {
             let base = Base {
@@ -93,7 +93,7 @@ fn run(case: &str, count: u64) -> u64 {
 fn read(frame: &[u8], plain: bool) -> u64 {
     let frame = RxFrame::new(frame);
     if plain {
-        return PlainMsg::parse(&frame, false)
+        return EagerMsg::parse(&frame, false)
             .map_or(0, |(_, msg)| u64::from(msg.psn.0) ^ msg.op.tag);
     }
     let Ok(base) = Base::parse(&frame) else { return 0 };

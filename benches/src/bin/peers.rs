@@ -16,7 +16,7 @@ use barewire_dataplane::node::{
 };
 use barewire_dataplane::psn::Psn;
 use barewire_dataplane::types::{Cqe, EpAddr, FI_ADDR_UNSPEC, Instant};
-use barewire_dataplane::wire::{MsgOp, PlainHead, PlainMsg};
+use barewire_dataplane::wire::{EagerMsg, FrameHead, MsgOp};
 use barewire_driver::clock::now_ns;
 use barewire_driver::frame::{RxFrame, TxFrame};
 use barewire_driver::mem::IoBuf;
@@ -40,7 +40,7 @@ struct Host {
 
 /// What is left of a peer once its session stands: what its next message says.
 struct Remote {
-    head: PlainHead,
+    head: FrameHead,
     sid: u32,
     psn: u32,
     cack: u32,
@@ -189,7 +189,7 @@ impl Joined {
 
     fn with(self, host: Host) -> Crowd {
         let memory = Memory::new(LEN);
-        let frames = vec![[0; PlainMsg::LEN + LEN]; BURST];
+        let frames = vec![[0; EagerMsg::LEN + LEN]; BURST];
         Crowd { host, remotes: self.remotes, memory, frames, rng: 88_172_645_463_325_252 }
     }
 }
@@ -199,7 +199,7 @@ struct Crowd {
     host: Host,
     remotes: Vec<Remote>,
     memory: Memory,
-    frames: Vec<[u8; PlainMsg::LEN + LEN]>,
+    frames: Vec<[u8; EagerMsg::LEN + LEN]>,
     rng: u64,
 }
 
@@ -299,8 +299,8 @@ impl Remote {
             peer.transmit(&mut to_host);
             for bytes in &to_host {
                 let frame = RxFrame::new(bytes);
-                if let Some((_, msg)) = PlainMsg::parse(&frame, false) {
-                    last = frame.first_chunk().map(|head| (PlainHead::from(head), msg));
+                if let Some((_, msg)) = EagerMsg::parse(&frame, false) {
+                    last = frame.first_chunk().map(|head| (FrameHead::from(head), msg));
                 }
             }
             host.take(&mut to_host);
@@ -320,12 +320,12 @@ impl Remote {
     }
 
     /// Writes the next message.
-    fn message(&mut self, frame: &mut [u8; PlainMsg::LEN + LEN]) {
+    fn message(&mut self, frame: &mut [u8; EagerMsg::LEN + LEN]) {
         let op = MsgOp { tagged: true, tag: TAG, ..MsgOp::default() };
         let (psn, cack) = (Psn(self.psn), Psn(self.cack));
         // What we granted the node does not change, as it sends us nothing but acknowledgements.
         let grant = self.granted;
-        let msg = PlainMsg { dst_sid: self.sid, psn, cack, grant, plen: LEN as u16, op };
+        let msg = EagerMsg { dst_sid: self.sid, psn, cack, grant, plen: LEN as u16, op };
         let (head, len) = msg.emit(&self.head, false);
         frame[..len].copy_from_slice(&head[..len]);
         self.psn = self.psn.wrapping_add(1);

@@ -17,17 +17,17 @@ use std::collections::VecDeque;
 
 use barewire_driver::frame::RxFrame;
 use barewire_driver::hint::cold;
-use barewire_driver::mem::Few;
+use barewire_driver::mem::InlineBytes;
 use barewire_driver::port::Tx;
 
+use super::fast_rma::BaseTo;
 use super::packet::Packet;
 use super::peer::{Peer, State, ack_time, slot_of};
-use super::short_rma::BaseTo;
-use super::{FrameSink, Node, ShortFrame};
+use super::{FrameSink, InPlaceFrame, Node};
 use crate::rel::sent::SendWindow;
 use crate::slab::NONE;
 use crate::types::Instant;
-use crate::wire::{self, AckOp, BASE_LEN, BaseOut, HeadOut, PlainBase, TRAILER_LEN, Ty};
+use crate::wire::{self, AckOp, BASE_LEN, BaseOut, BaseWords, HeadOut, TRAILER_LEN, Ty};
 
 /// How long a packet that did not ask waits for company before it is acknowledged: about as long
 /// as [`ACK_EVERY`](super::peer::ACK_EVERY) of the longest frames take between two processes.
@@ -255,10 +255,10 @@ impl Node {
             resent: peer.rx_resent,
             ..AckOp::default()
         };
-        let sent = if peer.rcv.is_empty() && peer.word != self.word {
-            let frame = AckTo::new(BaseTo { peer, src: &self.word, ahead: 0 }, &op);
-            let len = AckTo::LEN + frame.few().len();
-            let sent = out.send_short(&frame);
+        let sent = if peer.rcv.is_empty() && peer.mac_word != self.mac_word {
+            let frame = AckTo::new(BaseTo { peer, src: &self.mac_word, ahead: 0 }, &op);
+            let len = AckTo::LEN + frame.inline_bytes().len();
+            let sent = out.send_in_place(&frame);
             self.left(p, (Ty::Ack, len), sent)
         } else {
             (op.count, op.words) = peer.rcv.sack_words();
@@ -276,23 +276,23 @@ impl Node {
     /// Takes an acknowledgement of its own, of an open session, with a checksum if `crc`. False if
     /// the frame is anything else: nothing has happened.
     #[inline(always)]
-    pub(super) fn take_ack(&mut self, now: Instant, frame: &RxFrame<'_>, crc: bool) -> bool {
-        let Some((plain, op)) = PlainBase::ack(frame, crc) else { return false };
-        let p = slot_of(plain.dst_sid());
+    pub(super) fn rx_ack(&mut self, now: Instant, frame: &RxFrame<'_>, crc: bool) -> bool {
+        let Some((base_words, op)) = BaseWords::ack(frame, crc) else { return false };
+        let p = slot_of(base_words.dst_sid());
         let Some(peer) = self.peers.get(p) else { return false };
-        let ours = peer.sid == plain.dst_sid()
+        let ours = peer.sid == base_words.dst_sid()
             && peer.state == State::Open
-            && plain.head.src == peer.word
-            && (plain.head.dst ^ self.word) << 16 == 0;
+            && base_words.head.src == peer.mac_word
+            && (base_words.head.dst ^ self.mac_word) << 16 == 0;
         let path = peer.path;
         if !ours || path.has_crc() != crc || path.is_near() && !frame.is_near() {
             return false;
         }
         self.count_received(p, frame);
-        if self.hear(now, p, plain.cack, plain.grant()) {
-            self.on_ack(now, p, plain.cack, &op);
+        if self.take_ack_and_credit(now, p, base_words.cack, base_words.grant()) {
+            self.on_ack(now, p, base_words.cack, &op);
             let peer = &mut self.peers[p];
-            peer.short_left = peer.short_room();
+            peer.tx_quota = peer.tx_room();
         }
         true
     }
@@ -321,10 +321,10 @@ impl<'a> AckTo<'a> {
     }
 }
 
-impl ShortFrame<{ AckTo::LEN }> for AckTo<'_> {
+impl InPlaceFrame<{ AckTo::LEN }> for AckTo<'_> {
     #[inline(always)]
     fn dst(&self) -> u64 {
-        self.base.peer.word
+        self.base.peer.mac_word
     }
 
     #[inline(always)]
@@ -334,7 +334,7 @@ impl ShortFrame<{ AckTo::LEN }> for AckTo<'_> {
     }
 
     #[inline(always)]
-    fn few(&self) -> Few {
-        self.crc.map_or(Few::NONE, |crc| Few::one(crc.into(), TRAILER_LEN))
+    fn inline_bytes(&self) -> InlineBytes {
+        self.crc.map_or(InlineBytes::NONE, |crc| InlineBytes::one(crc.into(), TRAILER_LEN))
     }
 }

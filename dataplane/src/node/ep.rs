@@ -1,10 +1,10 @@
 //! Endpoints: what they are bound to, and their life from open to close.
 
 use super::coll::SIDE;
+use super::fast_op::{Fetch, Form};
 use super::ops::{RecvIs, WrFlags};
 use super::rma::{READ, REMOTE_READ, REMOTE_WRITE, WRITE};
 use super::route::Route;
-use super::short_op::{Fetch, Form};
 use super::{AvId, CntrId, CqId, CqTable, EpAttr, EpId, MsgKind, Node};
 use crate::error::{Error, Result};
 use crate::flags::{BindFlags, Caps, OpFlags};
@@ -49,13 +49,13 @@ pub(super) const RECV_FLAGS: OpFlags =
     OpFlags::MORE.union(OpFlags::COMPLETION).union(LEVELS).union(OpFlags::INJECT);
 
 /// Receives, and one-sided operations, that an endpoint takes room for at once, at most.
-const BORROW_MAX: usize = 32;
+const RESERVE_MAX: usize = 32;
 
 /// Whether an endpoint that has room for so many receives or operations in advance may keep that of
 /// another. If it has any, nobody lacks room.
 #[inline(always)]
-pub(super) fn may_borrow_more(left: u16) -> bool {
-    (1..BORROW_MAX as u16).contains(&left)
+pub(super) fn may_reserve_more(left: u16) -> bool {
+    (1..RESERVE_MAX as u16).contains(&left)
 }
 
 /// One endpoint.
@@ -72,22 +72,22 @@ pub(crate) struct Ep {
     pub(crate) may_recv: [bool; 2],
     /// `may_send`, and nothing else is to be asked of the endpoint: a message is told of and not
     /// counted.
-    pub(crate) plain_send: [bool; 2],
+    pub(crate) fast_send: [bool; 2],
     /// Receives of each [`MsgKind`] that may be posted without a question: the endpoint may, no
     /// message waits, and there is room for them, which is taken already: they count in `rx_used`,
     /// and have entries of the queue reserved.
-    pub(crate) recv_left: [u16; 2],
+    pub(crate) rx_reserved: [u16; 2],
     /// Such receives that may not be posted any more; their room is still to be given back.
-    pub(crate) recv_idle: u16,
-    /// One-sided operations that the short way may post without asking whether there is room for
+    pub(crate) rx_reserved_idle: u16,
+    /// One-sided operations that the fast path may post without asking whether there is room for
     /// them, which is taken already: they count in `tx_used`, and have entries of the queue
     /// reserved.
-    pub(crate) ops_left: u16,
+    pub(crate) ops_reserved: u16,
     /// Flags of which a receive may have none if it is such a one, but for `COMPLETION`, which then
     /// it must have.
-    pub(crate) recv_odd: OpFlags,
+    pub(crate) rx_slow_flags: OpFlags,
     /// What is sent is told of unasked.
-    pub(crate) tells: bool,
+    pub(crate) sig_all: bool,
     /// Enabled, and has the capabilities of one-sided operations of each [`Form`].
     pub(crate) may_rma: [bool; Form::ALL.len()],
     pub(crate) caps: Caps,
@@ -116,15 +116,15 @@ pub(crate) struct Ep {
     pub(crate) buffered_min: usize,
     pub(crate) buffered_limit: usize,
     /// A message could not be delivered because a queue was full: later ones must not overtake it.
-    pub(crate) starved: bool,
+    pub(crate) cq_blocked: bool,
     /// The shared context that its messages take their receives from, `NONE` if it has its own.
     pub(crate) srx: u32,
     /// How many endpoints share it, if it is such a context and no endpoint.
     pub(crate) sharers: Option<u32>,
-    /// The endpoint that it is a [twin](super::twin) of, `NONE` if it is none.
-    pub(crate) twin_of: u32,
-    /// It has or had a twin.
-    pub(crate) has_twin: bool,
+    /// The endpoint that it is a [deferred endpoint](super::deferred_ep) of, `NONE` if it is none.
+    pub(crate) deferred_for: u32,
+    /// It has or had a deferred endpoint.
+    pub(crate) has_deferred: bool,
     /// Untagged and tagged.
     pub(crate) matcher: [Matcher; 2],
     /// Messages taken out of matching by a peek or an announcement: (context, message).
@@ -157,12 +157,12 @@ impl Ep {
             admits_all: false,
             may_send: [false; 2],
             may_recv: [false; 2],
-            plain_send: [false; 2],
-            recv_left: [0; 2],
-            recv_idle: 0,
-            ops_left: 0,
-            recv_odd: OpFlags::all(),
-            tells: true,
+            fast_send: [false; 2],
+            rx_reserved: [0; 2],
+            rx_reserved_idle: 0,
+            ops_reserved: 0,
+            rx_slow_flags: OpFlags::all(),
+            sig_all: true,
             may_rma: [false; Form::ALL.len()],
             caps,
             tx_cq: NONE,
@@ -185,11 +185,11 @@ impl Ep {
             buffered: attr.buffered_recv,
             buffered_min: 0,
             buffered_limit: usize::MAX,
-            starved: false,
+            cq_blocked: false,
             srx: NONE,
             sharers: None,
-            twin_of: NONE,
-            has_twin: false,
+            deferred_for: NONE,
+            has_deferred: false,
             matcher: [matcher(), matcher()],
             claimed: Vec::with_capacity(64),
             counters: EpCounters { number, ..EpCounters::default() },
@@ -202,33 +202,33 @@ impl Ep {
         let may =
             |caps| [Caps::MSG, Caps::TAGGED].map(|kind| enabled && self.caps.contains(caps | kind));
         (self.may_send, self.may_recv) = (may(Caps::SEND), may(Caps::RECV));
-        if self.srx != NONE || self.sharers.is_some() || self.twin_of != NONE {
+        if self.srx != NONE || self.sharers.is_some() || self.deferred_for != NONE {
             self.may_recv = [false; 2];
         }
         self.may_rma = Form::ALL.map(|form| enabled && self.caps.contains(form.caps()));
         let simple = self.rx_cntr == NONE && !self.caps.contains(Caps::SOURCE_ERR);
         for (matcher, may) in self.matcher.iter_mut().zip(self.may_recv) {
-            matcher.shut(!may || !simple || self.starved);
+            matcher.shut(!may || !simple || self.cq_blocked);
         }
-        self.tells = !self.tx_selective;
-        let told = self.tells && self.tx_cntr == NONE;
-        self.plain_send = self.may_send.map(|may| may && told);
+        self.sig_all = !self.tx_selective;
+        let signaled = self.sig_all && self.tx_cntr == NONE;
+        self.fast_send = self.may_send.map(|may| may && signaled);
         (self.route, self.fetch) = (Route::NONE, Fetch::NONE);
         let asked = if self.rx_selective { OpFlags::COMPLETION } else { OpFlags::empty() };
-        self.recv_odd = OpFlags::from_bits_retain(!RECV_FLAGS.bits()) | asked;
-        self.stop_borrowing(MsgKind::Msg);
-        self.stop_borrowing(MsgKind::Tagged);
+        self.rx_slow_flags = OpFlags::from_bits_retain(!RECV_FLAGS.bits()) | asked;
+        self.stop_reserving(MsgKind::Msg);
+        self.stop_reserving(MsgKind::Tagged);
     }
 
-    /// Messages received so far. Those of the short way are not counted a second time.
+    /// Messages received so far. Those of the fast path are not counted a second time.
     pub(super) fn received(&self) -> u64 {
         let short: u64 = self.matcher.iter().map(Matcher::taken).sum();
         self.counters.received + short
     }
 
     /// Receives of `kind` have to ask again, one by one.
-    pub(super) fn stop_borrowing(&mut self, kind: MsgKind) {
-        self.recv_idle += std::mem::take(&mut self.recv_left[kind as usize]);
+    pub(super) fn stop_reserving(&mut self, kind: MsgKind) {
+        self.rx_reserved_idle += std::mem::take(&mut self.rx_reserved[kind as usize]);
     }
 
     /// Takes room for receives of `kind` in advance, so that they need not ask: for one at least,
@@ -236,51 +236,51 @@ impl Ep {
     /// none, somebody waits for it, or they have to ask for something else.
     #[cold]
     #[inline(never)]
-    pub(super) fn borrow_receives(&mut self, cqs: &mut Table<CqTable>, kind: usize) -> bool {
-        if !self.may_recv[kind] || self.starved || self.matcher[kind].unexpected_len() != 0 {
+    pub(super) fn reserve_receives(&mut self, cqs: &mut Table<CqTable>, kind: usize) -> bool {
+        if !self.may_recv[kind] || self.cq_blocked || self.matcher[kind].unexpected_len() != 0 {
             return false;
         }
-        let Some(table) = cqs.get_mut(self.rx_cq).filter(|table| !table.starved) else {
+        let Some(table) = cqs.get_mut(self.rx_cq).filter(|table| !table.cq_blocked) else {
             return false;
         };
-        let idle = std::mem::take(&mut self.recv_idle).into();
+        let idle = std::mem::take(&mut self.rx_reserved_idle).into();
         table.cq.unreserve_many(idle);
         self.rx_used -= idle;
         let n = table.lend((self.rx_size - self.rx_used) as usize);
         self.rx_used += u32::from(n);
-        self.recv_left[kind] += n;
+        self.rx_reserved[kind] += n;
         n > 0
     }
 
     /// The same for one-sided operations.
     #[cold]
     #[inline(never)]
-    pub(super) fn borrow_ops(&mut self, cqs: &mut Table<CqTable>) -> bool {
-        let Some(table) = cqs.get_mut(self.tx_cq).filter(|table| !table.starved) else {
+    pub(super) fn reserve_ops(&mut self, cqs: &mut Table<CqTable>) -> bool {
+        let Some(table) = cqs.get_mut(self.tx_cq).filter(|table| !table.cq_blocked) else {
             return false;
         };
         let n = table.lend(self.tx_size.saturating_sub(self.tx_used) as usize);
         self.tx_used += u32::from(n);
-        self.ops_left += n;
+        self.ops_reserved += n;
         n > 0
     }
 
     /// Gives back all room for receives that was taken in advance.
-    pub(super) fn return_receives(&mut self, cqs: &mut Table<CqTable>) {
-        let n = self.borrowed();
+    pub(super) fn release_receives(&mut self, cqs: &mut Table<CqTable>) {
+        let n = self.rx_reserved_total();
         if n > 0 {
-            (self.recv_left, self.recv_idle) = ([0; 2], 0);
+            (self.rx_reserved, self.rx_reserved_idle) = ([0; 2], 0);
             self.rx_used -= n;
             cqs[self.rx_cq].cq.unreserve_many(n);
         }
     }
 
     /// The same for one-sided operations.
-    pub(super) fn return_ops(&mut self, cqs: &mut Table<CqTable>) {
-        let n = u32::from(std::mem::take(&mut self.ops_left));
+    pub(super) fn release_ops(&mut self, cqs: &mut Table<CqTable>) {
+        let n = u32::from(std::mem::take(&mut self.ops_reserved));
         if n > 0 {
             self.tx_used -= n;
-            if !planted(Bug::OpsLeftLeaked) {
+            if !planted(Bug::OpsReservedLeaked) {
                 cqs[self.tx_cq].cq.unreserve_many(n);
             }
         }
@@ -288,17 +288,17 @@ impl Ep {
 
     /// Whether anything that was posted has not ended.
     pub(super) fn is_in_use(&self) -> bool {
-        self.tx_used > self.ops_left.into() || self.rx_used > self.borrowed()
+        self.tx_used > self.ops_reserved.into() || self.rx_used > self.rx_reserved_total()
     }
 
     /// Receives of which the room is taken, and that are not posted.
-    pub(crate) fn borrowed(&self) -> u32 {
-        self.recv_left.iter().chain([&self.recv_idle]).map(|&n| u32::from(n)).sum()
+    pub(crate) fn rx_reserved_total(&self) -> u32 {
+        self.rx_reserved.iter().chain([&self.rx_reserved_idle]).map(|&n| u32::from(n)).sum()
     }
 
     /// A message cannot be delivered because a queue is full, or it can be tried again.
-    pub(super) fn starve(&mut self, starved: bool) {
-        self.starved = starved;
+    pub(super) fn set_cq_blocked(&mut self, cq_blocked: bool) {
+        self.cq_blocked = cq_blocked;
         self.enable(self.enabled);
     }
 
@@ -320,9 +320,9 @@ impl CqTable {
     /// none.
     fn lend(&mut self, room: usize) -> u16 {
         let room = room.min(self.cq.room());
-        let n = (room / 8).clamp(1, BORROW_MAX).min(room) as u16;
+        let n = (room / 8).clamp(1, RESERVE_MAX).min(room) as u16;
         self.cq.reserve_many(n.into());
-        self.lends = true;
+        self.has_reserved = true;
         n
     }
 }
@@ -332,9 +332,9 @@ impl Node {
     /// advance which it lacks.
     #[inline]
     pub(super) fn make_room(&mut self, cq: u32) {
-        let CqTable { cq: queue, lends, .. } = &mut self.cqs[cq];
-        if *lends && !queue.has_room() {
-            *lends = false;
+        let CqTable { cq: queue, has_reserved, .. } = &mut self.cqs[cq];
+        if *has_reserved && !queue.has_room() {
+            *has_reserved = false;
             self.recall(cq);
         }
     }
@@ -344,8 +344,8 @@ impl Node {
     #[cold]
     pub(super) fn starve_queue(&mut self, cq: u32) {
         let table = &mut self.cqs[cq];
-        table.starved = true;
-        if std::mem::take(&mut table.lends) {
+        table.cq_blocked = true;
+        if std::mem::take(&mut table.has_reserved) {
             self.recall(cq);
         }
     }
@@ -355,10 +355,10 @@ impl Node {
     fn recall(&mut self, cq: u32) {
         for (_, ep) in self.eps.iter_mut() {
             if ep.rx_cq == cq {
-                ep.return_receives(&mut self.cqs);
+                ep.release_receives(&mut self.cqs);
             }
             if ep.tx_cq == cq {
-                ep.return_ops(&mut self.cqs);
+                ep.release_ops(&mut self.cqs);
             }
         }
     }
@@ -369,7 +369,7 @@ impl Node {
     pub(super) fn make_send_room(&mut self, e: u32) {
         let ep = &mut self.eps[e];
         if ep.tx_used >= ep.tx_size {
-            ep.return_ops(&mut self.cqs);
+            ep.release_ops(&mut self.cqs);
         }
         self.make_room(self.eps[e].tx_cq);
     }
@@ -379,7 +379,7 @@ impl Node {
     pub(super) fn make_recv_room(&mut self, e: u32) {
         let ep = &mut self.eps[e];
         if ep.rx_used >= ep.rx_size {
-            ep.return_receives(&mut self.cqs);
+            ep.release_receives(&mut self.cqs);
         }
         self.make_room(self.eps[e].rx_cq);
     }
@@ -504,9 +504,9 @@ impl Node {
             table.bound += 1;
         }
         if e.enabled {
-            // What may be done the short way depends on the counters.
+            // What may be done on the fast path depends on the counters.
             e.enable(true);
-            self.count_short_ops(ep.0.idx());
+            self.count_fast_ops(ep.0.idx());
         }
         Ok(())
     }
@@ -672,15 +672,15 @@ impl Node {
             return self.srx_close(now, idx);
         }
         self.eps[idx].enable(false);
-        self.eps[idx].return_receives(&mut self.cqs);
-        self.eps[idx].return_ops(&mut self.cqs);
-        self.forget_near();
+        self.eps[idx].release_receives(&mut self.cqs);
+        self.eps[idx].release_ops(&mut self.cqs);
+        self.revoke_grants();
         self.coll_ep_closed(now, idx);
         self.close_sends(now, idx);
         self.close_receives(now, idx);
         self.drop_late(now, idx);
         self.srx_leave(idx);
-        self.close_twins(now, idx);
+        self.close_deferred_eps(now, idx);
         self.observed.losses.forget_ep(idx);
         let e = self.eps.free(idx);
         // A transmit context has its number from others.
@@ -718,7 +718,7 @@ impl Node {
             self.cancel_wr(w);
             self.arm_timer(now, p);
         }
-        self.cancel_short_ops(idx);
+        self.cancel_fast_ops(idx);
     }
 
     /// Ends the receives of endpoint `idx` and throws away what was stored for it.
@@ -737,16 +737,16 @@ impl Node {
             if let Some(recv) = self.placing(p)
                 && self.posted[recv].payload.ep == idx
             {
-                self.take_half(p);
+                self.take_reassembly(p);
                 self.cancel_placing(recv);
             }
         }
-        let stored: Vec<u32> =
-            (self.stored.iter()).filter(|(_, m)| m.payload.ep == idx).map(|(i, _)| i).collect();
-        for msg in stored {
+        let unexpected: Vec<u32> =
+            (self.unexpected.iter()).filter(|(_, m)| m.payload.ep == idx).map(|(i, _)| i).collect();
+        for msg in unexpected {
             // A peer that had too much under way may have lost its session, and this with it.
-            if self.stored.get(msg).is_some() {
-                self.discard_stored(now, msg, EndStatus::Closed);
+            if self.unexpected.get(msg).is_some() {
+                self.discard_unexpected(now, msg, EndStatus::Closed);
             }
         }
         for kind in [MsgKind::Msg, MsgKind::Tagged] {

@@ -4,10 +4,10 @@ use barewire_driver::frame::{ETH_HDR_LEN, RxFrame};
 use barewire_driver::hint::cold;
 
 use super::notice::EndReason;
-use super::ops::{Held, WrFlags};
+use super::ops::{OooPacket, WrFlags};
 use super::peer::{ACK_EVERY, ACK_EVERY_LOSSLESS, Peer, State, slot_of};
 use super::recv::Verdict;
-use super::{FrameSink, NoReader, NoWay, Node, Reader};
+use super::{FrameSink, NoReader, NoReply, Node, Reader};
 use crate::error::Error;
 use crate::plant::{Bug, planted};
 use crate::proto::blocks::units;
@@ -18,9 +18,9 @@ use crate::rel::sent::BodyRef;
 use crate::slab::{Handle, Link, NONE};
 use crate::types::{Instant, ProvErrno};
 use crate::wire::{
-    AckOp, AtomicOp, Base, DataOp, EndOp, EndStatus, MsgMOp, MsgOp, NackOp, NackReason, NopOp,
-    OpenOp, PackOp, PackRecords, PlainBase, PlainMsg, PlainTy, PullOp, ReadOp, RespOp, RndvOp,
-    RstOp, Ty, Usual, WireError, WriteOp,
+    AckOp, AtomicOp, Base, BaseWords, DataOp, EagerMsg, EagerTaggedView, EndOp, EndStatus, MsgMOp,
+    MsgOp, NackOp, NackReason, NopOp, OpenOp, PackOp, PackRecords, PullOp, ReadOp, RespOp, RmaTy,
+    RndvOp, RstOp, Ty, WireError, WriteOp,
 };
 
 /// Messages in one packet after which it is acknowledged at once.
@@ -31,7 +31,7 @@ impl Node {
     /// packet of a session that we have, or an OPEN.
     #[inline(always)]
     pub fn on_frame(&mut self, now: Instant, frame: &RxFrame<'_>) {
-        self.on_frame_with(&now, frame, NoWay);
+        self.on_frame_with(&now, frame, NoReply);
     }
 
     /// As [`on_frame`](Self::on_frame); an answer that the frame makes due may leave to `out`. What
@@ -56,26 +56,26 @@ impl Node {
         if !out.is_lossless() && !self.lossless {
             cold(());
             if !frame.is_near() || !self.is_of_near_session(frame) {
-                return self.on_frame_kept(*now, &frame.again());
+                return self.on_frame_lossy(*now, &frame.again());
             }
         }
         // What is shorter than a message is nothing of what follows, and asked once.
-        if frame.len() < PlainMsg::LEN {
+        if frame.len() < EagerMsg::LEN {
             cold(());
             return self.on_frame_rest(*now, &frame.again());
         }
         // Most are messages, and end in here.
-        if Usual::is_kind_of(frame) {
-            if !self.take_usual(frame.again(), reader) {
+        if EagerTaggedView::is_kind_of(frame) {
+            if !self.rx_eager_tagged(frame.again(), reader) {
                 cold(());
                 self.on_frame_rest(*now, &frame.again());
             }
             return;
         }
-        match PlainBase::ty(frame) {
-            Some(PlainTy::Atomic) => self.on_atomic_frame(*now, frame.again(), out),
-            Some(PlainTy::Ask(ask)) => self.on_ask_frame(ask, *now, &frame.again(), out),
-            Some(PlainTy::Resp) => self.on_resp_frame(*now, frame.again(), reader),
+        match BaseWords::ty(frame) {
+            Some(RmaTy::Atomic) => self.on_atomic_frame(*now, frame.again(), out),
+            Some(RmaTy::Request(ask)) => self.on_request_frame(ask, *now, &frame.again(), out),
+            Some(RmaTy::Resp) => self.on_resp_frame(*now, frame.again(), reader),
             None => {
                 cold(());
                 self.on_frame_rest(*now, &frame.again());
@@ -83,21 +83,21 @@ impl Node {
         }
     }
 
-    /// Everything but usual messages and what [`PlainBase::ty`] knows.
+    /// Everything but usual messages and what [`BaseWords::ty`] knows.
     #[inline(never)]
     fn on_frame_rest(&mut self, now: Instant, frame: &RxFrame<'_>) {
-        if let Some(told) = PlainBase::told(frame) {
-            return self.on_told_frame(now, frame, told);
+        if let Some(ty) = BaseWords::response_ty(frame) {
+            return self.on_response_frame(now, frame, ty);
         }
-        if !self.take_plain::<false>(now, frame) {
-            self.on_frame_long(now, frame);
+        if !self.rx_eager::<false>(now, frame) {
+            self.on_frame_slow(now, frame);
         }
     }
 
-    /// The long way, for every frame that the short ones leave.
+    /// The slow path, for every frame that the short ones leave.
     #[inline(never)]
-    pub(super) fn on_frame_long(&mut self, now: Instant, frame: &RxFrame<'_>) {
-        if self.take_piece(now, frame) {
+    pub(super) fn on_frame_slow(&mut self, now: Instant, frame: &RxFrame<'_>) {
+        if self.rx_segment(now, frame) {
             return;
         }
         let base = match Base::parse(frame) {
@@ -208,7 +208,7 @@ impl Node {
     #[inline]
     fn on_packet(&mut self, now: Instant, p: u32, frame: &RxFrame<'_>, base: &Base) {
         self.count_received(p, frame);
-        if !self.hear(now, p, base.cack, base.grant) {
+        if !self.take_ack_and_credit(now, p, base.cack, base.grant) {
             return;
         }
         if base.ty == Ty::Ack {
@@ -236,7 +236,13 @@ impl Node {
     /// Takes what any packet of a session says: that the peer lives, and what it grants. False if
     /// it acknowledges what was not sent: then nothing of it is true.
     #[inline]
-    pub(super) fn hear(&mut self, now: Instant, p: u32, cack: Psn, grant: u16) -> bool {
+    pub(super) fn take_ack_and_credit(
+        &mut self,
+        now: Instant,
+        p: u32,
+        cack: Psn,
+        grant: u16,
+    ) -> bool {
         let active = self.polled_at;
         let peer = &mut self.peers[p];
         let bad = cack != peer.snd.una && peer.snd.check(cack).is_err();
@@ -249,12 +255,12 @@ impl Node {
             self.opened(now, p);
         }
         let peer = &mut self.peers[p];
-        peer.heard = active;
+        peer.last_rx = active;
         peer.probes = 0;
         let more = grant.wrapping_sub(peer.snd.credit as u16);
         if more != 0 && more < 1 << 15 {
             peer.snd.credit = peer.snd.credit.wrapping_add(u32::from(more));
-            if !peer.txq.is_empty() {
+            if !peer.send_q.is_empty() {
                 if peer.is_stalled() {
                     peer.backoff = 0;
                 }
@@ -319,10 +325,10 @@ impl Node {
             self.on_round_trip(p, now, now.since(at), count);
         }
         let peer = &self.peers[p];
-        if !(peer.txq.is_empty()
-            && peer.dataq.is_empty()
-            && peer.ctlq.is_empty()
-            && peer.jobq.is_empty()
+        if !(peer.send_q.is_empty()
+            && peer.rndv_data_q.is_empty()
+            && peer.rndv_ctl_q.is_empty()
+            && peer.resp_q.is_empty()
             && peer.snd.lost == 0)
         {
             self.make_ready(p);
@@ -344,11 +350,11 @@ impl Node {
             let mut w = wr;
             while w != NONE {
                 let next = self.tx[w].pull_op;
-                self.settle_wr(w);
+                self.on_packet_acked(w);
                 w = next;
             }
         } else if wr != NONE {
-            self.settle_wr(wr);
+            self.on_packet_acked(wr);
         } else if body != BodyRef::None {
             self.region_read(body);
             self.drop_body(body);
@@ -356,21 +362,21 @@ impl Node {
     }
 
     /// One packet of a request has been acknowledged.
-    fn settle_wr(&mut self, w: u32) {
+    fn on_packet_acked(&mut self, w: u32) {
         self.tx[w].unacked -= 1;
-        self.finish_if_done(w);
+        self.try_complete(w);
     }
 
     /// Completes a request of which nothing is outstanding.
     #[inline]
-    pub(super) fn finish_if_done(&mut self, w: u32) {
+    pub(super) fn try_complete(&mut self, w: u32) {
         let wr = &self.tx[w];
         if wr.flags.contains(WrFlags::ALL_SENT) && wr.unacked == 0 {
             let p = wr.peer;
             self.report_wr(w);
             self.free_wr(w);
             // A fenced request may have waited for this one.
-            if !self.peers[p].txq.is_empty() {
+            if !self.peers[p].send_q.is_empty() {
                 self.make_ready(p);
             }
         }
@@ -453,7 +459,7 @@ impl Node {
         let Some(idx) = peer.snd.by_psn(&self.sent, psn) else {
             // Nobody waits for that packet's outcome, or whoever does has nothing to repeat.
             (peer.nop_for, peer.has_nop_for) = (psn, true);
-            self.on_short_nack(p, psn, reason);
+            self.on_fast_nack(p, psn, reason);
             self.make_ready(p);
             return;
         };
@@ -476,7 +482,7 @@ impl Node {
         self.sent[idx].become_nop();
         if matches!(ty, Ty::Write | Ty::Read | Ty::Atomic) {
             self.on_rma_nack(p, ty, &op, w, body, reason);
-        } else if let BodyRef::Job { .. } | BodyRef::Mr { .. } = body {
+        } else if let BodyRef::Response { .. } | BodyRef::Mr { .. } = body {
             self.drop_body(body);
         } else if let BodyRef::Pack { buf, .. } = body {
             self.packs.free.push(buf);
@@ -505,7 +511,7 @@ impl Node {
                 peer.note_arrival(now, base.psn, base.rtx);
             }
             match self.on_op(now, p, frame, base) {
-                Verdict::Accept => self.took(now, p, 1),
+                Verdict::Accept => self.advance_rcv_nxt(now, p, 1),
                 Verdict::Refuse(reason) => self.refuse_or_drop(now, p, base, reason),
             }
             return;
@@ -555,7 +561,7 @@ impl Node {
         }
         match self.on_op(now, p, frame, base) {
             Verdict::Accept => {
-                self.took(now, p, 1);
+                self.advance_rcv_nxt(now, p, 1);
                 self.take_held(now, p);
             }
             Verdict::Refuse(reason) => self.refuse_or_drop(now, p, base, reason),
@@ -580,31 +586,32 @@ impl Node {
             self.counters.rx_no_buffer += 1;
             return;
         }
-        let held = Held { psn: base.psn, len, link: Link::default() };
-        let Some(idx) = self.held_room(now, p).then(|| self.held.alloc(held)).flatten() else {
+        let packet = OooPacket { psn: base.psn, len, link: Link::default() };
+        let Some(idx) = self.reorder_room(now, p).then(|| self.reorder_buf.alloc(packet)).flatten()
+        else {
             self.counters.rx_no_buffer += 1;
             return;
         };
         let at = idx as usize * frame_len;
-        assert!(frame.copy_to(0, &mut self.held_bytes[at..at + len]), "length is the frame's");
+        assert!(frame.copy_to(0, &mut self.reorder_bytes[at..at + len]), "length is the frame's");
         let peer = &mut self.peers[p];
-        peer.held.push_back(&mut self.held, idx);
+        peer.reorder_buf.push_back(&mut self.reorder_buf, idx);
         peer.rcv.set(dist);
         peer.note_arrival(now, base.psn, base.rtx);
     }
 
     /// Whether another early packet of `p` may be kept. A peer may have a quarter of as many as are
     /// free: alone a whole window, and however many there are, they leave some for one more.
-    fn held_room(&mut self, now: Instant, p: u32) -> bool {
-        let mine = self.peers[p].held.len as usize;
+    fn reorder_room(&mut self, now: Instant, p: u32) -> bool {
+        let mine = self.peers[p].reorder_buf.len as usize;
         if !self.peers[p].path.is_lossless() {
-            return mine < self.held.free_count() / 4;
+            return mine < self.reorder_buf.free_count() / 4;
         }
-        if self.held.free_count() > 0 {
+        if self.reorder_buf.free_count() > 0 {
             return true;
         }
         // It will not come again, so somebody has to go: whoever keeps most of them waiting.
-        let most = self.peers.iter().max_by_key(|(_, peer)| peer.held.len);
+        let most = self.peers.iter().max_by_key(|(_, peer)| peer.reorder_buf.len);
         let hog = most.map_or(p, |(hog, _)| hog);
         self.end_session(now, hog, EndReason::Excess);
         hog != p
@@ -624,41 +631,44 @@ impl Node {
         while self.peers[p].rcv.is_set(0) && self.peers[p].refused == 0 {
             let peer = &mut self.peers[p];
             let next = peer.rcv_nxt;
-            let found = peer.held.iter(&self.held).find(|&idx| self.held[idx].psn == next);
+            let found = peer
+                .reorder_buf
+                .iter(&self.reorder_buf)
+                .find(|&idx| self.reorder_buf[idx].psn == next);
             let Some(idx) = found else {
                 // Taken when it came.
-                self.took(now, p, 1);
+                self.advance_rcv_nxt(now, p, 1);
                 continue;
             };
-            peer.held.remove(&mut self.held, idx);
-            let len = self.held[idx].len;
+            peer.reorder_buf.remove(&mut self.reorder_buf, idx);
+            let len = self.reorder_buf[idx].len;
             let at = idx as usize * frame_len;
             // The bytes move out while they are taken, since taking may need all of the node.
-            let store = std::mem::take(&mut self.held_bytes);
-            let frame = RxFrame::new(&store[at..at + len]);
+            let pool = std::mem::take(&mut self.reorder_bytes);
+            let frame = RxFrame::new(&pool[at..at + len]);
             let verdict = match Base::parse(&frame) {
                 Ok(base) => Some((self.on_op(now, p, &frame, &base), base)),
                 Err(_) => None,
             };
-            self.held_bytes = store;
+            self.reorder_bytes = pool;
             if !planted(Bug::HeldPacketLeaked) {
-                self.held.free(idx);
+                self.reorder_buf.free(idx);
             }
             match verdict {
-                Some((Verdict::Accept, _)) => self.took(now, p, 1),
+                Some((Verdict::Accept, _)) => self.advance_rcv_nxt(now, p, 1),
                 Some((Verdict::Refuse(reason), base)) => {
                     // The bit goes: the packet that takes its place has to come again.
                     self.peers[p].rcv.clear_first();
                     self.refuse_or_drop(now, p, &base, reason);
                 }
-                None => self.took(now, p, 1),
+                None => self.advance_rcv_nxt(now, p, 1),
             }
         }
     }
 
     /// `n` packets in order have been dealt with.
     #[inline]
-    pub(super) fn took(&mut self, now: Instant, p: u32, n: u32) {
+    pub(super) fn advance_rcv_nxt(&mut self, now: Instant, p: u32, n: u32) {
         let peer = &mut self.peers[p];
         let lossless = peer.path.is_lossless();
         let every = if lossless { ACK_EVERY_LOSSLESS } else { ACK_EVERY };
@@ -683,16 +693,16 @@ impl Node {
         if waits {
             self.refuse(now, p, reason);
         } else {
-            self.waive(now, p, self.refused_units);
-            self.took(now, p, 1);
+            self.return_credit(now, p, self.refused_units);
+            self.advance_rcv_nxt(now, p, 1);
         }
     }
 
     fn refuse(&mut self, _now: Instant, p: u32, reason: NackReason) {
         self.counters.rx_refused += 1;
         let peer = &mut self.peers[p];
-        (peer.refused, peer.in_order, peer.take_left) = (reason as u8, false, 0);
-        peer.quiet = false;
+        (peer.refused, peer.in_order, peer.rx_quota) = (reason as u8, false, 0);
+        peer.steady = false;
         peer.nack.want = true;
         self.make_ready(p);
     }
@@ -700,8 +710,8 @@ impl Node {
     /// Does what a packet says.
     #[inline]
     fn on_op(&mut self, now: Instant, p: u32, frame: &RxFrame<'_>, base: &Base) -> Verdict {
-        if self.peers[p].inbound != NONE && matches!(base.ty, Ty::Msg | Ty::Pack | Ty::Rndv) {
-            self.abort_inbound(now, p);
+        if self.peers[p].reassembly != NONE && matches!(base.ty, Ty::Msg | Ty::Pack | Ty::Rndv) {
+            self.abort_reassembly(now, p);
         }
         if base.ty == Ty::Msg {
             return match MsgOp::parse(frame, base) {
@@ -733,14 +743,14 @@ impl Node {
             }),
             Ty::Nop => NopOp::parse(frame, base).map(|op| {
                 if op.cuts {
-                    self.abort_inbound(now, p);
+                    self.abort_reassembly(now, p);
                 }
                 if let Some(seq) = op.drops
                     && !planted(Bug::GivenUpWriteGoesOn)
                 {
                     self.peers[p].bad_seq = seq.into();
                 }
-                self.waive(now, p, op.units);
+                self.return_credit(now, p, op.units);
                 if op.units == 0 && base.ar {
                     self.regrant_now(now, p);
                 }
@@ -793,7 +803,7 @@ impl Node {
                     self.refused_units = all.fold(0, u32::saturating_add);
                     return Verdict::Refuse(reason);
                 }
-                Verdict::Refuse(_) => self.waive(now, p, units(len as u64)),
+                Verdict::Refuse(_) => self.return_credit(now, p, units(len as u64)),
                 Verdict::Accept => taken += 1,
             }
         }
@@ -818,9 +828,9 @@ impl Node {
             return Verdict::Refuse(NackReason::Malformed);
         }
         (wr.pull_op, wr.pull_gen, wr.asked) = (op.dst_op, op.dst_gen, end);
-        if !wr.flags.contains(WrFlags::IN_DATAQ) {
-            wr.flags |= WrFlags::IN_DATAQ;
-            self.peers[p].dataq.push_back(&mut self.tx, op.src_op);
+        if !wr.flags.contains(WrFlags::IN_RNDV_DATA_Q) {
+            wr.flags |= WrFlags::IN_RNDV_DATA_Q;
+            self.peers[p].rndv_data_q.push_back(&mut self.tx, op.src_op);
         }
         self.make_ready(p);
         Verdict::Accept
@@ -843,9 +853,9 @@ impl Node {
             self.free_wr(w);
             return;
         }
-        if wr.flags.contains(WrFlags::IN_DATAQ) {
-            wr.flags.remove(WrFlags::IN_DATAQ);
-            self.peers[p].dataq.remove(&mut self.tx, w);
+        if wr.flags.contains(WrFlags::IN_RNDV_DATA_Q) {
+            wr.flags.remove(WrFlags::IN_RNDV_DATA_Q);
+            self.peers[p].rndv_data_q.remove(&mut self.tx, w);
         }
         if op.status == EndStatus::Closed {
             self.abandon_wr(w);
@@ -854,7 +864,7 @@ impl Node {
         }
         self.tx[w].flags |= WrFlags::ALL_SENT;
         self.settle_ended(p, w);
-        self.finish_if_done(w);
+        self.try_complete(w);
     }
 
     /// The receiver of a message has all that it wants of it. Its packets that are not acknowledged

@@ -55,7 +55,7 @@ impl Node {
             let own = self
                 .eps
                 .iter()
-                .filter(|(_, ep)| ep.enabled && ep.sharers.is_none() && ep.twin_of == NONE);
+                .filter(|(_, ep)| ep.enabled && ep.sharers.is_none() && ep.deferred_for == NONE);
             own.map(|(e, _)| e).filter(|&e| !self.is_side(e)).collect()
         } else {
             let lost = |flags: WrFlags| flags.intersects(WrFlags::INJECTED | WrFlags::REPORTED);
@@ -114,7 +114,7 @@ impl Node {
         let Some(at) = losses.0.iter().position(|other| *other == untold) else { return Ok(()) };
         losses.0.swap_remove(at);
         if self.peers[p].state == State::Open && !self.observed.losses.concern(p) {
-            self.peers[p].plain = self.is_plain(p);
+            self.peers[p].fast_path = self.takes_fast_path(p);
             self.peers[p].note_order();
         }
         Err(Error::ConnReset)

@@ -7,8 +7,14 @@
 mod acks;
 mod coll;
 mod cookie;
+mod deferred_ep;
 mod ep;
 mod failed;
+mod fast_eager;
+mod fast_op;
+mod fast_rma;
+mod fast_segment;
+mod fast_target;
 mod input;
 mod lost;
 mod mr;
@@ -22,6 +28,7 @@ mod pack;
 mod packet;
 mod path;
 mod peer;
+mod peers_by_mac;
 mod post;
 mod recv;
 mod rma;
@@ -29,28 +36,21 @@ mod rma_in;
 mod rma_list;
 mod rma_out;
 mod route;
+mod segments;
 mod sep;
 mod session;
-mod short;
-mod short_op;
-mod short_piece;
-mod short_rma;
-mod short_target;
 mod srx;
-mod stations;
 mod stats;
 mod stuck;
 mod tally;
 #[cfg(test)]
 mod tests;
-mod train;
-mod twin;
 mod versions;
 
 use std::collections::{HashMap, VecDeque};
 
 use barewire_driver::frame::{Body, ETH_HDR_LEN, TxFrame};
-use barewire_driver::mem::{Few, IoBuf};
+use barewire_driver::mem::{InlineBytes, IoBuf};
 use barewire_driver::port::{MacAddr, PortCaps, Presence, Tx};
 use bitflags::bitflags;
 
@@ -66,17 +66,17 @@ use crate::slab::{Handle, NONE, Slab};
 use crate::table::{Table, Vacant};
 use crate::types::{Cqe, FiAddr, Instant};
 use crate::wheel::Wheel;
-use crate::wire::{self, Base, HeadOut, PlainHead, PlainMsg, mac_word};
+use crate::wire::{self, Base, EagerMsg, FrameHead, HeadOut, mac_word};
 
 use ep::Ep;
 use mr::Mr;
 use opening::Openings;
-use ops::{Held, Job, Late, Pull, RecvWr, Rma, Stored, TxWr};
+use ops::{Late, OooPacket, Pull, RecvWr, Response, Rma, TxWr, UnexpectedMsg};
 use pack::Packs;
 use path::Path;
-use peer::{Half, Peer, Peers};
+use peer::{Peer, Peers, Reassembly};
+use peers_by_mac::PeersByMac;
 use sep::Numbers;
-use stations::Stations;
 
 pub use crate::cq::{NoReader, Reader};
 pub use coll::{
@@ -85,13 +85,13 @@ pub use coll::{
 };
 pub use ep::EpCounters;
 pub use failed::FailedInject;
+use fast_op::FastOp;
+pub use fast_rma::{FastAtomic, FastCall, FastRead, FastWrite};
 pub use mr::{MrId, MrReq};
 pub use notice::{EndReason, Notice, SessionEnd, Waited};
 pub use rma::{AtomicReq, ReadReq, WriteReq};
 pub use rma_list::{RmaIov, RmaList};
 pub use sep::{receive_caps, transmit_caps};
-use short_op::ShortOp;
-pub use short_rma::{ShortAtomic, ShortCall, ShortRead, ShortWrite};
 pub use stats::{Levels, NodeCounters, SessionInfo, SessionStats, Survey, SurveySink, Wait};
 
 /// Sizes and times of a node. All tables are sized by them when it is made; nothing grows later.
@@ -137,7 +137,7 @@ pub struct NodeSettings {
     /// name](Node::reach_by_name).
     pub by_name: bool,
     /// Only peers in the address vector of an endpoint reach it, or a region through it. Default
-    /// no. Costs the short ways: every packet is looked at.
+    /// no. Costs the fast paths: every packet is looked at.
     pub inserted: bool,
 }
 
@@ -335,7 +335,7 @@ pub trait FrameSink {
 
     /// As [`send_alone`](Self::send_alone), for a short frame that is put together where it goes.
     #[inline]
-    fn send_short<const H: usize>(&mut self, frame: &impl ShortFrame<H>) -> Tx
+    fn send_in_place<const H: usize>(&mut self, frame: &impl InPlaceFrame<H>) -> Tx
     where
         Self: Sized,
     {
@@ -359,18 +359,18 @@ pub trait FrameSink {
 #[inline(always)]
 pub(crate) fn send_whole<const H: usize>(
     out: &mut impl FrameSink,
-    frame: &impl ShortFrame<H>,
+    frame: &impl InPlaceFrame<H>,
 ) -> Tx {
     let mut head = [0; H];
     frame.put(&mut head);
     match frame.part() {
         Some((buf, offset, len)) => send_pieces(out, &head, Body::Io { buf, offset, len }),
-        None => send_with_few(out, &head, frame.few()),
+        None => send_with_inline(out, &head, frame.inline_bytes()),
     }
 }
 
 #[inline(never)]
-fn send_with_few(out: &mut impl FrameSink, head: &[u8], few: Few) -> Tx {
+fn send_with_inline(out: &mut impl FrameSink, head: &[u8], few: InlineBytes) -> Tx {
     send_pieces(out, head, Body::Bytes(&few.to_bytes()[..few.len()]))
 }
 
@@ -381,7 +381,7 @@ fn send_pieces(out: &mut impl FrameSink, head: &[u8], body: Body<'_>) -> Tx {
 }
 
 /// A frame of `H` bytes and few behind them, or part of the application's memory.
-pub trait ShortFrame<const H: usize> {
+pub trait InPlaceFrame<const H: usize> {
     /// The destination, in the lower six bytes; the upper two say nothing.
     fn dst(&self) -> u64;
 
@@ -390,12 +390,12 @@ pub trait ShortFrame<const H: usize> {
 
     /// What follows them: nothing, unless a frame says otherwise.
     #[inline(always)]
-    fn few(&self) -> Few {
-        Few::NONE
+    fn inline_bytes(&self) -> InlineBytes {
+        InlineBytes::NONE
     }
 
     /// Where in which memory that lies which follows, and how many bytes it has, if it is such a
-    /// part and not [`few`](Self::few).
+    /// part and not [`inline_bytes`](Self::inline_bytes).
     #[inline(always)]
     fn part(&self) -> Option<(&IoBuf, usize, usize)> {
         None
@@ -403,15 +403,15 @@ pub trait ShortFrame<const H: usize> {
 }
 
 /// Sends nothing: for who takes a frame and has no way to answer it at once.
-pub struct NoWay;
+pub struct NoReply;
 
-impl FrameSink for NoWay {
+impl FrameSink for NoReply {
     fn send(&mut self, _: &TxFrame<'_>) -> Tx {
         Tx::Full
     }
 
     #[inline(always)]
-    fn send_short<const H: usize>(&mut self, _: &impl ShortFrame<H>) -> Tx {
+    fn send_in_place<const H: usize>(&mut self, _: &impl InPlaceFrame<H>) -> Tx {
         Tx::Full
     }
 }
@@ -438,9 +438,9 @@ impl<F: FnOnce(&Cqe)> Reader for CqReader<'_, F> {
 }
 
 /// A sink whose type is not known, where one is asked for whose type is.
-pub(crate) struct AnySink<'a>(pub(crate) &'a mut dyn FrameSink);
+pub(crate) struct DynSink<'a>(pub(crate) &'a mut dyn FrameSink);
 
-impl FrameSink for AnySink<'_> {
+impl FrameSink for DynSink<'_> {
     fn send(&mut self, frame: &TxFrame<'_>) -> Tx {
         self.0.send(frame)
     }
@@ -461,7 +461,7 @@ impl FrameSink for AnySink<'_> {
 /// A message that is put together where it goes.
 pub trait Message {
     /// What the frame starts with; with a checksum if `crc`.
-    fn head(&self, crc: bool) -> PlainHead;
+    fn head(&self, crc: bool) -> FrameHead;
 
     /// Whether it asks for an acknowledgement.
     fn ar(&self) -> bool;
@@ -470,7 +470,7 @@ pub trait Message {
     fn imm(&self) -> Option<u64>;
 
     /// What follows the head.
-    fn msg(&self) -> PlainMsg;
+    fn msg(&self) -> EagerMsg;
 
     /// The payload.
     fn body(&self) -> &IoBuf;
@@ -496,10 +496,10 @@ pub(crate) struct CqTable {
     pub(crate) cq: Cq,
     pub(crate) bound: u32,
     /// A message waits because the queue had no room for its completion.
-    pub(crate) starved: bool,
+    pub(crate) cq_blocked: bool,
     /// Endpoints may have reserved entries in advance
-    /// ([`borrow_receives`](ep::Ep::borrow_receives)).
-    pub(crate) lends: bool,
+    /// ([`reserve_receives`](ep::Ep::reserve_receives)).
+    pub(crate) has_reserved: bool,
     /// Remote CQ data that waits for the same reason, oldest first.
     #[expect(clippy::box_collection, reason = "a pointer, for the length of a slot")]
     pub(crate) late: Box<VecDeque<Late>>,
@@ -509,7 +509,7 @@ const _: () = assert!(Table::<CqTable>::SLOT_LEN == 128, "a shift finds it");
 
 impl CqTable {
     pub(crate) fn new(cq: Cq) -> Self {
-        Self { cq, bound: 0, starved: false, lends: false, late: Box::default() }
+        Self { cq, bound: 0, cq_blocked: false, has_reserved: false, late: Box::default() }
     }
 }
 
@@ -591,7 +591,7 @@ pub struct Node {
     pub(crate) settings: NodeSettings,
     pub(crate) mac: MacAddr,
     /// It, as it stands in a frame.
-    word: u64,
+    mac_word: u64,
     /// Bytes after the Ethernet header that the port takes of frames to peers that are not near.
     pub(crate) frame_max: u32,
     /// Of near peers, which the port reaches through memory; 0 if it has none.
@@ -605,12 +605,12 @@ pub struct Node {
     pub(crate) eager_max: [usize; 2],
 
     pub(crate) peers: Peers,
-    pub(crate) by_mac: Stations,
+    pub(crate) by_mac: PeersByMac,
     /// Peers that no address names any more but a posted receive does: each has a reference.
     pub(crate) awaited: Vec<u32>,
-    /// Messages of which some pieces are here, by [`Peer::inbound`]. Grows if more peers than usual
-    /// send such messages at once.
-    pub(crate) halves: Slab<Half>,
+    /// Messages of which some pieces are here, by [`Peer::reassembly`]. Grows if more peers than
+    /// usual send such messages at once.
+    pub(crate) reassemblies: Slab<Reassembly>,
     /// The generation that the next session in each peer slot gets.
     pub(crate) sid_gen: Vec<u16>,
     pub(crate) epoch: u32,
@@ -625,14 +625,14 @@ pub struct Node {
     pub(crate) send_bufs: Vec<IoBuf>,
     /// Copies of injected messages, by the index of their request.
     pub(crate) inject: Vec<Inject>,
-    /// Operations of the short way whose end is not known yet.
-    short_ops: Table<ShortOp>,
+    /// Operations of the fast path whose end is not known yet.
+    fast_ops: Table<FastOp>,
     pub(crate) sent: SentPool,
     pub(crate) packs: Packs,
     pub(crate) posted: PostedPool<RecvWr>,
     /// The memory of posted receives where it is in several pieces, by the index of their record.
     pub(crate) recv_lists: Vec<IoBuf>,
-    pub(crate) stored: UnexpectedPool<Stored>,
+    pub(crate) unexpected: UnexpectedPool<UnexpectedMsg>,
     pub(crate) blocks: BlockPool,
     /// Blocks neither in use nor promised to a peer.
     pub(crate) blocks_unpromised: usize,
@@ -645,18 +645,18 @@ pub struct Node {
     /// Regions by the key that the application chose.
     pub(crate) mr_by_key: HashMap<u64, u32>,
     /// The region that an atomic operation was executed on last: likely the next one's.
-    mr_near: u32,
+    mr_last: u32,
     /// Keys drawn so far.
     pub(crate) mr_drawn: u64,
     pub(crate) rma: Slab<Rma>,
-    pub(crate) jobs: Slab<Job>,
+    pub(crate) responses: Slab<Response>,
     /// Operands of the atomic operation being executed.
     pub(crate) scratch: Vec<u8>,
-    asked: short_target::Asked,
+    target: fast_target::TargetCache,
     /// Memory for operands and old values that are long, kept for the next ones.
     pub(crate) spare: Vec<Vec<u8>>,
-    pub(crate) held: Slab<Held>,
-    pub(crate) held_bytes: Vec<u8>,
+    pub(crate) reorder_buf: Slab<OooPacket>,
+    pub(crate) reorder_bytes: Vec<u8>,
     pub(crate) coll: coll::Coll,
 
     pub(crate) wheel: Wheel,
@@ -666,7 +666,7 @@ pub struct Node {
     pub(crate) todo: Todo,
     acks: acks::Acks,
     /// Peers that wait for blocks to become free.
-    pub(crate) starved: VecDeque<u32>,
+    pub(crate) block_waiters: VecDeque<u32>,
     pub(crate) replies: Replies,
     /// Frames to ourselves.
     pub(crate) looped: VecDeque<Vec<u8>>,
@@ -692,7 +692,7 @@ pub struct Node {
 type Inject = [u8; Node::INJECT_SIZE];
 
 /// Packets of all peers together that wait for earlier ones.
-const HELD_MAX: usize = 8 * crate::rel::sent::WINDOW as usize;
+const REORDER_MAX: usize = 8 * crate::rel::sent::WINDOW as usize;
 
 /// Bytes after the Ethernet header that a node sends at most on a port with `caps`.
 fn usable_mtu(caps: &PortCaps) -> Result<usize> {
@@ -726,7 +726,7 @@ impl Node {
         let (far, blocks) = (Path::far(caps, s.crc), s.unexpected_bytes / UNIT);
         Ok(Self {
             mac: caps.mac,
-            word: mac_word(caps.mac),
+            mac_word: mac_word(caps.mac),
             frame_max: mtu as u32,
             near_max: usable(caps.near_mtu) as u32,
             lossless: caps.lossless,
@@ -734,9 +734,9 @@ impl Node {
             rto_floor_ns: caps.rto_floor_ns.max(1_000),
             eager_max: s.eager_max(mtu),
             peers: Peers::with_large_pages(s.peer_max),
-            by_mac: Stations::with_capacity(s.peer_max),
+            by_mac: PeersByMac::with_capacity(s.peer_max),
             awaited: Vec::new(),
-            halves: Slab::with_capacity(s.peer_max.min(recv::HALVES_FIRST)),
+            reassemblies: Slab::with_capacity(s.peer_max.min(recv::REASSEMBLIES_FIRST)),
             sid_gen: Vec::with_capacity(s.peer_max),
             epoch: 0,
             eps: Table::with_nobody(65536),
@@ -747,12 +747,12 @@ impl Node {
             tx: Slab::with_capacity(s.tx_wr_max),
             send_bufs: Vec::with_capacity(s.tx_wr_max),
             inject: Vec::with_capacity(s.tx_wr_max),
-            short_ops: Table::with_capacity(s.tx_wr_max),
+            fast_ops: Table::with_capacity(s.tx_wr_max),
             sent: SentPool::with_lines(s.tx_wr_max * 4 + 4096),
             packs: Packs::new(if caps.lossless { 1 } else { 64 }, frame_len),
             posted: PostedPool::with_capacity(s.rx_wr_max),
             recv_lists: Vec::with_capacity(s.rx_wr_max),
-            stored: UnexpectedPool::with_capacity(blocks),
+            unexpected: UnexpectedPool::with_capacity(blocks),
             blocks: BlockPool::with_capacity(blocks),
             blocks_unpromised: blocks,
             pulls: Slab::with_capacity(s.rx_wr_max + blocks + s.tx_wr_max),
@@ -760,21 +760,21 @@ impl Node {
             pull_out: 0,
             mrs: Slab::with_capacity(s.mr_max),
             mr_by_key: HashMap::new(),
-            mr_near: NONE,
+            mr_last: NONE,
             mr_drawn: 0,
             rma: Slab::with_capacity(s.tx_wr_max),
-            jobs: Slab::with_capacity(rma_out::jobs_max(s.peer_max)),
+            responses: Slab::with_capacity(rma_out::response_slots(s.peer_max)),
             scratch: Vec::new(),
-            asked: short_target::Asked::new(rma_out::jobs_max(s.peer_max)),
+            target: fast_target::TargetCache::new(rma_out::response_slots(s.peer_max)),
             spare: Vec::new(),
-            held: Slab::with_capacity(HELD_MAX),
-            held_bytes: vec![0; HELD_MAX * frame_len],
+            reorder_buf: Slab::with_capacity(REORDER_MAX),
+            reorder_bytes: vec![0; REORDER_MAX * frame_len],
             coll: coll::Coll::default(),
             wheel: Wheel::new(s.peer_max, Instant(0)),
             ready: VecDeque::with_capacity(s.peer_max.min(4096)),
             todo: if caps.lossless { Todo::empty() } else { Todo::KEEP },
             acks: acks::Acks::new(),
-            starved: VecDeque::new(),
+            block_waiters: VecDeque::new(),
             replies: Replies::default(),
             looped: VecDeque::with_capacity(64),
             looped_free: Vec::with_capacity(64),
@@ -816,7 +816,7 @@ impl Node {
     /// Puts a peer into the queue of those to be served in the next transmit.
     pub(crate) fn make_ready(&mut self, p: u32) {
         let peer = &mut self.peers[p];
-        peer.quiet = false;
+        peer.steady = false;
         if !peer.queued {
             peer.queued = true;
             self.ready.push_back(p);

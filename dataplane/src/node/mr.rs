@@ -178,7 +178,7 @@ impl Node {
         }
         *place = cntr.0.idx();
         table.bound += 1;
-        self.forget_near();
+        self.revoke_grants();
         Ok(())
     }
 
@@ -203,7 +203,7 @@ impl Node {
 
     fn mr_limit(&mut self, mr: MrId, scope: Scope) -> Result<()> {
         self.mrs.by_handle_mut(mr.0).ok_or(Error::BadFd)?.scope = Some(scope);
-        self.forget_near();
+        self.revoke_grants();
         Ok(())
     }
 
@@ -250,7 +250,7 @@ impl Node {
             self.end_readers(m);
         }
         let mr = self.mrs.free(m);
-        self.forget_near();
+        self.revoke_grants();
         if mr.by_app {
             self.mr_by_key.remove(&mr.key);
         }
@@ -262,10 +262,12 @@ impl Node {
 
     /// Answers what is being read from region `m` by RESP, also in packets that are in flight.
     fn end_readers(&mut self, m: u32) {
-        let jobs: Vec<u32> =
-            (self.jobs.iter()).filter(|(_, job)| job.reads(m)).map(|(j, _)| j).collect();
-        for j in jobs {
-            self.fail_job(j, NackReason::BadKey);
+        let responses: Vec<u32> = (self.responses.iter())
+            .filter(|(_, response)| response.reads(m))
+            .map(|(j, _)| j)
+            .collect();
+        for j in responses {
+            self.fail_response(j, NackReason::BadKey);
         }
         for (_, entry) in self.sent.iter_mut() {
             let BodyRef::Mr { mr, len, .. } = entry.body else { continue };
@@ -284,8 +286,8 @@ impl Node {
     #[inline]
     fn mr_of(&self, key: u64) -> Option<u32> {
         let same = |mr: &Mr| mr.key == key || planted(Bug::KeyHalfChecked);
-        if self.mrs.get(self.mr_near).is_some_and(|mr| mr.key == key) {
-            return Some(self.mr_near);
+        if self.mrs.get(self.mr_last).is_some_and(|mr| mr.key == key) {
+            return Some(self.mr_last);
         }
         let slot = self.disguise(key, key as u32) as u32;
         if self.mrs.get(slot).is_some_and(|mr| same(mr) && !mr.by_app) {

@@ -7,9 +7,9 @@ use std::fmt;
 use barewire_driver::port::MacAddr;
 
 use super::Node;
+use super::fast_op::Form;
 use super::ops::{RmaKind, WrFlags};
 use super::peer::State;
-use super::short_op::Form;
 use crate::error::Error;
 use crate::slab::NONE;
 use crate::types::Instant;
@@ -310,7 +310,7 @@ impl Node {
             reason,
             was_open: peer.state == State::Open,
             age_ns: now.since(tally.begun),
-            silent_ns: self.polled_at.since(peer.heard),
+            silent_ns: self.polled_at.since(peer.last_rx),
             retransmits: tally.retransmits.into(),
             in_flight: peer.snd.in_flight(),
             waited,
@@ -342,8 +342,8 @@ impl Node {
             };
             *kind += if wr.flags.contains(WrFlags::GROUP) { wr.tag as u32 } else { 1 };
         }
-        if peer.short_ops() > 0 {
-            for form in self.short_forms(p) {
+        if peer.fast_ops() > 0 {
+            for form in self.fast_op_forms(p) {
                 *match form {
                     Form::Write => &mut waited.writes,
                     Form::Read => &mut waited.reads,
@@ -358,7 +358,7 @@ impl Node {
             // A read has a request of its own, and what has ended waits for nothing.
             waited.receives += u32::from(!pull.read && pull.recv != NONE && pull.end.is_none());
         }
-        waited.receives += u32::from(peer.inbound != NONE);
+        waited.receives += u32::from(peer.reassembly != NONE);
         waited
     }
 }

@@ -72,10 +72,10 @@ impl Node {
     /// Lets those go on who waited for room in a queue of which `n` entries were taken, if there
     /// are any.
     #[inline(always)]
-    fn fed(&mut self, cq: CqId, (n, feed): (usize, bool)) -> usize {
-        if feed {
+    fn fed(&mut self, cq: CqId, (n, retry): (usize, bool)) -> usize {
+        if retry {
             cold(());
-            self.feed(cq.0.idx());
+            self.retry_cq_waiters(cq.0.idx());
         }
         n
     }
@@ -103,8 +103,8 @@ impl Node {
     pub fn cq_readerr(&mut self, cq: CqId) -> Result<CqErr> {
         let table = self.cqs.by_handle_mut(cq.0).ok_or(Error::BadFd)?;
         let err = table.cq.readerr();
-        if table.starved {
-            self.feed(cq.0.idx());
+        if table.cq_blocked {
+            self.retry_cq_waiters(cq.0.idx());
         }
         err
     }
@@ -377,10 +377,10 @@ impl Node {
             return Some(p);
         }
         let mut peer = Peer::new(mac, now);
-        peer.heard = self.polled_at;
+        peer.last_rx = self.polled_at;
         if self.peers.is_full() {
             // Its slot is the next to be given out, and its place among the starved goes with it.
-            peer.starved = self.evict(now, looks)?;
+            peer.wants_blocks = self.evict(now, looks)?;
         }
         let p = self.peers.alloc(peer)?;
         self.by_mac.insert(&self.peers, p);
@@ -413,7 +413,7 @@ impl Node {
             if peer.av_refs > 0 || peer.queued || !peer.is_idle() {
                 continue;
             }
-            let rank = (peer.state == State::Open, peer.heard, p);
+            let rank = (peer.state == State::Open, peer.last_rx, p);
             found = Some(found.map_or(rank, |best| rank.min(best)));
         }
         let (_, _, p) = found?;
@@ -421,7 +421,7 @@ impl Node {
         self.wheel.disarm(p);
         self.by_mac.remove(&self.peers, p);
         self.observed.losses.forget_peer(p);
-        Some(self.peers.free(p).starved)
+        Some(self.peers.free(p).wants_blocks)
     }
 
     /// Whether peer `p` may reach endpoint `e`, which is open. Counts one that may not.
@@ -482,7 +482,7 @@ impl CqTable {
             return None;
         }
         let n = self.cq.take(most, put);
-        Some((n, n > 0 && self.starved))
+        Some((n, n > 0 && self.cq_blocked))
     }
 
     /// As [`Node::cq_take_one`].
@@ -492,6 +492,6 @@ impl CqTable {
             return None;
         }
         // What leads has no entry, so whoever waits for one gets none by its being read.
-        Some(self.cq.take_one(self.starved, reader))
+        Some(self.cq.take_one(self.cq_blocked, reader))
     }
 }

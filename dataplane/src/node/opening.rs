@@ -259,7 +259,7 @@ impl Node {
             return;
         };
         self.openings.path_mut(p).cookie = op.cookie;
-        self.peers[p].heard = self.polled_at;
+        self.peers[p].last_rx = self.polled_at;
         self.peers[p].want_open = true;
         self.make_ready(p);
     }
@@ -298,7 +298,7 @@ impl Node {
         let peer = &mut self.peers[p];
         // Those that were lost may have been lost because nobody was there yet. And the answerer
         // does not know which of its answers arrived.
-        (peer.want_open, peer.backoff, peer.probe_at, peer.heard) = (true, 0, now, now);
+        (peer.want_open, peer.backoff, peer.probe_at, peer.last_rx) = (true, 0, now, now);
         self.make_ready(p);
         self.arm_timer(now, p);
         false

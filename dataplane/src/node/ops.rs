@@ -38,9 +38,9 @@ bitflags! {
         /// Another operation follows at once.
         const MORE = 1 << 8;
         /// In the queue of messages.
-        const IN_TXQ = 1 << 9;
+        const IN_SEND_Q = 1 << 9;
         /// In the queue of data that the peer asked for.
-        const IN_DATAQ = 1 << 10;
+        const IN_RNDV_DATA_Q = 1 << 10;
         /// The success completion has been written; only memory of ours is still in use.
         const REPORTED = 1 << 11;
         /// Announced by RNDV.
@@ -185,11 +185,11 @@ bitflags! {
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub(crate) struct RecvIs: u32 {
         /// Takes one message, into memory in one piece, writes a completion on success, and is no
-        /// twin's.
-        const PLAIN = 1 << 0;
+        /// deferred endpoint's.
+        const SIMPLE = 1 << 0;
         const TAGGED = 1 << 1;
         /// Writes a completion on success.
-        const TOLD = 1 << 2;
+        const SIGNALED = 1 << 2;
         /// Its memory is in several pieces and described in
         /// [`Node::recv_lists`](super::Node), so that what is moved in and out of a slot is short.
         const LIST = 1 << 3;
@@ -208,10 +208,10 @@ impl RecvWr {
 
     /// Becomes a plain receive of endpoint `ep`, where another one stood or none.
     #[inline(always)]
-    pub(crate) fn set_plain(&mut self, ep: u32, tagged: bool, context: u64, buf: Span) {
+    pub(crate) fn set_simple(&mut self, ep: u32, tagged: bool, context: u64, buf: Span) {
         debug_assert!((self.used, self.active) == (0, 0));
         (self.context, self.buf, self.ep) = (context, buf, ep);
-        self.is = RecvIs::PLAIN | RecvIs::TOLD;
+        self.is = RecvIs::SIMPLE | RecvIs::SIGNALED;
         self.is.set(RecvIs::TAGGED, tagged);
     }
 }
@@ -225,14 +225,14 @@ impl Vacant for RecvWr {
 
 impl Receive for RecvWr {
     #[inline(always)]
-    fn is_plain(&self) -> bool {
-        self.is(RecvIs::PLAIN)
+    fn is_simple(&self) -> bool {
+        self.is(RecvIs::SIMPLE)
     }
 }
 
 /// A message nobody has posted a receive for.
 #[derive(Debug)]
-pub(crate) struct Stored {
+pub(crate) struct UnexpectedMsg {
     pub(crate) peer: u32,
     pub(crate) src_ep: u16,
     /// Endpoint it is for.
@@ -260,7 +260,7 @@ pub(crate) struct Stored {
     pub(crate) discard: bool,
 }
 
-impl Stored {
+impl UnexpectedMsg {
     pub(crate) fn is_announced(&self) -> bool {
         self.src_op != NONE
     }
@@ -294,12 +294,12 @@ pub(crate) struct Pull {
     /// END status, once nothing more will be asked for.
     pub(crate) end: Option<crate::wire::EndStatus>,
     /// Time in which our own loop ran, when bytes of it came last, or when it asked for the first.
-    pub(crate) heard: Instant,
+    pub(crate) last_rx: Instant,
     /// The packet that asked last.
     pub(crate) psn: Psn,
     /// Up to where the peer had taken our packets, when that was last looked at for this one.
     pub(crate) una: Psn,
-    pub(crate) in_ctlq: bool,
+    pub(crate) in_rndv_ctl_q: bool,
     /// Waits for room in the pull window.
     pub(crate) waiting: bool,
     pub(crate) queue: Link,
@@ -328,13 +328,13 @@ linked!(2, wait);
 /// A packet that arrived before one that it has to wait for; its bytes lie in a frame-sized slot
 /// of the same index.
 #[derive(Debug)]
-pub(crate) struct Held {
+pub(crate) struct OooPacket {
     pub(crate) psn: crate::rel::psn::Psn,
     pub(crate) len: usize,
     pub(crate) link: Link,
 }
 
-impl Linked<0> for Held {
+impl Linked<0> for OooPacket {
     fn link(&mut self) -> &mut Link {
         &mut self.link
     }
@@ -394,19 +394,19 @@ pub(crate) struct AtomicWr {
 
 /// Something that a peer asked for and that has to be sent.
 #[derive(Debug)]
-pub(crate) struct Job {
+pub(crate) struct Response {
     pub(crate) peer: u32,
     /// The peer's name of its operation.
     pub(crate) dst_op: u32,
     pub(crate) dst_gen: u32,
-    pub(crate) kind: JobKind,
+    pub(crate) kind: ResponseKind,
     pub(crate) queued: bool,
     pub(crate) link: Link,
 }
 
-/// What a [`Job`] sends.
+/// What a [`Response`] sends.
 #[derive(Debug)]
-pub(crate) enum JobKind {
+pub(crate) enum ResponseKind {
     /// Bytes of a region.
     Read {
         mr: u32,
@@ -419,26 +419,26 @@ pub(crate) enum JobKind {
         region_ends: bool,
     },
     /// Old values, or bytes of a read, in a packet of type `ty`; `offset` as in the RESP.
-    Values { ty: Ty, offset: u32, len: u16, short: [u8; Job::SHORT], long: Vec<u8> },
+    Values { ty: Ty, offset: u32, len: u16, short: [u8; Response::SHORT], long: Vec<u8> },
     /// That `len` bytes will not come.
     Failed { len: u32, reason: NackReason },
 }
 
 const _: () = assert!(atomic::OPERAND_LEN_MAX <= u16::MAX as usize, "the length of old values");
 
-impl Job {
+impl Response {
     /// Old values up to this length need no memory of their own.
     pub(crate) const SHORT: usize = 16;
 
     /// Whether it reads region `m`.
     pub(crate) fn reads(&self, m: u32) -> bool {
-        matches!(self.kind, JobKind::Read { mr, .. } if mr == m)
+        matches!(self.kind, ResponseKind::Read { mr, .. } if mr == m)
     }
 
     /// The old values.
     pub(crate) fn values(&self) -> &[u8] {
         match &self.kind {
-            JobKind::Values { len, short, long, .. } => {
+            ResponseKind::Values { len, short, long, .. } => {
                 if long.is_empty() {
                     &short[..usize::from(*len)]
                 } else {
@@ -450,7 +450,7 @@ impl Job {
     }
 }
 
-impl Linked<0> for Job {
+impl Linked<0> for Response {
     fn link(&mut self) -> &mut Link {
         &mut self.link
     }

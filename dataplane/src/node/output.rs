@@ -11,8 +11,8 @@ use super::ops::WrFlags;
 use super::packet::{Packet, Step};
 use super::path::Path;
 use super::peer::{Peer, State};
-use super::train::Train;
-use super::{AnySink, FrameSink, Node, Todo};
+use super::segments::Segments;
+use super::{DynSink, FrameSink, Node, Todo};
 use crate::plant::{Bug, planted};
 use crate::proto::blocks::units;
 use crate::rel::sent::{BodyRef, OP_MAX, Sent};
@@ -51,7 +51,7 @@ impl Node {
         self.tick(now);
         let before = self.counters.tx_frames;
         if self.has_answers() {
-            self.send_answers(now, &mut AnySink(out));
+            self.send_answers(now, &mut DynSink(out));
         }
         let owes_acks = self.owes_acks(now);
         self.acks.note_frames(self.counters.rx_frames);
@@ -64,7 +64,7 @@ impl Node {
             self.coll_progress(now, out);
         }
         if owes_acks {
-            self.send_acks(now, &mut AnySink(out));
+            self.send_acks(now, &mut DynSink(out));
         }
         self.ask_after_tails(now);
         for _ in 0..self.ready.len() {
@@ -123,8 +123,8 @@ impl Node {
         match self.peers[p].state {
             State::Idle => return,
             State::Opening | State::Answered => return self.serve_open(now, p, out),
-            State::Open if planted(Bug::ShortLeftKept) => {}
-            State::Open => self.peers[p].short_left = 0,
+            State::Open if planted(Bug::TxQuotaKept) => {}
+            State::Open => self.peers[p].tx_quota = 0,
         }
         // A NACK may get lost, and a packet that was reported as held is not sent again. But only
         // in every other turn: on a port with room for one frame nothing else would ever leave.
@@ -135,7 +135,7 @@ impl Node {
             && self.serve_pulls(now, p, out)
             && self.serve_messages(now, p, out);
         if self.peers[p].ack_now {
-            self.send_ack(now, p, &mut AnySink(out));
+            self.send_ack(now, p, &mut DynSink(out));
         }
         if !done || self.peers[p].ack_now {
             self.make_ready(p);
@@ -223,8 +223,8 @@ impl Node {
 
     /// PULL and END. False if the port is full or the window is.
     pub(super) fn serve_pulls(&mut self, now: Instant, p: u32, out: &mut dyn FrameSink) -> bool {
-        while self.peers[p].ctlq.head != NONE {
-            let idx = self.peers[p].ctlq.head;
+        while self.peers[p].rndv_ctl_q.head != NONE {
+            let idx = self.peers[p].rndv_ctl_q.head;
             if !self.peers[p].snd.open() {
                 return true;
             }
@@ -265,8 +265,8 @@ impl Node {
                 self.free_pull(idx);
                 continue;
             }
-            self.pulls[idx].in_ctlq = false;
-            self.peers[p].ctlq.remove(&mut self.pulls, idx);
+            self.pulls[idx].in_rndv_ctl_q = false;
+            self.peers[p].rndv_ctl_q.remove(&mut self.pulls, idx);
             let pull = &mut self.pulls[idx];
             pull.asked += u64::from(len);
             (pull.asking, pull.psn) = (0, psn);
@@ -282,8 +282,9 @@ impl Node {
         let begun = self.peers[p].snd.nxt;
         for _ in 0..TURN {
             let peer = &self.peers[p];
-            let (message, data, job) = (peer.txq.head, peer.dataq.head, peer.jobq.head);
-            if message == NONE && data == NONE && job == NONE || !peer.snd.open() {
+            let (message, data, response) =
+                (peer.send_q.head, peer.rndv_data_q.head, peer.resp_q.head);
+            if message == NONE && data == NONE && response == NONE || !peer.snd.open() {
                 return true;
             }
             let left = TURN as i32 - peer.snd.nxt.since(begun);
@@ -291,10 +292,11 @@ impl Node {
                 return false;
             }
             // Whoever is alone need not wait between its packets.
-            let alone = [message, data, job].into_iter().filter(|&head| head != NONE).count() == 1;
+            let alone =
+                [message, data, response].into_iter().filter(|&head| head != NONE).count() == 1;
             let most = if alone { left as usize } else { 1 };
-            if job != NONE {
-                if let Step::Full = self.send_job(now, p, job, out) {
+            if response != NONE {
+                if let Step::Full = self.send_response(now, p, response, out) {
                     return false;
                 }
                 if !self.peers[p].snd.open() {
@@ -311,7 +313,7 @@ impl Node {
             if message != NONE && self.peers[p].snd.open() {
                 match self.send_message(now, (p, message), most, out) {
                     Step::Sent => {}
-                    Step::Wait if data == NONE && job == NONE => return true,
+                    Step::Wait if data == NONE && response == NONE => return true,
                     Step::Wait => {}
                     Step::Full => return false,
                 }
@@ -331,8 +333,8 @@ impl Node {
     ) -> Step {
         let wr = &self.tx[w];
         let peer = &self.peers[p];
-        // What went the short way stands in no list.
-        let behind = peer.wrs.head != w || peer.short_ops() > 0;
+        // What took the fast path stands in no list.
+        let behind = peer.wrs.head != w || peer.fast_ops() > 0;
         if wr.flags.contains(WrFlags::FENCE) && behind {
             return Step::Wait;
         }
@@ -449,9 +451,9 @@ impl Node {
         }
         .emit(&mut op);
         let (offset_at, end, keep) = (MsgMOp::OFFSET_AT, wr.len, self.keeps(w));
-        let train = Train { ty: Ty::MsgM, op, op_len, offset_at, end, keep };
+        let segments = Segments { ty: Ty::MsgM, op, op_len, offset_at, end, keep };
         let most = if first { 1 } else { most };
-        if let Step::Full = self.send_train(now, (p, w), &train, most, out) {
+        if let Step::Full = self.send_segments(now, (p, w), &segments, most, out) {
             return Step::Full;
         }
         if first {
@@ -488,9 +490,9 @@ impl Node {
         }
         self.charge(p, 1, true);
         let peer = &mut self.peers[p];
-        peer.txq.remove(&mut self.tx, w);
+        peer.send_q.remove(&mut self.tx, w);
         let wr = &mut self.tx[w];
-        wr.flags.remove(WrFlags::IN_TXQ);
+        wr.flags.remove(WrFlags::IN_SEND_Q);
         wr.flags |= WrFlags::ANNOUNCED;
         if planted(Bug::RendezvousDoneOnAck) {
             self.tx[w].flags |= WrFlags::ALL_SENT;
@@ -515,14 +517,14 @@ impl Node {
         let op_len = data.emit(&mut op);
         let (offset_at, end) = (DataOp::OFFSET_AT, wr.asked);
         let keep = !self.peers[p].path.is_lossless();
-        let train = Train { ty: Ty::Data, op, op_len, offset_at, end, keep };
-        if let Step::Full = self.send_train(now, (p, w), &train, most, out) {
+        let segments = Segments { ty: Ty::Data, op, op_len, offset_at, end, keep };
+        if let Step::Full = self.send_segments(now, (p, w), &segments, most, out) {
             return Step::Full;
         }
         let wr = &mut self.tx[w];
         if wr.sent == end {
-            wr.flags.remove(WrFlags::IN_DATAQ);
-            self.peers[p].dataq.remove(&mut self.tx, w);
+            wr.flags.remove(WrFlags::IN_RNDV_DATA_Q);
+            self.peers[p].rndv_data_q.remove(&mut self.tx, w);
         }
         Step::Sent
     }
@@ -589,7 +591,7 @@ impl Node {
         let (count, cost) = self.fill_pack(p, &mut bytes, room);
         let len = bytes.len() as u32;
         self.packs.bytes[buf as usize] = bytes;
-        let first = self.peers[p].txq.head;
+        let first = self.peers[p].send_q.head;
         if count < 2 {
             return self.send_whole(now, p, first, out);
         }
@@ -621,7 +623,7 @@ impl Node {
     fn fill_pack(&self, p: u32, bytes: &mut Vec<u8>, room: usize) -> (u16, u32) {
         let credits = self.peers[p].credits();
         let (mut count, mut cost) = (0, 0);
-        let first = self.peers[p].txq.head;
+        let first = self.peers[p].send_q.head;
         let mut w = first;
         while w != NONE && count < PackOp::COUNT_MAX {
             let wr = &self.tx[w];
@@ -661,7 +663,7 @@ impl Node {
     fn chain_pack(&mut self, p: u32, count: u16, kept: bool) {
         let mut before = NONE;
         for _ in 0..count {
-            let w = self.peers[p].txq.head;
+            let w = self.peers[p].send_q.head;
             let wr = &mut self.tx[w];
             wr.sent = wr.len;
             if kept {
@@ -681,14 +683,14 @@ impl Node {
     #[inline]
     pub(super) fn all_sent(&mut self, p: u32, w: u32) {
         let wr = &mut self.tx[w];
-        wr.flags.remove(WrFlags::IN_TXQ);
+        wr.flags.remove(WrFlags::IN_SEND_Q);
         wr.flags |= WrFlags::ALL_SENT;
         let early = wr.flags.contains(WrFlags::EARLY);
-        self.peers[p].txq.remove(&mut self.tx, w);
+        self.peers[p].send_q.remove(&mut self.tx, w);
         if early {
             self.report_wr(w);
         }
-        self.finish_if_done(w);
+        self.try_complete(w);
     }
 
     /// Whether there is room to keep another packet. If not, the peer is served again later.
@@ -864,7 +866,7 @@ impl Node {
                 let (offset, len) = (offset as usize, len as usize);
                 Body::Io { buf: &self.mrs[mr].buf, offset, len }
             }
-            BodyRef::Job { job } => Body::Bytes(self.jobs[job].values()),
+            BodyRef::Response { response } => Body::Bytes(self.responses[response].values()),
             BodyRef::Pack { buf, len } => {
                 Body::Bytes(&self.packs.bytes[buf as usize][..len as usize])
             }

@@ -15,6 +15,7 @@
 
 use barewire_driver::frame::RxFrame;
 
+use super::fast_eager::{PlacedMsg, complete_eager};
 use super::ops::{TxWr, WrFlags};
 use super::output::PACK_MSG_MAX;
 use super::packet::Step;
@@ -22,7 +23,6 @@ use super::peer::State;
 use super::post::wants_cqe;
 use super::route::Route;
 use super::session::send_flags;
-use super::short::{Told, report};
 use super::{EpId, FrameSink, MsgKind, NoReader, Node, SendReq};
 use crate::error::Error;
 use crate::flags::{CqFlags, OpFlags};
@@ -108,7 +108,7 @@ impl Node {
         let cost = units(len as u64);
         let cqe = wants_cqe(req, ep.tx_selective);
         let Some(peer) = self.peers.get(p) else { return false };
-        if peer.state != State::Open || !peer.plain || peer.credits() < cost {
+        if peer.state != State::Open || !peer.fast_path || peer.credits() < cost {
             return false;
         }
         let imm = req.flags.contains(OpFlags::REMOTE_CQ_DATA).then_some(req.data);
@@ -167,7 +167,7 @@ impl Node {
         msg: &MsgOp,
         inc: u64,
     ) -> Option<u32> {
-        let last = self.tx.get(self.peers[p].txq.tail);
+        let last = self.tx.get(self.peers[p].send_q.tail);
         // What waits there for credit would wait for more of it.
         let may = last.is_none_or(|last| last.flags.contains(WrFlags::GROUP));
         if !may || self.tx.is_full() {
@@ -268,7 +268,7 @@ impl Node {
     /// left, with an error entry. False if there is none: nothing has happened.
     pub(super) fn cancel_packed(&mut self, e: u32, context: u64) -> bool {
         let found = self.tx.iter().find_map(|(w, wr)| {
-            let waits = wr.flags.contains(WrFlags::GROUP | WrFlags::IN_TXQ) && wr.sent == 0;
+            let waits = wr.flags.contains(WrFlags::GROUP | WrFlags::IN_SEND_Q) && wr.sent == 0;
             let notes = (wr.ep == e && waits).then(|| &self.packs.notes[wr.pack_buf()])?;
             Some((w, notes.iter().position(|note| note.context == context)?))
         });
@@ -365,8 +365,8 @@ impl Node {
         frame.copy_to_span(off, &buf, len);
         peer.consumed = peer.consumed.wrapping_add(cost);
         let flags = CqFlags::RECV | if tagged { CqFlags::TAGGED } else { CqFlags::MSG };
-        let told = Told { posted, flags, len, imm };
-        report((ep, peer), (&self.avs, &mut self.cqs), || src_ep, told, NoReader);
+        let placed = PlacedMsg { posted, flags, len, imm };
+        complete_eager((ep, peer), (&self.avs, &mut self.cqs), || src_ep, placed, NoReader);
         self.release_units(p, cost);
         true
     }

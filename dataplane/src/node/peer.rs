@@ -30,7 +30,7 @@ use crate::rel::sent::{SendWindow, SentPool, WINDOW};
 use crate::slab::{Line, List, NONE, Queue, Slab};
 use crate::table::{Table, Vacant};
 use crate::types::{FI_ADDR_UNSPEC, FiAddr, Instant};
-use crate::wire::{Base, PlainMsg, Ty, mac_word};
+use crate::wire::{Base, EagerMsg, Ty, mac_word};
 
 /// Packets received before an acknowledgement of their own leaves, on a lossy port and on one that
 /// loses nothing.
@@ -61,8 +61,8 @@ pub(crate) enum State {
 
 /// A message that arrives in several packets, while only some of them are here.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Half {
-    pub(crate) to: Inbound,
+pub(crate) struct Reassembly {
+    pub(crate) to: ReassemblyDst,
     /// Its length.
     pub(crate) len: u64,
     /// Where the next piece begins.
@@ -73,7 +73,7 @@ pub(crate) struct Half {
 
 /// Where the pieces of a message go.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Inbound {
+pub(crate) enum ReassemblyDst {
     /// Into a posted receive, from `base` of its buffer.
     Recv { recv: u32, base: u64 },
     /// Into an unexpected message.
@@ -125,12 +125,12 @@ impl SourceName {
 #[derive(Debug, Default)]
 #[repr(C)]
 pub(crate) struct Peer {
-    // The first line, with the head of the slot: to receive a message of the short way takes no
+    // The first line, with the head of the slot: to receive a message of the fast path takes no
     // other.
     /// Time of the turn in which the peer was last heard, or in which we began to wait for it.
-    pub(crate) heard: Instant,
+    pub(crate) last_rx: Instant,
     /// Its address, as it stands in a frame.
-    pub(crate) word: u64,
+    pub(crate) mac_word: u64,
     /// What the sender of the last message is called.
     pub(crate) source: SourceName,
     /// Our name for the session, 0 while idle.
@@ -143,19 +143,19 @@ pub(crate) struct Peer {
     pub(crate) consumed: u32,
     /// Usual messages that may be taken one after the other before there is a question to this
     /// record. Whatever else arrives from the peer, or changes what it may send, sets it to 0.
-    pub(crate) take_left: u16,
-    /// Messages of one credit that may leave by the short way without a further question to this
+    pub(crate) rx_quota: u16,
+    /// Messages of one credit that may leave by the fast path without a further question to this
     /// record. Whatever else is sent to the peer, or queued, sets it to 0.
-    pub(crate) short_left: u16,
+    pub(crate) tx_quota: u16,
     /// Packets received since the last acknowledgement, or more than anybody waits for.
     pub(crate) owed: u8,
     /// An acknowledgement must go out in this turn.
     pub(crate) ack_now: bool,
     /// Probes without an answer. While there are any, the next packet in order takes none of the
-    /// shortest ways, as those do not count them off.
+    /// shortest paths, as those do not count them off.
     pub(crate) probes: u8,
-    /// [`plain`](Self::plain), and the next packet in order may be taken as it is: none is early,
-    /// refused or half of a message. [`note_order`](Self::note_order) sets it.
+    /// [`fast_path`](Self::fast_path), and the next packet in order may be taken as it is: none is
+    /// early, refused or half of a message. [`note_order`](Self::note_order) sets it.
     pub(crate) in_order: bool,
     /// Its first two words end the line.
     pub(crate) snd: SendWindow,
@@ -171,15 +171,15 @@ pub(crate) struct Peer {
     pub(crate) frame_max: u32,
     pub(crate) state: State,
     /// The session is open, and what nothing is lost of is not checked for damage: most messages
-    /// take the short way.
-    pub(crate) plain: bool,
+    /// take the fast path.
+    pub(crate) fast_path: bool,
     /// What the path to it promises.
     pub(crate) path: Path,
     /// The next packet in order was refused for this reason and has to be replaced.
     pub(crate) refused: u8,
-    /// [`is_quiet`](Self::is_quiet) has said so, and nothing has happened since that would make it
-    /// say anything else.
-    pub(crate) quiet: bool,
+    /// [`is_steady`](Self::is_steady) has said so, and nothing has happened since that would make
+    /// it say anything else.
+    pub(crate) steady: bool,
     /// Stands in the queue of peers to be served.
     pub(crate) queued: bool,
     /// Credits the peer should hold, at most [`GRANT_MAX`].
@@ -190,13 +190,13 @@ pub(crate) struct Peer {
     /// When the wheel calls at the latest; the end of time if it will not.
     pub(crate) timer_at: Instant,
     /// Transmit requests not yet sent in full, in order.
-    pub(crate) txq: Queue<0>,
+    pub(crate) send_q: Queue<0>,
     /// Transmit requests with bytes that the peer asked for.
-    pub(crate) dataq: Queue<0>,
+    pub(crate) rndv_data_q: Queue<0>,
     /// Pulls that have a PULL or an END to send.
-    pub(crate) ctlq: Queue<0>,
+    pub(crate) rndv_ctl_q: Queue<0>,
     /// Answers to the peer's one-sided operations that have packets to send.
-    pub(crate) jobq: Queue<0>,
+    pub(crate) resp_q: Queue<0>,
     /// The packet received last, and when, as [`ack_time`] says it.
     pub(crate) rx_newest: Psn,
     pub(crate) rx_at: u32,
@@ -205,8 +205,8 @@ pub(crate) struct Peer {
     /// Number of the next one-sided operation to the peer.
     pub(crate) rma_seq: u16,
     /// Answers to the peer's one-sided operations, those in flight included.
-    pub(crate) jobs: u16,
-    /// Answers that are missing: one for each record of the short way of one-sided operations, and
+    pub(crate) responses: u16,
+    /// Answers that are missing: one for each record of the fast path of one-sided operations, and
     /// one for each other atomic packet.
     pub(crate) answers: u8,
     /// Those of atomic packets that have no such record.
@@ -231,7 +231,7 @@ pub(crate) struct Peer {
     /// When the last probe or OPEN went out.
     pub(crate) probe_at: Instant,
     /// The message that is half here, `NONE` if none is.
-    pub(crate) inbound: u32,
+    pub(crate) reassembly: u32,
     /// Messages of collectives that are waited for.
     pub(crate) coll_waits: u32,
     /// All transmit requests to this peer, in the order of their posting.
@@ -242,7 +242,7 @@ pub(crate) struct Peer {
     /// All pulls from this peer.
     pub(crate) pulls: List<1>,
     /// Packets that arrived before one they have to wait for.
-    pub(crate) held: List<0>,
+    pub(crate) reorder_buf: List<0>,
 
     // From here on nothing is needed for any of that.
     /// Bytes that the peer's write, of which packets are still to come, has written so far, and
@@ -267,20 +267,20 @@ pub(crate) struct Peer {
     /// Address vector entries that name this peer.
     pub(crate) av_refs: u32,
     /// Messages of this peer that wait for a receive.
-    pub(crate) stored: u32,
+    pub(crate) unexpected: u32,
     /// Bytes that pulls from this peer have asked for and that are not here.
     pub(crate) pull_out: u32,
-    /// The last of the operations of the short way that wait for an acknowledgement, or
+    /// The last of the operations of the fast path that wait for an acknowledgement, or
     /// [`NO_OP`](Self::NO_OP).
     pub(crate) last_unacked: u16,
-    /// Reads, but those of the short way, that have bytes missing.
+    /// Reads, but those of the fast path, that have bytes missing.
     pub(crate) reads: u8,
     /// Timeouts in a row; while nothing is in flight, PINGs in a row that brought no credit.
     pub(crate) backoff: u8,
     /// The tail probe of this flight is out.
     pub(crate) probed: bool,
     /// Stands in the list of peers that wait for free blocks.
-    pub(crate) starved: bool,
+    pub(crate) wants_blocks: bool,
     /// Stands in the queue of peers that have pulls waiting.
     pub(crate) in_pull_queue: bool,
     /// Credit was asked for, and none of it was used since.
@@ -304,7 +304,7 @@ macro_rules! end_of {
 const _: () = {
     assert!(end_of!(snd: u64) == 64, "a message that comes takes one line");
     assert!(end_of!(target: u16) <= Peer::HOT, "one that goes takes two");
-    assert!(end_of!(held: List<0>) <= Peer::WARM);
+    assert!(end_of!(reorder_buf: List<0>) <= Peer::WARM);
     assert!(Peers::SLOT_LEN <= 384, "a session has half a kilobyte, with its share of the tables");
 };
 
@@ -355,14 +355,14 @@ impl Nack {
 }
 
 impl Vacant for Peer {
-    /// Nothing is taken from it the short way, and nothing leaves for it.
+    /// Nothing is taken from it on the fast path, and nothing leaves for it.
     fn vacant() -> Self {
         Self::default()
     }
 }
 
 impl Peer {
-    /// Bytes at the start of a slot that a message of the short way touches.
+    /// Bytes at the start of a slot that a message of the fast path touches.
     pub(crate) const HOT: usize = 128;
 
     /// Bytes at the start of a slot that are looked at when the peer is served.
@@ -379,13 +379,13 @@ impl Peer {
 
     pub(crate) fn new(mac: MacAddr, now: Instant) -> Self {
         Self {
-            word: mac_word(mac),
+            mac_word: mac_word(mac),
             target: GRANT_FIRST as u16,
             timer_at: Instant(u64::MAX),
             rx_at: ack_time(now),
             progress_at: now,
             probe_at: now,
-            inbound: NONE,
+            reassembly: NONE,
             bad_seq: NONE,
             last_unacked: Self::NO_OP,
             ..Self::default()
@@ -393,7 +393,7 @@ impl Peer {
     }
 
     pub(crate) fn mac(&self) -> MacAddr {
-        let [a, b, c, d, e, f, ..] = self.word.to_le_bytes();
+        let [a, b, c, d, e, f, ..] = self.mac_word.to_le_bytes();
         MacAddr([a, b, c, d, e, f])
     }
 
@@ -420,7 +420,7 @@ impl Peer {
     /// for.
     #[inline]
     pub(crate) fn note_window(&mut self) {
-        self.short_left = self.short_left.min(self.snd.room() as u16);
+        self.tx_quota = self.tx_quota.min(self.snd.room() as u16);
     }
 
     /// A packet has gone out, and with it the acknowledgement of all that came, if none is early.
@@ -447,7 +447,7 @@ impl Peer {
             self.begin_flight(now);
         }
         self.snd.push(sent, idx);
-        self.quiet = false;
+        self.steady = false;
     }
 
     /// Its slot, while a session with it is open.
@@ -467,20 +467,20 @@ impl Peer {
     /// Whether what is to be sent waits for credit alone, and nothing is in flight whose loss
     /// would be seen.
     pub(crate) fn is_stalled(&self) -> bool {
-        self.snd.is_empty() && !self.txq.is_empty()
+        self.snd.is_empty() && !self.send_q.is_empty()
     }
 
-    /// Whether the next packet in order may take the short way.
+    /// Whether the next packet in order may take the fast path.
     #[inline]
     pub(crate) fn is_in_order(&self) -> bool {
-        self.plain && self.refused == 0 && self.inbound == NONE && self.rcv.is_empty()
+        self.fast_path && self.refused == 0 && self.reassembly == NONE && self.rcv.is_empty()
     }
 
     /// Whether a packet that leaves now without a record starts the peer's silence, so that the
     /// clock has to be read. A peer that was heard in this `turn` is waited for since then.
     #[inline(always)]
     pub(super) fn begins_to_wait(&self, turn: Instant) -> bool {
-        self.snd.in_flight() == 0 && self.heard != turn || self.timer_at == Instant(u64::MAX)
+        self.snd.in_flight() == 0 && self.last_rx != turn || self.timer_at == Instant(u64::MAX)
     }
 
     /// A packet leaves without a record: if it is the first of a flight, the peer is probed when
@@ -496,9 +496,9 @@ impl Peer {
     /// packet that is the first of a flight need not [be said](Self::probe_from) to be. (That is
     /// no harm if it does not leave: a peer of whom nothing is in flight was heard just now.)
     #[inline(always)]
-    pub(super) fn goes_on(&mut self, turn: Instant) -> bool {
+    pub(super) fn needs_no_clock(&mut self, turn: Instant) -> bool {
         if self.snd.in_flight() == 0 {
-            if self.heard != turn {
+            if self.last_rx != turn {
                 return cold(false);
             }
             self.probe_at = turn;
@@ -508,24 +508,24 @@ impl Peer {
 
     /// A packet says by its `cack` alone all that an acknowledgement would, if none is early.
     #[inline(always)]
-    pub(crate) fn tell_ack(&mut self) {
+    pub(crate) fn carried_ack_in_order(&mut self) {
         if self.in_order {
             (self.owed, self.ack_now) = (0, false);
         }
     }
 
-    /// To be called when a packet has been taken the long way.
+    /// To be called when a packet has been taken on the slow path.
     #[inline]
     pub(crate) fn note_order(&mut self) {
         self.in_order = self.is_in_order() || self.in_order && planted(Bug::InOrderKept);
-        (self.take_left, self.quiet) = (0, false);
+        (self.rx_quota, self.steady) = (0, false);
     }
 
     /// Whether the next packet in order may be taken as it is, and nobody waits for what it
     /// acknowledges and grants. Whoever makes the peer ready, or keeps something for an
-    /// acknowledgement, clears [`quiet`](Self::quiet).
+    /// acknowledgement, clears [`steady`](Self::steady).
     #[inline(always)]
-    pub(crate) fn is_quiet(&self) -> bool {
+    pub(crate) fn is_steady(&self) -> bool {
         let kept = !self.snd.is_empty() || self.last_unacked != Self::NO_OP;
         let probed = self.probes > 0;
         self.in_order && !self.any_waits() && !kept && !probed && self.bad_seq == NONE
@@ -533,7 +533,7 @@ impl Peer {
 
     /// How many usual messages in order could be taken now one after the other without our owing
     /// the peer an acknowledgement or credits, when one in `ack_every` is acknowledged.
-    pub(crate) fn take_room(&self, ack_every: u8) -> u16 {
+    pub(crate) fn rx_room(&self, ack_every: u8) -> u16 {
         if !self.in_order || self.probes > 0 {
             return 0;
         }
@@ -543,10 +543,10 @@ impl Peer {
     }
 
     /// Our name of the session and the number of the next packet, as they stand in it: see
-    /// [`Usual::place`](crate::wire::Usual::place) and
-    /// [`PlainBase::named`](crate::wire::PlainBase::named).
+    /// [`EagerTaggedView::sid_psn`](crate::wire::EagerTaggedView::sid_psn) and
+    /// [`BaseWords::sid_psn`](crate::wire::BaseWords::sid_psn).
     #[inline(always)]
-    pub(crate) fn next_place(&self) -> u64 {
+    pub(crate) fn next_sid_psn(&self) -> u64 {
         u64::from(self.sid) | u64::from(self.rcv_nxt.0) << 32
     }
 
@@ -554,15 +554,15 @@ impl Peer {
     /// whether one may: an acknowledgement may have left since.
     #[cold]
     #[inline(never)]
-    pub(crate) fn may_take(&mut self) -> bool {
-        self.take_left = self.take_room(ACK_EVERY_LOSSLESS);
-        self.take_left > 0
+    pub(crate) fn refill_rx_quota(&mut self) -> bool {
+        self.rx_quota = self.rx_room(ACK_EVERY_LOSSLESS);
+        self.rx_quota > 0
     }
 
     /// How many messages of one credit could be sent now one after the other, in a frame each.
-    pub(crate) fn short_room(&self) -> u16 {
-        let holds = self.frame_max as usize + ETH_HDR_LEN >= PlainMsg::AROUND_MAX + UNIT;
-        if !self.plain || !holds || self.txq.head != NONE || !self.snd.open() {
+    pub(crate) fn tx_room(&self) -> u16 {
+        let holds = self.frame_max as usize + ETH_HDR_LEN >= EagerMsg::AROUND_MAX + UNIT;
+        if !self.fast_path || !holds || self.send_q.head != NONE || !self.snd.open() {
             return 0;
         }
         // On a port that loses nothing the second is never less than the third. One is left for an
@@ -577,15 +577,15 @@ impl Peer {
         (self.rx_newest, self.rx_at, self.rx_resent) = (psn, ack_time(now), resent);
     }
 
-    /// Counts off `n` answers to operations that are none of the short way. Whatever the peer says,
-    /// those of the short way are counted off one by one.
+    /// Counts off `n` answers to operations that are none of the fast path. Whatever the peer says,
+    /// those of the fast path are counted off one by one.
     pub(crate) fn answered(&mut self, n: u16) {
         let n = u16::from(self.long_answers).min(n) as u8;
         (self.answers, self.long_answers) = (self.answers - n, self.long_answers - n);
     }
 
-    /// Records of the short way of one-sided operations.
-    pub(crate) fn short_ops(&self) -> u8 {
+    /// Records of the fast path of one-sided operations.
+    pub(crate) fn fast_ops(&self) -> u8 {
         self.answers - self.long_answers
     }
 
@@ -593,7 +593,8 @@ impl Peer {
     #[inline(always)]
     pub(crate) fn any_waits(&self) -> bool {
         // All bits of a head are set if nothing is in the list.
-        let heads = self.txq.head & self.dataq.head & self.ctlq.head & self.jobq.head;
+        let heads =
+            self.send_q.head & self.rndv_data_q.head & self.rndv_ctl_q.head & self.resp_q.head;
         heads != NONE
     }
 
@@ -638,12 +639,12 @@ impl Peer {
                 }
                 self.snd.in_flight() > 0
                     || !self.wrs.is_empty()
-                    || self.short_ops() > 0
+                    || self.fast_ops() > 0
                     || !self.pulls.is_empty()
-                    || self.inbound != NONE
-                    || !self.held.is_empty()
+                    || self.reassembly != NONE
+                    || !self.reorder_buf.is_empty()
                     // Answers that cannot be sent: a station that is gone would have them for ever.
-                    || self.jobs > 0
+                    || self.responses > 0
                     || self.coll_waits > 0
             }
         }
@@ -652,13 +653,13 @@ impl Peer {
     /// Whether the session could be forgotten without anybody noticing.
     pub(crate) fn is_idle(&self) -> bool {
         self.wrs.is_empty()
-            && self.short_ops() == 0
+            && self.fast_ops() == 0
             && self.pulls.is_empty()
-            && self.held.is_empty()
-            && self.jobs == 0
-            && self.stored == 0
+            && self.reorder_buf.is_empty()
+            && self.responses == 0
+            && self.unexpected == 0
             && self.snd.in_flight() == 0
-            && self.inbound == NONE
+            && self.reassembly == NONE
             && self.coll_waits == 0
     }
 }

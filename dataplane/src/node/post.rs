@@ -111,12 +111,12 @@ impl Node {
             self.fail_wr(w, err, ProvErrno::NotExecuted);
             return;
         }
-        self.tx[w].flags |= WrFlags::IN_TXQ;
-        if !planted(Bug::ShortLeftKept) {
-            peer.short_left = 0;
+        self.tx[w].flags |= WrFlags::IN_SEND_Q;
+        if !planted(Bug::TxQuotaKept) {
+            peer.tx_quota = 0;
         }
-        peer.txq.push_back(&mut self.tx, w);
-        self.kick(now, p);
+        peer.send_q.push_back(&mut self.tx, w);
+        self.schedule(now, p);
     }
 
     /// Checks everything about a send that does not depend on what is free. Returns the endpoint's
@@ -170,8 +170,8 @@ impl Node {
         if ep.sharers.is_some() {
             return self.post_shared(now, (e, e), src, req);
         }
-        if ep.twin_of != NONE {
-            return self.post_twin(now, e, src, req);
+        if ep.deferred_for != NONE {
+            return self.post_deferred_recv(now, e, src, req);
         }
         self.make_recv_room(e);
         let ep = &mut self.eps[e];
@@ -186,22 +186,22 @@ impl Node {
         let (tag, ignore, kind) = (req.tag, req.ignore, req.kind);
         let wr = recv_wr(e, ep.rx_selective, multi, &req);
         let matcher = &mut ep.matcher[kind as usize];
-        let starved = ep.starved;
-        let found = if multi || starved || matcher.unexpected_len() == 0 {
+        let cq_blocked = ep.cq_blocked;
+        let found = if multi || cq_blocked || matcher.unexpected_len() == 0 {
             None
         } else {
-            matcher.match_unexpected(&self.stored, tag, ignore, src)
+            matcher.match_unexpected(&self.unexpected, tag, ignore, src)
         };
         let recv = matcher.post(&mut self.posted, tag, ignore, src, wr);
         let recv = recv.unwrap_or_else(|_| unreachable!("a free slot was seen"));
         keep_list(&mut self.recv_lists, recv, &mut req.buf);
-        if starved {
+        if cq_blocked {
             // What waits for room in the queue may be for an older receive than this one.
-            self.feed_ep(now, e);
+            self.retry_ep_waiters(now, e);
         } else if let Some(msg) = found {
             matcher.unlink_posted(&mut self.posted, recv);
-            self.unmatch_stored(msg);
-            self.deliver_stored(now, msg, recv, 0);
+            self.unmatch_unexpected(msg);
+            self.deliver_unexpected(now, msg, recv, 0);
         } else if multi {
             self.fill_multi(now, e, kind, recv);
         }
@@ -218,7 +218,7 @@ impl Node {
         req: &mut RecvReq,
     ) -> (u32, Option<u32>) {
         let matcher = &mut self.eps[e].matcher[req.kind as usize];
-        let found = matcher.match_unexpected(&self.stored, req.tag, req.ignore, src);
+        let found = matcher.match_unexpected(&self.unexpected, req.tag, req.ignore, src);
         let recv = matcher.post(&mut self.posted, req.tag, req.ignore, src, wr);
         let recv = recv.unwrap_or_else(|_| unreachable!("a free slot was seen"));
         keep_list(&mut self.recv_lists, recv, &mut req.buf);
@@ -246,7 +246,7 @@ impl Node {
     /// The rest of [`check_recv`](Self::check_recv), for what has a flag or a source.
     fn check_rare_recv(&self, e: &Ep, idx: u32, req: &RecvReq) -> Result<(u32, Src)> {
         let mut allowed = RECV_FLAGS;
-        let own = e.sharers.is_none() && e.twin_of == NONE;
+        let own = e.sharers.is_none() && e.deferred_for == NONE;
         if own && e.caps.contains(Caps::MULTI_RECV) && req.kind == MsgKind::Msg {
             allowed |= OpFlags::MULTI_RECV;
         }
@@ -259,7 +259,7 @@ impl Node {
         if !allowed.contains(req.flags) || !special_ok(req, e.buffered) {
             return Err(Error::BadFlags);
         }
-        let named = self.eps.get(e.twin_of).unwrap_or(e);
+        let named = self.eps.get(e.deferred_for).unwrap_or(e);
         let src = if req.src == FI_ADDR_UNSPEC || !named.caps.contains(Caps::DIRECTED_RECV) {
             Src::ANY
         } else {
@@ -292,13 +292,13 @@ impl Node {
             let (_, msg) = ep.claimed.swap_remove(claimed.expect("checked above"));
             if discard {
                 self.report_peek(e, msg, &req);
-                self.discard_stored(now, msg, EndStatus::Discarded);
+                self.discard_unexpected(now, msg, EndStatus::Discarded);
                 return Ok(());
             }
             return self.receive_claimed(now, e, msg, req);
         }
         let matcher = &ep.matcher[req.kind as usize];
-        let Some(msg) = matcher.match_unexpected(&self.stored, req.tag, req.ignore, src) else {
+        let Some(msg) = matcher.match_unexpected(&self.unexpected, req.tag, req.ignore, src) else {
             let flags = CqFlags::RECV | CqFlags::TAGGED;
             let (op_context, tag) = (req.context, req.tag);
             let cqe = Cqe { op_context, flags, tag, src: FI_ADDR_UNSPEC, ..Cqe::default() };
@@ -307,10 +307,10 @@ impl Node {
         };
         self.report_peek(e, msg, &req);
         if discard {
-            self.discard_stored(now, msg, EndStatus::Discarded);
+            self.discard_unexpected(now, msg, EndStatus::Discarded);
         } else if claim {
-            self.unmatch_stored(msg);
-            self.stored[msg].payload.claimed = true;
+            self.unmatch_unexpected(msg);
+            self.unexpected[msg].payload.claimed = true;
             self.eps[e].claimed.push((req.context, msg));
         }
         Ok(())
@@ -318,31 +318,31 @@ impl Node {
 
     fn receive_claimed(&mut self, now: Instant, e: u32, msg: u32, mut req: RecvReq) -> Result<()> {
         let ep = &mut self.eps[e];
-        if self.stored[msg].payload.dead {
+        if self.unexpected[msg].payload.dead {
             let flags = CqFlags::RECV | CqFlags::TAGGED;
-            let (op_context, tag) = (req.context, self.stored[msg].tag);
+            let (op_context, tag) = (req.context, self.unexpected[msg].tag);
             let cqe = Cqe { op_context, flags, tag, src: FI_ADDR_UNSPEC, ..Cqe::default() };
             self.error_to(e, cqe, Error::ConnReset);
-            self.free_stored(now, msg);
+            self.free_unexpected(now, msg);
             return Ok(());
         }
         ep.rx_used += 1;
         let kind = req.kind;
         let wr = recv_wr(e, ep.rx_selective, false, &req);
         let matcher = &mut ep.matcher[kind as usize];
-        let tag = self.stored[msg].tag;
+        let tag = self.unexpected[msg].tag;
         let recv = matcher.post(&mut self.posted, tag, 0, Src::ANY, wr);
         let recv = recv.unwrap_or_else(|_| unreachable!("a free slot was seen"));
         matcher.unlink_posted(&mut self.posted, recv);
         keep_list(&mut self.recv_lists, recv, &mut req.buf);
-        self.deliver_stored(now, msg, recv, 0);
+        self.deliver_unexpected(now, msg, recv, 0);
         Ok(())
     }
 
     /// Completes a peek or a discard with what is known of the message.
     fn report_peek(&mut self, e: u32, msg: u32, req: &RecvReq) {
-        let tag = self.stored[msg].tag;
-        let m = &self.stored[msg].payload;
+        let tag = self.unexpected[msg].tag;
+        let m = &self.unexpected[msg].payload;
         let mut flags = CqFlags::RECV;
         flags |= if m.tagged { CqFlags::TAGGED } else { CqFlags::MSG };
         if m.imm.is_some() {
@@ -395,7 +395,7 @@ impl Node {
             wr.ep == e
                 && wr.context == context
                 && wr.sent == 0
-                && wr.flags.contains(WrFlags::IN_TXQ)
+                && wr.flags.contains(WrFlags::IN_SEND_Q)
                 && !wr.flags.contains(WrFlags::GROUP)
         });
         match unsent.map(|(w, _)| w) {
@@ -440,11 +440,11 @@ fn special_ok(req: &RecvReq, buffered: bool) -> bool {
 #[inline(always)]
 pub(super) fn recv_wr(e: u32, selective: bool, multi: bool, req: &RecvReq) -> RecvWr {
     let one = req.buf.as_one();
-    let told = !selective || req.flags.contains(OpFlags::COMPLETION);
+    let signaled = !selective || req.flags.contains(OpFlags::COMPLETION);
     let mut is = RecvIs::empty();
-    is.set(RecvIs::PLAIN, told && !multi && one.is_some());
+    is.set(RecvIs::SIMPLE, signaled && !multi && one.is_some());
     is.set(RecvIs::TAGGED, req.kind == MsgKind::Tagged);
-    is.set(RecvIs::TOLD, told);
+    is.set(RecvIs::SIGNALED, signaled);
     is.set(RecvIs::LIST, one.is_none());
     is.set(RecvIs::MULTI, multi);
     let buf = one.map_or(Span::EMPTY, Span::again);

@@ -8,10 +8,10 @@
 use barewire_driver::frame::RxFrame;
 use barewire_driver::mem::IoBuf;
 
+use super::fast_op::{FastOp, Form};
 use super::notice::EndReason;
-use super::ops::{Pull, RecvIs, Stored};
-use super::peer::{GRANT_FIRST, GRANT_MAX, Half, Inbound, State};
-use super::short_op::{Form, ShortOp};
+use super::ops::{Pull, RecvIs, UnexpectedMsg};
+use super::peer::{GRANT_FIRST, GRANT_MAX, Reassembly, ReassemblyDst, State};
 use super::{MsgKind, Node};
 use crate::error::Error;
 use crate::flags::{Caps, CqFlags};
@@ -66,7 +66,7 @@ enum Target {
 
 /// Messages that may be half here, of which each peer has one at most, before memory is taken for
 /// more: never, with as many peers as there may be unless it is asked for more.
-pub(super) const HALVES_FIRST: usize = 4096;
+pub(super) const REASSEMBLIES_FIRST: usize = 4096;
 
 impl Node {
     /// Takes a whole message that lies at `off..off + len` of `frame`.
@@ -101,11 +101,11 @@ impl Node {
                 self.complete_recv(recv, &head, base, n);
             }
             Target::Store => {
-                let msg = self.store(e, &head, NONE, 0);
-                let stored = &mut self.stored[msg].payload;
-                let kept = self.blocks.append(&mut stored.chain, frame, off, len);
+                let msg = self.add_unexpected(e, &head, NONE, 0);
+                let unexpected = &mut self.unexpected[msg].payload;
+                let kept = self.blocks.append(&mut unexpected.chain, frame, off, len);
                 assert!(kept, "blocks were promised with the credit");
-                stored.complete = true;
+                unexpected.complete = true;
                 self.announce(e, msg);
             }
         }
@@ -123,14 +123,14 @@ impl Node {
         (off, len): (usize, usize),
     ) -> Verdict {
         if op.offset == 0
-            && let Err(reason) = self.begin_inbound(now, p, op)
+            && let Err(reason) = self.begin_reassembly(now, p, op)
         {
             return Verdict::Refuse(reason);
         }
-        let Some(half) = self.halves.get_mut(self.peers[p].inbound) else {
+        let Some(partial) = self.reassemblies.get_mut(self.peers[p].reassembly) else {
             return Verdict::Refuse(NackReason::Malformed);
         };
-        let fits = half.off == op.offset && half.len == op.msg_len;
+        let fits = partial.off == op.offset && partial.len == op.msg_len;
         if !fits && !planted(Bug::PieceOffsetUnchecked) {
             return Verdict::Refuse(NackReason::Malformed);
         }
@@ -138,9 +138,9 @@ impl Node {
         if end > op.msg_len || len == 0 && op.msg_len > 0 {
             return Verdict::Refuse(NackReason::Malformed);
         }
-        half.off = end;
-        match half.to {
-            Inbound::Recv { recv, base } => {
+        partial.off = end;
+        match partial.to {
+            ReassemblyDst::Recv { recv, base } => {
                 let room = self.room(recv, base).saturating_sub(op.offset);
                 let n = room.min(len as u64);
                 if n > 0 {
@@ -148,61 +148,61 @@ impl Node {
                     frame.copy_to_io(off, &self.recv_buf(recv), at, n as usize);
                 }
             }
-            Inbound::Store { msg } => {
-                let chain = &mut self.stored[msg].payload.chain;
+            ReassemblyDst::Store { msg } => {
+                let chain = &mut self.unexpected[msg].payload.chain;
                 let kept = self.blocks.append(chain, frame, off, len);
                 assert!(kept, "blocks were promised with the credit");
             }
         }
         if end == op.msg_len {
-            self.finish_inbound(now, p, op);
+            self.finish_reassembly(now, p, op);
         }
         Verdict::Accept
     }
 
-    fn begin_inbound(&mut self, now: Instant, p: u32, op: &MsgMOp) -> Result<(), NackReason> {
-        self.abort_inbound(now, p);
+    fn begin_reassembly(&mut self, now: Instant, p: u32, op: &MsgMOp) -> Result<(), NackReason> {
+        self.abort_reassembly(now, p);
         let head = msgm_head(p, op);
         let e = self.admit(p, (op.dst_ep, op.rx_ctx), &head, units(head.len))?;
         let to = match self.target(e, &head) {
             Target::Recv { recv, base } => {
                 self.posted[recv].payload.active += 1;
                 self.release_units(p, units(head.len));
-                Inbound::Recv { recv, base }
+                ReassemblyDst::Recv { recv, base }
             }
-            Target::Store => Inbound::Store { msg: self.store(e, &head, NONE, 0) },
+            Target::Store => ReassemblyDst::Store { msg: self.add_unexpected(e, &head, NONE, 0) },
         };
-        let half = Half { to, len: op.msg_len, off: 0, imm: op.imm };
-        if self.halves.is_full() {
-            self.halves.raise_capacity(2 * self.halves.capacity());
+        let partial = Reassembly { to, len: op.msg_len, off: 0, imm: op.imm };
+        if self.reassemblies.is_full() {
+            self.reassemblies.raise_capacity(2 * self.reassemblies.capacity());
         }
         // The rest of it is waited for.
         self.begin_to_wait(now, p);
-        self.peers[p].inbound = self.halves.alloc(half).expect("there is room now");
+        self.peers[p].reassembly = self.reassemblies.alloc(partial).expect("there is room now");
         self.arm_timer(now, p);
         self.regrant(now, p);
         Ok(())
     }
 
-    fn finish_inbound(&mut self, now: Instant, p: u32, op: &MsgMOp) {
-        let Some(half) = self.take_half(p) else { return };
-        match half.to {
-            Inbound::Recv { recv, base } => {
+    fn finish_reassembly(&mut self, now: Instant, p: u32, op: &MsgMOp) {
+        let Some(partial) = self.take_reassembly(p) else { return };
+        match partial.to {
+            ReassemblyDst::Recv { recv, base } => {
                 self.posted[recv].payload.active -= 1;
-                let head = MsgHead { imm: half.imm, ..msgm_head(p, op) };
+                let head = MsgHead { imm: partial.imm, ..msgm_head(p, op) };
                 let n = self.room(recv, base).min(head.len);
                 self.complete_recv(recv, &head, base, n);
             }
-            Inbound::Store { msg } => {
-                let stored = &mut self.stored[msg].payload;
-                stored.complete = true;
-                let (recv, base, e) = (stored.recv, stored.base, stored.ep);
-                if stored.discard {
-                    self.free_stored(now, msg);
+            ReassemblyDst::Store { msg } => {
+                let unexpected = &mut self.unexpected[msg].payload;
+                unexpected.complete = true;
+                let (recv, base, e) = (unexpected.recv, unexpected.base, unexpected.ep);
+                if unexpected.discard {
+                    self.free_unexpected(now, msg);
                 } else if recv != NONE {
-                    self.stored[msg].payload.recv = NONE;
+                    self.unexpected[msg].payload.recv = NONE;
                     self.posted[recv].payload.active -= 1;
-                    self.deliver_stored(now, msg, recv, base);
+                    self.deliver_unexpected(now, msg, recv, base);
                 } else {
                     self.announce(e, msg);
                 }
@@ -212,37 +212,37 @@ impl Node {
 
     /// What is known of the message of which the first pieces are here, if there is one; from now
     /// on there is none.
-    pub(crate) fn take_half(&mut self, p: u32) -> Option<Half> {
-        let half = std::mem::replace(&mut self.peers[p].inbound, NONE);
-        (half != NONE).then(|| self.halves.free(half))
+    pub(crate) fn take_reassembly(&mut self, p: u32) -> Option<Reassembly> {
+        let partial = std::mem::replace(&mut self.peers[p].reassembly, NONE);
+        (partial != NONE).then(|| self.reassemblies.free(partial))
     }
 
     /// The receive that the pieces of a message of peer `p` go into.
     pub(crate) fn placing(&self, p: u32) -> Option<u32> {
-        match self.halves.get(self.peers[p].inbound)?.to {
-            Inbound::Recv { recv, .. } => Some(recv),
-            Inbound::Store { .. } => None,
+        match self.reassemblies.get(self.peers[p].reassembly)?.to {
+            ReassemblyDst::Recv { recv, .. } => Some(recv),
+            ReassemblyDst::Store { .. } => None,
         }
     }
 
     /// The sender gave up the message of which the first pieces are here.
-    pub(crate) fn abort_inbound(&mut self, now: Instant, p: u32) {
-        let Some(half) = self.take_half(p) else { return };
-        match half.to {
-            Inbound::Recv { recv, .. } => {
+    pub(crate) fn abort_reassembly(&mut self, now: Instant, p: u32) {
+        let Some(partial) = self.take_reassembly(p) else { return };
+        match partial.to {
+            ReassemblyDst::Recv { recv, .. } => {
                 self.posted[recv].payload.active -= 1;
                 self.fail_placing(recv, Error::ConnReset);
             }
-            Inbound::Store { msg } => {
-                let m = &mut self.stored[msg].payload;
+            ReassemblyDst::Store { msg } => {
+                let m = &mut self.unexpected[msg].payload;
                 let recv = m.recv;
                 if m.claimed && recv == NONE && !m.discard {
                     // The application holds its name, and learns of it by asking for it.
                     (m.dead, m.complete) = (true, true);
                     return;
                 }
-                self.unmatch_stored(msg);
-                self.free_stored(now, msg);
+                self.unmatch_unexpected(msg);
+                self.free_unexpected(now, msg);
                 if recv != NONE {
                     self.posted[recv].payload.active -= 1;
                     self.fail_placing(recv, Error::ConnReset);
@@ -273,8 +273,8 @@ impl Node {
                 self.pull(now, recv, base, &head, op.src_op, op.src_gen);
             }
             Target::Store => {
-                let msg = self.store(e, &head, op.src_op, op.src_gen);
-                self.stored[msg].payload.complete = true;
+                let msg = self.add_unexpected(e, &head, op.src_op, op.src_gen);
+                self.unexpected[msg].payload.complete = true;
                 self.announce(e, msg);
             }
         }
@@ -291,9 +291,9 @@ impl Node {
         op: &DataOp,
         (off, len): (usize, usize),
     ) {
-        if ShortOp::is_name(op.dst_op) {
+        if FastOp::is_name(op.dst_op) {
             let asked = (op.dst_op, op.dst_gen, op.offset);
-            return self.on_short_answer((p, Form::Read), frame, asked, (off, len));
+            return self.on_fast_answer((p, Form::Read), frame, asked, (off, len));
         }
         let handle = Handle::from_parts(op.dst_op, op.dst_gen);
         let active = self.polled_at;
@@ -301,7 +301,7 @@ impl Node {
             self.counters.rx_stray += 1;
             return;
         };
-        pull.heard = active;
+        pull.last_rx = active;
         if pull.read {
             return self.on_read_data(now, p, frame, op, (off, len));
         }
@@ -367,7 +367,7 @@ impl Node {
     #[inline]
     fn target(&mut self, e: u32, head: &MsgHead) -> Target {
         let ep = &mut self.eps[e];
-        if ep.starved {
+        if ep.cq_blocked {
             return Target::Store;
         }
         if ep.srx != NONE {
@@ -393,7 +393,7 @@ impl Node {
         self.make_room(self.eps[e].rx_cq);
         let cq = self.eps[e].rx_cq;
         if !self.cqs[cq].cq.reserve() {
-            self.eps[e].starve(true);
+            self.eps[e].set_cq_blocked(true);
             self.starve_queue(cq);
             return Target::Store;
         }
@@ -428,9 +428,9 @@ impl Node {
     }
 
     /// Keeps a message for later.
-    fn store(&mut self, e: u32, head: &MsgHead, src_op: u32, src_gen: u32) -> u32 {
+    fn add_unexpected(&mut self, e: u32, head: &MsgHead, src_op: u32, src_gen: u32) -> u32 {
         let cost = if src_op == NONE { units(head.len) } else { 1 };
-        let stored = Stored {
+        let unexpected = UnexpectedMsg {
             peer: head.peer,
             src_ep: head.src_ep,
             ep: e,
@@ -449,13 +449,13 @@ impl Node {
             discard: false,
         };
         let at = self.matching_of(e);
-        if !planted(Bug::RecvLeftKept) {
-            self.eps[at].stop_borrowing(head.kind());
+        if !planted(Bug::RxReservedKept) {
+            self.eps[at].stop_reserving(head.kind());
         }
         let matcher = self.eps[at].matcher_of(head.kind());
-        let added = matcher.add_unexpected(&mut self.stored, head.src(), head.tag, stored);
+        let added = matcher.add_unexpected(&mut self.unexpected, head.src(), head.tag, unexpected);
         self.counters.msgs_unexpected += 1;
-        self.peers[head.peer].stored += 1;
+        self.peers[head.peer].unexpected += 1;
         added.unwrap_or_else(|_| unreachable!("a record was promised with the credit"))
     }
 
@@ -464,10 +464,10 @@ impl Node {
         if !self.eps[e].buffered {
             return self.coll_arrived(e, msg);
         }
-        let m = &self.stored[msg].payload;
+        let m = &self.unexpected[msg].payload;
         let (p, src_ep) = (m.peer, m.src_ep);
         let src = self.source_of(e, p, src_ep).unwrap_or(FI_ADDR_UNSPEC);
-        let (tag, m) = (self.stored[msg].tag, &self.stored[msg].payload);
+        let (tag, m) = (self.unexpected[msg].tag, &self.unexpected[msg].payload);
         let (buf, piece) = self.blocks.first_piece(&m.chain);
         let mut flags = CqFlags::RECV | CqFlags::BUFFERED_RECV;
         flags |= if m.tagged { CqFlags::TAGGED } else { CqFlags::MSG };
@@ -477,43 +477,43 @@ impl Node {
         if m.imm.is_some() {
             flags |= CqFlags::REMOTE_CQ_DATA;
         }
-        let handle = u64::from(self.stored.generation(msg)) << 32 | u64::from(msg);
+        let handle = u64::from(self.unexpected.generation(msg)) << 32 | u64::from(msg);
         let data = m.imm.unwrap_or(0);
         let cqe = Cqe { op_context: handle, flags, len: m.msg_len, buf, data, tag, src };
         let cq = self.eps[e].rx_cq;
         self.make_room(cq);
-        if self.eps[e].starved || !self.cqs[cq].cq.try_push(cqe) {
-            self.eps[e].starve(true);
+        if self.eps[e].cq_blocked || !self.cqs[cq].cq.try_push(cqe) {
+            self.eps[e].set_cq_blocked(true);
             self.starve_queue(cq);
             return;
         }
         let ep = &mut self.eps[e];
         ep.claimed.push((handle, msg));
-        self.unmatch_stored(msg);
-        self.stored[msg].payload.claimed = true;
+        self.unmatch_unexpected(msg);
+        self.unexpected[msg].payload.claimed = true;
     }
 
     /// What the header of a stored message said.
     pub(super) fn head_of(&self, msg: u32) -> MsgHead {
-        let stored = &self.stored[msg];
-        let (tag, m) = (stored.tag, &stored.payload);
+        let unexpected = &self.unexpected[msg];
+        let (tag, m) = (unexpected.tag, &unexpected.payload);
         let (src_ep, tagged, len) = (m.src_ep, m.tagged, m.msg_len);
         MsgHead { peer: m.peer, src_ep, tagged, tag, imm: m.imm, len }
     }
 
     /// Hands a stored message to a receive, from `base` of its buffer.
-    pub(crate) fn deliver_stored(&mut self, now: Instant, msg: u32, recv: u32, base: u64) {
+    pub(crate) fn deliver_unexpected(&mut self, now: Instant, msg: u32, recv: u32, base: u64) {
         let head = self.head_of(msg);
-        let m = &mut self.stored[msg].payload;
+        let m = &mut self.unexpected[msg].payload;
         if m.is_announced() {
             let (src_op, src_gen) = (m.src_op, m.src_gen);
-            self.free_stored(now, msg);
+            self.free_unexpected(now, msg);
             self.pull(now, recv, base, &head, src_op, src_gen);
         } else if m.complete {
             let n = self.room(recv, base).min(head.len);
-            let (chain, buf) = (&self.stored[msg].payload.chain, self.recv_buf(recv));
+            let (chain, buf) = (&self.unexpected[msg].payload.chain, self.recv_buf(recv));
             self.blocks.copy_out(chain, &buf, base as usize, n as usize);
-            self.free_stored(now, msg);
+            self.free_unexpected(now, msg);
             self.complete_recv(recv, &head, base, n);
         } else {
             (m.recv, m.base) = (recv, base);
@@ -522,62 +522,62 @@ impl Node {
     }
 
     /// Takes a stored message out of its matching table, unless it was claimed.
-    pub(crate) fn unmatch_stored(&mut self, msg: u32) {
-        let m = &self.stored[msg].payload;
+    pub(crate) fn unmatch_unexpected(&mut self, msg: u32) {
+        let m = &self.unexpected[msg].payload;
         if m.claimed || m.recv != NONE || m.discard {
             return;
         }
         let kind = if m.tagged { MsgKind::Tagged } else { MsgKind::Msg };
         let at = self.matching_of(m.ep);
-        self.eps[at].matcher[kind as usize].unlink_unexpected(&mut self.stored, msg);
+        self.eps[at].matcher[kind as usize].unlink_unexpected(&mut self.unexpected, msg);
     }
 
     /// Throws a stored message away; its sender is told `status` if it announced it.
-    pub(crate) fn discard_stored(&mut self, now: Instant, msg: u32, status: EndStatus) {
-        self.unmatch_stored(msg);
-        let m = &mut self.stored[msg].payload;
+    pub(crate) fn discard_unexpected(&mut self, now: Instant, msg: u32, status: EndStatus) {
+        self.unmatch_unexpected(msg);
+        let m = &mut self.unexpected[msg].payload;
         let recv = std::mem::replace(&mut m.recv, NONE);
         if recv != NONE {
             self.posted[recv].payload.active -= 1;
             self.fail_placing(recv, Error::Canceled);
         }
-        let m = &mut self.stored[msg].payload;
+        let m = &mut self.unexpected[msg].payload;
         if m.is_announced() {
             let pull = empty_pull(m.peer, m.src_op, m.src_gen, Some(status));
-            self.free_stored(now, msg);
+            self.free_unexpected(now, msg);
             self.add_pull(now, pull);
         } else if m.complete {
-            self.free_stored(now, msg);
+            self.free_unexpected(now, msg);
         } else {
             m.discard = true;
         }
     }
 
     /// Gives back the record and blocks of a message that is out of its matching table.
-    pub(crate) fn free_stored(&mut self, now: Instant, msg: u32) {
-        let mut m = self.stored.free(msg).payload;
+    pub(crate) fn free_unexpected(&mut self, now: Instant, msg: u32) {
+        let mut m = self.unexpected.free(msg).payload;
         self.blocks.release(&mut m.chain);
-        self.peers[m.peer].stored -= 1;
+        self.peers[m.peer].unexpected -= 1;
         self.blocks_unpromised += m.units as usize;
-        self.serve_starved(now);
+        self.serve_block_waiters(now);
     }
 
     /// Grants credits to the peers that wait for free blocks, as far as there are any.
-    fn serve_starved(&mut self, now: Instant) {
-        for _ in 0..self.starved.len() {
+    fn serve_block_waiters(&mut self, now: Instant) {
+        for _ in 0..self.block_waiters.len() {
             if self.blocks_unpromised == 0 {
                 return;
             }
-            let Some(p) = self.starved.pop_front() else { return };
+            let Some(p) = self.block_waiters.pop_front() else { return };
             if self.peers.get(p).is_some() {
-                self.peers[p].starved = false;
+                self.peers[p].wants_blocks = false;
                 self.regrant_now(now, p);
             }
         }
     }
 
     /// The peer used credit for something that was not taken: it counts as used, and is free again.
-    pub(crate) fn waive(&mut self, now: Instant, p: u32, cost: u32) {
+    pub(crate) fn return_credit(&mut self, now: Instant, p: u32, cost: u32) {
         let peer = &mut self.peers[p];
         let cost = cost.min(peer.outstanding());
         peer.consumed = peer.consumed.wrapping_add(cost);
@@ -602,8 +602,8 @@ impl Node {
         if outstanding < peer.low() {
             self.regrant_now(now, p);
         }
-        if !self.starved.is_empty() {
-            self.serve_starved(now);
+        if !self.block_waiters.is_empty() {
+            self.serve_block_waiters(now);
         }
     }
 
@@ -626,14 +626,14 @@ impl Node {
         let first = GRANT_FIRST.saturating_sub(peer.outstanding()) as usize;
         let more = more.min(spare.max(first).min(self.blocks_unpromised) as u32);
         if more == 0 {
-            if !peer.starved {
-                peer.starved = true;
-                self.starved.push_back(p);
+            if !peer.wants_blocks {
+                peer.wants_blocks = true;
+                self.block_waiters.push_back(p);
             }
             return;
         }
         peer.granted = peer.granted.wrapping_add(more);
-        peer.take_left = 0;
+        peer.rx_quota = 0;
         self.blocks_unpromised -= more as usize;
         peer.ack_now = true;
         self.make_ready(p);
@@ -693,7 +693,7 @@ impl Node {
     /// Asks for the next bytes, or waits for room in the pull window.
     pub(crate) fn ask(&mut self, _now: Instant, idx: u32) {
         let pull = &self.pulls[idx];
-        if pull.in_ctlq || pull.waiting {
+        if pull.in_rndv_ctl_q || pull.waiting {
             return;
         }
         let p = pull.peer;
@@ -703,7 +703,7 @@ impl Node {
         let (_, len) = self.next_piece(idx);
         let pull = &mut self.pulls[idx];
         if pull.asked == pull.got {
-            pull.heard = self.polled_at;
+            pull.last_rx = self.polled_at;
         }
         pull.asking = len;
         self.pull_out += u64::from(len);
@@ -771,9 +771,9 @@ impl Node {
             if pull.asked > pull.got {
                 waits = true;
                 if una.since(pull.psn) <= 0 && una != pull.una {
-                    (pull.heard, pull.una) = (active, una);
+                    (pull.last_rx, pull.una) = (active, una);
                 }
-                if pull.heard.max(self.resumed_at).0 > since {
+                if pull.last_rx.max(self.resumed_at).0 > since {
                     return false;
                 }
             }
@@ -816,9 +816,9 @@ impl Node {
 
     fn queue_pull(&mut self, p: u32, idx: u32) {
         let pull = &mut self.pulls[idx];
-        if !pull.in_ctlq {
-            pull.in_ctlq = true;
-            self.peers[p].ctlq.push_back(&mut self.pulls, idx);
+        if !pull.in_rndv_ctl_q {
+            pull.in_rndv_ctl_q = true;
+            self.peers[p].rndv_ctl_q.push_back(&mut self.pulls, idx);
         }
         self.make_ready(p);
     }
@@ -867,8 +867,8 @@ impl Node {
     pub(crate) fn free_pull(&mut self, idx: u32) -> Pull {
         self.settle_pull(idx);
         let p = self.pulls[idx].peer;
-        if std::mem::take(&mut self.pulls[idx].in_ctlq) {
-            self.peers[p].ctlq.remove(&mut self.pulls, idx);
+        if std::mem::take(&mut self.pulls[idx].in_rndv_ctl_q) {
+            self.peers[p].rndv_ctl_q.remove(&mut self.pulls, idx);
         }
         self.peers[p].pulls.remove(&mut self.pulls, idx);
         if self.pulls[idx].read {
@@ -903,7 +903,7 @@ impl Node {
     pub(crate) fn complete_recv(&mut self, recv: u32, head: &MsgHead, base: u64, n: u64) {
         let source = self.source_of(self.posted[recv].payload.ep, head.peer, head.src_ep);
         let wr = &self.posted[recv].payload;
-        let (e, multi, wanted) = (wr.ep, wr.is(RecvIs::MULTI), wr.is(RecvIs::TOLD));
+        let (e, multi, wanted) = (wr.ep, wr.is(RecvIs::MULTI), wr.is(RecvIs::SIGNALED));
         let mut flags = CqFlags::RECV;
         flags |= if head.tagged { CqFlags::TAGGED } else { CqFlags::MSG };
         if head.imm.is_some() {
@@ -961,8 +961,8 @@ impl Node {
     }
 
     /// Gives a multi-receive back to the application; its last completion has said so already if
-    /// `told`.
-    fn release_multi(&mut self, recv: u32, told: bool) {
+    /// `signaled`.
+    fn release_multi(&mut self, recv: u32, signaled: bool) {
         let wr = &self.posted[recv].payload;
         let cqe = Cqe {
             op_context: wr.context,
@@ -971,7 +971,7 @@ impl Node {
             ..Cqe::default()
         };
         let cq = &mut self.cqs[self.eps[wr.ep].rx_cq].cq;
-        if told {
+        if signaled {
             cq.unreserve();
         } else {
             cq.push(cqe);
@@ -1050,26 +1050,26 @@ impl Node {
     }
 
     /// A queue that had no room was read: delivers what had to wait, in order.
-    pub(crate) fn feed(&mut self, cq: u32) {
-        self.cqs[cq].starved = false;
+    pub(crate) fn retry_cq_waiters(&mut self, cq: u32) {
+        self.cqs[cq].cq_blocked = false;
         let now = self.polled_at;
         self.feed_late(now, cq);
         if self.gone {
             self.srx_port_gone();
         }
         let eps: Vec<u32> = (self.eps.iter())
-            .filter(|(_, ep)| ep.rx_cq == cq && ep.starved)
+            .filter(|(_, ep)| ep.rx_cq == cq && ep.cq_blocked)
             .map(|(e, _)| e)
             .collect();
         for e in eps {
-            self.feed_ep(now, e);
+            self.retry_ep_waiters(now, e);
         }
     }
 
     /// Delivers what had to wait for room in the queue of endpoint `e`, in order, as far as there
     /// is room.
-    pub(crate) fn feed_ep(&mut self, now: Instant, e: u32) {
-        self.eps[e].starve(false);
+    pub(crate) fn retry_ep_waiters(&mut self, now: Instant, e: u32) {
+        self.eps[e].set_cq_blocked(false);
         let srx = self.eps[e].srx;
         if srx != NONE {
             return self.feed_shared(now, srx);
@@ -1080,11 +1080,11 @@ impl Node {
     }
 
     fn feed_kind(&mut self, now: Instant, e: u32, kind: MsgKind) {
-        while !self.eps[e].starved {
+        while !self.eps[e].cq_blocked {
             let (ep, posted) = (&self.eps[e], &self.posted);
             let matcher = &ep.matcher[kind as usize];
             let buffered = ep.buffered;
-            let found = matcher.find_unexpected(&self.stored, |m| {
+            let found = matcher.find_unexpected(&self.unexpected, |m| {
                 buffered && m.payload.complete
                     || matcher.match_posted(posted, m.src, m.tag).is_some()
             });
@@ -1092,8 +1092,8 @@ impl Node {
             let head = self.head_of(msg);
             match self.target(e, &head) {
                 Target::Recv { recv, base } => {
-                    self.unmatch_stored(msg);
-                    self.deliver_stored(now, msg, recv, base);
+                    self.unmatch_unexpected(msg);
+                    self.deliver_unexpected(now, msg, recv, base);
                 }
                 Target::Store if buffered => self.announce(e, msg),
                 Target::Store => return,
@@ -1105,19 +1105,19 @@ impl Node {
     pub(crate) fn fill_multi(&mut self, now: Instant, e: u32, kind: MsgKind, recv: u32) {
         loop {
             let posted = &self.posted[recv];
-            if posted.payload.is(RecvIs::CLOSED) || self.eps[e].starved {
+            if posted.payload.is(RecvIs::CLOSED) || self.eps[e].cq_blocked {
                 return;
             }
             let (tag, ignore, src) = (posted.tag, posted.ignore, posted.src);
             let matcher = &self.eps[e].matcher[kind as usize];
-            let Some(msg) = matcher.match_unexpected(&self.stored, tag, ignore, src) else {
+            let Some(msg) = matcher.match_unexpected(&self.unexpected, tag, ignore, src) else {
                 return;
             };
             let head = self.head_of(msg);
             let Target::Recv { recv, base } = self.target_multi(e, recv, &head) else { return };
-            self.unmatch_stored(msg);
+            self.unmatch_unexpected(msg);
             let was_last = self.posted[recv].payload.is(RecvIs::CLOSED);
-            self.deliver_stored(now, msg, recv, base);
+            self.deliver_unexpected(now, msg, recv, base);
             if was_last {
                 return;
             }
@@ -1149,10 +1149,10 @@ pub(super) fn empty_pull(peer: u32, src_op: u32, src_gen: u32, end: Option<EndSt
         tag: 0,
         imm: None,
         end,
-        heard: Instant(0),
+        last_rx: Instant(0),
         psn: Psn(0),
         una: Psn(0),
-        in_ctlq: false,
+        in_rndv_ctl_q: false,
         waiting: false,
         queue: Link::default(),
         of_peer: Link::default(),

@@ -140,7 +140,7 @@ impl Node {
         if inject && len > Self::INJECT_SIZE as u64 {
             return Err(Error::MsgTooLong);
         }
-        self.take_room(common.e)?;
+        self.reserve_tx(common.e)?;
         (common.context, common.data) = (req.context, req.data);
         if req.no_completion {
             common.flags.remove(WrFlags::CQE);
@@ -160,7 +160,7 @@ impl Node {
         self.tell_loss(common.e, common.peer)?;
         let len = req.buf.len() as u64;
         check_len(len, &req.rma)?;
-        self.take_room(common.e)?;
+        self.reserve_tx(common.e)?;
         common.context = req.context;
         let w = self.alloc_rma(&common, len, RmaKind::Read, req.rma);
         self.keep_memory(w, &mut req.buf);
@@ -186,7 +186,7 @@ impl Node {
         let mut common = self.check_rma(ep, caps, req.dest, req.flags, allowed)?;
         self.tell_loss(common.e, common.peer)?;
         let (op, ty, count) = check_atomic(&req)?;
-        self.take_room(common.e)?;
+        self.reserve_tx(common.e)?;
         (common.context, common.data) = (req.context, req.data);
         if req.no_completion {
             common.flags.remove(WrFlags::CQE);
@@ -276,7 +276,7 @@ impl Node {
     }
 
     /// Takes a place in the queues of endpoint `e`.
-    fn take_room(&mut self, e: u32) -> Result<()> {
+    fn reserve_tx(&mut self, e: u32) -> Result<()> {
         self.make_send_room(e);
         let ep = &mut self.eps[e];
         if ep.tx_used >= ep.tx_size || self.tx.free_count() == 0 {

@@ -8,11 +8,11 @@
 
 use barewire_driver::frame::RxFrame;
 
-use super::ops::{Job, JobKind, Late, Pull, RmaKind, WrFlags};
+use super::fast_op::{FastOp, Form};
+use super::ops::{Late, Pull, Response, ResponseKind, RmaKind, WrFlags};
 use super::peer::Peer;
 use super::recv::Verdict;
 use super::rma::{REMOTE_READ, REMOTE_WRITE, sent_len};
-use super::short_op::{Form, ShortOp};
 use super::{MsgKind, Node};
 use crate::error::Error;
 use crate::flags::{Caps, CqFlags, MrAccess};
@@ -33,7 +33,7 @@ pub(super) enum Target {
 
 /// Answers that one peer may have outstanding here: more than any initiator asks for at once, with
 /// what it asked for and does not want any more.
-pub(super) const JOBS_MAX: u16 = 1024;
+pub(super) const RESPONSES_MAX: u16 = 1024;
 
 impl Node {
     /// Bytes for a region.
@@ -114,10 +114,10 @@ impl Node {
             self.peers[p].bad_seq = Peer::WITHDRAWN | u32::from(op.range.seq);
         }
         if op.fetch {
-            self.job_room(p)?;
-            self.answer_values(p, op, 0, [0; Job::SHORT], Vec::new());
+            self.response_room(p)?;
+            self.answer_values(p, op, 0, [0; Response::SHORT], Vec::new());
         }
-        self.waive(now, p, op.imm.is_some().into());
+        self.return_credit(now, p, op.imm.is_some().into());
         Ok(())
     }
 
@@ -133,7 +133,7 @@ impl Node {
         let (caps, access) = atomic_needs(op, what);
         let e = self.remote_ep(p, &op.range, caps, op.imm)?;
         if op.fetch {
-            self.job_room(p)?;
+            self.response_room(p)?;
         }
         let target = if op.tagged {
             self.tagged_target(p, e, op)?
@@ -141,14 +141,14 @@ impl Node {
             let (m, at) = self.mr_find(e, &op.range, bytes as u64, access)?;
             Target::Region(m, at)
         };
-        let (mut short, mut long) = ([0; Job::SHORT], Vec::new());
-        if op.fetch && bytes > Job::SHORT {
+        let (mut short, mut long) = ([0; Response::SHORT], Vec::new());
+        if op.fetch && bytes > Response::SHORT {
             long = self.spare.pop().unwrap_or_default();
             long.resize(bytes, 0);
         }
         let old = match () {
             () if !op.fetch => &mut [],
-            () if bytes > Job::SHORT => &mut long[..],
+            () if bytes > Response::SHORT => &mut long[..],
             () => &mut short[..bytes],
         };
         let mut scratch = std::mem::take(&mut self.scratch);
@@ -264,12 +264,12 @@ impl Node {
         p: u32,
         op: &AtomicOp,
         len: u16,
-        short: [u8; Job::SHORT],
+        short: [u8; Response::SHORT],
         long: Vec<u8>,
     ) {
-        let kind = JobKind::Values { ty: Ty::Resp, offset: op.offset, len, short, long };
+        let kind = ResponseKind::Values { ty: Ty::Resp, offset: op.offset, len, short, long };
         let (dst_op, dst_gen, link) = (op.dst_op, op.dst_gen, Link::default());
-        self.add_job(Job { peer: p, dst_op, dst_gen, kind, queued: true, link });
+        self.add_response(Response { peer: p, dst_op, dst_gen, kind, queued: true, link });
     }
 
     /// Whether an operation was refused before and this is a later packet of it, which is dropped.
@@ -284,7 +284,7 @@ impl Node {
             *bad = NONE;
         }
         if same {
-            self.waive(now, p, imm.is_some().into());
+            self.return_credit(now, p, imm.is_some().into());
         }
         same
     }
@@ -385,7 +385,7 @@ impl Node {
             if !table.late.is_empty() || !table.cq.try_push(cqe) {
                 table.late.push_back(Late { ep: e, peer: p, src_ep, cqe });
                 self.starve_queue(cq);
-                self.peers[p].stored += 1;
+                self.peers[p].unexpected += 1;
                 return;
             }
         }
@@ -426,7 +426,7 @@ impl Node {
     }
 
     fn release_late(&mut self, now: Instant, p: u32) {
-        self.peers[p].stored -= 1;
+        self.peers[p].unexpected -= 1;
         self.blocks_unpromised += 1;
         self.regrant(now, p);
     }
@@ -445,10 +445,10 @@ impl Node {
             return Ok(());
         }
         let (mr, at) = self.mr_find(e, &op.range, op.len.into(), MrAccess::REMOTE_READ)?;
-        self.job_room(p)?;
+        self.response_room(p)?;
         self.mrs[mr].readers += 1;
         self.counters.rma_executed += u64::from(op.range.last);
-        let kind = JobKind::Read {
+        let kind = ResponseKind::Read {
             mr,
             from: at as u64,
             to: op.offset,
@@ -457,13 +457,13 @@ impl Node {
             region_ends: op.end,
         };
         let (dst_op, dst_gen, link) = (op.dst_op, op.dst_gen, Link::default());
-        self.add_job(Job { peer: p, dst_op, dst_gen, kind, queued: true, link });
+        self.add_response(Response { peer: p, dst_op, dst_gen, kind, queued: true, link });
         Ok(())
     }
 
     /// Whether there is a record for another answer to `p`.
-    pub(super) fn job_room(&self, p: u32) -> Result<(), NackReason> {
-        let room = self.peers[p].jobs < JOBS_MAX && self.jobs.free_count() > 0;
+    pub(super) fn response_room(&self, p: u32) -> Result<(), NackReason> {
+        let room = self.peers[p].responses < RESPONSES_MAX && self.responses.free_count() > 0;
         if room { Ok(()) } else { Err(NackReason::Overdrawn) }
     }
 
@@ -505,12 +505,12 @@ impl Node {
                 self.rma_of(w).pull = NONE;
                 self.free_pull(op.dst_op);
                 self.tx[w].flags |= WrFlags::ALL_SENT;
-                self.finish_if_done(w);
+                self.try_complete(w);
             } else if more {
                 self.ask(now, op.dst_op);
             }
         }
-        if !self.peers[p].txq.is_empty() {
+        if !self.peers[p].send_q.is_empty() {
             self.make_ready(p);
         }
         self.serve_waiting_pulls(now);
@@ -522,8 +522,8 @@ impl Node {
         pull.wr = NONE;
         let (p, asking) = (pull.peer, std::mem::take(&mut pull.asking));
         self.pull_settled(p, u64::from(asking));
-        if std::mem::take(&mut self.pulls[idx].in_ctlq) {
-            self.peers[p].ctlq.remove(&mut self.pulls, idx);
+        if std::mem::take(&mut self.pulls[idx].in_rndv_ctl_q) {
+            self.peers[p].rndv_ctl_q.remove(&mut self.pulls, idx);
         }
         self.unwait_pull(idx);
         // Any byte of the operation may still come.
@@ -540,7 +540,7 @@ impl Node {
         if pull.wr == NONE && pull.got == pull.asked {
             let p = pull.peer;
             self.free_pull(idx);
-            if !self.peers[p].txq.is_empty() {
+            if !self.peers[p].send_q.is_empty() {
                 self.make_ready(p);
             }
         }
@@ -574,9 +574,9 @@ impl Node {
         (off, len): (usize, usize),
     ) {
         let handle = Handle::from_parts(op.dst_op, op.dst_gen);
-        let short = ShortOp::is_name(op.dst_op);
+        let short = FastOp::is_name(op.dst_op);
         if let Some(reason) = op.status.filter(|_| short) {
-            return self.on_short_failed(p, (op.dst_op, op.dst_gen), reason);
+            return self.on_fast_failed(p, (op.dst_op, op.dst_gen), reason);
         }
         if let Some(reason) = op.status {
             self.read_failed(p, handle, op.offset, super::input::nack_error(reason));
@@ -584,9 +584,9 @@ impl Node {
         }
         if short {
             let asked = (op.dst_op, op.dst_gen, op.offset.into());
-            return self.on_short_answer((p, Form::Fetch), frame, asked, (off, len));
+            return self.on_fast_answer((p, Form::Fetch), frame, asked, (off, len));
         }
-        if !self.peers[p].txq.is_empty() {
+        if !self.peers[p].send_q.is_empty() {
             self.make_ready(p);
         }
         self.peers[p].answered(1);
@@ -614,7 +614,7 @@ impl Node {
         }
         if a.got == total * u64::from(a.elem_len) {
             self.tx[w].flags |= WrFlags::ALL_SENT;
-            self.finish_if_done(w);
+            self.try_complete(w);
         } else {
             // The peer lies.
             self.abandon_wr(w);

@@ -6,7 +6,7 @@
 //! way to this node from everywhere. What the target has to remember of a peer is bounded by its
 //! initiator: [`READS_MAX`] reads and [`ANSWERS_MAX`] atomic packets whose old values are missing.
 
-use super::ops::{Job, JobKind, RmaKind, WrFlags};
+use super::ops::{Response, ResponseKind, RmaKind, WrFlags};
 use super::packet::{Packet, Step};
 use super::{FrameSink, Node, RmaIov};
 use crate::plant::{Bug, planted};
@@ -30,7 +30,7 @@ const READS_MAX: u8 = 32;
 const ATOMIC_LEN_MAX: usize = 4096;
 
 /// Answers that a node with so many peers keeps.
-pub(super) fn jobs_max(peers: usize) -> usize {
+pub(super) fn response_slots(peers: usize) -> usize {
     (peers * ANSWERS_MAX).clamp(2 * ANSWERS_AT_ONCE, 1 << 16)
 }
 
@@ -159,8 +159,8 @@ impl Node {
             return Step::Full;
         }
         self.peers[p].reads += 1;
-        self.peers[p].txq.remove(&mut self.tx, w);
-        self.tx[w].flags.remove(WrFlags::IN_TXQ);
+        self.peers[p].send_q.remove(&mut self.tx, w);
+        self.tx[w].flags.remove(WrFlags::IN_SEND_Q);
         self.begin_read(now, p, w);
         if self.serve_pulls(now, p, out) { Step::Sent } else { Step::Full }
     }
@@ -269,8 +269,8 @@ impl Node {
         self.rma_sent(p, w, n, last && !fetch);
         if fetch && last {
             // It waits for its answers, which say when it is done.
-            self.tx[w].flags.remove(WrFlags::IN_TXQ);
-            self.peers[p].txq.remove(&mut self.tx, w);
+            self.tx[w].flags.remove(WrFlags::IN_SEND_Q);
+            self.peers[p].send_q.remove(&mut self.tx, w);
         }
     }
 
@@ -313,7 +313,7 @@ impl Node {
     }
 
     /// The next packet of an answer.
-    pub(super) fn send_job(
+    pub(super) fn send_response(
         &mut self,
         now: Instant,
         p: u32,
@@ -324,11 +324,11 @@ impl Node {
         if keep && !self.can_keep() {
             return Step::Full;
         }
-        let job = &self.jobs[j];
-        let (dst_op, dst_gen) = (job.dst_op, job.dst_gen);
+        let response = &self.responses[j];
+        let (dst_op, dst_gen) = (response.dst_op, response.dst_gen);
         let mut op = [0; 16];
-        let (ty, body, n) = match job.kind {
-            JobKind::Read { mr, from, to, left, ends, region_ends } => {
+        let (ty, body, n) = match response.kind {
+            ResponseKind::Read { mr, from, to, left, ends, region_ends } => {
                 let len = left.min(self.payload_max(p, DataOp::LEN) as u32);
                 DataOp { dst_op, dst_gen, offset: to }.emit(&mut op);
                 let done = len == left;
@@ -336,11 +336,11 @@ impl Node {
                 let region_ends = region_ends && done;
                 (Ty::Data, BodyRef::Mr { mr, offset: from, len, ends, region_ends }, len)
             }
-            JobKind::Values { ty, offset, len, .. } => {
+            ResponseKind::Values { ty, offset, len, .. } => {
                 RespOp { dst_op, dst_gen, offset, status: None }.emit(&mut op);
-                (ty, if len > 0 { BodyRef::Job { job: j } } else { BodyRef::None }, 0)
+                (ty, if len > 0 { BodyRef::Response { response: j } } else { BodyRef::None }, 0)
             }
-            JobKind::Failed { len, reason } => {
+            ResponseKind::Failed { len, reason } => {
                 RespOp { dst_op, dst_gen, offset: len, status: Some(reason) }.emit(&mut op);
                 (Ty::Resp, BodyRef::None, 0)
             }
@@ -349,14 +349,14 @@ impl Node {
         if !self.send_numbered(now, p, packet, keep, out) {
             return Step::Full;
         }
-        self.job_sent(p, j, n, body);
+        self.response_sent(p, j, n, body);
         Step::Sent
     }
 
     /// A packet of an answer has left, with `n` bytes of a region if it is a read's.
-    fn job_sent(&mut self, p: u32, j: u32, n: u32, body: BodyRef) {
+    fn response_sent(&mut self, p: u32, j: u32, n: u32, body: BodyRef) {
         let lossless = self.peers[p].path.is_lossless();
-        if let JobKind::Read { mr, from, to, left, .. } = &mut self.jobs[j].kind {
+        if let ResponseKind::Read { mr, from, to, left, .. } = &mut self.responses[j].kind {
             (*from, *to, *left) = (*from + u64::from(n), *to + u64::from(n), *left - n);
             let (m, done) = (*mr, *left == 0);
             if lossless {
@@ -365,53 +365,53 @@ impl Node {
                 self.mrs[m].readers += 1;
             }
             if done {
-                self.free_job(j);
+                self.free_response(j);
             } else {
-                let jobq = &mut self.peers[p].jobq;
-                jobq.remove(&mut self.jobs, j);
-                jobq.push_back(&mut self.jobs, j);
+                let resp_q = &mut self.peers[p].resp_q;
+                resp_q.remove(&mut self.responses, j);
+                resp_q.push_back(&mut self.responses, j);
             }
-        } else if !lossless && matches!(body, BodyRef::Job { .. }) {
+        } else if !lossless && matches!(body, BodyRef::Response { .. }) {
             // Kept until acknowledged, which is what makes a repeated answer the first one.
-            self.peers[p].jobq.remove(&mut self.jobs, j);
-            self.jobs[j].queued = false;
+            self.peers[p].resp_q.remove(&mut self.responses, j);
+            self.responses[j].queued = false;
         } else {
-            self.free_job(j);
+            self.free_response(j);
         }
     }
 
     /// Puts an answer into the queue of its peer.
-    pub(crate) fn add_job(&mut self, job: Job) {
-        let p = job.peer;
-        let j = self.jobs.alloc(job).expect("a free slot was seen");
-        self.asked.waiting += 1;
+    pub(crate) fn add_response(&mut self, response: Response) {
+        let p = response.peer;
+        let j = self.responses.alloc(response).expect("a free slot was seen");
+        self.target.waiting += 1;
         let peer = &mut self.peers[p];
-        peer.jobs += 1;
-        peer.jobq.push_back(&mut self.jobs, j);
+        peer.responses += 1;
+        peer.resp_q.push_back(&mut self.responses, j);
         self.make_ready(p);
     }
 
     /// A read cannot be answered any more.
-    pub(crate) fn fail_job(&mut self, j: u32, reason: NackReason) {
-        let job = &mut self.jobs[j];
-        if let JobKind::Read { mr, left, .. } = job.kind {
+    pub(crate) fn fail_response(&mut self, j: u32, reason: NackReason) {
+        let response = &mut self.responses[j];
+        if let ResponseKind::Read { mr, left, .. } = response.kind {
             self.mrs[mr].readers -= 1;
-            job.kind = JobKind::Failed { len: left, reason };
+            response.kind = ResponseKind::Failed { len: left, reason };
         }
     }
 
     /// Gives an answer back.
-    pub(crate) fn free_job(&mut self, j: u32) {
-        let p = self.jobs[j].peer;
-        if self.jobs[j].queued {
-            self.peers[p].jobq.remove(&mut self.jobs, j);
+    pub(crate) fn free_response(&mut self, j: u32) {
+        let p = self.responses[j].peer;
+        if self.responses[j].queued {
+            self.peers[p].resp_q.remove(&mut self.responses, j);
         }
-        self.peers[p].jobs -= 1;
-        self.asked.waiting -= 1;
-        match self.jobs.free(j).kind {
-            JobKind::Read { mr, .. } => self.mrs[mr].readers -= 1,
-            JobKind::Values { long, .. } => self.spare_bytes(long),
-            JobKind::Failed { .. } => {}
+        self.peers[p].responses -= 1;
+        self.target.waiting -= 1;
+        match self.responses.free(j).kind {
+            ResponseKind::Read { mr, .. } => self.mrs[mr].readers -= 1,
+            ResponseKind::Values { long, .. } => self.spare_bytes(long),
+            ResponseKind::Failed { .. } => {}
         }
     }
 
@@ -419,7 +419,7 @@ impl Node {
     pub(crate) fn drop_body(&mut self, body: BodyRef) {
         match body {
             BodyRef::Mr { mr, .. } => self.mrs[mr].readers -= 1,
-            BodyRef::Job { job } => self.free_job(job),
+            BodyRef::Response { response } => self.free_response(response),
             _ => {}
         }
     }

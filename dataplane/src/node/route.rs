@@ -18,9 +18,9 @@ pub(crate) struct Route {
     pub(super) inc: u64,
     /// `dest` for each [`MsgKind`](super::MsgKind) of which messages are plain, else
     /// [`FI_ADDR_UNSPEC`]: who finds an address there need ask neither of both.
-    pub(super) plain: [FiAddr; 2],
+    pub(super) fast_dest: [FiAddr; 2],
     /// `peer` for these, else none, so that `FI_ADDR_UNSPEC` leads nowhere.
-    pub(super) plain_peer: [u32; 2],
+    pub(super) fast_peer: [u32; 2],
 }
 
 impl Route {
@@ -29,7 +29,7 @@ impl Route {
         peer: NONE,
         ends: [0; 2],
         inc: 0,
-        plain: [FI_ADDR_UNSPEC; 2],
-        plain_peer: [NONE; 2],
+        fast_dest: [FI_ADDR_UNSPEC; 2],
+        fast_peer: [NONE; 2],
     };
 }

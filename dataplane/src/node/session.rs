@@ -82,14 +82,14 @@ impl Node {
     pub(crate) fn begin_to_wait(&mut self, now: Instant, p: u32) {
         let peer = &mut self.peers[p];
         if !peer.owes() {
-            peer.heard = now;
+            peer.last_rx = now;
             peer.probes = 0;
             peer.probe_at = now;
         }
     }
 
     /// There is something to send to `p`: opens a session or puts it into the queue.
-    pub(crate) fn kick(&mut self, now: Instant, p: u32) {
+    pub(crate) fn schedule(&mut self, now: Instant, p: u32) {
         match self.peers[p].state {
             // The path is chosen when the OPEN leaves.
             State::Idle => self.begin(now, p, State::Opening, false),
@@ -135,17 +135,17 @@ impl Node {
         (peer.nack.want, peer.has_nop_for, peer.has_asked) = (false, false, false);
         peer.want_open = true;
         peer.opens = state == State::Opening;
-        peer.heard = active;
+        peer.last_rx = active;
         peer.probe_at = now;
         peer.reorder_at = Instant(0);
         self.set_path(p, near);
         self.openings.forget(p);
         self.observed.tallies[p as usize] = Tally::new(now, first);
         self.blocks_unpromised -= grant as usize;
-        if grant == 0 && state != State::Answered && !self.peers[p].starved {
+        if grant == 0 && state != State::Answered && !self.peers[p].wants_blocks {
             // The peer cannot use anything up and so would never be granted more.
-            self.peers[p].starved = true;
-            self.starved.push_back(p);
+            self.peers[p].wants_blocks = true;
+            self.block_waiters.push_back(p);
         }
         self.make_ready(p);
         self.arm_timer(now, p);
@@ -310,13 +310,13 @@ impl Node {
     pub(crate) fn opened(&mut self, now: Instant, p: u32) {
         self.settle_path(p);
         let active = self.polled_at;
-        let plain = self.is_plain(p);
+        let fast_path = self.takes_fast_path(p);
         let peer = &mut self.peers[p];
         peer.state = State::Open;
         peer.is_life_claimed = false;
-        peer.plain = plain;
+        peer.fast_path = fast_path;
         peer.note_order();
-        peer.heard = active;
+        peer.last_rx = active;
         (peer.backoff, peer.probes, peer.pings) = (0, 0, 0);
         peer.probe_at = now;
         peer.progress_at = now;
@@ -331,7 +331,7 @@ impl Node {
 
     /// Whether packets of an open session may take the ways that ask fewer questions: not where
     /// peers are looked up, nor before every endpoint was told that an earlier session was lost.
-    pub(super) fn is_plain(&self, p: u32) -> bool {
+    pub(super) fn takes_fast_path(&self, p: u32) -> bool {
         let path = self.peers[p].path;
         let asks = self.settings.inserted || path.is_lossless() && path.has_crc();
         !asks && !self.observed.losses.concern(p)
@@ -505,9 +505,9 @@ impl Node {
         (peer.granted, peer.consumed) = (0, 0);
         peer.closed_epoch = peer.peer_epoch;
         peer.state = State::Idle;
-        (peer.in_order, peer.quiet) = (false, false);
-        peer.plain &= planted(Bug::PlainKept);
-        (peer.short_left, peer.take_left) = (0, 0);
+        (peer.in_order, peer.steady) = (false, false);
+        peer.fast_path &= planted(Bug::FastPathKept);
+        (peer.tx_quota, peer.rx_quota) = (0, 0);
         (peer.sid, peer.remote_sid) = (0, 0);
         (peer.want_open, peer.ack_now, peer.opens) = (false, false, false);
         peer.timer_at = Instant(u64::MAX);
@@ -534,7 +534,7 @@ impl Node {
         while self.peers[p].wrs.head != NONE {
             let w = self.peers[p].wrs.head;
             let wr = &self.tx[w];
-            let begun = !wr.flags.contains(WrFlags::IN_TXQ) || wr.sent > 0;
+            let begun = !wr.flags.contains(WrFlags::IN_SEND_Q) || wr.sent > 0;
             if begun && wr.flags.contains(WrFlags::ANNOUNCED) && planted(Bug::WaitingForgotten) {
                 self.unlink_wr(w);
                 continue;
@@ -546,14 +546,14 @@ impl Node {
             };
             self.fail_wr(w, err, prov);
         }
-        if self.peers[p].short_ops() > 0 {
-            self.fail_short_ops(p, err);
+        if self.peers[p].fast_ops() > 0 {
+            self.fail_fast_ops(p, err);
         }
         while self.peers[p].pulls.head != NONE {
             let idx = self.peers[p].pulls.head;
             self.fail_pull(idx, err);
         }
-        self.abort_inbound(now, p);
+        self.abort_reassembly(now, p);
         self.drop_announced(now, p);
         self.coll_peer_lost(p, err);
         if state == State::Idle {
@@ -602,32 +602,32 @@ impl Node {
                 self.drop_body(entry.body);
             }
         }
-        while self.peers[p].jobq.head != NONE {
-            self.free_job(self.peers[p].jobq.head);
+        while self.peers[p].resp_q.head != NONE {
+            self.free_response(self.peers[p].resp_q.head);
         }
-        while let Some(idx) = self.peers[p].held.pop_front(&mut self.held) {
+        while let Some(idx) = self.peers[p].reorder_buf.pop_front(&mut self.reorder_buf) {
             if !planted(Bug::HeldPacketLeaked) {
-                self.held.free(idx);
+                self.reorder_buf.free(idx);
             }
         }
     }
 
     /// Throws away announced messages of a peer that can no longer be pulled.
     fn drop_announced(&mut self, now: Instant, p: u32) {
-        if self.peers[p].stored == 0 {
+        if self.peers[p].unexpected == 0 {
             return;
         }
-        let announced: Vec<u32> = (self.stored.iter())
+        let announced: Vec<u32> = (self.unexpected.iter())
             .filter(|(_, m)| m.payload.peer == p && m.payload.is_announced() && !m.payload.dead)
             .map(|(idx, _)| idx)
             .collect();
         for msg in announced {
-            if self.stored[msg].payload.claimed {
-                let m = &mut self.stored[msg].payload;
+            if self.unexpected[msg].payload.claimed {
+                let m = &mut self.unexpected[msg].payload;
                 (m.dead, m.src_op) = (true, NONE);
             } else {
-                self.unmatch_stored(msg);
-                self.free_stored(now, msg);
+                self.unmatch_unexpected(msg);
+                self.free_unexpected(now, msg);
             }
         }
     }
@@ -719,7 +719,7 @@ impl Node {
         if peer.path.tells_presence() || self.is_overdue(peer) && !self.was_asked(peer) {
             return Instant(u64::MAX);
         }
-        (peer.heard + self.settings.t_dead_ns).max(self.answered_by(peer))
+        (peer.last_rx + self.settings.t_dead_ns).max(self.answered_by(peer))
     }
 
     /// When the last probe has had time to be answered, by what the port has for us as well.
@@ -739,7 +739,7 @@ impl Node {
 
     /// Whether nothing was heard of a peer for T_dead.
     fn is_overdue(&self, peer: &Peer) -> bool {
-        self.polled_at.since(peer.heard) >= self.settings.t_dead_ns
+        self.polled_at.since(peer.last_rx) >= self.settings.t_dead_ns
     }
 
     /// Whether a peer is dead by its silence: T_dead without a packet, probes that had time to be
@@ -756,7 +756,7 @@ impl Node {
     /// in the pause, if it stopped the host as well.
     fn was_asked(&self, peer: &Peer) -> bool {
         let last = peer.probe_at;
-        let since = last >= self.resumed_at || last >= peer.heard + self.settings.t_dead_ns;
+        let since = last >= self.resumed_at || last >= peer.last_rx + self.settings.t_dead_ns;
         peer.was_asked() && since
     }
 
@@ -915,7 +915,7 @@ impl Node {
         }
         if count > 0 {
             peer.pings = peer.pings.max(count);
-            (peer.probes, peer.take_left) = (peer.probes.saturating_add(count), 0);
+            (peer.probes, peer.rx_quota) = (peer.probes.saturating_add(count), 0);
             self.counters.tx_probes += u64::from(count);
             self.make_ready(p);
         }
@@ -1011,13 +1011,13 @@ impl Node {
         let wr = &mut self.tx[w];
         let p = wr.peer;
         let flags = wr.flags;
-        wr.flags.remove(WrFlags::IN_TXQ | WrFlags::IN_DATAQ);
+        wr.flags.remove(WrFlags::IN_SEND_Q | WrFlags::IN_RNDV_DATA_Q);
         let peer = &mut self.peers[p];
-        if flags.contains(WrFlags::IN_TXQ) {
-            peer.txq.remove(&mut self.tx, w);
+        if flags.contains(WrFlags::IN_SEND_Q) {
+            peer.send_q.remove(&mut self.tx, w);
         }
-        if flags.contains(WrFlags::IN_DATAQ) {
-            peer.dataq.remove(&mut self.tx, w);
+        if flags.contains(WrFlags::IN_RNDV_DATA_Q) {
+            peer.rndv_data_q.remove(&mut self.tx, w);
         }
         peer.wrs.remove(&mut self.tx, w);
     }
@@ -1084,9 +1084,9 @@ impl Node {
         self.send_bufs[w as usize] = barewire_driver::mem::IoBuf::EMPTY;
         let (e, p) = (std::mem::replace(&mut wr.ep, NONE), wr.peer);
         self.eps[e].tx_used -= 1;
-        if !wr.flags.contains(WrFlags::IN_DATAQ) {
-            wr.flags |= WrFlags::IN_DATAQ;
-            self.peers[p].dataq.push_back(&mut self.tx, w);
+        if !wr.flags.contains(WrFlags::IN_RNDV_DATA_Q) {
+            wr.flags |= WrFlags::IN_RNDV_DATA_Q;
+            self.peers[p].rndv_data_q.push_back(&mut self.tx, w);
         }
         self.make_ready(p);
     }

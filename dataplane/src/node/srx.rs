@@ -110,7 +110,7 @@ impl Node {
                 self.drop_shared(s, kind, recv);
             }
         }
-        self.close_twins(now, s);
+        self.close_deferred_eps(now, s);
         self.eps.free(s);
         Ok(())
     }
@@ -135,7 +135,7 @@ impl Node {
         let matcher = &self.eps[s].matcher[kind];
         let recv = matcher.match_posted(&self.posted, head.src(), head.tag)?;
         if !self.reserve_for(e) {
-            self.eps[e].starve(true);
+            self.eps[e].set_cq_blocked(true);
             return None;
         }
         self.eps[s].matcher[kind].unlink_posted(&mut self.posted, recv);
@@ -158,24 +158,25 @@ impl Node {
     /// Makes a receive of a context one of endpoint `e`.
     fn hand_over(&mut self, recv: u32, e: u32) {
         let from = self.posted[recv].payload.ep;
-        let to = if self.eps[from].twin_of == NONE { e } else { self.same_twin(from, e) };
+        let to = if self.eps[from].deferred_for == NONE { e } else { self.same_twin(from, e) };
         let wr = &mut self.posted[recv].payload;
         wr.ep = to;
-        wr.is.set(RecvIs::TOLD, wr.is(RecvIs::TOLD) || !self.eps[to].rx_selective);
+        wr.is.set(RecvIs::SIGNALED, wr.is(RecvIs::SIGNALED) || !self.eps[to].rx_selective);
         self.eps[from].rx_used -= 1;
         self.eps[to].rx_used += 1;
     }
 
-    /// The twin of endpoint `e` that the counter of twin `t` counts for; the endpoint itself if it
-    /// can have none.
+    /// The deferred endpoint of endpoint `e` that the counter of deferred endpoint `t` counts for;
+    /// the endpoint itself if it can have none.
     #[cold]
     fn same_twin(&mut self, t: u32, e: u32) -> u32 {
         let cntr = self.eps[t].tx_cntr;
         let cntr = (cntr != NONE).then(|| CntrId(self.cntrs.handle(cntr)));
-        self.ep_twin(EpId(self.eps.handle(e)), cntr).map_or(e, |twin| twin.0.idx())
+        self.deferred_ep(EpId(self.eps.handle(e)), cntr).map_or(e, |deferred| deferred.0.idx())
     }
 
-    /// Posts a receive to context `s`, as the context's or as that of `owner`, a twin of it.
+    /// Posts a receive to context `s`, as the context's or as that of `owner`, a deferred endpoint
+    /// of it.
     pub(super) fn post_shared(
         &mut self,
         now: Instant,
@@ -202,16 +203,16 @@ impl Node {
             loop {
                 let (eps, posted) = (&self.eps, &self.posted);
                 let matcher = &eps[s].matcher[kind as usize];
-                let found = matcher.find_unexpected(&self.stored, |m| {
-                    !eps[m.payload.ep].starved
+                let found = matcher.find_unexpected(&self.unexpected, |m| {
+                    !eps[m.payload.ep].cq_blocked
                         && matcher.match_posted(posted, m.src, m.tag).is_some()
                 });
                 let Some(msg) = found else { break };
-                let (head, e) = (self.head_of(msg), self.stored[msg].payload.ep);
+                let (head, e) = (self.head_of(msg), self.unexpected[msg].payload.ep);
                 // Without room its endpoint waits from now on, and others are looked for.
                 if let Some(recv) = self.target_shared(e, &head) {
-                    self.unmatch_stored(msg);
-                    self.deliver_stored(now, msg, recv, 0);
+                    self.unmatch_unexpected(msg);
+                    self.deliver_unexpected(now, msg, recv, 0);
                 }
             }
         }

@@ -163,7 +163,7 @@ pub struct Levels {
     /// Receives posted.
     pub posted: usize,
     /// Messages waiting for a receive.
-    pub stored: usize,
+    pub unexpected: usize,
     /// Blocks that hold such messages.
     pub blocks: usize,
     /// Messages being pulled.
@@ -171,9 +171,9 @@ pub struct Levels {
     /// Bytes asked for and not here.
     pub pull_bytes: u64,
     /// Packets that wait for an earlier one.
-    pub held: usize,
+    pub reorder_buf: usize,
     /// Answers to one-sided operations of peers.
-    pub jobs: usize,
+    pub responses: usize,
     /// Completions with remote CQ data that wait for room.
     pub late: usize,
     /// Completions reserved in all queues.
@@ -409,10 +409,10 @@ impl Node {
             let sums = &mut walk.under_way;
             sums.sent += ep.counters.sent;
             sums.received += ep.received();
-            sums.tx += ep.tx_used as usize - usize::from(ep.ops_left);
-            sums.posted += (ep.rx_used - ep.borrowed()) as usize;
-            sums.lent += ep.borrowed() as usize + usize::from(ep.ops_left);
-            let shown = ep.sharers.is_none() && ep.twin_of == NONE;
+            sums.tx += ep.tx_used as usize - usize::from(ep.ops_reserved);
+            sums.posted += (ep.rx_used - ep.rx_reserved_total()) as usize;
+            sums.lent += ep.rx_reserved_total() as usize + usize::from(ep.ops_reserved);
+            let shown = ep.sharers.is_none() && ep.deferred_for == NONE;
             sink.endpoint(idx, shown.then(|| ep_counters(ep)).as_ref());
         }
         walk.stepped(step.end, self.eps.slots());
@@ -451,7 +451,7 @@ impl Node {
         // Of one that there was never a session with, and of the one with ourselves, no time
         // counts.
         let is_timed = tally.begun != Instant(0);
-        let silent_ns = self.polled_at.since(peer.heard);
+        let silent_ns = self.polled_at.since(peer.last_rx);
         Some(SessionStats {
             info: session_info(peer),
             wait: self.wait(peer),
@@ -470,7 +470,7 @@ impl Node {
 
     /// What operations of `peer` wait for: the cause that is worst, if there are several.
     fn wait(&self, peer: &Peer) -> Wait {
-        let silent = self.polled_at.since(peer.heard);
+        let silent = self.polled_at.since(peer.last_rx);
         match peer.state {
             State::Idle => return Wait::Nothing,
             _ if !peer.owes() => return Wait::Nothing,
@@ -481,15 +481,16 @@ impl Node {
             }
             State::Open => {}
         }
-        let queued = !peer.txq.is_empty() || !peer.dataq.is_empty() || !peer.jobq.is_empty();
+        let queued =
+            !peer.send_q.is_empty() || !peer.rndv_data_q.is_empty() || !peer.resp_q.is_empty();
         let announced = |w: u32| self.tx[w].flags.contains(WrFlags::ANNOUNCED);
         if queued && self.blocked {
             Wait::Port
         } else if queued && !peer.snd.open() {
             Wait::Window
-        } else if !peer.txq.is_empty() && peer.credits() == 0 {
+        } else if !peer.send_q.is_empty() && peer.credits() == 0 {
             Wait::Credit
-        } else if peer.starved {
+        } else if peer.wants_blocks {
             Wait::Memory
         } else if !peer.pull_wait.is_empty() {
             Wait::PullWindow
@@ -507,13 +508,13 @@ impl Node {
         Levels {
             sent: self.sent.len(),
             packs: self.packs.bytes.len() - self.packs.free.len(),
-            stored: self.stored.len(),
+            unexpected: self.unexpected.len(),
             blocks: self.settings.unexpected_bytes / crate::proto::blocks::UNIT
                 - self.blocks.free_count(),
             pulls: self.pulls.len(),
             pull_bytes: self.pull_out,
-            held: self.held.len(),
-            jobs: self.jobs.len(),
+            reorder_buf: self.reorder_buf.len(),
+            responses: self.responses.len(),
             timers: self.wheel.len(),
             ..Levels::default()
         }
@@ -524,7 +525,7 @@ impl Node {
     pub fn levels(&self) -> Levels {
         Levels {
             peers: self.peers.count(),
-            tx: self.tx.len() + self.short_ops.iter().count(),
+            tx: self.tx.len() + self.fast_ops.iter().count(),
             posted: self.posted.count() - self.coll_listening(),
             late: self.cqs.iter().map(|(_, t)| t.late.len()).sum(),
             cq_reserved: self.cqs.iter().map(|(_, t)| t.cq.reserved()).sum::<usize>()
@@ -532,7 +533,7 @@ impl Node {
                 - self
                     .eps
                     .iter()
-                    .map(|(_, ep)| ep.borrowed() as usize + usize::from(ep.ops_left))
+                    .map(|(_, ep)| ep.rx_reserved_total() as usize + usize::from(ep.ops_reserved))
                     .sum::<usize>(),
             blocks_lost: self.blocks_lost(),
             ..self.levels_at_hand()
@@ -546,7 +547,7 @@ impl Node {
 
     fn blocks_lost(&self) -> usize {
         let promised: usize = self.peers.iter().map(|(_, p)| p.outstanding() as usize).sum();
-        let used: usize = self.stored.iter().map(|(_, m)| m.payload.units as usize).sum();
+        let used: usize = self.unexpected.iter().map(|(_, m)| m.payload.units as usize).sum();
         let late: usize = self.cqs.iter().map(|(_, t)| t.late.len()).sum();
         let all = self.settings.unexpected_bytes / crate::proto::blocks::UNIT;
         all.abs_diff(self.blocks_unpromised + promised + used + late)
@@ -567,7 +568,7 @@ impl Node {
 
     /// All open endpoints.
     pub fn ep_ids(&self) -> impl Iterator<Item = EpId> {
-        let eps = self.eps.iter().filter(|(_, ep)| ep.sharers.is_none() && ep.twin_of == NONE);
+        let eps = self.eps.iter().filter(|(_, ep)| ep.sharers.is_none() && ep.deferred_for == NONE);
         eps.map(|(idx, _)| EpId(self.eps.handle(idx)))
     }
 }
@@ -576,7 +577,7 @@ fn ep_counters(ep: &Ep) -> EpCounters {
     EpCounters {
         number: ep.number,
         unexpected: (ep.matcher[0].unexpected_len() + ep.matcher[1].unexpected_len()) as u32,
-        posted: ep.rx_used - ep.borrowed(),
+        posted: ep.rx_used - ep.rx_reserved_total(),
         received: ep.received(),
         ..ep.counters
     }
@@ -595,6 +596,6 @@ fn session_info(peer: &Peer) -> SessionInfo {
         in_flight: peer.snd.in_flight(),
         srtt_ns: peer.rtt.srtt_ns(),
         credits: peer.credits(),
-        waiting: peer.wrs.len + peer.pulls.len + u32::from(peer.short_ops()),
+        waiting: peer.wrs.len + peer.pulls.len + u32::from(peer.fast_ops()),
     }
 }

@@ -63,7 +63,7 @@ impl Node {
             }
             return false;
         }
-        let (heard, oldest) = ((peer.heard.0 >> UNIT_BITS) as u32, peer.snd.una);
+        let (heard, oldest) = ((peer.last_rx.0 >> UNIT_BITS) as u32, peer.snd.una);
         // An eighth: probes go out every tenth, so the peer is heard as often.
         let progress = self.openings.progress.entry(p).or_default();
         let stuck = progress.look((now.0 >> UNIT_BITS) as u32, oldest, heard, t_dead / 8);

@@ -35,7 +35,7 @@ pub(crate) struct Tally {
     /// When the session began: its first OPEN was sent or answered.
     pub(crate) begun: Instant,
     /// Bytes of frames to it and from it, on a port that may lose frames. (On one that cannot, the
-    /// shortest ways of a message would pay for it.)
+    /// shortest paths of a message would pay for it.)
     pub(crate) tx_bytes: u64,
     pub(crate) rx_bytes: u64,
     /// The first packet to it and from it; of a session that is over, how many there were.

@@ -11,9 +11,11 @@ mod acks;
 mod ahead;
 mod atomic;
 mod credit;
+mod deferred_ep;
 mod fetch;
 mod handed;
 mod hostile;
+mod inline;
 mod lost;
 mod near;
 mod notices;
@@ -25,8 +27,6 @@ mod rma;
 mod srx;
 mod strangers;
 mod survey;
-mod twin;
-mod usual;
 mod versions;
 
 use super::*;
@@ -52,7 +52,7 @@ struct Pair {
     /// Losses come at random, not in a rhythm.
     scatter: bool,
     frames: usize,
-    /// Sends take the short way where it is open, and how many did.
+    /// Sends take the fast path where it is open, and how many did.
     short: Option<usize>,
     /// Longer frames are lost.
     most: usize,
@@ -133,7 +133,7 @@ impl Pair {
         let mut req = SendReq { kind, buf, dest, tag, data, context, flags, no_completion };
         if let Some(short) = &mut self.short {
             let mut sink = sink(&mut end.out);
-            if end.node.send_now(end.ep, &mut req, &mut sink, || self.now) {
+            if end.node.try_send(end.ep, &mut req, &mut sink, || self.now) {
                 *short += 1;
                 return Ok(());
             }
@@ -215,10 +215,10 @@ impl Pair {
         for end in &self.ends {
             let levels = end.node.levels();
             assert_eq!(levels, Levels { peers: 1, timers: levels.timers, ..Levels::default() });
-            assert!(end.node.halves.is_empty());
+            assert!(end.node.reassemblies.is_empty());
             // Nor does either side believe that the other owes it an answer.
             for (_, peer) in end.node.peers.iter() {
-                let awaited = (peer.answers, peer.reads, peer.jobs, peer.long_answers);
+                let awaited = (peer.answers, peer.reads, peer.responses, peer.long_answers);
                 assert_eq!(awaited, (0, 0, 0, 0));
             }
         }
@@ -409,7 +409,7 @@ fn multi_recv_takes_messages_back_to_back_and_is_released_once() {
     pair.assert_quiet();
 }
 
-/// Goal: the short way and the long way differ in nothing that anybody sees. Method: the same calls
+/// Goal: the fast path and the slow one differ in nothing that anybody sees. Method: the same calls
 /// once with each, over every kind of message, expected and not, short of credit and of window; on
 /// a wire that loses nothing, and on one that may, and does, with frames that come twice.
 #[test]
@@ -472,7 +472,7 @@ fn both_ways(lossless: bool, drop: usize, dup: usize) {
     let (short, taken) = run(Some(0));
     assert_eq!(short, long);
     let least = if lossless { 100 } else { 50 };
-    assert!(taken > Some(least), "{taken:?} of 600 went the short way");
+    assert!(taken > Some(least), "{taken:?} of 600 took the fast path");
 }
 
 /// The record of a peer whose address was removed stays its own while a directed receive names it,
@@ -562,5 +562,5 @@ fn a_source_is_named_as_the_vector_has_it() {
     assert_eq!(told(&mut pair), FI_ADDR_UNSPEC, "none is left");
     let again = pair.ends[1].node.av_insert(pair.now, pair.ends[1].av, addr).unwrap();
     assert_eq!(told(&mut pair), again);
-    assert!(pair.short > Some(2), "{:?} went the short way", pair.short);
+    assert!(pair.short > Some(2), "{:?} took the fast path", pair.short);
 }

@@ -40,8 +40,8 @@ impl Src {
     }
 }
 
-/// A posted receive. Where none stands, [`post_plain`](Matcher::post_plain) finds what all that it
-/// posts have alike.
+/// A posted receive. Where none stands, [`post_simple`](Matcher::post_simple) finds what all that
+/// it posts have alike.
 #[derive(Debug)]
 pub struct Posted<P> {
     /// The tag it waits for.
@@ -86,7 +86,7 @@ pub type UnexpectedPool<U> = Slab<Unexpected<U>>;
 /// What a receive is for its endpoint.
 pub trait Receive: Vacant {
     /// Whether a message that it matches and that fits ends it, and there is nothing else to ask.
-    fn is_plain(&self) -> bool;
+    fn is_simple(&self) -> bool;
 }
 
 /// Link of a table chain, or of the list of receives that ignore bits.
@@ -118,7 +118,7 @@ pub struct Matcher<const N: usize = BUCKETS> {
     arrivals: List<ARRIVAL>,
 }
 
-/// In [`Matcher::odd`]: messages are not taken the short way. No pool has so many receives.
+/// In [`Matcher::odd`]: messages are not taken on the fast path. No pool has so many receives.
 const SHUT: u32 = 1 << 31;
 
 impl<const N: usize> Default for Matcher<N> {
@@ -177,7 +177,7 @@ impl<const N: usize> Matcher<N> {
     /// [`post`](Self::post) does, with the payload that `make` makes of one that was vacant or
     /// plain; `None`, and nothing posted, if the pool is full or the first time around.
     #[inline(always)]
-    pub fn post_plain<P: Receive>(
+    pub fn post_simple<P: Receive>(
         &mut self,
         pool: &mut PostedPool<P>,
         tag: u64,
@@ -185,7 +185,7 @@ impl<const N: usize> Matcher<N> {
     ) -> Option<u32> {
         let make = |payload: &mut P| {
             make(payload);
-            debug_assert!(payload.is_plain());
+            debug_assert!(payload.is_simple());
         };
         self.post_exact(pool, tag, Src::ANY, make)
     }
@@ -307,7 +307,7 @@ impl<const N: usize> Matcher<N> {
             let named = posted.src != Src::ANY;
             if self.odd & SHUT != 0
                 || self.wild.head != NONE
-                || !posted.payload.is_plain()
+                || !posted.payload.is_simple()
                 || named && posted.src != src()
             {
                 return None;
@@ -469,7 +469,7 @@ impl<const N: usize> Matcher<N> {
 /// Whether there is more to ask about a receive than its tag.
 #[inline]
 fn is_odd(ignore: u64, src: Src, payload: &impl Receive) -> bool {
-    ignore != 0 || src != Src::ANY || !payload.is_plain()
+    ignore != 0 || src != Src::ANY || !payload.is_simple()
 }
 
 impl<P> Posted<P> {
@@ -620,7 +620,7 @@ mod tests {
 
     /// Two of three are plain.
     impl Receive for usize {
-        fn is_plain(&self) -> bool {
+        fn is_simple(&self) -> bool {
             !self.is_multiple_of(3)
         }
     }
@@ -632,7 +632,7 @@ mod tests {
     }
 
     impl Receive for u64 {
-        fn is_plain(&self) -> bool {
+        fn is_simple(&self) -> bool {
             true
         }
     }
@@ -642,7 +642,7 @@ mod tests {
     }
 
     impl Receive for () {
-        fn is_plain(&self) -> bool {
+        fn is_simple(&self) -> bool {
             true
         }
     }
@@ -663,9 +663,9 @@ mod tests {
     enum Op {
         /// Posts a receive unless a message waits for it, as an endpoint does.
         Post { tag: usize, ignore: usize, src: u8 },
-        /// Gives a message to a posted receive, or keeps it; the short way first, if that is `fit`.
+        /// Gives a message to a posted receive, or keeps it; the fast path first, if that is `fit`.
         Arrive { tag: usize, src: u8, fit: bool },
-        /// Shuts the short way, or opens it.
+        /// Shuts the fast path, or opens it.
         Shut(bool),
         /// Cancels the first of the receives from `nth` on whose tag is the same.
         Cancel { nth: usize },
@@ -772,7 +772,7 @@ mod tests {
             Ok(())
         }
 
-        /// Whether the message was taken the short way: never unless its receive is plain, and
+        /// Whether the message was taken on the fast path: never unless its receive is plain, and
         /// always if all that are posted are.
         fn arrive_short(
             &mut self,
@@ -796,7 +796,7 @@ mod tests {
                 prop_assert!(!sure || collided, "the only receive was not found");
                 return Ok(false);
             };
-            prop_assert!(fit && !self.shut[ep] && id.is_plain());
+            prop_assert!(fit && !self.shut[ep] && id.is_simple());
             prop_assert_eq!(Some(id), first.map(|i| model.posted[i].3));
             model.posted.remove(first.unwrap());
             Ok(true)

@@ -61,9 +61,9 @@ pub enum BodyRef {
         region_ends: bool,
     },
     /// The old values that answer an atomic operation.
-    Job {
+    Response {
         /// The answer's record.
-        job: u32,
+        response: u32,
     },
     /// The first `len` bytes of a buffer of the aggregation pool, which hold several messages.
     Pack {
@@ -216,9 +216,9 @@ impl<C: CongestionControl> SendWindow<C> {
     }
 
     /// What the peer has acknowledged and granted, as they stand in a packet, in as many of the
-    /// lower bits: see [`Usual::said`](crate::wire::Usual::said).
+    /// lower bits: see [`EagerTaggedView::ack_credit`](crate::wire::EagerTaggedView::ack_credit).
     #[inline(always)]
-    pub fn said(&self) -> u64 {
+    pub fn ack_credit(&self) -> u64 {
         u64::from(self.una.0) | u64::from(self.credit) << 32
     }
 

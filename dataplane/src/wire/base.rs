@@ -27,13 +27,13 @@ const FIXED: u32 = (ETHERTYPE as u32) << 16 | (VERSION as u32) << 13;
 
 /// EtherType and prologue of a packet of type `ty` whose only flag is that of a checksum, if `crc`.
 #[inline(always)]
-pub(super) const fn plain(ty: Ty, crc: bool) -> u32 {
+pub(super) const fn first_word(ty: Ty, crc: bool) -> u32 {
     FIXED | (ty as u32) << 8 | if crc { TRAILER as u32 } else { 0 }
 }
 
 /// The two bytes behind the EtherType of such a packet, as they lie in a frame.
 pub(super) const fn kind(ty: Ty, crc: bool) -> u16 {
-    let [_, _, a, b] = plain(ty, crc).to_be_bytes();
+    let [_, _, a, b] = first_word(ty, crc).to_be_bytes();
     u16::from_le_bytes([a, b])
 }
 

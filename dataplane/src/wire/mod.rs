@@ -14,13 +14,13 @@ mod ack;
 mod base;
 mod crc;
 mod error;
+mod fast;
 mod msg;
 mod nack;
 mod nop;
 mod op;
 mod open;
 mod pack;
-mod plain;
 mod rma;
 mod rndv;
 mod rst;
@@ -33,15 +33,15 @@ pub use ack::AckOp;
 pub use base::{Base, RawBase};
 pub use crc::{crc_of_head, trailer, verify_crc};
 pub use error::WireError;
-pub use msg::{HeadOut, MsgMOp, MsgOp, PlainHead, PlainMsg, Usual, mac_key, mac_word};
+pub use fast::{
+    BaseOut, BaseWords, RawRequest, ReplyTo, RequestKey, RequestTy, ResponseTy, RmaTy, SegmentTy,
+};
+pub use msg::{EagerMsg, EagerTaggedView, FrameHead, HeadOut, MsgMOp, MsgOp, mac_key, mac_word};
 pub use nack::{NackOp, NackReason};
 pub use nop::NopOp;
 pub use op::{Op, frame};
 pub use open::OpenOp;
 pub use pack::{PackOp, PackRecords, record_len};
-pub use plain::{
-    Asked, BaseOut, PlainAsk, PlainBase, PlainOp, PlainPiece, PlainTold, PlainTy, Wanted,
-};
 pub use rma::{AtomicOp, ReadOp, RemoteRange, RespOp, WriteOp};
 pub use rndv::{DataOp, EndOp, EndStatus, PullOp, RndvOp};
 pub use rst::{RstOp, RstReason, life_of};

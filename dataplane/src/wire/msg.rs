@@ -1,6 +1,6 @@
 //! MSG, a whole message in one packet, and MSGM, a piece of one in several.
 
-use barewire_driver::frame::{ETHERTYPE, RxFrame, ShortHead};
+use barewire_driver::frame::{ETHERTYPE, HeadBuf, RxFrame};
 use barewire_driver::hint::cold;
 use barewire_driver::port::MacAddr;
 
@@ -92,7 +92,7 @@ impl MsgOp {
 /// The first 16 bytes of a MSG about which nothing is out of the ordinary: addresses, type, first
 /// transmission.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PlainHead {
+pub struct FrameHead {
     /// The destination, in the lower six bytes; the upper two say nothing.
     pub dst: u64,
     /// The source, as [`mac_word`] has it.
@@ -101,7 +101,7 @@ pub struct PlainHead {
     kind: u16,
 }
 
-impl PlainHead {
+impl FrameHead {
     /// The head of messages between two [`mac_word`]s, with a checksum if `crc`.
     #[inline(always)]
     pub fn between(dst: u64, src: u64, crc: bool) -> Self {
@@ -144,7 +144,7 @@ impl PlainHead {
     }
 }
 
-impl From<[u8; 16]> for PlainHead {
+impl From<[u8; 16]> for FrameHead {
     fn from(bytes: [u8; 16]) -> Self {
         Self::of(&Bytes(bytes))
     }
@@ -162,10 +162,10 @@ pub trait HeadOut {
     fn set<const AT: usize, const W: usize>(&mut self, bytes: [u8; W]);
 }
 
-impl<const N: usize> HeadOut for ShortHead<N> {
+impl<const N: usize> HeadOut for HeadBuf<N> {
     #[inline(always)]
     fn set<const AT: usize, const W: usize>(&mut self, bytes: [u8; W]) {
-        ShortHead::set::<AT, W>(self, bytes);
+        HeadBuf::set::<AT, W>(self, bytes);
     }
 }
 
@@ -191,9 +191,9 @@ pub fn mac_key(mac: MacAddr) -> u64 {
     u64::from_le_bytes([a, b, c, d, e, f, 0, 0])
 }
 
-/// What follows a [`PlainHead`]: base and header of a MSG.
+/// What follows a [`FrameHead`]: base and header of a MSG.
 #[derive(Clone, Copy, Debug)]
-pub struct PlainMsg {
+pub struct EagerMsg {
     /// The receiver's name of the session.
     pub dst_sid: u32,
     /// Sequence number.
@@ -208,7 +208,7 @@ pub struct PlainMsg {
     pub op: MsgOp,
 }
 
-impl PlainMsg {
+impl EagerMsg {
     /// Length of base and header without remote CQ data.
     pub const LEN: usize = BASE_LEN + MsgOp::LEN;
 
@@ -220,8 +220,8 @@ impl PlainMsg {
 
     /// The head of such messages from `src` to `dst`, with a checksum if `crc`.
     #[inline(always)]
-    pub fn head(dst: MacAddr, src: MacAddr, crc: bool) -> PlainHead {
-        PlainHead::between(mac_word(dst), mac_word(src), crc)
+    pub fn head(dst: MacAddr, src: MacAddr, crc: bool) -> FrameHead {
+        FrameHead::between(mac_word(dst), mac_word(src), crc)
     }
 
     /// Copies head and headers at once and checks what can be checked without knowing the session:
@@ -229,7 +229,7 @@ impl PlainMsg {
     /// the checksum, which is there if `crc` ([`verify`](Self::verify)). `None` for any other
     /// packet; good or bad, [`Base::parse`] tells.
     #[inline(always)]
-    pub fn parse(frame: &RxFrame<'_>, crc: bool) -> Option<(PlainHead, Self)> {
+    pub fn parse(frame: &RxFrame<'_>, crc: bool) -> Option<(FrameHead, Self)> {
         let b = Bytes::<{ Self::LEN }>(frame.chunk_at(0)?);
         let word = b.u32::<36>();
         let tag = b.u64::<40>();
@@ -237,7 +237,7 @@ impl PlainMsg {
         let (flags, imm_len) = (word as u8, (word & u32::from(IMM)) as usize * (IMM_LEN / 2));
         // The word's upper bytes are the context, which few name, and the length in a record.
         let trailer = if crc { TRAILER_LEN } else { 0 };
-        let head = PlainHead::of(&b);
+        let head = FrameHead::of(&b);
         if head.kind & !(AR << 8) != kind(Ty::Msg, crc)
             || word & !u32::from(TAGGED | IMM) != 0
             || frame.len() - Self::LEN < imm_len + usize::from(plen) + trailer
@@ -285,7 +285,7 @@ impl PlainMsg {
     /// Writes a message's head and headers, asking for an acknowledgement if `ar`. Returns the
     /// bytes and how many of them there are.
     #[inline(always)]
-    pub fn emit(&self, head: &PlainHead, ar: bool) -> ([u8; Self::LEN_MAX], usize) {
+    pub fn emit(&self, head: &FrameHead, ar: bool) -> ([u8; Self::LEN_MAX], usize) {
         let mut b = Bytes::<{ Self::LEN_MAX }>::ZERO;
         Self::put(|| *head, || *self, ar, &mut b);
         let Some(imm) = self.op.imm else { return (b.0, Self::LEN) };
@@ -298,7 +298,7 @@ impl PlainMsg {
     /// waits in a register meanwhile.
     #[inline(always)]
     pub fn put(
-        head: impl Fn() -> PlainHead,
+        head: impl Fn() -> FrameHead,
         msg: impl Fn() -> Self,
         ar: bool,
         out: &mut impl HeadOut,
@@ -323,15 +323,15 @@ impl PlainMsg {
 /// checksum or remote CQ data. Every field is read from the frame when it is asked for, and may be
 /// another one the next time, since others may write the frame's memory: who asks twice is wrong.
 ///
-/// As of [`PlainMsg::parse`], destination and source, and with it the EtherType, are the caller's
+/// As of [`EagerMsg::parse`], destination and source, and with it the EtherType, are the caller's
 /// to compare.
-pub struct Usual<'a, 'f> {
+pub struct EagerTaggedView<'a, 'f> {
     frame: &'a RxFrame<'f>,
     /// Payload bytes: at most [`MAX`](Self::MAX), and there.
     pub plen: usize,
 }
 
-impl<'a, 'f> Usual<'a, 'f> {
+impl<'a, 'f> EagerTaggedView<'a, 'f> {
     /// Most bytes that a usual message has.
     pub const MAX: usize = 128;
 
@@ -347,7 +347,7 @@ impl<'a, 'f> Usual<'a, 'f> {
     /// The message in `frame`, `None` if it is another one.
     #[inline(always)]
     pub fn of(frame: &'a RxFrame<'f>) -> Option<Self> {
-        let Some(room) = frame.len().checked_sub(PlainMsg::LEN) else { return cold(None) };
+        let Some(room) = frame.len().checked_sub(EagerMsg::LEN) else { return cold(None) };
         let plen = usize::from(u16::from_le_bytes(frame.chunk_at(30)?));
         let msg = Self { frame, plen };
         let usual = plen <= room
@@ -360,7 +360,7 @@ impl<'a, 'f> Usual<'a, 'f> {
     /// The bytes at `AT`. They are there, as [`of`](Self::of) has seen.
     #[inline(always)]
     fn bytes<const AT: usize, const W: usize>(&self) -> [u8; W] {
-        const { assert!(AT + W <= PlainMsg::LEN) };
+        const { assert!(AT + W <= EagerMsg::LEN) };
         self.frame.chunk_at(AT).unwrap_or([0; W])
     }
 
@@ -379,13 +379,13 @@ impl<'a, 'f> Usual<'a, 'f> {
         u64::from_le_bytes(self.bytes::<AT, 8>())
     }
 
-    /// As [`PlainHead::dst`].
+    /// As [`FrameHead::dst`].
     #[inline(always)]
     pub fn dst(&self) -> u64 {
         self.u64::<0>()
     }
 
-    /// As [`PlainHead::src`].
+    /// As [`FrameHead::src`].
     #[inline(always)]
     pub fn src(&self) -> u64 {
         self.u64::<6>()
@@ -393,14 +393,14 @@ impl<'a, 'f> Usual<'a, 'f> {
 
     /// The receiver's name of the session in the lower half, and the sequence number.
     #[inline(always)]
-    pub fn place(&self) -> u64 {
+    pub fn sid_psn(&self) -> u64 {
         self.u64::<16>()
     }
 
     /// [`cack`](Self::cack) in the lowest bits and [`grant`](Self::grant) above; the uppermost 16
     /// say something else.
     #[inline(always)]
-    pub fn said(&self) -> u64 {
+    pub fn ack_credit(&self) -> u64 {
         self.u64::<24>()
     }
 

@@ -1,12 +1,12 @@
 //! The devices, ports around a port, and signs of life on files ([`lock`]).
 
 pub mod afpacket;
+pub mod any_port;
 mod batch;
 #[cfg(feature = "dpdk")]
 pub mod dpdk;
 pub mod fault;
 mod hairpin;
-pub mod known;
 pub mod lock;
 pub mod loopback;
 pub mod memif;

@@ -27,7 +27,7 @@ use thiserror::Error;
 
 pub use self::lock::{LocalLocks, WideLock};
 pub use self::process_lock::ProcessLocks;
-use super::{FEW, IoBuf, Span};
+use super::{IoBuf, Span, U128_LEN};
 use crate::hint::cold;
 
 /// `enum fi_op`, with libfabric's numbers.
@@ -283,13 +283,13 @@ impl Span {
             return cold(None);
         }
         let mut old = [0; 8];
-        let operands: [u8; FEW] = operands.to_le_bytes();
+        let operands: [u8; U128_LEN] = operands.to_le_bytes();
         let operand = operands.as_ptr();
         let (compare, result) = (operand.wrapping_add(size), old.as_mut_ptr());
         let part = exec::Part { target, operand, compare, result, count: 1 };
         // SAFETY: one element, aligned to its size, lies inside lent memory (`inside`); operand
-        // and compare value are `2 * size <= FEW` bytes; the result has 8 and overlaps nothing;
-        // every operation has a meaning on these types.
+        // and compare value are `2 * size <= U128_LEN` bytes; the result has 8 and overlaps
+        // nothing; every operation has a meaning on these types.
         let done = unsafe { exec::exec_word(op, ty, part, shared) };
         done.then(|| u64::from_le_bytes(old))
     }
@@ -400,7 +400,7 @@ impl IoBuf {
             result: if to.is_null() { to } else { to.wrapping_add(done) },
             count: n >> ty.size_log2(),
         };
-        // Counters and locks: most atomics are one word, and that deserves a short way.
+        // Counters and locks: most atomics are one word, and that deserves a fast path.
         if let (Some(piece), 1) = (first, count) {
             let shared = !matches!(sharing, Sharing::Single);
             // SAFETY: as said above; these types are aligned to their sizes.

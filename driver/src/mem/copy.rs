@@ -1,6 +1,6 @@
 //! Copying few bytes without a call.
 
-use super::long::copy_long;
+use super::copy_long::copy_long;
 
 /// Most bytes that are copied without a call, and so of a short frame.
 pub const SHORT: usize = 128;

@@ -3,22 +3,22 @@
 mod arena;
 pub mod atomic;
 mod copy;
+mod copy_long;
 mod crc;
-mod few;
-mod long;
+mod inline_bytes;
+mod nt_store;
 mod scratch;
 mod span;
-mod stores;
 
 pub use arena::{Arena, ArenaError, Block, Hugepages};
 pub use atomic::Words;
 pub use copy::SHORT;
 pub(crate) use copy::{copy_four, copy_inline, copy_inline_32, copy_short};
 pub(crate) use crc::crc32c_of_raw;
-pub use few::{FEW, Few};
+pub use inline_bytes::{InlineBytes, U128_LEN};
+pub(crate) use nt_store::{Lap, Stores};
 pub use scratch::Scratch;
 pub use span::{IOV_LIMIT, IoBuf, Span};
-pub(crate) use stores::{Lap, Stores};
 
 /// A large page of every architecture that has them.
 const LARGE_PAGE: usize = 2 << 20;

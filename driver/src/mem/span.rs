@@ -8,7 +8,7 @@ use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::{fmt, ptr, slice};
 
-use super::FEW;
+use super::U128_LEN;
 use crate::hint::cold;
 
 /// Most pieces that one operation's memory may have (`iov_limit`).
@@ -85,27 +85,28 @@ impl Span {
         (a_in_b || b_in_a) && self.len > 0 && other.len > 0
     }
 
-    /// All of it and zeros behind, as a little-endian number; `None` if it is longer than [`FEW`].
+    /// All of it and zeros behind, as a little-endian number; `None` if it is longer than
+    /// [`U128_LEN`].
     #[inline(always)]
-    pub fn few(&self) -> Option<u128> {
+    pub fn to_u128(&self) -> Option<u128> {
         if self.len == size_of::<u64>() {
             // SAFETY: all of the span is lent to be read, and has eight bytes.
             let word = unsafe { self.base.cast::<[u8; 8]>().read_unaligned() };
             return Some(u64::from_le_bytes(word).into());
         }
         // SAFETY: all of the span is lent to be read.
-        unsafe { few_odd(self.base, self.len) }
+        unsafe { to_u128_odd(self.base, self.len) }
     }
 }
 
-/// [`Span::few`] for any length. (Not of a span, which would have to lie in memory for it.)
+/// [`Span::to_u128`] for any length. (Not of a span, which would have to lie in memory for it.)
 ///
 /// # Safety
 /// `len` bytes at `base` are readable.
 #[inline(never)]
-unsafe fn few_odd(base: *const u8, len: usize) -> Option<u128> {
-    let mut few = [0; FEW];
-    if len > FEW {
+unsafe fn to_u128_odd(base: *const u8, len: usize) -> Option<u128> {
+    let mut few = [0; U128_LEN];
+    if len > U128_LEN {
         return None;
     }
     // SAFETY: the caller's promise; `few` is our own and has room.
@@ -487,13 +488,13 @@ mod tests {
     /// Few bytes are those of the span, with zeros behind them.
     #[test]
     fn few_bytes_are_those_of_the_span() {
-        let memory = Box::leak(Box::new([0xa5_u8; FEW + 4])).as_mut_ptr();
-        for len in 0..FEW + 4 {
+        let memory = Box::leak(Box::new([0xa5_u8; U128_LEN + 4])).as_mut_ptr();
+        for len in 0..U128_LEN + 4 {
             // SAFETY: leaked memory stays mapped, nobody has a reference to it; it is only read.
-            let few = unsafe { Span::from_raw(memory, len) }.few();
-            let mut want = [0; FEW];
-            want[..len.min(FEW)].fill(0xa5);
-            assert_eq!(few, (len <= FEW).then(|| u128::from_le_bytes(want)), "{len}");
+            let few = unsafe { Span::from_raw(memory, len) }.to_u128();
+            let mut want = [0; U128_LEN];
+            want[..len.min(U128_LEN)].fill(0xa5);
+            assert_eq!(few, (len <= U128_LEN).then(|| u128::from_le_bytes(want)), "{len}");
         }
     }
 

@@ -2,7 +2,7 @@
 //! a segment of shared memory besides.
 
 use super::spec::bad;
-use crate::backend::known::KnownPort;
+use crate::backend::any_port::AnyPort;
 use crate::backend::near::{Near, node_segment};
 use crate::backend::shm::ShmSettings;
 use crate::error::OpenError;
@@ -60,7 +60,7 @@ impl Choice {
     pub(super) fn join(&self, far: Box<dyn Port>) -> Result<Box<dyn Port>, OpenError> {
         let Some(segment) = self.segment()? else { return Ok(far) };
         let name = with_option(&far.caps().name, &self.text());
-        let near = Near::join(&segment, KnownPort::from(far), name);
+        let near = Near::join(&segment, AnyPort::from(far), name);
         Ok(Box::new(near.map_err(|(_far, why)| why)?))
     }
 }
@@ -74,7 +74,7 @@ pub(super) fn join_node(far: Box<dyn Port>) -> Box<dyn Port> {
 fn join_if_possible(segment: Result<ShmSettings, OpenError>, far: Box<dyn Port>) -> Box<dyn Port> {
     let name = far.caps().name.clone();
     let joined = match segment {
-        Ok(segment) => Near::join(&segment, KnownPort::from(far), name.clone()),
+        Ok(segment) => Near::join(&segment, AnyPort::from(far), name.clone()),
         Err(why) => Err((far.into(), why)),
     };
     joined.map_or_else(

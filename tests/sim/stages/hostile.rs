@@ -218,7 +218,7 @@ pub(crate) fn hostile(seed: u64, count: u64) -> Checked {
     // Whole messages that it had credit for wait for a receive as anybody's do.
     let kept = Levels {
         peers: levels.peers,
-        stored: levels.stored,
+        unexpected: levels.unexpected,
         blocks: levels.blocks,
         ..Levels::default()
     };

@@ -534,6 +534,7 @@ impl Process {
 /// Everything of a domain that has to come back.
 fn in_use(levels: &Levels) -> u64 {
     let n = &levels.node;
-    let counts = [n.tx, n.sent, n.posted, n.stored, n.blocks, n.pulls, n.held, n.cq_reserved];
+    let counts =
+        [n.tx, n.sent, n.posted, n.unexpected, n.blocks, n.pulls, n.reorder_buf, n.cq_reserved];
     counts.iter().map(|n| *n as u64).sum::<u64>() + n.pull_bytes
 }

@@ -230,7 +230,7 @@ impl Node {
             // What it sent before may be here.
             let from = Src::of(member.peer, member.ep);
             let matcher = &self.eps[side.0.idx()].matcher[MsgKind::Tagged as usize];
-            if matcher.match_unexpected(&self.stored, tag, 0, from).is_none() {
+            if matcher.match_unexpected(&self.unexpected, tag, 0, from).is_none() {
                 self.abort_group(now, g, err);
                 return Went::Over;
             }
@@ -266,7 +266,7 @@ impl Node {
 
     fn kick_silent(&mut self, now: Instant, p: u32) {
         if self.peers[p].state == super::super::peer::State::Idle && !self.gone {
-            self.kick(now, p);
+            self.schedule(now, p);
         } else {
             self.arm_timer(now, p);
         }
@@ -303,7 +303,7 @@ impl Node {
             no_completion: inject,
         };
         let sink = &mut |frame: &TxFrame<'_>| out.send(frame);
-        let gone = self.send_now(side, &mut req, sink, || now);
+        let gone = self.try_send(side, &mut req, sink, || now);
         let posted = if gone { Ok(()) } else { self.post_send(now, side, req) };
         match posted {
             Ok(()) => {}
@@ -445,23 +445,23 @@ impl Node {
     /// that are over, of calls that are not the one their number says.
     fn take_arrived(&mut self, now: Instant) {
         while let Some((msg, generation)) = self.coll.arrived.pop() {
-            if self.stored.get(msg).is_none() || self.stored.generation(msg) != generation {
+            if self.unexpected.get(msg).is_none() || self.unexpected.generation(msg) != generation {
                 continue;
             }
-            let m = &self.stored[msg];
+            let m = &self.unexpected[msg];
             let (gid, seq, kind) = parts_of(m.tag);
             if m.payload.recv != crate::slab::NONE || m.payload.claimed {
                 continue;
             }
             if kind > KIND_CONTROL {
                 self.counters.rx_coll_unknown += 1;
-                self.discard_stored(now, msg, crate::wire::EndStatus::Discarded);
+                self.discard_unexpected(now, msg, crate::wire::EndStatus::Discarded);
             } else if kind == KIND_DATA {
                 let (e, imm) = (m.payload.ep, m.payload.imm);
                 if self.coll.over.iter().any(|&(over, _)| over == gid)
                     && !self.coll.groups.iter().any(|(_, g)| g.gid == gid)
                 {
-                    self.discard_stored(now, msg, crate::wire::EndStatus::Discarded);
+                    self.discard_unexpected(now, msg, crate::wire::EndStatus::Discarded);
                     continue;
                 }
                 let other = self.coll.ops.iter().find(|(_, op)| {
@@ -490,11 +490,11 @@ impl Node {
             return;
         }
         let (gid, seq, mark) = (group.gid, op.seq, op.mark);
-        let stranger = matcher.find_unexpected(&self.stored, |m| {
+        let stranger = matcher.find_unexpected(&self.unexpected, |m| {
             parts_of(m.tag) == (gid, seq, KIND_DATA) && m.payload.imm != Some(mark)
         });
         if let Some(msg) = stranger {
-            let generation = self.stored.generation(msg);
+            let generation = self.unexpected.generation(msg);
             self.coll.arrived.push((msg, generation));
         }
     }
@@ -503,7 +503,7 @@ impl Node {
     #[cold]
     pub(crate) fn coll_arrived(&mut self, e: u32, msg: u32) {
         if self.is_side(e) {
-            let generation = self.stored.generation(msg);
+            let generation = self.unexpected.generation(msg);
             self.coll.arrived.push((msg, generation));
         }
     }

@@ -130,17 +130,17 @@ impl Node {
             if let Some(recv) = self.placing(p)
                 && is_ours(self, recv)
             {
-                self.take_half(p);
+                self.take_reassembly(p);
                 self.cancel_placing(recv);
             }
         }
-        let stored: Vec<u32> = (self.stored.iter())
+        let unexpected: Vec<u32> = (self.unexpected.iter())
             .filter(|(_, m)| m.payload.ep == side && is_ours(self, m.payload.recv))
             .map(|(i, _)| i)
             .collect();
-        for msg in stored {
-            if self.stored.get(msg).is_some() {
-                self.discard_stored(now, msg, EndStatus::Discarded);
+        for msg in unexpected {
+            if self.unexpected.get(msg).is_some() {
+                self.discard_unexpected(now, msg, EndStatus::Discarded);
             }
         }
     }
@@ -156,13 +156,13 @@ impl Node {
         if self.eps[side].matcher[MsgKind::Tagged as usize].unexpected_len() == 0 {
             return;
         }
-        let stored: Vec<u32> = (self.stored.iter())
+        let unexpected: Vec<u32> = (self.unexpected.iter())
             .filter(|(_, m)| m.payload.ep == side && (m.tag >> 32) as u32 == gid)
             .map(|(i, _)| i)
             .collect();
-        for msg in stored {
-            if self.stored.get(msg).is_some() {
-                self.discard_stored(now, msg, EndStatus::Discarded);
+        for msg in unexpected {
+            if self.unexpected.get(msg).is_some() {
+                self.discard_unexpected(now, msg, EndStatus::Discarded);
             }
         }
     }
@@ -171,10 +171,10 @@ impl Node {
     /// everything that is here, since its next attempt comes behind its ABORT.
     pub(super) fn purge_join(&mut self, (p, number): (u32, Option<u16>), gid: Option<u32>) {
         let now = self.polled_at;
-        if self.peers.get(p).is_none_or(|peer| peer.stored == 0) {
+        if self.peers.get(p).is_none_or(|peer| peer.unexpected == 0) {
             return;
         }
-        let stored: Vec<u32> = (self.stored.iter())
+        let unexpected: Vec<u32> = (self.unexpected.iter())
             .filter(|(_, m)| {
                 let name = (m.tag >> 32) as u32;
                 m.payload.peer == p
@@ -185,9 +185,9 @@ impl Node {
             })
             .map(|(i, _)| i)
             .collect();
-        for msg in stored {
-            if self.stored.get(msg).is_some() {
-                self.discard_stored(now, msg, EndStatus::Discarded);
+        for msg in unexpected {
+            if self.unexpected.get(msg).is_some() {
+                self.discard_unexpected(now, msg, EndStatus::Discarded);
             }
         }
     }

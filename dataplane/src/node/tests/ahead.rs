@@ -54,27 +54,27 @@ impl World {
         self.eps[i] = self.open(i);
     }
 
-    /// Posts a receive the short way if it goes there, else the long one. It is refused if, and
+    /// Posts a receive on the fast path if it goes there, else the long one. It is refused if, and
     /// only if, one of the queues is full.
     fn recv(&mut self, i: usize, kind: MsgKind, (short, flags): (bool, OpFlags)) {
         let (ep, buf) = (self.eps[i].0, IoBuf::leaked(&[0; 64]));
         let (src, ignore) = (FI_ADDR_UNSPEC, u64::from(!short));
         let req = RecvReq { kind, buf, src, tag: 0, ignore, context: i as u64, flags };
         let cq = &self.pair.ends[1].node.cqs[self.cq.0.idx()].cq;
-        let reserved = cq.reserved() - self.borrowed() as usize;
+        let reserved = cq.reserved() - self.rx_reserved_total() as usize;
         let full = self.posted[i] == RECEIVES || cq.ready() + reserved == cq.capacity();
         let end = &mut self.pair.ends[1];
-        let unasked = end.node.eps[ep.0.idx()].recv_left[kind as usize] > 0;
-        let went = short && end.node.recv_now(ep, &req);
+        let unasked = end.node.eps[ep.0.idx()].rx_reserved[kind as usize] > 0;
+        let went = short && end.node.try_post_recv(ep, &req);
         self.unasked += usize::from(went && unasked);
         let posted = if went { Ok(()) } else { end.node.post_recv(self.pair.now, ep, req) };
         assert_eq!(posted, if full { Err(Error::Again) } else { Ok(()) });
         self.posted[i] += usize::from(!full);
     }
 
-    fn borrowed(&self) -> u32 {
+    fn rx_reserved_total(&self) -> u32 {
         let node = &self.pair.ends[1].node;
-        self.eps.iter().map(|(ep, _)| node.eps[ep.0.idx()].borrowed()).sum()
+        self.eps.iter().map(|(ep, _)| node.eps[ep.0.idx()].rx_reserved_total()).sum()
     }
 
     fn send(&mut self, i: usize, kind: MsgKind, context: u64) {
@@ -84,8 +84,8 @@ impl World {
         let mut req = SendReq { kind, buf, dest, tag: 0, data: 0, context, flags, no_completion };
         let now = self.pair.now;
         let mut out = sink(&mut end.out);
-        if !end.node.send_plain(end.ep, &req, &mut out, || now)
-            && !end.node.send_now(end.ep, &mut req, &mut out, || now)
+        if !end.node.try_send_inline(end.ep, &req, &mut out, || now)
+            && !end.node.try_send(end.ep, &mut req, &mut out, || now)
         {
             drop(out);
             // It may be refused: nobody reads the sender's queue but the end of each round.
@@ -112,21 +112,21 @@ impl World {
         }
     }
 
-    /// Whatever may go unasked is what the long way would have said yes to.
+    /// Whatever may go unasked is what the slow path would have said yes to.
     fn check(&self) {
         let node = &self.pair.ends[1].node;
         for (&posted, (ep, _)) in self.posted.iter().zip(&self.eps) {
             let ep = &node.eps[ep.0.idx()];
-            assert_eq!((ep.rx_used - ep.borrowed()) as usize, posted);
+            assert_eq!((ep.rx_used - ep.rx_reserved_total()) as usize, posted);
             assert!(ep.rx_used <= ep.rx_size);
-            for (kind, &left) in ep.recv_left.iter().enumerate() {
+            for (kind, &left) in ep.rx_reserved.iter().enumerate() {
                 let waits = ep.matcher[kind].unexpected_len() > 0;
-                assert!(left == 0 || ep.may_recv[kind] && !ep.starved && !waits, "kind {kind}");
+                assert!(left == 0 || ep.may_recv[kind] && !ep.cq_blocked && !waits, "kind {kind}");
             }
         }
         let table = &node.cqs[self.cq.0.idx()];
-        assert!(table.cq.reserved() >= self.borrowed() as usize);
-        assert!(!table.starved || self.borrowed() == 0, "it is somebody else's");
+        assert!(table.cq.reserved() >= self.rx_reserved_total() as usize);
+        assert!(!table.cq_blocked || self.rx_reserved_total() == 0, "it is somebody else's");
         routes_are_sure(node);
         routes_are_sure(&self.pair.ends[0].node);
     }
@@ -140,8 +140,8 @@ fn routes_are_sure(node: &Node) {
             assert_eq!((entry.peer, entry.ep, entry.rx_ctx), (route.peer, route.ends[0], 0));
             assert!(route.inc == 0 || route.inc == node.peers[route.peer].inc);
         }
-        for (plain, told) in route.plain.into_iter().zip(ep.plain_send) {
-            assert!(plain == FI_ADDR_UNSPEC || plain == route.dest && told);
+        for (dest, fast) in route.fast_dest.into_iter().zip(ep.fast_send) {
+            assert!(dest == FI_ADDR_UNSPEC || dest == route.dest && fast);
         }
     }
 }
@@ -217,7 +217,7 @@ fn an_earlier_life_is_not_reached_the_usual_way() {
     }
     let [from, to] = &mut pair.ends;
     let sender = |from: &End| from.node.eps[from.ep.0.idx()].route;
-    assert_eq!(sender(from).plain, [from.peer; 2], "it goes the usual way");
+    assert_eq!(sender(from).fast_dest, [from.peer; 2], "it goes the usual way");
     // The same station, started anew.
     let settings = NodeSettings { t_dead_ns: 500_000_000, ..NodeSettings::default() };
     let mut anew = end_with(2, 9000, true, settings);
@@ -251,8 +251,8 @@ fn an_endpoint_that_changes_asks_anew() {
     let mut world = World::new();
     let (ep, _) = world.eps[0];
     let changes: [fn(&mut Node, EpId); 3] = [
-        |node, ep| node.eps[ep.0.idx()].starve(true),
-        |node, ep| node.eps[ep.0.idx()].starve(false),
+        |node, ep| node.eps[ep.0.idx()].set_cq_blocked(true),
+        |node, ep| node.eps[ep.0.idx()].set_cq_blocked(false),
         |node, ep| {
             let cntr = node.cntr_open().unwrap();
             node.ep_bind_cntr(ep, cntr, BindFlags::RECV).unwrap();
@@ -263,11 +263,11 @@ fn an_endpoint_that_changes_asks_anew() {
             world.recv(0, kind, (at != 1, OpFlags::empty()));
         }
         let node = &mut world.pair.ends[1].node;
-        let before = node.eps[ep.0.idx()].borrowed();
+        let before = node.eps[ep.0.idx()].rx_reserved_total();
         assert!(at == 1 || before > 0);
         change(node, ep);
         let it = &node.eps[ep.0.idx()];
-        assert_eq!((it.recv_left, it.borrowed()), ([0; 2], before), "change {at}");
+        assert_eq!((it.rx_reserved, it.rx_reserved_total()), ([0; 2], before), "change {at}");
         world.check();
     }
     for _ in 0..3 {
@@ -277,8 +277,12 @@ fn an_endpoint_that_changes_asks_anew() {
     }
     let End { node, ep, .. } = &mut world.pair.ends[0];
     let to = world.eps[0].1;
-    assert_eq!(node.eps[ep.0.idx()].route.plain, [to; 2]);
+    assert_eq!(node.eps[ep.0.idx()].route.fast_dest, [to; 2]);
     let cntr = node.cntr_open().unwrap();
     node.ep_bind_cntr(*ep, cntr, BindFlags::TRANSMIT).unwrap();
-    assert_eq!(node.eps[ep.0.idx()].route.plain, [FI_ADDR_UNSPEC; 2], "it is counted from now on");
+    assert_eq!(
+        node.eps[ep.0.idx()].route.fast_dest,
+        [FI_ADDR_UNSPEC; 2],
+        "it is counted from now on"
+    );
 }

@@ -66,8 +66,8 @@ impl Pair {
         let end = &mut self.ends[0];
         let mut req = call.req(end.peer, result);
         if let Some(taken) = &mut self.short
-            && let Some(mut short) = req.short()
-            && end.node.atomic_now(end.ep, &mut short, &mut sink(&mut end.out), || self.now)
+            && let Some(mut short) = req.fast()
+            && end.node.try_atomic(end.ep, &mut short, &mut sink(&mut end.out), || self.now)
         {
             *taken += 1;
             return Ok(look);
@@ -158,7 +158,7 @@ fn impossible_calls_are_refused() {
     let region = pair.region(1, 8192, ALL);
     let one = RmaList::one(0, 1, region.key);
     let word = [1; 8];
-    // One that is possible, so that the short way is open.
+    // One that is possible, so that the fast path is open.
     pair.short = Some(0);
     for _ in 0..2 {
         let read = AtomicOp::Read as u32;
@@ -355,7 +355,7 @@ fn fetch_ends_with(pair: &mut Pair, call: Call<'_>, err: Option<Error>) {
 }
 
 /// Exactly once: sums stay exact and every old value is seen once, under loss and duplication of
-/// requests and answers, with more operations than answers may be outstanding. The short way, which
+/// requests and answers, with more operations than answers may be outstanding. The fast path, which
 /// keeps nothing, is offered and not taken.
 #[test]
 fn fetch_adds_are_executed_once_under_loss_and_duplication() {
@@ -389,7 +389,7 @@ fn fetch_adds_are_executed_once_under_loss_and_duplication() {
     }
 }
 
-/// The short way and the long one are one: whichever an operation takes, and whatever is under way
+/// The fast path and the slow one are one: whichever an operation takes, and whatever is under way
 /// beside it in either direction, it is executed once, in order, and told once.
 #[test]
 fn the_short_way_does_what_the_long_one_does() {
@@ -482,7 +482,7 @@ fn mix_of_ways(mut pair: Pair) {
     }
     assert_eq!(words(&region.bytes())[1], next);
     assert_eq!(words(&region.bytes())[8..16], written);
-    assert!(pair.short > Some(1500), "{:?} took the short way", pair.short);
+    assert!(pair.short > Some(1500), "{:?} took the fast path", pair.short);
 }
 
 /// The initiator's endpoint closes with answers outstanding: the next endpoint gets as many answers
@@ -573,7 +573,7 @@ fn what_was_given_up_half_way_is_done_up_to_there() {
     }
 }
 
-/// A pair whose session is open and whose operations take the short way, and a region of the
+/// A pair whose session is open and whose operations take the fast path, and a region of the
 /// second.
 pub(super) fn short_pair() -> (Pair, Region) {
     let mut pair = Pair::new(1500, true);
@@ -609,7 +609,7 @@ fn a_header_like_no_operation_is_refused() {
     cleared.into_iter().for_each(|range| frame[range].fill(0));
     [32..34, 36..38].into_iter().for_each(|range| frame[range].fill(0xff));
     let target = &mut pair.ends[1].node;
-    target.forget_near();
+    target.revoke_grants();
     let before = target.counters().rma_executed;
     target.on_frame(pair.now, &RxFrame::new(&frame[..72]));
     assert_eq!(target.counters().rma_executed, before);
@@ -660,7 +660,7 @@ fn the_last_answer_wakes_a_fence() {
     assert_eq!(pair.outcomes(0), [(0, None), (1, None), (2, None)]);
 }
 
-/// Operations of the short way end with their peer, in the order of their posting and within the
+/// Operations of the fast path end with their peer, in the order of their posting and within the
 /// time that was promised, though nothing of them is kept to be repeated.
 #[test]
 fn a_dead_peer_ends_the_short_way() {
@@ -686,11 +686,11 @@ fn answers_to_nothing_are_not_counted() {
             }
         }
         // The slot of one that is awaited, which is not its name.
-        let Handle { idx: dst_op, generation: dst_gen } = pair.ends[0].node.short_ops.handle(0);
+        let Handle { idx: dst_op, generation: dst_gen } = pair.ends[0].node.fast_ops.handle(0);
         lie(&mut pair, RespOp { dst_op, dst_gen, ..RespOp::default() }, 0);
         assert_eq!(pair.ends[0].node.counters().rx_stray, 101);
         let (_, peer) = pair.ends[0].node.peers.iter().next().unwrap();
-        assert_eq!((peer.answers, peer.short_ops()), (3, 3));
+        assert_eq!((peer.answers, peer.fast_ops()), (3, 3));
         pair.drop = dies.into();
         pair.run(560_000_000);
         let outcome = dies.then_some(Error::HostUnreach);
@@ -706,7 +706,7 @@ fn who_has_acknowledged_still_owes_the_answer() {
     pair.drop = 1;
     lie(&mut pair, RespOp::default(), 3);
     let (_, peer) = pair.ends[0].node.peers.iter().next().unwrap();
-    assert_eq!((peer.snd.in_flight(), peer.short_ops()), (0, 3));
+    assert_eq!((peer.snd.in_flight(), peer.fast_ops()), (0, 3));
     pair.run(560_000_000);
     let lost = Some(Error::HostUnreach);
     assert_eq!(pair.outcomes(0), [0, 1, 2].map(|context| (context, lost)));
@@ -721,7 +721,7 @@ fn an_answer_of_another_length_is_a_lie() {
     let ty = Datatype::Uint32 as u32;
     let look = pair.atomic(Call { ty, context: 9, ..call }, 4).unwrap();
     assert_eq!(pair.short, Some(1));
-    let Handle { idx, generation: dst_gen } = pair.ends[0].node.short_ops.handle(0);
+    let Handle { idx, generation: dst_gen } = pair.ends[0].node.fast_ops.handle(0);
     let dst_op = idx | 1 << 31;
     lie(&mut pair, RespOp { dst_op, dst_gen, ..RespOp::default() }, 0);
     assert_eq!(pair.only_error(9).err, Error::ConnReset);
@@ -759,7 +759,7 @@ fn what_was_right_once_is_asked_again() {
         flags: OpFlags::empty(),
         no_completion: false,
     };
-    assert!(!node.atomic_now(*ep, &mut req.short().unwrap(), &mut sink(out), || pair.now));
+    assert!(!node.try_atomic(*ep, &mut req.fast().unwrap(), &mut sink(out), || pair.now));
     assert!(matches!(node.post_atomic(pair.now, *ep, req), Err(Error::Invalid(_))));
     assert_eq!(node.counters().tx_frames, frames);
 }

@@ -117,8 +117,8 @@ fn each_call_says_whether_it_is_told_of() {
                 let mut req = call.req(dest, result);
                 req.no_completion = true;
                 let End { node, ep, out, .. } = &mut pair.ends[0];
-                let mut short = req.short().unwrap();
-                assert!(node.atomic_now(*ep, &mut short, &mut sink(out), || now));
+                let mut short = req.fast().unwrap();
+                assert!(node.try_atomic(*ep, &mut short, &mut sink(out), || now));
             } else {
                 pair.atomic(call, 8).unwrap();
                 assert_eq!(pair.short, before.map(|taken| taken + 1));
@@ -141,7 +141,7 @@ fn nothing_is_right_unasked() {
         let (dest, result) = (pair.ends[0].peer, shared(len).0);
         let End { node, out, .. } = &mut pair.ends[0];
         let mut req = call.req(dest, result);
-        !node.atomic_now(ep, &mut req.short().unwrap(), &mut sink(out), || now)
+        !node.try_atomic(ep, &mut req.fast().unwrap(), &mut sink(out), || now)
     };
     let fresh = bare(&mut pair.ends[0], 256);
     let sum = |kind, addr| Call::sum(kind, &one, RmaList::one(addr, 1, region.key));
@@ -189,7 +189,7 @@ fn answers_leave_the_window_as_it_is() {
         let peer = &mut to.node.peers[p];
         peer.snd.credit += 4000;
         peer.snd.una = peer.snd.nxt;
-        assert_eq!(u32::from(peer.short_room()), WINDOW - 1);
+        assert_eq!(u32::from(peer.tx_room()), WINDOW - 1);
         from.node.peers.iter_mut().for_each(|(_, peer)| peer.granted += 4000);
         fetch_adds(&mut pair, &region, 60);
         let send = |pair: &mut Pair| {
@@ -198,20 +198,20 @@ fn answers_leave_the_window_as_it_is() {
             let (flags, context, no_completion) = (OpFlags::empty(), 0, true);
             let mut req =
                 SendReq { kind, buf, dest, tag: 0, data: 0, context, flags, no_completion };
-            node.send_now(*ep, &mut req, &mut sink(out), || pair.now)
+            node.try_send(*ep, &mut req, &mut sink(out), || pair.now)
         };
         let peer = &mut pair.ends[1].node.peers[p];
         if alone {
             // As if there had been no room to send to.
-            peer.short_left = peer.short_room();
+            peer.tx_quota = peer.tx_room();
         } else {
             assert!(send(&mut pair));
         }
-        let left = pair.ends[1].node.peers[p].short_left;
+        let left = pair.ends[1].node.peers[p].tx_quota;
         let executed = pair.ends[1].node.counters().rma_executed;
         answer_all(&mut pair);
         assert_eq!(pair.ends[1].node.counters().rma_executed, executed + 60);
-        let counted = left - pair.ends[1].node.peers[p].short_left;
+        let counted = left - pair.ends[1].node.peers[p].tx_quota;
         assert_eq!(counted, 60 - u16::from(alone));
         while send(&mut pair) {
             let peer = &pair.ends[1].node.peers[p];
@@ -312,7 +312,7 @@ fn fetches_are_told_once_and_in_order() {
                         };
                         let before = told.len();
                         let put = |cqe: &Cqe| told.push(cqe.op_context);
-                        node.on_frame_read(&pair.now, &frame, NoWay, CqReader { cq: &cq, put });
+                        node.on_frame_read(&pair.now, &frame, NoReply, CqReader { cq: &cq, put });
                         handed += told.len() - before;
                         assert!(told.len() == before || by != Some(other));
                     }
@@ -321,8 +321,8 @@ fn fetches_are_told_once_and_in_order() {
             let node = &pair.ends[0].node;
             let (it, queue) = (&node.eps[ep.0.idx()], &node.cqs[cq.0.idx()].cq);
             let under_way = posted - told.len() as u64 - queue.ready() as u64;
-            assert_eq!(u64::from(it.tx_used) - u64::from(it.ops_left), under_way);
-            assert_eq!(queue.reserved(), (it.tx_used + it.borrowed()) as usize);
+            assert_eq!(u64::from(it.tx_used) - u64::from(it.ops_reserved), under_way);
+            assert_eq!(queue.reserved(), (it.tx_used + it.rx_reserved_total()) as usize);
         }
         pair.run(1_000_000);
         pair.ends[0].node.cq_take(cq, usize::MAX, |cqe| told.push(cqe.op_context));
@@ -337,15 +337,15 @@ fn what_others_wait_for_is_not_lent() {
     let (mut pair, region) = usual_pair();
     fetch_adds(&mut pair, &region, 1);
     let End { node, ep, cq, .. } = &mut pair.ends[0];
-    assert!(node.eps[ep.0.idx()].ops_left > 0);
+    assert!(node.eps[ep.0.idx()].ops_reserved > 0);
     node.starve_queue(cq.0.idx());
-    assert_eq!(node.eps[ep.0.idx()].ops_left, 0);
+    assert_eq!(node.eps[ep.0.idx()].ops_reserved, 0);
     answer_all(&mut pair);
     let [End { node, ep, cq, .. }, from] = &mut pair.ends;
     let answer = from.out.pop_front().unwrap();
     let (cq, put) = (*cq, |_: &Cqe| panic!("it is the queue's"));
-    node.on_frame_read(&pair.now, &RxFrame::new(&answer), NoWay, CqReader { cq: &cq, put });
-    assert_eq!((node.cq_ready(cq), node.eps[ep.0.idx()].ops_left), (Ok(1), 0));
+    node.on_frame_read(&pair.now, &RxFrame::new(&answer), NoReply, CqReader { cq: &cq, put });
+    assert_eq!((node.cq_ready(cq), node.eps[ep.0.idx()].ops_reserved), (Ok(1), 0));
     let one = bytes_of(&[1]);
     let call = || Call::sum(Fetch, &one, RmaList::one(0, 1, region.key));
     let short = |pair: &mut Pair| {
@@ -355,8 +355,8 @@ fn what_others_wait_for_is_not_lent() {
     };
     assert!(!short(&mut pair));
     let End { node, ep, cq, .. } = &mut pair.ends[0];
-    assert_eq!(node.eps[ep.0.idx()].ops_left, 0);
-    node.feed(cq.0.idx());
+    assert_eq!(node.eps[ep.0.idx()].ops_reserved, 0);
+    node.retry_cq_waiters(cq.0.idx());
     pair.run(1_000_000);
     assert_eq!(pair.outcomes(0).len(), 2);
     assert!(short(&mut pair));
@@ -406,18 +406,18 @@ fn a_usual_fetch_is_so_in_every_word() {
             frame[at] ^= 1 << bit;
             let [_, to] = &mut pair.ends;
             let (frame, out) = (RxFrame::new(&frame), &mut sink(&mut to.out));
-            let taken = to.node.take_usual_fetch(pair.now, &frame, out);
+            let taken = to.node.rx_fetch_add(pair.now, &frame, out);
             assert!(!taken, "byte {at} bit {bit}");
         }
     }
     for len in 0..frame.len() {
         let [_, to] = &mut pair.ends;
         let (frame, out) = (RxFrame::new(&frame[..len]), &mut sink(&mut to.out));
-        assert!(!to.node.take_usual_fetch(pair.now, &frame, out), "{len} bytes");
+        assert!(!to.node.rx_fetch_add(pair.now, &frame, out), "{len} bytes");
     }
     assert_eq!(words(&region.bytes()), was);
     let [_, to] = &mut pair.ends;
     let (frame, out) = (RxFrame::new(&frame), &mut sink(&mut to.out));
-    assert!(to.node.take_usual_fetch(pair.now, &frame, out));
+    assert!(to.node.rx_fetch_add(pair.now, &frame, out));
     assert_eq!(words(&region.bytes())[0], was[0].wrapping_add(1));
 }

@@ -19,7 +19,7 @@ fn post(pair: &mut Pair, ep: EpId, context: u64, flags: OpFlags) -> bool {
     let (buf, src, tag, ignore) = (IoBuf::leaked(&vec![0; len]), FI_ADDR_UNSPEC, 0, 0);
     let req = RecvReq { kind, buf, src, tag, ignore, context, flags };
     let (node, now) = (&mut pair.ends[1].node, pair.now);
-    node.recv_now(ep, &req) || node.post_recv(now, ep, req).is_ok()
+    node.try_post_recv(ep, &req) || node.post_recv(now, ep, req).is_ok()
 }
 
 fn send(pair: &mut Pair, kind: MsgKind, dest: FiAddr) {
@@ -27,7 +27,7 @@ fn send(pair: &mut Pair, kind: MsgKind, dest: FiAddr) {
     let (tag, data, context, no_completion) = (0, 0, 0, true);
     let mut req = SendReq { kind, buf, dest, tag, data, context, flags, no_completion };
     let (End { node, ep, out, .. }, now) = (&mut pair.ends[0], pair.now);
-    if !node.send_now(*ep, &mut req, &mut sink(out), || now) {
+    if !node.try_send(*ep, &mut req, &mut sink(out), || now) {
         node.post_send(now, *ep, req).unwrap();
         node.transmit(now, &mut sink(out));
     }
@@ -42,7 +42,7 @@ fn deliver(pair: &mut Pair, cq: Option<CqId>) -> Vec<u64> {
         match cq.filter(|cq| node.cqs[cq.0.idx()].cq.is_empty()) {
             Some(cq) => {
                 let put = |cqe: &Cqe| handed.push(cqe.op_context);
-                node.on_frame_read(&now, &frame, NoWay, CqReader { cq: &cq, put });
+                node.on_frame_read(&now, &frame, NoReply, CqReader { cq: &cq, put });
             }
             None => node.on_frame(now, &frame),
         }
@@ -93,7 +93,7 @@ fn completions_are_told_once_and_in_order() {
             let node = &pair.ends[1].node;
             let (it, queue) = (&node.eps[ep.0.idx()], &node.cqs[cq.0.idx()].cq);
             let open: usize = it.matcher.iter().map(|matcher| matcher.posted_len()).sum();
-            assert_eq!((it.rx_used - it.borrowed()) as usize, open);
+            assert_eq!((it.rx_used - it.rx_reserved_total()) as usize, open);
             assert_eq!(queue.reserved(), it.rx_used as usize);
             if (draw / 64).is_multiple_of(32) {
                 pair.run(5_000);
@@ -131,7 +131,7 @@ fn who_waits_for_room_gets_it() {
     send(&mut pair, MsgKind::Msg, multi.1);
     pair.run(1_000_000);
     let table = &pair.ends[1].node.cqs[cq.0.idx()];
-    assert!(table.starved && table.cq.is_empty(), "all of the queue is for other receives");
+    assert!(table.cq_blocked && table.cq.is_empty(), "all of the queue is for other receives");
     let (mut told, mut turns) = (Vec::new(), 0);
     while !told.contains(&999) {
         send(&mut pair, MsgKind::Tagged, dest);
@@ -155,17 +155,17 @@ fn nobody_lends_what_another_waits_for() {
     }
     let level = |pair: &Pair| {
         let node = &pair.ends[1].node;
-        (node.eps[ep.0.idx()].borrowed(), node.cqs[cq.0.idx()].cq.reserved())
+        (node.eps[ep.0.idx()].rx_reserved_total(), node.cqs[cq.0.idx()].cq.reserved())
     };
-    let (borrowed, reserved) = level(&pair);
-    assert!(borrowed > 0 && reserved == 3 + borrowed as usize);
+    let (reserved_rx, reserved) = level(&pair);
+    assert!(reserved_rx > 0 && reserved == 3 + reserved_rx as usize);
     pair.ends[1].node.starve_queue(cq.0.idx());
     assert_eq!(level(&pair), (0, 3));
     for context in 3..6 {
         assert!(post(&mut pair, ep, context, OpFlags::empty()));
     }
     assert_eq!(level(&pair), (0, 6));
-    pair.ends[1].node.feed(cq.0.idx());
+    pair.ends[1].node.retry_cq_waiters(cq.0.idx());
     for context in 6..9 {
         assert!(post(&mut pair, ep, context, OpFlags::empty()));
     }
@@ -246,15 +246,15 @@ fn a_receive_at_hand_asks_nobody() {
         let (kind, buf, flags) = (MsgKind::Tagged, IoBuf::leaked(&[0; 64]), OpFlags::empty());
         RecvReq { kind, buf, src: FI_ADDR_UNSPEC, tag: 0, ignore: 0, context, flags }
     };
-    assert!(!node.recv_at_hand(ep, &req(0)));
+    assert!(!node.try_post_recv_reserved(ep, &req(0)));
     node.post_recv(pair.now, ep, req(0)).unwrap();
-    assert!(!node.recv_at_hand(ep, &req(1)), "nothing was taken in advance");
+    assert!(!node.try_post_recv_reserved(ep, &req(1)), "nothing was taken in advance");
     // The first fills a record that was never used.
-    assert!(!node.recv_now(ep, &req(1)));
-    let left = node.eps[ep.0.idx()].recv_left;
+    assert!(!node.try_post_recv(ep, &req(1)));
+    let left = node.eps[ep.0.idx()].rx_reserved;
     assert_eq!(left, [0, 7], "an eighth");
     node.post_recv(pair.now, ep, req(1)).unwrap();
     node.cancel(ep, 1).unwrap();
-    assert!(node.recv_at_hand(ep, &req(2)));
-    assert_eq!(node.eps[ep.0.idx()].recv_left, [0, 6]);
+    assert!(node.try_post_recv_reserved(ep, &req(2)));
+    assert_eq!(node.eps[ep.0.idx()].rx_reserved, [0, 6]);
 }

@@ -164,8 +164,8 @@ fn early_packets_of_some_leave_room_for_those_of_others() {
             puppet.put(&mut pair, ahead, &Op::Msg(msg), &[]);
         }
     }
-    let held = pair.ends[1].node.levels().held;
-    assert!((1500..2000).contains(&held), "{held} of 2,048 are kept");
+    let reorder_buf = pair.ends[1].node.levels().reorder_buf;
+    assert!((1500..2000).contains(&reorder_buf), "{reorder_buf} of 2,048 are kept");
     pair.drop = 4;
     for i in 0..20 {
         pair.recv(1, IoBuf::leaked(&[0; 100]), 9, OpFlags::empty(), i).unwrap();

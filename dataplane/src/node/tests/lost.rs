@@ -55,7 +55,7 @@ fn the_next_post_tells_of_a_message_that_was_lost() {
         pair.run(1_000_000);
         assert_eq!((pair.read(0).len(), pair.read(1).len()), (1, 1), "round {round}");
     }
-    assert!(pair.ends[0].node.peers[0].plain, "all is as it was");
+    assert!(pair.ends[0].node.peers[0].fast_path, "all is as it was");
 }
 
 /// Each endpoint is told for itself, also if another has opened a session meanwhile; one that is

@@ -70,8 +70,8 @@ impl Pair {
         let (buf, dest, no_completion) = (IoBuf::leaked(data), end.peer, false);
         let req = WriteReq { buf, dest, rma, data: 4711, context, flags, no_completion };
         if let Some(taken) = &mut self.short
-            && let Some(mut short) = req.short()
-            && end.node.write_now(end.ep, &mut short, &mut sink(&mut end.out), || self.now)
+            && let Some(mut short) = req.fast()
+            && end.node.try_write(end.ep, &mut short, &mut sink(&mut end.out), || self.now)
         {
             *taken += 1;
             return Ok(());
@@ -84,8 +84,8 @@ impl Pair {
         let (dest, flags) = (end.peer, OpFlags::empty());
         let mut req = ReadReq { buf, dest, rma, context, flags };
         if let Some(taken) = &mut self.short
-            && let Some(mut short) = req.short()
-            && end.node.read_now(end.ep, &mut short, &mut sink(&mut end.out), || self.now)
+            && let Some(mut short) = req.fast()
+            && end.node.try_read(end.ep, &mut short, &mut sink(&mut end.out), || self.now)
         {
             *taken += 1;
             return Ok(());
@@ -134,7 +134,7 @@ fn writes_and_reads_of_every_size_class_move_their_bytes() {
         for mtu in [256, 1500, 9000, 65_535] {
             let mut pair = Pair::new(mtu, lossless);
             (pair.drop, pair.dup) = (drop, dup);
-            // The first message opens the session, on the long way.
+            // The first message opens the session, on the slow path.
             pair.short = short;
             for len in SIZES {
                 let what = format!("lossless {lossless} mtu {mtu} len {len}");
@@ -164,7 +164,7 @@ fn writes_and_reads_of_every_size_class_move_their_bytes() {
             let fit = |head, max| {
                 SIZES.iter().filter(|&&len| len > 0 && len + head <= mtu + 14 && len <= max).count()
             };
-            // A port that holds no message of a credit in a frame has no short way.
+            // A port that holds no message of a credit in a frame has no fast path.
             let taken = if mtu == 256 { 0 } else { fit(64, usize::MAX) + fit(48, 4096) };
             assert_eq!(pair.short, short.map(|_| taken), "mtu {mtu}");
             pair.run(600_000_000);
@@ -625,7 +625,7 @@ fn a_write_that_was_given_up_half_way_is_not_told() {
     }
 }
 
-/// Two ends and a session, and a region at the second: what the first posts takes the short way.
+/// Two ends and a session, and a region at the second: what the first posts takes the fast path.
 fn short_pair() -> (Pair, Region) {
     let mut pair = Pair::new(1500, true);
     let region = pair.region(1, 4096, ALL);
@@ -651,7 +651,7 @@ fn mixed(pair: &mut Pair, region: &Region, n: u64, wrong: &[u64]) {
     assert_eq!(pair.short, Some(n as usize));
 }
 
-/// Goal: of operations of the short way that wait one behind the other for their acknowledgements,
+/// Goal: of operations of the fast path that wait one behind the other for their acknowledgements,
 /// any may be refused: first, last, or between, and all. Method: each has one outcome.
 #[test]
 fn any_of_the_short_way_may_be_refused() {
@@ -737,7 +737,7 @@ fn operations_of_the_short_way_end_with_their_endpoint_or_peer() {
         assert_eq!(outcomes, (0..9).map(|c| (c, Some(err))).collect::<Vec<_>>());
         pair.run(600_000_000);
         let node = &pair.ends[0].node;
-        assert_eq!((node.levels().tx, node.short_ops.iter().count()), (0, 0));
+        assert_eq!((node.levels().tx, node.fast_ops.iter().count()), (0, 0));
         if !dies {
             pair.assert_quiet();
         }

@@ -228,30 +228,30 @@ fn a_twins_receive_is_counted_by_its_counter_whoever_gets_the_message() {
     let srx = it.srx;
     let node = &mut it.pair.ends[1].node;
     let cntr = node.cntr_open().unwrap();
-    let twin = node.ep_twin(srx, Some(cntr)).unwrap();
+    let deferred = node.deferred_ep(srx, Some(cntr)).unwrap();
     let peer = it.pair.ends[1].peer;
-    let by_twin = |it: &mut Shared, src, context, flags| {
-        it.srx = twin;
+    let by_deferred = |it: &mut Shared, src, context, flags| {
+        it.srx = deferred;
         let posted = it.try_post(5, src, context, flags);
         it.srx = srx;
         posted
     };
-    let look = by_twin(&mut it, FI_ADDR_UNSPEC, 1, OpFlags::empty()).unwrap();
+    let look = by_deferred(&mut it, FI_ADDR_UNSPEC, 1, OpFlags::empty()).unwrap();
     it.post(5, 2);
-    by_twin(&mut it, peer, 3, OpFlags::COMPLETION).unwrap();
-    assert!(matches!(by_twin(&mut it, 77, 4, OpFlags::empty()), Err(Error::Invalid(_))));
+    by_deferred(&mut it, peer, 3, OpFlags::COMPLETION).unwrap();
+    assert!(matches!(by_deferred(&mut it, 77, 4, OpFlags::empty()), Err(Error::Invalid(_))));
     for (to, byte) in [(0, 10), (0, 11), (1, 12)] {
         it.send(to, 5, &[byte; 8]);
     }
     assert_eq!((contents(&look)[0], it.read(0), it.read(1)), (10, vec![2], vec![3]));
     // The message first, a cancelled one, one that could not be posted.
     it.send(1, 5, &[13; 8]);
-    let look = by_twin(&mut it, FI_ADDR_UNSPEC, 5, OpFlags::COMPLETION).unwrap();
+    let look = by_deferred(&mut it, FI_ADDR_UNSPEC, 5, OpFlags::COMPLETION).unwrap();
     assert_eq!((contents(&look)[0], it.read(1)), (13, vec![5]));
-    by_twin(&mut it, FI_ADDR_UNSPEC, 6, OpFlags::empty()).unwrap();
+    by_deferred(&mut it, FI_ADDR_UNSPEC, 6, OpFlags::empty()).unwrap();
     let node = &mut it.pair.ends[1].node;
     node.cancel(srx, 6).unwrap();
-    node.fail_unposted(twin, 7, true, Error::BadFlags).unwrap();
+    node.fail_unposted(deferred, 7, true, Error::BadFlags).unwrap();
     let told = [6, 7].map(|_| node.cq_readerr(it.eps[0].1).unwrap());
     assert_eq!(
         told.map(|e| (e.err, e.cqe.op_context)),
@@ -261,13 +261,13 @@ fn a_twins_receive_is_counted_by_its_counter_whoever_gets_the_message() {
     let own = [0, 1].map(|of| node.ep_counters(it.eps[of].0).unwrap().posted);
     assert_eq!(own, [0, 0]);
     // It ends with the context, and then the counter can be closed.
-    by_twin(&mut it, FI_ADDR_UNSPEC, 8, OpFlags::empty()).unwrap();
+    by_deferred(&mut it, FI_ADDR_UNSPEC, 8, OpFlags::empty()).unwrap();
     let (node, now) = (&mut it.pair.ends[1].node, it.pair.now);
     assert_eq!(node.cntr_close(cntr), Err(Error::Busy));
     for (ep, ..) in &it.eps {
         node.ep_close(now, *ep).unwrap();
     }
-    node.fail_unposted(twin, 9, true, Error::BadFlags).unwrap();
+    node.fail_unposted(deferred, 9, true, Error::BadFlags).unwrap();
     node.ep_close(now, srx).unwrap();
     node.cntr_close(cntr).unwrap();
     it.pair.run(600_000_000);

@@ -100,7 +100,7 @@ fn peers_that_know_their_addresses_need_no_name() {
 /// Goal: with [`NodeSettings::inserted`] only peers in the vector of an endpoint reach it or a
 /// region through it, by every way a packet can take, and others are told so. Method: the address
 /// is taken out of the vector, put in, and taken out again; each time everything is tried twice,
-/// since the first try opens the session and makes the short way free.
+/// since the first try opens the session and makes the fast path free.
 #[test]
 fn only_inserted_peers_reach_an_endpoint_or_a_region() {
     for (lossless, short) in [(true, None), (true, Some(0)), (false, None)] {

@@ -28,7 +28,7 @@ fn session(end: &mut End) -> SessionStats {
     shown.sessions[0].1
 }
 
-/// Goal: what is shown of a session is what happened, on the short way and the long one. Method:
+/// Goal: what is shown of a session is what happened, on the fast path and the slow one. Method:
 /// messages of many lengths, lost ones among them, and what one side sent against what the other
 /// took.
 #[test]

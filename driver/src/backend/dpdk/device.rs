@@ -14,7 +14,7 @@ use barewire_dpdk_sys as sys;
 
 use super::DpdkSettings;
 use super::failure::{Failure, errno};
-use super::leash;
+use super::irq_guard;
 use super::link::link;
 use super::listener::Listener;
 use super::pmd::{MTU_MOST, Mtu, Pmd, interface};
@@ -44,7 +44,7 @@ pub(super) struct Device {
     /// It has been started. Only a memif client whose server is not there yet is not.
     pub(super) is_started: bool,
     /// What keeps the interrupt thread away, if it is a memif.
-    pub(super) leash: Option<Arc<leash::Member>>,
+    pub(super) irq_guard: Option<Arc<irq_guard::Member>>,
     undo: Undo,
 }
 
@@ -207,7 +207,7 @@ struct Undo {
 
 impl Drop for Undo {
     fn drop(&mut self) {
-        leash::leave(self.port);
+        irq_guard::leave(self.port);
         // SAFETY: a port that was found by its name and is nobody else's; `rte_dev_remove` closes
         // it and frees its device, which `info` names while the port exists.
         unsafe {
@@ -378,7 +378,7 @@ fn setup(undo: Undo, pmd: &Pmd, settings: &DpdkSettings, mtu: usize) -> Result<D
         pmd: *pmd,
         interface: None,
         is_started: false,
-        leash: pmd.is("net_memif").then(|| leash::join(port)),
+        irq_guard: pmd.is("net_memif").then(|| irq_guard::join(port)),
         undo,
     };
     let up =
@@ -424,7 +424,8 @@ fn bring_up(device: &mut Device, settings: &DpdkSettings) -> Result<(), Failure>
     let filters_us =
         !device.pmd.own_mac && settings.mac.is_some() && device_address(port) != Some(device.mac);
     if filters_us || settings.promiscuous {
-        // SAFETY: a started port. The only other way to get frames to an address that is not its own.
+        // SAFETY: a started port. The only other way to get frames to an address that is not its
+        // own.
         unsafe { sys::rte_eth_promiscuous_enable(port) };
     }
     device.link_bps = link(port).1;

@@ -21,7 +21,7 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::signal::{SigSet, Signal};
 
 use super::failure::{Failure, errno};
-use super::{leash, listener};
+use super::{irq_guard, listener};
 use crate::mem::Hugepages;
 
 /// EAL, once it runs.
@@ -129,18 +129,18 @@ fn main(huge: bool, tell: &Sender<Result<(), Failure>>, todo: &Receiver<Job>) {
         return;
     }
     loop {
-        let job = match leash::due() {
+        let job = match irq_guard::due() {
             Some(time) => todo.recv_timeout(time),
             None => todo.recv().map_err(|_gone| RecvTimeoutError::Disconnected),
         };
         match job {
             // A panic was told by the hook; the devices of others must go on to work.
-            Ok(job) => leash::alone(|| {
+            Ok(job) => irq_guard::alone(|| {
                 let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(job));
             }),
             Err(RecvTimeoutError::Timeout) => {
                 listener::pump();
-                leash::window();
+                irq_guard::window();
                 listener::pump();
             }
             Err(RecvTimeoutError::Disconnected) => return,

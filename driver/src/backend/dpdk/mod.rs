@@ -2,31 +2,32 @@
 //!
 //! DPDK itself is started once in the process, by the first port ([`eal`]), and each port is a
 //! device with one queue each way ([`device`]). What is special about a driver stands in [`pmd`],
-//! and what memif takes besides in [`leash`], [`listener`] and [`relay`].
+//! and what memif takes besides in [`irq_guard`], [`listener`] and [`relay`].
 //!
 //! A frame to send is copied into a packet buffer and waits, with others, for
 //! [`Port::flush`] or for a full burst; what the device's queue has no room for stays with the
 //! port, in order, and [`Port::tx`] answers [`Tx::Full`] until it is gone. The ends of a pair of
 //! rings keep nothing back: what is in the ring is in the receiver's memory. A received one is lent
 //! where the driver put it; one that lies in several buffers is joined first. The buffers of others
-//! are sent with next, where frames stay in memory ([`stock`]). Memory of the application is lent
-//! to a driver only if that copies within the call ([`loan`]): the contract of `tx` ends with it.
+//! are sent with next, where frames stay in memory ([`mbuf_cache`]). Memory of the application is
+//! lent to a driver only if that copies within the call ([`extbuf`]): the contract of `tx` ends
+//! with it.
 //!
 //! One thread at a time uses a port; a thread is made known to DPDK the first time it does, for
 //! the sake of its stock of packet buffers.
 
 mod device;
 mod eal;
+mod extbuf;
 mod failure;
-mod leash;
+mod irq_guard;
 mod link;
 mod listener;
-mod loan;
+mod mbuf_cache;
 mod pmd;
 mod relay;
 mod spec;
 mod steer;
-mod stock;
 #[cfg(test)]
 mod tests;
 mod wait;
@@ -40,18 +41,18 @@ use barewire_dpdk_sys as sys;
 
 use crate::clock::now_ns;
 use crate::error::OpenError;
-use crate::frame::{ETH_HDR_LEN, FillHead, Rest, RxFrame, ShortHead, TxFrame};
+use crate::frame::{ETH_HDR_LEN, HeadBuf, RxFrame, TxFrame, WriteBody, WriteHead};
 use crate::hint::cold;
 use crate::mem::{Hugepages, SHORT};
 use crate::port::{
-    Back, BriskPort, MacAddr, Port, PortCaps, PortCounters, PortGone, PortWaiter, RxSink, ShortTx,
-    Tx,
+    FastPort, InPlaceTx, MacAddr, Port, PortCaps, PortCounters, PortGone, PortWaiter, ReplyTx,
+    RxSink, Tx,
 };
 use device::{Device, Ring};
 use eal::Eal;
+use extbuf::ExtBuf;
 use failure::Failure;
-use loan::Loan;
-use stock::{Order, Stock, prefetch_received};
+use mbuf_cache::{MbufCache, Order, prefetch_received};
 
 pub(crate) use spec::parse;
 
@@ -65,7 +66,7 @@ const RX_BURST_LEN: usize = 20 << 10;
 const RX_JUMBO: usize = 2048;
 /// Frames from this length on are lent to a driver that copies: what it takes to describe one is
 /// about what it takes to copy that much.
-const LOAN_LEN: usize = 512;
+const EXTBUF_LEN: usize = 512;
 /// Ethernet's shortest frame, without its check sequence.
 const FRAME_MIN: usize = 60;
 
@@ -167,12 +168,12 @@ pub struct DpdkPort {
     tx: [Mbuf; TX_BURST],
     tx_at: usize,
     tx_end: usize,
-    stock: Stock,
+    mbuf_cache: MbufCache,
     /// Where it receives from and sends to, if it is one end of a pair of rings.
     rings: Option<[Ring; 2]>,
     order: Order,
     /// What it lends memory with, if its driver copies at once.
-    loan: Option<Loan>,
+    extbuf: Option<ExtBuf>,
     rx: [Mbuf; RX_BURST],
     /// A packet that came alone and was lent; null if there is none. It is kept or given back by
     /// the next poll: whoever waits for it answers first.
@@ -191,7 +192,7 @@ pub struct DpdkPort {
     /// Since when frames have been too long for it.
     too_long_ns: Option<u64>,
     link: Link,
-    leash: Option<Arc<leash::Member>>,
+    irq_guard: Option<Arc<irq_guard::Member>>,
     waiter: Arc<wait::Nap>,
     /// The process that opened the port; a forked child is another.
     pid: u32,
@@ -284,10 +285,10 @@ impl DpdkPort {
             tx: [null_mut(); TX_BURST],
             tx_at: 0,
             tx_end: 0,
-            stock: Stock::new(device.frame_max, device.pmd.recycles()),
+            mbuf_cache: MbufCache::new(device.frame_max, device.pmd.recycles()),
             rings: device.rings(),
             order: Order::new(),
-            loan: copies.then(|| Loan::new(device.pool)).flatten(),
+            extbuf: copies.then(|| ExtBuf::new(device.pool)).flatten(),
             rx: [null_mut(); RX_BURST],
             held: null_mut(),
             rx_step: rx_step(device.frame_max),
@@ -296,7 +297,7 @@ impl DpdkPort {
             polls_to_look: POLLS,
             looked_ns: now_ns(),
             link,
-            leash: device.leash.clone(),
+            irq_guard: device.irq_guard.clone(),
             waiter: Arc::default(),
             pid: std::process::id(),
             device: Some(device),
@@ -331,7 +332,7 @@ impl DpdkPort {
         // SAFETY: the port is started, this thread is the only one to use it (`&mut self`), and
         // the rest is the caller's promise.
         let send = || unsafe { sys::tx_burst(self.port, 0, frames, count as u16) };
-        leashed(&self.leash, send).into()
+        guarded(&self.irq_guard, send).into()
     }
 
     /// Makes room for one more frame, or says that there is none.
@@ -351,7 +352,7 @@ impl DpdkPort {
     /// Takes the frame that the device had no room for out of the queue, into the stock.
     #[cold]
     fn take_back(&mut self) {
-        self.stock.put_back(self.tx[self.tx_at]);
+        self.mbuf_cache.put_back(self.tx[self.tx_at]);
         (self.tx_at, self.tx_end) = (0, 0);
         self.counters.tx_full += 1;
     }
@@ -361,15 +362,15 @@ impl DpdkPort {
     #[inline(never)]
     fn lend_out(&mut self, frame: &TxFrame<'_>) -> Option<bool> {
         let body = frame.body_in_one_piece()?;
-        let mut loan = self.loan.take()?;
+        let mut extbuf = self.extbuf.take()?;
         let mut sent = self.tx_end == 0 || self.push();
         if sent {
-            let mut packet = loan.describe(frame, body);
+            let mut packet = extbuf.describe(frame, body);
             // SAFETY: one packet, of ours as long as the loan has a hold on it.
             sent = unsafe { self.burst(&mut packet, 1) } == 1;
-            loan.end(sent);
+            extbuf.end(sent);
         }
-        self.loan = Some(loan);
+        self.extbuf = Some(extbuf);
         Some(sent)
     }
 
@@ -416,7 +417,8 @@ impl DpdkPort {
         let (max, rx) = (max.min(RX_BURST), self.rx.as_mut_ptr());
         // SAFETY: the port is started, this thread is the only one to use it (`&mut self`), and
         // `rx` has room for `max`.
-        let count = leashed(&self.leash, || unsafe { sys::rx_burst(self.port, 0, rx, max as u16) });
+        let count =
+            guarded(&self.irq_guard, || unsafe { sys::rx_burst(self.port, 0, rx, max as u16) });
         usize::from(count).min(max)
     }
 
@@ -444,7 +446,7 @@ impl DpdkPort {
         let mbuf = std::mem::replace(&mut self.held, null_mut());
         self.order.came(mbuf);
         // SAFETY: the packet is ours, and nobody has borrowed it since it was lent.
-        if !unsafe { self.stock.keep(mbuf) } {
+        if !unsafe { self.mbuf_cache.keep(mbuf) } {
             self.rx[0] = mbuf;
             self.free(1);
         }
@@ -465,7 +467,7 @@ impl DpdkPort {
             self.order.came(mbuf);
             lent += usize::from(self.lend_one::<false>(mbuf, sink));
             // SAFETY: the packet is ours and nobody borrows it any more.
-            if !unsafe { self.stock.keep(mbuf) } {
+            if !unsafe { self.mbuf_cache.keep(mbuf) } {
                 self.rx[left] = mbuf;
                 left += 1;
             }
@@ -495,8 +497,8 @@ impl DpdkPort {
             let joined = unsafe { join(mbuf, &mut self.whole) };
             lend_joined(&self.whole[..joined], sink);
         } else if ALONE {
-            // To send (`Back`) takes none of the buffers that were received.
-            sink.frame_with(&first, Back(self));
+            // To send (`ReplyTx`) takes none of the buffers that were received.
+            sink.frame_with(&first, ReplyTx(self));
         } else {
             sink.frame(&first);
         }
@@ -646,13 +648,13 @@ impl DpdkPort {
 
 /// Calls a burst, if it may begin.
 #[inline(always)]
-fn leashed(leash: &Option<Arc<leash::Member>>, burst: impl FnOnce() -> u16) -> u16 {
-    let Some(leash) = leash else { return burst() };
-    if !leash.begin() {
+fn guarded(irq_guard: &Option<Arc<irq_guard::Member>>, burst: impl FnOnce() -> u16) -> u16 {
+    let Some(irq_guard) = irq_guard else { return burst() };
+    if !irq_guard.begin() {
         return 0;
     }
     let count = burst();
-    leash.end();
+    irq_guard.end();
     count
 }
 
@@ -731,15 +733,15 @@ impl Port for DpdkPort {
         if thread != self.user {
             self.enter(thread);
         }
-        if len >= LOAN_LEN
-            && self.loan.is_some()
+        if len >= EXTBUF_LEN
+            && self.extbuf.is_some()
             && let Some(sent) = self.lend_out(frame)
         {
             return Ok(self.counted(sent, len));
         }
         let has_room = self.tx_end < TX_BURST || self.make_room();
         let pool = self.device.as_ref().filter(|_| has_room).map(|device| device.pool);
-        let Some(mbuf) = pool.and_then(|pool| self.stock.take(pool)) else {
+        let Some(mbuf) = pool.and_then(|pool| self.mbuf_cache.take(pool)) else {
             return Ok(self.counted(false, len));
         };
         self.fill(mbuf, frame, len);
@@ -758,7 +760,7 @@ impl Port for DpdkPort {
         if self.tx_end != 0 {
             self.push();
         }
-        self.stock.warm();
+        self.mbuf_cache.warm();
         Ok(())
     }
 
@@ -783,9 +785,9 @@ impl Port for DpdkPort {
     }
 }
 
-impl BriskPort for DpdkPort {
+impl FastPort for DpdkPort {
     #[inline(always)]
-    fn take_few(&mut self, sink: &mut impl RxSink) -> Option<usize> {
+    fn rx_poll(&mut self, sink: &mut impl RxSink) -> Option<usize> {
         if this_thread() != self.user || self.tx_end != 0 || !self.link.is_started {
             return cold(None);
         }
@@ -799,13 +801,13 @@ impl BriskPort for DpdkPort {
     }
 }
 
-impl ShortTx for DpdkPort {
+impl InPlaceTx for DpdkPort {
     /// It goes where the port leads to.
     #[inline(always)]
-    fn tx_made<const H: usize, R: Rest>(
+    fn tx_in_place<const H: usize, R: WriteBody>(
         &mut self,
         _dst: u64,
-        head: &impl FillHead<H>,
+        head: &impl WriteHead<H>,
         rest: &R,
     ) -> bool {
         let len = H + rest.size();
@@ -814,10 +816,10 @@ impl ShortTx for DpdkPort {
         if !is_short || this_thread() != self.user || self.tx_end != 0 {
             return cold(false);
         }
-        if self.stock.is_empty() && !self.stock_up() {
+        if self.mbuf_cache.is_empty() && !self.refill_cache() {
             return cold(false);
         }
-        let Some(mut mbuf) = self.stock.take_at_hand() else { return cold(false) };
+        let Some(mut mbuf) = self.mbuf_cache.take_cached() else { return cold(false) };
         if R::LONG {
             self.longest = self.longest.max(len);
         }
@@ -827,18 +829,18 @@ impl ShortTx for DpdkPort {
         unsafe {
             let data = (*mbuf).buf_addr.cast::<u8>().add(usize::from((*mbuf).data_off));
             rest.fill(data.add(H));
-            head.fill(&mut ShortHead::at(data));
+            head.fill(&mut HeadBuf::at(data));
             (*mbuf).data_len = len as u16;
             (*mbuf).pkt_len = len as u32;
         }
         // SAFETY: one packet of ours.
         if unsafe { self.burst(&mut mbuf, 1) } == 0 {
-            self.stock.put_back(mbuf);
+            self.mbuf_cache.put_back(mbuf);
             return cold(false);
         }
         self.counters.tx_frames += 1;
         self.counters.tx_bytes += len as u64;
-        self.stock.warm();
+        self.mbuf_cache.warm();
         true
     }
 }
@@ -848,18 +850,18 @@ impl DpdkPort {
     /// lent has that one's buffer only afterwards, and may have had no other.
     #[cold]
     #[inline(never)]
-    fn stock_up(&mut self) -> bool {
+    fn refill_cache(&mut self) -> bool {
         if !self.held.is_null() {
             self.settle();
         }
-        !self.stock.is_empty()
-            || self.device.as_ref().is_some_and(|device| self.stock.fill(device.pool))
+        !self.mbuf_cache.is_empty()
+            || self.device.as_ref().is_some_and(|device| self.mbuf_cache.fill(device.pool))
     }
 
     /// Length of the longest frame that is not lent to the driver.
     #[inline(always)]
     fn copied_max(&self) -> usize {
-        if self.loan.is_some() { self.frame_max.min(LOAN_LEN - 1) } else { self.frame_max }
+        if self.extbuf.is_some() { self.frame_max.min(EXTBUF_LEN - 1) } else { self.frame_max }
     }
 
     /// Counts a frame of `len` bytes that was taken, or for which there was no room.
@@ -905,9 +907,9 @@ impl Drop for DpdkPort {
         if !self.held.is_null() {
             self.settle();
         }
-        self.stock.empty();
-        if let Some(loan) = self.loan.take() {
-            loan.free();
+        self.mbuf_cache.empty();
+        if let Some(extbuf) = self.extbuf.take() {
+            extbuf.free();
         }
         self.eal.run(move || device.close());
     }

@@ -1,7 +1,7 @@
 //! Ports on the devices that DPDK has without hardware, in one process.
 
 use super::*;
-use crate::backend::known::tests::{answers, brisk_is_the_same};
+use crate::backend::any_port::tests::{answers, fast_is_the_same};
 use crate::frame::Body;
 use crate::mem::{IoBuf, Span};
 
@@ -79,7 +79,7 @@ fn a_frame_may_leave_and_be_taken_without_a_question() {
     // Their buffers come from the pool the first time, and the thread has to be known.
     assert_eq!(a.tx(&TxFrame::whole(&numbered(0, 64))), Ok(Tx::Sent));
     assert_eq!(received(&mut b), [numbered(0, 64)]);
-    brisk_is_the_same(&mut a, &mut b);
+    fast_is_the_same(&mut a, &mut b);
 }
 
 #[test]

@@ -23,7 +23,7 @@ use nix::sys::socket::{
     UnixAddr, accept4, bind, connect, listen, recvmsg, sendmsg, socket,
 };
 
-use super::dialog::{Asking, Greeting, Heard, Rules};
+use super::handshake::{Asking, Greeting, Heard, Rules};
 use super::proto::{MESSAGE_LEN, Message};
 use super::region::{Conn, Layout};
 use super::wait::Shared;

@@ -21,8 +21,9 @@
 //! be copied from. Neither what it does with a descriptor nor its silence can hold us up (`wake`,
 //! `control`).
 
+mod adversary;
 mod control;
-mod dialog;
+mod handshake;
 #[cfg(test)]
 mod model;
 mod proto;
@@ -32,22 +33,21 @@ mod ring;
 mod tests;
 mod wait;
 mod wake;
-mod wild;
 
 #[doc(hidden)]
-pub use wild::wild_peer;
+pub use adversary::wild_peer;
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
 use crate::error::OpenError;
-use crate::frame::{ETH_HDR_LEN, FillHead, Rest, RxFrame, ShortHead, TxFrame};
+use crate::frame::{ETH_HDR_LEN, HeadBuf, RxFrame, TxFrame, WriteBody, WriteHead};
 use crate::hint::cold;
 use crate::mem::{SHORT, prefetch_long};
 use crate::port::{
-    Back, BriskPort, MTU_MIN, MacAddr, Port, PortCaps, PortCounters, PortGone, PortWaiter, RxSink,
-    ShortTx, Tx,
+    FastPort, InPlaceTx, MTU_MIN, MacAddr, Port, PortCaps, PortCounters, PortGone, PortWaiter,
+    ReplyTx, RxSink, Tx,
 };
 use control::Control;
 use region::{Conn, Layout, Made};
@@ -513,10 +513,10 @@ impl Port for Memif {
     }
 }
 
-impl BriskPort for Memif {
+impl FastPort for Memif {
     /// Of one frame, if no more are there.
     #[inline(always)]
-    fn take_few(&mut self, sink: &mut impl RxSink) -> Option<usize> {
+    fn rx_poll(&mut self, sink: &mut impl RxSink) -> Option<usize> {
         let Some(live) = &mut self.live else { return cold(None) };
         match live.rx.pending() {
             Ok(0) => return Some(0),
@@ -527,9 +527,9 @@ impl BriskPort for Memif {
         live.rx.foresee();
         match live.rx.take(&live.conn, self.frame_max) {
             Taken::Frame(base, len) => {
-                // SAFETY: as in `receive`; to send (`Back`) leaves `live` where it is, and writes
-                // to the other ring.
-                sink.frame_with(&unsafe { RxFrame::from_raw(base, len as usize) }, Back(self));
+                // SAFETY: as in `receive`; to send (`ReplyTx`) leaves `live` where it is, and
+                // writes to the other ring.
+                sink.frame_with(&unsafe { RxFrame::from_raw(base, len as usize) }, ReplyTx(self));
                 self.counters.rx_frames += 1;
                 self.counters.rx_bytes += u64::from(len);
                 self.give_back();
@@ -551,13 +551,13 @@ impl BriskPort for Memif {
     }
 }
 
-impl ShortTx for Memif {
+impl InPlaceTx for Memif {
     /// It goes where the port leads to.
     #[inline(always)]
-    fn tx_made<const H: usize, R: Rest>(
+    fn tx_in_place<const H: usize, R: WriteBody>(
         &mut self,
         _dst: u64,
-        head: &impl FillHead<H>,
+        head: &impl WriteHead<H>,
         rest: &R,
     ) -> bool {
         let len = H + rest.size();
@@ -571,7 +571,7 @@ impl ShortTx for Memif {
         // as in `copy_short_to_raw`.
         unsafe {
             rest.fill(to.add(H));
-            head.fill(&mut ShortHead::at(to));
+            head.fill(&mut HeadBuf::at(to));
         }
         live.tx.commit(len as u32);
         live.tell();

@@ -5,13 +5,13 @@ use std::time::{Duration, Instant};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::socket::connect;
 
+use super::adversary::{LAYOUT, init, joined, ring, rules};
 use super::control::{Came, Socket, address};
-use super::dialog::{Asking, Greeting};
+use super::handshake::{Asking, Greeting};
 use super::proto::{Init, Message, VERSION};
 use super::region::{Desc, MASKED, Made, NEXT};
-use super::wild::{LAYOUT, init, joined, ring, rules};
 use super::*;
-use crate::backend::known::tests::brisk_is_the_same;
+use crate::backend::any_port::tests::fast_is_the_same;
 
 /// A socket that no other test has.
 pub(super) fn fresh() -> MemifSettings {
@@ -80,11 +80,11 @@ fn send(port: &mut Memif, payload: &[u8]) -> Tx {
 fn a_frame_may_leave_and_be_taken_without_a_question() {
     for lossless in [false, true] {
         let [mut a, mut b] = pair(&MemifSettings { lossless, ..fresh() });
-        brisk_is_the_same(&mut a, &mut b);
-        brisk_is_the_same(&mut b, &mut a);
+        fast_is_the_same(&mut a, &mut b);
+        fast_is_the_same(&mut b, &mut a);
     }
     let mut alone = open(&fresh());
-    assert_eq!(alone.take_few(&mut |_: &RxFrame<'_>| {}), None, "there is no connection");
+    assert_eq!(alone.rx_poll(&mut |_: &RxFrame<'_>| {}), None, "there is no connection");
 }
 
 #[test]

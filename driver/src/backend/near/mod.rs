@@ -26,11 +26,11 @@ use std::time::{Duration, Instant};
 
 use super::shm::{Bell, LOOK, ShmPort, ShmSettings};
 use crate::error::OpenError;
-use crate::frame::{ETH_HDR_LEN, FillHead, Rest, RxFrame, TxFrame};
+use crate::frame::{ETH_HDR_LEN, RxFrame, TxFrame, WriteBody, WriteHead};
 use crate::hint::cold;
 use crate::port::{
-    BriskPort, Inside, MacAddr, Port, PortCaps, PortCounters, PortGone, PortWaiter, Presence,
-    RxSink, ShortTx, Tx,
+    FastPort, InPlaceTx, Inside, MacAddr, Port, PortCaps, PortCounters, PortGone, PortWaiter,
+    Presence, RxSink, Tx,
 };
 
 /// Bursts with near frames after which the far side is looked at, although it had nothing when it
@@ -64,15 +64,15 @@ pub trait Far: DerefMut<Target = dyn Port> + Send + 'static {
     /// As there.
     fn receive(&mut self, max: usize, sink: &mut impl RxSink) -> Result<usize, PortGone>;
 
-    /// As [`ShortTx::tx_made`], if it is a [`BriskPort`]; else false.
-    fn send_made<const H: usize, R: Rest>(
+    /// As [`InPlaceTx::tx_in_place`], if it is a [`FastPort`]; else false.
+    fn send_made<const H: usize, R: WriteBody>(
         &mut self,
         dst: u64,
-        head: &impl FillHead<H>,
+        head: &impl WriteHead<H>,
         rest: &R,
     ) -> bool;
 
-    /// As [`BriskPort::count`], if it is one.
+    /// As [`FastPort::count`], if it is one.
     fn count_polls(&mut self, polls: u32);
 }
 
@@ -81,7 +81,12 @@ impl Far for Box<dyn Port> {
         self.rx_burst(max, sink)
     }
 
-    fn send_made<const H: usize, R: Rest>(&mut self, _: u64, _: &impl FillHead<H>, _: &R) -> bool {
+    fn send_made<const H: usize, R: WriteBody>(
+        &mut self,
+        _: u64,
+        _: &impl WriteHead<H>,
+        _: &R,
+    ) -> bool {
         false
     }
 
@@ -260,31 +265,31 @@ impl<S: RxSink> RxSink for AsNear<'_, S> {
     }
 
     #[inline(always)]
-    fn frame_with(&mut self, frame: &RxFrame<'_>, back: impl ShortTx) {
+    fn frame_with(&mut self, frame: &RxFrame<'_>, back: impl InPlaceTx) {
         self.0.frame_with(&frame.as_near(), Inside(back));
     }
 }
 
-impl<F: Far> ShortTx for Near<F> {
+impl<F: Far> InPlaceTx for Near<F> {
     #[inline(never)]
-    fn tx_made<const H: usize, R: Rest>(
+    fn tx_in_place<const H: usize, R: WriteBody>(
         &mut self,
         dst: u64,
-        head: &impl FillHead<H>,
+        head: &impl WriteHead<H>,
         rest: &R,
     ) -> bool {
         let key = dst & ((1 << 48) - 1);
         if self.near.is_last(key) {
-            return self.near.tx_made(dst, head, rest);
+            return self.near.tx_in_place(dst, head, rest);
         }
         self.is_far(key) && self.far.send_made(dst, head, rest)
     }
 }
 
-impl<F: Far> BriskPort for Near<F> {
+impl<F: Far> FastPort for Near<F> {
     /// There are always two sides to look at.
     #[inline]
-    fn take_few(&mut self, _: &mut impl RxSink) -> Option<usize> {
+    fn rx_poll(&mut self, _: &mut impl RxSink) -> Option<usize> {
         None
     }
 

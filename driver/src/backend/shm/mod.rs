@@ -65,12 +65,12 @@ use nix::unistd::{AccessFlags, access};
 
 use crate::clock::{monotonic_ns, now_ns};
 use crate::error::OpenError;
-use crate::frame::{ETH_HDR_LEN, FillHead, Rest, RxFrame, ShortHead, TxFrame};
+use crate::frame::{ETH_HDR_LEN, HeadBuf, RxFrame, TxFrame, WriteBody, WriteHead};
 use crate::hint::cold;
 use crate::mem::{Lap, SHORT, Stores, prefetch, prefetch_long};
 use crate::port::{
-    Back, BriskPort, MTU_MIN, MacAddr, Port, PortCaps, PortCounters, PortGone, PortWaiter,
-    Presence, RxSink, ShortTx, Tx,
+    FastPort, InPlaceTx, MTU_MIN, MacAddr, Port, PortCaps, PortCounters, PortGone, PortWaiter,
+    Presence, ReplyTx, RxSink, Tx,
 };
 use ends::Ends;
 use layout::Layout;
@@ -451,7 +451,7 @@ impl ShmPort {
         let caps = PortCaps {
             mac,
             mtu,
-            lossless: <Self as ShortTx>::LOSSLESS,
+            lossless: <Self as InPlaceTx>::LOSSLESS,
             gather: false,
             rto_floor_ns: 1_000_000,
             tells_presence: true,
@@ -663,13 +663,13 @@ impl ShmPort {
         true
     }
 
-    /// As [`tx_made`](ShortTx::tx_made), for a frame of any length.
+    /// As [`tx_in_place`](InPlaceTx::tx_in_place), for a frame of any length.
     #[inline(always)]
     fn push_made<const H: usize>(
         &mut self,
         dst: u64,
-        head: &impl FillHead<H>,
-        rest: &impl Rest,
+        head: &impl WriteHead<H>,
+        rest: &impl WriteBody,
     ) -> bool {
         let frame_len = H + rest.size();
         let out = self.outs.usual();
@@ -684,7 +684,7 @@ impl ShmPort {
         // SAFETY: as in `push`: `frame_len` bytes, of which `H` are the head's.
         unsafe {
             rest.fill(to.add(H));
-            head.fill(&mut ShortHead::at(to));
+            head.fill(&mut HeadBuf::at(to));
         }
         out.ring.commit(place, frame_len);
         out.fulls = 0;
@@ -975,17 +975,17 @@ impl ShmPort {
     }
 }
 
-impl ShortTx for ShmPort {
+impl InPlaceTx for ShmPort {
     const LOSSLESS: bool = true;
 
     #[inline(always)]
-    fn tx_made<const H: usize, R: Rest>(
+    fn tx_in_place<const H: usize, R: WriteBody>(
         &mut self,
         dst: u64,
-        head: &impl FillHead<H>,
+        head: &impl WriteHead<H>,
         rest: &R,
     ) -> bool {
-        let sent = self.begin_made(dst, head, rest);
+        let sent = self.begin_in_place(dst, head, rest);
         if sent {
             self.finish();
         }
@@ -993,10 +993,10 @@ impl ShortTx for ShmPort {
     }
 
     #[inline(always)]
-    fn begin_made<const H: usize, R: Rest>(
+    fn begin_in_place<const H: usize, R: WriteBody>(
         &mut self,
         dst: u64,
-        head: &impl FillHead<H>,
+        head: &impl WriteHead<H>,
         rest: &R,
     ) -> bool {
         if R::LONG {
@@ -1026,7 +1026,7 @@ impl ShortTx for ShmPort {
         // of which `H` are the head's. From the end to the start, as in `copy_short_to_raw`.
         unsafe {
             rest.fill(to.add(H));
-            head.fill(&mut ShortHead::at(to));
+            head.fill(&mut HeadBuf::at(to));
         }
         place.commit();
         out.frames += 1;
@@ -1113,7 +1113,7 @@ impl ShmPort {
     #[inline(always)]
     pub fn receive(&mut self, max: usize, sink: &mut impl RxSink) -> usize {
         self.look_around();
-        let few = if max > 0 { self.take_few(sink) } else { None };
+        let few = if max > 0 { self.rx_poll(sink) } else { None };
         few.unwrap_or_else(|| self.poll(max, sink))
     }
 
@@ -1153,7 +1153,7 @@ impl ShmPort {
             self.more = unsafe { (*self.watches[0].word()).load(Relaxed) };
         }
         // SAFETY: as in `burst`; `at` is where the ring's head was, as said above.
-        sink.frame_with(&unsafe { RxFrame::from_raw(at, len) }, Back(self));
+        sink.frame_with(&unsafe { RxFrame::from_raw(at, len) }, ReplyTx(self));
         true
     }
 
@@ -1179,7 +1179,7 @@ impl ShmPort {
         self.singles = singles;
     }
 
-    /// What [`take_few`](BriskPort::take_few) saw is not nothing: finds out from whom it is, and
+    /// What [`rx_poll`](FastPort::rx_poll) saw is not nothing: finds out from whom it is, and
     /// takes up to `max` frames of it.
     #[inline(never)]
     pub fn poll(&mut self, max: usize, sink: &mut dyn RxSink) -> usize {
@@ -1417,10 +1417,10 @@ impl ShmPort {
     }
 }
 
-impl BriskPort for ShmPort {
+impl FastPort for ShmPort {
     /// Of one frame, if no more are there.
     #[inline(always)]
-    fn take_few(&mut self, sink: &mut impl RxSink) -> Option<usize> {
+    fn rx_poll(&mut self, sink: &mut impl RxSink) -> Option<usize> {
         // SAFETY: words of rings in the mapping, or a static; `bell` is one of the mapping.
         let (at, first, second, bell) = unsafe {
             let [first, second] = &self.watches;

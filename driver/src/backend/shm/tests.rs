@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::time::{Duration, Instant};
 
 use super::*;
-use crate::mem::Few;
+use crate::mem::InlineBytes;
 use crate::mem::IoBuf;
 
 /// Settings of a segment that no other test uses.
@@ -111,17 +111,17 @@ fn traffic_is_told_by_station() {
 /// An Ethernet header.
 struct Eth([u8; ETH_HDR_LEN]);
 
-impl FillHead<ETH_HDR_LEN> for Eth {
-    fn fill(&self, out: &mut ShortHead<ETH_HDR_LEN>) {
+impl WriteHead<ETH_HDR_LEN> for Eth {
+    fn fill(&self, out: &mut HeadBuf<ETH_HDR_LEN>) {
         out.set::<0, ETH_HDR_LEN>(self.0);
     }
 }
 
 /// Sends few bytes to `to` by the short way, and says whether it did and what they were.
-fn send_few(tx: &mut impl ShortTx, to: MacAddr, few: Few) -> (bool, Vec<u8>) {
+fn send_frame_in_place(tx: &mut impl InPlaceTx, to: MacAddr, few: InlineBytes) -> (bool, Vec<u8>) {
     let mut head = [7; ETH_HDR_LEN];
     head[..6].copy_from_slice(&to.0);
-    let sent = tx.tx_few(number(to), &Eth(head), few);
+    let sent = tx.tx_inline(number(to), &Eth(head), few);
     (sent, few.to_bytes()[..few.len()].to_vec())
 }
 
@@ -132,13 +132,13 @@ fn frames_sent_at_once_arrive_like_others() {
     let settings = fresh();
     let (mut a, mut b) = (open(&settings), open(&settings));
     let to = b.caps().mac;
-    assert!(!send_few(&mut a, to, Few::NONE).0, "nobody knows the way");
+    assert!(!send_frame_in_place(&mut a, to, InlineBytes::NONE).0, "nobody knows the way");
     let (mut fast, mut want) = (0, Vec::new());
     for round in 0..100_u128 {
         for len in 0..=16 {
             let bytes = (u128::MAX / (round + 3)).checked_shr(128 - 8 * len as u32).unwrap_or(0);
-            for few in [Few::one(bytes, len), Few::pair(bytes, bytes / 3, len)] {
-                let (sent, payload) = send_few(&mut a, to, few);
+            for few in [InlineBytes::one(bytes, len), InlineBytes::pair(bytes, bytes / 3, len)] {
+                let (sent, payload) = send_frame_in_place(&mut a, to, few);
                 fast += usize::from(sent);
                 if !sent {
                     assert_eq!(send(&mut a, to, &payload), Tx::Sent);
@@ -222,11 +222,11 @@ fn a_lent_frame_can_be_answered() {
     impl RxSink for Echo {
         fn frame(&mut self, _: &RxFrame<'_>) {}
 
-        fn frame_with(&mut self, frame: &RxFrame<'_>, mut back: impl ShortTx) {
+        fn frame_with(&mut self, frame: &RxFrame<'_>, mut back: impl InPlaceTx) {
             let word = |frame: &RxFrame<'_>| frame.chunk_at::<8>(ETH_HDR_LEN).unwrap();
             let asked = word(frame);
-            let few = Few::one(u64::from_le_bytes(asked).into(), 8);
-            self.answered += usize::from(send_few(&mut back, self.to, few).0);
+            let few = InlineBytes::one(u64::from_le_bytes(asked).into(), 8);
+            self.answered += usize::from(send_frame_in_place(&mut back, self.to, few).0);
             assert_eq!(word(frame), asked);
         }
     }
@@ -641,13 +641,13 @@ fn a_sleeper_learns_where_the_next_frame_comes() {
     };
     for n in 0..300 {
         send(&mut a, to, b"alone");
-        assert_eq!(b.take_few(&mut sink), Some(1));
+        assert_eq!(b.rx_poll(&mut sink), Some(1));
         if n % 3 == 0 {
             send(&mut c, to, b"from elsewhere");
-            assert_eq!(b.take_few(&mut sink), None);
+            assert_eq!(b.rx_poll(&mut sink), None);
             assert_eq!(b.poll(32, &mut sink), 1);
         } else {
-            assert_eq!(b.take_few(&mut sink), Some(0));
+            assert_eq!(b.rx_poll(&mut sink), Some(0));
         }
         if n % 50 == 0 {
             while b.poll(32, &mut sink) > 0 {}
@@ -675,7 +675,7 @@ fn a_watch_that_moved_is_not_idle() {
     // Idle for long, and then one frame, which no sweep has seen yet.
     drain(&mut b);
     send(&mut senders[0], to, b"again");
-    assert_eq!(b.take_few(&mut |_: &RxFrame<'_>| {}), Some(1));
+    assert_eq!(b.rx_poll(&mut |_: &RxFrame<'_>| {}), Some(1));
     send(&mut senders[WATCHES], to, b"comes by the bell");
     while b.poll(32, &mut |_: &RxFrame<'_>| {}) == 0 {}
     assert_eq!(b.watches[0].sender, first);

@@ -27,7 +27,7 @@ mod tests;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::backend::known::KnownPort;
+use crate::backend::any_port::AnyPort;
 use crate::backend::shm::{self, LOOK, ShmPort, ShmSettings, Uplink};
 use crate::error::OpenError;
 use crate::frame::{Body, ETH_HDR_LEN, ETHERTYPE, RxFrame, TxFrame};
@@ -78,7 +78,7 @@ pub struct StationCounters {
 /// See the module's documentation.
 pub struct Switch {
     stations: ShmPort,
-    nic: KnownPort,
+    nic: AnyPort,
     /// Longest frame that the NIC carries.
     frame_max: usize,
     /// Frames that the NIC had no room for.
@@ -123,7 +123,7 @@ impl Switch {
         Ok(Self {
             stations,
             waiter: nic.waiter(),
-            nic: KnownPort::from(nic),
+            nic: AnyPort::from(nic),
             frame_max,
             held: Backlog::new(2 * BURST, frame_max),
             turning: Backlog::new(BURST, frame_max),

@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 use crate::backend::shm::{Bell, LOOK, ShmPort, ShmSettings};
 use crate::backend::{self, readable, sleep};
 use crate::error::OpenError;
-use crate::frame::{FillHead, Rest, RxFrame, TxFrame};
+use crate::frame::{RxFrame, TxFrame, WriteBody, WriteHead};
 use crate::port::{
-    BriskPort, Inside, MTU_MIN, Port, PortCaps, PortCounters, PortGone, PortWaiter, RxSink,
-    ShortTx, Tx,
+    FastPort, InPlaceTx, Inside, MTU_MIN, Port, PortCaps, PortCounters, PortGone, PortWaiter,
+    RxSink, Tx,
 };
 
 /// Longest round trip that the switch adds, both nodes', while they find processors to run on.
@@ -84,27 +84,27 @@ impl<S: RxSink> RxSink for FromSwitch<'_, S> {
     }
 
     #[inline(always)]
-    fn frame_with(&mut self, frame: &RxFrame<'_>, back: impl ShortTx) {
+    fn frame_with(&mut self, frame: &RxFrame<'_>, back: impl InPlaceTx) {
         self.0.frame_with(frame, Inside(back));
     }
 }
 
-impl ShortTx for SwitchedPort {
+impl InPlaceTx for SwitchedPort {
     #[inline(always)]
-    fn tx_made<const H: usize, R: Rest>(
+    fn tx_in_place<const H: usize, R: WriteBody>(
         &mut self,
         dst: u64,
-        head: &impl FillHead<H>,
+        head: &impl WriteHead<H>,
         rest: &R,
     ) -> bool {
-        self.port.tx_made(dst, head, rest)
+        self.port.tx_in_place(dst, head, rest)
     }
 }
 
-impl BriskPort for SwitchedPort {
+impl FastPort for SwitchedPort {
     #[inline(always)]
-    fn take_few(&mut self, sink: &mut impl RxSink) -> Option<usize> {
-        self.port.take_few(&mut FromSwitch(sink))
+    fn rx_poll(&mut self, sink: &mut impl RxSink) -> Option<usize> {
+        self.port.rx_poll(&mut FromSwitch(sink))
     }
 
     fn count(&mut self, polls: u32) {

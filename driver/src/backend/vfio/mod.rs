@@ -366,7 +366,7 @@ impl<N: Nic> Port for VfioPort<N> {
         let usual = frame.body_in_one_piece().filter(|_| len <= SHORT && frame.is_usual());
         // SAFETY: a place has room for a header and `mtu` bytes (`Nic`), and the frame is no longer
         // (checked above). It is device memory, which no frame's head, body or tail lies in. The
-        // short way is for short and usual frames, as was just seen.
+        // fast path is for short and usual frames, as was just seen.
         let fill = |place: NonNull<u8>| unsafe {
             match usual {
                 Some(body) => frame.copy_short_to_raw(body, place.as_ptr()),

@@ -445,8 +445,8 @@ impl Setup<'_> {
         Ok(Some(Control { queue, bell }))
     }
 
-    /// Takes frames to our address and to groups, and others if asked to. The port filters as well: a
-    /// device without these commands hands us everything.
+    /// Takes frames to our address and to groups, and others if asked to. The port filters as well:
+    /// a device without these commands hands us everything.
     fn set_filter(
         &self,
         control: &mut Control,

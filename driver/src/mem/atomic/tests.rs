@@ -188,7 +188,7 @@ fn sharing_changes_no_value() {
             if count == 1 && ty.is_integer() && len >= 4 {
                 let shared = round % 2 == 1;
                 let (target, look) = memory(&[vec![0xa5; at], before.clone()].concat());
-                let mut operands = [0; FEW];
+                let mut operands = [0; U128_LEN];
                 operands[..len].copy_from_slice(&operand);
                 operands[len..2 * len].copy_from_slice(&compare);
                 let old = target

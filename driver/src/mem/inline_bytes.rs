@@ -2,29 +2,29 @@
 
 use super::copy_inline;
 
-/// Bytes that [`Span::few`](super::Span::few) and `RxFrame::few_at` copy at most.
-pub const FEW: usize = 16;
+/// Bytes that [`Span::to_u128`](super::Span::to_u128) and `RxFrame::u128_at` copy at most.
+pub const U128_LEN: usize = 16;
 
 /// Up to [`MAX`](Self::MAX) bytes: what follows the head of a short frame. As numbers and not as an
 /// array, so that they need not lie in memory before they are where they go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Few {
+pub struct InlineBytes {
     first: u128,
     second: u128,
     len: usize,
 }
 
-impl Few {
+impl InlineBytes {
     /// Most bytes.
-    pub const MAX: usize = 2 * FEW;
+    pub const MAX: usize = 2 * U128_LEN;
 
     /// No bytes.
     pub const NONE: Self = Self { first: 0, second: 0, len: 0 };
 
-    /// The lower `len` bytes of `bytes`, little-endian, at most [`FEW`]; those above are 0.
+    /// The lower `len` bytes of `bytes`, little-endian, at most [`U128_LEN`]; those above are 0.
     #[inline(always)]
     pub const fn one(bytes: u128, len: usize) -> Self {
-        Self { first: bytes, second: 0, len: if len < FEW { len } else { FEW } }
+        Self { first: bytes, second: 0, len: if len < U128_LEN { len } else { U128_LEN } }
     }
 
     /// As [`one`](Self::one) twice, one behind the other.
@@ -33,7 +33,7 @@ impl Few {
         match len {
             8 => Self { first: a | b << 64, second: 0, len: 16 },
             0 => Self::NONE,
-            1..FEW => {
+            1..U128_LEN => {
                 let bits = 8 * len as u32;
                 Self { first: a | b << bits, second: b >> (128 - bits), len: 2 * len }
             }
@@ -55,7 +55,7 @@ impl Few {
     /// All of them, and zeros behind.
     pub fn to_bytes(&self) -> [u8; Self::MAX] {
         let mut bytes = [0; Self::MAX];
-        let (first, second) = bytes.split_at_mut(FEW);
+        let (first, second) = bytes.split_at_mut(U128_LEN);
         first.copy_from_slice(&self.first.to_le_bytes());
         second.copy_from_slice(&self.second.to_le_bytes());
         bytes
@@ -94,27 +94,29 @@ mod tests {
     /// Every length of one and of two pieces against arrays, with guards on both sides.
     #[test]
     fn few_bytes_are_written_as_they_are() {
-        let source: Vec<u8> = (1..=2 * FEW as u8).collect();
+        let source: Vec<u8> = (1..=2 * U128_LEN as u8).collect();
         let number = |bytes: &[u8]| {
-            let mut all = [0; FEW];
+            let mut all = [0; U128_LEN];
             all[..bytes.len()].copy_from_slice(bytes);
             u128::from_le_bytes(all)
         };
-        for len in 0..=FEW {
-            let (a, b) = (&source[..len], &source[FEW..FEW + len]);
+        for len in 0..=U128_LEN {
+            let (a, b) = (&source[..len], &source[U128_LEN..U128_LEN + len]);
             let pair = [a, b].concat();
-            let cases =
-                [(Few::one(number(a), len), a), (Few::pair(number(a), number(b), len), &pair)];
+            let cases = [
+                (InlineBytes::one(number(a), len), a),
+                (InlineBytes::pair(number(a), number(b), len), &pair),
+            ];
             for (few, want) in cases {
                 assert_eq!((few.len(), few.is_empty()), (want.len(), want.is_empty()));
                 assert_eq!(few.to_bytes()[..few.len()], *want);
-                let mut memory = [0xee_u8; Few::MAX + 2];
+                let mut memory = [0xee_u8; InlineBytes::MAX + 2];
                 // SAFETY: `MAX` bytes behind the first one are in the array.
                 unsafe { few.write_to(memory.as_mut_ptr().add(1)) };
                 assert_eq!(memory[1..=want.len()], *want);
                 assert!(memory[0] == 0xee && memory[1 + want.len()..].iter().all(|&b| b == 0xee));
             }
         }
-        assert_eq!(Few::one(0, FEW + 1).len(), FEW);
+        assert_eq!(InlineBytes::one(0, U128_LEN + 1).len(), U128_LEN);
     }
 }

@@ -1,35 +1,35 @@
-//! Packets about which nothing is out of the ordinary, read and written for the short way: sent for
+//! Packets about which nothing is out of the ordinary, read and written for the fast path: sent for
 //! the first time, without a checksum.
 
 use barewire_driver::frame::RxFrame;
 use barewire_driver::hint::cold;
 use barewire_driver::port::MacAddr;
 
-use super::base::{AR, plain};
+use super::base::{AR, first_word};
 use super::rma::{END, LAST};
 use super::{
-    AckOp, AtomicOp, BASE_LEN, Base, Bytes, HeadOut, PlainHead, ReadOp, RemoteRange, RespOp, Ty,
+    AckOp, AtomicOp, BASE_LEN, Base, Bytes, FrameHead, HeadOut, ReadOp, RemoteRange, RespOp, Ty,
     WriteOp, verify_crc,
 };
 use crate::psn::Psn;
 
 /// What such a packet says before its operation header.
 #[derive(Clone, Copy, Debug)]
-pub struct PlainBase {
+pub struct BaseWords {
     /// Addresses.
-    pub head: PlainHead,
+    pub head: FrameHead,
     /// The receiver's name of the session, and above it the sequence number: who knows what both
     /// should be compares them at once.
-    pub named: u64,
+    pub sid_psn: u64,
     /// The next PSN the sender expects.
     pub cack: Psn,
     /// As [`Base::grant`], and above it the payload bytes; for the same.
-    pub sized: u32,
+    pub ack_len: u32,
 }
 
-/// The types of packets that ask for a one-sided operation, and may take a short way.
+/// The types of packets that ask for a one-sided operation, and may take a fast path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PlainAsk {
+pub enum RequestTy {
     /// An atomic operation.
     Atomic,
     /// A write.
@@ -38,14 +38,14 @@ pub enum PlainAsk {
     Read,
 }
 
-impl PlainAsk {
+impl RequestTy {
     const ALL: [Self; 3] = [Self::Atomic, Self::Write, Self::Read];
 
     /// The least that the byte of a frame with version and type is, of those types.
     const LEAST: u8 = {
         let (mut least, mut i) = (u8::MAX, 0);
         while i < Self::ALL.len() {
-            let [_, _, byte, _] = plain(Self::ALL[i].ty(), false).to_be_bytes();
+            let [_, _, byte, _] = first_word(Self::ALL[i].ty(), false).to_be_bytes();
             least = if byte < least { byte } else { least };
             i += 1;
         }
@@ -64,7 +64,7 @@ impl PlainAsk {
 
 /// The types of packets that tell what became of one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PlainTold {
+pub enum ResponseTy {
     /// Bytes of a read.
     Data,
     /// What was executed.
@@ -73,14 +73,14 @@ pub enum PlainTold {
 
 /// The types of packets that bring a piece of something longer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PlainPiece {
+pub enum SegmentTy {
     /// Of a message that comes by itself.
     MsgM,
     /// Of something that was asked for.
     Data,
 }
 
-impl PlainPiece {
+impl SegmentTy {
     /// The type.
     #[inline(always)]
     pub fn ty(self) -> Ty {
@@ -93,16 +93,16 @@ impl PlainPiece {
 
 /// What a packet is of a one-sided operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PlainTy {
+pub enum RmaTy {
     /// An atomic operation, and no acknowledgement is asked for.
     Atomic,
     /// The answer to one, or to a read.
     Resp,
     /// Any request, with or without such a wish.
-    Ask(PlainAsk),
+    Request(RequestTy),
 }
 
-impl PlainBase {
+impl BaseWords {
     /// Copies the base of a packet out of which [`ty`](Self::ty) has said that it is one. Compares
     /// nothing with the session: that is the caller's. `None` if the frame is too short.
     ///
@@ -111,49 +111,49 @@ impl PlainBase {
     #[inline(always)]
     fn parse(frame: &RxFrame<'_>) -> Option<Self> {
         Some(Self {
-            head: PlainHead::parse(frame)?,
-            named: u64::from_le_bytes(frame.chunk_at(16)?),
+            head: FrameHead::parse(frame)?,
+            sid_psn: u64::from_le_bytes(frame.chunk_at(16)?),
             cack: Psn(u32::from_le_bytes(frame.chunk_at(24)?)),
-            sized: u32::from_le_bytes(frame.chunk_at(28)?),
+            ack_len: u32::from_le_bytes(frame.chunk_at(28)?),
         })
     }
 
     /// What a packet is, if it is a plain request or the plain answer to one. For any other, good
     /// or bad, [`Base::parse`] tells.
     #[inline(always)]
-    pub fn ty(frame: &RxFrame<'_>) -> Option<PlainTy> {
+    pub fn ty(frame: &RxFrame<'_>) -> Option<RmaTy> {
         // As they stand in the frame, which then need not be turned around.
-        const ATOMIC: u32 = u32::from_ne_bytes(plain(Ty::Atomic, false).to_be_bytes());
-        const RESP: u32 = u32::from_ne_bytes(plain(Ty::Resp, false).to_be_bytes());
+        const ATOMIC: u32 = u32::from_ne_bytes(first_word(Ty::Atomic, false).to_be_bytes());
+        const RESP: u32 = u32::from_ne_bytes(first_word(Ty::Resp, false).to_be_bytes());
         match u32::from_ne_bytes(frame.chunk_at(12)?) {
-            ATOMIC => Some(PlainTy::Atomic),
-            RESP => Some(PlainTy::Resp),
+            ATOMIC => Some(RmaTy::Atomic),
+            RESP => Some(RmaTy::Resp),
             // One question for most others.
-            _ if frame.chunk_at::<1>(14)? < [PlainAsk::LEAST] => None,
-            other => Self::ask(u32::from_be(other)).map(PlainTy::Ask),
+            _ if frame.chunk_at::<1>(14)? < [RequestTy::LEAST] => None,
+            other => Self::request_ty(u32::from_be(other)).map(RmaTy::Request),
         }
     }
 
-    fn ask(ty: u32) -> Option<PlainAsk> {
-        const ATOMIC: u32 = plain(Ty::Atomic, false);
-        const WRITE: u32 = plain(Ty::Write, false);
-        const READ: u32 = plain(Ty::Read, false);
+    fn request_ty(ty: u32) -> Option<RequestTy> {
+        const ATOMIC: u32 = first_word(Ty::Atomic, false);
+        const WRITE: u32 = first_word(Ty::Write, false);
+        const READ: u32 = first_word(Ty::Read, false);
         match ty & !u32::from(AR) {
-            ATOMIC => Some(PlainAsk::Atomic),
-            WRITE => Some(PlainAsk::Write),
-            READ => Some(PlainAsk::Read),
+            ATOMIC => Some(RequestTy::Atomic),
+            WRITE => Some(RequestTy::Write),
+            READ => Some(RequestTy::Read),
             _ => None,
         }
     }
 
     /// As [`ty`](Self::ty), of the others.
     #[inline(always)]
-    pub fn told(frame: &RxFrame<'_>) -> Option<PlainTold> {
-        const DATA: u32 = plain(Ty::Data, false);
-        const ACK: u32 = plain(Ty::Ack, false);
+    pub fn response_ty(frame: &RxFrame<'_>) -> Option<ResponseTy> {
+        const DATA: u32 = first_word(Ty::Data, false);
+        const ACK: u32 = first_word(Ty::Ack, false);
         match u32::from_be_bytes(frame.chunk_at(12)?) {
-            DATA => Some(PlainTold::Data),
-            ACK => Some(PlainTold::Ack),
+            DATA => Some(ResponseTy::Data),
+            ACK => Some(ResponseTy::Ack),
             _ => None,
         }
     }
@@ -162,7 +162,7 @@ impl PlainBase {
     /// any other packet, good or bad: [`Base::parse`] tells.
     #[inline(always)]
     pub fn ack(frame: &RxFrame<'_>, crc: bool) -> Option<(Self, AckOp)> {
-        if u32::from_be_bytes(frame.chunk_at(12)?) != plain(Ty::Ack, crc) {
+        if u32::from_be_bytes(frame.chunk_at(12)?) != first_word(Ty::Ack, crc) {
             return None;
         }
         let plain = Self::parse(frame)?;
@@ -175,11 +175,11 @@ impl PlainBase {
     /// payload lies within the frame, and its checksum is the caller's to compare. `None` for any
     /// other, good or bad: [`Base::parse`] tells.
     #[inline(always)]
-    pub fn piece(frame: &RxFrame<'_>, crc: bool) -> Option<(Self, PlainPiece)> {
+    pub fn segment(frame: &RxFrame<'_>, crc: bool) -> Option<(Self, SegmentTy)> {
         let ty = u32::from_be_bytes(frame.chunk_at(12)?) & !u32::from(AR);
-        let piece = [PlainPiece::MsgM, PlainPiece::Data]
+        let piece = [SegmentTy::MsgM, SegmentTy::Data]
             .into_iter()
-            .find(|piece| plain(piece.ty(), crc) == ty)?;
+            .find(|piece| first_word(piece.ty(), crc) == ty)?;
         let plain = Self::parse(frame)?;
         let end = plain.base(piece.ty(), crc).end(BASE_LEN + piece.ty().op_len());
         (frame.len() >= end).then_some((plain, piece))
@@ -202,25 +202,25 @@ impl PlainBase {
     /// The receiver's name of the session.
     #[inline(always)]
     pub fn dst_sid(&self) -> u32 {
-        self.named as u32
+        self.sid_psn as u32
     }
 
     /// Sequence number.
     #[inline(always)]
     pub fn psn(&self) -> Psn {
-        Psn((self.named >> 32) as u32)
+        Psn((self.sid_psn >> 32) as u32)
     }
 
     /// As [`Base::grant`].
     #[inline(always)]
     pub fn grant(&self) -> u16 {
-        self.sized as u16
+        self.ack_len as u16
     }
 
     /// Payload bytes.
     #[inline(always)]
     pub fn plen(&self) -> u16 {
-        (self.sized >> 16) as u16
+        (self.ack_len >> 16) as u16
     }
 
     /// Whether it asks for an acknowledgement.
@@ -233,17 +233,17 @@ impl PlainBase {
 /// What a packet that is about to leave says before its operation header. Each field is asked for
 /// where it is written, so that none has to be kept meanwhile.
 pub trait BaseOut {
-    /// As in [`PlainHead`].
+    /// As in [`FrameHead`].
     fn dst(&self) -> u64;
-    /// As in [`PlainHead`].
+    /// As in [`FrameHead`].
     fn src(&self) -> u64;
-    /// As of [`PlainBase`].
+    /// As of [`BaseWords`].
     fn dst_sid(&self) -> u32;
-    /// As of [`PlainBase`].
+    /// As of [`BaseWords`].
     fn psn(&self) -> Psn;
-    /// As in [`PlainBase`].
+    /// As in [`BaseWords`].
     fn cack(&self) -> Psn;
-    /// As of [`PlainBase`].
+    /// As of [`BaseWords`].
     fn grant(&self) -> u16;
 
     /// Writes it, of a packet of type `ty` with `plen` bytes of payload and no checksum, asking for
@@ -256,10 +256,10 @@ pub trait BaseOut {
     /// As [`put`](Self::put), with a checksum if `crc`.
     #[inline(always)]
     fn put_with(&self, (ty, crc): (Ty, bool), plen: usize, ar: bool, out: &mut impl HeadOut) {
-        // As `PlainHead::put`.
+        // As `FrameHead::put`.
         out.set::<0, 8>(self.dst().to_le_bytes());
         out.set::<6, 8>(self.src().to_le_bytes());
-        PlainHead::of_ty(ty, 0, 0, crc).put_kind(ar, out);
+        FrameHead::of_ty(ty, 0, 0, crc).put_kind(ar, out);
         out.set::<16, 4>(self.dst_sid().to_le_bytes());
         out.set::<20, 4>(self.psn().0.to_le_bytes());
         out.set::<24, 4>(self.cack().0.to_le_bytes());
@@ -271,9 +271,9 @@ pub trait BaseOut {
 /// The header of a WRITE, READ or ATOMIC as it was written, for who compares it with one that was
 /// checked.
 #[derive(Clone, Copy, Debug)]
-pub struct PlainOp {
+pub struct RawRequest {
     /// What one packet after the other may ask for alike.
-    pub what: Wanted,
+    pub key: RequestKey,
     /// As in [`RemoteRange`].
     pub addr: u64,
 }
@@ -281,15 +281,15 @@ pub struct PlainOp {
 /// What an ATOMIC or a READ calls itself: the initiator's slot and its generation, and where in the
 /// result of the operation the bytes belong, all as it stands in the header.
 #[derive(Clone, Copy, Debug)]
-pub struct Asked {
-    asked: u64,
+pub struct ReplyTo {
+    op_gen: u64,
     offset: u32,
 }
 
 /// Of such a header: the endpoint it is for, the key, flags, and of an ATOMIC count, operation and
 /// type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Wanted {
+pub struct RequestKey {
     rkey: u64,
     /// Endpoint, flags and receive context, where they stand in the header's first 64 bits.
     head: u64,
@@ -297,7 +297,7 @@ pub struct Wanted {
     kind: u32,
 }
 
-impl Wanted {
+impl RequestKey {
     /// No header says this, whatever stands in it: the other bits of theirs are 0.
     pub const NOTHING: Self = Self { rkey: 0, head: u64::MAX, kind: 0 };
 
@@ -309,21 +309,21 @@ impl Wanted {
 
     /// Whether a WRITE or READ that says this is the only one of its operation, and no remote CQ
     /// data follows.
-    pub fn is_whole(&self, ask: PlainAsk) -> bool {
-        let end = if ask == PlainAsk::Read { END } else { 0 };
+    pub fn is_whole(&self, ask: RequestTy) -> bool {
+        let end = if ask == RequestTy::Read { END } else { 0 };
         self.head >> 32 == u64::from(LAST | end)
     }
 }
 
-impl PlainOp {
-    /// Copies base and header out, but for what [`Asked`] is and for lengths, and checks nothing.
+impl RawRequest {
+    /// Copies base and header out, but for what [`ReplyTo`] is and for lengths, and checks nothing.
     /// `None` if the frame is too short for them.
     #[inline(always)]
-    pub fn parse(frame: &RxFrame<'_>, ask: PlainAsk) -> Option<(PlainBase, Self)> {
+    pub fn parse(frame: &RxFrame<'_>, ask: RequestTy) -> Option<(BaseWords, Self)> {
         let head = match ask {
-            PlainAsk::Atomic => AtomicOp::HEAD,
-            PlainAsk::Write => WriteOp::HEAD,
-            PlainAsk::Read => ReadOp::HEAD,
+            RequestTy::Atomic => AtomicOp::HEAD,
+            RequestTy::Write => WriteOp::HEAD,
+            RequestTy::Read => ReadOp::HEAD,
         };
         if frame.len() < head {
             return cold(None);
@@ -332,39 +332,39 @@ impl PlainOp {
         let head = u64::from_le_bytes(frame.chunk_at(BASE_LEN)?) & 0xffff_0000_ffff;
         let rkey = u64::from_le_bytes(frame.chunk_at(BASE_LEN + 8)?);
         let kind = match ask {
-            PlainAsk::Atomic => u32::from_le_bytes(frame.chunk_at(BASE_LEN + 32)?),
-            PlainAsk::Write | PlainAsk::Read => 0,
+            RequestTy::Atomic => u32::from_le_bytes(frame.chunk_at(BASE_LEN + 32)?),
+            RequestTy::Write | RequestTy::Read => 0,
         };
         let addr = u64::from_le_bytes(frame.chunk_at(BASE_LEN + 16)?);
-        Some((PlainBase::parse(frame)?, Self { what: Wanted { rkey, head, kind }, addr }))
+        Some((BaseWords::parse(frame)?, Self { key: RequestKey { rkey, head, kind }, addr }))
     }
 
     /// How many bytes of a region a WRITE or READ with this base is for, of which there is at least
     /// one. `None` if it is not all of its operation, the frame is too short for its payload, or
     /// something is wrong with it.
     #[inline(always)]
-    pub fn len(frame: &RxFrame<'_>, ask: PlainAsk, base: &PlainBase) -> Option<usize> {
+    pub fn len(frame: &RxFrame<'_>, ask: RequestTy, base: &BaseWords) -> Option<usize> {
         let plen = usize::from(base.plen());
         let len = match ask {
-            PlainAsk::Write => {
+            RequestTy::Write => {
                 let left = u64::from_le_bytes(frame.chunk_at(BASE_LEN + 24)?);
                 let here = frame.len().checked_sub(WriteOp::HEAD)? >= plen;
                 (here && left == plen as u64).then_some(plen)?
             }
-            PlainAsk::Read => {
+            RequestTy::Read => {
                 let offset = u64::from_le_bytes(frame.chunk_at(BASE_LEN + 32)?);
                 let len = u64::from_le_bytes(frame.chunk_at(BASE_LEN + 40)?);
                 let plain = offset == 0 && plen == 0 && len <= u16::MAX.into();
                 plain.then_some(len as usize)?
             }
-            PlainAsk::Atomic => return None,
+            RequestTy::Atomic => return None,
         };
         (len > 0).then_some(len)
     }
 
     /// The range that it names, but for the number of the operation and the endpoint it is from.
     pub fn range(&self) -> RemoteRange {
-        let Self { what: Wanted { rkey, head, .. }, addr } = *self;
+        let Self { key: RequestKey { rkey, head, .. }, addr } = *self;
         let last = (head >> 32) as u8 & LAST != 0;
         let rx_ctx = (head >> 40) as u8;
         RemoteRange { dst_ep: head as u16, rx_ctx, src_ep: 0, seq: 0, last, rkey, addr }
@@ -375,11 +375,11 @@ impl PlainOp {
     pub fn checked(&self) -> Option<AtomicOp> {
         // From what was copied, since the frame may say something else by now.
         let mut b = Bytes::ZERO;
-        b.put16::<0>(self.what.head as u16);
-        b.put16::<4>((self.what.head >> 32) as u16);
-        b.put64::<8>(self.what.rkey);
+        b.put16::<0>(self.key.head as u16);
+        b.put16::<4>((self.key.head >> 32) as u16);
+        b.put64::<8>(self.key.rkey);
         b.put64::<16>(self.addr);
-        b.put32::<32>(self.what.kind);
+        b.put32::<32>(self.key.kind);
         match AtomicOp::of(&b) {
             Ok((op, false)) => Some(op),
             _ => None,
@@ -387,25 +387,25 @@ impl PlainOp {
     }
 }
 
-impl Asked {
+impl ReplyTo {
     /// Copies it out of the header of an ATOMIC. `None` if the frame is too short for one.
     #[inline(always)]
     pub fn parse(frame: &RxFrame<'_>) -> Option<Self> {
-        let asked = u64::from_le_bytes(frame.chunk_at(BASE_LEN + 24)?);
+        let op_gen = u64::from_le_bytes(frame.chunk_at(BASE_LEN + 24)?);
         let offset = u32::from_le_bytes(frame.chunk_at(BASE_LEN + 36)?);
-        Some(Self { asked, offset })
+        Some(Self { op_gen, offset })
     }
 
-    /// As [`parse`](Self::parse), of a READ of which [`PlainOp::len`] has said something.
+    /// As [`parse`](Self::parse), of a READ of which [`RawRequest::len`] has said something.
     #[inline(always)]
     pub fn of_read(frame: &RxFrame<'_>) -> Option<Self> {
-        Some(Self { asked: u64::from_le_bytes(frame.chunk_at(BASE_LEN + 24)?), offset: 0 })
+        Some(Self { op_gen: u64::from_le_bytes(frame.chunk_at(BASE_LEN + 24)?), offset: 0 })
     }
 
     /// The header of the answer, of a DATA too, which has the same bytes.
     #[inline(always)]
     pub fn resp(&self) -> RespOp {
-        let (dst_op, dst_gen) = (self.asked as u32, (self.asked >> 32) as u32);
+        let (dst_op, dst_gen) = (self.op_gen as u32, (self.op_gen >> 32) as u32);
         RespOp { dst_op, dst_gen, offset: self.offset, status: None }
     }
 }
@@ -491,11 +491,11 @@ impl RespOp {
     /// The base of a RESP or DATA with all that an operation gets, and the slot and its generation
     /// that it names. `None` if it says anything else.
     #[inline(always)]
-    pub fn plain(frame: &RxFrame<'_>) -> Option<(PlainBase, (u32, u32))> {
+    pub fn parse_whole(frame: &RxFrame<'_>) -> Option<(BaseWords, (u32, u32))> {
         if frame.len() < Self::HEAD {
             return cold(None);
         }
-        let base = PlainBase::parse(frame)?;
+        let base = BaseWords::parse(frame)?;
         if frame.len() - Self::HEAD < usize::from(base.plen()) {
             return cold(None);
         }
@@ -505,14 +505,14 @@ impl RespOp {
         if rest == 0 { Some((base, (w, generation))) } else { cold(None) }
     }
 
-    /// As [`plain`](Self::plain), of one that is long enough for a word, and of whose payload only
-    /// its base says how long it is.
+    /// As [`parse_whole`](Self::parse_whole), of one that is long enough for a word, and of whose
+    /// payload only its base says how long it is.
     #[inline(always)]
-    pub fn plain_word(frame: &RxFrame<'_>) -> Option<(PlainBase, (u32, u32))> {
+    pub fn parse_word(frame: &RxFrame<'_>) -> Option<(BaseWords, (u32, u32))> {
         if frame.len() < Self::HEAD + size_of::<u64>() {
             return cold(None);
         }
-        let base = PlainBase::parse(frame)?;
+        let base = BaseWords::parse(frame)?;
         let rest = u64::from_le_bytes(frame.chunk_at(BASE_LEN + 8)?);
         let w = u32::from_le_bytes(frame.chunk_at(BASE_LEN)?);
         let generation = u32::from_le_bytes(frame.chunk_at(BASE_LEN + 4)?);

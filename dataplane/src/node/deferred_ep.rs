@@ -1,13 +1,16 @@
-//! Twins of endpoints: what is posted through a twin is its endpoint's to everybody else, but
-//! completes only on demand, and is counted by one counter of its own. Deferred work is posted so.
+//! Deferred endpoints: what is posted through a deferred endpoint is its endpoint's to everybody
+//! else, but completes only on demand, and is counted by one counter of its own. Deferred work is
+//! posted so.
 //!
-//! A twin is a record like an endpoint's that no message names. It has the number, the queues and
-//! the address vector of its endpoint; receives that are posted through it are matched in the
-//! endpoint's tables, where they stand in order with all others, and are the twin's from the start.
-//! It ends with its endpoint, or earlier, when it is idle and its counter is closed.
+//! A deferred endpoint is a record like an endpoint's that no message names. It has the number, the
+//! queues and the address vector of its endpoint; receives that are posted through it are matched
+//! in the endpoint's tables, where they stand in order with all others, and are the deferred
+//! endpoint's from the start. It ends with its endpoint, or earlier, when it is idle and its
+//! counter is closed.
 //!
-//! A shared receive context has twins as well. From the match on their receives are those of a twin
-//! of the endpoint that the message was for, which the same counter counts.
+//! A shared receive context has deferred endpoints as well. From the match on their receives are
+//! those of a deferred endpoint of the endpoint that the message was for, which the same counter
+//! counts.
 
 use super::ops::RecvIs;
 use super::post::recv_wr;
@@ -20,15 +23,15 @@ use crate::slab::NONE;
 use crate::types::{CqErr, Cqe, FI_ADDR_UNSPEC, Instant, ProvErrno};
 
 impl Node {
-    /// The twin of `ep` whose operations `cntr` counts, or nobody; made if there is none. The
-    /// posting calls take it for an endpoint.
+    /// The deferred endpoint of `ep` whose operations `cntr` counts, or nobody; made if there is
+    /// none. The posting calls take it for an endpoint.
     ///
     /// # Errors
     /// - [`Error::OpBadState`]: the endpoint is not enabled. [`Error::BadFd`]: one was closed.
     /// - [`Error::NoMem`]: there are too many endpoints.
-    pub fn ep_twin(&mut self, ep: EpId, cntr: Option<CntrId>) -> Result<EpId> {
+    pub fn deferred_ep(&mut self, ep: EpId, cntr: Option<CntrId>) -> Result<EpId> {
         let e = self.eps.by_handle(ep.0).ok_or(Error::BadFd)?;
-        if !e.enabled || e.twin_of != NONE {
+        if !e.enabled || e.deferred_for != NONE {
             return Err(Error::OpBadState);
         }
         let at = match cntr {
@@ -36,9 +39,9 @@ impl Node {
             None => NONE,
         };
         let idx = ep.0.idx();
-        let known = self.eps.iter().find(|(_, t)| t.twin_of == idx && t.tx_cntr == at);
-        if let Some((twin, _)) = known {
-            return Ok(EpId(self.eps.handle(twin)));
+        let known = self.eps.iter().find(|(_, t)| t.deferred_for == idx && t.tx_cntr == at);
+        if let Some((deferred, _)) = known {
+            return Ok(EpId(self.eps.handle(deferred)));
         }
         let attr = EpAttr {
             number: None,
@@ -51,9 +54,9 @@ impl Node {
         // A context's address vector is that of its endpoints, which come and go.
         let av = if e.sharers.is_some() { NONE } else { e.av };
         let (number, queues) = (e.number, (e.tx_cq, e.rx_cq));
-        let twin = self.ep_record(attr, number)?;
-        let t = &mut self.eps[twin.0.idx()];
-        t.twin_of = idx;
+        let deferred = self.ep_record(attr, number)?;
+        let t = &mut self.eps[deferred.0.idx()];
+        t.deferred_for = idx;
         ((t.tx_cq, t.rx_cq), t.av) = (queues, av);
         (t.tx_selective, t.rx_selective) = (true, true);
         (t.tx_cntr, t.rx_cntr) = (at, at);
@@ -68,19 +71,19 @@ impl Node {
         if let Some(table) = self.cntrs.get_mut(at) {
             table.bound += 4;
         }
-        self.eps[idx].has_twin = true;
-        Ok(twin)
+        self.eps[idx].has_deferred = true;
+        Ok(deferred)
     }
 
-    /// Posts a receive of twin `t` to its endpoint's tables.
-    pub(super) fn post_twin(
+    /// Posts a receive of deferred endpoint `t` to its endpoint's tables.
+    pub(super) fn post_deferred_recv(
         &mut self,
         now: Instant,
         t: u32,
         src: Src,
         mut req: RecvReq,
     ) -> Result<()> {
-        let e = self.eps[t].twin_of;
+        let e = self.eps[t].deferred_for;
         if self.eps[e].sharers.is_some() {
             return self.post_shared(now, (e, t), src, req);
         }
@@ -88,24 +91,24 @@ impl Node {
             return Err(Error::OpNotSupp("receives are posted to the shared context"));
         }
         self.make_room(self.eps[t].rx_cq);
-        let twin = &mut self.eps[t];
-        if twin.rx_used >= twin.rx_size || self.posted.is_full() {
+        let deferred = &mut self.eps[t];
+        if deferred.rx_used >= deferred.rx_size || self.posted.is_full() {
             return Err(Error::Again);
         }
-        if !self.cqs[twin.rx_cq].cq.reserve() {
+        if !self.cqs[deferred.rx_cq].cq.reserve() {
             return Err(Error::Again);
         }
-        twin.rx_used += 1;
-        // The short ways know the endpoint's own receives, and leave alone what is not plain.
+        deferred.rx_used += 1;
+        // The fast paths know the endpoint's own receives, and leave alone what is not plain.
         let mut wr = recv_wr(t, true, false, &req);
-        wr.is -= RecvIs::PLAIN;
+        wr.is -= RecvIs::SIMPLE;
         let (recv, found) = self.post_wr(e, src, wr, &mut req);
-        if self.eps[e].starved {
-            self.feed_ep(now, e);
+        if self.eps[e].cq_blocked {
+            self.retry_ep_waiters(now, e);
         } else if let Some(msg) = found {
             self.eps[e].matcher[req.kind as usize].unlink_posted(&mut self.posted, recv);
-            self.unmatch_stored(msg);
-            self.deliver_stored(now, msg, recv, 0);
+            self.unmatch_unexpected(msg);
+            self.deliver_unexpected(now, msg, recv, 0);
         }
         Ok(())
     }
@@ -119,7 +122,7 @@ impl Node {
     pub fn fail_unposted(&mut self, ep: EpId, context: u64, recv: bool, err: Error) -> Result<()> {
         let e = self.eps.by_handle(ep.0).ok_or(Error::BadFd)?;
         let (mut cq, cntr) = if recv { (e.rx_cq, e.rx_cntr) } else { (e.tx_cq, e.tx_cntr) };
-        let s = e.twin_of;
+        let s = e.deferred_for;
         if let Some(sharers) = self.eps.get(s).and_then(|context| context.sharers) {
             if sharers == 0 {
                 self.count(cntr, false);
@@ -146,35 +149,35 @@ impl Node {
         Ok(())
     }
 
-    /// Ends the twins of endpoint `e`. Its receives have ended already.
-    pub(super) fn close_twins(&mut self, now: Instant, e: u32) {
-        if !self.eps[e].has_twin {
+    /// Ends the deferred endpoints of endpoint `e`. Its receives have ended already.
+    pub(super) fn close_deferred_eps(&mut self, now: Instant, e: u32) {
+        if !self.eps[e].has_deferred {
             return;
         }
-        for t in self.twins(|_, twin| twin.twin_of == e) {
+        for t in self.deferred_eps(|_, deferred| deferred.deferred_for == e) {
             self.close_sends(now, t);
             self.close_receives(now, t);
-            self.free_twin(t);
+            self.free_deferred_ep(t);
         }
     }
 
-    /// Ends the twins that counter `c` counts for and that have nothing under way.
+    /// Ends the deferred endpoints that counter `c` counts for and that have nothing under way.
     pub(super) fn leave_cntr(&mut self, c: u32) {
         let idle = |t: &super::ep::Ep| t.tx_cntr == c && !t.is_in_use();
-        for t in self.twins(|_, twin| twin.twin_of != NONE && idle(twin)) {
-            self.free_twin(t);
+        for t in self.deferred_eps(|_, deferred| deferred.deferred_for != NONE && idle(deferred)) {
+            self.free_deferred_ep(t);
         }
     }
 
-    fn twins(&self, which: impl Fn(u32, &super::ep::Ep) -> bool) -> Vec<u32> {
+    fn deferred_eps(&self, which: impl Fn(u32, &super::ep::Ep) -> bool) -> Vec<u32> {
         self.eps.iter().filter(|(i, ep)| which(*i, ep)).map(|(i, _)| i).collect()
     }
 
-    fn free_twin(&mut self, t: u32) {
-        let twin = &mut self.eps[t];
-        twin.return_receives(&mut self.cqs);
-        twin.return_ops(&mut self.cqs);
-        let twin = self.eps.free(t);
-        self.unbind(&twin);
+    fn free_deferred_ep(&mut self, t: u32) {
+        let deferred = &mut self.eps[t];
+        deferred.release_receives(&mut self.cqs);
+        deferred.release_ops(&mut self.cqs);
+        let deferred = self.eps.free(t);
+        self.unbind(&deferred);
     }
 }

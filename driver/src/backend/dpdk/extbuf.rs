@@ -13,13 +13,13 @@ use super::device::Pool;
 use crate::frame::TxFrame;
 
 /// Packet buffers that describe one frame: its head, its body where it is, and its tail.
-pub(super) struct Loan {
+pub(super) struct ExtBuf {
     parts: [Mbuf; 3],
     /// The memory of the second, when it does not point elsewhere.
     own: *mut std::ffi::c_void,
 }
 
-impl Loan {
+impl ExtBuf {
     /// Takes what it needs from the pool.
     pub(super) fn new(pool: Pool) -> Option<Self> {
         let mut parts = [null_mut(); 3];

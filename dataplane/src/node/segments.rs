@@ -14,7 +14,7 @@ use crate::types::Instant;
 use crate::wire::{self, BASE_LEN, TRAILER_LEN, Ty};
 
 /// What the packets of a request's next pieces say.
-pub(super) struct Train {
+pub(super) struct Segments {
     pub(super) ty: Ty,
     /// Their operation header, but for the offset of the piece in the request's memory, which
     /// stands at `offset_at`.
@@ -31,41 +31,41 @@ impl Node {
     /// Sends the next pieces of request `w`, at most `most` packets, as far as the window goes;
     /// `sent` of the request says how far that was. [`Step::Full`] if the port or a pool had no
     /// room for the next.
-    pub(super) fn send_train(
+    pub(super) fn send_segments(
         &mut self,
         now: Instant,
         (p, w): (u32, u32),
-        train: &Train,
+        segments: &Segments,
         most: usize,
         out: &mut dyn FrameSink,
     ) -> Step {
-        let room = self.payload_max(p, train.op_len) as u64;
+        let room = self.payload_max(p, segments.op_len) as u64;
         if self.peers[p].mac() == self.mac {
-            return self.send_piece_to_self(now, (p, w), train, room, out);
+            return self.send_segment_to_self(now, (p, w), segments, room, out);
         }
         let (peer, wr) = (&mut self.peers[p], &mut self.tx[w]);
         let (crc, lossless) = (peer.path.has_crc(), peer.path.is_lossless());
-        let op_end = BASE_LEN + train.op_len;
+        let op_end = BASE_LEN + segments.op_len;
         let mut head = [0; BASE_LEN + OP_MAX];
-        head[BASE_LEN..].copy_from_slice(&train.op);
-        let mut base = peer.base(self.mac, train.ty);
+        head[BASE_LEN..].copy_from_slice(&segments.op);
+        let mut base = peer.base(self.mac, segments.ty);
         for _ in 0..most {
-            if wr.sent == train.end || !peer.snd.open() {
+            if wr.sent == segments.end || !peer.snd.open() {
                 break;
             }
-            if train.keep && self.sent.free_count() == 0 {
+            if segments.keep && self.sent.free_count() == 0 {
                 self.blocked = true;
                 return Step::Full;
             }
-            let (offset, len) = (wr.sent, (train.end - wr.sent).min(room) as u32);
+            let (offset, len) = (wr.sent, (segments.end - wr.sent).min(room) as u32);
             base.psn = peer.snd.nxt;
-            let last = offset + u64::from(len) == train.end;
+            let last = offset + u64::from(len) == segments.end;
             let asks = || self.acks.asks(now, &peer.snd, wr.unacked, last);
-            base.ar = if lossless { train.keep } else { asks() };
+            base.ar = if lossless { segments.keep } else { asks() };
             base.plen = len as u16;
             let (fixed, op) = head.split_first_chunk_mut().expect("a head holds a base");
             base.emit(fixed);
-            train.put_offset(op, offset);
+            segments.put_offset(op, offset);
             // Until the frame has been written, it comes.
             self.sent.prefetch_free();
             let memory = (&self.inject[w as usize], &self.send_bufs[w as usize]);
@@ -85,13 +85,13 @@ impl Node {
             peer.carried_ack();
             wr.sent = offset + u64::from(len);
             let psn = peer.number(now);
-            if train.keep {
-                let op = (&train.op, train.op_len);
+            if segments.keep {
+                let op = (&segments.op, segments.op_len);
                 let entry = move |_| {
-                    Sent::new(psn, train.ty, op, BodyRef::Wr { wr: w, offset, len }, w, now)
+                    Sent::new(psn, segments.ty, op, BodyRef::Wr { wr: w, offset, len }, w, now)
                 };
                 let idx = self.sent.alloc_with(entry).expect("a free slot was seen");
-                train.put_offset(&mut self.sent[idx].op, offset);
+                segments.put_offset(&mut self.sent[idx].op, offset);
                 peer.keep(now, &mut self.sent, idx);
                 wr.unacked += 1;
                 if last && !lossless {
@@ -104,19 +104,19 @@ impl Node {
 
     /// The next piece alone, to ourselves.
     #[cold]
-    fn send_piece_to_self(
+    fn send_segment_to_self(
         &mut self,
         now: Instant,
         (p, w): (u32, u32),
-        train: &Train,
+        segments: &Segments,
         room: u64,
         out: &mut dyn FrameSink,
     ) -> Step {
         let offset = self.tx[w].sent;
-        let len = (train.end - offset).min(room);
+        let len = (segments.end - offset).min(room);
         let body = BodyRef::Wr { wr: w, offset, len: len as u32 };
-        let Train { ty, mut op, op_len, keep, .. } = *train;
-        train.put_offset(&mut op, offset);
+        let Segments { ty, mut op, op_len, keep, .. } = *segments;
+        segments.put_offset(&mut op, offset);
         let packet = self.data_packet(p, ty, &op[..op_len], body, w, keep);
         if keep && !self.can_keep() || !self.send_numbered(now, p, packet, keep, out) {
             return Step::Full;
@@ -126,7 +126,7 @@ impl Node {
     }
 }
 
-impl Train {
+impl Segments {
     /// Says in `op`, which is a copy of the header, that the piece is the one at `offset`.
     #[inline(always)]
     fn put_offset(&self, op: &mut [u8], offset: u64) {

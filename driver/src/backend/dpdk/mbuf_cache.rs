@@ -31,7 +31,7 @@ const NOT_ITS_OWN: u64 = sys::RTE_MBUF_F_EXTERNAL | sys::RTE_MBUF_F_INDIRECT;
 const LINE: usize = 64;
 
 /// Buffers of nobody else, each as a pool gives it: in one piece, with one owner.
-pub(super) struct Stock {
+pub(super) struct MbufCache {
     bufs: [Mbuf; STOCK],
     count: usize,
     /// Bytes that a buffer has to have.
@@ -40,7 +40,7 @@ pub(super) struct Stock {
     keep_max: usize,
 }
 
-impl Stock {
+impl MbufCache {
     /// Nothing in stock yet, of buffers for frames of `frame_max` bytes. What was received is kept
     /// if `keeps`.
     pub(super) fn new(frame_max: usize, keeps: bool) -> Self {
@@ -55,12 +55,12 @@ impl Stock {
         if self.count == 0 && !self.fill(pool) {
             return None;
         }
-        self.take_at_hand()
+        self.take_cached()
     }
 
     /// As [`take`](Self::take), without asking the pool.
     #[inline(always)]
-    pub(super) fn take_at_hand(&mut self) -> Option<Mbuf> {
+    pub(super) fn take_cached(&mut self) -> Option<Mbuf> {
         self.count = self.count.checked_sub(1)?;
         let mbuf = self.bufs[self.count % STOCK];
         // SAFETY: a buffer of ours that nobody else has.
@@ -112,7 +112,7 @@ impl Stock {
         }
     }
 
-    /// Whether [`take_at_hand`](Self::take_at_hand) has none.
+    /// Whether [`take_cached`](Self::take_cached) has none.
     #[inline(always)]
     pub(super) fn is_empty(&self) -> bool {
         self.count == 0
@@ -224,24 +224,23 @@ mod tests {
         mbufs.collect()
     }
 
-    fn keep(stock: &mut Stock, mbuf: Mbuf) -> bool {
+    fn keep(mbuf_cache: &mut MbufCache, mbuf: Mbuf) -> bool {
         // SAFETY: one of `fresh`, which nobody else has.
-        unsafe { stock.keep(mbuf) }
+        unsafe { mbuf_cache.keep(mbuf) }
     }
 
     /// Goal: of all that two ports have in stock few go round between them, and none is lost.
     #[test]
     fn few_buffers_go_round() {
         for (filled, flying) in [(32, 1), (0, 1), (1, 3), (32, 8)] {
-            let mut ends = [Stock::new(1500, true), Stock::new(1500, true)];
-            for stock in &mut ends {
-                assert!(fresh(filled.max(flying)).into_iter().all(|mbuf| keep(stock, mbuf)));
+            let mut ends = [MbufCache::new(1500, true), MbufCache::new(1500, true)];
+            for mbuf_cache in &mut ends {
+                assert!(fresh(filled.max(flying)).into_iter().all(|mbuf| keep(mbuf_cache, mbuf)));
             }
             let mut seen = std::collections::HashSet::new();
             for round in 0..1000 {
                 let [from, to] = if round % 2 == 0 { [0, 1] } else { [1, 0] };
-                let sent: Vec<Mbuf> =
-                    (0..flying).map_while(|_| ends[from].take_at_hand()).collect();
+                let sent: Vec<Mbuf> = (0..flying).map_while(|_| ends[from].take_cached()).collect();
                 assert_eq!(sent.len(), flying);
                 // Not yet those that come first, which are the spare ones.
                 seen.extend(sent.iter().filter(|_| round >= 10).copied());
@@ -255,18 +254,18 @@ mod tests {
     /// Goal: a full stock keeps no more, and everything in it comes out once.
     #[test]
     fn a_stock_gives_out_each_buffer_once() {
-        let mut stock = Stock::new(1500, true);
+        let mut mbuf_cache = MbufCache::new(1500, true);
         let all = fresh(STOCK + 1);
-        assert!(all[..STOCK].iter().all(|&mbuf| keep(&mut stock, mbuf)));
-        assert!(!keep(&mut stock, all[STOCK]));
-        let first = stock.take_at_hand().unwrap();
-        stock.put_back(first);
-        assert_eq!(stock.take_at_hand(), Some(first));
-        assert!(keep(&mut stock, first));
-        let next = stock.take_at_hand().unwrap();
+        assert!(all[..STOCK].iter().all(|&mbuf| keep(&mut mbuf_cache, mbuf)));
+        assert!(!keep(&mut mbuf_cache, all[STOCK]));
+        let first = mbuf_cache.take_cached().unwrap();
+        mbuf_cache.put_back(first);
+        assert_eq!(mbuf_cache.take_cached(), Some(first));
+        assert!(keep(&mut mbuf_cache, first));
+        let next = mbuf_cache.take_cached().unwrap();
         assert_ne!(next, first, "it was fetched to be read");
-        assert!(keep(&mut stock, next));
-        let mut out: Vec<Mbuf> = std::iter::from_fn(|| stock.take_at_hand()).collect();
+        assert!(keep(&mut mbuf_cache, next));
+        let mut out: Vec<Mbuf> = std::iter::from_fn(|| mbuf_cache.take_cached()).collect();
         out.sort();
         let mut kept = all[..STOCK].to_vec();
         kept.sort();

@@ -5,25 +5,25 @@ use super::*;
 use crate::proto::atomic::AtomicKind::Fetch;
 use crate::proto::matching::Matcher;
 
-/// A twin of both ends' endpoints, and the counters.
+/// A deferred endpoint of both ends' endpoints, and the counters.
 fn with_twins(lossless: bool) -> (Pair, [CntrId; 2]) {
     let mut pair = Pair::new(1500, lossless);
     let cntrs = [0, 1].map(|i| {
         let End { node, ep, .. } = &mut pair.ends[i];
         let cntr = node.cntr_open().unwrap();
-        let twin = node.ep_twin(*ep, Some(cntr)).unwrap();
-        assert_eq!(node.ep_twin(*ep, Some(cntr)), Ok(twin), "there is one already");
-        assert_ne!(node.ep_twin(*ep, None), Ok(twin));
+        let deferred = node.deferred_ep(*ep, Some(cntr)).unwrap();
+        assert_eq!(node.deferred_ep(*ep, Some(cntr)), Ok(deferred), "there is one already");
+        assert_ne!(node.deferred_ep(*ep, None), Ok(deferred));
         cntr
     });
     pair.short = Some(0);
     (pair, cntrs)
 }
 
-/// Runs a call with the twin in place of the endpoint.
-fn by_twin<R>(pair: &mut Pair, i: usize, cntr: CntrId, f: impl FnOnce(&mut Pair) -> R) -> R {
+/// Runs a call with the deferred endpoint in place of the endpoint.
+fn by_deferred<R>(pair: &mut Pair, i: usize, cntr: CntrId, f: impl FnOnce(&mut Pair) -> R) -> R {
     let ep = pair.ends[i].ep;
-    pair.ends[i].ep = pair.ends[i].node.ep_twin(ep, Some(cntr)).unwrap();
+    pair.ends[i].ep = pair.ends[i].node.deferred_ep(ep, Some(cntr)).unwrap();
     let result = f(pair);
     pair.ends[i].ep = ep;
     result
@@ -40,19 +40,19 @@ fn a_twins_operations_are_counted_and_complete_on_demand() {
         for len in [0, 64, 40_000] {
             let (mut pair, [tx, rx]) = with_twins(lossless);
             let (buf, look) = shared(len);
-            by_twin(&mut pair, 1, rx, |p| p.recv(1, buf, 5, OpFlags::empty(), 1)).unwrap();
+            by_deferred(&mut pair, 1, rx, |p| p.recv(1, buf, 5, OpFlags::empty(), 1)).unwrap();
             let data = bytes(len);
             let send = |p: &mut Pair, flags| p.send(0, IoBuf::leaked(&data), 5, flags, 2);
-            by_twin(&mut pair, 0, tx, |p| send(p, OpFlags::empty())).unwrap();
+            by_deferred(&mut pair, 0, tx, |p| send(p, OpFlags::empty())).unwrap();
             pair.run(3_000_000);
             assert_eq!(contents(&look), data);
             assert_eq!((pair.read(0).len(), pair.read(1).len()), (0, 0));
             assert_eq!((counted(&pair, 0, tx), counted(&pair, 1, rx)), ((1, 0), (1, 0)));
             // With FI_COMPLETION, and the message first.
-            by_twin(&mut pair, 0, tx, |p| send(p, OpFlags::COMPLETION)).unwrap();
+            by_deferred(&mut pair, 0, tx, |p| send(p, OpFlags::COMPLETION)).unwrap();
             pair.run(3_000_000);
             let (buf, look) = shared(len);
-            by_twin(&mut pair, 1, rx, |p| p.recv(1, buf, 5, OpFlags::COMPLETION, 7)).unwrap();
+            by_deferred(&mut pair, 1, rx, |p| p.recv(1, buf, 5, OpFlags::COMPLETION, 7)).unwrap();
             pair.run(3_000_000);
             assert_eq!(contents(&look), data);
             let contexts: [Vec<u64>; 2] =
@@ -73,7 +73,7 @@ fn receives_of_endpoint_and_twin_stand_in_one_order() {
 
 fn in_one_order(flags: OpFlags, told: &[u64]) {
     let (mut pair, [_, rx]) = with_twins(true);
-    // The session is open, so what follows takes the short way if it may.
+    // The session is open, so what follows takes the fast path if it may.
     pair.recv(1, IoBuf::EMPTY, 5, OpFlags::empty(), 0).unwrap();
     pair.send(0, IoBuf::EMPTY, 5, OpFlags::empty(), 0).unwrap();
     pair.run(3_000_000);
@@ -86,7 +86,11 @@ fn in_one_order(flags: OpFlags, told: &[u64]) {
         let (buf, look) = shared(8);
         looks.push(look);
         let post = |p: &mut Pair| p.recv(1, buf, 5, flags, i);
-        if i % 2 == 0 { by_twin(&mut pair, 1, rx, post).unwrap() } else { post(&mut pair).unwrap() }
+        if i % 2 == 0 {
+            by_deferred(&mut pair, 1, rx, post).unwrap()
+        } else {
+            post(&mut pair).unwrap()
+        }
     }
     for i in 0..6 {
         pair.send(0, IoBuf::leaked(&[i; 8]), 5, OpFlags::empty(), 9).unwrap();
@@ -103,16 +107,20 @@ fn in_one_order(flags: OpFlags, told: &[u64]) {
 #[test]
 fn a_counter_is_busy_while_a_twin_has_work_and_the_endpoint_ends_it() {
     let (mut pair, [tx, rx]) = with_twins(true);
-    assert_eq!(pair.ends[0].node.cntr_close(tx), Ok(()), "its twin is idle");
+    assert_eq!(pair.ends[0].node.cntr_close(tx), Ok(()), "its deferred endpoint is idle");
     let (buf, _look) = shared(8);
-    by_twin(&mut pair, 1, rx, |p| p.recv(1, buf, 5, OpFlags::empty(), 3)).unwrap();
+    by_deferred(&mut pair, 1, rx, |p| p.recv(1, buf, 5, OpFlags::empty(), 3)).unwrap();
     let now = pair.now;
     let End { node, ep, cq, av, .. } = &mut pair.ends[1];
     assert_eq!(node.cntr_close(rx), Err(Error::Busy));
-    assert_eq!(node.ep_ids().count(), 1, "nobody is told of twins");
-    let twin = node.ep_twin(*ep, Some(rx)).unwrap();
-    assert_eq!(node.ep_twin(twin, None), Err(Error::OpBadState), "a twin has none");
-    node.fail_unposted(twin, 8, false, Error::Invalid("planted")).unwrap();
+    assert_eq!(node.ep_ids().count(), 1, "nobody is told of deferred endpoints");
+    let deferred = node.deferred_ep(*ep, Some(rx)).unwrap();
+    assert_eq!(
+        node.deferred_ep(deferred, None),
+        Err(Error::OpBadState),
+        "a deferred endpoint has none"
+    );
+    node.fail_unposted(deferred, 8, false, Error::Invalid("planted")).unwrap();
     node.ep_close(now, *ep).unwrap();
     let outcomes = [0, 1].map(|_| node.cq_readerr(*cq).unwrap()).map(|e| (e.cqe.op_context, e.err));
     assert_eq!(outcomes, [(8, Error::Invalid("planted")), (3, Error::Canceled)]);
@@ -121,8 +129,8 @@ fn a_counter_is_busy_while_a_twin_has_work_and_the_endpoint_ends_it() {
     assert_eq!((node.cq_close(*cq), node.av_close(*av)), (Ok(()), Ok(())));
 }
 
-/// Goal: room that a twin has taken in advance holds up neither its counter nor the queue: closed
-/// with the counter, or with the endpoint, it gives it back.
+/// Goal: room that a deferred endpoint has taken in advance holds up neither its counter nor the
+/// queue: closed with the counter, or with the endpoint, it gives it back.
 #[test]
 fn a_twin_that_has_room_in_advance_is_idle() {
     for by_endpoint in [false, true] {
@@ -133,7 +141,7 @@ fn a_twin_that_has_room_in_advance_is_idle() {
         let before = room(&pair);
         for _ in 0..3 {
             let call = || Call::sum(Fetch, &one, RmaList::one(0, 1, region.key));
-            by_twin(&mut pair, 0, tx, |p| p.atomic(call(), 8)).unwrap();
+            by_deferred(&mut pair, 0, tx, |p| p.atomic(call(), 8)).unwrap();
             pair.run(1_000_000);
         }
         assert_eq!(counted(&pair, 0, tx), (3, 0));

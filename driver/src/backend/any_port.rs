@@ -4,7 +4,7 @@
 //! a table of functions, with a frame put together in memory to be described to it, a good part of
 //! that. So who holds a port for long asks once whether it is one of those that short messages are
 //! sent over by the million, whose functions then become part of his own: the shared segment's
-//! wherever he calls them, those of the others ([`KnownPort::far`]) in one place of his.
+//! wherever he calls them, those of the others ([`AnyPort::far`]) in one place of his.
 
 use std::any::Any;
 use std::ops::{Deref, DerefMut};
@@ -15,12 +15,12 @@ use super::memif::Memif;
 use super::near::{Far, Near};
 use super::shm::ShmPort;
 use super::switch::SwitchedPort;
-use crate::frame::{FillHead, Rest};
+use crate::frame::{WriteBody, WriteHead};
 use crate::hint::cold;
-use crate::port::{BriskPort, Port, PortGone, RxSink};
+use crate::port::{FastPort, Port, PortGone, RxSink};
 
 /// Any port, or one of those whose types are known.
-pub enum KnownPort {
+pub enum AnyPort {
     /// The segment in shared memory.
     Shm(Box<ShmPort>),
     /// A memif.
@@ -31,21 +31,21 @@ pub enum KnownPort {
     /// A station's port behind a switch.
     Switched(Box<SwitchedPort>),
     /// A near side and a far one.
-    Near(Box<Near<KnownPort>>),
+    Near(Box<Near<AnyPort>>),
     /// Another.
     Other(Box<dyn Port>),
 }
 
 /// What is done with a port of known type, whichever that is. (Not a closure, which has to say.)
-pub trait Known {
+pub trait PortVisitor {
     /// What comes of it.
     type Done;
 
     /// Does it.
-    fn with<P: BriskPort>(self, port: &mut Box<P>) -> Self::Done;
+    fn visit<P: FastPort>(self, port: &mut Box<P>) -> Self::Done;
 }
 
-impl From<Box<dyn Port>> for KnownPort {
+impl From<Box<dyn Port>> for AnyPort {
     fn from(port: Box<dyn Port>) -> Self {
         let port = match downcast(port) {
             Ok(shm) => return Self::Shm(shm),
@@ -71,35 +71,35 @@ impl From<Box<dyn Port>> for KnownPort {
     }
 }
 
-impl From<KnownPort> for Box<dyn Port> {
-    fn from(port: KnownPort) -> Self {
+impl From<AnyPort> for Box<dyn Port> {
+    fn from(port: AnyPort) -> Self {
         match port {
-            KnownPort::Shm(port) => port,
-            KnownPort::Memif(port) => port,
+            AnyPort::Shm(port) => port,
+            AnyPort::Memif(port) => port,
             #[cfg(feature = "dpdk")]
-            KnownPort::Dpdk(port) => port,
-            KnownPort::Switched(port) => port,
-            KnownPort::Near(port) => port,
-            KnownPort::Other(port) => port,
+            AnyPort::Dpdk(port) => port,
+            AnyPort::Switched(port) => port,
+            AnyPort::Near(port) => port,
+            AnyPort::Other(port) => port,
         }
     }
 }
 
 /// Of a port with two sides.
-impl Far for KnownPort {
+impl Far for AnyPort {
     #[inline]
     fn receive(&mut self, max: usize, sink: &mut impl RxSink) -> Result<usize, PortGone> {
         self.rx_burst(max, sink)
     }
 
     #[inline]
-    fn send_made<const H: usize, R: Rest>(
+    fn send_made<const H: usize, R: WriteBody>(
         &mut self,
         dst: u64,
-        head: &impl FillHead<H>,
+        head: &impl WriteHead<H>,
         rest: &R,
     ) -> bool {
-        self.far(SendMade { dst, head, rest }) == Some(true)
+        self.far(VisitTxInPlace { dst, head, rest }) == Some(true)
     }
 
     fn count_polls(&mut self, polls: u32) {
@@ -107,19 +107,19 @@ impl Far for KnownPort {
     }
 }
 
-/// [`ShortTx::tx_made`](crate::port::ShortTx::tx_made), to a port whose type is known.
-struct SendMade<'a, const H: usize, F, R> {
+/// [`InPlaceTx::tx_in_place`](crate::port::InPlaceTx::tx_in_place), to a port whose type is known.
+struct VisitTxInPlace<'a, const H: usize, F, R> {
     dst: u64,
     head: &'a F,
     rest: &'a R,
 }
 
-impl<const H: usize, F: FillHead<H>, R: Rest> Known for SendMade<'_, H, F, R> {
+impl<const H: usize, F: WriteHead<H>, R: WriteBody> PortVisitor for VisitTxInPlace<'_, H, F, R> {
     type Done = bool;
 
     #[inline(always)]
-    fn with<P: BriskPort>(self, port: &mut Box<P>) -> bool {
-        port.tx_made(self.dst, self.head, self.rest)
+    fn visit<P: FastPort>(self, port: &mut Box<P>) -> bool {
+        port.tx_in_place(self.dst, self.head, self.rest)
     }
 }
 
@@ -132,7 +132,7 @@ fn downcast<P: Port>(port: Box<dyn Port>) -> Result<Box<P>, Box<dyn Port>> {
     Ok(any.downcast().expect("its type was seen"))
 }
 
-impl KnownPort {
+impl AnyPort {
     /// As [`Port::rx_burst`], with a sink of known type.
     ///
     /// # Errors
@@ -152,35 +152,35 @@ impl KnownPort {
 
     /// Does something with the port, if its type is known.
     #[inline(always)]
-    pub fn known<K: Known>(&mut self, job: K) -> Option<K::Done> {
+    pub fn with_fast<K: PortVisitor>(&mut self, visitor: K) -> Option<K::Done> {
         match self {
-            Self::Shm(port) => Some(job.with(port)),
+            Self::Shm(port) => Some(visitor.visit(port)),
             #[cfg(feature = "dpdk")]
             Self::Dpdk(_) => {
                 cold(());
-                self.far(job)
+                self.far(visitor)
             }
             Self::Memif(_) | Self::Switched(_) | Self::Near(_) | Self::Other(_) => {
                 cold(());
-                self.far(job)
+                self.far(visitor)
             }
         }
     }
 
     /// Does something with the port, if its type is known and it is not the segment's.
     #[inline(always)]
-    pub fn far<K: Known>(&mut self, job: K) -> Option<K::Done> {
+    pub fn far<K: PortVisitor>(&mut self, visitor: K) -> Option<K::Done> {
         match self {
-            Self::Memif(port) => Some(job.with(port)),
+            Self::Memif(port) => Some(visitor.visit(port)),
             #[cfg(feature = "dpdk")]
-            Self::Dpdk(port) => Some(job.with(port)),
-            Self::Switched(port) => Some(job.with(port)),
-            Self::Near(port) => Some(job.with(port)),
+            Self::Dpdk(port) => Some(visitor.visit(port)),
+            Self::Switched(port) => Some(visitor.visit(port)),
+            Self::Near(port) => Some(visitor.visit(port)),
             Self::Shm(_) | Self::Other(_) => None,
         }
     }
 
-    /// As [`BriskPort::count`], if the port's type is known.
+    /// As [`FastPort::count`], if the port's type is known.
     #[inline(always)]
     pub fn count(&mut self, polls: u32) {
         match self {
@@ -195,7 +195,7 @@ impl KnownPort {
     }
 }
 
-impl Deref for KnownPort {
+impl Deref for AnyPort {
     type Target = dyn Port;
 
     #[inline]
@@ -212,7 +212,7 @@ impl Deref for KnownPort {
     }
 }
 
-impl DerefMut for KnownPort {
+impl DerefMut for AnyPort {
     #[inline]
     fn deref_mut(&mut self) -> &mut (dyn Port + 'static) {
         match self {
@@ -230,15 +230,15 @@ impl DerefMut for KnownPort {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::frame::{ETH_HDR_LEN, FillHead, RxFrame, ShortHead, TxFrame};
-    use crate::mem::{Few, IoBuf};
-    use crate::port::{ShortTx, Tx};
+    use crate::frame::{ETH_HDR_LEN, HeadBuf, RxFrame, TxFrame, WriteHead};
+    use crate::mem::{InlineBytes, IoBuf};
+    use crate::port::{InPlaceTx, Tx};
 
     /// An Ethernet header.
     struct Eth([u8; ETH_HDR_LEN]);
 
-    impl FillHead<ETH_HDR_LEN> for Eth {
-        fn fill(&self, out: &mut ShortHead<ETH_HDR_LEN>) {
+    impl WriteHead<ETH_HDR_LEN> for Eth {
+        fn fill(&self, out: &mut HeadBuf<ETH_HDR_LEN>) {
             out.set::<0, ETH_HDR_LEN>(self.0);
         }
     }
@@ -255,25 +255,25 @@ pub(super) mod tests {
         got
     }
 
-    fn few<P: BriskPort>(port: &mut P) -> Vec<Vec<u8>> {
-        taken(|mut sink| port.take_few(&mut sink).unwrap_or(0))
+    fn few<P: FastPort>(port: &mut P) -> Vec<Vec<u8>> {
+        taken(|mut sink| port.rx_poll(&mut sink).unwrap_or(0))
     }
 
-    fn all<P: BriskPort>(port: &mut P) -> Vec<Vec<u8>> {
+    fn all<P: FastPort>(port: &mut P) -> Vec<Vec<u8>> {
         taken(|sink| port.rx_burst(32, sink).expect("it is there"))
     }
 
     /// Goal: what is sent and taken briskly is what is sent and taken otherwise, frame by frame, of
     /// every length, several at a time, and until the ring is full. `a` and `b` lead to each other
     /// and are used by this thread, and no frame may get lost between them.
-    pub(in crate::backend) fn brisk_is_the_same<P: BriskPort>(a: &mut P, b: &mut P) {
+    pub(in crate::backend) fn fast_is_the_same<P: FastPort>(a: &mut P, b: &mut P) {
         let head: [u8; ETH_HDR_LEN] = std::array::from_fn(|i| 2 * i as u8);
         let whole = |bytes: &[u8]| [&head[..], bytes].concat();
         let mut brisk = 0;
         for len in (0..=200).cycle().take(2000) {
             let bytes: Vec<u8> = (0..len).map(|i| (i * 11 + len) as u8).collect();
             let body = IoBuf::leaked(&bytes);
-            let (number, few_bytes) = (len as u64 * 77, Few::one(0x77, 9).to_bytes());
+            let (number, few_bytes) = (len as u64 * 77, InlineBytes::one(0x77, 9).to_bytes());
             let mut sent = Vec::new();
             let mut put = |is_sent: bool, a: &mut P, rest: &[u8]| {
                 brisk += usize::from(is_sent);
@@ -288,7 +288,7 @@ pub(super) mod tests {
             if len % 3 == 0 {
                 let is_sent = a.tx_short(0, &body, Some(number), &Eth(head));
                 put(is_sent, a, &[&number.to_le_bytes()[..], &bytes].concat());
-                let is_sent = a.tx_few(0, &Eth(head), Few::one(0x77, 9));
+                let is_sent = a.tx_inline(0, &Eth(head), InlineBytes::one(0x77, 9));
                 put(is_sent, a, &few_bytes[..9]);
             }
             if len % 4 == 1 {
@@ -324,13 +324,13 @@ pub(super) mod tests {
     }
 
     /// Frames and bytes that `a` sent and that `b` received.
-    fn counted<P: BriskPort>(a: &P, b: &P) -> [(u64, u64); 2] {
+    fn counted<P: FastPort>(a: &P, b: &P) -> [(u64, u64); 2] {
         let (a, b) = (a.counters(), b.counters());
         [(a.tx_frames, a.tx_bytes), (b.rx_frames, b.rx_bytes)]
     }
 
     /// Goal: parts of a long piece of memory are sent as they are, up to the longest frame.
-    fn long_parts<P: BriskPort>(a: &mut P, b: &mut P, head: &[u8; ETH_HDR_LEN]) {
+    fn long_parts<P: FastPort>(a: &mut P, b: &mut P, head: &[u8; ETH_HDR_LEN]) {
         let frame_max = a.caps().mtu + ETH_HDR_LEN;
         let bytes: Vec<u8> = (0..frame_max + 100).map(|i| (i * 7 + i / 256) as u8).collect();
         let body = IoBuf::leaked(&bytes);
@@ -371,13 +371,13 @@ pub(super) mod tests {
             panic!("a port that takes one frame lends its sending side as well");
         }
 
-        fn frame_with(&mut self, frame: &RxFrame<'_>, mut back: impl ShortTx) {
+        fn frame_with(&mut self, frame: &RxFrame<'_>, mut back: impl InPlaceTx) {
             let (mut before, mut after) = (vec![0; frame.len()], vec![0; frame.len()]);
             assert!(frame.copy_to(0, &mut before));
             let number = before[ETH_HDR_LEN];
             // By turns a short answer and a long one.
             self.answered.push(match number % 2 {
-                0 => back.tx_few(0, &Eth(self.head), Few::one(u128::from(number), 9)),
+                0 => back.tx_inline(0, &Eth(self.head), InlineBytes::one(u128::from(number), 9)),
                 _ => back.tx_part(0, &Eth(self.head), self.body, usize::from(number), 300),
             });
             assert!(frame.copy_to(0, &mut after));
@@ -387,11 +387,7 @@ pub(super) mod tests {
 
     /// Goal: a frame may be answered while it is lent, until the ring back is full, and stays what
     /// it is; what was said to have been sent arrives, and nothing else does.
-    pub(in crate::backend) fn answers<P: BriskPort>(
-        a: &mut P,
-        b: &mut P,
-        head: &[u8; ETH_HDR_LEN],
-    ) {
+    pub(in crate::backend) fn answers<P: FastPort>(a: &mut P, b: &mut P, head: &[u8; ETH_HDR_LEN]) {
         let bytes: Vec<u8> = (0..1000).map(|i| (i * 3 + i / 256) as u8).collect();
         let body = IoBuf::leaked(&bytes);
         let (mut sink, mut sent, mut want) =
@@ -401,11 +397,11 @@ pub(super) mod tests {
             let frame = [&head[..], &[number; 50]].concat();
             assert_eq!(a.tx(&TxFrame::whole(&frame)), Ok(Tx::Sent));
             a.flush().unwrap();
-            assert_eq!(b.take_few(&mut sink), Some(1));
+            assert_eq!(b.rx_poll(&mut sink), Some(1));
             sent += 1;
             assert_eq!(sink.answered.len(), sent, "lent once");
             if sink.answered[sent - 1] {
-                let few = Few::one(u128::from(number), 9).to_bytes();
+                let few = InlineBytes::one(u128::from(number), 9).to_bytes();
                 let part = match number % 2 {
                     0 => &few[..9],
                     _ => &bytes[usize::from(number)..usize::from(number) + 300],

@@ -53,11 +53,11 @@ impl Form {
 /// A one-sided operation that was sent and has not ended. Holds what its completion needs and
 /// nothing to repeat it by, since the port loses nothing. The peer's record counts them.
 #[derive(Debug)]
-pub(super) struct ShortOp {
+pub(super) struct FastOp {
     pub(super) context: u64,
     /// Where the answer goes, if there will be one.
     pub(super) result: Span,
-    pub(super) is: OpIs,
+    pub(super) is: OpBits,
     /// [`NONE`] once that is closed.
     pub(super) ep: u32,
     /// That of its packet.
@@ -68,20 +68,21 @@ pub(super) struct ShortOp {
 
 /// Peer, kind and flags packed into a `u32`, so that the common case is one compare.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct OpIs(pub(super) u32);
+pub(super) struct OpBits(pub(super) u32);
 
-impl OpIs {
+impl OpBits {
     /// Writes a completion on success.
-    pub(super) const TOLD: u32 = 1 << (SLOT_BITS + 2);
+    pub(super) const SIGNALED: u32 = 1 << (SLOT_BITS + 2);
 
     /// Gets a word, and no counter counts it.
-    pub(super) const PLAIN: u32 = 1 << (SLOT_BITS + 3);
+    pub(super) const WORD_UNCOUNTED: u32 = 1 << (SLOT_BITS + 3);
 
-    /// The common case without its peer: a fetch with a completion, and [`PLAIN`](Self::PLAIN).
-    pub(super) const USUAL: Self = Self(Self::new(Form::Fetch, true).0 | Self::PLAIN);
+    /// The common case without its peer: a fetch with a completion, and
+    /// [`WORD_UNCOUNTED`](Self::WORD_UNCOUNTED).
+    pub(super) const WORD_FETCH: Self = Self(Self::new(Form::Fetch, true).0 | Self::WORD_UNCOUNTED);
 
-    pub(super) const fn new(form: Form, told: bool) -> Self {
-        Self((form as u32) << SLOT_BITS | if told { Self::TOLD } else { 0 })
+    pub(super) const fn new(form: Form, signaled: bool) -> Self {
+        Self((form as u32) << SLOT_BITS | if signaled { Self::SIGNALED } else { 0 })
     }
 
     /// The same, to peer `p`.
@@ -101,19 +102,19 @@ impl OpIs {
     }
 
     #[inline(always)]
-    pub(super) const fn told(self) -> bool {
-        self.0 & Self::TOLD != 0
+    pub(super) const fn signaled(self) -> bool {
+        self.0 & Self::SIGNALED != 0
     }
 }
 
-impl Vacant for ShortOp {
+impl Vacant for FastOp {
     fn vacant() -> Self {
-        let (is, next) = (OpIs::new(Form::Fetch, false), Peer::NO_OP);
+        let (is, next) = (OpBits::new(Form::Fetch, false), Peer::NO_OP);
         Self { context: 0, result: Span::EMPTY, is, ep: NONE, psn: Psn(0), next }
     }
 }
 
-impl ShortOp {
+impl FastOp {
     #[inline(always)]
     pub(super) const fn peer(&self) -> u32 {
         self.is.peer()
@@ -125,9 +126,9 @@ impl ShortOp {
     }
 }
 
-const _: () = assert!(size_of::<ShortOp>() <= 40, "there is one for every transmit request");
+const _: () = assert!(size_of::<FastOp>() <= 40, "there is one for every transmit request");
 
-impl ShortOp {
+impl FastOp {
     /// Set in the slots that packets name, so that they are no slot of another table.
     pub(super) const NAME: u32 = 1 << 31;
 
@@ -157,7 +158,7 @@ impl ShortOp {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Fetch {
     /// `enum fi_op` and above it `enum fi_datatype`: who knows both compares them at once.
-    pub(super) named: u64,
+    pub(super) op_ty: u64,
     pub(super) count: u64,
     pub(super) flags: OpFlags,
     pub(super) kind: AtomicKind,
@@ -169,13 +170,13 @@ pub(crate) struct Fetch {
     /// then.
     pub(super) word: bool,
     /// What it is if somebody may want to hear of it.
-    pub(super) is: OpIs,
+    pub(super) is: OpBits,
 }
 
 impl Fetch {
     /// That of no operation: none has memory for so much.
     pub(crate) const NONE: Self = Self {
-        named: 0,
+        op_ty: 0,
         count: 0,
         flags: OpFlags::empty(),
         kind: AtomicKind::Fetch,
@@ -183,7 +184,7 @@ impl Fetch {
         operand: usize::MAX,
         compare: usize::MAX,
         word: false,
-        is: OpIs::new(Form::Fetch, false),
+        is: OpBits::new(Form::Fetch, false),
     };
 
     #[inline(always)]

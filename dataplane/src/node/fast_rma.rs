@@ -1,32 +1,32 @@
-//! The short way of one-sided operations at their initiator, on a port that loses nothing. The
-//! target's is in `short_target`.
+//! The fast path of one-sided operations at their initiator, on a port that loses nothing. The
+//! target's is in `fast_target`.
 //!
 //! As in `short`: every question is asked first, nothing changes unless the answer is yes, and else
-//! the long way (`rma`, `rma_out`, `rma_in`) begins from the start. An operation of one packet
-//! leaves in the call that posts it. Its record is short ([`ShortOp`]): nothing is kept to send it
+//! the slow path (`rma`, `rma_out`, `rma_in`) begins from the start. An operation of one packet
+//! leaves in the call that posts it. Its record is short ([`FastOp`]): nothing is kept to send it
 //! again, and what else there is to say of it is in the packet. One that gets something, old values
 //! or bytes of a read, is found by the name that the answer brings. Of the others the packet asks
 //! for an acknowledgement, which says that it was executed; until then they stand in a list of
 //! their peer, in the order of their packets.
 //!
 //! A peer may be made to keep no more than [`ANSWERS_MAX`] answers, and no more operations of the
-//! short way are under way to it: the next takes the long way (`Node::rma_now` decides that), where
-//! it waits until one of them has ended.
+//! fast path are under way to it: the next takes the slow path (`Node::try_rma` decides that),
+//! where it waits until one of them has ended.
 
 use barewire_driver::frame::{ETH_HDR_LEN, RxFrame};
 use barewire_driver::hint::cold;
-use barewire_driver::mem::{Few, IoBuf, Span};
+use barewire_driver::mem::{InlineBytes, IoBuf, Span};
 use barewire_driver::port::Tx;
 
 use super::Todo;
-use super::ep::{Ep, may_borrow_more};
-use super::ops::Job;
+use super::ep::{Ep, may_reserve_more};
+use super::fast_eager::{FAST_FLAGS, eager_cost, is_unawaited};
+use super::fast_op::{FastOp, Fetch, Form, OpBits};
+use super::ops::Response;
 use super::peer::{ACK_EVERY_LOSSLESS, Peer, Peers, slot_of};
 use super::rma::{checked_len, valid_pair};
 use super::rma_out::ANSWERS_MAX;
-use super::short::{PLAIN_FLAGS, is_unawaited, short_cost};
-use super::short_op::{Fetch, Form, OpIs, ShortOp};
-use super::{AtomicReq, EpId, FrameSink, Node, ReadReq, Reader, RmaIov, ShortFrame, WriteReq};
+use super::{AtomicReq, EpId, FrameSink, InPlaceFrame, Node, ReadReq, Reader, RmaIov, WriteReq};
 use crate::error::Error;
 use crate::flags::OpFlags;
 use crate::plant::is_planted;
@@ -36,22 +36,22 @@ use crate::slab::{Handle, NONE};
 use crate::table::Table;
 use crate::types::{CqErr, Cqe, FI_ADDR_UNSPEC, FiAddr, Instant, ProvErrno};
 use crate::wire::{
-    AtomicOp, BaseOut, HeadOut, NackReason, PlainBase, PlainTold, ReadOp, RemoteRange, RespOp, Ty,
+    AtomicOp, BaseOut, BaseWords, HeadOut, NackReason, ReadOp, RemoteRange, RespOp, ResponseTy, Ty,
     WriteOp,
 };
 
-/// Bytes that a read of the short way asks for at most: larger ones are paced.
-pub(super) const READ_SHORT: usize = 4096;
+/// Bytes that a read of the fast path asks for at most: larger ones are paced.
+pub(super) const READ_FAST_MAX: usize = 4096;
 
 /// Of so many packets in flight the last asks for an acknowledgement.
 pub(super) const ASKS_EVERY: u32 = 64;
 
-/// Flags of an operation that the short way knows.
-const FLAGS: OpFlags = PLAIN_FLAGS.union(OpFlags::DELIVERY_COMPLETE);
+/// Flags of an operation that the fast path knows.
+const FLAGS: OpFlags = FAST_FLAGS.union(OpFlags::DELIVERY_COMPLETE);
 
-/// What the operations of the short way have in common: as in [`WriteReq`], on one remote range.
+/// What the operations of the fast path have in common: as in [`WriteReq`], on one remote range.
 #[derive(Clone, Copy, Debug)]
-pub struct ShortCall {
+pub struct FastCall {
     /// To whom.
     pub dest: FiAddr,
     /// On what.
@@ -66,26 +66,26 @@ pub struct ShortCall {
 
 /// A write. As [`WriteReq`], with the memory borrowed: if it is posted, it has been read.
 #[derive(Debug)]
-pub struct ShortWrite<'a> {
+pub struct FastWrite<'a> {
     /// The bytes.
     pub buf: &'a IoBuf,
     /// The rest.
-    pub call: ShortCall,
+    pub call: FastCall,
 }
 
 /// A read. As [`ReadReq`], with the memory borrowed: it is taken if the operation is posted.
 #[derive(Debug)]
-pub struct ShortRead<'a> {
+pub struct FastRead<'a> {
     /// Where the bytes go.
     pub buf: &'a mut IoBuf,
     /// The rest.
-    pub call: ShortCall,
+    pub call: FastCall,
 }
 
 /// An atomic operation. As [`AtomicReq`], with the memory borrowed: `result` is taken if the
 /// operation is posted.
 #[derive(Debug)]
-pub struct ShortAtomic<'a> {
+pub struct FastAtomic<'a> {
     /// Which family.
     pub kind: AtomicKind,
     /// `enum fi_op`.
@@ -99,53 +99,53 @@ pub struct ShortAtomic<'a> {
     /// Where the old values go.
     pub result: &'a mut IoBuf,
     /// The rest; the range's length counts elements.
-    pub call: ShortCall,
+    pub call: FastCall,
 }
 
 impl AtomicReq {
-    /// The same for [`Node::atomic_now`], if it is for that.
+    /// The same for [`Node::try_atomic`], if it is for that.
     #[inline]
-    pub fn short(&mut self) -> Option<ShortAtomic<'_>> {
+    pub fn fast(&mut self) -> Option<FastAtomic<'_>> {
         let &mut Self { kind, op, ty, dest, context, flags, no_completion, .. } = self;
         let &[range] = self.rma.as_slice() else { return None };
-        Some(ShortAtomic {
+        Some(FastAtomic {
             kind,
             op,
             ty,
             operand: self.operand.as_one()?,
             compare: self.compare.as_one()?,
             result: &mut self.result,
-            call: ShortCall { dest, range, context, flags, no_completion },
+            call: FastCall { dest, range, context, flags, no_completion },
         })
     }
 }
 
 impl WriteReq {
-    /// The same for [`Node::write_now`], if it is for that.
+    /// The same for [`Node::try_write`], if it is for that.
     #[inline]
-    pub fn short(&self) -> Option<ShortWrite<'_>> {
+    pub fn fast(&self) -> Option<FastWrite<'_>> {
         let &Self { ref buf, dest, context, flags, no_completion, .. } = self;
         let &[range] = self.rma.as_slice() else { return None };
-        Some(ShortWrite { buf, call: ShortCall { dest, range, context, flags, no_completion } })
+        Some(FastWrite { buf, call: FastCall { dest, range, context, flags, no_completion } })
     }
 }
 
 impl ReadReq {
-    /// The same for [`Node::read_now`], if it is for that.
+    /// The same for [`Node::try_read`], if it is for that.
     #[inline]
-    pub fn short(&mut self) -> Option<ShortRead<'_>> {
+    pub fn fast(&mut self) -> Option<FastRead<'_>> {
         let &mut Self { ref mut buf, dest, context, flags, .. } = self;
         let &[range] = self.rma.as_slice() else { return None };
         let no_completion = false;
-        Some(ShortRead { buf, call: ShortCall { dest, range, context, flags, no_completion } })
+        Some(FastRead { buf, call: FastCall { dest, range, context, flags, no_completion } })
     }
 }
 
 impl Fetch {
     /// Whether `req` is alike.
     #[inline(always)]
-    fn is_of(&self, req: &ShortAtomic<'_>) -> bool {
-        self.named == Self::name(req.op, req.ty)
+    fn is_of(&self, req: &FastAtomic<'_>) -> bool {
+        self.op_ty == Self::name(req.op, req.ty)
             && self.count == req.call.range.len
             && self.flags == req.call.flags
             && self.kind == req.kind
@@ -167,17 +167,17 @@ impl Fetch {
             return None;
         }
         let (what, datatype) = valid_pair(kind, op, ty).ok()?;
-        let bytes = checked_len(datatype, count).ok().filter(|&bytes| bytes <= Job::SHORT)?;
+        let bytes = checked_len(datatype, count).ok().filter(|&bytes| bytes <= Response::SHORT)?;
         let operand = if what == atomic::AtomicOp::Read { 0 } else { bytes };
         let compare = if kind == AtomicKind::Compare { bytes } else { 0 };
         let result = if kind == AtomicKind::Base { 0 } else { bytes };
         let word = operand == 8 && compare == 0;
-        let mut is = OpIs::new(form, is_told(flags, ep));
+        let mut is = OpBits::new(form, is_signaled(flags, ep));
         if result == 8 && ep.rma_cntr[form.outcome().1] == NONE {
-            is.0 |= OpIs::PLAIN;
+            is.0 |= OpBits::WORD_UNCOUNTED;
         }
-        let named = Self::name(op, ty);
-        ep.fetch = Self { named, count, flags, kind, result, operand, compare, word, is };
+        let op_ty = Self::name(op, ty);
+        ep.fetch = Self { op_ty, count, flags, kind, result, operand, compare, word, is };
         Some(())
     }
 }
@@ -185,24 +185,24 @@ impl Fetch {
 /// Whether the success of a call with these flags, of which somebody may want to hear, writes a
 /// completion.
 #[inline(always)]
-fn is_told(flags: OpFlags, ep: &Ep) -> bool {
-    flags.contains(OpFlags::COMPLETION) || ep.tells
+fn is_signaled(flags: OpFlags, ep: &Ep) -> bool {
+    flags.contains(OpFlags::COMPLETION) || ep.sig_all
 }
 
-/// What the short way asks an operation.
-trait Short {
-    fn call(&self) -> &ShortCall;
+/// What the fast path asks an operation.
+trait FastRequest {
+    fn call(&self) -> &FastCall;
 
     fn form(&self) -> Form;
 
     /// What it is, to nobody yet, as it [`fits`](Self::fits) and if somebody may want to hear of
     /// it.
     #[inline(always)]
-    fn is(&self, ep: &Ep) -> OpIs {
-        OpIs::new(self.form(), is_told(self.call().flags, ep))
+    fn is(&self, ep: &Ep) -> OpBits {
+        OpBits::new(self.form(), is_signaled(self.call().flags, ep))
     }
 
-    /// Whether flags, memory and lengths are those of an operation of the short way of endpoint
+    /// Whether flags, memory and lengths are those of an operation of the fast path of endpoint
     /// `ep`, which may post it.
     fn fits(&self, ep: &mut Ep) -> bool;
 
@@ -219,9 +219,9 @@ trait Short {
     fn send(&self, to: &To<'_>, out: &mut impl FrameSink) -> bool;
 }
 
-impl Short for ShortAtomic<'_> {
+impl FastRequest for FastAtomic<'_> {
     #[inline(always)]
-    fn call(&self) -> &ShortCall {
+    fn call(&self) -> &FastCall {
         &self.call
     }
 
@@ -231,13 +231,13 @@ impl Short for ShortAtomic<'_> {
     }
 
     #[inline(always)]
-    fn is(&self, ep: &Ep) -> OpIs {
+    fn is(&self, ep: &Ep) -> OpBits {
         ep.fetch.is
     }
 
     #[inline(always)]
     fn fits(&self, ep: &mut Ep) -> bool {
-        let &Self { kind, op, ty, call: ShortCall { range, flags, .. }, .. } = self;
+        let &Self { kind, op, ty, call: FastCall { range, flags, .. }, .. } = self;
         (ep.fetch.is_of(self) || cold(Fetch::renew(ep, kind, op, ty, range.len, flags).is_some()))
             && self.has_memory(&ep.fetch)
     }
@@ -263,9 +263,9 @@ impl Short for ShortAtomic<'_> {
     }
 }
 
-impl Short for ShortWrite<'_> {
+impl FastRequest for FastWrite<'_> {
     #[inline(always)]
-    fn call(&self) -> &ShortCall {
+    fn call(&self) -> &FastCall {
         &self.call
     }
 
@@ -276,7 +276,7 @@ impl Short for ShortWrite<'_> {
 
     #[inline(always)]
     fn fits(&self, ep: &mut Ep) -> bool {
-        let (ShortCall { flags, range, .. }, len) = (&self.call, self.buf.len());
+        let (FastCall { flags, range, .. }, len) = (&self.call, self.buf.len());
         let long = flags.contains(OpFlags::INJECT) && len > Node::INJECT_SIZE;
         let may = ep.may_rma[Form::Write as usize];
         may && FLAGS.contains(*flags) && len as u64 == range.len && len > 0 && !long
@@ -297,13 +297,13 @@ impl Short for ShortWrite<'_> {
 
     #[inline(always)]
     fn send(&self, to: &To<'_>, out: &mut impl FrameSink) -> bool {
-        out.send_short(&WriteTo { to, write: self }) == Tx::Sent
+        out.send_in_place(&WriteTo { to, write: self }) == Tx::Sent
     }
 }
 
-impl Short for ShortRead<'_> {
+impl FastRequest for FastRead<'_> {
     #[inline(always)]
-    fn call(&self) -> &ShortCall {
+    fn call(&self) -> &FastCall {
         &self.call
     }
 
@@ -314,10 +314,13 @@ impl Short for ShortRead<'_> {
 
     #[inline(always)]
     fn fits(&self, ep: &mut Ep) -> bool {
-        let (ShortCall { flags, range, .. }, len) = (&self.call, self.buf.len());
+        let (FastCall { flags, range, .. }, len) = (&self.call, self.buf.len());
         let allowed = const { FLAGS.difference(OpFlags::INJECT) };
         let may = ep.may_rma[Form::Read as usize];
-        may && allowed.contains(*flags) && len as u64 == range.len && len > 0 && len <= READ_SHORT
+        may && allowed.contains(*flags)
+            && len as u64 == range.len
+            && len > 0
+            && len <= READ_FAST_MAX
     }
 
     #[inline(always)]
@@ -337,7 +340,7 @@ impl Short for ShortRead<'_> {
 
     #[inline(always)]
     fn send(&self, to: &To<'_>, out: &mut impl FrameSink) -> bool {
-        out.send_short(&ReadTo { to, read: self }) == Tx::Sent
+        out.send_in_place(&ReadTo { to, read: self }) == Tx::Sent
     }
 }
 
@@ -349,45 +352,45 @@ impl Node {
     ///
     /// `clock` is read after the packet has left, and only if the peer's silence counts from now.
     #[inline(always)]
-    pub fn atomic_now(
+    pub fn try_atomic(
         &mut self,
         ep: EpId,
-        req: &mut ShortAtomic<'_>,
+        req: &mut FastAtomic<'_>,
         out: &mut impl FrameSink,
         clock: impl FnOnce() -> Instant,
     ) -> bool {
-        self.rma_now(ep, req, out, clock)
+        self.try_rma(ep, req, out, clock)
     }
 
-    /// As [`atomic_now`](Self::atomic_now), for a write.
+    /// As [`try_atomic`](Self::try_atomic), for a write.
     #[inline(always)]
-    pub fn write_now(
+    pub fn try_write(
         &mut self,
         ep: EpId,
-        req: &mut ShortWrite<'_>,
+        req: &mut FastWrite<'_>,
         out: &mut impl FrameSink,
         clock: impl FnOnce() -> Instant,
     ) -> bool {
-        self.rma_now(ep, req, out, clock)
+        self.try_rma(ep, req, out, clock)
     }
 
-    /// As [`atomic_now`](Self::atomic_now), for a read.
+    /// As [`try_atomic`](Self::try_atomic), for a read.
     #[inline(always)]
-    pub fn read_now(
+    pub fn try_read(
         &mut self,
         ep: EpId,
-        req: &mut ShortRead<'_>,
+        req: &mut FastRead<'_>,
         out: &mut impl FrameSink,
         clock: impl FnOnce() -> Instant,
     ) -> bool {
-        self.rma_now(ep, req, out, clock)
+        self.try_rma(ep, req, out, clock)
     }
 
     #[inline(always)]
-    fn rma_now(
+    fn try_rma(
         &mut self,
         ep: EpId,
-        req: &mut impl Short,
+        req: &mut impl FastRequest,
         out: &mut impl FrameSink,
         clock: impl FnOnce() -> Instant,
     ) -> bool {
@@ -400,19 +403,19 @@ impl Node {
         if !req.fits(ep) {
             return cold(false);
         }
-        let &ShortCall { dest, context, no_completion, .. } = req.call();
+        let &FastCall { dest, context, no_completion, .. } = req.call();
         let net = (&self.avs, &self.peers);
         if ep.route.dest != dest && !cold(ep.find_route(net, dest)) {
             return false;
         }
         let p = ep.route.peer;
         let Some(peer) = self.peers.at_mut(p) else { return cold(false) };
-        if ep.ops_left == 0 && !ep.borrow_ops(&mut self.cqs) {
+        if ep.ops_reserved == 0 && !ep.reserve_ops(&mut self.cqs) {
             return cold(false);
         }
         if usize::from(peer.answers) >= ANSWERS_MAX
             || !peer.path.is_lossless()
-            || short_cost(peer, 0).is_none()
+            || eager_cost(peer, 0).is_none()
             || req.frame_len() > peer.frame_max as usize + ETH_HDR_LEN
         {
             return cold(false);
@@ -420,32 +423,32 @@ impl Node {
         let Some(result) = req.take_result() else { return cold(false) };
         let (mut is, psn) = (req.is(ep).to(p), peer.snd.nxt);
         if no_completion {
-            is.0 &= !OpIs::TOLD;
+            is.0 &= !OpBits::SIGNALED;
         }
         let kept = result.again();
-        let op = ShortOp { context, result, is, ep: e, psn, next: Peer::NO_OP };
-        let Some(made) = self.short_ops.alloc_named(op) else {
+        let op = FastOp { context, result, is, ep: e, psn, next: Peer::NO_OP };
+        let Some(made) = self.fast_ops.alloc_named(op) else {
             req.return_result(kept);
             return cold(false);
         };
         // Only one of those can be the last that waits for an acknowledgement.
         let nameable = !form.is_acked() || made.idx() < Peer::NO_OP.into();
-        if !nameable || !req.send(&To { peer, src: &self.word, ep, made }, out) {
-            req.return_result(self.short_ops.free(made.idx()).result);
+        if !nameable || !req.send(&To { peer, src: &self.mac_word, ep, made }, out) {
+            req.return_result(self.fast_ops.free(made.idx()).result);
             return cold(false);
         }
         self.counters.tx_frames += 1;
-        ep.ops_left -= 1;
+        ep.ops_reserved -= 1;
         peer.answers += 1;
         peer.rma_seq = peer.rma_seq.wrapping_add(1);
-        peer.short_left -= 1;
-        peer.tell_ack();
+        peer.tx_quota -= 1;
+        peer.carried_ack_in_order();
         if form.is_acked() {
-            peer.await_ack(&mut self.short_ops, made.idx());
+            peer.await_ack(&mut self.fast_ops, made.idx());
         }
         // Heard in this very turn, it is as if we had begun to wait now.
-        let heard = peer.heard == self.polled_at;
-        if peer.timer_at == Instant(u64::MAX) || peer.snd.in_flight() == 0 && !heard {
+        let heard_now = peer.last_rx == self.polled_at;
+        if peer.timer_at == Instant(u64::MAX) || peer.snd.in_flight() == 0 && !heard_now {
             let p = ep.route.peer;
             self.wait_from(clock(), p);
         } else {
@@ -458,7 +461,7 @@ impl Node {
     /// may go to `reader`.
     #[inline(always)]
     pub(super) fn on_resp_frame(&mut self, now: Instant, frame: RxFrame<'_>, reader: impl Reader) {
-        if !self.take_usual_answer(&frame, reader) {
+        if !self.rx_fetch_resp(&frame, reader) {
             cold(());
             self.on_resp_rest(now, &frame.again());
         }
@@ -467,20 +470,20 @@ impl Node {
     /// As [`on_resp_frame`](Self::on_resp_frame), for all but usual answers.
     #[inline(never)]
     fn on_resp_rest(&mut self, now: Instant, frame: &RxFrame<'_>) {
-        if !self.take_answer(frame, Form::Fetch) {
-            self.on_frame_long(now, frame);
+        if !self.rx_resp(frame, Form::Fetch) {
+            self.on_frame_slow(now, frame);
         }
     }
 
     /// Takes a frame that tells what became of a read, or of others.
     #[inline(never)]
-    pub(super) fn on_told_frame(&mut self, now: Instant, frame: &RxFrame<'_>, told: PlainTold) {
-        let taken = match told {
-            PlainTold::Data => self.take_answer(frame, Form::Read),
-            PlainTold::Ack => self.take_ack(now, frame, false),
+    pub(super) fn on_response_frame(&mut self, now: Instant, frame: &RxFrame<'_>, ty: ResponseTy) {
+        let taken = match ty {
+            ResponseTy::Data => self.rx_resp(frame, Form::Read),
+            ResponseTy::Ack => self.rx_ack(now, frame, false),
         };
         if !taken {
-            self.on_frame_long(now, frame);
+            self.on_frame_slow(now, frame);
         }
     }
 
@@ -488,42 +491,42 @@ impl Node {
     /// came, and the fetch is told of and not counted. False if it is another: nothing has
     /// happened.
     #[inline(always)]
-    fn take_usual_answer(&mut self, frame: &RxFrame<'_>, reader: impl Reader) -> bool {
-        let Some((base, (w, generation))) = RespOp::plain_word(frame) else {
+    fn rx_fetch_resp(&mut self, frame: &RxFrame<'_>, reader: impl Reader) -> bool {
+        let Some((base, (w, generation))) = RespOp::parse_word(frame) else {
             return cold(false);
         };
         let p = slot_of(base.dst_sid());
         let Some(peer) = self.peers.at_mut(p) else { return cold(false) };
         if peer.owed >= ACK_EVERY_LOSSLESS - 1
-            || usual_flight(peer, self.word, &base, size_of::<u64>()).is_none()
+            || steady_flight(peer, self.mac_word, &base, size_of::<u64>()).is_none()
         {
             return cold(false);
         }
-        let handle = ShortOp::handle(w, generation);
-        let Some(op) = self.short_ops.by_handle(handle) else { return cold(false) };
+        let handle = FastOp::handle(w, generation);
+        let Some(op) = self.fast_ops.by_handle(handle) else { return cold(false) };
         // One that was closed has no endpoint.
         let Some(ep) = self.eps.at_mut(op.ep) else { return cold(false) };
-        if op.is != OpIs::USUAL.to(p) || op.result.len() != size_of::<u64>() {
+        if op.is != OpBits::WORD_FETCH.to(p) || op.result.len() != size_of::<u64>() {
             return cold(false);
         }
         let (flags, _) = Form::Fetch.outcome();
         let (op_context, result) = (op.context, op.result.again());
         // At once, while the compiler knows that it is there.
-        self.short_ops.discard(handle.idx());
+        self.fast_ops.discard(handle.idx());
         let filled = frame.fill_span(RespOp::HEAD, &result);
         debug_assert!(filled, "what is not as long as it says is no RESP");
-        accept_usual(peer, &base, self.polled_at);
+        accept_steady(peer, &base, self.polled_at);
         peer.owed += 1;
-        if peer.take_left > 0 {
-            peer.take_left -= 1;
+        if peer.rx_quota > 0 {
+            peer.rx_quota -= 1;
         }
-        peer.forget_short_op();
+        peer.forget_fast_op();
         self.counters.rma_done += 1;
         let cqe = Cqe { op_context, flags, src: FI_ADDR_UNSPEC, ..Cqe::default() };
-        // As a receive's (`report`): its room is that of another operation then.
-        if reader.reads(ep.tx_cq) && may_borrow_more(ep.ops_left) {
+        // As a receive's (`complete_eager`): its room is that of another operation then.
+        if reader.reads(ep.tx_cq) && may_reserve_more(ep.ops_reserved) {
             debug_assert!(self.cqs[ep.tx_cq].cq.is_empty(), "what is in the queue comes first");
-            ep.ops_left += 1;
+            ep.ops_reserved += 1;
             reader.take(&cqe);
         } else {
             ep.tx_used -= 1;
@@ -536,32 +539,32 @@ impl Node {
     /// Completes the operation that a RESP or DATA answers, if the packet is next in order and
     /// nothing about it is out of the ordinary. False if it is another: nothing has happened.
     #[inline(always)]
-    fn take_answer(&mut self, frame: &RxFrame<'_>, form: Form) -> bool {
-        let Some((base, (w, generation))) = RespOp::plain(frame) else { return cold(false) };
-        if !is_next(&self.peers, self.word, &base) {
+    fn rx_resp(&mut self, frame: &RxFrame<'_>, form: Form) -> bool {
+        let Some((base, (w, generation))) = RespOp::parse_whole(frame) else { return cold(false) };
+        if !is_next(&self.peers, self.mac_word, &base) {
             return cold(false);
         }
         let p = slot_of(base.dst_sid());
-        let handle = ShortOp::handle(w, generation);
-        let Some(op) = self.short_ops.by_handle(handle) else { return cold(false) };
+        let handle = FastOp::handle(w, generation);
+        let Some(op) = self.fast_ops.by_handle(handle) else { return cold(false) };
         let Some(peer) = self.peers.get_mut(p) else { return cold(false) };
-        // A closed endpoint's, and one that somebody may wait behind, end the long way.
-        if !ShortOp::is_name(w)
+        // A closed endpoint's, and one that somebody may wait behind, end on the slow path.
+        if !FastOp::is_name(w)
             || op.peer() != p
             || op.ep == NONE
             || op.form() != form
             || usize::from(base.plen()) != op.result.len()
-            || peer.txq.head != NONE
+            || peer.send_q.head != NONE
             || !frame.fill_span(RespOp::HEAD, &op.result)
         {
             return cold(false);
         }
         accept(peer, &base, self.polled_at);
-        self.finish_short(p, handle.idx(), form);
-        self.owe_short(p);
+        self.complete_fast_op(p, handle.idx(), form);
+        self.owe_ack_fast(p);
         if form == Form::Fetch {
             let peer = &mut self.peers[p];
-            peer.quiet = peer.is_quiet();
+            peer.steady = peer.is_steady();
         }
         true
     }
@@ -571,112 +574,112 @@ impl Node {
     pub(super) fn finish_acked(&mut self, p: u32) {
         while let Some(peer) = self.peers.get_mut(p)
             && peer.last_unacked != Peer::NO_OP
-            && let Some(last) = self.short_ops.get(peer.last_unacked.into())
-            && let Some(op) = self.short_ops.get(last.next.into())
+            && let Some(last) = self.fast_ops.get(peer.last_unacked.into())
+            && let Some(op) = self.fast_ops.get(last.next.into())
             && op.psn.since(peer.snd.una) < 0
         {
             let (w, closed, form) = (u32::from(last.next), op.ep == NONE, op.form());
             let next = op.next;
-            peer.forget_ack(&mut self.short_ops, (peer.last_unacked.into(), w, next));
+            peer.forget_ack(&mut self.fast_ops, (peer.last_unacked.into(), w, next));
             if closed {
-                self.short_ops.discard(w);
-                self.peers[p].forget_short_op();
+                self.fast_ops.discard(w);
+                self.peers[p].forget_fast_op();
             } else {
-                self.finish_short(p, w, form);
+                self.complete_fast_op(p, w, form);
             }
         }
     }
 
-    /// Completes operation `w` of the short way, which is such a one, and whose answer is in place.
+    /// Completes operation `w` of the fast path, which is such a one, and whose answer is in place.
     #[inline(always)]
-    fn finish_short(&mut self, p: u32, w: u32, form: Form) {
-        let Some(op) = self.short_ops.get(w) else { return };
-        let (e, context) = (op.ep, op.is.told().then_some(op.context));
-        self.short_ops.discard(w);
+    fn complete_fast_op(&mut self, p: u32, w: u32, form: Form) {
+        let Some(op) = self.fast_ops.get(w) else { return };
+        let (e, context) = (op.ep, op.is.signaled().then_some(op.context));
+        self.fast_ops.discard(w);
         let Some(peer) = self.peers.get_mut(p) else { return };
-        peer.forget_short_op();
+        peer.forget_fast_op();
         self.eps[e].tx_used -= 1;
         let (flags, which) = form.outcome();
         self.tell_rma(e, context, flags, which);
     }
 
-    /// The answer to an operation of the short way, on the long way: what it names, where in the
+    /// The answer to an operation of the fast path, on the slow path: what it names, where in the
     /// result it says that it belongs, and where in the frame it lies.
-    pub(super) fn on_short_answer(
+    pub(super) fn on_fast_answer(
         &mut self,
         (p, form): (u32, Form),
         frame: &RxFrame<'_>,
         (dst_op, dst_gen, offset): (u32, u32, u64),
         (off, len): (usize, usize),
     ) {
-        let Some(w) = self.short_named(p, form, (dst_op, dst_gen)) else { return };
+        let Some(w) = self.find_fast_op(p, form, (dst_op, dst_gen)) else { return };
         // A fenced request may wait for this one.
-        if !self.peers[p].txq.is_empty() {
+        if !self.peers[p].send_q.is_empty() {
             self.make_ready(p);
         }
-        let op = &self.short_ops[w];
+        let op = &self.fast_ops[w];
         if op.ep == NONE {
-            self.short_ops.discard(w);
-            self.peers[p].forget_short_op();
+            self.fast_ops.discard(w);
+            self.peers[p].forget_fast_op();
         } else if offset == 0 && len == op.result.len() && frame.fill_span(off, &op.result) {
-            self.finish_short(p, w, form);
+            self.complete_fast_op(p, w, form);
         } else {
             // The peer lies.
-            self.fail_short(w, Error::ConnReset, ProvErrno::UnknownOutcome);
+            self.fail_fast_op(w, Error::ConnReset, ProvErrno::UnknownOutcome);
         }
     }
 
-    /// The operation of the short way that an answer from peer `p` names, if it is such a one.
-    fn short_named(&mut self, p: u32, form: Form, (w, generation): (u32, u32)) -> Option<u32> {
-        let handle = ShortOp::handle(w, generation);
-        let known = self.short_ops.by_handle(handle);
+    /// The operation of the fast path that an answer from peer `p` names, if it is such a one.
+    fn find_fast_op(&mut self, p: u32, form: Form, (w, generation): (u32, u32)) -> Option<u32> {
+        let handle = FastOp::handle(w, generation);
+        let known = self.fast_ops.by_handle(handle);
         let known = known.is_some_and(|op| op.peer() == p && op.form() == form);
         self.counters.rx_stray += u64::from(!known);
         known.then_some(handle.idx())
     }
 
-    /// A read of the short way is not served, and never will be.
+    /// A read of the fast path is not served, and never will be.
     #[cold]
-    pub(super) fn on_short_failed(&mut self, p: u32, name: (u32, u32), reason: NackReason) {
-        if let Some(w) = self.short_named(p, Form::Read, name) {
+    pub(super) fn on_fast_failed(&mut self, p: u32, name: (u32, u32), reason: NackReason) {
+        if let Some(w) = self.find_fast_op(p, Form::Read, name) {
             self.make_ready(p);
-            self.fail_short(w, super::input::nack_error(reason), ProvErrno::NotExecuted);
+            self.fail_fast_op(w, super::input::nack_error(reason), ProvErrno::NotExecuted);
         }
     }
 
     /// Packet `psn`, of which nothing was kept, was refused: ends the operation that it was, if it
-    /// was one of the short way.
+    /// was one of the fast path.
     #[cold]
-    pub(super) fn on_short_nack(&mut self, p: u32, psn: Psn, reason: NackReason) {
-        let found = self.short_ops.iter().find(|(_, op)| op.peer() == p && op.psn == psn);
+    pub(super) fn on_fast_nack(&mut self, p: u32, psn: Psn, reason: NackReason) {
+        let found = self.fast_ops.iter().find(|(_, op)| op.peer() == p && op.psn == psn);
         let Some(w) = found.map(|(w, _)| w) else { return };
         let prov = match reason {
             NackReason::NoEndpoint => ProvErrno::NoEndpoint,
             _ => ProvErrno::NotExecuted,
         };
-        self.fail_short(w, super::input::nack_error(reason), prov);
+        self.fail_fast_op(w, super::input::nack_error(reason), prov);
     }
 
-    /// Ends operation `w` of the short way with an error, which its endpoint is told if it is open.
-    fn fail_short(&mut self, w: u32, err: Error, prov_errno: ProvErrno) {
-        let &ShortOp { context, ep: e, is, next, .. } = &self.short_ops[w];
+    /// Ends operation `w` of the fast path with an error, which its endpoint is told if it is open.
+    fn fail_fast_op(&mut self, w: u32, err: Error, prov_errno: ProvErrno) {
+        let &FastOp { context, ep: e, is, next, .. } = &self.fast_ops[w];
         let (p, form) = (is.peer(), is.form());
         let peer = &mut self.peers[p];
         if form.is_acked() {
-            let ops = &mut self.short_ops;
+            let ops = &mut self.fast_ops;
             let before = ops.iter().find(|(_, op)| op.peer() == p && u32::from(op.next) == w);
             let before = before.map_or(w, |(before, _)| before);
             peer.forget_ack(ops, (before, w, next));
         }
-        peer.forget_short_op();
-        self.short_ops.discard(w);
+        peer.forget_fast_op();
+        self.fast_ops.discard(w);
         if e != NONE {
             self.eps[e].tx_used -= 1;
-            self.tell_short_failure((e, p, form), context, err, prov_errno);
+            self.tell_fast_failure((e, p, form), context, err, prov_errno);
         }
     }
 
-    fn tell_short_failure(
+    fn tell_fast_failure(
         &mut self,
         (e, p, form): (u32, u32, Form),
         op_context: u64,
@@ -689,61 +692,61 @@ impl Node {
         self.tell_failure((e, p), failure, self.eps[e].rma_cntr[which]);
     }
 
-    /// Ends all operations of the short way to peer `p`, whose session has ended with `err`.
+    /// Ends all operations of the fast path to peer `p`, whose session has ended with `err`.
     #[cold]
-    pub(super) fn fail_short_ops(&mut self, p: u32, err: Error) {
-        let ops = self.short_ops.iter().filter(|(_, op)| op.peer() == p);
+    pub(super) fn fail_fast_ops(&mut self, p: u32, err: Error) {
+        let ops = self.fast_ops.iter().filter(|(_, op)| op.peer() == p);
         let mut ops: Vec<(u32, Psn)> = ops.map(|(w, op)| (w, op.psn)).collect();
         // In the order of their posting.
         let una = self.peers[p].snd.una;
         ops.sort_by_key(|(_, psn)| psn.0.wrapping_sub(una.0.wrapping_sub(1 << 31)));
         for (w, _) in ops {
-            self.fail_short(w, err, ProvErrno::UnknownOutcome);
+            self.fail_fast_op(w, err, ProvErrno::UnknownOutcome);
         }
     }
 
-    /// What the operations of the short way to peer `p` are, but those of closed endpoints.
-    pub(super) fn short_forms(&self, p: u32) -> impl Iterator<Item = Form> {
-        let ops = self.short_ops.iter().filter(move |(_, op)| op.peer() == p && op.ep != NONE);
+    /// What the operations of the fast path to peer `p` are, but those of closed endpoints.
+    pub(super) fn fast_op_forms(&self, p: u32) -> impl Iterator<Item = Form> {
+        let ops = self.fast_ops.iter().filter(move |(_, op)| op.peer() == p && op.ep != NONE);
         ops.map(|(_, op)| op.form())
     }
 
     /// A counter counts operations of endpoint `e` from now on, those under way included.
     #[cold]
-    pub(super) fn count_short_ops(&mut self, e: u32) {
-        for (_, op) in self.short_ops.iter_mut().filter(|(_, op)| op.ep == e) {
-            op.is.0 &= !OpIs::PLAIN;
+    pub(super) fn count_fast_ops(&mut self, e: u32) {
+        for (_, op) in self.fast_ops.iter_mut().filter(|(_, op)| op.ep == e) {
+            op.is.0 &= !OpBits::WORD_UNCOUNTED;
         }
     }
 
-    /// Ends the operations of the short way of endpoint `e`, which is being closed. Their records
+    /// Ends the operations of the fast path of endpoint `e`, which is being closed. Their records
     /// stay until their answers, or their refusals, have been counted off.
     #[cold]
-    pub(super) fn cancel_short_ops(&mut self, e: u32) {
-        let ops = self.short_ops.iter().filter(|(_, op)| op.ep == e);
+    pub(super) fn cancel_fast_ops(&mut self, e: u32) {
+        let ops = self.fast_ops.iter().filter(|(_, op)| op.ep == e);
         let ops: Vec<u32> = ops.map(|(w, _)| w).collect();
         for w in ops {
-            let op = &mut self.short_ops[w];
+            let op = &mut self.fast_ops[w];
             (op.ep, op.result) = (NONE, Span::EMPTY);
             let (context, form, p) = (op.context, op.form(), op.peer());
             self.eps[e].tx_used -= 1;
             let (err, prov) = (Error::Canceled, ProvErrno::UnknownOutcome);
-            self.tell_short_failure((e, p, form), context, err, prov);
+            self.tell_fast_failure((e, p, form), context, err, prov);
         }
     }
 }
 
 impl Peer {
-    /// One operation less of the short way is not at its end.
+    /// One operation less of the fast path is not at its end.
     #[inline(always)]
-    fn forget_short_op(&mut self) {
+    fn forget_fast_op(&mut self) {
         self.answers -= 1;
     }
 
     /// Operation `w`, whose packet is the last one sent, waits for its acknowledgement.
     #[inline(always)]
-    fn await_ack(&mut self, ops: &mut Table<ShortOp>, w: u32) {
-        self.quiet = false;
+    fn await_ack(&mut self, ops: &mut Table<FastOp>, w: u32) {
+        self.steady = false;
         let w = w as u16;
         let first = match std::mem::replace(&mut self.last_unacked, w) {
             Self::NO_OP => w,
@@ -754,7 +757,7 @@ impl Peer {
 
     /// Operation `w`, which stands between these two, does so no longer.
     #[inline(always)]
-    fn forget_ack(&mut self, ops: &mut Table<ShortOp>, (before, w, next): (u32, u32, u16)) {
+    fn forget_ack(&mut self, ops: &mut Table<FastOp>, (before, w, next): (u32, u32, u16)) {
         if u32::from(self.last_unacked) == w {
             self.last_unacked = if before == w { Self::NO_OP } else { before as u16 };
         }
@@ -766,61 +769,61 @@ impl Peer {
 
 /// Whether a packet says that it is from `peer`, and for us.
 #[inline(always)]
-fn is_between(peer: &Peer, word: u64, base: &PlainBase) -> bool {
-    (base.head.dst ^ word) << 16 == 0 && base.head.src == peer.word
+fn is_between(peer: &Peer, own: u64, base: &BaseWords) -> bool {
+    (base.head.dst ^ own) << 16 == 0 && base.head.src == peer.mac_word
 }
 
 /// Whether a packet is next in order from a peer that we have, and what it acknowledges and grants
 /// is waited for by nobody.
 #[inline(always)]
-pub(super) fn is_next(peers: &Peers, word: u64, base: &PlainBase) -> bool {
+pub(super) fn is_next(peers: &Peers, own: u64, base: &BaseWords) -> bool {
     let Some(peer) = peers.at(slot_of(base.dst_sid())) else { return false };
     let acked = base.cack.0.wrapping_sub(peer.snd.una.0);
     let granted = base.grant().wrapping_sub(peer.snd.credit as u16);
     peer.in_order
-        && is_between(peer, word, base)
-        && base.named == peer.next_place()
+        && is_between(peer, own, base)
+        && base.sid_psn == peer.next_sid_psn()
         && (acked == 0 && granted == 0 || is_unawaited::<false>(peer, acked, granted))
 }
 
-/// As [`is_next`], from a peer that is [`quiet`](Peer::quiet), of a packet with `plen` bytes of
+/// As [`is_next`], from a peer that is [`steady`](Peer::steady), of a packet with `plen` bytes of
 /// payload that grants nothing: if so, how many packets are in flight when it has been taken.
 #[inline(always)]
-pub(super) fn usual_flight(peer: &Peer, word: u64, base: &PlainBase, plen: usize) -> Option<u32> {
-    debug_assert!(!peer.quiet || peer.is_quiet() || is_planted());
+pub(super) fn steady_flight(peer: &Peer, own: u64, base: &BaseWords, plen: usize) -> Option<u32> {
+    debug_assert!(!peer.steady || peer.is_steady() || is_planted());
     // Most often all of them are acknowledged.
     let flying = peer.snd.nxt.0.wrapping_sub(base.cack.0);
-    let usual = peer.quiet
-        && is_between(peer, word, base)
-        && base.named == peer.next_place()
+    let steady = peer.steady
+        && is_between(peer, own, base)
+        && base.sid_psn == peer.next_sid_psn()
         && (flying == 0 || flying <= peer.snd.in_flight())
-        && base.sized == peer.snd.credit & 0xffff | (plen as u32) << 16;
-    usual.then_some(flying)
+        && base.ack_len == peer.snd.credit & 0xffff | (plen as u32) << 16;
+    steady.then_some(flying)
 }
 
-/// As [`accept`], of a packet that has a [`usual_flight`].
+/// As [`accept`], of a packet that has a [`steady_flight`].
 #[inline(always)]
-pub(super) fn accept_usual(peer: &mut Peer, base: &PlainBase, heard: Instant) {
+pub(super) fn accept_steady(peer: &mut Peer, base: &BaseWords, now: Instant) {
     // Of a peer that is quiet nothing was asked.
     debug_assert!(peer.probes == 0 || is_planted());
-    peer.heard = heard;
+    peer.last_rx = now;
     peer.snd.una = base.cack;
     peer.rcv_nxt = peer.rcv_nxt.next();
 }
 
-/// Notes that the packet that [`is_next`] from `peer` has been taken. `heard` is the time of
+/// Notes that the packet that [`is_next`] from `peer` has been taken. `last_rx` is the time of
 /// this turn.
 #[inline(always)]
-pub(super) fn accept(peer: &mut Peer, base: &PlainBase, heard: Instant) {
-    hear(peer, base, heard);
+pub(super) fn accept(peer: &mut Peer, base: &BaseWords, now: Instant) {
+    note_base(peer, base, now);
     peer.rcv_nxt = peer.rcv_nxt.next();
 }
 
 /// Notes what the base of any packet from `peer` says that is true.
 #[inline(always)]
-fn hear(peer: &mut Peer, base: &PlainBase, heard: Instant) {
+fn note_base(peer: &mut Peer, base: &BaseWords, now: Instant) {
     let granted = base.grant().wrapping_sub(peer.snd.credit as u16);
-    peer.heard = heard;
+    peer.last_rx = now;
     peer.probes = 0;
     peer.snd.una = base.cack;
     peer.snd.credit = peer.snd.credit.wrapping_add(granted.into());
@@ -839,7 +842,7 @@ pub(super) struct BaseTo<'a> {
 impl BaseOut for BaseTo<'_> {
     #[inline(always)]
     fn dst(&self) -> u64 {
-        self.peer.word
+        self.peer.mac_word
     }
 
     #[inline(always)]
@@ -907,29 +910,34 @@ struct What {
 
 /// Sends an atomic operation, and says whether it has left.
 #[inline(always)]
-fn send_atomic(to: &To<'_>, req: &ShortAtomic<'_>, out: &mut impl FrameSink) -> bool {
+fn send_atomic(to: &To<'_>, req: &FastAtomic<'_>, out: &mut impl FrameSink) -> bool {
     let fetch = &to.ep.fetch;
-    let &ShortAtomic { kind, op, ty, operand, compare, call: ShortCall { range, .. }, .. } = req;
+    let &FastAtomic { kind, op, ty, operand, compare, call: FastCall { range, .. }, .. } = req;
     let what = What { kind, op, ty, range };
     // Then how long it is need not be asked on the way.
     if fetch.word {
-        return out.send_short(&WithWord { to, what: &what, operand }) == Tx::Sent;
+        return out.send_in_place(&WithWord { to, what: &what, operand }) == Tx::Sent;
     }
-    let few = match (fetch.operand, fetch.compare) {
-        (0, _) => Some(Few::NONE),
-        (len, 0) => operand.few().map(|operand| Few::one(operand, len)),
-        (len, _) => match (operand.few(), compare.few()) {
-            (Some(operand), Some(compare)) => Some(Few::pair(operand, compare, len)),
+    let payload = match (fetch.operand, fetch.compare) {
+        (0, _) => Some(InlineBytes::NONE),
+        (len, 0) => operand.to_u128().map(|operand| InlineBytes::one(operand, len)),
+        (len, _) => match (operand.to_u128(), compare.to_u128()) {
+            (Some(operand), Some(compare)) => Some(InlineBytes::pair(operand, compare, len)),
             _ => None,
         },
     };
     // Copies, so that what others look at never has to lie in memory.
-    few.is_some_and(|few| send_with_few(*to, what, few, out))
+    payload.is_some_and(|payload| send_with_inline(*to, what, payload, out))
 }
 
 #[inline(never)]
-fn send_with_few(to: To<'_>, what: What, few: Few, out: &mut impl FrameSink) -> bool {
-    out.send_short(&WithFew { to: &to, what: &what, few }) == Tx::Sent
+fn send_with_inline(
+    to: To<'_>,
+    what: What,
+    payload: InlineBytes,
+    out: &mut impl FrameSink,
+) -> bool {
+    out.send_in_place(&WithInline { to: &to, what: &what, payload }) == Tx::Sent
 }
 
 /// Writes all of a request but its payload of `plen` bytes. It asks for an acknowledgement if
@@ -943,7 +951,7 @@ fn put_request(to: &To<'_>, what: &What, plen: usize, out: &mut impl HeadOut) {
         end: true,
         fetch,
         compare: what.kind == AtomicKind::Compare,
-        dst_op: ShortOp::name(to.made.idx()),
+        dst_op: FastOp::name(to.made.idx()),
         dst_gen: to.made.generation(),
         count: what.range.len as u16,
         op: what.op as u8,
@@ -961,55 +969,55 @@ struct WithWord<'a> {
     operand: &'a Span,
 }
 
-impl ShortFrame<{ AtomicOp::HEAD + 8 }> for WithWord<'_> {
+impl InPlaceFrame<{ AtomicOp::HEAD + 8 }> for WithWord<'_> {
     #[inline(always)]
     fn dst(&self) -> u64 {
-        self.to.peer.word
+        self.to.peer.mac_word
     }
 
     #[inline(always)]
     fn put(&self, out: &mut impl HeadOut) {
         // Of a word that is all.
-        let word = self.operand.few().unwrap_or_default() as u64;
+        let word = self.operand.to_u128().unwrap_or_default() as u64;
         out.set::<{ AtomicOp::HEAD }, 8>(word.to_le_bytes());
         put_request(self.to, self.what, 8, out);
     }
 }
 
 /// A request with its payload.
-struct WithFew<'a> {
+struct WithInline<'a> {
     to: &'a To<'a>,
     what: &'a What,
-    few: Few,
+    payload: InlineBytes,
 }
 
-impl ShortFrame<{ AtomicOp::HEAD }> for WithFew<'_> {
+impl InPlaceFrame<{ AtomicOp::HEAD }> for WithInline<'_> {
     #[inline(always)]
     fn dst(&self) -> u64 {
-        self.to.peer.word
+        self.to.peer.mac_word
     }
 
     #[inline(always)]
     fn put(&self, out: &mut impl HeadOut) {
-        put_request(self.to, self.what, self.few.len(), out);
+        put_request(self.to, self.what, self.payload.len(), out);
     }
 
     #[inline(always)]
-    fn few(&self) -> Few {
-        self.few
+    fn inline_bytes(&self) -> InlineBytes {
+        self.payload
     }
 }
 
 /// A write.
 struct WriteTo<'a> {
     to: &'a To<'a>,
-    write: &'a ShortWrite<'a>,
+    write: &'a FastWrite<'a>,
 }
 
-impl ShortFrame<{ WriteOp::HEAD }> for WriteTo<'_> {
+impl InPlaceFrame<{ WriteOp::HEAD }> for WriteTo<'_> {
     #[inline(always)]
     fn dst(&self) -> u64 {
-        self.to.peer.word
+        self.to.peer.mac_word
     }
 
     #[inline(always)]
@@ -1029,23 +1037,23 @@ impl ShortFrame<{ WriteOp::HEAD }> for WriteTo<'_> {
 /// A read.
 struct ReadTo<'a> {
     to: &'a To<'a>,
-    read: &'a ShortRead<'a>,
+    read: &'a FastRead<'a>,
 }
 
-impl ShortFrame<{ ReadOp::HEAD }> for ReadTo<'_> {
+impl InPlaceFrame<{ ReadOp::HEAD }> for ReadTo<'_> {
     #[inline(always)]
     fn dst(&self) -> u64 {
-        self.to.peer.word
+        self.to.peer.mac_word
     }
 
     #[inline(always)]
     fn put(&self, out: &mut impl HeadOut) {
-        let Self { to, read: ShortRead { call: ShortCall { range, .. }, .. } } = self;
+        let Self { to, read: FastRead { call: FastCall { range, .. }, .. } } = self;
         to.put_base(Ty::Read, 0, false, out);
         let op = ReadOp {
             range: to.range(range),
             end: true,
-            dst_op: ShortOp::name(to.made.idx()),
+            dst_op: FastOp::name(to.made.idx()),
             dst_gen: to.made.generation(),
             offset: 0,
             len: range.len as u32,
@@ -1060,7 +1068,7 @@ pub(super) fn asks(peer: &Peer) -> bool {
     peer.snd.in_flight() % ASKS_EVERY == ASKS_EVERY - 1
 }
 
-impl ShortAtomic<'_> {
+impl FastAtomic<'_> {
     /// Whether its memory is as `fetch` has it, and the result overlaps nothing.
     #[inline(always)]
     fn has_memory(&self, fetch: &Fetch) -> bool {

@@ -11,14 +11,14 @@ use crate::index::Index;
 ///
 /// Whoever can send a frame chooses MACs, so what their hashes are is nobody's to know.
 #[derive(Debug)]
-pub(crate) struct Stations {
+pub(crate) struct PeersByMac {
     index: Index,
     keys: RandomState,
     /// Where the search for a peer to forget goes on.
     pub(crate) evict_hand: u32,
 }
 
-impl Stations {
+impl PeersByMac {
     /// Room for `n` peers, more only by [`enlarge`](Self::enlarge): memory is touched when they
     /// come.
     pub(crate) fn with_capacity(n: usize) -> Self {

@@ -1,22 +1,22 @@
-//! The short way: what nearly every message takes.
+//! The fast path: what nearly every message takes.
 //!
 //! A message that nothing stands before leaves in the call that posts it; one that is next in order
 //! and fits its receive is placed without the questions that other packets raise. Both functions
 //! here ask all their questions first and change nothing unless the answer is yes; if it is no, the
-//! long way (`post`, `input`) begins from the start and knows every case. Whatever they do, the
-//! long way would have done; but for one that leaves without a record there need not be a place in
+//! slow path (`post`, `input`) begins from the start and knows every case. Whatever they do, the
+//! slow path would have done; but for one that leaves without a record there need not be a place in
 //! the transmit queue, as it takes none.
 //!
 //! On a port that loses nothing the message leaves without a record, since nobody will ask for it
-//! again. Where frames get lost (`KEPT`), the same records are made as on the long way, so that all
-//! else finds what it expects, and its completion waits for the acknowledgement.
+//! again. Where frames get lost (`LOSSY`), the same records are made as on the slow path, so that
+//! all else finds what it expects, and its completion waits for the acknowledgement.
 
 use barewire_driver::frame::{Body, ETH_HDR_LEN, RxFrame, TxFrame};
 use barewire_driver::hint::cold;
 use barewire_driver::mem::{IoBuf, SHORT};
 use barewire_driver::port::Tx;
 
-use super::ep::{Ep, may_borrow_more};
+use super::ep::{Ep, may_reserve_more};
 use super::ops::{RecvWr, TxWr, WrFlags};
 use super::peer::{ACK_EVERY, ACK_EVERY_LOSSLESS, Peer, Peers, slot_of};
 use super::post::wr_flags;
@@ -34,10 +34,12 @@ use crate::rel::sent::{self, BodyRef, Sent};
 use crate::slab::{NONE, Slab};
 use crate::table::Table;
 use crate::types::{Cqe, FI_ADDR_UNSPEC, FiAddr, Instant};
-use crate::wire::{self, BASE_LEN, IMM_LEN, MsgOp, PlainHead, PlainMsg, TRAILER_LEN, Ty, Usual};
+use crate::wire::{
+    self, BASE_LEN, EagerMsg, EagerTaggedView, FrameHead, IMM_LEN, MsgOp, TRAILER_LEN, Ty,
+};
 
 /// Flags that change nothing for what leaves at once.
-pub(super) const PLAIN_FLAGS: OpFlags = OpFlags::MORE
+pub(super) const FAST_FLAGS: OpFlags = OpFlags::MORE
     .union(OpFlags::COMPLETION)
     .union(OpFlags::INJECT)
     .union(OpFlags::INJECT_COMPLETE)
@@ -45,14 +47,14 @@ pub(super) const PLAIN_FLAGS: OpFlags = OpFlags::MORE
 
 /// Flags of a send that need no record. `FI_MORE` allows messages to be held back and joined, which
 /// pays where a frame costs more than what it takes to write it to memory: not here.
-const SEND_FLAGS: OpFlags = PLAIN_FLAGS.union(OpFlags::REMOTE_CQ_DATA);
+const SEND_FLAGS: OpFlags = FAST_FLAGS.union(OpFlags::REMOTE_CQ_DATA);
 
 /// Those of a send that has one. To hold messages back and join them pays here.
-const SEND_FLAGS_KEPT: OpFlags =
+const SEND_FLAGS_LOSSY: OpFlags =
     SEND_FLAGS.difference(OpFlags::MORE).union(OpFlags::DELIVERY_COMPLETE);
 
 /// The cost of what leaves at hand is that of one unit.
-const _: () = assert!(SHORT - PlainMsg::LEN <= UNIT);
+const _: () = assert!(SHORT - EagerMsg::LEN <= UNIT);
 
 impl Node {
     /// Whether a frame that the port took arrives, so that nothing is sent twice or timed.
@@ -107,7 +109,7 @@ impl Node {
     /// `clock` is read after the message has left, and only if somebody has to wait for the peer
     /// from then on.
     #[inline]
-    pub fn send_now(
+    pub fn try_send(
         &mut self,
         ep: EpId,
         req: &mut SendReq,
@@ -115,16 +117,16 @@ impl Node {
         clock: impl FnOnce() -> Instant,
     ) -> bool {
         if self.lossless || self.near_max > 0 && self.is_near_dest(ep, req.dest) {
-            return self.send_short::<false, false, false>(ep, req, out, clock).is_some();
+            return self.send_eager::<false, false, false>(ep, req, out, clock).is_some();
         }
-        let Some(w) = self.send_short::<true, false, false>(ep, req, out, clock) else {
+        let Some(w) = self.send_eager::<true, false, false>(ep, req, out, clock) else {
             return false;
         };
         self.keep_memory(w, &mut req.buf);
         true
     }
 
-    /// As [`send_now`](Self::send_now), but false on a path that may lose frames, for a message
+    /// As [`try_send`](Self::try_send), but false on a path that may lose frames, for a message
     /// with remote CQ data or of many bytes, and for one that a counter counts or nobody wants to
     /// hear of. The request's memory never goes with it, so where this is inlined, no request is
     /// ever put together.
@@ -132,29 +134,29 @@ impl Node {
     /// The endpoint is the caller's, who keeps it open: that is not asked. (In place of one that
     /// was closed the next sends that was opened where it stood, or none.)
     #[inline(always)]
-    pub fn send_plain(
+    pub fn try_send_inline(
         &mut self,
         ep: EpId,
         req: &SendReq,
         out: &mut impl FrameSink,
         clock: impl FnOnce() -> Instant,
     ) -> bool {
-        self.send_short::<false, true, false>(ep, req, out, clock).is_some()
+        self.send_eager::<false, true, false>(ep, req, out, clock).is_some()
     }
 
-    /// As [`send_plain`](Self::send_plain), but false also if the way to the peer was not asked for
-    /// last, or if somebody has to wait for the peer from then on: so where this is inlined, there
-    /// is no call over which anything would have to be kept.
+    /// As [`try_send_inline`](Self::try_send_inline), but false also if the way to the peer was not
+    /// asked for last, or if somebody has to wait for the peer from then on: so where this is
+    /// inlined, there is no call over which anything would have to be kept.
     #[inline(always)]
-    pub fn send_at_hand(&mut self, ep: EpId, req: &SendReq, out: &mut impl FrameSink) -> bool {
+    pub fn try_send_cached(&mut self, ep: EpId, req: &SendReq, out: &mut impl FrameSink) -> bool {
         let clock = || unreachable!("nobody begins to wait");
-        self.send_short::<false, true, true>(ep, req, out, clock).is_some()
+        self.send_eager::<false, true, true>(ep, req, out, clock).is_some()
     }
 
-    /// All of them. What was sent is kept, if it is (`KEPT`), in the request that this names, and
+    /// All of them. What was sent is kept, if it is (`LOSSY`), in the request that this names, and
     /// its memory is still to be put there.
     #[inline(always)]
-    fn send_short<const KEPT: bool, const USUAL: bool, const AT_HAND: bool>(
+    fn send_eager<const LOSSY: bool, const INLINE: bool, const CACHED: bool>(
         &mut self,
         ep: EpId,
         req: &SendReq,
@@ -165,29 +167,30 @@ impl Node {
         if self.todo.contains(Todo::SEND) {
             return cold(None);
         }
-        let ep = if USUAL { self.eps.at_mut(e)? } else { self.eps.by_handle_mut(ep.0)? };
+        let ep = if INLINE { self.eps.at_mut(e)? } else { self.eps.by_handle_mut(ep.0)? };
         let tagged = req.kind == MsgKind::Tagged;
         let len = req.buf.len();
-        let allowed = match (KEPT, USUAL) {
-            (true, _) => SEND_FLAGS_KEPT,
+        let allowed = match (LOSSY, INLINE) {
+            (true, _) => SEND_FLAGS_LOSSY,
             (false, false) => SEND_FLAGS,
-            (false, true) => PLAIN_FLAGS,
+            (false, true) => FAST_FLAGS,
         };
-        let mut told = !req.no_completion;
+        let mut signaled = !req.no_completion;
         let net = (&self.avs, &self.peers);
-        if USUAL {
+        if INLINE {
             // What stands there for a kind that is not plain may be asked for as well; at hand,
             // that has no peer.
-            let named = AT_HAND || req.dest != FI_ADDR_UNSPEC;
-            let known = ep.route.plain[usize::from(tagged)] == req.dest && named;
+            let named = CACHED || req.dest != FI_ADDR_UNSPEC;
+            let known = ep.route.fast_dest[usize::from(tagged)] == req.dest && named;
             let asked = req.no_completion || req.flags.contains(OpFlags::COMPLETION);
-            if !known && (AT_HAND || !ep.is_usual(net, req.dest, tagged, asked)) {
+            if !known && (CACHED || !ep.find_inline_route(net, req.dest, tagged, asked)) {
                 return cold(None);
             }
         } else {
-            if !ep.plain_send[usize::from(tagged)] {
+            if !ep.fast_send[usize::from(tagged)] {
                 cold(());
-                told = told && (req.flags.contains(OpFlags::COMPLETION) || !ep.tx_selective);
+                signaled =
+                    signaled && (req.flags.contains(OpFlags::COMPLETION) || !ep.tx_selective);
                 if !ep.may_send[usize::from(tagged)] {
                     return None;
                 }
@@ -198,9 +201,9 @@ impl Node {
         }
         if !allowed.contains(req.flags)
             // What leaves at hand is short for the port as well.
-            || AT_HAND && len > SHORT - PlainMsg::LEN
-            || !AT_HAND && len > UNIT && (USUAL || len > one_max(req.flags, self.eager_max[0]))
-            || KEPT && ep.tx_used >= ep.tx_size
+            || CACHED && len > SHORT - EagerMsg::LEN
+            || !CACHED && len > UNIT && (INLINE || len > one_max(req.flags, self.eager_max[0]))
+            || LOSSY && ep.tx_used >= ep.tx_size
         {
             return cold(None);
         }
@@ -209,40 +212,40 @@ impl Node {
             return cold(None);
         }
         let route = &ep.route;
-        let p = if AT_HAND { route.plain_peer[usize::from(tagged)] } else { route.peer };
+        let p = if CACHED { route.fast_peer[usize::from(tagged)] } else { route.peer };
         let peer = self.peers.at_mut(p)?;
-        if peer.path.is_lossless() == KEPT && (KEPT || !planted(Bug::FarUnkept)) {
+        if peer.path.is_lossless() == LOSSY && (LOSSY || !planted(Bug::FarUnkept)) {
             return cold(None);
         }
-        if KEPT && (self.tx.is_full() || self.sent.is_full()) {
+        if LOSSY && (self.tx.is_full() || self.sent.is_full()) {
             return cold(None);
         }
         // The last one that may leave asks for an acknowledgement, and then there is something to
         // ask: not here, if all others can do without.
-        if USUAL && peer.short_left <= 1 {
+        if INLINE && peer.tx_quota <= 1 {
             return cold(None);
         }
-        if AT_HAND && !peer.goes_on(self.polled_at) {
+        if CACHED && !peer.needs_no_clock(self.polled_at) {
             return cold(None);
         }
-        let cost = if USUAL { 1 } else { short_cost(peer, len)? };
-        let ar = if KEPT {
-            peer.short_left == 1 || self.acks.asks(self.polled_at, &peer.snd, 0, true)
+        let cost = if INLINE { 1 } else { eager_cost(peer, len)? };
+        let ar = if LOSSY {
+            peer.tx_quota == 1 || self.acks.asks(self.polled_at, &peer.snd, 0, true)
         } else {
-            !USUAL && peer.short_left == 1
+            !INLINE && peer.tx_quota == 1
         };
         debug_assert!(ep.route.inc == 0 || ep.route.inc == peer.inc);
-        let msg = ShortMsg { peer, src: &self.word, ep, ar, req };
+        let msg = EagerFrame { peer, src: &self.mac_word, ep, ar, req };
         // The receiver has it from here on; what follows is done meanwhile.
-        let sent = match KEPT && msg.peer.path.has_crc() {
-            true => send_checked(out, &msg),
+        let sent = match LOSSY && msg.peer.path.has_crc() {
+            true => send_with_crc(out, &msg),
             false => out.send_msg(&msg),
         };
         if sent != Tx::Sent {
             return cold(None);
         }
         self.counters.tx_frames += 1;
-        if KEPT {
+        if LOSSY {
             let op = msg.op();
             let wr_flags = wr_flags(req, ep.tx_selective) | WrFlags::ALL_SENT;
             cq.reserve_free();
@@ -260,14 +263,14 @@ impl Node {
                     wr_flags,
                 )
             };
-            return Some(self.keep_sent(clock(), wr, op, (cost, ar)));
+            return Some(self.record_sent(clock(), wr, op, (cost, ar)));
         }
         ep.counters.sent += 1;
         ep.counters.sent_bytes += len as u64;
-        if if USUAL { !req.no_completion } else { told } {
+        if if INLINE { !req.no_completion } else { signaled } {
             let flags = CqFlags::SEND | if tagged { CqFlags::TAGGED } else { CqFlags::MSG };
             let (op_context, src) = (req.context, FI_ADDR_UNSPEC);
-            if USUAL {
+            if INLINE {
                 cq.push_sent_free(op_context, flags);
             } else {
                 cq.push_free(Cqe { op_context, flags, src, ..Cqe::default() });
@@ -275,18 +278,18 @@ impl Node {
         }
         let cntr = ep.tx_cntr;
         peer.credit_used = peer.credit_used.wrapping_add(cost);
-        peer.short_left -= cost as u16;
-        peer.tell_ack();
-        if !AT_HAND && peer.begins_to_wait(self.polled_at) {
+        peer.tx_quota -= cost as u16;
+        peer.carried_ack_in_order();
+        if !CACHED && peer.begins_to_wait(self.polled_at) {
             let p = ep.route.peer;
             self.wait_from(clock(), p);
         } else {
-            if !AT_HAND {
+            if !CACHED {
                 peer.probe_from(self.polled_at);
             }
             peer.snd.number();
         }
-        if !USUAL && cntr != NONE {
+        if !INLINE && cntr != NONE {
             self.count(cntr, true);
         }
         Some(NONE)
@@ -296,39 +299,39 @@ impl Node {
     /// told of its end: as [`post_recv`](Self::post_recv). False if it is another one: nothing has
     /// happened, and that is to be called. Where this is inlined, no request is ever put together.
     #[inline(always)]
-    pub fn recv_now(&mut self, ep: EpId, req: &RecvReq) -> bool {
-        self.recv_short::<true>(ep, req)
+    pub fn try_post_recv(&mut self, ep: EpId, req: &RecvReq) -> bool {
+        self.post_recv_fast::<true>(ep, req)
     }
 
-    /// As [`recv_now`](Self::recv_now), but false also if the endpoint has no room for it yet: so
-    /// where this is inlined, there is no call over which anything would have to be kept. That the
-    /// endpoint is open is not asked, as in [`send_plain`](Self::send_plain).
+    /// As [`try_post_recv`](Self::try_post_recv), but false also if the endpoint has no room for it
+    /// yet: so where this is inlined, there is no call over which anything would have to be kept.
+    /// That the endpoint is open is not asked, as in [`try_send_inline`](Self::try_send_inline).
     #[inline(always)]
-    pub fn recv_at_hand(&mut self, ep: EpId, req: &RecvReq) -> bool {
-        self.recv_short::<false>(ep, req)
+    pub fn try_post_recv_reserved(&mut self, ep: EpId, req: &RecvReq) -> bool {
+        self.post_recv_fast::<false>(ep, req)
     }
 
     #[inline(always)]
-    fn recv_short<const BORROWS: bool>(&mut self, ep: EpId, req: &RecvReq) -> bool {
+    fn post_recv_fast<const RESERVE: bool>(&mut self, ep: EpId, req: &RecvReq) -> bool {
         let (e, kind) = (ep.0.idx(), req.kind as usize);
-        let ep = if BORROWS { self.eps.by_handle_mut(ep.0) } else { self.eps.at_mut(e) };
+        let ep = if RESERVE { self.eps.by_handle_mut(ep.0) } else { self.eps.at_mut(e) };
         let Some(ep) = ep else { return cold(false) };
-        if req.flags.symmetric_difference(OpFlags::COMPLETION).intersects(ep.recv_odd)
+        if req.flags.symmetric_difference(OpFlags::COMPLETION).intersects(ep.rx_slow_flags)
             || req.src != FI_ADDR_UNSPEC
             || req.ignore != 0
         {
             return cold(false);
         }
-        if ep.recv_left[kind] == 0 && !(BORROWS && ep.borrow_receives(&mut self.cqs, kind)) {
+        if ep.rx_reserved[kind] == 0 && !(RESERVE && ep.reserve_receives(&mut self.cqs, kind)) {
             return cold(false);
         }
         let Some(buf) = req.buf.as_one() else { return cold(false) };
         let tagged = req.kind == MsgKind::Tagged;
-        let make = |wr: &mut RecvWr| wr.set_plain(e, tagged, req.context, buf.again());
-        if ep.matcher[kind].post_plain(&mut self.posted, req.tag, make).is_none() {
+        let make = |wr: &mut RecvWr| wr.set_simple(e, tagged, req.context, buf.again());
+        if ep.matcher[kind].post_simple(&mut self.posted, req.tag, make).is_none() {
             return cold(false);
         }
-        ep.recv_left[kind] -= 1;
+        ep.rx_reserved[kind] -= 1;
         true
     }
 
@@ -349,7 +352,7 @@ impl Node {
 
     /// Keeps a message that has just left, to be sent again, and says in which request.
     #[inline(always)]
-    fn keep_sent(&mut self, now: Instant, wr: TxWr, msg: MsgOp, (cost, ar): (u32, bool)) -> u32 {
+    fn record_sent(&mut self, now: Instant, wr: TxWr, msg: MsgOp, (cost, ar): (u32, bool)) -> u32 {
         let (p, len) = (wr.peer, wr.len as u32);
         if self.peers[p].snd.in_flight() == 0 {
             self.tick(now);
@@ -369,8 +372,8 @@ impl Node {
             u64::from(len) + (BASE_LEN + op.1 + TRAILER_LEN) as u64;
         let peer = &mut self.peers[p];
         peer.credit_used = peer.credit_used.wrapping_add(cost);
-        peer.short_left -= cost.min(u32::from(peer.short_left)) as u16;
-        peer.tell_ack();
+        peer.tx_quota -= cost.min(u32::from(peer.tx_quota)) as u16;
+        peer.carried_ack_in_order();
         peer.wrs.push_back(&mut self.tx, w);
         let first = peer.snd.is_empty();
         peer.snd.push(&mut self.sent, idx);
@@ -391,35 +394,35 @@ impl Node {
 
     /// Takes any frame, where they may be lost.
     #[inline(never)]
-    pub(super) fn on_frame_kept(&mut self, now: Instant, frame: &RxFrame<'_>) {
+    pub(super) fn on_frame_lossy(&mut self, now: Instant, frame: &RxFrame<'_>) {
         let crc = self.has_crc();
-        let taken = match PlainMsg::is_kind_of(frame, crc) {
-            true => self.take_plain::<true>(now, frame),
-            false => self.take_ack(now, frame, crc),
+        let taken = match EagerMsg::is_kind_of(frame, crc) {
+            true => self.rx_eager::<true>(now, frame),
+            false => self.rx_ack(now, frame, crc),
         };
         if !taken {
-            self.on_frame_long(now, frame);
+            self.on_frame_slow(now, frame);
         }
     }
 
     /// Takes a frame that holds a whole message which is next in order and has a receive. False if
     /// it holds anything else: nothing has happened.
     #[inline(always)]
-    pub(super) fn take_plain<const KEPT: bool>(
+    pub(super) fn rx_eager<const LOSSY: bool>(
         &mut self,
         now: Instant,
         frame: &RxFrame<'_>,
     ) -> bool {
-        let crc = KEPT && self.has_crc();
-        let Some((head, msg)) = PlainMsg::parse(frame, crc) else { return cold(false) };
+        let crc = LOSSY && self.has_crc();
+        let Some((head, msg)) = EagerMsg::parse(frame, crc) else { return cold(false) };
         let p = slot_of(msg.dst_sid);
         let Some(peer) = self.peers.at_mut(p) else { return cold(false) };
-        if !is_next(peer, self.word, (&head, &msg))
-            || if KEPT { peer.path.is_lossless() } else { head.asks_ack() }
+        if !is_next(peer, self.mac_word, (&head, &msg))
+            || if LOSSY { peer.path.is_lossless() } else { head.asks_ack() }
         {
             return cold(false);
         }
-        let Some((acked, granted)) = hear::<KEPT>(peer, msg.cack, msg.grant) else {
+        let Some((acked, granted)) = note_ack_and_credit::<LOSSY>(peer, msg.cack, msg.grant) else {
             return cold(false);
         };
         let e = self.numbers.at[usize::from(msg.op.dst_ep)];
@@ -430,12 +433,12 @@ impl Node {
         if left < cost {
             return cold(false);
         }
-        let ack_every = if KEPT { ACK_EVERY } else { ACK_EVERY_LOSSLESS };
+        let ack_every = if LOSSY { ACK_EVERY } else { ACK_EVERY_LOSSLESS };
         let ack = peer.owed >= ack_every - 1;
-        let owes = ack || left - cost < peer.low() || !self.starved.is_empty();
+        let owes = ack || left - cost < peer.low() || !self.block_waiters.is_empty();
         let matcher = &mut ep.matcher[usize::from(tagged)];
         let len = usize::from(msg.plen);
-        // What does not fit ends the long way.
+        // What does not fit ends on the slow path.
         let found = matcher.take_first(
             &mut self.posted,
             || Src::of(p, src_ep),
@@ -443,11 +446,11 @@ impl Node {
             |wr| (len <= wr.buf.len() && (!crc || msg.verify(frame))).then(|| wr.buf.again()),
         );
         let Some((buf, posted)) = found else { return cold(false) };
-        frame.copy_to_span(PlainMsg::LEN + imm.map_or(0, |_| IMM_LEN), &buf, len);
+        frame.copy_to_span(EagerMsg::LEN + imm.map_or(0, |_| IMM_LEN), &buf, len);
         peer.consumed = peer.consumed.wrapping_add(cost);
-        peer.heard = self.polled_at;
+        peer.last_rx = self.polled_at;
         peer.probes = 0;
-        if KEPT {
+        if LOSSY {
             peer.snd.credit = peer.snd.credit.wrapping_add(u32::from(granted));
             peer.note_arrival(now, msg.psn, false);
             self.observed.tallies[p as usize].rx_bytes += frame.len() as u64;
@@ -457,49 +460,49 @@ impl Node {
         peer.owed = peer.owed.saturating_add(1);
         self.blocks_unpromised += if planted(Bug::CreditNotReturned) { 0 } else { cost as usize };
         let flags = CqFlags::RECV | if tagged { CqFlags::TAGGED } else { CqFlags::MSG };
-        let told = Told { posted, flags, len, imm };
-        report((ep, peer), (&self.avs, &mut self.cqs), || src_ep, told, NoReader);
-        if KEPT {
+        let placed = PlacedMsg { posted, flags, len, imm };
+        complete_eager((ep, peer), (&self.avs, &mut self.cqs), || src_ep, placed, NoReader);
+        if LOSSY {
             if acked != 0 {
                 self.on_cack(now, p, msg.cack, true);
             }
             self.owe(now, p);
         }
         if owes {
-            self.after_plain(now, p, ack);
+            self.after_eager(now, p, ack);
         }
         let peer = &mut self.peers[p];
-        peer.take_left = if KEPT { 0 } else { peer.take_room(ack_every) };
+        peer.rx_quota = if LOSSY { 0 } else { peer.rx_room(ack_every) };
         true
     }
 
-    /// As [`take_plain`](Self::take_plain) on a port that loses nothing, for a frame that holds
-    /// what nearly every one does (see [`Usual`]) and leaves us owing its sender nothing. Each
-    /// field is read where it is asked for, so that none has to be kept for later.
+    /// As [`rx_eager`](Self::rx_eager) on a port that loses nothing, for a frame that holds
+    /// what nearly every one does (see [`EagerTaggedView`]) and leaves us owing its sender nothing.
+    /// Each field is read where it is asked for, so that none has to be kept for later.
     #[inline(always)]
-    pub(super) fn take_usual(&mut self, frame: RxFrame<'_>, reader: impl Reader) -> bool {
-        let Some(msg) = Usual::of(&frame) else { return cold(false) };
-        let place = msg.place();
-        let Some(peer) = self.peers.at_mut(slot_of(place as u32)) else { return cold(false) };
-        if peer.take_left == 0 && !peer.may_take()
-            || (msg.dst() ^ self.word) << 16 != 0
-            || msg.src() != peer.word
+    pub(super) fn rx_eager_tagged(&mut self, frame: RxFrame<'_>, reader: impl Reader) -> bool {
+        let Some(msg) = EagerTaggedView::of(&frame) else { return cold(false) };
+        let sid_psn = msg.sid_psn();
+        let Some(peer) = self.peers.at_mut(slot_of(sid_psn as u32)) else { return cold(false) };
+        if peer.rx_quota == 0 && !peer.refill_rx_quota()
+            || (msg.dst() ^ self.mac_word) << 16 != 0
+            || msg.src() != peer.mac_word
             // In one, as the compiler makes more of two.
-            || (place ^ peer.next_place()) as usize | self.starved.len() != 0
+            || (sid_psn ^ peer.next_sid_psn()) as usize | self.block_waiters.len() != 0
         {
             return cold(false);
         }
         debug_assert!(peer.in_order && peer.is_in_order() || is_planted());
-        if (msg.said() ^ peer.snd.said()) << 16 != 0
-            && hear::<false>(peer, msg.cack(), msg.grant()).is_none()
+        if (msg.ack_credit() ^ peer.snd.ack_credit()) << 16 != 0
+            && note_ack_and_credit::<false>(peer, msg.cack(), msg.grant()).is_none()
         {
             return cold(false);
         }
         let e = self.numbers.at[usize::from(msg.dst_ep())];
         let Some(ep) = self.eps.at_mut(e) else { return cold(false) };
-        let matcher = &mut ep.matcher[usize::from(Usual::TAGGED)];
+        let matcher = &mut ep.matcher[usize::from(EagerTaggedView::TAGGED)];
         let len = msg.plen;
-        // What does not fit ends the long way.
+        // What does not fit ends on the slow path.
         let found = matcher.take_first(
             &mut self.posted,
             || Src::of(peer.slot(), msg.src_ep()),
@@ -507,23 +510,23 @@ impl Node {
             |wr| (len <= wr.buf.len()).then(|| wr.buf.again()),
         );
         let Some((buf, posted)) = found else { return cold(false) };
-        frame.copy_to_span(PlainMsg::LEN, &buf, len);
+        frame.copy_to_span(EagerMsg::LEN, &buf, len);
         peer.consumed = peer.consumed.wrapping_add(1);
-        peer.take_left -= 1;
+        peer.rx_quota -= 1;
         peer.owed += 1;
-        peer.heard = self.polled_at;
+        peer.last_rx = self.polled_at;
         debug_assert!(peer.probes == 0 || is_planted());
         peer.rcv_nxt = peer.rcv_nxt.next();
         self.blocks_unpromised += usize::from(!planted(Bug::CreditNotReturned));
         let flags = CqFlags::RECV | CqFlags::TAGGED;
-        let told = Told { posted, flags, len, imm: None };
-        report((ep, peer), (&self.avs, &mut self.cqs), || msg.src_ep(), told, reader);
+        let placed = PlacedMsg { posted, flags, len, imm: None };
+        complete_eager((ep, peer), (&self.avs, &mut self.cqs), || msg.src_ep(), placed, reader);
         true
     }
 
     /// What a message makes us owe to its sender.
     #[cold]
-    fn after_plain(&mut self, now: Instant, p: u32, ack: bool) {
+    fn after_eager(&mut self, now: Instant, p: u32, ack: bool) {
         self.regrant(now, p);
         if ack {
             self.peers[p].ack_now = true;
@@ -532,8 +535,8 @@ impl Node {
     }
 }
 
-/// A message of the short way that has been placed.
-pub(super) struct Told<'a> {
+/// A message of the fast path that has been placed.
+pub(super) struct PlacedMsg<'a> {
     /// Its receive, which has been given up.
     pub(super) posted: &'a Posted<RecvWr>,
     pub(super) flags: CqFlags,
@@ -541,7 +544,7 @@ pub(super) struct Told<'a> {
     pub(super) imm: Option<u64>,
 }
 
-impl Told<'_> {
+impl PlacedMsg<'_> {
     /// Its completion. Most of it stands with the receive and is read there when it is written, so
     /// that nothing has to be kept until then.
     #[inline(always)]
@@ -554,31 +557,31 @@ impl Told<'_> {
     }
 }
 
-/// Counts a message of the short way that has been placed, whose receive has been given up; writes
+/// Counts a message of the fast path that has been placed, whose receive has been given up; writes
 /// its completion, with the name of its sender, which is endpoint `src_ep` of the peer.
 ///
 /// It goes to `reader`, if it is for him and the endpoint has room for another receive in advance:
 /// then it has that of this one as well.
 #[inline(always)]
-pub(super) fn report(
+pub(super) fn complete_eager(
     (ep, peer): (&mut Ep, &mut Peer),
     (avs, cqs): (&Slab<AvTable>, &mut Table<CqTable>),
     src_ep: impl FnOnce() -> u16,
-    told: Told<'_>,
+    placed: PlacedMsg<'_>,
     reader: impl Reader,
 ) {
     // That it is one more says the matcher ([`Ep::received`]).
-    ep.counters.received_bytes += told.len as u64;
-    let left = &mut ep.recv_left[usize::from(told.flags.contains(CqFlags::TAGGED))];
-    if reader.reads(ep.rx_cq) && may_borrow_more(*left) {
+    ep.counters.received_bytes += placed.len as u64;
+    let left = &mut ep.rx_reserved[usize::from(placed.flags.contains(CqFlags::TAGGED))];
+    if reader.reads(ep.rx_cq) && may_reserve_more(*left) {
         debug_assert!(cqs[ep.rx_cq].cq.is_empty(), "what is in the queue comes first");
         *left += 1;
         let src = source((ep, peer), avs, src_ep);
-        return reader.take(&told.cqe(src));
+        return reader.take(&placed.cqe(src));
     }
     ep.rx_used -= 1;
     let queue = cqs.at_mut(ep.rx_cq).expect("what was posted has a queue");
-    queue.cq.push(told.cqe(source((ep, peer), avs, src_ep)));
+    queue.cq.push(placed.cqe(source((ep, peer), avs, src_ep)));
 }
 
 /// What endpoint `src_ep` of the peer is called, for who wants to know.
@@ -602,7 +605,7 @@ fn one_max(flags: OpFlags, eager_one: usize) -> usize {
 }
 
 impl Ep {
-    /// Finds the way to `dest`. False also if it names a context, which short ways do not, or a
+    /// Finds the way to `dest`. False also if it names a context, which fast paths do not, or a
     /// life of the peer that is not the one we deal with.
     #[cold]
     #[inline(never)]
@@ -617,9 +620,9 @@ impl Ep {
         if inc != 0 && peers.get(peer).is_none_or(|peer| peer.inc != inc) {
             return false;
         }
-        let plain = self.plain_send.map(|plain| if plain { dest } else { FI_ADDR_UNSPEC });
-        let plain_peer = self.plain_send.map(|plain| if plain { peer } else { NONE });
-        self.route = Route { dest, peer, ends: [ep, self.number], inc, plain, plain_peer };
+        let fast_dest = self.fast_send.map(|fast| if fast { dest } else { FI_ADDR_UNSPEC });
+        let fast_peer = self.fast_send.map(|fast| if fast { peer } else { NONE });
+        self.route = Route { dest, peer, ends: [ep, self.number], inc, fast_dest, fast_peer };
         true
     }
 
@@ -628,7 +631,7 @@ impl Ep {
     /// not counted.
     #[cold]
     #[inline(never)]
-    fn is_usual(
+    fn find_inline_route(
         &mut self,
         net: (&Slab<AvTable>, &Peers),
         dest: FiAddr,
@@ -644,7 +647,7 @@ impl Ep {
 
 /// A message that is about to leave. Looked at when it is written, so that until then nothing of
 /// it stands in a register.
-struct ShortMsg<'a> {
+struct EagerFrame<'a> {
     peer: &'a Peer,
     /// This node, as [`mac_word`](crate::wire::mac_word) has it.
     src: &'a u64,
@@ -655,7 +658,7 @@ struct ShortMsg<'a> {
     req: &'a SendReq,
 }
 
-impl ShortMsg<'_> {
+impl EagerFrame<'_> {
     #[inline(always)]
     fn op(&self) -> MsgOp {
         let tagged = self.req.kind == MsgKind::Tagged;
@@ -664,10 +667,10 @@ impl ShortMsg<'_> {
     }
 }
 
-impl Message for ShortMsg<'_> {
+impl Message for EagerFrame<'_> {
     #[inline(always)]
-    fn head(&self, crc: bool) -> PlainHead {
-        PlainHead::between(self.peer.word, *self.src, crc)
+    fn head(&self, crc: bool) -> FrameHead {
+        FrameHead::between(self.peer.mac_word, *self.src, crc)
     }
 
     #[inline(always)]
@@ -681,9 +684,9 @@ impl Message for ShortMsg<'_> {
     }
 
     #[inline(always)]
-    fn msg(&self) -> PlainMsg {
+    fn msg(&self) -> EagerMsg {
         let peer = self.peer;
-        PlainMsg {
+        EagerMsg {
             dst_sid: peer.remote_sid,
             psn: peer.snd.nxt,
             cack: peer.rcv_nxt,
@@ -700,7 +703,7 @@ impl Message for ShortMsg<'_> {
 }
 
 /// Sends a message with a checksum.
-fn send_checked(out: &mut impl FrameSink, msg: &impl Message) -> Tx {
+fn send_with_crc(out: &mut impl FrameSink, msg: &impl Message) -> Tx {
     let (head, len) = msg.msg().emit(&msg.head(true), msg.ar());
     let (head, body) = (&head[..len], msg.body());
     let body = Body::Io { buf: body, offset: 0, len: body.len() };
@@ -710,42 +713,46 @@ fn send_checked(out: &mut impl FrameSink, msg: &impl Message) -> Tx {
 
 /// The credits that a message of `len` bytes costs, if it may leave in one frame now.
 #[inline(always)]
-pub(super) fn short_cost(peer: &mut Peer, len: usize) -> Option<u32> {
+pub(super) fn eager_cost(peer: &mut Peer, len: usize) -> Option<u32> {
     let mut cost = 1;
     // Of the last one that may leave, too: what has been acknowledged since makes room.
-    if len > UNIT || peer.short_left <= 1 {
+    if len > UNIT || peer.tx_quota <= 1 {
         cost = units(len as u64);
-        peer.short_left = peer.short_room();
-        let holds = PlainMsg::AROUND_MAX + len <= peer.frame_max as usize + ETH_HDR_LEN;
-        if u32::from(peer.short_left) < cost || !holds {
+        peer.tx_quota = peer.tx_room();
+        let holds = EagerMsg::AROUND_MAX + len <= peer.frame_max as usize + ETH_HDR_LEN;
+        if u32::from(peer.tx_quota) < cost || !holds {
             return None;
         }
     }
-    debug_assert!(u32::from(peer.short_room()) >= cost || is_planted());
+    debug_assert!(u32::from(peer.tx_room()) >= cost || is_planted());
     Some(cost)
 }
 
 /// Whether a message is the next from `peer`, and for us, who are `word`.
 #[inline(always)]
-fn is_next(peer: &Peer, word: u64, (head, msg): (&PlainHead, &PlainMsg)) -> bool {
+fn is_next(peer: &Peer, own: u64, (head, msg): (&FrameHead, &EagerMsg)) -> bool {
     debug_assert!(!peer.in_order || peer.is_in_order() || is_planted());
     peer.in_order
-        && (head.dst ^ word) << 16 == 0
-        && head.src == peer.word
+        && (head.dst ^ own) << 16 == 0
+        && head.src == peer.mac_word
         && msg.dst_sid == peer.sid
         && msg.psn == peer.rcv_nxt
 }
 
 /// What a message acknowledges and grants, if nobody waits for it. That is noted, since it is true
-/// whatever becomes of the message, unless its bytes are not (`KEPT`).
+/// whatever becomes of the message, unless its bytes are not (`LOSSY`).
 #[inline(always)]
-fn hear<const KEPT: bool>(peer: &mut Peer, cack: Psn, grant: u16) -> Option<(u32, u16)> {
+fn note_ack_and_credit<const LOSSY: bool>(
+    peer: &mut Peer,
+    cack: Psn,
+    grant: u16,
+) -> Option<(u32, u16)> {
     let acked = cack.0.wrapping_sub(peer.snd.una.0);
     let granted = grant.wrapping_sub(peer.snd.credit as u16);
-    if (acked != 0 || granted != 0) && !is_unawaited::<KEPT>(peer, acked, granted) {
+    if (acked != 0 || granted != 0) && !is_unawaited::<LOSSY>(peer, acked, granted) {
         return None;
     }
-    if !KEPT {
+    if !LOSSY {
         peer.snd.una = cack;
         peer.snd.credit = peer.snd.credit.wrapping_add(u32::from(granted));
     }
@@ -753,10 +760,10 @@ fn hear<const KEPT: bool>(peer: &mut Peer, cack: Psn, grant: u16) -> Option<(u32
 }
 
 /// Whether nothing waits to be sent for what a packet acknowledges and grants, no packet is kept
-/// (`KEPT`: but those that are kept anyhow), and it can be true.
+/// (`LOSSY`: but those that are kept anyhow), and it can be true.
 #[inline(always)]
-pub(super) fn is_unawaited<const KEPT: bool>(peer: &Peer, acked: u32, granted: u16) -> bool {
+pub(super) fn is_unawaited<const LOSSY: bool>(peer: &Peer, acked: u32, granted: u16) -> bool {
     let kept = !peer.snd.is_empty() || peer.last_unacked != Peer::NO_OP;
-    let waited_for = peer.any_waits() || !KEPT && kept;
+    let waited_for = peer.any_waits() || !LOSSY && kept;
     !waited_for && acked <= peer.snd.in_flight() && granted < 1 << 15
 }

@@ -9,7 +9,7 @@ fn plain(pair: &mut Pair, ep: EpId, len: usize, flags: OpFlags, no_completion: b
     let req = tagged(pair, len, flags, no_completion);
     let End { node, out, .. } = &mut pair.ends[0];
     let before = out.len();
-    let sent = node.send_plain(ep, &req, &mut sink(out), || now);
+    let sent = node.try_send_inline(ep, &req, &mut sink(out), || now);
     assert_eq!(out.len() - before, usize::from(sent), "a frame leaves if it was sent");
     sent
 }
@@ -27,7 +27,7 @@ fn short(pair: &mut Pair) -> bool {
     if !usual {
         let mut req = tagged(pair, 64, OpFlags::empty(), false);
         let End { node, out, .. } = &mut pair.ends[0];
-        assert!(node.send_now(ep, &mut req, &mut sink(out), || now));
+        assert!(node.try_send(ep, &mut req, &mut sink(out), || now));
     }
     usual
 }
@@ -108,11 +108,11 @@ fn no_message_goes_to_nobody() {
     for (at, ep) in eps.into_iter().enumerate() {
         let mut req = tagged(&pair, 64, OpFlags::COMPLETION, false);
         let End { node, out, .. } = &mut pair.ends[0];
-        assert!(node.send_now(ep, &mut req, &mut sink(out), || now), "endpoint {at}");
+        assert!(node.try_send(ep, &mut req, &mut sink(out), || now), "endpoint {at}");
         let frames = out.len();
         req.dest = FI_ADDR_UNSPEC;
-        assert!(!node.send_plain(ep, &req, &mut sink(out), || now), "endpoint {at}");
-        assert!(!node.send_now(ep, &mut req, &mut sink(out), || now), "endpoint {at}");
+        assert!(!node.try_send_inline(ep, &req, &mut sink(out), || now), "endpoint {at}");
+        assert!(!node.try_send(ep, &mut req, &mut sink(out), || now), "endpoint {at}");
         assert_eq!(out.len(), frames, "endpoint {at}");
         assert!(node.post_send(now, ep, req).is_err(), "endpoint {at}");
     }
@@ -136,7 +136,7 @@ fn a_usual_receive_is_told_of_and_in_one_piece() {
     for (at, (ep, buf, flags, usual)) in cases.into_iter().enumerate() {
         let (kind, src, context) = (MsgKind::Tagged, FI_ADDR_UNSPEC, 7);
         let req = RecvReq { kind, buf, src, tag: 9, ignore: 0, context, flags };
-        assert_eq!(pair.ends[0].node.recv_now(ep, &req), usual, "case {at}");
+        assert_eq!(pair.ends[0].node.try_post_recv(ep, &req), usual, "case {at}");
     }
 }
 
@@ -222,8 +222,8 @@ fn the_countdown_promises_no_more_than_there_is() {
         }
         pair.run(5_000);
         let peer = &pair.ends[1].node.peers[0];
-        let room = peer.take_room(ACK_EVERY_LOSSLESS);
-        assert!(peer.take_left <= room, "round {round}: {} of {room}", peer.take_left);
+        let room = peer.rx_room(ACK_EVERY_LOSSLESS);
+        assert!(peer.rx_quota <= room, "round {round}: {} of {room}", peer.rx_quota);
         if early {
             receive(&mut pair);
             pair.run(5_000);
@@ -243,11 +243,11 @@ fn a_probe_without_an_answer_ends_the_shortest_way() {
     short(&mut pair);
     pair.run(5_000);
     let node = &mut pair.ends[1].node;
-    assert!(node.peers[0].take_left > 0, "the next one might take it");
+    assert!(node.peers[0].rx_quota > 0, "the next one might take it");
     // It waits for something, and then long enough.
     node.peers[0].coll_waits = 1;
-    node.on_timer(pair.now + node.settings.t_dead_ns / 5, 0, &mut NoWay);
-    assert_eq!((node.peers[0].probes, node.peers[0].take_left), (1, 0));
+    node.on_timer(pair.now + node.settings.t_dead_ns / 5, 0, &mut NoReply);
+    assert_eq!((node.peers[0].probes, node.peers[0].rx_quota), (1, 0));
     node.peers[0].coll_waits = 0;
     short(&mut pair);
     pair.run(5_000);

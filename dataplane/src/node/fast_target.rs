@@ -1,5 +1,5 @@
-//! The short way of one-sided operations at their target, on a port that loses nothing. The
-//! initiator's is in `short_rma`.
+//! The fast path of one-sided operations at their target, on a port that loses nothing. The
+//! initiator's is in `fast_rma`.
 //!
 //! A request is executed when it comes, and its answer or acknowledgement leaves while it is read,
 //! if the port can do that. Else an answer waits in a list of its own until the burst has been
@@ -8,19 +8,19 @@
 
 use barewire_driver::frame::{ETH_HDR_LEN, RxFrame};
 use barewire_driver::hint::cold;
-use barewire_driver::mem::{FEW, Few, IoBuf, Words};
+use barewire_driver::mem::{InlineBytes, IoBuf, U128_LEN, Words};
 use barewire_driver::port::Tx;
 
+use super::fast_rma::{
+    ASKS_EVERY, BaseTo, READ_FAST_MAX, accept, accept_steady, asks, is_next, steady_flight,
+};
 use super::mr::Mr;
-use super::ops::{Job, JobKind};
+use super::ops::{Response, ResponseKind};
 use super::peer::{ACK_EVERY_LOSSLESS, Peer, slot_of};
 use super::rma::{REMOTE_READ, REMOTE_WRITE};
-use super::rma_in::{JOBS_MAX, atomic_needs, changes, decode_atomic};
+use super::rma_in::{RESPONSES_MAX, atomic_needs, changes, decode_atomic};
 use super::rma_out::ANSWERS_AT_ONCE;
-use super::short_rma::{
-    ASKS_EVERY, BaseTo, READ_SHORT, accept, accept_usual, asks, is_next, usual_flight,
-};
-use super::{FrameSink, Node, ShortFrame, Todo};
+use super::{FrameSink, InPlaceFrame, Node, Todo};
 use crate::flags::{Caps, MrAccess};
 use crate::plant::{Bug, planted};
 use crate::proto::atomic::{self, Datatype};
@@ -28,15 +28,15 @@ use crate::rel::sent::WINDOW;
 use crate::slab::{Link, NONE};
 use crate::types::Instant;
 use crate::wire::{
-    self, AckOp, AtomicOp, BaseOut, HeadOut, PlainAsk, PlainBase, PlainOp, RespOp, Ty, Wanted,
-    WriteOp,
+    self, AckOp, AtomicOp, BaseOut, BaseWords, HeadOut, RawRequest, RequestKey, RequestTy, RespOp,
+    Ty, WriteOp,
 };
 
 /// Kinds of operations about which every question was answered, at most: atomic ones, and writes
 /// and reads.
-const NEAR_ATOMIC: usize = 8;
-const NEAR_BYTES: usize = 4;
-const NEAR: usize = NEAR_ATOMIC + 2 * NEAR_BYTES;
+const ATOMIC_GRANTS: usize = 8;
+const BYTES_GRANTS: usize = 4;
+const GRANTS: usize = ATOMIC_GRANTS + 2 * BYTES_GRANTS;
 
 /// An answer.
 #[derive(Clone, Copy, Debug)]
@@ -45,17 +45,17 @@ pub(super) struct Answer {
     /// Our name for the session in which it was asked for.
     sid: u32,
     ty: Ty,
-    asked: wire::Asked,
-    values: Few,
+    reply_to: wire::ReplyTo,
+    values: InlineBytes,
 }
 
-/// What an operation of the short way asked for about which every question was answered, and the
+/// What an operation of the fast path asked for about which every question was answered, and the
 /// answers. Who closes or narrows what they depend on forgets them
-/// ([`forget_near`](Node::forget_near)).
+/// ([`revoke_grants`](Node::revoke_grants)).
 #[derive(Clone, Copy, Debug)]
 #[repr(align(64))]
-struct Near {
-    what: Wanted,
+struct AccessGrant {
+    key: RequestKey,
     /// Of an atomic operation: bytes of the payload, and of the elements.
     plen: u16,
     bytes: u16,
@@ -65,8 +65,8 @@ struct Near {
     word: bool,
     /// The old values are wanted.
     fetch: bool,
-    /// It is [`Usual`].
-    usual: bool,
+    /// It is [`FetchAddGrant`].
+    fetch_add_ok: bool,
     /// Counters of the region or the endpoint count it.
     counted: bool,
     mr: u32,
@@ -81,63 +81,63 @@ struct Near {
 /// that is one piece of memory. What there is to know of it stands here as well, in half a line.
 #[derive(Debug)]
 #[repr(align(64))]
-struct Usual {
-    what: Wanted,
+struct FetchAddGrant {
+    key: RequestKey,
     /// Remote address of the region's first byte.
     base: u64,
     /// The region's memory: lent for as long as the region is there, and forgotten with it.
     memory: Words,
 }
 
-/// What a target keeps for the short way.
+/// What a target keeps for the fast path.
 #[derive(Debug)]
-pub(super) struct Asked {
+pub(super) struct TargetCache {
     /// Apart from the node, whose own records stand close together.
-    near: Box<[Near; NEAR]>,
-    /// At the place where `near` has it.
-    usual: Box<[Usual; NEAR_ATOMIC]>,
+    grants: Box<[AccessGrant; GRANTS]>,
+    /// At the place where `grants` has it.
+    fetch_adds: Box<[FetchAddGrant; ATOMIC_GRANTS]>,
     /// Answers that the burst being taken has made due and that could not leave at once.
     answers: Vec<Answer>,
-    /// Answers that wait, here and on the long way.
+    /// Answers that wait, here and on the slow path.
     pub(super) waiting: usize,
-    /// How many answers there may be on the long way, and waiting here besides.
-    jobs_few: usize,
+    /// How many answers there may be on the slow path, and waiting here besides.
+    response_quota: usize,
 }
 
-impl Asked {
-    /// For a node with room for `jobs` answers.
-    pub(super) fn new(jobs: usize) -> Self {
+impl TargetCache {
+    /// For a node with room for `responses` answers.
+    pub(super) fn new(responses: usize) -> Self {
         Self {
-            near: Box::new([Near::NOTHING; NEAR]),
-            usual: Box::new([const { Usual::NOTHING }; NEAR_ATOMIC]),
+            grants: Box::new([AccessGrant::NOTHING; GRANTS]),
+            fetch_adds: Box::new([const { FetchAddGrant::NOTHING }; ATOMIC_GRANTS]),
             answers: Vec::with_capacity(ANSWERS_AT_ONCE),
             waiting: 0,
-            jobs_few: jobs.min(JOBS_MAX.into()),
+            response_quota: responses.min(RESPONSES_MAX.into()),
         }
     }
 
     /// Where that is kept which is known of `what`. Never the same for two types.
     #[inline(always)]
-    fn place(ask: PlainAsk, what: &Wanted) -> usize {
+    fn slot(ask: RequestTy, key: &RequestKey) -> usize {
         match ask {
-            PlainAsk::Atomic => what.hash() % NEAR_ATOMIC,
-            PlainAsk::Write => NEAR_ATOMIC + what.hash() % NEAR_BYTES,
-            PlainAsk::Read => NEAR_ATOMIC + NEAR_BYTES + what.hash() % NEAR_BYTES,
+            RequestTy::Atomic => key.hash() % ATOMIC_GRANTS,
+            RequestTy::Write => ATOMIC_GRANTS + key.hash() % BYTES_GRANTS,
+            RequestTy::Read => ATOMIC_GRANTS + BYTES_GRANTS + key.hash() % BYTES_GRANTS,
         }
     }
 }
 
-impl Near {
+impl AccessGrant {
     /// Nothing is known.
     const NOTHING: Self = Self {
-        what: Wanted::NOTHING,
+        key: RequestKey::NOTHING,
         plen: 0,
         bytes: 0,
         op: atomic::AtomicOp::Read,
         ty: Datatype::Uint64,
         word: false,
         fetch: false,
-        usual: false,
+        fetch_add_ok: false,
         counted: false,
         mr: NONE,
         ep: NONE,
@@ -155,30 +155,30 @@ impl Node {
         frame: RxFrame<'_>,
         mut out: impl FrameSink,
     ) {
-        if !self.take_usual_fetch(now, &frame, &mut out) {
+        if !self.rx_fetch_add(now, &frame, &mut out) {
             cold(());
-            self.on_ask_frame(PlainAsk::Atomic, now, &frame.again(), out);
+            self.on_request_frame(RequestTy::Atomic, now, &frame.again(), out);
         }
     }
 
     /// Takes a frame that holds any request, as [`on_atomic_frame`](Self::on_atomic_frame) does.
     #[inline(never)]
-    pub(super) fn on_ask_frame(
+    pub(super) fn on_request_frame(
         &mut self,
-        ask: PlainAsk,
+        ask: RequestTy,
         now: Instant,
         frame: &RxFrame<'_>,
         mut out: impl FrameSink,
     ) {
-        if !self.take_request(ask, now, frame, &mut out) {
-            self.on_frame_long(now, frame);
+        if !self.rx_request(ask, now, frame, &mut out) {
+            self.on_frame_slow(now, frame);
         }
     }
 
     /// Executes what most atomic operations are, if its packet is next in order and no answer
     /// waits. False if it is another: nothing has happened.
     #[inline(always)]
-    pub(super) fn take_usual_fetch(
+    pub(super) fn rx_fetch_add(
         &mut self,
         now: Instant,
         frame: &RxFrame<'_>,
@@ -188,36 +188,36 @@ impl Node {
         if frame.len() < AtomicOp::HEAD + size_of::<u64>() {
             return cold(false);
         }
-        let Some((base, op)) = PlainOp::parse(frame, PlainAsk::Atomic) else {
+        let Some((base, op)) = RawRequest::parse(frame, RequestTy::Atomic) else {
             return cold(false);
         };
-        let usual = &self.asked.usual[Asked::place(PlainAsk::Atomic, &op.what)];
-        debug_assert!(self.asked.waiting == self.asked.answers.len() + self.jobs.len());
+        let fetch_add = &self.target.fetch_adds[TargetCache::slot(RequestTy::Atomic, &op.key)];
+        debug_assert!(self.target.waiting == self.target.answers.len() + self.responses.len());
         // Nothing waits, so that there is room for the answer, wherever it goes.
-        if usual.what != op.what || self.asked.waiting != 0 {
+        if fetch_add.key != op.key || self.target.waiting != 0 {
             return cold(false);
         }
         let p = slot_of(base.dst_sid());
         let Some(peer) = self.peers.at_mut(p) else { return cold(false) };
-        let Some(flying) = usual_flight(peer, self.word, &base, size_of::<u64>()) else {
+        let Some(flying) = steady_flight(peer, self.mac_word, &base, size_of::<u64>()) else {
             return cold(false);
         };
-        let Some(old) = usual.execute(op.addr, frame) else { return cold(false) };
-        let Some(asked) = wire::Asked::parse(frame) else { return cold(false) };
+        let Some(old) = fetch_add.execute(op.addr, frame) else { return cold(false) };
+        let Some(reply_to) = wire::ReplyTo::parse(frame) else { return cold(false) };
         peer.nack.note_key(now, false);
-        accept_usual(peer, &base, self.polled_at);
+        accept_steady(peer, &base, self.polled_at);
         self.counters.rma_executed += 1;
-        let what = (Ty::Resp, &asked);
-        let answer = AnswerTo { ar: false, ..AnswerTo::new(peer, &self.word, what, old) };
+        let what = (Ty::Resp, &reply_to);
+        let answer = AnswerTo { ar: false, ..AnswerTo::new(peer, &self.mac_word, what, old) };
         // Before so many nobody asks for an acknowledgement.
-        if flying < ASKS_EVERY - 1 && out.send_short(&answer) == Tx::Sent {
+        if flying < ASKS_EVERY - 1 && out.send_in_place(&answer) == Tx::Sent {
             self.counters.tx_frames += 1;
             (peer.owed, peer.ack_now) = (0, false);
             // Just heard, it is as if it had been probed.
             peer.probe_at = now;
-            // Alone it takes the room that is left for it (`Peer::short_room`).
+            // Alone it takes the room that is left for it (`Peer::tx_room`).
             if flying != 0 {
-                peer.short_left = peer.short_left.saturating_sub(1);
+                peer.tx_quota = peer.tx_quota.saturating_sub(1);
             }
             peer.snd.number();
             if peer.timer_at == Instant(u64::MAX) {
@@ -226,7 +226,7 @@ impl Node {
             }
         } else {
             cold(());
-            self.answer_soon(p, (Ty::Resp, asked), old.into(), 8);
+            self.answer_soon(p, (Ty::Resp, reply_to), old.into(), 8);
         }
         true
     }
@@ -235,33 +235,35 @@ impl Node {
     /// and nothing about it is out of the ordinary. False if it is another: nothing has happened.
     /// (From the start, so that what others look at never has to lie in memory.)
     #[inline(always)]
-    fn take_request(
+    fn rx_request(
         &mut self,
-        ask: PlainAsk,
+        ask: RequestTy,
         now: Instant,
         frame: &RxFrame<'_>,
         out: &mut impl FrameSink,
     ) -> bool {
-        let Some((base, op)) = PlainOp::parse(frame, ask) else { return cold(false) };
-        if !is_next(&self.peers, self.word, &base) {
+        let Some((base, op)) = RawRequest::parse(frame, ask) else { return cold(false) };
+        if !is_next(&self.peers, self.mac_word, &base) {
             return cold(false);
         }
-        let near = &self.asked.near[Asked::place(ask, &op.what)];
-        let known = near.what == op.what && (ask != PlainAsk::Atomic || near.plen == base.plen());
-        if !known && !self.look_near(ask, op, base.plen()) {
+        let grant = &self.target.grants[TargetCache::slot(ask, &op.key)];
+        let known = grant.key == op.key && (ask != RequestTy::Atomic || grant.plen == base.plen());
+        if !known && !self.check_access(ask, op, base.plen()) {
             return cold(false);
         }
         match ask {
-            PlainAsk::Atomic => self.execute_atomic(now, frame, &base, op, out),
-            PlainAsk::Write | PlainAsk::Read => self.execute_bytes(ask, now, frame, &base, op, out),
+            RequestTy::Atomic => self.execute_atomic(now, frame, &base, op, out),
+            RequestTy::Write | RequestTy::Read => {
+                self.execute_bytes(ask, now, frame, &base, op, out)
+            }
         }
     }
 
     /// Whether another answer may wait: no more for a peer than for all of them.
     #[inline(always)]
     fn may_answer(&self) -> bool {
-        let few = self.jobs.len() + ANSWERS_AT_ONCE <= self.asked.jobs_few;
-        few && self.asked.answers.len() < ANSWERS_AT_ONCE
+        let has_room = self.responses.len() + ANSWERS_AT_ONCE <= self.target.response_quota;
+        has_room && self.target.answers.len() < ANSWERS_AT_ONCE
     }
 
     /// Executes an atomic operation of which everything is known that is alike in many.
@@ -270,34 +272,34 @@ impl Node {
         &mut self,
         now: Instant,
         frame: &RxFrame<'_>,
-        base: &PlainBase,
-        op: PlainOp,
+        base: &BaseWords,
+        op: RawRequest,
         out: &mut impl FrameSink,
     ) -> bool {
         let p = slot_of(base.dst_sid());
         let may_answer = self.may_answer();
-        let near = &self.asked.near[Asked::place(PlainAsk::Atomic, &op.what)];
-        let at = op.addr.wrapping_sub(near.base);
+        let grant = &self.target.grants[TargetCache::slot(RequestTy::Atomic, &op.key)];
+        let at = op.addr.wrapping_sub(grant.base);
         let peer = &mut self.peers[p];
-        // One that is to be acknowledged besides being answered is left to the long way.
-        let odd = near.fetch && (!may_answer || base.asks_ack());
-        if at > near.room || peer.bad_seq != NONE || odd {
+        // One that is to be acknowledged besides being answered is left to the slow path.
+        let odd = grant.fetch && (!may_answer || base.asks_ack());
+        if at > grant.room || peer.bad_seq != NONE || odd {
             return cold(false);
         }
-        let mr = &self.mrs[near.mr];
-        let Some(old) = near.execute(mr, at as usize, frame) else { return cold(false) };
-        let Some(asked) = wire::Asked::parse(frame) else { return cold(false) };
+        let mr = &self.mrs[grant.mr];
+        let Some(old) = grant.execute(mr, at as usize, frame) else { return cold(false) };
+        let Some(reply_to) = wire::ReplyTo::parse(frame) else { return cold(false) };
         peer.nack.note_key(now, false);
         accept(peer, base, self.polled_at);
-        if near.usual {
-            peer.quiet = peer.is_quiet();
+        if grant.fetch_add_ok {
+            peer.steady = peer.is_steady();
         }
         self.counters.rma_executed += 1;
-        let (fetch, bytes) = (near.fetch, near.bytes.into());
-        let counted = near.counted.then_some((near.mr, near.ep, near.op));
+        let (fetch, bytes) = (grant.fetch, grant.bytes.into());
+        let counted = grant.counted.then_some((grant.mr, grant.ep, grant.op));
         if fetch {
-            let alone = self.asked.answers.is_empty() && peer.jobq.head == NONE;
-            self.answer_to((now, p, alone), (Ty::Resp, asked), (old, bytes), out);
+            let alone = self.target.answers.is_empty() && peer.resp_q.head == NONE;
+            self.answer_to((now, p, alone), (Ty::Resp, reply_to), (old, bytes), out);
         } else {
             self.acknowledge(p, base, out);
         }
@@ -311,51 +313,51 @@ impl Node {
     #[inline(always)]
     fn execute_bytes(
         &mut self,
-        ask: PlainAsk,
+        ask: RequestTy,
         now: Instant,
         frame: &RxFrame<'_>,
-        base: &PlainBase,
-        op: PlainOp,
+        base: &BaseWords,
+        op: RawRequest,
         out: &mut impl FrameSink,
     ) -> bool {
-        let Some(len) = PlainOp::len(frame, ask, base) else { return cold(false) };
+        let Some(len) = RawRequest::len(frame, ask, base) else { return cold(false) };
         let p = slot_of(base.dst_sid());
-        let alone = self.asked.answers.is_empty() && self.peers[p].jobq.head == NONE;
-        let may_answer = alone && self.jobs.is_empty() || self.may_answer();
-        let near = &self.asked.near[Asked::place(ask, &op.what)];
-        let at = op.addr.wrapping_sub(near.base);
+        let alone = self.target.answers.is_empty() && self.peers[p].resp_q.head == NONE;
+        let may_answer = alone && self.responses.is_empty() || self.may_answer();
+        let grant = &self.target.grants[TargetCache::slot(ask, &op.key)];
+        let at = op.addr.wrapping_sub(grant.base);
         let peer = &mut self.peers[p];
-        if at > near.room || len as u64 > near.room - at || peer.bad_seq != NONE {
+        if at > grant.room || len as u64 > grant.room - at || peer.bad_seq != NONE {
             return cold(false);
         }
-        let (at, buf) = (at as usize, &self.mrs[near.mr].buf);
-        let (counted, mr, ep) = (near.counted, near.mr, near.ep);
-        if ask == PlainAsk::Write {
+        let (at, buf) = (at as usize, &self.mrs[grant.mr].buf);
+        let (counted, mr, ep) = (grant.counted, grant.mr, grant.ep);
+        if ask == RequestTy::Write {
             frame.copy_to_io(WriteOp::HEAD, buf, at, len);
             // What one that was given up half way had written ends with this one's number.
             peer.written = 0;
             accept(peer, base, self.polled_at);
             self.acknowledge(p, base, out);
         } else {
-            let Some(asked) = wire::Asked::of_read(frame) else { return cold(false) };
+            let Some(reply_to) = wire::ReplyTo::of_read(frame) else { return cold(false) };
             if !may_answer || base.asks_ack() {
                 return cold(false);
             }
-            if len <= FEW {
-                let mut old = [0; FEW];
+            if len <= U128_LEN {
+                let mut old = [0; U128_LEN];
                 buf.read_at(at, &mut old[..len]);
                 accept(peer, base, self.polled_at);
                 let old = u128::from_le_bytes(old);
-                self.answer_to((now, p, alone), (Ty::Data, asked), (old, len), out);
+                self.answer_to((now, p, alone), (Ty::Data, reply_to), (old, len), out);
             } else {
                 // As if it had been taken, so that it is acknowledged as well.
-                let what = (Ty::Data, &asked);
-                let mut part = AnswerTo::new(peer, &self.word, what, (buf, at, len));
+                let what = (Ty::Data, &reply_to);
+                let mut part = AnswerTo::new(peer, &self.mac_word, what, (buf, at, len));
                 part.base.ahead = 1;
                 // More is paced by who asks for it.
-                let open = alone && peer.snd.in_flight() < WINDOW && len <= READ_SHORT;
+                let open = alone && peer.snd.in_flight() < WINDOW && len <= READ_FAST_MAX;
                 let holds = RespOp::HEAD + len <= peer.frame_max as usize + ETH_HDR_LEN;
-                if !open || !holds || out.send_short(&part) != Tx::Sent {
+                if !open || !holds || out.send_in_place(&part) != Tx::Sent {
                     return cold(false);
                 }
                 accept(peer, base, self.polled_at);
@@ -365,7 +367,7 @@ impl Node {
         self.peers[p].nack.note_key(now, false);
         self.counters.rma_executed += 1;
         if counted {
-            let read = ask == PlainAsk::Read;
+            let read = ask == RequestTy::Read;
             self.count_executed(mr, ep, read, !read);
         }
         true
@@ -376,20 +378,20 @@ impl Node {
     fn answer_to(
         &mut self,
         (now, p, alone): (Instant, u32, bool),
-        (ty, asked): (Ty, wire::Asked),
+        (ty, reply_to): (Ty, wire::ReplyTo),
         (old, bytes): (u128, usize),
         out: &mut impl FrameSink,
     ) {
-        let (peer, src, what) = (&self.peers[p], &self.word, (ty, &asked));
+        let (peer, src, what) = (&self.peers[p], &self.mac_word, (ty, &reply_to));
         let sent = alone
             && match bytes {
                 8 => AnswerTo::new(peer, src, what, old as u64).send(out),
-                _ => AnswerTo::new(peer, src, what, Few::one(old, bytes)).send(out),
+                _ => AnswerTo::new(peer, src, what, InlineBytes::one(old, bytes)).send(out),
             };
         if sent {
             self.answer_left(now, p);
         } else {
-            self.answer_soon(p, (ty, asked), old, bytes);
+            self.answer_soon(p, (ty, reply_to), old, bytes);
         }
     }
 
@@ -398,7 +400,7 @@ impl Node {
     fn answer_left(&mut self, now: Instant, p: u32) {
         self.counters.tx_frames += 1;
         let peer = &mut self.peers[p];
-        peer.tell_ack();
+        peer.carried_ack_in_order();
         if answered(now, peer) {
             self.arm_timer(now, p);
         }
@@ -406,22 +408,28 @@ impl Node {
 
     /// Keeps an answer of `bytes` bytes for the end of the burst.
     #[inline(never)]
-    fn answer_soon(&mut self, p: u32, (ty, asked): (Ty, wire::Asked), old: u128, bytes: usize) {
-        let (sid, values) = (self.peers[p].sid, Few::one(old, bytes));
-        self.asked.answers.push(Answer { peer: p, sid, ty, asked, values });
+    fn answer_soon(
+        &mut self,
+        p: u32,
+        (ty, reply_to): (Ty, wire::ReplyTo),
+        old: u128,
+        bytes: usize,
+    ) {
+        let (sid, values) = (self.peers[p].sid, InlineBytes::one(old, bytes));
+        self.target.answers.push(Answer { peer: p, sid, ty, reply_to, values });
         self.todo |= Todo::ANSWER;
-        self.asked.waiting += 1;
-        self.owe_short(p);
+        self.target.waiting += 1;
+        self.owe_ack_fast(p);
     }
 
     /// Tells peer `p` that what `base` brought has been executed, if it wants to hear that.
     #[inline(always)]
-    fn acknowledge(&mut self, p: u32, base: &PlainBase, out: &mut impl FrameSink) {
+    fn acknowledge(&mut self, p: u32, base: &BaseWords, out: &mut impl FrameSink) {
         if !base.asks_ack() {
-            return self.owe_short(p);
+            return self.owe_ack_fast(p);
         }
         let peer = &mut self.peers[p];
-        if out.send_short(&AckTo(BaseTo { peer, src: &self.word, ahead: 0 })) == Tx::Sent {
+        if out.send_in_place(&AckTo(BaseTo { peer, src: &self.mac_word, ahead: 0 })) == Tx::Sent {
             (peer.owed, peer.ack_now, peer.dups) = (0, false, 0);
             self.counters.tx_frames += 1;
             self.counters.tx_acks += 1;
@@ -431,12 +439,12 @@ impl Node {
         }
     }
 
-    /// An acknowledgement is owed for one packet more of the short way.
+    /// An acknowledgement is owed for one packet more of the fast path.
     #[inline(always)]
-    pub(super) fn owe_short(&mut self, p: u32) {
+    pub(super) fn owe_ack_fast(&mut self, p: u32) {
         let peer = &mut self.peers[p];
         peer.owed = peer.owed.saturating_add(1);
-        peer.take_left = peer.take_left.saturating_sub(1);
+        peer.rx_quota = peer.rx_quota.saturating_sub(1);
         if peer.owed >= ACK_EVERY_LOSSLESS {
             peer.ack_now = true;
             self.make_ready(p);
@@ -445,79 +453,87 @@ impl Node {
 
     /// Asks every question about an operation, and remembers the answers if each of them is yes.
     #[inline(never)]
-    fn look_near(&mut self, ask: PlainAsk, said: PlainOp, plen: u16) -> bool {
-        let near = match ask {
-            PlainAsk::Atomic => self.near_atomic(said, plen),
-            PlainAsk::Write | PlainAsk::Read => self.near_bytes(ask, said),
+    fn check_access(&mut self, ask: RequestTy, request: RawRequest, plen: u16) -> bool {
+        let grant = match ask {
+            RequestTy::Atomic => self.grant_atomic(request, plen),
+            RequestTy::Write | RequestTy::Read => self.grant_bytes(ask, request),
         };
-        let Some(near) = near else { return false };
-        self.mr_near = near.mr;
-        let at = Asked::place(ask, &said.what);
-        self.asked.near[at] = near;
-        if let Some(usual) = self.asked.usual.get_mut(at) {
-            let memory = self.mrs[near.mr].buf.as_one().filter(|_| near.usual);
-            let (what, base) = (near.what, near.base);
-            let shared = self.mrs[near.mr].is_shared();
-            *usual = memory
+        let Some(grant) = grant else { return false };
+        self.mr_last = grant.mr;
+        let at = TargetCache::slot(ask, &request.key);
+        self.target.grants[at] = grant;
+        if let Some(fetch_add) = self.target.fetch_adds.get_mut(at) {
+            let memory = self.mrs[grant.mr].buf.as_one().filter(|_| grant.fetch_add_ok);
+            let (key, base) = (grant.key, grant.base);
+            let shared = self.mrs[grant.mr].is_shared();
+            *fetch_add = memory
                 .and_then(|span| Words::of(span, shared))
-                .map_or(Usual::NOTHING, |memory| Usual { what, base, memory });
+                .map_or(FetchAddGrant::NOTHING, |memory| FetchAddGrant { key, base, memory });
         }
         true
     }
 
     /// The endpoint that an operation is for, if it may be worked on so, and whether it counts
     /// that.
-    fn near_ep(&self, number: u16, caps: Caps) -> Option<(u32, bool)> {
+    fn grant_ep(&self, number: u16, caps: Caps) -> Option<(u32, bool)> {
         let ep = self.ep_slot(number);
         let e = self.eps.get(ep).filter(|e| e.enabled && e.caps.contains(caps))?;
         Some((ep, e.caps.contains(Caps::RMA_EVENT)))
     }
 
-    fn near_bytes(&self, ask: PlainAsk, said: PlainOp) -> Option<Near> {
-        let read = ask == PlainAsk::Read;
+    fn grant_bytes(&self, ask: RequestTy, request: RawRequest) -> Option<AccessGrant> {
+        let read = ask == RequestTy::Read;
         let (caps, access) = match read {
             true => (Caps::REMOTE_READ, MrAccess::REMOTE_READ),
             false => (Caps::REMOTE_WRITE, MrAccess::REMOTE_WRITE),
         };
-        if !said.what.is_whole(ask) {
+        if !request.key.is_whole(ask) {
             return None;
         }
-        let range = said.range();
-        let (ep, counted) = self.near_ep(range.dst_ep, Caps::RMA | caps)?;
+        let range = request.range();
+        let (ep, counted) = self.grant_ep(range.dst_ep, Caps::RMA | caps)?;
         let (m, _) = self.mr_look(ep, &range, 1, access).ok()?;
         let mr = &self.mrs[m];
         let counted = counted || if read { mr.read_cntr } else { mr.write_cntr } != NONE;
         let (base, room) = (mr.base, mr.buf.len() as u64);
-        Some(Near { what: said.what, counted, mr: m, ep, base, room, ..Near::NOTHING })
+        Some(AccessGrant {
+            key: request.key,
+            counted,
+            mr: m,
+            ep,
+            base,
+            room,
+            ..AccessGrant::NOTHING
+        })
     }
 
-    fn near_atomic(&self, said: PlainOp, plen: u16) -> Option<Near> {
-        let op = said.checked()?;
+    fn grant_atomic(&self, request: RawRequest, plen: u16) -> Option<AccessGrant> {
+        let op = request.checked()?;
         let plain = op.range.last && op.end && !op.tagged && !op.void && op.range.rx_ctx == 0;
-        let (plen, said_len) = (usize::from(plen), plen);
+        let (plen, payload_len) = (usize::from(plen), plen);
         let (what, ty, bytes) = decode_atomic(&op, plen).ok()?;
-        if !plain || bytes > Job::SHORT {
+        if !plain || bytes > Response::SHORT {
             return None;
         }
         let (caps, access) = atomic_needs(&op, what);
-        let (ep, counted) = self.near_ep(op.range.dst_ep, caps)?;
+        let (ep, counted) = self.grant_ep(op.range.dst_ep, caps)?;
         let (m, _) = self.mr_look(ep, &op.range, bytes as u64, access).ok()?;
         let mr = &self.mrs[m];
-        let few = op.count == 1 && plen <= FEW;
-        let word = few && ty.is_integer() && bytes >= 4;
+        let one = op.count == 1 && plen <= U128_LEN;
+        let word = one && ty.is_integer() && bytes >= 4;
         let counted =
             counted || op.fetch && mr.read_cntr != NONE || changes(what) && mr.write_cntr != NONE;
         let sum = op.fetch && what == atomic::AtomicOp::Sum;
-        let usual = word && bytes == 8 && sum && !counted;
-        Some(Near {
-            what: said.what,
-            plen: said_len,
+        let fetch_add_ok = word && bytes == 8 && sum && !counted;
+        Some(AccessGrant {
+            key: request.key,
+            plen: payload_len,
             bytes: bytes as u16,
             op: what,
             ty,
             word,
             fetch: op.fetch,
-            usual,
+            fetch_add_ok,
             counted,
             mr: m,
             ep,
@@ -528,12 +544,12 @@ impl Node {
 
     /// What was found out about operations holds no longer.
     #[cold]
-    pub(super) fn forget_near(&mut self) {
-        if planted(Bug::NearKept) {
+    pub(super) fn revoke_grants(&mut self) {
+        if planted(Bug::GrantKept) {
             return;
         }
-        *self.asked.near = [Near::NOTHING; NEAR];
-        *self.asked.usual = [const { Usual::NOTHING }; NEAR_ATOMIC];
+        *self.target.grants = [AccessGrant::NOTHING; GRANTS];
+        *self.target.fetch_adds = [const { FetchAddGrant::NOTHING }; ATOMIC_GRANTS];
     }
 
     #[cold]
@@ -545,52 +561,52 @@ impl Node {
     /// Whether answers wait.
     #[inline(always)]
     pub fn has_answers(&self) -> bool {
-        !self.asked.answers.is_empty()
+        !self.target.answers.is_empty()
     }
 
     /// Sends the answers that the last burst has made due. What cannot leave now, or has something
     /// before it, is the next [`transmit`](Self::transmit)'s.
     pub fn send_answers(&mut self, now: Instant, out: &mut impl FrameSink) {
-        for i in 0..self.asked.answers.len() {
-            let answer = &self.asked.answers[i];
+        for i in 0..self.target.answers.len() {
+            let answer = &self.target.answers[i];
             let p = answer.peer;
             let sent = self.peers.get_mut(p).filter(|peer| {
-                let free = peer.sid == answer.sid && peer.plain && peer.jobq.head == NONE;
-                let what = (answer.ty, &answer.asked);
-                free && AnswerTo::new(peer, &self.word, what, answer.values).send(out)
+                let free = peer.sid == answer.sid && peer.fast_path && peer.resp_q.head == NONE;
+                let what = (answer.ty, &answer.reply_to);
+                free && AnswerTo::new(peer, &self.mac_word, what, answer.values).send(out)
             });
             let Some(peer) = sent else {
                 self.answer_later(i);
                 continue;
             };
             self.counters.tx_frames += 1;
-            peer.tell_ack();
+            peer.carried_ack_in_order();
             if answered(now, peer) {
                 self.arm_timer(now, p);
             }
         }
-        self.asked.waiting -= self.asked.answers.len();
-        self.asked.answers.clear();
+        self.target.waiting -= self.target.answers.len();
+        self.target.answers.clear();
         self.todo -= Todo::ANSWER;
     }
 
-    /// Leaves an answer to the long way, unless the session has ended: nobody waits for it then.
+    /// Leaves an answer to the slow path, unless the session has ended: nobody waits for it then.
     #[cold]
     fn answer_later(&mut self, i: usize) {
-        let Answer { peer, sid, ty, asked, values } = self.asked.answers[i];
-        let RespOp { dst_op, dst_gen, offset, .. } = asked.resp();
+        let Answer { peer, sid, ty, reply_to, values } = self.target.answers[i];
+        let RespOp { dst_op, dst_gen, offset, .. } = reply_to.resp();
         if self.peers.get(peer).is_none_or(|peer| peer.sid != sid) {
             return;
         }
-        let (mut short, all, len) = ([0; Job::SHORT], values.to_bytes(), values.len() as u16);
-        short.copy_from_slice(&all[..Job::SHORT]);
-        let kind = JobKind::Values { ty, offset, len, short, long: Vec::new() };
+        let (mut short, all, len) = ([0; Response::SHORT], values.to_bytes(), values.len() as u16);
+        short.copy_from_slice(&all[..Response::SHORT]);
+        let kind = ResponseKind::Values { ty, offset, len, short, long: Vec::new() };
         let link = Link::default();
-        self.add_job(Job { peer, dst_op, dst_gen, kind, queued: true, link });
+        self.add_response(Response { peer, dst_op, dst_gen, kind, queued: true, link });
     }
 }
 
-impl Near {
+impl AccessGrant {
     /// Executes the operation that `frame` holds from offset `at` of region `mr`, if that can be,
     /// and returns the old values.
     #[inline(always)]
@@ -598,24 +614,24 @@ impl Near {
         if self.word {
             return self.execute_word(mr, at, frame).map(u128::from);
         }
-        self.execute_few(mr, at, frame)
+        self.execute_inline(mr, at, frame)
     }
 
     #[inline(never)]
     fn execute_word(&self, mr: &Mr, at: usize, frame: &RxFrame<'_>) -> Option<u64> {
-        let operands = frame.few_at(AtomicOp::HEAD, self.plen.into())?;
+        let operands = frame.u128_at(AtomicOp::HEAD, self.plen.into())?;
         mr.buf.first()?.atomic_word(at, self.op, self.ty, operands, mr.is_shared())
     }
 
     /// On few bytes that are no word.
     #[inline(never)]
-    fn execute_few(&self, mr: &Mr, at: usize, frame: &RxFrame<'_>) -> Option<u128> {
+    fn execute_inline(&self, mr: &Mr, at: usize, frame: &RxFrame<'_>) -> Option<u128> {
         let (plen, bytes) = (usize::from(self.plen), usize::from(self.bytes));
-        let (mut few, mut old) = ([0; Few::MAX], [0; FEW]);
-        if !frame.copy_to(AtomicOp::HEAD, &mut few[..plen]) {
+        let (mut operands, mut old) = ([0; InlineBytes::MAX], [0; U128_LEN]);
+        if !frame.copy_to(AtomicOp::HEAD, &mut operands[..plen]) {
             return None;
         }
-        let (operand, compare) = few[..plen].split_at(plen.min(bytes));
+        let (operand, compare) = operands[..plen].split_at(plen.min(bytes));
         let count = bytes / self.ty.size();
         let to = &mut old[..bytes];
         let done = mr.buf.atomic(at, self.op, self.ty, count, operand, compare, to, mr.sharing);
@@ -623,9 +639,9 @@ impl Near {
     }
 }
 
-impl Usual {
+impl FetchAddGrant {
     /// Nothing is known.
-    const NOTHING: Self = Self { what: Wanted::NOTHING, base: 0, memory: Words::NONE };
+    const NOTHING: Self = Self { key: RequestKey::NOTHING, base: 0, memory: Words::NONE };
 
     /// Fetches and adds the word that `frame` holds at remote address `addr`, if it is inside and
     /// aligned.
@@ -643,8 +659,8 @@ fn answered(now: Instant, peer: &mut Peer) -> bool {
         peer.probe_at = now;
     }
     peer.snd.number();
-    if peer.short_left > 0 {
-        peer.short_left -= 1;
+    if peer.tx_quota > 0 {
+        peer.tx_quota -= 1;
     }
     peer.timer_at == Instant(u64::MAX)
 }
@@ -653,7 +669,7 @@ fn answered(now: Instant, peer: &mut Peer) -> bool {
 struct AnswerTo<'a, P> {
     base: BaseTo<'a>,
     ty: Ty,
-    asked: &'a wire::Asked,
+    reply_to: &'a wire::ReplyTo,
     /// It asks for an acknowledgement.
     ar: bool,
     payload: P,
@@ -661,9 +677,14 @@ struct AnswerTo<'a, P> {
 
 impl<'a, P> AnswerTo<'a, P> {
     #[inline(always)]
-    fn new(peer: &'a Peer, src: &'a u64, (ty, asked): (Ty, &'a wire::Asked), payload: P) -> Self {
+    fn new(
+        peer: &'a Peer,
+        src: &'a u64,
+        (ty, reply_to): (Ty, &'a wire::ReplyTo),
+        payload: P,
+    ) -> Self {
         let base = BaseTo { peer, src, ahead: 0 };
-        Self { base, ty, asked, ar: asks(peer), payload }
+        Self { base, ty, reply_to, ar: asks(peer), payload }
     }
 
     /// Sends it, and says whether it has left.
@@ -672,7 +693,7 @@ impl<'a, P> AnswerTo<'a, P> {
     where
         P: Payload<H>,
     {
-        self.base.peer.snd.in_flight() < WINDOW && out.send_short(self) == Tx::Sent
+        self.base.peer.snd.in_flight() < WINDOW && out.send_in_place(self) == Tx::Sent
     }
 }
 
@@ -685,13 +706,13 @@ trait Payload<const H: usize> {
     #[inline(always)]
     fn put(&self, _: &mut impl HeadOut) {}
 
-    /// As [`ShortFrame::few`].
+    /// As [`InPlaceFrame::inline_bytes`].
     #[inline(always)]
-    fn few(&self) -> Few {
-        Few::NONE
+    fn inline_bytes(&self) -> InlineBytes {
+        InlineBytes::NONE
     }
 
-    /// As [`ShortFrame::part`].
+    /// As [`InPlaceFrame::part`].
     #[inline(always)]
     fn part(&self) -> Option<(&IoBuf, usize, usize)> {
         None
@@ -710,14 +731,14 @@ impl Payload<{ RespOp::HEAD + 8 }> for u64 {
     }
 }
 
-impl Payload<{ RespOp::HEAD }> for Few {
+impl Payload<{ RespOp::HEAD }> for InlineBytes {
     #[inline(always)]
     fn len(&self) -> usize {
         self.len()
     }
 
     #[inline(always)]
-    fn few(&self) -> Few {
+    fn inline_bytes(&self) -> InlineBytes {
         *self
     }
 }
@@ -735,7 +756,7 @@ impl Payload<{ RespOp::HEAD }> for (&IoBuf, usize, usize) {
     }
 }
 
-impl<const H: usize, P: Payload<H>> ShortFrame<H> for AnswerTo<'_, P> {
+impl<const H: usize, P: Payload<H>> InPlaceFrame<H> for AnswerTo<'_, P> {
     #[inline(always)]
     fn dst(&self) -> u64 {
         self.base.dst()
@@ -745,12 +766,12 @@ impl<const H: usize, P: Payload<H>> ShortFrame<H> for AnswerTo<'_, P> {
     fn put(&self, out: &mut impl HeadOut) {
         self.payload.put(out);
         self.base.put(self.ty, self.payload.len(), self.ar, out);
-        self.asked.resp().put(out);
+        self.reply_to.resp().put(out);
     }
 
     #[inline(always)]
-    fn few(&self) -> Few {
-        self.payload.few()
+    fn inline_bytes(&self) -> InlineBytes {
+        self.payload.inline_bytes()
     }
 
     #[inline(always)]
@@ -762,7 +783,7 @@ impl<const H: usize, P: Payload<H>> ShortFrame<H> for AnswerTo<'_, P> {
 /// An acknowledgement that is about to leave.
 struct AckTo<'a>(BaseTo<'a>);
 
-impl ShortFrame<{ AckOp::HEAD }> for AckTo<'_> {
+impl InPlaceFrame<{ AckOp::HEAD }> for AckTo<'_> {
     #[inline(always)]
     fn dst(&self) -> u64 {
         self.0.dst()

@@ -22,7 +22,7 @@
 //! are faster the way is changed. (A single piece that is cached while the others are not would say
 //! nothing either, since the lines of the ring are in no cache then.)
 
-use super::long;
+use super::copy_long;
 
 /// Chooses how long pieces are stored, by what it saw before. One per reader.
 #[derive(Debug)]
@@ -130,12 +130,12 @@ impl Stores {
         // SAFETY: the caller's promise, passed on; `can_copy_past` was asked first, and the
         // shortest piece is longer than what `copy_past` needs.
         unsafe {
-            if !long::can_copy_past() {
-                return long::copy_long(src, dst, len);
+            if !copy_long::can_copy_past() {
+                return copy_long::copy_long(src, dst, len);
             }
-            match self.next(len, long::ticks) {
-                Way::Cached => long::copy_long(src, dst, len),
-                Way::Past => long::copy_past(src, dst, len),
+            match self.next(len, copy_long::ticks) {
+                Way::Cached => copy_long::copy_long(src, dst, len),
+                Way::Past => copy_long::copy_past(src, dst, len),
             }
         }
     }

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::MemifSettings;
-use super::dialog::{Asking, Greeting, Heard, Rules};
+use super::handshake::{Asking, Greeting, Heard, Rules};
 use super::proto::{AddRing, Init, MESSAGE_LEN, Message, SECRET_LEN, VERSION};
 use super::region::{Conn, Layout, Made, TO_CLIENT, TO_SERVER};
 use super::ring::{Broken, Receiver, Sender, Taken};
