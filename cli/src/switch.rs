@@ -144,7 +144,10 @@ fn report(switch: &Switch, as_json: bool) -> Result<(), Fail> {
     if as_json {
         let frames: serde_json::Map<String, Value> =
             rows.into_iter().map(|(name, count)| (name.to_owned(), count.into())).collect();
-        let station = |s: &StationCounters| json!({"mac": s.mac.to_string(), "pid": s.pid, "sent": s.sent, "received": s.received});
+        let station = |s: &StationCounters| {
+            let mac = s.mac.to_string();
+            json!({"mac": mac, "pid": s.pid, "sent": s.sent, "received": s.received})
+        };
         let stations: Vec<Value> = switch.stations().iter().map(station).collect();
         return out::json(&json!({
             "port": switch.nic().name, "frames": frames, "stations": stations,
