@@ -220,8 +220,15 @@ pub fn list() -> Vec<PortInfo> {
     let mut names: Vec<String> = dir.filter_map(|e| e.file_name().into_string().ok()).collect();
     names.sort();
     for name in names.iter().filter_map(|n| n.strip_prefix(&prefix)).filter(|&n| n != "default") {
-        let what = "segment that exists now".into();
-        ports.push(PortInfo { spec: format!("shm:{name}"), what, why_not: None });
+        let what = match name {
+            _ if name.starts_with("switch-") => {
+                "between a switch and its processes, which open the port that it owns"
+            }
+            _ if name.starts_with("node-") => "between processes of a node that share a NIC",
+            _ => "segment that exists now",
+        };
+        let spec = format!("shm:{name}");
+        ports.push(PortInfo { spec, what: what.into(), why_not: None });
     }
     ports.extend(wires::list());
     ports.push(memif::kind());

@@ -1,0 +1,158 @@
+//! What a switch costs: frames over a memif from a port of one's own, and through a switch that
+//! owns it. One thread turns all of them, so that nothing idles and processor time is what counts.
+
+use barewire_benches::count::{instructions, steady};
+use barewire_benches::end::Made;
+use barewire_benches::{Args, Report, Row, Sample};
+use barewire_driver::backend::switch::Switch;
+use barewire_driver::clock::now_ns;
+use barewire_driver::frame::{ETHERTYPE, RxFrame, TxFrame};
+use barewire_driver::open::{open, open_switch};
+use barewire_driver::port::{Port, Tx};
+
+/// How a case goes: through a switch or not, towards the wire or from it, and how many frames are
+/// on their way together.
+const CASES: [(&str, bool, bool, usize); 6] = [
+    ("own", false, true, 1),
+    ("up", true, true, 1),
+    ("down", true, false, 1),
+    ("own-32", false, true, 32),
+    ("up-32", true, true, 32),
+    ("down-32", true, false, 32),
+];
+
+/// Shortest and longest frame: 64 bytes, and what the memif carries.
+const SHORT: usize = 64;
+const LONG: usize = 9014;
+
+/// Frames that are not counted: rings open, pages are touched.
+const WARM_UP: u64 = 5000;
+/// Frames that are timed together.
+const BATCH: u64 = 3200;
+
+fn main() {
+    let args = Args::read_or_run(run_case);
+    let mut report = Report::new("switch", &args);
+    let (few, many) = (args.size(10_000, 320), args.size(60_000, 640));
+    for (case, ..) in CASES.into_iter().filter(|(case, ..)| args.wants(case)) {
+        match instructions(case, few, many) {
+            Ok(n) => report.row(Row::new(case, n, "instr/frame").count(many - few)),
+            Err(why) => report.skip(case, &why),
+        }
+    }
+    for (name, len) in [("64B", SHORT), ("9014B", LONG)] {
+        match timed(len, args.size(300, 3)) {
+            Ok(samples) => {
+                let own = samples[0].median();
+                for ((case, ..), sample) in CASES[3..].iter().zip(&samples) {
+                    let ns = sample.median();
+                    let row = Row::new(format!("{case}-{name}"), ns, "ns/frame").spread(sample);
+                    report.row(row.against("own", own, ns / own));
+                }
+            }
+            Err(why) => report.skip(name, &why),
+        }
+    }
+}
+
+fn run_case(case: &str, count: u64) -> Made<()> {
+    let found = CASES.into_iter().find(|(name, ..)| *name == case);
+    let (_, switched, up, together) = found.ok_or("no such case")?;
+    let mut line = Line::lay(switched)?;
+    line.pass(up, SHORT, together, WARM_UP)?;
+    steady(|| line.pass(up, SHORT, together, count))
+}
+
+/// Nanoseconds a frame of the cases with many at once, by turns.
+fn timed(len: usize, samples: u64) -> Made<Vec<Sample>> {
+    let mut lines = Vec::new();
+    for &(_, switched, up, together) in &CASES[3..] {
+        let mut line = Line::lay(switched)?;
+        line.pass(up, len, together, WARM_UP)?;
+        lines.push((line, up, together, Sample::with_capacity(samples as usize)));
+    }
+    for _ in 0..samples {
+        for (line, up, together, sample) in &mut lines {
+            let start = now_ns();
+            line.pass(*up, len, *together, BATCH)?;
+            sample.push((now_ns() - start) as f64 / BATCH as f64);
+        }
+    }
+    Ok(lines.into_iter().map(|(.., sample)| sample).collect())
+}
+
+/// A station, a memif, and what is between them.
+struct Line {
+    station: Box<dyn Port>,
+    switch: Option<Switch>,
+    far: Box<dyn Port>,
+    bytes: Vec<u8>,
+}
+
+impl Line {
+    fn lay(switched: bool) -> Made<Self> {
+        use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+        static SERIAL: AtomicU32 = AtomicU32::new(0);
+        let serial = SERIAL.fetch_add(1, Relaxed);
+        let name = format!("memif:@bench-switch-{}-{serial}", std::process::id());
+        let options = "mtu=9000,bsize=16384";
+        let told = |why: barewire_driver::error::OpenError| why.to_string();
+        let far = open(&format!("{name},role=server,{options}")).map_err(told)?;
+        let client = format!("{name},role=client,{options}");
+        let (switch, station) = match switched {
+            true => {
+                let switch = open_switch(&client).map_err(told)?;
+                (Some(switch), open(&format!("{client},switch=yes")).map_err(told)?)
+            }
+            false => (None, open(&client).map_err(told)?),
+        };
+        let mut line = Self { station, switch, far, bytes: Vec::new() };
+        // Until the two sides of the memif have met and the rings are open.
+        for _ in 0..10_000 {
+            let both = line.pass(true, SHORT, 1, 1).and_then(|()| line.pass(false, SHORT, 1, 1));
+            if both.is_ok() {
+                return Ok(line);
+            }
+            std::thread::sleep(std::time::Duration::from_micros(100));
+        }
+        Err("the two sides of the memif do not meet".to_owned())
+    }
+
+    /// Passes `count` frames of `len` bytes, so many of them `together`.
+    #[inline(never)]
+    fn pass(&mut self, up: bool, len: usize, together: usize, count: u64) -> Made<()> {
+        let Self { station, switch, far, bytes } = self;
+        let (from, to) = if up { (station, far) } else { (far, station) };
+        let (dst, src) = (to.caps().mac, from.caps().mac);
+        bytes.clear();
+        bytes.extend_from_slice(&[&dst.0[..], &src.0, &ETHERTYPE.to_be_bytes()].concat());
+        bytes.resize(len, 0);
+        let mut left = count;
+        while left > 0 {
+            let now = (together as u64).min(left) as usize;
+            for _ in 0..now {
+                let sent = from.tx(&TxFrame::whole(bytes)).map_err(|gone| gone.to_string())?;
+                if sent != Tx::Sent {
+                    return Err("a frame found no room".to_owned());
+                }
+            }
+            from.flush().map_err(|gone| gone.to_string())?;
+            let mut got = 0;
+            for _ in 0..1000 {
+                if let Some(switch) = switch {
+                    switch.turn().map_err(|gone| gone.to_string())?;
+                }
+                let mut sink = |_: &RxFrame<'_>| {};
+                got += to.rx_burst(64, &mut sink).map_err(|gone| gone.to_string())?;
+                if got >= now {
+                    break;
+                }
+            }
+            if got < now {
+                return Err("a frame did not arrive".to_owned());
+            }
+            left -= now as u64;
+        }
+        Ok(())
+    }
+}
