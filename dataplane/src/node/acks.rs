@@ -23,7 +23,7 @@ use barewire_driver::port::Tx;
 use super::fast_rma::BaseTo;
 use super::packet::Packet;
 use super::peer::{Peer, State, ack_time, slot_of};
-use super::{FrameSink, InPlaceFrame, Node};
+use super::{FrameSink, InPlaceFrame, Node, Todo};
 use crate::rel::sent::SendWindow;
 use crate::slab::NONE;
 use crate::types::Instant;
@@ -80,8 +80,9 @@ impl Acks {
     /// The last packet of something that waits for its acknowledgement, and that is kept, has left
     /// for `peer`, which stands in slot `p`; `ar` if it asked.
     #[inline(always)]
-    pub(super) fn left(&mut self, p: u32, peer: &mut Peer, ar: bool) {
+    pub(super) fn left(&mut self, todo: &mut Todo, p: u32, peer: &mut Peer, ar: bool) {
         self.fresh = true;
+        *todo |= Todo::ACKS;
         peer.unasked = !ar;
         if ar {
             return;
@@ -110,6 +111,12 @@ impl Acks {
         }
         self.seen_frames = received;
         true
+    }
+
+    /// Whether the next turn has to look for something here.
+    #[inline(always)]
+    pub(super) fn is_waiting(&self) -> bool {
+        self.fresh || self.owed_since.is_some() || !self.unasked.is_empty()
     }
 
     /// Whether packets that left without a question are to be asked after: a pause has passed since
@@ -193,6 +200,7 @@ impl Node {
             self.make_ready(p);
         } else {
             self.acks.soon = true;
+            self.todo |= Todo::ACKS;
         }
     }
 
@@ -201,6 +209,7 @@ impl Node {
     pub(super) fn owe(&mut self, now: Instant, p: u32) {
         if self.acks.owed_since.is_none() {
             self.acks.owed_since = Some(now);
+            self.todo |= Todo::ACKS;
         }
         if self.peers[p].owed == 1 {
             self.acks.owing.push_back(p);

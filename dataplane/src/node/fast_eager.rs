@@ -93,11 +93,26 @@ impl Node {
     /// time: then [`transmit`](Self::transmit) would do nothing.
     #[inline(always)]
     pub fn passes(&mut self, now: Instant) -> bool {
-        let waits = self.todo.intersects(Todo::SEND | Todo::ANSWER) || self.coll_wants(now);
-        if waits || !self.wheel.passes(now) {
-            return cold(false);
+        let by_time = self.wheel.passes(now);
+        by_time && ((self.todo - Todo::KEEP).is_empty() || self.passes_todo(now))
+    }
+
+    /// The rest of [`passes`](Self::passes), if there may be something to do.
+    #[inline(always)]
+    fn passes_todo(&mut self, now: Instant) -> bool {
+        if self.todo.intersects(Todo::SEND | Todo::ANSWER | Todo::COLL) {
+            cold(());
+            if self.todo.intersects(Todo::SEND | Todo::ANSWER) || self.coll_wants(now) {
+                return false;
+            }
         }
-        !self.todo.contains(Todo::KEEP) || self.acks.passes(now, self.counters.rx_frames)
+        if self.todo.contains(Todo::ACKS) {
+            if !self.acks.passes(now, self.counters.rx_frames) {
+                return false;
+            }
+            self.todo.set(Todo::ACKS, self.acks.is_waiting());
+        }
+        true
     }
 
     /// Posts a message and sends it in the same breath, if nothing stands before it and nothing
@@ -377,7 +392,7 @@ impl Node {
         peer.wrs.push_back(&mut self.tx, w);
         let first = peer.snd.is_empty();
         peer.snd.push(&mut self.sent, idx);
-        self.acks.left(p, peer, ar);
+        self.acks.left(&mut self.todo, p, peer, ar);
         if first {
             peer.begin_flight(now);
             // Most often the wheel will call in time anyhow, for what was sent before.

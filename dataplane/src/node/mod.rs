@@ -539,6 +539,9 @@ bitflags! {
         /// The port may lose frames, for as long as the node lives: each packet is kept until it is
         /// acknowledged, and acknowledgements may be due by time.
         const KEEP = 1 << 3;
+        /// An acknowledgement is owed, or packets have left for which one may be asked: looked at
+        /// by each turn, whose [`passes`](Node::passes) takes it back.
+        const ACKS = 1 << 4;
     }
 }
 

@@ -763,7 +763,7 @@ impl Node {
                 self.tx[wr].unacked += 1;
             }
             if ends && !peer.path.is_lossless() {
-                self.acks.left(p, peer, ar);
+                self.acks.left(&mut self.todo, p, peer, ar);
             }
         }
         true

@@ -95,7 +95,7 @@ impl Node {
                 peer.keep(now, &mut self.sent, idx);
                 wr.unacked += 1;
                 if last && !lossless {
-                    self.acks.left(p, peer, base.ar);
+                    self.acks.left(&mut self.todo, p, peer, base.ar);
                 }
             }
         }
