@@ -570,7 +570,7 @@ impl Node {
     }
 
     /// Completes what waited for the acknowledgement that peer `p` has just given.
-    #[inline]
+    #[inline(never)]
     pub(super) fn finish_acked(&mut self, p: u32) {
         while let Some(peer) = self.peers.get_mut(p)
             && peer.last_unacked != Peer::NO_OP

@@ -14,7 +14,7 @@ use crate::proto::blocks::units;
 use crate::rel::congestion::CongestionControl;
 use crate::rel::psn::Psn;
 use crate::rel::sack::RcvBitmap;
-use crate::rel::sent::BodyRef;
+use crate::rel::sent::{BodyRef, Sent};
 use crate::slab::{Handle, Link, NONE};
 use crate::types::{Instant, ProvErrno};
 use crate::wire::{
@@ -308,42 +308,47 @@ impl Node {
         peer.progress_at = now;
         peer.backoff = 0;
         peer.probed = false;
+        let measure = measure && !peer.path.is_lossless();
         let (mut sent_at, mut count) = (None, 0);
-        while let Some(idx) = self.peers[p].snd.pop_acked(&mut self.sent) {
-            let entry = &self.sent[idx];
-            if !entry.rtx && !entry.sacked {
-                sent_at = Some(entry.at);
+        while let Some(peer) = self.peers.get_mut(p)
+            && let Some(acked) = peer.snd.pop_acked(&mut self.sent)
+        {
+            if !acked.sacked {
+                count += 1;
+                if acked.rtx {
+                    peer.rtt.on_resent_arrived();
+                } else {
+                    sent_at = Some(acked.at);
+                }
             }
-            count += u32::from(!entry.sacked);
-            self.on_acked(p, idx);
+            if acked.of_request {
+                self.sent.discard(acked.idx);
+                self.on_packet_acked(acked.wr);
+            } else {
+                cold(());
+                self.on_acked(acked.idx);
+            }
         }
-        self.finish_acked(p);
+        if self.peers[p].last_unacked != Peer::NO_OP {
+            cold(());
+            self.finish_acked(p);
+        }
         if let Some(at) = sent_at
             && measure
-            && !self.peers[p].path.is_lossless()
         {
             self.on_round_trip(p, now, now.since(at), count);
         }
         let peer = &self.peers[p];
-        if !(peer.send_q.is_empty()
-            && peer.rndv_data_q.is_empty()
-            && peer.rndv_ctl_q.is_empty()
-            && peer.resp_q.is_empty()
-            && peer.snd.lost == 0)
-        {
+        if peer.any_waits() || peer.snd.lost != 0 {
             self.make_ready(p);
         }
     }
 
-    /// The entry `idx`, which is out of its list, is acknowledged.
-    fn on_acked(&mut self, p: u32, idx: u32) {
-        let entry = &self.sent[idx];
-        let wr = entry.wr;
-        // Of the usual one no more is looked at.
-        let body = if let BodyRef::Wr { .. } = entry.body { BodyRef::None } else { entry.body };
-        if entry.rtx && !entry.sacked {
-            self.peers[p].rtt.on_resent_arrived();
-        }
+    /// The entry `idx`, which is out of its list, is acknowledged, and its payload is none that a
+    /// request has in its own memory.
+    #[inline(never)]
+    fn on_acked(&mut self, idx: u32) {
+        let Sent { wr, body, .. } = self.sent[idx];
         self.sent.discard(idx);
         if let BodyRef::Pack { buf, .. } = body {
             self.packs.free.push(buf);
@@ -362,23 +367,32 @@ impl Node {
     }
 
     /// One packet of a request has been acknowledged.
+    #[inline(always)]
     fn on_packet_acked(&mut self, w: u32) {
-        self.tx[w].unacked -= 1;
-        self.try_complete(w);
+        let wr = &mut self.tx[w];
+        wr.unacked -= 1;
+        if wr.is_done() {
+            self.finish_wr(w);
+        }
     }
 
     /// Completes a request of which nothing is outstanding.
     #[inline]
     pub(super) fn try_complete(&mut self, w: u32) {
-        let wr = &self.tx[w];
-        if wr.flags.contains(WrFlags::ALL_SENT) && wr.unacked == 0 {
-            let p = wr.peer;
-            self.report_wr(w);
-            self.free_wr(w);
-            // A fenced request may have waited for this one.
-            if !self.peers[p].send_q.is_empty() {
-                self.make_ready(p);
-            }
+        if self.tx[w].is_done() {
+            self.finish_wr(w);
+        }
+    }
+
+    /// Completes a request.
+    #[inline(never)]
+    fn finish_wr(&mut self, w: u32) {
+        let p = self.tx[w].peer;
+        self.report_wr(w);
+        self.free_wr(w);
+        // A fenced request may have waited for this one.
+        if !self.peers[p].send_q.is_empty() {
+            self.make_ready(p);
         }
     }
 

@@ -121,6 +121,12 @@ impl TxWr {
 }
 
 impl TxWr {
+    /// Whether nothing of it is outstanding.
+    #[inline(always)]
+    pub(super) fn is_done(&self) -> bool {
+        self.flags.contains(WrFlags::ALL_SENT) && self.unacked == 0
+    }
+
     /// `len` bytes at `offset` of its memory: what it was injected with, or what it was lent.
     #[inline]
     pub(super) fn body<'a>(

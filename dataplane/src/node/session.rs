@@ -4,6 +4,7 @@
 //! T_dead and did not answer probes that had time to be answered (rule S10). Our own pauses do not
 //! matter: a late turn first takes the frames that wait, then asks, then decides.
 
+use barewire_driver::hint::cold;
 use barewire_driver::port::{MacAddr, Presence};
 
 use super::acks::ACK_DELAY_NS;
@@ -1007,40 +1008,44 @@ impl Node {
     }
 
     /// Takes a request out of every list.
+    #[inline(always)]
     fn unlink_wr(&mut self, w: u32) {
         let wr = &mut self.tx[w];
-        let p = wr.peer;
-        let flags = wr.flags;
+        let (flags, link) = (wr.flags, std::mem::take(&mut wr.of_peer));
         wr.flags.remove(WrFlags::IN_SEND_Q | WrFlags::IN_RNDV_DATA_Q);
-        let peer = &mut self.peers[p];
-        if flags.contains(WrFlags::IN_SEND_Q) {
-            peer.send_q.remove(&mut self.tx, w);
+        let peer = &mut self.peers[wr.peer];
+        if flags.intersects(WrFlags::IN_SEND_Q | WrFlags::IN_RNDV_DATA_Q) {
+            cold(());
+            if flags.contains(WrFlags::IN_SEND_Q) {
+                peer.send_q.remove(&mut self.tx, w);
+            }
+            if flags.contains(WrFlags::IN_RNDV_DATA_Q) {
+                peer.rndv_data_q.remove(&mut self.tx, w);
+            }
         }
-        if flags.contains(WrFlags::IN_RNDV_DATA_Q) {
-            peer.rndv_data_q.remove(&mut self.tx, w);
-        }
-        peer.wrs.remove(&mut self.tx, w);
+        peer.wrs.cut(&mut self.tx, w, link);
     }
 
     /// Gives back a request whose outcome has been written.
+    #[inline(always)]
     pub(crate) fn free_wr(&mut self, w: u32) {
-        if self.tx[w].flags.contains(WrFlags::GROUP) {
+        let wr = &self.tx[w];
+        let (flags, ep, rma) = (wr.flags, wr.ep, wr.pull_op);
+        if flags.contains(WrFlags::GROUP) {
             self.free_group(w);
         }
         self.unlink_wr(w);
-        let wr = &self.tx[w];
-        let (ep, rma) = (wr.ep, wr.flags.contains(WrFlags::RMA).then_some(wr.pull_op));
         self.tx.discard(w);
         if ep != NONE {
             self.eps[ep].tx_used -= 1;
         }
-        if let Some(rma) = rma {
+        if flags.contains(WrFlags::RMA) {
             self.free_rma(rma);
         }
     }
 
     /// Writes the success of a request, once.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn report_wr(&mut self, w: u32) {
         let wr = &mut self.tx[w];
         if wr.flags.contains(WrFlags::REPORTED) {

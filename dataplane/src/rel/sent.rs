@@ -12,6 +12,8 @@
 
 use std::mem::offset_of;
 
+use barewire_driver::hint::cold;
+
 pub use crate::rel::congestion::WINDOW;
 
 use crate::rel::congestion::{CongestionControl, Controller};
@@ -179,6 +181,23 @@ pub struct Sacked {
     pub newest: Option<(Instant, Psn)>,
 }
 
+/// A packet that is acknowledged in order.
+#[derive(Clone, Copy, Debug)]
+pub struct Acked {
+    /// Its entry.
+    pub idx: u32,
+    /// See [`Sent::wr`].
+    pub wr: u32,
+    /// See [`Sent::at`].
+    pub at: Instant,
+    /// See [`Sent::sacked`].
+    pub sacked: bool,
+    /// See [`Sent::rtx`].
+    pub rtx: bool,
+    /// Its payload is memory of request `wr`, so that nothing is to be given back with it.
+    pub of_request: bool,
+}
+
 /// What an acknowledgement says that no honest peer would.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AckOfUnsent;
@@ -300,19 +319,25 @@ impl<C: CongestionControl> SendWindow<C> {
 
     /// Gives back the oldest entry if it is acknowledged in order. The entry is out of the list and
     /// still in the pool.
-    pub fn pop_acked(&mut self, pool: &mut SentPool) -> Option<u32> {
+    #[inline(always)]
+    pub fn pop_acked(&mut self, pool: &mut SentPool) -> Option<Acked> {
         let idx = self.list.head;
-        if idx == NONE || pool[idx].psn.since(self.una) >= 0 {
+        if idx == NONE {
             return None;
         }
-        self.list.remove(pool, idx);
-        if pool[idx].lost {
-            self.lost -= 1;
+        let entry = &pool[idx];
+        if entry.psn.since(self.una) >= 0 {
+            return None;
         }
-        if pool[idx].sacked {
-            self.sacked -= 1;
+        let &Sent { wr, link, at, sacked, rtx, .. } = entry;
+        let of_request = wr != NONE && matches!(entry.body, BodyRef::Wr { .. });
+        if entry.lost || sacked {
+            cold(());
+            self.lost -= u16::from(entry.lost);
+            self.sacked -= u16::from(sacked);
         }
-        Some(idx)
+        self.list.cut(pool, idx, link);
+        Some(Acked { idx, wr, at, sacked, rtx, of_request })
     }
 
     /// Gives back any entry, for the end of a session.
