@@ -140,18 +140,19 @@ impl<T, A> Slab<T, A> {
     /// made, if there is none. Never allocates.
     #[inline(always)]
     pub fn alloc_with(&mut self, make: impl FnOnce(u32) -> T) -> Option<u32> {
-        if self.free_head == NONE {
-            return self.alloc_fresh(make);
+        // The call knows nothing of `make`, so that the value is made where it will lie.
+        if self.free_head == NONE && !self.grow() {
+            return cold(None);
         }
-        let value = make(self.free_head);
-        self.alloc_again(value).map(Handle::idx)
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn alloc_fresh(&mut self, make: impl FnOnce(u32) -> T) -> Option<u32> {
-        let idx = self.vacant()?;
-        Some(self.fill(make(idx)))
+        let idx = self.free_head;
+        let Some(slot) = self.slots.get_mut(idx as usize) else {
+            return cold(None);
+        };
+        let Slot::Free { generation, next } = *slot else { broken() };
+        *slot = Slot::used(generation.wrapping_add(1), make(idx));
+        self.free_head = next;
+        self.len += 1;
+        Some(idx)
     }
 
     /// Fetches the slot that will be given out next: called when there is something else to do
@@ -159,22 +160,6 @@ impl<T, A> Slab<T, A> {
     #[inline(always)]
     pub fn prefetch_free(&self) {
         self.prefetch(self.free_head, Self::SLOT_LEN);
-    }
-
-    /// Puts `value` into a free slot that was used before, and names it. `None`, and `value`
-    /// dropped, if there is none.
-    #[inline(always)]
-    pub fn alloc_again(&mut self, value: T) -> Option<Handle> {
-        let idx = self.free_head;
-        let Some(slot) = self.slots.get_mut(idx as usize) else {
-            return cold(None);
-        };
-        let Slot::Free { generation, next } = *slot else { broken() };
-        let generation = generation.wrapping_add(1);
-        *slot = Slot::used(generation, value);
-        self.free_head = next;
-        self.len += 1;
-        Some(Handle { idx, generation })
     }
 
     /// Makes the next slot that was never used a free one. Within the capacity of the vector, so it
@@ -486,7 +471,21 @@ impl<const LIST: usize, C: Count> List<LIST, C> {
     /// Appends `idx`, which is in no list of this number.
     #[inline]
     pub fn push_back<T: Linked<LIST>>(&mut self, slab: &mut impl SlotsMut<T>, idx: u32) {
-        *slab[idx].link() = Link { prev: self.tail, next: NONE };
+        *slab[idx].link() = self.end();
+        self.add(slab, idx);
+    }
+
+    /// The neighbours of an entry that [`add`](Self::add) will append.
+    #[inline(always)]
+    pub const fn end(&self) -> Link {
+        Link { prev: self.tail, next: NONE }
+    }
+
+    /// As [`push_back`](Self::push_back), of an entry that was made with the neighbours that
+    /// [`end`](Self::end) says.
+    #[inline(always)]
+    pub fn add<T: Linked<LIST>>(&mut self, slab: &mut impl SlotsMut<T>, idx: u32) {
+        debug_assert!(*slab[idx].link_ref() == self.end());
         if self.tail == NONE {
             self.head = idx;
         } else {

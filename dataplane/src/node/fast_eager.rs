@@ -271,6 +271,7 @@ impl Node {
                 len: len as u64,
                 sent: len as u64,
                 unacked: 1,
+                of_peer: peer.wrs.end(),
                 ..TxWr::new(
                     req.context,
                     (ep.route.peer, e),
@@ -278,7 +279,8 @@ impl Node {
                     wr_flags,
                 )
             };
-            return Some(self.record_sent(clock(), wr, op, (cost, ar)));
+            let rests = peer.snd.in_flight() == 0;
+            return Some(self.record_sent(clock(), wr, op, (cost, ar, rests)));
         }
         ep.counters.sent += 1;
         ep.counters.sent_bytes += len as u64;
@@ -365,33 +367,41 @@ impl Node {
         }
     }
 
-    /// Keeps a message that has just left, to be sent again, and says in which request.
+    /// Keeps a message that has just left, to be sent again, and says in which request, which is
+    /// linked to the last one of the peer. `rests` if nothing else is in flight.
     #[inline(always)]
-    fn record_sent(&mut self, now: Instant, wr: TxWr, msg: MsgOp, (cost, ar): (u32, bool)) -> u32 {
+    fn record_sent(
+        &mut self,
+        now: Instant,
+        wr: TxWr,
+        msg: MsgOp,
+        (cost, ar, rests): (u32, bool, bool),
+    ) -> u32 {
         let (p, len) = (wr.peer, wr.len as u32);
-        if self.peers[p].snd.in_flight() == 0 {
+        if rests {
             self.tick(now);
-            self.begin_to_wait(now, p);
-            self.peers[p].probe_at = now;
         }
         let early = wr.flags.contains(WrFlags::EARLY);
         let w = self.alloc_wr(wr);
         let mut op = [0; sent::OP_MAX];
         let op_len = msg.emit(&mut op);
         let op = (&op, op_len);
-        let psn = self.peers[p].snd.number();
-        let body = BodyRef::Wr { wr: w, offset: 0, len };
-        let entry = move |_| Sent { units: cost, ..Sent::new(psn, Ty::Msg, op, body, w, now) };
-        let idx = self.sent.alloc_with(entry).expect("a free slot was seen");
         self.observed.tallies[p as usize].tx_bytes +=
             u64::from(len) + (BASE_LEN + op.1 + TRAILER_LEN) as u64;
         let peer = &mut self.peers[p];
+        if rests {
+            peer.begin_to_wait(now);
+            peer.probe_at = now;
+        }
+        let psn = peer.snd.number();
         peer.credit_used = peer.credit_used.wrapping_add(cost);
         peer.tx_quota -= cost.min(u32::from(peer.tx_quota)) as u16;
         peer.carried_ack_in_order();
-        peer.wrs.push_back(&mut self.tx, w);
+        peer.wrs.add(&mut self.tx, w);
         let first = peer.snd.is_empty();
-        peer.snd.push(&mut self.sent, idx);
+        let body = BodyRef::Wr { wr: w, offset: 0, len };
+        let sent = Sent { units: cost, ..Sent::new(psn, Ty::Msg, op, body, w, now) };
+        peer.snd.keep(&mut self.sent, sent);
         self.acks.left(&mut self.todo, p, peer, ar);
         if first {
             peer.begin_flight(now);

@@ -650,6 +650,16 @@ impl Peer {
         }
     }
 
+    /// An operation is about to wait for it: if none did, its silence counts from now.
+    #[inline]
+    pub(crate) fn begin_to_wait(&mut self, now: Instant) {
+        if !self.owes() {
+            self.last_rx = now;
+            self.probes = 0;
+            self.probe_at = now;
+        }
+    }
+
     /// Whether the session could be forgotten without anybody noticing.
     pub(crate) fn is_idle(&self) -> bool {
         self.wrs.is_empty()

@@ -81,12 +81,7 @@ impl Node {
 
     /// An operation is about to wait for `p`: if none did, its silence counts from now.
     pub(crate) fn begin_to_wait(&mut self, now: Instant, p: u32) {
-        let peer = &mut self.peers[p];
-        if !peer.owes() {
-            peer.last_rx = now;
-            peer.probes = 0;
-            peer.probe_at = now;
-        }
+        self.peers[p].begin_to_wait(now);
     }
 
     /// There is something to send to `p`: opens a session or puts it into the queue.

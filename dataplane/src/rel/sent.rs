@@ -294,6 +294,14 @@ impl<C: CongestionControl> SendWindow<C> {
         self.list.push_back(pool, idx);
     }
 
+    /// Keeps the packet numbered last, which the caller has seen a free entry for.
+    #[inline(always)]
+    pub fn keep(&mut self, pool: &mut SentPool, mut sent: Sent) {
+        sent.link = self.list.end();
+        let idx = pool.alloc_with(|_| sent).expect("a free slot was seen");
+        self.list.add(pool, idx);
+    }
+
     /// The entry kept last.
     pub fn last(&self) -> Option<u32> {
         (self.list.tail != NONE).then_some(self.list.tail)
