@@ -93,6 +93,19 @@ impl Acks {
         }
     }
 
+    /// Another packet of peer `p`, the one that is `owed` as so many are, is owed an
+    /// acknowledgement, which may wait for company.
+    #[inline(always)]
+    pub(super) fn owe(&mut self, todo: &mut Todo, now: Instant, (p, owed): (u32, u8)) {
+        if self.owed_since.is_none() {
+            self.owed_since = Some(now);
+            *todo |= Todo::ACKS;
+        }
+        if owed == 1 {
+            self.owing.push_back(p);
+        }
+    }
+
     /// A turn sees that `received` frames have come so far.
     #[inline(always)]
     pub(super) fn note_frames(&mut self, received: u64) {
@@ -204,17 +217,6 @@ impl Node {
         }
     }
 
-    /// Another packet is owed an acknowledgement, which may wait for company.
-    #[inline]
-    pub(super) fn owe(&mut self, now: Instant, p: u32) {
-        if self.acks.owed_since.is_none() {
-            self.acks.owed_since = Some(now);
-            self.todo |= Todo::ACKS;
-        }
-        if self.peers[p].owed == 1 {
-            self.acks.owing.push_back(p);
-        }
-    }
 
     /// Whether a turn at `now` finds that acknowledgements which are owed may wait no longer.
     #[inline(always)]
@@ -232,11 +234,8 @@ impl Node {
                 continue;
             }
             peer.ack_now = true;
-            if !peer.queued {
-                self.send_ack(now, p, out);
-                if self.peers[p].ack_now {
-                    self.make_ready(p);
-                }
+            if !peer.queued && !self.send_ack(now, p, out) {
+                self.make_ready(p);
             }
         }
     }
@@ -254,8 +253,9 @@ impl Node {
         }
     }
 
-    /// An acknowledgement of its own, with what arrived out of order.
-    pub(super) fn send_ack(&mut self, now: Instant, p: u32, out: &mut impl FrameSink) {
+    /// An acknowledgement of its own, with what arrived out of order. False if it has to be sent
+    /// again.
+    pub(super) fn send_ack(&mut self, now: Instant, p: u32, out: &mut impl FrameSink) -> bool {
         let peer = &self.peers[p];
         let mut op = AckOp {
             delay: ack_time(now).wrapping_sub(peer.rx_at).min(u32::from(u16::MAX)) as u16,
@@ -275,11 +275,13 @@ impl Node {
             let len = op.emit(&mut bytes);
             self.emit(p, &Packet::control(Ty::Ack, psn, &bytes[..len]), out)
         };
-        if sent == Tx::Sent {
-            let peer = &mut self.peers[p];
-            (peer.owed, peer.ack_now, peer.dups) = (0, false, 0);
-            self.counters.tx_acks += 1;
+        if sent != Tx::Sent {
+            return cold(false);
         }
+        let peer = &mut self.peers[p];
+        (peer.owed, peer.ack_now, peer.dups) = (0, false, 0);
+        self.counters.tx_acks += 1;
+        true
     }
 
     /// Takes an acknowledgement of its own, of an open session, with a checksum if `crc`. False if

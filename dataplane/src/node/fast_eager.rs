@@ -137,7 +137,7 @@ impl Node {
         let Some(w) = self.send_eager::<true, false, false>(ep, req, out, clock) else {
             return false;
         };
-        self.keep_memory(w, &mut req.buf);
+        self.keep_memory_of(w, req.flags.contains(OpFlags::INJECT), &mut req.buf);
         true
     }
 
@@ -477,6 +477,7 @@ impl Node {
         peer.probes = 0;
         if LOSSY {
             peer.snd.credit = peer.snd.credit.wrapping_add(u32::from(granted));
+            peer.rx_quota = 0;
             peer.note_arrival(now, msg.psn, false);
             self.observed.tallies[p as usize].rx_bytes += frame.len() as u64;
             self.acks.soon |= head.asks_ack();
@@ -488,16 +489,18 @@ impl Node {
         let placed = PlacedMsg { posted, flags, len, imm };
         complete_eager((ep, peer), (&self.avs, &mut self.cqs), || src_ep, placed, NoReader);
         if LOSSY {
+            self.acks.owe(&mut self.todo, now, (p, peer.owed));
             if acked != 0 {
                 self.on_cack(now, p, msg.cack, true);
             }
-            self.owe(now, p);
         }
         if owes {
             self.after_eager(now, p, ack);
         }
-        let peer = &mut self.peers[p];
-        peer.rx_quota = if LOSSY { 0 } else { peer.rx_room(ack_every) };
+        if !LOSSY {
+            let peer = &mut self.peers[p];
+            peer.rx_quota = peer.rx_room(ack_every);
+        }
         true
     }
 

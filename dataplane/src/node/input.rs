@@ -235,7 +235,7 @@ impl Node {
 
     /// Takes what any packet of a session says: that the peer lives, and what it grants. False if
     /// it acknowledges what was not sent: then nothing of it is true.
-    #[inline]
+    #[inline(always)]
     pub(super) fn take_ack_and_credit(
         &mut self,
         now: Instant,
@@ -440,6 +440,7 @@ impl Node {
     }
 
     /// An acknowledgement for `count` packets came back after `rtt_ns`.
+    #[inline(always)]
     fn on_round_trip(&mut self, p: u32, now: Instant, rtt_ns: u64, count: u32) {
         let floor = self.rto_floor_ns;
         let peer = &mut self.peers[p];
@@ -695,7 +696,7 @@ impl Node {
             peer.ack_now = true;
             self.make_ready(p);
         } else if !lossless {
-            self.owe(now, p);
+            self.acks.owe(&mut self.todo, now, (p, peer.owed));
         }
     }
 

@@ -87,7 +87,13 @@ impl Node {
     /// itself, of which nothing is left in `buf`.
     #[inline]
     pub(super) fn keep_memory(&mut self, w: u32, buf: &mut IoBuf) {
-        if self.tx[w].flags.contains(WrFlags::INJECTED) {
+        self.keep_memory_of(w, self.tx[w].flags.contains(WrFlags::INJECTED), buf);
+    }
+
+    /// As [`keep_memory`](Self::keep_memory), of a request that is injected or not.
+    #[inline(always)]
+    pub(super) fn keep_memory_of(&mut self, w: u32, injected: bool, buf: &mut IoBuf) {
+        if injected {
             buf.read_at(0, &mut self.inject[w as usize][..buf.len()]);
         } else {
             buf.move_to(&mut self.send_bufs[w as usize]);
