@@ -30,7 +30,7 @@ use crate::node::{
     Survey, SurveySink, WriteReq, send_whole,
 };
 use crate::types::{EpAddr, FiAddr, Instant};
-use crate::wire::{EagerMsg, FrameHead};
+use crate::wire::{EagerMsg, FrameHead, TRAILER_LEN};
 
 /// Frames taken from the port at once.
 const BURST: usize = 32;
@@ -154,21 +154,25 @@ struct MsgHead<'a, M>(&'a M);
 impl<M: Message> WriteHead<{ EagerMsg::LEN }> for MsgHead<'_, M> {
     #[inline(always)]
     fn fill(&self, out: &mut HeadBuf<{ EagerMsg::LEN }>) {
-        EagerMsg::put(|| self.0.head(false), || self.0.msg(), self.0.ar(), out);
+        self.0.put(out);
     }
 }
 
 /// Writes a message where it goes, if it can go there at once.
 #[inline(always)]
 fn send_msg_in_place(port: &mut impl FastPort, msg: &impl Message) -> bool {
-    port.tx_short(msg.head(false).dst, msg.body(), msg.imm(), &MsgHead(msg))
+    let (dst, head) = (msg.head().dst, MsgHead(msg));
+    match msg.crc() {
+        None => port.tx_short(dst, msg.body(), msg.imm(), &head),
+        crc => port.tx_checked(dst, (msg.body(), crc), msg.imm(), &head),
+    }
 }
 
 /// Sends a message to any port.
 #[inline(always)]
 fn send_msg_long(port: &mut dyn Port, msg: &impl Message) -> Result<Tx, PortGone> {
-    let (head, ar, body) = (msg.head(false), msg.ar(), msg.body().again());
-    send_frame_of(port, (head, msg.msg(), ar), body)
+    let (head, ar, body) = (msg.head(), msg.ar(), msg.body().again());
+    send_frame_of(port, (head, msg.msg(), ar), body, msg.crc())
 }
 
 #[inline(never)]
@@ -176,10 +180,13 @@ fn send_frame_of(
     port: &mut dyn Port,
     (head, msg, ar): (FrameHead, EagerMsg, bool),
     body: IoBuf,
+    crc: Option<u32>,
 ) -> Result<Tx, PortGone> {
     let (bytes, len) = msg.emit(&head, ar);
     let body = Body::Io { buf: &body, offset: 0, len: body.len() };
-    let sent = port.tx(&TxFrame { head: &bytes[..len], body, tail: &[] })?;
+    let crc = crc.map(u32::to_le_bytes);
+    let tail = crc.as_ref().map_or(&[][..], |crc| crc);
+    let sent = port.tx(&TxFrame { head: &bytes[..len], body, tail })?;
     if sent == Tx::Sent {
         port.flush()?;
     }
@@ -234,7 +241,7 @@ impl<P: FastPort> FrameSink for ToPortCached<'_, P> {
 
     #[inline(always)]
     fn send_msg(&mut self, msg: &impl Message) -> Tx {
-        let sent = self.0.begin_short(msg.head(false).dst, msg.body(), msg.imm(), &MsgHead(msg));
+        let sent = self.0.begin_short(msg.head().dst, msg.body(), msg.imm(), &MsgHead(msg));
         if sent { Tx::Sent } else { cold(Tx::Full) }
     }
 }
@@ -313,7 +320,8 @@ impl FrameSink for ToPort<'_> {
     #[inline(always)]
     fn send_msg(&mut self, msg: &impl Message) -> Tx {
         // Asked here, since most messages that come here are longer.
-        let short = EagerMsg::LEN + msg.body().len() <= SHORT;
+        let crc = msg.crc().map_or(0, |_| TRAILER_LEN);
+        let short = EagerMsg::LEN + msg.body().len() + crc <= SHORT;
         if short && self.port.with_fast(VisitTxMsg(msg)) == Some(true) {
             return Tx::Sent;
         }

@@ -290,12 +290,14 @@ unsafe impl WriteBody for InlineBytes {
     }
 }
 
-/// A word, if there is one, and behind it memory of the application's.
+/// A word, if there is one, behind it memory of the application's, and behind that a checksum, if
+/// there is one.
 pub(crate) struct PrefixedBody {
     word: Option<u64>,
     /// Where `len` bytes are lent to be read.
     from: *const u8,
     len: usize,
+    crc: Option<u32>,
 }
 
 impl PrefixedBody {
@@ -303,22 +305,34 @@ impl PrefixedBody {
     #[inline(always)]
     pub(crate) fn of(word: Option<u64>, body: &IoBuf, offset: usize, len: usize) -> Option<Self> {
         let from = body.in_one_piece(offset, len)?;
-        Some(Self { word, from, len })
+        Some(Self { word, from, len, crc: None })
+    }
+
+    /// With `crc` behind, if there is one.
+    #[inline(always)]
+    pub(crate) fn with(self, crc: Option<u32>) -> Self {
+        Self { crc, ..self }
     }
 }
 
-// SAFETY: `fill` writes the word, if there is one, and `len` bytes behind it.
+// SAFETY: `fill` writes the word, if there is one, `len` bytes behind it, and then the checksum, if
+// there is one.
 unsafe impl WriteBody for PrefixedBody {
     #[inline(always)]
     fn size(&self) -> usize {
-        self.word.map_or(0, |_| size_of::<u64>()) + self.len
+        let crc = self.crc.map_or(0, |_| size_of::<u32>());
+        self.word.map_or(0, |_| size_of::<u64>()) + self.len + crc
     }
 
     #[inline(always)]
     unsafe fn fill(&self, to: *mut u8) {
-        // SAFETY: 8 bytes if there is a word, and behind them `len`, which are there to be read.
+        // SAFETY: 8 bytes if there is a word, behind them `len`, which are there to be read, and
+        // four if there is a checksum.
         unsafe {
             let at = to.add(self.word.map_or(0, |_| size_of::<u64>()));
+            if let Some(crc) = self.crc {
+                at.add(self.len).cast::<[u8; 4]>().write_unaligned(crc.to_le_bytes());
+            }
             copy_inline(self.from, at, self.len);
             if let Some(word) = self.word {
                 to.cast::<[u8; 8]>().write_unaligned(word.to_le_bytes());

@@ -152,8 +152,21 @@ pub trait InPlaceTx {
         self.tx_in_place(dst, head, &few)
     }
 
-    /// Sends `word`, if there is one, and then all of `body`. False also if that is not in one
-    /// piece.
+    /// Sends `word`, if there is one, then all of `body`, and `crc`, if there is one, little-endian.
+    /// False also if the body is not in one piece.
+    #[inline(always)]
+    fn tx_checked<const H: usize>(
+        &mut self,
+        dst: u64,
+        (body, crc): (&IoBuf, Option<u32>),
+        word: Option<u64>,
+        head: &impl WriteHead<H>,
+    ) -> bool {
+        let Some(rest) = PrefixedBody::of(word, body, 0, body.len()) else { return cold(false) };
+        self.tx_in_place(dst, head, &rest.with(crc))
+    }
+
+    /// As [`tx_checked`](Self::tx_checked), without a checksum.
     #[inline(always)]
     fn tx_short<const H: usize>(
         &mut self,

@@ -217,7 +217,6 @@ impl Node {
         }
     }
 
-
     /// Whether a turn at `now` finds that acknowledgements which are owed may wait no longer.
     #[inline(always)]
     pub fn owes_acks(&mut self, now: Instant) -> bool {

@@ -11,7 +11,7 @@
 //! again. Where frames get lost (`LOSSY`), the same records are made as on the slow path, so that
 //! all else finds what it expects, and its completion waits for the acknowledgement.
 
-use barewire_driver::frame::{Body, ETH_HDR_LEN, RxFrame, TxFrame};
+use barewire_driver::frame::{Body, ETH_HDR_LEN, RxFrame};
 use barewire_driver::hint::cold;
 use barewire_driver::mem::{IoBuf, SHORT};
 use barewire_driver::port::Tx;
@@ -35,7 +35,7 @@ use crate::slab::{NONE, Slab};
 use crate::table::Table;
 use crate::types::{Cqe, FI_ADDR_UNSPEC, FiAddr, Instant};
 use crate::wire::{
-    self, BASE_LEN, EagerMsg, EagerTaggedView, FrameHead, IMM_LEN, MsgOp, TRAILER_LEN, Ty,
+    self, BASE_LEN, EagerMsg, EagerTaggedView, FrameHead, HeadOut, IMM_LEN, MsgOp, TRAILER_LEN, Ty,
 };
 
 /// Flags that change nothing for what leaves at once.
@@ -253,7 +253,7 @@ impl Node {
         let msg = EagerFrame { peer, src: &self.mac_word, ep, ar, req };
         // The receiver has it from here on; what follows is done meanwhile.
         let sent = match LOSSY && msg.peer.path.has_crc() {
-            true => send_with_crc(out, &msg),
+            true => out.send_msg(&Checked::of(&msg)),
             false => out.send_msg(&msg),
         };
         if sent != Tx::Sent {
@@ -697,8 +697,8 @@ impl EagerFrame<'_> {
 
 impl Message for EagerFrame<'_> {
     #[inline(always)]
-    fn head(&self, crc: bool) -> FrameHead {
-        FrameHead::between(self.peer.mac_word, *self.src, crc)
+    fn head(&self) -> FrameHead {
+        FrameHead::between(self.peer.mac_word, *self.src, false)
     }
 
     #[inline(always)]
@@ -730,13 +730,62 @@ impl Message for EagerFrame<'_> {
     }
 }
 
-/// Sends a message with a checksum.
-fn send_with_crc(out: &mut impl FrameSink, msg: &impl Message) -> Tx {
-    let (head, len) = msg.msg().emit(&msg.head(true), msg.ar());
-    let (head, body) = (&head[..len], msg.body());
-    let body = Body::Io { buf: body, offset: 0, len: body.len() };
-    let tail = &wire::trailer(head, &body);
-    out.send_alone(&TxFrame { head, body, tail })
+/// A message that leaves with a checksum.
+struct Checked<'a> {
+    msg: &'a EagerFrame<'a>,
+    /// What was summed up is what is sent.
+    head: [u8; EagerMsg::LEN_MAX],
+    crc: u32,
+}
+
+impl<'a> Checked<'a> {
+    #[inline(always)]
+    fn of(msg: &'a EagerFrame<'a>) -> Self {
+        let start = FrameHead::between(msg.peer.mac_word, *msg.src, true);
+        let (head, len) = msg.msg().emit(&start, msg.ar());
+        let body = Body::Io { buf: msg.body(), offset: 0, len: msg.body().len() };
+        let crc = body.crc32c(wire::crc_of_head(&head[..len]));
+        Self { msg, head, crc }
+    }
+}
+
+impl Message for Checked<'_> {
+    #[inline(always)]
+    fn head(&self) -> FrameHead {
+        FrameHead::between(self.msg.peer.mac_word, *self.msg.src, true)
+    }
+
+    #[inline(always)]
+    fn crc(&self) -> Option<u32> {
+        Some(self.crc)
+    }
+
+    #[inline(always)]
+    fn put(&self, out: &mut impl HeadOut) {
+        if let Some(head) = self.head.first_chunk::<{ EagerMsg::LEN }>() {
+            out.set::<0, { EagerMsg::LEN }>(*head);
+        }
+    }
+
+    #[inline(always)]
+    fn ar(&self) -> bool {
+        self.msg.ar()
+    }
+
+    #[inline(always)]
+    fn imm(&self) -> Option<u64> {
+        self.msg.imm()
+    }
+
+    #[inline(always)]
+    fn msg(&self) -> EagerMsg {
+        self.msg.msg()
+    }
+
+    #[inline(always)]
+    fn body(&self) -> &IoBuf {
+        self.msg.body()
+    }
 }
 
 /// The credits that a message of `len` bytes costs, if it may leave in one frame now.

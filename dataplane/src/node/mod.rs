@@ -342,15 +342,17 @@ pub trait FrameSink {
         send_whole(self, frame)
     }
 
-    /// As [`send_alone`](Self::send_alone), for a message without a checksum.
+    /// As [`send_alone`](Self::send_alone), for a message.
     #[inline]
     fn send_msg(&mut self, msg: &impl Message) -> Tx
     where
         Self: Sized,
     {
-        let (bytes, len) = msg.msg().emit(&msg.head(false), msg.ar());
+        let (bytes, len) = msg.msg().emit(&msg.head(), msg.ar());
         let body = Body::Io { buf: msg.body(), offset: 0, len: msg.body().len() };
-        self.send_alone(&TxFrame { head: &bytes[..len], body, tail: &[] })
+        let crc = msg.crc().map(u32::to_le_bytes);
+        let tail = crc.as_ref().map_or(&[][..], |crc| crc);
+        self.send_alone(&TxFrame { head: &bytes[..len], body, tail })
     }
 }
 
@@ -460,8 +462,14 @@ impl FrameSink for DynSink<'_> {
 
 /// A message that is put together where it goes.
 pub trait Message {
-    /// What the frame starts with; with a checksum if `crc`.
-    fn head(&self, crc: bool) -> FrameHead;
+    /// What the frame starts with.
+    fn head(&self) -> FrameHead;
+
+    /// The checksum behind the payload, if it has one.
+    #[inline(always)]
+    fn crc(&self) -> Option<u32> {
+        None
+    }
 
     /// Whether it asks for an acknowledgement.
     fn ar(&self) -> bool;
@@ -471,6 +479,12 @@ pub trait Message {
 
     /// What follows the head.
     fn msg(&self) -> EagerMsg;
+
+    /// Writes what stands before the remote CQ data and the payload.
+    #[inline(always)]
+    fn put(&self, out: &mut impl HeadOut) {
+        EagerMsg::put(|| self.head(), || self.msg(), self.ar(), out);
+    }
 
     /// The payload.
     fn body(&self) -> &IoBuf;

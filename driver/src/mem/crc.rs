@@ -54,6 +54,12 @@ unsafe fn of_few(crc: u32, src: *const u8, len: usize) -> u32 {
     // SAFETY: every read lies within the `len` bytes that the caller vouches for: whole words as
     // long as there are any, and then what the low bits of the length say is left.
     unsafe {
+        while at + 32 <= len {
+            for _ in 0..4 {
+                word = _mm_crc32_u64(word, src.add(at).cast::<u64>().read_unaligned());
+                at += 8;
+            }
+        }
         while at + 8 <= len {
             word = _mm_crc32_u64(word, src.add(at).cast::<u64>().read_unaligned());
             at += 8;

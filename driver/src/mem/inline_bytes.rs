@@ -67,10 +67,11 @@ impl InlineBytes {
     /// As many bytes are writable at `to`. Others may read them meanwhile.
     #[inline(always)]
     pub(crate) unsafe fn write_to(self, to: *mut u8) {
-        // SAFETY: 8 or 16 bytes if there are as many, else passed on.
+        // SAFETY: 4, 8 or 16 bytes if there are as many, else passed on.
         unsafe {
             match self.len {
                 0 => {}
+                4 => to.cast::<[u8; 4]>().write_unaligned((self.first as u32).to_le_bytes()),
                 8 => to.cast::<[u8; 8]>().write_unaligned((self.first as u64).to_le_bytes()),
                 16 => to.cast::<[u8; 16]>().write_unaligned(self.first.to_le_bytes()),
                 _ => self.write_odd(to),

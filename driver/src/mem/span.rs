@@ -441,6 +441,10 @@ impl IoBuf {
     /// # Panics
     /// If they are not all inside.
     pub fn crc32c(&self, crc: u32, offset: usize, len: usize) -> u32 {
+        if let Some(piece) = self.in_first(offset, len) {
+            // SAFETY: `len` bytes at `piece` are inside a lent span.
+            return unsafe { super::crc32c_of_raw(crc, piece, len) };
+        }
         let mut crc = crc;
         // SAFETY: `each` calls with `n` bytes at `piece` inside a lent span.
         self.each(offset, len, |piece, _, n| unsafe {
