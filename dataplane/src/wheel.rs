@@ -232,6 +232,9 @@ impl Wheel {
 
     /// The tick of the earliest occupied slot.
     fn first_occupied(&self) -> Option<u64> {
+        if self.len == 0 {
+            return None;
+        }
         let start = self.cur as usize % SLOTS;
         let (word, bit) = (start / 64, start % 64);
         // The first word is looked at twice: from `start` up, and at the end for what is below.

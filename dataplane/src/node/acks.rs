@@ -237,6 +237,7 @@ impl Node {
                 self.make_ready(p);
             }
         }
+        self.todo.set(Todo::ACKS, self.acks.is_waiting());
     }
 
     /// Lets the next [`transmit`](Self::transmit) acknowledge all that has arrived, whether or not

@@ -406,8 +406,9 @@ impl Node {
         if first {
             peer.begin_flight(now);
             // Most often the wheel will call in time anyhow, for what was sent before.
-            let patience = self.patience(&self.peers[p]).min(self.settings.t_dead_ns / 10);
-            if self.peers[p].timer_at > now + patience {
+            let timer_at = peer.timer_at;
+            let patience = || self.patience(&self.peers[p]).min(self.settings.t_dead_ns / 10);
+            if timer_at > now + self.patience_min() && timer_at > now + patience() {
                 self.arm_timer(now, p);
             }
         }

@@ -771,6 +771,12 @@ impl Node {
         (2 * peer.rtt.srtt_ns() + 4 * peer.rtt.var_ns() + PROBE_SLACK_NS).min(rto)
     }
 
+    /// No [`patience`](Self::patience) is shorter.
+    #[inline(always)]
+    pub(super) fn patience_min(&self) -> u64 {
+        self.rto_floor_ns.min(PROBE_SLACK_NS)
+    }
+
     /// How long an OPEN may go without an answer.
     fn open_rto(&self, peer: &Peer) -> u64 {
         Rtt::default().rto_ns(self.rto_floor_ns, peer.backoff)
