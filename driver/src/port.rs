@@ -152,8 +152,8 @@ pub trait InPlaceTx {
         self.tx_in_place(dst, head, &few)
     }
 
-    /// Sends `word`, if there is one, then all of `body`, and `crc`, if there is one, little-endian.
-    /// False also if the body is not in one piece.
+    /// Sends `word`, if there is one, then all of `body`, and then `crc`, if there is one, as it
+    /// stands in a frame. False also if the body is not in one piece.
     #[inline(always)]
     fn tx_checked<const H: usize>(
         &mut self,

@@ -291,6 +291,12 @@ pub(super) mod tests {
                 let is_sent = a.tx_inline(0, &Eth(head), InlineBytes::one(0x77, 9));
                 put(is_sent, a, &few_bytes[..9]);
             }
+            if len % 5 < 2 {
+                let (word, crc) = ((len % 5 == 1).then_some(number), 0x8765_4321_u32);
+                let is_sent = a.tx_checked(0, (&body, Some(crc)), word, &Eth(head));
+                let before = word.map_or(Vec::new(), |word| word.to_le_bytes().to_vec());
+                put(is_sent, a, &[&before[..], &bytes, &crc.to_le_bytes()].concat());
+            }
             if len % 4 == 1 {
                 let is_sent = a.tx_part(0, &Eth(head), &body, 1, len - 1);
                 put(is_sent, a, &bytes[1..]);
