@@ -1,5 +1,5 @@
-//! Completion queues: a ring that cannot overrun, since whoever will complete an operation has
-//! reserved the entry when the operation was posted.
+//! Completion queues: a ring that cannot overrun, since each operation reserves its entry when it
+//! is posted.
 
 use barewire_driver::hint::cold;
 
@@ -8,10 +8,10 @@ use crate::flags::CqFlags;
 use crate::slab::{NONE, Slab};
 use crate::types::{CqErr, Cqe, FI_ADDR_UNSPEC};
 
-/// Takes an entry from where it lies in a completion queue, or, if that was just found empty, from
-/// where the next entry is made, so that it never lies there.
+/// Takes a completion: from its entry in the ring or, if the queue was just found empty, straight
+/// from where it is made, so that it never enters the ring.
 pub trait Reader {
-    /// Whether this queue is the one, by its slot.
+    /// Whether this is its queue, by slot.
     fn reads(&self, cq: u32) -> bool;
 
     /// Takes the entry.
@@ -34,29 +34,29 @@ impl Reader for NoReader {
 /// A completion queue.
 ///
 /// Entries come out in the order they went in, successes and failures alike. Those used and those
-/// reserved, `head..promised`, are never more than the capacity; the [`Lead`], which stands in
-/// front of the ring, takes no place in it.
+/// reserved, `head..promised`, never exceed the capacity; the [`Lead`] before the ring occupies no
+/// entry.
 #[derive(Debug)]
 pub(crate) struct Cq {
     /// Slots in use are `head..tail` modulo the capacity. Grows, in reserved room, up to the
     /// capacity on the first way around: what is never used is never touched.
     ring: Vec<Entry>,
-    /// The records of the failures in the ring, which are long and rare. (Behind a pointer, for the
-    /// length of a queue.)
+    /// The records of the failures in the ring, which are long and rare. (Boxed, to keep the
+    /// queue's slot short.)
     errs: Box<Slab<CqErr>>,
     head: u64,
     tail: u64,
     mask: u64,
-    /// Where the tail will be when whoever has reserved an entry has used it.
+    /// Where the tail will be once every reserved entry is used.
     promised: u64,
     lead: Lead,
-    /// Entries to be read, the lead among them: `tail - head`, and one more while there is a lead.
+    /// Entries to be read: `tail - head`, and one more while there is a lead.
     ready: usize,
 }
 
-/// What is told of a message that was sent while the queue was empty: all of its entry that is not
-/// nothing. Most are read before anything else comes, and so are written and read as two words.
-/// What comes meanwhile goes into the ring, behind it.
+/// The completion of a send that was written while the queue was empty, reduced to its two words
+/// that are not zero. Usually it is read before another entry arrives. Later entries go into the
+/// ring, behind it.
 #[derive(Clone, Copy, Debug, Default)]
 struct Lead {
     op_context: u64,
@@ -119,7 +119,7 @@ impl Cq {
         room
     }
 
-    /// As [`reserve`](Self::reserve), when [`has_room`](Self::has_room) has said that it will do.
+    /// [`reserve`](Self::reserve) after [`has_room`](Self::has_room) said true.
     #[inline(always)]
     pub(crate) fn reserve_free(&mut self) {
         self.promised += 1;
@@ -184,15 +184,15 @@ impl Cq {
         room
     }
 
-    /// As [`try_push`](Self::try_push), when [`has_room`](Self::has_room) has said that it will do.
+    /// [`try_push`](Self::try_push) after [`has_room`](Self::has_room) said true.
     #[inline(always)]
     pub(crate) fn push_free(&mut self, cqe: Cqe) {
         self.reserve_free();
         self.append(cqe, NONE);
     }
 
-    /// As [`push_free`](Self::push_free), of a message that was sent: `flags` are not empty. It
-    /// [leads](Lead) if the queue is empty.
+    /// [`push_free`](Self::push_free) for a completed send, whose `flags` are not empty. It becomes
+    /// the [lead](Lead) if the queue is empty.
     #[inline(always)]
     pub(crate) fn push_sent_free(&mut self, op_context: u64, flags: CqFlags) {
         debug_assert!(!flags.is_empty());
@@ -204,7 +204,7 @@ impl Cq {
         self.ready = 1;
     }
 
-    /// Not inlined, so that a send that finds the queue empty keeps nothing for the ring.
+    /// Not inlined, so that a send that finds the queue empty uses no registers for the ring.
     #[inline(never)]
     fn push_sent_behind(&mut self, sent: Lead) {
         self.push_free(sent.cqe());
@@ -238,8 +238,8 @@ impl Cq {
         n
     }
 
-    /// As [`take`](Self::take) of one, but says whether it did. With `lead_only` the ring is not
-    /// looked at.
+    /// [`take`](Self::take) for one entry, which says whether it took it. With `lead_only` the ring
+    /// is not looked at.
     #[inline(always)]
     pub(crate) fn take_one(&mut self, lead_only: bool, reader: impl Reader) -> bool {
         if self.is_led() {
@@ -291,7 +291,7 @@ impl Cq {
     ///   it.
     pub(crate) fn why_nothing(&self) -> Result<usize> {
         match self.next() {
-            // There was no room to take it to.
+            // The caller gave no room.
             _ if self.is_led() => Ok(0),
             None => Err(Error::Again),
             Some(next) if next.err != NONE => Err(Error::Avail),
@@ -580,7 +580,7 @@ mod tests {
         Cq::new(4).push(Cqe::default());
     }
 
-    /// What leads is no reservation that somebody else may use.
+    /// The lead's entry is free: it is no reservation that an operation may use.
     #[test]
     #[should_panic(expected = "nothing is reserved")]
     fn a_push_without_reservation_panics_behind_a_lead_too() {

@@ -1,14 +1,13 @@
 //! The loop that joins a node to a port and a clock.
 //!
 //! The one file of this crate that holds a [`Port`] and reads the clock. It has no lock and no
-//! thread: whoever owns the [`Engine`] decides who turns it, and the application that reads a queue
-//! and the progress thread run the same turns: [`Engine::turn`], and what most of them come to,
+//! thread: the owner of the [`Engine`] decides who turns it. The application that reads a queue and
+//! the progress thread run the same turns: [`Engine::turn`], and its fast versions
 //! [`Engine::fast_turn`] and [`Engine::fast_turn_other`].
 //!
-//! A turn takes what arrived in bursts, lets the node look at every frame of a burst before it
-//! handles the first (so that the memory is on its way), and sends what is due when a burst came
-//! back short: an acknowledgement then covers everything that had arrived, and a busy receiver
-//! sends one for many frames.
+//! A turn receives in bursts. The node prefetches for every frame of a burst before it handles the
+//! first. What is due is sent when a burst came back short: one acknowledgement then covers
+//! everything that had arrived.
 
 use std::sync::Arc;
 
@@ -35,18 +34,18 @@ use crate::wire::{EagerMsg, FrameHead, TRAILER_LEN};
 /// Frames taken from the port at once.
 const BURST: usize = 32;
 
-/// Full bursts after which a turn sends what is due although more frames wait: a peer that floods
-/// us must not keep acknowledgements and our own data from leaving.
+/// Full bursts after which a turn sends what is due although more frames wait: a flooding peer must
+/// not stop acknowledgements and our own data.
 const BURSTS_PER_TURN: usize = 4;
 
-/// Bursts in which a port gives all that it can have for us at a moment, few frames each if it
-/// likes, unless somebody floods us.
+/// Bursts after which a port has delivered all that it held at the start, however small they are,
+/// unless a peer floods it.
 const INBOX_BURSTS: usize = 1 << 15;
 
 /// Turns between two readings of the clock, which costs as much as an empty turn, while turns
-/// follow each other briskly: within so many nanoseconds one after the other, on average from one
-/// reading to the next. A timer can be late by as many such times. Whoever finds nothing notices
-/// when turns have become rare ([`Engine::is_late`]), and turns once more.
+/// follow each other within [`TURN_GAP_NS`] nanoseconds on average. A timer may be late by as many
+/// gaps. A caller that finds nothing notices when turns have become rare ([`Engine::is_late`]) and
+/// turns once more.
 const UNTIMED_TURNS: u32 = 64;
 const TURN_GAP_NS: u64 = 100_000;
 
@@ -58,21 +57,21 @@ pub struct Engine {
     gone: Option<PortGone>,
     /// When the clock was last read.
     now: Instant,
-    /// Turns that may pass before it is read again, and as many that the port will not have counted
-    /// by then. On a port that may lose frames, where each turn reads it, the second is the number
-    /// of turns since the last one that looked for everything.
+    /// Turns left before the clock is read again, and turns that the port will not have counted by
+    /// then. On a lossy port, where each turn reads the clock, the second counts the turns since
+    /// the last one that looked for everything.
     untimed: u32,
     uncounted: u32,
-    /// It was read in the last turn.
+    /// The last turn read the clock.
     timed: bool,
-    /// When a turn last read it.
+    /// When a turn last read the clock.
     turned_at: Instant,
-    /// When it was last read for [`is_late`](Self::is_late).
+    /// When the clock was last read for [`is_late`](Self::is_late).
     looked_at: Instant,
 }
 
-/// What a port lends goes to the node, with the time of the burst; the completion that the first
-/// frame brings may go to a reader.
+/// Passes the frames of a burst to the node, with the time of the burst. The completion of the
+/// first frame may go to a reader.
 struct ToNode<'a, R> {
     node: &'a mut Node,
     now: &'a Instant,
@@ -106,7 +105,7 @@ impl<R: Reader> RxSink for ToNode<'_, R> {
     }
 }
 
-/// The way back from a port that lends a frame.
+/// Sends answers through a port that lends a frame.
 struct ReplySink<T>(T);
 
 impl<T: InPlaceTx> FrameSink for ReplySink<T> {
@@ -125,7 +124,7 @@ impl<T: InPlaceTx> FrameSink for ReplySink<T> {
     }
 }
 
-/// What stands before the payload of a short frame.
+/// Writes the head of a short frame.
 struct InPlaceHead<'a, F>(&'a F);
 
 impl<const H: usize, F: InPlaceFrame<H>> WriteHead<H> for InPlaceHead<'_, F> {
@@ -135,7 +134,7 @@ impl<const H: usize, F: InPlaceFrame<H>> WriteHead<H> for InPlaceHead<'_, F> {
     }
 }
 
-/// Writes a short frame where it goes, if it can go there at once.
+/// Sends a short frame in place. False, and nothing sent, if the port cannot do that now.
 #[inline(always)]
 fn send_frame_in_place<const H: usize>(
     port: &mut impl InPlaceTx,
@@ -148,7 +147,7 @@ fn send_frame_in_place<const H: usize>(
     }
 }
 
-/// What stands before the payload of a message.
+/// Writes head and headers of a message.
 struct MsgHead<'a, M>(&'a M);
 
 impl<M: Message> WriteHead<{ EagerMsg::LEN }> for MsgHead<'_, M> {
@@ -158,7 +157,7 @@ impl<M: Message> WriteHead<{ EagerMsg::LEN }> for MsgHead<'_, M> {
     }
 }
 
-/// Writes a message where it goes, if it can go there at once.
+/// Sends a message in place. False, and nothing sent, if the port cannot do that now.
 #[inline(always)]
 fn send_msg_in_place(port: &mut impl FastPort, msg: &impl Message) -> bool {
     let (dst, head) = (msg.head().dst, MsgHead(msg));
@@ -168,7 +167,7 @@ fn send_msg_in_place(port: &mut impl FastPort, msg: &impl Message) -> bool {
     }
 }
 
-/// Sends a message to any port.
+/// Sends a message to any port, as a frame built on the stack.
 #[inline(always)]
 fn send_msg_long(port: &mut dyn Port, msg: &impl Message) -> Result<Tx, PortGone> {
     let (head, ar, body) = (msg.head(), msg.ar(), msg.body().again());
@@ -193,8 +192,8 @@ fn send_frame_of(
     Ok(sent)
 }
 
-/// What a node sends goes to a port of known type, which sending does not find gone. (By its box,
-/// so that its address is read where it is needed and not kept.)
+/// A sink for a port of known type, which sending does not find gone. (Holds the box, so that the
+/// port's address is loaded where it is used and occupies no register.)
 struct ToFastPort<'a, P>(&'a mut Box<P>);
 
 impl<P: FastPort> FrameSink for ToFastPort<'_, P> {
@@ -205,7 +204,7 @@ impl<P: FastPort> FrameSink for ToFastPort<'_, P> {
     fn send_alone(&mut self, frame: &TxFrame<'_>) -> Tx {
         let sent = self.send(frame);
         if sent == Tx::Sent {
-            // It does not find out.
+            // Such a port does not find out here.
             let _ = self.0.flush();
         }
         sent
@@ -230,7 +229,7 @@ impl<P: FastPort> FrameSink for ToFastPort<'_, P> {
     }
 }
 
-/// The same, for a message that leaves without a call or not at all. Who sends one still has to
+/// The same for a message that is sent without a call or not at all. The caller still has to
 /// [finish](InPlaceTx::finish) it.
 struct ToPortCached<'a, P>(&'a mut Box<P>);
 
@@ -246,7 +245,7 @@ impl<P: FastPort> FrameSink for ToPortCached<'_, P> {
     }
 }
 
-/// [`send_frame_in_place`], to a port whose type is known.
+/// [`send_frame_in_place`] to a port of known type.
 struct VisitTxFrame<'a, const H: usize, F>(&'a F);
 
 impl<const H: usize, F: InPlaceFrame<H>> PortVisitor for VisitTxFrame<'_, H, F> {
@@ -258,7 +257,7 @@ impl<const H: usize, F: InPlaceFrame<H>> PortVisitor for VisitTxFrame<'_, H, F> 
     }
 }
 
-/// [`send_msg_in_place`], to a port whose type is known.
+/// [`send_msg_in_place`] to a port of known type.
 struct VisitTxMsg<'a, M>(&'a M);
 
 impl<M: Message> PortVisitor for VisitTxMsg<'_, M> {
@@ -270,7 +269,7 @@ impl<M: Message> PortVisitor for VisitTxMsg<'_, M> {
     }
 }
 
-/// What a node sends goes to the port, until that is gone.
+/// A sink for any port, until that is gone.
 struct ToPort<'a> {
     port: &'a mut AnyPort,
     gone: Option<PortGone>,
@@ -319,7 +318,7 @@ impl FrameSink for ToPort<'_> {
 
     #[inline(always)]
     fn send_msg(&mut self, msg: &impl Message) -> Tx {
-        // Asked here, since most messages that come here are longer.
+        // Checked here first: most messages that get here are longer.
         let crc = msg.crc().map_or(0, |_| TRAILER_LEN);
         let short = EagerMsg::LEN + msg.body().len() + crc <= SHORT;
         if short && self.port.with_fast(VisitTxMsg(msg)) == Some(true) {
@@ -333,7 +332,7 @@ impl FrameSink for ToPort<'_> {
 }
 
 impl ToPort<'_> {
-    /// What was sent leaves.
+    /// Flushes the port.
     #[inline(always)]
     fn flush(&mut self) {
         if self.gone.is_none() {
@@ -342,7 +341,7 @@ impl ToPort<'_> {
     }
 }
 
-/// [`Engine::fast_turn`] takes what has come.
+/// Receives for [`Engine::fast_turn_other`].
 struct VisitRxPoll<'a>(ToNode<'a, NoReader>);
 
 impl PortVisitor for VisitRxPoll<'_> {
@@ -354,7 +353,7 @@ impl PortVisitor for VisitRxPoll<'_> {
     }
 }
 
-/// [`Engine::try_send_inline`] sends.
+/// Sends for [`Engine::try_send_inline`].
 struct VisitSendInline<'a> {
     node: &'a mut Node,
     ep: EpId,
@@ -370,7 +369,7 @@ impl PortVisitor for VisitSendInline<'_> {
     }
 }
 
-/// Adds what the port counts of each peer.
+/// Adds the port's byte counts of each peer.
 struct WithTraffic<'a, S> {
     port: &'a AnyPort,
     sink: &'a mut S,
@@ -416,18 +415,18 @@ impl Engine {
         Instant(clock::now_ns())
     }
 
-    /// When the clock was last read, for what need not be exact.
+    /// When the clock was last read: a cheap, inexact time.
     pub fn last_now(&self) -> Instant {
         self.now
     }
 
-    /// When a [`turn`](Self::turn) last read the clock: whether somebody receives.
+    /// When a [`turn`](Self::turn) last read the clock, which tells whether anybody still polls.
     pub fn turned_at(&self) -> Instant {
         self.turned_at
     }
 
-    /// Whether the last turn has read it: what is to be done by time has to be looked for after
-    /// such a turn only.
+    /// Whether the last turn read the clock: only after such a turn need timers of the caller be
+    /// checked.
     #[inline(always)]
     pub fn is_timed(&self) -> bool {
         self.timed
@@ -455,8 +454,8 @@ impl Engine {
         self.port.counters()
     }
 
-    /// The part of [`port_counters`](Self::port_counters) that near stations have, if there can be
-    /// such.
+    /// The part of [`port_counters`](Self::port_counters) for near peers, if the port has a near
+    /// side.
     pub fn near_counters(&self) -> Option<PortCounters> {
         self.port.near_counters()
     }
@@ -466,7 +465,7 @@ impl Engine {
         self.port.station(mac)
     }
 
-    /// As [`Node::survey`]; what a port that loses nothing counts of a station is added.
+    /// [`Node::survey`], with the bytes that a lossless port counts of each peer added.
     pub fn survey(
         &mut self,
         survey: &mut Survey,
@@ -485,9 +484,9 @@ impl Engine {
         self.gone.as_ref()
     }
 
-    /// One turn: receives, lets timers fire, sends. Returns the number of frames moved; 0 means
-    /// that there was nothing to do. Never blocks, and allocates only when more frames come early,
-    /// or messages of more peers are half here, than ever before and than there was room for.
+    /// One turn: receives, fires timers, sends. Returns the number of frames moved; 0 means that
+    /// there was nothing to do. Never blocks. Allocates only when more packets are out of order, or
+    /// more peers have unfinished messages, than ever before and than there was room for.
     ///
     /// # Errors
     /// [`PortGone`], at once and from then on. Every operation has ended with `FI_ENETDOWN`.
@@ -517,40 +516,40 @@ impl Engine {
         Ok(moved)
     }
 
-    /// As [`turn`](Self::turn), if that need not read the clock and the port is a segment, which
-    /// cannot go; then nothing has to be looked for by time either. `None`, and nothing has
-    /// happened, if it is another. The first completion may go to `reader`.
+    /// [`turn`](Self::turn) for the shared segment, which cannot go, if the clock need not be read;
+    /// then no timer is looked at either. `None`, and nothing has happened, if a full turn is
+    /// needed. The first completion may go to `reader`.
     #[inline(always)]
     pub fn fast_turn(&mut self, reader: impl Reader) -> Option<usize> {
         let AnyPort::Shm(port) = &mut self.port else { return cold(None) };
-        // Written before it is known whether there was one, so that it is one step.
+        // Decrement and test in one instruction; the store is undone below on underflow.
         let (left, none) = self.untimed.overflowing_sub(1);
         self.untimed = left;
         if none {
             self.untimed = 0;
             return cold(None);
         }
-        // A sink of its own, so that it need not lie in memory for `busy_turn`.
+        // A sink of its own, which can stay in registers beside `busy_turn`.
         let reader = Some(reader);
-        let few = port.rx_poll(&mut ToNode { node: &mut self.node, now: &self.now, reader });
-        Some(self.after_few(few))
+        let polled = port.rx_poll(&mut ToNode { node: &mut self.node, now: &self.now, reader });
+        Some(self.after_rx(polled))
     }
 
-    /// As [`fast_turn`](Self::fast_turn), for any other port. One that may lose frames reads the
-    /// clock, and looks for what is due by time.
+    /// [`fast_turn`](Self::fast_turn) for any other port. On a lossy port it reads the clock and
+    /// looks at timers. `None`, and nothing has happened, if a full turn is needed.
     #[inline(always)]
     pub fn fast_turn_other(&mut self) -> Option<usize> {
         if !self.node.is_lossless() {
             return self.timed_turn();
         }
         let Some(left) = self.untimed.checked_sub(1) else { return cold(None) };
-        let few = self.port.far(VisitRxPoll(ToNode::of(&mut self.node, &self.now)))?;
+        let polled = self.port.far(VisitRxPoll(ToNode::of(&mut self.node, &self.now)))?;
         self.untimed = left;
-        Some(self.after_few(few))
+        Some(self.after_rx(polled))
     }
 
-    /// A turn on a port that may lose frames, but for what [`turn`](Self::turn) looks for now and
-    /// then. `None`, and nothing has happened, if it is time for that.
+    /// A turn on a lossy port without the rare checks of [`turn`](Self::turn). `None`, and nothing
+    /// has happened, if those are due.
     #[inline(always)]
     fn timed_turn(&mut self) -> Option<usize> {
         let now = Self::now();
@@ -562,32 +561,32 @@ impl Engine {
         self.node.tick_on(now);
         match self.port.far(VisitRxPoll(ToNode::of(&mut self.node, &self.now))).flatten() {
             Some(moved) if self.node.passes(now) => Some(moved),
-            few => {
+            polled => {
                 cold(());
-                Some(self.busy_turn(few))
+                Some(self.busy_turn(polled))
             }
         }
     }
 
-    /// What follows in a [`fast_turn`](Self::fast_turn) from what was taken.
+    /// The part of a [`fast_turn`](Self::fast_turn) after `moved` frames were received.
     #[inline(always)]
-    fn after_few(&mut self, few: Option<usize>) -> usize {
-        match few {
+    fn after_rx(&mut self, polled: Option<usize>) -> usize {
+        match polled {
             Some(moved) if self.node.is_at_rest() => moved,
             _ => {
                 cold(());
-                self.busy_turn(few)
+                self.busy_turn(polled)
             }
         }
     }
 
-    /// The rest of [`fast_turn`](Self::fast_turn), if more has come than a port takes there or
-    /// there is something to send.
+    /// The rest of a [`fast_turn`](Self::fast_turn) that found more than [`FastPort::rx_poll`]
+    /// takes, or something to send.
     #[inline(never)]
     fn busy_turn(&mut self, moved: Option<usize>) -> usize {
         let moved = match moved.map_or_else(|| self.receive_rest(), Ok) {
             Ok(moved) => moved,
-            // Reported by the next turn, which is none of these.
+            // The next turn is a full one and reports it.
             Err(_gone) => return 0,
         };
         if self.node.has_answers() {
@@ -601,7 +600,7 @@ impl Engine {
         moved + sent
     }
 
-    /// What the port has, of which nothing alone was taken.
+    /// Receives what `rx_poll` left in the port.
     fn receive_rest(&mut self) -> Result<usize, PortGone> {
         let got = match &mut self.port {
             AnyPort::Shm(port) => port.poll(BURST, &mut ToNode::of(&mut self.node, &self.now)),
@@ -610,7 +609,7 @@ impl Engine {
         if got < BURST { Ok(got) } else { self.receive_more(got) }
     }
 
-    /// Takes what arrived, at most [`BURSTS_PER_TURN`] of it.
+    /// Receives at most [`BURSTS_PER_TURN`] bursts.
     #[inline]
     fn receive(&mut self) -> Result<usize, PortGone> {
         let got = self.burst()?;
@@ -631,7 +630,7 @@ impl Engine {
         Ok(moved)
     }
 
-    /// Takes one burst.
+    /// Receives one burst.
     #[inline]
     fn burst(&mut self) -> Result<usize, PortGone> {
         match self.port {
@@ -640,7 +639,7 @@ impl Engine {
         }
     }
 
-    /// By itself, since the others need every register.
+    /// Out of line: the others need every register.
     #[inline(never)]
     fn burst_of_other(&mut self) -> Result<usize, PortGone> {
         let AnyPort::Other(port) = &mut self.port else { return Ok(0) };
@@ -657,8 +656,9 @@ impl Engine {
         }
     }
 
-    /// Reads the clock, and says how many turns may now go without: some, on a port whose node
-    /// measures no round trips, if the last ones came so quickly that a timer is not late by it.
+    /// Reads the clock, and sets how many turns may pass without reading it: some on a lossless
+    /// port, which measures no round trips, if the last turns came so quickly that no timer gets
+    /// late.
     #[inline]
     fn read_clock(&mut self) {
         let now = Self::now();
@@ -668,25 +668,25 @@ impl Engine {
         if untimed != 0 {
             self.port.count(untimed);
         }
-        let brisk = now.since(self.now) < TURN_GAP_NS * u64::from(1 + untimed);
-        if self.node.is_lossless() && brisk {
+        let quick = now.since(self.now) < TURN_GAP_NS * u64::from(1 + untimed);
+        if self.node.is_lossless() && quick {
             self.untimed = UNTIMED_TURNS;
             self.uncounted = UNTIMED_TURNS;
         }
         self.now = now;
     }
 
-    /// For a caller whose turn brought nothing, and that may not poll again soon: whether timers
-    /// run and the clock was not read for long. Then the next turn, due at once, reads it.
+    /// For a caller whose turn found nothing and that may not poll again soon: whether timers run
+    /// and the clock was not read for long. The next turn, due at once, then reads it.
     #[inline(always)]
     pub fn is_late(&mut self) -> bool {
-        // Where frames may be lost each turn reads it.
+        // On a lossy port each turn reads the clock.
         self.node.has_timers() && self.node.is_lossless() && self.look_for_pause()
     }
 
     #[inline(never)]
     fn look_for_pause(&mut self) -> bool {
-        // No turn went without since it was read.
+        // Every turn since then has read the clock.
         if self.untimed == self.uncounted {
             return false;
         }
@@ -705,14 +705,14 @@ impl Engine {
         self.gone.clone().expect("it was seen")
     }
 
-    /// Posts a send and, unless more follows at once (`FI_MORE`) and it pays to wait for it, sends
-    /// what is due. A refused post sends what earlier ones with `FI_MORE` held back.
+    /// Posts a send and sends what is due, unless the caller announces more (`FI_MORE`) and packing
+    /// pays. A refused post sends what earlier ones with `FI_MORE` held back.
     ///
     /// # Errors
     /// Those of [`Node::post_send`]. Nothing of this request was queued.
     #[inline(always)]
     pub fn post_send(&mut self, ep: EpId, mut req: SendReq) -> OpResult<()> {
-        // On a port that may lose frames what shares a packet with others is looked for first.
+        // On a lossy port packing is tried first.
         let joins = !self.node.is_lossless() && self.node.joins(&req);
         if joins && self.join(ep, &req) || self.try_send(ep, &mut req) {
             return Ok(());
@@ -720,7 +720,7 @@ impl Engine {
         self.post_send_long(ep, req)
     }
 
-    /// The rest of [`post_send`](Self::post_send), if [`try_send`](Self::try_send) has refused.
+    /// The rest of [`post_send`](Self::post_send) once [`try_send`](Self::try_send) has declined.
     ///
     /// # Errors
     /// As there.
@@ -730,8 +730,8 @@ impl Engine {
         self.post_with(more, |node, now| node.post_send(now, ep, req))
     }
 
-    /// Puts a message into a packet with others, and sends that if no more follow. False if it is
-    /// no such message: nothing has happened.
+    /// Packs a message, and sends the packet unless more follow. False if it cannot be packed:
+    /// nothing has happened.
     #[inline(never)]
     fn join(&mut self, ep: EpId, req: &SendReq) -> bool {
         let more = req.flags.contains(OpFlags::MORE);
@@ -743,8 +743,8 @@ impl Engine {
         joined
     }
 
-    /// As [`try_send`](Self::try_send), without a call and to a segment only; see
-    /// [`Node::try_send_cached`].
+    /// [`Node::try_send_cached`], to the shared segment only. False: nothing has happened; call
+    /// [`post_send`](Self::post_send).
     #[inline(always)]
     pub fn try_send_cached(&mut self, ep: EpId, req: &SendReq) -> bool {
         let AnyPort::Shm(port) = &mut self.port else { return cold(false) };
@@ -755,41 +755,45 @@ impl Engine {
         sent
     }
 
-    /// As [`try_send`](Self::try_send), inlined, to a port whose type is known; see
-    /// [`Node::try_send_inline`].
+    /// [`Node::try_send_inline`], to a port of known type only. False: nothing has happened; call
+    /// [`post_send`](Self::post_send).
     #[inline(always)]
     pub fn try_send_inline(&mut self, ep: EpId, req: &SendReq) -> bool {
         self.port.with_fast(VisitSendInline { node: &mut self.node, ep, req }).unwrap_or(false)
     }
 
-    /// Sends a message at once if nothing stands before it; see [`Node::try_send`].
+    /// [`Node::try_send`], to any port. False: nothing has happened; call
+    /// [`post_send`](Self::post_send).
     #[inline]
     pub fn try_send(&mut self, ep: EpId, req: &mut SendReq) -> bool {
         self.post_now(|node, out| node.try_send(ep, req, out, Self::now))
     }
 
-    /// Sends an atomic operation at once if nothing stands before it and the port is a segment; see
-    /// [`Node::try_atomic`]. (If it is another, [`atomic_far`](Self::atomic_far) does that: here no
-    /// request is ever put together.)
+    /// [`Node::try_atomic`], to the shared segment only; [`atomic_far`](Self::atomic_far) serves
+    /// other ports, so that no request is built here. False: nothing has happened; call
+    /// [`post_atomic`](Self::post_atomic).
     #[inline(always)]
     pub fn try_atomic(&mut self, ep: EpId, req: &mut FastAtomic<'_>) -> bool {
         let AnyPort::Shm(port) = &mut self.port else { return cold(false) };
         self.node.try_atomic(ep, req, &mut ToFastPort(port), Self::now)
     }
 
-    /// As [`try_atomic`](Self::try_atomic), to any port.
+    /// [`Node::try_atomic`], to any port. False: nothing has happened; call
+    /// [`post_atomic`](Self::post_atomic).
     #[inline(always)]
     pub fn atomic_far(&mut self, ep: EpId, req: &mut FastAtomic<'_>) -> bool {
         self.post_now(|node, out| node.try_atomic(ep, req, out, Self::now))
     }
 
-    /// Sends a write at once if nothing stands before it; see [`Node::try_write`].
+    /// [`Node::try_write`], to any port. False: nothing has happened; call
+    /// [`post_write`](Self::post_write).
     #[inline]
     pub fn try_write(&mut self, ep: EpId, req: &mut FastWrite<'_>) -> bool {
         self.post_now(|node, out| node.try_write(ep, req, out, Self::now))
     }
 
-    /// Sends a read at once if nothing stands before it; see [`Node::try_read`].
+    /// [`Node::try_read`], to any port. False: nothing has happened; call
+    /// [`post_read`](Self::post_read).
     #[inline]
     pub fn try_read(&mut self, ep: EpId, req: &mut FastRead<'_>) -> bool {
         self.post_now(|node, out| node.try_read(ep, req, out, Self::now))
@@ -809,7 +813,7 @@ impl Engine {
         sent
     }
 
-    /// Sends the answers that the burst just taken has made due.
+    /// Sends the answers to requests of the last burst.
     #[inline(never)]
     fn answer(&mut self) {
         let now = self.now;
@@ -819,7 +823,7 @@ impl Engine {
         });
     }
 
-    /// Sends the acknowledgements that may wait no longer.
+    /// Sends the acknowledgements that are due.
     #[inline(never)]
     fn acknowledge(&mut self) {
         let now = self.now;
@@ -829,7 +833,7 @@ impl Engine {
         });
     }
 
-    /// Posts a write, as [`post_send`](Self::post_send) does.
+    /// Posts a write and sends what is due, as [`post_send`](Self::post_send) does.
     ///
     /// # Errors
     /// Those of [`Node::post_write`]. Nothing of this request was queued.
@@ -844,7 +848,7 @@ impl Engine {
         self.post_with(more, |node, now| node.post_write(now, ep, req))
     }
 
-    /// Posts a read, as [`post_send`](Self::post_send) does.
+    /// Posts a read and sends what is due, as [`post_send`](Self::post_send) does.
     ///
     /// # Errors
     /// Those of [`Node::post_read`]. Nothing of this request was queued.
@@ -859,7 +863,7 @@ impl Engine {
         self.post_with(more, |node, now| node.post_read(now, ep, req))
     }
 
-    /// Posts an atomic operation, as [`post_send`](Self::post_send) does.
+    /// Posts an atomic operation and sends what is due, as [`post_send`](Self::post_send) does.
     ///
     /// # Errors
     /// Those of [`Node::post_atomic`]. Nothing of this request was queued.
@@ -880,7 +884,7 @@ impl Engine {
         more: bool,
         post: impl FnOnce(&mut Node, Instant) -> OpResult<()>,
     ) -> OpResult<()> {
-        // Nothing leaves with one that more follow: the time is asked for when it does.
+        // A post with `FI_MORE` sends nothing: the clock is read when it does.
         let now = if more { self.now } else { Self::now() };
         let posted = post(&mut self.node, now);
         match more {
@@ -904,14 +908,14 @@ impl Engine {
         self.node.post_recv(self.now, ep, req)
     }
 
-    /// Posts a receive about which nothing is out of the ordinary; see [`Node::try_post_recv`].
+    /// [`Node::try_post_recv`]. False: nothing has happened; call [`post_recv`](Self::post_recv).
     #[inline(always)]
     pub fn try_post_recv(&mut self, ep: EpId, req: &RecvReq) -> bool {
         self.node.try_post_recv(ep, req)
     }
 
-    /// As [`try_post_recv`](Self::try_post_recv), without a call; see
-    /// [`Node::try_post_recv_reserved`].
+    /// [`Node::try_post_recv_reserved`]. False: nothing has happened; call
+    /// [`post_recv`](Self::post_recv).
     #[inline(always)]
     pub fn try_post_recv_reserved(&mut self, ep: EpId, req: &RecvReq) -> bool {
         self.node.try_post_recv_reserved(ep, req)
@@ -928,8 +932,8 @@ impl Engine {
         }
     }
 
-    /// Adds an address, as [`Node::av_insert`] does. If it ends the session with an earlier life of
-    /// the peer, what that one had sent and was told of as delivered is taken from the port before.
+    /// Adds an address with [`Node::av_insert`]. If that ends the session with an earlier life of
+    /// the peer, frames of it whose sender was told of delivery are received first.
     ///
     /// # Errors
     /// Those of [`Node::av_insert`].
@@ -945,8 +949,8 @@ impl Engine {
         self.node.av_insert(Self::now(), av, addr)
     }
 
-    /// Takes a burst, and says whether more may wait behind it: a burst may be shorter than what
-    /// does, and empty if something had to be dropped.
+    /// Receives a burst, and says whether more frames may wait: a burst may be short, and empty if
+    /// a frame was dropped.
     fn takes_more(&mut self) -> bool {
         let dropped = self.port.counters().rx_dropped;
         match self.burst() {
@@ -987,7 +991,7 @@ impl Engine {
     fn lost(&mut self, gone: PortGone) -> PortGone {
         self.node.port_gone(self.now);
         self.gone = Some(gone.clone());
-        // The next turn is none that asks nothing.
+        // The next turn is a full one.
         self.untimed = 0;
         if !self.node.is_lossless() {
             self.uncounted = UNTIMED_TURNS;
@@ -1036,17 +1040,17 @@ mod tests {
     fn turns_are_brisk_on_average() {
         let (a, _b) = Loopback::pair();
         let (mut a, ..) = open(a, 11);
-        let mut brisk = |turns: u32, took_ns| {
+        let mut quick = |turns: u32, took_ns| {
             (a.uncounted, a.untimed) = (turns, 0);
             a.now = Instant(Engine::now().0 - took_ns);
             a.read_clock();
             a.untimed != 0
         };
         let all = u64::from(UNTIMED_TURNS) * TURN_GAP_NS;
-        assert!(brisk(UNTIMED_TURNS, all / 2));
-        assert!(!brisk(UNTIMED_TURNS, all + 2 * TURN_GAP_NS));
-        assert!(!brisk(0, all / 2));
-        assert!(!brisk(0, 2 * TURN_GAP_NS));
+        assert!(quick(UNTIMED_TURNS, all / 2));
+        assert!(!quick(UNTIMED_TURNS, all + 2 * TURN_GAP_NS));
+        assert!(!quick(0, all / 2));
+        assert!(!quick(0, 2 * TURN_GAP_NS));
     }
 
     /// Goal: who waits in vain, polls without a pause and then seldom, is told of a death by the

@@ -52,10 +52,10 @@ pub struct Slab<T, A = ()> {
     len: u32,
 }
 
-/// The generation stands in both variants, where it shares a word with the tag, which is never one
-/// of the impossible values of `T`: to compare with those takes a register.
+/// Both variants have the generation, which shares a word with the tag. So the tag is never an
+/// invalid value of `T`, whose compare would take a register.
 ///
-/// What aligns the slot stands behind the value, or room before it would be lost.
+/// The aligning member stands behind the value: before it, its padding would be lost.
 #[derive(Debug)]
 #[repr(u32)]
 enum Slot<T, A> {
@@ -70,7 +70,7 @@ impl<T, A> Slot<T, A> {
     }
 }
 
-/// As long and as aligned as what a cache fetches.
+/// A cache line.
 #[derive(Debug)]
 #[repr(align(64))]
 pub struct Line;
@@ -111,8 +111,8 @@ impl<T, A> Slab<T, A> {
         self.vacant().map(|_| self.fill(value))
     }
 
-    /// The slot that the next [`fill`](Self::fill) takes, `None` if there is none. For a value that
-    /// the caller wants to keep if it finds no place.
+    /// The slot that the next [`fill`](Self::fill) takes, `None` if the slab is full. For a caller
+    /// that wants to keep the value then.
     #[inline]
     pub fn vacant(&mut self) -> Option<u32> {
         if self.free_head == NONE && !self.grow() {
@@ -140,7 +140,7 @@ impl<T, A> Slab<T, A> {
     /// made, if there is none. Never allocates.
     #[inline(always)]
     pub fn alloc_with(&mut self, make: impl FnOnce(u32) -> T) -> Option<u32> {
-        // The call knows nothing of `make`, so that the value is made where it will lie.
+        // `grow` does not see `make`, so that the value is constructed in its slot.
         if self.free_head == NONE && !self.grow() {
             return cold(None);
         }
@@ -155,8 +155,7 @@ impl<T, A> Slab<T, A> {
         Some(idx)
     }
 
-    /// Fetches the slot that will be given out next: called when there is something else to do
-    /// until then.
+    /// Prefetches the slot that will be given out next, if there is other work to do until then.
     #[inline(always)]
     pub fn prefetch_free(&self) {
         self.prefetch(self.free_head, Self::SLOT_LEN);
@@ -195,7 +194,7 @@ impl<T, A> Slab<T, A> {
         }
     }
 
-    /// As [`free`](Self::free), dropping the value where it lies.
+    /// [`free`](Self::free) that drops the value in place.
     ///
     /// # Panics
     /// If the slot is not in use.
@@ -217,7 +216,7 @@ impl<T, A> Slab<T, A> {
         }
     }
 
-    /// As [`get`](Self::get), to change it.
+    /// [`get`](Self::get), mutable.
     #[inline(always)]
     pub fn get_mut(&mut self, idx: u32) -> Option<&mut T> {
         match self.slots.get_mut(idx as usize) {
@@ -226,9 +225,8 @@ impl<T, A> Slab<T, A> {
         }
     }
 
-    /// Asks the processor to fetch the lines that the first `bytes` of a slot lie in, in use or
-    /// not: what stands before the value counts. Reads nothing, so that it does not wait for one
-    /// slot before it asks for the next.
+    /// Prefetches the lines of the first `bytes` of a slot, in use or not, counted from the start
+    /// of the slot. Reads nothing, so that prefetches of several slots overlap.
     #[inline]
     pub fn prefetch(&self, idx: u32, bytes: usize) {
         let Some(slot) = self.slots.get(idx as usize) else { return };
@@ -254,7 +252,7 @@ impl<T, A> Slab<T, A> {
         Handle { idx, generation: self.generation(idx) }
     }
 
-    /// What `handle` named, `None` if its slot has been freed since.
+    /// The value that `handle` names, `None` if its slot has been freed since.
     #[inline(always)]
     pub fn by_handle(&self, handle: Handle) -> Option<&T> {
         match self.slots.get(handle.idx as usize) {
@@ -265,7 +263,7 @@ impl<T, A> Slab<T, A> {
         }
     }
 
-    /// As [`by_handle`](Self::by_handle), to change it.
+    /// [`by_handle`](Self::by_handle), mutable.
     #[inline(always)]
     pub fn by_handle_mut(&mut self, handle: Handle) -> Option<&mut T> {
         match self.slots.get_mut(handle.idx as usize) {
@@ -321,7 +319,7 @@ impl<T, A> Slab<T, A> {
         })
     }
 
-    /// As [`iter`](Self::iter), to change the values.
+    /// [`iter`](Self::iter), mutable.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = (u32, &mut T)> {
         self.slots.iter_mut().enumerate().filter_map(|(i, slot)| match slot {
             Slot::Used { value, .. } => Some((i as u32, value)),
@@ -394,12 +392,12 @@ pub trait Slots<T>: Index<u32, Output = T> {}
 
 impl<T, S: Index<u32, Output = T>> Slots<T> for S {}
 
-/// As [`Slots`], to change them.
+/// [`Slots`], mutable.
 pub trait SlotsMut<T>: IndexMut<u32, Output = T> {}
 
 impl<T, S: IndexMut<u32, Output = T>> SlotsMut<T> for S {}
 
-/// What a list knows of the number of its entries: `u32`, or nothing at all, which takes no memory.
+/// The entry count of a list: `u32`, or `()`, which takes no memory.
 pub trait Count: Copy {
     /// Of an empty list.
     const ZERO: Self;
@@ -433,7 +431,7 @@ impl Count for () {
     fn down(&mut self) {}
 }
 
-/// A list that nobody asks for its length.
+/// A list without an entry count.
 pub type Queue<const LIST: usize> = List<LIST, ()>;
 
 /// A doubly linked list of slots of one slab or table.
@@ -475,14 +473,14 @@ impl<const LIST: usize, C: Count> List<LIST, C> {
         self.add(slab, idx);
     }
 
-    /// The neighbours of an entry that [`add`](Self::add) will append.
+    /// The links of an entry that [`add`](Self::add) will append.
     #[inline(always)]
     pub const fn end(&self) -> Link {
         Link { prev: self.tail, next: NONE }
     }
 
-    /// As [`push_back`](Self::push_back), of an entry that was made with the neighbours that
-    /// [`end`](Self::end) says.
+    /// [`push_back`](Self::push_back) for an entry constructed with the links of
+    /// [`end`](Self::end).
     #[inline(always)]
     pub fn add<T: Linked<LIST>>(&mut self, slab: &mut impl SlotsMut<T>, idx: u32) {
         debug_assert!(*slab[idx].link_ref() == self.end());
@@ -495,7 +493,7 @@ impl<const LIST: usize, C: Count> List<LIST, C> {
         self.len.up();
     }
 
-    /// Puts `idx`, which is in no list of this number, before all others.
+    /// Prepends `idx`, which is in no list of this number.
     #[inline]
     pub fn push_front<T: Linked<LIST>>(&mut self, slab: &mut impl SlotsMut<T>, idx: u32) {
         *slab[idx].link() = Link { prev: NONE, next: self.head };
@@ -529,7 +527,7 @@ impl<const LIST: usize, C: Count> List<LIST, C> {
         self.cut(slab, idx, link);
     }
 
-    /// Joins what stood on either side of `idx`, whose neighbours were `link`.
+    /// Joins the entries on both sides of `idx`, whose neighbours were `link`.
     ///
     /// # Panics
     /// As [`remove`](Self::remove).

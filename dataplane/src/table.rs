@@ -1,8 +1,8 @@
-//! Tables of what is looked for most often: endpoints, completion queues, peers, posted receives.
+//! Tables for the hottest look-ups: endpoints, completion queues, peers, posted receives.
 //!
-//! As a [`Slab`](crate::slab::Slab), but a slot that is not in use holds something as well:
-//! [`Vacant::vacant`], which refuses whatever it is asked. So whoever has a name or an index need
-//! not ask whether the slot is in use before it looks, and what is given up need not be moved out.
+//! A [`Slab`](crate::slab::Slab) whose free slots hold a value too: [`Vacant::vacant`], which
+//! refuses every request. So a look-up by index or name need not test whether the slot is in use,
+//! and a freed value need not be moved out.
 
 use std::mem::offset_of;
 use std::ops::{Index, IndexMut};
@@ -12,15 +12,14 @@ use barewire_driver::mem::{prefer_large_pages, prefetch};
 
 use crate::slab::{Handle, Line, NONE};
 
-/// What stands in a slot that is not in use.
+/// The value of a slot that is not in use.
 pub trait Vacant {
-    /// A value that nothing can be done with.
+    /// A value that refuses every request.
     fn vacant() -> Self;
 }
 
-/// A table of at most `capacity` values, each named by the index of its slot. Address space alone
-/// is taken for slots that were never used. Slots are aligned as `A` is, as those of a
-/// [`Slab`](crate::slab::Slab) are.
+/// A table of at most `capacity` values, each named by the index of its slot. Slots never used take
+/// address space only. Slots are aligned as `A` is, like those of a [`Slab`](crate::slab::Slab).
 #[derive(Debug)]
 pub struct Table<T, A = ()> {
     slots: Vec<Slot<T, A>>,
@@ -55,8 +54,8 @@ impl<T: Vacant> Table<T> {
         Self::reserve(n)
     }
 
-    /// As [`with_capacity`](Self::with_capacity), and slot 0 is none of the `n` that are given out:
-    /// an index of zero names what is vacant.
+    /// [`with_capacity`](Self::with_capacity) with a slot 0 that stays vacant beside the `n`
+    /// others: index zero then names a vacant slot.
     pub fn with_nobody(n: usize) -> Self {
         let mut table = Self::reserve(n + 1);
         table.grow();
@@ -65,18 +64,17 @@ impl<T: Vacant> Table<T> {
 }
 
 impl<T: Vacant> Table<T, Line> {
-    /// As [`with_capacity`](Table::with_capacity), on large pages where the kernel has them and
-    /// with slots that begin with a line of the cache: for a table of which, once it is long, slots
-    /// are asked for at random. Another one would take whole large pages for the few slots that it
-    /// uses of each.
+    /// [`with_capacity`](Table::with_capacity) on large pages where the kernel has them, with slots
+    /// aligned to cache lines: for a long table with random access. A sparse table would waste most
+    /// of each large page.
     pub fn with_large_pages(n: usize) -> Self {
         let table = Self::reserve(n);
         prefer_large_pages(table.slots.as_ptr().cast(), n * Self::SLOT_LEN);
         table
     }
 
-    /// Lets the table have `n` slots, if those are more, and moves what is in it to other memory.
-    /// False, and nothing is changed, if there is none.
+    /// Enlarges the table to `n` slots and moves its values to other memory. False, and nothing
+    /// changed, if there is no memory.
     pub fn enlarge(&mut self, n: usize) -> bool {
         let mut slots: Vec<Slot<T, Line>> = Vec::new();
         if n >= NONE as usize || slots.try_reserve_exact(n.max(self.capacity)).is_err() {
@@ -95,7 +93,7 @@ impl<T: Vacant, A> Table<T, A> {
     /// Bytes that a slot takes.
     pub const SLOT_LEN: usize = size_of::<Slot<T, A>>();
 
-    /// Bytes of a slot that stand before the value.
+    /// Bytes of a slot before the value.
     pub const HEAD_LEN: usize = offset_of!(Slot<T, A>, value);
 
     fn reserve(n: usize) -> Self {
@@ -109,14 +107,14 @@ impl<T: Vacant, A> Table<T, A> {
         self.alloc_named(value).map(Handle::idx)
     }
 
-    /// As [`alloc`](Self::alloc), inlined, and says what the value is called.
+    /// [`alloc`](Self::alloc), inlined, that returns the value's handle.
     #[inline(always)]
     pub fn alloc_named(&mut self, value: T) -> Option<Handle> {
         let mut idx = self.free_head;
         let slot = match self.slots.get_mut(idx as usize) {
             Some(slot) => slot,
             None => {
-                // Not with the value, which would have to lie in memory for the sake of it.
+                // Without the value, which could otherwise not stay in registers.
                 idx = cold(self.grow())?;
                 self.slots.get_mut(idx as usize)?
             }
@@ -128,7 +126,8 @@ impl<T: Vacant, A> Table<T, A> {
         Some(Handle { idx, generation })
     }
 
-    /// Makes a slot that was never used one that is free, if there is one and no other is.
+    /// Adds a slot that was never used to the free ones, if no other is free and the table is not
+    /// full.
     #[cold]
     #[inline(never)]
     fn grow(&mut self) -> Option<u32> {
@@ -140,7 +139,7 @@ impl<T: Vacant, A> Table<T, A> {
         Some(idx)
     }
 
-    /// Makes a slot free that was never used, if no other is: what
+    /// Adds a slot that was never used to the free ones, if no other is free, which
     /// [`alloc_again`](Self::alloc_again) needs the first time around.
     #[inline]
     pub fn make_free(&mut self) {
@@ -151,7 +150,8 @@ impl<T: Vacant, A> Table<T, A> {
         }
     }
 
-    /// Takes a slot into use that was used before, with what stands there. `None` if there is none.
+    /// Takes a free slot into use again, with the value that it still holds. `None` if there is
+    /// none.
     #[inline(always)]
     pub fn alloc_again(&mut self) -> Option<(u32, &mut T)> {
         let idx = self.free_head;
@@ -176,8 +176,8 @@ impl<T: Vacant, A> Table<T, A> {
 }
 
 impl<T, A> Table<T, A> {
-    /// As [`free`](Self::free), but what stood there goes on to do so: for who never looks
-    /// [`at`](Self::at_mut) a slot that may not be in use, or has made it vacant.
+    /// [`free`](Self::free) that leaves the value in the slot: for callers that made it vacant, or
+    /// never look [at](Self::at_mut) free slots.
     ///
     /// # Panics
     /// If there is no such slot.
@@ -199,7 +199,7 @@ impl<T, A> Table<T, A> {
         }
     }
 
-    /// As [`get`](Self::get), to change it.
+    /// [`get`](Self::get), mutable.
     #[inline(always)]
     pub fn get_mut(&mut self, idx: u32) -> Option<&mut T> {
         match self.slots.get_mut(idx as usize) {
@@ -208,7 +208,7 @@ impl<T, A> Table<T, A> {
         }
     }
 
-    /// What stands in a slot, in use or not; `None` if it never was.
+    /// The value of a slot, in use or not; `None` if the slot was never used.
     #[inline(always)]
     pub fn at(&self, idx: u32) -> Option<&T> {
         match self.slots.get(idx as usize) {
@@ -217,7 +217,7 @@ impl<T, A> Table<T, A> {
         }
     }
 
-    /// As [`at`](Self::at), to change it.
+    /// [`at`](Self::at), mutable.
     #[inline(always)]
     pub fn at_mut(&mut self, idx: u32) -> Option<&mut T> {
         match self.slots.get_mut(idx as usize) {
@@ -226,9 +226,8 @@ impl<T, A> Table<T, A> {
         }
     }
 
-    /// Asks the processor to fetch the lines that the first `bytes` of a slot lie in, in use or
-    /// not: what stands before the value counts. Reads nothing, so that it does not wait for one
-    /// slot before it asks for the next.
+    /// Prefetches the lines of the first `bytes` of a slot, in use or not, counted from the start
+    /// of the slot. Reads nothing, so that prefetches of several slots overlap.
     #[inline]
     pub fn prefetch(&self, idx: u32, bytes: usize) {
         const { assert!(align_of::<A>() >= align_of::<Line>(), "else there may be one more") };
@@ -260,13 +259,13 @@ impl<T, A> Table<T, A> {
         self.iter().count()
     }
 
-    /// A name for this life of the slot; of nothing, if it is not in use.
+    /// The handle of this life of the slot; that of no value if the slot is free.
     pub fn handle(&self, idx: u32) -> Handle {
         let used = self.slots.get(idx as usize).filter(|slot| slot.is_used());
         Handle { idx, generation: used.map_or(0, |slot| slot.generation) }
     }
 
-    /// What `handle` named, `None` if its slot has been freed since.
+    /// The value that `handle` names, `None` if its slot has been freed since.
     #[inline(always)]
     pub fn by_handle(&self, handle: Handle) -> Option<&T> {
         match self.slots.get(handle.idx as usize) {
@@ -275,7 +274,7 @@ impl<T, A> Table<T, A> {
         }
     }
 
-    /// As [`by_handle`](Self::by_handle), to change it.
+    /// [`by_handle`](Self::by_handle), mutable.
     #[inline(always)]
     pub fn by_handle_mut(&mut self, handle: Handle) -> Option<&mut T> {
         match self.slots.get_mut(handle.idx as usize) {
@@ -290,7 +289,7 @@ impl<T, A> Table<T, A> {
         used.map(|(i, slot)| (i as u32, &slot.value))
     }
 
-    /// As [`iter`](Self::iter), to change the values.
+    /// [`iter`](Self::iter), mutable.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = (u32, &mut T)> {
         let used = self.slots.iter_mut().enumerate().filter(|(_, slot)| slot.is_used());
         used.map(|(i, slot)| (i as u32, &mut slot.value))

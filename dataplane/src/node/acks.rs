@@ -1,17 +1,16 @@
-//! Acknowledgements on a port that may lose frames: who asks for one, who owes one, and when it
-//! leaves.
+//! Acknowledgements on a lossy port: which packets ask for one, and when one is sent.
 //!
-//! An acknowledgement of its own is a frame that both ends pay for, so a stream of packets gets one
-//! for many. But who has sent a single message may wait for nothing else. The sender knows which it
-//! is: it asks for an acknowledgement (AR) with the last packet of a message that is alone in
-//! flight or follows a pause, and with the packet that closes its window. What follows closely it
-//! leaves for the receiver to acknowledge when several have come; if that was the last of a burst,
-//! it asks by a PING.
+//! An ACK packet is a frame that both ends pay for, so a stream of packets gets one ACK for many.
+//! But a program that has sent a single message may wait for nothing else. The sender can tell: it
+//! asks for an acknowledgement (AR) with the last packet of a message that is alone in flight or
+//! follows a pause, and with the packet that closes its window. Packets in quick succession do not
+//! ask; the receiver acknowledges them after several. If the last packet of a burst did not ask,
+//! the sender asks by a PING.
 //!
-//! The receiver answers what asks as soon as a turn finds no frame, so that what the application
-//! sends first can carry the answer, and what does not ask after
-//! [`ACK_EVERY`](super::peer::ACK_EVERY) packets or [`ACK_DELAY_NS`]: nobody waits longer, though
-//! a question gets lost, or other traffic leaves no pause to ask one.
+//! The receiver acknowledges a packet that asks as soon as a turn finds no frame, so that what the
+//! application sends first can carry the acknowledgement; and packets that do not ask after
+//! [`ACK_EVERY`](super::peer::ACK_EVERY) of them or [`ACK_DELAY_NS`]. So the wait is bounded even
+//! if a PING is lost, or if other traffic leaves no pause to send one.
 
 use std::collections::VecDeque;
 
@@ -29,35 +28,36 @@ use crate::slab::NONE;
 use crate::types::Instant;
 use crate::wire::{self, AckOp, BASE_LEN, BaseOut, BaseWords, HeadOut, TRAILER_LEN, Ty};
 
-/// How long a packet that did not ask waits for company before it is acknowledged: about as long
-/// as [`ACK_EVERY`](super::peer::ACK_EVERY) of the longest frames take between two processes.
+/// How long the acknowledgement of a packet that did not ask waits for further packets,
+/// nanoseconds: about as long as [`ACK_EVERY`](super::peer::ACK_EVERY) of the longest frames take
+/// between two processes.
 pub(super) const ACK_DELAY_NS: u64 = 20_000;
 
-/// How long a sender waits for another message before it asks after those that have left: a pause.
+/// The pause after which a sender asks about packets that did not ask, nanoseconds.
 const ASK_AFTER_NS: u64 = 1_000;
 
-/// Peers for which a queue has room at once.
+/// Peers that a queue has room for.
 const QUEUE: usize = 4096;
 
-/// Who owes an acknowledgement, and who is owed one, on a port that may lose frames. A peer may
-/// stand in a queue although what it is there for has been seen to since.
+/// Peers that we owe an acknowledgement, and peers that owe us one, on a lossy port. An entry of a
+/// queue may be out of date: it is checked against the peer's record.
 #[derive(Debug)]
 pub(super) struct Acks {
-    /// Peers that an acknowledgement was owed to since it was looked at last.
+    /// Peers that we owe an acknowledgement since the queue was last served.
     owing: VecDeque<u32>,
-    /// When the first of the frames arrived that it is owed for.
+    /// When the first of the frames to be acknowledged arrived.
     owed_since: Option<Instant>,
-    /// One of them asked for it.
+    /// One of those frames asked for its acknowledgement.
     pub(super) soon: bool,
-    /// Peers that have been sent packets for which nobody has asked yet, at most [`QUEUE`]: those
-    /// for which there is no room wait for their acknowledgement a little longer.
+    /// Peers with packets in flight that did not ask, at most [`QUEUE`]: for others the
+    /// acknowledgement takes a little longer.
     unasked: VecDeque<u32>,
-    /// A packet that somebody waits for has left since the last turn.
+    /// A packet whose acknowledgement a completion waits for was sent since the last turn.
     fresh: bool,
-    /// The first turn after the last of them left: not when it left, as it may take long to write
-    /// it.
+    /// The first turn after the last such packet was sent: not the time of sending, as writing the
+    /// frame may take long.
     left_at: Instant,
-    /// Frames that had been received when a turn last asked.
+    /// Received frames as counted by the last turn that looked.
     seen_frames: u64,
 }
 
@@ -77,8 +77,8 @@ impl Acks {
         }
     }
 
-    /// The last packet of something that waits for its acknowledgement, and that is kept, has left
-    /// for `peer`, which stands in slot `p`; `ar` if it asked.
+    /// Notes that the last packet of a request that waits for its acknowledgement was sent to
+    /// `peer` in slot `p`; `ar` if it asks.
     #[inline(always)]
     pub(super) fn left(&mut self, todo: &mut Todo, p: u32, peer: &mut Peer, ar: bool) {
         self.fresh = true;
@@ -93,8 +93,8 @@ impl Acks {
         }
     }
 
-    /// Another packet of peer `p`, the one that is `owed` as so many are, is owed an
-    /// acknowledgement, which may wait for company.
+    /// Notes one more packet of peer `p` to acknowledge, the `owed`-th since the last
+    /// acknowledgement. It may wait for further packets.
     #[inline(always)]
     pub(super) fn owe(&mut self, todo: &mut Todo, now: Instant, (p, owed): (u32, u8)) {
         if self.owed_since.is_none() {
@@ -106,14 +106,14 @@ impl Acks {
         }
     }
 
-    /// A turn sees that `received` frames have come so far.
+    /// Notes that `received` frames have arrived so far.
     #[inline(always)]
     pub(super) fn note_frames(&mut self, received: u64) {
         self.seen_frames = received;
     }
 
-    /// Whether a turn at `now`, at which so many frames had been received, has no acknowledgement
-    /// to send and none to ask for.
+    /// Whether a turn at `now`, with `received` frames so far, has no acknowledgement to send and
+    /// no PING.
     #[inline(always)]
     pub(super) fn passes(&mut self, now: Instant, received: u64) -> bool {
         if self.must_ask(now) && !self.unasked.is_empty() {
@@ -126,14 +126,14 @@ impl Acks {
         true
     }
 
-    /// Whether the next turn has to look for something here.
+    /// Whether the next turn has to look for acknowledgements to send or PINGs.
     #[inline(always)]
     pub(super) fn is_waiting(&self) -> bool {
         self.fresh || self.owed_since.is_some() || !self.unasked.is_empty()
     }
 
-    /// Whether packets that left without a question are to be asked after: a pause has passed since
-    /// the last of them.
+    /// Whether PINGs are due for packets that did not ask: the pause has passed since the last of
+    /// them.
     #[inline(always)]
     fn must_ask(&mut self, now: Instant) -> bool {
         if self.fresh {
@@ -142,34 +142,33 @@ impl Acks {
         self.is_pause(now)
     }
 
-    /// Whether acknowledgements that are owed may wait no longer; `idle` if no frame has come since
-    /// the last turn.
+    /// Whether owed acknowledgements are due; `idle` if no frame has arrived since the last turn.
     #[inline(always)]
     fn is_owed(&mut self, now: Instant, idle: bool) -> bool {
         let Some(since) = self.owed_since else {
-            // What asked was not taken.
+            // The packet that asked was refused or dropped.
             self.soon = false;
             return false;
         };
         idle && self.soon || now.since(since) >= ACK_DELAY_NS
     }
 
-    /// Whether nothing that somebody waits for has left for a while.
+    /// Whether the pause since the last packet that a completion waits for has passed.
     #[inline(always)]
     fn is_pause(&self, now: Instant) -> bool {
         now.since(self.left_at) >= ASK_AFTER_NS
     }
 
-    /// Whether the next packet that `snd` numbers asks for an acknowledgement; `ends` if somebody
-    /// waits for that of a request which this packet ends, and of which `own` others are in flight.
-    /// `now` is the time of the last turn.
+    /// Whether the next packet of `snd` asks for an acknowledgement. `ends` if it is the last
+    /// packet of a request whose completion waits for it, with `own` other packets of the request
+    /// in flight. `now` is the time of the last turn.
     #[inline(always)]
     pub(super) fn asks(&self, now: Instant, snd: &SendWindow, own: u32, ends: bool) -> bool {
         let is_resting = !self.fresh && self.is_pause(now);
         snd.asks(ends && (snd.in_flight() == own || is_resting))
     }
 
-    /// When there is something to do about it; `turned_at` is the last turn.
+    /// When an acknowledgement or a PING is due next; `turned_at` is the last turn.
     pub(super) fn due(&self, turned_at: Instant) -> Option<Instant> {
         let owed = self.owed_since.map(|at| if self.soon { turned_at } else { at + ACK_DELAY_NS });
         let ask = if self.fresh { turned_at } else { self.left_at + ASK_AFTER_NS };
@@ -179,15 +178,16 @@ impl Acks {
 }
 
 impl Node {
-    /// Whether the next packet to a peer asks for an acknowledgement, on a port that may lose it:
-    /// as [`Acks::asks`]; `w` is the request, [`NONE`] if there is none.
+    /// [`Acks::asks`] for the next packet to a peer on a lossy path; `w` is its request, [`NONE`]
+    /// if there is none.
     #[inline]
     pub(super) fn asks(&self, p: u32, w: u32, ends: bool) -> bool {
         let own = if w == NONE { 0 } else { self.tx[w].unacked };
         self.acks.asks(self.polled_at, &self.peers[p].snd, own, ends)
     }
 
-    /// Asks after what left some time ago without a question.
+    /// Sends a PING to each peer with packets in flight that did not ask, once the pause has
+    /// passed.
     pub(super) fn ask_after_tails(&mut self, now: Instant) {
         if !self.acks.must_ask(now) {
             return;
@@ -204,7 +204,7 @@ impl Node {
         }
     }
 
-    /// A packet of type `ty` asked for an acknowledgement.
+    /// Notes that a packet of type `ty` asked for an acknowledgement.
     #[inline]
     pub(super) fn asked_for_ack(&mut self, p: u32, ty: Ty) {
         let peer = &mut self.peers[p];
@@ -217,14 +217,14 @@ impl Node {
         }
     }
 
-    /// Whether a turn at `now` finds that acknowledgements which are owed may wait no longer.
+    /// Whether owed acknowledgements are due in a turn at `now`.
     #[inline(always)]
     pub fn owes_acks(&mut self, now: Instant) -> bool {
         self.acks.is_owed(now, self.acks.seen_frames == self.counters.rx_frames)
     }
 
-    /// Acknowledges what nothing that was sent since has acknowledged. What cannot leave now is the
-    /// next [`transmit`](Self::transmit)'s.
+    /// Sends an ACK for all packets that no packet sent since has acknowledged. An ACK that cannot
+    /// leave now is left to the next [`transmit`](Self::transmit).
     pub fn send_acks(&mut self, now: Instant, out: &mut impl FrameSink) {
         (self.acks.owed_since, self.acks.soon) = (None, false);
         while let Some(p) = self.acks.owing.pop_front() {
@@ -240,9 +240,9 @@ impl Node {
         self.todo.set(Todo::ACKS, self.acks.is_waiting());
     }
 
-    /// Lets the next [`transmit`](Self::transmit) acknowledge all that has arrived, whether or not
-    /// it may wait. For a node that is about to go: else its peers would find its process ended
-    /// while they wait for it.
+    /// Lets the next [`transmit`](Self::transmit) acknowledge every packet received, due or not.
+    /// For a node about to close: its peers would otherwise find its process gone while they wait
+    /// for the acknowledgement.
     pub fn acknowledge_all(&mut self) {
         let owing = |peer: &Peer| peer.state == State::Open && peer.owed > 0;
         let all = self.peers.iter().filter(|(_, peer)| owing(peer));
@@ -253,8 +253,7 @@ impl Node {
         }
     }
 
-    /// An acknowledgement of its own, with what arrived out of order. False if it has to be sent
-    /// again.
+    /// Sends an ACK packet, with a SACK of packets received out of order.
     pub(super) fn send_ack(&mut self, now: Instant, p: u32, out: &mut impl FrameSink) -> bool {
         let peer = &self.peers[p];
         let mut op = AckOp {
@@ -284,8 +283,8 @@ impl Node {
         true
     }
 
-    /// Takes an acknowledgement of its own, of an open session, with a checksum if `crc`. False if
-    /// the frame is anything else: nothing has happened.
+    /// Takes an ACK packet of an open session, with a checksum if `crc`. False if the frame is
+    /// anything else: nothing has happened.
     #[inline(always)]
     pub(super) fn rx_ack(&mut self, now: Instant, frame: &RxFrame<'_>, crc: bool) -> bool {
         let Some((base_words, op)) = BaseWords::ack(frame, crc) else { return false };
@@ -309,7 +308,7 @@ impl Node {
     }
 }
 
-/// An acknowledgement of its own of all that arrived, none of which is early.
+/// An ACK packet about to be sent, without SACK: no packet is missing.
 struct AckTo<'a> {
     base: BaseTo<'a>,
     op: [u8; AckOp::LEN],
@@ -317,7 +316,7 @@ struct AckTo<'a> {
 }
 
 impl<'a> AckTo<'a> {
-    /// Length without a checksum.
+    /// Length without a checksum, bytes.
     const LEN: usize = BASE_LEN + AckOp::LEN;
 
     #[inline(always)]

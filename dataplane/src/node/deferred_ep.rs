@@ -1,16 +1,14 @@
-//! Deferred endpoints: what is posted through a deferred endpoint is its endpoint's to everybody
-//! else, but completes only on demand, and is counted by one counter of its own. Deferred work is
-//! posted so.
+//! Deferred endpoints: the endpoint through which deferred work is posted. Its operations look like
+//! its endpoint's to every peer, but complete only on demand and are counted by one counter of its
+//! own.
 //!
-//! A deferred endpoint is a record like an endpoint's that no message names. It has the number, the
-//! queues and the address vector of its endpoint; receives that are posted through it are matched
-//! in the endpoint's tables, where they stand in order with all others, and are the deferred
-//! endpoint's from the start. It ends with its endpoint, or earlier, when it is idle and its
-//! counter is closed.
+//! A deferred endpoint is an endpoint record that no message names. It has the number, the queues
+//! and the address vector of its endpoint. Receives posted through it stand in the endpoint's
+//! matching tables, in order with all others, but belong to it. It ends with its endpoint, or
+//! earlier, when it is idle and its counter is closed.
 //!
-//! A shared receive context has deferred endpoints as well. From the match on their receives are
-//! those of a deferred endpoint of the endpoint that the message was for, which the same counter
-//! counts.
+//! A shared receive context has deferred endpoints as well. Once matched, their receives belong to
+//! a deferred endpoint, with the same counter, of the endpoint that the message was for.
 
 use super::ops::RecvIs;
 use super::post::recv_wr;
@@ -23,8 +21,8 @@ use crate::slab::NONE;
 use crate::types::{CqErr, Cqe, FI_ADDR_UNSPEC, Instant, ProvErrno};
 
 impl Node {
-    /// The deferred endpoint of `ep` whose operations `cntr` counts, or nobody; made if there is
-    /// none. The posting calls take it for an endpoint.
+    /// The deferred endpoint of `ep` whose operations `cntr` counts, or no counter; created if
+    /// there is none. The posting calls take it like an endpoint.
     ///
     /// # Errors
     /// - [`Error::OpBadState`]: the endpoint is not enabled. [`Error::BadFd`]: one was closed.
@@ -51,7 +49,7 @@ impl Node {
             buffered_recv: false,
             ..EpAttr::default()
         };
-        // A context's address vector is that of its endpoints, which come and go.
+        // A context has no address vector: its endpoints have, which come and go.
         let av = if e.sharers.is_some() { NONE } else { e.av };
         let (number, queues) = (e.number, (e.tx_cq, e.rx_cq));
         let deferred = self.ep_record(attr, number)?;
@@ -99,7 +97,8 @@ impl Node {
             return Err(Error::Again);
         }
         deferred.rx_used += 1;
-        // The fast paths know the endpoint's own receives, and leave alone what is not plain.
+        // The fast path takes simple receives for the endpoint's own, so this one must not be
+        // simple.
         let mut wr = recv_wr(t, true, false, &req);
         wr.is -= RecvIs::SIMPLE;
         let (recv, found) = self.post_wr(e, src, wr, &mut req);
@@ -113,9 +112,9 @@ impl Node {
         Ok(())
     }
 
-    /// Tells that an operation of `ep`, which was accepted to be posted later, could not be: by an
-    /// error entry of its queue for sends or, if `recv`, for receives, and by its counter. For a
-    /// shared context some endpoint tells that shares it, if there is one.
+    /// Reports that an operation of `ep`, accepted to be posted later, could not be posted: by an
+    /// error entry in its queue for sends or, if `recv`, for receives, and by its counter. For a
+    /// shared context the entry goes to an endpoint that shares it, if there is one.
     ///
     /// # Errors
     /// [`Error::Again`]: the queue is full; nothing was told. [`Error::BadFd`]: it was closed.
@@ -161,7 +160,7 @@ impl Node {
         }
     }
 
-    /// Ends the deferred endpoints that counter `c` counts for and that have nothing under way.
+    /// Ends the idle deferred endpoints that counter `c` counts for.
     pub(super) fn leave_cntr(&mut self, c: u32) {
         let idle = |t: &super::ep::Ep| t.tx_cntr == c && !t.is_in_use();
         for t in self.deferred_eps(|_, deferred| deferred.deferred_for != NONE && idle(deferred)) {

@@ -48,11 +48,11 @@ pub(super) const LEVELS: OpFlags = OpFlags::INJECT_COMPLETE
 pub(super) const RECV_FLAGS: OpFlags =
     OpFlags::MORE.union(OpFlags::COMPLETION).union(LEVELS).union(OpFlags::INJECT);
 
-/// Receives, and one-sided operations, that an endpoint takes room for at once, at most.
+/// Receives, or one-sided operations, that an endpoint reserves room for at once, at most.
 const RESERVE_MAX: usize = 32;
 
-/// Whether an endpoint that has room for so many receives or operations in advance may keep that of
-/// another. If it has any, nobody lacks room.
+/// Whether an endpoint with `left` reservations may keep that of an ended receive or operation as
+/// well. If it has any left, nothing waits for room.
 #[inline(always)]
 pub(super) fn may_reserve_more(left: u16) -> bool {
     (1..RESERVE_MAX as u16).contains(&left)
@@ -70,23 +70,23 @@ pub(crate) struct Ep {
     /// Enabled, and has the capabilities to send and to receive messages of each [`MsgKind`].
     pub(crate) may_send: [bool; 2],
     pub(crate) may_recv: [bool; 2],
-    /// `may_send`, and nothing else is to be asked of the endpoint: a message is told of and not
-    /// counted.
+    /// `may_send`, and every send writes a completion and none is counted: the fast path asks no
+    /// more of the endpoint.
     pub(crate) fast_send: [bool; 2],
-    /// Receives of each [`MsgKind`] that may be posted without a question: the endpoint may, no
-    /// message waits, and there is room for them, which is taken already: they count in `rx_used`,
-    /// and have entries of the queue reserved.
+    /// Receives of each [`MsgKind`] whose room is reserved: they count in `rx_used` and have
+    /// completion entries, so they are posted without a check. Above 0 only if the endpoint may
+    /// receive and no unexpected message waits.
     pub(crate) rx_reserved: [u16; 2],
-    /// Such receives that may not be posted any more; their room is still to be given back.
+    /// Reserved receives that may no longer be posted without a check; their room is still to be
+    /// released.
     pub(crate) rx_reserved_idle: u16,
-    /// One-sided operations that the fast path may post without asking whether there is room for
-    /// them, which is taken already: they count in `tx_used`, and have entries of the queue
-    /// reserved.
+    /// One-sided operations whose room is reserved: they count in `tx_used` and have completion
+    /// entries, so the fast path posts them without a check.
     pub(crate) ops_reserved: u16,
-    /// Flags of which a receive may have none if it is such a one, but for `COMPLETION`, which then
-    /// it must have.
+    /// Flags that force the slow path of a receive. Under selective completion a missing
+    /// `COMPLETION` does too.
     pub(crate) rx_slow_flags: OpFlags,
-    /// What is sent is told of unasked.
+    /// Every success writes a completion, with or without `COMPLETION`: no selective completion.
     pub(crate) sig_all: bool,
     /// Enabled, and has the capabilities of one-sided operations of each [`Form`].
     pub(crate) may_rma: [bool; Form::ALL.len()],
@@ -101,7 +101,7 @@ pub(crate) struct Ep {
     pub(crate) fetch: Fetch,
     pub(crate) tx_cntr: u32,
     pub(crate) rx_cntr: u32,
-    /// Counters of one-sided operations, by the places in `rma.rs`.
+    /// Counters of one-sided operations, indexed by the constants in `rma.rs`.
     pub(crate) rma_cntr: [u32; 4],
     pub(crate) tx_size: u32,
     pub(crate) rx_size: u32,
@@ -196,7 +196,8 @@ impl Ep {
         }
     }
 
-    /// Opens or closes the endpoint for calls and messages.
+    /// Opens or closes the endpoint for calls and messages, and recomputes what the fast path may
+    /// do.
     pub(super) fn enable(&mut self, enabled: bool) {
         self.enabled = enabled;
         let may =
@@ -220,20 +221,20 @@ impl Ep {
         self.stop_reserving(MsgKind::Tagged);
     }
 
-    /// Messages received so far. Those of the fast path are not counted a second time.
+    /// Messages received so far: the matcher counts those of the fast path.
     pub(super) fn received(&self) -> u64 {
         let short: u64 = self.matcher.iter().map(Matcher::taken).sum();
         self.counters.received + short
     }
 
-    /// Receives of `kind` have to ask again, one by one.
+    /// Receives of `kind` are checked one by one again.
     pub(super) fn stop_reserving(&mut self, kind: MsgKind) {
         self.rx_reserved_idle += std::mem::take(&mut self.rx_reserved[kind as usize]);
     }
 
-    /// Takes room for receives of `kind` in advance, so that they need not ask: for one at least,
-    /// and never for more than an eighth of what there is. False, and nothing taken, if there is
-    /// none, somebody waits for it, or they have to ask for something else.
+    /// Reserves room for receives of `kind`: for one at least, and for an eighth of what is free at
+    /// most. False, and nothing reserved, if there is no room, if something waits for room, or if
+    /// the endpoint may not receive or has unexpected messages.
     #[cold]
     #[inline(never)]
     pub(super) fn reserve_receives(&mut self, cqs: &mut Table<CqTable>, kind: usize) -> bool {
@@ -265,7 +266,7 @@ impl Ep {
         n > 0
     }
 
-    /// Gives back all room for receives that was taken in advance.
+    /// Releases all room reserved for receives.
     pub(super) fn release_receives(&mut self, cqs: &mut Table<CqTable>) {
         let n = self.rx_reserved_total();
         if n > 0 {
@@ -286,24 +287,24 @@ impl Ep {
         }
     }
 
-    /// Whether anything that was posted has not ended.
+    /// Whether any posted operation has not ended.
     pub(super) fn is_in_use(&self) -> bool {
         self.tx_used > self.ops_reserved.into() || self.rx_used > self.rx_reserved_total()
     }
 
-    /// Receives of which the room is taken, and that are not posted.
+    /// Receives with reserved room that are not posted.
     pub(crate) fn rx_reserved_total(&self) -> u32 {
         self.rx_reserved.iter().chain([&self.rx_reserved_idle]).map(|&n| u32::from(n)).sum()
     }
 
-    /// A message cannot be delivered because a queue is full, or it can be tried again.
+    /// Notes whether a message waits for room in a completion queue.
     pub(super) fn set_cq_blocked(&mut self, cq_blocked: bool) {
         self.cq_blocked = cq_blocked;
         self.enable(self.enabled);
     }
 
-    /// Whether a message that names receive context `rx_ctx` can be for it. One that names none is
-    /// for whoever has the number.
+    /// Whether the endpoint takes messages that name receive context `rx_ctx`. A message that names
+    /// none goes to whichever endpoint has the number.
     #[inline(always)]
     pub(crate) fn is_named(&self, rx_ctx: u8) -> bool {
         rx_ctx == 0 || rx_ctx == self.rx_ctx
@@ -315,9 +316,8 @@ impl Ep {
 }
 
 impl CqTable {
-    /// Reserves entries for an endpoint that takes room in advance and has so much of its own, and
-    /// says how many: one at least, and never more than an eighth of what there is; 0 if there is
-    /// none.
+    /// Reserves completion entries in advance for an endpoint with `own` places left of its own.
+    /// Returns their number: one at least, an eighth of the free ones at most; 0 if none is free.
     fn lend(&mut self, room: usize) -> u16 {
         let room = room.min(self.cq.room());
         let n = (room / 8).clamp(1, RESERVE_MAX).min(room) as u16;
@@ -328,8 +328,8 @@ impl CqTable {
 }
 
 impl Node {
-    /// Lets queue `cq` have room for an entry, if it is only room that endpoints have taken in
-    /// advance which it lacks.
+    /// Makes room for an entry in queue `cq`, if entries reserved in advance are all that fills
+    /// it: releases those.
     #[inline]
     pub(super) fn make_room(&mut self, cq: u32) {
         let CqTable { cq: queue, has_reserved, .. } = &mut self.cqs[cq];
@@ -339,8 +339,8 @@ impl Node {
         }
     }
 
-    /// Something waits for room in queue `cq`: until it has been fed, no endpoint takes any in
-    /// advance.
+    /// Something waits for room in queue `cq`: until it has been served, no endpoint reserves
+    /// entries in advance.
     #[cold]
     pub(super) fn starve_queue(&mut self, cq: u32) {
         let table = &mut self.cqs[cq];
@@ -363,8 +363,8 @@ impl Node {
         }
     }
 
-    /// Lets endpoint `e` have room to send, in its own queue and that for completions, if it is
-    /// only room taken in advance which it lacks.
+    /// Makes room for a send of endpoint `e`, in its transmit queue and its completion queue, if
+    /// only reservations fill them.
     #[inline]
     pub(super) fn make_send_room(&mut self, e: u32) {
         let ep = &mut self.eps[e];
@@ -504,7 +504,7 @@ impl Node {
             table.bound += 1;
         }
         if e.enabled {
-            // What may be done on the fast path depends on the counters.
+            // A counter closes parts of the fast path.
             e.enable(true);
             self.count_fast_ops(ep.0.idx());
         }
@@ -648,8 +648,8 @@ impl Node {
         Ok(())
     }
 
-    /// Operations of the endpoint that the application has heard the last of and that have not left
-    /// for good: injected ones, and those that completed when their source could be reused.
+    /// Operations of the endpoint that have completed for the application but may still be
+    /// retransmitted: injected ones, and those that completed when their source could be reused.
     ///
     /// # Errors
     /// [`Error::BadFd`].
@@ -683,7 +683,7 @@ impl Node {
         self.close_deferred_eps(now, idx);
         self.observed.losses.forget_ep(idx);
         let e = self.eps.free(idx);
-        // A transmit context has its number from others.
+        // A transmit context's number belongs to its scalable endpoint.
         let named = &mut self.numbers.at[usize::from(e.number)];
         if *named == idx {
             *named = Ep::NOBODY;
@@ -692,7 +692,7 @@ impl Node {
         Ok(())
     }
 
-    /// Lets go of what a record that is no more was bound to.
+    /// Unbinds the objects of a record that was freed.
     pub(super) fn unbind(&mut self, e: &Ep) {
         self.counters.msgs_sent += e.counters.sent;
         self.counters.msgs_received += e.received();
@@ -721,7 +721,7 @@ impl Node {
         self.cancel_fast_ops(idx);
     }
 
-    /// Ends the receives of endpoint `idx` and throws away what was stored for it.
+    /// Ends the receives of endpoint `idx` and discards its unexpected messages.
     pub(super) fn close_receives(&mut self, now: Instant, idx: u32) {
         let pulls: Vec<u32> = (self.pulls.iter())
             .filter(|(_, pull)| pull.recv != NONE && self.posted[pull.recv].payload.ep == idx)
@@ -744,7 +744,8 @@ impl Node {
         let unexpected: Vec<u32> =
             (self.unexpected.iter()).filter(|(_, m)| m.payload.ep == idx).map(|(i, _)| i).collect();
         for msg in unexpected {
-            // A peer that had too much under way may have lost its session, and this with it.
+            // Discarding may have ended the session of a peer with too many pulls, and this message
+            // with it.
             if self.unexpected.get(msg).is_some() {
                 self.discard_unexpected(now, msg, EndStatus::Closed);
             }
@@ -758,8 +759,8 @@ impl Node {
         self.eps[idx].claimed.clear();
     }
 
-    /// A message that was being placed will not be: ends its receive, unless that is a
-    /// multi-receive which matching still knows or another message is being placed into.
+    /// The rest of the message being placed will not arrive: ends its receive, unless that is a
+    /// multi-receive that is still in matching or takes another message.
     pub(super) fn cancel_placing(&mut self, recv: u32) {
         let wr = &mut self.posted[recv].payload;
         wr.active -= 1;

@@ -8,7 +8,7 @@ use crate::error::Error;
 use crate::plant::{Bug, planted};
 use crate::types::{CqErr, NO_ENTRY};
 
-/// Different failures kept until somebody asks.
+/// Distinct failures kept until they are read.
 const KEPT_MAX: usize = 8;
 
 /// Operations that failed and wrote no completion entry.
@@ -22,10 +22,10 @@ pub struct FailedInject {
     pub count: u64,
 }
 
-/// What there is to know of failures besides the operations.
+/// Failures that have no completion entry.
 #[derive(Debug, Default)]
 pub(crate) struct Failures {
-    /// Those that nobody has asked for yet.
+    /// Failures not read yet.
     kept: [Option<FailedInject>; KEPT_MAX],
     /// The port had no memory for frames when a timer fired last.
     pub(super) lacks_memory: bool,
@@ -61,7 +61,7 @@ impl Node {
     /// counts. The entry that was reserved in the endpoint's queue is used or given back.
     #[cold]
     pub(super) fn tell_failure(&mut self, (e, p): (u32, u32), mut failure: CqErr, cntr: u32) {
-        // It is not the peer that is missing.
+        // The cause is our own port, not the peer.
         if failure.err == Error::HostUnreach && self.observed.failures.lacks_memory {
             failure.err = Error::NoSpace;
         }
@@ -72,7 +72,7 @@ impl Node {
             cq.push_err(failure);
         } else {
             cq.unreserve();
-            // Whoever closes the endpoint knows.
+            // Cancelled by the close of the endpoint: its caller knows.
             if failure.err != Error::Canceled {
                 self.observed.failures.note(self.peers[p].mac(), failure.err);
             }

@@ -1,15 +1,14 @@
-//! The fast path: what nearly every message takes.
+//! The fast path of eager messages: nearly every message takes it.
 //!
-//! A message that nothing stands before leaves in the call that posts it; one that is next in order
-//! and fits its receive is placed without the questions that other packets raise. Both functions
-//! here ask all their questions first and change nothing unless the answer is yes; if it is no, the
-//! slow path (`post`, `input`) begins from the start and knows every case. Whatever they do, the
-//! slow path would have done; but for one that leaves without a record there need not be a place in
-//! the transmit queue, as it takes none.
+//! A message leaves in the call that posts it if nothing is queued before it. A received message is
+//! placed at once if it is next in order and its receive is posted and large enough. Both functions
+//! check everything first and change nothing unless every check passes; otherwise the slow path
+//! (`post`, `input`) starts from the beginning and handles every case. Both paths have the same
+//! effect, with one exception: a send without a record does not count against `tx_size`.
 //!
-//! On a port that loses nothing the message leaves without a record, since nobody will ask for it
-//! again. Where frames get lost (`LOSSY`), the same records are made as on the slow path, so that
-//! all else finds what it expects, and its completion waits for the acknowledgement.
+//! On a lossless path a send keeps no record, since nothing is ever retransmitted. On a lossy path
+//! (`LOSSY`) it makes the same records as the slow path, so recovery, refusals and a dying peer
+//! find what they expect, and the send completes when it is acknowledged.
 
 use barewire_driver::frame::{Body, ETH_HDR_LEN, RxFrame};
 use barewire_driver::hint::cold;
@@ -38,66 +37,67 @@ use crate::wire::{
     self, BASE_LEN, EagerMsg, EagerTaggedView, FrameHead, HeadOut, IMM_LEN, MsgOp, TRAILER_LEN, Ty,
 };
 
-/// Flags that change nothing for what leaves at once.
+/// Flags that make no difference to an operation that leaves in the call that posts it.
 pub(super) const FAST_FLAGS: OpFlags = OpFlags::MORE
     .union(OpFlags::COMPLETION)
     .union(OpFlags::INJECT)
     .union(OpFlags::INJECT_COMPLETE)
     .union(OpFlags::TRANSMIT_COMPLETE);
 
-/// Flags of a send that need no record. `FI_MORE` allows messages to be held back and joined, which
-/// pays where a frame costs more than what it takes to write it to memory: not here.
+/// Flags that a send on a lossless path may carry. `FI_MORE` is ignored: it allows messages to be
+/// held back and packed, which pays only where a frame costs more than a copy to memory.
 const SEND_FLAGS: OpFlags = FAST_FLAGS.union(OpFlags::REMOTE_CQ_DATA);
 
-/// Those of a send that has one. To hold messages back and join them pays here.
+/// Flags that a send on a lossy path may carry. `FI_MORE` takes the slow path: there packing pays.
 const SEND_FLAGS_LOSSY: OpFlags =
     SEND_FLAGS.difference(OpFlags::MORE).union(OpFlags::DELIVERY_COMPLETE);
 
-/// The cost of what leaves at hand is that of one unit.
+/// `try_send_cached` charges one credit without asking for the length.
 const _: () = assert!(SHORT - EagerMsg::LEN <= UNIT);
 
 impl Node {
-    /// Whether a frame that the port took arrives, so that nothing is sent twice or timed.
+    /// Whether the port is lossless: every frame that it takes arrives, so nothing is retransmitted
+    /// or timed.
     #[inline]
     pub fn is_lossless(&self) -> bool {
         self.lossless
     }
 
-    /// Whether [`transmit`](Self::transmit) has something to do other than to look at the time, as
-    /// it always may have on a port that may lose frames.
+    /// Whether [`transmit`](Self::transmit) may have something to send, timers aside. Always true
+    /// on a port that may lose frames: acknowledgements may be due.
     #[inline(always)]
     pub fn has_due(&self) -> bool {
         self.todo.intersects(Todo::SEND | Todo::KEEP) || self.coll_due()
     }
 
-    /// Whether there is nothing to do at the end of a burst either: neither is anything
-    /// [due](Self::has_due), nor do [answers](Self::has_answers) wait.
+    /// Whether nothing is left to do at the end of a burst: nothing is [due](Self::has_due), and no
+    /// [answers](Self::has_answers) wait.
     #[inline(always)]
     pub fn is_at_rest(&self) -> bool {
         self.todo.is_empty() || cold(self.only_may_have())
     }
 
-    /// [`is_at_rest`](Self::is_at_rest), if there may be something to do.
+    /// [`is_at_rest`](Self::is_at_rest) once some bit of `todo` is set.
     #[inline(never)]
     fn only_may_have(&self) -> bool {
         !self.has_due() && !self.has_answers()
     }
 
-    /// Whether something is to be looked for by time.
+    /// Whether a timer is armed.
     #[inline(always)]
     pub fn has_timers(&self) -> bool {
         !self.wheel.is_empty()
     }
 
-    /// Whether nothing is to be sent at `now`, which this turn has [noted](Self::tick), not even by
-    /// time: then [`transmit`](Self::transmit) would do nothing.
+    /// Whether [`transmit`](Self::transmit) would do nothing at `now`, not even for a timer. This
+    /// turn has [noted](Self::tick) `now`.
     #[inline(always)]
     pub fn passes(&mut self, now: Instant) -> bool {
         let by_time = self.wheel.passes(now);
         by_time && ((self.todo - Todo::KEEP).is_empty() || self.passes_todo(now))
     }
 
-    /// The rest of [`passes`](Self::passes), if there may be something to do.
+    /// The rest of [`passes`](Self::passes) once some bit of `todo` is set.
     #[inline(always)]
     fn passes_todo(&mut self, now: Instant) -> bool {
         if self.todo.intersects(Todo::SEND | Todo::ANSWER | Todo::COLL) {
@@ -115,14 +115,14 @@ impl Node {
         true
     }
 
-    /// Posts a message and sends it in the same breath, if nothing stands before it and nothing
-    /// about it is out of the ordinary: as [`post_send`](Self::post_send) and then
-    /// [`transmit`](Self::transmit). False if not: nothing has happened, and those two are to be
-    /// called, also to learn what is wrong with the call if anything is. If it was sent, the
-    /// request's memory may have gone with it.
+    /// Posts a message and sends it in the same call: [`post_send`](Self::post_send) and
+    /// [`transmit`](Self::transmit) in one. Only if nothing is queued before it and the endpoint,
+    /// the flags and the length are those of the fast path. True: it was sent, and on a lossy path
+    /// the request's memory was taken. False: nothing has happened; call `post_send`, which also
+    /// says what is wrong with the request.
     ///
-    /// `clock` is read after the message has left, and only if somebody has to wait for the peer
-    /// from then on.
+    /// `clock` is read after the message has left, and only if the peer's silence counts from then
+    /// on.
     #[inline]
     pub fn try_send(
         &mut self,
@@ -141,13 +141,13 @@ impl Node {
         true
     }
 
-    /// As [`try_send`](Self::try_send), but false on a path that may lose frames, for a message
-    /// with remote CQ data or of many bytes, and for one that a counter counts or nobody wants to
-    /// hear of. The request's memory never goes with it, so where this is inlined, no request is
-    /// ever put together.
+    /// As [`try_send`](Self::try_send), and false also on a lossy path, for more than one credit's
+    /// worth of bytes, with remote CQ data, if a counter counts the endpoint's sends, and under
+    /// selective completion without `COMPLETION`. (A call that never writes a completion may be
+    /// sent.) The request's memory is never taken, so where this is inlined no request is built.
     ///
-    /// The endpoint is the caller's, who keeps it open: that is not asked. (In place of one that
-    /// was closed the next sends that was opened where it stood, or none.)
+    /// The generation of `ep` is NOT checked: the caller keeps the endpoint open. A stale id sends
+    /// from the endpoint that reused the slot, or is refused if the slot is free.
     #[inline(always)]
     pub fn try_send_inline(
         &mut self,
@@ -159,17 +159,17 @@ impl Node {
         self.send_eager::<false, true, false>(ep, req, out, clock).is_some()
     }
 
-    /// As [`try_send_inline`](Self::try_send_inline), but false also if the way to the peer was not
-    /// asked for last, or if somebody has to wait for the peer from then on: so where this is
-    /// inlined, there is no call over which anything would have to be kept.
+    /// As [`try_send_inline`](Self::try_send_inline), and false also if `dest` is not the
+    /// destination whose route the endpoint has cached, or if the peer's silence would count from
+    /// now on. Where this is inlined it makes no call, so no register is saved over one.
     #[inline(always)]
     pub fn try_send_cached(&mut self, ep: EpId, req: &SendReq, out: &mut impl FrameSink) -> bool {
         let clock = || unreachable!("nobody begins to wait");
         self.send_eager::<false, true, true>(ep, req, out, clock).is_some()
     }
 
-    /// All of them. What was sent is kept, if it is (`LOSSY`), in the request that this names, and
-    /// its memory is still to be put there.
+    /// The body of all three entries. Returns the request that keeps the message (`LOSSY`), whose
+    /// memory the caller still has to put there, or [`NONE`]. `None`: nothing has happened.
     #[inline(always)]
     fn send_eager<const LOSSY: bool, const INLINE: bool, const CACHED: bool>(
         &mut self,
@@ -193,8 +193,8 @@ impl Node {
         let mut signaled = !req.no_completion;
         let net = (&self.avs, &self.peers);
         if INLINE {
-            // What stands there for a kind that is not plain may be asked for as well; at hand,
-            // that has no peer.
+            // The sentinel is `FI_ADDR_UNSPEC`, which a caller may pass as `dest`. `CACHED` needs
+            // no check: the peer that belongs to the sentinel is `NONE`.
             let named = CACHED || req.dest != FI_ADDR_UNSPEC;
             let known = ep.route.fast_dest[usize::from(tagged)] == req.dest && named;
             let asked = req.no_completion || req.flags.contains(OpFlags::COMPLETION);
@@ -215,7 +215,7 @@ impl Node {
             }
         }
         if !allowed.contains(req.flags)
-            // What leaves at hand is short for the port as well.
+            // So short that the port writes it without a call.
             || CACHED && len > SHORT - EagerMsg::LEN
             || !CACHED && len > UNIT && (INLINE || len > one_max(req.flags, self.eager_max[0]))
             || LOSSY && ep.tx_used >= ep.tx_size
@@ -235,8 +235,7 @@ impl Node {
         if LOSSY && (self.tx.is_full() || self.sent.is_full()) {
             return cold(None);
         }
-        // The last one that may leave asks for an acknowledgement, and then there is something to
-        // ask: not here, if all others can do without.
+        // The send that uses up the quota refreshes it and asks for an acknowledgement: not here.
         if INLINE && peer.tx_quota <= 1 {
             return cold(None);
         }
@@ -251,7 +250,7 @@ impl Node {
         };
         debug_assert!(ep.route.inc == 0 || ep.route.inc == peer.inc);
         let msg = EagerFrame { peer, src: &self.mac_word, ep, ar, req };
-        // The receiver has it from here on; what follows is done meanwhile.
+        // The receiver has the message from here on; the bookkeeping overlaps with its work.
         let sent = match LOSSY && msg.peer.path.has_crc() {
             true => out.send_msg(&Checked::of(&msg)),
             false => out.send_msg(&msg),
@@ -312,17 +311,18 @@ impl Node {
         Some(NONE)
     }
 
-    /// Posts a receive for which nothing has come yet and that asks for nothing special, but to be
-    /// told of its end: as [`post_recv`](Self::post_recv). False if it is another one: nothing has
-    /// happened, and that is to be called. Where this is inlined, no request is ever put together.
+    /// Posts a receive: [`post_recv`](Self::post_recv) for the common case. The receive has one
+    /// span, takes one message from any source, ignores no bit of the tag and writes a completion,
+    /// and no unexpected message waits. False: nothing has happened; call `post_recv`, which also
+    /// says what is wrong. Where this is inlined no request is built.
     #[inline(always)]
     pub fn try_post_recv(&mut self, ep: EpId, req: &RecvReq) -> bool {
         self.post_recv_fast::<true>(ep, req)
     }
 
-    /// As [`try_post_recv`](Self::try_post_recv), but false also if the endpoint has no room for it
-    /// yet: so where this is inlined, there is no call over which anything would have to be kept.
-    /// That the endpoint is open is not asked, as in [`try_send_inline`](Self::try_send_inline).
+    /// As [`try_post_recv`](Self::try_post_recv), and false also if the endpoint has no room
+    /// reserved. Where this is inlined it makes no call. The generation of `ep` is NOT checked, as
+    /// in [`try_send_inline`](Self::try_send_inline).
     #[inline(always)]
     pub fn try_post_recv_reserved(&mut self, ep: EpId, req: &RecvReq) -> bool {
         self.post_recv_fast::<false>(ep, req)
@@ -352,10 +352,10 @@ impl Node {
         true
     }
 
-    /// The first packet of a flight has left: numbers it, and the peer's silence counts from now.
+    /// Numbers the first packet of a flight, which has just left. The peer's silence counts from
+    /// now.
     ///
-    /// A timer that is armed is never too late on a port that loses nothing: what is due moves on
-    /// only.
+    /// An armed timer need not be set anew: on a lossless path deadlines only move later.
     pub(super) fn wait_from(&mut self, now: Instant, p: u32) {
         self.tick(now);
         self.begin_to_wait(now, p);
@@ -367,8 +367,8 @@ impl Node {
         }
     }
 
-    /// Keeps a message that has just left, to be sent again, and says in which request, which is
-    /// linked to the last one of the peer. `rests` if nothing else is in flight.
+    /// Makes the records of a message that has just left, so that it can be retransmitted. Returns
+    /// its request.
     #[inline(always)]
     fn record_sent(
         &mut self,
@@ -405,7 +405,7 @@ impl Node {
         self.acks.left(&mut self.todo, p, peer, ar);
         if first {
             peer.begin_flight(now);
-            // Most often the wheel will call in time anyhow, for what was sent before.
+            // Usually the timer of an earlier packet fires in time.
             let timer_at = peer.timer_at;
             let patience = || self.patience(&self.peers[p]).min(self.settings.t_dead_ns / 10);
             if timer_at > now + self.patience_min() && timer_at > now + patience() {
@@ -418,7 +418,7 @@ impl Node {
         w
     }
 
-    /// Takes any frame, where they may be lost.
+    /// Takes any frame on a lossy port.
     #[inline(never)]
     pub(super) fn on_frame_lossy(&mut self, now: Instant, frame: &RxFrame<'_>) {
         let crc = self.has_crc();
@@ -431,8 +431,9 @@ impl Node {
         }
     }
 
-    /// Takes a frame that holds a whole message which is next in order and has a receive. False if
-    /// it holds anything else: nothing has happened.
+    /// Takes a frame that holds a whole message, if that is next in order and its receive is
+    /// posted. False otherwise: nothing has happened, but for an acknowledgement and credit that
+    /// are noted on a lossless path, as they are true whatever becomes of the message.
     #[inline(always)]
     pub(super) fn rx_eager<const LOSSY: bool>(
         &mut self,
@@ -505,9 +506,9 @@ impl Node {
         true
     }
 
-    /// As [`rx_eager`](Self::rx_eager) on a port that loses nothing, for a frame that holds
-    /// what nearly every one does (see [`EagerTaggedView`]) and leaves us owing its sender nothing.
-    /// Each field is read where it is asked for, so that none has to be kept for later.
+    /// As [`rx_eager`](Self::rx_eager) on a lossless path, for the commonest frame
+    /// ([`EagerTaggedView`]), if it makes us owe its sender neither an acknowledgement nor credit.
+    /// Each field is read from the frame where it is used, so that none occupies a register.
     #[inline(always)]
     pub(super) fn rx_eager_tagged(&mut self, frame: RxFrame<'_>, reader: impl Reader) -> bool {
         let Some(msg) = EagerTaggedView::of(&frame) else { return cold(false) };
@@ -516,7 +517,7 @@ impl Node {
         if peer.rx_quota == 0 && !peer.refill_rx_quota()
             || (msg.dst() ^ self.mac_word) << 16 != 0
             || msg.src() != peer.mac_word
-            // In one, as the compiler makes more of two.
+            // One condition: two compile to more instructions.
             || (sid_psn ^ peer.next_sid_psn()) as usize | self.block_waiters.len() != 0
         {
             return cold(false);
@@ -553,7 +554,7 @@ impl Node {
         true
     }
 
-    /// What a message makes us owe to its sender.
+    /// Grants the sender new credit and acknowledges, as far as this message made them due.
     #[cold]
     fn after_eager(&mut self, now: Instant, p: u32, ack: bool) {
         self.regrant(now, p);
@@ -564,9 +565,9 @@ impl Node {
     }
 }
 
-/// A message of the fast path that has been placed.
+/// A message that the fast path has copied into its receive.
 pub(super) struct PlacedMsg<'a> {
-    /// Its receive, which has been given up.
+    /// The receive, already removed from matching.
     pub(super) posted: &'a Posted<RecvWr>,
     pub(super) flags: CqFlags,
     pub(super) len: usize,
@@ -574,8 +575,8 @@ pub(super) struct PlacedMsg<'a> {
 }
 
 impl PlacedMsg<'_> {
-    /// Its completion. Most of it stands with the receive and is read there when it is written, so
-    /// that nothing has to be kept until then.
+    /// The completion. Most of it is read from the receive when it is written, so that it occupies
+    /// no registers until then.
     #[inline(always)]
     fn cqe(&self, src: FiAddr) -> Cqe {
         let mut flags = self.flags;
@@ -586,11 +587,11 @@ impl PlacedMsg<'_> {
     }
 }
 
-/// Counts a message of the fast path that has been placed, whose receive has been given up; writes
-/// its completion, with the name of its sender, which is endpoint `src_ep` of the peer.
+/// Counts a message that was copied into its receive, and writes its completion with the source
+/// address of endpoint `src_ep` of the peer.
 ///
-/// It goes to `reader`, if it is for him and the endpoint has room for another receive in advance:
-/// then it has that of this one as well.
+/// The completion goes straight to `reader` if that reads this queue and the endpoint may keep one
+/// more reserved receive: the reservation of this receive becomes that one.
 #[inline(always)]
 pub(super) fn complete_eager(
     (ep, peer): (&mut Ep, &mut Peer),
@@ -599,7 +600,7 @@ pub(super) fn complete_eager(
     placed: PlacedMsg<'_>,
     reader: impl Reader,
 ) {
-    // That it is one more says the matcher ([`Ep::received`]).
+    // The matcher counts the message ([`Ep::received`]).
     ep.counters.received_bytes += placed.len as u64;
     let left = &mut ep.rx_reserved[usize::from(placed.flags.contains(CqFlags::TAGGED))];
     if reader.reads(ep.rx_cq) && may_reserve_more(*left) {
@@ -613,7 +614,7 @@ pub(super) fn complete_eager(
     queue.cq.push(placed.cqe(source((ep, peer), avs, src_ep)));
 }
 
-/// What endpoint `src_ep` of the peer is called, for who wants to know.
+/// The source address for endpoint `src_ep` of the peer, or `FI_ADDR_UNSPEC` without `FI_SOURCE`.
 #[inline(always)]
 fn source(
     (ep, peer): (&Ep, &mut Peer),
@@ -627,15 +628,16 @@ fn source(
     peer.source.of((ep.av, avs), p, src_ep())
 }
 
-/// Longest message with `flags` that leaves in one frame unasked.
+/// Longest message with `flags` that is sent eagerly in one frame, bytes.
 #[inline]
 fn one_max(flags: OpFlags, eager_one: usize) -> usize {
     if flags.contains(OpFlags::INJECT) { Node::INJECT_SIZE } else { eager_one }
 }
 
 impl Ep {
-    /// Finds the way to `dest`. False also if it names a context, which fast paths do not, or a
-    /// life of the peer that is not the one we deal with.
+    /// Looks up the route to `dest` and caches it. False if the address is not in the vector, if it
+    /// names a receive context, which the fast path does not support, or if it names a life of the
+    /// peer other than the current one.
     #[cold]
     #[inline(never)]
     pub(super) fn find_route(
@@ -655,9 +657,9 @@ impl Ep {
         true
     }
 
-    /// Whether a message goes the way of most, and the way to `dest` is known from now on: it is
-    /// told of or nobody wants to hear of it (`asked`, if the endpoint tells on demand), and it is
-    /// not counted.
+    /// Caches the route to `dest` for `try_send_inline`. False if the endpoint may not send, if a
+    /// counter counts its sends, or if the call writes its completion only on demand and did not
+    /// ask for it (`asked`).
     #[cold]
     #[inline(never)]
     fn find_inline_route(
@@ -674,13 +676,13 @@ impl Ep {
     }
 }
 
-/// A message that is about to leave. Looked at when it is written, so that until then nothing of
-/// it stands in a register.
+/// A message about to be sent. Its fields are read when they are written to the frame, so that none
+/// occupies a register before.
 struct EagerFrame<'a> {
     peer: &'a Peer,
     /// This node, as [`mac_word`](crate::wire::mac_word) has it.
     src: &'a u64,
-    /// The endpoint that it leaves from, which knows the way.
+    /// The sending endpoint, which caches the route.
     ep: &'a Ep,
     /// It asks for an acknowledgement.
     ar: bool,
@@ -731,10 +733,10 @@ impl Message for EagerFrame<'_> {
     }
 }
 
-/// A message that leaves with a checksum.
+/// A message about to be sent with a checksum.
 struct Checked<'a> {
     msg: &'a EagerFrame<'a>,
-    /// What was summed up is what is sent.
+    /// The frame is written from the bytes that the checksum covers.
     head: [u8; EagerMsg::LEN_MAX],
     crc: u32,
 }
@@ -789,11 +791,12 @@ impl Message for Checked<'_> {
     }
 }
 
-/// The credits that a message of `len` bytes costs, if it may leave in one frame now.
+/// Credits that a message of `len` bytes costs. `None` if it does not fit one frame, or if window
+/// or credit do not admit it now. Refreshes `tx_quota` when that is nearly used up.
 #[inline(always)]
 pub(super) fn eager_cost(peer: &mut Peer, len: usize) -> Option<u32> {
     let mut cost = 1;
-    // Of the last one that may leave, too: what has been acknowledged since makes room.
+    // At the last of the quota as well: acknowledgements may have made room since.
     if len > UNIT || peer.tx_quota <= 1 {
         cost = units(len as u64);
         peer.tx_quota = peer.tx_room();
@@ -806,7 +809,7 @@ pub(super) fn eager_cost(peer: &mut Peer, len: usize) -> Option<u32> {
     Some(cost)
 }
 
-/// Whether a message is the next from `peer`, and for us, who are `word`.
+/// Whether a message is the next one in order from `peer` to us, whose MAC word is `own`.
 #[inline(always)]
 fn is_next(peer: &Peer, own: u64, (head, msg): (&FrameHead, &EagerMsg)) -> bool {
     debug_assert!(!peer.in_order || peer.is_in_order() || is_planted());
@@ -817,8 +820,9 @@ fn is_next(peer: &Peer, own: u64, (head, msg): (&FrameHead, &EagerMsg)) -> bool 
         && msg.psn == peer.rcv_nxt
 }
 
-/// What a message acknowledges and grants, if nobody waits for it. That is noted, since it is true
-/// whatever becomes of the message, unless its bytes are not (`LOSSY`).
+/// Packets acknowledged and credits granted by a message, if nothing waits for either. On a
+/// lossless path both are noted at once: they hold even if the slow path takes the message. On a
+/// lossy path the caller notes them once the checksum is verified.
 #[inline(always)]
 fn note_ack_and_credit<const LOSSY: bool>(
     peer: &mut Peer,
@@ -837,8 +841,9 @@ fn note_ack_and_credit<const LOSSY: bool>(
     Some((acked, granted))
 }
 
-/// Whether nothing waits to be sent for what a packet acknowledges and grants, no packet is kept
-/// (`LOSSY`: but those that are kept anyhow), and it can be true.
+/// Whether nothing waits for what a packet acknowledges and grants: no queue waits for window or
+/// credit and, on a lossless path, no record for its acknowledgement. False also for an
+/// acknowledgement or a grant that cannot be true.
 #[inline(always)]
 pub(super) fn is_unawaited<const LOSSY: bool>(peer: &Peer, acked: u32, granted: u16) -> bool {
     let kept = !peer.snd.is_empty() || peer.last_unacked != Peer::NO_OP;

@@ -1,4 +1,5 @@
-//! Records of one-sided operations that left at once: what one is, and what of it is kept.
+//! Records of one-sided operations on the fast path, and the request shape that an endpoint
+//! remembers.
 
 use barewire_driver::mem::Span;
 
@@ -10,12 +11,12 @@ use crate::rel::psn::Psn;
 use crate::slab::{Handle, NONE};
 use crate::table::Vacant;
 
-/// Kind of a one-sided operation, as checks, answers and completions tell it.
+/// Kind of a one-sided operation, by what its completion and its answer look like.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Form {
     /// An atomic operation that fetches.
     Fetch,
-    /// One that does not.
+    /// An atomic operation that does not fetch.
     Change,
     Write,
     Read,
@@ -24,7 +25,7 @@ pub(crate) enum Form {
 impl Form {
     pub(crate) const ALL: [Self; 4] = [Self::Fetch, Self::Change, Self::Write, Self::Read];
 
-    /// Capabilities of an endpoint that posts it.
+    /// Capabilities that an endpoint needs to post it.
     pub(crate) const fn caps(self) -> Caps {
         match self {
             Self::Fetch => Caps::ATOMIC.union(Caps::READ),
@@ -34,7 +35,7 @@ impl Form {
         }
     }
 
-    /// Completion flags, and the place of the counter.
+    /// Completion flags, and the index of its counter in `Ep::rma_cntr`.
     pub(super) const fn outcome(self) -> (CqFlags, usize) {
         match self {
             Self::Fetch => FETCHED,
@@ -44,25 +45,26 @@ impl Form {
         }
     }
 
-    /// Whether nothing comes back but that it was executed.
+    /// Whether its answer is an acknowledgement alone, without data.
     pub(super) const fn is_acked(self) -> bool {
         matches!(self, Self::Change | Self::Write)
     }
 }
 
-/// A one-sided operation that was sent and has not ended. Holds what its completion needs and
-/// nothing to repeat it by, since the port loses nothing. The peer's record counts them.
+/// A one-sided operation in flight. It holds what the completion needs and nothing to retransmit
+/// from, since the path is lossless. [`Peer::answers`] counts these records.
 #[derive(Debug)]
 pub(super) struct FastOp {
     pub(super) context: u64,
-    /// Where the answer goes, if there will be one.
+    /// Memory for the answer's data; empty if the operation [is acked](Form::is_acked).
     pub(super) result: Span,
     pub(super) is: OpBits,
-    /// [`NONE`] once that is closed.
+    /// The endpoint that posted it; [`NONE`] once that is closed.
     pub(super) ep: u32,
-    /// That of its packet.
+    /// The PSN of its packet.
     pub(super) psn: Psn,
-    /// The next of those that wait for an acknowledgement, or the first if it is the last.
+    /// The next operation in the peer's ring of those that wait for an acknowledgement; the last
+    /// links to the first.
     pub(super) next: u16,
 }
 
@@ -74,7 +76,7 @@ impl OpBits {
     /// Writes a completion on success.
     pub(super) const SIGNALED: u32 = 1 << (SLOT_BITS + 2);
 
-    /// Gets a word, and no counter counts it.
+    /// Fetches 8 bytes, and no counter counts it.
     pub(super) const WORD_UNCOUNTED: u32 = 1 << (SLOT_BITS + 3);
 
     /// The common case without its peer: a fetch with a completion, and
@@ -85,7 +87,7 @@ impl OpBits {
         Self((form as u32) << SLOT_BITS | if signaled { Self::SIGNALED } else { 0 })
     }
 
-    /// The same, to peer `p`.
+    /// The same bits with peer `p`.
     #[inline(always)]
     pub(super) const fn to(self, p: u32) -> Self {
         Self(self.0 | p)
@@ -129,35 +131,36 @@ impl FastOp {
 const _: () = assert!(size_of::<FastOp>() <= 40, "there is one for every transmit request");
 
 impl FastOp {
-    /// Set in the slots that packets name, so that they are no slot of another table.
+    /// Set in the names of these records on the wire, which tells them from slots of `Node::rma`.
     pub(super) const NAME: u32 = 1 << 31;
 
-    /// What a packet calls slot `w`.
+    /// The name of slot `w` on the wire.
     #[inline(always)]
     pub(super) const fn name(w: u32) -> u32 {
         w | Self::NAME
     }
 
-    /// Whether a packet names a slot of this table.
+    /// Whether a name on the wire is one of this table.
     #[inline(always)]
     pub(super) const fn is_name(name: u32) -> bool {
         name & Self::NAME != 0
     }
 
-    /// What a peer names so; nothing if it is no name. Generations of slots in use are odd, and of
-    /// the others a peer must not name one.
+    /// The handle that a name and a generation on the wire stand for. A name of another table
+    /// yields a slot out of range. The generation is made odd: those of slots in use are odd, and a
+    /// peer must not reach a vacant one.
     #[inline(always)]
     pub(super) const fn handle(name: u32, generation: u32) -> Handle {
         Handle::from_parts(name ^ Self::NAME, generation | 1)
     }
 }
 
-/// Operation, type, length and flags of an atomic request that passed all checks: one like it needs
-/// no other.
-/// An endpoint keeps that of the last one, since most often the next is like it.
+/// The shape of an atomic request (operation, type, count, flags) that passed all checks, and their
+/// results. An endpoint keeps the last one: a request of the same shape needs no checks but those
+/// of its memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Fetch {
-    /// `enum fi_op` and above it `enum fi_datatype`: who knows both compares them at once.
+    /// `enum fi_op` in the low half, `enum fi_datatype` in the high half: one compare for both.
     pub(super) op_ty: u64,
     pub(super) count: u64,
     pub(super) flags: OpFlags,
@@ -166,15 +169,15 @@ pub(crate) struct Fetch {
     pub(super) result: usize,
     pub(super) operand: usize,
     pub(super) compare: usize,
-    /// The operand is a word, and there is no compare value: most often. What is fetched is a word
-    /// then.
+    /// The operand is 8 bytes and there is no compare value: the common case. The result is then 8
+    /// bytes or none.
     pub(super) word: bool,
-    /// What it is if somebody may want to hear of it.
+    /// Kind and flags of the operation's record, unless the call suppresses the completion.
     pub(super) is: OpBits,
 }
 
 impl Fetch {
-    /// That of no operation: none has memory for so much.
+    /// Matches no request: no memory is that long.
     pub(crate) const NONE: Self = Self {
         op_ty: 0,
         count: 0,

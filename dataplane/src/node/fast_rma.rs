@@ -1,17 +1,16 @@
-//! The fast path of one-sided operations at their initiator, on a port that loses nothing. The
-//! target's is in `fast_target`.
+//! The fast path of one-sided operations at the initiator, on a lossless path. `fast_target` has
+//! the target's side.
 //!
-//! As in `short`: every question is asked first, nothing changes unless the answer is yes, and else
-//! the slow path (`rma`, `rma_out`, `rma_in`) begins from the start. An operation of one packet
-//! leaves in the call that posts it. Its record is short ([`FastOp`]): nothing is kept to send it
-//! again, and what else there is to say of it is in the packet. One that gets something, old values
-//! or bytes of a read, is found by the name that the answer brings. Of the others the packet asks
-//! for an acknowledgement, which says that it was executed; until then they stand in a list of
-//! their peer, in the order of their packets.
+//! As in `fast_eager`, every check comes first and nothing changes unless all pass; otherwise the
+//! slow path (`rma`, `rma_out`, `rma_in`) starts from the beginning. An operation of one packet
+//! leaves in the call that posts it. Its record ([`FastOp`]) is short: it keeps nothing to
+//! retransmit from, and the packet carries the rest. An operation that fetches, or reads, is found
+//! by the name that its answer carries. All others ask for an acknowledgement, which says that they
+//! were executed; until it comes they stand in a ring of their peer, in the order of their packets.
 //!
-//! A peer may be made to keep no more than [`ANSWERS_MAX`] answers, and no more operations of the
-//! fast path are under way to it: the next takes the slow path (`Node::try_rma` decides that),
-//! where it waits until one of them has ended.
+//! At most [`ANSWERS_MAX`] operations are in flight to a peer, since the target has to keep that
+//! many answers. The next takes the slow path (`Node::try_rma` decides), where it waits for one of
+//! them to end.
 
 use barewire_driver::frame::{ETH_HDR_LEN, RxFrame};
 use barewire_driver::hint::cold;
@@ -40,21 +39,21 @@ use crate::wire::{
     WriteOp,
 };
 
-/// Bytes that a read of the fast path asks for at most: larger ones are paced.
+/// Longest read on the fast path, bytes. Longer ones are paced by the pull window.
 pub(super) const READ_FAST_MAX: usize = 4096;
 
-/// Of so many packets in flight the last asks for an acknowledgement.
+/// In-flight packets after which one asks for an acknowledgement.
 pub(super) const ASKS_EVERY: u32 = 64;
 
-/// Flags of an operation that the fast path knows.
+/// Flags that an operation on the fast path may carry.
 const FLAGS: OpFlags = FAST_FLAGS.union(OpFlags::DELIVERY_COMPLETE);
 
-/// What the operations of the fast path have in common: as in [`WriteReq`], on one remote range.
+/// What the operations of the fast path have in common. Each is on one remote range.
 #[derive(Clone, Copy, Debug)]
 pub struct FastCall {
-    /// To whom.
+    /// Destination.
     pub dest: FiAddr,
-    /// On what.
+    /// The remote range.
     pub range: RmaIov,
     /// Comes back in the completion.
     pub context: u64,
@@ -64,7 +63,7 @@ pub struct FastCall {
     pub no_completion: bool,
 }
 
-/// A write. As [`WriteReq`], with the memory borrowed: if it is posted, it has been read.
+/// A write: [`WriteReq`] with its memory borrowed, which has been read when the call returns true.
 #[derive(Debug)]
 pub struct FastWrite<'a> {
     /// The bytes.
@@ -73,7 +72,7 @@ pub struct FastWrite<'a> {
     pub call: FastCall,
 }
 
-/// A read. As [`ReadReq`], with the memory borrowed: it is taken if the operation is posted.
+/// A read: [`ReadReq`] with its memory borrowed, which is taken if the call returns true.
 #[derive(Debug)]
 pub struct FastRead<'a> {
     /// Where the bytes go.
@@ -82,11 +81,11 @@ pub struct FastRead<'a> {
     pub call: FastCall,
 }
 
-/// An atomic operation. As [`AtomicReq`], with the memory borrowed: `result` is taken if the
-/// operation is posted.
+/// An atomic operation: [`AtomicReq`] with its memory borrowed. `result` is taken if the call
+/// returns true.
 #[derive(Debug)]
 pub struct FastAtomic<'a> {
-    /// Which family.
+    /// Base, fetching or comparing.
     pub kind: AtomicKind,
     /// `enum fi_op`.
     pub op: u32,
@@ -103,7 +102,8 @@ pub struct FastAtomic<'a> {
 }
 
 impl AtomicReq {
-    /// The same for [`Node::try_atomic`], if it is for that.
+    /// The same request for [`Node::try_atomic`]. `None` if its memory or its remote range is in
+    /// several pieces.
     #[inline]
     pub fn fast(&mut self) -> Option<FastAtomic<'_>> {
         let &mut Self { kind, op, ty, dest, context, flags, no_completion, .. } = self;
@@ -121,7 +121,7 @@ impl AtomicReq {
 }
 
 impl WriteReq {
-    /// The same for [`Node::try_write`], if it is for that.
+    /// The same request for [`Node::try_write`]. `None` if it has several remote ranges.
     #[inline]
     pub fn fast(&self) -> Option<FastWrite<'_>> {
         let &Self { ref buf, dest, context, flags, no_completion, .. } = self;
@@ -131,7 +131,7 @@ impl WriteReq {
 }
 
 impl ReadReq {
-    /// The same for [`Node::try_read`], if it is for that.
+    /// The same request for [`Node::try_read`]. `None` if it has several remote ranges.
     #[inline]
     pub fn fast(&mut self) -> Option<FastRead<'_>> {
         let &mut Self { ref mut buf, dest, context, flags, .. } = self;
@@ -142,7 +142,7 @@ impl ReadReq {
 }
 
 impl Fetch {
-    /// Whether `req` is alike.
+    /// Whether `req` has this shape.
     #[inline(always)]
     fn is_of(&self, req: &FastAtomic<'_>) -> bool {
         self.op_ty == Self::name(req.op, req.ty)
@@ -151,8 +151,8 @@ impl Fetch {
             && self.kind == req.kind
     }
 
-    /// Makes that of `ep` one of such operations. `None`, and nothing changed, if they are wrong or
-    /// not short. (In as many words as registers pass, or each call would put them in memory.)
+    /// Checks a request shape and caches it in `ep`. `None`, and nothing changed, if it is invalid
+    /// or not for the fast path. (Its arguments fit the argument registers.)
     #[inline(never)]
     fn renew(
         ep: &mut Ep,
@@ -182,40 +182,39 @@ impl Fetch {
     }
 }
 
-/// Whether the success of a call with these flags, of which somebody may want to hear, writes a
-/// completion.
+/// Whether success writes a completion, for a call that does not suppress it.
 #[inline(always)]
 fn is_signaled(flags: OpFlags, ep: &Ep) -> bool {
     flags.contains(OpFlags::COMPLETION) || ep.sig_all
 }
 
-/// What the fast path asks an operation.
+/// An operation as `try_rma` sees it: how the four kinds differ.
 trait FastRequest {
     fn call(&self) -> &FastCall;
 
     fn form(&self) -> Form;
 
-    /// What it is, to nobody yet, as it [`fits`](Self::fits) and if somebody may want to hear of
-    /// it.
+    /// Kind and signaled bit, before the peer is known. The request [`fits`](Self::fits) and does
+    /// not suppress its completion.
     #[inline(always)]
     fn is(&self, ep: &Ep) -> OpBits {
         OpBits::new(self.form(), is_signaled(self.call().flags, ep))
     }
 
-    /// Whether flags, memory and lengths are those of an operation of the fast path of endpoint
-    /// `ep`, which may post it.
+    /// Whether endpoint `ep` may post it on the fast path: capability, flags, memory and lengths.
     fn fits(&self, ep: &mut Ep) -> bool;
 
-    /// Length of its frame, or of the answer's, if that is longer; 0 if any holds it.
+    /// Length of its frame or of the answer's, whichever is longer, bytes; 0 if any frame holds
+    /// both.
     fn frame_len(&self) -> usize;
 
-    /// Takes the memory for the answer, if it is in one piece.
+    /// Takes the memory for the answer. `None`, and nothing taken, if it is in several pieces.
     fn take_result(&mut self) -> Option<Span>;
 
-    /// Has it back.
+    /// Gives the memory back: the operation was not sent.
     fn return_result(&mut self, result: Span);
 
-    /// Sends it, and says whether it has left.
+    /// Sends its packet. False if the port did not take it.
     fn send(&self, to: &To<'_>, out: &mut impl FrameSink) -> bool;
 }
 
@@ -345,10 +344,10 @@ impl FastRequest for FastRead<'_> {
 }
 
 impl Node {
-    /// Posts an atomic operation and sends it in the same breath, if nothing stands before it and
-    /// nothing about it is out of the ordinary: as [`post_atomic`](Self::post_atomic) and then
-    /// [`transmit`](Self::transmit). False if not: nothing has happened, and those two are to be
-    /// called, also to learn what is wrong with the call if anything is.
+    /// Posts an atomic operation and sends it in the same call: [`post_atomic`](Self::post_atomic)
+    /// and [`transmit`](Self::transmit) in one. Only on a lossless path, if nothing is queued
+    /// before it, and if it fits the fast path. False: nothing has happened; call `post_atomic`,
+    /// which also says what is wrong with the request.
     ///
     /// `clock` is read after the packet has left, and only if the peer's silence counts from now.
     #[inline(always)]
@@ -362,7 +361,8 @@ impl Node {
         self.try_rma(ep, req, out, clock)
     }
 
-    /// As [`try_atomic`](Self::try_atomic), for a write.
+    /// Posts a write and sends it in the same call. False, as in [`try_atomic`](Self::try_atomic):
+    /// nothing has happened; call [`post_write`](Self::post_write).
     #[inline(always)]
     pub fn try_write(
         &mut self,
@@ -374,7 +374,8 @@ impl Node {
         self.try_rma(ep, req, out, clock)
     }
 
-    /// As [`try_atomic`](Self::try_atomic), for a read.
+    /// Posts a read and sends it in the same call. False, as in [`try_atomic`](Self::try_atomic):
+    /// nothing has happened; call [`post_read`](Self::post_read).
     #[inline(always)]
     pub fn try_read(
         &mut self,
@@ -431,7 +432,7 @@ impl Node {
             req.return_result(kept);
             return cold(false);
         };
-        // Only one of those can be the last that waits for an acknowledgement.
+        // `Peer::last_unacked` has 16 bits to name an operation that waits for an acknowledgement.
         let nameable = !form.is_acked() || made.idx() < Peer::NO_OP.into();
         if !nameable || !req.send(&To { peer, src: &self.mac_word, ep, made }, out) {
             req.return_result(self.fast_ops.free(made.idx()).result);
@@ -446,7 +447,8 @@ impl Node {
         if form.is_acked() {
             peer.await_ack(&mut self.fast_ops, made.idx());
         }
-        // Heard in this very turn, it is as if we had begun to wait now.
+        // A peer that was heard in this turn is waited for since this turn: no need to read the
+        // clock.
         let heard_now = peer.last_rx == self.polled_at;
         if peer.timer_at == Instant(u64::MAX) || peer.snd.in_flight() == 0 && !heard_now {
             let p = ep.route.peer;
@@ -457,8 +459,8 @@ impl Node {
         true
     }
 
-    /// Takes a frame that holds the answer to an atomic operation. The completion of a usual one
-    /// may go to `reader`.
+    /// Takes a RESP. The completion of the common case, an uncounted 8-byte fetch, may go to
+    /// `reader`.
     #[inline(always)]
     pub(super) fn on_resp_frame(&mut self, now: Instant, frame: RxFrame<'_>, reader: impl Reader) {
         if !self.rx_fetch_resp(&frame, reader) {
@@ -467,7 +469,7 @@ impl Node {
         }
     }
 
-    /// As [`on_resp_frame`](Self::on_resp_frame), for all but usual answers.
+    /// [`on_resp_frame`](Self::on_resp_frame) for every RESP but the common case.
     #[inline(never)]
     fn on_resp_rest(&mut self, now: Instant, frame: &RxFrame<'_>) {
         if !self.rx_resp(frame, Form::Fetch) {
@@ -475,7 +477,7 @@ impl Node {
         }
     }
 
-    /// Takes a frame that tells what became of a read, or of others.
+    /// Takes a DATA or an ACK.
     #[inline(never)]
     pub(super) fn on_response_frame(&mut self, now: Instant, frame: &RxFrame<'_>, ty: ResponseTy) {
         let taken = match ty {
@@ -487,9 +489,9 @@ impl Node {
         }
     }
 
-    /// Completes the fetch that a RESP answers, if its sender is quiet and need not hear that it
-    /// came, and the fetch is told of and not counted. False if it is another: nothing has
-    /// happened.
+    /// Completes the fetch of 8 bytes that a RESP answers, if the peer is
+    /// [steady](Peer::is_steady), if no acknowledgement becomes due, and if the fetch is signaled
+    /// and not counted. False otherwise: nothing has happened.
     #[inline(always)]
     fn rx_fetch_resp(&mut self, frame: &RxFrame<'_>, reader: impl Reader) -> bool {
         let Some((base, (w, generation))) = RespOp::parse_word(frame) else {
@@ -504,14 +506,14 @@ impl Node {
         }
         let handle = FastOp::handle(w, generation);
         let Some(op) = self.fast_ops.by_handle(handle) else { return cold(false) };
-        // One that was closed has no endpoint.
+        // An operation whose endpoint was closed has none.
         let Some(ep) = self.eps.at_mut(op.ep) else { return cold(false) };
         if op.is != OpBits::WORD_FETCH.to(p) || op.result.len() != size_of::<u64>() {
             return cold(false);
         }
         let (flags, _) = Form::Fetch.outcome();
         let (op_context, result) = (op.context, op.result.again());
-        // At once, while the compiler knows that it is there.
+        // Here the compiler still knows that the slot is in use.
         self.fast_ops.discard(handle.idx());
         let filled = frame.fill_span(RespOp::HEAD, &result);
         debug_assert!(filled, "what is not as long as it says is no RESP");
@@ -523,7 +525,8 @@ impl Node {
         peer.forget_fast_op();
         self.counters.rma_done += 1;
         let cqe = Cqe { op_context, flags, src: FI_ADDR_UNSPEC, ..Cqe::default() };
-        // As a receive's (`complete_eager`): its room is that of another operation then.
+        // As in `complete_eager`: the reader takes the completion, and the operation's reservation
+        // becomes that of a later one.
         if reader.reads(ep.tx_cq) && may_reserve_more(ep.ops_reserved) {
             debug_assert!(self.cqs[ep.tx_cq].cq.is_empty(), "what is in the queue comes first");
             ep.ops_reserved += 1;
@@ -536,8 +539,8 @@ impl Node {
         true
     }
 
-    /// Completes the operation that a RESP or DATA answers, if the packet is next in order and
-    /// nothing about it is out of the ordinary. False if it is another: nothing has happened.
+    /// Completes the operation of kind `form` that a RESP or DATA answers, if the packet is next in
+    /// order and carries the whole result. False otherwise: nothing has happened.
     #[inline(always)]
     fn rx_resp(&mut self, frame: &RxFrame<'_>, form: Form) -> bool {
         let Some((base, (w, generation))) = RespOp::parse_whole(frame) else { return cold(false) };
@@ -548,7 +551,8 @@ impl Node {
         let handle = FastOp::handle(w, generation);
         let Some(op) = self.fast_ops.by_handle(handle) else { return cold(false) };
         let Some(peer) = self.peers.get_mut(p) else { return cold(false) };
-        // A closed endpoint's, and one that somebody may wait behind, end on the slow path.
+        // The slow path ends operations of closed endpoints, and those that a fenced request waits
+        // for.
         if !FastOp::is_name(w)
             || op.peer() != p
             || op.ep == NONE
@@ -569,7 +573,7 @@ impl Node {
         true
     }
 
-    /// Completes what waited for the acknowledgement that peer `p` has just given.
+    /// Completes the operations that peer `p` has just acknowledged.
     #[inline(never)]
     pub(super) fn finish_acked(&mut self, p: u32) {
         while let Some(peer) = self.peers.get_mut(p)
@@ -590,7 +594,7 @@ impl Node {
         }
     }
 
-    /// Completes operation `w` of the fast path, which is such a one, and whose answer is in place.
+    /// Completes operation `w`, which is of kind `form`. Its result is in place.
     #[inline(always)]
     fn complete_fast_op(&mut self, p: u32, w: u32, form: Form) {
         let Some(op) = self.fast_ops.get(w) else { return };
@@ -603,8 +607,8 @@ impl Node {
         self.tell_rma(e, context, flags, which);
     }
 
-    /// The answer to an operation of the fast path, on the slow path: what it names, where in the
-    /// result it says that it belongs, and where in the frame it lies.
+    /// The answer to an operation of the fast path, received on the slow path: the name and the
+    /// offset in the result that it carries, and where its payload lies in the frame.
     pub(super) fn on_fast_answer(
         &mut self,
         (p, form): (u32, Form),
@@ -624,12 +628,13 @@ impl Node {
         } else if offset == 0 && len == op.result.len() && frame.fill_span(off, &op.result) {
             self.complete_fast_op(p, w, form);
         } else {
-            // The peer lies.
+            // The answer does not fit the request: the peer is faulty.
             self.fail_fast_op(w, Error::ConnReset, ProvErrno::UnknownOutcome);
         }
     }
 
-    /// The operation of the fast path that an answer from peer `p` names, if it is such a one.
+    /// The operation of kind `form` that an answer from peer `p` names. `None`, and counted as
+    /// stray, if there is none.
     fn find_fast_op(&mut self, p: u32, form: Form, (w, generation): (u32, u32)) -> Option<u32> {
         let handle = FastOp::handle(w, generation);
         let known = self.fast_ops.by_handle(handle);
@@ -638,7 +643,7 @@ impl Node {
         known.then_some(handle.idx())
     }
 
-    /// A read of the fast path is not served, and never will be.
+    /// The target refused a read of the fast path.
     #[cold]
     pub(super) fn on_fast_failed(&mut self, p: u32, name: (u32, u32), reason: NackReason) {
         if let Some(w) = self.find_fast_op(p, Form::Read, name) {
@@ -647,8 +652,8 @@ impl Node {
         }
     }
 
-    /// Packet `psn`, of which nothing was kept, was refused: ends the operation that it was, if it
-    /// was one of the fast path.
+    /// Packet `psn`, which has no record to retransmit from, was refused. Ends the operation of the
+    /// fast path that it carried, if any.
     #[cold]
     pub(super) fn on_fast_nack(&mut self, p: u32, psn: Psn, reason: NackReason) {
         let found = self.fast_ops.iter().find(|(_, op)| op.peer() == p && op.psn == psn);
@@ -660,7 +665,8 @@ impl Node {
         self.fail_fast_op(w, super::input::nack_error(reason), prov);
     }
 
-    /// Ends operation `w` of the fast path with an error, which its endpoint is told if it is open.
+    /// Ends operation `w` with an error, written to the queue of its endpoint unless that is
+    /// closed.
     fn fail_fast_op(&mut self, w: u32, err: Error, prov_errno: ProvErrno) {
         let &FastOp { context, ep: e, is, next, .. } = &self.fast_ops[w];
         let (p, form) = (is.peer(), is.form());
@@ -692,12 +698,12 @@ impl Node {
         self.tell_failure((e, p), failure, self.eps[e].rma_cntr[which]);
     }
 
-    /// Ends all operations of the fast path to peer `p`, whose session has ended with `err`.
+    /// Ends all operations to peer `p`, whose session has ended with `err`.
     #[cold]
     pub(super) fn fail_fast_ops(&mut self, p: u32, err: Error) {
         let ops = self.fast_ops.iter().filter(|(_, op)| op.peer() == p);
         let mut ops: Vec<(u32, Psn)> = ops.map(|(w, op)| (w, op.psn)).collect();
-        // In the order of their posting.
+        // In the order of posting.
         let una = self.peers[p].snd.una;
         ops.sort_by_key(|(_, psn)| psn.0.wrapping_sub(una.0.wrapping_sub(1 << 31)));
         for (w, _) in ops {
@@ -705,13 +711,13 @@ impl Node {
         }
     }
 
-    /// What the operations of the fast path to peer `p` are, but those of closed endpoints.
+    /// Kinds of the operations in flight to peer `p`, without those of closed endpoints.
     pub(super) fn fast_op_forms(&self, p: u32) -> impl Iterator<Item = Form> {
         let ops = self.fast_ops.iter().filter(move |(_, op)| op.peer() == p && op.ep != NONE);
         ops.map(|(_, op)| op.form())
     }
 
-    /// A counter counts operations of endpoint `e` from now on, those under way included.
+    /// Endpoint `e` was bound to a counter: it counts the operations in flight as well.
     #[cold]
     pub(super) fn count_fast_ops(&mut self, e: u32) {
         for (_, op) in self.fast_ops.iter_mut().filter(|(_, op)| op.ep == e) {
@@ -719,8 +725,8 @@ impl Node {
         }
     }
 
-    /// Ends the operations of the fast path of endpoint `e`, which is being closed. Their records
-    /// stay until their answers, or their refusals, have been counted off.
+    /// Ends the operations of endpoint `e`, which is being closed. Their records stay until the
+    /// answer or the refusal arrives, since `Peer::answers` counts them.
     #[cold]
     pub(super) fn cancel_fast_ops(&mut self, e: u32) {
         let ops = self.fast_ops.iter().filter(|(_, op)| op.ep == e);
@@ -737,13 +743,14 @@ impl Node {
 }
 
 impl Peer {
-    /// One operation less of the fast path is not at its end.
+    /// An operation of the fast path has ended.
     #[inline(always)]
     fn forget_fast_op(&mut self) {
         self.answers -= 1;
     }
 
-    /// Operation `w`, whose packet is the last one sent, waits for its acknowledgement.
+    /// Appends operation `w`, whose packet was sent last, to the ring of those that wait for an
+    /// acknowledgement.
     #[inline(always)]
     fn await_ack(&mut self, ops: &mut Table<FastOp>, w: u32) {
         self.steady = false;
@@ -755,7 +762,7 @@ impl Peer {
         ops[w.into()].next = first;
     }
 
-    /// Operation `w`, which stands between these two, does so no longer.
+    /// Unlinks operation `w`, which stands between `before` and `next`.
     #[inline(always)]
     fn forget_ack(&mut self, ops: &mut Table<FastOp>, (before, w, next): (u32, u32, u16)) {
         if u32::from(self.last_unacked) == w {
@@ -767,14 +774,14 @@ impl Peer {
     }
 }
 
-/// Whether a packet says that it is from `peer`, and for us.
+/// Whether a packet's addresses are those of `peer` and of this node, whose MAC word is `own`.
 #[inline(always)]
 fn is_between(peer: &Peer, own: u64, base: &BaseWords) -> bool {
     (base.head.dst ^ own) << 16 == 0 && base.head.src == peer.mac_word
 }
 
-/// Whether a packet is next in order from a peer that we have, and what it acknowledges and grants
-/// is waited for by nobody.
+/// Whether a packet is the next one in order of an open session, and nothing waits for what it
+/// acknowledges and grants.
 #[inline(always)]
 pub(super) fn is_next(peers: &Peers, own: u64, base: &BaseWords) -> bool {
     let Some(peer) = peers.at(slot_of(base.dst_sid())) else { return false };
@@ -786,12 +793,12 @@ pub(super) fn is_next(peers: &Peers, own: u64, base: &BaseWords) -> bool {
         && (acked == 0 && granted == 0 || is_unawaited::<false>(peer, acked, granted))
 }
 
-/// As [`is_next`], from a peer that is [`steady`](Peer::steady), of a packet with `plen` bytes of
-/// payload that grants nothing: if so, how many packets are in flight when it has been taken.
+/// [`is_next`] for a [steady](Peer::is_steady) peer, and the packet has `plen` bytes of payload and
+/// grants nothing. Returns the packets in flight once it has been taken.
 #[inline(always)]
 pub(super) fn steady_flight(peer: &Peer, own: u64, base: &BaseWords, plen: usize) -> Option<u32> {
     debug_assert!(!peer.steady || peer.is_steady() || is_planted());
-    // Most often all of them are acknowledged.
+    // Usually the packet acknowledges all of them: one compare.
     let flying = peer.snd.nxt.0.wrapping_sub(base.cack.0);
     let steady = peer.steady
         && is_between(peer, own, base)
@@ -801,25 +808,24 @@ pub(super) fn steady_flight(peer: &Peer, own: u64, base: &BaseWords, plen: usize
     steady.then_some(flying)
 }
 
-/// As [`accept`], of a packet that has a [`steady_flight`].
+/// [`accept`] for a packet that passed [`steady_flight`].
 #[inline(always)]
 pub(super) fn accept_steady(peer: &mut Peer, base: &BaseWords, now: Instant) {
-    // Of a peer that is quiet nothing was asked.
+    // No probe of a steady peer is unanswered.
     debug_assert!(peer.probes == 0 || is_planted());
     peer.last_rx = now;
     peer.snd.una = base.cack;
     peer.rcv_nxt = peer.rcv_nxt.next();
 }
 
-/// Notes that the packet that [`is_next`] from `peer` has been taken. `last_rx` is the time of
-/// this turn.
+/// Notes that a packet that [`is_next`] has been taken from `peer` in the turn at `now`.
 #[inline(always)]
 pub(super) fn accept(peer: &mut Peer, base: &BaseWords, now: Instant) {
     note_base(peer, base, now);
     peer.rcv_nxt = peer.rcv_nxt.next();
 }
 
-/// Notes what the base of any packet from `peer` says that is true.
+/// Notes what the base of a packet from `peer` says: it was heard, and it acknowledges and grants.
 #[inline(always)]
 fn note_base(peer: &mut Peer, base: &BaseWords, now: Instant) {
     let granted = base.grant().wrapping_sub(peer.snd.credit as u16);
@@ -835,7 +841,8 @@ pub(super) struct BaseTo<'a> {
     pub(super) peer: &'a Peer,
     /// This node, as [`mac_word`](crate::wire::mac_word) has it.
     pub(super) src: &'a u64,
-    /// Packets that will have been taken from the peer when this one has left.
+    /// Packets from the peer that this one acknowledges although they are taken only after it has
+    /// left.
     pub(super) ahead: u32,
 }
 
@@ -871,20 +878,20 @@ impl BaseOut for BaseTo<'_> {
     }
 }
 
-/// To whom an operation that is about to leave goes.
+/// Destination and source of an operation about to be sent.
 #[derive(Clone, Copy)]
 struct To<'a> {
     peer: &'a Peer,
     /// This node, as [`mac_word`](crate::wire::mac_word) has it.
     src: &'a u64,
-    /// From whom, which knows the way.
+    /// The initiating endpoint, which caches the route.
     ep: &'a Ep,
-    /// Its name, for the answer.
+    /// The record that the answer will name.
     made: Handle,
 }
 
 impl To<'_> {
-    /// What it says of itself, on `range`, all of it in one packet.
+    /// The remote range of a packet that carries the whole operation.
     #[inline(always)]
     fn range(&self, range: &RmaIov) -> RemoteRange {
         let RmaIov { addr, key: rkey, .. } = *range;
@@ -892,14 +899,14 @@ impl To<'_> {
         RemoteRange { dst_ep, rx_ctx: 0, src_ep, seq, last: true, rkey, addr }
     }
 
-    /// Writes the base of its packet, asking for an acknowledgement if `ar`.
+    /// Writes the base of its packet, which asks for an acknowledgement if `ar`.
     #[inline(always)]
     fn put_base(&self, ty: Ty, plen: usize, ar: bool, out: &mut impl HeadOut) {
         BaseTo { peer: self.peer, src: self.src, ahead: 0 }.put(ty, plen, ar, out);
     }
 }
 
-/// What an atomic operation is.
+/// Operation, type and range of an atomic request.
 #[derive(Clone, Copy)]
 struct What {
     kind: AtomicKind,
@@ -908,13 +915,13 @@ struct What {
     range: RmaIov,
 }
 
-/// Sends an atomic operation, and says whether it has left.
+/// Sends an atomic operation. False if the port did not take it.
 #[inline(always)]
 fn send_atomic(to: &To<'_>, req: &FastAtomic<'_>, out: &mut impl FrameSink) -> bool {
     let fetch = &to.ep.fetch;
     let &FastAtomic { kind, op, ty, operand, compare, call: FastCall { range, .. }, .. } = req;
     let what = What { kind, op, ty, range };
-    // Then how long it is need not be asked on the way.
+    // A payload of constant length: it needs no branches on the way.
     if fetch.word {
         return out.send_in_place(&WithWord { to, what: &what, operand }) == Tx::Sent;
     }
@@ -926,7 +933,7 @@ fn send_atomic(to: &To<'_>, req: &FastAtomic<'_>, out: &mut impl FrameSink) -> b
             _ => None,
         },
     };
-    // Copies, so that what others look at never has to lie in memory.
+    // The callee gets copies, so that the caller's values can stay in registers.
     payload.is_some_and(|payload| send_with_inline(*to, what, payload, out))
 }
 
@@ -940,8 +947,8 @@ fn send_with_inline(
     out.send_in_place(&WithInline { to: &to, what: &what, payload }) == Tx::Sent
 }
 
-/// Writes all of a request but its payload of `plen` bytes. It asks for an acknowledgement if
-/// nothing else comes back, which would be one as well.
+/// Writes a request without its payload of `plen` bytes. It asks for an acknowledgement unless it
+/// fetches: the answer is one.
 #[inline(always)]
 fn put_request(to: &To<'_>, what: &What, plen: usize, out: &mut impl HeadOut) {
     let fetch = what.kind != AtomicKind::Base;
@@ -961,8 +968,8 @@ fn put_request(to: &To<'_>, what: &What, plen: usize, out: &mut impl HeadOut) {
     op.put(out);
 }
 
-/// A request whose payload is its operand, a word. Looked at when it is written, so that until then
-/// nothing of it stands in a register.
+/// A request whose payload is one 8-byte operand. It is read when it is written, so that it
+/// occupies no register before.
 struct WithWord<'a> {
     to: &'a To<'a>,
     what: &'a What,
@@ -977,14 +984,14 @@ impl InPlaceFrame<{ AtomicOp::HEAD + 8 }> for WithWord<'_> {
 
     #[inline(always)]
     fn put(&self, out: &mut impl HeadOut) {
-        // Of a word that is all.
+        // The low 8 bytes are the whole operand.
         let word = self.operand.to_u128().unwrap_or_default() as u64;
         out.set::<{ AtomicOp::HEAD }, 8>(word.to_le_bytes());
         put_request(self.to, self.what, 8, out);
     }
 }
 
-/// A request with its payload.
+/// A request with up to [`InlineBytes::MAX`] bytes of payload.
 struct WithInline<'a> {
     to: &'a To<'a>,
     what: &'a What,
@@ -1008,7 +1015,7 @@ impl InPlaceFrame<{ AtomicOp::HEAD }> for WithInline<'_> {
     }
 }
 
-/// A write.
+/// A write about to be sent.
 struct WriteTo<'a> {
     to: &'a To<'a>,
     write: &'a FastWrite<'a>,
@@ -1034,7 +1041,7 @@ impl InPlaceFrame<{ WriteOp::HEAD }> for WriteTo<'_> {
     }
 }
 
-/// A read.
+/// A read about to be sent.
 struct ReadTo<'a> {
     to: &'a To<'a>,
     read: &'a FastRead<'a>,
@@ -1069,7 +1076,8 @@ pub(super) fn asks(peer: &Peer) -> bool {
 }
 
 impl FastAtomic<'_> {
-    /// Whether its memory is as `fetch` has it, and the result overlaps nothing.
+    /// Whether its memory has the lengths of `fetch`, and the result overlaps neither operand nor
+    /// compare value.
     #[inline(always)]
     fn has_memory(&self, fetch: &Fetch) -> bool {
         let Some(result) = self.result.as_one() else { return cold(false) };

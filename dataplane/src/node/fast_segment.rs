@@ -1,7 +1,7 @@
-//! The fast path of the pieces of a long message: all but the first of one that comes by itself,
-//! and all of one that was asked for.
+//! The fast path of segments: those of an eager message after its first (MSGM), and those of pulled
+//! data (DATA).
 //!
-//! As in `short`: first all questions, and nothing has changed if the answer is no.
+//! As in `fast_eager`, every check comes first; if one fails, nothing has changed.
 
 use barewire_driver::frame::RxFrame;
 
@@ -12,8 +12,8 @@ use crate::types::Instant;
 use crate::wire::{BaseWords, DataOp, MsgMOp, SegmentTy, verify_crc};
 
 impl Node {
-    /// Takes a piece that is next in order and asks for nothing. False if it is anything else:
-    /// nothing has happened.
+    /// Takes a segment that is next in order and for whose acknowledgement and credit nothing
+    /// waits. False otherwise: nothing has happened.
     #[inline(always)]
     pub(super) fn rx_segment(&mut self, now: Instant, frame: &RxFrame<'_>) -> bool {
         let crc = self.has_crc() && !frame.is_near();

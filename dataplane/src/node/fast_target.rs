@@ -1,10 +1,9 @@
-//! The fast path of one-sided operations at their target, on a port that loses nothing. The
-//! initiator's is in `fast_rma`.
+//! The fast path of one-sided operations at the target, on a lossless path. `fast_rma` has the
+//! initiator's side.
 //!
-//! A request is executed when it comes, and its answer or acknowledgement leaves while it is read,
-//! if the port can do that. Else an answer waits in a list of its own until the burst has been
-//! taken, since until then the port is lent to whoever takes it; and one acknowledgement for all is
-//! sent behind them.
+//! A request is executed as it arrives. Its answer or acknowledgement leaves while the request is
+//! read, if the port can send then. Otherwise the port stays lent until the end of the burst:
+//! answers wait in a list, and one acknowledgement for all requests follows them.
 
 use barewire_driver::frame::{ETH_HDR_LEN, RxFrame};
 use barewire_driver::hint::cold;
@@ -32,80 +31,80 @@ use crate::wire::{
     Ty, WriteOp,
 };
 
-/// Kinds of operations about which every question was answered, at most: atomic ones, and writes
-/// and reads.
+/// Request shapes whose access check is cached: of atomic operations, and of writes and reads each.
 const ATOMIC_GRANTS: usize = 8;
 const BYTES_GRANTS: usize = 4;
 const GRANTS: usize = ATOMIC_GRANTS + 2 * BYTES_GRANTS;
 
-/// An answer.
+/// An answer that waits for the end of the burst.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Answer {
     peer: u32,
-    /// Our name for the session in which it was asked for.
+    /// The session that the request came by; if that has ended, the answer is dropped.
     sid: u32,
     ty: Ty,
     reply_to: wire::ReplyTo,
     values: InlineBytes,
 }
 
-/// What an operation of the fast path asked for about which every question was answered, and the
-/// answers. Who closes or narrows what they depend on forgets them
-/// ([`revoke_grants`](Node::revoke_grants)).
+/// A request shape that passed the access check (key, rights, endpoint, operation), and the
+/// results. Whatever closes or narrows a region or an endpoint drops all of them
+/// ([`revoke_grants`](Node::revoke_grants)). Bounds and alignment are checked for each request.
 #[derive(Clone, Copy, Debug)]
 #[repr(align(64))]
 struct AccessGrant {
     key: RequestKey,
-    /// Of an atomic operation: bytes of the payload, and of the elements.
+    /// Of an atomic operation: bytes of its payload, and of the elements that it changes.
     plen: u16,
     bytes: u16,
     op: atomic::AtomicOp,
     ty: Datatype,
-    /// One element that `Span::atomic_word` may change.
+    /// It is one integer of 4 or 8 bytes: `Span::atomic_word` executes it.
     word: bool,
-    /// The old values are wanted.
+    /// It fetches: the old values go back.
     fetch: bool,
-    /// It is [`FetchAddGrant`].
+    /// It is an uncounted fetch-and-add of 8 bytes, so `fetch_adds` may have a [`FetchAddGrant`] of
+    /// it.
     fetch_add_ok: bool,
-    /// Counters of the region or the endpoint count it.
+    /// A counter of the region or of the endpoint counts it.
     counted: bool,
     mr: u32,
     ep: u32,
-    /// Remote address of the region's first byte, and the offset above which it ends too early for
-    /// the elements; for a write or a read, where it ends.
+    /// Remote address of the region's first byte, and the largest offset at which the elements
+    /// still fit; for a write or a read, the region's length.
     base: u64,
     room: u64,
 }
 
-/// What most atomic operations are: it fetches and adds 8 bytes, which nobody counts, of a region
-/// that is one piece of memory. What there is to know of it stands here as well, in half a line.
+/// The commonest request shape: an uncounted fetch-and-add of 8 bytes in a region of one span. All
+/// that it takes lies in half a cache line.
 #[derive(Debug)]
 #[repr(align(64))]
 struct FetchAddGrant {
     key: RequestKey,
     /// Remote address of the region's first byte.
     base: u64,
-    /// The region's memory: lent for as long as the region is there, and forgotten with it.
+    /// The region's memory, lent while the region is registered: closing it drops the grant.
     memory: Words,
 }
 
-/// What a target keeps for the fast path.
+/// State of the fast path at the target.
 #[derive(Debug)]
 pub(super) struct TargetCache {
-    /// Apart from the node, whose own records stand close together.
+    /// By [`slot`](Self::slot). Boxed, so that the node's hot fields stay close together.
     grants: Box<[AccessGrant; GRANTS]>,
-    /// At the place where `grants` has it.
+    /// At the same index as in `grants`.
     fetch_adds: Box<[FetchAddGrant; ATOMIC_GRANTS]>,
-    /// Answers that the burst being taken has made due and that could not leave at once.
+    /// Answers to requests of the burst being received that could not leave at once.
     answers: Vec<Answer>,
-    /// Answers that wait, here and on the slow path.
+    /// Answers that wait, here and in `Node::responses`.
     pub(super) waiting: usize,
-    /// How many answers there may be on the slow path, and waiting here besides.
+    /// Answers that may wait in `Node::responses` while the fast path adds its own.
     response_quota: usize,
 }
 
 impl TargetCache {
-    /// For a node with room for `responses` answers.
+    /// For a node whose table has room for `responses` answers.
     pub(super) fn new(responses: usize) -> Self {
         Self {
             grants: Box::new([AccessGrant::NOTHING; GRANTS]),
@@ -116,7 +115,7 @@ impl TargetCache {
         }
     }
 
-    /// Where that is kept which is known of `what`. Never the same for two types.
+    /// Index of the grant for requests of type `ask` with this key. Two types never share one.
     #[inline(always)]
     fn slot(ask: RequestTy, key: &RequestKey) -> usize {
         match ask {
@@ -128,7 +127,7 @@ impl TargetCache {
 }
 
 impl AccessGrant {
-    /// Nothing is known.
+    /// Matches no request.
     const NOTHING: Self = Self {
         key: RequestKey::NOTHING,
         plen: 0,
@@ -147,7 +146,7 @@ impl AccessGrant {
 }
 
 impl Node {
-    /// Takes a frame that holds an atomic operation, and answers to `out` if that takes an answer.
+    /// Takes an ATOMIC, and answers it to `out` if it has an answer.
     #[inline(always)]
     pub(super) fn on_atomic_frame(
         &mut self,
@@ -161,7 +160,7 @@ impl Node {
         }
     }
 
-    /// Takes a frame that holds any request, as [`on_atomic_frame`](Self::on_atomic_frame) does.
+    /// Takes a request of type `ask`, and answers it to `out` if it has an answer.
     #[inline(never)]
     pub(super) fn on_request_frame(
         &mut self,
@@ -175,8 +174,8 @@ impl Node {
         }
     }
 
-    /// Executes what most atomic operations are, if its packet is next in order and no answer
-    /// waits. False if it is another: nothing has happened.
+    /// Executes an ATOMIC of the commonest shape ([`FetchAddGrant`]) from a
+    /// [steady](Peer::is_steady) peer, if no answer waits. False otherwise: nothing has happened.
     #[inline(always)]
     pub(super) fn rx_fetch_add(
         &mut self,
@@ -184,7 +183,7 @@ impl Node {
         frame: &RxFrame<'_>,
         out: &mut impl FrameSink,
     ) -> bool {
-        // With this every other length is asked.
+        // The one length check: every read below lies in these bytes.
         if frame.len() < AtomicOp::HEAD + size_of::<u64>() {
             return cold(false);
         }
@@ -193,7 +192,7 @@ impl Node {
         };
         let fetch_add = &self.target.fetch_adds[TargetCache::slot(RequestTy::Atomic, &op.key)];
         debug_assert!(self.target.waiting == self.target.answers.len() + self.responses.len());
-        // Nothing waits, so that there is room for the answer, wherever it goes.
+        // No answer waits, so there is room for this one, in the list or in the table.
         if fetch_add.key != op.key || self.target.waiting != 0 {
             return cold(false);
         }
@@ -209,13 +208,13 @@ impl Node {
         self.counters.rma_executed += 1;
         let what = (Ty::Resp, &reply_to);
         let answer = AnswerTo { ar: false, ..AnswerTo::new(peer, &self.mac_word, what, old) };
-        // Before so many nobody asks for an acknowledgement.
+        // Below this, the answer need not ask for an acknowledgement.
         if flying < ASKS_EVERY - 1 && out.send_in_place(&answer) == Tx::Sent {
             self.counters.tx_frames += 1;
             (peer.owed, peer.ack_now) = (0, false);
-            // Just heard, it is as if it had been probed.
+            // The peer was heard just now, which is as good as a probe.
             peer.probe_at = now;
-            // Alone it takes the room that is left for it (`Peer::tx_room`).
+            // As the only packet in flight it takes the place that `Peer::tx_room` leaves free.
             if flying != 0 {
                 peer.tx_quota = peer.tx_quota.saturating_sub(1);
             }
@@ -231,9 +230,10 @@ impl Node {
         true
     }
 
-    /// Executes an operation on few elements or bytes of a region, if its packet is next in order
-    /// and nothing about it is out of the ordinary. False if it is another: nothing has happened.
-    /// (From the start, so that what others look at never has to lie in memory.)
+    /// Executes a request of type `ask` on up to 16 bytes of elements, or a write or read of one
+    /// frame, if it is next in order and its shape passes the access check. False otherwise:
+    /// nothing has happened. (Parses the frame anew, so that the caller's values can stay in
+    /// registers.)
     #[inline(always)]
     fn rx_request(
         &mut self,
@@ -259,14 +259,15 @@ impl Node {
         }
     }
 
-    /// Whether another answer may wait: no more for a peer than for all of them.
+    /// Whether another answer may wait. The bound for all peers is that for one.
     #[inline(always)]
     fn may_answer(&self) -> bool {
         let has_room = self.responses.len() + ANSWERS_AT_ONCE <= self.target.response_quota;
         has_room && self.target.answers.len() < ANSWERS_AT_ONCE
     }
 
-    /// Executes an atomic operation of which everything is known that is alike in many.
+    /// Executes an atomic operation whose shape passed the access check: bounds are still to be
+    /// checked.
     #[inline(always)]
     fn execute_atomic(
         &mut self,
@@ -281,7 +282,7 @@ impl Node {
         let grant = &self.target.grants[TargetCache::slot(RequestTy::Atomic, &op.key)];
         let at = op.addr.wrapping_sub(grant.base);
         let peer = &mut self.peers[p];
-        // One that is to be acknowledged besides being answered is left to the slow path.
+        // A fetch that asks for an acknowledgement as well is left to the slow path.
         let odd = grant.fetch && (!may_answer || base.asks_ack());
         if at > grant.room || peer.bad_seq != NONE || odd {
             return cold(false);
@@ -309,7 +310,8 @@ impl Node {
         true
     }
 
-    /// Executes a write or a read of which everything is known that is alike in many.
+    /// Executes a write or a read whose shape passed the access check: bounds are still to be
+    /// checked.
     #[inline(always)]
     fn execute_bytes(
         &mut self,
@@ -334,7 +336,7 @@ impl Node {
         let (counted, mr, ep) = (grant.counted, grant.mr, grant.ep);
         if ask == RequestTy::Write {
             frame.copy_to_io(WriteOp::HEAD, buf, at, len);
-            // What one that was given up half way had written ends with this one's number.
+            // A new sequence number discards the byte count of an abandoned write.
             peer.written = 0;
             accept(peer, base, self.polled_at);
             self.acknowledge(p, base, out);
@@ -350,11 +352,12 @@ impl Node {
                 let old = u128::from_le_bytes(old);
                 self.answer_to((now, p, alone), (Ty::Data, reply_to), (old, len), out);
             } else {
-                // As if it had been taken, so that it is acknowledged as well.
+                // The answer acknowledges the request, which is accepted below once the answer has
+                // left.
                 let what = (Ty::Data, &reply_to);
                 let mut part = AnswerTo::new(peer, &self.mac_word, what, (buf, at, len));
                 part.base.ahead = 1;
-                // More is paced by who asks for it.
+                // The initiator paces longer reads.
                 let open = alone && peer.snd.in_flight() < WINDOW && len <= READ_FAST_MAX;
                 let holds = RespOp::HEAD + len <= peer.frame_max as usize + ETH_HDR_LEN;
                 if !open || !holds || out.send_in_place(&part) != Tx::Sent {
@@ -373,7 +376,8 @@ impl Node {
         true
     }
 
-    /// Sends an answer, at once if it is `alone`, else with the end of the burst.
+    /// Sends an answer: at once if no other of this peer waits (`alone`), else at the end of the
+    /// burst.
     #[inline(always)]
     fn answer_to(
         &mut self,
@@ -395,7 +399,7 @@ impl Node {
         }
     }
 
-    /// Notes that an answer has left to peer `p`.
+    /// Notes that an answer to peer `p` has left.
     #[inline(always)]
     fn answer_left(&mut self, now: Instant, p: u32) {
         self.counters.tx_frames += 1;
@@ -406,7 +410,7 @@ impl Node {
         }
     }
 
-    /// Keeps an answer of `bytes` bytes for the end of the burst.
+    /// Keeps an answer of `bytes` bytes until the end of the burst.
     #[inline(never)]
     fn answer_soon(
         &mut self,
@@ -422,7 +426,7 @@ impl Node {
         self.owe_ack_fast(p);
     }
 
-    /// Tells peer `p` that what `base` brought has been executed, if it wants to hear that.
+    /// Acknowledges the request with this `base`, at once if it asks for that.
     #[inline(always)]
     fn acknowledge(&mut self, p: u32, base: &BaseWords, out: &mut impl FrameSink) {
         if !base.asks_ack() {
@@ -439,7 +443,8 @@ impl Node {
         }
     }
 
-    /// An acknowledgement is owed for one packet more of the fast path.
+    /// Notes that one more packet is to be acknowledged, and acknowledges if that makes enough of
+    /// them.
     #[inline(always)]
     pub(super) fn owe_ack_fast(&mut self, p: u32) {
         let peer = &mut self.peers[p];
@@ -451,7 +456,8 @@ impl Node {
         }
     }
 
-    /// Asks every question about an operation, and remembers the answers if each of them is yes.
+    /// Checks access for a request shape (key, rights, endpoint, operation) and caches the grant.
+    /// False if any check fails: the slow path then refuses the request.
     #[inline(never)]
     fn check_access(&mut self, ask: RequestTy, request: RawRequest, plen: u16) -> bool {
         let grant = match ask {
@@ -473,8 +479,8 @@ impl Node {
         true
     }
 
-    /// The endpoint that an operation is for, if it may be worked on so, and whether it counts
-    /// that.
+    /// The endpoint with this number, if it is enabled and has the capabilities, and whether a
+    /// counter of it may count (`FI_RMA_EVENT`).
     fn grant_ep(&self, number: u16, caps: Caps) -> Option<(u32, bool)> {
         let ep = self.ep_slot(number);
         let e = self.eps.get(ep).filter(|e| e.enabled && e.caps.contains(caps))?;
@@ -542,7 +548,7 @@ impl Node {
         })
     }
 
-    /// What was found out about operations holds no longer.
+    /// Drops all grants: a region or an endpoint was closed or changed.
     #[cold]
     pub(super) fn revoke_grants(&mut self) {
         if planted(Bug::GrantKept) {
@@ -558,14 +564,14 @@ impl Node {
         self.count_remote(ep, if reads { REMOTE_READ } else { REMOTE_WRITE });
     }
 
-    /// Whether answers wait.
+    /// Whether answers wait for the end of the burst.
     #[inline(always)]
     pub fn has_answers(&self) -> bool {
         !self.target.answers.is_empty()
     }
 
-    /// Sends the answers that the last burst has made due. What cannot leave now, or has something
-    /// before it, is the next [`transmit`](Self::transmit)'s.
+    /// Sends the answers to requests of the last burst. An answer that cannot leave now, or behind
+    /// another one of its peer, is left to the next [`transmit`](Self::transmit).
     pub fn send_answers(&mut self, now: Instant, out: &mut impl FrameSink) {
         for i in 0..self.target.answers.len() {
             let answer = &self.target.answers[i];
@@ -590,7 +596,8 @@ impl Node {
         self.todo -= Todo::ANSWER;
     }
 
-    /// Leaves an answer to the slow path, unless the session has ended: nobody waits for it then.
+    /// Moves an answer to `Node::responses`. Dropped if the session has ended: the initiator has
+    /// ended the operation then.
     #[cold]
     fn answer_later(&mut self, i: usize) {
         let Answer { peer, sid, ty, reply_to, values } = self.target.answers[i];
@@ -607,8 +614,8 @@ impl Node {
 }
 
 impl AccessGrant {
-    /// Executes the operation that `frame` holds from offset `at` of region `mr`, if that can be,
-    /// and returns the old values.
+    /// Executes the operation in `frame` at offset `at` of region `mr` and returns the old values.
+    /// `None`, and nothing changed, if that is not possible (alignment, a region in several spans).
     #[inline(always)]
     fn execute(&self, mr: &Mr, at: usize, frame: &RxFrame<'_>) -> Option<u128> {
         if self.word {
@@ -623,7 +630,7 @@ impl AccessGrant {
         mr.buf.first()?.atomic_word(at, self.op, self.ty, operands, mr.is_shared())
     }
 
-    /// On few bytes that are no word.
+    /// For elements that are not one word.
     #[inline(never)]
     fn execute_inline(&self, mr: &Mr, at: usize, frame: &RxFrame<'_>) -> Option<u128> {
         let (plen, bytes) = (usize::from(self.plen), usize::from(self.bytes));
@@ -640,11 +647,11 @@ impl AccessGrant {
 }
 
 impl FetchAddGrant {
-    /// Nothing is known.
+    /// Matches no request.
     const NOTHING: Self = Self { key: RequestKey::NOTHING, base: 0, memory: Words::NONE };
 
-    /// Fetches and adds the word that `frame` holds at remote address `addr`, if it is inside and
-    /// aligned.
+    /// Adds the operand in `frame` to the word at remote address `addr` and returns the old value.
+    /// `None`, and nothing changed, unless the word is aligned and in bounds.
     #[inline(always)]
     fn execute(&self, addr: u64, frame: &RxFrame<'_>) -> Option<u64> {
         let operand = u64::from_le_bytes(frame.chunk_at(AtomicOp::HEAD)?);
@@ -652,7 +659,7 @@ impl FetchAddGrant {
     }
 }
 
-/// Notes that an answer has left to `peer`. Returns whether its timer is to be armed.
+/// Notes that an answer to `peer` has left. Returns whether its timer is to be armed.
 #[inline(always)]
 fn answered(now: Instant, peer: &mut Peer) -> bool {
     if peer.snd.in_flight() == 0 {
@@ -665,12 +672,12 @@ fn answered(now: Instant, peer: &mut Peer) -> bool {
     peer.timer_at == Instant(u64::MAX)
 }
 
-/// An answer that is about to leave.
+/// An answer about to be sent.
 struct AnswerTo<'a, P> {
     base: BaseTo<'a>,
     ty: Ty,
     reply_to: &'a wire::ReplyTo,
-    /// It asks for an acknowledgement.
+    /// The answer asks for an acknowledgement.
     ar: bool,
     payload: P,
 }
@@ -687,7 +694,7 @@ impl<'a, P> AnswerTo<'a, P> {
         Self { base, ty, reply_to, ar: asks(peer), payload }
     }
 
-    /// Sends it, and says whether it has left.
+    /// Sends it. False if the window is closed or the port did not take it.
     #[inline(always)]
     fn send<const H: usize>(&self, out: &mut impl FrameSink) -> bool
     where
@@ -697,22 +704,22 @@ impl<'a, P> AnswerTo<'a, P> {
     }
 }
 
-/// What an answer brings, in a frame whose first `H` bytes are written one by one.
+/// The payload of an answer. The first `H` bytes of the frame are written field by field.
 trait Payload<const H: usize> {
-    /// Its length, bytes.
+    /// Length, bytes.
     fn len(&self) -> usize;
 
-    /// Writes what of it lies in the first `H` bytes.
+    /// Writes the part of it that lies in the first `H` bytes: none by default.
     #[inline(always)]
     fn put(&self, _: &mut impl HeadOut) {}
 
-    /// As [`InPlaceFrame::inline_bytes`].
+    /// The payload if it is short: see [`InPlaceFrame::inline_bytes`].
     #[inline(always)]
     fn inline_bytes(&self) -> InlineBytes {
         InlineBytes::NONE
     }
 
-    /// As [`InPlaceFrame::part`].
+    /// The payload as part of a region: see [`InPlaceFrame::part`].
     #[inline(always)]
     fn part(&self) -> Option<(&IoBuf, usize, usize)> {
         None
@@ -743,7 +750,7 @@ impl Payload<{ RespOp::HEAD }> for InlineBytes {
     }
 }
 
-/// Bytes of a region: which, where and how many.
+/// Part of a region: its memory, offset and length.
 impl Payload<{ RespOp::HEAD }> for (&IoBuf, usize, usize) {
     #[inline(always)]
     fn len(&self) -> usize {
@@ -780,7 +787,7 @@ impl<const H: usize, P: Payload<H>> InPlaceFrame<H> for AnswerTo<'_, P> {
     }
 }
 
-/// An acknowledgement that is about to leave.
+/// An acknowledgement about to be sent.
 struct AckTo<'a>(BaseTo<'a>);
 
 impl InPlaceFrame<{ AckOp::HEAD }> for AckTo<'_> {

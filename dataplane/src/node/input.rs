@@ -1,4 +1,4 @@
-//! From a frame to what it means: the codec, the session, acknowledgements, order, operations.
+//! The receive side: codec, session, acknowledgements, order, operations.
 
 use barewire_driver::frame::{ETH_HDR_LEN, RxFrame};
 use barewire_driver::hint::cold;
@@ -23,26 +23,26 @@ use crate::wire::{
     RndvOp, RstOp, Ty, WireError, WriteOp,
 };
 
-/// Messages in one packet after which it is acknowledged at once.
+/// A PACK of so many messages is acknowledged at once.
 const ACK_PACKED: u16 = 8;
 
 impl Node {
-    /// Takes a frame that arrived. Whatever is in it, nothing but a counter changes unless it is a
-    /// packet of a session that we have, or an OPEN.
+    /// Takes a received frame. Unless it is a packet of an existing session, or an OPEN, nothing
+    /// changes but a counter, whatever it contains.
     #[inline(always)]
     pub fn on_frame(&mut self, now: Instant, frame: &RxFrame<'_>) {
         self.on_frame_with(&now, frame, NoReply);
     }
 
-    /// As [`on_frame`](Self::on_frame); an answer that the frame makes due may leave to `out`. What
-    /// most frames hold does not ask for the time.
+    /// [`on_frame`](Self::on_frame) with a way to answer: an answer that the frame makes due may be
+    /// sent to `out`. `now` is by reference, since the common frames do not read it.
     #[inline(always)]
     pub fn on_frame_with(&mut self, now: &Instant, frame: &RxFrame<'_>, out: impl FrameSink) {
         self.on_frame_read(now, frame, out, NoReader);
     }
 
-    /// As [`on_frame_with`](Self::on_frame_with); a completion that the frame brings may go to
-    /// `reader`.
+    /// [`on_frame_with`](Self::on_frame_with) with a reader: a completion that the frame causes may
+    /// go to `reader` instead of its queue.
     #[inline(always)]
     pub fn on_frame_read(
         &mut self,
@@ -59,12 +59,12 @@ impl Node {
                 return self.on_frame_lossy(*now, &frame.again());
             }
         }
-        // What is shorter than a message is nothing of what follows, and asked once.
+        // A frame shorter than an empty MSG is none of the types below: one check for all.
         if frame.len() < EagerMsg::LEN {
             cold(());
             return self.on_frame_rest(*now, &frame.again());
         }
-        // Most are messages, and end in here.
+        // Most frames are messages.
         if EagerTaggedView::is_kind_of(frame) {
             if !self.rx_eager_tagged(frame.again(), reader) {
                 cold(());
@@ -83,7 +83,7 @@ impl Node {
         }
     }
 
-    /// Everything but usual messages and what [`BaseWords::ty`] knows.
+    /// Every frame but short tagged messages and the types of [`BaseWords::ty`].
     #[inline(never)]
     fn on_frame_rest(&mut self, now: Instant, frame: &RxFrame<'_>) {
         if let Some(ty) = BaseWords::response_ty(frame) {
@@ -94,7 +94,7 @@ impl Node {
         }
     }
 
-    /// The slow path, for every frame that the short ones leave.
+    /// The slow path: every frame that the fast path declined.
     #[inline(never)]
     pub(super) fn on_frame_slow(&mut self, now: Instant, frame: &RxFrame<'_>) {
         if self.rx_segment(now, frame) {
@@ -129,8 +129,8 @@ impl Node {
         self.on_packet(now, p, frame, &base);
     }
 
-    /// Counts the bytes of a frame of the session with a peer, where they may be lost. (A port that
-    /// loses nothing counts them itself.)
+    /// Counts the bytes of a received frame on a lossy path. (A lossless port counts bytes by peer
+    /// itself.)
     #[inline(always)]
     pub(super) fn count_received(&mut self, p: u32, frame: &RxFrame<'_>) {
         if !self.peers[p].path.is_lossless() {
@@ -138,7 +138,7 @@ impl Node {
         }
     }
 
-    /// Asks for the memory that [`on_frame`](Self::on_frame) will need.
+    /// Prefetches the records that [`on_frame`](Self::on_frame) will touch.
     #[inline]
     pub fn prefetch(&self, frame: &RxFrame<'_>) {
         if let Some(sid) = Base::dst_sid_of(frame) {
@@ -155,8 +155,8 @@ impl Node {
         if err != WireError::UnknownType {
             return;
         }
-        // A later minor version may have it: the sender learns that we do not, and the session
-        // goes on.
+        // A type of a later minor version: the sender is told that we do not have it, and the
+        // session goes on.
         let Some(raw) = Base::parse_raw(frame) else { return };
         let p = slot_of(raw.dst_sid);
         let next = self.peers.get(p).is_some_and(|peer| {
@@ -186,7 +186,7 @@ impl Node {
                 Ok(op) => self.on_rst(now, base.src, &op),
                 Err(err) => self.counters.rx_wire[err.index()] += 1,
             },
-            // An answer to these could be answered again, for ever.
+            // No RST in reply to these: the reply could be answered again, for ever.
             Ty::Ack | Ty::Nack => self.counters.rx_no_session += 1,
             Ty::Msg
             | Ty::Pack
@@ -204,7 +204,7 @@ impl Node {
         }
     }
 
-    /// A packet of a session that exists.
+    /// Takes a packet of an existing session.
     #[inline]
     fn on_packet(&mut self, now: Instant, p: u32, frame: &RxFrame<'_>, base: &Base) {
         self.count_received(p, frame);
@@ -233,8 +233,8 @@ impl Node {
         }
     }
 
-    /// Takes what any packet of a session says: that the peer lives, and what it grants. False if
-    /// it acknowledges what was not sent: then nothing of it is true.
+    /// Notes what the base of any packet says: the peer is alive, it acknowledges and grants. False
+    /// if it acknowledges a packet that was never sent: then nothing of it is believed.
     #[inline(always)]
     pub(super) fn take_ack_and_credit(
         &mut self,
@@ -251,7 +251,7 @@ impl Node {
             return false;
         }
         if peer.state != State::Open {
-            // Naming our sid proves that the answer arrived.
+            // A packet that names our sid proves that our answer arrived.
             self.opened(now, p);
         }
         let peer = &mut self.peers[p];
@@ -280,9 +280,10 @@ impl Node {
                 self.peers[p].ack_now = true;
                 self.make_ready(p);
             }
-            // `on_packet` takes the first itself, `on_stranger` the others, whose session it is.
+            // `on_packet` takes the first itself; `on_stranger` takes the others, whose session
+            // does not exist.
             Ty::Ack | Ty::Open | Ty::Rst => {}
-            // In order, and for `on_op`.
+            // Reliable packets are for `on_op`.
             Ty::Msg
             | Ty::Pack
             | Ty::MsgM
@@ -298,7 +299,8 @@ impl Node {
         }
     }
 
-    /// Everything before `cack` has arrived in order. The round trip is taken from it if `measure`.
+    /// Takes a cumulative acknowledgement: every packet before `cack` has arrived. Takes a
+    /// round-trip sample if `measure`.
     #[inline]
     pub(super) fn on_cack(&mut self, now: Instant, p: u32, cack: Psn, measure: bool) {
         let peer = &mut self.peers[p];
@@ -344,8 +346,8 @@ impl Node {
         }
     }
 
-    /// The entry `idx`, which is out of its list, is acknowledged, and its payload is none that a
-    /// request has in its own memory.
+    /// Entry `idx`, already unlinked, is acknowledged; its payload is not the memory of a request.
+    /// Completes what it carried and frees it.
     #[inline(never)]
     fn on_acked(&mut self, idx: u32) {
         let Sent { wr, body, .. } = self.sent[idx];
@@ -366,7 +368,7 @@ impl Node {
         }
     }
 
-    /// One packet of a request has been acknowledged.
+    /// One packet of request `w` has been acknowledged.
     #[inline(always)]
     fn on_packet_acked(&mut self, w: u32) {
         let wr = &mut self.tx[w];
@@ -376,7 +378,7 @@ impl Node {
         }
     }
 
-    /// Completes a request of which nothing is outstanding.
+    /// Completes request `w` if nothing of it is outstanding.
     #[inline]
     pub(super) fn try_complete(&mut self, w: u32) {
         if self.tx[w].is_done() {
@@ -384,19 +386,19 @@ impl Node {
         }
     }
 
-    /// Completes a request.
+    /// Completes request `w`, of which nothing is outstanding.
     #[inline(never)]
     fn finish_wr(&mut self, w: u32) {
         let p = self.tx[w].peer;
         self.report_wr(w);
         self.free_wr(w);
-        // A fenced request may have waited for this one.
+        // A fenced request may be waiting for this one.
         if !self.peers[p].send_q.is_empty() {
             self.make_ready(p);
         }
     }
 
-    /// An acknowledgement of its own: round trip, what arrived out of order, what is lost.
+    /// Takes an ACK packet: round-trip sample, packets received out of order, packets lost.
     pub(super) fn on_ack(&mut self, now: Instant, p: u32, cack: Psn, op: &AckOp) {
         let peer = &mut self.peers[p];
         if peer.path.is_lossless() {
@@ -421,7 +423,7 @@ impl Node {
     fn on_sack(&mut self, now: Instant, p: u32, cack: Psn, op: &AckOp) {
         let peer = &mut self.peers[p];
         peer.rtt.on_duplicates(peer.snd.overtaken(op.dups));
-        // An older one may call a packet arrived that was refused since.
+        // An older ACK may acknowledge a packet that was refused since.
         if op.count == 0 || cack != peer.snd.una {
             return;
         }
@@ -434,12 +436,12 @@ impl Node {
         if planted(Bug::DoneOnSack) {
             self.complete_sacked(p);
         }
-        // What is lost is sent again, and what has arrived makes room for more.
+        // Lost packets are retransmitted, and acknowledged ones make room in the window.
         self.make_ready(p);
         self.arm_timer(now, p);
     }
 
-    /// An acknowledgement for `count` packets came back after `rtt_ns`.
+    /// Takes a round-trip sample of `rtt_ns` from an acknowledgement of `count` packets.
     #[inline(always)]
     fn on_round_trip(&mut self, p: u32, now: Instant, rtt_ns: u64, count: u32) {
         let floor = self.rto_floor_ns;
@@ -449,7 +451,8 @@ impl Node {
         peer.note_window();
     }
 
-    /// The bug of completing what may still be lost, for the simulator to find.
+    /// A planted bug for the simulator to find: completes packets on a SACK, which may still be
+    /// dropped.
     #[cold]
     fn complete_sacked(&mut self, p: u32) {
         let mut done = Vec::new();
@@ -465,14 +468,14 @@ impl Node {
         }
     }
 
-    /// A packet that was refused: its operation fails, and a NOP takes its place.
+    /// Takes a NACK: the operation of packet `psn` fails, and a NOP takes the packet's place.
     fn on_nack(&mut self, now: Instant, p: u32, psn: Psn, reason: NackReason) {
         let peer = &mut self.peers[p];
         if psn != peer.snd.una || peer.snd.in_flight() == 0 {
             return;
         }
         let Some(idx) = peer.snd.by_psn(&self.sent, psn) else {
-            // Nobody waits for that packet's outcome, or whoever does has nothing to repeat.
+            // The packet has no record: its operation is of the fast path, or it has completed.
             (peer.nop_for, peer.has_nop_for) = (psn, true);
             self.on_fast_nack(p, psn, reason);
             self.make_ready(p);
@@ -515,8 +518,8 @@ impl Node {
         self.arm_timer(now, p);
     }
 
-    /// A packet with a number: in order it is taken, early it waits (or, if it can be placed
-    /// anyhow, is placed), late it is only acknowledged.
+    /// Takes a reliable packet. The next in order is executed. An early one is buffered, or placed
+    /// if its type allows. A late one is a duplicate and only acknowledged.
     #[inline]
     fn on_reliable(&mut self, now: Instant, p: u32, frame: &RxFrame<'_>, base: &Base) {
         let peer = &mut self.peers[p];
@@ -563,7 +566,7 @@ impl Node {
         self.make_ready(p);
     }
 
-    /// The packet that was missing, or the one that takes the place of a refused one.
+    /// Takes the packet next in order, or the NOP in place of a refused one.
     fn on_next(&mut self, now: Instant, p: u32, frame: &RxFrame<'_>, base: &Base) {
         let peer = &mut self.peers[p];
         peer.note_arrival(now, base.psn, base.rtx);
@@ -583,7 +586,7 @@ impl Node {
         }
     }
 
-    /// A packet whose predecessors are missing.
+    /// Takes a packet `dist` ahead of the next in order.
     fn on_early(&mut self, now: Instant, p: u32, frame: &RxFrame<'_>, base: &Base, dist: u32) {
         if self.takes_early(base.ty) {
             if let Verdict::Accept = self.on_op(now, p, frame, base) {
@@ -615,8 +618,8 @@ impl Node {
         peer.note_arrival(now, base.psn, base.rtx);
     }
 
-    /// Whether another early packet of `p` may be kept. A peer may have a quarter of as many as are
-    /// free: alone a whole window, and however many there are, they leave some for one more.
+    /// Whether another early packet of `p` may be buffered. A peer may hold a quarter of the slots
+    /// that are free: alone a whole window, and among any number of peers some remain.
     fn reorder_room(&mut self, now: Instant, p: u32) -> bool {
         let mine = self.peers[p].reorder_buf.len as usize;
         if !self.peers[p].path.is_lossless() {
@@ -625,22 +628,23 @@ impl Node {
         if self.reorder_buf.free_count() > 0 {
             return true;
         }
-        // It will not come again, so somebody has to go: whoever keeps most of them waiting.
+        // On a lossless path it is not retransmitted, so a session has to end: the one that holds
+        // most slots.
         let most = self.peers.iter().max_by_key(|(_, peer)| peer.reorder_buf.len);
         let hog = most.map_or(p, |(hog, _)| hog);
         self.end_session(now, hog, EndReason::Excess);
         hog != p
     }
 
-    /// Whether a packet of this type means the same before those that it overtook: data, and what
-    /// the puller of a message says of it, which name what they are about. A PULL that does not
-    /// follow on the one before waits for it.
+    /// Whether a packet of this type may be executed out of order: data and its END, which name the
+    /// pull or request they belong to. A PULL that does not continue the last one waits for its
+    /// turn.
     fn takes_early(&self, ty: Ty) -> bool {
         let gate_open = planted(Bug::OrderGateOpen) && matches!(ty, Ty::Msg | Ty::Rndv);
         matches!(ty, Ty::Data | Ty::Pull | Ty::End) || gate_open
     }
 
-    /// Takes the packets that waited for the one just taken.
+    /// Takes buffered packets that are now in order.
     fn take_held(&mut self, now: Instant, p: u32) {
         let frame_len = self.frame_len();
         while self.peers[p].rcv.is_set(0) && self.peers[p].refused == 0 {
@@ -651,14 +655,14 @@ impl Node {
                 .iter(&self.reorder_buf)
                 .find(|&idx| self.reorder_buf[idx].psn == next);
             let Some(idx) = found else {
-                // Taken when it came.
+                // Executed when it arrived.
                 self.advance_rcv_nxt(now, p, 1);
                 continue;
             };
             peer.reorder_buf.remove(&mut self.reorder_buf, idx);
             let len = self.reorder_buf[idx].len;
             let at = idx as usize * frame_len;
-            // The bytes move out while they are taken, since taking may need all of the node.
+            // The bytes are moved out, since taking the packet may need the whole node.
             let pool = std::mem::take(&mut self.reorder_bytes);
             let frame = RxFrame::new(&pool[at..at + len]);
             let verdict = match Base::parse(&frame) {
@@ -672,7 +676,7 @@ impl Node {
             match verdict {
                 Some((Verdict::Accept, _)) => self.advance_rcv_nxt(now, p, 1),
                 Some((Verdict::Refuse(reason), base)) => {
-                    // The bit goes: the packet that takes its place has to come again.
+                    // Clears its bit: the NOP in its place has the same PSN and must be accepted.
                     self.peers[p].rcv.clear_first();
                     self.refuse_or_drop(now, p, &base, reason);
                 }
@@ -681,7 +685,7 @@ impl Node {
         }
     }
 
-    /// `n` packets in order have been dealt with.
+    /// Advances past `n` packets in order, and sees to their acknowledgement.
     #[inline]
     pub(super) fn advance_rcv_nxt(&mut self, now: Instant, p: u32, n: u32) {
         let peer = &mut self.peers[p];
@@ -700,7 +704,7 @@ impl Node {
         }
     }
 
-    /// Refuses the packet next in order, or, if its sender does not wait to hear of it, drops it.
+    /// Refuses the packet next in order. Drops it if its sender keeps no record to be told about.
     fn refuse_or_drop(&mut self, now: Instant, p: u32, base: &Base, reason: NackReason) {
         let one_sided = matches!(base.ty, Ty::Write | Ty::Read | Ty::Atomic);
         let lossless = self.peers[p].path.is_lossless();
@@ -722,7 +726,7 @@ impl Node {
         self.make_ready(p);
     }
 
-    /// Does what a packet says.
+    /// Executes a packet that is next in order.
     #[inline]
     fn on_op(&mut self, now: Instant, p: u32, frame: &RxFrame<'_>, base: &Base) -> Verdict {
         if self.peers[p].reassembly != NONE && matches!(base.ty, Ty::Msg | Ty::Pack | Ty::Rndv) {
@@ -780,8 +784,7 @@ impl Node {
                 self.on_resp(p, frame, &op, (op.payload_off(), plen));
                 Verdict::Accept
             }),
-            // `on_op` has taken the first; the others have no place in the order, and no PSN that
-            // could be acknowledged.
+            // `on_op` has taken the first; the others are unreliable: they have no PSN.
             Ty::Msg | Ty::Ack | Ty::Nack | Ty::Ping | Ty::Rst | Ty::Open => {
                 Ok(Verdict::Refuse(NackReason::UnknownType))
             }
@@ -795,8 +798,8 @@ impl Node {
         Verdict::Refuse(NackReason::Malformed)
     }
 
-    /// Several messages in one packet. They are taken one by one; what is refused of them is
-    /// dropped and counted, since the packet has one number.
+    /// Takes a PACK, message by message. A message that is refused is dropped and counted, since
+    /// all share one PSN.
     fn on_pack(&mut self, now: Instant, p: u32, frame: &RxFrame<'_>, base: &Base) -> Verdict {
         let op = match PackOp::parse(frame, base) {
             Ok(op) => op,
@@ -822,7 +825,7 @@ impl Node {
                 Verdict::Accept => taken += 1,
             }
         }
-        // Its sender may have posted all that it may until some of it has ended.
+        // Acknowledged at once: the sender may be waiting for room to post more.
         if !self.peers[p].path.is_lossless() && taken >= ACK_PACKED {
             self.peers[p].ack_now = true;
             self.make_ready(p);
@@ -830,7 +833,7 @@ impl Node {
         Verdict::Accept
     }
 
-    /// The receiver of an announced message asks for bytes of it.
+    /// Takes a PULL: the receiver of an announced message asks for bytes of it.
     fn on_pull(&mut self, _now: Instant, p: u32, op: &PullOp) -> Verdict {
         let handle = Handle::from_parts(op.src_op, op.src_gen);
         let known = self.tx.by_handle_mut(handle).filter(|wr| {
@@ -851,7 +854,7 @@ impl Node {
         Verdict::Accept
     }
 
-    /// The receiver of an announced message wants no more of it.
+    /// Takes an END: the receiver of an announced message wants no more of it.
     fn on_end(&mut self, p: u32, op: &EndOp) {
         let handle = Handle::from_parts(op.src_op, op.src_gen);
         let known = self
@@ -864,7 +867,7 @@ impl Node {
         };
         let w = op.src_op;
         if wr.ep == NONE {
-            // Its endpoint was closed, and only the withdrawal was still to be sent.
+            // Its endpoint is closed; only the withdrawal was still to be sent.
             self.free_wr(w);
             return;
         }
@@ -882,8 +885,8 @@ impl Node {
         self.try_complete(w);
     }
 
-    /// The receiver of a message has all that it wants of it. Its packets that are not acknowledged
-    /// yet, since one before them is missing, hold the message up no longer.
+    /// The receiver has all of the message that it wants. Packets of it that are not acknowledged,
+    /// since an earlier packet is missing, no longer delay its completion.
     fn settle_ended(&mut self, p: u32, w: u32) {
         let (sent, tx) = (&mut self.sent, &mut self.tx);
         self.peers[p].snd.for_each_while(sent, |entry| {
@@ -896,7 +899,7 @@ impl Node {
     }
 }
 
-/// How an operation ends whose packet was refused.
+/// The error of an operation whose packet was refused for `reason`.
 pub(super) fn nack_error(reason: NackReason) -> Error {
     match reason {
         NackReason::NoEndpoint => Error::ConnRefused,

@@ -1,9 +1,9 @@
-//! Who is told that a session was lost, besides the operations that end with it.
+//! Reports of a lost session, besides the error completions of the operations that end with it.
 //!
-//! Messages whose senders were told of success may be lost with a session: those that left without
-//! a record, where nothing waits for them, and injected ones. No operation is left to give the
-//! error to, so the next post of each endpoint that may have sent one to the peer is refused, once.
-//! And the receives that name the peer wait for messages that may have been lost on the way here.
+//! Messages that completed successfully may be lost with a session: those sent without a record,
+//! where no completion waits for delivery, and injected ones. No operation is left to carry the
+//! error, so the next post of each endpoint that may have sent such a message to the peer is
+//! refused, once. Receives that name the peer may wait for a lost message, and end too.
 
 use super::ops::WrFlags;
 use super::peer::State;
@@ -11,7 +11,7 @@ use super::{EndReason, MsgKind, Node};
 use crate::error::{Error, Result};
 use crate::slab::NONE;
 
-/// An endpoint that has not been told yet that the session with a peer was lost.
+/// An endpoint that has not yet been told that the session with a peer was lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Untold {
     ep: u32,
@@ -23,7 +23,8 @@ struct Untold {
 pub(super) struct Losses(Vec<Untold>);
 
 impl Losses {
-    /// Whether an endpoint has yet to be told of peer `p`: then no post to it may leave unasked.
+    /// Whether an endpoint has yet to be told about peer `p`: then no post to it may take the fast
+    /// path.
     pub(super) fn concern(&self, p: u32) -> bool {
         self.0.iter().any(|untold| untold.peer == p)
     }
@@ -33,15 +34,15 @@ impl Losses {
         self.0.retain(|untold| untold.ep != e);
     }
 
-    /// Another life of peer `p` is dealt with from now on, or its record is given up.
+    /// Another life of peer `p` is current from now on, or its record is freed.
     pub(super) fn forget_peer(&mut self, p: u32) {
         self.0.retain(|untold| untold.peer != p);
     }
 }
 
 impl Node {
-    /// The session with `p` ends for `reason`, before anything of it has ended: notes who may have
-    /// lost a message and has no operation that ends with it.
+    /// The session with `p` ends for `reason`; none of its operations has ended yet. Notes the
+    /// endpoints that may have lost a message and have no operation that reports it.
     pub(super) fn note_losses(&mut self, p: u32, reason: EndReason) {
         let peer = &self.peers[p];
         if peer.state != State::Open || !reason.is_loss() || peer.mac() == self.mac {
@@ -51,7 +52,7 @@ impl Node {
         peer.snd.for_each(&mut self.sent, |_| kept += 1);
         let lossless = peer.path.is_lossless();
         let concerned: Vec<u32> = if lossless && peer.snd.in_flight() > kept {
-            // What left has no record that says whose it was.
+            // Sends without a record do not tell their endpoint: every endpoint may be concerned.
             let own = self
                 .eps
                 .iter()
@@ -73,7 +74,7 @@ impl Node {
         }
     }
 
-    /// Ends the receives that name `p`. Those that take messages of anybody stay.
+    /// Ends the receives that name `p`. Receives from any source stay.
     pub(super) fn fail_receives_from(&mut self, p: u32, err: Error) {
         let eps: Vec<u32> = self.eps.iter().map(|(e, _)| e).filter(|&e| !self.is_side(e)).collect();
         for e in eps {

@@ -1,8 +1,8 @@
 //! A node: the endpoints, queues, address vectors and peers of one domain, and the calls on them.
 //!
-//! Sans-IO. Whoever holds a node calls [`Node::on_frame`] for what arrived, [`Node::transmit`] for
-//! what is to be sent, and both of them, with the time, again by [`Node::next_deadline`]. The poll
-//! loop in [`crate::poll`] does it with a port and a clock, the simulator with virtual ones.
+//! Sans-IO. Its owner calls [`Node::on_frame`] with received frames, [`Node::transmit`] to send,
+//! and both again at [`Node::next_deadline`], each with the time. The poll loop in [`crate::poll`]
+//! does it with a port and a clock, the simulator with virtual ones.
 
 mod acks;
 mod coll;
@@ -137,7 +137,7 @@ pub struct NodeSettings {
     /// name](Node::reach_by_name).
     pub by_name: bool,
     /// Only peers in the address vector of an endpoint reach it, or a region through it. Default
-    /// no. Costs the fast paths: every packet is looked at.
+    /// no. Closes the fast path: the source of every packet is looked up.
     pub inserted: bool,
 }
 
@@ -301,8 +301,8 @@ pub struct RecvReq {
 
 /// Takes the frames a node wants to send.
 pub trait FrameSink {
-    /// Whether the port that this leads to is known by its type to lose nothing: then the node,
-    /// which was made for it, [is asked](Node::is_lossless) no more.
+    /// Whether the port behind the sink is lossless by its type: then the node, which was made for
+    /// it, need not [be asked](Node::is_lossless).
     #[inline(always)]
     fn is_lossless(&self) -> bool {
         false
@@ -326,14 +326,15 @@ pub trait FrameSink {
         false
     }
 
-    /// As [`send`](Self::send), for a frame that no other follows: a port that keeps frames back
-    /// for company lets it go.
+    /// [`send`](Self::send) for a frame that no other follows: a port that batches frames lets it
+    /// go.
     #[inline]
     fn send_alone(&mut self, frame: &TxFrame<'_>) -> Tx {
         self.send(frame)
     }
 
-    /// As [`send_alone`](Self::send_alone), for a short frame that is put together where it goes.
+    /// [`send_alone`](Self::send_alone) for a short frame, written in place if the port can do
+    /// that.
     #[inline]
     fn send_in_place<const H: usize>(&mut self, frame: &impl InPlaceFrame<H>) -> Tx
     where
@@ -342,7 +343,8 @@ pub trait FrameSink {
         send_whole(self, frame)
     }
 
-    /// As [`send_alone`](Self::send_alone), for a message.
+    /// [`send_alone`](Self::send_alone) for an eager message without a checksum, written in place
+    /// if the port can do that.
     #[inline]
     fn send_msg(&mut self, msg: &impl Message) -> Tx
     where
@@ -356,8 +358,8 @@ pub trait FrameSink {
     }
 }
 
-/// Sends a short frame that has to be put together first. (Here, so that the frame never has to lie
-/// in memory for the sake of it.)
+/// Sends a short frame that is built on the stack first. (Out of line, so that callers need not
+/// keep the frame in memory.)
 #[inline(always)]
 pub(crate) fn send_whole<const H: usize>(
     out: &mut impl FrameSink,
@@ -372,8 +374,8 @@ pub(crate) fn send_whole<const H: usize>(
 }
 
 #[inline(never)]
-fn send_with_inline(out: &mut impl FrameSink, head: &[u8], few: InlineBytes) -> Tx {
-    send_pieces(out, head, Body::Bytes(&few.to_bytes()[..few.len()]))
+fn send_with_inline(out: &mut impl FrameSink, head: &[u8], bytes: InlineBytes) -> Tx {
+    send_pieces(out, head, Body::Bytes(&bytes.to_bytes()[..bytes.len()]))
 }
 
 #[cold]
@@ -382,29 +384,29 @@ fn send_pieces(out: &mut impl FrameSink, head: &[u8], body: Body<'_>) -> Tx {
     out.send_alone(&TxFrame { head, body, tail: &[] })
 }
 
-/// A frame of `H` bytes and few behind them, or part of the application's memory.
+/// A frame whose first `H` bytes are written field by field, followed by a few bytes or by part of
+/// the application's memory.
 pub trait InPlaceFrame<const H: usize> {
-    /// The destination, in the lower six bytes; the upper two say nothing.
+    /// The destination MAC in the lower six bytes; the upper two are ignored.
     fn dst(&self) -> u64;
 
     /// Writes the first `H` bytes.
     fn put(&self, out: &mut impl HeadOut);
 
-    /// What follows them: nothing, unless a frame says otherwise.
+    /// The bytes behind the head: none by default.
     #[inline(always)]
     fn inline_bytes(&self) -> InlineBytes {
         InlineBytes::NONE
     }
 
-    /// Where in which memory that lies which follows, and how many bytes it has, if it is such a
-    /// part and not [`inline_bytes`](Self::inline_bytes).
+    /// The payload as (buffer, offset, length), if it is not [`inline_bytes`](Self::inline_bytes).
     #[inline(always)]
     fn part(&self) -> Option<(&IoBuf, usize, usize)> {
         None
     }
 }
 
-/// Sends nothing: for who takes a frame and has no way to answer it at once.
+/// A sink that sends nothing: for callers of `on_frame` that cannot answer at once.
 pub struct NoReply;
 
 impl FrameSink for NoReply {
@@ -418,10 +420,9 @@ impl FrameSink for NoReply {
     }
 }
 
-/// Who lends each entry of queue `cq` to `put`.
+/// A reader of queue `cq` that lends each entry to `put`.
 pub struct CqReader<'a, F> {
-    /// The queue, which was found empty, and nothing has happened since. (Looked at where it is,
-    /// so that it need not be kept until it is asked for.)
+    /// The queue, just found empty. (A reference, so that it occupies no register.)
     pub cq: &'a CqId,
     /// Takes an entry.
     pub put: F,
@@ -439,7 +440,7 @@ impl<F: FnOnce(&Cqe)> Reader for CqReader<'_, F> {
     }
 }
 
-/// A sink whose type is not known, where one is asked for whose type is.
+/// Adapts `dyn FrameSink` where a sized sink is wanted.
 pub(crate) struct DynSink<'a>(pub(crate) &'a mut dyn FrameSink);
 
 impl FrameSink for DynSink<'_> {
@@ -460,9 +461,9 @@ impl FrameSink for DynSink<'_> {
     }
 }
 
-/// A message that is put together where it goes.
+/// An eager message that can be written in place.
 pub trait Message {
-    /// What the frame starts with.
+    /// The head of the frame.
     fn head(&self) -> FrameHead;
 
     /// The checksum behind the payload, if it has one.
@@ -480,7 +481,7 @@ pub trait Message {
     /// What follows the head.
     fn msg(&self) -> EagerMsg;
 
-    /// Writes what stands before the remote CQ data and the payload.
+    /// Writes the bytes before the remote CQ data and the payload.
     #[inline(always)]
     fn put(&self, out: &mut impl HeadOut) {
         EagerMsg::put(|| self.head(), || self.msg(), self.ar(), out);
@@ -496,25 +497,25 @@ impl<F: FnMut(&TxFrame<'_>) -> Tx> FrameSink for F {
     }
 }
 
-/// An address vector and who uses it.
+/// An address vector, and the number of objects bound to it.
 #[derive(Debug)]
 pub(crate) struct AvTable {
     pub(crate) av: Av,
     pub(crate) bound: u32,
 }
 
-/// A completion queue and who uses it.
+/// A completion queue, and the number of objects bound to it.
 #[derive(Debug)]
 #[repr(align(16))]
 pub(crate) struct CqTable {
     pub(crate) cq: Cq,
     pub(crate) bound: u32,
-    /// A message waits because the queue had no room for its completion.
+    /// A message waits for room in the queue.
     pub(crate) cq_blocked: bool,
-    /// Endpoints may have reserved entries in advance
+    /// Endpoints may hold reserved entries for operations that are not posted yet
     /// ([`reserve_receives`](ep::Ep::reserve_receives)).
     pub(crate) has_reserved: bool,
-    /// Remote CQ data that waits for the same reason, oldest first.
+    /// Completions with remote CQ data that wait for room, oldest first.
     #[expect(clippy::box_collection, reason = "a pointer, for the length of a slot")]
     pub(crate) late: Box<VecDeque<Late>>,
 }
@@ -533,7 +534,7 @@ impl Vacant for CqTable {
     }
 }
 
-/// A counter and who uses it.
+/// A counter, and the number of objects bound to it.
 #[derive(Debug, Default)]
 pub(crate) struct CntrTable {
     pub(crate) cntr: Cntr,
@@ -541,25 +542,25 @@ pub(crate) struct CntrTable {
 }
 
 bitflags! {
-    /// What there may be to do: all that a turn of the loop asks about, most often in vain.
+    /// What may be left to do: one word that every turn tests, usually zero.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub(crate) struct Todo: u8 {
         /// Peers, replies or frames to ourselves wait to be sent, or the port is gone.
         const SEND = 1 << 0;
-        /// There are collective sides, which may have something to do.
+        /// Collectives exist and may have something to do.
         const COLL = 1 << 1;
         /// Answers wait for the end of the burst.
         const ANSWER = 1 << 2;
-        /// The port may lose frames, for as long as the node lives: each packet is kept until it is
-        /// acknowledged, and acknowledgements may be due by time.
+        /// The port may lose frames: packets are recorded until acknowledged, and acknowledgements
+        /// may be due by time. Set for the node's life.
         const KEEP = 1 << 3;
-        /// An acknowledgement is owed, or packets have left for which one may be asked: looked at
-        /// by each turn, whose [`passes`](Node::passes) takes it back.
+        /// An acknowledgement is owed, or packets were sent for which a PING may be due. Each turn
+        /// looks; its [`passes`](Node::passes) clears the bit.
         const ACKS = 1 << 4;
     }
 }
 
-/// A control packet for somebody without a session: a finished frame.
+/// A control packet to a node without a session: a finished frame.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reply {
     pub(crate) bytes: [u8; Self::LEN],
@@ -589,7 +590,7 @@ impl Reply {
 #[derive(Debug)]
 pub(crate) struct Replies {
     pub(crate) queue: VecDeque<Reply>,
-    /// How many may be made until a millisecond after `refilled`.
+    /// Replies that may be queued until a millisecond after `refilled`.
     tokens: u32,
     refilled: Instant,
 }
@@ -607,13 +608,13 @@ impl Default for Replies {
 pub struct Node {
     pub(crate) settings: NodeSettings,
     pub(crate) mac: MacAddr,
-    /// It, as it stands in a frame.
+    /// The MAC and the EtherType as they stand in a frame.
     mac_word: u64,
-    /// Bytes after the Ethernet header that the port takes of frames to peers that are not near.
+    /// Most bytes after the Ethernet header, to peers that are not near.
     pub(crate) frame_max: u32,
-    /// Of near peers, which the port reaches through memory; 0 if it has none.
+    /// The same for near peers, which the port reaches through memory; 0 if it has none.
     near_max: u32,
-    /// No path loses anything.
+    /// Every path is lossless.
     pub(crate) lossless: bool,
     /// The path to every peer that is not near.
     far: Path,
@@ -623,10 +624,10 @@ pub struct Node {
 
     pub(crate) peers: Peers,
     pub(crate) by_mac: PeersByMac,
-    /// Peers that no address names any more but a posted receive does: each has a reference.
+    /// Peers whose address was removed while a posted receive names them: each holds a reference.
     pub(crate) awaited: Vec<u32>,
-    /// Messages of which some pieces are here, by [`Peer::reassembly`]. Grows if more peers than
-    /// usual send such messages at once.
+    /// Messages of which some segments have arrived, by [`Peer::reassembly`]. Grows if more peers
+    /// send such messages at once than it had room for.
     pub(crate) reassemblies: Slab<Reassembly>,
     /// The generation that the next session in each peer slot gets.
     pub(crate) sid_gen: Vec<u16>,
@@ -642,7 +643,7 @@ pub struct Node {
     pub(crate) send_bufs: Vec<IoBuf>,
     /// Copies of injected messages, by the index of their request.
     pub(crate) inject: Vec<Inject>,
-    /// Operations of the fast path whose end is not known yet.
+    /// Operations of the fast path in flight.
     fast_ops: Table<FastOp>,
     pub(crate) sent: SentPool,
     pub(crate) packs: Packs,
@@ -661,7 +662,7 @@ pub struct Node {
     pub(crate) mrs: Slab<Mr>,
     /// Regions by the key that the application chose.
     pub(crate) mr_by_key: HashMap<u64, u32>,
-    /// The region that an atomic operation was executed on last: likely the next one's.
+    /// The region of the last atomic operation: likely the next one's.
     mr_last: u32,
     /// Keys drawn so far.
     pub(crate) mr_drawn: u64,
@@ -670,7 +671,7 @@ pub struct Node {
     /// Operands of the atomic operation being executed.
     pub(crate) scratch: Vec<u8>,
     target: fast_target::TargetCache,
-    /// Memory for operands and old values that are long, kept for the next ones.
+    /// Spare buffers for long operands and old values.
     pub(crate) spare: Vec<Vec<u8>>,
     pub(crate) reorder_buf: Slab<OooPacket>,
     pub(crate) reorder_bytes: Vec<u8>,
@@ -679,7 +680,7 @@ pub struct Node {
     pub(crate) wheel: Wheel,
     /// Peers with something to send.
     pub(crate) ready: VecDeque<u32>,
-    /// What there may be to do besides to take frames and to send what is posted.
+    /// What may be left to do besides receiving.
     pub(crate) todo: Todo,
     acks: acks::Acks,
     /// Peers that wait for blocks to become free.
@@ -692,13 +693,13 @@ pub struct Node {
     openings: Openings,
     pub(crate) counters: NodeCounters,
     observed: tally::Observed,
-    /// Time of this turn. What is heard in it was heard then.
+    /// Time of this turn: a peer heard in the turn was heard then.
     pub(crate) polled_at: Instant,
     /// When the loop was last called after a pause longer than a probe interval.
     pub(crate) resumed_at: Instant,
     /// The port holds frames that this turn did not take.
     backlog: bool,
-    /// Credit that the message refused last had used.
+    /// Credit used by the message that was refused last.
     pub(crate) refused_units: u32,
     /// The port had no room in the last turn.
     pub(crate) blocked: bool,
@@ -708,7 +709,7 @@ pub struct Node {
 /// The copy of an injected message.
 type Inject = [u8; Node::INJECT_SIZE];
 
-/// Packets of all peers together that wait for earlier ones.
+/// Packets of all peers together that may be buffered out of order.
 const REORDER_MAX: usize = 8 * crate::rel::sent::WINDOW as usize;
 
 /// Bytes after the Ethernet header that a node sends at most on a port with `caps`.
@@ -717,7 +718,7 @@ fn usable_mtu(caps: &PortCaps) -> Result<usize> {
     Ok(usable(mtu))
 }
 
-/// As much of `mtu` as a packet can say.
+/// As much of `mtu` as a packet's length field can say.
 fn usable(mtu: usize) -> usize {
     mtu.min(usize::from(u16::MAX))
 }
@@ -813,18 +814,18 @@ impl Node {
         &self.settings
     }
 
-    /// From now on peers that do not name this incarnation are let in as well: the application
-    /// tells a name by which they find it.
+    /// From now on sessions of peers that do not name this incarnation are accepted too: the
+    /// application publishes a name by which they find the node.
     pub fn reach_by_name(&mut self) {
         self.settings.by_name = true;
     }
 
-    /// A number that nobody can guess who does not know the seed, whatever was drawn before.
+    /// A random number that cannot be guessed without the seed, whatever was drawn before.
     pub(crate) fn random(&mut self) -> u64 {
         self.openings.secret.draw()
     }
 
-    /// Something waits to be sent.
+    /// Notes that something waits to be sent.
     #[inline]
     pub(crate) fn note_due(&mut self) {
         self.todo |= Todo::SEND;
@@ -838,7 +839,7 @@ impl Node {
             peer.queued = true;
             self.ready.push_back(p);
             self.note_due();
-            // Looked at when the peer is served.
+            // Serving the peer will touch it.
             self.peers.prefetch(p, Peer::WARM);
         }
     }

@@ -7,7 +7,7 @@
 //! other random bits, so a packet that is still on its way when a region closes finds nobody, and
 //! nothing is written once [`Node::mr_close`] has returned.
 //!
-//! What is found is (region, offset): an offset in the lent memory, checked against its length.
+//! A look-up yields (region, offset): an offset in the lent memory, checked against its length.
 
 #[expect(
     deprecated,
@@ -52,8 +52,8 @@ pub struct MrReq {
     pub virt_addr: bool,
     /// The one endpoint that peers reach it through (`FI_MR_ENDPOINT`); `None`: any.
     pub ep: Option<EpId>,
-    /// Who else changes the memory by atomics: other processes that registered the same memory, or
-    /// threads of this one. All but [`Sharing::Single`] cost locked instructions.
+    /// Which other agents change the memory by atomics: processes that registered the same memory,
+    /// or threads of this one. All but [`Sharing::Single`] cost locked instructions.
     pub sharing: Sharing,
 }
 
@@ -260,7 +260,7 @@ impl Node {
         Ok(())
     }
 
-    /// Answers what is being read from region `m` by RESP, also in packets that are in flight.
+    /// Fails the reads of region `m` that are being answered, those in flight included.
     fn end_readers(&mut self, m: u32) {
         let responses: Vec<u32> = (self.responses.iter())
             .filter(|(_, response)| response.reads(m))
@@ -296,8 +296,8 @@ impl Node {
         if self.mr_by_key.is_empty() { None } else { self.mr_by_key.get(&key).copied() }
     }
 
-    /// Finds the `len` bytes from where `range` says, if a packet for endpoint `e` may access them
-    /// so. Returns region and offset.
+    /// Finds `len` bytes at the start of `range`, if a packet for endpoint `e` has this access to
+    /// them. Returns region and offset.
     #[inline]
     pub(crate) fn mr_find(
         &mut self,
@@ -315,7 +315,7 @@ impl Node {
         found
     }
 
-    /// As [`mr_find`](Self::mr_find), and counts nothing.
+    /// [`mr_find`](Self::mr_find) without counting refusals.
     #[inline]
     pub(super) fn mr_look(
         &self,

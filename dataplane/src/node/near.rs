@@ -1,5 +1,5 @@
-//! Which sessions are near: what proves it, and what becomes of a session whose path changes before
-//! it is open. See [`Path`].
+//! Which sessions are near: the proof, and a change of path before the session is open. See
+//! [`Path`].
 
 use barewire_driver::frame::{ETH_HDR_LEN, RxFrame};
 use barewire_driver::hint::cold;
@@ -19,7 +19,7 @@ impl Node {
         self.far.has_crc()
     }
 
-    /// Bytes of the longest frame that may arrive.
+    /// Longest frame that may arrive, bytes.
     pub(super) fn frame_len(&self) -> usize {
         self.frame_max.max(self.near_max) as usize + ETH_HDR_LEN
     }
@@ -39,7 +39,7 @@ impl Node {
         if near { self.near_max } else { self.frame_max }
     }
 
-    /// The session with `p`, over which nothing was sent, has a near path, or a far one.
+    /// Sets the path of the session with `p`, over which nothing was sent: near, or far.
     pub(super) fn set_path(&mut self, p: u32, near: bool) {
         let path = self.path(near);
         let peer = &mut self.peers[p];
@@ -50,8 +50,8 @@ impl Node {
         peer.snd.cwnd = window;
     }
 
-    /// Chooses the path of a session whose OPEN is about to leave. False if another session is to
-    /// be begun in its place, as the peer has come near or gone away since its OPEN was seen.
+    /// Chooses the path of a session whose OPEN is about to be sent. False if another session has
+    /// to replace it: the peer has become near or far since its own OPEN was seen.
     pub(super) fn choose_path(&mut self, p: u32, out: &mut dyn FrameSink) -> bool {
         if self.near_max == 0 {
             return true;
@@ -70,10 +70,9 @@ impl Node {
         false
     }
 
-    /// Whether `op` is of the session that is being opened with `p`, or crosses its OPEN, and says
-    /// of the path what we do not. Then one of the two ends has not noticed yet that they have come
-    /// near to each other or gone away, and the other's next OPEN will be of another session; or a
-    /// station says that it is a near one.
+    /// Whether `op` is of the session being opened with `p`, or crosses its OPEN, and disagrees on
+    /// the path. Then one end has not yet noticed that they have become near or far, and the
+    /// other's next OPEN will be of another session; or a node claims to be near and is not.
     ///
     /// An OPEN that came through memory is believed: our own session gives way to it.
     pub(super) fn is_path_changed(&mut self, p: u32, op: &OpenOp) -> bool {
@@ -96,12 +95,12 @@ impl Node {
         }
     }
 
-    /// What a frame of no session of ours has to promise.
+    /// The path that frames of no session must conform to.
     pub(super) fn stranger_path(&self, frame: &RxFrame<'_>) -> Path {
         self.path(frame.is_near())
     }
 
-    /// Whether `dest` is a near peer, and the way there is what the endpoint asked for last.
+    /// Whether `dest` is a near peer and its route is the one that the endpoint has cached.
     pub(super) fn is_near_dest(&self, ep: EpId, dest: FiAddr) -> bool {
         let Some(ep) = self.eps.by_handle(ep.0).filter(|ep| ep.route.dest == dest) else {
             return false;
@@ -109,7 +108,7 @@ impl Node {
         self.peers.get(ep.route.peer).is_some_and(|peer| peer.path.is_near())
     }
 
-    /// Whether a near frame names a session whose path is near, as its frames have to be.
+    /// Whether a near frame names a near session: only near frames belong to one.
     pub(super) fn is_of_near_session(&self, frame: &RxFrame<'_>) -> bool {
         let sid = Base::dst_sid_of(frame).unwrap_or(0);
         let peer = self.peers.get(slot_of(sid)).filter(|peer| peer.sid == sid);

@@ -55,13 +55,12 @@ impl Node {
         taken.filter(|&n| n > 0).map_or_else(|| self.cq_why_nothing(cq), Ok)
     }
 
-    /// Takes up to `most` completions, oldest first, lends each to `put` where it lies, and says
-    /// how many: 0 in place of an error, which [`cq_why_nothing`](Self::cq_why_nothing) tells.
-    /// `None` if the queue is empty, so that it is known without another look whether to turn the
-    /// loop is of use.
+    /// Reads up to `most` completions, oldest first, and lends each to `put` where it lies. Returns
+    /// their number: 0 if an error is next, which [`cq_why_nothing`](Self::cq_why_nothing) reports.
+    /// `None` if the queue is empty: then turning the loop may help.
     ///
-    /// The queue is the caller's, who keeps it open: that is not asked. (In place of one that was
-    /// closed the next is read that was opened where it stood, or none.)
+    /// The generation of `cq` is NOT checked: the caller keeps the queue open. A stale id reads the
+    /// queue that reused the slot, or nothing if the slot is free.
     #[inline(always)]
     pub fn cq_take(&mut self, cq: CqId, most: usize, put: impl FnMut(&Cqe)) -> Option<usize> {
         let Some(table) = self.cqs.at_mut(cq.0.idx()) else { return Some(0) };
@@ -69,8 +68,7 @@ impl Node {
         Some(self.fed(cq, taken))
     }
 
-    /// Lets those go on who waited for room in a queue of which `n` entries were taken, if there
-    /// are any.
+    /// `n` entries of a queue were read: delivers what waited for room in it, if anything did.
     #[inline(always)]
     fn fed(&mut self, cq: CqId, (n, retry): (usize, bool)) -> usize {
         if retry {
@@ -80,9 +78,9 @@ impl Node {
         n
     }
 
-    /// Takes the completion that is next for `reader`, if there is nothing to do besides.
-    /// `None`, and nothing has happened, if the queue is empty; false if it is for
-    /// [`cq_take`](Self::cq_take). As there, the queue is open.
+    /// Passes the next completion to `reader`, if it is a success and nothing waits for room in the
+    /// queue. `None`, and nothing has happened, if the queue is empty; false if the call is for
+    /// [`cq_take`](Self::cq_take). The generation is NOT checked, as there.
     #[inline(always)]
     pub fn cq_take_one(&mut self, cq: CqId, reader: impl Reader) -> Option<bool> {
         self.cqs.at_mut(cq.0.idx()).map_or(Some(false), |table| table.take_one(reader))
@@ -109,7 +107,7 @@ impl Node {
         err
     }
 
-    /// Whether there is none. As for [`cq_take`](Self::cq_take), the queue is open.
+    /// Whether the queue is empty. The generation is NOT checked, as in [`cq_take`](Self::cq_take).
     #[inline(always)]
     pub fn cq_is_empty(&mut self, cq: CqId) -> bool {
         self.cqs.at_mut(cq.0.idx()).is_some_and(|table| table.cq.is_empty())
@@ -276,17 +274,17 @@ impl Node {
             self.peers[p].closed_epoch = 0;
         }
         let peer = &mut self.peers[p];
-        // What is meant for the life that an OPEN claimed ends with it from now on.
+        // Operations to the life that an OPEN claimed end with it from now on.
         peer.is_life_claimed &= addr.incarnation == 0;
-        // Of several indices of an endpoint the newest is told.
+        // Of several indices of an endpoint the newest is reported as the source.
         (peer.av_refs, peer.source) = (peer.av_refs + 1, SourceName::UNKNOWN);
         let EpAddr { ep, incarnation, .. } = addr;
         let entry = AvEntry { peer: p, ep, rx_ctx: 0, incarnation };
         Ok(self.avs[av.0.idx()].av.insert(entry))
     }
 
-    /// Whether inserting `addr` ends a session over a path that loses nothing. Its other end may
-    /// have been told of messages as delivered that lie in the port unseen.
+    /// Whether inserting `addr` ends a session on a lossless path: frames of it may lie unread in
+    /// the port, and their senders may have been told of delivery.
     pub fn supersedes(&self, addr: &EpAddr) -> bool {
         let peer = self.by_mac.get(&self.peers, addr.mac).map(|p| &self.peers[p]);
         let other = |peer: &Peer| peer.inc != 0 && peer.inc != addr.incarnation;
@@ -307,13 +305,13 @@ impl Node {
         if !planted(Bug::RouteKept) {
             self.forget_routes();
         }
-        // A receive that names the peer does so by its record, which must not become another's.
+        // A receive that names the peer holds its record, which must not be reused meanwhile.
         self.awaited.push(entry.peer);
         self.release_awaited();
         Ok(())
     }
 
-    /// Gives back the references to peers that no receive names any more.
+    /// Releases the references to peers that no posted receive names any more.
     fn release_awaited(&mut self) {
         let Self { awaited, posted, peers, .. } = self;
         awaited.retain(|&p| {
@@ -365,8 +363,8 @@ impl Node {
         true
     }
 
-    /// The record of the node with this MAC, made if there is none. `None` if the table is full and
-    /// there is none among the next `looks` records that could be forgotten.
+    /// The record of the peer with this MAC, created if there is none. `None` if the table is full
+    /// and none of the next `looks` records can be evicted.
     pub(crate) fn peer_of(
         &mut self,
         now: Instant,
@@ -379,7 +377,7 @@ impl Node {
         let mut peer = Peer::new(mac, now);
         peer.last_rx = self.polled_at;
         if self.peers.is_full() {
-            // Its slot is the next to be given out, and its place among the starved goes with it.
+            // Its slot is reused next, and its place in the queue for blocks with it.
             peer.wants_blocks = self.evict(now, looks)?;
         }
         let p = self.peers.alloc(peer)?;
@@ -397,12 +395,12 @@ impl Node {
         Some(p)
     }
 
-    /// Forgets one of the next `looks` peers, of those that nobody names and that nothing is under
-    /// way with: one without an open session if there is one, and the one heard least recently.
-    /// Says whether it stood in the list of the starved, where its slot still stands.
+    /// Evicts one of the next `looks` peers, of those that no address names and no operation
+    /// involves: preferably one without an open session, then the one heard least recently. Returns
+    /// whether it stood in the queue for blocks, where its slot still stands.
     ///
-    /// The table is full. A stranger's OPEN may cost a few looks and not a walk over it, or a flood
-    /// of them would stop us.
+    /// The table is full. An OPEN may cost a few looks but no walk over the table, or a flood of
+    /// OPENs would stall the node.
     fn evict(&mut self, now: Instant, looks: usize) -> Option<bool> {
         let count = self.peers.capacity();
         let mut found = None;
@@ -434,14 +432,14 @@ impl Node {
     fn is_inserted(&mut self, p: u32, e: u32) -> bool {
         let ep = &self.eps[e];
         let known = self.avs.get(ep.av).is_some_and(|table| table.av.has_peer(p));
-        // What this process says to itself needs no vector.
+        // A peer that is this node itself needs no entry in the vector.
         let may = known || ep.admits_all || self.peers[p].mac() == self.mac;
         self.counters.rx_not_inserted += u64::from(!may);
         may
     }
 
-    /// Lets every peer reach `ep`, also with [`NodeSettings::inserted`](super::NodeSettings): its
-    /// user looks at what comes.
+    /// Lets every peer reach `ep`, even with [`NodeSettings::inserted`](super::NodeSettings): its
+    /// user checks the sources itself.
     ///
     /// # Errors
     /// [`Error::BadFd`]: it was closed.
@@ -450,10 +448,10 @@ impl Node {
         Ok(())
     }
 
-    /// Notes which life of a peer it is that we deal with from now on; 0 any.
+    /// Notes the current life of a peer; 0 any.
     pub(super) fn note_life(&mut self, p: u32, inc: u64) {
         let known = std::mem::replace(&mut self.peers[p].inc, inc);
-        // No route names a life where none is known.
+        // While no life is known no cached route names one.
         if known != 0 && known != inc {
             self.observed.losses.forget_peer(p);
             self.forget_routes();
@@ -474,8 +472,7 @@ impl Node {
 }
 
 impl CqTable {
-    /// Takes completions as [`Node::cq_take`] does, and says also whether what waited for room in
-    /// the queue is to be looked at.
+    /// [`Node::cq_take`], and whether something waits for room in the queue.
     #[inline(always)]
     fn take(&mut self, most: usize, put: impl FnMut(&Cqe)) -> Option<(usize, bool)> {
         if self.cq.is_empty() {
@@ -485,13 +482,13 @@ impl CqTable {
         Some((n, n > 0 && self.cq_blocked))
     }
 
-    /// As [`Node::cq_take_one`].
+    /// See [`Node::cq_take_one`].
     #[inline(always)]
     fn take_one(&mut self, reader: impl Reader) -> Option<bool> {
         if self.cq.is_empty() {
             return None;
         }
-        // What leads has no entry, so whoever waits for one gets none by its being read.
+        // The [lead](crate::cq) occupies no entry: reading it makes no room.
         Some(self.cq.take_one(self.cq_blocked, reader))
     }
 }

@@ -1,9 +1,9 @@
-//! What the two ends of a session find out before it is open: whether the other end receives, and
-//! how long the frames are that pass between them.
+//! What the two ends of a session establish before it is open: that the other end receives, and how
+//! long the frames are that pass.
 //!
-//! Both are told by OPENs (`docs/wire.md`, "Sessions"). A stranger's OPEN costs little: the budget
-//! of [`Openings`] bounds the time, and those of them that have not shown that they receive have
-//! [`HALF_OPEN_MAX`] sessions between them.
+//! OPENs carry both (`docs/wire.md`, "Sessions"). An OPEN without proof costs little: [`Openings`]
+//! has a budget of time for them, and peers that have not shown that they receive share
+//! [`HALF_OPEN_MAX`] sessions.
 
 use std::collections::HashMap;
 
@@ -24,49 +24,49 @@ use crate::slab::NONE;
 use crate::types::{Instant, ProvErrno};
 use crate::wire::{self, Base, OpenOp, Ty};
 
-/// Half-open sessions at once with stations that have not shown that they receive.
+/// Half-open sessions with nodes that have not shown that they receive.
 const HALF_OPEN_MAX: usize = 16;
 
 /// Age at which such a session makes room for the next: far above a round trip and a pause of the
 /// opener's between two polls.
 const HALF_OPEN_NS: u64 = 1_000_000_000;
 
-/// OPENs in a millisecond that are looked at although they prove nothing. At some 2 us each they
-/// take 3 % of a processor, and a thousand peers are heard within a tenth of a second.
+/// OPENs without proof that are processed per millisecond. At some 2 us each they take 3 % of a
+/// processor, and a thousand peers are heard within a tenth of a second.
 const OPENS_PER_MS: u32 = 16;
 
 /// Lengths behind the Ethernet header that an opener tries below its own `max_frame`: what every
 /// Ethernet carries, and the least that a node may announce.
 const LENGTHS: [u16; 2] = [1500, wire::MAX_FRAME_MIN as u16];
 
-/// OPENs of one length before the next is tried, and OPENs of full length that are sent again after
-/// the first sign of life.
+/// OPENs of one length before the next is tried, and full-length OPENs after the first sign of
+/// life.
 const TRIES: u8 = 2;
 
-/// What is known of the path to a peer while a session is being opened, in bytes behind the
-/// Ethernet header. On a port that loses nothing all of them pass.
+/// Frame lengths on the path to a peer whose session is being opened, in bytes after the Ethernet
+/// header. On a lossless port every length passes.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Path {
-    /// What the peer is to be shown in our OPENs; 0 if it asked for nothing.
+    /// The cookie to echo in our OPENs; 0 if the peer asked for none.
     cookie: u64,
     /// The lesser of the two `max_frame`; 0 before the peer's is known.
     most: u16,
-    /// Longest that passed in both directions.
+    /// Longest frame known to pass in both directions.
     passed: u16,
-    /// Shortest OPEN with an echo that was sent, 0 if none was: if the peer has seen one, this
-    /// passes.
+    /// Shortest OPEN with an echo that was sent, 0 if none was: if the peer has seen any of them,
+    /// this length passes.
     least: u16,
-    /// Length of the OPEN that is to be answered; 0 if none is.
+    /// Length of the OPEN to answer; 0 if none.
     answers: u16,
     /// Longest OPEN that arrived.
     arrived: u16,
-    /// OPENs sent, and of those that were to be of the length `most` since the peer is heard.
+    /// OPENs sent; and full-length OPENs (`most`) sent since the peer was heard.
     tries: u8,
     again: u8,
 }
 
 impl Path {
-    /// Length of the next OPEN of ours that answers none, on a port of `max` bytes.
+    /// Length of our next OPEN that is not an answer, on a port of `max` bytes.
     fn next_len(&self, max: u16) -> u16 {
         if self.passed > 0 {
             return self.most;
@@ -94,20 +94,20 @@ struct HalfOpen {
     since: Instant,
 }
 
-/// What it takes to open sessions, and to bound what strangers cost.
+/// State for opening sessions, and for bounding what unproven OPENs cost.
 #[derive(Debug)]
 pub(crate) struct Openings {
-    /// Of the sessions that are being opened, by the peer's slot.
+    /// By peer slot, of sessions that are being opened.
     paths: HashMap<u32, Path>,
-    /// Of those over which packets are repeated, likewise.
+    /// By peer slot, of sessions that retransmit.
     pub(super) progress: HashMap<u32, Progress>,
     pub(super) secret: Secret,
     pub(super) other_versions: OtherVersions,
-    /// Zeros behind an OPEN, on a port where frames may be lost.
+    /// Padding of an OPEN, on a lossy port.
     padding: Vec<u8>,
     /// Sessions without proof, oldest first. Those that were confirmed or ended may still be here.
     half_open: Vec<HalfOpen>,
-    /// OPENs that may be looked at until a millisecond after `refilled`.
+    /// OPENs without proof that may be processed until a millisecond after `refilled`.
     tokens: u32,
     refilled: Instant,
 }
@@ -135,7 +135,7 @@ impl Openings {
         self.paths.entry(p).or_default()
     }
 
-    /// The session with peer `p` is not being opened any more, or has yet to be.
+    /// Drops the state of a session with peer `p` that is no longer, or not yet, being opened.
     pub(super) fn forget(&mut self, p: u32) {
         self.paths.remove(&p);
         self.progress.remove(&p);
@@ -146,7 +146,7 @@ impl Openings {
         self.path(p).tries > 0
     }
 
-    /// Whether another OPEN that proves nothing may be looked at.
+    /// Whether another OPEN without proof is within the budget.
     fn admit(&mut self, now: Instant) -> bool {
         if now.since(self.refilled) >= 1_000_000 || self.refilled == Instant(0) {
             (self.refilled, self.tokens) = (now, OPENS_PER_MS);
@@ -158,8 +158,8 @@ impl Openings {
 }
 
 impl Node {
-    /// Whether `op`, an OPEN of `src` of `len` bytes, is to be looked at: not if it proves nothing
-    /// and the budget is used up, and not if proof was asked for.
+    /// Whether `op`, an OPEN of `src` with `len` bytes, is to be processed: not if it has no proof
+    /// and the budget is used up, and not if it was answered by a challenge.
     pub(super) fn is_admitted(
         &mut self,
         now: Instant,
@@ -169,7 +169,7 @@ impl Node {
     ) -> bool {
         let known = self.by_mac.get(&self.peers, src);
         let peer = known.map(|p| &self.peers[p]);
-        // The application named this life of the station, which nobody guesses.
+        // The application named this life of the peer, which cannot be guessed: that is proof.
         let is_named = |peer: &Peer| peer.av_refs > 0 && peer.inc != 0 && peer.inc == op.inc;
         if peer.is_some_and(|peer| peer.opened_as(op) || is_named(peer)) {
             return true;
@@ -212,7 +212,7 @@ impl Node {
         false
     }
 
-    /// Forgets a session that nobody confirmed. Nothing was sent on it, so that its OPEN may be
+    /// Evicts a session that was never confirmed. Nothing was sent on it, so its OPEN may be
     /// answered again.
     fn forget_half_open(&mut self, p: u32) {
         let closed = self.peers[p].closed_epoch;
@@ -232,7 +232,7 @@ impl Node {
         self.openings.secret.is_proof(now, src, op)
     }
 
-    /// Asks for proof, and keeps nothing.
+    /// Answers with a challenge, and keeps no state.
     fn challenge(&mut self, now: Instant, src: MacAddr, op: &OpenOp, len: u16) {
         self.counters.tx_challenges += 1;
         let challenge = OpenOp {
@@ -253,7 +253,7 @@ impl Node {
     pub(super) fn on_challenge(&mut self, base: &Base, op: &OpenOp) {
         let known = self.by_mac.get(&self.peers, base.src);
         let asked = known.filter(|&p| self.peers[p].opened_as(op) && self.peers[p].opens);
-        // One that brings nothing new would be answered for ever.
+        // A challenge that brings nothing new is dropped: the answers would go on for ever.
         let Some(p) = asked.filter(|&p| self.openings.path(p).cookie != op.cookie) else {
             self.counters.rx_bad_open += 1;
             return;
@@ -264,8 +264,8 @@ impl Node {
         self.make_ready(p);
     }
 
-    /// Notes what an OPEN says of the path: its length `len` and what arrived of ours. What is
-    /// learned of the other end's limit is in `op` as well.
+    /// Notes what an OPEN shows of the path: its own length `len`, and how long the frames of ours
+    /// were that arrived. `op` also has the other end's limit.
     pub(super) fn note_path(&mut self, p: u32, op: &OpenOp, len: u16) {
         let most = self.path_mtu(self.peers[p].path.is_near()).min(op.max_frame) as u16;
         let (peer, path) = (&self.peers[p], self.openings.path_mut(p));
@@ -277,7 +277,7 @@ impl Node {
         let len = len.min(most);
         let answered = peer.state == State::Answered;
         if peer.opened_as(op) {
-            // Who has only answered hears what the other end found, in an OPEN without padding.
+            // The answerer learns what the other end found from an OPEN without padding.
             let told = answered && !peer.opens;
             let both_ways = if told { op.frame } else { op.frame.min(len) };
             path.passed = path.passed.max(both_ways.min(most));
@@ -287,8 +287,8 @@ impl Node {
         }
     }
 
-    /// Notes that an OPEN of ours was answered, and whether the session can be opened now: if not,
-    /// another OPEN goes out, to find out whether longer frames pass, or to tell what did.
+    /// Notes that our OPEN was answered. Returns whether the session can be opened now; otherwise
+    /// another OPEN goes out, to find out whether longer frames pass or to say which did.
     pub(super) fn is_measured(&mut self, now: Instant, p: u32) -> bool {
         let path = self.openings.path(p);
         let lossless = self.peers[p].path.is_lossless();
@@ -296,25 +296,25 @@ impl Node {
             return true;
         }
         let peer = &mut self.peers[p];
-        // Those that were lost may have been lost because nobody was there yet. And the answerer
-        // does not know which of its answers arrived.
+        // Lost OPENs may have been lost because the peer was not yet there, and the answerer does
+        // not know which of its answers arrived.
         (peer.want_open, peer.backoff, peer.probe_at, peer.last_rx) = (true, 0, now, now);
         self.make_ready(p);
         self.arm_timer(now, p);
         false
     }
 
-    /// Whether it is time to be content with the length that passed.
+    /// Whether to settle for the length that has passed.
     fn is_content(&self, p: u32) -> bool {
         let path = self.openings.path(p);
         let found = path.passed >= path.most || path.again >= TRIES;
         self.peers[p].state == State::Opening && path.passed > 0 && found
     }
 
-    /// Settles how long frames on the session may be, which is being opened.
+    /// Fixes the frame length of the session that is being opened.
     pub(super) fn settle_path(&mut self, p: u32) {
         let (peer, path) = (&mut self.peers[p], self.openings.path(p));
-        // A frame of the least length that may be announced is taken to pass, whoever says what.
+        // The least length that may be announced is taken to pass, whatever an OPEN says.
         let passed = path.passed.max(path.least).min(path.most).max(LENGTHS[1]);
         let forgets = planted(Bug::PathForgotten);
         peer.frame_max = if forgets { path.most.into() } else { passed.into() };
@@ -344,18 +344,17 @@ impl Node {
         self.send_open(p, out);
     }
 
-    /// The lesser of what both ends of an open session accept.
+    /// The lesser of the two ends' limits, in an open session.
     pub(super) fn frame_most(&self, p: u32) -> u32 {
         match self.peers[p].frame_most {
-            // The session with ourselves was not opened by anybody.
+            // The session with ourselves had no OPEN.
             0 => self.frame_max,
             most => most.into(),
         }
     }
 
-    /// Tells the answerer how long frames on the session may be, ahead of all of them: it does not
-    /// know which of its answers arrived, and the length of a session is the same from its first
-    /// frame to its last.
+    /// Tells the answerer the frame length of the session ahead of all other frames: it does not
+    /// know which of its answers arrived, and the length holds from the first frame to the last.
     fn confirm_path(&mut self, p: u32, out: &mut dyn FrameSink) -> Tx {
         let op = OpenOp { frame: self.openings.path(p).passed, ..self.open_op(p, true) };
         let peer = &self.peers[p];
@@ -422,8 +421,8 @@ impl Node {
         }
     }
 
-    /// Puts an OPEN without padding into the queue of replies, if it has at most `len` bytes behind
-    /// the Ethernet header.
+    /// Queues an OPEN without padding as a reply, if it has at most `len` bytes after the Ethernet
+    /// header.
     fn reply_open(&mut self, base: &Base, op: &OpenOp, len: u16) {
         let reply = Self::finished_open(base, op);
         self.push_reply(reply, usize::from(len) + ETH_HDR_LEN);
@@ -435,8 +434,8 @@ impl Node {
         Reply::new(base, &bytes)
     }
 
-    /// Another life of the peer is there than the one that operations were meant for, and nothing
-    /// of them was sent: those to any life stay queued, the others end.
+    /// The peer is of another life than operations name. None was sent: those to any life stay
+    /// queued, the others end.
     pub(super) fn end_named(&mut self, now: Instant, p: u32) {
         let meant = WrFlags::NAMED | WrFlags::GROUP;
         let any = self.peers[p].wrs.iter(&self.tx).any(|w| self.tx[w].flags.intersects(meant));
@@ -460,8 +459,7 @@ impl Peer {
         self.sid != 0 && op.echo_sid == self.sid && op.echo_epoch == self.epoch
     }
 
-    /// Whether our OPEN is repeated until it is answered. Who only answers leaves that to the other
-    /// end.
+    /// Whether our OPEN is repeated until answered. An answerer leaves that to the other end.
     pub(super) fn repeats_open(&self) -> bool {
         self.opens || planted(Bug::AnswerRepeated)
     }

@@ -25,29 +25,29 @@ bitflags! {
         const IMM = 1 << 1;
         /// The payload was copied to the node's inject memory.
         const INJECTED = 1 << 2;
-        /// Waits until everything before it has completed.
+        /// Waits until every earlier operation to the peer has completed.
         const FENCE = 1 << 3;
         /// Writes a completion on success.
         const CQE = 1 << 4;
         /// Completes only when the peer has processed it.
         const DELIVERY = 1 << 5;
-        /// Completes only when the peer has matched it, so it is announced whatever its length.
+        /// Completes when the peer has matched it, so it is announced (RNDV) whatever its length.
         const MATCH = 1 << 6;
-        /// Completes as soon as the source may be reused.
+        /// Completes as soon as its memory may be reused.
         const EARLY = 1 << 7;
-        /// Another operation follows at once.
+        /// Another operation follows at once (`FI_MORE`).
         const MORE = 1 << 8;
         /// In the queue of messages.
         const IN_SEND_Q = 1 << 9;
         /// In the queue of data that the peer asked for.
         const IN_RNDV_DATA_Q = 1 << 10;
-        /// The success completion has been written; only memory of ours is still in use.
+        /// The success completion has been written; only a copy of ours is still in flight.
         const REPORTED = 1 << 11;
         /// Announced by RNDV.
         const ANNOUNCED = 1 << 12;
-        /// Everything was handed to the port at least once, or the peer said END.
+        /// Every packet was handed to the port once, or the peer said END.
         const ALL_SENT = 1 << 13;
-        /// Shares a packet with others.
+        /// Packed with others when it left.
         const PACKED = 1 << 14;
         /// A one-sided operation: `pull_op` is its [`Rma`] record, `len` and `sent` count bytes of
         /// a read or write, elements of an atomic operation.
@@ -60,8 +60,9 @@ bitflags! {
     }
 }
 
-/// A message being sent, or the part of a one-sided operation that is like one. Its memory lies in
-/// [`Node::send_bufs`](super::Node) or, injected, in [`Node::inject`](super::Node).
+/// A transmit request: a message, or the part of a one-sided operation that is handled like one.
+/// Its memory lies in [`Node::send_bufs`](super::Node) or, injected, in
+/// [`Node::inject`](super::Node).
 #[derive(Debug)]
 pub(crate) struct TxWr {
     pub(crate) context: u64,
@@ -72,7 +73,7 @@ pub(crate) struct TxWr {
     pub(crate) sent: u64,
     /// Bytes the peer asked for so far.
     pub(crate) asked: u64,
-    /// The peer's pull; for a message that shares a packet, the next one in it.
+    /// The peer's pull; of a packed message, the next one of the packet.
     pub(crate) pull_op: u32,
     pub(crate) pull_gen: u32,
     pub(crate) peer: u32,
@@ -89,8 +90,7 @@ pub(crate) struct TxWr {
 }
 
 impl TxWr {
-    /// A request of nothing yet, posted to `peer` by endpoint `ep`, whose number is `src_ep`, for
-    /// that with the number `dst_ep`.
+    /// An empty request of endpoint `ep`, whose number is `src_ep`, to endpoint `dst_ep` of `peer`.
     #[inline(always)]
     pub(crate) fn new(
         context: u64,
@@ -127,7 +127,7 @@ impl TxWr {
         self.flags.contains(WrFlags::ALL_SENT) && self.unacked == 0
     }
 
-    /// `len` bytes at `offset` of its memory: what it was injected with, or what it was lent.
+    /// `len` bytes at `offset` of its memory: the injected copy, or the lent buffer.
     #[inline]
     pub(super) fn body<'a>(
         &self,
@@ -142,7 +142,7 @@ impl TxWr {
         }
     }
 
-    /// The buffer of a packet of several messages.
+    /// The buffer of a PACK.
     #[inline]
     pub(super) fn pack_buf(&self) -> usize {
         debug_assert!(self.flags.contains(WrFlags::GROUP));
@@ -170,8 +170,7 @@ impl Linked<1> for TxWr {
     }
 }
 
-/// A posted receive. In the order of their declaration, in which what most have in common takes one
-/// word to write.
+/// A posted receive. `repr(C)`, so that the common flags and the endpoint are written as one word.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct RecvWr {
@@ -187,11 +186,11 @@ pub(crate) struct RecvWr {
 }
 
 bitflags! {
-    /// What a posted receive is.
+    /// Kind and flags of a posted receive.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub(crate) struct RecvIs: u32 {
-        /// Takes one message, into memory in one piece, writes a completion on success, and is no
-        /// deferred endpoint's.
+        /// The common case: takes one message, into one span, writes a completion on success, and
+        /// is no deferred endpoint's.
         const SIMPLE = 1 << 0;
         const TAGGED = 1 << 1;
         /// Writes a completion on success.
@@ -201,7 +200,7 @@ bitflags! {
         const LIST = 1 << 3;
         /// Takes many messages.
         const MULTI = 1 << 4;
-        /// No longer matched: the free tail is too short, or it was cancelled.
+        /// No longer in matching: the free tail is too short, or it was cancelled.
         const CLOSED = 1 << 5;
     }
 }
@@ -212,7 +211,7 @@ impl RecvWr {
         self.is.contains(what)
     }
 
-    /// Becomes a plain receive of endpoint `ep`, where another one stood or none.
+    /// Becomes a simple receive of endpoint `ep`, in a vacant slot or one whose receive has ended.
     #[inline(always)]
     pub(crate) fn set_simple(&mut self, ep: u32, tagged: bool, context: u64, buf: Span) {
         debug_assert!((self.used, self.active) == (0, 0));
@@ -236,7 +235,7 @@ impl Receive for RecvWr {
     }
 }
 
-/// A message nobody has posted a receive for.
+/// An unexpected message: it arrived before its receive was posted.
 #[derive(Debug)]
 pub(crate) struct UnexpectedMsg {
     pub(crate) peer: u32,
@@ -252,17 +251,17 @@ pub(crate) struct UnexpectedMsg {
     /// Credits it holds.
     pub(crate) units: u32,
     pub(crate) chain: Chain,
-    /// All pieces are here.
+    /// Every segment has arrived.
     pub(crate) complete: bool,
-    /// A peek or an announcement took it out of matching.
+    /// Claimed: a peek or an announcement took it out of matching.
     pub(crate) claimed: bool,
-    /// The receive that waits for the last piece, or `NONE`.
+    /// The receive that waits for the last segment, or `NONE`.
     pub(crate) recv: u32,
     /// Where in that receive's buffer it goes.
     pub(crate) base: u64,
-    /// Its session ended before it was pulled: whoever claims it gets an error.
+    /// Its session ended before it was pulled: claiming it gives an error.
     pub(crate) dead: bool,
-    /// Taken by nobody: throw it away when the last piece is here.
+    /// Discarded: freed when the last segment arrives.
     pub(crate) discard: bool,
 }
 
@@ -272,26 +271,26 @@ impl UnexpectedMsg {
     }
 }
 
-/// A message being pulled: asked for in pieces, placed as it comes.
+/// A message being pulled: requested in parts and placed as DATA arrives.
 #[derive(Debug)]
 pub(crate) struct Pull {
     pub(crate) peer: u32,
     pub(crate) src_op: u32,
     pub(crate) src_gen: u32,
-    /// The receive it goes to, `NONE` if nobody wants it any more.
+    /// The receive it goes to; `NONE` if that is gone.
     pub(crate) recv: u32,
-    /// A read of the peer's memory: what comes goes to the memory of transmit request `wr`, or, if
-    /// that is `NONE`, nowhere, and is only waited for.
+    /// A read of the peer's memory: its bytes go to the memory of transmit request `wr`. If that is
+    /// `NONE` the read was given up: its bytes are discarded and only counted.
     pub(crate) read: bool,
     pub(crate) wr: u32,
     /// Where in the receive's buffer it starts.
     pub(crate) base: u64,
     pub(crate) msg_len: u64,
-    /// Bytes wanted: the message or what the buffer holds of it.
+    /// Bytes wanted: the message, or as much of it as fits the buffer.
     pub(crate) want: u64,
     pub(crate) asked: u64,
     pub(crate) got: u64,
-    /// Bytes that the PULL in the queue will ask for; they count as outstanding already.
+    /// Bytes that the queued PULL will ask for; they count as outstanding already.
     pub(crate) asking: u32,
     pub(crate) src_ep: u16,
     pub(crate) tagged: bool,
@@ -299,11 +298,11 @@ pub(crate) struct Pull {
     pub(crate) imm: Option<u64>,
     /// END status, once nothing more will be asked for.
     pub(crate) end: Option<crate::wire::EndStatus>,
-    /// Time in which our own loop ran, when bytes of it came last, or when it asked for the first.
+    /// When its bytes last arrived, or when it first asked: the time of the turn.
     pub(crate) last_rx: Instant,
-    /// The packet that asked last.
+    /// The PSN of its last PULL.
     pub(crate) psn: Psn,
-    /// Up to where the peer had taken our packets, when that was last looked at for this one.
+    /// `una` of the session when it was last checked for this pull.
     pub(crate) una: Psn,
     pub(crate) in_rndv_ctl_q: bool,
     /// Waits for room in the pull window.
@@ -331,8 +330,8 @@ linked!(0, queue);
 linked!(1, of_peer);
 linked!(2, wait);
 
-/// A packet that arrived before one that it has to wait for; its bytes lie in a frame-sized slot
-/// of the same index.
+/// A packet that arrived out of order and waits for an earlier one. Its bytes lie in
+/// `Node::reorder_bytes`, in the frame-sized slot with its index.
 #[derive(Debug)]
 pub(crate) struct OooPacket {
     pub(crate) psn: crate::rel::psn::Psn,
@@ -350,12 +349,12 @@ impl Linked<0> for OooPacket {
     }
 }
 
-/// What a one-sided operation has besides its [`TxWr`].
+/// The part of a one-sided operation that its [`TxWr`] has no room for.
 #[derive(Debug)]
 pub(crate) struct Rma {
     pub(crate) kind: RmaKind,
-    /// The remote ranges, and how far into which one the packets made so far reach: bytes, or
-    /// elements of an atomic operation.
+    /// The remote ranges, the current one, and how far into it the packets made so far reach:
+    /// bytes, or elements of an atomic operation.
     pub(crate) iov: RmaList,
     pub(crate) at: usize,
     pub(crate) done: u64,
@@ -373,32 +372,32 @@ pub(crate) enum RmaKind {
     Atomic(AtomicWr),
 }
 
-/// What an atomic operation has besides.
+/// The part of an atomic operation that [`Rma`] has no room for.
 #[derive(Debug)]
 pub(crate) struct AtomicWr {
     /// `enum fi_op`, `enum fi_datatype` and bytes of an element.
     pub(crate) op: u8,
     pub(crate) ty: u8,
     pub(crate) elem_len: u8,
-    /// Bytes of operands and compare values that an element sends.
+    /// Bytes of operands and compare values per element.
     pub(crate) sent_len: u8,
-    /// The old values are wanted.
+    /// It fetches the old values.
     pub(crate) fetch: bool,
     pub(crate) tagged: bool,
     /// Where they go.
     pub(crate) result: IoBuf,
-    /// Operands, and behind them compare values, if they are too long for the inject memory.
+    /// Operands, then compare values, if they are too long for the inject memory.
     pub(crate) operands: Vec<u8>,
-    /// They lie as its packets take them.
+    /// `operands` is laid out packet by packet.
     pub(crate) laid_out: bool,
-    /// Packets of it that are not answered yet, and bytes of those that are.
+    /// Packets without an answer yet, and bytes answered.
     pub(crate) answers: u32,
     pub(crate) got: u64,
     /// The last packet has left.
     pub(crate) all_out: bool,
 }
 
-/// Something that a peer asked for and that has to be sent.
+/// A response to a peer's one-sided operation that has packets to send.
 #[derive(Debug)]
 pub(crate) struct Response {
     pub(crate) peer: u32,
@@ -410,7 +409,7 @@ pub(crate) struct Response {
     pub(crate) link: Link,
 }
 
-/// What a [`Response`] sends.
+/// The content of a [`Response`].
 #[derive(Debug)]
 pub(crate) enum ResponseKind {
     /// Bytes of a region.
@@ -426,14 +425,14 @@ pub(crate) enum ResponseKind {
     },
     /// Old values, or bytes of a read, in a packet of type `ty`; `offset` as in the RESP.
     Values { ty: Ty, offset: u32, len: u16, short: [u8; Response::SHORT], long: Vec<u8> },
-    /// That `len` bytes will not come.
+    /// `len` bytes of a read will not come.
     Failed { len: u32, reason: NackReason },
 }
 
 const _: () = assert!(atomic::OPERAND_LEN_MAX <= u16::MAX as usize, "the length of old values");
 
 impl Response {
-    /// Old values up to this length need no memory of their own.
+    /// Old values up to this length, bytes, need no memory of their own.
     pub(crate) const SHORT: usize = 16;
 
     /// Whether it reads region `m`.
@@ -466,13 +465,13 @@ impl Linked<0> for Response {
     }
 }
 
-/// A completion of remote CQ data that waits for room in its queue. It holds an eager unit of its
+/// A completion with remote CQ data that waits for room in its queue. It holds an eager unit of its
 /// sender, so their number is bounded.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Late {
     pub(crate) ep: u32,
     pub(crate) peer: u32,
-    /// The endpoint there. What it is called is asked when the entry is written.
+    /// The sending endpoint. Its source address is looked up when the entry is written.
     pub(crate) src_ep: u16,
     pub(crate) cqe: crate::types::Cqe,
 }

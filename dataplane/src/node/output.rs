@@ -1,8 +1,9 @@
-//! From what waits to frames: who may send, in which order, and how a packet is put together.
+//! The transmit side: which peer may send, in which order, and how a packet is put together.
 //!
-//! A peer that has something to send stands in the queue of ready peers and is served once a
-//! transmit, oldest first: what it owes (OPEN, refusals), what was lost, answers to announcements,
-//! then messages and pulled data by turns, at last an acknowledgement if nothing carried it.
+//! A peer with something to send stands in the queue of ready peers and is served once per
+//! transmit, oldest first. For each: control packets that are owed (OPEN, NACK, PING),
+//! retransmissions, PULL and END, then messages and pulled data by turns, and last an
+//! acknowledgement if no packet carried it.
 
 use barewire_driver::frame::{Body, ETH_HDR_LEN, RxFrame, TxFrame};
 use barewire_driver::port::Tx;
@@ -23,30 +24,30 @@ use crate::wire::{
     PackOp, PullOp, ReadOp, RndvOp, TRAILER_LEN, Ty, record_len,
 };
 
-/// Frames that one peer may send before the next has its turn.
+/// Frames that one peer may send before the next peer is served.
 const TURN: usize = 64;
 
-/// Time after which a port that had no room is tried again, nanoseconds.
+/// Pause before a port that was full is tried again, nanoseconds.
 const FULL_RETRY_NS: u64 = 2_000;
 
-/// Frames to ourselves that may lie between two turns.
+/// Most frames to this node itself that may be queued between two turns.
 const LOOP_MAX: usize = 64;
 
-/// Longest message that shares a packet with others.
+/// Longest message that may be packed with others, bytes.
 pub(super) const PACK_MSG_MAX: u64 = 512;
 
 impl Node {
-    /// Sends what is due and returns how many frames left. Stops with a peer when the port has no
-    /// room for it, and goes on with the next.
+    /// Sends everything that is due and returns the number of frames sent. When the port has no
+    /// room for a frame of one peer, it goes on with the next peer.
     ///
-    /// Call it after posting, after each burst of received frames, and at the time that
-    /// [`next_deadline`](Self::next_deadline) tells.
+    /// Call it after posting, after each burst of received frames, and at
+    /// [`next_deadline`](Self::next_deadline).
     pub fn transmit(&mut self, now: Instant, out: &mut dyn FrameSink) -> usize {
         self.tick(now);
         if self.passes(now) { 0 } else { self.transmit_due(now, out) }
     }
 
-    /// As [`transmit`](Self::transmit), if it does not [pass](Self::passes).
+    /// [`transmit`](Self::transmit) for a turn in which [`passes`](Self::passes) was false.
     pub(crate) fn transmit_due(&mut self, now: Instant, out: &mut dyn FrameSink) -> usize {
         self.tick(now);
         let before = self.counters.tx_frames;
@@ -91,7 +92,7 @@ impl Node {
     }
 
     /// When [`transmit`](Self::transmit) must be called again even if nothing arrives and nothing
-    /// is posted; `None` if nothing is waiting for time to pass.
+    /// is posted; `None` if no timer runs.
     pub fn next_deadline(&self) -> Option<Instant> {
         let wheel = self.wheel.next_deadline();
         let mut due = wheel.unwrap_or(Instant(u64::MAX));
@@ -109,7 +110,7 @@ impl Node {
         (due != Instant(u64::MAX)).then_some(due)
     }
 
-    /// Frames to ourselves arrive at once.
+    /// Delivers frames to this node itself.
     fn drain_loop(&mut self, now: Instant) {
         for _ in 0..self.looped.len() {
             let Some(bytes) = self.looped.pop_front() else { return };
@@ -118,7 +119,7 @@ impl Node {
         }
     }
 
-    /// Sends what one peer has to send.
+    /// Serves one peer.
     fn serve(&mut self, now: Instant, p: u32, out: &mut dyn FrameSink) {
         match self.peers[p].state {
             State::Idle => return,
@@ -126,8 +127,9 @@ impl Node {
             State::Open if planted(Bug::TxQuotaKept) => {}
             State::Open => self.peers[p].tx_quota = 0,
         }
-        // A NACK may get lost, and a packet that was reported as held is not sent again. But only
-        // in every other turn: on a port with room for one frame nothing else would ever leave.
+        // A NACK may get lost, and a packet that was selectively acknowledged is not retransmitted,
+        // so the NACK is repeated. But only in every other turn: a port with room for one frame
+        // would send nothing else.
         let peer = &self.peers[p];
         let refuses_again = peer.refused != 0 && peer.ack_now && !peer.nack.want;
         let done = self.serve_owed(now, p, out)
@@ -147,7 +149,7 @@ impl Node {
         self.arm_timer(now, p);
     }
 
-    /// Refusals and probes. False if the port is full.
+    /// Sends OPEN, NACK, NOP and PING as far as they are due. False if the port is full.
     fn serve_owed(&mut self, now: Instant, p: u32, out: &mut dyn FrameSink) -> bool {
         let peer = &mut self.peers[p];
         if peer.nack.is_due(now) {
@@ -192,7 +194,7 @@ impl Node {
         true
     }
 
-    /// Packets that have to be sent again. False if the port is full.
+    /// Sends retransmissions. False if the port is full.
     fn serve_lost(&mut self, now: Instant, p: u32, out: &mut dyn FrameSink) -> bool {
         let mut turn = TURN;
         while self.peers[p].snd.lost > 0 {
@@ -221,7 +223,7 @@ impl Node {
         true
     }
 
-    /// PULL and END. False if the port is full or the window is.
+    /// Sends PULL and END. False if the port is full or the window is closed.
     pub(super) fn serve_pulls(&mut self, now: Instant, p: u32, out: &mut dyn FrameSink) -> bool {
         while self.peers[p].rndv_ctl_q.head != NONE {
             let idx = self.peers[p].rndv_ctl_q.head;
@@ -277,7 +279,8 @@ impl Node {
         true
     }
 
-    /// Messages and pulled data by turns. False if there is more and the window is open.
+    /// Sends messages, pulled data and responses by turns. False if more waits and the window is
+    /// open.
     fn serve_messages(&mut self, now: Instant, p: u32, out: &mut dyn FrameSink) -> bool {
         let begun = self.peers[p].snd.nxt;
         for _ in 0..TURN {
@@ -291,7 +294,7 @@ impl Node {
             if left <= 0 {
                 return false;
             }
-            // Whoever is alone need not wait between its packets.
+            // The only queue that is not empty sends several packets at once.
             let alone =
                 [message, data, response].into_iter().filter(|&head| head != NONE).count() == 1;
             let most = if alone { left as usize } else { 1 };
@@ -322,8 +325,8 @@ impl Node {
         false
     }
 
-    /// Sends the next packet of the message at the head of the queue, or the next of its pieces, at
-    /// most `most`.
+    /// Sends the next packet of the message at the head of the queue, or up to `most` of its
+    /// segments.
     fn send_message(
         &mut self,
         now: Instant,
@@ -333,7 +336,7 @@ impl Node {
     ) -> Step {
         let wr = &self.tx[w];
         let peer = &self.peers[p];
-        // What took the fast path stands in no list.
+        // Operations of the fast path stand in no list.
         let behind = peer.wrs.head != w || peer.fast_ops() > 0;
         if wr.flags.contains(WrFlags::FENCE) && behind {
             return Step::Wait;
@@ -371,16 +374,16 @@ impl Node {
         }
     }
 
-    /// Whether the peer has been asked for credit, has answered, and not given what was missing.
+    /// Whether the peer was asked for credit and has answered without granting enough.
     fn credit_is_short(&self, p: u32) -> bool {
         let peer = &self.peers[p];
         peer.has_asked && peer.snd.una.since(peer.asked_at) > 0
     }
 
-    /// Asks for credit, once, and waits for the answer. What is granted for messages under way may
-    /// be enough; only if the peer has no blocks left is a short message announced, so that others
-    /// can go on. An announced one completes when it is matched, which a program that sends first
-    /// and receives later may wait for in vain.
+    /// Asks for credit, once, and waits for the answer: grants for messages in flight may suffice.
+    /// Only if the peer has no blocks left is a short message announced (RNDV), so that later
+    /// messages can go on. An announced message completes when it is matched, which a program that
+    /// sends first and receives later may wait for in vain.
     #[cold]
     fn ask_for_credit(&mut self, now: Instant, p: u32, out: &mut dyn FrameSink) -> Step {
         if self.peers[p].has_asked {
@@ -399,7 +402,7 @@ impl Node {
         Step::Wait
     }
 
-    /// A message that fits one packet.
+    /// Sends a message that fits one packet.
     #[inline]
     fn send_whole(&mut self, now: Instant, p: u32, w: u32, out: &mut dyn FrameSink) -> Step {
         let wr = &self.tx[w];
@@ -427,7 +430,7 @@ impl Node {
         Step::Sent
     }
 
-    /// The next pieces of a message that takes several packets, at most `most`.
+    /// Sends the next segments of a long eager message, at most `most`.
     fn send_pieces(
         &mut self,
         now: Instant,
@@ -436,7 +439,7 @@ impl Node {
         out: &mut dyn FrameSink,
     ) -> Step {
         let wr = &self.tx[w];
-        // It has the remote CQ data, and is what the message is charged for.
+        // The first segment has the remote CQ data and is charged the credit of the whole message.
         let first = wr.sent == 0;
         let mut op = [0; OP_MAX];
         let op_len = MsgMOp {
@@ -465,7 +468,7 @@ impl Node {
         Step::Sent
     }
 
-    /// Announces a message, for the receiver to pull.
+    /// Announces a message (RNDV), which the receiver then pulls.
     fn send_announcement(&mut self, now: Instant, p: u32, w: u32, out: &mut dyn FrameSink) -> Step {
         let wr = &self.tx[w];
         let mut op = [0; 40];
@@ -500,7 +503,7 @@ impl Node {
         Step::Sent
     }
 
-    /// The next pieces of what the receiver asked for, at most `most`.
+    /// Sends the next segments of what the receiver has pulled, at most `most`.
     fn send_data(
         &mut self,
         now: Instant,
@@ -529,7 +532,8 @@ impl Node {
         Step::Sent
     }
 
-    /// Says that no more will come of a message whose endpoint was closed.
+    /// Tells the receiver that the rest of an announced message will not come, since its endpoint
+    /// was closed.
     #[cold]
     fn send_withdrawal(&mut self, now: Instant, p: u32, w: u32, out: &mut dyn FrameSink) -> Step {
         let wr = &self.tx[w];
@@ -546,7 +550,7 @@ impl Node {
         Step::Sent
     }
 
-    /// Uses credit for the packet sent last, which remembers it if it was kept.
+    /// Charges `cost` credits for the packet sent last. Its record, if it was kept, notes them.
     #[inline]
     pub(super) fn charge(&mut self, p: u32, cost: u32, kept: bool) {
         let peer = &mut self.peers[p];
@@ -557,20 +561,20 @@ impl Node {
         }
     }
 
-    /// Bytes of records that fit one packet.
+    /// Bytes of PACK records that fit one packet.
     #[inline]
     pub(super) fn pack_room(&self, p: u32) -> usize {
         self.payload_max(p, PackOp::LEN).min(usize::from(u16::MAX) - 64)
     }
 
-    /// Whether the message after `w` may share its packet.
+    /// Whether the message after `w` may be packed with it.
     fn can_pack(&self, w: u32) -> bool {
         let next = self.tx[w].queue.next;
         !self.packs.free.is_empty() && self.tx[next].len <= PACK_MSG_MAX && self.packs_with(w, next)
     }
 
-    /// Whether `next` may follow `first` in a packet. The messages of a packet share its fate, so
-    /// they go to one endpoint and are of one kind.
+    /// Whether `next` may follow `first` in one PACK. The messages of a packet are accepted or
+    /// refused together, so they are of one kind and go to one endpoint.
     fn packs_with(&self, first: u32, next: u32) -> bool {
         let (a, b) = (&self.tx[first], &self.tx[next]);
         let alone = WrFlags::FENCE | WrFlags::MATCH | WrFlags::RMA | WrFlags::GROUP;
@@ -579,7 +583,7 @@ impl Node {
             && !b.flags.intersects(alone)
     }
 
-    /// Sends as many of the small messages at the head of the queue as fit one packet.
+    /// Sends as many small messages from the head of the queue as fit one PACK.
     fn send_pack(&mut self, now: Instant, p: u32, out: &mut dyn FrameSink) -> Step {
         let Some(&buf) = self.packs.free.last() else { return Step::Full };
         if !self.can_keep() {
@@ -619,7 +623,8 @@ impl Node {
         Step::Sent
     }
 
-    /// Writes records for the messages at the head of the queue; returns how many, and their cost.
+    /// Writes the PACK records of messages at the head of the queue. Returns their number and cost
+    /// in credits.
     fn fill_pack(&self, p: u32, bytes: &mut Vec<u8>, room: usize) -> (u16, u32) {
         let credits = self.peers[p].credits();
         let (mut count, mut cost) = (0, 0);
@@ -659,7 +664,7 @@ impl Node {
         (count, cost)
     }
 
-    /// Links the requests of a packet that has left, so that its acknowledgement finds them.
+    /// Links the requests of a PACK that was sent, so that its acknowledgement finds them.
     fn chain_pack(&mut self, p: u32, count: u16, kept: bool) {
         let mut before = NONE;
         for _ in 0..count {
@@ -679,7 +684,7 @@ impl Node {
         }
     }
 
-    /// Everything of a message has been handed to the port once.
+    /// The whole message has been handed to the port once.
     #[inline]
     pub(super) fn all_sent(&mut self, p: u32, w: u32) {
         let wr = &mut self.tx[w];
@@ -693,7 +698,8 @@ impl Node {
         self.try_complete(w);
     }
 
-    /// Whether there is room to keep another packet. If not, the peer is served again later.
+    /// Whether another packet can be recorded for retransmission. If not, the peer is served again
+    /// later.
     #[inline]
     pub(super) fn can_keep(&mut self) -> bool {
         let free = self.sent.free_count() > 0;
@@ -701,8 +707,8 @@ impl Node {
         free
     }
 
-    /// Whether the packets of a request are kept until acknowledged: always where frames get lost,
-    /// else only if the application waits for the peer.
+    /// Whether the packets of a request are recorded until acknowledged: on a lossy path always, on
+    /// a lossless one only if the completion waits for the peer.
     #[inline]
     fn keeps(&self, w: u32) -> bool {
         let wr = &self.tx[w];
@@ -719,7 +725,7 @@ impl Node {
         wr: u32,
         keep: bool,
     ) -> Packet<'a> {
-        // On a port that loses nothing it is the one that somebody waits for.
+        // On a lossless path a packet asks for an acknowledgement if a completion waits for it.
         let ar = if self.peers[p].path.is_lossless() { keep } else { self.asks(p, wr, true) };
         Packet { ty, psn: self.peers[p].snd.nxt, op, body, wr, ar, ends: wr != NONE, rtx: false }
     }
@@ -731,13 +737,14 @@ impl Node {
         room_in(peer.frame_max, peer.path, op_len)
     }
 
-    /// As [`payload_max`](Self::payload_max), in an answer that is not longer than what it answers:
-    /// that passed, so this does, although nobody here may have measured it.
+    /// [`payload_max`](Self::payload_max) of an answer no longer than its request: the request
+    /// passed the path, so the answer does, even if this end never measured the path.
     pub(super) fn answer_max(&self, p: u32, op_len: usize) -> usize {
         room_in(self.frame_most(p), self.peers[p].path, op_len)
     }
 
-    /// Sends a packet with the next number, and keeps what it takes to send it again if `keep`.
+    /// Sends a packet with the next PSN, and records it for retransmission if `keep`. False if the
+    /// port did not take it: nothing has changed.
     #[inline]
     pub(super) fn send_numbered(
         &mut self,
@@ -769,7 +776,7 @@ impl Node {
         true
     }
 
-    /// Puts a packet together and hands it to the port.
+    /// Builds a packet and hands it to the port.
     #[inline]
     pub(super) fn emit(&mut self, p: u32, packet: &Packet<'_>, out: &mut dyn FrameSink) -> Tx {
         let peer = &self.peers[p];
@@ -793,8 +800,8 @@ impl Node {
         self.left(p, (packet.ty, frame_len), sent)
     }
 
-    /// A frame of `len` bytes with a packet of type `ty` was given to the port, which has `sent` it
-    /// or not. Whether it counts as sent.
+    /// Counts a frame of `len` bytes with a packet of type `ty`, which the port has `sent` or not.
+    /// Returns whether it counts as sent.
     #[inline(always)]
     pub(super) fn left(&mut self, p: u32, (ty, len): (Ty, usize), sent: Tx) -> Tx {
         match sent {
@@ -804,26 +811,26 @@ impl Node {
                 self.peers[p].carried_ack();
             }
             Tx::Full => self.blocked = true,
-            // Nobody is there to miss it, and nobody here waits for it.
+            // No route, and no state here depends on the packet: it counts as sent.
             Tx::NoRoute if !ty.is_reliable() || ty == Ty::Nop => {
                 let peer = &mut self.peers[p];
                 (peer.owed, peer.ack_now) = (0, false);
                 return Tx::Sent;
             }
-            // The peer may come back; T_dead decides.
+            // No route: the peer may come back; T_dead decides.
             Tx::NoRoute => self.blocked = true,
         }
         sent
     }
 
-    /// What a packet to `peer` with a payload of `plen` bytes starts with.
+    /// The base of a packet to `peer` with `plen` bytes of payload.
     #[inline]
     fn base(&self, peer: &Peer, packet: &Packet<'_>, plen: usize) -> Base {
         let Packet { ty, psn, ar, rtx, .. } = *packet;
         Base { psn, ar, rtx, plen: plen as u16, ..peer.base(self.mac, ty) }
     }
 
-    /// A frame to ourselves: bytes that [`transmit`](Self::transmit) gives to `on_frame`.
+    /// Queues a frame to this node itself, which [`transmit`](Self::transmit) passes to `on_frame`.
     #[cold]
     fn emit_to_self(&mut self, p: u32, packet: &Packet<'_>) -> Tx {
         if self.looped.len() >= LOOP_MAX {
@@ -850,7 +857,7 @@ impl Node {
         Tx::Sent
     }
 
-    /// The bytes that a packet carries.
+    /// The payload that a record describes.
     #[inline]
     pub(super) fn body(&self, body: BodyRef) -> Body<'_> {
         match body {
@@ -874,8 +881,8 @@ impl Node {
     }
 }
 
-/// Payload bytes of a frame of `frame_max` bytes behind the Ethernet header, and behind `op_len`
-/// bytes of operation header.
+/// Payload bytes of a frame with `frame_max` bytes after the Ethernet header and `op_len` bytes of
+/// operation header.
 #[inline]
 fn room_in(frame_max: u32, path: Path, op_len: usize) -> usize {
     let trailer = if path.has_crc() { TRAILER_LEN } else { 0 };

@@ -1,17 +1,16 @@
-//! Messages that share a packet.
+//! Small messages packed into one packet (PACK).
 //!
-//! A small message that more follow (`FI_MORE`), and one posted while the window is closed, is
-//! written to a packet that stays open for those behind it until the peer is served next. What it
-//! takes to send it costs one packet for all of them then, and one transmit request stands for the
-//! packet: of each message there is a note of what its end has to tell. Credit is used when a
-//! message is written, and given back if the packet never leaves.
+//! A small message with `FI_MORE`, or one posted while the window is closed, is written to a packet
+//! that stays open for later messages until the peer is served next. Sending then costs one packet
+//! for all of them, and one transmit request stands for the packet; each message has a note with
+//! what its completion needs. Credit is charged when a message is written, and returned if the
+//! packet never leaves.
 //!
-//! Messages that wait one by one (for credit, or for a session) and small ones behind them are put
-//! into packets when they leave; that is in `output`. On a port that loses nothing none of this
-//! happens: a frame costs little more there than what it takes to write it.
+//! Messages that wait singly (for credit, or for a session) are packed when they leave, in
+//! `output`. On a lossless path nothing is packed: a frame costs little more there than copying the
+//! message.
 //!
-//! At the receiver the messages of a packet that have a receive each are taken without the
-//! questions that other messages raise.
+//! At the receiver, messages of a packet with a simple receive each take the fast path.
 
 use barewire_driver::frame::RxFrame;
 
@@ -34,32 +33,32 @@ use crate::slab::NONE;
 use crate::types::{CqErr, Cqe, FI_ADDR_UNSPEC, Instant, ProvErrno};
 use crate::wire::{MsgOp, PackOp, PackRecords, Ty, record_len};
 
-/// Flags of a message that may be written to an open packet: those that change nothing for when it
-/// completes, which is when the packet is acknowledged.
+/// Flags of a message that may be packed: those that leave its completion at the acknowledgement of
+/// the packet.
 const JOIN_FLAGS: OpFlags = OpFlags::MORE
     .union(OpFlags::COMPLETION)
     .union(OpFlags::TRANSMIT_COMPLETE)
     .union(OpFlags::DELIVERY_COMPLETE)
     .union(OpFlags::REMOTE_CQ_DATA);
 
-/// Buffers for small messages that share a packet.
+/// Buffers for packed messages.
 #[derive(Debug)]
 pub(crate) struct Packs {
     pub(crate) bytes: Vec<Vec<u8>>,
-    /// The messages of each, if one request stands for them.
+    /// Notes of the messages in each buffer, if one request stands for them.
     notes: Vec<Vec<Note>>,
     pub(crate) free: Vec<u32>,
     /// The request of the packet that is open, or [`NONE`].
     pub(super) open: u32,
 }
 
-/// What is told of a message when it ends.
+/// What the completion of a packed message needs.
 #[derive(Clone, Copy, Debug)]
 struct Note {
     context: u64,
     tag: u64,
     len: u32,
-    /// Bytes that it takes in the packet.
+    /// Length of its record in the packet, bytes.
     size: u16,
     /// Its success writes a completion.
     cqe: bool,
@@ -79,14 +78,14 @@ impl Packs {
 }
 
 impl Node {
-    /// Whether [`join`](Self::join) is worth asking before anything else.
+    /// Whether [`join`](Self::join) is worth trying first.
     #[inline(always)]
     pub(crate) fn joins(&self, req: &SendReq) -> bool {
         req.flags.contains(OpFlags::MORE) || self.packs.open != NONE
     }
 
-    /// Posts a small message by writing it to the packet that is open for its destination, or, if
-    /// more follow, to one that it opens. False if it is no such message: nothing has happened.
+    /// Posts a small message by writing it to the open packet of its destination or, with
+    /// `FI_MORE`, to a new one. False if it cannot be packed: nothing has happened.
     pub(crate) fn join(&mut self, now: Instant, id: EpId, req: &SendReq) -> bool {
         let (len, e) = (req.buf.len(), id.0.idx());
         let tagged = req.kind == MsgKind::Tagged;
@@ -133,7 +132,7 @@ impl Node {
         (wr.len, wr.tag, wr.data) = (wr.len + size as u64, wr.tag + 1, wr.data + u64::from(cost));
         let buf = wr.pack_buf();
         let record = &mut self.packs.bytes[buf][wr.len as usize - size..][..size];
-        // What fills the record up.
+        // Padding of the record.
         record[size - 8..].fill(0);
         let from = msg.emit(record);
         req.buf.read_start(&mut record[from..from + len]);
@@ -142,15 +141,15 @@ impl Node {
         true
     }
 
-    /// The packet that is open, if `msg` of endpoint `e`, which takes `size` bytes, may go with it:
-    /// the messages of a packet share its fate, so they go to one endpoint and are of one kind.
+    /// The open packet, if `msg` of endpoint `e`, with a record of `size` bytes, may join it: the
+    /// messages of a packet are refused together, so they are of one kind and go to one endpoint.
     #[inline]
     fn open_for(&self, (p, e): (u32, u32), msg: &MsgOp, size: usize) -> Option<u32> {
         let w = self.packs.open;
         let wr = self.tx.get(w)?;
         let tagged = wr.flags.contains(WrFlags::TAGGED);
         let is_it = (wr.peer, wr.ep, wr.dst_ep, tagged) == (p, e, msg.dst_ep, msg.tagged);
-        // Nothing may be overtaken.
+        // Only the last request of the queue: no message may overtake another.
         let is_last = wr.queue.next == NONE;
         let notes = &self.packs.notes[wr.pack_buf()];
         let room = self.packs.bytes[wr.pack_buf()].len();
@@ -158,7 +157,8 @@ impl Node {
         (is_it && is_last && fits).then_some(w)
     }
 
-    /// Opens a packet for `msg` of endpoint `e`, if there is room for it and nothing else waits.
+    /// Opens a packet for `msg` of endpoint `e`, if there is room and nothing else is queued for
+    /// the peer.
     #[inline(never)]
     fn open_pack(
         &mut self,
@@ -168,7 +168,7 @@ impl Node {
         inc: u64,
     ) -> Option<u32> {
         let last = self.tx.get(self.peers[p].send_q.tail);
-        // What waits there for credit would wait for more of it.
+        // Not behind a request that waits for credit: it would wait for more.
         let may = last.is_none_or(|last| last.flags.contains(WrFlags::GROUP));
         if !may || self.tx.is_full() {
             return None;
@@ -186,7 +186,7 @@ impl Node {
         Some(w)
     }
 
-    /// Sends the packet at the head of the queue.
+    /// Sends the PACK at the head of the queue.
     pub(super) fn send_group(
         &mut self,
         now: Instant,
@@ -217,7 +217,7 @@ impl Node {
         Step::Sent
     }
 
-    /// Writes the success of all messages of a packet.
+    /// Writes the success completions of all messages of a packet.
     pub(super) fn report_group(&mut self, w: u32) {
         let wr = &self.tx[w];
         let (ep, flags) = (&mut self.eps[wr.ep], send_flags(wr.flags));
@@ -239,7 +239,7 @@ impl Node {
         }
     }
 
-    /// Tells of the failure of each message of a packet.
+    /// Writes error completions for all messages of a packet.
     pub(super) fn fail_group(&mut self, w: u32, err: Error, prov_errno: ProvErrno) {
         let wr = &self.tx[w];
         let (ends, buf, flags) = ((wr.ep, wr.peer), wr.pack_buf(), send_flags(wr.flags));
@@ -249,7 +249,7 @@ impl Node {
         }
     }
 
-    /// Tells of the failure of a message of a packet of endpoint `e` for a peer.
+    /// Writes the error completion of one packed message of endpoint `e` to a peer.
     fn fail_note(
         &mut self,
         (e, p): (u32, u32),
@@ -264,8 +264,8 @@ impl Node {
         self.tell_failure((e, p), failure, self.eps[e].tx_cntr);
     }
 
-    /// Takes a message that was posted with `context` out of a packet of endpoint `e` that has not
-    /// left, with an error entry. False if there is none: nothing has happened.
+    /// Cancels the message posted with `context` in a packet of endpoint `e` that has not left: it
+    /// ends with an error completion. False if there is none: nothing has happened.
     pub(super) fn cancel_packed(&mut self, e: u32, context: u64) -> bool {
         let found = self.tx.iter().find_map(|(w, wr)| {
             let waits = wr.flags.contains(WrFlags::GROUP | WrFlags::IN_SEND_Q) && wr.sent == 0;
@@ -292,8 +292,7 @@ impl Node {
         true
     }
 
-    /// Gives back what a packet has besides its request, which is about to go, and its memory and
-    /// credit if it never left.
+    /// Frees what a packet has besides its request: notes, buffer, and its credit if it never left.
     pub(super) fn free_group(&mut self, w: u32) {
         let wr = &self.tx[w];
         // The request itself is counted off as any other.
@@ -308,8 +307,8 @@ impl Node {
         }
     }
 
-    /// Takes messages from the front of a packet, as long as each has a receive about which nothing
-    /// is out of the ordinary, and says how many.
+    /// Takes messages from the front of a packet while each has a simple receive that it fits.
+    /// Returns their number.
     pub(super) fn take_records(
         &mut self,
         now: Instant,

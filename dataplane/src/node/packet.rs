@@ -1,4 +1,4 @@
-//! A packet on its way to a frame.
+//! A packet about to be sent, and the outcome of the attempt.
 
 use crate::rel::psn::Psn;
 use crate::rel::sent::BodyRef;
@@ -15,15 +15,15 @@ pub(super) struct Packet<'a> {
     pub(super) wr: u32,
     /// Ask for an acknowledgement.
     pub(super) ar: bool,
-    /// It is the last of `wr`, and somebody waits for the acknowledgement.
+    /// It is the last packet of `wr`, whose completion waits for the acknowledgement.
     pub(super) ends: bool,
     pub(super) rtx: bool,
 }
 
-/// What became of an attempt to send.
+/// Outcome of an attempt to send.
 pub(super) enum Step {
     Sent,
-    /// Something else has to happen first; it will put the peer into the queue again.
+    /// Something else has to happen first, and will queue the peer again.
     Wait,
     /// The port or a pool has no room now.
     Full,

@@ -1,9 +1,9 @@
-//! What the path to a peer promises: a property of the session, since one port may reach processes
-//! of this node through memory and everybody else through a NIC.
+//! What the path to a peer guarantees: a property of the session, since one port may reach
+//! processes of this node through memory and all others through a NIC.
 //!
-//! A session is *near* if its OPEN came through memory that the peer's process alone can have
-//! written, and says so itself (`docs/wire.md`, "Sessions"); any other is *far*. It stays what it
-//! is until it ends.
+//! A session is *near* if its OPEN came through memory that only the peer's process can have
+//! written, and says so itself (`docs/wire.md`, "Sessions"); any other is *far*. It stays so until
+//! it ends.
 
 use barewire_driver::port::PortCaps;
 
@@ -11,7 +11,8 @@ bitflags::bitflags! {
     /// See the module.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub(crate) struct Path: u8 {
-        /// A frame that the port took arrives, once and in order: what leaves need not be kept.
+        /// Lossless: a frame that the port took arrives, once and in order, so it need not be
+        /// recorded.
         const LOSSLESS = 1 << 0;
         /// Frames carry a checksum.
         const CRC = 1 << 1;
@@ -35,7 +36,7 @@ impl Path {
         path
     }
 
-    /// Whether nothing gets lost.
+    /// Whether the path is lossless.
     #[inline(always)]
     pub(crate) fn is_lossless(self) -> bool {
         self.contains(Self::LOSSLESS)
@@ -47,7 +48,7 @@ impl Path {
         self.contains(Self::CRC)
     }
 
-    /// Whether the port tells who lives.
+    /// Whether the port tells the peer's presence.
     #[inline(always)]
     pub(crate) fn tells_presence(self) -> bool {
         self.contains(Self::PRESENCE)

@@ -59,19 +59,19 @@ pub(crate) enum State {
     Open,
 }
 
-/// A message that arrives in several packets, while only some of them are here.
+/// An eager message in several packets (MSGM) of which some have arrived.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reassembly {
     pub(crate) to: ReassemblyDst,
-    /// Its length.
+    /// Length of the message, bytes.
     pub(crate) len: u64,
-    /// Where the next piece begins.
+    /// Offset of the next segment, bytes.
     pub(crate) off: u64,
     /// Its remote CQ data.
     pub(crate) imm: Option<u64>,
 }
 
-/// Where the pieces of a message go.
+/// Destination of the segments of a message.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum ReassemblyDst {
     /// Into a posted receive, from `base` of its buffer.
@@ -83,9 +83,8 @@ pub(crate) enum ReassemblyDst {
 /// The peers of a node.
 pub(crate) type Peers = Table<Peer, Line>;
 
-/// What an address vector calls an endpoint of a peer, as it was found there last: who hears the
-/// same endpoint again need not look there. Whoever changes what a vector says of the peer forgets
-/// it.
+/// The address that a vector has for an endpoint of a peer, cached from the last look-up. Any
+/// change of the vector's entries for the peer drops it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SourceName {
     /// `NONE` if the vector does not have it.
@@ -104,7 +103,7 @@ impl SourceName {
     /// No vector has this number: a node has 1,024 of them.
     pub(crate) const UNKNOWN: Self = Self { addr: NONE, ep: 0, av: u16::MAX };
 
-    /// What vector number `at` calls endpoint `ep` of peer `p`; [`FI_ADDR_UNSPEC`] if nothing.
+    /// The address in vector `at` of endpoint `ep` of peer `p`; [`FI_ADDR_UNSPEC`] if it has none.
     #[inline(always)]
     pub(crate) fn of(&mut self, (at, av): (u32, &Slab<AvTable>), p: u32, ep: u16) -> FiAddr {
         if self.ep != ep || u32::from(self.av) != at {
@@ -120,18 +119,19 @@ impl SourceName {
     }
 }
 
-/// One peer. In the order of their declaration, which is that of lines of the cache: a node with
-/// many peers finds each of them out of it.
+/// One peer. `repr(C)`: the fields lie in the order of their declaration, sorted by cache line,
+/// since with many peers each record is found out of cache.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub(crate) struct Peer {
-    // The first line, with the head of the slot: to receive a message of the fast path takes no
-    // other.
-    /// Time of the turn in which the peer was last heard, or in which we began to wait for it.
+    // The first line, with the head of the slot: all that receiving a message on the fast path
+    // touches.
+    /// When the last packet of the peer arrived, or when we began to wait for it: the time of the
+    /// turn.
     pub(crate) last_rx: Instant,
-    /// Its address, as it stands in a frame.
+    /// The peer's MAC and the EtherType as they stand in a frame: see [`mac_word`].
     pub(crate) mac_word: u64,
-    /// What the sender of the last message is called.
+    /// The source address of the last message's sender.
     pub(crate) source: SourceName,
     /// Our name for the session, 0 while idle.
     pub(crate) sid: u32,
@@ -139,55 +139,54 @@ pub(crate) struct Peer {
     pub(crate) rcv_nxt: Psn,
     /// Credits we granted.
     pub(crate) granted: u32,
-    /// Those of them that the peer used.
+    /// Credits that the peer has used.
     pub(crate) consumed: u32,
-    /// Usual messages that may be taken one after the other before there is a question to this
-    /// record. Whatever else arrives from the peer, or changes what it may send, sets it to 0.
+    /// Short tagged messages that may be received back to back without a check of this record. Any
+    /// other packet from the peer, or a change of its credit, sets it to 0.
     pub(crate) rx_quota: u16,
-    /// Messages of one credit that may leave by the fast path without a further question to this
-    /// record. Whatever else is sent to the peer, or queued, sets it to 0.
+    /// Messages of one credit that may be sent on the fast path without a check of this record.
+    /// Whatever else is sent to the peer or queued for it sets it to 0.
     pub(crate) tx_quota: u16,
-    /// Packets received since the last acknowledgement, or more than anybody waits for.
+    /// Packets received since the last acknowledgement; saturates.
     pub(crate) owed: u8,
     /// An acknowledgement must go out in this turn.
     pub(crate) ack_now: bool,
-    /// Probes without an answer. While there are any, the next packet in order takes none of the
-    /// shortest paths, as those do not count them off.
+    /// Probes without an answer. While there are any, the inlined receive functions are closed,
+    /// since they do not reset this count.
     pub(crate) probes: u8,
-    /// [`fast_path`](Self::fast_path), and the next packet in order may be taken as it is: none is
-    /// early, refused or half of a message. [`note_order`](Self::note_order) sets it.
+    /// [`fast_path`](Self::fast_path), and no packet before the next one in order is missing,
+    /// refused or part of an unfinished message. [`note_order`](Self::note_order) sets it.
     pub(crate) in_order: bool,
-    /// Its first two words end the line.
+    /// The first two words of it end the line.
     pub(crate) snd: SendWindow,
 
-    // In the second: what else it takes to send one.
+    // The second line: what sending a message on the fast path touches besides.
     /// Their name for the session.
     pub(crate) remote_sid: u32,
     /// The life of the peer that the session is with, or that the application named; 0 any.
     pub(crate) inc: u64,
-    /// Credits that are used, of those that the peer granted.
+    /// Credits that we have used, of those that the peer granted.
     pub(crate) credit_used: u32,
-    /// Largest number of bytes after the Ethernet header that both take.
+    /// Most bytes after the Ethernet header that both ends take.
     pub(crate) frame_max: u32,
     pub(crate) state: State,
-    /// The session is open, and what nothing is lost of is not checked for damage: most messages
-    /// take the fast path.
+    /// The session is open, and `Node::takes_fast_path` allows the fast path for it.
     pub(crate) fast_path: bool,
     /// What the path to it promises.
     pub(crate) path: Path,
     /// The next packet in order was refused for this reason and has to be replaced.
     pub(crate) refused: u8,
-    /// [`is_steady`](Self::is_steady) has said so, and nothing has happened since that would make
-    /// it say anything else.
+    /// [`is_steady`](Self::is_steady) was true when last evaluated, and nothing has happened since
+    /// that would change it.
     pub(crate) steady: bool,
     /// Stands in the queue of peers to be served.
     pub(crate) queued: bool,
     /// Credits the peer should hold, at most [`GRANT_MAX`].
     pub(crate) target: u16,
 
-    // In the third, fourth and fifth: what it takes to serve a peer to which an acknowledgement is
-    // due, or to know that nothing else is.
-    /// When the wheel calls at the latest; the end of time if it will not.
+    // Lines three to five: what serving the peer touches if only an acknowledgement is due, or
+    // nothing.
+    /// When its timer fires at the latest; `u64::MAX` if none is armed.
     pub(crate) timer_at: Instant,
     /// Transmit requests not yet sent in full, in order.
     pub(crate) send_q: Queue<0>,
@@ -195,7 +194,7 @@ pub(crate) struct Peer {
     pub(crate) rndv_data_q: Queue<0>,
     /// Pulls that have a PULL or an END to send.
     pub(crate) rndv_ctl_q: Queue<0>,
-    /// Answers to the peer's one-sided operations that have packets to send.
+    /// Responses to the peer's one-sided operations that have packets to send.
     pub(crate) resp_q: Queue<0>,
     /// The packet received last, and when, as [`ack_time`] says it.
     pub(crate) rx_newest: Psn,
@@ -204,16 +203,16 @@ pub(crate) struct Peer {
     pub(crate) nack: Nack,
     /// Number of the next one-sided operation to the peer.
     pub(crate) rma_seq: u16,
-    /// Answers to the peer's one-sided operations, those in flight included.
+    /// Responses to the peer's one-sided operations, those in flight included.
     pub(crate) responses: u16,
-    /// Answers that are missing: one for each record of the fast path of one-sided operations, and
-    /// one for each other atomic packet.
+    /// Answers that we wait for: one for each operation of the fast path, and one for each other
+    /// packet of an atomic operation.
     pub(crate) answers: u8,
-    /// Those of atomic packets that have no such record.
+    /// Those of `answers` that are of atomic packets of the slow path.
     pub(crate) long_answers: u8,
-    /// Packets that arrived again since the last acknowledgement of its own.
+    /// Duplicates received since the last ACK packet.
     pub(crate) dups: u8,
-    /// The packet received last came as one that was sent again.
+    /// The packet received last was a retransmission.
     pub(crate) rx_resent: bool,
     pub(crate) has_nop_for: bool,
     /// An OPEN must go out in this turn.
@@ -223,40 +222,41 @@ pub(crate) struct Peer {
     pub(crate) pings: u8,
     /// The packet that left last did not ask for an acknowledgement, and somebody waits for it.
     pub(crate) unasked: bool,
-    /// Stands in the queue of such peers.
+    /// It stands in the queue of peers that `unasked` is set for.
     pub(crate) is_listed_unasked: bool,
-    /// A NOP must go out, so that the receiver of half a message learns that it ends there.
+    /// A NOP must go out, so that the receiver of an unfinished message learns that it ends there.
     pub(crate) want_nop: bool,
     pub(crate) rcv: RcvBitmap,
     /// When the last probe or OPEN went out.
     pub(crate) probe_at: Instant,
-    /// The message that is half here, `NONE` if none is.
+    /// The message of which some segments have arrived, an index of `Node::reassemblies`; `NONE` if
+    /// none.
     pub(crate) reassembly: u32,
-    /// Messages of collectives that are waited for.
+    /// Messages of collectives that we wait for.
     pub(crate) coll_waits: u32,
     /// All transmit requests to this peer, in the order of their posting.
     pub(crate) wrs: List<1>,
-    /// Number of the peer's operation of which a packet was refused or given up, `NONE` if none
-    /// was. With [`WITHDRAWN`](Self::WITHDRAWN) its later packets are answered.
+    /// Sequence number of the peer's one-sided operation of which a packet was refused or given up;
+    /// `NONE` if none. With [`WITHDRAWN`](Self::WITHDRAWN) its later packets are answered.
     pub(crate) bad_seq: u32,
     /// All pulls from this peer.
     pub(crate) pulls: List<1>,
-    /// Packets that arrived before one they have to wait for.
+    /// Packets that arrived out of order and wait for an earlier one.
     pub(crate) reorder_buf: List<0>,
 
-    // From here on nothing is needed for any of that.
-    /// Bytes that the peer's write, of which packets are still to come, has written so far, and
-    /// above [`WRITTEN_BITS`](Self::WRITTEN_BITS) of them its number.
+    // The rest is cold.
+    /// Bytes that the peer's unfinished write has written so far, and above
+    /// [`WRITTEN_BITS`](Self::WRITTEN_BITS) its sequence number.
     pub(crate) written: u64,
     /// When the oldest packet in flight was sent, or the last progress was made.
     pub(crate) progress_at: Instant,
-    /// When packets that were overtaken are lost, if not 0.
+    /// When packets that were overtaken are declared lost; 0 if none was.
     pub(crate) reorder_at: Instant,
     pub(crate) rtt: Rtt,
     /// The pulls that wait for room in the pull window, in the order in which they may ask.
     pub(crate) pull_wait: Queue<2>,
-    /// A packet that was refused and has no entry, if [`has_nop_for`](Self::has_nop_for): a NOP
-    /// with its number must go out.
+    /// The PSN of a refused packet without a record, if [`has_nop_for`](Self::has_nop_for): a NOP
+    /// with that PSN must go out.
     pub(crate) nop_for: Psn,
     /// The packet that asked for credit, if [`has_asked`](Self::has_asked).
     pub(crate) asked_at: Psn,
@@ -266,20 +266,20 @@ pub(crate) struct Peer {
     pub(crate) closed_epoch: u32,
     /// Address vector entries that name this peer.
     pub(crate) av_refs: u32,
-    /// Messages of this peer that wait for a receive.
+    /// Unexpected messages of this peer.
     pub(crate) unexpected: u32,
-    /// Bytes that pulls from this peer have asked for and that are not here.
+    /// Bytes that pulls from this peer have asked for and not received.
     pub(crate) pull_out: u32,
-    /// The last of the operations of the fast path that wait for an acknowledgement, or
+    /// The last operation in the ring of those that wait for an acknowledgement, or
     /// [`NO_OP`](Self::NO_OP).
     pub(crate) last_unacked: u16,
-    /// Reads, but those of the fast path, that have bytes missing.
+    /// Reads on the slow path that have bytes missing.
     pub(crate) reads: u8,
     /// Timeouts in a row; while nothing is in flight, PINGs in a row that brought no credit.
     pub(crate) backoff: u8,
     /// The tail probe of this flight is out.
     pub(crate) probed: bool,
-    /// Stands in the list of peers that wait for free blocks.
+    /// It stands in the queue of peers that wait for free blocks.
     pub(crate) wants_blocks: bool,
     /// Stands in the queue of peers that have pulls waiting.
     pub(crate) in_pull_queue: bool,
@@ -289,12 +289,12 @@ pub(crate) struct Peer {
     pub(crate) opens: bool,
     /// [`inc`](Self::inc) is known from an OPEN alone that anybody can have sent.
     pub(crate) is_life_claimed: bool,
-    /// The lesser of what both ends of an open session accept, bytes after the Ethernet header; 0
-    /// in the session with ourselves.
+    /// Most bytes after the Ethernet header that both ends of the open session accept, whatever the
+    /// path carries; 0 in the session with ourselves.
     pub(crate) frame_most: u16,
 }
 
-/// A field ends so many bytes after the beginning of the slot.
+/// Offset of the end of a field from the start of the slot, bytes.
 macro_rules! end_of {
     ($field:ident: $ty:ty) => {
         Peers::HEAD_LEN + offset_of!(Peer, $field) + size_of::<$ty>()
@@ -308,26 +308,28 @@ const _: () = {
     assert!(Peers::SLOT_LEN <= 384, "a session has half a kilobyte, with its share of the tables");
 };
 
-/// How the refusal of a packet is said. Packed, for the sake of its neighbours.
+/// How and when a NACK is sent. Packed, so that its neighbours share a line.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C, packed(2))]
 pub(crate) struct Nack {
-    /// It must be said.
+    /// A NACK must go out.
     pub(crate) want: bool,
     /// Packets in a row whose key no region has.
     bad_keys: u8,
-    /// Until when the refusal waits if these are too many, in units of [`NACK_UNIT_BITS`].
+    /// If that is more than [`BAD_KEYS_MAX`], the NACK waits until then, in units of
+    /// 2^[`NACK_UNIT_BITS`] ns.
     after: u32,
 }
 
-/// Wrong keys in a row after which a peer hears of each further one only a millisecond later.
+/// Wrong keys in a row after which each further NACK waits a millisecond: a guard against guessing
+/// keys.
 const BAD_KEYS_MAX: u8 = 64;
 
-/// Nanoseconds are shifted by so much to units of 131 us, of which eight are a millisecond.
+/// Shift from nanoseconds to units of 131 us; eight of them are a millisecond.
 const NACK_UNIT_BITS: u32 = 17;
 
 impl Nack {
-    /// Notes whether the key of a packet was one.
+    /// Notes whether a packet's key was wrong (`bad`).
     #[inline]
     pub(crate) fn note_key(&mut self, now: Instant, bad: bool) {
         if !bad {
@@ -338,12 +340,12 @@ impl Nack {
         self.after = ((now.0 >> NACK_UNIT_BITS) as u32).wrapping_add(8);
     }
 
-    /// Whether it must be said, and now.
+    /// Whether a NACK must go out now.
     pub(crate) fn is_due(&self, now: Instant) -> bool {
         self.want && self.waits(now).is_none()
     }
 
-    /// Until when it waits, if it must be said and waits.
+    /// Until when a NACK that must go out has to wait; `None` if it need not.
     pub(crate) fn waits(&self, now: Instant) -> Option<Instant> {
         if !self.want || self.bad_keys <= BAD_KEYS_MAX {
             return None;
@@ -355,20 +357,20 @@ impl Nack {
 }
 
 impl Vacant for Peer {
-    /// Nothing is taken from it on the fast path, and nothing leaves for it.
+    /// Closed for the fast path in both directions.
     fn vacant() -> Self {
         Self::default()
     }
 }
 
 impl Peer {
-    /// Bytes at the start of a slot that a message of the fast path touches.
+    /// Bytes at the start of a slot that messages on the fast path touch.
     pub(crate) const HOT: usize = 128;
 
-    /// Bytes at the start of a slot that are looked at when the peer is served.
+    /// Bytes at the start of a slot that serving the peer touches.
     pub(crate) const WARM: usize = 320;
 
-    /// In [`last_unacked`](Self::last_unacked): no operation.
+    /// In [`last_unacked`](Self::last_unacked): the ring is empty.
     pub(crate) const NO_OP: u16 = u16::MAX;
 
     /// See [`bad_seq`](Self::bad_seq). No operation's number has this bit.
@@ -397,8 +399,8 @@ impl Peer {
         MacAddr([a, b, c, d, e, f])
     }
 
-    /// What every packet of type `ty` to the peer starts with, from station `src`; its number, if
-    /// it has one, is the next.
+    /// The base of a packet of type `ty` to the peer, from `src`. A reliable packet takes the next
+    /// PSN.
     #[inline]
     pub(crate) fn base(&self, src: MacAddr, ty: Ty) -> Base {
         Base {
@@ -416,14 +418,14 @@ impl Peer {
         }
     }
 
-    /// The congestion window may have become smaller: no more may leave at once than it has room
-    /// for.
+    /// The congestion window may have shrunk: the quota shrinks with it.
     #[inline]
     pub(crate) fn note_window(&mut self) {
         self.tx_quota = self.tx_quota.min(self.snd.room() as u16);
     }
 
-    /// A packet has gone out, and with it the acknowledgement of all that came, if none is early.
+    /// A packet has gone out and carried the acknowledgement of everything received, if no packet
+    /// is missing.
     #[inline]
     pub(crate) fn carried_ack(&mut self) {
         if self.rcv.is_empty() {
@@ -440,7 +442,7 @@ impl Peer {
         self.snd.number()
     }
 
-    /// Keeps the packet numbered last, whose entry is `idx`.
+    /// Records the packet numbered last, as entry `idx`, for retransmission.
     #[inline]
     pub(crate) fn keep(&mut self, now: Instant, sent: &mut SentPool, idx: u32) {
         if self.snd.is_empty() {
@@ -456,7 +458,7 @@ impl Peer {
         slot_of(self.sid)
     }
 
-    /// A packet goes out, and none was in flight.
+    /// Starts a flight: a packet goes out and none was in flight.
     #[inline]
     pub(crate) fn begin_flight(&mut self, now: Instant) {
         self.progress_at = now;
@@ -464,8 +466,8 @@ impl Peer {
         self.backoff = 0;
     }
 
-    /// Whether what is to be sent waits for credit alone, and nothing is in flight whose loss
-    /// would be seen.
+    /// Whether queued messages wait for credit alone, and nothing is in flight whose loss would be
+    /// noticed.
     pub(crate) fn is_stalled(&self) -> bool {
         self.snd.is_empty() && !self.send_q.is_empty()
     }
@@ -476,15 +478,16 @@ impl Peer {
         self.fast_path && self.refused == 0 && self.reassembly == NONE && self.rcv.is_empty()
     }
 
-    /// Whether a packet that leaves now without a record starts the peer's silence, so that the
-    /// clock has to be read. A peer that was heard in this `turn` is waited for since then.
+    /// Whether the silence of the peer counts from a packet that is sent now without a record, so
+    /// that the clock must be read. Silence of a peer that was heard in this `turn` counts from the
+    /// turn.
     #[inline(always)]
     pub(super) fn begins_to_wait(&self, turn: Instant) -> bool {
         self.snd.in_flight() == 0 && self.last_rx != turn || self.timer_at == Instant(u64::MAX)
     }
 
-    /// A packet leaves without a record: if it is the first of a flight, the peer is probed when
-    /// it has been silent since `now`.
+    /// A packet is sent without a record. If it opens a flight, the peer is probed when it has been
+    /// silent since `now`.
     #[inline(always)]
     pub(super) fn probe_from(&mut self, now: Instant) {
         if self.snd.in_flight() == 0 {
@@ -492,9 +495,10 @@ impl Peer {
         }
     }
 
-    /// As [`begins_to_wait`](Self::begins_to_wait), but the other way round; and if nobody does, a
-    /// packet that is the first of a flight need not [be said](Self::probe_from) to be. (That is
-    /// no harm if it does not leave: a peer of whom nothing is in flight was heard just now.)
+    /// Negation of [`begins_to_wait`](Self::begins_to_wait): the timer runs and the peer was heard
+    /// in this turn, so no clock is read. Restarts the probe interval if the packet opens a flight,
+    /// as [`probe_from`](Self::probe_from) does. (Harmless if the packet does not leave: with
+    /// nothing in flight the peer was heard just now.)
     #[inline(always)]
     pub(super) fn needs_no_clock(&mut self, turn: Instant) -> bool {
         if self.snd.in_flight() == 0 {
@@ -506,7 +510,7 @@ impl Peer {
         self.timer_at != Instant(u64::MAX) || cold(false)
     }
 
-    /// A packet says by its `cack` alone all that an acknowledgement would, if none is early.
+    /// [`carried_ack`](Self::carried_ack) for the fast path, with the flag that is in cache.
     #[inline(always)]
     pub(crate) fn carried_ack_in_order(&mut self) {
         if self.in_order {
@@ -514,16 +518,17 @@ impl Peer {
         }
     }
 
-    /// To be called when a packet has been taken on the slow path.
+    /// Recomputes the flags after a packet was taken on the slow path.
     #[inline]
     pub(crate) fn note_order(&mut self) {
         self.in_order = self.is_in_order() || self.in_order && planted(Bug::InOrderKept);
         (self.rx_quota, self.steady) = (0, false);
     }
 
-    /// Whether the next packet in order may be taken as it is, and nobody waits for what it
-    /// acknowledges and grants. Whoever makes the peer ready, or keeps something for an
-    /// acknowledgement, clears [`steady`](Self::steady).
+    /// Whether the session is in its steady state: the next packet in order may be taken as it is,
+    /// no queue or record waits for what it acknowledges and grants, and no probe is unanswered.
+    /// Queueing the peer, or keeping a record for its acknowledgement, clears
+    /// [`steady`](Self::steady).
     #[inline(always)]
     pub(crate) fn is_steady(&self) -> bool {
         let kept = !self.snd.is_empty() || self.last_unacked != Self::NO_OP;
@@ -531,8 +536,8 @@ impl Peer {
         self.in_order && !self.any_waits() && !kept && !probed && self.bad_seq == NONE
     }
 
-    /// How many usual messages in order could be taken now one after the other without our owing
-    /// the peer an acknowledgement or credits, when one in `ack_every` is acknowledged.
+    /// How many messages of one credit could be received now before we owe the peer an
+    /// acknowledgement (one for `ack_every` packets) or credits.
     pub(crate) fn rx_room(&self, ack_every: u8) -> u16 {
         if !self.in_order || self.probes > 0 {
             return 0;
@@ -542,7 +547,7 @@ impl Peer {
         credits.min(acks.into()) as u16
     }
 
-    /// Our name of the session and the number of the next packet, as they stand in it: see
+    /// Our session name and the next PSN in order, packed as in a packet: see
     /// [`EagerTaggedView::sid_psn`](crate::wire::EagerTaggedView::sid_psn) and
     /// [`BaseWords::sid_psn`](crate::wire::BaseWords::sid_psn).
     #[inline(always)]
@@ -550,8 +555,8 @@ impl Peer {
         u64::from(self.sid) | u64::from(self.rcv_nxt.0) << 32
     }
 
-    /// Asks again how many usual messages may be taken, on a port that loses nothing, and says
-    /// whether one may: an acknowledgement may have left since.
+    /// Refills [`rx_quota`](Self::rx_quota) on a lossless path, since an acknowledgement may have
+    /// left, and says whether that is above 0.
     #[cold]
     #[inline(never)]
     pub(crate) fn refill_rx_quota(&mut self) -> bool {
@@ -559,14 +564,14 @@ impl Peer {
         self.rx_quota > 0
     }
 
-    /// How many messages of one credit could be sent now one after the other, in a frame each.
+    /// How many messages of one credit, each in one frame, could be sent now.
     pub(crate) fn tx_room(&self) -> u16 {
         let holds = self.frame_max as usize + ETH_HDR_LEN >= EagerMsg::AROUND_MAX + UNIT;
         if !self.fast_path || !holds || self.send_q.head != NONE || !self.snd.open() {
             return 0;
         }
-        // On a port that loses nothing the second is never less than the third. One is left for an
-        // answer that leaves when nothing is in flight, which is not counted here.
+        // On a lossless path congestion leaves at least the window. One place is left free for an
+        // answer that is sent when nothing is in flight, which is not counted here.
         let window = WINDOW - self.snd.in_flight().max(1);
         self.credits().min(self.snd.room()).min(window) as u16
     }
@@ -577,22 +582,22 @@ impl Peer {
         (self.rx_newest, self.rx_at, self.rx_resent) = (psn, ack_time(now), resent);
     }
 
-    /// Counts off `n` answers to operations that are none of the fast path. Whatever the peer says,
-    /// those of the fast path are counted off one by one.
+    /// Counts off `n` answers to packets of the slow path, at most as many as are missing. Those of
+    /// the fast path are counted off one by one.
     pub(crate) fn answered(&mut self, n: u16) {
         let n = u16::from(self.long_answers).min(n) as u8;
         (self.answers, self.long_answers) = (self.answers - n, self.long_answers - n);
     }
 
-    /// Records of the fast path of one-sided operations.
+    /// Operations of the fast path in flight.
     pub(crate) fn fast_ops(&self) -> u8 {
         self.answers - self.long_answers
     }
 
-    /// Whether anything waits to be sent, for room, credit or an answer.
+    /// Whether anything is queued to be sent, for lack of room, credit or an answer.
     #[inline(always)]
     pub(crate) fn any_waits(&self) -> bool {
-        // All bits of a head are set if nothing is in the list.
+        // The head of an empty list has all bits set.
         let heads =
             self.send_q.head & self.rndv_data_q.head & self.rndv_ctl_q.head & self.resp_q.head;
         heads != NONE
@@ -603,7 +608,7 @@ impl Peer {
         self.snd.credit.wrapping_sub(self.credit_used)
     }
 
-    /// Of fewer credits than this the peer is granted more.
+    /// The low-water mark: with fewer credits left the peer is granted more.
     #[inline(always)]
     pub(crate) fn low(&self) -> u32 {
         u32::from(self.target / 2)
@@ -619,8 +624,8 @@ impl Peer {
         self.pings = self.pings.max(1);
     }
 
-    /// Whether the peer was asked often enough to be dead if it does not answer: a session that
-    /// opens by two OPENs more than the first, one that is open by [`PROBES_MIN`] probes.
+    /// Whether the peer was probed often enough to be dead if it does not answer: an opening
+    /// session by two OPENs after the first, an open one by [`PROBES_MIN`] probes.
     pub(crate) fn was_asked(&self) -> bool {
         match self.state {
             State::Open => self.probes >= PROBES_MIN,
@@ -643,14 +648,15 @@ impl Peer {
                     || !self.pulls.is_empty()
                     || self.reassembly != NONE
                     || !self.reorder_buf.is_empty()
-                    // Answers that cannot be sent: a station that is gone would have them for ever.
+                    // Responses that cannot be sent: if the peer is gone they would stay for ever.
                     || self.responses > 0
                     || self.coll_waits > 0
             }
         }
     }
 
-    /// An operation is about to wait for it: if none did, its silence counts from now.
+    /// An operation starts to wait for the peer. If it is the first, the peer's silence counts from
+    /// now.
     #[inline]
     pub(crate) fn begin_to_wait(&mut self, now: Instant) {
         if !self.owes() {
@@ -660,7 +666,7 @@ impl Peer {
         }
     }
 
-    /// Whether the session could be forgotten without anybody noticing.
+    /// Whether the session holds nothing, so that its record may be reused.
     pub(crate) fn is_idle(&self) -> bool {
         self.wrs.is_empty()
             && self.fast_ops() == 0
@@ -674,8 +680,8 @@ impl Peer {
     }
 }
 
-/// A time in the unit of an acknowledgement's delay. Wraps after minutes; a delay above four
-/// milliseconds says only that.
+/// A time in units of an acknowledgement's delay, 64 ns. Wraps after minutes. A delay saturates at
+/// four milliseconds.
 #[inline]
 pub(crate) const fn ack_time(now: Instant) -> u32 {
     (now.0 / 64) as u32

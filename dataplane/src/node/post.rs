@@ -90,7 +90,7 @@ impl Node {
         self.keep_memory_of(w, self.tx[w].flags.contains(WrFlags::INJECTED), buf);
     }
 
-    /// As [`keep_memory`](Self::keep_memory), of a request that is injected or not.
+    /// [`keep_memory`](Self::keep_memory) for a request that may be injected or not.
     #[inline(always)]
     pub(super) fn keep_memory_of(&mut self, w: u32, injected: bool, buf: &mut IoBuf) {
         if injected {

@@ -1,9 +1,9 @@
-//! The receiving side of messages: matching, placing, storing what came early, pulling what was
-//! announced, completing.
+//! The receiving side of messages: matching, placing, unexpected messages, the pull engine,
+//! completions.
 //!
-//! Packets reach this file in the order of their numbers, each once; [`Node::on_data`] alone takes
-//! them as they come. Nothing here trusts a length: what a header says was checked against the
-//! frame by the codec, and is checked against the buffer here.
+//! Packets reach this file in order, each once; only [`Node::on_data`] takes them as they arrive.
+//! Lengths are not trusted: the codec checked them against the frame, and they are checked against
+//! the buffer here.
 
 use barewire_driver::frame::RxFrame;
 use barewire_driver::mem::IoBuf;
@@ -23,19 +23,19 @@ use crate::slab::{Handle, Link, NONE};
 use crate::types::{CqErr, Cqe, EpAddr, FI_ADDR_UNSPEC, Instant, ProvErrno};
 use crate::wire::{DataOp, EndStatus, MsgMOp, MsgOp, NackReason, PULL_MAX, RndvOp};
 
-/// What becomes of a packet that is next in order.
+/// Outcome of a packet that is next in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// Taken.
+    /// Executed, and acknowledged.
     Accept,
     /// Answered by a NACK; the sender puts a NOP in its place.
     Refuse(NackReason),
 }
 
-/// Bytes asked for at once.
+/// Bytes that one PULL asks for at most.
 pub(super) const PULL_CHUNK: u64 = 256 << 10;
 
-/// What a message's header says, whatever packet it came in.
+/// A message's header, of whichever packet type.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct MsgHead {
     pub(crate) peer: u32,
@@ -56,20 +56,20 @@ impl MsgHead {
     }
 }
 
-/// Where a message goes.
+/// Destination of a message.
 enum Target {
-    /// Into this receive, from `base` of its buffer.
+    /// Into this receive, at offset `base` of its buffer.
     Recv { recv: u32, base: u64 },
-    /// Nobody wants it yet.
+    /// No receive matches: it becomes an unexpected message.
     Store,
 }
 
-/// Messages that may be half here, of which each peer has one at most, before memory is taken for
-/// more: never, with as many peers as there may be unless it is asked for more.
+/// Initial capacity for messages being reassembled. Each peer has at most one; with more peers the
+/// table grows when needed.
 pub(super) const REASSEMBLIES_FIRST: usize = 4096;
 
 impl Node {
-    /// Takes a whole message that lies at `off..off + len` of `frame`.
+    /// Takes a whole message, whose payload is `off..off + len` of `frame`.
     #[inline]
     pub(crate) fn on_msg(
         &mut self,
@@ -113,7 +113,7 @@ impl Node {
         Verdict::Accept
     }
 
-    /// Takes a piece of a message that comes in several packets.
+    /// Takes a segment of an eager message (MSGM).
     pub(crate) fn on_msgm(
         &mut self,
         now: Instant,
@@ -176,7 +176,7 @@ impl Node {
         if self.reassemblies.is_full() {
             self.reassemblies.raise_capacity(2 * self.reassemblies.capacity());
         }
-        // The rest of it is waited for.
+        // The peer now owes us the rest: its silence counts.
         self.begin_to_wait(now, p);
         self.peers[p].reassembly = self.reassemblies.alloc(partial).expect("there is room now");
         self.arm_timer(now, p);
@@ -210,14 +210,13 @@ impl Node {
         }
     }
 
-    /// What is known of the message of which the first pieces are here, if there is one; from now
-    /// on there is none.
+    /// Takes the reassembly record of peer `p`, if there is one.
     pub(crate) fn take_reassembly(&mut self, p: u32) -> Option<Reassembly> {
         let partial = std::mem::replace(&mut self.peers[p].reassembly, NONE);
         (partial != NONE).then(|| self.reassemblies.free(partial))
     }
 
-    /// The receive that the pieces of a message of peer `p` go into.
+    /// The receive that the unfinished message of peer `p` is placed into.
     pub(crate) fn placing(&self, p: u32) -> Option<u32> {
         match self.reassemblies.get(self.peers[p].reassembly)?.to {
             ReassemblyDst::Recv { recv, .. } => Some(recv),
@@ -225,7 +224,7 @@ impl Node {
         }
     }
 
-    /// The sender gave up the message of which the first pieces are here.
+    /// The sender has abandoned its unfinished message.
     pub(crate) fn abort_reassembly(&mut self, now: Instant, p: u32) {
         let Some(partial) = self.take_reassembly(p) else { return };
         match partial.to {
@@ -237,7 +236,7 @@ impl Node {
                 let m = &mut self.unexpected[msg].payload;
                 let recv = m.recv;
                 if m.claimed && recv == NONE && !m.discard {
-                    // The application holds its name, and learns of it by asking for it.
+                    // The application has claimed it: it gets the error when it receives it.
                     (m.dead, m.complete) = (true, true);
                     return;
                 }
@@ -251,7 +250,7 @@ impl Node {
         }
     }
 
-    /// Takes the announcement of a message to be pulled.
+    /// Takes the announcement of a message (RNDV).
     pub(crate) fn on_rndv(&mut self, now: Instant, p: u32, op: &RndvOp) -> Verdict {
         let head = MsgHead {
             peer: p,
@@ -282,7 +281,7 @@ impl Node {
         Verdict::Accept
     }
 
-    /// Takes a piece of a pulled message, in any order.
+    /// Takes a segment of a pulled message, in any order.
     pub(crate) fn on_data(
         &mut self,
         now: Instant,
@@ -306,7 +305,7 @@ impl Node {
             return self.on_read_data(now, p, frame, op, (off, len));
         }
         if len == 0 {
-            // Its sender closed the endpoint.
+            // The sender has closed the endpoint.
             self.fail_pull(op.dst_op, Error::Canceled);
             return;
         }
@@ -333,7 +332,7 @@ impl Node {
         self.serve_waiting_pulls(now);
     }
 
-    /// Checks endpoint and credit of a message, and takes the credit.
+    /// Checks the endpoint and the credit of a message, and charges the credit.
     #[inline]
     fn admit(
         &mut self,
@@ -363,7 +362,7 @@ impl Node {
         Ok(e)
     }
 
-    /// Finds the receive a message goes to, and takes it out of matching if it takes no other.
+    /// Matches a message to a receive, which leaves matching unless it takes further messages.
     #[inline]
     fn target(&mut self, e: u32, head: &MsgHead) -> Target {
         let ep = &mut self.eps[e];
@@ -387,7 +386,7 @@ impl Node {
         self.target_multi(e, recv, head)
     }
 
-    /// Takes the next bytes of a multi-receive, if the queue has room for the completion.
+    /// Takes the next bytes of a multi-receive, if the completion queue has room for the entry.
     fn target_multi(&mut self, e: u32, recv: u32, head: &MsgHead) -> Target {
         let len = self.room(recv, 0);
         self.make_room(self.eps[e].rx_cq);
@@ -410,7 +409,7 @@ impl Node {
         Target::Recv { recv, base }
     }
 
-    /// Bytes of a receive's buffer from `base` on.
+    /// Bytes of a receive's buffer behind `base`.
     #[inline]
     fn room(&self, recv: u32, base: u64) -> u64 {
         self.recv_buf(recv).len() as u64 - base
@@ -427,7 +426,7 @@ impl Node {
         }
     }
 
-    /// Keeps a message for later.
+    /// Adds an unexpected message, and returns its index.
     fn add_unexpected(&mut self, e: u32, head: &MsgHead, src_op: u32, src_gen: u32) -> u32 {
         let cost = if src_op == NONE { units(head.len) } else { 1 };
         let unexpected = UnexpectedMsg {
@@ -459,7 +458,8 @@ impl Node {
         added.unwrap_or_else(|_| unreachable!("a record was promised with the credit"))
     }
 
-    /// Tells the application of a stored message, if it wants to be told (`FI_BUFFERED_RECV`).
+    /// Writes the completion that announces an unexpected message (`FI_BUFFERED_RECV`), if the
+    /// endpoint asks for it.
     pub(crate) fn announce(&mut self, e: u32, msg: u32) {
         if !self.eps[e].buffered {
             return self.coll_arrived(e, msg);
@@ -493,7 +493,7 @@ impl Node {
         self.unexpected[msg].payload.claimed = true;
     }
 
-    /// What the header of a stored message said.
+    /// The header of an unexpected message.
     pub(super) fn head_of(&self, msg: u32) -> MsgHead {
         let unexpected = &self.unexpected[msg];
         let (tag, m) = (unexpected.tag, &unexpected.payload);
@@ -501,7 +501,8 @@ impl Node {
         MsgHead { peer: m.peer, src_ep, tagged, tag, imm: m.imm, len }
     }
 
-    /// Hands a stored message to a receive, from `base` of its buffer.
+    /// Copies an unexpected message to a receive, at offset `base` of its buffer, or starts to pull
+    /// it.
     pub(crate) fn deliver_unexpected(&mut self, now: Instant, msg: u32, recv: u32, base: u64) {
         let head = self.head_of(msg);
         let m = &mut self.unexpected[msg].payload;
@@ -521,7 +522,7 @@ impl Node {
         }
     }
 
-    /// Takes a stored message out of its matching table, unless it was claimed.
+    /// Takes an unexpected message out of matching, unless it was claimed.
     pub(crate) fn unmatch_unexpected(&mut self, msg: u32) {
         let m = &self.unexpected[msg].payload;
         if m.claimed || m.recv != NONE || m.discard {
@@ -532,7 +533,7 @@ impl Node {
         self.eps[at].matcher[kind as usize].unlink_unexpected(&mut self.unexpected, msg);
     }
 
-    /// Throws a stored message away; its sender is told `status` if it announced it.
+    /// Discards an unexpected message. If it was announced, its sender gets END with `status`.
     pub(crate) fn discard_unexpected(&mut self, now: Instant, msg: u32, status: EndStatus) {
         self.unmatch_unexpected(msg);
         let m = &mut self.unexpected[msg].payload;
@@ -553,7 +554,7 @@ impl Node {
         }
     }
 
-    /// Gives back the record and blocks of a message that is out of its matching table.
+    /// Frees the record and blocks of a message that is out of matching.
     pub(crate) fn free_unexpected(&mut self, now: Instant, msg: u32) {
         let mut m = self.unexpected.free(msg).payload;
         self.blocks.release(&mut m.chain);
@@ -576,7 +577,8 @@ impl Node {
         }
     }
 
-    /// The peer used credit for something that was not taken: it counts as used, and is free again.
+    /// The peer used credit for a message that was not stored: the credit counts as used, and its
+    /// blocks are free again.
     pub(crate) fn return_credit(&mut self, now: Instant, p: u32, cost: u32) {
         let peer = &mut self.peers[p];
         let cost = cost.min(peer.outstanding());
@@ -585,7 +587,7 @@ impl Node {
         self.regrant(now, p);
     }
 
-    /// The credit of a message that went straight to its receive is free again.
+    /// The blocks behind the credit of a message that went straight to its receive are free again.
     #[inline]
     pub(super) fn release_units(&mut self, _p: u32, cost: u32) {
         if !planted(Bug::CreditNotReturned) {
@@ -593,8 +595,8 @@ impl Node {
         }
     }
 
-    /// Grants the peer new credits when it has used half of them. A peer that uses them up gets
-    /// twice as many the next time, as long as half of all blocks are free.
+    /// Grants the peer more credit when it has used half of its target. The target doubles each
+    /// time while half of all blocks are free.
     #[inline]
     pub(crate) fn regrant(&mut self, now: Instant, p: u32) {
         let peer = &mut self.peers[p];
@@ -620,8 +622,8 @@ impl Node {
         if more == 0 {
             return;
         }
-        // One half of the blocks is for the first credits of every session. What a peer holds
-        // beyond these comes from the other half, or a new session might get none for ever.
+        // One half of the blocks is for the first credits of sessions. What a peer holds
+        // beyond these comes from the other half, or a new session might never get any.
         let spare = self.blocks_unpromised.saturating_sub(blocks / 2);
         let first = GRANT_FIRST.saturating_sub(peer.outstanding()) as usize;
         let more = more.min(spare.max(first).min(self.blocks_unpromised) as u32);
@@ -665,8 +667,8 @@ impl Node {
     fn add_pull(&mut self, now: Instant, pull: Pull) {
         let (p, ended, recv) = (pull.peer, pull.end.is_some(), pull.recv);
         if self.pulls.free_count() == 0 {
-            // There is a record for every announcement that credit allows, so somebody has more
-            // under way than an honest peer can.
+            // There is a record for each announcement that credit allows, so some peer has
+            // announced more.
             let hog =
                 self.peers.iter().max_by_key(|(_, peer)| peer.pulls.len).map_or(p, |(h, _)| h);
             self.end_session(now, hog, EndReason::Excess);
@@ -690,7 +692,7 @@ impl Node {
         }
     }
 
-    /// Asks for the next bytes, or waits for room in the pull window.
+    /// Asks for the next bytes of pull `idx`, or queues it until the pull window has room.
     pub(crate) fn ask(&mut self, _now: Instant, idx: u32) {
         let pull = &self.pulls[idx];
         if pull.in_rndv_ctl_q || pull.waiting {
@@ -711,22 +713,22 @@ impl Node {
         self.queue_pull(p, idx);
     }
 
-    /// Whether there is room for a piece in the window of all pulls.
+    /// Whether the pull window of the node has room for a request.
     fn pull_room(&self) -> bool {
         self.pull_out == 0 || self.pull_out + PULL_CHUNK <= self.settings.pull_window as u64
     }
 
-    /// Whether `p` may be asked for another piece. One peer may hold half of the window: who
-    /// announces nothing but what does not come must not keep the others from asking.
+    /// Whether the pull window has room for another request to `p`. A peer may use half of the
+    /// window: one that announces messages and sends none must not stop the others.
     fn pull_share(&self, p: u32) -> bool {
         let share = (self.settings.pull_window as u64 / 2).min(1 << 30);
         let out = u64::from(self.peers[p].pull_out);
         out == 0 || out + PULL_CHUNK <= share
     }
 
-    /// Pull `idx` goes on when there is room: before those of its peer that have not begun. With
-    /// all messages of a peer on their way at once, a little of each at a time, its application
-    /// would get back none to go on with before it got them all.
+    /// Queues pull `idx` for room in the window, before pulls of its peer that have not begun.
+    /// Finishing one message after the other gives the application buffers back sooner than all
+    /// messages side by side.
     fn wait_for_room(&mut self, p: u32, idx: u32) {
         let (peer, pulls) = (&mut self.peers[p], &mut self.pulls);
         pulls[idx].waiting = true;
@@ -740,7 +742,7 @@ impl Node {
         }
     }
 
-    /// Takes a pull that waits for room out of those that do.
+    /// Takes a pull out of the queue for room.
     pub(crate) fn unwait_pull(&mut self, idx: u32) {
         let pull = &mut self.pulls[idx];
         let p = pull.peer;
@@ -749,22 +751,22 @@ impl Node {
         }
     }
 
-    /// `len` bytes that were asked for from `p` are here, or will not be waited for any more.
+    /// `len` bytes that were asked for from `p` have arrived or are no longer expected.
     pub(crate) fn pull_settled(&mut self, p: u32, len: u64) {
         self.pull_out -= len;
         self.peers[p].pull_out -= len as u32;
     }
 
-    /// Whether pulls from `p` have bytes outstanding of which none has come for T_dead. A request
-    /// that the peer has not come to yet, since it refuses what stands before it one by one, is no
-    /// older than what it took last.
+    /// Whether pulls from `p` have outstanding bytes and none has arrived for T_dead. While the
+    /// peer is still refusing earlier packets, a PULL behind them ages from its last
+    /// acknowledgement.
     pub(crate) fn pulls_stalled(&mut self, p: u32) -> bool {
         let peer = &self.peers[p];
         if peer.pull_out == 0 {
             return false;
         }
         let (active, una) = (self.polled_at, peer.snd.una);
-        // What came while nobody called us is taken before anything is due.
+        // Frames that arrived during a pause of ours are taken before anything times out.
         let since = active.0.saturating_sub(self.settings.t_dead_ns);
         let (mut at, mut waits) = (peer.pulls.head, false);
         while let Some(pull) = self.pulls.get_mut(at) {
@@ -782,7 +784,7 @@ impl Node {
         waits
     }
 
-    /// Lets pulls that wait ask, one of each peer by turns, as far as there is room now.
+    /// Lets queued pulls ask, one of each peer by turns, while the window has room.
     pub(crate) fn serve_waiting_pulls(&mut self, now: Instant) {
         for _ in 0..self.pull_queue.len().min(64) {
             if !self.pull_room() {
@@ -790,7 +792,7 @@ impl Node {
             }
             let Some(p) = self.pull_queue.pop_front() else { return };
             let Some(peer) = self.peers.get_mut(p) else { continue };
-            // The record may be another peer's by now.
+            // The slot may have been reused for another peer.
             if !peer.in_pull_queue || peer.pull_wait.is_empty() {
                 peer.in_pull_queue = false;
                 continue;
@@ -804,7 +806,7 @@ impl Node {
         }
     }
 
-    /// The piece that the next PULL of `idx` asks for.
+    /// Offset and length that the next PULL of `idx` asks for.
     pub(crate) fn next_piece(&self, idx: u32) -> (u64, u32) {
         let pull = &self.pulls[idx];
         let mut len = (pull.want - pull.asked).min(PULL_CHUNK).min(u64::from(PULL_MAX));
@@ -823,7 +825,7 @@ impl Node {
         self.make_ready(p);
     }
 
-    /// All that was wanted is here: completes the receive and says END.
+    /// Everything wanted has arrived: completes the receive and sends END.
     fn finish_pull(&mut self, now: Instant, idx: u32) {
         let pull = &mut self.pulls[idx];
         let status = if pull.want < pull.msg_len { EndStatus::Truncated } else { EndStatus::Ok };
@@ -844,7 +846,7 @@ impl Node {
         }
     }
 
-    /// Says END with `status` as soon as a packet can leave; nothing more is asked for.
+    /// Sends END with `status` as soon as a packet can leave. Nothing more is asked for.
     pub(crate) fn end_pull(&mut self, now: Instant, idx: u32, status: EndStatus) {
         let pull = &mut self.pulls[idx];
         pull.end = Some(status);
@@ -854,7 +856,7 @@ impl Node {
         self.serve_waiting_pulls(now);
     }
 
-    /// Bytes that were asked for and will not be waited for any more leave the account.
+    /// Bytes that were asked for and are no longer expected leave the pull window.
     fn settle_pull(&mut self, idx: u32) {
         let pull = &mut self.pulls[idx];
         let (p, left) = (pull.peer, pull.asked - pull.got + u64::from(pull.asking));
@@ -863,7 +865,7 @@ impl Node {
         self.pull_settled(p, left);
     }
 
-    /// Takes a pull out of every list and gives it back.
+    /// Unlinks and frees a pull, and returns it.
     pub(crate) fn free_pull(&mut self, idx: u32) -> Pull {
         self.settle_pull(idx);
         let p = self.pulls[idx].peer;
@@ -877,14 +879,14 @@ impl Node {
         self.pulls.free(idx)
     }
 
-    /// A pull that will never end well: its session is over or the announcement was withdrawn.
+    /// Fails a pull: its session is over or the announcement was withdrawn.
     pub(crate) fn fail_pull(&mut self, idx: u32, err: Error) {
         let pull = self.free_pull(idx);
         if pull.recv != NONE {
             self.posted[pull.recv].payload.active -= 1;
             self.fail_placing(pull.recv, err);
         }
-        // What it had asked for is not waited for any more: others may ask.
+        // Its outstanding bytes make room in the window for others.
         self.serve_waiting_pulls(self.polled_at);
     }
 
@@ -898,7 +900,7 @@ impl Node {
         (src != FI_ADDR_UNSPEC).then_some(src)
     }
 
-    /// Writes the outcome of a message of which `n` bytes were placed at `base`.
+    /// Writes the completion of a message of which `n` bytes were placed at `base`.
     #[inline]
     pub(crate) fn complete_recv(&mut self, recv: u32, head: &MsgHead, base: u64, n: u64) {
         let source = self.source_of(self.posted[recv].payload.ep, head.peer, head.src_ep);
@@ -942,7 +944,7 @@ impl Node {
             cq.push_err(CqErr { cqe, olen, err, prov_errno, err_data });
             self.count(cntr, false);
         } else {
-            // The buffer's release rides on its last message, but for one that is not reported.
+            // The last message reports the buffer's release, unless its completion is suppressed.
             if last && wanted {
                 cqe.flags |= CqFlags::MULTI_RECV;
             }
@@ -960,8 +962,7 @@ impl Node {
         }
     }
 
-    /// Gives a multi-receive back to the application; its last completion has said so already if
-    /// `signaled`.
+    /// Ends a multi-receive. If `signaled`, its last completion has told the application so.
     fn release_multi(&mut self, recv: u32, signaled: bool) {
         let wr = &self.posted[recv].payload;
         let cqe = Cqe {
@@ -984,7 +985,7 @@ impl Node {
         self.eps[wr.ep].rx_used -= 1;
     }
 
-    /// The message that was being placed into `recv` will not come.
+    /// The rest of the message being placed into `recv` will not arrive.
     fn fail_placing(&mut self, recv: u32, err: Error) {
         let wr = &self.posted[recv].payload;
         if !wr.is(RecvIs::MULTI) {
@@ -1049,7 +1050,8 @@ impl Node {
         }
     }
 
-    /// A queue that had no room was read: delivers what had to wait, in order.
+    /// Completion queue `cq` was full and has been read: delivers what waited for room in it, in
+    /// order.
     pub(crate) fn retry_cq_waiters(&mut self, cq: u32) {
         self.cqs[cq].cq_blocked = false;
         let now = self.polled_at;
@@ -1066,8 +1068,8 @@ impl Node {
         }
     }
 
-    /// Delivers what had to wait for room in the queue of endpoint `e`, in order, as far as there
-    /// is room.
+    /// Delivers what waits for room in the receive queue of endpoint `e`, in order, while there is
+    /// room.
     pub(crate) fn retry_ep_waiters(&mut self, now: Instant, e: u32) {
         self.eps[e].set_cq_blocked(false);
         let srx = self.eps[e].srx;
@@ -1101,7 +1103,8 @@ impl Node {
         }
     }
 
-    /// Posts a multi-receive for what has come already; true if its buffer is used up by that.
+    /// Delivers waiting unexpected messages to a new multi-receive. True if that uses up its
+    /// buffer.
     pub(crate) fn fill_multi(&mut self, now: Instant, e: u32, kind: MsgKind, recv: u32) {
         loop {
             let posted = &self.posted[recv];

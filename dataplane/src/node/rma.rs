@@ -1,11 +1,11 @@
-//! One-sided operations at their initiator: posting them, and their outcome.
+//! One-sided operations at the initiator: posting and completion.
 //!
-//! An operation is a transmit request like a message, with a record of its own besides
-//! ([`Rma`]), and goes through the same queue, so that a fence, the end of a
-//! session and the close of an endpoint meet it there. It completes when the target has executed
-//! all of it: for a write that is the acknowledgement of its last packet, for a read its last byte,
-//! for a fetching atomic its last answer. No completion level is weaker than that, because a packet
-//! that is refused has to find an operation that has not told its success (rule S11).
+//! An operation is a transmit request like a message, with a record of its own ([`Rma`]) besides,
+//! and goes through the same queue: so fences, the end of a session and the close of an endpoint
+//! treat it alike. It completes when the target has executed all of it: a write at the
+//! acknowledgement of its last packet, a read at its last byte, a fetching atomic at its last
+//! answer. No completion level is weaker, because a refused packet has to find an operation that
+//! has not reported success (rule S11).
 
 use barewire_driver::mem::IoBuf;
 
@@ -19,16 +19,16 @@ use crate::proto::atomic::{self, AtomicKind, AtomicOp, Datatype};
 use crate::slab::NONE;
 use crate::types::{Cqe, FI_ADDR_UNSPEC, FiAddr, Instant};
 
-/// Places of an endpoint's counters of one-sided operations.
+/// Indices of an endpoint's counters of one-sided operations (`Ep::rma_cntr`).
 pub(crate) const READ: usize = 0;
 pub(crate) const WRITE: usize = 1;
 pub(crate) const REMOTE_READ: usize = 2;
 pub(crate) const REMOTE_WRITE: usize = 3;
 
-/// Completion flags of an atomic operation that fetches, and the place of its counter.
+/// Completion flags of a fetching atomic operation, and the index of its counter.
 pub(super) const FETCHED: (CqFlags, usize) = (CqFlags::ATOMIC.union(CqFlags::READ), READ);
 
-/// Bytes of operands and compare values that certainly fit the smallest packet.
+/// Bytes of operands and compare values that fit the smallest packet.
 const COMPARE_SHORT: usize = 128;
 
 /// Flags that any one-sided operation may carry.
@@ -103,7 +103,7 @@ pub struct AtomicReq {
     pub no_completion: bool,
 }
 
-/// What all of them have in common, checked.
+/// The checked arguments that all one-sided calls have in common.
 struct Common {
     e: u32,
     peer: u32,
@@ -194,8 +194,8 @@ impl Node {
         let elem_len = ty.size();
         let per_elem = sent_len(req.kind, op, elem_len);
         let len = per_elem * count;
-        // What fits is kept as an injected message is; compare values only if one packet will do,
-        // since those of each packet lie behind its own operands.
+        // Short operands are kept in the inject memory. With compare values only if one packet
+        // takes both: in each packet they follow its own operands.
         let compares = per_elem > elem_len;
         let few = if compares { COMPARE_SHORT } else { Self::INJECT_SIZE };
         let short = len <= few && !(compares && req.rma.as_slice().len() > 1);
@@ -246,7 +246,7 @@ impl Node {
         Ok(atomic::count_max(ty))
     }
 
-    /// What every one-sided call checks.
+    /// The checks of every one-sided call.
     fn check_rma(
         &self,
         ep: EpId,
@@ -275,7 +275,7 @@ impl Node {
         Ok(Common { e: ep.0.idx(), peer, dst_ep, rx_ctx, inc, context: 0, data: 0, flags })
     }
 
-    /// Takes a place in the queues of endpoint `e`.
+    /// Reserves a place in the transmit queue and the completion queue of endpoint `e`.
     fn reserve_tx(&mut self, e: u32) -> Result<()> {
         self.make_send_room(e);
         let ep = &mut self.eps[e];
@@ -297,13 +297,13 @@ impl Node {
         self.alloc_wr(TxWr { rx_ctx: common.rx_ctx, data: common.data, len, pull_op: r, ..wr })
     }
 
-    /// The record of a one-sided operation.
+    /// The [`Rma`] record of request `w`.
     #[inline]
     pub(crate) fn rma_of(&mut self, w: u32) -> &mut Rma {
         &mut self.rma[self.tx[w].pull_op]
     }
 
-    /// Completion flags of a one-sided operation, and the place of its counter.
+    /// Completion flags of a one-sided operation, and the index of its counter.
     fn rma_flags(&self, w: u32) -> (CqFlags, usize) {
         match &self.rma[self.tx[w].pull_op].kind {
             RmaKind::Write => (CqFlags::RMA | CqFlags::WRITE, WRITE),
@@ -319,7 +319,7 @@ impl Node {
         (flags, self.eps[self.tx[w].ep].rma_cntr[which])
     }
 
-    /// Writes the success of a one-sided request.
+    /// Writes the success completion of a one-sided request.
     pub(crate) fn report_rma(&mut self, w: u32) {
         let (flags, which) = self.rma_flags(w);
         let wr = &self.tx[w];
@@ -327,8 +327,8 @@ impl Node {
         self.tell_rma(e, wr.flags.contains(WrFlags::CQE).then_some(context), flags, which);
     }
 
-    /// Tells endpoint `e` of a success: in its queue, if the operation's `context` is given, and in
-    /// the counter at place `which`.
+    /// Reports a success to endpoint `e`: an entry in its queue if the operation's `context` is
+    /// given, and a count in the counter at index `which`.
     #[inline(always)]
     pub(super) fn tell_rma(&mut self, e: u32, context: Option<u64>, flags: CqFlags, which: usize) {
         let ep = &self.eps[e];
@@ -353,8 +353,8 @@ impl Node {
         }
     }
 
-    /// Gives back the record of a one-sided operation whose request is being given back, if it has
-    /// one. What a read has asked for is still to come, and is waited for.
+    /// Frees the record of a one-sided operation whose request is being freed, if it has one. Bytes
+    /// that a read has asked for are still expected, and discarded.
     pub(crate) fn free_rma(&mut self, r: u32) {
         if r == NONE {
             return;
@@ -368,7 +368,7 @@ impl Node {
         }
     }
 
-    /// Keeps memory for the next one who needs some.
+    /// Keeps a buffer for the next operation that needs one.
     pub(crate) fn spare_bytes(&mut self, mut bytes: Vec<u8>) {
         if bytes.capacity() > 0 && self.spare.len() < 64 {
             bytes.clear();
@@ -402,7 +402,7 @@ fn check_atomic(req: &AtomicReq) -> Result<(AtomicOp, Datatype, usize)> {
     Ok((op, ty, count as usize))
 }
 
-/// Bytes of `count` elements, of which there must be one and may not be too many.
+/// Bytes of `count` elements. Refuses 0 and too many.
 pub(super) fn checked_len(ty: Datatype, count: u64) -> Result<usize> {
     if count == 0 {
         return Err(Error::Invalid("no element"));
@@ -413,8 +413,8 @@ pub(super) fn checked_len(ty: Datatype, count: u64) -> Result<usize> {
     Ok(count as usize * ty.size())
 }
 
-/// Checks the memory of an atomic call, of which `len` bytes of elements are to be used: the
-/// lengths of operands, compare values and result, and whether one of the first two meets the last.
+/// Checks the memory of an atomic call with `len` bytes of elements: the lengths of operands,
+/// compare values and result, and that the result overlaps neither of the others.
 #[inline(always)]
 fn check_memory(
     kind: AtomicKind,

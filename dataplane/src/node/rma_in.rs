@@ -1,10 +1,10 @@
-//! One-sided operations on their way in: the target executes them, the initiator takes the answers.
+//! One-sided operations, receive side: the target executes them, the initiator takes the answers.
 //!
-//! The target checks everything that a packet says against its own tables, as if its initiator had
-//! checked nothing. Packets reach this file in order and each once, but for the bytes of reads,
-//! which are placed as they come. A refused packet ends its operation: those of its packets that
-//! are behind it name the same number and are dropped without another word, since the initiator
-//! learns of the refusal before it can learn that they were taken.
+//! The target checks every field of a packet against its own tables, as if the initiator had
+//! checked nothing. Packets arrive here in order, each once, except bytes of reads, which are
+//! placed as they arrive. A refused packet ends its operation: later packets of the operation have
+//! the same sequence number and are dropped silently, since the initiator learns of the refusal
+//! first.
 
 use barewire_driver::frame::RxFrame;
 
@@ -24,15 +24,15 @@ use crate::slab::{Handle, Link, NONE};
 use crate::types::{Cqe, FI_ADDR_UNSPEC, Instant, ProvErrno};
 use crate::wire::{AtomicOp, DataOp, NackReason, ReadOp, RemoteRange, RespOp, Ty, WriteOp};
 
-/// What an atomic operation changes: a region or a posted receive, from an offset.
+/// Target of an atomic operation: a region or a posted receive, at an offset.
 #[derive(Clone, Copy)]
 pub(super) enum Target {
     Region(u32, usize),
     Receive(u32, usize),
 }
 
-/// Answers that one peer may have outstanding here: more than any initiator asks for at once, with
-/// what it asked for and does not want any more.
+/// Responses that one peer may have outstanding here: more than any initiator asks for at once,
+/// reads that it has given up included.
 pub(super) const RESPONSES_MAX: u16 = 1024;
 
 impl Node {
@@ -94,7 +94,7 @@ impl Node {
         op: &AtomicOp,
         (off, len): (usize, usize),
     ) -> Verdict {
-        // Before `of_refused`, which forgets what it does not know.
+        // Before `of_refused`, which clears the note of another operation.
         let void = op.void || self.peers[p].bad_seq == Peer::WITHDRAWN | u32::from(op.range.seq);
         if self.of_refused(now, p, &op.range, op.imm) {
             return Verdict::Accept;
@@ -107,7 +107,7 @@ impl Node {
         self.verdict(p, Some(&op.range), done)
     }
 
-    /// A withdrawn one, or a packet behind one: its initiator waits for nothing but the answer.
+    /// A withdrawn atomic, or a packet behind one: its initiator waits only for the answer.
     #[cold]
     fn do_void(&mut self, now: Instant, p: u32, op: &AtomicOp) -> Result<(), NackReason> {
         if !op.range.last && !planted(Bug::GivenUpFetchGoesOn) {
@@ -170,7 +170,8 @@ impl Node {
         Ok(())
     }
 
-    /// Changes the elements of `target`, whose old values go to `old` unless that is empty.
+    /// Executes the operation on the elements of `target`. Their old values go to `old` unless that
+    /// is empty.
     #[inline]
     pub(super) fn execute(
         &self,
@@ -193,8 +194,8 @@ impl Node {
         buf.atomic(at, what, ty, op.count.into(), operand, compare, old, sharing)
     }
 
-    /// Checks everything about an atomic packet that needs no table of ours. Returns what to do and
-    /// the bytes of the elements.
+    /// Checks all of an atomic packet that needs no table. Returns operation, type and the bytes of
+    /// the elements.
     fn check_atomic(
         &mut self,
         p: u32,
@@ -219,7 +220,7 @@ impl Node {
         }
     }
 
-    /// The first receive posted for the tag of a tagged atomic. It stays posted.
+    /// The oldest receive posted for the tag of a tagged atomic. It stays posted.
     fn tagged_target(&mut self, p: u32, e: u32, op: &AtomicOp) -> Result<Target, NackReason> {
         let ep = &self.eps[e];
         let src = Src::of(p, op.range.src_ep);
@@ -231,7 +232,8 @@ impl Node {
         Ok(Target::Receive(recv, at))
     }
 
-    /// Counts an atomic operation that was executed, and tells the application if it is to be told.
+    /// Counts an executed atomic operation, and writes the completion for its remote CQ data, if
+    /// any.
     pub(super) fn atomic_done(
         &mut self,
         now: Instant,
@@ -257,8 +259,8 @@ impl Node {
         }
     }
 
-    /// Sends the old values, which are kept until the peer has them: a repeated request is a
-    /// duplicate and meets this answer, not another execution.
+    /// Sends the old values, kept until acknowledged: a repeated request is a duplicate and meets
+    /// this answer, not another execution.
     fn answer_values(
         &mut self,
         p: u32,
@@ -272,7 +274,7 @@ impl Node {
         self.add_response(Response { peer: p, dst_op, dst_gen, kind, queued: true, link });
     }
 
-    /// Whether an operation was refused before and this is a later packet of it, which is dropped.
+    /// Whether this is a later packet of an operation that was refused, to be dropped.
     #[inline]
     fn of_refused(&mut self, now: Instant, p: u32, range: &RemoteRange, imm: Option<u64>) -> bool {
         let bad = &mut self.peers[p].bad_seq;
@@ -289,9 +291,9 @@ impl Node {
         same
     }
 
-    /// What becomes of a packet. If it is refused and `range` names its operation, so are the rest
-    /// of its packets. A peer that tries one key after the other is slowed down: what stands behind
-    /// a packet that is refused waits until it has heard of that.
+    /// The verdict on a packet. If it is refused and `range` names its operation, so are the later
+    /// packets of that. A peer that guesses keys is slowed down: packets behind a refused one wait
+    /// until it has taken the NACK.
     #[inline]
     fn verdict(
         &mut self,
@@ -308,8 +310,8 @@ impl Node {
         Verdict::Refuse(reason)
     }
 
-    /// Counts `len` bytes of a write, and says how many it has written with them. What one that was
-    /// given up or refused half way had written ends with the number of its successor.
+    /// Counts `len` bytes of a write and returns the bytes it has written so far. A new sequence
+    /// number discards the count of a write that was given up or refused.
     fn note_written(&mut self, p: u32, range: &RemoteRange, len: u64) -> u64 {
         let number = u64::from(range.seq) << Peer::WRITTEN_BITS;
         let before = self.peers[p].written ^ number;
@@ -319,8 +321,8 @@ impl Node {
         written
     }
 
-    /// The slot of the endpoint that a one-sided operation is for, if it may be worked on so and
-    /// the peer has credit for the remote CQ data that it brings.
+    /// The slot of the endpoint that a one-sided operation is for, if it has the capabilities and
+    /// the peer has credit for the remote CQ data.
     #[inline]
     fn remote_ep(
         &mut self,
@@ -371,8 +373,8 @@ impl Node {
         }
     }
 
-    /// Writes a completion with remote CQ data for endpoint `e`; without room in the queue it
-    /// waits, in the place of the message that its sender had credit for.
+    /// Writes a completion with remote CQ data for endpoint `e`. Without room in the queue it
+    /// waits, in the unexpected block that its sender had credit for.
     fn tell_remote(&mut self, now: Instant, p: u32, e: u32, src_ep: u16, cqe: Cqe) {
         let peer = &mut self.peers[p];
         peer.consumed = peer.consumed.wrapping_add(1);
@@ -409,7 +411,7 @@ impl Node {
         }
     }
 
-    /// Throws away what waits for endpoint `e`, which is being closed.
+    /// Discards completions that wait for endpoint `e`, which is being closed.
     pub(crate) fn drop_late(&mut self, now: Instant, e: u32) {
         let cq = self.eps[e].rx_cq;
         if cq == NONE {
@@ -431,7 +433,7 @@ impl Node {
         self.regrant(now, p);
     }
 
-    /// A peer asks for bytes of a region.
+    /// Takes a READ: a peer asks for bytes of a region.
     pub(crate) fn on_read(&mut self, p: u32, op: &ReadOp) -> Verdict {
         let done = self.do_read(p, op);
         self.verdict(p, None, done)
@@ -461,7 +463,7 @@ impl Node {
         Ok(())
     }
 
-    /// Whether there is a record for another answer to `p`.
+    /// Whether another response to `p` has a record.
     pub(super) fn response_room(&self, p: u32) -> Result<(), NackReason> {
         let room = self.peers[p].responses < RESPONSES_MAX && self.responses.free_count() > 0;
         if room { Ok(()) } else { Err(NackReason::Overdrawn) }
@@ -477,7 +479,7 @@ impl Node {
         self.ask(now, idx);
     }
 
-    /// Bytes of a read, in any order.
+    /// Takes bytes of a read, in any order.
     pub(crate) fn on_read_data(
         &mut self,
         now: Instant,
@@ -516,7 +518,7 @@ impl Node {
         self.serve_waiting_pulls(now);
     }
 
-    /// Nobody wants what read `idx` has asked for any more: it is waited for, and goes nowhere.
+    /// Read `idx` was given up: its outstanding bytes are still expected, and discarded.
     pub(crate) fn orphan_read(&mut self, idx: u32) {
         let pull = &mut self.pulls[idx];
         pull.wr = NONE;
@@ -526,15 +528,15 @@ impl Node {
             self.peers[p].rndv_ctl_q.remove(&mut self.pulls, idx);
         }
         self.unwait_pull(idx);
-        // Any byte of the operation may still come.
+        // Any byte of the operation may still arrive.
         self.free_if_idle(idx);
-        // What it would have asked for next is room for others.
+        // It asks for no more: others may use its room in the window.
         if !planted(Bug::ReadRoomKept) {
             self.serve_waiting_pulls(self.polled_at);
         }
     }
 
-    /// Gives back a read that nobody wants, once nothing of it is missing.
+    /// Frees a read that was given up once none of its bytes is outstanding.
     fn free_if_idle(&mut self, idx: u32) {
         let pull = &self.pulls[idx];
         if pull.wr == NONE && pull.got == pull.asked {
@@ -546,7 +548,7 @@ impl Node {
         }
     }
 
-    /// `len` bytes that read `handle` has asked for will not come. Fails its operation.
+    /// `len` bytes that read `handle` has asked for will not arrive. Fails its operation.
     pub(crate) fn read_failed(&mut self, p: u32, handle: Handle, len: u32, err: Error) {
         let known = self.pulls.by_handle(handle).filter(|pull| pull.peer == p && pull.read);
         let missing = |pull: &&Pull| len > 0 && u64::from(len) <= pull.asked - pull.got;
@@ -565,7 +567,7 @@ impl Node {
         self.serve_waiting_pulls(self.polled_at);
     }
 
-    /// The answer to an atomic operation, or that a read cannot be served.
+    /// Takes a RESP: the answer to an atomic operation, or the refusal of a read.
     pub(crate) fn on_resp(
         &mut self,
         p: u32,
@@ -616,13 +618,13 @@ impl Node {
             self.tx[w].flags |= WrFlags::ALL_SENT;
             self.try_complete(w);
         } else {
-            // The peer lies.
+            // The answer does not fit the request: the peer is faulty.
             self.abandon_wr(w);
             self.fail_wr(w, Error::ConnReset, ProvErrno::UnknownOutcome);
         }
     }
 
-    /// A packet of a one-sided operation was refused, and is a NOP now: the operation fails.
+    /// A packet of a one-sided operation was refused and became a NOP: the operation fails.
     pub(crate) fn on_rma_nack(
         &mut self,
         p: u32,
@@ -642,7 +644,7 @@ impl Node {
             if let (Ty::Write, BodyRef::Wr { offset, .. }) = (ty, body) {
                 wr.asked = offset;
             }
-            // Packets before this one have been executed.
+            // Earlier packets of it have been executed.
             let first = match body {
                 BodyRef::Wr { offset, .. } => offset == 0,
                 BodyRef::Operands { offset, .. } => offset == 0,
@@ -665,8 +667,8 @@ impl Node {
         }
     }
 
-    /// The packets of a refused atomic operation that are in flight behind the refused one are
-    /// dropped by the target: none of them is answered, and none needs its operands.
+    /// Later packets of a refused atomic operation are dropped by the target: none is answered, and
+    /// none needs its operands.
     fn drop_refused(&mut self, p: u32, op: &[u8; OP_MAX]) {
         let (seq, mut unanswered) = (RemoteRange::seq_of(op), u16::from(AtomicOp::fetches(op)));
         self.peers[p].snd.for_each(&mut self.sent, |entry| {
@@ -680,7 +682,7 @@ impl Node {
     }
 }
 
-/// What an atomic packet with `len` bytes of payload asks for, and the bytes of its elements.
+/// Operation, type and element bytes of an atomic packet with `len` bytes of payload.
 #[inline]
 /// Whether the operation changes what it is applied to.
 pub(super) fn changes(what: atomic::AtomicOp) -> bool {
@@ -711,7 +713,7 @@ pub(super) fn decode_atomic(
     Ok((what, ty, bytes))
 }
 
-/// The capabilities and the rights that it takes to execute an atomic packet.
+/// The capabilities and access rights that an atomic packet needs.
 #[inline]
 pub(super) fn atomic_needs(op: &AtomicOp, what: atomic::AtomicOp) -> (Caps, MrAccess) {
     let (mut caps, mut access) = (Caps::ATOMIC, MrAccess::empty());

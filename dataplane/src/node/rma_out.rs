@@ -1,10 +1,10 @@
-//! One-sided operations on their way out: the packets of the initiator, and the answers of the
+//! One-sided operations, transmit side: the packets of the initiator, and the responses of the
 //! target.
 //!
 //! Writes and atomics are packets that the target executes at once; only the packet window bounds
-//! them. A read is asked for in pieces by the pull engine, which bounds the bytes that are under
-//! way to this node from everywhere. What the target has to remember of a peer is bounded by its
-//! initiator: [`READS_MAX`] reads and [`ANSWERS_MAX`] atomic packets whose old values are missing.
+//! them. A read is requested in parts by the pull engine, which bounds the bytes outstanding to
+//! this node from all peers. What the target remembers of a peer is bounded by the initiator:
+//! [`READS_MAX`] reads and [`ANSWERS_MAX`] atomic packets without an answer.
 
 use super::ops::{Response, ResponseKind, RmaKind, WrFlags};
 use super::packet::{Packet, Step};
@@ -15,27 +15,27 @@ use crate::slab::NONE;
 use crate::types::Instant;
 use crate::wire::{self, AtomicOp, DataOp, NackReason, ReadOp, RemoteRange, RespOp, Ty, WriteOp};
 
-/// Answers that may wait for the end of a burst; one more is a job.
+/// Answers that may wait for the end of a burst; more become a [`Response`].
 pub(super) const ANSWERS_AT_ONCE: usize = 128;
 
-/// Atomic packets of one initiator to one target of which the answer is missing.
+/// Atomic packets without an answer, of one initiator to one target.
 pub(crate) const ANSWERS_MAX: usize = 64;
 
 const _: () = assert!(ANSWERS_MAX <= u8::MAX as usize, "a peer's record counts them in a byte");
 
-/// Reads of one initiator from one target that have bytes missing.
+/// Reads with bytes outstanding, of one initiator from one target.
 const READS_MAX: u8 = 32;
 
-/// Operand bytes of an atomic packet, so that its answer needs no more memory than that.
+/// Most operand bytes of an atomic packet, so that its answer fits the same memory.
 const ATOMIC_LEN_MAX: usize = 4096;
 
-/// Answers that a node with so many peers keeps.
+/// Responses that a node with so many peers has room for.
 pub(super) fn response_slots(peers: usize) -> usize {
     (peers * ANSWERS_MAX).clamp(2 * ANSWERS_AT_ONCE, 1 << 16)
 }
 
 impl Node {
-    /// The next packet of the one-sided operation at the head of the queue.
+    /// Sends the next packet of the one-sided operation at the head of the queue.
     #[inline]
     pub(super) fn send_rma(
         &mut self,
@@ -54,7 +54,7 @@ impl Node {
         }
     }
 
-    /// The remote range that the next packet of `w` belongs to, less what lies behind it.
+    /// The rest of the remote range that the next packet of `w` starts in.
     fn next_range(&mut self, w: u32) -> RmaIov {
         let rma = self.rma_of(w);
         let list = rma.iov.as_slice();
@@ -65,10 +65,10 @@ impl Node {
         RmaIov { addr: range.addr, len: range.len - rma.done, key: range.key }
     }
 
-    /// Numbers an operation whose first packet is about to leave.
+    /// Assigns the sequence number of an operation whose first packet is about to be sent.
     fn number_rma(&mut self, p: u32, w: u32) -> u16 {
         if self.tx[w].sent == 0 {
-            // Taken back if the packet does not leave: then it is the next one's again.
+            // If the packet is not sent the number is used again.
             let seq = self.peers[p].rma_seq;
             self.rma_of(w).seq = seq;
         }
@@ -106,7 +106,7 @@ impl Node {
         Step::Sent
     }
 
-    /// Notes that a packet left that carries `n` bytes or elements of `w`.
+    /// Notes that a packet with `n` bytes or elements of `w` was sent.
     fn rma_sent(&mut self, p: u32, w: u32, n: u64, last: bool) {
         let wr = &mut self.tx[w];
         if wr.sent == 0 {
@@ -153,8 +153,7 @@ impl Node {
             return Step::Wait;
         }
         if self.pulls.free_count() == 0 {
-            // Announcements that a peer does not let end, and reads that nobody waits for, hold
-            // them.
+            // Pulls that a peer does not finish, and reads that were given up, hold the records.
             self.blocked = true;
             return Step::Full;
         }
@@ -165,8 +164,8 @@ impl Node {
         if self.serve_pulls(now, p, out) { Step::Sent } else { Step::Full }
     }
 
-    /// Writes the header that asks for the next piece of read `idx` and returns its length, and
-    /// how far into its range it reaches.
+    /// Writes the header of the next READ of read `idx`. Returns its length, and how far into its
+    /// range it reaches.
     pub(super) fn emit_read(&mut self, idx: u32, out: &mut [u8]) -> usize {
         let pull = &self.pulls[idx];
         let (w, offset, len) = (pull.wr, pull.asked, pull.asking);
@@ -182,7 +181,7 @@ impl Node {
         ReadOp { range, end, dst_op, dst_gen, offset, len }.emit(out)
     }
 
-    /// Bytes that the next piece of a read of `w` may ask for: a piece has one range.
+    /// Bytes that the next READ of `w` may ask for: one READ has one range.
     pub(crate) fn read_room(&self, w: u32) -> u64 {
         let rma = &self.rma[self.tx[w].pull_op];
         let mut done = rma.done;
@@ -268,13 +267,13 @@ impl Node {
         }
         self.rma_sent(p, w, n, last && !fetch);
         if fetch && last {
-            // It waits for its answers, which say when it is done.
+            // It waits for its answers; the last one completes it.
             self.tx[w].flags.remove(WrFlags::IN_SEND_Q);
             self.peers[p].send_q.remove(&mut self.tx, w);
         }
     }
 
-    /// Elements that one packet with `room` for payload takes, and its answer.
+    /// Elements for which both a packet with `room` bytes of payload and its answer have room.
     fn atomic_segment(&mut self, w: u32, room: usize) -> u64 {
         let RmaKind::Atomic(a) = &self.rma_of(w).kind else { return 1 };
         let elem = usize::from(a.elem_len);
@@ -282,14 +281,14 @@ impl Node {
         (room / per_elem).min(ATOMIC_LEN_MAX / elem) as u64
     }
 
-    /// Puts the operands and compare values of each packet side by side, if there will be several.
+    /// Lays the operands and compare values out packet by packet, if there will be several packets.
     fn lay_out_operands(&mut self, w: u32, seg: u64) {
         let total = self.tx[w].len as usize;
         let rma = self.rma_of(w);
         let list = rma.iov;
         let RmaKind::Atomic(a) = &mut rma.kind else { return };
         if std::mem::replace(&mut a.laid_out, true) && !planted(Bug::OperandsLaidOutTwice) {
-            // The first packet was tried before and did not leave.
+            // An earlier try to send the first packet has done it.
             return;
         }
         let single = list.as_slice().iter().filter(|range| range.len > 0).count() == 1;
@@ -312,7 +311,7 @@ impl Node {
         a.operands = laid;
     }
 
-    /// The next packet of an answer.
+    /// Sends the next packet of a response.
     pub(super) fn send_response(
         &mut self,
         now: Instant,
@@ -353,7 +352,7 @@ impl Node {
         Step::Sent
     }
 
-    /// A packet of an answer has left, with `n` bytes of a region if it is a read's.
+    /// Notes that a packet of a response was sent, with `n` bytes of a region if it answers a read.
     fn response_sent(&mut self, p: u32, j: u32, n: u32, body: BodyRef) {
         let lossless = self.peers[p].path.is_lossless();
         if let ResponseKind::Read { mr, from, to, left, .. } = &mut self.responses[j].kind {
@@ -372,7 +371,7 @@ impl Node {
                 resp_q.push_back(&mut self.responses, j);
             }
         } else if !lossless && matches!(body, BodyRef::Response { .. }) {
-            // Kept until acknowledged, which is what makes a repeated answer the first one.
+            // Kept until acknowledged, so that a repeated answer is the first one.
             self.peers[p].resp_q.remove(&mut self.responses, j);
             self.responses[j].queued = false;
         } else {
@@ -380,7 +379,7 @@ impl Node {
         }
     }
 
-    /// Puts an answer into the queue of its peer.
+    /// Queues a response for its peer.
     pub(crate) fn add_response(&mut self, response: Response) {
         let p = response.peer;
         let j = self.responses.alloc(response).expect("a free slot was seen");
@@ -391,7 +390,7 @@ impl Node {
         self.make_ready(p);
     }
 
-    /// A read cannot be answered any more.
+    /// A read can no longer be answered: its region was closed.
     pub(crate) fn fail_response(&mut self, j: u32, reason: NackReason) {
         let response = &mut self.responses[j];
         if let ResponseKind::Read { mr, left, .. } = response.kind {
@@ -400,7 +399,7 @@ impl Node {
         }
     }
 
-    /// Gives an answer back.
+    /// Frees a response.
     pub(crate) fn free_response(&mut self, j: u32) {
         let p = self.responses[j].peer;
         if self.responses[j].queued {
@@ -415,7 +414,7 @@ impl Node {
         }
     }
 
-    /// A packet that is kept until acknowledged, and that no request waits for, is given back.
+    /// Frees what a record without a request refers to.
     pub(crate) fn drop_body(&mut self, body: BodyRef) {
         match body {
             BodyRef::Mr { mr, .. } => self.mrs[mr].readers -= 1,
@@ -424,7 +423,7 @@ impl Node {
         }
     }
 
-    /// The peer has bytes of a region: counts the read if they were its last.
+    /// The peer has received bytes of a region: counts the read if they were its last.
     pub(crate) fn region_read(&mut self, body: BodyRef) {
         let BodyRef::Mr { mr, ends, region_ends, .. } = body else { return };
         if region_ends {

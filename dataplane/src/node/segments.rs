@@ -1,8 +1,8 @@
-//! Pieces of one request, one packet after the other: what a long message and what was pulled of
-//! one send.
+//! Segments of one request, sent back to back: those of a long eager message (MSGM) and of pulled
+//! data (DATA).
 //!
-//! As [`send_numbered`](Node::send_numbered) would send each; but what they have in common is
-//! looked up and written once.
+//! Each leaves as [`send_numbered`](Node::send_numbered) would send it, but what all segments share
+//! is looked up and written once.
 
 use barewire_driver::frame::TxFrame;
 use barewire_driver::port::Tx;
@@ -13,24 +13,24 @@ use crate::rel::sent::{BodyRef, OP_MAX, Sent};
 use crate::types::Instant;
 use crate::wire::{self, BASE_LEN, TRAILER_LEN, Ty};
 
-/// What the packets of a request's next pieces say.
+/// What the packets of a request's next segments have in common.
 pub(super) struct Segments {
     pub(super) ty: Ty,
-    /// Their operation header, but for the offset of the piece in the request's memory, which
-    /// stands at `offset_at`.
+    /// The operation header. The segment's offset in the request's memory is filled in at
+    /// `offset_at`.
     pub(super) op: [u8; OP_MAX],
     pub(super) op_len: usize,
     pub(super) offset_at: usize,
-    /// Where the pieces end in the request's memory.
+    /// Offset in the request's memory at which the segments end, bytes.
     pub(super) end: u64,
     /// The packets are kept until they are acknowledged.
     pub(super) keep: bool,
 }
 
 impl Node {
-    /// Sends the next pieces of request `w`, at most `most` packets, as far as the window goes;
-    /// `sent` of the request says how far that was. [`Step::Full`] if the port or a pool had no
-    /// room for the next.
+    /// Sends the next segments of request `w`, at most `most` packets and as far as the window
+    /// admits; `TxWr::sent` counts the bytes. [`Step::Full`] if the port or a pool had no room for
+    /// the next.
     pub(super) fn send_segments(
         &mut self,
         now: Instant,
@@ -66,7 +66,7 @@ impl Node {
             let (fixed, op) = head.split_first_chunk_mut().expect("a head holds a base");
             base.emit(fixed);
             segments.put_offset(op, offset);
-            // Until the frame has been written, it comes.
+            // The line arrives while the frame is written.
             self.sent.prefetch_free();
             let memory = (&self.inject[w as usize], &self.send_bufs[w as usize]);
             let body = wr.body(memory, offset as usize, len as usize);
@@ -76,7 +76,7 @@ impl Node {
             let frame = TxFrame { head, body, tail };
             let frame_len = frame.len() as u64;
             if out.send(&frame) != Tx::Sent {
-                // If nobody is there, the peer may come back; T_dead decides.
+                // No route: the peer may come back; T_dead decides.
                 self.blocked = true;
                 return Step::Full;
             }
@@ -102,7 +102,7 @@ impl Node {
         Step::Sent
     }
 
-    /// The next piece alone, to ourselves.
+    /// Sends the next segment alone, to this node itself.
     #[cold]
     fn send_segment_to_self(
         &mut self,
@@ -127,7 +127,7 @@ impl Node {
 }
 
 impl Segments {
-    /// Says in `op`, which is a copy of the header, that the piece is the one at `offset`.
+    /// Writes the segment's `offset` into `op`, a copy of the header.
     #[inline(always)]
     fn put_offset(&self, op: &mut [u8], offset: u64) {
         op[self.offset_at..][..8].copy_from_slice(&offset.to_le_bytes());

@@ -1,11 +1,10 @@
 //! Scalable endpoints: several transmit and several receive contexts under one address.
 //!
-//! A context is a record like an endpoint's, with queues of its own. Receive context `i` has the
-//! number of the scalable endpoint plus `i`, so that an address can name it; the numbers are kept
-//! for contexts that are not open. Who names it says `i` besides, since behind the last context of
-//! a scalable endpoint lie the numbers of others. A transmit context is named by no message. It
-//! sends under the number of the scalable endpoint, so whoever looks its messages' sender up finds
-//! the one address.
+//! A context is an endpoint record with queues of its own. Receive context `i` has the number of
+//! the scalable endpoint plus `i`, so that an address can name it; numbers of contexts that are not
+//! open stay reserved. An address that names one says `i` besides, since the numbers behind the
+//! last context belong to others. No message names a transmit context. It sends under the number of
+//! the scalable endpoint, so a look-up of its messages' source yields the one address.
 
 use super::coll::SIDE;
 use super::ep::{Ep, with_directions};
@@ -18,14 +17,14 @@ use crate::types::EpAddr;
 /// Scalable endpoints of a node at most.
 const SEPS: usize = 4096;
 
-/// Whose each number is.
+/// The endpoint of each number.
 #[derive(Debug)]
 pub(crate) struct Numbers {
-    /// Endpoint slot by number, [`NOBODY`](super::ep::Ep::NOBODY) where there is none: zeros that
-    /// the kernel gives when they are touched. There is one for every number, so none is asked
-    /// whether it has one.
+    /// Endpoint slot by number, [`NOBODY`](super::ep::Ep::NOBODY) where there is none: zero pages
+    /// that the kernel supplies on first touch. It has an entry for every number, so a look-up
+    /// needs no bounds check.
     pub(crate) at: Box<[u32; 1 << 16]>,
-    /// What scalable endpoints keep.
+    /// Numbers reserved by scalable endpoints.
     kept: Slab<Sep>,
 }
 
@@ -50,13 +49,13 @@ impl Sep {
     }
 }
 
-/// What a transmit context has of an endpoint's capabilities.
+/// The capabilities of an endpoint that a transmit context keeps.
 pub fn transmit_caps(caps: Caps) -> Caps {
     let others = Caps::RECV | Caps::REMOTE_READ | Caps::REMOTE_WRITE;
     one_way(caps, others, Caps::SEND, Caps::READ | Caps::WRITE)
 }
 
-/// What a receive context has of an endpoint's capabilities.
+/// The capabilities of an endpoint that a receive context keeps.
 pub fn receive_caps(caps: Caps) -> Caps {
     let others = Caps::SEND | Caps::READ | Caps::WRITE;
     one_way(caps, others, Caps::RECV, Caps::REMOTE_READ | Caps::REMOTE_WRITE)
@@ -164,7 +163,7 @@ impl Node {
         Ok(())
     }
 
-    /// Whether an endpoint has this number, or a scalable one keeps it.
+    /// Whether an endpoint has this number, or a scalable endpoint reserves it.
     pub(super) fn is_taken(&self, number: u16) -> bool {
         self.ep_slot(number) != Ep::NOBODY || self.is_kept(number)
     }

@@ -1,8 +1,8 @@
-//! Sessions: opening, timing, probing, ending. The table of states stands in `peer.rs`.
+//! Sessions: opening, timers, probes, ending. `peer.rs` has the table of states.
 //!
-//! A peer is dead when its port says so, or, where the port cannot tell, when it was silent for
-//! T_dead and did not answer probes that had time to be answered (rule S10). Our own pauses do not
-//! matter: a late turn first takes the frames that wait, then asks, then decides.
+//! A peer is dead when the port says so or, where the port cannot tell, when it was silent for
+//! T_dead and did not answer probes that had time to be answered (rule S10). Pauses of our own loop
+//! do not count: a late turn first takes the waiting frames, then probes, then decides.
 
 use barewire_driver::hint::cold;
 use barewire_driver::port::{MacAddr, Presence};
@@ -24,35 +24,36 @@ use crate::slab::NONE;
 use crate::types::{CqErr, Cqe, FI_ADDR_UNSPEC, Instant, ProvErrno};
 use crate::wire::{self, AtomicOp, Base, OpenOp, RstOp, RstReason, Ty};
 
-/// Replies to strangers in a millisecond.
+/// Replies to nodes without a session per millisecond.
 pub(crate) const REPLIES_PER_MS: u32 = 4;
 
-/// Replies that wait for the port.
+/// Replies that may wait for the port.
 pub(crate) const REPLIES_MAX: usize = 64;
 
-/// Records looked at for one to forget when a stranger's OPEN finds the table full. It comes again
-/// if none of these can be.
+/// Records examined for one to evict when an OPEN finds the table full. The OPEN is repeated if
+/// none can be.
 const EVICT_LOOKS: usize = 16;
 
-/// What a tail probe waits for besides round trips: an acknowledgement that its sender holds back.
+/// Added to the tail probe's timeout, nanoseconds: an acknowledgement that the peer holds back.
 const PROBE_SLACK_NS: u64 = ACK_DELAY_NS + 10_000;
 
-/// Time that the answer to a probe gets before a peer is dead, nanoseconds; at most a sixteenth
+/// Time for the answer to a probe before a peer is declared dead, nanoseconds; at most a sixteenth
 /// of T_dead.
 const ANSWER_NS: u64 = 100_000_000;
 
-/// How often an OPEN is repeated while the first one after T_dead may be answered.
+/// Times that an OPEN is repeated while the first one after T_dead may still be answered.
 const OPENS_LATE: u8 = 4;
 
-/// When a turn looks again for an answer behind the frames that it did not take, nanoseconds.
+/// Pause after which frames left in the port are searched for an answer again, nanoseconds.
 const BACKLOG_NS: u64 = 1_000;
 
-/// How often a port that knows who lives is asked about a peer that is waited for, nanoseconds.
+/// Interval at which a port that tells presence is asked about a peer that we wait for,
+/// nanoseconds.
 const PRESENCE_NS: u64 = 50_000_000;
 
 impl Node {
-    /// Notes the time. Called at the start of each turn that reads the clock, before frames are
-    /// taken: what this turn hears was heard at `now`.
+    /// Notes the time of the turn. Called at the start of each turn that reads the clock, before
+    /// frames are taken: a peer that is heard in the turn was heard at `now`.
     #[inline]
     pub fn tick(&mut self, now: Instant) {
         if now.since(self.polled_at) > self.probe_ns() {
@@ -61,7 +62,7 @@ impl Node {
         self.polled_at = self.polled_at.max(now);
     }
 
-    /// As [`tick`](Self::tick), of a turn that follows another at once.
+    /// [`tick`](Self::tick) for a turn that follows the last one without a pause.
     #[inline(always)]
     pub fn tick_on(&mut self, now: Instant) {
         self.polled_at = now;
@@ -72,25 +73,26 @@ impl Node {
         self.settings.t_dead_ns / 10
     }
 
-    /// Says whether frames are left in the port that the next turn will take. Nobody is found dead
-    /// while they are: an answer may be among them.
+    /// Notes whether the port holds frames that this turn did not take. No peer is declared dead
+    /// while it does: an answer may be among them.
     #[inline]
     pub fn note_backlog(&mut self, backlog: bool) {
         self.backlog = backlog;
     }
 
-    /// An operation is about to wait for `p`: if none did, its silence counts from now.
+    /// An operation starts to wait for `p`. If it is the first, the peer's silence counts from now.
     pub(crate) fn begin_to_wait(&mut self, now: Instant, p: u32) {
         self.peers[p].begin_to_wait(now);
     }
 
-    /// There is something to send to `p`: opens a session or puts it into the queue.
+    /// Something is queued for `p`: opens a session, or queues the peer to be served.
     pub(crate) fn schedule(&mut self, now: Instant, p: u32) {
         match self.peers[p].state {
             // The path is chosen when the OPEN leaves.
             State::Idle => self.begin(now, p, State::Opening, false),
             State::Opening => {}
-            // Whoever sent the OPEN may be gone, or may never have been there.
+            // The sender of the OPEN may be gone, or its address forged: our own OPEN has to find
+            // out.
             State::Answered if !self.peers[p].opens => {
                 (self.peers[p].opens, self.peers[p].probe_at) = (true, now);
                 self.arm_timer(now, p);
@@ -100,8 +102,8 @@ impl Node {
         }
     }
 
-    /// Gives the peer a new session of ours in `state`, with a near path or a far one, which has an
-    /// OPEN to send.
+    /// Starts a new session with the peer in `state`, on a near or a far path. Its OPEN is still to
+    /// be sent.
     fn begin(&mut self, now: Instant, p: u32, state: State, near: bool) {
         let mut first = Psn(self.random() as u32);
         self.epoch = self.epoch.wrapping_add(1);
@@ -112,7 +114,7 @@ impl Node {
             self.sid_gen[p as usize] = ((generation + 1) % GENERATIONS) as u16;
         }
         let blocks = self.settings.unexpected_bytes / crate::proto::blocks::UNIT;
-        // Who never confirms its session holds no credit that those need who do.
+        // Until the session is confirmed the peer holds no credit, which confirmed peers may need.
         let kept = if state == State::Answered { blocks / 4 } else { 0 };
         let free = self.blocks_unpromised.saturating_sub(kept);
         let grant = GRANT_FIRST.min(free as u32);
@@ -139,7 +141,8 @@ impl Node {
         self.observed.tallies[p as usize] = Tally::new(now, first);
         self.blocks_unpromised -= grant as usize;
         if grant == 0 && state != State::Answered && !self.peers[p].wants_blocks {
-            // The peer cannot use anything up and so would never be granted more.
+            // Without credit it can use none up, so no later event would grant it any: it waits for
+            // blocks.
             self.peers[p].wants_blocks = true;
             self.block_waiters.push_back(p);
         }
@@ -162,7 +165,7 @@ impl Node {
         peer.frame_max = self.frame_max;
     }
 
-    /// Takes an OPEN, first or answering, or a challenge, of `len` bytes behind the Ethernet
+    /// Takes an OPEN (a first one, an answer or a challenge) with `len` bytes after the Ethernet
     /// header.
     pub(crate) fn on_open(&mut self, now: Instant, base: &Base, op: &OpenOp, len: u16) {
         let me = self.settings.incarnation;
@@ -210,8 +213,8 @@ impl Node {
                 self.refuse_open(now, base, op, RstReason::UnknownSession);
             }
             State::Opening if peer.inc != 0 && peer.inc != op.inc => {
-                // The application named another life. That one does not exist any more, which the
-                // answer to our OPEN will say.
+                // The application named another life of the peer, which is over: the answer to our
+                // OPEN will say so.
                 self.counters.rx_bad_open += 1;
             }
             State::Opening => {
@@ -242,7 +245,8 @@ impl Node {
                 self.make_ready(p);
             }
             State::Open => {
-                // Either this OPEN is old or the peer has lost the session: it will say which.
+                // Either this OPEN is stale or the peer has lost the session: its next packet tells
+                // which.
                 self.counters.rx_bad_open += 1;
                 self.counters.tx_probes += 1;
                 self.peers[p].ask();
@@ -251,16 +255,16 @@ impl Node {
         }
     }
 
-    /// Whether an OPEN names no incarnation and this node takes only such as name its own: then its
-    /// sender was told the address by nobody.
+    /// Whether an OPEN names no incarnation although this node requires its own: its sender got the
+    /// address from no application.
     fn is_unnamed(&mut self, op: &OpenOp) -> bool {
         let unnamed = op.target_inc == 0 && !self.settings.by_name;
         self.counters.rx_unnamed += u64::from(unnamed);
         unnamed
     }
 
-    /// They gave up the session that we answered. Ours pairs with that one only (S3).
-    /// What waits goes out with the new one, unless it was meant for another life.
+    /// The peer gave up the session that we answered; ours pairs with that one only (S3). Queued
+    /// operations go out with the new session, unless they name another life.
     fn answer_anew(&mut self, now: Instant, p: u32, base: &Base, op: &OpenOp, len: u16) {
         if planted(Bug::QueuedEndedByOpen) {
             self.end_session(now, p, EndReason::Restarted);
@@ -290,7 +294,7 @@ impl Node {
         self.note_half_open(now, p, proven);
     }
 
-    /// Notes who the other end of the session is.
+    /// Notes the identity of the other end: sid, incarnation, epoch, frame length.
     fn pair(&mut self, p: u32, base: &Base, op: &OpenOp) {
         self.note_life(p, op.inc);
         self.observed.tallies[p as usize].expect(base.psn);
@@ -302,7 +306,7 @@ impl Node {
         peer.snd.credit = op.grant;
     }
 
-    /// Both ends know: what waits may leave.
+    /// The session is open: queued operations may leave.
     pub(crate) fn opened(&mut self, now: Instant, p: u32) {
         self.settle_path(p);
         let active = self.polled_at;
@@ -325,8 +329,9 @@ impl Node {
         self.arm_timer(now, p);
     }
 
-    /// Whether packets of an open session may take the ways that ask fewer questions: not where
-    /// peers are looked up, nor before every endpoint was told that an earlier session was lost.
+    /// Whether an open session may use the fast path. Not if senders are looked up in the address
+    /// vector, if a lossless path carries checksums, or while an endpoint has not been told that an
+    /// earlier session with the peer was lost.
     pub(super) fn takes_fast_path(&self, p: u32) -> bool {
         let path = self.peers[p].path;
         let asks = self.settings.inserted || path.is_lossless() && path.has_crc();
@@ -348,7 +353,7 @@ impl Node {
         self.reply_rst(now, base.src, op.sid, rst, usize::MAX);
     }
 
-    /// A packet named a session that does not exist here.
+    /// Takes a packet of a session that does not exist here.
     pub(crate) fn on_no_session(&mut self, now: Instant, src: MacAddr, sid: u32, psn: Psn) {
         self.counters.rx_no_session += 1;
         self.open_anew(now, src);
@@ -364,9 +369,9 @@ impl Node {
         self.reply_rst(now, src, 0, rst, usize::MAX);
     }
 
-    /// A peer polls that has our OPEN: it had a session with an earlier life of ours, or wants one,
-    /// learns of that life's end by an RST, and may have dropped the OPEN before. So the OPEN is
-    /// repeated again, also where one that lies in the peer's memory would do.
+    /// The peer polls and has our OPEN, but it has or wants a session with an earlier life of this
+    /// node. An RST tells it that that life is over, and it may have dropped our OPEN before. So
+    /// the OPEN is repeated, also where the port keeps it in the peer's memory.
     fn open_anew(&mut self, now: Instant, src: MacAddr) {
         let Some(p) = self.by_mac.get(&self.peers, src) else { return };
         let peer = &self.peers[p];
@@ -376,8 +381,7 @@ impl Node {
         }
     }
 
-    /// Puts an RST into the queue of replies, as far as their rate allows, and if it makes a frame
-    /// of at most `most` bytes.
+    /// Queues an RST, within the rate limit and if its frame has at most `most` bytes.
     pub(super) fn reply_rst(
         &mut self,
         now: Instant,
@@ -400,7 +404,7 @@ impl Node {
         self.push_reply(Reply::new(&self.control(dst, Ty::Rst, dst_sid, Psn(0)), &op), most);
     }
 
-    /// Puts a finished frame into the queue of replies, if it has at most `most` bytes.
+    /// Queues a finished frame as a reply, if it has at most `most` bytes.
     pub(super) fn push_reply(&mut self, reply: Reply, most: usize) {
         if reply.len > most || self.replies.queue.len() >= REPLIES_MAX {
             self.counters.tx_replies_limited += 1;
@@ -427,8 +431,8 @@ impl Node {
         }
     }
 
-    /// Takes an RST. Only one that proves to know the session is believed (S4): it echoes a packet
-    /// that we could have sent, or our own incarnation and epoch.
+    /// Takes an RST. It is believed only if it proves to know the session (S4): it echoes a packet
+    /// that we could have sent, or our incarnation and epoch.
     pub(crate) fn on_rst(&mut self, now: Instant, src: MacAddr, op: &RstOp) {
         let known = self.by_mac.get(&self.peers, src).filter(|_| src != self.mac);
         let Some(p) = known else {
@@ -474,13 +478,14 @@ impl Node {
         }
     }
 
-    /// The other end does not know the session that we wanted, or answered, or is `other_life`.
-    /// Nothing was sent yet: what waits goes out with the next one, unless that is another life's.
+    /// The other end does not know the session that we opened or answered, or it is another life
+    /// (`other_life`). Nothing was sent yet: queued operations go out with the next session, unless
+    /// they name that life.
     pub(super) fn open_again(&mut self, now: Instant, p: u32, other_life: bool) {
         let claimed = self.peers[p].is_life_claimed;
         self.forget(p);
         if other_life {
-            // What names a life names another one than that which was claimed.
+            // Operations that name a life name another than the one claimed.
             if !claimed {
                 self.end_named(now, p);
             }
@@ -492,7 +497,7 @@ impl Node {
         }
     }
 
-    /// Forgets a session over which nothing was sent yet. Operations stay queued.
+    /// Drops a session over which nothing was sent. Operations stay queued.
     pub(super) fn forget(&mut self, p: u32) {
         let peer = &mut self.peers[p];
         let paired = matches!(peer.state, State::Answered | State::Open);
@@ -511,8 +516,8 @@ impl Node {
         self.openings.forget(p);
     }
 
-    /// Ends a session: every operation that needs it ends with the error of `reason`, and what it
-    /// held is free (S8). The peer is told once, best effort, if the reason is of such a kind.
+    /// Ends a session: every operation that depends on it ends with the error of `reason`, and its
+    /// resources are freed (S8). The peer is told once, best effort, if the reason calls for it.
     pub(crate) fn end_session(&mut self, now: Instant, p: u32, reason: EndReason) {
         self.note_end(now, p, reason);
         self.note_losses(p, reason);
@@ -588,7 +593,7 @@ impl Node {
         }
     }
 
-    /// Gives back what is in flight and what waits for an earlier packet.
+    /// Frees the packets in flight and those buffered out of order.
     fn drop_packets(&mut self, p: u32) {
         while let Some(idx) = self.peers[p].snd.pop_any(&mut self.sent) {
             let entry = self.sent.free(idx);
@@ -608,7 +613,7 @@ impl Node {
         }
     }
 
-    /// Throws away announced messages of a peer that can no longer be pulled.
+    /// Discards announced messages of a peer that can no longer be pulled.
     fn drop_announced(&mut self, now: Instant, p: u32) {
         if self.peers[p].unexpected == 0 {
             return;
@@ -628,15 +633,15 @@ impl Node {
         }
     }
 
-    /// Forgets the session with `mac` without telling anybody, as if its memory had been lost.
-    /// For tests of what the other side makes of it.
+    /// Drops the session with `mac` silently, as if its memory had been lost. For tests of how the
+    /// other side reacts.
     pub fn drop_session(&mut self, now: Instant, mac: MacAddr) {
         if let Some(p) = self.by_mac.get(&self.peers, mac) {
             self.end_session(now, p, EndReason::Dropped);
         }
     }
 
-    /// The device is gone: every operation ends in [`Error::NetDown`], and so does every later one.
+    /// The port is gone: every operation ends with [`Error::NetDown`], and so does every later one.
     pub fn port_gone(&mut self, now: Instant) {
         self.gone = true;
         self.note_due();
@@ -658,7 +663,7 @@ impl Node {
         self.coll_port_gone(now);
     }
 
-    /// Makes the wheel call at the time when something is due for `p`, unless it will earlier.
+    /// Arms the timer of `p` for its next deadline, unless it fires earlier anyway.
     pub(crate) fn arm_timer(&mut self, _now: Instant, p: u32) {
         let Some(due) = self.due(&self.peers[p]) else { return };
         let peer = &mut self.peers[p];
@@ -668,7 +673,7 @@ impl Node {
         }
     }
 
-    /// When something is due for a peer, if anything is.
+    /// The peer's next deadline, if it has any.
     fn due(&self, peer: &Peer) -> Option<Instant> {
         match peer.state {
             State::Idle => None,
@@ -685,7 +690,7 @@ impl Node {
             State::Open => {
                 let mut due = peer.owes().then(|| self.probe_due(peer));
                 let mut sooner = |at: Instant| due = Some(due.map_or(at, |d| d.min(at)));
-                // Once its time has come it goes out with the next turn.
+                // Once it is due it goes out with the next turn.
                 if let Some(at) = peer.nack.waits(self.polled_at) {
                     sooner(at);
                 }
@@ -700,8 +705,8 @@ impl Node {
         }
     }
 
-    /// When a peer that owes us something is probed, or the port asked whether it lives, or its
-    /// silence has lasted long enough.
+    /// When a peer that owes us something is probed next, its presence is asked of the port, or its
+    /// silence is judged.
     fn probe_due(&self, peer: &Peer) -> Instant {
         if !peer.path.tells_presence() && self.is_overdue(peer) && self.was_asked(peer) {
             return self.answered_by(peer);
@@ -709,8 +714,8 @@ impl Node {
         (peer.probe_at + self.probe_interval(peer)).min(self.verdict_at(peer))
     }
 
-    /// When the silence of a peer has lasted T_dead, or later, when its last probe has had time to
-    /// be answered. The end of time where the port knows who lives.
+    /// When the silence of a peer may be judged: after T_dead, and after the last probe had time to
+    /// be answered. Never where the port tells presence.
     fn verdict_at(&self, peer: &Peer) -> Instant {
         if peer.path.tells_presence() || self.is_overdue(peer) && !self.was_asked(peer) {
             return Instant(u64::MAX);
@@ -718,13 +723,13 @@ impl Node {
         (peer.last_rx + self.settings.t_dead_ns).max(self.answered_by(peer))
     }
 
-    /// When the last probe has had time to be answered, by what the port has for us as well.
+    /// When the last probe has had time to be answered, frames still in the port included.
     fn answered_by(&self, peer: &Peer) -> Instant {
         let again = if self.backlog { self.polled_at + BACKLOG_NS } else { Instant(0) };
         (peer.probe_at + self.answer_ns()).max(again)
     }
 
-    /// When the OPEN to a peer whose T_dead is over is repeated, or had time to be answered.
+    /// When the OPEN to a peer is repeated after T_dead, or has had time to be answered.
     fn last_open_at(&self, peer: &Peer) -> Instant {
         let repeats = u64::from(OPENS_LATE.saturating_sub(peer.pings));
         match peer.pings {
@@ -733,13 +738,13 @@ impl Node {
         }
     }
 
-    /// Whether nothing was heard of a peer for T_dead.
+    /// Whether the peer was silent for T_dead.
     fn is_overdue(&self, peer: &Peer) -> bool {
         self.polled_at.since(peer.last_rx) >= self.settings.t_dead_ns
     }
 
-    /// Whether a peer is dead by its silence: T_dead without a packet, probes that had time to be
-    /// answered, and nothing left in the port that could be the answer.
+    /// Whether a peer is dead by silence: no packet for T_dead, its probes had time to be answered,
+    /// and the port holds no frame that could be the answer.
     fn is_silent(&self, peer: &Peer) -> bool {
         if planted(Bug::DeadUnasked) {
             return self.is_overdue(peer);
@@ -747,22 +752,23 @@ impl Node {
         self.was_asked(peer) && self.polled_at >= self.verdict_at(peer)
     }
 
-    /// Whether a peer was asked often enough, and at last by a turn that no pause of ours parts
-    /// from this one, or when its T_dead was over: an answer to an earlier probe may have been lost
-    /// in the pause, if it stopped the host as well.
+    /// Whether a peer was probed often enough, and the last probe followed our last pause or was
+    /// sent after T_dead. An answer to an earlier probe may have been lost in the pause, if the
+    /// pause stopped the whole host.
     fn was_asked(&self, peer: &Peer) -> bool {
         let last = peer.probe_at;
         let since = last >= self.resumed_at || last >= peer.last_rx + self.settings.t_dead_ns;
         peer.was_asked() && since
     }
 
-    /// Time that an answer to the last probe gets.
+    /// Time for an answer to the last probe, nanoseconds.
     fn answer_ns(&self) -> u64 {
         (self.settings.t_dead_ns / 16).min(ANSWER_NS)
     }
 
-    /// How long the oldest packet in flight may go without progress: two round trips, their
-    /// variation and the peer's delay until the tail probe, then the retransmission timeout.
+    /// How long the oldest packet in flight may go without progress, nanoseconds: until the tail
+    /// probe two round trips, their variation and the peer's acknowledgement delay; after it the
+    /// retransmission timeout.
     pub(super) fn patience(&self, peer: &Peer) -> u64 {
         let rto = peer.rtt.rto_ns(self.rto_floor_ns, peer.backoff);
         if peer.probed || peer.rtt.srtt_ns() == 0 {
@@ -771,19 +777,20 @@ impl Node {
         (2 * peer.rtt.srtt_ns() + 4 * peer.rtt.var_ns() + PROBE_SLACK_NS).min(rto)
     }
 
-    /// No [`patience`](Self::patience) is shorter.
+    /// A lower bound of [`patience`](Self::patience), nanoseconds.
     #[inline(always)]
     pub(super) fn patience_min(&self) -> u64 {
         self.rto_floor_ns.min(PROBE_SLACK_NS)
     }
 
-    /// How long an OPEN may go without an answer.
+    /// Retransmission timeout of an OPEN, nanoseconds.
     fn open_rto(&self, peer: &Peer) -> u64 {
         Rtt::default().rto_ns(self.rto_floor_ns, peer.backoff)
     }
 
-    /// A tenth of T_dead; less where the port is asked who lives, and while a lost grant may be all
-    /// that keeps us from sending: then twice as long for each answer that brought none.
+    /// Interval of probes, nanoseconds: a tenth of T_dead. Less where the port tells presence, and
+    /// while a lost grant may be what stops us: then it doubles with each answer that brought no
+    /// credit.
     fn probe_interval(&self, peer: &Peer) -> u64 {
         let most = if peer.path.tells_presence() { PRESENCE_NS } else { u64::MAX };
         if peer.path.is_lossless() || !peer.is_stalled() {
@@ -792,7 +799,7 @@ impl Node {
         peer.rtt.rto_ns(self.rto_floor_ns, peer.backoff).min(self.probe_ns()).min(most)
     }
 
-    /// The wheel called for `p`. `out` knows who lives, if the port does.
+    /// The timer of `p` has fired. `out` is asked for presence, if the port tells it.
     pub(crate) fn on_timer(&mut self, now: Instant, p: u32, out: &mut dyn FrameSink) {
         self.peers[p].timer_at = Instant(u64::MAX);
         let peer = &self.peers[p];
@@ -802,7 +809,7 @@ impl Node {
             false => Presence::Unknown,
         };
         let presence = match presence {
-            // It lives, and nothing can be sent to it.
+            // The process lives, but the port lacks memory for frames to it.
             Presence::Present if peer.want_open && self.observed.failures.lacks_memory => {
                 Presence::Unknown
             }
@@ -811,8 +818,8 @@ impl Node {
         match peer.state {
             State::Idle => return,
             State::Opening | State::Answered => {
-                // A server may not have been started yet: one that is absent is waited for, unless
-                // it was there and took an OPEN of ours.
+                // The peer may not have been started yet: an absent process is waited for, unless
+                // it was present and took an OPEN of ours.
                 let died = presence == Presence::Absent && self.openings.has_opened(p);
                 if died {
                     return self.peer_died(now, p, EndReason::Died);
@@ -823,7 +830,7 @@ impl Node {
                 self.on_open_again(now, p, presence);
             }
             State::Open => {
-                // Alive, but what it announced does not come, and others want to pull.
+                // The peer is alive but does not send what it announced, and other pulls wait.
                 let tells_presence = peer.path.tells_presence();
                 let stalled = !tells_presence && self.pulls_stalled(p);
                 let peer = &self.peers[p];
@@ -843,7 +850,7 @@ impl Node {
         self.arm_timer(now, p);
     }
 
-    /// Whether nobody has answered our OPEN for T_dead.
+    /// Whether our OPEN has had no answer for T_dead.
     fn has_no_answer(&self, peer: &Peer, presence: Presence) -> bool {
         let asked = self.was_asked(peer) && self.polled_at >= self.answered_by(peer);
         presence != Presence::Present && self.is_overdue(peer) && asked
@@ -854,8 +861,8 @@ impl Node {
         self.end_session(now, p, reason);
     }
 
-    /// Repeats an OPEN that was not answered. One that lies in the memory of a process that lives
-    /// is there when that process polls.
+    /// Repeats an unanswered OPEN. Not if the port keeps it in the memory of a live process, which
+    /// finds it when it polls.
     fn on_open_again(&mut self, now: Instant, p: u32, presence: Presence) {
         let due = self.due(&self.peers[p]).is_some_and(|due| now >= due);
         let overdue = self.is_overdue(&self.peers[p]);
@@ -897,15 +904,15 @@ impl Node {
         }
     }
 
-    /// Asks a peer that owes us something to speak. One whose T_dead is over was not asked often
-    /// enough if we were not called meanwhile: it is asked now as often as it should have been.
+    /// Probes a peer that owes us something. If our loop was paused until after T_dead, the missed
+    /// probes are sent now.
     fn probe(&mut self, now: Instant, p: u32) {
         let overdue = self.is_overdue(&self.peers[p]);
         let asked = self.was_asked(&self.peers[p]);
         let peer = &mut self.peers[p];
         let missing = PROBES_MIN.saturating_sub(peer.probes);
         let count = match (overdue, peer.path.tells_presence()) {
-            // Its ring holds them until it polls.
+            // The peer's ring holds the probes until it polls.
             (_, true) => missing.min(1),
             (true, false) if asked => return,
             (true, false) => missing.max(PROBES_MIN / 2),
@@ -947,8 +954,8 @@ impl Node {
             self.counters.timeouts += 1;
             self.observed.tallies[p as usize].timeouts += 1;
             peer.backoff = peer.backoff.saturating_add(1);
-            // Perhaps only the answer is late. What the two ends of the flight bring back tells
-            // which of the others are lost.
+            // Perhaps only the acknowledgement is late. The answers to the first and the last
+            // packet of the flight tell which of the others are lost.
             let (oldest, newest) = (peer.snd.oldest(&self.sent), peer.snd.newest(&self.sent));
             for idx in oldest.into_iter().chain(newest) {
                 peer.snd.guess(&mut self.sent, idx);
@@ -958,8 +965,8 @@ impl Node {
         self.make_ready(p);
     }
 
-    /// Takes the memory of a request out of reach of the packets in flight: they keep their
-    /// numbers and carry nothing.
+    /// Detaches the memory of a request from its packets in flight: they keep their PSNs and are
+    /// retransmitted without payload.
     pub(crate) fn abandon_wr(&mut self, w: u32) {
         let wr = &self.tx[w];
         let p = wr.peer;
@@ -974,7 +981,8 @@ impl Node {
                 }
             } else if entry.wr == w {
                 match entry.ty {
-                    // The target has it or will have it, and answers. That is waited for.
+                    // The target has or will get the request and answers it: the record waits for
+                    // that.
                     Ty::Read => (entry.body, entry.wr) = (BodyRef::None, NONE),
                     Ty::Atomic if AtomicOp::fetches(&entry.op) => {
                         AtomicOp::make_void(&mut entry.op);
@@ -1008,7 +1016,7 @@ impl Node {
         }
     }
 
-    /// Takes a request out of every list.
+    /// Unlinks a request from every list.
     #[inline(always)]
     fn unlink_wr(&mut self, w: u32) {
         let wr = &mut self.tx[w];
@@ -1027,7 +1035,7 @@ impl Node {
         peer.wrs.cut(&mut self.tx, w, link);
     }
 
-    /// Gives back a request whose outcome has been written.
+    /// Frees a request whose completion has been written.
     #[inline(always)]
     pub(crate) fn free_wr(&mut self, w: u32) {
         let wr = &self.tx[w];
@@ -1045,7 +1053,7 @@ impl Node {
         }
     }
 
-    /// Writes the success of a request, once.
+    /// Writes the success completion of a request, once.
     #[inline(always)]
     pub(crate) fn report_wr(&mut self, w: u32) {
         let wr = &mut self.tx[w];
@@ -1072,7 +1080,7 @@ impl Node {
         self.count(cntr, true);
     }
 
-    /// Ends a request with an error entry, unless its success has been told.
+    /// Ends a request with an error completion, unless its success was already written.
     pub(crate) fn fail_wr(&mut self, w: u32, err: Error, prov_errno: ProvErrno) {
         self.report_failure(w, err, prov_errno);
         self.free_wr(w);
@@ -1106,7 +1114,7 @@ impl Node {
             }
             let one_sided = wr.flags.contains(WrFlags::RMA);
             let (op_context, tag, e, p) = (wr.context, wr.tag, wr.ep, wr.peer);
-            // Bytes of a refused write that are written nevertheless.
+            // Bytes that a refused write wrote nevertheless.
             let olen = if one_sided { wr.asked } else { 0 };
             let (flags, cntr) = if one_sided {
                 self.rma_outcome(w)
@@ -1124,8 +1132,8 @@ pub(super) fn send_flags(flags: WrFlags) -> CqFlags {
     CqFlags::SEND | if flags.contains(WrFlags::TAGGED) { CqFlags::TAGGED } else { CqFlags::MSG }
 }
 
-/// Whether an OPEN answers ours, whether it is of the session that we know, and whether it is of
-/// one that is over.
+/// Whether an OPEN answers ours, whether it is of the current session, and whether it is of one
+/// that has ended.
 fn compare(peer: &Peer, op: &OpenOp) -> (bool, bool, bool) {
     let ours = op.echo_sid == peer.sid && op.echo_epoch == peer.epoch && peer.sid != 0;
     let theirs = op.inc == peer.inc && op.epoch == peer.peer_epoch;

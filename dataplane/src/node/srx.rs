@@ -1,11 +1,11 @@
 //! Shared receive contexts: receives that several endpoints take their messages from.
 //!
-//! A context is a record like an endpoint's which no message names. What arrives for an endpoint
-//! that shares it is matched there, with receives and stored messages of all who share it in one
-//! order. From the match on the receive is the endpoint's: it completes in its queue, is counted by
-//! its counters, and ends with it. Which queue that will be is not known when a receive is posted,
-//! so the entry is reserved at the match. If there is no room, the message waits, and those that
-//! follow to the same endpoint with it; other endpoints go on.
+//! A context is an endpoint record that no message names. Messages for the endpoints that share it
+//! are matched in its tables, with the receives and unexpected messages of all of them in one
+//! order. Once matched, the receive is the endpoint's: it completes in its queue, is counted by its
+//! counters, and ends with it. The queue is not known when a receive is posted, so the completion
+//! entry is reserved at the match. Without room the message waits, and later ones to the same
+//! endpoint with it; other endpoints go on.
 //!
 //! Multi-receives, peeks and buffered receives are an endpoint's own, and are refused here.
 
@@ -21,15 +21,15 @@ use crate::types::Instant;
 
 const KINDS: [MsgKind; 2] = [MsgKind::Msg, MsgKind::Tagged];
 
-/// What a context can be asked for.
+/// Capabilities that a context may be asked for.
 const CAPS: Caps = Caps::MSG.union(Caps::TAGGED).union(Caps::RECV).union(Caps::DIRECTED_RECV);
 
 impl Node {
-    /// Makes a shared receive context. Receives may be posted to it at once; it is closed by
-    /// [`ep_close`](Self::ep_close), when no endpoint shares it any more, and receives that no
-    /// message has come for end with it, untold.
+    /// Makes a shared receive context. Receives may be posted to it at once.
+    /// [`ep_close`](Self::ep_close) closes it once no endpoint shares it any more; receives without
+    /// a message then end without a completion.
     ///
-    /// Of the attributes it is those of receives that count.
+    /// Only the attributes for receives count.
     ///
     /// # Errors
     /// As [`ep_open`](Self::ep_open).
@@ -89,7 +89,7 @@ impl Node {
         Ok(())
     }
 
-    /// Endpoint `e`, of which nothing is under way any more, stops sharing.
+    /// Endpoint `e`, which has no operation left, stops sharing.
     pub(super) fn srx_leave(&mut self, e: u32) {
         let srx = std::mem::replace(&mut self.eps[e].srx, NONE);
         let Some(context) = self.eps.get_mut(srx) else { return };
@@ -115,21 +115,23 @@ impl Node {
         Ok(())
     }
 
-    /// Takes back a receive that nobody can be told of.
+    /// Frees a receive that no queue can report.
     fn drop_shared(&mut self, s: u32, kind: MsgKind, recv: u32) {
         self.eps[s].matcher[kind as usize].unlink_posted(&mut self.posted, recv);
         let owner = self.posted.free(recv).payload.ep;
         self.eps[owner].rx_used -= 1;
     }
 
-    /// Where the receives and stored messages of endpoint `e` are.
+    /// The record whose tables hold the receives and unexpected messages of endpoint `e`: its own
+    /// or its context's.
     #[inline]
     pub(super) fn matching_of(&self, e: u32) -> u32 {
         let srx = self.eps[e].srx;
         if srx == NONE { e } else { srx }
     }
 
-    /// The receive of the context for a message to endpoint `e`, which has it now.
+    /// Takes a receive of the context for a message to endpoint `e`, which it belongs to from now
+    /// on.
     pub(super) fn target_shared(&mut self, e: u32, head: &MsgHead) -> Option<u32> {
         let (s, kind) = (self.eps[e].srx, head.kind() as usize);
         let matcher = &self.eps[s].matcher[kind];
@@ -143,8 +145,8 @@ impl Node {
         Some(recv)
     }
 
-    /// Keeps an entry free in the receive queue of endpoint `e`; otherwise it is fed when it is
-    /// read.
+    /// Reserves an entry in the receive queue of endpoint `e`. If it has none, its messages are
+    /// retried when the queue is read.
     fn reserve_for(&mut self, e: u32) -> bool {
         let cq = self.eps[e].rx_cq;
         self.make_room(cq);
@@ -196,7 +198,7 @@ impl Node {
         Ok(())
     }
 
-    /// Delivers the stored messages of context `s` that have a receive and whose endpoints have
+    /// Delivers the unexpected messages of context `s` that have a receive and whose endpoints have
     /// room, in order.
     pub(super) fn feed_shared(&mut self, now: Instant, s: u32) {
         for kind in KINDS {
@@ -209,7 +211,7 @@ impl Node {
                 });
                 let Some(msg) = found else { break };
                 let (head, e) = (self.head_of(msg), self.unexpected[msg].payload.ep);
-                // Without room its endpoint waits from now on, and others are looked for.
+                // Without room its endpoint waits from now on; messages of others are tried.
                 if let Some(recv) = self.target_shared(e, &head) {
                     self.unmatch_unexpected(msg);
                     self.deliver_unexpected(now, msg, recv, 0);
@@ -218,7 +220,7 @@ impl Node {
         }
     }
 
-    /// Cancels a receive of context `s`. Some endpoint that shares it tells.
+    /// Cancels a receive of context `s`. An endpoint that shares it reports it.
     pub(super) fn cancel_shared(&mut self, s: u32, kind: MsgKind, recv: u32) -> Result<()> {
         if self.eps[s].sharers == Some(0) {
             self.drop_shared(s, kind, recv);
@@ -227,7 +229,7 @@ impl Node {
         if self.end_shared(s, kind, recv, Error::Canceled) { Ok(()) } else { Err(Error::Again) }
     }
 
-    /// An endpoint that shares context `s`, with an entry kept free in its receive queue.
+    /// An endpoint that shares context `s`, with an entry reserved in its receive queue.
     pub(super) fn sharer_with_room(&mut self, s: u32) -> Option<u32> {
         let bound = |ep: &super::ep::Ep| ep.srx == s && ep.rx_cq != NONE;
         let sharers: Vec<u32> =
@@ -244,7 +246,8 @@ impl Node {
         true
     }
 
-    /// The device is gone: the receives of contexts end, as far as the queues have room.
+    /// The port is gone: the receives of contexts end, as far as the queues have room for the
+    /// errors.
     pub(super) fn srx_port_gone(&mut self) {
         let contexts: Vec<u32> =
             (self.eps.iter()).filter(|(_, ep)| ep.sharers.is_some()).map(|(s, _)| s).collect();

@@ -1,5 +1,5 @@
-//! A bound on progress: a session over which short frames pass and longer ones do not, or whose
-//! receiver has lost its place in a ring, ends, although the peer is never silent.
+//! A bound on lack of progress: ends a session that passes short frames but not longer ones, or
+//! whose receiver has lost its place in a ring, although the peer is never silent.
 
 use super::{EndReason, Node};
 use crate::plant::{Bug, planted};
@@ -7,14 +7,14 @@ use crate::rel::psn::Psn;
 use crate::types::Instant;
 use crate::wire;
 
-/// Nanoseconds are shifted by so much to units of 131 us.
+/// Shift from nanoseconds to units of 131 us.
 const UNIT_BITS: u32 = 17;
 
 /// Timeouts in a row after which a session is looked at.
 const REPEATED: u8 = 2;
 
-/// The oldest packet in flight, and for how long it has been repeated while the peer was heard.
-/// Looked at by the timer alone. Times in units of [`UNIT_BITS`]; they wrap after six days.
+/// The oldest packet in flight, and how long it has been retransmitted while the peer was heard.
+/// Only the timer looks at it. Times in units of [`UNIT_BITS`]; they wrap after six days.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Progress {
     /// Its number.
@@ -23,15 +23,15 @@ pub(crate) struct Progress {
     stuck: u32,
     /// When it was looked at last.
     looked_at: u32,
-    /// When the peer was heard, as `Peer::heard` has it, and when that was seen to be news.
+    /// `Peer::last_rx` when it was last seen to change, and when that was.
     heard: u32,
     heard_at: u32,
 }
 
 impl Progress {
-    /// Looks again: for how long nothing has got through by `now` to a peer that speaks. A gap in
-    /// looking counts for no more than `most`, and the peer's silence for none once it is longer
-    /// than twice that.
+    /// Updates the record at `now`, and returns how long nothing has got through to a peer that is
+    /// heard. A gap between two looks counts for at most `most`, and the peer's silence not at all
+    /// once it is longer than twice that.
     fn look(&mut self, now: u32, oldest: Psn, heard: u32, most: u32) -> u32 {
         if oldest != self.oldest {
             *self = Self { oldest, stuck: 0, looked_at: now, heard, heard_at: now };

@@ -1,5 +1,5 @@
-//! What a node keeps for an operator alone. Nothing in it decides anything, so it stands apart from
-//! the records of the peers.
+//! Statistics for an operator. Nothing in them decides anything, so they lie apart from the peers'
+//! records.
 
 use super::failed::Failures;
 use super::lost::Losses;
@@ -34,8 +34,8 @@ impl Observed {
 pub(crate) struct Tally {
     /// When the session began: its first OPEN was sent or answered.
     pub(crate) begun: Instant,
-    /// Bytes of frames to it and from it, on a port that may lose frames. (On one that cannot, the
-    /// shortest paths of a message would pay for it.)
+    /// Bytes of frames to it and from it, on a lossy port. (A lossless port counts them itself:
+    /// counting here would cost the fast path.)
     pub(crate) tx_bytes: u64,
     pub(crate) rx_bytes: u64,
     /// The first packet to it and from it; of a session that is over, how many there were.

@@ -111,14 +111,14 @@ pub struct Matcher<const N: usize = BUCKETS> {
     seq: u64,
     taken: u64,
     gone: u32,
-    /// Receives posted that are not plain, ignore bits or name a source; and [`SHUT`]. While this
-    /// is 0, the first receive of a tag takes the message that comes with it.
+    /// Posted receives that are not simple, ignore bits or name a source; and [`SHUT`]. While this
+    /// is 0, the first receive of a tag takes the next message with it.
     odd: u32,
     unexpected: Table<N>,
     arrivals: List<ARRIVAL>,
 }
 
-/// In [`Matcher::odd`]: messages are not taken on the fast path. No pool has so many receives.
+/// In [`Matcher::odd`]: the fast path takes no messages. No pool has so many receives.
 const SHUT: u32 = 1 << 31;
 
 impl<const N: usize> Default for Matcher<N> {
@@ -173,9 +173,9 @@ impl<const N: usize> Matcher<N> {
         Ok(idx.expect("a free slot was seen"))
     }
 
-    /// Appends a plain receive that ignores no bit and takes messages from anyone, as
-    /// [`post`](Self::post) does, with the payload that `make` makes of one that was vacant or
-    /// plain; `None`, and nothing posted, if the pool is full or the first time around.
+    /// [`post`](Self::post) for a simple receive that ignores no bit and takes messages from any
+    /// source. `make` fills the payload of a vacant or simple slot. `None`, and nothing posted, if
+    /// the pool is full or has no used slot yet.
     #[inline(always)]
     pub fn post_simple<P: Receive>(
         &mut self,
@@ -280,10 +280,9 @@ impl<const N: usize> Matcher<N> {
         Some(idx)
     }
 
-    /// Takes out the receive for a message, as [`match_posted`](Self::match_posted) finds it, if it
-    /// is where most are found (first in its chain, and no receive that ignores bits is posted), is
-    /// plain, and `take` makes something of it. Its slot is given back: it goes on to stand there
-    /// until another one does. `None`, and nothing has happened, if not.
+    /// [`match_posted`](Self::match_posted) for the common case: the receive is the first of its
+    /// chain and simple, none that ignores bits is posted, and `take` accepts it. Its slot is
+    /// freed, but keeps its value until it is reused. `None`, and nothing has happened, otherwise.
     #[inline(always)]
     pub fn take_first<'a, P: Receive, R>(
         &mut self,
@@ -618,7 +617,7 @@ mod tests {
     const TAGS: [u64; 5] = [0, 1, 2, 1 << 63, u64::MAX];
     const IGNORES: [u64; 6] = [0, 0, 0, 1, 1 << 63, u64::MAX];
 
-    /// Two of three are plain.
+    /// Two of three are simple.
     impl Receive for usize {
         fn is_simple(&self) -> bool {
             !self.is_multiple_of(3)

@@ -67,13 +67,14 @@ impl Rtt {
         (base << backoff.min(12)).min(RTO_MAX_NS.max(floor_ns))
     }
 
-    /// How much later than a packet another one may have been sent and still arrive first.
+    /// The reordering allowance, nanoseconds: how much later than a packet another one may be sent
+    /// and still arrive first.
     pub fn reorder_ns(&self) -> u64 {
         u64::from(self.srtt_ns) * u64::from(self.reo) / 64
     }
 
-    /// The peer got `dups` packets twice: some had been overtaken and were not lost, so more time
-    /// is allowed. Six repairs that were needed take back what one that was not has added.
+    /// The peer received `dups` spurious retransmissions: more reordering is allowed. Each adds 6
+    /// units; each useful retransmission removes 1.
     pub fn on_duplicates(&mut self, dups: u8) {
         if dups > 0 {
             self.reo = (self.reo.max(*REO.start()) + 6 * u16::from(dups.min(16))).min(*REO.end());

@@ -1,14 +1,14 @@
 //! The packets a session has in flight.
 //!
-//! Packets are numbered without holes and kept in a list in that order until the peer has
-//! acknowledged everything up to and including them. An entry holds all it takes to send the
-//! packet again but the payload, which stays where it is (the application's memory or a pool).
+//! Packets are numbered without holes and listed in that order until acknowledged in order. An
+//! entry holds all that a retransmission needs except the payload, which stays in the application's
+//! memory or in a pool.
 //!
 //! Loss is found by time (RFC 8985): a packet is lost when one that was sent later than it, by more
 //! than the reordering allowance, has arrived; of two that were sent at once, the one with the
 //! higher number is the later. The timer behind it is the caller's.
 //!
-//! On a lossless port only packets whose acknowledgement somebody waits for have an entry.
+//! On a lossless port only packets whose acknowledgement a completion waits for have an entry.
 
 use std::mem::offset_of;
 
@@ -76,8 +76,8 @@ pub enum BodyRef {
     },
 }
 
-/// One packet in flight. In the order of declaration: what an acknowledgement looks at shares one
-/// line of the cache, the rest is for sending it again.
+/// One packet in flight. `repr(C)`: the fields that an acknowledgement touches share a cache line;
+/// the rest is for retransmission.
 #[derive(Debug)]
 #[repr(C)]
 pub struct Sent {
@@ -116,7 +116,7 @@ const _: () = {
 };
 
 impl Sent {
-    /// A packet that is being sent for the first time, with the first `op_len` bytes of `op`.
+    /// A packet sent for the first time, with the first `op_len` bytes of `op`.
     #[inline(always)]
     pub fn new(
         psn: Psn,
@@ -149,7 +149,7 @@ impl Sent {
         self.at > at || self.at == at && self.psn.since(psn) >= 0
     }
 
-    /// Keeps number and cost, and carries nothing any more.
+    /// Becomes a NOP: keeps PSN and cost, and carries nothing.
     pub fn become_nop(&mut self) {
         let one_sided = matches!(self.ty, Ty::Write | Ty::Atomic);
         let drops = if one_sided { RemoteRange::unfinished(&self.op) } else { None };
@@ -181,7 +181,7 @@ pub struct Sacked {
     pub newest: Option<(Instant, Psn)>,
 }
 
-/// A packet that is acknowledged in order.
+/// A packet acknowledged in order.
 #[derive(Clone, Copy, Debug)]
 pub struct Acked {
     /// Its entry.
@@ -194,11 +194,11 @@ pub struct Acked {
     pub sacked: bool,
     /// See [`Sent::rtx`].
     pub rtx: bool,
-    /// Its payload is memory of request `wr`, so that nothing is to be given back with it.
+    /// Its payload is memory of request `wr`: nothing else is to be freed with it.
     pub of_request: bool,
 }
 
-/// What an acknowledgement says that no honest peer would.
+/// An acknowledgement that no honest peer sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AckOfUnsent;
 
@@ -218,10 +218,9 @@ pub struct SendWindow<C = Controller> {
     pub lost: u16,
     /// Packets listed that the peer has.
     sacked: u16,
-    /// Packets sent again because a timer fired, about which the peer may say that it got them
-    /// twice.
+    /// Packets retransmitted because a timer fired; the peer may report them as duplicates.
     guesses: u16,
-    /// How many packets may be under way.
+    /// The congestion window.
     pub cwnd: C,
     list: List<0>,
 }
@@ -246,7 +245,7 @@ impl<C: CongestionControl> SendWindow<C> {
         self.nxt.0.wrapping_sub(self.una.0)
     }
 
-    /// Packets kept that are neither with the peer nor lost: what is under way.
+    /// Packets listed that are neither acknowledged nor marked lost: those under way.
     #[inline]
     pub fn pipe(&self) -> u32 {
         self.list.len - u32::from(self.sacked) - u32::from(self.lost)
@@ -258,14 +257,14 @@ impl<C: CongestionControl> SendWindow<C> {
         self.in_flight() < WINDOW && self.room() > 0
     }
 
-    /// Whether the next packet is to ask for an acknowledgement: if nobody will see to it later
-    /// (`alone`), or if nothing can follow it.
+    /// Whether the next packet asks for an acknowledgement: if no later packet or timer will
+    /// (`alone`), or if it closes the window.
     #[inline]
     pub fn asks(&self, alone: bool) -> bool {
         alone || self.room() <= 1 || self.in_flight() == WINDOW - 1
     }
 
-    /// Packets that may be under way besides those that are.
+    /// Room in the congestion window, packets.
     #[inline]
     pub fn room(&self) -> u32 {
         self.cwnd.window().saturating_sub(self.pipe())
@@ -294,7 +293,7 @@ impl<C: CongestionControl> SendWindow<C> {
         self.list.push_back(pool, idx);
     }
 
-    /// Keeps the packet numbered last, which the caller has seen a free entry for.
+    /// Records the packet numbered last. The caller has checked that an entry is free.
     #[inline(always)]
     pub fn keep(&mut self, pool: &mut SentPool, mut sent: Sent) {
         sent.link = self.list.end();
@@ -325,8 +324,7 @@ impl<C: CongestionControl> SendWindow<C> {
         true
     }
 
-    /// Gives back the oldest entry if it is acknowledged in order. The entry is out of the list and
-    /// still in the pool.
+    /// Unlinks the oldest entry if it is acknowledged in order. The caller frees it in the pool.
     #[inline(always)]
     pub fn pop_acked(&mut self, pool: &mut SentPool) -> Option<Acked> {
         let idx = self.list.head;
@@ -358,8 +356,8 @@ impl<C: CongestionControl> SendWindow<C> {
     /// peer says which copy of it arrived, so one that was sent again without need is measured as
     /// well.
     pub fn round_trip(&self, pool: &SentPool, now: Instant, ack: &AckOp) -> Option<u64> {
-        // The answer to a probe names a packet that came long ago: as long as the field holds, or
-        // longer. Taken for a round trip, each would be longer than the one before.
+        // The answer to a probe names a packet that arrived long ago, as long as the delay field
+        // can say or longer. Taken as a round trip, each would be longer than the last.
         if ack.delay == u16::MAX {
             return None;
         }
@@ -403,7 +401,7 @@ impl<C: CongestionControl> SendWindow<C> {
             if entry.rtx {
                 rtt.on_resent_arrived();
                 if now.since(entry.at) < rtt.min_ns() {
-                    // It is the first copy that arrived: this one's time says nothing.
+                    // The first copy arrived: the time of this one says nothing.
                     continue;
                 }
             }
@@ -467,10 +465,10 @@ impl<C: CongestionControl> SendWindow<C> {
         }
     }
 
-    /// A packet that was refused: whatever was reported of it, it has to be sent again. False if
-    /// that is known: then what was sent in its place is under way, and a timer sends it once more
-    /// if need be. Were every refusal answered, each answer that comes twice would be refused again
-    /// by what comes after it, and on a path with a long delay they would never end.
+    /// A packet was refused: it must be sent again as a NOP, whatever was reported of it. False if
+    /// that is known already: the NOP is under way, and a timer repeats it. If every NACK were
+    /// answered, each duplicated answer would be refused by the packet behind it, endlessly on a
+    /// path with a long delay.
     #[must_use]
     pub fn on_refused(&mut self, pool: &mut SentPool, idx: u32) -> bool {
         if std::mem::replace(&mut pool[idx].refused, true) {
@@ -483,14 +481,14 @@ impl<C: CongestionControl> SendWindow<C> {
         true
     }
 
-    /// A timer fired: sends packet `idx` again in case it is lost.
+    /// A timer fired: retransmits packet `idx` in case it is lost.
     pub fn guess(&mut self, pool: &mut SentPool, idx: u32) {
         self.guesses = self.guesses.saturating_add(1);
         self.mark_lost(pool, idx);
     }
 
     /// Gives up the oldest packets under way, as [`guess`](Self::guess) does, until another one may
-    /// be sent: what is lost unnoticed would else fill the window for as long as nothing is sent.
+    /// be sent: packets lost unnoticed would otherwise fill the window as long as nothing is sent.
     pub fn make_room(&mut self, pool: &mut SentPool) {
         while !self.may_resend() {
             let Some(idx) = self.find(pool, |e| !e.sacked && !e.lost) else { return };
@@ -498,8 +496,8 @@ impl<C: CongestionControl> SendWindow<C> {
         }
     }
 
-    /// Of `dups` packets that arrived twice, those that were sent again because others had
-    /// overtaken them.
+    /// Of `dups` duplicates, those that were retransmitted because later packets had overtaken
+    /// them.
     pub fn overtaken(&mut self, dups: u8) -> u8 {
         let guessed = self.guesses.min(dups.into());
         self.guesses -= guessed;

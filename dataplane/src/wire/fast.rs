@@ -1,5 +1,6 @@
-//! Packets about which nothing is out of the ordinary, read and written for the fast path: sent for
-//! the first time, without a checksum.
+//! Parsers and writers for the fast path: packets of their common form, sent for the first time.
+//! Each copies fields out of the frame and leaves the compare with the session to the caller; a
+//! packet of any other form is left to [`Base::parse`], which says what is wrong with it.
 
 use barewire_driver::frame::RxFrame;
 use barewire_driver::hint::cold;
@@ -13,21 +14,21 @@ use super::{
 };
 use crate::psn::Psn;
 
-/// What such a packet says before its operation header.
+/// The base of a packet as words: fields that are compared together lie in one integer.
 #[derive(Clone, Copy, Debug)]
 pub struct BaseWords {
-    /// Addresses.
+    /// Addresses and prologue.
     pub head: FrameHead,
-    /// The receiver's name of the session, and above it the sequence number: who knows what both
-    /// should be compares them at once.
+    /// The receiver's session name in the low half, the PSN in the high half: one compare for both.
     pub sid_psn: u64,
     /// The next PSN the sender expects.
     pub cack: Psn,
-    /// As [`Base::grant`], and above it the payload bytes; for the same.
+    /// The grant, as in [`Base::grant`], in the low half, the payload bytes in the high half: one
+    /// compare for both.
     pub ack_len: u32,
 }
 
-/// The types of packets that ask for a one-sided operation, and may take a fast path.
+/// Types of requests for one-sided operations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RequestTy {
     /// An atomic operation.
@@ -41,7 +42,7 @@ pub enum RequestTy {
 impl RequestTy {
     const ALL: [Self; 3] = [Self::Atomic, Self::Write, Self::Read];
 
-    /// The least that the byte of a frame with version and type is, of those types.
+    /// The least value of the frame's version-and-type byte among these types.
     const LEAST: u8 = {
         let (mut least, mut i) = (u8::MAX, 0);
         while i < Self::ALL.len() {
@@ -62,21 +63,21 @@ impl RequestTy {
     }
 }
 
-/// The types of packets that tell what became of one.
+/// Types of answers to one-sided operations, besides RESP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ResponseTy {
     /// Bytes of a read.
     Data,
-    /// What was executed.
+    /// Acknowledges a write or an atomic operation without a result.
     Ack,
 }
 
-/// The types of packets that bring a piece of something longer.
+/// Types of packets that carry a segment of something longer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SegmentTy {
-    /// Of a message that comes by itself.
+    /// Of a long eager message.
     MsgM,
-    /// Of something that was asked for.
+    /// Of a pulled message or a read.
     Data,
 }
 
@@ -91,23 +92,23 @@ impl SegmentTy {
     }
 }
 
-/// What a packet is of a one-sided operation.
+/// Type of a packet of a one-sided operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RmaTy {
-    /// An atomic operation, and no acknowledgement is asked for.
+    /// An atomic operation that asks for no acknowledgement.
     Atomic,
-    /// The answer to one, or to a read.
+    /// The answer to an atomic operation, or the refusal of a read.
     Resp,
-    /// Any request, with or without such a wish.
+    /// Any request, whether or not it asks for an acknowledgement.
     Request(RequestTy),
 }
 
 impl BaseWords {
-    /// Copies the base of a packet out of which [`ty`](Self::ty) has said that it is one. Compares
-    /// nothing with the session: that is the caller's. `None` if the frame is too short.
+    /// Copies the base of a packet whose type [`ty`](Self::ty) has recognised. Nothing is compared
+    /// with the session. `None` if the frame is too short.
     ///
-    /// Field by field, since of one copy of all the compiler makes pieces that it has to put
-    /// together again.
+    /// Field by field: the compiler splits one large copy into pieces that it then has to join
+    /// again.
     #[inline(always)]
     fn parse(frame: &RxFrame<'_>) -> Option<Self> {
         Some(Self {
@@ -118,17 +119,17 @@ impl BaseWords {
         })
     }
 
-    /// What a packet is, if it is a plain request or the plain answer to one. For any other, good
-    /// or bad, [`Base::parse`] tells.
+    /// The type of a packet, if it is a request or a RESP in the common form. `None` for any other;
+    /// [`Base::parse`] says what it is.
     #[inline(always)]
     pub fn ty(frame: &RxFrame<'_>) -> Option<RmaTy> {
-        // As they stand in the frame, which then need not be turned around.
+        // In the frame's byte order, so that the frame's word need not be swapped.
         const ATOMIC: u32 = u32::from_ne_bytes(first_word(Ty::Atomic, false).to_be_bytes());
         const RESP: u32 = u32::from_ne_bytes(first_word(Ty::Resp, false).to_be_bytes());
         match u32::from_ne_bytes(frame.chunk_at(12)?) {
             ATOMIC => Some(RmaTy::Atomic),
             RESP => Some(RmaTy::Resp),
-            // One question for most others.
+            // One compare rules out most other types.
             _ if frame.chunk_at::<1>(14)? < [RequestTy::LEAST] => None,
             other => Self::request_ty(u32::from_be(other)).map(RmaTy::Request),
         }
@@ -146,7 +147,7 @@ impl BaseWords {
         }
     }
 
-    /// As [`ty`](Self::ty), of the others.
+    /// The type of a DATA or ACK in the common form; `None` for any other packet.
     #[inline(always)]
     pub fn response_ty(frame: &RxFrame<'_>) -> Option<ResponseTy> {
         const DATA: u32 = first_word(Ty::Data, false);
@@ -158,8 +159,8 @@ impl BaseWords {
         }
     }
 
-    /// An acknowledgement that asks for none, with a checksum if `crc`, which is right. `None` for
-    /// any other packet, good or bad: [`Base::parse`] tells.
+    /// An ACK without AR, with a checksum if `crc`, which is verified. `None` for any other packet;
+    /// [`Base::parse`] says what it is.
     #[inline(always)]
     pub fn ack(frame: &RxFrame<'_>, crc: bool) -> Option<(Self, AckOp)> {
         if u32::from_be_bytes(frame.chunk_at(12)?) != first_word(Ty::Ack, crc) {
@@ -171,9 +172,9 @@ impl BaseWords {
         whole.then_some((plain, op))
     }
 
-    /// A packet that brings a piece, with a checksum if `crc`, and is sent for the first time; its
-    /// payload lies within the frame, and its checksum is the caller's to compare. `None` for any
-    /// other, good or bad: [`Base::parse`] tells.
+    /// A segment that is sent for the first time, with a checksum if `crc`, which the caller has to
+    /// verify. Its payload lies within the frame. `None` for any other packet; [`Base::parse`] says
+    /// what it is.
     #[inline(always)]
     pub fn segment(frame: &RxFrame<'_>, crc: bool) -> Option<(Self, SegmentTy)> {
         let ty = u32::from_be_bytes(frame.chunk_at(12)?) & !u32::from(AR);
@@ -185,8 +186,7 @@ impl BaseWords {
         (frame.len() >= end).then_some((plain, piece))
     }
 
-    /// The same as [`Base::parse`] would have it, of a packet of type `ty` with a checksum if
-    /// `crc`.
+    /// The base as [`Base::parse`] returns it, for a packet of type `ty` with a checksum if `crc`.
     #[inline(always)]
     pub fn base(&self, ty: Ty, crc: bool) -> Base {
         let Self { head, cack, .. } = *self;
@@ -199,7 +199,7 @@ impl BaseWords {
         Base { dst, src, ty, ar, rtx, crc, dst_sid, psn, cack, grant, plen }
     }
 
-    /// The receiver's name of the session.
+    /// The receiver's session name.
     #[inline(always)]
     pub fn dst_sid(&self) -> u32 {
         self.sid_psn as u32
@@ -211,7 +211,7 @@ impl BaseWords {
         Psn((self.sid_psn >> 32) as u32)
     }
 
-    /// As [`Base::grant`].
+    /// The grant: see [`Base::grant`].
     #[inline(always)]
     pub fn grant(&self) -> u16 {
         self.ack_len as u16
@@ -230,8 +230,8 @@ impl BaseWords {
     }
 }
 
-/// What a packet that is about to leave says before its operation header. Each field is asked for
-/// where it is written, so that none has to be kept meanwhile.
+/// The base of a packet about to be sent. Each field is asked for where it is written, so that none
+/// occupies a register before.
 pub trait BaseOut {
     /// As in [`FrameHead`].
     fn dst(&self) -> u64;
@@ -246,17 +246,17 @@ pub trait BaseOut {
     /// As of [`BaseWords`].
     fn grant(&self) -> u16;
 
-    /// Writes it, of a packet of type `ty` with `plen` bytes of payload and no checksum, asking for
-    /// an acknowledgement if `ar`.
+    /// Writes the base of a packet of type `ty` with `plen` bytes of payload and no checksum; it
+    /// asks for an acknowledgement if `ar`.
     #[inline(always)]
     fn put(&self, ty: Ty, plen: usize, ar: bool, out: &mut impl HeadOut) {
         self.put_with((ty, false), plen, ar, out);
     }
 
-    /// As [`put`](Self::put), with a checksum if `crc`.
+    /// [`put`](Self::put) for a packet with a checksum if `crc`.
     #[inline(always)]
     fn put_with(&self, (ty, crc): (Ty, bool), plen: usize, ar: bool, out: &mut impl HeadOut) {
-        // As `FrameHead::put`.
+        // The upper two bytes of the first are overwritten by the second.
         out.set::<0, 8>(self.dst().to_le_bytes());
         out.set::<6, 8>(self.src().to_le_bytes());
         FrameHead::of_ty(ty, 0, 0, crc).put_kind(ar, out);
@@ -268,26 +268,25 @@ pub trait BaseOut {
     }
 }
 
-/// The header of a WRITE, READ or ATOMIC as it was written, for who compares it with one that was
-/// checked.
+/// The header of a WRITE, READ or ATOMIC, copied but not checked: it is compared with one that was.
 #[derive(Clone, Copy, Debug)]
 pub struct RawRequest {
-    /// What one packet after the other may ask for alike.
+    /// The fields that repeated requests have in common.
     pub key: RequestKey,
     /// As in [`RemoteRange`].
     pub addr: u64,
 }
 
-/// What an ATOMIC or a READ calls itself: the initiator's slot and its generation, and where in the
-/// result of the operation the bytes belong, all as it stands in the header.
+/// Where the answer to an ATOMIC or a READ belongs: the initiator's slot and generation, and the
+/// offset in its result, as they stand in the header.
 #[derive(Clone, Copy, Debug)]
 pub struct ReplyTo {
     op_gen: u64,
     offset: u32,
 }
 
-/// Of such a header: the endpoint it is for, the key, flags, and of an ATOMIC count, operation and
-/// type.
+/// The shape of a request: destination endpoint, key and flags, and of an ATOMIC count, operation
+/// and type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RequestKey {
     rkey: u64,
@@ -298,17 +297,16 @@ pub struct RequestKey {
 }
 
 impl RequestKey {
-    /// No header says this, whatever stands in it: the other bits of theirs are 0.
+    /// Equals the key of no header: the unused bits of `head` are 0 there.
     pub const NOTHING: Self = Self { rkey: 0, head: u64::MAX, kind: 0 };
 
-    /// A number for it that others are likely not to have.
+    /// A hash, for the index of a cached grant.
     #[inline(always)]
     pub fn hash(&self) -> usize {
         (self.rkey as u32 ^ self.kind >> 16) as usize
     }
 
-    /// Whether a WRITE or READ that says this is the only one of its operation, and no remote CQ
-    /// data follows.
+    /// Whether a WRITE or READ with this key is the whole operation, without remote CQ data.
     pub fn is_whole(&self, ask: RequestTy) -> bool {
         let end = if ask == RequestTy::Read { END } else { 0 };
         self.head >> 32 == u64::from(LAST | end)
@@ -316,8 +314,8 @@ impl RequestKey {
 }
 
 impl RawRequest {
-    /// Copies base and header out, but for what [`ReplyTo`] is and for lengths, and checks nothing.
-    /// `None` if the frame is too short for them.
+    /// Copies base and header, without the fields of [`ReplyTo`] and the lengths. Checks nothing.
+    /// `None` if the frame is too short.
     #[inline(always)]
     pub fn parse(frame: &RxFrame<'_>, ask: RequestTy) -> Option<(BaseWords, Self)> {
         let head = match ask {
@@ -328,7 +326,7 @@ impl RawRequest {
         if frame.len() < head {
             return cold(None);
         }
-        // All but the number of the operation and the endpoint that it is from.
+        // Without the sequence number and the source endpoint.
         let head = u64::from_le_bytes(frame.chunk_at(BASE_LEN)?) & 0xffff_0000_ffff;
         let rkey = u64::from_le_bytes(frame.chunk_at(BASE_LEN + 8)?);
         let kind = match ask {
@@ -339,9 +337,8 @@ impl RawRequest {
         Some((BaseWords::parse(frame)?, Self { key: RequestKey { rkey, head, kind }, addr }))
     }
 
-    /// How many bytes of a region a WRITE or READ with this base is for, of which there is at least
-    /// one. `None` if it is not all of its operation, the frame is too short for its payload, or
-    /// something is wrong with it.
+    /// Bytes that a WRITE or READ accesses, at least 1. `None` if it is not the whole operation, if
+    /// its payload exceeds the frame, or if a field is invalid.
     #[inline(always)]
     pub fn len(frame: &RxFrame<'_>, ask: RequestTy, base: &BaseWords) -> Option<usize> {
         let plen = usize::from(base.plen());
@@ -362,7 +359,7 @@ impl RawRequest {
         (len > 0).then_some(len)
     }
 
-    /// The range that it names, but for the number of the operation and the endpoint it is from.
+    /// The remote range, without sequence number and source endpoint.
     pub fn range(&self) -> RemoteRange {
         let Self { key: RequestKey { rkey, head, .. }, addr } = *self;
         let last = (head >> 32) as u8 & LAST != 0;
@@ -370,10 +367,10 @@ impl RawRequest {
         RemoteRange { dst_ep: head as u16, rx_ctx, src_ep: 0, seq: 0, last, rkey, addr }
     }
 
-    /// The header of an ATOMIC, checked, but for how it calls itself and the endpoint that it is
-    /// from. `None` if something is wrong with it, or remote CQ data follows it.
+    /// The checked header of an ATOMIC, without the fields of [`ReplyTo`] and the source endpoint.
+    /// `None` if a field is invalid or remote CQ data follows.
     pub fn checked(&self) -> Option<AtomicOp> {
-        // From what was copied, since the frame may say something else by now.
+        // From the copy: the frame may have changed since.
         let mut b = Bytes::ZERO;
         b.put16::<0>(self.key.head as u16);
         b.put16::<4>((self.key.head >> 32) as u16);
@@ -388,7 +385,7 @@ impl RawRequest {
 }
 
 impl ReplyTo {
-    /// Copies it out of the header of an ATOMIC. `None` if the frame is too short for one.
+    /// Copies it from the header of an ATOMIC. `None` if the frame is too short.
     #[inline(always)]
     pub fn parse(frame: &RxFrame<'_>) -> Option<Self> {
         let op_gen = u64::from_le_bytes(frame.chunk_at(BASE_LEN + 24)?);
@@ -396,13 +393,14 @@ impl ReplyTo {
         Some(Self { op_gen, offset })
     }
 
-    /// As [`parse`](Self::parse), of a READ of which [`RawRequest::len`] has said something.
+    /// Copies it from the header of a READ that [`RawRequest::len`] has accepted. `None` if the
+    /// frame is too short.
     #[inline(always)]
     pub fn of_read(frame: &RxFrame<'_>) -> Option<Self> {
         Some(Self { op_gen: u64::from_le_bytes(frame.chunk_at(BASE_LEN + 24)?), offset: 0 })
     }
 
-    /// The header of the answer, of a DATA too, which has the same bytes.
+    /// The header of the answer, a RESP or a DATA: both have the same bytes.
     #[inline(always)]
     pub fn resp(&self) -> RespOp {
         let (dst_op, dst_gen) = (self.op_gen as u32, (self.op_gen >> 32) as u32);
@@ -410,7 +408,7 @@ impl ReplyTo {
     }
 }
 
-/// Writes words of an operation header behind the first.
+/// Writes the words `$at` of an operation header, in units of 8 bytes behind the base.
 macro_rules! put_words {
     ($words:expr, $out:ident, $($at:literal),*) => {
         let words = $words;
@@ -419,7 +417,7 @@ macro_rules! put_words {
 }
 
 impl RemoteRange {
-    /// Writes it with the other flags, each field where it goes.
+    /// Writes the range, with `flags` of the operation, field by field.
     #[inline(always)]
     fn put(&self, flags: u8, out: &mut impl HeadOut) {
         let last = if self.last { LAST } else { 0 };
@@ -436,7 +434,7 @@ impl WriteOp {
     /// Bytes before the payload of a WRITE without remote CQ data.
     pub const HEAD: usize = BASE_LEN + Self::LEN;
 
-    /// As [`AtomicOp::put`].
+    /// Writes the operation header, field by field.
     #[inline(always)]
     pub fn put(&self, out: &mut impl HeadOut) {
         self.range.put(0, out);
@@ -448,7 +446,7 @@ impl ReadOp {
     /// Bytes of a READ.
     pub const HEAD: usize = BASE_LEN + Self::LEN;
 
-    /// As [`AtomicOp::put`].
+    /// Writes the operation header, field by field.
     #[inline(always)]
     pub fn put(&self, out: &mut impl HeadOut) {
         self.range.put(if self.end { END } else { 0 }, out);
@@ -460,8 +458,7 @@ impl AtomicOp {
     /// Bytes before the payload of an ATOMIC without remote CQ data.
     pub const HEAD: usize = BASE_LEN + Self::LEN;
 
-    /// Writes what stands behind the base in the [`HEAD`](Self::HEAD) of a packet without remote CQ
-    /// data.
+    /// Writes the operation header of a packet without remote CQ data, field by field.
     #[inline(always)]
     pub fn put(&self, out: &mut impl HeadOut) {
         self.range.put(self.flags(), out);
@@ -472,11 +469,11 @@ impl AtomicOp {
 }
 
 impl AckOp {
-    /// Bytes of an ACK that says what its base does and no more.
+    /// Bytes of an ACK without SACK words.
     pub const HEAD: usize = BASE_LEN + 8;
 
-    /// Writes what stands behind the base of one that leaves as soon as the packet before `cack`
-    /// has arrived.
+    /// Writes the operation header of an ACK that is sent as soon as the packet before `cack` has
+    /// arrived.
     #[inline(always)]
     pub fn put(cack: Psn, out: &mut impl HeadOut) {
         let newest = cack.0.wrapping_sub(1);
@@ -488,8 +485,8 @@ impl RespOp {
     /// Bytes before the payload of a RESP.
     pub const HEAD: usize = BASE_LEN + Self::LEN;
 
-    /// The base of a RESP or DATA with all that an operation gets, and the slot and its generation
-    /// that it names. `None` if it says anything else.
+    /// The base of a RESP or DATA that carries the whole result of an operation, and the slot and
+    /// generation that it names. `None` for any other.
     #[inline(always)]
     pub fn parse_whole(frame: &RxFrame<'_>) -> Option<(BaseWords, (u32, u32))> {
         if frame.len() < Self::HEAD {
@@ -505,8 +502,8 @@ impl RespOp {
         if rest == 0 { Some((base, (w, generation))) } else { cold(None) }
     }
 
-    /// As [`parse_whole`](Self::parse_whole), of one that is long enough for a word, and of whose
-    /// payload only its base says how long it is.
+    /// [`parse_whole`](Self::parse_whole) for a frame that holds at least 8 bytes of payload. The
+    /// payload length in the base is for the caller to check.
     #[inline(always)]
     pub fn parse_word(frame: &RxFrame<'_>) -> Option<(BaseWords, (u32, u32))> {
         if frame.len() < Self::HEAD + size_of::<u64>() {
@@ -519,7 +516,7 @@ impl RespOp {
         if rest == 0 { Some((base, (w, generation))) } else { cold(None) }
     }
 
-    /// As [`AtomicOp::put`].
+    /// Writes the operation header, field by field.
     #[inline(always)]
     pub fn put(&self, out: &mut impl HeadOut) {
         put_words!(self.words(), out, 0, 1);

@@ -89,15 +89,14 @@ impl MsgOp {
     }
 }
 
-/// The first 16 bytes of a MSG about which nothing is out of the ordinary: addresses, type, first
-/// transmission.
+/// Ethernet header and prologue of a packet that is sent for the first time, 16 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FrameHead {
-    /// The destination, in the lower six bytes; the upper two say nothing.
+    /// The destination in the lower six bytes; the upper two are ignored.
     pub dst: u64,
     /// The source, as [`mac_word`] has it.
     pub src: u64,
-    /// What stands between the EtherType and the base.
+    /// The prologue.
     kind: u16,
 }
 
@@ -109,13 +108,13 @@ impl FrameHead {
         Self { dst, src, kind }
     }
 
-    /// As [`between`](Self::between), of packets of type `ty`.
+    /// [`between`](Self::between) for packets of type `ty`.
     #[inline(always)]
     pub fn of_ty(ty: Ty, dst: u64, src: u64, crc: bool) -> Self {
         Self { dst, src, kind: kind(ty, crc) }
     }
 
-    /// Writes what stands behind the addresses.
+    /// Writes EtherType and prologue.
     #[inline(always)]
     pub(super) fn put_kind(&self, ar: bool, out: &mut impl HeadOut) {
         out.set::<14, 2>((self.kind | if ar { AR << 8 } else { 0 }).to_le_bytes());
@@ -127,7 +126,7 @@ impl FrameHead {
         self.kind & AR << 8 != 0
     }
 
-    /// What `frame` starts with; `None` if it is too short.
+    /// The head of `frame`; `None` if it is too short.
     #[inline(always)]
     pub(super) fn parse(frame: &RxFrame<'_>) -> Option<Self> {
         Some(Self {
@@ -137,7 +136,7 @@ impl FrameHead {
         })
     }
 
-    /// What a frame starts with.
+    /// The head of a frame, from its first 16 bytes.
     #[inline(always)]
     fn of<const N: usize>(b: &Bytes<N>) -> Self {
         Self { dst: b.u64::<0>(), src: b.u64::<6>(), kind: b.u16::<14>() }
@@ -224,10 +223,9 @@ impl EagerMsg {
         FrameHead::between(mac_word(dst), mac_word(src), crc)
     }
 
-    /// Copies head and headers at once and checks what can be checked without knowing the session:
-    /// destination and source, and with it the EtherType, are the caller's to compare, and so is
-    /// the checksum, which is there if `crc` ([`verify`](Self::verify)). `None` for any other
-    /// packet; good or bad, [`Base::parse`] tells.
+    /// Copies head and headers at once and checks all that needs no session. The caller compares
+    /// destination, source and EtherType, and [verifies](Self::verify) the checksum, which is there
+    /// if `crc`. `None` for any other packet; [`Base::parse`] says what it is.
     #[inline(always)]
     pub fn parse(frame: &RxFrame<'_>, crc: bool) -> Option<(FrameHead, Self)> {
         let b = Bytes::<{ Self::LEN }>(frame.chunk_at(0)?);
@@ -235,7 +233,7 @@ impl EagerMsg {
         let tag = b.u64::<40>();
         let plen = b.u16::<30>();
         let (flags, imm_len) = (word as u8, (word & u32::from(IMM)) as usize * (IMM_LEN / 2));
-        // The word's upper bytes are the context, which few name, and the length in a record.
+        // The word's upper bytes are the receive context, rarely used, and a PACK record's length.
         let trailer = if crc { TRAILER_LEN } else { 0 };
         let head = FrameHead::of(&b);
         if head.kind & !(AR << 8) != kind(Ty::Msg, crc)
@@ -268,22 +266,21 @@ impl EagerMsg {
         Some((head, msg))
     }
 
-    /// Whether a frame has the type and the trailer code of such a message, with a checksum if
-    /// `crc`.
+    /// Whether a frame is a MSG by type and trailer code, with a checksum if `crc`.
     #[inline(always)]
     pub fn is_kind_of(frame: &RxFrame<'_>, crc: bool) -> bool {
         let kind_of = |bytes| u16::from_le_bytes(bytes) & !(AR << 8);
         frame.chunk_at(14).map(kind_of) == Some(kind(Ty::Msg, crc))
     }
 
-    /// Whether the checksum of a frame that was parsed is right.
+    /// Whether the checksum of a parsed frame is right.
     #[inline]
     pub fn verify(&self, frame: &RxFrame<'_>) -> bool {
         super::verify_crc(frame, Self::LEN + imm_len(self.op.imm) + usize::from(self.plen))
     }
 
-    /// Writes a message's head and headers, asking for an acknowledgement if `ar`. Returns the
-    /// bytes and how many of them there are.
+    /// Builds head and headers of a message that asks for an acknowledgement if `ar`. Returns the
+    /// bytes and their number.
     #[inline(always)]
     pub fn emit(&self, head: &FrameHead, ar: bool) -> ([u8; Self::LEN_MAX], usize) {
         let mut b = Bytes::<{ Self::LEN_MAX }>::ZERO;
@@ -293,9 +290,9 @@ impl EagerMsg {
         (b.0, Self::LEN_MAX)
     }
 
-    /// Writes the first [`LEN`](Self::LEN) bytes of what [`emit`](Self::emit) returns. Head and
-    /// message are asked for again for every field: so each is read when it is written, and none
-    /// waits in a register meanwhile.
+    /// Writes the first [`LEN`](Self::LEN) bytes of [`emit`](Self::emit). Head and message are
+    /// asked for once per field, so that each is read where it is written and occupies no register
+    /// before.
     #[inline(always)]
     pub fn put(
         head: impl Fn() -> FrameHead,
@@ -319,32 +316,32 @@ impl EagerMsg {
     }
 }
 
-/// A frame that holds what nearly every one does: a tagged message of few bytes, whole, without a
-/// checksum or remote CQ data. Every field is read from the frame when it is asked for, and may be
-/// another one the next time, since others may write the frame's memory: who asks twice is wrong.
+/// The commonest frame: a whole short tagged message without checksum or remote CQ data. A view:
+/// each field is read from the frame when asked for. The sender may still write the frame's memory,
+/// so a second read may differ: read each field once.
 ///
-/// As of [`EagerMsg::parse`], destination and source, and with it the EtherType, are the caller's
-/// to compare.
+/// As after [`EagerMsg::parse`], the caller compares destination, source and EtherType.
 pub struct EagerTaggedView<'a, 'f> {
     frame: &'a RxFrame<'f>,
-    /// Payload bytes: at most [`MAX`](Self::MAX), and there.
+    /// Payload bytes, at most [`MAX`](Self::MAX). They lie within the frame.
     pub plen: usize,
 }
 
 impl<'a, 'f> EagerTaggedView<'a, 'f> {
-    /// Most bytes that a usual message has.
+    /// Most payload bytes of such a message.
     pub const MAX: usize = 128;
 
-    /// A usual message is tagged.
+    /// Such a message is tagged.
     pub const TAGGED: bool = true;
 
-    /// Whether `frame` is of the type that a usual message has.
+    /// Whether `frame` is a MSG without a checksum, sent for the first time, that asks for no
+    /// acknowledgement.
     #[inline(always)]
     pub fn is_kind_of(frame: &RxFrame<'_>) -> bool {
         frame.chunk_at(14).map(u16::from_le_bytes) == const { Some(kind(Ty::Msg, false)) }
     }
 
-    /// The message in `frame`, `None` if it is another one.
+    /// The message in `frame`; `None` if it is of another form.
     #[inline(always)]
     pub fn of(frame: &'a RxFrame<'f>) -> Option<Self> {
         let Some(room) = frame.len().checked_sub(EagerMsg::LEN) else { return cold(None) };
@@ -357,7 +354,7 @@ impl<'a, 'f> EagerTaggedView<'a, 'f> {
         if usual { Some(msg) } else { cold(None) }
     }
 
-    /// The bytes at `AT`. They are there, as [`of`](Self::of) has seen.
+    /// The bytes at `AT`, which lie within the frame: [`of`](Self::of) has checked that.
     #[inline(always)]
     fn bytes<const AT: usize, const W: usize>(&self) -> [u8; W] {
         const { assert!(AT + W <= EagerMsg::LEN) };
@@ -391,14 +388,14 @@ impl<'a, 'f> EagerTaggedView<'a, 'f> {
         self.u64::<6>()
     }
 
-    /// The receiver's name of the session in the lower half, and the sequence number.
+    /// The receiver's session name in the low half, the PSN in the high half.
     #[inline(always)]
     pub fn sid_psn(&self) -> u64 {
         self.u64::<16>()
     }
 
-    /// [`cack`](Self::cack) in the lowest bits and [`grant`](Self::grant) above; the uppermost 16
-    /// say something else.
+    /// [`cack`](Self::cack) in the lowest 32 bits, [`grant`](Self::grant) in the next 16; the
+    /// uppermost 16 are other fields.
     #[inline(always)]
     pub fn ack_credit(&self) -> u64 {
         self.u64::<24>()

@@ -263,9 +263,9 @@ pub(super) mod tests {
         taken(|sink| port.rx_burst(32, sink).expect("it is there"))
     }
 
-    /// Goal: what is sent and taken briskly is what is sent and taken otherwise, frame by frame, of
-    /// every length, several at a time, and until the ring is full. `a` and `b` lead to each other
-    /// and are used by this thread, and no frame may get lost between them.
+    /// Goal: what is sent and taken by `FastPort` is what is sent and taken by `Port`, frame by
+    /// frame, of every length, several at a time, and until the ring is full. `a` and `b` lead to
+    /// each other and are used by this thread, and no frame may get lost between them.
     pub(in crate::backend) fn fast_is_the_same<P: FastPort>(a: &mut P, b: &mut P) {
         let head: [u8; ETH_HDR_LEN] = std::array::from_fn(|i| 2 * i as u8);
         let whole = |bytes: &[u8]| [&head[..], bytes].concat();

@@ -1,5 +1,5 @@
-//! What usual fetches do not ask: what they take for granted was found out before, and who changes
-//! it takes it back.
+//! What uncounted 8-byte fetches do not check: what they take for granted was found out before, and
+//! who changes it takes it back.
 
 use super::atomic::{Call, bytes_of, fetch_adds, lie, short_pair, words};
 use super::rma::{ALL, Region};
@@ -383,7 +383,7 @@ fn a_fetch_without_a_record_is_left_alone() {
     assert_eq!(words(&region.bytes())[0], u64::from_le_bytes([0xEE; 8]).wrapping_add(9));
 }
 
-/// Whatever the header of a usual fetch says that is not usual is found, and nothing happens to the
+/// Whatever is uncommon in the header of a fetch is found, and nothing happens to the
 /// region.
 #[test]
 fn a_usual_fetch_is_so_in_every_word() {

@@ -1,9 +1,10 @@
-//! The ways of a usual message at both ends take what they know and leave all else alone.
+//! The inlined paths of a short tagged message, at both ends: what they take, and what they leave
+//! alone.
 
 use super::super::peer::ACK_EVERY_LOSSLESS;
 use super::*;
 
-/// Sends a tagged message of `len` bytes in the usual way, if it may go there.
+/// Sends a tagged message of `len` bytes with `try_send_inline`, if that takes it.
 fn plain(pair: &mut Pair, ep: EpId, len: usize, flags: OpFlags, no_completion: bool) -> bool {
     let now = pair.now;
     let req = tagged(pair, len, flags, no_completion);
@@ -19,8 +20,8 @@ fn tagged(pair: &Pair, len: usize, flags: OpFlags, no_completion: bool) -> SendR
     SendReq { kind, buf, dest, tag: 5, data: 1, context: 3, flags, no_completion }
 }
 
-/// Sends 64 bytes in the usual way, or, when it is to be asked how many may go there, by the short
-/// one that asks. Says whether it went the usual one.
+/// Sends 64 bytes with `try_send_inline` or, if the quota has to be refreshed, with `try_send`.
+/// Says whether the first took it.
 fn short(pair: &mut Pair) -> bool {
     let (now, ep) = (pair.now, pair.ends[0].ep);
     let usual = plain(pair, ep, 64, OpFlags::empty(), false);
@@ -75,7 +76,7 @@ fn a_usual_send_is_told_of_and_not_counted() {
     let (on_demand, counted) = (another(&mut pair, true, false), another(&mut pair, false, true));
     assert!(!short(&mut pair), "nobody has asked yet how many may leave");
     assert_eq!(pair.read(0).len(), 1);
-    // (endpoint, bytes, flags, without a completion, whether it is usual)
+    // (endpoint, bytes, flags, without a completion, whether it is taken)
     let cases = [
         (ep, 64, none, false, true),
         (ep, 256, none, false, true),
@@ -140,8 +141,8 @@ fn a_usual_receive_is_told_of_and_in_one_piece() {
     }
 }
 
-/// Goal: however many usual messages go one way only, their sender is granted new credits and gets
-/// its acknowledgements, and every receive ends once.
+/// Goal: however many inlined messages go one way only, their sender is granted new credits and
+/// gets its acknowledgements, and every receive ends once.
 #[test]
 fn usual_messages_go_one_way_for_long() {
     let mut pair = opened(true);
@@ -185,7 +186,7 @@ fn an_answer_is_acknowledgement_enough() {
     assert_eq!(asked, 0);
 }
 
-/// Goal: what stands between usual messages (long ones, ones with remote CQ data, ones nobody has
+/// Goal: what stands between inlined messages (long ones, ones with remote CQ data, ones nobody has
 /// asked for, refused ones) takes of the countdown what it took of acknowledgements and credits, so
 /// that it never lets more pass than may.
 #[test]

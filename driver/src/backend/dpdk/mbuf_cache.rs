@@ -1,10 +1,10 @@
-//! Packet buffers at hand.
+//! A cache of packet buffers.
 //!
 //! Where frames stay in memory a port sends with what it has received: a buffer that goes to and
 //! fro between two ports sees neither the pool nor the lists of it that each thread has.
 //!
 //! The stock is a pile, so that as few buffers go round as possible: of 32 and 32 that took turns
-//! the lines and pages did not stay at hand, and a ping-pong took 25 ns more. But what was received
+//! the lines and pages did not stay cached, and a ping-pong took 25 ns more. But what was received
 //! last goes under the one on top. That one is filled next, and is fetched when a frame has left:
 //! the processor that read its lines last may still have them, and to ask for them when the next
 //! frame is due would hold that frame up.
