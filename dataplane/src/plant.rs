@@ -102,10 +102,14 @@ pub enum Bug {
     PathKept,
     /// What goes to a far peer leaves without a record, as to a near one.
     FarUnkept,
+    /// Packets of peers that are to be looked up take the ways that ask fewer questions.
+    StrangerUnasked,
+    /// An OPEN need not name the incarnation, whoever is reached by name.
+    NamelessTaken,
 }
 
 /// All of them, in order of declaration.
-pub const ALL: [Bug; 47] = [
+pub const ALL: [Bug; 49] = [
     Bug::OldDuplicateDelivered,
     Bug::DuplicateDelivered,
     Bug::RendezvousDoneOnAck,
@@ -153,6 +157,8 @@ pub const ALL: [Bug; 47] = [
     Bug::CopyIsNear,
     Bug::PathKept,
     Bug::FarUnkept,
+    Bug::StrangerUnasked,
+    Bug::NamelessTaken,
 ];
 
 /// Whether `bug` is switched on for this thread.

@@ -192,9 +192,15 @@ impl App {
         if self.rng.chance(0.8) {
             self.peers.retain(|p| p.addr.host != host || p.addr.life.is_none());
         }
+        let stranger = v.plan.node.is_stranger(v.host, host);
         for i in 0..v.plan.eps {
             let number = FIRST_EP + i as u16;
             let any = self.rng.chance(v.plan.caller.any_life);
+            if stranger {
+                v.ledger.unnamed(self.life, Addr { host, number, life: None });
+                continue;
+            }
+            let any = any || v.plan.node.is_nameless(v.host, host);
             let life = (!any && there.alive).then_some(there.life);
             let incarnation = if life.is_some() { there.incarnation } else { 0 };
             let addr = EpAddr { mac: Net::mac(host), ep: number, incarnation };
@@ -210,6 +216,7 @@ impl App {
             v.ledger.supersede(v.host, addr.host, life);
         }
         let fi = node.av_insert(v.now, self.av, to)?;
+        v.ledger.inserted(self.life, addr);
         if v.trace {
             eprintln!("{} inserts {addr:?} as {fi}", v.host);
         }
@@ -229,7 +236,7 @@ impl App {
             if v.trace {
                 eprintln!("{} removes {:?}, {}", v.host, peer.addr, peer.fi);
             }
-            v.ledger.renamed(self.life, peer.addr);
+            v.ledger.removed(self.life, peer.addr);
             self.removed.push((to, peer.addr));
         }
         let keep = usize::from(self.rng.chance(0.5));

@@ -4,10 +4,11 @@
 //! endpoint closed. A message is delivered at most once, whole, to the endpoint and the life that
 //! it was addressed to, and if its send succeeded and the target lives, it is. Nothing outside lent
 //! memory is written. Messages of one stream are matched in order (`FI_ORDER_SAS`), receives in
-//! posting order. An error needs a cause that the simulator knows of. What operations on remote
-//! memory must have done stands in [`crate::remote`].
+//! posting order. An error needs a cause that the simulator knows of. Who is not let in by a host
+//! reaches nothing there, and who is reaches everything. What operations on remote memory must have
+//! done stands in [`crate::remote`].
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use barewire_dataplane::error::Error;
 use barewire_dataplane::flags::CqFlags;
@@ -16,6 +17,7 @@ use barewire_dataplane::types::{CqErr, Cqe, ProvErrno};
 
 use crate::arena::{Arena, Buf, claimed_id, is_content};
 use crate::entries::Entries;
+use crate::plan::NodePlan;
 use crate::remote::{Act, Remote, Remotes};
 use crate::rng::mix;
 
@@ -156,6 +158,45 @@ struct Life {
     eps: Vec<Ep>,
     /// Addresses that were out of its vector for a while: host, and number of the endpoint.
     renamed: Vec<(usize, u16)>,
+    /// Hosts that have been in its vector.
+    vector: HashMap<usize, Presence>,
+    /// Lives that it has addressed by their incarnation.
+    named: HashSet<u32>,
+}
+
+impl Life {
+    fn new(host: usize, alive: bool) -> Self {
+        let (eps, renamed, vector, named) = Default::default();
+        Self { host, alive, eps, renamed, vector, named }
+    }
+
+    /// Whether `host` has been in the vector from `seq` until now.
+    fn met(&self, host: usize, seq: u64) -> Met {
+        match self.vector.get(&host) {
+            _ if host == self.host => Met::Always,
+            None => Met::Never,
+            Some(p) => match (p.count > 0, p.changed > seq) {
+                (true, false) => Met::Always,
+                (false, false) => Met::Never,
+                (_, true) => Met::Sometimes,
+            },
+        }
+    }
+}
+
+/// How many addresses of a host are in a vector, and when there last came to be one, or none.
+#[derive(Clone, Copy, Debug, Default)]
+struct Presence {
+    count: u32,
+    changed: u64,
+}
+
+/// When somebody has been in a vector, of a time that lasts until now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Met {
+    Never,
+    Sometimes,
+    Always,
 }
 
 struct Ep {
@@ -222,12 +263,16 @@ pub(crate) struct Ledger {
     superseded: Vec<u32>,
     /// An endpoint was closed: messages it had begun to send may end half way at their receivers.
     withdrawn: bool,
+    /// Hosts that are not reached by name.
+    strict: Vec<usize>,
+    /// Hosts that only peers in their vector reach.
+    closed: Vec<usize>,
 }
 
 impl Ledger {
-    pub(crate) fn new(seed: u64, hosts: usize) -> Self {
+    pub(crate) fn new(seed: u64, hosts: usize, plan: &NodePlan) -> Self {
         // Life 0 stands for nobody.
-        let nobody = Life { host: usize::MAX, alive: false, eps: Vec::new(), renamed: Vec::new() };
+        let nobody = Life::new(usize::MAX, false);
         Self {
             tally: Tally::default(),
             remotes: Remotes::default(),
@@ -241,17 +286,79 @@ impl Ledger {
             salt: seed,
             posts: 0,
             withdrawn: false,
+            strict: plan.strict.clone(),
+            closed: plan.inserted.clone(),
         }
     }
 
     pub(crate) fn life_new(&mut self, host: usize) -> u32 {
-        self.lives.push(Life { host, alive: true, eps: Vec::new(), renamed: Vec::new() });
+        self.lives.push(Life::new(host, true));
         (self.lives.len() - 1) as u32
     }
 
+    /// `life` puts this address into its vector.
+    pub(crate) fn inserted(&mut self, life: u32, addr: Addr) {
+        self.seq += 1;
+        let life = &mut self.lives[life as usize];
+        life.named.extend(addr.life);
+        let presence = life.vector.entry(addr.host).or_default();
+        if presence.count == 0 {
+            presence.changed = self.seq;
+        }
+        presence.count += 1;
+    }
+
     /// `life` takes this address out of its vector.
-    pub(crate) fn renamed(&mut self, life: u32, addr: Addr) {
+    pub(crate) fn removed(&mut self, life: u32, addr: Addr) {
+        self.unnamed(life, addr);
+        self.seq += 1;
+        let presence = self.lives[life as usize].vector.entry(addr.host).or_default();
+        presence.count -= 1;
+        if presence.count == 0 {
+            presence.changed = self.seq;
+        }
+    }
+
+    /// This address has not been in the vector of `life` all the time.
+    pub(crate) fn unnamed(&mut self, life: u32, addr: Addr) {
         self.lives[life as usize].renamed.push((addr.host, addr.number));
+    }
+
+    /// Whether what was posted by life `src` at `seq` may have reached life `dst`: that is not a
+    /// matter of chance where strangers are kept out.
+    fn may_reach(&self, src: u32, dst: u32, seq: u64) -> bool {
+        let (from, to) = (&self.lives[src as usize], &self.lives[dst as usize]);
+        let met = !self.closed.contains(&to.host) || to.met(from.host, seq) != Met::Never;
+        // One of the two has to begin the session, and who has no address of the other cannot.
+        let named = from.named.contains(&dst) || to.vector.contains_key(&from.host);
+        met && (named || from.host == to.host || !self.strict.contains(&to.host))
+    }
+
+    /// As [`may_reach`](Self::may_reach), any of the lives meant by `dst`.
+    fn may_reach_any(&self, src: u32, dst: Addr, seq: u64) -> bool {
+        self.meant(dst).any(|life| self.may_reach(src, life, seq))
+    }
+
+    /// Whether what `src` posted at `seq` may have been refused since its host is not, or was not,
+    /// in the vector there.
+    fn may_be_refused(&self, src: usize, dst: Addr, seq: u64) -> bool {
+        let met = |life: u32| self.lives[life as usize].met(src, seq) == Met::Always;
+        self.closed.contains(&dst.host) && !self.meant(dst).all(met)
+    }
+
+    /// Whether who is addressed so need not take a session for it.
+    fn is_nameless(&self, dst: Addr) -> bool {
+        dst.life.is_none() && self.strict.contains(&dst.host)
+    }
+
+    /// The lives that an address may mean.
+    fn meant(&self, dst: Addr) -> impl Iterator<Item = u32> {
+        let lives = self.lives.iter().zip(0..);
+        lives
+            .filter(move |(life, n)| {
+                life.host == dst.host && dst.life.is_none_or(|meant| meant == *n)
+            })
+            .map(|(_, n)| n)
     }
 
     pub(crate) fn life_dead(&mut self, life: u32) {
@@ -370,9 +477,10 @@ impl Ledger {
     }
 
     /// Notes an operation on remote memory that is about to be posted, and gives its context.
-    pub(crate) fn remote(&mut self, at: EpKey, op: Remote, buf: Option<Buf>) -> u64 {
+    pub(crate) fn remote(&mut self, at: EpKey, mut op: Remote, buf: Option<Buf>) -> u64 {
         self.seq += 1;
         let state = if op.silent { State::Silent } else { State::Pending };
+        (op.src, op.seq) = (at.life, self.seq);
         self.remotes.ops.push(op);
         self.op(at, What::Remote(self.remotes.ops.len() - 1), state, buf)
     }
@@ -497,6 +605,9 @@ impl Ledger {
         // Somebody who was there when it was sent and has been since.
         let target = self.lives.iter().enumerate().find(|(_, l)| l.host == m.dst.host && l.alive);
         let Some((life, target)) = target else { return false };
+        if self.may_be_refused(m.src_host, m.dst, m.seq) {
+            return false;
+        }
         let first = !self.lives[..life].iter().any(|l| l.host == m.dst.host);
         let meant = m.dst.life.map_or(first, |l| l == life as u32);
         let mut eps = target.eps.iter().filter(|e| e.number == m.dst.number);
@@ -534,6 +645,8 @@ impl Ledger {
 
     fn remote_done(&mut self, i: usize, n: usize, cqe: &Cqe, arena: &mut Arena) -> Checked {
         let op = &self.remotes.ops[n];
+        let reached = self.may_reach_any(op.src, op.dst, op.seq);
+        ensure!(reached, "operation {i} of a stranger succeeded: {op}");
         let way = if op.reads() { CqFlags::READ } else { CqFlags::WRITE };
         let family = match op.act {
             Act::Write(_) | Act::Read(_) => CqFlags::RMA,
@@ -559,6 +672,8 @@ impl Ledger {
     fn remote_told(&mut self, life: u32, cqe: &Cqe, src: Option<Addr>) -> Checked {
         let n = self.remotes.told(cqe.data, life)?;
         let op = &self.remotes.ops[n];
+        let reached = self.may_reach(op.src, life, op.seq);
+        ensure!(reached, "operation {n} of a stranger was told of in life {life}: {op}");
         let way = if op.reads() { CqFlags::REMOTE_READ } else { CqFlags::REMOTE_WRITE };
         let family = match op.act {
             Act::Write(_) => CqFlags::RMA,
@@ -581,6 +696,7 @@ impl Ledger {
         let life = self.remotes.regions[op.region].life;
         let closed = self.remotes.regions[op.region].is_closed();
         let calm = !self.excused(op.src_host, op.dst.host).errors;
+        let calm = calm && !self.may_be_refused(op.src_host, op.dst, op.seq);
         calm && self.lives[life as usize].alive && !closed && self.ep_always_open(op.dst)
     }
 
@@ -690,6 +806,8 @@ impl Ledger {
         ensure!(right, "message {m} for {:?} arrived at host {host} ep {number}", msg.dst);
         let life = msg.dst.life.is_none_or(|l| l == at.life);
         ensure!(life, "message {m} for {:?} arrived in life {}", msg.dst, at.life);
+        let reached = self.may_reach(msg.src.life, at.life, msg.seq);
+        ensure!(reached, "message {m} of a stranger arrived at {at:?}: {msg:?}");
         let clean = !matches!(msg.sent, Sent::Failed(_, ProvErrno::NotExecuted));
         ensure!(clean, "message {m} was reported as not executed and arrived");
         ensure!(eligible(msg, r), "message {m} {msg:?} matched {r:?}");
@@ -756,12 +874,14 @@ impl Ledger {
         let gone = region.is_closed() || !self.lives[region.life as usize].alive;
         let broken = self.excused(op.src_host, op.dst.host).errors;
         let due = matches!(op.act, Act::Bad(err) if err.fi_errno() == e.err.fi_errno());
+        let nameless = self.is_nameless(op.dst);
         let fair = match e.err {
             Error::Canceled => closing || self.ops[i].cancelled,
             Error::HostUnreach => broken,
-            Error::ConnReset => broken || !self.ep_always_open(op.dst),
+            Error::ConnReset => broken || nameless || !self.ep_always_open(op.dst),
             Error::ConnRefused => !self.ep_always_open(op.dst),
             Error::KeyRejected => gone || due,
+            Error::Access => due || self.may_be_refused(op.src_host, op.dst, op.seq),
             _ => due,
         };
         ensure!(fair, "operation {i} failed without a cause: {e:?} {op}");
@@ -789,12 +909,14 @@ impl Ledger {
         let closing = self.ep(at).closing;
         let msg = &self.msgs[m];
         let broken = self.excused(msg.src_host, msg.dst.host).errors;
+        let refused = self.may_be_refused(msg.src_host, msg.dst, msg.seq);
+        let nameless = self.is_nameless(msg.dst);
         let fair = match e.err {
             Error::Canceled => closing || self.ops[i].cancelled,
             Error::HostUnreach => broken,
             // An endpoint that closes in the middle of a message is as good as gone.
-            Error::ConnReset => broken || !self.ep_always_open(msg.dst),
-            Error::ConnRefused => !self.ep_always_open(msg.dst),
+            Error::ConnReset => broken || nameless || !self.ep_always_open(msg.dst),
+            Error::ConnRefused => refused || !self.ep_always_open(msg.dst),
             _ => false,
         };
         ensure!(fair, "send {i} failed without a cause: {e:?} {msg:?}");
@@ -911,7 +1033,12 @@ impl Ledger {
     pub(crate) fn verdict(&mut self) -> Checked {
         self.check_order()?;
         let ops = self.remotes.ops.iter();
-        let sure: Vec<bool> = ops.map(|op| self.surely_executed(op)).collect();
+        let known = |op: &Remote| match self.surely_executed(op) {
+            true => Some(true),
+            false if self.may_reach_any(op.src, op.dst, op.seq) => None,
+            false => Some(false),
+        };
+        let sure: Vec<Option<bool>> = ops.map(known).collect();
         self.remotes.verdict(&sure)?;
         for (m, msg) in self.msgs.iter().enumerate() {
             ensure!(!self.missing(msg), "message {m} was sent and never arrived: {msg:?}");

@@ -115,10 +115,33 @@ pub(crate) struct NodePlan {
     pub(crate) peer_max: usize,
     pub(crate) cq_size: usize,
     pub(crate) crc: Option<bool>,
+    /// Hosts that are not reached by name: their sessions begin with their incarnation.
+    pub(crate) strict: Vec<usize>,
+    /// Hosts whose endpoints and regions only peers in their vector reach.
+    pub(crate) inserted: Vec<usize>,
+    /// Who never has whom in its vector.
+    pub(crate) strangers: Vec<(usize, usize)>,
 }
 
 impl NodePlan {
-    /// The settings of one life.
+    /// Whether `host` never has `other` in its vector.
+    pub(crate) fn is_stranger(&self, host: usize, other: usize) -> bool {
+        self.strangers.contains(&(host, other))
+    }
+
+    /// Whether `host` knows `other` by its name alone, which does not let it in there.
+    pub(crate) fn is_nameless(&self, host: usize, other: usize) -> bool {
+        self.strict.contains(&other) && self.is_stranger(other, host)
+    }
+
+    /// The settings of one life of `host`.
+    pub(crate) fn settings_at(&self, host: usize, incarnation: u64, seed: u64) -> NodeSettings {
+        let inserted = self.inserted.contains(&host);
+        let by_name = !self.strict.contains(&host);
+        NodeSettings { inserted, by_name, ..self.settings(incarnation, seed) }
+    }
+
+    /// The settings of one life, whoever may reach it.
     pub(crate) fn settings(&self, incarnation: u64, seed: u64) -> NodeSettings {
         NodeSettings {
             incarnation,
@@ -227,6 +250,9 @@ impl Plan {
                 peer_max: 16,
                 cq_size: 256,
                 crc: Some(true),
+                strict: Vec::new(),
+                inserted: Vec::new(),
+                strangers: Vec::new(),
             },
             caller: CallerPlan {
                 think_ns: 20_000.0,
@@ -268,7 +294,30 @@ impl Plan {
         p.caller.remote = Rng::new(seed, 6).pick(&[0.0, 0.2, 0.4, 0.8]);
         p.draw_haste(&mut Rng::new(seed, 13));
         p.draw_nodes(&mut Rng::new(seed, 14));
+        p.draw_strangers(&mut Rng::new(seed, 15));
         p
+    }
+
+    /// Some hosts do not let everybody in.
+    fn draw_strangers(&mut self, r: &mut Rng) {
+        if r.chance(0.6) {
+            return;
+        }
+        let n = &mut self.node;
+        for host in 0..self.hosts {
+            let (strict, inserted) = (r.chance(0.4), r.chance(0.4));
+            if strict {
+                n.strict.push(host);
+            }
+            if inserted {
+                n.inserted.push(host);
+            }
+            for other in (0..self.hosts).filter(|&other| other != host) {
+                if (strict || inserted) && r.chance(0.3) {
+                    n.strangers.push((host, other));
+                }
+            }
+        }
     }
 
     /// Some of the hosts are processes of one node, on a link that may lose frames.

@@ -68,6 +68,9 @@ impl Words {
 #[derive(Clone, Debug)]
 pub(crate) struct Remote {
     pub(crate) src_host: usize,
+    /// The life that made the call, and the place of that among the calls of the world.
+    pub(crate) src: u32,
+    pub(crate) seq: u64,
     pub(crate) dst: Addr,
     pub(crate) region: usize,
     pub(crate) act: Act,
@@ -115,7 +118,8 @@ enum End {
 impl Remote {
     pub(crate) fn new(src_host: usize, dst: Addr, region: usize, act: Act) -> Self {
         let (fence, imm, silent, told) = (false, false, false, false);
-        Self { src_host, dst, region, act, fence, imm, silent, told, end: End::Pending }
+        let (src, seq, end) = (0, 0, End::Pending);
+        Self { src_host, src, seq, dst, region, act, fence, imm, silent, told, end }
     }
 
     /// Whether its success is a read's: it brings bytes back.
@@ -493,23 +497,24 @@ impl Remotes {
         Ok(n)
     }
 
-    /// The rules for the end. `sure` says of each operation whether it has certainly been executed
-    /// if nobody was told that it failed.
-    pub(crate) fn verdict(&mut self, sure: &[bool]) -> Checked {
+    /// The rules for the end. `sure` says of each operation whether it has been executed, if that is
+    /// certain, and if nobody was told that it failed.
+    pub(crate) fn verdict(&mut self, sure: &[Option<bool>]) -> Checked {
         let mut silent = vec![vec![(0, 0); WORDS]; self.regions.len()];
         for (n, &sure) in sure.iter().enumerate() {
             let op = &self.ops[n];
             if op.end != End::Pending {
                 continue;
             }
-            let sure = sure || op.told;
+            let sure = if op.told { Some(true) } else { sure };
             match &op.act {
                 Act::Add(w) => {
                     for word in &mut silent[op.region][w.first..w.first + w.len()] {
-                        *word = (word.0 + u64::from(sure), word.1 + u64::from(!sure));
+                        let (yes, maybe) = (sure == Some(true), sure.is_none());
+                        *word = (word.0 + u64::from(yes), word.1 + u64::from(maybe));
                     }
                 }
-                Act::Write(parts) if sure => {
+                Act::Write(parts) if sure == Some(true) => {
                     let (parts, region) = (parts.clone(), op.region);
                     let content = self.content(n);
                     self.regions[region].wrote(&parts, &content)?;

@@ -190,7 +190,7 @@ impl World {
         };
         let mut w = Self {
             net: Net::new(plan.seed, n, plan.link.clone()),
-            ledger: Ledger::new(plan.seed, n),
+            ledger: Ledger::new(plan.seed, n, &plan.node),
             hosts: (0..n).map(host).collect(),
             residents: Vec::new(),
             calls: 0,
@@ -217,7 +217,7 @@ impl World {
     fn start(&mut self, host: usize) -> Checked {
         let me = self.residents[host];
         let seed = mix(self.plan.seed ^ (u64::from(me.life) << 32));
-        let settings = self.plan.node.settings(me.incarnation, seed);
+        let settings = self.plan.node.settings_at(host, me.incarnation, seed);
         let mut node =
             Node::new(settings, &caps(&self.plan, host)).map_err(|e| format!("Node::new: {e}"))?;
         self.net.set_life(host, me.life);

@@ -258,7 +258,8 @@ impl Node {
     /// Whether an OPEN names no incarnation although this node requires its own: its sender got the
     /// address from no application.
     fn is_unnamed(&mut self, op: &OpenOp) -> bool {
-        let unnamed = op.target_inc == 0 && !self.settings.by_name;
+        let by_name = self.settings.by_name || planted(Bug::NamelessTaken);
+        let unnamed = op.target_inc == 0 && !by_name;
         self.counters.rx_unnamed += u64::from(unnamed);
         unnamed
     }
@@ -334,7 +335,8 @@ impl Node {
     /// earlier session with the peer was lost.
     pub(super) fn takes_fast_path(&self, p: u32) -> bool {
         let path = self.peers[p].path;
-        let asks = self.settings.inserted || path.is_lossless() && path.has_crc();
+        let looks_up = self.settings.inserted && !planted(Bug::StrangerUnasked);
+        let asks = looks_up || path.is_lossless() && path.has_crc();
         !asks && !self.observed.losses.concern(p)
     }
 
@@ -451,9 +453,12 @@ impl Node {
             self.counters.rx_bad_rst += 1;
             return;
         }
+        let unnamed = op.reason == RstReason::WrongIncarnation;
+        if unnamed && peer.inc != 0 && op.life == wire::life_of(peer.inc) {
+            return self.name_life(p);
+        }
         self.counters.sessions_reset += 1;
-        if peer.state == State::Opening && peer.inc == 0 && op.reason == RstReason::WrongIncarnation
-        {
+        if unnamed && peer.state == State::Opening && peer.inc == 0 {
             return self.end_session(now, p, EndReason::Unnamed);
         }
         let stale_answer = peer.state == State::Answered && op.reason == RstReason::UnknownSession;
@@ -475,6 +480,17 @@ impl Node {
         if op.life != wire::life_of(self.peers[p].inc) || op.reason == RstReason::WrongIncarnation {
             self.note_life(p, 0);
             self.peers[p].closed_epoch = 0;
+        }
+    }
+
+    /// The peer refused an OPEN that left before we knew which life it is. By now we do: the next one
+    /// names it. If the peer has opened a session itself meanwhile, that is the one.
+    fn name_life(&mut self, p: u32) {
+        if self.peers[p].state == State::Opening {
+            self.peers[p].want_open = true;
+            self.make_ready(p);
+        } else {
+            self.counters.rx_bad_rst += 1;
         }
     }
 

@@ -97,6 +97,76 @@ fn peers_that_know_their_addresses_need_no_name() {
     }
 }
 
+/// Two nodes that are not reached by name, of which the first knows the other by its name alone,
+/// which is returned.
+fn by_name_alone(lossless: bool) -> (Pair, EpAddr) {
+    let mut pair = Pair::of([1, 2].map(|mac| end_with(mac, 1500, lossless, strict())));
+    let other = pair.ends[1].node.addr_of(pair.ends[1].ep).unwrap();
+    // The address that it got with the others is taken out again, before it was used.
+    pair.ends[0] = end_with(1, 1500, lossless, strict());
+    let End { node, av, peer, .. } = &mut pair.ends[0];
+    *peer = node.av_insert(Instant(0), *av, EpAddr { incarnation: 0, ..other }).unwrap();
+    (pair, other)
+}
+
+/// Goal: who learns the full address while its OPEN by name is under way gets a session by it, and
+/// what is posted by that address does not end with the refusal of the name. Method: the address is
+/// inserted before the refusal arrives.
+#[test]
+fn an_address_that_comes_behind_an_open_by_name_holds() {
+    for lossless in [true, false] {
+        let (mut pair, other) = by_name_alone(lossless);
+        pair.recv(1, IoBuf::leaked(&[0; 8]), 1, OpFlags::empty(), 1).unwrap();
+        pair.send(0, IoBuf::leaked(&[1; 8]), 9, OpFlags::empty(), 2).unwrap();
+        let (now, End { node, av, peer, out, .. }) = (pair.now, &mut pair.ends[0]);
+        node.transmit(now, &mut sink(out));
+        assert_eq!(kinds(out.make_contiguous()), [Ty::Open]);
+        *peer = node.av_insert(now, *av, other).unwrap();
+        pair.send(0, IoBuf::leaked(&[1; 8]), 1, OpFlags::empty(), 3).unwrap();
+        pair.run(3_000_000);
+        let ended = |got: Vec<Cqe>| got.iter().map(|cqe| cqe.op_context).collect::<Vec<_>>();
+        assert_eq!(ended(pair.read(1)), [1], "lossless: {lossless}");
+        assert_eq!(ended(pair.read(0)), [2, 3], "lossless: {lossless}");
+        assert_eq!(pair.ends[1].node.counters().rx_unnamed, 1);
+    }
+}
+
+/// Goal: the refusal of an OPEN by name does not end the session that the refusing node itself
+/// began meanwhile, with what was sent over it. Method: both OPENs cross, and the refusal comes in
+/// time, or again when the session is open.
+#[test]
+fn a_refused_name_does_not_end_the_session_of_the_other_side() {
+    for (lossless, late) in [(true, false), (false, false), (true, true), (false, true)] {
+        let (mut pair, _) = by_name_alone(lossless);
+        for i in [0, 1] {
+            pair.recv(i, IoBuf::leaked(&[0; 8]), 1, OpFlags::empty(), 1).unwrap();
+            pair.send(i, IoBuf::leaked(&[1; 8]), 1, OpFlags::empty(), 2).unwrap();
+            let (now, End { node, out, .. }) = (pair.now, &mut pair.ends[i]);
+            node.transmit(now, &mut sink(out));
+            assert_eq!(kinds(out.make_contiguous()), [Ty::Open]);
+        }
+        // One refuses, the other has taken its OPEN before it hears of that.
+        let ([one, other], now) = (&mut pair.ends, pair.now);
+        let (by_name, named) = (one.out.pop_back().unwrap(), other.out.pop_back().unwrap());
+        other.node.on_frame(now, &RxFrame::new(&by_name));
+        one.node.on_frame(now, &RxFrame::new(&named));
+        other.node.transmit(now, &mut sink(&mut other.out));
+        assert_eq!(kinds(other.out.make_contiguous()), [Ty::Rst]);
+        let refusal = if late { other.out.pop_back() } else { None };
+        pair.run(1_000_000);
+        if let Some(bytes) = refusal {
+            pair.ends[0].node.on_frame(pair.now, &RxFrame::new(&bytes));
+        }
+        pair.run(3_000_000);
+        for i in [0, 1] {
+            let mut got: Vec<_> = pair.read(i).iter().map(|cqe| cqe.op_context).collect();
+            got.sort_unstable();
+            assert_eq!(got, [1, 2], "at {i}, lossless: {lossless}, late: {late}");
+        }
+        assert!(pair.ends.iter().all(|end| end.node.counters().sessions_reset == 0));
+    }
+}
+
 /// Goal: with [`NodeSettings::inserted`] only peers in the vector of an endpoint reach it or a
 /// region through it, by every way a packet can take, and others are told so. Method: the address
 /// is taken out of the vector, put in, and taken out again; each time everything is tried twice,
