@@ -94,35 +94,41 @@ fn two(spec: &str) -> Vec<Box<dyn Port>> {
     vec![open(), open()]
 }
 
-/// One side computes for three times T_dead, in the middle of eager messages and of one that it has
-/// to pull, while the other only polls.
-fn one_computes(p: &Pair) {
-    // The session is open, and both have polled.
-    p.b.ep.recv(Buf::zeroed(8), FI_ADDR_UNSPEC, 0).unwrap();
-    p.a.ep.send(buf(8, 0), p.a.peer, 0).unwrap();
-    p.at_a();
-    p.at_b();
-    for n in 1..=20 {
-        p.b.ep.recv(Buf::zeroed(1 << 20), FI_ADDR_UNSPEC, n).unwrap();
-        let len = if n % 10 == 0 { 1 << 20 } else { 100 };
-        p.a.ep.send(buf(len, n), p.a.peer, n).unwrap();
+/// One side of each pair computes for three times T_dead, in the middle of eager messages and of one
+/// that it has to pull, while the other only polls.
+fn one_computes(pairs: &[&Pair]) {
+    for p in pairs {
+        // The session is open, and both have polled.
+        p.b.ep.recv(Buf::zeroed(8), FI_ADDR_UNSPEC, 0).unwrap();
+        p.a.ep.send(buf(8, 0), p.a.peer, 0).unwrap();
+        p.at_a();
+        p.at_b();
+        for n in 1..=20 {
+            p.b.ep.recv(Buf::zeroed(1 << 20), FI_ADDR_UNSPEC, n).unwrap();
+            let len = if n % 10 == 0 { 1 << 20 } else { 100 };
+            p.a.ep.send(buf(len, n), p.a.peer, n).unwrap();
+        }
     }
     let start = Instant::now();
-    let mut sent = 0;
+    let mut sent = vec![0; pairs.len()];
     while start.elapsed() < Duration::from_millis(1000) {
-        // `read` panics at an error entry: B lives.
-        sent += usize::from(p.a.read().is_some());
+        for (p, sent) in pairs.iter().zip(&mut sent) {
+            // `read` panics at an error entry: B lives.
+            *sent += usize::from(p.a.read().is_some());
+        }
         std::thread::sleep(Duration::from_micros(200));
     }
-    while sent < 20 {
-        sent += usize::from(p.at_a().op_context <= 20);
-    }
-    let mut got: Vec<_> = (1..=20).map(|_| p.at_b()).collect();
-    // A message that is pulled ends after those behind it.
-    got.sort_by_key(|got| got.op_context);
-    for (n, got) in (1..=20).zip(got) {
-        assert_eq!(got.op_context, n);
-        assert!(got.bytes() == &pattern(if n % 10 == 0 { 1 << 20 } else { 100 }, n)[..]);
+    for (p, mut sent) in pairs.iter().zip(sent) {
+        while sent < 20 {
+            sent += usize::from(p.at_a().op_context <= 20);
+        }
+        let mut got: Vec<_> = (1..=20).map(|_| p.at_b()).collect();
+        // A message that is pulled ends after those behind it.
+        got.sort_by_key(|got| got.op_context);
+        for (n, got) in (1..=20).zip(got) {
+            assert_eq!(got.op_context, n);
+            assert!(got.bytes() == &pattern(if n % 10 == 0 { 1 << 20 } else { 100 }, n)[..]);
+        }
     }
 }
 
@@ -133,16 +139,33 @@ fn one_computes(p: &Pair) {
 fn x70_a_program_that_computes_lives() {
     for threading in [Threading::Safe, Threading::Domain] {
         let plan = short_lived(true, threading);
-        one_computes(&Pair::with(&plan, &plan, two("udp:127.0.0.1")));
+        one_computes(&[&Pair::with(&plan, &plan, two("udp:127.0.0.1"))]);
         let plan = short_lived(false, threading);
         let segment = format!("shm:computes-{}", std::process::id());
-        one_computes(&Pair::with(&plan, &plan, two(&segment)));
+        one_computes(&[&Pair::with(&plan, &plan, two(&segment))]);
     }
     let plan = short_lived(false, Threading::Safe);
     let p = Pair::with(&plan, &plan, two("udp:127.0.0.1"));
     p.a.ep.send(buf(8, 1), p.a.peer, 1).unwrap();
     let failed = until("the death of a program that does not poll", || p.a.read_error());
     assert_eq!(failed.err, Error::HostUnreach);
+}
+
+/// Goal: a program that computes lives in each of its domains, whatever becomes of the others.
+/// Method: two domains, of which one takes a lock and one does not, have a peer each that talks; then
+/// the first is closed, and the program computes on.
+#[test]
+fn a_program_with_two_domains_that_computes_lives_in_both() {
+    for threading in [[Threading::Safe, Threading::Domain], [Threading::Domain, Threading::Safe]] {
+        let [p, q] = threading.map(|threading| {
+            let plan = short_lived(true, threading);
+            Pair::with(&plan, &plan, two("udp:127.0.0.1"))
+        });
+        one_computes(&[&p, &q]);
+        drop(p.b);
+        one_computes(&[&q]);
+        drop(p.a);
+    }
 }
 
 /// X70: the receive thread takes nothing from a program that polls or closes, and comes back each

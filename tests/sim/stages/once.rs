@@ -40,6 +40,8 @@ pub(crate) fn one_word(seed: u64) -> Result<Report, Violation> {
     plan.caller.remote = 1.0;
     plan.caller.one_word = true;
     plan.faults.at.clear();
+    // Who is not let in cannot add.
+    plan.node.let_all_in();
     let mut r = Rng::new(seed, 7);
     let calm = seed.is_multiple_of(2);
     if !calm {
