@@ -1,11 +1,14 @@
 //! Calls of the `fi_*` face, in any order and with any arguments.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use barewire::flags::{Access, BindFlags, Caps, CqFlags, InfoFlags, OpFlags};
 use barewire::*;
 use barewire_driver::backend::loopback::{Loopback, LoopbackSettings};
+use barewire_driver::open::open;
+use barewire_driver::port::Port;
 
 use crate::input::Input;
 
@@ -15,7 +18,8 @@ const PROGRAM_MAX: usize = 500;
 /// Objects of each kind that a side may have.
 const SLOTS: usize = 3;
 
-/// Two domains of one process, and a caller who does anything with them.
+/// Two domains of one process, and a caller who does anything with them. What joins them the setup
+/// says: a queue of frames, a segment of memory, or a memif, which promises nothing.
 ///
 /// Whatever the calls: no panic; a refused one returns an error that its kind of call may return
 /// and completes nothing; an accepted operation completes at most once; an object closes unless
@@ -28,6 +32,28 @@ pub fn api_calls(data: &[u8]) {
         world.step(&mut input);
     }
     world.end();
+}
+
+/// Bits of the setup: 1 is for less capabilities, 2 and 4 for the port.
+const LOCKLESS: u8 = 8;
+const INSERTED: u8 = 16;
+
+/// Two ports that see each other.
+fn ports(setup: u8) -> [Box<dyn Port>; 2] {
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    let (process, count) = (std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+    let open = |spec: String| open(&spec).unwrap_or_else(|e| panic!("{spec}: {e}"));
+    match setup >> 1 & 3 {
+        // On these messages leave in the call that posts them.
+        1 => [(); 2].map(|()| open(format!("shm:fuzz-{process}-{count}"))),
+        2 => ["server", "client"]
+            .map(|role| open(format!("memif:@fuzz-api-{process}-{count},role={role}"))),
+        _ => {
+            let settings = LoopbackSettings { mtu: 1500, ring_count: 32 };
+            let mut ports = Loopback::segment(2, settings).into_iter();
+            std::array::from_fn(|_| Box::new(ports.next().expect("a segment of two")) as _)
+        }
+    }
 }
 
 struct World {
@@ -59,16 +85,20 @@ struct Side {
 }
 
 impl Side {
-    fn new(setup: u8, port: Loopback) -> Self {
+    fn new(setup: u8, port: Box<dyn Port>) -> Self {
         let caps = if setup & 1 == 0 {
             let messages = Caps::MSG | Caps::TAGGED | Caps::DIRECTED_RECV | Caps::MULTI_RECV;
             messages | Caps::SOURCE | Caps::RMA | Caps::ATOMIC
         } else {
             Caps::TAGGED | Caps::SEND
         };
-        let hints = Info { caps, ..Info::default() };
+        let mut hints = Info { caps, ..Info::default() };
+        if setup & LOCKLESS != 0 {
+            hints.domain_attr.threading = Threading::Domain;
+        }
         let settings = Settings {
-            t_dead: Duration::from_millis(200),
+            t_dead: Duration::from_millis(if setup & 6 == 0 { 200 } else { 5000 }),
+            peers: if setup & INSERTED != 0 { Peers::Inserted } else { Peers::Named },
             progress: Progress::Manual,
             peer_max: Some(8),
             tx_max: Some(16),
@@ -82,7 +112,7 @@ impl Side {
         let info = info.expect("such an endpoint is offered").remove(0);
         let fabric = fabric(&FabricAttr::default()).expect("a fabric opens");
         let eq = fabric.eq_open(EqAttr::default()).expect("a queue opens");
-        let domain = fabric.domain_on(&info, settings, Box::new(port)).expect("a domain opens");
+        let domain = fabric.domain_on(&info, settings, port).expect("a domain opens");
         let mut side = Self {
             eps: Default::default(),
             cqs: Default::default(),
@@ -184,11 +214,7 @@ const BIND: &[i32] = &[EINVAL, EBADFLAGS, EOPBADSTATE, EOPNOTSUPP, EBUSY];
 
 impl World {
     fn new(setup: u8) -> Self {
-        let settings = LoopbackSettings { mtu: 1500, ring_count: 32 };
-        let mut ports = Loopback::segment(2, settings).into_iter();
-        let sides = std::array::from_fn(|_| {
-            Side::new(setup, ports.next().expect("a segment of two ports"))
-        });
+        let sides = ports(setup).map(|port| Side::new(setup, port));
         let world = Self { sides, ops: HashMap::new(), context: 0 };
         for from in 0..2 {
             // 0 is the other side, 1 this one.

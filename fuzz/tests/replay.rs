@@ -103,6 +103,12 @@ fn thread_count(target: &str) -> u8 {
     if target == "memif" { 16 } else { 1 }
 }
 
+/// The targets that are given random bytes: all, or the one that `FUZZ_TARGET` names.
+fn targets() -> impl Iterator<Item = &'static (&'static str, Body)> {
+    let asked = std::env::var("FUZZ_TARGET").ok();
+    TARGETS.iter().filter(move |(name, _)| asked.as_ref().is_none_or(|asked| asked == name))
+}
+
 fn run(name: &str, strategy: impl Strategy<Value = Vec<u8>> + Sync, body: Body) {
     let (seed, count) = (seed(), thread_count(name));
     let work = |thread: u8| {
@@ -130,7 +136,7 @@ fn run(name: &str, strategy: impl Strategy<Value = Vec<u8>> + Sync, body: Body) 
 
 #[test]
 fn random_bytes_pass() {
-    for (name, body) in TARGETS {
+    for (name, body) in targets() {
         run(name, proptest::collection::vec(any::<u8>(), 0..600), *body);
     }
 }
@@ -186,7 +192,7 @@ fn apply(data: &mut Vec<u8>, change: &Change) {
 
 #[test]
 fn mutated_seeds_pass() {
-    for (name, body) in TARGETS {
+    for (name, body) in targets() {
         let seeds: Vec<_> = corpus(name).into_iter().map(|(_, data)| data).collect();
         let changes = proptest::collection::vec(a_change(), 1..6);
         let mutated = (prop::sample::select(seeds), changes).prop_map(|(mut data, changes)| {
