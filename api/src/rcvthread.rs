@@ -14,7 +14,9 @@
 //! The program pays one load per call for it: see [`Lock::enter_beside`](crate::lock::Lock). A port
 //! that knows which processes live ([`PortCaps::tells_presence`]) needs no such thread.
 //!
-//! Every domain has its own, since a port's waiter sleeps on one port.
+//! Every domain has its own: it sleeps on the port itself, in whatever way that port's driver has,
+//! and a domain that is slow, locked or being closed holds up nobody else's answers. What that costs
+//! stands in `docs/provider.md`.
 //!
 //! [`PortCaps::tells_presence`]: barewire_driver::port::PortCaps::tells_presence
 

@@ -5,7 +5,8 @@ use std::slice;
 
 use barewire::raw::{IoVec, RawCq, RawEndpoint, RawRecv, RawSend, SerialPromise};
 use barewire::{
-    Av, AvAttr, Buf, Completion, Cq, CqAttr, Domain, Endpoint, Info, Progress, Refused, Settings,
+    Av, AvAttr, Buf, Completion, Cq, CqAttr, Domain, Endpoint, Info, Peers, Progress, Refused,
+    Settings,
 };
 use barewire_dataplane::error::Error;
 use barewire_dataplane::flags::{BindFlags, Caps, CqFlags, OpFlags};
@@ -347,7 +348,11 @@ pub(crate) fn domain(
     let by_name = true;
     // What is measured is the port that was named.
     let near = false;
-    let settings = Settings { stats: false, eager_max, by_name, near, ..Settings::default() };
+    // What it costs to look peers up is measured beside.
+    let inserted = std::env::var("BAREWIRE_PEERS").is_ok_and(|peers| peers == "inserted");
+    let peers = if inserted { Peers::Inserted } else { Peers::Named };
+    let settings =
+        Settings { stats: false, eager_max, by_name, near, peers, ..Settings::default() };
     let info = barewire::getinfo_with(&settings, version, None, None, none, Some(&hints));
     let info = info.map_err(said)?.into_iter().next().ok_or("no info")?;
     let fabric = barewire::fabric(&info.fabric_attr).map_err(said)?;
