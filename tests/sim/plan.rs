@@ -305,7 +305,7 @@ impl Plan {
 
     /// Some hosts do not let everybody in.
     fn draw_strangers(&mut self, r: &mut Rng) {
-        if r.chance(0.6) {
+        if r.chance(0.75) {
             return;
         }
         let n = &mut self.node;
