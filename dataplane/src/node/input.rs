@@ -400,6 +400,7 @@ impl Node {
 
     /// Takes an ACK packet: round-trip sample, packets received out of order, packets lost.
     pub(super) fn on_ack(&mut self, now: Instant, p: u32, cack: Psn, op: &AckOp) {
+        self.note_answer(p);
         let peer = &mut self.peers[p];
         if peer.path.is_lossless() {
             if cack != peer.snd.una {

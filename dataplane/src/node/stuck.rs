@@ -1,6 +1,8 @@
 //! A bound on lack of progress: ends a session that passes short frames but not longer ones, or
 //! whose receiver has lost its place in a ring, although the peer is never silent.
 
+use barewire_driver::hint::cold;
+
 use super::{EndReason, Node};
 use crate::plant::{Bug, planted};
 use crate::rel::psn::Psn;
@@ -13,8 +15,11 @@ const UNIT_BITS: u32 = 17;
 /// Timeouts in a row after which a session is looked at.
 const REPEATED: u8 = 2;
 
-/// The oldest packet in flight, and how long it has been retransmitted while the peer was heard.
-/// Only the timer looks at it. Times in units of [`UNIT_BITS`]; they wrap after six days.
+/// The oldest packet in flight, and how long it has been retransmitted while the peer answered.
+/// Times in units of [`UNIT_BITS`]; they wrap after six days.
+///
+/// An answer is an ACK packet: it shows that the peer takes frames. Other packets do not, since a
+/// program also sends while it does not poll.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Progress {
     /// Its number.
@@ -23,25 +28,26 @@ pub(crate) struct Progress {
     stuck: u32,
     /// When it was looked at last.
     looked_at: u32,
-    /// `Peer::last_rx` when it was last seen to change, and when that was.
-    heard: u32,
-    heard_at: u32,
+    /// When the last answer was seen, and whether one has come since.
+    answered_at: u32,
+    is_answered: bool,
 }
 
 impl Progress {
-    /// Updates the record at `now`, and returns how long nothing has got through to a peer that is
-    /// heard. A gap between two looks counts for at most `most`, and the peer's silence not at all
-    /// once it is longer than twice that.
-    fn look(&mut self, now: u32, oldest: Psn, heard: u32, most: u32) -> u32 {
+    /// Updates the record at `now`, and returns how long nothing has got through to a peer that
+    /// answers. A gap between two looks counts for at most `most`, and time without an answer not
+    /// at all once it is longer than twice that.
+    fn look(&mut self, now: u32, oldest: Psn, most: u32) -> u32 {
         if oldest != self.oldest {
-            *self = Self { oldest, stuck: 0, looked_at: now, heard, heard_at: now };
+            let (looked_at, answered_at) = (now, now);
+            *self = Self { oldest, stuck: 0, looked_at, answered_at, is_answered: false };
             return 0;
         }
-        if heard != self.heard {
-            (self.heard, self.heard_at) = (heard, now);
+        if std::mem::take(&mut self.is_answered) {
+            self.answered_at = now;
         }
         let gap = now.wrapping_sub(self.looked_at).min(most);
-        if now.wrapping_sub(self.heard_at) <= 2 * most {
+        if now.wrapping_sub(self.answered_at) <= 2 * most {
             self.stuck += gap;
         }
         self.looked_at = now;
@@ -63,10 +69,10 @@ impl Node {
             }
             return false;
         }
-        let (heard, oldest) = ((peer.last_rx.0 >> UNIT_BITS) as u32, peer.snd.una);
-        // An eighth: probes go out every tenth, so the peer is heard as often.
+        let oldest = peer.snd.una;
+        // An eighth: probes go out every tenth, so the peer answers as often.
         let progress = self.openings.progress.entry(p).or_default();
-        let stuck = progress.look((now.0 >> UNIT_BITS) as u32, oldest, heard, t_dead / 8);
+        let stuck = progress.look((now.0 >> UNIT_BITS) as u32, oldest, t_dead / 8);
         if stuck < t_dead || planted(Bug::ProgressUnbounded) {
             return false;
         }
@@ -74,6 +80,16 @@ impl Node {
         let len = self.oldest_len(p);
         self.end_session(now, p, EndReason::Stuck(len));
         true
+    }
+
+    /// An ACK packet has come from `p`.
+    #[inline(always)]
+    pub(super) fn note_answer(&mut self, p: u32) {
+        if !self.openings.progress.is_empty()
+            && let Some(progress) = cold(self.openings.progress.get_mut(&p))
+        {
+            progress.is_answered = true;
+        }
     }
 
     /// Bytes of the frame of the oldest packet in flight; 0 if it was not kept.
@@ -90,21 +106,21 @@ impl Node {
 mod tests {
     use super::*;
 
-    /// For how long nothing got through after `looks` of `(gap, heard)` with a `most` of 10.
+    /// How long nothing got through after `looks` of `(gap, answered)` with a `most` of 10.
     fn stuck(looks: &[(u32, bool)]) -> u32 {
-        let (mut progress, mut now, mut heard) = (Progress::default(), 5, 1);
-        progress.look(now, Psn(7), heard, 10);
+        let (mut progress, mut now) = (Progress::default(), 5);
+        progress.look(now, Psn(7), 10);
         let mut stuck = 0;
-        for &(gap, hears) in looks {
+        for &(gap, is_answered) in looks {
             now += gap;
-            heard += u32::from(hears);
-            stuck = progress.look(now, Psn(7), heard, 10);
+            progress.is_answered = is_answered;
+            stuck = progress.look(now, Psn(7), 10);
         }
         stuck
     }
 
     #[test]
-    fn the_clock_runs_while_the_peer_speaks() {
+    fn the_clock_runs_while_the_peer_answers() {
         assert_eq!(stuck(&[(4, true), (4, false), (4, true)]), 12);
         assert_eq!(stuck(&[(100, true)]), 10, "a gap in looking counts for little");
         assert_eq!(stuck(&[(10, false), (10, false), (10, false), (10, false)]), 20, "silence");
@@ -115,10 +131,11 @@ mod tests {
     fn progress_sets_the_clock_back() {
         let mut progress = Progress::default();
         for now in 1..9 {
-            progress.look(now, Psn(1), now, 10);
+            progress.is_answered = true;
+            progress.look(now, Psn(1), 10);
         }
-        assert_eq!(progress.look(9, Psn(1), 9, 10), 8);
-        assert_eq!(progress.look(10, Psn(2), 10, 10), 0);
-        assert_eq!(progress.look(11, Psn(2), 11, 10), 1);
+        assert_eq!(progress.look(9, Psn(1), 10), 8);
+        assert_eq!(progress.look(10, Psn(2), 10), 0);
+        assert_eq!(progress.look(11, Psn(2), 10), 1);
     }
 }

@@ -105,3 +105,42 @@ fn what_ends_half_way_in_a_multi_receive_names_nobody() {
         assert_eq!(err.cqe.src, FI_ADDR_UNSPEC);
     }
 }
+
+/// Goal: a program that computes between its sends, and does not poll, is not taken for one that
+/// nothing reaches: what it is asked for waits until it comes to it. Method: where the port tells who
+/// lives, one side announces long messages for three times T_dead and takes no frame meanwhile; then
+/// it does.
+#[test]
+fn a_program_that_sends_and_does_not_poll_is_waited_for() {
+    const LEN: usize = 100_000;
+    let port = |mac| PortCaps { tells_presence: true, ..caps(mac, 65_520, true) };
+    let mut pair = Pair::of([1, 2].map(|mac| end_on(port(mac), NodeSettings::default())));
+    pair.send(0, IoBuf::leaked(&[1; 8]), 4, OpFlags::empty(), 0).unwrap();
+    pair.recv(1, IoBuf::leaked(&[0; 8]), 4, OpFlags::empty(), 0).unwrap();
+    pair.run(1_000_000);
+    (0..2).for_each(|i| assert_eq!(pair.read(i).len(), 1));
+    let t_dead_ns = pair.ends[0].node.settings.t_dead_ns;
+    let mut unread = VecDeque::new();
+    for n in 0..300 {
+        pair.now = pair.now + t_dead_ns / 100;
+        if n < 15 {
+            pair.recv(1, IoBuf::leaked(&[0; LEN]), 5, OpFlags::empty(), n).unwrap();
+        }
+        if n % 20 == 0 {
+            pair.send(0, IoBuf::leaked(&[7; LEN]), 5, OpFlags::empty(), n).unwrap();
+        }
+        let mut sent = VecDeque::new();
+        pair.ends[0].node.transmit(pair.now, &mut sink(&mut sent));
+        for bytes in &sent {
+            pair.ends[1].node.on_frame(pair.now, &RxFrame::new(bytes));
+        }
+        pair.ends[1].node.transmit(pair.now, &mut sink(&mut unread));
+    }
+    assert_eq!(pair.ends[1].node.counters.sessions_stuck, 0);
+    assert!(unread.len() > 15, "it asked for what was announced");
+    for bytes in unread {
+        pair.ends[0].node.on_frame(pair.now, &RxFrame::new(&bytes));
+    }
+    pair.run(100_000_000);
+    assert_eq!((pair.read(0).len(), pair.read(1).len()), (15, 15));
+}
