@@ -15,7 +15,7 @@
 //! that knows which processes live ([`PortCaps::tells_presence`]) needs no such thread.
 //!
 //! Every domain has its own: it sleeps on the port itself, in whatever way that port's driver has,
-//! and a domain that is slow, locked or being closed holds up nobody else's answers. What that costs
+//! and a domain that is slow, locked or being closed holds up the answers of no other. Its cost
 //! stands in `docs/provider.md`.
 //!
 //! [`PortCaps::tells_presence`]: barewire_driver::port::PortCaps::tells_presence

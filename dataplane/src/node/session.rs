@@ -483,8 +483,8 @@ impl Node {
         }
     }
 
-    /// The peer refused an OPEN that left before we knew which life it is. By now we do: the next one
-    /// names it. If the peer has opened a session itself meanwhile, that is the one.
+    /// The peer refused an OPEN that left before we knew its incarnation. Now we do: the next OPEN
+    /// names it. If the peer has opened a session meanwhile, that session stays.
     fn name_life(&mut self, p: u32) {
         if self.peers[p].state == State::Opening {
             self.peers[p].want_open = true;
