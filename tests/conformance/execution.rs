@@ -94,8 +94,8 @@ fn two(spec: &str) -> Vec<Box<dyn Port>> {
     vec![open(), open()]
 }
 
-/// One side of each pair computes for three times T_dead, in the middle of eager messages and of one
-/// that it has to pull, while the other only polls.
+/// One side of each pair computes for three times T_dead, in the middle of eager messages and of
+/// one that it has to pull, while the other only polls.
 fn one_computes(pairs: &[&Pair]) {
     for p in pairs {
         // The session is open, and both have polled.
@@ -152,8 +152,8 @@ fn x70_a_program_that_computes_lives() {
 }
 
 /// Goal: a program that computes lives in each of its domains, whatever becomes of the others.
-/// Method: two domains, of which one takes a lock and one does not, have a peer each that talks; then
-/// the first is closed, and the program computes on.
+/// Method: two domains, of which one takes a lock and one does not, have a peer each that talks;
+/// then the first is closed, and the program computes on.
 #[test]
 fn a_program_with_two_domains_that_computes_lives_in_both() {
     for threading in [[Threading::Safe, Threading::Domain], [Threading::Domain, Threading::Safe]] {

@@ -307,8 +307,8 @@ fn memory_available() -> u64 {
 /// Memory that two ranks with a message of 2 GiB need, half of it holes.
 const LARGE_NEEDS: u64 = 16 << 30;
 
-/// Goal: a rank that packs, copies or unpacks for longer than T_dead is not taken for dead. Method: a
-/// message of 1 KiB, one of a little more than 2 GiB, and as many bytes with a hole behind each,
+/// Goal: a rank that packs, copies or unpacks for longer than T_dead is not taken for dead. Method:
+/// a message of 1 KiB, one of a little more than 2 GiB, and as many bytes with a hole behind each,
 /// which an MPI packs: what MPICH's `pt2pt_large` does in its three options. Nightly in full, else
 /// with 64 MiB.
 #[test]

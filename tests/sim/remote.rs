@@ -497,8 +497,8 @@ impl Remotes {
         Ok(n)
     }
 
-    /// The rules for the end. `sure` says of each operation whether it has been executed, if that is
-    /// certain, and if nobody was told that it failed.
+    /// The rules for the end. `sure` says of each operation whether it has been executed, if that
+    /// is certain, and if nobody was told that it failed.
     pub(crate) fn verdict(&mut self, sure: &[Option<bool>]) -> Checked {
         let mut silent = vec![vec![(0, 0); WORDS]; self.regions.len()];
         for (n, &sure) in sure.iter().enumerate() {

@@ -107,9 +107,9 @@ fn what_ends_half_way_in_a_multi_receive_names_nobody() {
 }
 
 /// Goal: a program that computes between its sends, and does not poll, is not taken for one that
-/// nothing reaches: what it is asked for waits until it comes to it. Method: where the port tells who
-/// lives, one side announces long messages for three times T_dead and takes no frame meanwhile; then
-/// it does.
+/// nothing reaches: what it is asked for waits until it comes to it. Method: where the port tells
+/// who lives, one side announces long messages for three times T_dead and takes no frame meanwhile;
+/// then it does.
 #[test]
 fn a_program_that_sends_and_does_not_poll_is_waited_for() {
     const LEN: usize = 100_000;
