@@ -15,8 +15,8 @@ pub(crate) struct Route {
     pub(super) ends: [u16; 2],
     /// The life of the peer that the address names, which is the current one; 0 any.
     pub(super) inc: u64,
-    /// `dest` for each [`MsgKind`] with `Ep::fast_send`, else [`FI_ADDR_UNSPEC`]: one compare asks
-    /// for both.
+    /// `dest` for each [`MsgKind`](super::MsgKind) with `Ep::fast_send`, else [`FI_ADDR_UNSPEC`]:
+    /// one compare asks for both.
     pub(super) fast_dest: [FiAddr; 2],
     /// `peer` for the same kinds, else `NONE`, so that a caller's `FI_ADDR_UNSPEC` leads nowhere.
     pub(super) fast_peer: [u32; 2],

@@ -529,6 +529,12 @@ impl ShmPort {
         self.peers.iter().any(|p| p.key == key && p.state != 0)
     }
 
+    /// Whether the segment has a switch that lives.
+    pub(crate) fn has_switch(&self) -> bool {
+        let seg = &self.shared.seg;
+        seg.switch().is_some_and(|m| seg.lives(m))
+    }
+
     /// The stations of the segment but this one: address, and process as numbered where it lives.
     pub(crate) fn stations(&self) -> impl Iterator<Item = (MacAddr, u32)> + '_ {
         let Shared { seg, me, .. } = &*self.shared;

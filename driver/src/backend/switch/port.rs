@@ -43,6 +43,9 @@ impl SwitchedPort {
         if mtu < MTU_MIN {
             return Ok(None);
         }
+        if !port.has_switch() {
+            tracing::warn!(port = %name, "no switch runs: frames are lost until one does");
+        }
         let caps = PortCaps {
             mtu,
             lossless: false,
