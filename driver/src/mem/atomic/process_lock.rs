@@ -127,8 +127,10 @@ fn hold(path: &Path) -> io::Result<Flock<File>> {
         let file = match existing(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 remove_dead_ones(path);
-                make(path)?;
-                continue;
+                match make(path)? {
+                    Some(file) => return Ok(file),
+                    None => continue,
+                }
             }
             other => other?,
         };
@@ -183,19 +185,24 @@ fn existing(path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// Puts a table with all locks free at `path`, unless somebody else does so first.
+/// Puts a table with all locks free at `path` and holds it. `None` if somebody else was first.
 ///
-/// It is made under another name and gets its own when it is complete: nobody sees half of it.
-fn make(path: &Path) -> io::Result<()> {
+/// It is made under another name and gets its own when it is complete and held: nobody sees half of
+/// it, and nobody takes it for a dead one.
+fn make(path: &Path) -> io::Result<Option<Flock<File>>> {
     static SERIAL: AtomicU32 = AtomicU32::new(0);
     let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
     let mut draft = path.as_os_str().to_owned();
     draft.push(format!(".{}.{serial}", std::process::id()));
     let file =
         OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&draft)?;
-    let named = fill(&file).and_then(|()| match fs::hard_link(&draft, path) {
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
-        other => other,
+    let named = fill(&file).and_then(|()| {
+        let file = Flock::lock(file, FlockArg::LockSharedNonblock).map_err(|(_, errno)| errno)?;
+        match fs::hard_link(&draft, path) {
+            Ok(()) => Ok(Some(file)),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(None),
+            Err(error) => Err(error),
+        }
     });
     fs::remove_file(&draft)?;
     named
