@@ -33,6 +33,12 @@ impl MacAddr {
         u64::from_be_bytes([0, 0, b[0], b[1], b[2], b[3], b[4], b[5]])
     }
 
+    /// The address in the lower 48 bits of a word, as eight bytes of a frame read it: to compare.
+    pub const fn frame_word(self) -> u64 {
+        let b = self.0;
+        u64::from_le_bytes([b[0], b[1], b[2], b[3], b[4], b[5], 0, 0])
+    }
+
     /// The inverse of [`to_u64`](Self::to_u64); bits 48 to 63 are ignored.
     pub const fn from_u64(v: u64) -> Self {
         let b = v.to_be_bytes();

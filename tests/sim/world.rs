@@ -61,8 +61,8 @@ impl Clock {
             self.untimed -= 1;
             return (self.read_at, false);
         }
-        let brisk = now.since(self.read_at) < TURN_GAP_NS * (1 + self.uncounted);
-        self.untimed = if lossless && brisk { rng.below(UNTIMED_TURNS) } else { 0 };
+        let is_quick = now.since(self.read_at) < TURN_GAP_NS * (1 + self.uncounted);
+        self.untimed = if lossless && is_quick { rng.below(UNTIMED_TURNS) } else { 0 };
         (self.read_at, self.uncounted) = (now, self.untimed);
         (now, true)
     }

@@ -269,14 +269,14 @@ pub(super) mod tests {
     pub(in crate::backend) fn fast_is_the_same<P: FastPort>(a: &mut P, b: &mut P) {
         let head: [u8; ETH_HDR_LEN] = std::array::from_fn(|i| 2 * i as u8);
         let whole = |bytes: &[u8]| [&head[..], bytes].concat();
-        let mut brisk = 0;
+        let mut at_once = 0;
         for len in (0..=200).cycle().take(2000) {
             let bytes: Vec<u8> = (0..len).map(|i| (i * 11 + len) as u8).collect();
             let body = IoBuf::leaked(&bytes);
             let (number, few_bytes) = (len as u64 * 77, InlineBytes::one(0x77, 9).to_bytes());
             let mut sent = Vec::new();
             let mut put = |is_sent: bool, a: &mut P, rest: &[u8]| {
-                brisk += usize::from(is_sent);
+                at_once += usize::from(is_sent);
                 if !is_sent {
                     assert_eq!(a.tx(&TxFrame::whole(&whole(rest))), Ok(Tx::Sent), "{len}");
                     a.flush().unwrap();
@@ -306,7 +306,7 @@ pub(super) mod tests {
             got.extend(all(b));
             assert!(got == sent, "{len}: {} of {}", got.len(), sent.len());
         }
-        assert!(brisk > 2000, "{brisk} left at once");
+        assert!(at_once > 2000, "{at_once} left at once");
         let mut pieces = IoBuf::leaked(b"in two");
         assert!(pieces.append(IoBuf::leaked(b" pieces")));
         assert!(!a.tx_short(0, &pieces, None, &Eth(head)));
@@ -341,13 +341,13 @@ pub(super) mod tests {
         let bytes: Vec<u8> = (0..frame_max + 100).map(|i| (i * 7 + i / 256) as u8).collect();
         let body = IoBuf::leaked(&bytes);
         let room = frame_max - ETH_HDR_LEN;
-        let mut brisk = 0;
+        let mut at_once = 0;
         for len in (100..room).step_by(37).chain(room - 2..=room) {
             let at = len % 64;
             let part = &bytes[at..at + len];
             let frame = [&head[..], part].concat();
             if a.tx_part(0, &Eth(*head), &body, at, len) {
-                brisk += 1;
+                at_once += 1;
             } else {
                 assert_eq!(a.tx(&TxFrame::whole(&frame)), Ok(Tx::Sent), "{len}");
                 a.flush().unwrap();
@@ -356,7 +356,7 @@ pub(super) mod tests {
             got.extend(all(b));
             assert!(got == [frame], "{len}: {} frames", got.len());
         }
-        assert!(brisk > 10, "{brisk} left at once");
+        assert!(at_once > 10, "{at_once} left at once");
         let before = counted(a, b);
         assert!(!a.tx_part(0, &Eth(*head), &body, 3, room + 1), "longer than a frame");
         assert!(!a.tx_part(0, &Eth(*head), &body, bytes.len() - 200, 201), "not there");

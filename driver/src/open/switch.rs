@@ -90,14 +90,7 @@ pub fn open_switch(spec: &str) -> Result<Switch, OpenError> {
     let at = device_at(spec);
     let inner = &spec[at..];
     let kind = kind_of(inner);
-    if !KINDS.contains(&kind) {
-        let why = match kind {
-            "udp" => "processes share an address by UDP port numbers: they need no switch",
-            "shm" => "a segment has no NIC; processes share it as it is",
-            _ => "a switch owns a device: afpacket:, vfio:, dpdk: or memif:",
-        };
-        return Err(bad(spec, why));
-    }
+    check_kind(spec, kind)?;
     let (inner, _) = split(inner, false)?;
     let segment = segment(&inner)?;
     let inner = match FILTERING.contains(&kind) {
@@ -115,13 +108,22 @@ pub fn open_switch(spec: &str) -> Result<Switch, OpenError> {
 /// What [`open_switch`] would say.
 pub fn check_switch(spec: &str) -> Result<String, OpenError> {
     let (inner, _) = split(&spec[device_at(spec)..], false)?;
-    if !KINDS.contains(&kind_of(&inner)) {
-        return open_switch(spec).map(|_| String::new());
-    }
+    check_kind(spec, kind_of(&inner))?;
     let segment = segment(&inner)?;
     super::check_device(&format!("{}{inner}", &spec[..device_at(spec)]))?;
     segment.check_here()?;
     Ok(format!("shm:{}", segment.name))
+}
+
+/// Whether a switch can own such a device.
+fn check_kind(spec: &str, kind: &str) -> Result<(), OpenError> {
+    let why = match kind {
+        _ if KINDS.contains(&kind) => return Ok(()),
+        "udp" => "processes share an address by UDP port numbers: they need no switch",
+        "shm" => "a segment has no NIC; processes share it as it is",
+        _ => "a switch owns a device: afpacket:, vfio:, dpdk: or memif:",
+    };
+    Err(bad(spec, why))
 }
 
 /// The device without options, as `dpdk:0000:05:00.0`.

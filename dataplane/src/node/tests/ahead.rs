@@ -217,7 +217,7 @@ fn an_earlier_life_is_not_reached_the_usual_way() {
     }
     let [from, to] = &mut pair.ends;
     let sender = |from: &End| from.node.eps[from.ep.0.idx()].route;
-    assert_eq!(sender(from).fast_dest, [from.peer; 2], "it goes the usual way");
+    assert_eq!(sender(from).fast_dest, [from.peer; 2], "it takes the fast path");
     // The same station, started anew.
     let settings = NodeSettings { t_dead_ns: 500_000_000, ..NodeSettings::default() };
     let mut anew = end_with(2, 9000, true, settings);

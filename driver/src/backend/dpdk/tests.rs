@@ -75,7 +75,7 @@ fn a_frame_may_leave_and_be_taken_without_a_question() {
     assert_eq!(received(&mut b).len(), 0, "but its thread is known now");
     // Which has no buffer yet but the one that it answers.
     answers(&mut a, &mut b, &[2; ETH_HDR_LEN]);
-    let [mut a, mut b] = ring_pair("brisk", "");
+    let [mut a, mut b] = ring_pair("fast", "");
     // Their buffers come from the pool the first time, and the thread has to be known.
     assert_eq!(a.tx(&TxFrame::whole(&numbered(0, 64))), Ok(Tx::Sent));
     assert_eq!(received(&mut b), [numbered(0, 64)]);

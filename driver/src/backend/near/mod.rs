@@ -232,12 +232,6 @@ impl<F: Far> Near<F> {
     }
 }
 
-/// The address as it lies in a frame, in the lower 48 bits.
-fn key_of(mac: MacAddr) -> u64 {
-    let [a, b, c, d, e, f] = mac.0;
-    u64::from_le_bytes([a, b, c, d, e, f, 0, 0])
-}
-
 fn far_slot(key: u64) -> usize {
     (key.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 58) as usize
 }
@@ -305,7 +299,7 @@ impl<F: Far> Port for Near<F> {
     }
 
     fn tx(&mut self, frame: &TxFrame<'_>) -> Result<Tx, PortGone> {
-        let (dst, key) = (frame.dst(), key_of(frame.dst()));
+        let (dst, key) = (frame.dst(), frame.dst().frame_word());
         if !self.near.is_last(key) {
             if dst.is_group() {
                 return self.tx_group(frame);

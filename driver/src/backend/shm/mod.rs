@@ -102,7 +102,7 @@ const SWEEP_EVERY: i32 = 64;
 /// Refusals for want of room before the receiver's life is checked, and the least time between.
 const PROBE_FULLS: u32 = 1024;
 const PROBE_NS: u64 = 5_000_000;
-/// A frame that takes the short way is no longer than any port's may be.
+/// A frame that takes the fast path is no longer than any port's may be.
 const _: () = assert!(SHORT <= ETH_HDR_LEN + MTU_MIN);
 /// The bit of a key that makes it a group's.
 const GROUP: u64 = 1;
@@ -807,7 +807,7 @@ impl ShmPort {
         }
     }
 
-    /// The next frame goes the long way.
+    /// The next frame takes the slow path.
     fn forget_last(&mut self) {
         let nobody = self.peers.len();
         self.last = Route { key: NO_KEY, to: nobody };

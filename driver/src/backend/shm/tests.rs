@@ -117,7 +117,7 @@ impl WriteHead<ETH_HDR_LEN> for Eth {
     }
 }
 
-/// Sends few bytes to `to` by the short way, and says whether it did and what they were.
+/// Sends few bytes to `to` by the fast path, and says whether it did and what they were.
 fn send_frame_in_place(tx: &mut impl InPlaceTx, to: MacAddr, few: InlineBytes) -> (bool, Vec<u8>) {
     let mut head = [7; ETH_HDR_LEN];
     head[..6].copy_from_slice(&to.0);
@@ -156,7 +156,7 @@ fn frames_sent_at_once_arrive_like_others() {
     assert_eq!(b.counters().rx_bytes, a.counters().tx_bytes);
 }
 
-/// Memory of every length, with a word before it and without, goes by the short way as by the long
+/// Memory of every length, with a word before it and without, goes by the fast path as by the slow
 /// one, and what is too long for it, lies in pieces or goes elsewhere is left alone.
 #[test]
 fn memory_is_sent_short_as_it_is_long() {
@@ -185,7 +185,7 @@ fn memory_is_sent_short_as_it_is_long() {
             assert!(drain_one(&mut b) == payload, "{len} bytes, {word:?}, short {sent}");
         }
     }
-    assert!(fast > 2000, "{fast} went by the short way");
+    assert!(fast > 2000, "{fast} went by the fast path");
     let mut pieces = IoBuf::leaked(b"in two");
     assert!(pieces.append(IoBuf::leaked(b" pieces")));
     assert!(!short(&mut a, to, None, &pieces));
@@ -625,7 +625,7 @@ fn a_sleeper_is_woken_by_a_frame_and_by_wake() {
 /// do not tell him each time: the first poll that finds nothing does, and one that looks elsewhere.
 #[test]
 fn a_sleeper_learns_where_the_next_frame_comes() {
-    // Of rings that never have to be given back meanwhile, which is not done by the short way.
+    // Of rings that never have to be given back meanwhile, which is not done by the fast path.
     let settings = ShmSettings { members: Some(8), ..fresh() };
     let (mut a, mut b, mut c) = (open(&settings), open(&settings), open(&settings));
     let to = b.caps().mac;

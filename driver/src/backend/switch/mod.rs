@@ -54,7 +54,7 @@ pub struct SwitchCounters {
     pub between: u64,
     /// Frames of a station with another's source address: dropped.
     pub spoofed: u64,
-    /// Frames that are none of the fabric, or longer than the NIC carries: dropped.
+    /// Frames that are none of the fabric, or longer than the other side carries: dropped.
     pub malformed: u64,
     /// Frames from the NIC to an address that no station has: dropped.
     pub unknown: u64,
@@ -79,7 +79,7 @@ pub struct StationCounters {
 pub struct Switch {
     stations: ShmPort,
     nic: AnyPort,
-    /// Longest frame that the NIC carries.
+    /// Longest frame that both sides carry.
     frame_max: usize,
     /// Frames that the NIC had no room for.
     held: Backlog,
@@ -119,7 +119,8 @@ impl Switch {
             source,
             hint: "; raise the limit on open files: ulimit -n 65536",
         })?;
-        let frame_max = ETH_HDR_LEN + mtu;
+        // What either side carries.
+        let frame_max = ETH_HDR_LEN + mtu.min(stations.caps().mtu);
         Ok(Self {
             stations,
             waiter: nic.waiter(),
@@ -171,7 +172,9 @@ impl Switch {
         let timeout = timeout.min(LOOK);
         if !self.bell.lie_down() {
             match &self.waiter {
-                Some(waiter) => drop(waiter.wait_or(self.bell.fd(), timeout)),
+                Some(waiter) => {
+                    waiter.wait_or(self.bell.fd(), timeout);
+                }
                 None => std::thread::sleep(timeout),
             }
         }
@@ -198,11 +201,11 @@ impl Switch {
                 counters.malformed += 1;
                 return;
             };
-            if source(&head) != sender {
+            let [dst, src] = addresses(&head);
+            if src != sender {
                 counters.spoofed += 1;
                 return;
             }
-            let dst = destination(&head);
             let out = forwarded(&head, frame);
             if here.has(dst) || dst & GROUP != 0 {
                 turning.push(&out);
@@ -271,21 +274,10 @@ fn forwarded<'a>(head: &'a [u8; HEAD_LEN], frame: &'a RxFrame<'a>) -> TxFrame<'a
 /// Of an address as it lies in a frame: it is a group's.
 const GROUP: u64 = 1;
 
-/// An address in the lower 48 bits, as it lies in a frame.
-fn word(b: &[u8]) -> u64 {
-    u64::from_le_bytes([b[0], b[1], b[2], b[3], b[4], b[5], 0, 0])
-}
-
-fn key_of(mac: MacAddr) -> u64 {
-    word(&mac.0)
-}
-
-fn destination(head: &[u8; HEAD_LEN]) -> u64 {
-    word(&head[..6])
-}
-
-fn source(head: &[u8; HEAD_LEN]) -> u64 {
-    word(&head[6..12])
+/// Destination and source of a frame, as [`MacAddr::frame_word`] has them.
+fn addresses(head: &[u8; HEAD_LEN]) -> [u64; 2] {
+    let [a, b, c, d, e, f, g, h, i, j, k, l, ..] = *head;
+    [MacAddr([a, b, c, d, e, f]), MacAddr([g, h, i, j, k, l])].map(MacAddr::frame_word)
 }
 
 /// The stations' addresses.
@@ -314,7 +306,7 @@ impl Addresses {
         self.epoch = epoch;
         self.places.fill(0);
         for (mac, _) in stations.stations() {
-            let key = key_of(mac);
+            let key = mac.frame_word();
             let free = self.from(key).find(|&i| self.places[i] == 0);
             self.places[free.expect("four places for each")] = key;
         }

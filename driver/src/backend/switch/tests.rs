@@ -21,11 +21,15 @@ struct Cable {
 type Way = Arc<Mutex<VecDeque<Vec<u8>>>>;
 
 fn cable(room: usize) -> (Box<Cable>, Box<Cable>) {
+    cable_of(room, MTU)
+}
+
+fn cable_of(room: usize, mtu: usize) -> (Box<Cable>, Box<Cable>) {
     let (one, another) = (Way::default(), Way::default());
     let end = |out: &Way, inward: &Way| {
         let caps = PortCaps {
             mac: MacAddr::random(),
-            mtu: MTU,
+            mtu,
             lossless: false,
             gather: false,
             rto_floor_ns: 100_000,
@@ -205,6 +209,27 @@ fn what_a_station_may_not_send_is_dropped() {
     assert_eq!((drain(&mut *far), drain(&mut a)), (vec![], vec![]));
     let want = SwitchCounters { spoofed: 2, malformed: 4, unknown: 1, ..Default::default() };
     assert_eq!(switch.counters(), want);
+}
+
+/// Goal: a frame that the NIC carries and a ring does not is dropped.
+#[test]
+fn a_frame_longer_than_a_ring_takes_is_dropped() {
+    let mtu = 65_536 - ETH_HDR_LEN;
+    let segment = ShmSettings { ring_len: None, ..fresh() };
+    let (nic, mut far) = cable_of(8, mtu);
+    let mut switch = Switch::open(&segment, nic).unwrap();
+    let mut a = station(&segment);
+    let mac = a.caps().mac;
+    assert!(a.caps().mtu < mtu);
+    for len in [mtu, a.caps().mtu] {
+        assert_eq!(send(&mut *far, &frame(mac, FAR, ETH_HDR_LEN + len, 1)), Tx::Sent);
+    }
+    turn(&mut switch);
+    assert_eq!(drain(&mut a).len(), 1);
+    assert_eq!(
+        switch.counters(),
+        SwitchCounters { from_nic: 1, malformed: 1, ..Default::default() }
+    );
 }
 
 /// Goal: a NIC that takes no more holds the senders up; no frame is lost or overtakes another.

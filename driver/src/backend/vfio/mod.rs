@@ -196,12 +196,6 @@ impl<N: Nic> Drop for Live<N> {
 /// The bits of an address in the first eight bytes of a frame.
 const ADDR_BITS: u64 = (1 << 48) - 1;
 
-/// A frame's first six bytes in the low bits of a number as it lies in memory.
-const fn addr_word(mac: MacAddr) -> u64 {
-    let b = mac.0;
-    u64::from_le_bytes([b[0], b[1], b[2], b[3], b[4], b[5], 0, 0])
-}
-
 impl<N: Nic> VfioPort<N> {
     fn new(started: Started<N>, device: Device, settings: &VfioSettings) -> Self {
         let Started { nic, facts, areas, interrupt } = started;
@@ -235,7 +229,7 @@ impl<N: Nic> VfioPort<N> {
                 link_bps,
                 name: format!("vfio:{bdf}"),
             },
-            own: addr_word(mac),
+            own: mac.frame_word(),
             is_promiscuous: false,
             frame_max: ETH_HDR_LEN + mtu,
             live: Some(live),

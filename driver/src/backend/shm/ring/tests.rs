@@ -65,7 +65,7 @@ fn ends() -> (Producer<TestMem>, Consumer<TestMem, 1>) {
 }
 
 fn send(tx: &mut Producer<TestMem>, bytes: &[u8]) -> Result<(), NoRoom> {
-    // The short way whenever there is one, as a port does.
+    // The fast path whenever there is one, as a port does.
     if bytes.len() < 300
         && let Some(place) = tx.claim_ahead(bytes.len())
     {
@@ -83,7 +83,7 @@ fn send(tx: &mut Producer<TestMem>, bytes: &[u8]) -> Result<(), NoRoom> {
     Ok(())
 }
 
-/// Takes what is there, by the short way whenever there is one, as a port does.
+/// Takes what is there, by the fast path whenever there is one, as a port does.
 fn take(rx: &mut Consumer<TestMem, 1>) -> Taken {
     let (head, pos) = (rx.head, rx.pos());
     match rx.take_plain(rx.mem().word(pos)) {
