@@ -15,6 +15,9 @@ struct Cable {
     out: Way,
     inward: Way,
     room: usize,
+    /// Every so many frames one finds no room, and the next does; 0 for none.
+    refuses: usize,
+    offered: usize,
     gone: bool,
 }
 
@@ -39,7 +42,7 @@ fn cable_of(room: usize, mtu: usize) -> (Box<Cable>, Box<Cable>) {
             name: "cable".into(),
         };
         let (out, inward) = (Arc::clone(out), Arc::clone(inward));
-        Box::new(Cable { caps, out, inward, room, gone: false })
+        Box::new(Cable { caps, out, inward, room, refuses: 0, offered: 0, gone: false })
     };
     (end(&one, &another), end(&another, &one))
 }
@@ -53,8 +56,10 @@ impl Port for Cable {
         if self.gone {
             return Err(PortGone::new("cable", "cut"));
         }
+        self.offered += 1;
+        let refused = self.refuses > 0 && self.offered.is_multiple_of(self.refuses);
         let mut out = self.out.lock().unwrap();
-        if out.len() == self.room {
+        if out.len() == self.room || refused {
             return Ok(Tx::Full);
         }
         let mut bytes = vec![0; frame.len()];
@@ -236,7 +241,8 @@ fn a_frame_longer_than_a_ring_takes_is_dropped() {
 #[test]
 fn a_slow_nic_holds_up_the_senders() {
     let segment = fresh();
-    let (nic, mut far) = cable(5);
+    let (mut nic, mut far) = cable(5);
+    nic.refuses = 3;
     let mut switch = Switch::open(&segment, nic).unwrap();
     let mut a = station(&segment);
     let mac = a.caps().mac;
