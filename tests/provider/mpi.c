@@ -173,6 +173,8 @@ static void one_sided(void)
 	MPI_Put(&put, 1, MPI_LONG, right(), 500, 1, MPI_LONG, win);
 	MPI_Win_fence(0, win);
 	CHECK(base[500] == left() + 5);
+	/* A neighbour that is ahead would swap the value before it is looked at. */
+	MPI_Barrier(WORLD);
 	MPI_Win_lock(MPI_LOCK_EXCLUSIVE, right(), 0, win);
 	MPI_Compare_and_swap(&swap, &put, &old, MPI_LONG, right(), 500, win);
 	MPI_Win_unlock(right(), win);
