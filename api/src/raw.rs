@@ -305,7 +305,7 @@ impl RawEndpoint {
             let buf = IoBuf::one(unsafe { Span::from_raw(one.base, one.len) });
             SendReq { kind, buf, dest, tag, data, context, flags, no_completion }
         };
-        if self.dom.caps.lossless {
+        if self.dom.caps.lossless || self.dom.caps.near_mtu > 0 {
             let mut core = self.dom.enter()?;
             if core.engine.try_send_inline(self.id, &req()) {
                 core.posted(&self.dom);

@@ -1,6 +1,7 @@
 //! Two processes: the one that measures, and a second one, forked from it, that does what it is
 //! told. They share a page of commands and two cache lines to bounce.
 
+use std::cell::Cell;
 use std::mem::size_of;
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicU64;
@@ -23,6 +24,9 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const IDLE_TURNS: u32 = 10_000;
 const NAP: Duration = Duration::from_micros(50);
 
+/// Pairs of ports that may [meet](First::meet).
+const MEETS_MAX: usize = 4;
+
 const QUIT: u64 = 0;
 const BOUNCE: u64 = 1;
 const WORK: u64 = 2;
@@ -39,8 +43,8 @@ struct Board {
     done: Line,
     kind: Line,
     args: [AtomicU64; 4],
-    /// Addresses of the two ports, 0 until known.
-    macs: [AtomicU64; 2],
+    /// Addresses of the two processes' ports, by pairs, 0 until known.
+    macs: [[AtomicU64; 2]; MEETS_MAX],
 }
 
 /// A command to the second process: a number that says what, and what goes with it.
@@ -57,6 +61,7 @@ pub struct Task {
 /// The side of the second process.
 pub struct Second {
     board: &'static Board,
+    meets: Cell<usize>,
 }
 
 /// The side of the one that measures. Ends the other when dropped.
@@ -64,6 +69,7 @@ pub struct First {
     board: &'static Board,
     pid: Pid,
     commands: u64,
+    meets: Cell<usize>,
 }
 
 /// Forks. `second` runs in the new process, pinned to the second processor, and gets the commands.
@@ -79,7 +85,7 @@ pub fn start(second: impl FnOnce(&Second) -> Result<(), String>) -> Result<First
         ForkResult::Child => {
             // SAFETY: `prctl(PR_SET_PDEATHSIG)` takes a signal and touches no memory.
             unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
-            let ended = place.pin(1).and_then(|()| second(&Second { board }));
+            let ended = place.pin(1).and_then(|()| second(&Second { board, meets: Cell::new(0) }));
             if let Err(why) = &ended {
                 eprintln!("second process: {why}");
             }
@@ -87,7 +93,7 @@ pub fn start(second: impl FnOnce(&Second) -> Result<(), String>) -> Result<First
         }
         ForkResult::Parent { child } => {
             place.pin(0)?;
-            Ok(First { board, pid: child, commands: 0 })
+            Ok(First { board, pid: child, commands: 0, meets: Cell::new(0) })
         }
     }
 }
@@ -108,9 +114,13 @@ fn share() -> Result<&'static Board, String> {
 }
 
 impl Second {
-    /// Tells the other process the address of this one's port, and waits for the other's.
+    /// Tells the other process the address of this one's port, and waits for the other's. Both
+    /// processes meet as often, port by port.
+    ///
+    /// # Panics
+    /// The fifth time.
     pub fn meet(&self, mac: MacAddr) -> MacAddr {
-        meet(self.board, 1, mac)
+        meet(&self.board.macs[self.meets.replace(self.meets.get() + 1)], 1, mac)
     }
 
     /// Takes commands until there are no more. `idle` is called while there is none.
@@ -154,7 +164,7 @@ impl Second {
 impl First {
     /// Tells the other process the address of this one's port, and waits for the other's.
     pub fn meet(&self, mac: MacAddr) -> MacAddr {
-        meet(self.board, 0, mac)
+        meet(&self.board.macs[self.meets.replace(self.meets.get() + 1)], 0, mac)
     }
 
     /// Gives the other process a command; do our part of it, then [`finish`](Self::finish).
@@ -236,10 +246,10 @@ impl Drop for First {
     }
 }
 
-fn meet(board: &Board, me: usize, mac: MacAddr) -> MacAddr {
-    board.macs[me].store(mac.to_u64(), Release);
+fn meet(macs: &[AtomicU64; 2], me: usize, mac: MacAddr) -> MacAddr {
+    macs[me].store(mac.to_u64(), Release);
     loop {
-        let other = board.macs[1 - me].load(Acquire);
+        let other = macs[1 - me].load(Acquire);
         if other != 0 {
             return MacAddr::from_u64(other);
         }

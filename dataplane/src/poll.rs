@@ -540,12 +540,28 @@ impl Engine {
     #[inline(always)]
     pub fn fast_turn_other(&mut self) -> Option<usize> {
         if !self.node.is_lossless() {
-            return self.timed_turn();
+            return self.near_turn().or_else(|| self.timed_turn());
         }
         let Some(left) = self.untimed.checked_sub(1) else { return cold(None) };
         let polled = self.port.far(VisitRxPoll(ToNode::of(&mut self.node, &self.now)))?;
         self.untimed = left;
         Some(self.after_rx(polled))
+    }
+
+    /// A turn that takes a frame of a near station, and neither looks at the far side nor reads the
+    /// clock. `None`, and nothing has happened, if the near side has no frame, or if the others are
+    /// due.
+    #[inline(always)]
+    fn near_turn(&mut self) -> Option<usize> {
+        let AnyPort::Near(port) = &mut self.port else { return None };
+        let moved = port.rx_near(&mut ToNode::of(&mut self.node, &self.now))?;
+        if self.node.only_waits() {
+            return Some(moved);
+        }
+        cold(());
+        self.now = Self::now();
+        self.node.tick(self.now);
+        Some(self.busy_turn(Some(moved)))
     }
 
     /// A turn on a lossy port without the rare checks of [`turn`](Self::turn). `None`, and nothing
@@ -556,9 +572,15 @@ impl Engine {
         if self.uncounted == UNTIMED_TURNS || now.since(self.now) >= TURN_GAP_NS {
             return cold(None);
         }
-        self.uncounted += 1;
         (self.now, self.turned_at) = (now, now);
         self.node.tick_on(now);
+        if let AnyPort::Near(port) = &mut self.port
+            && port.skips_far(now.0)
+            && self.node.passes(now)
+        {
+            return Some(0);
+        }
+        self.uncounted += 1;
         match self.port.far(VisitRxPoll(ToNode::of(&mut self.node, &self.now))).flatten() {
             Some(moved) if self.node.passes(now) => Some(moved),
             polled => {
@@ -755,10 +777,13 @@ impl Engine {
         sent
     }
 
-    /// [`Node::try_send_inline`], to a port of known type only. False: nothing has happened; call
-    /// [`post_send`](Self::post_send).
+    /// [`Node::try_send_inline`], to a port of known type only, or through the segment of the node.
+    /// False: nothing has happened; call [`post_send`](Self::post_send).
     #[inline(always)]
     pub fn try_send_inline(&mut self, ep: EpId, req: &SendReq) -> bool {
+        if let AnyPort::Near(port) = &mut self.port {
+            return self.node.try_send_inline(ep, req, &mut ToFastPort(port.segment()), Self::now);
+        }
         self.port.with_fast(VisitSendInline { node: &mut self.node, ep, req }).unwrap_or(false)
     }
 

@@ -23,6 +23,7 @@ fn main() {
         ("shm-tagged-64B-inject", None),
         ("shm-tagged-64B-safe", None),
         ("node-tagged-64B", None),
+        ("near-tagged-64B", None),
         ("lossy-tagged-64B", None),
         ("lossy-tagged-64B-inject", None),
         ("lossy-crc-tagged-64B", None),
@@ -88,18 +89,23 @@ fn run_case(case: &str, count: u64) -> Made<()> {
             exchange(&mut pair, (how, LEN), WARM_UP)?;
             steady(|| exchange(&mut pair, (how, LEN), count))?;
         }
+        "near-tagged-64B" => {
+            let mut pair = memif_pair(&format!("near={}", segment("instructions")))?;
+            exchange(&mut pair, (how, LEN), WARM_UP)?;
+            steady(|| exchange(&mut pair, (how, LEN), count))?;
+        }
         "lossy-tagged-64B" | "lossy-tagged-64B-inject" => {
-            let mut pair = lossy_pair("no")?;
+            let mut pair = memif_pair("crc=no")?;
             exchange(&mut pair, (how, LEN), WARM_UP / 4)?;
             steady(|| exchange(&mut pair, (how, LEN), count))?;
         }
         "lossy-crc-tagged-64B" => {
-            let mut pair = lossy_pair("yes")?;
+            let mut pair = memif_pair("crc=yes")?;
             exchange(&mut pair, (how, LEN), WARM_UP / 4)?;
             steady(|| exchange(&mut pair, (how, LEN), count))?;
         }
         "lossy-more-64B" => {
-            let mut pair = lossy_pair("no")?;
+            let mut pair = memif_pair("crc=no")?;
             exchange_more(&mut pair, WARM_UP / 4)?;
             steady(|| exchange_more(&mut pair, count))?;
         }
@@ -108,12 +114,10 @@ fn run_case(case: &str, count: u64) -> Made<()> {
     Ok(())
 }
 
-/// Two ends of the raw face on a memif, which may lose frames and does not; with checksums if `crc`
-/// is "yes".
-fn lossy_pair(crc: &str) -> Made<[RawEnd; 2]> {
+/// Two ends of the raw face on a memif, which may lose frames and does not, with `option`.
+fn memif_pair(option: &str) -> Made<[RawEnd; 2]> {
     let open = |role| {
-        let spec =
-            format!("memif:@bench-instructions-{},role={role},crc={crc}", std::process::id());
+        let spec = format!("memif:@bench-instructions-{},role={role},{option}", std::process::id());
         RawEnd::open(&spec, 4096)
     };
     Ok(joined([open("server")?, open("client")?]))

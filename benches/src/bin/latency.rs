@@ -1,5 +1,6 @@
 //! Half a round trip of a tagged message between two processes on a shared-memory segment, against
-//! half a round trip of a cache line between the same two processors in the same rounds.
+//! half a round trip of a cache line between the same two processors in the same rounds; and of two
+//! processes of a node that have a port out of it besides, against a segment alone.
 
 use barewire_benches::duo::{First, Rounds, Second, Task, start};
 use barewire_benches::end::{Done, End, Made, RawEnd};
@@ -11,21 +12,26 @@ const MEMORY: usize = 64 << 10;
 /// Round trips that are timed together: the clock costs as much as a fifth of one.
 const CHUNK: u64 = 50;
 
-/// The second process answers `count` messages of `len` bytes.
-const ECHO: u64 = 0;
-const ECHO_INJECTED: u64 = 1;
+/// What the second process answers with: the number of the end from bit 1 on, and this bit if it
+/// injects.
+const INJECTED: u64 = 1;
+
+/// Ports out of the node, with the segment as their near side.
+const OUT: [(&str, &str); 2] = [("near-udp-8B", "udp:lo"), ("near-afpacket-8B", "afpacket:lo")];
 
 struct Case {
     name: &'static str,
     len: usize,
     inject: bool,
+    /// Which of the ends.
+    end: u64,
 }
 
 const CASES: [Case; 4] = [
-    Case { name: "shm-8B", len: 8, inject: false },
-    Case { name: "shm-8B-inject", len: 8, inject: true },
-    Case { name: "shm-64B", len: 64, inject: false },
-    Case { name: "shm-4KiB", len: 4096, inject: false },
+    Case { name: "shm-8B", len: 8, inject: false, end: 0 },
+    Case { name: "shm-8B-inject", len: 8, inject: true, end: 0 },
+    Case { name: "shm-64B", len: 64, inject: false, end: 0 },
+    Case { name: "shm-4KiB", len: 4096, inject: false, end: 0 },
 ];
 
 fn main() {
@@ -38,14 +44,50 @@ fn main() {
 
 fn measure(args: &Args, report: &mut Report) -> Made<()> {
     let spec = format!("shm:bench-latency-{}", std::process::id());
-    let mut first = start(|second| serve(second, &spec))?;
+    let rounds = args.size(21, 2);
+    for (name, port) in OUT.into_iter().filter(|(name, _)| args.wants(name)) {
+        let port = format!("{port},near={spec}");
+        if let Err(why) = measure_near((name, &spec, &port), rounds, args, report) {
+            report.skip(name, &why);
+        }
+    }
+    let mut first = start(|second| serve(second, &[&spec]))?;
     let mut end = RawEnd::open(&spec, MEMORY)?;
     end.join(|mac| first.meet(mac));
-    let rounds = args.size(21, 2);
     report.row(Row::new("floor", clock_floor(), "ns").note("reading the clock"));
     for case in CASES.iter().filter(|case| args.wants(case.name)) {
         run(case, rounds, args.size(20_000, 500), &mut first, &mut end, report)?;
     }
+    Ok(())
+}
+
+/// Half round trips between processes that have `port` out of their node, against a segment alone.
+fn measure_near(
+    (name, segment, port): (&'static str, &str, &str),
+    rounds: u64,
+    args: &Args,
+    report: &mut Report,
+) -> Made<()> {
+    // What a process may not open, the other may not either.
+    drop(RawEnd::open(port, MEMORY)?);
+    let mut first = start(|second| serve(second, &[segment, port]))?;
+    let mut ends = Vec::new();
+    for spec in [segment, port] {
+        let mut end = RawEnd::open(spec, MEMORY)?;
+        end.join(|mac| first.meet(mac));
+        ends.push(end);
+    }
+    let count = args.size(20_000, 500);
+    let alone = Case { name, len: 8, inject: false, end: 0 };
+    let near = Case { end: 1, ..alone };
+    let before = first.line_ns()?;
+    let rounds = Rounds::measure(rounds, || {
+        let value = ping_pong(&near, count, CHUNK, &mut first, &mut ends[1])?.median();
+        let reference = ping_pong(&alone, count, CHUNK, &mut first, &mut ends[0])?.median();
+        Ok((value, reference))
+    })?;
+    let row = rounds.row(name, "ns half trip", "segment alone");
+    report.row(row.placed(before, first.line_ns()?).note(rounds.span()));
     Ok(())
 }
 
@@ -94,7 +136,7 @@ fn ping_pong(
     end: &mut RawEnd,
 ) -> Made<Sample> {
     let mut chunks = Sample::with_capacity((count / chunk) as usize);
-    let what = if case.inject { ECHO_INJECTED } else { ECHO };
+    let what = case.end << 1 | if case.inject { INJECTED } else { 0 };
     first.begin(Task { what, len: case.len, count });
     let mut sends = 0;
     end.recv(0, case.len);
@@ -133,35 +175,47 @@ fn send(end: &mut RawEnd, case: &Case, sends: &mut u64) {
     *sends += u64::from(!case.inject);
 }
 
-/// The second process.
-fn serve(second: &Second, spec: &str) -> Made<()> {
-    let mut end = RawEnd::open(spec, MEMORY)?;
-    end.join(|mac| second.meet(mac));
+/// The second process, with an end on each of `specs`.
+fn serve(second: &Second, specs: &[&str]) -> Made<()> {
+    let mut ends = Vec::new();
+    for spec in specs {
+        let mut end = RawEnd::open(spec, MEMORY)?;
+        end.join(|mac| second.meet(mac));
+        ends.push(end);
+    }
     second.serve(
-        &mut end,
-        |end| {
-            end.poll();
+        &mut ends,
+        |ends| {
+            for end in ends {
+                end.poll();
+            }
         },
-        |end, task| {
-            let case = Case { name: "", len: task.len, inject: task.what == ECHO_INJECTED };
-            let mut sends = 0;
-            end.recv(0, task.len);
-            for i in 1..=task.count {
-                let mut received = 0;
-                while received == 0 {
-                    let new = end.poll();
-                    received += new.received;
-                    sends -= new.sent;
-                }
-                send(end, &case, &mut sends);
-                if i < task.count {
-                    end.recv(0, task.len);
-                }
-            }
-            while sends > 0 {
-                sends -= end.poll().sent;
-            }
+        |ends, task| {
+            let inject = task.what & INJECTED != 0;
+            let case = Case { name: "", len: task.len, inject, end: task.what >> 1 };
+            echo(&mut ends[case.end as usize], &case, task.count);
             Ok(())
         },
     )
+}
+
+/// Answers `count` messages.
+fn echo(end: &mut RawEnd, case: &Case, count: u64) {
+    let mut sends = 0;
+    end.recv(0, case.len);
+    for i in 1..=count {
+        let mut received = 0;
+        while received == 0 {
+            let new = end.poll();
+            received += new.received;
+            sends -= new.sent;
+        }
+        send(end, case, &mut sends);
+        if i < count {
+            end.recv(0, case.len);
+        }
+    }
+    while sends > 0 {
+        sends -= end.poll().sent;
+    }
 }

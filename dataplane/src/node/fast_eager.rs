@@ -83,6 +83,13 @@ impl Node {
         !self.has_due() && !self.has_answers()
     }
 
+    /// Whether nothing is to be sent at once, what is due by time aside: timers, and
+    /// acknowledgements on a lossy path.
+    #[inline(always)]
+    pub fn only_waits(&self) -> bool {
+        (self.todo - (Todo::KEEP | Todo::ACKS)).is_empty()
+    }
+
     /// Whether a timer is armed.
     #[inline(always)]
     pub fn has_timers(&self) -> bool {

@@ -24,14 +24,10 @@ impl Node {
         self.frame_max.max(self.near_max) as usize + ETH_HDR_LEN
     }
 
-    /// The path to a near peer, or to any other.
+    /// The path to a near peer, or to any other. Frames to a near one stay in this machine's memory,
+    /// so they carry no checksum.
     fn path(&self, near: bool) -> Path {
-        if !near {
-            return self.far;
-        }
-        let mut path = Path::LOSSLESS | Path::PRESENCE | Path::NEAR;
-        path.set(Path::CRC, self.settings.crc == Some(true));
-        path
+        if near { Path::LOSSLESS | Path::PRESENCE | Path::NEAR } else { self.far }
     }
 
     /// Longest frame to a near peer or to any other, bytes after the Ethernet header.
@@ -109,6 +105,7 @@ impl Node {
     }
 
     /// Whether a near frame names a near session: only near frames belong to one.
+    #[inline(always)]
     pub(super) fn is_of_near_session(&self, frame: &RxFrame<'_>) -> bool {
         let sid = Base::dst_sid_of(frame).unwrap_or(0);
         let peer = self.peers.get(slot_of(sid)).filter(|peer| peer.sid == sid);

@@ -22,7 +22,8 @@ const NEAR_MTU: usize = 9000;
 
 fn mixed_end(mac: u8) -> End {
     let caps = PortCaps { near_mtu: NEAR_MTU, ..caps(mac, 1500, false) };
-    end_on(caps, NodeSettings::default())
+    // As the API has it of a port that damages frames.
+    end_on(caps, NodeSettings { crc: Some(true), ..NodeSettings::default() })
 }
 
 /// Both ends of a session with ports that lead through memory, or not.
@@ -97,6 +98,7 @@ fn a_session_promises_what_its_path_does() {
             let path = mixed.peer(i).path;
             let all = (path.is_near(), path.is_lossless(), path.tells_presence(), path.has_crc());
             assert_eq!(all, (near, near, near, !near));
+            assert!(mixed.peer(i).fast_path, "near: {near}");
             assert_eq!(mixed.peer(i).frame_max, if near { NEAR_MTU as u32 } else { 1500 });
             assert_eq!(mixed.refused(i), 0);
         }

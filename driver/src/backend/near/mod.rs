@@ -25,6 +25,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
 use super::shm::{Bell, LOOK, ShmPort, ShmSettings};
+use crate::clock;
 use crate::error::OpenError;
 use crate::frame::{ETH_HDR_LEN, RxFrame, TxFrame, WriteBody, WriteHead};
 use crate::hint::cold;
@@ -35,7 +36,14 @@ use crate::port::{
 
 /// Bursts with near frames after which the far side is looked at, although it had nothing when it
 /// was last: a look may cost a system call.
-const SKIPS_MAX: u32 = 16;
+const SKIPS_MAX: u32 = 64;
+/// How long after a frame of one side more of it are expected, nanoseconds. While near frames are
+/// and far ones are not, the far side is looked at every [`Near::gap_ns`] only.
+const BUSY_NS: u64 = 100_000;
+/// That pause is so many times as long as a look at the far side takes.
+const GAP_LOOKS: u64 = 32;
+/// Looks at a far side that had nothing whose time is taken.
+const LOOKS_TIMED: u32 = 64;
 /// Places for far addresses; two that share one are looked up anew.
 const FARS: usize = 64;
 
@@ -96,7 +104,8 @@ impl Far for Box<dyn Port> {
 /// See the module's documentation.
 pub struct Near<F> {
     caps: PortCaps,
-    near: ShmPort,
+    /// Boxed, as a segment without a far side is.
+    near: Box<ShmPort>,
     far: F,
     far_frame_max: usize,
     /// Addresses that no member had when the segment's epoch was `epoch`; all ones for none.
@@ -111,6 +120,17 @@ pub struct Near<F> {
     /// Bursts since the far side was looked at, and whether it had something then.
     skipped: u32,
     far_came: bool,
+    /// Pause between two looks at the far side while near frames come, nanoseconds; 0 until a look
+    /// was timed.
+    gap_ns: u64,
+    /// Looks to be timed still.
+    untimed_looks: u32,
+    /// When a poll last looked at the far side, and when one last knew of frames of either side.
+    far_looked_ns: u64,
+    near_came_ns: u64,
+    far_came_ns: u64,
+    /// A near frame came since then.
+    near_came: bool,
     /// Why the far side has gone, if sending found that out.
     gone: Option<PortGone>,
     waiter: Option<Arc<Waiter>>,
@@ -124,7 +144,7 @@ impl<F: Far> Near<F> {
     pub fn join(segment: &ShmSettings, far: F, name: String) -> Result<Self, (F, OpenError)> {
         let theirs = far.caps();
         let near = match ShmPort::open(&ShmSettings { mac: Some(theirs.mac), ..segment.clone() }) {
-            Ok(near) => near,
+            Ok(near) => Box::new(near),
             Err(why) => return Err((far, why)),
         };
         let near_mtu = near.caps().mtu;
@@ -156,6 +176,12 @@ impl<F: Far> Near<F> {
             far_sent: false,
             skipped: 0,
             far_came: false,
+            gap_ns: 0,
+            untimed_looks: LOOKS_TIMED,
+            far_looked_ns: 0,
+            near_came_ns: 0,
+            far_came_ns: 0,
+            near_came: false,
             gone: None,
             waiter,
         })
@@ -196,9 +222,65 @@ impl<F: Far> Near<F> {
     #[inline]
     fn take_far(&mut self, max: usize, sink: &mut impl RxSink) -> Result<usize, PortGone> {
         self.skipped = 0;
-        let got = self.far.receive(max, sink)?;
+        let got = match self.untimed_looks {
+            0 => self.far.receive(max, sink)?,
+            _ => self.take_timed(max, sink)?,
+        };
         self.far_came = got > 0;
         Ok(got)
+    }
+
+    /// Takes what the far side has, and the time if that is nothing: the shortest counts, as a
+    /// thread may be switched out.
+    #[inline(never)]
+    fn take_timed(&mut self, max: usize, sink: &mut impl RxSink) -> Result<usize, PortGone> {
+        let start = clock::now_ns();
+        let got = self.far.receive(max, sink)?;
+        if got == 0 {
+            let gap_ns = GAP_LOOKS * (clock::now_ns() - start);
+            self.gap_ns = if self.gap_ns == 0 { gap_ns } else { self.gap_ns.min(gap_ns) };
+            self.untimed_looks -= 1;
+        }
+        Ok(got)
+    }
+
+    /// The near side, to send through to a station that is known to be near.
+    #[inline(always)]
+    pub fn segment(&mut self) -> &mut Box<ShmPort> {
+        &mut self.near
+    }
+
+    /// [`FastPort::rx_poll`] of the near side, if it has frames. `None`, and nothing was taken, if
+    /// it has none or more than one, or if the far side is to be looked at again.
+    #[inline(always)]
+    pub fn rx_near(&mut self, sink: &mut impl RxSink) -> Option<usize> {
+        if self.skipped >= SKIPS_MAX || self.far_came {
+            return cold(None);
+        }
+        let got = self.near.rx_poll(&mut AsNear(sink)).filter(|&got| got > 0)?;
+        self.skipped += 1;
+        self.near_came = true;
+        Some(got)
+    }
+
+    /// Whether a poll at `now_ns` that found nothing on the near side may leave out the far one:
+    /// near frames are expected, far ones are not, and it had none a moment ago.
+    #[inline(always)]
+    pub fn skips_far(&mut self, now_ns: u64) -> bool {
+        if std::mem::take(&mut self.near_came) {
+            self.near_came_ns = now_ns;
+        }
+        if self.far_came {
+            self.far_came_ns = now_ns;
+        }
+        let skips = now_ns.wrapping_sub(self.far_looked_ns) < self.gap_ns
+            && now_ns.wrapping_sub(self.near_came_ns) < BUSY_NS
+            && now_ns.wrapping_sub(self.far_came_ns) >= BUSY_NS
+            && self.skipped < SKIPS_MAX;
+        if !skips {
+            self.far_looked_ns = now_ns;
+        }
+        skips
     }
 
     /// [`Port::rx_burst`], for a sink of known type.

@@ -247,6 +247,55 @@ fn both_sides_are_heard_when_one_floods() {
     }
 }
 
+/// Goal: while near frames come, who polls looks at a quiet far side once in the pause, at one that
+/// has sent lately each time, and without near frames each time. Method: time is made up.
+#[test]
+fn a_quiet_far_side_is_looked_at_once_in_a_pause() {
+    let Wire { mut near, mut far, .. } = wire(2, 1);
+    let at_a = near[0].caps().mac;
+    let mut from = near.pop().unwrap();
+    let a = &mut near[0];
+    (a.gap_ns, a.untimed_looks) = (5_000, 0);
+    let mut now = 1_000_000_000;
+    // A poll as the loop makes it: looks at the far side or not.
+    let poll = |a: &mut Near<_>, now| {
+        let mut got = 0;
+        if a.rx_near(&mut |_: &RxFrame<'_>| got += 1).is_some() {
+            return (got, false);
+        }
+        if a.skips_far(now) {
+            return (0, false);
+        }
+        (burst(a, 32).len(), true)
+    };
+    let is_looked_at = |a: &mut Near<_>, now: &mut u64, polls: usize| {
+        let looks = (0..polls).filter(|_| {
+            *now += 50;
+            poll(a, *now).1
+        });
+        looks.count()
+    };
+    assert_eq!(is_looked_at(a, &mut now, 100), 100, "nothing is near");
+    assert_eq!(send(&mut from, at_a, b"x"), Tx::Sent);
+    drain(a);
+    for _ in 0..3 {
+        assert_eq!(send(&mut from, at_a, b"x"), Tx::Sent);
+        assert_eq!(poll(a, now), (1, false));
+        let looks = is_looked_at(a, &mut now, 1000);
+        assert!((8..=11).contains(&looks), "{looks} looks in 50 us");
+    }
+    assert_eq!(send(&mut far[0], at_a, b"y"), Tx::Sent);
+    let waits = (1..).find(|_| {
+        now += 50;
+        poll(a, now).0 > 0
+    });
+    assert!(waits <= Some(100), "found by poll {waits:?}");
+    assert_eq!(send(&mut from, at_a, b"x"), Tx::Sent);
+    assert!(is_looked_at(a, &mut now, 1000) >= 999, "the far side has sent lately");
+    now += 2 * BUSY_NS;
+    assert_eq!(is_looked_at(a, &mut now, 100), 100, "nothing has come for long");
+}
+
 /// Goal: a sleeper is woken by a frame on either side and by hand, soon, and by nothing else.
 #[test]
 fn a_sleeper_is_woken_by_both_sides() {
