@@ -5,9 +5,8 @@
 //! the progress thread run the same turns: [`Engine::turn`], and its fast versions
 //! [`Engine::fast_turn`] and [`Engine::fast_turn_other`].
 //!
-//! A turn receives in bursts. The node prefetches for every frame of a burst before it handles the
-//! first. What is due is sent when a burst came back short: one acknowledgement then covers
-//! everything that had arrived.
+//! A turn receives one burst. The node prefetches for every frame of it before it handles the first.
+//! Then it sends what is due: one acknowledgement covers everything that had arrived.
 
 use std::sync::Arc;
 
@@ -31,12 +30,11 @@ use crate::node::{
 use crate::types::{EpAddr, FiAddr, Instant};
 use crate::wire::{EagerMsg, FrameHead, TRAILER_LEN};
 
-/// Frames taken from the port at once.
+/// Frames that a turn takes from the port, at most. What waits in the port costs nothing; what is
+/// taken before its receive is posted is copied twice. So it is fewer than a program has receives
+/// posted that keeps 64 of them, and reads one completion for each that it posts. And a peer that
+/// floods us must not stop acknowledgements and our own data.
 const BURST: usize = 32;
-
-/// Full bursts after which a turn sends what is due although more frames wait: a flooding peer must
-/// not stop acknowledgements and our own data.
-const BURSTS_PER_TURN: usize = 4;
 
 /// Bursts after which a port has delivered all that it held at the start, however small they are,
 /// unless a peer floods it.
@@ -628,28 +626,24 @@ impl Engine {
             AnyPort::Shm(port) => port.poll(BURST, &mut ToNode::of(&mut self.node, &self.now)),
             _ => self.burst()?,
         };
-        if got < BURST { Ok(got) } else { self.receive_more(got) }
+        self.note_full(got);
+        Ok(got)
     }
 
-    /// Receives at most [`BURSTS_PER_TURN`] bursts.
+    /// Receives a burst.
     #[inline]
     fn receive(&mut self) -> Result<usize, PortGone> {
         let got = self.burst()?;
-        if got < BURST { Ok(got) } else { self.receive_more(got) }
+        self.note_full(got);
+        Ok(got)
     }
 
-    /// The rest of [`receive`](Self::receive), after a burst of `moved` frames.
-    #[inline(never)]
-    fn receive_more(&mut self, mut moved: usize) -> Result<usize, PortGone> {
-        for _ in 1..BURSTS_PER_TURN {
-            let got = self.burst()?;
-            moved += got;
-            if got < BURST {
-                return Ok(moved);
-            }
+    /// More frames may wait behind a full burst of `got`.
+    #[inline(always)]
+    fn note_full(&mut self, got: usize) {
+        if got == BURST {
+            self.node.note_backlog(true);
         }
-        self.node.note_backlog(true);
-        Ok(moved)
     }
 
     /// Receives one burst.
