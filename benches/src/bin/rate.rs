@@ -1,7 +1,7 @@
 //! 64 B messages a second in one direction between two processes, window 64, each on its way at
 //! once and with `FI_MORE`, which lets several share a frame.
 
-use barewire_benches::duo::{Second, Task, start};
+use barewire_benches::duo::{First, Second, Task, start};
 use barewire_benches::end::{End, Made, RawEnd};
 use barewire_benches::{Args, Report, Row, Sample};
 use barewire_driver::clock::now_ns;
@@ -23,33 +23,59 @@ fn main() {
     }
 }
 
+/// A segment; a memif that may lose frames; and one that does not.
+fn links() -> [(&'static str, [String; 2]); 3] {
+    let id = std::process::id();
+    let memif = |options: &str| {
+        ["server", "client"].map(|role| format!("memif:@bench-rate-{id},role={role}{options}"))
+    };
+    let segment = format!("shm:bench-rate-{id}");
+    [
+        ("shm", [segment.clone(), segment]),
+        ("memif", memif(",lossless=yes,crc=no")),
+        ("memif-lossy", memif(",crc=no")),
+    ]
+}
+
 fn measure(args: &Args, report: &mut Report) -> Made<()> {
-    let spec = format!("shm:bench-rate-{}", std::process::id());
-    let mut first = start(|second| serve(second, &spec))?;
-    let mut end = RawEnd::open(&spec, LEN * WINDOW as usize)?;
-    end.join(|mac| first.meet(mac));
-    let (rounds, count) = (args.size(15, 2), args.size(500_000, 2000));
-    for (case, more) in [("shm-64B", false), ("shm-64B-more", true)] {
-        if !args.wants(case) {
+    for (link, [ours, theirs]) in links() {
+        let cases = [(format!("{link}-64B"), false), (format!("{link}-64B-more"), true)];
+        if !cases.iter().any(|(case, _)| args.wants(case)) {
             continue;
         }
-        let before = first.line_ns()?;
-        let mut sample = Sample::default();
-        for round in 0..=rounds {
-            let begun = now_ns();
-            first.begin(Task { what: SINK, len: LEN, count });
-            stream(&mut end, count, more);
-            first.finish(|| {
-                end.poll();
-            })?;
-            if round > 0 {
-                sample.push(count as f64 * 1e3 / (now_ns() - begun) as f64);
-            }
+        let mut first = start(|second| serve(second, &theirs))?;
+        let mut end = RawEnd::open(&ours, LEN * WINDOW as usize)?;
+        end.join(|mac| first.meet(mac));
+        for (case, more) in cases.iter().filter(|(case, _)| args.wants(case)) {
+            measure_case((case, *more), args, (&mut first, &mut end), report)?;
         }
-        let after = first.line_ns()?;
-        let row = Row::new(case, sample.median(), "M messages/s").spread(&sample);
-        report.row(row.placed(before, after).note("window 64"));
     }
+    Ok(())
+}
+
+fn measure_case(
+    (case, more): (&str, bool),
+    args: &Args,
+    (first, end): (&mut First, &mut RawEnd),
+    report: &mut Report,
+) -> Made<()> {
+    let (rounds, count) = (args.size(15, 2), args.size(500_000, 2000));
+    let before = first.line_ns()?;
+    let mut sample = Sample::default();
+    for round in 0..=rounds {
+        let begun = now_ns();
+        first.begin(Task { what: SINK, len: LEN, count });
+        stream(end, count, more);
+        first.finish(|| {
+            end.poll();
+        })?;
+        if round > 0 {
+            sample.push(count as f64 * 1e3 / (now_ns() - begun) as f64);
+        }
+    }
+    let after = first.line_ns()?;
+    let row = Row::new(case, sample.median(), "M messages/s").spread(&sample);
+    report.row(row.placed(before, after).note("window 64"));
     Ok(())
 }
 
