@@ -742,7 +742,7 @@ impl Engine {
     /// As there.
     #[inline(never)]
     pub fn post_send_long(&mut self, ep: EpId, req: SendReq) -> OpResult<()> {
-        let more = req.flags.contains(OpFlags::MORE);
+        let more = self.holds_back(req.flags);
         self.post_with(more, |node, now| node.post_send(now, ep, req))
     }
 
@@ -863,7 +863,7 @@ impl Engine {
         {
             return Ok(());
         }
-        let more = req.flags.contains(OpFlags::MORE);
+        let more = self.holds_back(req.flags);
         self.post_with(more, |node, now| node.post_write(now, ep, req))
     }
 
@@ -878,7 +878,7 @@ impl Engine {
         {
             return Ok(());
         }
-        let more = req.flags.contains(OpFlags::MORE);
+        let more = self.holds_back(req.flags);
         self.post_with(more, |node, now| node.post_read(now, ep, req))
     }
 
@@ -893,8 +893,15 @@ impl Engine {
         {
             return Ok(());
         }
-        let more = req.flags.contains(OpFlags::MORE);
+        let more = self.holds_back(req.flags);
         self.post_with(more, |node, now| node.post_atomic(now, ep, req))
+    }
+
+    /// Whether a post with `flags` leaves sending to a later one. Not on a lossless port: there a
+    /// frame costs little more than a copy to memory, and who holds back has to catch up.
+    #[inline(always)]
+    fn holds_back(&self, flags: OpFlags) -> bool {
+        flags.contains(OpFlags::MORE) && !self.node.is_lossless()
     }
 
     #[inline]
