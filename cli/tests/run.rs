@@ -269,6 +269,74 @@ fn stats_shows_what_a_running_process_counts() {
     assert!(text.contains("msgs_received") && text.contains("session with"), "{text}");
 }
 
+/// A switch on one end of a memif, and the port of the other; ended with the test.
+struct Switch {
+    child: Child,
+    port: String,
+}
+
+impl Switch {
+    fn start() -> Self {
+        let port = format!("memif:@cli-{}", segment().replace(':', "-"));
+        let child = command(&["switch", "--port", &port]).stderr(Stdio::null()).spawn().unwrap();
+        let switch = Self { child, port };
+        let pid = switch.child.id().to_string();
+        for _ in 0..500 {
+            if !objects(&run(&["stats", "--json", "--pid", &pid])).is_empty() {
+                return switch;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+        panic!("the switch publishes nothing");
+    }
+
+    fn published(&self) -> Value {
+        objects(&run(&["stats", "--json", "--pid", &self.child.id().to_string()])).remove(0)
+    }
+}
+
+impl Drop for Switch {
+    fn drop(&mut self) {
+        nix::sys::signal::kill(
+            nix::unistd::Pid::from_raw(self.child.id() as i32),
+            nix::sys::signal::Signal::SIGTERM,
+        )
+        .unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+/// Goal: what a switch forwards is read from outside, by station; doctor knows it, and a second
+/// one is told of it before it starts.
+#[test]
+fn a_switch_shows_what_it_forwards() {
+    let switch = Switch::start();
+    let other = format!("{},role=server,switch=no,near=no", switch.port);
+    let server = Server::start(&format!("{},switch=yes", switch.port));
+    let args = ["pingpong", &server.addr, "--port", &other, "--json", "--iterations", "300"];
+    objects(&run(&[&args[..], &["--size", "64"]].concat()));
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    let shown = switch.published();
+    assert_eq!((&shown["kind"], &shown["port"]), (&"switch".into(), &switch.port.clone().into()));
+    assert!(shown["frames"]["to_nic"].as_u64().unwrap() >= 300, "{shown}");
+    assert!(shown["nic_counters"]["tx_frames"].as_u64().unwrap() >= 300, "{shown}");
+    let station = &shown["stations"][0];
+    assert_eq!(station["pid"], server.child.id());
+    assert_eq!(station["sent"], shown["frames"]["to_nic"], "{shown}");
+    assert!(station["received"].as_u64().unwrap() >= 300, "{shown}");
+    let text = run(&["stats"]).stdout;
+    assert!(String::from_utf8(text).unwrap().contains("switch, process"));
+    let check = run(&["switch", "--check", "--port", &switch.port]);
+    let said = String::from_utf8(check.stderr).unwrap();
+    assert_eq!(check.status.code(), Some(1));
+    assert!(said.contains(&format!("has a switch, process {}", switch.child.id())), "{said}");
+    let doctor = String::from_utf8(run(&["doctor"]).stdout).unwrap();
+    assert!(
+        doctor.contains(&format!("{}: process {}", switch.port, switch.child.id())),
+        "{doctor}"
+    );
+}
+
 /// Goal: a station that answers, one that is not there, one that restarted and one that does not
 /// poll are told apart, by words and exit codes, beside what the process does.
 #[test]

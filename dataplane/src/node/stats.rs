@@ -298,6 +298,15 @@ pub struct SessionStats {
     pub window: u32,
     /// Bytes after the Ethernet header that both ends take.
     pub frame_max: u32,
+    /// Retransmission timeout, ns, longer with each timeout in a row; 0 where nothing is
+    /// retransmitted.
+    pub rto_ns: u64,
+    /// Mean deviation of the round trip, ns.
+    pub rtt_var_ns: u32,
+    /// Whether the peer is a process of this node, reached through memory.
+    pub is_near: bool,
+    /// Whether nothing gets lost on the way.
+    pub is_lossless: bool,
 }
 
 /// Timeouts in a row from which on loss is no accident.
@@ -465,6 +474,13 @@ impl Node {
             rtt_min_ns: if min_ns == u32::MAX.into() { 0 } else { min_ns },
             window: peer.snd.cwnd.window().min(WINDOW),
             frame_max: peer.frame_max,
+            rto_ns: match peer.path.is_lossless() {
+                true => 0,
+                false => peer.rtt.rto_ns(self.rto_floor_ns, peer.backoff),
+            },
+            rtt_var_ns: peer.rtt.var_ns() as u32,
+            is_near: peer.path.tells_presence(),
+            is_lossless: peer.path.is_lossless(),
         })
     }
 

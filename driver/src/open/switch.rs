@@ -105,11 +105,14 @@ pub fn open_switch(spec: &str) -> Result<Switch, OpenError> {
 /// that processes would join.
 ///
 /// # Errors
-/// What [`open_switch`] would say.
+/// What [`open_switch`] would say; [`OpenError::HasSwitch`] where one runs.
 pub fn check_switch(spec: &str) -> Result<String, OpenError> {
     let (inner, _) = split(&spec[device_at(spec)..], false)?;
     check_kind(spec, kind_of(&inner))?;
     let segment = segment(&inner)?;
+    if let Some(pid) = segment.switch_pid()? {
+        return Err(OpenError::HasSwitch { path: segment.path(), pid });
+    }
     super::check_device(&format!("{}{inner}", &spec[..device_at(spec)]))?;
     segment.check_here()?;
     Ok(format!("shm:{}", segment.name))

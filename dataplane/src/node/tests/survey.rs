@@ -54,6 +54,10 @@ fn packets_and_bytes_of_a_session_are_what_left_and_came() {
         assert_eq!((a.wait, a.info.waiting, a.frame_max), (Wait::Nothing, 0, 1500));
         assert!(a.age_ns > 20_000_000);
         assert_eq!(a.rtt_min_ns > 0, !lossless);
+        assert_eq!(
+            (a.rto_ns > 0, a.rtt_var_ns > 0, a.is_lossless),
+            (!lossless, !lossless, lossless)
+        );
         let (Some((a_tx, a_rx)), Some((b_tx, b_rx))) = (a.bytes, b.bytes) else {
             assert!(lossless);
             continue;
