@@ -12,11 +12,15 @@ use tracing_subscriber::EnvFilter;
 
 mod capture;
 mod doctor;
+mod exporter;
 mod fail;
 mod info;
+mod metrics;
 mod out;
 mod perf;
 mod ping;
+#[cfg(test)]
+mod sample;
 mod stats;
 mod switch;
 mod table;
@@ -53,6 +57,7 @@ enum Command {
     Stats(stats::StatsArgs),
     Capture(capture::CaptureArgs),
     Switch(switch::SwitchArgs),
+    Exporter(exporter::ExporterArgs),
 }
 
 fn main() -> ExitCode {
@@ -64,6 +69,7 @@ fn main() -> ExitCode {
         Command::Stats(args) => stats::run(&args),
         Command::Capture(args) => capture::run(&args),
         Command::Switch(args) => switch::run(&args),
+        Command::Exporter(args) => exporter::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::PingPong(args) => perf::pingpong(&args),
         Command::Bench(args) => perf::bench(&args),

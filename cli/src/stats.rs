@@ -11,8 +11,8 @@ use barewire_driver::port::MacAddr;
 use serde_json::{Map, Value, json};
 
 use crate::fail::Fail;
-use crate::out;
 use crate::table::{Align, bytes, layout};
+use crate::{metrics, out};
 
 /// Shows the counters of running processes, per port, session and endpoint, and of switches
 ///
@@ -33,6 +33,7 @@ Examples:
   barewire stats --peer 02:00:00:00:00:09
                                  one session of each domain that has one with this station
   barewire stats --waiting       sessions in which something waits, and for what
+  barewire stats --prometheus    in the text format of Prometheus: barewire exporter --help
   barewire stats --json          one object a line: a domain or a switch with all that it counts
 
 What a session waits for:
@@ -72,6 +73,12 @@ pub(crate) struct StatsArgs {
     /// Prints one JSON object a line.
     #[arg(long)]
     json: bool,
+    /// Prints the text exposition format of Prometheus.
+    #[arg(long, conflicts_with_all = ["json", "watch"])]
+    prometheus: bool,
+    /// Leaves out what is counted of each session.
+    #[arg(long, requires = "prometheus")]
+    no_sessions: bool,
     /// Prints counters that are 0 too.
     #[arg(long)]
     all: bool,
@@ -207,6 +214,9 @@ pub(crate) fn tell_unread(all: &Published) {
 }
 
 fn show(args: &StatsArgs, all: &Published, before: &Before) -> Result<(), Fail> {
+    if args.prometheus {
+        return out::print(metrics::page(all, !args.no_sessions)?);
+    }
     if args.json {
         all.domains.iter().try_for_each(|s| out::json(&object(s)))?;
         return all.switches.iter().try_for_each(|s| out::json(&switch_object(s)));
@@ -503,63 +513,16 @@ pub(crate) fn since_1970_ns() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use barewire::stats::EpRow;
+    use crate::sample;
 
     fn snapshot(tx_frames: u64, updated_ns: u64) -> Snapshot {
-        let number = 3;
-        let ep = EpRow {
-            number,
-            sent: 7,
-            sent_bytes: 4096,
-            received: 8,
-            received_bytes: 1,
-            errors: 0,
-            unexpected: 0,
-            posted: 2,
-        };
-        let session = SessionRow {
-            mac: MacAddr([2, 0, 0, 0, 0, 9]),
-            incarnation: 5,
-            state: "open",
-            in_flight: 1,
-            srtt_ns: 1500,
-            credits: 64,
-            waiting: 2,
-            wait: "credit",
-            rtt_min_ns: 1200,
-            age_ns: 3_000_000_000,
-            silent_ns: 1_500_000_000,
-            tx_packets: 900,
-            rx_packets: 800,
-            tx_bytes: Some(2048),
-            rx_bytes: None,
-            retransmits: 5,
-            timeouts: 1,
-            window: 32,
-            frame_max: 1500,
-            rto_ns: 2_000_000,
-            rtt_var_ns: 300,
-            is_near: false,
-            is_lossless: false,
-        };
         Snapshot {
-            path: "a".into(),
-            pid: 12,
-            alive: true,
-            opened_ns: 1,
-            updated_ns,
-            polled_ns: updated_ns,
             port_name: "shm:default".to_owned(),
-            mac: MacAddr([2, 0, 0, 0, 0, 1]),
-            mtu: 65_520,
-            incarnation: 4,
-            t_dead_ns: 5_000_000_000,
             port: vec![("tx_frames", tx_frames), ("tx_full", 0)],
             node: vec![("msgs_sent", 7)],
             refused: vec![("crc", 0)],
             levels: vec![("posted", 2)],
-            endpoints: vec![ep],
-            sessions: vec![session],
+            ..sample::domain(12, updated_ns)
         }
     }
 

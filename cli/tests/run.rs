@@ -1,7 +1,7 @@
 //! Two processes of the command over a real segment: what they measure, what they publish, and
 //! what happens when one of them dies.
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -269,6 +269,73 @@ fn stats_shows_what_a_running_process_counts() {
     assert!(text.contains("msgs_received") && text.contains("session with"), "{text}");
 }
 
+/// The answer of a server to a request, as it came.
+fn ask(at: &str, request: &str) -> String {
+    let mut stream = std::net::TcpStream::connect(at).unwrap();
+    stream.write_all(request.as_bytes()).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer
+}
+
+/// Goal: the exporter says over HTTP what a running process counts, at the loopback address and
+/// nowhere else, and ends by a signal.
+#[test]
+fn the_exporter_is_scraped() {
+    let port = segment();
+    let server = Server::start(&port);
+    let args = ["bench", &server.addr, "--json", "--iterations", "500", "--size", "64"];
+    objects(&run(&[&args[..], &["--port", &port]].concat()));
+    let mut exporter = command(&["exporter", "--listen", "127.0.0.1:0", "--json"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut said = String::new();
+    BufReader::new(exporter.stdout.take().unwrap()).read_line(&mut said).unwrap();
+    let said: Value = serde_json::from_str(&said).unwrap();
+    let url = said["listening"].as_str().unwrap();
+    let at = url.strip_prefix("http://").unwrap().strip_suffix("/metrics").unwrap();
+    assert!(at.starts_with("127.0.0.1:"), "{at}");
+    let get = |what: &str| {
+        ask(at, &format!("GET {what} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"))
+    };
+    std::thread::sleep(std::time::Duration::from_millis(100));
+    let page = get("/metrics");
+    let (head, body) = page.split_once("\r\n\r\n").unwrap();
+    assert!(
+        head.starts_with("HTTP/1.1 200") && head.contains("text/plain; version=0.0.4"),
+        "{head}"
+    );
+    // The body may come in pieces, each behind its length.
+    let lines = body.lines().filter(|line| line.starts_with(['#', 'b'])).map(|l| Ok(l.to_owned()));
+    let scrape = prometheus_parse::Scrape::parse(lines).unwrap();
+    let pid = server.child.id().to_string();
+    let ours = |s: &&prometheus_parse::Sample| s.labels.get("pid") == Some(&*pid);
+    let received = "barewire_node_msgs_received_total";
+    let sample = scrape.samples.iter().filter(ours).find(|s| s.metric == received).unwrap();
+    assert!(
+        matches!(sample.value, prometheus_parse::Value::Counter(n) if n >= 500.0),
+        "{sample:?}"
+    );
+    assert!(get("/").starts_with("HTTP/1.1 200") && get("/x").starts_with("HTTP/1.1 404"));
+    let put = ask(at, "DELETE /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+    assert!(put.starts_with("HTTP/1.1 405"), "{put}");
+    let taken = run(&["exporter", "--listen", at]);
+    assert_eq!(taken.status.code(), Some(1));
+    assert_eq!(String::from_utf8(taken.stderr).unwrap().lines().count(), 1);
+    let prometheus = run(&["stats", "--prometheus", "--no-sessions", "--pid", &pid]);
+    let text = String::from_utf8(prometheus.stdout).unwrap();
+    assert!(text.contains(received) && !text.contains("peer="), "{text}");
+    end(&mut exporter);
+}
+
+/// Ends a command in order.
+fn end(child: &mut Child) {
+    use nix::sys::signal::{Signal, kill};
+    kill(nix::unistd::Pid::from_raw(child.id() as i32), Signal::SIGTERM).unwrap();
+    child.wait().unwrap();
+}
+
 /// A switch on one end of a memif, and the port of the other; ended with the test.
 struct Switch {
     child: Child,
@@ -297,12 +364,7 @@ impl Switch {
 
 impl Drop for Switch {
     fn drop(&mut self) {
-        nix::sys::signal::kill(
-            nix::unistd::Pid::from_raw(self.child.id() as i32),
-            nix::sys::signal::Signal::SIGTERM,
-        )
-        .unwrap();
-        self.child.wait().unwrap();
+        end(&mut self.child);
     }
 }
 
