@@ -482,7 +482,7 @@ pub struct SessionRow {
 
 /// Everything that is published on this machine and that this user may read: for root, of
 /// everybody.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Published {
     /// Domains, by process and by when they were opened.
     pub domains: Vec<Snapshot>,

@@ -24,6 +24,7 @@ mod sample;
 mod stats;
 mod switch;
 mod table;
+mod top;
 
 use fail::Fail;
 
@@ -55,6 +56,7 @@ enum Command {
     Bench(perf::BenchArgs),
     Ping(ping::PingArgs),
     Stats(stats::StatsArgs),
+    Top(top::TopArgs),
     Capture(capture::CaptureArgs),
     Switch(switch::SwitchArgs),
     Exporter(exporter::ExporterArgs),
@@ -67,6 +69,7 @@ fn main() -> ExitCode {
         Command::Info(args) => info::run(&args),
         Command::Ping(args) => ping::run(&args),
         Command::Stats(args) => stats::run(&args),
+        Command::Top(args) => top::run(&args),
         Command::Capture(args) => capture::run(&args),
         Command::Switch(args) => switch::run(&args),
         Command::Exporter(args) => exporter::run(&args),

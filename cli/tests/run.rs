@@ -329,6 +329,33 @@ fn the_exporter_is_scraped() {
     end(&mut exporter);
 }
 
+/// Goal: a screen of what runs, where there is no terminal: rates, and what waits for what.
+#[test]
+fn top_shows_what_runs() {
+    let port = segment();
+    let server = Server::start(&port);
+    let args = ["bench", &server.addr, "--json", "--iterations", "100000000", "--size", "64"];
+    let mut client = command(&[&args[..], &["--port", &port]].concat())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    let pid = server.child.id().to_string();
+    let screen = run(&["top", "--pid", &pid, "--interval", "0.5"]);
+    let screen = String::from_utf8(screen.stdout).unwrap();
+    let cells = |lines: usize| -> Vec<&str> {
+        screen.lines().nth(lines).unwrap().split_whitespace().collect()
+    };
+    assert!(screen.starts_with("barewire top - 1 domain, 1 peer, by waiting"), "{screen}");
+    let (domain, peer) = (cells(2), cells(4));
+    assert_eq!((domain[0], domain[1], domain[6]), (&*pid, &*port, "1"), "{screen}");
+    assert_ne!((domain[2], domain[4]), ("0", "0"), "{screen}");
+    assert_eq!((peer[0], peer[2]), (&*pid, "near"), "{screen}");
+    client.kill().unwrap();
+    client.wait().unwrap();
+}
+
 /// Ends a command in order.
 fn end(child: &mut Child) {
     use nix::sys::signal::{Signal, kill};
