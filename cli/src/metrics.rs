@@ -424,4 +424,43 @@ mod tests {
         assert!(page.contains(r#"port="pcap(file=a\"b\\c\nd):shm""#), "{page}");
         assert!(page.lines().all(|line| line.starts_with(['#', 'b'])));
     }
+
+    /// The words of `text` that `part` makes up.
+    fn words(text: &str, part: fn(char) -> bool) -> impl Iterator<Item = &str> {
+        text.split(move |c| !part(c)).filter(|word| !word.is_empty())
+    }
+
+    /// What stands between `open` and `close`, wherever they do.
+    fn between<'a>(text: &'a str, open: &str, close: &str) -> Vec<&'a str> {
+        let parts = text.split(open).skip(1);
+        parts.filter_map(|part| part.split_once(close)).map(|(inside, _)| inside).collect()
+    }
+
+    /// Goal: the dashboard asks for what is exported, by labels that it has. Method: every name in
+    /// its expressions, every label that they sum by or that a legend shows.
+    #[test]
+    fn the_dashboard_names_what_is_exported() {
+        let page = scrape(&page(&all(), true).unwrap());
+        let text = include_str!("../grafana/barewire.json");
+        let dashboard: serde_json::Value = serde_json::from_str(text).unwrap();
+        let panels = dashboard["panels"].as_array().unwrap();
+        let targets = panels.iter().filter_map(|panel| panel["targets"].as_array()).flatten();
+        let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
+        let mut asked = 0;
+        for target in targets {
+            let expr = target["expr"].as_str().unwrap();
+            let mut labels: BTreeSet<&str> = ["instance"].into();
+            for name in words(expr, is_name).filter(|name| name.starts_with("barewire_")) {
+                let sample = page.samples.iter().find(|s| s.metric == name);
+                labels
+                    .extend(sample.unwrap_or_else(|| panic!("{name}")).labels.keys().map(|k| &**k));
+                asked += 1;
+            }
+            let by = between(expr, "by (", ")").into_iter().flat_map(|by| words(by, is_name));
+            let shown = between(target["legendFormat"].as_str().unwrap(), "{{", "}}");
+            let wanted: Vec<&str> = by.chain(shown).collect();
+            assert!(wanted.iter().all(|label| labels.contains(label)), "{expr}: {wanted:?}");
+        }
+        assert!(asked > 30, "{asked}");
+    }
 }

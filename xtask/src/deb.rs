@@ -82,6 +82,8 @@ fn fill(tree: &Path, built: &Path, triplet: &str) -> Result<(), String> {
     for unit in ["barewire-switch@.service", "barewire-exporter.service"] {
         copy(&root().join("cli/systemd").join(unit), &units.join(unit), 0o644)?;
     }
+    let dashboard = tree.join("usr/share/barewire/grafana/barewire.json");
+    copy(&root().join("cli/grafana/barewire.json"), &dashboard, 0o644)?;
     let man = tree.join("usr/share/man");
     copy(&root().join("docs/man/fi_barewire.7"), &man.join("man7/fi_barewire.7"), 0o644)?;
     write(&man.join("man1/barewire.1"), page(&built.join("barewire"))?.as_bytes())?;
