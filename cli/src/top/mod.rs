@@ -23,7 +23,7 @@ use model::{Model, Sort, Wanted};
 /// Shows live what processes, peers and switches of this node do, and what waits for what
 ///
 /// Above the switches and the processes, below the peers of all processes or of the one that is
-/// selected; the last line but one says what most of what waits is waiting for. Rates are per
+/// selected; the last line but one says the worst that something waits for. Rates are per
 /// second. Root sees the processes of all users.
 #[derive(clap::Args)]
 #[command(after_long_help = "\
@@ -304,10 +304,7 @@ mod tests {
         assert!(lines[6].ends_with("WAITS FOR"), "{screen}");
         let row = "     12 02:00:00:00:00:01 far      0     -      0  1.5us    1/32 2 credit";
         assert_eq!(lines[7], row);
-        assert_eq!(
-            lines[22],
-            "122 wait for credit: the peer lacks memory; it has posted no receives"
-        );
+        assert_eq!(lines[22], "122 wait, credit: the peer lacks memory; it has posted no receives");
         assert!(lines[23].starts_with("q quit"), "{screen}");
     }
 

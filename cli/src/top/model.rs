@@ -100,7 +100,7 @@ pub(super) struct Domain {
     pub(super) resent: f64,
     pub(super) peers: usize,
     pub(super) waiting: u64,
-    /// What most of these wait for.
+    /// The worst that one of these waits for.
     pub(super) wait: &'static str,
     /// Since its program polled.
     pub(super) idle_ns: u64,
@@ -144,7 +144,7 @@ impl Model {
         self.peers.retain(|peer| peer.domain == *domain);
     }
 
-    /// Operations that wait for the most common cause, and that.
+    /// Operations that wait for the worst cause, and that.
     pub(super) fn worst(&self) -> Option<(u64, &'static str)> {
         worst(self.peers.iter().map(|peer| &peer.row))
     }
@@ -180,7 +180,16 @@ fn worst<'a>(rows: impl Iterator<Item = &'a SessionRow>) -> Option<(u64, &'stati
             None => causes.push((row.waiting, row.wait)),
         }
     }
-    causes.into_iter().max()
+    causes.into_iter().max_by_key(|&(count, cause)| (severity(cause), count))
+}
+
+/// How far a cause is from a job that runs as fast as it can.
+fn severity(cause: &str) -> u8 {
+    match cause {
+        "repeats" | "silent" | "open" => 2,
+        "credit" | "memory" | "match" => 1,
+        _ => 0,
+    }
 }
 
 /// What one second added, if `seconds` added that.
@@ -298,7 +307,7 @@ mod tests {
         let model = model(&Wanted::default());
         let d = &model.domains[0];
         assert_eq!((d.tx, d.ops, d.rx), (2500.0, 50.0, 0.0));
-        assert_eq!((d.waiting, d.wait, d.idle_ns), (11, "window", 2 * SECOND));
+        assert_eq!((d.waiting, d.wait, d.idle_ns), (11, "credit", 2 * SECOND));
         // Nothing was written since: no rate, and nothing is divided by 0.
         assert_eq!((model.domains[1].tx, model.domains[1].idle_ns), (0.0, 4 * SECOND));
         let peer = model.peers.iter().find(|p| p.pid == 12 && p.row.mac == sample::mac(9)).unwrap();
@@ -321,7 +330,8 @@ mod tests {
         assert_eq!(macs(&Wanted { filter: "window".to_owned(), ..Wanted::default() }), [7]);
         assert_eq!(macs(&Wanted { waiting: true, ..Wanted::default() }), [7, 9, 9]);
         let mut model = model(&Wanted::default());
-        assert_eq!(model.worst(), Some((9, "window")));
+        // Nine wait for the window, which is no fault.
+        assert_eq!(model.worst(), Some((4, "credit")));
         model.only(&PathBuf::from("domain-13"));
         assert_eq!((model.peers.len(), model.worst()), (1, Some((2, "credit"))));
         let mut all = Sort::default();

@@ -197,10 +197,10 @@ fn waits(waiting: u64) -> Style {
     if waiting > 0 { Style::new().bold() } else { Style::new() }
 }
 
-/// What most of what waits is waiting for, and what that means.
+/// The worst cause that something waits for, and what it means.
 fn reason(model: &Model) -> String {
     match model.worst() {
-        Some((count, cause)) => format!("{count} wait for {cause}: {}", meaning(cause)),
+        Some((count, cause)) => format!("{count} wait, {cause}: {}", meaning(cause)),
         None => "nothing waits".to_owned(),
     }
 }
@@ -215,7 +215,7 @@ fn meaning(cause: &str) -> &'static str {
         "credit" => "the peer lacks memory; it has posted no receives",
         "match" => "the peer has not posted the receive for them",
         "pull" => "data of long messages is on its way from the peer",
-        "pull window" => "long messages of other peers have their turn",
+        "pull window" => "as much is on its way as may be asked for at once",
         "memory" => "no memory here for messages without a receive",
         "answer" => "answers are on their way, which is a round trip",
         _ => "",
@@ -294,7 +294,7 @@ mod tests {
     #[test]
     fn every_cause_has_a_meaning_that_fits_a_line() {
         for wait in barewire_dataplane::node::Wait::ALL.iter().skip(1) {
-            let line = format!("12345 wait for {}: {}", wait.name(), meaning(wait.name()));
+            let line = format!("12345 wait, {}: {}", wait.name(), meaning(wait.name()));
             assert!(line.len() <= 80 && !meaning(wait.name()).is_empty(), "{line}");
         }
     }
