@@ -552,6 +552,65 @@ fn capture_ends_after_a_count() {
     assert_eq!(frames(&output.stdout).len(), 10);
 }
 
+/// Goal: of one station nothing else is written, and of many files the last stay, each whole.
+#[test]
+fn capture_is_of_one_peer_and_in_a_ring_of_files() {
+    let port = segment();
+    let (one, other) = (Server::start(&port), Server::start(&port));
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("a.pcapng");
+    let mac = |server: &Server| server.addr["barewire://".len()..][..17].to_owned();
+    let args = ["capture", "--port", &port, "-o", path.to_str().unwrap(), "--peer", &mac(&one)];
+    let ring = ["--file-size", "64k", "--files", "3"];
+    let mut capture = command(&[&args[..], &ring].concat()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut said = BufReader::new(capture.stderr.take().unwrap());
+    said.read_line(&mut String::new()).unwrap();
+    for server in [&one, &other, &one] {
+        let args = ["pingpong", &server.addr, "--json", "--iterations", "500", "--size", "4k"];
+        objects(&run(&[&args[..], &["--port", &port]].concat()));
+        std::thread::sleep(std::time::Duration::from_millis(150));
+    }
+    end(&mut capture);
+    let mut files: Vec<_> = std::fs::read_dir(&dir).unwrap().flatten().map(|e| e.path()).collect();
+    files.sort();
+    let number = |path: &std::path::PathBuf| -> u64 {
+        let name = path.file_name().unwrap().to_str().unwrap();
+        name.strip_prefix("a.").unwrap().strip_suffix(".pcapng").unwrap().parse().unwrap()
+    };
+    let mut numbers: Vec<u64> = files.iter().map(number).collect();
+    numbers.sort_unstable();
+    assert_eq!(numbers.len(), 3, "{files:?}");
+    assert!(numbers[0] > 1 && numbers[2] == numbers[0] + 2, "{numbers:?}");
+    let mac = mac(&one).split(':').map(|b| u8::from_str_radix(b, 16).unwrap()).collect::<Vec<_>>();
+    for file in &files {
+        let bytes = std::fs::read(file).unwrap();
+        let frames = frames(&bytes);
+        assert!(!frames.is_empty() && bytes.len() < 65 << 10, "{file:?}");
+        let is_its = |frame: &[u8]| frame[..6] == *mac || frame[6..12] == *mac;
+        assert!(frames.iter().all(|(_, frame)| is_its(frame)), "{file:?}");
+    }
+}
+
+/// Goal: what goes through a switch is seen by the name of its device.
+#[test]
+fn capture_sees_what_a_switch_forwards() {
+    let switch = Switch::start();
+    let capture = command(&["capture", "--port", &switch.port, "-o", "-", "--count", "20"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    let server = Server::start(&format!("{},switch=yes", switch.port));
+    let other = format!("{},role=server,switch=no,near=no", switch.port);
+    let args = ["pingpong", &server.addr, "--port", &other, "--json", "--iterations", "100"];
+    objects(&run(&[&args[..], &["--size", "64"]].concat()));
+    let output = capture.wait_with_output().unwrap();
+    let frames = frames(&output.stdout);
+    assert_eq!(frames.len(), 20);
+    assert!(frames.iter().all(|(_, frame)| frame[12..14] == [0x88, 0xb5]));
+}
+
 #[test]
 fn capture_says_why_it_cannot() {
     for (port, out) in [("udp:1", "-"), ("fault(loss=0.1):shm", "-"), ("shm", "/no/such/x")] {

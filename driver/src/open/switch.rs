@@ -118,6 +118,15 @@ pub fn check_switch(spec: &str) -> Result<String, OpenError> {
     Ok(format!("shm:{}", segment.name))
 }
 
+/// The segment of the switch that owns the device which `spec` names, if one does.
+pub(super) fn segment_of_one_that_runs(spec: &str) -> Result<Option<ShmSettings>, OpenError> {
+    if !KINDS.contains(&kind_of(spec)) {
+        return Ok(None);
+    }
+    let segment = segment(&split(spec, false)?.0)?;
+    Ok(segment.switch_pid()?.map(|_| segment))
+}
+
 /// Whether a switch can own such a device.
 fn check_kind(spec: &str, kind: &str) -> Result<(), OpenError> {
     let why = match kind {
