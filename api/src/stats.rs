@@ -19,6 +19,7 @@
 //! | 14, 15 | kind: 0 a domain, 1 a switch; reserved, 0 |
 //! | 16 .. 32 | name of the port, zero-padded |
 //! | then | [`PORT_NAMES`], [`NODE_NAMES`], refusals by cause, [`LEVEL_NAMES`] |
+//! | then | counts of round trips by length (`RoundTrips`), and the ns that all took |
 //! | then | room for 65,537 endpoints of 8 words, then for sessions of 16 |
 //!
 //! A `barewire switch` publishes in the same way: see [`switch`].
@@ -32,7 +33,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use barewire_dataplane::node::{
-    EpCounters, Levels, Node, NodeCounters, SessionStats, Survey, SurveySink, Wait,
+    EpCounters, Levels, Node, NodeCounters, RoundTrips, SessionStats, Survey, SurveySink, Wait,
 };
 use barewire_dataplane::poll::Engine;
 use barewire_dataplane::types::Instant;
@@ -149,7 +150,8 @@ const PORT_AT: usize = HEADER_LEN + NAME_LEN;
 const NODE_AT: usize = PORT_AT + PORT_NAMES.len();
 const WIRE_AT: usize = NODE_AT + NODE_NAMES.len();
 const LEVEL_AT: usize = WIRE_AT + WireError::COUNT;
-const EP_AT: usize = LEVEL_AT + LEVEL_NAMES.len();
+const TRIPS_AT: usize = LEVEL_AT + LEVEL_NAMES.len();
+const EP_AT: usize = TRIPS_AT + RoundTrips::COUNT + 1;
 const EP_LEN: usize = 8;
 const SESSION_LEN: usize = 16;
 const SESSION_AT: usize = EP_AT + EP_MAX * EP_LEN;
@@ -215,6 +217,9 @@ impl Publisher {
             block.put_all(PORT_AT, &port_words(engine.port_counters()));
             block.put_all(PORT_AT + PORT_NAMES.len() / 2, &port_words(near));
             counters(&survey, block);
+            let trips = engine.node().round_trips();
+            block.put_all(TRIPS_AT, trips.counts());
+            block.put(TRIPS_AT + RoundTrips::COUNT, trips.sum_ns());
         });
     }
 }
@@ -399,6 +404,10 @@ pub struct Snapshot {
     pub refused: Vec<(&'static str, u64)>,
     /// How much of each table is in use.
     pub levels: Vec<(&'static str, u64)>,
+    /// Round trips to far peers that took [`RoundTrips::lengths`], for each of these.
+    pub round_trips: Vec<u64>,
+    /// What all of them took together, ns.
+    pub round_trips_ns: u64,
     /// Endpoints.
     pub endpoints: Vec<EpRow>,
     /// Peers, with their sessions.
@@ -561,6 +570,8 @@ fn parse(loaded: &Loaded) -> Snapshot {
         node: loaded.named(&NODE_NAMES, NODE_AT),
         refused: WireError::ALL.iter().map(|e| (e.name(), w[WIRE_AT + e.index()])).collect(),
         levels: loaded.named(&LEVEL_NAMES, LEVEL_AT),
+        round_trips: w[TRIPS_AT..TRIPS_AT + RoundTrips::COUNT].to_vec(),
+        round_trips_ns: w[TRIPS_AT + RoundTrips::COUNT],
         endpoints: loaded.rows(EPS).map(ep_row).collect(),
         sessions: loaded.rows(SESSIONS).map(session_row).collect(),
     }

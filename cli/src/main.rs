@@ -25,6 +25,7 @@ mod stats;
 mod switch;
 mod table;
 mod top;
+mod trips;
 
 use fail::Fail;
 

@@ -7,9 +7,11 @@ use std::collections::HashMap;
 
 use barewire::stats::switch::{StationRow, SwitchSnapshot};
 use barewire::stats::{EpRow, Published, SessionRow, Snapshot};
-use barewire_dataplane::node::Wait;
+use barewire_dataplane::node::{RoundTrips, Wait};
 use prometheus::TextEncoder;
-use prometheus::proto::{Counter, Gauge, LabelPair, Metric, MetricFamily, MetricType};
+use prometheus::proto::{
+    Bucket, Counter, Gauge, Histogram, LabelPair, Metric, MetricFamily, MetricType,
+};
 
 use crate::fail::Fail;
 use crate::stats::path;
@@ -58,6 +60,34 @@ impl Page {
         let mut metric = Metric::from_label(pairs(labels));
         metric.set_counter(counter);
         self.add(format!("barewire_{name}_total"), help, MetricType::COUNTER, metric);
+    }
+
+    /// Of round trips, with a bucket for each power of two.
+    fn round_trips(&mut self, labels: &[Label], s: &Snapshot) {
+        let (mut buckets, mut count) = (Vec::new(), 0);
+        for (at, trips) in s.round_trips.iter().enumerate().take(RoundTrips::COUNT) {
+            count += trips;
+            let end = RoundTrips::lengths(at).end;
+            if end.is_power_of_two() {
+                let mut bucket = Bucket::default();
+                bucket.set_upper_bound(seconds(end));
+                bucket.set_cumulative_count(count);
+                buckets.push(bucket);
+            }
+        }
+        let mut histogram = Histogram::default();
+        histogram.set_bucket(buckets);
+        histogram.set_sample_count(count);
+        histogram.set_sample_sum(seconds(s.round_trips_ns));
+        let mut metric = Metric::from_label(pairs(labels));
+        metric.set_histogram(histogram);
+        let help = "Round trips to far peers, as acknowledgements tell them.";
+        self.add(
+            "barewire_node_round_trip_seconds".to_owned(),
+            help,
+            MetricType::HISTOGRAM,
+            metric,
+        );
     }
 
     fn add(&mut self, name: String, help: &str, kind: MetricType, metric: Metric) {
@@ -133,6 +163,7 @@ fn domain(page: &mut Page, s: &Snapshot, with_sessions: bool) {
         let help = "Bytes asked for of peers that have not come.";
         page.gauge("node_pull_bytes", help, &of, *value as f64);
     }
+    page.round_trips(&of, s);
     s.endpoints.iter().for_each(|e| endpoint(page, &with(&of, "endpoint", e.number), e));
     sums(page, &of, &s.sessions);
     if with_sessions {
@@ -341,6 +372,8 @@ mod tests {
     use super::*;
     use crate::sample;
 
+    const TRIPS: &str = "barewire_node_round_trip_seconds";
+
     fn all() -> Published {
         Published {
             domains: vec![sample::domain(12, 2_000_000_000), sample::domain(13, 2_000_000_000)],
@@ -366,14 +399,19 @@ mod tests {
         let page = page(&all(), true).unwrap();
         let (mut seen, mut names) = (BTreeSet::new(), std::collections::BTreeMap::new());
         for sample in &scrape(&page).samples {
+            // Of a histogram these have no help of their own.
             let name = &sample.metric;
+            if name == &format!("{TRIPS}_sum") || name == &format!("{TRIPS}_count") {
+                continue;
+            }
             let labels = labels(sample);
             assert!(seen.insert((name.clone(), labels.clone())), "twice: {name} {labels:?}");
             let keys: Vec<_> = labels.into_iter().map(|(key, _)| key).collect();
             assert_eq!(names.entry(name.clone()).or_insert(keys.clone()), &keys, "{name}");
             let is_counter = matches!(sample.value, Value::Counter(_));
             assert_eq!(name.ends_with("_total"), is_counter, "{name}");
-            assert!(is_counter || matches!(sample.value, Value::Gauge(_)), "{name}");
+            let is_other = matches!(sample.value, Value::Gauge(_) | Value::Histogram(_));
+            assert!(is_counter || is_other, "{name}");
             assert!(name.starts_with("barewire_") && !name.contains("_ns"), "{name}");
             let help = format!("# HELP {name} ");
             let line = page.lines().find(|line| line.starts_with(&help)).expect(name);
@@ -407,6 +445,12 @@ mod tests {
         let full = [("cause", "full"), ("station_pid", "12")];
         assert_eq!(value("barewire_switch_station_dropped_frames_total", &full), 3.0);
         assert_eq!(value("barewire_unread_processes", &[]), 0.0);
+        let trips = page.samples.iter().find(|s| s.metric == TRIPS);
+        let Value::Histogram(buckets) = &trips.unwrap().value else { panic!("{trips:?}") };
+        let (first, last) = (&buckets[0], &buckets[buckets.len() - 1]);
+        assert_eq!((first.less_than, first.count), (512e-9, (0..8).sum::<u64>() as f64));
+        assert_eq!(last.count, (0..RoundTrips::COUNT as u64).sum::<u64>() as f64);
+        assert!(last.less_than.is_infinite());
     }
 
     #[test]
@@ -449,9 +493,10 @@ mod tests {
         let mut asked = 0;
         for target in targets {
             let expr = target["expr"].as_str().unwrap();
-            let mut labels: BTreeSet<&str> = ["instance"].into();
+            let mut labels: BTreeSet<&str> = ["instance", "le"].into();
             for name in words(expr, is_name).filter(|name| name.starts_with("barewire_")) {
-                let sample = page.samples.iter().find(|s| s.metric == name);
+                let family = name.strip_suffix("_bucket").unwrap_or(name);
+                let sample = page.samples.iter().find(|s| s.metric == family);
                 labels
                     .extend(sample.unwrap_or_else(|| panic!("{name}")).labels.keys().map(|k| &**k));
                 asked += 1;

@@ -2,6 +2,7 @@
 
 use barewire::stats::switch::{NIC_NAMES, SWITCH_NAMES, StationRow, SwitchSnapshot};
 use barewire::stats::{EpRow, LEVEL_NAMES, NODE_NAMES, PORT_NAMES, SessionRow, Snapshot};
+use barewire_dataplane::node::RoundTrips;
 use barewire_dataplane::wire::WireError;
 use barewire_driver::port::MacAddr;
 
@@ -70,6 +71,8 @@ pub(crate) fn domain(pid: u32, updated_ns: u64) -> Snapshot {
         node: counted(&NODE_NAMES, 2000),
         refused: counted(&causes, 0),
         levels: counted(&LEVEL_NAMES, 3000),
+        round_trips: (0..RoundTrips::COUNT as u64).collect(),
+        round_trips_ns: 4_000_000_000,
         endpoints: vec![endpoint],
         sessions: vec![session(9)],
     }

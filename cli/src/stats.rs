@@ -12,6 +12,7 @@ use serde_json::{Map, Value, json};
 
 use crate::fail::Fail;
 use crate::table::{Align, bytes, layout};
+use crate::trips::Trips;
 use crate::{metrics, out};
 
 /// Shows the counters of running processes, per port, session and endpoint, and of switches
@@ -33,6 +34,9 @@ Examples:
   barewire stats --peer 02:00:00:00:00:09
                                  one session of each domain that has one with this station
   barewire stats --waiting       sessions in which something waits, and for what
+  barewire stats --round-trips 10
+                                 quantiles and bars of the round trips of ten seconds; over shm
+                                 nothing is acknowledged packet by packet, and there are none
   barewire stats --prometheus    in the text format of Prometheus: barewire exporter --help
   barewire stats --json          one object a line: a domain or a switch with all that it counts
 
@@ -70,6 +74,9 @@ pub(crate) struct StatsArgs {
     /// Sorts the sessions by this column, the largest first.
     #[arg(long, value_name = "COLUMN")]
     sort: Option<SortBy>,
+    /// Prints how long the round trips of the next SECONDS to far peers took.
+    #[arg(long, value_name = "SECONDS", conflicts_with_all = ["watch", "prometheus"])]
+    round_trips: Option<f64>,
     /// Prints one JSON object a line.
     #[arg(long)]
     json: bool,
@@ -159,6 +166,9 @@ pub(crate) fn run(args: &StatsArgs) -> Result<ExitCode, Fail> {
     if !(0.1..=3600.0).contains(&args.interval) {
         return Err(Fail::usage("--interval: expected 0.1 to 3600 seconds"));
     }
+    if let Some(seconds) = args.round_trips {
+        return round_trips(args, seconds);
+    }
     let mut before = BTreeMap::new();
     let mut all = published(args.pid)?;
     tell_unread(&all);
@@ -172,6 +182,25 @@ pub(crate) fn run(args: &StatsArgs) -> Result<ExitCode, Fail> {
         std::thread::sleep(Duration::from_secs_f64(args.interval));
         all = published(args.pid)?;
     }
+}
+
+/// Prints the distribution of the round trips that the next `seconds` bring.
+fn round_trips(args: &StatsArgs, seconds: f64) -> Result<ExitCode, Fail> {
+    if !(0.1..=3600.0).contains(&seconds) {
+        return Err(Fail::usage("--round-trips: expected 0.1 to 3600 seconds"));
+    }
+    let before = published(args.pid)?;
+    tell_unread(&before);
+    std::thread::sleep(Duration::from_secs_f64(seconds));
+    for now in &published(args.pid)?.domains {
+        let Some(before) = before.domains.iter().find(|s| s.path == now.path) else { continue };
+        let trips = Trips::between(before, now);
+        match args.json {
+            true => out::json(&trips.object(now, seconds))?,
+            false => out::print(trips.text(now, seconds))?,
+        }
+    }
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Leaves the sessions that were asked for, in the order that was.
@@ -299,6 +328,7 @@ fn object(s: &Snapshot) -> Value {
         "opened_ns": s.opened_ns, "updated_ns": s.updated_ns, "polled_ns": s.polled_ns,
         "t_dead_ns": s.t_dead_ns,
         "port_counters": map(&s.port), "node_counters": map(&s.node),
+        "round_trips_n": s.round_trips.iter().sum::<u64>(), "round_trips_ns": s.round_trips_ns,
         "refused": map(&s.refused), "levels": map(&s.levels),
         "endpoints": endpoints, "sessions": sessions,
     })

@@ -356,6 +356,28 @@ fn top_shows_what_runs() {
     client.wait().unwrap();
 }
 
+/// Goal: how long round trips of a running process take is told on demand.
+#[test]
+fn round_trips_of_a_running_process_are_told() {
+    let port = format!("fault(loss=0.001,seed=3):{}", segment());
+    let server = Server::start(&port);
+    let args = ["bench", &server.addr, "--json", "--iterations", "100000000", "--size", "64"];
+    let mut client = command(&[&args[..], &["--port", &port]].concat())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    let pid = client.id().to_string();
+    let told = objects(&run(&["stats", "--round-trips", "0.5", "--json", "--pid", &pid])).remove(0);
+    client.kill().unwrap();
+    client.wait().unwrap();
+    let ns = |name: &str| told[name].as_u64().unwrap();
+    assert!(ns("n") > 10 && 0 < ns("p50_ns") && ns("p50_ns") <= ns("p99_ns"), "{told}");
+    let lengths = told["lengths"].as_array().unwrap().iter();
+    assert_eq!(lengths.map(|l| l["count"].as_u64().unwrap()).sum::<u64>(), ns("n"), "{told}");
+}
+
 /// Ends a command in order.
 fn end(child: &mut Child) {
     use nix::sys::signal::{Signal, kill};

@@ -230,7 +230,8 @@ mod tests {
             a.tx(&TxFrame::whole(&bytes)).unwrap();
         }
         a.flush().unwrap();
-        (0..1000).for_each(|_| drop(switch.turn().unwrap()));
+        let moved: usize = (0..1000).map(|_| switch.turn().unwrap()).sum();
+        assert_eq!(moved, 2);
         let dir = std::env::temp_dir().join(format!("barewire-of-switch-{}", std::process::id()));
         std::fs::create_dir_all(&dir).unwrap();
         let mut publisher = SwitchPublisher::try_create(&dir).unwrap();

@@ -8,6 +8,7 @@ use barewire::stats::switch::SwitchSnapshot;
 use barewire::stats::{Published, SessionRow, Snapshot};
 
 use crate::stats::path;
+use crate::trips::Trips;
 
 /// What the list of peers is sorted by, the largest first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -98,6 +99,8 @@ pub(super) struct Domain {
     pub(super) tx: f64,
     pub(super) rx: f64,
     pub(super) resent: f64,
+    /// The round trip to far peers that 99 of 100 took at most, ns; 0 if there were none.
+    pub(super) p99_ns: u64,
     pub(super) peers: usize,
     pub(super) waiting: u64,
     /// The worst that one of these waits for.
@@ -219,6 +222,7 @@ fn domain(before: Option<&Snapshot>, s: &Snapshot, now_ns: u64) -> Domain {
         tx: port("tx_bytes"),
         rx: port("rx_bytes"),
         resent: node("tx_retransmits"),
+        p99_ns: Trips::between(before, s).quantile_ns(0.99),
         peers: s.sessions.len(),
         waiting: s.sessions.iter().map(|row| row.waiting).sum(),
         wait: worst(s.sessions.iter()).map_or("", |(_, cause)| cause),

@@ -132,13 +132,14 @@ static SWITCHES: [Column<Switch>; 8] = [
     }),
 ];
 
-static DOMAINS: [Column<Domain>; 9] = [
+static DOMAINS: [Column<Domain>; 10] = [
     number("PID", 7, |d| d.pid.to_string()),
     filling("PORT", |d| d.port.clone()),
     number("OPS/S", 5, |d| si(d.ops)),
     number("TX/S", 5, |d| si(d.tx)),
     number("RX/S", 5, |d| si(d.rx)),
     number("RESENT", 6, |d| si(d.resent)),
+    if_wide(number("RTT P99", 7, |d| time(d.p99_ns)), 100),
     number("PEERS", 5, |d| d.peers.to_string()),
     number("WAITING", 7, |d| d.waiting.to_string()),
     word("FOR", 16, |d| match d.idle_ns {

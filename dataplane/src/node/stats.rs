@@ -5,6 +5,7 @@ use barewire_driver::port::MacAddr;
 use super::ep::{Ep, EpCounters};
 use super::ops::WrFlags;
 use super::peer::{Peer, State};
+use super::round_trips::RoundTrips;
 use super::{EpId, Node};
 use crate::error::{Error, Result};
 use crate::rel::congestion::CongestionControl;
@@ -406,6 +407,11 @@ impl Node {
             ..self.levels_at_hand()
         };
         (counters, levels)
+    }
+
+    /// How long round trips to peers took, on paths that may lose frames, since the node was made.
+    pub fn round_trips(&self) -> &RoundTrips {
+        &self.observed.round_trips
     }
 
     fn survey_eps(&self, walk: &mut Walk<EpSums>, sink: &mut impl SurveySink) {
