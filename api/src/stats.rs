@@ -16,38 +16,41 @@
 //! | 7 .. 11 | MAC, MTU, incarnation, T_dead in ns |
 //! | 11, 12 | rows of endpoints, rows of sessions |
 //! | 13 | time of the program's last poll, ns since 1970 |
-//! | 14, 15 | reserved, 0 |
+//! | 14, 15 | kind: 0 a domain, 1 a switch; reserved, 0 |
 //! | 16 .. 32 | name of the port, zero-padded |
 //! | then | [`PORT_NAMES`], [`NODE_NAMES`], refusals by cause, [`LEVEL_NAMES`] |
+//! | then | counts of round trips by length (`RoundTrips`), and the ns that all took |
 //! | then | room for 65,537 endpoints of 8 words, then for sessions of 16 |
+//!
+//! A `barewire switch` publishes in the same way: see [`switch`].
 //!
 //! A row stands at the number of its slot in the node's table; one whose slot is not in use is 0.
 //! The file has memory for the rows that were ever used and holes for the rest. An update writes at
 //! most 64 rows of each kind, by turns, so its cost is bounded whatever the node knows and stores;
 //! a row of 4,096 is at most 0.7 s older than its domain's update.
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read, Seek, SeekFrom};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering, fence};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use barewire_dataplane::node::{
-    EpCounters, Levels, Node, NodeCounters, SessionStats, Survey, SurveySink, Wait,
+    EpCounters, Levels, Node, NodeCounters, RoundTrips, SessionStats, Survey, SurveySink, Wait,
 };
 use barewire_dataplane::poll::Engine;
 use barewire_dataplane::types::Instant;
 use barewire_dataplane::wire::WireError;
-use barewire_driver::backend::lock;
-use barewire_driver::port::{MacAddr, PortCounters};
-use memmap2::{MmapOptions, MmapRaw};
+use barewire_driver::port::{MacAddr, PortCaps, PortCounters};
+
+mod file;
+pub mod switch;
+
+use file::{Block, HEADER_LEN, Loaded, NAME_LEN, Shape, Table, Writer};
+use switch::SwitchSnapshot;
 
 /// First word of a block: "BWSTATS" and a zero byte.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"BWSTATS\0");
 
 /// Version of the layout and of the names.
-pub const LAYOUT: u64 = 3;
+pub const LAYOUT: u64 = 4;
 
 /// Where the files are.
 pub const DIR: &str = "/dev/shm";
@@ -143,17 +146,26 @@ pub const LEVEL_NAMES: [&str; 13] = [
     "timers",
 ];
 
-const HEADER_WORDS: usize = 16;
-const NAME_WORDS: usize = 16;
-const PORT_AT: usize = HEADER_WORDS + NAME_WORDS;
+const PORT_AT: usize = HEADER_LEN + NAME_LEN;
 const NODE_AT: usize = PORT_AT + PORT_NAMES.len();
 const WIRE_AT: usize = NODE_AT + NODE_NAMES.len();
 const LEVEL_AT: usize = WIRE_AT + WireError::COUNT;
-const EP_AT: usize = LEVEL_AT + LEVEL_NAMES.len();
-const EP_WORDS: usize = 8;
-const SESSION_WORDS: usize = 16;
-const SESSION_AT: usize = EP_AT + EP_MAX * EP_WORDS;
-const SEQ: usize = 3;
+const TRIPS_AT: usize = LEVEL_AT + LEVEL_NAMES.len();
+const EP_AT: usize = TRIPS_AT + RoundTrips::COUNT + 1;
+const EP_LEN: usize = 8;
+const SESSION_LEN: usize = 16;
+const SESSION_AT: usize = EP_AT + EP_MAX * EP_LEN;
+
+/// Numbers of the tables.
+const EPS: usize = 0;
+const SESSIONS: usize = 1;
+
+/// The block of a domain that has room for so many sessions.
+const fn shape(session_max: usize) -> Shape {
+    let eps = Table { at: EP_AT, row_len: EP_LEN, max: EP_MAX };
+    let sessions = Table { at: SESSION_AT, row_len: SESSION_LEN, max: session_max };
+    Shape { kind: 0, head_len: EP_AT, tables: [eps, sessions] }
+}
 
 /// In the place of a count: not counted.
 const UNKNOWN: u64 = u64::MAX;
@@ -163,13 +175,8 @@ const STATES: [&str; 4] = ["idle", "opening", "answered", "open"];
 
 /// The writing end.
 pub(crate) struct Publisher {
-    block: Block,
+    writer: Writer,
     survey: Survey,
-    /// Holds the lock.
-    file: File,
-    path: PathBuf,
-    /// The process that opened the domain; a forked child is another.
-    pid: u32,
     due: u64,
 }
 
@@ -178,37 +185,15 @@ impl Publisher {
     /// to fail.
     pub(crate) fn create(engine: &mut Engine) -> Option<Self> {
         let peer_max = engine.node().settings().peer_max;
-        match Self::try_create(Path::new(DIR), peer_max) {
-            Ok(mut publisher) => {
-                publisher.publish(engine, None);
-                Some(publisher)
-            }
-            Err(e) => {
-                tracing::warn!("no statistics for `barewire stats`: {DIR}: {e}");
-                None
-            }
-        }
+        let mut publisher =
+            Self::try_create(Path::new(DIR), peer_max).map_err(no_statistics).ok()?;
+        publisher.publish(engine, None);
+        Some(publisher)
     }
 
     fn try_create(dir: &Path, peer_max: usize) -> io::Result<Self> {
-        remove_dead(dir);
-        let pid = std::process::id();
-        let (file, path, opened_ns) = create_file(dir, pid)?;
-        match file.try_clone().and_then(|file| Block::new(file, peer_max)) {
-            Ok(block) => {
-                block.put(4, u64::from(pid));
-                block.put(5, opened_ns);
-                block.put(2, EP_AT as u64);
-                block.put(1, LAYOUT);
-                Ok(Self { block, survey: Survey::default(), file, path, pid, due: 0 })
-            }
-            Err(e) => {
-                lock::end_life(&file, WRITER);
-                // Nothing more can be done about it.
-                let _ = fs::remove_file(&path);
-                Err(e)
-            }
-        }
+        let writer = Writer::create(dir, shape(peer_max))?;
+        Ok(Self { writer, survey: Survey::default(), due: 0 })
     }
 
     /// Whether the next update is due.
@@ -222,100 +207,30 @@ impl Publisher {
     #[cold]
     pub(crate) fn publish(&mut self, engine: &mut Engine, absent_since: Option<Instant>) {
         self.due = engine.last_now().0.saturating_add(PERIOD_NS);
-        let seq = self.block.word(SEQ).load(Ordering::Relaxed) | 1;
-        self.block.put(SEQ, seq);
-        // No store below may be seen before the odd number.
-        fence(Ordering::Release);
-        let now = since_1970();
-        let absent_ns = absent_since.map_or(0, |since| engine.last_now().since(since));
-        self.block.put(6, now);
-        self.block.put(13, now.saturating_sub(absent_ns));
-        facts(engine, &self.block);
-        let survey = engine.survey(&mut self.survey, &mut self.block);
-        let near = engine.near_counters().unwrap_or_default();
-        self.block.put_all(PORT_AT, &port_words(engine.port_counters()));
-        self.block.put_all(PORT_AT + PORT_NAMES.len() / 2, &port_words(near));
-        counters(&survey, &self.block);
-        self.block.put(11, self.block.eps as u64);
-        self.block.put(12, self.block.sessions as u64);
-        self.block.put(0, MAGIC);
-        self.block.word(SEQ).store(seq.wrapping_add(1), Ordering::Release);
+        let survey = &mut self.survey;
+        self.writer.update(|block, now| {
+            let absent_ns = absent_since.map_or(0, |since| engine.last_now().since(since));
+            block.put(13, now.saturating_sub(absent_ns));
+            facts(engine, block);
+            let survey = engine.survey(survey, block);
+            let near = engine.near_counters().unwrap_or_default();
+            block.put_all(PORT_AT, &port_words(engine.port_counters()));
+            block.put_all(PORT_AT + PORT_NAMES.len() / 2, &port_words(near));
+            counters(&survey, block);
+            let trips = engine.node().round_trips();
+            block.put_all(TRIPS_AT, trips.counts());
+            block.put(TRIPS_AT + RoundTrips::COUNT, trips.sum_ns());
+        });
     }
 }
 
-/// The words of a file, of which those that have memory are written.
-struct Block {
-    map: MmapRaw,
-    file: File,
-    /// Rows that have been written, and that have memory.
-    eps: usize,
-    ep_room: usize,
-    sessions: usize,
-    session_room: usize,
-    /// Rows that there may be.
-    session_max: usize,
-}
-
-impl Block {
-    fn new(file: File, session_max: usize) -> io::Result<Self> {
-        // A file that is cut short later would kill us with SIGBUS, but only this user can do
-        // that, who can kill us anyway. The map is only reached through `word`.
-        let words = SESSION_AT + session_max * SESSION_WORDS;
-        let map = MmapOptions::new().len(words * 8).map_raw(&file)?;
-        let (eps, ep_room, sessions, session_room) = (0, 0, 0, 0);
-        let block = Self { map, file, eps, ep_room, sessions, session_room, session_max };
-        block.back(0, EP_AT)?;
-        Ok(block)
-    }
-
-    /// Has memory put behind `len` words from `at`, so that to write them cannot fail: where
-    /// /dev/shm is full that would be a SIGBUS.
-    fn back(&self, at: usize, len: usize) -> io::Result<()> {
-        let (at, len) = (at as libc::off_t * 8, len as libc::off_t * 8);
-        nix::fcntl::fallocate(&self.file, nix::fcntl::FallocateFlags::empty(), at, len)?;
-        Ok(())
-    }
-
-    /// A word that has memory.
-    fn word(&self, at: usize) -> &AtomicU64 {
-        let ep = || (EP_AT..EP_AT + self.ep_room * EP_WORDS).contains(&at);
-        let session = || (SESSION_AT..SESSION_AT + self.session_room * SESSION_WORDS).contains(&at);
-        assert!(at < EP_AT || ep() || session(), "word {at} has no memory");
-        // SAFETY: a reference to an atomic needs
-        // - memory for it, for as long as the borrow: it was just checked that the file has some
-        //   there (`back`), which `grown` keeps inside of the map, and that lives in `self`;
-        // - alignment: a map starts at a page;
-        // - that others write it atomically at most: other processes map it read-only, or do what
-        //   any process of the user may do with our memory.
-        unsafe { &*self.map.as_ptr().cast::<AtomicU64>().add(at) }
-    }
-
-    fn put(&self, at: usize, value: u64) {
-        self.word(at).store(value, Ordering::Relaxed);
-    }
-
-    fn put_all(&self, at: usize, values: &[u64]) {
-        values.iter().enumerate().for_each(|(i, &value)| self.put(at + i, value));
-    }
-
-    /// Rows to make memory for where `row` is written: twice as many as there are.
-    fn grown(row: usize, room: usize, most: usize) -> usize {
-        (row + 1).max(2 * room).max(64).min(most)
-    }
+fn no_statistics(why: io::Error) {
+    tracing::warn!("no statistics for `barewire stats`: {DIR}: {why}");
 }
 
 impl SurveySink for Block {
     fn endpoint(&mut self, slot: u32, ep: Option<&EpCounters>) {
-        let row = slot as usize;
-        if row >= self.ep_room {
-            let room = Self::grown(row, self.ep_room, EP_MAX);
-            // If there is no memory the row is not shown; the next walk tries again.
-            if row >= room || self.back(EP_AT, room * EP_WORDS).is_err() {
-                return;
-            }
-            self.ep_room = room;
-        }
-        let words = ep.map_or([0; EP_WORDS], |c| {
+        let words = ep.map_or([0; EP_LEN], |c| {
             [
                 // 0 is no endpoint.
                 u64::from(c.number) + 1,
@@ -328,26 +243,16 @@ impl SurveySink for Block {
                 c.posted.into(),
             ]
         });
-        self.put_all(EP_AT + row * EP_WORDS, &words);
-        self.eps = self.eps.max(row + 1);
+        self.put_row(EPS, slot as usize, &words);
     }
 
     fn session(&mut self, slot: u32, session: Option<&SessionStats>) {
-        let row = slot as usize;
-        if row >= self.session_room {
-            let room = Self::grown(row, self.session_room, self.session_max);
-            if row >= room || self.back(SESSION_AT, room * SESSION_WORDS).is_err() {
-                return;
-            }
-            self.session_room = room;
-        }
-        let words = session.map_or([0; SESSION_WORDS], session_words);
-        self.put_all(SESSION_AT + row * SESSION_WORDS, &words);
-        self.sessions = self.sessions.max(row + 1);
+        let words = session.map_or([0; SESSION_LEN], session_words);
+        self.put_row(SESSIONS, slot as usize, &words);
     }
 }
 
-fn session_words(s: &SessionStats) -> [u64; SESSION_WORDS] {
+fn session_words(s: &SessionStats) -> [u64; SESSION_LEN] {
     let state = STATES.iter().position(|&name| name == s.info.state).unwrap_or(0);
     let wait = Wait::ALL.iter().position(|&wait| wait == s.wait).unwrap_or(0);
     let (tx_bytes, rx_bytes) = s.bytes.unwrap_or((UNKNOWN, UNKNOWN));
@@ -366,70 +271,22 @@ fn session_words(s: &SessionStats) -> [u64; SESSION_WORDS] {
         rx_bytes,
         u64::from(s.retransmits) | u64::from(s.timeouts) << 32,
         u64::from(s.window) | u64::from(s.frame_max) << 32,
-        0,
-        0,
+        s.rto_ns,
+        u64::from(s.is_near) | u64::from(s.is_lossless) << 1 | u64::from(s.rtt_var_ns) << 32,
     ]
-}
-
-impl Drop for Publisher {
-    fn drop(&mut self) {
-        // In a child forked from the process that opened the domain the file is not ours.
-        if self.pid == std::process::id() {
-            // If it is gone already, so much the better.
-            let _ = fs::remove_file(&self.path);
-            lock::end_life(&self.file, WRITER);
-        }
-    }
-}
-
-const PREFIX: &str = "barewire-stats.";
-
-/// The member that the lock stands for.
-const WRITER: usize = 0;
-
-/// Makes a file with a lock, and says where and when.
-fn create_file(dir: &Path, pid: u32) -> io::Result<(File, PathBuf, u64)> {
-    loop {
-        // No name comes twice, or a file could be removed in the place of one of the dead.
-        let opened_ns = since_1970();
-        let path = dir.join(format!("{PREFIX}{}.{pid}.{opened_ns}", nix::unistd::getuid()));
-        let mut options = OpenOptions::new();
-        match options.read(true).write(true).create_new(true).mode(0o600).open(&path) {
-            Ok(file) => match lock::show_life(&file, WRITER) {
-                // One who looked before it was locked may have taken it for dead.
-                Ok(()) if file.metadata()?.nlink() > 0 => return Ok((file, path, opened_ns)),
-                Ok(()) => lock::end_life(&file, WRITER),
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
-                Err(e) => {
-                    // Nothing more can be done about it.
-                    let _ = fs::remove_file(&path);
-                    return Err(e);
-                }
-            },
-            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
-            Err(e) => return Err(e),
-        }
-    }
-}
-
-fn since_1970() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// What does not change.
 fn facts(engine: &Engine, block: &Block) {
-    let (caps, node) = (engine.caps(), engine.node());
+    put_port(engine.caps(), block);
+    block.put(9, engine.node().settings().incarnation);
+    block.put(10, engine.node().settings().t_dead_ns);
+}
+
+fn put_port(caps: &PortCaps, block: &Block) {
     block.put(7, caps.mac.to_u64());
     block.put(8, caps.mtu as u64);
-    block.put(9, node.settings().incarnation);
-    block.put(10, node.settings().t_dead_ns);
-    let mut name = [0; NAME_WORDS * 8];
-    let len = caps.name.len().min(name.len());
-    name[..len].copy_from_slice(&caps.name.as_bytes()[..len]);
-    for (i, word) in name.as_chunks::<8>().0.iter().enumerate() {
-        block.put(HEADER_WORDS + i, u64::from_le_bytes(*word));
-    }
+    block.put_name(HEADER_LEN, &caps.name);
 }
 
 /// In the order of either half of [`PORT_NAMES`].
@@ -547,6 +404,10 @@ pub struct Snapshot {
     pub refused: Vec<(&'static str, u64)>,
     /// How much of each table is in use.
     pub levels: Vec<(&'static str, u64)>,
+    /// Round trips to far peers that took [`RoundTrips::lengths`], for each of these.
+    pub round_trips: Vec<u64>,
+    /// What all of them took together, ns.
+    pub round_trips_ns: u64,
     /// Endpoints.
     pub endpoints: Vec<EpRow>,
     /// Peers, with their sessions.
@@ -617,99 +478,106 @@ pub struct SessionRow {
     pub window: u64,
     /// Bytes after the Ethernet header that both ends take.
     pub frame_max: u64,
+    /// Retransmission timeout, ns, longer with each timeout in a row; 0 where nothing is
+    /// retransmitted.
+    pub rto_ns: u64,
+    /// Mean deviation of the round trip, ns.
+    pub rtt_var_ns: u64,
+    /// Whether the peer is reached through memory of this node.
+    pub is_near: bool,
+    /// Whether nothing gets lost on the way.
+    pub is_lossless: bool,
 }
 
-/// Everything that domains of this user (for root: of everybody) publish on this machine, by
-/// process. Files that cannot be read are left out.
+/// Everything that is published on this machine and that this user may read: for root, of
+/// everybody.
+#[derive(Clone, Debug, Default)]
+pub struct Published {
+    /// Domains, by process and by when they were opened.
+    pub domains: Vec<Snapshot>,
+    /// Switches, in the same order.
+    pub switches: Vec<SwitchSnapshot>,
+    /// Processes that live and publish what this program cannot read.
+    pub unread: Vec<Unread>,
+}
+
+/// What is published and cannot be read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unread {
+    /// The process, as its file is named.
+    pub pid: u32,
+    /// Which version of the layout it has, and which one would be read.
+    pub why: String,
+}
+
+/// Everything that is published. Files that cannot be opened or are damaged are left out.
 ///
 /// # Errors
 /// The directory cannot be read.
-pub fn read_all() -> io::Result<Vec<Snapshot>> {
-    let mut all: Vec<_> = files(Path::new(DIR))?.iter().filter_map(|p| read(p).ok()).collect();
-    all.sort_by_key(|s| (s.pid, s.opened_ns));
+pub fn read_published() -> io::Result<Published> {
+    published_in(Path::new(DIR))
+}
+
+fn published_in(dir: &Path) -> io::Result<Published> {
+    let mut all = Published::default();
+    for path in file::files(dir)? {
+        match file::load(&path, &[shape(SESSION_MAX), switch::SHAPE]) {
+            Ok(loaded) if loaded.kind == switch::SHAPE.kind => {
+                all.switches.push(switch::parse(&loaded));
+            }
+            Ok(loaded) => all.domains.push(parse(&loaded)),
+            Err(e) if e.kind() == io::ErrorKind::Unsupported => {
+                let pid = file::pid_of(&path).unwrap_or(0);
+                all.unread.push(Unread { pid, why: e.to_string() });
+            }
+            Err(_) => {}
+        }
+    }
+    all.domains.sort_by_key(|s| (s.pid, s.opened_ns));
+    all.switches.sort_by_key(|s| (s.pid, s.opened_ns));
+    all.unread.sort_by_key(|u| u.pid);
     Ok(all)
 }
 
-/// What one file holds.
+/// What domains publish: see [`read_published`].
 ///
 /// # Errors
-/// `InvalidData`: it is not ours, of another layout, or its writer died half way.
-/// Also those of reading.
-pub fn read(path: &Path) -> io::Result<Snapshot> {
-    let invalid = |why: &str| io::Error::new(io::ErrorKind::InvalidData, why.to_owned());
-    let mut file = open(path, false)?;
-    let meta = file.metadata()?;
-    let me = nix::unistd::getuid();
-    if !meta.is_file() || !(me.is_root() || meta.uid() == me.as_raw()) {
-        return Err(invalid("not a statistics file of this user"));
-    }
-    // A writer is inside for some microseconds.
-    for _ in 0..1000 {
-        let words = load(&mut file, 0, EP_AT)?;
-        if words[0] != MAGIC || words[1] != LAYOUT || words[2] != EP_AT as u64 {
-            return Err(invalid("another layout of statistics"));
-        }
-        if words[SEQ] % 2 == 0 {
-            let rows = |word: u64, most| usize::try_from(word).unwrap_or(most).min(most);
-            let (eps, sessions) = (rows(words[11], EP_MAX), rows(words[12], SESSION_MAX));
-            let eps = load(&mut file, EP_AT, eps * EP_WORDS)?;
-            let sessions = load(&mut file, SESSION_AT, sessions * SESSION_WORDS)?;
-            if load_one(&mut file, SEQ)? == words[SEQ] {
-                let alive = lock::lives(&file, WRITER, 1);
-                return Ok(parse(path, &words, (&eps, &sessions), alive));
-            }
-        }
-        std::thread::yield_now();
-    }
-    Err(invalid("its writer ended in the middle of an update"))
+/// As there.
+pub fn read_all() -> io::Result<Vec<Snapshot>> {
+    Ok(read_published()?.domains)
 }
 
-fn load(file: &mut File, at: usize, len: usize) -> io::Result<Vec<u64>> {
-    let mut bytes = vec![0; len * 8];
-    file.seek(SeekFrom::Start(at as u64 * 8))?;
-    file.read_exact(&mut bytes)?;
-    Ok(bytes.as_chunks::<8>().0.iter().map(|b| u64::from_ne_bytes(*b)).collect())
+#[cfg(test)]
+fn read(path: &Path) -> io::Result<Snapshot> {
+    file::load(path, &[shape(SESSION_MAX)]).map(|loaded| parse(&loaded))
 }
 
-fn load_one(file: &mut File, at: usize) -> io::Result<u64> {
-    let mut word = [0; 8];
-    file.seek(SeekFrom::Start(at as u64 * 8))?;
-    file.read_exact(&mut word)?;
-    Ok(u64::from_ne_bytes(word))
-}
-
-fn parse(path: &Path, w: &[u64], (eps, sessions): (&[u64], &[u64]), alive: bool) -> Snapshot {
-    let named = |names: &[&'static str], at: usize| -> Vec<(&'static str, u64)> {
-        names.iter().copied().zip(w[at..].iter().copied()).collect()
-    };
-    let name: Vec<u8> = w[HEADER_WORDS..PORT_AT]
-        .iter()
-        .flat_map(|word| word.to_le_bytes())
-        .take_while(|&b| b != 0)
-        .collect();
-    let (eps, sessions) = (eps.as_chunks().0.iter(), sessions.as_chunks().0.iter());
+fn parse(loaded: &Loaded) -> Snapshot {
+    let w = &loaded.head;
     Snapshot {
-        path: path.to_owned(),
-        pid: w[4] as u32,
-        alive,
-        opened_ns: w[5],
-        updated_ns: w[6],
+        path: loaded.path.clone(),
+        pid: loaded.pid,
+        alive: loaded.alive,
+        opened_ns: loaded.opened_ns,
+        updated_ns: loaded.updated_ns,
         polled_ns: w[13],
-        port_name: String::from_utf8_lossy(&name).into_owned(),
+        port_name: loaded.name(HEADER_LEN),
         mac: MacAddr::from_u64(w[7]),
         mtu: w[8] as usize,
         incarnation: w[9],
         t_dead_ns: w[10],
-        port: named(&PORT_NAMES, PORT_AT),
-        node: named(&NODE_NAMES, NODE_AT),
+        port: loaded.named(&PORT_NAMES, PORT_AT),
+        node: loaded.named(&NODE_NAMES, NODE_AT),
         refused: WireError::ALL.iter().map(|e| (e.name(), w[WIRE_AT + e.index()])).collect(),
-        levels: named(&LEVEL_NAMES, LEVEL_AT),
-        endpoints: eps.filter(|r| r[0] != 0).map(ep_row).collect(),
-        sessions: sessions.filter(|r| r[0] != 0).map(session_row).collect(),
+        levels: loaded.named(&LEVEL_NAMES, LEVEL_AT),
+        round_trips: w[TRIPS_AT..TRIPS_AT + RoundTrips::COUNT].to_vec(),
+        round_trips_ns: w[TRIPS_AT + RoundTrips::COUNT],
+        endpoints: loaded.rows(EPS).map(ep_row).collect(),
+        sessions: loaded.rows(SESSIONS).map(session_row).collect(),
     }
 }
 
-fn ep_row(r: &[u64; EP_WORDS]) -> EpRow {
+fn ep_row(r: &[u64; EP_LEN]) -> EpRow {
     EpRow {
         number: (r[0] - 1) as u16,
         sent: r[1],
@@ -722,7 +590,7 @@ fn ep_row(r: &[u64; EP_WORDS]) -> EpRow {
     }
 }
 
-fn session_row(r: &[u64; SESSION_WORDS]) -> SessionRow {
+fn session_row(r: &[u64; SESSION_LEN]) -> SessionRow {
     let (low, high) = (|word: u64| word & 0xffff_ffff, |word: u64| word >> 32);
     let counted = |word: u64| (word != UNKNOWN).then_some(word);
     SessionRow {
@@ -745,35 +613,18 @@ fn session_row(r: &[u64; SESSION_WORDS]) -> SessionRow {
         timeouts: high(r[12]),
         window: low(r[13]),
         frame_max: high(r[13]),
-    }
-}
-
-fn files(dir: &Path) -> io::Result<Vec<PathBuf>> {
-    let ours = |e: &fs::DirEntry| e.file_name().to_string_lossy().starts_with(PREFIX);
-    Ok(fs::read_dir(dir)?.flatten().filter(ours).map(|e| e.path()).collect())
-}
-
-/// Opens what lies under one of our names; whatever it is, it makes nobody wait.
-fn open(path: &Path, to_write: bool) -> io::Result<File> {
-    let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
-    OpenOptions::new().read(true).write(to_write).custom_flags(flags).open(path)
-}
-
-/// Removes files whose writers have died.
-fn remove_dead(dir: &Path) {
-    for path in files(dir).unwrap_or_default() {
-        // Another user's file cannot be opened and stays, which is right.
-        let Ok(file) = open(&path, true) else { continue };
-        // Removed with the lock in hand: its writer may be about to take it.
-        if lock::show_life(&file, WRITER).is_ok() {
-            let _ = fs::remove_file(&path);
-            lock::end_life(&file, WRITER);
-        }
+        rto_ns: r[14],
+        is_near: r[15] & 1 != 0,
+        is_lossless: r[15] & 2 != 0,
+        rtt_var_ns: high(r[15]),
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+    use std::os::unix::fs::MetadataExt;
+
     use barewire_dataplane::flags::{BindFlags, OpFlags};
     use barewire_dataplane::node::{EpAttr, EpId, MsgKind, Node, NodeSettings, SendReq};
     use barewire_dataplane::types::EpAddr;
@@ -791,13 +642,6 @@ mod tests {
         Engine::new(node, Box::new(port))
     }
 
-    fn own_dir(test: &str) -> PathBuf {
-        let name = format!("barewire-stats-{test}-{}", std::process::id());
-        let dir = std::env::temp_dir().join(name);
-        fs::create_dir_all(&dir).unwrap();
-        dir
-    }
-
     #[test]
     fn what_is_written_is_what_is_read() {
         let mut engine = engine();
@@ -805,18 +649,18 @@ mod tests {
         let mut publisher = Publisher::try_create(&std::env::temp_dir(), 4096).unwrap();
         let since = Instant(engine.last_now().0.saturating_sub(73_000_000_000));
         publisher.publish(&mut engine, Some(since));
-        let s = read(&publisher.path).unwrap();
+        let s = read(&publisher.writer.path).unwrap();
         let absent = s.updated_ns - s.polled_ns;
         let most = engine.last_now().0.min(73_000_000_000);
         assert!((most - 1_000_000_000..=most).contains(&absent), "{absent}");
         publisher.publish(&mut engine, None);
-        let s = read(&publisher.path).unwrap();
+        let s = read(&publisher.writer.path).unwrap();
         assert!(s.polled_ns.abs_diff(s.updated_ns) < 1_000_000_000);
         assert_eq!((s.pid, s.alive, s.incarnation), (std::process::id(), true, 77));
         assert_eq!((s.mac, s.port_name.as_str()), (engine.caps().mac, &*engine.caps().name));
         assert_eq!((s.endpoints.len(), s.endpoints[0].number), (1, 0));
         assert_eq!(s.refused.len(), WireError::COUNT);
-        let path = publisher.path.clone();
+        let path = publisher.writer.path.clone();
         assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
         drop(publisher);
         assert!(!path.exists());
@@ -841,28 +685,13 @@ mod tests {
         for _ in 0..5 {
             publisher.publish(&mut engine, None);
         }
-        let s = read(&publisher.path).unwrap();
+        let s = read(&publisher.writer.path).unwrap();
         let macs: std::collections::BTreeSet<_> = s.sessions.iter().map(|s| s.mac).collect();
         assert_eq!((s.sessions.len(), macs.len()), (PEERS.into(), PEERS.into()));
         assert_eq!(s.endpoints.len(), 100);
         let peers = s.node.iter().find(|(name, _)| *name == "peers");
         assert_eq!(peers, Some(&("peers", u64::from(PEERS))));
         assert_eq!(s.sessions[7].state, "idle");
-    }
-
-    /// Goal: a file without memory for a row is no harm. Method: a row that would need more than
-    /// the node said it has, and one behind what the disk gives.
-    #[test]
-    fn a_row_without_memory_is_left_out() {
-        let dir = own_dir("rows");
-        let mut publisher = Publisher::try_create(&dir, 100).unwrap();
-        publisher.block.session(99, None);
-        publisher.block.session(100, None);
-        assert_eq!(publisher.block.sessions, 100);
-        publisher.publish(&mut engine(), None);
-        assert!(read(&publisher.path).is_ok());
-        drop(publisher);
-        fs::remove_dir(&dir).unwrap();
     }
 
     /// Two engines, of which the second has `count` messages that nobody has asked for.
@@ -914,7 +743,7 @@ mod tests {
                 begun.elapsed()
             });
             let took = took.min().unwrap();
-            let shown = read(&publisher.path).unwrap();
+            let shown = read(&publisher.writer.path).unwrap();
             let stored = shown.levels.iter().find(|(name, _)| *name == "stored").unwrap().1;
             assert_eq!(stored, count);
             took
@@ -924,24 +753,11 @@ mod tests {
     }
 
     #[test]
-    fn a_half_written_block_is_not_believed() {
-        let mut engine = engine();
-        let mut publisher = Publisher::try_create(&std::env::temp_dir(), 4096).unwrap();
-        publisher.publish(&mut engine, None);
-        publisher.block.word(SEQ).fetch_add(1, Ordering::Relaxed);
-        assert_eq!(read(&publisher.path).unwrap_err().kind(), io::ErrorKind::InvalidData);
-        publisher.publish(&mut engine, None);
-        assert!(read(&publisher.path).is_ok());
-        publisher.block.put(1, LAYOUT + 1);
-        assert_eq!(read(&publisher.path).unwrap_err().kind(), io::ErrorKind::InvalidData);
-    }
-
-    #[test]
     fn a_reader_beside_a_writer_sees_whole_blocks() {
         let mut engine = engine();
         let mut publisher = Publisher::try_create(&std::env::temp_dir(), 4096).unwrap();
         publisher.publish(&mut engine, None);
-        let path = publisher.path.clone();
+        let path = publisher.writer.path.clone();
         let reader = std::thread::spawn(move || {
             (0..200).filter(|_| read(&path).is_ok_and(|s| s.incarnation == 77)).count()
         });
@@ -950,61 +766,5 @@ mod tests {
         }
         // A reader that always meets the writer gives up; it must never see half of one.
         assert!(reader.join().unwrap() > 0);
-    }
-
-    /// Goal: what died is removed, and not what lives, whatever process ids say. Method: files
-    /// that name this process and another one, with a lock and without.
-    #[test]
-    fn files_of_the_dead_are_removed() {
-        let dir = own_dir("dead");
-        let name = |pid: u32, number| dir.join(format!("{PREFIX}0.{pid}.{number}"));
-        let dead = [name(u32::MAX - 1, 0), name(std::process::id(), 0), name(1, 0)];
-        dead.iter().for_each(|path| fs::write(path, b"").unwrap());
-        let elsewhere = name(u32::MAX - 1, 1);
-        let held = File::create_new(&elsewhere).unwrap();
-        lock::show_life(&held, WRITER).unwrap();
-        let first = Publisher::try_create(&dir, 4096).unwrap();
-        let second = Publisher::try_create(&dir, 4096).unwrap();
-        assert!(dead.iter().all(|path| !path.exists()), "{:?}", files(&dir));
-        assert!(elsewhere.exists() && first.path.exists() && second.path.exists());
-        lock::end_life(&held, WRITER);
-        drop((held, first, second));
-        let _last = Publisher::try_create(&dir, 4096).unwrap();
-        assert!(!elsewhere.exists());
-        assert_eq!(files(&dir).unwrap().len(), 1);
-        fs::remove_dir_all(&dir).unwrap();
-    }
-
-    /// Goal: a domain is alive as long as it is open, whatever its process id says.
-    #[test]
-    fn alive_is_who_holds_the_lock() {
-        let dir = own_dir("alive");
-        let mut publisher = Publisher::try_create(&dir, 4096).unwrap();
-        publisher.publish(&mut engine(), None);
-        assert!(read(&publisher.path).unwrap().alive);
-        publisher.block.put(4, u64::from(u32::MAX - 1));
-        assert!(read(&publisher.path).unwrap().alive);
-        lock::end_life(&publisher.file, WRITER);
-        publisher.block.put(4, u64::from(std::process::id()));
-        assert!(!read(&publisher.path).unwrap().alive);
-        drop(publisher);
-        fs::remove_dir(&dir).unwrap();
-    }
-
-    /// Goal: a domain that opens is never without its file, however many others open and sweep.
-    #[test]
-    fn many_that_open_leave_each_other_alone() {
-        let dir = own_dir("many");
-        std::thread::scope(|scope| {
-            for _ in 0..4 {
-                scope.spawn(|| {
-                    for _ in 0..500 {
-                        let publisher = Publisher::try_create(&dir, 4096).unwrap();
-                        assert!(publisher.path.exists());
-                    }
-                });
-            }
-        });
-        fs::remove_dir(&dir).unwrap();
     }
 }

@@ -12,18 +12,23 @@ use std::time::{Duration, Instant};
 use barewire_driver::backend::pcap::{Direction, PcapWriter};
 use barewire_driver::backend::shm::Monitor;
 use barewire_driver::clock::now_ns;
+use barewire_driver::frame::RxFrame;
 use barewire_driver::open;
+use barewire_driver::port::MacAddr;
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 
 use crate::fail::Fail;
+use crate::perf::parse_size;
+use crate::stats::station;
 
 /// Writes every frame that passes on a segment to a pcapng file, until Ctrl-C
 ///
 /// Sees what all processes of the segment send each other, from shortly after it starts. It holds
 /// nobody up: frames that come faster than it can write are missed and counted. Every sender
-/// copies its frames once more while a capture runs. To record a single program instead, give it
-/// the port pcap(file=FILE):PORT.
+/// copies its frames once more while a capture runs. Of a device that a `barewire switch` owns it
+/// sees what the processes behind that send and receive; a frame from one of them to another twice.
+/// To record a single program instead, give it the port pcap(file=FILE):PORT.
 #[derive(clap::Args)]
 #[command(after_long_help = "\
 Exit codes:
@@ -34,18 +39,31 @@ Exit codes:
 Examples:
   barewire capture -o run.pcapng                     this user's segment
   barewire capture --port shm:job7 -o job7.pcapng    another one
+  barewire capture --port vfio:0000:05:00.0 -o a.pcapng    what goes through its switch
+  barewire capture --peer 02:00:00:00:00:09 -o a.pcapng    of one station
+  barewire capture -o a.pcapng --files 10 --file-size 100m
+                 a.1.pcapng and so on, of which the last ten stay: until what is rare has happened
   barewire capture -o - --count 100 | tshark -r - -X lua_script:docs/barewire.lua
   wireshark -X lua_script:docs/barewire.lua run.pcapng
 
 Environment:
   BAREWIRE_PORT  the segment where --port is not given (default: this user's, shm)")]
 pub(crate) struct CaptureArgs {
-    /// The segment: shm or shm:NAME.
+    /// The segment, shm or shm:NAME, or a device that a switch owns.
     #[arg(long, env = "BAREWIRE_PORT", hide_env = true, default_value = "shm")]
     port: String,
     /// The file, which is emptied first; - for standard output.
     #[arg(short, long)]
     output: PathBuf,
+    /// Only frames from or to this station: a MAC, or IP:PORT of a udp port. May be given again.
+    #[arg(long, value_name = "ADDR", value_parser = station)]
+    peer: Vec<MacAddr>,
+    /// Begins a new file after so many bytes, 64k at least.
+    #[arg(long, value_name = "BYTES", value_parser = file_size)]
+    file_size: Option<u64>,
+    /// Keeps the last so many files.
+    #[arg(long, requires = "file_size", value_parser = clap::value_parser!(u64).range(1..))]
+    files: Option<u64>,
     /// Ends after so many frames.
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
     count: Option<u64>,
@@ -69,10 +87,11 @@ const WRITE_NS: u64 = 100_000_000;
 pub(crate) fn run(args: &CaptureArgs) -> Result<ExitCode, Fail> {
     let signals = signals()?;
     let mut monitor = open::monitor(&args.port).map_err(Fail::new)?;
-    let cannot = |why| Fail::new(format!("{}: {why}", args.output.display()));
-    let file = create(&args.output).map_err(cannot)?;
-    let writer = PcapWriter::new(file, monitor.name()).map_err(cannot)?;
-    let mut sorter = Sorter { writer, held: BinaryHeap::new(), held_len: 0, taken: 0 };
+    if args.file_size.is_some() && args.output == Path::new("-") {
+        return Err(Fail::usage("--file-size needs a file: -o NAME"));
+    }
+    let files = Files::new(args, monitor.name());
+    let mut sorter = Sorter::new(files, args.peer.clone())?;
     eprintln!("capturing on {}; Ctrl-C ends it", monitor.name());
     let until = args.seconds.map(|seconds| Instant::now() + Duration::from_secs(seconds));
     let count = args.count.unwrap_or(u64::MAX);
@@ -80,7 +99,7 @@ pub(crate) fn run(args: &CaptureArgs) -> Result<ExitCode, Fail> {
     while sorter.taken < count {
         let got = read(&mut monitor, &mut sorter, count)?;
         let now = now_ns();
-        sorter.write_until(now.saturating_sub(SETTLE_NS));
+        sorter.write_until(now.saturating_sub(SETTLE_NS))?;
         if now - written > WRITE_NS {
             sorter.writer.flush(now);
             written = now;
@@ -97,9 +116,9 @@ pub(crate) fn run(args: &CaptureArgs) -> Result<ExitCode, Fail> {
             std::thread::sleep(Duration::from_micros(200));
         }
     }
-    sorter.write_until(u64::MAX);
+    sorter.write_until(u64::MAX)?;
     sorter.writer.flush(now_ns());
-    eprintln!("{} frames, {} missed", sorter.writer.frames, monitor.missed());
+    eprintln!("{} frames, {} missed", sorter.written + sorter.writer.frames, monitor.missed());
     if sorter.writer.lost_frames > 0 {
         return Err(Fail::new(format!("{} is not complete", args.output.display())));
     }
@@ -110,6 +129,9 @@ pub(crate) fn run(args: &CaptureArgs) -> Result<ExitCode, Fail> {
 fn read(monitor: &mut Monitor, sorter: &mut Sorter, count: u64) -> Result<usize, Fail> {
     let max = usize::try_from(count - sorter.taken).unwrap_or(usize::MAX).min(64);
     let got = monitor.read(max, |at_ns, frame, len| {
+        if !sorter.wants(frame) {
+            return;
+        }
         let mut bytes = vec![0; len];
         // Cannot fail: the frame says that it has as many.
         if frame.copy_to(0, &mut bytes) {
@@ -139,9 +161,84 @@ fn create(path: &Path) -> std::io::Result<Box<dyn Write>> {
     Ok(Box::new(file))
 }
 
+fn file_size(text: &str) -> Result<u64, String> {
+    let least = 64 << 10;
+    match parse_size(text)? {
+        len if len >= least => Ok(len),
+        _ => Err("a file has 64k at least".to_owned()),
+    }
+}
+
+/// The files that are written one after the other.
+struct Files {
+    path: PathBuf,
+    /// Bytes after which the next one begins; `None` for one file.
+    len_max: Option<u64>,
+    /// Files that stay.
+    kept: Option<u64>,
+    /// The segment, for their heads.
+    name: String,
+    /// Of the file that is written now, from 1.
+    number: u64,
+    /// Bytes of frames in it.
+    len: u64,
+}
+
+/// Bytes of a file around a frame at most: those of its block and what fills it up.
+const AROUND: u64 = 48;
+
+impl Files {
+    fn new(args: &CaptureArgs, name: &str) -> Self {
+        let (path, name) = (args.output.clone(), name.to_owned());
+        Self { path, len_max: args.file_size, kept: args.files, name, number: 0, len: 0 }
+    }
+
+    /// Takes note of a frame of `len` bytes, and says whether the next file has to begin before it.
+    fn add(&mut self, len: usize) -> bool {
+        let len = len as u64 + AROUND;
+        let is_full = self.len > 0 && self.len_max.is_some_and(|max| self.len + len > max);
+        self.len = if is_full { len } else { self.len + len };
+        is_full
+    }
+
+    /// Begins the next file, and removes the one that is too many.
+    fn next(&mut self) -> Result<Writer, Fail> {
+        self.number += 1;
+        let path = self.path_of(self.number);
+        let cannot = |why| Fail::new(format!("{}: {why}", path.display()));
+        let writer = create(&path).and_then(|file| PcapWriter::new(file, &self.name));
+        let writer = writer.map_err(cannot)?;
+        if let Some(old) = self.kept.and_then(|kept| self.number.checked_sub(kept))
+            && old > 0
+        {
+            // One that somebody has taken away is gone as well.
+            let _ = std::fs::remove_file(self.path_of(old));
+        }
+        Ok(writer)
+    }
+
+    /// `a.pcapng`, or the seventh of several: `a.7.pcapng`.
+    fn path_of(&self, number: u64) -> PathBuf {
+        match (self.len_max, self.path.extension()) {
+            (None, _) => self.path.clone(),
+            (_, Some(kind)) => {
+                self.path.with_extension(format!("{number}.{}", kind.to_string_lossy()))
+            }
+            (_, None) => self.path.with_extension(number.to_string()),
+        }
+    }
+}
+
+type Writer = PcapWriter<Box<dyn Write>>;
+
 /// Holds frames back until no earlier one will come.
 struct Sorter {
-    writer: PcapWriter<Box<dyn Write>>,
+    files: Files,
+    writer: Writer,
+    /// Frames in the files before this one.
+    written: u64,
+    /// Stations whose frames are taken; none for all.
+    peers: Vec<MacAddr>,
     /// Time, number and bytes; the number keeps frames of one time in the order in which they came.
     held: BinaryHeap<Reverse<(u64, u64, Vec<u8>)>>,
     held_len: usize,
@@ -149,6 +246,18 @@ struct Sorter {
 }
 
 impl Sorter {
+    fn new(mut files: Files, peers: Vec<MacAddr>) -> Result<Self, Fail> {
+        let writer = files.next()?;
+        let held = BinaryHeap::new();
+        Ok(Self { files, writer, written: 0, peers, held, held_len: 0, taken: 0 })
+    }
+
+    /// Whether a frame is from or to a station that was asked for.
+    fn wants(&self, frame: &RxFrame<'_>) -> bool {
+        let of = |at| frame.chunk_at(at).map(MacAddr);
+        self.peers.is_empty() || [0, 6].into_iter().filter_map(of).any(|m| self.peers.contains(&m))
+    }
+
     fn take(&mut self, at_ns: u64, bytes: Vec<u8>) {
         self.held_len += bytes.len();
         self.held.push(Reverse((at_ns, self.taken, bytes)));
@@ -156,17 +265,30 @@ impl Sorter {
     }
 
     /// Writes what was sent before `limit_ns`, and more if too much is held.
-    fn write_until(&mut self, limit_ns: u64) {
+    fn write_until(&mut self, limit_ns: u64) -> Result<(), Fail> {
         while let Some(Reverse((at_ns, _, _))) = self.held.peek() {
             if *at_ns >= limit_ns && self.held_len <= HELD_MAX {
                 break;
             }
             if let Some(Reverse((at_ns, _, bytes))) = self.held.pop() {
                 self.held_len -= bytes.len();
+                if self.files.add(bytes.len()) {
+                    self.turn_over()?;
+                }
                 let fill = |to: &mut [u8]| to.copy_from_slice(&bytes);
                 self.writer.frame(at_ns, Direction::In, bytes.len(), fill);
             }
         }
+        Ok(())
+    }
+
+    /// Goes on in the next file.
+    fn turn_over(&mut self) -> Result<(), Fail> {
+        self.writer.flush(now_ns());
+        let full = std::mem::replace(&mut self.writer, self.files.next()?);
+        self.written += full.frames;
+        self.writer.lost_frames = full.lost_frames;
+        Ok(())
     }
 }
 
@@ -174,18 +296,46 @@ impl Sorter {
 mod tests {
     use super::*;
 
+    fn files() -> Files {
+        let (path, name) = (PathBuf::new(), "shm:x".to_owned());
+        Files { path, len_max: None, kept: None, name, number: 0, len: 0 }
+    }
+
+    /// Goal: no file is longer than was asked for, the last ones stay, and no frame is lost but
+    /// with its file.
+    #[test]
+    fn a_ring_of_files_has_a_bound() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("x.pcapng");
+        let (len_max, kept) = (Some(10_000), Some(3));
+        let mut sorter = Sorter::new(Files { path, len_max, kept, ..files() }, Vec::new()).unwrap();
+        for at_ns in 0..100 {
+            sorter.take(at_ns, vec![1; 900 + at_ns as usize]);
+        }
+        sorter.write_until(u64::MAX).unwrap();
+        sorter.writer.flush(0);
+        assert_eq!(sorter.written + sorter.writer.frames, 100);
+        let name = |n| dir.path().join(format!("x.{n}.pcapng"));
+        assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 3);
+        for n in sorter.files.number - 2..=sorter.files.number {
+            // The head of a file takes a hundred bytes.
+            let len = std::fs::metadata(name(n)).unwrap().len();
+            assert!(len < 10_100, "{len}");
+        }
+    }
+
     #[test]
     fn frames_are_written_in_the_order_of_their_times() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("x.pcapng");
-        let writer = PcapWriter::new(create(&path).unwrap(), "shm:x").unwrap();
-        let mut sorter = Sorter { writer, held: BinaryHeap::new(), held_len: 0, taken: 0 };
+        let files = Files { path: path.clone(), ..files() };
+        let mut sorter = Sorter::new(files, Vec::new()).unwrap();
         for (at_ns, byte) in [(30, 3), (10, 1), (20, 2), (40, 4), (10, 9)] {
             sorter.take(at_ns, vec![0xe0 + byte; 16]);
         }
-        sorter.write_until(40);
+        sorter.write_until(40).unwrap();
         assert_eq!((sorter.writer.frames, sorter.held.len()), (4, 1));
-        sorter.write_until(u64::MAX);
+        sorter.write_until(u64::MAX).unwrap();
         sorter.writer.flush(0);
         let file = std::fs::read(&path).unwrap();
         let runs = file.chunk_by(|a, b| a == b).filter(|run| run.len() == 16 && run[0] > 0xe0);

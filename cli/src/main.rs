@@ -12,14 +12,20 @@ use tracing_subscriber::EnvFilter;
 
 mod capture;
 mod doctor;
+mod exporter;
 mod fail;
 mod info;
+mod metrics;
 mod out;
 mod perf;
 mod ping;
+#[cfg(test)]
+mod sample;
 mod stats;
 mod switch;
 mod table;
+mod top;
+mod trips;
 
 use fail::Fail;
 
@@ -51,8 +57,10 @@ enum Command {
     Bench(perf::BenchArgs),
     Ping(ping::PingArgs),
     Stats(stats::StatsArgs),
+    Top(top::TopArgs),
     Capture(capture::CaptureArgs),
     Switch(switch::SwitchArgs),
+    Exporter(exporter::ExporterArgs),
 }
 
 fn main() -> ExitCode {
@@ -62,8 +70,10 @@ fn main() -> ExitCode {
         Command::Info(args) => info::run(&args),
         Command::Ping(args) => ping::run(&args),
         Command::Stats(args) => stats::run(&args),
+        Command::Top(args) => top::run(&args),
         Command::Capture(args) => capture::run(&args),
         Command::Switch(args) => switch::run(&args),
+        Command::Exporter(args) => exporter::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::PingPong(args) => perf::pingpong(&args),
         Command::Bench(args) => perf::bench(&args),

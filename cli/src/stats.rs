@@ -4,20 +4,22 @@ use std::collections::BTreeMap;
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use barewire::stats::{SessionRow, Snapshot, read_all};
+use barewire::stats::switch::{StationRow, SwitchSnapshot};
+use barewire::stats::{Published, SessionRow, Snapshot, read_published};
 use barewire_driver::backend::udp;
 use barewire_driver::port::MacAddr;
 use serde_json::{Map, Value, json};
 
 use crate::fail::Fail;
-use crate::out;
 use crate::table::{Align, bytes, layout};
+use crate::trips::Trips;
+use crate::{metrics, out};
 
-/// Shows the counters of running processes, per port, session and endpoint
+/// Shows the counters of running processes, per port, session and endpoint, and of switches
 ///
 /// Every domain publishes its counters in a file that its user alone can read, about 100 times a
-/// second while somebody turns its poll loop. Reading them costs the process nothing. Root sees the
-/// domains of all users.
+/// second while somebody turns its poll loop; a `barewire switch` does so five times a second.
+/// Reading them costs the process nothing. Root sees those of all users.
 #[derive(clap::Args)]
 #[command(after_long_help = "\
 Exit codes:
@@ -31,7 +33,12 @@ Examples:
   barewire stats --sort repeated sessions with the most repeated packets first
   barewire stats --peer 02:00:00:00:00:09
                                  one session of each domain that has one with this station
-  barewire stats --json          one object a line: a domain with everything that it counts
+  barewire stats --waiting       sessions in which something waits, and for what
+  barewire stats --round-trips 10
+                                 quantiles and bars of the round trips of ten seconds; over shm
+                                 nothing is acknowledged packet by packet, and there are none
+  barewire stats --prometheus    in the text format of Prometheus: barewire exporter --help
+  barewire stats --json          one object a line: a domain or a switch with all that it counts
 
 What a session waits for:
   open         an answer to OPEN           silent       anything: nothing has come for T_dead / 10
@@ -43,6 +50,7 @@ What a session waits for:
 
 Bytes are those of frames; over shm with the padding of the ring, since the two processes met, while
 both are there; `-` where they are not counted.
+`near` is a peer of this node, reached through memory, `far` any other.
 `not polled for 73 s` behind the name of a domain: its process has not called the library.
 
 Environment:
@@ -54,18 +62,30 @@ pub(crate) struct StatsArgs {
     /// Seconds between two prints of --watch, 0.1 to 3600.
     #[arg(long, default_value_t = 1.0, requires = "watch")]
     interval: f64,
-    /// Only domains of this process.
+    /// Only domains and switches of this process.
     #[arg(long)]
     pid: Option<u32>,
     /// Only sessions with this station: a MAC, or IP:PORT of a udp port.
     #[arg(long, value_name = "ADDR", value_parser = station)]
     peer: Option<MacAddr>,
+    /// Only sessions in which an operation waits.
+    #[arg(long)]
+    waiting: bool,
     /// Sorts the sessions by this column, the largest first.
     #[arg(long, value_name = "COLUMN")]
     sort: Option<SortBy>,
+    /// Prints how long the round trips of the next SECONDS to far peers took.
+    #[arg(long, value_name = "SECONDS", conflicts_with_all = ["watch", "prometheus"])]
+    round_trips: Option<f64>,
     /// Prints one JSON object a line.
     #[arg(long)]
     json: bool,
+    /// Prints the text exposition format of Prometheus.
+    #[arg(long, conflicts_with_all = ["json", "watch"])]
+    prometheus: bool,
+    /// Leaves out what is counted of each session.
+    #[arg(long, requires = "prometheus")]
+    no_sessions: bool,
     /// Prints counters that are 0 too.
     #[arg(long)]
     all: bool,
@@ -92,6 +112,8 @@ enum SortBy {
     RttMin,
     /// Smoothed round trip.
     Rtt,
+    /// Retransmission timeout.
+    Rto,
     /// Packets in flight.
     InFlight,
     /// Time since the peer was heard.
@@ -112,6 +134,7 @@ impl SortBy {
             Self::Timeouts => s.timeouts,
             Self::RttMin => s.rtt_min_ns,
             Self::Rtt => s.srtt_ns,
+            Self::Rto => s.rto_ns,
             Self::InFlight => s.in_flight,
             Self::Heard => s.silent_ns,
             Self::Age => s.age_ns,
@@ -143,23 +166,50 @@ pub(crate) fn run(args: &StatsArgs) -> Result<ExitCode, Fail> {
     if !(0.1..=3600.0).contains(&args.interval) {
         return Err(Fail::usage("--interval: expected 0.1 to 3600 seconds"));
     }
+    if let Some(seconds) = args.round_trips {
+        return round_trips(args, seconds);
+    }
     let mut before = BTreeMap::new();
+    let mut all = published(args.pid)?;
+    tell_unread(&all);
     loop {
-        let mut now = snapshots(args.pid)?;
-        now.iter_mut().for_each(|s| select(args, s));
-        show(args, &now, &before)?;
+        all.domains.iter_mut().for_each(|s| select(args, s));
+        show(args, &all, &before)?;
         if !args.watch {
             return Ok(ExitCode::SUCCESS);
         }
-        before = now.into_iter().map(|s| (s.path.clone(), s)).collect();
+        before = all.domains.into_iter().map(|s| (s.path.clone(), s)).collect();
         std::thread::sleep(Duration::from_secs_f64(args.interval));
+        all = published(args.pid)?;
     }
+}
+
+/// Prints the distribution of the round trips that the next `seconds` bring.
+fn round_trips(args: &StatsArgs, seconds: f64) -> Result<ExitCode, Fail> {
+    if !(0.1..=3600.0).contains(&seconds) {
+        return Err(Fail::usage("--round-trips: expected 0.1 to 3600 seconds"));
+    }
+    let before = published(args.pid)?;
+    tell_unread(&before);
+    std::thread::sleep(Duration::from_secs_f64(seconds));
+    for now in &published(args.pid)?.domains {
+        let Some(before) = before.domains.iter().find(|s| s.path == now.path) else { continue };
+        let trips = Trips::between(before, now);
+        match args.json {
+            true => out::json(&trips.object(now, seconds))?,
+            false => out::print(trips.text(now, seconds))?,
+        }
+    }
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Leaves the sessions that were asked for, in the order that was.
 fn select(args: &StatsArgs, s: &mut Snapshot) {
     if let Some(peer) = args.peer {
         s.sessions.retain(|row| row.mac == peer);
+    }
+    if args.waiting {
+        s.sessions.retain(|row| row.waiting > 0);
     }
     if let Some(by) = args.sort {
         s.sessions.sort_by_key(|row| std::cmp::Reverse(by.key(row)));
@@ -168,34 +218,80 @@ fn select(args: &StatsArgs, s: &mut Snapshot) {
 
 type Before = BTreeMap<std::path::PathBuf, Snapshot>;
 
-fn snapshots(pid: Option<u32>) -> Result<Vec<Snapshot>, Fail> {
-    let all = read_all().map_err(|why| {
+/// What is published by who lives, or by one process alone.
+///
+/// # Errors
+/// The directory of the files cannot be read.
+pub(crate) fn published(pid: Option<u32>) -> Result<Published, Fail> {
+    let mut all = read_published().map_err(|why| {
         Fail::new(format!("{}: {why}", barewire::stats::DIR)).mend("barewire doctor says more")
     })?;
     // What a dead process left is nobody's; the next domain that opens removes it.
-    Ok(all.into_iter().filter(|s| s.alive && pid.is_none_or(|pid| s.pid == pid)).collect())
+    let wanted = |alive: bool, of: u32| alive && pid.is_none_or(|pid| of == pid);
+    all.domains.retain(|s| wanted(s.alive, s.pid));
+    all.switches.retain(|s| wanted(s.alive, s.pid));
+    all.unread.retain(|u| wanted(true, u.pid));
+    Ok(all)
 }
 
-fn show(args: &StatsArgs, now: &[Snapshot], before: &Before) -> Result<(), Fail> {
-    if args.json {
-        return now.iter().try_for_each(|s| out::json(&object(s)));
+/// Says on standard error what runs and cannot be read.
+pub(crate) fn tell_unread(all: &Published) {
+    for unread in &all.unread {
+        let (pid, why) = (unread.pid, &unread.why);
+        eprintln!("barewire: process {pid} publishes {why}; use the barewire of its version");
     }
-    if now.is_empty() {
+}
+
+fn show(args: &StatsArgs, all: &Published, before: &Before) -> Result<(), Fail> {
+    if args.prometheus {
+        return out::print(metrics::page(all, !args.no_sessions)?);
+    }
+    if args.json {
+        all.domains.iter().try_for_each(|s| out::json(&object(s)))?;
+        return all.switches.iter().try_for_each(|s| out::json(&switch_object(s)));
+    }
+    if all.domains.is_empty() && all.switches.is_empty() {
         let whose = args.pid.map_or_else(String::new, |pid| format!(" of process {pid}"));
         return out::print(format_args!("no domain{whose} is open\n"));
     }
-    for snapshot in now {
+    for switch in &all.switches {
+        out::print(switch_text(switch, args.all))?;
+    }
+    for snapshot in &all.domains {
         out::print(text(snapshot, before.get(&snapshot.path), args.all))?;
     }
     Ok(())
 }
 
+fn map(pairs: &[(&'static str, u64)]) -> Value {
+    let pairs = pairs.iter().map(|(name, value)| ((*name).to_owned(), json!(value)));
+    Value::Object(pairs.collect::<Map<_, _>>())
+}
+
+/// Everything of a switch, for programs.
+fn switch_object(s: &SwitchSnapshot) -> Value {
+    let stations: Vec<Value> = s
+        .stations
+        .iter()
+        .map(|t| {
+            json!({
+                "mac": t.mac.to_string(), "pid": t.pid,
+                "sent": t.sent, "sent_bytes": t.sent_bytes,
+                "received": t.received, "received_bytes": t.received_bytes,
+                "full": t.full, "spoofed": t.spoofed, "malformed": t.malformed,
+            })
+        })
+        .collect();
+    json!({
+        "kind": "switch", "pid": s.pid, "port": s.port_name, "mac": s.mac.to_string(),
+        "mtu": s.mtu, "segment": s.segment,
+        "opened_ns": s.opened_ns, "updated_ns": s.updated_ns,
+        "frames": map(&s.counters), "nic_counters": map(&s.nic), "stations": stations,
+    })
+}
+
 /// Everything of a domain, for programs.
 fn object(s: &Snapshot) -> Value {
-    let map = |pairs: &[(&'static str, u64)]| -> Value {
-        let pairs = pairs.iter().map(|(name, value)| ((*name).to_owned(), json!(value)));
-        Value::Object(pairs.collect::<Map<_, _>>())
-    };
     let endpoints: Vec<Value> = s
         .endpoints
         .iter()
@@ -220,18 +316,85 @@ fn object(s: &Snapshot) -> Value {
                 "tx_bytes": p.tx_bytes, "rx_bytes": p.rx_bytes,
                 "retransmits": p.retransmits, "timeouts": p.timeouts,
                 "window": p.window, "frame_max": p.frame_max,
+                "rto_ns": p.rto_ns, "rtt_var_ns": p.rtt_var_ns,
+                "path": path(p), "lossless": p.is_lossless,
             })
         })
         .collect();
     json!({
+        "kind": "domain",
         "pid": s.pid, "port": s.port_name, "mac": s.mac.to_string(), "mtu": s.mtu,
         "incarnation": format!("{:016x}", s.incarnation),
         "opened_ns": s.opened_ns, "updated_ns": s.updated_ns, "polled_ns": s.polled_ns,
         "t_dead_ns": s.t_dead_ns,
         "port_counters": map(&s.port), "node_counters": map(&s.node),
+        "round_trips_n": s.round_trips.iter().sum::<u64>(), "round_trips_ns": s.round_trips_ns,
         "refused": map(&s.refused), "levels": map(&s.levels),
         "endpoints": endpoints, "sessions": sessions,
     })
+}
+
+/// Whether a peer is reached through memory of this node.
+pub(crate) fn path(s: &SessionRow) -> &'static str {
+    match s.state {
+        "idle" => "-",
+        _ if s.is_near => "near",
+        _ => "far",
+    }
+}
+
+/// A switch for people: what is 0 is left out, unless `all`.
+fn switch_text(s: &SwitchSnapshot, all: bool) -> String {
+    let mut text = format!("switch, process {}, {} at {}", s.pid, s.port_name, s.mac);
+    let age = since_1970_ns().saturating_sub(s.updated_ns);
+    if age > 1_000_000_000 {
+        text.push_str(&format!(", not turned for {:.0} s", age as f64 / 1e9));
+    }
+    text.push('\n');
+    let parts = [("frames", &s.counters), ("nic", &s.nic)];
+    let counters = parts.iter().flat_map(|(part, of)| of.iter().map(move |c| (part, c)));
+    let rows: Vec<Vec<String>> = counters
+        .filter(|(_, (_, value))| all || *value > 0)
+        .map(|(part, (name, value))| {
+            vec![format!("  {part}"), (*name).to_owned(), value.to_string()]
+        })
+        .collect();
+    let head = [("  of", Align::Left), ("counter", Align::Left), ("value", Align::Right)];
+    if !rows.is_empty() {
+        text.push_str(&layout(&head, &rows));
+    }
+    text.push_str(&stations(s));
+    text
+}
+
+fn stations(s: &SwitchSnapshot) -> String {
+    let right = |name| (name, Align::Right);
+    let head = [
+        ("  station", Align::Left),
+        right("process"),
+        right("sent"),
+        right("bytes"),
+        right("received"),
+        right("bytes"),
+        right("full"),
+        right("spoofed"),
+        right("malformed"),
+    ];
+    let row = |t: &StationRow| {
+        vec![
+            format!("  {}", t.mac),
+            t.pid.to_string(),
+            t.sent.to_string(),
+            bytes(t.sent_bytes),
+            t.received.to_string(),
+            bytes(t.received_bytes),
+            t.full.to_string(),
+            t.spoofed.to_string(),
+            t.malformed.to_string(),
+        ]
+    };
+    let rows: Vec<Vec<String>> = s.stations.iter().map(row).collect();
+    if rows.is_empty() { String::new() } else { layout(&head, &rows) }
 }
 
 /// A domain for people: what is 0 is left out, unless `all`.
@@ -313,6 +476,7 @@ fn sessions(s: &Snapshot) -> String {
     let head = [
         ("  session with", Align::Left),
         ("state", Align::Left),
+        ("path", Align::Left),
         right("waiting"),
         ("for", Align::Left),
         right("tx packets"),
@@ -323,6 +487,7 @@ fn sessions(s: &Snapshot) -> String {
         right("timeouts"),
         right("rtt min"),
         right("rtt"),
+        right("rto"),
         right("in flight"),
         right("window"),
         right("credits"),
@@ -336,6 +501,7 @@ fn sessions(s: &Snapshot) -> String {
             vec![
                 format!("  {}", p.mac),
                 p.state.to_owned(),
+                path(p).to_owned(),
                 p.waiting.to_string(),
                 p.wait.to_owned(),
                 p.tx_packets.to_string(),
@@ -346,6 +512,7 @@ fn sessions(s: &Snapshot) -> String {
                 p.timeouts.to_string(),
                 round_trip(p.rtt_min_ns),
                 round_trip(p.srtt_ns),
+                round_trip(p.rto_ns),
                 p.in_flight.to_string(),
                 p.window.to_string(),
                 p.credits.to_string(),
@@ -357,18 +524,18 @@ fn sessions(s: &Snapshot) -> String {
     if rows.is_empty() { String::new() } else { layout(&head, &rows) }
 }
 
-fn round_trip(ns: u64) -> String {
+pub(crate) fn round_trip(ns: u64) -> String {
     if ns == 0 { "-".to_owned() } else { format!("{:.1} us", ns as f64 / 1e3) }
 }
 
-fn ago(ns: u64) -> String {
+pub(crate) fn ago(ns: u64) -> String {
     match ns {
         ..1_000_000_000 => format!("{} ms", ns / 1_000_000),
         _ => format!("{:.1} s", ns as f64 / 1e9),
     }
 }
 
-fn since_1970_ns() -> u64 {
+pub(crate) fn since_1970_ns() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
 }
@@ -376,59 +543,16 @@ fn since_1970_ns() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use barewire::stats::EpRow;
+    use crate::sample;
 
     fn snapshot(tx_frames: u64, updated_ns: u64) -> Snapshot {
-        let number = 3;
-        let ep = EpRow {
-            number,
-            sent: 7,
-            sent_bytes: 4096,
-            received: 8,
-            received_bytes: 1,
-            errors: 0,
-            unexpected: 0,
-            posted: 2,
-        };
-        let session = SessionRow {
-            mac: MacAddr([2, 0, 0, 0, 0, 9]),
-            incarnation: 5,
-            state: "open",
-            in_flight: 1,
-            srtt_ns: 1500,
-            credits: 64,
-            waiting: 2,
-            wait: "credit",
-            rtt_min_ns: 1200,
-            age_ns: 3_000_000_000,
-            silent_ns: 1_500_000_000,
-            tx_packets: 900,
-            rx_packets: 800,
-            tx_bytes: Some(2048),
-            rx_bytes: None,
-            retransmits: 5,
-            timeouts: 1,
-            window: 32,
-            frame_max: 1500,
-        };
         Snapshot {
-            path: "a".into(),
-            pid: 12,
-            alive: true,
-            opened_ns: 1,
-            updated_ns,
-            polled_ns: updated_ns,
             port_name: "shm:default".to_owned(),
-            mac: MacAddr([2, 0, 0, 0, 0, 1]),
-            mtu: 65_520,
-            incarnation: 4,
-            t_dead_ns: 5_000_000_000,
             port: vec![("tx_frames", tx_frames), ("tx_full", 0)],
             node: vec![("msgs_sent", 7)],
             refused: vec![("crc", 0)],
             levels: vec![("posted", 2)],
-            endpoints: vec![ep],
-            sessions: vec![session],
+            ..sample::domain(12, updated_ns)
         }
     }
 
@@ -438,10 +562,10 @@ mod tests {
         let shown = text(&now, None, false);
         assert!(shown.starts_with("process 12, shm:default at 02:00:00:00:00:01\n"), "{shown}");
         assert!(shown.contains("tx_frames") && !shown.contains("tx_full"), "{shown}");
-        assert!(shown.contains("02:00:00:00:00:09  open"), "{shown}");
+        assert!(shown.contains("02:00:00:00:00:09  open   far "), "{shown}");
         assert!(shown.contains("1.5 us") && shown.contains("4 KiB"), "{shown}");
         let row = shown.lines().last().unwrap().split_whitespace().collect::<Vec<_>>().join(" ");
-        assert!(row.contains("2 credit 900 2 KiB 800 - 5 1 1.2 us 1.5 us"), "{row}");
+        assert!(row.contains("2 credit 900 2 KiB 800 - 5 1 1.2 us 1.5 us 2000.0 us 1"), "{row}");
         assert!(row.ends_with("32 64 1500 1.5 s"), "{row}");
         assert!(text(&now, None, true).contains("tx_full"));
     }
@@ -487,6 +611,10 @@ mod tests {
         select(&args(&["--sort", "repeated"]), &mut shown);
         let order: Vec<u64> = shown.sessions.iter().map(|s| s.retransmits).collect();
         assert_eq!(order, [9, 7, 5]);
+        shown.sessions[1].waiting = 0;
+        select(&args(&["--waiting"]), &mut shown);
+        assert_eq!(shown.sessions.iter().map(|s| s.retransmits).collect::<Vec<_>>(), [9, 5]);
+        shown.sessions[0].mac = mac(7);
         select(&args(&["--peer", "02:00:00:00:00:07"]), &mut shown);
         assert_eq!(shown.sessions.iter().map(|s| s.mac).collect::<Vec<_>>(), [mac(7)]);
     }

@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use barewire::stats::switch::SwitchPublisher;
 use barewire_driver::backend::switch::{StationCounters, Switch};
 use barewire_driver::open;
 use nix::sys::signalfd::SignalFd;
@@ -27,18 +28,22 @@ use crate::table::{Align, bytes, layout};
 #[command(after_long_help = "\
 Exit codes:
   0  ended by a signal; with --check: it could start
-  1  the NIC cannot be taken, or has gone
+  1  the NIC cannot be taken, or has gone; with --check also: a switch runs already
   2  called wrongly
 
 Examples:
   barewire switch --port vfio:0000:05:00.0 --cpu 1     on its own processor
   barewire switch --port afpacket:eth0 --every 10      prints what it forwarded every 10 s
-  barewire switch --port dpdk:0000:05:00.0 --check     what it would do
+  barewire switch --port dpdk:0000:05:00.0 --check     what it would do, or that one runs
+  barewire stats                                       what a switch that runs has forwarded
   barewire pingpong --listen --port vfio:0000:05:00.0  a process behind it
 
 Options of a port that matter to processes behind a switch:
   switch=no   take the device itself           switch=yes  do not start without a switch
-  near=no     reach processes of this node through the switch as well")]
+  near=no     reach processes of this node through the switch as well
+
+Environment:
+  BAREWIRE_STATS  0: it publishes nothing for `barewire stats`")]
 pub(crate) struct SwitchArgs {
     /// The device: vfio:, dpdk:, afpacket: or memif:, with its options.
     #[arg(long, env = "BAREWIRE_PORT", hide_env = true)]
@@ -101,6 +106,7 @@ pub(crate) fn run(args: &SwitchArgs) -> Result<ExitCode, Fail> {
 fn forward(switch: &mut Switch, args: &SwitchArgs, signals: &SignalFd) -> Result<(), Fail> {
     let every = args.every.map(Duration::from_secs);
     let mut told = Instant::now();
+    let mut stats = publishes()?.then(|| SwitchPublisher::create(switch)).flatten();
     let (mut idle, mut turns) = (0_u32, 0_u32);
     loop {
         let moved = switch.turn().map_err(Fail::new)?;
@@ -117,6 +123,9 @@ fn forward(switch: &mut Switch, args: &SwitchArgs, signals: &SignalFd) -> Result
         if turns % LOOK_EVERY != 0 && !sleeps {
             continue;
         }
+        if let Some(stats) = &mut stats {
+            stats.publish_if_due(switch, Instant::now());
+        }
         if signals.read_signal().map_err(Fail::new)?.is_some() {
             return Ok(());
         }
@@ -125,6 +134,11 @@ fn forward(switch: &mut Switch, args: &SwitchArgs, signals: &SignalFd) -> Result
             report(switch, args.json)?;
         }
     }
+}
+
+/// Whether statistics are wanted, as for every other program.
+fn publishes() -> Result<bool, Fail> {
+    Ok(barewire::Settings::from_env().map_err(Fail::usage)?.stats)
 }
 
 /// Prints what was forwarded since the start.
@@ -146,7 +160,8 @@ fn report(switch: &Switch, as_json: bool) -> Result<(), Fail> {
             rows.into_iter().map(|(name, count)| (name.to_owned(), count.into())).collect();
         let station = |s: &StationCounters| {
             let mac = s.mac.to_string();
-            json!({"mac": mac, "pid": s.pid, "sent": s.sent, "received": s.received})
+            let full = s.frames.full;
+            json!({"mac": mac, "pid": s.pid, "sent": s.sent, "received": s.received, "full": full})
         };
         let stations: Vec<Value> = switch.stations().iter().map(station).collect();
         return out::json(&json!({
@@ -161,9 +176,11 @@ fn report(switch: &Switch, as_json: bool) -> Result<(), Fail> {
         ("process", Align::Right),
         ("sent", Align::Right),
         ("received", Align::Right),
+        ("full", Align::Right),
     ];
     let row = |s: StationCounters| {
-        vec![s.mac.to_string(), s.pid.to_string(), bytes(s.sent), bytes(s.received)]
+        let (sent, received) = (bytes(s.sent), bytes(s.received));
+        vec![s.mac.to_string(), s.pid.to_string(), sent, received, s.frames.full.to_string()]
     };
     let rows: Vec<Vec<String>> = switch.stations().into_iter().map(row).collect();
     out::print(format_args!("{}: {line}\n", switch.nic().name))?;

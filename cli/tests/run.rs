@@ -1,7 +1,7 @@
 //! Two processes of the command over a real segment: what they measure, what they publish, and
 //! what happens when one of them dies.
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -269,6 +269,185 @@ fn stats_shows_what_a_running_process_counts() {
     assert!(text.contains("msgs_received") && text.contains("session with"), "{text}");
 }
 
+/// The answer of a server to a request, as it came.
+fn ask(at: &str, request: &str) -> String {
+    let mut stream = std::net::TcpStream::connect(at).unwrap();
+    stream.write_all(request.as_bytes()).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer
+}
+
+/// Goal: the exporter says over HTTP what a running process counts, at the loopback address and
+/// nowhere else, and ends by a signal.
+#[test]
+fn the_exporter_is_scraped() {
+    let port = segment();
+    let server = Server::start(&port);
+    let args = ["bench", &server.addr, "--json", "--iterations", "500", "--size", "64"];
+    objects(&run(&[&args[..], &["--port", &port]].concat()));
+    let mut exporter = command(&["exporter", "--listen", "127.0.0.1:0", "--json"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut said = String::new();
+    BufReader::new(exporter.stdout.take().unwrap()).read_line(&mut said).unwrap();
+    let said: Value = serde_json::from_str(&said).unwrap();
+    let url = said["listening"].as_str().unwrap();
+    let at = url.strip_prefix("http://").unwrap().strip_suffix("/metrics").unwrap();
+    assert!(at.starts_with("127.0.0.1:"), "{at}");
+    let get = |what: &str| {
+        ask(at, &format!("GET {what} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"))
+    };
+    std::thread::sleep(std::time::Duration::from_millis(100));
+    let page = get("/metrics");
+    let (head, body) = page.split_once("\r\n\r\n").unwrap();
+    assert!(
+        head.starts_with("HTTP/1.1 200") && head.contains("text/plain; version=0.0.4"),
+        "{head}"
+    );
+    // The body may come in pieces, each behind its length.
+    let lines = body.lines().filter(|line| line.starts_with(['#', 'b'])).map(|l| Ok(l.to_owned()));
+    let scrape = prometheus_parse::Scrape::parse(lines).unwrap();
+    let pid = server.child.id().to_string();
+    let ours = |s: &&prometheus_parse::Sample| s.labels.get("pid") == Some(&*pid);
+    let received = "barewire_node_msgs_received_total";
+    let sample = scrape.samples.iter().filter(ours).find(|s| s.metric == received).unwrap();
+    assert!(
+        matches!(sample.value, prometheus_parse::Value::Counter(n) if n >= 500.0),
+        "{sample:?}"
+    );
+    assert!(get("/").starts_with("HTTP/1.1 200") && get("/x").starts_with("HTTP/1.1 404"));
+    let put = ask(at, "DELETE /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+    assert!(put.starts_with("HTTP/1.1 405"), "{put}");
+    let taken = run(&["exporter", "--listen", at]);
+    assert_eq!(taken.status.code(), Some(1));
+    assert_eq!(String::from_utf8(taken.stderr).unwrap().lines().count(), 1);
+    let prometheus = run(&["stats", "--prometheus", "--no-sessions", "--pid", &pid]);
+    let text = String::from_utf8(prometheus.stdout).unwrap();
+    assert!(text.contains(received) && !text.contains("peer="), "{text}");
+    end(&mut exporter);
+}
+
+/// Goal: a screen of what runs, where there is no terminal: rates, and what waits for what.
+#[test]
+fn top_shows_what_runs() {
+    let port = segment();
+    let server = Server::start(&port);
+    let args = ["bench", &server.addr, "--json", "--iterations", "100000000", "--size", "64"];
+    let mut client = command(&[&args[..], &["--port", &port]].concat())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    let pid = server.child.id().to_string();
+    let screen = run(&["top", "--pid", &pid, "--interval", "0.5"]);
+    let screen = String::from_utf8(screen.stdout).unwrap();
+    let cells = |lines: usize| -> Vec<&str> {
+        screen.lines().nth(lines).unwrap().split_whitespace().collect()
+    };
+    assert!(screen.starts_with("barewire top - 1 domain, 1 peer, by waiting"), "{screen}");
+    let (domain, peer) = (cells(2), cells(4));
+    assert_eq!((domain[0], domain[1], domain[6]), (&*pid, &*port, "1"), "{screen}");
+    assert_ne!((domain[2], domain[4]), ("0", "0"), "{screen}");
+    assert_eq!((peer[0], peer[2]), (&*pid, "near"), "{screen}");
+    client.kill().unwrap();
+    client.wait().unwrap();
+}
+
+/// Goal: how long round trips of a running process take is told on demand.
+#[test]
+fn round_trips_of_a_running_process_are_told() {
+    let port = format!("fault(loss=0.001,seed=3):{}", segment());
+    let server = Server::start(&port);
+    let args = ["bench", &server.addr, "--json", "--iterations", "100000000", "--size", "64"];
+    let mut client = command(&[&args[..], &["--port", &port]].concat())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    let pid = client.id().to_string();
+    let told = objects(&run(&["stats", "--round-trips", "0.5", "--json", "--pid", &pid])).remove(0);
+    client.kill().unwrap();
+    client.wait().unwrap();
+    let ns = |name: &str| told[name].as_u64().unwrap();
+    assert!(ns("n") > 10 && 0 < ns("p50_ns") && ns("p50_ns") <= ns("p99_ns"), "{told}");
+    let lengths = told["lengths"].as_array().unwrap().iter();
+    assert_eq!(lengths.map(|l| l["count"].as_u64().unwrap()).sum::<u64>(), ns("n"), "{told}");
+}
+
+/// Ends a command in order.
+fn end(child: &mut Child) {
+    use nix::sys::signal::{Signal, kill};
+    kill(nix::unistd::Pid::from_raw(child.id() as i32), Signal::SIGTERM).unwrap();
+    child.wait().unwrap();
+}
+
+/// A switch on one end of a memif, and the port of the other; ended with the test.
+struct Switch {
+    child: Child,
+    port: String,
+}
+
+impl Switch {
+    fn start() -> Self {
+        let port = format!("memif:@cli-{}", segment().replace(':', "-"));
+        let child = command(&["switch", "--port", &port]).stderr(Stdio::null()).spawn().unwrap();
+        let switch = Self { child, port };
+        let pid = switch.child.id().to_string();
+        for _ in 0..500 {
+            if !objects(&run(&["stats", "--json", "--pid", &pid])).is_empty() {
+                return switch;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+        panic!("the switch publishes nothing");
+    }
+
+    fn published(&self) -> Value {
+        objects(&run(&["stats", "--json", "--pid", &self.child.id().to_string()])).remove(0)
+    }
+}
+
+impl Drop for Switch {
+    fn drop(&mut self) {
+        end(&mut self.child);
+    }
+}
+
+/// Goal: what a switch forwards is read from outside, by station; doctor knows it, and a second
+/// one is told of it before it starts.
+#[test]
+fn a_switch_shows_what_it_forwards() {
+    let switch = Switch::start();
+    let other = format!("{},role=server,switch=no,near=no", switch.port);
+    let server = Server::start(&format!("{},switch=yes", switch.port));
+    let args = ["pingpong", &server.addr, "--port", &other, "--json", "--iterations", "300"];
+    objects(&run(&[&args[..], &["--size", "64"]].concat()));
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    let shown = switch.published();
+    assert_eq!((&shown["kind"], &shown["port"]), (&"switch".into(), &switch.port.clone().into()));
+    assert!(shown["frames"]["to_nic"].as_u64().unwrap() >= 300, "{shown}");
+    assert!(shown["nic_counters"]["tx_frames"].as_u64().unwrap() >= 300, "{shown}");
+    let station = &shown["stations"][0];
+    assert_eq!(station["pid"], server.child.id());
+    assert_eq!(station["sent"], shown["frames"]["to_nic"], "{shown}");
+    assert!(station["received"].as_u64().unwrap() >= 300, "{shown}");
+    let text = run(&["stats"]).stdout;
+    assert!(String::from_utf8(text).unwrap().contains("switch, process"));
+    let check = run(&["switch", "--check", "--port", &switch.port]);
+    let said = String::from_utf8(check.stderr).unwrap();
+    assert_eq!(check.status.code(), Some(1));
+    assert!(said.contains(&format!("has a switch, process {}", switch.child.id())), "{said}");
+    let doctor = String::from_utf8(run(&["doctor"]).stdout).unwrap();
+    assert!(
+        doctor.contains(&format!("{}: process {}", switch.port, switch.child.id())),
+        "{doctor}"
+    );
+}
+
 /// Goal: a station that answers, one that is not there, one that restarted and one that does not
 /// poll are told apart, by words and exit codes, beside what the process does.
 #[test]
@@ -393,6 +572,65 @@ fn capture_ends_after_a_count() {
     let output = capture.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(0));
     assert_eq!(frames(&output.stdout).len(), 10);
+}
+
+/// Goal: of one station nothing else is written, and of many files the last stay, each whole.
+#[test]
+fn capture_is_of_one_peer_and_in_a_ring_of_files() {
+    let port = segment();
+    let (one, other) = (Server::start(&port), Server::start(&port));
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("a.pcapng");
+    let mac = |server: &Server| server.addr["barewire://".len()..][..17].to_owned();
+    let args = ["capture", "--port", &port, "-o", path.to_str().unwrap(), "--peer", &mac(&one)];
+    let ring = ["--file-size", "64k", "--files", "3"];
+    let mut capture = command(&[&args[..], &ring].concat()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut said = BufReader::new(capture.stderr.take().unwrap());
+    said.read_line(&mut String::new()).unwrap();
+    for server in [&one, &other, &one] {
+        let args = ["pingpong", &server.addr, "--json", "--iterations", "500", "--size", "4k"];
+        objects(&run(&[&args[..], &["--port", &port]].concat()));
+        std::thread::sleep(std::time::Duration::from_millis(150));
+    }
+    end(&mut capture);
+    let mut files: Vec<_> = std::fs::read_dir(&dir).unwrap().flatten().map(|e| e.path()).collect();
+    files.sort();
+    let number = |path: &std::path::PathBuf| -> u64 {
+        let name = path.file_name().unwrap().to_str().unwrap();
+        name.strip_prefix("a.").unwrap().strip_suffix(".pcapng").unwrap().parse().unwrap()
+    };
+    let mut numbers: Vec<u64> = files.iter().map(number).collect();
+    numbers.sort_unstable();
+    assert_eq!(numbers.len(), 3, "{files:?}");
+    assert!(numbers[0] > 1 && numbers[2] == numbers[0] + 2, "{numbers:?}");
+    let mac = mac(&one).split(':').map(|b| u8::from_str_radix(b, 16).unwrap()).collect::<Vec<_>>();
+    for file in &files {
+        let bytes = std::fs::read(file).unwrap();
+        let frames = frames(&bytes);
+        assert!(!frames.is_empty() && bytes.len() < 65 << 10, "{file:?}");
+        let is_its = |frame: &[u8]| frame[..6] == *mac || frame[6..12] == *mac;
+        assert!(frames.iter().all(|(_, frame)| is_its(frame)), "{file:?}");
+    }
+}
+
+/// Goal: what goes through a switch is seen by the name of its device.
+#[test]
+fn capture_sees_what_a_switch_forwards() {
+    let switch = Switch::start();
+    let capture = command(&["capture", "--port", &switch.port, "-o", "-", "--count", "20"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    let server = Server::start(&format!("{},switch=yes", switch.port));
+    let other = format!("{},role=server,switch=no,near=no", switch.port);
+    let args = ["pingpong", &server.addr, "--port", &other, "--json", "--iterations", "100"];
+    objects(&run(&[&args[..], &["--size", "64"]].concat()));
+    let output = capture.wait_with_output().unwrap();
+    let frames = frames(&output.stdout);
+    assert_eq!(frames.len(), 20);
+    assert!(frames.iter().all(|(_, frame)| frame[12..14] == [0x88, 0xb5]));
 }
 
 #[test]

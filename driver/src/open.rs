@@ -194,17 +194,21 @@ const BUILT: &[(&str, &str)] = &[
     ("dpdk", "dpdk:DEVICE"),
 ];
 
-/// Joins the segment that `spec` names (`shm` or `shm:NAME`) to see what passes on it.
+/// Joins the segment that `spec` names (`shm` or `shm:NAME`) to see what passes on it; of a device
+/// that a switch owns, the segment between the switch and its stations.
 ///
 /// # Errors
-/// [`OpenError`]; nothing is left behind. Ports other than `shm` have no monitors: a `pcap` around
-/// the port of one of the programs records what that one sends and receives.
+/// [`OpenError`]; nothing is left behind. Ports of one program have no monitors: a `pcap` around
+/// the port records what that program sends and receives.
 pub fn monitor(spec: &str) -> Result<Monitor, OpenError> {
     if spec.split([':', ',', '(']).next() == Some("shm") {
         return Monitor::open(&shm_settings(spec)?);
     }
-    let why = "only a segment shows what others send, write shm or shm:NAME; to record one \
-               program, give it the port pcap(file=FILE):PORT";
+    if let Some(segment) = switch::segment_of_one_that_runs(spec)? {
+        return Monitor::open(&segment);
+    }
+    let why = "only a segment shows what others send, write shm or shm:NAME, or a device that a \
+               barewire switch owns; to record one program, give it the port pcap(file=FILE):PORT";
     Err(bad(spec, why))
 }
 

@@ -31,6 +31,8 @@ fi_info -l | grep -A1 "^barewire"
 barewire --version
 test -s /usr/share/man/man1/barewire.1.gz
 test -s /usr/share/man/man7/fi_barewire.7.gz
+test -s /usr/share/barewire/grafana/barewire.json
+test -s /usr/lib/systemd/system/barewire-exporter.service
 dpkg --remove barewire
 ! fi_info -p barewire
 '

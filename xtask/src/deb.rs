@@ -78,9 +78,12 @@ fn fill(tree: &Path, built: &Path, triplet: &str) -> Result<(), String> {
     if setup.is_file() {
         copy(&setup, &tree.join("usr/sbin/barewire-hugepage-setup"), 0o755)?;
     }
-    let unit = "barewire-switch@.service";
     let units = tree.join("usr/lib/systemd/system");
-    copy(&root().join("cli/systemd").join(unit), &units.join(unit), 0o644)?;
+    for unit in ["barewire-switch@.service", "barewire-exporter.service"] {
+        copy(&root().join("cli/systemd").join(unit), &units.join(unit), 0o644)?;
+    }
+    let dashboard = tree.join("usr/share/barewire/grafana/barewire.json");
+    copy(&root().join("cli/grafana/barewire.json"), &dashboard, 0o644)?;
     let man = tree.join("usr/share/man");
     copy(&root().join("docs/man/fi_barewire.7"), &man.join("man7/fi_barewire.7"), 0o644)?;
     write(&man.join("man1/barewire.1"), page(&built.join("barewire"))?.as_bytes())?;

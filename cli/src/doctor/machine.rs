@@ -2,9 +2,12 @@
 
 use std::path::{Path, PathBuf};
 
+use barewire::stats::Published;
 use barewire_driver::backend::afpacket::{Link, links};
 use barewire_driver::backend::memif::check_here;
 use barewire_driver::error::OpenError;
+
+use crate::stats::{published, since_1970_ns};
 
 /// A machine as the checks see it.
 pub(super) struct Machine {
@@ -15,13 +18,24 @@ pub(super) struct Machine {
     pub(super) links: Vec<Link>,
     /// Whether we may make a memif, or why not and what mends it.
     pub(super) memif: Result<(), (String, String)>,
+    /// What runs and publishes statistics.
+    pub(super) published: Published,
+    /// The time, ns since 1970.
+    pub(super) now_ns: u64,
 }
 
 impl Machine {
     /// The one we run on.
     pub(super) fn this() -> Self {
-        let shm_free = shm_free(Path::new("/dev/shm"));
-        Self { root: PathBuf::from("/"), shm_free, links: links(), memif: memif() }
+        Self {
+            root: PathBuf::from("/"),
+            shm_free: shm_free(Path::new("/dev/shm")),
+            links: links(),
+            memif: memif(),
+            // Where nothing can be read nothing runs that could be looked into.
+            published: published(None).unwrap_or_default(),
+            now_ns: since_1970_ns(),
+        }
     }
 
     /// The text of a file without the white space around it, or `None` if it cannot be read.
@@ -190,8 +204,14 @@ pub(super) mod fixture {
 
         /// The machine; it is gone with the fixture.
         pub(in super::super) fn machine(&self) -> Machine {
-            let (root, shm_free) = (self.dir.path().to_owned(), self.shm_free.clone());
-            Machine { root, shm_free, links: self.links.clone(), memif: self.memif.clone() }
+            Machine {
+                root: self.dir.path().to_owned(),
+                shm_free: self.shm_free.clone(),
+                links: self.links.clone(),
+                memif: self.memif.clone(),
+                published: Published::default(),
+                now_ns: 9_000_000_000,
+            }
         }
     }
 

@@ -14,6 +14,7 @@ mod device;
 mod machine;
 mod memory;
 mod nic;
+mod running;
 mod wire;
 
 use machine::Machine;
@@ -165,6 +166,8 @@ fn all(machine: &Machine) -> Vec<Check> {
         device::iommu(machine),
         device::vfio(machine),
         device::dpdk(machine),
+        running::switches(machine),
+        running::statistics(machine),
     ];
     checks.extend(nic::nics(machine));
     checks

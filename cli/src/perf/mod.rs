@@ -263,7 +263,7 @@ pub(crate) fn stay_on(cpu: usize) -> Result<(), Fail> {
 }
 
 /// Reads `64`, `4k`, `1m`, `2g`.
-fn parse_size(text: &str) -> Result<u64, String> {
+pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
     let lower = text.trim().to_ascii_lowercase();
     let shifts = [("k", 10), ("m", 20), ("g", 30)];
     let (digits, shift) = shifts

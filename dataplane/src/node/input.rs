@@ -448,6 +448,7 @@ impl Node {
         let floor = self.rto_floor_ns;
         let peer = &mut self.peers[p];
         peer.rtt.sample(rtt_ns);
+        self.observed.round_trips.note(rtt_ns);
         peer.snd.cwnd.on_ack(now, count, &peer.rtt, floor);
         peer.note_window();
     }

@@ -35,6 +35,7 @@ mod rma;
 mod rma_in;
 mod rma_list;
 mod rma_out;
+mod round_trips;
 mod route;
 mod segments;
 mod sep;
@@ -91,6 +92,7 @@ pub use mr::{MrId, MrReq};
 pub use notice::{EndReason, Notice, SessionEnd, Waited};
 pub use rma::{AtomicReq, ReadReq, WriteReq};
 pub use rma_list::{RmaIov, RmaList};
+pub use round_trips::RoundTrips;
 pub use sep::{receive_caps, transmit_caps};
 pub use stats::{Levels, NodeCounters, SessionInfo, SessionStats, Survey, SurveySink, Wait};
 

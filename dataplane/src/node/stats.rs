@@ -5,6 +5,7 @@ use barewire_driver::port::MacAddr;
 use super::ep::{Ep, EpCounters};
 use super::ops::WrFlags;
 use super::peer::{Peer, State};
+use super::round_trips::RoundTrips;
 use super::{EpId, Node};
 use crate::error::{Error, Result};
 use crate::rel::congestion::CongestionControl;
@@ -298,6 +299,15 @@ pub struct SessionStats {
     pub window: u32,
     /// Bytes after the Ethernet header that both ends take.
     pub frame_max: u32,
+    /// Retransmission timeout, ns, longer with each timeout in a row; 0 where nothing is
+    /// retransmitted.
+    pub rto_ns: u64,
+    /// Mean deviation of the round trip, ns.
+    pub rtt_var_ns: u32,
+    /// Whether the peer is a process of this node, reached through memory.
+    pub is_near: bool,
+    /// Whether nothing gets lost on the way.
+    pub is_lossless: bool,
 }
 
 /// Timeouts in a row from which on loss is no accident.
@@ -399,6 +409,11 @@ impl Node {
         (counters, levels)
     }
 
+    /// How long round trips to peers took, on paths that may lose frames, since the node was made.
+    pub fn round_trips(&self) -> &RoundTrips {
+        &self.observed.round_trips
+    }
+
     fn survey_eps(&self, walk: &mut Walk<EpSums>, sink: &mut impl SurveySink) {
         let step = walk.step(self.eps.slots());
         for idx in step.clone() {
@@ -465,6 +480,13 @@ impl Node {
             rtt_min_ns: if min_ns == u32::MAX.into() { 0 } else { min_ns },
             window: peer.snd.cwnd.window().min(WINDOW),
             frame_max: peer.frame_max,
+            rto_ns: match peer.path.is_lossless() {
+                true => 0,
+                false => peer.rtt.rto_ns(self.rto_floor_ns, peer.backoff),
+            },
+            rtt_var_ns: peer.rtt.var_ns() as u32,
+            is_near: peer.path.tells_presence(),
+            is_lossless: peer.path.is_lossless(),
         })
     }
 

@@ -4,6 +4,7 @@
 use super::failed::Failures;
 use super::lost::Losses;
 use super::notice::Notices;
+use super::round_trips::RoundTrips;
 use crate::rel::psn::Psn;
 use crate::types::Instant;
 
@@ -15,6 +16,8 @@ pub(super) struct Observed {
     pub(super) notices: Notices,
     pub(super) failures: Failures,
     pub(super) losses: Losses,
+    /// Of all peers on lossy paths, as their acknowledgements tell.
+    pub(super) round_trips: RoundTrips,
 }
 
 impl Observed {
@@ -25,6 +28,7 @@ impl Observed {
             notices: Notices::new(),
             failures: Failures::default(),
             losses: Losses::default(),
+            round_trips: RoundTrips::default(),
         }
     }
 }

@@ -105,14 +105,26 @@ pub fn open_switch(spec: &str) -> Result<Switch, OpenError> {
 /// that processes would join.
 ///
 /// # Errors
-/// What [`open_switch`] would say.
+/// What [`open_switch`] would say; [`OpenError::HasSwitch`] where one runs.
 pub fn check_switch(spec: &str) -> Result<String, OpenError> {
     let (inner, _) = split(&spec[device_at(spec)..], false)?;
     check_kind(spec, kind_of(&inner))?;
     let segment = segment(&inner)?;
+    if let Some(pid) = segment.switch_pid()? {
+        return Err(OpenError::HasSwitch { path: segment.path(), pid });
+    }
     super::check_device(&format!("{}{inner}", &spec[..device_at(spec)]))?;
     segment.check_here()?;
     Ok(format!("shm:{}", segment.name))
+}
+
+/// The segment of the switch that owns the device which `spec` names, if one does.
+pub(super) fn segment_of_one_that_runs(spec: &str) -> Result<Option<ShmSettings>, OpenError> {
+    if !KINDS.contains(&kind_of(spec)) {
+        return Ok(None);
+    }
+    let segment = segment(&split(spec, false)?.0)?;
+    Ok(segment.switch_pid()?.map(|_| segment))
 }
 
 /// Whether a switch can own such a device.

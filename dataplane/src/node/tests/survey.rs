@@ -46,6 +46,12 @@ fn packets_and_bytes_of_a_session_are_what_left_and_came() {
         }
         pair.run(50_000_000);
         let [a, b] = &mut pair.ends;
+        let trips = a.node.round_trips().clone();
+        let counted = |below| {
+            let lengths =
+                (0..RoundTrips::COUNT).take_while(|&at| RoundTrips::lengths(at).end <= below);
+            lengths.map(|at| trips.counts()[at]).sum::<u64>()
+        };
         let (a, b, sent) = (session(a), session(b), a.node.counters());
         assert!(a.tx_packets >= 100 && b.tx_packets >= 25, "messages; pulls");
         assert_eq!((a.tx_packets, b.tx_packets), (b.rx_packets, a.rx_packets));
@@ -54,6 +60,14 @@ fn packets_and_bytes_of_a_session_are_what_left_and_came() {
         assert_eq!((a.wait, a.info.waiting, a.frame_max), (Wait::Nothing, 0, 1500));
         assert!(a.age_ns > 20_000_000);
         assert_eq!(a.rtt_min_ns > 0, !lossless);
+        // Each took the least or longer.
+        assert_eq!(counted(u64::MAX) > 20, !lossless);
+        assert_eq!(counted(a.rtt_min_ns), 0);
+        assert!(trips.sum_ns() >= counted(u64::MAX) * a.rtt_min_ns);
+        assert_eq!(
+            (a.rto_ns > 0, a.rtt_var_ns > 0, a.is_lossless),
+            (!lossless, !lossless, lossless)
+        );
         let (Some((a_tx, a_rx)), Some((b_tx, b_rx))) = (a.bytes, b.bytes) else {
             assert!(lossless);
             continue;

@@ -173,6 +173,14 @@ impl ShmSettings {
         })
     }
 
+    /// The process of the switch that the segment has, if one lives. Changes nothing.
+    ///
+    /// # Errors
+    /// The file cannot be looked at, or is no segment.
+    pub(crate) fn switch_pid(&self) -> Result<Option<u32>, OpenError> {
+        segment::switch_of(self)
+    }
+
     fn check(&self) -> Result<(), OpenError> {
         let bad = |spec: &str, why: &str| OpenError::BadSpec { spec: spec.into(), why: why.into() };
         let legal = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);

@@ -162,6 +162,25 @@ pub(super) fn join(settings: &ShmSettings, role: Role) -> Result<Joined, OpenErr
     }
 }
 
+/// The process of the switch that the segment has, as numbered where it lives, if one lives. Joins
+/// and makes nothing.
+pub(super) fn switch_of(settings: &ShmSettings) -> Result<Option<u32>, OpenError> {
+    let path = settings.path();
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC);
+    let file = match options.open(&path) {
+        Ok(file) => file,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(e) => return Err(os("cannot open", &path, e)),
+    };
+    check_owner(&path, &file.metadata().map_err(|e| os("cannot look at", &path, e))?)?;
+    let layout = read_layout(&file, &path)?;
+    let map = map(&file, layout.file_len()).map_err(|e| os("cannot map", &path, e))?;
+    let seg = Segment { map, file, path, layout };
+    let switch = seg.switch().filter(|&m| seg.lives(m));
+    Ok(switch.map(|m| seg.pid(m).load(Relaxed) as u32))
+}
+
 /// Removes the segments beside `path` that only dead processes of this user used: their memory
 /// would stay taken until somebody came back to their names, which jobs never do. Whatever cannot
 /// be looked at stays.

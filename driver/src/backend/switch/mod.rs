@@ -73,6 +73,23 @@ pub struct StationCounters {
     pub sent: u64,
     /// Bytes that it was sent, likewise.
     pub received: u64,
+    /// Frames of it that were forwarded, and frames to it alone that it got.
+    pub frames: StationFrames,
+}
+
+/// Frames of one station since it joined.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StationFrames {
+    /// Frames of it that were taken, to wherever they went.
+    pub sent: u64,
+    /// Frames to it alone that it got.
+    pub received: u64,
+    /// Frames to it alone that its ring had no room for: dropped.
+    pub full: u64,
+    /// Frames of it with another's source address: dropped.
+    pub spoofed: u64,
+    /// Frames of it that are none of the fabric, or too long: dropped.
+    pub malformed: u64,
 }
 
 /// See the module's documentation.
@@ -134,6 +151,11 @@ impl Switch {
         })
     }
 
+    /// The segment that its stations are in, as a port's name.
+    pub fn segment(&self) -> &str {
+        &self.stations.caps().name
+    }
+
     /// The NIC.
     pub fn nic(&self) -> &PortCaps {
         self.nic.caps()
@@ -153,7 +175,8 @@ impl Switch {
     pub fn stations(&self) -> Vec<StationCounters> {
         let of = |(mac, pid)| {
             let (received, sent) = self.stations.traffic(mac).unwrap_or_default();
-            StationCounters { mac, pid, sent, received }
+            let frames = self.here.frames(mac.frame_word());
+            StationCounters { mac, pid, sent, received, frames }
         };
         self.stations.stations().map(of).collect()
     }
@@ -197,15 +220,19 @@ impl Switch {
         here.refresh(stations);
         let mut gone = None;
         moved += stations.receive_from(BURST, |sender, frame| {
+            let of_sender = here.frames_mut(sender);
             let Some(head) = head_of(frame, *frame_max) else {
                 counters.malformed += 1;
+                of_sender.malformed += 1;
                 return;
             };
             let [dst, src] = addresses(&head);
             if src != sender {
                 counters.spoofed += 1;
+                of_sender.spoofed += 1;
                 return;
             }
+            of_sender.sent += 1;
             let out = forwarded(&head, frame);
             if here.has(dst) || dst & GROUP != 0 {
                 turning.push(&out);
@@ -227,9 +254,18 @@ impl Switch {
             return Err(gone);
         }
         while let Some(bytes) = self.turning.first() {
+            // As long as a head: it was forwarded.
+            let dst = bytes.first_chunk().map_or(0, |head| addresses(head)[0]);
+            let of_receiver = self.here.frames_mut(dst);
             match self.stations.tx(&TxFrame::whole(bytes))? {
-                Tx::Sent => self.counters.between += 1,
-                Tx::Full => self.counters.full += 1,
+                Tx::Sent => {
+                    self.counters.between += 1;
+                    of_receiver.received += 1;
+                }
+                Tx::Full => {
+                    self.counters.full += 1;
+                    of_receiver.full += 1;
+                }
                 Tx::NoRoute => self.counters.unknown += 1,
             }
             self.turning.drop_first();
@@ -242,15 +278,22 @@ impl Switch {
 
     /// From the NIC.
     fn downward(&mut self) -> Result<usize, PortGone> {
-        let Self { stations, nic, counters, frame_max, .. } = self;
+        let Self { stations, nic, counters, here, frame_max, .. } = self;
         let mut sink = |frame: &RxFrame<'_>| {
             let Some(head) = head_of(frame, *frame_max) else {
                 counters.malformed += 1;
                 return;
             };
+            let of_receiver = here.frames_mut(addresses(&head)[0]);
             match stations.tx(&forwarded(&head, frame)) {
-                Ok(Tx::Sent) => counters.from_nic += 1,
-                Ok(Tx::Full) => counters.full += 1,
+                Ok(Tx::Sent) => {
+                    counters.from_nic += 1;
+                    of_receiver.received += 1;
+                }
+                Ok(Tx::Full) => {
+                    counters.full += 1;
+                    of_receiver.full += 1;
+                }
                 Ok(Tx::NoRoute) | Err(_) => counters.unknown += 1,
             }
         };
@@ -280,18 +323,23 @@ fn addresses(head: &[u8; HEAD_LEN]) -> [u64; 2] {
     [MacAddr([a, b, c, d, e, f]), MacAddr([g, h, i, j, k, l])].map(MacAddr::frame_word)
 }
 
-/// The stations' addresses.
+/// The stations' addresses, and what was counted of each.
 struct Addresses {
     /// Of the segment when they were read.
     epoch: u64,
     /// Each at the first free place from its own on; 0 for none, which no station has.
     places: Box<[u64; PLACES]>,
+    /// Of the station in each place; the last is of addresses that no station has.
+    frames: Box<[StationFrames]>,
+    /// The address looked for last, and its place.
+    last: (u64, usize),
 }
 
 impl Default for Addresses {
     fn default() -> Self {
         // No segment has that many changes.
-        Self { epoch: u64::MAX, places: Box::new([0; PLACES]) }
+        let frames = vec![StationFrames::default(); PLACES + 1].into_boxed_slice();
+        Self { epoch: u64::MAX, places: Box::new([0; PLACES]), frames, last: (0, PLACES) }
     }
 }
 
@@ -304,17 +352,42 @@ impl Addresses {
             return;
         }
         self.epoch = epoch;
+        let were: Vec<_> = self.places.iter().copied().zip(self.frames.iter().copied()).collect();
         self.places.fill(0);
+        self.frames.fill(StationFrames::default());
+        self.last = (0, PLACES);
         for (mac, _) in stations.stations() {
             let key = mac.frame_word();
             let free = self.from(key).find(|&i| self.places[i] == 0);
-            self.places[free.expect("four places for each")] = key;
+            let free = free.expect("four places for each");
+            self.places[free] = key;
+            let known = were.iter().find(|(was, _)| *was == key);
+            self.frames[free] = known.map_or_else(StationFrames::default, |(_, frames)| *frames);
         }
     }
 
     fn has(&self, key: u64) -> bool {
-        let ended = self.from(key).map(|i| self.places[i]).find(|&at| at == key || at == 0);
-        ended == Some(key)
+        self.place(key) < PLACES
+    }
+
+    /// What was counted of a station.
+    fn frames(&self, key: u64) -> StationFrames {
+        self.frames[self.place(key)]
+    }
+
+    /// As [`frames`](Self::frames), to count: in vain if no station has the address.
+    #[inline]
+    fn frames_mut(&mut self, key: u64) -> &mut StationFrames {
+        if self.last.0 != key {
+            self.last = (key, self.place(key));
+        }
+        &mut self.frames[self.last.1]
+    }
+
+    /// The place of an address; [`PLACES`] if no station has it.
+    fn place(&self, key: u64) -> usize {
+        let ended = self.from(key).find(|&i| self.places[i] == key || self.places[i] == 0);
+        ended.filter(|&i| self.places[i] == key && key != 0).unwrap_or(PLACES)
     }
 
     /// The places from that of `key` on.

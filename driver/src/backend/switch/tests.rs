@@ -133,6 +133,39 @@ fn turn(switch: &mut Switch) -> usize {
     (0..1000).map(|_| switch.turn().unwrap()).sum()
 }
 
+fn frames_of(switch: &Switch, mac: MacAddr) -> StationFrames {
+    switch.stations().iter().find(|s| s.mac == mac).unwrap().frames
+}
+
+/// Goal: what was counted of a station stays its own while others come and go.
+#[test]
+fn frames_of_a_station_are_its_own() {
+    let segment = fresh();
+    let (nic, mut far) = cable(64);
+    let mut switch = Switch::open(&segment, nic).unwrap();
+    let (mut a, mut b) = (station(&segment), station(&segment));
+    let (mac_a, mac_b) = (a.caps().mac, b.caps().mac);
+    let sends = |port: &mut SwitchedPort, dst, count: usize| {
+        let bytes = frame(dst, port.caps().mac, 60, 0);
+        (0..count).for_each(|_| assert_eq!(send(port, &bytes), Tx::Sent));
+    };
+    sends(&mut a, FAR, 3);
+    sends(&mut a, mac_b, 2);
+    sends(&mut b, mac_a, 1);
+    assert_eq!(send(&mut *far, &frame(mac_b, FAR, 60, 2)), Tx::Sent);
+    turn(&mut switch);
+    let shown = |switch: &Switch, mac| {
+        let StationFrames { sent, received, .. } = frames_of(switch, mac);
+        (sent, received)
+    };
+    assert_eq!((shown(&switch, mac_a), shown(&switch, mac_b)), ((5, 1), (1, 3)));
+    drop(b);
+    let mut c = station(&segment);
+    sends(&mut c, mac_a, 4);
+    turn(&mut switch);
+    assert_eq!((shown(&switch, mac_a), shown(&switch, c.caps().mac)), ((5, 5), (4, 0)));
+}
+
 const FAR: MacAddr = MacAddr([2, 0, 0, 0, 0, 9]);
 
 /// Goal: frames of every length come out as they went in, at the station or the end that they are
@@ -214,6 +247,10 @@ fn what_a_station_may_not_send_is_dropped() {
     assert_eq!((drain(&mut *far), drain(&mut a)), (vec![], vec![]));
     let want = SwitchCounters { spoofed: 2, malformed: 4, unknown: 1, ..Default::default() };
     assert_eq!(switch.counters(), want);
+    // The fourth of what is malformed came from the NIC.
+    let want = StationFrames { spoofed: 2, malformed: 3, ..Default::default() };
+    assert_eq!(frames_of(&switch, mac), want);
+    assert_eq!(frames_of(&switch, b.caps().mac), StationFrames::default());
 }
 
 /// Goal: a frame that the NIC carries and a ring does not is dropped.
@@ -288,6 +325,8 @@ fn a_station_that_does_not_read_holds_up_nobody() {
     }
     let SwitchCounters { from_nic, full, .. } = switch.counters();
     assert!(full > 200 && from_nic + full == 600, "{full} {from_nic}");
+    let (of_a, of_b) = (frames_of(&switch, mac_a), frames_of(&switch, mac_b));
+    assert_eq!((of_a.full, of_a.received, of_b.received), (full, 300 - full, 300));
 }
 
 /// Goal: while no switch runs frames are lost and counted, as on a wire; with the next one they go
@@ -303,7 +342,10 @@ fn a_switch_may_be_replaced() {
     let mut a = station(&segment);
     let mac = a.caps().mac;
     assert_eq!(send(&mut a, &frame(FAR, mac, 60, 1)), Tx::Sent);
+    assert_eq!(segment.switch_pid().unwrap(), Some(std::process::id()));
     drop(switch);
+    assert_eq!(segment.switch_pid().unwrap(), None);
+    assert_eq!(fresh().switch_pid().unwrap(), None);
     for number in 0..10 {
         assert_eq!(send(&mut a, &frame(FAR, mac, 60, number)), Tx::Sent);
     }

@@ -1,0 +1,506 @@
+//! A block of words that one process writes and others read: made, locked, updated, read, and
+//! removed after the dead. What the words mean is its users' concern.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Seek, SeekFrom};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use barewire_driver::backend::lock;
+use memmap2::{MmapOptions, MmapRaw};
+
+use super::{LAYOUT, MAGIC};
+
+/// Words of the header, and of the name behind it.
+pub(super) const HEADER_LEN: usize = 16;
+pub(super) const NAME_LEN: usize = 16;
+
+const HEAD_LEN: usize = 2;
+pub(super) const SEQ: usize = 3;
+pub(super) const PID: usize = 4;
+const OPENED: usize = 5;
+const UPDATED: usize = 6;
+/// Rows that are written, of each table.
+const ROWS: usize = 11;
+const KIND: usize = 14;
+
+const PREFIX: &str = "barewire-stats.";
+
+/// The member that the lock stands for.
+pub(super) const WRITER: usize = 0;
+
+/// Rows of one kind behind the head.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Table {
+    /// Where the first one begins, words.
+    pub(super) at: usize,
+    /// Words of a row, of which the first is 0 in one that is not in use.
+    pub(super) row_len: usize,
+    /// Rows that there may be.
+    pub(super) max: usize,
+}
+
+/// How a block is laid out.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Shape {
+    /// Number of the kind of writer.
+    pub(super) kind: u64,
+    /// Words before the rows.
+    pub(super) head_len: usize,
+    pub(super) tables: [Table; 2],
+}
+
+/// The writing end.
+pub(super) struct Writer {
+    pub(super) block: Block,
+    /// Holds the lock.
+    file: File,
+    pub(super) path: PathBuf,
+    /// The process that made the file; a forked child is another.
+    pid: u32,
+}
+
+impl Writer {
+    /// Makes a file in `dir`, and removes those of the dead there.
+    pub(super) fn create(dir: &Path, shape: Shape) -> io::Result<Self> {
+        remove_dead(dir);
+        let pid = std::process::id();
+        let (file, path, opened_ns) = create_file(dir, pid)?;
+        match file.try_clone().and_then(|file| Block::new(file, shape)) {
+            Ok(block) => {
+                block.put(PID, u64::from(pid));
+                block.put(OPENED, opened_ns);
+                block.put(KIND, shape.kind);
+                block.put(HEAD_LEN, shape.head_len as u64);
+                block.put(1, LAYOUT);
+                Ok(Self { block, file, path, pid })
+            }
+            Err(e) => {
+                lock::end_life(&file, WRITER);
+                // Nothing more can be done about it.
+                let _ = fs::remove_file(&path);
+                Err(e)
+            }
+        }
+    }
+
+    /// Has `fill` write, at the time that it is told, ns since 1970.
+    pub(super) fn update(&mut self, fill: impl FnOnce(&mut Block, u64)) {
+        let seq = self.block.word(SEQ).load(Ordering::Relaxed) | 1;
+        self.block.put(SEQ, seq);
+        // No store below may be seen before the odd number.
+        fence(Ordering::Release);
+        let now = since_1970();
+        self.block.put(UPDATED, now);
+        fill(&mut self.block, now);
+        for (i, rows) in self.block.rows.iter().enumerate() {
+            self.block.put(ROWS + i, rows.used as u64);
+        }
+        self.block.put(0, MAGIC);
+        self.block.word(SEQ).store(seq.wrapping_add(1), Ordering::Release);
+    }
+
+    #[cfg(test)]
+    pub(super) fn end_life(&self) {
+        lock::end_life(&self.file, WRITER);
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        // In a child forked from the process that made it the file is not ours.
+        if self.pid == std::process::id() {
+            // If it is gone already, so much the better.
+            let _ = fs::remove_file(&self.path);
+            lock::end_life(&self.file, WRITER);
+        }
+    }
+}
+
+/// Of one table.
+#[derive(Clone, Copy, Debug, Default)]
+struct Rows {
+    /// Rows that have been written, and that have memory.
+    used: usize,
+    room: usize,
+}
+
+/// The words of a file, of which those that have memory are written.
+pub(super) struct Block {
+    map: MmapRaw,
+    file: File,
+    shape: Shape,
+    rows: [Rows; 2],
+}
+
+impl Block {
+    fn new(file: File, shape: Shape) -> io::Result<Self> {
+        // A file that is cut short later would kill us with SIGBUS, but only this user can do
+        // that, who can kill us anyway. The map is only reached through `word`.
+        let end = |table: &Table| table.at + table.max * table.row_len;
+        let words = shape.tables.iter().map(end).fold(shape.head_len, usize::max);
+        let map = MmapOptions::new().len(words * 8).map_raw(&file)?;
+        let block = Self { map, file, shape, rows: Default::default() };
+        block.back(0, shape.head_len)?;
+        Ok(block)
+    }
+
+    /// Has memory put behind `len` words from `at`, so that to write them cannot fail: where
+    /// /dev/shm is full that would be a SIGBUS.
+    fn back(&self, at: usize, len: usize) -> io::Result<()> {
+        let (at, len) = (at as libc::off_t * 8, len as libc::off_t * 8);
+        nix::fcntl::fallocate(&self.file, nix::fcntl::FallocateFlags::empty(), at, len)?;
+        Ok(())
+    }
+
+    /// A word that has memory.
+    pub(super) fn word(&self, at: usize) -> &AtomicU64 {
+        let tables = self.shape.tables.iter().zip(&self.rows);
+        let mut backed = tables.map(|(t, rows)| t.at..t.at + rows.room * t.row_len);
+        let is_backed = at < self.shape.head_len || backed.any(|words| words.contains(&at));
+        assert!(is_backed, "word {at} has no memory");
+        // SAFETY: a reference to an atomic needs
+        // - memory for it, for as long as the borrow: it was just checked that the file has some
+        //   there (`back`), which `grown` keeps inside of the map, and that lives in `self`;
+        // - alignment: a map starts at a page;
+        // - that others write it atomically at most: other processes map it read-only, or do what
+        //   any process of the user may do with our memory.
+        unsafe { &*self.map.as_ptr().cast::<AtomicU64>().add(at) }
+    }
+
+    pub(super) fn put(&self, at: usize, value: u64) {
+        self.word(at).store(value, Ordering::Relaxed);
+    }
+
+    pub(super) fn put_all(&self, at: usize, values: &[u64]) {
+        values.iter().enumerate().for_each(|(i, &value)| self.put(at + i, value));
+    }
+
+    /// Writes a name from `at` on, of [`NAME_LEN`] words.
+    pub(super) fn put_name(&self, at: usize, text: &str) {
+        let mut name = [0; NAME_LEN * 8];
+        let len = text.len().min(name.len());
+        name[..len].copy_from_slice(&text.as_bytes()[..len]);
+        for (i, word) in name.as_chunks::<8>().0.iter().enumerate() {
+            self.put(at + i, u64::from_le_bytes(*word));
+        }
+    }
+
+    /// Writes a row of a table. If there is no memory it is not shown; the next update tries again.
+    pub(super) fn put_row(&mut self, table: usize, row: usize, words: &[u64]) {
+        let Table { at, row_len, max } = self.shape.tables[table];
+        let room = self.rows[table].room;
+        if row >= room {
+            let room = grown(row, room, max);
+            if row >= room || self.back(at, room * row_len).is_err() {
+                return;
+            }
+            self.rows[table].room = room;
+        }
+        assert_eq!(words.len(), row_len);
+        self.put_all(at + row * row_len, words);
+        self.rows[table].used = self.rows[table].used.max(row + 1);
+    }
+
+    /// Rows of a table that were ever written.
+    pub(super) fn used(&self, table: usize) -> usize {
+        self.rows[table].used
+    }
+}
+
+/// Rows to make memory for where `row` is written: twice as many as there are.
+fn grown(row: usize, room: usize, most: usize) -> usize {
+    (row + 1).max(2 * room).max(64).min(most)
+}
+
+/// Makes a file with a lock, and says where and when.
+fn create_file(dir: &Path, pid: u32) -> io::Result<(File, PathBuf, u64)> {
+    loop {
+        // No name comes twice, or a file could be removed in the place of one of the dead.
+        let opened_ns = since_1970();
+        let path = dir.join(format!("{PREFIX}{}.{pid}.{opened_ns}", nix::unistd::getuid()));
+        let mut options = OpenOptions::new();
+        match options.read(true).write(true).create_new(true).mode(0o600).open(&path) {
+            Ok(file) => match lock::show_life(&file, WRITER) {
+                // One who looked before it was locked may have taken it for dead.
+                Ok(()) if file.metadata()?.nlink() > 0 => return Ok((file, path, opened_ns)),
+                Ok(()) => lock::end_life(&file, WRITER),
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
+                Err(e) => {
+                    // Nothing more can be done about it.
+                    let _ = fs::remove_file(&path);
+                    return Err(e);
+                }
+            },
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(e) => return Err(e),
+        }
+    }
+}
+
+fn since_1970() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// A copy of a block.
+pub(super) struct Loaded {
+    pub(super) path: PathBuf,
+    /// Whether its writer lives.
+    pub(super) alive: bool,
+    pub(super) pid: u32,
+    pub(super) opened_ns: u64,
+    pub(super) updated_ns: u64,
+    pub(super) kind: u64,
+    /// The words before the rows.
+    pub(super) head: Vec<u64>,
+    /// The rows of each table.
+    pub(super) tables: [Vec<u64>; 2],
+}
+
+impl Loaded {
+    /// Counters that lie from `at` on, with their names.
+    pub(super) fn named(&self, names: &[&'static str], at: usize) -> Vec<(&'static str, u64)> {
+        names.iter().copied().zip(self.head[at..].iter().copied()).collect()
+    }
+
+    /// The name that lies at `at`.
+    pub(super) fn name(&self, at: usize) -> String {
+        let words = self.head[at..at + NAME_LEN].iter();
+        let bytes = words.flat_map(|word| word.to_le_bytes()).take_while(|&b| b != 0);
+        String::from_utf8_lossy(&bytes.collect::<Vec<u8>>()).into_owned()
+    }
+
+    /// The rows of a table that are in use.
+    pub(super) fn rows<const N: usize>(&self, table: usize) -> impl Iterator<Item = &[u64; N]> {
+        self.tables[table].as_chunks().0.iter().filter(|row| row[0] != 0)
+    }
+}
+
+/// Copies what one file holds, if it is laid out as one of `shapes`.
+///
+/// # Errors
+/// `InvalidData`: it is not ours, of another layout, or its writer died half way.
+/// `Unsupported`: its writer lives and publishes another layout.
+/// Also those of reading.
+pub(super) fn load(path: &Path, shapes: &[Shape]) -> io::Result<Loaded> {
+    let invalid = |why: &str| io::Error::new(io::ErrorKind::InvalidData, why.to_owned());
+    let mut file = open(path, false)?;
+    let meta = file.metadata()?;
+    let me = nix::unistd::getuid();
+    if !meta.is_file() || !(me.is_root() || meta.uid() == me.as_raw()) {
+        return Err(invalid("not a statistics file of this user"));
+    }
+    // A writer is inside for some microseconds.
+    for _ in 0..1000 {
+        let header = words(&mut file, 0, HEADER_LEN)?;
+        if header[0] != MAGIC {
+            return Err(invalid("no statistics"));
+        }
+        if header[1] != LAYOUT {
+            return Err(other_layout(&file, header[1]));
+        }
+        let shape =
+            shapes.iter().find(|s| [s.kind, s.head_len as u64] == [header[KIND], header[2]]);
+        let shape = shape.ok_or_else(|| invalid("statistics of no kind that there is"))?;
+        if header[SEQ] % 2 == 0 {
+            let head = words(&mut file, 0, shape.head_len)?;
+            let mut tables = [Vec::new(), Vec::new()];
+            for (i, table) in shape.tables.iter().enumerate() {
+                let rows = usize::try_from(head[ROWS + i]).unwrap_or(table.max).min(table.max);
+                tables[i] = words(&mut file, table.at, rows * table.row_len)?;
+            }
+            if words(&mut file, SEQ, 1)?[0] == header[SEQ] && head[SEQ] == header[SEQ] {
+                return Ok(Loaded {
+                    path: path.to_owned(),
+                    alive: lock::lives(&file, WRITER, 1),
+                    pid: head[PID] as u32,
+                    opened_ns: head[OPENED],
+                    updated_ns: head[UPDATED],
+                    kind: shape.kind,
+                    head,
+                    tables,
+                });
+            }
+        }
+        std::thread::yield_now();
+    }
+    Err(invalid("its writer ended in the middle of an update"))
+}
+
+fn other_layout(file: &File, layout: u64) -> io::Error {
+    let kind = match lock::lives(file, WRITER, 1) {
+        true => io::ErrorKind::Unsupported,
+        false => io::ErrorKind::InvalidData,
+    };
+    let why = format!("version {layout} of statistics, of which this program reads {LAYOUT}");
+    io::Error::new(kind, why)
+}
+
+fn words(file: &mut File, at: usize, len: usize) -> io::Result<Vec<u64>> {
+    let mut bytes = vec![0; len * 8];
+    file.seek(SeekFrom::Start(at as u64 * 8))?;
+    file.read_exact(&mut bytes)?;
+    Ok(bytes.as_chunks::<8>().0.iter().map(|b| u64::from_ne_bytes(*b)).collect())
+}
+
+/// The files of all writers.
+pub(super) fn files(dir: &Path) -> io::Result<Vec<PathBuf>> {
+    let ours = |e: &fs::DirEntry| e.file_name().to_string_lossy().starts_with(PREFIX);
+    Ok(fs::read_dir(dir)?.flatten().filter(ours).map(|e| e.path()).collect())
+}
+
+/// The process whose file that is, by its name.
+pub(super) fn pid_of(path: &Path) -> Option<u32> {
+    path.file_name()?.to_str()?.strip_prefix(PREFIX)?.split('.').nth(1)?.parse().ok()
+}
+
+/// Opens what lies under one of our names; whatever it is, it makes nobody wait.
+fn open(path: &Path, to_write: bool) -> io::Result<File> {
+    let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
+    OpenOptions::new().read(true).write(to_write).custom_flags(flags).open(path)
+}
+
+/// Removes files whose writers have died.
+fn remove_dead(dir: &Path) {
+    for path in files(dir).unwrap_or_default() {
+        // Another user's file cannot be opened and stays, which is right.
+        let Ok(file) = open(&path, true) else { continue };
+        // Removed with the lock in hand: its writer may be about to take it.
+        if lock::show_life(&file, WRITER).is_ok() {
+            let _ = fs::remove_file(&path);
+            lock::end_life(&file, WRITER);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SHAPE: Shape = {
+        let first = Table { at: HEADER_LEN, row_len: 8, max: 10 };
+        let second = Table { at: HEADER_LEN + 80, row_len: 16, max: 100 };
+        Shape { kind: 0, head_len: HEADER_LEN, tables: [first, second] }
+    };
+
+    fn own_dir(test: &str) -> PathBuf {
+        let name = format!("barewire-stats-{test}-{}", std::process::id());
+        let dir = std::env::temp_dir().join(name);
+        fs::create_dir_all(&dir).unwrap();
+        dir
+    }
+
+    fn create(dir: &Path) -> Writer {
+        Writer::create(dir, SHAPE).unwrap()
+    }
+
+    /// Goal: a file without memory for a row is no harm. Method: a row that would need more than
+    /// there may be, and the last that may.
+    #[test]
+    fn a_row_without_memory_is_left_out() {
+        let dir = own_dir("rows");
+        let mut writer = create(&dir);
+        writer.block.put_row(1, 99, &[7; 16]);
+        writer.block.put_row(1, 100, &[7; 16]);
+        assert_eq!(writer.block.used(1), 100);
+        writer.update(|_, _| {});
+        let copy = load(&writer.path, &[SHAPE]).unwrap();
+        assert_eq!((copy.rows::<16>(1).count(), copy.rows::<8>(0).count()), (1, 0));
+        drop(writer);
+        fs::remove_dir(&dir).unwrap();
+    }
+
+    #[test]
+    fn a_half_written_block_is_not_believed() {
+        let dir = own_dir("half");
+        let mut writer = create(&dir);
+        writer.update(|_, _| {});
+        writer.block.word(SEQ).fetch_add(1, Ordering::Relaxed);
+        let kind = |writer: &Writer| load(&writer.path, &[SHAPE]).map(drop).map_err(|e| e.kind());
+        assert_eq!(kind(&writer), Err(io::ErrorKind::InvalidData));
+        writer.update(|_, _| {});
+        assert_eq!(kind(&writer), Ok(()));
+        writer.block.put(KIND, 9);
+        assert_eq!(kind(&writer), Err(io::ErrorKind::InvalidData));
+        drop(writer);
+        fs::remove_dir(&dir).unwrap();
+    }
+
+    /// Goal: who publishes another layout is told of while it lives.
+    #[test]
+    fn another_layout_is_told_from_damage() {
+        let dir = own_dir("layout");
+        let mut writer = create(&dir);
+        writer.update(|_, _| {});
+        writer.block.put(1, LAYOUT + 1);
+        let told = load(&writer.path, &[SHAPE]).map(drop).unwrap_err();
+        assert_eq!(told.kind(), io::ErrorKind::Unsupported);
+        assert!(told.to_string().contains(&format!("version {}", LAYOUT + 1)), "{told}");
+        assert_eq!(pid_of(&writer.path), Some(std::process::id()));
+        writer.end_life();
+        let told = load(&writer.path, &[SHAPE]).map(drop).unwrap_err();
+        assert_eq!(told.kind(), io::ErrorKind::InvalidData);
+        drop(writer);
+        fs::remove_dir(&dir).unwrap();
+    }
+
+    /// Goal: what died is removed, and not what lives, whatever process ids say. Method: files
+    /// that name this process and another one, with a lock and without.
+    #[test]
+    fn files_of_the_dead_are_removed() {
+        let dir = own_dir("dead");
+        let name = |pid: u32, number| dir.join(format!("{PREFIX}0.{pid}.{number}"));
+        let dead = [name(u32::MAX - 1, 0), name(std::process::id(), 0), name(1, 0)];
+        dead.iter().for_each(|path| fs::write(path, b"").unwrap());
+        let elsewhere = name(u32::MAX - 1, 1);
+        let held = File::create_new(&elsewhere).unwrap();
+        lock::show_life(&held, WRITER).unwrap();
+        let first = create(&dir);
+        let second = create(&dir);
+        assert!(dead.iter().all(|path| !path.exists()), "{:?}", files(&dir));
+        assert!(elsewhere.exists() && first.path.exists() && second.path.exists());
+        lock::end_life(&held, WRITER);
+        drop((held, first, second));
+        let _last = create(&dir);
+        assert!(!elsewhere.exists());
+        assert_eq!(files(&dir).unwrap().len(), 1);
+        fs::remove_dir_all(&dir).unwrap();
+    }
+
+    /// Goal: a writer is alive as long as it holds the lock, whatever its process id says.
+    #[test]
+    fn alive_is_who_holds_the_lock() {
+        let dir = own_dir("alive");
+        let mut writer = create(&dir);
+        writer.update(|_, _| {});
+        let alive = |writer: &Writer| load(&writer.path, &[SHAPE]).unwrap().alive;
+        assert!(alive(&writer));
+        writer.block.put(PID, u64::from(u32::MAX - 1));
+        assert!(alive(&writer));
+        writer.end_life();
+        writer.block.put(PID, u64::from(std::process::id()));
+        assert!(!alive(&writer));
+        drop(writer);
+        fs::remove_dir(&dir).unwrap();
+    }
+
+    /// Goal: a writer is never without its file, however many others open and sweep.
+    #[test]
+    fn many_that_open_leave_each_other_alone() {
+        let dir = own_dir("many");
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..500 {
+                        let writer = create(&dir);
+                        assert!(writer.path.exists());
+                    }
+                });
+            }
+        });
+        fs::remove_dir(&dir).unwrap();
+    }
+}

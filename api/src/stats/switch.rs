@@ -1,0 +1,257 @@
+//! What a `barewire switch` publishes, in a block as a domain's: [`MAGIC`](super::MAGIC),
+//! [`LAYOUT`](super::LAYOUT) and the header are the same, the kind is 1. Behind the name of its
+//! NIC's port:
+//!
+//! | words | hold |
+//! |---|---|
+//! | 32 .. 48 | the segment of its stations, zero-padded |
+//! | then | [`SWITCH_NAMES`], [`NIC_NAMES`] |
+//! | then | room for 4,096 stations of 16 words |
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use barewire_driver::backend::switch::{StationCounters, Switch};
+use barewire_driver::port::MacAddr;
+
+use super::file::{HEADER_LEN, Loaded, NAME_LEN, Shape, Table, Writer};
+use super::{DIR, PORT_NAMES, no_statistics, port_words, put_port};
+
+/// What a switch counts: frames by where they went, then those dropped by cause.
+pub const SWITCH_NAMES: [&str; 7] =
+    ["to_nic", "from_nic", "between", "spoofed", "malformed", "unknown", "full"];
+
+/// Counters of the NIC's port.
+pub const NIC_NAMES: [&str; PORT_NAMES.len() / 2] = {
+    let [a, b, c, d, e, f, g, h, ..] = PORT_NAMES;
+    [a, b, c, d, e, f, g, h]
+};
+
+/// Least time between two updates.
+const PERIOD: Duration = Duration::from_millis(200);
+
+const SEGMENT_AT: usize = HEADER_LEN + NAME_LEN;
+const SWITCH_AT: usize = SEGMENT_AT + NAME_LEN;
+const NIC_AT: usize = SWITCH_AT + SWITCH_NAMES.len();
+const HEAD_LEN: usize = NIC_AT + NIC_NAMES.len();
+const STATIONS: usize = 0;
+const STATION_LEN: usize = 16;
+
+pub(super) const SHAPE: Shape = {
+    let stations = Table { at: HEAD_LEN, row_len: STATION_LEN, max: 4096 };
+    let none = Table { at: HEAD_LEN, row_len: 1, max: 0 };
+    Shape { kind: 1, head_len: HEAD_LEN, tables: [stations, none] }
+};
+
+/// The writing end of a switch.
+pub struct SwitchPublisher {
+    writer: Writer,
+    published: Instant,
+}
+
+impl SwitchPublisher {
+    /// Makes the file of a switch, or says in the log why there is none.
+    pub fn create(switch: &Switch) -> Option<Self> {
+        let mut publisher = Self::try_create(Path::new(DIR)).map_err(no_statistics).ok()?;
+        publisher.publish(switch);
+        Some(publisher)
+    }
+
+    fn try_create(dir: &Path) -> io::Result<Self> {
+        Ok(Self { writer: Writer::create(dir, SHAPE)?, published: Instant::now() })
+    }
+
+    /// [`publish`](Self::publish), if the last time was long enough ago for `now` to be news.
+    pub fn publish_if_due(&mut self, switch: &Switch, now: Instant) {
+        if now.duration_since(self.published) >= PERIOD {
+            self.publish(switch);
+        }
+    }
+
+    /// Writes what `switch` counted so far.
+    pub fn publish(&mut self, switch: &Switch) {
+        self.published = Instant::now();
+        let counted = switch.counters();
+        let counters: [u64; SWITCH_NAMES.len()] = [
+            counted.to_nic,
+            counted.from_nic,
+            counted.between,
+            counted.spoofed,
+            counted.malformed,
+            counted.unknown,
+            counted.full,
+        ];
+        let stations = switch.stations();
+        self.writer.update(|block, _| {
+            put_port(switch.nic(), block);
+            block.put_name(SEGMENT_AT, switch.segment());
+            block.put_all(SWITCH_AT, &counters);
+            block.put_all(NIC_AT, &port_words(switch.nic_counters()));
+            for (row, station) in stations.iter().enumerate() {
+                block.put_row(STATIONS, row, &words(station));
+            }
+            for row in stations.len()..block.used(STATIONS) {
+                block.put_row(STATIONS, row, &[0; STATION_LEN]);
+            }
+        });
+    }
+}
+
+fn words(s: &StationCounters) -> [u64; STATION_LEN] {
+    let f = &s.frames;
+    let mut words = [0; STATION_LEN];
+    // An address is never 0.
+    words[..9].copy_from_slice(&[
+        s.mac.to_u64(),
+        s.pid.into(),
+        s.sent,
+        s.received,
+        f.sent,
+        f.received,
+        f.full,
+        f.spoofed,
+        f.malformed,
+    ]);
+    words
+}
+
+/// What a switch published.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SwitchSnapshot {
+    /// Its file.
+    pub path: PathBuf,
+    /// Its process.
+    pub pid: u32,
+    /// Whether it runs.
+    pub alive: bool,
+    /// When it started, ns since 1970.
+    pub opened_ns: u64,
+    /// When this was written, ns since 1970: a switch that runs does so five times a second.
+    pub updated_ns: u64,
+    /// The NIC's port.
+    pub port_name: String,
+    /// The NIC's address.
+    pub mac: MacAddr,
+    /// Bytes of a frame after its Ethernet header.
+    pub mtu: usize,
+    /// The segment of its stations.
+    pub segment: String,
+    /// Frames by where they went, and those dropped by cause: [`SWITCH_NAMES`].
+    pub counters: Vec<(&'static str, u64)>,
+    /// Counters of the NIC's port: [`NIC_NAMES`].
+    pub nic: Vec<(&'static str, u64)>,
+    /// Its stations.
+    pub stations: Vec<StationRow>,
+}
+
+/// One station of a switch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StationRow {
+    /// Its address.
+    pub mac: MacAddr,
+    /// Its process, as numbered where it lives.
+    pub pid: u32,
+    /// Bytes that it sent, with what its ring puts around them.
+    pub sent_bytes: u64,
+    /// Bytes that it was sent, likewise.
+    pub received_bytes: u64,
+    /// Frames of it that were taken.
+    pub sent: u64,
+    /// Frames to it alone that it got.
+    pub received: u64,
+    /// Frames to it alone that its ring had no room for.
+    pub full: u64,
+    /// Frames of it with another's source address.
+    pub spoofed: u64,
+    /// Frames of it that are none of the fabric, or too long.
+    pub malformed: u64,
+}
+
+pub(super) fn parse(loaded: &Loaded) -> SwitchSnapshot {
+    SwitchSnapshot {
+        path: loaded.path.clone(),
+        pid: loaded.pid,
+        alive: loaded.alive,
+        opened_ns: loaded.opened_ns,
+        updated_ns: loaded.updated_ns,
+        port_name: loaded.name(HEADER_LEN),
+        mac: MacAddr::from_u64(loaded.head[7]),
+        mtu: loaded.head[8] as usize,
+        segment: loaded.name(SEGMENT_AT),
+        counters: loaded.named(&SWITCH_NAMES, SWITCH_AT),
+        nic: loaded.named(&NIC_NAMES, NIC_AT),
+        stations: loaded.rows(STATIONS).map(station_row).collect(),
+    }
+}
+
+fn station_row(r: &[u64; STATION_LEN]) -> StationRow {
+    StationRow {
+        mac: MacAddr::from_u64(r[0]),
+        pid: r[1] as u32,
+        sent_bytes: r[2],
+        received_bytes: r[3],
+        sent: r[4],
+        received: r[5],
+        full: r[6],
+        spoofed: r[7],
+        malformed: r[8],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use barewire_driver::backend::fault::{Fault, FaultSettings};
+    use barewire_driver::backend::loopback::Loopback;
+    use barewire_driver::backend::shm::ShmSettings;
+    use barewire_driver::backend::switch::SwitchedPort;
+    use barewire_driver::frame::{ETHERTYPE, TxFrame};
+    use barewire_driver::port::Port;
+
+    use super::*;
+    use crate::stats::published_in;
+
+    /// Goal: a switch, its NIC and each of its stations are read as they are, and a station that
+    /// has left no more.
+    #[test]
+    fn a_switch_is_read_as_it_is() {
+        let segment = ShmSettings::named(&format!("stats-switch-{}", std::process::id()));
+        let (nic, far) = Loopback::pair();
+        let far = far.caps().mac;
+        let nic =
+            Fault::new(Box::new(nic), FaultSettings { loss: 1e-12, ..Default::default() }, "x");
+        let mut switch = Switch::open(&segment, Box::new(nic)).unwrap();
+        let join = || SwitchedPort::open(&segment, "station".into()).unwrap().unwrap();
+        let (mut a, b) = (join(), join());
+        let (mac, other) = (a.caps().mac, b.caps().mac);
+        for dst in [other, far] {
+            let mut bytes = [&dst.0[..], &mac.0, &ETHERTYPE.to_be_bytes()].concat();
+            bytes.resize(100, 0);
+            a.tx(&TxFrame::whole(&bytes)).unwrap();
+        }
+        a.flush().unwrap();
+        let moved: usize = (0..1000).map(|_| switch.turn().unwrap()).sum();
+        assert_eq!(moved, 2);
+        let dir = std::env::temp_dir().join(format!("barewire-of-switch-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let mut publisher = SwitchPublisher::try_create(&dir).unwrap();
+        publisher.publish(&switch);
+        let read = || published_in(&dir).unwrap().switches.remove(0);
+        let seen = read();
+        assert_eq!((seen.pid, seen.alive), (std::process::id(), true));
+        assert_eq!((&*seen.port_name, seen.mac), (&*switch.nic().name, switch.nic().mac));
+        assert_eq!(seen.segment, format!("shm:{}", segment.name));
+        assert_eq!(seen.counters[..3], [("to_nic", 1), ("from_nic", 0), ("between", 1)]);
+        assert_eq!((seen.nic[2], seen.nic.len()), (("tx_frames", 1), NIC_NAMES.len()));
+        let of = |mac| *seen.stations.iter().find(|s| s.mac == mac).unwrap();
+        assert_eq!((of(mac).sent, of(other).received), (2, 1));
+        assert!(of(mac).sent_bytes >= 200 && of(other).received_bytes >= 100);
+        drop(b);
+        publisher.publish_if_due(&switch, publisher.published);
+        assert_eq!(read(), seen);
+        publisher.publish_if_due(&switch, publisher.published + PERIOD);
+        assert_eq!(read().stations.iter().map(|s| s.mac).collect::<Vec<_>>(), [mac]);
+        drop(publisher);
+        std::fs::remove_dir(&dir).unwrap();
+    }
+}

@@ -1,0 +1,97 @@
+//! Checks of what runs here already.
+
+use barewire::stats::switch::SwitchSnapshot;
+
+use super::machine::Machine;
+use super::{Check, SPEED, VFIO};
+
+/// A switch that has published nothing for so long does not forward, ns.
+const STUCK_NS: u64 = 2_000_000_000;
+
+/// The switches that own NICs, and whether they turn.
+pub(super) fn switches(machine: &Machine) -> Check {
+    let name = "switches";
+    let age = |s: &SwitchSnapshot| machine.now_ns.saturating_sub(s.updated_ns);
+    let switches = &machine.published.switches;
+    if let Some(stuck) = switches.iter().find(|s| age(s) > STUCK_NS) {
+        let (pid, secs) = (stuck.pid, age(stuck) as f64 / 1e9);
+        let found = format!("{}: process {pid} has not turned for {secs:.0} s", stuck.port_name);
+        let mend = format!("kill -9 {pid}, and start it again: its processes wait and go on");
+        return Check::warn(name, VFIO, found, mend);
+    }
+    let told = |s: &SwitchSnapshot| {
+        format!("{}: process {}, {} stations", s.port_name, s.pid, s.stations.len())
+    };
+    let told: Vec<String> = switches.iter().map(told).collect();
+    match told.is_empty() {
+        true => Check::ok(name, VFIO, "none runs"),
+        false => Check::ok(name, VFIO, told.join("; ")),
+    }
+}
+
+/// Whether all that runs can be looked into by this program.
+pub(super) fn statistics(machine: &Machine) -> Check {
+    let name = "statistics";
+    let published = &machine.published;
+    match published.unread.first() {
+        Some(unread) => {
+            let found = format!("process {} publishes {}", unread.pid, unread.why);
+            Check::warn(name, SPEED, found, "install one version of barewire")
+        }
+        None => {
+            let count = published.domains.len();
+            Check::ok(name, SPEED, format!("{count} open domains: barewire stats"))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Status;
+    use super::super::machine::fixture::Fixture;
+    use super::*;
+    use barewire::stats::Unread;
+
+    fn switch(updated_ns: u64) -> SwitchSnapshot {
+        SwitchSnapshot {
+            path: "a".into(),
+            pid: 12,
+            alive: true,
+            opened_ns: 1,
+            updated_ns,
+            port_name: "vfio:0000:05:00.0".to_owned(),
+            mac: "02:00:00:00:00:01".parse().unwrap(),
+            mtu: 1500,
+            segment: "shm:x".to_owned(),
+            counters: Vec::new(),
+            nic: Vec::new(),
+            stations: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn a_switch_that_does_not_turn_is_told_of() {
+        let mut machine = Fixture::full().machine();
+        assert_eq!(switches(&machine).found, "none runs");
+        machine.published.switches = vec![switch(machine.now_ns), switch(machine.now_ns)];
+        let check = switches(&machine);
+        assert_eq!(check.status, Status::Ok);
+        assert!(
+            check.found.starts_with("vfio:0000:05:00.0: process 12, 0 stations; "),
+            "{check:?}"
+        );
+        machine.published.switches[1].updated_ns = machine.now_ns - 3_000_000_000;
+        let check = switches(&machine);
+        assert_eq!(check.status, Status::Warn);
+        assert!(check.found.contains("not turned for 3 s"), "{check:?}");
+    }
+
+    #[test]
+    fn a_process_of_another_version_is_told_of() {
+        let mut machine = Fixture::full().machine();
+        assert_eq!(statistics(&machine).status, Status::Ok);
+        machine.published.unread = vec![Unread { pid: 7, why: "version 3".to_owned() }];
+        let check = statistics(&machine);
+        assert_eq!((check.status, &*check.found), (Status::Warn, "process 7 publishes version 3"));
+    }
+}

@@ -1,0 +1,363 @@
+//! `barewire top`: a live screen of processes, peers and switches.
+
+use std::io::IsTerminal;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use barewire::stats::Published;
+use ratatui::Terminal;
+use ratatui::backend::TestBackend;
+use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
+
+use crate::capture::signals;
+use crate::fail::Fail;
+use crate::out;
+use crate::stats::{published, since_1970_ns, tell_unread};
+
+mod model;
+mod view;
+
+use model::{Model, Sort, Wanted};
+
+/// Shows live what processes, peers and switches of this node do, and what waits for what
+///
+/// Above the switches and the processes, below the peers of all processes or of the one that is
+/// selected; the last line but one says the worst that something waits for. Rates are per
+/// second. Root sees the processes of all users.
+#[derive(clap::Args)]
+#[command(after_long_help = "\
+Exit codes:
+  0  ended by q, Ctrl-C or a signal
+  1  the counters cannot be read, or the terminal cannot be used
+
+Examples:
+  barewire top
+  barewire top --once --sort resent    one screen of what a second brought, for a file or a pipe
+  barewire top --filter 4711           peers of one process
+
+Keys:
+  up, down, j, k  a process: only its peers    Esc     all peers
+  s               sort by the next column      w       only peers that something waits for
+  /               only lines with a text       space   stop the screen, and go on
+  PgUp, PgDn      more peers                   q       quit
+
+Columns:
+  OPS/S    messages and one-sided operations, both ways
+  TX, RX   bytes of frames a second; `-` where they are not counted
+  OUT, IN  frames a second that a switch gave its NIC, and that came from there
+  RESENT   packets sent again a second
+  PATH     near: a process of this node, by memory; far: any other
+  FLIGHT   packets in flight, of how many that may be
+  WAITS    operations, and what for: `barewire stats --help` explains each
+Wide terminals have more. `barewire stats --json` is for programs.")]
+pub(crate) struct TopArgs {
+    /// Seconds between two screens, 0.1 to 3600.
+    #[arg(long, default_value_t = 1.0)]
+    interval: f64,
+    /// Prints one screen and ends; so it does if standard output is no terminal.
+    #[arg(long)]
+    once: bool,
+    /// Sorts peers by this column, the largest first.
+    #[arg(long, value_enum, value_name = "COLUMN", default_value_t)]
+    sort: Sort,
+    /// Only peers whose line has this text: process, port, address, path, state or cause.
+    #[arg(long, default_value = "", value_name = "TEXT")]
+    filter: String,
+    /// Only peers that an operation waits for.
+    #[arg(long)]
+    waiting: bool,
+    /// Only domains and switches of this process.
+    #[arg(long)]
+    pid: Option<u32>,
+}
+
+/// What keys go to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Typing {
+    #[default]
+    Nothing,
+    Filter,
+}
+
+/// What the user chose.
+#[derive(Debug, Default)]
+struct State {
+    wanted: Wanted,
+    /// The file of the domain whose peers are shown alone.
+    selected: Option<PathBuf>,
+    /// Its place among the domains.
+    selected_at: usize,
+    /// Peers above the first that is shown.
+    scrolled: usize,
+    paused: bool,
+    typing: Typing,
+    ended: bool,
+}
+
+impl State {
+    /// The first domain to show in `height` lines, one of them the head.
+    fn first_domain(&self, height: u16) -> usize {
+        (self.selected_at + 2).saturating_sub(height.into())
+    }
+
+    fn key(&mut self, key: KeyEvent, domains: &[PathBuf]) {
+        if key.modifiers.contains(KeyModifiers::CONTROL) && key.code == KeyCode::Char('c') {
+            self.ended = true;
+            return;
+        }
+        if self.typing == Typing::Filter {
+            return self.type_filter(key.code);
+        }
+        match key.code {
+            KeyCode::Char('q') => self.ended = true,
+            KeyCode::Char('s') => self.wanted.sort = self.wanted.sort.next(),
+            KeyCode::Char('w') => self.wanted.waiting = !self.wanted.waiting,
+            KeyCode::Char(' ') => self.paused = !self.paused,
+            KeyCode::Char('/') => self.typing = Typing::Filter,
+            KeyCode::Esc => self.select(None),
+            KeyCode::Down | KeyCode::Char('j') => {
+                self.step(domains, |at| at.map_or(0, |at| at + 1))
+            }
+            KeyCode::Up | KeyCode::Char('k') => {
+                self.step(domains, |at| at.map_or(usize::MAX, |at| at.saturating_sub(1)));
+            }
+            KeyCode::PageDown => self.scrolled += 10,
+            KeyCode::PageUp => self.scrolled = self.scrolled.saturating_sub(10),
+            _ => {}
+        }
+    }
+
+    fn type_filter(&mut self, code: KeyCode) {
+        let filter = &mut self.wanted.filter;
+        match code {
+            KeyCode::Enter => self.typing = Typing::Nothing,
+            KeyCode::Esc => {
+                filter.clear();
+                self.typing = Typing::Nothing;
+            }
+            KeyCode::Backspace => drop(filter.pop()),
+            KeyCode::Char(c) => filter.push(c),
+            _ => {}
+        }
+        self.scrolled = 0;
+    }
+
+    /// Selects the domain that `next` says after the one that is selected.
+    fn step(&mut self, domains: &[PathBuf], next: impl Fn(Option<usize>) -> usize) {
+        let at = self.selected.as_ref().and_then(|path| domains.iter().position(|d| d == path));
+        let at = next(at).min(domains.len().saturating_sub(1));
+        self.selected_at = at;
+        self.select(domains.get(at).cloned());
+    }
+
+    fn select(&mut self, domain: Option<PathBuf>) {
+        if domain.is_none() {
+            self.selected_at = 0;
+        }
+        self.selected = domain;
+        self.scrolled = 0;
+    }
+
+    /// What is shown of two looks.
+    fn model(&mut self, [before, now]: &[Published; 2], now_ns: u64) -> Model {
+        let mut model = Model::new(before, now, now_ns, &self.wanted);
+        let is_there = |path: &PathBuf| model.domains.iter().any(|d| d.path == *path);
+        if self.selected.as_ref().is_some_and(|path| !is_there(path)) {
+            self.select(None);
+        }
+        if let Some(path) = &self.selected {
+            model.only(path);
+        }
+        self.scrolled = self.scrolled.min(model.peers.len());
+        model
+    }
+}
+
+/// Shows the screen until the user ends it, or once.
+///
+/// # Errors
+/// The counters cannot be read, or the terminal cannot be used.
+pub(crate) fn run(args: &TopArgs) -> Result<ExitCode, Fail> {
+    if !(0.1..=3600.0).contains(&args.interval) {
+        return Err(Fail::usage("--interval: expected 0.1 to 3600 seconds"));
+    }
+    let (sort, filter, waiting) = (args.sort, args.filter.clone(), args.waiting);
+    let state = State { wanted: Wanted { sort, filter, waiting }, ..State::default() };
+    if args.once || !std::io::stdout().is_terminal() {
+        return once(args, state);
+    }
+    let signals = signals()?;
+    let unusable = |why: std::io::Error| Fail::new(format!("the terminal: {why}"));
+    let mut terminal = ratatui::try_init().map_err(unusable)?;
+    let ended = live(args, state, |looks, state, wait| {
+        if signals.read_signal().map_err(Fail::new)?.is_some() {
+            state.ended = true;
+        }
+        let model = state.model(looks, since_1970_ns());
+        terminal.draw(|frame| view::draw(frame, &model, state)).map_err(unusable)?;
+        let domains: Vec<PathBuf> = model.domains.into_iter().map(|d| d.path).collect();
+        if event::poll(wait).map_err(unusable)?
+            && let Event::Key(key) = event::read().map_err(unusable)?
+            && key.kind == KeyEventKind::Press
+        {
+            state.key(key, &domains);
+        }
+        Ok(())
+    });
+    ratatui::restore();
+    ended.map(|()| ExitCode::SUCCESS)
+}
+
+/// Longest wait for a key: so often a signal is looked for.
+const LOOK: Duration = Duration::from_millis(200);
+
+/// Looks at the statistics once an interval, and has `turn` show them and wait for a key until the
+/// next look at most.
+fn live(
+    args: &TopArgs,
+    mut state: State,
+    mut turn: impl FnMut(&[Published; 2], &mut State, Duration) -> Result<(), Fail>,
+) -> Result<(), Fail> {
+    let interval = Duration::from_secs_f64(args.interval);
+    let first = published(args.pid)?;
+    let mut looks = [first.clone(), first];
+    // The first rates are there soon.
+    let mut due = Instant::now() + interval.min(LOOK);
+    while !state.ended {
+        let now = Instant::now();
+        if now >= due && !state.paused {
+            due = now + interval;
+            looks.swap(0, 1);
+            looks[1] = published(args.pid)?;
+        }
+        turn(
+            &looks,
+            &mut state,
+            due.saturating_duration_since(now).clamp(Duration::from_millis(1), LOOK),
+        )?;
+    }
+    Ok(())
+}
+
+/// Columns of a screen that is no terminal.
+const WIDTH: u16 = 80;
+
+/// Prints one screen of what an interval brought, as long as it takes.
+fn once(args: &TopArgs, mut state: State) -> Result<ExitCode, Fail> {
+    let before = published(args.pid)?;
+    tell_unread(&before);
+    std::thread::sleep(Duration::from_secs_f64(args.interval));
+    let looks = [before, published(args.pid)?];
+    let model = state.model(&looks, since_1970_ns());
+    let size = ratatui::crossterm::terminal::size();
+    let width = size.ok().filter(|_| std::io::stdout().is_terminal()).map_or(WIDTH, |(w, _)| w);
+    out::print(screen(&model, &state, (width, view::height(&model))))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A screen as text.
+fn screen(model: &Model, state: &State, (width, height): (u16, u16)) -> String {
+    let Ok(mut terminal) = Terminal::new(TestBackend::new(width, height));
+    let Ok(drawn) = terminal.draw(|frame| view::draw(frame, model, state));
+    view::text(drawn.buffer)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sample;
+
+    const SECOND: u64 = 1_000_000_000;
+
+    fn looks(peers: u8) -> [Published; 2] {
+        let look = |at| {
+            let mut domain = sample::domain(12, at);
+            domain.sessions = (1..=peers).map(sample::session).collect();
+            let domains = vec![domain, sample::domain(4_194_304, at)];
+            Published { domains, switches: vec![sample::switch(14, at)], unread: Vec::new() }
+        };
+        [look(SECOND), look(2 * SECOND)]
+    }
+
+    fn shown(state: &mut State, peers: u8, size: (u16, u16)) -> String {
+        let model = state.model(&looks(peers), 2 * SECOND);
+        screen(&model, state, size)
+    }
+
+    fn press(state: &mut State, codes: &[KeyCode]) {
+        let domains: Vec<PathBuf> = looks(1)[1].domains.iter().map(|d| d.path.clone()).collect();
+        codes.iter().for_each(|&code| state.key(KeyEvent::from(code), &domains));
+    }
+
+    #[test]
+    fn a_screen_of_80_by_24_has_all_its_parts() {
+        let screen = shown(&mut State::default(), 60, (80, 24));
+        let lines: Vec<&str> = screen.lines().collect();
+        assert_eq!(lines.len(), 24);
+        assert_eq!(lines[0], "barewire top - 2 domains, 61 peers, by waiting");
+        assert!(lines[1].ends_with("DROPS/S   B/S STATIONS"), "{screen}");
+        assert!(lines[2].starts_with("     14 vfio:0000:05:00.0") && lines[2].ends_with(" 0 1"));
+        assert!(lines[3].contains("PID PORT") && lines[3].ends_with("FOR"), "{screen}");
+        assert!(lines[4].starts_with("     12 afpacket:eth0"), "{screen}");
+        assert!(lines[5].starts_with("4194304 ") && lines[5].contains(" 2 credit"), "{screen}");
+        assert!(lines[6].ends_with("WAITS FOR"), "{screen}");
+        let row = "     12 02:00:00:00:00:01 far      0     -      0  1.5us    1/32 2 credit";
+        assert_eq!(lines[7], row);
+        assert_eq!(lines[22], "122 wait, credit: the peer lacks memory; it has posted no receives");
+        assert!(lines[23].starts_with("q quit"), "{screen}");
+    }
+
+    #[test]
+    fn a_wide_screen_has_more_columns_and_a_small_one_is_no_panic() {
+        let wide = shown(&mut State::default(), 3, (160, 24));
+        for name in ["STATE", "RTO", "HEARD", "CREDITS", "FRAME", "2.00ms", "1.5 s"] {
+            assert!(wide.contains(name), "{name}\n{wide}");
+        }
+        for size in [(1, 1), (10, 3), (80, 5)] {
+            shown(&mut State::default(), 3, size);
+        }
+    }
+
+    #[test]
+    fn keys_select_sort_filter_and_end() {
+        let mut state = State::default();
+        press(&mut state, &[KeyCode::Down, KeyCode::Down, KeyCode::Down]);
+        let one = shown(&mut state, 60, (80, 24));
+        assert!(one.starts_with("barewire top - 2 domains, 1 peer of one"), "{one}");
+        press(&mut state, &[KeyCode::Esc, KeyCode::Char('s'), KeyCode::Char('w')]);
+        let all = shown(&mut state, 60, (80, 24));
+        assert!(
+            all.starts_with("barewire top - 2 domains, 61 peers, by tx, waiting only"),
+            "{all}"
+        );
+        press(&mut state, &"/00:0a".chars().map(KeyCode::Char).collect::<Vec<_>>());
+        assert!(shown(&mut state, 60, (80, 24)).contains("filter: 00:0a_"));
+        press(&mut state, &[KeyCode::Enter]);
+        assert!(shown(&mut state, 60, (80, 24)).contains(" 1 peer, by tx, waiting only, with"));
+        assert!(!state.ended);
+        press(&mut state, &[KeyCode::Char('q')]);
+        assert!(state.ended);
+    }
+
+    /// Goal: the last peer can be reached, and to go on behind it is no harm.
+    #[test]
+    fn peers_scroll_to_their_end() {
+        let mut state = State::default();
+        assert!(!shown(&mut state, 60, (80, 24)).contains("02:00:00:00:00:3c"));
+        press(&mut state, &[KeyCode::PageDown; 20]);
+        assert!(shown(&mut state, 60, (80, 24)).contains("02:00:00:00:00:3c"));
+        press(&mut state, &[KeyCode::PageUp; 20]);
+        assert!(shown(&mut state, 60, (80, 24)).contains("02:00:00:00:00:01"));
+    }
+
+    /// Goal: where a selected process ends all are shown again.
+    #[test]
+    fn a_selection_ends_with_its_process() {
+        let mut state = State { selected: Some("gone".into()), ..State::default() };
+        assert!(
+            shown(&mut state, 2, (80, 24)).starts_with("barewire top - 2 domains, 3 peers, by")
+        );
+        assert_eq!(state.selected, None);
+    }
+}
