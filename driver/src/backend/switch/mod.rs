@@ -56,7 +56,8 @@ pub struct SwitchCounters {
     pub spoofed: u64,
     /// Frames that are none of the fabric, or longer than the other side carries: dropped.
     pub malformed: u64,
-    /// Frames from the NIC to an address that no station has: dropped.
+    /// Frames to an address that nobody has: those from the NIC that are for no station, and those
+    /// that the NIC knows no way for. Dropped.
     pub unknown: u64,
     /// Frames to a station whose ring was full: dropped.
     pub full: u64,
@@ -208,12 +209,15 @@ impl Switch {
     fn upward(&mut self) -> Result<usize, PortGone> {
         let mut moved = 0;
         while let Some(bytes) = self.held.first() {
-            if self.nic.tx(&TxFrame::whole(bytes))? != Tx::Sent {
-                self.nic.flush()?;
-                return Ok(moved);
+            match self.nic.tx(&TxFrame::whole(bytes))? {
+                Tx::Sent => self.counters.to_nic += 1,
+                Tx::NoRoute => self.counters.unknown += 1,
+                Tx::Full => {
+                    self.nic.flush()?;
+                    return Ok(moved);
+                }
             }
             self.held.drop_first();
-            self.counters.to_nic += 1;
             moved += 1;
         }
         let Self { stations, nic, held, turning, counters, here, frame_max, .. } = self;
@@ -245,8 +249,9 @@ impl Switch {
             }
             match if held.is_empty() { nic.tx(&out) } else { Ok(Tx::Full) } {
                 Ok(Tx::Sent) => counters.to_nic += 1,
+                Ok(Tx::NoRoute) => counters.unknown += 1,
                 // Twice a burst fits, and no more is read until it is empty.
-                Ok(_) => held.push(&out),
+                Ok(Tx::Full) => held.push(&out),
                 Err(why) => gone = Some(why),
             }
         });

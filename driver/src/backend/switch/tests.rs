@@ -21,6 +21,9 @@ struct Cable {
     gone: bool,
 }
 
+/// An address that the cable knows no way for.
+const NOWHERE: MacAddr = MacAddr([2, 0, 0, 0, 0, 0x77]);
+
 type Way = Arc<Mutex<VecDeque<Vec<u8>>>>;
 
 fn cable(room: usize) -> (Box<Cable>, Box<Cable>) {
@@ -58,6 +61,9 @@ impl Port for Cable {
         }
         self.offered += 1;
         let refused = self.refuses > 0 && self.offered.is_multiple_of(self.refuses);
+        if frame.dst() == NOWHERE {
+            return Ok(Tx::NoRoute);
+        }
         let mut out = self.out.lock().unwrap();
         if out.len() == self.room || refused {
             return Ok(Tx::Full);
@@ -272,6 +278,27 @@ fn a_frame_longer_than_a_ring_takes_is_dropped() {
         switch.counters(),
         SwitchCounters { from_nic: 1, malformed: 1, ..Default::default() }
     );
+}
+
+/// Goal: a frame that the NIC knows no way for is dropped, also where it had to wait, and holds up
+/// none behind it.
+#[test]
+fn a_frame_to_nowhere_holds_up_nobody() {
+    let segment = fresh();
+    let (nic, mut far) = cable(1);
+    let mut switch = Switch::open(&segment, nic).unwrap();
+    let mut a = station(&segment);
+    let mac = a.caps().mac;
+    for (number, dst) in (0..).zip([NOWHERE, FAR, NOWHERE, FAR, NOWHERE, FAR]) {
+        assert_eq!(send(&mut a, &frame(dst, mac, 100, number)), Tx::Sent);
+    }
+    let mut got = Vec::new();
+    for _ in 0..100 {
+        switch.turn().unwrap();
+        got.extend(drain(&mut *far));
+    }
+    assert_eq!(got.iter().map(|bytes| bytes[20]).collect::<Vec<_>>(), [1, 3, 5]);
+    assert_eq!(switch.counters(), SwitchCounters { to_nic: 3, unknown: 3, ..Default::default() });
 }
 
 /// Goal: a NIC that takes no more holds the senders up; no frame is lost or overtakes another.
