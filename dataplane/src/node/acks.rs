@@ -23,6 +23,7 @@ use super::fast_rma::BaseTo;
 use super::packet::Packet;
 use super::peer::{Peer, State, ack_time, slot_of};
 use super::{FrameSink, InPlaceFrame, Node, Todo};
+use crate::rel::rtt;
 use crate::rel::sent::SendWindow;
 use crate::slab::NONE;
 use crate::types::Instant;
@@ -240,11 +241,15 @@ impl Node {
         self.todo.set(Todo::ACKS, self.acks.is_waiting());
     }
 
-    /// Lets the next [`transmit`](Self::transmit) acknowledge every packet received, due or not.
-    /// For a node about to close: its peers would otherwise find its process gone while they wait
-    /// for the acknowledgement.
+    /// Lets the next [`transmit`](Self::transmit) acknowledge every packet received, due or not; on
+    /// a lossy path again if the peer may still wait, as the last acknowledgement may be lost. For a
+    /// node about to close: its peers would otherwise find its process gone while they wait.
     pub fn acknowledge_all(&mut self) {
-        let owing = |peer: &Peer| peer.state == State::Open && peer.owed > 0;
+        let now = self.polled_at;
+        // Who waits has repeated a packet since then.
+        let may_wait =
+            |peer: &Peer| !peer.path.is_lossless() && now.since(peer.last_rx) < 2 * rtt::RTO_MAX_NS;
+        let owing = |peer: &Peer| peer.state == State::Open && (peer.owed > 0 || may_wait(peer));
         let all = self.peers.iter().filter(|(_, peer)| owing(peer));
         let all: Vec<u32> = all.map(|(p, _)| p).collect();
         for p in all {

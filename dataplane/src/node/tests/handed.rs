@@ -236,6 +236,25 @@ fn a_node_that_goes_acknowledges_what_came() {
     }
 }
 
+/// The last acknowledgement may get lost: on a lossy path it goes again, as long as the peer may
+/// wait for it.
+#[test]
+fn a_node_that_goes_acknowledges_again() {
+    let mut pair = Pair::new(9000, false);
+    pair.recv(1, IoBuf::EMPTY, 1, OpFlags::empty(), 0).unwrap();
+    pair.send(0, IoBuf::EMPTY, 1, OpFlags::INJECT, 0).unwrap();
+    pair.run(1_000_000);
+    let (node, now) = (&mut pair.ends[1].node, pair.now);
+    let mut acks_at = |now| {
+        let mut acks = VecDeque::new();
+        node.tick(now);
+        node.acknowledge_all();
+        node.transmit(now, &mut sink(&mut acks))
+    };
+    assert_eq!([acks_at(now), acks_at(now)], [1, 1]);
+    assert_eq!(acks_at(now + 1_000_000_000), 0, "nobody waits so long");
+}
+
 /// A receive for which the endpoint has no room in advance is posted by a call.
 #[test]
 fn a_receive_at_hand_asks_nobody() {
