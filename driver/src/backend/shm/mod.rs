@@ -271,8 +271,9 @@ pub struct ShmPort {
     turn: usize,
     /// Senders whose ring is open.
     open_ins: Vec<usize>,
-    /// Where the next sweep goes on: in `open_ins` for frames and for ends, and among all places.
-    sweep_at: [usize; 3],
+    /// Where the next sweep goes on, in `open_ins` and among all places.
+    sweep_at: usize,
+    place_at: usize,
     bell: *const AtomicU64,
     /// Towards each member, and one more towards nobody.
     outs: Ends<Out>,
@@ -525,7 +526,8 @@ impl ShmPort {
             watches: [Watch::NONE; WATCHES],
             turn: 0,
             open_ins: Vec::with_capacity(layout.members),
-            sweep_at: [0; 3],
+            sweep_at: 0,
+            place_at: 0,
             bell,
             outs,
             ins,
@@ -1416,31 +1418,34 @@ impl ShmPort {
         for watch in self.watches.iter_mut().filter(|watch| watch.swept != watch.next) {
             (watch.swept, watch.last_sweep) = (watch.next, self.sweeps);
         }
-        let [frames, ends, places] = self.sweep_at;
         let open = self.open_ins.len();
-        let mut at = frames;
         for _ in 0..open.div_ceil(SWEEP_ALL) {
-            at = if at + 1 < open { at + 1 } else { 0 };
-            let s = self.open_ins[at];
-            if self.ins[s].ring.pending() {
+            let at = self.sweep_at + 1;
+            self.sweep_at = if at < open { at } else { 0 };
+            let s = self.open_ins[self.sweep_at];
+            // A watched one needs nobody who points to it.
+            if self.ins[s].watch == WATCHES && self.ins[s].ring.pending() {
                 self.ready.insert(s);
             }
         }
-        let ends = if ends + 1 < open { ends + 1 } else { 0 };
-        if let Some(&s) = self.open_ins.get(ends) {
-            self.look_for_end(s);
+        // These can wait longer.
+        if self.sweeps.is_multiple_of(4) {
+            self.sweep_places();
         }
-        // One that opened a ring and was killed before it rang.
+    }
+
+    /// Looks at one place in turn.
+    #[cold]
+    fn sweep_places(&mut self) {
         let Shared { seg, me, .. } = &*self.shared;
-        let places = if places + 1 < seg.places() { places + 1 } else { 0 };
-        let is_opened = || {
-            let link = seg.link(places, *me);
-            link.is_some_and(|link| link.rx_open.load(Relaxed) != CLOSED)
-        };
-        if !self.ins[places].is_open && is_opened() {
-            self.ready.insert(places);
+        let s = if self.place_at + 1 < seg.places() { self.place_at + 1 } else { 0 };
+        self.place_at = s;
+        if self.ins[s].is_open {
+            self.look_for_end(s);
+        } else if seg.link(s, *me).is_some_and(|link| link.rx_open.load(Relaxed) != CLOSED) {
+            // One that opened a ring and was killed before it rang.
+            self.ready.insert(s);
         }
-        self.sweep_at = [at, ends, places];
     }
 
     /// Closes the ring from `s` if its sender has, and all is read.
