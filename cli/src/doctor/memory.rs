@@ -4,10 +4,11 @@ use super::machine::Machine;
 use super::{Check, MEMIF, SHM, SPEED, VFIO};
 use crate::table::bytes;
 
-/// Below this a second segment, or one with large frames, would not fit.
-const SHM_WANTED: u64 = 256 << 20;
-/// Below this not even one segment fits.
-const SHM_NEEDED: u64 = 64 << 20;
+/// Below this a segment of eight processes, each of which sends long messages to every other, would
+/// not fit.
+const SHM_WANTED: u64 = 60 << 20;
+/// Below this not even one segment with two processes fits.
+const SHM_NEEDED: u64 = 1 << 20;
 
 pub(super) fn shm_space(machine: &Machine) -> Check {
     let name = "shm-space";

@@ -15,6 +15,7 @@
 //!          +24  frames that a monitor missed                          senders add
 //!          +32  name of a socket to sleep on, or 0                    the member
 //!          +40  pages of links to it that are there, a bit each       under the segment's lock
+//!          +48  long rings that it has                                the member
 //!          +64  doorbell: a bit for each group of senders             senders set, member clears
 //!          +72  sleeping: 1 on this futex, 2 on the socket            member sets, senders clear
 //!          +128 the groups: a word each with a bit for each sender    senders set, member clears

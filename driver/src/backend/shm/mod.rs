@@ -287,8 +287,9 @@ pub struct ShmPort {
     warned_ns: u64,
     /// The last ring that was to be opened had no memory.
     lacks_memory: bool,
-    /// Our rings that have their full length.
+    /// Our rings that have their full length, and to whom there was one that we gave up.
     long: Vec<Long>,
+    given_up: Vec<usize>,
     /// Last: the pointers above go into its mapping.
     shared: Arc<Shared>,
 }
@@ -423,6 +424,8 @@ struct In {
     watch: usize,
     /// The sender's address while the ring is open.
     key: u64,
+    /// 0 once the sender has closed its end.
+    tx_open: *const AtomicU64,
 }
 
 /// What the segment last said of a member; 0 for an empty place.
@@ -538,6 +541,7 @@ impl ShmPort {
             warned_ns: 0,
             lacks_memory: false,
             long: Vec::new(),
+            given_up: Vec::new(),
             shared: Arc::new(Shared::new(seg, me)),
         })
     }
@@ -597,14 +601,22 @@ impl ShmPort {
 
 impl In {
     fn closed(layout: Layout, extra: usize) -> Self {
-        Self::new(RawRing::NONE, layout, extra)
+        Self::new(RawRing::NONE, &NOTHING, layout, extra)
     }
 
     /// Of a ring that was opened.
-    fn new(ring: RawRing, layout: Layout, extra: usize) -> Self {
+    fn new(ring: RawRing, tx_open: *const AtomicU64, layout: Layout, extra: usize) -> Self {
         let len = layout.first_len();
         let ring = Consumer::new(ring, len, layout.frame_max_in(len, extra));
-        Self { ring, is_open: false, watch: WATCHES, key: NO_KEY }
+        Self { ring, is_open: false, watch: WATCHES, key: NO_KEY, tx_open }
+    }
+
+    /// Whether the sender has closed its end.
+    #[inline(always)]
+    fn has_left(&self) -> bool {
+        // SAFETY: a word of the mapping (`accept`), which `ShmPort::shared` keeps, or a static.
+        // Acquire: if it has, all that it ever published shows after this.
+        unsafe { &*self.tx_open }.load(Acquire) == 0
     }
 }
 
@@ -1239,6 +1251,9 @@ impl ShmPort {
             let s = self.burst[i].2 as usize;
             if s != last && s != damaged {
                 self.released(s);
+                if self.ins[s].has_left() {
+                    self.look_for_end(s);
+                }
             }
             last = s;
         }
@@ -1264,7 +1279,8 @@ impl ShmPort {
         }
         let (mut gathered, mut bytes) = (Gathered::Nothing, 0);
         while *count < max && bytes < BURST_BYTES {
-            let ring = &mut self.ins[s].ring;
+            let from = &mut self.ins[s];
+            let ring = &mut from.ring;
             match ring.take() {
                 Taken::Frame { len, .. } if len > self.frame_max => {
                     self.counters.rx_dropped += 1;
@@ -1282,7 +1298,8 @@ impl ShmPort {
                 }
                 Taken::Empty => {
                     self.ready.remove(s);
-                    if matches!(gathered, Gathered::Nothing) {
+                    // Nothing of it is lent.
+                    if matches!(gathered, Gathered::Nothing) && from.has_left() {
                         self.look_for_end(s);
                     }
                     break;
@@ -1371,7 +1388,7 @@ impl ShmPort {
         // page that is not there could be SIGBUS.
         let layout = seg.layout;
         let Ok(ring) = seg.open_ring(s, *me, layout.first_len()) else { return false };
-        let mut opened = In::new(ring, layout, self.extra);
+        let mut opened = In::new(ring, link.tx_open, layout, self.extra);
         opened.ring.plain_to(self.frame_max);
         // Its sender's, which joined before it opened the ring.
         let mac = MacAddr::from_u64(seg.mac(s).load(Relaxed));
@@ -1389,7 +1406,8 @@ impl ShmPort {
         }
         self.ready.remove(s);
         self.open_ins.retain(|&open| open != s);
-        (self.ins[s].is_open, self.ins[s].watch) = (false, WATCHES);
+        let from = &mut self.ins[s];
+        (from.is_open, from.watch, from.tx_open) = (false, WATCHES, &NOTHING);
         next_at[s].store(std::ptr::null_mut(), Relaxed);
         let Some(link) = seg.link(s, *me) else { return };
         if link.tx_open.load(Acquire) == 0 {
@@ -1451,8 +1469,7 @@ impl ShmPort {
     /// Closes the ring from `s` if its sender has, and all is read.
     #[cold]
     fn look_for_end(&mut self, s: usize) {
-        // Acquire: if the sender has closed, all that it ever published shows after it.
-        if self.has_left(s) && !self.ins[s].ring.pending() {
+        if self.ins[s].has_left() && !self.ins[s].ring.pending() {
             self.close_in(s);
         }
     }

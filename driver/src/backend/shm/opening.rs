@@ -1,11 +1,13 @@
 //! Rings towards other members: opened, made longer, and given up.
 //!
 //! A ring is short at first. It gets its full length when a frame does not fit otherwise, or when
-//! much has passed through it and the member has not as many long ones as it [may](long_max): so a
-//! node of many members, each of which exchanges a little with every other, takes little memory,
-//! and the pairs that exchange much have room. Who needs one more than that, for a long frame,
-//! gives up the one that was used least lately: the receiver reads what is in there, gives the
-//! memory back, and the next frame opens it anew.
+//! much has passed through it: so a node of many members, each of which exchanges a little with
+//! every other, takes little memory, and the pairs that exchange much have room. While all long
+//! rings together take more than [`LONG_BYTES`], who needs another for a long frame gives up one
+//! that was not used lately: the receiver reads what is in there, gives the memory back, and the
+//! next frame opens it anew. Those of receivers that do not poll are given back late: who has one
+//! waits for that when all together take twice as much. What others say of how many they have is a
+//! hint.
 //!
 //! A sender that is killed leaves a ring that somebody else can tell to be open or closed, at
 //! every step: `tx_open` is set before the memory is taken, and memory is given back whole.
@@ -14,11 +16,14 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
+use super::layout::MEMBERS_MAX;
 use super::ring::{NoRoom, Place, Producer, RingMem};
+use super::role::is_switch;
 use super::segment::{BELL, CLOSED};
 use super::wait::Shared;
 use super::{NO_KEY, NOTHING, ShmPort};
 use crate::clock::now_ns;
+use crate::error::ENLARGE;
 use crate::mem::{Lap, Stores};
 use crate::port::Tx;
 
@@ -29,9 +34,9 @@ const PROBE_NS: u64 = 5_000_000;
 /// Bytes through a ring after which it had better be longer, and after which that is tried again.
 const GROW_AFTER: u64 = 64 << 10;
 const GROW_AGAIN: u64 = 16 << 20;
-/// What the long rings of all members take together, and how many each may have at least.
-const LONG_BYTES: usize = 640 << 20;
-const LONG_MIN: usize = 4;
+/// Bytes that the long rings of all members may take. Twice that, one more for each of 128 members
+/// and short rings between them are less than a GiB.
+const LONG_BYTES: usize = 256 << 20;
 
 /// A ring that has its full length.
 pub(super) struct Long {
@@ -76,6 +81,8 @@ impl ShmPort {
             }
         };
         self.lacks_memory = false;
+        // That it is closed was seen: what was given up is given back.
+        self.given_up.retain(|&to| to != r);
         ring.clear(0);
         ring.set_head(0);
         // Release: the receiver that sees the link open sees the ring empty.
@@ -100,8 +107,7 @@ impl ShmPort {
         {
             self.warned_ns = now;
             let path = self.shared.seg.path.display();
-            let mend = "mount -o remount,size=1G /dev/shm";
-            tracing::warn!(%path, %error, "no memory for a ring: enlarge /dev/shm ({mend})");
+            tracing::warn!(%path, %error, "no memory for a ring: {ENLARGE}");
         }
         Tx::Full
     }
@@ -122,7 +128,10 @@ impl ShmPort {
         if !std::mem::take(&mut out.is_open) {
             return;
         }
-        self.long.retain(|long| long.to != r);
+        if self.long.iter().any(|long| long.to == r) {
+            self.long.retain(|long| long.to != r);
+            self.count_long();
+        }
         let Some(link) = seg.link(*me, r) else { return };
         if link.rx_open.load(Acquire) == CLOSED {
             seg.give_back(*me, r);
@@ -170,7 +179,7 @@ impl ShmPort {
         if is_first || out.ring.passed() >= out.grow_at {
             // If it does not grow now.
             out.grow_at = out.ring.passed() + GROW_AGAIN;
-            if self.long.len() < self.long_max() {
+            if self.spare() > 0 {
                 self.grow(r, false);
             }
         }
@@ -178,55 +187,91 @@ impl ShmPort {
 
     /// Makes the ring towards `r` longer. If it has to be, at the cost of another.
     fn grow(&mut self, r: usize, has_to: bool) {
-        let ring_len = self.shared.seg.layout.ring_len;
+        let Shared { seg, me, .. } = &*self.shared;
+        let ring_len = seg.layout.ring_len;
         if self.outs[r].ring.ring_len() >= ring_len {
             return;
         }
-        if self.long.len() >= self.long_max() {
+        self.given_up.retain(|&to| {
+            let link = seg.link(*me, to);
+            link.is_some_and(|link| link.rx_open.load(Acquire) != CLOSED)
+        });
+        self.count_long();
+        let spare = self.spare();
+        let has_any = !self.long.is_empty() || !self.given_up.is_empty();
+        let is_late = has_any && spare <= -long_rings(ring_len);
+        // Until one comes, no other is asked for.
+        if spare <= 0 && !(is_late && !self.given_up.is_empty()) {
             self.give_up_one(r);
         }
-        match self.shared.seg.open_ring(self.shared.me, r, ring_len) {
+        if is_late {
+            return;
+        }
+        let Shared { seg, me, .. } = &*self.shared;
+        match seg.open_ring(*me, r, ring_len) {
             Ok(_) => {
-                self.lacks_memory = false;
                 let out = &mut self.outs[r];
                 out.ring.grow(ring_len);
                 out.stores = Stores::new(Lap::Bytes(ring_len as u32));
                 out.grow_at = u64::MAX;
+                self.lacks_memory = false;
                 self.long.push(Long { to: r, passed: 0 });
+                self.count_long();
             }
-            Err(error) if has_to => {
-                // For the next try, if there is one to spare.
-                self.give_up_one(r);
+            // The next try finds what is given back meanwhile.
+            Err(error) if has_to && !self.give_up_one(r) => {
                 self.lacks(Some(error));
             }
             Err(_) => {}
         }
     }
 
-    /// How many long rings we may have.
-    fn long_max(&self) -> usize {
-        let here = self.peers.iter().filter(|peer| peer.state != 0).count().max(1);
-        (LONG_BYTES / self.shared.seg.layout.ring_len / here).max(LONG_MIN)
+    /// Tells others how many long rings we have.
+    fn count_long(&self) {
+        let Shared { seg, me, .. } = &*self.shared;
+        // Relaxed: a hint.
+        seg.long(*me).store((self.long.len() + self.given_up.len()) as u64, Relaxed);
+    }
+
+    /// How many more long rings there may be.
+    fn spare(&self) -> isize {
+        let Shared { seg, me, .. } = &*self.shared;
+        // One each way for each of the others is all that there are in its segment.
+        if is_switch(seg.state(*me).load(Relaxed)) {
+            return 1;
+        }
+        let here = (0..seg.places()).filter(|&m| seg.state(m).load(Relaxed) != 0);
+        let said = here.map(|m| usize::try_from(seg.long(m).load(Relaxed)).unwrap_or(0));
+        let taken: usize = said.map(|count| count.min(2 * MEMBERS_MAX)).sum();
+        long_rings(seg.layout.ring_len) - taken as isize
     }
 
     /// Gives up a long ring towards another than `r`: the first through which nothing has passed
-    /// since this was asked last, or the oldest.
-    fn give_up_one(&mut self, r: usize) {
+    /// since this was asked last, or the oldest. False if there is none.
+    fn give_up_one(&mut self, r: usize) -> bool {
         let Self { long, outs, .. } = self;
         let is_other = |long: &&mut Long| long.to != r;
-        let mut idle = long.iter_mut().filter(is_other).map(|long| {
+        let mut others = long.iter_mut().filter(is_other).map(|long| {
             let passed = outs[long.to].ring.passed();
             let is_busy = std::mem::replace(&mut long.passed, passed) != passed;
             (is_busy, long.to)
         });
-        let first = idle.next();
+        let first = others.next();
         // All of them, so that the next time each is compared with now.
-        let given_up = idle.fold(first, |best, next| match best {
+        let given_up = others.fold(first, |best, next| match best {
             Some((true, _)) if !next.0 => Some(next),
             best => best,
         });
-        let Some((_, to)) = given_up else { return };
+        let Some((_, to)) = given_up else { return false };
         self.close_out(to);
+        self.given_up.push(to);
+        self.count_long();
         self.outs[to].ring_bell(self.shared.me);
+        true
     }
+}
+
+/// How many rings of `ring_len` bytes [`LONG_BYTES`] hold.
+fn long_rings(ring_len: usize) -> isize {
+    (LONG_BYTES / ring_len) as isize
 }

@@ -381,6 +381,7 @@ fn enter(
     seg.pid(me).store(u64::from(std::process::id()), Relaxed);
     seg.missed(me).store(0, Relaxed);
     seg.bell_name(me).store(0, Relaxed);
+    seg.long(me).store(0, Relaxed);
     // Release: who sees the state sees the address.
     seg.state(me).store(inc << 32 | role.bits(), Release);
     seg.word(PLACES).store(seg.places().max(me + 1) as u64, Relaxed);
@@ -448,6 +449,11 @@ impl Segment {
     /// Name of the socket that `m` may sleep on, or 0.
     pub(super) fn bell_name(&self, m: usize) -> &AtomicU64 {
         self.word(self.layout.member(m) + 32)
+    }
+
+    /// How many of its rings have their full length.
+    pub(super) fn long(&self, m: usize) -> &AtomicU64 {
+        self.word(self.layout.member(m) + 48)
     }
 
     /// Pages of links to `m` that are there.

@@ -1,3 +1,5 @@
+mod many;
+
 use std::collections::{HashMap, VecDeque};
 use std::fs::OpenOptions;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
