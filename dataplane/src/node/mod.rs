@@ -94,8 +94,8 @@ pub use rma_list::{RmaIov, RmaList};
 pub use sep::{receive_caps, transmit_caps};
 pub use stats::{Levels, NodeCounters, SessionInfo, SessionStats, Survey, SurveySink, Wait};
 
-/// Sizes and times of a node. All tables are sized by them when it is made; that of peers grows when
-/// the application inserts addresses.
+/// Sizes and times of a node. All tables are sized by them when it is made; that of peers grows
+/// when the application inserts addresses.
 #[derive(Clone, Debug)]
 pub struct NodeSettings {
     /// Random name of this life of the domain. Not 0.

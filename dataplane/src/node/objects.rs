@@ -207,8 +207,8 @@ impl Node {
         Ok(())
     }
 
-    /// Makes an address vector for about `count` addresses. The node gets room for as many peers, if
-    /// it may have that and memory has it; else an insertion says so.
+    /// Makes an address vector for about `count` addresses. The node gets room for as many peers,
+    /// if it may have that and memory has it; else an insertion says so.
     ///
     /// # Errors
     /// [`Error::NoMem`]: there are 1,024 already.

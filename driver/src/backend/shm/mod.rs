@@ -1,7 +1,8 @@
 //! An Ethernet segment between processes of one machine, in a file of /dev/shm.
 //!
-//! Every ordered pair of members has a ring of its own (`ring`) with the frames inside
-//! it; it takes memory only while the pair talks, and little until it talks much (`opening`). Why one ring per pair and not one per receiver:
+//! Every ordered pair of members has a ring of its own (`ring`) with the frames inside it; it takes
+//! memory only while the pair talks, and little until it talks much (`opening`). Why one ring per
+//! pair and not one per receiver:
 //! - the only shared line on a short frame's way is the one that the frame starts in: no
 //!   read-modify-write, no index;
 //! - a sender that is killed half way through a frame has not published it, and nobody else's

@@ -201,7 +201,7 @@ impl ShmPort {
         let has_any = !self.long.is_empty() || !self.given_up.is_empty();
         let is_late = has_any && spare <= -long_rings(ring_len);
         // Until one comes, no other is asked for.
-        if spare <= 0 && !(is_late && !self.given_up.is_empty()) {
+        if spare <= 0 && (!is_late || self.given_up.is_empty()) {
             self.give_up_one(r);
         }
         if is_late {

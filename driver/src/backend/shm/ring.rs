@@ -24,9 +24,9 @@
 //!   from one that has not, and is compared before the length is used.
 //! - **Totals never wrap** (64 bits of bytes); a place is a total modulo the length.
 //! - A frame that does not fit before the end leaves a padding word there and starts at 0.
-//! - **A ring grows once.** A word says so at the producer's tail; the next one comes behind the old
-//!   end, at the first total that has that place in the longer ring. Until the consumer has come
-//!   there nothing is written before the old end, where frames may still lie.
+//! - **A ring grows once.** A word says so at the producer's tail; the next one comes behind the
+//!   old end, at the first total that has that place in the longer ring. Until the consumer has
+//!   come there nothing is written before the old end, where frames may still lie.
 //!
 //! What the consumer reads is checked against private state before it becomes an offset: a hostile
 //! producer can deny its own frames and nothing else. The same holds for the head that the

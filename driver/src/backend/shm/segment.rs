@@ -1,8 +1,8 @@
 //! The segment's file: made, joined, left, and cleaned up after the dead.
 //!
-//! The file is sparse: it has an address for every ring that could be, and memory for those that are
-//! open. Only the part before the rings is mapped as a whole; each ring is mapped when it is opened,
-//! so that a process takes address space for those that it uses.
+//! The file is sparse: it has an address for every ring that could be, and memory for those that
+//! are open. Only the part before the rings is mapped as a whole; each ring is mapped when it is
+//! opened, so that a process takes address space for those that it uses.
 //!
 //! Everything here is rare and happens under the segment's lock, or on words that are the caller's
 //! alone. Each change is ordered so that a process killed between two of its steps leaves a state

@@ -321,8 +321,8 @@ mod model {
     }
 
     /// Goal: no frame is read before it is written or written while it is read, in any
-    /// interleaving, across a lap, or while the ring grows. Changing `publish`, `word`, `head` or `set_head` to Relaxed
-    /// makes this fail (tried, each).
+    /// interleaving, across a lap, or while the ring grows. Changing `publish`, `word`, `head` or
+    /// `set_head` to Relaxed makes this fail (tried, each).
     #[test]
     fn ring_has_no_race() {
         no_race(None);
