@@ -143,8 +143,8 @@ mod tests {
     fn shm_space_has_three_verdicts() {
         let check = |free| shm_space(&Fixture::full().shm(free).machine());
         assert_eq!(check(Ok(1 << 30)).status, Status::Ok);
-        assert_eq!(check(Ok(100 << 20)).status, Status::Warn);
-        assert_eq!(check(Ok(1 << 20)).status, Status::Missing);
+        assert_eq!(check(Ok(10 << 20)).status, Status::Warn);
+        assert_eq!(check(Ok(100 << 10)).status, Status::Missing);
         let denied = check(Err("/dev/shm: Permission denied".to_owned()));
         assert_eq!(denied.mend.as_deref(), Some("sudo chmod 1777 /dev/shm"));
     }
