@@ -19,7 +19,8 @@ pub const FI_ADDR_NOTAVAIL: FiAddr = FI_ADDR_UNSPEC;
 pub struct AvAttr {
     /// The kind.
     pub av_type: AvType,
-    /// Addresses expected; 0 if not known.
+    /// Addresses expected; 0 if not known. The domain makes room for as many peers; it makes more
+    /// when more are inserted, up to [`Settings::peer_max`](crate::settings::Settings::peer_max).
     pub count: usize,
     /// Bits of an `fi_addr_t`, 0 to 16, that name a receive context of a scalable endpoint (see
     /// [`rx_addr`]).
@@ -111,17 +112,7 @@ impl Av {
             refused = refused.or(at.err().map(|e| (i, e)));
         }
         if let Some((first, why)) = refused {
-            let missing = count - inserted;
-            let mend = match why {
-                Error::NoMem => match core.node().settings().peer_limit {
-                    Node::PEER_MAX => "the fabric has no more, or memory has not".to_owned(),
-                    n => format!("raise or unset BAREWIRE_PEER_MAX={n}"),
-                },
-                _ => "insert what fi_getname gave at the peer, unchanged".to_owned(),
-            };
-            tracing::warn!(
-                "{missing} of {count} addresses not inserted, {first} first: {why}; {mend}"
-            );
+            tell_refused(core.node().settings().peer_limit, [count - inserted, count, first], why);
         }
         Ok(inserted)
     }
@@ -133,7 +124,9 @@ impl Av {
     #[doc(alias = "fi_av_insertsvc")]
     pub fn insertsvc(&self, node: &str, service: &str) -> Result<FiAddr> {
         let addr = resolve(node, Some(service).filter(|s| !s.is_empty()))?;
-        self.0.dom.enter()?.engine.av_insert(self.0.id, addr)
+        let mut core = self.0.dom.enter()?;
+        let at = core.engine.av_insert(self.0.id, addr);
+        at.inspect_err(|&why| tell_refused(core.node().settings().peer_limit, [1, 1, 0], why))
     }
 
     /// Inserts `node_count` times `service_count` addresses: the MAC `node` and those that follow
@@ -200,6 +193,19 @@ impl Av {
     pub fn close(self) -> std::result::Result<(), (Error, Self)> {
         if Arc::strong_count(&self.0) > 1 { Err((Error::Busy, self)) } else { Ok(()) }
     }
+}
+
+/// Says why `missing` of `count` addresses were not inserted, the `first` of them among others, and
+/// what helps.
+fn tell_refused(peer_limit: usize, [missing, count, first]: [usize; 3], why: Error) {
+    let mend = match why {
+        Error::NoMem => match peer_limit {
+            Node::PEER_MAX => "the fabric has no more, or memory has not".to_owned(),
+            n => format!("raise or unset BAREWIRE_PEER_MAX={n}"),
+        },
+        _ => "insert what fi_getname gave at the peer, unchanged".to_owned(),
+    };
+    tracing::warn!("{missing} of {count} addresses not inserted, {first} first: {why}; {mend}");
 }
 
 impl Drop for AvInner {

@@ -6,6 +6,10 @@ use std::path::PathBuf;
 use crate::backend::vfio::VfioError;
 use crate::port::MacAddr;
 
+/// What helps when the file system of a segment is full.
+pub(crate) const ENLARGE: &str =
+    "enlarge /dev/shm (mount -o remount,size=1G /dev/shm; a container's: --shm-size=1g)";
+
 /// Why a port did not open. Nothing is left behind: no file, no address, no memory.
 ///
 /// Each message is one line and ends in what to do about it.
@@ -34,7 +38,7 @@ pub enum OpenError {
     /// The file system of the segment has too little room for it.
     #[error(
         "no room for a segment in {path}: {need} bytes needed, {free} free; free some (ls -l \
-         {dir}), enlarge it (mount -o remount,size=1G {dir}), or ask for less (ring=262144)",
+         {dir}) or enlarge it (mount -o remount,size=1G {dir}; a container's: --shm-size=1g)",
         dir = path.parent().unwrap_or(path).display(), path = path.display()
     )]
     NoSpace {

@@ -265,7 +265,7 @@ fn shm_why_not(dir: &Path) -> Option<String> {
     let stat = nix::sys::statvfs::statvfs(dir).ok()?;
     let free = stat.blocks_available().saturating_mul(stat.fragment_size());
     // What a segment of default sizes takes with one pair that talks.
-    let need = 3 << 20;
+    let need = 1 << 20;
     let is_short = stat.blocks() > 0 && free < need;
     is_short.then(|| format!("{at} has {free} bytes free; mount -o remount,size=1G {at}"))
 }

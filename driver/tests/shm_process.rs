@@ -138,9 +138,13 @@ fn child() {
     let Ok(role) = std::env::var(ROLE) else { return };
     let words: Vec<&str> = role.split(' ').collect();
     let mac = words[2].parse().expect("an address");
-    let run = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-    // Milliseconds of the day's clock order the runs of one address.
-    let run = (run.expect("after 1970").as_millis() & 0x7fff_ffff) as u32;
+    match words[0] {
+        "come-and-go" => come_and_go(words[1], mac),
+        "all" => return exchange_with_all(words[1], mac),
+        "small" => return in_a_small_file_system(words[1].as_ref()),
+        _ => {}
+    }
+    let run = next_run(0);
     let mut port = join(words[1], mac);
     match words[0] {
         "talk" => {
@@ -159,6 +163,113 @@ fn child() {
         "fork" => fork_and_stay(port),
         other => panic!("no role {other}"),
     }
+}
+
+/// Milliseconds of the day's clock, which order the runs of one address; after `last`.
+fn next_run(last: u32) -> u32 {
+    loop {
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        let run = (now.expect("after 1970").as_millis() & 0x7fff_ffff) as u32;
+        if run > last {
+            return run;
+        }
+        std::thread::yield_now();
+    }
+}
+
+/// Joins, opens rings to all, makes them longer, and leaves, for ever.
+fn come_and_go(name: &str, mac: MacAddr) -> ! {
+    let mut run = 0;
+    println!("ready");
+    loop {
+        run = next_run(run);
+        let mut port = join(name, mac);
+        talk(&mut port, run, |turn| turn < 4);
+    }
+}
+
+/// Members of [`exchange_with_all`], and frames from each to each.
+const MANY: usize = 70;
+const FRAMES: u64 = 12;
+
+/// Sends to each of [`MANY`] and itself, and receives as much, with every byte checked.
+fn exchange_with_all(name: &str, me: MacAddr) {
+    let settings = ShmSettings { mac: Some(me), ..ShmSettings::named(name) };
+    let mut port = ShmPort::open(&settings).expect("a segment can be joined");
+    let mut checker = Checker::default();
+    let (mut sent, mut buf) = ([0; MANY], Vec::new());
+    let want = MANY as u64 * FRAMES;
+    while checker.frames < want || sent.iter().sum::<u64>() < want {
+        for (i, sent) in sent.iter_mut().enumerate().filter(|(_, sent)| **sent < FRAMES) {
+            fill(&mut buf, MacAddr([2, 0, 0, 0, 9, i as u8]), me, 0, *sent);
+            // Who has not come yet is no route.
+            *sent += u64::from(port.tx(&TxFrame::whole(&buf)) == Ok(Tx::Sent));
+        }
+        port.flush().expect("shm is never gone");
+        port.rx_burst(64, &mut |f: &RxFrame<'_>| checker.frame(f)).expect("shm is never gone");
+        std::thread::yield_now();
+    }
+    assert_eq!(port.counters().rx_dropped, 0);
+    println!("all done");
+}
+
+/// Goal: a /dev/shm of 64 MB, which containers have, is enough for 8 members who all send the
+/// longest frames to each other. In 2 MB they exchange short ones, a long one is told to lack
+/// memory, and goes once there is some. Method: a tmpfs in a name space of our own.
+fn in_a_small_file_system(dir: &std::path::Path) {
+    let settings = ShmSettings { dir: dir.into(), ..ShmSettings::named("small") };
+    let mount = |options: &str| {
+        let mut command = Command::new("mount");
+        command.args(["-t", "tmpfs", "-o", options, "tmpfs"]).arg(dir);
+        assert!(command.status().expect("mount starts").success(), "{options}");
+    };
+    // Frames received, if none was refused for want of memory.
+    let all_to_all = |ports: &mut [ShmPort], len: usize| {
+        let macs: Vec<_> = ports.iter().map(|port| port.caps().mac).collect();
+        let mut got = 0;
+        for from in 0..ports.len() {
+            for &to in &macs {
+                let bytes = [&to.0[..], &macs[from].0, &[0x88, 0xb5], &vec![from as u8; len]];
+                let bytes = bytes.concat();
+                let mut sink = |f: &RxFrame<'_>| {
+                    let mut is = vec![0; f.len()];
+                    assert!(f.copy_to(0, &mut is) && is == bytes);
+                    got += 1;
+                };
+                let mut poll = |ports: &mut [ShmPort]| {
+                    for port in ports.iter_mut() {
+                        port.rx_burst(8, &mut sink).expect("shm is never gone");
+                    }
+                };
+                // Rings that are given up are free once they were read.
+                while ports[from].tx(&TxFrame::whole(&bytes)) != Ok(Tx::Sent) {
+                    if ports[from].lacks_memory() {
+                        return Err(got);
+                    }
+                    poll(ports);
+                }
+                (0..3).for_each(|_| poll(ports));
+            }
+        }
+        Ok(got)
+    };
+    for options in ["size=64m", "size=2m"] {
+        mount(options);
+        let open = |_| ShmPort::open(&settings).expect("there is room");
+        let mut ports: Vec<_> = (0..8).map(open).collect();
+        let longest = ports[0].caps().mtu;
+        assert_eq!(all_to_all(&mut ports, 1000), Ok(64), "{options}");
+        if options == "size=64m" {
+            assert_eq!(all_to_all(&mut ports, longest), Ok(64));
+            continue;
+        }
+        assert!(all_to_all(&mut ports, longest).is_err());
+        assert_eq!(all_to_all(&mut ports, 1000), Ok(64), "the short ones go on");
+        mount("remount,size=64m");
+        assert_eq!(all_to_all(&mut ports, longest), Ok(64));
+        assert!(!ports.iter().any(Port::lacks_memory));
+    }
+    println!("all done");
 }
 
 /// Leaves behind a child that drops its copy of the port and lives for five seconds.
@@ -193,11 +304,21 @@ fn kill(child: &mut Child) {
 /// every frame is checked for its bytes and its place; then memory and places are counted.
 #[test]
 fn fifty_kills_leave_the_others_at_work() {
-    let name = name("kills");
+    kills("talk");
+}
+
+/// The same with victims that do little but join, open rings, make them longer and leave.
+#[test]
+fn fifty_kills_while_rings_are_made_leave_the_others_at_work() {
+    kills("come-and-go");
+}
+
+fn kills(role: &str) {
+    let name = name(role);
     let mut a = join(&name, SURVIVORS[0]);
     let mut b = join(&name, SURVIVORS[1]);
     let path = a.path().to_owned();
-    let mut victims: Vec<Child> = VICTIMS.iter().map(|&mac| start("talk", &name, mac)).collect();
+    let mut victims: Vec<Child> = VICTIMS.iter().map(|&mac| start(role, &name, mac)).collect();
     victims.iter_mut().for_each(await_ready);
     let done = std::sync::atomic::AtomicBool::new(false);
     let stop = || done.load(std::sync::atomic::Ordering::Relaxed);
@@ -211,7 +332,7 @@ fn fifty_kills_leave_the_others_at_work() {
             std::thread::sleep(Duration::from_micros(rng % 40_000));
             let i = kill_no % 2;
             kill(&mut victims[i]);
-            victims[i] = start("talk", &name, VICTIMS[i]);
+            victims[i] = start(role, &name, VICTIMS[i]);
             // Some are killed while they join.
             if kill_no % 3 != 0 {
                 await_ready(&mut victims[i]);
@@ -255,6 +376,42 @@ fn fifty_kills_leave_the_others_at_work() {
     assert!(held < 5 * RING_LEN as u64, "{held} bytes are still held");
     drop((a, b));
     assert!(!path.exists());
+}
+
+/// Waits for a child that says at its end that all is done.
+fn finish(child: Child) {
+    let output = child.wait_with_output().expect("our child can be waited for");
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && said.contains("all done"), "{said}");
+}
+
+/// Goal: more processes than a doorbell's word has bits exchange frames, every byte checked.
+#[test]
+fn seventy_processes_exchange_frames() {
+    let name = name("many");
+    let of = |i| start("all", &name, MacAddr([2, 0, 0, 0, 9, i]));
+    let children: Vec<Child> = (0..MANY as u8).map(of).collect();
+    children.into_iter().for_each(finish);
+    assert!(!ShmSettings::named(&name).path().exists());
+}
+
+#[test]
+fn a_containers_dev_shm_is_enough_for_eight() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let mut probe = Command::new("unshare");
+    let can = probe.args(["-rm", "mount", "-t", "tmpfs", "tmpfs"]).arg(dir.path()).output();
+    if !can.is_ok_and(|output| output.status.success()) {
+        println!("SKIPPED: no user name spaces: sysctl kernel.unprivileged_userns_clone=1");
+        return;
+    }
+    let child = Command::new("unshare")
+        .arg("-rm")
+        .arg(std::env::current_exe().expect("we are a file"))
+        .args(["--exact", "child", "--nocapture"])
+        .env(ROLE, format!("small {} {}", dir.path().display(), MacAddr::BROADCAST))
+        .stdout(Stdio::piped())
+        .spawn();
+    finish(child.expect("unshare starts"));
 }
 
 /// Goal: what a process sent before it was killed arrives; one that is killed without anybody to

@@ -49,7 +49,7 @@ pub(crate) unsafe extern "C" fn open(
                 2 => AvType::Table,
                 _ => return Err(Error::Invalid("av type")),
             };
-            ours.count = attr.count;
+            ours.count = if attr.count > 0 { attr.count } else { universe() };
             ours.event = attr.flags & FI_EVENT != 0;
             ours.name = (!attr.name.is_null()).then_some("shared");
             // To read only is to read what another process has made, by its name.
@@ -71,6 +71,13 @@ pub(crate) unsafe extern "C" fn open(
         }
         Ok(())
     })
+}
+
+/// Addresses that a program expects which does not say: as libfabric's own providers, what the
+/// launcher says of the whole job. 0 if it does not.
+fn universe() -> usize {
+    let said = std::env::var("FI_UNIVERSE_SIZE").ok();
+    said.and_then(|said| said.trim().parse().ok()).unwrap_or(0)
 }
 
 unsafe extern "C" fn close(at: *mut Fid) -> c_int {

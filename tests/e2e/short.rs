@@ -174,8 +174,12 @@ fn writes_and_reads_take_the_short_way() {
         let mut lens = vec![1, 8, 80, 81, 128, 129, 1000, 4095, 4096, 4097, 5000];
         let bounds = [write_max, write_max + 1, read_max, read_max + 1];
         lens.extend(bounds.into_iter().filter(|&len| len <= 5000));
-        // The session and what each side remembers of the other.
-        pair.write(&pattern(8, 1));
+        // The session and what each side remembers of the other, and rings that are long by then:
+        // in a short one every thirtieth frame or so goes the other way.
+        for _ in 0..1000 {
+            pair.write(&pattern(8, 1));
+            pair.read(Guarded::new(8).1);
+        }
         let mut before = 8;
         for len in lens {
             let sent = pattern(len, len as u64);

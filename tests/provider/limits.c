@@ -98,15 +98,15 @@ static void later(void)
 	must("close", fi_close(&domain->fid));
 }
 
-/* As many peers as are inserted, or as many as `most`. */
-static void peers(int most)
+/* As many peers of `count` as are inserted, or as many as `most`, in a vector opened for `told`. */
+static void peers(int count, int most, int told)
 {
-	static unsigned char names[5000][16];
-	static fi_addr_t at[5000];
-	struct fi_av_attr attr = { .type = FI_AV_TABLE, .count = 5000 };
+	static unsigned char names[20000][16];
+	static fi_addr_t at[20000];
+	struct fi_av_attr attr = { .type = FI_AV_TABLE, .count = told };
 	struct fid_av *av;
 
-	for (int i = 0; i < 5000; i++) {
+	for (int i = 0; i < count; i++) {
 		names[i][0] = 2;
 		names[i][4] = i >> 8;
 		names[i][5] = i;
@@ -114,9 +114,9 @@ static void peers(int most)
 	}
 	must("fi_domain", fi_domain(fabric, info, &domain, NULL));
 	must("fi_av_open", fi_av_open(domain, &attr, &av, NULL));
-	expect("fi_av_insert", fi_av_insert(av, names, 5000, at, 0, NULL), most);
+	expect("fi_av_insert", fi_av_insert(av, names, count, at, 0, NULL), most);
 	expect("the last that was inserted", (long) at[most - 1], most - 1);
-	if (most < 5000)
+	if (most < count)
 		expect("the next", at[most] == FI_ADDR_NOTAVAIL, 1);
 	must("close", fi_close(&av->fid));
 	must("close", fi_close(&domain->fid));
@@ -136,8 +136,8 @@ int main(int argc, char **argv)
 		descriptors();
 	else if (argc > 1 && strcmp(argv[1], "later") == 0)
 		later();
-	else if (argc > 2 && strcmp(argv[1], "peers") == 0)
-		peers(atoi(argv[2]));
+	else if (argc > 4 && strcmp(argv[1], "peers") == 0)
+		peers(atoi(argv[2]), atoi(argv[3]), atoi(argv[4]));
 	else
 		space();
 	must("close", fi_close(&fabric->fid));

@@ -64,12 +64,21 @@ fn without_room_in_dev_shm_calls_say_so() {
 #[test]
 fn a_vector_holds_what_is_inserted() {
     limits(|bench, program| {
+        // Told, not told, told by the launcher.
+        for (count, told, universe) in [
+            ("5000", "5000", "1"),
+            ("20000", "20000", "1"),
+            ("20000", "0", ""),
+            ("5000", "0", "6000"),
+        ] {
+            let mut command = bench.program(program.to_str().unwrap());
+            command.args(["peers", count, count, told]).env("FI_LOG_LEVEL", "warn");
+            let said = succeed(command.env("FI_UNIVERSE_SIZE", universe), 60);
+            check(&said, "ok fi_av_insert");
+            assert!(!said.contains("not inserted"), "{said}");
+        }
         let mut command = bench.program(program.to_str().unwrap());
-        let said = succeed(command.args(["peers", "5000"]).env("FI_LOG_LEVEL", "warn"), 60);
-        check(&said, "ok fi_av_insert");
-        assert!(!said.contains("not inserted"), "{said}");
-        let mut command = bench.program(program.to_str().unwrap());
-        command.args(["peers", "100"]).env("FI_BAREWIRE_PEER_MAX", "100");
+        command.args(["peers", "5000", "100", "5000"]).env("FI_BAREWIRE_PEER_MAX", "100");
         let said = succeed(command.env("FI_LOG_LEVEL", "warn"), 60);
         check(&said, "4900 of 5000 addresses not inserted, 100 first: ");
         assert!(said.contains("raise or unset BAREWIRE_PEER_MAX=100"), "{said}");

@@ -4,10 +4,11 @@ use super::machine::Machine;
 use super::{Check, MEMIF, SHM, SPEED, VFIO};
 use crate::table::bytes;
 
-/// Below this a second segment, or one with large frames, would not fit.
-const SHM_WANTED: u64 = 256 << 20;
-/// Below this not even one segment fits.
-const SHM_NEEDED: u64 = 64 << 20;
+/// Below this a segment of eight processes, each of which sends long messages to every other, would
+/// not fit.
+const SHM_WANTED: u64 = 60 << 20;
+/// Below this not even one segment with two processes fits.
+const SHM_NEEDED: u64 = 1 << 20;
 
 pub(super) fn shm_space(machine: &Machine) -> Check {
     let name = "shm-space";
@@ -142,8 +143,8 @@ mod tests {
     fn shm_space_has_three_verdicts() {
         let check = |free| shm_space(&Fixture::full().shm(free).machine());
         assert_eq!(check(Ok(1 << 30)).status, Status::Ok);
-        assert_eq!(check(Ok(100 << 20)).status, Status::Warn);
-        assert_eq!(check(Ok(1 << 20)).status, Status::Missing);
+        assert_eq!(check(Ok(10 << 20)).status, Status::Warn);
+        assert_eq!(check(Ok(100 << 10)).status, Status::Missing);
         let denied = check(Err("/dev/shm: Permission denied".to_owned()));
         assert_eq!(denied.mend.as_deref(), Some("sudo chmod 1777 /dev/shm"));
     }

@@ -96,7 +96,8 @@ pub use round_trips::RoundTrips;
 pub use sep::{receive_caps, transmit_caps};
 pub use stats::{Levels, NodeCounters, SessionInfo, SessionStats, Survey, SurveySink, Wait};
 
-/// Sizes and times of a node. All tables are sized by them when it is made; nothing grows later.
+/// Sizes and times of a node. All tables are sized by them when it is made; that of peers grows
+/// when the application inserts addresses.
 #[derive(Clone, Debug)]
 pub struct NodeSettings {
     /// Random name of this life of the domain. Not 0.
@@ -111,9 +112,11 @@ pub struct NodeSettings {
     /// Default: 64 KiB where a frame holds 8 KiB, else 16 KiB.
     pub eager_max: Option<usize>,
     /// Peers known at once, at first. Default 4,096; a peer costs at most 512 bytes while idle.
+    /// Strangers are among them, of whom those with nothing under way give way to new ones.
     pub peer_max: usize,
-    /// What `peer_max` grows to when the application inserts more addresses: strangers never make
-    /// it grow. Default 2^20, the most there can be.
+    /// What `peer_max` grows to when the application inserts more addresses, or [opens a
+    /// vector](Node::av_open) for more: strangers never make it grow. Default 2^20, the most there
+    /// can be.
     pub peer_limit: usize,
     /// Transmit operations in flight, all endpoints together. Default 4,096.
     pub tx_wr_max: usize,

@@ -207,11 +207,15 @@ impl Node {
         Ok(())
     }
 
-    /// Makes an address vector for about `count` addresses.
+    /// Makes an address vector for about `count` addresses. The node gets room for as many peers,
+    /// if it may have that and memory has it; else an insertion says so.
     ///
     /// # Errors
     /// [`Error::NoMem`]: there are 1,024 already.
     pub fn av_open(&mut self, count: usize) -> Result<AvId> {
+        if count > self.peers.capacity() {
+            self.enlarge(count);
+        }
         let table = AvTable { av: Av::with_capacity(count.min(1 << 20)), bound: 0 };
         let idx = self.avs.alloc(table).ok_or(Error::NoMem)?;
         Ok(AvId(self.avs.handle(idx)))
@@ -262,7 +266,9 @@ impl Node {
         }
         let p = match self.peer_of(now, addr.mac, usize::MAX) {
             Some(p) => p,
-            None if self.enlarge() => self.peer_of(now, addr.mac, 0).ok_or(Error::NoMem)?,
+            None if self.enlarge(2 * self.peers.capacity()) => {
+                self.peer_of(now, addr.mac, 0).ok_or(Error::NoMem)?
+            }
             None => return Err(Error::NoMem),
         };
         let known = self.peers[p].inc;
@@ -348,12 +354,12 @@ impl Node {
         Ok(table.av.iter().map(|(addr, _)| addr).collect())
     }
 
-    /// Doubles the room for peers, as far as may be, and says whether there is more. Peers keep
-    /// their numbers.
+    /// Makes room for `n` peers, as far as may be, and says whether there is more. Peers keep their
+    /// numbers.
     #[cold]
-    fn enlarge(&mut self) -> bool {
+    fn enlarge(&mut self, n: usize) -> bool {
         let before = self.peers.capacity();
-        let n = (2 * before).min(self.settings.peer_limit).min(Self::PEER_MAX);
+        let n = n.min(self.settings.peer_limit).min(Self::PEER_MAX);
         if n <= before || !self.peers.enlarge(n) {
             return false;
         }

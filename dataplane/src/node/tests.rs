@@ -525,8 +525,16 @@ fn the_table_of_peers_grows_with_what_is_inserted() {
             assert_eq!(end.node.av_lookup(end.av, at), Ok(addr));
         }
         assert_eq!(pair.ends[0].node.levels().peers, 1501);
+        // A vector opened for many makes room for them at once, for as many as may be.
+        let End { mut node, .. } = end_with(1, 1500, lossless, small());
+        for (count, room) in [(3, 8), (5000, 5000), (100, 5000), (usize::MAX, 1 << 20)] {
+            node.av_open(count).unwrap();
+            assert_eq!(node.settings().peer_max, room);
+        }
         let limit = NodeSettings { peer_limit: 6, ..small() };
         let End { mut node, av, .. } = end_with(1, 1500, lossless, limit);
+        node.av_open(9).unwrap();
+        assert_eq!(node.settings().peer_max, 6);
         let addr = |n| EpAddr { mac: MacAddr([2, 7, 0, 0, 0, n]), ep: 3, incarnation: 0 };
         let fit = (0..9).take_while(|&n| node.av_insert(Instant(1), av, addr(n)).is_ok()).count();
         assert_eq!(fit, 6);

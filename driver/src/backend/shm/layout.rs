@@ -3,54 +3,72 @@
 //! ```text
 //! 0        magic, version, members, ring_len, frame_max, file_len     written once, by the maker
 //! 64       next incarnation                                           under the segment's lock
+//! 72       places: one more than the highest that was ever taken      under the segment's lock
 //! 128      epoch, changed with every attach and detach                under the segment's lock
 //! 192      of the last switch's uplink: MTU | RTO floor, us << 32
 //!          | may damage frames << 63                                  under the segment's lock
 //! 200      its bit/s                                                  under the segment's lock
-//! 4096     member 0..64, 128 bytes each
+//! 4096     member 0.., 256 bytes each
 //!          +0   incarnation << 32 | 1 while attached, else 0          under the segment's lock
 //!               bit 1: a monitor; bit 2: a switch
 //!          +8   MAC        +16  pid (for messages only)               under the segment's lock
 //!          +24  frames that a monitor missed                          senders add
 //!          +32  name of a socket to sleep on, or 0                    the member
-//!          +64  doorbell bits, one per sender                         senders set, member clears
+//!          +40  pages of links to it that are there, a bit each       under the segment's lock
+//!          +48  long rings that it has                                the member
+//!          +64  doorbell: a bit for each group of senders             senders set, member clears
 //!          +72  sleeping: 1 on this futex, 2 on the socket            member sets, senders clear
-//! 12288    link of (sender s, receiver r) at (r * members + s) * 128
-//!          +0   tx_open    +8   tx_inc   +16  rx_inc
-//!          +64  rx_open    +72  head
-//! data     ring of (s, r) at (r * members + s) * ring_len, allocated while the link is open
+//!          +128 the groups: a word each with a bit for each sender    senders set, member clears
+//! links    to receiver r at r * groups * 4096, a page for each group of senders, allocated when
+//!          one of them opens its link; of sender s at + s * 64:
+//!          +0   tx_open    +8   tx_inc   +16  rx_inc   +24  rx_open   +32  head
+//! data     ring of (s, r) at (r * members + s) * ring_len, allocated while the link is open: a
+//!          short beginning first, the rest when the ring grows
 //! ```
+//!
+//! A page that is not allocated is never touched: for want of memory that would be SIGBUS.
 
 use super::ring::slot_len;
 
 /// "barewire" read as a little-endian number.
 pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"barewire");
 /// Changes with every change of this file or of what its words mean.
-pub(super) const VERSION: u64 = 3;
-/// Most members that a segment can have: bits in a doorbell word.
-pub(super) const MEMBERS_MAX: usize = 64;
+pub(super) const VERSION: u64 = 4;
+/// Senders in a word of a doorbell, and in a page of links.
+pub(super) const GROUP: usize = 64;
+/// Words of a doorbell.
+pub(super) const GROUPS_MAX: usize = 16;
+/// Most members that a segment can have.
+pub(super) const MEMBERS_MAX: usize = GROUP * GROUPS_MAX;
 /// Bytes of the part that [`Layout`] is read from.
 pub(super) const HEADER_LEN: usize = 48;
 
 pub(super) const NEXT_INC: usize = 64;
+pub(super) const PLACES: usize = 72;
 pub(super) const EPOCH: usize = 128;
 pub(super) const UPLINK: usize = 192;
 
 const MEMBER_AT: usize = 4096;
-const MEMBER_LEN: usize = 128;
-const LINK_AT: usize = MEMBER_AT + MEMBERS_MAX * MEMBER_LEN;
-const LINK_LEN: usize = 128;
-const PAGE: usize = 4096;
+const MEMBER_LEN: usize = 256;
+const LINK_LEN: usize = 64;
+/// Bytes of the links of a group of senders.
+pub(super) const PAGE: usize = 4096;
+const _: () = assert!(GROUP * LINK_LEN == PAGE);
 
 /// Smallest and largest ring: a quarter has to hold a frame of the least MTU, and the file's size
-/// has to stay a number that the kernel takes (64 * 64 rings below 2^63).
+/// has to stay a number that the kernel takes (2^20 rings below 2^63).
 const RING_LEN_MIN: usize = 4096;
 const RING_LEN_MAX: usize = 1 << 40;
+
+/// Bytes of a ring at first: a pair that exchanges a short frame now and then needs no more, and
+/// 128 members who all do with each other take 254 MiB.
+const FIRST_LEN: usize = 16 << 10;
 
 /// The sizes that a segment was made with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Layout {
     pub(super) members: usize,
+    /// Of a ring that has grown.
     pub(super) ring_len: usize,
     pub(super) frame_max: usize,
 }
@@ -100,6 +118,21 @@ impl Layout {
         header
     }
 
+    /// Words of a doorbell that are used.
+    pub(super) fn groups(&self) -> usize {
+        self.members.div_ceil(GROUP)
+    }
+
+    /// Bytes of a ring at first.
+    pub(super) fn first_len(&self) -> usize {
+        self.ring_len.min(FIRST_LEN)
+    }
+
+    /// Longest frame of `extra` bytes more than members send in a ring of `ring_len` bytes.
+    pub(super) fn frame_max_in(&self, ring_len: usize, extra: usize) -> usize {
+        (self.frame_max + extra).min(ring_len / 4 - super::ring::WORD_LEN)
+    }
+
     pub(super) fn member(&self, m: usize) -> usize {
         assert!(m < self.members);
         MEMBER_AT + m * MEMBER_LEN
@@ -110,13 +143,19 @@ impl Layout {
         r * self.members + s
     }
 
+    /// Bytes before the first link, which are always there.
+    pub(super) fn links_at(&self) -> usize {
+        (MEMBER_AT + self.members * MEMBER_LEN).next_multiple_of(PAGE)
+    }
+
     pub(super) fn link(&self, s: usize, r: usize) -> usize {
-        LINK_AT + self.pair(s, r) * LINK_LEN
+        assert!(s < self.members && r < self.members);
+        self.links_at() + r * self.groups() * PAGE + s * LINK_LEN
     }
 
     /// Bytes before the first ring.
     pub(super) fn data_at(&self) -> usize {
-        (LINK_AT + self.members * self.members * LINK_LEN).next_multiple_of(PAGE)
+        self.links_at() + self.members * self.groups() * PAGE
     }
 
     pub(super) fn ring(&self, s: usize, r: usize) -> usize {

@@ -1,7 +1,8 @@
 //! An Ethernet segment between processes of one machine, in a file of /dev/shm.
 //!
-//! Every ordered pair of members has a ring of its own (`ring`) with the frames inside
-//! it; it takes memory only while the pair talks. Why one ring per pair and not one per receiver:
+//! Every ordered pair of members has a ring of its own (`ring`) with the frames inside it; it takes
+//! memory only while the pair talks, and little until it talks much (`opening`). Why one ring per
+//! pair and not one per receiver:
 //! - the only shared line on a short frame's way is the one that the frame starts in: no
 //!   read-modify-write, no index;
 //! - a sender that is killed half way through a frame has not published it, and nobody else's
@@ -10,14 +11,18 @@
 //!
 //! The price is that a receiver has to know which rings to look at. It *watches* up to
 //! two rings directly (their senders do nothing but publish, which is the ping-pong case), and for
-//! the others has one *doorbell* word with a bit per sender, set by an atomic OR when it is not
-//! set yet. So an idle poll reads three lines however many processes are attached.
+//! the others has a *doorbell*: a bit per sender in words of 64, and one word with a bit per word.
+//! A sender sets its own by an atomic OR when it is not set yet, and then that of its word. So an
+//! idle poll reads three lines however many processes are attached, and a bell leads to whom it
+//! was rung by.
 //!
 //! Publishing and then reading whether the bell is set, or whether the receiver watches, is a
 //! store followed by a load of another place, which without a fence may be answered by an old
-//! value: the bell is then not rung. Every `SWEEP_EVERY` polls the receiver therefore looks at
-//! one ring regardless, in turn; that bounds the harm to microseconds and costs the sender nothing.
-//! The same sweep notices senders that have left.
+//! value: the bell is then not rung. So it is not by a sender that is killed before it does. Every
+//! `SWEEP_EVERY` polls the receiver therefore looks at some open rings regardless, so many that all
+//! have had their turn after `SWEEP_ALL` times; that bounds the harm to microseconds and costs the
+//! sender nothing. The same sweep notices senders that have left. Who opens a ring rings always, so
+//! that the receiver knows of it.
 //!
 //! A frame is visible once [`Port::tx`] returns; [`Port::flush`] only wakes members that sleep.
 //!
@@ -43,7 +48,9 @@
 
 mod ends;
 mod layout;
+mod members;
 mod monitor;
+mod opening;
 mod ring;
 mod role;
 mod segment;
@@ -58,12 +65,12 @@ pub use role::Uplink;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use nix::unistd::{AccessFlags, access};
 
-use crate::clock::{monotonic_ns, now_ns};
+use crate::clock::monotonic_ns;
 use crate::error::OpenError;
 use crate::frame::{ETH_HDR_LEN, HeadBuf, RxFrame, TxFrame, WriteBody, WriteHead};
 use crate::hint::cold;
@@ -75,7 +82,9 @@ use crate::port::{
 use ends::Ends;
 use layout::Layout;
 use layout::MEMBERS_MAX;
-use ring::{Consumer, GRANULE, NoRoom, Producer, RingMem, Taken, WORD_LEN, slot_len};
+use members::{MemberSet, place_of};
+use opening::Long;
+use ring::{Consumer, GRANULE, NoRoom, Producer, Taken, WORD_LEN, slot_len};
 use role::{Role, is_monitor, is_switch};
 use segment::{BELL, CLOSED, RawRing, WATCH};
 use wait::{Shared, Waiter};
@@ -97,11 +106,10 @@ const BURST_BYTES: usize = RING_LEN / 8;
 const WATCHES: usize = 2;
 /// A watched ring may be exchanged for a busier one after so many sweeps without a frame.
 const WATCH_IDLE: u32 = 8;
-/// Polls between two looks at a ring that is neither watched nor rung for.
+/// Polls between two looks at rings that are neither watched nor rung for, and looks after which
+/// each has had its turn: a poll takes 10 to 40 ns.
 const SWEEP_EVERY: i32 = 64;
-/// Refusals for want of room before the receiver's life is checked, and the least time between.
-const PROBE_FULLS: u32 = 1024;
-const PROBE_NS: u64 = 5_000_000;
+const SWEEP_ALL: usize = 16;
 /// A frame that takes the fast path is no longer than any port's may be.
 const _: () = assert!(SHORT <= ETH_HDR_LEN + MTU_MIN);
 /// The bit of a key that makes it a group's.
@@ -122,10 +130,11 @@ pub struct ShmSettings {
     pub mtu: Option<usize>,
     /// Bytes of one ring, a power of two from 4096; a frame may take a quarter of it. The member
     /// that makes the segment decides. Default 1 MiB: 16 frames of 64 KiB less padding. Each pair
-    /// that talks takes that much memory per direction.
+    /// that talks takes memory per direction: 16 KiB of it at first, all of it once a frame is
+    /// longer than a quarter of that or much was sent.
     pub ring_len: Option<usize>,
-    /// Most members, 2 to 64; the member that makes the segment decides. Default 64. Costs 128
-    /// bytes per pair of places, 512 KiB in all at 64.
+    /// Most members, 2 to 1,024; the member that makes the segment decides. Default 1,024. Costs
+    /// 256 bytes per place, 256 KiB in all at 1,024, and address space in the file for each pair.
     pub members: Option<usize>,
     /// Where the file is. Default /dev/shm; anything else is for tests.
     pub dir: PathBuf,
@@ -214,7 +223,7 @@ impl ShmSettings {
             return Ok(layout);
         }
         let spec = format!("ring={ring_len},members={}", layout.members);
-        let why = "ring= is a power of two from 4096, members= is 2 to 64".into();
+        let why = "ring= is a power of two from 4096, members= is 2 to 1024".into();
         Err(OpenError::BadSpec { spec, why })
     }
 
@@ -242,8 +251,8 @@ pub struct ShmPort {
     frame_max: usize,
     /// Bytes behind each frame that we receive: a monitor's stamp.
     extra: usize,
-    /// Members who get a copy of each frame that we send, one bit each.
-    monitors: u64,
+    /// Members who get a copy of each frame that we send.
+    monitors: Vec<usize>,
     /// Frames go to the switch, whatever their address, and come from it.
     is_leaf: bool,
     /// Where the last frame went, which is also the usual one of `outs`.
@@ -253,7 +262,7 @@ pub struct ShmPort {
     /// The process that opened the port; a forked child is another.
     pid: u32,
     /// Members with frames of ours whom we have to wake.
-    sleepers: u64,
+    sleepers: MemberSet,
     counters: PortCounters,
     /// Polls until the next one that looks at every ring, and how many such there have been.
     polls_to_sweep: i32,
@@ -264,12 +273,16 @@ pub struct ShmPort {
     /// [`PortCounters::rx_frames`] is what `counters` says of it plus one plus this.
     singles: i64,
     /// Senders that may have something beyond what the watched words show.
-    ready: u64,
+    ready: MemberSet,
     /// The usual one of `ins` is who the first is on.
     watches: [Watch; WATCHES],
     /// Where the next burst starts to look, so that none of many busy senders is left out.
-    turn: u32,
+    turn: usize,
+    /// Senders whose ring is open.
+    open_ins: Vec<usize>,
+    /// Where the next sweep goes on, in `open_ins` and among all places.
     sweep_at: usize,
+    place_at: usize,
     bell: *const AtomicU64,
     /// Towards each member, and one more towards nobody.
     outs: Ends<Out>,
@@ -283,6 +296,9 @@ pub struct ShmPort {
     warned_ns: u64,
     /// The last ring that was to be opened had no memory.
     lacks_memory: bool,
+    /// Our rings that have their full length, and to whom there was one that we gave up.
+    long: Vec<Long>,
+    given_up: Vec<usize>,
     /// Last: the pointers above go into its mapping.
     shared: Arc<Shared>,
 }
@@ -298,7 +314,7 @@ struct Watch {
     /// Or behind a word of ours that stays 0. (The frame and not its word, so that of the two one
     /// has to be kept while the frame is lent.)
     next: *const u8,
-    bit: u64,
+    /// Beyond all members if there is none.
     sender: usize,
     /// Sweeps there had been when one last found that it had had a frame, and where the next word
     /// was to come then.
@@ -315,8 +331,12 @@ static DUE: AtomicU32 = AtomicU32::new(1);
 impl Watch {
     const NONE: Self = {
         let next = behind(&NOTHING);
-        Self { next, bit: 0, sender: usize::MAX, last_sweep: 0, swept: next }
+        Self { next, sender: usize::MAX, last_sweep: 0, swept: next }
     };
+
+    fn is_on(&self) -> bool {
+        self.sender != usize::MAX
+    }
 
     /// The word that says whether the next frame is there.
     #[inline(always)]
@@ -336,6 +356,8 @@ const fn behind(word: *const AtomicU64) -> *const u8 {
 struct Out {
     ring: Producer<RawRing>,
     rx_open: *const AtomicU64,
+    /// The receiver's doorbell for our group, and that for all.
+    bell_group: *const AtomicU64,
     bell: *const AtomicU64,
     sleeping: *const AtomicU32,
     /// Not 0 if there is something to do after a frame went out: `sleeping`, or [`DUE`].
@@ -347,19 +369,23 @@ struct Out {
     bytes: u64,
     fulls: u32,
     is_open: bool,
+    /// Bytes through the ring after which it had better be longer.
+    grow_at: u64,
     /// Which way frames that are long are stored.
     stores: Stores,
 }
 
 impl Out {
-    /// The end towards a member whose words these are.
-    fn new(ring: Producer<RawRing>, words: [*const AtomicU64; 2], sleeping: &AtomicU32) -> Self {
-        let [rx_open, bell] = words;
+    /// The end from `me` towards `r`, closed.
+    fn closed(seg: &segment::Segment, me: usize, r: usize) -> Self {
+        let ring = Producer::new(RawRing::NONE, seg.layout.first_len());
         let lap = ring.ring_len() as u32;
+        let sleeping = std::ptr::from_ref(seg.sleeping(r));
         Self {
             ring,
-            rx_open,
-            bell,
+            rx_open: &NOTHING,
+            bell_group: seg.bell_group(r, place_of(me).0),
+            bell: seg.bell(r),
             sleeping,
             alert: sleeping,
             frames: 0,
@@ -367,7 +393,24 @@ impl Out {
             bytes: 0,
             fulls: 0,
             is_open: false,
+            grow_at: u64::MAX,
             stores: Stores::new(Lap::Bytes(lap)),
+        }
+    }
+
+    /// Rings for `me`, unless that was done and not heard yet.
+    #[inline]
+    fn ring_bell(&self, me: usize) {
+        let (group, bit) = place_of(me);
+        // SAFETY: words of the mapping (`closed`), which `ShmPort::shared` keeps.
+        let (bell_group, bell) = unsafe { (&*self.bell_group, &*self.bell) };
+        if bell_group.load(Relaxed) & bit == 0 {
+            // Release: the one who takes the bit sees the frame. SeqCst: and if the load below
+            // finds the word's bit not taken yet, who takes that takes this one after it.
+            bell_group.fetch_or(bit, SeqCst);
+        }
+        if bell.load(SeqCst) & 1 << group == 0 {
+            bell.fetch_or(1 << group, SeqCst);
         }
     }
 
@@ -390,6 +433,8 @@ struct In {
     watch: usize,
     /// The sender's address while the ring is open.
     key: u64,
+    /// 0 once the sender has closed its end.
+    tx_open: *const AtomicU64,
 }
 
 /// What the segment last said of a member; 0 for an empty place.
@@ -407,12 +452,12 @@ struct Route {
 }
 
 /// Places for routes: twice the members, so that few collide; two that do are looked up anew.
-const ROUTES: usize = 128;
+const ROUTES: usize = 2 * MEMBERS_MAX;
 
 /// Where in the routes an address is looked for.
 #[inline(always)]
 fn route_slot(key: u64) -> usize {
-    (key.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 57) as usize
+    (key.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - ROUTES.ilog2())) as usize
 }
 
 /// The address as it lies in memory, in the lower 48 bits; only compared.
@@ -467,36 +512,34 @@ impl ShmPort {
             link_bps: 0,
             name: format!("shm:{}", settings.name),
         };
-        let producer = |r| Producer::new(seg.ring(me, r), layout.ring_len);
-        let out =
-            |r| Out::new(producer(r), [seg.link(me, r).rx_open, seg.bell(r)], seg.sleeping(r));
-        // Of nobody only `rx_open` is looked at.
-        let nobody = Out::new(producer(me), [&NOTHING; 2], seg.sleeping(me));
-        let mut outs = Ends::new((0..layout.members).map(out).chain([nobody]));
+        // Towards nobody it stays closed.
+        let mut outs = Ends::new((0..layout.members).chain([me]).map(|r| Out::closed(&seg, me, r)));
         outs.set_usual(layout.members);
         let extra = if role == Role::Monitor { monitor::STAMP_LEN } else { 0 };
-        let ins = Ends::new((0..layout.members).map(|s| In::closed(&seg, s, me, extra)));
+        let ins = Ends::new((0..layout.members).map(|_| In::closed(layout, extra)));
         let bell = std::ptr::from_ref(seg.bell(me));
         tracing::debug!(path = %seg.path.display(), %mac, mtu, "joined");
         Ok(Self {
             caps,
             frame_max: ETH_HDR_LEN + mtu + extra,
             extra,
-            monitors: 0,
+            monitors: Vec::new(),
             is_leaf: role == Role::Leaf,
             last: Route { key: NO_KEY, to: layout.members },
             routes: Box::new([Route { key: NO_KEY, to: 0 }; ROUTES]),
             pid: std::process::id(),
-            sleepers: 0,
+            sleepers: MemberSet::EMPTY,
             counters: PortCounters::default(),
             polls_to_sweep: SWEEP_EVERY,
             sweeps: 0,
             more: 0,
             singles: -1,
-            ready: 0,
+            ready: MemberSet::EMPTY,
             watches: [Watch::NONE; WATCHES],
             turn: 0,
+            open_ins: Vec::with_capacity(layout.members),
             sweep_at: 0,
+            place_at: 0,
             bell,
             outs,
             ins,
@@ -506,6 +549,8 @@ impl ShmPort {
             inc,
             warned_ns: 0,
             lacks_memory: false,
+            long: Vec::new(),
+            given_up: Vec::new(),
             shared: Arc::new(Shared::new(seg, me)),
         })
     }
@@ -546,7 +591,7 @@ impl ShmPort {
     /// The stations of the segment but this one: address, and process as numbered where it lives.
     pub(crate) fn stations(&self) -> impl Iterator<Item = (MacAddr, u32)> + '_ {
         let Shared { seg, me, .. } = &*self.shared;
-        (0..seg.layout.members).filter(|&m| m != *me).filter_map(|m| {
+        (0..seg.places()).filter(|&m| m != *me).filter_map(|m| {
             let state = seg.state(m).load(Acquire);
             if state == 0 || is_monitor(state) {
                 return None;
@@ -564,11 +609,23 @@ impl ShmPort {
 }
 
 impl In {
-    fn closed(seg: &segment::Segment, s: usize, r: usize, extra: usize) -> Self {
-        let layout = seg.layout;
-        let len_max = (layout.frame_max + extra).min(layout.ring_len / 4 - WORD_LEN);
-        let ring = Consumer::new(seg.ring(s, r), layout.ring_len, len_max);
-        Self { ring, is_open: false, watch: WATCHES, key: NO_KEY }
+    fn closed(layout: Layout, extra: usize) -> Self {
+        Self::new(RawRing::NONE, &NOTHING, layout, extra)
+    }
+
+    /// Of a ring that was opened.
+    fn new(ring: RawRing, tx_open: *const AtomicU64, layout: Layout, extra: usize) -> Self {
+        let len = layout.first_len();
+        let ring = Consumer::new(ring, len, layout.frame_max_in(len, extra));
+        Self { ring, is_open: false, watch: WATCHES, key: NO_KEY, tx_open }
+    }
+
+    /// Whether the sender has closed its end.
+    #[inline(always)]
+    fn has_left(&self) -> bool {
+        // SAFETY: a word of the mapping (`accept`), which `ShmPort::shared` keeps, or a static.
+        // Acquire: if it has, all that it ever published shows after this.
+        unsafe { &*self.tx_open }.load(Acquire) == 0
     }
 }
 
@@ -594,17 +651,21 @@ impl ShmPort {
     #[inline(always)]
     fn push(&mut self, r: usize, frame: &TxFrame<'_>, len: usize) -> Pushed {
         let out = &mut self.outs[r];
-        // SAFETY: `rx_open`, `bell` and `sleeping` are words of the mapping (`open`), which
-        // `shared` keeps.
-        let (rx_open, bell, sleeping) = unsafe { (&*out.rx_open, &*out.bell, &*out.sleeping) };
+        // SAFETY: `rx_open` and `sleeping` are words of the mapping (`connect`, `Out::closed`),
+        // which `shared` keeps, or a static.
+        let (rx_open, sleeping) = unsafe { (&*out.rx_open, &*out.sleeping) };
         if rx_open.load(Relaxed) == CLOSED {
             return Pushed::Closed;
         }
         let place = match out.ring.reserve(len) {
             Ok(place) => place,
-            Err(NoRoom::Full) => return Pushed::Full,
             Err(NoRoom::Broken) => return Pushed::Closed,
+            Err(_) => match self.make_room(r, len) {
+                Some(place) => place,
+                None => return Pushed::Full,
+            },
         };
+        let out = &mut self.outs[r];
         let to = out.ring.mem().at(place.frame_pos);
         // SAFETY: `reserve` found room for `len` bytes at `frame_pos` in a ring of the mapping,
         // which the receiver is not reading and no `TxFrame` overlaps.
@@ -613,23 +674,20 @@ impl ShmPort {
         out.fulls = 0;
         // The three loads below may be answered before the frame is visible: see the file's head.
         if rx_open.load(Relaxed) != WATCH {
-            let bit = 1 << self.shared.me;
-            if bell.load(Relaxed) & bit == 0 {
-                // Release: the one who takes the bit sees the frame.
-                bell.fetch_or(bit, Release);
-            }
+            out.ring_bell(self.shared.me);
         }
         if sleeping.load(Relaxed) != 0 {
-            self.sleepers |= 1 << r;
+            self.sleepers.insert(r);
+        }
+        if out.ring.passed() >= out.grow_at {
+            self.grow_busy(r, false);
         }
         Pushed::Sent
     }
 
     #[cold]
     fn wake_sleepers(&mut self) {
-        while self.sleepers != 0 {
-            let r = self.sleepers.trailing_zeros() as usize;
-            self.sleepers &= self.sleepers - 1;
+        while let Some(r) = self.sleepers.pop() {
             wait::wake_member(&self.shared, r);
         }
     }
@@ -639,7 +697,7 @@ impl ShmPort {
     #[inline(never)]
     fn attend(&mut self) {
         if self.outs.usual().clear_ahead() {
-            self.sleepers |= 1 << (self.last.to & 63);
+            self.sleepers.insert(self.last.to);
             self.wake_sleepers();
         }
     }
@@ -672,7 +730,7 @@ impl ShmPort {
         // May be answered before the frame is visible, as in `push`.
         // SAFETY: as in `push`, or a static.
         if unsafe { &*out.alert }.load(Relaxed) != 0 && out.clear_ahead() {
-            self.sleepers |= 1 << (self.last.to & 63);
+            self.sleepers.insert(self.last.to);
         }
         true
     }
@@ -706,7 +764,7 @@ impl ShmPort {
         self.counters.tx_bytes += frame_len as u64;
         // May be answered before the frame is visible, as in `push`.
         if sleeping.load(Relaxed) != 0 {
-            self.sleepers |= 1 << (self.last.to & 63);
+            self.sleepers.insert(self.last.to);
             self.wake_sleepers();
         }
         true
@@ -765,7 +823,7 @@ impl ShmPort {
                 other => return Err(other),
             }
         }
-        if self.monitors == 0 {
+        if self.monitors.is_empty() {
             self.routes[route_slot(key)] = Route { key, to: r };
         }
         Ok(r)
@@ -774,7 +832,7 @@ impl ShmPort {
     /// Whether the sender `s` of a ring to us has closed its end.
     fn has_left(&self, s: usize) -> bool {
         let Shared { seg, me, .. } = &*self.shared;
-        seg.link(s, *me).tx_open.load(Acquire) == 0
+        seg.link(s, *me).is_some_and(|link| link.tx_open.load(Acquire) == 0)
     }
 
     /// Whether the ring from `s` holds frames that were not received. The next poll looks there.
@@ -784,8 +842,8 @@ impl ShmPort {
         }
         let unread = self.ins[s].ring.pending();
         if unread {
-            self.ready |= 1 << s;
-            self.more |= self.ready;
+            self.ready.insert(s);
+            self.more |= self.ready.any();
         }
         unread
     }
@@ -799,17 +857,17 @@ impl ShmPort {
             return;
         }
         self.epoch = epoch;
-        for (m, peer) in self.peers.iter_mut().enumerate() {
+        for (m, peer) in self.peers.iter_mut().enumerate().take(seg.places()) {
             let state = seg.state(m).load(Acquire);
             let mac = MacAddr::from_u64(seg.mac(m).load(Relaxed));
             // A monitor has no address.
             let key = if is_monitor(state) { NO_KEY } else { key_of(&mac.0) };
             *peer = Peer { state, key };
         }
-        let bits = self.peers.iter().enumerate();
-        let bits = bits.filter(|(m, peer)| *m != self.shared.me && is_monitor(peer.state));
-        self.monitors = bits.fold(0, |mask, (m, _)| mask | 1 << m);
-        if self.monitors != 0 {
+        let all = self.peers.iter().enumerate();
+        let all = all.filter(|(m, peer)| *m != self.shared.me && is_monitor(peer.state));
+        self.monitors = all.map(|(m, _)| m).collect();
+        if !self.monitors.is_empty() {
             self.routes.fill(Route { key: NO_KEY, to: 0 });
             self.forget_last();
         }
@@ -820,91 +878,6 @@ impl ShmPort {
         let nobody = self.peers.len();
         self.last = Route { key: NO_KEY, to: nobody };
         self.outs.set_usual(nobody);
-    }
-
-    /// Opens the ring towards `r`. [`Tx::Full`] if that has to wait: for the lock, for memory, or
-    /// for the receiver to read what our place's former holder sent.
-    fn connect(&mut self, r: usize) -> Tx {
-        let Shared { seg, me, .. } = &*self.shared;
-        let Some(_guard) = seg.try_lock() else { return Tx::Full };
-        let state = seg.state(r).load(Acquire);
-        if state == 0 || state != self.peers[r].state {
-            self.epoch = self.epoch.wrapping_sub(1);
-            return Tx::NoRoute;
-        }
-        if r != *me && !seg.lives(r) {
-            seg.clear(r);
-            return Tx::NoRoute;
-        }
-        let link = seg.link(*me, r);
-        if link.rx_open.load(Acquire) != CLOSED {
-            return Tx::Full;
-        }
-        link.tx_inc.store(self.inc, Relaxed);
-        link.rx_inc.store(state >> 32, Relaxed);
-        // First, so that whoever cleans up after us if we die here gives the memory back.
-        link.tx_open.store(1, Release);
-        let allocated = seg.allocate(*me, r);
-        self.lacks_memory = allocated.is_err();
-        if let Err(error) = allocated {
-            link.tx_open.store(0, Release);
-            let now = now_ns();
-            if now.wrapping_sub(self.warned_ns) > 1_000_000_000 {
-                self.warned_ns = now;
-                let path = seg.path.display();
-                let mend = "mount -o remount,size=1G /dev/shm";
-                tracing::warn!(%path, %error, "no memory for a ring: enlarge /dev/shm ({mend})");
-            }
-            return Tx::Full;
-        }
-        let ring = seg.ring(*me, r);
-        ring.clear(0);
-        ring.set_head(0);
-        // Release: the receiver that sees the link open sees the ring empty.
-        link.rx_open.store(BELL, Release);
-        let out = &mut self.outs[r];
-        out.ring = Producer::new(ring, seg.layout.ring_len);
-        (out.is_open, out.fulls, out.alert) = (true, 0, out.sleeping);
-        Tx::Sent
-    }
-
-    /// Takes note that `r` has closed its end (it left, died, or found the ring damaged).
-    #[cold]
-    fn close_out(&mut self, r: usize) {
-        for route in self.routes.iter_mut().filter(|route| route.to == r) {
-            route.key = NO_KEY;
-        }
-        if self.last.to == r {
-            self.forget_last();
-        }
-        let Shared { seg, me, .. } = &*self.shared;
-        if !std::mem::take(&mut self.outs[r].is_open) {
-            return;
-        }
-        let link = seg.link(*me, r);
-        if link.rx_open.load(Acquire) == CLOSED {
-            seg.give_back(*me, r);
-        }
-        link.tx_open.store(0, Release);
-    }
-
-    #[cold]
-    fn full(&mut self, r: usize) -> Tx {
-        let out = &mut self.outs[r];
-        out.fulls = out.fulls.wrapping_add(1);
-        if !out.fulls.is_multiple_of(PROBE_FULLS) || r == self.shared.me {
-            return Tx::Full;
-        }
-        let now = now_ns();
-        if now.wrapping_sub(out.probed_ns) < PROBE_NS {
-            return Tx::Full;
-        }
-        out.probed_ns = now;
-        if self.shared.seg.lives(r) || !self.shared.seg.reap(r) {
-            return Tx::Full;
-        }
-        self.close_out(r);
-        Tx::NoRoute
     }
 
     /// Sends to every other member. Those whose ring is full do not get it.
@@ -930,7 +903,7 @@ impl ShmPort {
     #[cold]
     fn tx_slow(&mut self, frame: &TxFrame<'_>, len: usize, key: u64) -> Tx {
         self.refresh();
-        if self.monitors == 0 {
+        if self.monitors.is_empty() {
             return self.tx_looked_up(frame, len, key);
         }
         // Before it is sent, or an answer to it could bear an earlier time.
@@ -946,10 +919,8 @@ impl ShmPort {
     fn mirror(&mut self, frame: &TxFrame<'_>, at: u64) {
         let mut tail = [0; monitor::TAIL_MAX];
         let Some(stamped) = monitor::stamped(frame, at, &mut tail) else { return };
-        let mut left = self.monitors;
-        while left != 0 {
-            let r = left.trailing_zeros() as usize;
-            left &= left - 1;
+        for i in 0..self.monitors.len() {
+            let r = self.monitors[i];
             let is_open = self.outs[r].is_open || self.connect(r) == Tx::Sent;
             let len = stamped.len();
             match if is_open { self.push_slow(r, &stamped, len) } else { Pushed::Full } {
@@ -1118,8 +1089,8 @@ impl ShmPort {
         if self.polls_to_sweep <= 0 {
             self.polls_to_sweep = SWEEP_EVERY;
             self.sweeps = self.sweeps.wrapping_add(1);
-            self.ready |= self.sweep();
-            self.more |= self.ready;
+            self.sweep();
+            self.more |= self.ready.any();
         }
     }
 
@@ -1177,9 +1148,9 @@ impl ShmPort {
     fn pause(&mut self) {
         self.count_singles_from(-1);
         let watch = &self.watches[0];
-        if watch.bit != 0 {
+        if watch.is_on() {
             // Relaxed: a hint for sleepers.
-            self.shared.next_at[watch.sender & 63].store(watch.word().cast_mut(), Relaxed);
+            self.shared.next_at[watch.sender % MEMBERS_MAX].store(watch.word().cast_mut(), Relaxed);
         }
     }
 
@@ -1206,42 +1177,69 @@ impl ShmPort {
         if self.singles >= 0 {
             self.pause();
         }
-        let mut mask = self.ready;
         for watch in &self.watches {
             // SAFETY: as in `rx_burst`.
-            let word = unsafe { (*watch.word()).load(Relaxed) };
-            mask |= if word != 0 { watch.bit } else { 0 };
+            if unsafe { (*watch.word()).load(Relaxed) } != 0 {
+                self.ready.insert(watch.sender);
+            }
         }
         // SAFETY: a word of the mapping (`open`).
-        let bell = unsafe { &*self.bell };
-        if bell.load(Relaxed) != 0 {
-            // Acquire: the frames that it was rung for are visible.
-            mask |= bell.swap(0, Acquire);
+        if unsafe { &*self.bell }.load(Relaxed) != 0 {
+            self.hear();
         }
-        self.ready = mask;
-        let count = self.burst(mask, max.min(BURST), sink);
-        self.more = self.ready | u64::from(count > 1);
+        let count = self.burst(max.min(BURST), sink);
+        self.more = self.ready.any() | u64::from(count > 1);
         if count > 0 {
             self.count_singles_from(0);
         }
         count
     }
 
-    /// Collects frames from the senders in `mask`, lends them, and gives their room back.
-    #[inline(always)]
-    fn burst<S: BurstSink>(&mut self, mask: u64, max: usize, sink: &mut S) -> usize {
-        let (mut count, mut touched, mut damaged) = (0, 0_u64, 0_u64);
-        let turn = self.turn;
-        let mut order = mask.rotate_right(turn);
-        while order != 0 && count < max {
-            let s = (order.trailing_zeros() + turn) & 63;
-            order &= order - 1;
-            match self.gather(s as usize, &mut count, max, sink) {
-                Gathered::Nothing => {}
-                Gathered::Some => touched |= 1 << s,
-                Gathered::Damaged => damaged |= 1 << s,
+    /// Takes note of who has rung.
+    #[inline]
+    fn hear(&mut self) {
+        let Shared { seg, me, .. } = &*self.shared;
+        // The words after the one that leads to them: see `ring_bell`. SeqCst, and by it Acquire:
+        // the frames that it was rung for are visible.
+        let mut groups = seg.bell(*me).swap(0, SeqCst);
+        while groups != 0 {
+            let group = groups.trailing_zeros() as usize;
+            groups &= groups - 1;
+            // A bit of a group that the segment does not have is a scribble.
+            if group < seg.layout.groups() {
+                self.ready.insert_all(group, seg.bell_group(*me, group).swap(0, SeqCst));
             }
-            self.turn = (s + 1) & 63;
+        }
+    }
+
+    /// Collects frames from those who are ready, lends them, and gives their room back.
+    #[inline(always)]
+    fn burst<S: BurstSink>(&mut self, max: usize, sink: &mut S) -> usize {
+        let (mut count, mut damaged) = (0, usize::MAX);
+        // From the one whose turn it is to the last, and then from the first to that one.
+        let (turn, mut at, mut is_again) = (self.turn, self.turn, false);
+        while count < max {
+            let s = match self.ready.first_from(at) {
+                Some(s) if !is_again || s < turn => s,
+                None if !is_again => {
+                    (at, is_again) = (0, true);
+                    continue;
+                }
+                _ => break,
+            };
+            let before = count;
+            match self.gather(s, &mut count, max, sink) {
+                Gathered::Nothing => {}
+                // Nothing of it is lent.
+                Gathered::Some if count == before => self.released(s),
+                Gathered::Some => {}
+                Gathered::Damaged => damaged = s,
+            }
+            at = s + 1;
+            self.turn = at;
+            if damaged == s {
+                break;
+            }
         }
         let mut bytes = 0;
         for &(base, len, from) in self.burst.iter().take(count) {
@@ -1256,14 +1254,20 @@ impl ShmPort {
         }
         self.counters.rx_bytes += bytes;
         self.counters.rx_frames += count as u64;
-        while touched != 0 {
-            let s = touched.trailing_zeros() as usize;
-            touched &= touched - 1;
-            self.released(s);
+        let mut last = damaged;
+        for i in 0..count {
+            // Those of one sender lie together.
+            let s = self.burst[i].2 as usize;
+            if s != last && s != damaged {
+                self.released(s);
+                if self.ins[s].has_left() {
+                    self.look_for_end(s);
+                }
+            }
+            last = s;
         }
-        while damaged != 0 {
-            self.damaged(damaged.trailing_zeros() as usize);
-            damaged &= damaged - 1;
+        if damaged != usize::MAX {
+            self.damaged(damaged);
         }
         count
     }
@@ -1279,12 +1283,13 @@ impl ShmPort {
     ) -> Gathered {
         // A bell bit of a place that the segment does not have is a scribble.
         if s >= self.ins.len() || (!self.ins[s].is_open && !self.accept(s)) {
-            self.ready &= !(1 << s);
+            self.ready.remove(s);
             return Gathered::Nothing;
         }
-        let ring = &mut self.ins[s].ring;
         let (mut gathered, mut bytes) = (Gathered::Nothing, 0);
         while *count < max && bytes < BURST_BYTES {
+            let from = &mut self.ins[s];
+            let ring = &mut from.ring;
             match ring.take() {
                 Taken::Frame { len, .. } if len > self.frame_max => {
                     self.counters.rx_dropped += 1;
@@ -1301,13 +1306,33 @@ impl ShmPort {
                     gathered = Gathered::Some;
                 }
                 Taken::Empty => {
-                    self.ready &= !(1 << s);
+                    self.ready.remove(s);
+                    // Nothing of it is lent.
+                    if matches!(gathered, Gathered::Nothing) && from.has_left() {
+                        self.look_for_end(s);
+                    }
                     break;
                 }
-                Taken::Broken => return Gathered::Damaged,
+                Taken::Grow if self.lengthen(s) => gathered = Gathered::Some,
+                Taken::Grow | Taken::Broken => return Gathered::Damaged,
             }
         }
         gathered
+    }
+
+    /// Follows a sender whose ring is longer from here on, or says that it cannot be.
+    #[cold]
+    fn lengthen(&mut self, s: usize) -> bool {
+        let Shared { seg, me, .. } = &*self.shared;
+        let (layout, ring) = (seg.layout, &mut self.ins[s].ring);
+        // As in `accept`: the sender has reserved it, and saying so is not enough.
+        let is_short = ring.ring_len() < layout.ring_len;
+        if !is_short || seg.open_ring(s, *me, layout.ring_len).is_err() {
+            return false;
+        }
+        ring.grow(layout.ring_len, layout.frame_max_in(layout.ring_len, self.extra));
+        ring.plain_to(self.frame_max);
+        true
     }
 
     /// Gives back what was taken from `s` and keeps the watches where the frames are.
@@ -1317,7 +1342,7 @@ impl ShmPort {
         from.ring.release();
         let next = from.ring.mem().word_at(from.ring.pos());
         // Relaxed: a hint for sleepers.
-        self.shared.next_at[s & 63].store(next.cast_mut(), Relaxed);
+        self.shared.next_at[s % MEMBERS_MAX].store(next.cast_mut(), Relaxed);
         match self.watches.get_mut(from.watch) {
             Some(watch) => watch.next = behind(next),
             None => self.watch(s, behind(next)),
@@ -1330,22 +1355,29 @@ impl ShmPort {
         let sweeps = self.sweeps;
         let idle = |w: &Watch| {
             let still = w.swept == w.next && sweeps.wrapping_sub(w.last_sweep) > WATCH_IDLE;
-            w.bit == 0 || still
+            !w.is_on() || still
         };
         let Some(i) = self.watches.iter().position(idle) else { return };
-        let new = Watch { next, bit: 1 << s, sender: s, last_sweep: sweeps, swept: next };
+        let new = Watch { next, sender: s, last_sweep: sweeps, swept: next };
         let old = std::mem::replace(&mut self.watches[i], new);
         self.ins[s].watch = i;
         if i == 0 {
             self.ins.set_usual(s);
         }
-        let Shared { seg, me, .. } = &*self.shared;
-        seg.link(s, *me).rx_open.store(WATCH, Relaxed);
-        if old.bit != 0 {
+        self.say_rx_open(s, WATCH);
+        if old.is_on() {
             self.ins[old.sender].watch = WATCHES;
-            seg.link(old.sender, *me).rx_open.store(BELL, Relaxed);
+            self.say_rx_open(old.sender, BELL);
             // What it published before it could see that comes without a bell.
-            self.ready |= old.bit;
+            self.ready.insert(old.sender);
+        }
+    }
+
+    /// Tells `s`, whose ring is open, how we look at it.
+    fn say_rx_open(&self, s: usize, how: u64) {
+        let Shared { seg, me, .. } = &*self.shared;
+        if let Some(link) = seg.link(s, *me) {
+            link.rx_open.store(how, Relaxed);
         }
     }
 
@@ -1353,7 +1385,7 @@ impl ShmPort {
     #[cold]
     fn accept(&mut self, s: usize) -> bool {
         let Shared { seg, me, next_at, .. } = &*self.shared;
-        let link = seg.link(s, *me);
+        let Some(link) = seg.link(s, *me) else { return false };
         if link.rx_open.load(Acquire) == CLOSED || link.rx_inc.load(Relaxed) != self.inc {
             return false;
         }
@@ -1363,15 +1395,15 @@ impl ShmPort {
         }
         // The sender has reserved it; asking again costs little and makes sure, since to touch a
         // page that is not there could be SIGBUS.
-        if seg.allocate(s, *me).is_err() {
-            return false;
-        }
-        let closed = In::closed(seg, s, *me, self.extra);
-        let ring = closed.ring.plain_to(self.frame_max);
+        let layout = seg.layout;
+        let Ok(ring) = seg.open_ring(s, *me, layout.first_len()) else { return false };
+        let mut opened = In::new(ring, link.tx_open, layout, self.extra);
+        opened.ring.plain_to(self.frame_max);
         // Its sender's, which joined before it opened the ring.
         let mac = MacAddr::from_u64(seg.mac(s).load(Relaxed));
-        self.ins[s] = In { ring, is_open: true, watch: closed.watch, key: key_of(&mac.0) };
+        self.ins[s] = In { is_open: true, key: key_of(&mac.0), ..opened };
         next_at[s].store(self.ins[s].ring.mem().word_at(0).cast_mut(), Relaxed);
+        self.open_ins.push(s);
         true
     }
 
@@ -1381,10 +1413,12 @@ impl ShmPort {
         if let Some(watch) = self.watches.get_mut(self.ins[s].watch) {
             *watch = Watch::NONE;
         }
-        self.ready &= !(1 << s);
-        (self.ins[s].is_open, self.ins[s].watch) = (false, WATCHES);
+        self.ready.remove(s);
+        self.open_ins.retain(|&open| open != s);
+        let from = &mut self.ins[s];
+        (from.is_open, from.watch, from.tx_open) = (false, WATCHES, &NOTHING);
         next_at[s].store(std::ptr::null_mut(), Relaxed);
-        let link = seg.link(s, *me);
+        let Some(link) = seg.link(s, *me) else { return };
         if link.tx_open.load(Acquire) == 0 {
             seg.give_back(s, *me);
         }
@@ -1400,9 +1434,9 @@ impl ShmPort {
         self.close_in(s);
     }
 
-    /// Looks at one ring that nobody pointed to, and says whether it has something.
+    /// Looks at rings that nobody pointed to.
     #[cold]
-    fn sweep(&mut self) -> u64 {
+    fn sweep(&mut self) {
         // Who has all the routes it needs would not see a monitor come. Relaxed: `refresh` looks
         // properly.
         if self.shared.seg.epoch().load(Relaxed) != self.epoch {
@@ -1411,23 +1445,42 @@ impl ShmPort {
         for watch in self.watches.iter_mut().filter(|watch| watch.swept != watch.next) {
             (watch.swept, watch.last_sweep) = (watch.next, self.sweeps);
         }
-        let s = self.sweep_at;
-        self.sweep_at = if s + 1 < self.ins.len() { s + 1 } else { 0 };
+        let open = self.open_ins.len();
+        for _ in 0..open.div_ceil(SWEEP_ALL) {
+            let at = self.sweep_at + 1;
+            self.sweep_at = if at < open { at } else { 0 };
+            let s = self.open_ins[self.sweep_at];
+            // A watched one needs nobody who points to it.
+            if self.ins[s].watch == WATCHES && self.ins[s].ring.pending() {
+                self.ready.insert(s);
+            }
+        }
+        // These can wait longer.
+        if self.sweeps.is_multiple_of(4) {
+            self.sweep_places();
+        }
+    }
+
+    /// Looks at one place in turn.
+    #[cold]
+    fn sweep_places(&mut self) {
         let Shared { seg, me, .. } = &*self.shared;
-        let link = seg.link(s, *me);
-        if !self.ins[s].is_open {
-            let opened = link.rx_open.load(Relaxed) != CLOSED;
-            return u64::from(opened) << s;
+        let s = if self.place_at + 1 < seg.places() { self.place_at + 1 } else { 0 };
+        self.place_at = s;
+        if self.ins[s].is_open {
+            self.look_for_end(s);
+        } else if seg.link(s, *me).is_some_and(|link| link.rx_open.load(Relaxed) != CLOSED) {
+            // One that opened a ring and was killed before it rang.
+            self.ready.insert(s);
         }
-        // Acquire: if the sender has closed, all that it ever published shows below.
-        let is_over = link.tx_open.load(Acquire) == 0;
-        if self.ins[s].ring.pending() {
-            return 1 << s;
-        }
-        if is_over {
+    }
+
+    /// Closes the ring from `s` if its sender has, and all is read.
+    #[cold]
+    fn look_for_end(&mut self, s: usize) {
+        if self.ins[s].has_left() && !self.ins[s].ring.pending() {
             self.close_in(s);
         }
-        0
     }
 }
 
@@ -1484,7 +1537,7 @@ impl Port for ShmPort {
     }
 
     fn flush(&mut self) -> Result<(), PortGone> {
-        if self.sleepers != 0 {
+        if self.sleepers.any() != 0 {
             self.wake_sleepers();
         }
         Ok(())

@@ -24,6 +24,9 @@
 //!   from one that has not, and is compared before the length is used.
 //! - **Totals never wrap** (64 bits of bytes); a place is a total modulo the length.
 //! - A frame that does not fit before the end leaves a padding word there and starts at 0.
+//! - **A ring grows once.** A word says so at the producer's tail; the next one comes behind the
+//!   old end, at the first total that has that place in the longer ring. Until the consumer has
+//!   come there nothing is written before the old end, where frames may still lie.
 //!
 //! What the consumer reads is checked against private state before it becomes an offset: a hostile
 //! producer can deny its own frames and nothing else. The same holds for the head that the
@@ -58,6 +61,8 @@ const AHEAD_MIN: u64 = 4 * GRANULE as u64;
 
 /// In place of a length: the rest of the ring is empty, continue at its start.
 const PAD: u32 = u32::MAX;
+/// In place of a length: the ring is longer from here on, continue behind its old end.
+const GROW: u32 = u32::MAX - 1;
 
 /// The shared memory of one ring. `pos` is a multiple of [`GRANULE`] below the ring's length.
 pub(super) trait RingMem {
@@ -85,11 +90,19 @@ const fn word_of(total: u64, len: u32) -> u64 {
     total << (32 - GRANULE.trailing_zeros()) | len as u64
 }
 
+/// Where a ring of `short` bytes that grows to `len` at `total` goes on.
+const fn grown_at(total: u64, short: u64, len: u64) -> u64 {
+    let behind = (total & !(len - 1)) + short;
+    if behind > total { behind } else { behind + len }
+}
+
 /// Why there is no place for a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum NoRoom {
     /// The consumer has to give something back first.
     Full,
+    /// The ring is too short for the frame, whatever is given back.
+    Long,
     /// The consumer's total makes no sense: the shared memory was written by somebody else.
     Broken,
 }
@@ -155,6 +168,10 @@ pub(super) struct Producer<M> {
     clear_to: u64,
     /// Beyond this tail more of them are cleared; below `clear_to`.
     clear_at: u64,
+    /// Where the ring became longer, until the consumer has come there; else 0.
+    grown: u64,
+    /// What the totals left out when it did.
+    skipped: u64,
 }
 
 impl<M: RingMem> Producer<M> {
@@ -164,7 +181,22 @@ impl<M: RingMem> Producer<M> {
         assert!(len.is_power_of_two() && len >= 2 * GRANULE);
         let len = len as u64;
         let clear_to = GRANULE as u64;
-        Self { mem, len, mask: len - 1, tail: 0, limit: len, clear_to, clear_at: 0 }
+        let (mask, limit) = (len - 1, len);
+        Self { mem, len, mask, tail: 0, limit, clear_to, clear_at: 0, grown: 0, skipped: 0 }
+    }
+
+    /// Makes the ring `len` bytes long, a power of two and more than it is. All of them are
+    /// memory.
+    pub(super) fn grow(&mut self, len: usize) {
+        let (short, len) = (self.len, len as u64);
+        assert!(len.is_power_of_two() && len > short);
+        let start = grown_at(self.tail, short, len);
+        self.mem.clear((start & (len - 1)) as usize);
+        self.mem.publish((self.tail & self.mask) as usize, word_of(self.tail, GROW));
+        self.skipped += start - self.tail;
+        (self.len, self.mask) = (len, len - 1);
+        (self.tail, self.grown, self.limit) = (start, start, start + len - short);
+        self.set_clear(start + GRANULE as u64);
     }
 
     /// The memory below.
@@ -179,7 +211,7 @@ impl<M: RingMem> Producer<M> {
 
     /// Bytes that went through the ring, with words and padding.
     pub(super) fn passed(&self) -> u64 {
-        self.tail
+        self.tail - self.skipped
     }
 
     /// Takes a place for a frame of `len` bytes that needs no clearing, padding or question to the
@@ -228,13 +260,17 @@ impl<M: RingMem> Producer<M> {
         (self.clear_to, self.clear_at) = (to, to.saturating_sub(AHEAD_MIN));
     }
 
-    /// Finds a place for a frame of `len` bytes, which is at most a quarter of the ring.
+    /// Finds a place for a frame of `len` bytes, which with its word is at most a quarter of the
+    /// ring.
     ///
     /// # Errors
     /// [`NoRoom`]; nothing changed.
     #[inline(always)]
     pub(super) fn reserve(&mut self, len: usize) -> Result<Place, NoRoom> {
         let slot = slot_len(len) as u64;
+        if slot > self.len / 4 {
+            return cold(Err(NoRoom::Long));
+        }
         let mask = self.mask;
         let at = self.tail & mask;
         let is_padded = at + slot > self.len;
@@ -252,6 +288,10 @@ impl<M: RingMem> Producer<M> {
     #[cold]
     fn refill(&mut self, need: u64) -> Result<(), NoRoom> {
         let head = self.mem.head();
+        if head < self.grown {
+            return Err(NoRoom::Full);
+        }
+        self.grown = 0;
         if head > self.tail || self.tail - head > self.len {
             return Err(NoRoom::Broken);
         }
@@ -291,6 +331,8 @@ pub(super) enum Taken {
         /// Its length, at least `FRAME_MIN` and at most `frame_max`.
         len: usize,
     },
+    /// The ring is longer from here on: [`Consumer::grow`] goes on there.
+    Grow,
     /// Something that no producer of ours writes. The ring cannot be used any more.
     Broken,
 }
@@ -308,12 +350,19 @@ pub(super) struct Consumer<M, const FRAME_MIN: usize> {
     publish_at: u64,
     /// The nearer of `publish_at` and the end of the lap, which a plain frame stays before.
     plain_end: u64,
+    /// What the totals left out when the ring became longer.
+    skipped: u64,
 }
 
 impl<M: RingMem, const FRAME_MIN: usize> Consumer<M, FRAME_MIN> {
     /// Bytes that went through the ring, with words and padding.
     pub(super) fn passed(&self) -> u64 {
-        self.head
+        self.head - self.skipped
+    }
+
+    /// Bytes of the ring.
+    pub(super) fn ring_len(&self) -> usize {
+        self.len as usize
     }
 
     /// The reading end of an empty ring of `len` bytes, a power of two.
@@ -328,14 +377,31 @@ impl<M: RingMem, const FRAME_MIN: usize> Consumer<M, FRAME_MIN> {
         let frame_max = frame_max as u32;
         let (len, publish_at) = (len as u64, len as u64 / 8);
         let (mask, plain_end) = (len - 1, publish_at);
-        Self { mem, len, mask, frame_max, plain_span, head: 0, publish_at, plain_end }
+        Self { mem, len, mask, frame_max, plain_span, head: 0, publish_at, plain_end, skipped: 0 }
+    }
+
+    /// Follows the producer, of whom [`Taken::Grow`] was taken, into a ring of `len` bytes, a power
+    /// of two and more than it was, with frames of at most `frame_max` bytes. All of `len` is
+    /// memory. Frames that are lent stay so until [`release`](Self::release), which tells the
+    /// producer.
+    ///
+    /// # Panics
+    /// As [`new`](Self::new).
+    pub(super) fn grow(&mut self, len: usize, frame_max: usize) {
+        assert!(len.is_power_of_two() && len as u64 > self.len);
+        assert!(slot_len(frame_max) <= len / 4 && FRAME_MIN <= frame_max);
+        let (short, len) = (self.len, len as u64);
+        let start = grown_at(self.head, short, len);
+        self.skipped += start - self.head;
+        (self.len, self.mask, self.head) = (len, len - 1, start);
+        (self.frame_max, self.plain_span) = (frame_max as u32, (frame_max - FRAME_MIN) as u64);
+        (self.publish_at, self.plain_end) = (start, start);
     }
 
     /// Leaves frames longer than `len_max` to [`take`](Self::take).
-    pub(super) fn plain_to(mut self, len_max: usize) -> Self {
+    pub(super) fn plain_to(&mut self, len_max: usize) {
         let max = len_max.min(self.frame_max as usize).max(FRAME_MIN);
         self.plain_span = (max - FRAME_MIN) as u64;
-        self
     }
 
     /// The memory below.
@@ -393,8 +459,10 @@ impl<M: RingMem, const FRAME_MIN: usize> Consumer<M, FRAME_MIN> {
         if word != word_of(self.head, len) {
             return Taken::Broken;
         }
-        if len == PAD {
-            return self.skip(pos);
+        match len {
+            PAD => return self.skip(pos),
+            GROW => return cold(Taken::Grow),
+            _ => {}
         }
         let slot = slot_len(len as usize);
         let is_possible = len >= FRAME_MIN as u32 && len <= self.frame_max;

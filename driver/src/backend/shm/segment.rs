@@ -1,10 +1,16 @@
 //! The segment's file: made, joined, left, and cleaned up after the dead.
 //!
+//! The file is sparse: it has an address for every ring that could be, and memory for those that
+//! are open. Only the part before the rings is mapped as a whole; each ring is mapped when it is
+//! opened, so that a process takes address space for those that it uses.
+//!
 //! Everything here is rare and happens under the segment's lock, or on words that are the caller's
 //! alone. Each change is ordered so that a process killed between two of its steps leaves a state
 //! that the next one can finish: an entry counts only once its last word is written, and a dead
 //! member's entry is cleared last.
 
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
@@ -19,7 +25,9 @@ use nix::fcntl::{FallocateFlags, fallocate};
 use nix::sys::statvfs::fstatvfs;
 
 use super::ShmSettings;
-use super::layout::{EPOCH, HEADER_LEN, Layout, MEMBERS_MAX, NEXT_INC, UPLINK};
+use super::layout::{
+    EPOCH, GROUP, HEADER_LEN, Layout, MEMBERS_MAX, NEXT_INC, PAGE, PLACES, UPLINK,
+};
 use super::ring::RingMem;
 use super::role::{Role, Uplink, is_switch};
 use crate::backend::lock::{self, Guard};
@@ -38,10 +46,22 @@ pub(super) const WATCH: u64 = 2;
 
 /// A mapped segment that this process may be a member of.
 pub(super) struct Segment {
-    map: Arc<MmapRaw>,
+    map: Arc<Mapped>,
     file: File,
     pub(super) path: PathBuf,
     pub(super) layout: Layout,
+    /// Pages of links that are known to be there: for each receiver a word with a bit each.
+    known: Box<[AtomicU64]>,
+}
+
+/// What this process has mapped of a segment's file, for as long as it has a member there. (Who
+/// sleeps looks into rings while they are closed.)
+struct Mapped {
+    layout: Layout,
+    /// All before the rings.
+    words: MmapRaw,
+    /// Rings, by sender and receiver.
+    rings: Mutex<HashMap<(usize, usize), MmapRaw>>,
 }
 
 /// The words of one direction of one pair. A ring is used by its two ends from the moment that
@@ -70,6 +90,9 @@ pub(super) struct RawRing {
 unsafe impl Send for RawRing {}
 
 impl RawRing {
+    /// Of an end that is not open. It is used for nothing.
+    pub(super) const NONE: Self = Self { data: std::ptr::null_mut(), head: std::ptr::null() };
+
     #[inline]
     pub(super) fn at(&self, pos: usize) -> *mut u8 {
         // `wrapping_add` needs nothing; the callers below and the port say why it is inside.
@@ -153,12 +176,12 @@ pub(super) fn join(settings: &ShmSettings, role: Role) -> Result<Joined, OpenErr
         if joined.is_err() && !made {
             let _ = std::fs::remove_file(&path);
         }
-        let (map, me, inc, mac) = joined?;
+        let (map, known, me, inc, mac) = joined?;
         drop(guard);
         if !made {
             remove_dead_ones(&path);
         }
-        return Ok(Joined { seg: Segment { map, file, path, layout }, me, inc, mac });
+        return Ok(Joined { seg: Segment { map, file, path, layout, known }, me, inc, mac });
     }
 }
 
@@ -284,15 +307,14 @@ fn make(file: &File, path: &Path, settings: &ShmSettings) -> Result<(), OpenErro
     // Twice, so that what a maker who died here left is zero again.
     file.set_len(0).map_err(|e| os("cannot empty", path, e))?;
     file.set_len(layout.file_len() as u64).map_err(|e| os("cannot size", path, e))?;
-    check_space(file, path, (layout.data_at() + 2 * layout.ring_len) as u64)?;
-    match fallocate(file, FallocateFlags::empty(), 0, layout.data_at() as i64) {
-        Ok(()) => {}
-        Err(nix::errno::Errno::ENOSPC) => {
-            let need = (layout.data_at() + 2 * layout.ring_len) as u64;
-            return Err(OpenError::NoSpace { path: path.to_owned(), need, free: 0 });
-        }
-        Err(e) => return Err(os("cannot reserve memory in", path, e.into())),
-    }
+    // One that was asked for by its length is to be had in that length.
+    let ring_len = settings.ring_len.unwrap_or(layout.first_len());
+    let need = (layout.links_at() + 2 * (PAGE + ring_len)) as u64;
+    check_space(file, path, need)?;
+    reserve(file, 0, layout.links_at()).map_err(|e| match e.raw_os_error() {
+        Some(libc::ENOSPC) => OpenError::NoSpace { path: path.to_owned(), need, free: 0 },
+        _ => os("cannot reserve memory in", path, e),
+    })?;
     let header = layout.header();
     let written =
         file.write_all_at(&header[8..], 8).and_then(|()| file.write_all_at(&header[..8], 0));
@@ -327,7 +349,17 @@ fn read_layout(file: &File, path: &Path) -> Result<Layout, OpenError> {
     Ok(layout)
 }
 
-type Entered = (Arc<MmapRaw>, usize, u64, MacAddr);
+/// Reserves memory of `file`.
+fn reserve(file: &File, at: usize, len: usize) -> io::Result<()> {
+    loop {
+        match fallocate(file, FallocateFlags::empty(), at as i64, len as i64) {
+            Err(nix::errno::Errno::EINTR) => {}
+            other => return Ok(other?),
+        }
+    }
+}
+
+type Entered = (Arc<Mapped>, Box<[AtomicU64]>, usize, u64, MacAddr);
 
 /// Becomes a member; the caller holds the lock.
 fn enter(
@@ -338,10 +370,11 @@ fn enter(
     role: Role,
 ) -> Result<Entered, OpenError> {
     settings.check_against(&layout, path)?;
-    check_space(file, path, 2 * layout.ring_len as u64)?;
-    let map = map(file, layout.file_len()).map_err(|e| os("cannot map", path, e))?;
+    check_space(file, path, 2 * (PAGE + layout.first_len()) as u64)?;
+    let map = map(file, layout).map_err(|e| os("cannot map", path, e))?;
     let dup = file.try_clone().map_err(|e| os("cannot use", path, e))?;
-    let seg = Segment { map, file: dup, path: path.to_owned(), layout };
+    let known = (0..layout.members).map(|_| AtomicU64::new(0)).collect();
+    let seg = Segment { map, file: dup, path: path.to_owned(), layout, known };
     seg.reap_dead(None);
     if let Role::Switch(uplink) = role {
         if let Some(m) = seg.switch() {
@@ -351,48 +384,53 @@ fn enter(
         seg.set_uplink(uplink);
     }
     let mac = seg.choose_mac(settings.mac)?;
-    // The oldest free place: its rings are the likeliest to be drained.
     let inc = seg.word(NEXT_INC).load(Relaxed).wrapping_add(1) & u64::from(u32::MAX);
     let inc = inc.max(1);
     seg.word(NEXT_INC).store(inc, Relaxed);
-    let mut places = (0..layout.members).map(|i| (inc as usize + i) % layout.members);
-    let me = places.find(|&m| seg.state(m).load(Relaxed) == 0);
-    let crowded = OpenError::Crowded {
+    let me = seg.choose_place(inc as usize).ok_or(OpenError::Crowded {
         path: path.to_owned(),
         members: layout.members,
         members_max: MEMBERS_MAX,
-    };
-    let me = me.ok_or(crowded)?;
+    })?;
     lock::show_life(file, me).map_err(|e| os("cannot lock", path, e))?;
+    (0..layout.groups()).for_each(|group| seg.bell_group(me, group).store(0, Relaxed));
     seg.bell(me).store(0, Relaxed);
     seg.sleeping(me).store(0, Relaxed);
     seg.mac(me).store(mac.to_u64(), Relaxed);
     seg.pid(me).store(u64::from(std::process::id()), Relaxed);
     seg.missed(me).store(0, Relaxed);
     seg.bell_name(me).store(0, Relaxed);
+    seg.long(me).store(0, Relaxed);
     // Release: who sees the state sees the address.
     seg.state(me).store(inc << 32 | role.bits(), Release);
+    seg.word(PLACES).store(seg.places().max(me + 1) as u64, Relaxed);
     seg.word(EPOCH).fetch_add(1, Release);
-    Ok((seg.map, me, inc, mac))
+    Ok((seg.map, seg.known, me, inc, mac))
 }
 
 /// Maps a segment's `file`, or finds where a member of this process has it. Members that share a
 /// process then reach each line of it by one address, which is what a processor forwards stores
 /// by, and foresees where a line is in its first cache.
-fn map(file: &File, len: usize) -> io::Result<Arc<MmapRaw>> {
-    static MAPS: Mutex<Vec<(FileId, Weak<MmapRaw>)>> = Mutex::new(Vec::new());
+fn map(file: &File, layout: Layout) -> io::Result<Arc<Mapped>> {
+    static MAPS: Mutex<Vec<(FileId, Weak<Mapped>)>> = Mutex::new(Vec::new());
     let id = file.metadata().map(|meta| (meta.dev(), meta.ino()))?;
     let mut maps = MAPS.lock().unwrap_or_else(PoisonError::into_inner);
     // A file that is mapped keeps its number, so another one has it only when these are gone.
     maps.retain(|(_, map)| map.strong_count() > 0);
     let known = maps.iter().find(|(known, _)| *known == id).and_then(|(_, map)| map.upgrade());
-    if let Some(map) = known.filter(|map| map.len() == len) {
+    if let Some(map) = known.filter(|map| map.layout == layout) {
         return Ok(map);
     }
-    let map = Arc::new(MmapOptions::new().len(len).map_raw(file)?);
+    let words = map_part(file, 0, layout.data_at())?;
+    let map = Arc::new(Mapped { layout, words, rings: Mutex::default() });
+    maps.push((id, Arc::downgrade(&map)));
+    Ok(map)
+}
+
+fn map_part(file: &File, at: usize, len: usize) -> io::Result<MmapRaw> {
+    let map = MmapOptions::new().offset(at as u64).len(len).map_raw(file)?;
     // A core dump without gigabytes of other processes' frames; only a wish.
     let _ = map.advise(Advice::DontDump);
-    maps.push((id, Arc::downgrade(&map)));
     Ok(map)
 }
 
@@ -401,11 +439,12 @@ type FileId = (u64, u64);
 
 impl Segment {
     pub(super) fn word(&self, at: usize) -> &AtomicU64 {
-        assert!(at.is_multiple_of(8) && at + 8 <= self.map.len());
+        let words = &self.map.words;
+        assert!(at.is_multiple_of(8) && at + 8 <= words.len());
         // SAFETY: an aligned word inside the mapping (checked), which lives as long as `self`; the
-        // file is as long as the mapping (checked at join, and D5 of docs/memory.md: nobody
+        // file is longer than the mapping (checked at join, and D5 of docs/memory.md: nobody
         // shortens it). Every access to it by anybody is atomic.
-        unsafe { AtomicU64::from_ptr(self.map.as_mut_ptr().add(at).cast()) }
+        unsafe { AtomicU64::from_ptr(words.as_mut_ptr().add(at).cast()) }
     }
 
     pub(super) fn state(&self, m: usize) -> &AtomicU64 {
@@ -431,25 +470,59 @@ impl Segment {
         self.word(self.layout.member(m) + 32)
     }
 
+    /// How many of its rings have their full length.
+    pub(super) fn long(&self, m: usize) -> &AtomicU64 {
+        self.word(self.layout.member(m) + 48)
+    }
+
+    /// Pages of links to `m` that are there.
+    fn pages(&self, m: usize) -> &AtomicU64 {
+        self.word(self.layout.member(m) + 40)
+    }
+
+    /// Not 0 when one of `m`'s groups of senders has rung.
     pub(super) fn bell(&self, m: usize) -> &AtomicU64 {
         self.word(self.layout.member(m) + 64)
     }
 
+    /// The doorbell of `m` for one of its groups of senders.
+    pub(super) fn bell_group(&self, m: usize, group: usize) -> &AtomicU64 {
+        assert!(group < self.layout.groups());
+        self.word(self.layout.member(m) + 128 + group * 8)
+    }
+
     /// 1 while a thread of `m` sleeps on this futex, 2 while one does on a socket, else 0.
     pub(super) fn sleeping(&self, m: usize) -> &AtomicU32 {
-        let at = self.layout.member(m) + 72;
-        assert!(at + 4 <= self.map.len());
+        let (at, words) = (self.layout.member(m) + 72, &self.map.words);
+        assert!(at + 4 <= words.len());
         // SAFETY: as in `word`, for four bytes that nobody reaches as part of a larger word.
-        unsafe { AtomicU32::from_ptr(self.map.as_mut_ptr().add(at).cast()) }
+        unsafe { AtomicU32::from_ptr(words.as_mut_ptr().add(at).cast()) }
     }
 
     pub(super) fn epoch(&self) -> &AtomicU64 {
         self.word(EPOCH)
     }
 
+    /// One more than the highest place that anybody ever took.
+    pub(super) fn places(&self) -> usize {
+        // Relaxed: who looks for a member has seen its epoch.
+        let said = usize::try_from(self.word(PLACES).load(Relaxed)).unwrap_or(usize::MAX);
+        said.min(self.layout.members)
+    }
+
+    /// A free place: one of the low ones, so that those who look at all have few to look at, and of
+    /// these not the one that was left last, whose rings may have frames yet.
+    fn choose_place(&self, turn: usize) -> Option<usize> {
+        let is_free = |&m: &usize| self.state(m).load(Relaxed) == 0;
+        let taken = self.places() - (0..self.places()).filter(is_free).count();
+        let low = (2 * taken).next_power_of_two().max(GROUP).min(self.layout.members);
+        let mut places = (0..low).map(|i| (turn + i) % low).chain(low..self.layout.members);
+        places.find(is_free)
+    }
+
     /// The member that is a switch.
     pub(super) fn switch(&self) -> Option<usize> {
-        (0..self.layout.members).find(|&m| is_switch(self.state(m).load(Acquire)))
+        (0..self.places()).find(|&m| is_switch(self.state(m).load(Acquire)))
     }
 
     /// What the last switch said of its uplink.
@@ -463,30 +536,52 @@ impl Segment {
         }
     }
 
-    pub(super) fn link(&self, s: usize, r: usize) -> Link<'_> {
+    /// The words of a link; `None` if it was never opened, nor one of its neighbours.
+    pub(super) fn link(&self, s: usize, r: usize) -> Option<Link<'_>> {
+        let bit = 1 << (s / GROUP);
+        if self.known[r].load(Relaxed) & bit == 0 {
+            // That somebody says so is not enough to touch it.
+            let is_said = self.pages(r).load(Acquire) & bit != 0;
+            if !is_said || self.reserve_links(s, r).is_err() {
+                return None;
+            }
+        }
         let at = self.layout.link(s, r);
-        Link {
+        Some(Link {
             tx_open: self.word(at),
             tx_inc: self.word(at + 8),
             rx_inc: self.word(at + 16),
-            rx_open: self.word(at + 64),
+            rx_open: self.word(at + 24),
+        })
+    }
+
+    /// Reserves the memory of a link. Who opens one holds the lock.
+    pub(super) fn reserve_links(&self, s: usize, r: usize) -> io::Result<()> {
+        let at = self.layout.link(s / GROUP * GROUP, r);
+        reserve(&self.file, at, PAGE)?;
+        let bit = 1 << (s / GROUP);
+        self.known[r].fetch_or(bit, Relaxed);
+        if self.pages(r).load(Relaxed) & bit == 0 {
+            self.pages(r).fetch_or(bit, Release);
         }
-    }
-
-    pub(super) fn ring(&self, s: usize, r: usize) -> RawRing {
-        let at = self.layout.ring(s, r);
-        assert!(at + self.layout.ring_len <= self.map.len());
-        let head = std::ptr::from_ref(self.word(self.layout.link(s, r) + 72));
-        RawRing { data: self.map.as_mut_ptr().wrapping_add(at), head }
-    }
-
-    /// Reserves the memory of a ring, and maps it so that the first lap is as fast as the others.
-    pub(super) fn allocate(&self, s: usize, r: usize) -> io::Result<()> {
-        let (at, len) = (self.layout.ring(s, r), self.layout.ring_len);
-        fallocate(&self.file, FallocateFlags::empty(), at as i64, len as i64)?;
-        // Before Linux 5.14 the pages come one fault at a time instead.
-        let _ = self.map.advise_range(Advice::PopulateWrite, at, len);
         Ok(())
+    }
+
+    /// Reserves the first `len` bytes of a ring whose link is there, and maps them so that the
+    /// first lap is as fast as the others.
+    pub(super) fn open_ring(&self, s: usize, r: usize, len: usize) -> io::Result<RawRing> {
+        let (at, ring_len) = (self.layout.ring(s, r), self.layout.ring_len);
+        assert!(len <= ring_len);
+        reserve(&self.file, at, len)?;
+        let mut rings = self.map.rings.lock().unwrap_or_else(PoisonError::into_inner);
+        let map = match rings.entry((s, r)) {
+            Entry::Occupied(there) => there.into_mut(),
+            Entry::Vacant(free) => free.insert(map_part(&self.file, at, ring_len)?),
+        };
+        // Before Linux 5.14 the pages come one fault at a time instead.
+        let _ = map.advise_range(Advice::PopulateWrite, 0, len);
+        let head = std::ptr::from_ref(self.word(self.layout.link(s, r) + 32));
+        Ok(RawRing { data: map.as_mut_ptr(), head })
     }
 
     /// Gives the memory of a ring back to the system; it reads as zero afterwards.
@@ -508,7 +603,7 @@ impl Segment {
 
     /// Cleans up after every member that died without leaving; the caller holds the lock.
     pub(super) fn reap_dead(&self, me: Option<usize>) {
-        for m in 0..self.layout.members {
+        for m in 0..self.places() {
             if Some(m) != me && self.state(m).load(Acquire) != 0 && !self.lives(m) {
                 let path = self.path.display();
                 tracing::info!(member = m, %path, "cleaning up after a dead member");
@@ -536,18 +631,20 @@ impl Segment {
         // The dead one's last stores are visible: its lock was released by its exit, which is in
         // the kernel and ordered after them, and was asked for before this.
         fence(Acquire);
-        for x in 0..self.layout.members {
+        for x in 0..self.places() {
             // What it sent stays for `x` to read; the last to close gives the memory back.
-            let out = self.link(m, x);
-            if out.tx_open.load(Acquire) != 0 {
+            if let Some(out) = self.link(m, x)
+                && out.tx_open.load(Acquire) != 0
+            {
                 if out.rx_open.load(Acquire) == CLOSED {
                     self.give_back(m, x);
                 }
                 // Release: the receiver that sees it sees every frame published before.
                 out.tx_open.store(0, Release);
             }
-            let inward = self.link(x, m);
-            if inward.rx_open.load(Acquire) != CLOSED {
+            if let Some(inward) = self.link(x, m)
+                && inward.rx_open.load(Acquire) != CLOSED
+            {
                 if inward.tx_open.load(Acquire) == 0 {
                     self.give_back(x, m);
                 }
@@ -564,12 +661,12 @@ impl Segment {
         let there = |&m: &usize| {
             self.state(m).load(Acquire) != 0 && self.mac(m).load(Relaxed) == mac.to_u64()
         };
-        let m = (0..self.layout.members).find(there)?;
+        let m = (0..self.places()).find(there)?;
         u32::try_from(self.pid(m).load(Relaxed)).ok().filter(|&pid| pid != 0)
     }
 
     fn choose_mac(&self, wanted: Option<MacAddr>) -> Result<MacAddr, OpenError> {
-        let members = || (0..self.layout.members).filter(|&m| self.state(m).load(Acquire) != 0);
+        let members = || (0..self.places()).filter(|&m| self.state(m).load(Acquire) != 0);
         let owner = |mac: MacAddr| members().find(|&m| self.mac(m).load(Relaxed) == mac.to_u64());
         let Some(mac) = wanted else {
             loop {

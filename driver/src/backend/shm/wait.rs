@@ -56,9 +56,9 @@ impl Shared {
 
     fn something(&self) -> bool {
         self.seg.bell(self.me).load(Acquire) != 0
-            || self.next_at.iter().any(|at| {
+            || self.next_at.iter().take(self.seg.places()).any(|at| {
                 let at = at.load(Acquire);
-                // SAFETY: null or a word of the mapping that `seg` keeps.
+                // SAFETY: null or a word of a mapping that `seg` keeps.
                 unsafe { at.as_ref() }.is_some_and(|word| word.load(Acquire) != 0)
             })
     }

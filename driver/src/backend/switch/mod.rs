@@ -41,7 +41,7 @@ const BURST: usize = 64;
 /// least, its Ethernet header, prologue and base.
 const HEAD_LEN: usize = 32;
 /// Places for addresses of stations: four times as many as there are.
-const PLACES: usize = 256;
+const PLACES: usize = 4096;
 
 /// What a switch counted since it was started. Every frame that it was given has its place here.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -397,7 +397,7 @@ impl Addresses {
 
     /// The places from that of `key` on.
     fn from(&self, key: u64) -> impl Iterator<Item = usize> + use<> {
-        let first = (key.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as usize;
+        let first = (key.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - PLACES.ilog2())) as usize;
         (first..first + PLACES).map(|i| i % PLACES)
     }
 }

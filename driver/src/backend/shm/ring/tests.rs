@@ -58,9 +58,12 @@ impl RingMem for TestMem {
 
 const LEN: usize = 4096;
 const FRAME_MAX: usize = LEN / 4 - WORD_LEN;
+/// What a ring grows to, and its longest frame then.
+const GROWN: usize = 4 * LEN;
+const GROWN_MAX: usize = GROWN / 4 - WORD_LEN;
 
 fn ends() -> (Producer<TestMem>, Consumer<TestMem, 1>) {
-    let mem = TestMem::new(LEN);
+    let mem = TestMem::new(GROWN);
     (Producer::new(mem.clone(), LEN), Consumer::new(mem, LEN, FRAME_MAX))
 }
 
@@ -89,7 +92,11 @@ fn take(rx: &mut Consumer<TestMem, 1>) -> Taken {
     match rx.take_plain(rx.mem().word(pos)) {
         Taken::Empty => {
             assert_eq!(rx.head, head);
-            let taken = rx.take();
+            let mut taken = rx.take();
+            if taken == Taken::Grow && rx.ring_len() < GROWN {
+                rx.grow(GROWN, GROWN_MAX);
+                taken = rx.take();
+            }
             rx.release();
             taken
         }
@@ -103,42 +110,58 @@ fn take(rx: &mut Consumer<TestMem, 1>) -> Taken {
     }
 }
 
-/// What a ring may hold, told independently: it refuses only if the worst case does not fit.
-fn must_fit(queued: &VecDeque<Vec<u8>>, len: usize) -> bool {
+/// What a ring of `ring_len` bytes may hold, told independently: it refuses only if the worst case
+/// does not fit.
+fn must_fit(queued: &VecDeque<Vec<u8>>, len: usize, ring_len: usize) -> bool {
     let held: usize = queued.iter().map(|f| slot_len(f.len())).sum();
     // Padding twice (one per lap in flight), an unpublished eighth, and the cleared word.
-    held + slot_len(len) + 2 * (FRAME_MAX + 64) + LEN / 8 + GRANULE <= LEN
+    held + slot_len(len) + 2 * (ring_len / 4 + 64) + ring_len / 8 + GRANULE <= ring_len
 }
 
 proptest! {
-    /// Goal: a ring is a queue. Method: random lengths and schedules against a `VecDeque`, over
-    /// many laps; frames are full of bytes that look like words.
+    /// Goal: a ring is a queue, also while it grows. Method: random lengths and schedules against a
+    /// `VecDeque`, over many laps; frames are full of bytes that look like words. The ring grows at
+    /// a random moment, or never.
     #[test]
     fn ring_is_a_bounded_queue(
-        ops in prop::collection::vec((any::<bool>(), 1..=FRAME_MAX, 1..8_usize), 1..400)
+        grows in 0..800_usize,
+        ops in prop::collection::vec((any::<bool>(), 1..=GROWN_MAX, 1..8_usize), 1..400)
     ) {
         let (mut tx, mut rx) = ends();
         let mut model: VecDeque<Vec<u8>> = VecDeque::new();
         let mut serial = 0_u8;
-        for (is_send, len, count) in ops {
+        // Since it grew: what was in the ring then holds up what comes after a lap.
+        let mut old = 0_usize;
+        for (i, (is_send, len, count)) in ops.into_iter().enumerate() {
+            if i == grows {
+                tx.grow(GROWN);
+                old = model.len() + 1;
+            }
             for _ in 0..count {
                 if is_send {
                     // Half of them short, which is what runs the ring through odd places.
                     let len = if serial & 1 == 0 { len } else { len % 100 + 1 };
                     serial = serial.wrapping_add(1);
                     let bytes: Vec<u8> = (0..len).map(|i| serial ^ i as u8).collect();
+                    let ring_len = tx.ring_len();
                     match send(&mut tx, &bytes) {
                         Ok(()) => model.push_back(bytes),
-                        Err(NoRoom::Full) => prop_assert!(!must_fit(&model, len)),
+                        Err(NoRoom::Long) => prop_assert!(len > ring_len / 4 - WORD_LEN),
+                        Err(NoRoom::Full) => {
+                            prop_assert!(old > 0 || !must_fit(&model, len, ring_len));
+                        }
                         Err(NoRoom::Broken) => prop_assert!(false, "broken"),
                     }
                 } else {
-                    match take(&mut rx) {
+                    let taken = take(&mut rx);
+                    old = if taken == Taken::Empty { 0 } else { old.saturating_sub(1) };
+                    match taken {
                         Taken::Empty => prop_assert!(model.is_empty()),
                         Taken::Frame { pos, len } => {
                             let bytes = rx.mem().read(pos, len);
                             prop_assert_eq!(Some(bytes), model.pop_front());
                         }
+                        Taken::Grow => prop_assert!(false, "grew twice"),
                         Taken::Broken => prop_assert!(false, "broken"),
                     }
                 }
@@ -155,6 +178,7 @@ proptest! {
         let (_, mut rx) = ends();
         for (noise, kind) in words {
             let near = word_of(rx.head, match kind {
+                0 if noise & 14 == 0 => GROW,
                 0 => noise as u32,
                 1 => noise as u32 % (2 * FRAME_MAX as u32),
                 2 => PAD,
@@ -165,9 +189,10 @@ proptest! {
             rx.mem().publish(rx.pos(), word);
             match take(&mut rx) {
                 Taken::Frame { pos, len } => {
-                    prop_assert!((1..=FRAME_MAX).contains(&len) && pos + len <= LEN);
+                    let ring_len = rx.ring_len();
+                    prop_assert!(len > 0 && len < ring_len / 4 && pos + len <= ring_len);
                 }
-                Taken::Empty | Taken::Broken => {}
+                Taken::Empty | Taken::Grow | Taken::Broken => {}
             }
         }
     }
@@ -228,6 +253,9 @@ fn two_threads_pass_a_million_frames() {
     let (mut tx, mut rx) = ends();
     let sender = std::thread::spawn(move || {
         for serial in 0..COUNT {
+            if serial == COUNT / 3 {
+                tx.grow(GROWN);
+            }
             let words = serial % 29 + 1;
             let bytes: Vec<u8> = (0..words).flat_map(|w| (serial * 31 + w).to_le_bytes()).collect();
             while send(&mut tx, &bytes) == Err(NoRoom::Full) {
@@ -240,6 +268,10 @@ fn two_threads_pass_a_million_frames() {
             match rx.take() {
                 Taken::Frame { pos, len } => break (pos, len),
                 Taken::Empty => std::thread::yield_now(),
+                Taken::Grow => {
+                    rx.grow(GROWN, GROWN_MAX);
+                    rx.release();
+                }
                 Taken::Broken => panic!("broken at {serial}"),
             }
         };
@@ -289,18 +321,28 @@ mod model {
     }
 
     /// Goal: no frame is read before it is written or written while it is read, in any
-    /// interleaving, across a lap. Changing `publish`, `word`, `head` or `set_head` to Relaxed
-    /// makes this fail (tried, each).
+    /// interleaving, across a lap, or while the ring grows. Changing `publish`, `word`, `head` or
+    /// `set_head` to Relaxed makes this fail (tried, each).
     #[test]
     fn ring_has_no_race() {
+        no_race(None);
+    }
+
+    #[test]
+    fn a_ring_that_grows_has_no_race() {
+        no_race(Some(2));
+    }
+
+    /// The ring grows after so many frames.
+    fn no_race(grows: Option<u64>) {
         const FRAMES: u64 = 5;
         let mut builder = loom::model::Builder::new();
         // Three forced switches find every planted bug in a second; without a bound: 150 seconds.
         builder.preemption_bound = Some(3);
-        builder.check(|| {
+        builder.check(move || {
             let mem = Arc::new(Mem {
-                words: (0..4).map(|i| AtomicU64::new(if i == 0 { 0 } else { 77 })).collect(),
-                cells: (0..4).map(|_| UnsafeCell::new(0)).collect(),
+                words: (0..8).map(|i| AtomicU64::new(if i == 0 { 0 } else { 77 })).collect(),
+                cells: (0..8).map(|_| UnsafeCell::new(0)).collect(),
                 head: AtomicU64::new(0),
             });
             let mut tx = Producer::new(mem.clone(), LEN);
@@ -308,6 +350,9 @@ mod model {
             let sender = loom::thread::spawn(move || {
                 let mut sent = 0;
                 while sent < FRAMES {
+                    if grows == Some(sent) && tx.ring_len() == LEN {
+                        tx.grow(2 * LEN);
+                    }
                     if let Some(place) = tx.claim_ahead(40) {
                         let cell = &tx.mem().cells[place.frame_pos() / GRANULE];
                         // SAFETY: loom's pointer is valid; loom checks the exclusion.
@@ -329,7 +374,7 @@ mod model {
                             sent += 1;
                         }
                         Err(NoRoom::Full) => loom::thread::yield_now(),
-                        Err(NoRoom::Broken) => panic!("broken"),
+                        Err(NoRoom::Long | NoRoom::Broken) => panic!("broken"),
                     }
                 }
             });
@@ -345,6 +390,7 @@ mod model {
                         taken += 1;
                     }
                     Taken::Empty => loom::thread::yield_now(),
+                    Taken::Grow => rx.grow(2 * LEN, 56),
                     Taken::Broken => panic!("broken"),
                 }
             }
