@@ -198,8 +198,8 @@ pub(super) fn switch_of(settings: &ShmSettings) -> Result<Option<u32>, OpenError
     };
     check_owner(&path, &file.metadata().map_err(|e| os("cannot look at", &path, e))?)?;
     let layout = read_layout(&file, &path)?;
-    let map = map(&file, layout.file_len()).map_err(|e| os("cannot map", &path, e))?;
-    let seg = Segment { map, file, path, layout };
+    let map = map(&file, layout).map_err(|e| os("cannot map", &path, e))?;
+    let seg = Segment { map, file, path, layout, known: none_known(layout) };
     let switch = seg.switch().filter(|&m| seg.lives(m));
     Ok(switch.map(|m| seg.pid(m).load(Relaxed) as u32))
 }
@@ -373,7 +373,7 @@ fn enter(
     check_space(file, path, 2 * (PAGE + layout.first_len()) as u64)?;
     let map = map(file, layout).map_err(|e| os("cannot map", path, e))?;
     let dup = file.try_clone().map_err(|e| os("cannot use", path, e))?;
-    let known = (0..layout.members).map(|_| AtomicU64::new(0)).collect();
+    let known = none_known(layout);
     let seg = Segment { map, file: dup, path: path.to_owned(), layout, known };
     seg.reap_dead(None);
     if let Role::Switch(uplink) = role {
@@ -406,6 +406,11 @@ fn enter(
     seg.word(PLACES).store(seg.places().max(me + 1) as u64, Relaxed);
     seg.word(EPOCH).fetch_add(1, Release);
     Ok((seg.map, seg.known, me, inc, mac))
+}
+
+/// [`Segment::known`] of a segment that was just mapped.
+fn none_known(layout: Layout) -> Box<[AtomicU64]> {
+    (0..layout.members).map(|_| AtomicU64::new(0)).collect()
 }
 
 /// Maps a segment's `file`, or finds where a member of this process has it. Members that share a
