@@ -69,8 +69,8 @@ const READS_PER_YIELD: u32 = 32;
 /// Turns that a blocking call polls before it sleeps: about as long as a wake-up costs.
 const TURNS_BEFORE_SLEEP: u32 = 200;
 
-/// How often a domain that closes acknowledges what has arrived, since nobody answers afterwards:
-/// where one frame in fifty gets lost, one such domain in a hundred thousand leaves a peer in doubt.
+/// How often a domain that closes acknowledges what has arrived, since nobody answers afterwards.
+/// Where one frame in fifty gets lost, one domain in a hundred thousand leaves a peer in doubt.
 const LAST_ACKS: u32 = 3;
 
 /// At most one line for a peer and cause in this time, which says how many there were.

@@ -5,8 +5,8 @@
 //! the progress thread run the same turns: [`Engine::turn`], and its fast versions
 //! [`Engine::fast_turn`] and [`Engine::fast_turn_other`].
 //!
-//! A turn receives one burst. The node prefetches for every frame of it before it handles the first.
-//! Then it sends what is due: one acknowledgement covers everything that had arrived.
+//! A turn receives one burst. The node prefetches for every frame of it before it handles the
+//! first. Then it sends what is due: one acknowledgement covers everything that had arrived.
 
 use std::sync::Arc;
 

@@ -242,8 +242,9 @@ impl Node {
     }
 
     /// Lets the next [`transmit`](Self::transmit) acknowledge every packet received, due or not; on
-    /// a lossy path again if the peer may still wait, as the last acknowledgement may be lost. For a
-    /// node about to close: its peers would otherwise find its process gone while they wait.
+    /// a lossy path again if the peer may still wait, as the last acknowledgement may be lost.
+    ///
+    /// For a node about to close: its peers would otherwise find its process gone while they wait.
     pub fn acknowledge_all(&mut self) {
         let now = self.polled_at;
         // Who waits has repeated a packet since then.

@@ -24,8 +24,8 @@ impl Node {
         self.frame_max.max(self.near_max) as usize + ETH_HDR_LEN
     }
 
-    /// The path to a near peer, or to any other. Frames to a near one stay in this machine's memory,
-    /// so they carry no checksum.
+    /// The path to a near peer, or to any other. Frames to a near one stay in this machine's
+    /// memory, so they carry no checksum.
     fn path(&self, near: bool) -> Path {
         if near { Path::LOSSLESS | Path::PRESENCE | Path::NEAR } else { self.far }
     }

@@ -205,20 +205,30 @@ impl Switch {
         self.bell.get_up();
     }
 
-    /// From the stations.
-    fn upward(&mut self) -> Result<usize, PortGone> {
-        let mut moved = 0;
+    /// Sends frames that the NIC had no room for, in order. Returns how many have gone; those that
+    /// are left still find no room.
+    fn send_held(&mut self) -> Result<usize, PortGone> {
+        let mut gone = 0;
         while let Some(bytes) = self.held.first() {
             match self.nic.tx(&TxFrame::whole(bytes))? {
                 Tx::Sent => self.counters.to_nic += 1,
                 Tx::NoRoute => self.counters.unknown += 1,
                 Tx::Full => {
                     self.nic.flush()?;
-                    return Ok(moved);
+                    break;
                 }
             }
             self.held.drop_first();
-            moved += 1;
+            gone += 1;
+        }
+        Ok(gone)
+    }
+
+    /// From the stations.
+    fn upward(&mut self) -> Result<usize, PortGone> {
+        let mut moved = self.send_held()?;
+        if !self.held.is_empty() {
+            return Ok(moved);
         }
         let Self { stations, nic, held, turning, counters, here, frame_max, .. } = self;
         here.refresh(stations);
