@@ -75,20 +75,37 @@ impl Worker {
     /// The next line; `word` says what was expected. A worker that waits for a processor, as it
     /// may on a busy machine, does not hang.
     pub(crate) fn next_line(&mut self, word: &str) -> String {
+        const LOOK: Duration = Duration::from_secs(1);
         let (start, before) = (Instant::now(), self.starved());
+        let mut in_kernel = Duration::ZERO;
         loop {
-            match self.lines.recv_timeout(Duration::from_secs(1)) {
+            match self.lines.recv_timeout(LOOK) {
                 Ok(line) => return line,
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => {
                     panic!("{} ended before {word}: {:?}", self.name, self.child.wait())
                 }
             }
-            let (waited, starved) = (start.elapsed(), self.starved().saturating_sub(before));
+            in_kernel += if self.waits_for_kernel() { LOOK } else { Duration::ZERO };
+            let waited = start.elapsed();
+            let starved = self.starved().saturating_sub(before) + in_kernel;
             let patience = (PATIENCE + starved).min(PATIENCE_STARVED);
             let name = &self.name;
             assert!(waited < patience, "{name} hangs: no {word}; it starved for {starved:?}");
         }
+    }
+
+    /// Whether a thread of it registers for membarrier(2), which waits until kernel threads have had
+    /// a processor: those starve for seconds where processes yield in a loop (Linux 6.18).
+    fn waits_for_kernel(&self) -> bool {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.child.id()));
+        let mut calls =
+            tasks.into_iter().flatten().flatten().map(|task| task.path().join("syscall"));
+        let number = libc::SYS_membarrier.to_string();
+        calls.any(|path| {
+            let text = std::fs::read_to_string(path).unwrap_or_default();
+            text.split_whitespace().next() == Some(&number)
+        })
     }
 
     /// How long that of its threads which has waited longest for a processor has done so.
