@@ -95,8 +95,8 @@ impl Worker {
         }
     }
 
-    /// Whether a thread of it registers for membarrier(2), which waits until kernel threads have had
-    /// a processor: those starve for seconds where processes yield in a loop (Linux 6.18).
+    /// Whether a thread of it registers for membarrier(2), which waits until kernel threads have
+    /// had a processor: those starve for seconds where processes yield in a loop (Linux 6.18).
     fn waits_for_kernel(&self) -> bool {
         let tasks = std::fs::read_dir(format!("/proc/{}/task", self.child.id()));
         let mut calls =
