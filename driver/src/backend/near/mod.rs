@@ -131,6 +131,8 @@ pub struct Near<F> {
     far_came_ns: u64,
     /// A near frame came since then.
     near_came: bool,
+    /// The near side has more than the last poll could take.
+    near_waits: bool,
     /// Why the far side has gone, if sending found that out.
     gone: Option<PortGone>,
     waiter: Option<Arc<Waiter>>,
@@ -182,6 +184,7 @@ impl<F: Far> Near<F> {
             near_came_ns: 0,
             far_came_ns: 0,
             near_came: false,
+            near_waits: false,
             gone: None,
             waiter,
         })
@@ -257,7 +260,9 @@ impl<F: Far> Near<F> {
         if self.skipped >= SKIPS_MAX || self.far_came {
             return cold(None);
         }
-        let got = self.near.rx_poll(&mut AsNear(sink)).filter(|&got| got > 0)?;
+        let polled = self.near.rx_poll(&mut AsNear(sink));
+        self.near_waits = polled.is_none();
+        let got = polled.filter(|&got| got > 0)?;
         self.skipped += 1;
         self.near_came = true;
         Some(got)
@@ -273,7 +278,8 @@ impl<F: Far> Near<F> {
         if self.far_came {
             self.far_came_ns = now_ns;
         }
-        let skips = now_ns.wrapping_sub(self.far_looked_ns) < self.gap_ns
+        let skips = !std::mem::take(&mut self.near_waits)
+            && now_ns.wrapping_sub(self.far_looked_ns) < self.gap_ns
             && now_ns.wrapping_sub(self.near_came_ns) < BUSY_NS
             && now_ns.wrapping_sub(self.far_came_ns) >= BUSY_NS
             && self.skipped < SKIPS_MAX;
