@@ -574,7 +574,7 @@ local function packet(state, buf, pinfo, tree)
     ok = crc32c(buf(0, stop):bytes()) == buf(stop, 4):le_uint()
     if not ok then refuse(state, "crc") end
   end
-  if count > 4 then refuse(state, "sack_count", true) end
+  if count > 64 then refuse(state, "sack_count", true) end
   if ty == 1 and buf:len() < 18 + op_len + extra then
     refuse(state, "op_truncated", true)
   end

@@ -250,11 +250,11 @@ impl Overheard {
 
     fn ack(&self, input: &mut Input<'_>) -> Op {
         let newest = Psn(self.sent.wrapping_sub(u32::from(input.byte() % 32)));
-        let words = [input.u64(), u64::from(input.byte()), 0, 0];
+        let few = [input.u64(), u64::from(input.byte())];
         let delay = u16::from(input.byte()) * 257;
-        let (count, dups) = (input.byte() % 5, input.byte());
-        let words = std::array::from_fn(|i| if i < count.into() { words[i] } else { 0 });
-        Op::Ack(AckOp { delay, newest, words, count, dups, resent: dups & 1 == 1 })
+        let (count, dups) = (input.byte() % 65, input.byte());
+        let words = std::array::from_fn(|i| if i < count.into() { few[i % 2] } else { 0 });
+        Op::Ack(AckOp { delay, newest, count, dups, resent: dups & 1 == 1 }, words)
     }
 
     fn rst(&self, input: &mut Input<'_>) -> RstOp {

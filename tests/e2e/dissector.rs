@@ -113,14 +113,7 @@ fn each_type() -> Vec<(Op, Vec<u8>, &'static str)> {
         src_gen: 6,
         ..RndvOp::default()
     };
-    let ack = AckOp {
-        delay: 20,
-        newest: Psn(10),
-        words: [5, 1 << 63, 0, 0],
-        count: 2,
-        dups: 3,
-        resent: true,
-    };
+    let ack = AckOp { delay: 20, newest: Psn(10), count: 2, dups: 3, resent: true };
     let rst = RstOp {
         echo_sid: 1,
         echo_psn: Psn(2),
@@ -150,7 +143,7 @@ fn each_type() -> Vec<(Op, Vec<u8>, &'static str)> {
     let end = EndOp { src_op: 1, src_gen: 2, status: EndStatus::Discarded };
     vec![
         (
-            Op::Ack(ack),
+            Op::Ack(ack, std::array::from_fn(|i| [5, 1 << 63].get(i).copied().unwrap_or(0))),
             vec![],
             "delay=20 sack_count=2 newest=10 \
             sack=0x0000000000000005,0x8000000000000000",

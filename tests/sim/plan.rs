@@ -112,6 +112,8 @@ pub(crate) struct NodePlan {
     pub(crate) rx_wr_max: usize,
     pub(crate) unexpected_bytes: usize,
     pub(crate) pull_window: usize,
+    /// Packets in flight: host `i` is set to number `i % 4`.
+    pub(crate) windows: [u32; 4],
     pub(crate) peer_max: usize,
     pub(crate) cq_size: usize,
     pub(crate) crc: Option<bool>,
@@ -143,7 +145,8 @@ impl NodePlan {
     pub(crate) fn settings_at(&self, host: usize, incarnation: u64, seed: u64) -> NodeSettings {
         let inserted = self.inserted.contains(&host);
         let by_name = !self.strict.contains(&host);
-        NodeSettings { inserted, by_name, ..self.settings(incarnation, seed) }
+        let window = self.windows[host % 4];
+        NodeSettings { inserted, by_name, window, ..self.settings(incarnation, seed) }
     }
 
     /// The settings of one life, whoever may reach it.
@@ -252,6 +255,7 @@ impl Plan {
                 rx_wr_max: 128,
                 unexpected_bytes: 1 << 20,
                 pull_window: 64 << 10,
+                windows: [4096; 4],
                 peer_max: 16,
                 cq_size: 256,
                 crc: Some(true),
@@ -416,6 +420,7 @@ impl Plan {
         }
         n.eager_max = r.pick(&[256, 1500, 4096, 16 << 10, 64 << 10]);
         n.pull_window = r.pick(&[4 << 10, 64 << 10, 4 << 20]);
+        n.windows = std::array::from_fn(|_| r.pick(&[64, 64, 256, 4096]));
         n.peer_max = if r.chance(0.2) { self.hosts + 1 } else { 64 };
         n.cq_size = r.pick(&[16, 64, 512, 512]);
         // Sends that wait for a receive must leave room in the queue to post one.

@@ -14,7 +14,7 @@
 
 use std::collections::VecDeque;
 
-use barewire_driver::frame::RxFrame;
+use barewire_driver::frame::{RxFrame, TxFrame};
 use barewire_driver::hint::cold;
 use barewire_driver::mem::InlineBytes;
 use barewire_driver::port::Tx;
@@ -275,10 +275,7 @@ impl Node {
             let sent = out.send_in_place(&frame);
             self.left(p, (Ty::Ack, len), sent)
         } else {
-            (op.count, op.words) = peer.rcv.sack_words();
-            let (mut bytes, psn) = ([0; 40], peer.snd.nxt);
-            let len = op.emit(&mut bytes);
-            self.emit(p, &Packet::control(Ty::Ack, psn, &bytes[..len]), out)
+            self.send_sack(p, &mut op, out)
         };
         if sent != Tx::Sent {
             return cold(false);
@@ -287,6 +284,30 @@ impl Node {
         (peer.owed, peer.ack_now, peer.dups) = (0, false, 0);
         self.counters.tx_acks += 1;
         true
+    }
+
+    /// Sends the ACK packet `op` with a SACK, as far as a frame of the session has room for it.
+    #[cold]
+    #[inline(never)]
+    fn send_sack(&mut self, p: u32, op: &mut AckOp, out: &mut impl FrameSink) -> Tx {
+        let peer = &self.peers[p];
+        if peer.mac_word == self.mac_word {
+            return self.emit(p, &Packet::control(Ty::Ack, peer.snd.nxt, &op.head()), out);
+        }
+        let (mut words, room) = ([0; AckOp::WORDS_MAX], self.payload_max(p, AckOp::LEN) / 8);
+        let fit = room.min(words.len());
+        op.count = peer.rcv.sack(peer.rcv_nxt, &mut words[..fit]) as u8;
+        let mut bytes = [0; BASE_LEN + AckOp::LEN_MAX + TRAILER_LEN];
+        let (fixed, rest) = bytes.split_first_chunk_mut().expect("it is more than a base");
+        peer.base(self.mac, Ty::Ack).emit(fixed);
+        let mut len = BASE_LEN + op.emit(&words, rest);
+        if peer.path.has_crc() {
+            let crc = wire::crc_of_head(&bytes[..len]).to_le_bytes();
+            bytes[len..][..TRAILER_LEN].copy_from_slice(&crc);
+            len += TRAILER_LEN;
+        }
+        let sent = out.send(&TxFrame::whole(&bytes[..len]));
+        self.left(p, (Ty::Ack, len), sent)
     }
 
     /// Takes an ACK packet of an open session, with a checksum if `crc`. False if the frame is
@@ -306,7 +327,9 @@ impl Node {
         }
         self.count_received(p, frame);
         if self.take_ack_and_credit(now, p, base_words.cack, base_words.grant()) {
-            self.on_ack(now, p, base_words.cack, &op);
+            let mut words = [0; AckOp::WORDS_MAX];
+            let sack = if op.count == 0 { &[][..] } else { op.sack(frame, &mut words) };
+            self.on_ack(now, p, base_words.cack, &op, sack);
             let peer = &mut self.peers[p];
             peer.tx_quota = peer.tx_room();
         }

@@ -23,7 +23,6 @@ use super::{FrameSink, InPlaceFrame, Node, Todo};
 use crate::flags::{Caps, MrAccess};
 use crate::plant::{Bug, planted};
 use crate::proto::atomic::{self, Datatype};
-use crate::rel::sent::WINDOW;
 use crate::slab::{Link, NONE};
 use crate::types::Instant;
 use crate::wire::{
@@ -358,7 +357,7 @@ impl Node {
                 let mut part = AnswerTo::new(peer, &self.mac_word, what, (buf, at, len));
                 part.base.ahead = 1;
                 // The initiator paces longer reads.
-                let open = alone && peer.snd.in_flight() < WINDOW && len <= READ_FAST_MAX;
+                let open = alone && peer.snd.in_flight() < peer.snd.limit() && len <= READ_FAST_MAX;
                 let holds = RespOp::HEAD + len <= peer.frame_max as usize + ETH_HDR_LEN;
                 if !open || !holds || out.send_in_place(&part) != Tx::Sent {
                     return cold(false);
@@ -700,7 +699,8 @@ impl<'a, P> AnswerTo<'a, P> {
     where
         P: Payload<H>,
     {
-        self.base.peer.snd.in_flight() < WINDOW && out.send_in_place(self) == Tx::Sent
+        self.base.peer.snd.in_flight() < self.base.peer.snd.limit()
+            && out.send_in_place(self) == Tx::Sent
     }
 }
 

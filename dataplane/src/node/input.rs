@@ -13,7 +13,6 @@ use crate::plant::{Bug, planted};
 use crate::proto::blocks::units;
 use crate::rel::congestion::CongestionControl;
 use crate::rel::psn::Psn;
-use crate::rel::sack::RcvBitmap;
 use crate::rel::sent::{BodyRef, Sent};
 use crate::slab::{Handle, Link, NONE};
 use crate::types::{Instant, ProvErrno};
@@ -213,7 +212,10 @@ impl Node {
         }
         if base.ty == Ty::Ack {
             match AckOp::parse(frame, base) {
-                Ok(op) => self.on_ack(now, p, base.cack, &op),
+                Ok(op) => {
+                    let mut words = [0; AckOp::WORDS_MAX];
+                    self.on_ack(now, p, base.cack, &op, op.sack(frame, &mut words));
+                }
                 Err(err) => self.counters.rx_wire[err.index()] += 1,
             }
         } else {
@@ -398,8 +400,9 @@ impl Node {
         }
     }
 
-    /// Takes an ACK packet: round-trip sample, packets received out of order, packets lost.
-    pub(super) fn on_ack(&mut self, now: Instant, p: u32, cack: Psn, op: &AckOp) {
+    /// Takes an ACK packet with the words `sack`: round-trip sample, packets received out of order,
+    /// packets lost.
+    pub(super) fn on_ack(&mut self, now: Instant, p: u32, cack: Psn, op: &AckOp, sack: &[u64]) {
         self.note_answer(p);
         let peer = &mut self.peers[p];
         if peer.path.is_lossless() {
@@ -413,22 +416,22 @@ impl Node {
         if cack != peer.snd.una {
             self.on_cack(now, p, cack, false);
         }
-        self.on_sack(now, p, cack, op);
+        let peer = &mut self.peers[p];
+        peer.rtt.on_duplicates(peer.snd.overtaken(op.dups));
+        // An older ACK may acknowledge a packet that was refused since.
+        if !sack.is_empty() && cack == peer.snd.una {
+            self.on_sack(now, p, cack, sack);
+        }
         if let Some(rtt_ns) = round_trip {
             let arrived = pipe.saturating_sub(self.peers[p].snd.pipe());
             self.on_round_trip(p, now, rtt_ns, arrived);
         }
     }
 
-    #[inline]
-    fn on_sack(&mut self, now: Instant, p: u32, cack: Psn, op: &AckOp) {
+    /// Takes the words of an ACK: packets behind the missing `cack` have arrived.
+    fn on_sack(&mut self, now: Instant, p: u32, cack: Psn, sack: &[u64]) {
         let peer = &mut self.peers[p];
-        peer.rtt.on_duplicates(peer.snd.overtaken(op.dups));
-        // An older ACK may acknowledge a packet that was refused since.
-        if op.count == 0 || cack != peer.snd.una {
-            return;
-        }
-        let news = peer.snd.on_sack(&mut self.sent, now, op, cack, &mut peer.rtt);
+        let news = peer.snd.on_sack(&mut self.sent, now, sack, cack, &mut peer.rtt);
         let Some(newest) = news.newest else { return };
         peer.progress_at = now;
         let again = peer.snd.detect(&mut self.sent, now, newest, &peer.rtt);
@@ -457,13 +460,14 @@ impl Node {
     /// dropped.
     #[cold]
     fn complete_sacked(&mut self, p: u32) {
-        let mut done = Vec::new();
-        self.peers[p].snd.for_each(&mut self.sent, |entry| {
-            if entry.sacked && entry.wr != NONE && !matches!(entry.body, BodyRef::Pack { .. }) {
-                done.push(entry.wr);
+        let (mut done, snd) = (Vec::new(), &self.peers[p].snd);
+        snd.for_each(&mut self.sent, |entry| {
+            if entry.wr != NONE && !matches!(entry.body, BodyRef::Pack { .. }) {
+                done.push((entry.psn, entry.wr));
             }
         });
-        for w in done {
+        done.retain(|&(psn, _)| snd.is_sacked(&self.sent, psn));
+        for (_, w) in done {
             if self.tx[w].flags.contains(WrFlags::ALL_SENT) && self.tx[w].unacked == 1 {
                 self.report_wr(w);
             }
@@ -549,10 +553,11 @@ impl Node {
     ) {
         let peer = &mut self.peers[p];
         peer.ack_now = true;
-        let limit = RcvBitmap::LEN as i32 + i32::from(planted(Bug::WindowPlusOne));
+        let window = peer.path.window(self.settings.window) as i32;
+        let limit = window + i32::from(planted(Bug::WindowPlusOne));
         if dist < 0 && planted(Bug::OldDuplicateDelivered) {
             let _ = self.on_op(now, p, frame, base);
-        } else if dist < 0 || dist < limit && peer.rcv.is_set(dist as u32) {
+        } else if dist < 0 || dist < limit && peer.rcv.is_set(base.psn) {
             self.counters.rx_duplicate += 1;
             peer.dups = peer.dups.saturating_add(1);
             if planted(Bug::DuplicateDelivered) {
@@ -563,7 +568,7 @@ impl Node {
         } else if dist == 0 {
             self.on_next(now, p, frame, base);
         } else {
-            self.on_early(now, p, frame, base, dist as u32);
+            self.on_early(now, p, frame, base);
         }
         self.make_ready(p);
     }
@@ -588,12 +593,12 @@ impl Node {
         }
     }
 
-    /// Takes a packet `dist` ahead of the next in order.
-    fn on_early(&mut self, now: Instant, p: u32, frame: &RxFrame<'_>, base: &Base, dist: u32) {
+    /// Takes a packet of the window that is not the next in order.
+    fn on_early(&mut self, now: Instant, p: u32, frame: &RxFrame<'_>, base: &Base) {
         if self.takes_early(base.ty) {
             if let Verdict::Accept = self.on_op(now, p, frame, base) {
                 let peer = &mut self.peers[p];
-                peer.rcv.set(dist);
+                peer.rcv.set(base.psn, &mut self.bitmaps);
                 peer.note_arrival(now, base.psn, base.rtx);
                 return;
             }
@@ -616,7 +621,7 @@ impl Node {
         assert!(frame.copy_to(0, &mut self.reorder_bytes[at..at + len]), "length is the frame's");
         let peer = &mut self.peers[p];
         peer.reorder_buf.push_back(&mut self.reorder_buf, idx);
-        peer.rcv.set(dist);
+        peer.rcv.set(base.psn, &mut self.bitmaps);
         peer.note_arrival(now, base.psn, base.rtx);
     }
 
@@ -649,8 +654,10 @@ impl Node {
     /// Takes buffered packets that are now in order.
     fn take_held(&mut self, now: Instant, p: u32) {
         let frame_len = self.frame_len();
-        while self.peers[p].rcv.is_set(0) && self.peers[p].refused == 0 {
-            let peer = &mut self.peers[p];
+        while let peer = &mut self.peers[p]
+            && peer.rcv.is_set(peer.rcv_nxt)
+            && peer.refused == 0
+        {
             let next = peer.rcv_nxt;
             let found = peer
                 .reorder_buf
@@ -679,7 +686,7 @@ impl Node {
                 Some((Verdict::Accept, _)) => self.advance_rcv_nxt(now, p, 1),
                 Some((Verdict::Refuse(reason), base)) => {
                     // Clears its bit: the NOP in its place has the same PSN and must be accepted.
-                    self.peers[p].rcv.clear_first();
+                    self.peers[p].rcv.clear(next, &mut self.bitmaps);
                     self.refuse_or_drop(now, p, &base, reason);
                 }
                 None => self.advance_rcv_nxt(now, p, 1),
@@ -693,9 +700,11 @@ impl Node {
         let peer = &mut self.peers[p];
         let lossless = peer.path.is_lossless();
         let every = if lossless { ACK_EVERY_LOSSLESS } else { ACK_EVERY };
-        peer.rcv_nxt = Psn(peer.rcv_nxt.0.wrapping_add(n));
-        if !peer.rcv.is_empty() {
-            peer.rcv.advance(n);
+        for _ in 0..n {
+            if !peer.rcv.is_empty() {
+                peer.rcv.clear(peer.rcv_nxt, &mut self.bitmaps);
+            }
+            peer.rcv_nxt = peer.rcv_nxt.next();
         }
         peer.owed = peer.owed.saturating_add(1);
         if peer.owed >= every {

@@ -62,7 +62,8 @@ use crate::error::{Error, Result};
 use crate::flags::{BindFlags, Caps, OpFlags};
 use crate::proto::blocks::{BlockPool, UNIT};
 use crate::proto::matching::{PostedPool, UnexpectedPool};
-use crate::rel::sent::SentPool;
+use crate::rel::sack::BitmapPool;
+use crate::rel::sent::{SentPool, WINDOW, WINDOW_LOSSLESS};
 use crate::slab::{Handle, NONE, Slab};
 use crate::table::{Table, Vacant};
 use crate::types::{Cqe, FiAddr, Instant};
@@ -127,6 +128,9 @@ pub struct NodeSettings {
     pub unexpected_bytes: usize,
     /// Bytes of pulled messages asked for and not yet here, all peers together. Default 4 MiB.
     pub pull_window: usize,
+    /// Packets in flight of a session on a path that may lose frames, each way, if the peer takes as
+    /// many. A power of two, 64 to 4,096; default 4,096.
+    pub window: u32,
     /// Memory regions registered at once. Default 65,536; 2^20 at most.
     pub mr_max: usize,
     /// Whether frames carry a CRC32C trailer. Default: if the port is not lossless. Whoever holds
@@ -156,6 +160,8 @@ impl NodeSettings {
         check(self.unexpected_bytes >= 64 * UNIT, "unexpected_bytes must be at least 16 KiB")?;
         check(self.eager_max.is_none_or(|max| max <= 1 << 20), "eager_max must be at most 1 MiB")?;
         check(self.mr_max <= mr::MR_MAX, "mr_max must be at most 2^20")?;
+        let window = self.window.is_power_of_two() && (64..=WINDOW).contains(&self.window);
+        check(window, "window must be a power of two, 64 to 4,096")?;
         check(self.pull_window > 0, "pull_window must not be 0").map(|()| self)
     }
 
@@ -181,6 +187,7 @@ impl Default for NodeSettings {
             rx_wr_max: 16384,
             unexpected_bytes: 256 << 20,
             pull_window: 4 << 20,
+            window: WINDOW,
             mr_max: 65536,
             crc: None,
             coll: CollModel::default(),
@@ -651,6 +658,7 @@ pub struct Node {
     /// Operations of the fast path in flight.
     fast_ops: Table<FastOp>,
     pub(crate) sent: SentPool,
+    pub(crate) bitmaps: BitmapPool,
     pub(crate) packs: Packs,
     pub(crate) posted: PostedPool<RecvWr>,
     /// The memory of posted receives where it is in several pieces, by the index of their record.
@@ -714,8 +722,9 @@ pub struct Node {
 /// The copy of an injected message.
 type Inject = [u8; Node::INJECT_SIZE];
 
-/// Packets of all peers together that may be buffered out of order.
-const REORDER_MAX: usize = 8 * crate::rel::sent::WINDOW as usize;
+/// Packets of all peers together that may be buffered out of order. Data of pulled messages needs
+/// no buffer.
+const REORDER_MAX: usize = 4096;
 
 /// Bytes after the Ethernet header that a node sends at most on a port with `caps`.
 fn usable_mtu(caps: &PortCaps) -> Result<usize> {
@@ -771,7 +780,8 @@ impl Node {
             send_bufs: Vec::with_capacity(s.tx_wr_max),
             inject: Vec::with_capacity(s.tx_wr_max),
             fast_ops: Table::with_capacity(s.tx_wr_max),
-            sent: SentPool::with_lines(s.tx_wr_max * 4 + 4096),
+            sent: SentPool::with_capacity(s.tx_wr_max * 4 + 4096),
+            bitmaps: BitmapPool::new(s.window.max(WINDOW_LOSSLESS)),
             packs: Packs::new(if caps.lossless { 1 } else { 64 }, frame_len),
             posted: PostedPool::with_capacity(s.rx_wr_max),
             recv_lists: Vec::with_capacity(s.rx_wr_max),

@@ -269,7 +269,7 @@ impl Node {
         for j in responses {
             self.fail_response(j, NackReason::BadKey);
         }
-        for (_, entry) in self.sent.iter_mut() {
+        for entry in self.sent.iter_mut() {
             let BodyRef::Mr { mr, len, .. } = entry.body else { continue };
             if mr != m {
                 continue;

@@ -26,7 +26,7 @@ impl Node {
 
     /// The path to a near peer, or to any other. Frames to a near one stay in this machine's
     /// memory, so they carry no checksum.
-    fn path(&self, near: bool) -> Path {
+    pub(super) fn path(&self, near: bool) -> Path {
         if near { Path::LOSSLESS | Path::PRESENCE | Path::NEAR } else { self.far }
     }
 

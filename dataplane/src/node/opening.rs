@@ -19,7 +19,6 @@ use super::{EndReason, FrameSink, Node, NodeSettings, Notice, Reply};
 use crate::error::Error;
 use crate::plant::{Bug, planted};
 use crate::rel::psn::Psn;
-use crate::rel::sent::WINDOW;
 use crate::slab::NONE;
 use crate::types::{Instant, ProvErrno};
 use crate::wire::{self, Base, OpenOp, Ty};
@@ -242,7 +241,7 @@ impl Node {
             echo_epoch: op.epoch,
             max_frame: self.path_mtu(op.is_near()),
             caps: op.caps & OpenOp::NEAR,
-            window: WINDOW as u16,
+            window: self.path(op.is_near()).window(self.settings.window) as u16,
             cookie: self.openings.secret.cookie(now, src, op),
             ..OpenOp::default()
         };
@@ -268,6 +267,8 @@ impl Node {
     /// were that arrived. `op` also has the other end's limit.
     pub(super) fn note_path(&mut self, p: u32, op: &OpenOp, len: u16) {
         let most = self.path_mtu(self.peers[p].path.is_near()).min(op.max_frame) as u16;
+        let own = self.peers[p].path.window(self.settings.window);
+        self.peers[p].snd.set_limit(op.window, own);
         let (peer, path) = (&self.peers[p], self.openings.path_mut(p));
         path.most = most;
         if peer.path.is_lossless() {
@@ -381,7 +382,7 @@ impl Node {
             echo_epoch: if echoes { peer.peer_epoch } else { 0 },
             caps: if peer.path.is_near() { OpenOp::NEAR } else { 0 },
             max_frame: self.path_mtu(peer.path.is_near()),
-            window: WINDOW as u16,
+            window: peer.path.window(self.settings.window) as u16,
             grant: peer.granted,
             cookie: self.openings.path(p).cookie,
             ..OpenOp::default()

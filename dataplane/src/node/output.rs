@@ -556,7 +556,7 @@ impl Node {
         let peer = &mut self.peers[p];
         peer.credit_used = peer.credit_used.wrapping_add(cost);
         peer.has_asked = false;
-        if let Some(idx) = peer.snd.last().filter(|_| kept) {
+        if let Some(idx) = peer.snd.last(&self.sent).filter(|_| kept) {
             self.sent[idx].units = cost;
         }
     }
@@ -702,7 +702,7 @@ impl Node {
     /// later.
     #[inline]
     pub(super) fn can_keep(&mut self) -> bool {
-        let free = self.sent.free_count() > 0;
+        let free = !self.sent.is_full();
         self.blocked |= !free;
         free
     }
@@ -763,9 +763,8 @@ impl Node {
             let Packet { ty, op, body, wr, ar, ends, .. } = packet;
             let mut bytes = [0; OP_MAX];
             bytes[..op.len()].copy_from_slice(op);
-            let entry = move |_| Sent::new(psn, ty, (&bytes, op.len()), body, wr, now);
-            let idx = self.sent.alloc_with(entry).expect("a free slot was seen");
-            peer.keep(now, &mut self.sent, idx);
+            let sent = Sent::new(psn, ty, (&bytes, op.len()), body, wr, now);
+            peer.keep(now, &mut self.sent, sent);
             if wr != NONE {
                 self.tx[wr].unacked += 1;
             }

@@ -208,7 +208,7 @@ impl Node {
         }
         let peer = &mut self.peers[p];
         peer.has_asked = false;
-        if let Some(idx) = peer.snd.last() {
+        if let Some(idx) = peer.snd.last(&self.sent) {
             self.sent[idx].units = cost;
         }
         self.packs.open = NONE;

@@ -7,6 +7,8 @@
 
 use barewire_driver::port::PortCaps;
 
+use crate::rel::sent::WINDOW_LOSSLESS;
+
 bitflags::bitflags! {
     /// See the module.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -34,6 +36,11 @@ impl Path {
         path.set(Self::PRESENCE, caps.tells_presence);
         path.set(Self::CRC, crc.unwrap_or(!caps.lossless));
         path
+    }
+
+    /// Packets in flight that this end accepts, if it is set to `window`.
+    pub(super) fn window(self, window: u32) -> u32 {
+        if self.is_lossless() { WINDOW_LOSSLESS } else { window }
     }
 
     /// Whether the path is lossless.

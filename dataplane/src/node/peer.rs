@@ -26,7 +26,7 @@ use crate::proto::blocks::UNIT;
 use crate::rel::psn::Psn;
 use crate::rel::rtt::Rtt;
 use crate::rel::sack::RcvBitmap;
-use crate::rel::sent::{SendWindow, SentPool, WINDOW};
+use crate::rel::sent::{SendWindow, Sent, SentPool};
 use crate::slab::{Line, List, NONE, Queue, Slab};
 use crate::table::{Table, Vacant};
 use crate::types::{FI_ADDR_UNSPEC, FiAddr, Instant};
@@ -442,14 +442,15 @@ impl Peer {
         self.snd.number()
     }
 
-    /// Records the packet numbered last, as entry `idx`, for retransmission.
+    /// Records the packet numbered last for retransmission, and returns its record. The caller has
+    /// seen that one is free.
     #[inline]
-    pub(crate) fn keep(&mut self, now: Instant, sent: &mut SentPool, idx: u32) {
+    pub(crate) fn keep(&mut self, now: Instant, pool: &mut SentPool, sent: Sent) -> u32 {
         if self.snd.is_empty() {
             self.begin_flight(now);
         }
-        self.snd.push(sent, idx);
         self.steady = false;
+        self.snd.keep(pool, sent)
     }
 
     /// Its slot, while a session with it is open.
@@ -572,7 +573,7 @@ impl Peer {
         }
         // On a lossless path congestion leaves at least the window. One place is left free for an
         // answer that is sent when nothing is in flight, which is not counted here.
-        let window = WINDOW - self.snd.in_flight().max(1);
+        let window = self.snd.limit() - self.snd.in_flight().max(1);
         self.credits().min(self.snd.room()).min(window) as u16
     }
 

@@ -53,7 +53,7 @@ impl Node {
             if wr.sent == segments.end || !peer.snd.open() {
                 break;
             }
-            if segments.keep && self.sent.free_count() == 0 {
+            if segments.keep && self.sent.is_full() {
                 self.blocked = true;
                 return Step::Full;
             }
@@ -87,12 +87,10 @@ impl Node {
             let psn = peer.number(now);
             if segments.keep {
                 let op = (&segments.op, segments.op_len);
-                let entry = move |_| {
-                    Sent::new(psn, segments.ty, op, BodyRef::Wr { wr: w, offset, len }, w, now)
-                };
-                let idx = self.sent.alloc_with(entry).expect("a free slot was seen");
+                let body = BodyRef::Wr { wr: w, offset, len };
+                let sent = Sent::new(psn, segments.ty, op, body, w, now);
+                let idx = peer.keep(now, &mut self.sent, sent);
                 segments.put_offset(&mut self.sent[idx].op, offset);
-                peer.keep(now, &mut self.sent, idx);
                 wr.unacked += 1;
                 if last && !lossless {
                     self.acks.left(&mut self.todo, p, peer, base.ar);

@@ -124,7 +124,7 @@ impl Node {
         peer.sid = next_sid(p, generation);
         peer.epoch = epoch;
         peer.snd = SendWindow::new(first);
-        peer.rcv = RcvBitmap::new();
+        peer.rcv = RcvBitmap::default();
         peer.rtt = Rtt::default();
         (peer.snd.credit, peer.credit_used, peer.consumed) = (0, 0, 0);
         (peer.granted, peer.target) = (grant, GRANT_FIRST as u16);
@@ -578,7 +578,7 @@ impl Node {
         }
         self.forget(p);
         let peer = &mut self.peers[p];
-        peer.rcv = RcvBitmap::new();
+        peer.rcv = RcvBitmap::default();
         (peer.owed, peer.refused) = (0, 0);
         (peer.pings, peer.want_nop) = (0, false);
         (peer.bad_seq, peer.written) = (NONE, 0);
@@ -963,8 +963,8 @@ impl Node {
         peer.progress_at = now;
         if !peer.probed && peer.rtt.srtt_ns() > 0 {
             peer.probed = true;
-            if let Some(idx) = peer.snd.newest(&self.sent) {
-                peer.snd.guess(&mut self.sent, idx);
+            if let Some(psn) = peer.snd.newest(&self.sent) {
+                peer.snd.guess(&mut self.sent, psn);
             }
         } else if !(planted(Bug::RetransmitOnce) && peer.backoff > 0) {
             self.counters.timeouts += 1;
@@ -973,8 +973,8 @@ impl Node {
             // Perhaps only the acknowledgement is late. The answers to the first and the last
             // packet of the flight tell which of the others are lost.
             let (oldest, newest) = (peer.snd.oldest(&self.sent), peer.snd.newest(&self.sent));
-            for idx in oldest.into_iter().chain(newest) {
-                peer.snd.guess(&mut self.sent, idx);
+            for psn in oldest.into_iter().chain(newest) {
+                peer.snd.guess(&mut self.sent, psn);
             }
         }
         self.peers[p].snd.make_room(&mut self.sent);

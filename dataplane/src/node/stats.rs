@@ -10,7 +10,6 @@ use super::{EpId, Node};
 use crate::error::{Error, Result};
 use crate::rel::congestion::CongestionControl;
 use crate::rel::psn::Psn;
-use crate::rel::sent::WINDOW;
 use crate::slab::NONE;
 use crate::types::Instant;
 use crate::wire::WireError;
@@ -478,7 +477,7 @@ impl Node {
             retransmits: tally.retransmits,
             timeouts: tally.timeouts,
             rtt_min_ns: if min_ns == u32::MAX.into() { 0 } else { min_ns },
-            window: peer.snd.cwnd.window().min(WINDOW),
+            window: peer.snd.cwnd.window().min(peer.snd.limit()),
             frame_max: peer.frame_max,
             rto_ns: match peer.path.is_lossless() {
                 true => 0,

@@ -94,7 +94,9 @@ impl Node {
 
     /// Bytes of the frame of the oldest packet in flight; 0 if it was not kept.
     fn oldest_len(&self, p: u32) -> u32 {
-        let Some(idx) = self.peers[p].snd.oldest(&self.sent) else { return 0 };
+        let snd = &self.peers[p].snd;
+        let oldest = snd.oldest(&self.sent).and_then(|psn| snd.by_psn(&self.sent, psn));
+        let Some(idx) = oldest else { return 0 };
         let entry = &self.sent[idx];
         let trailer = if self.peers[p].path.has_crc() { wire::TRAILER_LEN } else { 0 };
         let head = wire::BASE_LEN + usize::from(entry.op_len);

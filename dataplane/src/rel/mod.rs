@@ -2,6 +2,7 @@
 //! has arrived, round trips.
 
 pub mod congestion;
+pub(crate) mod flight;
 pub mod psn;
 pub mod rtt;
 pub mod sack;

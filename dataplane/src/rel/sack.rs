@@ -1,120 +1,133 @@
-//! The receive window: which packets from `rcv_nxt` on have arrived.
+//! The receive window: which packets beyond the next in order have arrived.
 //!
-//! Counts in distances, `psn - rcv_nxt`, and knows neither number: the caller moves `rcv_nxt` and
-//! the window together.
+//! A ring of bits by number. A session has one only while something is missing; rings are kept for
+//! the next session that needs one.
+
+use std::mem;
 
 use crate::plant::{Bug, planted};
+use crate::psn::Psn;
 
-/// What has arrived of the 256 packets from `rcv_nxt` on.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// Most words of selective acknowledgement that a window fills.
+pub const SACK_WORDS: usize = super::congestion::WINDOW as usize / 64;
+
+/// What has arrived of the packets from the next in order on.
+#[derive(Debug, Default)]
 pub struct RcvBitmap {
-    words: [u64; Self::WORDS],
+    /// Bit `psn % 64` of word `psn / 64`, modulo the ring's length; empty if nothing has arrived.
+    words: Box<[u64]>,
+    /// Bits that are set.
+    count: u16,
+}
+
+/// Bitmaps that no session needs now.
+#[derive(Debug)]
+pub struct BitmapPool {
+    spare: Vec<Box<[u64]>>,
+    words: usize,
+}
+
+impl BitmapPool {
+    /// Bitmaps for windows of up to `window` packets, a power of two from 64 on.
+    pub fn new(window: u32) -> Self {
+        debug_assert!(window.is_power_of_two() && window >= 64);
+        Self { spare: Vec::new(), words: window as usize / 64 }
+    }
 }
 
 impl RcvBitmap {
-    /// Packets in the window.
-    pub const LEN: u32 = 64 * Self::WORDS as u32;
-
-    const WORDS: usize = 4;
-
-    /// A window in which nothing has arrived.
-    pub const fn new() -> Self {
-        Self { words: [0; Self::WORDS] }
-    }
-
-    /// Notes the packet `dist` after `rcv_nxt`, 0 to 255. False if it had arrived already.
-    ///
-    /// # Panics
-    /// If `dist` is outside the window: the caller has to refuse such a packet before.
-    #[inline]
-    pub fn set(&mut self, dist: u32) -> bool {
-        let word = &mut self.words[dist as usize / 64];
-        let bit = 1 << (dist % 64);
-        let fresh = *word & bit == 0;
-        *word |= bit;
+    /// Notes packet `psn` of the window. False if it had arrived already.
+    pub fn set(&mut self, psn: Psn, pool: &mut BitmapPool) -> bool {
+        if self.words.is_empty() {
+            let empty = || vec![0; pool.words].into();
+            self.words = pool.spare.pop().unwrap_or_else(empty);
+        }
+        let (word, bit) = self.place(psn);
+        let fresh = self.words[word] & bit == 0;
+        self.words[word] |= bit;
+        self.count += u16::from(fresh);
         fresh
     }
 
-    /// Forgets that the packet `rcv_nxt` has arrived: it was refused.
-    pub fn clear_first(&mut self) {
-        self.words[0] &= !1;
-    }
-
-    /// Whether the packet `dist` after `rcv_nxt` has arrived; false outside the window.
+    /// Whether packet `psn` of the window has arrived.
     #[inline]
-    pub fn is_set(&self, dist: u32) -> bool {
-        self.words.get(dist as usize / 64).is_some_and(|w| w >> (dist % 64) & 1 == 1)
-    }
-
-    /// Moves the window on by `n` packets, however many. What falls out is forgotten.
-    #[inline]
-    pub fn advance(&mut self, n: u32) {
-        let skip = n as usize / 64;
-        let shift = n % 64;
-        let moved = if planted(Bug::BitmapNotCleared) { 1 } else { Self::WORDS };
-        for i in 0..moved {
-            let low = self.words.get(i + skip).copied().unwrap_or(0) >> shift;
-            let above = if planted(Bug::BitmapNotCleared) { None } else { Some(i + skip + 1) };
-            let high = above.and_then(|i| self.words.get(i)).copied().unwrap_or(0);
-            // Two shifts: one by 64 would be none at all.
-            self.words[i] = low | (high << (63 - shift) << 1);
+    pub fn is_set(&self, psn: Psn) -> bool {
+        !self.words.is_empty() && {
+            let (word, bit) = self.place(psn);
+            self.words[word] & bit != 0
         }
     }
 
-    /// How many packets from `rcv_nxt` on have arrived without a gap, 0 to 256.
+    /// Forgets that packet `psn` of the window has arrived: it is in order now, or was refused.
     #[inline]
-    pub fn leading_ones(&self) -> u32 {
-        let mut run = 0;
-        for word in self.words {
-            let ones = word.trailing_ones();
-            run += ones;
-            if ones < 64 {
-                break;
-            }
+    pub fn clear(&mut self, psn: Psn, pool: &mut BitmapPool) {
+        if !self.is_set(psn) {
+            return;
         }
-        run
-    }
-
-    /// Moves the window past the packets that have arrived without a gap and says how many:
-    /// `rcv_nxt` moves on by as much.
-    #[inline]
-    pub fn take_run(&mut self) -> u32 {
-        let run = self.leading_ones();
-        if run > 0 {
-            self.advance(run);
+        let (word, bit) = self.place(psn);
+        if !planted(Bug::BitmapNotCleared) {
+            self.words[word] &= !bit;
         }
-        run
+        self.count -= 1;
+        if self.count == 0 {
+            pool.spare.push(mem::take(&mut self.words));
+        }
     }
 
     /// Whether nothing in the window has arrived, so an ACK needs no SACK.
-    #[inline]
+    #[inline(always)]
     pub fn is_empty(&self) -> bool {
-        self.words == [0; Self::WORDS]
+        self.count == 0
     }
 
-    /// The window as an ACK carries it, and how many of the words it takes, 0 to 4.
+    /// Writes the window as an ACK carries it to `sack`, as far as there is room, and returns the
+    /// number of words up to the last that is not 0.
     ///
-    /// Word `i` bit `j` stands for PSN `cack + 1 + 64 i + j`, with `cack` = `rcv_nxt`: that packet
-    /// itself is missing by definition and has no bit.
-    #[inline]
-    pub fn sack_words(&self) -> (u8, [u64; 4]) {
-        let mut sack = *self;
-        sack.advance(1);
+    /// Word `i` bit `j` stands for PSN `cack + 1 + 64 i + j`: packet `cack`, the next in order, is
+    /// missing by definition and has no bit.
+    pub fn sack(&self, cack: Psn, sack: &mut [u64]) -> usize {
+        let mut used = 0;
+        let first = cack.next();
+        let shift = first.0 % 64;
+        for (i, word) in sack.iter_mut().enumerate().take(self.words.len()) {
+            let at = first.0 / 64 + i as u32;
+            // Two shifts: one by 64 would be none at all.
+            *word = self.word(at) >> shift | self.word(at.wrapping_add(1)) << (63 - shift) << 1;
+            if i + 1 == self.words.len() {
+                // The last place is that of `cack` itself.
+                *word &= !(1 << 63);
+            }
+            if *word != 0 {
+                used = i + 1;
+            }
+        }
         if planted(Bug::SackWordInBytes) {
-            sack = sack.slipped();
+            return slip(&mut sack[..used]);
         }
-        let n = Self::WORDS - sack.words.iter().rev().take_while(|&&w| w == 0).count();
-        (n as u8, sack.words)
+        used
     }
-    /// [`Bug::SackWordInBytes`]: bit `d` in word `d / 8`, as far as there are words.
-    #[cold]
-    fn slipped(&self) -> Self {
-        let mut slipped = Self::new();
-        for d in (0..Self::LEN).filter(|&d| self.is_set(d)) {
-            slipped.words[(d as usize / 8).min(Self::WORDS - 1)] |= 1 << (d % 64);
-        }
-        slipped
+
+    /// Word `at` of an endless ring.
+    #[inline]
+    fn word(&self, at: u32) -> u64 {
+        self.words[at as usize & (self.words.len() - 1)]
     }
+
+    #[inline(always)]
+    fn place(&self, psn: Psn) -> (usize, u64) {
+        ((psn.0 / 64) as usize & (self.words.len() - 1), 1 << (psn.0 % 64))
+    }
+}
+
+/// [`Bug::SackWordInBytes`]: bit `d` in word `d / 8`, as far as there are words.
+#[cold]
+fn slip(sack: &mut [u64]) -> usize {
+    let was = sack.to_vec();
+    sack.fill(0);
+    for d in (0..64 * was.len()).filter(|d| was[d / 64] >> (d % 64) & 1 == 1) {
+        sack[(d / 8).min(was.len() - 1)] |= 1 << (d % 64);
+    }
+    was.len()
 }
 
 #[cfg(test)]
@@ -125,95 +138,89 @@ mod tests {
 
     use super::*;
 
-    /// The distances a SACK tells of, read off its definition.
-    fn told(n: u8, words: [u64; 4]) -> BTreeSet<u32> {
-        assert!(words[n.into()..].iter().all(|&w| w == 0), "a word in use is not sent");
-        assert!(n == 0 || words[usize::from(n) - 1] != 0, "an empty word is sent");
-        let bits = (0..4u32).flat_map(|i| (0..64u32).map(move |j| (i, j)));
+    /// The distances from `cack` that a SACK tells of, read off its definition.
+    fn told(words: &[u64]) -> BTreeSet<u32> {
+        assert!(words.last() != Some(&0), "an empty word is sent");
+        let bits = (0..words.len() as u32).flat_map(|i| (0..64u32).map(move |j| (i, j)));
         let set = bits.filter(|&(i, j)| words[i as usize] & (1 << j) != 0);
         set.map(|(i, j)| 1 + 64 * i + j).collect()
     }
 
-    /// Plays `ops` on a window and on a set of sequence numbers that do not wrap.
-    fn play(ops: &[(u8, u32)]) -> Result<(), TestCaseError> {
-        let mut window = RcvBitmap::new();
+    /// Plays `ops` on a window of `len` packets from `first` on, and on a set of numbers that do
+    /// not wrap.
+    fn play((len, first): (u32, u32), ops: &[(u8, u32)]) -> Result<(), TestCaseError> {
+        let mut pool = BitmapPool::new(len);
+        let mut window = RcvBitmap::default();
         let mut rcv_nxt = 0u64;
+        let psn = |n: u64| Psn(first.wrapping_add(n as u32));
         let mut arrived: BTreeSet<u64> = BTreeSet::new();
         for &(what, n) in ops {
             match what {
                 // Mostly near the front, so that runs come about; else anywhere.
                 0..=6 => {
-                    let dist = if what < 4 { n % 8 } else { n % RcvBitmap::LEN };
-                    let fresh = arrived.insert(rcv_nxt + u64::from(dist));
-                    prop_assert_eq!(window.set(dist), fresh);
+                    let dist = if what < 4 { n % 8 } else { n % len };
+                    let at = rcv_nxt + u64::from(dist);
+                    let fresh = arrived.insert(at);
+                    prop_assert_eq!(window.set(psn(at), &mut pool), fresh);
                 }
-                7 | 8 => {
-                    let run = (rcv_nxt..).take_while(|psn| arrived.contains(psn)).count() as u32;
-                    prop_assert_eq!(window.leading_ones(), run);
-                    prop_assert_eq!(window.take_run(), run);
-                    rcv_nxt += u64::from(run);
-                }
+                // What has arrived in order, and some that has not.
                 _ => {
-                    let n = if n % 4 == 0 { n % 600 } else { n % 70 };
-                    window.advance(n);
-                    rcv_nxt += u64::from(n);
+                    let more = if what == 9 { n % (len + 10) } else { 0 };
+                    while arrived.contains(&rcv_nxt) {
+                        arrived.remove(&rcv_nxt);
+                        window.clear(psn(rcv_nxt), &mut pool);
+                        rcv_nxt += 1;
+                    }
+                    for _ in 0..more {
+                        arrived.remove(&rcv_nxt);
+                        window.clear(psn(rcv_nxt), &mut pool);
+                        rcv_nxt += 1;
+                    }
                 }
             }
-            arrived.retain(|&psn| psn >= rcv_nxt);
-            let dists: BTreeSet<u32> = arrived.iter().map(|psn| (psn - rcv_nxt) as u32).collect();
-            prop_assert!((0..300).all(|d| window.is_set(d) == dists.contains(&d)));
+            let dists: BTreeSet<u32> = arrived.iter().map(|at| (at - rcv_nxt) as u32).collect();
+            let is_set = |d: u32| window.is_set(psn(rcv_nxt + u64::from(d)));
+            prop_assert!((0..len).all(|d| is_set(d) == dists.contains(&d)));
             prop_assert_eq!(window.is_empty(), dists.is_empty());
-            let (n, words) = window.sack_words();
+            let mut words = [0; SACK_WORDS];
+            let used = window.sack(psn(rcv_nxt), &mut words);
             let beyond: BTreeSet<u32> = dists.iter().copied().filter(|&d| d > 0).collect();
-            prop_assert_eq!(told(n, words), beyond);
+            prop_assert_eq!(told(&words[..used]), beyond);
+            let mut some = [0; 2];
+            let used = window.sack(psn(rcv_nxt), &mut some);
+            prop_assert_eq!(&some[..used.max(1)], &words[..used.max(1)], "cut short");
         }
+        prop_assert!(pool.spare.len() < 2, "one bitmap was enough");
         Ok(())
     }
 
-    fn ops() -> impl Strategy<Value = Vec<(u8, u32)>> {
-        prop::collection::vec((0u8..10, any::<u32>()), 1..200)
+    type Window = (u32, u32);
+
+    fn moves() -> impl Strategy<Value = (Window, Vec<(u8, u32)>)> {
+        let len = prop_oneof![Just(64), Just(128), Just(256), Just(4096)];
+        let first = prop_oneof![Just(0), Just(u32::MAX - 100), any::<u32>()];
+        ((len, first), prop::collection::vec((0u8..10, any::<u32>()), 1..100))
     }
 
     proptest! {
         #[test]
-        fn window_is_a_set(ops in ops()) {
-            play(&ops)?;
-        }
-    }
-
-    #[test]
-    fn the_whole_window_is_one_run() {
-        for skip in 0..RcvBitmap::LEN {
-            let mut window = RcvBitmap::new();
-            for dist in (0..RcvBitmap::LEN).filter(|&d| d != skip) {
-                assert!(window.set(dist) && !window.set(dist));
-            }
-            assert_eq!(window.leading_ones(), skip);
-            assert!(window.set(skip));
-            assert_eq!(window.take_run(), 256);
-            assert!(window.is_empty());
+        fn window_is_a_set((window, ops) in moves()) {
+            play(window, &ops)?;
         }
     }
 
     /// Every single bit at its place on the wire: dividing by 8 would move all from the ninth on.
     #[test]
     fn each_packet_has_its_bit() {
-        for dist in 1..RcvBitmap::LEN {
-            let mut window = RcvBitmap::new();
-            window.set(dist);
-            let mut want = [0; 4];
-            want[(dist as usize - 1) / 64] = 1 << ((dist - 1) % 64);
-            assert_eq!(window.sack_words(), ((dist as u8 - 1) / 64 + 1, want), "{dist}");
+        let (mut pool, cack) = (BitmapPool::new(4096), Psn(u32::MAX - 70));
+        for dist in 1..4096 {
+            let mut window = RcvBitmap::default();
+            window.set(cack.add(dist), &mut pool);
+            let mut words = [0; SACK_WORDS];
+            let used = window.sack(cack, &mut words);
+            assert_eq!(used, (dist as usize - 1) / 64 + 1);
+            assert_eq!(told(&words[..used]), BTreeSet::from([dist]));
         }
-        let mut window = RcvBitmap::new();
-        window.set(0);
-        assert_eq!(window.sack_words(), (0, [0; 4]));
-    }
-
-    #[test]
-    #[should_panic]
-    fn a_packet_past_the_window_panics() {
-        RcvBitmap::new().set(RcvBitmap::LEN);
     }
 
     #[cfg(feature = "plant")]
@@ -224,9 +231,9 @@ mod tests {
             let config = Config { failure_persistence: None, ..Config::with_cases(1_000) };
             let mut runner = TestRunner::new(config);
             let (found, reached) = crate::plant::with(bug, || {
-                runner.run(&ops(), |ops| {
+                runner.run(&moves(), |(window, ops)| {
                     // `told` asserts what a SACK must not look like at all.
-                    std::panic::catch_unwind(|| play(&ops))
+                    std::panic::catch_unwind(|| play(window, &ops))
                         .unwrap_or_else(|_| Err(TestCaseError::fail("panicked")))
                 })
             });

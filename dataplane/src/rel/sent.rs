@@ -1,25 +1,27 @@
 //! The packets a session has in flight.
 //!
-//! Packets are numbered without holes and listed in that order until acknowledged in order. An
-//! entry holds all that a retransmission needs except the payload, which stays in the application's
-//! memory or in a pool.
+//! Packets are numbered without holes, and each has a record until it is acknowledged in order.
+//! Records are found by number: see [`flight`](super::flight). A record holds all that a
+//! retransmission needs except the payload, which stays in the application's memory or in a pool.
 //!
 //! Loss is found by time (RFC 8985): a packet is lost when one that was sent later than it, by more
 //! than the reordering allowance, has arrived; of two that were sent at once, the one with the
 //! higher number is the later. The timer behind it is the caller's.
 //!
-//! On a lossless port only packets whose acknowledgement a completion waits for have an entry.
+//! On a lossless port only packets whose acknowledgement a completion waits for have a record.
 
 use std::mem::offset_of;
+use std::ops::{Index, IndexMut};
 
 use barewire_driver::hint::cold;
 
-pub use crate::rel::congestion::WINDOW;
+pub use crate::rel::congestion::{WINDOW, WINDOW_LOSSLESS};
 
 use crate::rel::congestion::{CongestionControl, Controller};
+use crate::rel::flight::{Group, Ring, Rings};
 use crate::rel::psn::Psn;
 use crate::rel::rtt::Rtt;
-use crate::slab::{Line, Link, Linked, List, NONE, Slab};
+use crate::slab::{Line, NONE, Slab};
 use crate::types::Instant;
 use crate::wire::{AckOp, NopOp, RemoteRange, Ty};
 
@@ -85,7 +87,6 @@ pub struct Sent {
     pub psn: Psn,
     /// The transmit request that waits for it, or [`NONE`].
     pub wr: u32,
-    pub(crate) link: Link,
     /// When it was sent first, and last.
     pub first_at: Instant,
     /// See `first_at`.
@@ -96,10 +97,6 @@ pub struct Sent {
     pub ty: Ty,
     /// Length of its operation header in `op`.
     pub op_len: u8,
-    /// The peer has it, out of order.
-    pub sacked: bool,
-    /// To be sent again.
-    pub lost: bool,
     /// Was sent more than once.
     pub rtx: bool,
     /// The peer refused it, and has been sent a NOP in its place since, or will be.
@@ -111,8 +108,9 @@ pub struct Sent {
 }
 
 const _: () = {
-    assert!(SentPool::SLOT_LEN == 128, "an entry takes two lines");
-    assert!(SentPool::HEAD_LEN + offset_of!(Sent, body) < 64, "what is acknowledged takes one");
+    type Records = Slab<Sent, Line>;
+    assert!(Records::SLOT_LEN == 128, "a record takes two lines");
+    assert!(Records::HEAD_LEN + offset_of!(Sent, body) < 64, "what is acknowledged takes one");
 };
 
 impl Sent {
@@ -129,14 +127,11 @@ impl Sent {
         Self {
             psn,
             wr,
-            link: Link::default(),
             first_at: at,
             at,
             units: 0,
             ty,
             op_len: op_len as u8,
-            sacked: false,
-            lost: false,
             rtx: false,
             refused: false,
             body,
@@ -159,18 +154,82 @@ impl Sent {
     }
 }
 
-impl Linked<0> for Sent {
-    fn link(&mut self) -> &mut Link {
-        &mut self.link
+/// The records of all sessions of a node.
+#[derive(Debug)]
+pub struct SentPool {
+    records: Slab<Sent, Line>,
+    rings: Rings,
+}
+
+impl SentPool {
+    /// Room for `n` records, of which no memory is touched before it is used.
+    ///
+    /// # Panics
+    /// As [`Slab::with_capacity`].
+    pub fn with_capacity(n: usize) -> Self {
+        Self { records: Slab::with_lines(n), rings: Rings::default() }
     }
 
-    fn link_ref(&self) -> &Link {
-        &self.link
+    /// Whether no record is free.
+    #[inline(always)]
+    pub fn is_full(&self) -> bool {
+        self.records.is_full()
+    }
+
+    /// Records in use.
+    pub fn len(&self) -> usize {
+        self.records.len()
+    }
+
+    /// Whether no record is in use.
+    pub fn is_empty(&self) -> bool {
+        self.records.is_empty()
+    }
+
+    /// Prefetches the record that will be given out next.
+    #[inline(always)]
+    pub fn prefetch_free(&self) {
+        self.records.prefetch_free();
+    }
+
+    /// All records, to change them.
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Sent> {
+        self.records.iter_mut().map(|(_, sent)| sent)
+    }
+
+    /// Gives a record that stands in no flight back.
+    ///
+    /// # Panics
+    /// If it is not in use.
+    #[inline(always)]
+    pub fn discard(&mut self, idx: u32) {
+        self.records.discard(idx);
+    }
+
+    /// [`discard`](Self::discard), and what it held.
+    ///
+    /// # Panics
+    /// If it is not in use.
+    pub fn free(&mut self, idx: u32) -> Sent {
+        self.records.free(idx)
     }
 }
 
-/// Shared by all sessions of a node.
-pub type SentPool = Slab<Sent, Line>;
+impl Index<u32> for SentPool {
+    type Output = Sent;
+
+    #[inline(always)]
+    fn index(&self, idx: u32) -> &Sent {
+        &self.records[idx]
+    }
+}
+
+impl IndexMut<u32> for SentPool {
+    #[inline(always)]
+    fn index_mut(&mut self, idx: u32) -> &mut Sent {
+        &mut self.records[idx]
+    }
+}
 
 /// What an acknowledgement reported for the first time.
 #[derive(Clone, Copy, Debug, Default)]
@@ -190,7 +249,7 @@ pub struct Acked {
     pub wr: u32,
     /// See [`Sent::at`].
     pub at: Instant,
-    /// See [`Sent::sacked`].
+    /// It was reported out of order before.
     pub sacked: bool,
     /// See [`Sent::rtx`].
     pub rtx: bool,
@@ -203,7 +262,7 @@ pub struct Acked {
 pub struct AckOfUnsent;
 
 /// The send side of a session. In the order of declaration: the first two are used most. Counts of
-/// packets fit 16 bits, as no more than [`WINDOW`] are listed.
+/// packets fit 16 bits, as no more than [`WINDOW`] have a record.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct SendWindow<C = Controller> {
@@ -216,21 +275,38 @@ pub struct SendWindow<C = Controller> {
     pub nxt: Psn,
     /// Packets marked lost and not yet sent again.
     pub lost: u16,
-    /// Packets listed that the peer has.
+    /// Packets with a record that the peer has.
     sacked: u16,
+    /// Packets with a record, and the oldest of them.
+    kept: u16,
+    /// Packets that may be in flight: what the peer accepts, at most [`WINDOW`].
+    limit: u16,
+    first: Psn,
+    /// Where the records stand in the pool's rings, if there are any.
+    ring: u32,
     /// Packets retransmitted because a timer fired; the peer may report them as duplicates.
     guesses: u16,
     /// The congestion window.
     pub cwnd: C,
-    list: List<0>,
 }
 
 impl<C: CongestionControl> SendWindow<C> {
-    /// Nothing in flight; the first packet will be `first`.
+    /// Nothing in flight; the first packet will be `first`. The peer accepts [`WINDOW_LOSSLESS`]
+    /// packets until it [says](Self::set_limit) how many.
     pub fn new(first: Psn) -> Self {
-        let (lost, sacked, guesses) = (0, 0, 0);
-        let (cwnd, list) = (C::default(), List::default());
-        Self { una: first, credit: 0, nxt: first, lost, sacked, guesses, cwnd, list }
+        let limit = WINDOW_LOSSLESS as u16;
+        Self { una: first, nxt: first, first, limit, ..Self::default() }
+    }
+
+    /// The peer accepts `window` packets, of which at most `own` are used.
+    pub fn set_limit(&mut self, window: u16, own: u32) {
+        self.limit = own.min(window.into()).min(WINDOW) as u16;
+    }
+
+    /// Packets that may be in flight, whatever the path has room for.
+    #[inline(always)]
+    pub fn limit(&self) -> u32 {
+        self.limit.into()
     }
 
     /// What the peer has acknowledged and granted, as they stand in a packet, in as many of the
@@ -245,23 +321,23 @@ impl<C: CongestionControl> SendWindow<C> {
         self.nxt.0.wrapping_sub(self.una.0)
     }
 
-    /// Packets listed that are neither acknowledged nor marked lost: those under way.
+    /// Packets with a record that are neither acknowledged nor marked lost: those under way.
     #[inline]
     pub fn pipe(&self) -> u32 {
-        self.list.len - u32::from(self.sacked) - u32::from(self.lost)
+        u32::from(self.kept) - u32::from(self.sacked) - u32::from(self.lost)
     }
 
     /// Whether another packet may be numbered and sent.
     #[inline]
     pub fn open(&self) -> bool {
-        self.in_flight() < WINDOW && self.room() > 0
+        self.in_flight() < self.limit() && self.room() > 0
     }
 
     /// Whether the next packet asks for an acknowledgement: if no later packet or timer will
     /// (`alone`), or if it closes the window.
     #[inline]
     pub fn asks(&self, alone: bool) -> bool {
-        alone || self.room() <= 1 || self.in_flight() == WINDOW - 1
+        alone || self.room() <= 1 || self.in_flight() + 1 == self.limit()
     }
 
     /// Room in the congestion window, packets.
@@ -276,34 +352,40 @@ impl<C: CongestionControl> SendWindow<C> {
         self.pipe() < self.cwnd.window()
     }
 
-    /// Whether no entry is held.
+    /// Whether no packet has a record.
+    #[inline(always)]
     pub fn is_empty(&self) -> bool {
-        self.list.is_empty()
+        self.kept == 0
     }
 
-    /// Numbers a packet that needs no entry.
+    /// Numbers a packet that needs no record.
     pub fn number(&mut self) -> Psn {
         let psn = self.nxt;
         self.nxt = psn.next();
         psn
     }
 
-    /// Keeps the entry `idx` of the packet numbered last.
-    pub fn push(&mut self, pool: &mut SentPool, idx: u32) {
-        self.list.push_back(pool, idx);
-    }
-
-    /// Records the packet numbered last. The caller has checked that an entry is free.
+    /// Records the packet numbered last, and returns its record. The caller has seen that one is
+    /// free.
+    ///
+    /// # Panics
+    /// If none is.
     #[inline(always)]
-    pub fn keep(&mut self, pool: &mut SentPool, mut sent: Sent) {
-        sent.link = self.list.end();
-        let idx = pool.alloc_with(|_| sent).expect("a free slot was seen");
-        self.list.add(pool, idx);
+    pub fn keep(&mut self, pool: &mut SentPool, sent: Sent) -> u32 {
+        let psn = sent.psn;
+        let idx = pool.records.alloc_with(|_| sent).expect("a free record was seen");
+        if self.kept == 0 {
+            (self.first, self.ring) = (psn, pool.rings.take());
+        }
+        self.ring = pool.rings.put(self.ring, self.first, psn, idx);
+        self.kept += 1;
+        idx
     }
 
-    /// The entry kept last.
-    pub fn last(&self) -> Option<u32> {
-        (self.list.tail != NONE).then_some(self.list.tail)
+    /// The record of the packet numbered last.
+    #[inline]
+    pub fn last(&self, pool: &SentPool) -> Option<u32> {
+        self.by_psn(pool, self.nxt.add(u32::MAX))
     }
 
     /// Whether `cack` acknowledges only what was sent.
@@ -314,8 +396,8 @@ impl<C: CongestionControl> SendWindow<C> {
         if ahead <= self.in_flight() || behind <= u32::MAX / 2 { Ok(()) } else { Err(AckOfUnsent) }
     }
 
-    /// Moves `una` up to `cack` (already checked) and says whether it moved. Entries before it stay
-    /// listed until [`pop_acked`](Self::pop_acked) has given them back.
+    /// Moves `una` up to `cack` (already checked) and says whether it moved. Records of packets
+    /// before it stay until [`pop_acked`](Self::pop_acked) has taken them out.
     pub fn advance(&mut self, cack: Psn) -> bool {
         if cack.since(self.una) <= 0 {
             return false;
@@ -324,32 +406,50 @@ impl<C: CongestionControl> SendWindow<C> {
         true
     }
 
-    /// Unlinks the oldest entry if it is acknowledged in order. The caller frees it in the pool.
+    /// Takes the oldest record out if its packet is acknowledged in order. The caller frees it in
+    /// the pool.
     #[inline(always)]
     pub fn pop_acked(&mut self, pool: &mut SentPool) -> Option<Acked> {
-        let idx = self.list.head;
-        if idx == NONE {
+        if self.kept == 0 || self.first.since(self.una) >= 0 {
             return None;
         }
+        let (idx, sacked) = self.pop(pool);
         let entry = &pool[idx];
-        if entry.psn.since(self.una) >= 0 {
-            return None;
-        }
-        let &Sent { wr, link, at, sacked, rtx, .. } = entry;
+        let &Sent { wr, at, rtx, .. } = entry;
         let of_request = wr != NONE && matches!(entry.body, BodyRef::Wr { .. });
-        if entry.lost || sacked {
-            cold(());
-            self.lost -= u16::from(entry.lost);
-            self.sacked -= u16::from(sacked);
-        }
-        self.list.cut(pool, idx, link);
         Some(Acked { idx, wr, at, sacked, rtx, of_request })
     }
 
-    /// Gives back any entry, for the end of a session.
+    /// Takes the oldest record out. Returns it, and whether the peer has reported its packet.
+    #[inline(always)]
+    fn pop(&mut self, pool: &mut SentPool) -> (u32, bool) {
+        let ring = &mut pool.rings[self.ring];
+        let idx = ring.record(self.first);
+        let (group, bit) = ring.slot(self.first);
+        group.kept &= !bit;
+        let mut sacked = false;
+        if (group.sacked | group.lost) & bit != 0 {
+            cold(());
+            sacked = group.sacked & bit != 0;
+            self.sacked -= u16::from(sacked);
+            self.lost -= u16::from(group.lost & bit != 0);
+            group.sacked &= !bit;
+            group.lost &= !bit;
+        }
+        self.kept -= 1;
+        if self.kept == 0 {
+            pool.rings.give_back(self.ring);
+        } else {
+            let next = self.first.next();
+            let found = ring.find(next, self.nxt, |group| group.kept);
+            self.first = found.expect("as many are kept as are counted");
+        }
+        (idx, sacked)
+    }
+
+    /// Takes out any record, for the end of a session.
     pub fn pop_any(&mut self, pool: &mut SentPool) -> Option<u32> {
-        (self.lost, self.sacked) = (0, 0);
-        self.list.pop_front(pool)
+        (self.kept > 0).then(|| self.pop(pool).0)
     }
 
     /// The round trip that an acknowledgement shows, if the packet it names is still listed. The
@@ -366,50 +466,63 @@ impl<C: CongestionControl> SendWindow<C> {
         Some(now.since(sent_at).saturating_sub(u64::from(ack.delay) * 64).max(1))
     }
 
-    /// Marks what the peer holds out of order.
+    /// Marks what the peer holds out of order: bit `j` of word `i` of `sack` says that it has
+    /// packet `cack + 1 + 64 i + j`.
     pub fn on_sack(
         &mut self,
         pool: &mut SentPool,
         now: Instant,
-        ack: &AckOp,
+        sack: &[u64],
         cack: Psn,
         rtt: &mut Rtt,
     ) -> Sacked {
         let mut news = Sacked::default();
-        let mut at = self.first();
-        while let Some(idx) = at {
-            at = self.list.next(pool, idx);
-            let entry = &mut pool[idx];
-            let dist = entry.psn.since(cack);
-            if dist < 1 {
-                continue;
-            }
-            let (word, bit) = ((dist as usize - 1) / 64, (dist as usize - 1) % 64);
-            if word >= usize::from(ack.count) {
-                break;
-            }
-            if ack.words[word] >> bit & 1 == 0 || entry.sacked {
-                continue;
-            }
-            entry.sacked = true;
-            self.sacked += 1;
-            news.count += 1;
-            if entry.lost {
-                entry.lost = false;
-                self.lost -= 1;
-            }
-            if entry.rtx {
-                rtt.on_resent_arrived();
-                if now.since(entry.at) < rtt.min_ns() {
-                    // The first copy arrived: the time of this one says nothing.
-                    continue;
+        if self.kept == 0 {
+            return news;
+        }
+        for (i, word) in sack.iter().enumerate() {
+            let from = cack.add(1 + 64 * i as u32);
+            let unknown = |group: &Group| group.kept & !group.sacked;
+            let mut fresh = word & pool.rings[self.ring].bits(from, unknown);
+            while fresh != 0 {
+                let psn = from.add(fresh.trailing_zeros());
+                fresh &= fresh - 1;
+                // The ring says nothing of packets that are not between these two.
+                if self.first.since(psn) <= 0 && psn.since(self.nxt) < 0 {
+                    self.note_sacked(pool, now, psn, rtt, &mut news);
                 }
-            }
-            if news.newest.is_none_or(|than| entry.is_later(than)) {
-                news.newest = Some((entry.at, entry.psn));
             }
         }
         news
+    }
+
+    fn note_sacked(
+        &mut self,
+        pool: &mut SentPool,
+        now: Instant,
+        psn: Psn,
+        rtt: &mut Rtt,
+        news: &mut Sacked,
+    ) {
+        let ring = &mut pool.rings[self.ring];
+        let idx = ring.record(psn);
+        let (group, bit) = ring.slot(psn);
+        group.sacked |= bit;
+        self.sacked += 1;
+        self.lost -= u16::from(group.lost & bit != 0);
+        group.lost &= !bit;
+        news.count += 1;
+        let entry = &pool[idx];
+        if entry.rtx {
+            rtt.on_resent_arrived();
+            if now.since(entry.at) < rtt.min_ns() {
+                // The first copy arrived: the time of this one says nothing.
+                return;
+            }
+        }
+        if news.newest.is_none_or(|than| entry.is_later(than)) {
+            news.newest = Some((entry.at, entry.psn));
+        }
     }
 
     /// Marks as lost every packet sent more than the reordering allowance before `newest`, a packet
@@ -423,22 +536,18 @@ impl<C: CongestionControl> SendWindow<C> {
         rtt: &Rtt,
     ) -> Option<Instant> {
         let (allowance, known) = (rtt.reorder_ns(), self.lost);
-        let mut at = self.first();
         let mut again: Option<Instant> = None;
-        while let Some(idx) = at {
-            at = self.list.next(pool, idx);
-            let entry = &mut pool[idx];
-            if entry.sacked || entry.lost || entry.is_later(newest) {
-                continue;
+        self.each_under_way(pool, |entry| {
+            if entry.is_later(newest) {
+                return if entry.rtx { Found::Passed } else { Found::Enough };
             }
             if allowance == 0 || entry.at + allowance < newest.0 {
-                entry.lost = true;
-                self.lost += 1;
-            } else {
-                let due = entry.at + allowance + rtt.srtt_ns();
-                again = Some(again.map_or(due, |a| a.min(due)));
+                return Found::Lost;
             }
-        }
+            let due = entry.at + allowance + rtt.srtt_ns();
+            again = Some(again.map_or(due, |a| a.min(due)));
+            Found::Passed
+        });
         self.tell_loss(now, known);
         again
     }
@@ -446,16 +555,31 @@ impl<C: CongestionControl> SendWindow<C> {
     /// Marks as lost what was sent before `before` and is not acknowledged: the timer expired.
     pub fn expire(&mut self, pool: &mut SentPool, now: Instant, before: Instant) {
         let known = self.lost;
-        let mut at = self.first();
-        while let Some(idx) = at {
-            at = self.list.next(pool, idx);
-            let entry = &mut pool[idx];
-            if !entry.sacked && !entry.lost && entry.at <= before {
-                entry.lost = true;
-                self.lost += 1;
+        self.each_under_way(pool, |entry| match entry.at <= before {
+            true => Found::Lost,
+            false if entry.rtx => Found::Passed,
+            false => Found::Enough,
+        });
+        self.tell_loss(now, known);
+    }
+
+    /// Asks `look` of every packet under way, oldest first. Later ones than a packet that was sent
+    /// once were sent later, the last time too.
+    fn each_under_way(&mut self, pool: &mut SentPool, mut look: impl FnMut(&Sent) -> Found) {
+        let mut next = self.first;
+        while let Some(psn) = self.find(pool, next, Group::under_way) {
+            next = psn.next();
+            let ring = &mut pool.rings[self.ring];
+            match look(&pool.records[ring.record(psn)]) {
+                Found::Passed => {}
+                Found::Enough => return,
+                Found::Lost => {
+                    let (group, bit) = ring.slot(psn);
+                    group.lost |= bit;
+                    self.lost += 1;
+                }
             }
         }
-        self.tell_loss(now, known);
     }
 
     /// Tells the congestion control of what is lost beyond the packets that were `known` to be.
@@ -471,28 +595,30 @@ impl<C: CongestionControl> SendWindow<C> {
     /// path with a long delay.
     #[must_use]
     pub fn on_refused(&mut self, pool: &mut SentPool, idx: u32) -> bool {
-        if std::mem::replace(&mut pool[idx].refused, true) {
+        let entry = &mut pool[idx];
+        if std::mem::replace(&mut entry.refused, true) {
             return false;
         }
-        if std::mem::take(&mut pool[idx].sacked) {
-            self.sacked -= 1;
-        }
-        self.mark_lost(pool, idx);
+        let psn = entry.psn;
+        let (group, bit) = pool.rings[self.ring].slot(psn);
+        self.sacked -= u16::from(group.sacked & bit != 0);
+        group.sacked &= !bit;
+        self.mark_lost(pool, psn);
         true
     }
 
-    /// A timer fired: retransmits packet `idx` in case it is lost.
-    pub fn guess(&mut self, pool: &mut SentPool, idx: u32) {
+    /// A timer fired: retransmits packet `psn`, which has a record, in case it is lost.
+    pub fn guess(&mut self, pool: &mut SentPool, psn: Psn) {
         self.guesses = self.guesses.saturating_add(1);
-        self.mark_lost(pool, idx);
+        self.mark_lost(pool, psn);
     }
 
     /// Gives up the oldest packets under way, as [`guess`](Self::guess) does, until another one may
     /// be sent: packets lost unnoticed would otherwise fill the window as long as nothing is sent.
     pub fn make_room(&mut self, pool: &mut SentPool) {
         while !self.may_resend() {
-            let Some(idx) = self.find(pool, |e| !e.sacked && !e.lost) else { return };
-            self.guess(pool, idx);
+            let Some(psn) = self.find(pool, self.first, Group::under_way) else { return };
+            self.guess(pool, psn);
         }
     }
 
@@ -504,54 +630,51 @@ impl<C: CongestionControl> SendWindow<C> {
         dups - guessed as u8
     }
 
-    /// Marks one packet lost.
-    pub fn mark_lost(&mut self, pool: &mut SentPool, idx: u32) {
-        let entry = &mut pool[idx];
-        if !entry.lost && !entry.sacked {
-            entry.lost = true;
+    /// Marks one packet lost, which has a record.
+    fn mark_lost(&mut self, pool: &mut SentPool, psn: Psn) {
+        let (group, bit) = pool.rings[self.ring].slot(psn);
+        if group.under_way() & bit != 0 {
+            group.lost |= bit;
             self.lost += 1;
         }
     }
 
-    /// The oldest packet marked lost.
+    /// The record of the oldest packet marked lost.
     pub fn first_lost(&self, pool: &SentPool) -> Option<u32> {
-        self.find(pool, |e| e.lost)
+        let psn = self.find(pool, self.first, |group| group.lost)?;
+        Some(pool.rings[self.ring].record(psn))
     }
 
     /// The oldest packet the peer does not have.
-    pub fn oldest(&self, pool: &SentPool) -> Option<u32> {
-        self.find(pool, |e| !e.sacked)
+    pub fn oldest(&self, pool: &SentPool) -> Option<Psn> {
+        self.find(pool, self.first, |group| group.kept & !group.sacked)
     }
 
     /// The newest packet the peer does not have, for a tail probe.
-    pub fn newest(&self, pool: &SentPool) -> Option<u32> {
-        let mut at = self.list.tail;
-        while at != NONE {
-            if !pool[at].sacked {
-                return Some(at);
-            }
-            at = pool[at].link.prev;
-        }
-        None
+    pub fn newest(&self, pool: &SentPool) -> Option<Psn> {
+        let ring = self.ring(pool)?;
+        ring.find_last(self.first, self.nxt, |group| group.kept & !group.sacked)
     }
 
-    /// The entry numbered `psn`.
+    /// The record of packet `psn`.
+    #[inline]
     pub fn by_psn(&self, pool: &SentPool, psn: Psn) -> Option<u32> {
-        self.find(pool, |e| e.psn == psn)
+        let ring = self.ring(pool)?;
+        let between = psn.since(self.first) >= 0 && psn.since(self.nxt) < 0;
+        (between && ring.is(psn, |group| group.kept)).then(|| ring.record(psn))
     }
 
     /// Takes the mark off a packet that is being sent again.
     pub fn on_resent(&mut self, pool: &mut SentPool, idx: u32, now: Instant) {
         let entry = &mut pool[idx];
-        if entry.lost {
-            entry.lost = false;
-            self.lost -= 1;
-        }
-        entry.rtx = true;
-        entry.at = now;
+        (entry.rtx, entry.at) = (true, now);
+        let psn = entry.psn;
+        let (group, bit) = pool.rings[self.ring].slot(psn);
+        self.lost -= u16::from(group.lost & bit != 0);
+        group.lost &= !bit;
     }
 
-    /// Calls `f` for every entry, oldest first.
+    /// Calls `f` for every record, oldest first.
     pub fn for_each(&self, pool: &mut SentPool, mut f: impl FnMut(&mut Sent)) {
         self.for_each_while(pool, |entry| {
             f(entry);
@@ -559,29 +682,43 @@ impl<C: CongestionControl> SendWindow<C> {
         });
     }
 
-    /// Calls `f` for the entries, oldest first, until it says false.
+    /// Calls `f` for the records, oldest first, until it says false.
     pub fn for_each_while(&self, pool: &mut SentPool, mut f: impl FnMut(&mut Sent) -> bool) {
-        let mut at = self.first();
-        while let Some(idx) = at {
+        let mut next = self.first;
+        while let Some(psn) = self.find(pool, next, |group| group.kept) {
+            next = psn.next();
+            let idx = pool.rings[self.ring].record(psn);
             if !f(&mut pool[idx]) {
                 return;
             }
-            at = self.list.next(pool, idx);
         }
     }
 
-    fn first(&self) -> Option<u32> {
-        (self.list.head != NONE).then_some(self.list.head)
+    /// Whether the peer has packet `psn`, which has a record.
+    #[inline]
+    pub(crate) fn is_sacked(&self, pool: &SentPool, psn: Psn) -> bool {
+        pool.rings[self.ring].is(psn, |group| group.sacked)
     }
 
-    fn find(&self, pool: &SentPool, f: impl Fn(&Sent) -> bool) -> Option<u32> {
-        let mut at = self.first();
-        while let Some(idx) = at {
-            if f(&pool[idx]) {
-                return Some(idx);
-            }
-            at = self.list.next(pool, idx);
-        }
-        None
+    /// Its ring, if any packet has a record.
+    #[inline(always)]
+    fn ring<'a>(&self, pool: &'a SentPool) -> Option<&'a Ring> {
+        (self.kept > 0).then(|| &pool.rings[self.ring])
     }
+
+    /// The first packet from `from` on with a record that `of` picks.
+    #[inline]
+    fn find(&self, pool: &SentPool, from: Psn, of: impl Fn(&Group) -> u64) -> Option<Psn> {
+        self.ring(pool)?.find(from, self.nxt, of)
+    }
+}
+
+/// What is to be done with a packet that was looked at.
+enum Found {
+    /// It is lost.
+    Lost,
+    /// Nothing.
+    Passed,
+    /// Nothing, neither with it nor with later ones.
+    Enough,
 }

@@ -1,11 +1,12 @@
-//! ACK: what has arrived, 8 bytes and up to four words of selective acknowledgement.
+//! ACK: what has arrived, 8 bytes and up to 64 words of selective acknowledgement (SACK).
 
 use barewire_driver::frame::RxFrame;
 
 use super::{BASE_LEN, Base, Bytes, WireError};
 use crate::psn::Psn;
 
-/// Header of an ACK. The base's `cack` is the cumulative part, its `psn` the sender's `snd_nxt`.
+/// Header of an ACK, without its SACK words. The base's `cack` is the cumulative part, its `psn` the
+/// sender's `snd_nxt`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AckOp {
     /// Time since the newest packet arrived, in units of 64 ns; `u16::MAX` for 4.2 ms or more.
@@ -13,9 +14,8 @@ pub struct AckOp {
     /// PSN of the packet that arrived last: the round trip is measured on it. `cack - 1` if none
     /// has arrived yet.
     pub newest: Psn,
-    /// Bit `j` of word `i`: PSN `cack + 1 + 64 i + j` has arrived. Words from `count` on are 0.
-    pub words: [u64; 4],
-    /// Number of words sent, 0 to 4.
+    /// Number of SACK words, 0 to [`Self::WORDS_MAX`]. Bit `j` of word `i`: PSN
+    /// `cack + 1 + 64 i + j` has arrived.
     pub count: u8,
     /// Packets that arrived a second time since the last ACK, at most [`Self::DUPS_MAX`]: what was
     /// sent again without need, or doubled on the way.
@@ -32,14 +32,17 @@ impl AckOp {
     pub const DUPS_MAX: u8 = 127;
 
     /// Most words an ACK has.
-    pub const WORDS_MAX: usize = 4;
+    pub const WORDS_MAX: usize = 64;
+
+    /// Longest header with words, bytes.
+    pub const LEN_MAX: usize = Self::LEN + 8 * Self::WORDS_MAX;
 
     /// Length in a frame, bytes.
     pub fn op_len(&self) -> usize {
         Self::LEN + 8 * usize::from(self.count)
     }
 
-    /// Copies and checks the header.
+    /// Copies and checks the header. Its [words](Self::sack) lie within the frame.
     ///
     /// # Errors
     /// [`WireError::SackCount`], [`WireError::OpTruncated`].
@@ -53,13 +56,28 @@ impl AckOp {
         }
         let (delay, newest) = (b.u16::<0>(), Psn(b.u32::<4>()));
         let (dups, resent) = (b.u8::<3>() & Self::DUPS_MAX, b.u8::<3>() > Self::DUPS_MAX);
-        let mut ack = Self { delay, newest, words: [0; 4], count, dups, resent };
-        for (i, word) in ack.words.iter_mut().take(count.into()).enumerate() {
-            let w = frame.chunk_at(BASE_LEN + 8 + 8 * i).ok_or(WireError::OpTruncated)?;
-            *word = u64::from_le_bytes(w);
+        let ack = Self { delay, newest, count, dups, resent };
+        if frame.len() < BASE_LEN + ack.op_len() {
+            return Err(WireError::OpTruncated);
         }
         base.check_end(frame, BASE_LEN + ack.op_len())?;
         Ok(ack)
+    }
+
+    /// Copies the words of an ACK that was parsed from `frame` to `words`, and returns those that
+    /// there are.
+    pub fn sack<'a>(
+        &self,
+        frame: &RxFrame<'_>,
+        words: &'a mut [u64; Self::WORDS_MAX],
+    ) -> &'a [u64] {
+        let words = &mut words[..usize::from(self.count).min(Self::WORDS_MAX)];
+        for (i, word) in words.iter_mut().enumerate() {
+            // A frame that has become shorter says nothing.
+            let bytes = frame.chunk_at(BASE_LEN + Self::LEN + 8 * i).unwrap_or_default();
+            *word = u64::from_le_bytes(bytes);
+        }
+        words
     }
 
     /// The header but for its words, as it lies in a frame.
@@ -73,15 +91,16 @@ impl AckOp {
         b.0
     }
 
-    /// Writes the header to the start of `out` and returns its length.
+    /// Writes the header with the first `count` of `words` to the start of `out`, and returns its
+    /// length.
     ///
     /// # Panics
-    /// If `out` is too short or `count` above 4.
+    /// If `out` or `words` is too short.
     #[inline]
-    pub fn emit(&self, out: &mut [u8]) -> usize {
+    pub fn emit(&self, words: &[u64], out: &mut [u8]) -> usize {
         out[..Self::LEN].copy_from_slice(&self.head());
         let mut at = Self::LEN;
-        for word in &self.words[..self.count.into()] {
+        for word in &words[..self.count.into()] {
             out[at..at + 8].copy_from_slice(&word.to_le_bytes());
             at += 8;
         }

@@ -63,10 +63,10 @@ pub const BASE_LEN: usize = 32;
 /// Where the prologue starts, and with it what the checksum covers.
 pub const PROLOGUE_OFF: usize = 14;
 
-/// Room for any operation header with its remote CQ data; the longest is 64 bytes.
+/// Room for any operation header with its remote CQ data but an ACK's; the longest is 64 bytes.
 pub const OP_MAX: usize = 72;
 
-/// Room for any head: Ethernet header to payload, rounded up.
+/// Room for any head but an ACK's: Ethernet header to payload, rounded up.
 pub const HEAD_MAX: usize = 112;
 
 /// Bytes of the checksum behind the payload.

@@ -8,8 +8,8 @@ use super::*;
 /// The operation header of a packet, whichever it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Op {
-    /// Of an ACK.
-    Ack(AckOp),
+    /// Of an ACK, and its SACK words.
+    Ack(AckOp, [u64; AckOp::WORDS_MAX]),
     /// Of a MSG.
     Msg(MsgOp),
     /// Of a PACK.
@@ -51,7 +51,11 @@ impl Op {
     /// Those of the header's own parse.
     pub fn parse(frame: &RxFrame<'_>, base: &Base) -> Result<Self, WireError> {
         Ok(match base.ty {
-            Ty::Ack => Self::Ack(AckOp::parse(frame, base)?),
+            Ty::Ack => {
+                let (op, mut words) = (AckOp::parse(frame, base)?, [0; AckOp::WORDS_MAX]);
+                op.sack(frame, &mut words);
+                Self::Ack(op, words)
+            }
             Ty::Msg => Self::Msg(MsgOp::parse(frame, base)?),
             Ty::Pack => {
                 let op = PackOp::parse(frame, base)?;
@@ -76,13 +80,13 @@ impl Op {
     }
 
     /// Writes the header, with remote CQ data if there is any, to the start of `out` and returns
-    /// its length: at most [`OP_MAX`].
+    /// its length: at most [`OP_MAX`], or [`AckOp::LEN_MAX`] of an ACK.
     ///
     /// # Panics
     /// If `out` is too short.
     pub fn emit(&self, out: &mut [u8]) -> usize {
         match self {
-            Self::Ack(op) => op.emit(out),
+            Self::Ack(op, words) => op.emit(words, out),
             Self::Msg(op) => op.emit(out),
             Self::Pack(op) => op.emit(out),
             Self::MsgM(op) => op.emit(out),
@@ -105,7 +109,7 @@ impl Op {
     /// The type of a packet with this header.
     pub fn ty(&self) -> Ty {
         match self {
-            Self::Ack(_) => Ty::Ack,
+            Self::Ack(..) => Ty::Ack,
             Self::Msg(_) => Ty::Msg,
             Self::Pack(_) => Ty::Pack,
             Self::MsgM(_) => Ty::MsgM,
@@ -134,8 +138,8 @@ impl Op {
 pub fn frame(base: &Base, op: &Op, payload: &[u8]) -> Vec<u8> {
     let plen = payload.len().try_into().expect("payload of a packet is below 64 KiB");
     let base = Base { ty: op.ty(), plen, ..*base };
-    let mut head = [0; HEAD_MAX];
-    let (first, rest) = head.split_first_chunk_mut().expect("HEAD_MAX is more than BASE_LEN");
+    let mut head = [0; BASE_LEN + AckOp::LEN_MAX];
+    let (first, rest) = head.split_first_chunk_mut().expect("it is more than BASE_LEN");
     base.emit(first);
     let head_len = BASE_LEN + op.emit(rest);
     let mut frame = head[..head_len].to_vec();

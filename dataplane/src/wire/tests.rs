@@ -78,17 +78,11 @@ fn one_of_each() -> Vec<(Base, Op, Vec<u8>)> {
         versions: VERSIONS,
     };
     let pull = PullOp { src_op: 1, src_gen: 2, dst_op: 3, dst_gen: 4, offset: 5, len: 6 };
-    let ack = AckOp {
-        delay: 1,
-        newest: Psn(2),
-        words: [3, u64::MAX, 0, 0],
-        count: 2,
-        dups: 5,
-        resent: true,
-    };
+    let ack = AckOp { delay: 1, newest: Psn(2), count: 2, dups: 5, resent: true };
+    let words = std::array::from_fn(|i| [3, u64::MAX].get(i).copied().unwrap_or(0));
     let end = EndOp { src_op: 1, src_gen: 2, status: EndStatus::Truncated };
     let mut all = vec![
-        (Op::Ack(ack), vec![]),
+        (Op::Ack(ack, words), vec![]),
         (Op::Msg(msg), b"hello".to_vec()),
         (Op::Pack(PackOp { count: 2 }), records(&two)),
         (Op::MsgM(long), vec![7; 50]),
@@ -172,17 +166,12 @@ fn any_pack() -> impl Strategy<Value = (Op, Vec<u8>)> {
 fn any_op() -> impl Strategy<Value = (Op, Vec<u8>)> {
     let none = |op| (op, Vec::new());
     prop_oneof![
-        any::<(u16, u32, [u64; 4], u8)>().prop_map(move |(delay, newest, mut words, n)| {
-            let count = n % 5;
-            words[count.into()..].fill(0);
-            none(Op::Ack(AckOp {
-                delay,
-                newest: Psn(newest),
-                words,
-                count,
-                dups: count * 7,
-                resent: count & 1 == 1,
-            }))
+        any::<(u16, u32, u64, u8)>().prop_map(move |(delay, newest, word, n)| {
+            let (count, newest) = (n % 65, Psn(newest));
+            let (dups, resent) = (count, count & 1 == 1);
+            let sent = |i| if i < usize::from(count) { word.rotate_left(i as u32) } else { 0 };
+            let words = std::array::from_fn(sent);
+            none(Op::Ack(AckOp { delay, newest, count, dups, resent }, words))
         }),
         (any_msg(), any_bytes(0)).prop_map(|(op, payload)| (Op::Msg(op), payload)),
         any_pack(),
@@ -549,7 +538,7 @@ fn operations_are_refused_for_their_own_cause() {
     refused(Ty::End, 40, &[4], E::EndStatus);
     refused(Ty::Nack, 32, &[0], E::NackReason);
     refused(Ty::Nack, 32, &[10], E::NackReason);
-    refused(Ty::Ack, 34, &[5], E::SackCount);
+    refused(Ty::Ack, 34, &[65], E::SackCount);
     refused(Ty::Ack, 34, &[3], E::OpTruncated);
     refused(Ty::Rst, 60, &[0], E::RstReason);
     refused(Ty::Rst, 60, &[6], E::RstReason);

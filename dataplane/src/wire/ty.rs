@@ -4,7 +4,7 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Ty {
-    /// Acknowledgement with up to 256 bits of selective acknowledgement.
+    /// Acknowledgement with up to 4,096 bits of selective acknowledgement.
     Ack = 1,
     /// A whole message.
     Msg = 2,

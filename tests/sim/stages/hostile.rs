@@ -332,7 +332,7 @@ impl Villain {
             inc: self.rng.pick(&[3, 3, 3, 4]),
             target_inc: self.rng.pick(&[0, 1, 1, 9]),
             max_frame: self.rng.pick(&[256, 1500, u32::MAX]),
-            window: self.rng.pick(&[1, 256, 256, u16::MAX]),
+            window: self.rng.pick(&[1, 256, 4096, u16::MAX]),
             grant: self.rng.pick(&[0, 16, u32::MAX]),
             ..OpenOp::default()
         };
@@ -383,7 +383,7 @@ impl Villain {
         let ahead = match self.rng.below(10) {
             0..=5 => 0,
             6 => 1 + self.rng.below(3),
-            7 => 254 + self.rng.below(5),
+            7 => u64::from(self.rng.pick(&[WINDOW, 256])) - 2 + self.rng.below(5),
             8 => self.rng.below(1 << 20),
             _ => self.rng.below(300).wrapping_neg(),
         };
@@ -438,16 +438,13 @@ impl Villain {
             }
             12 => {
                 let newest = Psn(self.cack.wrapping_add(r.pick(&[0, 1, 1000])));
-                let words = [r.next(), r.next(), 0, r.next()];
-                let op = AckOp {
-                    delay: r.next() as u16,
-                    newest,
-                    words,
-                    count: 4,
-                    dups: 0,
-                    resent: false,
-                };
-                return (Op::Ack(op), Vec::new());
+                let count = r.pick(&[1, 4, 64]);
+                let delay = r.next() as u16;
+                let mut words = [0; AckOp::WORDS_MAX];
+                words[..count].fill_with(|| r.next() & r.next());
+                let count = count as u8;
+                let op = AckOp { delay, newest, count, dups: 0, resent: false };
+                return (Op::Ack(op, words), Vec::new());
             }
             13 => {
                 let all = [NackReason::UnknownType, NackReason::NoEndpoint, NackReason::Malformed];

@@ -263,6 +263,6 @@ fn open_session(node: &mut Node, now: Moment, src: MacAddr) {
     let theirs = OpenOp::parse(&frame, &got).expect("an OPEN in answer");
     let base = Base { dst_sid: theirs.sid, psn: Psn(7), cack: got.psn, ..base };
     let ack = AckOp { newest: Psn(got.psn.0.wrapping_sub(1)), ..AckOp::default() };
-    let bytes = wire::frame(&base, &Op::Ack(ack), &[]);
+    let bytes = wire::frame(&base, &Op::Ack(ack, [0; AckOp::WORDS_MAX]), &[]);
     node.on_frame(now, &RxFrame::new(&bytes));
 }

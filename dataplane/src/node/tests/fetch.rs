@@ -5,7 +5,7 @@ use super::atomic::{Call, bytes_of, fetch_adds, lie, short_pair, words};
 use super::rma::{ALL, Region};
 use super::*;
 use crate::proto::atomic::AtomicKind::{Base, Fetch};
-use crate::rel::sent::WINDOW;
+use crate::rel::sent::WINDOW_LOSSLESS;
 use crate::wire::{self, RespOp};
 
 /// Another endpoint for `end`, with what it takes for atomic operations and no more, of so many
@@ -189,7 +189,7 @@ fn answers_leave_the_window_as_it_is() {
         let peer = &mut to.node.peers[p];
         peer.snd.credit += 4000;
         peer.snd.una = peer.snd.nxt;
-        assert_eq!(u32::from(peer.tx_room()), WINDOW - 1);
+        assert_eq!(u32::from(peer.tx_room()), WINDOW_LOSSLESS - 1);
         from.node.peers.iter_mut().for_each(|(_, peer)| peer.granted += 4000);
         fetch_adds(&mut pair, &region, 60);
         let send = |pair: &mut Pair| {
@@ -215,10 +215,10 @@ fn answers_leave_the_window_as_it_is() {
         assert_eq!(counted, 60 - u16::from(alone));
         while send(&mut pair) {
             let peer = &pair.ends[1].node.peers[p];
-            assert!(peer.snd.in_flight() <= WINDOW);
+            assert!(peer.snd.in_flight() <= WINDOW_LOSSLESS);
         }
         let peer = &pair.ends[1].node.peers[p];
-        assert!(peer.snd.in_flight() > WINDOW - 64);
+        assert!(peer.snd.in_flight() > WINDOW_LOSSLESS - 64);
     }
 }
 

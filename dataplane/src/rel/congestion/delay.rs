@@ -3,7 +3,7 @@
 //! A queue in the path shows as a round trip longer than the shortest one. As long as it is not,
 //! the window grows by two packets a round trip; when it is, the window shrinks in proportion, at
 //! most once a round trip. So the queue stays short, which keeps the repair of a loss short as
-//! well: a lost packet is sent again after one round trip, and the 256 packets that may be numbered
+//! well: a lost packet is sent again after one round trip, and the packets that may be numbered
 //! beyond it last for several. Loss by itself changes nothing: on the links this is made for it is
 //! noise more often than congestion. A path that reorders has long round trips without a queue, so
 //! the allowance follows their variation.
@@ -85,7 +85,7 @@ mod tests {
         }
         let mut cwnd = DelayWindow::default();
         let mut now = Instant(0);
-        for _ in 0..100 {
+        for _ in 0..600 {
             cwnd.on_ack(now, 8, &rtt, 100_000);
         }
         assert_eq!(cwnd.window(), WINDOW, "no queue: as many as may be numbered");

@@ -40,11 +40,11 @@ fn fields(base: &Base, op: &Op) -> BTreeMap<&'static str, u64> {
             ("len", op.len.into()),
             ("tag", op.tag),
         ]),
-        Op::Ack(op) => map.extend([
+        Op::Ack(op, words) => map.extend([
             ("delay", op.delay.into()),
             ("count", op.count.into()),
             ("newest", op.newest.0.into()),
-            ("sack[0]", op.words[0]),
+            ("sack[0]", words[0]),
         ]),
         Op::Open(op) => map.extend([
             ("sid", op.sid.into()),
