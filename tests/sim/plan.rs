@@ -161,6 +161,7 @@ impl NodePlan {
             rx_wr_max: self.rx_wr_max,
             unexpected_bytes: self.unexpected_bytes,
             pull_window: self.pull_window,
+            window: self.windows[0],
             mr_max: 64,
             crc: self.crc,
             ..NodeSettings::default()
