@@ -31,7 +31,7 @@ pub fn sack(data: &[u8]) {
         let at = rcv_nxt + u64::from(dist) * u64::from(far);
         let fresh = model.insert(at);
         assert_eq!(window.is_set(psn(at)), !fresh);
-        assert_eq!(window.set(psn(at), &mut pool), fresh);
+        assert_eq!(window.set((psn(rcv_nxt), psn(at)), &mut pool), fresh);
         while model.remove(&rcv_nxt) {
             assert!(window.is_set(psn(rcv_nxt)));
             window.clear(psn(rcv_nxt), &mut pool);

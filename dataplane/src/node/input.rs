@@ -598,7 +598,7 @@ impl Node {
         if self.takes_early(base.ty) {
             if let Verdict::Accept = self.on_op(now, p, frame, base) {
                 let peer = &mut self.peers[p];
-                peer.rcv.set(base.psn, &mut self.bitmaps);
+                peer.rcv.set((peer.rcv_nxt, base.psn), &mut self.bitmaps);
                 peer.note_arrival(now, base.psn, base.rtx);
                 return;
             }
@@ -621,7 +621,7 @@ impl Node {
         assert!(frame.copy_to(0, &mut self.reorder_bytes[at..at + len]), "length is the frame's");
         let peer = &mut self.peers[p];
         peer.reorder_buf.push_back(&mut self.reorder_buf, idx);
-        peer.rcv.set(base.psn, &mut self.bitmaps);
+        peer.rcv.set((peer.rcv_nxt, base.psn), &mut self.bitmaps);
         peer.note_arrival(now, base.psn, base.rtx);
     }
 

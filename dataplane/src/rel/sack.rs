@@ -36,8 +36,12 @@ impl BitmapPool {
 }
 
 impl RcvBitmap {
-    /// Notes packet `psn` of the window. False if it had arrived already.
-    pub fn set(&mut self, psn: Psn, pool: &mut BitmapPool) -> bool {
+    /// Notes packet `psn` of the window that begins with `next`. False if it had arrived already.
+    ///
+    /// # Panics
+    /// If it is outside: the caller has to refuse such a packet before.
+    pub fn set(&mut self, (next, psn): (Psn, Psn), pool: &mut BitmapPool) -> bool {
+        assert!((psn.since(next) as usize) < 64 * pool.words, "a packet outside of the window");
         if self.words.is_empty() {
             let empty = || vec![0; pool.words].into();
             self.words = pool.spare.pop().unwrap_or_else(empty);
@@ -161,7 +165,8 @@ mod tests {
                     let dist = if what < 4 { n % 8 } else { n % len };
                     let at = rcv_nxt + u64::from(dist);
                     let fresh = arrived.insert(at);
-                    prop_assert_eq!(window.set(psn(at), &mut pool), fresh);
+                    let place = (psn(rcv_nxt), psn(at));
+                    prop_assert_eq!(window.set(place, &mut pool), fresh);
                 }
                 // What has arrived in order, and some that has not.
                 _ => {
@@ -215,12 +220,18 @@ mod tests {
         let (mut pool, cack) = (BitmapPool::new(4096), Psn(u32::MAX - 70));
         for dist in 1..4096 {
             let mut window = RcvBitmap::default();
-            window.set(cack.add(dist), &mut pool);
+            window.set((cack, cack.add(dist)), &mut pool);
             let mut words = [0; SACK_WORDS];
             let used = window.sack(cack, &mut words);
             assert_eq!(used, (dist as usize - 1) / 64 + 1);
             assert_eq!(told(&words[..used]), BTreeSet::from([dist]));
         }
+    }
+
+    #[test]
+    #[should_panic(expected = "outside of the window")]
+    fn a_packet_past_the_window_panics() {
+        RcvBitmap::default().set((Psn(7), Psn(71)), &mut BitmapPool::new(64));
     }
 
     #[cfg(feature = "plant")]

@@ -722,3 +722,6 @@ enum Found {
     /// Nothing, neither with it nor with later ones.
     Enough,
 }
+
+#[cfg(test)]
+mod tests;

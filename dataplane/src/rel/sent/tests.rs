@@ -1,0 +1,295 @@
+//! The flight of a session against a model that looks at every packet each time.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::rel::rtt::Rtt;
+
+/// A congestion control that lets so many packets under way.
+#[derive(Debug, Default)]
+struct Fixed(u32);
+
+impl CongestionControl for Fixed {
+    fn whole() -> Self {
+        Self(WINDOW)
+    }
+
+    fn window(&self) -> u32 {
+        self.0
+    }
+
+    fn on_ack(&mut self, _: Instant, _: u32, _: &Rtt, _: u64) {}
+
+    fn on_loss(&mut self, _: Instant, _: u32) {}
+}
+
+/// What the model knows of a packet in flight.
+#[derive(Clone, Copy, Debug)]
+struct Packet {
+    psn: Psn,
+    at: u64,
+    first_at: u64,
+    sacked: bool,
+    lost: bool,
+    rtx: bool,
+    refused: bool,
+}
+
+impl Packet {
+    fn under_way(&self) -> bool {
+        !self.sacked && !self.lost
+    }
+}
+
+/// The flight and its model, which are told the same.
+struct Both {
+    pool: SentPool,
+    snd: SendWindow<Fixed>,
+    model: Vec<Packet>,
+    una: Psn,
+    now: u64,
+    rtt: Rtt,
+    guesses: u32,
+}
+
+/// A step: what, and a number that it needs.
+type Step = (u8, u32);
+
+impl Both {
+    fn new(first: u32, window: u16) -> Self {
+        let mut snd = SendWindow::new(Psn(first));
+        snd.set_limit(window, WINDOW);
+        snd.cwnd = Fixed(u32::from(window) / 2 + 1);
+        let mut rtt = Rtt::default();
+        rtt.sample(100);
+        let pool = SentPool::with_capacity(WINDOW as usize);
+        Self { pool, snd, model: Vec::new(), una: Psn(first), now: 1000, rtt, guesses: 0 }
+    }
+
+    fn step(&mut self, (what, n): Step) {
+        self.now += u64::from(n % 40);
+        match what {
+            0..=4 => (0..=n % 30).for_each(|_| self.send()),
+            5 => self.acknowledge(n),
+            6 | 7 => self.sack(n),
+            8 => self.resend(n),
+            9 => self.expire(n),
+            10 => self.refuse(),
+            11 => self.probe(),
+            _ => {
+                // Reordering is seen, or no longer.
+                match n % 2 {
+                    0 => self.rtt.on_duplicates(2),
+                    _ => (0..64).for_each(|_| self.rtt.on_resent_arrived()),
+                }
+            }
+        }
+    }
+
+    fn send(&mut self) {
+        let (room, in_flight) = (self.snd.cwnd.window(), self.snd.nxt.since(self.una) as u32);
+        let pipe = self.model.iter().filter(|packet| packet.under_way()).count() as u32;
+        let open = in_flight < self.snd.limit() && pipe < room;
+        assert_eq!(self.snd.open(), open);
+        if !open {
+            return;
+        }
+        let (psn, at) = (self.snd.number(), self.now);
+        let body = BodyRef::Wr { wr: psn.0, offset: 0, len: 0 };
+        let sent = Sent::new(psn, Ty::Msg, (&[0; OP_MAX], 0), body, psn.0 % 1000, Instant(at));
+        let idx = self.snd.keep(&mut self.pool, sent);
+        assert_eq!(self.snd.last(&self.pool), Some(idx));
+        let first_at = at;
+        let (sacked, lost, rtx, refused) = (false, false, false, false);
+        self.model.push(Packet { psn, at, first_at, sacked, lost, rtx, refused });
+    }
+
+    /// The first few packets arrive in order.
+    fn acknowledge(&mut self, n: u32) {
+        let flight = self.snd.nxt.since(self.una) as u32;
+        let cack = self.una.add(n % (flight + 1));
+        assert!(self.snd.check(cack).is_ok());
+        assert_eq!(self.snd.advance(cack), cack != self.una);
+        self.una = cack;
+        while self.model.first().is_some_and(|packet| packet.psn.since(cack) < 0) {
+            let packet = self.model.remove(0);
+            let acked = self.snd.pop_acked(&mut self.pool).expect("it is acknowledged");
+            assert_eq!((acked.wr, acked.of_request), (packet.psn.0 % 1000, true));
+            assert_eq!((acked.at, acked.rtx), (Instant(packet.at), packet.rtx));
+            assert_eq!(acked.sacked, packet.sacked);
+            self.pool.discard(acked.idx);
+        }
+        assert!(self.snd.pop_acked(&mut self.pool).is_none());
+    }
+
+    /// Some packets behind the first have arrived, and what they overtook is lost.
+    fn sack(&mut self, n: u32) {
+        let mut words = [0_u64; 64];
+        let span = (self.snd.nxt.since(self.una) - 1).max(0) as u32;
+        for (i, word) in words.iter_mut().enumerate() {
+            // A run, or many single ones; bits of packets that were never sent as well.
+            let pattern = if n % 3 == 0 { u64::MAX } else { 0x1111_0101_8080_0001 };
+            *word = pattern.rotate_left(n.wrapping_add(i as u32) % 64);
+            if n % 5 > 0 && 64 * i as u32 > span {
+                *word = 0;
+            }
+        }
+        let used = (n as usize % 66).min(64);
+        let now = Instant(self.now);
+        let news = self.snd.on_sack(&mut self.pool, now, &words[..used], self.una, &mut self.rtt);
+        let (mut count, mut newest) = (0, None);
+        for packet in &mut self.model {
+            let dist = packet.psn.since(self.una);
+            let (word, bit) = ((dist - 1) as usize / 64, (dist - 1) as u32 % 64);
+            let told = dist > 0 && word < used && words[word] >> bit & 1 == 1;
+            if !told || packet.sacked {
+                continue;
+            }
+            (packet.sacked, packet.lost) = (true, false);
+            count += 1;
+            let first_copy = packet.rtx && self.now - packet.at < self.rtt.min_ns();
+            if !first_copy && newest.is_none_or(|than| (packet.at, dist) >= than) {
+                newest = Some((packet.at, dist));
+            }
+        }
+        assert_eq!(news.count, count);
+        let told = newest.map(|(at, dist)| (Instant(at), self.una.add(dist as u32)));
+        assert_eq!(news.newest, told);
+        if let (Some(news), Some(newest)) = (told, newest) {
+            self.detect(news, newest);
+        }
+    }
+
+    fn detect(&mut self, news: (Instant, Psn), newest: (u64, i32)) {
+        let allowance = self.rtt.reorder_ns();
+        let again = self.snd.detect(&mut self.pool, Instant(self.now), news, &self.rtt);
+        let mut due = None;
+        for packet in self.model.iter_mut().filter(|packet| packet.under_way()) {
+            if (packet.at, packet.psn.since(self.una)) >= newest {
+                continue;
+            }
+            if allowance == 0 || packet.at + allowance < newest.0 {
+                packet.lost = true;
+            } else {
+                let at = packet.at + allowance + self.rtt.srtt_ns();
+                due = Some(due.map_or(at, |due: u64| due.min(at)));
+            }
+        }
+        assert_eq!(again, due.map(Instant));
+    }
+
+    fn resend(&mut self, n: u32) {
+        for _ in 0..=n % 8 {
+            let first = self.model.iter_mut().find(|packet| packet.lost);
+            let idx = self.snd.first_lost(&self.pool);
+            assert_eq!(idx.map(|idx| self.pool[idx].psn), first.as_ref().map(|first| first.psn));
+            let (Some(idx), Some(first)) = (idx, first) else { return };
+            self.snd.on_resent(&mut self.pool, idx, Instant(self.now));
+            (first.lost, first.rtx, first.at) = (false, true, self.now);
+        }
+    }
+
+    fn expire(&mut self, n: u32) {
+        let before = self.now - u64::from(n % 200).min(self.now);
+        self.snd.expire(&mut self.pool, Instant(self.now), Instant(before));
+        let late = |packet: &&mut Packet| packet.under_way() && packet.at <= before;
+        self.model.iter_mut().filter(late).for_each(|packet| packet.lost = true);
+    }
+
+    /// The first packet is refused.
+    fn refuse(&mut self) {
+        let Some(first) = self.model.first_mut() else { return };
+        let idx = self.snd.by_psn(&self.pool, first.psn).expect("it has a record");
+        assert_eq!(self.snd.on_refused(&mut self.pool, idx), !first.refused);
+        if !first.refused {
+            (first.refused, first.sacked, first.lost) = (true, false, true);
+        }
+    }
+
+    /// A timer sends the oldest and the newest again, and what is too much is given up.
+    fn probe(&mut self) {
+        let missing = |packet: &&mut Packet| !packet.sacked;
+        let (oldest, newest) = (self.snd.oldest(&self.pool), self.snd.newest(&self.pool));
+        let first = self.model.iter_mut().find(missing).map(|packet| packet.psn);
+        let last = self.model.iter_mut().rev().find(missing).map(|packet| packet.psn);
+        assert_eq!((oldest, newest), (first, last));
+        for psn in oldest.into_iter().chain(newest) {
+            self.snd.guess(&mut self.pool, psn);
+            self.guesses += 1;
+            let at = psn.since(self.model[0].psn) as usize;
+            self.model[at].lost = true;
+        }
+        self.snd.cwnd.0 = (self.snd.cwnd.0 / 2).max(2);
+        self.snd.make_room(&mut self.pool);
+        while self.model.iter().filter(|packet| packet.under_way()).count() as u32
+            >= self.snd.cwnd.window()
+        {
+            let first = self.model.iter_mut().find(|packet| packet.under_way());
+            first.expect("there are some").lost = true;
+            self.guesses += 1;
+        }
+        self.snd.cwnd.0 = self.snd.limit() / 2 + 1;
+        let dups = (self.guesses % 4) as u8;
+        assert_eq!(
+            u32::from(self.snd.overtaken(dups)),
+            u32::from(dups).saturating_sub(self.guesses)
+        );
+        self.guesses = self.guesses.saturating_sub(dups.into());
+    }
+
+    /// Everything that can be asked is answered as the model would.
+    fn check(&mut self) {
+        let count = |of: fn(&Packet) -> bool| self.model.iter().filter(|p| of(p)).count();
+        assert_eq!(self.snd.pipe() as usize, count(Packet::under_way));
+        assert_eq!(usize::from(self.snd.lost), count(|packet| packet.lost));
+        assert_eq!(self.snd.is_empty(), self.model.is_empty());
+        assert_eq!(self.pool.len(), self.model.len());
+        let pool = &self.pool;
+        for packet in &self.model {
+            let idx = self.snd.by_psn(pool, packet.psn).expect("it has a record");
+            let entry = &pool[idx];
+            let times = (Instant(packet.first_at), Instant(packet.at), packet.rtx);
+            assert_eq!((entry.first_at, entry.at, entry.rtx), times);
+            assert_eq!(self.snd.is_sacked(pool, packet.psn), packet.sacked);
+        }
+        assert_eq!(self.snd.by_psn(pool, self.una.add(u32::MAX)), None);
+        assert_eq!(self.snd.by_psn(pool, self.snd.nxt), None);
+        let mut seen = Vec::new();
+        self.snd.for_each(&mut self.pool, |entry| seen.push(entry.psn));
+        assert!(self.model.iter().map(|packet| packet.psn).eq(seen));
+    }
+}
+
+proptest! {
+    /// Goal: every packet in flight is known for what it is, whatever is acknowledged, reported,
+    /// lost, sent again and refused in whatever order, at any window.
+    #[test]
+    fn a_flight_is_what_was_told_of_it(
+        first in prop_oneof![Just(0), Just(u32::MAX - 300), any::<u32>()],
+        window in prop_oneof![Just(1_u16), Just(64), Just(256), Just(4096)],
+        steps in prop::collection::vec((0_u8..13, any::<u32>()), 1..80),
+    ) {
+        let mut both = Both::new(first, window);
+        for step in steps {
+            both.step(step);
+            both.check();
+        }
+        while let Some(idx) = both.snd.pop_any(&mut both.pool) {
+            both.pool.discard(idx);
+        }
+        both.model.clear();
+        both.check();
+    }
+}
+
+/// Goal: an acknowledgement of what was never sent is told from an old one.
+#[test]
+fn what_was_never_sent_cannot_be_acknowledged() {
+    let mut snd = SendWindow::<Fixed>::new(Psn(u32::MAX - 1));
+    for _ in 0..5 {
+        snd.number();
+    }
+    assert!((0..=5).all(|n| snd.check(snd.una.add(n)).is_ok()));
+    assert_eq!(snd.check(snd.una.add(6)), Err(AckOfUnsent));
+    assert!(snd.check(Psn(snd.una.0.wrapping_sub(9))).is_ok(), "an old one");
+}
