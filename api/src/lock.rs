@@ -549,7 +549,8 @@ impl<T> Deref for Beside<'_, T> {
 
 impl<T> DerefMut for Beside<'_, T> {
     fn deref_mut(&mut self) -> &mut T {
-        // SAFETY: as in `deref`; `&mut self` keeps out a second borrow through this guard.
+        // SAFETY: either a guard is held, or the claim keeps every other entry out (see `Sync`);
+        // `&mut self` keeps out a second borrow through this guard.
         unsafe { &mut *self.lock.value.get() }
     }
 }

@@ -334,7 +334,7 @@ unsafe extern "C" fn read_of_turn<E: Entry>(queue: EmptyCq<'_>, buf: *mut c_void
 #[cold]
 #[inline(never)]
 unsafe extern "C" fn read_to_nowhere<E: Entry>(at: *mut FidCq) -> isize {
-    // SAFETY: as in `read`; nothing is written.
+    // SAFETY: the table belongs to queues; nothing is written.
     guard::count(|| unsafe {
         CqObject::of(at)?.read(Out::<E>::new(std::ptr::null_mut(), 1, std::ptr::null_mut())?)
     })
@@ -343,7 +343,8 @@ unsafe extern "C" fn read_to_nowhere<E: Entry>(at: *mut FidCq) -> isize {
 /// What [`read`] leaves.
 #[inline(never)]
 unsafe extern "C" fn read_many<E: Entry>(at: *mut FidCq, buf: *mut c_void, count: usize) -> isize {
-    // SAFETY: as in `read`, for `count` entries; no sources are asked for.
+    // SAFETY: the table belongs to queues; `buf` has room for `count` entries; no sources are asked
+    // for.
     unsafe { readfrom::<E>(at, buf, count, std::ptr::null_mut()) }
 }
 
@@ -353,7 +354,8 @@ unsafe extern "C" fn readfrom<E: Entry>(
     count: usize,
     src: *mut u64,
 ) -> isize {
-    // SAFETY: as in `read`; `src` has room for `count` addresses or is NULL.
+    // SAFETY: the table belongs to queues; `buf` has room for `count` entries, and `src` for as many
+    // addresses, or is NULL.
     guard::count(|| unsafe { CqObject::of(at)?.read(Out::<E>::new(buf, count, src)?) })
 }
 
@@ -364,7 +366,7 @@ unsafe extern "C" fn sread<E: Entry>(
     cond: *const c_void,
     timeout: c_int,
 ) -> isize {
-    // SAFETY: as in `read`.
+    // SAFETY: the table belongs to queues; `buf` has room for `count` entries.
     guard::count(|| unsafe {
         CqObject::of(at)?.sread(Out::<E>::new(buf, count, std::ptr::null_mut())?, cond, timeout)
     })
@@ -378,7 +380,8 @@ unsafe extern "C" fn sreadfrom<E: Entry>(
     cond: *const c_void,
     timeout: c_int,
 ) -> isize {
-    // SAFETY: as in `readfrom`.
+    // SAFETY: the table belongs to queues; `buf` has room for `count` entries, and `src` for as many
+    // addresses, or is NULL.
     guard::count(|| unsafe {
         CqObject::of(at)?.sread(Out::<E>::new(buf, count, src)?, cond, timeout)
     })

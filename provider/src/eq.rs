@@ -182,7 +182,7 @@ unsafe extern "C" fn sread(
     flags: u64,
 ) -> isize {
     guard::count(|| {
-        // SAFETY: as in `read`.
+        // SAFETY: the table belongs to event queues; `buf` has `len` bytes, `event` is a place.
         unsafe {
             if flags & !FI_PEEK != 0 {
                 return Err(Error::BadFlags);

@@ -1,4 +1,5 @@
-//! The commands of the workspace: `cargo xtask test`, `demo`, `bench`, `deb`, `mpi` and `vm`.
+//! The commands of the workspace: `cargo xtask test`, `demo`, `bench`, `deb`, `mpi`, `mutants` and
+//! `vm`.
 //!
 //! Needs nothing but Rust. Everything it runs is started without standard input, so that nothing
 //! can wait for an answer.
@@ -12,6 +13,7 @@ mod bench;
 mod deb;
 mod demo;
 mod mpi;
+mod mutants;
 mod packages;
 mod plot;
 mod process;
@@ -41,6 +43,8 @@ enum Command {
     Deb(deb::DebArgs),
     /// Runs an MPI program over barewire and says the command line that does it.
     Mpi(mpi::MpiArgs),
+    /// Changes the protocol's code at random places and sees whether the tests notice.
+    Mutants(mutants::MutantsArgs),
 }
 
 fn main() -> ExitCode {
@@ -51,6 +55,7 @@ fn main() -> ExitCode {
         Command::Vm(args) => vm::run(&args),
         Command::Deb(args) => deb::run(&args),
         Command::Mpi(args) => mpi::run(&args),
+        Command::Mutants(args) => mutants::run(&args),
     };
     done.unwrap_or_else(|why| {
         eprintln!("error: {why}");

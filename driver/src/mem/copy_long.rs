@@ -137,8 +137,9 @@ mod amd {
     pub(super) unsafe fn copy_past(src: *const u8, dst: *mut u8, len: usize) {
         // Up to where a line begins: half a line would be read from memory first.
         let mut done = 2 * REG - dst.addr() % (2 * REG);
-        // SAFETY: as in `copy`, and two registers first. `dst + done` is aligned from the first
-        // step on.
+        // SAFETY: every register lies within the `len` bytes that the caller vouches for: the first
+        // two of them, `STEP` from `done` on while as many are left, and the last `STEP`. `dst +
+        // done` is aligned from the first step on.
         unsafe {
             store(dst, load(src));
             store(dst.add(REG), load(src.add(REG)));

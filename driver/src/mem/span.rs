@@ -430,7 +430,8 @@ impl IoBuf {
             unsafe { super::copy_short(self.spans()[0].base.wrapping_add(offset), dst, len) };
             return;
         }
-        // SAFETY: as in `read_at`, with the caller's promise for `dst`.
+        // SAFETY: `each` calls with `n` readable bytes at `piece` (the lender's promise) and with
+        // `done + n <= len`, which the caller says are writable.
         self.each(offset, len, |piece, done, n| unsafe {
             ptr::copy(piece, dst.add(done), n);
         });

@@ -527,8 +527,9 @@ impl FastPort for Memif {
         live.rx.foresee();
         match live.rx.take(&live.conn, self.frame_max) {
             Taken::Frame(base, len) => {
-                // SAFETY: as in `receive`; to send (`ReplyTx`) leaves `live` where it is, and
-                // writes to the other ring.
+                // SAFETY: mapped as long as `live` is there, and to send (`ReplyTx`) leaves that
+                // where it is and writes to the other ring. The other side does not write the frame
+                // before it is given back below. That anybody else might is D2.
                 sink.frame_with(&unsafe { RxFrame::from_raw(base, len as usize) }, ReplyTx(self));
                 self.counters.rx_frames += 1;
                 self.counters.rx_bytes += u64::from(len);

@@ -77,7 +77,7 @@ pub(super) struct RingMem {
 // SAFETY: an address in shared memory that is reached by atomics only; whoever holds it keeps the
 // mapping (`Conn`).
 unsafe impl Send for RingMem {}
-// SAFETY: as above.
+// SAFETY: the address does not change, and what is behind it are atomics.
 unsafe impl Sync for RingMem {}
 
 impl RingMem {
@@ -111,7 +111,8 @@ impl RingMem {
     }
 
     fn cookie<'a>(self) -> &'a AtomicU32 {
-        // SAFETY: the first word of the ring, as in `index`.
+        // SAFETY: the first word of the ring, which is mapped and aligned (`at`). Everybody reaches
+        // it by atomics, or is another process (D2, D3).
         unsafe { &*self.base.cast() }
     }
 
@@ -220,9 +221,9 @@ pub(super) struct Own {
     pub(super) len: u32,
 }
 
-// SAFETY: an address in memory that `Conn` keeps, as in `RingMem`.
+// SAFETY: an address in shared memory, whose mapping `Conn` keeps as long as there is a ring of it.
 unsafe impl Send for Own {}
-// SAFETY: as above.
+// SAFETY: the address does not change, and the bytes behind it are reached by raw copies alone.
 unsafe impl Sync for Own {}
 
 impl Own {

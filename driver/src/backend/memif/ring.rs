@@ -230,7 +230,8 @@ impl Sender {
     #[inline(always)]
     pub(super) fn tell(&mut self) {
         self.told = self.at;
-        // SAFETY: as in `may_fill`. Release: who sees the index sees the frames.
+        // SAFETY: an index of the ring, which the connection keeps mapped. Release: who sees the
+        // index sees the frames.
         unsafe { &*self.mine }.store(self.at, Release);
     }
 
@@ -316,7 +317,8 @@ impl Receiver {
     }
 
     fn show(&self) {
-        // SAFETY: as in `pending`. Release: what was read there was read before.
+        // SAFETY: an index of the ring, which the connection keeps mapped. Release: what was read
+        // there was read before.
         unsafe { &*self.mine }.store(self.given.wrapping_add(self.ahead), Release);
     }
 
@@ -346,7 +348,8 @@ impl Receiver {
     /// Takes note that the other side has left: what has come is all.
     pub(super) fn close(&mut self) {
         if self.end.is_none() {
-            // SAFETY: as in `pending`.
+            // SAFETY: an index of the ring, which the connection keeps mapped. Acquire: the frames
+            // up to there are visible.
             self.end = Some(unsafe { &*self.theirs }.load(Acquire));
         }
     }

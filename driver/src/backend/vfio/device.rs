@@ -309,12 +309,12 @@ impl Bar {
     }
 
     pub(super) fn read16(&self, at: usize) -> u16 {
-        // SAFETY: as in `read8`.
+        // SAFETY: inside the mapping and aligned (`at`); reading a register changes no memory.
         u16::from_le(unsafe { self.at::<u16>(at).read_volatile() })
     }
 
     pub(super) fn read32(&self, at: usize) -> u32 {
-        // SAFETY: as in `read8`.
+        // SAFETY: inside the mapping and aligned (`at`); reading a register changes no memory.
         u32::from_le(unsafe { self.at::<u32>(at).read_volatile() })
     }
 

@@ -377,7 +377,8 @@ unsafe fn integer<E: Ordered + Bits>(op: AtomicOp, part: Part, mode: impl Mode) 
 /// As [`exec`] for elements `E`.
 #[inline(never)]
 unsafe fn real<E: Ordered>(op: AtomicOp, part: Part, mode: impl Mode) {
-    // SAFETY: in every arm, as in `integer`.
+    // SAFETY: in every arm, `update` calls with indexes below the count, and the operands read are
+    // those that the operation has.
     unsafe {
         match op {
             // The value in memory stays if they are equal or one is a NaN (rule S3).
@@ -406,7 +407,8 @@ unsafe fn real<E: Ordered>(op: AtomicOp, part: Part, mode: impl Mode) {
 /// As [`exec`] for elements `E`.
 #[inline(never)]
 unsafe fn any<E: Num>(op: AtomicOp, part: Part, mode: impl Mode) {
-    // SAFETY: in every arm, as in `integer`.
+    // SAFETY: in every arm, `update` calls with indexes below the count, and the operands read are
+    // those that the operation has.
     unsafe {
         match op {
             AtomicOp::Sum => mode.update::<E>(part, move |i, at| Some(at.sum(part.operand(i)))),

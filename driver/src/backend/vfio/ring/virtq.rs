@@ -154,7 +154,8 @@ impl Memory {
     #[inline(always)]
     fn used_half(&self, at: usize) -> &AtomicU16 {
         debug_assert!(at <= 2 && at.is_multiple_of(2));
-        // SAFETY: as in `avail_half`: 0 and 2, inside the used ring.
+        // SAFETY: 0 and 2 lie inside the used ring, which is mapped for our life; an atomic may be
+        // shared with the device.
         unsafe { self.used.add(at).cast().as_ref() }
     }
 
@@ -162,7 +163,8 @@ impl Memory {
     /// we have seen.
     #[inline(always)]
     fn used_entry(&self, idx: u16) -> &[AtomicU32; 2] {
-        // SAFETY: as in `avail_half`: an entry of 8 bytes, aligned to 4, whose index is masked.
+        // SAFETY: an entry of 8 bytes, aligned to 4, whose index is masked: inside the used ring,
+        // which is mapped for our life. Atomics may be shared with the device.
         unsafe { self.used.add(4 + 8 * usize::from(idx & self.mask)).cast().as_ref() }
     }
 
@@ -171,8 +173,8 @@ impl Memory {
     /// # Safety
     /// `id` is below `count`.
     unsafe fn desc_long(&self, id: u16) -> &AtomicU64 {
-        // SAFETY: inside the descriptors, the caller says, and aligned to 16; the rest as in
-        // `avail_half`.
+        // SAFETY: inside the descriptors, the caller says, and aligned to 16. They are mapped for
+        // our life; an atomic may be shared with the device.
         unsafe { self.desc.add(16 * usize::from(id)).cast().as_ref() }
     }
 
@@ -182,7 +184,8 @@ impl Memory {
     /// `id` is below `count`.
     #[inline(always)]
     unsafe fn desc_word(&self, id: u16, at: usize) -> &AtomicU32 {
-        // SAFETY: as in `desc_long`.
+        // SAFETY: inside the descriptors, the caller says, and aligned to 4. They are mapped for
+        // our life; an atomic may be shared with the device.
         unsafe { self.desc.add(16 * usize::from(id) + at).cast().as_ref() }
     }
 }
