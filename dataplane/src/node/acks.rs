@@ -327,9 +327,7 @@ impl Node {
         }
         self.count_received(p, frame);
         if self.take_ack_and_credit(now, p, base_words.cack, base_words.grant()) {
-            let mut words = [0; AckOp::WORDS_MAX];
-            let sack = if op.count == 0 { &[][..] } else { op.sack(frame, &mut words) };
-            self.on_ack(now, p, base_words.cack, &op, sack);
+            self.on_ack_frame(now, p, base_words.cack, (&op, frame));
             let peer = &mut self.peers[p];
             peer.tx_quota = peer.tx_room();
         }

@@ -212,10 +212,7 @@ impl Node {
         }
         if base.ty == Ty::Ack {
             match AckOp::parse(frame, base) {
-                Ok(op) => {
-                    let mut words = [0; AckOp::WORDS_MAX];
-                    self.on_ack(now, p, base.cack, &op, op.sack(frame, &mut words));
-                }
+                Ok(op) => self.on_ack_frame(now, p, base.cack, (&op, frame)),
                 Err(err) => self.counters.rx_wire[err.index()] += 1,
             }
         } else {
@@ -398,6 +395,34 @@ impl Node {
         if !self.peers[p].send_q.is_empty() {
             self.make_ready(p);
         }
+    }
+
+    /// Takes the ACK packet in `frame`, whose header is `op`.
+    #[inline(always)]
+    pub(super) fn on_ack_frame(
+        &mut self,
+        now: Instant,
+        p: u32,
+        cack: Psn,
+        (op, frame): (&AckOp, &RxFrame<'_>),
+    ) {
+        if op.count > 0 {
+            return cold(self.on_ack_with_sack(now, p, cack, (op, frame)));
+        }
+        self.on_ack(now, p, cack, op, &[]);
+    }
+
+    /// By itself, so that the room for the words is not cleared for nothing.
+    #[inline(never)]
+    fn on_ack_with_sack(
+        &mut self,
+        now: Instant,
+        p: u32,
+        cack: Psn,
+        (op, frame): (&AckOp, &RxFrame<'_>),
+    ) {
+        let mut words = [0; AckOp::WORDS_MAX];
+        self.on_ack(now, p, cack, op, op.sack(frame, &mut words));
     }
 
     /// Takes an ACK packet with the words `sack`: round-trip sample, packets received out of order,
@@ -606,7 +631,7 @@ impl Node {
                 return;
             }
         }
-        let (frame_len, len) = (self.frame_len(), frame.len());
+        let (frame_len, len) = (self.reorder_len(), frame.len());
         if len > frame_len {
             self.counters.rx_no_buffer += 1;
             return;
@@ -653,7 +678,7 @@ impl Node {
 
     /// Takes buffered packets that are now in order.
     fn take_held(&mut self, now: Instant, p: u32) {
-        let frame_len = self.frame_len();
+        let frame_len = self.reorder_len();
         while let peer = &mut self.peers[p]
             && peer.rcv.is_set(peer.rcv_nxt)
             && peer.refused == 0

@@ -32,6 +32,12 @@ pub(super) struct Group {
 impl Group {
     const EMPTY: Self = Self { kept: 0, sacked: 0, lost: 0, records: [0; GROUP as usize] };
 
+    /// The record of `psn`, whose slot is in this group and which is kept.
+    #[inline(always)]
+    pub(super) fn record(&self, psn: Psn) -> u32 {
+        self.records[(psn.0 % GROUP) as usize]
+    }
+
     /// Packets that are neither had by the peer nor known to be lost.
     pub(super) fn under_way(&self) -> u64 {
         self.kept & !self.sacked & !self.lost
@@ -69,7 +75,14 @@ impl Ring {
     /// The record of `psn`, which is kept.
     #[inline(always)]
     pub(super) fn record(&self, psn: Psn) -> u32 {
-        self.group(psn).records[(psn.0 % GROUP) as usize]
+        self.group(psn).record(psn)
+    }
+
+    /// [`record`](Self::record), `None` if `psn` is not kept.
+    #[inline(always)]
+    pub(super) fn find_record(&self, psn: Psn) -> Option<u32> {
+        let group = self.group(psn);
+        (group.kept & bit(psn) != 0).then(|| group.record(psn))
     }
 
     /// Whether `psn` is one of the packets that `of` picks.

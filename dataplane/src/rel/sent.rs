@@ -424,8 +424,8 @@ impl<C: CongestionControl> SendWindow<C> {
     #[inline(always)]
     fn pop(&mut self, pool: &mut SentPool) -> (u32, bool) {
         let ring = &mut pool.rings[self.ring];
-        let idx = ring.record(self.first);
         let (group, bit) = ring.slot(self.first);
+        let idx = group.record(self.first);
         group.kept &= !bit;
         let mut sacked = false;
         if (group.sacked | group.lost) & bit != 0 {
@@ -661,7 +661,7 @@ impl<C: CongestionControl> SendWindow<C> {
     pub fn by_psn(&self, pool: &SentPool, psn: Psn) -> Option<u32> {
         let ring = self.ring(pool)?;
         let between = psn.since(self.first) >= 0 && psn.since(self.nxt) < 0;
-        (between && ring.is(psn, |group| group.kept)).then(|| ring.record(psn))
+        if between { ring.find_record(psn) } else { None }
     }
 
     /// Takes the mark off a packet that is being sent again.
