@@ -101,7 +101,7 @@ impl Line {
         let client = format!("{name},role=client,{options}");
         let (switch, station) = match switched {
             true => {
-                let switch = open_switch(&client).map_err(told)?;
+                let switch = open_switch(&client, &Serving::default()).map_err(told)?;
                 (Some(switch), open(&format!("{client},switch=yes")).map_err(told)?)
             }
             false => (None, open(&client).map_err(told)?),
