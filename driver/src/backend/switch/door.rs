@@ -54,6 +54,9 @@ pub(super) struct Door {
     guests: Guests,
     connections: HashMap<u64, Connection>,
     last: u64,
+    /// Whose processes ask, for tests: a program has one user.
+    #[cfg(test)]
+    pub(super) taken_for: Option<u32>,
 }
 
 struct Connection {
@@ -113,6 +116,8 @@ impl Door {
             guests,
             connections: HashMap::new(),
             last: 0,
+            #[cfg(test)]
+            taken_for: None,
         };
         let mode = match door.guests {
             Guests::Group(gid) => {
@@ -153,6 +158,8 @@ impl Door {
             let socket = Socket::own(fd);
             let Ok(peer) = getsockopt(&socket.0, PeerCredentials) else { continue };
             let (uid, pid) = (peer.uid(), u32::try_from(peer.pid()).unwrap_or(0));
+            #[cfg(test)]
+            let uid = self.taken_for.unwrap_or(uid);
             let refusal = if self.serves(uid) { self.crowd(uid) } else { Some(Refusal::Stranger) };
             if let Some(why) = refusal {
                 socket.say(Message::Refused(why), None);

@@ -26,15 +26,15 @@ pub(super) struct House<'a> {
 
 /// See the module.
 pub(super) struct Lobby {
-    door: Door,
-    users: Vec<User>,
+    pub(super) door: Door,
+    pub(super) users: Vec<User>,
     guests: Vec<Guest>,
 }
 
 /// A user with a segment: that of [`Stations`] in the same order, behind the first.
-struct User {
+pub(super) struct User {
     uid: u32,
-    file: File,
+    pub(super) file: File,
     /// When its last station left.
     empty: Option<Instant>,
 }

@@ -127,6 +127,12 @@ impl SwitchedPort {
         }
     }
 
+    /// Whether the next switch's segment is there to go on in.
+    #[cfg(test)]
+    pub(super) fn has_next(&self) -> bool {
+        self.next.is_there()
+    }
+
     /// Whether it goes through the switch of another user.
     pub fn is_guest(&self) -> bool {
         self.line.is_some()

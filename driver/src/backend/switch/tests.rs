@@ -7,6 +7,9 @@ use std::time::{Duration, Instant};
 use super::*;
 use crate::port::RxSink;
 
+mod hostile;
+mod users;
+
 const MTU: usize = 1500;
 
 /// One end of a cable that holds so many frames each way.
