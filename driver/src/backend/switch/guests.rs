@@ -13,7 +13,7 @@ use crate::port::MacAddr;
 
 /// How long a segment stays without a station: to make one takes some 100 us of the switch, which
 /// nobody is to cost it as often as he likes.
-const LINGER: Duration = Duration::from_secs(2);
+const LINGER: Duration = Duration::from_millis(if cfg!(test) { 100 } else { 2000 });
 
 /// What a switch says of itself.
 pub(super) struct House<'a> {

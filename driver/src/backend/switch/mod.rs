@@ -374,14 +374,18 @@ impl Switch {
         let mut gone = None;
         let moved = port.receive_from(BURST, |sender, frame| {
             let (owner, of_sender) = here.look(sender);
+            // In the segment of its own user, a station is who it says.
+            if owner.is_some_and(|owner| owner.segment != i) {
+                counters.spoofed += 1;
+                return;
+            }
             let Some(head) = head_of(frame, *frame_max) else {
                 counters.malformed += 1;
                 of_sender.malformed += 1;
                 return;
             };
             let [dst, src] = addresses(&head);
-            // In the segment of its own user, a station is who it says.
-            if src != sender || owner.is_some_and(|owner| owner.segment != i) {
+            if src != sender {
                 counters.spoofed += 1;
                 of_sender.spoofed += 1;
                 return;
