@@ -8,6 +8,7 @@ use nix::sys::epoll::Epoll;
 use super::Stations;
 use super::door::{Asking, Door, Event, GUESTS_MAX};
 use super::greeting::Refusal;
+use super::reserved::Reserved;
 use crate::backend::shm::{ShmPort, ShmSettings, Uplink, sealed};
 use crate::port::MacAddr;
 
@@ -29,6 +30,7 @@ pub(super) struct Lobby {
     pub(super) door: Door,
     pub(super) users: Vec<User>,
     guests: Vec<Guest>,
+    reserved: Reserved,
 }
 
 /// A user with a segment: that of [`Stations`] in the same order, behind the first.
@@ -48,8 +50,8 @@ struct Guest {
 }
 
 impl Lobby {
-    pub(super) fn new(door: Door) -> Self {
-        Self { door, users: Vec::new(), guests: Vec::new() }
+    pub(super) fn new(door: Door, reserved: Reserved) -> Self {
+        Self { door, users: Vec::new(), guests: Vec::new(), reserved }
     }
 
     /// All stations: address, process, and the number of its segment in `segments`.
@@ -90,6 +92,10 @@ impl Lobby {
                 }
             }
         }
+        if is_changed {
+            let given = self.guests.iter().map(|guest| (guest.mac, guest.uid));
+            self.reserved.write(given);
+        }
         is_changed | self.tidy(segments)
     }
 
@@ -102,7 +108,8 @@ impl Lobby {
         house: &House<'_>,
     ) -> Result<(MacAddr, File), Refusal> {
         let is_free = |mac: MacAddr, own: &mut ShmPort| {
-            let is_taken = self.guests.iter().any(|guest| guest.mac == mac);
+            let is_taken = self.guests.iter().any(|guest| guest.mac == mac)
+                || self.reserved.is_kept_from(asking.uid, mac);
             !(is_taken || mac == house.nic || mac.is_group() || own.has(mac))
         };
         let own = &mut segments[0].port;

@@ -32,6 +32,7 @@ mod guest;
 mod guests;
 mod line;
 mod port;
+mod reserved;
 
 #[cfg(test)]
 mod tests;
@@ -57,6 +58,7 @@ pub use port::SwitchedPort;
 use addresses::{Addresses, Owner};
 use door::{Door, OTHERS};
 use guests::Lobby;
+use reserved::Reserved;
 
 /// Frames moved at once in one direction.
 const BURST: usize = 64;
@@ -229,7 +231,8 @@ impl Switch {
     pub fn serve(&mut self, socket: &Path, guests: Guests, apart: bool) -> Result<(), OpenError> {
         self.is_apart = apart;
         if guests != Guests::None {
-            self.lobby = Some(Lobby::new(Door::open(socket, guests, &self.epoll)?));
+            let door = Door::open(socket, guests, &self.epoll)?;
+            self.lobby = Some(Lobby::new(door, Reserved::read(socket)));
         }
         Ok(())
     }

@@ -144,7 +144,9 @@ fn the_door_says_why_it_stays_closed() {
 #[test]
 fn a_station_moves_to_the_next_switch() {
     let mut house = House::new(Guests::All, false);
-    let (mut a, mut b) = (house.guest(ALICE), house.guest(BOB));
+    // Of our own user: who comes first to the next switch is not known.
+    let uid = nix::unistd::geteuid().as_raw();
+    let (mut a, mut b) = (house.guest(uid), house.guest(uid));
     let (mac_a, mac_b) = (a.caps().mac, b.caps().mac);
     for round in 1..4 {
         assert_eq!(send(&mut a, &frame(mac_b, mac_a, 60, round)), Tx::Sent);
@@ -163,8 +165,7 @@ fn a_station_moves_to_the_next_switch() {
         *switch = Switch::open(segment, nic).unwrap();
         switch.serve(socket, Guests::All, false).unwrap();
         house.far = far;
-        // Each is taken for whom it was: whoever asks first.
-        house.switch.lobby.as_mut().unwrap().door.taken_for = Some(ALICE);
+        house.switch.lobby.as_mut().unwrap().door.taken_for = None;
         let until = Instant::now() + Duration::from_secs(20);
         while house.switch.stations().len() < 2 || !a.has_next() || !b.has_next() {
             assert!(Instant::now() < until, "they do not come");
@@ -198,4 +199,20 @@ fn a_segment_goes_with_its_user() {
     // And is made again.
     house.guest(BOB);
     assert_eq!(house.switch.segments.len(), 3);
+}
+
+/// Goal: nobody takes another user's address between two switches.
+#[test]
+fn an_address_waits_for_its_user() {
+    let mut house = House::new(Guests::All, false);
+    let a = house.guest(ALICE);
+    let mac = a.caps().mac;
+    // Its thread asks at the old one's.
+    let socket = house.socket.with_extension("next");
+    house.switch = Switch::open(&fresh(), cable(64).0).unwrap();
+    drop(a);
+    house.switch.serve(&socket, Guests::All, false).unwrap();
+    house.socket = socket;
+    assert_eq!(house.try_guest(BOB, Some(mac)).map(drop).unwrap_err().errno(), libc::EADDRINUSE);
+    assert_eq!(house.try_guest(ALICE, Some(mac)).unwrap().caps().mac, mac);
 }
