@@ -358,7 +358,7 @@ impl Switch {
             }
             let i = self.next;
             self.next = (i + 1) % self.segments.len();
-            let taken = self.from_segment(i)?;
+            let taken = self.take_burst(i)?;
             if taken > 0 {
                 self.between()?;
             }
@@ -371,7 +371,7 @@ impl Switch {
     }
 
     /// A burst of frames from one segment, to the NIC or to where they turn.
-    fn from_segment(&mut self, i: usize) -> Result<usize, PortGone> {
+    fn take_burst(&mut self, i: usize) -> Result<usize, PortGone> {
         let Self { segments, nic, held, turning, counters, here, frame_max, is_apart, .. } = self;
         let Stations { port, uid, .. } = &mut segments[i];
         let mut gone = None;
