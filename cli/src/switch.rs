@@ -21,8 +21,8 @@ use crate::table::{Align, bytes, layout};
 /// For NICs that belong to one process: vfio, dpdk, a memif, and interfaces whose frames each
 /// process would have to filter. Processes open the same port as without a switch and go through it
 /// when it runs; they need no privilege. Those of one user on a node reach each other by shared
-/// memory, past the switch. It may be ended and started again, or killed, while they run: frames are lost and
-/// sent again.
+/// memory, past the switch. It may be ended and started again, or killed, while they run: frames
+/// are lost and sent again.
 ///
 /// Root's switch serves the processes of every user, as the machine's network does; another user's
 /// serves its own. --user and --group say which users instead, besides its own and root. Each user
@@ -219,7 +219,10 @@ fn report(switch: &Switch, as_json: bool) -> Result<(), Fail> {
         let station = |s: &StationCounters| {
             let mac = s.mac.to_string();
             let full = s.frames.full;
-            json!({"mac": mac, "pid": s.pid, "uid": s.uid, "sent": s.sent, "received": s.received, "full": full})
+            json!({
+                "mac": mac, "pid": s.pid, "uid": s.uid,
+                "sent": s.sent, "received": s.received, "full": full,
+            })
         };
         let stations: Vec<Value> = switch.stations().iter().map(station).collect();
         return out::json(&json!({

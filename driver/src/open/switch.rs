@@ -2,6 +2,7 @@
 //! the device, and frames go through that.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use super::near::{device_at, kind_of, options, with_option, with_options};
 use super::spec::{bad, yes_or_no};
@@ -15,6 +16,9 @@ use crate::port::{MacAddr, Port};
 const KINDS: &[&str] = &["afpacket", "vfio", "memif", "dpdk"];
 /// Those of them that filter by address, and have the option `promisc=`.
 const FILTERING: &[&str] = &["afpacket", "vfio", "dpdk"];
+
+/// How long opening waits for a switch that was killed to be started again.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// What the option says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,7 +65,15 @@ pub(super) fn join(spec: &str, choice: Choice) -> Result<Option<Box<dyn Port>>, 
     // One of our user that runs, any other that does, and one of our user that did.
     let mut port = if runs { SwitchedPort::open(&segment, name.clone())? } else { None };
     if port.is_none() {
-        port = SwitchedPort::ask(socket, &segment, name.clone())?;
+        let patience = if is_here { Duration::ZERO } else { PATIENCE };
+        port = match SwitchedPort::ask(socket, &segment, name.clone(), patience) {
+            // It is for others; the device may not be.
+            Err(why) if choice == Choice::IfThere && why.errno() == libc::EACCES => {
+                tracing::warn!("not through the switch: {why}");
+                None
+            }
+            asked => asked?,
+        };
     }
     if port.is_none() && is_here && !runs {
         port = SwitchedPort::open(&segment, name)?;

@@ -140,15 +140,21 @@ impl Socket {
 
     /// What has come. Never blocks. Descriptors beyond one are closed.
     pub(super) fn hear(&self) -> Came {
+        match self.receive() {
+            // It did not read what we said, and what it said comes after this.
+            Err(Errno::ECONNRESET) => self.receive().unwrap_or(Came::HungUp),
+            Err(Errno::EAGAIN | Errno::EINTR) => Came::Nothing,
+            Err(_gone) => Came::HungUp,
+            Ok(came) => came,
+        }
+    }
+
+    fn receive(&self) -> nix::Result<Came> {
         let mut bytes = [0; LEN];
         let mut ancillary = nix::cmsg_space!([RawFd; 4]);
         let mut into = [IoSliceMut::new(&mut bytes)];
         let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_CMSG_CLOEXEC;
-        let got = match recvmsg::<UnixAddr>(self.fd(), &mut into, Some(&mut ancillary), flags) {
-            Ok(got) => got,
-            Err(Errno::EAGAIN | Errno::EINTR) => return Came::Nothing,
-            Err(_gone) => return Came::HungUp,
-        };
+        let got = recvmsg::<UnixAddr>(self.fd(), &mut into, Some(&mut ancillary), flags)?;
         let is_whole = got.bytes == LEN && !got.flags.contains(MsgFlags::MSG_TRUNC);
         let mut fds = Vec::new();
         for message in got.cmsgs().into_iter().flatten() {
@@ -156,10 +162,10 @@ impl Socket {
                 fds.extend(some.into_iter().filter_map(|fd| owned(fd).ok()));
             }
         }
-        match Message::parse(&bytes) {
+        Ok(match Message::parse(&bytes) {
             Some(message) if is_whole => Came::Message(message, fds.into_iter().next()),
             _ => Came::HungUp,
-        }
+        })
     }
 }
 

@@ -24,8 +24,6 @@ use crate::port::Port;
 const RETRY: Duration = Duration::from_millis(2);
 const RETRY_LATER: Duration = Duration::from_millis(50);
 const SOON: u32 = 500;
-/// How long opening waits for a switch that was killed to be started again.
-const PATIENCE: Duration = Duration::from_secs(2);
 
 /// A place in a segment that a switch gave.
 pub(super) struct Place {
@@ -81,15 +79,16 @@ struct Orders {
 
 impl Line {
     /// Asks at `path` for a place in the segment that `settings` describe, and keeps it. `None` if
-    /// there is no switch.
+    /// there is no switch, as [`guest::ask`] has it.
     ///
     /// # Errors
     /// Those of asking and joining.
     pub(super) fn open(
         path: PathBuf,
         settings: &ShmSettings,
+        patience: Duration,
     ) -> Result<Option<(Place, Arc<Next>, Self)>, OpenError> {
-        let Some(welcome) = guest::ask(&path, settings.mac, PATIENCE)? else { return Ok(None) };
+        let Some(welcome) = guest::ask(&path, settings.mac, patience)? else { return Ok(None) };
         let (socket, place) = join(welcome, settings)?;
         let os = |source| OpenError::Os {
             what: "cannot watch",
@@ -161,7 +160,7 @@ impl Keeper {
                 continue;
             }
             let path = self.path.display();
-            tracing::info!(%path, "the switch has gone: frames are lost until the next one is here");
+            tracing::info!(%path, "the switch has gone: frames are lost until the next one");
             match self.again() {
                 Some((new, place)) => {
                     socket = new;

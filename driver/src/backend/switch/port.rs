@@ -60,7 +60,8 @@ impl SwitchedPort {
 
     /// Asks the switch at `socket`, of whatever user, for a segment: in the rest as
     /// [`open`](Self::open), with the address that `segment` asks for and its name in messages.
-    /// `None` if there is no switch. A thread then waits for its end, and joins the next one's.
+    /// `None` if there is no switch: at once if there is no socket, after `patience` if nobody
+    /// listens at it. A thread then waits for the switch's end, and joins the next one's.
     ///
     /// # Errors
     /// Those of joining, and that the switch does not serve us.
@@ -68,8 +69,11 @@ impl SwitchedPort {
         socket: PathBuf,
         segment: &ShmSettings,
         name: String,
+        patience: Duration,
     ) -> Result<Option<Self>, OpenError> {
-        let Some((place, next, line)) = Line::open(socket, segment)? else { return Ok(None) };
+        let Some((place, next, line)) = Line::open(socket, segment, patience)? else {
+            return Ok(None);
+        };
         Ok(Some(Self::at(place, next, Some(line), name)?))
     }
 

@@ -47,7 +47,9 @@ impl House {
     fn try_guest(&mut self, uid: u32, mac: Option<MacAddr>) -> Result<SwitchedPort, OpenError> {
         let segment = ShmSettings { mac, ..ShmSettings::named(&self.segment.name) };
         let socket = self.socket.clone();
-        let port = self.as_user(uid, move || SwitchedPort::ask(socket, &segment, "guest".into()));
+        let port = self.as_user(uid, move || {
+            SwitchedPort::ask(socket, &segment, "guest".into(), Duration::ZERO)
+        });
         port.map(|port| port.expect("there is a switch"))
     }
 
