@@ -192,7 +192,7 @@ impl Door {
 
     fn hear(&mut self, guest: u64) -> Option<Event> {
         let there = self.connections.get_mut(&guest)?;
-        match there.socket.hear() {
+        match there.socket.hear(false) {
             Came::Nothing => None,
             Came::Message(Message::Hello(mac), None) if !there.said_hello => {
                 there.said_hello = true;

@@ -138,24 +138,27 @@ impl Socket {
             .is_ok_and(|sent| sent == LEN)
     }
 
-    /// What has come. Never blocks. Descriptors beyond one are closed.
-    pub(super) fn hear(&self) -> Came {
-        match self.receive() {
+    /// What has come, with a descriptor if `takes_fd`; without, none is made of what comes, and
+    /// none closed, for which a file system may take its time. Never blocks.
+    pub(super) fn hear(&self, takes_fd: bool) -> Came {
+        match self.receive(takes_fd) {
             // It did not read what we said, and what it said comes after this.
-            Err(Errno::ECONNRESET) => self.receive().unwrap_or(Came::HungUp),
+            Err(Errno::ECONNRESET) => self.receive(takes_fd).unwrap_or(Came::HungUp),
             Err(Errno::EAGAIN | Errno::EINTR) => Came::Nothing,
             Err(_gone) => Came::HungUp,
             Ok(came) => came,
         }
     }
 
-    fn receive(&self) -> nix::Result<Came> {
+    fn receive(&self, takes_fd: bool) -> nix::Result<Came> {
         let mut bytes = [0; LEN];
         let mut ancillary = nix::cmsg_space!([RawFd; 4]);
         let mut into = [IoSliceMut::new(&mut bytes)];
         let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_CMSG_CLOEXEC;
-        let got = recvmsg::<UnixAddr>(self.fd(), &mut into, Some(&mut ancillary), flags)?;
-        let is_whole = got.bytes == LEN && !got.flags.contains(MsgFlags::MSG_TRUNC);
+        let ancillary = takes_fd.then_some(&mut ancillary[..]);
+        let got = recvmsg::<UnixAddr>(self.fd(), &mut into, ancillary, flags)?;
+        let is_cut = got.flags.intersects(MsgFlags::MSG_TRUNC | MsgFlags::MSG_CTRUNC);
+        let is_whole = got.bytes == LEN && !is_cut;
         let mut fds = Vec::new();
         for message in got.cmsgs().into_iter().flatten() {
             if let ControlMessageOwned::ScmRights(some) = message {
@@ -196,10 +199,14 @@ mod tests {
     fn a_descriptor_comes_along_and_noise_hangs_up() {
         let (a, b) = std::os::unix::net::UnixDatagram::pair().unwrap();
         let (a, b) = (Socket::own(a.into()), Socket::own(b.into()));
-        assert!(matches!(b.hear(), Came::Nothing));
+        assert!(matches!(b.hear(true), Came::Nothing));
         assert!(a.say(Message::Hello(None), Some(a.fd())));
-        assert!(matches!(b.hear(), Came::Message(Message::Hello(None), Some(_))));
+        assert!(matches!(b.hear(true), Came::Message(Message::Hello(None), Some(_))));
+        assert!(a.say(Message::Hello(None), Some(a.fd())));
+        assert!(matches!(b.hear(false), Came::HungUp));
+        assert!(a.say(Message::Hello(None), None));
+        assert!(matches!(b.hear(false), Came::Message(Message::Hello(None), None)));
         nix::unistd::write(&a.0, b"noise").unwrap();
-        assert!(matches!(b.hear(), Came::HungUp));
+        assert!(matches!(b.hear(true), Came::HungUp));
     }
 }

@@ -95,7 +95,7 @@ fn ask_once(path: &Path, mac: Option<MacAddr>) -> Result<Asked, OpenError> {
     socket.say(Message::Hello(mac), None);
     let until = Instant::now() + ANSWER;
     loop {
-        match socket.hear() {
+        match socket.hear(true) {
             Came::Message(Message::Welcome(mac), Some(fd)) => {
                 return Ok(Asked::Welcome(Welcome { socket, file: fd.into(), mac }));
             }

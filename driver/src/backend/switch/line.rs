@@ -156,7 +156,7 @@ impl Keeper {
         let hour = Duration::from_secs(3600);
         while !self.orders.is_over.load(Acquire) {
             sleep(&mut [readable(socket.fd()), readable(self.orders.bell.fd())], hour);
-            if matches!(socket.hear(), Came::Nothing) {
+            if matches!(socket.hear(false), Came::Nothing) {
                 continue;
             }
             let path = self.path.display();
