@@ -50,7 +50,7 @@ struct Server {
 
 impl Server {
     fn start(port: &str) -> Self {
-        Self::start_by(|args| command(args), port)
+        Self::start_by(command, port)
     }
 
     fn start_by(command: impl Fn(&[&str]) -> Command, port: &str) -> Self {
