@@ -83,6 +83,7 @@ pub(crate) fn switch(pid: u32, updated_ns: u64) -> SwitchSnapshot {
     let station = StationRow {
         mac: mac(1),
         pid: 12,
+        uid: 1000,
         sent_bytes: 6000,
         received_bytes: 7000,
         sent: 60,

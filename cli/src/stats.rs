@@ -275,7 +275,7 @@ fn switch_object(s: &SwitchSnapshot) -> Value {
         .iter()
         .map(|t| {
             json!({
-                "mac": t.mac.to_string(), "pid": t.pid,
+                "mac": t.mac.to_string(), "pid": t.pid, "uid": t.uid,
                 "sent": t.sent, "sent_bytes": t.sent_bytes,
                 "received": t.received, "received_bytes": t.received_bytes,
                 "full": t.full, "spoofed": t.spoofed, "malformed": t.malformed,
@@ -372,6 +372,7 @@ fn stations(s: &SwitchSnapshot) -> String {
     let head = [
         ("  station", Align::Left),
         right("process"),
+        right("user"),
         right("sent"),
         right("bytes"),
         right("received"),
@@ -384,6 +385,7 @@ fn stations(s: &SwitchSnapshot) -> String {
         vec![
             format!("  {}", t.mac),
             t.pid.to_string(),
+            t.uid.to_string(),
             t.sent.to_string(),
             bytes(t.sent_bytes),
             t.received.to_string(),

@@ -4,9 +4,10 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use barewire::stats::switch::SwitchPublisher;
-use barewire_driver::backend::switch::{StationCounters, Switch};
-use barewire_driver::open;
+use barewire_driver::backend::switch::{Guests, StationCounters, Switch};
+use barewire_driver::open::{self, Serving};
 use nix::sys::signalfd::SignalFd;
+use nix::unistd::{Group, User};
 use serde_json::{Value, json};
 
 use crate::capture::signals;
@@ -15,13 +16,18 @@ use crate::out;
 use crate::perf::stay_on;
 use crate::table::{Align, bytes, layout};
 
-/// Owns a NIC and forwards between it and the processes of this user, until Ctrl-C
+/// Owns a NIC and forwards between it and the processes of a node, until Ctrl-C
 ///
 /// For NICs that belong to one process: vfio, dpdk, a memif, and interfaces whose frames each
 /// process would have to filter. Processes open the same port as without a switch and go through it
-/// when it runs; they need no privilege. Those of one node reach each other by shared memory, past
-/// the switch. It may be ended and started again, or killed, while they run: frames are lost and
-/// sent again.
+/// when it runs; they need no privilege. Those of one user on a node reach each other by shared
+/// memory, past the switch. It may be ended and started again, or killed, while they run: frames
+/// are lost and sent again.
+///
+/// Root's switch serves the processes of every user, as the machine's network does; another user's
+/// serves its own. --user and --group say which users instead, besides its own and root. Each user
+/// has a segment closed to the others, and a process sends under its own address only. The socket
+/// to ask at is in /run/barewire, which a container needs as a volume.
 ///
 /// On a processor of its own (--cpu) it polls without end. Without, it sleeps while nothing comes.
 #[derive(clap::Args)]
@@ -34,6 +40,7 @@ Exit codes:
 Examples:
   barewire switch --port vfio:0000:05:00.0 --cpu 1     on its own processor
   barewire switch --port afpacket:eth0 --every 10      prints what it forwarded every 10 s
+  barewire switch --port vfio:05:00.0 --group hpc      for members of a group
   barewire switch --port dpdk:0000:05:00.0 --check     what it would do, or that one runs
   barewire stats                                       what a switch that runs has forwarded
   barewire pingpong --listen --port vfio:0000:05:00.0  a process behind it
@@ -51,6 +58,15 @@ pub(crate) struct SwitchArgs {
     /// Stays on this processor and polls without end.
     #[arg(long, value_name = "N")]
     cpu: Option<usize>,
+    /// Serves processes of this user; may be given several times.
+    #[arg(long, value_name = "NAME", conflicts_with = "group")]
+    user: Vec<String>,
+    /// Serves processes of the members of this group.
+    #[arg(long, value_name = "NAME")]
+    group: Option<String>,
+    /// Keeps users apart: no frame goes from one to another through the switch.
+    #[arg(long)]
+    apart: bool,
     /// Says what it would do and why it could not, and changes nothing.
     #[arg(long)]
     check: bool,
@@ -74,11 +90,14 @@ const LOOK_EVERY: u32 = 4096;
 /// # Errors
 /// The NIC cannot be taken, or has gone.
 pub(crate) fn run(args: &SwitchArgs) -> Result<ExitCode, Fail> {
+    let serving = serving(args)?;
     if args.check {
         let segment = open::check_switch(&args.port).map_err(Fail::new)?;
         let text = format!(
-            "would own {port}; processes of this user that open {port} would go through {segment}",
-            port = args.port
+            "would own {port} and serve {whom}: processes that open {port} would go through \
+             {segment}",
+            port = args.port,
+            whom = whom(&serving)
         );
         match args.json {
             true => out::json(&json!({"port": args.port, "segment": segment}))?,
@@ -90,16 +109,55 @@ pub(crate) fn run(args: &SwitchArgs) -> Result<ExitCode, Fail> {
     if let Some(cpu) = args.cpu {
         stay_on(cpu)?;
     }
-    let mut switch = open::open_switch(&args.port).map_err(Fail::new)?;
+    let mut switch = open::open_switch(&args.port, &serving).map_err(Fail::new)?;
     eprintln!(
-        "a switch on {}, mtu {}; processes of this user open --port {}; Ctrl-C ends it",
+        "a switch on {}, mtu {}, for {}; processes open --port {}; Ctrl-C ends it",
         switch.nic().name,
         switch.nic().mtu,
+        whom(&serving),
         args.port
     );
     let ended = forward(&mut switch, args, &signals);
     report(&switch, args.json)?;
     ended.map(|()| ExitCode::SUCCESS)
+}
+
+/// Whom the switch is to serve.
+fn serving(args: &SwitchArgs) -> Result<Serving, Fail> {
+    let users: Result<Vec<u32>, Fail> = args.user.iter().map(|name| user(name)).collect();
+    let guests = match (&args.group, users?) {
+        (Some(name), _) => Some(Guests::Group(group(name)?)),
+        (None, users) if users.is_empty() => None,
+        (None, users) => Some(Guests::Users(users)),
+    };
+    Ok(Serving { guests, apart: args.apart })
+}
+
+/// The number of a user, given by name or number.
+fn user(name: &str) -> Result<u32, Fail> {
+    let found = User::from_name(name).map_err(Fail::new)?.map(|user| user.uid.as_raw());
+    let found = found.or_else(|| name.parse().ok());
+    found.ok_or_else(|| Fail::usage(format!("no user \"{name}\" here; see: getent passwd")))
+}
+
+/// The number of a group, given by name or number.
+fn group(name: &str) -> Result<u32, Fail> {
+    let found = Group::from_name(name).map_err(Fail::new)?.map(|group| group.gid.as_raw());
+    let found = found.or_else(|| name.parse().ok());
+    found.ok_or_else(|| Fail::usage(format!("no group \"{name}\" here; see: getent group")))
+}
+
+/// The same in words.
+fn whom(serving: &Serving) -> String {
+    match serving.guests() {
+        Guests::None => "this user".to_owned(),
+        Guests::All => "every user".to_owned(),
+        Guests::Users(users) => {
+            let users: Vec<String> = users.iter().map(u32::to_string).collect();
+            format!("this user, root and {}", users.join(", "))
+        }
+        Guests::Group(gid) => format!("this user, root and group {gid}"),
+    }
 }
 
 /// Turns the switch until a signal comes.
@@ -161,7 +219,10 @@ fn report(switch: &Switch, as_json: bool) -> Result<(), Fail> {
         let station = |s: &StationCounters| {
             let mac = s.mac.to_string();
             let full = s.frames.full;
-            json!({"mac": mac, "pid": s.pid, "sent": s.sent, "received": s.received, "full": full})
+            json!({
+                "mac": mac, "pid": s.pid, "uid": s.uid,
+                "sent": s.sent, "received": s.received, "full": full,
+            })
         };
         let stations: Vec<Value> = switch.stations().iter().map(station).collect();
         return out::json(&json!({
@@ -174,13 +235,15 @@ fn report(switch: &Switch, as_json: bool) -> Result<(), Fail> {
     let head = [
         ("station", Align::Left),
         ("process", Align::Right),
+        ("user", Align::Right),
         ("sent", Align::Right),
         ("received", Align::Right),
         ("full", Align::Right),
     ];
     let row = |s: StationCounters| {
         let (sent, received) = (bytes(s.sent), bytes(s.received));
-        vec![s.mac.to_string(), s.pid.to_string(), sent, received, s.frames.full.to_string()]
+        let (pid, uid, full) = (s.pid.to_string(), s.uid.to_string(), s.frames.full.to_string());
+        vec![s.mac.to_string(), pid, uid, sent, received, full]
     };
     let rows: Vec<Vec<String>> = switch.stations().into_iter().map(row).collect();
     out::print(format_args!("{}: {line}\n", switch.nic().name))?;

@@ -2,6 +2,7 @@
 //! what happens when one of them dies.
 
 use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -49,6 +50,10 @@ struct Server {
 
 impl Server {
     fn start(port: &str) -> Self {
+        Self::start_by(command, port)
+    }
+
+    fn start_by(command: impl Fn(&[&str]) -> Command, port: &str) -> Self {
         let mut child = command(&["pingpong", "--listen", "--json", "--port", port])
             .stdout(Stdio::piped())
             .spawn()
@@ -393,8 +398,13 @@ struct Switch {
 
 impl Switch {
     fn start() -> Self {
+        Self::start_with(&[])
+    }
+
+    fn start_with(options: &[&str]) -> Self {
         let port = format!("memif:@cli-{}", segment().replace(':', "-"));
-        let child = command(&["switch", "--port", &port]).stderr(Stdio::null()).spawn().unwrap();
+        let args = [&["switch", "--port", &port], options].concat();
+        let child = command(&args).stderr(Stdio::null()).spawn().unwrap();
         let switch = Self { child, port };
         let pid = switch.child.id().to_string();
         for _ in 0..500 {
@@ -446,6 +456,56 @@ fn a_switch_shows_what_it_forwards() {
         doctor.contains(&format!("{}: process {}", switch.port, switch.child.id())),
         "{doctor}"
     );
+}
+
+/// A command as another user, who has no privilege.
+fn as_user(uid: u32) -> impl Fn(&[&str]) -> Command {
+    move |args| {
+        let mut command = command(args);
+        command.uid(uid).gid(uid);
+        command
+    }
+}
+
+/// Goal: users who may not open a device go through root's switch by the device's name, each seen
+/// there with his number; whom it is not for hears what to ask for.
+#[test]
+fn users_go_through_the_switch_of_root() {
+    const ALICE: u32 = 65_534;
+    const BOB: u32 = 47_111;
+    if !nix::unistd::geteuid().is_root() {
+        println!("SKIPPED: only root can be several users");
+        return;
+    }
+    if as_user(ALICE)(&["--version"]).output().is_err() {
+        println!("SKIPPED: other users cannot run this build where it lies");
+        return;
+    }
+    let switch = Switch::start();
+    let port = format!("{},switch=yes", switch.port);
+    let server = Server::start_by(as_user(ALICE), &port);
+    let args = ["pingpong", &server.addr, "--port", &port, "--json", "--iterations", "300"];
+    objects(&as_user(BOB)(&[&args[..], &["--size", "64"]].concat()).output().unwrap());
+    // Somebody to be seen.
+    let other = Server::start_by(as_user(BOB), &port);
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    let shown = switch.published();
+    assert!(shown["frames"]["between"].as_u64().unwrap() >= 600, "{shown}");
+    let stations = shown["stations"].as_array().unwrap();
+    for (uid, pid) in [(ALICE, server.child.id()), (BOB, other.child.id())] {
+        assert!(stations.iter().any(|s| (&s["uid"], &s["pid"]) == (&uid.into(), &pid.into())));
+    }
+    let doctor = as_user(ALICE)(&["doctor"]).output().unwrap().stdout;
+    let doctor = String::from_utf8(doctor).unwrap();
+    assert!(doctor.contains("another user's at /run/barewire/switch-memif"), "{doctor}");
+    for closed in [&["--user", "root"][..], &["--user", "1", "--user", "2"], &["--group", "root"]] {
+        let switch = Switch::start_with(closed);
+        let port = format!("{},switch=yes", switch.port);
+        let asked = as_user(BOB)(&["pingpong", "--listen", "--port", &port]).output().unwrap();
+        let said = String::from_utf8(asked.stderr).unwrap();
+        assert_eq!(asked.status.code(), Some(1), "{said}");
+        assert!(said.contains("--user") && said.contains("--group"), "{said}");
+    }
 }
 
 /// Goal: a station that answers, one that is not there, one that restarted and one that does not

@@ -17,7 +17,7 @@ mod wires;
 
 pub use spec::PortInfo;
 use spec::{bad, parse};
-pub use switch::{check_switch, open_switch};
+pub use switch::{Serving, check_switch, open_switch};
 
 /// Opens the port that `spec` names.
 ///

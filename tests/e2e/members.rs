@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use barewire::flags::{Access, Caps};
 use barewire::*;
-use barewire_driver::open::open_switch;
+use barewire_driver::open::{Serving, open_switch};
 use barewire_tests::rng::Rng;
 
 use crate::supervisor::Worker;
@@ -308,7 +308,8 @@ pub(crate) fn all_to_all(
 /// A switch, until somebody ends it.
 pub(crate) fn run_switch() {
     let orders = orders();
-    let mut switch = open_switch(&std::env::var("BAREWIRE_E2E_PORT").unwrap()).unwrap();
+    let port = std::env::var("BAREWIRE_E2E_PORT").unwrap();
+    let mut switch = open_switch(&port, &Serving::default()).unwrap();
     say("ADDR switch");
     let mut idle = 0;
     loop {

@@ -132,6 +132,12 @@ impl Worker {
         }
     }
 
+    /// Its process.
+    #[allow(dead_code, reason = "the suite `wires` asks")]
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Sends it a signal.
     #[allow(dead_code, reason = "the suite `wires` does")]
     pub(crate) fn signal(&self, signal: nix::sys::signal::Signal) {

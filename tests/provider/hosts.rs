@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use barewire_driver::open::open_switch;
+use barewire_driver::open::{Serving, open_switch};
 use barewire_tests::nodes::{FABRIC, or_skip};
 
 use super::alive::Network;
@@ -68,7 +68,7 @@ const SWITCH: &str = "BAREWIRE_TEST_SWITCH";
 #[test]
 fn switch_process() {
     let Ok(port) = std::env::var(SWITCH) else { return };
-    let mut switch = open_switch(&port).unwrap();
+    let mut switch = open_switch(&port, &Serving::default()).unwrap();
     println!("@@up");
     let mut idle = 0;
     loop {

@@ -30,6 +30,7 @@ mod raw;
 mod soak;
 mod stream;
 mod switch;
+mod users;
 
 use std::process::Command;
 

@@ -12,18 +12,18 @@ use crate::rounds::kill_rounds;
 use crate::supervisor::Worker;
 use crate::{lengths, start};
 
-const NIC: &str = "afpacket:fab0";
-const PORT: &str = "afpacket:fab0,switch=yes,near=yes";
+pub(crate) const NIC: &str = "afpacket:fab0";
+pub(crate) const PORT: &str = "afpacket:fab0,switch=yes,near=yes";
 /// The same with every peer behind the switch.
 const FAR: &str = "afpacket:fab0,switch=yes,near=no";
 
-fn switches(nodes: &Nodes) -> [Worker; 2] {
+pub(crate) fn switches(nodes: &Nodes) -> [Worker; 2] {
     assert!(NIC.contains(FABRIC));
     [0, 1].map(|node| start(nodes, node, "switch", NIC))
 }
 
 /// Ends switches, which forwarded something and found nobody lying.
-fn end(switches: [Worker; 2]) {
+pub(crate) fn end(switches: [Worker; 2]) {
     for mut switch in switches {
         switch.say("TELL");
         let told = switch.answer("TOLD");

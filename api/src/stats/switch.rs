@@ -102,7 +102,7 @@ fn words(s: &StationCounters) -> [u64; STATION_LEN] {
     let f = &s.frames;
     let mut words = [0; STATION_LEN];
     // An address is never 0.
-    words[..9].copy_from_slice(&[
+    words[..10].copy_from_slice(&[
         s.mac.to_u64(),
         s.pid.into(),
         s.sent,
@@ -112,6 +112,7 @@ fn words(s: &StationCounters) -> [u64; STATION_LEN] {
         f.full,
         f.spoofed,
         f.malformed,
+        s.uid.into(),
     ]);
     words
 }
@@ -152,6 +153,8 @@ pub struct StationRow {
     pub mac: MacAddr,
     /// Its process, as numbered where it lives.
     pub pid: u32,
+    /// Its user.
+    pub uid: u32,
     /// Bytes that it sent, with what its ring puts around them.
     pub sent_bytes: u64,
     /// Bytes that it was sent, likewise.
@@ -196,6 +199,7 @@ fn station_row(r: &[u64; STATION_LEN]) -> StationRow {
         full: r[6],
         spoofed: r[7],
         malformed: r[8],
+        uid: r[9] as u32,
     }
 }
 

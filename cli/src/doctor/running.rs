@@ -1,6 +1,7 @@
 //! Checks of what runs here already.
 
 use barewire::stats::switch::SwitchSnapshot;
+use barewire_driver::backend::switch::RUN_DIR;
 
 use super::machine::Machine;
 use super::{Check, SPEED, VFIO};
@@ -22,11 +23,24 @@ pub(super) fn switches(machine: &Machine) -> Check {
     let told = |s: &SwitchSnapshot| {
         format!("{}: process {}, {} stations", s.port_name, s.pid, s.stations.len())
     };
-    let told: Vec<String> = switches.iter().map(told).collect();
+    let told: Vec<String> = switches.iter().map(told).chain(of_others(machine)).collect();
     match told.is_empty() {
         true => Check::ok(name, VFIO, "none runs"),
         false => Check::ok(name, VFIO, told.join("; ")),
     }
+}
+
+/// Switches whose statistics are another user's, by the sockets that they serve us at.
+fn of_others(machine: &Machine) -> impl Iterator<Item = String> {
+    let shown: Vec<String> = machine
+        .published
+        .switches
+        .iter()
+        .filter_map(|s| Some(format!("{}.sock", s.segment.strip_prefix("shm:")?)))
+        .collect();
+    let names = machine.names(RUN_DIR).into_iter();
+    let others = names.filter(move |name| name.ends_with(".sock") && !shown.contains(name));
+    others.map(|name| format!("another user's at {RUN_DIR}/{name}"))
 }
 
 /// Whether all that runs can be looked into by this program.
@@ -73,6 +87,9 @@ mod tests {
     fn a_switch_that_does_not_turn_is_told_of() {
         let mut machine = Fixture::full().machine();
         assert_eq!(switches(&machine).found, "none runs");
+        let beside = Fixture::full().with("/run/barewire/y.sock", "").with("/run/barewire/z", "");
+        let found = switches(&beside.machine()).found;
+        assert_eq!(found, "another user's at /run/barewire/y.sock");
         machine.published.switches = vec![switch(machine.now_ns), switch(machine.now_ns)];
         let check = switches(&machine);
         assert_eq!(check.status, Status::Ok);

@@ -1,11 +1,14 @@
 //! The option `switch=` of ports that one process has to own: whether a switch of this node owns
 //! the device, and frames go through that.
 
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
 use super::near::{device_at, kind_of, options, with_option, with_options};
 use super::spec::{bad, yes_or_no};
 use crate::backend::near::node_segment;
 use crate::backend::shm::ShmSettings;
-use crate::backend::switch::{Switch, SwitchedPort};
+use crate::backend::switch::{Guests, RUN_DIR, Switch, SwitchedPort, socket_in};
 use crate::error::OpenError;
 use crate::port::{MacAddr, Port};
 
@@ -13,6 +16,9 @@ use crate::port::{MacAddr, Port};
 const KINDS: &[&str] = &["afpacket", "vfio", "memif", "dpdk"];
 /// Those of them that filter by address, and have the option `promisc=`.
 const FILTERING: &[&str] = &["afpacket", "vfio", "dpdk"];
+
+/// How long opening waits for a switch that was killed to be started again.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// What the option says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,10 +59,25 @@ pub(super) fn join(spec: &str, choice: Choice) -> Result<Option<Box<dyn Port>>, 
         return Ok(None);
     }
     let segment = ShmSettings { mac: mac_of(spec), ..segment(spec)? };
-    let port = match segment.path().exists() {
-        true => SwitchedPort::open(&segment, with_option(spec, "switch=yes"))?,
-        false => None,
-    };
+    let (socket, name) = (socket_of(&segment), with_option(spec, "switch=yes"));
+    let is_here = segment.path().exists();
+    let runs = is_here && segment.switch_pid()?.is_some();
+    // One of our user that runs, any other that does, and one of our user that did.
+    let mut port = if runs { SwitchedPort::open(&segment, name.clone())? } else { None };
+    if port.is_none() {
+        let patience = if is_here { Duration::ZERO } else { PATIENCE };
+        port = match SwitchedPort::ask(socket, &segment, name.clone(), patience) {
+            // It is for others; the device may not be.
+            Err(why) if choice == Choice::IfThere && why.errno() == libc::EACCES => {
+                tracing::warn!("not through the switch: {why}");
+                None
+            }
+            asked => asked?,
+        };
+    }
+    if port.is_none() && is_here && !runs {
+        port = SwitchedPort::open(&segment, name)?;
+    }
     match port {
         Some(port) => Ok(Some(Box::new(port))),
         None if choice == Choice::IfThere => Ok(None),
@@ -69,24 +90,50 @@ pub(super) fn is_there(spec: &str, choice: Choice) -> Result<bool, OpenError> {
     if choice == Choice::No {
         return Ok(false);
     }
-    let is_there = segment(spec)?.path().exists();
+    let segment = segment(spec)?;
+    let is_there = segment.path().exists() || socket_of(&segment).exists();
     if is_there || choice == Choice::IfThere { Ok(is_there) } else { Err(no_switch(spec)) }
+}
+
+/// Where processes of other users ask for this segment's switch.
+fn socket_of(segment: &ShmSettings) -> PathBuf {
+    socket_in(Path::new(RUN_DIR), &segment.name)
 }
 
 fn no_switch(spec: &str) -> OpenError {
     OpenError::Device {
         port: spec.to_owned(),
-        why: "no switch of this user owns it".into(),
+        why: "no switch owns it that serves this user".into(),
         mend: format!("start one: barewire switch --port {}", device(spec)),
         errno: libc::ENODEV,
     }
 }
 
-/// Takes the device that `spec` names for a switch.
+/// Whom a switch serves besides processes of its own user.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Serving {
+    /// Which users. Default: all if the switch is root's, as it then stands in for the network of
+    /// the machine, and none otherwise.
+    pub guests: Option<Guests>,
+    /// Whether users do not reach each other through the switch. Default: they do, as on a wire.
+    pub apart: bool,
+}
+
+impl Serving {
+    /// Which users that means for a switch of this process.
+    pub fn guests(&self) -> Guests {
+        let unasked = if nix::unistd::geteuid().is_root() { Guests::All } else { Guests::None };
+        self.guests.clone().unwrap_or(unasked)
+    }
+}
+
+/// Takes the device that `spec` names for a switch that serves processes of its own user, and those
+/// that `serving` says. That root's switch serves all by default is not to stand in its way: if
+/// that is not possible the log says why.
 ///
 /// # Errors
 /// [`OpenError`]; nothing is left behind.
-pub fn open_switch(spec: &str) -> Result<Switch, OpenError> {
+pub fn open_switch(spec: &str, serving: &Serving) -> Result<Switch, OpenError> {
     let at = device_at(spec);
     let inner = &spec[at..];
     let kind = kind_of(inner);
@@ -98,7 +145,15 @@ pub fn open_switch(spec: &str) -> Result<Switch, OpenError> {
         false => inner,
     };
     let nic = super::open_device(&format!("{}{inner}", &spec[..at]), false)?;
-    Switch::open(&segment, nic)
+    let mut switch = Switch::open(&segment, nic)?;
+    let served = switch.serve(&socket_of(&segment), serving.guests(), serving.apart);
+    match served {
+        Err(why) if serving.guests.is_none() => {
+            tracing::warn!("only processes of this user are served: {why}");
+        }
+        served => served?,
+    }
+    Ok(switch)
 }
 
 /// Whether [`open_switch`] would open it, as far as can be seen; changes nothing. Says the segment
@@ -220,7 +275,7 @@ mod tests {
             ("pcap(file=a):shm", "a switch owns a device"),
             ("nonsense", "a switch owns a device"),
         ] {
-            let why = open_switch(spec).map(drop).unwrap_err().to_string();
+            let why = open_switch(spec, &Serving::default()).map(drop).unwrap_err().to_string();
             assert!(why.contains(says), "{spec}: {why}");
             assert!(check_switch(spec).unwrap_err().to_string().contains(says), "{spec}");
         }

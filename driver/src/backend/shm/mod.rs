@@ -53,6 +53,7 @@ mod monitor;
 mod opening;
 mod ring;
 mod role;
+pub(crate) mod sealed;
 mod segment;
 mod wait;
 
@@ -62,6 +63,7 @@ mod tests;
 pub use monitor::Monitor;
 pub use role::Uplink;
 
+use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -70,7 +72,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use nix::unistd::{AccessFlags, access};
 
-use crate::clock::monotonic_ns;
+use crate::clock::{monotonic_ns, now_ns};
 use crate::error::OpenError;
 use crate::frame::{ETH_HDR_LEN, HeadBuf, RxFrame, TxFrame, WriteBody, WriteHead};
 use crate::hint::cold;
@@ -110,6 +112,9 @@ const WATCH_IDLE: u32 = 8;
 /// each has had its turn: a poll takes 10 to 40 ns.
 const SWEEP_EVERY: i32 = 64;
 const SWEEP_ALL: usize = 16;
+/// Rings that a switch which believes nobody opens or makes longer in a turn: some 100 us in the
+/// worst case.
+const STEPS: u32 = 4;
 /// A frame that takes the fast path is no longer than any port's may be.
 const _: () = assert!(SHORT <= ETH_HDR_LEN + MTU_MIN);
 /// The bit of a key that makes it a group's.
@@ -294,11 +299,16 @@ pub struct ShmPort {
     peers: Vec<Peer>,
     inc: u64,
     warned_ns: u64,
+    /// When a damaged ring was last told of.
+    told_ns: u64,
     /// The last ring that was to be opened had no memory.
     lacks_memory: bool,
     /// Our rings that have their full length, and to whom there was one that we gave up.
     long: Vec<Long>,
     given_up: Vec<usize>,
+    /// How many rings may be opened or made longer before the next poll, and after it.
+    steps: u32,
+    steps_max: u32,
     /// Last: the pointers above go into its mapping.
     shared: Arc<Shared>,
 }
@@ -496,9 +506,45 @@ impl ShmPort {
         Ok((port, uplink))
     }
 
+    /// As [`open_switch`](Self::open_switch), of the segment in a [sealed](sealed::make) `file`, of
+    /// whose other members nothing is believed: neither what they write nor that they let go of a
+    /// lock. What takes system calls is done [`STEPS`] times a poll at most.
+    ///
+    /// # Errors
+    /// [`OpenError`].
+    pub(crate) fn open_switch_of(
+        file: File,
+        settings: &ShmSettings,
+        uplink: Uplink,
+    ) -> Result<Self, OpenError> {
+        settings.check()?;
+        let role = Role::Switch(uplink);
+        let mut port = Self::joined(sealed::join(file, settings, role)?, settings, role);
+        (port.steps, port.steps_max) = (STEPS, STEPS);
+        Ok(port)
+    }
+
+    /// As [`open_leaf`](Self::open_leaf), of the segment in a [sealed](sealed::make) `file`.
+    ///
+    /// # Errors
+    /// [`OpenError`].
+    pub(crate) fn open_leaf_of(
+        file: File,
+        settings: &ShmSettings,
+    ) -> Result<(Self, Uplink), OpenError> {
+        settings.check()?;
+        let port = Self::joined(sealed::join(file, settings, Role::Leaf)?, settings, Role::Leaf);
+        let uplink = port.shared.seg.uplink();
+        Ok((port, uplink))
+    }
+
     fn open_as(settings: &ShmSettings, role: Role) -> Result<Self, OpenError> {
         settings.check()?;
-        let segment::Joined { seg, me, inc, mac } = segment::join(settings, role)?;
+        Ok(Self::joined(segment::join(settings, role)?, settings, role))
+    }
+
+    fn joined(joined: segment::Joined, settings: &ShmSettings, role: Role) -> Self {
+        let segment::Joined { seg, me, inc, mac } = joined;
         let layout = seg.layout;
         let mtu = settings.mtu.unwrap_or(MTU.min(layout.frame_max - ETH_HDR_LEN));
         let caps = PortCaps {
@@ -519,7 +565,7 @@ impl ShmPort {
         let ins = Ends::new((0..layout.members).map(|_| In::closed(layout, extra)));
         let bell = std::ptr::from_ref(seg.bell(me));
         tracing::debug!(path = %seg.path.display(), %mac, mtu, "joined");
-        Ok(Self {
+        Self {
             caps,
             frame_max: ETH_HDR_LEN + mtu + extra,
             extra,
@@ -548,11 +594,22 @@ impl ShmPort {
             peers: vec![Peer { state: 0, key: NO_KEY }; layout.members],
             inc,
             warned_ns: 0,
+            told_ns: 0,
             lacks_memory: false,
             long: Vec::new(),
             given_up: Vec::new(),
+            steps: u32::MAX,
+            steps_max: u32::MAX,
             shared: Arc::new(Shared::new(seg, me)),
-        })
+        }
+    }
+
+    /// Whether one more thing that takes system calls may be done in this turn.
+    #[cold]
+    fn may_step(&mut self) -> bool {
+        let left = self.steps.checked_sub(1);
+        self.steps = left.unwrap_or(0);
+        left.is_some()
     }
 
     /// The segment's file.
@@ -866,7 +923,9 @@ impl ShmPort {
         }
         let all = self.peers.iter().enumerate();
         let all = all.filter(|(m, peer)| *m != self.shared.me && is_monitor(peer.state));
-        self.monitors = all.map(|(m, _)| m).collect();
+        // Each costs a copy of every frame.
+        let max = if seg.is_wary() { 1 } else { MEMBERS_MAX };
+        self.monitors = all.map(|(m, _)| m).take(max).collect();
         if !self.monitors.is_empty() {
             self.routes.fill(Route { key: NO_KEY, to: 0 });
             self.forget_last();
@@ -1110,6 +1169,7 @@ impl ShmPort {
         each: impl FnMut(u64, &RxFrame<'_>),
     ) -> usize {
         self.look_around();
+        self.steps = self.steps_max;
         self.poll_from(max, &mut FromMember(each))
     }
 
@@ -1282,9 +1342,19 @@ impl ShmPort {
         sink: &mut impl BurstSink,
     ) -> Gathered {
         // A bell bit of a place that the segment does not have is a scribble.
-        if s >= self.ins.len() || (!self.ins[s].is_open && !self.accept(s)) {
+        if s >= self.ins.len() {
             self.ready.remove(s);
             return Gathered::Nothing;
+        }
+        if !self.ins[s].is_open {
+            // It stays ready.
+            if !self.may_step() {
+                return Gathered::Nothing;
+            }
+            if !self.accept(s) {
+                self.ready.remove(s);
+                return Gathered::Nothing;
+            }
         }
         let (mut gathered, mut bytes) = (Gathered::Nothing, 0);
         while *count < max && bytes < BURST_BYTES {
@@ -1313,6 +1383,7 @@ impl ShmPort {
                     }
                     break;
                 }
+                Taken::Grow if !self.may_step() => return Gathered::Some,
                 Taken::Grow if self.lengthen(s) => gathered = Gathered::Some,
                 Taken::Grow | Taken::Broken => return Gathered::Damaged,
             }
@@ -1429,8 +1500,12 @@ impl ShmPort {
     #[cold]
     fn damaged(&mut self, s: usize) {
         self.counters.rx_dropped += 1;
-        let path = self.shared.seg.path.display();
-        tracing::error!(%path, sender = s, "a ring was damaged; closing it");
+        let now = now_ns();
+        if now.wrapping_sub(self.told_ns) > 1_000_000_000 || self.told_ns == 0 {
+            self.told_ns = now;
+            let path = self.shared.seg.path.display();
+            tracing::error!(%path, sender = s, "a ring was damaged; closing it");
+        }
         self.close_in(s);
     }
 

@@ -49,6 +49,9 @@ impl ShmPort {
     /// Opens the ring towards `r`. [`Tx::Full`] if that has to wait: for the lock, for memory, or
     /// for the receiver to read what our place's former holder sent.
     pub(super) fn connect(&mut self, r: usize) -> Tx {
+        if !self.may_step() {
+            return Tx::Full;
+        }
         let shared = Arc::clone(&self.shared);
         let Shared { seg, me, .. } = &*shared;
         let Some(_guard) = seg.try_lock() else { return Tx::Full };
@@ -58,7 +61,9 @@ impl ShmPort {
             return Tx::NoRoute;
         }
         if r != *me && !seg.lives(r) {
-            seg.clear(r);
+            if !seg.is_wary() {
+                seg.clear(r);
+            }
             return Tx::NoRoute;
         }
         let reserved = seg.reserve_links(*me, r);
@@ -187,11 +192,11 @@ impl ShmPort {
 
     /// Makes the ring towards `r` longer. If it has to be, at the cost of another.
     fn grow(&mut self, r: usize, has_to: bool) {
-        let Shared { seg, me, .. } = &*self.shared;
-        let ring_len = seg.layout.ring_len;
-        if self.outs[r].ring.ring_len() >= ring_len {
+        let ring_len = self.shared.seg.layout.ring_len;
+        if self.outs[r].ring.ring_len() >= ring_len || !self.may_step() {
             return;
         }
+        let Shared { seg, me, .. } = &*self.shared;
         self.given_up.retain(|&to| {
             let link = seg.link(*me, to);
             link.is_some_and(|link| link.rx_open.load(Acquire) != CLOSED)

@@ -292,7 +292,9 @@ impl<M: RingMem> Producer<M> {
             return Err(NoRoom::Full);
         }
         self.grown = 0;
-        if head > self.tail || self.tail - head > self.len {
+        // Granules are what is given back: `clear_to` may be the limit, and is written at.
+        let is_granules = head.is_multiple_of(GRANULE as u64);
+        if !is_granules || head > self.tail || self.tail - head > self.len {
             return Err(NoRoom::Broken);
         }
         self.limit = head + self.len;

@@ -52,6 +52,9 @@ pub(super) struct Segment {
     pub(super) layout: Layout,
     /// Pages of links that are known to be there: for each receiver a word with a bit each.
     known: Box<[AtomicU64]>,
+    /// Whether other members may write anything and hold any lock for ever: then nobody is waited
+    /// for, and cleaning up is left to those whom it helps.
+    is_wary: bool,
 }
 
 /// What this process has mapped of a segment's file, for as long as it has a member there. (Who
@@ -181,8 +184,25 @@ pub(super) fn join(settings: &ShmSettings, role: Role) -> Result<Joined, OpenErr
         if !made {
             remove_dead_ones(&path);
         }
-        return Ok(Joined { seg: Segment { map, file, path, layout, known }, me, inc, mac });
+        let seg = Segment { map, file, path, layout, known, is_wary: false };
+        return Ok(Joined { seg, me, inc, mac });
     }
+}
+
+/// Joins the segment in `file`, which has no name. Its switch is wary of the others.
+pub(super) fn join_file(
+    file: File,
+    path: PathBuf,
+    settings: &ShmSettings,
+    role: Role,
+) -> Result<Joined, OpenError> {
+    let locked = OpenError::Locked { path: path.clone(), seconds: PATIENCE.as_secs() };
+    let guard = Guard::take(&file, PATIENCE).ok_or(locked)?;
+    let layout = read_layout(&file, &path)?;
+    let (map, known, me, inc, mac) = enter(&file, &path, layout, settings, role)?;
+    drop(guard);
+    let is_wary = matches!(role, Role::Switch(_));
+    Ok(Joined { seg: Segment { map, file, path, layout, known, is_wary }, me, inc, mac })
 }
 
 /// The process of the switch that the segment has, as numbered where it lives, if one lives. Joins
@@ -199,7 +219,8 @@ pub(super) fn switch_of(settings: &ShmSettings) -> Result<Option<u32>, OpenError
     check_owner(&path, &file.metadata().map_err(|e| os("cannot look at", &path, e))?)?;
     let layout = read_layout(&file, &path)?;
     let map = map(&file, layout).map_err(|e| os("cannot map", &path, e))?;
-    let seg = Segment { map, file, path, layout, known: none_known(layout) };
+    let known = none_known(layout);
+    let seg = Segment { map, file, path, layout, known, is_wary: false };
     let switch = seg.switch().filter(|&m| seg.lives(m));
     Ok(switch.map(|m| seg.pid(m).load(Relaxed) as u32))
 }
@@ -302,7 +323,7 @@ fn check_owner(path: &Path, meta: &std::fs::Metadata) -> Result<(), OpenError> {
 }
 
 /// Writes an empty segment into `file`, its magic number last.
-fn make(file: &File, path: &Path, settings: &ShmSettings) -> Result<(), OpenError> {
+pub(super) fn make(file: &File, path: &Path, settings: &ShmSettings) -> Result<(), OpenError> {
     let layout = settings.layout()?;
     // Twice, so that what a maker who died here left is zero again.
     file.set_len(0).map_err(|e| os("cannot empty", path, e))?;
@@ -374,7 +395,8 @@ fn enter(
     let map = map(file, layout).map_err(|e| os("cannot map", path, e))?;
     let dup = file.try_clone().map_err(|e| os("cannot use", path, e))?;
     let known = none_known(layout);
-    let seg = Segment { map, file: dup, path: path.to_owned(), layout, known };
+    let path_of = path.to_owned();
+    let seg = Segment { map, file: dup, path: path_of, layout, known, is_wary: false };
     seg.reap_dead(None);
     if let Role::Switch(uplink) = role {
         if let Some(m) = seg.switch() {
@@ -598,6 +620,11 @@ impl Segment {
         }
     }
 
+    /// Whether cleaning up is left to others.
+    pub(super) fn is_wary(&self) -> bool {
+        self.is_wary
+    }
+
     pub(super) fn try_lock(&self) -> Option<Guard<'_>> {
         Guard::try_take(&self.file)
     }
@@ -620,6 +647,10 @@ impl Segment {
     /// Cleans up after `m`, which was found dead, and says whether it did: not if the lock is taken
     /// or a new member has the place.
     pub(super) fn reap(&self, m: usize) -> bool {
+        if self.is_wary {
+            // Whoever joins next does it.
+            return true;
+        }
         let Some(_guard) = self.try_lock() else { return false };
         if self.lives(m) {
             return false;
@@ -688,6 +719,11 @@ impl Segment {
 
     /// Leaves the segment; the last one to leave removes its file.
     pub(super) fn leave(&self, me: usize) {
+        if self.is_wary {
+            // The others hear of it otherwise, and the memory goes with the last of them.
+            lock::end_life(&self.file, me);
+            return;
+        }
         // Without the lock (a stopped process has it) leaving is still right, these being our own
         // words; only the file stays, for the next one to find without a living member.
         let guard = Guard::take(&self.file, Duration::from_secs(1));

@@ -896,3 +896,33 @@ fn a_slow_monitor_misses_frames_and_holds_up_nobody() {
 fn number(mac: MacAddr) -> u64 {
     key_of(&mac.0)
 }
+
+/// Goal: whoever opens many rings at once takes a few turns of a switch that believes nobody, and
+/// every frame comes; and a segment whose size others can change is not joined.
+#[test]
+fn a_wary_switch_opens_a_few_rings_a_turn() {
+    let settings = ShmSettings { members: Some(64), ..fresh() };
+    let file = sealed::make(&settings).unwrap();
+    let another = || sealed::another(&file).unwrap();
+    let uplink = Uplink { mtu: 1500, ..Uplink::default() };
+    let mut switch = ShmPort::open_switch_of(another(), &settings, uplink).unwrap();
+    let leaf = |_| ShmPort::open_leaf_of(another(), &settings).unwrap().0;
+    let mut leaves: Vec<ShmPort> = (0..21).map(leaf).collect();
+    for leaf in &mut leaves {
+        assert_eq!(send(leaf, MacAddr([2, 0, 0, 0, 0, 9]), b"x"), Tx::Sent);
+    }
+    let mut got = 0;
+    for turn in 1..=6 {
+        switch.receive_from(64, |_, _| got += 1);
+        assert!(switch.open_ins.len() <= turn * STEPS as usize, "turn {turn}");
+    }
+    assert_eq!((got, switch.open_ins.len()), (21, 21));
+    // What it sends opens rings as well.
+    let macs: Vec<MacAddr> = leaves.iter().map(|leaf| leaf.caps().mac).collect();
+    switch.receive_from(64, |_, _| ());
+    let sent = macs.iter().filter(|mac| send(&mut switch, **mac, b"y") == Tx::Sent).count();
+    assert_eq!(sent, STEPS as usize);
+    let open = tempfile::tempfile().unwrap();
+    let why = ShmPort::open_leaf_of(open, &settings).map(drop).unwrap_err();
+    assert!(matches!(why, OpenError::NotOurs { .. }), "{why}");
+}

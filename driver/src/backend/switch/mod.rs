@@ -16,32 +16,57 @@
 //!
 //! # Trust
 //! A station sends as itself: a frame with another source address than its own is dropped. Heads
-//! are copied before they are looked at, what follows is never looked at. Who may write the
-//! segment's file is another matter (its mode is 0600): processes of one user trust each other.
+//! are copied before they are looked at, what follows is never looked at.
+//!
+//! Processes of the switch's own user join its segment by the file's name, and can harm it as they
+//! can by a signal. Those of other users ask at a socket ([`Switch::serve`]) and get a segment of
+//! their user's own, in memory without a name that cannot be made shorter. Nothing in there is
+//! believed: which addresses a user has is the switch's own knowledge, whatever the segment says,
+//! and what costs system calls is done a few times a turn. So processes of one user can harm each
+//! other, and nobody else.
 
+mod addresses;
+mod door;
+mod greeting;
+mod guest;
+mod guests;
+mod line;
 mod port;
+mod reserved;
 
 #[cfg(test)]
 mod tests;
 
+use std::os::fd::{AsFd, AsRawFd};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
+
 use crate::backend::any_port::AnyPort;
 use crate::backend::shm::{self, LOOK, ShmPort, ShmSettings, Uplink};
+use crate::backend::{readable, sleep};
 use crate::error::OpenError;
 use crate::frame::{Body, ETH_HDR_LEN, ETHERTYPE, RxFrame, TxFrame};
 use crate::port::{MacAddr, Port, PortCaps, PortCounters, PortGone, PortWaiter, Tx};
 
+pub use door::Guests;
+pub use guest::{RUN_DIR, socket_in};
 pub use port::SwitchedPort;
+
+use addresses::{Addresses, Owner};
+use door::{Door, OTHERS};
+use guests::Lobby;
+use reserved::Reserved;
 
 /// Frames moved at once in one direction.
 const BURST: usize = 64;
 /// Bytes of a frame that are copied before they are looked at: what a frame of the fabric has at
 /// least, its Ethernet header, prologue and base.
 const HEAD_LEN: usize = 32;
-/// Places for addresses of stations: four times as many as there are.
-const PLACES: usize = 4096;
+/// Turns between two looks at who comes and goes.
+const ATTEND_EVERY: u32 = 1024;
 
 /// What a switch counted since it was started. Every frame that it was given has its place here.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -57,7 +82,8 @@ pub struct SwitchCounters {
     /// Frames that are none of the fabric, or longer than the other side carries: dropped.
     pub malformed: u64,
     /// Frames to an address that nobody has: those from the NIC that are for no station, and those
-    /// that the NIC knows no way for. Dropped.
+    /// that the NIC knows no way for. And frames of a station that has left, to a group or, where
+    /// users are [apart](Switch::serve), to another user's. Dropped.
     pub unknown: u64,
     /// Frames to a station whose ring was full: dropped.
     pub full: u64,
@@ -68,8 +94,10 @@ pub struct SwitchCounters {
 pub struct StationCounters {
     /// Its address.
     pub mac: MacAddr,
-    /// Its process, as numbered where it lives.
+    /// Its process: as numbered where it lives, or of another user as numbered here.
     pub pid: u32,
+    /// Its user.
+    pub uid: u32,
     /// Bytes that it sent, and what its ring puts around them.
     pub sent: u64,
     /// Bytes that it was sent, likewise.
@@ -93,9 +121,40 @@ pub struct StationFrames {
     pub malformed: u64,
 }
 
+/// A segment that a switch is in.
+struct Stations {
+    port: ShmPort,
+    bell: shm::Bell,
+    uid: u32,
+}
+
+impl Stations {
+    fn new(port: ShmPort, uid: u32, epoll: &Epoll) -> Result<Self, OpenError> {
+        let cannot = |source| OpenError::Os {
+            what: "cannot make a socket to sleep on for",
+            path: port.path().into(),
+            source,
+            hint: "; raise the limit on open files: ulimit -n 65536",
+        };
+        let bell = port.bell().map_err(cannot)?;
+        let event = EpollEvent::new(EpollFlags::EPOLLIN, OTHERS);
+        epoll.add(bell.fd(), event).map_err(|e| cannot(e.into()))?;
+        Ok(Self { port, bell, uid })
+    }
+}
+
 /// See the module's documentation.
 pub struct Switch {
-    stations: ShmPort,
+    /// That of its own user, then those of others.
+    segments: Vec<Stations>,
+    /// The segment whose turn it is.
+    next: usize,
+    lobby: Option<Lobby>,
+    /// What its segments are made from.
+    settings: ShmSettings,
+    uplink: Uplink,
+    /// Whether users do not reach each other.
+    is_apart: bool,
     nic: AnyPort,
     /// Longest frame that both sides carry.
     frame_max: usize,
@@ -104,9 +163,13 @@ pub struct Switch {
     /// Frames from one station to another, until the rings can be written.
     turning: Backlog,
     counters: SwitchCounters,
+    /// The epoch of its own user's segment when `here` was renewed.
+    epoch: u64,
     here: Addresses,
+    turns: u32,
     waiter: Option<Arc<dyn PortWaiter>>,
-    bell: shm::Bell,
+    /// What it sleeps on besides the NIC.
+    epoll: Epoll,
 }
 
 impl Switch {
@@ -130,31 +193,53 @@ impl Switch {
             damages: nic.damages(),
             link_bps,
         };
-        let stations = ShmPort::open_switch(segment, uplink)?;
-        let bell = stations.bell().map_err(|source| OpenError::Os {
-            what: "cannot make a socket to sleep on for",
-            path: stations.path().into(),
-            source,
+        let port = ShmPort::open_switch(segment, uplink)?;
+        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(|e| OpenError::Os {
+            what: "cannot watch",
+            path: port.path().into(),
+            source: e.into(),
             hint: "; raise the limit on open files: ulimit -n 65536",
         })?;
         // What either side carries.
-        let frame_max = ETH_HDR_LEN + mtu.min(stations.caps().mtu);
+        let frame_max = ETH_HDR_LEN + mtu.min(port.caps().mtu);
+        let own = Stations::new(port, nix::unistd::geteuid().as_raw(), &epoll)?;
         Ok(Self {
-            stations,
+            segments: vec![own],
+            next: 0,
+            lobby: None,
+            settings: segment.clone(),
+            uplink,
+            is_apart: false,
             waiter: nic.waiter(),
             nic: AnyPort::from(nic),
             frame_max,
             held: Backlog::new(2 * BURST, frame_max),
             turning: Backlog::new(BURST, frame_max),
             counters: SwitchCounters::default(),
+            epoch: u64::MAX,
             here: Addresses::default(),
-            bell,
+            turns: 0,
+            epoll,
         })
     }
 
-    /// The segment that its stations are in, as a port's name.
+    /// Serves processes of other users too, which ask at `socket`. They reach those of any user,
+    /// as on a wire, unless users are to be kept `apart`.
+    ///
+    /// # Errors
+    /// [`OpenError`]: the socket cannot be made.
+    pub fn serve(&mut self, socket: &Path, guests: Guests, apart: bool) -> Result<(), OpenError> {
+        self.is_apart = apart;
+        if guests != Guests::None {
+            let door = Door::open(socket, guests, &self.epoll)?;
+            self.lobby = Some(Lobby::new(door, Reserved::read(socket)));
+        }
+        Ok(())
+    }
+
+    /// The segment that stations of its own user are in, as a port's name.
     pub fn segment(&self) -> &str {
-        &self.stations.caps().name
+        &self.segments[0].port.caps().name
     }
 
     /// The NIC.
@@ -174,35 +259,75 @@ impl Switch {
 
     /// What was counted of each station that is here now.
     pub fn stations(&self) -> Vec<StationCounters> {
-        let of = |(mac, pid)| {
-            let (received, sent) = self.stations.traffic(mac).unwrap_or_default();
+        let own = self.segments[0].port.stations().map(|(mac, pid)| (mac, pid, 0));
+        let guests = self.lobby.iter().flat_map(|lobby| lobby.stations(&self.segments));
+        let of = |(mac, pid, i): (MacAddr, u32, usize)| {
+            let Stations { port, uid, .. } = &self.segments[i];
+            let (received, sent) = port.traffic(mac).unwrap_or_default();
             let frames = self.here.frames(mac.frame_word());
-            StationCounters { mac, pid, sent, received, frames }
+            StationCounters { mac, pid, uid: *uid, sent, received, frames }
         };
-        self.stations.stations().map(of).collect()
+        own.chain(guests).map(of).collect()
     }
 
-    /// Forwards what waits, a burst in each direction, and says how many frames that were. Never
-    /// blocks or allocates.
+    /// Forwards what waits, a burst in each direction of each segment, and says how many frames
+    /// that were. Never blocks; allocates when somebody comes or goes.
     ///
     /// # Errors
     /// [`PortGone`]: the NIC has.
     pub fn turn(&mut self) -> Result<usize, PortGone> {
+        self.turns = self.turns.wrapping_add(1);
+        if self.turns.is_multiple_of(ATTEND_EVERY) {
+            self.attend();
+        }
+        let epoch = self.segments[0].port.epoch();
+        if epoch != self.epoch {
+            self.epoch = epoch;
+            self.renew();
+        }
         Ok(self.upward()? + self.downward()?)
     }
 
     /// Sleeps until there may be something to forward, or for `timeout`.
-    pub fn sleep(&self, timeout: Duration) {
+    pub fn sleep(&mut self, timeout: Duration) {
         let timeout = timeout.min(LOOK);
-        if !self.bell.lie_down() {
+        // All of them: each sees what the others' stations do only when it is asked.
+        let waiting = self.segments.iter().filter(|of| of.bell.lie_down()).count();
+        if waiting == 0 {
             match &self.waiter {
                 Some(waiter) => {
-                    waiter.wait_or(self.bell.fd(), timeout);
+                    waiter.wait_or(self.epoll.0.as_fd(), timeout);
                 }
-                None => std::thread::sleep(timeout),
+                None => {
+                    sleep(&mut [readable(self.epoll.0.as_raw_fd())], timeout);
+                }
             }
         }
-        self.bell.get_up();
+        self.segments.iter().for_each(|of| of.bell.get_up());
+        self.attend();
+    }
+
+    /// Lets stations of other users come and go.
+    fn attend(&mut self) {
+        let Self { lobby: Some(lobby), segments, epoll, settings, uplink, nic, .. } = self else {
+            return;
+        };
+        let nic = nic.caps().mac;
+        if lobby.attend(segments, epoll, &guests::House { settings, uplink: *uplink, nic }) {
+            self.next = 0;
+            self.renew();
+        }
+    }
+
+    /// Reads anew who is where.
+    fn renew(&mut self) {
+        let owner = |segment: usize| Owner { segment, uid: self.segments[segment].uid };
+        let own = self.segments[0].port.stations().map(|(mac, _)| (mac, owner(0)));
+        let guests = self.lobby.iter().flat_map(|lobby| lobby.stations(&self.segments));
+        // Of one address that two have, it is a guest's: that is not what the segment says alone.
+        let all = guests.map(|(mac, _, i)| (mac, owner(i))).chain(own);
+        let all: Vec<_> = all.collect();
+        self.here.renew(&all);
     }
 
     /// Sends frames that the NIC had no room for, in order. Returns how many have gone; those that
@@ -227,14 +352,36 @@ impl Switch {
     /// From the stations.
     fn upward(&mut self) -> Result<usize, PortGone> {
         let mut moved = self.send_held()?;
-        if !self.held.is_empty() {
-            return Ok(moved);
+        for _ in 0..self.segments.len() {
+            if !self.held.is_empty() {
+                break;
+            }
+            let i = self.next;
+            self.next = (i + 1) % self.segments.len();
+            let taken = self.take_burst(i)?;
+            if taken > 0 {
+                self.between()?;
+            }
+            moved += taken;
         }
-        let Self { stations, nic, held, turning, counters, here, frame_max, .. } = self;
-        here.refresh(stations);
+        if moved > 0 {
+            self.nic.flush()?;
+        }
+        Ok(moved)
+    }
+
+    /// A burst of frames from one segment, to the NIC or to where they turn.
+    fn take_burst(&mut self, i: usize) -> Result<usize, PortGone> {
+        let Self { segments, nic, held, turning, counters, here, frame_max, is_apart, .. } = self;
+        let Stations { port, uid, .. } = &mut segments[i];
         let mut gone = None;
-        moved += stations.receive_from(BURST, |sender, frame| {
-            let of_sender = here.frames_mut(sender);
+        let moved = port.receive_from(BURST, |sender, frame| {
+            let (owner, of_sender) = here.look(sender);
+            // In the segment of its own user, a station is who it says.
+            if owner.is_some_and(|owner| owner.segment != i) {
+                counters.spoofed += 1;
+                return;
+            }
             let Some(head) = head_of(frame, *frame_max) else {
                 counters.malformed += 1;
                 of_sender.malformed += 1;
@@ -246,13 +393,22 @@ impl Switch {
                 of_sender.spoofed += 1;
                 return;
             }
+            // One of another user has to be known, and the fabric sends nothing to groups.
+            if i > 0 && (owner.is_none() || dst & GROUP != 0) {
+                counters.unknown += 1;
+                return;
+            }
             of_sender.sent += 1;
             let out = forwarded(&head, frame);
-            if here.has(dst) || dst & GROUP != 0 {
-                turning.push(&out);
-                if dst & GROUP == 0 {
-                    return;
+            if let Some(to) = here.owner(dst) {
+                match *is_apart && to.uid != *uid {
+                    true => counters.unknown += 1,
+                    false => turning.push(&out),
                 }
+                return;
+            }
+            if dst & GROUP != 0 {
+                turning.push(&out);
             }
             if gone.is_some() {
                 return;
@@ -265,14 +421,17 @@ impl Switch {
                 Err(why) => gone = Some(why),
             }
         });
-        if let Some(gone) = gone {
-            return Err(gone);
-        }
+        gone.map_or(Ok(moved), Err)
+    }
+
+    /// From one station to another.
+    fn between(&mut self) -> Result<(), PortGone> {
         while let Some(bytes) = self.turning.first() {
             // As long as a head: it was forwarded.
             let dst = bytes.first_chunk().map_or(0, |head| addresses(head)[0]);
-            let of_receiver = self.here.frames_mut(dst);
-            match self.stations.tx(&TxFrame::whole(bytes))? {
+            let (owner, of_receiver) = self.here.look(dst);
+            let to = owner.map_or(0, |owner| owner.segment);
+            match self.segments[to].port.tx(&TxFrame::whole(bytes))? {
                 Tx::Sent => {
                     self.counters.between += 1;
                     of_receiver.received += 1;
@@ -285,22 +444,21 @@ impl Switch {
             }
             self.turning.drop_first();
         }
-        if moved > 0 {
-            self.nic.flush()?;
-        }
-        Ok(moved)
+        Ok(())
     }
 
     /// From the NIC.
     fn downward(&mut self) -> Result<usize, PortGone> {
-        let Self { stations, nic, counters, here, frame_max, .. } = self;
+        let Self { segments, nic, counters, here, frame_max, .. } = self;
         let mut sink = |frame: &RxFrame<'_>| {
             let Some(head) = head_of(frame, *frame_max) else {
                 counters.malformed += 1;
                 return;
             };
-            let of_receiver = here.frames_mut(addresses(&head)[0]);
-            match stations.tx(&forwarded(&head, frame)) {
+            let (owner, of_receiver) = here.look(addresses(&head)[0]);
+            // Groups, and stations that came just now, are of its own user.
+            let to = owner.map_or(0, |owner| owner.segment);
+            match segments[to].port.tx(&forwarded(&head, frame)) {
                 Ok(Tx::Sent) => {
                     counters.from_nic += 1;
                     of_receiver.received += 1;
@@ -313,7 +471,9 @@ impl Switch {
             }
         };
         let moved = nic.rx_burst(BURST, &mut sink)?;
-        self.stations.flush()?;
+        for of in &mut self.segments {
+            of.port.flush()?;
+        }
         Ok(moved)
     }
 }
@@ -336,80 +496,6 @@ const GROUP: u64 = 1;
 fn addresses(head: &[u8; HEAD_LEN]) -> [u64; 2] {
     let [a, b, c, d, e, f, g, h, i, j, k, l, ..] = *head;
     [MacAddr([a, b, c, d, e, f]), MacAddr([g, h, i, j, k, l])].map(MacAddr::frame_word)
-}
-
-/// The stations' addresses, and what was counted of each.
-struct Addresses {
-    /// Of the segment when they were read.
-    epoch: u64,
-    /// Each at the first free place from its own on; 0 for none, which no station has.
-    places: Box<[u64; PLACES]>,
-    /// Of the station in each place; the last is of addresses that no station has.
-    frames: Box<[StationFrames]>,
-    /// The address looked for last, and its place.
-    last: (u64, usize),
-}
-
-impl Default for Addresses {
-    fn default() -> Self {
-        // No segment has that many changes.
-        let frames = vec![StationFrames::default(); PLACES + 1].into_boxed_slice();
-        Self { epoch: u64::MAX, places: Box::new([0; PLACES]), frames, last: (0, PLACES) }
-    }
-}
-
-impl Addresses {
-    /// Reads them anew, if a station came or went.
-    #[inline]
-    fn refresh(&mut self, stations: &ShmPort) {
-        let epoch = stations.epoch();
-        if epoch == self.epoch {
-            return;
-        }
-        self.epoch = epoch;
-        let were: Vec<_> = self.places.iter().copied().zip(self.frames.iter().copied()).collect();
-        self.places.fill(0);
-        self.frames.fill(StationFrames::default());
-        self.last = (0, PLACES);
-        for (mac, _) in stations.stations() {
-            let key = mac.frame_word();
-            let free = self.from(key).find(|&i| self.places[i] == 0);
-            let free = free.expect("four places for each");
-            self.places[free] = key;
-            let known = were.iter().find(|(was, _)| *was == key);
-            self.frames[free] = known.map_or_else(StationFrames::default, |(_, frames)| *frames);
-        }
-    }
-
-    fn has(&self, key: u64) -> bool {
-        self.place(key) < PLACES
-    }
-
-    /// What was counted of a station.
-    fn frames(&self, key: u64) -> StationFrames {
-        self.frames[self.place(key)]
-    }
-
-    /// As [`frames`](Self::frames), to count: in vain if no station has the address.
-    #[inline]
-    fn frames_mut(&mut self, key: u64) -> &mut StationFrames {
-        if self.last.0 != key {
-            self.last = (key, self.place(key));
-        }
-        &mut self.frames[self.last.1]
-    }
-
-    /// The place of an address; [`PLACES`] if no station has it.
-    fn place(&self, key: u64) -> usize {
-        let ended = self.from(key).find(|&i| self.places[i] == key || self.places[i] == 0);
-        ended.filter(|&i| self.places[i] == key && key != 0).unwrap_or(PLACES)
-    }
-
-    /// The places from that of `key` on.
-    fn from(&self, key: u64) -> impl Iterator<Item = usize> + use<> {
-        let first = (key.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - PLACES.ilog2())) as usize;
-        (first..first + PLACES).map(|i| i % PLACES)
-    }
 }
 
 /// Frames that wait, in memory of the switch's own.

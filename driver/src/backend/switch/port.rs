@@ -2,10 +2,12 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
-use std::sync::Arc;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::backend::shm::{Bell, LOOK, ShmPort, ShmSettings};
+use super::line::{Line, Next, Place};
+use crate::backend::shm::{Bell, LOOK, ShmPort, ShmSettings, Uplink};
 use crate::backend::{self, readable, sleep};
 use crate::error::OpenError;
 use crate::frame::{RxFrame, TxFrame, WriteBody, WriteHead};
@@ -28,26 +30,62 @@ pub struct SwitchedPort {
     damages: bool,
     /// Frames sent while there was no switch.
     lost: u64,
+    /// What was counted in segments that are no more.
+    past: PortCounters,
     waiter: Arc<Waiter>,
+    /// The segment of the switch after this one.
+    next: Arc<Next>,
+    /// To a switch of another user.
+    line: Option<Line>,
 }
 
 impl SwitchedPort {
-    /// Joins the segment of a switch. `name` is what opens the port again. `None` if the segment
-    /// never had one: nothing is left behind.
+    /// Joins the segment of a switch of our user. `name` is what opens the port again. `None` if
+    /// the segment never had one: nothing is left behind.
     ///
     /// # Errors
     /// Those of joining.
     pub fn open(segment: &ShmSettings, name: String) -> Result<Option<Self>, OpenError> {
         let (port, uplink) = ShmPort::open_leaf(segment)?;
-        let mtu = (uplink.mtu as usize).min(port.caps().mtu);
-        if mtu < MTU_MIN {
+        if (uplink.mtu as usize) < MTU_MIN {
             return Ok(None);
         }
         if !port.has_switch() {
             tracing::warn!(port = %name, "no switch runs: frames are lost until one does");
         }
+        let bell = port.bell().map_err(|source| no_sockets(port.path().into(), source))?;
+        let place = Place { port, bell, uplink };
+        Ok(Some(Self::at(place, Next::never(), None, name)?))
+    }
+
+    /// Asks the switch at `socket`, of whatever user, for a segment: in the rest as
+    /// [`open`](Self::open), with the address that `segment` asks for and its name in messages.
+    /// `None` if there is no switch: at once if there is no socket, after `patience` if nobody
+    /// listens at it. A thread then waits for the switch's end, and joins the next one's.
+    ///
+    /// # Errors
+    /// Those of joining, and that the switch does not serve us.
+    pub fn ask(
+        socket: PathBuf,
+        segment: &ShmSettings,
+        name: String,
+        patience: Duration,
+    ) -> Result<Option<Self>, OpenError> {
+        let Some((place, next, line)) = Line::open(socket, segment, patience)? else {
+            return Ok(None);
+        };
+        Ok(Some(Self::at(place, next, Some(line), name)?))
+    }
+
+    fn at(
+        place: Place,
+        next: Arc<Next>,
+        line: Option<Line>,
+        name: String,
+    ) -> Result<Self, OpenError> {
+        let Place { port, bell, uplink } = place;
         let caps = PortCaps {
-            mtu,
+            mtu: mtu_of(&port, uplink),
             lossless: false,
             rto_floor_ns: u64::from(uplink.rto_floor_us) * 1000 + SWITCH_NS,
             tells_presence: false,
@@ -55,19 +93,61 @@ impl SwitchedPort {
             name,
             ..port.caps().clone()
         };
-        let waiter = Waiter::new(&port).map_err(|source| OpenError::Os {
-            what: "cannot make a socket to sleep on for",
-            path: port.path().into(),
-            source,
-            hint: "; raise the limit on open files: ulimit -n 65536",
-        })?;
-        let damages = uplink.damages;
-        Ok(Some(Self { caps, port, damages, lost: 0, waiter: Arc::new(waiter) }))
+        let wake = backend::Bell::new().map_err(|e| no_sockets(port.path().into(), e))?;
+        let (bell, for_waiter) = (Mutex::new(Arc::new(bell)), Arc::clone(&next));
+        let waiter = Arc::new(Waiter { bell, wake, next: for_waiter });
+        let (damages, past) = (uplink.damages, PortCounters::default());
+        Ok(Self { caps, port, damages, lost: 0, past, waiter, next, line })
+    }
+
+    /// Goes on in the segment of the next switch.
+    #[cold]
+    #[inline(never)]
+    fn move_on(&mut self) {
+        let Some(Place { port, bell, uplink }) = self.next.take() else { return };
+        let mtu = mtu_of(&port, uplink);
+        if mtu < self.caps.mtu {
+            let (port, was) = (&self.caps.name, self.caps.mtu);
+            tracing::warn!(port, mtu, was, "the next switch carries less: longer frames are lost");
+        }
+        self.past = self.so_far();
+        self.damages |= uplink.damages;
+        *self.waiter.bell.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(bell);
+        self.port = port;
+    }
+
+    /// What was counted in this segment and those before.
+    fn so_far(&self) -> PortCounters {
+        let (past, now) = (&self.past, self.port.counters());
+        PortCounters {
+            rx_frames: past.rx_frames + now.rx_frames,
+            tx_frames: past.tx_frames + now.tx_frames,
+            rx_bytes: past.rx_bytes + now.rx_bytes,
+            tx_bytes: past.tx_bytes + now.tx_bytes,
+            tx_full: past.tx_full + now.tx_full,
+            tx_no_route: 0,
+            rx_dropped: past.rx_dropped + now.rx_dropped,
+            tx_dropped: past.tx_dropped + now.tx_dropped,
+        }
+    }
+
+    /// Whether the next switch's segment is there to go on in.
+    #[cfg(test)]
+    pub(super) fn has_next(&self) -> bool {
+        self.next.is_there()
+    }
+
+    /// Whether it goes through the switch of another user.
+    pub fn is_guest(&self) -> bool {
+        self.line.is_some()
     }
 
     /// As [`Port::rx_burst`], which cannot fail here, for a sink of known type.
     #[inline(always)]
     pub fn receive(&mut self, max: usize, sink: &mut impl RxSink) -> usize {
+        if self.next.is_there() {
+            self.move_on();
+        }
         self.port.receive(max, &mut FromSwitch(sink))
     }
 }
@@ -90,6 +170,16 @@ impl<S: RxSink> RxSink for FromSwitch<'_, S> {
     fn frame_with(&mut self, frame: &RxFrame<'_>, back: impl InPlaceTx) {
         self.0.frame_with(frame, Inside(back));
     }
+}
+
+/// Largest MTU behind a switch.
+fn mtu_of(port: &ShmPort, uplink: Uplink) -> usize {
+    (uplink.mtu as usize).min(port.caps().mtu)
+}
+
+fn no_sockets(path: PathBuf, source: io::Error) -> OpenError {
+    let hint = "; raise the limit on open files: ulimit -n 65536";
+    OpenError::Os { what: "cannot make a socket to sleep on for", path, source, hint }
 }
 
 impl InPlaceTx for SwitchedPort {
@@ -134,13 +224,13 @@ impl Port for SwitchedPort {
         self.port.flush()
     }
 
-    fn rx_burst(&mut self, max: usize, sink: &mut dyn RxSink) -> Result<usize, PortGone> {
-        self.port.rx_burst(max, sink)
+    fn rx_burst(&mut self, max: usize, mut sink: &mut dyn RxSink) -> Result<usize, PortGone> {
+        Ok(self.receive(max, &mut sink))
     }
 
     fn counters(&self) -> PortCounters {
-        let counters = self.port.counters();
-        PortCounters { tx_no_route: 0, tx_dropped: counters.tx_dropped + self.lost, ..counters }
+        let counters = self.so_far();
+        PortCounters { tx_dropped: counters.tx_dropped + self.lost, ..counters }
     }
 
     fn damages(&self) -> bool {
@@ -158,35 +248,35 @@ impl Port for SwitchedPort {
 
 /// Sleeps on a socket on which the switch rings.
 struct Waiter {
-    bell: Bell,
+    /// Of the segment that the port is in.
+    bell: Mutex<Arc<Bell>>,
     wake: backend::Bell,
+    next: Arc<Next>,
 }
 
 impl Waiter {
-    fn new(port: &ShmPort) -> io::Result<Self> {
-        Ok(Self { bell: port.bell()?, wake: backend::Bell::new()? })
-    }
-
     fn sleep(&self, also: Option<BorrowedFd<'_>>, timeout: Duration) -> bool {
         let until = Instant::now() + timeout;
         let also = backend::raw(also);
-        let has_come = loop {
-            if self.bell.lie_down() {
-                break true;
-            }
+        loop {
+            // Another than the last time, if the port has moved meanwhile.
+            let bell = Arc::clone(&self.bell.lock().unwrap_or_else(PoisonError::into_inner));
             let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                break false;
+            let has_come = bell.lie_down() || self.next.is_there();
+            let is_over = has_come || left.is_zero() || {
+                let mut fds = [bell.fd().as_raw_fd(), self.wake.fd(), also].map(readable);
+                // The switch may not have seen that we lie down.
+                let is_rung = sleep(&mut fds, left.min(LOOK));
+                if is_rung {
+                    self.wake.clear();
+                }
+                is_rung
+            };
+            bell.get_up();
+            if is_over {
+                return has_come || !left.is_zero();
             }
-            let mut fds = [self.bell.fd().as_raw_fd(), self.wake.fd(), also].map(readable);
-            // The switch may not have seen that we lie down.
-            if sleep(&mut fds, left.min(LOOK)) {
-                self.wake.clear();
-                break true;
-            }
-        };
-        self.bell.get_up();
-        has_come
+        }
     }
 }
 

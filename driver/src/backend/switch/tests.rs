@@ -7,6 +7,9 @@ use std::time::{Duration, Instant};
 use super::*;
 use crate::port::RxSink;
 
+mod hostile;
+mod users;
+
 const MTU: usize = 1500;
 
 /// One end of a cable that holds so many frames each way.
@@ -430,11 +433,16 @@ fn a_frame_ends_a_sleep() {
     let start = Instant::now();
     waiter.wait(Duration::from_millis(30));
     assert!(start.elapsed() >= Duration::from_millis(30), "nothing has come");
+    let begun = Arc::new(std::sync::Barrier::new(2));
+    let begins = Arc::clone(&begun);
     let sleeper = std::thread::spawn(move || {
+        begins.wait();
         let start = Instant::now();
         waiter.wait(Duration::from_secs(60));
         start.elapsed()
     });
+    // A thread may take longer to begin than this on a busy machine.
+    begun.wait();
     std::thread::sleep(Duration::from_millis(50));
     assert_eq!(send(&mut *far, &frame(mac, FAR, 60, 2)), Tx::Sent);
     turn(&mut switch);

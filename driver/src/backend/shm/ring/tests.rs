@@ -43,9 +43,11 @@ impl RingMem for TestMem {
         self.0.bytes[pos / 8].load(Ordering::Acquire)
     }
     fn clear(&self, pos: usize) {
+        assert!(pos.is_multiple_of(GRANULE), "{pos}");
         self.0.bytes[pos / 8].store(0, Ordering::Relaxed);
     }
     fn publish(&self, pos: usize, word: u64) {
+        assert!(pos.is_multiple_of(GRANULE), "{pos}");
         self.0.bytes[pos / 8].store(word, Ordering::Release);
     }
     fn head(&self) -> u64 {
@@ -193,6 +195,30 @@ proptest! {
                     prop_assert!(len > 0 && len < ring_len / 4 && pos + len <= ring_len);
                 }
                 Taken::Empty | Taken::Grow | Taken::Broken => {}
+            }
+        }
+    }
+
+    /// Goal: whatever heads a consumer writes, the producer writes at granules of the ring alone.
+    #[test]
+    fn no_head_leads_the_producer_astray(
+        steps in prop::collection::vec((1..FRAME_MAX, 0..2 * LEN as u64), 1..200)
+    ) {
+        let (mut tx, _rx) = ends();
+        for (len, back) in steps {
+            tx.mem().set_head(tx.tail.saturating_sub(back));
+            match tx.reserve(len) {
+                Ok(place) => {
+                    prop_assert!(place.frame_pos + len <= LEN);
+                    tx.commit(place, len);
+                }
+                Err(NoRoom::Full | NoRoom::Broken) => {}
+                Err(NoRoom::Long) => prop_assert!(false, "{len}"),
+            }
+            if let Some(place) = tx.claim_ahead(len.min(200)) {
+                prop_assert!(place.frame_pos() + len.min(200) <= LEN);
+                place.commit();
+                tx.clear_ahead();
             }
         }
     }

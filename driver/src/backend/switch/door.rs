@@ -1,0 +1,250 @@
+//! Where processes of other users ask a switch for a segment.
+//!
+//! A connection is a process: its user is what the kernel says ([`PeerCredentials`]), and it lives
+//! for as long as the connection does. Nothing that anybody does here makes the switch wait: a
+//! message that does not fit a socket's buffer ends the connection, and a bounded number of them is
+//! looked at in a turn.
+
+use std::collections::HashMap;
+use std::fs::Permissions;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use nix::errno::Errno;
+use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags, EpollTimeout};
+use nix::sys::socket::sockopt::PeerCredentials;
+use nix::sys::socket::{Backlog, SockFlag, UnixAddr, accept4, bind, connect, getsockopt, listen};
+use nix::unistd::{Gid, chown};
+
+use super::greeting::{Came, Message, Refusal, Socket};
+use crate::backend::owned;
+use crate::error::OpenError;
+use crate::port::MacAddr;
+
+/// Connections of one user, which say hello or not.
+pub(super) const GUESTS_MAX: usize = 255;
+/// Connections made and connections looked at in a turn.
+const ACCEPTS: usize = 4;
+const EVENTS: usize = 16;
+/// What the listener is in the events, and what somebody else's descriptors are.
+const LISTENER: u64 = 0;
+pub(super) const OTHERS: u64 = u64::MAX;
+
+/// Whom a switch serves besides its own user.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Guests {
+    /// Nobody: there is no socket to ask at.
+    #[default]
+    None,
+    /// Whoever can reach the socket.
+    All,
+    /// These users.
+    Users(Vec<u32>),
+    /// Members of this group. The kernel sees to it, by the mode of the socket.
+    Group(u32),
+}
+
+/// The socket, and the connections.
+pub(super) struct Door {
+    listener: Socket,
+    path: PathBuf,
+    inode: Option<(u64, u64)>,
+    guests: Guests,
+    connections: HashMap<u64, Connection>,
+    last: u64,
+    /// Whose processes ask, for tests: a program has one user.
+    #[cfg(test)]
+    pub(super) taken_for: Option<u32>,
+}
+
+struct Connection {
+    socket: Socket,
+    uid: u32,
+    pid: u32,
+    said_hello: bool,
+}
+
+/// What happened at the door.
+pub(super) enum Event {
+    /// A process asks to be a station.
+    Asked(Asking),
+    /// A connection has ended.
+    Left(u64),
+}
+
+/// A process that asks.
+pub(super) struct Asking {
+    /// Its connection.
+    pub(super) guest: u64,
+    pub(super) uid: u32,
+    /// As numbered here; 0 if it is not seen here.
+    pub(super) pid: u32,
+    pub(super) mac: Option<MacAddr>,
+}
+
+impl Door {
+    /// Makes the socket, and its directory if there is none.
+    ///
+    /// # Errors
+    /// [`OpenError`]; nothing is left behind.
+    pub(super) fn open(path: &Path, guests: Guests, epoll: &Epoll) -> Result<Self, OpenError> {
+        let os = |source: io::Error| OpenError::Os {
+            what: "cannot serve other users at",
+            path: path.to_owned(),
+            source,
+            hint: "; start the switch as root, or have root make the directory for this user",
+        };
+        if let Some(dir) = path.parent().filter(|dir| !dir.exists()) {
+            std::fs::create_dir_all(dir).map_err(os)?;
+            std::fs::set_permissions(dir, Permissions::from_mode(0o755)).map_err(os)?;
+        }
+        let listener = Socket::new().map_err(os)?;
+        let address = UnixAddr::new(path).map_err(|e| os(e.into()))?;
+        let mut bound = bind(listener.fd(), &address);
+        if bound == Err(Errno::EADDRINUSE) && is_stale(path, &address) {
+            std::fs::remove_file(path).map_err(os)?;
+            bound = bind(listener.fd(), &address);
+        }
+        bound.map_err(|e| os(e.into()))?;
+        let inode = inode(path);
+        let door = Self {
+            listener,
+            path: path.to_owned(),
+            inode,
+            guests,
+            connections: HashMap::new(),
+            last: 0,
+            #[cfg(test)]
+            taken_for: None,
+        };
+        let mode = match door.guests {
+            Guests::Group(gid) => {
+                chown(path, None, Some(Gid::from_raw(gid))).map_err(|e| os(e.into()))?;
+                0o660
+            }
+            _ => 0o666,
+        };
+        std::fs::set_permissions(path, Permissions::from_mode(mode)).map_err(os)?;
+        // After that: nobody comes in before the mode is right.
+        listen(&door.listener.0, Backlog::MAXCONN).map_err(|e| os(e.into()))?;
+        let event = EpollEvent::new(EpollFlags::EPOLLIN, LISTENER);
+        epoll.add(door.listener.0.as_fd(), event).map_err(|e| os(e.into()))?;
+        Ok(door)
+    }
+
+    /// What has happened since the last time, a bounded number of things.
+    pub(super) fn look(&mut self, epoll: &Epoll) -> Vec<Event> {
+        let mut ready = [EpollEvent::empty(); EVENTS];
+        let count = epoll.wait(&mut ready, EpollTimeout::ZERO).unwrap_or(0);
+        let mut events = Vec::new();
+        for event in &ready[..count] {
+            match event.data() {
+                LISTENER => self.accept(epoll),
+                OTHERS => {}
+                guest => events.extend(self.hear(guest)),
+            }
+        }
+        events
+    }
+
+    fn accept(&mut self, epoll: &Epoll) {
+        for _ in 0..ACCEPTS {
+            let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+            // Without a descriptor left they wait, and those who are here go on.
+            let Ok(fd) = accept4(self.listener.fd(), flags) else { return };
+            let Ok(fd) = owned(fd) else { return };
+            let socket = Socket::own(fd);
+            let Ok(peer) = getsockopt(&socket.0, PeerCredentials) else { continue };
+            let (uid, pid) = (peer.uid(), u32::try_from(peer.pid()).unwrap_or(0));
+            #[cfg(test)]
+            let uid = self.taken_for.unwrap_or(uid);
+            let refusal = if self.serves(uid) { self.crowd(uid) } else { Some(Refusal::Stranger) };
+            if let Some(why) = refusal {
+                socket.say(Message::Refused(why), None);
+                continue;
+            }
+            self.last += 1;
+            let event = EpollEvent::new(EpollFlags::EPOLLIN, self.last);
+            if epoll.add(socket.0.as_fd(), event).is_err() {
+                socket.say(Message::Refused(Refusal::NoRoom), None);
+                continue;
+            }
+            let connection = Connection { socket, uid, pid, said_hello: false };
+            self.connections.insert(self.last, connection);
+        }
+    }
+
+    fn serves(&self, uid: u32) -> bool {
+        let is_own = uid == nix::unistd::geteuid().as_raw() || uid == 0;
+        match &self.guests {
+            Guests::None => is_own,
+            Guests::All | Guests::Group(_) => true,
+            Guests::Users(users) => is_own || users.contains(&uid),
+        }
+    }
+
+    fn crowd(&self, uid: u32) -> Option<Refusal> {
+        let there = self.connections.values().filter(|there| there.uid == uid).count();
+        (there >= GUESTS_MAX).then_some(Refusal::Crowded)
+    }
+
+    fn hear(&mut self, guest: u64) -> Option<Event> {
+        let there = self.connections.get_mut(&guest)?;
+        match there.socket.hear(false) {
+            Came::Nothing => None,
+            Came::Message(Message::Hello(mac), None) if !there.said_hello => {
+                there.said_hello = true;
+                Some(Event::Asked(Asking { guest, uid: there.uid, pid: there.pid, mac }))
+            }
+            Came::Message(..) | Came::HungUp => {
+                // Closing it takes it out of the epoll.
+                self.connections.remove(&guest);
+                Some(Event::Left(guest))
+            }
+        }
+    }
+
+    /// Answers a process that asked, and says whether it was heard. A connection that is refused or
+    /// does not hear has ended.
+    pub(super) fn answer(
+        &mut self,
+        guest: u64,
+        answer: Result<(MacAddr, impl AsRawFd), Refusal>,
+    ) -> bool {
+        let Some(there) = self.connections.get(&guest) else { return false };
+        let is_in = match answer {
+            Ok((mac, file)) => there.socket.say(Message::Welcome(mac), Some(file.as_raw_fd())),
+            Err(why) => {
+                there.socket.say(Message::Refused(why), None);
+                false
+            }
+        };
+        if !is_in {
+            self.connections.remove(&guest);
+        }
+        is_in
+    }
+}
+
+impl Drop for Door {
+    fn drop(&mut self) {
+        if self.inode.is_some() && inode(&self.path) == self.inode {
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// Which file `path` is, if it is a socket.
+fn inode(path: &Path) -> Option<(u64, u64)> {
+    let meta = std::fs::symlink_metadata(path).ok()?;
+    meta.file_type().is_socket().then(|| (meta.dev(), meta.ino()))
+}
+
+/// Whether `path` is a socket that nobody listens at. Two switches of one device do not start at
+/// once: they have the device and its segment by then.
+fn is_stale(path: &Path, address: &UnixAddr) -> bool {
+    let Ok(probe) = Socket::new() else { return false };
+    inode(path).is_some() && connect(probe.fd(), address) == Err(Errno::ECONNREFUSED)
+}

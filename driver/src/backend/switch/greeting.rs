@@ -1,0 +1,212 @@
+//! What a switch and a process of another user say to each other over a Unix socket
+//! (`SOCK_SEQPACKET`): one message each way, the answer with a descriptor. The connection then
+//! stays, as a sign of life of either end.
+//!
+//! ```text
+//! 0   "bw-guest"    8   kind    16  address, 0 for none
+//! ```
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+
+use nix::errno::Errno;
+use nix::sys::socket::{
+    AddressFamily, ControlMessage, ControlMessageOwned, MsgFlags, SockFlag, SockType, UnixAddr,
+    recvmsg, sendmsg, socket,
+};
+
+use crate::backend::{lock, owned};
+use crate::port::MacAddr;
+
+const MAGIC: u64 = u64::from_le_bytes(*b"bw-guest");
+const LEN: usize = 24;
+
+/// A message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Message {
+    /// The process: it wants to be a station, of this address if it has one.
+    Hello(Option<MacAddr>),
+    /// The switch: it is one, of this address, in the segment that comes with this.
+    Welcome(MacAddr),
+    /// The switch: it is none.
+    Refused(Refusal),
+}
+
+/// Why a process is no station.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Refusal {
+    /// Processes of its user are not served.
+    Stranger,
+    /// Somebody has the address.
+    MacInUse,
+    /// Its user has as many stations as one may have.
+    Crowded,
+    /// The switch has no memory or no descriptor left.
+    NoRoom,
+}
+
+/// Numbers of messages, in this order; refusals come last.
+const REFUSALS: [Refusal; 4] =
+    [Refusal::Stranger, Refusal::MacInUse, Refusal::Crowded, Refusal::NoRoom];
+const HELLO: u64 = 1;
+const WELCOME: u64 = 2;
+const REFUSED: u64 = 16;
+
+impl Message {
+    fn bytes(self) -> [u8; LEN] {
+        let (kind, mac) = match self {
+            Self::Hello(mac) => (HELLO, mac.map_or(0, MacAddr::to_u64)),
+            Self::Welcome(mac) => (WELCOME, mac.to_u64()),
+            Self::Refused(why) => {
+                let at = REFUSALS.iter().position(|&known| known == why).unwrap_or(0);
+                (REFUSED + at as u64, 0)
+            }
+        };
+        let mut bytes = [0; LEN];
+        for (to, word) in bytes.chunks_exact_mut(8).zip([MAGIC, kind, mac]) {
+            to.copy_from_slice(&word.to_le_bytes());
+        }
+        bytes
+    }
+
+    fn parse(bytes: &[u8; LEN]) -> Option<Self> {
+        let word = |i: usize| {
+            let mut word = [0; 8];
+            word.copy_from_slice(&bytes[i * 8..][..8]);
+            u64::from_le_bytes(word)
+        };
+        let (kind, address) = (word(1), word(2));
+        if word(0) != MAGIC || address >> 48 != 0 {
+            return None;
+        }
+        let mac = MacAddr::from_u64(address);
+        match kind {
+            HELLO => Some(Self::Hello((address != 0).then_some(mac))),
+            WELCOME if address != 0 => Some(Self::Welcome(mac)),
+            _ if address == 0 => {
+                let at = usize::try_from(kind.checked_sub(REFUSED)?).ok()?;
+                REFUSALS.get(at).map(|&why| Self::Refused(why))
+            }
+            _ => None,
+        }
+    }
+}
+
+/// One end of a connection, or what makes some. A forked child does not keep it open.
+pub(super) struct Socket(pub(super) OwnedFd);
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        lock::children_may_keep(self.0.as_raw_fd());
+    }
+}
+
+/// What came from the other end.
+pub(super) enum Came {
+    Nothing,
+    Message(Message, Option<OwnedFd>),
+    /// It has gone, or says what makes no sense.
+    HungUp,
+}
+
+impl Socket {
+    /// One that is not connected, non-blocking.
+    ///
+    /// # Errors
+    /// Those of `socket`.
+    pub(super) fn new() -> io::Result<Self> {
+        let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+        Ok(Self::own(socket(AddressFamily::Unix, SockType::SeqPacket, flags, None)?))
+    }
+
+    pub(super) fn own(fd: OwnedFd) -> Self {
+        lock::forget_in_children(fd.as_raw_fd());
+        Self(fd)
+    }
+
+    pub(super) fn fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+
+    /// Sends a message, and says whether it went. Never blocks.
+    pub(super) fn say(&self, message: Message, fd: Option<RawFd>) -> bool {
+        let (bytes, fds) = (message.bytes(), [fd.unwrap_or(-1)]);
+        let rights = [ControlMessage::ScmRights(&fds)];
+        let rights = if fd.is_some() { &rights[..] } else { &[] };
+        let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
+        sendmsg::<UnixAddr>(self.fd(), &[IoSlice::new(&bytes)], rights, flags, None)
+            .is_ok_and(|sent| sent == LEN)
+    }
+
+    /// What has come, with a descriptor if `takes_fd`; without, none is made of what comes, and
+    /// none closed, for which a file system may take its time. Never blocks.
+    pub(super) fn hear(&self, takes_fd: bool) -> Came {
+        match self.receive(takes_fd) {
+            // It did not read what we said, and what it said comes after this.
+            Err(Errno::ECONNRESET) => self.receive(takes_fd).unwrap_or(Came::HungUp),
+            Err(Errno::EAGAIN | Errno::EINTR) => Came::Nothing,
+            Err(_gone) => Came::HungUp,
+            Ok(came) => came,
+        }
+    }
+
+    fn receive(&self, takes_fd: bool) -> nix::Result<Came> {
+        let mut bytes = [0; LEN];
+        let mut ancillary = nix::cmsg_space!([RawFd; 4]);
+        let mut into = [IoSliceMut::new(&mut bytes)];
+        let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_CMSG_CLOEXEC;
+        let ancillary = takes_fd.then_some(&mut ancillary[..]);
+        let got = recvmsg::<UnixAddr>(self.fd(), &mut into, ancillary, flags)?;
+        let is_cut = got.flags.intersects(MsgFlags::MSG_TRUNC | MsgFlags::MSG_CTRUNC);
+        let is_whole = got.bytes == LEN && !is_cut;
+        let mut fds = Vec::new();
+        for message in got.cmsgs().into_iter().flatten() {
+            if let ControlMessageOwned::ScmRights(some) = message {
+                fds.extend(some.into_iter().filter_map(|fd| owned(fd).ok()));
+            }
+        }
+        Ok(match Message::parse(&bytes) {
+            Some(message) if is_whole => Came::Message(message, fds.into_iter().next()),
+            _ => Came::HungUp,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: what is said is heard, and nothing else is: each bit of a message matters.
+    #[test]
+    fn messages_are_read_as_they_were_written() {
+        let mac = MacAddr([2, 1, 2, 3, 4, 5]);
+        let hellos = [Message::Hello(None), Message::Hello(Some(mac)), Message::Welcome(mac)];
+        let all = hellos.into_iter().chain(REFUSALS.map(Message::Refused));
+        for message in all {
+            let bytes = message.bytes();
+            assert_eq!(Message::parse(&bytes), Some(message));
+            for bit in 0..LEN * 8 {
+                let mut other = bytes;
+                other[bit / 8] ^= 1 << (bit % 8);
+                let read = Message::parse(&other);
+                assert!(read != Some(message), "{message:?} bit {bit}");
+                assert!(bit >= 64 || read.is_none());
+            }
+        }
+    }
+
+    #[test]
+    fn a_descriptor_comes_along_and_noise_hangs_up() {
+        let (a, b) = std::os::unix::net::UnixDatagram::pair().unwrap();
+        let (a, b) = (Socket::own(a.into()), Socket::own(b.into()));
+        assert!(matches!(b.hear(true), Came::Nothing));
+        assert!(a.say(Message::Hello(None), Some(a.fd())));
+        assert!(matches!(b.hear(true), Came::Message(Message::Hello(None), Some(_))));
+        assert!(a.say(Message::Hello(None), Some(a.fd())));
+        assert!(matches!(b.hear(false), Came::HungUp));
+        assert!(a.say(Message::Hello(None), None));
+        assert!(matches!(b.hear(false), Came::Message(Message::Hello(None), None)));
+        nix::unistd::write(&a.0, b"noise").unwrap();
+        assert!(matches!(b.hear(true), Came::HungUp));
+    }
+}

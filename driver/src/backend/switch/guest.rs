@@ -1,0 +1,154 @@
+//! A process that asks the switch of another user for a segment.
+
+use std::fs::File;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::sys::socket::sockopt::PeerCredentials;
+use nix::sys::socket::{UnixAddr, connect, getsockopt};
+
+use super::greeting::{Came, Message, Refusal, Socket};
+use crate::backend::{readable, sleep};
+use crate::error::OpenError;
+use crate::port::MacAddr;
+
+/// Where switches have the sockets at which processes of other users ask. Not the abstract ones,
+/// which are of one network namespace and anybody's to take: a directory that root made says that
+/// who has a socket in there is meant to, and a container is given it as a whole.
+pub const RUN_DIR: &str = "/run/barewire";
+
+/// How long an answer may take.
+const ANSWER: Duration = Duration::from_secs(5);
+/// Between two attempts at a socket that nobody listens at.
+const RETRY: Duration = Duration::from_millis(10);
+
+/// The socket of the switch whose segment for its own user has this name.
+pub fn socket_in(dir: &Path, segment: &str) -> PathBuf {
+    dir.join(format!("{segment}.sock"))
+}
+
+/// What a switch gave.
+pub(super) struct Welcome {
+    /// Open for as long as the switch lives and we do.
+    pub(super) socket: Socket,
+    pub(super) file: File,
+    pub(super) mac: MacAddr,
+}
+
+/// Asks at `path` to be a station of address `mac`. `None` if there is no switch: at once if there
+/// is no socket, and after `patience` if nobody listens at it, as when a switch was killed and the
+/// next one is about to start.
+///
+/// # Errors
+/// It does not serve us, or cannot; or it is none that we trust.
+pub(super) fn ask(
+    path: &Path,
+    mac: Option<MacAddr>,
+    patience: Duration,
+) -> Result<Option<Welcome>, OpenError> {
+    let until = Instant::now() + patience;
+    loop {
+        match ask_once(path, mac)? {
+            Asked::Welcome(welcome) => return Ok(Some(welcome)),
+            Asked::Deaf if Instant::now() < until => std::thread::sleep(RETRY),
+            Asked::Deaf | Asked::Missing => return Ok(None),
+        }
+    }
+}
+
+enum Asked {
+    Welcome(Welcome),
+    /// There is no socket.
+    Missing,
+    /// Nobody listens, or went before the answer.
+    Deaf,
+}
+
+fn ask_once(path: &Path, mac: Option<MacAddr>) -> Result<Asked, OpenError> {
+    let os = |what: &'static str, errno: Errno, hint: &'static str| OpenError::Os {
+        what,
+        path: path.to_owned(),
+        source: errno.into(),
+        hint,
+    };
+    let open_files = "; raise the limit on open files: ulimit -n 65536";
+    let socket = Socket::new().map_err(|source| OpenError::Os {
+        what: "cannot make a socket for",
+        path: path.to_owned(),
+        source,
+        hint: open_files,
+    })?;
+    let to = UnixAddr::new(path).map_err(|errno| os("cannot ask", errno, ""))?;
+    match connect(socket.fd(), &to) {
+        Ok(()) => {}
+        Err(Errno::ENOENT | Errno::ENOTDIR) => return Ok(Asked::Missing),
+        Err(Errno::ECONNREFUSED | Errno::EAGAIN | Errno::EINTR) => return Ok(Asked::Deaf),
+        Err(errno) => {
+            let hint = "; the switch does not serve this user: see its --user and --group";
+            return Err(os("cannot ask the switch at", errno, hint));
+        }
+    }
+    check_trust(path, &socket)?;
+    // Who refuses all of us has done so already, and hears nothing.
+    socket.say(Message::Hello(mac), None);
+    let until = Instant::now() + ANSWER;
+    loop {
+        match socket.hear(true) {
+            Came::Message(Message::Welcome(mac), Some(fd)) => {
+                return Ok(Asked::Welcome(Welcome { socket, file: fd.into(), mac }));
+            }
+            Came::Message(Message::Refused(why), _) => return Err(refused(path, why)),
+            Came::Message(..) | Came::HungUp => return Ok(Asked::Deaf),
+            Came::Nothing => {}
+        }
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(os("no answer from the switch at", Errno::ETIMEDOUT, "; is it stopped?"));
+        }
+        sleep(&mut [readable(socket.fd())], left);
+    }
+}
+
+/// Who listens is root, ourselves, or whom root gave the directory to: it is about to see all our
+/// frames.
+fn check_trust(path: &Path, socket: &Socket) -> Result<(), OpenError> {
+    let not_ours = |why: String| OpenError::NotOurs { path: path.to_owned(), why };
+    let dir = path.parent().unwrap_or(Path::new("/"));
+    let meta = std::fs::metadata(dir).map_err(|e| not_ours(format!("its directory: {e}")))?;
+    if meta.mode() & 0o002 != 0 {
+        return Err(not_ours("everybody may make files beside it".into()));
+    }
+    let peer = getsockopt(&socket.0, PeerCredentials).map_err(|e| not_ours(e.to_string()))?;
+    let own = nix::unistd::geteuid().as_raw();
+    if [0, own, meta.uid()].contains(&peer.uid()) {
+        return Ok(());
+    }
+    Err(not_ours(format!("user {} listens, and user {} has the directory", peer.uid(), meta.uid())))
+}
+
+fn refused(path: &Path, why: Refusal) -> OpenError {
+    let (why, mend, errno) = match why {
+        Refusal::Stranger => (
+            "it does not serve processes of this user",
+            "start it with --user or --group for them",
+            libc::EACCES,
+        ),
+        Refusal::MacInUse => {
+            ("somebody has that address", "choose another (mac=...) or none", libc::EADDRINUSE)
+        }
+        Refusal::Crowded => (
+            "this user has as many processes behind it as one may have",
+            "run fewer of them on this node",
+            libc::EUSERS,
+        ),
+        Refusal::NoRoom => (
+            "it has no memory or open files left",
+            "raise its limit on open files (LimitNOFILE= of its service)",
+            libc::ENOMEM,
+        ),
+    };
+    let port = path.display().to_string();
+    OpenError::Device { port, why: format!("the switch says: {why}"), mend: mend.into(), errno }
+}

@@ -1,0 +1,175 @@
+//! The stations of other users behind a switch: who they are, and the segments made for them.
+
+use std::fs::File;
+use std::time::{Duration, Instant};
+
+use nix::sys::epoll::Epoll;
+
+use super::Stations;
+use super::door::{Asking, Door, Event, GUESTS_MAX};
+use super::greeting::Refusal;
+use super::reserved::Reserved;
+use crate::backend::shm::{ShmPort, ShmSettings, Uplink, sealed};
+use crate::port::MacAddr;
+
+/// How long a segment stays without a station: to make one takes some 100 us of the switch, which
+/// nobody is to cost it as often as he likes.
+const LINGER: Duration = Duration::from_millis(if cfg!(test) { 100 } else { 2000 });
+
+/// What a switch says of itself.
+pub(super) struct House<'a> {
+    /// Its own user's segment.
+    pub(super) settings: &'a ShmSettings,
+    pub(super) uplink: Uplink,
+    /// The NIC's address.
+    pub(super) nic: MacAddr,
+}
+
+/// See the module.
+pub(super) struct Lobby {
+    pub(super) door: Door,
+    pub(super) users: Vec<User>,
+    guests: Vec<Guest>,
+    reserved: Reserved,
+}
+
+/// A user with a segment: that of [`Stations`] in the same order, behind the first.
+pub(super) struct User {
+    uid: u32,
+    pub(super) file: File,
+    /// When its last station left.
+    empty: Option<Instant>,
+}
+
+/// A process that is a station.
+struct Guest {
+    number: u64,
+    uid: u32,
+    pid: u32,
+    mac: MacAddr,
+}
+
+impl Lobby {
+    pub(super) fn new(door: Door, reserved: Reserved) -> Self {
+        Self { door, users: Vec::new(), guests: Vec::new(), reserved }
+    }
+
+    /// All stations: address, process, and the number of its segment in `segments`.
+    pub(super) fn stations<'a>(
+        &'a self,
+        segments: &'a [Stations],
+    ) -> impl Iterator<Item = (MacAddr, u32, usize)> + 'a {
+        self.guests.iter().filter_map(|guest| {
+            let i = segments.iter().skip(1).position(|of| of.uid == guest.uid)?;
+            Some((guest.mac, guest.pid, i + 1))
+        })
+    }
+
+    /// Lets some come and go. Says whether any did.
+    pub(super) fn attend(
+        &mut self,
+        segments: &mut Vec<Stations>,
+        epoll: &Epoll,
+        house: &House<'_>,
+    ) -> bool {
+        let mut is_changed = false;
+        for event in self.door.look(epoll) {
+            match event {
+                Event::Left(number) => {
+                    self.guests.retain(|guest| guest.number != number);
+                    is_changed = true;
+                }
+                Event::Asked(asking) => {
+                    let answer = self.admit(&asking, segments, epoll, house);
+                    let mac = answer.as_ref().ok().map(|(mac, _)| *mac);
+                    let Asking { guest: number, uid, pid, .. } = asking;
+                    if self.door.answer(number, answer)
+                        && let Some(mac) = mac
+                    {
+                        self.guests.push(Guest { number, uid, pid, mac });
+                        is_changed = true;
+                    }
+                }
+            }
+        }
+        if is_changed {
+            let given = self.guests.iter().map(|guest| (guest.mac, guest.uid));
+            self.reserved.write(given);
+        }
+        is_changed | self.tidy(segments)
+    }
+
+    /// The address of a new station, and an open file of its own of its user's segment.
+    fn admit(
+        &mut self,
+        asking: &Asking,
+        segments: &mut Vec<Stations>,
+        epoll: &Epoll,
+        house: &House<'_>,
+    ) -> Result<(MacAddr, File), Refusal> {
+        let is_free = |mac: MacAddr, own: &mut ShmPort| {
+            let is_taken = self.guests.iter().any(|guest| guest.mac == mac)
+                || self.reserved.is_kept_from(asking.uid, mac);
+            !(is_taken || mac == house.nic || mac.is_group() || own.has(mac))
+        };
+        let own = &mut segments[0].port;
+        let mac = match asking.mac {
+            Some(mac) if is_free(mac, own) => mac,
+            Some(_) => return Err(Refusal::MacInUse),
+            None => std::iter::repeat_with(MacAddr::random)
+                .find(|&mac| is_free(mac, own))
+                .ok_or(Refusal::MacInUse)?,
+        };
+        let no_room = |why: &dyn std::fmt::Display| {
+            tracing::warn!(uid = asking.uid, "no segment for a process of this user: {why}");
+            Refusal::NoRoom
+        };
+        if !self.users.iter().any(|user| user.uid == asking.uid) {
+            let made = segment_for(asking.uid, epoll, house);
+            let (file, stations) = made.map_err(|why| no_room(&why))?;
+            segments.push(stations);
+            self.users.push(User { uid: asking.uid, file, empty: None });
+        }
+        let user = self.users.iter_mut().find(|user| user.uid == asking.uid);
+        let user = user.ok_or(Refusal::NoRoom)?;
+        let file = sealed::another(&user.file).map_err(|why| no_room(&why))?;
+        Ok((mac, file))
+    }
+
+    /// Lets go of segments that nobody has been in for a while.
+    fn tidy(&mut self, segments: &mut Vec<Stations>) -> bool {
+        let mut is_changed = false;
+        for i in (0..self.users.len()).rev() {
+            let user = &mut self.users[i];
+            if self.guests.iter().any(|guest| guest.uid == user.uid) {
+                user.empty = None;
+            } else if user.empty.get_or_insert_with(Instant::now).elapsed() > LINGER {
+                self.users.remove(i);
+                segments.remove(i + 1);
+                is_changed = true;
+            }
+        }
+        is_changed
+    }
+}
+
+/// A segment for processes of a user, and the switch's place in it.
+fn segment_for(
+    uid: u32,
+    epoll: &Epoll,
+    house: &House<'_>,
+) -> Result<(File, Stations), crate::error::OpenError> {
+    let settings =
+        ShmSettings { members: Some(GUESTS_MAX + 1), mac: None, ..house.settings.clone() };
+    let file = sealed::make(&settings)?;
+    let cannot = |source| crate::error::OpenError::Os {
+        what: "cannot open anew",
+        path: "/proc/self/fd".into(),
+        source,
+        hint: "; mount /proc",
+    };
+    // The lock of our place must not be that of the file which is opened for others.
+    let mine = sealed::another(&file).map_err(cannot)?;
+    let port = ShmPort::open_switch_of(mine, &settings, house.uplink)?;
+    Ok((file, Stations::new(port, uid, epoll)?))
+}
