@@ -149,6 +149,19 @@ impl Cluster {
         self.command(self.count(), program)
     }
 
+    /// Kills what runs on the hosts, such as a launcher's daemons, which have left its group.
+    fn end_what_runs(&self) {
+        let uts = |pid: u32| std::fs::read_link(format!("/proc/{pid}/ns/uts")).ok();
+        let ours: Vec<_> = (0..self.holders.len()).filter_map(|node| uts(self.pid(node))).collect();
+        for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
+            let pid = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok());
+            if let Some(pid) = pid.filter(|&pid| uts(pid).is_some_and(|uts| ours.contains(&uts))) {
+                let pid = nix::unistd::Pid::from_raw(pid as i32);
+                let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL);
+            }
+        }
+    }
+
     /// The namespaces.
     pub fn nodes(&self) -> &Nodes {
         &self.nodes
@@ -157,6 +170,7 @@ impl Cluster {
 
 impl Drop for Cluster {
     fn drop(&mut self) {
+        self.end_what_runs();
         for holder in &mut self.holders {
             // It may have ended, which is as good.
             let _ = holder.kill();
