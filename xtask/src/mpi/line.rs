@@ -36,8 +36,7 @@ impl Mpi {
                 "python3 -m venv DIR && DIR/bin/pip install mpich, then PATH=DIR/bin:$PATH"
             }
             Self::Sos => {
-                "build Sandia OpenSHMEM with --with-ofi --enable-pmi-simple and an mpiexec of MPICH \
-                 in PATH"
+                "build Sandia OpenSHMEM --with-ofi --enable-pmi-simple, and have MPICH's mpiexec"
             }
         }
     }
