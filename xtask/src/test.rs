@@ -533,7 +533,12 @@ fn vfio(suite: Suite, nightly: bool) -> Result<Outcome, String> {
         suite::runs(program, nightly)
     })?;
     outcome.add(ran);
-    outcome.add(two_hosts(suite)?);
+    let barewire = vm::barewire()?;
+    outcome.add(hosts_pair(suite, "two hosts", hosts::two_hosts(&barewire)));
+    for nic in [guest::Model::Virtio, guest::Model::E1000e] {
+        let ended = hosts::behind_switches(&barewire, nic);
+        outcome.add(hosts_pair(suite, &format!("three processes of a host, {nic:?}"), ended));
+    }
     Ok(outcome)
 }
 
@@ -600,12 +605,12 @@ fn two_guests(
     }
 }
 
-/// Runs README's commands for two hosts in two guests.
-fn two_hosts(suite: Suite) -> Result<Outcome, String> {
-    Ok(match hosts::two_hosts(&vm::barewire()?) {
-        Err(NotHere(why)) => Outcome::skipped(format!("two hosts: {why}")),
-        Ok(ends) => pair(suite, "two hosts", &ends),
-    })
+/// What came of two guests that are hosts.
+fn hosts_pair(suite: Suite, what: &str, ended: Result<Vec<guest::Ended>, NotHere>) -> Outcome {
+    match ended {
+        Err(NotHere(why)) => Outcome::skipped(format!("{what}: {why}")),
+        Ok(ends) => pair(suite, what, &ends),
+    }
 }
 
 /// The outcome of guests that belong together, of which there have to be two.
