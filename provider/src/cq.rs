@@ -59,6 +59,11 @@ fn ops(format: CqFormat) -> &'static OpsCq {
     }
 }
 
+/// Entries that a queue has, however few are asked for: fi_cq(3) calls that the minimum. Each
+/// posted operation has its entry reserved, and Open MPI, which asks for 100, waits inside of its
+/// receive calls for room, so a program that posts more receives than entries would never send.
+const LEAST_SIZE: usize = 4096;
+
 /// `fi_cq_open`.
 pub(crate) unsafe extern "C" fn open(
     domain: *mut FidDomain,
@@ -79,7 +84,8 @@ pub(crate) unsafe extern "C" fn open(
                 return Err(Error::BadFlags);
             }
             wait = attr.wait_obj;
-            ours.size = attr.size;
+            // 0 leaves it to us.
+            ours.size = if attr.size == 0 { 0 } else { attr.size.max(LEAST_SIZE) };
             ours.format = match attr.format {
                 0 | 1 => CqFormat::Context,
                 2 => CqFormat::Msg,

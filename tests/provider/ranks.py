@@ -5,7 +5,7 @@
     ranks.py threads       four threads a rank, MPI_THREAD_MULTIPLE
     ranks.py endless       messages and collectives until somebody kills a rank
 
-At the end rank 0 says "all N ranks agree".
+At the end rank 0 says how many ranks each host has, and "all N ranks agree".
 """
 
 import os
@@ -82,7 +82,58 @@ def collectives(count):
     some = bytearray(sum(parts))
     WORLD.Allgatherv(bytes([RANK]) * parts[RANK], [some, parts])
     check(some == b"".join(bytes([r]) * parts[r] for r in range(RANKS)), "allgatherv")
+    own = array(lambda i: 0)
+    WORLD.Reduce_scatter_block(of(bytearray(every)), of(own), MPI.SUM)
+    check(own == out, "reduce_scatter_block")
+    unequal(parts)
+    started(of, mine, array)
     WORLD.Barrier()
+
+
+def unequal(parts):
+    """Collectives with another length for each rank."""
+    whole = bytearray(sum(parts))
+    want = b"".join(bytes([r]) * parts[r] for r in range(RANKS))
+    WORLD.Gatherv(bytes([RANK]) * parts[RANK], [whole, parts], RANKS - 1)
+    check(RANK != RANKS - 1 or whole == want, "gatherv")
+    got = bytearray(parts[RANK])
+    WORLD.Scatterv([want, parts], got, 0)
+    check(got == bytes([RANK]) * parts[RANK], "scatterv")
+    # To each as many bytes as its place says, so from each as many as ours.
+    out = b"".join(bytes([RANK * 16 + r]) * parts[r] for r in range(RANKS))
+    got = bytearray(parts[RANK] * RANKS)
+    want = b"".join(bytes([r * 16 + RANK]) * parts[RANK] for r in range(RANKS))
+    WORLD.Alltoallv([out, parts], [got, [parts[RANK]] * RANKS])
+    check(got == want, "alltoallv")
+    places = lambda lengths: [sum(lengths[:r]) for r in range(RANKS)]
+    theirs, kinds = [parts[RANK]] * RANKS, [MPI.BYTE] * RANKS
+    got = bytearray(len(got))
+    WORLD.Alltoallw([out, (parts, places(parts)), kinds], [got, (theirs, places(theirs)), kinds])
+    check(got == want, "alltoallw")
+
+
+def started(of, mine, array):
+    """Collectives that are begun together and waited for later, and those of neighbours."""
+    total = RANKS * (RANKS - 1) // 2
+    first, every = array(lambda i: i + 1), bytearray(len(mine) * RANKS)
+    buf, summed = (first[:] if RANK == 0 else bytearray(len(first))), bytearray(len(mine))
+    MPI.Request.Waitall(
+        [
+            WORLD.Ibcast(of(buf), 0),
+            WORLD.Iallreduce(of(mine), of(summed), MPI.SUM),
+            WORLD.Iallgather(of(mine), of(every)),
+            WORLD.Ibarrier(),
+        ]
+    )
+    check(buf == first, "ibcast")
+    check(summed == array(lambda i: total + RANKS * i), "iallreduce")
+    check(every == b"".join(array(lambda i, r=r: r + i) for r in range(RANKS)), "iallgather")
+    circle = WORLD.Create_cart([RANKS], [True])
+    sides = bytearray(2 * len(mine))
+    circle.Neighbor_allgather(of(mine), of(sides))
+    want = array(lambda i: LEFT + i) + array(lambda i: RIGHT + i)
+    check(sides == want, "neighbor_allgather")
+    circle.Free()
 
 
 def derived_types():
@@ -122,6 +173,29 @@ def matching():
             WORLD.Recv(got, 0, 3)
             check(got == bytes([k % 256]) * 300, "an unexpected message")
     MPI.Request.Waitall(sent)
+
+
+def wildcards():
+    """Receives from anybody with any tag take what each rank sent in its order."""
+    count = 100
+    others = [r for r in range(RANKS) if r != RANK]
+    got = [bytearray(8) for _ in range(count * len(others))]
+    statuses = [MPI.Status() for _ in got]
+    # Some wait for their message, and some messages for their receive.
+    half = len(got) // 2
+    receives = [WORLD.Irecv(buf, MPI.ANY_SOURCE, MPI.ANY_TAG) for buf in got[:half]]
+    WORLD.Barrier()
+    number = lambda k: k.to_bytes(8, "little")
+    sent = [WORLD.Isend(number(k), r, k) for k in range(count) for r in others]
+    receives += [WORLD.Irecv(buf, MPI.ANY_SOURCE, MPI.ANY_TAG) for buf in got[half:]]
+    MPI.Request.Waitall(receives, statuses)
+    MPI.Request.Waitall(sent)
+    seen = dict.fromkeys(others, 0)
+    for buf, status in zip(got, statuses):
+        k = seen[status.source]
+        check(buf == number(k) and status.tag == k, f"message {k} of rank {status.source}")
+        seen[status.source] += 1
+    check(set(seen.values()) == {count}, "the number of messages")
 
 
 def one_sided(limit):
@@ -205,6 +279,7 @@ def everything(limit, windows):
         ("collectives", lambda: [collectives(count) for count in (1, 100, 5000)]),
         ("derived types", derived_types),
         ("matching", matching),
+        ("wildcards", wildcards),
     ]
     if windows:
         stages.append(("one-sided", lambda: one_sided(min(limit, 1 << 24))))
@@ -215,8 +290,10 @@ def everything(limit, windows):
 
 
 def agree():
-    WORLD.Barrier()
+    hosts = WORLD.gather(os.uname().nodename)
     if RANK == 0:
+        each = sorted(hosts.count(host) for host in set(hosts))
+        print("ranks on each host:", *each)
         print(f"all {RANKS} ranks agree:", MPI.Get_library_version().split("\n")[0])
 
 

@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use barewire_tests::cluster::Cluster;
+
 use super::{Bench, has, library_dir, succeed};
 
 /// An MPI with a Python that knows it.
@@ -97,6 +99,28 @@ impl Mpi {
         command
     }
 
+    /// The launcher's command line for so many ranks on each host of a cluster, but for the
+    /// program: that of a user with a file of hosts, and two settings since they are on one
+    /// machine.
+    pub(super) fn launch_on(&self, cluster: &Cluster, bench: &Bench, per_node: usize) -> Command {
+        let command = bench.using(cluster.on_head(&self.launcher));
+        let mut command = self.launch(command, (cluster.count() * per_node) as u32);
+        let (options, count): (&[&str], _) = match self.name {
+            "mpich" => (&["-launcher", "ssh", "-launcher-exec"], format!(":{per_node}")),
+            // Ranks of several hosts would be bound to the same processors.
+            "debian" => {
+                (&["--bind-to", "none", "--mca", "plm_rsh_agent"], format!(" slots={per_node}"))
+            }
+            _ => {
+                (&["--bind-to", "none", "--prtemca", "plm_ssh_agent"], format!(" slots={per_node}"))
+            }
+        };
+        command.args(options).arg(cluster.agent());
+        command.arg(if self.name == "mpich" { "-f" } else { "--hostfile" });
+        command.arg(cluster.hosts_file(&count).unwrap());
+        command
+    }
+
     /// Has the launcher pass a variable on to the ranks.
     pub(super) fn pass(&self, command: &mut Command, name: &str, value: &str) {
         command.env(name, value);
@@ -113,10 +137,39 @@ impl Mpi {
     /// So many ranks of our own program.
     fn ranks(&self, bench: &Bench, ranks: u32, args: &[&str]) -> Command {
         let mut command = self.run(bench, ranks);
-        let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("provider/ranks.py");
-        command.arg(program).args(args);
+        command.arg(program()).args(args);
         command
     }
+
+    /// So many ranks of our own program on each host of a cluster.
+    pub(super) fn ranks_on(
+        &self,
+        cluster: &Cluster,
+        bench: &Bench,
+        per_node: usize,
+        args: &[&str],
+    ) -> Command {
+        let mut command = self.launch_on(cluster, bench, per_node);
+        command.arg(&self.python).arg(program()).args(args);
+        command
+    }
+
+    /// Has ranks that are started with `command` run mpi4py's own tests, which lie in `suite`.
+    pub(super) fn own_tests(
+        &self,
+        mut command: Command,
+        suite: &Path,
+        modules: &[&str],
+    ) -> Command {
+        command.arg(&self.python).arg(suite.join("main.py")).arg("-q");
+        command.args(modules.iter().flat_map(|module| ["-i", module]));
+        command.args(LEFT_OUT.iter().flat_map(|(module, _)| ["-e", module]));
+        command
+    }
+}
+
+fn program() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("provider/ranks.py")
 }
 
 /// Runs `test` with every MPI that is here, and says which are not.
@@ -202,7 +255,7 @@ fn a_killed_rank_ends_the_job_of_every_mpi() {
 }
 
 /// Modules of mpi4py's own tests that send: 713 tests.
-const MODULES: &[&str] = &[
+pub(super) const MODULES: &[&str] = &[
     "test_p2p_buf",
     "test_p2p_obj",
     "test_cco_buf",
@@ -229,11 +282,7 @@ const LEFT_OUT: &[(&str, &str)] = &[
 
 #[test]
 fn mpi4pys_own_tests_pass() {
-    let dir = library_dir().ok().and_then(|dir| Some(dir.parent()?.join("mpi/mpi4py/test")));
-    let Some(suite) = dir.filter(|dir| dir.join("main.py").is_file()) else {
-        println!("SKIPPED: no sources of mpi4py: cargo xtask test provider");
-        return;
-    };
+    let Some(suite) = suite_of_mpi4py() else { return };
     for (module, why) in LEFT_OUT {
         println!("left out of mpi4py's tests: {module}: {why}");
     }
@@ -242,14 +291,26 @@ fn mpi4pys_own_tests_pass() {
         if mpi.name == "debian" {
             return;
         }
-        let mut command = mpi.run(bench, 2);
-        command.current_dir(&suite).arg("main.py").arg("-q");
-        let modules = MODULES.iter().flat_map(|module| ["-i", module]);
-        let left_out = LEFT_OUT.iter().flat_map(|(module, _)| ["-e", module]);
-        let said = succeed(command.args(modules).args(left_out), 240);
-        // Both ranks write to one stream, each sentence at once, but for the ends of lines.
-        let ran: Vec<_> = said.match_indices("Ran ").map(|(at, _)| &said[at..]).collect();
-        assert_eq!(ran.len(), 2, "{}: {said}", mpi.name);
-        println!("{}: {}", mpi.name, ran[0].lines().next().unwrap_or_default());
+        let command = mpi.launch(bench.program(&mpi.launcher.to_string_lossy()), 2);
+        ran(mpi, &mut mpi.own_tests(command, &suite, MODULES), 2);
     });
+}
+
+/// Runs mpi4py's tests, which have to pass in every rank.
+pub(super) fn ran(mpi: &Mpi, command: &mut Command, ranks: usize) {
+    let said = succeed(command, 800);
+    // The ranks write to one stream, each sentence at once, but for the ends of lines.
+    let ran: Vec<_> = said.match_indices("Ran ").map(|(at, _)| &said[at..]).collect();
+    assert_eq!(ran.len(), ranks, "{}: {said}", mpi.name);
+    println!("{}: {}", mpi.name, ran[0].lines().next().unwrap_or_default());
+}
+
+/// Where mpi4py's own tests lie; `None`, with a line that says why, if they are not here.
+pub(super) fn suite_of_mpi4py() -> Option<PathBuf> {
+    let dir = library_dir().ok().and_then(|dir| Some(dir.parent()?.join("mpi/mpi4py/test")));
+    let suite = dir.filter(|dir| dir.join("main.py").is_file());
+    if suite.is_none() {
+        println!("SKIPPED: no sources of mpi4py: cargo xtask test provider");
+    }
+    suite
 }

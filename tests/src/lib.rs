@@ -1,5 +1,6 @@
 //! What several suites and benches share.
 
+pub mod cluster;
 pub mod forge;
 pub mod nodes;
 pub mod rng;

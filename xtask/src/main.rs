@@ -10,10 +10,17 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 mod bench;
+// Hosts of network namespaces, which the tests have as well and use more of.
+#[allow(dead_code, unreachable_pub)]
+#[path = "../../tests/src/cluster.rs"]
+mod cluster;
 mod deb;
 mod demo;
 mod mpi;
 mod mutants;
+#[allow(dead_code, unreachable_pub)]
+#[path = "../../tests/src/nodes.rs"]
+mod nodes;
 mod packages;
 mod plot;
 mod process;

@@ -1,31 +1,66 @@
-//! `cargo xtask mpi`: the command line that brings an MPI program onto barewire, said and run.
+//! `cargo xtask mpi`: the command line that brings an MPI or SHMEM program onto barewire, on one
+//! host or several, said and run.
 
-use std::path::Path;
-use std::process::{Command, ExitCode, Stdio};
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitCode, Stdio};
 
+use crate::cluster::Cluster;
+use crate::nodes::FABRIC;
 use crate::packages::in_path;
 use crate::{cargo, root, target_dir};
 
-/// What to run, and under which MPI.
+mod line;
+
+use line::{Job, Line, Mpi, Spread};
+
+/// What to run, where, and under which MPI.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Prints the command line before it runs it: copied to a shell, it does the same without cargo.
 PROGRAM has to be compiled with the mpicc that belongs to the launcher in PATH.
 
+--nodes makes hosts on this machine, network namespaces with a NIC, a name and a /dev/shm of their
+own, and runs the line there that --hosts would run on as many machines. Machines need ssh without
+a password, PROGRAM and the provider in the same place (or the package), and a port whose name is
+the same on all of them.
+
 Examples:
   cargo xtask mpi -n 4 -- ./program --its-option
-  cargo xtask mpi --print -- ./program
+  cargo xtask mpi --nodes 2 --ranks-per-node 4 -- ./program
+  cargo xtask mpi --nodes 2 --ranks-per-node 4 --port udp:fab0 -- ./program
+  cargo xtask mpi --nodes 2 --ranks-per-node 3 --switch -- ./program
+  cargo xtask mpi --hosts hosts --ranks-per-node 4 --port afpacket:eth0 -- ./program
+  cargo xtask mpi --hosts hosts --port vfio:0000:05:00.0 --switch --print -- ./program
+  cargo xtask mpi --nodes 2 --srun --print -- ./program
   PATH=\"$HOME/venv/bin:$PATH\" cargo xtask mpi --mpi mpich5 -- python3 script.py")]
 pub(crate) struct MpiArgs {
-    /// Which MPI launches: Open MPI 4 or 5, or MPICH 5.
+    /// What launches.
     #[arg(long, value_enum, default_value_t = Mpi::Openmpi)]
     mpi: Mpi,
-    /// Ranks.
-    #[arg(short, default_value_t = 2)]
-    n: u32,
-    /// The port, such as shm:job7.
-    #[arg(long, default_value = "shm")]
-    port: String,
+    /// Ranks on this machine [default: 2].
+    #[arg(short, conflicts_with_all = ["nodes", "hosts"])]
+    n: Option<usize>,
+    /// So many hosts, made of network namespaces of this machine.
+    #[arg(long, conflicts_with = "hosts", value_parser = clap::value_parser!(u8).range(1..=64))]
+    nodes: Option<u8>,
+    /// Hosts that this file names, one a line.
+    #[arg(long, value_name = "FILE")]
+    hosts: Option<PathBuf>,
+    /// Ranks on each host.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    ranks_per_node: u16,
+    /// The port, the same on all hosts, such as afpacket:eth0 [default: shm, with --nodes
+    /// afpacket:fab0].
+    #[arg(long)]
+    port: Option<String>,
+    /// A `barewire switch` on each host owns the port's device: started with --nodes, said with
+    /// --hosts.
+    #[arg(long)]
+    switch: bool,
+    /// Says, or has, Slurm start the ranks.
+    #[arg(long)]
+    srun: bool,
     /// Only prints the command line.
     #[arg(long)]
     print: bool,
@@ -34,125 +69,202 @@ pub(crate) struct MpiArgs {
     program: Vec<String>,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
-enum Mpi {
-    Openmpi,
-    Mpich5,
-}
-
 /// Builds the provider and runs the program over it; the exit code is the launcher's.
 ///
 /// # Errors
-/// The provider does not build, or there is no such launcher.
+/// What is missing, with the command that mends it.
 pub(crate) fn run(args: &MpiArgs) -> Result<ExitCode, String> {
+    let (port, spread) = (port(args)?, spread(args)?);
     let library = target_dir().join("release");
-    let line = line(args, &library, nix::unistd::geteuid().is_root());
+    let ranks = spread.as_ref().map(|spread| spread.host_count * spread.per_node);
+    let mut job = Job {
+        mpi: args.mpi,
+        ranks: ranks.or(args.n).unwrap_or(2),
+        spread,
+        port: &port,
+        library: &library,
+        is_root: nix::unistd::geteuid().is_root(),
+        agent: None,
+        program: &args.program,
+    };
+    let line = if args.srun { job.srun() } else { job.line() };
+    if args.switch && job.spread.is_some() {
+        println!("# on every host, until the jobs are over:\nbarewire switch --port {port}");
+    }
     println!("{}", line.shell());
     if args.print {
         return Ok(ExitCode::SUCCESS);
     }
     if !in_path(&line.words[0]) {
-        return Err(match args.mpi {
-            Mpi::Openmpi => "no mpirun: sudo apt-get install openmpi-bin libopenmpi-dev".to_owned(),
-            Mpi::Mpich5 => "no mpiexec: python3 -m venv DIR && DIR/bin/pip install mpich, then \
-                            PATH=DIR/bin:$PATH"
-                .to_owned(),
-        });
+        let mend = if args.srun { "leave --srun out where no Slurm is" } else { args.mpi.mend() };
+        return Err(format!("no {}: {mend}", line.words[0]));
     }
+    build("barewire-provider")?;
+    let Some(nodes) = args.nodes.filter(|_| !args.srun) else {
+        return start(Command::new(&line.words[0]), &line);
+    };
+    if args.switch {
+        build("barewire-cli")?;
+    }
+    let dir = target_dir().join("xtask").join(format!("mpi-{}", std::process::id()));
+    let ended = on_namespaces(&mut job, nodes.into(), args.switch, &dir);
+    // Of no use any more.
+    let _ = std::fs::remove_dir_all(dir);
+    ended
+}
+
+/// The port that was asked for, or the one that needs no setting.
+fn port(args: &MpiArgs) -> Result<String, String> {
+    let several = args.nodes.is_some() || args.hosts.is_some();
+    let port = match &args.port {
+        Some(port) => port.clone(),
+        None if args.nodes.is_some() => format!("afpacket:{FABRIC}"),
+        None if several => {
+            return Err(
+                "which port do the hosts have? --port afpacket:eth0, or udp:eth0".to_owned()
+            );
+        }
+        None => "shm".to_owned(),
+    };
+    if several && port.starts_with("shm") {
+        return Err(format!("{port} joins processes of one host; write --port afpacket:eth0"));
+    }
+    if args.switch && !several {
+        return Err("a switch serves the ranks of a host: --nodes 2 --switch".to_owned());
+    }
+    if args.switch && port.starts_with("udp:") {
+        return Err("udp: needs no switch; leave --switch out".to_owned());
+    }
+    Ok(port)
+}
+
+/// The hosts, if there are several.
+fn spread(args: &MpiArgs) -> Result<Option<Spread>, String> {
+    let per_node = args.ranks_per_node.into();
+    if let Some(nodes) = args.nodes {
+        return Ok(Some(Spread { file: "hosts".into(), host_count: nodes.into(), per_node }));
+    }
+    let Some(file) = args.hosts.clone() else { return Ok(None) };
+    let mend = format!("write one: printf 'node1\\nnode2\\n' > {}", file.display());
+    let text = std::fs::read_to_string(&file)
+        .map_err(|why| format!("{}: {why}; {mend}", file.display()))?;
+    let names = text.lines().map(str::trim).filter(|l| !l.is_empty() && !l.starts_with('#'));
+    match names.count() {
+        0 => Err(format!("{} names no host; {mend}", file.display())),
+        host_count => Ok(Some(Spread { file, host_count, per_node })),
+    }
+}
+
+fn build(package: &str) -> Result<(), String> {
     let built = Command::new(cargo())
-        .args(["build", "--release", "--quiet", "--package", "barewire-provider"])
+        .args(["build", "--release", "--quiet", "--package", package])
         .current_dir(root())
         .stdin(Stdio::null())
         .status()
         .map_err(|why| format!("cargo does not start: {why}"))?;
-    if !built.success() {
-        return Err("the provider does not build".to_owned());
-    }
-    let mut command = Command::new(&line.words[0]);
-    command.args(&line.words[1..]).envs(line.env);
+    if built.success() { Ok(()) } else { Err(format!("{package} does not build")) }
+}
+
+/// Runs the words of a line that `command` begins.
+fn start(mut command: Command, line: &Line) -> Result<ExitCode, String> {
+    command.args(&line.words[1..]).envs(line.env.iter().cloned());
     let status = command.status().map_err(|why| format!("{}: {why}", line.words[0]))?;
     let code = status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1);
     Ok(ExitCode::from(code))
 }
 
-/// An environment and a command.
-struct Line {
-    env: Vec<(String, String)>,
-    words: Vec<String>,
-}
-
-impl Line {
-    /// As a shell reads it.
-    fn shell(&self) -> String {
-        let env = self.env.iter().map(|(name, value)| format!("{name}={}", quoted(value)));
-        env.chain(self.words.iter().map(|word| quoted(word))).collect::<Vec<_>>().join(" ")
+/// Makes the hosts, runs the job on them, and says what it is there.
+fn on_namespaces(
+    job: &mut Job<'_>,
+    nodes: usize,
+    switch: bool,
+    dir: &Path,
+) -> Result<ExitCode, String> {
+    std::fs::create_dir_all(dir).map_err(|why| format!("{}: {why}", dir.display()))?;
+    let cluster = Cluster::new(nodes, dir)?;
+    if let Some(spread) = &mut job.spread {
+        spread.file = cluster.hosts_file("")?;
     }
-}
-
-/// A word in quotes if a shell would see more in it.
-fn quoted(word: &str) -> String {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:,=+@%".contains(c);
-    if !word.is_empty() && word.chars().all(plain) {
-        word.to_owned()
-    } else {
-        format!("'{}'", word.replace('\'', r"'\''"))
+    job.agent = Some(cluster.agent());
+    // In a user namespace everybody is.
+    job.is_root = true;
+    let mut switches = Vec::new();
+    for node in 0..if switch { nodes } else { 0 } {
+        switches.push(Switch::start(&cluster, node, job.port)?);
     }
+    let line = job.line();
+    println!("# here, on {nodes} network namespaces:\n{}", line.shell());
+    start(cluster.on_head(&line.words[0]), &line)
 }
 
-fn line(args: &MpiArgs, library: &Path, root: bool) -> Line {
-    let pair = |name: &str, value: &str| (name.to_owned(), value.to_owned());
-    let mut env = vec![
-        pair("FI_PROVIDER", "barewire"),
-        pair("FI_PROVIDER_PATH", &library.display().to_string()),
-        pair("FI_BAREWIRE_PORT", &args.port),
-    ];
-    let mut words: Vec<String> = Vec::new();
-    let mut add = |more: &[&str]| words.extend(more.iter().map(|&word| word.to_owned()));
-    let ranks = args.n.to_string();
-    match args.mpi {
-        Mpi::Openmpi => {
-            add(&["mpirun", "-n", &ranks, "--oversubscribe"]);
-            if root {
-                add(&["--allow-run-as-root"]);
-            }
-            // What matches messages is ours; nothing goes by Open MPI's own shared memory.
-            add(&["--mca", "pml", "cm", "--mca", "mtl", "ofi", "--mca", "btl", "self"]);
-            add(&["--mca", "mtl_ofi_provider_include", "barewire"]);
-            // More ranks than processors must not spin each other out.
-            add(&["--mca", "mpi_yield_when_idle", "1"]);
-            add(&["-x", "FI_PROVIDER", "-x", "FI_PROVIDER_PATH", "-x", "FI_BAREWIRE_PORT"]);
-        }
-        Mpi::Mpich5 => {
-            env.push(pair("MPIR_CVAR_CH4_NETMOD", "ofi"));
-            env.push(pair("MPIR_CVAR_NOLOCAL", "1"));
-            add(&["mpiexec", "-n", &ranks]);
+/// A switch that ends with the value.
+struct Switch(Child);
+
+impl Switch {
+    /// Starts it; returns when it owns the device.
+    fn start(cluster: &Cluster, node: usize, port: &str) -> Result<Self, String> {
+        let mut command = cluster.command(node, target_dir().join("release/barewire"));
+        command.args(["switch", "--port", port]).stdin(Stdio::null()).stdout(Stdio::null());
+        let mut child = command.stderr(Stdio::piped()).spawn().map_err(|e| e.to_string())?;
+        let said = child.stderr.take().and_then(|said| BufReader::new(said).lines().next());
+        let switch = Self(child);
+        match said {
+            Some(Ok(said)) if said.starts_with("a switch on") => Ok(switch),
+            Some(Ok(said)) => Err(said),
+            _ => Err(format!("no switch on {port}")),
         }
     }
-    words.extend(args.program.iter().cloned());
-    Line { env, words }
+}
+
+impl Drop for Switch {
+    fn drop(&mut self) {
+        // It may have ended, which is as good.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use clap::Parser;
 
-    fn args(mpi: Mpi) -> MpiArgs {
-        let program = vec!["./a b".to_owned(), "it's".to_owned()];
-        MpiArgs { mpi, n: 3, port: "shm:job7".to_owned(), print: true, program }
+    #[derive(Parser)]
+    struct Called {
+        #[command(flatten)]
+        args: MpiArgs,
+    }
+
+    fn called(words: &str) -> MpiArgs {
+        let words = format!("mpi {words} -- ./program");
+        Called::try_parse_from(words.split_whitespace()).unwrap().args
     }
 
     #[test]
-    fn a_command_line_can_be_copied() {
-        let said = line(&args(Mpi::Openmpi), Path::new("/x"), false).shell();
-        let start =
-            "FI_PROVIDER=barewire FI_PROVIDER_PATH=/x FI_BAREWIRE_PORT=shm:job7 mpirun -n 3";
-        assert!(said.starts_with(start), "{said}");
-        assert!(said.ends_with(r"'./a b' 'it'\''s'"), "{said}");
-        assert!(!said.contains("root"), "{said}");
-        let said = line(&args(Mpi::Mpich5), Path::new("/x"), true).shell();
-        assert!(
-            said.contains("MPIR_CVAR_CH4_NETMOD=ofi MPIR_CVAR_NOLOCAL=1 mpiexec -n 3"),
-            "{said}"
-        );
+    fn the_port_is_what_the_hosts_have() {
+        assert_eq!(port(&called("")).unwrap(), "shm");
+        assert_eq!(port(&called("--nodes 2")).unwrap(), "afpacket:fab0");
+        assert_eq!(port(&called("--nodes 2 --port udp:fab0")).unwrap(), "udp:fab0");
+        for (words, cure) in [
+            ("--hosts x", "--port afpacket:eth0"),
+            ("--nodes 2 --port shm:job7", "--port afpacket:eth0"),
+            ("--switch", "--nodes 2 --switch"),
+            ("--nodes 2 --switch --port udp:fab0", "leave --switch out"),
+        ] {
+            let said = port(&called(words)).unwrap_err();
+            assert!(said.contains(cure), "{words}: {said}");
+        }
+    }
+
+    #[test]
+    fn hosts_are_counted() {
+        let file = std::env::temp_dir().join(format!("xtask-hosts-{}", std::process::id()));
+        let args = called(&format!("--hosts {} --ranks-per-node 3", file.display()));
+        let said = spread(&args).unwrap_err();
+        assert!(said.contains("printf 'node1"), "{said}");
+        std::fs::write(&file, "# ours\nnode1\n\nnode2\n").unwrap();
+        let spread = spread(&args).unwrap().unwrap();
+        assert_eq!((spread.host_count, spread.per_node), (2, 3));
+        std::fs::remove_file(file).unwrap();
     }
 }

@@ -129,7 +129,9 @@ fn mutants(tool: &Path) -> Command {
 fn list(tool: &Path, files: &[&str]) -> Result<Vec<String>, String> {
     let mut command = mutants(tool);
     command.args(["--list", "--json", "--package", "barewire-dataplane"]);
-    files.iter().for_each(|file| drop(command.args(["--file", file])));
+    for file in files {
+        command.args(["--file", file]);
+    }
     let out = command.output().map_err(|why| format!("cargo-mutants does not start: {why}"))?;
     let all: Value = serde_json::from_slice(&out.stdout).map_err(|why| {
         format!("cargo-mutants lists nothing: {why}\n{}", String::from_utf8_lossy(&out.stderr))
@@ -183,7 +185,9 @@ fn judge(
     std::fs::create_dir_all(&out).map_err(|why| format!("{}: {why}", out.display()))?;
     let mut command = mutants(tool);
     command.arg("--output").arg(&out).args(["--timeout", LIMIT, "--no-shuffle", "--colors=never"]);
-    files.iter().for_each(|file| drop(command.args(["--file", file])));
+    for file in files {
+        command.args(["--file", file]);
+    }
     for name in names {
         command.arg("--re").arg(format!("^{}$", escaped(name)));
     }

@@ -139,9 +139,14 @@ impl Suite {
                 packages::MPIRUN,
                 packages::MPICC,
                 packages::VENV,
+                packages::IP,
             ],
             Self::Shellcheck => &[packages::SHELLCHECK],
             Self::Dpdk => &[
+                packages::CC,
+                packages::MPIRUN,
+                packages::MPICC,
+                packages::VENV,
                 packages::DPDK,
                 packages::LIBCLANG,
                 packages::PKG_CONFIG,
@@ -345,11 +350,16 @@ fn integration(suite: Suite, nightly: bool, file: &str) -> Result<Outcome, Strin
     cargo_test(suite, nightly, &[ALL, &["--test", suite.name()]].concat())
 }
 
-/// Builds the library that libfabric loads, which no test can depend on, and runs its suite.
-fn provider(suite: Suite, nightly: bool) -> Result<Outcome, String> {
+/// Builds the library that libfabric loads, which no test can depend on.
+fn provider_library(suite: Suite, nightly: bool) -> Result<Ended, String> {
     let mut build = Command::new(cargo());
     build.args(["build", "--profile", "test", "--exclude", "xtask", "--lib", "--bins"]).args(ALL);
-    let ended = start(suite, nightly, &mut build)?;
+    start(suite, nightly, &mut build)
+}
+
+/// Runs the suite of the library that libfabric loads.
+fn provider(suite: Suite, nightly: bool) -> Result<Outcome, String> {
+    let ended = provider_library(suite, nightly)?;
     if !ended.ok {
         return Ok(Outcome::single(false, ended.output));
     }
@@ -485,6 +495,14 @@ fn dpdk(suite: Suite, nightly: bool) -> Result<Outcome, String> {
     for args in [&["--lib"][..], &tests] {
         outcome.add(cargo_test(suite, nightly, &[ALL_WITH_DPDK, args].concat())?);
     }
+    // MPI behind switches that own a device; its library is the ordinary one.
+    let library = provider_library(suite, nightly)?;
+    if !library.ok {
+        return Ok(Outcome::single(false, library.output));
+    }
+    packages::provide_mpi(&target_dir());
+    let tests = ["--test", "provider", "hosts::every_mpi_behind_switches_on_taps"];
+    outcome.add(cargo_test(suite, nightly, &[ALL_WITH_DPDK, &tests].concat())?);
     let build = &mut suite::build("dpdk", ALL_WITH_DPDK);
     outcome.add(in_guests(suite, nightly, build, suite::dpdk)?);
     // Over a pair of rings and over a memif, whose server comes first. Left out on a memif: what
@@ -515,7 +533,12 @@ fn vfio(suite: Suite, nightly: bool) -> Result<Outcome, String> {
         suite::runs(program, nightly)
     })?;
     outcome.add(ran);
-    outcome.add(two_hosts(suite)?);
+    let barewire = vm::barewire()?;
+    outcome.add(hosts_pair(suite, "two hosts", hosts::two_hosts(&barewire)));
+    for nic in [guest::Model::Virtio, guest::Model::E1000e] {
+        let ended = hosts::behind_switches(&barewire, nic);
+        outcome.add(hosts_pair(suite, &format!("three processes of a host, {nic:?}"), ended));
+    }
     Ok(outcome)
 }
 
@@ -582,12 +605,12 @@ fn two_guests(
     }
 }
 
-/// Runs README's commands for two hosts in two guests.
-fn two_hosts(suite: Suite) -> Result<Outcome, String> {
-    Ok(match hosts::two_hosts(&vm::barewire()?) {
-        Err(NotHere(why)) => Outcome::skipped(format!("two hosts: {why}")),
-        Ok(ends) => pair(suite, "two hosts", &ends),
-    })
+/// What came of two guests that are hosts.
+fn hosts_pair(suite: Suite, what: &str, ended: Result<Vec<guest::Ended>, NotHere>) -> Outcome {
+    match ended {
+        Err(NotHere(why)) => Outcome::skipped(format!("{what}: {why}")),
+        Ok(ends) => pair(suite, what, &ends),
+    }
 }
 
 /// The outcome of guests that belong together, of which there have to be two.

