@@ -128,9 +128,9 @@ impl Both {
         let span = (self.snd.nxt.since(self.una) - 1).max(0) as u32;
         for (i, word) in words.iter_mut().enumerate() {
             // A run, or many single ones; bits of packets that were never sent as well.
-            let pattern = if n % 3 == 0 { u64::MAX } else { 0x1111_0101_8080_0001 };
+            let pattern = if n.is_multiple_of(3) { u64::MAX } else { 0x1111_0101_8080_0001 };
             *word = pattern.rotate_left(n.wrapping_add(i as u32) % 64);
-            if n % 5 > 0 && 64 * i as u32 > span {
+            if !n.is_multiple_of(5) && 64 * i as u32 > span {
                 *word = 0;
             }
         }
