@@ -38,8 +38,8 @@ const OPENS_PER_MS: u32 = 16;
 /// Ethernet carries, and the least that a node may announce.
 const LENGTHS: [u16; 2] = [1500, wire::MAX_FRAME_MIN as u16];
 
-/// OPENs of one length before the next is tried, and full-length OPENs after the first sign of
-/// life.
+/// OPENs of one length before the next is tried; and how often a longer one has to be lost between
+/// two that pass before the path is taken to carry no more.
 const TRIES: u8 = 2;
 
 /// Frame lengths on the path to a peer whose session is being opened, in bytes after the Ethernet
@@ -59,22 +59,43 @@ pub(crate) struct Path {
     answers: u16,
     /// Longest OPEN that arrived.
     arrived: u16,
-    /// OPENs sent; and full-length OPENs (`most`) sent since the peer was heard.
+    /// OPENs sent.
     tries: u8,
-    again: u8,
+    /// How often a full-length OPEN (`most`) was not answered and one behind it was.
+    missed: u8,
+    /// Since the last answer a full-length OPEN was sent, and one of length `passed` behind it.
+    asked: [bool; 2],
 }
 
 impl Path {
     /// Length of our next OPEN that is not an answer, on a port of `max` bytes.
     fn next_len(&self, max: u16) -> u16 {
         if self.passed > 0 {
-            return self.most;
+            return if self.asked == [true, false] { self.passed } else { self.most };
         }
         let shorter = LENGTHS.iter().copied().filter(|&len| len < max);
         let steps = 1 + shorter.clone().count();
         match usize::from(self.tries / TRIES) % steps {
             0 => max,
             step => shorter.clone().nth(step - 1).unwrap_or(max),
+        }
+    }
+
+    /// Notes that an OPEN was answered that shows that `len` bytes pass both ways. The peer takes
+    /// what it receives in order: so a longer one that was sent before is lost, not late.
+    fn answered(&mut self, len: u16) {
+        if self.passed > 0 && self.asked == [true, true] && len <= self.passed {
+            self.missed = self.missed.saturating_add(1);
+        }
+        self.asked = [false; 2];
+        self.passed = self.passed.max(len);
+    }
+
+    /// Notes that an OPEN of `len` bytes was sent, which is no answer.
+    fn sent(&mut self, len: u16) {
+        self.tries = self.tries.saturating_add(1);
+        if self.passed > 0 {
+            self.asked = if len >= self.most { [true, false] } else { [self.asked[0], true] };
         }
     }
 
@@ -281,7 +302,7 @@ impl Node {
             // The answerer learns what the other end found from an OPEN without padding.
             let told = answered && !peer.opens;
             let both_ways = if told { op.frame } else { op.frame.min(len) };
-            path.passed = path.passed.max(both_ways.min(most));
+            path.answered(both_ways.min(most));
         }
         if answered {
             path.arrives(len);
@@ -308,7 +329,7 @@ impl Node {
     /// Whether to settle for the length that has passed.
     fn is_content(&self, p: u32) -> bool {
         let path = self.openings.path(p);
-        let found = path.passed >= path.most || path.again >= TRIES;
+        let found = path.passed >= path.most || path.missed >= TRIES;
         self.peers[p].state == State::Opening && path.passed > 0 && found
     }
 
@@ -415,8 +436,7 @@ impl Node {
         self.peers[p].want_open = false;
         let path = self.openings.path_mut(p);
         path.answers = 0;
-        path.tries = path.tries.saturating_add(1);
-        path.again += u8::from(path.passed > 0 && path.again < TRIES);
+        path.sent(len);
         if echoes {
             path.least = if path.least == 0 { len } else { path.least.min(len) };
         }
