@@ -633,7 +633,7 @@ impl Node {
                 return;
             }
         }
-        let (frame_len, len) = (self.reorder_len(), frame.len());
+        let (frame_len, len) = (self.frame_len(), frame.len());
         if len > frame_len {
             self.counters.rx_no_buffer += 1;
             return;
@@ -680,7 +680,7 @@ impl Node {
 
     /// Takes buffered packets that are now in order.
     fn take_held(&mut self, now: Instant, p: u32) {
-        let frame_len = self.reorder_len();
+        let frame_len = self.frame_len();
         while let peer = &mut self.peers[p]
             && peer.rcv.is_set(peer.rcv_nxt)
             && peer.refused == 0

@@ -722,9 +722,12 @@ pub struct Node {
 /// The copy of an injected message.
 type Inject = [u8; Node::INJECT_SIZE];
 
-/// Packets of all peers together that may be buffered out of order; data of pulled messages needs
-/// no buffer. The second number on a port that loses nothing, where only a faulty peer leaves one out.
-const REORDER_MAX: [usize; 2] = [4096, 512];
+/// Packets of all peers together that may be buffered: those that came early, and those behind a
+/// refused one. Data of pulled messages needs no buffer.
+const fn reorder_max(frame_len: usize) -> usize {
+    // A whole window, unless frames are so long that memory would be reserved for nothing.
+    if frame_len > 16 << 10 { 2048 } else { 4096 }
+}
 
 /// Bytes after the Ethernet header that a node sends at most on a port with `caps`.
 fn usable_mtu(caps: &PortCaps) -> Result<usize> {
@@ -756,7 +759,6 @@ impl Node {
         let (s, mtu) = (settings.check()?, usable_mtu(caps)?);
         let frame_len = mtu.max(usable(caps.near_mtu)) + ETH_HDR_LEN;
         let (far, blocks) = (Path::far(caps, s.crc), s.unexpected_bytes / UNIT);
-        let reorder_max = REORDER_MAX[usize::from(caps.lossless)];
         Ok(Self {
             mac: caps.mac,
             mac_word: mac_word(caps.mac),
@@ -801,8 +803,8 @@ impl Node {
             scratch: Vec::new(),
             target: fast_target::TargetCache::new(rma_out::response_slots(s.peer_max)),
             spare: Vec::new(),
-            reorder_buf: Slab::with_capacity(reorder_max),
-            reorder_bytes: vec![0; reorder_max * (mtu + ETH_HDR_LEN)],
+            reorder_buf: Slab::with_capacity(reorder_max(frame_len)),
+            reorder_bytes: vec![0; reorder_max(frame_len) * frame_len],
             coll: coll::Coll::default(),
             wheel: Wheel::new(s.peer_max, Instant(0)),
             ready: VecDeque::with_capacity(s.peer_max.min(4096)),

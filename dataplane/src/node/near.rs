@@ -19,10 +19,9 @@ impl Node {
         self.far.has_crc()
     }
 
-    /// Longest frame that is kept for its turn, bytes. Frames of near sessions, which may be longer,
-    /// come in order.
-    pub(super) fn reorder_len(&self) -> usize {
-        self.frame_max as usize + ETH_HDR_LEN
+    /// Longest frame that may arrive, bytes.
+    pub(super) fn frame_len(&self) -> usize {
+        self.frame_max.max(self.near_max) as usize + ETH_HDR_LEN
     }
 
     /// The path to a near peer, or to any other. Frames to a near one stay in this machine's
