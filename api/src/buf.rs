@@ -115,8 +115,8 @@ impl Default for Buf {
 
 impl Drop for Buf {
     fn drop(&mut self) {
-        // SAFETY: the parts of a `Vec` that was taken apart in `From`, or of an empty one; the vector
-        // made here is the only owner and frees the memory.
+        // SAFETY: the parts of a `Vec` that was taken apart in `From`, or of an empty one; the
+        // vector made here is the only owner and frees the memory.
         drop(unsafe { Vec::from_raw_parts(self.base.as_ptr(), self.len, self.capacity) });
     }
 }

@@ -360,8 +360,8 @@ unsafe extern "C" fn readfrom<E: Entry>(
     count: usize,
     src: *mut u64,
 ) -> isize {
-    // SAFETY: the table belongs to queues; `buf` has room for `count` entries, and `src` for as many
-    // addresses, or is NULL.
+    // SAFETY: the table belongs to queues; `buf` has room for `count` entries, and `src` for as
+    // many addresses, or is NULL.
     guard::count(|| unsafe { CqObject::of(at)?.read(Out::<E>::new(buf, count, src)?) })
 }
 
@@ -386,8 +386,8 @@ unsafe extern "C" fn sreadfrom<E: Entry>(
     cond: *const c_void,
     timeout: c_int,
 ) -> isize {
-    // SAFETY: the table belongs to queues; `buf` has room for `count` entries, and `src` for as many
-    // addresses, or is NULL.
+    // SAFETY: the table belongs to queues; `buf` has room for `count` entries, and `src` for as
+    // many addresses, or is NULL.
     guard::count(|| unsafe {
         CqObject::of(at)?.sread(Out::<E>::new(buf, count, src)?, cond, timeout)
     })

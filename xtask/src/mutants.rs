@@ -34,8 +34,8 @@ const STAGES: [(&str, &[&str]); 3] = [
 /// How many mutants, and where.
 #[derive(clap::Args)]
 #[command(after_help = "\
-A mutant takes a build and up to three suites, some five minutes; 200 of them a night. The details of
-each, with its change and what the tests said, stay in target/mutants.
+A mutant takes a build and up to three suites, some five minutes; 200 of them a night. The details
+of each, with its change and what the tests said, stay in target/mutants.
 
 Examples:
   cargo xtask mutants

@@ -128,8 +128,8 @@ pub struct NodeSettings {
     pub unexpected_bytes: usize,
     /// Bytes of pulled messages asked for and not yet here, all peers together. Default 4 MiB.
     pub pull_window: usize,
-    /// Packets in flight of a session on a path that may lose frames, each way, if the peer takes as
-    /// many. A power of two, 64 to 4,096; default 4,096.
+    /// Packets in flight of a session on a path that may lose frames, each way, if the peer takes
+    /// as many. A power of two, 64 to 4,096; default 4,096.
     pub window: u32,
     /// Memory regions registered at once. Default 65,536; 2^20 at most.
     pub mr_max: usize,
@@ -658,7 +658,7 @@ pub struct Node {
     /// Operations of the fast path in flight.
     fast_ops: Table<FastOp>,
     pub(crate) sent: SentPool,
-    pub(crate) bitmaps: BitmapPool,
+    bitmaps: BitmapPool,
     pub(crate) packs: Packs,
     pub(crate) posted: PostedPool<RecvWr>,
     /// The memory of posted receives where it is in several pieces, by the index of their record.
@@ -756,16 +756,15 @@ impl Node {
     /// - [`Error::Invalid`]: a setting is out of range; the text says which.
     /// - [`Error::MsgTooLong`]: the port's MTU is below 256.
     pub fn new(settings: NodeSettings, caps: &PortCaps) -> Result<Self> {
-        let (s, mtu) = (settings.check()?, usable_mtu(caps)?);
-        let frame_len = mtu.max(usable(caps.near_mtu)) + ETH_HDR_LEN;
-        let (far, blocks) = (Path::far(caps, s.crc), s.unexpected_bytes / UNIT);
+        let (s, mtu, near) = (settings.check()?, usable_mtu(caps)?, usable(caps.near_mtu));
+        let (frame_len, blocks) = (mtu.max(near) + ETH_HDR_LEN, s.unexpected_bytes / UNIT);
         Ok(Self {
             mac: caps.mac,
             mac_word: mac_word(caps.mac),
             frame_max: mtu as u32,
-            near_max: usable(caps.near_mtu) as u32,
+            near_max: near as u32,
             lossless: caps.lossless,
-            far,
+            far: Path::far(caps, s.crc),
             rto_floor_ns: caps.rto_floor_ns.max(1_000),
             eager_max: s.eager_max(mtu),
             peers: Peers::with_large_pages(s.peer_max),

@@ -1,7 +1,7 @@
 //! The packets a session has in flight.
 //!
 //! Packets are numbered without holes, and each has a record until it is acknowledged in order.
-//! Records are found by number: see [`flight`](super::flight). A record holds all that a
+//! Records are found by number: see `flight.rs`. A record holds all that a
 //! retransmission needs except the payload, which stays in the application's memory or in a pool.
 //!
 //! Loss is found by time (RFC 8985): a packet is lost when one that was sent later than it, by more

@@ -5,8 +5,8 @@ use barewire_driver::frame::RxFrame;
 use super::{BASE_LEN, Base, Bytes, WireError};
 use crate::psn::Psn;
 
-/// Header of an ACK, without its SACK words. The base's `cack` is the cumulative part, its `psn` the
-/// sender's `snd_nxt`.
+/// Header of an ACK, without its SACK words. The base's `cack` is the cumulative part, its `psn`
+/// the sender's `snd_nxt`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AckOp {
     /// Time since the newest packet arrived, in units of 64 ns; `u16::MAX` for 4.2 ms or more.

@@ -823,9 +823,9 @@ impl InPlaceTx for DpdkPort {
         if R::LONG {
             self.longest = self.longest.max(len);
         }
-        // SAFETY: the buffer is ours alone, of the pool's own, and has room for `len` bytes, no more
-        // than `SHORT`, unless it is long, of which `H` are the head's. From the end to the start, as in
-        // `copy_short_to_raw`.
+        // SAFETY: the buffer is ours alone, of the pool's own, and has room for `len` bytes, no
+        // more than `SHORT`, unless it is long, of which `H` are the head's. From the end to the
+        // start, as in `copy_short_to_raw`.
         unsafe {
             let data = (*mbuf).buf_addr.cast::<u8>().add(usize::from((*mbuf).data_off));
             rest.fill(data.add(H));
