@@ -293,3 +293,23 @@ fn what_was_never_sent_cannot_be_acknowledged() {
     assert_eq!(snd.check(snd.una.add(6)), Err(AckOfUnsent));
     assert!(snd.check(Psn(snd.una.0.wrapping_sub(9))).is_ok(), "an old one");
 }
+
+/// Goal: a round trip is measured on the copy that arrived, without the time that the receiver
+/// waited, which it says in units of 64 ns.
+#[test]
+fn a_round_trip_is_without_the_receivers_delay() {
+    let mut pool = SentPool::with_capacity(2);
+    let mut snd = SendWindow::<Fixed>::new(Psn(7));
+    let (psn, at) = (snd.number(), Instant(1_000));
+    let sent = Sent::new(psn, Ty::Msg, (&[0; OP_MAX], 0), BodyRef::None, NONE, at);
+    let idx = snd.keep(&mut pool, sent);
+    let ack = AckOp { newest: psn, delay: 5, ..AckOp::default() };
+    let measured = |pool: &SentPool, ack| snd.round_trip(pool, Instant(11_000), &ack);
+    assert_eq!(measured(&pool, ack), Some(10_000 - 5 * 64));
+    assert_eq!(measured(&pool, AckOp { delay: 200, ..ack }), Some(1), "it waited for longer");
+    assert_eq!(measured(&pool, AckOp { delay: u16::MAX, ..ack }), None);
+    assert_eq!(measured(&pool, AckOp { newest: psn.next(), ..ack }), None);
+    pool[idx].at = Instant(4_000);
+    assert_eq!(measured(&pool, AckOp { resent: true, ..ack }), Some(7_000 - 5 * 64));
+    assert_eq!(measured(&pool, ack), Some(10_000 - 5 * 64), "the first copy");
+}
