@@ -6,6 +6,7 @@
 //! copy out). So neither side allocates and a frame has no owner to forget it.
 
 use std::any::Any;
+use std::ops::Add;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
@@ -334,6 +335,24 @@ pub struct PortCounters {
     /// Frames the port itself lost on the way out: a full ring for a group address, or on purpose
     /// (the `fault` port).
     pub tx_dropped: u64,
+}
+
+impl Add for PortCounters {
+    type Output = Self;
+
+    /// What two ports counted together, or one after the other.
+    fn add(self, other: Self) -> Self {
+        Self {
+            rx_frames: self.rx_frames + other.rx_frames,
+            tx_frames: self.tx_frames + other.tx_frames,
+            rx_bytes: self.rx_bytes + other.rx_bytes,
+            tx_bytes: self.tx_bytes + other.tx_bytes,
+            tx_full: self.tx_full + other.tx_full,
+            tx_no_route: self.tx_no_route + other.tx_no_route,
+            rx_dropped: self.rx_dropped + other.rx_dropped,
+            tx_dropped: self.tx_dropped + other.tx_dropped,
+        }
+    }
 }
 
 /// Moves whole Ethernet frames (no frame check sequence). One thread at a time uses a port.

@@ -73,7 +73,7 @@ impl AckOp {
     ) -> &'a [u64] {
         let words = &mut words[..usize::from(self.count).min(Self::WORDS_MAX)];
         for (i, word) in words.iter_mut().enumerate() {
-            // A frame that has become shorter says nothing.
+            // All are there, as `parse` has seen.
             let bytes = frame.chunk_at(BASE_LEN + Self::LEN + 8 * i).unwrap_or_default();
             *word = u64::from_le_bytes(bytes);
         }

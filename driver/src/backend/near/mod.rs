@@ -425,17 +425,9 @@ impl<F: Far> Port for Near<F> {
 
     fn counters(&self) -> PortCounters {
         let (near, far) = (self.near.counters(), self.far.counters());
-        PortCounters {
-            rx_frames: near.rx_frames + far.rx_frames,
-            tx_frames: near.tx_frames + far.tx_frames,
-            rx_bytes: near.rx_bytes + far.rx_bytes,
-            tx_bytes: near.tx_bytes + far.tx_bytes,
-            tx_full: near.tx_full + far.tx_full,
-            // What the far side was asked for instead is told by that.
-            tx_no_route: near.tx_no_route - self.passed_on + far.tx_no_route + self.too_long,
-            rx_dropped: near.rx_dropped + far.rx_dropped,
-            tx_dropped: near.tx_dropped + far.tx_dropped,
-        }
+        // What the far side was asked for instead is told by that.
+        let tx_no_route = near.tx_no_route - self.passed_on + self.too_long;
+        PortCounters { tx_no_route, ..near } + far
     }
 
     fn near_counters(&self) -> Option<PortCounters> {

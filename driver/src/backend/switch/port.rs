@@ -118,17 +118,7 @@ impl SwitchedPort {
 
     /// What was counted in this segment and those before.
     fn so_far(&self) -> PortCounters {
-        let (past, now) = (&self.past, self.port.counters());
-        PortCounters {
-            rx_frames: past.rx_frames + now.rx_frames,
-            tx_frames: past.tx_frames + now.tx_frames,
-            rx_bytes: past.rx_bytes + now.rx_bytes,
-            tx_bytes: past.tx_bytes + now.tx_bytes,
-            tx_full: past.tx_full + now.tx_full,
-            tx_no_route: 0,
-            rx_dropped: past.rx_dropped + now.rx_dropped,
-            tx_dropped: past.tx_dropped + now.tx_dropped,
-        }
+        PortCounters { tx_no_route: 0, ..self.past + self.port.counters() }
     }
 
     /// Whether the next switch's segment is there to go on in.
