@@ -414,12 +414,12 @@ mod tests {
         assert!(file.exists());
         assert!(is_known(&spec) && is_known("shm") && is_known("afpacket:none"));
         assert!(!is_known("fault():infiniband:x") && !is_known("") && !is_known("rocket:1"));
-        let udp = open("udp:127.0.0.1:60007,mtu=1000").unwrap();
-        assert_eq!((udp.caps().name.as_str(), udp.caps().mtu), ("udp:127.0.0.1:60007", 1000));
+        let udp = open("udp:127.0.0.1:61007,mtu=1000").unwrap();
+        assert_eq!((udp.caps().name.as_str(), udp.caps().mtu), ("udp:127.0.0.1:61007", 1000));
         let other = open(&format!("shm:{name},mtu=9000")).unwrap();
         assert_eq!((other.caps().mtu, other.caps().lossless), (9000, true));
         assert!(list().iter().any(|p| p.spec == format!("shm:{name}") && p.why_not.is_none()));
-        let near = format!("fault(loss=0.1):udp:127.0.0.1,near=shm:{name},mtu=900");
+        let near = format!("fault(loss=0.1):udp:127.0.0.1:61008,near=shm:{name},mtu=900");
         let mut near = open(&near).unwrap();
         // What the first member's rings are long enough for.
         assert_eq!((near.caps().mtu, near.caps().near_mtu), (900, 16_306));

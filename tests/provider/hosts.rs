@@ -3,6 +3,7 @@
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, ChildStdout, Stdio};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
 use barewire_driver::open::{Serving, open_switch};
@@ -216,13 +217,16 @@ fn every_mpi_while_switches_are_killed() {
     let Some(hosts) = Hosts::new(2) else { return };
     with_each(|mpi, bench| {
         let mut helpers = switches(&hosts, &port);
-        let (done, is_done) = std::sync::mpsc::channel();
+        let (done, is_done) = channel();
         let start = |node| Helper::start(&hosts, node, "switch_process", SWITCH, &port);
         let (helpers, start) = (&mut helpers, &start);
         let kills = std::thread::scope(|scope| {
+            // Goes with this closure, also when the job fails, and ends the killer.
+            let done: Sender<()> = done;
             let killer = scope.spawn(move || {
                 let mut kills = 0;
-                while is_done.recv_timeout(Duration::from_millis(200)).is_err() {
+                let pause = Duration::from_millis(200);
+                while let Err(RecvTimeoutError::Timeout) = is_done.recv_timeout(pause) {
                     let node = kills % 2;
                     drop(helpers.swap_remove(node));
                     // They end with this thread, and so before the next MPI.
@@ -232,7 +236,7 @@ fn every_mpi_while_switches_are_killed() {
                 kills
             });
             hosts.agree(mpi, bench, 2, &port, &["all", "4096"]);
-            done.send(()).unwrap();
+            drop(done);
             killer.join().unwrap()
         });
         println!("{}: {kills} switches were killed", mpi.name);

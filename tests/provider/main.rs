@@ -23,8 +23,9 @@ mod trigger;
 mod waits;
 mod words;
 
+use std::io::{Read, Seek};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
@@ -155,27 +156,41 @@ fn text(output: &Output) -> String {
 /// Runs a program to its end, which is at most `seconds` away.
 fn finish(command: &mut Command, seconds: u64) -> Output {
     use std::os::unix::process::CommandExt;
-    let command = command.stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
-    let child = command.spawn().unwrap_or_else(|e| panic!("{command:?}: {e}"));
-    let (pid, done) = (child.id(), std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false)));
-    let (watch, end) = (done.clone(), Instant::now() + Duration::from_secs(seconds));
-    let watcher = std::thread::spawn(move || {
-        while !watch.load(Ordering::Relaxed) {
-            if Instant::now() >= end {
-                // A launcher's children are in its group.
-                let group = nix::unistd::Pid::from_raw(pid as i32);
-                let _ = nix::sys::signal::killpg(group, nix::sys::signal::Signal::SIGKILL);
-                return true;
-            }
-            std::thread::park_timeout(Duration::from_millis(50));
+    // Files and no pipes: a daemon of a launcher keeps a pipe open after the launcher's end.
+    let mut files = [(); 2].map(|()| tempfile::tempfile().unwrap());
+    let [out, err] = [0, 1].map(|at| Stdio::from(files[at].try_clone().unwrap()));
+    let command = command.stdout(out).stderr(err).process_group(0);
+    let mut child = command.spawn().unwrap_or_else(|e| panic!("{command:?}: {e}"));
+    let in_time = wait_for(&mut child, seconds);
+    if in_time.is_none() {
+        // A launcher ends its ranks if it may.
+        let group = nix::unistd::Pid::from_raw(child.id() as i32);
+        for signal in [nix::sys::signal::Signal::SIGTERM, nix::sys::signal::Signal::SIGKILL] {
+            let _ = nix::sys::signal::killpg(group, signal);
+            let _ = wait_for(&mut child, 5);
         }
-        false
+    }
+    let [stdout, stderr] = [0, 1].map(|at| {
+        let (mut bytes, file) = (Vec::new(), &mut files[at]);
+        file.rewind().and_then(|()| file.read_to_end(&mut bytes)).unwrap();
+        bytes
     });
-    let output = child.wait_with_output().unwrap();
-    done.store(true, Ordering::Relaxed);
-    watcher.thread().unpark();
-    assert!(!watcher.join().unwrap(), "not finished in {seconds} s: {}", text(&output));
+    let status = child.wait().unwrap();
+    let output = Output { status, stdout, stderr };
+    assert!(in_time.is_some(), "not finished in {seconds} s: {command:?}: {}", text(&output));
     output
+}
+
+/// How a process ended, if it does within so many seconds.
+fn wait_for(child: &mut Child, seconds: u64) -> Option<ExitStatus> {
+    let end = Instant::now() + Duration::from_secs(seconds);
+    loop {
+        let status = child.try_wait().unwrap();
+        if status.is_some() || Instant::now() >= end {
+            return status;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
 }
 
 /// Runs a program that succeeds, and returns what it said.

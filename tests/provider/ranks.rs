@@ -298,7 +298,7 @@ fn mpi4pys_own_tests_pass() {
 
 /// Runs mpi4py's tests, which have to pass in every rank.
 pub(super) fn ran(mpi: &Mpi, command: &mut Command, ranks: usize) {
-    let said = succeed(command, 800);
+    let said = succeed(command, 300);
     // The ranks write to one stream, each sentence at once, but for the ends of lines.
     let ran: Vec<_> = said.match_indices("Ran ").map(|(at, _)| &said[at..]).collect();
     assert_eq!(ran.len(), ranks, "{}: {said}", mpi.name);

@@ -67,6 +67,16 @@ pub(crate) fn read_tests(output: &str) -> Tests {
     tests
 }
 
+/// Tests that had run for a minute and have no result.
+pub(crate) fn unfinished(output: &str) -> Vec<&str> {
+    let names = |end: &'static str| {
+        output.lines().filter_map(move |line| line.strip_prefix("test ")?.strip_suffix(end))
+    };
+    let ended: BTreeSet<&str> =
+        [" ... ok", " ... FAILED", " ... ignored"].into_iter().flat_map(names).collect();
+    names(" has been running for over 60 seconds").filter(|name| !ended.contains(name)).collect()
+}
+
 /// Reads `ok. 3 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.00s`.
 fn read_result(result: &str) -> Counts {
     let field = |name: &str| {
@@ -106,6 +116,15 @@ test result: FAILED. 2 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out; 
 running 1 test
 test result: ok. 1 passed; 0 failed; 2 ignored; 0 measured; 5 filtered out; finished in 1.50s
 ";
+
+    #[test]
+    fn tests_that_hang_are_named() {
+        let output = "test a::quick ... ok\n\
+                      test a::slow has been running for over 60 seconds\n\
+                      test a::hung has been running for over 60 seconds\n\
+                      test a::slow ... FAILED\n";
+        assert_eq!(unfinished(output), ["a::hung"]);
+    }
 
     #[test]
     fn counts_are_added_up_and_a_skipped_test_did_not_pass() {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::packages::{self, Tool};
 use crate::process::{self, Ended};
-use crate::report::{Counts, read_tests};
+use crate::report::{Counts, read_tests, unfinished};
 use crate::vm::{NotHere, guest, hosts, suite};
 use crate::{bench, cargo, deb, root, target_dir, vm};
 
@@ -720,7 +720,9 @@ fn start_with(
     let mut ended = process::run(command, log, limit)
         .map_err(|why| format!("{}: {} {why}", suite.name(), command.get_program().display()))?;
     if ended.timed_out {
-        ended.output.push_str(&format!("\nerror: killed after {} s\n", limit.as_secs()));
+        let hung = unfinished(&ended.output).join(", ");
+        let seconds = limit.as_secs();
+        ended.output.push_str(&format!("\nerror: killed after {seconds} s, still ran: {hung}\n"));
     }
     Ok(ended)
 }
