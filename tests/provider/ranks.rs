@@ -141,17 +141,9 @@ impl Mpi {
         command
     }
 
-    /// So many ranks of our own program on each host of a cluster.
-    pub(super) fn ranks_on(
-        &self,
-        cluster: &Cluster,
-        bench: &Bench,
-        per_node: usize,
-        args: &[&str],
-    ) -> Command {
-        let mut command = self.launch_on(cluster, bench, per_node);
+    /// Has ranks that are started with `command` run our own program.
+    pub(super) fn program(&self, command: &mut Command, args: &[&str]) {
         command.arg(&self.python).arg(program()).args(args);
-        command
     }
 
     /// Has ranks that are started with `command` run mpi4py's own tests, which lie in `suite`.
