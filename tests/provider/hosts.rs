@@ -32,6 +32,8 @@ impl Hosts {
         // Says why an operation failed.
         mpi.pass(&mut command, "FI_LOG_LEVEL", "warn");
         mpi.pass(&mut command, "FI_LOG_PROV", "barewire");
+        // Longer than a loaded machine takes to start a switch: up to 4 s were seen.
+        mpi.pass(&mut command, "FI_BAREWIRE_T_DEAD_MS", "30000");
         mpi.program(&mut command, args);
         let said = succeed(command.env("FI_BAREWIRE_PORT", port), 120);
         let what = format!("{}, {port}, {hosts} x {per_node}, {args:?}", mpi.name);

@@ -163,8 +163,7 @@ pub(super) fn join(settings: &ShmSettings, role: Role) -> Result<Joined, OpenErr
             continue; // The last member left between our open and our lock, and removed it.
         }
         check_owner(&path, &meta)?;
-        let mut magic = [0; 8];
-        let made = file.read_exact_at(&mut magic, 0).is_ok() && magic != [0; 8];
+        let made = is_made(&file);
         if !made && let Err(e) = make(&file, &path, settings) {
             let _ = std::fs::remove_file(&path);
             return Err(e);
@@ -216,7 +215,14 @@ pub(super) fn switch_of(settings: &ShmSettings) -> Result<Option<u32>, OpenError
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(e) => return Err(os("cannot open", &path, e)),
     };
-    check_owner(&path, &file.metadata().map_err(|e| os("cannot look at", &path, e))?)?;
+    let meta = file.metadata().map_err(|e| os("cannot look at", &path, e))?;
+    if meta.nlink() == 0 {
+        return Ok(None); // Its last member removed it meanwhile.
+    }
+    check_owner(&path, &meta)?;
+    if !is_made(&file) {
+        return Ok(None);
+    }
     let layout = read_layout(&file, &path)?;
     let map = map(&file, layout).map_err(|e| os("cannot map", &path, e))?;
     let known = none_known(layout);
@@ -320,6 +326,13 @@ fn check_owner(path: &Path, meta: &std::fs::Metadata) -> Result<(), OpenError> {
         return Ok(());
     };
     Err(OpenError::NotOurs { path: path.to_owned(), why })
+}
+
+/// Whether `file` has a magic number: not while somebody makes a segment of it, nor if that one
+/// died meanwhile.
+fn is_made(file: &File) -> bool {
+    let mut magic = [0; 8];
+    file.read_exact_at(&mut magic, 0).is_ok() && magic != [0; 8]
 }
 
 /// Writes an empty segment into `file`, its magic number last.

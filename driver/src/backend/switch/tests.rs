@@ -359,6 +359,24 @@ fn a_station_that_does_not_read_holds_up_nobody() {
     assert_eq!((of_a.full, of_a.received, of_b.received), (full, 300 - full, 300));
 }
 
+/// Goal: who asks for a switch while the first one makes its segment, or after that one was killed
+/// at it, is told that there is none. Method: the file as it is then, all zeros.
+#[test]
+fn a_segment_that_is_being_made_has_no_switch() {
+    use std::os::unix::fs::OpenOptionsExt;
+    let segment = fresh();
+    let mut options = std::fs::OpenOptions::new();
+    let file = options.write(true).create_new(true).mode(0o600).open(segment.path()).unwrap();
+    for len in [0, 1 << 20] {
+        file.set_len(len).unwrap();
+        assert_eq!(segment.switch_pid().unwrap(), None);
+    }
+    let switch = Switch::open(&segment, cable(64).0).unwrap();
+    assert_eq!(segment.switch_pid().unwrap(), Some(std::process::id()));
+    drop(switch);
+    assert!(!segment.path().exists());
+}
+
 /// Goal: while no switch runs frames are lost and counted, as on a wire; with the next one they go
 /// on, and there is never more than one.
 #[test]
