@@ -16,6 +16,11 @@
 //! So nobody can speak for another port unless he can send from its IP address, which is what a
 //! switch gives on a wire as well; the rest is the protocol's (`docs/wire.md`).
 //!
+//! # Trains
+//! A system call and a way through the network stack cost much more than a frame's bytes. So frames
+//! to one place that are equally long, as those of a long message or of many short ones, leave as
+//! one datagram that is cut late or by the card, and are received so (`batch.rs`, `Inbox`).
+//!
 //! # Length
 //! Datagrams are not fragmented (DF is set). The MTU is that of the interface that has the address,
 //! less 42 bytes for IP, UDP and our Ethernet header. A path that carries less refuses longer
@@ -24,6 +29,7 @@
 use std::fmt;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddrV4};
+use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::time::Duration;
@@ -296,6 +302,8 @@ impl Udp {
         let addr = settings.bind(socket.as_raw_fd(), place.ip)?;
         let mac = mac_of(addr).expect("a UDP port without an address was refused");
         let bell = Bell::new().map_err(os)?;
+        // Since Linux 5.0; without it every datagram is one frame.
+        let joins = set_option(socket.as_raw_fd(), libc::SOL_UDP, libc::UDP_GRO, &1).is_ok();
         let frame_max = ETH_HDR_LEN + mtu;
         let caps = PortCaps {
             mac,
@@ -313,7 +321,7 @@ impl Udp {
             caps,
             frame_max,
             batch: Batch::new(frame_max, 0, true),
-            inbox: Inbox::new(frame_max),
+            inbox: Inbox::new(frame_max, joins),
             in_bulk: false,
             last_came: false,
             counters: PortCounters::default(),
@@ -359,72 +367,151 @@ impl Udp {
     fn is_fit(&self, frame: &RxFrame<'_>, from: &libc::sockaddr_in) -> bool {
         let Some(head) = frame.first_chunk::<ETH_HDR_LEN>() else { return false };
         let source = mac_of(addr_in(from)).is_some_and(|mac| head[6..12] == mac.0);
-        source && head[..6] == self.caps.mac.0 && head[12..] == ETHERTYPE.to_be_bytes()
+        frame.len() <= self.frame_max
+            && source
+            && head[..6] == self.caps.mac.0
+            && head[12..] == ETHERTYPE.to_be_bytes()
     }
 }
 
-/// Where received datagrams lie.
+/// Where received datagrams lie. The kernel may have joined several frames of one sender into one
+/// (UDP_GRO, udp(7), Linux 5.0): equally long ones, and a last that may be shorter.
 struct Inbox {
     bytes: Box<[u8]>,
     slot_len: usize,
     names: Box<[libc::sockaddr_in; BURST]>,
-    /// Length of each; more than a slot holds if it was cut.
-    lens: [usize; BURST],
+    datagrams: [Datagram; BURST],
+    /// How many datagrams there are, and where the next frame is: in which, from which byte on.
+    count: usize,
+    next: (usize, usize),
 }
 
+/// What a slot holds.
+#[derive(Clone, Copy, Default)]
+struct Datagram {
+    len: usize,
+    /// Length of each frame in it but the last.
+    frame_len: usize,
+}
+
+/// Room for one control message, as cmsg(3) lays it out.
+type Control = [u64; 4];
+
 impl Inbox {
-    fn new(frame_max: usize) -> Self {
-        let slot_len = frame_max.next_multiple_of(64);
+    fn new(frame_max: usize, joins: bool) -> Self {
+        let longest = if joins { DATAGRAM_MAX } else { frame_max };
+        // Odd in cache lines: the first lines of slots a power of two apart share one set.
+        let slot_len = longest.next_multiple_of(128) + 64;
         // SAFETY: zeros are a `sockaddr_in`.
         let nobody: libc::sockaddr_in = unsafe { std::mem::zeroed() };
+        let (names, datagrams) = (Box::new([nobody; BURST]), [Datagram::default(); BURST]);
         let bytes = vec![0; slot_len * BURST].into();
-        Self { bytes, slot_len, names: Box::new([nobody; BURST]), lens: [0; BURST] }
+        Self { bytes, slot_len, names, datagrams, count: 0, next: (0, 0) }
     }
 
-    fn frame(&self, i: usize) -> Option<RxFrame<'_>> {
-        self.bytes[i * self.slot_len..][..self.slot_len].get(..self.lens[i]).map(RxFrame::new)
+    fn is_empty(&self) -> bool {
+        self.next.0 >= self.count
     }
 
-    /// Receives one datagram; says how many there were.
+    /// The next frame, if one is left: where it is from, and its bytes. None of them for one that
+    /// was cut, or that the kernel does not say the length of.
+    fn take(&mut self) -> Option<(usize, Range<usize>)> {
+        let (slot, at) = self.next;
+        if slot >= self.count {
+            return None;
+        }
+        let Datagram { len, frame_len } = self.datagrams[slot];
+        let end = len.min(at + frame_len);
+        self.next = if end < len { (slot, end) } else { (slot + 1, 0) };
+        let base = slot * self.slot_len;
+        let whole = len <= self.slot_len;
+        Some((slot, if whole { base + at..base + end } else { base..base }))
+    }
+
+    fn frame(&self, bytes: Range<usize>) -> RxFrame<'_> {
+        RxFrame::new(&self.bytes[bytes])
+    }
+
+    /// Receives up to `max` datagrams, at least one; all that were there have been taken.
+    fn receive(&mut self, fd: RawFd, max: usize) {
+        (self.count, self.next) = (0, (0, 0));
+        let got = if max == 1 { self.one(fd) } else { self.many(fd, max) };
+        self.count = got;
+    }
+
     fn one(&mut self, fd: RawFd) -> usize {
-        let mut name_len = size_of::<libc::sockaddr_in>() as libc::socklen_t;
+        let mut control = Control::default();
+        // SAFETY: zeros are an `msghdr`.
+        let mut head: libc::msghdr = unsafe { std::mem::zeroed() };
         let slot = &mut self.bytes[..self.slot_len];
-        // SAFETY: `recvfrom` writes at most the slot's length to it and at most `name_len` bytes
-        // to a `sockaddr_in`, both of which live across the call.
-        let got = unsafe {
-            let flags = libc::MSG_DONTWAIT | libc::MSG_TRUNC;
-            let (at, name) = (slot.as_mut_ptr().cast(), (&raw mut self.names[0]).cast());
-            libc::recvfrom(fd, at, slot.len(), flags, name, &raw mut name_len)
-        };
+        let mut iov = libc::iovec { iov_base: slot.as_mut_ptr().cast(), iov_len: slot.len() };
+        prepare(&mut head, &mut iov, &mut self.names[0], &mut control);
+        // SAFETY: `recvmsg` writes one slot of `bytes`, one of `names` and the control message,
+        // all of which live across the call.
+        let got = unsafe { libc::recvmsg(fd, &raw mut head, RECEIVE) };
         // Nothing there, or an error of some datagram we sent: whoever waits for it notices.
         let Ok(len) = usize::try_from(got) else { return 0 };
-        self.lens[0] = len;
+        self.datagrams[0] = Datagram::of(len, &head);
         1
     }
 
-    /// Receives up to `max` datagrams; says how many there were.
     fn many(&mut self, fd: RawFd, max: usize) -> usize {
+        let mut controls = [Control::default(); BURST];
         // SAFETY: zeros are an `iovec` and an `mmsghdr`.
         let (mut iovs, mut msgs): ([libc::iovec; BURST], [libc::mmsghdr; BURST]) =
             unsafe { (std::mem::zeroed(), std::mem::zeroed()) };
         for (i, slot) in self.bytes.chunks_exact_mut(self.slot_len).enumerate().take(max) {
             iovs[i] = libc::iovec { iov_base: slot.as_mut_ptr().cast(), iov_len: slot.len() };
             let head = &mut msgs[i].msg_hdr;
-            (head.msg_iov, head.msg_iovlen) = (&raw mut iovs[i], 1);
-            head.msg_name = (&raw mut self.names[i]).cast();
-            head.msg_namelen = size_of::<libc::sockaddr_in>() as libc::socklen_t;
+            prepare(head, &mut iovs[i], &mut self.names[i], &mut controls[i]);
         }
-        let flags = libc::MSG_DONTWAIT | libc::MSG_TRUNC;
-        let count = max.min(BURST) as u32;
-        let none = std::ptr::null_mut();
-        // SAFETY: `recvmmsg` writes `count` headers at most, each with one slot of `bytes` and one
-        // of `names`, all of which live across the call; no timeout.
-        let got = unsafe { libc::recvmmsg(fd, msgs.as_mut_ptr(), count, flags as _, none) };
+        let (count, none) = (max.min(BURST) as u32, std::ptr::null_mut());
+        // SAFETY: `recvmmsg` writes `count` headers at most, each with one slot of `bytes`, one of
+        // `names` and one control message, all of which live across the call; no timeout.
+        let got = unsafe { libc::recvmmsg(fd, msgs.as_mut_ptr(), count, RECEIVE as _, none) };
         let got = usize::try_from(got).unwrap_or(0);
-        for (len, msg) in self.lens.iter_mut().zip(&msgs[..got]) {
-            *len = msg.msg_len as usize;
+        for (datagram, msg) in self.datagrams.iter_mut().zip(&msgs[..got]) {
+            *datagram = Datagram::of(msg.msg_len as usize, &msg.msg_hdr);
         }
         got
+    }
+}
+
+const RECEIVE: libc::c_int = libc::MSG_DONTWAIT | libc::MSG_TRUNC;
+
+/// Has `head` receive a datagram.
+fn prepare(
+    head: &mut libc::msghdr,
+    iov: &mut libc::iovec,
+    name: &mut libc::sockaddr_in,
+    control: &mut Control,
+) {
+    (head.msg_iov, head.msg_iovlen) = (iov, 1);
+    head.msg_name = std::ptr::from_mut(name).cast();
+    head.msg_namelen = size_of::<libc::sockaddr_in>() as libc::socklen_t;
+    head.msg_control = control.as_mut_ptr().cast();
+    head.msg_controllen = size_of::<Control>();
+}
+
+impl Datagram {
+    /// One of `len` bytes, of which `head` says more.
+    fn of(len: usize, head: &libc::msghdr) -> Self {
+        // SAFETY: `head` is one that the kernel has filled in, whose control message lives.
+        let said = unsafe { libc::CMSG_FIRSTHDR(head) };
+        if head.msg_flags & libc::MSG_CTRUNC != 0 {
+            return Self { len: usize::MAX, frame_len: usize::MAX };
+        }
+        if said.is_null() {
+            return Self { len, frame_len: usize::MAX };
+        }
+        // SAFETY: `CMSG_FIRSTHDR` points to a whole header; that of UDP_GRO has an `int` behind it.
+        let frame_len = unsafe {
+            let is_ours = (*said).cmsg_level == libc::SOL_UDP && (*said).cmsg_type == libc::UDP_GRO;
+            if is_ours { libc::CMSG_DATA(said).cast::<libc::c_int>().read_unaligned() } else { 0 }
+        };
+        // Without progress there would be no end of frames.
+        let frame_len = usize::try_from(frame_len).unwrap_or(0);
+        Self { len, frame_len: if frame_len == 0 { usize::MAX } else { frame_len } }
     }
 }
 
@@ -470,38 +557,37 @@ impl Port for Udp {
         if !self.batch.is_empty() {
             self.push();
         }
-        let fd = self.shared.socket.as_raw_fd();
         let max = max.min(BURST);
-        let got = match max {
-            0 => 0,
-            _ if self.in_bulk => self.inbox.many(fd, max),
-            _ => self.inbox.one(fd),
-        };
-        // In a ping-pong every frame is followed by polls that find nothing, and asking for one is
-        // cheaper; in a stream it is not.
-        self.in_bulk = got > 0 && (self.in_bulk || self.last_came);
-        self.last_came = got > 0;
-        let mut lent = 0;
-        for i in 0..got {
-            let frame = self.inbox.frame(i);
-            let fit = frame.filter(|frame| self.is_fit(frame, &self.inbox.names[i]));
-            match fit {
-                Some(frame) => {
-                    lent += 1;
-                    sink.prefetch(&frame);
-                }
-                None => {
-                    self.inbox.lens[i] = 0;
-                    self.counters.rx_dropped += 1;
-                }
+        if max > 0 && self.inbox.is_empty() {
+            let fd = self.shared.socket.as_raw_fd();
+            self.inbox.receive(fd, if self.in_bulk { max } else { 1 });
+            let came = !self.inbox.is_empty();
+            // In a ping-pong every frame is followed by polls that find nothing, and asking for one
+            // is cheaper; in a stream it is not.
+            self.in_bulk = came && (self.in_bulk || self.last_came);
+            self.last_came = came;
+        }
+        let mut lent = [const { 0..0 }; BURST];
+        let mut count = 0;
+        while count < max
+            && let Some((from, bytes)) = self.inbox.take()
+        {
+            let frame = self.inbox.frame(bytes.clone());
+            if self.is_fit(&frame, &self.inbox.names[from]) {
+                sink.prefetch(&frame);
+                lent[count] = bytes;
+                count += 1;
+            } else {
+                self.counters.rx_dropped += 1;
             }
         }
-        for frame in (0..got).filter_map(|i| self.inbox.frame(i)).filter(|f| !f.is_empty()) {
+        for bytes in &lent[..count] {
+            let frame = self.inbox.frame(bytes.clone());
             self.counters.rx_frames += 1;
             self.counters.rx_bytes += frame.len() as u64;
             sink.frame(&frame);
         }
-        Ok(lent)
+        Ok(count)
     }
 
     fn counters(&self) -> PortCounters {
@@ -622,6 +708,76 @@ mod tests {
         assert_eq!(a.tx(&TxFrame::whole(&nobody)), Ok(Tx::NoRoute));
         let all = frame(MacAddr::BROADCAST, from, ETHERTYPE, b"x");
         assert_eq!((a.tx(&TxFrame::whole(&all)), a.counters().tx_dropped), (Ok(Tx::Sent), 1));
+    }
+
+    /// Goal: frames that are equally long travel as one datagram, to a path that takes such and to
+    /// one that does not, and no poll takes more than it is asked for.
+    #[test]
+    fn frames_of_one_length_travel_together() {
+        let (mut a, mut b) = (open(None), open(None));
+        let (from, to) = (a.caps().mac, b.caps().mac);
+        let sent: Vec<_> = (0..20_u8).map(|i| frame(to, from, ETHERTYPE, &[i; 500])).collect();
+        let send = |a: &mut Udp| {
+            sent.iter().for_each(|frame| assert_eq!(a.tx(&TxFrame::whole(frame)), Ok(Tx::Sent)));
+            a.flush().unwrap();
+        };
+        send(&mut a);
+        b.inbox.receive(b.shared.socket.as_raw_fd(), BURST);
+        assert_eq!((b.inbox.count, b.inbox.datagrams[0].frame_len), (1, 514));
+        let mut got = Vec::new();
+        for asked in [3, 1, 0, 16] {
+            let mut sink = |f: &RxFrame<'_>| {
+                got.push(vec![0; f.len()]);
+                assert!(f.copy_to(0, got.last_mut().unwrap()));
+            };
+            assert_eq!(b.rx_burst(asked, &mut sink), Ok(asked));
+        }
+        assert_eq!(got, sent);
+        // As a device does that cannot sum up.
+        let fd = a.shared.socket.as_raw_fd();
+        set_option(fd, libc::SOL_SOCKET, libc::SO_NO_CHECK, &1).unwrap();
+        send(&mut a);
+        b.inbox.receive(b.shared.socket.as_raw_fd(), BURST);
+        assert_eq!(b.inbox.count, 20);
+        assert_eq!(drain(&mut b), sent);
+    }
+
+    proptest::proptest! {
+        #![proptest_config(proptest::prelude::ProptestConfig::with_cases(48))]
+
+        /// Goal: whatever the lengths and the places, each place gets its frames whole and in
+        /// order.
+        #[test]
+        fn trains_bring_every_frame(
+            frames in proptest::collection::vec((0..2_usize, 0..4_usize), 1..90),
+            cut in 1..40_usize,
+        ) {
+            let (mut a, mut to) = (open(None), [open(None), open(None)]);
+            let (from, mut sent) = (a.caps().mac, [Vec::new(), Vec::new()]);
+            for (i, &(place, len)) in frames.iter().enumerate() {
+                let payload = vec![i as u8; [1, 700, 700, 699][len]];
+                let frame = frame(to[place].caps().mac, from, ETHERTYPE, &payload);
+                assert_eq!(a.tx(&TxFrame::whole(&frame)), Ok(Tx::Sent));
+                sent[place].push(frame);
+                if i % cut == 0 {
+                    a.flush().unwrap();
+                }
+            }
+            a.flush().unwrap();
+            for (port, sent) in to.iter_mut().zip(sent) {
+                let mut got = Vec::new();
+                while got.len() < sent.len() {
+                    let mut sink = |f: &RxFrame<'_>| {
+                        let mut bytes = vec![0; f.len()];
+                        assert!(f.copy_to(0, &mut bytes));
+                        got.push(bytes);
+                    };
+                    // What is sent on loopback is there when the call returns.
+                    assert_ne!(port.rx_burst(5, &mut sink), Ok(0), "frames are missing");
+                }
+                assert_eq!(got, sent);
+            }
+        }
     }
 
     /// Goal: nothing but a frame to us from where it says it is from gets in.
