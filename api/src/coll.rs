@@ -30,12 +30,10 @@ use crate::av::{Av, AvInner, FI_ADDR_NOTAVAIL};
 use crate::buf::{Buf, Bufs, Posted, Refused};
 use crate::domain::Domain;
 use crate::ep::{Endpoint, EpCommon};
+pub use crate::eq::FI_JOIN_COMPLETE;
 use crate::errno::{Error, Result};
 use crate::flags::OpFlags;
 use crate::inner::DomainRef;
-
-/// `FI_JOIN_COMPLETE`, the event that ends a join.
-pub const FI_JOIN_COMPLETE: u32 = 6;
 
 /// `FI_UNIVERSE`, a flag of [`AvSetAttr`]: all addresses of the vector.
 pub const FI_UNIVERSE: u64 = 1 << 57;

@@ -14,11 +14,10 @@ use crate::cq::{Cq, CqAttr, CqInner};
 use crate::ep::Endpoint;
 use crate::eq::{Eq, EqInner};
 use crate::errno::{Error, OpenError, Result, refused_by_system};
-use crate::info::{Info, RxAttr};
+use crate::info::Info;
 use crate::inner::DomainRef;
 use crate::lock::Entry;
 use crate::mr::{Mr, MrAttr};
-use crate::raw::{RawCq, RawEndpoint};
 use crate::settings::{Idle, Peers, Progress, Settings};
 use crate::stats::Publisher;
 use crate::wait::WaitObj;
@@ -91,30 +90,6 @@ impl Domain {
         Endpoint::open(&self.dom, info)
     }
 
-    /// As [`endpoint`](Self::endpoint), of the raw face.
-    ///
-    /// # Errors
-    /// As [`endpoint`](Self::endpoint).
-    pub fn raw_endpoint(&self, info: &Info) -> Result<RawEndpoint> {
-        RawEndpoint::open(&self.dom, info)
-    }
-
-    /// Opens a shared receive context of the raw face: receives posted to it take the messages of
-    /// every endpoint that it is [bound](RawEndpoint::bind_srx) to, and complete in the queue of
-    /// the endpoint that the message was for. It has no queue itself: a receive that is cancelled,
-    /// or left when the port goes, is told by some endpoint that shares it, and one that is left
-    /// when it is closed by nobody. Multi-receives and peeks are an endpoint's own: they are
-    /// refused here. `FI_DIRECTED_RECV` names sources by the address vector of its endpoints, so
-    /// they have one; it is not granted once a connected endpoint shares the context.
-    ///
-    /// # Errors
-    /// - [`Error::BadFlags`]: `attr.op_flags` has one that is not of receives.
-    /// - [`Error::NoMem`]: the domain has no room for one more.
-    #[doc(alias = "fi_srx_context")]
-    pub fn raw_srx_context(&self, attr: &RxAttr) -> Result<RawEndpoint> {
-        RawEndpoint::open_srx(&self.dom, attr)
-    }
-
     /// Opens a completion queue.
     ///
     /// # Errors
@@ -123,14 +98,6 @@ impl Domain {
     #[doc(alias = "fi_cq_open")]
     pub fn cq_open(&self, attr: CqAttr) -> Result<Cq> {
         CqInner::open(&self.dom, attr, false).map(Cq)
-    }
-
-    /// As [`cq_open`](Self::cq_open), for endpoints of the raw face.
-    ///
-    /// # Errors
-    /// As [`cq_open`](Self::cq_open).
-    pub fn raw_cq_open(&self, attr: CqAttr) -> Result<RawCq> {
-        CqInner::open(&self.dom, attr, true).map(RawCq)
     }
 
     /// Opens a counter.
@@ -266,7 +233,7 @@ impl DomainRef {
             false => drop(self.enter()?),
         }
         self.bind_eq(eq);
-        eq.bind(self.arc());
+        eq.bind(Arc::downgrade(self.arc()) as _);
         Ok(())
     }
 

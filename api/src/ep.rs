@@ -13,18 +13,17 @@ use barewire_driver::hint::cold;
 
 use crate::av::{Av, AvInner};
 use crate::buf::{Bufs, OpKey, OpKind, Posted, Refused, kind_of};
-use crate::cm::{CM_DATA_SIZE, Connected};
+use crate::cm::connected::Connected;
+use crate::cm::side::CM_DATA_SIZE;
 use crate::cntr::{Cntr, CntrInner};
 use crate::cq::{Cq, CqInner};
 use crate::deferred::ConditionOf;
 use crate::eq::{Eq, EqInner};
 use crate::errno::{Error, Result};
 use crate::flags::{BindFlags, Caps, OpFlags};
-use crate::info::{AddrFormat, EpType, Info, RxAttr, number_at};
+use crate::info::{AddrFormat, CTX_MAX, EpType, Info, RxAttr, number_at};
 use crate::inner::{Core, DomainRef, Shared};
 use crate::lock::Guard;
-use crate::raw::RawEndpoint;
-use crate::sep::{CTX_MAX, Context};
 
 /// Names of endpoint options (`FI_OPT_ENDPOINT`), as `setopt` and `getopt` take them. All values
 /// are `size_t` or `bool`.
@@ -72,9 +71,21 @@ struct Bound {
     cntrs: Vec<Arc<CntrInner>>,
     avs: Vec<Arc<AvInner>>,
     eqs: Vec<Arc<EqInner>>,
-    srx: Option<Arc<RawEndpoint>>,
+    srx: Option<Kept>,
     /// What it is a context of.
-    context: Option<Context>,
+    context: Option<Box<dyn Parent>>,
+}
+
+/// The owner of an endpoint that stays open as long as this is there.
+pub(crate) type Kept = Arc<dyn std::any::Any + std::marker::Send + Sync>;
+
+/// What an endpoint is a context of. It is kept open by its contexts.
+pub(crate) trait Parent: std::marker::Send + Sync {
+    /// Its address.
+    fn addr(&self) -> Result<EpAddr>;
+
+    /// The vector that is bound to it.
+    fn av(&self) -> Option<Av>;
 }
 
 /// What endpoints of both faces share.
@@ -103,7 +114,7 @@ pub struct EpCommon {
     pub(crate) condition_of: OnceLock<ConditionOf>,
     bound: Arc<Mutex<Bound>>,
     /// The endpoint that it is another name of, with default flags of its own.
-    alias_of: Option<Arc<RawEndpoint>>,
+    alias_of: Option<Kept>,
 }
 
 /// Default flags of transmit calls.
@@ -189,7 +200,12 @@ impl EpCommon {
     }
 
     /// A context of a scalable endpoint.
-    pub(crate) fn context(dom: &DomainRef, id: EpId, attr: &NodeEpAttr, context: Context) -> Self {
+    pub(crate) fn context(
+        dom: &DomainRef,
+        id: EpId,
+        attr: &NodeEpAttr,
+        context: Box<dyn Parent>,
+    ) -> Self {
         let ep = Self::of(dom, id, None, attr);
         ep.bound().context = Some(context);
         ep
@@ -234,8 +250,8 @@ impl EpCommon {
         }
     }
 
-    /// Another name of an endpoint, which stays open as long as it has one.
-    pub(crate) fn alias(of: &Arc<RawEndpoint>) -> Self {
+    /// Another name of an endpoint, which stays open as long as it has one: `kept` is its owner.
+    pub(crate) fn alias(of: &Self, kept: Kept) -> Self {
         let same = |word: &AtomicBool| AtomicBool::new(word.load(Ordering::Relaxed));
         let number = |word: &AtomicUsize| AtomicUsize::new(word.load(Ordering::Relaxed));
         Self {
@@ -257,16 +273,16 @@ impl EpCommon {
             rx_selective: same(&of.rx_selective),
             condition_of: of.condition_of.clone(),
             bound: Arc::clone(&of.bound),
-            alias_of: Some(Arc::clone(of)),
+            alias_of: Some(kept),
         }
     }
 
-    /// Takes receives from a shared context, which is kept open.
-    pub(crate) fn bind_srx_inner(&self, srx: &Arc<RawEndpoint>) -> Result<()> {
+    /// Takes receives from a shared context, which is kept open: `kept` is its owner.
+    pub(crate) fn bind_srx_inner(&self, srx: &Self, kept: Kept) -> Result<()> {
         self.same_domain(&srx.dom)?;
         let connected = self.connected.is_some();
         self.dom.enter()?.node().ep_bind_srx(self.id, srx.id, connected)?;
-        self.bound().srx = Some(Arc::clone(srx));
+        self.bound().srx = Some(kept);
         Ok(())
     }
 
@@ -377,7 +393,7 @@ impl EpCommon {
     pub fn enable(&self) -> Result<()> {
         let bound = self.bound();
         let lent = if bound.avs.is_empty() { bound.context.as_ref() } else { None };
-        let lent = lent.and_then(Context::av);
+        let lent = lent.and_then(|parent| parent.av());
         drop(bound);
         if let Some(av) = lent {
             self.bind_av(&av)?;

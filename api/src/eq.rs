@@ -3,7 +3,6 @@
 
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, RawFd};
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -11,7 +10,6 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use crate::errno::{self, Error, Result, refused_by_system};
 use crate::info::ConnRequest;
-use crate::inner::Shared;
 use crate::wait::{WaitObj, timeout_of};
 
 /// What an event queue is made with (`struct fi_eq_attr`).
@@ -25,17 +23,26 @@ pub struct EqAttr {
     pub wait_obj: WaitObj,
 }
 
+/// `FI_JOIN_COMPLETE`, the event that ends a join.
+pub const FI_JOIN_COMPLETE: u32 = 6;
+
 /// An event queue (`struct fid_eq`).
 ///
 /// Reading it turns the loop of every domain bound to it that has manual progress.
 pub struct Eq(pub(crate) Arc<EqInner>);
+
+/// The loop of a domain, which reading an event queue turns.
+pub(crate) trait Turns: Send + Sync {
+    /// Turns it if it is the application's to turn, and says whether it is.
+    fn turn_for_reader(&self) -> bool;
+}
 
 pub(crate) struct EqInner {
     attr: EqAttr,
     state: Mutex<State>,
     filled: Condvar,
     fd: Option<EventFd>,
-    domains: Mutex<Vec<Weak<Shared>>>,
+    loops: Mutex<Vec<Weak<dyn Turns>>>,
 }
 
 #[derive(Default)]
@@ -125,7 +132,7 @@ impl Eq {
             state: Mutex::default(),
             filled: Condvar::new(),
             fd,
-            domains: Mutex::default(),
+            loops: Mutex::default(),
         })))
     }
 
@@ -375,7 +382,7 @@ impl EqInner {
     pub(crate) fn push_join(&self, fid: Option<u64>, context: u64, result: Result<()>) {
         let item = match result {
             Ok(()) => Item::Event(Event {
-                event: crate::coll::FI_JOIN_COMPLETE,
+                event: FI_JOIN_COMPLETE,
                 bytes: match fid {
                     None => context.to_ne_bytes().to_vec(),
                     Some(fid) => [fid, context, 0].map(u64::to_ne_bytes).concat(),
@@ -402,28 +409,17 @@ impl EqInner {
         }
     }
 
-    pub(crate) fn bind(&self, domain: &Arc<Shared>) {
-        let mut domains = self.domains.lock().unwrap_or_else(PoisonError::into_inner);
-        domains.push(Arc::downgrade(domain));
+    pub(crate) fn bind(&self, of: Weak<dyn Turns>) {
+        self.loops.lock().unwrap_or_else(PoisonError::into_inner).push(of);
     }
 
     /// Turns the loops that nobody else turns, and says whether there are any.
     fn progress(&self) -> bool {
-        let mut domains = self.domains.lock().unwrap_or_else(PoisonError::into_inner);
-        domains.retain(|d| d.strong_count() > 0);
-        let alive: Vec<_> = domains.iter().filter_map(Weak::upgrade).collect();
-        drop(domains);
-        let mut any = false;
-        for domain in alive {
-            if !domain.manual.load(Ordering::Relaxed) {
-                continue;
-            }
-            if let Ok(mut core) = domain.enter() {
-                core.turn(&domain);
-                any = true;
-            }
-        }
-        any
+        let mut loops = self.loops.lock().unwrap_or_else(PoisonError::into_inner);
+        loops.retain(|of| of.strong_count() > 0);
+        let alive: Vec<_> = loops.iter().filter_map(Weak::upgrade).collect();
+        drop(loops);
+        alive.iter().fold(false, |any, of| of.turn_for_reader() | any)
     }
 
     /// Whether a thread may go to sleep on the descriptor.

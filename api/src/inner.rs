@@ -14,12 +14,12 @@ use barewire_driver::hint::cold;
 use barewire_driver::port::PortCaps;
 
 use crate::buf::OpTable;
-use crate::cm::Cm;
+use crate::cm::side::{Cm, Transport};
 use crate::deferred::Works;
-use crate::eq::EqInner;
+use crate::eq::{EqInner, Turns};
 use crate::errno::{Error, Result, refused_by_system};
 use crate::lock::{Entry, Guard, HasLock, Lock};
-use crate::mr::MrTable;
+use crate::mr::table::MrTable;
 use crate::notice::Teller;
 use crate::settings::{Idle, Settings};
 use crate::stats::Publisher;
@@ -289,6 +289,12 @@ impl Core {
         }
     }
 
+    /// The connection side, if there is one, and what it sends through.
+    pub(crate) fn cm(&mut self) -> Option<(&mut Cm, Transport<'_>)> {
+        let Self { cm, engine, ops, .. } = self;
+        cm.as_deref_mut().map(|cm| (cm, Transport { engine, ops }))
+    }
+
     /// When the loop has to be turned at the latest.
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
         let cm = self.cm.as_ref().map(|cm| cm.next_deadline());
@@ -331,8 +337,10 @@ impl Core {
             self.tell_failed_injects();
         }
         let now = self.engine.last_now();
-        if self.cm.as_ref().is_some_and(|cm| cm.is_due(self.engine.node(), now)) {
-            Cm::look(self);
+        if self.cm.as_ref().is_some_and(|cm| cm.is_due(self.engine.node(), now))
+            && let Some((cm, mut io)) = self.cm()
+        {
+            cm.look(&mut io);
         }
         if self.works.any() {
             self.release();
@@ -422,6 +430,15 @@ impl HasLock for Shared {
 
     fn lock(&self) -> &Lock<Core> {
         &self.lock
+    }
+}
+
+impl Turns for Shared {
+    fn turn_for_reader(&self) -> bool {
+        let enters = self.manual.load(Ordering::Relaxed).then(|| self.enter());
+        let Some(Ok(mut core)) = enters else { return false };
+        core.turn(self);
+        true
     }
 }
 

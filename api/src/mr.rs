@@ -8,6 +8,8 @@
 //! While a region is open, peers may write its bytes at any time, so there is no borrowing them:
 //! [`Mr::load`] and [`Mr::store`] copy.
 
+pub(crate) mod table;
+
 use std::sync::{Arc, Mutex, PoisonError};
 
 use barewire_dataplane::flags::MrAccess;
@@ -24,7 +26,6 @@ use crate::errno::{Error, Result, refused_by_system};
 use crate::flags::{Access, BindFlags, MrMode};
 pub use crate::info::MR_IOV_LIMIT;
 use crate::inner::DomainRef;
-use crate::sep::ScalableEndpoint;
 
 /// Bytes of a key where keys are raw.
 pub const RAW_KEY_LEN: usize = 8;
@@ -63,30 +64,11 @@ pub enum Shared {
     Name,
 }
 
-/// What a domain knows of its regions.
-#[derive(Debug, Default)]
-pub(crate) struct MrTable {
-    mode: MrMode,
-    open: usize,
-}
-
-impl MrTable {
-    /// How the domain names memory.
-    pub(crate) fn set_mode(&mut self, mode: MrMode) {
-        self.mode = mode;
-    }
-
-    /// Regions registered, for tests.
-    pub(crate) fn level(&self) -> usize {
-        self.open
-    }
-}
-
 /// A registered region, whoever owns its memory. There is no mutable access to one, so that two
 /// cannot change places under their owners.
 pub struct MrCommon {
-    dom: DomainRef,
-    id: MrId,
+    pub(crate) dom: DomainRef,
+    pub(crate) id: MrId,
     key: u64,
     /// Remote address of the first byte.
     base: u64,
@@ -201,18 +183,6 @@ impl MrCommon {
             return Err(Error::Invalid("the endpoint is of another domain"));
         }
         self.dom.enter()?.node().mr_bind_ep(self.id, ep.id)
-    }
-
-    /// As [`bind_ep`](Self::bind_ep), to all receive contexts of a scalable endpoint.
-    ///
-    /// # Errors
-    /// As there.
-    #[doc(alias = "fi_mr_bind")]
-    pub fn bind_sep(&self, sep: &ScalableEndpoint) -> Result<()> {
-        if !Arc::ptr_eq(self.dom.arc(), sep.0.dom.arc()) {
-            return Err(Error::Invalid("the endpoint is of another domain"));
-        }
-        self.dom.enter()?.node().mr_bind_sep(self.id, sep.0.id)
     }
 
     /// Ends the registration, and says whether it could: not from another thread than an owned

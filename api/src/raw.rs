@@ -31,7 +31,7 @@ use barewire_dataplane::types::{FiAddr, NO_ENTRY};
 use barewire_driver::mem::{IOV_LIMIT, IoBuf, Span};
 
 use crate::atomic::{What, elements};
-use crate::cq::{CqInner, prov_strerror};
+use crate::cq::{CqAttr, CqInner, prov_strerror};
 use crate::deferred::Op;
 use crate::domain::Domain;
 use crate::ep::EpCommon;
@@ -148,7 +148,7 @@ impl RawEndpoint {
     /// Source: fi_endpoint(3), "SHARED CONTEXTS".
     #[doc(alias = "fi_ep_bind")]
     pub fn bind_srx(&self, srx: &Arc<Self>) -> Result<()> {
-        self.0.bind_srx_inner(srx)
+        self.0.bind_srx_inner(srx, Arc::clone(srx) as _)
     }
 
     /// Another name of the endpoint, whose calls without flags have these in one direction: those
@@ -159,7 +159,7 @@ impl RawEndpoint {
     /// [`Error::BadFlags`]: a flag cannot be a default of that direction, nor is `FI_TRIGGER`.
     #[doc(alias = "fi_ep_alias")]
     pub fn alias(self: &Arc<Self>, flags: OpFlags, recv: bool) -> Result<Self> {
-        let alias = Self(EpCommon::alias(self));
+        let alias = Self(EpCommon::alias(self, Arc::clone(self) as _));
         alias.0.set_alias_flags(flags, recv)?;
         Ok(alias)
     }
@@ -171,7 +171,7 @@ impl RawEndpoint {
         if self.connected.is_some() {
             // It may never have been connected.
             let _ = self.shutdown();
-            crate::cm::linger(&self.dom);
+            crate::cm::connected::linger(&self.dom);
         }
         // The death of a peer ends what it owes.
         loop {
@@ -960,6 +960,38 @@ impl RawEndpoint {
 }
 
 impl Domain {
+    /// As [`endpoint`](Self::endpoint), of the raw face.
+    ///
+    /// # Errors
+    /// As [`endpoint`](Self::endpoint).
+    pub fn raw_endpoint(&self, info: &Info) -> Result<RawEndpoint> {
+        RawEndpoint::open(&self.dom, info)
+    }
+
+    /// Opens a shared receive context of the raw face: receives posted to it take the messages of
+    /// every endpoint that it is [bound](RawEndpoint::bind_srx) to, and complete in the queue of
+    /// the endpoint that the message was for. It has no queue itself: a receive that is cancelled,
+    /// or left when the port goes, is told by some endpoint that shares it, and one that is left
+    /// when it is closed by nobody. Multi-receives and peeks are an endpoint's own: they are
+    /// refused here. `FI_DIRECTED_RECV` names sources by the address vector of its endpoints, so
+    /// they have one; it is not granted once a connected endpoint shares the context.
+    ///
+    /// # Errors
+    /// - [`Error::BadFlags`]: `attr.op_flags` has one that is not of receives.
+    /// - [`Error::NoMem`]: the domain has no room for one more.
+    #[doc(alias = "fi_srx_context")]
+    pub fn raw_srx_context(&self, attr: &RxAttr) -> Result<RawEndpoint> {
+        RawEndpoint::open_srx(&self.dom, attr)
+    }
+
+    /// As [`cq_open`](Self::cq_open), for endpoints of the raw face.
+    ///
+    /// # Errors
+    /// As [`cq_open`](Self::cq_open).
+    pub fn raw_cq_open(&self, attr: CqAttr) -> Result<RawCq> {
+        CqInner::open(&self.dom, attr, true).map(RawCq)
+    }
+
     /// `fi_query_collective` by libfabric's numbers.
     ///
     /// # Errors

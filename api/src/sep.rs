@@ -20,7 +20,7 @@ use crate::av::Av;
 #[cfg(doc)]
 use crate::av::rx_addr;
 use crate::domain::Domain;
-use crate::ep::{Endpoint, EpCommon};
+use crate::ep::{Endpoint, EpCommon, Parent};
 use crate::eq::{Eq, EqInner};
 use crate::errno::{Error, Result};
 use crate::flags::Caps;
@@ -29,6 +29,7 @@ use crate::info::{
     EpType, Info, RX_OP_FLAGS, RX_SIZE, RxAttr, SHARED_CONTEXT, TX_OP_FLAGS, TxAttr,
 };
 use crate::inner::DomainRef;
+use crate::mr::MrCommon;
 use crate::raw::RawEndpoint;
 
 /// A scalable endpoint (`struct fid_ep` of `fi_scalable_ep`). It sends and receives nothing itself.
@@ -46,7 +47,7 @@ pub(crate) struct SepInner {
 }
 
 /// That an endpoint is a context; it keeps the scalable endpoint open.
-pub(crate) struct Context {
+struct Context {
     of: Arc<SepInner>,
     /// The index of a transmit context, none of a receive context.
     tx: Option<usize>,
@@ -214,7 +215,8 @@ impl ScalableEndpoint {
     }
 
     fn context(&self, id: EpId, attr: &EpAttr, tx: Option<usize>) -> EpCommon {
-        EpCommon::context(&self.0.dom, id, attr, Context { of: Arc::clone(&self.0), tx })
+        let context = Context { of: Arc::clone(&self.0), tx };
+        EpCommon::context(&self.0.dom, id, attr, Box::new(context))
     }
 
     /// Binds the address vector of all contexts (`fi_scalable_ep_bind`), before they are enabled.
@@ -283,6 +285,20 @@ impl ScalableEndpoint {
     }
 }
 
+impl MrCommon {
+    /// As [`bind_ep`](Self::bind_ep), to all receive contexts of a scalable endpoint.
+    ///
+    /// # Errors
+    /// As there.
+    #[doc(alias = "fi_mr_bind")]
+    pub fn bind_sep(&self, sep: &ScalableEndpoint) -> Result<()> {
+        if !Arc::ptr_eq(self.dom.arc(), sep.0.dom.arc()) {
+            return Err(Error::Invalid("the endpoint is of another domain"));
+        }
+        self.dom.enter()?.node().mr_bind_sep(self.id, sep.0.id)
+    }
+}
+
 impl SepInner {
     /// What contexts have in common.
     fn attr(&self, caps: Caps) -> EpAttr {
@@ -295,14 +311,12 @@ impl SepInner {
     }
 }
 
-impl Context {
-    /// The address of the scalable endpoint.
-    pub(crate) fn addr(&self) -> Result<EpAddr> {
+impl Parent for Context {
+    fn addr(&self) -> Result<EpAddr> {
         self.of.addr()
     }
 
-    /// The vector that is bound to the scalable endpoint.
-    pub(crate) fn av(&self) -> Option<Av> {
+    fn av(&self) -> Option<Av> {
         let bound = self.of.av.lock().unwrap_or_else(PoisonError::into_inner);
         bound.as_ref().map(|av| Av(Arc::clone(&av.0)))
     }

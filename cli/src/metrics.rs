@@ -14,7 +14,6 @@ use prometheus::proto::{
 };
 
 use crate::fail::Fail;
-use crate::stats::path;
 
 /// The type of a page, as HTTP has it.
 pub(crate) const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -360,6 +359,15 @@ fn node_help(name: &str) -> &'static str {
         "sessions_stuck" => "Sessions that ended because nothing got through to the peer.",
         "timeouts" => "Retransmission timeouts.",
         _ => "",
+    }
+}
+
+/// Whether a peer is reached through memory of this node.
+pub(crate) fn path(s: &SessionRow) -> &'static str {
+    match s.state {
+        "idle" => "-",
+        _ if s.is_near => "near",
+        _ => "far",
     }
 }
 

@@ -11,7 +11,8 @@ use barewire_driver::port::MacAddr;
 use serde_json::{Map, Value, json};
 
 use crate::fail::Fail;
-use crate::table::{Align, bytes, layout};
+use crate::metrics::path;
+use crate::table::{Align, ago, bytes, layout, round_trip};
 use crate::trips::Trips;
 use crate::{metrics, out};
 
@@ -334,15 +335,6 @@ fn object(s: &Snapshot) -> Value {
     })
 }
 
-/// Whether a peer is reached through memory of this node.
-pub(crate) fn path(s: &SessionRow) -> &'static str {
-    match s.state {
-        "idle" => "-",
-        _ if s.is_near => "near",
-        _ => "far",
-    }
-}
-
 /// A switch for people: what is 0 is left out, unless `all`.
 fn switch_text(s: &SwitchSnapshot, all: bool) -> String {
     let mut text = format!("switch, process {}, {} at {}", s.pid, s.port_name, s.mac);
@@ -524,17 +516,6 @@ fn sessions(s: &Snapshot) -> String {
         })
         .collect();
     if rows.is_empty() { String::new() } else { layout(&head, &rows) }
-}
-
-pub(crate) fn round_trip(ns: u64) -> String {
-    if ns == 0 { "-".to_owned() } else { format!("{:.1} us", ns as f64 / 1e3) }
-}
-
-pub(crate) fn ago(ns: u64) -> String {
-    match ns {
-        ..1_000_000_000 => format!("{} ms", ns / 1_000_000),
-        _ => format!("{:.1} s", ns as f64 / 1e9),
-    }
 }
 
 pub(crate) fn since_1970_ns() -> u64 {

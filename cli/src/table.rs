@@ -1,4 +1,4 @@
-//! Columns for people.
+//! Columns and figures for people.
 
 use std::fmt::Write;
 
@@ -51,6 +51,19 @@ pub(crate) fn bytes(bytes: u64) -> String {
         return format!("{} {}", bytes / divisor, units[unit]);
     }
     format!("{:.1} {}", bytes as f64 / divisor as f64, units[unit])
+}
+
+/// A round trip in microseconds; `-` for 0, which is none yet.
+pub(crate) fn round_trip(ns: u64) -> String {
+    if ns == 0 { "-".to_owned() } else { format!("{:.1} us", ns as f64 / 1e3) }
+}
+
+/// Time since something.
+pub(crate) fn ago(ns: u64) -> String {
+    match ns {
+        ..1_000_000_000 => format!("{} ms", ns / 1_000_000),
+        _ => format!("{:.1} s", ns as f64 / 1e9),
+    }
 }
 
 #[cfg(test)]

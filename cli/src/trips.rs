@@ -5,8 +5,7 @@ use barewire_dataplane::node::RoundTrips;
 use hdrhistogram::Histogram;
 use serde_json::{Value, json};
 
-use crate::stats::round_trip;
-use crate::table::{Align, layout};
+use crate::table::{Align, layout, round_trip};
 
 /// What is said of a distribution.
 const QUANTILES: [(&str, f64); 4] = [("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("p99.9", 0.999)];

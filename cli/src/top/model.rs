@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use barewire::stats::switch::SwitchSnapshot;
 use barewire::stats::{Published, SessionRow, Snapshot};
 
-use crate::stats::path;
+use crate::metrics::path;
 use crate::trips::Trips;
 
 /// What the list of peers is sorted by, the largest first.

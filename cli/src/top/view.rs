@@ -9,7 +9,7 @@ use ratatui::widgets::{Cell, Paragraph, Row, Table};
 
 use super::model::{Domain, Model, Peer, Switch};
 use super::{State, Typing};
-use crate::stats::ago;
+use crate::table::ago;
 
 /// Lines of switches at most.
 const SWITCHES_MAX: usize = 3;
