@@ -61,17 +61,29 @@ pub(crate) struct Path {
     arrived: u16,
     /// OPENs sent.
     tries: u8,
-    /// How often a full-length OPEN (`most`) was not answered and one behind it was.
+    /// The length that is tried beyond `passed`; 0 is `most`.
+    tried: u16,
+    /// How often an OPEN of that length was not answered and one behind it was.
     missed: u8,
-    /// Since the last answer a full-length OPEN was sent, and one of length `passed` behind it.
+    /// Since the last answer an OPEN of that length was sent, and one of length `passed` behind it.
     asked: [bool; 2],
 }
 
 impl Path {
+    /// The longest length that may still pass.
+    fn longest(&self) -> u16 {
+        if self.tried == 0 { self.most } else { self.tried.min(self.most) }
+    }
+
+    /// Whether no longer length than `passed` can pass.
+    fn is_found(&self) -> bool {
+        self.passed > 0 && self.passed >= self.longest()
+    }
+
     /// Length of our next OPEN that is not an answer, on a port of `max` bytes.
     fn next_len(&self, max: u16) -> u16 {
         if self.passed > 0 {
-            return if self.asked == [true, false] { self.passed } else { self.most };
+            return if self.asked == [true, false] { self.passed } else { self.longest() };
         }
         let shorter = LENGTHS.iter().copied().filter(|&len| len < max);
         let steps = 1 + shorter.clone().count();
@@ -85,17 +97,22 @@ impl Path {
     /// what it receives in order: so a longer one that was sent before is lost, not late.
     fn answered(&mut self, len: u16) {
         if self.passed > 0 && self.asked == [true, true] && len <= self.passed {
-            self.missed = self.missed.saturating_add(1);
+            self.missed += 1;
         }
         self.asked = [false; 2];
         self.passed = self.passed.max(len);
+        if self.missed >= TRIES {
+            let longest = self.longest();
+            let next = LENGTHS.into_iter().find(|&len| len < longest && len > self.passed);
+            (self.tried, self.missed) = (next.unwrap_or(self.passed), 0);
+        }
     }
 
     /// Notes that an OPEN of `len` bytes was sent, which is no answer.
     fn sent(&mut self, len: u16) {
         self.tries = self.tries.saturating_add(1);
         if self.passed > 0 {
-            self.asked = if len >= self.most { [true, false] } else { [self.asked[0], true] };
+            self.asked = if len >= self.longest() { [true, false] } else { [self.asked[0], true] };
         }
     }
 
@@ -328,9 +345,7 @@ impl Node {
 
     /// Whether to settle for the length that has passed.
     fn is_content(&self, p: u32) -> bool {
-        let path = self.openings.path(p);
-        let found = path.passed >= path.most || path.missed >= TRIES;
-        self.peers[p].state == State::Opening && path.passed > 0 && found
+        self.peers[p].state == State::Opening && self.openings.path(p).is_found()
     }
 
     /// Fixes the frame length of the session that is being opened.

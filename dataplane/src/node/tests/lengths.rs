@@ -7,31 +7,43 @@ use crate::node::peer::State;
 /// every 20 ms, and as long as its ring is full, that is for 200 ms, only short frames reach it.
 #[test]
 fn a_starved_peer_is_no_narrow_path() {
-    assert_eq!(found(200), 1500);
+    assert_eq!(found(1500, 256, 200), 1500);
 }
 
 /// Goal: a path that does carry less is found to, however slow the peer is.
 #[test]
 fn a_slow_peer_on_a_narrow_path_is_reached() {
-    assert_eq!(found(u64::MAX), 256);
+    assert_eq!(found(1500, 256, u64::MAX), 256);
 }
 
-/// The frame length of a session whose long frames are lost for so many milliseconds.
-fn found(narrow_ms: u64) -> u32 {
-    let mut pair = Pair::new(1500, false);
+/// Goal: where the full length does not pass, what every Ethernet carries is used, also if the
+/// first OPEN to be answered was a short one.
+#[test]
+fn a_slow_peer_behind_a_plain_ethernet_is_reached_at_its_length() {
+    assert_eq!(found(9000, 1500, u64::MAX), 1500);
+}
+
+/// The frame length of a session between ports of MTU `mtu`, whose frames beyond `carried` are
+/// lost for so many milliseconds. Longer ones than 256 bytes are as well in the first 150.
+fn found(mtu: usize, carried: usize, narrow_ms: u64) -> u32 {
+    let mut pair = Pair::new(mtu, false);
+    let passes = |ms: u64, len: usize| {
+        let carried = if ms < 150 { 256 } else { carried };
+        ms >= narrow_ms || len <= carried + ETH_HDR_LEN
+    };
     pair.recv(1, IoBuf::leaked(&[0; 8]), 1, OpFlags::empty(), 1).unwrap();
     pair.send(0, IoBuf::leaked(&[1; 8]), 1, OpFlags::empty(), 2).unwrap();
     for ms in 0..2_000 {
         turn(&mut pair, 0);
         if ms % 20 == 0 {
             for bytes in std::mem::take(&mut pair.ends[0].out) {
-                if ms >= narrow_ms || bytes.len() <= 300 {
+                if passes(ms, bytes.len()) {
                     pair.ends[1].node.on_frame(pair.now, &RxFrame::new(&bytes));
                 }
             }
             turn(&mut pair, 1);
             for bytes in std::mem::take(&mut pair.ends[1].out) {
-                if ms >= narrow_ms || bytes.len() <= 300 {
+                if passes(ms, bytes.len()) {
                     pair.ends[0].node.on_frame(pair.now, &RxFrame::new(&bytes));
                 }
             }
