@@ -13,6 +13,7 @@ use barewire_driver::port::{MacAddr, PortCaps};
 use crate::addr::resolve;
 use crate::errno::{Error, OpenError, Result, open_error};
 use crate::flags::{Caps, InfoFlags, Mode, MrMode, OpFlags, Order};
+use crate::names::{Names, Whose};
 use crate::settings::{DEFAULT_PORT, Progress, Settings, Threading};
 
 /// A version of the interface, as `FI_VERSION(major, minor)`.
@@ -356,7 +357,8 @@ pub struct Info {
 /// What can be used, best first, with the settings of the environment.
 ///
 /// `node` and `service` name an address as [`resolve`] takes it: ours with
-/// [`InfoFlags::SOURCE`] (then a service alone asks for that endpoint number), else the peer's.
+/// [`InfoFlags::SOURCE`] (then a service alone asks for that endpoint number), else the peer's. On
+/// a `udp:` port they may be a host and a number as well ([`Names::find`]).
 ///
 /// # Errors
 /// - [`Error::NoData`]: nothing matches.
@@ -655,8 +657,13 @@ fn addresses(
 ) -> Result<()> {
     let source = flags.contains(InfoFlags::SOURCE);
     let format = answer.addr_format;
+    let names = Names::of(answer.domain_attr.name.as_deref().unwrap_or_default());
     let named = match (node, service) {
         (None, None) => None,
+        (node, service) if names != Names::Labels => {
+            let whose = if source { Whose::Ours } else { Whose::Peers };
+            names.find(node, service, whose, flags.contains(InfoFlags::NUMERICHOST))?
+        }
         (Some(node), service) => Some(resolve(node, service)?),
         (None, Some(service)) if source => {
             let ep = service.parse().map_err(|_| Error::Invalid("service: not a number"))?;
@@ -719,6 +726,14 @@ impl Info {
     /// [`Error::Invalid`]: it is not one in `addr_format`.
     pub fn dest(&self) -> Result<Option<EpAddr>> {
         self.dest_addr.as_ref().map(|bytes| decode(self.addr_format, bytes)).transpose()
+    }
+
+    /// The endpoint's own address, if there is one; its MAC may be zero.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`]: it is not one in `addr_format`.
+    pub(crate) fn source(&self) -> Result<Option<EpAddr>> {
+        self.src_addr.as_ref().map(|bytes| decode(self.addr_format, bytes)).transpose()
     }
 
     /// The number that the endpoint asks for.

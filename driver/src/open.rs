@@ -11,10 +11,12 @@ use crate::port::{MTU_MIN, Port};
 mod memif;
 mod near;
 mod nics;
+mod place;
 mod spec;
 mod switch;
 mod wires;
 
+pub use place::{udp_place, with_udp_port};
 pub use spec::PortInfo;
 use spec::{bad, parse};
 pub use switch::{Serving, check_switch, open_switch};
@@ -174,11 +176,7 @@ fn check_device(spec: &str) -> Result<(), OpenError> {
 /// Whether this build has the kind of port that `spec` names, behind whatever wraps it: whether
 /// [`open`] could open it if everything else is right.
 pub fn is_known(spec: &str) -> bool {
-    let mut device = spec;
-    while device.starts_with("fault(") || device.starts_with("pcap(") {
-        let Some((_, inside)) = device.split_once("):") else { return false };
-        device = inside;
-    }
+    let Some(device) = place::device_of(spec) else { return false };
     let kind = device.split([':', ',', '(']).next().unwrap_or("");
     BUILT.iter().any(|built| built.0 == kind)
 }

@@ -13,6 +13,7 @@ mod life;
 mod limits;
 mod loading;
 mod mpi;
+mod names;
 mod package;
 mod probes;
 mod ranks;
