@@ -39,7 +39,10 @@ pub(crate) fn open_port(
     let source = info.source().ok().flatten();
     let named = source.and_then(|source| Names::of(name).port_for(name, source));
     match named.map(|named| open(&named)) {
-        Some(Err(e)) if e.error == Error::AddrInUse && taken == Taken::Other => open(name),
+        Some(Err(e)) if e.error == Error::AddrInUse && taken == Taken::Other => {
+            tracing::info!("the domain gets another address: {e}");
+            open(name)
+        }
         Some(opened) => opened,
         None => open(name),
     }

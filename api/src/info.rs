@@ -404,12 +404,12 @@ pub fn getinfo_with(
     let hints = hints.unwrap_or(&wild);
     check_fabric(&hints.fabric_attr)?;
     let mut answers = Vec::new();
-    for port in ports(settings, hints) {
+    if let Some(port) = port_named(settings, hints) {
         // Nobody shall choose a port that does not open.
-        if let Err(e) = check_port(&port) {
+        let port = choose_port(&port).map_err(|e| {
             tracing::warn!("{e}");
-            continue;
-        }
+            Error::NoData
+        })?;
         let mut answer = offer(settings, hints, port);
         answer.fabric_attr.api_version = version;
         if !flags.contains(InfoFlags::PROV_ATTR_ONLY) {
@@ -445,13 +445,19 @@ pub fn check_port(name: &str) -> std::result::Result<(), OpenError> {
     barewire_driver::open::check(name).map_err(open_error)
 }
 
-/// The ports that match: the one that the hints name, the one that is set, or the default segment.
-fn ports(settings: &Settings, hints: &Info) -> Vec<String> {
-    let default = || settings.port.clone().unwrap_or_else(|| DEFAULT_PORT.to_owned());
+/// The port that `name` stands for on this host, if a domain on it would open: itself, or what its
+/// patterns and preferences lead to.
+fn choose_port(name: &str) -> std::result::Result<String, OpenError> {
+    let port = barewire_driver::open::choose(name).map_err(open_error)?;
+    check_port(&port).map(|()| port)
+}
+
+/// The port that matches, as it is written: the one that the hints name, the one that is set, or
+/// the default segment. `None`: the hints name something else.
+pub fn port_named(settings: &Settings, hints: &Info) -> Option<String> {
     match &hints.domain_attr.name {
-        Some(name) if barewire_driver::open::is_known(name) => vec![name.clone()],
-        Some(_) => Vec::new(),
-        None => vec![default()],
+        Some(name) => Some(name.clone()).filter(|name| barewire_driver::open::is_known(name)),
+        None => Some(settings.port.clone().unwrap_or_else(|| DEFAULT_PORT.to_owned())),
     }
 }
 

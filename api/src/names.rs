@@ -6,8 +6,8 @@
 //! # `udp:` ports
 //! The MAC of such a port is its IPv4 address and its UDP port, so host and service are an address
 //! by arithmetic and nobody is asked: the endpoint has the number of the service, and its port the
-//! UDP port whose lower 14 bits are those of the service ([`udp_port`]), which is the service itself
-//! from 49152 on.
+//! UDP port whose lower 14 bits are those of the service ([`udp_port`]), which from 49152 on is the
+//! service itself.
 //!
 //! # Other ports
 //! A *label* is the address of an endpoint that a program knows by a service only. The domain that
@@ -19,7 +19,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddrV4, ToSocketAddrs, UdpSocket};
 
 use barewire_dataplane::types::EpAddr;
 use barewire_driver::backend::udp::{PORTS, PORTS_TRIED, addr_of, mac_of};
-use barewire_driver::open::{udp_place, with_udp_port};
+use barewire_driver::open::{choose, udp_place, with_udp_port};
 use barewire_driver::port::MacAddr;
 
 use crate::addr::resolve;
@@ -78,7 +78,9 @@ pub fn label(service: u16) -> EpAddr {
 impl Names {
     /// What they mean on the port that `spec` names.
     pub fn of(spec: &str) -> Self {
-        udp_place(spec).map_or(Self::Labels, |(ip, port)| Self::Udp { ip, port })
+        let port = choose(spec).ok();
+        let place = port.and_then(|port| udp_place(&port));
+        place.map_or(Self::Labels, |(ip, port)| Self::Udp { ip, port })
     }
 
     /// The address of the service at `host`. The unspecified address is this host, and so is a
@@ -282,6 +284,10 @@ fn reachable(ours: Ipv4Addr, node: Option<&str>, hosts: Vec<IpAddr>) -> Result<I
         if host.is_loopback() || host.is_unspecified() {
             return Ok(host);
         }
+        if host.is_multicast() {
+            why = "an address of a group, and no host's".to_owned();
+            continue;
+        }
         let way = UdpSocket::bind((ours, 0)).and_then(|socket| socket.connect((host, FIRST)));
         match way {
             Ok(()) => return Ok(host),
@@ -428,6 +434,7 @@ mod tests {
             (names, None, Some("65536"), false, "65536: a service is a number"),
             (udp(None), Some("no-host.invalid"), Some("7"), false, "the system's resolver "),
             (udp(None), Some("localhost"), Some("7"), true, "FI_NUMERICHOST"),
+            (udp(None), Some("224.0.0.7"), Some("7"), false, "an address of a group"),
             (udp(None), Some("2001:db8::1"), Some("7"), false, "udp ports carry IPv4"),
         ] {
             let e = names.find(node, service, Whose::Peers, numeric).unwrap_err().to_string();

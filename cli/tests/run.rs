@@ -121,7 +121,15 @@ fn a_listener_on_udp_is_found_by_its_host() {
     let service = said["port"].as_str().unwrap().rsplit_once(':').unwrap().1.to_owned();
     for host in ["127.0.0.1", "localhost"] {
         let peer = format!("{host}:{service}");
-        let port = ["--port", "udp:127.0.0.1", "--iterations", "10", "--size", "8", "--json"];
+        let port = [
+            "--port",
+            "afpacket:zz*|udp:127.0.0.0/8",
+            "--iterations",
+            "10",
+            "--size",
+            "8",
+            "--json",
+        ];
         let lines = objects(&run(&[&["pingpong", peer.as_str()], &port[..]].concat()));
         assert_eq!((lines.len(), &lines[0]["n"]), (1, &10.into()));
     }

@@ -141,8 +141,8 @@ fn answers(ask: &Ask<'_>, settings: &Settings) -> Result<*mut FiInfo> {
     let flags = InfoFlags::from_bits_truncate(ask.flags) - InfoFlags::SOURCE;
     let version = ask.version.min(barewire::API_VERSION);
     let hinted = ask.hints.map(|_| &ours);
-    if let Some(port) = &settings.port
-        && let Err(why) = barewire::check_port(port)
+    if let Some(port) = barewire::info::port_named(settings, &ours)
+        && let Err(why) = barewire::check_port(&port)
     {
         host::warn_aloud(&why.to_string());
     }

@@ -1,5 +1,5 @@
-//! Servers that clients know by host and service: features.md X1 (node, service and `FI_SOURCE`
-//! give the address), X19 (formats of addresses) and X21 (`fi_av_insertsvc`, `fi_av_insertsym`).
+//! Servers that clients know by host and service: X1 (node, service and `FI_SOURCE` give the
+//! address), X19 (formats of addresses) and X21 (`fi_av_insertsvc`, `fi_av_insertsym`).
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -164,5 +164,52 @@ fn fi_pingpong_finds_a_host_over_udp() {
             assert!(said.lines().any(|line| line.starts_with("1m ")), "{host}: {said}");
             assert!(serving.wait().unwrap().success());
         }
+    });
+}
+
+/// Goal: one setting serves all nodes: a network, a pattern of names, among which other names of an
+/// interface, and preferences, of which each node takes the first that would open; the log says
+/// which it is and why.
+#[test]
+fn one_setting_names_the_port_of_each_node() {
+    with_hosts(|hosts| {
+        for node in ["node0", "node1"] {
+            let mut command = Command::new(hosts.cluster.agent());
+            let added =
+                command.args([node, "ip link property add dev fab0 altname rail7"]).output();
+            if !added.is_ok_and(|output| output.status.success()) {
+                println!("SKIPPED: ip link knows no altname here: sudo apt-get install iproute2");
+                return;
+            }
+        }
+        for port in [
+            "udp:10.78.0.0/16",
+            "udp:fab*",
+            "udp:rail?",
+            "afpacket:zz*|udp:fab?",
+            "vfio:fffe:00:00.0|udp:10.78.0.0/24,mtu=900",
+        ] {
+            hosts.talk([port; 2], ["-", "7471"], ["10.78.0.2", "7471"], "in");
+        }
+        for (port, is) in [
+            ("afpacket:10.78.0.0/16", "afpacket:fab0"),
+            ("afpacket:rail*", "afpacket:fab0"),
+            ("udp:10.79.0.0/16:52007,near=no", "udp:10.79.0.1:52007,near=no"),
+            ("udp:fab*|shm", "udp:10.78.0.1"),
+            ("auto:10.79.0.0/16", "afpacket:ctl0"),
+        ] {
+            let mut command = hosts.bench.using(hosts.cluster.command(0, "fi_info"));
+            command.env("FI_BAREWIRE_PORT", port).env("FI_LOG_LEVEL", "info");
+            let said = succeed(&mut command, 30);
+            assert!(said.contains(&format!("domain: {is}\n")), "{port}: {said}");
+            assert!(said.contains(&format!("port {port} is {is} here")), "{port}: {said}");
+        }
+        // Nothing fits: told once, by default, with what there is.
+        let mut command = hosts.bench.using(hosts.cluster.command(0, "fi_info"));
+        let output = finish(command.env("FI_BAREWIRE_PORT", "udp:192.0.2.0/24"), 30);
+        let said = text(&output);
+        let lines: Vec<_> = said.lines().filter(|line| line.contains("fits udp:")).collect();
+        let there = "there are lo 127.0.0.1, fab0 10.78.0.1, ctl0 10.79.0.1";
+        assert!(lines.len() == 1 && lines[0].contains(there), "{said}");
     });
 }

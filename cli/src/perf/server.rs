@@ -76,7 +76,10 @@ pub(super) fn run(args: &Common) -> Result<ExitCode, Fail> {
 /// Whether a port has an IPv4 address that no other host can have.
 fn names_this_host(port: &str) -> bool {
     let address = port.split_once("udp:").map_or("", |(_, address)| address);
-    address.starts_with(|c: char| c.is_ascii_digit()) && !address.starts_with("127.")
+    // A network is the same everywhere.
+    !address.contains('/')
+        && address.starts_with(|c: char| c.is_ascii_digit())
+        && !address.starts_with("127.")
 }
 
 /// The first run of a client, or `None` if the process that started us has gone.

@@ -13,7 +13,7 @@ pub(super) fn device_of(spec: &str) -> Option<&str> {
     Some(device)
 }
 
-/// The place of a `udp:` port: what `spec` says of it, host and UDP port, and where in it that ends.
+/// The place of a `udp:` port: host and UDP port as `spec` says them, and where in it that ends.
 fn place_in(spec: &str) -> Option<(&str, Option<&str>, usize)> {
     let device = device_of(spec)?;
     let place = device.strip_prefix("udp:")?.split(',').next()?;
