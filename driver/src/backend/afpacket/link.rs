@@ -193,20 +193,26 @@ pub fn other_names() -> Vec<(u32, String)> {
     ask[6..8].copy_from_slice(&((libc::NLM_F_REQUEST | libc::NLM_F_DUMP) as u16).to_ne_bytes());
     // SAFETY: `send` reads as many bytes of a live array.
     let sent = unsafe { libc::send(fd.as_raw_fd(), ask.as_ptr().cast(), ask.len(), 0) };
+    if sent < 0 {
+        return found;
+    }
     let mut bytes = vec![0_u8; 64 << 10];
-    while sent > 0 {
+    loop {
         // SAFETY: `recv` writes at most `bytes.len()` bytes to `bytes`.
         let got = unsafe { libc::recv(fd.as_raw_fd(), bytes.as_mut_ptr().cast(), bytes.len(), 0) };
-        let Ok(len @ 1..) = usize::try_from(got) else { break };
+        let len = usize::try_from(got).unwrap_or(0);
         if !take_names(&bytes[..len], &mut found) {
-            break;
+            return found;
         }
     }
-    found
 }
 
-/// Takes the other names out of messages of the kernel. False: these were the last.
+/// Takes the other names out of messages of the kernel. False: these were the last, or there are
+/// none.
 fn take_names(mut bytes: &[u8], found: &mut Vec<(u32, String)>) -> bool {
+    if bytes.is_empty() {
+        return false;
+    }
     while let Some(head) = bytes.first_chunk::<16>() {
         let len = u32::from_ne_bytes([head[0], head[1], head[2], head[3]]) as usize;
         let kind = u16::from_ne_bytes([head[4], head[5]]);
