@@ -10,6 +10,7 @@ pub use crate::addr::resolve;
 use crate::errno::{Error, Result};
 pub use crate::info::AvType;
 use crate::inner::DomainRef;
+use crate::names::{Names, Whose};
 
 /// `FI_ADDR_NOTAVAIL`: an address that could not be inserted, or a sender that is not known.
 pub const FI_ADDR_NOTAVAIL: FiAddr = FI_ADDR_UNSPEC;
@@ -117,24 +118,28 @@ impl Av {
         Ok(inserted)
     }
 
-    /// Inserts the address that `node` and `service` name (see [`resolve`]) and returns its index.
+    /// Inserts the address that `node` and `service` name (see [`Names::find`]) and returns its
+    /// index.
     ///
     /// # Errors
-    /// [`Error::Invalid`]: they name none. [`Error::NoMem`]: the table is full.
+    /// [`Error::NoData`]: they name nobody, and the log says who was asked. [`Error::NoMem`]: the
+    /// table is full.
     #[doc(alias = "fi_av_insertsvc")]
     pub fn insertsvc(&self, node: &str, service: &str) -> Result<FiAddr> {
-        let addr = resolve(node, Some(service).filter(|s| !s.is_empty()))?;
+        let [node, service] = [node, service].map(|text| Some(text).filter(|t| !t.is_empty()));
+        let addr = self.names().find(node, service, Whose::Peers, false)?;
+        let addr = addr.ok_or(Error::Invalid("service: a peer has a number"))?;
         let mut core = self.0.dom.enter()?;
         let at = core.engine.av_insert(self.0.id, addr);
         at.inspect_err(|&why| tell_refused(core.node().settings().peer_limit, [1, 1, 0], why))
     }
 
-    /// Inserts `node_count` times `service_count` addresses: the MAC `node` and those that follow
-    /// it, each with endpoint number `service` and those that follow it. Returns how many were
-    /// inserted.
+    /// Inserts `node_count` times `service_count` addresses, host by host: `node` and those that
+    /// follow it by number (a MAC, an IPv4 address, or the last digits of a name), each with
+    /// `service` and those that follow it. Returns how many were inserted.
     ///
     /// # Errors
-    /// [`Error::Invalid`]: `node` and `service` name no address, or a number would overflow, or
+    /// [`Error::NoData`]: one of them is nobody's, and the log says which. [`Error::Invalid`]:
     /// `fi_addrs` has another length. Nothing was inserted.
     #[doc(alias = "fi_av_insertsym")]
     pub fn insertsym(
@@ -145,19 +150,15 @@ impl Av {
         service_count: usize,
         fi_addrs: &mut [FiAddr],
     ) -> Result<usize> {
-        let first = resolve(node, Some(service).filter(|s| !s.is_empty()))?;
-        let last_ep = usize::from(first.ep) + service_count.saturating_sub(1);
-        let last_mac = first.mac.to_u64().checked_add(node_count.saturating_sub(1) as u64);
-        if last_ep > usize::from(u16::MAX) || last_mac.is_none_or(|m| m >= 1 << 48) {
-            return Err(Error::Invalid("count: past the last address"));
-        }
-        let all = (0..node_count).flat_map(|n| {
-            (0..service_count).map(move |s| {
-                let mac = barewire_driver::port::MacAddr::from_u64(first.mac.to_u64() + n as u64);
-                EpAddr::from_bytes(&EpAddr { mac, ep: first.ep + s as u16, ..first }.to_bytes())
-            })
-        });
-        self.insert_each(all, node_count * service_count, fi_addrs, None)
+        let service = Some(service).filter(|text| !text.is_empty());
+        let all = self.names().symmetric(node, service, node_count, service_count)?;
+        let each = all.iter().map(|a| EpAddr::from_bytes(&a.to_bytes()));
+        self.insert_each(each, all.len(), fi_addrs, None)
+    }
+
+    /// What host and service mean on the domain's port.
+    fn names(&self) -> Names {
+        Names::of(&self.0.dom.caps.name)
     }
 
     /// Removes addresses. Operations in flight to them go on.

@@ -37,7 +37,7 @@ use crate::domain::Domain;
 use crate::ep::EpCommon;
 use crate::eq::{Eq, EqInner};
 use crate::errno::{Error, OpenError, Result};
-use crate::fabric::Fabric;
+use crate::fabric::{Fabric, Taken, open_port};
 pub use crate::info::ConnRequest;
 use crate::info::{EpType, Info};
 use crate::inner::{Core, Shared};
@@ -214,7 +214,8 @@ impl Fabric {
         }
         let mut info = info.clone();
         info.domain_attr.threading = Threading::Safe;
-        let domain = self.domain_with(&info, settings)?;
+        let port = open_port(&info, &settings, Taken::Refused)?;
+        let domain = self.domain_on(&info, settings, port)?;
         let opened = info.source_number(&domain.dom.caps).and_then(|number| {
             let mut core = domain.dom.enter()?;
             open(&mut core, &domain.dom, number)

@@ -9,19 +9,43 @@ use crate::eq::{Eq, EqAttr};
 use crate::errno::{Error, OpenError, Result, open_error};
 use crate::info::{FABRIC_NAME, FabricAttr, Info, PROV_NAME};
 use crate::lock::Entry;
+use crate::names::Names;
 use crate::raw::RawCq;
 pub use crate::settings::DEFAULT_PORT;
 use crate::settings::{Settings, Threading};
 
+/// What is done when another domain has the port that a source address names.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Taken {
+    /// The domain gets another: it matters only to an endpoint that wants that address too, which
+    /// is told then.
+    Other,
+    /// It is an error.
+    Refused,
+}
+
 /// The port of a domain.
-fn open_port(info: &Info, settings: &Settings) -> std::result::Result<Box<dyn Port>, OpenError> {
+pub(crate) fn open_port(
+    info: &Info,
+    settings: &Settings,
+    taken: Taken,
+) -> std::result::Result<Box<dyn Port>, OpenError> {
     let name = info.domain_attr.name.as_deref().or(settings.port.as_deref());
     let name = name.unwrap_or(DEFAULT_PORT);
-    let opened = match settings.near {
-        true => barewire_driver::open::open_in_node(name),
-        false => barewire_driver::open::open(name),
+    let open = |name: &str| match settings.near {
+        true => barewire_driver::open::open_in_node(name).map_err(open_error),
+        false => barewire_driver::open::open(name).map_err(open_error),
     };
-    opened.map_err(open_error)
+    let source = info.source().ok().flatten();
+    let named = source.and_then(|source| Names::of(name).port_for(name, source));
+    match named.map(|named| open(&named)) {
+        Some(Err(e)) if e.error == Error::AddrInUse && taken == Taken::Other => {
+            tracing::info!("the domain gets another address: {e}");
+            open(name)
+        }
+        Some(opened) => opened,
+        None => open(name),
+    }
 }
 
 /// A fabric (`struct fid_fabric`): what domains and event queues are opened in.
@@ -91,7 +115,7 @@ impl Fabric {
         info: &Info,
         settings: Settings,
     ) -> std::result::Result<Domain, OpenError> {
-        let port = open_port(info, &settings)?;
+        let port = open_port(info, &settings, Taken::Other)?;
         self.domain_on(info, settings, port)
     }
 
@@ -141,7 +165,7 @@ impl Fabric {
         settings: Settings,
         promise: crate::raw::SerialPromise,
     ) -> std::result::Result<Domain, OpenError> {
-        let port = open_port(info, &settings)?;
+        let port = open_port(info, &settings, Taken::Other)?;
         self.domain_serial(info, settings, port, promise)
     }
 

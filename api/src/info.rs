@@ -13,6 +13,7 @@ use barewire_driver::port::{MacAddr, PortCaps};
 use crate::addr::resolve;
 use crate::errno::{Error, OpenError, Result, open_error};
 use crate::flags::{Caps, InfoFlags, Mode, MrMode, OpFlags, Order};
+use crate::names::{Names, Whose};
 use crate::settings::{DEFAULT_PORT, Progress, Settings, Threading};
 
 /// A version of the interface, as `FI_VERSION(major, minor)`.
@@ -356,7 +357,8 @@ pub struct Info {
 /// What can be used, best first, with the settings of the environment.
 ///
 /// `node` and `service` name an address as [`resolve`] takes it: ours with
-/// [`InfoFlags::SOURCE`] (then a service alone asks for that endpoint number), else the peer's.
+/// [`InfoFlags::SOURCE`] (then a service alone asks for that endpoint number), else the peer's. On
+/// a `udp:` port they may be a host and a number as well ([`Names::find`]).
 ///
 /// # Errors
 /// - [`Error::NoData`]: nothing matches.
@@ -402,12 +404,12 @@ pub fn getinfo_with(
     let hints = hints.unwrap_or(&wild);
     check_fabric(&hints.fabric_attr)?;
     let mut answers = Vec::new();
-    for port in ports(settings, hints) {
+    if let Some(port) = port_named(settings, hints) {
         // Nobody shall choose a port that does not open.
-        if let Err(e) = check_port(&port) {
+        let port = choose_port(&port).map_err(|e| {
             tracing::warn!("{e}");
-            continue;
-        }
+            Error::NoData
+        })?;
         let mut answer = offer(settings, hints, port);
         answer.fabric_attr.api_version = version;
         if !flags.contains(InfoFlags::PROV_ATTR_ONLY) {
@@ -443,13 +445,19 @@ pub fn check_port(name: &str) -> std::result::Result<(), OpenError> {
     barewire_driver::open::check(name).map_err(open_error)
 }
 
-/// The ports that match: the one that the hints name, the one that is set, or the default segment.
-fn ports(settings: &Settings, hints: &Info) -> Vec<String> {
-    let default = || settings.port.clone().unwrap_or_else(|| DEFAULT_PORT.to_owned());
+/// The port that `name` stands for on this host, if a domain on it would open: itself, or what its
+/// patterns and preferences lead to.
+fn choose_port(name: &str) -> std::result::Result<String, OpenError> {
+    let port = barewire_driver::open::choose(name).map_err(open_error)?;
+    check_port(&port).map(|()| port)
+}
+
+/// The port that matches, as it is written: the one that the hints name, the one that is set, or
+/// the default segment. `None`: the hints name something else.
+pub fn port_named(settings: &Settings, hints: &Info) -> Option<String> {
     match &hints.domain_attr.name {
-        Some(name) if barewire_driver::open::is_known(name) => vec![name.clone()],
-        Some(_) => Vec::new(),
-        None => vec![default()],
+        Some(name) => Some(name.clone()).filter(|name| barewire_driver::open::is_known(name)),
+        None => Some(settings.port.clone().unwrap_or_else(|| DEFAULT_PORT.to_owned())),
     }
 }
 
@@ -655,8 +663,13 @@ fn addresses(
 ) -> Result<()> {
     let source = flags.contains(InfoFlags::SOURCE);
     let format = answer.addr_format;
+    let names = Names::of(answer.domain_attr.name.as_deref().unwrap_or_default());
     let named = match (node, service) {
         (None, None) => None,
+        (node, service) if names != Names::Labels => {
+            let whose = if source { Whose::Ours } else { Whose::Peers };
+            names.find(node, service, whose, flags.contains(InfoFlags::NUMERICHOST))?
+        }
         (Some(node), service) => Some(resolve(node, service)?),
         (None, Some(service)) if source => {
             let ep = service.parse().map_err(|_| Error::Invalid("service: not a number"))?;
@@ -719,6 +732,14 @@ impl Info {
     /// [`Error::Invalid`]: it is not one in `addr_format`.
     pub fn dest(&self) -> Result<Option<EpAddr>> {
         self.dest_addr.as_ref().map(|bytes| decode(self.addr_format, bytes)).transpose()
+    }
+
+    /// The endpoint's own address, if there is one; its MAC may be zero.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`]: it is not one in `addr_format`.
+    pub(crate) fn source(&self) -> Result<Option<EpAddr>> {
+        self.src_addr.as_ref().map(|bytes| decode(self.addr_format, bytes)).transpose()
     }
 
     /// The number that the endpoint asks for.

@@ -54,6 +54,7 @@ pub mod kfi;
 mod lock;
 pub mod mr;
 pub mod msg;
+pub mod names;
 mod notice;
 pub mod raw;
 mod rcvthread;

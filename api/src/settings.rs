@@ -71,7 +71,8 @@ pub enum Peers {
 /// Settings of a domain. [`Settings::from_env`] reads them from the environment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// The port, such as `shm:job7` (`BAREWIRE_PORT`). Default: none, which offers the machine's
+    /// The port, such as `shm:job7`, or a pattern that is one on each node, such as
+    /// `udp:10.1.0.0/16` (`BAREWIRE_PORT`). Default: none, which offers the machine's
     /// default segment `shm`; a domain name in the hints goes before it.
     pub port: Option<String>,
     /// Silence after which a peer that owes us something is dead (`BAREWIRE_T_DEAD_MS`), at least
@@ -161,7 +162,7 @@ pub struct BadSetting {
 
 /// Names of the variables, what they hold and their default, for `barewire info` and `fi_info -e`.
 pub const VARIABLES: &[(&str, &str, &str)] = &[
-    ("BAREWIRE_PORT", "port, such as shm:job7 or fault(loss=0.01):shm", "shm"),
+    ("BAREWIRE_PORT", "port, such as shm:job7, udp:10.1.0.0/16 or afpacket:en*|shm", "shm"),
     ("BAREWIRE_T_DEAD_MS", "milliseconds of silence after which a peer is dead, from 100", "5000"),
     ("BAREWIRE_PROGRESS", "manual or auto", "manual"),
     ("BAREWIRE_RCVTHREAD", "0 or 1: a thread answers on a wire while the program computes", "1"),

@@ -107,6 +107,45 @@ fn pingpong_and_bench_carry_every_kind_of_message() {
     }
 }
 
+/// Goal: over udp a listener is found by its host, by name or number, and its UDP port; a host that
+/// nobody knows is told at once.
+#[test]
+fn a_listener_on_udp_is_found_by_its_host() {
+    let mut server = command(&["pingpong", "--listen", "--json", "--port", "udp:127.0.0.1"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    BufReader::new(server.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let said: Value = serde_json::from_str(&line).unwrap();
+    let service = said["port"].as_str().unwrap().rsplit_once(':').unwrap().1.to_owned();
+    for host in ["127.0.0.1", "localhost"] {
+        let peer = format!("{host}:{service}");
+        let port = [
+            "--port",
+            "afpacket:zz*|udp:127.0.0.0/8",
+            "--iterations",
+            "10",
+            "--size",
+            "8",
+            "--json",
+        ];
+        let lines = objects(&run(&[&["pingpong", peer.as_str()], &port[..]].concat()));
+        assert_eq!((lines.len(), &lines[0]["n"]), (1, &10.into()));
+    }
+    server.kill().unwrap();
+    server.wait().unwrap();
+    for (host, says) in [
+        ("no-host.invalid", "no-host.invalid: the system's resolver"),
+        ("2001:db8::1", "udp ports carry IPv4"),
+        ("127.0.0.1:http", "http: a service is a number"),
+    ] {
+        let output = command(&["pingpong", host, "--port", "udp:127.0.0.1"]).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.code() == Some(1) && said.contains(says), "{host}: {said}");
+    }
+}
+
 /// Every operation on memory of the other side, checked: on a good segment and on a bad one.
 #[test]
 fn bench_works_on_memory_of_the_other_side() {

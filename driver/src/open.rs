@@ -1,4 +1,5 @@
-//! Ports by name: `shm`, `shm:job7,mtu=9000`, `fault(loss=0.01,seed=7):shm:job7`.
+//! Ports by name: `shm`, `shm:job7,mtu=9000`, `fault(loss=0.01,seed=7):shm:job7`, and by a pattern
+//! that names one on each node ([`choose`]): `udp:10.1.0.0/16`, `afpacket:en*|udp:en*`.
 
 use std::path::Path;
 
@@ -8,13 +9,17 @@ use crate::backend::shm::{Monitor, ShmPort, ShmSettings};
 use crate::error::OpenError;
 use crate::port::{MTU_MIN, Port};
 
+mod choice;
 mod memif;
 mod near;
 mod nics;
+mod place;
 mod spec;
 mod switch;
 mod wires;
 
+pub use choice::choose;
+pub use place::{udp_place, with_udp_port};
 pub use spec::PortInfo;
 use spec::{bad, parse};
 pub use switch::{Serving, check_switch, open_switch};
@@ -52,11 +57,12 @@ pub use switch::{Serving, check_switch, open_switch};
 ///   `switch=yes`, in the same place: frames go through the [`Switch`](crate::backend::switch) of
 ///   this user that owns the device. `promisc=yes` (but for `memif`) receives frames to every
 ///   address.
+/// - Several with `|` between them, and patterns, are what [`choose`] makes of them.
 ///
 /// # Errors
 /// [`OpenError`]; nothing is left behind, but a capture's file that was made before `PORT` failed.
 pub fn open(spec: &str) -> Result<Box<dyn Port>, OpenError> {
-    open_as_written(spec, false)
+    open_as_written(&choose(spec)?, false)
 }
 
 /// As [`open`], for a program that shares its node with others: `switch=yes` if a switch owns the
@@ -67,7 +73,7 @@ pub fn open(spec: &str) -> Result<Box<dyn Port>, OpenError> {
 /// # Errors
 /// As there.
 pub fn open_in_node(spec: &str) -> Result<Box<dyn Port>, OpenError> {
-    let (device, near) = near::split(spec)?;
+    let (device, near) = near::split(&choose(spec)?)?;
     let port = open_device(&device, true)?;
     match near {
         Some(near) => near.join(port),
@@ -141,6 +147,11 @@ fn open_device(spec: &str, in_node: bool) -> Result<Box<dyn Port>, OpenError> {
 /// # Errors
 /// What [`open`] would say.
 pub fn check(spec: &str) -> Result<(), OpenError> {
+    check_one(&choose(spec)?)
+}
+
+/// As [`check`], of a port that is named without a choice.
+fn check_one(spec: &str) -> Result<(), OpenError> {
     let (device, near) = near::split(spec)?;
     check_device(&device)?;
     near.map_or(Ok(()), |near| near.check())
@@ -166,7 +177,7 @@ fn check_device(spec: &str) -> Result<(), OpenError> {
             fault_settings(wrapper, options)?;
             check_device(inner)
         }
-        "pcap" => check(wrapped(spec)?.2),
+        "pcap" => check_one(wrapped(spec)?.2),
         _ => Err(unknown(spec, kind)),
     }
 }
@@ -174,13 +185,12 @@ fn check_device(spec: &str) -> Result<(), OpenError> {
 /// Whether this build has the kind of port that `spec` names, behind whatever wraps it: whether
 /// [`open`] could open it if everything else is right.
 pub fn is_known(spec: &str) -> bool {
-    let mut device = spec;
-    while device.starts_with("fault(") || device.starts_with("pcap(") {
-        let Some((_, inside)) = device.split_once("):") else { return false };
-        device = inside;
-    }
-    let kind = device.split([':', ',', '(']).next().unwrap_or("");
-    BUILT.iter().any(|built| built.0 == kind)
+    let known = |one: &str| {
+        let device = place::device_of(one).unwrap_or("");
+        let kind = device.split([':', ',', '(']).next().unwrap_or("");
+        choice::is_open(one) || BUILT.iter().any(|built| built.0 == kind)
+    };
+    choice::alternatives(spec).into_iter().any(known)
 }
 
 /// Kinds of devices that this build has, and how one is written.
@@ -201,6 +211,7 @@ const BUILT: &[(&str, &str)] = &[
 /// [`OpenError`]; nothing is left behind. Ports of one program have no monitors: a `pcap` around
 /// the port records what that program sends and receives.
 pub fn monitor(spec: &str) -> Result<Monitor, OpenError> {
+    let spec = &choose(spec)?;
     if spec.split([':', ',', '(']).next() == Some("shm") {
         return Monitor::open(&shm_settings(spec)?);
     }

@@ -1,14 +1,10 @@
 //! Forms of an address: 16 bytes of ours, or a `struct sockaddr_in` for programs that name peers
-//! by host and port.
-//!
-//! A *label* is the address of an endpoint that a program knows by a port number only, as servers
-//! do: `fi_getinfo` with `FI_SOURCE` and a service there, host and service here. On a segment of
-//! one machine the number alone is enough. The domain that is opened with a label takes the MAC
-//! `06:62:77:00:PP:PP`, which says it, so that nobody has to be asked who has it.
+//! by host and port, as `barewire::names` does.
 
-use std::net::{IpAddr, Ipv4Addr, ToSocketAddrs, UdpSocket};
+use std::net::{Ipv4Addr, SocketAddrV4};
 
-use barewire::{EpAddr, Error, Result};
+use barewire::names::{Names, label};
+use barewire::{EpAddr, Error, Info, Result};
 
 /// Our 16 bytes as an `addr_format`: the uppermost bit says that it is one provider's own.
 pub(crate) const FORMAT_NATIVE: u32 = 1 << 31 | 0x6277;
@@ -20,17 +16,25 @@ pub(crate) const LEN: usize = EpAddr::LEN;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Form {
     Native,
-    SockaddrIn,
+    /// With what host and port mean where it is used.
+    SockaddrIn(Names),
 }
 
 impl Form {
     /// The form of a non-zero `addr_format`, if it is one of ours.
-    pub(crate) fn of(format: u32) -> Option<Self> {
+    pub(crate) fn of(format: u32, names: Names) -> Option<Self> {
         match format {
             FORMAT_NATIVE => Some(Self::Native),
-            crate::abi::FI_SOCKADDR | crate::abi::FI_SOCKADDR_IN => Some(Self::SockaddrIn),
+            crate::abi::FI_SOCKADDR | crate::abi::FI_SOCKADDR_IN => Some(Self::SockaddrIn(names)),
             _ => None,
         }
+    }
+
+    /// The form of an address whose form nobody said: a native address of an endpoint has its
+    /// incarnation where a `struct sockaddr_in` has eight zero bytes.
+    pub(crate) fn guess(bytes: &[u8; LEN], names: Names) -> Self {
+        let is_sockaddr = bytes[..2] == AF_INET && bytes[8..] == [0; 8];
+        if is_sockaddr { Self::SockaddrIn(names) } else { Self::Native }
     }
 
     /// The address in 16 bytes of this form as the native ones.
@@ -40,51 +44,85 @@ impl Form {
     pub(crate) fn read(self, bytes: &[u8; LEN]) -> Result<[u8; LEN]> {
         match self {
             Self::Native => Ok(*bytes),
-            Self::SockaddrIn => from_sockaddr(bytes).map(EpAddr::to_bytes),
+            Self::SockaddrIn(names) => from_sockaddr(bytes, names).map(EpAddr::to_bytes),
         }
+    }
+
+    /// As [`read`](Self::read), of an endpoint's own address. `None`: any number is meant.
+    ///
+    /// # Errors
+    /// [`Error::NoData`]: it is none of the port's.
+    pub(crate) fn read_own(self, bytes: &[u8; LEN]) -> Result<Option<[u8; LEN]>> {
+        let native = self.read(bytes).map_err(|_| Error::NoData)?;
+        let any = match self {
+            Self::Native => native == label(0).to_bytes(),
+            Self::SockaddrIn(names) => {
+                let at = SocketAddrV4::new(host_of(bytes), 0);
+                let ours = names.at(Ipv4Addr::UNSPECIFIED, 0);
+                if names.at(*at.ip(), 0) != ours {
+                    tracing::warn!("{}: not the address of the port", at.ip());
+                    return Err(Error::NoData);
+                }
+                native == ours.to_bytes()
+            }
+        };
+        Ok((!any).then_some(native))
     }
 
     /// An address in this form.
     pub(crate) fn write(self, addr: EpAddr) -> [u8; LEN] {
         match self {
             Self::Native => addr.to_bytes(),
-            Self::SockaddrIn => to_sockaddr(addr),
+            Self::SockaddrIn(names) => to_sockaddr(addr, names),
+        }
+    }
+
+    /// Opens something whose own address `info` says, or may be any. Who is found by host and port
+    /// gets one that says where, if there is one left.
+    pub(crate) fn open<T>(
+        self,
+        info: &mut Info,
+        names: Names,
+        mut open: impl FnMut(&Info) -> Result<T>,
+    ) -> Result<T> {
+        if info.src_addr.is_none() && self != Self::Native {
+            for service in names.services() {
+                let at = names.at(Ipv4Addr::UNSPECIFIED, service);
+                info.src_addr = Some(at.to_bytes().to_vec());
+                match open(info) {
+                    Err(Error::AddrInUse) => {}
+                    opened => return opened,
+                }
+            }
+            info.src_addr = None;
+        }
+        open(info)
+    }
+
+    /// What stands where an address is expected and none is settled: any number here.
+    pub(crate) fn any(self) -> [u8; LEN] {
+        match self {
+            Self::Native => label(0).to_bytes(),
+            Self::SockaddrIn(names) => self.write(names.at(Ipv4Addr::UNSPECIFIED, 0)),
         }
     }
 }
 
 const AF_INET: [u8; 2] = (libc::AF_INET as u16).to_ne_bytes();
 
-/// Whether 16 bytes of no stated form are a `struct sockaddr_in` with its eight zero bytes; a
-/// native address of an endpoint has its incarnation there.
-pub(crate) fn looks_like_sockaddr(bytes: &[u8; LEN]) -> bool {
-    bytes[..2] == AF_INET && bytes[8..] == [0; 8]
+fn host_of(bytes: &[u8; LEN]) -> Ipv4Addr {
+    Ipv4Addr::new(bytes[4], bytes[5], bytes[6], bytes[7])
 }
 
-/// The address that a program knows as `port`.
-pub(crate) fn label(port: u16) -> EpAddr {
-    let [high, low] = port.to_be_bytes();
-    let mut bytes = [0; LEN];
-    bytes[..6].copy_from_slice(&[0x06, 0x62, 0x77, 0x00, high, low]);
-    bytes[6..8].copy_from_slice(&port.to_le_bytes());
-    // It cannot fail: the MAC is a station's.
-    EpAddr::from_bytes(&bytes).unwrap_or(EpAddr { mac: Default::default(), ep: 0, incarnation: 0 })
-}
-
-/// Whether an address is a label, whichever life it names.
-pub(crate) fn is_label(addr: EpAddr) -> bool {
-    addr.mac == label(addr.ep).mac
-}
-
-/// A `sockaddr_in` that we made has the MAC where the standard has zeros; one that a program made
-/// is a label.
-fn from_sockaddr(bytes: &[u8; LEN]) -> Result<EpAddr> {
+/// A `sockaddr_in` that host and port do not name an endpoint by has the MAC where the standard has
+/// zeros.
+fn from_sockaddr(bytes: &[u8; LEN], names: Names) -> Result<EpAddr> {
     let port = u16::from_be_bytes([bytes[2], bytes[3]]);
     if bytes[..2] != AF_INET {
         return Err(Error::Invalid("address: not AF_INET"));
     }
     if bytes[8..] == [0; 8] {
-        return Ok(label(port));
+        return Ok(names.at(host_of(bytes), port));
     }
     let mut native = [0; LEN];
     native[..6].copy_from_slice(&bytes[8..14]);
@@ -92,85 +130,66 @@ fn from_sockaddr(bytes: &[u8; LEN]) -> Result<EpAddr> {
     EpAddr::from_bytes(&native)
 }
 
-fn to_sockaddr(addr: EpAddr) -> [u8; LEN] {
+fn to_sockaddr(addr: EpAddr, names: Names) -> [u8; LEN] {
+    let (at, is_name) = names.name(addr);
     let mut bytes = [0; LEN];
     bytes[..2].copy_from_slice(&AF_INET);
-    bytes[2..4].copy_from_slice(&addr.ep.to_be_bytes());
-    bytes[4..8].copy_from_slice(&Ipv4Addr::LOCALHOST.octets());
-    if !is_label(addr) {
+    bytes[2..4].copy_from_slice(&at.port().to_be_bytes());
+    bytes[4..8].copy_from_slice(&at.ip().octets());
+    if !is_name {
         bytes[8..14].copy_from_slice(&addr.to_bytes()[..6]);
     }
     bytes
-}
-
-/// The address that `node` and `service` name: ours in text, or a host of this machine and a port
-/// number. `None`: any free number is meant.
-///
-/// # Errors
-/// [`Error::NoData`]: they name none that can be reached.
-pub(crate) fn resolve(node: Option<&str>, service: Option<&str>) -> Result<Option<EpAddr>> {
-    if let Some(node) = node
-        && let Ok(addr) = barewire::resolve(node, service.filter(|s| *s != "0"))
-    {
-        return Ok(Some(addr));
-    }
-    if node.is_some_and(|node| !is_here(node)) {
-        return Err(Error::NoData);
-    }
-    match service.map(str::parse) {
-        None | Some(Ok(0)) => Ok(None),
-        Some(Ok(port)) => Ok(Some(label(port))),
-        Some(Err(_)) => Err(Error::NoData),
-    }
-}
-
-/// Whether a name or number of a host means this machine: only its own addresses can be bound.
-fn is_here(node: &str) -> bool {
-    let can_bind = |ip: IpAddr| UdpSocket::bind((ip, 0)).is_ok();
-    match node.parse::<IpAddr>() {
-        Ok(ip) => can_bind(ip),
-        Err(_) => (node, 0).to_socket_addrs().is_ok_and(|mut all| all.any(|a| can_bind(a.ip()))),
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    const LABELS: Form = Form::SockaddrIn(Names::Labels);
+
     #[test]
     fn a_sockaddr_of_a_program_is_a_label_and_one_of_ours_is_exact() {
         let theirs = [2, 0, 0x24, 0x0c, 127, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0];
-        assert!(looks_like_sockaddr(&theirs));
-        let native = Form::SockaddrIn.read(&theirs).unwrap();
+        assert_eq!(Form::guess(&theirs, Names::Labels), LABELS);
+        let native = LABELS.read(&theirs).unwrap();
         assert_eq!(EpAddr::from_bytes(&native), Ok(label(9228)));
-        assert_eq!(Form::SockaddrIn.write(label(9228)), theirs);
+        assert_eq!(LABELS.write(label(9228)), theirs);
         let mut addr = label(9);
         addr.ep = 10;
-        assert!(!is_label(addr));
-        let back = Form::SockaddrIn.read(&Form::SockaddrIn.write(addr)).unwrap();
+        let back = LABELS.read(&LABELS.write(addr)).unwrap();
         assert_eq!(EpAddr::from_bytes(&back), Ok(addr));
+        assert_eq!(
+            (LABELS.read_own(&LABELS.any()), LABELS.any()[2..4].to_vec()),
+            (Ok(None), vec![0; 2])
+        );
     }
 
     #[test]
     fn a_native_address_is_not_taken_for_a_sockaddr() {
         let text = "barewire://02:00:24:0c:7f:00/9#00c0ffee00c0ffee";
         let addr: EpAddr = text.parse().unwrap();
-        assert!(!looks_like_sockaddr(&addr.to_bytes()));
+        assert_eq!(Form::guess(&addr.to_bytes(), Names::Labels), Form::Native);
         assert_eq!(Form::Native.read(&addr.to_bytes()), Ok(addr.to_bytes()));
+        assert_eq!(Form::Native.read_own(&Form::Native.any()), Ok(None));
     }
 
+    /// Goal: over udp a `sockaddr_in` is the place of the port and goes both ways unchanged.
     #[test]
-    fn nodes_of_this_machine_are_labels_and_others_are_unknown() {
-        assert_eq!(resolve(Some("127.0.0.1"), Some("7")), Ok(Some(label(7))));
-        assert_eq!(resolve(Some("localhost"), Some("7")), Ok(Some(label(7))));
-        assert_eq!(resolve(None, Some("7")), Ok(Some(label(7))));
-        assert_eq!(resolve(None, Some("0")), Ok(None));
-        assert_eq!(resolve(Some("127.0.0.1"), None), Ok(None));
-        let mac = resolve(Some("02:00:00:00:00:05"), Some("3")).unwrap().unwrap();
-        assert_eq!((mac.ep, mac.incarnation), (3, 0));
-        // TEST-NET-1: nobody's.
-        assert_eq!(resolve(Some("192.0.2.1"), Some("7")), Err(Error::NoData));
-        assert_eq!(resolve(None, Some("http?")), Err(Error::NoData));
-        assert_eq!(resolve(None, Some("65536")), Err(Error::NoData));
+    fn a_sockaddr_on_udp_is_the_place_itself() {
+        let form = Form::SockaddrIn(Names::Udp { ip: Ipv4Addr::new(10, 1, 1, 1), port: None });
+        let theirs = [2, 0, 0x1d, 0x2f, 10, 1, 1, 2, 0, 0, 0, 0, 0, 0, 0, 0];
+        let native = EpAddr::from_bytes(&form.read(&theirs).unwrap()).unwrap();
+        assert_eq!((native.ep, form.write(native)), (7471, theirs));
+        // Another endpoint of that port has no name of two numbers.
+        let other = EpAddr { ep: 3, ..native };
+        assert_eq!(form.write(other)[..8], [2, 0, 0, 3, 10, 1, 1, 2]);
+        assert_eq!(form.read(&form.write(other)), Ok(other.to_bytes()));
+        // Ours is of our host, and port 0 any.
+        assert_eq!(form.any(), [2, 0, 0, 0, 10, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(form.read_own(&form.any()), Ok(None));
+        assert_eq!(form.read_own(&theirs), Err(Error::NoData));
+        let ours = [2, 0, 0x1d, 0x2f, 10, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0];
+        assert!(form.read_own(&ours).unwrap().is_some());
     }
 }

@@ -138,15 +138,14 @@ unsafe extern "C" fn insert(
     })
 }
 
-/// `node` and `service` as an address.
+/// `node` and `service`, empty where there is none.
 ///
 /// # Safety
 /// Both are strings or NULL.
-unsafe fn named(node: *const c_char, service: *const c_char) -> Result<EpAddr> {
+unsafe fn names<'a>(node: *const c_char, service: *const c_char) -> Result<[&'a str; 2]> {
     // SAFETY: the caller's promise.
     let (node, service) = unsafe { (guard::text(node)?, guard::text(service)?) };
-    let found = addr::resolve(node, service).map_err(|_| Error::Invalid("node and service"))?;
-    found.ok_or(Error::Invalid("service: a peer has a number"))
+    Ok([node.unwrap_or_default(), service.unwrap_or_default()])
 }
 
 unsafe extern "C" fn insertsvc(
@@ -164,8 +163,10 @@ unsafe extern "C" fn insertsvc(
         // SAFETY: the table belongs to vectors; two strings and a place or NULL.
         unsafe {
             let it = AvObject::of(at)?;
-            let addr = named(node, service)?;
-            Ok(it.av.insert(&[addr], places(fi_addr, 1))? as c_int)
+            let [node, service] = names(node, service)?;
+            let found = it.av.insertsvc(node, service);
+            places(fi_addr, 1).fill(found.unwrap_or(FI_ADDR_NOTAVAIL));
+            found.map(|_| 1)
         }
     })
 }
@@ -188,23 +189,10 @@ unsafe extern "C" fn insertsym(
         unsafe {
             let it = AvObject::of(at)?;
             let count = node_count.checked_mul(service_count).ok_or(Error::Overflow)?;
-            let (node, service) = (guard::text(node)?, guard::text(service)?);
-            let (node, service) = (node.unwrap_or_default(), service.unwrap_or_default());
+            let [node, service] = names(node, service)?;
             let to = places(fi_addrs, count);
-            if let Ok(first) = barewire::resolve(node, Some(service)) {
-                let node = first.mac.to_string();
-                let n = it.av.insertsym(&node, node_count, service, service_count, to)?;
-                return Ok(n as c_int);
-            }
-            // Hosts of the application's network are all this one.
-            let first = addr::resolve(Some(node), Some(service));
-            let first = first.ok().flatten().ok_or(Error::Invalid("node and service"))?;
-            if service_count > usize::from(u16::MAX - first.ep) + 1 {
-                return Err(Error::Invalid("count: past the last address"));
-            }
-            let one = (0..service_count).map(|s| addr::label(first.ep + s as u16));
-            let all: Vec<EpAddr> = (0..node_count).flat_map(|_| one.clone()).collect();
-            Ok(it.av.insert(&all, to)? as c_int)
+            let n = it.av.insertsym(node, node_count, service, service_count, to)?;
+            c_int::try_from(n).map_err(|_| Error::Overflow)
         }
     })
 }

@@ -3,11 +3,12 @@
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
+use barewire::names::Names;
 use barewire::raw::SerialPromise;
 use barewire::{Error, What};
 
 use crate::abi::*;
-use crate::addr::{self, Form};
+use crate::addr::Form;
 use crate::eq::EqObject;
 use crate::fabric::FabricObject;
 use crate::object::{Object, class_of, fid};
@@ -21,6 +22,13 @@ pub(crate) struct Domain {
     /// The version of the interface that the program speaks.
     pub(crate) api_version: u32,
     _fabric: Arc<()>,
+}
+
+impl Domain {
+    /// What host and service mean on its port.
+    pub(crate) fn names(&self) -> Names {
+        Names::of(&self.domain.port().name)
+    }
 }
 
 pub(crate) type DomainObject = Object<FidDomain, Domain>;
@@ -53,22 +61,16 @@ pub(crate) unsafe extern "C" fn open(
         let (fabric, info) = unsafe { (FabricObject::of(fabric)?, info.as_ref()) };
         let info = info.ok_or(Error::Invalid("info: NULL"))?;
         log::start();
-        // SAFETY: as above.
-        let (mut ours, form) = unsafe { info::read(info, fabric.api_version)? };
         let mut settings = host::settings_or_warn()?;
+        // SAFETY: as above.
+        let (ours, form) = unsafe {
+            info::read(info, fabric.api_version, |port| info::names_on(port, &settings))?
+        };
         // A `sockaddr_in` has no room for the incarnation.
-        settings.by_name = form == Form::SockaddrIn;
+        settings.by_name = form != Form::Native;
         // SAFETY: a program that asks for `FI_THREAD_DOMAIN` makes this promise by it.
-        let promise = || unsafe { SerialPromise::new() };
-        let plain = ours.domain_attr.name.clone();
-        let labelled = with_label(&mut ours);
-        let mut opened = fabric.fabric.domain_serial_with(&ours, settings.clone(), promise());
-        if labelled && opened.as_ref().is_err_and(|e| e.error == Error::AddrInUse) {
-            // Another domain has the label. That matters only to an endpoint that wants it too,
-            // which is told then.
-            ours.domain_attr.name = plain;
-            opened = fabric.fabric.domain_serial_with(&ours, settings, promise());
-        }
+        let promise = unsafe { SerialPromise::new() };
+        let opened = fabric.fabric.domain_serial_with(&ours, settings, promise);
         let domain = opened.map_err(|e| {
             host::warn_aloud(&e.to_string());
             e.error
@@ -84,19 +86,6 @@ pub(crate) unsafe extern "C" fn open(
         unsafe { DomainObject::open(abi, inner, out) };
         Ok(())
     })
-}
-
-/// Makes a port with the MAC of the label that the endpoint's own address is, if it is one.
-pub(crate) fn with_label(info: &mut barewire::Info) -> bool {
-    let src = info.src_addr.as_deref().and_then(|b| b.try_into().ok());
-    let src = src.and_then(|bytes| barewire::EpAddr::from_bytes(bytes).ok());
-    let Some(label) = src.filter(|src| addr::is_label(*src)) else { return false };
-    let name = info.domain_attr.name.get_or_insert_with(|| "shm".to_owned());
-    if name.contains("mac=") {
-        return false;
-    }
-    name.push_str(&format!(",mac={}", label.mac));
-    true
 }
 
 unsafe extern "C" fn close(at: *mut Fid) -> c_int {

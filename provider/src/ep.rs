@@ -55,13 +55,15 @@ pub(crate) unsafe extern "C" fn open(
 ) -> c_int {
     guard::int(|| {
         // SAFETY: the table belongs to domains, and the info is whole or NULL.
-        let (domain, ours, request) = unsafe {
+        let (domain, mut ours, request) = unsafe {
             let domain = DomainObject::of(domain)?;
             let ours = wanted(info.as_ref(), domain)?;
             (domain, ours, (*info).handle)
         };
         let connected = ours.ep_attr.ep_type == EpType::Msg;
-        let ep = domain.domain.raw_endpoint(&ours).map_err(taken_label)?;
+        let ep = domain.form.open(&mut ours, domain.names(), |ours| {
+            domain.domain.raw_endpoint(ours).map_err(taken_label)
+        })?;
         ep.set_condition_of(work::condition_of);
         let abi = tables(FI_CLASS_EP, if connected { &CM_MSG } else { &CM }, context);
         let form = domain.form;
@@ -85,7 +87,7 @@ pub(crate) unsafe extern "C" fn open(
 pub(crate) unsafe fn wanted(info: Option<&FiInfo>, domain: &Domain) -> Result<Info> {
     let info = info.ok_or(Error::Invalid("info: NULL"))?;
     // SAFETY: the caller's promise.
-    let (mut ours, _) = unsafe { info::read(info, domain.api_version)? };
+    let (mut ours, _) = unsafe { info::read(info, domain.api_version, |_| domain.names())? };
     // The program has taken what we asked of it, which is nothing.
     ours.mode = barewire::flags::Mode::empty();
     // SAFETY: the handle is NULL or an object of libfabric's.
@@ -292,10 +294,13 @@ unsafe extern "C" fn setname(at: *mut Fid, addr: *mut c_void, len: usize) -> c_i
             if addr.is_null() || len != addr::LEN {
                 return Err(Error::Invalid("addrlen: 16"));
             }
-            let native = it.form.read(&addr.cast::<[u8; addr::LEN]>().read())?;
-            // Port 0 is any: that which it has.
-            let any = addr::label(0).to_bytes() == native;
-            if any { Ok(()) } else { it.ep.setname_bytes(&native) }
+            // Any is that which it has.
+            let bytes = addr.cast::<[u8; addr::LEN]>().read();
+            it.form.read(&bytes)?;
+            match it.form.read_own(&bytes).map_err(|_| Error::AddrNotAvail)? {
+                None => Ok(()),
+                Some(native) => it.ep.setname_bytes(&native),
+            }
         }
     })
 }

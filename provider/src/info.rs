@@ -3,6 +3,8 @@
 use std::ffi::{c_char, c_int, c_void};
 
 use barewire::flags::{Caps, InfoFlags, Mode, MrMode, OpFlags, Order};
+use barewire::names::{Names, Whose};
+use barewire::settings::DEFAULT_PORT;
 use barewire::{
     AvType, DomainAttr as OurDomain, EndpointAttr, EpAddr, EpType, Error, FabricAttr as OurFabric,
     Info, Progress, ResourceMgmt, Result, RxAttr as OurRx, Settings, Threading, TxAttr as OurTx,
@@ -11,7 +13,7 @@ use barewire::{
 use crate::abi::*;
 use crate::addr::{self, Form};
 use crate::mem::{copy, copy_text, free, zeroed};
-use crate::{guard, host, nic};
+use crate::{guard, host, log, nic};
 
 /// Flags of `fi_getinfo` that mean something here; others are the library's own.
 const FLAGS: u64 = FI_PROV_ATTR_ONLY | FI_SOURCE | FI_NUMERICHOST;
@@ -72,6 +74,7 @@ pub(crate) unsafe extern "C" fn getinfo(
         if flags & LAYERED != 0 && unsafe { wants(hints, FI_EP_DGRAM) || wants(hints, FI_EP_MSG) } {
             return Err(Error::NoData);
         }
+        log::start();
         let ask = Ask { version, node, service, flags: flags & FLAGS, hints };
         let list = answers(&ask, &settings)?;
         // SAFETY: libfabric passes a place for the list.
@@ -116,14 +119,19 @@ unsafe fn asked_for(hints: Option<&FiInfo>) -> bool {
 }
 
 fn answers(ask: &Ask<'_>, settings: &Settings) -> Result<*mut FiInfo> {
+    let names = |port: Option<&str>| names_on(port, settings);
     let (mut ours, form) = match ask.hints {
         // SAFETY: libfabric's hints are whole.
-        Some(hints) => unsafe { hints_of(hints, ask.version)? },
+        Some(hints) => unsafe { hints_of(hints, ask.version, names)? },
         None => (Info::default(), Form::Native),
     };
-    let source = ask.flags & FI_SOURCE != 0;
     if ask.node.is_some() || ask.service.is_some() {
-        let named = addr::resolve(ask.node, ask.service)?.map(|a| a.to_bytes().to_vec());
+        let source = ask.flags & FI_SOURCE != 0;
+        let whose = if source { Whose::Ours } else { Whose::Peers };
+        let numeric = ask.flags & FI_NUMERICHOST != 0;
+        let names = names(ours.domain_attr.name.as_deref());
+        let named = names.find(ask.node, ask.service, whose, numeric)?;
+        let named = named.map(|a| a.to_bytes().to_vec());
         if source {
             ours.src_addr = named;
         } else {
@@ -133,8 +141,8 @@ fn answers(ask: &Ask<'_>, settings: &Settings) -> Result<*mut FiInfo> {
     let flags = InfoFlags::from_bits_truncate(ask.flags) - InfoFlags::SOURCE;
     let version = ask.version.min(barewire::API_VERSION);
     let hinted = ask.hints.map(|_| &ours);
-    if let Some(port) = &settings.port
-        && let Err(why) = barewire::check_port(port)
+    if let Some(port) = barewire::info::port_named(settings, &ours)
+        && let Err(why) = barewire::check_port(&port)
     {
         host::warn_aloud(&why.to_string());
     }
@@ -157,6 +165,11 @@ fn answers(ask: &Ask<'_>, settings: &Settings) -> Result<*mut FiInfo> {
     Ok(list)
 }
 
+/// What host and service mean on a port, or on the one that is used if none is named.
+pub(crate) fn names_on(port: Option<&str>, settings: &Settings) -> Names {
+    Names::of(port.or(settings.port.as_deref()).unwrap_or(DEFAULT_PORT))
+}
+
 /// Takes back what is not given to those who name capabilities unless it is among them, and sorts
 /// the others by direction. Who names none is told of all: MPICH decides by that answer whether the
 /// sender's rank goes into the tag.
@@ -172,9 +185,13 @@ fn trim(info: &mut Info, asked: Caps) {
 ///
 /// # Safety
 /// The structures of `c` are there or NULL, and whole as of the version.
-unsafe fn hints_of(c: &FiInfo, version: u32) -> Result<(Info, Form)> {
+unsafe fn hints_of(
+    c: &FiInfo,
+    version: u32,
+    names: impl FnOnce(Option<&str>) -> Names,
+) -> Result<(Info, Form)> {
     // SAFETY: the caller's promise.
-    let (mut info, form) = unsafe { read(c, version)? };
+    let (mut info, form) = unsafe { read(c, version, names)? };
     // The names of modes tell what a program can do for us. We need nothing, and answer so: what
     // is not in the hints of a mode is as good as what is.
     info.mode = Mode::empty();
@@ -185,14 +202,19 @@ unsafe fn hints_of(c: &FiInfo, version: u32) -> Result<(Info, Form)> {
     Ok((info, form))
 }
 
-/// A structure of C as ours: hints, or the answer that a program opens something with.
+/// A structure of C as ours: hints, or the answer that a program opens something with. `names` says
+/// what host and port mean on the port that it names, or on the one that is used if it names none.
 ///
 /// # Errors
 /// [`Error::NoData`]: it has something that nothing here has.
 ///
 /// # Safety
 /// The structures of `c` are there or NULL, and whole as of the version.
-pub(crate) unsafe fn read(c: &FiInfo, version: u32) -> Result<(Info, Form)> {
+pub(crate) unsafe fn read(
+    c: &FiInfo,
+    version: u32,
+    names: impl FnOnce(Option<&str>) -> Names,
+) -> Result<(Info, Form)> {
     let mut info = Info {
         caps: Caps::from_bits_retain(c.caps),
         mode: Mode::from_bits_truncate(c.mode),
@@ -221,20 +243,29 @@ pub(crate) unsafe fn read(c: &FiInfo, version: u32) -> Result<(Info, Form)> {
     let dest = (c.dest_addr, c.dest_addrlen);
     // SAFETY: as above.
     let (src, dest) = unsafe { (bytes_of(src)?, bytes_of(dest)?) };
+    let names = names(info.domain_attr.name.as_deref());
     let form = match c.addr_format {
         FI_FORMAT_UNSPEC => None,
-        format => Some(Form::of(format).ok_or(Error::NoData)?),
+        format => Some(Form::of(format, names).ok_or_else(|| {
+            tell_format(format);
+            Error::NoData
+        })?),
     };
-    let native = |bytes: &[u8; addr::LEN]| {
-        let guess = if addr::looks_like_sockaddr(bytes) { Form::SockaddrIn } else { Form::Native };
-        form.unwrap_or(guess).read(bytes).map_err(|_| Error::NoData)
-    };
+    let form_of = |bytes: &[u8; addr::LEN]| form.unwrap_or_else(|| Form::guess(bytes, names));
+    let native = |bytes: &[u8; addr::LEN]| form_of(bytes).read(bytes).map_err(|_| Error::NoData);
     info.dest_addr = dest.as_ref().map(native).transpose()?.map(Vec::from);
-    let src = src.as_ref().map(native).transpose()?;
-    // Port 0 of a label is any number.
-    let fixed = src.filter(|s| EpAddr::from_bytes(s) != Ok(addr::label(0)));
-    info.src_addr = fixed.map(Vec::from);
+    let src = src.as_ref().map(|bytes| form_of(bytes).read_own(bytes)).transpose()?;
+    info.src_addr = src.flatten().map(Vec::from);
     Ok((info, form.unwrap_or(Form::Native)))
+}
+
+/// Says why there is no answer in a form of addresses that IP has and we have not.
+fn tell_format(format: u32) {
+    if format == FI_SOCKADDR_IN6 {
+        tracing::warn!(
+            "FI_SOCKADDR_IN6: no port carries IPv6; ask for FI_SOCKADDR_IN, or for none"
+        );
+    }
 }
 
 /// # Safety
@@ -402,14 +433,14 @@ fn to_c(info: &Info, form: Form, ask: &Ask<'_>) -> Option<*mut FiInfo> {
     out.addr_format = match form {
         Form::Native => addr::FORMAT_NATIVE,
         // That of the hints: FI_SOCKADDR stays FI_SOCKADDR.
-        Form::SockaddrIn => ask.hints.map_or(FI_SOCKADDR_IN, |h| h.addr_format),
+        Form::SockaddrIn(_) => ask.hints.map_or(FI_SOCKADDR_IN, |h| h.addr_format),
     };
     let address = |bytes: &Option<Vec<u8>>| {
         let bytes: &[u8; addr::LEN] = bytes.as_deref()?.try_into().ok()?;
         Some(form.write(EpAddr::from_bytes(bytes).ok()?))
     };
-    // Some programs take it for granted that there is one: port 0 of a label is any.
-    let src = address(&info.src_addr).unwrap_or_else(|| form.write(addr::label(0)));
+    // Some programs take it for granted that there is one.
+    let src = address(&info.src_addr).unwrap_or_else(|| form.any());
     (out.src_addr, out.src_addrlen) = (copy(&src), src.len());
     if let Some(bytes) = address(&info.dest_addr) {
         (out.dest_addr, out.dest_addrlen) = (copy(&bytes), bytes.len());

@@ -9,7 +9,7 @@ use tracing::{Event, Level, Metadata, Subscriber};
 
 use crate::host;
 
-/// Begins to pass on what is logged. The first domain of the process calls it: before that nothing
+/// Begins to pass on what is logged. Whoever asks what there is calls it first: before that nothing
 /// runs that could log.
 pub(crate) fn start() {
     static ONCE: Once = Once::new();

@@ -13,7 +13,7 @@ use crate::ep::EpObject;
 use crate::eq::EqObject;
 use crate::fabric::FabricObject;
 use crate::object::{Object, class_of, fid};
-use crate::{domain, guard, host, info, log};
+use crate::{guard, host, info, log};
 
 /// What stands behind a `struct fid_pep`.
 pub(crate) struct Passive {
@@ -50,15 +50,21 @@ pub(crate) unsafe extern "C" fn open(
         let (fabric, info) = unsafe { (FabricObject::of(fabric)?, info.as_ref()) };
         let info = info.ok_or(Error::Invalid("info: NULL"))?;
         log::start();
-        // SAFETY: as above.
-        let (mut ours, form) = unsafe { info::read(info, fabric.api_version)? };
-        let told = ours.clone();
         let mut settings = host::settings_or_warn()?;
-        settings.by_name = form == Form::SockaddrIn;
-        domain::with_label(&mut ours);
-        let pep = fabric.fabric.passive_ep(&ours, settings).map_err(|e| {
-            host::warn_aloud(&e.to_string());
-            e.error
+        // SAFETY: as above.
+        let (mut ours, form) = unsafe {
+            info::read(info, fabric.api_version, |port| info::names_on(port, &settings))?
+        };
+        let told = ours.clone();
+        settings.by_name = form != Form::Native;
+        let names = info::names_on(ours.domain_attr.name.as_deref(), &settings);
+        let mut why = None;
+        let pep = form.open(&mut ours, names, |ours| {
+            let opened = fabric.fabric.passive_ep(ours, settings.clone());
+            opened.map_err(|e| why.insert(e).error)
+        });
+        let pep = pep.inspect_err(|_| {
+            why.iter().for_each(|why| host::warn_aloud(&why.to_string()));
         })?;
         let abi = FidPep {
             fid: fid(FI_CLASS_PEP, context, &FID),

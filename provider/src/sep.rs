@@ -44,11 +44,13 @@ pub(crate) unsafe extern "C" fn open(
 ) -> c_int {
     guard::int(|| {
         // SAFETY: the table belongs to domains, and the info is whole.
-        let (domain, ours) = unsafe {
+        let (domain, mut ours) = unsafe {
             let domain = DomainObject::of(domain)?;
             (domain, ep::wanted(info.as_ref(), domain)?)
         };
-        let sep = domain.domain.scalable_endpoint(&ours).map_err(ep::taken_label)?;
+        let sep = domain.form.open(&mut ours, domain.names(), |ours| {
+            domain.domain.scalable_endpoint(ours).map_err(ep::taken_label)
+        })?;
         let abi = FidEp {
             fid: fid(FI_CLASS_SEP, context, &FID),
             ops: &raw const OPS,

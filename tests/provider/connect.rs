@@ -4,3 +4,9 @@
 fn connections_are_made_refused_and_ended() {
     super::check("connect.c", "fi_cm.h", |_| {});
 }
+
+/// Goal: over `udp:` the same, with listeners that are known by host and service.
+#[test]
+fn connections_are_made_by_host_and_service_over_udp() {
+    super::check_over(Some("udp:127.0.0.1"), "connect.c", "fi_cm.h", |_| {});
+}

@@ -13,6 +13,7 @@ mod life;
 mod limits;
 mod loading;
 mod mpi;
+mod names;
 mod package;
 mod probes;
 mod ranks;
@@ -68,6 +69,11 @@ fn with(programs: &[(&str, &str)], test: impl FnOnce(&Bench)) {
 /// Runs a program of ours that calls what `header` declares and says "ok" or "BAD" of each, with
 /// both kinds of progress, and hands what it said to `more`.
 fn check(source: &str, header: &str, more: impl Fn(&str)) {
+    check_over(None, source, header, more);
+}
+
+/// As [`check`], over another port than a segment.
+fn check_over(port: Option<&str>, source: &str, header: &str, more: impl Fn(&str)) {
     with(&[("cc", "gcc"), ("fi_info", "libfabric-bin")], |bench| {
         if !Path::new("/usr/include/rdma").join(header).exists() {
             println!("SKIPPED: no rdma/{header}: sudo apt-get install libfabric-dev");
@@ -77,6 +83,9 @@ fn check(source: &str, header: &str, more: impl Fn(&str)) {
         let program = bench.compile(dir.path(), &["cc", "-lfabric", "-lpthread"], source);
         for progress in ["manual", "auto"] {
             let mut command = bench.program(program.to_str().unwrap());
+            if let Some(port) = port {
+                command.env("FI_BAREWIRE_PORT", port);
+            }
             let said = succeed(command.env("FI_BAREWIRE_PROGRESS", progress), 240);
             let wrong: Vec<_> = said.lines().filter(|l| l.starts_with("BAD")).collect();
             assert!(wrong.is_empty(), "progress {progress}: {wrong:#?}");

@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use barewire::names::{Names, Whose};
 use barewire::{Buf, EpAddr, FiAddr};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
@@ -27,7 +28,7 @@ const WARM_COUNT: u64 = 1000;
 /// # Errors
 /// The other side cannot be reached or failed, or a byte was wrong.
 pub(super) fn run(args: &Common, mode: Mode, window: u32, sizes: &[u64]) -> Result<ExitCode, Fail> {
-    let given = args.addr.as_deref().map(parse_addr).transpose()?;
+    let given = args.addr.as_deref().map(|text| whom(text, &args.port)).transpose()?;
     let mut link = Link::open(&args.port, CLIENT_PATIENCE)?;
     let spawned = if args.spawn.is_some() { Some(Spawned::start(&args.port)?) } else { None };
     let addr = match (given, &spawned) {
@@ -65,6 +66,23 @@ pub(super) fn run(args: &Common, mode: Mode, window: u32, sizes: &[u64]) -> Resu
         out::print(table(&lines))?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Who listens: an address, or on a port whose endpoints have such names HOST or HOST:SERVICE.
+fn whom(text: &str, port: &str) -> Result<EpAddr, Fail> {
+    let names = Names::of(port);
+    if names == Names::Labels || text.starts_with("barewire:") {
+        return parse_addr(text);
+    }
+    let (host, service) = match text.rsplit_once(':') {
+        Some((host, service)) if !host.contains(':') => (host, Some(service)),
+        _ => (text, None),
+    };
+    match names.find(Some(host), service, Whose::Peers, false) {
+        Ok(Some(addr)) => Ok(addr),
+        Ok(None) => parse_addr(text),
+        Err(why) => Err(Fail::new(why)),
+    }
 }
 
 fn parse_addr(text: &str) -> Result<EpAddr, Fail> {

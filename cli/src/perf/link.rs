@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use barewire::flags::{BindFlags, Caps, CqFlags, InfoFlags};
+use barewire::names::Names;
 use barewire::{
     API_VERSION, Av, AvAttr, Buf, Completion, Cq, CqAttr, Domain, DomainAttr, Endpoint, EpAddr,
     Error, FI_ADDR_UNSPEC, FiAddr, Info, Posted, Progress, Refused, Settings, Threading, fabric,
@@ -67,6 +68,15 @@ impl Link {
     /// # Errors
     /// The line says what is missing.
     pub(super) fn open(port: &str, patience: Duration) -> Result<Self, Fail> {
+        Self::open_as(port, patience, false)
+    }
+
+    /// As [`open`](Self::open), and found by whoever knows the host, if the port has such names.
+    pub(super) fn open_by_name(port: &str, patience: Duration) -> Result<Self, Fail> {
+        Self::open_as(port, patience, true)
+    }
+
+    fn open_as(port: &str, patience: Duration, by_name: bool) -> Result<Self, Fail> {
         let mut settings = Settings::from_env().map_err(Fail::usage)?;
         settings.port = Some(port.to_owned());
         barewire::check_port(port).map_err(Fail::new)?;
@@ -82,7 +92,7 @@ impl Link {
         };
         let none = InfoFlags::empty();
         let infos = getinfo_with(&settings, API_VERSION, None, None, none, Some(&hints));
-        let info = infos
+        let mut info = infos
             .map_err(|why| Fail::new(format!("port {port}: {why}")))?
             .into_iter()
             .next()
@@ -91,6 +101,10 @@ impl Link {
         let domain = fabric.domain_with(&info, settings).map_err(Fail::new)?;
         let cq = domain.cq_open(CqAttr::default()).map_err(Fail::new)?;
         let av = domain.av_open(AvAttr::default()).map_err(Fail::new)?;
+        if by_name && let Some(ep) = Names::of(&domain.port().name).services().next() {
+            let any = EpAddr { mac: domain.port().mac, ep, incarnation: 0 };
+            info.src_addr = Some(any.to_bytes().to_vec());
+        }
         let ep = domain.endpoint(&info).map_err(Fail::new)?;
         ep.bind_cq(&cq, BindFlags::TRANSMIT | BindFlags::RECV).map_err(Fail::new)?;
         ep.bind_av(&av).map_err(Fail::new)?;

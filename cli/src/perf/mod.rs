@@ -38,6 +38,7 @@ Examples:
   barewire pingpong --spawn                          both sides on this machine
   barewire pingpong --listen                         one side; prints what to run on the other
   barewire pingpong barewire://02:00:00:00:00:01/0   the other side
+  barewire pingpong --port udp:eth0 node7            by its host, where both have a udp port
   barewire pingpong --spawn --port 'fault(loss=0.01,seed=7):shm' --size 64k --verify
   barewire pingpong --spawn --json                   one object a line
 
@@ -140,7 +141,7 @@ impl Op {
 
 #[derive(Args)]
 struct Common {
-    /// Address of the side that listens, as it printed it.
+    /// The side that listens: the address that it printed, or on a udp port HOST or HOST:SERVICE.
     #[arg(value_name = "ADDR", required_unless_present_any = ["listen", "spawn"])]
     #[arg(conflicts_with_all = ["listen", "spawn"])]
     addr: Option<String>,

@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use barewire::names::Names;
 use barewire::{Buf, EpAddr, FiAddr};
 use serde::Serialize;
 
@@ -40,7 +41,8 @@ struct Served {
 /// The port does not open. A client that fails ends its run and nothing else, unless it is the
 /// only one.
 pub(super) fn run(args: &Common) -> Result<ExitCode, Fail> {
-    let mut link = Link::open(&args.port, SERVER_PATIENCE)?;
+    let mut link = Link::open_by_name(&args.port, SERVER_PATIENCE)?;
+    let at = Names::of(link.port()).name(link.addr()?);
     let addr = link.addr()?.to_string();
     if args.json {
         json(&Listening { listening: addr, port: link.port().to_owned() })?;
@@ -52,6 +54,9 @@ pub(super) fn run(args: &Common) -> Result<ExitCode, Fail> {
             "listening on {}\non the other side{but}: barewire pingpong {port}{addr}\n",
             link.port()
         ))?;
+        if let (at, true) = at {
+            print(format_args!("or by its host and service: {at}\n"))?;
+        }
     }
     let mut later = VecDeque::new();
     loop {
@@ -71,7 +76,10 @@ pub(super) fn run(args: &Common) -> Result<ExitCode, Fail> {
 /// Whether a port has an IPv4 address that no other host can have.
 fn names_this_host(port: &str) -> bool {
     let address = port.split_once("udp:").map_or("", |(_, address)| address);
-    address.starts_with(|c: char| c.is_ascii_digit()) && !address.starts_with("127.")
+    // A network is the same everywhere.
+    !address.contains('/')
+        && address.starts_with(|c: char| c.is_ascii_digit())
+        && !address.starts_with("127.")
 }
 
 /// The first run of a client, or `None` if the process that started us has gone.

@@ -197,6 +197,12 @@ impl UdpSettings {
     }
 }
 
+/// The IPv4 address that the host of a [`UdpSettings`] names: itself, or that of an interface.
+pub fn address_of(host: &str) -> Option<Ipv4Addr> {
+    let of = || addresses().into_iter().find(|(name, _)| name == host).map(|(_, ip)| ip);
+    host.parse().ok().or_else(of)
+}
+
 /// Interfaces and their IPv4 addresses, as `(name, address)`.
 pub fn addresses() -> Vec<(String, Ipv4Addr)> {
     let mut found = Vec::new();

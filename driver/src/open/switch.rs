@@ -134,6 +134,7 @@ impl Serving {
 /// # Errors
 /// [`OpenError`]; nothing is left behind.
 pub fn open_switch(spec: &str, serving: &Serving) -> Result<Switch, OpenError> {
+    let spec = &super::choose(spec)?;
     let at = device_at(spec);
     let inner = &spec[at..];
     let kind = kind_of(inner);
@@ -162,6 +163,7 @@ pub fn open_switch(spec: &str, serving: &Serving) -> Result<Switch, OpenError> {
 /// # Errors
 /// What [`open_switch`] would say; [`OpenError::HasSwitch`] where one runs.
 pub fn check_switch(spec: &str) -> Result<String, OpenError> {
+    let spec = &super::choose(spec)?;
     let (inner, _) = split(&spec[device_at(spec)..], false)?;
     check_kind(spec, kind_of(&inner))?;
     let segment = segment(&inner)?;

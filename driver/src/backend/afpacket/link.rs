@@ -181,16 +181,89 @@ fn names() -> Vec<String> {
     names
 }
 
+/// Names that interfaces of this network namespace have besides (`ip link property`), each with the
+/// number of its interface. None where the kernel knows of no such names.
+pub fn other_names() -> Vec<(u32, String)> {
+    let mut found = Vec::new();
+    let Ok(fd) = netlink(libc::SOCK_CLOEXEC) else { return found };
+    // `nlmsghdr` and `ifinfomsg`, whose zeros ask for all interfaces.
+    let mut ask = [0_u8; 32];
+    ask[..4].copy_from_slice(&32_u32.to_ne_bytes());
+    ask[4..6].copy_from_slice(&libc::RTM_GETLINK.to_ne_bytes());
+    ask[6..8].copy_from_slice(&((libc::NLM_F_REQUEST | libc::NLM_F_DUMP) as u16).to_ne_bytes());
+    // SAFETY: `send` reads as many bytes of a live array.
+    let sent = unsafe { libc::send(fd.as_raw_fd(), ask.as_ptr().cast(), ask.len(), 0) };
+    if sent < 0 {
+        return found;
+    }
+    let mut bytes = vec![0_u8; 64 << 10];
+    loop {
+        // SAFETY: `recv` writes at most `bytes.len()` bytes to `bytes`.
+        let got = unsafe { libc::recv(fd.as_raw_fd(), bytes.as_mut_ptr().cast(), bytes.len(), 0) };
+        let len = usize::try_from(got).unwrap_or(0);
+        if !take_names(&bytes[..len], &mut found) {
+            return found;
+        }
+    }
+}
+
+/// Takes the other names out of messages of the kernel. False: these were the last, or there are
+/// none.
+fn take_names(mut bytes: &[u8], found: &mut Vec<(u32, String)>) -> bool {
+    if bytes.is_empty() {
+        return false;
+    }
+    while let Some(head) = bytes.first_chunk::<16>() {
+        let len = u32::from_ne_bytes([head[0], head[1], head[2], head[3]]) as usize;
+        let kind = u16::from_ne_bytes([head[4], head[5]]);
+        let Some(message) = bytes.get(16..len) else { return false };
+        if kind != libc::RTM_NEWLINK {
+            return false;
+        }
+        if let Some(info) = message.first_chunk::<16>() {
+            let index = u32::from_ne_bytes([info[4], info[5], info[6], info[7]]);
+            let lists =
+                attributes(&message[16..]).filter(|(kind, _)| *kind == libc::IFLA_PROP_LIST);
+            let names = lists.flat_map(|(_, list)| attributes(list));
+            found.extend(names.filter(|(kind, _)| *kind == libc::IFLA_ALT_IFNAME).map(
+                |(_, name)| {
+                    let name = name.strip_suffix(&[0]).unwrap_or(name);
+                    (index, String::from_utf8_lossy(name).into_owned())
+                },
+            ));
+        }
+        bytes = bytes.get(len.next_multiple_of(4)..).unwrap_or(&[]);
+    }
+    true
+}
+
+/// The attributes that lie in `bytes`, as far as they are whole.
+fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
+    /// Bits of a kind that say how the value is written.
+    const KIND: u16 = 0x3fff;
+    std::iter::from_fn(move || {
+        let head = bytes.first_chunk::<4>()?;
+        let len = usize::from(u16::from_ne_bytes([head[0], head[1]]));
+        let kind = u16::from_ne_bytes([head[2], head[3]]) & KIND;
+        let value = bytes.get(4..len)?;
+        bytes = bytes.get(len.next_multiple_of(4)..).unwrap_or(&[]);
+        Some((kind, value))
+    })
+}
+
+fn netlink(flags: libc::c_int) -> io::Result<OwnedFd> {
+    let kind = libc::SOCK_RAW | flags;
+    // SAFETY: `socket` takes numbers and touches no memory.
+    owned(unsafe { libc::socket(libc::AF_NETLINK, kind, libc::NETLINK_ROUTE) })
+}
+
 /// Hears that some interface has changed. What exactly is asked afterwards, so nothing is parsed
 /// and nothing is lost if the kernel could not tell us everything.
 pub(super) struct Watch(OwnedFd);
 
 impl Watch {
     pub(super) fn new() -> io::Result<Self> {
-        let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-        // SAFETY: `socket` takes numbers and touches no memory.
-        let fd = unsafe { libc::socket(libc::AF_NETLINK, kind, libc::NETLINK_ROUTE) };
-        let fd = owned(fd)?;
+        let fd = netlink(libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK)?;
         // SAFETY: zeros are a `sockaddr_nl`.
         let mut addr: libc::sockaddr_nl = unsafe { std::mem::zeroed() };
         addr.nl_family = libc::AF_NETLINK as libc::sa_family_t;
@@ -245,5 +318,44 @@ mod tests {
         }
         assert!(asker.link_at(u32::MAX >> 1).is_err());
         assert!(!Watch::new().unwrap().heard());
+    }
+
+    /// Goal: other names are found, and no prefix of the kernel's words makes a panic.
+    #[test]
+    fn other_names_are_taken_from_the_kernels_words() {
+        let attribute = |kind: u16, value: &[u8]| {
+            let mut bytes = (4 + value.len() as u16).to_ne_bytes().to_vec();
+            bytes.extend(kind.to_ne_bytes());
+            bytes.extend(value);
+            bytes.resize(bytes.len().next_multiple_of(4), 0);
+            bytes
+        };
+        let alt = |name: &[u8]| attribute(libc::IFLA_ALT_IFNAME, name);
+        let list = [alt(b"enp3s0\0"), alt(b"rail1\0")].concat();
+        let body = [
+            attribute(libc::IFLA_IFNAME, b"eth0\0"),
+            attribute(libc::IFLA_PROP_LIST | 1 << 15, &list),
+        ]
+        .concat();
+        let mut message = vec![0; 32];
+        message[..4].copy_from_slice(&(32 + body.len() as u32).to_ne_bytes());
+        message[4..6].copy_from_slice(&libc::RTM_NEWLINK.to_ne_bytes());
+        message[20..24].copy_from_slice(&7_u32.to_ne_bytes());
+        message.extend(body);
+        let mut found = Vec::new();
+        assert!(take_names(&message, &mut found));
+        assert_eq!(found, [(7, "enp3s0".to_owned()), (7, "rail1".to_owned())]);
+        let mut done = message.clone();
+        done[4..6].copy_from_slice(&(libc::NLMSG_DONE as u16).to_ne_bytes());
+        assert!(!take_names(&done, &mut Vec::new()));
+        for len in 0..message.len() {
+            take_names(&message[..len], &mut Vec::new());
+            attributes(&message[len..]).for_each(drop);
+            let mut flipped = message.clone();
+            flipped[len] ^= 0xff;
+            take_names(&flipped, &mut Vec::new());
+        }
+        // What this machine has, if anything.
+        other_names();
     }
 }

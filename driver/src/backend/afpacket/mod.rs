@@ -45,7 +45,7 @@ use crate::port::{
 use link::{Asker, Watch};
 use ring::{RxRing, Slot};
 
-pub use link::{Link, links};
+pub use link::{Link, links, other_names};
 
 /// Largest MTU of a port; interfaces such as `lo` have more.
 pub const MTU_MAX: usize = 65_520;

@@ -1,0 +1,326 @@
+//! One name for all nodes: patterns instead of an interface or an address, and preferences.
+//!
+//! `PORT|PORT|...` is the first of them that would open. Instead of an interface, `afpacket:` and
+//! `udp:` take a pattern of names (`en*`, where `*` and `?` stand for any letters and any one) and
+//! a network (`10.1.0.0/16`): then it is the first interface that has the name, or another name, or
+//! an address in it. `auto` is `afpacket` on an interface that is up and has an address, or `udp`
+//! there, or `shm`; `auto:PATTERN` is the first two on such interfaces.
+
+use std::net::Ipv4Addr;
+
+use super::place::device_of;
+use super::spec::bad;
+use crate::backend::afpacket::{Link, links, other_names};
+use crate::backend::udp::addresses;
+use crate::error::OpenError;
+
+/// Kinds of ports that are named by an interface, or by an address of one.
+const KINDS: &[&str] = &["afpacket", "udp"];
+
+/// The port that `spec` names here: itself, unless it has a pattern or several to choose from. Then
+/// the log says which it is and why. Costs the system calls of [`check`](super::check) for each.
+///
+/// # Errors
+/// None of them would open; why each does not, or which interfaces there are.
+pub fn choose(spec: &str) -> Result<String, OpenError> {
+    if !is_open(spec) {
+        return Ok(spec.to_owned());
+    }
+    let mut refused = Vec::new();
+    for one in alternatives(spec) {
+        let ports = expand(one).unwrap_or_else(|why| {
+            refused.push(why);
+            Vec::new()
+        });
+        for port in ports {
+            match super::check_one(&port) {
+                Ok(()) => {
+                    let passed: String = refused.iter().map(|why| format!("; {why}")).collect();
+                    tracing::info!("port {spec} is {port} here{passed}");
+                    return Ok(port);
+                }
+                Err(why) => refused.push(why),
+            }
+        }
+    }
+    if refused.len() == 1 {
+        return Err(refused.remove(0));
+    }
+    let each: Vec<String> = refused.iter().map(ToString::to_string).collect();
+    Err(bad(spec, each.join("; ")))
+}
+
+/// Whether [`choose`] has something to choose.
+pub(super) fn is_open(spec: &str) -> bool {
+    alternatives(spec).len() > 1
+        || device_of(spec).is_some_and(|device| pattern_in(device).is_some())
+}
+
+/// The ports between bars; those in parentheses belong to a wrapper.
+pub(super) fn alternatives(spec: &str) -> Vec<&str> {
+    let (mut depth, mut from, mut all) = (0_usize, 0, Vec::new());
+    for (at, c) in spec.char_indices() {
+        match c {
+            '(' => depth += 1,
+            ')' => depth = depth.saturating_sub(1),
+            '|' if depth == 0 => {
+                all.push(spec[from..at].trim());
+                from = at + 1;
+            }
+            _ => {}
+        }
+    }
+    all.push(spec[from..].trim());
+    all
+}
+
+/// What stands for several interfaces.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Pattern<'a> {
+    /// Names; `*` and `?` stand for any letters and any one.
+    Names(&'a str),
+    /// An address and how many of its bits count.
+    Network(Ipv4Addr, u32),
+    /// Whatever is up and has an address.
+    Any,
+    /// A network that is none.
+    Wrong(&'a str),
+}
+
+/// The kind of a device, its pattern, and what stands behind that.
+fn pattern_in(device: &str) -> Option<(&str, Pattern<'_>, &str)> {
+    let (place, options) = device.split_at(device.find(',').unwrap_or(device.len()));
+    let (kind, place) = place.split_once(':').unwrap_or((place, ""));
+    if kind == "auto" && place.is_empty() {
+        return Some((kind, Pattern::Any, options));
+    }
+    if kind != "auto" && !KINDS.contains(&kind) {
+        return None;
+    }
+    // A UDP port may follow.
+    let end = place.len() - place.split_once(':').map_or(0, |(_, port)| port.len() + 1);
+    let behind = &device[device.len() - options.len() - (place.len() - end)..];
+    let place = &place[..end];
+    let pattern = match place.split_once('/') {
+        Some((ip, bits)) => match (ip.parse(), bits.parse()) {
+            (Ok(ip), Ok(bits @ 0..=32)) => Pattern::Network(ip, bits),
+            _ => Pattern::Wrong(place),
+        },
+        None if kind == "auto" || place.contains(['*', '?']) => Pattern::Names(place),
+        None => return None,
+    };
+    Some((kind, pattern, behind))
+}
+
+/// The ports that one name stands for here, itself if it has no pattern.
+fn expand(spec: &str) -> Result<Vec<String>, OpenError> {
+    let device = device_of(spec).unwrap_or("");
+    let Some((kind, pattern, behind)) = pattern_in(device) else {
+        return Ok(vec![spec.to_owned()]);
+    };
+    if let Pattern::Wrong(text) = pattern {
+        return Err(bad(spec, format!("\"{text}\" is no network; write 10.1.0.0/16")));
+    }
+    let wrapper = &spec[..spec.len() - device.len()];
+    let fits = matching(&pattern);
+    let mut found = Vec::new();
+    for kind in if kind == "auto" { KINDS } else { std::slice::from_ref(&kind) } {
+        for (link, ip) in &fits {
+            match (*kind, ip) {
+                ("udp", Some(ip)) => found.push(format!("{wrapper}udp:{ip}{behind}")),
+                ("udp", None) => {}
+                _ => found.push(format!("{wrapper}{kind}:{}{behind}", link.name)),
+            }
+        }
+    }
+    if pattern == Pattern::Any {
+        found.push(format!("{wrapper}shm"));
+    }
+    match found.is_empty() {
+        true => Err(bad(spec, nothing_matches(spec))),
+        false => Ok(found),
+    }
+}
+
+fn nothing_matches(spec: &str) -> String {
+    let here = addresses();
+    let list = links().into_iter().map(|link| {
+        let ips = here.iter().filter(|(name, _)| *name == link.name);
+        let ips: String = ips.map(|(_, ip)| format!(" {ip}")).collect();
+        format!("{}{ips}", link.name)
+    });
+    let list = list.collect::<Vec<_>>().join(", ");
+    format!("no interface of this host fits {spec}; there are {list}")
+}
+
+/// The interfaces that a pattern names, by the kernel's number, each with the address that fits.
+fn matching(pattern: &Pattern<'_>) -> Vec<(Link, Option<Ipv4Addr>)> {
+    let (here, others) = (addresses(), other_names());
+    let fit = |link: Link| {
+        let mut ips = here.iter().filter(|(name, _)| *name == link.name).map(|(_, ip)| *ip);
+        let ip = match pattern {
+            Pattern::Network(net, bits) => Some(ips.find(|ip| is_in(*ip, *net, *bits))?),
+            Pattern::Names(names) => {
+                let mut also = others.iter().filter(|(index, _)| *index == link.index);
+                let by_name = glob(names, &link.name) || also.any(|(_, name)| glob(names, name));
+                // A pattern means NICs: whoever wants lo says so.
+                if !by_name || link.is_loopback && !names.starts_with("lo") {
+                    return None;
+                }
+                ips.next()
+            }
+            _ if link.is_loopback || !link.is_up || !link.has_carrier => return None,
+            _ => Some(ips.next()?),
+        };
+        Some((link, ip))
+    };
+    links().into_iter().filter_map(fit).collect()
+}
+
+fn is_in(ip: Ipv4Addr, net: Ipv4Addr, bits: u32) -> bool {
+    let mask = u32::MAX.checked_shl(32 - bits).unwrap_or(0);
+    u32::from(ip) & mask == u32::from(net) & mask
+}
+
+/// Whether `name` is what a pattern says.
+fn glob(pattern: &str, name: &str) -> bool {
+    let (pattern, name) = (pattern.as_bytes(), name.as_bytes());
+    let (mut p, mut n) = (0, 0);
+    // Where the last `*` is, and how much of the name it took.
+    let mut star: Option<(usize, usize)> = None;
+    while n < name.len() {
+        match pattern.get(p) {
+            Some(b'*') => {
+                star = Some((p, n));
+                p += 1;
+            }
+            Some(c) if *c == b'?' || *c == name[n] => (p, n) = (p + 1, n + 1),
+            _ => {
+                let Some((at, took)) = star else { return false };
+                star = Some((at, took + 1));
+                (p, n) = (at + 1, took + 1);
+            }
+        }
+    }
+    pattern[p..].iter().all(|c| *c == b'*')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_fit_a_pattern_as_in_a_shell() {
+        for (pattern, name, fits) in [
+            ("en*", "enp3s0f1", true),
+            ("en*", "eth0", false),
+            ("*", "", true),
+            ("", "", true),
+            ("", "x", false),
+            ("e?h0", "eth0", true),
+            ("e?h0", "eh0", false),
+            ("*s0*1", "enp3s0f11", true),
+            ("*s0*1", "enp3s0f12", false),
+            ("a*b*c", "aXbXbXc", true),
+        ] {
+            assert_eq!(glob(pattern, name), fits, "{pattern} {name}");
+        }
+        let net = Ipv4Addr::new(10, 1, 0, 0);
+        assert!(is_in(Ipv4Addr::new(10, 1, 255, 1), net, 16));
+        assert!(!is_in(Ipv4Addr::new(10, 2, 0, 1), net, 16));
+        assert!(is_in(Ipv4Addr::new(192, 0, 2, 1), net, 0) && is_in(net, net, 32));
+    }
+
+    #[test]
+    fn bars_stand_between_ports_but_not_in_parentheses() {
+        assert_eq!(alternatives("udp:a|shm"), ["udp:a", "shm"]);
+        assert_eq!(alternatives("pcap(file=a|b):udp:x | shm"), ["pcap(file=a|b):udp:x", "shm"]);
+        assert_eq!(alternatives(""), [""]);
+        for spec in ["udp:10.0.0.1", "udp:10.0.0.1:52000,near=yes", "afpacket:eth0,mtu=9000"] {
+            assert!(!is_open(spec) && choose(spec).unwrap() == spec, "{spec}");
+        }
+        for spec in ["", "fault(", "shm:x", "memif:/run/x?.sock", "vfio:05:00.0", "rocket:*"] {
+            assert!(!is_open(spec) && choose(spec).unwrap() == spec, "{spec}");
+        }
+        assert!(is_open("udp:127.0.0.0/8") && is_open("fault():afpacket:e*") && is_open("auto"));
+    }
+
+    /// Goal: no text panics, and what has no pattern stays as it was written.
+    /// Method: texts of the pieces that there are, in any order.
+    #[test]
+    fn any_text_is_looked_at() {
+        const PIECES: &[&str] = &[
+            "fault(",
+            "pcap(file=",
+            "):",
+            ":",
+            ",",
+            "|",
+            "udp",
+            "udp:",
+            "afpacket:",
+            "auto",
+            "/",
+            "10.1.0.0",
+            "/16",
+            "*",
+            "?",
+            "é",
+            "52000",
+            "mtu=9",
+            "(",
+            ")",
+            "lo",
+            "shm",
+        ];
+        let mut state = 1_u64;
+        let mut next = |n: usize| {
+            state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+            (state >> 33) as usize % n
+        };
+        let mut open = 0;
+        for _ in 0..100_000 {
+            let spec: String = (0..next(10)).map(|_| PIECES[next(PIECES.len())]).collect();
+            open += usize::from(is_open(&spec));
+            if !is_open(&spec) {
+                assert_eq!(choose(&spec).unwrap(), spec);
+            }
+            for one in alternatives(&spec) {
+                let device = device_of(one).unwrap_or("");
+                if let Some((kind, _, behind)) = pattern_in(device) {
+                    assert!(device.starts_with(kind) && device.ends_with(behind), "{spec}");
+                }
+            }
+        }
+        assert!((1_000..99_000).contains(&open), "{open}");
+    }
+
+    #[test]
+    fn a_pattern_becomes_what_is_there() {
+        for (spec, is) in [
+            ("udp:127.0.0.0/8", "udp:127.0.0.1"),
+            ("udp:127.0.0.0/8:52007,mtu=900", "udp:127.0.0.1:52007,mtu=900"),
+            ("fault(loss=0.1):udp:lo*,near=no", "fault(loss=0.1):udp:127.0.0.1,near=no"),
+            ("udp:203.0.113.1|udp:127.0.0.1", "udp:127.0.0.1"),
+            ("udp:203.0.113.1|udp:127.0.0.0/8|shm", "udp:127.0.0.1"),
+            ("afpacket:lo?*|shm:x", "shm:x"),
+        ] {
+            assert_eq!(choose(spec).unwrap(), is, "{spec}");
+        }
+    }
+
+    #[test]
+    fn what_fits_nothing_says_what_there_is() {
+        for (spec, says) in [
+            ("udp:203.0.113.0/24", "of this host fits udp:203.0.113.0/24; there are lo"),
+            ("udp:10.1/16", "\"10.1/16\" is no network; write 10.1.0.0/16"),
+            ("udp:10.1.0.0/33", "is no network"),
+            ("afpacket:zz*", "no interface of this host fits"),
+            ("udp:203.0.113.1|afpacket:nothing0", "this host has"),
+            ("udp:203.0.113.1|afpacket:nothing0", "no such interface"),
+        ] {
+            let e = choose(spec).unwrap_err().to_string();
+            assert!(e.contains(says) && !e.contains('\n'), "{spec}: {e}");
+        }
+    }
+}

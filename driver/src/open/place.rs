@@ -1,0 +1,70 @@
+//! Where a `udp:` port is, as its name says.
+
+use std::net::Ipv4Addr;
+
+use crate::backend::udp;
+
+/// The device's part of `spec`, behind whatever wraps it; `None` if a wrapper has no end.
+pub(super) fn device_of(spec: &str) -> Option<&str> {
+    let mut device = spec;
+    while device.starts_with("fault(") || device.starts_with("pcap(") {
+        device = device.split_once("):")?.1;
+    }
+    Some(device)
+}
+
+/// The place of a `udp:` port: host and UDP port as `spec` says them, and where in it that ends.
+fn place_in(spec: &str) -> Option<(&str, Option<&str>, usize)> {
+    let device = device_of(spec)?;
+    let place = device.strip_prefix("udp:")?.split(',').next()?;
+    let end = spec.len() - device.len() + "udp:".len() + place.len();
+    let (host, port) = place.split_once(':').map_or((place, None), |(h, p)| (h, Some(p)));
+    Some((host, port, end))
+}
+
+/// The IPv4 address of the `udp:` port that `spec` names, and its UDP port if `spec` says one.
+/// `None`: it names another kind of port, or an interface without an address. Asks the kernel if an
+/// interface is named.
+pub fn udp_place(spec: &str) -> Option<(Ipv4Addr, Option<u16>)> {
+    let (host, port, _) = place_in(spec)?;
+    let port = port.map(str::parse).transpose().ok()?;
+    Some((udp::address_of(host)?, port))
+}
+
+/// `spec` with a UDP port, if it names a `udp:` port and says none.
+pub fn with_udp_port(spec: &str, port: u16) -> Option<String> {
+    let (_, None, end) = place_in(spec)? else { return None };
+    Some(format!("{}:{port}{}", &spec[..end], &spec[end..]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_place_of_a_udp_port_is_found_behind_wrappers() {
+        let here = Ipv4Addr::LOCALHOST;
+        for (spec, place, with) in [
+            ("udp:127.0.0.1", Some((here, None)), Some("udp:127.0.0.1:7")),
+            ("udp:127.0.0.1:52001,mtu=900", Some((here, Some(52001))), None),
+            ("udp:127.0.0.1,near=no", Some((here, None)), Some("udp:127.0.0.1:7,near=no")),
+            ("udp:lo,mtu=900", Some((here, None)), Some("udp:lo:7,mtu=900")),
+            ("fault(loss=0.1):udp:lo", Some((here, None)), Some("fault(loss=0.1):udp:lo:7")),
+            (
+                "pcap(file=a:b,c):fault():udp:lo,mtu=900",
+                Some((here, None)),
+                Some("pcap(file=a:b,c):fault():udp:lo:7,mtu=900"),
+            ),
+            ("udp:nothing0", None, Some("udp:nothing0:7")),
+            ("udp:lo:x", None, None),
+            ("shm:udp:127.0.0.1", None, None),
+            ("afpacket:lo", None, None),
+            ("fault(", None, None),
+            ("udp", None, None),
+            ("", None, None),
+        ] {
+            assert_eq!(udp_place(spec), place, "{spec}");
+            assert_eq!(with_udp_port(spec, 7).as_deref(), with, "{spec}");
+        }
+    }
+}
