@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use barewire::stats::Published;
-use barewire_driver::backend::afpacket::{Link, links};
 use barewire_driver::backend::memif::check_here;
+use barewire_driver::backend::netdev::{Link, links};
 use barewire_driver::error::OpenError;
 
 use crate::stats::{published, since_1970_ns};

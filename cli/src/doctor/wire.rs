@@ -67,7 +67,7 @@ fn may(machine: &Machine, bit: u32) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use barewire_driver::backend::afpacket::Link;
+    use barewire_driver::backend::netdev::Link;
 
     use crate::doctor::Status;
     use crate::doctor::machine::fixture::{Fixture, link};

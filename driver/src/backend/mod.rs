@@ -11,6 +11,7 @@ pub mod lock;
 pub mod loopback;
 pub mod memif;
 pub mod near;
+pub mod netdev;
 pub mod pcap;
 pub mod shm;
 pub mod switch;

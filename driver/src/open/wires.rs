@@ -1,7 +1,8 @@
 //! Names of the ports that go out on a wire through the kernel.
 
 use super::spec::{PortInfo, bad, parse, yes_or_no};
-use crate::backend::afpacket::{AfPacket, AfPacketSettings, links};
+use crate::backend::afpacket::{AfPacket, AfPacketSettings};
+use crate::backend::netdev::links;
 use crate::backend::udp::{Udp, UdpSettings, addresses};
 use crate::error::OpenError;
 use crate::port::Port;

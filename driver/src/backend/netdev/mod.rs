@@ -1,0 +1,14 @@
+//! Network interfaces that stay with the kernel's driver: what the ports on one share.
+//!
+//! [`link`] is what the kernel says of an interface; `station` is the choice of one and the claim
+//! of an address on it; `watched` is an interface in use, and what the log is told of its changes.
+
+mod link;
+mod station;
+mod watched;
+
+pub use link::{Link, links};
+
+pub(super) use link::Asker;
+pub(super) use station::{Wanted, join, raw_socket};
+pub(super) use watched::{Ear, Watched};
