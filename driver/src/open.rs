@@ -27,6 +27,10 @@ pub use switch::{Serving, check_switch, open_switch};
 /// - `afpacket:eth0` is a network interface, with options after a comma: `mac=`, `mtu=` and
 ///   `ring=1024` (frames that can wait). See
 ///   [`AfPacketSettings`](crate::backend::afpacket::AfPacketSettings).
+/// - `xdp:eth0` is a network interface past the kernel's stack, which keeps its driver, with
+///   `queue=0`, `mode=native` or `mode=generic`, `zerocopy=no`, `busypoll=yes`, `mac=`, `mtu=` and
+///   `ring=1024` (a power of two) after a comma. See
+///   [`XdpSettings`](crate::backend::xdp::XdpSettings).
 /// - `vfio:0000:05:00.0` is a NIC of its own, by its PCI address, with `mac=`, `mtu=9000`, `rx=512`
 ///   and `tx=512` (buffers) after a comma. See
 ///   [`VfioSettings`](crate::backend::vfio::VfioSettings).
@@ -48,7 +52,7 @@ pub use switch::{Serving, check_switch, open_switch};
 ///   after a comma): processes of this user in this network namespace that have it too are reached
 ///   through shared memory. `near=shm:job7` names another segment than theirs. `fault(...)` spoils
 ///   the other frames only. See [`Near`](crate::backend::near::Near).
-/// - Devices that one process owns (`afpacket`, `vfio`, `memif`, `dpdk`) have the option
+/// - Devices that one process owns (`afpacket`, `xdp`, `vfio`, `memif`, `dpdk`) have the option
 ///   `switch=yes`, in the same place: frames go through the [`Switch`](crate::backend::switch) of
 ///   this user that owns the device. `promisc=yes` (but for `memif`) receives frames to every
 ///   address.
@@ -98,6 +102,7 @@ fn open_device(spec: &str, in_node: bool) -> Result<Box<dyn Port>, OpenError> {
     match kind {
         "shm" => Ok(Box::new(ShmPort::open(&shm_settings(spec)?)?)),
         "afpacket" => wires::afpacket(spec),
+        "xdp" => wires::xdp(spec),
         "vfio" => nics::vfio(spec),
         #[cfg(feature = "dpdk")]
         "dpdk" => {
@@ -156,6 +161,7 @@ fn check_device(spec: &str) -> Result<(), OpenError> {
     match kind {
         "shm" => shm_settings(spec)?.check_here(),
         "afpacket" => wires::check_afpacket(spec),
+        "xdp" => wires::check_xdp(spec),
         "udp" => wires::check_udp(spec),
         "memif" => memif::check(spec),
         "vfio" => nics::check(spec),
@@ -188,6 +194,7 @@ const BUILT: &[(&str, &str)] = &[
     ("shm", "shm or shm:NAME"),
     ("vfio", "vfio:PCI-ADDRESS"),
     ("afpacket", "afpacket:INTERFACE"),
+    ("xdp", "xdp:INTERFACE"),
     ("udp", "udp:ADDRESS"),
     ("memif", "memif:SOCKET"),
     #[cfg(feature = "dpdk")]

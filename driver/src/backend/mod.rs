@@ -17,6 +17,7 @@ pub mod shm;
 pub mod switch;
 pub mod udp;
 pub mod vfio;
+pub mod xdp;
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};

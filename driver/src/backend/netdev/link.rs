@@ -131,6 +131,25 @@ impl Asker {
         }
     }
 
+    /// Queues that the interface receives by; 1 if its driver does not say.
+    pub(in super::super) fn rx_queues(&self, name: &str) -> u32 {
+        // `struct ethtool_channels`: after the command four limits, then those that are for
+        // receiving only, sending only, others, and both.
+        const GCHANNELS: u32 = 0x3c;
+        let channels = self.ethtool::<9>(name, GCHANNELS);
+        channels.map_or(1, |channels| channels[5].saturating_add(channels[8]).max(1))
+    }
+
+    /// The name of an interface's driver, if it says.
+    pub(in super::super) fn driver(&self, name: &str) -> Option<String> {
+        // `struct ethtool_drvinfo`: after the command 32 bytes of a name.
+        const GDRVINFO: u32 = 3;
+        let info = self.ethtool::<49>(name, GDRVINFO).ok()?;
+        let bytes: Vec<u8> = info[1..9].iter().flat_map(|word| word.to_ne_bytes()).collect();
+        let text = CStr::from_bytes_until_nul(&bytes).ok()?.to_string_lossy().into_owned();
+        Some(text).filter(|text| !text.is_empty())
+    }
+
     /// What a command of ethtool answers, which is a structure of `WORDS` words that begins with
     /// the command.
     fn ethtool<const WORDS: usize>(&self, name: &str, what: u32) -> io::Result<[u32; WORDS]> {

@@ -10,5 +10,5 @@ mod watched;
 pub use link::{Link, links};
 
 pub(super) use link::Asker;
-pub(super) use station::{Wanted, join, raw_socket};
+pub(super) use station::{Wanted, hold, join, raw_socket};
 pub(super) use watched::{Ear, Watched};
