@@ -17,7 +17,7 @@ use crate::raw::RawSocket;
 use crate::worker::{pattern, say};
 use crate::{start, supervisor};
 
-/// How many times everything is sent.
+/// How many times everything is sent at least.
 const ROUNDS: u64 = 300;
 
 fn ethernet(dst: MacAddr, ty: u16, payload: &[u8]) -> Vec<u8> {
@@ -48,14 +48,18 @@ fn foreign(to: MacAddr, round: u64) -> Vec<Vec<u8>> {
     ]
 }
 
-/// The process that makes the noise: hears `AT mac`, says `DONE`.
+/// The process that makes the noise: hears `AT mac`, and says `DONE` when it has heard `END`.
 pub(crate) fn make_noise() {
     say("ADDR none");
     let mut line = String::new();
     std::io::stdin().read_line(&mut line).unwrap();
     let to: MacAddr = line.trim().strip_prefix("AT ").unwrap().parse().unwrap();
     let socket = RawSocket::open(FABRIC).unwrap();
-    for round in 0..ROUNDS {
+    let stop = std::thread::spawn(|| std::io::stdin().read_line(&mut String::new()));
+    for round in 0.. {
+        if round >= ROUNDS && stop.is_finished() {
+            break;
+        }
         for frame in foreign(to, round) {
             socket.send(&frame).unwrap();
         }
@@ -85,6 +89,7 @@ pub(crate) fn beside(nodes: &Nodes, port: &str) -> Counts {
         rounds += 1;
         [0, 1, 64, 256, mtu, mtu + 1, 20_000, 100_000].repeat(8)
     });
+    noise.say("END");
     noise.answer("DONE");
     noise.finish();
     // Frames with our EtherType that are too long are the port's to count; the rest of what we

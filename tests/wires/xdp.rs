@@ -208,8 +208,10 @@ fn everything_else_on_the_interface_is_untouched() {
                 nodes.enter(1).unwrap();
                 let listen = TcpListener::bind("[::]:7000").unwrap();
                 ready.send(()).unwrap();
-                let two = [listen.accept().unwrap().0, listen.accept().unwrap().0];
-                let [a, b] = two.map(|stream| std::thread::spawn(|| echo(stream)));
+                let [a, b] = [0, 1].map(|_| {
+                    let stream = listen.accept().unwrap().0;
+                    std::thread::spawn(|| echo(stream))
+                });
                 a.join().unwrap() + b.join().unwrap()
             });
             at.recv().unwrap();
@@ -235,21 +237,22 @@ fn everything_else_on_the_interface_is_untouched() {
     }
 }
 
-/// The IPv6 address of node 1, as node 0 writes it.
+/// The IPv6 address of node 1, as node 0 writes it, once both may use theirs.
 fn link_local(nodes: &Nodes) -> SocketAddrV6 {
     let start_of = Instant::now();
-    loop {
-        let seen = nodes.ip(1, "-6 -o addr show dev fab0 -tentative").unwrap();
-        let mut words = seen.split_whitespace().skip_while(|word| *word != "inet6");
-        if let Some(of) = words.nth(1) {
-            let ip: Ipv6Addr = of.split('/').next().unwrap().parse().unwrap();
-            let index = nodes.ip(0, "-o link show dev fab0").unwrap();
-            let index = index.split(':').next().unwrap().parse().unwrap();
-            return SocketAddrV6::new(ip, 7000, 0, index);
+    let [_, ip] = [0, 1].map(|node| {
+        loop {
+            let seen = nodes.ip(node, "-6 -o addr show dev fab0 -tentative").unwrap();
+            let mut words = seen.split_whitespace().skip_while(|word| *word != "inet6");
+            if let Some(of) = words.nth(1) {
+                return of.split('/').next().unwrap().parse::<Ipv6Addr>().unwrap();
+            }
+            assert!(start_of.elapsed() < PATIENCE, "no IPv6 address: {seen}");
+            std::thread::sleep(Duration::from_millis(50));
         }
-        assert!(start_of.elapsed() < PATIENCE, "no IPv6 address: {seen}");
-        std::thread::sleep(Duration::from_millis(50));
-    }
+    });
+    let index = nodes.ip(0, "-o link show dev fab0").unwrap();
+    SocketAddrV6::new(ip, 7000, 0, index.split(':').next().unwrap().parse().unwrap())
 }
 
 fn echo(mut stream: TcpStream) -> usize {
@@ -279,6 +282,44 @@ fn call(to: SocketAddr, is_over: &AtomicBool) -> u64 {
         std::thread::sleep(Duration::from_millis(1));
     }
     count
+}
+
+/// Goal: a flood ends nothing: frames come or are counted, and the buffers all come back. Method: a
+/// raw socket that sends without a pause to a port with the fewest buffers, which polls.
+#[test]
+fn a_flood_is_received_or_counted() {
+    for mode in ["native", "generic"] {
+        let Some(nodes) = pair(1500) else { return };
+        let nodes = &nodes;
+        let seen = std::thread::scope(|scope| {
+            let poll = move || {
+                nodes.enter(0).unwrap();
+                let mut port = open(&format!("xdp:fab0,mode={mode},ring=64")).unwrap();
+                let own = port.caps().mac;
+                let flood = scope.spawn(move || {
+                    nodes.enter(1).unwrap();
+                    let socket = RawSocket::open(FABRIC).unwrap();
+                    let frame = [&own.0[..], &[2, 9, 9, 9, 9, 9, 0x88, 0xb5], &[7; 50]].concat();
+                    let until = Instant::now() + Duration::from_secs(1);
+                    while Instant::now() < until {
+                        // Where the wire is full it says so.
+                        let _ = socket.send(&frame);
+                    }
+                });
+                let mut sink = |_: &barewire_driver::frame::RxFrame<'_>| {};
+                while !flood.is_finished() {
+                    port.rx_burst(32, &mut sink).unwrap();
+                }
+                for _ in 0..10_000 {
+                    port.rx_burst(32, &mut sink).unwrap();
+                }
+                port.counters()
+            };
+            scope.spawn(poll).join().unwrap()
+        });
+        println!("{mode}: {seen:?}");
+        assert!(seen.rx_frames > 10_000, "{seen:?}");
+    }
 }
 
 /// Goal: frames for another station are not taken from the interface, and those for everybody are

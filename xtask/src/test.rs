@@ -375,14 +375,18 @@ fn provider(suite: Suite, nightly: bool) -> Result<Outcome, String> {
 
 /// Runs the suite `wires`, and `conformance` once more over each port that two domains of one
 /// process can meet on, and as near ones behind such a port, in a network namespace of its own; of
-/// it the calls and flags of messages over a memif.
+/// it the calls and flags of messages over a memif, and over two ports `xdp`.
 fn wires(suite: Suite, nightly: bool) -> Result<Outcome, String> {
     let mut outcome = integration(suite, nightly, "tests/wires/main.rs")?;
-    let unshare = if nix::unistd::geteuid().is_root() { "-n" } else { "-Urn" };
-    let runner = format!(
-        "target.'cfg(all())'.runner = ['unshare', '{unshare}', 'sh', '-c', \
-         'ip link set lo up; exec \"$@\"', 'sh']"
-    );
+    let is_root = nix::unistd::geteuid().is_root();
+    let unshare = if is_root { "-n" } else { "-Urn" };
+    let after = |commands: &str| {
+        format!(
+            "target.'cfg(all())'.runner = ['unshare', '{unshare}', 'sh', '-c', \
+             '{commands} && exec \"$@\"', 'sh']"
+        )
+    };
+    let runner = after("ip link set lo up");
     for port in ["afpacket:lo", "udp:127.0.0.1", "udp:127.0.0.1,near=yes"] {
         let args = ["--config", &runner, "--test", "conformance"];
         // Near ones share a segment, which a test that joins it locks for some milliseconds.
@@ -397,6 +401,15 @@ fn wires(suite: Suite, nightly: bool) -> Result<Outcome, String> {
     }
     let memifs = "memif:@barewire-flags,role=server memif:@barewire-flags";
     outcome.add(calls_over(suite, nightly, memifs, ALL, &[])?);
+    if is_root {
+        let wire =
+            "ip link add x0 type veth peer name x1 && ip link set x0 up && ip link set x1 up";
+        let runner = after(wire);
+        let selected = [ALL, &["--config", &runner]].concat();
+        outcome.add(calls_over(suite, nightly, "xdp:x0 xdp:x1", &selected, &[])?);
+    } else {
+        outcome.skips.push("the calls over xdp: that takes the machine's root".to_owned());
+    }
     Ok(outcome)
 }
 

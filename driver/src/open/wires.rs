@@ -4,7 +4,7 @@ use super::spec::{PortInfo, bad, parse, yes_or_no};
 use crate::backend::afpacket::{AfPacket, AfPacketSettings};
 use crate::backend::netdev::links;
 use crate::backend::udp::{Udp, UdpSettings, addresses};
-use crate::backend::xdp::{RING_COUNTS, Xdp, XdpMode, XdpSettings};
+use crate::backend::xdp::{RING_COUNTS, Xdp, XdpMode, XdpSettings, survey};
 use crate::error::OpenError;
 use crate::port::Port;
 
@@ -144,6 +144,12 @@ pub(super) fn list() -> Vec<PortInfo> {
         let why_not = Some("no Ethernet interface here, see: ip link".into());
         ports.push(PortInfo { spec: "afpacket".into(), what, why_not });
     }
+    ports.extend(survey::nics().iter().map(|nic| {
+        let name = &nic.link.name;
+        let what = format!("interface {name} past the kernel's stack, {}", nic.what());
+        let why_not = XdpSettings::named(name).check().err();
+        PortInfo { spec: format!("xdp:{name}"), what, why_not: why_not.map(|why| why.to_string()) }
+    }));
     for (name, ip) in addresses() {
         let what = format!("another host, inside UDP from {name}");
         ports.push(PortInfo { spec: format!("udp:{ip}"), what, why_not: None });

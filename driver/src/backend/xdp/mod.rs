@@ -1,9 +1,9 @@
 //! A network interface that keeps its driver, past the kernel's stack: AF_XDP.
 //!
-//! A program on the interface ([`program`]) gives frames of our EtherType to a socket of ours and
+//! A program on the interface (`program`) gives frames of our EtherType to a socket of ours and
 //! leaves everything else to the kernel. The socket's frames lie in memory of this process
-//! ([`umem`]): a received one is lent where it was put, one to send is written where it is sent
-//! from, and four rings ([`ring`]) say which is whose. Where the driver can, the device reads and
+//! (`umem`): a received one is lent where it was put, one to send is written where it is sent
+//! from, and four rings (`ring`) say which is whose. Where the driver can, the device reads and
 //! writes that memory itself (zero-copy); elsewhere the kernel copies.
 //!
 //! The program is attached by a link, which ends with the process however that does: nothing stays
@@ -23,6 +23,7 @@ mod bpf;
 mod program;
 mod ring;
 mod socket;
+pub mod survey;
 #[cfg(test)]
 mod tests;
 mod umem;
@@ -72,8 +73,11 @@ const RETRY_NS: u64 = 50_000;
 const KICKS: u32 = 2 * TX_COUNT / 32;
 /// Frames to ourselves that may wait.
 const OWN_FRAMES: usize = 64;
-/// How long opening waits for the kernel to clean up after a process that has just ended.
-const CLEANED: Duration = Duration::from_secs(1);
+/// How long opening waits for the kernel to clean up after a process that has just ended: to detach
+/// its program, which it does at once, and to give its queue back, for which every processor has to
+/// have been idle or switched.
+const DETACHED: Duration = Duration::from_secs(1);
+const UNBOUND: Duration = Duration::from_secs(5);
 
 /// The bits of an address in the first eight bytes of a frame.
 const ADDR_BITS: u64 = (1 << 48) - 1;
@@ -130,6 +134,16 @@ impl XdpSettings {
         let asker = Asker::new().map_err(|e| wanted.os("cannot ask for interfaces", &e))?;
         let (link, _) = wanted.find(&asker)?;
         self.queue_of(&asker, &link, &wanted)?;
+        self.check_here()
+    }
+
+    /// Whether the kernel has AF_XDP and gives it to this process; changes nothing.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn check_here(&self) -> Result<(), OpenError> {
+        let wanted = self.wanted();
+        raw_socket().map_err(|e| no_xdp(&wanted, &e))?;
         socket::open().map_err(|e| no_xdp(&wanted, &e))?;
         bpf::socket_map(1).map(drop).map_err(|e| no_xdp(&wanted, &e))
     }
@@ -169,6 +183,21 @@ fn steer(name: &str, queue: u32) -> String {
         "ethtool -L {name} combined 1, or ethtool -N {name} flow-type ether proto {ETHERTYPE:#06x} \
          action {queue} and queue={queue} here"
     )
+}
+
+/// Logs what the interface gives a port that is opened.
+fn tell(caps: &PortCaps, link: &Link, queue: u32, mode: XdpMode, is_zero_copy: bool) {
+    let PortCaps { mac, mtu, name: port, .. } = caps;
+    let place = match mode {
+        XdpMode::Native => "the driver",
+        XdpMode::Generic => "the kernel's stack",
+    };
+    let copies = if is_zero_copy { "not copied" } else { "copied by the kernel" };
+    tracing::info!(%port, %mac, mtu, queue, "the program runs in {place}, frames are {copies}");
+    if link.mtu > MTU_MAX {
+        let interface = link.mtu;
+        tracing::info!(%port, mtu, interface, "frames are as long as a buffer, not as the wire has");
+    }
 }
 
 /// What the port's thread shares with those that sleep on it.
@@ -222,7 +251,7 @@ struct Bound {
 }
 
 impl Xdp {
-    /// Opens a port on an interface. Takes up to a second if a process that had it has just ended.
+    /// Opens a port on an interface. Takes up to some seconds if a process that had it has just ended.
     ///
     /// # Errors
     /// [`OpenError`]; nothing is left behind.
@@ -261,8 +290,7 @@ impl Xdp {
             name: wanted.port.clone(),
         };
         let is_zero_copy = socket::is_zero_copy(fd);
-        let (port, mode) = (&caps.name, if is_zero_copy { "zero-copy" } else { "copy" });
-        tracing::info!(%port, %mac, mtu, queue, program = ?bound.mode, mode, "opened");
+        tell(&caps, &link, queue, bound.mode, is_zero_copy);
         let frame_max = ETH_HDR_LEN + mtu;
         let Bound { socket, rings, umem, link: program, map, .. } = bound;
         Ok(Self {
@@ -355,29 +383,39 @@ impl Xdp {
         done.map_err(|broken| self.lose(broken))
     }
 
-    /// A chunk to send from, if there is one.
+    /// A chunk to send from with an entry to name it, if there are.
     #[inline]
     fn chunk(&mut self) -> Result<Option<u64>, PortGone> {
-        if let Some(chunk) = self.umem.take() {
-            return Ok(Some(chunk));
+        let chunk = self.free_chunk()?;
+        if chunk.is_some() {
+            return Ok(chunk);
         }
         self.reclaim()?;
-        if let Some(chunk) = self.umem.take() {
-            return Ok(Some(chunk));
+        let chunk = self.free_chunk()?;
+        if chunk.is_some() {
+            return Ok(chunk);
         }
         // Nothing is sent before the kernel has heard of what is there.
         self.push()?;
         self.reclaim()?;
-        Ok(self.umem.take())
+        self.free_chunk()
     }
 
-    /// Whether a frame is refused, which is then as if lost on the way: it is longer than the
-    /// interface carries now, or the interface is down and nothing leaves.
+    #[inline]
+    fn free_chunk(&mut self) -> Result<Option<u64>, PortGone> {
+        // The kernel may say that a frame has left before it says that it has read the entry.
+        let room = self.rings.tx.room().map_err(|broken| self.lose(broken))?;
+        Ok(if room > 0 { self.umem.take() } else { None })
+    }
+
+    /// A frame is as if lost on the way: it is longer than the interface carries now, or the
+    /// interface is down and nothing leaves.
     #[cold]
-    fn refused(&mut self) -> Result<Tx, PortGone> {
+    fn lost_frame(&mut self, len: usize) -> Tx {
         self.counters.tx_dropped += 1;
         self.counters.tx_frames += 1;
-        Ok(Tx::Sent)
+        self.counters.tx_bytes += len as u64;
+        Tx::Sent
     }
 
     /// The kernel cannot be believed any more.
@@ -447,7 +485,8 @@ fn frame(umem: &Umem, received: Received) -> RxFrame<'_> {
 /// Gives the kernel a chunk to receive into, which it sees once the ring is published.
 #[inline]
 fn give_back(rings: &mut Rings, umem: &mut Umem, chunk: u32) -> Result<(), Broken> {
-    // As many entries as chunks: without room the kernel has taken less than it returned.
+    // Twice as many entries as chunks, since the kernel shows a frame before it says that it has
+    // read the entry of its buffer.
     if rings.fill.room()? == 0 {
         return Err(Broken("the kernel returned more than it had"));
     }
@@ -497,7 +536,7 @@ fn bind(
     let program = bpf::load(&program).map_err(|e| no_xdp(wanted, &e))?;
     let (program, mode) = attach(settings, wanted, link, &program)?;
     let copies = mode == XdpMode::Generic || !settings.zero_copy;
-    patient(|| socket::bind(fd, link.index, queue, copies)).map_err(|e| {
+    patient(UNBOUND, || socket::bind(fd, link.index, queue, copies)).map_err(|e| {
         match e.raw_os_error() {
             Some(libc::EBUSY) => {
                 let why = format!("another AF_XDP socket has queue {queue} of {}", link.name);
@@ -526,7 +565,7 @@ fn attach(
         wanted.refuse(libc::EBUSY, why, mend)
     };
     if settings.mode != Some(XdpMode::Generic) {
-        match patient(|| bpf::attach(program, link.index, XdpMode::Native)) {
+        match patient(DETACHED, || bpf::attach(program, link.index, XdpMode::Native)) {
             Ok(link) => return Ok((link, XdpMode::Native)),
             Err(e) if is_taken(&e) => return Err(busy()),
             Err(e) if settings.mode == Some(XdpMode::Native) => {
@@ -541,7 +580,7 @@ fn attach(
             }
         }
     }
-    match patient(|| bpf::attach(program, link.index, XdpMode::Generic)) {
+    match patient(DETACHED, || bpf::attach(program, link.index, XdpMode::Generic)) {
         Ok(link) => Ok((link, XdpMode::Generic)),
         Err(e) if is_taken(&e) => Err(busy()),
         Err(e) => Err(wanted.os("cannot attach a program", &e)),
@@ -550,8 +589,8 @@ fn attach(
 
 /// Tries until it is not busy any more: the kernel takes a moment to clean up after a process that
 /// was killed.
-fn patient<T>(mut attempt: impl FnMut() -> io::Result<T>) -> io::Result<T> {
-    let until = now_ns() + CLEANED.as_nanos() as u64;
+fn patient<T>(long: Duration, mut attempt: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    let until = now_ns() + long.as_nanos() as u64;
     loop {
         match attempt() {
             Err(e) if e.raw_os_error() == Some(libc::EBUSY) && now_ns() < until => {
@@ -617,21 +656,19 @@ impl Port for Xdp {
             return Ok(sent);
         }
         if len > self.carries {
+            self.relook(false)?;
+        }
+        if len > self.carries {
             self.watched.too_long(&self.caps).inspect_err(|gone| self.gone = Some(gone.clone()))?;
-            return self.refused();
+            return Ok(self.lost_frame(len));
         }
         let Some(chunk) = self.chunk()? else {
             if !self.watched.link().is_up {
-                return self.refused();
+                return Ok(self.lost_frame(len));
             }
             self.counters.tx_full += 1;
             return Ok(Tx::Full);
         };
-        let room = self.rings.tx.room().map_err(|broken| self.lose(broken))?;
-        if room == 0 {
-            // As many entries as chunks: the kernel has sent less than it says.
-            return Err(self.lose(Broken("the kernel has sent what it has not read")));
-        }
         let wire_len = len.max(FRAME_MIN);
         let at = self.umem.at(chunk as usize, wire_len);
         let usual = frame.body_in_one_piece().filter(|_| len <= SHORT && frame.is_usual());

@@ -94,7 +94,9 @@ pub(super) fn rings(fd: &OwnedFd, rx_count: u32, tx_count: u32) -> io::Result<Ri
     let raw = fd.as_raw_fd();
     set(raw, libc::XDP_RX_RING, &rx_count)?;
     set(raw, libc::XDP_TX_RING, &tx_count)?;
-    set(raw, libc::XDP_UMEM_FILL_RING, &rx_count)?;
+    // A buffer's entry may still be the kernel's when the buffer is ours again.
+    let fill_count = 2 * rx_count;
+    set(raw, libc::XDP_UMEM_FILL_RING, &fill_count)?;
     set(raw, libc::XDP_UMEM_COMPLETION_RING, &tx_count)?;
     let (offsets, len): (Offsets, usize) = get(raw, libc::XDP_MMAP_OFFSETS)?;
     if len != size_of::<Offsets>() {
@@ -120,7 +122,7 @@ pub(super) fn rings(fd: &OwnedFd, rx_count: u32, tx_count: u32) -> io::Result<Ri
     Ok(Rings {
         rx: Consumer::new(map(at[0], rx, rx_count, desc_len)?, rx, rx_count)?,
         tx: Producer::new(map(at[1], tx, tx_count, desc_len)?, tx, tx_count)?,
-        fill: Producer::new(map(at[2], fill, rx_count, 8)?, fill, rx_count)?,
+        fill: Producer::new(map(at[2], fill, fill_count, 8)?, fill, fill_count)?,
         completion: Consumer::new(map(at[3], completion, tx_count, 8)?, completion, tx_count)?,
     })
 }
