@@ -441,9 +441,33 @@ mod tests {
         assert!(e.contains("mtu=1500 or less"), "{e}");
     }
 
+    fn each_says(specs: &[(&str, &str)]) {
+        for (spec, says) in specs {
+            let e = why(spec);
+            assert!(e.contains(says) && !e.contains('\n'), "{spec}: {e}");
+        }
+    }
+
+    #[test]
+    fn wrong_specs_of_xdp_say_what_to_write() {
+        each_says(&[
+            ("xdp", "write xdp:eth0"),
+            ("xdp:", "write xdp:eth0"),
+            ("xdp:nothing0", "no such interface; there are "),
+            ("xdp:eth0,speed=1", "no option \"speed\""),
+            ("xdp:eth0,queue=x", "invalid digit"),
+            ("xdp:eth0,queue=-1", "invalid digit"),
+            ("xdp:eth0,mode=fast", "mode=native or mode=generic"),
+            ("xdp:eth0,zerocopy=1", "zerocopy=yes or zerocopy=no"),
+            ("xdp:eth0,busypoll", "busypoll=yes or busypoll=no"),
+            ("xdp:eth0,ring=100", "a power of two from 64 to 16384"),
+            ("xdp:eth0,ring=32768", "a power of two from 64 to 16384"),
+        ]);
+    }
+
     #[test]
     fn wrong_specs_say_what_to_write() {
-        for (spec, says) in [
+        each_says(&[
             ("", "write shm"),
             ("eth0", "write shm"),
             ("shmem", "write shm or shm:NAME, "),
@@ -481,17 +505,6 @@ mod tests {
             ("afpacket:eth0,speed=1", "no option \"speed\""),
             ("afpacket:eth0,mtu=x", "invalid digit"),
             ("afpacket:nothing0", "no such interface; there are "),
-            ("xdp", "write xdp:eth0"),
-            ("xdp:", "write xdp:eth0"),
-            ("xdp:nothing0", "no such interface; there are "),
-            ("xdp:eth0,speed=1", "no option \"speed\""),
-            ("xdp:eth0,queue=x", "invalid digit"),
-            ("xdp:eth0,queue=-1", "invalid digit"),
-            ("xdp:eth0,mode=fast", "mode=native or mode=generic"),
-            ("xdp:eth0,zerocopy=1", "zerocopy=yes or zerocopy=no"),
-            ("xdp:eth0,busypoll", "busypoll=yes or busypoll=no"),
-            ("xdp:eth0,ring=100", "a power of two from 64 to 16384"),
-            ("xdp:eth0,ring=32768", "a power of two from 64 to 16384"),
             ("loopback:", "one program"),
             ("vfio", "a NIC's PCI address is missing"),
             ("vfio:eth0", "write vfio:0000:05:00.0"),
@@ -513,10 +526,7 @@ mod tests {
             ("fault(lost=1):shm", "there are loss="),
             ("pcap():shm", "pcap(file=PATH):PORT"),
             ("pcap(file=/nonexistent/x):shm:open-pcap-x", "/nonexistent/x: No such file"),
-        ] {
-            let e = why(spec);
-            assert!(e.contains(says) && !e.contains('\n'), "{spec}: {e}");
-        }
+        ]);
     }
 
     /// Goal: whoever asks before he opens hears the same sentence, and asking leaves nothing

@@ -125,8 +125,8 @@ fn program(nodes: &Nodes) -> Option<String> {
     seen.lines().find(|line| line.contains("prog/xdp")).map(str::to_owned)
 }
 
-/// Goal: whoever was killed leaves the interface as it was, and the next process has it at once; two
-/// at a time have not, and are told of the switch.
+/// Goal: whoever was killed leaves the interface as it was, and the next process has it at once;
+/// two at a time have not, and are told of the switch.
 #[test]
 fn one_process_has_an_interface_and_leaves_nothing() {
     for port in [NATIVE, GENERIC] {
@@ -139,7 +139,7 @@ fn one_process_has_an_interface_and_leaves_nothing() {
                 &nodes,
                 port,
                 FI_EBUSY,
-                &["another process", "barewire switch --port xdp:fab0"],
+                &["has the interface already", "barewire switch --port xdp:fab0"],
             );
             opened.kill();
             opened = start(&nodes, 0, "opener", port);

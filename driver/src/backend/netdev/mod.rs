@@ -1,8 +1,8 @@
 //! Network interfaces that stay with the kernel's driver: what the ports on one share.
 //!
 //! `link` is what the kernel says of an interface; `station` is the choice of one and the claim
-//! of an address on it; `watched` is an interface in use, and what the log is told of its changes; `features` is what its
-//! driver can do with XDP.
+//! of an address on it; `watched` is an interface in use, and what the log is told of its changes;
+//! `features` is what its driver can do with XDP.
 
 mod features;
 mod link;

@@ -196,7 +196,7 @@ fn tell(caps: &PortCaps, link: &Link, queue: u32, mode: XdpMode, is_zero_copy: b
     tracing::info!(%port, %mac, mtu, queue, "the program runs in {place}, frames are {copies}");
     if link.mtu > MTU_MAX {
         let interface = link.mtu;
-        tracing::info!(%port, mtu, interface, "frames are as long as a buffer, not as the wire has");
+        tracing::info!(%port, mtu, interface, "frames are no longer than a buffer");
     }
 }
 
@@ -251,7 +251,8 @@ struct Bound {
 }
 
 impl Xdp {
-    /// Opens a port on an interface. Takes up to some seconds if a process that had it has just ended.
+    /// Opens a port on an interface. Takes some seconds at most if a process that had it has just
+    /// ended.
     ///
     /// # Errors
     /// [`OpenError`]; nothing is left behind.
@@ -632,7 +633,7 @@ fn taken(wanted: &Wanted<'_>, e: &io::Error) -> OpenError {
          --port xdp:{}",
         wanted.interface
     );
-    wanted.refuse(libc::EBUSY, "another process has the interface", mend)
+    wanted.refuse(libc::EBUSY, "a process has the interface already", mend)
 }
 
 impl Port for Xdp {
