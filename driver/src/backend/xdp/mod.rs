@@ -489,7 +489,7 @@ fn give_back(rings: &mut Rings, umem: &mut Umem, chunk: u32) -> Result<(), Broke
     // Twice as many entries as chunks, since the kernel shows a frame before it says that it has
     // read the entry of its buffer.
     if rings.fill.room()? == 0 {
-        return Err(Broken("the kernel returned more than it had"));
+        return Err(Broken("the kernel returned buffers that it has not read the entries of"));
     }
     rings.fill.put(umem.give(chunk));
     Ok(())
