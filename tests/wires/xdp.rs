@@ -182,6 +182,15 @@ fn two_nodes_of_two_processes_behind_switches_on_xdp() {
     }
 }
 
+/// Goal: the next switch has the interface that a killed one had, and no operation fails.
+#[test]
+fn killed_switches_on_xdp_lose_no_operation() {
+    for (nic, seed) in [(NATIVE, 37), (GENERIC, 39)] {
+        let Some(nodes) = pair(1500) else { return };
+        crate::switch::kill_switches(&nodes, nic, "xdp:fab0,switch=yes,near=yes", 6, seed);
+    }
+}
+
 /// Goal: what is no frame of ours, or not for us, passes; a frame that is too long for the port is
 /// counted.
 #[test]
