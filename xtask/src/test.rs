@@ -373,8 +373,8 @@ fn provider(suite: Suite, nightly: bool) -> Result<Outcome, String> {
     integration(suite, nightly, "tests/provider/main.rs")
 }
 
-/// Whether two ports `xdp` can be opened: the kernel has such sockets, and we are root, not that of a
-/// user namespace.
+/// Whether two ports `xdp` can be opened: the kernel has such sockets, and we are root, not that of
+/// a user namespace.
 fn has_xdp() -> bool {
     let text = |path| std::fs::read_to_string(path).unwrap_or_default();
     let sockets = text("/proc/net/protocols").lines().any(|line| line.starts_with("XDP "));

@@ -216,6 +216,7 @@ pub struct Xdp {
     /// Bytes of the longest frame that the interface carries now, if that is less.
     carries: usize,
     rings: Rings,
+    /// The kernel holds its pages until the socket is closed, also when this is gone.
     umem: Umem,
     burst: Box<[Received; BURST]>,
     counters: PortCounters,
