@@ -52,7 +52,7 @@ Options of a port that matter to processes behind a switch:
 Environment:
   BAREWIRE_STATS  0: it publishes nothing for `barewire stats`")]
 pub(crate) struct SwitchArgs {
-    /// The device: vfio:, dpdk:, afpacket: or memif:, with its options.
+    /// The device: vfio:, dpdk:, xdp:, afpacket: or memif:, with its options.
     #[arg(long, env = "BAREWIRE_PORT", hide_env = true)]
     port: String,
     /// Stays on this processor and polls without end.

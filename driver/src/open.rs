@@ -32,6 +32,10 @@ pub use switch::{Serving, check_switch, open_switch};
 /// - `afpacket:eth0` is a network interface, with options after a comma: `mac=`, `mtu=` and
 ///   `ring=1024` (frames that can wait). See
 ///   [`AfPacketSettings`](crate::backend::afpacket::AfPacketSettings).
+/// - `xdp:eth0` is a network interface past the kernel's stack, which keeps its driver, with
+///   `queue=0`, `mode=native` or `mode=generic`, `zerocopy=no`, `busypoll=yes`, `mac=`, `mtu=` and
+///   `ring=1024` (a power of two) after a comma. See
+///   [`XdpSettings`](crate::backend::xdp::XdpSettings).
 /// - `vfio:0000:05:00.0` is a NIC of its own, by its PCI address, with `mac=`, `mtu=9000`, `rx=512`
 ///   and `tx=512` (buffers) after a comma. See
 ///   [`VfioSettings`](crate::backend::vfio::VfioSettings).
@@ -53,7 +57,7 @@ pub use switch::{Serving, check_switch, open_switch};
 ///   after a comma): processes of this user in this network namespace that have it too are reached
 ///   through shared memory. `near=shm:job7` names another segment than theirs. `fault(...)` spoils
 ///   the other frames only. See [`Near`](crate::backend::near::Near).
-/// - Devices that one process owns (`afpacket`, `vfio`, `memif`, `dpdk`) have the option
+/// - Devices that one process owns (`afpacket`, `xdp`, `vfio`, `memif`, `dpdk`) have the option
 ///   `switch=yes`, in the same place: frames go through the [`Switch`](crate::backend::switch) of
 ///   this user that owns the device. `promisc=yes` (but for `memif`) receives frames to every
 ///   address.
@@ -104,6 +108,7 @@ fn open_device(spec: &str, in_node: bool) -> Result<Box<dyn Port>, OpenError> {
     match kind {
         "shm" => Ok(Box::new(ShmPort::open(&shm_settings(spec)?)?)),
         "afpacket" => wires::afpacket(spec),
+        "xdp" => wires::xdp(spec),
         "vfio" => nics::vfio(spec),
         #[cfg(feature = "dpdk")]
         "dpdk" => {
@@ -167,6 +172,7 @@ fn check_device(spec: &str) -> Result<(), OpenError> {
     match kind {
         "shm" => shm_settings(spec)?.check_here(),
         "afpacket" => wires::check_afpacket(spec),
+        "xdp" => wires::check_xdp(spec),
         "udp" => wires::check_udp(spec),
         "memif" => memif::check(spec),
         "vfio" => nics::check(spec),
@@ -198,6 +204,7 @@ const BUILT: &[(&str, &str)] = &[
     ("shm", "shm or shm:NAME"),
     ("vfio", "vfio:PCI-ADDRESS"),
     ("afpacket", "afpacket:INTERFACE"),
+    ("xdp", "xdp:INTERFACE"),
     ("udp", "udp:ADDRESS"),
     ("memif", "memif:SOCKET"),
     #[cfg(feature = "dpdk")]
@@ -445,9 +452,33 @@ mod tests {
         assert!(e.contains("mtu=1500 or less"), "{e}");
     }
 
+    fn each_says(specs: &[(&str, &str)]) {
+        for (spec, says) in specs {
+            let e = why(spec);
+            assert!(e.contains(says) && !e.contains('\n'), "{spec}: {e}");
+        }
+    }
+
+    #[test]
+    fn wrong_specs_of_xdp_say_what_to_write() {
+        each_says(&[
+            ("xdp", "write xdp:eth0"),
+            ("xdp:", "write xdp:eth0"),
+            ("xdp:nothing0", "no such interface; there are "),
+            ("xdp:eth0,speed=1", "no option \"speed\""),
+            ("xdp:eth0,queue=x", "invalid digit"),
+            ("xdp:eth0,queue=-1", "invalid digit"),
+            ("xdp:eth0,mode=fast", "mode=native or mode=generic"),
+            ("xdp:eth0,zerocopy=1", "zerocopy=yes or zerocopy=no"),
+            ("xdp:eth0,busypoll", "busypoll=yes or busypoll=no"),
+            ("xdp:eth0,ring=100", "a power of two from 64 to 16384"),
+            ("xdp:eth0,ring=32768", "a power of two from 64 to 16384"),
+        ]);
+    }
+
     #[test]
     fn wrong_specs_say_what_to_write() {
-        for (spec, says) in [
+        each_says(&[
             ("", "write shm"),
             ("eth0", "write shm"),
             ("shmem", "write shm or shm:NAME, "),
@@ -506,10 +537,7 @@ mod tests {
             ("fault(lost=1):shm", "there are loss="),
             ("pcap():shm", "pcap(file=PATH):PORT"),
             ("pcap(file=/nonexistent/x):shm:open-pcap-x", "/nonexistent/x: No such file"),
-        ] {
-            let e = why(spec);
-            assert!(e.contains(says) && !e.contains('\n'), "{spec}: {e}");
-        }
+        ]);
     }
 
     /// Goal: whoever asks before he opens hears the same sentence, and asking leaves nothing
@@ -534,6 +562,8 @@ mod tests {
             "afpackt:va",
             "afpacket:nothing0",
             "afpacket:eth0,speed=1",
+            "xdp:nothing0,queue=1",
+            "xdp:eth0,ring=7",
             "udp:192.0.2.1",
             "udp:127.0.0.1:80",
             "udp:127.0.0.1,mtu=100",

@@ -26,7 +26,7 @@ pub(crate) fn try_open() {
 }
 
 /// What opening `port` in a node comes to: a code and the line.
-fn outcome(nodes: &Nodes, role: &str, port: &str) -> (i32, String) {
+pub(crate) fn outcome(nodes: &Nodes, role: &str, port: &str) -> (i32, String) {
     let mut opener = start(nodes, 0, role, port);
     opener.say("END");
     let said = opener.addr.clone();
@@ -35,7 +35,7 @@ fn outcome(nodes: &Nodes, role: &str, port: &str) -> (i32, String) {
     (code.parse().unwrap(), line.to_owned())
 }
 
-fn refused(nodes: &Nodes, port: &str, code: i32, says: &[&str]) {
+pub(crate) fn refused(nodes: &Nodes, port: &str, code: i32, says: &[&str]) {
     let (got, line) = outcome(nodes, "opener", port);
     assert_eq!(got, code, "{port}: {line}");
     for part in says {

@@ -11,12 +11,13 @@ use barewire_driver::open::open;
 use barewire_driver::port::MacAddr;
 use barewire_tests::nodes::{FABRIC, Nodes, or_skip};
 
+use crate::lengths::Counts;
 use crate::messages::{AFPACKET, UDP, there_and_back};
 use crate::raw::RawSocket;
 use crate::worker::{pattern, say};
 use crate::{start, supervisor};
 
-/// How many times everything is sent.
+/// How many times everything is sent at least.
 const ROUNDS: u64 = 300;
 
 fn ethernet(dst: MacAddr, ty: u16, payload: &[u8]) -> Vec<u8> {
@@ -47,14 +48,18 @@ fn foreign(to: MacAddr, round: u64) -> Vec<Vec<u8>> {
     ]
 }
 
-/// The process that makes the noise: hears `AT mac`, says `DONE`.
+/// The process that makes the noise: hears `AT mac`, and says `DONE` when it has heard `END`.
 pub(crate) fn make_noise() {
     say("ADDR none");
     let mut line = String::new();
     std::io::stdin().read_line(&mut line).unwrap();
     let to: MacAddr = line.trim().strip_prefix("AT ").unwrap().parse().unwrap();
     let socket = RawSocket::open(FABRIC).unwrap();
-    for round in 0..ROUNDS {
+    let stop = std::thread::spawn(|| std::io::stdin().read_line(&mut String::new()));
+    for round in 0.. {
+        if round >= ROUNDS && stop.is_finished() {
+            break;
+        }
         for frame in foreign(to, round) {
             socket.send(&frame).unwrap();
         }
@@ -69,23 +74,29 @@ pub(crate) fn make_noise() {
 #[test]
 fn foreign_traffic_changes_only_counters() {
     let Some(nodes) = or_skip(Nodes::pair(9000)) else { return };
-    let port = "afpacket:fab0,mtu=1500";
-    let mut noise = start(&nodes, 1, "noise", port);
+    let counts = beside(&nodes, "afpacket:fab0,mtu=1500");
+    println!("caller: {counts:?}");
+}
+
+/// What a caller counts beside the noise.
+pub(crate) fn beside(nodes: &Nodes, port: &str) -> Counts {
+    let mut noise = start(nodes, 1, "noise", port);
     let seen = nodes.ip(0, "-o link show dev fab0").unwrap();
     let mac = seen.split_whitespace().skip_while(|word| *word != "link/ether").nth(1).unwrap();
     noise.say(&format!("AT {mac}"));
     let mut rounds = 0;
-    let counts = there_and_back(&nodes, [port; 2], |mtu| {
+    let counts = there_and_back(nodes, [port; 2], |mtu| {
         rounds += 1;
         [0, 1, 64, 256, mtu, mtu + 1, 20_000, 100_000].repeat(8)
     });
+    noise.say("END");
     noise.answer("DONE");
     noise.finish();
     // Frames with our EtherType that are too long are the port's to count; the rest of what we
     // made is refused by the protocol or never gets here.
-    println!("caller: {counts:?}");
     assert!(counts.rx_dropped > 0, "no giant was seen: {counts:?}");
     assert!(counts.refused > ROUNDS / 4, "the noise was not heard: {counts:?}");
+    counts
 }
 
 /// A capture of everything on the wire while messages of all lengths pass: no frame that the

@@ -1,5 +1,5 @@
-//! Real processes on nodes of their own, joined by wires: the ports `afpacket` and `udp`; and
-//! `memif`, between processes of one machine.
+//! Real processes on nodes of their own, joined by wires: the ports `afpacket`, `xdp` and `udp`;
+//! and `memif`, between processes of one machine.
 //!
 //! Every test of a wire makes its nodes (`barewire_tests::nodes`) and lets them go; nothing of this
 //! machine's own network is touched.
@@ -31,6 +31,7 @@ mod soak;
 mod stream;
 mod switch;
 mod users;
+mod xdp;
 
 use std::process::Command;
 

@@ -79,21 +79,24 @@ fn every_length_through_switches() {
     end(switches);
 }
 
-/// Goal: a switch that is killed and started again costs time and nothing else: every operation
-/// ends well, every byte is right. Method: kill -9 of either at random times under traffic of all
-/// to all, which is begun anew until there have been as many kills.
 #[test]
 fn killed_switches_lose_no_operation() {
     let Some(nodes) = or_skip(Nodes::pair(1500)) else { return };
     let nightly = std::env::var_os("BAREWIRE_NIGHTLY").is_some();
-    let (kills, seed) = (if nightly { 200 } else { 12 }, 29);
+    kill_switches(&nodes, NIC, PORT, if nightly { 200 } else { 12 }, 29);
+}
+
+/// Goal: a switch that is killed and started again costs time and nothing else: every operation
+/// ends well, every byte is right. Method: kill -9 of either at random times under traffic of all
+/// to all, which is begun anew until there have been as many kills.
+pub(crate) fn kill_switches(nodes: &Nodes, nic: &str, port: &str, kills: u32, seed: u64) {
     println!("seed {seed}");
     let mut rng = Rng::new(seed, 0);
-    let mut owners: [Option<Worker>; 2] = switches(&nodes).map(Some);
+    let mut owners = [0, 1].map(|node| Some(start(nodes, node, "switch", nic)));
     let (mut killed, mut next) = (0, Instant::now());
     while killed < kills {
-        let places = [(0, PORT), (0, PORT), (1, PORT), (1, PORT)];
-        all_to_all(4, on_nodes(&nodes, &places), || {
+        let places = [(0, port), (0, port), (1, port), (1, port)];
+        all_to_all(4, on_nodes(nodes, &places), || {
             std::thread::sleep(Duration::from_millis(1));
             if Instant::now() < next || killed == kills {
                 return;
@@ -101,7 +104,7 @@ fn killed_switches_lose_no_operation() {
             let node = rng.index(2);
             owners[node].take().unwrap().kill();
             std::thread::sleep(Duration::from_millis(rng.index(100) as u64));
-            owners[node] = Some(start(&nodes, node, "switch", NIC));
+            owners[node] = Some(start(nodes, node, "switch", nic));
             killed += 1;
             next = Instant::now() + Duration::from_millis(rng.index(150) as u64);
         });

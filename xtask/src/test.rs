@@ -373,16 +373,29 @@ fn provider(suite: Suite, nightly: bool) -> Result<Outcome, String> {
     integration(suite, nightly, "tests/provider/main.rs")
 }
 
+/// Whether two ports `xdp` can be opened: the kernel has such sockets, and we are root, not that of
+/// a user namespace.
+fn has_xdp() -> bool {
+    let text = |path| std::fs::read_to_string(path).unwrap_or_default();
+    let sockets = text("/proc/net/protocols").lines().any(|line| line.starts_with("XDP "));
+    let whole = text("/proc/self/uid_map").split_whitespace().eq(["0", "0", "4294967295"]);
+    sockets && whole && nix::unistd::geteuid().is_root()
+}
+
 /// Runs the suite `wires`, and `conformance` once more over each port that two domains of one
 /// process can meet on, and as near ones behind such a port, in a network namespace of its own; of
-/// it the calls and flags of messages over a memif.
+/// it the calls and flags of messages over a memif, and over two ports `xdp`.
 fn wires(suite: Suite, nightly: bool) -> Result<Outcome, String> {
     let mut outcome = integration(suite, nightly, "tests/wires/main.rs")?;
-    let unshare = if nix::unistd::geteuid().is_root() { "-n" } else { "-Urn" };
-    let runner = format!(
-        "target.'cfg(all())'.runner = ['unshare', '{unshare}', 'sh', '-c', \
-         'ip link set lo up; exec \"$@\"', 'sh']"
-    );
+    let is_root = nix::unistd::geteuid().is_root();
+    let unshare = if is_root { "-n" } else { "-Urn" };
+    let after = |commands: &str| {
+        format!(
+            "target.'cfg(all())'.runner = ['unshare', '{unshare}', 'sh', '-c', \
+             '{commands} && exec \"$@\"', 'sh']"
+        )
+    };
+    let runner = after("ip link set lo up");
     for port in ["afpacket:lo", "udp:127.0.0.1", "udp:127.0.0.1,near=yes"] {
         let args = ["--config", &runner, "--test", "conformance"];
         // Near ones share a segment, which a test that joins it locks for some milliseconds.
@@ -397,6 +410,16 @@ fn wires(suite: Suite, nightly: bool) -> Result<Outcome, String> {
     }
     let memifs = "memif:@barewire-flags,role=server memif:@barewire-flags";
     outcome.add(calls_over(suite, nightly, memifs, ALL, &[])?);
+    if has_xdp() {
+        let wire =
+            "ip link add x0 type veth peer name x1 && ip link set x0 up && ip link set x1 up";
+        let runner = after(wire);
+        let selected = [ALL, &["--config", &runner]].concat();
+        outcome.add(calls_over(suite, nightly, "xdp:x0 xdp:x1", &selected, &[])?);
+    } else {
+        let why = "the calls over xdp: that takes AF_XDP and the machine's root";
+        outcome.skips.push(why.to_owned());
+    }
     Ok(outcome)
 }
 

@@ -1,6 +1,7 @@
 //! Half a round trip of 64 bytes between two network namespaces joined by a veth: the fabric's
 //! ports `afpacket` and `udp` against raw sockets on the same wire, the kernel's UDP and TCP, and
-//! libfabric's `fi_pingpong` over its tcp and udp providers.
+//! libfabric's `fi_pingpong` over its tcp and udp providers. The port `xdp`, which changes how a
+//! veth works, plays on two more, with the fabric on it and without.
 //!
 //! All of them play by turns, on the same two processors, spinning; every round measures the round
 //! trip of a cache line before and after. Only rounds that begin and end in the state in which most
@@ -13,7 +14,9 @@ use std::process::Command;
 use barewire::EpAddr;
 use barewire_benches::duo::{First, Second, Task, start};
 use barewire_benches::end::{End, Made};
-use barewire_benches::wires::{Fabric, LEN, Pingpong, Ring, Socket, Tcp, Udp, Wire, ping, pong};
+use barewire_benches::wires::{
+    Absent, Fabric, LEN, Pingpong, Raw, Ring, Socket, Tcp, Udp, Wire, ping, pong,
+};
 use barewire_benches::{Args, Place, Report, Row, Sample, median};
 use barewire_driver::backend::udp::mac_of;
 use barewire_driver::port::MacAddr;
@@ -26,11 +29,13 @@ const RING: usize = 2;
 const KERNEL_UDP: usize = 3;
 const KERNEL_TCP: usize = 4;
 const UDP: usize = 5;
-const OURS: usize = 6;
+const XDP: usize = 6;
+const XDP_PORT: usize = 7;
+const OURS: usize = 8;
 /// Programs of libfabric, after those of ours.
-const FI_TCP: usize = 6;
-const FI_RXD: usize = 7;
-const PLAYERS: usize = 8;
+const FI_TCP: usize = 8;
+const FI_RXD: usize = 9;
+const PLAYERS: usize = 10;
 
 const NAMES: [&str; PLAYERS] = [
     "afpacket-64B",
@@ -39,12 +44,14 @@ const NAMES: [&str; PLAYERS] = [
     "kernel-udp-64B",
     "kernel-tcp-64B",
     "udp-64B",
+    "xdp-64B",
+    "xdp-port-64B",
     "fi-tcp-64B",
     "fi-rxd-64B",
 ];
 
 /// Case, what is measured and what it is set against.
-const CASES: [(&str, usize, usize); 7] = [
+const CASES: [(&str, usize, usize); 10] = [
     ("afpacket-64B/raw", AFPACKET, SOCKET),
     ("afpacket-64B/raw-ring", AFPACKET, RING),
     ("afpacket-64B/tcp", AFPACKET, FI_TCP),
@@ -52,6 +59,9 @@ const CASES: [(&str, usize, usize); 7] = [
     ("afpacket-64B/kernel-udp", AFPACKET, KERNEL_UDP),
     ("afpacket-64B/kernel-tcp", AFPACKET, KERNEL_TCP),
     ("udp-64B/kernel-udp", UDP, KERNEL_UDP),
+    ("xdp-64B/port", XDP, XDP_PORT),
+    ("xdp-64B/afpacket", XDP, AFPACKET),
+    ("xdp-64B/tcp", XDP, FI_TCP),
 ];
 
 const PROGRAMS: [Pingpong; 2] = [
@@ -64,6 +74,9 @@ const CHUNK: u64 = 50;
 
 /// Where the port `udp` is at both ends.
 const UDP_PORT: u16 = 50_000;
+
+/// Interfaces of the fabric on `xdp`, and of the port alone.
+const XDP_WIRES: [&str; 2] = ["fab1", "fab2"];
 
 /// By what factor the cache line of a round may differ from what it usually is: less than what it
 /// takes more to cross the machine than to go to and fro in one place.
@@ -80,6 +93,9 @@ fn main() {
 
 fn measure(args: &Args, report: &mut Report) -> Made<()> {
     let nodes = Nodes::pair(1500)?;
+    for name in XDP_WIRES {
+        nodes.veth([(0, name), (1, name)], 1500)?;
+    }
     let mut first = start(|second| serve(second, &nodes))?;
     nodes.enter(0)?;
     let mut players = open(0, |mac| first.meet(mac))?;
@@ -100,7 +116,7 @@ fn at(node: usize, port: u16) -> Made<SocketAddr> {
 }
 
 /// The ends of node `me`, which has entered its namespace. `meet` exchanges addresses.
-fn open(me: usize, meet: impl FnOnce(MacAddr) -> MacAddr) -> Made<Vec<Box<dyn Wire>>> {
+fn open(me: usize, mut meet: impl FnMut(MacAddr) -> MacAddr) -> Made<Vec<Box<dyn Wire>>> {
     let mut afpacket = Fabric::open(&format!("afpacket:{FABRIC}"))?;
     let mac = meet(afpacket.0.addr().mac);
     afpacket.0.connect(EpAddr { mac, incarnation: 0, ..afpacket.0.addr() });
@@ -111,6 +127,7 @@ fn open(me: usize, meet: impl FnOnce(MacAddr) -> MacAddr) -> Made<Vec<Box<dyn Wi
     udp.0.connect(EpAddr { mac, incarnation: 0, ..udp.0.addr() });
     let (here, there) = (at(me, 40_000)?, at(1 - me, 40_000)?);
     let tcp = if me == 1 { Tcp::listen(here)? } else { Tcp::connect(there)? };
+    let [xdp, xdp_port] = xdp(meet)?;
     Ok(vec![
         Box::new(afpacket),
         Box::new(Socket::open(FABRIC)?),
@@ -118,7 +135,22 @@ fn open(me: usize, meet: impl FnOnce(MacAddr) -> MacAddr) -> Made<Vec<Box<dyn Wi
         Box::new(Udp::open(here, there)?),
         Box::new(tcp),
         Box::new(udp),
+        xdp,
+        xdp_port,
     ])
+}
+
+/// The port `xdp` under the fabric, and alone, if both nodes may have it: it takes the same rights.
+fn xdp(mut meet: impl FnMut(MacAddr) -> MacAddr) -> Made<[Box<dyn Wire>; 2]> {
+    let [spec, alone] = XDP_WIRES.map(|name| format!("xdp:{name}"));
+    if let Err(why) = barewire_driver::open::check(&spec) {
+        println!("SKIPPED: {why}");
+        return Ok([Box::new(Absent), Box::new(Absent)]);
+    }
+    let mut fabric = Fabric::open(&spec)?;
+    let mac = meet(fabric.0.addr().mac);
+    fabric.0.connect(EpAddr { mac, incarnation: 0, ..fabric.0.addr() });
+    Ok([Box::new(fabric), Box::new(Raw::open(&alone)?)])
 }
 
 /// The second process.
@@ -163,7 +195,8 @@ impl Rounds {
         for round in 0..=args.size(25, 1) {
             let before = first.line_ns()?;
             let mut ns = [0.0; PLAYERS];
-            for what in (0..OURS).filter(|what| wanted(args, *what)) {
+            let plays = |what: &usize| wanted(args, *what) && players[*what].is_there();
+            for what in (0..OURS).filter(plays).collect::<Vec<_>>() {
                 let task = |count| Task { what: what as u64, len: LEN, count };
                 first.begin(task(count));
                 let chunks = ping(&mut *players[what], count, CHUNK)?;

@@ -2,10 +2,12 @@
 
 mod kernel;
 mod libfabric;
+mod port;
 mod raw;
 
 pub use kernel::{Tcp, Udp};
 pub use libfabric::Pingpong;
+pub use port::{Absent, Raw};
 pub use raw::{Ring, Socket};
 
 use barewire_driver::clock::now_ns;
@@ -23,6 +25,11 @@ pub trait Wire {
 
     /// Whether as many have come since the last time it said so. Never blocks.
     fn arrived(&mut self) -> bool;
+
+    /// Whether it can play here.
+    fn is_there(&self) -> bool {
+        true
+    }
 
     /// Called while nothing is measured.
     fn idle(&mut self) {}

@@ -3,8 +3,10 @@
 use std::path::{Path, PathBuf};
 
 use barewire::stats::Published;
-use barewire_driver::backend::afpacket::{Link, links};
 use barewire_driver::backend::memif::check_here;
+use barewire_driver::backend::netdev::{Link, links};
+use barewire_driver::backend::xdp::XdpSettings;
+use barewire_driver::backend::xdp::survey::{XdpNic, nics};
 use barewire_driver::error::OpenError;
 
 use crate::stats::{published, since_1970_ns};
@@ -18,6 +20,10 @@ pub(super) struct Machine {
     pub(super) links: Vec<Link>,
     /// Whether we may make a memif, or why not and what mends it.
     pub(super) memif: Result<(), (String, String)>,
+    /// Whether we may open an AF_XDP socket, or why not and what mends it.
+    pub(super) xdp: Result<(), (String, String)>,
+    /// The interfaces on which we would.
+    pub(super) xdp_nics: Vec<XdpNic>,
     /// What runs and publishes statistics.
     pub(super) published: Published,
     /// The time, ns since 1970.
@@ -32,6 +38,8 @@ impl Machine {
             shm_free: shm_free(Path::new("/dev/shm")),
             links: links(),
             memif: memif(),
+            xdp: xdp(),
+            xdp_nics: nics(),
             // Where nothing can be read nothing runs that could be looked into.
             published: published(None).unwrap_or_default(),
             now_ns: since_1970_ns(),
@@ -99,14 +107,24 @@ fn shm_free(dir: &Path) -> Result<u64, String> {
 }
 
 fn memif() -> Result<(), (String, String)> {
-    check_here().map_err(|error| match error {
+    check_here().map_err(why_and_mend)
+}
+
+fn xdp() -> Result<(), (String, String)> {
+    XdpSettings::named("eth0").check_here().map_err(why_and_mend)
+}
+
+fn why_and_mend(error: OpenError) -> (String, String) {
+    match error {
         OpenError::Device { why, mend, .. } => (why, mend),
         other => (other.to_string(), "barewire info".to_owned()),
-    })
+    }
 }
 
 #[cfg(test)]
 pub(super) mod fixture {
+    use barewire_driver::backend::netdev::XdpFeatures;
+
     use super::*;
 
     /// A made-up machine in a folder of its own.
@@ -115,6 +133,8 @@ pub(super) mod fixture {
         shm_free: Result<u64, String>,
         links: Vec<Link>,
         memif: Result<(), (String, String)>,
+        xdp: Result<(), (String, String)>,
+        xdp_nics: Vec<XdpNic>,
     }
 
     /// An interface that works.
@@ -132,12 +152,24 @@ pub(super) mod fixture {
         }
     }
 
+    /// An interface with a driver that can do everything.
+    pub(in super::super) fn xdp_nic(name: &str, rx_queues: u32) -> XdpNic {
+        XdpNic {
+            link: link(name),
+            driver: Some("virtio_net".to_owned()),
+            rx_queues,
+            features: Some(XdpFeatures { native: true, zero_copy: true }),
+        }
+    }
+
     impl Fixture {
         /// Nothing can be read.
         pub(in super::super) fn empty() -> Self {
             let shm_free = Err("/dev/shm: No such file or directory".to_owned());
             let memif = Err(("Too many open files".to_owned(), "see: ulimit -n".to_owned()));
-            Self { dir: tempfile::tempdir().unwrap(), shm_free, links: Vec::new(), memif }
+            let xdp = Err(("no AF_XDP".to_owned(), "use afpacket:eth0".to_owned()));
+            let (dir, links, xdp_nics) = (tempfile::tempdir().unwrap(), Vec::new(), Vec::new());
+            Self { dir, shm_free, links, memif, xdp, xdp_nics }
         }
 
         /// Everything is as it should be.
@@ -171,6 +203,7 @@ pub(super) mod fixture {
                 .links(vec![link("eth0")])
                 .shm(Ok(1 << 30))
                 .memif(Ok(()))
+                .xdp(Ok(()), vec![xdp_nic("eth0", 1)])
         }
 
         pub(in super::super) fn with(self, path: &str, text: &str) -> Self {
@@ -202,6 +235,14 @@ pub(super) mod fixture {
             Self { memif, ..self }
         }
 
+        pub(in super::super) fn xdp(
+            self,
+            xdp: Result<(), (String, String)>,
+            xdp_nics: Vec<XdpNic>,
+        ) -> Self {
+            Self { xdp, xdp_nics, ..self }
+        }
+
         /// The machine; it is gone with the fixture.
         pub(in super::super) fn machine(&self) -> Machine {
             Machine {
@@ -209,6 +250,8 @@ pub(super) mod fixture {
                 shm_free: self.shm_free.clone(),
                 links: self.links.clone(),
                 memif: self.memif.clone(),
+                xdp: self.xdp.clone(),
+                xdp_nics: self.xdp_nics.clone(),
                 published: Published::default(),
                 now_ns: 9_000_000_000,
             }

@@ -117,6 +117,7 @@ const SHM: &str = "shm";
 /// Of a check that only costs time.
 const SPEED: &str = "speed";
 const AFPACKET: &str = "afpacket";
+const XDP: &str = "xdp";
 const MEMIF: &str = "memif";
 const VFIO: &str = "vfio";
 const DPDK: &str = "dpdk";
@@ -162,6 +163,7 @@ fn all(machine: &Machine) -> Vec<Check> {
         cpu::clocksource(machine),
         wire::interfaces(machine),
         wire::raw_socket(machine),
+        wire::xdp(machine),
         wire::udp_buffers(machine),
         device::iommu(machine),
         device::vfio(machine),

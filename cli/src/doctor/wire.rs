@@ -1,7 +1,9 @@
 //! Checks of what the ports on a wire need: interfaces, raw sockets, buffers of UDP.
 
+use barewire_driver::backend::xdp::survey::XdpNic;
+
 use super::machine::Machine;
-use super::{AFPACKET, Check, SPEED};
+use super::{AFPACKET, Check, SPEED, XDP};
 
 /// Bits of a set of capabilities.
 const NET_ADMIN: u32 = 12;
@@ -42,6 +44,24 @@ pub(super) fn raw_socket(machine: &Machine) -> Check {
     Check::missing(name, AFPACKET, "this program may not open them (CAP_NET_RAW)", mend)
 }
 
+/// Whether a port `xdp` opens, and what each interface gives it.
+pub(super) fn xdp(machine: &Machine) -> Check {
+    let name = "xdp";
+    if let Err((why, mend)) = &machine.xdp {
+        return Check::missing(name, XDP, why, mend);
+    }
+    let of = |nic: &XdpNic| format!("{} ({})", nic.link.name, nic.what());
+    let found: Vec<String> = machine.xdp_nics.iter().map(of).collect();
+    let found = found.join(", ");
+    // One that can be opened as it is does.
+    let steering = machine.xdp_nics.iter().map(XdpNic::steering);
+    match steering.reduce(Option::and) {
+        None => Check::missing(name, XDP, "no Ethernet interface", "ip link"),
+        Some(None) => Check::ok(name, XDP, found),
+        Some(Some(mend)) => Check::warn(name, XDP, found, mend),
+    }
+}
+
 pub(super) fn udp_buffers(machine: &Machine) -> Check {
     let name = "udp-buffers";
     let limit = machine.number("/proc/sys/net/core/rmem_max").unwrap_or(0);
@@ -67,10 +87,10 @@ fn may(machine: &Machine, bit: u32) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use barewire_driver::backend::afpacket::Link;
+    use barewire_driver::backend::netdev::Link;
 
     use crate::doctor::Status;
-    use crate::doctor::machine::fixture::{Fixture, link};
+    use crate::doctor::machine::fixture::{Fixture, link, xdp_nic};
 
     #[test]
     fn the_first_interface_that_can_be_mended_is_named() {
@@ -86,6 +106,28 @@ mod tests {
         let check = of(vec![Link { has_carrier: false, ..link("eth0") }]);
         assert!(check.found.contains("no carrier"), "{check:?}");
         assert_eq!(of(vec![lo()]).status, Status::Missing);
+    }
+
+    #[test]
+    fn interfaces_for_xdp_are_told_with_what_their_drivers_can() {
+        let of = |nics| xdp(&Fixture::full().xdp(Ok(()), nics).machine());
+        let check = of(vec![xdp_nic("eth0", 8), xdp_nic("eth1", 1)]);
+        let both = "eth0 (virtio_net: native, zero-copy, 8 receive queues), \
+                    eth1 (virtio_net: native, zero-copy)";
+        assert_eq!((check.status, &*check.found), (Status::Ok, both));
+        let check = of(vec![xdp_nic("eth0", 8)]);
+        assert_eq!(check.status, Status::Warn);
+        assert!(check.mend.unwrap().starts_with("ethtool -L eth0 combined 1, or ethtool -N eth0"));
+        assert_eq!(of(Vec::new()).status, Status::Missing);
+        let plain = XdpNic { driver: None, features: None, ..xdp_nic("eth0", 1) };
+        let found = of(vec![plain]).found;
+        assert_eq!(found, "eth0 (its driver: the kernel does not say what it can)");
+        let none = Fixture::full().xdp(Err(("no".to_owned(), "use x".to_owned())), Vec::new());
+        let check = xdp(&none.machine());
+        assert_eq!(
+            (check.status, &*check.found, check.mend),
+            (Status::Missing, "no", Some("use x".into()))
+        );
     }
 
     #[test]

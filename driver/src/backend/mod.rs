@@ -11,11 +11,13 @@ pub mod lock;
 pub mod loopback;
 pub mod memif;
 pub mod near;
+pub mod netdev;
 pub mod pcap;
 pub mod shm;
 pub mod switch;
 pub mod udp;
 pub mod vfio;
+pub mod xdp;
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};

@@ -34,8 +34,8 @@ use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::afpacket::{Link, links};
 use super::batch::Batch;
+use super::netdev::{Link, links};
 use super::{Bell, owned, set_option, sleep};
 use crate::clock::now_ns;
 use crate::error::OpenError;

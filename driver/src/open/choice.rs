@@ -10,12 +10,15 @@ use std::net::Ipv4Addr;
 
 use super::place::device_of;
 use super::spec::bad;
-use crate::backend::afpacket::{Link, links, other_names};
+use crate::backend::netdev::{Link, links, other_names};
 use crate::backend::udp::addresses;
 use crate::error::OpenError;
 
 /// Kinds of ports that are named by an interface, or by an address of one.
-const KINDS: &[&str] = &["afpacket", "udp"];
+const KINDS: &[&str] = &["afpacket", "udp", "xdp"];
+
+/// Those that `auto` tries, in this order: they need nothing of the interface.
+const AUTO: &[&str] = &["afpacket", "udp"];
 
 /// The port that `spec` names here: itself, unless it has a pattern or several to choose from. Then
 /// the log says which it is and why. Costs the system calls of [`check`](super::check) for each.
@@ -124,7 +127,7 @@ fn expand(spec: &str) -> Result<Vec<String>, OpenError> {
     let wrapper = &spec[..spec.len() - device.len()];
     let fits = matching(&pattern);
     let mut found = Vec::new();
-    for kind in if kind == "auto" { KINDS } else { std::slice::from_ref(&kind) } {
+    for kind in if kind == "auto" { AUTO } else { std::slice::from_ref(&kind) } {
         for (link, ip) in &fits {
             match (*kind, ip) {
                 ("udp", Some(ip)) => found.push(format!("{wrapper}udp:{ip}{behind}")),

@@ -9,7 +9,7 @@ use crate::error::OpenError;
 use crate::port::Port;
 
 /// Kinds of ports that have it.
-const KINDS: &[&str] = &["afpacket", "udp", "vfio", "memif", "dpdk"];
+const KINDS: &[&str] = &["afpacket", "xdp", "udp", "vfio", "memif", "dpdk"];
 
 /// What the option says.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -93,7 +93,7 @@ fn join_if_possible(segment: Result<ShmSettings, OpenError>, far: Box<dyn Port>)
 pub(super) fn leaves(spec: &str) -> bool {
     let device = &spec[device_at(spec)..];
     match kind_of(device) {
-        "afpacket" | "udp" | "vfio" => true,
+        "afpacket" | "xdp" | "udp" | "vfio" => true,
         // By a PCI address; others are virtual.
         "dpdk" => options(device).2.split(',').next().is_some_and(|name| name.contains(':')),
         _ => false,

@@ -13,9 +13,9 @@ use crate::error::OpenError;
 use crate::port::{MacAddr, Port};
 
 /// Kinds of devices that a switch can own.
-const KINDS: &[&str] = &["afpacket", "vfio", "memif", "dpdk"];
+const KINDS: &[&str] = &["afpacket", "xdp", "vfio", "memif", "dpdk"];
 /// Those of them that filter by address, and have the option `promisc=`.
-const FILTERING: &[&str] = &["afpacket", "vfio", "dpdk"];
+const FILTERING: &[&str] = &["afpacket", "xdp", "vfio", "dpdk"];
 
 /// How long opening waits for a switch that was killed to be started again.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -190,7 +190,7 @@ fn check_kind(spec: &str, kind: &str) -> Result<(), OpenError> {
         _ if KINDS.contains(&kind) => return Ok(()),
         "udp" => "processes share an address by UDP port numbers: they need no switch",
         "shm" => "a segment has no NIC; processes share it as it is",
-        _ => "a switch owns a device: afpacket:, vfio:, dpdk: or memif:",
+        _ => "a switch owns a device: xdp:, afpacket:, vfio:, dpdk: or memif:",
     };
     Err(bad(spec, why))
 }

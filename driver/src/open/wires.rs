@@ -1,8 +1,10 @@
 //! Names of the ports that go out on a wire through the kernel.
 
 use super::spec::{PortInfo, bad, parse, yes_or_no};
-use crate::backend::afpacket::{AfPacket, AfPacketSettings, links};
+use crate::backend::afpacket::{AfPacket, AfPacketSettings};
+use crate::backend::netdev::links;
 use crate::backend::udp::{Udp, UdpSettings, addresses};
+use crate::backend::xdp::{RING_COUNTS, Xdp, XdpMode, XdpSettings, survey};
 use crate::error::OpenError;
 use crate::port::Port;
 
@@ -40,6 +42,55 @@ fn afpacket_settings(spec: &str) -> Result<AfPacketSettings, OpenError> {
     }
     if !matches!(settings.ring_count, None | Some(64..=65_536)) {
         return Err(bad(spec, "ring= is 64 to 65536 frames"));
+    }
+    Ok(settings)
+}
+
+/// Opens `xdp:INTERFACE,...`.
+pub(super) fn xdp(spec: &str) -> Result<Box<dyn Port>, OpenError> {
+    Ok(Box::new(Xdp::open(&xdp_settings(spec)?)?))
+}
+
+/// Whether [`xdp()`] would open it.
+pub(super) fn check_xdp(spec: &str) -> Result<(), OpenError> {
+    xdp_settings(spec)?.check()
+}
+
+fn xdp_settings(spec: &str) -> Result<XdpSettings, OpenError> {
+    let rest = spec.strip_prefix("xdp:").unwrap_or("");
+    let mut parts = rest.split(',');
+    let interface = parts.next().filter(|name| !name.is_empty());
+    let interface = interface
+        .ok_or_else(|| bad(spec, "which interface? write xdp:eth0; barewire info lists them"))?;
+    let mut settings = XdpSettings::named(interface);
+    for part in parts {
+        let (key, value) = part.split_once('=').unwrap_or((part, ""));
+        match key {
+            "queue" => settings.queue = Some(parse(spec, value)?),
+            "mode" => {
+                settings.mode = Some(match value {
+                    "native" => XdpMode::Native,
+                    "generic" => XdpMode::Generic,
+                    _ => return Err(bad(spec, "write mode=native or mode=generic")),
+                });
+            }
+            "zerocopy" => settings.zero_copy = yes_or_no(spec, key, value)?,
+            "busypoll" => settings.busy_poll = yes_or_no(spec, key, value)?,
+            "mac" => settings.mac = Some(parse(spec, value)?),
+            "mtu" => settings.mtu = Some(parse(spec, value)?),
+            "ring" => settings.ring_count = Some(parse(spec, value)?),
+            "promisc" => settings.promiscuous = yes_or_no(spec, key, value)?,
+            _ => {
+                let known = "queue=, mode=, zerocopy=, busypoll=, mac=, mtu=, ring=, promisc=, \
+                             near= and switch=";
+                let why = format!("no option \"{key}\"; there are {known}");
+                return Err(bad(spec, why));
+            }
+        }
+    }
+    let is_count = |count: usize| count.is_power_of_two() && RING_COUNTS.contains(&count);
+    if settings.ring_count.is_some_and(|count| !is_count(count)) {
+        return Err(bad(spec, "ring= is a power of two from 64 to 16384"));
     }
     Ok(settings)
 }
@@ -93,6 +144,12 @@ pub(super) fn list() -> Vec<PortInfo> {
         let why_not = Some("no Ethernet interface here, see: ip link".into());
         ports.push(PortInfo { spec: "afpacket".into(), what, why_not });
     }
+    ports.extend(survey::nics().iter().map(|nic| {
+        let name = &nic.link.name;
+        let what = format!("interface {name} past the kernel's stack, {}", nic.what());
+        let why_not = XdpSettings::named(name).check().err();
+        PortInfo { spec: format!("xdp:{name}"), what, why_not: why_not.map(|why| why.to_string()) }
+    }));
     for (name, ip) in addresses() {
         let what = format!("another host, inside UDP from {name}");
         ports.push(PortInfo { spec: format!("udp:{ip}"), what, why_not: None });

@@ -22,30 +22,23 @@
 //! does not come back: the interface was removed, or its MTU stays below ours while we send longer
 //! frames. A new name changes nothing.
 
-mod link;
 mod ring;
 mod socket;
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
-use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use super::Bell;
 use super::batch::Batch;
+use super::netdev::{Asker, Ear, Wanted, Watched, join, raw_socket};
 use crate::clock::now_ns;
 use crate::error::OpenError;
 use crate::frame::{ETH_HDR_LEN, ETHERTYPE, TxFrame};
-use crate::port::{
-    MTU_MIN, MacAddr, Port, PortCaps, PortCounters, PortGone, PortWaiter, RxSink, Tx,
-};
+use crate::port::{MacAddr, Port, PortCaps, PortCounters, PortGone, PortWaiter, RxSink, Tx};
 
-use link::{Asker, Watch};
 use ring::{RxRing, Slot};
-
-pub use link::{Link, links, other_names};
 
 /// Largest MTU of a port; interfaces such as `lo` have more.
 pub const MTU_MAX: usize = 65_520;
@@ -56,10 +49,6 @@ const FRAME_MIN: usize = 60;
 const BURST: usize = 64;
 /// Polls between two looks at what else may have happened.
 const LOOK_EVERY: u32 = 4096;
-/// Least time between two looks at the interface when frames are refused.
-const RELOOK_NS: u64 = 1_000_000;
-/// How long a lowered MTU may refuse our frames before the port is given up.
-const TOO_LONG_NS: u64 = 2_000_000_000;
 /// Until frames that the kernel had no room for are offered again.
 const RETRY_NS: u64 = 50_000;
 /// How long one frame may find no room. A ring that is full has room again after microseconds; some
@@ -106,102 +95,28 @@ impl AfPacketSettings {
     /// # Errors
     /// Why not.
     pub fn check(&self) -> Result<(), OpenError> {
-        let asker = Asker::new().map_err(|e| self.os("cannot ask for interfaces", &e))?;
-        self.find(&asker)?;
-        socket::open().map(drop).map_err(|e| no_socket(self, &e))
+        let wanted = self.wanted();
+        let asker = Asker::new().map_err(|e| wanted.os("cannot ask for interfaces", &e))?;
+        wanted.find(&asker)?;
+        raw_socket().map(drop).map_err(|e| no_socket(&wanted, &e))
     }
 
-    fn port(&self) -> String {
-        format!("afpacket:{}", self.interface)
-    }
-
-    fn refuse(&self, errno: i32, why: impl Into<String>, mend: impl Into<String>) -> OpenError {
-        OpenError::Device { port: self.port(), why: why.into(), mend: mend.into(), errno }
-    }
-
-    /// What a system call said that has no better explanation.
-    fn os(&self, what: &str, e: &io::Error) -> OpenError {
-        let errno = e.raw_os_error().unwrap_or(libc::EIO);
-        let mend = match errno {
-            libc::EMFILE | libc::ENFILE => "raise the limit on open files: ulimit -n 65536",
-            _ => "choose another port, see: barewire info",
-        };
-        self.refuse(errno, format!("{what}: {e}"), mend)
-    }
-
-    /// The interface, if it can be used.
-    fn find(&self, asker: &Asker) -> Result<Link, OpenError> {
-        let name = &self.interface;
-        let link = asker.link(name).map_err(|e| {
-            if e.raw_os_error() != Some(libc::ENODEV) {
-                return self.os("cannot ask for the interface", &e);
-            }
-            let names: Vec<String> = links().into_iter().map(|link| link.name).collect();
-            let mend = format!("there are {} (ip link)", names.join(", "));
-            self.refuse(libc::ENODEV, "no such interface", mend)
-        })?;
-        if !link.is_ethernet {
-            let mend = "send the frames inside UDP: udp:ADDRESS";
-            return Err(self.refuse(libc::EPROTONOSUPPORT, "it carries no Ethernet frames", mend));
+    fn wanted(&self) -> Wanted<'_> {
+        Wanted {
+            port: format!("afpacket:{}", self.interface),
+            interface: &self.interface,
+            mac: self.mac,
+            mtu: self.mtu,
+            mtu_max: MTU_MAX,
         }
-        if !link.is_up {
-            let mend = format!("ip link set {name} up");
-            return Err(self.refuse(libc::ENETDOWN, "the interface is down", mend));
-        }
-        let max = link.mtu.min(MTU_MAX);
-        let mtu = self.mtu.unwrap_or(max);
-        if max < MTU_MIN {
-            let why = format!("it carries {max} bytes a frame, the fabric needs {MTU_MIN}");
-            return Err(self.refuse(libc::EINVAL, why, format!("ip link set {name} mtu 1500")));
-        }
-        if !(MTU_MIN..=max).contains(&mtu) {
-            return Err(OpenError::BadMtu { mtu, min: MTU_MIN, max });
-        }
-        Ok(link)
-    }
-
-    /// The address to use and what keeps it ours.
-    fn claim(&self, link: &Link) -> Result<(MacAddr, OwnedFd), OpenError> {
-        let taken = |e: &io::Error| e.raw_os_error() == Some(libc::EADDRINUSE);
-        if let Some(mac) = self.mac {
-            if mac.is_group() || mac == MacAddr::default() {
-                let why = format!("{mac} is no station's address: its first byte must be even");
-                return Err(self.refuse(libc::EINVAL, why, "write mac=02:00:00:00:00:01"));
-            }
-            return match socket::claim(link.index, mac) {
-                Ok(claim) => Ok((mac, claim)),
-                Err(e) if taken(&e) => {
-                    let why = format!("address {mac} is in use by another process");
-                    let mend = "choose another (mac=...) or none";
-                    Err(self.refuse(libc::EADDRINUSE, why, mend))
-                }
-                Err(e) => Err(self.os("cannot claim an address", &e)),
-            };
-        }
-        if link.mac != MacAddr::default() {
-            match socket::claim(link.index, link.mac) {
-                Ok(claim) => return Ok((link.mac, claim)),
-                Err(e) if taken(&e) => {}
-                Err(e) => return Err(self.os("cannot claim an address", &e)),
-            }
-        }
-        let mac = MacAddr::random();
-        let claim = socket::claim(link.index, mac).map_err(|e| self.os("cannot claim", &e))?;
-        if link.mac != MacAddr::default() {
-            let interface = &link.name;
-            tracing::info!(%interface, taken = %link.mac, %mac, "another process has the address");
-        }
-        Ok((mac, claim))
     }
 }
 
 /// What the port's thread shares with those that sleep on it.
 struct Shared {
     socket: OwnedFd,
-    watch: Watch,
+    ear: Ear,
     bell: Bell,
-    /// A sleeper saw something other than a frame.
-    look: AtomicBool,
 }
 
 /// What to do with a frame that the kernel refused.
@@ -225,12 +140,7 @@ pub struct AfPacket {
     polls: u32,
     /// The kernel said that it lost frames; how many is asked at the next look.
     losing: bool,
-    asker: Asker,
-    /// The interface when it was looked at last, and when that was.
-    link: Link,
-    looked_ns: u64,
-    /// Since when frames are refused as too long.
-    too_long_ns: Option<u64>,
+    watched: Watched,
     /// The frame that finds no room, by its place, and since when.
     no_room: Option<(usize, u64)>,
     /// Errors that have been logged.
@@ -245,28 +155,27 @@ impl AfPacket {
     /// # Errors
     /// [`OpenError`]; nothing is left behind.
     pub fn open(settings: &AfPacketSettings) -> Result<Self, OpenError> {
-        let asker = Asker::new().map_err(|e| settings.os("cannot ask for interfaces", &e))?;
-        let link = settings.find(&asker)?;
-        let socket = socket::open().map_err(|e| no_socket(settings, &e))?;
-        let (mac, claim) = settings.claim(&link)?;
-        let mtu = settings.mtu.unwrap_or(link.mtu.min(MTU_MAX));
+        let wanted = settings.wanted();
+        let asker = Asker::new().map_err(|e| wanted.os("cannot ask for interfaces", &e))?;
+        let (link, mtu) = wanted.find(&asker)?;
+        let socket = raw_socket().map_err(|e| no_socket(&wanted, &e))?;
+        let (mac, claim) = wanted.claim(&link)?;
         let frame_max = ETH_HDR_LEN + mtu;
-        let os = |e: io::Error| settings.os("cannot set up the raw socket", &e);
+        let os = |e: io::Error| wanted.os("cannot set up the raw socket", &e);
         // Before the look at the interface counts: what changes from now on is heard.
-        let watch = Watch::new().map_err(os)?;
+        let ear = Ear::new().map_err(os)?;
         let fd = socket.as_raw_fd();
         let filter = (!settings.promiscuous).then_some(mac);
         socket::prepare(fd, settings.ethertype, filter).map_err(os)?;
         let ring = RxRing::new(fd, frame_max, settings.ring_count);
-        let ring = ring.map_err(|e| settings.os("no memory for the receive ring", &e))?;
+        let ring = ring.map_err(|e| wanted.os("no memory for the receive ring", &e))?;
         if settings.promiscuous && !link.is_loopback {
-            socket::join(fd, &link, None).map_err(os)?;
+            join(fd, &link, None).map_err(os)?;
         } else if mac != link.mac && !link.is_loopback {
-            socket::join(fd, &link, Some(mac)).map_err(os)?;
+            join(fd, &link, Some(mac)).map_err(os)?;
         }
         socket::bind(fd, &link, settings.ethertype).map_err(os)?;
         let bell = Bell::new().map_err(os)?;
-        let look = AtomicBool::new(true);
         let caps = PortCaps {
             mac,
             mtu,
@@ -276,7 +185,7 @@ impl AfPacket {
             tells_presence: false,
             near_mtu: 0,
             link_bps: link.bps,
-            name: settings.port(),
+            name: wanted.port.clone(),
         };
         tracing::debug!(port = %caps.name, %mac, mtu, "opened");
         Ok(Self {
@@ -288,13 +197,10 @@ impl AfPacket {
             counters: PortCounters::default(),
             polls: 0,
             losing: false,
-            asker,
-            link,
-            looked_ns: 0,
-            too_long_ns: None,
+            watched: Watched::new(asker, link),
             no_room: None,
             told: Vec::new(),
-            shared: Arc::new(Shared { socket, watch, bell, look }),
+            shared: Arc::new(Shared { socket, ear, bell }),
             _claim: claim,
         })
     }
@@ -322,12 +228,13 @@ impl AfPacket {
         match errno {
             libc::EINTR => return Ok(Refused::Again),
             libc::EAGAIN => return Ok(Refused::Wait),
-            _ => self.relook()?,
+            _ => self.watched.relook(&self.caps, false)?,
         }
+        let link = self.watched.link();
         match errno {
             // The driver's ring is full, or there is no cable.
-            libc::ENOBUFS if self.link.is_up && self.link.has_carrier => Ok(self.no_room()),
-            libc::EMSGSIZE => self.too_long(),
+            libc::ENOBUFS if link.is_up && link.has_carrier => Ok(self.no_room()),
+            libc::EMSGSIZE => self.watched.too_long(&self.caps).map(|()| Refused::Lose),
             libc::ENOBUFS | libc::ENETDOWN | libc::ENXIO | libc::ENODEV => Ok(Refused::Lose),
             _ => {
                 if !self.told.contains(&errno) {
@@ -358,28 +265,6 @@ impl AfPacket {
         }
     }
 
-    /// A frame is longer than the interface carries now.
-    fn too_long(&mut self) -> Result<Refused, PortGone> {
-        let now = now_ns();
-        let since = *self.too_long_ns.get_or_insert(now);
-        if now - since < TOO_LONG_NS {
-            return Ok(Refused::Lose);
-        }
-        let Link { name, mtu, .. } = &self.link;
-        let was = self.caps.mtu;
-        let why = format!(
-            "the mtu of {name} was lowered to {mtu} while in use; ip link set {name} mtu {was}, \
-             and open it again"
-        );
-        Err(self.gone(&why))
-    }
-
-    /// Nothing will work again; for whoever reads logs, and for the fabric.
-    fn gone(&self, why: &str) -> PortGone {
-        tracing::error!(port = %self.caps.name, "{why}");
-        PortGone::new(&self.caps.name, why)
-    }
-
     /// What is looked after now and then.
     #[cold]
     fn look_around(&mut self) -> Result<(), PortGone> {
@@ -390,70 +275,10 @@ impl AfPacket {
             self.losing = false;
             self.counters.rx_dropped += socket::lost(self.shared.socket.as_raw_fd());
         }
-        let looked = self.shared.look.swap(false, Relaxed);
-        if (looked || self.polls.is_multiple_of(LOOK_EVERY)) && self.shared.watch.heard() {
-            self.looked_ns = 0;
-            self.relook()?;
+        if self.shared.ear.heard(self.polls.is_multiple_of(LOOK_EVERY)) {
+            self.watched.relook(&self.caps, true)?;
         }
         Ok(())
-    }
-
-    /// Asks what has become of the interface, and tells what has changed.
-    fn relook(&mut self) -> Result<(), PortGone> {
-        let now = now_ns();
-        if now.saturating_sub(self.looked_ns) < RELOOK_NS && self.looked_ns != 0 {
-            return Ok(());
-        }
-        self.looked_ns = now;
-        let link = match self.asker.link_at(self.link.index) {
-            Ok(link) => link,
-            Err(e) if e.raw_os_error() == Some(libc::ENODEV) => {
-                let name = &self.link.name;
-                let why = format!("interface {name} was removed; see: ip link, and open it again");
-                return Err(self.gone(&why));
-            }
-            Err(error) => {
-                tracing::warn!(port = %self.caps.name, %error, "cannot ask for the interface");
-                return Ok(());
-            }
-        };
-        let was = std::mem::replace(&mut self.link, link);
-        self.tell(&was);
-        Ok(())
-    }
-
-    fn tell(&mut self, was: &Link) {
-        let Self { link: now, caps, .. } = self;
-        let (port, name) = (&caps.name, &now.name);
-        if was.name != now.name {
-            tracing::warn!(%port, "{} is called {name} now; the port goes on", was.name);
-        }
-        if was.is_up && !now.is_up {
-            tracing::warn!(%port, "{name} is down, frames are lost until: ip link set {name} up");
-        } else if now.is_up && was.has_carrier && !now.has_carrier {
-            tracing::warn!(%port, "{name} has no carrier, frames are lost: is the cable in?");
-        } else if now.is_up && now.has_carrier && !(was.is_up && was.has_carrier) {
-            tracing::info!(%port, "{name} carries frames again");
-        }
-        if was.mtu != now.mtu && now.mtu < caps.mtu {
-            let mtu = caps.mtu;
-            tracing::warn!(
-                %port,
-                "the mtu of {name} is {} now, longer frames are lost until: ip link set {name} \
-                 mtu {mtu}", now.mtu
-            );
-        }
-        if now.mtu >= caps.mtu {
-            self.too_long_ns = None;
-        }
-        if was.mac != now.mac && was.mac == caps.mac {
-            let mac = caps.mac;
-            tracing::warn!(
-                %port,
-                "{name} has another address now, frames to us are lost until: ip link set {name} \
-                 address {mac}"
-            );
-        }
     }
 
     /// Finds the frames of a burst and says how many slots they are in.
@@ -484,13 +309,13 @@ impl AfPacket {
 }
 
 /// Why there is no raw socket.
-fn no_socket(settings: &AfPacketSettings, e: &io::Error) -> OpenError {
+fn no_socket(wanted: &Wanted<'_>, e: &io::Error) -> OpenError {
     if e.raw_os_error() != Some(libc::EPERM) {
-        return settings.os("cannot open a raw socket", e);
+        return wanted.os("cannot open a raw socket", e);
     }
     let mend = "sudo setcap cap_net_raw+ep PROGRAM, or run it as root, or use udp:ADDRESS, which \
                 needs no privilege";
-    settings.refuse(libc::EPERM, "a raw socket needs CAP_NET_RAW", mend)
+    wanted.refuse(libc::EPERM, "a raw socket needs CAP_NET_RAW", mend)
 }
 
 impl Port for AfPacket {
@@ -521,7 +346,7 @@ impl Port for AfPacket {
 
     fn rx_burst(&mut self, max: usize, sink: &mut dyn RxSink) -> Result<usize, PortGone> {
         self.polls = self.polls.wrapping_add(1);
-        let pending = !self.batch.is_empty() || self.losing || self.shared.look.load(Relaxed);
+        let pending = !self.batch.is_empty() || self.losing || self.shared.ear.is_pointed();
         if pending || self.polls.is_multiple_of(LOOK_EVERY) {
             self.look_around()?;
         }
@@ -553,15 +378,15 @@ struct Waiter(Arc<Shared>);
 
 impl Waiter {
     fn sleep(&self, also: Option<BorrowedFd<'_>>, timeout: Duration) -> bool {
-        let Shared { socket, watch, bell, look } = &*self.0;
-        let fds = [socket.as_raw_fd(), watch.fd(), bell.fd(), super::raw(also)];
+        let Shared { socket, ear, bell } = &*self.0;
+        let fds = [socket.as_raw_fd(), ear.fd(), bell.fd(), super::raw(also)];
         let mut fds = fds.map(super::readable);
         let came = super::sleep(&mut fds, timeout);
         let [frames, changes, woken, _] = fds;
         if changes.revents != 0 || frames.revents & libc::POLLERR != 0 {
             // An interface that went down is an error of the socket until somebody takes it.
             super::clear_error(socket.as_raw_fd());
-            look.store(true, Relaxed);
+            ear.point();
         }
         if woken.revents != 0 {
             bell.clear();

@@ -1,11 +1,11 @@
-//! The raw socket: opened, filtered, bound, and written to.
+//! The raw socket: filtered, bound, and asked what it lost.
 
 use std::io;
 use std::mem::size_of;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::RawFd;
 
-use super::super::{owned, set_option};
-use super::link::Link;
+use super::super::netdev::Link;
+use super::super::set_option;
 use crate::port::MacAddr;
 
 /// Asked for as the socket's send buffer: a burst of the longest frames.
@@ -14,17 +14,6 @@ const SEND_BUFFER: libc::c_int = 4 << 20;
 /// Sets an option of the packet layer.
 pub(super) fn set<T>(fd: RawFd, option: libc::c_int, value: &T) -> io::Result<()> {
     set_option(fd, libc::SOL_PACKET, option, value)
-}
-
-/// A raw socket that hears nothing yet.
-///
-/// # Errors
-/// `EPERM`: the process has no CAP_NET_RAW in its network namespace.
-pub(super) fn open() -> io::Result<OwnedFd> {
-    let kind = libc::SOCK_RAW | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
-    // SAFETY: `socket` takes numbers and touches no memory. Protocol 0: no frame arrives before
-    // `bind`, so none passes before the filter is there.
-    owned(unsafe { libc::socket(libc::AF_PACKET, kind, 0) })
 }
 
 /// Sets what has to be set before the first frame: the filter, which passes frames to `mac` or to
@@ -40,21 +29,6 @@ pub(super) fn prepare(fd: RawFd, ethertype: u16, mac: Option<MacAddr>) -> io::Re
     let mut program = filter(ethertype, mac);
     let program = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
     set_option(fd, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, &program)
-}
-
-/// Makes the interface take frames to `mac`, which is not its own: by its address filter, or by
-/// promiscuous mode if it has none (the kernel decides). Without an address, frames to everybody.
-pub(super) fn join(fd: RawFd, link: &Link, mac: Option<MacAddr>) -> io::Result<()> {
-    let kind = if mac.is_some() { libc::PACKET_MR_UNICAST } else { libc::PACKET_MR_PROMISC };
-    let mut address = [0; 8];
-    address[..6].copy_from_slice(&mac.unwrap_or_default().0);
-    let request = libc::packet_mreq {
-        mr_ifindex: link.index as libc::c_int,
-        mr_type: kind as u16,
-        mr_alen: 6,
-        mr_address: address,
-    };
-    set(fd, libc::PACKET_ADD_MEMBERSHIP, &request)
 }
 
 /// From now on frames of `ethertype` on `link` arrive.
@@ -79,29 +53,6 @@ pub(super) fn lost(fd: RawFd) -> u64 {
     let done =
         unsafe { libc::getsockopt(fd, level, option, (&raw mut stats).cast(), &raw mut len) };
     if done < 0 { 0 } else { stats.tp_drops.into() }
-}
-
-/// The name that keeps `mac` on interface `index` for one process. It is one of the network
-/// namespace, like the interface, and goes with the process however that ends.
-///
-/// # Errors
-/// `EADDRINUSE`: a process has it.
-pub(super) fn claim(index: u32, mac: MacAddr) -> io::Result<OwnedFd> {
-    let kind = libc::SOCK_DGRAM | libc::SOCK_CLOEXEC;
-    // SAFETY: `socket` takes numbers and touches no memory.
-    let fd = owned(unsafe { libc::socket(libc::AF_UNIX, kind, 0) })?;
-    // SAFETY: zeros are a `sockaddr_un`.
-    let mut addr: libc::sockaddr_un = unsafe { std::mem::zeroed() };
-    addr.sun_family = libc::AF_UNIX as u16;
-    let name = format!("barewire-afpacket-{index}-{mac}");
-    // The first byte stays 0: an abstract name, which is in no file system.
-    for (to, byte) in addr.sun_path[1..].iter_mut().zip(name.bytes()) {
-        *to = byte as libc::c_char;
-    }
-    let len = (std::mem::offset_of!(libc::sockaddr_un, sun_path) + 1 + name.len()) as u32;
-    // SAFETY: `bind` reads `len` bytes of a `sockaddr_un`, which is longer, across the call.
-    let done = unsafe { libc::bind(fd.as_raw_fd(), (&raw const addr).cast(), len) };
-    if done < 0 { Err(io::Error::last_os_error()) } else { Ok(fd) }
 }
 
 /// Lets through what is ours: our EtherType, no VLAN tag, to `mac` or to a group; without `mac` to

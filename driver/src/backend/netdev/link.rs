@@ -35,7 +35,7 @@ pub struct Link {
 }
 
 /// A socket to ask with.
-pub(super) struct Asker(OwnedFd);
+pub(in super::super) struct Asker(OwnedFd);
 
 /// `struct ifreq`, whose second half means what the request says.
 #[repr(C)]
@@ -48,7 +48,7 @@ struct Request {
 const _: () = assert!(size_of::<Request>() == size_of::<libc::ifreq>());
 
 impl Asker {
-    pub(super) fn new() -> io::Result<Self> {
+    pub(in super::super) fn new() -> io::Result<Self> {
         // SAFETY: `socket` takes numbers and touches no memory.
         let fd = unsafe { libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) };
         Ok(Self(owned(fd)?))
@@ -56,7 +56,7 @@ impl Asker {
 
     fn ask(&self, what: libc::c_ulong, request: &mut Request) -> io::Result<()> {
         // SAFETY: each `what` used here takes a `struct ifreq`, whose size was asserted; those that
-        // point to more memory (`speed`) make sure of it.
+        // point to more memory (`ethtool`) make sure of it.
         let done =
             unsafe { libc::ioctl(self.0.as_raw_fd(), what as _, std::ptr::from_mut(request)) };
         if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
@@ -76,7 +76,7 @@ impl Asker {
     ///
     /// # Errors
     /// `ENODEV`: there is none.
-    pub(super) fn link(&self, name: &str) -> io::Result<Link> {
+    pub(in super::super) fn link(&self, name: &str) -> io::Result<Link> {
         let flags = self.about(name, libc::SIOCGIFFLAGS)?;
         let flags = i32::from(i16::from_ne_bytes([flags[0], flags[1]]));
         let hw = self.about(name, libc::SIOCGIFHWADDR)?;
@@ -100,7 +100,7 @@ impl Asker {
     ///
     /// # Errors
     /// `ENODEV`: it is gone.
-    pub(super) fn link_at(&self, index: u32) -> io::Result<Link> {
+    pub(in super::super) fn link_at(&self, index: u32) -> io::Result<Link> {
         loop {
             let mut request = Request { name: [0; libc::IFNAMSIZ], value: [0; 24] };
             request.value[..4].copy_from_slice(&index.to_ne_bytes());
@@ -121,17 +121,7 @@ impl Asker {
     fn speed(&self, name: &str) -> u64 {
         // `struct ethtool_cmd`: command first, speed in two halves at 12 and 28.
         const GSET: u32 = 1;
-        let mut command = [0_u32; 11];
-        command[0] = GSET;
-        let mut request = Request { name: [0; libc::IFNAMSIZ], value: [0; 24] };
-        let len = name.len().min(libc::IFNAMSIZ - 1);
-        request.name[..len].copy_from_slice(&name.as_bytes()[..len]);
-        let at = command.as_mut_ptr() as usize;
-        request.value[..size_of::<usize>()].copy_from_slice(&at.to_ne_bytes());
-        // The 44 bytes of `command` are what ETHTOOL_GSET writes, and they outlive the call.
-        if self.ask(libc::SIOCETHTOOL, &mut request).is_err() {
-            return 0;
-        }
+        let Ok(command) = self.ethtool::<11>(name, GSET) else { return 0 };
         let low = u64::from(command[3].to_ne_bytes_low());
         let high = u64::from(command[7].to_ne_bytes_low());
         match high << 16 | low {
@@ -139,6 +129,40 @@ impl Asker {
             0 | 0xffff | 0xffff_ffff => 0,
             mbit => mbit * 1_000_000,
         }
+    }
+
+    /// Queues that the interface receives by; 1 if its driver does not say.
+    pub(in super::super) fn rx_queues(&self, name: &str) -> u32 {
+        // `struct ethtool_channels`: after the command four limits, then those that are for
+        // receiving only, sending only, others, and both.
+        const GCHANNELS: u32 = 0x3c;
+        let channels = self.ethtool::<9>(name, GCHANNELS);
+        channels.map_or(1, |channels| channels[5].saturating_add(channels[8]).max(1))
+    }
+
+    /// The name of an interface's driver, if it says.
+    pub(in super::super) fn driver(&self, name: &str) -> Option<String> {
+        // `struct ethtool_drvinfo`: after the command 32 bytes of a name.
+        const GDRVINFO: u32 = 3;
+        let info = self.ethtool::<49>(name, GDRVINFO).ok()?;
+        let bytes: Vec<u8> = info[1..9].iter().flat_map(|word| word.to_ne_bytes()).collect();
+        let text = CStr::from_bytes_until_nul(&bytes).ok()?.to_string_lossy().into_owned();
+        Some(text).filter(|text| !text.is_empty())
+    }
+
+    /// What a command of ethtool answers, which is a structure of `WORDS` words that begins with
+    /// the command.
+    fn ethtool<const WORDS: usize>(&self, name: &str, what: u32) -> io::Result<[u32; WORDS]> {
+        let mut command = [0_u32; WORDS];
+        command[0] = what;
+        let mut request = Request { name: [0; libc::IFNAMSIZ], value: [0; 24] };
+        let len = name.len().min(libc::IFNAMSIZ - 1);
+        request.name[..len].copy_from_slice(&name.as_bytes()[..len]);
+        let at = command.as_mut_ptr() as usize;
+        request.value[..size_of::<usize>()].copy_from_slice(&at.to_ne_bytes());
+        // The callers' commands write as many words, and they outlive the call.
+        self.ask(libc::SIOCETHTOOL, &mut request)?;
+        Ok(command)
     }
 }
 
@@ -185,7 +209,7 @@ fn names() -> Vec<String> {
 /// number of its interface. None where the kernel knows of no such names.
 pub fn other_names() -> Vec<(u32, String)> {
     let mut found = Vec::new();
-    let Ok(fd) = netlink(libc::SOCK_CLOEXEC) else { return found };
+    let Ok(fd) = netlink(libc::NETLINK_ROUTE, 0) else { return found };
     // `nlmsghdr` and `ifinfomsg`, whose zeros ask for all interfaces.
     let mut ask = [0_u8; 32];
     ask[..4].copy_from_slice(&32_u32.to_ne_bytes());
@@ -238,7 +262,7 @@ fn take_names(mut bytes: &[u8], found: &mut Vec<(u32, String)>) -> bool {
 }
 
 /// The attributes that lie in `bytes`, as far as they are whole.
-fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
+pub(super) fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     /// Bits of a kind that say how the value is written.
     const KIND: u16 = 0x3fff;
     std::iter::from_fn(move || {
@@ -251,19 +275,20 @@ fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     })
 }
 
-fn netlink(flags: libc::c_int) -> io::Result<OwnedFd> {
-    let kind = libc::SOCK_RAW | flags;
+/// A socket to a part of the kernel.
+pub(super) fn netlink(part: libc::c_int, flags: libc::c_int) -> io::Result<OwnedFd> {
+    let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC | flags;
     // SAFETY: `socket` takes numbers and touches no memory.
-    owned(unsafe { libc::socket(libc::AF_NETLINK, kind, libc::NETLINK_ROUTE) })
+    owned(unsafe { libc::socket(libc::AF_NETLINK, kind, part) })
 }
 
 /// Hears that some interface has changed. What exactly is asked afterwards, so nothing is parsed
 /// and nothing is lost if the kernel could not tell us everything.
-pub(super) struct Watch(OwnedFd);
+pub(in super::super) struct Watch(OwnedFd);
 
 impl Watch {
-    pub(super) fn new() -> io::Result<Self> {
-        let fd = netlink(libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK)?;
+    pub(in super::super) fn new() -> io::Result<Self> {
+        let fd = netlink(libc::NETLINK_ROUTE, libc::SOCK_NONBLOCK)?;
         // SAFETY: zeros are a `sockaddr_nl`.
         let mut addr: libc::sockaddr_nl = unsafe { std::mem::zeroed() };
         addr.nl_family = libc::AF_NETLINK as libc::sa_family_t;
@@ -278,7 +303,7 @@ impl Watch {
     }
 
     /// Whether anything has happened since the last call.
-    pub(super) fn heard(&self) -> bool {
+    pub(in super::super) fn heard(&self) -> bool {
         let mut heard = false;
         let mut bytes = [0_u8; 8192];
         loop {
@@ -295,7 +320,7 @@ impl Watch {
         }
     }
 
-    pub(super) fn fd(&self) -> RawFd {
+    pub(in super::super) fn fd(&self) -> RawFd {
         self.0.as_raw_fd()
     }
 }

@@ -1,0 +1,18 @@
+//! Network interfaces that stay with the kernel's driver: what the ports on one share.
+//!
+//! `link` is what the kernel says of an interface; `station` is the choice of one and the claim
+//! of an address on it; `watched` is an interface in use, and what the log is told of its changes;
+//! `features` is what its driver can do with XDP.
+
+mod features;
+mod link;
+mod station;
+mod watched;
+
+pub use features::XdpFeatures;
+pub use link::{Link, links, other_names};
+
+pub(super) use features::xdp_features;
+pub(super) use link::Asker;
+pub(super) use station::{Wanted, hold, join, raw_socket};
+pub(super) use watched::{Ear, Watched};

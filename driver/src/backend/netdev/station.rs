@@ -1,0 +1,169 @@
+//! A port on an interface that is to be opened: whether the interface is fit for it, and an address
+//! that is this process's alone.
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+
+use super::super::{owned, set_option};
+use super::link::{Asker, Link, links};
+use crate::error::OpenError;
+use crate::port::{MTU_MIN, MacAddr};
+
+/// What is wanted of an interface.
+pub(in super::super) struct Wanted<'a> {
+    /// The port's name.
+    pub(in super::super) port: String,
+    /// The interface's.
+    pub(in super::super) interface: &'a str,
+    /// The port's address. Default: the interface's own, or a random one if that is taken.
+    pub(in super::super) mac: Option<MacAddr>,
+    /// Bytes after the Ethernet header. Default: what the interface carries, at most `mtu_max`.
+    pub(in super::super) mtu: Option<usize>,
+    /// Largest MTU of such a port.
+    pub(in super::super) mtu_max: usize,
+}
+
+impl Wanted<'_> {
+    pub(in super::super) fn refuse(
+        &self,
+        errno: i32,
+        why: impl Into<String>,
+        mend: impl Into<String>,
+    ) -> OpenError {
+        let port = self.port.clone();
+        OpenError::Device { port, why: why.into(), mend: mend.into(), errno }
+    }
+
+    /// What a system call said that has no better explanation.
+    pub(in super::super) fn os(&self, what: &str, e: &io::Error) -> OpenError {
+        let errno = e.raw_os_error().unwrap_or(libc::EIO);
+        let mend = match errno {
+            libc::EMFILE | libc::ENFILE => "raise the limit on open files: ulimit -n 65536",
+            _ => "choose another port, see: barewire info",
+        };
+        self.refuse(errno, format!("{what}: {e}"), mend)
+    }
+
+    /// The interface, if it can be used, and the port's MTU on it.
+    pub(in super::super) fn find(&self, asker: &Asker) -> Result<(Link, usize), OpenError> {
+        let name = self.interface;
+        let link = asker.link(name).map_err(|e| {
+            if e.raw_os_error() != Some(libc::ENODEV) {
+                return self.os("cannot ask for the interface", &e);
+            }
+            let names: Vec<String> = links().into_iter().map(|link| link.name).collect();
+            let mend = format!("there are {} (ip link)", names.join(", "));
+            self.refuse(libc::ENODEV, "no such interface", mend)
+        })?;
+        if !link.is_ethernet {
+            let mend = "send the frames inside UDP: udp:ADDRESS";
+            return Err(self.refuse(libc::EPROTONOSUPPORT, "it carries no Ethernet frames", mend));
+        }
+        if !link.is_up {
+            let mend = format!("ip link set {name} up");
+            return Err(self.refuse(libc::ENETDOWN, "the interface is down", mend));
+        }
+        let max = link.mtu.min(self.mtu_max);
+        let mtu = self.mtu.unwrap_or(max);
+        if max < MTU_MIN {
+            let why = format!("it carries {max} bytes a frame, the fabric needs {MTU_MIN}");
+            return Err(self.refuse(libc::EINVAL, why, format!("ip link set {name} mtu 1500")));
+        }
+        if !(MTU_MIN..=max).contains(&mtu) {
+            return Err(OpenError::BadMtu { mtu, min: MTU_MIN, max });
+        }
+        Ok((link, mtu))
+    }
+
+    /// The address to use and what keeps it ours.
+    pub(in super::super) fn claim(&self, link: &Link) -> Result<(MacAddr, OwnedFd), OpenError> {
+        let taken = |e: &io::Error| e.raw_os_error() == Some(libc::EADDRINUSE);
+        if let Some(mac) = self.mac {
+            if mac.is_group() || mac == MacAddr::default() {
+                let why = format!("{mac} is no station's address: its first byte must be even");
+                return Err(self.refuse(libc::EINVAL, why, "write mac=02:00:00:00:00:01"));
+            }
+            return match claim(link.index, mac) {
+                Ok(claim) => Ok((mac, claim)),
+                Err(e) if taken(&e) => {
+                    let why = format!("address {mac} is in use by another process");
+                    let mend = "choose another (mac=...) or none";
+                    Err(self.refuse(libc::EADDRINUSE, why, mend))
+                }
+                Err(e) => Err(self.os("cannot claim an address", &e)),
+            };
+        }
+        if link.mac != MacAddr::default() {
+            match claim(link.index, link.mac) {
+                Ok(claim) => return Ok((link.mac, claim)),
+                Err(e) if taken(&e) => {}
+                Err(e) => return Err(self.os("cannot claim an address", &e)),
+            }
+        }
+        let mac = MacAddr::random();
+        let claim = claim(link.index, mac).map_err(|e| self.os("cannot claim", &e))?;
+        if link.mac != MacAddr::default() {
+            let interface = &link.name;
+            tracing::info!(%interface, taken = %link.mac, %mac, "another process has the address");
+        }
+        Ok((mac, claim))
+    }
+}
+
+/// A raw socket that hears nothing yet.
+///
+/// # Errors
+/// `EPERM`: the process has no CAP_NET_RAW in its network namespace.
+pub(in super::super) fn raw_socket() -> io::Result<OwnedFd> {
+    let kind = libc::SOCK_RAW | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+    // SAFETY: `socket` takes numbers and touches no memory. Protocol 0: no frame arrives before
+    // `bind`, so none passes before the filter is there.
+    owned(unsafe { libc::socket(libc::AF_PACKET, kind, 0) })
+}
+
+/// Makes the interface take frames to `mac`, which is not its own, while the raw socket `fd` is
+/// open: by its address filter, or by promiscuous mode if it has none (the kernel decides). Without
+/// an address, frames to everybody.
+pub(in super::super) fn join(fd: RawFd, link: &Link, mac: Option<MacAddr>) -> io::Result<()> {
+    let kind = if mac.is_some() { libc::PACKET_MR_UNICAST } else { libc::PACKET_MR_PROMISC };
+    let mut address = [0; 8];
+    address[..6].copy_from_slice(&mac.unwrap_or_default().0);
+    let request = libc::packet_mreq {
+        mr_ifindex: link.index as libc::c_int,
+        mr_type: kind as u16,
+        mr_alen: 6,
+        mr_address: address,
+    };
+    set_option(fd, libc::SOL_PACKET, libc::PACKET_ADD_MEMBERSHIP, &request)
+}
+
+/// The name that keeps `mac` on interface `index` for one process.
+///
+/// # Errors
+/// `EADDRINUSE`: a process has it.
+fn claim(index: u32, mac: MacAddr) -> io::Result<OwnedFd> {
+    hold(&format!("barewire-station-{index}-{mac}"))
+}
+
+/// Takes a name for this process alone. It is one of the network namespace, like an interface, and
+/// goes with the process however that ends.
+///
+/// # Errors
+/// `EADDRINUSE`: a process has it.
+pub(in super::super) fn hold(name: &str) -> io::Result<OwnedFd> {
+    let kind = libc::SOCK_DGRAM | libc::SOCK_CLOEXEC;
+    // SAFETY: `socket` takes numbers and touches no memory.
+    let fd = owned(unsafe { libc::socket(libc::AF_UNIX, kind, 0) })?;
+    // SAFETY: zeros are a `sockaddr_un`.
+    let mut addr: libc::sockaddr_un = unsafe { std::mem::zeroed() };
+    addr.sun_family = libc::AF_UNIX as u16;
+    // The first byte stays 0: an abstract name, which is in no file system.
+    for (to, byte) in addr.sun_path[1..].iter_mut().zip(name.bytes()) {
+        *to = byte as libc::c_char;
+    }
+    let len = std::mem::offset_of!(libc::sockaddr_un, sun_path) + 1 + name.len();
+    let len = len.min(size_of::<libc::sockaddr_un>()) as u32;
+    // SAFETY: `bind` reads `len` bytes of a `sockaddr_un`, which is no shorter, across the call.
+    let done = unsafe { libc::bind(fd.as_raw_fd(), (&raw const addr).cast(), len) };
+    if done < 0 { Err(io::Error::last_os_error()) } else { Ok(fd) }
+}

@@ -1,0 +1,197 @@
+//! The calls to an AF_XDP socket, one function each, errors with their errno.
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+
+use memmap2::{MmapOptions, MmapRaw};
+
+use super::super::{owned, set_option};
+use super::ring::{Consumer, Desc, Places, Producer};
+use super::umem::Umem;
+
+/// Asked for as the socket's send buffer: a burst of the longest frames.
+const SEND_BUFFER: libc::c_int = 4 << 20;
+/// Microseconds that the kernel looks for frames in a call, and frames that it takes at most.
+const BUSY_POLL_US: libc::c_int = 20;
+const BUSY_POLL_BUDGET: libc::c_int = 64;
+
+/// A socket that is bound to nothing yet.
+///
+/// # Errors
+/// `EPERM`: no CAP_NET_RAW. `EAFNOSUPPORT`: the kernel has no AF_XDP.
+pub(super) fn open() -> io::Result<OwnedFd> {
+    // SAFETY: `socket` takes numbers and touches no memory.
+    owned(unsafe { libc::socket(libc::AF_XDP, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) })
+}
+
+fn set<T>(fd: RawFd, option: libc::c_int, value: &T) -> io::Result<()> {
+    set_option(fd, libc::SOL_XDP, option, value)
+}
+
+/// Reads an option that is plain numbers, for which zeros are a value; what the kernel does not
+/// know of it stays 0.
+fn get<T: Plain>(fd: RawFd, option: libc::c_int) -> io::Result<(T, usize)> {
+    let mut value = T::default();
+    let mut len = size_of::<T>() as libc::socklen_t;
+    let (level, at) = (libc::SOL_XDP, std::ptr::from_mut(&mut value));
+    // SAFETY: the kernel writes at most `len` bytes to `value`, which is as long, and any bytes are
+    // one (`Plain`).
+    let done = unsafe { libc::getsockopt(fd, level, option, at.cast(), &raw mut len) };
+    if done < 0 { Err(io::Error::last_os_error()) } else { Ok((value, len as usize)) }
+}
+
+/// # Safety
+/// Any bytes are one.
+unsafe trait Plain: Default {}
+
+/// `struct xdp_mmap_offsets`: producer, consumer, entries and flags of `RX`, `TX`, `FILL` and
+/// `COMPLETION`.
+type Offsets = [[u64; 4]; 4];
+// SAFETY: numbers.
+unsafe impl Plain for Offsets {}
+const _: () = assert!(size_of::<Offsets>() == size_of::<libc::xdp_mmap_offsets>());
+
+/// `struct xdp_statistics`.
+type Statistics = [u64; 6];
+// SAFETY: numbers.
+unsafe impl Plain for Statistics {}
+const _: () = assert!(size_of::<Statistics>() == size_of::<libc::xdp_statistics>());
+
+/// `struct xdp_options`.
+type Options = [u32; 1];
+// SAFETY: a number.
+unsafe impl Plain for Options {}
+
+/// Makes `umem` the socket's memory.
+///
+/// # Errors
+/// `ENOBUFS`: it is more than this process may lock.
+pub(super) fn register(fd: RawFd, umem: &Umem, chunk_len: usize) -> io::Result<()> {
+    let request = libc::xdp_umem_reg {
+        addr: umem.base() as u64,
+        len: umem.len() as u64,
+        chunk_size: chunk_len as u32,
+        headroom: 0,
+        flags: 0,
+        tx_metadata_len: 0,
+    };
+    set(fd, libc::XDP_UMEM_REG, &request)
+}
+
+/// The rings of a socket.
+pub(super) struct Rings {
+    pub(super) rx: Consumer<Desc>,
+    pub(super) tx: Producer<Desc>,
+    pub(super) fill: Producer<u64>,
+    pub(super) completion: Consumer<u64>,
+}
+
+/// Gives the socket rings: `rx_count` entries to receive, `tx_count` to send, powers of two.
+///
+/// # Errors
+/// `ENOMEM` and what else mapping says; `EOPNOTSUPP`: the kernel is older than 5.4.
+pub(super) fn rings(fd: &OwnedFd, rx_count: u32, tx_count: u32) -> io::Result<Rings> {
+    let raw = fd.as_raw_fd();
+    set(raw, libc::XDP_RX_RING, &rx_count)?;
+    set(raw, libc::XDP_TX_RING, &tx_count)?;
+    // A buffer's entry may still be the kernel's when the buffer is ours again.
+    let fill_count = 2 * rx_count;
+    set(raw, libc::XDP_UMEM_FILL_RING, &fill_count)?;
+    set(raw, libc::XDP_UMEM_COMPLETION_RING, &tx_count)?;
+    let (offsets, len): (Offsets, usize) = get(raw, libc::XDP_MMAP_OFFSETS)?;
+    if len != size_of::<Offsets>() {
+        return Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP));
+    }
+    let [rx, tx, fill, completion] = offsets.map(|[producer, consumer, entries, flags]| Places {
+        producer: producer as usize,
+        consumer: consumer as usize,
+        flags: flags as usize,
+        entries: entries as usize,
+    });
+    let map = |at: u64, places: Places, count: u32, entry_len: usize| -> io::Result<MmapRaw> {
+        let len = places.entries.saturating_add(count as usize * entry_len);
+        MmapOptions::new().offset(at).len(len).populate().map_raw(fd)
+    };
+    let desc_len = size_of::<Desc>();
+    let at = [
+        libc::XDP_PGOFF_RX_RING as u64,
+        libc::XDP_PGOFF_TX_RING as u64,
+        libc::XDP_UMEM_PGOFF_FILL_RING,
+        libc::XDP_UMEM_PGOFF_COMPLETION_RING,
+    ];
+    Ok(Rings {
+        rx: Consumer::new(map(at[0], rx, rx_count, desc_len)?, rx, rx_count)?,
+        tx: Producer::new(map(at[1], tx, tx_count, desc_len)?, tx, tx_count)?,
+        fill: Producer::new(map(at[2], fill, fill_count, 8)?, fill, fill_count)?,
+        completion: Consumer::new(map(at[3], completion, tx_count, 8)?, completion, tx_count)?,
+    })
+}
+
+/// From now on frames that the program redirects to `queue` arrive, and frames leave by it. With
+/// `copies` the kernel copies them; else only where the driver cannot do without.
+///
+/// # Errors
+/// `EBUSY`: another socket has the queue. `EINVAL`: there is no such queue.
+pub(super) fn bind(fd: RawFd, index: u32, queue: u32, copies: bool) -> io::Result<()> {
+    let addr = libc::sockaddr_xdp {
+        sxdp_family: libc::AF_XDP as u16,
+        sxdp_flags: libc::XDP_USE_NEED_WAKEUP | if copies { libc::XDP_COPY } else { 0 },
+        sxdp_ifindex: index,
+        sxdp_queue_id: queue,
+        sxdp_shared_umem_fd: 0,
+    };
+    let len = size_of::<libc::sockaddr_xdp>() as libc::socklen_t;
+    // SAFETY: `bind` reads `len` bytes of a `sockaddr_xdp` that lives across the call.
+    let done = unsafe { libc::bind(fd, (&raw const addr).cast(), len) };
+    if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Room for bursts in the kernel, as far as it is allowed.
+pub(super) fn enlarge(fd: RawFd) {
+    if set_option(fd, libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, &SEND_BUFFER).is_err() {
+        // What the system allows is enough to work.
+        let _ = set_option(fd, libc::SOL_SOCKET, libc::SO_SNDBUF, &SEND_BUFFER);
+    }
+}
+
+/// The thread that calls the socket does the driver's work, in place of interrupts.
+///
+/// # Errors
+/// `ENOPROTOOPT`: the kernel is older than 5.11.
+pub(super) fn busy_poll(fd: RawFd) -> io::Result<()> {
+    let on: libc::c_int = 1;
+    set_option(fd, libc::SOL_SOCKET, libc::SO_PREFER_BUSY_POLL, &on)?;
+    set_option(fd, libc::SOL_SOCKET, libc::SO_BUSY_POLL, &BUSY_POLL_US)?;
+    set_option(fd, libc::SOL_SOCKET, libc::SO_BUSY_POLL_BUDGET, &BUSY_POLL_BUDGET)
+}
+
+/// Whether frames are not copied by the kernel.
+pub(super) fn is_zero_copy(fd: RawFd) -> bool {
+    let options = get::<Options>(fd, libc::XDP_OPTIONS);
+    options.is_ok_and(|([flags], _)| flags & libc::XDP_OPTIONS_ZEROCOPY != 0)
+}
+
+/// Frames for us that found no room, or no buffer that was long enough, so far.
+pub(super) fn lost(fd: RawFd) -> u64 {
+    let statistics = get::<Statistics>(fd, libc::XDP_STATISTICS);
+    // The second and third are descriptors of ours that the kernel refused.
+    statistics.map_or(0, |([dropped, _, _, ring_full, ..], _)| dropped + ring_full)
+}
+
+/// Makes the kernel send what was published.
+pub(super) fn kick(fd: RawFd) -> io::Result<()> {
+    // SAFETY: no bytes and no address are read.
+    let done =
+        unsafe { libc::sendto(fd, std::ptr::null(), 0, libc::MSG_DONTWAIT, std::ptr::null(), 0) };
+    if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Makes the kernel look at the buffers to receive into, or for frames.
+pub(super) fn kick_rx(fd: RawFd) {
+    let (nothing, nobody) = (std::ptr::null_mut(), std::ptr::null_mut());
+    // SAFETY: no bytes and no address are written. What it says is of no use: what there is to be
+    // received is seen in the ring.
+    unsafe {
+        libc::recvfrom(fd, nothing, 0, libc::MSG_DONTWAIT, nobody, std::ptr::null_mut());
+    }
+}

@@ -1,0 +1,317 @@
+//! The program on frames of every kind; the rings and the chunks against plain models.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::{Acquire, Release};
+
+use memmap2::{MmapMut, MmapRaw};
+
+use super::program::{XDP_PASS, program};
+use super::ring::{Consumer, Desc, Entry, Places, Producer};
+use super::umem::Umem;
+use super::{bpf, socket};
+use crate::frame::ETHERTYPE;
+use crate::mem::{Arena, Hugepages};
+use crate::port::MacAddr;
+
+/// What a program returns that gives a frame to a socket.
+const XDP_REDIRECT: u32 = 4;
+
+/// The same numbers from the same seed.
+struct Numbers(u64);
+
+impl Numbers {
+    fn next(&mut self, below: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+        (self.0 >> 33) % below
+    }
+}
+
+/// A map with a socket for queue 0, if `has_socket`; `None`, and a line, where that takes rights
+/// that we do not have.
+fn map(has_socket: bool) -> Option<(OwnedFd, Option<OwnedFd>)> {
+    let made = bpf::socket_map(1).and_then(|map| {
+        let socket = socket::open()?;
+        let umem = umem(4, 4);
+        socket::register(socket.as_raw_fd(), &umem, CHUNK)?;
+        let rings = socket::rings(&socket, 4, 4)?;
+        if has_socket {
+            bpf::put(&map, 0, socket.as_raw_fd())?;
+        }
+        drop(rings);
+        // The kernel keeps the pages.
+        Ok((map, has_socket.then_some(socket)))
+    });
+    made.inspect_err(|why| println!("SKIPPED: no AF_XDP socket or map of such: {why}")).ok()
+}
+
+fn frame(dst: MacAddr, ty: u16, len: usize) -> Vec<u8> {
+    let head = [&dst.0[..], &[2, 0, 0, 0, 0, 9], &ty.to_be_bytes()].concat();
+    let mut frame: Vec<u8> =
+        head.into_iter().chain((0..).map(|i: u32| i as u8)).take(len.max(14)).collect();
+    frame.truncate(len);
+    frame
+}
+
+/// Goal: the program takes our EtherType to us and to groups, to anybody if that is asked for, and
+/// nothing else; and nothing while no socket is there. Method: the kernel checks it and runs it.
+#[test]
+fn the_program_takes_what_is_ours() {
+    let own = MacAddr([0x02, 0xfe, 0x80, 0x7f, 0xff, 0x01]);
+    let Some((none, _)) = map(false) else { return };
+    let Some((one, _socket)) = map(true) else { return };
+    let load = |map: &OwnedFd, mac| {
+        bpf::load(&program(map.as_raw_fd(), ETHERTYPE, mac)).expect("the kernel takes it")
+    };
+    let (empty, ours, all) = (load(&none, Some(own)), load(&one, Some(own)), load(&one, None));
+    let said = |frame: &[u8]| [&empty, &ours, &all].map(|p| bpf::run(p, frame).unwrap());
+    for len in [14, 15, 60, 64, 1514, 3000] {
+        for group in [MacAddr::BROADCAST, MacAddr([0x33, 0x33, 0, 0, 0, 1]), own] {
+            let taken = [XDP_PASS, XDP_REDIRECT, XDP_REDIRECT];
+            assert_eq!(said(&frame(group, ETHERTYPE, len)), taken, "{group} {len}");
+        }
+        for at in 0..48 {
+            let mut other = own;
+            other.0[at / 8] ^= 1 << (at % 8);
+            // A flipped bit that makes a group of it.
+            let is_ours = if at == 0 { XDP_REDIRECT } else { XDP_PASS };
+            let want = [XDP_PASS, is_ours, XDP_REDIRECT];
+            assert_eq!(said(&frame(other, ETHERTYPE, len)), want, "bit {at}");
+        }
+        let foreign = [0x0800, 0x0806, 0x86dd, 0x8100, 0x88a8, 0x88cc, ETHERTYPE.swap_bytes()];
+        let near = (0..16).map(|bit| ETHERTYPE ^ 1 << bit);
+        for ty in foreign.into_iter().chain(near) {
+            for dst in [own, MacAddr::BROADCAST] {
+                assert_eq!(said(&frame(dst, ty, len)), [XDP_PASS; 3], "{ty:#x} to {dst}");
+            }
+        }
+    }
+}
+
+/// Of the tests below.
+const CHUNK: usize = 2048;
+
+fn umem(rx_count: usize, tx_count: usize) -> Umem {
+    let len = (rx_count + tx_count) * CHUNK;
+    let block = Arena::new(len, Hugepages::No).unwrap().block(len).unwrap();
+    Umem::new(block, CHUNK, rx_count)
+}
+
+/// The kernel's side of a ring.
+struct Kernel {
+    map: MmapRaw,
+    count: u32,
+}
+
+const PLACES: Places = Places { producer: 0, consumer: 64, flags: 128, entries: 192 };
+
+impl Kernel {
+    /// Memory of a ring whose cursors both stand at `start`, and another view of it.
+    fn new(count: u32, start: u32) -> (MmapRaw, Self) {
+        let file = nix::sys::memfd::memfd_create(c"ring", nix::sys::memfd::MFdFlags::empty());
+        let file = std::fs::File::from(file.unwrap());
+        file.set_len(192 + u64::from(count) * 16).unwrap();
+        let view = || MmapRaw::from(unsafe_map(&file));
+        let kernel = Self { map: view(), count };
+        kernel.word(PLACES.producer).store(start, Release);
+        kernel.word(PLACES.consumer).store(start, Release);
+        (view(), kernel)
+    }
+
+    fn word(&self, at: usize) -> &AtomicU32 {
+        // SAFETY: an aligned word of the mapping (`PLACES`).
+        unsafe { &*self.map.as_ptr().add(at).cast::<AtomicU32>() }
+    }
+
+    fn entry<T: Entry>(&self, cursor: u32) -> *mut T {
+        let i = (cursor & (self.count - 1)) as usize;
+        // SAFETY: below `count`, for which there is room.
+        unsafe { self.map.as_mut_ptr().add(PLACES.entries).cast::<T>().add(i) }
+    }
+}
+
+fn unsafe_map(file: &std::fs::File) -> MmapMut {
+    // SAFETY: a file in memory that nobody else has, and whose length stays.
+    unsafe { MmapMut::map_mut(file) }.unwrap()
+}
+
+/// Goal: what is put into a ring comes out in order, once, for any turns of the two sides, also
+/// where the cursors wrap. Method: both kinds of ring against a queue.
+#[test]
+fn rings_are_queues() {
+    for seed in 0..200 {
+        let mut numbers = Numbers(seed);
+        let count = 1 << numbers.next(5);
+        let start = u32::MAX - numbers.next(40) as u32;
+        let (map, kernel) = Kernel::new(count, start);
+        let mut producer = Producer::<Desc>::new(map, PLACES, count).unwrap();
+        let (mut written, mut shown, mut serial) = (VecDeque::new(), 0_usize, 0_u64);
+        let (map, other) = Kernel::new(count, start);
+        let mut consumer = Consumer::<u64>::new(map, PLACES, count).unwrap();
+        let (mut queue, mut produced, mut taken) = (VecDeque::new(), start, 0_u32);
+        for _ in 0..2000 {
+            match numbers.next(6) {
+                0 | 1 if producer.room().unwrap() > 0 => {
+                    serial += 1;
+                    let desc = Desc { addr: serial, len: serial as u32 ^ 7, options: 0 };
+                    producer.put(desc);
+                    written.push_back(desc);
+                }
+                2 => {
+                    producer.publish();
+                    shown = written.len();
+                }
+                3 => {
+                    let at = kernel.word(PLACES.consumer).load(Acquire);
+                    let end = kernel.word(PLACES.producer).load(Acquire);
+                    assert_eq!(end.wrapping_sub(at) as usize, shown, "seed {seed}");
+                    for i in 0..numbers.next(shown as u64 + 1) as u32 {
+                        // SAFETY: an entry that was published.
+                        let desc = unsafe { kernel.entry::<Desc>(at.wrapping_add(i)).read() };
+                        assert_eq!(Some(desc), written.pop_front(), "seed {seed}");
+                        shown -= 1;
+                        kernel.word(PLACES.consumer).store(at.wrapping_add(i + 1), Release);
+                    }
+                    assert_eq!(producer.unread().unwrap() as usize, shown, "seed {seed}");
+                }
+                4 if (queue.len() as u32 + taken) < count => {
+                    serial += 1;
+                    // SAFETY: an entry that the consumer has released.
+                    unsafe { other.entry::<u64>(produced).write(serial) };
+                    produced = produced.wrapping_add(1);
+                    other.word(PLACES.producer).store(produced, Release);
+                    queue.push_back(serial);
+                }
+                5 => {
+                    let got = consumer.take().unwrap();
+                    assert_eq!(got, queue.pop_front(), "seed {seed}");
+                    taken += u32::from(got.is_some());
+                    if numbers.next(2) == 0 {
+                        consumer.release();
+                        taken = 0;
+                    }
+                    let free = other.word(PLACES.consumer).load(Acquire);
+                    assert_eq!(produced.wrapping_sub(free), queue.len() as u32 + taken);
+                }
+                _ => {}
+            }
+            let room = count as usize - written.len();
+            assert!(producer.room().unwrap() as usize <= room, "seed {seed}");
+        }
+        assert!(serial > 100, "seed {seed}: {serial}");
+    }
+}
+
+/// Goal: a cursor that cannot be is refused, whichever it is, and nothing is read by it.
+#[test]
+fn cursors_that_cannot_be_are_refused() {
+    for start in [0_u32, 5, u32::MAX - 1] {
+        for far in [9, 10, 1000, 1 << 31, u32::MAX, u32::MAX - 7] {
+            let (map, kernel) = Kernel::new(8, start);
+            let mut consumer = Consumer::<u64>::new(map, PLACES, 8).unwrap();
+            kernel.word(PLACES.producer).store(start.wrapping_add(3), Release);
+            assert!(consumer.take().unwrap().is_some());
+            consumer.take().unwrap();
+            consumer.take().unwrap();
+            // Three are taken and none is released: five more may come.
+            kernel.word(PLACES.producer).store(start.wrapping_add(far), Release);
+            consumer.take().unwrap_err();
+            let (map, kernel) = Kernel::new(8, start);
+            let mut producer = Producer::<u64>::new(map, PLACES, 8).unwrap();
+            (0..4).for_each(|i| producer.put(i));
+            producer.publish();
+            kernel.word(PLACES.consumer).store(start.wrapping_add(2), Release);
+            assert_eq!(producer.unread(), Ok(2));
+            for bad in [far, 5, 1] {
+                // Ahead of what was published, or behind where it was.
+                kernel.word(PLACES.consumer).store(start.wrapping_add(bad), Release);
+                producer.unread().unwrap_err();
+            }
+        }
+    }
+}
+
+/// Goal: parts of a ring that do not lie in its mapping are refused, and no sum of them overflows.
+#[test]
+fn a_ring_lies_in_its_mapping() {
+    let ring = |places: Places, count| {
+        let (map, _kernel) = Kernel::new(8, 0);
+        Consumer::<Desc>::new(map, places, count).is_ok()
+    };
+    assert!(ring(PLACES, 8));
+    for far in [193, 320, 4096, usize::MAX, usize::MAX - 7, usize::MAX - 15] {
+        assert!(!ring(Places { producer: far, ..PLACES }, 8), "{far}");
+        assert!(!ring(Places { consumer: far, ..PLACES }, 8), "{far}");
+        assert!(!ring(Places { flags: far, ..PLACES }, 8), "{far}");
+        assert!(!ring(Places { entries: far, ..PLACES }, 8), "{far}");
+    }
+    for count in [0, 3, 7, 16, 1 << 31, u32::MAX] {
+        assert!(!ring(PLACES, count), "{count}");
+    }
+}
+
+/// Goal: a descriptor is believed if it names bytes of a chunk that the kernel has, and refused
+/// otherwise, whatever it says. Method: every number that is near a limit, in any order, against a
+/// set of chunks.
+#[test]
+fn descriptors_that_cannot_be_are_refused() {
+    for seed in 0..300 {
+        let mut numbers = Numbers(seed);
+        let mut umem = umem(4, 4);
+        let base = umem.base() as usize;
+        let mut lent = [false; 8];
+        let mut to_send = Vec::new();
+        for _ in 0..300 {
+            let chunk = numbers.next(10);
+            let near = [0, 1, 255, 256, CHUNK as u64 - 1, CHUNK as u64 / 2];
+            let high = [0, 0, 0, 1 << 32, 1 << 63, !0xffff];
+            let addr = (chunk * CHUNK as u64 + near[numbers.next(6) as usize])
+                .wrapping_add(high[numbers.next(6) as usize]);
+            let lens = [0, 1, 14, 60, 1792, CHUNK as u32, CHUNK as u32 + 1, u32::MAX];
+            let len = lens[numbers.next(8) as usize];
+            let at = (addr / CHUNK as u64) as usize;
+            match numbers.next(4) {
+                0 if chunk < 4 && !lent[chunk as usize] => {
+                    assert_eq!(umem.give(chunk as u32), chunk * CHUNK as u64);
+                    lent[chunk as usize] = true;
+                }
+                1 => match umem.take() {
+                    Some(addr) => {
+                        let at = (addr / CHUNK as u64) as usize;
+                        assert!(at >= 4 && !std::mem::replace(&mut lent[at], true));
+                        assert_eq!(umem.at(addr as usize, CHUNK) as usize, base + addr as usize);
+                        to_send.push(addr);
+                    }
+                    None => assert_eq!(lent[4..], [true; 4]),
+                },
+                2 => {
+                    let options = u32::from(numbers.next(8) == 0);
+                    let fits = (addr as usize) % CHUNK + len as usize <= CHUNK;
+                    let is_known = at < 4 && fits && lent[at];
+                    let got = umem.received(Desc { addr, len, options });
+                    assert_eq!(got.is_ok(), is_known && options == 0, "seed {seed}: {addr} {len}");
+                    if is_known {
+                        lent[at] = false;
+                    }
+                    if let Ok(got) = got {
+                        let to = umem.at(got.offset, got.len) as usize;
+                        assert!(to >= base && to + got.len <= base + 4 * CHUNK, "seed {seed}");
+                    }
+                }
+                _ => {
+                    let sent = if numbers.next(2) == 0 { to_send.pop() } else { None };
+                    let addr = sent.unwrap_or(addr);
+                    let at = (addr / CHUNK as u64) as usize;
+                    let is_known =
+                        addr.is_multiple_of(CHUNK as u64) && (4..8).contains(&at) && lent[at];
+                    assert_eq!(umem.sent(addr).is_ok(), is_known, "seed {seed}: {addr}");
+                    if is_known {
+                        lent[at] = false;
+                        to_send.retain(|other| *other != addr);
+                    }
+                }
+            }
+        }
+    }
+}
