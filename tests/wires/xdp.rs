@@ -109,7 +109,7 @@ fn an_interface_under_xdp_changes() {
         return;
     }
     for port in [NATIVE, GENERIC] {
-        let Some(mut stream) = Stream::new(port) else { return };
+        let Some(mut stream) = Stream::patient(port) else { return };
         stream.outlives(DOWN[0], DOWN[1]);
         stream.end();
         let Some(stream) = Stream::new(port) else { return };
