@@ -1,10 +1,10 @@
 //! One name for all nodes: patterns instead of an interface or an address, and preferences.
 //!
-//! `PORT|PORT|...` is the first of them that would open. Instead of an interface, `afpacket:` and
-//! `udp:` take a pattern of names (`en*`, where `*` and `?` stand for any letters and any one) and
-//! a network (`10.1.0.0/16`): then it is the first interface that has the name, or another name, or
-//! an address in it. `auto` is `afpacket` on an interface that is up and has an address, or `udp`
-//! there, or `shm`; `auto:PATTERN` is the first two on such interfaces.
+//! `PORT|PORT|...` is the first of them that would open. Instead of an interface, `afpacket:`,
+//! `xdp:` and `udp:` take a pattern of names (`en*`, where `*` and `?` stand for any letters and any
+//! one) and a network (`10.1.0.0/16`): then it is the first interface that has the name, or another
+//! name, or an address in it. `auto` is `afpacket` on an interface that is up and has an address, or
+//! `udp` there, or `shm`; `auto:PATTERN` is the first two on such interfaces.
 
 use std::net::Ipv4Addr;
 
@@ -307,6 +307,7 @@ mod tests {
             ("udp:203.0.113.1|udp:127.0.0.1", "udp:127.0.0.1"),
             ("udp:203.0.113.1|udp:127.0.0.0/8|shm", "udp:127.0.0.1"),
             ("afpacket:lo?*|shm:x", "shm:x"),
+            ("xdp:lo?*|shm:x", "shm:x"),
         ] {
             assert_eq!(choose(spec).unwrap(), is, "{spec}");
         }
