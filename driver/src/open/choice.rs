@@ -1,10 +1,10 @@
 //! One name for all nodes: patterns instead of an interface or an address, and preferences.
 //!
 //! `PORT|PORT|...` is the first of them that would open. Instead of an interface, `afpacket:`,
-//! `xdp:` and `udp:` take a pattern of names (`en*`, where `*` and `?` stand for any letters and any
-//! one) and a network (`10.1.0.0/16`): then it is the first interface that has the name, or another
-//! name, or an address in it. `auto` is `afpacket` on an interface that is up and has an address, or
-//! `udp` there, or `shm`; `auto:PATTERN` is the first two on such interfaces.
+//! `xdp:` and `udp:` take a pattern of names (`en*`, where `*` and `?` stand for any letters and
+//! any one) and a network (`10.1.0.0/16`): then it is the first interface that has the name, or
+//! another name, or an address in it. `auto` is `afpacket` on an interface that is up and has an
+//! address, or `udp` there, or `shm`; `auto:PATTERN` is the first two on such interfaces.
 
 use std::net::Ipv4Addr;
 
