@@ -42,6 +42,11 @@ const LENGTHS: [u16; 2] = [1500, wire::MAX_FRAME_MIN as u16];
 /// two that pass before the path is taken to carry no more.
 const TRIES: u8 = 2;
 
+/// Age of a longer OPEN at which an answer to a shorter one shows that it is lost, nanoseconds.
+/// What comes earlier may have been sent before the longer one arrived: far above a round trip
+/// between two processes that get a processor now and then.
+const LOST_AFTER_NS: u64 = 50_000_000;
+
 /// Frame lengths on the path to a peer whose session is being opened, in bytes after the Ethernet
 /// header. On a lossless port every length passes.
 #[derive(Clone, Copy, Debug, Default)]
@@ -65,8 +70,12 @@ pub(crate) struct Path {
     tried: u16,
     /// How often an OPEN of that length was not answered and one behind it was.
     missed: u8,
-    /// Since the last answer an OPEN of that length was sent, and one of length `passed` behind it.
-    asked: [bool; 2],
+    /// Since it was missed last: when the first OPEN of that length was sent, and whether one of
+    /// length `passed` was behind it.
+    asked_at: Option<Instant>,
+    is_followed: bool,
+    /// The last OPEN had that length.
+    was_longer: bool,
 }
 
 impl Path {
@@ -83,7 +92,7 @@ impl Path {
     /// Length of our next OPEN that is not an answer, on a port of `max` bytes.
     fn next_len(&self, max: u16) -> u16 {
         if self.passed > 0 {
-            return if self.asked == [true, false] { self.passed } else { self.longest() };
+            return if self.was_longer { self.passed } else { self.longest() };
         }
         let shorter = LENGTHS.iter().copied().filter(|&len| len < max);
         let steps = 1 + shorter.clone().count();
@@ -94,13 +103,16 @@ impl Path {
     }
 
     /// Notes that an OPEN was answered that shows that `len` bytes pass both ways. The peer takes
-    /// what it receives in order: so a longer one that was sent before is lost, not late.
-    fn answered(&mut self, len: u16) {
-        if self.passed > 0 && self.asked == [true, true] && len <= self.passed {
+    /// what it receives in order: so a longer one that was sent well before is lost, not late.
+    fn answered(&mut self, now: Instant, len: u16) {
+        let is_lost = self.asked_at.is_some_and(|at| now.since(at) >= LOST_AFTER_NS);
+        if len > self.passed {
+            self.passed = len;
+            (self.asked_at, self.is_followed) = (None, false);
+        } else if is_lost && self.is_followed {
             self.missed += 1;
+            (self.asked_at, self.is_followed) = (None, false);
         }
-        self.asked = [false; 2];
-        self.passed = self.passed.max(len);
         if self.missed >= TRIES {
             let longest = self.longest();
             let next = LENGTHS.into_iter().find(|&len| len < longest && len > self.passed);
@@ -109,10 +121,12 @@ impl Path {
     }
 
     /// Notes that an OPEN of `len` bytes was sent, which is no answer.
-    fn sent(&mut self, len: u16) {
-        self.tries = self.tries.saturating_add(1);
-        if self.passed > 0 {
-            self.asked = if len >= self.longest() { [true, false] } else { [self.asked[0], true] };
+    fn sent(&mut self, now: Instant, len: u16) {
+        self.was_longer = self.passed > 0 && len >= self.longest();
+        if self.was_longer {
+            self.asked_at = self.asked_at.or(Some(now));
+        } else if self.passed > 0 {
+            self.is_followed = self.asked_at.is_some();
         }
     }
 
@@ -307,7 +321,7 @@ impl Node {
         let most = self.path_mtu(self.peers[p].path.is_near()).min(op.max_frame) as u16;
         let own = self.peers[p].path.window(self.settings.window);
         self.peers[p].snd.set_limit(op.window, own);
-        let (peer, path) = (&self.peers[p], self.openings.path_mut(p));
+        let (now, peer, path) = (self.polled_at, &self.peers[p], self.openings.path_mut(p));
         path.most = most;
         if peer.path.is_lossless() {
             path.passed = most;
@@ -316,10 +330,11 @@ impl Node {
         let len = len.min(most);
         let answered = peer.state == State::Answered;
         if peer.opened_as(op) {
-            // The answerer learns what the other end found from an OPEN without padding.
-            let told = answered && !peer.opens;
+            // One without padding, which is shorter than any that measures, tells what its sender
+            // has found to pass both ways.
+            let told = len < LENGTHS[1];
             let both_ways = if told { op.frame } else { op.frame.min(len) };
-            path.answered(both_ways.min(most));
+            path.answered(now, both_ways.min(most));
         }
         if answered {
             path.arrives(len);
@@ -449,9 +464,11 @@ impl Node {
         }
         self.counters.tx_frames += 1;
         self.peers[p].want_open = false;
-        let path = self.openings.path_mut(p);
-        path.answers = 0;
-        path.sent(len);
+        let (now, path) = (self.polled_at, self.openings.path_mut(p));
+        path.tries = path.tries.saturating_add(1);
+        if std::mem::take(&mut path.answers) == 0 {
+            path.sent(now, len);
+        }
         if echoes {
             path.least = if path.least == 0 { len } else { path.least.min(len) };
         }

@@ -56,6 +56,51 @@ fn found(mtu: usize, carried: usize, narrow_ms: u64) -> u32 {
     peer.frame_max
 }
 
+/// Goal: two that open a session with each other at about the same time find the whole length,
+/// whenever the second one starts. Method: nothing is lost but what comes before the second one has
+/// started; a round trip is no longer than the pauses between OPENs.
+#[test]
+fn two_openers_find_what_one_finds() {
+    for start in 0..90 {
+        for delay in [0, 1] {
+            let lens = opened_by_both(start, delay);
+            assert_eq!(lens, [1500; 2], "started after {start} ms, {delay} ms on the way");
+        }
+    }
+}
+
+/// Frame lengths at both ends of a session that both open.
+fn opened_by_both(start: u64, delay: u64) -> [u32; 2] {
+    let mut pair = Pair::new(1500, false);
+    let mut on_the_way: [VecDeque<(Instant, Vec<u8>)>; 2] = Default::default();
+    for ms in 0..1_000 {
+        let starts = [0, start];
+        for i in 0..2 {
+            if ms == starts[i] {
+                pair.recv(i, IoBuf::leaked(&[0; 8]), 1, OpFlags::empty(), 1).unwrap();
+                pair.send(i, IoBuf::leaked(&[1; 8]), 1, OpFlags::empty(), 2).unwrap();
+            }
+            while on_the_way[i].front().is_some_and(|(at, _)| *at <= pair.now) {
+                let (_, bytes) = on_the_way[i].pop_front().expect("seen");
+                if ms >= starts[i] {
+                    pair.ends[i].node.on_frame(pair.now, &RxFrame::new(&bytes));
+                }
+            }
+            turn(&mut pair, i);
+            let at = pair.now + delay * 1_000_000;
+            let sent = std::mem::take(&mut pair.ends[i].out).into_iter();
+            on_the_way[1 - i].extend(sent.map(|bytes| (at, bytes)));
+        }
+        pair.now = pair.now + 1_000_000;
+    }
+    let length = |i: usize| {
+        let (_, peer) = pair.ends[i].node.peers.iter().next().expect("one");
+        assert_eq!(peer.state, State::Open);
+        peer.frame_max
+    };
+    [length(0), length(1)]
+}
+
 fn turn(pair: &mut Pair, i: usize) {
     let End { node, out, .. } = &mut pair.ends[i];
     node.transmit(pair.now, &mut sink(out));
