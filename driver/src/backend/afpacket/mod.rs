@@ -26,13 +26,12 @@ mod ring;
 mod socket;
 
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
-use std::time::Duration;
 
 use super::Bell;
 use super::batch::Batch;
-use super::netdev::{Asker, Ear, Wanted, Watched, join, raw_socket};
+use super::netdev::{Asker, Ear, Shared, Waiter, Wanted, Watched, join, raw_socket};
 use crate::clock::now_ns;
 use crate::error::OpenError;
 use crate::frame::{ETH_HDR_LEN, ETHERTYPE, TxFrame};
@@ -110,13 +109,6 @@ impl AfPacketSettings {
             mtu_max: MTU_MAX,
         }
     }
-}
-
-/// What the port's thread shares with those that sleep on it.
-struct Shared {
-    socket: OwnedFd,
-    ear: Ear,
-    bell: Bell,
 }
 
 /// What to do with a frame that the kernel refused.
@@ -371,40 +363,5 @@ impl Port for AfPacket {
 
     fn next_deadline_ns(&self) -> Option<u64> {
         (!self.batch.is_empty()).then(|| now_ns() + RETRY_NS)
-    }
-}
-
-struct Waiter(Arc<Shared>);
-
-impl Waiter {
-    fn sleep(&self, also: Option<BorrowedFd<'_>>, timeout: Duration) -> bool {
-        let Shared { socket, ear, bell } = &*self.0;
-        let fds = [socket.as_raw_fd(), ear.fd(), bell.fd(), super::raw(also)];
-        let mut fds = fds.map(super::readable);
-        let came = super::sleep(&mut fds, timeout);
-        let [frames, changes, woken, _] = fds;
-        if changes.revents != 0 || frames.revents & libc::POLLERR != 0 {
-            // An interface that went down is an error of the socket until somebody takes it.
-            super::clear_error(socket.as_raw_fd());
-            ear.point();
-        }
-        if woken.revents != 0 {
-            bell.clear();
-        }
-        came
-    }
-}
-
-impl PortWaiter for Waiter {
-    fn wait(&self, timeout: Duration) {
-        self.sleep(None, timeout);
-    }
-
-    fn wait_or(&self, also: BorrowedFd<'_>, timeout: Duration) -> bool {
-        self.sleep(Some(also), timeout)
-    }
-
-    fn wake(&self) {
-        self.0.bell.ring();
     }
 }

@@ -2,11 +2,13 @@
 //!
 //! `link` is what the kernel says of an interface; `station` is the choice of one and the claim
 //! of an address on it; `watched` is an interface in use, and what the log is told of its changes;
+//! `waiter` sleeps on both it and the port's socket;
 //! `features` is what its driver can do with XDP.
 
 mod features;
 mod link;
 mod station;
+mod waiter;
 mod watched;
 
 pub use features::XdpFeatures;
@@ -15,4 +17,5 @@ pub use link::{Link, links, other_names};
 pub(super) use features::xdp_features;
 pub(super) use link::Asker;
 pub(super) use station::{Wanted, hold, join, raw_socket};
+pub(super) use waiter::{Shared, Waiter};
 pub(super) use watched::{Ear, Watched};

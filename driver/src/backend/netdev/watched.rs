@@ -153,7 +153,7 @@ impl Watched {
     }
 }
 
-/// Nothing will work again; for whoever reads logs, and for the fabric.
+/// The port is gone for good: the log says so, and the error says it to the fabric.
 fn gone(caps: &PortCaps, why: &str) -> PortGone {
     tracing::error!(port = %caps.name, "{why}");
     PortGone::new(&caps.name, why)

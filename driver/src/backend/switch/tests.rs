@@ -359,8 +359,8 @@ fn a_station_that_does_not_read_holds_up_nobody() {
     assert_eq!((of_a.full, of_a.received, of_b.received), (full, 300 - full, 300));
 }
 
-/// Goal: who asks for a switch while the first one makes its segment, or after that one was killed
-/// at it, is told that there is none. Method: the file as it is then, all zeros.
+/// Goal: a process that asks for a switch while the first switch makes its segment, or after that
+/// switch was killed at it, is told that there is none. Method: the file as it is then, all zeros.
 #[test]
 fn a_segment_that_is_being_made_has_no_switch() {
     use std::os::unix::fs::OpenOptionsExt;

@@ -29,13 +29,13 @@ mod tests;
 mod umem;
 
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::Bell;
 use super::hairpin::Hairpin;
-use super::netdev::{Asker, Ear, Link, Wanted, Watched, hold, join, raw_socket};
+use super::netdev::{Asker, Ear, Link, Shared, Waiter, Wanted, Watched, hold, join, raw_socket};
 use crate::clock::now_ns;
 use crate::error::OpenError;
 use crate::frame::{ETH_HDR_LEN, ETHERTYPE, RxFrame, TxFrame};
@@ -198,13 +198,6 @@ fn tell(caps: &PortCaps, link: &Link, queue: u32, mode: XdpMode, is_zero_copy: b
         let interface = link.mtu;
         tracing::info!(%port, mtu, interface, "frames are no longer than a buffer");
     }
-}
-
-/// What the port's thread shares with those that sleep on it.
-struct Shared {
-    socket: OwnedFd,
-    ear: Ear,
-    bell: Bell,
 }
 
 /// See the module's documentation.
@@ -741,40 +734,5 @@ impl Port for Xdp {
             return Some(now_ns());
         }
         self.is_kick_due.then(|| now_ns() + RETRY_NS)
-    }
-}
-
-struct Waiter(Arc<Shared>);
-
-impl Waiter {
-    fn sleep(&self, also: Option<BorrowedFd<'_>>, timeout: Duration) -> bool {
-        let Shared { socket, ear, bell } = &*self.0;
-        let fds = [socket.as_raw_fd(), ear.fd(), bell.fd(), super::raw(also)];
-        let mut fds = fds.map(super::readable);
-        let came = super::sleep(&mut fds, timeout);
-        let [frames, changes, woken, _] = fds;
-        if changes.revents != 0 || frames.revents & libc::POLLERR != 0 {
-            // An interface that went is an error of the socket until somebody takes it.
-            super::clear_error(socket.as_raw_fd());
-            ear.point();
-        }
-        if woken.revents != 0 {
-            bell.clear();
-        }
-        came
-    }
-}
-
-impl PortWaiter for Waiter {
-    fn wait(&self, timeout: Duration) {
-        self.sleep(None, timeout);
-    }
-
-    fn wait_or(&self, also: BorrowedFd<'_>, timeout: Duration) -> bool {
-        self.sleep(Some(also), timeout)
-    }
-
-    fn wake(&self) {
-        self.0.bell.ring();
     }
 }
