@@ -31,11 +31,15 @@ fn a_process_may_live_and_end_as_it_likes() {
             survives(bench, &program, case);
             survives(bench, &program, &format!("{case}-auto"));
         }
-        // The next one frees what was left by one that ended without closing, and says so.
-        survives(bench, &program, "exit");
-        let mut command = bench.program(program.to_str().unwrap());
-        let said = succeed(command.arg("reload").env("FI_LOG_LEVEL", "warn"), 60);
-        assert!(said.contains(" bytes were left by processes that died; they are freed"), "{said}");
+        // The next one frees what was left by one that ended without closing, and says so. Another
+        // process of this user that makes a segment may be the next one: a test beside this one.
+        let is_freed = (0..10).any(|_| {
+            survives(bench, &program, "exit");
+            let mut command = bench.program(program.to_str().unwrap());
+            let said = succeed(command.arg("reload").env("FI_LOG_LEVEL", "warn"), 60);
+            said.contains(" bytes were left by processes that died; they are freed")
+        });
+        assert!(is_freed, "nobody says what dead processes left");
         // What lies below logs to libfabric's log.
         let mut command = bench.program(program.to_str().unwrap());
         let said = succeed(command.arg("exit").env("FI_LOG_LEVEL", "debug"), 60);
