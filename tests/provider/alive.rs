@@ -12,7 +12,7 @@ use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 
 use super::ranks::{Mpi, nightly, with_each};
-use super::{Bench, succeed};
+use super::{Bench, compile, succeed};
 
 /// T_dead in milliseconds.
 fn t_dead_ms() -> u32 {
@@ -124,7 +124,7 @@ impl<'a> Job<'a> {
             return None;
         }
         let dir = tempfile::tempdir().unwrap();
-        let program = bench.compile(dir.path(), &[&compiler], source);
+        let program = compile(dir.path(), &[&compiler], source);
         Some(Self { mpi, bench, dir, program })
     }
 

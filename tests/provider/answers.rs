@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::{Bench, finish, succeed, text, with};
+use super::{Bench, compile, finish, succeed, text, with};
 
 /// Runs `test` with the program, over UDP and with T_dead of 500 ms.
 fn with_program(test: impl FnOnce(&dyn Fn(&[&str]) -> Command)) {
@@ -14,7 +14,7 @@ fn with_program(test: impl FnOnce(&dyn Fn(&[&str]) -> Command)) {
             return;
         }
         let dir = tempfile::tempdir().unwrap();
-        let program = bench.compile(dir.path(), &["cc", "-lfabric"], "answers.c");
+        let program = compile(dir.path(), &["cc", "-lfabric"], "answers.c");
         test(&|args| {
             let mut command = bench.program(program.to_str().unwrap());
             command.args(args).env("FI_BAREWIRE_PORT", "udp:127.0.0.1,near=no");

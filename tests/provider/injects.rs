@@ -1,7 +1,7 @@
 //! Injected operations that fail are counted and logged, and write no entry: Open MPI takes the
 //! context of every error entry for a request of its own.
 
-use super::{succeed, with};
+use super::{compile, succeed, with};
 
 /// M7, "fi_inject: peer dies; tx counter": a bound counter counts the error, the log names the
 /// peer, and no completion queue has an entry without a context. Every way is taken: what waits for
@@ -14,7 +14,7 @@ fn a_failed_inject_is_counted_and_logged_and_writes_no_entry() {
             return;
         }
         let dir = tempfile::tempdir().unwrap();
-        let program = bench.compile(dir.path(), &["cc", "-lfabric"], "injects.c");
+        let program = compile(dir.path(), &["cc", "-lfabric"], "injects.c");
         for progress in ["manual", "auto"] {
             let mut command = bench.program(program.to_str().unwrap());
             command.env("FI_BAREWIRE_PROGRESS", progress).env("FI_BAREWIRE_T_DEAD_MS", "300");

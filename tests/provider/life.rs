@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use super::{Bench, succeed, with};
+use super::{Bench, compile, succeed, with};
 
 fn survives(bench: &Bench, program: &Path, case: &str) {
     let said = succeed(bench.program(program.to_str().unwrap()).arg(case), 120);
@@ -26,7 +26,7 @@ fn a_process_may_live_and_end_as_it_likes() {
             return;
         }
         let dir = tempfile::tempdir().unwrap();
-        let program = bench.compile(dir.path(), &["cc", "-ldl", "-lpthread"], "life.c");
+        let program = compile(dir.path(), &["cc", "-ldl", "-lpthread"], "life.c");
         for case in ["threads", "queue", "dlclose", "exit", "fork", "reload"] {
             survives(bench, &program, case);
             survives(bench, &program, &format!("{case}-auto"));

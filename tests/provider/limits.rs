@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use super::{Bench, succeed, with};
+use super::{Bench, compile, succeed, with};
 
 /// Compiles the program and hands it to `run`, or says why not.
 fn limits(run: impl FnOnce(&Bench, PathBuf)) {
@@ -12,7 +12,7 @@ fn limits(run: impl FnOnce(&Bench, PathBuf)) {
             return;
         }
         let dir = tempfile::tempdir().unwrap();
-        run(bench, bench.compile(dir.path(), &["cc", "-lfabric"], "limits.c"));
+        run(bench, compile(dir.path(), &["cc", "-lfabric"], "limits.c"));
     });
 }
 

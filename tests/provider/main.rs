@@ -80,7 +80,7 @@ fn check_over(port: Option<&str>, source: &str, header: &str, more: impl Fn(&str
             return;
         }
         let dir = tempfile::tempdir().unwrap();
-        let program = bench.compile(dir.path(), &["cc", "-lfabric", "-lpthread"], source);
+        let program = compile(dir.path(), &["cc", "-lfabric", "-lpthread"], source);
         for progress in ["manual", "auto"] {
             let mut command = bench.program(program.to_str().unwrap());
             if let Some(port) = port {
@@ -135,17 +135,17 @@ impl Bench {
         command.env("FI_PROVIDER", "barewire").env("FI_BAREWIRE_PORT", self.port());
         command
     }
+}
 
-    /// Compiles a program of ours and returns where it lies.
-    fn compile(&self, to: &Path, compiler: &[&str], source: &str) -> PathBuf {
-        let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("provider").join(source);
-        let program = to.join(source.trim_end_matches(".c"));
-        let mut command = Command::new(compiler[0]);
-        command.args(["-std=gnu11", "-O1", "-Wall", "-o"]).arg(&program).arg(from);
-        let built = command.args(&compiler[1..]).output().unwrap();
-        assert!(built.status.success(), "{}", text(&built));
-        program
-    }
+/// Compiles a source of ours and returns where the result lies.
+fn compile(to: &Path, compiler: &[&str], source: &str) -> PathBuf {
+    let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("provider").join(source);
+    let program = to.join(source.trim_end_matches(".c"));
+    let mut command = Command::new(compiler[0]);
+    command.args(["-std=gnu11", "-O1", "-Wall", "-o"]).arg(&program).arg(from);
+    let built = command.args(&compiler[1..]).output().unwrap();
+    assert!(built.status.success(), "{}", text(&built));
+    program
 }
 
 impl Drop for Bench {

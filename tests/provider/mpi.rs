@@ -5,7 +5,8 @@ use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use super::{Bench, succeed, with};
+use super::ranks::yields;
+use super::{Bench, compile, succeed, with};
 
 pub(super) const OPEN_MPI: &[(&str, &str)] =
     &[("mpirun", "openmpi-bin"), ("mpicc", "libopenmpi-dev"), ("cc", "gcc")];
@@ -30,6 +31,7 @@ pub(super) fn mpirun(mut command: Command, ranks: u32) -> Command {
     for name in ["FI_PROVIDER", "FI_PROVIDER_PATH", "FI_BAREWIRE_PORT"] {
         command.args(["-x", name]);
     }
+    command.env("LD_PRELOAD", yields()).args(["-x", "LD_PRELOAD"]);
     command
 }
 
@@ -37,7 +39,7 @@ pub(super) fn mpirun(mut command: Command, ranks: u32) -> Command {
 fn open_mpi_runs_every_kind_of_call() {
     with(OPEN_MPI, |bench| {
         let dir = tempfile::tempdir().unwrap();
-        let program = bench.compile(dir.path(), &["mpicc"], "mpi.c");
+        let program = compile(dir.path(), &["mpicc"], "mpi.c");
         for ranks in [2, 3] {
             let said = succeed(mpirun(bench.program("mpirun"), ranks).arg(&program), 240);
             assert!(said.contains(&format!("all {ranks} ranks agree")), "{said}");
@@ -81,7 +83,7 @@ fn kill_one(bench: &Bench, program: &std::path::Path, n: u32) -> Duration {
 fn a_job_ends_when_a_rank_is_killed_and_the_next_one_runs() {
     with(OPEN_MPI, |bench| {
         let dir = tempfile::tempdir().unwrap();
-        let program = bench.compile(dir.path(), &["mpicc"], "mpi.c");
+        let program = compile(dir.path(), &["mpicc"], "mpi.c");
         let nightly = std::env::var_os("BAREWIRE_NIGHTLY").is_some();
         let kills = if nightly { 100 } else { 8 };
         let mut longest = Duration::ZERO;

@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use barewire_tests::cluster::{CONTROL, Cluster};
 use barewire_tests::nodes::{FABRIC, or_skip};
 
-use super::{Bench, finish, succeed, text, with};
+use super::{Bench, compile, finish, succeed, text, with};
 
 /// Two hosts, `node0` and `node1`, which know each other's names, and the program.
 struct Hosts<'a> {
@@ -51,7 +51,7 @@ fn with_hosts(test: impl FnOnce(&Hosts)) {
             return;
         }
         let dirs = [(); 2].map(|()| tempfile::tempdir().unwrap());
-        let program = bench.compile(dirs[0].path(), &["cc", "-lfabric"], "names.c");
+        let program = compile(dirs[0].path(), &["cc", "-lfabric"], "names.c");
         let Some(cluster) = or_skip(Cluster::new(2, dirs[1].path())) else { return };
         test(&Hosts { bench, cluster, program, _dirs: dirs });
     });

@@ -1,7 +1,7 @@
 //! Our own program in C, compiled against the headers that are installed: what every bad call
 //! returns, and that neither caller nor target is harmed.
 
-use super::{succeed, with};
+use super::{compile, succeed, with};
 
 #[test]
 fn every_bad_call_gets_its_code() {
@@ -11,7 +11,7 @@ fn every_bad_call_gets_its_code() {
             return;
         }
         let dir = tempfile::tempdir().unwrap();
-        let program = bench.compile(dir.path(), &["cc", "-lfabric"], "probes.c");
+        let program = compile(dir.path(), &["cc", "-lfabric"], "probes.c");
         for progress in ["manual", "auto"] {
             let mut command = bench.program(program.to_str().unwrap());
             let said = succeed(command.env("FI_BAREWIRE_PROGRESS", progress), 120);

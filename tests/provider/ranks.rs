@@ -5,11 +5,12 @@
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use barewire_tests::cluster::Cluster;
 
-use super::{Bench, has, library_dir, succeed};
+use super::{Bench, compile, has, library_dir, succeed};
 
 /// An MPI with a Python that knows it.
 pub(super) struct Mpi {
@@ -95,6 +96,7 @@ impl Mpi {
             // In a user namespace everybody is.
             command.args(OPEN_MPI).arg("--allow-run-as-root");
         }
+        self.pass(&mut command, "LD_PRELOAD", &yields());
         command.args(self.args);
         command
     }
@@ -158,6 +160,20 @@ impl Mpi {
         command.args(LEFT_OUT.iter().flat_map(|(module, _)| ["-e", module]));
         command
     }
+}
+
+/// A library under which ranks that yield to each other leave the processor to others too.
+pub(super) fn yields() -> String {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    let built = BUILT.get_or_init(|| {
+        let target = Path::new(env!("CARGO_TARGET_TMPDIR"));
+        let dir = tempfile::tempdir_in(target).unwrap();
+        let library = compile(dir.path(), &["cc", "-shared", "-fPIC"], "yields.c");
+        // Whole at once: another process may run the same tests.
+        std::fs::rename(library, target.join("yields.so")).unwrap();
+        target.join("yields.so")
+    });
+    built.to_string_lossy().into_owned()
 }
 
 fn program() -> PathBuf {

@@ -1,7 +1,7 @@
 //! Who reaches an endpoint and a region over the provider: who was told an address, who guesses,
 //! who was inserted.
 
-use super::{succeed, with};
+use super::{compile, succeed, with};
 
 /// Goal: the address is the capability. Who knows the MAC and the key of a region and not the
 /// incarnation reaches nothing, by whatever call; a server with a number is reached by it; keys of
@@ -15,7 +15,7 @@ fn a_stranger_reaches_nothing() {
             return;
         }
         let dir = tempfile::tempdir().unwrap();
-        let program = bench.compile(dir.path(), &["cc", "-lfabric"], "strangers.c");
+        let program = compile(dir.path(), &["cc", "-lfabric"], "strangers.c");
         for (peers, progress) in
             [("named", "manual"), ("inserted", "manual"), ("named", "auto"), ("inserted", "auto")]
         {
