@@ -11,13 +11,13 @@ local p = Proto("barewire", "barewire fabric")
 
 local TYPES = {
   [1] = "ACK", [2] = "MSG", [3] = "PACK", [4] = "MSGM", [5] = "RNDV", [6] = "PULL", [7] = "DATA",
-  [8] = "END", [9] = "NOP", [10] = "NACK", [13] = "PING", [14] = "RST", [15] = "OPEN",
+  [8] = "END", [9] = "NOP", [10] = "NACK", [12] = "PROBE", [13] = "PING", [14] = "RST", [15] = "OPEN",
   [16] = "WRITE", [17] = "READ", [18] = "ATOMIC", [19] = "RESP",
 }
 -- Least length of the operation header.
 local OP_LEN = {
   [1] = 8, [2] = 16, [3] = 8, [4] = 32, [5] = 32, [6] = 32, [7] = 16, [8] = 16, [9] = 8, [10] = 8,
-  [13] = 0, [14] = 32, [15] = 64, [16] = 32, [17] = 48, [18] = 40, [19] = 16,
+  [12] = 8, [13] = 0, [14] = 32, [15] = 64, [16] = 32, [17] = 48, [18] = 40, [19] = 16,
 }
 local HAS_PAYLOAD = {
   [2] = true, [3] = true, [4] = true, [7] = true, [16] = true, [18] = true, [19] = true,
@@ -115,6 +115,7 @@ field("cuts", ProtoField.bool, "The message under way ends here", 8, nil, 1)
 field("drops", ProtoField.bool, "The operation is given up", 8, nil, 2)
 field("drop_seq", ProtoField.uint16, "Number of the operation given up", base.DEC)
 field("units", ProtoField.uint32, "Eager units used by what it replaces", base.DEC)
+field("heard", ProtoField.uint16, "Heard, bytes", base.DEC)
 field("nack_reason", ProtoField.uint16, "Reason", base.DEC, NACK_REASON)
 field("echo_sid", ProtoField.uint32, "Echoed session", base.HEX)
 field("echo_psn", ProtoField.uint32, "Echoed PSN", base.DEC)
@@ -332,6 +333,13 @@ ops[9] = function(state, tree, op)
   local flags, seq = op(4, 1):le_uint(), op(6, 2):le_uint()
   local stray = flags < 2 and seq ~= 0
   if flags > 3 or op(5, 1):le_uint() ~= 0 or stray then refuse(state, "op_reserved") end
+end
+
+ops[12] = function(state, tree, op)
+  tree:add_le(f["heard"], op(0, 2))
+  zero(state, tree, op(2, 6))
+  local heard = op(0, 2):le_uint()
+  state.info = state.info .. (heard == 0 and " asks" or " heard " .. heard)
 end
 
 ops[13] = function() end

@@ -5,8 +5,8 @@ use std::ops::Range;
 use barewire_dataplane::psn::Psn;
 use barewire_dataplane::wire::{
     self, AckOp, AtomicOp, BASE_LEN, Base, DataOp, EndOp, EndStatus, MsgMOp, MsgOp, NackOp,
-    NackReason, NopOp, Op, OpenOp, PackOp, PullOp, ReadOp, RemoteRange, RespOp, RndvOp, RstOp,
-    RstReason, TRAILER_LEN, Ty, WriteOp,
+    NackReason, NopOp, Op, OpenOp, PackOp, ProbeOp, PullOp, ReadOp, RemoteRange, RespOp, RndvOp,
+    RstOp, RstReason, TRAILER_LEN, Ty, WriteOp,
 };
 use barewire_driver::frame::RxFrame;
 use barewire_driver::port::MacAddr;
@@ -243,6 +243,7 @@ impl Overheard {
             15 => Op::Open(self.open(input)),
             16 | 17 => return pack(input, &msg),
             18..=25 => return one_sided(input, ty, (dst_ep, src_ep), (src_op, src_gen)),
+            26 => Op::Probe(ProbeOp { heard: input.pick(&[0, 256, 1500, u16::MAX]) }),
             _ => return (None, payload),
         };
         (Some(op), payload)

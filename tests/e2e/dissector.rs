@@ -177,6 +177,7 @@ fn each_type() -> Vec<(Op, Vec<u8>, &'static str)> {
         (Op::End(end), vec![], "src_op=1 src_gen=2 status=2"),
         (Op::Nop(NopOp { units: 3, cuts: true, drops: Some(7) }), vec![], "drop_seq=7 units=3"),
         (Op::Nack(NackOp { reason: NackReason::NoEndpoint }), vec![], "nack_reason=2"),
+        (Op::Probe(ProbeOp { heard: 9000 }), vec![], "heard=9000"),
         (Op::Ping, vec![], ""),
         (
             Op::Rst(rst),

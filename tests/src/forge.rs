@@ -1,7 +1,7 @@
 //! Frames that nobody honest sent, for the suites that throw them at a node.
 
 use barewire_dataplane::psn::Psn;
-use barewire_dataplane::wire::{self, Base, MsgOp, Op, OpenOp, RstOp, RstReason, Ty};
+use barewire_dataplane::wire::{self, Base, MsgOp, Op, OpenOp, ProbeOp, RstOp, RstReason, Ty};
 use barewire_driver::frame::RxFrame;
 use barewire_driver::port::MacAddr;
 
@@ -103,8 +103,9 @@ impl Forger {
             reason: r.pick(&[RstReason::Closed, RstReason::UnknownSession, RstReason::Dead]),
             versions: wire::VERSIONS,
         };
+        let probe = Op::Probe(ProbeOp { heard: r.pick(&[0, 256, 1500, u16::MAX]) });
         let msg = MsgOp { dst_ep: self.ep, src_ep: self.ep, ..MsgOp::default() };
-        let op = r.pick(&[Op::Rst(rst), Op::Rst(rst), Op::Msg(msg), Op::Ping]);
+        let op = r.pick(&[Op::Rst(rst), Op::Rst(rst), Op::Msg(msg), Op::Ping, probe]);
         wire::frame(&base, &op, &[])
     }
 }

@@ -195,6 +195,7 @@ impl Node {
             | Ty::Data
             | Ty::End
             | Ty::Nop
+            | Ty::Probe
             | Ty::Ping
             | Ty::Write
             | Ty::Read
@@ -279,6 +280,7 @@ impl Node {
                 self.peers[p].ack_now = true;
                 self.make_ready(p);
             }
+            Ty::Probe => self.on_probe(p, frame, base),
             // `on_packet` takes the first itself; `on_stranger` takes the others, whose session
             // does not exist.
             Ty::Ack | Ty::Open | Ty::Rst => {}
@@ -823,7 +825,7 @@ impl Node {
                 Verdict::Accept
             }),
             // `on_op` has taken the first; the others are unreliable: they have no PSN.
-            Ty::Msg | Ty::Ack | Ty::Nack | Ty::Ping | Ty::Rst | Ty::Open => {
+            Ty::Msg | Ty::Ack | Ty::Nack | Ty::Probe | Ty::Ping | Ty::Rst | Ty::Open => {
                 Ok(Verdict::Refuse(NackReason::UnknownType))
             }
         };

@@ -18,6 +18,7 @@ mod fast_target;
 mod input;
 mod lost;
 mod mr;
+mod mtu;
 mod near;
 mod notice;
 mod objects;

@@ -30,7 +30,7 @@ pub enum Notice {
         /// The version of its frame.
         theirs: u8,
     },
-    /// A session was opened with shorter frames than both ends accept, as longer ones were lost.
+    /// A session uses shorter frames than both ends accept, as longer ones are lost.
     ShortFrames {
         /// The peer.
         mac: MacAddr,

@@ -11,11 +11,12 @@ use barewire_driver::frame::{Body, ETH_HDR_LEN, TxFrame};
 use barewire_driver::port::{MacAddr, Tx};
 
 use super::cookie::Secret;
+use super::mtu::{LENGTHS, Search};
 use super::ops::WrFlags;
 use super::peer::{Peer, State};
 use super::stuck::Progress;
 use super::versions::OtherVersions;
-use super::{EndReason, FrameSink, Node, NodeSettings, Notice, Reply};
+use super::{EndReason, FrameSink, Node, NodeSettings, Reply};
 use crate::error::Error;
 use crate::plant::{Bug, planted};
 use crate::rel::psn::Psn;
@@ -34,18 +35,8 @@ const HALF_OPEN_NS: u64 = 1_000_000_000;
 /// processor, and a thousand peers are heard within a tenth of a second.
 const OPENS_PER_MS: u32 = 16;
 
-/// Lengths behind the Ethernet header that an opener tries below its own `max_frame`: what every
-/// Ethernet carries, and the least that a node may announce.
-const LENGTHS: [u16; 2] = [1500, wire::MAX_FRAME_MIN as u16];
-
-/// OPENs of one length before the next is tried; and how often a longer one has to be lost between
-/// two that pass before the path is taken to carry no more.
+/// OPENs of one length before the next is tried.
 const TRIES: u8 = 2;
-
-/// Age of a longer OPEN at which an answer to a shorter one shows that it is lost, nanoseconds.
-/// What comes earlier may have been sent before the longer one arrived: far above a round trip
-/// between two processes that get a processor now and then.
-const LOST_AFTER_NS: u64 = 50_000_000;
 
 /// Frame lengths on the path to a peer whose session is being opened, in bytes after the Ethernet
 /// header. On a lossless port every length passes.
@@ -66,67 +57,16 @@ pub(crate) struct Path {
     arrived: u16,
     /// OPENs sent.
     tries: u8,
-    /// The length that is tried beyond `passed`; 0 is `most`.
-    tried: u16,
-    /// How often an OPEN of that length was not answered and one behind it was.
-    missed: u8,
-    /// Since it was missed last: when the first OPEN of that length was sent, and whether one of
-    /// length `passed` was behind it.
-    asked_at: Option<Instant>,
-    is_followed: bool,
-    /// The last OPEN had that length.
-    was_longer: bool,
 }
 
 impl Path {
-    /// The longest length that may still pass.
-    fn longest(&self) -> u16 {
-        if self.tried == 0 { self.most } else { self.tried.min(self.most) }
-    }
-
-    /// Whether no longer length than `passed` can pass.
-    fn is_found(&self) -> bool {
-        self.passed > 0 && self.passed >= self.longest()
-    }
-
     /// Length of our next OPEN that is not an answer, on a port of `max` bytes.
     fn next_len(&self, max: u16) -> u16 {
-        if self.passed > 0 {
-            return if self.was_longer { self.passed } else { self.longest() };
-        }
         let shorter = LENGTHS.iter().copied().filter(|&len| len < max);
         let steps = 1 + shorter.clone().count();
         match usize::from(self.tries / TRIES) % steps {
             0 => max,
             step => shorter.clone().nth(step - 1).unwrap_or(max),
-        }
-    }
-
-    /// Notes that an OPEN was answered that shows that `len` bytes pass both ways. The peer takes
-    /// what it receives in order: so a longer one that was sent well before is lost, not late.
-    fn answered(&mut self, now: Instant, len: u16) {
-        let is_lost = self.asked_at.is_some_and(|at| now.since(at) >= LOST_AFTER_NS);
-        if len > self.passed {
-            self.passed = len;
-            (self.asked_at, self.is_followed) = (None, false);
-        } else if is_lost && self.is_followed {
-            self.missed += 1;
-            (self.asked_at, self.is_followed) = (None, false);
-        }
-        if self.missed >= TRIES {
-            let longest = self.longest();
-            let next = LENGTHS.into_iter().find(|&len| len < longest && len > self.passed);
-            (self.tried, self.missed) = (next.unwrap_or(self.passed), 0);
-        }
-    }
-
-    /// Notes that an OPEN of `len` bytes was sent, which is no answer.
-    fn sent(&mut self, now: Instant, len: u16) {
-        self.was_longer = self.passed > 0 && len >= self.longest();
-        if self.was_longer {
-            self.asked_at = self.asked_at.or(Some(now));
-        } else if self.passed > 0 {
-            self.is_followed = self.asked_at.is_some();
         }
     }
 
@@ -152,9 +92,11 @@ pub(crate) struct Openings {
     paths: HashMap<u32, Path>,
     /// By peer slot, of sessions that retransmit.
     pub(super) progress: HashMap<u32, Progress>,
+    /// By peer slot, of open sessions whose frames are shorter than both ends accept.
+    pub(super) searches: HashMap<u32, Search>,
     pub(super) secret: Secret,
     pub(super) other_versions: OtherVersions,
-    /// Padding of an OPEN, on a lossy port.
+    /// Padding of an OPEN or a PROBE, on a lossy port.
     padding: Vec<u8>,
     /// Sessions without proof, oldest first. Those that were confirmed or ended may still be here.
     half_open: Vec<HalfOpen>,
@@ -169,6 +111,7 @@ impl Openings {
         Self {
             paths: HashMap::new(),
             progress: HashMap::new(),
+            searches: HashMap::new(),
             secret: Secret::of_seed(s.seed),
             other_versions: OtherVersions::default(),
             padding: vec![0; if lossless { 0 } else { frame_len }],
@@ -176,6 +119,11 @@ impl Openings {
             tokens: 0,
             refilled: Instant(0),
         }
+    }
+
+    /// So many zeros, at most the longest frame of a lossy port.
+    pub(super) fn padding(&self, len: usize) -> &[u8] {
+        &self.padding[..len]
     }
 
     fn path(&self, p: u32) -> Path {
@@ -190,6 +138,7 @@ impl Openings {
     pub(super) fn forget(&mut self, p: u32) {
         self.paths.remove(&p);
         self.progress.remove(&p);
+        self.searches.remove(&p);
     }
 
     /// Whether an OPEN of ours has left for the session that is being opened with `p`.
@@ -321,50 +270,23 @@ impl Node {
         let most = self.path_mtu(self.peers[p].path.is_near()).min(op.max_frame) as u16;
         let own = self.peers[p].path.window(self.settings.window);
         self.peers[p].snd.set_limit(op.window, own);
-        let (now, peer, path) = (self.polled_at, &self.peers[p], self.openings.path_mut(p));
+        let (peer, path) = (&self.peers[p], self.openings.path_mut(p));
         path.most = most;
         if peer.path.is_lossless() {
             path.passed = most;
             return;
         }
         let len = len.min(most);
-        let answered = peer.state == State::Answered;
         if peer.opened_as(op) {
-            // One without padding, which is shorter than any that measures, tells what its sender
-            // has found to pass both ways.
-            let told = len < LENGTHS[1];
-            let both_ways = if told { op.frame } else { op.frame.min(len) };
-            path.answered(now, both_ways.min(most));
+            path.passed = path.passed.max(op.frame.min(len));
         }
-        if answered {
+        if peer.state == State::Answered {
             path.arrives(len);
         }
     }
 
-    /// Notes that our OPEN was answered. Returns whether the session can be opened now; otherwise
-    /// another OPEN goes out, to find out whether longer frames pass or to say which did.
-    pub(super) fn is_measured(&mut self, now: Instant, p: u32) -> bool {
-        let path = self.openings.path(p);
-        let lossless = self.peers[p].path.is_lossless();
-        if path.passed >= path.most && (path.tries <= 1 || lossless) {
-            return true;
-        }
-        let peer = &mut self.peers[p];
-        // Lost OPENs may have been lost because the peer was not yet there, and the answerer does
-        // not know which of its answers arrived.
-        (peer.want_open, peer.backoff, peer.probe_at, peer.last_rx) = (true, 0, now, now);
-        self.make_ready(p);
-        self.arm_timer(now, p);
-        false
-    }
-
-    /// Whether to settle for the length that has passed.
-    fn is_content(&self, p: u32) -> bool {
-        self.peers[p].state == State::Opening && self.openings.path(p).is_found()
-    }
-
-    /// Fixes the frame length of the session that is being opened.
-    pub(super) fn settle_path(&mut self, p: u32) {
+    /// Fixes the length of the first frames of the session that is being opened.
+    pub(super) fn settle_path(&mut self, now: Instant, p: u32) {
         let (peer, path) = (&mut self.peers[p], self.openings.path(p));
         // The least length that may be announced is taken to pass, whatever an OPEN says.
         let passed = path.passed.max(path.least).min(path.most).max(LENGTHS[1]);
@@ -372,28 +294,17 @@ impl Node {
         peer.frame_max = if forgets { path.most.into() } else { passed.into() };
         let most = path.most;
         peer.frame_most = most;
-        if passed < most && !forgets {
-            let whole = |len: u16| u32::from(len) + ETH_HDR_LEN as u32;
-            let mac = peer.mac();
-            self.note(Notice::ShortFrames { mac, passed: whole(passed), most: whole(most) });
-        }
         self.openings.forget(p);
+        if passed < most && !forgets {
+            self.begin_search(now, p);
+        }
     }
 
     /// Sends the OPEN that is due to a peer without an open session.
-    pub(super) fn serve_open(&mut self, now: Instant, p: u32, out: &mut dyn FrameSink) {
-        if !self.peers[p].want_open || !self.choose_path(p, out) {
-            return;
+    pub(super) fn serve_open(&mut self, p: u32, out: &mut dyn FrameSink) {
+        if self.peers[p].want_open && self.choose_path(p, out) {
+            self.send_open(p, out);
         }
-        if self.is_content(p) {
-            if self.confirm_path(p, out) != Tx::Sent {
-                return;
-            }
-            self.opened(now, p);
-            self.peers[p].ack_now = true;
-            return;
-        }
-        self.send_open(p, out);
     }
 
     /// The lesser of the two ends' limits, in an open session.
@@ -403,23 +314,6 @@ impl Node {
             0 => self.frame_max,
             most => most.into(),
         }
-    }
-
-    /// Tells the answerer the frame length of the session ahead of all other frames: it does not
-    /// know which of its answers arrived, and the length holds from the first frame to the last.
-    fn confirm_path(&mut self, p: u32, out: &mut dyn FrameSink) -> Tx {
-        let op = OpenOp { frame: self.openings.path(p).passed, ..self.open_op(p, true) };
-        let peer = &self.peers[p];
-        let base = Base { psn: peer.snd.una, crc: self.has_crc(), ..peer.base(self.mac, Ty::Open) };
-        let Reply { bytes, len } = Self::finished_open(&base, &op);
-        let sent = out.send(&TxFrame::whole(&bytes[..len]));
-        if sent == Tx::Sent {
-            self.counters.tx_frames += 1;
-        } else {
-            self.blocked = true;
-            self.make_ready(p);
-        }
-        sent
     }
 
     fn open_op(&self, p: u32, echoes: bool) -> OpenOp {
@@ -455,7 +349,7 @@ impl Node {
         let Reply { bytes, len: head_len } = Self::finished_open(&base, &op);
         let padded = usize::from(len) + ETH_HDR_LEN;
         let padding = if lossless { 0 } else { padded.saturating_sub(head_len) };
-        let body = Body::Bytes(&self.openings.padding[..padding]);
+        let body = Body::Bytes(self.openings.padding(padding));
         let frame = TxFrame { head: &bytes[..head_len], body, tail: &[] };
         if out.send(&frame) != Tx::Sent {
             self.blocked = true;
@@ -464,11 +358,9 @@ impl Node {
         }
         self.counters.tx_frames += 1;
         self.peers[p].want_open = false;
-        let (now, path) = (self.polled_at, self.openings.path_mut(p));
+        let path = self.openings.path_mut(p);
         path.tries = path.tries.saturating_add(1);
-        if std::mem::take(&mut path.answers) == 0 {
-            path.sent(now, len);
-        }
+        path.answers = 0;
         if echoes {
             path.least = if path.least == 0 { len } else { path.least.min(len) };
         }

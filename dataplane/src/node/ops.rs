@@ -388,8 +388,8 @@ pub(crate) struct AtomicWr {
     pub(crate) result: IoBuf,
     /// Operands, then compare values, if they are too long for the inject memory.
     pub(crate) operands: Vec<u8>,
-    /// `operands` is laid out packet by packet.
-    pub(crate) laid_out: bool,
+    /// Elements of a packet, from the first on: `operands` is laid out so; 0 before.
+    pub(crate) segment: u16,
     /// Packets without an answer yet, and bytes answered.
     pub(crate) answers: u32,
     pub(crate) got: u64,

@@ -123,7 +123,7 @@ impl Node {
     fn serve(&mut self, now: Instant, p: u32, out: &mut dyn FrameSink) {
         match self.peers[p].state {
             State::Idle => return,
-            State::Opening | State::Answered => return self.serve_open(now, p, out),
+            State::Opening | State::Answered => return self.serve_open(p, out),
             State::Open if planted(Bug::TxQuotaKept) => {}
             State::Open => self.peers[p].tx_quota = 0,
         }
@@ -149,7 +149,7 @@ impl Node {
         self.arm_timer(now, p);
     }
 
-    /// Sends OPEN, NACK, NOP and PING as far as they are due. False if the port is full.
+    /// Sends NACK, NOP, PING and PROBE as far as they are due. False if the port is full.
     fn serve_owed(&mut self, now: Instant, p: u32, out: &mut dyn FrameSink) -> bool {
         let peer = &mut self.peers[p];
         if peer.nack.is_due(now) {
@@ -191,7 +191,7 @@ impl Node {
             }
             self.peers[p].pings -= 1;
         }
-        true
+        !self.peers[p].searches || self.serve_search(now, p, out)
     }
 
     /// Sends retransmissions. False if the port is full.

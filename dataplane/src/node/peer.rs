@@ -285,6 +285,8 @@ pub(crate) struct Peer {
     pub(crate) in_pull_queue: bool,
     /// Credit was asked for, and none of it was used since.
     pub(crate) has_asked: bool,
+    /// Its frames are shorter than both ends accept: longer ones are searched for.
+    pub(crate) searches: bool,
     /// The session is wanted here: OPEN is repeated until it is open.
     pub(crate) opens: bool,
     /// [`inc`](Self::inc) is known from an OPEN alone that anybody can have sent.

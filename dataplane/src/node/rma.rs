@@ -224,7 +224,7 @@ impl Node {
             tagged: req.flags.contains(OpFlags::TAGGED),
             result: req.result,
             operands,
-            laid_out: false,
+            segment: 0,
             answers: 0,
             got: 0,
             all_out: false,

@@ -200,9 +200,6 @@ impl Node {
         let imm_len = if self.tx[w].flags.contains(WrFlags::IMM) { wire::IMM_LEN } else { 0 };
         let room = self.payload_max(p, AtomicOp::LEN + imm_len);
         let seg = self.atomic_segment(w, room);
-        if self.tx[w].sent == 0 {
-            self.lay_out_operands(w, seg);
-        }
         let wr = &self.tx[w];
         let (index, total) = (wr.sent, wr.len);
         let n = range.len.min(total - index).min(seg);
@@ -273,12 +270,21 @@ impl Node {
         }
     }
 
-    /// Elements for which both a packet with `room` bytes of payload and its answer have room.
+    /// Elements of a packet: both the first, with `room` bytes of payload, and its answer have room
+    /// for them. The operands are laid out accordingly, so later packets have as many, although the
+    /// session's frames may have become longer.
     fn atomic_segment(&mut self, w: u32, room: usize) -> u64 {
+        let again = planted(Bug::OperandsLaidOutTwice) && self.tx[w].sent == 0;
+        let RmaKind::Atomic(a) = &mut self.rma_of(w).kind else { return 1 };
+        if a.segment == 0 || again {
+            let elem = usize::from(a.elem_len);
+            let per_elem = elem.max(usize::from(a.sent_len));
+            a.segment = (room / per_elem).min(ATOMIC_LEN_MAX / elem) as u16;
+            let segment = a.segment.into();
+            self.lay_out_operands(w, segment);
+        }
         let RmaKind::Atomic(a) = &self.rma_of(w).kind else { return 1 };
-        let elem = usize::from(a.elem_len);
-        let per_elem = elem.max(usize::from(a.sent_len));
-        (room / per_elem).min(ATOMIC_LEN_MAX / elem) as u64
+        a.segment.into()
     }
 
     /// Lays the operands and compare values out packet by packet, if there will be several packets.
@@ -287,10 +293,6 @@ impl Node {
         let rma = self.rma_of(w);
         let list = rma.iov;
         let RmaKind::Atomic(a) = &mut rma.kind else { return };
-        if std::mem::replace(&mut a.laid_out, true) && !planted(Bug::OperandsLaidOutTwice) {
-            // An earlier try to send the first packet has done it.
-            return;
-        }
         let single = list.as_slice().iter().filter(|range| range.len > 0).count() == 1;
         let elem = usize::from(a.elem_len);
         if a.operands.is_empty() || a.sent_len <= a.elem_len || single && total as u64 <= seg {

@@ -131,6 +131,7 @@ impl Node {
         (peer.backoff, peer.probes, peer.probed, peer.refused) = (0, 0, false, 0);
         (peer.owed, peer.ack_now, peer.pings, peer.want_nop) = (0, false, 0, false);
         (peer.nack.want, peer.has_nop_for, peer.has_asked) = (false, false, false);
+        peer.searches = false;
         peer.want_open = true;
         peer.opens = state == State::Opening;
         peer.last_rx = active;
@@ -204,10 +205,8 @@ impl Node {
             State::Opening if ours && (named || planted(Bug::NoIncarnationCheck)) => {
                 self.pair(p, base, op);
                 self.note_path(p, op, len);
-                if self.is_measured(now, p) {
-                    self.opened(now, p);
-                    self.peers[p].ack_now = true;
-                }
+                self.opened(now, p);
+                self.peers[p].ack_now = true;
             }
             State::Opening if op.is_answer() || over => {
                 self.refuse_open(now, base, op, RstReason::UnknownSession);
@@ -309,7 +308,7 @@ impl Node {
 
     /// The session is open: queued operations may leave.
     pub(crate) fn opened(&mut self, now: Instant, p: u32) {
-        self.settle_path(p);
+        self.settle_path(now, p);
         let active = self.polled_at;
         let fast_path = self.takes_fast_path(p);
         let peer = &mut self.peers[p];
@@ -710,6 +709,11 @@ impl Node {
                 if let Some(at) = peer.nack.waits(self.polled_at) {
                     sooner(at);
                 }
+                if peer.searches
+                    && let Some(at) = self.search_due(peer.slot(), self.polled_at)
+                {
+                    sooner(at);
+                }
                 if !peer.path.is_lossless() && !peer.snd.is_empty() {
                     sooner(peer.progress_at + self.patience(peer));
                     if peer.reorder_at != Instant(0) {
@@ -911,7 +915,7 @@ impl Node {
         if !self.peers[p].path.is_lossless() && !self.peers[p].snd.is_empty() {
             self.on_loss_timer(now, p);
         }
-        if self.peers[p].nack.is_due(now) {
+        if self.peers[p].searches || self.peers[p].nack.is_due(now) {
             self.make_ready(p);
         }
         let interval = self.probe_interval(&self.peers[p]);
@@ -1015,7 +1019,7 @@ impl Node {
                     | Ty::Write
                     | Ty::Atomic
                     | Ty::Resp => entry.become_nop(),
-                    Ty::Ack | Ty::Nack | Ty::Ping | Ty::Rst | Ty::Open => {
+                    Ty::Ack | Ty::Nack | Ty::Probe | Ty::Ping | Ty::Rst | Ty::Open => {
                         unreachable!("control packets are not kept")
                     }
                 }

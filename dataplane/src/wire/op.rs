@@ -29,6 +29,8 @@ pub enum Op {
     Nop(NopOp),
     /// Of a NACK.
     Nack(NackOp),
+    /// Of a PROBE.
+    Probe(ProbeOp),
     /// A PING has none.
     Ping,
     /// Of an RST.
@@ -70,6 +72,7 @@ impl Op {
             Ty::End => Self::End(EndOp::parse(frame, base)?),
             Ty::Nop => Self::Nop(NopOp::parse(frame, base)?),
             Ty::Nack => Self::Nack(NackOp::parse(frame, base)?),
+            Ty::Probe => Self::Probe(ProbeOp::parse(frame, base)?),
             Ty::Ping => Self::Ping,
             Ty::Rst => Self::Rst(RstOp::parse(frame)?),
             Ty::Open => Self::Open(OpenOp::parse(frame, base)?),
@@ -96,6 +99,7 @@ impl Op {
             Self::Data(op) => op.emit(out),
             Self::End(op) => op.emit(out),
             Self::Nop(op) => op.emit(out),
+            Self::Probe(op) => op.emit(out),
             Self::Ping => 0,
             Self::Nack(op) => op.emit(out),
             Self::Rst(op) => op.emit(out),
@@ -120,6 +124,7 @@ impl Op {
             Self::End(_) => Ty::End,
             Self::Nop(_) => Ty::Nop,
             Self::Nack(_) => Ty::Nack,
+            Self::Probe(_) => Ty::Probe,
             Self::Ping => Ty::Ping,
             Self::Rst(_) => Ty::Rst,
             Self::Open(_) => Ty::Open,

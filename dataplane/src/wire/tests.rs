@@ -92,6 +92,7 @@ fn one_of_each() -> Vec<(Base, Op, Vec<u8>)> {
         (Op::End(end), vec![]),
         (Op::Nop(NopOp { units: 3, cuts: true, drops: None }), vec![]),
         (Op::Nack(NackOp { reason: NackReason::NoEndpoint }), vec![]),
+        (Op::Probe(ProbeOp { heard: 1500 }), vec![]),
         (Op::Ping, vec![]),
         (Op::Rst(rst), vec![]),
         (Op::Open(open), vec![]),
@@ -214,6 +215,7 @@ fn any_op() -> impl Strategy<Value = (Op, Vec<u8>)> {
         any::<(u32, bool, Option<u16>)>()
             .prop_map(move |(units, cuts, drops)| none(Op::Nop(NopOp { units, cuts, drops }))),
         (1..=9_u16).prop_map(move |r| none(Op::Nack(NackOp { reason: r.try_into().unwrap() }))),
+        any::<u16>().prop_map(move |heard| none(Op::Probe(ProbeOp { heard }))),
         Just(none(Op::Ping)),
         any_rst().prop_map(move |op| none(Op::Rst(op))),
         any_open().prop_map(move |op| none(Op::Open(op))),
@@ -469,7 +471,7 @@ fn bases_are_refused_for_their_own_cause() {
     refused(Ty::Nop, 15, &[0x01], E::TrailerCode);
     refused(Ty::Nop, 15, &[0x02], E::TrailerCode);
     refused(Ty::Nop, 15, &[0x03], E::TrailerTruncated);
-    for ty in [0, 11, 12] {
+    for ty in [0, 11] {
         refused(Ty::Nop, 14, &[VERSION << 5 | ty], E::ReservedType);
     }
     for ty in 20..32 {
@@ -497,6 +499,7 @@ fn operations_are_refused_for_their_own_cause() {
         (Ty::MsgM, &[6, 7]),
         (Ty::Rndv, &[6, 7]),
         (Ty::Pull, &[28, 29, 30, 31]),
+        (Ty::Probe, &[2, 3, 4, 5, 6, 7]),
         (Ty::End, &[10, 11, 12, 13, 14, 15]),
         (Ty::Nop, &[5, 6, 7]),
         (Ty::Nack, &[2, 3, 4, 5, 6, 7]),

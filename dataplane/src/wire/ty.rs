@@ -24,6 +24,8 @@ pub enum Ty {
     Nop = 9,
     /// Refuses a packet.
     Nack = 10,
+    /// Asks whether frames of its length arrive, or says that they do.
+    Probe = 12,
     /// Asks for an acknowledgement.
     Ping = 13,
     /// Ends, or denies, a session.
@@ -88,6 +90,7 @@ impl Info {
             Ty::End => reliable(16, 0, Tail::None),
             Ty::Nop => reliable(8, 0, Tail::None),
             Ty::Nack => control(8, 1),
+            Ty::Probe => control(8, 1),
             Ty::Ping => control(0, 1),
             Ty::Rst => control(32, 0),
             Ty::Open => control(64, 0),
@@ -112,7 +115,7 @@ const INFO: [Info; 20] = {
 
 impl Ty {
     /// All types, in the order of their numbers.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 18] = [
         Self::Ack,
         Self::Msg,
         Self::Pack,
@@ -123,6 +126,7 @@ impl Ty {
         Self::End,
         Self::Nop,
         Self::Nack,
+        Self::Probe,
         Self::Ping,
         Self::Rst,
         Self::Open,
@@ -194,6 +198,7 @@ impl Ty {
             Self::End => "END",
             Self::Nop => "NOP",
             Self::Nack => "NACK",
+            Self::Probe => "PROBE",
             Self::Ping => "PING",
             Self::Rst => "RST",
             Self::Open => "OPEN",

@@ -7,7 +7,7 @@ use barewire_dataplane::node::Node;
 use barewire_dataplane::psn::Psn;
 use barewire_dataplane::types::Instant as Moment;
 use barewire_dataplane::wire::{self, AckOp, Base, Op, OpenOp, Ty};
-use barewire_driver::frame::RxFrame;
+use barewire_driver::frame::{ETH_HDR_LEN, RxFrame};
 use barewire_driver::port::{MacAddr, Tx};
 
 use super::{for_seeds, nightly};
@@ -276,7 +276,9 @@ fn open_session(node: &mut Node, now: Moment, src: MacAddr) {
         grant: 16,
         ..OpenOp::default()
     };
-    let bytes = wire::frame(&base, &Op::Open(open), &[]);
+    let mut bytes = wire::frame(&base, &Op::Open(open), &[]);
+    // Of full length, which so is known to pass.
+    bytes.resize(ETH_HDR_LEN + open.max_frame as usize, 0);
     node.on_frame(now, &RxFrame::new(&bytes));
     let mut answer = None;
     node.transmit(now, &mut |f: &barewire_driver::frame::TxFrame<'_>| {

@@ -7,25 +7,33 @@ use crate::node::peer::State;
 /// every 20 ms, and as long as its ring is full, that is for 200 ms, only short frames reach it.
 #[test]
 fn a_starved_peer_is_no_narrow_path() {
-    assert_eq!(found(1500, 256, 200), 1500);
+    assert_eq!(found(1500, 256, 200), (1500, vec![]));
 }
 
-/// Goal: a path that does carry less is found to, however slow the peer is.
+/// Goal: a path that does carry less is found to, however slow the peer is, and told once.
 #[test]
 fn a_slow_peer_on_a_narrow_path_is_reached() {
-    assert_eq!(found(1500, 256, u64::MAX), 256);
+    assert_eq!(found(1500, 256, u64::MAX), (256, vec![256]));
+}
+
+/// Goal: a session has longer frames once its path carries them, if that is after the search was
+/// told to have ended.
+#[test]
+fn a_path_that_comes_to_carry_more_is_found_out() {
+    assert_eq!(found(1500, 256, 1_000), (1500, vec![256]));
 }
 
 /// Goal: where the full length does not pass, what every Ethernet carries is used, also if the
 /// first OPEN to be answered was a short one.
 #[test]
 fn a_slow_peer_behind_a_plain_ethernet_is_reached_at_its_length() {
-    assert_eq!(found(9000, 1500, u64::MAX), 1500);
+    assert_eq!(found(9000, 1500, u64::MAX), (1500, vec![1500]));
 }
 
 /// The frame length of a session between ports of MTU `mtu`, whose frames beyond `carried` are
-/// lost for so many milliseconds. Longer ones than 256 bytes are as well in the first 150.
-fn found(mtu: usize, carried: usize, narrow_ms: u64) -> u32 {
+/// lost for so many milliseconds, after 2 s; and which lengths its opener was told to be all that
+/// passes. Longer ones than 256 bytes are lost as well in the first 150 ms.
+fn found(mtu: usize, carried: usize, narrow_ms: u64) -> (u32, Vec<u32>) {
     let mut pair = Pair::new(mtu, false);
     let passes = |ms: u64, len: usize| {
         let carried = if ms < 150 { 256 } else { carried };
@@ -51,18 +59,24 @@ fn found(mtu: usize, carried: usize, narrow_ms: u64) -> u32 {
         pair.now = pair.now + 1_000_000;
     }
     assert_eq!(pair.read(1).len(), 1, "the message arrives");
+    let told = std::iter::from_fn(|| pair.ends[0].node.notice());
+    let told = told.filter_map(|notice| match notice {
+        Notice::ShortFrames { passed, .. } => Some(passed - ETH_HDR_LEN as u32),
+        _ => None,
+    });
+    let told = told.collect();
     let (_, peer) = pair.ends[0].node.peers.iter().next().expect("one");
     assert_eq!(peer.state, State::Open);
-    peer.frame_max
+    (peer.frame_max, told)
 }
 
 /// Goal: two that open a session with each other at about the same time find the whole length,
-/// whenever the second one starts. Method: nothing is lost but what comes before the second one has
-/// started; a round trip is no longer than the pauses between OPENs.
+/// whenever the second one starts and however long frames are on the way. Method: nothing is lost
+/// but what comes before the second one has started.
 #[test]
 fn two_openers_find_what_one_finds() {
     for start in 0..90 {
-        for delay in [0, 1] {
+        for delay in [0, 1, 3, 7, 20] {
             let lens = opened_by_both(start, delay);
             assert_eq!(lens, [1500; 2], "started after {start} ms, {delay} ms on the way");
         }

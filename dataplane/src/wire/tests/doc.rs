@@ -40,6 +40,7 @@ fn fields(base: &Base, op: &Op) -> BTreeMap<&'static str, u64> {
             ("len", op.len.into()),
             ("tag", op.tag),
         ]),
+        Op::Probe(op) => map.extend([("heard", op.heard.into())]),
         Op::Ack(op, words) => map.extend([
             ("delay", op.delay.into()),
             ("count", op.count.into()),
@@ -95,6 +96,7 @@ fn the_worked_examples_are_true() {
         ("OPEN", Ty::Open),
         ("OPEN challenge", Ty::Open),
         ("RST", Ty::Rst),
+        ("PROBE", Ty::Probe),
     ] {
         let lines = example(name);
         let bytes: Vec<u8> = lines.iter().flat_map(|(bytes, ..)| bytes.clone()).collect();

@@ -1,0 +1,124 @@
+//! Longer frames in an open session: packetization layer path MTU discovery, RFC 8899.
+//!
+//! A session begins with the frames that its OPENs have shown to pass (`opening`). Where both ends
+//! take longer ones, each end searches for what its own direction carries (`docs/wire.md`, "Frame
+//! length").
+
+use barewire_driver::frame::{Body, ETH_HDR_LEN, RxFrame, TxFrame};
+use barewire_driver::port::Tx;
+
+use super::{FrameSink, Node, Notice, Reply};
+use crate::types::Instant;
+use crate::wire::{self, Base, ProbeOp, Ty};
+
+/// Lengths behind the Ethernet header that are tried below what both ends accept: what every
+/// Ethernet carries, and the least that a node may announce.
+pub(super) const LENGTHS: [u16; 2] = [1500, wire::MAX_FRAME_MIN as u16];
+
+/// Pauses between probes double from the first to the last, nanoseconds. The last is RFC 8899's
+/// PMTU_RAISE_TIMER.
+const PAUSE_MIN_NS: u64 = 20_000_000;
+const PAUSE_MAX_NS: u64 = 600_000_000_000;
+
+/// The pause from which on the search is taken to have found what the path carries, nanoseconds: a
+/// peer that gets a processor now and then has answered by then.
+const FOUND_NS: u64 = 32 * PAUSE_MIN_NS;
+
+/// The search of a session whose frames are shorter than both ends accept.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Search {
+    /// When the next probes are due, and the pause behind them.
+    at: Instant,
+    pause_ns: u64,
+}
+
+impl Node {
+    /// Begins to search for longer frames in the session with `p`, which is being opened.
+    pub(super) fn begin_search(&mut self, now: Instant, p: u32) {
+        self.peers[p].searches = true;
+        let search = Search { at: now, pause_ns: PAUSE_MIN_NS };
+        self.openings.searches.insert(p, search);
+    }
+
+    fn end_search(&mut self, p: u32) {
+        self.peers[p].searches = false;
+        self.openings.searches.remove(&p);
+    }
+
+    /// When probes to `p` are due next, if that is after `now`. Probes that are due go out with the
+    /// next turn.
+    pub(super) fn search_due(&self, p: u32, now: Instant) -> Option<Instant> {
+        self.openings.searches.get(&p).map(|search| search.at).filter(|&at| at > now)
+    }
+
+    /// Sends the probes to `p` that are due: one of each length to try. False if the port is full.
+    pub(super) fn serve_search(&mut self, now: Instant, p: u32, out: &mut dyn FrameSink) -> bool {
+        let Some(&Search { at, pause_ns }) = self.openings.searches.get(&p) else { return true };
+        if now < at {
+            return true;
+        }
+        let (passed, most) = (self.peers[p].frame_max, self.peers[p].frame_most);
+        let longer = |len: u16| u32::from(len) > passed && len < most;
+        for len in std::iter::once(most).chain(LENGTHS.into_iter().filter(|&len| longer(len))) {
+            if !self.send_probe(p, len, out) {
+                return false;
+            }
+        }
+        let next = Search { at: now + pause_ns, pause_ns: (2 * pause_ns).min(PAUSE_MAX_NS) };
+        self.openings.searches.insert(p, next);
+        if pause_ns == FOUND_NS {
+            let (mac, whole) = (self.peers[p].mac(), |len: u32| len + ETH_HDR_LEN as u32);
+            let (passed, most) = (whole(passed), whole(most.into()));
+            self.note(Notice::ShortFrames { mac, passed, most });
+        }
+        true
+    }
+
+    /// Sends a PROBE of `len` bytes after the Ethernet header. False if the port is full. It may
+    /// well be lost, so what it acknowledges is still owed.
+    fn send_probe(&mut self, p: u32, len: u16, out: &mut dyn FrameSink) -> bool {
+        let Reply { bytes, len: head_len } = self.probe_packet(p, 0);
+        let padding = (usize::from(len) + ETH_HDR_LEN).saturating_sub(head_len);
+        let body = Body::Bytes(self.openings.padding(padding));
+        match out.send(&TxFrame { head: &bytes[..head_len], body, tail: &[] }) {
+            Tx::Sent => {
+                self.counters.tx_frames += 1;
+                self.observed.tallies[p as usize].tx_bytes += (head_len + padding) as u64;
+            }
+            Tx::Full => {
+                self.blocked = true;
+                return false;
+            }
+            Tx::NoRoute => {}
+        }
+        true
+    }
+
+    fn probe_packet(&self, p: u32, heard: u16) -> Reply {
+        let mut op = [0; ProbeOp::LEN];
+        ProbeOp { heard }.emit(&mut op);
+        Reply::new(&self.peers[p].base(self.mac, Ty::Probe), &op)
+    }
+
+    /// Takes a PROBE: answers it, or sends frames of the length that it confirms.
+    pub(super) fn on_probe(&mut self, p: u32, frame: &RxFrame<'_>, base: &Base) {
+        let op = match ProbeOp::parse(frame, base) {
+            Ok(op) => op,
+            Err(err) => return self.counters.rx_wire[err.index()] += 1,
+        };
+        if op.heard == 0 {
+            let heard = (frame.len() - ETH_HDR_LEN).min(usize::from(u16::MAX)) as u16;
+            return self.push_reply(self.probe_packet(p, heard), frame.len());
+        }
+        let peer = &mut self.peers[p];
+        // An answer may come again, or be one to a probe of the session before.
+        let heard = op.heard.min(peer.frame_most);
+        if !peer.searches || u32::from(heard) <= peer.frame_max {
+            return;
+        }
+        (peer.frame_max, peer.tx_quota) = (heard.into(), 0);
+        if heard == peer.frame_most {
+            self.end_search(p);
+        }
+    }
+}
