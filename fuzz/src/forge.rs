@@ -243,7 +243,7 @@ impl Overheard {
             15 => Op::Open(self.open(input)),
             16 | 17 => return pack(input, &msg),
             18..=25 => return one_sided(input, ty, (dst_ep, src_ep), (src_op, src_gen)),
-            26 => Op::Probe(ProbeOp { heard: input.pick(&[0, 256, 1500, u16::MAX]) }),
+            27 => Op::Probe(ProbeOp { heard: input.pick(&[0, 256, 1500, u16::MAX]) }),
             _ => return (None, payload),
         };
         (Some(op), payload)
