@@ -21,6 +21,7 @@ mod place;
 pub mod remote;
 mod report;
 mod stats;
+pub mod switched;
 pub mod wires;
 
 pub use args::Args;

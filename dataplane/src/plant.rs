@@ -60,6 +60,9 @@ pub enum Bug {
     KeyHalfChecked,
     /// Operands and compare values are put side by side once for every try to send them.
     OperandsLaidOutTwice,
+    /// Later packets of an atomic operation are as long as the session's frames have become, not as
+    /// its operands are laid out.
+    OperandsOfAnotherLength,
     /// The room of a read that is given up is not offered to those that wait for it.
     ReadRoomKept,
     /// What stands behind a packet of a write that is given up is executed.
@@ -109,7 +112,7 @@ pub enum Bug {
 }
 
 /// All of them, in order of declaration.
-pub const ALL: [Bug; 49] = [
+pub const ALL: [Bug; 50] = [
     Bug::OldDuplicateDelivered,
     Bug::DuplicateDelivered,
     Bug::RendezvousDoneOnAck,
@@ -136,6 +139,7 @@ pub const ALL: [Bug; 49] = [
     Bug::CancelKeepsMatch,
     Bug::KeyHalfChecked,
     Bug::OperandsLaidOutTwice,
+    Bug::OperandsOfAnotherLength,
     Bug::ReadRoomKept,
     Bug::GivenUpWriteGoesOn,
     Bug::GivenUpFetchGoesOn,

@@ -2,7 +2,9 @@
 //! owns it. One thread turns all of them, so that nothing idles and processor time is what counts.
 
 use barewire_benches::count::{instructions, steady};
+use barewire_benches::duo::{Rounds, start};
 use barewire_benches::end::Made;
+use barewire_benches::switched::Node;
 use barewire_benches::{Args, Report, Row, Sample};
 use barewire_driver::backend::switch::Switch;
 use barewire_driver::clock::now_ns;
@@ -53,6 +55,56 @@ fn main() {
             Err(why) => report.skip(name, &why),
         }
     }
+    if let Err(why) = messages(&args, &mut report) {
+        report.skip("messages", &why);
+    }
+}
+
+/// Messages under way from each process, of 64 B and of 64 KiB.
+const WINDOW: u64 = 64;
+const WINDOW_LONG: u64 = 8;
+/// Round trips of a cache line that half a round trip through a switch may add.
+const LINES: f64 = 2.5;
+const LONG_MESSAGE: usize = 64 << 10;
+
+/// Messages of processes to a far node, over a NIC of one's own and through a switch, by turns.
+fn messages(args: &Args, report: &mut Report) -> Made<()> {
+    let (rounds, count) = (args.size(25, 2), args.size(20_000, 200));
+    let memory = WINDOW_LONG as usize * LONG_MESSAGE;
+    let mut nodes = [(1, false), (1, true), (4, true)]
+        .into_iter()
+        .map(|(processes, switched)| Node::open(processes, switched, memory))
+        .collect::<Made<Vec<_>>>()?;
+    let half = |node: &mut Node| node.half_round_trip(64, count);
+    let short = |node: &mut Node| node.rate(64, WINDOW, count);
+    let long = |node: &mut Node| node.rate(LONG_MESSAGE, WINDOW_LONG, count / 100);
+    type Measure<'a> = &'a dyn Fn(&mut Node) -> Made<f64>;
+    // The second of `nodes` or the third, against the first and so many round trips of a cache
+    // line, which a switch on a processor of its own adds.
+    let lines = LINES * line_ns()?;
+    let cases: [(&str, usize, Measure<'_>, f64, &str, &str); 4] = [
+        ("message-64B", 1, &half, lines, "ns of work", "bar 1.1"),
+        ("messages-64B", 1, &short, 0.0, "M/s", "bar 0.7"),
+        ("messages-64B-of-4", 2, &short, 0.0, "M/s", "bar 0.9"),
+        ("messages-64KiB", 1, &long, 0.0, "M/s", "bar 0.7"),
+    ];
+    for (case, through, measure, lines, unit, note) in cases {
+        if !args.wants(case) {
+            continue;
+        }
+        let mut round = || Ok((measure(&mut nodes[through])?, lines + measure(&mut nodes[0])?));
+        let pairs = Rounds::measure(rounds, &mut round)?;
+        let than = if lines > 0.0 { "own, 2.5 line round trips" } else { "own" };
+        let note = format!("{note}, {}", pairs.span());
+        report.row(pairs.row(case, unit, than).note(note));
+    }
+    Ok(())
+}
+
+/// Nanoseconds of a cache line's round trip between two processors.
+fn line_ns() -> Made<f64> {
+    let mut first = start(|second| second.serve(&mut (), |()| (), |(), _| Ok(())))?;
+    first.line_ns()
 }
 
 fn run_case(case: &str, count: u64) -> Made<()> {

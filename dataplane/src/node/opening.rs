@@ -22,7 +22,7 @@ use crate::plant::{Bug, planted};
 use crate::rel::psn::Psn;
 use crate::slab::NONE;
 use crate::types::{Instant, ProvErrno};
-use crate::wire::{self, Base, OpenOp, Ty};
+use crate::wire::{Base, OpenOp, Ty};
 
 /// Half-open sessions with nodes that have not shown that they receive.
 const HALF_OPEN_MAX: usize = 16;

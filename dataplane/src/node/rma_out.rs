@@ -276,15 +276,17 @@ impl Node {
     fn atomic_segment(&mut self, w: u32, room: usize) -> u64 {
         let again = planted(Bug::OperandsLaidOutTwice) && self.tx[w].sent == 0;
         let RmaKind::Atomic(a) = &mut self.rma_of(w).kind else { return 1 };
-        if a.segment == 0 || again {
-            let elem = usize::from(a.elem_len);
-            let per_elem = elem.max(usize::from(a.sent_len));
-            a.segment = (room / per_elem).min(ATOMIC_LEN_MAX / elem) as u16;
-            let segment = a.segment.into();
-            self.lay_out_operands(w, segment);
+        let (elem, kept) = (usize::from(a.elem_len), u64::from(a.segment));
+        if kept != 0 && !again && !planted(Bug::OperandsOfAnotherLength) {
+            return kept;
         }
-        let RmaKind::Atomic(a) = &self.rma_of(w).kind else { return 1 };
-        a.segment.into()
+        let per_elem = elem.max(usize::from(a.sent_len));
+        let segment = (room / per_elem).min(ATOMIC_LEN_MAX / elem) as u16;
+        a.segment = segment;
+        if kept == 0 || again {
+            self.lay_out_operands(w, segment.into());
+        }
+        segment.into()
     }
 
     /// Lays the operands and compare values out packet by packet, if there will be several packets.
