@@ -37,8 +37,8 @@ fn timed<R>(spent: &mut u64, party: impl FnOnce() -> R) -> R {
 }
 
 impl Node {
-    /// A node with so many `processes`, whose NIC is a switch's or that of its one process. Each end
-    /// has `memory` bytes.
+    /// A node with so many `processes`, whose NIC is a switch's or that of its one process. Each
+    /// end has `memory` bytes.
     ///
     /// # Errors
     /// What a port or the api refused.
