@@ -351,7 +351,8 @@ impl Node {
         let padding = if lossless { 0 } else { padded.saturating_sub(head_len) };
         let body = Body::Bytes(self.openings.padding(padding));
         let frame = TxFrame { head: &bytes[..head_len], body, tail: &[] };
-        if out.send(&frame) != Tx::Sent {
+        // Alone, as a PROBE is.
+        if out.send_alone(&frame) != Tx::Sent {
             self.blocked = true;
             self.make_ready(p);
             return;
