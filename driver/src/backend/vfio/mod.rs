@@ -4,7 +4,7 @@
 //!  VfioPort          counts, filters, lends; the same for every NIC
 //!    nic::Nic        what a driver does: send, flush, take, release
 //!      virtio        virtio-net: `netq` (data path) over `ring::virtq`
-//!      e1000e        Intel 82574L over `ring::e1000`
+//!      e1000         Intel 82574L over `ring::e1000`
 //!    device          container, group, device, registers, memory that the device reaches
 //!      sys, iova     the kernel's calls; addresses behind the IOMMU
 //!    survey          the NICs of this machine and what keeps them from being used
@@ -25,7 +25,7 @@
 //! arm in `open`, without which it does not compile.
 
 mod device;
-mod e1000e;
+mod e1000;
 mod error;
 mod iova;
 mod kind;
@@ -127,7 +127,7 @@ pub fn open(settings: &VfioSettings) -> Result<Box<dyn Port>, OpenError> {
             Ok(Box::new(VfioPort::new(started, device, settings)))
         }
         Some(Kind::Intel82574L) => {
-            let started = start(&device, || e1000e::start(&device, settings))?;
+            let started = start(&device, || e1000::start(&device, settings))?;
             Ok(Box::new(VfioPort::new(started, device, settings)))
         }
         None => {

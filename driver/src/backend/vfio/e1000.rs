@@ -95,7 +95,7 @@ const BUFFER_LENS: [(usize, u32); 4] =
     [(2048, 0), (4096, 1 << 25 | 3 << 16), (8192, 1 << 25 | 2 << 16), (16_384, 1 << 25 | 1 << 16)];
 
 /// A started 82574.
-pub(super) struct E1000e {
+pub(super) struct E1000 {
     bar: Bar,
     rx: RxRing,
     rx_buffers: Buffers,
@@ -114,7 +114,7 @@ pub(super) struct E1000e {
 }
 
 // SAFETY: the two pointers are registers, which any thread may write; `bar` keeps them mapped.
-unsafe impl Send for E1000e {}
+unsafe impl Send for E1000 {}
 
 /// Starts the device.
 ///
@@ -123,7 +123,7 @@ unsafe impl Send for E1000e {}
 pub(super) fn start(
     device: &Device,
     settings: &VfioSettings,
-) -> Result<Started<E1000e>, VfioError> {
+) -> Result<Started<E1000>, VfioError> {
     let bar = device.bar(0)?;
     if bar.len() < reg::LEN {
         return Err(device.fault("its registers are too few"));
@@ -197,7 +197,7 @@ pub(super) fn start(
     bar.write32(reg::RCTL, receive);
     bar.write32(reg::RDT, rx.tail());
     let (rx_tail, tx_tail) = (bar.register(reg::RDT), bar.register(reg::TDT));
-    let nic = E1000e {
+    let nic = E1000 {
         bar,
         rx,
         rx_buffers,
@@ -291,7 +291,7 @@ fn ring(register: NonNull<u32>, tail: u32) {
     unsafe { register.as_ptr().write_volatile(tail.to_le()) }
 }
 
-impl Nic for E1000e {
+impl Nic for E1000 {
     #[inline]
     fn tx(&mut self, len: usize, fill: impl FnOnce(NonNull<u8>)) -> Result<bool, Broken> {
         assert!(len <= self.tx_buffers.stride(), "longer than a buffer");
