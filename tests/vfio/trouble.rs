@@ -38,7 +38,7 @@ fn the_device_is_reset() {
     let Some(n) = nic(0) else { return };
     let methods = std::fs::read_to_string(sysfs(&n).join("reset_method")).unwrap();
     if !methods.contains("flr") {
-        println!("QEMU's 82574 has no reset that another process could ask for: {methods}");
+        println!("QEMU's card has no reset that another process could ask for: {methods}");
         return;
     }
     let mut a = port(&format!("vfio:{n}"));

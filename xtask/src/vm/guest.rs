@@ -30,6 +30,8 @@ pub(crate) enum Model {
     Virtio,
     /// Intel 82574L.
     E1000e,
+    /// Intel 82540EM.
+    E1000,
 }
 
 impl Model {
@@ -38,6 +40,7 @@ impl Model {
         match self {
             Self::Virtio => "virtio-net-pci,disable-legacy=on,iommu_platform=on",
             Self::E1000e => "e1000e",
+            Self::E1000 => "e1000",
         }
     }
 }

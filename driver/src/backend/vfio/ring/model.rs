@@ -9,7 +9,8 @@ use std::ptr::NonNull;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64};
 
-use super::e1000::{DESC_LEN, DONE, RX_END};
+use super::desc::Descs;
+use super::e1000::{DONE, RX_END};
 use super::virtq::{DESC_NEXT, DESC_WRITE, Layout, NO_INTERRUPT, NO_NOTIFY};
 
 /// The memory that a model may reach, and how.
@@ -156,8 +157,7 @@ impl VirtqDevice {
 
 /// The device's end of a ring of Intel's legacy descriptors.
 pub struct LegacyDevice {
-    base: NonNull<u8>,
-    mask: u32,
+    ring: Descs,
     head: u32,
 }
 
@@ -167,18 +167,13 @@ impl LegacyDevice {
     /// # Safety
     /// As [`RxRing::new`](super::e1000::RxRing::new), whose other end this is.
     pub unsafe fn new(base: NonNull<u8>, count: u32) -> Self {
-        Self { base, mask: count - 1, head: 0 }
-    }
-
-    fn half(&self, i: u32, half: usize) -> &AtomicU64 {
-        let at = (i & self.mask) as usize * DESC_LEN + 8 * half;
-        // SAFETY: masked, so inside the ring, aligned, and mapped (`new`).
-        unsafe { self.base.add(at).cast::<AtomicU64>().as_ref() }
+        // SAFETY: the caller's promise.
+        Self { ring: unsafe { Descs::new(base, count) }, head: 0 }
     }
 
     /// Whether the tail register leaves the device a descriptor.
     pub fn has_next(&self, tail: u32) -> bool {
-        self.head & self.mask != tail & self.mask
+        (self.head ^ tail) & self.ring.mask() != 0
     }
 
     /// Puts a frame into the next descriptor's buffer.
@@ -186,10 +181,10 @@ impl LegacyDevice {
     /// # Panics
     /// On a fault of `iommu`.
     pub fn receive(&mut self, iommu: &Iommu, frame: &[u8]) {
-        let addr = u64::from_le(self.half(self.head, 0).load(Relaxed));
+        let addr = u64::from_le(self.ring.half(self.head, 0).load(Relaxed));
         iommu.write(addr, frame);
         let word = frame.len() as u64 | DONE | RX_END;
-        self.half(self.head, 1).store(word.to_le(), Release);
+        self.ring.half(self.head, 1).store(word.to_le(), Release);
         self.head = self.head.wrapping_add(1);
     }
 
@@ -198,17 +193,17 @@ impl LegacyDevice {
     /// # Panics
     /// On a fault of `iommu`.
     pub fn send(&mut self, iommu: &Iommu) -> Vec<u8> {
-        let addr = u64::from_le(self.half(self.head, 0).load(Relaxed));
-        let word = u64::from_le(self.half(self.head, 1).load(Acquire));
+        let addr = u64::from_le(self.ring.half(self.head, 0).load(Relaxed));
+        let word = u64::from_le(self.ring.half(self.head, 1).load(Acquire));
         let mut frame = vec![0; word as u16 as usize];
         iommu.read(addr, &mut frame);
-        self.half(self.head, 1).store((word | DONE).to_le(), Release);
+        self.ring.half(self.head, 1).store((word | DONE).to_le(), Release);
         self.head = self.head.wrapping_add(1);
         frame
     }
 
     /// Writes the second half of a descriptor, right or wrong.
     pub fn scribble(&self, i: u32, word: u64) {
-        self.half(i, 1).store(word.to_le(), Release);
+        self.ring.half(i, 1).store(word.to_le(), Release);
     }
 }
