@@ -16,6 +16,7 @@ fn kernels_driver(nic: &str) -> &'static str {
     match id(nic) {
         (0x8086, 0x10d3) => "e1000e",
         (0x8086, _) => "e1000",
+        (0x15ad, _) => "vmxnet3",
         _ => "virtio-pci",
     }
 }

@@ -77,7 +77,7 @@ pub(crate) fn id(nic: &str) -> (u16, u16) {
 /// Whether QEMU's model of a NIC drops frames for which there is no buffer, as a real one does. Of
 /// the others they wait.
 pub(crate) fn overruns(nic: &str) -> bool {
-    id(nic) == (0x8086, 0x100e)
+    [(0x8086, 0x100e), (0x15ad, 0x07b0)].contains(&id(nic))
 }
 
 /// How long QEMU's model of a NIC takes no frames after its start: a second of the 82540.

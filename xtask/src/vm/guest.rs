@@ -32,6 +32,8 @@ pub(crate) enum Model {
     E1000e,
     /// Intel 82540EM.
     E1000,
+    /// VMware vmxnet3.
+    Vmxnet3,
 }
 
 impl Model {
@@ -41,6 +43,7 @@ impl Model {
             Self::Virtio => "virtio-net-pci,disable-legacy=on,iommu_platform=on",
             Self::E1000e => "e1000e",
             Self::E1000 => "e1000",
+            Self::Vmxnet3 => "vmxnet3",
         }
     }
 }

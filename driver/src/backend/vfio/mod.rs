@@ -5,6 +5,7 @@
 //!    nic::Nic        what a driver does: send, flush, take, release
 //!      virtio        virtio-net: `netq` (data path) over `ring::virtq`
 //!      e1000         Intel 82574L and 8254x over `ring::e1000`
+//!      vmxnet3       VMware vmxnet3 over `ring::vmxnet3`
 //!    device          container, group, device, registers, memory that the device reaches
 //!      sys, iova     the kernel's calls; addresses behind the IOMMU
 //!    survey          the NICs of this machine and what keeps them from being used
@@ -36,6 +37,7 @@ pub mod survey;
 #[doc(hidden)]
 pub mod sys;
 mod virtio;
+mod vmxnet3;
 
 pub use error::VfioError;
 pub use iova::IovaSpace;
@@ -129,6 +131,7 @@ pub fn open(settings: &VfioSettings) -> Result<Box<dyn Port>, OpenError> {
         Some(Kind::Intel8254x) => {
             run(device, settings, |device, with| e1000::start(device, with, &e1000::I8254X))
         }
+        Some(Kind::Vmxnet3) => run(device, settings, vmxnet3::start),
         None => {
             let (vendor, number) = id;
             let bdf = device.bdf.clone();

@@ -5,6 +5,7 @@ pub mod desc;
 pub mod e1000;
 pub mod model;
 pub mod virtq;
+pub mod vmxnet3;
 
 #[cfg(test)]
 mod tests;
