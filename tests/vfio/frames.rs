@@ -4,9 +4,9 @@ use std::time::{Duration, Instant};
 
 use barewire_driver::frame::{Body, RxFrame, TxFrame};
 use barewire_driver::mem::{IoBuf, Span};
-use barewire_driver::port::{MacAddr, Port, Tx};
+use barewire_driver::port::{MacAddr, Port, PortCounters, Tx};
 
-use crate::machine::{nic, pair, port};
+use crate::machine::{nic, overruns, pair, port};
 use crate::worker::pattern;
 
 /// Longest that a frame may take.
@@ -57,6 +57,14 @@ fn silence(port: &mut dyn Port) {
     }
 }
 
+/// Sends a frame and waits for it: QEMU's 82540 takes none within a second of its start.
+fn warm_up(from: &mut dyn Port, to: &mut dyn Port) {
+    let bytes = frame(to.caps().mac, from.caps().mac, 100, 0);
+    assert_eq!(send(from, &bytes), Tx::Sent);
+    from.flush().unwrap();
+    assert_eq!(next(to, 1), [bytes]);
+}
+
 /// Whether `got` is `sent`, with whatever a short frame was padded with.
 fn same(sent: &[u8], got: &[u8]) -> bool {
     let (start, padding) = got.split_at(sent.len().min(got.len()));
@@ -84,6 +92,16 @@ fn every_length(options: &str) {
 #[test]
 fn every_length_arrives_unchanged() {
     every_length("");
+}
+
+/// Other chips of the same driver: the guest may have one pair of them beside the first.
+#[test]
+fn a_second_pair_talks() {
+    let nics = ["NIC2", "NIC3"].map(|nic| std::env::var(nic).ok());
+    let [Some(n), Some(m)] = nics else { return };
+    let [mut a, mut b] = [n, m].map(|nic| port(&format!("vfio:{nic}")));
+    warm_up(&mut *a, &mut *b);
+    warm_up(&mut *b, &mut *a);
 }
 
 #[test]
@@ -116,20 +134,31 @@ fn pieces_are_joined_in_order() {
     assert_eq!(next(&mut *b, 1), [whole]);
 }
 
-/// Goal: nothing is lost, doubled or changed when both rings are full again and again. Method:
-/// many times more frames than there are buffers, in both directions, the receiver slower than the
-/// sender. A hub under QEMU may exchange two frames, so order is not asked for.
+/// Goal: nothing is lost untold, doubled or changed when both rings are full again and again.
+/// Method: many times more frames than there are buffers, in both directions, the receiver slower
+/// than the sender. A hub under QEMU may exchange two frames, so order is not asked for. Some of
+/// its cards have frames wait for a buffer; the others count them as dropped, and so do we.
 #[test]
 fn full_rings_push_back_and_lose_nothing() {
     let Some(mut ports) = pair("") else { return };
     let macs = [ports[0].caps().mac, ports[1].caps().mac];
+    let [a, b] = &mut ports;
+    warm_up(&mut **a, &mut **b);
+    warm_up(&mut **b, &mut **a);
     let total = 3000_u64;
     let mut sent = [0_u64; 2];
     let mut seen = [vec![0_u8; total as usize], vec![0; total as usize]];
     let mut pushed_back = 0;
     let start = Instant::now();
-    while seen.iter().any(|seen| seen.contains(&0)) {
-        assert!(start.elapsed() < 3 * PATIENCE, "sent {sent:?}");
+    let is_over = |ports: &[Box<dyn Port>; 2]| {
+        ports.iter().all(|port| {
+            let PortCounters { rx_frames, rx_dropped, .. } = port.counters();
+            rx_frames + rx_dropped > total
+        })
+    };
+    while !is_over(&ports) {
+        let counted = || ports.each_ref().map(|port| port.counters());
+        assert!(start.elapsed() < 3 * PATIENCE, "sent {sent:?}, {:?}", counted());
         let mut idle = true;
         for i in 0..2 {
             while sent[i] < total {
@@ -153,15 +182,22 @@ fn full_rings_push_back_and_lose_nothing() {
             }
         }
         if idle {
-            std::thread::sleep(Duration::from_micros(100));
+            // What a card has dropped is looked at with its state, soon where somebody sleeps.
+            for port in &ports {
+                port.waiter().unwrap().wait(Duration::from_micros(100));
+            }
         }
     }
-    assert!(seen.iter().flatten().all(|&times| times == 1), "a frame came twice");
+    assert!(seen.iter().flatten().all(|&times| times <= 1), "a frame came twice");
     assert!(pushed_back > 0, "the rings were never full");
-    for port in &ports {
+    let has_losses = nic(0).is_some_and(|nic| overruns(&nic));
+    for (port, seen) in ports.iter().zip(&seen) {
         let counters = port.counters();
-        assert_eq!((counters.tx_frames, counters.rx_frames), (total, total));
-        assert_eq!(counters.rx_dropped, 0);
+        let came = seen.iter().filter(|&&times| times == 1).count() as u64;
+        assert_eq!((counters.tx_frames, counters.rx_frames), (total + 1, came + 1));
+        assert_eq!(counters.rx_dropped, total - came);
+        assert!(has_losses || came == total, "{counters:?}");
+        println!("{came} of {total} frames came, {} dropped", counters.rx_dropped);
     }
 }
 
@@ -228,8 +264,12 @@ fn a_frame_ends_a_sleep() {
     let Some([mut a, mut b]) = pair("") else { return };
     let waiter = a.waiter().unwrap();
     let bytes = frame(a.caps().mac, b.caps().mac, 100, 1);
+    warm_up(&mut *b, &mut *a);
     for round in 0..5 {
         waiter.wait(Duration::from_secs(20));
+        assert_eq!(take(&mut *a, 64), Vec::<Vec<u8>>::new());
+        // A vmxnet3 announces once what came before.
+        waiter.wait(Duration::from_millis(10));
         assert_eq!(take(&mut *a, 64), Vec::<Vec<u8>>::new());
         let start = Instant::now();
         waiter.wait(Duration::from_millis(60));

@@ -1,20 +1,22 @@
 //! Code that is not ours at the other end: the kernel's own driver of the same NIC, reached over
 //! AF_PACKET.
 //!
-//! The guest's kernel has that driver, `virtio_net` or `e1000e`, which takes NIC1.
+//! The guest's kernel has that driver, which takes the second NIC of each pair.
 
 use std::time::{Duration, Instant};
 
 use barewire_driver::frame::{ETHERTYPE, RxFrame, TxFrame};
 use barewire_driver::port::{MacAddr, Port, Tx};
 
-use crate::machine::{nic, port, rebind, sh, sysfs};
+use crate::machine::{id, nic, port, rebind, sh, sysfs};
 use crate::worker::pattern;
 
 /// The PCI driver of the kernel that a NIC is for.
 fn kernels_driver(nic: &str) -> &'static str {
-    match std::fs::read_to_string(sysfs(nic).join("vendor")).unwrap().trim() {
-        "0x8086" => "e1000e",
+    match id(nic) {
+        (0x8086, 0x10d3) => "e1000e",
+        (0x8086, _) => "e1000",
+        (0x15ad, _) => "vmxnet3",
         _ => "virtio-pci",
     }
 }
@@ -79,10 +81,17 @@ fn stream(from: &mut dyn Port, to: &mut dyn Port, count: u64) {
 }
 
 /// Goal: what our driver sends is what the kernel's receives, and the other way round, with equal
-/// counts on both sides.
+/// counts on both sides. Method: NIC0 and NIC1, and every other pair that VM_KERNEL names.
 #[test]
 fn frames_to_and_from_the_kernels_driver() {
-    let (Some(n), Some(m)) = (nic(0), nic(1)) else { return };
+    let pairs = std::env::var("VM_KERNEL").unwrap_or_else(|_| "0".to_owned());
+    for first in pairs.split(' ').map(|first| first.parse().unwrap()) {
+        let (Some(n), Some(m)) = (nic(first), nic(first + 1)) else { return };
+        to_and_from_the_kernel(n, m);
+    }
+}
+
+fn to_and_from_the_kernel(n: String, m: String) {
     let driver = kernels_driver(&m);
     rebind(&m, driver);
     let name = interface(&m);

@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 use barewire_driver::open::open;
 use barewire_driver::port::Port;
@@ -62,6 +63,27 @@ pub(crate) fn refusal(spec: &str) -> String {
 /// A device's folder in sysfs.
 pub(crate) fn sysfs(nic: &str) -> PathBuf {
     Path::new("/sys/bus/pci/devices").join(nic)
+}
+
+/// Vendor and number of a NIC.
+pub(crate) fn id(nic: &str) -> (u16, u16) {
+    let number = |file: &str| {
+        let text = std::fs::read_to_string(sysfs(nic).join(file)).unwrap();
+        u16::from_str_radix(text.trim().trim_start_matches("0x"), 16).unwrap()
+    };
+    (number("vendor"), number("device"))
+}
+
+/// Whether QEMU's model of a NIC drops frames for which there is no buffer, as a real one does. Of
+/// the others they wait.
+pub(crate) fn overruns(nic: &str) -> bool {
+    [(0x8086, 0x100e), (0x15ad, 0x07b0)].contains(&id(nic))
+}
+
+/// How long QEMU's model of a NIC takes no frames after its start: a second of the 82540.
+pub(crate) fn deaf_time(nic: &str) -> Duration {
+    let is_8254x = id(nic) == (0x8086, 0x100e);
+    Duration::from_millis(if is_8254x { 1100 } else { 0 })
 }
 
 /// Runs a line of shell, which has to succeed, and gives what it printed.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use barewire::*;
 
-use crate::machine::nic;
+use crate::machine::{deaf_time, nic};
 use crate::supervisor::{PATIENCE, Rng, Worker};
 use crate::worker::{Node, T_DEAD, nap, open, pattern, settings};
 
@@ -98,8 +98,9 @@ fn kill_9_of_either_process() {
         let [a, b] = &mut pair;
         introduce(a, b);
     }
+    let deaf = nic(0).map_or(Duration::ZERO, |nic| deaf_time(&nic));
     for round in 0..4 {
-        std::thread::sleep(Duration::from_millis(50 + rng.below(300)));
+        std::thread::sleep(deaf + Duration::from_millis(50 + rng.below(300)));
         let victim = round % 2;
         let [a, b] = pair;
         let (dead, mut alive) = if victim == 0 { (a, b) } else { (b, a) };
@@ -113,7 +114,7 @@ fn kill_9_of_either_process() {
         introduce(&mut alive, &mut fresh);
         pair = if victim == 0 { [fresh, alive] } else { [alive, fresh] };
     }
-    std::thread::sleep(Duration::from_millis(500));
+    std::thread::sleep(deaf + Duration::from_millis(500));
     for worker in &mut pair {
         worker.say("QUIET");
     }

@@ -30,6 +30,10 @@ pub(crate) enum Model {
     Virtio,
     /// Intel 82574L.
     E1000e,
+    /// Intel 82540EM.
+    E1000,
+    /// VMware vmxnet3.
+    Vmxnet3,
 }
 
 impl Model {
@@ -38,6 +42,8 @@ impl Model {
         match self {
             Self::Virtio => "virtio-net-pci,disable-legacy=on,iommu_platform=on",
             Self::E1000e => "e1000e",
+            Self::E1000 => "e1000",
+            Self::Vmxnet3 => "vmxnet3",
         }
     }
 }

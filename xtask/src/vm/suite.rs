@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use super::guest::{self, Ended, Guest, Model, Nic};
+use super::guest::{self, Cable, Ended, Guest, Model, Nic};
 use super::kernel::Flavour;
 use super::wire::Wire;
 use super::{NotHere, with_setup};
@@ -48,6 +48,10 @@ const AS_USER: &str = "hugepage-setup.sh --2m 64 --bind $NIC0 $NIC1 --group user
                        as_user=$?\n\
                        $tests $as_root && exit $as_user\n";
 
+/// The tests of an 82540, and of a vmxnet3: the others have been over the two other cards' ports.
+const E1000: &str = "frames:: processes:: cable:: trouble:: testpmd::";
+const VMXNET3: &str = "frames:: processes:: cable:: trouble:: msg:: matching:: rma::";
+
 /// The guests of the suite, in order. What takes long is measured `nightly`.
 pub(crate) fn runs(program: &Path, nightly: bool) -> Vec<Run> {
     // Left out: what says nothing of a port, and takes long in emulation.
@@ -60,6 +64,16 @@ pub(crate) fn runs(program: &Path, nightly: bool) -> Vec<Run> {
     by_user.command =
         format!("as_user='{of_a_port} {long}'\nas_root='cable:: trouble:: testpmd::'\n{AS_USER}");
     by_user.files.extend(testpmd());
+    // The 82574's driver with another chip: what is above the port has been with that one.
+    let mut e1000 = Guest::with_pair("e1000", Model::E1000.device());
+    e1000.nics.extend(
+        [("e1000-82544gc", 3), ("e1000-82545em", 4)]
+            .map(|(device, station)| Nic { cable: Cable::Hub(1), ..Nic::on_hub(device, station) }),
+    );
+    e1000.command = format!("$tests {E1000} {long}\n");
+    e1000.files.extend(testpmd());
+    let mut vmxnet3 = Guest::with_pair("vmxnet3", Model::Vmxnet3.device());
+    vmxnet3.command = format!("$tests {VMXNET3} {long}\n");
     let virtio = Model::Virtio.device();
     let mut wrong = Guest::with_pair("refusals", virtio);
     wrong.iova_bits = 39;
@@ -73,8 +87,16 @@ pub(crate) fn runs(program: &Path, nightly: bool) -> Vec<Run> {
     // The kernel's own driver at the other end; for virtio-net it is in the guest above.
     let mut kernels = Guest::with_pair("kernel", Model::E1000e.device());
     kernels.kernel = Flavour::Full;
-    kernels.modules = vec!["e1000e", "af_packet"];
-    kernels.command = "$tests kernel::\n".to_owned();
+    kernels.modules = vec!["e1000e", "e1000", "vmxnet3", "af_packet"];
+    for (hub, model) in [(1, Model::E1000), (2, Model::Vmxnet3)] {
+        kernels.nics.extend(
+            [1, 2].map(|n| Nic {
+                cable: Cable::Hub(hub),
+                ..Nic::on_hub(model.device(), 2 * hub + n)
+            }),
+        );
+    }
+    kernels.command = "export VM_KERNEL='0 2 4'\n$tests kernel::\n".to_owned();
     let mut planted = Guest::with_pair("planted", virtio);
     planted.command = "export VM_PLANTED=1\n$tests planted::\n".to_owned();
     let mut remapping = Guest::with_pair("remapping", virtio);
@@ -82,7 +104,7 @@ pub(crate) fn runs(program: &Path, nightly: bool) -> Vec<Run> {
     remapping.command = "export VM_NO_REMAPPING=1\n\
                          $tests refusals::a_machine_without_interrupt_remapping\n"
         .to_owned();
-    let guests = [by_root, by_user, wrong, kernels, remapping, planted];
+    let guests = [by_root, by_user, e1000, vmxnet3, wrong, kernels, remapping, planted];
     let runs = guests.map(|guest| {
         let mut guest = with_setup(guest);
         guest.files.push((program.to_owned(), "usr/bin/vfio-tests".to_owned()));

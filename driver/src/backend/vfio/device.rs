@@ -14,6 +14,8 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
+use std::sync::atomic::Ordering::Release;
+use std::sync::atomic::fence;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use memmap2::{MmapOptions, MmapRaw};
@@ -180,10 +182,22 @@ impl Device {
         Ok(Bar { map: Arc::new(map), len })
     }
 
-    /// An event that the device's first interrupt of the kind `index` signals, if it has such a
-    /// one. Polling needs none, sleeping does.
-    pub(super) fn interrupt(&self, index: u32) -> Option<EventFd> {
-        signalled(&self.file, index)
+    /// The device's first interrupt of the kind `index`, if it has such a one. Polling needs none,
+    /// sleeping does.
+    pub(super) fn interrupt(&self, index: u32) -> Option<Interrupt> {
+        let is_line = index == vfio::VFIO_PCI_INTX_IRQ_INDEX;
+        Some(Interrupt { event: signalled(&self.file, index)?, is_line })
+    }
+
+    /// Lets an interrupt signal again, after its cause has been taken back. The kernel masks a
+    /// line, which devices may share, each time that it signals; messages need nothing.
+    pub(super) fn unmask(&self, interrupt: &Interrupt) {
+        // A device that is gone is noticed when its state is looked at.
+        if interrupt.is_line
+            && let Err(error) = sys::unmask_line(&self.file)
+        {
+            tracing::debug!(bdf = self.bdf, %error, "its interrupt stays masked");
+        }
     }
 
     /// Resets the device (FLR where it has it), which ends every transfer.
@@ -277,6 +291,14 @@ fn signalled(device: &File, index: u32) -> Option<EventFd> {
     Some(eventfd)
 }
 
+/// An interrupt of a device.
+pub(super) struct Interrupt {
+    /// What it signals.
+    pub(super) event: EventFd,
+    /// It is a line (INTx) and not a message.
+    is_line: bool,
+}
+
 /// Registers of a device. Every access is checked against the length and reaches the device.
 #[derive(Clone)]
 pub(super) struct Bar {
@@ -295,6 +317,11 @@ impl Bar {
         let len = size_of::<T>();
         assert!(at.is_multiple_of(len) && at <= self.len && len <= self.len - at, "no register");
         self.map.as_mut_ptr().wrapping_add(at).cast()
+    }
+
+    /// The register at `at` as one that is written after what it lets the device read.
+    pub(super) fn tail(&self, at: usize) -> Tail {
+        Tail { register: self.register(at), _map: Arc::clone(&self.map) }
     }
 
     /// Where a register of 16 or 32 bits lies, for one that is written often. The mapping lasts as
@@ -338,6 +365,26 @@ impl Bar {
     pub(super) fn write64(&self, at: usize, value: u64) {
         self.write32(at, value as u32);
         self.write32(at + 4, (value >> 32) as u32);
+    }
+}
+
+/// A register of 32 bits that tells the device how far a ring is filled.
+pub(super) struct Tail {
+    register: NonNull<u32>,
+    /// Keeps the register mapped.
+    _map: Arc<MmapRaw>,
+}
+
+// SAFETY: a register, which any thread may write; it stays mapped.
+unsafe impl Send for Tail {}
+
+impl Tail {
+    /// Writes it, after everything that it lets the device read.
+    #[inline]
+    pub(super) fn set(&self, tail: u32) {
+        fence(Release);
+        // SAFETY: a register of the mapping that is kept beside it.
+        unsafe { self.register.as_ptr().write_volatile(tail.to_le()) }
     }
 }
 

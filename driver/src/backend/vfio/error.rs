@@ -3,6 +3,8 @@
 use std::io;
 use std::path::PathBuf;
 
+use super::kind;
+
 /// Why a NIC did not open. It is left as it was found.
 ///
 /// Each message is one line and ends in what to do about it.
@@ -98,8 +100,8 @@ pub enum VfioError {
     },
     /// There is no driver for this device.
     #[error(
-        "{bdf} is a {vendor:04x}:{device:04x}, for which there is no driver here; there are \
-         virtio-net (1af4:1041) and Intel 82574L (8086:10d3)"
+        "{bdf} is a {vendor:04x}:{device:04x}, for which there is no driver here; there are {}",
+        kind::list()
     )]
     Unknown {
         /// The device.

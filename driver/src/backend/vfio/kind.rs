@@ -7,13 +7,21 @@ pub enum Kind {
     VirtioNet,
     /// Intel's 82574L.
     Intel82574L,
+    /// Intel's 82540EM and its sisters for PCI and PCI-X, 82544GC and 82545EM.
+    Intel8254x,
+    /// VMware's vmxnet3.
+    Vmxnet3,
 }
 
 /// Vendor and device of what has a driver here.
-const IDS: [((u16, u16), Kind); 3] = [
+const IDS: [((u16, u16), Kind); 7] = [
     ((0x1af4, 0x1041), Kind::VirtioNet),
     ((0x1af4, 0x1000), Kind::VirtioNet),
     ((0x8086, 0x10d3), Kind::Intel82574L),
+    ((0x8086, 0x100e), Kind::Intel8254x),
+    ((0x8086, 0x100c), Kind::Intel8254x),
+    ((0x8086, 0x100f), Kind::Intel8254x),
+    ((0x15ad, 0x07b0), Kind::Vmxnet3),
 ];
 
 impl Kind {
@@ -27,8 +35,24 @@ impl Kind {
         match self {
             Self::VirtioNet => "virtio-net",
             Self::Intel82574L => "Intel 82574L",
+            Self::Intel8254x => "Intel 8254x",
+            Self::Vmxnet3 => "VMware vmxnet3",
         }
     }
+}
+
+/// All kinds with their ids, in one line.
+pub(super) fn list() -> String {
+    let mut line = String::new();
+    let mut last = None;
+    for ((vendor, device), kind) in IDS {
+        if last.replace(kind) != Some(kind) {
+            let between = if line.is_empty() { "" } else { "; " };
+            line.push_str(&format!("{between}{}", kind.name()));
+        }
+        line.push_str(&format!(" {vendor:04x}:{device:04x}"));
+    }
+    line
 }
 
 #[cfg(test)]
@@ -45,6 +69,10 @@ mod tests {
         }
         assert_eq!(Kind::of((0x8086, 0x1521)), None);
         assert_eq!(Kind::of((0x10d3, 0x8086)), None);
-        assert_ne!(Kind::VirtioNet.name(), Kind::Intel82574L.name());
+        assert_eq!(
+            list(),
+            "virtio-net 1af4:1041 1af4:1000; Intel 82574L 8086:10d3; Intel 8254x 8086:100e \
+             8086:100c 8086:100f; VMware vmxnet3 15ad:07b0"
+        );
     }
 }

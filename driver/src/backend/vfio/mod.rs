@@ -4,7 +4,8 @@
 //!  VfioPort          counts, filters, lends; the same for every NIC
 //!    nic::Nic        what a driver does: send, flush, take, release
 //!      virtio        virtio-net: `netq` (data path) over `ring::virtq`
-//!      e1000e        Intel 82574L over `ring::e1000`
+//!      e1000         Intel 82574L and 8254x over `ring::e1000`
+//!      vmxnet3       VMware vmxnet3 over `ring::vmxnet3`
 //!    device          container, group, device, registers, memory that the device reaches
 //!      sys, iova     the kernel's calls; addresses behind the IOMMU
 //!    survey          the NICs of this machine and what keeps them from being used
@@ -25,7 +26,7 @@
 //! arm in `open`, without which it does not compile.
 
 mod device;
-mod e1000e;
+mod e1000;
 mod error;
 mod iova;
 mod kind;
@@ -36,6 +37,7 @@ pub mod survey;
 #[doc(hidden)]
 pub mod sys;
 mod virtio;
+mod vmxnet3;
 
 pub use error::VfioError;
 pub use iova::IovaSpace;
@@ -55,7 +57,7 @@ use crate::error::OpenError;
 use crate::frame::{ETH_HDR_LEN, RxFrame, TxFrame};
 use crate::mem::{Hugepages, SHORT};
 use crate::port::{MacAddr, Port, PortCaps, PortCounters, PortGone, PortWaiter, RxSink, Tx};
-use device::{Device, DmaArea};
+use device::{Device, DmaArea, Interrupt};
 use nic::{Facts, Lent, Nic};
 
 /// Frames lent at once; a larger `max` of `rx_burst` is cut to this.
@@ -111,7 +113,7 @@ struct Started<N> {
     facts: Facts,
     areas: Vec<DmaArea>,
     /// Signalled by the device when a frame arrives and [`Nic::set_interrupt`] asked for it.
-    interrupt: Option<EventFd>,
+    interrupt: Option<Interrupt>,
 }
 
 /// Takes the NIC and starts it.
@@ -122,20 +124,30 @@ pub fn open(settings: &VfioSettings) -> Result<Box<dyn Port>, OpenError> {
     let device = Device::open(&settings.bdf)?;
     let id = (device.config_u16(0)?, device.config_u16(2)?);
     match Kind::of(id) {
-        Some(Kind::VirtioNet) => {
-            let started = start(&device, || virtio::start(&device, settings))?;
-            Ok(Box::new(VfioPort::new(started, device, settings)))
-        }
+        Some(Kind::VirtioNet) => run(device, settings, virtio::start),
         Some(Kind::Intel82574L) => {
-            let started = start(&device, || e1000e::start(&device, settings))?;
-            Ok(Box::new(VfioPort::new(started, device, settings)))
+            run(device, settings, |device, with| e1000::start(device, with, &e1000::I82574))
         }
+        Some(Kind::Intel8254x) => {
+            run(device, settings, |device, with| e1000::start(device, with, &e1000::I8254X))
+        }
+        Some(Kind::Vmxnet3) => run(device, settings, vmxnet3::start),
         None => {
             let (vendor, number) = id;
             let bdf = device.bdf.clone();
             Err(VfioError::Unknown { bdf, vendor, device: number }.into())
         }
     }
+}
+
+/// Starts a NIC and makes a port of it.
+fn run<N: Nic>(
+    device: Device,
+    settings: &VfioSettings,
+    driver: impl Fn(&Device, &VfioSettings) -> Result<Started<N>, VfioError>,
+) -> Result<Box<dyn Port>, OpenError> {
+    let started = start(&device, || driver(&device, settings))?;
+    Ok(Box::new(VfioPort::new(started, device, settings)))
 }
 
 /// Starts a NIC; one that does not behave is reset (FLR where it has it) and started once more.
@@ -269,12 +281,13 @@ impl<N: Nic> VfioPort<N> {
         let (Some(waiting), Some(live)) = (&self.waiting, &mut self.live) else { return };
         let slept = waiting.slept.swap(0, Relaxed);
         self.polls += slept.min(16) * CHECK_SLEPT;
-        if waiting.events.interrupt.is_none() {
-            return;
-        }
+        let Some(interrupt) = &waiting.events.interrupt else { return };
         if slept != 0 {
             // Also if they are on: what was signalled has been heard.
             live.nic.set_interrupt(true);
+            if let Some(device) = &live.device {
+                device.unmask(interrupt);
+            }
             self.armed_polls = ARMED_POLLS;
         } else {
             self.armed_polls -= 1;
@@ -450,7 +463,7 @@ impl<N: Nic> Port for VfioPort<N> {
 #[derive(Default)]
 struct Events {
     /// A frame has arrived.
-    interrupt: Option<EventFd>,
+    interrupt: Option<Interrupt>,
     /// Somebody wants the device back. Read by [`Device::trouble`].
     request: Option<Arc<EventFd>>,
 }
@@ -481,7 +494,7 @@ impl Waiting {
         let Events { interrupt, request } = &self.events;
         // A descriptor below 0 is not looked at.
         let fd = |event: Option<&EventFd>| event.map_or(-1, AsRawFd::as_raw_fd);
-        let interrupt = interrupt.as_ref().filter(|_| armed);
+        let interrupt = interrupt.as_ref().filter(|_| armed).map(|interrupt| &interrupt.event);
         let request = request.as_deref().filter(|_| armed);
         let fds = [fd(Some(&self.wake)), fd(interrupt), fd(request), super::raw(also)];
         let mut fds = fds.map(super::readable);

@@ -66,7 +66,8 @@ pub trait Nic: Send + 'static {
     fn rx_release(&mut self);
 
     /// Whether the device signals, when a frame arrives, the event that its driver gave it at the
-    /// start. Frames that arrived before may go unannounced: look once more.
+    /// start. Frames that arrived before may go unannounced: look once more. Or they may be
+    /// announced although they were taken: somebody wakes in vain.
     fn set_interrupt(&mut self, wanted: bool);
 
     /// Frames that the device or the driver dropped so far: no buffer, a bad checksum, a length

@@ -104,6 +104,22 @@ pub(super) fn irq_count(device: &File, index: u32) -> io::Result<u32> {
 
 /// `VFIO_DEVICE_SET_IRQS`: lets interrupt 0 of the kind `index` signal `eventfd`, or nothing.
 pub(super) fn set_irq(device: &File, index: u32, eventfd: Option<RawFd>) -> io::Result<()> {
+    let data = match eventfd {
+        Some(_) => vfio::VFIO_IRQ_SET_DATA_EVENTFD,
+        None => vfio::VFIO_IRQ_SET_DATA_NONE,
+    };
+    // None of none: all of this kind are switched off.
+    let count = u32::from(eventfd.is_some());
+    irqs(device, data | vfio::VFIO_IRQ_SET_ACTION_TRIGGER, index, count, eventfd.unwrap_or(-1))
+}
+
+/// `VFIO_DEVICE_SET_IRQS`: lets the line (INTx) signal again, which the kernel masked when it did.
+pub(super) fn unmask_line(device: &File) -> io::Result<()> {
+    let flags = vfio::VFIO_IRQ_SET_DATA_NONE | vfio::VFIO_IRQ_SET_ACTION_UNMASK;
+    irqs(device, flags, vfio::VFIO_PCI_INTX_IRQ_INDEX, 1, -1)
+}
+
+fn irqs(device: &File, flags: u32, index: u32, count: u32, eventfd: RawFd) -> io::Result<()> {
     // A header and one descriptor, which the structure ends in.
     #[repr(C)]
     struct Irqs {
@@ -114,19 +130,8 @@ pub(super) fn set_irq(device: &File, index: u32, eventfd: Option<RawFd>) -> io::
         count: u32,
         eventfd: i32,
     }
-    let data = match eventfd {
-        Some(_) => vfio::VFIO_IRQ_SET_DATA_EVENTFD,
-        None => vfio::VFIO_IRQ_SET_DATA_NONE,
-    };
-    let mut irqs = Irqs {
-        argsz: size_of::<Irqs>() as u32,
-        flags: data | vfio::VFIO_IRQ_SET_ACTION_TRIGGER,
-        index,
-        start: 0,
-        // None of none: all of this kind are switched off.
-        count: u32::from(eventfd.is_some()),
-        eventfd: eventfd.unwrap_or(-1),
-    };
+    let argsz = size_of::<Irqs>() as u32;
+    let mut irqs = Irqs { argsz, flags, index, start: 0, count, eventfd };
     call_with(device, 10, &mut irqs).map(drop)
 }
 

@@ -16,11 +16,9 @@
 //! that register's store (see `backend::vfio`).
 
 use std::ptr::NonNull;
-use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
-/// Bytes of a descriptor.
-pub const DESC_LEN: usize = 16;
+use super::desc::Descs;
 
 /// The device is done with the descriptor.
 pub const DONE: u64 = 1 << 32;
@@ -30,35 +28,6 @@ pub const RX_END: u64 = 1 << 33;
 pub const RX_ERRORS: u64 = 0x97 << 40;
 /// Commands of a frame to send: last descriptor, insert the frame check sequence, report.
 pub const TX_COMMAND: u64 = (0x01 | 0x02 | 0x08) << 24;
-
-/// The memory of a ring.
-struct Ring {
-    base: NonNull<u8>,
-    mask: u32,
-}
-
-// SAFETY: the ring is the only one of ours who touches the memory behind `base`, whichever thread
-// it is on.
-unsafe impl Send for Ring {}
-
-impl Ring {
-    /// # Safety
-    /// As [`RxRing::new`].
-    unsafe fn new(base: NonNull<u8>, count: u32) -> Self {
-        assert!(count.is_power_of_two() && (8..=4096).contains(&count));
-        assert!((base.as_ptr() as usize).is_multiple_of(128));
-        Self { base, mask: count - 1 }
-    }
-
-    /// Half `half` (0: address, 1: the rest) of descriptor `i`.
-    #[inline(always)]
-    fn half(&self, i: u32, half: usize) -> &AtomicU64 {
-        let at = (i & self.mask) as usize * DESC_LEN + 8 * half;
-        // SAFETY: `i` is masked, so `at` lies in the ring, which is mapped for our life, is aligned
-        // and may be shared with the device (`new`).
-        unsafe { self.base.add(at).cast::<AtomicU64>().as_ref() }
-    }
-}
 
 /// What a receive descriptor holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,7 +42,7 @@ pub struct Received {
 
 /// The driver's end of a receive ring.
 pub struct RxRing {
-    ring: Ring,
+    ring: Descs,
     /// The next descriptor to look at. Those from here to `tail` are the device's.
     next: u32,
     /// Descriptors given to the device in all; its low bits are what the tail register wants.
@@ -92,7 +61,7 @@ impl RxRing {
     /// If `count` is no power of two from 8 to 4096, or `base` is not aligned to 128.
     pub unsafe fn new(base: NonNull<u8>, count: u32, addr_of: impl Fn(u32) -> u64) -> Self {
         // SAFETY: the caller's promise.
-        let ring = unsafe { Ring::new(base, count) };
+        let ring = unsafe { Descs::new(base, count) };
         for i in 0..count {
             ring.half(i, 0).store(addr_of(i).to_le(), Relaxed);
             ring.half(i, 1).store(0, Relaxed);
@@ -103,7 +72,7 @@ impl RxRing {
     /// What the tail register has to say: the first descriptor that the device does not have.
     #[inline]
     pub fn tail(&self) -> u32 {
-        self.tail & self.ring.mask
+        self.tail & self.ring.mask()
     }
 
     /// Whether [`take`](Self::take) would find something.
@@ -124,7 +93,7 @@ impl RxRing {
         if word & DONE == 0 {
             return None;
         }
-        let id = self.next & self.ring.mask;
+        let id = self.next & self.ring.mask();
         self.next = self.next.wrapping_add(1);
         let is_good = word & RX_END != 0 && word & RX_ERRORS == 0;
         Some(Received { id, len: word as u16, is_good })
@@ -137,7 +106,7 @@ impl RxRing {
     /// If fewer were taken.
     #[inline]
     pub fn give_back(&mut self, count: u32) {
-        let lent = self.next.wrapping_sub(self.tail).wrapping_add(self.ring.mask);
+        let lent = self.next.wrapping_sub(self.tail).wrapping_add(self.ring.mask());
         assert!(count <= lent, "buffers that were not taken");
         for _ in 0..count {
             // The descriptor at the tail is the one that was kept back until now.
@@ -151,7 +120,7 @@ impl RxRing {
 
 /// The driver's end of a transmit ring.
 pub struct TxRing {
-    ring: Ring,
+    ring: Descs,
     /// The next descriptor to fill; its low bits are what the tail register wants.
     tail: u32,
     /// The oldest descriptor that the device may not be done with.
@@ -168,7 +137,7 @@ impl TxRing {
     /// As [`RxRing::new`].
     pub unsafe fn new(base: NonNull<u8>, count: u32, addr_of: impl Fn(u32) -> u64) -> Self {
         // SAFETY: the caller's promise.
-        let ring = unsafe { Ring::new(base, count) };
+        let ring = unsafe { Descs::new(base, count) };
         for i in 0..count {
             ring.half(i, 0).store(addr_of(i).to_le(), Relaxed);
             ring.half(i, 1).store(0, Relaxed);
@@ -179,17 +148,17 @@ impl TxRing {
     /// What the tail register has to say.
     #[inline]
     pub fn tail(&self) -> u32 {
-        self.tail & self.ring.mask
+        self.tail & self.ring.mask()
     }
 
     /// The number of the descriptor, and so of the buffer, that the next frame goes to; `None`
     /// while the ring is full.
     #[inline]
     pub fn place(&mut self) -> Option<u32> {
-        if self.tail.wrapping_sub(self.clean) == self.ring.mask && !self.reclaim() {
+        if self.tail.wrapping_sub(self.clean) == self.ring.mask() && !self.reclaim() {
             return None;
         }
-        Some(self.tail & self.ring.mask)
+        Some(self.tail & self.ring.mask())
     }
 
     /// Describes a frame of `len` bytes in the buffer of [`place`](Self::place).
@@ -198,7 +167,7 @@ impl TxRing {
     /// If there was no place.
     #[inline]
     pub fn push(&mut self, len: u16) {
-        assert!(self.tail.wrapping_sub(self.clean) < self.ring.mask, "the ring is full");
+        assert!(self.tail.wrapping_sub(self.clean) < self.ring.mask(), "the ring is full");
         let word = u64::from(len) | TX_COMMAND;
         self.ring.half(self.tail, 1).store(word.to_le(), Release);
         self.tail = self.tail.wrapping_add(1);

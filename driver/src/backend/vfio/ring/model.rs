@@ -9,8 +9,10 @@ use std::ptr::NonNull;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64};
 
-use super::e1000::{DESC_LEN, DONE, RX_END};
+use super::desc::Descs;
+use super::e1000::{DONE, RX_END};
 use super::virtq::{DESC_NEXT, DESC_WRITE, Layout, NO_INTERRUPT, NO_NOTIFY};
+use super::vmxnet3::{DONE_GEN, LEN_BITS, RX_GEN, RX_WHOLE, TX_GEN};
 
 /// The memory that a model may reach, and how.
 #[derive(Clone, Debug, Default)]
@@ -156,8 +158,7 @@ impl VirtqDevice {
 
 /// The device's end of a ring of Intel's legacy descriptors.
 pub struct LegacyDevice {
-    base: NonNull<u8>,
-    mask: u32,
+    ring: Descs,
     head: u32,
 }
 
@@ -167,18 +168,13 @@ impl LegacyDevice {
     /// # Safety
     /// As [`RxRing::new`](super::e1000::RxRing::new), whose other end this is.
     pub unsafe fn new(base: NonNull<u8>, count: u32) -> Self {
-        Self { base, mask: count - 1, head: 0 }
-    }
-
-    fn half(&self, i: u32, half: usize) -> &AtomicU64 {
-        let at = (i & self.mask) as usize * DESC_LEN + 8 * half;
-        // SAFETY: masked, so inside the ring, aligned, and mapped (`new`).
-        unsafe { self.base.add(at).cast::<AtomicU64>().as_ref() }
+        // SAFETY: the caller's promise.
+        Self { ring: unsafe { Descs::new(base, count) }, head: 0 }
     }
 
     /// Whether the tail register leaves the device a descriptor.
     pub fn has_next(&self, tail: u32) -> bool {
-        self.head & self.mask != tail & self.mask
+        (self.head ^ tail) & self.ring.mask() != 0
     }
 
     /// Puts a frame into the next descriptor's buffer.
@@ -186,10 +182,10 @@ impl LegacyDevice {
     /// # Panics
     /// On a fault of `iommu`.
     pub fn receive(&mut self, iommu: &Iommu, frame: &[u8]) {
-        let addr = u64::from_le(self.half(self.head, 0).load(Relaxed));
+        let addr = u64::from_le(self.ring.half(self.head, 0).load(Relaxed));
         iommu.write(addr, frame);
         let word = frame.len() as u64 | DONE | RX_END;
-        self.half(self.head, 1).store(word.to_le(), Release);
+        self.ring.half(self.head, 1).store(word.to_le(), Release);
         self.head = self.head.wrapping_add(1);
     }
 
@@ -198,17 +194,102 @@ impl LegacyDevice {
     /// # Panics
     /// On a fault of `iommu`.
     pub fn send(&mut self, iommu: &Iommu) -> Vec<u8> {
-        let addr = u64::from_le(self.half(self.head, 0).load(Relaxed));
-        let word = u64::from_le(self.half(self.head, 1).load(Acquire));
+        let addr = u64::from_le(self.ring.half(self.head, 0).load(Relaxed));
+        let word = u64::from_le(self.ring.half(self.head, 1).load(Acquire));
         let mut frame = vec![0; word as u16 as usize];
         iommu.read(addr, &mut frame);
-        self.half(self.head, 1).store((word | DONE).to_le(), Release);
+        self.ring.half(self.head, 1).store((word | DONE).to_le(), Release);
         self.head = self.head.wrapping_add(1);
         frame
     }
 
     /// Writes the second half of a descriptor, right or wrong.
     pub fn scribble(&self, i: u32, word: u64) {
-        self.half(i, 1).store(word.to_le(), Release);
+        self.ring.half(i, 1).store(word.to_le(), Release);
+    }
+}
+
+/// The device's end of one queue of a vmxnet3: commands that it reads, completions that it writes.
+pub struct Vmxnet3Device {
+    commands: Descs,
+    completions: Descs,
+    /// Commands and completions so far.
+    taken: u32,
+    told: u32,
+}
+
+impl Vmxnet3Device {
+    /// The device's end of the rings at `memory`.
+    ///
+    /// # Safety
+    /// As [`RxRing::new`](super::vmxnet3::RxRing::new), whose other end this is.
+    pub unsafe fn new(memory: [NonNull<u8>; 2], count: u32) -> Self {
+        // SAFETY: the caller's promise.
+        let [commands, completions] = memory.map(|base| unsafe { Descs::new(base, count) });
+        Self { commands, completions, taken: 0, told: 0 }
+    }
+
+    /// The second half of the next command, if its generation says that the driver gave it.
+    fn next(&self, generation: u64) -> Option<u64> {
+        let word = u64::from_le(self.commands.half(self.taken, 1).load(Acquire));
+        let is_odd_pass = self.taken & (self.commands.mask() + 1) == 0;
+        ((word & generation != 0) == is_odd_pass).then_some(word)
+    }
+
+    /// Where the next command's buffer is.
+    fn addr(&self) -> u64 {
+        u64::from_le(self.commands.half(self.taken, 0).load(Relaxed))
+    }
+
+    /// Completes the next command with these words; its number and the generation are added.
+    fn complete(&mut self, first: u64, second: u64) {
+        self.scribble(first | u64::from(self.taken & self.commands.mask()), second);
+        self.taken = self.taken.wrapping_add(1);
+    }
+
+    /// Writes the next completion, of the right generation and with whatever else.
+    pub fn scribble(&mut self, first: u64, second: u64) {
+        let is_odd_pass = self.told & (self.completions.mask() + 1) == 0;
+        let generation = if is_odd_pass { DONE_GEN } else { 0 };
+        self.completions.half(self.told, 0).store(first.to_le(), Relaxed);
+        let second = second & !DONE_GEN | generation;
+        self.completions.half(self.told, 1).store(second.to_le(), Release);
+        self.told = self.told.wrapping_add(1);
+    }
+
+    /// Puts a frame into the next buffer; `false` if there is none.
+    ///
+    /// # Panics
+    /// On a fault of `iommu`, and if the frame is longer than the buffer.
+    pub fn receive(&mut self, iommu: &Iommu, frame: &[u8]) -> bool {
+        let Some(word) = self.next(RX_GEN) else { return false };
+        assert!(frame.len() as u64 <= word & LEN_BITS);
+        iommu.write(self.addr(), frame);
+        self.complete(RX_WHOLE, frame.len() as u64);
+        true
+    }
+
+    /// Passes over the next buffer, as a device may; `false` if there is none.
+    pub fn skip(&mut self) -> bool {
+        let has_one = self.next(RX_GEN).is_some();
+        self.taken = self.taken.wrapping_add(u32::from(has_one));
+        has_one
+    }
+
+    /// Sends the next frame, if there is one. Its completion, if `tells` is not set, is left to
+    /// that of a later one.
+    ///
+    /// # Panics
+    /// On a fault of `iommu`.
+    pub fn send(&mut self, iommu: &Iommu, tells: bool) -> Option<Vec<u8>> {
+        let word = self.next(TX_GEN)?;
+        let mut frame = vec![0; (word & LEN_BITS) as usize];
+        iommu.read(self.addr(), &mut frame);
+        if tells {
+            self.complete(0, 0);
+        } else {
+            self.taken = self.taken.wrapping_add(1);
+        }
+        Some(frame)
     }
 }

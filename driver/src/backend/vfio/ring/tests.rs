@@ -6,8 +6,9 @@ use std::collections::VecDeque;
 use proptest::prelude::*;
 
 use super::e1000::{DONE, RX_END, RxRing, TxRing};
-use super::model::{Iommu, LegacyDevice, VirtqDevice};
+use super::model::{Iommu, LegacyDevice, VirtqDevice, Vmxnet3Device};
 use super::virtq::{Broken, Layout, RecycledVirtq, Virtq};
+use super::vmxnet3;
 use crate::mem::{Arena, Block, Hugepages};
 use std::ptr::NonNull;
 
@@ -516,6 +517,229 @@ proptest! {
                     }
                     prop_assert!(tx.in_flight() < RING);
                 }
+            }
+        }
+    }
+}
+
+const VMX: u32 = 32;
+
+/// Rings of a vmxnet3's queue, and buffers at address 1 MiB of the device.
+struct Vmx {
+    rings: Block,
+    buffers: Block,
+    memory: [NonNull<u8>; 2],
+    iommu: Iommu,
+}
+
+fn vmx(device_writes: bool) -> Vmx {
+    let (rings, base) = memory(2 * VMX as usize * 16);
+    let (buffers, buffers_base) = memory(VMX as usize * STRIDE);
+    let mut iommu = Iommu::default();
+    // SAFETY: the block is kept beside the map; the second ring begins inside the first block.
+    let second = unsafe {
+        iommu.map(1 << 20, buffers_base, buffers.len(), device_writes);
+        base.add(VMX as usize * 16)
+    };
+    Vmx { rings, buffers, memory: [base, second], iommu }
+}
+
+impl Vmx {
+    fn rx(&self) -> (vmxnet3::RxRing, Vmxnet3Device) {
+        // SAFETY: `VMX * 16` bytes each, aligned to 512, kept by `self`.
+        unsafe {
+            (
+                vmxnet3::RxRing::new(self.memory, VMX, STRIDE, addr),
+                Vmxnet3Device::new(self.memory, VMX),
+            )
+        }
+    }
+
+    fn tx(&self) -> (vmxnet3::TxRing, Vmxnet3Device) {
+        // SAFETY: as in `rx`.
+        unsafe {
+            (vmxnet3::TxRing::new(self.memory, VMX, addr), Vmxnet3Device::new(self.memory, VMX))
+        }
+    }
+}
+
+/// Goal: received frames arrive once, in order and unchanged, the device never gets a buffer that
+/// is lent, and those that it skips come back to it. Method: random deliveries, skips, takes and
+/// returns against a queue of frames, over many passes of the generation bits.
+#[test]
+fn a_vmxnet3s_frames_arrive_in_order_across_the_wrap() {
+    let v = vmx(true);
+    let (mut rx, mut device) = v.rx();
+    let mut lent: VecDeque<(u32, u32)> = VecDeque::new();
+    // Buffers that the device has; those that each frame stands for; those that may be given back.
+    let (mut has, mut stands_for, mut free) = (VMX - 1, VecDeque::new(), 0);
+    let (mut sent, mut got, mut skipped, mut x) = (0_u32, 0, 0, 7_u64);
+    while got < 50_000 {
+        x ^= x << 13;
+        x ^= x >> 7;
+        x ^= x << 17;
+        match x % 8 {
+            0..=2 => {
+                let was_there = device.receive(&v.iommu, &frame(sent));
+                assert_eq!(was_there, has > 0, "the device sees another ring");
+                if was_there {
+                    (has, sent) = (has - 1, sent + 1);
+                    stands_for.push_back(std::mem::take(&mut skipped) + 1);
+                }
+            }
+            3 => {
+                // Never the last one: nobody would be told of it.
+                if has > 1 && device.skip() {
+                    (has, skipped) = (has - 1, skipped + 1);
+                }
+            }
+            4..=5 => match rx.take().unwrap() {
+                Some(r) => {
+                    assert!(r.is_good && usize::from(r.len) == frame(got).len());
+                    lent.push_back((r.id, got));
+                    (got, free) = (got + 1, free + stands_for.pop_front().unwrap());
+                }
+                None => assert_eq!(sent, got),
+            },
+            _ => {
+                // Still unchanged when they are given back.
+                for (id, serial) in lent.drain(..) {
+                    let at = id as usize * STRIDE;
+                    let bytes = frame(serial);
+                    assert_eq!(v.buffers.as_slice()[at..at + bytes.len()], bytes);
+                }
+                rx.give_back();
+                has += std::mem::take(&mut free);
+            }
+        }
+    }
+}
+
+/// Goal: frames leave once, in order and unchanged; a full ring says so and nothing is overwritten;
+/// one completion may stand for several frames.
+#[test]
+fn a_vmxnet3_sends_in_order_across_the_wrap() {
+    let mut v = vmx(false);
+    let (mut tx, mut device) = v.tx();
+    let (mut queued, mut sent, mut told, mut x) = (0_u32, 0, 0, 11_u64);
+    while sent < 50_000 {
+        x ^= x << 13;
+        x ^= x >> 7;
+        x ^= x << 17;
+        match x % 3 {
+            0 => match tx.place().unwrap() {
+                Some(i) => {
+                    let bytes = frame(queued);
+                    let at = i as usize * STRIDE;
+                    v.buffers.as_mut_slice()[at..at + bytes.len()].copy_from_slice(&bytes);
+                    tx.push(bytes.len());
+                    queued += 1;
+                }
+                None => assert_eq!(queued - told, VMX - 1, "full too early"),
+            },
+            _ => {
+                // The last one is always told of.
+                let tells = x & 256 != 0 || queued - sent == 1;
+                let got = device.send(&v.iommu, tells);
+                assert_eq!(got.is_some(), queued != sent, "the device sees another ring");
+                if let Some(got) = got {
+                    assert_eq!(got, frame(sent));
+                    sent += 1;
+                    told = if tells { sent } else { told };
+                }
+            }
+        }
+        assert_eq!(tx.in_flight(), Ok(queued - told));
+    }
+}
+
+/// What a vmxnet3 may do that none should: complete what it does not have, by every number that
+/// there is.
+#[test]
+fn a_vmxnet3s_completions_that_cannot_be_are_refused() {
+    let (strange, whole) = (Broken(STRANGE.unwrap()), vmxnet3::RX_WHOLE);
+    for index in 0..4096_u64 {
+        let v = vmx(true);
+        let (mut rx, mut device) = v.rx();
+        device.scribble(index | whole, 60);
+        let has_it = index < u64::from(VMX) - 1;
+        match rx.take() {
+            Ok(Some(r)) => assert!(has_it && u64::from(r.id) == index && r.is_good),
+            other => assert_eq!((other, has_it), (Err(strange), false)),
+        }
+        let v = vmx(false);
+        let (mut tx, mut device) = v.tx();
+        for _ in 0..5 {
+            assert!(tx.place().unwrap().is_some());
+            tx.push(60);
+        }
+        device.scribble(index, 0);
+        let why = Broken("it completed a frame that it did not have");
+        assert_eq!(tx.reclaim(), if index < 5 { Ok(()) } else { Err(why) });
+    }
+    // The same buffer twice.
+    let v = vmx(true);
+    let (mut rx, mut device) = v.rx();
+    device.scribble(3 | whole, 60);
+    device.scribble(3 | whole, 60);
+    assert_eq!(rx.take().map(|r| r.unwrap().id), Ok(3));
+    assert_eq!(rx.take(), Err(strange));
+}
+
+#[test]
+fn a_vmxnet3s_frame_that_is_not_whole_is_no_good() {
+    let v = vmx(true);
+    let (mut rx, mut device) = v.rx();
+    let whole = vmxnet3::RX_WHOLE;
+    let words = [
+        (whole, 60, true),
+        (1 << 14, 60, false),
+        (1 << 15, 60, false),
+        (whole | 1 << 16, 60, false),
+        (whole, 60 | vmxnet3::RX_ERROR, false),
+    ];
+    for (i, (first, second, is_good)) in words.into_iter().enumerate() {
+        device.scribble(first | i as u64, second);
+        let r = rx.take().unwrap().unwrap();
+        assert_eq!((r.id, r.len, r.is_good), (i as u32, 60, is_good));
+    }
+}
+
+proptest! {
+    /// Goal: a vmxnet3 that writes anything anywhere in its rings makes the driver neither panic,
+    /// nor name a buffer that does not exist, nor hang.
+    #[test]
+    fn no_scribbling_vmxnet3_breaks_the_rings(
+        ops in prop::collection::vec((0..6_u8, any::<u64>(), any::<u64>()), 1..300)
+    ) {
+        let (v, other) = (vmx(true), vmx(true));
+        let ((mut rx, mut rx_device), (mut tx, mut tx_device)) = (v.rx(), other.tx());
+        for (op, first, second) in ops {
+            // A number that the ring has.
+            let near = first & !0xfe0;
+            match op {
+                0 => rx_device.scribble(near, second),
+                1 => tx_device.scribble(near, second),
+                2 => scribble(&v.rings, first as u16, second),
+                3 => scribble(&other.rings, first as u16, second),
+                4 => {
+                    for _ in 0..first % 40 {
+                        match rx.take() {
+                            Ok(Some(r)) => prop_assert!(r.id < VMX),
+                            Ok(None) => break,
+                            Err(_) => return Ok(()),
+                        }
+                    }
+                    rx.give_back();
+                }
+                _ => match tx.place() {
+                    Ok(Some(i)) => {
+                        prop_assert!(i < VMX);
+                        tx.push(1 + first as usize % 1000);
+                    }
+                    Ok(None) => {}
+                    Err(_) => return Ok(()),
+                },
             }
         }
     }

@@ -1,19 +1,22 @@
-//! Intel 82574L (datasheet revision 3.4; QEMU's `e1000e`).
+//! Intel's gigabit NICs with legacy descriptors: the 82574L (datasheet revision 3.4; QEMU's
+//! `e1000e`), and the 82540EM, 82544GC and 82545EM ("PCI/PCI-X Family of Gigabit Ethernet
+//! Controllers Software Developer's Manual", revision 4.0; QEMU's `e1000`, `e1000-82544gc` and
+//! `e1000-82545em`).
 //!
-//! One receive and one transmit ring of legacy descriptors, every frame in one buffer. Polled:
-//! every interrupt cause is masked, but that of a received frame while somebody sleeps.
+//! One receive and one transmit ring, every frame in one buffer. Polled: every interrupt cause is
+//! masked, but that of a received frame while somebody sleeps. What the chips do differently is
+//! [`Chip`].
 
 use std::ptr::NonNull;
-use std::sync::atomic::Ordering::Release;
-use std::sync::atomic::fence;
 use std::time::{Duration, Instant};
 
 use vfio_bindings::bindings::vfio;
 
-use super::device::{Bar, Device};
+use super::device::{Bar, Device, Tail};
 use super::error::VfioError;
 use super::nic::{Buffers, Facts, Lent, Nic};
-use super::ring::e1000::{DESC_LEN, RxRing, TxRing};
+use super::ring::desc::DESC_LEN;
+use super::ring::e1000::{RxRing, TxRing};
 use super::ring::virtq::Broken;
 use super::sys::Access;
 use super::{Started, VfioSettings};
@@ -61,8 +64,9 @@ const CTRL_RESET: u32 = 1 << 26;
 const STATUS_LINK_UP: u32 = 1 << 1;
 const STATUS_MASTER: u32 = 1 << 19;
 
-/// A frame was received; the second is how queue 0 says it.
-const CAUSE_RX: u32 = 1 << 7 | 1 << 20;
+/// Causes of an interrupt: a frame was received, and how the 82574's queue 0 says it.
+const CAUSE_RX: u32 = 1 << 7;
+const CAUSE_RX_QUEUE: u32 = 1 << 20;
 
 const RCTL_ENABLE: u32 = 1 << 1;
 const RCTL_ALL_STATIONS: u32 = 1 << 3;
@@ -78,11 +82,42 @@ const TCTL_COLLISIONS: u32 = 0x0f << 4 | 0x3f << 12;
 /// Inter-packet gap for copper.
 const TIPG_COPPER: u32 = 8 | 8 << 10 | 6 << 20;
 /// Write descriptors back one by one, thresholds counted in descriptors.
-const TXDCTL_EACH: u32 = 1 << 16 | 1 << 22 | 1 << 24;
+const TXDCTL_EACH: u32 = 1 << 16 | 1 << 24;
+/// What the 82574's datasheet wants set beside it.
+const TXDCTL_COUNT: u32 = 1 << 22;
 
 const RAH_VALID: u32 = 1 << 31;
 
-/// Longest frame of the 82574 without its check sequence is 9,230 bytes.
+/// What the chips of the family do differently.
+pub(super) struct Chip {
+    /// How it interrupts, as VFIO counts the kinds. One for all causes is enough.
+    interrupt: u32,
+    /// Causes that say that a frame was received.
+    cause_rx: u32,
+    /// Value of TXDCTL.
+    txdctl: u32,
+    /// Of PCI Express: transfers are ended before a reset (CTRL, STATUS), and there is another
+    /// format of descriptors, which RFCTL chooses.
+    is_express: bool,
+}
+
+/// The 82574L.
+pub(super) const I82574: Chip = Chip {
+    interrupt: vfio::VFIO_PCI_MSI_IRQ_INDEX,
+    cause_rx: CAUSE_RX | CAUSE_RX_QUEUE,
+    txdctl: TXDCTL_EACH | TXDCTL_COUNT,
+    is_express: true,
+};
+
+/// The 82540EM, 82544GC and 82545EM.
+pub(super) const I8254X: Chip = Chip {
+    interrupt: vfio::VFIO_PCI_INTX_IRQ_INDEX,
+    cause_rx: CAUSE_RX,
+    txdctl: TXDCTL_EACH,
+    is_express: false,
+};
+
+/// Longest frame of the 82574 without its check sequence is 9,230 bytes; the others carry 16,128.
 const MTU_MAX: usize = 9216;
 const MTU_USUAL: usize = 1500;
 const COUNT: u16 = 256;
@@ -94,8 +129,9 @@ const TOLD_AT_ONCE: u32 = 32;
 const BUFFER_LENS: [(usize, u32); 4] =
     [(2048, 0), (4096, 1 << 25 | 3 << 16), (8192, 1 << 25 | 2 << 16), (16_384, 1 << 25 | 1 << 16)];
 
-/// A started 82574.
-pub(super) struct E1000e {
+/// A started NIC of the family.
+pub(super) struct E1000 {
+    chip: &'static Chip,
     bar: Bar,
     rx: RxRing,
     rx_buffers: Buffers,
@@ -109,12 +145,11 @@ pub(super) struct E1000e {
     tx_buffers: Buffers,
     is_queued: bool,
     dropped: u64,
-    rx_tail: NonNull<u32>,
-    tx_tail: NonNull<u32>,
+    /// What `LOSSES` said last, where reading does not clear them.
+    losses: [u32; LOSSES.len()],
+    rx_tail: Tail,
+    tx_tail: Tail,
 }
-
-// SAFETY: the two pointers are registers, which any thread may write; `bar` keeps them mapped.
-unsafe impl Send for E1000e {}
 
 /// Starts the device.
 ///
@@ -123,12 +158,13 @@ unsafe impl Send for E1000e {}
 pub(super) fn start(
     device: &Device,
     settings: &VfioSettings,
-) -> Result<Started<E1000e>, VfioError> {
+    chip: &'static Chip,
+) -> Result<Started<E1000>, VfioError> {
     let bar = device.bar(0)?;
     if bar.len() < reg::LEN {
         return Err(device.fault("its registers are too few"));
     }
-    reset(device, &bar)?;
+    reset(device, &bar, chip)?;
     let facts = facts(device, &bar, settings)?;
     let counts = [settings.rx_count, settings.tx_count];
     let counts = counts.map(|count| {
@@ -172,10 +208,12 @@ pub(super) fn start(
         (reg::RDH, 0),
         (reg::RDT, 0),
         (reg::RDTR, 0),
-        // Legacy descriptors.
-        (reg::RFCTL, 0),
     ] {
         bar.write32(at, value);
+    }
+    if chip.is_express {
+        // Legacy descriptors.
+        bar.write32(reg::RFCTL, 0);
     }
     let ring = shared.iova() + tx_ring_at as u64;
     for (at, value) in [
@@ -184,7 +222,7 @@ pub(super) fn start(
         (reg::TDLEN, (tx_count * DESC_LEN) as u32),
         (reg::TDH, 0),
         (reg::TDT, 0),
-        (reg::TXDCTL, TXDCTL_EACH),
+        (reg::TXDCTL, chip.txdctl),
         (reg::TIPG, TIPG_COPPER),
         (reg::TCTL, TCTL_ENABLE | TCTL_PAD | TCTL_COLLISIONS),
     ] {
@@ -196,8 +234,9 @@ pub(super) fn start(
     let receive = RCTL_ENABLE | RCTL_STRIP_CRC | kinds | long | rx_bits;
     bar.write32(reg::RCTL, receive);
     bar.write32(reg::RDT, rx.tail());
-    let (rx_tail, tx_tail) = (bar.register(reg::RDT), bar.register(reg::TDT));
-    let nic = E1000e {
+    let (rx_tail, tx_tail) = (bar.tail(reg::RDT), bar.tail(reg::TDT));
+    let nic = E1000 {
+        chip,
         bar,
         rx,
         rx_buffers,
@@ -208,27 +247,37 @@ pub(super) fn start(
         tx_buffers,
         is_queued: false,
         dropped: 0,
+        losses: [0; LOSSES.len()],
         rx_tail,
         tx_tail,
     };
-    // One message for all causes is enough.
-    let interrupt = device.interrupt(vfio::VFIO_PCI_MSI_IRQ_INDEX);
+    let interrupt = device.interrupt(chip.interrupt);
     Ok(Started { nic, facts, areas: vec![shared, sent], interrupt })
 }
 
-/// Silences and resets the device (datasheet, section 4.6.3.2), and brings the link up.
-fn reset(device: &Device, bar: &Bar) -> Result<(), VfioError> {
+/// Ends every transfer and begins a reset (82574's datasheet, section 4.6.3.2).
+fn silence(bar: &Bar, chip: &Chip) {
     bar.write32(reg::IMC, !0);
     bar.write32(reg::RCTL, 0);
     bar.write32(reg::TCTL, TCTL_PAD);
-    bar.write32(reg::CTRL, bar.read32(reg::CTRL) | CTRL_MASTER_DISABLE);
-    let until = Instant::now() + Duration::from_millis(100);
-    while bar.read32(reg::STATUS) & STATUS_MASTER != 0 && Instant::now() < until {
-        std::thread::yield_now();
+    if chip.is_express {
+        bar.write32(reg::CTRL, bar.read32(reg::CTRL) | CTRL_MASTER_DISABLE);
+        let until = Instant::now() + Duration::from_millis(100);
+        // All ones, of a device that was pulled out, never clears.
+        while !matches!(bar.read32(reg::STATUS), s if s & STATUS_MASTER == 0 || s == !0)
+            && Instant::now() < until
+        {
+            std::thread::yield_now();
+        }
     }
     bar.write32(reg::CTRL, bar.read32(reg::CTRL) | CTRL_RESET);
+}
+
+/// Silences and resets the device, and brings the link up.
+fn reset(device: &Device, bar: &Bar, chip: &Chip) -> Result<(), VfioError> {
+    silence(bar, chip);
     // No register may be touched for a microsecond; the rest is the reading of the EEPROM.
-    std::thread::sleep(Duration::from_millis(2));
+    std::thread::sleep(Duration::from_millis(5));
     let until = Instant::now() + Duration::from_secs(1);
     while bar.read32(reg::CTRL) & CTRL_RESET != 0 {
         if Instant::now() > until {
@@ -239,7 +288,8 @@ fn reset(device: &Device, bar: &Bar) -> Result<(), VfioError> {
     bar.write32(reg::IMC, !0);
     bar.read32(reg::ICR);
     let up = CTRL_FULL_DUPLEX | CTRL_AUTO_SPEED | CTRL_LINK_UP;
-    bar.write32(reg::CTRL, bar.read32(reg::CTRL) & !CTRL_MASTER_DISABLE | up);
+    let ends = if chip.is_express { CTRL_MASTER_DISABLE } else { 0 };
+    bar.write32(reg::CTRL, bar.read32(reg::CTRL) & !ends | up);
     Ok(())
 }
 
@@ -283,15 +333,20 @@ fn facts(device: &Device, bar: &Bar, settings: &VfioSettings) -> Result<Facts, V
     Ok(Facts { mac, mtu, link_bps })
 }
 
-/// Writes a tail register, after everything that it lets the device read.
-#[inline]
-fn ring(register: NonNull<u32>, tail: u32) {
-    fence(Release);
-    // SAFETY: a register of the mapping that the NIC keeps.
-    unsafe { register.as_ptr().write_volatile(tail.to_le()) }
+/// Frames that were lost: for want of a buffer, and damaged.
+const LOSSES: [usize; 2] = [reg::MPC, reg::CRCERRS];
+
+/// How far a counter went on since this was last called. `last` is what it said then. The
+/// datasheets have reading clear it, and QEMU's 82540 does not.
+fn fresh(read: impl Fn() -> u32, last: &mut u32) -> u32 {
+    match (read(), read()) {
+        // More came between the two.
+        (first, second) if second < first => first.wrapping_add(second),
+        (_, second) => second.wrapping_sub(std::mem::replace(last, second)),
+    }
 }
 
-impl Nic for E1000e {
+impl Nic for E1000 {
     #[inline]
     fn tx(&mut self, len: usize, fill: impl FnOnce(NonNull<u8>)) -> Result<bool, Broken> {
         assert!(len <= self.tx_buffers.stride(), "longer than a buffer");
@@ -305,7 +360,7 @@ impl Nic for E1000e {
     #[inline]
     fn tx_flush(&mut self) {
         if std::mem::take(&mut self.is_queued) {
-            ring(self.tx_tail, self.tx.tail());
+            self.tx_tail.set(self.tx.tail());
         }
     }
 
@@ -333,7 +388,7 @@ impl Nic for E1000e {
             self.untold += std::mem::take(&mut self.lent);
             if self.untold >= self.told_at_once {
                 self.untold = 0;
-                ring(self.rx_tail, self.rx.tail());
+                self.rx_tail.set(self.rx.tail());
             }
         }
     }
@@ -342,7 +397,7 @@ impl Nic for E1000e {
         if wanted {
             // Reading takes back what has been signalled, so that the next cause is signalled anew.
             self.bar.read32(reg::ICR);
-            self.bar.write32(reg::IMS, CAUSE_RX);
+            self.bar.write32(reg::IMS, self.chip.cause_rx);
         } else {
             self.bar.write32(reg::IMC, !0);
         }
@@ -359,9 +414,8 @@ impl Nic for E1000e {
         if self.bar.read32(reg::RCTL) & RCTL_ENABLE == 0 {
             return Err("the device was reset or stopped under us; open the port again".into());
         }
-        // These count what was lost since they were last read.
-        for counter in [reg::MPC, reg::CRCERRS] {
-            self.dropped += u64::from(self.bar.read32(counter));
+        for (register, last) in LOSSES.into_iter().zip(&mut self.losses) {
+            self.dropped += u64::from(fresh(|| self.bar.read32(register), last));
         }
         Ok(())
     }
@@ -371,17 +425,36 @@ impl Nic for E1000e {
     }
 
     fn stop(&mut self) {
-        self.bar.write32(reg::IMC, !0);
-        self.bar.write32(reg::RCTL, 0);
-        self.bar.write32(reg::TCTL, TCTL_PAD);
-        self.bar.write32(reg::CTRL, self.bar.read32(reg::CTRL) | CTRL_MASTER_DISABLE);
-        let until = Instant::now() + Duration::from_millis(100);
-        // All ones, of a device that was pulled out, never clears.
-        while !matches!(self.bar.read32(reg::STATUS), s if s & STATUS_MASTER == 0 || s == !0)
-            && Instant::now() < until
-        {
-            std::thread::yield_now();
+        silence(&self.bar, self.chip);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    /// Goal: what a counter counts is counted once, whether or not reading clears it. Method: a
+    /// counter that goes on now and then, also between two readings.
+    #[test]
+    fn a_counter_is_counted_once() {
+        for clears in [true, false] {
+            let (value, between) = (Cell::new(0), Cell::new(0));
+            let read = || {
+                let said = value.get();
+                value.set(if clears { 0 } else { said } + between.take());
+                said
+            };
+            let (mut last, mut sum, mut expected) = (0, 0, 0);
+            for (more, meanwhile) in [(0, 0), (5, 0), (0, 0), (9, 3), (1, 0), (0, 0), (40, 2)] {
+                value.set(value.get() + more);
+                between.set(meanwhile);
+                expected += more + meanwhile;
+                sum += fresh(read, &mut last);
+            }
+            sum += fresh(read, &mut last);
+            assert_eq!(sum, expected, "clears: {clears}");
         }
-        self.bar.write32(reg::CTRL, self.bar.read32(reg::CTRL) | CTRL_RESET);
     }
 }
