@@ -11,6 +11,7 @@
 use std::sync::Arc;
 
 use barewire_driver::backend::any_port::{AnyPort, PortVisitor};
+use barewire_driver::board::Board;
 use barewire_driver::clock;
 use barewire_driver::frame::{Body, HeadBuf, RxFrame, TxFrame, WriteHead};
 use barewire_driver::hint::cold;
@@ -280,6 +281,10 @@ impl FrameSink for ToPort<'_> {
 
     fn is_near(&mut self, mac: MacAddr) -> bool {
         self.port.is_near(mac)
+    }
+
+    fn board(&mut self, members: &[MacAddr]) -> Option<Box<dyn Board>> {
+        self.port.board(members)
     }
 
     #[inline(always)]

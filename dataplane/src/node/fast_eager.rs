@@ -90,10 +90,10 @@ impl Node {
         (self.todo - (Todo::KEEP | Todo::ACKS)).is_empty()
     }
 
-    /// Whether a timer is armed.
+    /// Whether a timer is armed, or something else is to be looked at by time.
     #[inline(always)]
     pub fn has_timers(&self) -> bool {
-        !self.wheel.is_empty()
+        !self.wheel.is_empty() || self.has_calls_on_boards()
     }
 
     /// Whether [`transmit`](Self::transmit) would do nothing at `now`, not even for a timer. This

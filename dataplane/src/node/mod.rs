@@ -50,6 +50,7 @@ mod versions;
 
 use std::collections::{HashMap, VecDeque};
 
+use barewire_driver::board::Board;
 use barewire_driver::frame::{Body, ETH_HDR_LEN, TxFrame};
 use barewire_driver::mem::{InlineBytes, IoBuf};
 use barewire_driver::port::{MacAddr, PortCaps, Presence, Tx};
@@ -331,6 +332,11 @@ pub trait FrameSink {
     /// As [`barewire_driver::port::Port::is_near`].
     fn is_near(&mut self, _mac: MacAddr) -> bool {
         false
+    }
+
+    /// As [`barewire_driver::port::Port::board`].
+    fn board(&mut self, _members: &[MacAddr]) -> Option<Box<dyn Board>> {
+        None
     }
 
     /// As [`barewire_driver::port::Port::lacks_memory`].

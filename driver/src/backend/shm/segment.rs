@@ -26,8 +26,9 @@ use nix::sys::statvfs::fstatvfs;
 
 use super::ShmSettings;
 use super::layout::{
-    EPOCH, GROUP, HEADER_LEN, Layout, MEMBERS_MAX, NEXT_INC, PAGE, PLACES, UPLINK,
+    EPOCH, GROUP, HEADER_LEN, Layout, MEMBERS_MAX, NEXT_INC, PAGE, PLACES, SLOT_LEN, UPLINK,
 };
+use super::members::{place_of, ring};
 use super::ring::RingMem;
 use super::role::{Role, Uplink, is_switch};
 use crate::backend::lock::{self, Guard};
@@ -605,6 +606,19 @@ impl Segment {
             self.pages(r).fetch_or(bit, Release);
         }
         Ok(())
+    }
+
+    /// Reserves the memory of slot `i` of member `m`, and says where it is.
+    pub(super) fn reserve_slot(&self, m: usize, i: usize) -> io::Result<usize> {
+        let at = self.layout.slot(m, i);
+        reserve(&self.file, at, SLOT_LEN)?;
+        Ok(at)
+    }
+
+    /// Rings the doorbell of `r` for member `me`, unless that was done and not heard yet.
+    pub(super) fn ring_bell(&self, r: usize, me: usize) {
+        let (group, bit) = place_of(me);
+        ring(self.bell_group(r, group), self.bell(r), (group, bit));
     }
 
     /// Reserves the first `len` bytes of a ring whose link is there, and maps them so that the
